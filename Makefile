@@ -1,0 +1,85 @@
+# Each target sets up what it needs itself: a machine with Go and make, and root on Debian for the programs
+# that are missing, is enough.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-builtin-rules --no-print-directory
+
+# Go's own archive unpacks to /usr/local/go, and Debian keeps mkfs in sbin: neither is on every PATH.
+export PATH := $(PATH):/usr/local/go/bin:/usr/local/sbin:/usr/sbin:/sbin
+
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+IMAGE ?= hostpath-csi-driver:$(VERSION)
+ARCHES := amd64 arm64
+
+# Static, so that the binary runs FROM scratch and on any host; without paths, so that it can be reproduced.
+GO_BUILD := CGO_ENABLED=0 go build -trimpath -ldflags '-s -w'
+# Not from the cache: what the tests see of the kernel is not an input that Go knows of.
+GO_TEST := CGO_ENABLED=1 go test -race -count=1 -timeout 20m
+
+# The nested modules hold what must stay out of the product's go.mod.
+MODULES := $(shell find . -name go.mod -printf '%P\n' | xargs -n1 dirname | sort)
+NESTED := $(filter-out . test/tools,$(MODULES))
+
+.PHONY: help
+help: ## Print this
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: build
+build: ## Build the programs for this machine into bin/
+	@mkdir -p bin
+	$(GO_BUILD) -o bin/ ./cmd/...
+
+.PHONY: cross
+cross: $(ARCHES:%=cross-%) ## Build the programs for linux/amd64 and linux/arm64 into bin/linux_*/
+
+.PHONY: $(ARCHES:%=cross-%)
+$(ARCHES:%=cross-%): cross-%:
+	@mkdir -p bin/linux_$*
+	GOOS=linux GOARCH=$* $(GO_BUILD) -o bin/linux_$*/ ./cmd/...
+
+.PHONY: demo
+demo: build ## See the driver at work on a pool of its own, in under a minute; nothing stays behind
+	@test/tools/install-deps demo
+	@# Not go run: a SIGTERM would end that alone, and leave the demo without a parent and not cleaned up.
+	@go build -o bin/demo ./test/demo
+	@HOSTPATH_CSI_DRIVER=bin/hostpath-csi-driver exec bin/demo
+
+.PHONY: test
+test: ## Run every test with the race detector (unit, contract, sanity, nested modules), then print the coverage
+	@test/tools/install-deps test
+	@mkdir -p bin
+	$(GO_TEST) -coverprofile=bin/cover.out $$(go list ./... | grep -v /sanity)
+	@$(MAKE) sanity
+	@for module in $(NESTED); do (echo "go test in $$module"; cd $$module && $(GO_TEST) ./...); done
+	@test/tools/coverage bin/cover.out
+
+.PHONY: sanity
+sanity: ## Run csi-sanity against the real binary with real mounts
+	@test/tools/install-deps test
+	$(GO_TEST) -v ./sanity/...
+
+.PHONY: lint
+lint: bin/tools/golangci-lint ## Check the format, the go.mod files, and the code with vet and golangci-lint
+	@unformatted=$$(gofmt -s -l .); [[ -z $$unformatted ]] || { printf 'run gofmt -s -w on:\n%s\n' "$$unformatted"; exit 1; }
+	@for module in $(MODULES); do (echo "go mod tidy -diff in $$module"; cd $$module && go mod tidy -diff); done
+	@for module in . $(NESTED); do (echo "go vet and golangci-lint in $$module"; cd $$module && go vet ./... && $(CURDIR)/$< run --config $(CURDIR)/.golangci.yml ./...); done
+
+.PHONY: vuln
+vuln: bin/tools/govulncheck ## Look for known vulnerabilities in what the programs call
+	test/tools/vuln $< ./...
+
+.PHONY: image
+image: cross ## Build the container image for each architecture, offline, into bin/image.tar
+	@test/tools/install-deps image
+	test/tools/image '$(IMAGE)' '$(VERSION)' bin/image.tar $(ARCHES)
+
+.PHONY: clean
+clean: ## Remove bin/
+	rm -rf bin
+
+bin/tools/golangci-lint bin/tools/govulncheck &: test/tools/go.mod test/tools/go.sum
+	@mkdir -p bin/tools
+	cd test/tools && CGO_ENABLED=0 go build -o $(CURDIR)/bin/tools/ tool
