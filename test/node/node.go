@@ -1,0 +1,225 @@
+// Package node is a node of a cluster without the cluster: the real driver as a
+// child process, serving pools on a socket, and a connection to it. What kubelet
+// and the sidecars would ask is left to those who use it.
+package node
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/credentials/insecure"
+)
+
+// Both bounds are far above what a driver needs: they tell a broken one from a
+// slow machine.
+const (
+	startBound = 30 * time.Second
+	stopBound  = 20 * time.Second
+)
+
+// A Pool is an entry of the driver's --datadir.
+type Pool struct {
+	Name string `json:"name"`
+	Path string `json:"path"`
+}
+
+// Config says what to run.
+type Config struct {
+	// Binary is the driver's program; see the function of that name.
+	Binary string
+	// Name is the node's id.
+	Name string
+	// Version is what the driver reports as its own.
+	Version string
+	Pools   []Pool
+	// Flags are added to those that follow from the fields above.
+	Flags []string
+	// Log, if set, gets the driver's standard error as it comes.
+	Log io.Writer
+	// Dial is for connections to the driver.
+	Dial []grpc.DialOption
+}
+
+// A Node is a driver that runs, or that can run again on the same pools and
+// socket after Stop or Kill. It is not for concurrent use.
+type Node struct {
+	config  Config
+	dir     string
+	log     logBuffer
+	process *process
+	conn    *grpc.ClientConn
+}
+
+// Start runs the driver and waits until it is ready. If it does not become so,
+// the error ends with what the driver wrote last.
+func Start(ctx context.Context, config Config) (*Node, error) {
+	// Not t.TempDir and the like: a socket's path is limited to 107 bytes.
+	dir, err := os.MkdirTemp("", "node-")
+	if err != nil {
+		return nil, fmt.Errorf("make a directory for the driver's socket: %w", err)
+	}
+	n := &Node{config: config, dir: dir, log: logBuffer{also: config.Log}}
+	if err := n.Restart(ctx); err != nil {
+		return nil, errors.Join(err, n.Close())
+	}
+	return n, nil
+}
+
+// Restart runs the driver again after Stop or Kill and waits until it is ready.
+func (n *Node) Restart(ctx context.Context) error {
+	if n.process != nil {
+		return errors.New("start the driver: it is running")
+	}
+	cmd, err := n.command()
+	if err != nil {
+		return err
+	}
+	if n.process, err = startProcess(cmd); err != nil {
+		return err
+	}
+	if err := n.connect(ctx); err != nil {
+		return errors.Join(fmt.Errorf("wait for the driver: %w\n%s", err, n.log.tail(20)), n.Kill())
+	}
+	return nil
+}
+
+func (n *Node) command() (*exec.Cmd, error) {
+	pools, err := json.Marshal(n.config.Pools)
+	if err != nil {
+		return nil, fmt.Errorf("write --datadir: %w", err)
+	}
+	cmd := exec.Command(n.config.Binary, append([]string{
+		"--endpoint=" + n.Endpoint(),
+		"--nodeid=" + n.config.Name,
+		"--version=" + n.config.Version,
+		"--datadir=" + string(pools),
+		// Several nodes of one test run must not meet at one port.
+		"--metrics-address=",
+	}, n.config.Flags...)...)
+	cmd.Stderr = &n.log
+	return cmd, nil
+}
+
+// connect dials the driver and waits for its first answers, until it is ready or
+// has ended.
+func (n *Node) connect(ctx context.Context) error {
+	conn, err := grpc.NewClient(n.Endpoint(), append([]grpc.DialOption{
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		// The first attempts come before the socket is there. Look again soon.
+		grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff: backoff.Config{BaseDelay: 2 * time.Millisecond, Multiplier: 1.5, MaxDelay: 50 * time.Millisecond},
+			// Zero would mean that a busy machine has only the delay to connect in.
+			MinConnectTimeout: startBound,
+		}),
+	}, n.config.Dial...)...)
+	if err != nil {
+		return err
+	}
+	n.conn = conn
+
+	ctx, cancel := context.WithTimeoutCause(ctx, startBound, fmt.Errorf("not ready after %v", startBound))
+	defer cancel()
+	ctx, fail := context.WithCancelCause(ctx)
+	defer fail(nil)
+	go func(p *process) {
+		select {
+		case <-p.exited:
+			fail(fmt.Errorf("it ended: %w", exitReason(p.err)))
+		case <-ctx.Done():
+		}
+	}(n.process)
+	return awaitReady(ctx, csi.NewIdentityClient(conn))
+}
+
+// awaitReady asks Probe until it says yes. CSI has no call that waits for that.
+func awaitReady(ctx context.Context, identity csi.IdentityClient) error {
+	again := time.NewTicker(5 * time.Millisecond)
+	defer again.Stop()
+	for {
+		answer, err := identity.Probe(ctx, &csi.ProbeRequest{}, grpc.WaitForReady(true))
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		// The spec: a plugin that does not say is ready.
+		if err != nil || answer.GetReady() == nil || answer.GetReady().GetValue() {
+			return err
+		}
+		select {
+		case <-again.C:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+func exitReason(err error) error {
+	if err == nil {
+		return errors.New("exit status 0")
+	}
+	return err
+}
+
+// Endpoint is the address of the driver's socket, as gRPC and --endpoint have it.
+func (n *Node) Endpoint() string { return "unix://" + filepath.Join(n.dir, "csi.sock") }
+
+// Conn is the connection to the running driver. Each start makes a new one, so
+// that no call waits for a connection that a killed driver has left.
+func (n *Node) Conn() *grpc.ClientConn { return n.conn }
+
+// Log is what the driver wrote to its standard error, over all its starts.
+func (n *Node) Log() string { return n.log.String() }
+
+// Running reports whether the driver runs, or has ended without being asked.
+func (n *Node) Running() bool { return n.process != nil && n.process.running() }
+
+// Stop asks the driver to end, as kubelet does with SIGTERM. Another exit status
+// than 0 is an error.
+func (n *Node) Stop() error {
+	return n.end(func(p *process) error { return p.terminate(stopBound) })
+}
+
+// Kill ends the driver at once, as a crash would.
+func (n *Node) Kill() error {
+	return n.end((*process).kill)
+}
+
+func (n *Node) end(how func(*process) error) error {
+	if n.process == nil {
+		return errors.New("end the driver: it is not running")
+	}
+	err := how(n.process)
+	if err != nil {
+		err = fmt.Errorf("end the driver: %w\n%s", err, n.log.tail(20))
+	}
+	n.process = nil
+	return errors.Join(err, n.disconnect())
+}
+
+func (n *Node) disconnect() error {
+	if n.conn == nil {
+		return nil
+	}
+	conn := n.conn
+	n.conn = nil
+	return conn.Close()
+}
+
+// Close ends the driver if it is running and removes its socket. The pools and
+// what is published stay.
+func (n *Node) Close() error {
+	var err error
+	if n.process != nil {
+		err = n.Stop()
+	}
+	return errors.Join(err, n.disconnect(), os.RemoveAll(n.dir))
+}

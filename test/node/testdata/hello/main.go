@@ -1,0 +1,6 @@
+// hello is a program to build.
+package main
+
+import "fmt"
+
+func main() { fmt.Println("hello") }

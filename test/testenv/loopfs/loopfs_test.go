@@ -1,0 +1,128 @@
+package loopfs_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"kubevirt.io/hostpath-provisioner/test/testenv"
+	"kubevirt.io/hostpath-provisioner/test/testenv/loopfs"
+)
+
+func TestMain(m *testing.M) { testenv.Main(m) }
+
+const size = 512 << 20
+
+func TestMountLeavesNothingBehind(t *testing.T) {
+	for _, kind := range []string{"ext4", "xfs", "btrfs"} {
+		t.Run(kind, func(t *testing.T) {
+			testenv.NeedRoot(t)
+			parent := t.TempDir()
+			dir := filepath.Join(parent, "fs")
+			if err := os.Mkdir(dir, 0o755); err != nil {
+				t.Fatal(err)
+			}
+			mount(t, dir, kind, size)
+			wantRoughly(t, dir, size)
+			wantNames(t, parent, "fs")
+			if got := loopDevices(t, parent); len(got) != 1 {
+				t.Errorf("loop devices on a file of %s: %q, want one", parent, got)
+			}
+			if err := loopfs.Unmount(dir); err != nil {
+				t.Error(err)
+			}
+			if got := loopDevices(t, parent); len(got) != 0 {
+				t.Errorf("loop devices left behind: %q", got)
+			}
+		})
+	}
+}
+
+func TestUnmountOfABusyFilesystemIsAnErrorAndStillHappens(t *testing.T) {
+	testenv.NeedRoot(t)
+	dir := t.TempDir()
+	mount(t, dir, "ext4", 16<<20)
+	file, err := os.Create(filepath.Join(dir, "busy"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	if err := loopfs.Unmount(dir); !errors.Is(err, syscall.EBUSY) {
+		t.Errorf("Unmount = %v, want EBUSY", err)
+	}
+	wantNames(t, dir)
+}
+
+func TestMountSaysWhatIsMissing(t *testing.T) {
+	t.Setenv("PATH", t.TempDir())
+	parent := t.TempDir()
+	err := loopfs.Mount(t.Context(), filepath.Join(parent, "fs"), "xfs", size)
+	if !errors.Is(err, loopfs.ErrMissing) || !strings.Contains(err.Error(), "mkfs.xfs") {
+		t.Errorf("Mount without programs = %v", err)
+	}
+	wantNames(t, parent)
+}
+
+func TestMountRefusesAnUnknownKind(t *testing.T) {
+	err := loopfs.Mount(t.Context(), t.TempDir(), "ntfs", size)
+	if err == nil || errors.Is(err, loopfs.ErrMissing) {
+		t.Errorf("Mount of ntfs = %v, want an error that is not ErrMissing", err)
+	}
+}
+
+func mount(t *testing.T, dir, kind string, bytes int64) {
+	t.Helper()
+	err := loopfs.Mount(t.Context(), dir, kind, bytes)
+	if errors.Is(err, loopfs.ErrMissing) {
+		testenv.Missing(t, err.Error())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func wantRoughly(t *testing.T, dir string, bytes uint64) {
+	t.Helper()
+	var fs syscall.Statfs_t
+	if err := syscall.Statfs(dir, &fs); err != nil {
+		t.Fatal(err)
+	}
+	if got := fs.Blocks * uint64(fs.Bsize); got < bytes*3/4 || got > bytes {
+		t.Errorf("%s has %d bytes, want nearly %d", dir, got, bytes)
+	}
+}
+
+func wantNames(t *testing.T, dir string, want ...string) {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, entry := range entries {
+		got = append(got, entry.Name())
+	}
+	if strings.Join(got, " ") != strings.Join(want, " ") {
+		t.Errorf("%s holds %q, want %q", dir, got, want)
+	}
+}
+
+// loopDevices lists the loop devices whose file is or was in dir.
+func loopDevices(t *testing.T, dir string) []string {
+	t.Helper()
+	files, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var found []string
+	for _, file := range files {
+		// A device may go while it is looked at; then it is not one of these.
+		if name, _ := os.ReadFile(file); strings.HasPrefix(string(name), dir+"/") {
+			found = append(found, file)
+		}
+	}
+	return found
+}

@@ -1,0 +1,122 @@
+// Package testenv is what tests need of a machine: root, programs, filesystems,
+// and a place where they can mount without harm. What is missing skips a test
+// with its name, and fails it where the variable CI is set, so that nothing
+// stays untested unseen.
+package testenv
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"testing"
+
+	"kubevirt.io/hostpath-provisioner/test/testenv/loopfs"
+	"kubevirt.io/hostpath-provisioner/test/testenv/mountns"
+)
+
+// refused is why Main could not make a mount namespace.
+var refused error
+
+// Main runs a package's tests, as root in a mount namespace of their own. It is
+// all that TestMain does:
+//
+//	func TestMain(m *testing.M) { testenv.Main(m) }
+func Main(m *testing.M) {
+	if os.Geteuid() != 0 || mountns.Inside() {
+		os.Exit(m.Run())
+	}
+	status, err := mountns.Rerun(syscall.SIGKILL)
+	// A container may have root without the right to mount. The tests that need
+	// no root still run there.
+	if errors.Is(err, syscall.EPERM) {
+		refused = err
+		os.Exit(m.Run())
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "testenv:", err)
+		os.Exit(max(status, 1))
+	}
+	os.Exit(status)
+}
+
+// NeedRoot says that a test needs root and a mount namespace of its own.
+func NeedRoot(t testing.TB) {
+	t.Helper()
+	switch {
+	case os.Geteuid() != 0:
+		Missing(t, "root")
+	case refused != nil:
+		Missing(t, fmt.Sprintf("a private mount namespace (%v)", refused))
+	case !mountns.Inside():
+		t.Fatal("this package's TestMain has to call testenv.Main, or its mounts would reach the host")
+	}
+}
+
+// NeedPrograms says that a test needs these programs.
+func NeedPrograms(t testing.TB, programs ...string) {
+	t.Helper()
+	for _, program := range programs {
+		if _, err := exec.LookPath(program); err != nil {
+			Missing(t, "the program "+program)
+		}
+	}
+}
+
+// LoopFS mounts a new filesystem of the kind "xfs", "ext4" or "btrfs" and of that
+// many bytes, sparse, until the test ends. A test that leaves it busy fails.
+func LoopFS(t testing.TB, kind string, bytes int64, mountOptions ...string) string {
+	t.Helper()
+	NeedRoot(t)
+	dir := mountPoint(t)
+	err := loopfs.Mount(t.Context(), dir, kind, bytes, mountOptions...)
+	if errors.Is(err, loopfs.ErrMissing) {
+		Missing(t, err.Error())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	unmountAtEnd(t, dir)
+	return dir
+}
+
+// Tmpfs mounts a tmpfs of that many bytes until the test ends.
+func Tmpfs(t testing.TB, bytes int64) string {
+	t.Helper()
+	NeedRoot(t)
+	dir := mountPoint(t)
+	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, fmt.Sprintf("size=%d", bytes)); err != nil {
+		t.Fatalf("mount a tmpfs on %s: %v", dir, err)
+	}
+	unmountAtEnd(t, dir)
+	return dir
+}
+
+func mountPoint(t testing.TB) string {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "fs")
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+func unmountAtEnd(t testing.TB, dir string) {
+	t.Cleanup(func() {
+		if err := loopfs.Unmount(dir); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// Missing ends a test that needs what this machine lacks: it is skipped, or fails
+// where the variable CI is set.
+func Missing(t testing.TB, what string) {
+	t.Helper()
+	if os.Getenv("CI") != "" {
+		t.Fatalf("this test needs %s, and in CI nothing is skipped", what)
+	}
+	t.Skipf("this test needs %s", what)
+}
