@@ -1,0 +1,270 @@
+// Package dir reaches the filesystem through directory handles. Every operation
+// takes a handle and the name of one entry in it, and none of them follows a
+// symbolic link, so a name that a client chose cannot lead out of the directory
+// that the handle stands for, whoever renames what meanwhile.
+//
+// [os.Root] is close, but it follows links that stay inside and offers no way to
+// refuse them; the directories below a pool are written by tenants, so here a link
+// is always an error. It needs openat2(2), Linux 5.6.
+package dir
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"iter"
+	"os"
+	"path"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// ErrName reports a name that is not that of a single directory entry.
+var ErrName = errors.New("not the name of a directory entry")
+
+// ErrNotDirectory reports that the entry is a link, a file or a device where a
+// directory was expected.
+var ErrNotDirectory = errors.New("not a directory")
+
+// A Dir is an open directory. It must be closed.
+type Dir struct {
+	f    *os.File
+	path string // for messages only: never resolved again
+}
+
+// An ID tells one inode from all others while it exists: the device and inode
+// numbers of stat(2).
+type ID struct{ Dev, Ino uint64 }
+
+// An Entry is a name in a directory and whether it is itself a directory.
+type Entry struct {
+	Name  string
+	IsDir bool
+}
+
+// Open opens the directory at a path that the administrator configured: links in
+// it are followed. It never makes anything.
+func Open(path string) (*Dir, error) {
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, pathError("open", path, err)
+	}
+	return adopt(fd, path), nil
+}
+
+// OpenParent opens the directory that holds the last element of an absolute path,
+// following links on the way to it. The last element is not looked at.
+func OpenParent(absolute string) (*Dir, error) {
+	return Open(path.Dir(absolute))
+}
+
+func adopt(fd int, path string) *Dir {
+	// The name given to os.File is the handle's own, so that os.File.ReadDir asks
+	// about entries of unknown type through the handle, never through the path.
+	return &Dir{f: os.NewFile(uintptr(fd), HandlePath(fd)), path: path}
+}
+
+// HandlePath names an open descriptor as a path, for the interfaces that take
+// nothing else.
+func HandlePath(fd int) string { return "/proc/self/fd/" + strconv.Itoa(fd) }
+
+// Fd is the descriptor, valid until Close.
+func (d *Dir) Fd() int { return int(d.f.Fd()) }
+
+// HandlePath names this directory by its descriptor. It is valid until Close.
+func (d *Dir) HandlePath() string { return HandlePath(d.Fd()) }
+
+// String is the path that the directory was reached by.
+func (d *Dir) String() string { return d.path }
+
+// Close closes the handle.
+func (d *Dir) Close() error { return d.f.Close() }
+
+// Open opens a directory that lies directly in d. It answers fs.ErrNotExist, or
+// ErrNotDirectory for anything else than a directory, links included.
+func (d *Dir) Open(name string) (*Dir, error) { return d.open(name, 0) }
+
+// open adds to the resolution flags of openat2(2).
+func (d *Dir) open(name string, resolve uint64) (*Dir, error) {
+	if err := checkName(name); err != nil {
+		return nil, err
+	}
+	fd, err := unix.Openat2(d.Fd(), name, &unix.OpenHow{
+		Flags:   unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC,
+		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | resolve,
+	})
+	switch {
+	case errors.Is(err, unix.ENOTDIR), errors.Is(err, unix.ELOOP):
+		return nil, fmt.Errorf("open %s: %w", d.join(name), ErrNotDirectory)
+	case err != nil:
+		return nil, d.pathError("open", name, err)
+	}
+	return adopt(fd, d.join(name)), nil
+}
+
+// Make makes a directory in d, with mode 0700 whatever the umask, and opens it.
+func (d *Dir) Make(name string) (*Dir, error) {
+	if err := checkName(name); err != nil {
+		return nil, err
+	}
+	if err := unix.Mkdirat(d.Fd(), name, 0o700); err != nil {
+		return nil, d.pathError("mkdir", name, err)
+	}
+	return d.Open(name)
+}
+
+// Ensure opens a directory in d, and makes it first if it is not there.
+func (d *Dir) Ensure(name string) (*Dir, error) {
+	made, err := d.Make(name)
+	if errors.Is(err, fs.ErrExist) {
+		return d.Open(name)
+	}
+	return made, err
+}
+
+// Chmod sets the permission bits of the directory itself, setuid, setgid and
+// sticky bits included.
+func (d *Dir) Chmod(mode uint32) error {
+	if err := unix.Fchmod(d.Fd(), mode); err != nil {
+		return pathError("chmod", d.path, err)
+	}
+	return nil
+}
+
+// Mode is the directory's permission bits.
+func (d *Dir) Mode() (uint32, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(d.Fd(), &st); err != nil {
+		return 0, pathError("stat", d.path, err)
+	}
+	return st.Mode & 0o7777, nil
+}
+
+// ID identifies the directory itself.
+func (d *Dir) ID() (ID, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(d.Fd(), &st); err != nil {
+		return ID{}, pathError("stat", d.path, err)
+	}
+	return ID{Dev: st.Dev, Ino: st.Ino}, nil
+}
+
+// IsDir tells whether name is a directory in d. A missing entry is not an error.
+func (d *Dir) IsDir(name string) (bool, error) {
+	if err := checkName(name); err != nil {
+		return false, err
+	}
+	var st unix.Stat_t
+	err := unix.Fstatat(d.Fd(), name, &st, unix.AT_SYMLINK_NOFOLLOW)
+	if errors.Is(err, unix.ENOENT) {
+		return false, nil
+	}
+	if err != nil {
+		return false, d.pathError("stat", name, err)
+	}
+	return st.Mode&unix.S_IFMT == unix.S_IFDIR, nil
+}
+
+// Entries lists the directory in no order. It reads a few at a time, so a large
+// directory costs no memory, and ends at the first error.
+func (d *Dir) Entries() iter.Seq2[Entry, error] {
+	return func(yield func(Entry, error) bool) {
+		// A handle of its own: the offset of a directory belongs to the open file.
+		fd, err := unix.Openat(d.Fd(), ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		if err != nil {
+			yield(Entry{}, pathError("open", d.path, err))
+			return
+		}
+		f := os.NewFile(uintptr(fd), HandlePath(fd))
+		defer func() { _ = f.Close() }()
+		for {
+			batch, err := f.ReadDir(256)
+			for _, e := range batch {
+				if !yield(Entry{Name: e.Name(), IsDir: e.IsDir()}, nil) {
+					return
+				}
+			}
+			if errors.Is(err, io.EOF) {
+				return
+			}
+			if err != nil {
+				yield(Entry{}, pathError("read directory", d.path, err))
+				return
+			}
+		}
+	}
+}
+
+// Rename moves an entry to another directory of the same filesystem. It never
+// replaces: a target that exists is fs.ErrExist.
+func (d *Dir) Rename(name string, to *Dir, toName string) error {
+	if err := errors.Join(checkName(name), checkName(toName)); err != nil {
+		return err
+	}
+	err := unix.Renameat2(d.Fd(), name, to.Fd(), toName, unix.RENAME_NOREPLACE)
+	if errors.Is(err, unix.EINVAL) {
+		// NFS and some others know no flags. A directory replaces nothing but an
+		// empty directory, so that looking first leaves no data at risk.
+		err = renamePlain(d, name, to, toName)
+	}
+	if err != nil {
+		return &os.LinkError{Op: "rename", Old: d.join(name), New: to.join(toName), Err: err}
+	}
+	return nil
+}
+
+func renamePlain(d *Dir, name string, to *Dir, toName string) error {
+	var st unix.Stat_t
+	err := unix.Fstatat(to.Fd(), toName, &st, unix.AT_SYMLINK_NOFOLLOW)
+	if err == nil {
+		return unix.EEXIST
+	}
+	if !errors.Is(err, unix.ENOENT) {
+		return err
+	}
+	return unix.Renameat(d.Fd(), name, to.Fd(), toName)
+}
+
+// Remove removes a file, a link or a device. A missing one is fs.ErrNotExist.
+func (d *Dir) Remove(name string) error { return d.unlink(name, 0) }
+
+// RemoveDir removes an empty directory.
+func (d *Dir) RemoveDir(name string) error { return d.unlink(name, unix.AT_REMOVEDIR) }
+
+func (d *Dir) unlink(name string, flags int) error {
+	if err := checkName(name); err != nil {
+		return err
+	}
+	if err := unix.Unlinkat(d.Fd(), name, flags); err != nil {
+		return d.pathError("remove", name, err)
+	}
+	return nil
+}
+
+// Sync makes the directory's entries durable: after a crash they are there.
+func (d *Dir) Sync() error {
+	if err := d.f.Sync(); err != nil {
+		return pathError("sync", d.path, errors.Unwrap(err))
+	}
+	return nil
+}
+
+func (d *Dir) join(name string) string { return d.path + "/" + name }
+
+func (d *Dir) pathError(op, name string, err error) error {
+	return pathError(op, d.join(name), err)
+}
+
+func pathError(op, path string, err error) error {
+	return &fs.PathError{Op: op, Path: path, Err: err}
+}
+
+func checkName(name string) error {
+	if name == "" || name == "." || name == ".." || strings.ContainsAny(name, "/\x00") {
+		return fmt.Errorf("%q: %w", name, ErrName)
+	}
+	return nil
+}

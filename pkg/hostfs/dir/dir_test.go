@@ -1,0 +1,336 @@
+package dir_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/test/testenv"
+)
+
+func TestMain(m *testing.M) { testenv.Main(m) }
+
+func open(t *testing.T, path string) *dir.Dir {
+	t.Helper()
+	d, err := dir.Open(path)
+	must(t, err)
+	t.Cleanup(func() { _ = d.Close() })
+	return d
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func wantError(t *testing.T, got, want error) {
+	t.Helper()
+	if !errors.Is(got, want) {
+		t.Errorf("error %v, want %v", got, want)
+	}
+}
+
+func TestNamesOfMoreOrLessThanOneEntryAreRefused(t *testing.T) {
+	root := t.TempDir()
+	must(t, os.Mkdir(filepath.Join(root, "a"), 0o755))
+	d := open(t, filepath.Join(root, "a"))
+	for _, name := range []string{"", ".", "..", "../a", "x/y", "/", "/etc", "a\x00b"} {
+		calls := map[string]func() error{
+			"Open":       func() error { _, err := d.Open(name); return err },
+			"Make":       func() error { _, err := d.Make(name); return err },
+			"Ensure":     func() error { _, err := d.Ensure(name); return err },
+			"IsDir":      func() error { _, err := d.IsDir(name); return err },
+			"ReadFile":   func() error { _, err := d.ReadFile(name, 1); return err },
+			"WriteFile":  func() error { return d.WriteFile(name, nil) },
+			"Lock":       func() error { _, err := d.Lock(name); return err },
+			"Remove":     func() error { return d.Remove(name) },
+			"RemoveDir":  func() error { return d.RemoveDir(name) },
+			"Rename":     func() error { return d.Rename(name, d, "b") },
+			"Rename to":  func() error { return d.Rename("b", d, name) },
+			"RemoveTree": func() error { return d.RemoveTree(t.Context(), name, noPause) },
+		}
+		for call, try := range calls {
+			if err := try(); !errors.Is(err, dir.ErrName) {
+				t.Errorf("%s(%q): %v, want ErrName", call, name, err)
+			}
+		}
+	}
+}
+
+func TestLinksAreNeverFollowed(t *testing.T) {
+	outside := t.TempDir()
+	must(t, os.WriteFile(filepath.Join(outside, "canary"), []byte("alive"), 0o644))
+	root := t.TempDir()
+	must(t, os.Symlink(outside, filepath.Join(root, "dir")))
+	must(t, os.Symlink(filepath.Join(outside, "canary"), filepath.Join(root, "file")))
+	must(t, os.Symlink(".", filepath.Join(root, "inside")))
+	d := open(t, root)
+
+	_, err := d.Open("dir")
+	wantError(t, err, dir.ErrNotDirectory)
+	_, err = d.Open("inside")
+	wantError(t, err, dir.ErrNotDirectory)
+	_, err = d.Ensure("dir")
+	wantError(t, err, dir.ErrNotDirectory)
+	_, err = d.ReadFile("file", 100)
+	wantError(t, err, syscall.ELOOP)
+	if is, err := d.IsDir("dir"); is || err != nil {
+		t.Errorf("IsDir of a link: %v, %v; want false", is, err)
+	}
+	must(t, d.WriteFile("file", []byte("ours")))
+	must(t, d.RemoveTree(t.Context(), "dir", noPause))
+	got, err := os.ReadFile(filepath.Join(outside, "canary"))
+	if err != nil || string(got) != "alive" {
+		t.Errorf("the file outside: %q, %v", got, err)
+	}
+}
+
+func TestMakeIsClosedWhateverTheUmask(t *testing.T) {
+	d := open(t, t.TempDir())
+	made, err := d.Make("a")
+	must(t, err)
+	defer func() { must(t, made.Close()) }()
+	mode, err := made.Mode()
+	must(t, err)
+	if mode != 0o700 {
+		t.Errorf("mode %o, want 700", mode)
+	}
+	must(t, made.Chmod(0o777))
+	if mode, _ := made.Mode(); mode != 0o777 {
+		t.Errorf("mode %o after Chmod, want 777", mode)
+	}
+	_, err = d.Make("a")
+	wantError(t, err, fs.ErrExist)
+}
+
+func TestRenameNeverReplaces(t *testing.T) {
+	root := t.TempDir()
+	for _, name := range []string{"a", "b"} {
+		must(t, os.Mkdir(filepath.Join(root, name), 0o755))
+	}
+	d := open(t, root)
+	wantError(t, d.Rename("a", d, "b"), fs.ErrExist)
+	must(t, d.Rename("a", d, "c"))
+	wantError(t, d.Rename("a", d, "d"), fs.ErrNotExist)
+}
+
+func TestWriteFileReplacesAndLeavesNothingBeside(t *testing.T) {
+	root := t.TempDir()
+	d := open(t, root)
+	// A crash left a temporary file.
+	must(t, os.WriteFile(filepath.Join(root, ".new-record"), []byte("torn"), 0o600))
+	for _, content := range []string{"first", "second, longer", ""} {
+		must(t, d.WriteFile("record", []byte(content)))
+		got, err := d.ReadFile("record", 100)
+		must(t, err)
+		if string(got) != content {
+			t.Errorf("read %q, want %q", got, content)
+		}
+	}
+	if got := entries(t, d); !slices.Equal(got, []string{"record"}) {
+		t.Errorf("entries %q, want the record alone", got)
+	}
+}
+
+func TestWriteFileFailsWholeOnAFullDisk(t *testing.T) {
+	root := testenv.Tmpfs(t, 64<<10)
+	d := open(t, root)
+	must(t, d.WriteFile("record", []byte("kept")))
+	wantError(t, d.WriteFile("record", make([]byte, 1<<20)), syscall.ENOSPC)
+	got, err := d.ReadFile("record", 100)
+	if err != nil || string(got) != "kept" {
+		t.Errorf("after a failed write: %q, %v; want what was there", got, err)
+	}
+	if got := entries(t, d); !slices.Equal(got, []string{"record"}) {
+		t.Errorf("entries %q, want the record alone", got)
+	}
+}
+
+func TestReadFileRefusesWhatIsNoSmallFile(t *testing.T) {
+	root := t.TempDir()
+	d := open(t, root)
+	must(t, os.WriteFile(filepath.Join(root, "large"), make([]byte, 11), 0o600))
+	must(t, syscall.Mkfifo(filepath.Join(root, "fifo"), 0o600))
+	must(t, os.Mkdir(filepath.Join(root, "dir"), 0o700))
+	for _, name := range []string{"large", "fifo", "dir"} {
+		if data, err := d.ReadFile(name, 10); err == nil {
+			t.Errorf("ReadFile(%q) = %d bytes, want an error", name, len(data))
+		}
+	}
+	_, err := d.ReadFile("none", 10)
+	wantError(t, err, fs.ErrNotExist)
+}
+
+func TestLockIsHeldByOneAtATime(t *testing.T) {
+	d := open(t, t.TempDir())
+	unlock, err := d.Lock("lock")
+	must(t, err)
+	second := make(chan func())
+	go func() {
+		unlock, err := d.Lock("lock")
+		if err != nil {
+			t.Error(err)
+		}
+		second <- unlock
+	}()
+	select {
+	case <-second:
+		t.Error("the lock was given twice")
+	default:
+	}
+	unlock()
+	(<-second)()
+}
+
+func TestEntriesOfAHandleCanBeReadTwice(t *testing.T) {
+	root := t.TempDir()
+	var want []string
+	for i := range 600 {
+		name := fmt.Sprintf("%04d", i)
+		want = append(want, name)
+		must(t, os.WriteFile(filepath.Join(root, name), nil, 0o600))
+	}
+	d := open(t, root)
+	for range 2 {
+		if got := entries(t, d); !slices.Equal(got, want) {
+			t.Fatalf("%d entries, want %d", len(got), len(want))
+		}
+	}
+}
+
+func TestSpaceIsThatOfTheFilesystem(t *testing.T) {
+	root := testenv.Tmpfs(t, 1<<20)
+	must(t, os.WriteFile(filepath.Join(root, "file"), make([]byte, 128<<10), 0o600))
+	space, err := open(t, root).Space()
+	must(t, err)
+	if space.SizeBytes != 1<<20 || space.UsedBytes != 128<<10 || space.FreeBytes != 896<<10 || space.ReadOnly {
+		t.Errorf("space %+v, want 1 MiB with 128 KiB in use", space)
+	}
+	if space.InodesUsed() != 2 {
+		t.Errorf("%d inodes in use, want 2", space.InodesUsed())
+	}
+	must(t, syscall.Mount("", root, "", syscall.MS_REMOUNT|syscall.MS_RDONLY, ""))
+	if space, err = open(t, root).Space(); err != nil || !space.ReadOnly {
+		t.Errorf("space %+v, %v; want it read-only", space, err)
+	}
+}
+
+func noPause(ctx context.Context) error { return ctx.Err() }
+
+func entries(t *testing.T, d *dir.Dir) []string {
+	t.Helper()
+	var names []string
+	for entry, err := range d.Entries() {
+		must(t, err)
+		names = append(names, entry.Name)
+	}
+	slices.Sort(names)
+	return names
+}
+
+// tower makes directories one in the other, with a file beside each.
+func tower(t *testing.T, d *dir.Dir, name string, depth int) {
+	t.Helper()
+	for range depth {
+		next, err := d.Make(name)
+		must(t, err)
+		must(t, next.WriteFile("file", nil))
+		t.Cleanup(func() { _ = next.Close() })
+		d, name = next, strings.Repeat("d", 8)
+	}
+}
+
+func TestRemoveTreeRemovesATowerDeeperThanItHoldsHandles(t *testing.T) {
+	d := open(t, t.TempDir())
+	tower(t, d, "volume", 300)
+	must(t, d.RemoveTree(t.Context(), "volume", noPause))
+	if got := entries(t, d); len(got) > 0 {
+		t.Errorf("%q are left", got)
+	}
+	must(t, d.RemoveTree(t.Context(), "volume", noPause))
+}
+
+func TestRemoveTreeStopsAndGoesOn(t *testing.T) {
+	d := open(t, t.TempDir())
+	tower(t, d, "volume", 20)
+	ctx, stop := context.WithCancel(t.Context())
+	steps := 0
+	pause := func(ctx context.Context) error {
+		if steps++; steps == 10 {
+			stop()
+		}
+		return ctx.Err()
+	}
+	wantError(t, d.RemoveTree(ctx, "volume", pause), context.Canceled)
+	if is, err := d.IsDir("volume"); err != nil || !is {
+		t.Fatalf("the tree after ten steps: %v, %v; want it to be there", is, err)
+	}
+	must(t, d.RemoveTree(t.Context(), "volume", noPause))
+	if got := entries(t, d); len(got) > 0 {
+		t.Errorf("%q are left", got)
+	}
+}
+
+func TestRemoveTreeDoesNotEnterAMount(t *testing.T) {
+	testenv.NeedRoot(t)
+	root := t.TempDir()
+	d := open(t, root)
+	tower(t, d, "volume", 2)
+	mounted := filepath.Join(root, "volume", "mounted")
+	must(t, os.Mkdir(mounted, 0o755))
+	must(t, syscall.Mount("tmpfs", mounted, "tmpfs", 0, ""))
+	defer func() { must(t, syscall.Unmount(mounted, 0)) }()
+	must(t, os.WriteFile(filepath.Join(mounted, "canary"), nil, 0o600))
+
+	if err := d.RemoveTree(t.Context(), "volume", noPause); err == nil {
+		t.Error("removing a tree with a mount in it succeeded")
+	}
+	if _, err := os.Stat(filepath.Join(mounted, "canary")); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(filepath.Join(root, "volume", "file")); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("what lay beside the mount: %v, want it gone", err)
+	}
+}
+
+func TestOpenDoesNotLeaveWhileDirectoriesAreSwapped(t *testing.T) {
+	outside := t.TempDir()
+	must(t, os.WriteFile(filepath.Join(outside, "canary"), nil, 0o600))
+	root := t.TempDir()
+	must(t, os.Mkdir(filepath.Join(root, "volume"), 0o755))
+	must(t, os.Symlink(outside, filepath.Join(root, "link")))
+	d := open(t, root)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for range 2000 {
+			exchange(t, root, "volume", "link")
+		}
+	}()
+	for running := true; running; {
+		select {
+		case <-done:
+			running = false
+		default:
+		}
+		v, err := d.Open("volume")
+		if err != nil {
+			wantError(t, err, dir.ErrNotDirectory)
+			continue
+		}
+		if names := entries(t, v); len(names) > 0 {
+			t.Errorf("opened the directory outside: %q", names)
+		}
+		must(t, v.Close())
+	}
+}

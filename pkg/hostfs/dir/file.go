@@ -1,0 +1,134 @@
+package dir
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// tempPrefix marks a file that is being written. Names that start with a dot are
+// never volume ids, so it cannot meet a record.
+const tempPrefix = ".new-"
+
+// WriteFile replaces or makes a file so that after a crash at any instant it holds
+// either what it held before or all of data: temporary file, fsync, rename, fsync
+// of the directory (rename(2), fsync(2)).
+func (d *Dir) WriteFile(name string, data []byte) (err error) {
+	if err := checkName(name); err != nil {
+		return err
+	}
+	temp := tempPrefix + name
+	// What a crash left is not continued.
+	if err := d.Remove(temp); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if err := d.writeNew(temp, data); err != nil {
+		return errors.Join(err, ignoreNotExist(d.Remove(temp)))
+	}
+	if err := unix.Renameat(d.Fd(), temp, d.Fd(), name); err != nil {
+		return errors.Join(d.pathError("replace", name, err), ignoreNotExist(d.Remove(temp)))
+	}
+	return d.Sync()
+}
+
+func (d *Dir) writeNew(name string, data []byte) (err error) {
+	f, err := d.openFile(name, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if closeErr := f.Close(); err == nil {
+			err = closeErr
+		}
+	}()
+	if _, err := f.Write(data); err != nil {
+		return d.pathError("write", name, errors.Unwrap(err))
+	}
+	if err := f.Sync(); err != nil {
+		return d.pathError("sync", name, errors.Unwrap(err))
+	}
+	return nil
+}
+
+// IsTemporary tells whether a name is that of a file which WriteFile was writing.
+func IsTemporary(name string) bool {
+	return len(name) > len(tempPrefix) && name[:len(tempPrefix)] == tempPrefix
+}
+
+// ReadFile reads a regular file of at most limit bytes.
+func (d *Dir) ReadFile(name string, limit int64) ([]byte, error) {
+	if err := checkName(name); err != nil {
+		return nil, err
+	}
+	// O_NONBLOCK: a FIFO of that name must not hold the reader.
+	f, err := d.openFile(name, unix.O_RDONLY|unix.O_NONBLOCK)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }()
+	info, err := f.Stat()
+	if err != nil {
+		return nil, d.pathError("stat", name, errors.Unwrap(err))
+	}
+	if !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("read %s: not a regular file", d.join(name))
+	}
+	if info.Size() > limit {
+		return nil, fmt.Errorf("read %s: %d bytes, at most %d were expected", d.join(name), info.Size(), limit)
+	}
+	data := make([]byte, info.Size())
+	if _, err := io.ReadFull(f, data); err != nil {
+		return nil, fmt.Errorf("read %s: %w", d.join(name), err)
+	}
+	return data, nil
+}
+
+// Lock takes the exclusive lock of a file in d, made if it is not there, and waits
+// for it. The lock is on the open file (fcntl(2), F_OFD_SETLKW): it holds against
+// other nodes where the filesystem carries locks, and ends with the process.
+func (d *Dir) Lock(name string) (unlock func(), err error) {
+	if err := checkName(name); err != nil {
+		return nil, err
+	}
+	f, err := d.openFile(name, unix.O_RDWR|unix.O_CREAT)
+	if err != nil {
+		return nil, err
+	}
+	whole := unix.Flock_t{Type: unix.F_WRLCK, Whence: io.SeekStart}
+	for {
+		err = unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLKW, &whole)
+		if !errors.Is(err, unix.EINTR) {
+			break
+		}
+	}
+	if err != nil {
+		return nil, errors.Join(d.pathError("lock", name, err), f.Close())
+	}
+	return func() { _ = f.Close() }, nil
+}
+
+func (d *Dir) openFile(name string, flags uint64) (*os.File, error) {
+	how := &unix.OpenHow{
+		Flags:   flags | unix.O_NOFOLLOW | unix.O_CLOEXEC,
+		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS,
+	}
+	if flags&unix.O_CREAT != 0 {
+		how.Mode = 0o600
+	}
+	fd, err := unix.Openat2(d.Fd(), name, how)
+	if err != nil {
+		return nil, d.pathError("open", name, err)
+	}
+	return os.NewFile(uintptr(fd), d.join(name)), nil
+}
+
+func ignoreNotExist(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}

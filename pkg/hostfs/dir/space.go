@@ -1,0 +1,46 @@
+package dir
+
+import "golang.org/x/sys/unix"
+
+// Space is what statfs(2) says of the filesystem, or of the quota, that holds a
+// directory. All sizes are bytes.
+type Space struct {
+	SizeBytes  int64
+	FreeBytes  int64 // for users without privileges (f_bavail)
+	UsedBytes  int64 // size less f_bfree
+	BlockBytes int64
+	Inodes     int64 // 0 where the filesystem does not count them (btrfs)
+	InodesFree int64
+	ReadOnly   bool
+}
+
+// TakenBytes is what nobody without privileges can still have: what is in use, and
+// what the filesystem keeps back for root.
+func (s Space) TakenBytes() int64 { return s.SizeBytes - s.FreeBytes }
+
+// InodesUsed is how many inodes are in use; 0 where they are not counted.
+func (s Space) InodesUsed() int64 { return s.Inodes - s.InodesFree }
+
+// Space measures the filesystem of the directory in one system call.
+func (d *Dir) Space() (Space, error) {
+	var st unix.Statfs_t
+	for {
+		err := unix.Fstatfs(d.Fd(), &st)
+		if err == nil {
+			break
+		}
+		if err != unix.EINTR {
+			return Space{}, pathError("statfs", d.path, err)
+		}
+	}
+	block := int64(st.Bsize)
+	return Space{
+		SizeBytes:  int64(st.Blocks) * block,
+		FreeBytes:  int64(st.Bavail) * block,
+		UsedBytes:  int64(st.Blocks-st.Bfree) * block,
+		BlockBytes: block,
+		Inodes:     int64(st.Files),
+		InodesFree: int64(st.Ffree),
+		ReadOnly:   st.Flags&unix.ST_RDONLY != 0,
+	}, nil
+}

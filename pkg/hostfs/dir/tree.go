@@ -1,0 +1,110 @@
+package dir
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+
+	"golang.org/x/sys/unix"
+)
+
+// maxDepth bounds how many handles RemoveTree holds. A directory that lies deeper
+// is first moved up, so that a tenant's tower of directories costs no descriptors.
+const maxDepth = 64
+
+// RemoveTree removes name and all below it. It never follows a link and never
+// enters another filesystem: a mount below is an error, and what it carries stays.
+// What cannot be removed does not keep the rest; the first such error is returned.
+// Each call of pause comes before one removal; an error from it, or the end of
+// ctx, stops the work, which a later call takes up again. A missing name is no error.
+//
+// Directories from great depth pass through d under names that IsTemporary knows.
+func (d *Dir) RemoveTree(ctx context.Context, name string, pause func(context.Context) error) error {
+	r := remover{top: d, pause: pause, pending: []string{name}}
+	var first error
+	for len(r.pending) > 0 {
+		next := r.pending[0]
+		r.pending = r.pending[1:]
+		err := r.remove(ctx, d, next, 0)
+		if ctx.Err() != nil {
+			return err
+		}
+		if first == nil {
+			first = err
+		}
+	}
+	return first
+}
+
+type remover struct {
+	top     *Dir
+	pause   func(context.Context) error
+	pending []string // names in top still to be removed
+	moved   int
+}
+
+// remove removes an entry: a file at once, a directory after what it holds.
+func (r *remover) remove(ctx context.Context, parent *Dir, name string, depth int) error {
+	if err := r.pause(ctx); err != nil {
+		return err
+	}
+	err := parent.Remove(name)
+	if err == nil || errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	// unlinkat(2) answers EISDIR for a directory, and EPERM on filesystems that
+	// keep to POSIX; EPERM is also the answer for an immutable file.
+	if !errors.Is(err, unix.EISDIR) && !errors.Is(err, unix.EPERM) {
+		return err
+	}
+	sub, openErr := parent.open(name, unix.RESOLVE_NO_XDEV)
+	if errors.Is(openErr, ErrNotDirectory) {
+		return err
+	}
+	if openErr != nil {
+		return openErr
+	}
+	err = r.empty(ctx, sub, depth+1)
+	if closeErr := sub.Close(); err == nil {
+		err = closeErr
+	}
+	if err != nil {
+		return err
+	}
+	return ignoreNotExist(parent.RemoveDir(name))
+}
+
+func (r *remover) empty(ctx context.Context, d *Dir, depth int) error {
+	var first error
+	for entry, err := range d.Entries() {
+		if err == nil && depth >= maxDepth && entry.IsDir {
+			err = r.moveUp(d, entry.Name)
+		} else if err == nil {
+			err = r.remove(ctx, d, entry.Name, depth)
+		}
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if first == nil {
+			first = err
+		}
+	}
+	return first
+}
+
+// moveUp puts a directory beside the top of the tree, to be removed from there.
+func (r *remover) moveUp(d *Dir, name string) error {
+	for {
+		up := fmt.Sprintf("%sdeep-%d", tempPrefix, r.moved)
+		r.moved++
+		err := d.Rename(name, r.top, up)
+		if errors.Is(err, fs.ErrExist) {
+			continue // left by an earlier removal that was stopped
+		}
+		if err == nil {
+			r.pending = append(r.pending, up)
+		}
+		return err
+	}
+}
