@@ -1,0 +1,322 @@
+// Package bind publishes a directory at another path, and tells where directories
+// are published. It uses the mount calls that work on descriptors (open_tree(2),
+// mount_setattr(2), move_mount(2); Linux 5.12), so that what is mounted is the
+// directory which the caller holds and not what its path means by then, and so
+// that a mount is read-only from its first instant: mount(2) ignores MS_RDONLY
+// when it comes with MS_BIND, and a remount afterwards leaves a writable moment.
+//
+// What a directory is, and who may publish it, is the caller's business.
+package bind
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"path"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+)
+
+// Errors that callers may test for.
+var (
+	// ErrTarget reports a target that can carry no publication: it is not an
+	// absolute clean path, its parent is missing, or its last element is a link.
+	ErrTarget = errors.New("unusable target path")
+	// ErrOccupied reports a target that carries something else.
+	ErrOccupied = errors.New("target path is taken")
+	// ErrBusy reports a publication that a process still uses.
+	ErrBusy = errors.New("publication is in use")
+)
+
+// A Target is the path at which a directory is published. Only ParseTarget makes
+// one. Links on the way to it are followed, since kubelet's directory may be one;
+// its last element must not be a link.
+type Target struct{ path string }
+
+// ParseTarget takes an absolute path without "." and ".." elements, below the root
+// and at most PATH_MAX long. It does not look at the filesystem.
+func ParseTarget(s string) (Target, error) {
+	switch {
+	case !path.IsAbs(s):
+		return Target{}, fmt.Errorf("%w: %q is not absolute", ErrTarget, s)
+	case strings.ContainsRune(s, 0):
+		return Target{}, fmt.Errorf("%w: %q contains a NUL byte", ErrTarget, s)
+	case len(s) >= unix.PathMax:
+		return Target{}, fmt.Errorf("%w: %d bytes are longer than PATH_MAX", ErrTarget, len(s))
+	}
+	clean := strings.TrimRight(s, "/")
+	if clean == "" || path.Clean(clean) != clean {
+		return Target{}, fmt.Errorf("%w: %q is not a clean path below the root", ErrTarget, s)
+	}
+	return Target{path: clean}, nil
+}
+
+// String is the path.
+func (t Target) String() string { return t.path }
+
+func (t Target) base() string { return path.Base(t.path) }
+
+// openParent opens the directory in which the target lies.
+func (t Target) openParent() (*dir.Dir, error) {
+	parent, err := dir.OpenParent(t.path)
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP) {
+		return nil, fmt.Errorf("%w: its parent directory: %w", ErrTarget, err)
+	}
+	return parent, err
+}
+
+// A Publication is one place where a directory, or something inside it, is mounted.
+type Publication struct {
+	// Path is where, as this process sees it, links resolved.
+	Path string
+	// Inside is the path below the directory of what is mounted; empty for the
+	// directory itself. Kubelet makes such mounts for subPath.
+	Inside string
+}
+
+// Kernel publishes in the mount namespace of this process.
+type Kernel struct{ table *table }
+
+// NewKernel opens the mount table. It reports a kernel that is too old.
+func NewKernel() (*Kernel, error) {
+	if err := unix.MountSetattr(-1, "", unix.AT_EMPTY_PATH, &unix.MountAttr{}); errors.Is(err, unix.ENOSYS) {
+		return nil, errors.New("publish volumes: the kernel has no mount_setattr(2); Linux 5.12 or newer is needed")
+	}
+	table, err := openTable()
+	if err != nil {
+		return nil, err
+	}
+	return &Kernel{table: table}, nil
+}
+
+// Close closes the mount table.
+func (k *Kernel) Close() error { return k.table.close() }
+
+// Publish mounts source at target, which is made if it is not there. Publishing
+// the same again with the same flags changes nothing. It answers ErrTarget for an
+// unusable path and ErrOccupied where something else is mounted or lies.
+func (k *Kernel) Publish(source *dir.Dir, target Target, flags Flags) error {
+	parent, err := target.openParent()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = parent.Close() }()
+
+	made := true
+	if err := unix.Mkdirat(parent.Fd(), target.base(), 0o750); err != nil {
+		if !errors.Is(err, unix.EEXIST) {
+			return &fs.PathError{Op: "mkdir", Path: target.path, Err: err}
+		}
+		made = false
+	}
+	err = publishAt(source, parent, target, flags)
+	if err != nil && made {
+		// Only what was made here, and only while it is empty and not a mount.
+		err = errors.Join(err, parent.RemoveDir(target.base()))
+	}
+	return err
+}
+
+func publishAt(source, parent *dir.Dir, target Target, flags Flags) error {
+	at, err := openAt(parent, target)
+	if err != nil {
+		return &fs.PathError{Op: "open", Path: target.path, Err: err}
+	}
+	defer func() { _ = unix.Close(at) }()
+
+	found, err := examine(at)
+	if err != nil {
+		return &fs.PathError{Op: "stat", Path: target.path, Err: err}
+	}
+	switch {
+	case found.format == unix.S_IFLNK:
+		return fmt.Errorf("%w: %s is a symbolic link", ErrTarget, target)
+	case found.format != unix.S_IFDIR:
+		return fmt.Errorf("%w: %s is not a directory", ErrOccupied, target)
+	case found.mounted:
+		return samePublication(source, at, found.id, target, flags)
+	}
+	tree, err := unix.OpenTree(source.Fd(), "", unix.AT_EMPTY_PATH|unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
+	if err != nil {
+		return &fs.PathError{Op: "open_tree", Path: source.String(), Err: err}
+	}
+	// An open tree would make a later unmount EBUSY.
+	defer func() { _ = unix.Close(tree) }()
+	attr := flags.attr()
+	// A mount below the target must not appear in the pool as well.
+	attr.Propagation = unix.MS_PRIVATE
+	if err := unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH, &attr); err != nil {
+		return &fs.PathError{Op: "mount_setattr", Path: source.String(), Err: err}
+	}
+	if err := unix.MoveMount(tree, "", at, "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH); err != nil {
+		return &fs.PathError{Op: "move_mount", Path: target.path, Err: err}
+	}
+	return nil
+}
+
+// openAt opens whatever is at the target without following it: the directory that
+// is to carry the mount, or the root of the topmost mount on it.
+func openAt(parent *dir.Dir, target Target) (int, error) {
+	return unix.Openat2(parent.Fd(), target.base(), &unix.OpenHow{
+		Flags:   unix.O_PATH | unix.O_NOFOLLOW | unix.O_CLOEXEC,
+		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS,
+	})
+}
+
+// An inode is what statx(2) tells of a descriptor.
+type inode struct {
+	mounted bool // it is the root of a mount (STATX_ATTR_MOUNT_ROOT, Linux 5.8)
+	id      dir.ID
+	format  uint16 // S_IFDIR and so on
+	empty   bool
+}
+
+func examine(fd int) (inode, error) {
+	var st unix.Statx_t
+	err := unix.Statx(fd, "", unix.AT_EMPTY_PATH|unix.AT_SYMLINK_NOFOLLOW, unix.STATX_TYPE|unix.STATX_INO|unix.STATX_SIZE, &st)
+	return inode{
+		mounted: st.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0,
+		id:      dir.ID{Dev: unix.Mkdev(st.Dev_major, st.Dev_minor), Ino: st.Ino},
+		format:  st.Mode & unix.S_IFMT,
+		empty:   st.Size == 0,
+	}, err
+}
+
+// samePublication answers whether what is mounted is what was asked for.
+func samePublication(source *dir.Dir, at int, mounted dir.ID, target Target, flags Flags) error {
+	id, err := source.ID()
+	if err != nil {
+		return err
+	}
+	if id != mounted {
+		return fmt.Errorf("%w: %s carries another mount", ErrOccupied, target)
+	}
+	var have, base unix.Statfs_t
+	if err := unix.Fstatfs(at, &have); err != nil {
+		return &fs.PathError{Op: "statfs", Path: target.path, Err: err}
+	}
+	if err := unix.Fstatfs(source.Fd(), &base); err != nil {
+		return &fs.PathError{Op: "statfs", Path: source.String(), Err: err}
+	}
+	if want := flags.statfs(int64(base.Flags)); int64(have.Flags)&statfsMask != want {
+		return fmt.Errorf("%w: %s is published with other mount flags", ErrOccupied, target)
+	}
+	return nil
+}
+
+// Unpublish unmounts what is published at target and then removes the target.
+// Nothing is removed unless it is empty and no mount. If of is not nil, only a
+// mount of that directory is undone: for another the answer is ErrOccupied. A
+// target that is not there is no error.
+func (k *Kernel) Unpublish(target Target, of *dir.ID) error {
+	parent, err := target.openParent()
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer func() { _ = parent.Close() }()
+	for {
+		kind, err := look(parent, target, of)
+		if err != nil {
+			return err
+		}
+		switch kind {
+		case missing:
+			return nil
+		case directory:
+			return removed(parent.RemoveDir(target.base()))
+		case file:
+			return removed(parent.Remove(target.base()))
+		}
+		// The earlier driver stacked mounts: each round takes one off.
+		if err := unmount(parent, target); err != nil {
+			return err
+		}
+	}
+}
+
+type kind int
+
+const (
+	missing kind = iota
+	directory
+	file
+	mount
+)
+
+// look tells what is at the target.
+func look(parent *dir.Dir, target Target, of *dir.ID) (kind, error) {
+	fd, err := openAt(parent, target)
+	if errors.Is(err, unix.ENOENT) {
+		return missing, nil
+	}
+	if err != nil {
+		return 0, &fs.PathError{Op: "open", Path: target.path, Err: err}
+	}
+	found, err := examine(fd)
+	// An open descriptor would make the unmount EBUSY.
+	_ = unix.Close(fd)
+	switch {
+	case errors.Is(err, unix.EIO), errors.Is(err, unix.ESTALE), errors.Is(err, unix.ENOTCONN), errors.Is(err, unix.ESHUTDOWN):
+		// The filesystem below died. What remains is a mount, and it has to go.
+		return mount, nil
+	case err != nil:
+		return 0, &fs.PathError{Op: "stat", Path: target.path, Err: err}
+	case found.mounted && of != nil && *of != found.id:
+		return 0, fmt.Errorf("%w: %s carries another mount", ErrOccupied, target)
+	case found.mounted:
+		return mount, nil
+	case found.format == unix.S_IFDIR:
+		return directory, nil
+	case found.format == unix.S_IFREG && found.empty:
+		return file, nil
+	case found.format == unix.S_IFLNK:
+		return 0, fmt.Errorf("%w: %s is a symbolic link", ErrTarget, target)
+	}
+	return 0, fmt.Errorf("%w: %s is neither a mount nor an empty directory or file", ErrOccupied, target)
+}
+
+func unmount(parent *dir.Dir, target Target) error {
+	// umount2(2) takes no descriptor: the parent's handle keeps the way to the
+	// target, and UMOUNT_NOFOLLOW its last step.
+	err := unix.Unmount(parent.HandlePath()+"/"+target.base(), unix.UMOUNT_NOFOLLOW)
+	switch {
+	case errors.Is(err, unix.EBUSY):
+		return fmt.Errorf("unmount %s: %w", target, ErrBusy)
+	case errors.Is(err, unix.EINVAL):
+		return nil // unmounted by somebody else meanwhile: look again
+	case err != nil:
+		return &fs.PathError{Op: "unmount", Path: target.path, Err: err}
+	}
+	return nil
+}
+
+func removed(err error) error {
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case errors.Is(err, unix.ENOTEMPTY), errors.Is(err, unix.EEXIST):
+		return fmt.Errorf("%w: it is no mount and not empty: %w", ErrOccupied, err)
+	}
+	return err
+}
+
+// Open opens what is published at target, for statistics. It answers
+// fs.ErrNotExist where there is nothing, and ErrTarget for a link.
+func (k *Kernel) Open(target Target) (*dir.Dir, error) {
+	parent, err := target.openParent()
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = parent.Close() }()
+	at, err := parent.Open(target.base())
+	if errors.Is(err, dir.ErrNotDirectory) {
+		return nil, fmt.Errorf("%w: %w", ErrTarget, err)
+	}
+	return at, err
+}

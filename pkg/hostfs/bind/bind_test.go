@@ -1,0 +1,192 @@
+package bind_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind/bindtest"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/test/testenv"
+)
+
+func TestMain(m *testing.M) { testenv.Main(m) }
+
+func TestFakeKeepsTheContract(t *testing.T) {
+	bindtest.Contract(t, func(t *testing.T) bindtest.Subject {
+		fake := &bindtest.Fake{}
+		t.Cleanup(func() { must(t, fake.Close()) })
+		return bindtest.Subject{
+			Publisher: fake,
+			Stack:     func(t *testing.T, source *dir.Dir, target bind.Target) { must(t, fake.Stack(source, target)) },
+			Hold:      func(_ *testing.T, target bind.Target) func() { return fake.Hold(target) },
+		}
+	})
+}
+
+func TestKernelKeepsTheContract(t *testing.T) {
+	testenv.NeedRoot(t)
+	bindtest.Contract(t, func(t *testing.T) bindtest.Subject {
+		return bindtest.Subject{Publisher: kernel(t), Stack: stack, Hold: hold}
+	})
+}
+
+func kernel(t *testing.T) *bind.Kernel {
+	t.Helper()
+	k, err := bind.NewKernel()
+	must(t, err)
+	t.Cleanup(func() { must(t, k.Close()) })
+	return k
+}
+
+func stack(t *testing.T, source *dir.Dir, target bind.Target) {
+	t.Helper()
+	must(t, syscall.Mount(source.HandlePath(), target.String(), "", syscall.MS_BIND, ""))
+}
+
+func hold(t *testing.T, target bind.Target) func() {
+	t.Helper()
+	f, err := os.Open(filepath.Join(target.String(), "data"))
+	must(t, err)
+	return func() { must(t, f.Close()) }
+}
+
+func TestParseTarget(t *testing.T) {
+	for _, good := range []string{"/a", "/var/lib/kubelet/pods/x/mount", "/a/", "/a b/c"} {
+		if _, err := bind.ParseTarget(good); err != nil {
+			t.Errorf("ParseTarget(%q): %v", good, err)
+		}
+	}
+	for _, bad := range []string{"", "/", "//", "a", "./a", "/a/../b", "/..", "/a/.", "/a//b", "/a\x00b", "/" + strings.Repeat("x", 4096)} {
+		if target, err := bind.ParseTarget(bad); !errors.Is(err, bind.ErrTarget) {
+			t.Errorf("ParseTarget(%q) = %q, %v; want ErrTarget", bad, target, err)
+		}
+	}
+}
+
+func FuzzParseTarget(f *testing.F) {
+	f.Add("/var/lib/kubelet/pods/a/volumes/b/mount")
+	f.Add("/a/../b")
+	f.Fuzz(func(t *testing.T, s string) {
+		target, err := bind.ParseTarget(s)
+		if err != nil {
+			return
+		}
+		if got := target.String(); got == "/" || filepath.Clean(got) != got || !filepath.IsAbs(got) {
+			t.Errorf("ParseTarget(%q) = %q", s, got)
+		}
+	})
+}
+
+func TestParseFlagsNamesAllThatAreUnknown(t *testing.T) {
+	_, err := bind.ParseFlags([]string{"ro", "uid=0", "noexec", "bind"})
+	if !errors.Is(err, bind.ErrFlag) || !strings.Contains(err.Error(), `"uid=0", "bind"`) {
+		t.Errorf("error %v, want one that names uid=0 and bind", err)
+	}
+}
+
+// scene is a volume on a filesystem of its own and a place to publish it.
+type scene struct {
+	kernel *bind.Kernel
+	volume *dir.Dir
+	pods   string
+}
+
+func newScene(t *testing.T) scene {
+	t.Helper()
+	testenv.NeedRoot(t)
+	volume := filepath.Join(testenv.Tmpfs(t, 1<<20), "volume")
+	must(t, os.Mkdir(volume, 0o777))
+	must(t, os.WriteFile(filepath.Join(volume, "program"), []byte("#!/bin/true\n"), 0o755))
+	d, err := dir.Open(volume)
+	must(t, err)
+	t.Cleanup(func() { must(t, d.Close()) })
+	return scene{kernel: kernel(t), volume: d, pods: t.TempDir()}
+}
+
+func (s scene) publish(t *testing.T, name string, flags ...string) bind.Target {
+	t.Helper()
+	target, err := bind.ParseTarget(filepath.Join(s.pods, name))
+	must(t, err)
+	parsed, err := bind.ParseFlags(flags)
+	must(t, err)
+	must(t, s.kernel.Publish(s.volume, target, parsed))
+	t.Cleanup(func() { must(t, s.kernel.Unpublish(target, nil)) })
+	return target
+}
+
+func TestFlagsHaveTheirEffect(t *testing.T) {
+	for _, c := range []struct {
+		flags []string
+		set   int64
+		clear int64
+	}{
+		{nil, 0, syscall.MS_RDONLY | syscall.MS_NOSUID | syscall.MS_NODEV | syscall.MS_NOEXEC},
+		{[]string{"ro"}, syscall.MS_RDONLY, 0},
+		{[]string{"ro", "rw"}, 0, syscall.MS_RDONLY},
+		{[]string{"nosuid", "nodev", "noexec"}, syscall.MS_NOSUID | syscall.MS_NODEV | syscall.MS_NOEXEC, syscall.MS_RDONLY},
+		{[]string{"nosuid", "suid", "nodev", "dev", "noexec", "exec"}, 0, syscall.MS_NOSUID | syscall.MS_NODEV | syscall.MS_NOEXEC},
+		{[]string{"noatime"}, syscall.MS_NOATIME, 0},
+		{[]string{"strictatime"}, 0, syscall.MS_NOATIME},
+		{[]string{"nodiratime"}, syscall.MS_NODIRATIME, 0},
+	} {
+		t.Run(strings.Join(c.flags, ","), func(t *testing.T) {
+			s := newScene(t)
+			target := s.publish(t, "a", c.flags...)
+			var st syscall.Statfs_t
+			must(t, syscall.Statfs(target.String(), &st))
+			if st.Flags&c.set != c.set || st.Flags&c.clear != 0 {
+				t.Errorf("mount flags %#x, want %#x set and %#x clear", st.Flags, c.set, c.clear)
+			}
+			// The same again is the same mount.
+			s.publish(t, "a", c.flags...)
+		})
+	}
+}
+
+func TestReadOnlyPublicationRefusesWritesAndOthersDoNot(t *testing.T) {
+	s := newScene(t)
+	readOnly, writable := s.publish(t, "ro", "ro"), s.publish(t, "rw")
+	if err := os.WriteFile(filepath.Join(readOnly.String(), "file"), nil, 0o644); !errors.Is(err, syscall.EROFS) {
+		t.Errorf("writing through the read-only publication: %v, want EROFS", err)
+	}
+	must(t, os.WriteFile(filepath.Join(writable.String(), "file"), nil, 0o644))
+}
+
+func TestParentMayBeReachedByALink(t *testing.T) {
+	s := newScene(t)
+	link := filepath.Join(t.TempDir(), "kubelet")
+	must(t, os.Symlink(s.pods, link))
+	target, err := bind.ParseTarget(filepath.Join(link, "a"))
+	must(t, err)
+	must(t, s.kernel.Publish(s.volume, target, bind.Flags{}))
+	must(t, s.kernel.Unpublish(target, nil))
+}
+
+func TestMountsBelowAPublicationStayOutOfThePool(t *testing.T) {
+	s := newScene(t)
+	must(t, os.Mkdir(filepath.Join(s.volume.String(), "sub"), 0o755))
+	// A pool is on a shared mount under systemd.
+	must(t, syscall.Mount("", filepath.Dir(s.volume.String()), "", syscall.MS_SHARED, ""))
+	target := s.publish(t, "a")
+	below := filepath.Join(target.String(), "sub")
+	must(t, syscall.Mount("tmpfs", below, "tmpfs", 0, ""))
+	defer func() { must(t, syscall.Unmount(below, 0)) }()
+	var inPool, mounted syscall.Stat_t
+	must(t, syscall.Stat(filepath.Join(s.volume.String(), "sub"), &inPool))
+	must(t, syscall.Stat(below, &mounted))
+	if inPool.Dev == mounted.Dev {
+		t.Error("a mount below the publication appeared in the pool")
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,307 @@
+package bindtest
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+)
+
+// Publisher is what the contract is about.
+type Publisher interface {
+	Publish(source *dir.Dir, target bind.Target, flags bind.Flags) error
+	Unpublish(target bind.Target, of *dir.ID) error
+	Open(target bind.Target) (*dir.Dir, error)
+	Published(parent *dir.Dir) (map[string][]bind.Publication, error)
+	SameFilesystem(a, b *dir.Dir) (bool, error)
+}
+
+// A Subject is one implementation under test.
+type Subject struct {
+	Publisher
+	// Stack mounts over what is there; Hold keeps a target busy.
+	Stack func(t *testing.T, source *dir.Dir, target bind.Target)
+	Hold  func(t *testing.T, target bind.Target) (release func())
+}
+
+// Contract is what every Publisher keeps.
+func Contract(t *testing.T, fresh func(t *testing.T) Subject) {
+	for name, check := range map[string]func(*testing.T, *bench){
+		"a published directory is seen at its target":         publishedIsSeen,
+		"publishing twice is one mount":                       twiceIsOne,
+		"other flags at the same target are refused":          otherFlags,
+		"another directory at the same target is refused":     otherDirectory,
+		"a target that is a link is refused":                  linkTarget,
+		"a target that is a file is refused":                  fileTarget,
+		"a target without a parent is refused":                noParent,
+		"a refused target that was not there is not left":     nothingLeft,
+		"unpublishing removes the target":                     unpublishRemoves,
+		"unpublishing what is not there succeeds":             unpublishMissing,
+		"unpublishing removes a target that was never used":   unpublishUnused,
+		"unpublishing keeps a directory that holds data":      unpublishKeepsData,
+		"unpublishing does not touch another's mount":         unpublishOther,
+		"unpublishing takes off stacked mounts":               unpublishStack,
+		"a busy mount stays and so does the data":             busyStays,
+		"several targets are told apart":                      severalTargets,
+		"a publication follows its directory through renames": followsRename,
+		"a mount of something inside is told":                 insideIsTold,
+		"a directory is on the filesystem of its child":       sameFilesystem,
+	} {
+		t.Run(name, func(t *testing.T) { check(t, newBench(t, fresh(t))) })
+	}
+}
+
+type bench struct {
+	Subject
+	root string
+	pool *dir.Dir
+	vol  *dir.Dir
+}
+
+func newBench(t *testing.T, s Subject) *bench {
+	t.Helper()
+	b := &bench{Subject: s, root: t.TempDir()}
+	must(t, os.MkdirAll(filepath.Join(b.root, "pool", "vol", "sub"), 0o755))
+	must(t, os.WriteFile(filepath.Join(b.root, "pool", "vol", "data"), []byte("kept"), 0o644))
+	must(t, os.MkdirAll(filepath.Join(b.root, "pool", "other"), 0o755))
+	must(t, os.Mkdir(filepath.Join(b.root, "pods"), 0o755))
+	b.pool = open(t, filepath.Join(b.root, "pool"))
+	b.vol = open(t, filepath.Join(b.root, "pool", "vol"))
+	return b
+}
+
+func (b *bench) target(t *testing.T, name string) bind.Target {
+	t.Helper()
+	target, err := bind.ParseTarget(filepath.Join(b.root, "pods", name))
+	must(t, err)
+	t.Cleanup(func() { _ = b.Unpublish(target, nil) })
+	return target
+}
+
+func (b *bench) publish(t *testing.T, target bind.Target) {
+	t.Helper()
+	must(t, b.Publish(b.vol, target, bind.Flags{}))
+}
+
+func (b *bench) names(t *testing.T) map[string][]bind.Publication {
+	t.Helper()
+	published, err := b.Published(b.pool)
+	must(t, err)
+	return published
+}
+
+func (b *bench) expect(t *testing.T, want map[string][]bind.Publication) {
+	t.Helper()
+	byPath := cmpopts.SortSlices(func(a, b bind.Publication) bool { return a.Path < b.Path })
+	if diff := cmp.Diff(want, b.names(t), byPath, cmpopts.EquateEmpty()); diff != "" {
+		t.Errorf("published (-want +got):\n%s", diff)
+	}
+}
+
+func publishedIsSeen(t *testing.T, b *bench) {
+	target := b.target(t, "a")
+	b.publish(t, target)
+	at, err := b.Open(target)
+	must(t, err)
+	defer func() { must(t, at.Close()) }()
+	got, err := at.ID()
+	must(t, err)
+	want, err := b.vol.ID()
+	must(t, err)
+	if got != want {
+		t.Errorf("the target is %v, want %v", got, want)
+	}
+	b.expect(t, map[string][]bind.Publication{"vol": {{Path: target.String()}}})
+}
+
+func twiceIsOne(t *testing.T, b *bench) {
+	target := b.target(t, "a")
+	b.publish(t, target)
+	b.publish(t, target)
+	b.expect(t, map[string][]bind.Publication{"vol": {{Path: target.String()}}})
+}
+
+func otherFlags(t *testing.T, b *bench) {
+	target := b.target(t, "a")
+	b.publish(t, target)
+	wantError(t, b.Publish(b.vol, target, bind.ReadOnly()), bind.ErrOccupied)
+}
+
+func otherDirectory(t *testing.T, b *bench) {
+	target := b.target(t, "a")
+	b.publish(t, target)
+	other := open(t, filepath.Join(b.root, "pool", "other"))
+	wantError(t, b.Publish(other, target, bind.Flags{}), bind.ErrOccupied)
+}
+
+func linkTarget(t *testing.T, b *bench) {
+	target := b.target(t, "a")
+	must(t, os.Symlink(filepath.Join(b.root, "pool", "other"), target.String()))
+	wantError(t, b.Publish(b.vol, target, bind.Flags{}), bind.ErrTarget)
+	wantError(t, b.Unpublish(target, nil), bind.ErrTarget)
+	b.expect(t, nil)
+}
+
+func fileTarget(t *testing.T, b *bench) {
+	target := b.target(t, "a")
+	must(t, os.WriteFile(target.String(), []byte("x"), 0o644))
+	wantError(t, b.Publish(b.vol, target, bind.Flags{}), bind.ErrOccupied)
+	wantError(t, b.Unpublish(target, nil), bind.ErrOccupied)
+}
+
+func noParent(t *testing.T, b *bench) {
+	target := b.target(t, "none/a")
+	wantError(t, b.Publish(b.vol, target, bind.Flags{}), bind.ErrTarget)
+}
+
+func nothingLeft(t *testing.T, b *bench) {
+	must(t, b.vol.Close())
+	target := b.target(t, "a")
+	if err := b.Publish(b.vol, target, bind.Flags{}); err == nil {
+		t.Fatal("a closed source was published")
+	}
+	wantGone(t, target)
+}
+
+func unpublishRemoves(t *testing.T, b *bench) {
+	target := b.target(t, "a")
+	b.publish(t, target)
+	id, err := b.vol.ID()
+	must(t, err)
+	must(t, b.Unpublish(target, &id))
+	wantGone(t, target)
+	b.expect(t, nil)
+	b.wantData(t)
+}
+
+func unpublishMissing(t *testing.T, b *bench) {
+	must(t, b.Unpublish(b.target(t, "a"), nil))
+	must(t, b.Unpublish(b.target(t, "none/a"), nil))
+}
+
+func unpublishUnused(t *testing.T, b *bench) {
+	target := b.target(t, "a")
+	must(t, os.Mkdir(target.String(), 0o750))
+	must(t, b.Unpublish(target, nil))
+	wantGone(t, target)
+}
+
+func unpublishKeepsData(t *testing.T, b *bench) {
+	target := b.target(t, "a")
+	must(t, os.Mkdir(target.String(), 0o750))
+	must(t, os.WriteFile(filepath.Join(target.String(), "precious"), nil, 0o644))
+	wantError(t, b.Unpublish(target, nil), bind.ErrOccupied)
+	if _, err := os.Stat(filepath.Join(target.String(), "precious")); err != nil {
+		t.Error(err)
+	}
+}
+
+func unpublishOther(t *testing.T, b *bench) {
+	target := b.target(t, "a")
+	b.publish(t, target)
+	other, err := open(t, filepath.Join(b.root, "pool", "other")).ID()
+	must(t, err)
+	wantError(t, b.Unpublish(target, &other), bind.ErrOccupied)
+	b.expect(t, map[string][]bind.Publication{"vol": {{Path: target.String()}}})
+}
+
+func unpublishStack(t *testing.T, b *bench) {
+	target := b.target(t, "a")
+	b.publish(t, target)
+	b.Stack(t, b.vol, target)
+	must(t, b.Unpublish(target, nil))
+	wantGone(t, target)
+	b.expect(t, nil)
+	b.wantData(t)
+}
+
+func busyStays(t *testing.T, b *bench) {
+	target := b.target(t, "a")
+	b.publish(t, target)
+	release := b.Hold(t, target)
+	wantError(t, b.Unpublish(target, nil), bind.ErrBusy)
+	b.wantData(t)
+	b.expect(t, map[string][]bind.Publication{"vol": {{Path: target.String()}}})
+	release()
+	must(t, b.Unpublish(target, nil))
+	b.wantData(t)
+}
+
+func severalTargets(t *testing.T, b *bench) {
+	one, two := b.target(t, "a"), b.target(t, "b")
+	b.publish(t, one)
+	must(t, b.Publish(b.vol, two, bind.ReadOnly()))
+	b.expect(t, map[string][]bind.Publication{"vol": {{Path: one.String()}, {Path: two.String()}}})
+	must(t, b.Unpublish(one, nil))
+	b.expect(t, map[string][]bind.Publication{"vol": {{Path: two.String()}}})
+}
+
+func followsRename(t *testing.T, b *bench) {
+	target := b.target(t, "a")
+	b.publish(t, target)
+	must(t, b.pool.Rename("vol", b.pool, "moved"))
+	b.expect(t, map[string][]bind.Publication{"moved": {{Path: target.String()}}})
+}
+
+func insideIsTold(t *testing.T, b *bench) {
+	target := b.target(t, "a")
+	must(t, b.Publish(open(t, filepath.Join(b.root, "pool", "vol", "sub")), target, bind.Flags{}))
+	b.expect(t, map[string][]bind.Publication{"vol": {{Path: target.String(), Inside: "sub"}}})
+}
+
+func sameFilesystem(t *testing.T, b *bench) {
+	same, err := b.SameFilesystem(b.pool, b.vol)
+	must(t, err)
+	if !same {
+		t.Error("a directory and its child are said to be on different filesystems")
+	}
+	same, err = b.SameFilesystem(b.pool, open(t, "/proc"))
+	must(t, err)
+	if same {
+		t.Error("/proc is said to be on the pool's filesystem")
+	}
+}
+
+func (b *bench) wantData(t *testing.T) {
+	t.Helper()
+	got, err := os.ReadFile(filepath.Join(b.root, "pool", "vol", "data"))
+	if err != nil || string(got) != "kept" {
+		t.Errorf("the volume's data: %q, %v", got, err)
+	}
+}
+
+func wantGone(t *testing.T, target bind.Target) {
+	t.Helper()
+	if _, err := os.Lstat(target.String()); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("%s is still there: %v", target, err)
+	}
+}
+
+func wantError(t *testing.T, got, want error) {
+	t.Helper()
+	if !errors.Is(got, want) {
+		t.Errorf("error %v, want %v", got, want)
+	}
+}
+
+func open(t *testing.T, path string) *dir.Dir {
+	t.Helper()
+	d, err := dir.Open(path)
+	must(t, err)
+	t.Cleanup(func() { _ = d.Close() })
+	return d
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}

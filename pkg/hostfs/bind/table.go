@@ -1,0 +1,151 @@
+package bind
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path"
+	"strings"
+	"sync"
+
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+)
+
+// table is the mount table of this process, read again only when the kernel says
+// that it changed.
+type table struct {
+	mu      sync.Mutex
+	file    *os.File
+	entries []*mountinfo.Info // as last read; nil before
+}
+
+const mountTable = "/proc/self/mountinfo"
+
+func openTable() (*table, error) {
+	// Not by os.Open: that hands the file to the runtime's poller, which would take
+	// the changes that are meant for this package.
+	fd, err := unix.Open(mountTable, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, &os.PathError{Op: "open", Path: mountTable, Err: err}
+	}
+	return &table{file: os.NewFile(uintptr(fd), mountTable)}, nil
+}
+
+func (t *table) close() error { return t.file.Close() }
+
+// mounts is the table as it is now. The slice must not be changed.
+func (t *table) mounts() ([]*mountinfo.Info, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	changed, err := t.changed()
+	if err != nil {
+		return nil, err
+	}
+	if !changed && t.entries != nil {
+		return t.entries, nil
+	}
+	t.entries = nil
+	if _, err := t.file.Seek(0, io.SeekStart); err != nil {
+		return nil, fmt.Errorf("read the mount table: %w", err)
+	}
+	entries, err := mountinfo.GetMountsFromReader(t.file, nil)
+	if err != nil {
+		return nil, fmt.Errorf("read the mount table: %w", err)
+	}
+	t.entries = entries
+	return entries, nil
+}
+
+// changed asks whether the table changed since it was last asked: poll(2) answers
+// POLLPRI then (proc_pid_mountinfo(5)). Asking before reading misses nothing.
+func (t *table) changed() (bool, error) {
+	fds := []unix.PollFd{{Fd: int32(t.file.Fd()), Events: unix.POLLPRI}}
+	for {
+		n, err := unix.Poll(fds, 0)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if err != nil {
+			return false, fmt.Errorf("poll the mount table: %w", err)
+		}
+		return n > 0, nil
+	}
+}
+
+// Published tells where the entries of a directory are published, by their names.
+// It asks the kernel, so it is right after a restart and about mounts that others
+// made. Mounts whose place in the filesystem lies deeper are found too.
+func (k *Kernel) Published(parent *dir.Dir) (map[string][]Publication, error) {
+	mounts, err := k.table.mounts()
+	if err != nil {
+		return nil, err
+	}
+	home, err := locate(parent, mounts)
+	if err != nil {
+		return nil, err
+	}
+	published := make(map[string][]Publication)
+	for _, m := range mounts {
+		if m.Major != home.Major || m.Minor != home.Minor {
+			continue
+		}
+		below, ok := strings.CutPrefix(m.Root, home.prefix)
+		if !ok || below == "" {
+			continue
+		}
+		name, inside, _ := strings.Cut(below, "/")
+		published[name] = append(published[name], Publication{Path: m.Mountpoint, Inside: inside})
+	}
+	return published, nil
+}
+
+// SameFilesystem tells whether two directories lie on one filesystem, also where
+// subvolumes have device numbers of their own.
+func (k *Kernel) SameFilesystem(a, b *dir.Dir) (bool, error) {
+	mounts, err := k.table.mounts()
+	if err != nil {
+		return false, err
+	}
+	at, err := locate(a, mounts)
+	if err != nil {
+		return false, err
+	}
+	bt, err := locate(b, mounts)
+	if err != nil {
+		return false, err
+	}
+	return at.Major == bt.Major && at.Minor == bt.Minor, nil
+}
+
+// A place is where a directory lies in its filesystem: the numbers that the mount
+// table gives the filesystem (on btrfs not those of stat(2)), and the path in it.
+type place struct {
+	Major, Minor int
+	prefix       string // ends with a slash
+}
+
+func locate(d *dir.Dir, mounts []*mountinfo.Info) (place, error) {
+	var st unix.Statx_t
+	if err := unix.Statx(d.Fd(), "", unix.AT_EMPTY_PATH, unix.STATX_MNT_ID, &st); err != nil {
+		return place{}, fmt.Errorf("find the mount of %s: %w", d, err)
+	}
+	seen, err := os.Readlink(d.HandlePath())
+	if err != nil {
+		return place{}, fmt.Errorf("find the mount of %s: %w", d, err)
+	}
+	for _, m := range mounts {
+		if uint64(m.ID) != st.Mnt_id {
+			continue
+		}
+		below, ok := strings.CutPrefix(seen, strings.TrimSuffix(m.Mountpoint, "/"))
+		if !ok {
+			break
+		}
+		return place{Major: m.Major, Minor: m.Minor, prefix: strings.TrimSuffix(path.Join(m.Root, below), "/") + "/"}, nil
+	}
+	return place{}, fmt.Errorf("find the mount of %s: it is in no mount of this namespace", d)
+}
