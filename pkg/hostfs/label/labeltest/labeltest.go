@@ -1,0 +1,164 @@
+// Package labeltest has an in-memory stand-in for label.Kernel, and the contract
+// that both keep.
+package labeltest
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/label"
+)
+
+// Fake keeps labels in memory, by inode. Its zero value is ready for use.
+type Fake struct {
+	mu     sync.Mutex
+	labels map[dir.ID]string
+}
+
+// Ensure is label.Kernel.Ensure.
+func (f *Fake) Ensure(root *dir.Dir, scope label.Scope) (bool, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if scope == label.None {
+		return false, nil
+	}
+	id, err := root.ID()
+	if err != nil {
+		return false, err
+	}
+	if strings.Contains(f.labels[id], ":container_file_t:") {
+		return false, nil
+	}
+	if scope == label.Recursive {
+		if err := f.below(root); err != nil {
+			return false, err
+		}
+	}
+	f.set(id, label.Container)
+	return true, nil
+}
+
+func (f *Fake) below(d *dir.Dir) error {
+	return filepath.WalkDir(d.HandlePath()+"/", func(path string, _ os.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		return f.labelPath(path)
+	})
+}
+
+func (f *Fake) labelPath(path string) error {
+	info, err := os.Lstat(path)
+	if err != nil || !info.IsDir() {
+		return err
+	}
+	d, err := dir.Open(path)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = d.Close() }()
+	id, err := d.ID()
+	f.set(id, label.Container)
+	return err
+}
+
+// Set gives a directory a label, as chcon(1) would.
+func (f *Fake) Set(d *dir.Dir, value string) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	id, err := d.ID()
+	f.set(id, value)
+	return err
+}
+
+func (f *Fake) set(id dir.ID, value string) {
+	if f.labels == nil {
+		f.labels = make(map[dir.ID]string)
+	}
+	f.labels[id] = value
+}
+
+// Get is the label of a directory, empty if it has none.
+func (f *Fake) Get(d *dir.Dir) (string, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	id, err := d.ID()
+	return f.labels[id], err
+}
+
+// A Subject is one implementation under test, with a way to look behind it.
+type Subject interface {
+	Ensure(root *dir.Dir, scope label.Scope) (bool, error)
+	Get(d *dir.Dir) (string, error)
+	Set(d *dir.Dir, value string) error
+}
+
+const foreign = "system_u:object_r:var_t:s0"
+
+// Contract is what every implementation keeps.
+func Contract(t *testing.T, subject Subject) {
+	cases := []struct {
+		name      string
+		before    string
+		scope     label.Scope
+		changed   bool
+		root, sub string
+	}{
+		{"an unlabelled root is labelled", "", label.Root, true, label.Container, ""},
+		{"a foreign root is labelled", foreign, label.Root, true, label.Container, foreign},
+		{"recursion labels what is below", foreign, label.Recursive, true, label.Container, label.Container},
+		{"a label with categories is the runtime's and stays", "system_u:object_r:container_file_t:s0:c1,c2", label.Recursive, false,
+			"system_u:object_r:container_file_t:s0:c1,c2", "system_u:object_r:container_file_t:s0:c1,c2"},
+		{"none labels nothing", foreign, label.None, false, foreign, foreign},
+	}
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			root, sub := tree(t)
+			if c.before != "" {
+				must(t, subject.Set(root, c.before))
+				must(t, subject.Set(sub, c.before))
+			}
+			changed, err := subject.Ensure(root, c.scope)
+			must(t, err)
+			if changed != c.changed {
+				t.Errorf("changed = %v, want %v", changed, c.changed)
+			}
+			expect(t, subject, root, c.root)
+			expect(t, subject, sub, c.sub)
+			if again, err := subject.Ensure(root, c.scope); again || err != nil {
+				t.Errorf("the second time: changed = %v, %v; want no change", again, err)
+			}
+		})
+	}
+}
+
+func tree(t *testing.T) (root, sub *dir.Dir) {
+	t.Helper()
+	root, err := dir.Open(t.TempDir())
+	must(t, err)
+	t.Cleanup(func() { _ = root.Close() })
+	sub, err = root.Make("sub")
+	must(t, err)
+	t.Cleanup(func() { _ = sub.Close() })
+	return root, sub
+}
+
+func expect(t *testing.T, subject Subject, d *dir.Dir, want string) {
+	t.Helper()
+	got, err := subject.Get(d)
+	must(t, err)
+	if got != want {
+		t.Errorf("label of %s is %q, want %q", d, got, want)
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
