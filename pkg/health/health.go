@@ -1,0 +1,60 @@
+// Package health decides what the condition of a volume is from facts that others
+// gathered. It reads nothing itself, so every surface that shows a condition
+// (statistics, listings, a look at the node) shows the same one.
+package health
+
+import "fmt"
+
+// A Condition is what CSI v1.12 calls a VolumeCondition.
+type Condition struct {
+	Abnormal bool
+	Message  string
+}
+
+// Facts are what is known of one volume. The zero value is a healthy volume.
+type Facts struct {
+	// Pool is why the volume's pool does not serve; nil if it does.
+	Pool error
+	// Missing: there is a record, but no directory.
+	Missing bool
+	// Damaged is why the record cannot be trusted; nil if it can.
+	Damaged error
+	// IO is an error that reading the volume's root gave; nil if none.
+	IO error
+	// ReadOnly: the pool's filesystem takes no writes.
+	ReadOnly bool
+	// FreeBytes is what the volume may still take; -1 if not asked.
+	FreeBytes int64
+	// InodesCounted tells whether FreeInodes means anything.
+	InodesCounted bool
+	FreeInodes    int64
+	// Unenforced: a size was promised that the kernel does not keep.
+	Unenforced bool
+}
+
+// Condition is the worst of the facts, in words for the person who has to act.
+func (f Facts) Condition() Condition {
+	switch {
+	case f.Pool != nil:
+		return abnormal("the pool does not serve: %v", f.Pool)
+	case f.Damaged != nil:
+		return abnormal("the volume's record is unreadable: %v", f.Damaged)
+	case f.Missing:
+		return abnormal("the volume's directory is missing; its record is kept")
+	case f.IO != nil:
+		return abnormal("reading the volume failed: %v", f.IO)
+	case f.ReadOnly:
+		return abnormal("the pool's filesystem is read-only")
+	case f.FreeBytes == 0:
+		return abnormal("no space is left")
+	case f.InodesCounted && f.FreeInodes == 0:
+		return abnormal("no inodes are left")
+	case f.Unenforced:
+		return Condition{Message: "in order; the size is promised but not enforced, because the pool has no quotas"}
+	}
+	return Condition{Message: "in order"}
+}
+
+func abnormal(format string, args ...any) Condition {
+	return Condition{Abnormal: true, Message: fmt.Sprintf(format, args...)}
+}
