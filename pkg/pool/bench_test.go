@@ -1,0 +1,251 @@
+package pool_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/go-logr/logr"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind/bindtest"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/label"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/label/labeltest"
+	"kubevirt.io/hostpath-provisioner/pkg/pool"
+	"kubevirt.io/hostpath-provisioner/test/testenv"
+)
+
+func TestMain(m *testing.M) { testenv.Main(m) }
+
+const (
+	mib = 1 << 20
+	gib = 1 << 30
+)
+
+// A bench is one node with pools in a temporary directory, in a bubble of its own
+// time: settled waits until nothing is going on any more.
+type bench struct {
+	*pool.Set
+	t      *testing.T
+	root   string
+	mounts *bindtest.Fake
+	labels *labeltest.Fake
+}
+
+// inBubble runs a test on a node with one pool, named "local", at root/pool.
+func inBubble(t *testing.T, test func(t *testing.T, b *bench)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, t.TempDir())
+		b.start(`[{"name":"local","path":"pool"}]`)
+		test(t, b)
+	})
+}
+
+func newBench(t *testing.T, root string) *bench {
+	b := &bench{t: t, root: root, mounts: &bindtest.Fake{}, labels: &labeltest.Fake{}}
+	must(t, os.Mkdir(filepath.Join(root, "pods"), 0o755))
+	t.Cleanup(func() { must(t, b.mounts.Close()) })
+	return b
+}
+
+func (b *bench) start(datadir string) { b.startNode("node-1", datadir) }
+
+func (b *bench) startNode(name, datadir string) {
+	b.t.Helper()
+	node, err := pool.ParseNodeID(name)
+	must(b.t, err)
+	configs, err := pool.ParseConfigs(datadir, b.root)
+	must(b.t, err)
+	b.Set = pool.Start(configs, pool.Options{Node: node, Mounts: b.mounts, Labels: b.labels, Log: logr.Discard(), SystemPath: b.root})
+	set := b.Set
+	b.t.Cleanup(func() { must(b.t, set.Close(context.Background())) })
+	must(b.t, b.Wait(b.t.Context()))
+	b.settled()
+}
+
+// restart is a new process on the same disk.
+func (b *bench) restart(datadir string) {
+	b.t.Helper()
+	must(b.t, b.Close(b.t.Context()))
+	b.start(datadir)
+}
+
+// settled waits until the background work has nothing to do.
+func (b *bench) settled() { synctest.Wait() }
+
+// later lets time pass, so that pools are looked at again.
+func (b *bench) later(d time.Duration) {
+	time.Sleep(d) // the bubble's time
+	synctest.Wait()
+}
+
+func (b *bench) path(elements ...string) string {
+	return filepath.Join(append([]string{b.root}, elements...)...)
+}
+
+func (b *bench) own(elements ...string) string {
+	return b.path(append([]string{"pool", ".hostpath-provisioner"}, elements...)...)
+}
+
+func (b *bench) target(name string) bind.Target {
+	b.t.Helper()
+	target, err := bind.ParseTarget(b.path("pods", name))
+	must(b.t, err)
+	return target
+}
+
+func (b *bench) create(name string, bytes int64) pool.Volume {
+	b.t.Helper()
+	v, err := b.Create(b.t.Context(), pool.Request{ID: id(b.t, name), Range: pool.Range{Required: bytes}})
+	must(b.t, err)
+	return v
+}
+
+func (b *bench) delete(name string) {
+	b.t.Helper()
+	must(b.t, b.Delete(b.t.Context(), id(b.t, name)))
+}
+
+func (b *bench) publish(name, target string) error {
+	b.t.Helper()
+	return b.Publish(b.t.Context(), pool.Publication{ID: id(b.t, name), Target: b.target(target)})
+}
+
+func (b *bench) unpublish(name, target string) error {
+	b.t.Helper()
+	return b.Unpublish(b.t.Context(), id(b.t, name), b.target(target))
+}
+
+func (b *bench) capacity() int64 {
+	b.t.Helper()
+	bytes, err := b.Capacity(pool.Name{}, false)
+	must(b.t, err)
+	return bytes
+}
+
+func (b *bench) volumes() []string {
+	b.t.Helper()
+	page, more := b.List(b.t.Context(), pool.VolumeID{}, 1000)
+	if more {
+		b.t.Error("a list of 1000 is not whole")
+	}
+	return ids(page)
+}
+
+func (b *bench) wantVolumes(want ...string) {
+	b.t.Helper()
+	if got := b.volumes(); !slices.Equal(got, want) {
+		b.t.Errorf("volumes %q, want %q", got, want)
+	}
+}
+
+// wantClean says that nothing of a creation or removal is left over.
+func (b *bench) wantClean() {
+	b.t.Helper()
+	b.settled()
+	for _, d := range []string{b.own("staging", "node-1"), b.own("trash", "node-1")} {
+		if left := names(b.t, d); len(left) > 0 {
+			b.t.Errorf("%s has %q, want nothing", d, left)
+		}
+	}
+	for _, file := range names(b.t, b.own("volumes")) {
+		if strings.HasPrefix(file, ".") {
+			b.t.Errorf("the temporary file %s is left", file)
+		}
+		volume := strings.TrimSuffix(file, ".json")
+		if _, err := os.Stat(b.path("pool", volume)); err != nil {
+			b.t.Errorf("the record of %s has no directory: %v", volume, err)
+		}
+	}
+	status := b.Status()[0]
+	if status.Trash != 0 {
+		b.t.Errorf("%d pieces of trash are counted, want none", status.Trash)
+	}
+	if sum := b.recorded(); status.Promised != sum {
+		b.t.Errorf("the ledger has %d bytes promised, the records %d", status.Promised, sum)
+	}
+}
+
+// recorded is the sum of the promises on disk.
+func (b *bench) recorded() (sum int64) {
+	b.t.Helper()
+	for _, file := range names(b.t, b.own("volumes")) {
+		var record struct {
+			Bytes int64 `json:"bytes"`
+		}
+		data, err := os.ReadFile(b.own("volumes", file))
+		must(b.t, err)
+		must(b.t, json.Unmarshal(data, &record))
+		sum += record.Bytes
+	}
+	return sum
+}
+
+func ids(volumes []pool.Volume) []string {
+	var all []string
+	for _, v := range volumes {
+		all = append(all, v.ID.String())
+	}
+	return all
+}
+
+func id(t *testing.T, name string) pool.VolumeID {
+	t.Helper()
+	parsed, err := pool.ParseVolumeID(name)
+	must(t, err)
+	return parsed
+}
+
+func names(t *testing.T, path string) []string {
+	t.Helper()
+	entries, err := os.ReadDir(path)
+	must(t, err)
+	var all []string
+	for _, e := range entries {
+		all = append(all, e.Name())
+	}
+	return all
+}
+
+func labelOf(t *testing.T, b *bench, path string) string {
+	t.Helper()
+	d, err := dir.Open(path)
+	must(t, err)
+	defer func() { must(t, d.Close()) }()
+	got, err := b.labels.Get(d)
+	must(t, err)
+	return got
+}
+
+func wantGone(t *testing.T, path string) {
+	t.Helper()
+	if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("%s is there (%v), want it gone", path, err)
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func wantError(t *testing.T, got, want error) {
+	t.Helper()
+	if !errors.Is(got, want) {
+		t.Errorf("error %v, want %v", got, want)
+	}
+}
+
+var _ pool.Labels = label.Kernel{}

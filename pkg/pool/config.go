@@ -1,0 +1,256 @@
+package pool
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/label"
+)
+
+// legacyName is the pool that the earlier driver took where none was named.
+var legacyName = Name{name: "legacy"}
+
+// A Config is what the administrator says of one pool.
+type Config struct {
+	Name Name
+	// Path is the pool's directory, absolute.
+	Path string
+	// SnapshotPath is where snapshots are kept, absolute; empty for none.
+	SnapshotPath string
+	// Shared says that several nodes serve the pool at once.
+	Shared bool
+	// RequireMount says that the path must be a mount point.
+	RequireMount bool
+	Enforcement  Enforcement
+	// Overprovision is the factor by which promises may exceed the pool's size.
+	Overprovision float64
+	Reserve       Reserve
+	// Relabel says how much of a volume with a foreign SELinux label is relabelled.
+	Relabel label.Scope
+}
+
+// Enforcement says whether the kernel shall keep the sizes of volumes.
+type Enforcement string
+
+// The values of the pool option "enforcement".
+const (
+	EnforceAuto     Enforcement = "auto"
+	EnforceRequired Enforcement = "required"
+	EnforceNone     Enforcement = "none"
+)
+
+// document is one pool as --datadir has it. The first four keys and shared are
+// those of the earlier driver.
+type document struct {
+	Name             string          `json:"name"`
+	Path             string          `json:"path"`
+	SnapshotPath     string          `json:"snapshotPath"`
+	SnapshotProvider string          `json:"snapshotProvider"`
+	Shared           bool            `json:"shared"`
+	RequireMount     bool            `json:"requireMount"`
+	Enforcement      string          `json:"enforcement"`
+	Overprovision    *float64        `json:"overprovision"`
+	Reserve          json.RawMessage `json:"reserve"`
+	Relabel          string          `json:"relabel"`
+}
+
+// keys are the names that a document may have.
+var keys = []string{"name", "path", "snapshotPath", "snapshotProvider", "shared",
+	"requireMount", "enforcement", "overprovision", "reserve", "relabel"}
+
+// ParseConfigs reads the JSON array of pools. Relative paths are taken from
+// workdir. All problems are reported together. Nothing is made or changed.
+func ParseConfigs(text, workdir string) ([]Config, error) {
+	var raw []json.RawMessage
+	if err := json.Unmarshal([]byte(text), &raw); err != nil {
+		return nil, fmt.Errorf("%w: the pools are not a JSON array such as "+
+			`[{"name":"local","path":"/var/hpvolumes"}]: %w`, ErrInvalid, err)
+	}
+	if len(raw) == 0 {
+		return nil, fmt.Errorf("%w: no pool is configured", ErrInvalid)
+	}
+	var configs []Config
+	var problems []error
+	for i, one := range raw {
+		config, err := parseConfig(one, workdir)
+		if err != nil {
+			problems = append(problems, fmt.Errorf("pool %d: %w", i+1, err))
+		}
+		configs = append(configs, config)
+	}
+	problems = append(problems, conflicts(configs)...)
+	if err := errors.Join(problems...); err != nil {
+		return nil, err
+	}
+	return configs, nil
+}
+
+func parseConfig(raw json.RawMessage, workdir string) (Config, error) {
+	var doc document
+	if err := json.Unmarshal(raw, &doc); err != nil {
+		return Config{}, fmt.Errorf("%w: %w", ErrInvalid, err)
+	}
+	problems := []error{unknownKeys(raw)}
+	note := func(err error) { problems = append(problems, err) }
+
+	config := Config{Shared: doc.Shared, RequireMount: doc.RequireMount}
+	var err error
+	config.Name, err = ParseName(doc.Name)
+	note(err)
+	config.Path, err = absolute("path", doc.Path, workdir)
+	note(err)
+	if doc.SnapshotPath != "" {
+		config.SnapshotPath, err = absolute("snapshotPath", doc.SnapshotPath, workdir)
+		note(err)
+	}
+	if config.Path != "" && config.SnapshotPath == config.Path {
+		note(fmt.Errorf("%w: snapshotPath is the pool's own path", ErrInvalid))
+	}
+	note(checkProvider(doc))
+	config.Enforcement, err = parseEnforcement(doc.Enforcement)
+	note(err)
+	config.Overprovision, err = parseOverprovision(doc.Overprovision)
+	note(err)
+	config.Reserve, err = parseReserve(doc.Reserve)
+	note(err)
+	config.Relabel, err = parseRelabel(doc.Relabel)
+	note(err)
+	return config, errors.Join(problems...)
+}
+
+func unknownKeys(raw json.RawMessage) error {
+	var all map[string]json.RawMessage
+	if err := json.Unmarshal(raw, &all); err != nil {
+		return fmt.Errorf("%w: %w", ErrInvalid, err)
+	}
+	var unknown []string
+	for key := range all {
+		if !slices.ContainsFunc(keys, func(k string) bool { return strings.EqualFold(k, key) }) {
+			unknown = append(unknown, fmt.Sprintf("%q", key))
+		}
+	}
+	if len(unknown) == 0 {
+		return nil
+	}
+	slices.Sort(unknown)
+	return fmt.Errorf("%w: unknown keys %s; known are %s", ErrInvalid, strings.Join(unknown, ", "), strings.Join(keys, ", "))
+}
+
+func absolute(key, path, workdir string) (string, error) {
+	switch {
+	case path == "":
+		return "", fmt.Errorf("%w: %s is missing", ErrInvalid, key)
+	case strings.ContainsRune(path, 0):
+		return "", fmt.Errorf("%w: %s contains a NUL byte", ErrInvalid, key)
+	case !filepath.IsAbs(path):
+		path = filepath.Join(workdir, path)
+	}
+	path = filepath.Clean(path)
+	if path == "/" {
+		return "", fmt.Errorf("%w: %s is the root directory; name a directory of its own", ErrInvalid, key)
+	}
+	return path, nil
+}
+
+func checkProvider(doc document) error {
+	switch {
+	case doc.SnapshotProvider == "":
+		return nil
+	case doc.SnapshotProvider != "reflink":
+		return fmt.Errorf(`%w: snapshotProvider %q is unknown; "reflink" is the only one`, ErrInvalid, doc.SnapshotProvider)
+	case doc.SnapshotPath == "":
+		return fmt.Errorf("%w: snapshotProvider is given without snapshotPath", ErrInvalid)
+	}
+	return nil
+}
+
+func parseEnforcement(s string) (Enforcement, error) {
+	switch e := Enforcement(s); e {
+	case "":
+		return EnforceAuto, nil
+	case EnforceAuto, EnforceRequired, EnforceNone:
+		return e, nil
+	}
+	return "", fmt.Errorf(`%w: enforcement %q is not "auto", "required" or "none"`, ErrInvalid, s)
+}
+
+func parseOverprovision(factor *float64) (float64, error) {
+	switch {
+	case factor == nil:
+		return 1, nil
+	case *factor <= 0 || *factor > 1000 || math.IsNaN(*factor):
+		return 0, fmt.Errorf("%w: overprovision %v is not a factor above 0 and up to 1000", ErrInvalid, *factor)
+	}
+	return *factor, nil
+}
+
+// parseReserve takes a string, or a plain number of bytes.
+func parseReserve(raw json.RawMessage) (Reserve, error) {
+	if raw == nil {
+		return Reserve{}, nil
+	}
+	var text string
+	if err := json.Unmarshal(raw, &text); err != nil {
+		text = string(raw)
+	}
+	reserve, err := ParseReserve(text)
+	if err != nil {
+		return Reserve{}, fmt.Errorf("reserve: %w", err)
+	}
+	return reserve, nil
+}
+
+func parseRelabel(s string) (label.Scope, error) {
+	switch s {
+	case "", "root":
+		return label.Root, nil
+	case "recursive":
+		return label.Recursive, nil
+	case "none":
+		return label.None, nil
+	}
+	return 0, fmt.Errorf(`%w: relabel %q is not "root", "recursive" or "none"`, ErrInvalid, s)
+}
+
+// conflicts are the problems of pools with each other. Only the paths as written
+// are compared: to follow links would be to touch a disk that may hang. That two
+// pools are one directory all the same is noticed when they are opened.
+func conflicts(configs []Config) []error {
+	var problems []error
+	for i, a := range configs {
+		for _, b := range configs[:i] {
+			if a.Name == b.Name && a.Name != (Name{}) {
+				problems = append(problems, fmt.Errorf("%w: two pools are named %q", ErrInvalid, a.Name))
+			}
+			switch {
+			case a.Path == "" || b.Path == "":
+			case a.Path == b.Path:
+				problems = append(problems, fmt.Errorf("%w: pools %q and %q have the same path %s", ErrInvalid, b.Name, a.Name, a.Path))
+			case within(a.Path, b.Path) || within(b.Path, a.Path):
+				problems = append(problems, fmt.Errorf("%w: pools %q (%s) and %q (%s) lie one in the other", ErrInvalid, b.Name, b.Path, a.Name, a.Path))
+			}
+		}
+	}
+	return problems
+}
+
+// within tells whether a path lies below another.
+func within(path, parent string) bool {
+	return strings.HasPrefix(path, strings.TrimSuffix(parent, "/")+"/")
+}
+
+// reservedName is the directory of the pool in which its snapshots lie; empty if
+// they lie elsewhere.
+func (c Config) reservedName() string {
+	below, ok := strings.CutPrefix(c.SnapshotPath, c.Path+"/")
+	if !ok {
+		return ""
+	}
+	name, _, _ := strings.Cut(below, "/")
+	return name
+}

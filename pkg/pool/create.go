@@ -1,0 +1,254 @@
+package pool
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"syscall"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/label"
+)
+
+// volumeMode lets pods that are not root write, whatever the umask.
+const volumeMode = 0o777
+
+// A Request is for a new volume.
+type Request struct {
+	ID VolumeID
+	// Pool may be the zero Name where only one can be meant.
+	Pool  Name
+	Range Range
+	// OtherNodesOnly asks for a volume that need not be reached from this node, but
+	// from others.
+	OtherNodesOnly bool
+	// MultiNode asks for a volume that several nodes can publish.
+	MultiNode bool
+	// Inline asks for one that lives as long as its publication.
+	Inline bool
+}
+
+// Create makes a volume, or answers the one that is there if it is what the
+// request asks for. When it returns, the volume is durable. The caller holds the
+// volume's lock. Errors: ErrInvalid, ErrExists, ErrOutOfRange, ErrNoSpace,
+// ErrUnavailable, ErrDamaged.
+func (s *Set) Create(ctx context.Context, r Request) (Volume, error) {
+	p, err := s.pool(r.Pool)
+	if err != nil {
+		return Volume{}, err
+	}
+	if err := r.Range.check(); err != nil {
+		return Volume{}, err
+	}
+	if r.MultiNode && !p.config.Shared {
+		return Volume{}, fmt.Errorf("%w: an access mode for several nodes; pool %q is not shared", ErrInvalid, p.config.Name)
+	}
+	if r.OtherNodesOnly && !p.config.Shared {
+		return Volume{}, fmt.Errorf("%w on the nodes asked for: pool %q is reached from node %s alone", ErrNoSpace, p.config.Name, s.options.Node)
+	}
+	if r.ID.name == p.reserved {
+		return Volume{}, fmt.Errorf("%w: the name %s is taken by the snapshots of pool %q", ErrInvalid, r.ID, p.config.Name)
+	}
+	if err := s.elsewhere(r.ID, p); err != nil {
+		return Volume{}, err
+	}
+	v, err := p.create(ctx, r)
+	if err != nil {
+		return Volume{}, fmt.Errorf("create volume %s in pool %q: %w", r.ID, p.config.Name, err)
+	}
+	return v, nil
+}
+
+// elsewhere answers ErrExists if another pool has a volume of that name.
+func (s *Set) elsewhere(id VolumeID, chosen *Pool) error {
+	for _, p := range s.pools {
+		if p != chosen && p.has(id) {
+			return fmt.Errorf("volume %s: %w in pool %q", id, ErrExists, p.config.Name)
+		}
+	}
+	return nil
+}
+
+// has tells whether the pool holds a volume, as far as it can be seen.
+func (p *Pool) has(id VolumeID) bool {
+	s, err := p.enter()
+	if err != nil {
+		return p.known(id).exists()
+	}
+	defer s.close()
+	e, d, err := s.lookup(id)
+	if d != nil {
+		_ = d.Close()
+	}
+	return err == nil && e.exists()
+}
+
+func (p *Pool) create(ctx context.Context, r Request) (Volume, error) {
+	s, err := p.enter()
+	if err != nil {
+		return Volume{}, p.noCapacity(r.ID, err)
+	}
+	defer s.close()
+	if err := s.work(); err != nil {
+		return Volume{}, err
+	}
+	// Other nodes promise from a shared pool too: one at a time, and each looks at
+	// what the others wrote.
+	if p.config.Shared {
+		unlock, err := s.own.Lock(lockName)
+		if err != nil {
+			return Volume{}, err
+		}
+		defer unlock()
+		if err := s.load(); err != nil {
+			return Volume{}, err
+		}
+	}
+	space, err := s.root.Space()
+	if err != nil {
+		return Volume{}, err
+	}
+	e, d, err := s.lookup(r.ID)
+	if err != nil {
+		return Volume{}, err
+	}
+	if d != nil {
+		defer func() { _ = d.Close() }()
+	}
+	p.note(r.ID, e)
+	if e.exists() {
+		return s.existing(r, e, space)
+	}
+	return s.createNew(ctx, r, space)
+}
+
+// noCapacity is the answer of a pool that does not serve: it has no space, and
+// ErrNoSpace is what makes the scheduler try another node. If the volume is known
+// to be here the caller has to wait instead.
+func (p *Pool) noCapacity(id VolumeID, err error) error {
+	if p.known(id).exists() {
+		return err
+	}
+	return fmt.Errorf("%w: %w", ErrNoSpace, err)
+}
+
+// existing answers a repeated call.
+func (s *session) existing(r Request, e entry, space dir.Space) (Volume, error) {
+	if e.damage != nil {
+		return Volume{}, e.damage
+	}
+	if e.lost() {
+		return Volume{}, fmt.Errorf("%w: its record is there, but its directory is lost; "+
+			"delete the volume before another of its name is made", ErrDamaged)
+	}
+	v := s.pool.volume(r.ID, e, space)
+	if !r.Range.allows(v.Bytes) {
+		return Volume{}, fmt.Errorf("%w with %d bytes", ErrExists, v.Bytes)
+	}
+	if e.inline() != r.Inline {
+		return Volume{}, fmt.Errorf("%w with another life cycle: inline is %v", ErrExists, e.inline())
+	}
+	// The call that made it may have failed at its last step.
+	return v, s.syncRoot()
+}
+
+func (s *session) syncRoot() error {
+	err := s.root.Sync()
+	if errors.Is(err, syscall.EROFS) {
+		return nil
+	}
+	return err
+}
+
+func (s *session) createNew(ctx context.Context, r Request, space dir.Space) (Volume, error) {
+	bytes, err := r.Range.promise(space.BlockBytes)
+	if err != nil {
+		return Volume{}, err
+	}
+	if err := ctx.Err(); err != nil {
+		return Volume{}, err
+	}
+	if err := s.pool.reserve(space, bytes); err != nil {
+		return Volume{}, err
+	}
+	// From here the index has the promise, or nobody has.
+	defer s.pool.release(bytes)
+	rec := newRecord(r.ID, bytes, r.Inline)
+	if err := s.build(r.ID, rec); err != nil {
+		s.undo(r.ID)
+		return Volume{}, noSpace(err)
+	}
+	e := entry{record: rec, present: true}
+	s.pool.note(r.ID, e)
+	return s.pool.volume(r.ID, e, space), nil
+}
+
+// build makes the volume aside and then puts it in its place in one step. Before
+// that step nothing is a volume; after it everything is there.
+func (s *session) build(id VolumeID, rec *record) error {
+	if err := s.discardStaging(id.name); err != nil {
+		return err
+	}
+	if err := s.fillStaging(id); err != nil {
+		return err
+	}
+	if err := writeRecord(s.volumes, rec); err != nil {
+		return err
+	}
+	if err := s.staging.Rename(id.name, s.root, id.name); err != nil {
+		return err
+	}
+	return s.root.Sync()
+}
+
+func (s *session) fillStaging(id VolumeID) (err error) {
+	d, err := s.staging.Make(id.name)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, d.Close()) }()
+	if s.pool.config.Relabel != label.None {
+		if _, err := s.pool.options.Labels.Ensure(d, label.Root); err != nil {
+			return err
+		}
+	}
+	if err := d.Chmod(volumeMode); err != nil {
+		return err
+	}
+	return d.Sync()
+}
+
+// undo removes what a failed creation left, the record first: a record without a
+// directory would be a lost volume. What cannot be undone now, recovery undoes.
+func (s *session) undo(id VolumeID) {
+	err := errors.Join(s.undoRecord(id), s.discardStaging(id.name))
+	if err != nil {
+		s.pool.log.Error(err, "what a failed creation left is still there", "volume", id.name)
+	}
+	// The last step may have failed after it took effect: then the volume is there.
+	e, d, err := s.lookup(id)
+	if d != nil {
+		_ = d.Close()
+	}
+	if err == nil {
+		s.pool.note(id, e)
+	}
+}
+
+// discardStaging gives an entry of the staging directory to the reaper.
+func (s *session) discardStaging(name string) error {
+	err := s.throwAway(s.staging, name, name+"."+randomSuffix(), 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+// noSpace turns the answers of a full filesystem into ErrNoSpace.
+func noSpace(err error) error {
+	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) || errors.Is(err, syscall.EROFS) {
+		return fmt.Errorf("%w: %w", ErrNoSpace, err)
+	}
+	return err
+}

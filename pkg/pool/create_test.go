@@ -1,0 +1,379 @@
+package pool_test
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"sync"
+	"syscall"
+	"testing"
+	"testing/synctest"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/label"
+	"kubevirt.io/hostpath-provisioner/pkg/pool"
+	"kubevirt.io/hostpath-provisioner/test/testenv"
+)
+
+func TestCreateMakesAVolumeThatEveryPodCanWrite(t *testing.T) {
+	old := syscall.Umask(0o077)
+	defer syscall.Umask(old)
+	inBubble(t, func(t *testing.T, b *bench) {
+		v := b.create("pvc-1", 10*mib+1)
+		if v.Bytes != 10*mib+4096 {
+			t.Errorf("%d bytes, want the size asked for in whole blocks", v.Bytes)
+		}
+		info, err := os.Stat(b.path("pool", "pvc-1"))
+		must(t, err)
+		if info.Mode().Perm() != 0o777 {
+			t.Errorf("the volume has mode %o, want 777", info.Mode().Perm())
+		}
+		info, err = os.Stat(b.path("pool"))
+		must(t, err)
+		if info.Mode().Perm() != 0o750 {
+			t.Errorf("the pool has mode %o, want 750", info.Mode().Perm())
+		}
+		if got := labelOf(t, b, b.path("pool", "pvc-1")); got != label.Container {
+			t.Errorf("label %q, want %q", got, label.Container)
+		}
+		b.wantVolumes("pvc-1")
+		b.wantClean()
+	})
+}
+
+func TestAnOpenPoolIsClosed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, t.TempDir())
+		must(t, os.Mkdir(b.path("pool"), 0o755))
+		b.start(`[{"name":"local","path":"pool"}]`)
+		info, err := os.Stat(b.path("pool"))
+		must(t, err)
+		if info.Mode().Perm() != 0o750 {
+			t.Errorf("the pool has mode %o, want 750", info.Mode().Perm())
+		}
+	})
+}
+
+func TestCreateAnswersARepeatedCallWithTheFirst(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		first := b.create("pvc-1", mib)
+		must(t, os.WriteFile(b.path("pool", "pvc-1", "data"), []byte("kept"), 0o644))
+		again := b.create("pvc-1", mib)
+		if first.Bytes != again.Bytes {
+			t.Errorf("%d bytes, then %d", first.Bytes, again.Bytes)
+		}
+		data, err := os.ReadFile(b.path("pool", "pvc-1", "data"))
+		if err != nil || string(data) != "kept" {
+			t.Errorf("data %q, %v after a repeated call", data, err)
+		}
+		b.wantClean()
+	})
+}
+
+func TestCreateRefusesANameThatIsTaken(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, t.TempDir())
+		b.start(`[{"name":"legacy","path":"pool"},{"name":"other","path":"other"}]`)
+		b.create("pvc-1", 2*mib)
+		other, err := pool.ParseName("other")
+		must(t, err)
+		for name, request := range map[string]pool.Request{
+			"larger":       {Range: pool.Range{Required: 3 * mib}},
+			"smaller":      {Range: pool.Range{Required: mib, Limit: mib}},
+			"another pool": {Pool: other, Range: pool.Range{Required: 2 * mib}},
+			"inline":       {Range: pool.Range{Required: 2 * mib}, Inline: true},
+		} {
+			request.ID = id(t, "pvc-1")
+			if _, err := b.Create(t.Context(), request); !errors.Is(err, pool.ErrExists) {
+				t.Errorf("%s: %v, want ErrExists", name, err)
+			}
+		}
+		b.wantClean()
+	})
+}
+
+func TestCreateRefusesSizesThatNoVolumeCanHave(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		for _, c := range []struct {
+			r    pool.Range
+			want error
+		}{
+			{pool.Range{Required: -1}, pool.ErrInvalid},
+			{pool.Range{Limit: -1}, pool.ErrInvalid},
+			{pool.Range{Required: 2, Limit: 1}, pool.ErrOutOfRange},
+			{pool.Range{Required: 1, Limit: 100}, pool.ErrOutOfRange}, // not a whole block
+			{pool.Range{Required: math.MaxInt64}, pool.ErrOutOfRange},
+			{pool.Range{Required: math.MaxInt64 / 2}, pool.ErrNoSpace},
+		} {
+			_, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-1"), Range: c.r})
+			if !errors.Is(err, c.want) {
+				t.Errorf("%+v: %v, want %v", c.r, err, c.want)
+			}
+		}
+		b.wantVolumes()
+		b.wantClean()
+	})
+}
+
+func TestASizeThatWasNotAskedForIsOneGiBOrTheLimit(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		for limit, want := range map[int64]int64{0: gib, 2 * gib: gib, 10000: 8192} {
+			v, err := b.Create(t.Context(), pool.Request{ID: id(t, fmt.Sprint("pvc-", limit)), Range: pool.Range{Limit: limit}})
+			must(t, err)
+			if v.Bytes != want {
+				t.Errorf("limit %d: %d bytes, want %d", limit, v.Bytes, want)
+			}
+		}
+	})
+}
+
+func TestAnyNumberOfCallsAtOnceCannotOversell(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		available := b.capacity()
+		// Each takes a third and a bit: two fit.
+		size := available/3 + 64*mib
+		var made, refused sync.Map
+		var calls sync.WaitGroup
+		for i := range 32 {
+			calls.Go(func() {
+				name := fmt.Sprintf("pvc-%d", i)
+				_, err := b.Create(t.Context(), pool.Request{ID: id(t, name), Range: pool.Range{Required: size}})
+				if errors.Is(err, pool.ErrNoSpace) {
+					refused.Store(name, true)
+				} else if err == nil {
+					made.Store(name, true)
+				} else {
+					t.Error(err)
+				}
+			})
+		}
+		calls.Wait()
+		if got := length(&made); got != 2 {
+			t.Errorf("%d volumes were promised, 2 fit", got)
+		}
+		if got := length(&refused); got != 30 {
+			t.Errorf("%d calls were refused, want 30", got)
+		}
+		b.wantClean()
+	})
+}
+
+func length(m *sync.Map) (n int) {
+	m.Range(func(any, any) bool { n++; return true })
+	return n
+}
+
+func TestCapacityFollowsPromisesNotUse(t *testing.T) {
+	testenv.NeedRoot(t)
+	root := testenv.Tmpfs(t, 256*mib)
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, root)
+		b.start(`[{"name":"local","path":"pool"}]`)
+		before := b.capacity()
+		if before < 254*mib || before > 256*mib {
+			t.Fatalf("capacity of an empty pool of 256 MiB is %d", before)
+		}
+		b.create("pvc-1", 100*mib)
+		if got := before - b.capacity(); got < 100*mib || got > 101*mib {
+			t.Errorf("a promise of 100 MiB took %d", got)
+		}
+		_, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-2"), Range: pool.Range{Required: 200 * mib}})
+		wantError(t, err, pool.ErrNoSpace)
+		// What the volume holds is inside its promise.
+		must(t, os.WriteFile(b.path("pool", "pvc-1", "data"), make([]byte, 50*mib), 0o644))
+		if got := before - b.capacity(); got < 100*mib || got > 101*mib {
+			t.Errorf("after 50 MiB were written into it, the promise of 100 MiB takes %d", got)
+		}
+		b.delete("pvc-1")
+		b.settled()
+		if got := b.capacity(); got != before {
+			t.Errorf("after the volume is gone the capacity is %d, before it was %d", got, before)
+		}
+	})
+}
+
+func TestForeignUseTakesCapacity(t *testing.T) {
+	testenv.NeedRoot(t)
+	root := testenv.Tmpfs(t, 256*mib)
+	must(t, os.WriteFile(root+"/foreign", make([]byte, 100*mib), 0o644))
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, root)
+		b.start(`[{"name":"local","path":"pool"}]`)
+		b.create("pvc-1", 100*mib)
+		// 256 less 100 foreign and 100 promised; the volume is still empty.
+		if got := b.capacity(); got > 56*mib || got < 54*mib {
+			t.Errorf("capacity %d, want about 56 MiB", got)
+		}
+		// That is known after a restart, too.
+		b.restart(`[{"name":"local","path":"pool"}]`)
+		if got := b.capacity(); got > 56*mib || got < 54*mib {
+			t.Errorf("capacity %d after a restart, want about 56 MiB", got)
+		}
+	})
+}
+
+func TestAFullDiskLeavesNothingHalfMade(t *testing.T) {
+	testenv.NeedRoot(t)
+	root := testenv.Tmpfs(t, 64*mib)
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, root)
+		b.start(`[{"name":"local","path":"pool","overprovision":1000}]`)
+		b.create("pvc-1", mib)
+		// Creation finds no room for the record, after the ledger let it pass.
+		fill(t, b.path("filler"))
+		_, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-2"), Range: pool.Range{Required: 4096}})
+		wantError(t, err, pool.ErrNoSpace)
+		wantGone(t, b.path("pool", "pvc-2"))
+		b.wantClean()
+		must(t, os.Remove(b.path("filler")))
+		b.create("pvc-2", 4096)
+	})
+}
+
+// fill writes until the filesystem is full.
+func fill(t *testing.T, path string) {
+	t.Helper()
+	f, err := os.Create(path)
+	must(t, err)
+	defer func() { must(t, f.Close()) }()
+	for size := 1 << 20; size >= 1; {
+		if _, err := f.Write(make([]byte, size)); err != nil {
+			size /= 2
+		}
+	}
+}
+
+func TestReserveAndOverprovision(t *testing.T) {
+	testenv.NeedRoot(t)
+	for options, want := range map[string]int64{
+		`"reserve":"56Mi"`:                        200 * mib,
+		`"reserve":"25%"`:                         192 * mib,
+		`"reserve":67108864`:                      192 * mib,
+		`"overprovision":0.5`:                     128 * mib,
+		`"overprovision":2.0`:                     256 * mib, // no single volume can be larger than what is free
+		`"overprovision":2.0,"reserve":"56Mi"`:    200 * mib,
+		`"enforcement":"none","relabel":"none"`:   256 * mib,
+		`"enforcement":"required"`:                0, // nothing here can keep it
+		`"requireMount":true`:                     0,
+		`"shared":true,"snapshotPath":"pool/csi"`: 256 * mib,
+	} {
+		t.Run(options, func(t *testing.T) {
+			root := testenv.Tmpfs(t, 256*mib)
+			synctest.Test(t, func(t *testing.T) {
+				b := newBench(t, root)
+				b.start(`[{"name":"local","path":"pool",` + options + `}]`)
+				if got := b.capacity(); got > want || got < want-2*mib {
+					t.Errorf("capacity %d, want about %d", got, want)
+				}
+			})
+		})
+	}
+}
+
+func TestALostVolumeIsNotMadeAgain(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		b.create("pvc-1", mib)
+		must(t, os.Rename(b.path("pool", "pvc-1"), b.path("elsewhere")))
+		_, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-1"), Range: pool.Range{Required: mib}})
+		wantError(t, err, pool.ErrDamaged)
+		wantGone(t, b.path("pool", "pvc-1"))
+		// Listed, abnormal.
+		page, _ := b.List(t.Context(), pool.VolumeID{}, 10)
+		if len(page) != 1 || !page[0].Lost || !page[0].Condition.Abnormal {
+			t.Errorf("list %+v, want the lost volume as abnormal", page)
+		}
+		wantError(t, b.publish("pvc-1", "a"), pool.ErrNotFound)
+		// It comes back when its directory does.
+		must(t, os.Rename(b.path("elsewhere"), b.path("pool", "pvc-1")))
+		must(t, b.publish("pvc-1", "a"))
+		must(t, b.unpublish("pvc-1", "a"))
+		b.wantClean()
+	})
+}
+
+func TestALostVolumeCanBeDeleted(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		b.create("pvc-1", mib)
+		must(t, os.Remove(b.path("pool", "pvc-1")))
+		b.delete("pvc-1")
+		b.wantVolumes()
+		b.wantClean()
+	})
+}
+
+func TestADirectoryOfTheEarlierDriverIsServed(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		must(t, os.Mkdir(b.path("pool", "pvc-old"), 0o755))
+		must(t, os.WriteFile(b.path("pool", "pvc-old", "data"), nil, 0o644))
+		must(t, b.publish("pvc-old", "a"))
+		v, err := b.Volume(t.Context(), id(t, "pvc-old"))
+		must(t, err)
+		if v.Lost || v.Condition.Abnormal || v.Bytes < gib {
+			t.Errorf("volume %+v, want one of the pool's size, in order", v)
+		}
+		// Creating it again is the retry of a call that the earlier driver answered.
+		if again := b.create("pvc-old", mib); again.Bytes != v.Bytes {
+			t.Errorf("created again it has %d bytes, want %d", again.Bytes, v.Bytes)
+		}
+		must(t, b.unpublish("pvc-old", "a"))
+		if _, err := os.Stat(b.path("pool", "pvc-old", "data")); err != nil {
+			t.Error(err)
+		}
+		b.delete("pvc-old")
+		wantGone(t, b.path("pool", "pvc-old"))
+		b.wantClean()
+	})
+}
+
+func TestWhatIsNoVolumeIsLeftAlone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, t.TempDir())
+		outside := t.TempDir()
+		for _, name := range []string{"lost+found", "csi-snapshots", ".hidden"} {
+			must(t, os.MkdirAll(b.path("pool", name, "content"), 0o755))
+		}
+		must(t, os.WriteFile(b.path("pool", "file"), nil, 0o644))
+		must(t, os.Symlink(outside, b.path("pool", "link")))
+		b.start(`[{"name":"local","path":"pool","snapshotPath":"pool/csi-snapshots/here","snapshotProvider":"reflink"}]`)
+		b.wantVolumes()
+		for _, name := range []string{"csi-snapshots", "file", "link"} {
+			wantError(t, b.Delete(t.Context(), id(t, name)), pool.ErrNotFound)
+			wantError(t, b.publish(name, "a"), pool.ErrNotFound)
+		}
+		// Their names are not free, either.
+		for _, name := range []string{"csi-snapshots", "file", "link"} {
+			if _, err := b.Create(t.Context(), pool.Request{ID: id(t, name), Range: pool.Range{Required: mib}}); err == nil {
+				t.Errorf("created the volume %s over what is there", name)
+			}
+		}
+		for _, name := range []string{"lost+found/content", "csi-snapshots/content", ".hidden/content", "file", "link"} {
+			if _, err := os.Lstat(b.path("pool", name)); err != nil {
+				t.Error(err)
+			}
+		}
+		b.wantClean()
+	})
+}
+
+func TestTheDefaultPool(t *testing.T) {
+	for datadir, want := range map[string]string{
+		`[{"name":"only","path":"a"}]`:                                 "only",
+		`[{"name":"one","path":"a"},{"name":"legacy","path":"b"}]`:     "legacy",
+		`[{"name":"one","path":"a"},{"name":"two","path":"b"}]`:        "",
+		`[{"name":"one","path":"a"},{"name":"Legacy","path":"b"}]`:     "",
+		`[{"name":"legacy","path":"a","shared":true,"reserve":"1Gi"}]`: "legacy",
+	} {
+		t.Run(datadir, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := newBench(t, t.TempDir())
+				b.start(datadir)
+				v, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-1"), Range: pool.Range{Required: mib}})
+				if want == "" {
+					wantError(t, err, pool.ErrInvalid)
+				} else if err != nil || v.Pool.String() != want {
+					t.Errorf("pool %q, %v; want %q", v.Pool, err, want)
+				}
+			})
+		})
+	}
+}

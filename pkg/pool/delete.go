@@ -1,0 +1,77 @@
+package pool
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+)
+
+// Delete removes a volume. It answers ErrNotFound if there is none, and ErrInUse
+// while it is published: the kernel would let the data of a mounted directory go.
+// When it returns the volume is gone durably; its content goes later. The caller
+// holds the volume's lock.
+func (s *Set) Delete(ctx context.Context, id VolumeID) error {
+	in, err := s.find(id, Name{})
+	if err != nil {
+		return err
+	}
+	defer in.close()
+	return in.delete(ctx)
+}
+
+func (v *found) delete(ctx context.Context) error {
+	published, err := v.session.published(v.id)
+	if err != nil {
+		return fmt.Errorf("delete volume %s: %w", v.id, err)
+	}
+	if len(published) > 0 {
+		return fmt.Errorf("delete volume %s: it is %w, published at %s", v.id, ErrInUse, published[0].Path)
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if err := v.session.remove(v.id, v.entry); err != nil {
+		return fmt.Errorf("delete volume %s: %w", v.id, err)
+	}
+	return nil
+}
+
+// remove takes a volume out of the pool in one step, and then its record.
+func (s *session) remove(id VolumeID, e entry) error {
+	if err := s.work(); err != nil {
+		return err
+	}
+	if e.present {
+		// By the record's own name for the volume, recovery sees that this removal
+		// was begun, and not that the directory was lost.
+		suffix := randomSuffix()
+		if e.record != nil {
+			suffix = e.record.UID
+		}
+		if err := s.throwAway(s.root, id.name, id.name+"."+suffix, e.promised()); err != nil {
+			return err
+		}
+		if err := errors.Join(s.trash.Sync(), s.root.Sync()); err != nil {
+			return err
+		}
+		e.present = false
+		s.pool.note(id, e)
+	}
+	if err := dropRecord(s.volumes, id); err != nil {
+		return err
+	}
+	s.pool.note(id, entry{})
+	return nil
+}
+
+// throwAway moves an entry into the trash, where the reaper removes it. The
+// promise that it held is told, for the ledger.
+func (s *session) throwAway(from *dir.Dir, name, as string, promised int64) error {
+	if err := from.Rename(name, s.trash, as); err != nil {
+		return err
+	}
+	s.pool.trashed(as, promised)
+	return nil
+}

@@ -1,0 +1,296 @@
+package pool_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/pool"
+	"kubevirt.io/hostpath-provisioner/test/testenv"
+)
+
+func TestDeleteRemovesAVolumeAndAllItHolds(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		b.create("pvc-1", mib)
+		must(t, os.MkdirAll(b.path("pool", "pvc-1", "a", "b"), 0o755))
+		must(t, os.WriteFile(b.path("pool", "pvc-1", "a", "file"), nil, 0o400))
+		b.delete("pvc-1")
+		wantGone(t, b.path("pool", "pvc-1"))
+		wantError(t, b.Delete(t.Context(), id(t, "pvc-1")), pool.ErrNotFound)
+		b.wantVolumes()
+		b.wantClean()
+	})
+}
+
+func TestDeleteDoesNotFollowLinksOutOfAVolume(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		canary := filepath.Join(t.TempDir(), "canary")
+		must(t, os.WriteFile(canary, nil, 0o644))
+		b.create("pvc-1", mib)
+		must(t, os.Symlink(filepath.Dir(canary), b.path("pool", "pvc-1", "dir")))
+		must(t, os.Symlink(canary, b.path("pool", "pvc-1", "file")))
+		b.delete("pvc-1")
+		b.wantClean()
+		if _, err := os.Stat(canary); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestAPublishedVolumeIsNotDeleted(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		b.create("pvc-1", mib)
+		must(t, os.WriteFile(b.path("pool", "pvc-1", "data"), nil, 0o644))
+		must(t, b.publish("pvc-1", "a"))
+		err := b.Delete(t.Context(), id(t, "pvc-1"))
+		wantError(t, err, pool.ErrInUse)
+		if !strings.Contains(err.Error(), b.path("pods", "a")) {
+			t.Errorf("%v does not tell where the volume is published", err)
+		}
+		// An unmount that failed never leads to a delete.
+		release := b.mounts.Hold(b.target("a"))
+		wantError(t, b.unpublish("pvc-1", "a"), pool.ErrInUse)
+		wantError(t, b.Delete(t.Context(), id(t, "pvc-1")), pool.ErrInUse)
+		release()
+		if _, err := os.Stat(b.path("pool", "pvc-1", "data")); err != nil {
+			t.Error(err)
+		}
+		must(t, b.unpublish("pvc-1", "a"))
+		b.delete("pvc-1")
+		b.wantClean()
+	})
+}
+
+func TestAVolumeWhoseInsideIsMountedIsNotDeleted(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		b.create("pvc-1", mib)
+		must(t, os.Mkdir(b.path("pool", "pvc-1", "sub"), 0o755))
+		sub, err := dir.Open(b.path("pool", "pvc-1", "sub"))
+		must(t, err)
+		defer func() { must(t, sub.Close()) }()
+		must(t, b.mounts.Publish(sub, b.target("subpath"), bind.Flags{}))
+		wantError(t, b.Delete(t.Context(), id(t, "pvc-1")), pool.ErrInUse)
+		must(t, b.mounts.Unpublish(b.target("subpath"), nil))
+		b.delete("pvc-1")
+	})
+}
+
+func TestADeletedNameIsFreeAtOnce(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		for range 3 {
+			b.create("pvc-1", mib)
+			must(t, os.WriteFile(b.path("pool", "pvc-1", "data"), nil, 0o644))
+			b.delete("pvc-1")
+		}
+		b.create("pvc-1", mib)
+		if left := names(t, b.path("pool", "pvc-1")); len(left) > 0 {
+			t.Errorf("a new volume holds %q", left)
+		}
+		b.wantClean()
+	})
+}
+
+func TestTrashThatCannotBeRemovedIsKeptAndShown(t *testing.T) {
+	testenv.NeedRoot(t)
+	inBubble(t, func(t *testing.T, b *bench) {
+		b.create("pvc-1", mib)
+		must(t, os.Mkdir(b.path("pool", "pvc-1", "mounted"), 0o755))
+		must(t, os.WriteFile(b.path("pool", "pvc-1", "file"), nil, 0o644))
+		must(t, syscall.Mount("tmpfs", b.path("pool", "pvc-1", "mounted"), "tmpfs", 0, ""))
+		b.delete("pvc-1")
+		b.settled()
+		status := b.Status()[0]
+		if status.Trash != 1 || status.Stuck != 1 || status.Volumes != 0 || status.Promised != 0 {
+			t.Errorf("status %+v, want one piece of stuck trash and nothing promised", status)
+		}
+		trash := names(t, b.own("trash", "node-1"))
+		if len(trash) != 1 {
+			t.Fatalf("trash %q, want one piece", trash)
+		}
+		// Once the reason is gone, time removes it.
+		must(t, syscall.Unmount(b.own("trash", "node-1", trash[0], "mounted"), 0))
+		b.later(time.Hour)
+		b.wantClean()
+	})
+}
+
+func TestDeleteOfAnUnknownVolumeWaitsForAPoolThatIsAway(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, t.TempDir())
+		must(t, os.Mkdir(b.path("away"), 0o750))
+		b.start(`[{"name":"local","path":"pool"},{"name":"away","path":"away","requireMount":true}]`)
+		// It may be in the pool that is away: saying that it is gone would leak it.
+		wantError(t, b.Delete(t.Context(), id(t, "pvc-1")), pool.ErrUnavailable)
+		local, err := pool.ParseName("local")
+		must(t, err)
+		_, err = b.Create(t.Context(), pool.Request{ID: id(t, "pvc-2"), Pool: local, Range: pool.Range{Required: mib}})
+		must(t, err)
+		b.delete("pvc-2")
+		if left := names(t, b.path("away")); len(left) > 0 {
+			t.Errorf("the bare mount point holds %q", left)
+		}
+	})
+}
+
+func TestAnInlineVolumeLivesAsLongAsItsPublications(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		inline := func(target string) error {
+			return b.PublishInline(t.Context(),
+				pool.Request{ID: id(t, "csi-1"), Range: pool.Range{Required: mib}},
+				pool.Publication{ID: id(t, "csi-1"), Target: b.target(target)})
+		}
+		must(t, inline("a"))
+		must(t, inline("a"))
+		must(t, inline("b"))
+		must(t, b.unpublish("csi-1", "a"))
+		b.wantVolumes("csi-1")
+		release := b.mounts.Hold(b.target("b"))
+		wantError(t, b.unpublish("csi-1", "b"), pool.ErrInUse)
+		b.wantVolumes("csi-1")
+		release()
+		must(t, b.unpublish("csi-1", "b"))
+		must(t, b.unpublish("csi-1", "b"))
+		b.wantVolumes()
+		b.wantClean()
+	})
+}
+
+func TestAVolumeIsNotInlineByTheLookOfItsName(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		b.create("csi-database", mib)
+		must(t, os.Mkdir(b.path("pool", "csi-old"), 0o755)) // of the earlier driver
+		for _, name := range []string{"csi-database", "csi-old"} {
+			must(t, b.publish(name, name))
+			must(t, b.unpublish(name, name))
+		}
+		b.wantVolumes("csi-database", "csi-old")
+	})
+}
+
+func TestAnInlineVolumeThatCannotBePublishedIsNotLeft(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		must(t, os.WriteFile(b.path("pods", "a"), []byte("x"), 0o644))
+		err := b.PublishInline(t.Context(),
+			pool.Request{ID: id(t, "csi-1"), Range: pool.Range{Required: mib}},
+			pool.Publication{ID: id(t, "csi-1"), Target: b.target("a")})
+		wantError(t, err, pool.ErrExists)
+		b.wantVolumes()
+		b.wantClean()
+	})
+}
+
+func TestAVolumeForOneTargetIsRefusedASecond(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		b.create("pvc-1", mib)
+		single := func(target string) error {
+			return b.Publish(t.Context(), pool.Publication{ID: id(t, "pvc-1"), Target: b.target(target), SingleTarget: true})
+		}
+		must(t, single("a"))
+		must(t, single("a"))
+		wantError(t, single("b"), pool.ErrInUse)
+		wantGone(t, b.path("pods", "b"))
+		must(t, b.unpublish("pvc-1", "a"))
+		must(t, single("b"))
+	})
+}
+
+func TestUnpublishDoesNotTakeAnotherVolumesMount(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		b.create("pvc-1", mib)
+		b.create("pvc-2", mib)
+		must(t, b.publish("pvc-1", "a"))
+		wantError(t, b.unpublish("pvc-2", "a"), pool.ErrExists)
+		must(t, b.unpublish("pvc-1", "a"))
+	})
+}
+
+func TestAVolumeThatCameWithAnotherLabelIsRelabelledOnce(t *testing.T) {
+	for relabel, want := range map[string]string{"root": "container_file_t", "recursive": "container_file_t", "none": "var_t"} {
+		t.Run(relabel, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := newBench(t, t.TempDir())
+				must(t, os.MkdirAll(b.path("pool", "pvc-old"), 0o755))
+				b.start(`[{"name":"local","path":"pool","relabel":"` + relabel + `"}]`)
+				d, err := dir.Open(b.path("pool", "pvc-old"))
+				must(t, err)
+				defer func() { must(t, d.Close()) }()
+				must(t, b.labels.Set(d, "system_u:object_r:var_t:s0"))
+				must(t, b.publish("pvc-old", "a"))
+				if got := labelOf(t, b, b.path("pool", "pvc-old")); !strings.Contains(got, want) {
+					t.Errorf("label %q, want %s", got, want)
+				}
+			})
+		})
+	}
+}
+
+func TestStats(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		b.create("pvc-1", mib)
+		b.create("pvc-2", mib)
+		_, err := b.Stats(t.Context(), id(t, "pvc-1"), b.target("a"))
+		wantError(t, err, pool.ErrNotFound)
+		must(t, b.publish("pvc-1", "a"))
+		stats, err := b.Stats(t.Context(), id(t, "pvc-1"), b.target("a"))
+		must(t, err)
+		if stats.Space.SizeBytes < gib || stats.Condition.Abnormal || !strings.Contains(stats.Condition.Message, "not enforced") {
+			t.Errorf("stats %+v, want the pool's numbers, and that the size is not enforced", stats)
+		}
+		_, err = b.Stats(t.Context(), id(t, "pvc-2"), b.target("a"))
+		wantError(t, err, pool.ErrNotFound)
+		_, err = b.Stats(t.Context(), id(t, "none"), b.target("a"))
+		wantError(t, err, pool.ErrNotFound)
+		// The directory is lost under the mount.
+		must(t, os.Rename(b.path("pool", "pvc-1"), b.path("elsewhere")))
+		stats, err = b.Stats(t.Context(), id(t, "pvc-1"), b.target("a"))
+		must(t, err)
+		if !stats.Condition.Abnormal {
+			t.Errorf("stats of a lost volume: %+v, want it abnormal", stats)
+		}
+	})
+}
+
+func TestCallsThatAreCancelledDoNothing(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		b.create("pvc-1", mib)
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		_, err := b.Create(ctx, pool.Request{ID: id(t, "pvc-2"), Range: pool.Range{Required: mib}})
+		wantError(t, err, context.Canceled)
+		wantError(t, b.Delete(ctx, id(t, "pvc-1")), context.Canceled)
+		b.wantVolumes("pvc-1")
+		b.wantClean()
+	})
+}
+
+func TestLocks(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		unlock, err := b.Lock(id(t, "a"))
+		must(t, err)
+		if _, err := b.Lock(id(t, "a")); !errors.Is(err, pool.ErrBusy) {
+			t.Errorf("a second lock on one volume: %v, want ErrBusy", err)
+		}
+		other, err := b.LockTarget(id(t, "b"), b.target("x"))
+		must(t, err)
+		if _, err := b.LockTarget(id(t, "c"), b.target("x")); !errors.Is(err, pool.ErrBusy) {
+			t.Errorf("a second lock on one target: %v, want ErrBusy", err)
+		}
+		// The volume of the refused call is free.
+		free, err := b.Lock(id(t, "c"))
+		must(t, err)
+		free()
+		other()
+		unlock()
+		unlock, err = b.Lock(id(t, "a"))
+		must(t, err)
+		unlock()
+	})
+}

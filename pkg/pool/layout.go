@@ -1,0 +1,260 @@
+package pool
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"time"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+)
+
+// The names of the layout. None is a volume id, since none of what lies in the
+// pool itself starts with a letter or digit.
+const (
+	ownName     = ".hostpath-provisioner"
+	formatName  = "format"
+	volumesName = "volumes"
+	stagingName = "staging"
+	trashName   = "trash"
+	lockName    = "lock"
+
+	formatVersion = 1
+	maxFormat     = 4 << 10 // bytes
+)
+
+// A format says what layout a pool has, and which pool it is.
+type format struct {
+	Version int    `json:"version"`
+	UUID    string `json:"uuid"`
+	// Foreign is what others had taken when the pool was made, in bytes.
+	Foreign int64     `json:"foreignBytes"`
+	Created time.Time `json:"created"`
+}
+
+// A session is a pool while one call works on it: handles on its directories.
+// Nothing is held between calls, so that an administrator can unmount the pool.
+type session struct {
+	pool *Pool
+	root *dir.Dir // the pool's directory
+	own  *dir.Dir // ownName in it
+	// volumes has the records.
+	volumes *dir.Dir
+	// staging and trash are those of this node, opened by work.
+	staging, trash *dir.Dir
+}
+
+func (s *session) close() {
+	for _, d := range []*dir.Dir{s.trash, s.staging, s.volumes, s.own, s.root} {
+		if d != nil {
+			_ = d.Close() // opened for reading: nothing can be lost
+		}
+	}
+}
+
+// enter opens the pool for one call and makes sure that it is the one that was
+// opened at first, and not the bare directory below a mount that went away.
+func (p *Pool) enter() (*session, error) {
+	id := p.identity.Load()
+	if st := p.state.Load(); st.err != nil && (id == nil || st.hung) {
+		return nil, st.err
+	}
+	s, err := p.openSession(id)
+	if err != nil {
+		return nil, p.unavailable(err)
+	}
+	return s, nil
+}
+
+func (p *Pool) openSession(id *format) (_ *session, err error) {
+	s := &session{pool: p}
+	defer func() {
+		if err != nil {
+			s.close()
+		}
+	}()
+	if s.root, err = dir.Open(p.config.Path); err != nil {
+		return nil, err
+	}
+	if s.own, err = s.root.Open(ownName); err != nil {
+		return nil, fmt.Errorf("what is at its path is not the pool that was opened: %w", err)
+	}
+	found, err := readFormat(s.own)
+	if err != nil {
+		return nil, err
+	}
+	if found == nil || found.UUID != id.UUID {
+		return nil, errors.New("what is at its path is not the pool that was opened")
+	}
+	s.volumes, err = s.own.Open(volumesName)
+	return s, err
+}
+
+// work opens what only calls that make or remove volumes need.
+func (s *session) work() error {
+	if s.trash != nil {
+		return nil
+	}
+	if err := s.openWork((*dir.Dir).Open); err != nil {
+		return s.pool.unavailable(err)
+	}
+	return nil
+}
+
+// openWork opens the directories of this node by dir.Open, or makes them by
+// dir.Ensure.
+func (s *session) openWork(get func(*dir.Dir, string) (*dir.Dir, error)) (err error) {
+	node := s.pool.options.Node.name
+	if s.staging, err = openNested(s.own, stagingName, node, get); err != nil {
+		return err
+	}
+	s.trash, err = openNested(s.own, trashName, node, get)
+	return err
+}
+
+func openNested(parent *dir.Dir, name, below string, get func(*dir.Dir, string) (*dir.Dir, error)) (*dir.Dir, error) {
+	middle, err := get(parent, name)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = middle.Close() }()
+	return get(middle, below)
+}
+
+// readFormat answers nil where there is none. It refuses a layout that this
+// driver does not know, before anything is changed in it.
+func readFormat(own *dir.Dir) (*format, error) {
+	data, err := own.ReadFile(formatName, maxFormat)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	var f format
+	if err := json.Unmarshal(data, &f); err != nil {
+		return nil, fmt.Errorf("%s/%s is unreadable, restore it from a backup or remove it: %w", own, formatName, err)
+	}
+	if f.Version != formatVersion {
+		return nil, fmt.Errorf("%s/%s has version %d, this driver knows version %d: use the driver that wrote it",
+			own, formatName, f.Version, formatVersion)
+	}
+	if f.UUID == "" {
+		return nil, fmt.Errorf("%s/%s has no uuid", own, formatName)
+	}
+	return &f, nil
+}
+
+// closedMode is what a pool's directory allows at most: volumes have mode 0777,
+// and only the closed directory above keeps other users of the node out.
+const closedMode = 0o750
+
+// prepare opens a pool for the first time in this process: it makes what is
+// missing of the layout.
+func (p *Pool) prepare() (_ *session, _ *format, err error) {
+	s := &session{pool: p}
+	defer func() {
+		if err != nil {
+			s.close()
+		}
+	}()
+	if s.root, err = p.openRoot(); err != nil {
+		return nil, nil, err
+	}
+	if s.own, err = s.root.Ensure(ownName); err != nil {
+		return nil, nil, err
+	}
+	f, err := s.ensureFormat()
+	if err != nil {
+		return nil, nil, err
+	}
+	// A read-only pool whose layout is complete is served for reading.
+	if err = s.openLayout((*dir.Dir).Open); errors.Is(err, fs.ErrNotExist) {
+		err = s.openLayout((*dir.Dir).Ensure)
+	}
+	return s, f, err
+}
+
+func (s *session) openLayout(get func(*dir.Dir, string) (*dir.Dir, error)) (err error) {
+	for _, d := range []*dir.Dir{s.volumes, s.staging} {
+		if d != nil {
+			_ = d.Close()
+		}
+	}
+	if s.volumes, err = get(s.own, volumesName); err != nil {
+		return err
+	}
+	return s.openWork(get)
+}
+
+func (p *Pool) openRoot() (*dir.Dir, error) {
+	if err := p.checkMount(); err != nil {
+		return nil, err
+	}
+	if !p.config.RequireMount {
+		if err := makeClosed(p.config.Path); err != nil {
+			return nil, err
+		}
+	}
+	root, err := dir.Open(p.config.Path)
+	if err != nil {
+		return nil, err
+	}
+	if err := closeMode(root); err != nil {
+		return nil, errors.Join(err, root.Close())
+	}
+	return root, nil
+}
+
+// closeMode takes the permissions away that others than root have.
+func closeMode(root *dir.Dir) error {
+	mode, err := root.Mode()
+	if err != nil || mode&^closedMode == 0 {
+		return err
+	}
+	space, err := root.Space()
+	if err != nil || space.ReadOnly {
+		return err
+	}
+	return root.Chmod(mode & closedMode)
+}
+
+func (s *session) ensureFormat() (*format, error) {
+	f, err := readFormat(s.own)
+	if err != nil || f != nil {
+		return f, err
+	}
+	space, err := s.root.Space()
+	if err != nil {
+		return nil, err
+	}
+	f = &format{Version: formatVersion, UUID: randomSuffix(), Foreign: space.TakenBytes(), Created: time.Now().UTC().Truncate(time.Second)}
+	data, err := json.Marshal(f)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.own.WriteFile(formatName, append(data, '\n')); err != nil {
+		return nil, err
+	}
+	return f, s.root.Sync()
+}
+
+// lookup reads what the disk has of a volume. The directory, if it is not nil,
+// must be closed.
+func (s *session) lookup(id VolumeID) (entry, *dir.Dir, error) {
+	if id.name == s.pool.reserved {
+		return entry{}, nil, nil
+	}
+	var e entry
+	d, err := s.root.Open(id.name)
+	switch {
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, dir.ErrNotDirectory):
+	case err != nil:
+		return entry{}, nil, s.pool.unavailable(err)
+	default:
+		e.present = true
+	}
+	e.record, e.damage = readRecord(s.volumes, id)
+	return e, d, nil
+}

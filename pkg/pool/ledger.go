@@ -1,0 +1,124 @@
+package pool
+
+import (
+	"fmt"
+	"math/bits"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+)
+
+// ledger counts what a pool owes, in bytes. The pool's mutex guards it, so that a
+// check and the reservation that follows from it are one step.
+type ledger struct {
+	// promised is the sum over all records and all creations under way.
+	promised int64
+	// trashed is the sum of the promises of volumes that are being removed: what
+	// they still occupy is not sold again before it is free.
+	trashed int64
+	// unknown is how many pieces of trash have a size that nobody knows.
+	unknown int
+	// foreign is what was taken when no volume of ours was there.
+	foreign int64
+}
+
+// available is what can still be promised:
+//
+//	min(free, size × overprovision − Σ promised − foreign use) − reserve
+//
+// Without quotas nobody knows what the volumes hold, and so what the others hold:
+// that is at least what exceeds all promises, and was once known exactly.
+func (l *ledger) available(space dir.Space, config Config) int64 {
+	if space.ReadOnly {
+		return 0
+	}
+	taken := space.TakenBytes()
+	foreign := min(taken, max(l.foreign+l.trashed, taken-l.promised))
+	if l.unknown > 0 {
+		foreign = taken
+	}
+	sellable := space.SizeBytes
+	if config.Overprovision != 1 {
+		sellable = int64(float64(space.SizeBytes) * config.Overprovision)
+	}
+	left := min(space.FreeBytes, sellable-l.promised-foreign)
+	return max(0, left-config.Reserve.of(space.SizeBytes))
+}
+
+func (l *ledger) addTrash(promised int64) {
+	if promised == unknownBytes {
+		l.unknown++
+	} else {
+		l.trashed += promised
+	}
+}
+
+func (l *ledger) dropTrash(promised int64) {
+	if promised == unknownBytes {
+		l.unknown--
+	} else {
+		l.trashed -= promised
+	}
+}
+
+// quantum is the step in which capacity is told: about a thousandth of the pool,
+// from 1 to 64 MiB. The object that carries the answer is rewritten whenever the
+// number changes at all.
+func quantum(size int64) int64 {
+	step := int64(1) << bits.Len64(uint64(size/1000))
+	return max(1<<20, min(step, 64<<20))
+}
+
+// reserve sets bytes aside for a creation, if they fit. Either commit or release
+// follows.
+func (p *Pool) reserve(space dir.Space, bytes int64) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if available := p.ledger.available(space, p.config); bytes > available {
+		return fmt.Errorf("%w: pool %q has %d bytes to promise, %d are asked for", ErrNoSpace, p.config.Name, available, bytes)
+	}
+	p.ledger.promised += bytes
+	return nil
+}
+
+// release gives a reservation back.
+func (p *Pool) release(bytes int64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.ledger.promised -= bytes
+}
+
+// note brings index and ledger in line with what is on disk.
+func (p *Pool) note(id VolumeID, e entry) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.ledger.promised += p.index.put(id, e)
+}
+
+// known is what the index has of a volume.
+func (p *Pool) known(id VolumeID) entry {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.index.byID[id]
+}
+
+// free is the capacity of the pool, rounded down; 0 while it does not serve.
+func (p *Pool) free() int64 {
+	s, err := p.enter()
+	if err != nil {
+		return 0
+	}
+	defer s.close()
+	if p.config.Shared {
+		if err := s.load(); err != nil {
+			return 0
+		}
+	}
+	space, err := s.root.Space()
+	if err != nil {
+		return 0
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	step := quantum(space.SizeBytes)
+	return p.ledger.available(space, p.config) / step * step
+}

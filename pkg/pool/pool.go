@@ -1,0 +1,318 @@
+package pool
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-logr/logr"
+	"k8s.io/mount-utils"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/label"
+)
+
+// Mounts publishes directories: bind.Kernel, or a stand-in that keeps its contract.
+type Mounts interface {
+	Publish(source *dir.Dir, target bind.Target, flags bind.Flags) error
+	Unpublish(target bind.Target, of *dir.ID) error
+	Open(target bind.Target) (*dir.Dir, error)
+	Published(parent *dir.Dir) (map[string][]bind.Publication, error)
+	SameFilesystem(a, b *dir.Dir) (bool, error)
+}
+
+// Labels labels directories for containers: label.Kernel, or a stand-in.
+type Labels interface {
+	Ensure(root *dir.Dir, scope label.Scope) (changed bool, err error)
+}
+
+// Options are what all pools of a process share.
+type Options struct {
+	Node   NodeID
+	Mounts Mounts
+	Labels Labels
+	// SystemPath is a directory on the operating system's disk.
+	SystemPath string
+	// LookEvery is how often a pool that serves is looked at, RetryEvery one that
+	// does not; HangAfter is when a look that has not ended counts as a hang.
+	LookEvery, RetryEvery, HangAfter time.Duration
+	// SyncEvery is how often the index is compared with the disk.
+	SyncEvery time.Duration
+	Log       logr.Logger
+}
+
+// A Pool is a directory in which volumes are directories.
+type Pool struct {
+	config   Config
+	options  Options
+	log      logr.Logger
+	reserved string // the name of the snapshots' directory, never a volume
+	locks    *Locks[VolumeID]
+	opened   *Locks[string] // the uuids of all pools that are open
+
+	state    atomic.Pointer[state]
+	identity atomic.Pointer[format] // once opened
+	looked   chan struct{}          // closed after the first look
+
+	mu     sync.Mutex // guards the rest, never held over a system call
+	index  index
+	ledger ledger
+	trash  map[string]*rubbish
+	wake   chan struct{} // one token: there is trash to remove
+	synced time.Time
+}
+
+// state is what the last look at a pool gave.
+type state struct {
+	err  error // why the pool does not serve; nil if it does
+	hung bool  // the look itself has not come back
+	// systemDisk: the pool shares its filesystem with the operating system.
+	systemDisk bool
+}
+
+var errNotLooked = errors.New("it was not looked at yet")
+
+func newPool(config Config, options Options, locks *Locks[VolumeID], opened *Locks[string]) *Pool {
+	p := &Pool{
+		config:   config,
+		options:  options,
+		log:      options.Log.WithValues("pool", config.Name.String()),
+		reserved: config.reservedName(),
+		locks:    locks,
+		opened:   opened,
+		looked:   make(chan struct{}),
+		index:    newIndex(),
+		trash:    make(map[string]*rubbish),
+		wake:     make(chan struct{}, 1),
+	}
+	p.state.Store(&state{err: p.unavailable(errNotLooked)})
+	return p
+}
+
+func (p *Pool) unavailable(err error) error {
+	if errors.Is(err, ErrUnavailable) {
+		return err
+	}
+	return fmt.Errorf("%w: pool %q at %s: %w", ErrUnavailable, p.config.Name, p.config.Path, err)
+}
+
+// watch looks at the pool until ctx ends. Each look has its own goroutine, so that
+// a filesystem that hangs holds that one and nobody else.
+func (p *Pool) watch(ctx context.Context) {
+	var first sync.Once
+	for ctx.Err() == nil {
+		result := make(chan state, 1)
+		go func() { result <- p.look() }()
+		hang := time.NewTimer(p.options.HangAfter)
+		select {
+		case st := <-result:
+			p.settle(st)
+		case <-hang.C:
+			p.settle(state{hung: true, err: p.unavailable(fmt.Errorf("no answer for %v: its filesystem hangs", p.options.HangAfter))})
+			first.Do(func() { close(p.looked) })
+			select {
+			case st := <-result:
+				p.settle(st)
+			case <-ctx.Done():
+			}
+		case <-ctx.Done():
+		}
+		hang.Stop()
+		first.Do(func() { close(p.looked) })
+		p.rest(ctx)
+	}
+}
+
+func (p *Pool) rest(ctx context.Context) {
+	pause := p.options.LookEvery
+	if p.state.Load().err != nil {
+		pause = p.options.RetryEvery
+	}
+	timer := time.NewTimer(pause)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+}
+
+// settle stores what a look gave, and tells a change.
+func (p *Pool) settle(st state) {
+	old := p.state.Swap(&st)
+	switch {
+	case st.err != nil && (old.err == nil || old.err.Error() != st.err.Error()):
+		p.log.Error(st.err, "pool does not serve", "path", p.config.Path)
+	case st.err == nil && old.err != nil:
+		p.log.Info("pool serves", "path", p.config.Path, "volumes", p.Status().Volumes, "systemDisk", st.systemDisk, "sizesEnforced", false)
+	}
+	if st.err == nil {
+		p.wakeReaper()
+	}
+}
+
+// look opens the pool at first, and later makes sure that it is still there.
+func (p *Pool) look() state {
+	s, err := p.lookInside()
+	if err != nil {
+		return state{err: p.unavailable(err)}
+	}
+	defer s.close()
+	space, err := s.root.Space()
+	if err != nil {
+		return state{err: p.unavailable(err)}
+	}
+	p.learnForeign(space)
+	return state{systemDisk: p.onSystemDisk(s.root)}
+}
+
+func (p *Pool) lookInside() (*session, error) {
+	id := p.identity.Load()
+	if id == nil {
+		return p.open()
+	}
+	if err := p.checkMount(); err != nil {
+		return nil, err
+	}
+	s, err := p.openSession(id)
+	if err != nil {
+		return nil, err
+	}
+	if time.Since(p.synced) < p.options.SyncEvery {
+		return s, nil
+	}
+	p.synced = time.Now()
+	if err := s.sync(); err != nil {
+		s.close()
+		return nil, err
+	}
+	return s, nil
+}
+
+// open makes the layout, finishes what a crash interrupted, and fills the index.
+func (p *Pool) open() (*session, error) {
+	if err := p.checkEnforcement(); err != nil {
+		return nil, err
+	}
+	s, f, err := p.prepare()
+	if err != nil {
+		return nil, err
+	}
+	giveUp, err := p.opened.TryLock(f.UUID)
+	if err != nil {
+		s.close()
+		return nil, errors.New("it is the directory of another pool as well, reached by another path")
+	}
+	if err := errors.Join(s.recover(), s.load()); err != nil {
+		giveUp()
+		s.close()
+		return nil, err
+	}
+	p.mu.Lock()
+	p.ledger.foreign = f.Foreign
+	p.mu.Unlock()
+	p.synced = time.Now()
+	p.identity.Store(f)
+	return s, nil
+}
+
+// checkMount answers why a pool that must be a mount point is none.
+func (p *Pool) checkMount() error {
+	if !p.config.RequireMount {
+		return nil
+	}
+	mounted, err := mount.New("").IsMountPoint(p.config.Path)
+	if err != nil {
+		return err
+	}
+	if !mounted {
+		return errors.New("nothing is mounted at its path, and requireMount is set")
+	}
+	return nil
+}
+
+// checkEnforcement refuses a promise that this driver cannot have the kernel keep.
+func (p *Pool) checkEnforcement() error {
+	if p.config.Enforcement != EnforceRequired {
+		return nil
+	}
+	return errors.New(`enforcement is "required", but sizes are not enforced on any filesystem yet; set it to "auto"`)
+}
+
+// learnForeign notes what others use at a time when nothing of it can be ours.
+func (p *Pool) learnForeign(space dir.Space) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.ledger.promised == 0 && p.ledger.trashed == 0 && len(p.trash) == 0 {
+		p.ledger.foreign = space.TakenBytes()
+	}
+}
+
+func (p *Pool) onSystemDisk(root *dir.Dir) bool {
+	if p.options.SystemPath == "" {
+		return false
+	}
+	system, err := dir.Open(p.options.SystemPath)
+	if err != nil {
+		return false
+	}
+	defer func() { _ = system.Close() }()
+	same, err := p.options.Mounts.SameFilesystem(root, system)
+	return err == nil && same
+}
+
+// makeClosed makes a configured path with all that is missing on the way to it.
+func makeClosed(path string) error {
+	if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	if err := os.Mkdir(path, closedMode); err != nil {
+		return err
+	}
+	return os.Chmod(path, closedMode) // whatever the umask
+}
+
+// A Status is what is shown of a pool to people and monitoring.
+type Status struct {
+	Name Name
+	// Err is why the pool does not serve; nil if it does.
+	Err        error
+	SystemDisk bool
+	// Enforced: the kernel keeps the sizes of volumes.
+	Enforced bool
+	Volumes  int
+	Promised int64 // bytes
+	// Trash is how many removed volumes still occupy space, and Stuck how many of
+	// them could not be removed.
+	Trash, Stuck int
+}
+
+// Status answers from memory.
+func (p *Pool) Status() Status {
+	st := p.state.Load()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	status := Status{
+		Name:       p.config.Name,
+		Err:        st.err,
+		SystemDisk: st.systemDisk,
+		Volumes:    len(p.index.order),
+		Promised:   p.ledger.promised,
+		Trash:      len(p.trash),
+	}
+	for _, r := range p.trash {
+		if r.err != nil {
+			status.Stuck++
+		}
+	}
+	return status
+}

@@ -1,0 +1,217 @@
+package pool_test
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/go-logr/logr"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind/bindtest"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/label/labeltest"
+	"kubevirt.io/hostpath-provisioner/pkg/pool"
+	"kubevirt.io/hostpath-provisioner/test/testenv"
+)
+
+// twoPools are one on a filesystem of its own, mounted at root/disk, and another.
+const twoPools = `[{"name":"legacy","path":"disk","requireMount":true},{"name":"other","path":"other"}]`
+
+func disk(t *testing.T, b *bench) {
+	t.Helper()
+	must(t, syscall.Mount("tmpfs", b.path("disk"), "tmpfs", 0, "size=64m"))
+	t.Cleanup(func() { _ = syscall.Unmount(b.path("disk"), syscall.MNT_DETACH) })
+}
+
+func TestAPoolThatIsMissingComesBackByItself(t *testing.T) {
+	testenv.NeedRoot(t)
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, t.TempDir())
+		must(t, os.Mkdir(b.path("disk"), 0o755))
+		b.start(twoPools)
+		if got := b.capacity(); got != 0 {
+			t.Errorf("capacity %d of a pool that is not mounted, want 0", got)
+		}
+		_, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-1"), Range: pool.Range{Required: mib}})
+		wantError(t, err, pool.ErrNoSpace)
+		if left := names(t, b.path("disk")); len(left) > 0 {
+			t.Errorf("the bare mount point holds %q", left)
+		}
+		disk(t, b)
+		b.later(10 * time.Second)
+		b.create("pvc-1", mib)
+	})
+}
+
+func TestNothingIsWrittenBelowAMountThatWentAway(t *testing.T) {
+	testenv.NeedRoot(t)
+	for _, datadir := range []string{twoPools, strings.Replace(twoPools, `,"requireMount":true`, "", 1)} {
+		t.Run(datadir, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := newBench(t, t.TempDir())
+				must(t, os.Mkdir(b.path("disk"), 0o755))
+				disk(t, b)
+				b.start(datadir)
+				b.create("pvc-1", mib)
+				// Nothing holds the filesystem: it can be unmounted and kept by a bind.
+				must(t, os.Mkdir(b.path("aside"), 0o755))
+				must(t, syscall.Mount(b.path("disk"), b.path("aside"), "", syscall.MS_BIND, ""))
+				defer func() { must(t, syscall.Unmount(b.path("aside"), 0)) }()
+				must(t, syscall.Unmount(b.path("disk"), 0))
+
+				_, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-2"), Range: pool.Range{Required: mib}})
+				wantError(t, err, pool.ErrNoSpace)
+				_, err = b.Create(t.Context(), pool.Request{ID: id(t, "pvc-1"), Range: pool.Range{Required: mib}})
+				wantError(t, err, pool.ErrUnavailable)
+				wantError(t, b.Delete(t.Context(), id(t, "pvc-1")), pool.ErrUnavailable)
+				wantError(t, b.publish("pvc-1", "a"), pool.ErrUnavailable)
+				b.later(5 * time.Minute)
+				if left := names(t, b.path("disk")); len(left) > 0 {
+					t.Errorf("the bare mount point holds %q", left)
+				}
+				// Its volumes are still listed, and the other pool serves.
+				page, _ := b.List(t.Context(), pool.VolumeID{}, 10)
+				if len(page) != 1 || !page[0].Condition.Abnormal {
+					t.Errorf("list %+v, want pvc-1 as abnormal", page)
+				}
+				// Mounted again, it is the same pool.
+				must(t, syscall.Mount(b.path("aside"), b.path("disk"), "", syscall.MS_BIND, ""))
+				b.later(10 * time.Second)
+				b.delete("pvc-1")
+			})
+		})
+	}
+}
+
+func TestAPoolReplacedByAnotherIsRefused(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		b.create("pvc-1", mib)
+		must(t, os.Rename(b.path("pool"), b.path("original")))
+		other := newBenchPool(t, b.path("made"))
+		must(t, os.Rename(other, b.path("pool")))
+		wantError(t, b.publish("pvc-1", "a"), pool.ErrUnavailable)
+		must(t, os.Rename(b.path("pool"), b.path("other")))
+		must(t, os.Rename(b.path("original"), b.path("pool")))
+		must(t, b.publish("pvc-1", "a"))
+	})
+}
+
+// newBenchPool makes a pool of its own with another driver.
+func newBenchPool(t *testing.T, root string) string {
+	t.Helper()
+	must(t, os.Mkdir(root, 0o755))
+	b := newBench(t, root)
+	b.start(local)
+	must(t, b.Close(t.Context()))
+	return b.path("pool")
+}
+
+func TestAReadOnlyPoolStillServesItsVolumes(t *testing.T) {
+	testenv.NeedRoot(t)
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, t.TempDir())
+		must(t, os.Mkdir(b.path("disk"), 0o755))
+		disk(t, b)
+		b.start(twoPools)
+		b.create("pvc-1", mib)
+		must(t, syscall.Mount("", b.path("disk"), "", syscall.MS_REMOUNT|syscall.MS_RDONLY, ""))
+		b.restart(twoPools)
+		if got := b.capacity(); got != 0 {
+			t.Errorf("capacity %d of a read-only pool, want 0", got)
+		}
+		_, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-2"), Range: pool.Range{Required: mib}})
+		wantError(t, err, pool.ErrNoSpace)
+		must(t, b.publish("pvc-1", "a"))
+		v, err := b.Volume(t.Context(), id(t, "pvc-1"))
+		must(t, err)
+		if !v.Condition.Abnormal {
+			t.Errorf("condition %+v, want it abnormal", v.Condition)
+		}
+		must(t, b.unpublish("pvc-1", "a"))
+		if b.Delete(t.Context(), id(t, "pvc-1")) == nil {
+			t.Error("deleted from a read-only pool")
+		}
+		must(t, syscall.Mount("", b.path("disk"), "", syscall.MS_REMOUNT, ""))
+		b.delete("pvc-1")
+	})
+}
+
+// A FUSE filesystem that never answers: no bubble here, since what hangs is a
+// system call and real.
+func TestAPoolThatHangsHoldsNobodyElse(t *testing.T) {
+	testenv.NeedRoot(t)
+	root := t.TempDir()
+	hung := filepath.Join(root, "hung")
+	release := hangingMount(t, hung)
+
+	mounts, labels := &bindtest.Fake{}, &labeltest.Fake{}
+	defer func() { must(t, mounts.Close()) }()
+	node, err := pool.ParseNodeID("node-1")
+	must(t, err)
+	configs, err := pool.ParseConfigs(`[{"name":"legacy","path":"pool"},{"name":"hung","path":"hung"}]`, root)
+	must(t, err)
+	set := pool.Start(configs, pool.Options{Node: node, Mounts: mounts, Labels: labels, Log: logr.Discard(), HangAfter: 50 * time.Millisecond})
+	must(t, set.Wait(t.Context()))
+
+	name, err := pool.ParseName("hung")
+	must(t, err)
+	if bytes, err := set.Capacity(name, false); bytes != 0 || err != nil {
+		t.Errorf("capacity of the hanging pool: %d, %v; want 0", bytes, err)
+	}
+	_, err = set.Create(t.Context(), pool.Request{ID: id(t, "pvc-1"), Pool: name, Range: pool.Range{Required: mib}})
+	wantError(t, err, pool.ErrNoSpace)
+	if !strings.Contains(err.Error(), "hangs") {
+		t.Errorf("%v does not say that the pool hangs", err)
+	}
+	_, err = set.Create(t.Context(), pool.Request{ID: id(t, "pvc-2"), Range: pool.Range{Required: mib}})
+	must(t, err)
+	if page, _ := set.List(t.Context(), pool.VolumeID{}, 10); len(page) != 1 || page[0].Condition.Abnormal {
+		t.Errorf("list %+v, want the one volume of the pool that serves, in order", page)
+	}
+	must(t, set.Delete(t.Context(), id(t, "pvc-2")))
+
+	release()
+	must(t, set.Close(context.Background()))
+}
+
+// hangingMount mounts a FUSE filesystem whose server reads no request, until the
+// returned function is called.
+func hangingMount(t *testing.T, path string) (release func()) {
+	t.Helper()
+	must(t, os.Mkdir(path, 0o755))
+	device, err := syscall.Open("/dev/fuse", syscall.O_RDWR|syscall.O_CLOEXEC, 0)
+	if err != nil {
+		testenv.Missing(t, "FUSE: "+err.Error())
+	}
+	options := "fd=" + strconv.Itoa(device) + ",rootmode=40000,user_id=0,group_id=0"
+	must(t, syscall.Mount("hang", path, "fuse", 0, options))
+	released := false
+	release = func() {
+		if !released {
+			released = true
+			must(t, syscall.Close(device))
+			must(t, syscall.Unmount(path, syscall.MNT_DETACH))
+		}
+	}
+	t.Cleanup(release)
+	return release
+}
+
+func TestOneDirectoryIsNotServedAsTwoPools(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, t.TempDir())
+		must(t, os.Mkdir(b.path("pool"), 0o755))
+		must(t, os.Symlink("pool", b.path("alias")))
+		b.start(`[{"name":"one","path":"pool"},{"name":"two","path":"alias"}]`)
+		b.later(time.Minute)
+		status := b.Status()
+		if (status[0].Err == nil) == (status[1].Err == nil) {
+			t.Errorf("status %+v, want one pool of the two to serve", status)
+		}
+	})
+}

@@ -1,0 +1,128 @@
+package pool
+
+import (
+	"context"
+	"time"
+)
+
+// rubbish is an entry of the trash directory that is not removed yet.
+type rubbish struct {
+	promised int64 // bytes that the ledger keeps for it, or unknownBytes
+	err      error // why it could not be removed; nil if that was not tried
+}
+
+// trashed queues an entry of the trash for removal.
+func (p *Pool) trashed(name string, promised int64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if _, known := p.trash[name]; known {
+		return
+	}
+	p.trash[name] = &rubbish{promised: promised}
+	p.ledger.addTrash(promised)
+	p.wakeReaper()
+}
+
+func (p *Pool) wakeReaper() {
+	select {
+	case p.wake <- struct{}{}:
+	default: // it will look anyway
+	}
+}
+
+// retryStuck is when trash that could not be removed is tried again.
+const retryStuck = time.Hour
+
+// reap removes trash until ctx ends.
+func (p *Pool) reap(ctx context.Context) {
+	retry := time.NewTicker(retryStuck)
+	defer retry.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-retry.C:
+			p.reapAll(ctx, true)
+		case <-p.wake:
+			p.reapAll(ctx, false)
+		}
+	}
+}
+
+// reapAll removes what is queued, as long as the pool serves.
+func (p *Pool) reapAll(ctx context.Context, stuckToo bool) {
+	s, err := p.enter()
+	if err != nil {
+		return // the watcher wakes the reaper when the pool is back
+	}
+	defer s.close()
+	if err := s.work(); err != nil {
+		return
+	}
+	for _, name := range p.queued(stuckToo) {
+		start := time.Now()
+		err := s.trash.RemoveTree(ctx, name, (&pace{}).step)
+		if ctx.Err() != nil {
+			return
+		}
+		p.reaped(name, err)
+		if err != nil {
+			p.log.Error(err, "trash could not be removed and is kept", "trash", name)
+			continue
+		}
+		p.log.V(4).Info("removed trash", "trash", name, "duration", time.Since(start))
+	}
+}
+
+func (p *Pool) queued(stuckToo bool) []string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var queued []string
+	for name, r := range p.trash {
+		if r.err == nil || stuckToo {
+			queued = append(queued, name)
+		}
+	}
+	return queued
+}
+
+func (p *Pool) reaped(name string, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	r := p.trash[name]
+	if r.err == nil {
+		// What stays is foreign use from now on, as the filesystem counts it.
+		p.ledger.dropTrash(r.promised)
+	}
+	if r.err = err; err == nil {
+		delete(p.trash, name)
+	}
+}
+
+// pace bounds the reaper's share of the disk: after each burst of work it rests
+// for as long as the burst took.
+type pace struct {
+	began time.Time
+	steps int
+}
+
+// burst is how many removals come between two rests.
+const burst = 64
+
+func (p *pace) step(ctx context.Context) error {
+	if p.steps == 0 {
+		p.began = time.Now()
+	}
+	if p.steps++; p.steps < burst {
+		return ctx.Err()
+	}
+	p.steps = 0
+	rest := time.NewTimer(time.Since(p.began))
+	defer rest.Stop()
+	select {
+	case <-rest.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}

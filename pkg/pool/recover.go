@@ -1,0 +1,248 @@
+package pool
+
+import (
+	"errors"
+	"strings"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+)
+
+// recover finishes or undoes what a crash interrupted, before the pool serves. A
+// read-only pool has nothing to recover that could be.
+func (s *session) recover() error {
+	space, err := s.root.Space()
+	if err != nil || space.ReadOnly {
+		return err
+	}
+	return errors.Join(s.recoverRecords(), s.recoverStaging(), s.recoverTrash())
+}
+
+// recoverRecords removes records that were being written.
+func (s *session) recoverRecords() error {
+	for entry, err := range s.volumes.Entries() {
+		if err != nil {
+			return err
+		}
+		if dir.IsTemporary(entry.Name) {
+			if err := s.volumes.Remove(entry.Name); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// recoverStaging undoes creations: none of them was answered.
+func (s *session) recoverStaging() error {
+	names, err := names(s.staging)
+	if err != nil {
+		return err
+	}
+	for _, name := range names {
+		if id, err := ParseVolumeID(name); err == nil {
+			if err := s.undoRecord(id); err != nil {
+				return err
+			}
+		}
+		if err := s.discardStaging(name); err != nil {
+			return err
+		}
+		s.pool.log.Info("undid a creation that was interrupted", "volume", name)
+	}
+	return nil
+}
+
+// undoRecord drops the record of a creation that had not put its directory in place.
+func (s *session) undoRecord(id VolumeID) error {
+	present, err := s.root.IsDir(id.name)
+	if err != nil || present {
+		return err
+	}
+	return dropRecord(s.volumes, id)
+}
+
+// recoverTrash finishes removals that had not dropped their record, and queues
+// all trash. Its size is unknown; until it is gone all use counts as foreign.
+func (s *session) recoverTrash() error {
+	names, err := names(s.trash)
+	if err != nil {
+		return err
+	}
+	for _, name := range names {
+		if err := s.finishRemoval(name); err != nil {
+			return err
+		}
+		s.pool.trashed(name, unknownBytes)
+	}
+	return nil
+}
+
+// unknownBytes stands for the size of trash from before this process.
+const unknownBytes = -1
+
+func (s *session) finishRemoval(name string) error {
+	at := strings.LastIndexByte(name, '.')
+	if at < 0 {
+		return nil
+	}
+	id, err := ParseVolumeID(name[:at])
+	if err != nil {
+		return nil //nolint:nilerr // not a volume's: it is only removed
+	}
+	e, d, err := s.lookup(id)
+	if d != nil {
+		_ = d.Close()
+	}
+	if err != nil || e.present || e.record == nil || e.record.UID != name[at+1:] {
+		return err
+	}
+	s.pool.log.Info("finished a removal that was interrupted", "volume", id.name)
+	return dropRecord(s.volumes, id)
+}
+
+// load fills the index from the disk.
+func (s *session) load() error {
+	present, recorded, err := s.list()
+	if err != nil {
+		return err
+	}
+	entries := make(map[VolumeID]entry, len(present))
+	for id := range present {
+		entries[id] = entry{present: true}
+	}
+	for id := range recorded {
+		e := entries[id]
+		e.record, e.damage = readRecord(s.volumes, id)
+		if e.damage != nil && s.pool.known(id).damage == nil {
+			s.pool.log.Error(e.damage, "the record is kept aside, calls on its volume are refused", "volume", id.name)
+		}
+		entries[id] = e
+	}
+	s.pool.mu.Lock()
+	defer s.pool.mu.Unlock()
+	before := s.pool.index.promised()
+	s.pool.ledger.promised += s.pool.index.fill(entries) - before
+	return nil
+}
+
+type ids map[VolumeID]struct{}
+
+// list reads which directories and which records there are.
+func (s *session) list() (present, recorded ids, err error) {
+	present, recorded = make(ids), make(ids)
+	for entry, err := range s.root.Entries() {
+		if err != nil {
+			return nil, nil, err
+		}
+		if id, err := ParseVolumeID(entry.Name); err == nil && entry.IsDir && entry.Name != s.pool.reserved {
+			present[id] = struct{}{}
+		}
+	}
+	for entry, err := range s.volumes.Entries() {
+		if err != nil {
+			return nil, nil, err
+		}
+		if id, ok := recordID(entry.Name); ok && id.name != s.pool.reserved {
+			recorded[id] = struct{}{}
+		}
+	}
+	return present, recorded, nil
+}
+
+// sync compares the index with the disk while the pool serves: directories that
+// were moved here by hand appear, lost ones are noticed, and what failed calls
+// left in staging goes.
+func (s *session) sync() error {
+	if err := s.work(); err != nil {
+		return err
+	}
+	present, recorded, err := s.list()
+	if err != nil {
+		return err
+	}
+	for id := range s.pool.differing(present, recorded) {
+		if err := s.resync(id); err != nil {
+			return err
+		}
+	}
+	staged, err := names(s.staging)
+	if err != nil {
+		return err
+	}
+	for _, name := range staged {
+		if err := s.sweep(name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// differing are the volumes of which index and disk say different things.
+func (p *Pool) differing(present, recorded ids) ids {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	different := make(ids)
+	check := func(id VolumeID) {
+		_, isPresent := present[id]
+		_, isRecorded := recorded[id]
+		if e := p.index.byID[id]; e.present != isPresent || (e.record != nil || e.damage != nil) != isRecorded {
+			different[id] = struct{}{}
+		}
+	}
+	for _, id := range p.index.order {
+		check(id)
+	}
+	for id := range present {
+		check(id)
+	}
+	for id := range recorded {
+		check(id)
+	}
+	return different
+}
+
+// resync takes one volume from the disk, unless a call is working on it.
+func (s *session) resync(id VolumeID) error {
+	unlock, err := s.pool.locks.TryLock(id)
+	if err != nil {
+		return nil
+	}
+	defer unlock()
+	e, d, err := s.lookup(id)
+	if d != nil {
+		_ = d.Close()
+	}
+	if err != nil {
+		return err
+	}
+	if e.exists() && e.lost() && s.pool.known(id).present {
+		s.pool.log.Error(ErrNotFound, "the directory of a volume is lost, its record is kept", "volume", id.name)
+	}
+	s.pool.note(id, e)
+	return nil
+}
+
+// sweep removes what a call that failed left in staging.
+func (s *session) sweep(name string) error {
+	id, err := ParseVolumeID(name)
+	if err != nil {
+		return s.discardStaging(name)
+	}
+	unlock, err := s.pool.locks.TryLock(id)
+	if err != nil {
+		return nil
+	}
+	defer unlock()
+	return errors.Join(s.undoRecord(id), s.discardStaging(name))
+}
+
+func names(d *dir.Dir) ([]string, error) {
+	var all []string
+	for entry, err := range d.Entries() {
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, entry.Name)
+	}
+	return all, nil
+}

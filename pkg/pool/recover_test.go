@@ -1,0 +1,270 @@
+package pool_test
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"kubevirt.io/hostpath-provisioner/pkg/pool"
+)
+
+const local = `[{"name":"local","path":"pool"}]`
+
+// Each case is what a crash between two steps leaves on disk.
+func TestRestartFinishesOrUndoesWhatACrashLeft(t *testing.T) {
+	for name, c := range map[string]struct {
+		// crash changes a pool in which pvc-1 and pvc-2 exist, pvc-1 holding data.
+		crash func(t *testing.T, b *bench)
+		want  []string
+	}{
+		"nothing": {func(*testing.T, *bench) {}, []string{"pvc-1", "pvc-2"}},
+		"create, after the directory was made aside": {func(t *testing.T, b *bench) {
+			must(t, os.Mkdir(b.own("staging", "node-1", "pvc-3"), 0o777))
+		}, []string{"pvc-1", "pvc-2"}},
+		"create, while the record was written": {func(t *testing.T, b *bench) {
+			must(t, os.Mkdir(b.own("staging", "node-1", "pvc-3"), 0o777))
+			must(t, os.WriteFile(b.own("volumes", ".new-pvc-3.json"), []byte(`{"vers`), 0o600))
+		}, []string{"pvc-1", "pvc-2"}},
+		"create, after the record was written": {func(t *testing.T, b *bench) {
+			must(t, os.Rename(b.path("pool", "pvc-2"), b.own("staging", "node-1", "pvc-2")))
+		}, []string{"pvc-1"}},
+		"create, after its last step": {func(*testing.T, *bench) {}, []string{"pvc-1", "pvc-2"}},
+		"a creation that failed and whose remains were being thrown away": {func(t *testing.T, b *bench) {
+			must(t, os.Mkdir(b.own("trash", "node-1", "pvc-3.0123456789abcdef"), 0o777))
+		}, []string{"pvc-1", "pvc-2"}},
+		"delete, after the directory was thrown away": {func(t *testing.T, b *bench) {
+			must(t, os.Rename(b.path("pool", "pvc-1"), b.own("trash", "node-1", "pvc-1."+uid(t, b, "pvc-1"))))
+		}, []string{"pvc-2"}},
+		"delete, after its last step": {func(t *testing.T, b *bench) {
+			must(t, os.Rename(b.path("pool", "pvc-1"), b.own("trash", "node-1", "pvc-1."+uid(t, b, "pvc-1"))))
+			must(t, os.Remove(b.own("volumes", "pvc-1.json")))
+		}, []string{"pvc-2"}},
+		"delete of a volume without a record": {func(t *testing.T, b *bench) {
+			must(t, os.Mkdir(b.own("trash", "node-1", "pvc-old.0123456789abcdef"), 0o755))
+		}, []string{"pvc-1", "pvc-2"}},
+		"a reaper in the middle of a deep tree": {func(t *testing.T, b *bench) {
+			must(t, os.MkdirAll(b.own("trash", "node-1", ".new-deep-7", "a", "b"), 0o755))
+		}, []string{"pvc-1", "pvc-2"}},
+		"the first start, after the layout's directory": {func(t *testing.T, b *bench) {
+			must(t, os.RemoveAll(b.own()))
+			must(t, os.Mkdir(b.own(), 0o700))
+		}, []string{"pvc-1", "pvc-2"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T, b *bench) {
+				b.create("pvc-1", mib)
+				must(t, os.WriteFile(b.path("pool", "pvc-1", "data"), nil, 0o644))
+				b.create("pvc-2", mib)
+				must(t, b.Close(t.Context()))
+				c.crash(t, b)
+				b.start(local)
+				b.wantVolumes(c.want...)
+				b.wantClean()
+				// The repeated call gives the answer of an undisturbed run.
+				b.create("pvc-2", mib)
+				for _, name := range []string{"pvc-1", "pvc-2", "pvc-3"} {
+					if err := b.Delete(t.Context(), id(t, name)); err != nil {
+						wantError(t, err, pool.ErrNotFound)
+					}
+				}
+				b.wantVolumes()
+				b.wantClean()
+			})
+		})
+	}
+}
+
+// uid is the record's own name of a volume.
+func uid(t *testing.T, b *bench, name string) string {
+	t.Helper()
+	data, err := os.ReadFile(b.own("volumes", name+".json"))
+	must(t, err)
+	_, rest, _ := strings.Cut(string(data), `"uid":"`)
+	value, _, ok := strings.Cut(rest, `"`)
+	if !ok {
+		t.Fatalf("the record has no uid: %s", data)
+	}
+	return value
+}
+
+func TestALostVolumeIsNotTakenForOneBeingRemoved(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		b.create("pvc-1", mib)
+		must(t, b.Close(t.Context()))
+		// An earlier volume of the same name is still in the trash.
+		must(t, os.Mkdir(b.own("trash", "node-1", "pvc-1.0123456789abcdef"), 0o755))
+		must(t, os.Remove(b.path("pool", "pvc-1")))
+		b.start(local)
+		page, _ := b.List(t.Context(), pool.VolumeID{}, 10)
+		if len(page) != 1 || !page[0].Lost {
+			t.Errorf("list %+v, want the lost volume", page)
+		}
+	})
+}
+
+func TestOneBadRecordStaysOneBadVolume(t *testing.T) {
+	for name, content := range map[string]string{
+		"truncated":              `{"version":1,"id":"pvc-1","uid":"0123`,
+		"empty":                  "",
+		"zeros":                  strings.Repeat("\x00", 300),
+		"of another volume":      `{"version":1,"id":"pvc-2","uid":"0123456789abcdef","mode":"mount","bytes":1}`,
+		"of a newer version":     `{"version":2,"id":"pvc-1"}`,
+		"of an unknown mode":     `{"version":1,"id":"pvc-1","uid":"0123456789abcdef","mode":"tape","bytes":1}`,
+		"with a negative size":   `{"version":1,"id":"pvc-1","uid":"0123456789abcdef","mode":"mount","bytes":-1}`,
+		"with a uid that climbs": `{"version":1,"id":"pvc-1","uid":"../../x","mode":"mount","bytes":1}`,
+		"larger than any record": `{"version":1,"x":"` + strings.Repeat("x", 100<<10) + `"}`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T, b *bench) {
+				b.create("pvc-1", mib)
+				must(t, os.WriteFile(b.path("pool", "pvc-1", "data"), nil, 0o644))
+				b.create("pvc-2", mib)
+				must(t, os.WriteFile(b.own("volumes", "pvc-1.json"), []byte(content), 0o600))
+				b.restart(local)
+				b.wantVolumes("pvc-1", "pvc-2")
+				wantError(t, b.publish("pvc-1", "a"), pool.ErrDamaged)
+				_, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-1"), Range: pool.Range{Required: mib}})
+				wantError(t, err, pool.ErrDamaged)
+				if _, err := os.Stat(b.path("pool", "pvc-1", "data")); err != nil {
+					t.Error(err)
+				}
+				got, err := os.ReadFile(b.own("volumes", "pvc-1.json"))
+				if err != nil || string(got) != content {
+					t.Error("the bad record was not kept")
+				}
+				must(t, b.publish("pvc-2", "b"))
+				must(t, b.unpublish("pvc-2", "b"))
+				b.delete("pvc-1")
+				b.wantVolumes("pvc-2")
+				b.wantClean()
+			})
+		})
+	}
+}
+
+func TestAPoolOfANewerFormatIsRefusedUntouched(t *testing.T) {
+	for name, format := range map[string]string{
+		"newer":   `{"version":2,"uuid":"x"}`,
+		"garbage": "\x00\x00",
+		"no uuid": `{"version":1}`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := newBench(t, t.TempDir())
+				must(t, os.MkdirAll(b.own(), 0o700))
+				must(t, os.WriteFile(b.own("format"), []byte(format), 0o600))
+				must(t, os.Mkdir(b.path("pool", "pvc-1"), 0o755))
+				b.start(local)
+				wantError(t, b.Status()[0].Err, pool.ErrUnavailable)
+				wantError(t, b.publish("pvc-1", "a"), pool.ErrUnavailable)
+				if got := names(t, b.own()); len(got) != 1 {
+					t.Errorf("the refused pool has %q, want its format alone", got)
+				}
+				if got := b.capacity(); got != 0 {
+					t.Errorf("capacity %d, want 0", got)
+				}
+			})
+		})
+	}
+}
+
+func TestDirectoriesMovedInByHandAppear(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		b.create("pvc-1", mib)
+		must(t, os.Mkdir(b.path("pool", "moved-in"), 0o755))
+		must(t, os.Rename(b.path("pool", "pvc-1"), b.path("moved-out")))
+		b.later(2 * time.Minute)
+		b.wantVolumes("moved-in", "pvc-1")
+		page, _ := b.List(t.Context(), pool.VolumeID{}, 10)
+		if page[0].Lost || !page[1].Lost {
+			t.Errorf("list %+v, want pvc-1 alone to be lost", page)
+		}
+	})
+}
+
+func TestWhatAFailedCallLeftInStagingIsSweptInTime(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		b.create("pvc-1", mib)
+		must(t, os.Rename(b.path("pool", "pvc-1"), b.own("staging", "node-1", "pvc-1")))
+		must(t, os.Mkdir(b.own("staging", "node-1", ".odd"), 0o755))
+		b.later(2 * time.Minute)
+		b.wantVolumes()
+		b.wantClean()
+	})
+}
+
+func TestPagesSurviveWhatComesAndGoesBetweenThem(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, t.TempDir())
+		b.start(`[{"name":"legacy","path":"a"},{"name":"other","path":"b"}]`)
+		other, err := pool.ParseName("other")
+		must(t, err)
+		for i := range 10 {
+			request := pool.Request{ID: id(t, fmt.Sprintf("pvc-%d", i)), Range: pool.Range{Required: mib}}
+			if i%2 == 1 {
+				request.Pool = other
+			}
+			_, err := b.Create(t.Context(), request)
+			must(t, err)
+		}
+		page, more := b.List(t.Context(), pool.VolumeID{}, 4)
+		if got := strings.Join(ids(page), " "); got != "pvc-0 pvc-1 pvc-2 pvc-3" || !more {
+			t.Fatalf("first page %q, more %v", got, more)
+		}
+		b.delete("pvc-3") // the token itself
+		b.delete("pvc-4")
+		b.create("pvc-00", mib) // before it
+		b.create("pvc-55", mib) // after it
+		page, more = b.List(t.Context(), id(t, "pvc-3"), 4)
+		if got := strings.Join(ids(page), " "); got != "pvc-5 pvc-55 pvc-6 pvc-7" || !more {
+			t.Errorf("second page %q, more %v", got, more)
+		}
+		page, more = b.List(t.Context(), id(t, "pvc-7"), 4)
+		if got := strings.Join(ids(page), " "); got != "pvc-8 pvc-9" || more {
+			t.Errorf("last page %q, more %v", got, more)
+		}
+	})
+}
+
+func TestTheSameNameInTwoPoolsIsRefusedNotGuessed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, t.TempDir())
+		must(t, os.MkdirAll(b.path("a", "pvc-1"), 0o755))
+		must(t, os.MkdirAll(b.path("b", "pvc-1"), 0o755))
+		b.start(`[{"name":"a","path":"a"},{"name":"b","path":"b"}]`)
+		wantError(t, b.Delete(t.Context(), id(t, "pvc-1")), pool.ErrDamaged)
+		name, err := pool.ParseName("b")
+		must(t, err)
+		must(t, b.Publish(t.Context(), pool.Publication{ID: id(t, "pvc-1"), Pool: name, Target: b.target("x")}))
+	})
+}
+
+func TestNodesOfASharedPoolSeeEachOthersPromises(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const shared = `[{"name":"local","path":"pool","shared":true}]`
+		one := newBench(t, t.TempDir())
+		one.start(shared)
+		two := &bench{t: t, root: one.root, mounts: one.mounts, labels: one.labels}
+		two.startNode("node-2", shared)
+
+		before := two.capacity()
+		one.create("pvc-1", 512*mib)
+		if got := before - two.capacity(); got < 448*mib || got > 1024*mib {
+			t.Errorf("a promise of 512 MiB by the other node took %d here", got)
+		}
+		two.wantVolumes("pvc-1")
+		two.create("pvc-1", 512*mib)
+		// Staging and trash of the other node are not touched by a restart.
+		must(t, os.Mkdir(one.own("staging", "node-1", "pvc-2"), 0o777))
+		must(t, two.Close(t.Context()))
+		two.startNode("node-2", shared)
+		if _, err := os.Stat(one.own("staging", "node-1", "pvc-2")); err != nil {
+			t.Error(err)
+		}
+		two.delete("pvc-1")
+		one.wantVolumes()
+	})
+}

@@ -1,0 +1,356 @@
+package pool
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+)
+
+// A Set is all pools of a node.
+type Set struct {
+	options Options
+	pools   []*Pool // in the order of the configuration
+	byName  map[Name]*Pool
+	volumes Locks[VolumeID]
+	targets Locks[bind.Target]
+	opened  Locks[string]
+
+	stop context.CancelFunc
+	work sync.WaitGroup
+}
+
+// Start begins to serve pools. Each is opened in the background, so that one that
+// is missing or hangs keeps nobody waiting: Wait tells when all were looked at.
+// Close ends it.
+func Start(configs []Config, options Options) *Set {
+	ctx, stop := context.WithCancel(context.Background())
+	s := &Set{options: options.withDefaults(), byName: make(map[Name]*Pool), stop: stop}
+	for _, config := range configs {
+		p := newPool(config, s.options, &s.volumes, &s.opened)
+		s.pools = append(s.pools, p)
+		s.byName[config.Name] = p
+		s.work.Go(func() { p.watch(ctx) })
+		s.work.Go(func() { p.reap(ctx) })
+	}
+	return s
+}
+
+func (o Options) withDefaults() Options {
+	set := func(d *time.Duration, value time.Duration) {
+		if *d == 0 {
+			*d = value
+		}
+	}
+	set(&o.LookEvery, 10*time.Second)
+	set(&o.RetryEvery, 2*time.Second)
+	set(&o.HangAfter, 5*time.Second)
+	set(&o.SyncEvery, time.Minute)
+	return o
+}
+
+// Close stops the background work and waits for it until ctx ends.
+func (s *Set) Close(ctx context.Context) error {
+	s.stop()
+	done := make(chan struct{})
+	go func() {
+		s.work.Wait()
+		close(done)
+	}()
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("stop the pools: %w", context.Cause(ctx))
+	}
+}
+
+// Wait waits until every pool was looked at once, whatever was found, or ctx ends.
+func (s *Set) Wait(ctx context.Context) error {
+	for _, p := range s.pools {
+		select {
+		case <-p.looked:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+	return nil
+}
+
+// Ready tells whether every pool was looked at once. It never waits.
+func (s *Set) Ready() bool {
+	for _, p := range s.pools {
+		select {
+		case <-p.looked:
+		default:
+			return false
+		}
+	}
+	return true
+}
+
+// Status tells of all pools, from memory.
+func (s *Set) Status() []Status {
+	var all []Status
+	for _, p := range s.pools {
+		all = append(all, p.Status())
+	}
+	return all
+}
+
+// Lock takes a volume for one call, or answers ErrBusy at once.
+func (s *Set) Lock(id VolumeID) (unlock func(), err error) { return s.volumes.TryLock(id) }
+
+// LockTarget takes a volume and a target for one call, or answers ErrBusy at once.
+func (s *Set) LockTarget(id VolumeID, target bind.Target) (unlock func(), err error) {
+	unlockVolume, err := s.volumes.TryLock(id)
+	if err != nil {
+		return nil, err
+	}
+	unlockTarget, err := s.targets.TryLock(target)
+	if err != nil {
+		unlockVolume()
+		return nil, err
+	}
+	return func() { unlockTarget(); unlockVolume() }, nil
+}
+
+// pool is the pool of a name. Where none is named it is the one named "legacy", as
+// with the earlier driver, or the only one.
+func (s *Set) pool(name Name) (*Pool, error) {
+	if name != (Name{}) {
+		if p, ok := s.byName[name]; ok {
+			return p, nil
+		}
+		return nil, fmt.Errorf("%w: no pool is named %q; there are %s", ErrInvalid, name, s.names())
+	}
+	if p, ok := s.byName[legacyName]; ok {
+		return p, nil
+	}
+	if len(s.pools) == 1 {
+		return s.pools[0], nil
+	}
+	return nil, fmt.Errorf("%w: no pool is named; choose one of %s", ErrInvalid, s.names())
+}
+
+func (s *Set) names() string {
+	var names []string
+	for _, p := range s.pools {
+		names = append(names, fmt.Sprintf("%q", p.config.Name))
+	}
+	return strings.Join(names, ", ")
+}
+
+// Capacity is how many bytes a pool can still promise; 0 for one that does not
+// serve. The only error is ErrInvalid for a pool that is not configured.
+func (s *Set) Capacity(name Name, multiNode bool) (int64, error) {
+	p, err := s.pool(name)
+	if err != nil {
+		return 0, err
+	}
+	if multiNode && !p.config.Shared {
+		return 0, nil
+	}
+	return p.free(), nil
+}
+
+// Shared tells whether a pool is served by several nodes.
+func (s *Set) Shared(name Name) (bool, error) {
+	p, err := s.pool(name)
+	if err != nil {
+		return false, err
+	}
+	return p.config.Shared, nil
+}
+
+// A found volume is one that a call works on.
+type found struct {
+	id      VolumeID
+	session *session
+	entry   entry
+	dir     *dir.Dir // nil if the directory is lost
+}
+
+func (v *found) close() {
+	if v.dir != nil {
+		_ = v.dir.Close()
+	}
+	v.session.close()
+}
+
+// find looks for a volume on the disks: in the named pool, or in all. It answers
+// ErrNotFound only if every pool could be asked, for a volume of a pool that is
+// away is not gone.
+func (s *Set) find(id VolumeID, name Name) (*found, error) {
+	pools := s.pools
+	if name != (Name{}) {
+		p, err := s.pool(name)
+		if err != nil {
+			return nil, err
+		}
+		pools = []*Pool{p}
+	}
+	var at *found
+	var unavailable []error
+	for _, p := range pools {
+		v, err := p.find(id)
+		switch {
+		case err != nil:
+			unavailable = append(unavailable, err)
+		case v != nil && at != nil:
+			first := at.session.pool.config.Name
+			v.close()
+			at.close()
+			return nil, fmt.Errorf("volume %s: %w in pool %q and in pool %q; move one of them away", id, ErrDamaged, first, p.config.Name)
+		case v != nil:
+			at = v
+		}
+	}
+	switch {
+	case at != nil:
+		return at, nil
+	case len(unavailable) > 0:
+		return nil, fmt.Errorf("volume %s: %w", id, errors.Join(unavailable...))
+	}
+	return nil, fmt.Errorf("volume %s: %w", id, ErrNotFound)
+}
+
+// find answers nil if the pool has no such volume.
+func (p *Pool) find(id VolumeID) (*found, error) {
+	s, err := p.enter()
+	if err != nil {
+		return nil, err
+	}
+	e, d, err := s.lookup(id)
+	if err != nil || !e.exists() {
+		s.close()
+		return nil, err
+	}
+	return &found{id: id, session: s, entry: e, dir: d}, nil
+}
+
+// Volume tells of one volume, lost ones included. ErrNotFound means that there is none.
+func (s *Set) Volume(_ context.Context, id VolumeID) (Volume, error) {
+	v, err := s.find(id, Name{})
+	if err != nil {
+		return Volume{}, err
+	}
+	defer v.close()
+	return v.session.describe(id, v.entry)
+}
+
+func (s *session) describe(id VolumeID, e entry) (Volume, error) {
+	space, err := s.root.Space()
+	if err != nil {
+		return Volume{}, s.pool.unavailable(err)
+	}
+	published, err := s.published(id)
+	if err != nil {
+		return Volume{}, err
+	}
+	v := s.pool.volume(id, e, space)
+	v.Condition = s.pool.facts(e, space).Condition()
+	v.Targets = targets(published)
+	return v, nil
+}
+
+func targets(published []bind.Publication) []string {
+	var paths []string
+	for _, p := range published {
+		if p.Inside == "" {
+			paths = append(paths, p.Path)
+		}
+	}
+	return paths
+}
+
+// List tells of up to most volumes in the order of their ids, beginning after an
+// id; the zero id comes before all. More tells whether others follow. A pool that
+// does not serve has its volumes listed from memory.
+func (s *Set) List(_ context.Context, after VolumeID, most int) (page []Volume, more bool) {
+	type at struct {
+		id   VolumeID
+		pool *Pool
+	}
+	var all []at
+	listings := make(map[*Pool]*listing)
+	for _, p := range s.pools {
+		l := p.list()
+		defer l.close()
+		listings[p] = l
+		for _, id := range p.after(after, most+1) {
+			all = append(all, at{id, p})
+		}
+	}
+	slices.SortStableFunc(all, func(a, b at) int { return compareIDs(a.id, b.id) })
+	if len(all) > most {
+		all, more = all[:most], true
+	}
+	for _, v := range all {
+		page = append(page, listings[v.pool].volume(v.id))
+	}
+	return page, more
+}
+
+func (p *Pool) after(id VolumeID, most int) []VolumeID {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.index.after(id, most)
+}
+
+// A listing is what one page of a list needs of a pool, asked once.
+type listing struct {
+	pool      *Pool
+	session   *session // nil if the pool does not serve
+	err       error    // why
+	space     dir.Space
+	published map[string][]bind.Publication
+}
+
+func (p *Pool) list() *listing {
+	l := &listing{pool: p}
+	l.err = l.open()
+	return l
+}
+
+func (l *listing) open() (err error) {
+	if l.session, err = l.pool.enter(); err != nil {
+		return err
+	}
+	if l.pool.config.Shared {
+		if err := l.session.load(); err != nil {
+			return err
+		}
+	}
+	if l.space, err = l.session.root.Space(); err != nil {
+		return err
+	}
+	l.published, err = l.pool.options.Mounts.Published(l.session.root)
+	return err
+}
+
+func (l *listing) close() {
+	if l.session != nil {
+		l.session.close()
+	}
+}
+
+func (l *listing) volume(id VolumeID) Volume {
+	e := l.pool.known(id)
+	var ioErr error
+	if l.err == nil {
+		e.present, ioErr = l.session.root.IsDir(id.name)
+	}
+	facts := l.pool.facts(e, l.space)
+	facts.Pool, facts.IO = l.err, ioErr
+	v := l.pool.volume(id, e, l.space)
+	v.Condition = facts.Condition()
+	v.Targets = targets(l.published[id.name])
+	return v
+}

@@ -1,0 +1,112 @@
+package pool
+
+import (
+	"fmt"
+	"math"
+	"math/big"
+	"strconv"
+	"strings"
+)
+
+// defaultBytes is promised to a volume for which no size was asked.
+const defaultBytes = 1 << 30
+
+// A Range is the size that a caller asks for, in bytes: at least Required and,
+// unless it is 0, at most Limit.
+type Range struct{ Required, Limit int64 }
+
+// promise is the size to set aside: what was asked, in whole blocks.
+func (r Range) promise(block int64) (int64, error) {
+	if err := r.check(); err != nil {
+		return 0, err
+	}
+	want := r.Required
+	if want == 0 {
+		want = defaultBytes
+		if r.Limit > 0 && r.Limit < want {
+			want = r.Limit / block * block
+		}
+	}
+	if want > math.MaxInt64-block {
+		return 0, fmt.Errorf("%w: %d bytes", ErrOutOfRange, want)
+	}
+	bytes := max(1, (want+block-1)/block) * block
+	if r.Limit > 0 && bytes > r.Limit {
+		return 0, fmt.Errorf("%w: %d bytes are %d in whole blocks, more than the limit of %d", ErrOutOfRange, want, bytes, r.Limit)
+	}
+	return bytes, nil
+}
+
+func (r Range) check() error {
+	switch {
+	case r.Required < 0 || r.Limit < 0:
+		return fmt.Errorf("%w: a size is negative (required %d, limit %d)", ErrInvalid, r.Required, r.Limit)
+	case r.Limit > 0 && r.Required > r.Limit:
+		return fmt.Errorf("%w: %d bytes are required, but at most %d allowed", ErrOutOfRange, r.Required, r.Limit)
+	}
+	return nil
+}
+
+// allows tells whether a volume of that size is what the range asks for.
+func (r Range) allows(bytes int64) bool {
+	return bytes >= r.Required && (r.Limit == 0 || bytes <= r.Limit)
+}
+
+// suffixes are those of Kubernetes quantities.
+var suffixes = map[string]int64{
+	"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18,
+	"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40, "Pi": 1 << 50, "Ei": 1 << 60,
+}
+
+// ParseBytes reads a quantity as Kubernetes writes sizes ("10Gi", "1.5G", "4096",
+// "1e9") and rounds it up to whole bytes.
+func ParseBytes(s string) (int64, error) {
+	bad := fmt.Errorf("%w: %q is not a size such as 10Gi or 500M", ErrInvalid, s)
+	number := strings.TrimRight(s, "kKMGTPEi")
+	unit, ok := suffixes[s[len(number):]]
+	if !ok || number == "" || len(number) > 30 || strings.Trim(number, "0123456789.e+") != "" {
+		return 0, bad
+	}
+	// The exponent is bounded by hand: big.Rat would compute any.
+	if _, exponent, found := strings.Cut(number, "e"); found {
+		if e, err := strconv.Atoi(exponent); err != nil || e > 18 {
+			return 0, bad
+		}
+	}
+	value, ok := new(big.Rat).SetString(number)
+	if !ok {
+		return 0, bad
+	}
+	value.Mul(value, new(big.Rat).SetInt64(unit))
+	rounded := new(big.Int).Add(value.Num(), new(big.Int).Sub(value.Denom(), big.NewInt(1)))
+	rounded.Quo(rounded, value.Denom())
+	if !rounded.IsInt64() {
+		return 0, fmt.Errorf("%w: %q", ErrOutOfRange, s)
+	}
+	return rounded.Int64(), nil
+}
+
+// A Reserve is what stays free in a pool: bytes, or a share of its size.
+type Reserve struct {
+	bytes   int64
+	percent float64
+}
+
+// ParseReserve takes a quantity ("5Gi") or a percentage ("5%").
+func ParseReserve(s string) (Reserve, error) {
+	share, isPercent := strings.CutSuffix(s, "%")
+	if !isPercent {
+		bytes, err := ParseBytes(s)
+		return Reserve{bytes: bytes}, err
+	}
+	percent, err := strconv.ParseFloat(share, 64)
+	if err != nil || math.IsNaN(percent) || percent < 0 || percent > 100 {
+		return Reserve{}, fmt.Errorf("%w: %q is not a percentage from 0%% to 100%%", ErrInvalid, s)
+	}
+	return Reserve{percent: percent}, nil
+}
+
+// of is the reserve, in bytes, of a pool of that size.
+func (r Reserve) of(size int64) int64 {
+	return r.bytes + int64(float64(size)*r.percent/100)
+}
