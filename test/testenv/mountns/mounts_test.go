@@ -1,40 +1,47 @@
-package mountns
+package mountns_test
 
 import (
+	"os"
+	"path/filepath"
 	"slices"
-	"strings"
+	"syscall"
 	"testing"
+
+	"kubevirt.io/hostpath-provisioner/test/testenv"
+	"kubevirt.io/hostpath-provisioner/test/testenv/mountns"
 )
 
-const sample = `22 27 0:21 / /proc rw,relatime - proc proc rw
-40 27 0:40 / /run/pool rw,relatime - xfs /dev/loop0 rw
-41 40 0:40 /volume /run/pool/a\040b\134c rw,relatime - xfs /dev/loop0 rw
-42 40 0:40 /volume /run/pool/a\040b\134c rw,relatime - xfs /dev/loop0 rw
-43 27 0:41 / /run/pool2 rw,relatime - xfs /dev/loop1 rw
-`
-
 func TestBelow(t *testing.T) {
+	pool := testenv.Tmpfs(t, 1<<20)
+	odd := filepath.Join(pool, `a b\c`)
+	beside := pool + "2"
+	for _, dir := range []string{odd, beside} {
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, dir := range []string{odd, odd, beside} {
+		if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, ""); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := syscall.Unmount(dir, 0); err != nil {
+				t.Error(err)
+			}
+		})
+	}
 	for _, test := range []struct {
 		name, dir string
 		want      []string
 	}{
-		{"a directory, its inside and both of two stacked mounts", "/run/pool",
-			[]string{"/run/pool", `/run/pool/a b\c`, `/run/pool/a b\c`}},
-		{"one place", `/run/pool/a b\c`, []string{`/run/pool/a b\c`, `/run/pool/a b\c`}},
-		{"not a name that begins alike", "/run/poo", nil},
-		{"everything", "/", []string{"/proc", "/run/pool", `/run/pool/a b\c`, `/run/pool/a b\c`, "/run/pool2"}},
+		{"a directory, its inside and both of two stacked mounts, not a name that begins alike", pool, []string{pool, odd, odd}},
+		{"one place", odd, []string{odd, odd}},
+		{"nothing", filepath.Join(pool, "x"), nil},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			got, err := below(test.dir, strings.NewReader(sample))
-			if err != nil || !slices.Equal(got, test.want) {
-				t.Errorf("below(%q) = %q, %v; want %q", test.dir, got, err, test.want)
+			if got, err := mountns.Below(test.dir); err != nil || !slices.Equal(got, test.want) {
+				t.Errorf("Below(%s) = %q, %v; want %q", test.dir, got, err, test.want)
 			}
 		})
-	}
-}
-
-func TestBelowRefusesWhatIsNotMountinfo(t *testing.T) {
-	if got, err := below("/", strings.NewReader("tmpfs /run\n")); err == nil {
-		t.Errorf("below took a line of another file and found %q", got)
 	}
 }
