@@ -138,11 +138,12 @@ func TestAnyNumberOfCallsAtOnceCannotOversell(t *testing.T) {
 			calls.Go(func() {
 				name := fmt.Sprintf("pvc-%d", i)
 				_, err := b.Create(t.Context(), pool.Request{ID: id(t, name), Range: pool.Range{Required: size}})
-				if errors.Is(err, pool.ErrNoSpace) {
-					refused.Store(name, true)
-				} else if err == nil {
+				switch {
+				case err == nil:
 					made.Store(name, true)
-				} else {
+				case errors.Is(err, pool.ErrNoSpace):
+					refused.Store(name, true)
+				default:
 					t.Error(err)
 				}
 			})

@@ -174,6 +174,9 @@ func (s *session) sync() error {
 			return err
 		}
 	}
+	if s.pool.config.Shared {
+		return s.takeOver()
+	}
 	return nil
 }
 

@@ -268,3 +268,28 @@ func TestNodesOfASharedPoolSeeEachOthersPromises(t *testing.T) {
 		one.wantVolumes()
 	})
 }
+
+func TestWhatANodeThatIsGoneLeftIsTakenOver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, t.TempDir())
+		b.start(`[{"name":"local","path":"pool","shared":true}]`)
+		for _, node := range []string{"alive", "gone"} {
+			must(t, os.MkdirAll(b.own("staging", node, "pvc-1"), 0o700))
+			must(t, os.MkdirAll(b.own("trash", node, "pvc-2.0123456789abcdef", "data"), 0o700))
+		}
+		// The bubble's clock starts in the year 2000; the disk's does not.
+		must(t, os.Chtimes(b.own("trash", "alive"), time.Now(), time.Now()))
+		must(t, os.Chtimes(b.own("trash", "gone"), time.Now(), time.Now().Add(-25*time.Hour)))
+		b.later(2 * time.Minute)
+		for node, want := range map[string]int{"alive": 1, "gone": 0, "node-1": 0} {
+			for _, part := range []string{"staging", "trash"} {
+				if node == "node-1" && part == "staging" {
+					continue
+				}
+				if got := names(t, b.own(part, node)); len(got) != want {
+					t.Errorf("%s of the node %q has %q, want %d entries", part, node, got, want)
+				}
+			}
+		}
+	})
+}

@@ -18,6 +18,7 @@ import (
 	"path"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -267,4 +268,19 @@ func checkName(name string) error {
 		return fmt.Errorf("%q: %w", name, ErrName)
 	}
 	return nil
+}
+
+// Touch sets the directory's times to now.
+func (d *Dir) Touch() error {
+	now := time.Now()
+	return os.Chtimes(d.HandlePath(), now, now)
+}
+
+// Modified is when an entry of the directory last changed, or Touch was called.
+func (d *Dir) Modified() (time.Time, error) {
+	info, err := d.f.Stat()
+	if err != nil {
+		return time.Time{}, err
+	}
+	return info.ModTime(), nil
 }

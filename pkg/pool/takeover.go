@@ -1,0 +1,92 @@
+package pool
+
+import (
+	"errors"
+	"time"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+)
+
+// unseenAfter is when what another node of a shared pool left unfinished is taken
+// over. The clocks of nodes differ by less.
+const unseenAfter = 24 * time.Hour
+
+// takeOver says that this node is alive, and finishes what nodes left that are not.
+// A node's trash directory is its sign of life.
+func (s *session) takeOver() error {
+	if err := s.trash.Touch(); err != nil {
+		return err
+	}
+	trash, err := s.own.Open(trashName)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = trash.Close() }()
+	nodes, err := names(trash)
+	if err != nil {
+		return err
+	}
+	for _, node := range nodes {
+		if node == s.pool.options.Node.name {
+			continue
+		}
+		if err := s.takeOverFrom(trash, node); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *session) takeOverFrom(trash *dir.Dir, node string) error {
+	left, err := trash.Open(node)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = left.Close() }()
+	seen, err := left.Modified()
+	if err != nil || time.Since(seen) < unseenAfter {
+		return err
+	}
+	staging, err := openNested(s.own, stagingName, node, (*dir.Dir).Open)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = staging.Close() }()
+	return errors.Join(s.takeStaging(staging, node), s.takeTrash(left, node))
+}
+
+func (s *session) takeStaging(staging *dir.Dir, node string) error {
+	staged, err := names(staging)
+	if err != nil {
+		return err
+	}
+	for _, name := range staged {
+		if id, err := ParseVolumeID(name); err == nil {
+			if err := s.undoRecord(id); err != nil {
+				return err
+			}
+		}
+		s.pool.log.Info("undid the creation of a node that is gone", "volume", name, "node", node)
+		if err := s.throwAway(staging, name, name+"."+randomSuffix(), 0); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *session) takeTrash(left *dir.Dir, node string) error {
+	thrown, err := names(left)
+	if err != nil {
+		return err
+	}
+	for _, name := range thrown {
+		if err := s.finishRemoval(name); err != nil {
+			return err
+		}
+		s.pool.log.Info("took over the trash of a node that is gone", "trash", name, "node", node)
+		if err := s.throwAway(left, name, name+"."+randomSuffix(), unknownBytes); err != nil {
+			return err
+		}
+	}
+	return nil
+}
