@@ -1,0 +1,146 @@
+package driver_test
+
+import (
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+
+	"kubevirt.io/hostpath-provisioner/test/testenv"
+)
+
+func TestGetCapacity(t *testing.T) {
+	r := newRig(t, setup{pools: `[{"name":"local","path":"POOLS/local"},{"name":"everywhere","path":"POOLS/everywhere","shared":true},` +
+		`{"name":"away","path":"POOLS/away","requireMount":true},{"name":"reserved","path":"POOLS/reserved","reserve":"100%"}]`})
+	in := func(pool string) map[string]string { return map[string]string{"storagePool": pool} }
+	several := capability(csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER)
+	for name, c := range map[string]struct {
+		request *csi.GetCapacityRequest
+		some    bool
+	}{
+		"a pool has some, asked as external-provisioner does": {&csi.GetCapacityRequest{Parameters: in("local"), AccessibleTopology: onNode(nodeName)}, true},
+		"the parameters are enough":                           {&csi.GetCapacityRequest{Parameters: in("local")}, true},
+		"another node has none":                               {&csi.GetCapacityRequest{Parameters: in("local"), AccessibleTopology: onNode("node-b")}, false},
+		"a topology that is not ours has none":                {&csi.GetCapacityRequest{Parameters: in("local"), AccessibleTopology: &csi.Topology{Segments: map[string]string{"zone": "z"}}}, false},
+		"a shared pool has some for another node":             {&csi.GetCapacityRequest{Parameters: in("everywhere"), AccessibleTopology: onNode("node-b")}, true},
+		"directories have some":                               {&csi.GetCapacityRequest{Parameters: in("local"), VolumeCapabilities: []*csi.VolumeCapability{writer()}}, true},
+		"block devices have none":                             {&csi.GetCapacityRequest{Parameters: in("local"), VolumeCapabilities: []*csi.VolumeCapability{block()}}, false},
+		"an unknown mount flag has none":                      {&csi.GetCapacityRequest{Parameters: in("local"), VolumeCapabilities: []*csi.VolumeCapability{writer("discard")}}, false},
+		"several nodes have none":                             {&csi.GetCapacityRequest{Parameters: in("local"), VolumeCapabilities: []*csi.VolumeCapability{several}}, false},
+		"several nodes have some of a shared pool":            {&csi.GetCapacityRequest{Parameters: in("everywhere"), VolumeCapabilities: []*csi.VolumeCapability{several}}, true},
+		"a pool that is missing has none":                     {&csi.GetCapacityRequest{Parameters: in("away"), AccessibleTopology: onNode(nodeName)}, false},
+		"a pool that is reserved has none":                    {&csi.GetCapacityRequest{Parameters: in("reserved")}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			response, err := r.GetCapacity(t.Context(), c.request)
+			must(t, err)
+			if got := response.GetAvailableCapacity(); got > 0 != c.some || got < 0 || got >= tooMuch {
+				t.Errorf("available are %d bytes, want some: %v", got, c.some)
+			}
+			if response.GetMaximumVolumeSize() == nil {
+				t.Fatal("the largest volume is not told")
+			}
+			wantEqual(t, "the largest volume", response.GetMaximumVolumeSize().GetValue(), response.GetAvailableCapacity())
+		})
+	}
+	for name, c := range map[string]struct {
+		parameters map[string]string
+		says       []string
+	}{
+		"an unknown pool":             {in("nowhere"), []string{`"nowhere"`, `"local"`}},
+		"the pool's key misspelled":   {map[string]string{"storagepool": "local"}, []string{`"storagepool"`, `"storagePool"`}},
+		"no pool among several":       {nil, []string{`"local"`, `"everywhere"`}},
+		"a pool name that cannot be":  {in("a/b"), []string{`"a/b"`}},
+		"an unknown pool, other node": {in("nowhere"), []string{`"nowhere"`}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := r.GetCapacity(t.Context(), &csi.GetCapacityRequest{Parameters: c.parameters})
+			wantCode(t, err, codes.InvalidArgument, c.says...)
+			_, err = r.GetCapacity(t.Context(), &csi.GetCapacityRequest{Parameters: c.parameters, AccessibleTopology: onNode("node-b")})
+			wantCode(t, err, codes.InvalidArgument, c.says...)
+		})
+	}
+}
+
+func TestWhatGetCapacityTellsCanBeMadeOnce(t *testing.T) {
+	disk := testenv.Tmpfs(t, 64*mib)
+	r := newRig(t, setup{pools: `[{"name":"local","path":"` + disk + `/pool"}]`})
+	withSize := func(bytes int64) func(*csi.CreateVolumeRequest) {
+		return func(req *csi.CreateVolumeRequest) { req.CapacityRange = &csi.CapacityRange{RequiredBytes: bytes} }
+	}
+	capacity := func() int64 {
+		t.Helper()
+		response, err := r.GetCapacity(t.Context(), &csi.GetCapacityRequest{})
+		must(t, err)
+		return response.GetAvailableCapacity()
+	}
+	told := capacity()
+	if told <= 60*mib || told > 64*mib {
+		t.Errorf("%d bytes are told of an empty disk of 64 MiB", told)
+	}
+	_, err := r.CreateVolume(t.Context(), createRequest("large", withSize(told-8*mib)))
+	must(t, err)
+	wantEqual(t, "what is left", capacity(), int64(8*mib))
+	_, err = r.CreateVolume(t.Context(), createRequest("too-large", withSize(9*mib)))
+	wantCode(t, err, codes.ResourceExhausted, `"local"`)
+	_, err = r.CreateVolume(t.Context(), createRequest("last", withSize(8*mib)))
+	must(t, err)
+	wantEqual(t, "what is left", capacity(), int64(0))
+	_, err = r.CreateVolume(t.Context(), createRequest("one-more", withSize(mib)))
+	wantCode(t, err, codes.ResourceExhausted, `"local"`)
+	wantEqual(t, "all volumes", r.ids(t), []string{"large", "last"})
+}
+
+func TestAPoolThatIsAway(t *testing.T) {
+	r := newRig(t, setup{pools: missingPool})
+	in := func(pool string) func(*csi.CreateVolumeRequest) {
+		return func(req *csi.CreateVolumeRequest) { req.Parameters = map[string]string{"storagePool": pool} }
+	}
+	t.Run("makes no volume, and another node is tried", func(t *testing.T) {
+		_, err := r.CreateVolume(t.Context(), createRequest("vol", in("away")))
+		wantCode(t, err, codes.ResourceExhausted, `"away"`, "requireMount")
+	})
+	t.Run("nothing is written below its path", func(t *testing.T) {
+		wantGone(t, r.path("away", ".hostpath-provisioner"))
+		wantGone(t, r.path("away", "vol"))
+	})
+	t.Run("the others serve", func(t *testing.T) {
+		r.create(t, "vol", "local")
+		r.publish(t, "vol", r.target("vol"))
+		wantEqual(t, "all volumes", r.ids(t), []string{"vol"})
+		r.unpublish(t, "vol", r.target("vol"))
+		_, err := r.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: "vol"})
+		must(t, err)
+	})
+	// A volume that is not seen may be in the pool that is not seen.
+	for name, call := range map[string]func(t *testing.T) error{
+		"a volume is not told to be deleted": func(t *testing.T) error {
+			_, err := r.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: "unseen"})
+			return err
+		},
+		"a volume is not told to be absent": func(t *testing.T) error {
+			_, err := r.ControllerGetVolume(t.Context(), &csi.ControllerGetVolumeRequest{VolumeId: "unseen"})
+			return err
+		},
+		"a volume is not validated": func(t *testing.T) error {
+			_, err := r.ValidateVolumeCapabilities(t.Context(), validateRequest("unseen", writer()))
+			return err
+		},
+		"a volume is not published": func(t *testing.T) error {
+			_, err := r.NodePublishVolume(t.Context(), publishRequest("unseen", r.target("unseen")))
+			return err
+		},
+		"a volume is not measured": func(t *testing.T) error {
+			_, err := r.NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: "unseen", VolumePath: r.target("unseen")})
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) { wantCode(t, call(t), codes.Unavailable, `"away"`, "requireMount") })
+	}
+	t.Run("a pod can end", func(t *testing.T) { r.unpublish(t, "unseen", r.target("unseen")) })
+	t.Run("the driver is ready", func(t *testing.T) {
+		probe, err := r.Probe(t.Context(), &csi.ProbeRequest{})
+		must(t, err)
+		wantEqual(t, "ready", probe.GetReady().GetValue(), true)
+	})
+}

@@ -1,0 +1,290 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"kubevirt.io/hostpath-provisioner/pkg/health"
+	"kubevirt.io/hostpath-provisioner/pkg/pool"
+)
+
+type controller struct {
+	csi.UnimplementedControllerServer
+	config Config
+	pools  *pool.Set
+}
+
+// ControllerGetCapabilities tells what the controller service can do.
+func (c *controller) ControllerGetCapabilities(context.Context, *csi.ControllerGetCapabilitiesRequest) (*csi.ControllerGetCapabilitiesResponse, error) {
+	var capabilities []*csi.ControllerServiceCapability
+	for _, t := range []csi.ControllerServiceCapability_RPC_Type{
+		csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME,
+		csi.ControllerServiceCapability_RPC_LIST_VOLUMES,
+		csi.ControllerServiceCapability_RPC_LIST_VOLUMES_PUBLISHED_NODES,
+		csi.ControllerServiceCapability_RPC_GET_VOLUME,
+		csi.ControllerServiceCapability_RPC_VOLUME_CONDITION,
+		csi.ControllerServiceCapability_RPC_GET_CAPACITY,
+		csi.ControllerServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER,
+	} {
+		capabilities = append(capabilities, &csi.ControllerServiceCapability{
+			Type: &csi.ControllerServiceCapability_Rpc{Rpc: &csi.ControllerServiceCapability_RPC{Type: t}},
+		})
+	}
+	return &csi.ControllerGetCapabilitiesResponse{Capabilities: capabilities}, nil
+}
+
+// CreateVolume makes a volume on this node. Repeating it gives the same answer.
+func (c *controller) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
+	request, err := c.parseCreate(req)
+	if err != nil {
+		return nil, err
+	}
+	unlock, err := c.pools.Lock(request.ID)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+
+	volume, err := c.pools.Create(ctx, request)
+	if err != nil {
+		return nil, err
+	}
+	return &csi.CreateVolumeResponse{Volume: c.describe(volume)}, nil
+}
+
+func (c *controller) parseCreate(req *csi.CreateVolumeRequest) (pool.Request, error) {
+	if req.GetName() == "" {
+		return pool.Request{}, invalid("the volume name is empty")
+	}
+	id, err := pool.ParseVolumeID(req.GetName())
+	if err != nil {
+		return pool.Request{}, err
+	}
+	wanted, err := parseAccesses(req.GetVolumeCapabilities())
+	if err != nil {
+		return pool.Request{}, err
+	}
+	name, err := parsePool(req.GetParameters())
+	if err != nil {
+		return pool.Request{}, err
+	}
+	switch {
+	case req.GetVolumeContentSource() != nil:
+		return pool.Request{}, invalid("a volume cannot be made from a snapshot or another volume")
+	case len(req.GetMutableParameters()) > 0:
+		return pool.Request{}, errMutable
+	}
+	requirements := req.GetAccessibilityRequirements()
+	allowed := slices.Concat(requirements.GetRequisite(), requirements.GetPreferred())
+	return pool.Request{
+		ID:             id,
+		Pool:           name,
+		Range:          parseRange(req.GetCapacityRange()),
+		MultiNode:      wanted.multiNode,
+		OtherNodesOnly: !c.config.includes(allowed),
+	}, nil
+}
+
+var errMutable = invalid("a volume has no mutable parameters")
+
+// DeleteVolume removes a volume. Deleting one that does not exist succeeds; one
+// that is still published is refused, because the kernel would let its data go.
+func (c *controller) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequest) (*csi.DeleteVolumeResponse, error) {
+	id, err := pool.ParseVolumeID(req.GetVolumeId())
+	if err != nil {
+		return nil, err
+	}
+	unlock, err := c.pools.Lock(id)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+
+	if err := c.pools.Delete(ctx, id); err != nil && !errors.Is(err, pool.ErrNotFound) {
+		return nil, err
+	}
+	return &csi.DeleteVolumeResponse{}, nil
+}
+
+// ValidateVolumeCapabilities confirms what a volume can be used for.
+func (c *controller) ValidateVolumeCapabilities(ctx context.Context, req *csi.ValidateVolumeCapabilitiesRequest) (*csi.ValidateVolumeCapabilitiesResponse, error) {
+	id, err := pool.ParseVolumeID(req.GetVolumeId())
+	if err != nil {
+		return nil, err
+	}
+	if len(req.GetVolumeCapabilities()) == 0 {
+		return nil, invalid("the volume capabilities are missing")
+	}
+	volume, err := c.pools.Volume(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	if volume.Lost {
+		return nil, fmt.Errorf("volume %s: its directory is lost: %w", id, pool.ErrNotFound)
+	}
+	if why := unconfirmed(req, volume); why != "" {
+		return &csi.ValidateVolumeCapabilitiesResponse{Message: why}, nil
+	}
+	return &csi.ValidateVolumeCapabilitiesResponse{
+		Confirmed: &csi.ValidateVolumeCapabilitiesResponse_Confirmed{
+			VolumeContext:      req.GetVolumeContext(),
+			VolumeCapabilities: req.GetVolumeCapabilities(),
+			Parameters:         req.GetParameters(),
+		},
+	}, nil
+}
+
+// unconfirmed is why a volume is not what the request describes; empty if it is.
+func unconfirmed(req *csi.ValidateVolumeCapabilitiesRequest, volume pool.Volume) string {
+	wanted, err := parseAccesses(req.GetVolumeCapabilities())
+	if err != nil {
+		return err.Error()
+	}
+	if len(req.GetMutableParameters()) > 0 {
+		return errMutable.Error()
+	}
+	if wanted.multiNode && !volume.Shared {
+		return fmt.Sprintf("pool %q is not shared between nodes", volume.Pool)
+	}
+	for _, described := range []map[string]string{req.GetVolumeContext(), req.GetParameters()} {
+		name, err := parsePool(described)
+		if err != nil {
+			return err.Error()
+		}
+		if name != (pool.Name{}) && name != volume.Pool {
+			return fmt.Sprintf("the volume is in pool %q, not in %q", volume.Pool, name)
+		}
+	}
+	return ""
+}
+
+// ListVolumes lists the volumes of this node in the order of their ids. A token is
+// the last id of a page, so that it survives what comes and goes between pages.
+func (c *controller) ListVolumes(ctx context.Context, req *csi.ListVolumesRequest) (*csi.ListVolumesResponse, error) {
+	if req.GetMaxEntries() < 0 {
+		return nil, invalid("max_entries is negative: %d", req.GetMaxEntries())
+	}
+	after, err := parseToken(req.GetStartingToken())
+	if err != nil {
+		return nil, err
+	}
+	most := int(req.GetMaxEntries())
+	if most == 0 {
+		most = math.MaxInt32
+	}
+	volumes, more := c.pools.List(ctx, after, most)
+	response := &csi.ListVolumesResponse{}
+	for _, volume := range volumes {
+		response.Entries = append(response.Entries, &csi.ListVolumesResponse_Entry{
+			Volume: c.describe(volume),
+			Status: &csi.ListVolumesResponse_VolumeStatus{
+				PublishedNodeIds: c.publishedNodes(volume),
+				VolumeCondition:  condition(volume.Condition),
+			},
+		})
+	}
+	if more {
+		response.NextToken = tokenPrefix + volumes[len(volumes)-1].ID.String()
+	}
+	return response, nil
+}
+
+// tokenPrefix cannot be the beginning of an id.
+const tokenPrefix = "after:"
+
+// parseToken is the id that a page begins after; the zero id for the first page.
+func parseToken(token string) (pool.VolumeID, error) {
+	if token == "" {
+		return pool.VolumeID{}, nil
+	}
+	name, ok := strings.CutPrefix(token, tokenPrefix)
+	id, err := pool.ParseVolumeID(name)
+	if !ok || err != nil {
+		return pool.VolumeID{}, status.Errorf(codes.Aborted, "the starting token %q is not one of this driver; begin again without one", token)
+	}
+	return id, nil
+}
+
+// ControllerGetVolume tells of one volume. Those of other nodes are NOT_FOUND.
+func (c *controller) ControllerGetVolume(ctx context.Context, req *csi.ControllerGetVolumeRequest) (*csi.ControllerGetVolumeResponse, error) {
+	id, err := pool.ParseVolumeID(req.GetVolumeId())
+	if err != nil {
+		return nil, err
+	}
+	volume, err := c.pools.Volume(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	return &csi.ControllerGetVolumeResponse{
+		Volume: c.describe(volume),
+		Status: &csi.ControllerGetVolumeResponse_VolumeStatus{
+			PublishedNodeIds: c.publishedNodes(volume),
+			VolumeCondition:  condition(volume.Condition),
+		},
+	}, nil
+}
+
+// GetCapacity tells what a pool can still promise. A pool that does not serve has
+// nothing: an error would leave the scheduler with the last number. The largest
+// volume is the same, since the scheduler prefers that field.
+func (c *controller) GetCapacity(_ context.Context, req *csi.GetCapacityRequest) (*csi.GetCapacityResponse, error) {
+	name, err := parsePool(req.GetParameters())
+	if err != nil {
+		return nil, err
+	}
+	shared, err := c.pools.Shared(name)
+	if err != nil {
+		return nil, err
+	}
+	answer := func(bytes int64) *csi.GetCapacityResponse {
+		return &csi.GetCapacityResponse{AvailableCapacity: bytes, MaximumVolumeSize: wrapperspb.Int64(bytes)}
+	}
+	if t := req.GetAccessibleTopology(); t != nil && !shared && !c.config.includes([]*csi.Topology{t}) {
+		return answer(0), nil
+	}
+	var wanted access
+	if len(req.GetVolumeCapabilities()) > 0 {
+		if wanted, err = parseAccesses(req.GetVolumeCapabilities()); err != nil {
+			return answer(0), nil //nolint:nilerr // no volume of that kind fits
+		}
+	}
+	bytes, err := c.pools.Capacity(name, wanted.multiNode)
+	if err != nil {
+		return nil, err
+	}
+	return answer(bytes), nil
+}
+
+// describe is a volume as CSI has it.
+func (c *controller) describe(volume pool.Volume) *csi.Volume {
+	return &csi.Volume{
+		VolumeId:           volume.ID.String(),
+		CapacityBytes:      volume.Bytes,
+		AccessibleTopology: c.config.topology(volume.Shared),
+		VolumeContext: map[string]string{
+			poolKey:     volume.Pool.String(),
+			enforcedKey: strconv.FormatBool(volume.Enforced),
+		},
+	}
+}
+
+func (c *controller) publishedNodes(volume pool.Volume) []string {
+	if len(volume.Targets) == 0 {
+		return nil
+	}
+	return []string{c.config.Node.String()}
+}
+
+func condition(c health.Condition) *csi.VolumeCondition {
+	return &csi.VolumeCondition{Abnormal: c.Abnormal, Message: c.Message}
+}

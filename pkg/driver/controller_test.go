@@ -1,0 +1,311 @@
+package driver_test
+
+import (
+	"os"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/testing/protocmp"
+)
+
+func TestControllerCapabilities(t *testing.T) {
+	r := newRig(t, setup{})
+	response, err := r.ControllerGetCapabilities(t.Context(), &csi.ControllerGetCapabilitiesRequest{})
+	must(t, err)
+	got := make(map[string]int)
+	for _, c := range response.GetCapabilities() {
+		got[c.GetRpc().GetType().String()]++
+	}
+	wantEqual(t, "the capabilities", got, map[string]int{
+		"CREATE_DELETE_VOLUME":         1,
+		"LIST_VOLUMES":                 1,
+		"LIST_VOLUMES_PUBLISHED_NODES": 1,
+		"GET_VOLUME":                   1,
+		"VOLUME_CONDITION":             1,
+		"GET_CAPACITY":                 1,
+		"SINGLE_NODE_MULTI_WRITER":     1,
+	})
+}
+
+func TestCallsThatAreNotAdvertisedAreNotImplemented(t *testing.T) {
+	r := newRig(t, setup{})
+	ctx := t.Context()
+	for name, call := range map[string]func() error{
+		"ControllerPublishVolume": func() error {
+			_, err := r.ControllerPublishVolume(ctx, &csi.ControllerPublishVolumeRequest{})
+			return err
+		},
+		"ControllerUnpublishVolume": func() error {
+			_, err := r.ControllerUnpublishVolume(ctx, &csi.ControllerUnpublishVolumeRequest{})
+			return err
+		},
+		"ControllerExpandVolume": func() error {
+			_, err := r.ControllerExpandVolume(ctx, &csi.ControllerExpandVolumeRequest{})
+			return err
+		},
+		"ControllerModifyVolume": func() error {
+			_, err := r.ControllerModifyVolume(ctx, &csi.ControllerModifyVolumeRequest{})
+			return err
+		},
+		"CreateSnapshot":    func() error { _, err := r.CreateSnapshot(ctx, &csi.CreateSnapshotRequest{}); return err },
+		"DeleteSnapshot":    func() error { _, err := r.DeleteSnapshot(ctx, &csi.DeleteSnapshotRequest{}); return err },
+		"ListSnapshots":     func() error { _, err := r.ListSnapshots(ctx, &csi.ListSnapshotsRequest{}); return err },
+		"NodeStageVolume":   func() error { _, err := r.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{}); return err },
+		"NodeUnstageVolume": func() error { _, err := r.NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{}); return err },
+		"NodeExpandVolume":  func() error { _, err := r.NodeExpandVolume(ctx, &csi.NodeExpandVolumeRequest{}); return err },
+	} {
+		t.Run(name, func(t *testing.T) { wantCode(t, call(), codes.Unimplemented) })
+	}
+}
+
+func TestDeleteVolume(t *testing.T) {
+	r := newRig(t, setup{})
+	for name, c := range badIDs {
+		t.Run(name, func(t *testing.T) {
+			_, err := r.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: c.id})
+			wantCode(t, err, codes.InvalidArgument, c.says)
+		})
+	}
+	wantDeleted := func(t *testing.T, id string) {
+		t.Helper()
+		_, err := r.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: id})
+		must(t, err)
+		wantEqual(t, "what is listed", r.ids(t), []string(nil))
+		wantGone(t, r.path("local", id))
+	}
+	t.Run("a volume that was never there is gone", func(t *testing.T) { wantDeleted(t, "vol") })
+	t.Run("a volume goes, with all that is in it", func(t *testing.T) {
+		r.create(t, "vol", "")
+		must(t, os.WriteFile(r.path("local", "vol")+"/data", []byte("data"), 0o600))
+		wantDeleted(t, "vol")
+	})
+	t.Run("a volume that went is gone", func(t *testing.T) { wantDeleted(t, "vol") })
+	t.Run("its name is free again", func(t *testing.T) {
+		r.create(t, "vol", "")
+		wantGone(t, r.path("local", "vol")+"/data")
+		wantDeleted(t, "vol")
+	})
+	t.Run("a published volume stays", func(t *testing.T) {
+		r.create(t, "vol", "")
+		r.publish(t, "vol", r.target("one"))
+		r.publish(t, "vol", r.target("two"))
+		for _, left := range []string{r.target("one"), r.target("two")} {
+			_, err := r.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: "vol"})
+			wantCode(t, err, codes.FailedPrecondition, "vol", "in use", r.pods)
+			r.unpublish(t, "vol", left)
+		}
+		wantDeleted(t, "vol")
+	})
+	t.Run("a volume whose directory is lost goes", func(t *testing.T) {
+		r.create(t, "vol", "")
+		must(t, os.Remove(r.path("local", "vol")))
+		wantDeleted(t, "vol")
+		r.create(t, "vol", "")
+		wantDeleted(t, "vol")
+	})
+	t.Run("a directory of the earlier driver goes", func(t *testing.T) {
+		must(t, os.Mkdir(r.path("local", "pvc-1"), 0o755))
+		wantDeleted(t, "pvc-1")
+	})
+}
+
+func TestControllerGetVolume(t *testing.T) {
+	r := newRig(t, setup{pools: severalPool})
+	for name, c := range badIDs {
+		t.Run(name, func(t *testing.T) {
+			_, err := r.ControllerGetVolume(t.Context(), &csi.ControllerGetVolumeRequest{VolumeId: c.id})
+			wantCode(t, err, codes.InvalidArgument, c.says)
+		})
+	}
+	t.Run("a volume of another node is not found", func(t *testing.T) {
+		_, err := r.ControllerGetVolume(t.Context(), &csi.ControllerGetVolumeRequest{VolumeId: "elsewhere"})
+		wantCode(t, err, codes.NotFound, "elsewhere")
+	})
+	t.Run("a volume is told with its pool, its node and where it is published", func(t *testing.T) {
+		volume := r.create(t, "vol", "other")
+		want := &csi.ControllerGetVolumeResponse{
+			Volume: volume,
+			Status: &csi.ControllerGetVolumeResponse_VolumeStatus{VolumeCondition: &csi.VolumeCondition{}},
+		}
+		words := protocmp.IgnoreFields(&csi.VolumeCondition{}, "message")
+		wantEqual(t, "before it is published", r.volume(t, "vol"), want, words)
+
+		r.publish(t, "vol", r.target("vol"))
+		want.Status.PublishedNodeIds = []string{nodeName}
+		wantEqual(t, "while it is published", r.volume(t, "vol"), want, words)
+
+		r.unpublish(t, "vol", r.target("vol"))
+		want.Status.PublishedNodeIds = nil
+		wantEqual(t, "after that", r.volume(t, "vol"), want, words)
+	})
+	t.Run("a directory of the earlier driver has the size of its pool", func(t *testing.T) {
+		must(t, os.Mkdir(r.path("local", "pvc-1"), 0o755))
+		volume := r.volume(t, "pvc-1").GetVolume()
+		if volume.GetCapacityBytes() < mib || volume.GetVolumeContext()["storagePool"] != "local" {
+			t.Errorf("the volume is %v, want one of the pool %q with its size", volume, "local")
+		}
+	})
+	t.Run("what is no directory is no volume", func(t *testing.T) {
+		must(t, os.WriteFile(r.path("local", "file"), nil, 0o600))
+		must(t, os.Symlink("/etc", r.path("local", "link")))
+		for _, id := range []string{"file", "link"} {
+			if got := r.volume(t, id); got != nil {
+				t.Errorf("%s is a volume: %v", id, got)
+			}
+		}
+	})
+}
+
+// conditions are those of a volume in the answers that tell it.
+func (r *rig) conditions(t *testing.T, id string) map[string]*csi.VolumeCondition {
+	t.Helper()
+	all := map[string]*csi.VolumeCondition{"ControllerGetVolume": r.volume(t, id).GetStatus().GetVolumeCondition()}
+	list, err := r.ListVolumes(t.Context(), &csi.ListVolumesRequest{})
+	must(t, err)
+	for _, entry := range list.GetEntries() {
+		if entry.GetVolume().GetVolumeId() == id {
+			all["ListVolumes"] = entry.GetStatus().GetVolumeCondition()
+		}
+	}
+	return all
+}
+
+func TestTheConditionOfAVolume(t *testing.T) {
+	dir := t.TempDir()
+	pools := `[{"name":"local","path":"` + dir + `"}]`
+	before := newRig(t, setup{pools: pools})
+	for _, id := range []string{"good", "lost", "torn"} {
+		before.create(t, id, "")
+	}
+	must(t, before.set.Close(t.Context()))
+	must(t, os.Remove(dir+"/lost"))
+	must(t, os.WriteFile(dir+"/.hostpath-provisioner/volumes/torn.json", []byte(`{"ver`), 0o600))
+	must(t, os.Mkdir(dir+"/adopted", 0o755))
+
+	r := newRig(t, setup{pools: pools})
+	for id, c := range map[string]struct {
+		abnormal bool
+		says     string
+	}{
+		"good":    {false, "in order"},
+		"adopted": {false, "in order"},
+		"lost":    {true, "missing"},
+		"torn":    {true, "record"},
+	} {
+		t.Run(id, func(t *testing.T) {
+			told := r.conditions(t, id)
+			wantEqual(t, "how many calls tell it", len(told), 2)
+			for call, got := range told {
+				if got == nil || got.GetAbnormal() != c.abnormal {
+					t.Errorf("%s tells %v, want abnormal: %v", call, got, c.abnormal)
+				}
+				wantContains(t, got.GetMessage(), c.says)
+			}
+		})
+	}
+}
+
+func TestALostVolumeIsListedAndKeepsItsSize(t *testing.T) {
+	r := newRig(t, setup{})
+	want := r.create(t, "vol", "")
+	must(t, os.RemoveAll(r.path("local", "vol")))
+	list, err := r.ListVolumes(t.Context(), &csi.ListVolumesRequest{})
+	must(t, err)
+	wantEqual(t, "the list", list, &csi.ListVolumesResponse{Entries: []*csi.ListVolumesResponse_Entry{{
+		Volume: want,
+		Status: &csi.ListVolumesResponse_VolumeStatus{VolumeCondition: &csi.VolumeCondition{Abnormal: true}},
+	}}}, protocmp.IgnoreFields(&csi.VolumeCondition{}, "message"))
+
+	_, err = r.CreateVolume(t.Context(), createRequest("vol"))
+	wantCode(t, err, codes.Internal, "vol", "lost")
+	wantGone(t, r.path("local", "vol"))
+	_, err = r.NodePublishVolume(t.Context(), publishRequest("vol", r.target("vol")))
+	wantCode(t, err, codes.NotFound, "vol", "lost")
+	wantGone(t, r.target("vol"))
+}
+
+func TestADamagedRecordHarmsOneVolume(t *testing.T) {
+	r := newRig(t, setup{})
+	r.create(t, "good", "")
+	r.create(t, "torn", "")
+	record := r.path("local", ".hostpath-provisioner/volumes/torn.json")
+	must(t, os.WriteFile(record, []byte("}"), 0o600))
+
+	_, err := r.CreateVolume(t.Context(), createRequest("torn"))
+	wantCode(t, err, codes.Internal, "torn")
+	_, err = r.NodePublishVolume(t.Context(), publishRequest("torn", r.target("torn")))
+	wantCode(t, err, codes.Internal, "torn")
+	wantEqual(t, "all volumes", r.ids(t), []string{"good", "torn"})
+	wantThere(t, r.path("local", "torn"))
+	r.publish(t, "good", r.target("good"))
+}
+
+func TestValidateVolumeCapabilities(t *testing.T) {
+	r := newRig(t, setup{pools: severalPool})
+	r.create(t, "vol", "local")
+	r.create(t, "shared-vol", "everywhere")
+	r.create(t, "lost", "local")
+	must(t, os.Remove(r.path("local", "lost")))
+	several := csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER
+	inPool := func(name string) map[string]string {
+		return map[string]string{"storagePool": name, "of": "another driver"}
+	}
+	for name, c := range map[string]struct {
+		request *csi.ValidateVolumeCapabilitiesRequest
+		code    codes.Code
+		says    string // in the error, or in the message of what is not confirmed
+	}{
+		"a directory is confirmed":                     {validateRequest("vol", writer()), codes.OK, ""},
+		"mount flags are confirmed":                    {validateRequest("vol", writer("ro", "nosuid")), codes.OK, ""},
+		"several capabilities are confirmed":           {validateRequest("vol", writer(), capability(csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY)), codes.OK, ""},
+		"several nodes are confirmed for a shared one": {validateRequest("shared-vol", capability(several)), codes.OK, ""},
+		"its pool is confirmed": {&csi.ValidateVolumeCapabilitiesRequest{VolumeId: "vol", VolumeCapabilities: []*csi.VolumeCapability{writer()},
+			Parameters: inPool("local"), VolumeContext: inPool("local")}, codes.OK, ""},
+
+		"another pool in the parameters is not": {&csi.ValidateVolumeCapabilitiesRequest{VolumeId: "vol", VolumeCapabilities: []*csi.VolumeCapability{writer()},
+			Parameters: inPool("other")}, codes.OK, `"other"`},
+		"another pool in the context is not": {&csi.ValidateVolumeCapabilitiesRequest{VolumeId: "vol", VolumeCapabilities: []*csi.VolumeCapability{writer()},
+			VolumeContext: inPool("other")}, codes.OK, `"other"`},
+		"mutable parameters are not": {&csi.ValidateVolumeCapabilitiesRequest{VolumeId: "vol", VolumeCapabilities: []*csi.VolumeCapability{writer()},
+			MutableParameters: map[string]string{"iops": "9"}}, codes.OK, "mutable"},
+		"a block device is not":                 {validateRequest("vol", block()), codes.OK, "block"},
+		"a block device besides is not":         {validateRequest("vol", writer(), block()), codes.OK, "block"},
+		"several nodes are not":                 {validateRequest("vol", capability(several)), codes.OK, `"local"`},
+		"an unknown mount flag is not":          {validateRequest("vol", writer("discard")), codes.OK, `"discard"`},
+		"an unknown access mode is not":         {validateRequest("vol", capability(csi.VolumeCapability_AccessMode_UNKNOWN)), codes.OK, "UNKNOWN"},
+		"no capability is an invalid argument":  {validateRequest("vol"), codes.InvalidArgument, "capabilities are missing"},
+		"a volume that is not there":            {validateRequest("absent", writer()), codes.NotFound, "absent"},
+		"a volume whose directory is lost":      {validateRequest("lost", writer()), codes.NotFound, "lost"},
+		"an absent volume, and no capability":   {validateRequest("absent"), codes.InvalidArgument, "capabilities are missing"},
+		"an absent volume as a block device":    {validateRequest("absent", block()), codes.NotFound, "absent"},
+		"an absent volume with an unknown flag": {validateRequest("absent", writer("discard")), codes.NotFound, "absent"},
+		"an id that leads out of the pool":      {validateRequest("..", writer()), codes.InvalidArgument, `".."`},
+		"an empty id":                           {validateRequest("", writer()), codes.InvalidArgument, "empty"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			response, err := r.ValidateVolumeCapabilities(t.Context(), c.request)
+			if c.code != codes.OK {
+				wantCode(t, err, c.code, c.says)
+				return
+			}
+			must(t, err)
+			if c.says != "" {
+				wantContains(t, response.GetMessage(), c.says)
+				wantEqual(t, "what is confirmed", response.GetConfirmed(), (*csi.ValidateVolumeCapabilitiesResponse_Confirmed)(nil))
+				return
+			}
+			wantEqual(t, "the answer", response, &csi.ValidateVolumeCapabilitiesResponse{
+				Confirmed: &csi.ValidateVolumeCapabilitiesResponse_Confirmed{
+					VolumeContext:      c.request.GetVolumeContext(),
+					VolumeCapabilities: c.request.GetVolumeCapabilities(),
+					Parameters:         c.request.GetParameters(),
+				},
+			})
+		})
+	}
+}
+
+func validateRequest(id string, wanted ...*csi.VolumeCapability) *csi.ValidateVolumeCapabilitiesRequest {
+	return &csi.ValidateVolumeCapabilitiesRequest{VolumeId: id, VolumeCapabilities: wanted}
+}

@@ -1,0 +1,296 @@
+package driver_test
+
+import (
+	"math"
+	"os"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+)
+
+func TestCreateVolumeTellsWhatItMade(t *testing.T) {
+	r := newRig(t, setup{pools: severalPool})
+	wantEqual(t, "the volume", r.create(t, "vol", "local"), &csi.Volume{
+		VolumeId:           "vol",
+		CapacityBytes:      4 * mib,
+		AccessibleTopology: []*csi.Topology{onNode(nodeName)},
+		VolumeContext:      map[string]string{"storagePool": "local", "sizeEnforced": "false"},
+	})
+	info, err := os.Stat(r.path("local", "vol"))
+	must(t, err)
+	wantEqual(t, "the mode of its directory", info.Mode(), os.ModeDir|0o777)
+
+	wantEqual(t, "the volume of a shared pool", r.create(t, "shared-vol", "everywhere"), &csi.Volume{
+		VolumeId:      "shared-vol",
+		CapacityBytes: 4 * mib,
+		VolumeContext: map[string]string{"storagePool": "everywhere", "sizeEnforced": "false"},
+	})
+}
+
+func TestCreateVolumeRefusesWhatCannotBe(t *testing.T) {
+	r := newRig(t, setup{pools: severalPool})
+	withCapabilities := func(all ...*csi.VolumeCapability) func(*csi.CreateVolumeRequest) {
+		return func(req *csi.CreateVolumeRequest) { req.VolumeCapabilities = all }
+	}
+	withMode := func(mode csi.VolumeCapability_AccessMode_Mode) func(*csi.CreateVolumeRequest) {
+		return withCapabilities(capability(mode))
+	}
+	withParameter := func(key, value string) func(*csi.CreateVolumeRequest) {
+		return func(req *csi.CreateVolumeRequest) { req.Parameters = map[string]string{key: value} }
+	}
+	withSize := func(required, limit int64) func(*csi.CreateVolumeRequest) {
+		return func(req *csi.CreateVolumeRequest) {
+			req.CapacityRange = &csi.CapacityRange{RequiredBytes: required, LimitBytes: limit}
+		}
+	}
+	for name, c := range map[string]struct {
+		change func(*csi.CreateVolumeRequest)
+		code   codes.Code
+		says   []string
+	}{
+		"no capability":                      {withCapabilities(), codes.InvalidArgument, []string{"capabilities are missing"}},
+		"a capability that is nothing":       {withCapabilities(nil), codes.InvalidArgument, []string{"capability"}},
+		"a capability of no type":            {withCapabilities(&csi.VolumeCapability{AccessMode: writer().GetAccessMode()}), codes.InvalidArgument, []string{"access type"}},
+		"a block device":                     {withCapabilities(block()), codes.InvalidArgument, []string{"block"}},
+		"a block device besides":             {withCapabilities(writer(), block()), codes.InvalidArgument, []string{"block"}},
+		"no access mode":                     {withCapabilities(&csi.VolumeCapability{AccessType: writer().GetAccessType()}), codes.InvalidArgument, []string{"access mode"}},
+		"an unknown access mode":             {withMode(csi.VolumeCapability_AccessMode_UNKNOWN), codes.InvalidArgument, []string{"access mode", "UNKNOWN"}},
+		"an access mode of the future":       {withMode(99), codes.InvalidArgument, []string{"access mode", "99"}},
+		"an unknown mount flag":              {withCapabilities(writer("noexec", "discard")), codes.InvalidArgument, []string{`"discard"`}},
+		"two unknown mount flags":            {withCapabilities(writer("discard", "ro", "data=journal")), codes.InvalidArgument, []string{`"discard"`, `"data=journal"`}},
+		"several readers on several nodes":   {withMode(csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY), codes.InvalidArgument, []string{`"local"`, "not shared"}},
+		"one writer on several nodes":        {withMode(csi.VolumeCapability_AccessMode_MULTI_NODE_SINGLE_WRITER), codes.InvalidArgument, []string{`"local"`, "not shared"}},
+		"several writers on several nodes":   {withMode(csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER), codes.InvalidArgument, []string{`"local"`, "not shared"}},
+		"several nodes besides":              {withCapabilities(writer(), capability(csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER)), codes.InvalidArgument, []string{"not shared"}},
+		"an unknown pool":                    {withParameter("storagePool", "nowhere"), codes.InvalidArgument, []string{`"nowhere"`, `"local"`, `"other"`, `"everywhere"`}},
+		"a pool that is a path":              {withParameter("storagePool", "../etc"), codes.InvalidArgument, []string{`"../etc"`}},
+		"no pool where there are several":    {withParameter("unrelated", "x"), codes.InvalidArgument, []string{`"local"`, `"other"`, `"everywhere"`}},
+		"the pool's key in lower case":       {withParameter("storagepool", "local"), codes.InvalidArgument, []string{`"storagepool"`, `"storagePool"`}},
+		"the pool's key in upper case":       {withParameter("STORAGEPOOL", "local"), codes.InvalidArgument, []string{`"STORAGEPOOL"`, `"storagePool"`}},
+		"mutable parameters":                 {func(req *csi.CreateVolumeRequest) { req.MutableParameters = map[string]string{"iops": "9"} }, codes.InvalidArgument, []string{"mutable"}},
+		"a negative size":                    {withSize(-1, 0), codes.InvalidArgument, []string{"-1"}},
+		"a negative limit":                   {withSize(0, -1), codes.InvalidArgument, []string{"-1"}},
+		"a size above the limit":             {withSize(2*mib, mib), codes.OutOfRange, []string{"2097152", "1048576"}},
+		"a limit below one block":            {withSize(0, 1), codes.OutOfRange, nil},
+		"no whole block within the limits":   {withSize(1, 2), codes.OutOfRange, nil},
+		"more bytes than can be counted":     {withSize(math.MaxInt64, 0), codes.OutOfRange, nil},
+		"more bytes than the pool has":       {withSize(tooMuch, 0), codes.ResourceExhausted, []string{`"local"`, "4503599627370496"}},
+		"more, and the limit allows no less": {withSize(tooMuch, tooMuch), codes.ResourceExhausted, []string{`"local"`}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := r.CreateVolume(t.Context(), createRequest("vol", withParameter("storagePool", "local"), c.change))
+			wantCode(t, err, c.code, c.says...)
+		})
+	}
+	for name, c := range badIDs {
+		t.Run(name, func(t *testing.T) {
+			_, err := r.CreateVolume(t.Context(), createRequest(c.id))
+			wantCode(t, err, codes.InvalidArgument, c.says)
+		})
+	}
+	for name, source := range map[string]*csi.VolumeContentSource{
+		"a snapshot":       {Type: &csi.VolumeContentSource_Snapshot{Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: "s"}}},
+		"another volume":   {Type: &csi.VolumeContentSource_Volume{Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: "v"}}},
+		"an unnamed thing": {},
+	} {
+		t.Run("the content of "+name, func(t *testing.T) {
+			_, err := r.CreateVolume(t.Context(), createRequest("vol", withParameter("storagePool", "local"), func(req *csi.CreateVolumeRequest) {
+				req.VolumeContentSource = source
+			}))
+			wantCode(t, err, codes.InvalidArgument, "cannot be made from")
+		})
+	}
+	wantEqual(t, "what the refused calls left", r.ids(t), []string(nil))
+}
+
+func TestCreateVolumeTakesTheSizeAskedFor(t *testing.T) {
+	r := newRig(t, setup{})
+	pool, err := dir.Open(r.path("local", ""))
+	must(t, err)
+	defer pool.Close()
+	space, err := pool.Space()
+	must(t, err)
+	block := space.BlockBytes
+	for name, c := range map[string]struct{ required, limit, want int64 }{
+		"a size in whole blocks is kept":         {2 * block, 0, 2 * block},
+		"a size is rounded up to whole blocks":   {block + 1, 0, 2 * block},
+		"one byte is one block":                  {1, 0, block},
+		"a size that is also the limit is kept":  {3 * block, 3 * block, 3 * block},
+		"a limit alone is the size":              {0, 5 * block, 5 * block},
+		"a limit alone is rounded down":          {0, 5*block + 1, 5 * block},
+		"rounding up stops short of a limit":     {block + 1, 2 * block, 2 * block},
+		"the limit is no reason to make it more": {block, 10 * block, block},
+	} {
+		t.Run(name, func(t *testing.T) {
+			response, err := r.CreateVolume(t.Context(), createRequest("vol", func(req *csi.CreateVolumeRequest) {
+				req.CapacityRange = &csi.CapacityRange{RequiredBytes: c.required, LimitBytes: c.limit}
+			}))
+			must(t, err)
+			wantEqual(t, "its size", response.GetVolume().GetCapacityBytes(), c.want)
+			_, err = r.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: "vol"})
+			must(t, err)
+		})
+	}
+}
+
+func TestCreateVolumeAgain(t *testing.T) {
+	r := newRig(t, setup{pools: severalPool})
+	inPool := func(name string) func(*csi.CreateVolumeRequest) {
+		return func(req *csi.CreateVolumeRequest) { req.Parameters = map[string]string{"storagePool": name} }
+	}
+	withSize := func(required, limit int64) func(*csi.CreateVolumeRequest) {
+		return func(req *csi.CreateVolumeRequest) {
+			req.CapacityRange = &csi.CapacityRange{RequiredBytes: required, LimitBytes: limit}
+		}
+	}
+	first := r.create(t, "vol", "local")
+	must(t, os.WriteFile(r.path("local", "vol")+"/data", []byte("kept"), 0o600))
+	_, err := r.NodePublishVolume(t.Context(), publishRequest("inline", r.target("inline"), inline("4Mi", "storagePool", "local")))
+	must(t, err)
+	for name, c := range map[string]struct {
+		volume string
+		change func(*csi.CreateVolumeRequest)
+		code   codes.Code
+		says   []string
+	}{
+		"with the same size is the same volume":                {"vol", withSize(4*mib, 0), codes.OK, nil},
+		"with a smaller size is the same volume":               {"vol", withSize(mib, 0), codes.OK, nil},
+		"with no size is the same volume":                      {"vol", func(req *csi.CreateVolumeRequest) { req.CapacityRange = nil }, codes.OK, nil},
+		"with a limit above its size is the same volume":       {"vol", withSize(mib, 8*mib), codes.OK, nil},
+		"with another access mode is the same volume":          {"vol", func(req *csi.CreateVolumeRequest) { req.VolumeCapabilities = []*csi.VolumeCapability{writer("ro")} }, codes.OK, nil},
+		"with a larger size is another volume":                 {"vol", withSize(5*mib, 0), codes.AlreadyExists, []string{"vol", "4194304 bytes"}},
+		"with more than the pool has is another volume":        {"vol", withSize(tooMuch, 0), codes.AlreadyExists, []string{"vol", "4194304 bytes"}},
+		"with a limit below its size is another volume":        {"vol", withSize(mib, 2*mib), codes.AlreadyExists, []string{"vol", "4194304 bytes"}},
+		"in another pool is another volume":                    {"vol", inPool("other"), codes.AlreadyExists, []string{"vol", `"local"`}},
+		"in a shared pool is another volume":                   {"vol", inPool("everywhere"), codes.AlreadyExists, []string{"vol", `"local"`}},
+		"a volume that a pod has inline is another volume":     {"inline", withSize(4*mib, 0), codes.AlreadyExists, []string{"inline"}},
+		"a size that no volume has is still refused as such":   {"vol", withSize(2*mib, mib), codes.OutOfRange, nil},
+		"a block device of the same name is refused as before": {"vol", func(req *csi.CreateVolumeRequest) { req.VolumeCapabilities = []*csi.VolumeCapability{block()} }, codes.InvalidArgument, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			response, err := r.CreateVolume(t.Context(), createRequest(c.volume, inPool("local"), c.change))
+			wantCode(t, err, c.code, c.says...)
+			if c.code == codes.OK {
+				wantEqual(t, "the answer", response.GetVolume(), first)
+			}
+		})
+	}
+	wantEqual(t, "all volumes", r.ids(t), []string{"inline", "vol"})
+	wantThere(t, r.path("local", "vol")+"/data")
+}
+
+func TestCreateVolumeOnANodeThatWasAskedFor(t *testing.T) {
+	r := newRig(t, setup{pools: severalPool})
+	here, there, nowhere := onNode(nodeName), onNode("node-b"), &csi.Topology{Segments: map[string]string{"zone": "z"}}
+	for name, c := range map[string]struct {
+		pool                 string
+		requisite, preferred []*csi.Topology
+		code                 codes.Code
+		says                 []string
+	}{
+		"no topology":                                {"local", nil, nil, codes.OK, nil},
+		"this node":                                  {"local", []*csi.Topology{here}, []*csi.Topology{here}, codes.OK, nil},
+		"this node, only preferred":                  {"local", nil, []*csi.Topology{here}, codes.OK, nil},
+		"this node among others":                     {"local", []*csi.Topology{there, here}, []*csi.Topology{there, here}, codes.OK, nil},
+		"another node":                               {"local", []*csi.Topology{there}, []*csi.Topology{there}, codes.ResourceExhausted, []string{`"local"`, nodeName}},
+		"another node, only preferred":               {"local", nil, []*csi.Topology{there}, codes.ResourceExhausted, []string{`"local"`, nodeName}},
+		"a topology that is not ours":                {"local", []*csi.Topology{nowhere}, nil, codes.ResourceExhausted, []string{`"local"`, nodeName}},
+		"another node, for a shared pool":            {"everywhere", []*csi.Topology{there}, nil, codes.OK, nil},
+		"this node, for a shared pool":               {"everywhere", []*csi.Topology{here}, nil, codes.OK, nil},
+		"another node, for a pool that is not known": {"nowhere", []*csi.Topology{there}, nil, codes.InvalidArgument, []string{`"nowhere"`}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			response, err := r.CreateVolume(t.Context(), createRequest("vol", func(req *csi.CreateVolumeRequest) {
+				req.Parameters = map[string]string{"storagePool": c.pool}
+				req.AccessibilityRequirements = &csi.TopologyRequirement{Requisite: c.requisite, Preferred: c.preferred}
+			}))
+			wantCode(t, err, c.code, c.says...)
+			if c.code != codes.OK {
+				return
+			}
+			want := []*csi.Topology{here}
+			if c.pool == "everywhere" {
+				want = nil
+			}
+			wantEqual(t, "where the volume is", response.GetVolume().GetAccessibleTopology(), want)
+			_, err = r.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: "vol"})
+			must(t, err)
+		})
+	}
+}
+
+func TestASharedPoolHasVolumesForSeveralNodes(t *testing.T) {
+	r := newRig(t, setup{pools: severalPool})
+	for _, mode := range []csi.VolumeCapability_AccessMode_Mode{
+		csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY,
+		csi.VolumeCapability_AccessMode_MULTI_NODE_SINGLE_WRITER,
+		csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER,
+	} {
+		t.Run(mode.String(), func(t *testing.T) {
+			response, err := r.CreateVolume(t.Context(), createRequest("vol", func(req *csi.CreateVolumeRequest) {
+				req.Parameters = map[string]string{"storagePool": "everywhere"}
+				req.VolumeCapabilities = []*csi.VolumeCapability{capability(mode)}
+			}))
+			must(t, err)
+			wantEqual(t, "where it is", response.GetVolume().GetAccessibleTopology(), []*csi.Topology(nil))
+			target := r.target(mode.String())
+			_, err = r.NodePublishVolume(t.Context(), publishRequest("vol", target, func(req *csi.NodePublishVolumeRequest) {
+				req.VolumeCapability = capability(mode)
+			}))
+			must(t, err)
+			r.unpublish(t, "vol", target)
+		})
+	}
+}
+
+func TestTheSingleNodeModesAreTaken(t *testing.T) {
+	r := newRig(t, setup{})
+	for _, mode := range []csi.VolumeCapability_AccessMode_Mode{
+		csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER,
+		csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY,
+		csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER,
+		csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER,
+	} {
+		_, err := r.CreateVolume(t.Context(), createRequest("vol", func(req *csi.CreateVolumeRequest) {
+			req.VolumeCapabilities = []*csi.VolumeCapability{capability(mode)}
+		}))
+		wantCode(t, err, codes.OK)
+	}
+}
+
+func TestThePoolOfARequestThatNamesNone(t *testing.T) {
+	for name, c := range map[string]struct {
+		pools string
+		key   map[string]string
+		want  string // empty for a refusal
+	}{
+		"is the only one":         {`[{"name":"one","path":"POOLS/one"}]`, nil, "one"},
+		"is the one named legacy": {`[{"name":"one","path":"POOLS/one"},{"name":"legacy","path":"POOLS/two"}]`, nil, "legacy"},
+		"is the one named legacy, also for an empty name": {`[{"name":"one","path":"POOLS/one"},{"name":"legacy","path":"POOLS/two"}]`,
+			map[string]string{"storagePool": ""}, "legacy"},
+		"is not guessed among several": {`[{"name":"one","path":"POOLS/one"},{"name":"two","path":"POOLS/two"}]`, nil, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, setup{pools: c.pools})
+			code, says := codes.OK, []string(nil)
+			if c.want == "" {
+				code, says = codes.InvalidArgument, []string{`"one"`, `"two"`}
+			}
+			created, err := r.CreateVolume(t.Context(), createRequest("vol", func(req *csi.CreateVolumeRequest) { req.Parameters = c.key }))
+			wantCode(t, err, code, says...)
+			wantEqual(t, "the pool", created.GetVolume().GetVolumeContext()["storagePool"], c.want)
+
+			_, err = r.GetCapacity(t.Context(), &csi.GetCapacityRequest{Parameters: c.key})
+			wantCode(t, err, code, says...)
+
+			_, err = r.NodePublishVolume(t.Context(), publishRequest("inline", r.target("inline"), inline("1Mi")))
+			wantCode(t, err, code, says...)
+			if c.want != "" {
+				wantEqual(t, "the pool of an inline volume", r.volume(t, "inline").GetVolume().GetVolumeContext()["storagePool"], c.want)
+			}
+		})
+	}
+}

@@ -1,0 +1,36 @@
+// Package driver speaks CSI v1.12: it takes requests apart, has pkg/pool decide,
+// and puts answers together. It is the only package that knows gRPC. Every handler
+// has one shape: parse, lock the volume, one call, answer. What all of them need
+// (recovering from a panic, a deadline, measuring, logging, error codes) is around
+// them once, in server.go and status.go.
+package driver
+
+import (
+	"time"
+
+	"kubevirt.io/hostpath-provisioner/pkg/pool"
+)
+
+// DefaultName is the name that the users of the earlier driver have in their
+// StorageClasses and PersistentVolumes.
+const DefaultName = "kubevirt.io.hostpath-provisioner"
+
+// The names that requests and answers carry. All but the last are those
+// of the earlier driver.
+const (
+	topologyKey  = "topology.hostpath.csi/node"
+	poolKey      = "storagePool"
+	sizeKey      = "size"
+	ephemeralKey = "csi.storage.k8s.io/ephemeral"
+	// enforcedKey is ours: it tells whether the kernel keeps the volume's size.
+	enforcedKey = "sizeEnforced"
+)
+
+// Config is what the driver says of itself.
+type Config struct {
+	Name    string
+	Version string
+	Node    pool.NodeID
+	// CallLimit bounds calls that bring no deadline of their own; 2 minutes if 0.
+	CallLimit time.Duration
+}

@@ -1,0 +1,73 @@
+package driver_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+
+	"kubevirt.io/hostpath-provisioner/pkg/driver"
+	"kubevirt.io/hostpath-provisioner/pkg/pool"
+)
+
+func TestPluginInfo(t *testing.T) {
+	r := newRig(t, setup{config: driver.Config{Name: driver.DefaultName, Version: "v1.2.3"}})
+	response, err := r.GetPluginInfo(t.Context(), &csi.GetPluginInfoRequest{})
+	must(t, err)
+	wantEqual(t, "the plugin", response, &csi.GetPluginInfoResponse{Name: "kubevirt.io.hostpath-provisioner", VendorVersion: "v1.2.3"})
+}
+
+func TestPluginCapabilities(t *testing.T) {
+	r := newRig(t, setup{})
+	response, err := r.GetPluginCapabilities(t.Context(), &csi.GetPluginCapabilitiesRequest{})
+	must(t, err)
+	got := make(map[string]int)
+	for _, c := range response.GetCapabilities() {
+		got[c.GetService().GetType().String()]++
+	}
+	wantEqual(t, "the capabilities", got, map[string]int{"CONTROLLER_SERVICE": 1, "VOLUME_ACCESSIBILITY_CONSTRAINTS": 1})
+}
+
+func TestProbeIsReadyOnceThePoolsWereLookedAt(t *testing.T) {
+	hang := make(chan struct{})
+	r := newRig(t, setup{
+		unlooked: true,
+		hooks:    hooks{sameFilesystem: func() { <-hang }},
+		options: func(o *pool.Options) {
+			o.SystemPath, o.HangAfter = "/", time.Hour
+		},
+	})
+	ready := func() bool {
+		t.Helper()
+		response, err := r.Probe(t.Context(), &csi.ProbeRequest{})
+		must(t, err)
+		return response.GetReady().GetValue()
+	}
+	wantEqual(t, "ready before", ready(), false)
+	close(hang)
+	must(t, r.set.Wait(t.Context()))
+	wantEqual(t, "ready after", ready(), true)
+}
+
+func TestAPoolThatHangsHoldsNobody(t *testing.T) {
+	hang := make(chan struct{})
+	r := newRig(t, setup{
+		hooks: hooks{sameFilesystem: func() { <-hang }},
+		options: func(o *pool.Options) {
+			o.SystemPath, o.HangAfter, o.RetryEvery = "/", time.Millisecond, time.Millisecond
+		},
+	})
+	defer close(hang)
+	response, err := r.Probe(t.Context(), &csi.ProbeRequest{})
+	must(t, err)
+	wantEqual(t, "ready", response.GetReady().GetValue(), true)
+
+	capacity, err := r.GetCapacity(t.Context(), &csi.GetCapacityRequest{})
+	must(t, err)
+	wantEqual(t, "capacity", capacity.GetAvailableCapacity(), int64(0))
+	_, err = r.CreateVolume(t.Context(), createRequest("vol"))
+	wantCode(t, err, codes.ResourceExhausted, "hangs")
+	_, err = r.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: "vol"})
+	wantCode(t, err, codes.Unavailable, "hangs")
+}

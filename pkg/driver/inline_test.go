@@ -1,0 +1,139 @@
+package driver_test
+
+import (
+	"os"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+)
+
+// inline makes a request that of a volume in a pod's own manifest. No size is
+// asked for by "".
+func inline(size string, more ...string) func(*csi.NodePublishVolumeRequest) {
+	return func(req *csi.NodePublishVolumeRequest) {
+		req.VolumeContext = map[string]string{
+			"csi.storage.k8s.io/ephemeral": "true",
+			"csi.storage.k8s.io/pod.name":  "pod",
+		}
+		if size != "" {
+			req.VolumeContext["size"] = size
+		}
+		for i := 0; i+1 < len(more); i += 2 {
+			req.VolumeContext[more[i]] = more[i+1]
+		}
+	}
+}
+
+func (r *rig) publishInline(t *testing.T, id, target string) {
+	t.Helper()
+	_, err := r.NodePublishVolume(t.Context(), publishRequest(id, target, inline("8Mi", "storagePool", "local")))
+	must(t, err)
+}
+
+func TestAnInlineVolumeLivesAsLongAsItsPublication(t *testing.T) {
+	r := newRig(t, setup{pools: severalPool})
+	one, two := r.target("one"), r.target("two")
+	r.publishInline(t, "csi-1", one)
+	r.publishInline(t, "csi-1", one)
+	volume := r.volume(t, "csi-1")
+	wantEqual(t, "its size", volume.GetVolume().GetCapacityBytes(), int64(8*mib))
+	wantEqual(t, "its pool", volume.GetVolume().GetVolumeContext()["storagePool"], "local")
+	wantEqual(t, "where it is published", r.mounts.published(t, r.path("local", ""), "csi-1"), []string{one})
+
+	r.publishInline(t, "csi-1", two)
+	r.unpublish(t, "csi-1", one)
+	if r.volume(t, "csi-1") == nil {
+		t.Error("the volume went with the first of its publications")
+	}
+	_, err := r.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: "csi-1"})
+	wantCode(t, err, codes.FailedPrecondition, "csi-1", two)
+
+	r.unpublish(t, "csi-1", two)
+	wantEqual(t, "all volumes", r.ids(t), []string(nil))
+	wantGone(t, r.path("local", "csi-1"))
+	wantGone(t, two)
+	r.unpublish(t, "csi-1", two)
+}
+
+func TestOnlyAnInlineVolumeGoesWhenItIsUnpublished(t *testing.T) {
+	r := newRig(t, setup{})
+	r.create(t, "csi-persistent", "")
+	must(t, os.Mkdir(r.path("local", "csi-adopted"), 0o755))
+	for _, id := range []string{"csi-persistent", "csi-adopted"} {
+		t.Run(id, func(t *testing.T) {
+			data := r.path("local", id) + "/data"
+			must(t, os.WriteFile(data, []byte("data"), 0o600))
+			r.publish(t, id, r.target(id))
+			// What a request says of an inline volume does not make it one.
+			_, err := r.NodePublishVolume(t.Context(), publishRequest(id, r.target("again"), inline("")))
+			wantCode(t, err, codes.AlreadyExists, id)
+			r.unpublish(t, id, r.target("again"))
+			r.unpublish(t, id, r.target(id))
+			wantThere(t, data)
+		})
+	}
+}
+
+func TestAnInlineVolumeStaysWhileItsUnmountFails(t *testing.T) {
+	r := newRig(t, setup{})
+	target, data := r.target("vol"), r.path("local", "csi-1")+"/data"
+	r.publishInline(t, "csi-1", target)
+	must(t, os.WriteFile(data, []byte("data"), 0o600))
+	release := r.hold(t, target)
+	for range 2 {
+		_, err := r.NodeUnpublishVolume(t.Context(), unpublishRequest("csi-1", target))
+		wantCode(t, err, codes.FailedPrecondition, "csi-1", target)
+		wantThere(t, data)
+	}
+	release()
+	r.unpublish(t, "csi-1", target)
+	wantGone(t, r.path("local", "csi-1"))
+}
+
+func TestInlineVolumesThatCannotBe(t *testing.T) {
+	r := newRig(t, setup{pools: severalPool})
+	r.create(t, "second", "local")
+	r.publish(t, "second", r.target("taken"))
+	for name, c := range map[string]struct {
+		target string
+		change func(*csi.NodePublishVolumeRequest)
+		code   codes.Code
+		says   []string
+	}{
+		"a size that is none":           {"vol", inline("lots", "storagePool", "local"), codes.InvalidArgument, []string{`"size"`, `"lots"`}},
+		"a negative size":               {"vol", inline("-1Mi", "storagePool", "local"), codes.InvalidArgument, []string{`"size"`, `"-1Mi"`}},
+		"a size beyond counting":        {"vol", inline("100Ei", "storagePool", "local"), codes.InvalidArgument, []string{`"size"`, `"100Ei"`}},
+		"a size beyond the pool":        {"vol", inline("4Pi", "storagePool", "local"), codes.ResourceExhausted, []string{`"local"`}},
+		"an unknown pool":               {"vol", inline("1Mi", "storagePool", "nowhere"), codes.InvalidArgument, []string{`"nowhere"`}},
+		"the pool's key misspelled":     {"vol", inline("1Mi", "storagepool", "local"), codes.InvalidArgument, []string{`"storagepool"`}},
+		"a pool among several":          {"vol", inline("1Mi"), codes.InvalidArgument, []string{`"local"`, `"other"`}},
+		"a target that is taken":        {"taken", inline("1Mi", "storagePool", "local"), codes.AlreadyExists, []string{r.target("taken")}},
+		"a target without a parent":     {"no/such", inline("1Mi", "storagePool", "local"), codes.InvalidArgument, []string{"target"}},
+		"one that is not called inline": {"vol", inline("1Mi", "csi.storage.k8s.io/ephemeral", "false"), codes.NotFound, []string{"csi-1"}},
+		"a block device": {"vol", func(req *csi.NodePublishVolumeRequest) {
+			inline("1Mi", "storagePool", "local")(req)
+			req.VolumeCapability = block()
+		}, codes.InvalidArgument, []string{"block"}},
+		"several nodes": {"vol", func(req *csi.NodePublishVolumeRequest) {
+			inline("1Mi", "storagePool", "local")(req)
+			req.VolumeCapability = capability(csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER)
+		}, codes.InvalidArgument, []string{"not shared"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := r.NodePublishVolume(t.Context(), publishRequest("csi-1", r.target(c.target), c.change))
+			wantCode(t, err, c.code, c.says...)
+			wantEqual(t, "all volumes", r.ids(t), []string{"second"})
+			wantGone(t, r.target("vol"))
+		})
+	}
+	t.Run("one that is there with another size", func(t *testing.T) {
+		r.publishInline(t, "csi-1", r.target("vol"))
+		_, err := r.NodePublishVolume(t.Context(), publishRequest("csi-1", r.target("vol"), inline("9Mi", "storagePool", "local")))
+		wantCode(t, err, codes.AlreadyExists, "csi-1")
+		// A call that failed takes nothing away from one that did not.
+		_, err = r.NodePublishVolume(t.Context(), publishRequest("csi-1", r.target("taken"), inline("8Mi", "storagePool", "local")))
+		wantCode(t, err, codes.AlreadyExists, r.target("taken"))
+		wantThere(t, r.path("local", "csi-1"))
+	})
+}

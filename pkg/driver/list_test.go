@@ -1,0 +1,117 @@
+package driver_test
+
+import (
+	"os"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+)
+
+func (r *rig) page(t *testing.T, token string, most int32) *csi.ListVolumesResponse {
+	t.Helper()
+	response, err := r.ListVolumes(t.Context(), &csi.ListVolumesRequest{StartingToken: token, MaxEntries: most})
+	must(t, err)
+	return response
+}
+
+func TestListVolumesPages(t *testing.T) {
+	r := newRig(t, setup{pools: severalPool})
+	all := []string{"a", "b", "c", "d", "e"}
+	for i, id := range all {
+		r.create(t, id, []string{"local", "other", "everywhere"}[i%3])
+	}
+	for name, most := range map[string]int32{
+		"one at a time": 1, "two at a time": 2, "three at a time": 3, "all but one": 4, "as many as there are": 5, "more": 6, "no limit": 0,
+	} {
+		t.Run(name, func(t *testing.T) {
+			var got []string
+			for token := ""; ; {
+				page := r.page(t, token, most)
+				ids := idsOf(page)
+				if len(ids) == 0 || most > 0 && len(ids) > int(most) {
+					t.Fatalf("a page of at most %d has %d", most, len(ids))
+				}
+				got = append(got, ids...)
+				if token = page.GetNextToken(); token == "" {
+					break
+				}
+			}
+			wantEqual(t, "the pages", got, all)
+		})
+	}
+	t.Run("the pages of an empty list are one", func(t *testing.T) {
+		wantEqual(t, "the page", newRig(t, setup{}).page(t, "", 2), &csi.ListVolumesResponse{})
+	})
+}
+
+func TestListVolumesTokensSurviveChanges(t *testing.T) {
+	r := newRig(t, setup{})
+	for _, id := range []string{"a", "b", "c", "d", "e"} {
+		r.create(t, id, "")
+	}
+	first := r.page(t, "", 2)
+	wantEqual(t, "the first page", idsOf(first), []string{"a", "b"})
+
+	// The last of the first page goes, and others come on both sides of it.
+	for _, id := range []string{"b", "c"} {
+		_, err := r.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: id})
+		must(t, err)
+	}
+	r.create(t, "aa", "")
+	r.create(t, "bb", "")
+	second := r.page(t, first.GetNextToken(), 2)
+	wantEqual(t, "the second page", idsOf(second), []string{"bb", "d"})
+
+	// Nothing is left behind the token.
+	_, err := r.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: "e"})
+	must(t, err)
+	wantEqual(t, "the third page", r.page(t, second.GetNextToken(), 2), &csi.ListVolumesResponse{})
+	wantEqual(t, "the second page again", idsOf(r.page(t, first.GetNextToken(), 2)), []string{"bb", "d"})
+}
+
+func TestListVolumesRefusesWhatItDidNotGive(t *testing.T) {
+	r := newRig(t, setup{})
+	r.create(t, "vol", "")
+	for _, token := range []string{"invalid-token", "vol", "1", "..", "a/b", "after:", "after:..", "after:a/b", "AFTER:vol"} {
+		t.Run("the token "+token, func(t *testing.T) {
+			_, err := r.ListVolumes(t.Context(), &csi.ListVolumesRequest{StartingToken: token})
+			wantCode(t, err, codes.Aborted, "token")
+		})
+	}
+	t.Run("a negative limit", func(t *testing.T) {
+		_, err := r.ListVolumes(t.Context(), &csi.ListVolumesRequest{MaxEntries: -1})
+		wantCode(t, err, codes.InvalidArgument, "max_entries", "-1")
+	})
+}
+
+func TestListVolumesTellsWhereTheyArePublished(t *testing.T) {
+	r := newRig(t, setup{})
+	r.create(t, "idle", "")
+	r.create(t, "vol", "")
+	r.publish(t, "vol", r.target("one"))
+	r.publish(t, "vol", r.target("two"))
+	published := func() map[string][]string {
+		nodes := make(map[string][]string)
+		for _, entry := range r.page(t, "", 0).GetEntries() {
+			nodes[entry.GetVolume().GetVolumeId()] = entry.GetStatus().GetPublishedNodeIds()
+		}
+		return nodes
+	}
+	wantEqual(t, "with two targets", published(), map[string][]string{"idle": nil, "vol": {nodeName}})
+	r.unpublish(t, "vol", r.target("one"))
+	wantEqual(t, "with one target", published(), map[string][]string{"idle": nil, "vol": {nodeName}})
+	r.unpublish(t, "vol", r.target("two"))
+	wantEqual(t, "with none", published(), map[string][]string{"idle": nil, "vol": nil})
+}
+
+func TestListVolumesLeavesOutWhatIsNoVolume(t *testing.T) {
+	dir := t.TempDir()
+	for _, name := range []string{"lost+found", ".hidden", "pvc-1", "snapshots/snap-1"} {
+		must(t, os.MkdirAll(dir+"/"+name, 0o755))
+	}
+	must(t, os.WriteFile(dir+"/file", nil, 0o600))
+	must(t, os.Symlink("/etc", dir+"/link"))
+	r := newRig(t, setup{pools: `[{"name":"local","path":"` + dir + `","snapshotPath":"` + dir + `/snapshots","snapshotProvider":"reflink"}]`})
+	wantEqual(t, "the volumes", r.ids(t), []string{"pvc-1"})
+}

@@ -1,0 +1,104 @@
+package driver_test
+
+import (
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+)
+
+// errors of calls come through a channel, since those that are held do not end.
+func later(call func() error) <-chan error {
+	done := make(chan error, 1)
+	go func() { done <- call() }()
+	return done
+}
+
+func TestASecondCallOnAVolumeIsAbortedAtOnce(t *testing.T) {
+	held := newGate("held")
+	r := newRig(t, setup{hooks: hooks{publish: held.publish}})
+	r.create(t, "vol", "")
+	r.create(t, "second", "")
+	first := later(func() error {
+		_, err := r.NodePublishVolume(t.Context(), publishRequest("vol", r.target("held")))
+		return err
+	})
+	<-held.entered
+
+	for name, call := range map[string]func() error{
+		"CreateVolume": func() error {
+			_, err := r.CreateVolume(t.Context(), createRequest("vol"))
+			return err
+		},
+		"DeleteVolume": func() error {
+			_, err := r.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: "vol"})
+			return err
+		},
+		"NodePublishVolume at the same target": func() error {
+			_, err := r.NodePublishVolume(t.Context(), publishRequest("vol", r.target("held")))
+			return err
+		},
+		"NodePublishVolume at another target": func() error {
+			_, err := r.NodePublishVolume(t.Context(), publishRequest("vol", r.target("free")))
+			return err
+		},
+		"NodeUnpublishVolume": func() error {
+			_, err := r.NodeUnpublishVolume(t.Context(), unpublishRequest("vol", r.target("free")))
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) { wantCode(t, call(), codes.Aborted, "vol") })
+	}
+	t.Run("another volume at the same target", func(t *testing.T) {
+		_, err := r.NodePublishVolume(t.Context(), publishRequest("second", r.target("held")))
+		wantCode(t, err, codes.Aborted, r.target("held"))
+	})
+	t.Run("other volumes do not wait", func(t *testing.T) {
+		r.create(t, "third", "")
+		r.publish(t, "second", r.target("free"))
+		r.unpublish(t, "second", r.target("free"))
+		_, err := r.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: "third"})
+		must(t, err)
+	})
+	t.Run("calls that change nothing do not wait", func(t *testing.T) {
+		wantEqual(t, "all volumes", r.ids(t), []string{"second", "vol"})
+		if r.volume(t, "vol") == nil {
+			t.Error("the volume is not found")
+		}
+		_, err := r.GetCapacity(t.Context(), &csi.GetCapacityRequest{})
+		must(t, err)
+		_, err = r.ValidateVolumeCapabilities(t.Context(), validateRequest("vol", writer()))
+		must(t, err)
+		_, err = r.NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: "vol", VolumePath: r.target("held")})
+		wantCode(t, err, codes.NotFound)
+	})
+
+	close(held.open)
+	must(t, <-first)
+	r.publish(t, "vol", r.target("held"))
+	r.unpublish(t, "vol", r.target("held"))
+}
+
+func TestManyCallsAtOnceLeaveOneMount(t *testing.T) {
+	r := newRig(t, setup{})
+	r.create(t, "vol", "")
+	var calls []<-chan error
+	for range 16 {
+		calls = append(calls, later(func() error {
+			_, err := r.NodePublishVolume(t.Context(), publishRequest("vol", r.target("vol")))
+			return err
+		}))
+	}
+	published := 0
+	for _, call := range calls {
+		if err := <-call; err == nil {
+			published++
+		} else {
+			wantCode(t, err, codes.Aborted)
+		}
+	}
+	if published == 0 {
+		t.Error("none of them was served")
+	}
+	wantEqual(t, "where it is published", r.mounts.published(t, r.path("local", ""), "vol"), []string{r.target("vol")})
+}

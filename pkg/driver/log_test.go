@@ -1,0 +1,158 @@
+package driver_test
+
+import (
+	"bytes"
+	"os"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"k8s.io/klog/v2"
+	"k8s.io/klog/v2/textlogger"
+)
+
+// logged is what was written to a log.
+type logged struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (l *logged) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(p)
+}
+
+func (l *logged) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
+}
+
+// logger writes as the driver does with --v.
+func (l *logged) logger(verbosity int) klog.Logger {
+	return textlogger.NewLogger(textlogger.NewConfig(textlogger.Verbosity(verbosity), textlogger.Output(l)))
+}
+
+// logger writes nothing.
+func logger() klog.Logger { return klog.Logger{} }
+
+// line is the first with that text.
+func (l *logged) line(t *testing.T, text string) string {
+	t.Helper()
+	for line := range strings.Lines(l.String()) {
+		if strings.Contains(line, text) {
+			return line
+		}
+	}
+	t.Fatalf("no line of the log has %q:\n%s", text, l)
+	return ""
+}
+
+// calls are the lines about calls, by their severity, method and code.
+func (l *logged) calls() []string {
+	var calls []string
+	about := regexp.MustCompile(`^([IE]).*"call(?: failed)?".* method="(\w+)".* code="(\w+)" duration="[0-9.]+[mµn]?s"`)
+	for line := range strings.Lines(l.String()) {
+		if match := about.FindStringSubmatch(line); match != nil {
+			calls = append(calls, strings.Join(match[1:], " "))
+		}
+	}
+	return calls
+}
+
+func TestTheLogTellsOfACall(t *testing.T) {
+	log := &logged{}
+	r := newRig(t, setup{log: log.logger(2)})
+	r.create(t, "vol", "")
+	_, err := r.NodePublishVolume(t.Context(), publishRequest("absent", r.target("vol")))
+	wantCode(t, err, codes.NotFound)
+
+	wantContains(t, log.line(t, `"CreateVolume"`), `"call"`, `method="CreateVolume"`, `volume="vol"`, `code="OK"`, `duration="`)
+	wantContains(t, log.line(t, `"NodePublishVolume"`), `"call"`, `volume="absent"`, `code="NotFound"`, `duration="`, "reason=", "not found")
+}
+
+func TestWhatIsLoggedAtWhichVerbosity(t *testing.T) {
+	const (
+		created   = "I CreateVolume OK"
+		published = "I NodePublishVolume OK"
+		removed   = "I NodeUnpublishVolume OK"
+		deleted   = "I DeleteVolume OK"
+		missed    = "I ControllerGetVolume NotFound"
+		staged    = "I NodeStageVolume Unimplemented"
+		listed    = "I ListVolumes OK"
+		broken    = "E CreateVolume Internal"
+	)
+	for name, c := range map[string]struct {
+		verbosity int
+		want      []string
+	}{
+		"a failure of the driver always":      {0, []string{broken}},
+		"what was refused at 1":               {1, []string{missed, broken}},
+		"what changed something at 2":         {2, []string{created, published, removed, deleted, missed, broken}},
+		"no more at 3":                        {3, []string{created, published, removed, deleted, missed, broken}},
+		"what is not implemented at 4":        {4, []string{created, published, removed, deleted, missed, staged, broken}},
+		"the calls that come all day, at 5":   {5, []string{created, published, removed, deleted, missed, staged, listed, broken}},
+		"no more calls, but their requests 6": {6, []string{created, published, removed, deleted, missed, staged, listed, broken}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			log := &logged{}
+			r := newRig(t, setup{log: log.logger(c.verbosity)})
+			r.create(t, "vol", "")
+			r.publish(t, "vol", r.target("vol"))
+			r.unpublish(t, "vol", r.target("vol"))
+			_, err := r.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: "vol"})
+			must(t, err)
+			_, err = r.ControllerGetVolume(t.Context(), &csi.ControllerGetVolumeRequest{VolumeId: "vol"})
+			wantCode(t, err, codes.NotFound)
+			_, err = r.NodeStageVolume(t.Context(), &csi.NodeStageVolumeRequest{VolumeId: "vol"})
+			wantCode(t, err, codes.Unimplemented)
+			r.ids(t)
+			must(t, os.WriteFile(r.path("local", ".hostpath-provisioner/volumes/torn.json"), []byte("}"), 0o600))
+			_, err = r.CreateVolume(t.Context(), createRequest("torn"))
+			wantCode(t, err, codes.Internal)
+
+			wantEqual(t, "the calls in the log", log.calls(), c.want)
+			wantEqual(t, "requests in the log", strings.Contains(log.String(), `"request"`), c.verbosity >= 6)
+		})
+	}
+}
+
+func TestTheLogHasNoSecrets(t *testing.T) {
+	const secret = "hunter2"
+	log := &logged{}
+	r := newRig(t, setup{log: log.logger(10)})
+	secrets := map[string]string{"password": secret}
+	ctx := t.Context()
+	for _, name := range []string{"vol", ".."} {
+		_, _ = r.CreateVolume(ctx, createRequest(name, func(req *csi.CreateVolumeRequest) { req.Secrets = secrets }))
+		_, _ = r.ValidateVolumeCapabilities(ctx, &csi.ValidateVolumeCapabilitiesRequest{VolumeId: name, Secrets: secrets})
+		_, _ = r.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{VolumeId: name, Secrets: secrets})
+		_, _ = r.NodePublishVolume(ctx, publishRequest(name, r.target("vol"), func(req *csi.NodePublishVolumeRequest) { req.Secrets = secrets }))
+		_, _ = r.NodeExpandVolume(ctx, &csi.NodeExpandVolumeRequest{VolumeId: name, Secrets: secrets})
+		_, _ = r.ControllerExpandVolume(ctx, &csi.ControllerExpandVolumeRequest{VolumeId: name, Secrets: secrets})
+		_, _ = r.NodeUnpublishVolume(ctx, unpublishRequest(name, r.target("vol")))
+		_, _ = r.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: name, Secrets: secrets})
+	}
+	wantContains(t, log.String(), `"request"`, "CreateVolume", "NodePublishVolume", "stripped")
+	for line := range strings.Lines(log.String()) {
+		if strings.Contains(line, secret) {
+			t.Errorf("the log has a secret: %s", line)
+		}
+	}
+}
+
+func TestAHostileIDIsOneLineOfTheLog(t *testing.T) {
+	log := &logged{}
+	r := newRig(t, setup{log: log.logger(10)})
+	_, err := r.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: "vol\nE1120 forged"})
+	wantCode(t, err, codes.InvalidArgument)
+	for line := range strings.Lines(log.String()) {
+		if strings.HasPrefix(line, "E1120 forged") {
+			t.Errorf("a line of the log was forged: %s", line)
+		}
+	}
+}

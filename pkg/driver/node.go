@@ -1,0 +1,172 @@
+package driver
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/pool"
+)
+
+type node struct {
+	csi.UnimplementedNodeServer
+	config Config
+	pools  *pool.Set
+}
+
+// NodeGetCapabilities tells what the node service can do.
+func (n *node) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequest) (*csi.NodeGetCapabilitiesResponse, error) {
+	var capabilities []*csi.NodeServiceCapability
+	for _, t := range []csi.NodeServiceCapability_RPC_Type{
+		csi.NodeServiceCapability_RPC_GET_VOLUME_STATS,
+		csi.NodeServiceCapability_RPC_VOLUME_CONDITION,
+		csi.NodeServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER,
+	} {
+		capabilities = append(capabilities, &csi.NodeServiceCapability{
+			Type: &csi.NodeServiceCapability_Rpc{Rpc: &csi.NodeServiceCapability_RPC{Type: t}},
+		})
+	}
+	return &csi.NodeGetCapabilitiesResponse{Capabilities: capabilities}, nil
+}
+
+// NodeGetInfo tells the node's id and its topology segment.
+func (n *node) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
+	return &csi.NodeGetInfoResponse{
+		NodeId:             n.config.Node.String(),
+		AccessibleTopology: n.config.topology(false)[0],
+	}, nil
+}
+
+// NodePublishVolume makes a volume appear at a path. Doing it twice is one mount.
+func (n *node) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
+	publication, err := parsePublication(req)
+	if err != nil {
+		return nil, err
+	}
+	unlock, err := n.pools.LockTarget(publication.ID, publication.Target)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+
+	if req.GetVolumeContext()[ephemeralKey] == "true" {
+		err = n.publishInline(ctx, req, publication)
+	} else {
+		err = n.pools.Publish(ctx, publication)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return &csi.NodePublishVolumeResponse{}, nil
+}
+
+func parsePublication(req *csi.NodePublishVolumeRequest) (pool.Publication, error) {
+	id, err := pool.ParseVolumeID(req.GetVolumeId())
+	if err != nil {
+		return pool.Publication{}, err
+	}
+	target, err := parseTarget("target path", req.GetTargetPath())
+	if err != nil {
+		return pool.Publication{}, err
+	}
+	wanted, err := parseAccess(req.GetVolumeCapability())
+	if err != nil {
+		return pool.Publication{}, err
+	}
+	name, err := parsePool(req.GetVolumeContext())
+	if err != nil {
+		return pool.Publication{}, err
+	}
+	if req.GetReadonly() || wanted.readOnly {
+		wanted.flags = wanted.flags.With(bind.ReadOnly())
+	}
+	return pool.Publication{
+		ID:           id,
+		Pool:         name,
+		Target:       target,
+		Flags:        wanted.flags,
+		SingleTarget: wanted.singleTarget,
+		MultiNode:    wanted.multiNode,
+	}, nil
+}
+
+// publishInline makes the volume that a pod has in its own manifest.
+func (n *node) publishInline(ctx context.Context, req *csi.NodePublishVolumeRequest, publication pool.Publication) error {
+	create := pool.Request{ID: publication.ID, Pool: publication.Pool}
+	if size, ok := req.GetVolumeContext()[sizeKey]; ok {
+		bytes, err := pool.ParseBytes(size)
+		if err != nil {
+			return invalid("the volume attribute %q: %v", sizeKey, err)
+		}
+		create.Range.Required = bytes
+	}
+	return n.pools.PublishInline(ctx, create, publication)
+}
+
+// NodeUnpublishVolume undoes NodePublishVolume. Nothing to undo is success.
+func (n *node) NodeUnpublishVolume(ctx context.Context, req *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
+	id, err := pool.ParseVolumeID(req.GetVolumeId())
+	if err != nil {
+		return nil, err
+	}
+	target, err := parseTarget("target path", req.GetTargetPath())
+	if err != nil {
+		return nil, err
+	}
+	unlock, err := n.pools.LockTarget(id, target)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+
+	if err := n.pools.Unpublish(ctx, id, target); err != nil {
+		return nil, err
+	}
+	return &csi.NodeUnpublishVolumeResponse{}, nil
+}
+
+// NodeGetVolumeStats measures a published volume. It takes no lock.
+func (n *node) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVolumeStatsRequest) (*csi.NodeGetVolumeStatsResponse, error) {
+	id, err := pool.ParseVolumeID(req.GetVolumeId())
+	if err != nil {
+		return nil, err
+	}
+	if req.GetVolumePath() == "" {
+		return nil, invalid("the volume path is empty")
+	}
+	at, err := bind.ParseTarget(req.GetVolumePath())
+	if err != nil {
+		// Nothing can be published there: to the caller, the volume is not.
+		return nil, fmt.Errorf("volume %s: %w: %w", id, pool.ErrNotFound, err)
+	}
+	stats, err := n.pools.Stats(ctx, id, at)
+	if err != nil {
+		return nil, err
+	}
+	return &csi.NodeGetVolumeStatsResponse{Usage: usage(stats.Space), VolumeCondition: condition(stats.Condition)}, nil
+}
+
+// usage leaves out what the filesystem does not count.
+func usage(space dir.Space) []*csi.VolumeUsage {
+	var all []*csi.VolumeUsage
+	if space.SizeBytes > 0 {
+		all = append(all, &csi.VolumeUsage{
+			Unit:      csi.VolumeUsage_BYTES,
+			Total:     space.SizeBytes,
+			Used:      space.UsedBytes,
+			Available: space.FreeBytes,
+		})
+	}
+	if space.Inodes > 0 {
+		all = append(all, &csi.VolumeUsage{
+			Unit:      csi.VolumeUsage_INODES,
+			Total:     space.Inodes,
+			Used:      space.InodesUsed(),
+			Available: space.InodesFree,
+		})
+	}
+	return all
+}

@@ -1,0 +1,354 @@
+package driver_test
+
+import (
+	"os"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+)
+
+func TestNodeCapabilities(t *testing.T) {
+	r := newRig(t, setup{})
+	response, err := r.NodeGetCapabilities(t.Context(), &csi.NodeGetCapabilitiesRequest{})
+	must(t, err)
+	got := make(map[string]int)
+	for _, c := range response.GetCapabilities() {
+		got[c.GetRpc().GetType().String()]++
+	}
+	wantEqual(t, "the capabilities", got, map[string]int{
+		"GET_VOLUME_STATS":         1,
+		"VOLUME_CONDITION":         1,
+		"SINGLE_NODE_MULTI_WRITER": 1,
+	})
+}
+
+func TestNodeGetInfo(t *testing.T) {
+	r := newRig(t, setup{})
+	response, err := r.NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{})
+	must(t, err)
+	wantEqual(t, "the node", response, &csi.NodeGetInfoResponse{NodeId: nodeName, AccessibleTopology: onNode(nodeName)})
+}
+
+func TestNodePublishVolumeRefusesWhatCannotBe(t *testing.T) {
+	r := newRig(t, setup{pools: severalPool})
+	r.create(t, "vol", "local")
+	r.create(t, "second", "local")
+	r.publish(t, "second", r.target("taken"))
+	must(t, os.WriteFile(r.target("file"), []byte("data"), 0o600))
+	must(t, os.Symlink("/etc", r.target("link")))
+	must(t, os.Symlink(r.target("nothing"), r.target("dangling")))
+	withCapability := func(c *csi.VolumeCapability) func(*csi.NodePublishVolumeRequest) {
+		return func(req *csi.NodePublishVolumeRequest) { req.VolumeCapability = c }
+	}
+	withMode := func(mode csi.VolumeCapability_AccessMode_Mode) func(*csi.NodePublishVolumeRequest) {
+		return withCapability(capability(mode))
+	}
+	withContext := func(key, value string) func(*csi.NodePublishVolumeRequest) {
+		return func(req *csi.NodePublishVolumeRequest) { req.VolumeContext = map[string]string{key: value} }
+	}
+	at := func(target string) func(*csi.NodePublishVolumeRequest) {
+		return func(req *csi.NodePublishVolumeRequest) { req.TargetPath = r.target(target) }
+	}
+	of := func(id string) func(*csi.NodePublishVolumeRequest) {
+		return func(req *csi.NodePublishVolumeRequest) { req.VolumeId = id }
+	}
+	for name, c := range map[string]struct {
+		change func(*csi.NodePublishVolumeRequest)
+		code   codes.Code
+		says   []string
+	}{
+		"a volume that is not there":            {of("absent"), codes.NotFound, []string{"absent"}},
+		"no capability":                         {withCapability(nil), codes.InvalidArgument, []string{"capability is missing"}},
+		"a capability of no type":               {withCapability(&csi.VolumeCapability{AccessMode: writer().GetAccessMode()}), codes.InvalidArgument, []string{"access type"}},
+		"a block device":                        {withCapability(block()), codes.InvalidArgument, []string{"block"}},
+		"an unknown mount flag":                 {withCapability(writer("ro", "nobarrier")), codes.InvalidArgument, []string{`"nobarrier"`}},
+		"two unknown mount flags":               {withCapability(writer("nobarrier", "x=y")), codes.InvalidArgument, []string{`"nobarrier"`, `"x=y"`}},
+		"no access mode":                        {withMode(csi.VolumeCapability_AccessMode_UNKNOWN), codes.InvalidArgument, []string{"access mode", "UNKNOWN"}},
+		"several readers on several nodes":      {withMode(csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY), codes.InvalidArgument, []string{`"local"`, "not shared"}},
+		"one writer on several nodes":           {withMode(csi.VolumeCapability_AccessMode_MULTI_NODE_SINGLE_WRITER), codes.InvalidArgument, []string{`"local"`, "not shared"}},
+		"several writers on several nodes":      {withMode(csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER), codes.InvalidArgument, []string{`"local"`, "not shared"}},
+		"a context with an unknown pool":        {withContext("storagePool", "nowhere"), codes.InvalidArgument, []string{`"nowhere"`, `"local"`}},
+		"a context with a pool that is a path":  {withContext("storagePool", "../etc"), codes.InvalidArgument, []string{`"../etc"`}},
+		"a context with the key misspelled":     {withContext("storagepool", "local"), codes.InvalidArgument, []string{`"storagepool"`, `"storagePool"`}},
+		"a context with a pool that has it not": {withContext("storagePool", "other"), codes.NotFound, []string{"vol"}},
+		"a target that carries another volume":  {at("taken"), codes.AlreadyExists, []string{r.target("taken")}},
+		"a target that is a file":               {at("file"), codes.AlreadyExists, []string{r.target("file")}},
+		"a target that is a link":               {at("link"), codes.InvalidArgument, []string{r.target("link")}},
+		"a target that is a dangling link":      {at("dangling"), codes.InvalidArgument, []string{r.target("dangling")}},
+		"a target whose parent is not there":    {at("no/such"), codes.InvalidArgument, []string{"target"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := r.NodePublishVolume(t.Context(), publishRequest("vol", r.target("vol"), c.change))
+			wantCode(t, err, c.code, c.says...)
+		})
+	}
+	for name, c := range badIDs {
+		t.Run(name, func(t *testing.T) {
+			_, err := r.NodePublishVolume(t.Context(), publishRequest(c.id, r.target("vol")))
+			wantCode(t, err, codes.InvalidArgument, c.says)
+		})
+	}
+	for name, c := range badPaths {
+		t.Run(name, func(t *testing.T) {
+			_, err := r.NodePublishVolume(t.Context(), publishRequest("vol", c.path))
+			wantCode(t, err, codes.InvalidArgument, c.says, "target path")
+		})
+	}
+	wantGone(t, r.target("vol"))
+	wantEqual(t, "where it is published", r.mounts.published(t, r.path("local", ""), "vol"), []string(nil))
+}
+
+func TestPublishingTwiceIsOneMount(t *testing.T) {
+	r := newRig(t, setup{})
+	r.create(t, "vol", "")
+	target := r.target("vol")
+	r.publish(t, "vol", target)
+	r.publish(t, "vol", target)
+	// Kubelet may write the path with a slash at its end.
+	r.publish(t, "vol", target+"/")
+	wantEqual(t, "where it is published", r.mounts.published(t, r.path("local", ""), "vol"), []string{target})
+
+	for name, change := range map[string]func(*csi.NodePublishVolumeRequest){
+		"read-only":         func(req *csi.NodePublishVolumeRequest) { req.Readonly = true },
+		"with another flag": func(req *csi.NodePublishVolumeRequest) { req.VolumeCapability = writer("noexec") },
+		"in a read-only mode": func(req *csi.NodePublishVolumeRequest) {
+			req.VolumeCapability = capability(csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY)
+		},
+	} {
+		t.Run("a second time "+name+" is refused", func(t *testing.T) {
+			_, err := r.NodePublishVolume(t.Context(), publishRequest("vol", target, change))
+			wantCode(t, err, codes.AlreadyExists, target)
+		})
+	}
+	r.unpublish(t, "vol", target)
+	wantGone(t, target)
+	wantEqual(t, "where it is published", r.mounts.published(t, r.path("local", ""), "vol"), []string(nil))
+}
+
+func TestNodePublishVolumeSetsMountFlags(t *testing.T) {
+	r := newRig(t, setup{pools: severalPool})
+	r.create(t, "vol", "local")
+	r.create(t, "shared-vol", "everywhere")
+	reader := csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY
+	for name, c := range map[string]struct {
+		volume   string
+		wanted   *csi.VolumeCapability
+		readonly bool
+		want     []string
+	}{
+		"none":                          {"vol", writer(), false, nil},
+		"read-only by request":          {"vol", writer(), true, []string{"ro"}},
+		"read-only by access mode":      {"vol", capability(reader), false, []string{"ro"}},
+		"read-only by mount flag":       {"vol", writer("ro"), false, []string{"ro"}},
+		"read-only by all":              {"vol", capability(reader, "ro"), true, []string{"ro"}},
+		"read-only in spite of a flag":  {"vol", writer("rw"), true, []string{"ro"}},
+		"a reader in spite of a flag":   {"vol", capability(reader, "rw"), false, []string{"ro"}},
+		"a reader on several nodes":     {"shared-vol", capability(csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY), false, []string{"ro"}},
+		"a writer on several nodes":     {"shared-vol", capability(csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER), false, nil},
+		"those of the capability":       {"vol", writer("nosuid", "nodev", "noexec", "noatime"), false, []string{"nosuid", "nodev", "noexec", "noatime"}},
+		"their opposites":               {"vol", writer("suid", "dev", "exec", "atime"), false, []string{"suid", "dev", "exec", "atime"}},
+		"those of the capability, read": {"vol", writer("nosuid"), true, []string{"nosuid", "ro"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := r.NodePublishVolume(t.Context(), publishRequest(c.volume, r.target("at"), func(req *csi.NodePublishVolumeRequest) {
+				req.VolumeCapability, req.Readonly = c.wanted, c.readonly
+			}))
+			must(t, err)
+			r.mounts.wantFlags(t, r.target("at"), c.want...)
+			r.unpublish(t, c.volume, r.target("at"))
+		})
+	}
+}
+
+func TestAVolumeForASingleTarget(t *testing.T) {
+	r := newRig(t, setup{})
+	r.create(t, "vol", "")
+	single := func(req *csi.NodePublishVolumeRequest) {
+		req.VolumeCapability = capability(csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER)
+	}
+	one, two := r.target("one"), r.target("two")
+	_, err := r.NodePublishVolume(t.Context(), publishRequest("vol", one, single))
+	must(t, err)
+	_, err = r.NodePublishVolume(t.Context(), publishRequest("vol", one, single))
+	wantCode(t, err, codes.OK)
+	_, err = r.NodePublishVolume(t.Context(), publishRequest("vol", two, single))
+	wantCode(t, err, codes.FailedPrecondition, "vol", one)
+	wantGone(t, two)
+
+	r.unpublish(t, "vol", one)
+	_, err = r.NodePublishVolume(t.Context(), publishRequest("vol", two, single))
+	wantCode(t, err, codes.OK)
+	r.unpublish(t, "vol", two)
+
+	// The other modes of one node allow several.
+	for _, mode := range []csi.VolumeCapability_AccessMode_Mode{
+		csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER, csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER,
+	} {
+		for _, target := range []string{one, two} {
+			_, err := r.NodePublishVolume(t.Context(), publishRequest("vol", target, func(req *csi.NodePublishVolumeRequest) {
+				req.VolumeCapability = capability(mode)
+			}))
+			wantCode(t, err, codes.OK)
+		}
+	}
+}
+
+func TestNodePublishVolumeFollowsAPathToKubelet(t *testing.T) {
+	r := newRig(t, setup{})
+	r.create(t, "vol", "")
+	must(t, os.Mkdir(r.target("real"), 0o755))
+	must(t, os.Symlink("real", r.target("kubelet")))
+	r.publish(t, "vol", r.target("kubelet")+"/vol")
+	wantThere(t, r.target("real")+"/vol")
+	r.unpublish(t, "vol", r.target("kubelet")+"/vol")
+	wantGone(t, r.target("real")+"/vol")
+}
+
+func TestNodeUnpublishVolume(t *testing.T) {
+	r := newRig(t, setup{})
+	for name, c := range badIDs {
+		t.Run(name, func(t *testing.T) {
+			_, err := r.NodeUnpublishVolume(t.Context(), unpublishRequest(c.id, r.target("vol")))
+			wantCode(t, err, codes.InvalidArgument, c.says)
+		})
+	}
+	for name, c := range badPaths {
+		t.Run(name, func(t *testing.T) {
+			_, err := r.NodeUnpublishVolume(t.Context(), unpublishRequest("vol", c.path))
+			wantCode(t, err, codes.InvalidArgument, c.says, "target path")
+		})
+	}
+	r.create(t, "vol", "")
+	r.create(t, "second", "")
+	data := r.path("local", "vol") + "/data"
+	must(t, os.WriteFile(data, []byte("data"), 0o600))
+	target := r.target("vol")
+
+	t.Run("twice is fine, and the data stays", func(t *testing.T) {
+		r.publish(t, "vol", target)
+		r.unpublish(t, "vol", target)
+		r.unpublish(t, "vol", target)
+		wantGone(t, target)
+		wantThere(t, data)
+	})
+	t.Run("of a volume that is not there is fine", func(t *testing.T) {
+		r.unpublish(t, "absent", target)
+	})
+	t.Run("of a volume that is not there removes an empty target", func(t *testing.T) {
+		must(t, os.Mkdir(target, 0o750))
+		r.unpublish(t, "absent", target)
+		wantGone(t, target)
+	})
+	t.Run("keeps a target with files in it", func(t *testing.T) {
+		must(t, os.MkdirAll(target+"/sub", 0o750))
+		for _, id := range []string{"vol", "absent"} {
+			_, err := r.NodeUnpublishVolume(t.Context(), unpublishRequest(id, target))
+			wantCode(t, err, codes.AlreadyExists, target)
+		}
+		wantThere(t, target+"/sub")
+		must(t, os.RemoveAll(target))
+	})
+	t.Run("keeps what another volume has there", func(t *testing.T) {
+		r.publish(t, "second", target)
+		_, err := r.NodeUnpublishVolume(t.Context(), unpublishRequest("vol", target))
+		wantCode(t, err, codes.AlreadyExists, target)
+		wantEqual(t, "where the second is", r.mounts.published(t, r.path("local", ""), "second"), []string{target})
+		r.unpublish(t, "second", target)
+	})
+	t.Run("of what a process uses is refused, and undone later", func(t *testing.T) {
+		r.publish(t, "vol", target)
+		release := r.hold(t, target)
+		_, err := r.NodeUnpublishVolume(t.Context(), unpublishRequest("vol", target))
+		wantCode(t, err, codes.FailedPrecondition, "vol", target)
+		wantThere(t, target)
+		release()
+		r.unpublish(t, "vol", target)
+		wantGone(t, target)
+		wantThere(t, data)
+	})
+	t.Run("of a volume whose directory is lost is fine", func(t *testing.T) {
+		r.create(t, "lost", "")
+		r.publish(t, "lost", target)
+		must(t, os.Remove(r.path("local", "lost")))
+		r.unpublish(t, "lost", target)
+		wantGone(t, target)
+	})
+}
+
+func TestNodeGetVolumeStats(t *testing.T) {
+	r := newRig(t, setup{})
+	stats := func(id, path string) (*csi.NodeGetVolumeStatsResponse, error) {
+		return r.NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: id, VolumePath: path})
+	}
+	for name, c := range badIDs {
+		t.Run(name, func(t *testing.T) {
+			_, err := stats(c.id, r.target("vol"))
+			wantCode(t, err, codes.InvalidArgument, c.says)
+		})
+	}
+	for name, c := range badPaths {
+		t.Run(name, func(t *testing.T) {
+			_, err := stats("vol", c.path)
+			if c.path == "" {
+				wantCode(t, err, codes.InvalidArgument, "volume path", c.says)
+				return
+			}
+			// Nothing can be published there, and so not this volume.
+			wantCode(t, err, codes.NotFound, "vol", c.says)
+		})
+	}
+	r.create(t, "vol", "")
+	r.create(t, "second", "")
+	r.publish(t, "vol", r.target("vol"))
+	r.publish(t, "second", r.target("second"))
+	must(t, os.Mkdir(r.target("directory"), 0o755))
+	must(t, os.WriteFile(r.target("file"), nil, 0o600))
+	must(t, os.Symlink(r.target("vol"), r.target("link")))
+	for name, c := range map[string]struct{ id, at string }{
+		"a volume that is not there":             {"absent", "vol"},
+		"a path that is not there":               {"vol", "nothing"},
+		"a path whose parent is not there":       {"vol", "no/such"},
+		"a path that carries another volume":     {"vol", "second"},
+		"a path that carries nothing":            {"vol", "directory"},
+		"a path that is a file":                  {"vol", "file"},
+		"a path that is a link to where it is":   {"vol", "link"},
+		"a path below that of the volume itself": {"vol", "vol/sub"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := stats(c.id, r.target(c.at))
+			wantCode(t, err, codes.NotFound)
+		})
+	}
+	t.Run("a published volume is measured", func(t *testing.T) {
+		response, err := stats("vol", r.target("vol"))
+		must(t, err)
+		units := make(map[csi.VolumeUsage_Unit]bool)
+		for _, usage := range response.GetUsage() {
+			units[usage.GetUnit()] = true
+			if usage.GetTotal() <= 0 || usage.GetUsed() < 0 || usage.GetAvailable() <= 0 || usage.GetUsed()+usage.GetAvailable() > usage.GetTotal() {
+				t.Errorf("the usage does not add up: %v", usage)
+			}
+		}
+		if !units[csi.VolumeUsage_BYTES] {
+			t.Errorf("no bytes are told: %v", response)
+		}
+		if response.GetVolumeCondition() == nil || response.GetVolumeCondition().GetAbnormal() {
+			t.Errorf("the condition is %v", response.GetVolumeCondition())
+		}
+	})
+	t.Run("a read-only publication is no finding", func(t *testing.T) {
+		_, err := r.NodePublishVolume(t.Context(), publishRequest("vol", r.target("ro"), func(req *csi.NodePublishVolumeRequest) { req.Readonly = true }))
+		must(t, err)
+		response, err := stats("vol", r.target("ro"))
+		must(t, err)
+		wantEqual(t, "abnormal", response.GetVolumeCondition().GetAbnormal(), false)
+	})
+	t.Run("a volume whose directory is lost is abnormal", func(t *testing.T) {
+		must(t, os.RemoveAll(r.path("local", "vol")))
+		response, err := stats("vol", r.target("vol"))
+		must(t, err)
+		wantEqual(t, "abnormal", response.GetVolumeCondition().GetAbnormal(), true)
+		wantContains(t, response.GetVolumeCondition().GetMessage(), "missing")
+	})
+}

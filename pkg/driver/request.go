@@ -1,0 +1,130 @@
+package driver
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
+	"kubevirt.io/hostpath-provisioner/pkg/pool"
+)
+
+func invalid(format string, args ...any) error {
+	return fmt.Errorf("%w: %s", pool.ErrInvalid, fmt.Sprintf(format, args...))
+}
+
+// An access is a volume capability, parsed.
+type access struct {
+	readOnly     bool
+	singleTarget bool // SINGLE_NODE_SINGLE_WRITER
+	multiNode    bool
+	flags        bind.Flags
+}
+
+func parseAccess(capability *csi.VolumeCapability) (access, error) {
+	switch {
+	case capability == nil:
+		return access{}, invalid("the volume capability is missing")
+	case capability.GetBlock() != nil:
+		return access{}, invalid("block volumes are not supported, use volumeMode Filesystem")
+	case capability.GetMount() == nil:
+		return access{}, invalid("the volume capability has no access type")
+	}
+	a, err := parseMode(capability.GetAccessMode().GetMode())
+	if err != nil {
+		return access{}, err
+	}
+	flags, err := bind.ParseFlags(capability.GetMount().GetMountFlags())
+	if err != nil {
+		return access{}, invalid("%v", err)
+	}
+	a.flags = flags
+	return a, nil
+}
+
+func parseMode(mode csi.VolumeCapability_AccessMode_Mode) (access, error) {
+	switch mode {
+	case csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER,
+		csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER:
+		return access{}, nil
+	case csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER:
+		return access{singleTarget: true}, nil
+	case csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY:
+		return access{readOnly: true}, nil
+	case csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY:
+		return access{readOnly: true, multiNode: true}, nil
+	case csi.VolumeCapability_AccessMode_MULTI_NODE_SINGLE_WRITER,
+		csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER:
+		return access{multiNode: true}, nil
+	}
+	return access{}, invalid("the access mode %s is not supported", mode)
+}
+
+// parseAccesses is what all capabilities of a new volume ask for together.
+func parseAccesses(capabilities []*csi.VolumeCapability) (access, error) {
+	if len(capabilities) == 0 {
+		return access{}, invalid("the volume capabilities are missing")
+	}
+	var all access
+	for _, capability := range capabilities {
+		a, err := parseAccess(capability)
+		if err != nil {
+			return access{}, err
+		}
+		all.multiNode = all.multiNode || a.multiNode
+	}
+	return all, nil
+}
+
+// parsePool reads the pool from StorageClass parameters or a volume context.
+// Unknown keys are left alone, since existing classes may have any; one that is
+// ours but for upper and lower case would choose the wrong pool unseen.
+func parsePool(parameters map[string]string) (pool.Name, error) {
+	for key := range parameters {
+		if key != poolKey && strings.EqualFold(key, poolKey) {
+			return pool.Name{}, invalid("the parameter %q is unknown, it is spelled %q", key, poolKey)
+		}
+	}
+	name, ok := parameters[poolKey]
+	if !ok || name == "" {
+		return pool.Name{}, nil
+	}
+	return pool.ParseName(name)
+}
+
+func parseRange(r *csi.CapacityRange) pool.Range {
+	return pool.Range{Required: r.GetRequiredBytes(), Limit: r.GetLimitBytes()}
+}
+
+// parseTarget takes the path of a request, whose field is named in errors.
+func parseTarget(field, path string) (bind.Target, error) {
+	if path == "" {
+		return bind.Target{}, invalid("the %s is empty", field)
+	}
+	target, err := bind.ParseTarget(path)
+	if err != nil {
+		return bind.Target{}, invalid("the %s: %v", field, err)
+	}
+	return target, nil
+}
+
+// includes tells whether topologies allow this node: there are none, or one of
+// them is its segment.
+func (c Config) includes(topologies []*csi.Topology) bool {
+	for _, topology := range topologies {
+		if topology.GetSegments()[topologyKey] == c.Node.String() {
+			return true
+		}
+	}
+	return len(topologies) == 0
+}
+
+// topology is where a volume can be reached: from this node, or, for a shared
+// pool, from anywhere.
+func (c Config) topology(shared bool) []*csi.Topology {
+	if shared {
+		return nil
+	}
+	return []*csi.Topology{{Segments: map[string]string{topologyKey: c.Node.String()}}}
+}

@@ -1,0 +1,245 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path"
+	"path/filepath"
+	"runtime/debug"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/kubernetes-csi/csi-lib-utils/protosanitizer"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"k8s.io/klog/v2"
+
+	"kubevirt.io/hostpath-provisioner/pkg/pool"
+)
+
+// An Observer counts what the server does.
+type Observer interface {
+	// Call tells of one answered call.
+	Call(method, code string, duration time.Duration)
+	// Panic tells of a handler that panicked.
+	Panic(method string)
+}
+
+// A Server answers CSI calls on one socket.
+type Server struct {
+	grpc     *grpc.Server
+	observer Observer
+	log      klog.Logger
+	limit    time.Duration
+	calls    sync.WaitGroup // handlers at work, answered or not
+}
+
+// NewServer makes a server for a node's pools.
+func NewServer(config Config, pools *pool.Set, observer Observer, log klog.Logger) *Server {
+	s := &Server{observer: observer, log: log, limit: config.CallLimit}
+	if s.limit == 0 {
+		s.limit = 2 * time.Minute
+	}
+	// The first is the outermost.
+	s.grpc = grpc.NewServer(grpc.ChainUnaryInterceptor(s.watch, s.bound, s.recover, withStatus))
+	csi.RegisterIdentityServer(s.grpc, &identity{config: config, pools: pools})
+	csi.RegisterControllerServer(s.grpc, &controller{config: config, pools: pools})
+	csi.RegisterNodeServer(s.grpc, &node{config: config, pools: pools})
+	return s
+}
+
+// Serve answers calls until ctx ends. Then it takes no new ones and waits for
+// those in flight, but not longer than grace.
+func (s *Server) Serve(ctx context.Context, listener net.Listener, grace time.Duration) error {
+	failed := make(chan error, 1)
+	go func() { failed <- s.grpc.Serve(listener) }()
+	select {
+	case err := <-failed:
+		return fmt.Errorf("serve %s: %w", listener.Addr(), err)
+	case <-ctx.Done():
+	}
+	stopped := make(chan struct{})
+	go func() {
+		s.grpc.GracefulStop()
+		s.calls.Wait()
+		close(stopped)
+	}()
+	timer := time.NewTimer(grace)
+	defer timer.Stop()
+	select {
+	case <-stopped:
+	case <-timer.C:
+		s.log.Info("calls in flight did not end in time and are given up", "grace", grace)
+		s.grpc.Stop()
+	}
+	// gRPC says so if ctx ended before it had begun.
+	if err := <-failed; !errors.Is(err, grpc.ErrServerStopped) {
+		return err
+	}
+	return nil
+}
+
+// bound answers in time even if the handler does not: a system call on a hanging
+// filesystem cannot be interrupted. The handler keeps its locks until it returns,
+// so that a repeated call is told ABORTED.
+func (s *Server) bound(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+	ctx, cancel := context.WithTimeout(ctx, s.limit)
+	type answer struct {
+		response any
+		err      error
+	}
+	done := make(chan answer, 1)
+	s.calls.Go(func() {
+		defer cancel()
+		response, err := handler(ctx, req)
+		done <- answer{response, err}
+	})
+	select {
+	case a := <-done:
+		return a.response, a.err
+	case <-ctx.Done():
+	}
+	select {
+	case a := <-done: // both at once: the answer is worth more
+		return a.response, a.err
+	default:
+		return nil, status.FromContextError(ctx.Err()).Err()
+	}
+}
+
+// recover turns a panic into an answer: it ends one call, not the driver.
+func (s *Server) recover(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (response any, err error) {
+	defer func() {
+		if cause := recover(); cause != nil {
+			method := path.Base(info.FullMethod)
+			s.observer.Panic(method)
+			klog.FromContext(ctx).Error(fmt.Errorf("%v", cause), "a handler panicked", "stack", string(debug.Stack()))
+			response, err = nil, status.Errorf(codes.Internal, "%s panicked, see the driver's log", method)
+		}
+	}()
+	return handler(ctx, req)
+}
+
+// watch measures and logs.
+func (s *Server) watch(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+	method := path.Base(info.FullMethod)
+	log := s.log.WithValues("method", method)
+	if volume := volumeOf(req); volume != "" {
+		log = log.WithValues("volume", volume)
+	}
+	start := time.Now()
+	response, err := handler(klog.NewContext(ctx, log), req)
+	duration := time.Since(start)
+	code := status.Code(err)
+	s.observer.Call(method, code.String(), duration)
+	s.logCall(log, req, method, code, err, duration)
+	return response, err
+}
+
+func (s *Server) logCall(log klog.Logger, req any, method string, code codes.Code, err error, duration time.Duration) {
+	level := levelOf(method, code)
+	log.V(6).Info("request", "request", protosanitizer.StripSecrets(req))
+	if code == codes.Internal || code == codes.Unknown {
+		log.Error(err, "call failed", "code", code.String(), "duration", duration)
+		return
+	}
+	if err != nil {
+		log = log.WithValues("reason", status.Convert(err).Message())
+	}
+	log.V(level).Info("call", "code", code.String(), "duration", duration)
+}
+
+// levelOf keeps the calls that come all day out of the log.
+func levelOf(method string, code codes.Code) int {
+	switch {
+	case code == codes.Unimplemented:
+		return 4
+	case code != codes.OK:
+		return 1
+	}
+	switch method {
+	case "CreateVolume", "DeleteVolume", "NodePublishVolume", "NodeUnpublishVolume":
+		return 2
+	}
+	return 5
+}
+
+func volumeOf(req any) string {
+	switch r := req.(type) {
+	case interface{ GetVolumeId() string }:
+		return r.GetVolumeId()
+	case *csi.CreateVolumeRequest:
+		return r.GetName()
+	}
+	return ""
+}
+
+// maxSocket is how long the path of a socket can be, in bytes (unix(7), sun_path).
+const maxSocket = 107
+
+// ParseEndpoint takes the path of a socket: "unix:///csi/csi.sock", as the earlier
+// driver does "unix://csi/csi.sock" for the same, or the bare path.
+func ParseEndpoint(endpoint string) (string, error) {
+	socket := endpoint
+	if !filepath.IsAbs(endpoint) {
+		scheme, rest, _ := strings.Cut(endpoint, ":")
+		if !strings.EqualFold(scheme, "unix") {
+			return "", fmt.Errorf("the endpoint %q is not a unix socket such as unix:///csi/csi.sock", endpoint)
+		}
+		socket = "/" + rest
+	}
+	switch socket = filepath.Clean(socket); {
+	case socket == "/":
+		return "", fmt.Errorf("the endpoint %q has no path such as unix:///csi/csi.sock", endpoint)
+	case len(socket) > maxSocket:
+		return "", fmt.Errorf("the endpoint %q has a path of %d bytes, a socket's has at most %d; choose one such as unix:///csi/csi.sock",
+			endpoint, len(socket), maxSocket)
+	}
+	return socket, nil
+}
+
+// Listen makes the socket, with mode 0600. A socket that nobody serves is
+// replaced; one that is served, and anything else of that name, is not.
+func Listen(socket string) (net.Listener, error) {
+	if err := removeStale(socket); err != nil {
+		return nil, err
+	}
+	listener, err := net.Listen("unix", socket)
+	if err != nil {
+		return nil, err
+	}
+	// Only root reaches the socket in between: connecting takes write permission,
+	// which the umask gives to nobody else.
+	if err := os.Chmod(socket, 0o600); err != nil {
+		return nil, errors.Join(err, listener.Close())
+	}
+	return listener, nil
+}
+
+func removeStale(socket string) error {
+	info, err := os.Lstat(socket)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if info.Mode()&os.ModeSocket == 0 {
+		return fmt.Errorf("listen on %s: it is there and no socket; move it away", socket)
+	}
+	connection, err := net.DialTimeout("unix", socket, time.Second)
+	switch {
+	case err == nil:
+		return errors.Join(fmt.Errorf("listen on %s: another process serves it", socket), connection.Close())
+	case errors.Is(err, syscall.ECONNREFUSED): // nobody listens; a process that is merely busy gives another answer
+		return os.Remove(socket)
+	}
+	return fmt.Errorf("listen on %s: another process may serve it: %w", socket, err)
+}

@@ -1,0 +1,156 @@
+package driver_test
+
+import (
+	"context"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+
+	"kubevirt.io/hostpath-provisioner/pkg/driver"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
+)
+
+func TestAPanicEndsOneCall(t *testing.T) {
+	log := &logged{}
+	r := newRig(t, setup{log: log.logger(2), hooks: hooks{publish: func(target bind.Target) {
+		if filepath.Base(target.String()) == "cursed" {
+			panic("a curse")
+		}
+	}}})
+	r.create(t, "vol", "")
+	for range 2 {
+		_, err := r.NodePublishVolume(t.Context(), publishRequest("vol", r.target("cursed")))
+		wantCode(t, err, codes.Internal, "NodePublishVolume panicked")
+	}
+	answered, panicked := r.calls.seen()
+	wantEqual(t, "the panics counted", panicked, []string{"NodePublishVolume", "NodePublishVolume"})
+	wantEqual(t, "the calls counted", answered, []string{"CreateVolume OK", "NodePublishVolume Internal", "NodePublishVolume Internal"})
+	line := log.line(t, "a curse")
+	wantContains(t, line, `method="NodePublishVolume"`, `volume="vol"`)
+	wantContains(t, log.String(), "server_test.go") // where it was
+
+	r.publish(t, "vol", r.target("vol"))
+	r.unpublish(t, "vol", r.target("vol"))
+}
+
+func TestACallThatIsStuckIsAnsweredAndKeepsItsVolume(t *testing.T) {
+	stuck := newGate("stuck")
+	r := newRig(t, setup{hooks: hooks{publish: stuck.publish}})
+	r.create(t, "vol", "")
+	hasty := *r
+	hasty.serve(t, setup{config: driver.Config{CallLimit: time.Millisecond}}, time.Minute)
+
+	_, err := hasty.NodePublishVolume(t.Context(), publishRequest("vol", r.target("stuck")))
+	wantCode(t, err, codes.DeadlineExceeded)
+	// It may be answered before it has begun.
+	<-stuck.entered
+	_, err = r.NodePublishVolume(t.Context(), publishRequest("vol", r.target("stuck")))
+	wantCode(t, err, codes.Aborted, "vol")
+
+	close(stuck.open)
+	hasty.stop()
+	must(t, <-hasty.served) // once the call has ended
+	r.publish(t, "vol", r.target("stuck"))
+}
+
+func TestACallerThatGivesUpLeavesTheCallToEnd(t *testing.T) {
+	held := newGate("held")
+	r := newRig(t, setup{hooks: hooks{publish: held.publish}})
+	r.create(t, "vol", "")
+	ctx, giveUp := context.WithCancel(t.Context())
+	call := later(func() error {
+		_, err := r.NodePublishVolume(ctx, publishRequest("vol", r.target("held")))
+		return err
+	})
+	<-held.entered
+	giveUp()
+	wantCode(t, <-call, codes.Canceled)
+	_, err := r.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: "vol"})
+	wantCode(t, err, codes.Aborted, "vol")
+	close(held.open)
+	r.stop()
+	must(t, <-r.served)
+	wantEqual(t, "where it is published", r.mounts.published(t, r.path("local", ""), "vol"), []string{r.target("held")})
+}
+
+func TestServeEndsAfterTheCallsInFlight(t *testing.T) {
+	held := newGate("held")
+	r := newRig(t, setup{hooks: hooks{publish: held.publish}})
+	r.create(t, "vol", "")
+	call := later(func() error {
+		_, err := r.NodePublishVolume(t.Context(), publishRequest("vol", r.target("held")))
+		return err
+	})
+	<-held.entered
+	r.stop()
+	refused(t, r.socket)
+	select {
+	case err := <-r.served:
+		t.Fatalf("Serve answered %v before the call in flight had ended", err)
+	default:
+	}
+	close(held.open)
+	must(t, <-call)
+	must(t, <-r.served)
+	wantGone(t, r.socket)
+}
+
+func TestServeGivesUpCallsThatDoNotEnd(t *testing.T) {
+	held := newGate("held")
+	log := &logged{}
+	r := newRig(t, setup{hooks: hooks{publish: held.publish}})
+	r.create(t, "vol", "")
+	brief := *r
+	brief.serve(t, setup{log: log.logger(0)}, time.Millisecond)
+	call := later(func() error {
+		_, err := brief.NodePublishVolume(t.Context(), publishRequest("vol", r.target("held")))
+		return err
+	})
+	<-held.entered
+	brief.stop()
+	must(t, <-brief.served)
+	wantCode(t, <-call, codes.Unavailable)
+	wantContains(t, log.String(), "given up", "1ms")
+	close(held.open)
+}
+
+func TestServeOfADriverThatIsToldToEndBeforeItBegins(t *testing.T) {
+	r := newRig(t, setup{})
+	listener, err := driver.Listen(filepath.Join(t.TempDir(), "s"))
+	must(t, err)
+	server := driver.NewServer(driver.Config{Node: node(t, nodeName)}, r.set, r.calls, logger())
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	must(t, server.Serve(ctx, listener, time.Minute))
+	refused(t, listener.Addr().String())
+}
+
+func TestServeTellsThatItsSocketFailed(t *testing.T) {
+	r := newRig(t, setup{})
+	listener, err := driver.Listen(filepath.Join(t.TempDir(), "s"))
+	must(t, err)
+	must(t, listener.Close())
+	server := driver.NewServer(driver.Config{Node: node(t, nodeName)}, r.set, r.calls, logger())
+	err = server.Serve(t.Context(), listener, time.Minute)
+	if err == nil {
+		t.Fatal("it served a socket that was closed")
+	}
+	wantContains(t, err.Error(), listener.Addr().String())
+}
+
+func TestCallsAreCountedByMethodAndCode(t *testing.T) {
+	r := newRig(t, setup{})
+	r.create(t, "vol", "")
+	_, err := r.CreateVolume(t.Context(), createRequest(".."))
+	wantCode(t, err, codes.InvalidArgument)
+	_, err = r.NodeStageVolume(t.Context(), &csi.NodeStageVolumeRequest{})
+	wantCode(t, err, codes.Unimplemented)
+	_, err = r.Probe(t.Context(), &csi.ProbeRequest{})
+	must(t, err)
+	answered, panicked := r.calls.seen()
+	wantEqual(t, "the calls", answered, []string{"CreateVolume OK", "CreateVolume InvalidArgument", "NodeStageVolume Unimplemented", "Probe OK"})
+	wantEqual(t, "the panics", panicked, []string(nil))
+}

@@ -1,0 +1,150 @@
+package driver_test
+
+import (
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"kubevirt.io/hostpath-provisioner/pkg/driver"
+)
+
+func TestParseEndpoint(t *testing.T) {
+	longest := "/" + strings.Repeat("a", 106)
+	for name, c := range map[string]struct {
+		endpoint string
+		want     string // empty for a refusal
+	}{
+		"a URL":                               {"unix:///csi/csi.sock", "/csi/csi.sock"},
+		"a URL as the earlier driver takes":   {"unix://csi/csi.sock", "/csi/csi.sock"},
+		"the earlier driver's default":        {"unix://tmp/csi.sock", "/tmp/csi.sock"},
+		"a URL without slashes":               {"unix:csi.sock", "/csi.sock"},
+		"a URL with one slash":                {"unix:/csi.sock", "/csi.sock"},
+		"a URL in capitals":                   {"UNIX:///csi/csi.sock", "/csi/csi.sock"},
+		"a path":                              {"/csi/csi.sock", "/csi/csi.sock"},
+		"a path with a colon":                 {"/csi/a:b.sock", "/csi/a:b.sock"},
+		"a path that is not clean":            {"/csi/../run//csi.sock", "/run/csi.sock"},
+		"a URL that is not clean":             {"unix:///csi/./csi.sock", "/csi/csi.sock"},
+		"the longest path of a socket":        {longest, longest},
+		"a path too long for a socket":        {longest + "a", ""},
+		"a URL too long for a socket":         {"unix://" + longest + "a", ""},
+		"nothing":                             {"", ""},
+		"a URL of nothing":                    {"unix://", ""},
+		"the root":                            {"/", ""},
+		"a URL of the root":                   {"unix:///", ""},
+		"a path that is the root in the end":  {"/csi/..", ""},
+		"a relative path":                     {"csi/csi.sock", ""},
+		"a TCP address":                       {"tcp://127.0.0.1:10000", ""},
+		"an address without a scheme":         {"127.0.0.1:10000", ""},
+		"a URL of HTTP":                       {"http://csi/csi.sock", ""},
+		"a scheme that begins like the right": {"unixpacket:///csi/csi.sock", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, err := driver.ParseEndpoint(c.endpoint)
+			if got != c.want || (err == nil) != (c.want != "") {
+				t.Fatalf("the socket is %q, %v; want %q", got, err, c.want)
+			}
+			if err != nil {
+				wantContains(t, err.Error(), "unix:///csi/csi.sock")
+			}
+		})
+	}
+}
+
+func TestListenMakesASocketForRootAlone(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "s")
+	listener, err := driver.Listen(socket)
+	must(t, err)
+	info, err := os.Lstat(socket)
+	must(t, err)
+	wantEqual(t, "its mode", info.Mode(), os.ModeSocket|0o600)
+	must(t, listener.Close())
+	wantGone(t, socket)
+}
+
+func TestListenReplacesASocketThatNobodyServes(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "s")
+	stale, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket})
+	must(t, err)
+	stale.SetUnlinkOnClose(false)
+	must(t, stale.Close())
+	wantThere(t, socket)
+
+	listener, err := driver.Listen(socket)
+	must(t, err)
+	connection, err := net.Dial("unix", socket)
+	must(t, err)
+	must(t, errors.Join(connection.Close(), listener.Close()))
+}
+
+func TestListenLeavesAServedSocketAlone(t *testing.T) {
+	r := newRig(t, setup{})
+	_, err := driver.Listen(r.socket)
+	if err == nil {
+		t.Fatal("it took the socket of another driver")
+	}
+	wantContains(t, err.Error(), r.socket, "another process serves it")
+	r.create(t, "vol", "")
+}
+
+func TestListenLeavesTheSocketOfABusyProcessAlone(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "s")
+	fd, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
+	must(t, err)
+	defer syscall.Close(fd)
+	must(t, syscall.Bind(fd, &syscall.SockaddrUnix{Name: socket}))
+	must(t, syscall.Listen(fd, 0))
+	// It takes no connections, until the kernel keeps no more of them for it.
+	for range 8 {
+		connection, err := net.Dial("unix", socket)
+		if errors.Is(err, syscall.EAGAIN) {
+			break
+		}
+		must(t, err)
+		defer connection.Close()
+	}
+	if listener, err := driver.Listen(socket); err == nil {
+		t.Errorf("it took a socket that another process listens on: %v", listener.Close())
+	}
+	wantThere(t, socket)
+}
+
+func TestListenLeavesWhatIsNoSocketAlone(t *testing.T) {
+	for name, c := range map[string]struct {
+		place func(path string) error
+	}{
+		"a file":      {func(path string) error { return os.WriteFile(path, []byte("kept"), 0o600) }},
+		"a directory": {func(path string) error { return os.Mkdir(path, 0o755) }},
+		"a link":      {func(path string) error { return os.Symlink("/no/such", path) }},
+		"a FIFO":      {func(path string) error { return syscall.Mkfifo(path, 0o600) }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			socket := filepath.Join(t.TempDir(), "s")
+			must(t, c.place(socket))
+			before, err := os.Lstat(socket)
+			must(t, err)
+			if listener, err := driver.Listen(socket); err == nil {
+				t.Errorf("it listens there: %v", listener.Close())
+			} else {
+				wantContains(t, err.Error(), socket, "no socket")
+			}
+			after, err := os.Lstat(socket)
+			must(t, err)
+			if !os.SameFile(before, after) || before.Size() != after.Size() {
+				t.Errorf("%s was replaced: %v", name, after)
+			}
+		})
+	}
+}
+
+func TestListenTellsThatTheDirectoryIsNotThere(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "no/such")
+	_, err := driver.Listen(socket)
+	if !errors.Is(err, os.ErrNotExist) {
+		t.Fatalf("the error is %v, want one of a path that is not there", err)
+	}
+	wantContains(t, err.Error(), socket)
+}

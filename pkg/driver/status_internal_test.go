@@ -1,0 +1,139 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
+	"kubevirt.io/hostpath-provisioner/pkg/pool"
+)
+
+// poolErrors are all errors that pkg/pool lets its callers test for.
+var poolErrors = map[string]struct {
+	err  error
+	code codes.Code
+}{
+	"ErrInvalid":     {pool.ErrInvalid, codes.InvalidArgument},
+	"ErrNotFound":    {pool.ErrNotFound, codes.NotFound},
+	"ErrExists":      {pool.ErrExists, codes.AlreadyExists},
+	"ErrInUse":       {pool.ErrInUse, codes.FailedPrecondition},
+	"ErrNoSpace":     {pool.ErrNoSpace, codes.ResourceExhausted},
+	"ErrOutOfRange":  {pool.ErrOutOfRange, codes.OutOfRange},
+	"ErrBusy":        {pool.ErrBusy, codes.Aborted},
+	"ErrUnavailable": {pool.ErrUnavailable, codes.Unavailable},
+	"ErrDamaged":     {pool.ErrDamaged, codes.Internal},
+}
+
+func TestEveryErrorOfAPoolHasACode(t *testing.T) {
+	for name, c := range poolErrors {
+		for how, err := range map[string]error{
+			"bare":    c.err,
+			"wrapped": fmt.Errorf("create volume v: %w", fmt.Errorf("%w: because", c.err)),
+			"joined":  errors.Join(errors.New("first"), c.err),
+			"beside":  fmt.Errorf("%w: %w", c.err, syscall.EIO),
+		} {
+			t.Run(name+" "+how, func(t *testing.T) {
+				got := status.Convert(toStatus(err))
+				if got.Code() != c.code || got.Message() != err.Error() {
+					t.Errorf("the answer is %v %q, want %v %q", got.Code(), got.Message(), c.code, err)
+				}
+			})
+		}
+	}
+	for _, name := range exportedErrors(t, "../pool") {
+		if _, ok := poolErrors[name]; !ok {
+			t.Errorf("pool.%s is in no test of its code", name)
+		}
+	}
+}
+
+// exportedErrors are the names of a package's Err variables.
+func exportedErrors(t *testing.T, dir string) []string {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(dir, "*.go"))
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no source in %s: %v", dir, err)
+	}
+	var names []string
+	for _, file := range files {
+		parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.SkipObjectResolution)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, declaration := range parsed.Decls {
+			general, ok := declaration.(*ast.GenDecl)
+			if !ok || general.Tok != token.VAR {
+				continue
+			}
+			for _, spec := range general.Specs {
+				for _, name := range spec.(*ast.ValueSpec).Names {
+					if strings.HasPrefix(name.Name, "Err") {
+						names = append(names, name.Name)
+					}
+				}
+			}
+		}
+	}
+	return names
+}
+
+func TestTheCodeOfAnError(t *testing.T) {
+	for name, c := range map[string]struct {
+		err  error
+		want codes.Code
+	}{
+		"none":                              {nil, codes.OK},
+		"a deadline":                        {context.DeadlineExceeded, codes.DeadlineExceeded},
+		"a deadline, wrapped":               {fmt.Errorf("create: %w", context.DeadlineExceeded), codes.DeadlineExceeded},
+		"a caller that gave up":             {context.Canceled, codes.Canceled},
+		"a caller that gave up, wrapped":    {fmt.Errorf("create: %w", context.Canceled), codes.Canceled},
+		"a status of its own":               {status.Error(codes.Aborted, "again"), codes.Aborted},
+		"a wrapped status":                  {fmt.Errorf("list: %w", status.Error(codes.Aborted, "again")), codes.Aborted},
+		"a disk that fails":                 {&fs.PathError{Op: "open", Path: "/p", Err: syscall.EIO}, codes.Internal},
+		"a file that is not there":          {&fs.PathError{Op: "open", Path: "/p", Err: syscall.ENOENT}, codes.Internal},
+		"a file that is there":              {fs.ErrExist, codes.Internal},
+		"what is not permitted":             {os.ErrPermission, codes.Internal},
+		"a full disk":                       {syscall.ENOSPC, codes.Internal},
+		"an IO deadline":                    {os.ErrDeadlineExceeded, codes.Internal},
+		"an error below the pools":          {bind.ErrBusy, codes.Internal},
+		"an error that nobody foresaw":      {errors.New("oops"), codes.Internal},
+		"no space, the pool being away":     {fmt.Errorf("%w: %w", pool.ErrNoSpace, pool.ErrUnavailable), codes.ResourceExhausted},
+		"damage that keeps from finding":    {fmt.Errorf("%w: %w", pool.ErrDamaged, pool.ErrNotFound), codes.Internal},
+		"a pool that is away, one has none": {errors.Join(pool.ErrNotFound, pool.ErrUnavailable), codes.Unavailable},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := status.Convert(toStatus(c.err))
+			if got.Code() != c.want {
+				t.Errorf("the code is %v, want %v", got.Code(), c.want)
+			}
+			if c.err != nil && !strings.Contains(c.err.Error(), got.Message()) && got.Message() != c.err.Error() {
+				t.Errorf("the message is %q, want %q", got.Message(), c.err)
+			}
+		})
+	}
+}
+
+func TestAHandlersAnswerComesWithoutItsError(t *testing.T) {
+	for name, want := range map[string]error{"refused": pool.ErrBusy, "answered": nil} {
+		t.Run(name, func(t *testing.T) {
+			response, err := withStatus(t.Context(), nil, nil, grpc.UnaryHandler(func(context.Context, any) (any, error) { return "answer", want }))
+			if (response == "answer") != (want == nil) || (err == nil) != (want == nil) {
+				t.Errorf("the answer is %v, %v", response, err)
+			}
+		})
+	}
+}
