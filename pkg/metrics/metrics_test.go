@@ -1,0 +1,463 @@
+package metrics_test
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"errors"
+	"io"
+	"math/big"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
+
+	"kubevirt.io/hostpath-provisioner/pkg/metrics"
+)
+
+// serve serves metrics with TLS until the test ends, and answers the address.
+func serve(t *testing.T, m *metrics.Metrics, config metrics.TLS) (address string) {
+	t.Helper()
+	listener := listen(t)
+	ctx, stop := context.WithCancel(context.WithoutCancel(t.Context()))
+	served := make(chan error, 1)
+	go func() { served <- m.Serve(ctx, listener, config) }()
+	t.Cleanup(func() {
+		stop()
+		must(t, <-served)
+	})
+	return listener.Addr().String()
+}
+
+func listen(t *testing.T) net.Listener {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, err)
+	return listener
+}
+
+func wantClosed(t *testing.T, listener net.Listener) {
+	t.Helper()
+	if _, err := listener.Accept(); !errors.Is(err, net.ErrClosed) {
+		t.Errorf("the listener answers %v, want it closed", err)
+	}
+}
+
+func noPools() []metrics.Pool { return nil }
+
+// anyCertificate is a client's configuration that looks at no certificate.
+func anyCertificate() *tls.Config { return &tls.Config{InsecureSkipVerify: true} }
+
+// get asks for a path with a connection of its own.
+func get(t *testing.T, address, path string, config *tls.Config) (*http.Response, string) {
+	t.Helper()
+	transport := &http.Transport{TLSClientConfig: config}
+	defer transport.CloseIdleConnections()
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "https://"+address+path, http.NoBody)
+	must(t, err)
+	response, err := transport.RoundTrip(request)
+	must(t, err)
+	body, err := io.ReadAll(response.Body)
+	must(t, err)
+	must(t, response.Body.Close())
+	return response, string(body)
+}
+
+// scrape is what Prometheus gets.
+func scrape(t *testing.T, address string) string {
+	t.Helper()
+	response, body := get(t, address, "/metrics", anyCertificate())
+	if response.StatusCode != http.StatusOK {
+		t.Fatalf("the scrape is answered with %s: %s", response.Status, body)
+	}
+	return body
+}
+
+// series are the lines that begin with a name, sorted.
+func series(scraped, name string) []string {
+	var lines []string
+	for line := range strings.Lines(scraped) {
+		if strings.HasPrefix(line, name) {
+			lines = append(lines, strings.TrimSpace(line))
+		}
+	}
+	slices.Sort(lines)
+	return lines
+}
+
+func TestPools(t *testing.T) {
+	var pools []metrics.Pool
+	address := serve(t, metrics.New("v1", func() []metrics.Pool { return pools }), metrics.TLS{})
+	local := metrics.Pool{Name: "local", Serving: true, Enforced: true, Volumes: 3, Promised: 5 << 30, Trash: 2, Stuck: 1}
+	away := metrics.Pool{Name: "away"}
+	onSystem := metrics.Pool{Name: "on-system", Serving: true, SystemDisk: true}
+	for name, c := range map[string]struct {
+		pools []metrics.Pool
+		want  []string
+	}{
+		"none": {nil, []string{
+			"kubevirt_hpp_pool_path_shared_with_os 0",
+		}},
+		"a pool on a disk of its own, and one that is away": {[]metrics.Pool{local, away}, []string{
+			`hostpath_pool_promised_bytes{pool="away"} 0`,
+			`hostpath_pool_promised_bytes{pool="local"} 5.36870912e+09`,
+			`hostpath_pool_quota_enforced{pool="away"} 0`,
+			`hostpath_pool_quota_enforced{pool="local"} 1`,
+			`hostpath_pool_serving{pool="away"} 0`,
+			`hostpath_pool_serving{pool="local"} 1`,
+			`hostpath_pool_trash_entries{pool="away"} 0`,
+			`hostpath_pool_trash_entries{pool="local"} 2`,
+			`hostpath_pool_trash_stuck_entries{pool="away"} 0`,
+			`hostpath_pool_trash_stuck_entries{pool="local"} 1`,
+			`hostpath_pool_volumes{pool="away"} 0`,
+			`hostpath_pool_volumes{pool="local"} 3`,
+			"kubevirt_hpp_pool_path_shared_with_os 0",
+		}},
+		"one of two on the system's disk": {[]metrics.Pool{away, onSystem}, []string{
+			`hostpath_pool_promised_bytes{pool="away"} 0`,
+			`hostpath_pool_promised_bytes{pool="on-system"} 0`,
+			`hostpath_pool_quota_enforced{pool="away"} 0`,
+			`hostpath_pool_quota_enforced{pool="on-system"} 0`,
+			`hostpath_pool_serving{pool="away"} 0`,
+			`hostpath_pool_serving{pool="on-system"} 1`,
+			`hostpath_pool_trash_entries{pool="away"} 0`,
+			`hostpath_pool_trash_entries{pool="on-system"} 0`,
+			`hostpath_pool_trash_stuck_entries{pool="away"} 0`,
+			`hostpath_pool_trash_stuck_entries{pool="on-system"} 0`,
+			`hostpath_pool_volumes{pool="away"} 0`,
+			`hostpath_pool_volumes{pool="on-system"} 0`,
+			"kubevirt_hpp_pool_path_shared_with_os 1",
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			pools = c.pools
+			scraped := scrape(t, address)
+			got := slices.Concat(series(scraped, "hostpath_pool_"), series(scraped, "kubevirt_"))
+			if diff := cmp.Diff(c.want, got); diff != "" {
+				t.Errorf("the series of pools (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestCalls(t *testing.T) {
+	m := metrics.New("v1.2.3", noPools)
+	address := serve(t, m, metrics.TLS{})
+	m.Call("NodeGetVolumeStats", "OK", 40*time.Microsecond)
+	m.Call("NodeGetVolumeStats", "OK", 60*time.Microsecond)
+	m.Call("CreateVolume", "ResourceExhausted", time.Minute)
+	m.Panic("NodePublishVolume")
+	m.Panic("NodePublishVolume")
+
+	scraped := scrape(t, address)
+	for _, c := range []struct {
+		name string
+		want []string
+	}{
+		{`hostpath_csi_call_duration_seconds_bucket{code="OK",method="NodeGetVolumeStats",le="5e-05"}`, []string{"1"}},
+		{`hostpath_csi_call_duration_seconds_bucket{code="OK",method="NodeGetVolumeStats",le="0.0001"}`, []string{"2"}},
+		{`hostpath_csi_call_duration_seconds_bucket{code="ResourceExhausted",method="CreateVolume",le="30"}`, []string{"0"}},
+		{`hostpath_csi_call_duration_seconds_bucket{code="ResourceExhausted",method="CreateVolume",le="+Inf"}`, []string{"1"}},
+		{"hostpath_csi_call_duration_seconds_count", []string{
+			`{code="OK",method="NodeGetVolumeStats"} 2`, `{code="ResourceExhausted",method="CreateVolume"} 1`,
+		}},
+		{"hostpath_csi_panics_total", []string{`{method="NodePublishVolume"} 2`}},
+		{"hostpath_build_info", []string{`{version="v1.2.3"} 1`}},
+	} {
+		var got []string
+		for _, line := range series(scraped, c.name) {
+			got = append(got, strings.TrimSpace(strings.TrimPrefix(line, c.name)))
+		}
+		if diff := cmp.Diff(c.want, got); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", c.name, diff)
+		}
+	}
+	first := `hostpath_csi_call_duration_seconds_bucket{code="OK",method="NodeGetVolumeStats",le="`
+	for line := range strings.Lines(scraped) {
+		if rest, ok := strings.CutPrefix(line, first); ok {
+			if !strings.HasPrefix(rest, `5e-05"`) {
+				t.Errorf("the buckets begin with %s, not at 50 µs", line)
+			}
+			break
+		}
+	}
+}
+
+func TestTheNamesFollowTheConventions(t *testing.T) {
+	m := metrics.New("v1", func() []metrics.Pool { return []metrics.Pool{{Name: "local"}} })
+	address := serve(t, m, metrics.TLS{})
+	m.Call("Probe", "OK", time.Millisecond)
+	m.Panic("Probe")
+	scraped := scrape(t, address)
+	problems, err := promlint.New(strings.NewReader(scraped)).Lint()
+	must(t, err)
+	for _, problem := range problems {
+		t.Errorf("%s: %s", problem.Metric, problem.Text)
+	}
+	for _, name := range []string{"go_goroutines", "process_resident_memory_bytes"} {
+		if len(series(scraped, name)) == 0 {
+			t.Errorf("%s is not shown", name)
+		}
+	}
+}
+
+func TestOnlyMetricsAreServed(t *testing.T) {
+	address := serve(t, metrics.New("v1", noPools), metrics.TLS{})
+	for path, want := range map[string]int{"/metrics": http.StatusOK, "/": http.StatusNotFound, "/debug/pprof/": http.StatusNotFound} {
+		if response, _ := get(t, address, path, anyCertificate()); response.StatusCode != want {
+			t.Errorf("%s is answered with %s, want %d", path, response.Status, want)
+		}
+	}
+}
+
+func TestTheLowestVersionOfTLS(t *testing.T) {
+	for name, c := range map[string]struct {
+		server, client uint16 // the client has no other version
+		taken          bool
+	}{
+		"1.3 takes 1.3":         {tls.VersionTLS13, tls.VersionTLS13, true},
+		"1.3 does not take 1.2": {tls.VersionTLS13, tls.VersionTLS12, false},
+		"1.2 takes 1.2":         {tls.VersionTLS12, tls.VersionTLS12, true},
+		"1.2 takes 1.3":         {tls.VersionTLS12, tls.VersionTLS13, true},
+		"1.2 does not take 1.1": {tls.VersionTLS12, tls.VersionTLS11, false},
+		"1.1 takes 1.1":         {tls.VersionTLS11, tls.VersionTLS11, true},
+		"1.1 does not take 1.0": {tls.VersionTLS11, tls.VersionTLS10, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			address := serve(t, metrics.New("v1", noPools), metrics.TLS{MinVersion: c.server})
+			dialer := tls.Dialer{Config: &tls.Config{InsecureSkipVerify: true, MinVersion: c.client, MaxVersion: c.client}}
+			connection, err := dialer.DialContext(t.Context(), "tcp", address)
+			if err == nil {
+				connection.Close()
+			}
+			if (err == nil) != c.taken {
+				t.Errorf("the handshake ends with %v, want it taken: %v", err, c.taken)
+			}
+		})
+	}
+}
+
+func TestParseTLSVersion(t *testing.T) {
+	for name, want := range map[string]uint16{
+		"VersionTLS10": tls.VersionTLS10,
+		"VersionTLS11": tls.VersionTLS11,
+		"VersionTLS12": tls.VersionTLS12,
+		"VersionTLS13": tls.VersionTLS13,
+		"VersionTLS14": 0,
+		"TLS13":        0,
+		"versiontls13": 0,
+		"":             0,
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, err := metrics.ParseTLSVersion(name)
+			if got != want || (err == nil) != (want != 0) {
+				t.Errorf("the version is %x, %v; want %x", got, err, want)
+			}
+			if err != nil && !strings.Contains(err.Error(), "VersionTLS13") {
+				t.Errorf("the error %q does not say what is possible", err)
+			}
+		})
+	}
+}
+
+// shown is the certificate that a server presents.
+func shown(t *testing.T, address string) *x509.Certificate {
+	t.Helper()
+	response, _ := get(t, address, "/metrics", anyCertificate())
+	return response.TLS.PeerCertificates[0]
+}
+
+func TestTheDriversOwnCertificate(t *testing.T) {
+	t.Setenv("POD_IP", "192.0.2.7")
+	t.Setenv("SERVICE_NAME", "driver-metrics")
+	t.Setenv("POD_NAMESPACE", "storage")
+	address := serve(t, metrics.New("v1", noPools), metrics.TLS{})
+	certificate := shown(t, address)
+	trusted := x509.NewCertPool()
+	trusted.AddCert(certificate)
+	for _, name := range []string{"127.0.0.1", "::1", "192.0.2.7", "localhost", "driver-metrics.storage.svc"} {
+		if _, err := certificate.Verify(x509.VerifyOptions{DNSName: name, Roots: trusted}); err != nil {
+			t.Errorf("it is not good for %s: %v", name, err)
+		}
+	}
+	if err := certificate.VerifyHostname("example.com"); err == nil {
+		t.Error("it is good for example.com")
+	}
+	if again := shown(t, address); !again.Equal(certificate) {
+		t.Error("the second connection sees another certificate")
+	}
+	if other := shown(t, serve(t, metrics.New("v1", noPools), metrics.TLS{})); other.SerialNumber.Cmp(certificate.SerialNumber) == 0 {
+		t.Error("two servers have certificates of one serial number")
+	}
+}
+
+// pair are the files of a certificate.
+type pair struct{ cert, key string }
+
+// writePair makes a certificate, in files that were changed at that time.
+func writePair(t *testing.T, files pair, changed time.Time) *x509.Certificate {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	must(t, err)
+	serial, err := rand.Int(rand.Reader, big.NewInt(1<<62))
+	must(t, err)
+	template := &x509.Certificate{SerialNumber: serial, Subject: pkix.Name{CommonName: "test"}, NotAfter: time.Now().Add(time.Hour)}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	must(t, err)
+	keyDER, err := x509.MarshalPKCS8PrivateKey(key)
+	must(t, err)
+	must(t, os.WriteFile(files.cert, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), 0o600))
+	must(t, os.WriteFile(files.key, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER}), 0o600))
+	for _, file := range []string{files.cert, files.key} {
+		must(t, os.Chtimes(file, changed, changed))
+	}
+	certificate, err := x509.ParseCertificate(der)
+	must(t, err)
+	return certificate
+}
+
+func TestACertificateFromFilesIsReadAgainWhenItChanges(t *testing.T) {
+	dir := t.TempDir()
+	files := pair{filepath.Join(dir, "tls.crt"), filepath.Join(dir, "tls.key")}
+	now := time.Now()
+	first := writePair(t, files, now)
+	address := serve(t, metrics.New("v1", noPools), metrics.TLS{CertFile: files.cert, KeyFile: files.key})
+	for range 2 {
+		if got := shown(t, address); !got.Equal(first) {
+			t.Errorf("the certificate shown is %v, want %v", got.SerialNumber, first.SerialNumber)
+		}
+	}
+	// Also one that is older than the one before it.
+	for _, changed := range []time.Time{now.Add(time.Hour), now.Add(-time.Hour)} {
+		next := writePair(t, files, changed)
+		if got := shown(t, address); !got.Equal(next) {
+			t.Errorf("the certificate shown after a change is %v, want %v", got.SerialNumber, next.SerialNumber)
+		}
+	}
+}
+
+func TestACertificateWhoseKeyComesLaterIsTakenThen(t *testing.T) {
+	dir := t.TempDir()
+	files, prepared := pair{filepath.Join(dir, "tls.crt"), filepath.Join(dir, "tls.key")}, pair{filepath.Join(dir, "new.crt"), filepath.Join(dir, "new.key")}
+	now := time.Now()
+	first := writePair(t, files, now)
+	address := serve(t, metrics.New("v1", noPools), metrics.TLS{CertFile: files.cert, KeyFile: files.key})
+	if got := shown(t, address); !got.Equal(first) {
+		t.Errorf("the certificate shown is %v, want %v", got.SerialNumber, first.SerialNumber)
+	}
+	next := writePair(t, prepared, now.Add(time.Hour))
+	must(t, os.Rename(prepared.cert, files.cert))
+	// What this handshake gives does not matter, what it leaves does.
+	if connection, err := (&tls.Dialer{Config: anyCertificate()}).DialContext(t.Context(), "tcp", address); err == nil {
+		connection.Close()
+	}
+	must(t, os.Rename(prepared.key, files.key))
+	if got := shown(t, address); !got.Equal(next) {
+		t.Errorf("the certificate shown is %v, want %v", got.SerialNumber, next.SerialNumber)
+	}
+}
+
+func TestFilesThatAreNoCertificate(t *testing.T) {
+	dir := t.TempDir()
+	good, other := pair{filepath.Join(dir, "tls.crt"), filepath.Join(dir, "tls.key")}, pair{filepath.Join(dir, "other.crt"), filepath.Join(dir, "other.key")}
+	writePair(t, good, time.Now())
+	writePair(t, other, time.Now())
+	garbage, missing := filepath.Join(dir, "garbage"), filepath.Join(dir, "missing")
+	must(t, os.WriteFile(garbage, []byte("garbage"), 0o600))
+	for name, files := range map[string]pair{
+		"a certificate that is missing":  {missing, good.key},
+		"a key that is missing":          {good.cert, missing},
+		"a certificate that is garbage":  {garbage, good.key},
+		"a key that is garbage":          {good.cert, garbage},
+		"a key of another certificate":   {good.cert, other.key},
+		"a certificate and key mixed up": {good.key, good.cert},
+		"a certificate without a key":    {good.cert, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			listener := listen(t)
+			err := metrics.New("v1", noPools).Serve(t.Context(), listener, metrics.TLS{CertFile: files.cert, KeyFile: files.key})
+			if err == nil || !strings.Contains(err.Error(), "metrics certificate") || !strings.Contains(err.Error(), dir) {
+				t.Errorf("Serve answers %v, want an error that names the files", err)
+			}
+			wantClosed(t, listener)
+		})
+	}
+}
+
+func TestServeEndsWithItsContext(t *testing.T) {
+	for name, before := range map[string]bool{"before it begins": true, "while it serves": false} {
+		t.Run(name, func(t *testing.T) {
+			listener := listen(t)
+			ctx, stop := context.WithCancel(t.Context())
+			defer stop()
+			if before {
+				stop()
+			}
+			served := make(chan error, 1)
+			go func() { served <- metrics.New("v1", noPools).Serve(ctx, listener, metrics.TLS{}) }()
+			if !before {
+				scrape(t, listener.Addr().String())
+				stop()
+			}
+			must(t, <-served)
+			wantClosed(t, listener)
+		})
+	}
+}
+
+func TestServeEndsScrapesInFlight(t *testing.T) {
+	asked, answer := make(chan struct{}), make(chan struct{})
+	m := metrics.New("v1", func() []metrics.Pool {
+		close(asked)
+		<-answer
+		return nil
+	})
+	listener := listen(t)
+	ctx, stop := context.WithCancel(t.Context())
+	served, scraped := make(chan error, 1), make(chan error, 1)
+	go func() { served <- m.Serve(ctx, listener, metrics.TLS{}) }()
+	transport := &http.Transport{TLSClientConfig: anyCertificate()}
+	defer transport.CloseIdleConnections()
+	go func() {
+		response, err := (&http.Client{Transport: transport}).Get("https://" + listener.Addr().String() + "/metrics")
+		if err == nil {
+			response.Body.Close()
+		}
+		scraped <- err
+	}()
+	<-asked
+	stop()
+	must(t, <-served)
+	if err := <-scraped; err == nil {
+		t.Error("the scrape was answered after the end")
+	}
+	close(answer)
+}
+
+func TestServeTellsThatItsListenerFailed(t *testing.T) {
+	listener := listen(t)
+	must(t, listener.Close())
+	err := metrics.New("v1", noPools).Serve(t.Context(), listener, metrics.TLS{})
+	if err == nil || !strings.Contains(err.Error(), listener.Addr().String()) {
+		t.Errorf("Serve answers %v, want an error that names the address", err)
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}

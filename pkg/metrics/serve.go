@@ -1,0 +1,150 @@
+package metrics
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"errors"
+	"fmt"
+	"math/big"
+	"net"
+	"net/http"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+)
+
+// TLS is how the metrics are served. Without files the certificate is the
+// driver's own, signed by itself.
+type TLS struct {
+	CertFile, KeyFile string
+	MinVersion        uint16
+}
+
+// versions are the values that --metrics-tls-version takes.
+var versions = map[string]uint16{
+	"VersionTLS10": tls.VersionTLS10,
+	"VersionTLS11": tls.VersionTLS11,
+	"VersionTLS12": tls.VersionTLS12,
+	"VersionTLS13": tls.VersionTLS13,
+}
+
+// ParseTLSVersion takes the names of crypto/tls.
+func ParseTLSVersion(name string) (uint16, error) {
+	version, ok := versions[name]
+	if !ok {
+		return 0, fmt.Errorf("%q is not one of VersionTLS10, VersionTLS11, VersionTLS12, VersionTLS13", name)
+	}
+	return version, nil
+}
+
+// Serve serves /metrics on the listener until ctx ends, and then ends the calls
+// in flight.
+func (m *Metrics) Serve(ctx context.Context, listener net.Listener, config TLS) error {
+	certificate := newCertificates(config)
+	if _, err := certificate.current(); err != nil {
+		return errors.Join(err, listener.Close())
+	}
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{}))
+	server := &http.Server{
+		Handler:           mux,
+		ReadHeaderTimeout: 5 * time.Second,
+		TLSConfig: &tls.Config{
+			MinVersion:     config.MinVersion,
+			GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return certificate.current() },
+		},
+	}
+	stop := context.AfterFunc(ctx, func() { _ = server.Close() })
+	defer stop()
+	if err := server.ServeTLS(listener, "", ""); !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("serve metrics on %s: %w", listener.Addr(), err)
+	}
+	return nil
+}
+
+// certificates is the certificate of now: files are read again when they change,
+// and an own one is made anew before it expires.
+type certificates struct {
+	config TLS
+
+	mu       sync.Mutex
+	loaded   *tls.Certificate
+	modified time.Time // of the files
+	renew    time.Time // of an own certificate
+}
+
+func newCertificates(config TLS) *certificates { return &certificates{config: config} }
+
+func (c *certificates) current() (*tls.Certificate, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.config.CertFile != "" {
+		return c.fromFiles()
+	}
+	if c.loaded != nil && time.Now().Before(c.renew) {
+		return c.loaded, nil
+	}
+	certificate, err := selfSigned(time.Now())
+	if err != nil {
+		return nil, fmt.Errorf("make a certificate for the metrics: %w", err)
+	}
+	c.loaded, c.renew = certificate, time.Now().Add(lifetime/2)
+	return certificate, nil
+}
+
+func (c *certificates) fromFiles() (*tls.Certificate, error) {
+	info, err := os.Stat(c.config.CertFile)
+	if err != nil {
+		return nil, fmt.Errorf("metrics certificate: %w", err)
+	}
+	if c.loaded != nil && info.ModTime().Equal(c.modified) {
+		return c.loaded, nil
+	}
+	certificate, err := tls.LoadX509KeyPair(c.config.CertFile, c.config.KeyFile)
+	if err != nil {
+		return nil, fmt.Errorf("metrics certificate %s, key %s: %w", c.config.CertFile, c.config.KeyFile, err)
+	}
+	c.loaded, c.modified = &certificate, info.ModTime()
+	return c.loaded, nil
+}
+
+const lifetime = 365 * 24 * time.Hour
+
+func selfSigned(now time.Time) (*tls.Certificate, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, err
+	}
+	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 120))
+	if err != nil {
+		return nil, err
+	}
+	template := &x509.Certificate{
+		SerialNumber: serial,
+		Subject:      pkix.Name{CommonName: "hostpath-csi-driver"},
+		NotBefore:    now.Add(-time.Hour),
+		NotAfter:     now.Add(lifetime),
+		KeyUsage:     x509.KeyUsageDigitalSignature,
+		ExtKeyUsage:  []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+		DNSNames:     []string{"localhost"},
+		IPAddresses:  []net.IP{net.IPv4(127, 0, 0, 1), net.IPv6loopback},
+	}
+	if ip := net.ParseIP(os.Getenv("POD_IP")); ip != nil {
+		template.IPAddresses = append(template.IPAddresses, ip)
+	}
+	if service, namespace := os.Getenv("SERVICE_NAME"), os.Getenv("POD_NAMESPACE"); service != "" && namespace != "" {
+		template.DNSNames = append(template.DNSNames, service+"."+namespace+".svc")
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	if err != nil {
+		return nil, err
+	}
+	return &tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, nil
+}
