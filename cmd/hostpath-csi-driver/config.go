@@ -1,0 +1,106 @@
+package main
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+
+	"k8s.io/klog/v2"
+
+	"kubevirt.io/hostpath-provisioner/pkg/driver"
+	"kubevirt.io/hostpath-provisioner/pkg/metrics"
+	"kubevirt.io/hostpath-provisioner/pkg/pool"
+)
+
+// defaultPools is the pool of the earlier driver.
+const defaultPools = `[{"name":"legacy","path":"/csi-data-dir","snapshotPath":"/snap-dir","snapshotProvider":"reflink"}]`
+
+// config is the command line, found to be good.
+type config struct {
+	driver         driver.Config
+	socket         string
+	pools          []pool.Config
+	metricsAddress string // empty for no metrics
+	metricsTLS     metrics.TLS
+}
+
+// parse reads the command line and reports all that is wrong with it. It changes
+// nothing on the host.
+func parse(args []string, output io.Writer) (config, error) {
+	var c config
+	var version, node, endpoint, datadir, tlsVersion string
+	flags := flag.NewFlagSet("hostpath-csi-driver", flag.ContinueOnError)
+	flags.SetOutput(output)
+	flags.StringVar(&c.driver.Name, "drivername", driver.DefaultName, "name of the driver")
+	flags.StringVar(&endpoint, "endpoint", "unix:///csi/csi.sock", "socket to serve CSI on")
+	flags.StringVar(&node, "nodeid", "", "name of this node (required)")
+	flags.StringVar(&version, "version", "", "version to report (required)")
+	flags.StringVar(&datadir, "datadir", defaultPools, "storage pools, a JSON array; see docs/configuration.md")
+	flags.StringVar(&c.metricsAddress, "metrics-address", ":8443", "address to serve metrics on with TLS; empty for none")
+	flags.StringVar(&c.metricsTLS.CertFile, "metrics-cert-file", "", "certificate for the metrics; without one the driver makes its own")
+	flags.StringVar(&c.metricsTLS.KeyFile, "metrics-key-file", "", "key of that certificate")
+	flags.StringVar(&tlsVersion, "metrics-tls-version", "VersionTLS13", "lowest version of TLS for the metrics")
+	klog.InitFlags(flags)
+
+	problems := parseAll(flags, args)
+	if errors.Is(problems, flag.ErrHelp) {
+		return config{}, flag.ErrHelp
+	}
+	note := func(flag string, err error) {
+		if err != nil {
+			problems = errors.Join(problems, fmt.Errorf("--%s: %w", flag, err))
+		}
+	}
+	workdir, err := os.Getwd()
+	note("datadir", err)
+	if version == "" {
+		note("version", errors.New("is missing; give the version to report"))
+	}
+	if c.driver.Name == "" {
+		note("drivername", errors.New("is empty; the default is "+driver.DefaultName))
+	}
+	c.driver.Version = version
+	c.driver.Node, err = pool.ParseNodeID(node)
+	note("nodeid", err)
+	c.socket, err = driver.ParseEndpoint(endpoint)
+	note("endpoint", err)
+	c.pools, err = pool.ParseConfigs(datadir, workdir)
+	note("datadir", err)
+	c.metricsTLS.MinVersion, err = metrics.ParseTLSVersion(tlsVersion)
+	note("metrics-tls-version", err)
+	if (c.metricsTLS.CertFile == "") != (c.metricsTLS.KeyFile == "") {
+		note("metrics-cert-file", errors.New("goes together with --metrics-key-file; give both or neither"))
+	}
+	return c, problems
+}
+
+// parseAll goes on after a bad flag, so that all of them are reported.
+func parseAll(flags *flag.FlagSet, args []string) error {
+	output := flags.Output()
+	flags.SetOutput(io.Discard)
+	defer flags.SetOutput(output)
+	var problems []error
+	for {
+		err := flags.Parse(args)
+		if errors.Is(err, flag.ErrHelp) {
+			flags.SetOutput(output)
+			flags.PrintDefaults()
+			return err
+		}
+		if err != nil {
+			problems = append(problems, err)
+		} else if flags.NArg() > 0 {
+			problems = append(problems, fmt.Errorf("unexpected argument %q", flags.Arg(0)))
+		}
+		rest := flags.Args()
+		if err == nil && len(rest) > 0 {
+			rest = rest[1:]
+		}
+		if len(rest) == 0 {
+			return errors.Join(problems...)
+		}
+		args = rest
+	}
+}

@@ -1,0 +1,217 @@
+package main
+
+import (
+	"bytes"
+	"crypto/tls"
+	"errors"
+	"flag"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/klog/v2"
+)
+
+// parseQuietly undoes what the flags of klog change in this process.
+func parseQuietly(t *testing.T, args ...string) (config, error) {
+	t.Helper()
+	state := klog.CaptureState()
+	t.Cleanup(state.Restore)
+	return parse(args, io.Discard)
+}
+
+// facts are what is compared of a configuration.
+type facts struct {
+	Name, Version, Node, Socket, Metrics string
+	CertFile, KeyFile                    string
+	MinVersion                           uint16
+	Pools                                []string
+}
+
+func (c config) facts() facts {
+	f := facts{
+		Name:       c.driver.Name,
+		Version:    c.driver.Version,
+		Node:       c.driver.Node.String(),
+		Socket:     c.socket,
+		Metrics:    c.metricsAddress,
+		CertFile:   c.metricsTLS.CertFile,
+		KeyFile:    c.metricsTLS.KeyFile,
+		MinVersion: c.metricsTLS.MinVersion,
+	}
+	for _, p := range c.pools {
+		f.Pools = append(f.Pools, p.Name.String()+" "+p.Path+" "+p.SnapshotPath)
+	}
+	return f
+}
+
+func TestParse(t *testing.T) {
+	workdir, err := os.Getwd()
+	must(t, err)
+	defaults := func(change func(*facts)) facts {
+		f := facts{
+			Name:       "kubevirt.io.hostpath-provisioner",
+			Version:    "v1",
+			Node:       "node-a",
+			Socket:     "/csi/csi.sock",
+			Metrics:    ":8443",
+			MinVersion: tls.VersionTLS13,
+			Pools:      []string{"legacy /csi-data-dir /snap-dir"},
+		}
+		change(&f)
+		return f
+	}
+	for name, c := range map[string]struct {
+		args []string
+		want facts
+	}{
+		"what is needed is enough":                                  {[]string{"--nodeid=node-a", "--version=v1"}, defaults(func(*facts) {})},
+		"one dash is as good as two, and a blank as an equals sign": {[]string{"-nodeid", "node-a", "-version", "v1"}, defaults(func(*facts) {})},
+		"a driver that the earlier operator starts": {[]string{
+			"--drivername=kubevirt.io.hostpath-provisioner", "--v=3", "--endpoint=unix:///csi/csi.sock", "--nodeid=node-a", "--version=v1",
+			`--datadir=[{"name":"local","path":"local-data-dir/csi","snapshotPath":"local-data-dir/csi/snapshots","snapshotProvider":"reflink","shared":false}]`,
+			"--metrics-tls-version=VersionTLS12",
+		}, defaults(func(f *facts) {
+			f.Pools = []string{"local " + workdir + "/local-data-dir/csi " + workdir + "/local-data-dir/csi/snapshots"}
+			f.MinVersion = tls.VersionTLS12
+		})},
+		"several pools": {[]string{"--nodeid=node-a", "--version=v1", `--datadir=[{"name":"a","path":"/a"},{"name":"b","path":"/b/","shared":true}]`},
+			defaults(func(f *facts) { f.Pools = []string{"a /a ", "b /b "} })},
+		"another name":                  {[]string{"--nodeid=node-a", "--version=v1", "--drivername=hostpath.csi.kubevirt.io"}, defaults(func(f *facts) { f.Name = "hostpath.csi.kubevirt.io" })},
+		"a socket by its path":          {[]string{"--nodeid=node-a", "--version=v1", "--endpoint=/run/s"}, defaults(func(f *facts) { f.Socket = "/run/s" })},
+		"no metrics":                    {[]string{"--nodeid=node-a", "--version=v1", "--metrics-address="}, defaults(func(f *facts) { f.Metrics = "" })},
+		"metrics elsewhere":             {[]string{"--nodeid=node-a", "--version=v1", "--metrics-address=[::1]:0"}, defaults(func(f *facts) { f.Metrics = "[::1]:0" })},
+		"the last of a flag counts":     {[]string{"--nodeid=node-b", "--nodeid=node-a", "--version=v1"}, defaults(func(*facts) {})},
+		"flags of klog":                 {[]string{"--nodeid=node-a", "--version=v1", "-v", "5", "--logtostderr=true", "--vmodule=x=1"}, defaults(func(*facts) {})},
+		"flags after the end of flags":  {[]string{"--nodeid=node-a", "--version=v1", "--"}, defaults(func(*facts) {})},
+		"any version that is told":      {[]string{"--nodeid=node-a", "--version=latest (dirty)"}, defaults(func(f *facts) { f.Version = "latest (dirty)" })},
+		"the longest name of a driver":  {[]string{"--nodeid=node-a", "--version=v1", "--drivername=" + strings.Repeat("a", 63)}, defaults(func(f *facts) { f.Name = strings.Repeat("a", 63) })},
+		"the name of a node, with dots": {[]string{"--nodeid=node-a.example.com", "--version=v1"}, defaults(func(f *facts) { f.Node = "node-a.example.com" })},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, err := parseQuietly(t, c.args...)
+			must(t, err)
+			if diff := cmp.Diff(c.want, got.facts()); diff != "" {
+				t.Errorf("the configuration (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestTheFilesOfACertificateAreRead(t *testing.T) {
+	cert, key := certificateFiles(t)
+	got, err := parseQuietly(t, "--nodeid=node-a", "--version=v1", "--metrics-cert-file="+cert, "--metrics-key-file="+key)
+	must(t, err)
+	if got.metricsTLS.CertFile != cert || got.metricsTLS.KeyFile != key {
+		t.Errorf("the files are %+v", got.metricsTLS)
+	}
+}
+
+func TestParseTellsWhatIsWrong(t *testing.T) {
+	missing := filepath.Join(t.TempDir(), "missing")
+	cert, key := certificateFiles(t)
+	for name, c := range map[string]struct {
+		args []string
+		says []string
+	}{
+		"an unknown flag":                   {[]string{"--colour=red"}, []string{"-colour"}},
+		"an argument":                       {[]string{"extra"}, []string{`"extra"`}},
+		"an argument after all flags":       {[]string{"--", "--nodeid=x"}, []string{`"--nodeid=x"`}},
+		"a flag without its value":          {[]string{"--endpoint"}, []string{"-endpoint"}},
+		"a verbosity that is no number":     {[]string{"--v=much"}, []string{"-v", `"much"`}},
+		"no node":                           {[]string{"--nodeid="}, []string{"--nodeid", "empty"}},
+		"a node that is a path":             {[]string{"--nodeid=a/b"}, []string{"--nodeid", `"a/b"`}},
+		"no version":                        {[]string{"--version="}, []string{"--version", "missing"}},
+		"no name":                           {[]string{"--drivername="}, []string{"--drivername", "kubevirt.io.hostpath-provisioner"}},
+		"a name with a blank":               {[]string{"--drivername=my driver"}, []string{"--drivername", `"my driver"`}},
+		"a name that is a path":             {[]string{"--drivername=a/b"}, []string{"--drivername", `"a/b"`}},
+		"a name that ends in a dot":         {[]string{"--drivername=a."}, []string{"--drivername", `"a."`}},
+		"a name that is too long":           {[]string{"--drivername=" + strings.Repeat("a", 64)}, []string{"--drivername", "63"}},
+		"a TCP endpoint":                    {[]string{"--endpoint=tcp://:1"}, []string{"--endpoint", `"tcp://:1"`, "unix:///csi/csi.sock"}},
+		"pools that are no JSON":            {[]string{"--datadir=/var/hpvolumes"}, []string{"--datadir", "JSON array"}},
+		"pools that are an object":          {[]string{`--datadir={"name":"a","path":"/a"}`}, []string{"--datadir", "JSON array"}},
+		"no pools":                          {[]string{"--datadir=[]"}, []string{"--datadir", "no pool"}},
+		"a pool without a path":             {[]string{`--datadir=[{"name":"a"}]`}, []string{"--datadir", "pool 1", "path"}},
+		"pools that lie one in the other":   {[]string{`--datadir=[{"name":"a","path":"/a"},{"name":"b","path":"/a/b"}]`}, []string{"--datadir", `"a"`, `"b"`}},
+		"an unknown version of TLS":         {[]string{"--metrics-tls-version=TLS13"}, []string{"--metrics-tls-version", `"TLS13"`, "VersionTLS13"}},
+		"a certificate without its key":     {[]string{"--metrics-cert-file=" + cert}, []string{"--metrics-cert-file", "--metrics-key-file"}},
+		"a key without its certificate":     {[]string{"--metrics-key-file=" + key}, []string{"--metrics-cert-file", "--metrics-key-file"}},
+		"a certificate that is not there":   {[]string{"--metrics-cert-file=" + missing, "--metrics-key-file=" + key}, []string{"--metrics-cert-file", missing}},
+		"a key that is not there":           {[]string{"--metrics-cert-file=" + cert, "--metrics-key-file=" + missing}, []string{"--metrics-cert-file", missing}},
+		"metrics at no port":                {[]string{"--metrics-address=localhost"}, []string{"--metrics-address", `localhost`, ":8443"}},
+		"metrics at a port beyond the last": {[]string{"--metrics-address=:65536"}, []string{"--metrics-address", `:65536`, ":8443"}},
+		"metrics at a port without number":  {[]string{"--metrics-address=127.0.0.1:"}, []string{"--metrics-address", `127.0.0.1:`, ":8443"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := parseQuietly(t, append([]string{"--nodeid=node-a", "--version=v1"}, c.args...)...)
+			wantWords(t, err, c.says...)
+			if lines := strings.Count(err.Error(), "\n"); lines > 0 {
+				t.Errorf("one problem is told in %d lines:\n%v", lines+1, err)
+			}
+		})
+	}
+}
+
+func TestParseTellsAllThatIsWrong(t *testing.T) {
+	pool := filepath.Join(t.TempDir(), "pool")
+	_, err := parseQuietly(t,
+		"--colour=red", "--v=much", "one", "--shape=round", "two", "--drivername=",
+		"--endpoint=tcp://:1", "--metrics-tls-version=1.3", "--metrics-cert-file=/only", "--metrics-address=nowhere",
+		`--datadir=[{"name":"a","path":"`+pool+`","snapshotProvider":"magic"},{"name":"a","path":"`+pool+`/in","size":1}]`)
+	wantWords(t, err,
+		"-colour", `"much"`, `"one"`, "-shape", `"two"`, "--drivername", "--nodeid", "--version", "--endpoint", "--metrics-tls-version",
+		"--metrics-cert-file", "--metrics-address", "pool 1", `"magic"`, "pool 2", `"size"`, `two pools are named "a"`, "lie one in the other")
+	if _, err := os.Stat(pool); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the pool was made, or cannot be seen: %v", err)
+	}
+}
+
+func TestHelp(t *testing.T) {
+	for _, args := range [][]string{{"--help"}, {"-h"}, {"--unknown", "--help"}, {"--nodeid=a", "extra", "-help"}} {
+		state := klog.CaptureState()
+		var output bytes.Buffer
+		_, err := parse(args, &output)
+		state.Restore()
+		if !errors.Is(err, flag.ErrHelp) {
+			t.Errorf("%q is answered with %v", args, err)
+		}
+		var told []string
+		for line := range strings.Lines(output.String()) {
+			if name, ok := strings.CutPrefix(line, "  -"); ok {
+				told = append(told, strings.Fields(name)[0])
+			}
+		}
+		for _, name := range []string{
+			"datadir", "drivername", "endpoint", "nodeid", "version", "v",
+			"metrics-address", "metrics-cert-file", "metrics-key-file", "metrics-tls-version",
+		} {
+			if !slices.Contains(told, name) {
+				t.Errorf("%q tells %q, but not --%s", args, told, name)
+			}
+		}
+	}
+}
+
+// wantWords fails the test unless err says all of them.
+func wantWords(t *testing.T, err error, words ...string) {
+	t.Helper()
+	if err == nil {
+		t.Fatalf("there is no error, want one that says %q", words)
+	}
+	for _, word := range words {
+		if !strings.Contains(err.Error(), word) {
+			t.Errorf("the error does not say %q:\n%v", word, err)
+		}
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,146 @@
+// Command hostpath-csi-driver serves CSI for volumes that are directories on a
+// node's storage pools. It needs no Kubernetes API.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"net"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"kubevirt.io/hostpath-provisioner/pkg/driver"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/label"
+	"kubevirt.io/hostpath-provisioner/pkg/metrics"
+	"kubevirt.io/hostpath-provisioner/pkg/pool"
+)
+
+const (
+	// grace is how long calls in flight may take after SIGTERM; Kubernetes kills
+	// after 30 s.
+	grace = 15 * time.Second
+	// settle is how long the pools are waited for before calls are taken.
+	settle = 5 * time.Second
+)
+
+func main() {
+	config, err := parse(os.Args[1:], os.Stdout)
+	if errors.Is(err, flag.ErrHelp) {
+		return
+	}
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "hostpath-csi-driver: the configuration is not usable:\n%v\n", err)
+		os.Exit(1)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	// After the first signal the default holds again: a second one ends the process.
+	context.AfterFunc(ctx, stop)
+	if err := run(ctx, config); err != nil {
+		klog.ErrorS(err, "The driver ends")
+		klog.Flush()
+		os.Exit(1)
+	}
+	klog.Flush()
+}
+
+// run serves until ctx ends.
+func run(ctx context.Context, c config) (err error) {
+	log := klog.Background()
+	mounts, err := bind.NewKernel()
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, mounts.Close()) }()
+	listener, err := driver.Listen(c.socket)
+	if err != nil {
+		return err
+	}
+	pools := pool.Start(c.pools, pool.Options{
+		Node:       c.driver.Node,
+		Mounts:     mounts,
+		Labels:     label.NewKernel(),
+		SystemPath: filepath.Dir(c.socket),
+		Log:        log,
+	})
+	observed := metrics.New(c.driver.Version, func() []metrics.Pool { return show(pools.Status()) })
+
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	metricsDone, err := serveMetrics(ctx, c, observed, cancel)
+	if err != nil {
+		return errors.Join(err, listener.Close(), closePools(pools))
+	}
+	waitForPools(ctx, pools)
+	log.Info("serving", "driver", c.driver.Name, "version", c.driver.Version, "node", c.driver.Node.String(), "socket", c.socket)
+	err = driver.NewServer(c.driver, pools, observed, log).Serve(ctx, listener, grace)
+	cancel(nil)
+	<-metricsDone
+	if cause := context.Cause(ctx); !errors.Is(cause, context.Canceled) {
+		err = errors.Join(err, cause)
+	}
+	return errors.Join(err, closePools(pools))
+}
+
+// waitForPools gives the pools a moment, so that the first calls find them.
+func waitForPools(ctx context.Context, pools *pool.Set) {
+	ctx, cancel := context.WithTimeout(ctx, settle)
+	defer cancel()
+	if err := pools.Wait(ctx); err != nil {
+		klog.InfoS("Not all pools were looked at yet, those that are ready are served")
+	}
+}
+
+// closePools does not let a pool that hangs keep the process.
+func closePools(pools *pool.Set) error {
+	ctx, cancel := context.WithTimeout(context.Background(), settle)
+	defer cancel()
+	if err := pools.Close(ctx); err != nil {
+		klog.ErrorS(err, "A pool hangs and is left behind")
+	}
+	return nil
+}
+
+// serveMetrics serves them in the background; if that fails later, it ends ctx.
+func serveMetrics(ctx context.Context, c config, m *metrics.Metrics, fail context.CancelCauseFunc) (done <-chan struct{}, err error) {
+	ended := make(chan struct{})
+	if c.metricsAddress == "" {
+		close(ended)
+		return ended, nil
+	}
+	listener, err := net.Listen("tcp", c.metricsAddress)
+	if err != nil {
+		return nil, fmt.Errorf("serve metrics (choose another --metrics-address, or an empty one for none): %w", err)
+	}
+	go func() {
+		defer close(ended)
+		if err := m.Serve(ctx, listener, c.metricsTLS); err != nil {
+			fail(err)
+		}
+	}()
+	return ended, nil
+}
+
+func show(pools []pool.Status) []metrics.Pool {
+	var shown []metrics.Pool
+	for _, p := range pools {
+		shown = append(shown, metrics.Pool{
+			Name:       p.Name.String(),
+			Serving:    p.Err == nil,
+			SystemDisk: p.SystemDisk,
+			Enforced:   p.Enforced,
+			Volumes:    p.Volumes,
+			Promised:   p.Promised,
+			Trash:      p.Trash,
+			Stuck:      p.Stuck,
+		})
+	}
+	return shown
+}
