@@ -1,0 +1,157 @@
+package sanity
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"kubevirt.io/hostpath-provisioner/test/node"
+	"kubevirt.io/hostpath-provisioner/test/testenv"
+	"kubevirt.io/hostpath-provisioner/test/testenv/mountns"
+)
+
+func TestMain(m *testing.M) {
+	if encoded := os.Getenv(suiteVariable); encoded != "" {
+		os.Exit(runSuite(encoded))
+	}
+	testenv.Main(m)
+}
+
+const (
+	poolName   = "local"
+	poolBytes  = 8 << 30
+	volumeSize = 1 << 30
+)
+
+// configurations are the pools that csi-sanity sees, each with a driver of its own.
+var configurations = []struct {
+	filesystem string
+	access     string // "mount" or "block"
+}{
+	{"ext4", "mount"},
+	{"xfs", "mount"},
+	{"btrfs", "mount"},
+}
+
+func TestSanity(t *testing.T) {
+	testenv.NeedRoot(t)
+	driver, err := node.Binary(t.Context(), t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var runs []run
+	for _, c := range configurations {
+		name := c.filesystem + " " + c.access
+		t.Run(name, func(t *testing.T) {
+			pool := testenv.LoopFS(t, c.filesystem, poolBytes)
+			specs := testPool(t, driver, pool, c.access)
+			runs = append(runs, run{name: name, specs: specs})
+		})
+	}
+	if len(runs) > 0 {
+		fmt.Printf("\n%s\n", summarise(runs))
+	}
+}
+
+// testPool runs csi-sanity on a pool and looks at what it leaves.
+func testPool(t *testing.T, driver, pool, access string) []spec {
+	dir := t.TempDir()
+	n := startNode(t, driver, pool)
+	wantCapabilities(t, n)
+
+	s := suite{
+		Endpoint:   n.Endpoint(),
+		Dir:        dir,
+		Access:     access,
+		Size:       volumeSize,
+		Parameters: map[string]string{"storagePool": poolName},
+	}
+	specs, output := s.run(t)
+	for _, problem := range (run{specs: specs}).problems() {
+		t.Error(problem)
+	}
+	wantNothingLeft(t, n, pool, dir)
+	if err := n.Stop(); err != nil {
+		t.Error(err)
+	}
+	if t.Failed() {
+		t.Logf("what csi-sanity printed:\n%s", output)
+		t.Logf("what the driver wrote:\n%s", n.Log())
+	}
+	return specs
+}
+
+func startNode(t *testing.T, driver, pool string) *node.Node {
+	t.Helper()
+	n, err := node.Start(t.Context(), node.Config{
+		Binary:  driver,
+		Name:    "sanity",
+		Version: "sanity",
+		Pools:   []node.Pool{{Name: poolName, Path: pool}},
+		Flags:   []string{"--v=3"},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := n.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return n
+}
+
+func wantCapabilities(t *testing.T, n *node.Node) {
+	t.Helper()
+	got, err := capabilities(t.Context(), n.Conn())
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := slices.Sorted(slices.Values(advertised))
+	if !slices.Equal(got, want) {
+		t.Errorf("the driver advertises\n  %q\nwant\n  %q", got, want)
+	}
+}
+
+// wantNothingLeft looks for volumes and mounts that csi-sanity's own clean-up
+// should have had removed. The trash may still be full: it is emptied later.
+func wantNothingLeft(t *testing.T, n *node.Node, pool, dir string) {
+	t.Helper()
+	if !n.Running() {
+		t.Error("the driver has ended by itself")
+		return
+	}
+	listed, err := csi.NewControllerClient(n.Conn()).ListVolumes(t.Context(), &csi.ListVolumesRequest{})
+	if err != nil || len(listed.GetEntries()) > 0 {
+		t.Errorf("volumes left behind: %v, %v", listed.GetEntries(), err)
+	}
+	for _, pattern := range []string{"*", ".hostpath-provisioner/volumes/*", ".hostpath-provisioner/staging/*/*"} {
+		if found := names(t, pool, pattern); len(found) > 0 {
+			t.Errorf("left behind in the pool: %s", strings.Join(found, ", "))
+		}
+	}
+	for where, want := range map[string]int{dir: 0, pool: 1} {
+		if found, err := mountns.Below(where); err != nil || len(found) != want {
+			t.Errorf("mounts at %s: %q, %v; want %d", where, found, err, want)
+		}
+	}
+}
+
+// names lists what matches a pattern in a pool and is a volume's: not what the
+// filesystem and the driver keep there for themselves.
+func names(t *testing.T, pool, pattern string) []string {
+	t.Helper()
+	found, err := filepath.Glob(filepath.Join(pool, pattern))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return slices.DeleteFunc(found, func(path string) bool {
+		name := filepath.Base(path)
+		return name == "lost+found" || name == ".hostpath-provisioner"
+	})
+}
