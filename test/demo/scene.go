@@ -1,0 +1,152 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"kubevirt.io/hostpath-provisioner/test/node"
+	"kubevirt.io/hostpath-provisioner/test/testenv/loopfs"
+	"kubevirt.io/hostpath-provisioner/test/testenv/mountns"
+)
+
+const (
+	nodeName  = "demo-node"
+	poolName  = "local"
+	poolBytes = 8 << 30
+)
+
+// A scene is what the demo has set up, and what one step leaves for the next.
+type scene struct {
+	dir  string
+	node *node.Node
+
+	meter meter // of the step that is being taken
+	calls int   // over all steps
+	spent time.Duration
+
+	room   int64 // the capacity last told, in bytes
+	volume *csi.Volume
+}
+
+func setUp(ctx context.Context, table *table) (*scene, error) {
+	dir, err := os.MkdirTemp("", "demo-")
+	if err != nil {
+		return nil, fmt.Errorf("make a temporary directory: %w", err)
+	}
+	s := &scene{dir: dir}
+	if err := s.startDriver(ctx, table); err != nil {
+		return nil, errors.Join(err, s.close())
+	}
+	return s, nil
+}
+
+func (s *scene) startDriver(ctx context.Context, table *table) error {
+	if os.Getenv(node.BinaryVariable) == "" {
+		table.note("Building hostpath-csi-driver ...")
+	}
+	binary, err := node.Binary(ctx, s.dir)
+	if err != nil {
+		return err
+	}
+	kind, err := makePool(ctx, s.pool(), table)
+	if err != nil {
+		return err
+	}
+	s.node, err = node.Start(ctx, node.Config{
+		Binary:  binary,
+		Name:    nodeName,
+		Version: "demo",
+		Pools:   []node.Pool{{Name: poolName, Path: s.pool()}},
+		Dial:    []grpc.DialOption{grpc.WithUnaryInterceptor(s.meter.intercept)},
+	})
+	if err != nil {
+		return err
+	}
+	table.note("A node with one storage pool: " + kind + ".\n")
+	return nil
+}
+
+func (s *scene) pool() string { return filepath.Join(s.dir, "pool") }
+
+// target is where kubelet would have a volume for this pod.
+func (s *scene) target(pod string) string {
+	return filepath.Join(s.dir, "pods", pod, "volumes", "kubernetes.io~csi", volumeName, "mount")
+}
+
+// makePool makes the best pool that this machine can have, and says what it is.
+func makePool(ctx context.Context, dir string, table *table) (kind string, err error) {
+	if err := os.Mkdir(dir, 0o750); err != nil {
+		return "", fmt.Errorf("make the pool: %w", err)
+	}
+	if err = loopfs.Mount(ctx, dir, "xfs", poolBytes, "prjquota"); err == nil {
+		return "XFS with project quota, in a loop file of " + size(poolBytes), nil
+	}
+	if err = loopfs.Mount(ctx, dir, "xfs", poolBytes); err == nil {
+		return "XFS in a loop file of " + size(poolBytes) + " (this kernel has no quota for it)", nil
+	}
+	if ctx.Err() != nil {
+		return "", err
+	}
+	table.note("It would be on XFS, but: " + err.Error())
+	return "a directory", nil
+}
+
+// close takes the scene down, whatever state it is in, and looks whether
+// anything is left.
+func (s *scene) close() error {
+	var problems []error
+	if s.node != nil {
+		problems = append(problems, s.node.Close())
+	}
+	// Last mounted, first unmounted. A volume is still published if a step failed.
+	mounts, err := mountns.Below(s.dir)
+	problems = append(problems, err)
+	for _, mount := range slices.Backward(mounts) {
+		problems = append(problems, loopfs.Unmount(mount))
+	}
+	problems = append(problems, os.RemoveAll(s.dir), leftovers(s.dir))
+	return errors.Join(problems...)
+}
+
+// leftovers looks for mounts and loop devices of a directory that is gone.
+func leftovers(dir string) error {
+	var problems []error
+	mounts, err := mountns.Below(dir)
+	problems = append(problems, err)
+	if len(mounts) > 0 {
+		problems = append(problems, fmt.Errorf("still mounted: %s", strings.Join(mounts, ", ")))
+	}
+	devices, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
+	problems = append(problems, err)
+	for _, device := range devices {
+		if file, _ := os.ReadFile(device); bytes.HasPrefix(file, []byte(dir+"/")) {
+			problems = append(problems, fmt.Errorf("still there: the loop device of %s", bytes.TrimSpace(file)))
+		}
+	}
+	return errors.Join(problems...)
+}
+
+// A meter counts the calls to the driver and the time until their answers.
+type meter struct {
+	calls int
+	spent time.Duration
+}
+
+func (m *meter) intercept(ctx context.Context, method string, request, answer any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, options ...grpc.CallOption) error {
+	begin := time.Now()
+	err := invoke(ctx, method, request, answer, conn, options...)
+	m.calls++
+	m.spent += time.Since(begin)
+	return err
+}

@@ -1,0 +1,84 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"time"
+)
+
+const (
+	volumeName  = "pvc-demo"
+	volumeBytes = 1 << 30
+)
+
+// A step is one row of the table.
+type step struct {
+	what string
+	// call is the CSI call that it makes, whose time is shown; or, if local is
+	// set, what is done on the node itself, and then all of it is timed.
+	call  string
+	local bool
+	// run returns the answer in few words. An error is an answer that the driver
+	// should not have given.
+	run func(*scene, context.Context) (answer, error)
+}
+
+// An answer is the third cell of a row.
+type answer struct {
+	text string
+	look look
+}
+
+func fine(format string, args ...any) (answer, error) {
+	return answer{fmt.Sprintf(format, args...), good}, nil
+}
+
+// steps are a volume's life, with what goes wrong in one.
+var steps = []step{
+	{what: "Who is there?", call: "GetPluginInfo", run: (*scene).askName},
+	{what: "Are the pools ready?", call: "Probe", run: (*scene).probe},
+	{what: "Which node is this?", call: "NodeGetInfo", run: (*scene).askNode},
+	{what: "How much room is there?", call: "GetCapacity", run: (*scene).askRoom},
+	{what: "Make a volume of 1 GiB", call: "CreateVolume", run: (*scene).create},
+	{what: "How much room is left?", call: "GetCapacity", run: (*scene).askRoomLeft},
+	{what: "Mount it for a pod", call: "NodePublishVolume", run: (*scene).publish},
+	{what: "The pod writes 4 MiB", call: "write, fsync", local: true, run: (*scene).write},
+	{what: "How full is the volume?", call: "NodeGetVolumeStats", run: (*scene).stats},
+	{what: "What does df show?", call: "statfs", local: true, run: (*scene).df},
+	{what: "Let a file grow beyond 1 GiB", call: "fallocate", local: true, run: (*scene).overfill},
+	{what: "Mount it read-only elsewhere", call: "NodePublishVolume", run: (*scene).publishReadOnly},
+	{what: "Write there", call: "open", local: true, run: (*scene).writeReadOnly},
+	{what: "Mount a volume ../../etc", call: "NodePublishVolume", run: (*scene).publishHostile},
+	{what: "Make one too large for the pool", call: "CreateVolume", run: (*scene).createTooLarge},
+	{what: "Delete the volume in use", call: "DeleteVolume", run: (*scene).deleteInUse},
+	{what: "Crash the driver, start it anew", call: "SIGKILL, start", local: true, run: (*scene).crash},
+	{what: "The pod reads its 4 MiB", call: "read", local: true, run: (*scene).read},
+	{what: "Mount it again, as kubelet does", call: "NodePublishVolume", run: (*scene).publishAgain},
+	{what: "Unmount the read-only one", call: "NodeUnpublishVolume", run: (*scene).unpublishReadOnly},
+	{what: "Unmount the pod's", call: "NodeUnpublishVolume", run: (*scene).unpublish},
+	{what: "Delete the volume", call: "DeleteVolume", run: (*scene).remove},
+	{what: "Delete it again, as if unheard", call: "DeleteVolume", run: (*scene).remove},
+	{what: "How much room is there now?", call: "GetCapacity", run: (*scene).askRoom},
+}
+
+// show takes a step and writes its row, also if the answer is wrong.
+func (s *scene) show(ctx context.Context, table *table, step step) error {
+	s.meter = meter{}
+	begin := time.Now()
+	answer, err := step.run(s, ctx)
+	took := time.Since(begin)
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	if !step.local {
+		took = s.meter.spent
+		s.calls += s.meter.calls
+		s.spent += s.meter.spent
+	}
+	if err != nil {
+		table.row(step.what, step.call, bad, "not as it should be", took)
+		return fmt.Errorf("%s (%s): %w", step.what, step.call, err)
+	}
+	table.row(step.what, step.call, answer.look, answer.text, took)
+	return nil
+}
