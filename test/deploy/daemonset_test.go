@@ -1,0 +1,610 @@
+package deploy_test
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"net/url"
+	"path"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+)
+
+const (
+	driver       = "driver"
+	provisioner  = "csi-provisioner"
+	registrar    = "node-driver-registrar"
+	liveness     = "livenessprobe"
+	health       = "health-monitor"
+	socketOnHost = "/var/lib/kubelet/plugins/" + driverName + "/csi.sock"
+)
+
+// flags are the flags that each program has and that may be of use here. An
+// unknown flag would keep its container from starting.
+var flags = map[string][]string{
+	driver: {
+		"drivername", "endpoint", "nodeid", "version", "datadir",
+		"metrics-address", "metrics-cert-file", "metrics-key-file", "metrics-tls-version", "v",
+	},
+	provisioner: {
+		"csi-address", "node-deployment", "node-deployment-immediate-binding", "strict-topology",
+		"immediate-topology", "enable-capacity", "capacity-ownerref-level", "capacity-poll-interval",
+		"extra-create-metadata", "kube-api-qps", "kube-api-burst", "timeout", "http-endpoint", "v",
+	},
+	registrar: {"csi-address", "kubelet-registration-path", "plugin-registration-path", "http-endpoint", "timeout", "v"},
+	liveness:  {"csi-address", "http-endpoint", "probe-timeout", "metrics-path", "v"},
+	health:    {"csi-address", "list-volumes-interval", "timeout", "http-endpoint", "v"},
+}
+
+// hostDirs are the directories of the host that each container may see, and
+// whether it may write there.
+var hostDirs = map[string]map[string]bool{
+	driver: {
+		path.Dir(socketOnHost):  true,
+		"/var/lib/kubelet/pods": true,
+		"/var/hpvolumes":        true,
+		"/sys/fs":               true,
+	},
+	provisioner: {path.Dir(socketOnHost): false},
+	registrar:   {path.Dir(socketOnHost): false, "/var/lib/kubelet/plugins_registry": true},
+	liveness:    {path.Dir(socketOnHost): false},
+	health:      {path.Dir(socketOnHost): false},
+}
+
+func daemonSet(t *testing.T, objs objects) appsv1.DaemonSet {
+	t.Helper()
+	return only[appsv1.DaemonSet](t, objs, "DaemonSet")
+}
+
+// container is the container of that name.
+func container(t *testing.T, pod corev1.PodSpec, name string) corev1.Container {
+	t.Helper()
+	i := slices.IndexFunc(pod.Containers, func(c corev1.Container) bool { return c.Name == name })
+	if i < 0 {
+		t.Fatalf("the pod has no container %q", name)
+	}
+	return pod.Containers[i]
+}
+
+// argsOf are the flags that a container is started with, by name. A flag
+// without a value is "true".
+func argsOf(c corev1.Container) map[string]string {
+	args := map[string]string{}
+	for _, a := range c.Args {
+		name, value, ok := strings.Cut(strings.TrimPrefix(a, "--"), "=")
+		if !ok {
+			value = "true"
+		}
+		args[name] = value
+	}
+	return args
+}
+
+// mountAt is the mount of a container that holds the given path.
+func mountAt(c corev1.Container, p string) (corev1.VolumeMount, bool) {
+	var best corev1.VolumeMount
+	for _, m := range c.VolumeMounts {
+		holds := p == m.MountPath || strings.HasPrefix(p, m.MountPath+"/")
+		if holds && len(m.MountPath) > len(best.MountPath) {
+			best = m
+		}
+	}
+	return best, best.Name != ""
+}
+
+// onHost says what a path in a container is on the host.
+func onHost(pod corev1.PodSpec, c corev1.Container, p string) (string, error) {
+	m, ok := mountAt(c, p)
+	if !ok {
+		return "", fmt.Errorf("%s is not mounted in container %s", p, c.Name)
+	}
+	v, ok := volume(pod, m.Name)
+	if !ok || v.HostPath == nil {
+		return "", fmt.Errorf("%s in container %s is not a directory of the host", p, c.Name)
+	}
+	return path.Join(v.HostPath.Path, strings.TrimPrefix(p, m.MountPath)), nil
+}
+
+func volume(pod corev1.PodSpec, name string) (corev1.Volume, bool) {
+	i := slices.IndexFunc(pod.Volumes, func(v corev1.Volume) bool { return v.Name == name })
+	if i < 0 {
+		return corev1.Volume{}, false
+	}
+	return pod.Volumes[i], true
+}
+
+func TestThePodHasFiveContainers(t *testing.T) {
+	pod := daemonSet(t, render(t, csiDir)).Spec.Template.Spec
+	var got []string
+	for _, c := range pod.Containers {
+		got = append(got, c.Name)
+	}
+	want := slices.Sorted(maps.Keys(flags))
+	if slices.Sort(got); !slices.Equal(got, want) {
+		t.Errorf("the containers are %q, want %q", got, want)
+	}
+	if n := len(pod.InitContainers); n != 0 {
+		t.Errorf("the pod has %d init containers, of which nothing is checked here", n)
+	}
+}
+
+func TestThePod(t *testing.T) {
+	ds := daemonSet(t, render(t, csiDir))
+	pod := ds.Spec.Template.Spec
+	tests := []struct {
+		name string
+		ok   bool
+	}{
+		{"is selected by its DaemonSet", matches(ds.Spec.Selector.MatchLabels, ds.Spec.Template.Labels)},
+		{"is node critical", pod.PriorityClassName == "system-node-critical"},
+		{"runs on Linux only", pod.NodeSelector[corev1.LabelOSStable] == "linux"},
+		{"tolerates everything", slices.ContainsFunc(pod.Tolerations, func(to corev1.Toleration) bool {
+			return to.Operator == corev1.TolerationOpExists && to.Key == "" && to.Effect == ""
+		})},
+		{"is updated node by node", ds.Spec.UpdateStrategy.Type == appsv1.RollingUpdateDaemonSetStrategyType},
+		{"is updated on a tenth of the nodes at once",
+			ptr(ptr(ds.Spec.UpdateStrategy.RollingUpdate).MaxUnavailable) == intstr.FromString("10%")},
+		{"has half a minute to end", ptr(pod.TerminationGracePeriodSeconds) == 30},
+		{"does not depend on cluster DNS", pod.DNSPolicy == corev1.DNSDefault},
+		{"stays out of the host's network", !pod.HostNetwork},
+		{"stays out of the host's processes", !pod.HostPID && !ptr(pod.ShareProcessNamespace)},
+		{"stays out of the host's IPC", !pod.HostIPC},
+		{"gets no token by itself", pod.AutomountServiceAccountToken != nil && !*pod.AutomountServiceAccountToken},
+		{"may connect to its socket with SELinux on", ptr(ptr(pod.SecurityContext).SELinuxOptions).Type == "spc_t"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			if !tt.ok {
+				t.Fail()
+			}
+		})
+	}
+}
+
+func TestEveryContainer(t *testing.T) {
+	pod := daemonSet(t, render(t, csiDir)).Spec.Template.Spec
+	tests := []struct {
+		name  string
+		check func(corev1.PodSpec, corev1.Container) error
+	}{
+		{"has an image with a tag that stays", imageIsPinned},
+		{"has only flags that exist, and each once", flagsExist},
+		{"has the variables that its flags name", variablesExist},
+		{"has a volume for each mount, and no path twice", mountsExist},
+		{"sees of the host what it needs", hostIsHidden},
+		{"has a read-only root filesystem", rootIsReadOnly},
+		{"is privileged if it is the driver, and else confined", privilegeIsTheDrivers},
+		{"says what it needs of the node", requestsAreMade},
+		{"has the API's token if it calls the API", tokenIsWhereItIsUsed},
+		{"uses the driver's socket", socketIsTheDrivers},
+	}
+	for _, c := range pod.Containers {
+		for _, tt := range tests {
+			t.Run(c.Name+" "+tt.name, func(t *testing.T) {
+				if err := tt.check(pod, c); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+	}
+}
+
+var pinned = regexp.MustCompile(`^[a-z0-9.-]+(/[a-z0-9._-]+)+:v?[0-9]+\.[0-9]+\.[0-9]+(-[a-z0-9.]+)?$`)
+
+func imageIsPinned(_ corev1.PodSpec, c corev1.Container) error {
+	if !pinned.MatchString(c.Image) {
+		return fmt.Errorf("image %q is not pinned to a version", c.Image)
+	}
+	return nil
+}
+
+func flagsExist(_ corev1.PodSpec, c corev1.Container) error {
+	var errs []error
+	if len(c.Command) != 0 {
+		errs = append(errs, errors.New("the image's own command is replaced"))
+	}
+	if len(argsOf(c)) != len(c.Args) {
+		errs = append(errs, fmt.Errorf("a flag is there twice: %q", c.Args))
+	}
+	for _, a := range c.Args {
+		if !strings.HasPrefix(a, "--") {
+			errs = append(errs, fmt.Errorf("%q is not a flag", a))
+		}
+	}
+	for name := range argsOf(c) {
+		if !slices.Contains(flags[c.Name], name) {
+			errs = append(errs, fmt.Errorf("there is no flag --%s", name))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+var variable = regexp.MustCompile(`\$\(([^)]*)\)`)
+
+func variablesExist(_ corev1.PodSpec, c corev1.Container) error {
+	for _, m := range variable.FindAllStringSubmatch(strings.Join(c.Args, " "), -1) {
+		if !slices.ContainsFunc(c.Env, func(e corev1.EnvVar) bool { return e.Name == m[1] }) {
+			return fmt.Errorf("%s is used and not set", m[1])
+		}
+	}
+	return nil
+}
+
+func mountsExist(pod corev1.PodSpec, c corev1.Container) error {
+	seen := map[string]bool{}
+	for _, m := range c.VolumeMounts {
+		if _, ok := volume(pod, m.Name); !ok {
+			return fmt.Errorf("%s mounts the volume %q, which does not exist", m.MountPath, m.Name)
+		}
+		if seen[m.MountPath] {
+			return fmt.Errorf("%s is mounted twice", m.MountPath)
+		}
+		seen[m.MountPath] = true
+	}
+	return nil
+}
+
+func hostIsHidden(pod corev1.PodSpec, c corev1.Container) error {
+	for _, m := range c.VolumeMounts {
+		v, _ := volume(pod, m.Name)
+		if v.HostPath == nil {
+			continue
+		}
+		mayWrite, maySee := hostDirs[c.Name][v.HostPath.Path]
+		if !maySee {
+			return fmt.Errorf("it sees %s of the host", v.HostPath.Path)
+		}
+		if m.ReadOnly == mayWrite {
+			return fmt.Errorf("%s of the host: read-only is %t", v.HostPath.Path, m.ReadOnly)
+		}
+	}
+	return nil
+}
+
+func rootIsReadOnly(_ corev1.PodSpec, c corev1.Container) error {
+	if !ptr(ptr(c.SecurityContext).ReadOnlyRootFilesystem) {
+		return errors.New("the root filesystem can be written to")
+	}
+	return nil
+}
+
+func privilegeIsTheDrivers(_ corev1.PodSpec, c corev1.Container) error {
+	s := ptr(c.SecurityContext)
+	if c.Name == driver {
+		if !ptr(s.Privileged) {
+			return errors.New("the driver is not privileged and cannot mount")
+		}
+		return nil
+	}
+	var errs []error
+	if ptr(s.Privileged) {
+		errs = append(errs, errors.New("it is privileged"))
+	}
+	if s.AllowPrivilegeEscalation == nil || *s.AllowPrivilegeEscalation {
+		errs = append(errs, errors.New("it may gain privileges"))
+	}
+	if caps := ptr(s.Capabilities); len(caps.Add) != 0 || !slices.Contains(caps.Drop, "ALL") {
+		errs = append(errs, errors.New("it keeps capabilities"))
+	}
+	if ptr(s.SeccompProfile).Type != corev1.SeccompProfileTypeRuntimeDefault {
+		errs = append(errs, errors.New("it may make any system call"))
+	}
+	if s.RunAsUser == nil || *s.RunAsUser != 0 {
+		errs = append(errs, errors.New("it is not root, whose alone the socket is"))
+	}
+	return errors.Join(errs...)
+}
+
+func requestsAreMade(_ corev1.PodSpec, c corev1.Container) error {
+	for _, r := range []corev1.ResourceName{corev1.ResourceCPU, corev1.ResourceMemory} {
+		if q := c.Resources.Requests[r]; q.Sign() <= 0 {
+			return fmt.Errorf("no %s is requested", r)
+		}
+	}
+	return nil
+}
+
+func tokenIsWhereItIsUsed(pod corev1.PodSpec, c corev1.Container) error {
+	const inCluster = "/var/run/secrets/kubernetes.io/serviceaccount"
+	var has []string
+	for _, m := range c.VolumeMounts {
+		v, _ := volume(pod, m.Name)
+		if v.Projected == nil {
+			continue
+		}
+		var files []string
+		for _, s := range v.Projected.Sources {
+			if s.ServiceAccountToken != nil {
+				files = append(files, s.ServiceAccountToken.Path)
+			}
+			if ptr(s.ConfigMap).Name == "kube-root-ca.crt" {
+				for _, item := range s.ConfigMap.Items {
+					files = append(files, item.Path)
+				}
+			}
+		}
+		if slices.Contains(files, "token") && slices.Contains(files, "ca.crt") {
+			has = append(has, m.MountPath)
+		}
+	}
+	calls := c.Name == provisioner || c.Name == health
+	switch {
+	case calls && !slices.Equal(has, []string{inCluster}):
+		return fmt.Errorf("the token is at %q, and is looked for at %s", has, inCluster)
+	case !calls && len(has) != 0:
+		return fmt.Errorf("it has the token, at %q", has)
+	}
+	return nil
+}
+
+func socketIsTheDrivers(pod corev1.PodSpec, c corev1.Container) error {
+	p := argsOf(c)["csi-address"]
+	if c.Name == driver {
+		endpoint, err := url.Parse(argsOf(c)["endpoint"])
+		if err != nil {
+			return err
+		}
+		if endpoint.Scheme != "unix" {
+			return fmt.Errorf("%s is not a unix socket", endpoint)
+		}
+		p = endpoint.Path
+	}
+	got, err := onHost(pod, c, p)
+	if err != nil {
+		return err
+	}
+	if got != socketOnHost {
+		return fmt.Errorf("the socket is %s on the host, want %s", got, socketOnHost)
+	}
+	return nil
+}
+
+func TestFlagsHaveTheValuesTheyNeed(t *testing.T) {
+	pod := daemonSet(t, render(t, csiDir)).Spec.Template.Spec
+	for name, want := range map[string]map[string]string{
+		driver: {
+			"drivername": driverName,
+			"nodeid":     "$(NODE_NAME)",
+			"datadir":    "$(DATADIR)",
+			"version":    "$(VERSION)",
+		},
+		provisioner: {
+			"node-deployment":                   "true",
+			"node-deployment-immediate-binding": "false",
+			"strict-topology":                   "true",
+			"immediate-topology":                "false",
+			"enable-capacity":                   "true",
+			"capacity-ownerref-level":           "1",
+			"extra-create-metadata":             "true",
+			"kube-api-qps":                      "100",
+			"kube-api-burst":                    "200",
+		},
+		registrar: {"kubelet-registration-path": socketOnHost},
+	} {
+		args := argsOf(container(t, pod, name))
+		for flag, value := range want {
+			if args[flag] != value {
+				t.Errorf("%s: --%s=%s, want %s", name, flag, args[flag], value)
+			}
+		}
+	}
+}
+
+func TestVariablesComeFromThePod(t *testing.T) {
+	pod := daemonSet(t, render(t, csiDir)).Spec.Template.Spec
+	for name, want := range map[string]map[string]string{
+		driver:      {"NODE_NAME": "spec.nodeName"},
+		provisioner: {"NODE_NAME": "spec.nodeName", "NAMESPACE": "metadata.namespace", "POD_NAME": "metadata.name"},
+	} {
+		got := map[string]string{}
+		for _, e := range container(t, pod, name).Env {
+			got[e.Name] = ptr(ptr(e.ValueFrom).FieldRef).FieldPath
+		}
+		for env, field := range want {
+			if got[env] != field {
+				t.Errorf("%s: %s is the field %q, want %q", name, env, got[env], field)
+			}
+		}
+	}
+}
+
+func TestTheDriverReportsTheTagOfItsImage(t *testing.T) {
+	c := container(t, daemonSet(t, render(t, csiDir)).Spec.Template.Spec, driver)
+	_, tag, _ := strings.Cut(c.Image, ":")
+	i := slices.IndexFunc(c.Env, func(e corev1.EnvVar) bool { return e.Name == "VERSION" })
+	if i < 0 || c.Env[i].Value != tag {
+		t.Errorf("the version that is reported is not %q: %v", tag, c.Env)
+	}
+}
+
+// Kubelet names a target by its path on the host, and sees the mount there only
+// if it is carried out of the container.
+func TestMountsOnTargetsReachTheHost(t *testing.T) {
+	const pods = "/var/lib/kubelet/pods"
+	pod := daemonSet(t, render(t, csiDir)).Spec.Template.Spec
+	c := container(t, pod, driver)
+	if got, err := onHost(pod, c, pods); err != nil || got != pods {
+		t.Errorf("%s in the driver is %q on the host (%v)", pods, got, err)
+	}
+	m, _ := mountAt(c, pods)
+	if got := ptr(m.MountPropagation); got != corev1.MountPropagationBidirectional {
+		t.Errorf("the propagation of %s is %q", pods, got)
+	}
+}
+
+// Only what is mounted recursively and keeps following the host has selinuxfs.
+func TestTheDriverSeesTheHostsSELinux(t *testing.T) {
+	const selinuxfs = "/sys/fs/selinux"
+	pod := daemonSet(t, render(t, csiDir)).Spec.Template.Spec
+	c := container(t, pod, driver)
+	if got, err := onHost(pod, c, selinuxfs); err != nil || got != selinuxfs {
+		t.Errorf("%s in the driver is %q on the host (%v)", selinuxfs, got, err)
+	}
+	m, _ := mountAt(c, selinuxfs)
+	if got := ptr(m.MountPropagation); got != corev1.MountPropagationHostToContainer {
+		t.Errorf("the propagation of %s is %q", m.MountPath, got)
+	}
+}
+
+func TestTheRegistrarWritesWhereKubeletLooks(t *testing.T) {
+	pod := daemonSet(t, render(t, csiDir)).Spec.Template.Spec
+	got, err := onHost(pod, container(t, pod, registrar), "/registration")
+	if want := "/var/lib/kubelet/plugins_registry"; err != nil || got != want {
+		t.Errorf("the registration is at %q on the host (%v), want %q", got, err, want)
+	}
+}
+
+// A directory of kubelet that is made by a pod would hide a wrong path.
+func TestOnlyOurOwnDirectoriesAreMade(t *testing.T) {
+	pod := daemonSet(t, render(t, csiDir)).Spec.Template.Spec
+	ours := []string{path.Dir(socketOnHost), "/var/hpvolumes"}
+	for _, v := range pod.Volumes {
+		if v.HostPath == nil {
+			continue
+		}
+		want := corev1.HostPathDirectory
+		if slices.Contains(ours, v.HostPath.Path) {
+			want = corev1.HostPathDirectoryOrCreate
+		}
+		if got := ptr(v.HostPath.Type); got != want {
+			t.Errorf("%s has type %q, want %q", v.HostPath.Path, got, want)
+		}
+	}
+}
+
+func TestProbesAreAnswered(t *testing.T) {
+	pod := daemonSet(t, render(t, csiDir)).Spec.Template.Spec
+	// Each probe is answered by the container on the right.
+	for probed, answers := range map[string]string{driver: liveness, registrar: registrar} {
+		t.Run(probed, func(t *testing.T) {
+			probe := container(t, pod, probed).LivenessProbe
+			if probe == nil || probe.HTTPGet == nil {
+				t.Fatal("there is no HTTP probe")
+			}
+			if got, want := probe.HTTPGet.Path, "/healthz"; got != want {
+				t.Errorf("the path is %s, want %s", got, want)
+			}
+			endpoint := argsOf(container(t, pod, answers))["http-endpoint"]
+			if got, want := probe.HTTPGet.Port.IntValue(), port(t, endpoint); got != want {
+				t.Errorf("the port is %d, and %s answers at %d", got, answers, want)
+			}
+		})
+	}
+}
+
+func TestASlowDriverIsNotKilled(t *testing.T) {
+	pod := daemonSet(t, render(t, csiDir)).Spec.Template.Spec
+	probe := ptr(container(t, pod, driver).LivenessProbe)
+	patience := time.Duration(probe.PeriodSeconds*probe.FailureThreshold) * time.Second
+	if patience < time.Minute {
+		t.Errorf("the driver is restarted after %s without an answer", patience)
+	}
+	inner, err := time.ParseDuration(argsOf(container(t, pod, liveness))["probe-timeout"])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if outer := time.Duration(probe.TimeoutSeconds) * time.Second; inner >= outer {
+		t.Errorf("kubelet waits %s for a sidecar that waits %s for the driver", outer, inner)
+	}
+}
+
+func TestTheHealthMonitorIsQuiet(t *testing.T) {
+	args := argsOf(container(t, daemonSet(t, render(t, csiDir)).Spec.Template.Spec, health))
+	interval, err := time.ParseDuration(args["list-volumes-interval"])
+	if err != nil || interval < time.Minute {
+		t.Errorf("it lists the volumes every %s (%v)", interval, err)
+	}
+}
+
+func TestNoTwoContainersListenOnOnePort(t *testing.T) {
+	pod := daemonSet(t, render(t, csiDir)).Spec.Template.Spec
+	taken := map[int]string{}
+	for _, c := range pod.Containers {
+		for _, flag := range []string{"http-endpoint", "metrics-address"} {
+			address, ok := argsOf(c)[flag]
+			if !ok {
+				continue
+			}
+			p := port(t, address)
+			if other, ok := taken[p]; ok {
+				t.Errorf("%s and %s both listen on %d", c.Name, other, p)
+			}
+			taken[p] = c.Name
+		}
+	}
+	if len(taken) != 3 {
+		t.Errorf("%d ports are listened on, want those of the metrics and of two probes", len(taken))
+	}
+}
+
+func TestMetricsAreReachedThroughTheService(t *testing.T) {
+	objs := render(t, csiDir)
+	ds := daemonSet(t, objs)
+	c := container(t, ds.Spec.Template.Spec, driver)
+	svc := only[corev1.Service](t, objs, "Service")
+
+	if svc.Spec.ClusterIP != corev1.ClusterIPNone {
+		t.Errorf("the service has the address %q, want none", svc.Spec.ClusterIP)
+	}
+	if !matches(svc.Spec.Selector, ds.Spec.Template.Labels) {
+		t.Errorf("the service selects %v, the pod is %v", svc.Spec.Selector, ds.Spec.Template.Labels)
+	}
+	if len(svc.Spec.Ports) != 1 {
+		t.Fatalf("the service has %d ports, want 1", len(svc.Spec.Ports))
+	}
+	sp := svc.Spec.Ports[0]
+	i := slices.IndexFunc(c.Ports, func(p corev1.ContainerPort) bool { return p.Name == sp.TargetPort.String() })
+	if i < 0 {
+		t.Fatalf("the driver has no port named %q", sp.TargetPort.String())
+	}
+	listens := port(t, argsOf(c)["metrics-address"])
+	if sp.Name != "metrics" || int(sp.Port) != listens || int(c.Ports[i].ContainerPort) != listens {
+		t.Errorf("service %s:%d, container %d, and the driver listens on %d",
+			sp.Name, sp.Port, c.Ports[i].ContainerPort, listens)
+	}
+}
+
+// matches says whether a selector that is not empty selects the labels.
+func matches(selector, labels map[string]string) bool {
+	for k, v := range selector {
+		if labels[k] != v {
+			return false
+		}
+	}
+	return len(selector) > 0
+}
+
+// port is the port of an address that is bound on every interface.
+func port(t *testing.T, address string) int {
+	t.Helper()
+	host, p, err := net.SplitHostPort(address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if host != "" {
+		t.Errorf("%s is not bound on every interface", address)
+	}
+	n, err := strconv.Atoi(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// ptr is what p points to, or the zero value.
+func ptr[T any](p *T) T {
+	if p == nil {
+		var zero T
+		return zero
+	}
+	return *p
+}

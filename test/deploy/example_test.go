@@ -1,0 +1,75 @@
+package deploy_test
+
+import (
+	"slices"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+)
+
+func TestTheExampleUsesTheStorageClass(t *testing.T) {
+	sc := only[storagev1.StorageClass](t, render(t, csiDir), "StorageClass")
+	pvc := only[corev1.PersistentVolumeClaim](t, render(t, exampleDir), "PersistentVolumeClaim")
+	if got := ptr(pvc.Spec.StorageClassName); got != sc.Name {
+		t.Errorf("the claim is of class %q, want %q", got, sc.Name)
+	}
+	if !slices.Equal(pvc.Spec.AccessModes, []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}) {
+		t.Errorf("the claim asks for %v", pvc.Spec.AccessModes)
+	}
+	if size := pvc.Spec.Resources.Requests[corev1.ResourceStorage]; size.Sign() <= 0 {
+		t.Errorf("the claim asks for %s", &size)
+	}
+}
+
+func TestTheExamplePodMountsTheClaim(t *testing.T) {
+	objs := render(t, exampleDir)
+	pvc := only[corev1.PersistentVolumeClaim](t, objs, "PersistentVolumeClaim")
+	pod := only[corev1.Pod](t, objs, "Pod").Spec
+	for _, c := range pod.Containers {
+		if err := mountsExist(pod, c); err != nil {
+			t.Error(err)
+		}
+		if !slices.ContainsFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool {
+			v, _ := volume(pod, m.Name)
+			return ptr(v.PersistentVolumeClaim).ClaimName == pvc.Name && !m.ReadOnly
+		}) {
+			t.Errorf("container %s cannot write to the claim %s", c.Name, pvc.Name)
+		}
+	}
+}
+
+// The example shows that a volume needs nothing of a pod: neither root, nor an
+// fsGroup, nor a namespace that admits more than others do.
+func TestTheExamplePodIsRestricted(t *testing.T) {
+	pod := only[corev1.Pod](t, render(t, exampleDir), "Pod").Spec
+	s := ptr(pod.SecurityContext)
+	if !ptr(s.RunAsNonRoot) || ptr(s.RunAsUser) == 0 {
+		t.Error("the pod may be root")
+	}
+	if s.FSGroup != nil {
+		t.Error("the pod asks for an fsGroup")
+	}
+	if ptr(s.SeccompProfile).Type != corev1.SeccompProfileTypeRuntimeDefault {
+		t.Error("the pod may make any system call")
+	}
+	for _, v := range pod.Volumes {
+		if v.HostPath != nil {
+			t.Errorf("the pod sees %s of the host", v.HostPath.Path)
+		}
+	}
+	for _, c := range pod.Containers {
+		cs := ptr(c.SecurityContext)
+		if cs.AllowPrivilegeEscalation == nil || *cs.AllowPrivilegeEscalation || ptr(cs.Privileged) {
+			t.Errorf("container %s may gain privileges", c.Name)
+		}
+		if !slices.Contains(ptr(cs.Capabilities).Drop, "ALL") || len(ptr(cs.Capabilities).Add) != 0 {
+			t.Errorf("container %s keeps capabilities", c.Name)
+		}
+		for _, check := range []func(corev1.PodSpec, corev1.Container) error{imageIsPinned, rootIsReadOnly, requestsAreMade} {
+			if err := check(pod, c); err != nil {
+				t.Errorf("container %s: %v", c.Name, err)
+			}
+		}
+	}
+}

@@ -1,0 +1,165 @@
+package deploy_test
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+)
+
+// A binding is a RoleBinding or a ClusterRoleBinding.
+type binding struct {
+	name        string
+	clusterWide bool
+	ref         rbacv1.RoleRef
+	subjects    []rbacv1.Subject
+}
+
+func bindings(t *testing.T, objs objects) []binding {
+	t.Helper()
+	var bs []binding
+	for _, b := range all[rbacv1.ClusterRoleBinding](t, objs, "ClusterRoleBinding") {
+		bs = append(bs, binding{"ClusterRoleBinding " + b.Name, true, b.RoleRef, b.Subjects})
+	}
+	for _, b := range all[rbacv1.RoleBinding](t, objs, "RoleBinding") {
+		bs = append(bs, binding{"RoleBinding " + b.Name, false, b.RoleRef, b.Subjects})
+	}
+	return bs
+}
+
+// roles are the rules of each role, by kind and name.
+func roles(t *testing.T, objs objects) map[string][]rbacv1.PolicyRule {
+	t.Helper()
+	rules := map[string][]rbacv1.PolicyRule{}
+	for _, r := range all[rbacv1.ClusterRole](t, objs, "ClusterRole") {
+		rules["ClusterRole "+r.Name] = r.Rules
+		if r.AggregationRule != nil {
+			t.Errorf("the rules of ClusterRole %s come from elsewhere", r.Name)
+		}
+	}
+	for _, r := range all[rbacv1.Role](t, objs, "Role") {
+		rules["Role "+r.Name] = r.Rules
+	}
+	return rules
+}
+
+// A right is one verb on one resource, in the driver's namespace or everywhere.
+type right struct {
+	resource    string // resource.group, or resource alone for the core group
+	verb        string
+	clusterWide bool
+}
+
+// rights are what the bindings give.
+func rights(t *testing.T, objs objects) map[right]bool {
+	t.Helper()
+	rules := roles(t, objs)
+	has := map[right]bool{}
+	for _, b := range bindings(t, objs) {
+		for _, rule := range rules[b.ref.Kind+" "+b.ref.Name] {
+			for _, group := range rule.APIGroups {
+				for _, resource := range rule.Resources {
+					for _, verb := range rule.Verbs {
+						name := strings.TrimSuffix(resource+"."+group, ".")
+						has[right{name, verb, b.clusterWide}] = true
+					}
+				}
+			}
+		}
+	}
+	return has
+}
+
+func TestNoRuleIsWide(t *testing.T) {
+	for name, rules := range roles(t, render(t, openshiftDir)) {
+		for _, r := range rules {
+			for _, s := range slices.Concat(r.APIGroups, r.Resources, r.Verbs) {
+				if strings.Contains(s, "*") {
+					t.Errorf("%s has a wildcard: %v", name, r)
+				}
+			}
+			for _, s := range r.Resources {
+				if strings.Contains(s, "/") {
+					t.Errorf("%s names a subresource: %s", name, s)
+				}
+			}
+			for _, v := range []string{"escalate", "bind", "impersonate", "deletecollection"} {
+				if slices.Contains(r.Verbs, v) {
+					t.Errorf("%s may %s", name, v)
+				}
+			}
+			if len(r.NonResourceURLs) != 0 {
+				t.Errorf("%s names URLs: %v", name, r.NonResourceURLs)
+			}
+		}
+	}
+}
+
+// The whole of what the sidecars ask for, and nothing that they do not.
+func TestTheSidecarsHaveTheRightsTheyUse(t *testing.T) {
+	want := map[right]bool{}
+	add := func(clusterWide bool, resource string, verbs ...string) {
+		for _, v := range verbs {
+			want[right{resource, v, clusterWide}] = true
+		}
+	}
+	add(true, "persistentvolumes", "get", "list", "watch", "create", "patch", "delete")
+	add(true, "persistentvolumeclaims", "get", "list", "watch", "update")
+	add(true, "storageclasses.storage.k8s.io", "get", "list", "watch")
+	add(true, "events", "get", "list", "watch", "create", "patch")
+	add(false, "csistoragecapacities.storage.k8s.io", "get", "list", "watch", "create", "update", "delete")
+	add(false, "pods", "get")
+
+	got := rights(t, render(t, csiDir))
+	for r := range want {
+		if !got[r] {
+			t.Errorf("missing: %+v", r)
+		}
+	}
+	for r := range got {
+		if !want[r] {
+			t.Errorf("too much: %+v", r)
+		}
+	}
+}
+
+func TestEveryBindingJoinsARoleAndTheServiceAccount(t *testing.T) {
+	objs := render(t, openshiftDir)
+	sa := only[corev1.ServiceAccount](t, objs, "ServiceAccount")
+	rules := roles(t, objs)
+	used := map[string]bool{}
+	for _, b := range bindings(t, objs) {
+		role := b.ref.Kind + " " + b.ref.Name
+		used[role] = true
+		if _, ok := rules[role]; !ok || b.ref.APIGroup != rbacv1.GroupName {
+			t.Errorf("%s refers to %s of %q, which does not exist", b.name, role, b.ref.APIGroup)
+		}
+		if len(b.subjects) != 1 {
+			t.Errorf("%s has %d subjects, want 1", b.name, len(b.subjects))
+		}
+		for _, s := range b.subjects {
+			want := rbacv1.Subject{Kind: rbacv1.ServiceAccountKind, Name: sa.Name, Namespace: sa.Namespace}
+			if s != want {
+				t.Errorf("%s is for %+v, want %+v", b.name, s, want)
+			}
+		}
+	}
+	for role := range rules {
+		if !used[role] {
+			t.Errorf("%s is bound to nobody", role)
+		}
+	}
+}
+
+func TestThePodRunsAsTheServiceAccount(t *testing.T) {
+	objs := render(t, csiDir)
+	sa := only[corev1.ServiceAccount](t, objs, "ServiceAccount")
+	if got := daemonSet(t, objs).Spec.Template.Spec.ServiceAccountName; got != sa.Name {
+		t.Errorf("the pod runs as %q, and the service account is %q", got, sa.Name)
+	}
+	if sa.AutomountServiceAccountToken == nil || *sa.AutomountServiceAccountToken {
+		t.Error("any pod that names the service account gets its token")
+	}
+}

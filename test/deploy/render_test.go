@@ -1,0 +1,210 @@
+// Package deploy_test renders what users apply from deploy/, with kustomize as
+// a library, and checks the objects that come out: that they agree with each
+// other, and that nothing in the pod can do more than it has to. It is a module
+// of its own, so that neither kustomize nor the Kubernetes API is in the
+// product's go.mod.
+package deploy_test
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/kustomize/api/krusty"
+	"sigs.k8s.io/kustomize/kyaml/filesys"
+	"sigs.k8s.io/yaml"
+)
+
+const (
+	driverName = "kubevirt.io.hostpath-provisioner"
+	namespace  = "hostpath-provisioner"
+
+	csiDir       = "../../deploy/csi"
+	openshiftDir = "../../deploy/csi/openshift"
+	exampleDir   = "../../deploy/csi/example"
+)
+
+// kinds are the kinds that deploy/ may have, with the type that one decodes
+// into and whether it lives in a namespace.
+var kinds = map[string]struct {
+	decode     func([]byte) error
+	namespaced bool
+}{
+	"v1 Namespace":                      {strictly[corev1.Namespace], false},
+	"v1 ServiceAccount":                 {strictly[corev1.ServiceAccount], true},
+	"v1 ConfigMap":                      {strictly[corev1.ConfigMap], true},
+	"v1 Service":                        {strictly[corev1.Service], true},
+	"v1 PersistentVolumeClaim":          {strictly[corev1.PersistentVolumeClaim], true},
+	"v1 Pod":                            {strictly[corev1.Pod], true},
+	"apps/v1 DaemonSet":                 {strictly[appsv1.DaemonSet], true},
+	"rbac.authorization.k8s.io/v1 Role": {strictly[rbacv1.Role], true},
+	"rbac.authorization.k8s.io/v1 RoleBinding":            {strictly[rbacv1.RoleBinding], true},
+	"rbac.authorization.k8s.io/v1 ClusterRole":            {strictly[rbacv1.ClusterRole], false},
+	"rbac.authorization.k8s.io/v1 ClusterRoleBinding":     {strictly[rbacv1.ClusterRoleBinding], false},
+	"storage.k8s.io/v1 CSIDriver":                         {strictly[storagev1.CSIDriver], false},
+	"storage.k8s.io/v1 StorageClass":                      {strictly[storagev1.StorageClass], false},
+	"security.openshift.io/v1 SecurityContextConstraints": {strictly[securityContextConstraints], false},
+}
+
+// strictly decodes as kubectl validates: an unknown or repeated field is an error.
+func strictly[T any](b []byte) error {
+	var v T
+	return yaml.UnmarshalStrict(b, &v)
+}
+
+// An object is one rendered object, before it is decoded.
+type object struct {
+	metav1.TypeMeta
+	metav1.ObjectMeta `json:"metadata"`
+
+	yaml []byte
+}
+
+func (o object) String() string { return fmt.Sprintf("%s %s", o.Kind, o.Name) }
+
+type objects []object
+
+// render is what `kubectl kustomize dir` prints.
+func render(t *testing.T, dir string) objects {
+	t.Helper()
+	m, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), dir)
+	if err != nil {
+		t.Fatalf("render %s: %v", dir, err)
+	}
+	var objs objects
+	for _, r := range m.Resources() {
+		b, err := r.AsYAML()
+		if err != nil {
+			t.Fatalf("render %s: %v", r.CurId(), err)
+		}
+		o := object{yaml: b}
+		if err := yaml.Unmarshal(b, &o); err != nil {
+			t.Fatalf("decode %s: %v", r.CurId(), err)
+		}
+		objs = append(objs, o)
+	}
+	return objs
+}
+
+// overlay renders a kustomization of a user's own, made of the given files.
+// The variable $csi in them stands for the way to deploy/csi.
+func overlay(t *testing.T, files map[string]string) objects {
+	t.Helper()
+	dir, err := filepath.EvalSymlinks(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	csi, err := filepath.Abs(csiDir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Kustomize takes no absolute paths.
+	csi, err = filepath.Rel(dir, csi)
+	if err != nil {
+		t.Fatal(err)
+	}
+	expand := func(string) string { return csi }
+	for name, content := range files {
+		content = os.Expand(content, expand)
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return render(t, dir)
+}
+
+// all decodes the objects of a kind.
+func all[T any](t *testing.T, objs objects, kind string) []T {
+	t.Helper()
+	var found []T
+	for _, o := range objs {
+		if o.Kind != kind {
+			continue
+		}
+		var v T
+		if err := yaml.UnmarshalStrict(o.yaml, &v); err != nil {
+			t.Fatalf("decode %s: %v", o, err)
+		}
+		found = append(found, v)
+	}
+	return found
+}
+
+// only decodes the one object of a kind.
+func only[T any](t *testing.T, objs objects, kind string) T {
+	t.Helper()
+	found := all[T](t, objs, kind)
+	if len(found) != 1 {
+		t.Fatalf("rendered %d objects of kind %s, want 1", len(found), kind)
+	}
+	return found[0]
+}
+
+func TestEveryObjectDecodesStrictly(t *testing.T) {
+	for _, dir := range []string{csiDir, openshiftDir, exampleDir} {
+		for _, o := range render(t, dir) {
+			t.Run(o.String(), func(t *testing.T) {
+				k, ok := kinds[o.APIVersion+" "+o.Kind]
+				if !ok {
+					t.Fatalf("%s of %s is not expected here", o.Kind, o.APIVersion)
+				}
+				if err := k.decode(o.yaml); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+	}
+}
+
+func TestEveryObjectIsInTheNamespaceThatIsMade(t *testing.T) {
+	made := only[corev1.Namespace](t, render(t, csiDir), "Namespace").Name
+	if made != namespace {
+		t.Errorf("the namespace is %q, want %q", made, namespace)
+	}
+	for _, dir := range []string{csiDir, openshiftDir} {
+		for _, o := range render(t, dir) {
+			want := ""
+			if kinds[o.APIVersion+" "+o.Kind].namespaced {
+				want = made
+			}
+			if o.Namespace != want {
+				t.Errorf("%s is in namespace %q, want %q", o, o.Namespace, want)
+			}
+		}
+	}
+}
+
+func TestTheNamespaceAdmitsPrivilegedPods(t *testing.T) {
+	ns := only[corev1.Namespace](t, render(t, csiDir), "Namespace")
+	if got := ns.Labels["pod-security.kubernetes.io/enforce"]; got != "privileged" {
+		t.Errorf("pod security is enforced at %q, want privileged", got)
+	}
+}
+
+func TestAnOverlayMayChooseTheNamespace(t *testing.T) {
+	objs := overlay(t, map[string]string{"kustomization.yaml": `
+namespace: elsewhere
+resources: [$csi/openshift]
+`})
+	for _, o := range objs {
+		if o.Kind == "Namespace" && o.Name != "elsewhere" {
+			t.Errorf("the namespace that is made is %q", o.Name)
+		}
+		if kinds[o.APIVersion+" "+o.Kind].namespaced && o.Namespace != "elsewhere" {
+			t.Errorf("%s is in namespace %q", o, o.Namespace)
+		}
+	}
+	for _, b := range bindings(t, objs) {
+		for _, s := range b.subjects {
+			if s.Namespace != "elsewhere" {
+				t.Errorf("%s gives rights to %s in namespace %q", b.name, s.Name, s.Namespace)
+			}
+		}
+	}
+}
