@@ -3,6 +3,7 @@ package bind_test
 import (
 	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -181,6 +182,41 @@ func TestMountsBelowAPublicationStayOutOfThePool(t *testing.T) {
 	must(t, syscall.Stat(below, &mounted))
 	if inPool.Dev == mounted.Dev {
 		t.Error("a mount below the publication appeared in the pool")
+	}
+}
+
+// A hostPath volume at the pool's own path looks like this.
+func TestADirectoryThatIsMountedOnItselfIsNoFilesystem(t *testing.T) {
+	s := newScene(t)
+	path := s.volume.String()
+	must(t, syscall.Mount(path, path, "", syscall.MS_BIND, ""))
+	defer func() { must(t, syscall.Unmount(path, syscall.MNT_DETACH)) }()
+	for at, want := range map[string]bool{path: false, filepath.Dir(path): true} {
+		d, err := dir.Open(at)
+		must(t, err)
+		got, err := s.kernel.IsFilesystem(d)
+		must(t, errors.Join(err, d.Close()))
+		if got != want {
+			t.Errorf("IsFilesystem(%s) = %v, want %v", at, got, want)
+		}
+	}
+}
+
+func TestABtrfsSubvolumeIsAFilesystem(t *testing.T) {
+	testenv.NeedRoot(t)
+	testenv.NeedPrograms(t, "btrfs")
+	root := testenv.LoopFS(t, "btrfs", 128<<20)
+	if out, err := exec.CommandContext(t.Context(), "btrfs", "subvolume", "create", root+"/sub").CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	at := t.TempDir()
+	must(t, syscall.Mount(root+"/sub", at, "", syscall.MS_BIND, ""))
+	defer func() { must(t, syscall.Unmount(at, 0)) }()
+	d, err := dir.Open(at)
+	must(t, err)
+	defer func() { must(t, d.Close()) }()
+	if got, err := kernel(t).IsFilesystem(d); !got || err != nil {
+		t.Errorf("IsFilesystem of a mounted subvolume = %v, %v; want true", got, err)
 	}
 }
 

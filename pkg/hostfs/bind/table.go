@@ -121,11 +121,29 @@ func (k *Kernel) SameFilesystem(a, b *dir.Dir) (bool, error) {
 	return at.Major == bt.Major && at.Minor == bt.Minor, nil
 }
 
+// IsFilesystem tells whether a directory is the root of a mounted filesystem or
+// subvolume, and not only a directory that was mounted on another path.
+func (k *Kernel) IsFilesystem(d *dir.Dir) (bool, error) {
+	found, err := examine(d.Fd())
+	if err != nil || !found.mounted {
+		return false, err
+	}
+	mounts, err := k.table.mounts()
+	if err != nil {
+		return false, err
+	}
+	at, err := locate(d, mounts)
+	// On btrfs the root of every subvolume has this number
+	// (BTRFS_FIRST_FREE_OBJECTID), and no other directory has it.
+	return at.prefix == "/" || at.fsType == "btrfs" && found.id.Ino == 256, err
+}
+
 // A place is where a directory lies in its filesystem: the numbers that the mount
 // table gives the filesystem (on btrfs not those of stat(2)), and the path in it.
 type place struct {
 	Major, Minor int
 	prefix       string // ends with a slash
+	fsType       string
 }
 
 func locate(d *dir.Dir, mounts []*mountinfo.Info) (place, error) {
@@ -145,7 +163,8 @@ func locate(d *dir.Dir, mounts []*mountinfo.Info) (place, error) {
 		if !ok {
 			break
 		}
-		return place{Major: m.Major, Minor: m.Minor, prefix: strings.TrimSuffix(path.Join(m.Root, below), "/") + "/"}, nil
+		prefix := strings.TrimSuffix(path.Join(m.Root, below), "/") + "/"
+		return place{Major: m.Major, Minor: m.Minor, prefix: prefix, fsType: m.FSType}, nil
 	}
 	return place{}, fmt.Errorf("find the mount of %s: it is in no mount of this namespace", d)
 }

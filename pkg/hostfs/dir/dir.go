@@ -155,18 +155,30 @@ func (d *Dir) ID() (ID, error) {
 
 // IsDir tells whether name is a directory in d. A missing entry is not an error.
 func (d *Dir) IsDir(name string) (bool, error) {
+	format, err := d.format(name)
+	return format == unix.S_IFDIR, err
+}
+
+// Exists tells whether d has an entry of any kind with that name.
+func (d *Dir) Exists(name string) (bool, error) {
+	format, err := d.format(name)
+	return format != 0, err
+}
+
+// format is the kind of an entry as S_IFDIR and so on; 0 if there is none.
+func (d *Dir) format(name string) (uint32, error) {
 	if err := checkName(name); err != nil {
-		return false, err
+		return 0, err
 	}
 	var st unix.Stat_t
 	err := unix.Fstatat(d.Fd(), name, &st, unix.AT_SYMLINK_NOFOLLOW)
 	if errors.Is(err, unix.ENOENT) {
-		return false, nil
+		return 0, nil
 	}
 	if err != nil {
-		return false, d.pathError("stat", name, err)
+		return 0, d.pathError("stat", name, err)
 	}
-	return st.Mode&unix.S_IFMT == unix.S_IFDIR, nil
+	return st.Mode & unix.S_IFMT, nil
 }
 
 // Entries lists the directory in no order. It reads a few at a time, so a large

@@ -80,8 +80,7 @@ func hasType(d *dir.Dir) (bool, error) {
 	return context["type"] == containerType, nil
 }
 
-// labelBelow labels what lies below d on the same filesystem, links themselves and
-// not what they point at.
+// labelBelow labels what lies below d, links themselves and not what they point at.
 func labelBelow(d *dir.Dir) error {
 	for entry, err := range d.Entries() {
 		if err != nil {

@@ -21,6 +21,7 @@ type Publisher interface {
 	Open(target bind.Target) (*dir.Dir, error)
 	Published(parent *dir.Dir) (map[string][]bind.Publication, error)
 	SameFilesystem(a, b *dir.Dir) (bool, error)
+	IsFilesystem(d *dir.Dir) (bool, error)
 }
 
 // A Subject is one implementation under test.
@@ -53,6 +54,7 @@ func Contract(t *testing.T, fresh func(t *testing.T) Subject) {
 		"a publication follows its directory through renames": followsRename,
 		"a mount of something inside is told":                 insideIsTold,
 		"a directory is on the filesystem of its child":       sameFilesystem,
+		"a directory is no filesystem, and a mounted one is":  isFilesystem,
 	} {
 		t.Run(name, func(t *testing.T) { check(t, newBench(t, fresh(t))) })
 	}
@@ -266,6 +268,16 @@ func sameFilesystem(t *testing.T, b *bench) {
 	must(t, err)
 	if same {
 		t.Error("/proc is said to be on the pool's filesystem")
+	}
+}
+
+func isFilesystem(t *testing.T, b *bench) {
+	for path, want := range map[string]bool{filepath.Join(b.root, "pool"): false, "/proc": true} {
+		got, err := b.IsFilesystem(open(t, path))
+		must(t, err)
+		if got != want {
+			t.Errorf("IsFilesystem(%s) = %v, want %v", path, got, want)
+		}
 	}
 }
 

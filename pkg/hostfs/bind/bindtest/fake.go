@@ -195,6 +195,18 @@ func (f *Fake) SameFilesystem(a, b *dir.Dir) (bool, error) {
 	return aID.Dev == bID.Dev, err
 }
 
+// IsFilesystem asks the real kernel: a directory of another device than the one
+// above it.
+func (f *Fake) IsFilesystem(d *dir.Dir) (bool, error) {
+	above, err := dir.Open(d.HandlePath() + "/..")
+	if err != nil {
+		return false, err
+	}
+	defer func() { _ = above.Close() }()
+	same, err := f.SameFilesystem(d, above)
+	return !same, err
+}
+
 // Close closes the handles of all mounts that are left.
 func (f *Fake) Close() error {
 	f.mu.Lock()
