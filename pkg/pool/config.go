@@ -223,6 +223,11 @@ func parseRelabel(s string) (label.Scope, error) {
 func conflicts(configs []Config) []error {
 	var problems []error
 	for i, a := range configs {
+		for j, b := range configs {
+			if i != j && a.SnapshotPath != "" && b.Path != "" && (a.SnapshotPath == b.Path || within(a.SnapshotPath, b.Path)) {
+				problems = append(problems, fmt.Errorf("%w: the snapshotPath of pool %q lies in pool %q", ErrInvalid, a.Name, b.Name))
+			}
+		}
 		for _, b := range configs[:i] {
 			if a.Name == b.Name && a.Name != (Name{}) {
 				problems = append(problems, fmt.Errorf("%w: two pools are named %q", ErrInvalid, a.Name))

@@ -177,6 +177,9 @@ func (s *session) createNew(ctx context.Context, r Request, space dir.Space) (Vo
 	rec := newRecord(r.ID, bytes, r.Inline)
 	if err := s.build(r.ID, rec); err != nil {
 		s.undo(r.ID)
+		if errors.Is(err, fs.ErrExist) {
+			return Volume{}, fmt.Errorf("%w as something that is no volume: %w", ErrExists, err)
+		}
 		return Volume{}, noSpace(err)
 	}
 	e := entry{record: rec, present: true}

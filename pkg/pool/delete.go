@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"syscall"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 )
@@ -29,10 +30,21 @@ func (v *found) delete(ctx context.Context) error {
 	if len(published) > 0 {
 		return fmt.Errorf("delete volume %s: it is %w, published at %s", v.id, ErrInUse, published[0].Path)
 	}
+	elsewhere, err := v.session.publishedElsewhere()
+	if err != nil {
+		return fmt.Errorf("delete volume %s: %w", v.id, err)
+	}
+	if nodes := elsewhere[v.id.name]; len(nodes) > 0 {
+		return fmt.Errorf("delete volume %s: it is %w, published on node %s", v.id, ErrInUse, nodes[0])
+	}
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	if err := v.session.remove(v.id, v.entry); err != nil {
+	err = v.session.remove(v.id, v.entry)
+	if errors.Is(err, syscall.EROFS) {
+		err = v.session.pool.unavailable(err)
+	}
+	if err != nil {
 		return fmt.Errorf("delete volume %s: %w", v.id, err)
 	}
 	return nil

@@ -77,6 +77,9 @@ func (p *Pool) openSession(id *format) (_ *session, err error) {
 	if s.root, err = dir.Open(p.config.Path); err != nil {
 		return nil, err
 	}
+	if err = p.checkMount(s.root); err != nil {
+		return nil, err
+	}
 	if s.own, err = s.root.Open(ownName); err != nil {
 		return nil, fmt.Errorf("what is at its path is not the pool that was opened: %w", err)
 	}
@@ -189,9 +192,6 @@ func (s *session) openLayout(get func(*dir.Dir, string) (*dir.Dir, error)) (err 
 }
 
 func (p *Pool) openRoot() (*dir.Dir, error) {
-	if err := p.checkMount(); err != nil {
-		return nil, err
-	}
 	if !p.config.RequireMount {
 		if err := makeClosed(p.config.Path); err != nil {
 			return nil, err
@@ -201,7 +201,7 @@ func (p *Pool) openRoot() (*dir.Dir, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := closeMode(root); err != nil {
+	if err := errors.Join(p.checkMount(root), closeMode(root)); err != nil {
 		return nil, errors.Join(err, root.Close())
 	}
 	return root, nil
@@ -225,11 +225,24 @@ func (s *session) ensureFormat() (*format, error) {
 	if err != nil || f != nil {
 		return f, err
 	}
+	// The nodes of a shared pool may all be the first.
+	unlock, err := s.own.Lock(lockName)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	if f, err := readFormat(s.own); err != nil || f != nil {
+		return f, err
+	}
+	return s.newFormat()
+}
+
+func (s *session) newFormat() (*format, error) {
 	space, err := s.root.Space()
 	if err != nil {
 		return nil, err
 	}
-	f = &format{Version: formatVersion, UUID: randomSuffix(), Foreign: space.TakenBytes(), Created: time.Now().UTC().Truncate(time.Second)}
+	f := &format{Version: formatVersion, UUID: randomSuffix(), Foreign: space.TakenBytes(), Created: time.Now().UTC().Truncate(time.Second)}
 	data, err := json.Marshal(f)
 	if err != nil {
 		return nil, err

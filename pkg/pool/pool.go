@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
-	"k8s.io/mount-utils"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
@@ -26,6 +25,7 @@ type Mounts interface {
 	Open(target bind.Target) (*dir.Dir, error)
 	Published(parent *dir.Dir) (map[string][]bind.Publication, error)
 	SameFilesystem(a, b *dir.Dir) (bool, error)
+	IsFilesystem(d *dir.Dir) (bool, error)
 }
 
 // Labels labels directories for containers: label.Kernel, or a stand-in.
@@ -177,9 +177,6 @@ func (p *Pool) lookInside() (*session, error) {
 	if id == nil {
 		return p.open()
 	}
-	if err := p.checkMount(); err != nil {
-		return nil, err
-	}
 	s, err := p.openSession(id)
 	if err != nil {
 		return nil, err
@@ -222,17 +219,18 @@ func (p *Pool) open() (*session, error) {
 	return s, nil
 }
 
-// checkMount answers why a pool that must be a mount point is none.
-func (p *Pool) checkMount() error {
+// checkMount answers why a pool that must be a filesystem of its own is none. A
+// mount point alone would not do: in a container every hostPath volume is one.
+func (p *Pool) checkMount(root *dir.Dir) error {
 	if !p.config.RequireMount {
 		return nil
 	}
-	mounted, err := mount.New("").IsMountPoint(p.config.Path)
+	mounted, err := p.options.Mounts.IsFilesystem(root)
 	if err != nil {
 		return err
 	}
 	if !mounted {
-		return errors.New("nothing is mounted at its path, and requireMount is set")
+		return errors.New("no filesystem is mounted at its path, and requireMount is set")
 	}
 	return nil
 }
@@ -247,6 +245,9 @@ func (p *Pool) checkEnforcement() error {
 
 // learnForeign notes what others use at a time when nothing of it can be ours.
 func (p *Pool) learnForeign(space dir.Space) {
+	if p.config.Shared {
+		return // what others promised meanwhile is not known here
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.ledger.promised == 0 && p.ledger.trashed == 0 && len(p.trash) == 0 {

@@ -57,7 +57,13 @@ func (v *found) publish(r Publication) error {
 			return err
 		}
 	}
-	return mountError(p.options.Mounts.Publish(v.dir, r.Target, r.Flags))
+	if err := v.session.markPublished(v.id); err != nil {
+		return err
+	}
+	if err := p.options.Mounts.Publish(v.dir, r.Target, r.Flags); err != nil {
+		return errors.Join(mountError(err), v.session.unmarkPublished(v.id))
+	}
+	return nil
 }
 
 // onlyAt answers ErrInUse if the volume is published anywhere but at the target.
@@ -113,7 +119,7 @@ func (s *Set) PublishInline(ctx context.Context, create Request, r Publication) 
 func (s *Set) Unpublish(ctx context.Context, id VolumeID, target bind.Target) error {
 	v, err := s.find(id, Name{})
 	switch {
-	case errors.Is(err, ErrNotFound):
+	case errors.Is(err, ErrNotFound), errors.Is(err, ErrDamaged):
 		return s.unpublishUnknown(id, target)
 	case errors.Is(err, ErrUnavailable):
 		return s.unpublishUnreachable(id, target, err)
@@ -139,6 +145,9 @@ func (v *found) unpublish(ctx context.Context, target bind.Target) error {
 	if err := mountError(v.session.pool.options.Mounts.Unpublish(target, of)); err != nil {
 		return err
 	}
+	if err := v.session.unmarkPublished(v.id); err != nil {
+		return err
+	}
 	if !v.entry.inline() {
 		return nil
 	}
@@ -149,7 +158,8 @@ func (v *found) unpublish(ctx context.Context, target bind.Target) error {
 	return err
 }
 
-// unpublishUnknown takes off whatever is mounted: no volume of ours can be lost by it.
+// unpublishUnknown takes off whatever is mounted, of a volume that is not there or
+// that two pools have: nothing is removed by it but the mount.
 func (s *Set) unpublishUnknown(id VolumeID, target bind.Target) error {
 	if err := mountError(s.options.Mounts.Unpublish(target, nil)); err != nil {
 		return fmt.Errorf("unpublish volume %s: %w", id, err)

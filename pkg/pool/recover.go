@@ -14,11 +14,17 @@ func (s *session) recover() error {
 	if err != nil || space.ReadOnly {
 		return err
 	}
-	return errors.Join(s.recoverRecords(), s.recoverStaging(), s.recoverTrash())
+	return errors.Join(s.recoverRecords(), s.recoverStaging(), s.recoverTrash(), s.recoverMarks())
 }
 
 // recoverRecords removes records that were being written.
 func (s *session) recoverRecords() error {
+	// In a shared pool they may be another node's, which writes under the lock.
+	unlock, err := s.own.Lock(lockName)
+	if err != nil {
+		return err
+	}
+	defer unlock()
 	for entry, err := range s.volumes.Entries() {
 		if err != nil {
 			return err
@@ -153,9 +159,6 @@ func (s *session) list() (present, recorded ids, err error) {
 // were moved here by hand appear, lost ones are noticed, and what failed calls
 // left in staging goes.
 func (s *session) sync() error {
-	if err := s.work(); err != nil {
-		return err
-	}
 	present, recorded, err := s.list()
 	if err != nil {
 		return err
@@ -164,6 +167,12 @@ func (s *session) sync() error {
 		if err := s.resync(id); err != nil {
 			return err
 		}
+	}
+	if space, err := s.root.Space(); err != nil || space.ReadOnly {
+		return err
+	}
+	if err := s.work(); err != nil {
+		return err
 	}
 	staged, err := names(s.staging)
 	if err != nil {
@@ -175,7 +184,7 @@ func (s *session) sync() error {
 		}
 	}
 	if s.pool.config.Shared {
-		return s.takeOver()
+		s.takeOver()
 	}
 	return nil
 }

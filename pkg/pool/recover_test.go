@@ -8,6 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind/bindtest"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
 )
 
@@ -290,6 +291,50 @@ func TestWhatANodeThatIsGoneLeftIsTakenOver(t *testing.T) {
 					t.Errorf("%s of the node %q has %q, want %d entries", part, node, got, want)
 				}
 			}
+		}
+	})
+}
+
+func TestAVolumeThatAnotherNodeHasPublishedIsNotDeleted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const shared = `[{"name":"local","path":"pool","shared":true}]`
+		one := newBench(t, t.TempDir())
+		one.start(shared)
+		// Another node has mounts of its own.
+		two := &bench{t: t, root: one.root, mounts: &bindtest.Fake{}, labels: one.labels}
+		defer func() { must(t, two.mounts.Close()) }()
+		two.startNode("node-2", shared)
+		one.create("pvc-1", mib)
+		must(t, two.publish("pvc-1", "on-two"))
+
+		err := one.Delete(t.Context(), id(t, "pvc-1"))
+		wantError(t, err, pool.ErrInUse)
+		if !strings.Contains(err.Error(), "node-2") {
+			t.Errorf("%v does not tell on which node", err)
+		}
+		v, err := one.Volume(t.Context(), id(t, "pvc-1"))
+		must(t, err)
+		if len(v.Nodes) != 1 || v.Nodes[0].String() != "node-2" {
+			t.Errorf("published on %v, want node-2", v.Nodes)
+		}
+		must(t, two.unpublish("pvc-1", "on-two"))
+		one.delete("pvc-1")
+	})
+}
+
+func TestMarksFromBeforeANodesRestartAreTakenBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const shared = `[{"name":"local","path":"pool","shared":true}]`
+		b := newBench(t, t.TempDir())
+		b.start(shared)
+		b.create("pvc-1", mib)
+		b.create("pvc-2", mib)
+		must(t, b.publish("pvc-1", "a"))
+		must(t, b.publish("pvc-2", "b"))
+		must(t, b.mounts.Unpublish(b.target("a"), nil)) // as a reboot does
+		b.restart(shared)
+		if got := names(t, b.own("published", "node-1")); len(got) != 1 || got[0] != "pvc-2" {
+			t.Errorf("marks %q, want that of pvc-2 alone", got)
 		}
 	})
 }

@@ -254,20 +254,22 @@ func (s *session) describe(id VolumeID, e entry) (Volume, error) {
 	if err != nil {
 		return Volume{}, err
 	}
+	elsewhere, err := s.publishedElsewhere()
+	if err != nil {
+		return Volume{}, err
+	}
 	v := s.pool.volume(id, e, space)
 	v.Condition = s.pool.facts(e, space).Condition()
-	v.Targets = targets(published)
+	v.Nodes = s.pool.nodes(published, elsewhere[id.name])
 	return v, nil
 }
 
-func targets(published []bind.Publication) []string {
-	var paths []string
-	for _, p := range published {
-		if p.Inside == "" {
-			paths = append(paths, p.Path)
-		}
+// nodes are those that have a volume published, this one first.
+func (p *Pool) nodes(here []bind.Publication, elsewhere []NodeID) []NodeID {
+	if len(here) == 0 {
+		return elsewhere
 	}
-	return paths
+	return append([]NodeID{p.options.Node}, elsewhere...)
 }
 
 // List tells of up to most volumes in the order of their ids, beginning after an
@@ -311,6 +313,7 @@ type listing struct {
 	err       error    // why
 	space     dir.Space
 	published map[string][]bind.Publication
+	elsewhere map[string][]NodeID
 }
 
 func (p *Pool) list() *listing {
@@ -331,7 +334,10 @@ func (l *listing) open() (err error) {
 	if l.space, err = l.session.root.Space(); err != nil {
 		return err
 	}
-	l.published, err = l.pool.options.Mounts.Published(l.session.root)
+	if l.published, err = l.pool.options.Mounts.Published(l.session.root); err != nil {
+		return err
+	}
+	l.elsewhere, err = l.session.publishedElsewhere()
 	return err
 }
 
@@ -351,6 +357,6 @@ func (l *listing) volume(id VolumeID) Volume {
 	facts.Pool, facts.IO = l.err, ioErr
 	v := l.pool.volume(id, e, l.space)
 	v.Condition = facts.Condition()
-	v.Targets = targets(l.published[id.name])
+	v.Nodes = l.pool.nodes(l.published[id.name], l.elsewhere[id.name])
 	return v
 }

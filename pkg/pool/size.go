@@ -27,6 +27,9 @@ func (r Range) promise(block int64) (int64, error) {
 			want = r.Limit / block * block
 		}
 	}
+	if r.Limit > 0 && r.Limit < block {
+		return 0, fmt.Errorf("%w: the limit of %d bytes is less than one block of %d", ErrOutOfRange, r.Limit, block)
+	}
 	if want > math.MaxInt64-block {
 		return 0, fmt.Errorf("%w: %d bytes", ErrOutOfRange, want)
 	}

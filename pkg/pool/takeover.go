@@ -12,8 +12,15 @@ import (
 const unseenAfter = 24 * time.Hour
 
 // takeOver says that this node is alive, and finishes what nodes left that are not.
-// A node's trash directory is its sign of life.
-func (s *session) takeOver() error {
+// A node's trash directory is its sign of life. What cannot be taken over now is
+// tried again: it keeps nobody from being served.
+func (s *session) takeOver() {
+	if err := s.takeOverAll(); err != nil {
+		s.pool.log.Error(err, "what nodes left that are gone could not be taken over")
+	}
+}
+
+func (s *session) takeOverAll() error {
 	if err := s.trash.Touch(); err != nil {
 		return err
 	}
@@ -22,19 +29,16 @@ func (s *session) takeOver() error {
 		return err
 	}
 	defer func() { _ = trash.Close() }()
-	nodes, err := names(trash)
-	if err != nil {
-		return err
-	}
-	for _, node := range nodes {
-		if node == s.pool.options.Node.name {
-			continue
-		}
-		if err := s.takeOverFrom(trash, node); err != nil {
+	var problems []error
+	for entry, err := range trash.Entries() {
+		if err != nil {
 			return err
 		}
+		if entry.IsDir && entry.Name != s.pool.options.Node.name {
+			problems = append(problems, s.takeOverFrom(trash, entry.Name))
+		}
 	}
-	return nil
+	return errors.Join(problems...)
 }
 
 func (s *session) takeOverFrom(trash *dir.Dir, node string) error {
@@ -43,16 +47,21 @@ func (s *session) takeOverFrom(trash *dir.Dir, node string) error {
 		return err
 	}
 	defer func() { _ = left.Close() }()
-	seen, err := left.Modified()
-	if err != nil || time.Since(seen) < unseenAfter {
+	if alive, err := seenLately(left); err != nil || alive {
 		return err
 	}
-	staging, err := openNested(s.own, stagingName, node, (*dir.Dir).Open)
+	staging, err := openNested(s.own, stagingName, node, (*dir.Dir).Ensure)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = staging.Close() }()
 	return errors.Join(s.takeStaging(staging, node), s.takeTrash(left, node))
+}
+
+// seenLately tells whether a node is alive by its trash directory.
+func seenLately(trash *dir.Dir) (bool, error) {
+	seen, err := trash.Modified()
+	return time.Since(seen) < unseenAfter, err
 }
 
 func (s *session) takeStaging(staging *dir.Dir, node string) error {

@@ -19,8 +19,8 @@ type Volume struct {
 	Enforced bool
 	// Lost: there is a record, but no directory.
 	Lost bool
-	// Targets are the paths where the volume is published on this node.
-	Targets   []string
+	// Nodes are those that have the volume published.
+	Nodes     []NodeID
 	Condition health.Condition
 }
 

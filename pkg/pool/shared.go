@@ -1,0 +1,128 @@
+package pool
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+)
+
+// publishedName is the directory in which the nodes of a shared pool say what they
+// have published: published/<node>/<volume id>, an empty file. Each kernel knows
+// its own mounts alone, and a volume in use on any node must not be removed.
+const publishedName = "published"
+
+// markPublished says that this node is about to publish a volume.
+func (s *session) markPublished(id VolumeID) error {
+	if !s.pool.config.Shared {
+		return nil
+	}
+	marks, err := openNested(s.own, publishedName, s.pool.options.Node.name, (*dir.Dir).Ensure)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = marks.Close() }()
+	return marks.WriteFile(id.name, nil)
+}
+
+// unmarkPublished takes the mark back once the volume is published nowhere on this
+// node.
+func (s *session) unmarkPublished(id VolumeID) error {
+	if !s.pool.config.Shared {
+		return nil
+	}
+	published, err := s.published(id)
+	if err != nil || len(published) > 0 {
+		return err
+	}
+	marks, err := openNested(s.own, publishedName, s.pool.options.Node.name, (*dir.Dir).Open)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer func() { _ = marks.Close() }()
+	if err := marks.Remove(id.name); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+// recoverMarks takes back the marks of what this node had published before it was
+// started anew.
+func (s *session) recoverMarks() error {
+	marks, err := openNested(s.own, publishedName, s.pool.options.Node.name, (*dir.Dir).Open)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer func() { _ = marks.Close() }()
+	marked, err := names(marks)
+	if err != nil {
+		return err
+	}
+	for _, name := range marked {
+		if id, err := ParseVolumeID(name); err == nil {
+			if err := s.unmarkPublished(id); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// publishedElsewhere is what other nodes have published, by volume. The word of a
+// node that was not seen for a day counts no more.
+func (s *session) publishedElsewhere() (map[string][]NodeID, error) {
+	if !s.pool.config.Shared {
+		return nil, nil
+	}
+	all, err := s.own.Open(publishedName)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = all.Close() }()
+	nodes, err := names(all)
+	if err != nil {
+		return nil, err
+	}
+	published := make(map[string][]NodeID)
+	for _, name := range nodes {
+		node, err := ParseNodeID(name)
+		if err != nil || node == s.pool.options.Node {
+			continue
+		}
+		if err := s.addMarks(published, all, node); err != nil {
+			return nil, fmt.Errorf("what node %s has published: %w", node, err)
+		}
+	}
+	return published, nil
+}
+
+func (s *session) addMarks(published map[string][]NodeID, all *dir.Dir, node NodeID) error {
+	life, err := openNested(s.own, trashName, node.name, (*dir.Dir).Open)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = life.Close() }()
+	if alive, err := seenLately(life); err != nil || !alive {
+		return err
+	}
+	marks, err := all.Open(node.name)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = marks.Close() }()
+	marked, err := names(marks)
+	for _, id := range marked {
+		published[id] = append(published[id], node)
+	}
+	return err
+}
