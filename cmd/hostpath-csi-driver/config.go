@@ -5,6 +5,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"net"
 	"os"
 
 	"k8s.io/klog/v2"
@@ -58,9 +59,7 @@ func parse(args []string, output io.Writer) (config, error) {
 	if version == "" {
 		note("version", errors.New("is missing; give the version to report"))
 	}
-	if c.driver.Name == "" {
-		note("drivername", errors.New("is empty; the default is "+driver.DefaultName))
-	}
+	note("drivername", driver.CheckName(c.driver.Name))
 	c.driver.Version = version
 	c.driver.Node, err = pool.ParseNodeID(node)
 	note("nodeid", err)
@@ -70,10 +69,31 @@ func parse(args []string, output io.Writer) (config, error) {
 	note("datadir", err)
 	c.metricsTLS.MinVersion, err = metrics.ParseTLSVersion(tlsVersion)
 	note("metrics-tls-version", err)
+	note("metrics-address", checkAddress(c.metricsAddress))
 	if (c.metricsTLS.CertFile == "") != (c.metricsTLS.KeyFile == "") {
 		note("metrics-cert-file", errors.New("goes together with --metrics-key-file; give both or neither"))
+	} else {
+		note("metrics-cert-file", c.metricsTLS.Check())
 	}
 	return c, problems
+}
+
+// checkAddress finds what net.Listen would, without listening.
+func checkAddress(address string) error {
+	if address == "" {
+		return nil
+	}
+	_, port, err := net.SplitHostPort(address)
+	switch {
+	case err == nil && port == "":
+		err = errors.New("the port is missing")
+	case err == nil:
+		_, err = net.LookupPort("tcp", port)
+	}
+	if err != nil {
+		return fmt.Errorf("%q is not an address such as :8443: %v", address, err)
+	}
+	return nil
 }
 
 // parseAll goes on after a bad flag, so that all of them are reported.

@@ -28,7 +28,9 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
@@ -237,25 +239,39 @@ func stuckCall(t *testing.T, p place, connection *grpc.ClientConn) (release func
 	t.Helper()
 	own, err := dir.Open(filepath.Join(p.pool, ".hostpath-provisioner"))
 	must(t, err)
-	defer own.Close()
 	unlock, err := own.Lock("lock")
-	must(t, err)
+	must(t, errors.Join(err, own.Close()))
 	release = sync.OnceFunc(unlock)
 	t.Cleanup(release)
+
+	controller := csi.NewControllerClient(connection)
 	done := make(chan error, 1)
 	go func() {
-		_, err := csi.NewControllerClient(connection).CreateVolume(t.Context(), createRequest("vol"))
-		done <- err
+		for {
+			_, err := controller.CreateVolume(t.Context(), createRequest("vol"))
+			if status.Code(err) != codes.Aborted { // by the calls below
+				done <- err
+				return
+			}
+		}
 	}()
-	// A second call of the same volume tells that the first is under way.
+	// A call on the same volume is told when that one has begun.
 	again := time.NewTicker(time.Millisecond)
 	defer again.Stop()
+	bound := time.After(inTime)
 	for {
-		_, err := csi.NewControllerClient(connection).DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: "vol"})
-		if err != nil {
+		_, err := controller.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: "vol"})
+		if status.Code(err) == codes.Aborted {
 			return release, done
 		}
-		<-again.C
+		must(t, err)
+		select {
+		case <-again.C:
+		case err := <-done:
+			t.Fatalf("the call was not held: %v", err)
+		case <-bound:
+			t.Fatal("the call does not begin")
+		}
 	}
 }
 
@@ -467,7 +483,7 @@ func (d *running) connect(t *testing.T, socket string) *grpc.ClientConn {
 // metricsAddress is where the driver says that it serves metrics.
 func (d *running) metricsAddress(t *testing.T) string {
 	t.Helper()
-	found := regexp.MustCompile(`metrics="([^"]+)"`).FindStringSubmatch(d.String())
+	found := regexp.MustCompile(`"Serving metrics" address="([^"]+)"`).FindStringSubmatch(d.String())
 	if found == nil {
 		t.Fatalf("it does not say where it serves metrics:\n%s", d)
 	}

@@ -59,9 +59,14 @@ func run(ctx context.Context, c config) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, mounts.Close()) }()
+	// First what can fail, so that a failure leaves no pool behind.
 	listener, err := driver.Listen(c.socket)
 	if err != nil {
 		return err
+	}
+	metricsListener, err := listenForMetrics(c.metricsAddress)
+	if err != nil {
+		return errors.Join(err, listener.Close())
 	}
 	pools := pool.Start(c.pools, pool.Options{
 		Node:       c.driver.Node,
@@ -74,10 +79,7 @@ func run(ctx context.Context, c config) (err error) {
 
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	metricsDone, err := serveMetrics(ctx, c, observed, cancel)
-	if err != nil {
-		return errors.Join(err, listener.Close(), closePools(pools))
-	}
+	metricsDone := serveMetrics(ctx, metricsListener, observed, c.metricsTLS, cancel)
 	waitForPools(ctx, pools)
 	log.Info("serving", "driver", c.driver.Name, "version", c.driver.Version, "node", c.driver.Node.String(), "socket", c.socket)
 	err = driver.NewServer(c.driver, pools, observed, log).Serve(ctx, listener, grace)
@@ -108,24 +110,33 @@ func closePools(pools *pool.Set) error {
 	return nil
 }
 
-// serveMetrics serves them in the background; if that fails later, it ends ctx.
-func serveMetrics(ctx context.Context, c config, m *metrics.Metrics, fail context.CancelCauseFunc) (done <-chan struct{}, err error) {
-	ended := make(chan struct{})
-	if c.metricsAddress == "" {
-		close(ended)
-		return ended, nil
+// listenForMetrics answers nil for no address.
+func listenForMetrics(address string) (net.Listener, error) {
+	if address == "" {
+		return nil, nil
 	}
-	listener, err := net.Listen("tcp", c.metricsAddress)
+	listener, err := net.Listen("tcp", address)
 	if err != nil {
 		return nil, fmt.Errorf("serve metrics (choose another --metrics-address, or an empty one for none): %w", err)
 	}
+	return listener, nil
+}
+
+// serveMetrics serves them in the background; if that fails later, it ends ctx.
+func serveMetrics(ctx context.Context, listener net.Listener, m *metrics.Metrics, tls metrics.TLS, fail context.CancelCauseFunc) (done <-chan struct{}) {
+	ended := make(chan struct{})
+	if listener == nil {
+		close(ended)
+		return ended
+	}
+	klog.InfoS("Serving metrics", "address", listener.Addr().String())
 	go func() {
 		defer close(ended)
-		if err := m.Serve(ctx, listener, c.metricsTLS); err != nil {
+		if err := m.Serve(ctx, listener, tls); err != nil {
 			fail(err)
 		}
 	}()
-	return ended, nil
+	return ended
 }
 
 func show(pools []pool.Status) []metrics.Pool {

@@ -188,7 +188,7 @@ func (c *controller) ListVolumes(ctx context.Context, req *csi.ListVolumesReques
 		response.Entries = append(response.Entries, &csi.ListVolumesResponse_Entry{
 			Volume: c.describe(volume),
 			Status: &csi.ListVolumesResponse_VolumeStatus{
-				PublishedNodeIds: c.publishedNodes(volume),
+				PublishedNodeIds: nodeIDs(volume.Nodes),
 				VolumeCondition:  condition(volume.Condition),
 			},
 		})
@@ -228,7 +228,7 @@ func (c *controller) ControllerGetVolume(ctx context.Context, req *csi.Controlle
 	return &csi.ControllerGetVolumeResponse{
 		Volume: c.describe(volume),
 		Status: &csi.ControllerGetVolumeResponse_VolumeStatus{
-			PublishedNodeIds: c.publishedNodes(volume),
+			PublishedNodeIds: nodeIDs(volume.Nodes),
 			VolumeCondition:  condition(volume.Condition),
 		},
 	}, nil
@@ -278,11 +278,12 @@ func (c *controller) describe(volume pool.Volume) *csi.Volume {
 	}
 }
 
-func (c *controller) publishedNodes(volume pool.Volume) []string {
-	if len(volume.Targets) == 0 {
-		return nil
+func nodeIDs(nodes []pool.NodeID) []string {
+	var ids []string
+	for _, node := range nodes {
+		ids = append(ids, node.String())
 	}
-	return []string{c.config.Node.String()}
+	return ids
 }
 
 func condition(c health.Condition) *csi.VolumeCondition {

@@ -1,6 +1,7 @@
 package driver_test
 
 import (
+	"errors"
 	"math"
 	"os"
 	"testing"
@@ -110,9 +111,8 @@ func TestCreateVolumeTakesTheSizeAskedFor(t *testing.T) {
 	r := newRig(t, setup{})
 	pool, err := dir.Open(r.path("local", ""))
 	must(t, err)
-	defer pool.Close()
 	space, err := pool.Space()
-	must(t, err)
+	must(t, errors.Join(err, pool.Close()))
 	block := space.BlockBytes
 	for name, c := range map[string]struct{ required, limit, want int64 }{
 		"a size in whole blocks is kept":         {2 * block, 0, 2 * block},

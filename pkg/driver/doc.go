@@ -6,6 +6,8 @@
 package driver
 
 import (
+	"fmt"
+	"regexp"
 	"time"
 
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
@@ -14,6 +16,18 @@ import (
 // DefaultName is the name that the users of the earlier driver have in their
 // StorageClasses and PersistentVolumes.
 const DefaultName = "kubevirt.io.hostpath-provisioner"
+
+// driverName is the form that the CSI specification gives to the name of a plugin
+// (GetPluginInfoResponse.name).
+var driverName = regexp.MustCompile(`^[a-zA-Z0-9]([a-zA-Z0-9.-]{0,61}[a-zA-Z0-9])?$`)
+
+// CheckName answers what is wrong with a driver's name.
+func CheckName(name string) error {
+	if !driverName.MatchString(name) {
+		return fmt.Errorf("%q is not a name of 1 to 63 letters, digits, dots and hyphens, such as %s", name, DefaultName)
+	}
+	return nil
+}
 
 // The names that requests and answers carry. All but the last are those
 // of the earlier driver.

@@ -384,9 +384,8 @@ func (m *mounts) published(t *testing.T, parent, name string) []string {
 	t.Helper()
 	d, err := dir.Open(parent)
 	must(t, err)
-	defer d.Close()
 	all, err := m.Published(d)
-	must(t, err)
+	must(t, errors.Join(err, d.Close()))
 	var targets []string
 	for _, p := range all[name] {
 		targets = append(targets, p.Path)

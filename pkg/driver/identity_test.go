@@ -1,6 +1,7 @@
 package driver_test
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -16,6 +17,21 @@ func TestPluginInfo(t *testing.T) {
 	response, err := r.GetPluginInfo(t.Context(), &csi.GetPluginInfoRequest{})
 	must(t, err)
 	wantEqual(t, "the plugin", response, &csi.GetPluginInfoResponse{Name: "kubevirt.io.hostpath-provisioner", VendorVersion: "v1.2.3"})
+}
+
+func TestTheNameOfADriver(t *testing.T) {
+	for name, good := range map[string]bool{
+		driver.DefaultName: true, "a": true, "A-1.b": true, strings.Repeat("a", 63): true,
+		"": false, ".a": false, "a-": false, "a/b": false, "a b": false, "a_b": false, "a\n": false, strings.Repeat("a", 64): false,
+	} {
+		err := driver.CheckName(name)
+		if (err == nil) != good {
+			t.Errorf("of %q it says %v, want it good: %v", name, err, good)
+		}
+		if err != nil {
+			wantContains(t, err.Error(), driver.DefaultName)
+		}
+	}
 }
 
 func TestPluginCapabilities(t *testing.T) {
@@ -51,14 +67,21 @@ func TestProbeIsReadyOnceThePoolsWereLookedAt(t *testing.T) {
 }
 
 func TestAPoolThatHangsHoldsNobody(t *testing.T) {
-	hang := make(chan struct{})
+	hangs, hang := make(chan struct{}, 1), make(chan struct{})
 	r := newRig(t, setup{
-		hooks: hooks{sameFilesystem: func() { <-hang }},
+		hooks: hooks{sameFilesystem: func() {
+			select {
+			case hangs <- struct{}{}:
+			default: // a later look
+			}
+			<-hang
+		}},
 		options: func(o *pool.Options) {
 			o.SystemPath, o.HangAfter, o.RetryEvery = "/", time.Millisecond, time.Millisecond
 		},
 	})
 	defer close(hang)
+	<-hangs
 	response, err := r.Probe(t.Context(), &csi.ProbeRequest{})
 	must(t, err)
 	wantEqual(t, "ready", response.GetReady().GetValue(), true)

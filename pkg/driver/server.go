@@ -65,6 +65,7 @@ func (s *Server) Serve(ctx context.Context, listener net.Listener, grace time.Du
 		return fmt.Errorf("serve %s: %w", listener.Addr(), err)
 	case <-ctx.Done():
 	}
+	s.log.Info("takes no more calls and ends those in flight", "cause", context.Cause(ctx).Error())
 	stopped := make(chan struct{})
 	go func() {
 		s.grpc.GracefulStop()

@@ -94,7 +94,7 @@ func TestListenLeavesTheSocketOfABusyProcessAlone(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
 	fd, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
 	must(t, err)
-	defer syscall.Close(fd)
+	defer func() { must(t, syscall.Close(fd)) }()
 	must(t, syscall.Bind(fd, &syscall.SockaddrUnix{Name: socket}))
 	must(t, syscall.Listen(fd, 0))
 	// It takes no connections, until the kernel keeps no more of them for it.

@@ -27,6 +27,15 @@ type TLS struct {
 	MinVersion        uint16
 }
 
+// Check answers what is wrong with the files.
+func (t TLS) Check() error {
+	if t.CertFile == "" {
+		return nil
+	}
+	_, err := newCertificates(t).current()
+	return err
+}
+
 // versions are the values that --metrics-tls-version takes.
 var versions = map[string]uint16{
 	"VersionTLS10": tls.VersionTLS10,
