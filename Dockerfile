@@ -16,7 +16,7 @@ LABEL org.opencontainers.image.title="hostpath-csi-driver" \
 
 COPY bin/linux_${TARGETARCH}/hostpath-csi-driver /hostpath-csi-driver
 
-# Root, because it mounts, sets quotas and writes into the pools; the DaemonSet grants the rest.
+# Root, because it mounts and writes into the pools; the DaemonSet grants the rest.
 USER 0:0
 
 ENTRYPOINT ["/hostpath-csi-driver"]
