@@ -1,6 +1,9 @@
 package driver_test
 
 import (
+	"errors"
+	"os"
+	"syscall"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -89,6 +92,83 @@ func TestWhatGetCapacityTellsCanBeMadeOnce(t *testing.T) {
 	_, err = r.CreateVolume(t.Context(), createRequest("one-more", withSize(mib)))
 	wantCode(t, err, codes.ResourceExhausted, `"local"`)
 	wantEqual(t, "all volumes", r.ids(t), []string{"large", "last"})
+}
+
+// wantCondition asks all calls that tell a condition for that of a published volume.
+func (r *rig) wantCondition(t *testing.T, id, target string, abnormal bool, says string) {
+	t.Helper()
+	told := r.conditions(t, id)
+	stats, err := r.NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: id, VolumePath: target})
+	must(t, err)
+	told["NodeGetVolumeStats"] = stats.GetVolumeCondition()
+	for call, condition := range told {
+		if condition.GetAbnormal() != abnormal {
+			t.Errorf("%s tells %v, want abnormal: %v", call, condition, abnormal)
+		}
+		wantContains(t, condition.GetMessage(), says)
+	}
+}
+
+func TestAPoolThatIsFull(t *testing.T) {
+	disk := testenv.Tmpfs(t, 8*mib)
+	r := newRig(t, setup{pools: `[{"name":"local","path":"` + disk + `"}]`})
+	r.create(t, "vol", "")
+	r.publish(t, "vol", r.target("vol"))
+	r.wantCondition(t, "vol", r.target("vol"), false, "in order")
+	if err := os.WriteFile(disk+"/vol/data", make([]byte, 9*mib), 0o600); !errors.Is(err, syscall.ENOSPC) {
+		t.Fatalf("writing more than the disk holds ends with %v", err)
+	}
+	r.wantCondition(t, "vol", r.target("vol"), true, "no space")
+	_, err := r.CreateVolume(t.Context(), createRequest("second", func(req *csi.CreateVolumeRequest) { req.CapacityRange.RequiredBytes = 1 }))
+	wantCode(t, err, codes.ResourceExhausted, "second")
+	wantEqual(t, "the volumes", r.ids(t), []string{"vol"})
+
+	// A full disk is no reason that a volume cannot go.
+	r.unpublish(t, "vol", r.target("vol"))
+	_, err = r.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: "vol"})
+	must(t, err)
+	wantEqual(t, "the volumes", r.ids(t), []string(nil))
+}
+
+func TestAPoolThatBecameReadOnly(t *testing.T) {
+	disk := testenv.Tmpfs(t, 64*mib)
+	r := newRig(t, setup{pools: `[{"name":"local","path":"` + disk + `"}]`})
+	r.create(t, "vol", "")
+	must(t, syscall.Mount("", disk, "", syscall.MS_REMOUNT|syscall.MS_RDONLY, ""))
+
+	capacity, err := r.GetCapacity(t.Context(), &csi.GetCapacityRequest{})
+	must(t, err)
+	wantEqual(t, "its capacity", capacity.GetAvailableCapacity(), int64(0))
+	_, err = r.CreateVolume(t.Context(), createRequest("second"))
+	wantCode(t, err, codes.ResourceExhausted, "second")
+	_, err = r.CreateVolume(t.Context(), createRequest("vol"))
+	wantCode(t, err, codes.OK)
+	_, err = r.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: "vol"})
+	wantCode(t, err, codes.Unavailable, "vol", "read-only")
+	wantEqual(t, "the volumes", r.ids(t), []string{"vol"})
+
+	// What is there can be read.
+	r.publish(t, "vol", r.target("vol"))
+	r.wantCondition(t, "vol", r.target("vol"), true, "read-only")
+	r.unpublish(t, "vol", r.target("vol"))
+}
+
+func TestAnIDInTwoPools(t *testing.T) {
+	r := newRig(t, setup{pools: severalPool})
+	r.create(t, "vol", "local")
+	must(t, os.Mkdir(r.path("other", "vol"), 0o755))
+	_, err := r.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: "vol"})
+	wantCode(t, err, codes.Internal, "vol", `"local"`, `"other"`)
+	_, err = r.NodePublishVolume(t.Context(), publishRequest("vol", r.target("vol")))
+	wantCode(t, err, codes.Internal, "vol", `"local"`, `"other"`)
+	wantThere(t, r.path("local", "vol"))
+	wantThere(t, r.path("other", "vol"))
+	// The context says which is meant.
+	_, err = r.NodePublishVolume(t.Context(), publishRequest("vol", r.target("vol"), func(req *csi.NodePublishVolumeRequest) {
+		req.VolumeContext = map[string]string{"storagePool": "other"}
+	}))
+	must(t, err)
+	wantEqual(t, "where it is published", r.mounts.published(t, r.path("other", ""), "vol"), []string{r.target("vol")})
 }
 
 func TestAPoolThatIsAway(t *testing.T) {

@@ -1,12 +1,16 @@
 package driver_test
 
 import (
+	"errors"
 	"os"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/testing/protocmp"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 )
 
 func TestControllerCapabilities(t *testing.T) {
@@ -95,6 +99,19 @@ func TestDeleteVolume(t *testing.T) {
 			wantCode(t, err, codes.FailedPrecondition, "vol", "in use", r.pods)
 			r.unpublish(t, "vol", left)
 		}
+		wantDeleted(t, "vol")
+	})
+	t.Run("a volume stays of which something inside is mounted", func(t *testing.T) {
+		r.create(t, "vol", "")
+		must(t, os.Mkdir(r.path("local", "vol")+"/sub", 0o755))
+		sub, err := dir.Open(r.path("local", "vol") + "/sub")
+		must(t, err)
+		target, err := bind.ParseTarget(r.target("subpath"))
+		must(t, err)
+		must(t, errors.Join(os.Mkdir(target.String(), 0o755), r.mounts.Stack(sub, target), sub.Close()))
+		_, err = r.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: "vol"})
+		wantCode(t, err, codes.FailedPrecondition, "vol", target.String())
+		must(t, r.mounts.Unpublish(target, nil))
 		wantDeleted(t, "vol")
 	})
 	t.Run("a volume whose directory is lost goes", func(t *testing.T) {

@@ -246,6 +246,21 @@ func TestASharedPoolHasVolumesForSeveralNodes(t *testing.T) {
 	}
 }
 
+func TestCreateVolumeLeavesWhatIsNoVolumeAlone(t *testing.T) {
+	r := newRig(t, setup{pools: `[{"name":"local","path":"POOLS/local","snapshotPath":"POOLS/local/snapshots","snapshotProvider":"reflink"}]`})
+	must(t, os.WriteFile(r.path("local", "file"), []byte("kept"), 0o600))
+	must(t, os.Symlink("/etc", r.path("local", "link")))
+	for name, want := range map[string]codes.Code{"file": codes.AlreadyExists, "link": codes.AlreadyExists, "snapshots": codes.InvalidArgument} {
+		_, err := r.CreateVolume(t.Context(), createRequest(name))
+		wantCode(t, err, want, name)
+		// What a failed call leaves is undone.
+		wantGone(t, r.path("local", ".hostpath-provisioner/volumes/"+name+".json"))
+	}
+	wantEqual(t, "the volumes", r.ids(t), []string(nil))
+	wantThere(t, r.path("local", "file"))
+	wantThere(t, r.path("local", "link"))
+}
+
 func TestTheSingleNodeModesAreTaken(t *testing.T) {
 	r := newRig(t, setup{})
 	for _, mode := range []csi.VolumeCapability_AccessMode_Mode{

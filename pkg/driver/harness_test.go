@@ -51,6 +51,7 @@ const (
 // A setup is what a test wants of its driver; the zero value is one pool.
 type setup struct {
 	pools    string
+	node     string // nodeName if empty
 	config   driver.Config
 	log      klog.Logger
 	hooks    hooks
@@ -70,6 +71,7 @@ type rig struct {
 	dir    string // of the pools
 	pods   string // where targets are
 	socket string
+	node   pool.NodeID
 	set    *pool.Set
 	mounts *mounts
 	calls  *calls
@@ -85,9 +87,13 @@ func newRig(t *testing.T, s setup) *rig {
 	if s.pools == "" {
 		s.pools = onePool
 	}
+	if s.node == "" {
+		s.node = nodeName
+	}
 	configs, err := pool.ParseConfigs(strings.ReplaceAll(s.pools, "POOLS", r.dir), "/")
 	must(t, err)
-	options := pool.Options{Node: node(t, nodeName), Mounts: r.mounts, Labels: &labeltest.Fake{}, Log: s.log}
+	r.node = node(t, s.node)
+	options := pool.Options{Node: r.node, Mounts: r.mounts, Labels: &labeltest.Fake{}, Log: s.log}
 	if s.options != nil {
 		s.options(&options)
 	}
@@ -112,7 +118,7 @@ func (r *rig) serve(t *testing.T, s setup, grace time.Duration) {
 	if s.config == (driver.Config{}) {
 		s.config = driver.Config{Name: "test.example.com", Version: "v1.2.3"}
 	}
-	s.config.Node = node(t, nodeName)
+	s.config.Node = r.node
 	if s.observer == nil {
 		s.observer = r.calls
 	}

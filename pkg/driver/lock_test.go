@@ -7,7 +7,7 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// errors of calls come through a channel, since those that are held do not end.
+// later makes a call that may be held; its error comes through the channel.
 func later(call func() error) <-chan error {
 	done := make(chan error, 1)
 	go func() { done <- call() }()

@@ -1,0 +1,66 @@
+package driver_test
+
+import (
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+)
+
+// twoNodes serve one pool.
+func twoNodes(t *testing.T) (a, b *rig) {
+	t.Helper()
+	pools := `[{"name":"everywhere","path":"` + t.TempDir() + `","shared":true}]`
+	return newRig(t, setup{pools: pools, node: "node-a"}), newRig(t, setup{pools: pools, node: "node-b"})
+}
+
+func TestAVolumeOfASharedPoolIsTheSameOnBothNodes(t *testing.T) {
+	a, b := twoNodes(t)
+	made := a.create(t, "vol", "")
+	wantEqual(t, "the volume on the other node", b.volume(t, "vol").GetVolume(), made)
+	wantEqual(t, "made again there", b.create(t, "vol", ""), made)
+	wantEqual(t, "the list there", b.ids(t), []string{"vol"})
+
+	_, err := b.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: "vol"})
+	must(t, err)
+	wantEqual(t, "the list here", a.ids(t), []string(nil))
+	if got := a.volume(t, "vol"); got != nil {
+		t.Errorf("the volume is still told: %v", got)
+	}
+	_, err = a.NodePublishVolume(t.Context(), publishRequest("vol", a.target("vol")))
+	wantCode(t, err, codes.NotFound, "vol")
+}
+
+func TestAVolumeThatAnotherNodeHasPublishedStays(t *testing.T) {
+	a, b := twoNodes(t)
+	a.create(t, "vol", "")
+	publishedOn := func() map[string][]string {
+		t.Helper()
+		return map[string][]string{
+			"told by a":   a.volume(t, "vol").GetStatus().GetPublishedNodeIds(),
+			"told by b":   b.volume(t, "vol").GetStatus().GetPublishedNodeIds(),
+			"listed by a": a.page(t, "", 0).GetEntries()[0].GetStatus().GetPublishedNodeIds(),
+		}
+	}
+	wantRefused := func(says string) {
+		t.Helper()
+		_, err := a.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: "vol"})
+		wantCode(t, err, codes.FailedPrecondition, "vol", says)
+	}
+	b.publish(t, "vol", b.target("vol"))
+	wantEqual(t, "published by b", publishedOn(), map[string][]string{"told by a": {"node-b"}, "told by b": {"node-b"}, "listed by a": {"node-b"}})
+	wantRefused("node-b")
+
+	a.publish(t, "vol", a.target("vol"))
+	wantEqual(t, "published by both", publishedOn(), map[string][]string{
+		"told by a": {"node-a", "node-b"}, "told by b": {"node-b", "node-a"}, "listed by a": {"node-a", "node-b"},
+	})
+	b.unpublish(t, "vol", b.target("vol"))
+	wantEqual(t, "published by a", publishedOn(), map[string][]string{"told by a": {"node-a"}, "told by b": {"node-a"}, "listed by a": {"node-a"}})
+	wantRefused(a.target("vol"))
+
+	a.unpublish(t, "vol", a.target("vol"))
+	wantEqual(t, "published by none", publishedOn(), map[string][]string{"told by a": nil, "told by b": nil, "listed by a": nil})
+	_, err := b.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: "vol"})
+	must(t, err)
+}
