@@ -1,0 +1,50 @@
+package quota
+
+import (
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+)
+
+// Detect finds what can limit directories on the filesystem that d is on. It changes
+// nothing: quotas concern the whole filesystem, so that switching them on is the
+// administrator's business. It answers ErrNone, in words that say what to do, where
+// limits would not be enforced.
+func Detect(d *dir.Dir) (Facility, error) {
+	var st unix.Statfs_t
+	if err := unix.Fstatfs(d.Fd(), &st); err != nil {
+		return nil, fmt.Errorf("find the kind of filesystem of %s: %w", d, err)
+	}
+	switch magic := uint32(st.Type); magic {
+	case unix.XFS_SUPER_MAGIC:
+		return detectProjects(d, XFS)
+	case unix.EXT4_SUPER_MAGIC:
+		return detectProjects(d, Ext4)
+	case unix.BTRFS_SUPER_MAGIC:
+		return detectSubvolumes(d)
+	default:
+		return nil, fmt.Errorf("%w: %s at %s has none that this program knows; xfs, ext4 and btrfs have", ErrNone, filesystemName(magic), d)
+	}
+}
+
+// filesystemName names a filesystem by the number that statfs(2) gives it
+// (linux/magic.h, and for ZFS its own headers).
+func filesystemName(magic uint32) string {
+	switch magic {
+	case unix.TMPFS_MAGIC:
+		return "tmpfs"
+	case unix.OVERLAYFS_SUPER_MAGIC:
+		return "overlayfs"
+	case unix.NFS_SUPER_MAGIC:
+		return "nfs"
+	case unix.CEPH_SUPER_MAGIC:
+		return "ceph"
+	case unix.F2FS_SUPER_MAGIC:
+		return "f2fs"
+	case 0x2fc12fc1:
+		return "zfs"
+	}
+	return fmt.Sprintf("the filesystem of type %#x", magic)
+}

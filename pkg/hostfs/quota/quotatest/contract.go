@@ -1,0 +1,533 @@
+package quotatest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
+)
+
+// A Subject is one implementation under test.
+type Subject struct {
+	quota.Facility
+	// Root is an empty directory of the filesystem.
+	Root *dir.Dir
+	// Create makes a file in a directory, as a process without privileges does.
+	Create func(d *dir.Dir, name string) (File, error)
+	// Settle brings the filesystem's numbers up to date, as far as it can.
+	Settle func(t *testing.T)
+}
+
+// A File is open for writing.
+type File interface {
+	// Write appends bytes, and tells how many could be.
+	Write(bytes int64) (int64, error)
+	Close() error
+	// Remove removes the file, which has been closed.
+	Remove() error
+}
+
+const (
+	mib = 1 << 20
+	// slack is what the filesystem may take of a limit for itself, more than it
+	// has to of such small ones.
+	slack = 256 << 10
+)
+
+// Contract is what every facility keeps.
+func Contract(t *testing.T, fresh func(t *testing.T) Subject) {
+	for name, check := range map[string]func(*testing.T, *bench){
+		"a directory that was made is empty, closed and without a limit": made,
+		"a name of more or less than one entry is refused":               madeElsewhere,
+		"the byte after the last is refused":                             limitBites,
+		"other directories are untouched":                                othersUntouched,
+		"a directory is limited to what it holds and no more":            limitBelowUse,
+		"the use is told":                                    useIsTold,
+		"what is removed is given back":                      removedIsGivenBack,
+		"a raised limit lets an open file grow":              raise,
+		"a limit may be set again, and taken off":            setAgain,
+		"a limit is in whole blocks":                         wholeBlocks,
+		"a limit that is none is refused":                    badLimit,
+		"a directory tells its id, and keeps it":             idOf,
+		"a limit follows its directory through renames":      followsRename,
+		"a removed tree is released and its name used again": release,
+		"a new id is neither claimed nor in use":             newID,
+		"inodes are limited where they are counted":          inodes,
+		"what was there before is not counted":               before,
+		"calls at once do not disturb each other":            atOnce,
+	} {
+		t.Run(name, func(t *testing.T) {
+			subject := fresh(t)
+			check(t, &bench{Subject: subject, taken: make(map[quota.ID]bool)})
+		})
+	}
+}
+
+type bench struct {
+	Subject
+	taken map[quota.ID]bool
+}
+
+// subvolumes tells whether the kernel chooses ids, and inodes are not counted.
+func (b *bench) subvolumes() bool { return b.Kind() == quota.Btrfs }
+
+// make makes a directory.
+func (b *bench) make(t *testing.T, name string) *dir.Dir {
+	t.Helper()
+	d, err := b.Make(b.Root, name)
+	must(t, err)
+	t.Cleanup(func() { _ = d.Close() })
+	return d
+}
+
+// limited makes a directory with a limit.
+func (b *bench) limited(t *testing.T, name string, l quota.Limit) (*dir.Dir, quota.ID) {
+	t.Helper()
+	d := b.make(t, name)
+	id := b.newID(t)
+	must(t, b.Limit(d, id, l))
+	id, err := b.IDOf(d)
+	must(t, err)
+	return d, id
+}
+
+func (b *bench) newID(t *testing.T) quota.ID {
+	t.Helper()
+	id, err := b.NewID(b.Root, func(id quota.ID) bool { return b.taken[id] })
+	must(t, err)
+	b.taken[id] = true
+	return id
+}
+
+// fill writes to a file until not another block can be written. Btrfs refuses large
+// writes a little early, as it keeps room for what it has to write beside them.
+func fill(t *testing.T, file File) (total int64, err error) {
+	t.Helper()
+	for _, size := range []int64{slack, 4096} {
+		for err = nil; err == nil; {
+			var n int64
+			n, err = file.Write(size)
+			if total += n; total > 1<<30 {
+				t.Fatalf("%d bytes were written without an end", total)
+			}
+		}
+	}
+	return total, err
+}
+
+func (b *bench) create(t *testing.T, d *dir.Dir, name string) File {
+	t.Helper()
+	file, err := b.Create(d, name)
+	must(t, err)
+	return file
+}
+
+func (b *bench) write(t *testing.T, d *dir.Dir, name string, bytes int64) File {
+	t.Helper()
+	file := b.create(t, d, name)
+	for left := bytes; left > 0; {
+		n, err := file.Write(min(left, slack))
+		must(t, err)
+		left -= n
+	}
+	must(t, file.Close())
+	return file
+}
+
+func (b *bench) usage(t *testing.T, d *dir.Dir, id quota.ID) quota.Usage {
+	t.Helper()
+	b.Settle(t)
+	usage, err := b.Usage(d, id)
+	must(t, err)
+	return usage
+}
+
+// eventually waits for what the kernel does in the background.
+func (b *bench) eventually(t *testing.T, what string, done func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(time.Minute); !done(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("%s: not within a minute", what)
+		}
+		b.Settle(t)
+	}
+}
+
+func wantFull(t *testing.T, err error) {
+	t.Helper()
+	if !errors.Is(err, unix.ENOSPC) && !errors.Is(err, unix.EDQUOT) {
+		t.Errorf("error %v, want ENOSPC or EDQUOT", err)
+	}
+}
+
+func wantBetween(t *testing.T, what string, got, low, high int64) {
+	t.Helper()
+	if got < low || got > high {
+		t.Errorf("%s: %d, want %d to %d", what, got, low, high)
+	}
+}
+
+func made(t *testing.T, b *bench) {
+	d := b.make(t, "a")
+	mode, err := d.Mode()
+	must(t, err)
+	if mode != 0o700 {
+		t.Errorf("mode %o, want 700", mode)
+	}
+	if _, err := b.Make(b.Root, "a"); !errors.Is(err, fs.ErrExist) {
+		t.Errorf("making it again: %v, want fs.ErrExist", err)
+	}
+	id, err := b.IDOf(d)
+	must(t, err)
+	if b.subvolumes() != (id != 0) {
+		t.Errorf("the new directory carries %d", id)
+	}
+	if id == 0 {
+		id = b.newID(t)
+	}
+	usage := b.usage(t, d, id)
+	if usage.Limit != (quota.Limit{}) {
+		t.Errorf("limit %+v, want none", usage.Limit)
+	}
+	wantBetween(t, "bytes used", usage.Bytes, 0, slack)
+}
+
+func madeElsewhere(t *testing.T, b *bench) {
+	for _, name := range []string{"", ".", "..", "../a", "a/b", "/a", "a\x00b"} {
+		if _, err := b.Make(b.Root, name); !errors.Is(err, dir.ErrName) {
+			t.Errorf("Make(%q): %v, want ErrName", name, err)
+		}
+	}
+}
+
+func limitBites(t *testing.T, b *bench) {
+	d, _ := b.limited(t, "a", quota.Limit{Bytes: 8 * mib})
+	file := b.create(t, d, "file")
+	total, err := fill(t, file)
+	wantFull(t, err)
+	must(t, file.Close())
+	wantBetween(t, "bytes written", total, 8*mib-slack, 8*mib)
+}
+
+func othersUntouched(t *testing.T, b *bench) {
+	full, _ := b.limited(t, "a", quota.Limit{Bytes: 2 * mib})
+	limited, id := b.limited(t, "b", quota.Limit{Bytes: 4 * mib})
+	free := b.make(t, "c")
+	file := b.create(t, full, "file")
+	_, err := fill(t, file)
+	wantFull(t, err)
+	must(t, file.Close())
+	if usage := b.usage(t, limited, id); usage.Limit.Bytes != 4*mib || usage.Bytes > slack {
+		t.Errorf("the other directory: %+v, want nothing used of 4 MiB", usage)
+	}
+	b.write(t, limited, "file", 4*mib-slack)
+	b.write(t, free, "file", 6*mib)
+}
+
+func limitBelowUse(t *testing.T, b *bench) {
+	d, id := b.limited(t, "a", quota.Limit{Bytes: 8 * mib})
+	b.write(t, d, "file", 4*mib)
+	must(t, b.Limit(d, id, quota.Limit{Bytes: 2 * mib}))
+	if usage := b.usage(t, d, id); usage.Limit.Bytes != 2*mib || usage.Bytes < 4*mib {
+		t.Errorf("usage %+v, want 4 MiB used of 2", usage)
+	}
+	more, err := b.Create(d, "more")
+	if err == nil {
+		_, err = more.Write(64 << 10)
+	}
+	wantFull(t, err)
+	if more != nil {
+		must(t, more.Close())
+	}
+}
+
+func useIsTold(t *testing.T, b *bench) {
+	d, id := b.limited(t, "a", quota.Limit{Bytes: 8 * mib})
+	b.write(t, d, "one", 3*mib)
+	b.write(t, d, "two", mib)
+	usage := b.usage(t, d, id)
+	wantBetween(t, "bytes used", usage.Bytes, 4*mib, 4*mib+slack)
+	inodes := int64(3)
+	if b.subvolumes() {
+		inodes = quota.NotCounted
+	}
+	if usage.Inodes != inodes || usage.Limit.Bytes != 8*mib {
+		t.Errorf("usage %+v, want %d inodes and a limit of 8 MiB", usage, inodes)
+	}
+	// Any directory of the filesystem does.
+	again, err := b.Usage(b.Root, id)
+	must(t, err)
+	if again != usage {
+		t.Errorf("through the root %+v, want %+v", again, usage)
+	}
+}
+
+func removedIsGivenBack(t *testing.T, b *bench) {
+	d, id := b.limited(t, "a", quota.Limit{Bytes: 4 * mib})
+	file := b.write(t, d, "file", 3*mib)
+	must(t, file.Remove())
+	b.eventually(t, "the use falls", func() bool { return b.usage(t, d, id).Bytes < slack })
+	b.write(t, d, "other", 3*mib)
+}
+
+func raise(t *testing.T, b *bench) {
+	d, id := b.limited(t, "a", quota.Limit{Bytes: 2 * mib})
+	file := b.create(t, d, "file")
+	first, err := fill(t, file)
+	wantFull(t, err)
+	must(t, b.Limit(d, id, quota.Limit{Bytes: 6 * mib}))
+	second, err := fill(t, file)
+	wantFull(t, err)
+	must(t, file.Close())
+	wantBetween(t, "bytes written after raising", first+second, 6*mib-slack, 6*mib)
+}
+
+func setAgain(t *testing.T, b *bench) {
+	d, id := b.limited(t, "a", quota.Limit{Bytes: 2 * mib})
+	for _, bytes := range []int64{2 * mib, 2 * mib, 0, 0, mib} {
+		must(t, b.Limit(d, id, quota.Limit{Bytes: bytes}))
+		if usage := b.usage(t, d, id); usage.Limit.Bytes != bytes {
+			t.Errorf("limit %d, want %d", usage.Limit.Bytes, bytes)
+		}
+	}
+	must(t, b.Limit(d, id, quota.Limit{}))
+	b.write(t, d, "file", 3*mib)
+}
+
+func wholeBlocks(t *testing.T, b *bench) {
+	d, id := b.limited(t, "a", quota.Limit{Bytes: mib + 1})
+	usage := b.usage(t, d, id)
+	wantBetween(t, "a limit of a mebibyte and a byte", usage.Limit.Bytes, mib+512, mib+64<<10)
+	must(t, b.Limit(d, id, usage.Limit))
+	if again := b.usage(t, d, id); again.Limit != usage.Limit {
+		t.Errorf("limit %+v, want what was read before, %+v", again.Limit, usage.Limit)
+	}
+}
+
+func badLimit(t *testing.T, b *bench) {
+	d := b.make(t, "a")
+	id := b.newID(t)
+	for _, l := range []quota.Limit{{Bytes: -1}, {Bytes: mib, Inodes: -1}, {Bytes: 1<<63 - 1}} {
+		if err := b.Limit(d, id, l); err == nil {
+			t.Errorf("limit %+v was accepted", l)
+		}
+	}
+	if b.subvolumes() {
+		if err := b.Limit(d, id, quota.Limit{Inodes: 1}); !errors.Is(err, errors.ErrUnsupported) {
+			t.Errorf("a limit on inodes: %v, want errors.ErrUnsupported", err)
+		}
+		for _, id := range []quota.ID{0, 5} { // the second is the whole filesystem
+			if err := b.Release(d, id); err == nil {
+				t.Errorf("subvolume %d was released", id)
+			}
+		}
+		return
+	}
+	for _, id := range []quota.ID{0, 1, quota.FirstID - 1, quota.LastID + 1, 1<<32 + quota.FirstID} {
+		if err := b.Limit(d, id, quota.Limit{Bytes: mib}); err == nil {
+			t.Errorf("a limit for project %d was accepted", id)
+		}
+		if err := b.Release(d, id); err == nil {
+			t.Errorf("project %d was released", id)
+		}
+	}
+}
+
+func idOf(t *testing.T, b *bench) {
+	plain, err := b.Root.Make("plain")
+	must(t, err)
+	defer func() { must(t, plain.Close()) }()
+	if id, err := b.IDOf(plain); id != 0 || err != nil {
+		t.Errorf("a plain directory carries %d, %v; want none", id, err)
+	}
+	d, id := b.limited(t, "a", quota.Limit{Bytes: mib})
+	other, otherID := b.limited(t, "b", quota.Limit{Bytes: mib})
+	if id == 0 || otherID == 0 || id == otherID {
+		t.Errorf("ids %d and %d, want two", id, otherID)
+	}
+	if err := b.Limit(d, otherID, quota.Limit{Bytes: 2 * mib}); !errors.Is(err, quota.ErrOtherID) {
+		t.Errorf("giving another id: %v, want ErrOtherID", err)
+	}
+	if got, err := b.IDOf(d); got != id || err != nil {
+		t.Errorf("the directory carries %d, %v; want %d", got, err, id)
+	}
+	if usage := b.usage(t, other, otherID); usage.Limit.Bytes != mib {
+		t.Errorf("the other's limit is %d, want %d", usage.Limit.Bytes, mib)
+	}
+	if !b.subvolumes() {
+		return
+	}
+	if err := b.Limit(plain, 0, quota.Limit{Bytes: mib}); !errors.Is(err, quota.ErrPlain) {
+		t.Errorf("limiting a plain directory: %v, want ErrPlain", err)
+	}
+	if _, err := b.Usage(plain, 0); !errors.Is(err, quota.ErrPlain) {
+		t.Errorf("the use of a plain directory: %v, want ErrPlain", err)
+	}
+}
+
+func followsRename(t *testing.T, b *bench) {
+	d, id := b.limited(t, "a", quota.Limit{Bytes: 2 * mib})
+	pool, err := b.Root.Make("pool")
+	must(t, err)
+	defer func() { must(t, pool.Close()) }()
+	other := b.make(t, "b")
+	must(t, other.Close())
+	if err := b.Root.Rename("a", b.Root, "b"); !errors.Is(err, fs.ErrExist) {
+		t.Errorf("renaming over another: %v, want fs.ErrExist", err)
+	}
+	must(t, b.Root.Rename("a", pool, "volume"))
+	moved, err := pool.Open("volume")
+	must(t, err)
+	defer func() { must(t, moved.Close()) }()
+	if got, err := b.IDOf(moved); got != id || err != nil {
+		t.Errorf("the moved directory carries %d, %v; want %d", got, err, id)
+	}
+	file := b.create(t, d, "file")
+	total, err := fill(t, file)
+	wantFull(t, err)
+	must(t, file.Close())
+	wantBetween(t, "bytes written", total, 2*mib-slack, 2*mib)
+}
+
+func release(t *testing.T, b *bench) {
+	d, id := b.limited(t, "a", quota.Limit{Bytes: 4 * mib})
+	nested, err := b.Make(d, "nested") // on btrfs a subvolume, such as users can make
+	must(t, err)
+	must(t, nested.WriteFile("content", nil))
+	must(t, nested.Close())
+	file := b.create(t, d, "file")
+	_, err = fill(t, file)
+	wantFull(t, err)
+	must(t, file.Close())
+	must(t, b.Limit(d, id, quota.Limit{}))
+	must(t, d.Close())
+	must(t, b.Root.RemoveTree(t.Context(), "a", noPause))
+	b.eventually(t, "limit and use are gone", func() bool {
+		must(t, b.Release(b.Root, id))
+		usage, err := b.Usage(b.Root, id)
+		must(t, err)
+		return usage.Limit == quota.Limit{} && usage.Bytes == 0 && usage.Inodes <= 0
+	})
+	if !b.subvolumes() {
+		delete(b.taken, id)
+		if got := b.newID(t); got != id {
+			t.Errorf("new id %d, want %d again", got, id)
+		}
+	}
+	again, _ := b.limited(t, "a", quota.Limit{Bytes: 2 * mib})
+	b.write(t, again, "file", mib)
+}
+
+func newID(t *testing.T, b *bench) {
+	if b.subvolumes() {
+		if id := b.newID(t); id != 0 {
+			t.Errorf("new id %d, want 0: the kernel chooses", id)
+		}
+		return
+	}
+	first, second := b.newID(t), b.newID(t)
+	wantBetween(t, "the first id", int64(first), int64(quota.FirstID), int64(quota.LastID))
+	if second <= first {
+		t.Errorf("ids %d and %d, want the lowest first", first, second)
+	}
+	// Of two ids that nobody claims, one has a limit: it is in use.
+	must(t, b.Limit(b.make(t, "a"), first, quota.Limit{Bytes: mib}))
+	clear(b.taken)
+	if got := b.newID(t); got != second {
+		t.Errorf("new id %d, want %d", got, second)
+	}
+	if id, err := b.NewID(b.Root, func(quota.ID) bool { return true }); !errors.Is(err, quota.ErrNoID) {
+		t.Errorf("new id %d, %v; want ErrNoID", id, err)
+	}
+}
+
+func inodes(t *testing.T, b *bench) {
+	if b.subvolumes() {
+		return // a limit on them is refused, as another test has it
+	}
+	d, id := b.limited(t, "a", quota.Limit{Bytes: mib, Inodes: 4})
+	for i := range 3 { // the directory is the first
+		b.write(t, d, fmt.Sprint(i), 0)
+	}
+	_, err := b.Create(d, "more")
+	wantFull(t, err)
+	want := quota.Limit{Bytes: mib, Inodes: 4}
+	if usage := b.usage(t, d, id); usage.Inodes != 4 || usage.Limit != want {
+		t.Errorf("usage %+v, want 4 inodes and a limit of %+v", usage, want)
+	}
+	must(t, b.Limit(d, id, quota.Limit{Bytes: mib}))
+	b.write(t, d, "more", 0)
+}
+
+func before(t *testing.T, b *bench) {
+	if b.subvolumes() {
+		return // they carry their id from the beginning
+	}
+	d := b.make(t, "a")
+	b.write(t, d, "old", 3*mib)
+	id := b.newID(t)
+	must(t, b.Limit(d, id, quota.Limit{Bytes: 2 * mib}))
+	b.write(t, d, "new", mib)
+	usage := b.usage(t, d, id)
+	wantBetween(t, "bytes used", usage.Bytes, mib, mib+slack)
+	if usage.Inodes != 2 {
+		t.Errorf("%d inodes used, want the directory and the new file", usage.Inodes)
+	}
+}
+
+func atOnce(t *testing.T, b *bench) {
+	var ids []quota.ID
+	for range 8 {
+		ids = append(ids, b.newID(t))
+	}
+	var group sync.WaitGroup
+	for i, id := range ids {
+		group.Go(func() {
+			if err := b.lifeOf(fmt.Sprint(i), id, int64(i+1)*mib); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	group.Wait()
+}
+
+// lifeOf makes a directory, limits it and removes it again.
+func (b *bench) lifeOf(name string, id quota.ID, bytes int64) error {
+	d, err := b.Make(b.Root, name)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = d.Close() }()
+	if err := b.Limit(d, id, quota.Limit{Bytes: bytes}); err != nil {
+		return err
+	}
+	id, err = b.IDOf(d)
+	if err != nil {
+		return err
+	}
+	usage, err := b.Usage(d, id)
+	if err != nil {
+		return err
+	}
+	if usage.Limit.Bytes != bytes {
+		return fmt.Errorf("limit %d of directory %s, want %d", usage.Limit.Bytes, name, bytes)
+	}
+	return errors.Join(b.Root.RemoveDir(name), b.Release(b.Root, id))
+}
+
+func noPause(context.Context) error { return nil }
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}

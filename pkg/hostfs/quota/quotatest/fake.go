@@ -1,0 +1,257 @@
+// Package quotatest has an in-memory stand-in for a quota.Facility, and the contract
+// that it and the kernel's keep.
+package quotatest
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
+)
+
+const (
+	blockBytes     = 4096
+	firstSubvolume = 256 // the id
+)
+
+// Fake keeps limits in memory, for directories that are there. It does not see what
+// is written to them: a test says so with Create and Write. Its zero value is ready for
+// use and behaves like XFS.
+type Fake struct {
+	// As is what it behaves like. It must not change after the first call.
+	As quota.Kind
+
+	mu      sync.Mutex
+	carried map[dir.ID]quota.ID
+	use     map[quota.ID]*quota.Usage
+	made    quota.ID // the last subvolume
+}
+
+// Kind is quota.Facility.Kind.
+func (f *Fake) Kind() quota.Kind {
+	if f.As == "" {
+		return quota.XFS
+	}
+	return f.As
+}
+
+func (f *Fake) subvolumes() bool { return f.As == quota.Btrfs }
+
+// Make is quota.Facility.Make.
+func (f *Fake) Make(parent *dir.Dir, name string) (*dir.Dir, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	made, err := parent.Make(name)
+	if err != nil {
+		return nil, err
+	}
+	inode, err := made.ID()
+	if err != nil {
+		return nil, errors.Join(err, made.Close())
+	}
+	// The filesystem may give the number of an inode that is gone again.
+	delete(f.carried, inode)
+	if f.subvolumes() {
+		f.made = max(f.made+1, firstSubvolume)
+		f.give(inode, f.made)
+	}
+	return made, nil
+}
+
+// NewID is quota.Facility.NewID.
+func (f *Fake) NewID(_ *dir.Dir, taken func(quota.ID) bool) (quota.ID, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.subvolumes() {
+		return 0, nil
+	}
+	for id := quota.FirstID; id <= quota.LastID; id++ {
+		if !taken(id) && *f.of(id) == (quota.Usage{}) {
+			return id, nil
+		}
+	}
+	return 0, quota.ErrNoID
+}
+
+// Limit is quota.Facility.Limit.
+func (f *Fake) Limit(d *dir.Dir, id quota.ID, l quota.Limit) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if l.Bytes < 0 || l.Bytes > math.MaxInt64-blockBytes || l.Inodes < 0 {
+		return fmt.Errorf("limit %s: %d bytes and %d inodes", d, l.Bytes, l.Inodes)
+	}
+	inode, err := d.ID()
+	if err != nil {
+		return err
+	}
+	own := f.carried[inode]
+	switch {
+	case f.subvolumes() && l.Inodes != 0:
+		return fmt.Errorf("limit the inodes of %s: %w", d, errors.ErrUnsupported)
+	case f.subvolumes() && own == 0:
+		return fmt.Errorf("limit %s: %w", d, quota.ErrPlain)
+	case f.subvolumes() && id == 0:
+		id = own
+	}
+	if own != 0 && own != id {
+		return fmt.Errorf("limit %s: %w", d, quota.ErrOtherID)
+	}
+	if err := f.check(id); err != nil {
+		return err
+	}
+	if own == 0 {
+		f.give(inode, id)
+	}
+	l.Bytes = (l.Bytes + blockBytes - 1) / blockBytes * blockBytes
+	f.of(id).Limit = l
+	return nil
+}
+
+// give has the directory count for an id from now on; what is in it does not.
+func (f *Fake) give(inode dir.ID, id quota.ID) {
+	if f.carried == nil {
+		f.carried = make(map[dir.ID]quota.ID)
+	}
+	f.carried[inode] = id
+	f.of(id).Inodes++
+}
+
+func (f *Fake) of(id quota.ID) *quota.Usage {
+	if f.use == nil {
+		f.use = make(map[quota.ID]*quota.Usage)
+	}
+	if f.use[id] == nil {
+		f.use[id] = &quota.Usage{}
+	}
+	return f.use[id]
+}
+
+func (f *Fake) check(id quota.ID) error {
+	if f.subvolumes() && id < firstSubvolume || !f.subvolumes() && (id < quota.FirstID || id > quota.LastID) {
+		return fmt.Errorf("id %d is out of range", id)
+	}
+	return nil
+}
+
+// Usage is quota.Facility.Usage.
+func (f *Fake) Usage(d *dir.Dir, id quota.ID) (quota.Usage, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.subvolumes() && id == 0 {
+		inode, err := d.ID()
+		if err != nil {
+			return quota.Usage{}, err
+		}
+		if id = f.carried[inode]; id == 0 {
+			return quota.Usage{}, fmt.Errorf("read the use of %s: %w", d, quota.ErrPlain)
+		}
+	}
+	if err := f.check(id); err != nil {
+		return quota.Usage{}, err
+	}
+	usage := *f.of(id)
+	if f.subvolumes() {
+		usage.Inodes = quota.NotCounted
+	}
+	return usage, nil
+}
+
+// IDOf is quota.Facility.IDOf.
+func (f *Fake) IDOf(d *dir.Dir) (quota.ID, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	inode, err := d.ID()
+	return f.carried[inode], err
+}
+
+// Release is quota.Facility.Release. The tree being gone, its use is too.
+func (f *Fake) Release(_ *dir.Dir, id quota.ID) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if err := f.check(id); err != nil {
+		return err
+	}
+	delete(f.use, id)
+	for inode, carried := range f.carried {
+		if carried == id {
+			delete(f.carried, inode)
+		}
+	}
+	return nil
+}
+
+// Create makes a file in a directory, as far as the count goes: it counts for what
+// the directory carries now, for good. It answers ENOSPC or EDQUOT over the limit.
+func (f *Fake) Create(d *dir.Dir) (*FakeFile, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	inode, err := d.ID()
+	if err != nil {
+		return nil, err
+	}
+	id := f.carried[inode]
+	if use := f.of(id); id != 0 && use.Limit.Inodes != 0 && use.Inodes >= use.Limit.Inodes {
+		return nil, f.full()
+	}
+	f.of(id).Inodes++
+	return &FakeFile{fake: f, id: id}, nil
+}
+
+// Write makes a file of that many bytes, or of those that fit, as Create does.
+func (f *Fake) Write(d *dir.Dir, bytes int64) error {
+	file, err := f.Create(d)
+	if err != nil {
+		return err
+	}
+	_, err = file.Write(bytes)
+	return err
+}
+
+// full is what the filesystem answers over a limit.
+func (f *Fake) full() error {
+	if f.Kind() == quota.XFS {
+		return unix.ENOSPC
+	}
+	return unix.EDQUOT
+}
+
+// A FakeFile is a file of a Fake.
+type FakeFile struct {
+	fake  *Fake
+	id    quota.ID
+	bytes int64
+}
+
+// Write adds bytes, and tells how many fit in.
+func (f *FakeFile) Write(bytes int64) (int64, error) {
+	f.fake.mu.Lock()
+	defer f.fake.mu.Unlock()
+	use, err := f.fake.of(f.id), error(nil)
+	if f.id != 0 && use.Limit.Bytes != 0 {
+		if room := max(use.Limit.Bytes-use.Bytes, 0); bytes > room {
+			bytes, err = room, f.fake.full()
+		}
+	}
+	use.Bytes += bytes
+	f.bytes += bytes
+	return bytes, err
+}
+
+// Close changes nothing.
+func (f *FakeFile) Close() error { return nil }
+
+// Remove gives back what the file took.
+func (f *FakeFile) Remove() error {
+	f.fake.mu.Lock()
+	defer f.fake.mu.Unlock()
+	use := f.fake.of(f.id)
+	use.Bytes -= f.bytes
+	use.Inodes--
+	f.bytes = 0
+	return nil
+}
