@@ -157,18 +157,20 @@ func TestAnIDInTwoPools(t *testing.T) {
 	r := newRig(t, setup{pools: severalPool})
 	r.create(t, "vol", "local")
 	must(t, os.Mkdir(r.path("other", "vol"), 0o755))
-	_, err := r.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: "vol"})
+	// The context says which is meant.
+	_, err := r.NodePublishVolume(t.Context(), publishRequest("vol", r.target("vol"), func(req *csi.NodePublishVolumeRequest) {
+		req.VolumeContext = map[string]string{"storagePool": "other"}
+	}))
+	must(t, err)
+	wantEqual(t, "where it is published", r.mounts.published(t, r.path("other", ""), "vol"), []string{r.target("vol")})
+	_, err = r.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: "vol"})
 	wantCode(t, err, codes.Internal, "vol", `"local"`, `"other"`)
 	_, err = r.NodePublishVolume(t.Context(), publishRequest("vol", r.target("vol")))
 	wantCode(t, err, codes.Internal, "vol", `"local"`, `"other"`)
 	wantThere(t, r.path("local", "vol"))
 	wantThere(t, r.path("other", "vol"))
-	// The context says which is meant.
-	_, err = r.NodePublishVolume(t.Context(), publishRequest("vol", r.target("vol"), func(req *csi.NodePublishVolumeRequest) {
-		req.VolumeContext = map[string]string{"storagePool": "other"}
-	}))
-	must(t, err)
-	wantEqual(t, "where it is published", r.mounts.published(t, r.path("other", ""), "vol"), []string{r.target("vol")})
+	// A pod must be able to end all the same.
+	r.unpublish(t, "vol", r.target("vol"))
 }
 
 func TestAPoolThatIsAway(t *testing.T) {

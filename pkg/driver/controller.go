@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -179,10 +178,10 @@ func (c *controller) ListVolumes(ctx context.Context, req *csi.ListVolumesReques
 		return nil, err
 	}
 	most := int(req.GetMaxEntries())
-	if most == 0 {
-		most = math.MaxInt32
+	if most == 0 || most > maxPage {
+		most = maxPage
 	}
-	volumes, more := c.pools.List(ctx, after, most)
+	volumes, next := c.pools.List(ctx, after, most)
 	response := &csi.ListVolumesResponse{}
 	for _, volume := range volumes {
 		response.Entries = append(response.Entries, &csi.ListVolumesResponse_Entry{
@@ -193,11 +192,14 @@ func (c *controller) ListVolumes(ctx context.Context, req *csi.ListVolumesReques
 			},
 		})
 	}
-	if more {
-		response.NextToken = tokenPrefix + volumes[len(volumes)-1].ID.String()
+	if next != (pool.VolumeID{}) {
+		response.NextToken = tokenPrefix + next.String()
 	}
 	return response, nil
 }
+
+// maxPage keeps a page below the 4 MiB that gRPC clients take by default.
+const maxPage = 5000
 
 // tokenPrefix cannot be the beginning of an id.
 const tokenPrefix = "after:"

@@ -57,7 +57,6 @@ func TestCallsThatAreNotAdvertisedAreNotImplemented(t *testing.T) {
 		"ListSnapshots":     func() error { _, err := r.ListSnapshots(ctx, &csi.ListSnapshotsRequest{}); return err },
 		"NodeStageVolume":   func() error { _, err := r.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{}); return err },
 		"NodeUnstageVolume": func() error { _, err := r.NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{}); return err },
-		"NodeExpandVolume":  func() error { _, err := r.NodeExpandVolume(ctx, &csi.NodeExpandVolumeRequest{}); return err },
 	} {
 		t.Run(name, func(t *testing.T) { wantCode(t, call(), codes.Unimplemented) })
 	}

@@ -23,6 +23,7 @@ func (n *node) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequ
 	for _, t := range []csi.NodeServiceCapability_RPC_Type{
 		csi.NodeServiceCapability_RPC_GET_VOLUME_STATS,
 		csi.NodeServiceCapability_RPC_VOLUME_CONDITION,
+		csi.NodeServiceCapability_RPC_EXPAND_VOLUME,
 		csi.NodeServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER,
 	} {
 		capabilities = append(capabilities, &csi.NodeServiceCapability{
@@ -147,6 +148,33 @@ func (n *node) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVolumeSta
 		return nil, err
 	}
 	return &csi.NodeGetVolumeStatsResponse{Usage: usage(stats.Space), VolumeCondition: condition(stats.Condition)}, nil
+}
+
+// NodeExpandVolume raises a volume's size while it is in use. The controller's part
+// of an expansion is not there: it would not be called on the volume's node.
+func (n *node) NodeExpandVolume(ctx context.Context, req *csi.NodeExpandVolumeRequest) (*csi.NodeExpandVolumeResponse, error) {
+	id, err := pool.ParseVolumeID(req.GetVolumeId())
+	if err != nil {
+		return nil, err
+	}
+	at, err := parseTarget("volume path", req.GetVolumePath())
+	if err != nil {
+		return nil, err
+	}
+	if req.GetVolumeCapability().GetBlock() != nil {
+		return nil, invalid("volume %s is no block volume", id)
+	}
+	unlock, err := n.pools.Lock(id)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+
+	bytes, err := n.pools.Expand(ctx, id, at, parseRange(req.GetCapacityRange()))
+	if err != nil {
+		return nil, err
+	}
+	return &csi.NodeExpandVolumeResponse{CapacityBytes: bytes}, nil
 }
 
 // usage leaves out what the filesystem does not count.

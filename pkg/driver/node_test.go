@@ -19,6 +19,7 @@ func TestNodeCapabilities(t *testing.T) {
 	wantEqual(t, "the capabilities", got, map[string]int{
 		"GET_VOLUME_STATS":         1,
 		"VOLUME_CONDITION":         1,
+		"EXPAND_VOLUME":            1,
 		"SINGLE_NODE_MULTI_WRITER": 1,
 	})
 }
@@ -244,7 +245,7 @@ func TestNodeUnpublishVolume(t *testing.T) {
 		must(t, os.MkdirAll(target+"/sub", 0o750))
 		for _, id := range []string{"vol", "absent"} {
 			_, err := r.NodeUnpublishVolume(t.Context(), unpublishRequest(id, target))
-			wantCode(t, err, codes.AlreadyExists, target)
+			wantCode(t, err, codes.FailedPrecondition, target)
 		}
 		wantThere(t, target+"/sub")
 		must(t, os.RemoveAll(target))
@@ -252,7 +253,7 @@ func TestNodeUnpublishVolume(t *testing.T) {
 	t.Run("keeps what another volume has there", func(t *testing.T) {
 		r.publish(t, "second", target)
 		_, err := r.NodeUnpublishVolume(t.Context(), unpublishRequest("vol", target))
-		wantCode(t, err, codes.AlreadyExists, target)
+		wantCode(t, err, codes.FailedPrecondition, target)
 		wantEqual(t, "where the second is", r.mounts.published(t, r.path("local", ""), "second"), []string{target})
 		r.unpublish(t, "second", target)
 	})

@@ -166,7 +166,7 @@ func levelOf(method string, code codes.Code) int {
 		return 1
 	}
 	switch method {
-	case "CreateVolume", "DeleteVolume", "NodePublishVolume", "NodeUnpublishVolume":
+	case "CreateVolume", "DeleteVolume", "NodePublishVolume", "NodeUnpublishVolume", "NodeExpandVolume":
 		return 2
 	}
 	return 5

@@ -28,6 +28,8 @@ type Facts struct {
 	// InodesCounted tells whether FreeInodes means anything.
 	InodesCounted bool
 	FreeInodes    int64
+	// LimitDiffers: the limit that the kernel keeps is not what was promised.
+	LimitDiffers bool
 	// Unenforced: a size was promised that the kernel does not keep.
 	Unenforced bool
 }
@@ -45,12 +47,14 @@ func (f Facts) Condition() Condition {
 		return abnormal("reading the volume failed: %v", f.IO)
 	case f.ReadOnly:
 		return abnormal("the pool's filesystem is read-only")
+	case f.LimitDiffers:
+		return abnormal("the kernel's limit is missing or is not what was promised")
 	case f.FreeBytes == 0:
 		return abnormal("no space is left")
 	case f.InodesCounted && f.FreeInodes == 0:
 		return abnormal("no inodes are left")
 	case f.Unenforced:
-		return Condition{Message: "in order; the size is promised but not enforced, because the pool has no quotas"}
+		return Condition{Message: "in order; the size is promised but not enforced, because the pool has no quotas, or had none when the volume was made"}
 	}
 	return Condition{Message: "in order"}
 }

@@ -28,6 +28,7 @@ func TestCondition(t *testing.T) {
 		"a missing directory":                           {with(func(f *health.Facts) { f.Missing = true }), true, "missing"},
 		"an IO error":                                   {with(func(f *health.Facts) { f.IO = broken }), true, "cause"},
 		"a read-only pool":                              {with(func(f *health.Facts) { f.ReadOnly = true }), true, "read-only"},
+		"a limit that is not set":                       {with(func(f *health.Facts) { f.LimitDiffers = true }), true, "limit"},
 		"a full volume":                                 {with(func(f *health.Facts) { f.FreeBytes = 0 }), true, "space"},
 		"a volume without inodes":                       {with(func(f *health.Facts) { f.FreeInodes = 0 }), true, "inodes"},
 		"no inodes where they are not counted is fine":  {health.Facts{FreeBytes: 1}, false, "in order"},

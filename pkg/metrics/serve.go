@@ -117,6 +117,9 @@ func (c *certificates) fromFiles() (*tls.Certificate, error) {
 		return c.loaded, nil
 	}
 	certificate, err := tls.LoadX509KeyPair(c.config.CertFile, c.config.KeyFile)
+	if err != nil && c.loaded != nil {
+		return c.loaded, nil // one file of the two is new: the pair follows
+	}
 	if err != nil {
 		return nil, fmt.Errorf("metrics certificate %s, key %s: %w", c.config.CertFile, c.config.KeyFile, err)
 	}

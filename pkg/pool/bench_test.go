@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -20,6 +21,8 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/label"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/label/labeltest"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota/quotatest"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
@@ -39,6 +42,8 @@ type bench struct {
 	root   string
 	mounts *bindtest.Fake
 	labels *labeltest.Fake
+	quota  *quotatest.Fake // nil: nobody keeps the sizes
+	real   pool.DetectQuota
 }
 
 // inBubble runs a test on a node with one pool, named "local", at root/pool.
@@ -60,13 +65,23 @@ func newBench(t *testing.T, root string) *bench {
 
 func (b *bench) start(datadir string) { b.startNode("node-1", datadir) }
 
+func (b *bench) detect(d *dir.Dir) (pool.Quota, error) {
+	if b.real != nil {
+		return b.real(d)
+	}
+	if b.quota == nil {
+		return nil, fmt.Errorf("%w: ask for another filesystem", quota.ErrNone)
+	}
+	return b.quota, nil
+}
+
 func (b *bench) startNode(name, datadir string) {
 	b.t.Helper()
 	node, err := pool.ParseNodeID(name)
 	must(b.t, err)
 	configs, err := pool.ParseConfigs(datadir, b.root)
 	must(b.t, err)
-	b.Set = pool.Start(configs, pool.Options{Node: node, Mounts: b.mounts, Labels: b.labels, Log: logr.Discard(), SystemPath: b.root})
+	b.Set = pool.Start(configs, pool.Options{Node: node, Mounts: b.mounts, Labels: b.labels, Log: logr.Discard(), SystemPath: b.root, DetectQuota: b.detect})
 	set := b.Set
 	b.t.Cleanup(func() { must(b.t, set.Close(context.Background())) })
 	must(b.t, b.Wait(b.t.Context()))
@@ -135,8 +150,8 @@ func (b *bench) capacity() int64 {
 
 func (b *bench) volumes() []string {
 	b.t.Helper()
-	page, more := b.List(b.t.Context(), pool.VolumeID{}, 1000)
-	if more {
+	page, next := b.List(b.t.Context(), pool.VolumeID{}, 1000)
+	if next != (pool.VolumeID{}) {
 		b.t.Error("a list of 1000 is not whole")
 	}
 	return ids(page)

@@ -30,6 +30,9 @@ type Config struct {
 	// Overprovision is the factor by which promises may exceed the pool's size.
 	Overprovision float64
 	Reserve       Reserve
+	// BytesPerInode gives a volume one inode for so many bytes of its size; 0 for
+	// no limit.
+	BytesPerInode int64
 	// Relabel says how much of a volume with a foreign SELinux label is relabelled.
 	Relabel label.Scope
 }
@@ -56,12 +59,13 @@ type document struct {
 	Enforcement      string          `json:"enforcement"`
 	Overprovision    *float64        `json:"overprovision"`
 	Reserve          json.RawMessage `json:"reserve"`
+	BytesPerInode    int64           `json:"bytesPerInode"`
 	Relabel          string          `json:"relabel"`
 }
 
 // keys are the names that a document may have.
 var keys = []string{"name", "path", "snapshotPath", "snapshotProvider", "shared",
-	"requireMount", "enforcement", "overprovision", "reserve", "relabel"}
+	"requireMount", "enforcement", "overprovision", "reserve", "bytesPerInode", "relabel"}
 
 // ParseConfigs reads the JSON array of pools. Relative paths are taken from
 // workdir. All problems are reported together. Nothing is made or changed.
@@ -118,6 +122,10 @@ func parseConfig(raw json.RawMessage, workdir string) (Config, error) {
 	note(err)
 	config.Reserve, err = parseReserve(doc.Reserve)
 	note(err)
+	config.BytesPerInode = doc.BytesPerInode
+	if doc.BytesPerInode < 0 {
+		note(fmt.Errorf("%w: bytesPerInode %d is negative", ErrInvalid, doc.BytesPerInode))
+	}
 	config.Relabel, err = parseRelabel(doc.Relabel)
 	note(err)
 	return config, errors.Join(problems...)

@@ -45,6 +45,9 @@ func (s *Set) Create(ctx context.Context, r Request) (Volume, error) {
 		return Volume{}, fmt.Errorf("%w: an access mode for several nodes; pool %q is not shared", ErrInvalid, p.config.Name)
 	}
 	if r.OtherNodesOnly && !p.config.Shared {
+		if p.has(r.ID) {
+			return Volume{}, fmt.Errorf("volume %s: %w on node %s, which the request leaves out", r.ID, ErrExists, s.options.Node)
+		}
 		return Volume{}, fmt.Errorf("%w on the nodes asked for: pool %q is reached from node %s alone", ErrNoSpace, p.config.Name, s.options.Node)
 	}
 	if r.ID.name == p.reserved {
@@ -60,10 +63,11 @@ func (s *Set) Create(ctx context.Context, r Request) (Volume, error) {
 	return v, nil
 }
 
-// elsewhere answers ErrExists if another pool has a volume of that name.
+// elsewhere answers ErrExists if another pool is known to have a volume of that
+// name. The other pools' disks are not asked: one of them may hang.
 func (s *Set) elsewhere(id VolumeID, chosen *Pool) error {
-	for _, p := range s.pools {
-		if p != chosen && p.has(id) {
+	for _, p := range s.holders(id) {
+		if p != chosen {
 			return fmt.Errorf("volume %s: %w in pool %q", id, ErrExists, p.config.Name)
 		}
 	}
@@ -72,16 +76,15 @@ func (s *Set) elsewhere(id VolumeID, chosen *Pool) error {
 
 // has tells whether the pool holds a volume, as far as it can be seen.
 func (p *Pool) has(id VolumeID) bool {
-	s, err := p.enter()
+	v, err := p.find(id)
 	if err != nil {
 		return p.known(id).exists()
 	}
-	defer s.close()
-	e, d, err := s.lookup(id)
-	if d != nil {
-		_ = d.Close()
+	if v == nil {
+		return false
 	}
-	return err == nil && e.exists()
+	v.close()
+	return true
 }
 
 func (p *Pool) create(ctx context.Context, r Request) (Volume, error) {
@@ -95,15 +98,13 @@ func (p *Pool) create(ctx context.Context, r Request) (Volume, error) {
 	}
 	// Other nodes promise from a shared pool too: one at a time, and each looks at
 	// what the others wrote.
-	if p.config.Shared {
-		unlock, err := s.own.Lock(lockName)
-		if err != nil {
-			return Volume{}, err
-		}
-		defer unlock()
-		if err := s.load(); err != nil {
-			return Volume{}, err
-		}
+	unlock, err := s.lockShared()
+	if err != nil {
+		return Volume{}, err
+	}
+	defer unlock()
+	if err := s.loadShared(); err != nil {
+		return Volume{}, err
 	}
 	space, err := s.root.Space()
 	if err != nil {
@@ -172,10 +173,9 @@ func (s *session) createNew(ctx context.Context, r Request, space dir.Space) (Vo
 	if err := s.pool.reserve(space, bytes); err != nil {
 		return Volume{}, err
 	}
-	// From here the index has the promise, or nobody has.
-	defer s.pool.release(bytes)
 	rec := newRecord(r.ID, bytes, r.Inline)
 	if err := s.build(r.ID, rec); err != nil {
+		s.pool.release(bytes)
 		s.undo(r.ID)
 		if errors.Is(err, fs.ErrExist) {
 			return Volume{}, fmt.Errorf("%w as something that is no volume: %w", ErrExists, err)
@@ -183,7 +183,7 @@ func (s *session) createNew(ctx context.Context, r Request, space dir.Space) (Vo
 		return Volume{}, noSpace(err)
 	}
 	e := entry{record: rec, present: true}
-	s.pool.note(r.ID, e)
+	s.pool.commit(r.ID, e, bytes)
 	return s.pool.volume(r.ID, e, space), nil
 }
 
@@ -193,7 +193,7 @@ func (s *session) build(id VolumeID, rec *record) error {
 	if err := s.discardStaging(id.name); err != nil {
 		return err
 	}
-	if err := s.fillStaging(id); err != nil {
+	if err := s.fillStaging(rec); err != nil {
 		return err
 	}
 	if err := writeRecord(s.volumes, rec); err != nil {
@@ -205,8 +205,8 @@ func (s *session) build(id VolumeID, rec *record) error {
 	return s.root.Sync()
 }
 
-func (s *session) fillStaging(id VolumeID) (err error) {
-	d, err := s.staging.Make(id.name)
+func (s *session) fillStaging(rec *record) (err error) {
+	d, err := s.makeLimited(rec)
 	if err != nil {
 		return err
 	}
@@ -225,8 +225,7 @@ func (s *session) fillStaging(id VolumeID) (err error) {
 // undo removes what a failed creation left, the record first: a record without a
 // directory would be a lost volume. What cannot be undone now, recovery undoes.
 func (s *session) undo(id VolumeID) {
-	err := errors.Join(s.undoRecord(id), s.discardStaging(id.name))
-	if err != nil {
+	if err := s.undoStaged(id); err != nil {
 		s.pool.log.Error(err, "what a failed creation left is still there", "volume", id.name)
 	}
 	// The last step may have failed after it took effect: then the volume is there.

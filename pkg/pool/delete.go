@@ -23,19 +23,13 @@ func (s *Set) Delete(ctx context.Context, id VolumeID) error {
 }
 
 func (v *found) delete(ctx context.Context) error {
-	published, err := v.session.published(v.id)
+	unlock, err := v.session.lockShared()
 	if err != nil {
 		return fmt.Errorf("delete volume %s: %w", v.id, err)
 	}
-	if len(published) > 0 {
-		return fmt.Errorf("delete volume %s: it is %w, published at %s", v.id, ErrInUse, published[0].Path)
-	}
-	elsewhere, err := v.session.publishedElsewhere()
-	if err != nil {
+	defer unlock()
+	if err := v.unused(); err != nil {
 		return fmt.Errorf("delete volume %s: %w", v.id, err)
-	}
-	if nodes := elsewhere[v.id.name]; len(nodes) > 0 {
-		return fmt.Errorf("delete volume %s: it is %w, published on node %s", v.id, ErrInUse, nodes[0])
 	}
 	if err := ctx.Err(); err != nil {
 		return err
@@ -46,6 +40,25 @@ func (v *found) delete(ctx context.Context) error {
 	}
 	if err != nil {
 		return fmt.Errorf("delete volume %s: %w", v.id, err)
+	}
+	return nil
+}
+
+// unused answers ErrInUse, with the place, for a volume that is published.
+func (v *found) unused() error {
+	published, err := v.session.published(v.id)
+	if err != nil {
+		return err
+	}
+	if len(published) > 0 {
+		return fmt.Errorf("it is %w, published at %s", ErrInUse, published[0].Path)
+	}
+	elsewhere, err := v.session.publishedElsewhere()
+	if err != nil {
+		return err
+	}
+	if nodes := elsewhere[v.id.name]; len(nodes) > 0 {
+		return fmt.Errorf("it is %w, published on node %s", ErrInUse, nodes[0])
 	}
 	return nil
 }

@@ -207,7 +207,8 @@ func TestUnpublishDoesNotTakeAnotherVolumesMount(t *testing.T) {
 		b.create("pvc-1", mib)
 		b.create("pvc-2", mib)
 		must(t, b.publish("pvc-1", "a"))
-		wantError(t, b.unpublish("pvc-2", "a"), pool.ErrExists)
+		wantError(t, b.unpublish("pvc-2", "a"), pool.ErrInUse)
+		wantError(t, b.unpublish("absent", "a"), pool.ErrInUse)
 		must(t, b.unpublish("pvc-1", "a"))
 	})
 }

@@ -14,7 +14,7 @@ import "errors"
 // them is a failure of the system below.
 var (
 	// ErrInvalid reports a request that can never succeed as it is.
-	ErrInvalid = errors.New("invalid request")
+	ErrInvalid = errors.New("invalid")
 	// ErrNotFound reports a volume, or a publication of it, that does not exist.
 	ErrNotFound = errors.New("not found")
 	// ErrExists reports that the name is taken by something that differs.

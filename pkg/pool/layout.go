@@ -38,7 +38,9 @@ type format struct {
 type session struct {
 	pool *Pool
 	root *dir.Dir // the pool's directory
-	own  *dir.Dir // ownName in it
+	// quota keeps the sizes of volumes; nil if nobody does.
+	quota Quota
+	own   *dir.Dir // ownName in it
 	// volumes has the records.
 	volumes *dir.Dir
 	// staging and trash are those of this node, opened by work.
@@ -67,8 +69,8 @@ func (p *Pool) enter() (*session, error) {
 	return s, nil
 }
 
-func (p *Pool) openSession(id *format) (_ *session, err error) {
-	s := &session{pool: p}
+func (p *Pool) openSession(id *opened) (_ *session, err error) {
+	s := &session{pool: p, quota: id.quota}
 	defer func() {
 		if err != nil {
 			s.close()
@@ -87,7 +89,11 @@ func (p *Pool) openSession(id *format) (_ *session, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if found == nil || found.UUID != id.UUID {
+	here, err := s.root.Filesystem()
+	if err != nil {
+		return nil, err
+	}
+	if found == nil || found.UUID != id.format.UUID || !id.filesystem.Same(here) {
 		return nil, errors.New("what is at its path is not the pool that was opened")
 	}
 	s.volumes, err = s.own.Open(volumesName)
@@ -99,7 +105,11 @@ func (s *session) work() error {
 	if s.trash != nil {
 		return nil
 	}
-	if err := s.openWork((*dir.Dir).Open); err != nil {
+	err := s.openWork((*dir.Dir).Open)
+	if errors.Is(err, fs.ErrNotExist) {
+		err = s.openWork((*dir.Dir).Ensure) // removed by hand
+	}
+	if err != nil {
 		return s.pool.unavailable(err)
 	}
 	return nil
@@ -109,6 +119,9 @@ func (s *session) work() error {
 // dir.Ensure.
 func (s *session) openWork(get func(*dir.Dir, string) (*dir.Dir, error)) (err error) {
 	node := s.pool.options.Node.name
+	if s.staging != nil {
+		_ = s.staging.Close()
+	}
 	if s.staging, err = openNested(s.own, stagingName, node, get); err != nil {
 		return err
 	}
@@ -180,10 +193,8 @@ func (p *Pool) prepare() (_ *session, _ *format, err error) {
 }
 
 func (s *session) openLayout(get func(*dir.Dir, string) (*dir.Dir, error)) (err error) {
-	for _, d := range []*dir.Dir{s.volumes, s.staging} {
-		if d != nil {
-			_ = d.Close()
-		}
+	if s.volumes != nil {
+		_ = s.volumes.Close()
 	}
 	if s.volumes, err = get(s.own, volumesName); err != nil {
 		return err
@@ -262,7 +273,7 @@ func (s *session) lookup(id VolumeID) (entry, *dir.Dir, error) {
 	var e entry
 	d, err := s.root.Open(id.name)
 	switch {
-	case errors.Is(err, fs.ErrNotExist), errors.Is(err, dir.ErrNotDirectory):
+	case isMissing(err):
 	case err != nil:
 		return entry{}, nil, s.pool.unavailable(err)
 	default:

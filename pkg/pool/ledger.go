@@ -17,6 +17,8 @@ type ledger struct {
 	trashed int64
 	// unknown is how many pieces of trash have a size that nobody knows.
 	unknown int
+	// others: other nodes have trash in the pool.
+	others bool
 	// foreign is what was taken when no volume of ours was there.
 	foreign int64
 }
@@ -33,7 +35,7 @@ func (l *ledger) available(space dir.Space, config Config) int64 {
 	}
 	taken := space.TakenBytes()
 	foreign := min(taken, max(l.foreign+l.trashed, taken-l.promised))
-	if l.unknown > 0 {
+	if l.unknown > 0 || l.others {
 		foreign = taken
 	}
 	sellable := space.SizeBytes
@@ -87,10 +89,19 @@ func (p *Pool) release(bytes int64) {
 	p.ledger.promised -= bytes
 }
 
+// commit turns a reservation into what the index has of a volume.
+func (p *Pool) commit(id VolumeID, e entry, reserved int64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.changes++
+	p.ledger.promised += p.index.put(id, e) - reserved
+}
+
 // note brings index and ledger in line with what is on disk.
 func (p *Pool) note(id VolumeID, e entry) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.changes++
 	p.ledger.promised += p.index.put(id, e)
 }
 
@@ -108,10 +119,8 @@ func (p *Pool) free() int64 {
 		return 0
 	}
 	defer s.close()
-	if p.config.Shared {
-		if err := s.load(); err != nil {
-			return 0
-		}
+	if err := s.loadShared(); err != nil {
+		return 0
 	}
 	space, err := s.root.Space()
 	if err != nil {

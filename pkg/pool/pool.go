@@ -38,6 +38,9 @@ type Options struct {
 	Node   NodeID
 	Mounts Mounts
 	Labels Labels
+	// DetectQuota asks a pool's filesystem who keeps the sizes of directories; nil
+	// for quota.Detect.
+	DetectQuota DetectQuota
 	// SystemPath is a directory on the operating system's disk.
 	SystemPath string
 	// LookEvery is how often a pool that serves is looked at, RetryEvery one that
@@ -55,18 +58,29 @@ type Pool struct {
 	log      logr.Logger
 	reserved string // the name of the snapshots' directory, never a volume
 	locks    *Locks[VolumeID]
-	opened   *Locks[string] // the uuids of all pools that are open
+	serving  *Locks[string] // the uuids of all pools that are open
+	claims   *claims        // the quota ids of all pools
 
 	state    atomic.Pointer[state]
-	identity atomic.Pointer[format] // once opened
+	identity atomic.Pointer[opened] // once opened
 	looked   chan struct{}          // closed after the first look
 
-	mu     sync.Mutex // guards the rest, never held over a system call
-	index  index
-	ledger ledger
-	trash  map[string]*rubbish
-	wake   chan struct{} // one token: there is trash to remove
-	synced time.Time
+	mu      sync.Mutex // guards the rest, never held over a system call
+	index   index
+	changes uint64 // how often calls changed the index
+	ledger  ledger
+	trash   map[string]*rubbish
+	wake    chan struct{} // one token: there is trash to remove
+	synced  time.Time
+}
+
+// opened is what a pool was found to be when it was opened.
+type opened struct {
+	format     format
+	filesystem dir.Filesystem
+	quota      Quota // who keeps the sizes of volumes; nil for nobody
+	// unenforced is why nobody does.
+	unenforced error
 }
 
 // state is what the last look at a pool gave.
@@ -79,14 +93,16 @@ type state struct {
 
 var errNotLooked = errors.New("it was not looked at yet")
 
-func newPool(config Config, options Options, locks *Locks[VolumeID], opened *Locks[string]) *Pool {
+func newPool(config Config, s *Set) *Pool {
+	options := s.options
 	p := &Pool{
 		config:   config,
 		options:  options,
 		log:      options.Log.WithValues("pool", config.Name.String()),
 		reserved: config.reservedName(),
-		locks:    locks,
-		opened:   opened,
+		locks:    &s.volumes,
+		serving:  &s.serving,
+		claims:   &s.claims,
 		looked:   make(chan struct{}),
 		index:    newIndex(),
 		trash:    make(map[string]*rubbish),
@@ -103,8 +119,9 @@ func (p *Pool) unavailable(err error) error {
 	return fmt.Errorf("%w: pool %q at %s: %w", ErrUnavailable, p.config.Name, p.config.Path, err)
 }
 
-// watch looks at the pool until ctx ends. Each look has its own goroutine, so that
-// a filesystem that hangs holds that one and nobody else.
+// watch looks at the pool until ctx ends and the look that is under way has come
+// back. Each look has its own goroutine, so that a filesystem that hangs holds that
+// one, and callers are told.
 func (p *Pool) watch(ctx context.Context) {
 	var first sync.Once
 	for ctx.Err() == nil {
@@ -117,12 +134,7 @@ func (p *Pool) watch(ctx context.Context) {
 		case <-hang.C:
 			p.settle(state{hung: true, err: p.unavailable(fmt.Errorf("no answer for %v: its filesystem hangs", p.options.HangAfter))})
 			first.Do(func() { close(p.looked) })
-			select {
-			case st := <-result:
-				p.settle(st)
-			case <-ctx.Done():
-			}
-		case <-ctx.Done():
+			p.settle(<-result)
 		}
 		hang.Stop()
 		first.Do(func() { close(p.looked) })
@@ -150,11 +162,21 @@ func (p *Pool) settle(st state) {
 	case st.err != nil && (old.err == nil || old.err.Error() != st.err.Error()):
 		p.log.Error(st.err, "pool does not serve", "path", p.config.Path)
 	case st.err == nil && old.err != nil:
-		p.log.Info("pool serves", "path", p.config.Path, "volumes", p.Status().Volumes, "systemDisk", st.systemDisk, "sizesEnforced", false)
+		p.tellServing(st)
 	}
 	if st.err == nil {
 		p.wakeReaper()
 	}
+}
+
+func (p *Pool) tellServing(st state) {
+	log := p.log.WithValues("path", p.config.Path, "volumes", p.Status().Volumes, "systemDisk", st.systemDisk)
+	id := p.identity.Load()
+	if id.quota == nil {
+		log.Info("pool serves; the sizes of its volumes are promised and not enforced", "why", id.unenforced.Error())
+		return
+	}
+	log.Info("pool serves; the kernel keeps the sizes of its volumes", "quota", id.quota.Kind())
 }
 
 // look opens the pool at first, and later makes sure that it is still there.
@@ -168,7 +190,10 @@ func (p *Pool) look() state {
 	if err != nil {
 		return state{err: p.unavailable(err)}
 	}
-	p.learnForeign(space)
+	if err := s.learnForeign(space); err != nil {
+		// The last number stays: one volume that cannot be read keeps no pool away.
+		p.log.Error(err, "what others hold on the pool's filesystem could not be counted")
+	}
 	return state{systemDisk: p.onSystemDisk(s.root)}
 }
 
@@ -194,19 +219,26 @@ func (p *Pool) lookInside() (*session, error) {
 
 // open makes the layout, finishes what a crash interrupted, and fills the index.
 func (p *Pool) open() (*session, error) {
-	if err := p.checkEnforcement(); err != nil {
-		return nil, err
-	}
 	s, f, err := p.prepare()
 	if err != nil {
 		return nil, err
 	}
-	giveUp, err := p.opened.TryLock(f.UUID)
+	id := &opened{format: *f}
+	if id.filesystem, err = s.root.Filesystem(); err != nil {
+		s.close()
+		return nil, err
+	}
+	if err := p.chooseQuota(id, s.root); err != nil {
+		s.close()
+		return nil, err
+	}
+	s.quota = id.quota
+	giveUp, err := p.serving.TryLock(f.UUID)
 	if err != nil {
 		s.close()
 		return nil, errors.New("it is the directory of another pool as well, reached by another path")
 	}
-	if err := errors.Join(s.recover(), s.load()); err != nil {
+	if err := s.begin(); err != nil {
 		giveUp()
 		s.close()
 		return nil, err
@@ -215,8 +247,20 @@ func (p *Pool) open() (*session, error) {
 	p.ledger.foreign = f.Foreign
 	p.mu.Unlock()
 	p.synced = time.Now()
-	p.identity.Store(f)
+	p.identity.Store(id)
 	return s, nil
+}
+
+// begin brings disk and memory in line before the pool serves.
+func (s *session) begin() error {
+	if err := s.recover(); err != nil {
+		return err
+	}
+	if err := s.load(); err != nil {
+		return err
+	}
+	s.restoreLimits()
+	return nil
 }
 
 // checkMount answers why a pool that must be a filesystem of its own is none. A
@@ -233,26 +277,6 @@ func (p *Pool) checkMount(root *dir.Dir) error {
 		return errors.New("no filesystem is mounted at its path, and requireMount is set")
 	}
 	return nil
-}
-
-// checkEnforcement refuses a promise that this driver cannot have the kernel keep.
-func (p *Pool) checkEnforcement() error {
-	if p.config.Enforcement != EnforceRequired {
-		return nil
-	}
-	return errors.New(`enforcement is "required", but sizes are not enforced on any filesystem yet; set it to "auto"`)
-}
-
-// learnForeign notes what others use at a time when nothing of it can be ours.
-func (p *Pool) learnForeign(space dir.Space) {
-	if p.config.Shared {
-		return // what others promised meanwhile is not known here
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.ledger.promised == 0 && p.ledger.trashed == 0 && len(p.trash) == 0 {
-		p.ledger.foreign = space.TakenBytes()
-	}
 }
 
 func (p *Pool) onSystemDisk(root *dir.Dir) bool {
@@ -306,6 +330,7 @@ func (p *Pool) Status() Status {
 		Name:       p.config.Name,
 		Err:        st.err,
 		SystemDisk: st.systemDisk,
+		Enforced:   p.keeper() != nil,
 		Volumes:    len(p.index.order),
 		Promised:   p.ledger.promised,
 		Trash:      len(p.trash),

@@ -4,8 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 
+	"kubevirt.io/hostpath-provisioner/pkg/health"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 )
@@ -68,6 +68,13 @@ func (v *found) publish(r Publication) error {
 
 // onlyAt answers ErrInUse if the volume is published anywhere but at the target.
 func (v *found) onlyAt(target bind.Target) error {
+	elsewhere, err := v.session.publishedElsewhere()
+	if err != nil {
+		return err
+	}
+	if nodes := elsewhere[v.id.name]; len(nodes) > 0 {
+		return fmt.Errorf("it is %w on node %s, and its access mode allows one target", ErrInUse, nodes[0])
+	}
 	published, err := v.session.published(v.id)
 	if err != nil || len(published) == 0 {
 		return err
@@ -114,37 +121,93 @@ func (s *Set) PublishInline(ctx context.Context, create Request, r Publication) 
 
 // Unpublish removes a volume from the target, and an inline volume altogether
 // once it is published nowhere. A volume or target that is not there is no error. The
-// caller holds both locks. Errors: ErrInvalid, ErrExists for a target that carries
-// something else, ErrInUse for a publication that a process uses.
+// caller holds both locks. Errors: ErrInvalid, ErrInUse for a publication that a
+// process uses and for a target that carries another volume or holds data.
 func (s *Set) Unpublish(ctx context.Context, id VolumeID, target bind.Target) error {
+	if err := s.unmount(id, target); err != nil {
+		return fmt.Errorf("unpublish volume %s: %w", id, err)
+	}
 	v, err := s.find(id, Name{})
 	switch {
 	case errors.Is(err, ErrNotFound), errors.Is(err, ErrDamaged):
-		return s.unpublishUnknown(id, target)
-	case errors.Is(err, ErrUnavailable):
-		return s.unpublishUnreachable(id, target, err)
+		return nil
+	case errors.Is(err, ErrUnavailable) && !s.knownInline(id):
+		return nil // a pod can end whose pool went away
 	case err != nil:
 		return err
 	}
 	defer v.close()
-	if err := v.unpublish(ctx, target); err != nil {
+	if err := v.afterUnpublish(ctx); err != nil {
 		return fmt.Errorf("unpublish volume %s: %w", id, err)
 	}
 	return nil
 }
 
-func (v *found) unpublish(ctx context.Context, target bind.Target) error {
-	var of *dir.ID
-	if v.dir != nil {
-		id, err := v.dir.ID()
-		if err != nil {
-			return err
-		}
-		of = &id
-	}
-	if err := mountError(v.session.pool.options.Mounts.Unpublish(target, of)); err != nil {
+// unmount takes off whatever is mounted at the target, unless that is another
+// volume. The volume itself need not be there any more, nor be the directory that
+// was published: it may be lost, or restored from a backup.
+func (s *Set) unmount(id VolumeID, target bind.Target) error {
+	other, err := s.otherAt(id, target)
+	if err != nil {
 		return err
 	}
+	if other != "" {
+		return fmt.Errorf("%w: %s carries the volume %s", ErrInUse, target, other)
+	}
+	err = s.options.Mounts.Unpublish(target, nil)
+	if errors.Is(err, bind.ErrOccupied) {
+		return fmt.Errorf("%w: %w", ErrInUse, err)
+	}
+	return mountError(err)
+}
+
+// otherAt is another volume that is published at the target; empty if there is
+// none. Pools that do not serve are not asked: the target would hang with them.
+func (s *Set) otherAt(id VolumeID, target bind.Target) (string, error) {
+	for _, p := range s.pools {
+		in, err := p.enter()
+		if err != nil {
+			continue
+		}
+		other, err := in.otherAt(id, target)
+		in.close()
+		if err != nil || other != "" {
+			return other, err
+		}
+	}
+	return "", nil
+}
+
+func (s *session) otherAt(id VolumeID, target bind.Target) (string, error) {
+	published, err := s.pool.options.Mounts.Published(s.root)
+	if err != nil {
+		return "", err
+	}
+	for name, at := range published {
+		if _, err := ParseVolumeID(name); err != nil || name == id.name {
+			continue // the layout's own, such as the trash
+		}
+		for _, p := range at {
+			if p.Inside == "" && target.Is(p.Path) {
+				return name, nil
+			}
+		}
+	}
+	return "", nil
+}
+
+func (s *Set) knownInline(id VolumeID) bool {
+	for _, p := range s.pools {
+		if p.known(id).inline() {
+			return true
+		}
+	}
+	return false
+}
+
+// afterUnpublish takes back the mark of a shared pool, and removes a volume that is
+// inline and published nowhere any more.
+func (v *found) afterUnpublish(ctx context.Context) error {
 	if err := v.session.unmarkPublished(v.id); err != nil {
 		return err
 	}
@@ -158,39 +221,16 @@ func (v *found) unpublish(ctx context.Context, target bind.Target) error {
 	return err
 }
 
-// unpublishUnknown takes off whatever is mounted, of a volume that is not there or
-// that two pools have: nothing is removed by it but the mount.
-func (s *Set) unpublishUnknown(id VolumeID, target bind.Target) error {
-	if err := mountError(s.options.Mounts.Unpublish(target, nil)); err != nil {
-		return fmt.Errorf("unpublish volume %s: %w", id, err)
-	}
-	return nil
-}
-
-// unpublishUnreachable lets a pod end whose pool went away. An inline volume is
-// kept for a later call, which removes it.
-func (s *Set) unpublishUnreachable(id VolumeID, target bind.Target, unavailable error) error {
-	if err := s.unpublishUnknown(id, target); err != nil {
-		return err
-	}
-	for _, p := range s.pools {
-		if p.known(id).inline() {
-			return unavailable
-		}
-	}
-	return nil
-}
-
 // Stats measures a published volume. It answers ErrNotFound if the volume is not
 // published at the path.
 func (s *Set) Stats(_ context.Context, id VolumeID, at bind.Target) (Stats, error) {
-	v, err := s.find(id, Name{})
+	v, err := s.look(id)
 	if err != nil {
 		return Stats{}, err
 	}
 	defer v.close()
 	if v.entry.lost() {
-		return Stats{Condition: v.session.pool.facts(v.entry, dir.Space{FreeBytes: -1}).Condition()}, nil
+		return Stats{Condition: health.Facts{Missing: true}.Condition()}, nil
 	}
 	stats, err := v.stats(at)
 	if err != nil {
@@ -200,32 +240,14 @@ func (s *Set) Stats(_ context.Context, id VolumeID, at bind.Target) (Stats, erro
 }
 
 func (v *found) stats(at bind.Target) (Stats, error) {
-	d, err := v.session.pool.options.Mounts.Open(at)
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, bind.ErrTarget) {
-		return Stats{}, fmt.Errorf("%w: %w", ErrNotFound, err)
+	if err := v.publishedAt(at); err != nil {
+		return Stats{}, err
 	}
+	whole, err := v.session.root.Space()
 	if err != nil {
 		return Stats{}, err
 	}
-	defer func() { _ = d.Close() }()
-	same, err := sameDir(d, v.dir)
-	if err != nil {
-		return Stats{}, err
-	}
-	if !same {
-		return Stats{}, fmt.Errorf("%w: it is not published at %s", ErrNotFound, at)
-	}
-	space, err := d.Space()
-	if err != nil {
-		return Stats{}, err
-	}
-	poolSpace, err := v.session.root.Space()
-	if err != nil {
-		return Stats{}, err
-	}
-	// A publication that is read-only says nothing about the pool.
-	facts := v.session.pool.facts(v.entry, space)
-	facts.ReadOnly = poolSpace.ReadOnly
+	space, facts := v.session.measure(v.dir, v.entry, whole)
 	return Stats{Space: space, Condition: facts.Condition()}, nil
 }
 

@@ -61,7 +61,7 @@ func (p *Pool) reapAll(ctx context.Context, stuckToo bool) {
 	}
 	for _, name := range p.queued(stuckToo) {
 		start := time.Now()
-		err := s.trash.RemoveTree(ctx, name, (&pace{}).step)
+		err := s.erase(ctx, name)
 		if ctx.Err() != nil {
 			return
 		}
@@ -72,6 +72,19 @@ func (p *Pool) reapAll(ctx context.Context, stuckToo bool) {
 		}
 		p.log.V(4).Info("removed trash", "trash", name, "duration", time.Since(start))
 	}
+}
+
+// erase removes a piece of trash, and then gives its id back: not before, for what
+// is left of the tree would count against the next volume.
+func (s *session) erase(ctx context.Context, name string) error {
+	id, err := s.unlimit(name)
+	if err != nil {
+		return err
+	}
+	if err := s.trash.RemoveTree(ctx, name, (&pace{}).step); err != nil {
+		return err
+	}
+	return s.releaseID(id)
 }
 
 func (p *Pool) queued(stuckToo bool) []string {
@@ -90,11 +103,8 @@ func (p *Pool) reaped(name string, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	r := p.trash[name]
-	if r.err == nil {
-		// What stays is foreign use from now on, as the filesystem counts it.
-		p.ledger.dropTrash(r.promised)
-	}
 	if r.err = err; err == nil {
+		p.ledger.dropTrash(r.promised)
 		delete(p.trash, name)
 	}
 }

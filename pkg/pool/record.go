@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 )
 
 const (
@@ -34,6 +35,10 @@ type record struct {
 	Mode Mode   `json:"mode"`
 	// Bytes is the size promised.
 	Bytes int64 `json:"bytes"`
+	// Quota is who keeps the size, by the name of its kind; empty for nobody.
+	Quota string `json:"quota,omitempty"`
+	// ProjectID is the id that the directory is counted by, where ids are given.
+	ProjectID uint64 `json:"projectID,omitempty"`
 	// Inline says that the volume lives as long as its publication.
 	Inline  bool      `json:"inline,omitempty"`
 	Created time.Time `json:"created"`
@@ -79,10 +84,23 @@ func decodeRecord(id VolumeID, data []byte) (*record, error) {
 		return damaged("its mode is %q", r.Mode)
 	case r.Bytes < 0:
 		return damaged("it promises %d bytes", r.Bytes)
+	case !validProject(r):
+		return damaged("its project id is %d", r.ProjectID)
 	case checkElement("uid", r.UID) != nil || len(r.UID) > 32:
 		return damaged("its uid is %q", r.UID)
 	}
 	return &r, nil
+}
+
+// validProject tells whether the id is one that the driver gives. Limits of others
+// are left alone.
+func validProject(r record) bool {
+	id := quota.ID(r.ProjectID)
+	switch quota.Kind(r.Quota) {
+	case quota.XFS, quota.Ext4:
+		return quota.FirstID <= id && id <= quota.LastID
+	}
+	return id == 0
 }
 
 func writeRecord(volumes *dir.Dir, r *record) error {

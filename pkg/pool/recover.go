@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 )
 
 // recover finishes or undoes what a crash interrupted, before the pool serves. A
@@ -14,7 +15,15 @@ func (s *session) recover() error {
 	if err != nil || space.ReadOnly {
 		return err
 	}
-	return errors.Join(s.recoverRecords(), s.recoverStaging(), s.recoverTrash(), s.recoverMarks())
+	if err := errors.Join(s.recoverRecords(), s.recoverStaging(), s.recoverTrash(), s.recoverMarks()); err != nil {
+		return err
+	}
+	if !s.pool.config.Shared {
+		// What is of another node is of this one under an earlier name, or the disk
+		// came from another machine.
+		return s.takeOverAll(false)
+	}
+	return nil
 }
 
 // recoverRecords removes records that were being written.
@@ -45,17 +54,37 @@ func (s *session) recoverStaging() error {
 		return err
 	}
 	for _, name := range names {
-		if id, err := ParseVolumeID(name); err == nil {
-			if err := s.undoRecord(id); err != nil {
-				return err
-			}
-		}
-		if err := s.discardStaging(name); err != nil {
+		if err := s.undoNamed(s.staging, name); err != nil {
 			return err
 		}
 		s.pool.log.Info("undid a creation that was interrupted", "volume", name)
 	}
 	return nil
+}
+
+// undoNamed undoes the creation that an entry of a staging directory is of.
+func (s *session) undoNamed(staging *dir.Dir, name string) error {
+	// Another node may be making a volume of that name.
+	unlock, err := s.lockShared()
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if id, err := ParseVolumeID(name); err == nil {
+		if err := s.undoRecord(id); err != nil {
+			return err
+		}
+	}
+	return s.throwAway(staging, name, name+"."+randomSuffix(), 0)
+}
+
+// undoStaged undoes a creation of this node, the record first: what is in staging
+// is the sign that there is something to undo.
+func (s *session) undoStaged(id VolumeID) error {
+	if err := s.undoRecord(id); err != nil {
+		return err
+	}
+	return s.discardStaging(id.name)
 }
 
 // undoRecord drops the record of a creation that had not put its directory in place.
@@ -78,9 +107,26 @@ func (s *session) recoverTrash() error {
 		if err := s.finishRemoval(name); err != nil {
 			return err
 		}
-		s.pool.trashed(name, unknownBytes)
+		id, err := s.trashID(name)
+		if err != nil {
+			return err
+		}
+		s.pool.claims.hold(id)
+		s.pool.trashed(name, s.trashBytes(id))
 	}
 	return nil
+}
+
+// trashBytes is what a piece of trash still occupies, where that is counted.
+func (s *session) trashBytes(id quota.ID) int64 {
+	if id == 0 {
+		return unknownBytes
+	}
+	usage, err := s.quota.Usage(s.trash, id)
+	if err != nil {
+		return unknownBytes
+	}
+	return usage.Bytes
 }
 
 // unknownBytes stands for the size of trash from before this process.
@@ -106,11 +152,24 @@ func (s *session) finishRemoval(name string) error {
 	return dropRecord(s.volumes, id)
 }
 
-// load fills the index from the disk.
+// load fills the index from the disk. What calls changed while it was read is
+// newer than what was read: then it is read again.
 func (s *session) load() error {
+	for range maxLoads {
+		if done, err := s.loadOnce(); err != nil || done {
+			return err
+		}
+	}
+	return nil // busy, and so the index is kept by those calls
+}
+
+const maxLoads = 5
+
+func (s *session) loadOnce() (done bool, err error) {
+	changes := s.pool.changesSoFar()
 	present, recorded, err := s.list()
 	if err != nil {
-		return err
+		return false, err
 	}
 	entries := make(map[VolumeID]entry, len(present))
 	for id := range present {
@@ -123,12 +182,69 @@ func (s *session) load() error {
 			s.pool.log.Error(e.damage, "the record is kept aside, calls on its volume are refused", "volume", id.name)
 		}
 		entries[id] = e
+		if e.record != nil {
+			s.pool.claims.hold(quota.ID(e.record.ProjectID))
+		}
 	}
 	s.pool.mu.Lock()
 	defer s.pool.mu.Unlock()
+	if s.pool.changes != changes {
+		return false, nil
+	}
 	before := s.pool.index.promised()
 	s.pool.ledger.promised += s.pool.index.fill(entries) - before
-	return nil
+	return true, nil
+}
+
+func (p *Pool) changesSoFar() uint64 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.changes
+}
+
+// loadShared brings in what other nodes wrote.
+func (s *session) loadShared() error {
+	if !s.pool.config.Shared {
+		return nil
+	}
+	others, err := s.othersTrash()
+	if err != nil {
+		return err
+	}
+	s.pool.mu.Lock()
+	s.pool.ledger.others = others
+	s.pool.mu.Unlock()
+	return s.load()
+}
+
+// othersTrash tells whether other nodes have removed volumes that still occupy space.
+func (s *session) othersTrash() (bool, error) {
+	trash, err := s.own.Open(trashName)
+	if err != nil {
+		return false, err
+	}
+	defer func() { _ = trash.Close() }()
+	nodes, err := names(trash)
+	if err != nil {
+		return false, err
+	}
+	for _, node := range nodes {
+		if node == s.pool.options.Node.name {
+			continue
+		}
+		left, err := trash.Open(node)
+		if isMissing(err) {
+			continue
+		}
+		if err != nil {
+			return false, err
+		}
+		thrown, err := names(left)
+		if err := errors.Join(err, left.Close()); err != nil || len(thrown) > 0 {
+			return true, err
+		}
+	}
+	return false, nil
 }
 
 type ids map[VolumeID]struct{}
@@ -183,10 +299,24 @@ func (s *session) sync() error {
 			return err
 		}
 	}
-	if s.pool.config.Shared {
-		s.takeOver()
+	if err := s.findTrash(); err != nil {
+		return err
 	}
-	return nil
+	if !s.pool.config.Shared {
+		return nil
+	}
+	s.takeOver()
+	return s.recoverMarks()
+}
+
+// findTrash queues what is in the trash and was not known: directories that were
+// moved up from great depth, when their removal failed.
+func (s *session) findTrash() error {
+	thrown, err := names(s.trash)
+	for _, name := range thrown {
+		s.pool.trashed(name, unknownBytes)
+	}
+	return err
 }
 
 // differing are the volumes of which index and disk say different things.
@@ -197,7 +327,7 @@ func (p *Pool) differing(present, recorded ids) ids {
 	check := func(id VolumeID) {
 		_, isPresent := present[id]
 		_, isRecorded := recorded[id]
-		if e := p.index.byID[id]; e.present != isPresent || (e.record != nil || e.damage != nil) != isRecorded {
+		if e := p.index.byID[id]; e.damage != nil || e.present != isPresent || (e.record != nil || e.damage != nil) != isRecorded {
 			different[id] = struct{}{}
 		}
 	}
@@ -245,7 +375,7 @@ func (s *session) sweep(name string) error {
 		return nil
 	}
 	defer unlock()
-	return errors.Join(s.undoRecord(id), s.discardStaging(name))
+	return s.undoNamed(s.staging, name)
 }
 
 func names(d *dir.Dir) ([]string, error) {

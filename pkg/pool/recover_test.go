@@ -211,21 +211,21 @@ func TestPagesSurviveWhatComesAndGoesBetweenThem(t *testing.T) {
 			_, err := b.Create(t.Context(), request)
 			must(t, err)
 		}
-		page, more := b.List(t.Context(), pool.VolumeID{}, 4)
-		if got := strings.Join(ids(page), " "); got != "pvc-0 pvc-1 pvc-2 pvc-3" || !more {
-			t.Fatalf("first page %q, more %v", got, more)
+		page, next := b.List(t.Context(), pool.VolumeID{}, 4)
+		if got := strings.Join(ids(page), " "); got != "pvc-0 pvc-1 pvc-2 pvc-3" || next.String() != "pvc-3" {
+			t.Fatalf("first page %q, next %q", got, next)
 		}
 		b.delete("pvc-3") // the token itself
 		b.delete("pvc-4")
 		b.create("pvc-00", mib) // before it
 		b.create("pvc-55", mib) // after it
-		page, more = b.List(t.Context(), id(t, "pvc-3"), 4)
-		if got := strings.Join(ids(page), " "); got != "pvc-5 pvc-55 pvc-6 pvc-7" || !more {
-			t.Errorf("second page %q, more %v", got, more)
+		page, next = b.List(t.Context(), id(t, "pvc-3"), 4)
+		if got := strings.Join(ids(page), " "); got != "pvc-5 pvc-55 pvc-6 pvc-7" || next.String() != "pvc-7" {
+			t.Errorf("second page %q, next %q", got, next)
 		}
-		page, more = b.List(t.Context(), id(t, "pvc-7"), 4)
-		if got := strings.Join(ids(page), " "); got != "pvc-8 pvc-9" || more {
-			t.Errorf("last page %q, more %v", got, more)
+		page, next = b.List(t.Context(), id(t, "pvc-7"), 4)
+		if got := strings.Join(ids(page), " "); got != "pvc-8 pvc-9" || next.String() != "" {
+			t.Errorf("last page %q, next %q", got, next)
 		}
 	})
 }
@@ -336,5 +336,47 @@ func TestMarksFromBeforeANodesRestartAreTakenBack(t *testing.T) {
 		if got := names(t, b.own("published", "node-1")); len(got) != 1 || got[0] != "pvc-2" {
 			t.Errorf("marks %q, want that of pvc-2 alone", got)
 		}
+	})
+}
+
+func TestAMarkFromWhileThePoolWasAwayIsTakenBackInTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, t.TempDir())
+		b.start(`[{"name":"local","path":"pool","shared":true}]`)
+		b.create("pvc-1", mib)
+		must(t, b.publish("pvc-1", "a"))
+		must(t, os.Rename(b.path("pool"), b.path("away")))
+		must(t, b.unpublish("pvc-1", "a"))
+		must(t, os.Rename(b.path("away"), b.path("pool")))
+		b.later(2 * time.Minute)
+		if got := names(t, b.own("published", "node-1")); len(got) > 0 {
+			t.Errorf("marks %q, want none", got)
+		}
+	})
+}
+
+func TestAMarkOfANodeWithoutASignOfLifeDoesNotCount(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, t.TempDir())
+		b.start(`[{"name":"local","path":"pool","shared":true}]`)
+		b.create("pvc-1", mib)
+		must(t, os.MkdirAll(b.own("published", "node-9"), 0o700))
+		must(t, os.WriteFile(b.own("published", "node-9", "pvc-1"), nil, 0o600))
+		b.delete("pvc-1")
+	})
+}
+
+func TestAVolumeForOneTargetIsRefusedOnASecondNode(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const shared = `[{"name":"local","path":"pool","shared":true}]`
+		one := newBench(t, t.TempDir())
+		one.start(shared)
+		two := &bench{t: t, root: one.root, mounts: &bindtest.Fake{}, labels: one.labels}
+		defer func() { must(t, two.mounts.Close()) }()
+		two.startNode("node-2", shared)
+		one.create("pvc-1", mib)
+		must(t, one.publish("pvc-1", "on-one"))
+		err := two.Publish(t.Context(), pool.Publication{ID: id(t, "pvc-1"), Target: two.target("on-two"), SingleTarget: true})
+		wantError(t, err, pool.ErrInUse)
 	})
 }

@@ -4,13 +4,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"slices"
 	"strings"
 	"sync"
 	"time"
 
+	"kubevirt.io/hostpath-provisioner/pkg/health"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 )
 
 // A Set is all pools of a node.
@@ -20,7 +23,8 @@ type Set struct {
 	byName  map[Name]*Pool
 	volumes Locks[VolumeID]
 	targets Locks[bind.Target]
-	opened  Locks[string]
+	serving Locks[string]
+	claims  claims
 
 	stop context.CancelFunc
 	work sync.WaitGroup
@@ -33,7 +37,7 @@ func Start(configs []Config, options Options) *Set {
 	ctx, stop := context.WithCancel(context.Background())
 	s := &Set{options: options.withDefaults(), byName: make(map[Name]*Pool), stop: stop}
 	for _, config := range configs {
-		p := newPool(config, s.options, &s.volumes, &s.opened)
+		p := newPool(config, s)
 		s.pools = append(s.pools, p)
 		s.byName[config.Name] = p
 		s.work.Go(func() { p.watch(ctx) })
@@ -43,6 +47,9 @@ func Start(configs []Config, options Options) *Set {
 }
 
 func (o Options) withDefaults() Options {
+	if o.DetectQuota == nil {
+		o.DetectQuota = quota.Detect
+	}
 	set := func(d *time.Duration, value time.Duration) {
 		if *d == 0 {
 			*d = value
@@ -184,18 +191,37 @@ func (v *found) close() {
 	v.session.close()
 }
 
-// find looks for a volume on the disks: in the named pool, or in all. It answers
-// ErrNotFound only if every pool could be asked, for a volume of a pool that is
-// away is not gone.
+// find looks for a volume: in the named pool, or in the one that is known to have
+// it, or in all. It answers ErrNotFound only if every pool could be asked, for a
+// volume of a pool that is away is not gone.
 func (s *Set) find(id VolumeID, name Name) (*found, error) {
-	pools := s.pools
 	if name != (Name{}) {
 		p, err := s.pool(name)
 		if err != nil {
 			return nil, err
 		}
-		pools = []*Pool{p}
+		return findIn([]*Pool{p}, id)
 	}
+	// Not the others, of which one may be about to hang.
+	v, err := findIn(s.holders(id), id)
+	if !errors.Is(err, ErrNotFound) {
+		return v, err
+	}
+	return findIn(s.pools, id)
+}
+
+// holders are the pools whose index has a volume.
+func (s *Set) holders(id VolumeID) []*Pool {
+	var holders []*Pool
+	for _, p := range s.pools {
+		if p.known(id).exists() {
+			holders = append(holders, p)
+		}
+	}
+	return holders
+}
+
+func findIn(pools []*Pool, id VolumeID) (*found, error) {
 	var at *found
 	var unavailable []error
 	for _, p := range pools {
@@ -237,15 +263,31 @@ func (p *Pool) find(id VolumeID) (*found, error) {
 
 // Volume tells of one volume, lost ones included. ErrNotFound means that there is none.
 func (s *Set) Volume(_ context.Context, id VolumeID) (Volume, error) {
-	v, err := s.find(id, Name{})
+	v, err := s.look(id)
 	if err != nil {
 		return Volume{}, err
 	}
 	defer v.close()
-	return v.session.describe(id, v.entry)
+	return v.session.describe(id, v.entry, v.dir)
 }
 
-func (s *session) describe(id VolumeID, e entry) (Volume, error) {
+// look is find for callers that hold no lock. A record without a directory is a
+// moment of making and removing a volume: only what is so under the lock is lost.
+func (s *Set) look(id VolumeID) (*found, error) {
+	v, err := s.find(id, Name{})
+	if err != nil || !v.entry.lost() {
+		return v, err
+	}
+	v.close()
+	unlock, err := s.volumes.TryLock(id)
+	if err != nil {
+		return nil, fmt.Errorf("volume %s: %w: it is being made or removed", id, ErrNotFound)
+	}
+	defer unlock()
+	return s.find(id, Name{})
+}
+
+func (s *session) describe(id VolumeID, e entry, d *dir.Dir) (Volume, error) {
 	space, err := s.root.Space()
 	if err != nil {
 		return Volume{}, s.pool.unavailable(err)
@@ -259,7 +301,8 @@ func (s *session) describe(id VolumeID, e entry) (Volume, error) {
 		return Volume{}, err
 	}
 	v := s.pool.volume(id, e, space)
-	v.Condition = s.pool.facts(e, space).Condition()
+	_, facts := s.measure(d, e, space)
+	v.Condition = facts.Condition()
 	v.Nodes = s.pool.nodes(published, elsewhere[id.name])
 	return v, nil
 }
@@ -273,9 +316,9 @@ func (p *Pool) nodes(here []bind.Publication, elsewhere []NodeID) []NodeID {
 }
 
 // List tells of up to most volumes in the order of their ids, beginning after an
-// id; the zero id comes before all. More tells whether others follow. A pool that
-// does not serve has its volumes listed from memory.
-func (s *Set) List(_ context.Context, after VolumeID, most int) (page []Volume, more bool) {
+// id; the zero id comes before all. If others follow, next is the id to go on after.
+// A pool that does not serve has its volumes listed from memory.
+func (s *Set) List(_ context.Context, after VolumeID, most int) (page []Volume, next VolumeID) {
 	type at struct {
 		id   VolumeID
 		pool *Pool
@@ -292,12 +335,27 @@ func (s *Set) List(_ context.Context, after VolumeID, most int) (page []Volume, 
 	}
 	slices.SortStableFunc(all, func(a, b at) int { return compareIDs(a.id, b.id) })
 	if len(all) > most {
-		all, more = all[:most], true
+		all = all[:most]
+		next = all[most-1].id
 	}
 	for _, v := range all {
-		page = append(page, listings[v.pool].volume(v.id))
+		volume := listings[v.pool].volume(v.id)
+		if volume.Lost && listings[v.pool].err == nil && !s.lost(v.id) {
+			continue // it is being made or removed
+		}
+		page = append(page, volume)
 	}
-	return page, more
+	return page, next
+}
+
+// lost tells whether a volume is lost, and not in the middle of a call.
+func (s *Set) lost(id VolumeID) bool {
+	v, err := s.look(id)
+	if err != nil {
+		return false
+	}
+	defer v.close()
+	return v.entry.lost()
 }
 
 func (p *Pool) after(id VolumeID, most int) []VolumeID {
@@ -326,10 +384,8 @@ func (l *listing) open() (err error) {
 	if l.session, err = l.pool.enter(); err != nil {
 		return err
 	}
-	if l.pool.config.Shared {
-		if err := l.session.load(); err != nil {
-			return err
-		}
+	if err := l.session.loadShared(); err != nil {
+		return err
 	}
 	if l.space, err = l.session.root.Space(); err != nil {
 		return err
@@ -349,14 +405,30 @@ func (l *listing) close() {
 
 func (l *listing) volume(id VolumeID) Volume {
 	e := l.pool.known(id)
-	var ioErr error
+	facts := health.Facts{Pool: l.err}
 	if l.err == nil {
-		e.present, ioErr = l.session.root.IsDir(id.name)
+		e, facts = l.look(id, e)
 	}
-	facts := l.pool.facts(e, l.space)
-	facts.Pool, facts.IO = l.err, ioErr
 	v := l.pool.volume(id, e, l.space)
 	v.Condition = facts.Condition()
 	v.Nodes = l.pool.nodes(l.published[id.name], l.elsewhere[id.name])
 	return v
+}
+
+// look sees whether the directory of a volume is still there, and how it is.
+func (l *listing) look(id VolumeID, e entry) (entry, health.Facts) {
+	d, err := l.session.root.Open(id.name)
+	e.present = err == nil
+	_, facts := l.session.measure(d, e, l.space)
+	if d != nil {
+		_ = d.Close() // opened for reading
+	}
+	if err != nil && !isMissing(err) {
+		facts.IO = err
+	}
+	return e, facts
+}
+
+func isMissing(err error) bool {
+	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, dir.ErrNotDirectory)
 }

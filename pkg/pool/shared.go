@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"syscall"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 )
@@ -13,17 +14,43 @@ import (
 // its own mounts alone, and a volume in use on any node must not be removed.
 const publishedName = "published"
 
-// markPublished says that this node is about to publish a volume.
+// lockShared keeps other nodes from deciding about a shared pool at the same time.
+func (s *session) lockShared() (unlock func(), err error) {
+	if !s.pool.config.Shared {
+		return func() {}, nil
+	}
+	unlock, err = s.own.Lock(lockName)
+	if errors.Is(err, syscall.EROFS) {
+		return func() {}, nil // nothing can be decided
+	}
+	return unlock, err
+}
+
+// markPublished says that this node is about to publish a volume. Under the lock
+// that deleting takes too, either this node sees the volume gone, or the other one
+// sees the mark.
 func (s *session) markPublished(id VolumeID) error {
 	if !s.pool.config.Shared {
 		return nil
 	}
-	marks, err := openNested(s.own, publishedName, s.pool.options.Node.name, (*dir.Dir).Ensure)
+	unlock, err := s.lockShared()
 	if err != nil {
 		return err
 	}
+	defer unlock()
+	present, err := s.root.IsDir(id.name)
+	if err != nil {
+		return err
+	}
+	if !present {
+		return fmt.Errorf("volume %s: %w any more", id, ErrNotFound)
+	}
+	marks, err := openNested(s.own, publishedName, s.pool.options.Node.name, (*dir.Dir).Ensure)
+	if err != nil {
+		return ignoreReadOnly(err)
+	}
 	defer func() { _ = marks.Close() }()
-	return marks.WriteFile(id.name, nil)
+	return ignoreReadOnly(marks.WriteFile(id.name, nil))
 }
 
 // unmarkPublished takes the mark back once the volume is published nowhere on this
@@ -44,14 +71,24 @@ func (s *session) unmarkPublished(id VolumeID) error {
 		return err
 	}
 	defer func() { _ = marks.Close() }()
-	if err := marks.Remove(id.name); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
+	err = marks.Remove(id.name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
 	}
-	return nil
+	return ignoreReadOnly(err)
 }
 
-// recoverMarks takes back the marks of what this node had published before it was
-// started anew.
+// ignoreReadOnly lets a read-only pool be used: nothing can be removed from it, and
+// a mark that stays is taken back when it is writable again.
+func ignoreReadOnly(err error) error {
+	if errors.Is(err, syscall.EROFS) {
+		return nil
+	}
+	return err
+}
+
+// recoverMarks takes back the marks of what this node has published no more: it was
+// started anew, or the pool was away when a volume was unpublished.
 func (s *session) recoverMarks() error {
 	marks, err := openNested(s.own, publishedName, s.pool.options.Node.name, (*dir.Dir).Open)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -67,12 +104,21 @@ func (s *session) recoverMarks() error {
 	}
 	for _, name := range marked {
 		if id, err := ParseVolumeID(name); err == nil {
-			if err := s.unmarkPublished(id); err != nil {
+			if err := s.recoverMark(id); err != nil {
 				return err
 			}
 		}
 	}
 	return nil
+}
+
+func (s *session) recoverMark(id VolumeID) error {
+	unlock, err := s.pool.locks.TryLock(id)
+	if err != nil {
+		return nil // a call is at work on it, and sees to it
+	}
+	defer unlock()
+	return s.unmarkPublished(id)
 }
 
 // publishedElsewhere is what other nodes have published, by volume. The word of a
@@ -108,6 +154,9 @@ func (s *session) publishedElsewhere() (map[string][]NodeID, error) {
 
 func (s *session) addMarks(published map[string][]NodeID, all *dir.Dir, node NodeID) error {
 	life, err := openNested(s.own, trashName, node.name, (*dir.Dir).Open)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil // without a sign of life
+	}
 	if err != nil {
 		return err
 	}

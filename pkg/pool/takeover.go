@@ -15,15 +15,18 @@ const unseenAfter = 24 * time.Hour
 // A node's trash directory is its sign of life. What cannot be taken over now is
 // tried again: it keeps nobody from being served.
 func (s *session) takeOver() {
-	if err := s.takeOverAll(); err != nil {
+	err := s.trash.Touch()
+	if err == nil {
+		err = s.takeOverAll(true)
+	}
+	if err != nil {
 		s.pool.log.Error(err, "what nodes left that are gone could not be taken over")
 	}
 }
 
-func (s *session) takeOverAll() error {
-	if err := s.trash.Touch(); err != nil {
-		return err
-	}
+// takeOverAll takes over from all other nodes, or from those that were not seen
+// lately.
+func (s *session) takeOverAll(goneOnly bool) error {
 	trash, err := s.own.Open(trashName)
 	if err != nil {
 		return err
@@ -35,19 +38,19 @@ func (s *session) takeOverAll() error {
 			return err
 		}
 		if entry.IsDir && entry.Name != s.pool.options.Node.name {
-			problems = append(problems, s.takeOverFrom(trash, entry.Name))
+			problems = append(problems, s.takeOverFrom(trash, entry.Name, goneOnly))
 		}
 	}
 	return errors.Join(problems...)
 }
 
-func (s *session) takeOverFrom(trash *dir.Dir, node string) error {
+func (s *session) takeOverFrom(trash *dir.Dir, node string, goneOnly bool) error {
 	left, err := trash.Open(node)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = left.Close() }()
-	if alive, err := seenLately(left); err != nil || alive {
+	if alive, err := seenLately(left); err != nil || alive && goneOnly {
 		return err
 	}
 	staging, err := openNested(s.own, stagingName, node, (*dir.Dir).Ensure)
@@ -70,13 +73,8 @@ func (s *session) takeStaging(staging *dir.Dir, node string) error {
 		return err
 	}
 	for _, name := range staged {
-		if id, err := ParseVolumeID(name); err == nil {
-			if err := s.undoRecord(id); err != nil {
-				return err
-			}
-		}
-		s.pool.log.Info("undid the creation of a node that is gone", "volume", name, "node", node)
-		if err := s.throwAway(staging, name, name+"."+randomSuffix(), 0); err != nil {
+		s.pool.log.Info("undoing the creation of a node that is gone", "volume", name, "node", node)
+		if err := s.undoNamed(staging, name); err != nil {
 			return err
 		}
 	}
@@ -93,7 +91,7 @@ func (s *session) takeTrash(left *dir.Dir, node string) error {
 			return err
 		}
 		s.pool.log.Info("took over the trash of a node that is gone", "trash", name, "node", node)
-		if err := s.throwAway(left, name, name+"."+randomSuffix(), unknownBytes); err != nil {
+		if err := s.throwAway(left, name, randomSuffix(), unknownBytes); err != nil {
 			return err
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"path"
 	"strings"
 
@@ -56,6 +57,21 @@ func ParseTarget(s string) (Target, error) {
 
 // String is the path.
 func (t Target) String() string { return t.path }
+
+// Is tells whether a path of the mount table, in which links are resolved, is the
+// target. A target whose parent is gone is no such path.
+func (t Target) Is(mounted string) bool {
+	if path.Base(mounted) != t.base() {
+		return false
+	}
+	parent, err := dir.OpenParent(t.path)
+	if err != nil {
+		return false
+	}
+	defer func() { _ = parent.Close() }()
+	resolved, err := os.Readlink(parent.HandlePath())
+	return err == nil && resolved == path.Dir(mounted)
+}
 
 func (t Target) base() string { return path.Base(t.path) }
 
@@ -176,7 +192,8 @@ type inode struct {
 
 func examine(fd int) (inode, error) {
 	var st unix.Statx_t
-	err := unix.Statx(fd, "", unix.AT_EMPTY_PATH|unix.AT_SYMLINK_NOFOLLOW, unix.STATX_TYPE|unix.STATX_INO|unix.STATX_SIZE, &st)
+	// What is cached will do: a filesystem that hangs must not be asked.
+	err := unix.Statx(fd, "", unix.AT_EMPTY_PATH|unix.AT_SYMLINK_NOFOLLOW|unix.AT_STATX_DONT_SYNC, unix.STATX_TYPE|unix.STATX_INO|unix.STATX_SIZE, &st)
 	return inode{
 		mounted: st.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0,
 		id:      dir.ID{Dev: unix.Mkdev(st.Dev_major, st.Dev_minor), Ino: st.Ino},

@@ -88,6 +88,9 @@ func (d *Dir) Close() error { return d.f.Close() }
 // ErrNotDirectory for anything else than a directory, links included.
 func (d *Dir) Open(name string) (*Dir, error) { return d.open(name, 0) }
 
+// OpenInside is Open, but answers EXDEV for a directory on which something is mounted.
+func (d *Dir) OpenInside(name string) (*Dir, error) { return d.open(name, unix.RESOLVE_NO_XDEV) }
+
 // open adds to the resolution flags of openat2(2).
 func (d *Dir) open(name string, resolve uint64) (*Dir, error) {
 	if err := checkName(name); err != nil {

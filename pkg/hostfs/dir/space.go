@@ -21,6 +21,30 @@ func (s Space) TakenBytes() int64 { return s.SizeBytes - s.FreeBytes }
 // InodesUsed is how many inodes are in use; 0 where they are not counted.
 func (s Space) InodesUsed() int64 { return s.Inodes - s.InodesFree }
 
+// A Filesystem tells the filesystem of a directory from others, also after it was
+// mounted anew.
+type Filesystem struct {
+	dev  uint64
+	fsid [2]int32
+}
+
+// Same tells whether both are one filesystem: by the device number, which some get
+// anew with each mount, or by the id of statfs(2), which others make of the device.
+func (f Filesystem) Same(g Filesystem) bool { return f.dev == g.dev || f.fsid == g.fsid }
+
+// Filesystem identifies the filesystem of the directory.
+func (d *Dir) Filesystem() (Filesystem, error) {
+	id, err := d.ID()
+	if err != nil {
+		return Filesystem{}, err
+	}
+	var st unix.Statfs_t
+	if err := unix.Fstatfs(d.Fd(), &st); err != nil {
+		return Filesystem{}, pathError("statfs", d.path, err)
+	}
+	return Filesystem{dev: id.Dev, fsid: st.Fsid.Val}, nil
+}
+
 // Space measures the filesystem of the directory in one system call.
 func (d *Dir) Space() (Space, error) {
 	var st unix.Statfs_t

@@ -58,7 +58,7 @@ func (r *remover) remove(ctx context.Context, parent *Dir, name string, depth in
 	if !errors.Is(err, unix.EISDIR) && !errors.Is(err, unix.EPERM) {
 		return err
 	}
-	sub, openErr := parent.open(name, unix.RESOLVE_NO_XDEV)
+	sub, openErr := parent.OpenInside(name)
 	if errors.Is(openErr, ErrNotDirectory) {
 		return err
 	}

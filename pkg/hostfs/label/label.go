@@ -101,8 +101,9 @@ func labelBelow(d *dir.Dir) error {
 }
 
 func descend(d *dir.Dir, name string) error {
-	sub, err := d.Open(name)
-	if errors.Is(err, unix.ENOENT) || errors.Is(err, dir.ErrNotDirectory) {
+	sub, err := d.OpenInside(name)
+	// A file may go away or change meanwhile; what is mounted is not the volume's.
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, dir.ErrNotDirectory) || errors.Is(err, unix.EXDEV) {
 		return nil
 	}
 	if err != nil {

@@ -1,0 +1,78 @@
+package driver_test
+
+import (
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota/quotatest"
+	"kubevirt.io/hostpath-provisioner/pkg/pool"
+)
+
+// enforced is a driver whose pools keep sizes.
+func enforced() setup {
+	keeper := &quotatest.Fake{As: quota.XFS}
+	return setup{options: func(o *pool.Options) {
+		o.DetectQuota = func(*dir.Dir) (pool.Quota, error) { return keeper, nil }
+	}}
+}
+
+func TestNodeExpandVolume(t *testing.T) {
+	r := newRig(t, enforced())
+	r.create(t, "vol", "")
+	r.create(t, "unpublished", "")
+	r.publish(t, "vol", r.target("vol"))
+	for name, c := range map[string]struct {
+		id, at     string
+		size       *csi.CapacityRange
+		capability *csi.VolumeCapability
+		code       codes.Code
+		bytes      int64
+		says       string
+	}{
+		"no volume id":                       {"", "vol", &csi.CapacityRange{}, nil, codes.InvalidArgument, 0, "volume id"},
+		"an id that climbs":                  {"..", "vol", &csi.CapacityRange{}, nil, codes.InvalidArgument, 0, "volume id"},
+		"a volume that is not there":         {"absent", "vol", &csi.CapacityRange{}, nil, codes.NotFound, 0, "absent"},
+		"a path where it is not":             {"unpublished", "vol", &csi.CapacityRange{}, nil, codes.NotFound, 0, "unpublished"},
+		"a path that is not there":           {"vol", "nothing", &csi.CapacityRange{}, nil, codes.NotFound, 0, "nothing"},
+		"a block capability":                 {"vol", "vol", &csi.CapacityRange{}, block(), codes.InvalidArgument, 0, "block"},
+		"a negative size":                    {"vol", "vol", &csi.CapacityRange{RequiredBytes: -1}, nil, codes.InvalidArgument, 0, "negative"},
+		"a limit below what is required":     {"vol", "vol", &csi.CapacityRange{RequiredBytes: 2, LimitBytes: 1}, nil, codes.OutOfRange, 0, "required"},
+		"shrinking":                          {"vol", "vol", &csi.CapacityRange{RequiredBytes: mib, LimitBytes: 2 * mib}, nil, codes.OutOfRange, 0, "shrink"},
+		"more than the pool can promise":     {"vol", "vol", &csi.CapacityRange{RequiredBytes: 1 << 55}, nil, codes.OutOfRange, 0, "promise"},
+		"no size is what it has":             {"vol", "vol", &csi.CapacityRange{}, writer(), codes.OK, 4 * mib, ""},
+		"what it has":                        {"vol", "vol", &csi.CapacityRange{RequiredBytes: 4 * mib}, nil, codes.OK, 4 * mib, ""},
+		"less, without a limit, is no error": {"vol", "vol", &csi.CapacityRange{RequiredBytes: mib}, nil, codes.OK, 4 * mib, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			response, err := r.NodeExpandVolume(t.Context(), &csi.NodeExpandVolumeRequest{
+				VolumeId: c.id, VolumePath: r.target(c.at), CapacityRange: c.size, VolumeCapability: c.capability,
+			})
+			wantCode(t, err, c.code, c.says)
+			wantEqual(t, "the size", response.GetCapacityBytes(), c.bytes)
+		})
+	}
+}
+
+func TestNodeExpandVolumeGrowsAndTellsEverywhere(t *testing.T) {
+	r := newRig(t, enforced())
+	created := r.create(t, "vol", "")
+	wantEqual(t, "sizeEnforced", created.GetVolumeContext()["sizeEnforced"], "true")
+	r.publish(t, "vol", r.target("vol"))
+	for range 2 {
+		response, err := r.NodeExpandVolume(t.Context(), &csi.NodeExpandVolumeRequest{
+			VolumeId: "vol", VolumePath: r.target("vol"), CapacityRange: &csi.CapacityRange{RequiredBytes: 8 * mib},
+		})
+		must(t, err)
+		wantEqual(t, "the size", response.GetCapacityBytes(), int64(8*mib))
+	}
+	wantEqual(t, "the listed size", r.volume(t, "vol").GetVolume().GetCapacityBytes(), int64(8*mib))
+	stats, err := r.NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: "vol", VolumePath: r.target("vol")})
+	must(t, err)
+	wantEqual(t, "the total", stats.GetUsage()[0].GetTotal(), int64(8*mib))
+	// A repeated creation of what has grown meanwhile is still the same volume.
+	wantEqual(t, "the size of a repeated creation", r.create(t, "vol", "").GetCapacityBytes(), int64(8*mib))
+}

@@ -1,0 +1,221 @@
+package pool_test
+
+import (
+	"fmt"
+	"os"
+	"sync"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind/bindtest"
+	"kubevirt.io/hostpath-provisioner/pkg/pool"
+	"kubevirt.io/hostpath-provisioner/test/testenv"
+)
+
+func TestAPoolOfANodeThatWasRenamedIsRecovered(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, t.TempDir())
+		b.startNode("old-name", local)
+		b.create("pvc-1", mib)
+		b.create("pvc-2", mib)
+		u := uid(t, b, "pvc-1")
+		must(t, b.Close(t.Context()))
+		must(t, os.Rename(b.path("pool", "pvc-1"), b.own("trash", "old-name", "pvc-1."+u)))
+		must(t, os.Rename(b.path("pool", "pvc-2"), b.own("staging", "old-name", "pvc-2")))
+		b.start(local)
+		b.wantVolumes()
+		b.wantClean()
+		for _, part := range []string{"staging", "trash"} {
+			if left := names(t, b.own(part, "old-name")); len(left) > 0 {
+				t.Errorf("%s of the old name has %q", part, left)
+			}
+		}
+	})
+}
+
+func TestDirectoriesOfTheLayoutThatWereRemovedByHandComeBack(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		for _, part := range []string{"staging", "trash"} {
+			must(t, os.RemoveAll(b.own(part)))
+		}
+		b.create("pvc-1", mib)
+		b.delete("pvc-1")
+		b.wantClean()
+	})
+}
+
+func TestDeepTrashThatIsStuckIsNotForgotten(t *testing.T) {
+	testenv.NeedRoot(t)
+	inBubble(t, func(t *testing.T, b *bench) {
+		b.create("pvc-1", mib)
+		deep := b.path("pool", "pvc-1")
+		for range 70 {
+			deep += "/d"
+		}
+		must(t, os.MkdirAll(deep, 0o755))
+		must(t, syscall.Mount("tmpfs", deep, "tmpfs", 0, ""))
+		b.delete("pvc-1")
+		b.settled()
+		b.later(2 * time.Hour)
+		if status := b.Status()[0]; status.Trash != 1 || status.Stuck != 1 {
+			t.Errorf("status %+v, want one piece of stuck trash", status)
+		}
+		unmountBelow(t, b.own("trash", "node-1"))
+		b.later(2 * time.Hour)
+		b.wantClean()
+	})
+}
+
+func unmountBelow(t *testing.T, path string) {
+	t.Helper()
+	for syscall.Unmount(path, 0) != nil {
+		below := names(t, path)
+		if len(below) != 1 {
+			t.Fatalf("%s has %q, want the way to the mount", path, below)
+		}
+		path += "/" + below[0]
+	}
+}
+
+func TestAVolumeThatComesAndGoesIsNeverReportedLost(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		done := make(chan struct{})
+		var churn sync.WaitGroup
+		churn.Go(func() {
+			defer close(done)
+			for range 200 {
+				b.locked("pvc-1", func() { b.create("pvc-1", mib) })
+				b.locked("pvc-1", func() { b.delete("pvc-1") })
+			}
+		})
+		for running := true; running; {
+			select {
+			case <-done:
+				running = false
+			default:
+			}
+			page, _ := b.List(t.Context(), pool.VolumeID{}, 10)
+			for _, v := range page {
+				if v.Lost {
+					t.Errorf("%s is listed as lost", v.ID)
+				}
+			}
+			if v, err := b.Volume(t.Context(), id(t, "pvc-1")); err == nil && v.Lost {
+				t.Errorf("%s is said to be lost", v.ID)
+			}
+		}
+		churn.Wait()
+		b.wantClean()
+	})
+}
+
+// locked does something as a call does it, and again if another has the lock.
+func (b *bench) locked(name string, do func()) {
+	for {
+		if unlock, err := b.Lock(id(b.t, name)); err == nil {
+			do()
+			unlock()
+			return
+		}
+	}
+}
+
+func TestACopyOfThePoolBelowItsMountIsNotWrittenTo(t *testing.T) {
+	testenv.NeedRoot(t)
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, t.TempDir())
+		b.start(local)
+		must(t, b.Close(t.Context()))
+		// The pool moves to a disk of its own, and the old directory stays below.
+		must(t, os.Mkdir(b.path("disk"), 0o750))
+		must(t, syscall.Mount("tmpfs", b.path("disk"), "tmpfs", 0, "size=64m"))
+		must(t, os.CopyFS(b.path("disk"), os.DirFS(b.path("pool"))))
+		must(t, syscall.Mount(b.path("disk"), b.path("pool"), "", syscall.MS_MOVE, ""))
+		b.start(local)
+		b.create("pvc-1", mib)
+		must(t, syscall.Unmount(b.path("pool"), 0))
+		_, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-2"), Range: pool.Range{Required: mib}})
+		wantError(t, err, pool.ErrNoSpace)
+		wantGone(t, b.path("pool", "pvc-2"))
+	})
+}
+
+func TestTrashOfOtherNodesIsNotSoldAgain(t *testing.T) {
+	testenv.NeedRoot(t)
+	root := testenv.Tmpfs(t, 256*mib)
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, root)
+		b.start(`[{"name":"local","path":"pool","shared":true}]`)
+		must(t, os.MkdirAll(b.own("trash", "node-2", "pvc-9.0123456789abcdef"), 0o700))
+		must(t, os.WriteFile(b.own("trash", "node-2", "pvc-9.0123456789abcdef", "data"), make([]byte, 100*mib), 0o600))
+		b.create("pvc-1", 100*mib)
+		if got := b.capacity(); got > 56*mib {
+			t.Errorf("capacity %d, want at most 56 MiB: 256 less 100 promised and 100 in another node's trash", got)
+		}
+	})
+}
+
+func TestASharedPoolThatTurnsReadOnlyLetsPodsEnd(t *testing.T) {
+	testenv.NeedRoot(t)
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, t.TempDir())
+		must(t, os.Mkdir(b.path("disk"), 0o755))
+		disk(t, b)
+		const shared = `[{"name":"local","path":"disk","shared":true}]`
+		b.start(shared)
+		b.create("pvc-1", mib)
+		must(t, b.publish("pvc-1", "a"))
+		must(t, syscall.Mount("", b.path("disk"), "", syscall.MS_REMOUNT|syscall.MS_RDONLY, ""))
+		must(t, b.unpublish("pvc-1", "a"))
+		must(t, b.publish("pvc-1", "b"))
+		must(t, b.unpublish("pvc-1", "b"))
+		_, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-2"), Range: pool.Range{Required: mib}})
+		wantError(t, err, pool.ErrNoSpace)
+		b.create("pvc-1", mib) // the answer of before
+	})
+}
+
+func TestAPodEndsWhoseVolumeWasRestoredFromABackup(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		b.create("pvc-1", mib)
+		must(t, b.publish("pvc-1", "a"))
+		must(t, os.Rename(b.path("pool", "pvc-1"), b.path("broken")))
+		must(t, os.Mkdir(b.path("pool", "pvc-1"), 0o777))
+		must(t, b.unpublish("pvc-1", "a"))
+		wantGone(t, b.path("pods", "a"))
+	})
+}
+
+func TestNodesOfASharedPoolTogetherCannotOversell(t *testing.T) {
+	testenv.NeedRoot(t)
+	root := testenv.Tmpfs(t, 256*mib)
+	synctest.Test(t, func(t *testing.T) {
+		const shared = `[{"name":"local","path":"pool","shared":true}]`
+		one := newBench(t, root)
+		one.start(shared)
+		two := &bench{t: t, root: root, mounts: &bindtest.Fake{}, labels: one.labels}
+		defer func() { must(t, two.mounts.Close()) }()
+		two.startNode("node-2", shared)
+
+		var calls sync.WaitGroup
+		var made sync.Map
+		for i := range 16 {
+			b := []*bench{one, two}[i%2]
+			calls.Go(func() {
+				name := fmt.Sprintf("pvc-%d", i)
+				if _, err := b.Create(t.Context(), pool.Request{ID: id(t, name), Range: pool.Range{Required: 100 * mib}}); err == nil {
+					made.Store(name, true)
+				} else {
+					wantError(t, err, pool.ErrNoSpace)
+				}
+			})
+			calls.Go(func() { b.capacity(); b.volumes() })
+		}
+		calls.Wait()
+		if got := length(&made); got != 2 {
+			t.Errorf("%d volumes of 100 MiB were promised of 256, 2 fit", got)
+		}
+	})
+}

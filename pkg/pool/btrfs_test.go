@@ -1,0 +1,64 @@
+package pool_test
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"syscall"
+	"testing"
+	"testing/synctest"
+
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
+	"kubevirt.io/hostpath-provisioner/pkg/pool"
+	"kubevirt.io/hostpath-provisioner/test/testenv"
+)
+
+// The whole life of a volume under a limit that the kernel keeps, on the filesystem
+// that has one everywhere.
+func TestLifeOfAVolumeOnBtrfs(t *testing.T) {
+	testenv.NeedRoot(t)
+	testenv.NeedPrograms(t, "btrfs")
+	root := testenv.LoopFS(t, "btrfs", 512*mib)
+	if out, err := exec.CommandContext(t.Context(), "btrfs", "quota", "enable", root).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, root)
+		b.real = quota.Detect
+		b.start(`[{"name":"local","path":"pool","enforcement":"required"}]`)
+		b.create("pvc-1", 16*mib)
+		must(t, b.publish("pvc-1", "a"))
+		data := b.path("pool", "pvc-1", "data")
+		if err := os.WriteFile(data, make([]byte, 32*mib), 0o644); !errors.Is(err, syscall.EDQUOT) {
+			t.Errorf("writing 32 MiB into 16: %v, want EDQUOT", err)
+		}
+		must(t, os.Remove(data))
+		syncfs(t, root)
+		if _, err := b.Expand(t.Context(), id(t, "pvc-1"), b.target("a"), pool.Range{Required: 64 * mib}); err != nil {
+			t.Error(err)
+		}
+		must(t, os.WriteFile(data, make([]byte, 32*mib), 0o644))
+		syncfs(t, root)
+		stats, err := b.Stats(t.Context(), id(t, "pvc-1"), b.target("a"))
+		must(t, err)
+		if s := stats.Space; s.SizeBytes != 64*mib || s.UsedBytes < 32*mib || s.UsedBytes > 33*mib {
+			t.Errorf("space %+v, want 32 MiB of 64 in use", s)
+		}
+		must(t, b.unpublish("pvc-1", "a"))
+		b.restart(local)
+		b.delete("pvc-1")
+		b.wantVolumes()
+		b.wantClean()
+	})
+}
+
+func syncfs(t *testing.T, root string) {
+	t.Helper()
+	d, err := dir.Open(root)
+	must(t, err)
+	defer func() { must(t, d.Close()) }()
+	must(t, unix.Syncfs(d.Fd()))
+}
