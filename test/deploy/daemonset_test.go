@@ -22,6 +22,7 @@ import (
 const (
 	driver       = "driver"
 	provisioner  = "csi-provisioner"
+	resizer      = "csi-resizer"
 	registrar    = "node-driver-registrar"
 	liveness     = "livenessprobe"
 	health       = "health-monitor"
@@ -40,6 +41,12 @@ var flags = map[string][]string{
 		"immediate-topology", "enable-capacity", "capacity-ownerref-level", "capacity-poll-interval",
 		"extra-create-metadata", "kube-api-qps", "kube-api-burst", "timeout", "http-endpoint", "v",
 	},
+	resizer: {
+		"csi-address", "leader-election", "leader-election-namespace", "leader-election-labels",
+		"leader-election-lease-duration", "leader-election-renew-deadline", "leader-election-retry-period",
+		"handle-volume-inuse-error", "workers", "resync-period", "retry-interval-start", "retry-interval-max",
+		"kube-api-qps", "kube-api-burst", "timeout", "http-endpoint", "metrics-path", "feature-gates", "v",
+	},
 	registrar: {"csi-address", "kubelet-registration-path", "plugin-registration-path", "http-endpoint", "timeout", "v"},
 	liveness:  {"csi-address", "http-endpoint", "probe-timeout", "metrics-path", "v"},
 	health:    {"csi-address", "list-volumes-interval", "timeout", "http-endpoint", "v"},
@@ -55,6 +62,7 @@ var hostDirs = map[string]map[string]bool{
 		"/sys/fs":               true,
 	},
 	provisioner: {path.Dir(socketOnHost): false},
+	resizer:     {path.Dir(socketOnHost): false},
 	registrar:   {path.Dir(socketOnHost): false, "/var/lib/kubelet/plugins_registry": true},
 	liveness:    {path.Dir(socketOnHost): false},
 	health:      {path.Dir(socketOnHost): false},
@@ -122,7 +130,7 @@ func volume(pod corev1.PodSpec, name string) (corev1.Volume, bool) {
 	return pod.Volumes[i], true
 }
 
-func TestThePodHasFiveContainers(t *testing.T) {
+func TestThePodHasSixContainers(t *testing.T) {
 	pod := daemonSet(t, render(t, csiDir)).Spec.Template.Spec
 	var got []string
 	for _, c := range pod.Containers {
@@ -336,7 +344,7 @@ func tokenIsWhereItIsUsed(pod corev1.PodSpec, c corev1.Container) error {
 			has = append(has, m.MountPath)
 		}
 	}
-	calls := c.Name == provisioner || c.Name == health
+	calls := c.Name == provisioner || c.Name == resizer || c.Name == health
 	switch {
 	case calls && !slices.Equal(has, []string{inCluster}):
 		return fmt.Errorf("the token is at %q, and is looked for at %s", has, inCluster)
@@ -388,6 +396,11 @@ func TestFlagsHaveTheValuesTheyNeed(t *testing.T) {
 			"kube-api-qps":                      "100",
 			"kube-api-burst":                    "200",
 		},
+		resizer: {
+			"leader-election":           "true",
+			"leader-election-namespace": "$(NAMESPACE)",
+			"handle-volume-inuse-error": "false",
+		},
 		registrar: {"kubelet-registration-path": socketOnHost},
 	} {
 		args := argsOf(container(t, pod, name))
@@ -404,6 +417,7 @@ func TestVariablesComeFromThePod(t *testing.T) {
 	for name, want := range map[string]map[string]string{
 		driver:      {"NODE_NAME": "spec.nodeName"},
 		provisioner: {"NODE_NAME": "spec.nodeName", "NAMESPACE": "metadata.namespace", "POD_NAME": "metadata.name"},
+		resizer:     {"NAMESPACE": "metadata.namespace"},
 	} {
 		got := map[string]string{}
 		for _, e := range container(t, pod, name).Env {
@@ -522,6 +536,31 @@ func TestTheHealthMonitorIsQuiet(t *testing.T) {
 	interval, err := time.ParseDuration(args["list-volumes-interval"])
 	if err != nil || interval < time.Minute {
 		t.Errorf("it lists the volumes every %s (%v)", interval, err)
+	}
+}
+
+// Each node asks for the lease once in the retry period or somewhat later.
+func TestTheElectionIsQuiet(t *testing.T) {
+	args := argsOf(container(t, daemonSet(t, render(t, csiDir)).Spec.Template.Spec, resizer))
+	duration := func(flag string) time.Duration {
+		d, err := time.ParseDuration(args[flag])
+		if err != nil {
+			t.Fatalf("--%s: %v", flag, err)
+		}
+		return d
+	}
+	retry := duration("leader-election-retry-period")
+	renew := duration("leader-election-renew-deadline")
+	lease := duration("leader-election-lease-duration")
+	if retry < 20*time.Second {
+		t.Errorf("every node asks for the lease every %s", retry)
+	}
+	// Else client-go does not start. It waits up to 1.2 times as long between tries.
+	if renew <= retry*12/10 || lease <= renew {
+		t.Errorf("the lease lasts %s, is given up after %s and tried for every %s", lease, renew, retry)
+	}
+	if lease > 2*time.Minute {
+		t.Errorf("no volume grows for %s after a leader was lost", lease)
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 )
@@ -81,7 +82,7 @@ func TestNoRuleIsWide(t *testing.T) {
 				}
 			}
 			for _, s := range r.Resources {
-				if strings.Contains(s, "/") {
+				if strings.Contains(s, "/") && s != "persistentvolumeclaims/status" {
 					t.Errorf("%s names a subresource: %s", name, s)
 				}
 			}
@@ -107,10 +108,12 @@ func TestTheSidecarsHaveTheRightsTheyUse(t *testing.T) {
 	}
 	add(true, "persistentvolumes", "get", "list", "watch", "create", "patch", "delete")
 	add(true, "persistentvolumeclaims", "get", "list", "watch", "update")
+	add(true, "persistentvolumeclaims/status", "patch")
 	add(true, "storageclasses.storage.k8s.io", "get", "list", "watch")
 	add(true, "events", "get", "list", "watch", "create", "patch")
 	add(false, "csistoragecapacities.storage.k8s.io", "get", "list", "watch", "create", "update", "delete")
 	add(false, "pods", "get")
+	add(false, "leases.coordination.k8s.io", "get", "create", "update")
 
 	got := rights(t, render(t, csiDir))
 	for r := range want {
@@ -122,6 +125,25 @@ func TestTheSidecarsHaveTheRightsTheyUse(t *testing.T) {
 		if !want[r] {
 			t.Errorf("too much: %+v", r)
 		}
+	}
+}
+
+// The resizer makes the name of its lease of that of the driver. Only the making
+// of one cannot be held to a name.
+func TestOnlyTheResizersLeaseMayBeTaken(t *testing.T) {
+	lease := "external-resizer-" + strings.ReplaceAll(driverName, ".", "-")
+	want := []rbacv1.PolicyRule{{
+		APIGroups:     []string{"coordination.k8s.io"},
+		Resources:     []string{"leases"},
+		ResourceNames: []string{lease},
+		Verbs:         []string{"get", "update"},
+	}, {
+		APIGroups: []string{"coordination.k8s.io"},
+		Resources: []string{"leases"},
+		Verbs:     []string{"create"},
+	}}
+	if diff := cmp.Diff(want, roles(t, render(t, csiDir))["Role hostpath-csi-resizer-leader"]); diff != "" {
+		t.Errorf("(- want, + got):\n%s", diff)
 	}
 }
 

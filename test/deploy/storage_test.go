@@ -26,6 +26,7 @@ type poolConfig struct {
 	Enforcement      string  `json:"enforcement"`
 	Overprovision    float64 `json:"overprovision"`
 	Reserve          string  `json:"reserve"`
+	BytesPerInode    int64   `json:"bytesPerInode"`
 	Relabel          string  `json:"relabel"`
 	RequireMount     bool    `json:"requireMount"`
 }
@@ -214,7 +215,7 @@ func TestStorageClass(t *testing.T) {
 		{"has no other parameter", len(sc.Parameters) == 1},
 		{"waits for the pod", ptr(sc.VolumeBindingMode) == storagev1.VolumeBindingWaitForFirstConsumer},
 		{"deletes what is no longer claimed", ptr(sc.ReclaimPolicy) == corev1.PersistentVolumeReclaimDelete},
-		{"does not promise to expand", !ptr(sc.AllowVolumeExpansion)},
+		{"lets volumes grow", ptr(sc.AllowVolumeExpansion)},
 		{"is nobody's default", sc.Annotations["storageclass.kubernetes.io/is-default-class"] == ""},
 	}
 	for _, tt := range tests {
