@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
@@ -88,11 +89,31 @@ func (s *scene) create(ctx context.Context) (answer, error) {
 		return answer{}, err
 	}
 	s.volume = made.GetVolume()
-	if got := s.volume.GetCapacityBytes(); got != volumeBytes {
-		return answer{}, fmt.Errorf("the volume has %d bytes, want %d", got, int64(volumeBytes))
-	}
-	return fine("%s, %s", s.volume.GetVolumeId(), size(s.volume.GetCapacityBytes()))
+	return s.told(s.volume, volumeBytes)
 }
+
+func (s *scene) createSmall(ctx context.Context) (answer, error) {
+	made, err := s.createSized(ctx, smallName, smallBytes)
+	if err != nil {
+		return answer{}, err
+	}
+	s.small = made.GetVolume()
+	return s.told(s.small, smallBytes)
+}
+
+// told expects the driver to promise what it was asked for, and to know who keeps it.
+func (s *scene) told(volume *csi.Volume, bytes int64) (answer, error) {
+	if got := volume.GetCapacityBytes(); got != bytes {
+		return answer{}, fmt.Errorf("the volume has %d bytes, want %d", got, bytes)
+	}
+	if got, want := volume.GetVolumeContext()["sizeEnforced"], strconv.FormatBool(s.enforced()); got != want {
+		return answer{}, fmt.Errorf("the driver says of its size: enforced %s, want %s", got, want)
+	}
+	return fine("%s, %s", volume.GetVolumeId(), size(bytes))
+}
+
+// enforced tells whether the kernel keeps volumes within their sizes.
+func (s *scene) enforced() bool { return s.keeper != "" }
 
 func (s *scene) createSized(ctx context.Context, name string, bytes int64) (*csi.CreateVolumeResponse, error) {
 	return s.controller().CreateVolume(ctx, &csi.CreateVolumeRequest{
@@ -101,6 +122,22 @@ func (s *scene) createSized(ctx context.Context, name string, bytes int64) (*csi
 		VolumeCapabilities: []*csi.VolumeCapability{filesystem},
 		Parameters:         parameters,
 	})
+}
+
+func (s *scene) grow(ctx context.Context) (answer, error) {
+	grown, err := s.kubelet().NodeExpandVolume(ctx, &csi.NodeExpandVolumeRequest{
+		VolumeId:         s.small.GetVolumeId(),
+		VolumePath:       s.target(filler),
+		CapacityRange:    &csi.CapacityRange{RequiredBytes: grownBytes},
+		VolumeCapability: filesystem,
+	})
+	if err != nil {
+		return answer{}, err
+	}
+	if got := grown.GetCapacityBytes(); got != grownBytes {
+		return answer{}, fmt.Errorf("the volume has %d bytes, want %d", got, int64(grownBytes))
+	}
+	return fine("%s", size(grown.GetCapacityBytes()))
 }
 
 // publishAt makes the directory that kubelet would make, and publishes there.
@@ -120,18 +157,31 @@ func (s *scene) publishAt(ctx context.Context, id, pod string, readOnly bool) er
 }
 
 func (s *scene) publish(ctx context.Context) (answer, error) {
-	if err := s.publishAt(ctx, s.volume.GetVolumeId(), writer, false); err != nil {
+	return s.publishOnce(ctx, s.volume, writer, "mounted")
+}
+
+func (s *scene) publishSmall(ctx context.Context) (answer, error) {
+	return s.publishOnce(ctx, s.small, filler, "mounted")
+}
+
+func (s *scene) publishAgain(ctx context.Context) (answer, error) {
+	return s.publishOnce(ctx, s.volume, writer, "still one mount")
+}
+
+func (s *scene) publishOnce(ctx context.Context, volume *csi.Volume, pod, text string) (answer, error) {
+	if err := s.publishAt(ctx, volume.GetVolumeId(), pod, false); err != nil {
 		return answer{}, err
 	}
-	if err := s.wantMounts(writer, 1); err != nil {
+	if err := s.wantMounts(pod, 1); err != nil {
 		return answer{}, err
 	}
-	return fine("mounted")
+	return fine("%s", text)
 }
 
 // The pods, by the names of their directories.
 const (
 	writer   = "pod-writer"
+	filler   = "pod-filler"
 	reader   = "pod-reader"
 	intruder = "pod-intruder"
 )
@@ -148,21 +198,52 @@ func (s *scene) wantMounts(pod string, want int) error {
 }
 
 func (s *scene) stats(ctx context.Context) (answer, error) {
-	told, err := s.kubelet().NodeGetVolumeStats(ctx, &csi.NodeGetVolumeStatsRequest{
-		VolumeId: s.volume.GetVolumeId(), VolumePath: s.target(writer),
-	})
+	told, err := s.bytesOf(ctx, s.volume, writer)
 	if err != nil {
 		return answer{}, err
 	}
-	if condition := told.GetVolumeCondition(); condition.GetAbnormal() {
-		return answer{}, fmt.Errorf("the volume is abnormal: %s", condition.GetMessage())
+	if told.GetUsed() < int64(len(data())) {
+		return answer{}, fmt.Errorf("%s used, although %s are written", size(told.GetUsed()), size(int64(len(data()))))
+	}
+	return fine("%s of %s used", size(told.GetUsed()), size(told.GetTotal()))
+}
+
+// statsFull expects a volume to be told apart from its pool.
+func (s *scene) statsFull(ctx context.Context) (answer, error) {
+	return s.statsBetween(ctx, s.small, filler, smallBytes-slack, smallBytes)
+}
+
+func (s *scene) statsUntouched(ctx context.Context) (answer, error) {
+	return s.statsBetween(ctx, s.volume, writer, int64(len(data())), volumeBytes)
+}
+
+func (s *scene) statsBetween(ctx context.Context, volume *csi.Volume, pod string, low, total int64) (answer, error) {
+	if !s.enforced() {
+		return notTried, nil
+	}
+	told, err := s.bytesOf(ctx, volume, pod)
+	if err != nil {
+		return answer{}, err
+	}
+	if used := told.GetUsed(); told.GetTotal() != total || used < low || used > low+2*slack {
+		return answer{}, fmt.Errorf("%d of %d bytes used, want about %d of %d", used, told.GetTotal(), low, total)
+	}
+	return fine("%s of %s used", size(told.GetUsed()), size(told.GetTotal()))
+}
+
+func (s *scene) bytesOf(ctx context.Context, volume *csi.Volume, pod string) (*csi.VolumeUsage, error) {
+	told, err := s.kubelet().NodeGetVolumeStats(ctx, &csi.NodeGetVolumeStatsRequest{
+		VolumeId: volume.GetVolumeId(), VolumePath: s.target(pod),
+	})
+	if err != nil {
+		return nil, err
 	}
 	for _, usage := range told.GetUsage() {
-		if usage.GetUnit() == csi.VolumeUsage_BYTES && usage.GetUsed() >= int64(len(data())) {
-			return fine("%s of %s used", size(usage.GetUsed()), size(usage.GetTotal()))
+		if usage.GetUnit() == csi.VolumeUsage_BYTES {
+			return usage, nil
 		}
 	}
-	return answer{}, fmt.Errorf("no usage in bytes that has the %s written: %v", size(int64(len(data()))), told.GetUsage())
+	return nil, fmt.Errorf("no usage in bytes: %v", told.GetUsage())
 }
 
 func (s *scene) publishReadOnly(ctx context.Context) (answer, error) {
@@ -193,13 +274,13 @@ func (s *scene) createTooLarge(ctx context.Context) (answer, error) {
 	return refusedAs(err, codes.ResourceExhausted)
 }
 
-func (s *scene) deleteVolume(ctx context.Context) error {
-	_, err := s.controller().DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: s.volume.GetVolumeId()})
+func (s *scene) deleteVolume(ctx context.Context, volume *csi.Volume) error {
+	_, err := s.controller().DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: volume.GetVolumeId()})
 	return err
 }
 
 func (s *scene) deleteInUse(ctx context.Context) (answer, error) {
-	return refusedAs(s.deleteVolume(ctx), codes.FailedPrecondition)
+	return refusedAs(s.deleteVolume(ctx, s.volume), codes.FailedPrecondition)
 }
 
 func (s *scene) crash(ctx context.Context) (answer, error) {
@@ -212,27 +293,21 @@ func (s *scene) crash(ctx context.Context) (answer, error) {
 	return fine("ready again")
 }
 
-func (s *scene) publishAgain(ctx context.Context) (answer, error) {
-	if err := s.publishAt(ctx, s.volume.GetVolumeId(), writer, false); err != nil {
-		return answer{}, err
-	}
-	if err := s.wantMounts(writer, 1); err != nil {
-		return answer{}, err
-	}
-	return fine("still one mount")
-}
-
 func (s *scene) unpublish(ctx context.Context) (answer, error) {
-	return s.unpublishAt(ctx, writer)
+	return s.unpublishAt(ctx, s.volume, writer)
 }
 
 func (s *scene) unpublishReadOnly(ctx context.Context) (answer, error) {
-	return s.unpublishAt(ctx, reader)
+	return s.unpublishAt(ctx, s.volume, reader)
 }
 
-func (s *scene) unpublishAt(ctx context.Context, pod string) (answer, error) {
+func (s *scene) unpublishSmall(ctx context.Context) (answer, error) {
+	return s.unpublishAt(ctx, s.small, filler)
+}
+
+func (s *scene) unpublishAt(ctx context.Context, volume *csi.Volume, pod string) (answer, error) {
 	_, err := s.kubelet().NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{
-		VolumeId: s.volume.GetVolumeId(), TargetPath: s.target(pod),
+		VolumeId: volume.GetVolumeId(), TargetPath: s.target(pod),
 	})
 	if err != nil {
 		return answer{}, err
@@ -244,10 +319,18 @@ func (s *scene) unpublishAt(ctx context.Context, pod string) (answer, error) {
 }
 
 func (s *scene) remove(ctx context.Context) (answer, error) {
-	if err := s.deleteVolume(ctx); err != nil {
+	return s.removeVolume(ctx, s.volume)
+}
+
+func (s *scene) removeSmall(ctx context.Context) (answer, error) {
+	return s.removeVolume(ctx, s.small)
+}
+
+func (s *scene) removeVolume(ctx context.Context, volume *csi.Volume) (answer, error) {
+	if err := s.deleteVolume(ctx, volume); err != nil {
 		return answer{}, err
 	}
-	if _, err := os.Lstat(filepath.Join(s.pool(), s.volume.GetVolumeId())); !errors.Is(err, os.ErrNotExist) {
+	if _, err := os.Lstat(filepath.Join(s.pool(), volume.GetVolumeId())); !errors.Is(err, os.ErrNotExist) {
 		return answer{}, fmt.Errorf("its directory is still in the pool (%v)", orNil(err))
 	}
 	return fine("it is gone")

@@ -6,9 +6,12 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"kubevirt.io/hostpath-provisioner/test/node"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
@@ -62,7 +65,7 @@ func TestDemo(t *testing.T) {
 	wantNothingLeft(t, tmp)
 }
 
-func TestDemoWithoutXFS(t *testing.T) {
+func TestDemoWithoutPrograms(t *testing.T) {
 	useDriver(t)
 	// Its reserved blocks are free but not available, which must not be promised.
 	tmp := filepath.Join(testenv.LoopFS(t, "ext4", 4<<30), "tmp")
@@ -70,12 +73,18 @@ func TestDemoWithoutXFS(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Setenv("TMPDIR", tmp)
-	t.Setenv("PATH", t.TempDir()) // no mkfs.xfs
+	t.Setenv("PATH", t.TempDir()) // no mkfs
 	var out strings.Builder
 	if err := demonstrate(t.Context(), newTable(&out, false)); err != nil {
 		t.Errorf("%v\n%s", err, out.String())
 	}
-	for _, want := range []string{"missing on this machine: mkfs.xfs\n", "A node with one storage pool: a directory.\n"} {
+	for _, want := range []string{
+		"missing on this machine: mkfs.xfs.\n",
+		"missing on this machine: mkfs.btrfs.\n",
+		"A node with one storage pool: a directory.\n",
+		"Sizes are not enforced: ",
+		"not tried: sizes are not enforced",
+	} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("it is not said: %q\n%s", want, out.String())
 		}
@@ -85,7 +94,7 @@ func TestDemoWithoutXFS(t *testing.T) {
 
 func TestAnInterruptedDemoLeavesNothing(t *testing.T) {
 	tmp := useDriver(t)
-	for _, at := range []string{"A node with", steps[0].what, "Mount it for a pod", "Mount it read-only", "Crash the driver", "Unmount the pod"} {
+	for _, at := range []string{"A node with", steps[0].what, "Mount it for a pod", "That pod fills it", "Mount the first read-only", "Crash the driver", "Unmount the pod"} {
 		t.Run(at, func(t *testing.T) {
 			ctx, cancel := context.WithCancelCause(t.Context())
 			out := &interrupter{at: at, interrupt: func() { cancel(interrupted{syscall.SIGINT}) }}
@@ -140,6 +149,51 @@ func TestNeededRefusals(t *testing.T) {
 				t.Errorf("refusedWith(%v) = %v", test.got, err)
 			}
 		})
+	}
+}
+
+func TestFillLeavesNoByteFree(t *testing.T) {
+	const room = 1 << 20
+	file, err := os.Create(filepath.Join(testenv.Tmpfs(t, room), "data"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	if written, err := fill(file); written != room || err != nil {
+		t.Errorf("fill = %d, %v, want %d", written, err, room)
+	}
+}
+
+func TestFillEndsWithAnotherErrorThanThatOfAFullVolume(t *testing.T) {
+	file, err := os.Open(os.DevNull)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	if written, err := fill(file); written != 0 || !errors.Is(err, syscall.EBADF) {
+		t.Errorf("fill of what is open for reading = %d, %v, want EBADF", written, err)
+	}
+}
+
+func TestAsPodIsNotExemptFromLimits(t *testing.T) {
+	var inside []byte
+	err := asPod(func() (err error) {
+		inside, err = os.ReadFile("/proc/thread-self/status")
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var effective uint64
+	for line := range strings.Lines(string(inside)) {
+		if set, ok := strings.CutPrefix(line, "CapEff:"); ok {
+			if effective, err = strconv.ParseUint(strings.TrimSpace(set), 16, 64); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if effective&(1<<unix.CAP_SYS_RESOURCE) != 0 {
+		t.Errorf("the capabilities are %x, with CAP_SYS_RESOURCE", effective)
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 	"kubevirt.io/hostpath-provisioner/test/node"
 	"kubevirt.io/hostpath-provisioner/test/testenv/loopfs"
 	"kubevirt.io/hostpath-provisioner/test/testenv/mountns"
@@ -35,8 +36,10 @@ type scene struct {
 	calls int   // over all steps
 	spent time.Duration
 
-	room   int64 // the capacity last told, in bytes
+	keeper quota.Kind // who keeps the sizes of volumes; empty for nobody
+	room   int64      // the capacity last told, in bytes
 	volume *csi.Volume
+	small  *csi.Volume
 }
 
 func setUp(ctx context.Context, table *table) (*scene, error) {
@@ -59,8 +62,7 @@ func (s *scene) startDriver(ctx context.Context, table *table) error {
 	if err != nil {
 		return err
 	}
-	kind, err := makePool(ctx, s.pool(), table)
-	if err != nil {
+	if s.keeper, err = makePool(ctx, s.pool(), table); err != nil {
 		return err
 	}
 	s.node, err = node.Start(ctx, node.Config{
@@ -70,36 +72,14 @@ func (s *scene) startDriver(ctx context.Context, table *table) error {
 		Pools:   []node.Pool{{Name: poolName, Path: s.pool()}},
 		Dial:    []grpc.DialOption{grpc.WithUnaryInterceptor(s.meter.intercept)},
 	})
-	if err != nil {
-		return err
-	}
-	table.note("A node with one storage pool: " + kind + ".\n")
-	return nil
+	return err
 }
 
 func (s *scene) pool() string { return filepath.Join(s.dir, "pool") }
 
-// target is where kubelet would have a volume for this pod.
+// target is where kubelet would have the volume of this pod.
 func (s *scene) target(pod string) string {
-	return filepath.Join(s.dir, "pods", pod, "volumes", "kubernetes.io~csi", volumeName, "mount")
-}
-
-// makePool makes the best pool that this machine can have, and says what it is.
-func makePool(ctx context.Context, dir string, table *table) (kind string, err error) {
-	if err := os.Mkdir(dir, 0o750); err != nil {
-		return "", fmt.Errorf("make the pool: %w", err)
-	}
-	if err = loopfs.Mount(ctx, dir, "xfs", poolBytes, "prjquota"); err == nil {
-		return "XFS with project quota, in a loop file of " + size(poolBytes), nil
-	}
-	if err = loopfs.Mount(ctx, dir, "xfs", poolBytes); err == nil {
-		return "XFS in a loop file of " + size(poolBytes) + " (this kernel has no quota for it)", nil
-	}
-	if ctx.Err() != nil {
-		return "", err
-	}
-	table.note("It would be on XFS, but: " + err.Error())
-	return "a directory", nil
+	return filepath.Join(s.dir, "pods", pod, "volumes", "kubernetes.io~csi", "data", "mount")
 }
 
 // close takes the scene down, whatever state it is in, and looks whether

@@ -9,6 +9,11 @@ import (
 const (
 	volumeName  = "pvc-demo"
 	volumeBytes = 1 << 30
+
+	// The small one is filled.
+	smallName  = "pvc-small"
+	smallBytes = 64 << 20
+	grownBytes = 2 * smallBytes
 )
 
 // A step is one row of the table.
@@ -42,11 +47,20 @@ var steps = []step{
 	{what: "Make a volume of 1 GiB", call: "CreateVolume", run: (*scene).create},
 	{what: "How much room is left?", call: "GetCapacity", run: (*scene).askRoomLeft},
 	{what: "Mount it for a pod", call: "NodePublishVolume", run: (*scene).publish},
-	{what: "The pod writes 4 MiB", call: "write, fsync", local: true, run: (*scene).write},
+	{what: "The pod writes 4 MiB", call: "write, sync", local: true, run: (*scene).write},
 	{what: "How full is the volume?", call: "NodeGetVolumeStats", run: (*scene).stats},
 	{what: "What does df show?", call: "statfs", local: true, run: (*scene).df},
-	{what: "Let a file grow beyond 1 GiB", call: "fallocate", local: true, run: (*scene).overfill},
-	{what: "Mount it read-only elsewhere", call: "NodePublishVolume", run: (*scene).publishReadOnly},
+	{what: "Make a small one, of 64 MiB", call: "CreateVolume", run: (*scene).createSmall},
+	{what: "Mount it for another pod", call: "NodePublishVolume", run: (*scene).publishSmall},
+	{what: "That pod fills it", call: "write, sync", local: true, run: (*scene).fillSmall},
+	{what: "It writes one byte more", call: "write", local: true, run: (*scene).overfill},
+	{what: "How full is it now?", call: "NodeGetVolumeStats", run: (*scene).statsFull},
+	{what: "Grow it to 128 MiB, in use", call: "NodeExpandVolume", run: (*scene).grow},
+	{what: "Its pod writes 32 MiB more", call: "write, sync", local: true, run: (*scene).writeMore},
+	{what: "How is the first one meanwhile?", call: "NodeGetVolumeStats", run: (*scene).statsUntouched},
+	{what: "Unmount the small one", call: "NodeUnpublishVolume", run: (*scene).unpublishSmall},
+	{what: "Delete it", call: "DeleteVolume", run: (*scene).removeSmall},
+	{what: "Mount the first read-only too", call: "NodePublishVolume", run: (*scene).publishReadOnly},
 	{what: "Write there", call: "open", local: true, run: (*scene).writeReadOnly},
 	{what: "Mount a volume ../../etc", call: "NodePublishVolume", run: (*scene).publishHostile},
 	{what: "Make one too large for the pool", call: "CreateVolume", run: (*scene).createTooLarge},
