@@ -25,7 +25,7 @@ NESTED := $(filter-out . test/tools,$(MODULES))
 
 .PHONY: help
 help: ## Print this
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: build
 build: ## Build the programs for this machine into bin/
@@ -48,11 +48,12 @@ demo: build ## See the driver at work on a pool of its own, in under a minute; n
 	@HOSTPATH_CSI_DRIVER=bin/hostpath-csi-driver exec bin/demo
 
 .PHONY: test
-test: ## Run every test with the race detector (unit, contract, sanity, nested modules), then print the coverage
+test: ## Run every test with the race detector (unit, contract, sanity, kernel, nested modules), then print the coverage
 	@test/tools/install-deps test
 	@mkdir -p bin
 	$(GO_TEST) -coverprofile=bin/cover.out $$(go list ./... | grep -v /sanity)
 	@$(MAKE) sanity
+	@$(MAKE) test-kernel
 	@for module in $(NESTED); do (echo "go test in $$module"; cd $$module && $(GO_TEST) ./...); done
 	@test/tools/coverage bin/cover.out
 
@@ -60,6 +61,21 @@ test: ## Run every test with the race detector (unit, contract, sanity, nested m
 sanity: ## Run csi-sanity against the real binary with real mounts
 	@test/tools/install-deps test
 	$(GO_TEST) -v ./sanity/...
+
+# What the host's kernel may lack is tested in a virtual machine, one after another in one boot.
+KERNEL_TESTS := ./test/kernel/lab ./pkg/hostfs/quota ./pkg/hostfs/bind ./pkg/hostfs/label ./pkg/pool ./sanity ./test/volumes
+
+.PHONY: test-kernel
+test-kernel: ## Run what needs quotas on XFS and ext4, and SELinux, in a virtual machine with Debian's kernel
+	@test/tools/install-deps test
+	@mkdir -p bin/kernel
+	@# Built first, not go run: it has to be the one that gets the signals and whose status make sees.
+	go build -o bin/kernel/kernel ./test/kernel
+	CGO_ENABLED=0 go build -o bin/kernel/ ./cmd/hostpath-csi-driver
+	CGO_ENABLED=0 go test -c -o bin/kernel/ $(KERNEL_TESTS)
+	bin/kernel/kernel --env CI --timeout 30m --memory 3072 \
+		--add bin/kernel/hostpath-csi-driver:/usr/bin/hostpath-csi-driver --env HOSTPATH_CSI_DRIVER=/usr/bin/hostpath-csi-driver \
+		$(foreach package,$(KERNEL_TESTS),--run 'bin/kernel/$(notdir $(package)).test -test.timeout 25m')
 
 .PHONY: lint
 lint: bin/tools/golangci-lint ## Check the format, the go.mod files, and the code with vet and golangci-lint

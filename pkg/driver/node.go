@@ -135,19 +135,28 @@ func (n *node) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVolumeSta
 	if err != nil {
 		return nil, err
 	}
-	if req.GetVolumePath() == "" {
-		return nil, invalid("the volume path is empty")
-	}
-	at, err := bind.ParseTarget(req.GetVolumePath())
+	at, err := parsePath(id, req.GetVolumePath())
 	if err != nil {
-		// Nothing can be published there: to the caller, the volume is not.
-		return nil, fmt.Errorf("volume %s: %w: %w", id, pool.ErrNotFound, err)
+		return nil, err
 	}
 	stats, err := n.pools.Stats(ctx, id, at)
 	if err != nil {
 		return nil, err
 	}
 	return &csi.NodeGetVolumeStatsResponse{Usage: usage(stats.Space), VolumeCondition: condition(stats.Condition)}, nil
+}
+
+// parsePath takes the path at which a volume is said to be published. Where nothing
+// can be published, to the caller the volume is not.
+func parsePath(id pool.VolumeID, path string) (bind.Target, error) {
+	if path == "" {
+		return bind.Target{}, invalid("the volume path is empty")
+	}
+	at, err := bind.ParseTarget(path)
+	if err != nil {
+		return bind.Target{}, fmt.Errorf("volume %s: %w: %w", id, pool.ErrNotFound, err)
+	}
+	return at, nil
 }
 
 // NodeExpandVolume raises a volume's size while it is in use. The controller's part
@@ -157,7 +166,7 @@ func (n *node) NodeExpandVolume(ctx context.Context, req *csi.NodeExpandVolumeRe
 	if err != nil {
 		return nil, err
 	}
-	at, err := parseTarget("volume path", req.GetVolumePath())
+	at, err := parsePath(id, req.GetVolumePath())
 	if err != nil {
 		return nil, err
 	}

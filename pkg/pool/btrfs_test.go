@@ -49,6 +49,12 @@ func TestLifeOfAVolumeOnBtrfs(t *testing.T) {
 		}
 		must(t, b.unpublish("pvc-1", "a"))
 		b.restart(local)
+		// A tower cannot be moved out of its subvolume.
+		deep := b.path("pool", "pvc-1")
+		for range 100 {
+			deep += "/d"
+		}
+		must(t, os.MkdirAll(deep, 0o755))
 		b.delete("pvc-1")
 		b.wantVolumes()
 		b.wantClean()

@@ -44,6 +44,9 @@ func (v *found) expand(ctx context.Context, at bind.Target, r Range) (int64, err
 	if err := v.session.loadShared(); err != nil {
 		return 0, err
 	}
+	if err := v.again(); err != nil {
+		return 0, err
+	}
 	space, err := v.session.root.Space()
 	if err != nil {
 		return 0, err
@@ -85,13 +88,28 @@ func (v *found) grow(bytes int64) error {
 	added := bytes - v.entry.record.Bytes
 	if err := writeRecord(v.session.volumes, &grown); err != nil {
 		v.session.pool.release(added)
-		return noSpace(err)
+		return errors.Join(noSpace(err), v.again())
 	}
 	v.session.pool.commit(v.id, e, added)
 	if !enforced(v.session.quota, e) {
 		return nil
 	}
 	return v.session.quota.Limit(v.dir, quota.ID(grown.ProjectID), v.session.pool.limits(bytes))
+}
+
+// again reads the volume anew: another node may have changed it before this one had
+// the lock, and a record whose writing failed may be there all the same.
+func (v *found) again() error {
+	e, d, err := v.session.lookup(v.id)
+	if d != nil {
+		_ = d.Close() // the handle from before is of the same directory
+	}
+	if err != nil {
+		return err
+	}
+	v.entry = e
+	v.session.pool.note(v.id, e)
+	return e.usable(v.id)
 }
 
 // restoreIfLimited makes a repeated call finish what the first had left.

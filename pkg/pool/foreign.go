@@ -1,38 +1,67 @@
 package pool
 
 import (
+	"context"
+	"time"
+
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 )
 
-// learnForeign finds out what others hold on the pool's filesystem. Where quotas
-// count what volumes hold it is the rest. Where nobody does it is known only while
-// nothing at all can be ours.
-func (s *session) learnForeign(space dir.Space) error {
-	p := s.pool
-	if p.config.Shared {
-		return nil // what others promised meanwhile is not known here
-	}
-	if s.quota == nil {
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		if p.ledger.promised == 0 && len(p.trash) == 0 {
-			p.ledger.foreign = space.TakenBytes()
-		}
-		p.ledger.foreign = min(p.ledger.foreign, space.TakenBytes())
-		return nil
-	}
-	if s.anyUnlimited() {
-		return nil
-	}
-	used, err := s.used()
-	if err != nil {
-		return err
+// learnForeign notes what others hold on the pool's filesystem while nothing at all
+// can be ours. Where nobody counts what volumes hold it is not known otherwise.
+func (p *Pool) learnForeign(space dir.Space) {
+	if p.config.Shared || p.keeper() != nil {
+		return // what others promised meanwhile is not known, or count knows better
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.ledger.foreign = max(0, space.TakenBytes()-used)
-	return nil
+	if p.ledger.promised == 0 && len(p.trash) == 0 {
+		p.ledger.foreign = space.TakenBytes()
+	}
+	p.ledger.foreign = min(p.ledger.foreign, space.TakenBytes())
+}
+
+// countAll counts what others hold, where quotas count what volumes hold, until ctx
+// ends. It is apart from the looks at a pool: on a slow disk it may take a while.
+func (p *Pool) countAll(ctx context.Context) {
+	tick := time.NewTicker(p.options.SyncEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		s, err := p.enter()
+		if err != nil {
+			continue
+		}
+		s.count()
+		s.close()
+	}
+}
+
+// count takes what volumes and trash hold from what is taken. If that cannot be
+// known now, the last number stays.
+func (s *session) count() {
+	if s.quota == nil || s.pool.config.Shared || s.anyUnlimited() {
+		return
+	}
+	used, err := s.used()
+	if err != nil {
+		s.pool.log.Error(err, "what others hold on the pool's filesystem could not be counted")
+		return
+	}
+	// After the uses: what was written meanwhile counts as foreign until next time,
+	// and not as free.
+	space, err := s.root.Space()
+	if err != nil {
+		return
+	}
+	s.pool.mu.Lock()
+	defer s.pool.mu.Unlock()
+	s.pool.ledger.foreign = max(0, space.TakenBytes()-used)
 }
 
 // anyUnlimited tells whether there is a promise of which nobody counts the use.
@@ -50,7 +79,7 @@ func (s *session) anyUnlimited() bool {
 // used is what the volumes and the trash of the pool hold, in bytes.
 func (s *session) used() (sum int64, err error) {
 	for id, e := range s.pool.limited(s.quota) {
-		used, err := s.usedIn(s.root, id.name, quota.ID(e.record.ProjectID))
+		used, err := s.usedBy(id, e)
 		if err != nil {
 			return 0, err
 		}
@@ -67,6 +96,16 @@ func (s *session) used() (sum int64, err error) {
 		sum += used
 	}
 	return sum, nil
+}
+
+// usedBy is what a volume holds: by its id, or, where the kernel chose that, by its
+// directory.
+func (s *session) usedBy(id VolumeID, e entry) (int64, error) {
+	if e.record.ProjectID == 0 {
+		return s.usedIn(s.root, id.name, 0)
+	}
+	usage, err := s.quota.Usage(s.root, quota.ID(e.record.ProjectID))
+	return usage.Bytes, err
 }
 
 // usedIn is what one directory holds. One that went away meanwhile holds nothing.

@@ -58,8 +58,9 @@ func (s *session) close() {
 // enter opens the pool for one call and makes sure that it is the one that was
 // opened at first, and not the bare directory below a mount that went away.
 func (p *Pool) enter() (*session, error) {
-	id := p.identity.Load()
-	if st := p.state.Load(); st.err != nil && (id == nil || st.hung) {
+	// The state first: once it says that the pool serves, there is an identity.
+	st, id := p.state.Load(), p.identity.Load()
+	if st.err != nil && (id == nil || st.hung) {
 		return nil, st.err
 	}
 	s, err := p.openSession(id)

@@ -190,10 +190,7 @@ func (p *Pool) look() state {
 	if err != nil {
 		return state{err: p.unavailable(err)}
 	}
-	if err := s.learnForeign(space); err != nil {
-		// The last number stays: one volume that cannot be read keeps no pool away.
-		p.log.Error(err, "what others hold on the pool's filesystem could not be counted")
-	}
+	p.learnForeign(space)
 	return state{systemDisk: p.onSystemDisk(s.root)}
 }
 
@@ -246,6 +243,7 @@ func (p *Pool) open() (*session, error) {
 	p.mu.Lock()
 	p.ledger.foreign = f.Foreign
 	p.mu.Unlock()
+	s.count()
 	p.synced = time.Now()
 	p.identity.Store(id)
 	return s, nil

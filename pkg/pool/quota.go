@@ -3,6 +3,7 @@ package pool
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
@@ -30,6 +31,9 @@ func (p *Pool) chooseQuota(id *opened, root *dir.Dir) error {
 	case err == nil:
 		id.quota = facility
 		return nil
+	}
+	if err != nil && !errors.Is(err, quota.ErrNone) && facility == nil {
+		return err // not that there is none: it is asked again
 	}
 	if p.config.Enforcement == EnforceRequired {
 		return fmt.Errorf("enforcement is required: %w", err)
@@ -79,7 +83,7 @@ func (s *session) makeLimited(rec *record) (*dir.Dir, error) {
 }
 
 func (s *session) limitNew(d *dir.Dir, rec *record) error {
-	id, err := s.claimID()
+	id, err := s.claimID(rec.UID)
 	if err != nil {
 		return err
 	}
@@ -90,18 +94,41 @@ func (s *session) limitNew(d *dir.Dir, rec *record) error {
 // claims are the ids that volumes and trash of all pools are counted by: several
 // pools can lie on one filesystem. The zero value is ready for use.
 type claims struct {
-	choosing sync.Mutex // one id is chosen at a time
-	mu       sync.Mutex
-	taken    map[quota.ID]struct{}
+	mu    sync.Mutex
+	taken map[quota.ID]string // the uids of the records that have them
 }
 
-func (c *claims) hold(id quota.ID) {
+// hold notes that a record has an id.
+func (c *claims) hold(id quota.ID, uid string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.taken == nil {
-		c.taken = make(map[quota.ID]struct{})
+		c.taken = make(map[quota.ID]string)
 	}
-	c.taken[id] = struct{}{}
+	c.taken[id] = uid
+}
+
+// try is hold, unless another has the id.
+func (c *claims) try(id quota.ID, uid string) bool {
+	if id == 0 {
+		return true // on btrfs, where the kernel chose
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.taken[id] != "" {
+		return false
+	}
+	if c.taken == nil {
+		c.taken = make(map[quota.ID]string)
+	}
+	c.taken[id] = uid
+	return true
+}
+
+func (c *claims) owner(id quota.ID) string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.taken[id]
 }
 
 func (c *claims) holds(id quota.ID) bool {
@@ -117,16 +144,15 @@ func (c *claims) drop(id quota.ID) {
 	delete(c.taken, id)
 }
 
-// claimID takes an id that nothing on the filesystem has.
-func (s *session) claimID() (quota.ID, error) {
-	claims := s.pool.claims
-	claims.choosing.Lock()
-	defer claims.choosing.Unlock()
-	id, err := s.quota.NewID(s.root, claims.holds)
-	if err == nil {
-		claims.hold(id)
+// claimID takes an id that nothing on the filesystem has. No lock is held while
+// the filesystem is asked: of two calls that are told the same id, one asks again.
+func (s *session) claimID(uid string) (quota.ID, error) {
+	for {
+		id, err := s.quota.NewID(s.root, s.pool.claims.holds)
+		if err != nil || s.pool.claims.try(id, uid) {
+			return id, err
+		}
 	}
-	return id, err
 }
 
 // unlimit takes the limit off a piece of trash: on btrfs removing can need more than
@@ -135,6 +161,10 @@ func (s *session) unlimit(name string) (quota.ID, error) {
 	id, err := s.trashID(name)
 	if err != nil || id == 0 {
 		return 0, err
+	}
+	// A copy, and a tree whose owner changed its id, carry what is another's.
+	if uid := s.pool.claims.owner(id); uid != "" && !strings.HasSuffix(name, "."+uid) {
+		return 0, nil
 	}
 	d, err := s.trash.Open(name)
 	if err != nil {
@@ -156,6 +186,9 @@ func (s *session) trashID(name string) (quota.ID, error) {
 		return 0, err
 	}
 	id, err := s.quota.IDOf(d)
+	if s.quota.Kind() != quota.Btrfs && (id < quota.FirstID || id > quota.LastID) {
+		id = 0 // not one of the driver's
+	}
 	return id, errors.Join(err, d.Close())
 }
 
@@ -190,12 +223,28 @@ func (s *session) restoreLimit(id VolumeID, e entry) error {
 	}
 	defer func() { _ = d.Close() }()
 	want := s.pool.limits(e.record.Bytes)
+	if ok, err := s.carriesID(d, e); err != nil || !ok {
+		return errors.Join(err, errNotCarried)
+	}
 	usage, err := s.quota.Usage(d, quota.ID(e.record.ProjectID))
 	if err != nil || usage.Limit == want {
 		return err
 	}
 	s.pool.log.Info("put back the limit of a volume", "volume", id.name, "had", usage.Limit.Bytes, "promised", want.Bytes)
 	return s.quota.Limit(d, quota.ID(e.record.ProjectID), want)
+}
+
+// errNotCarried reports a directory that is not counted as its record says. Giving
+// it the id would not help: what it holds already would not be counted.
+var errNotCarried = errors.New("the directory does not carry the project id of its record; copy its content into a new volume")
+
+// carriesID tells whether a directory is counted as its record says.
+func (s *session) carriesID(d *dir.Dir, e entry) (bool, error) {
+	if s.quota.Kind() == quota.Btrfs {
+		return true, nil // its own, always
+	}
+	id, err := s.quota.IDOf(d)
+	return id == quota.ID(e.record.ProjectID), err
 }
 
 // limited are the volumes whose size is kept.

@@ -317,3 +317,56 @@ func TestOneVolumeThatCannotBeCountedKeepsNoPoolAway(t *testing.T) {
 		wantError(t, b.publish("pvc-1", "a"), pool.ErrDamaged)
 	})
 }
+
+func TestANodeThatIsLateDoesNotShrinkWhatAnotherGrew(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const shared = `[{"name":"local","path":"pool","shared":true}]`
+		one := newBench(t, t.TempDir())
+		one.quota = &quotatest.Fake{As: quota.XFS}
+		one.start(shared)
+		two := &bench{t: t, root: one.root, mounts: one.mounts, labels: one.labels, quota: one.quota}
+		two.startNode("node-2", shared)
+		one.create("pvc-1", 10*mib)
+		must(t, one.publish("pvc-1", "a"))
+		var calls sync.WaitGroup
+		for i, b := range []*bench{one, two} {
+			calls.Go(func() {
+				_, err := b.Expand(t.Context(), id(t, "pvc-1"), one.target("a"), pool.Range{Required: int64(20+10*i) * mib})
+				if err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		calls.Wait()
+		v, err := one.Volume(t.Context(), id(t, "pvc-1"))
+		must(t, err)
+		if v.Bytes != 30*mib || v.Condition.Abnormal {
+			t.Errorf("volume %+v, want 30 MiB in order", v)
+		}
+	})
+}
+
+func TestTrashThatCarriesAnothersIDTakesNothingFromIt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, t.TempDir())
+		b.quota = &quotatest.Fake{As: quota.XFS}
+		b.start(local)
+		b.create("pvc-1", 10*mib)
+		b.create("pvc-2", 10*mib)
+		// The volume is put aside by hand, and that copy is deleted.
+		must(t, os.Rename(b.path("pool", "pvc-1"), b.path("pool", "pvc-1-old")))
+		carried, err := b.quota.IDOf(b.open("pvc-1-old"))
+		must(t, err)
+		b.delete("pvc-1-old")
+		b.settled()
+		usage, err := b.quota.Usage(b.open("pvc-2"), carried)
+		must(t, err)
+		if usage.Limit.Bytes != 10*mib {
+			t.Errorf("the limit of the id that a record still has is %d, want 10 MiB", usage.Limit.Bytes)
+		}
+		b.create("pvc-3", 10*mib)
+		if id, err := b.quota.IDOf(b.open("pvc-3")); err != nil || id == carried {
+			t.Errorf("the id %d was given again, %v", id, err)
+		}
+	})
+}

@@ -111,7 +111,7 @@ func (s *session) recoverTrash() error {
 		if err != nil {
 			return err
 		}
-		s.pool.claims.hold(id)
+		s.pool.claims.try(id, name[strings.LastIndexByte(name, '.')+1:])
 		s.pool.trashed(name, s.trashBytes(id))
 	}
 	return nil
@@ -183,7 +183,7 @@ func (s *session) loadOnce() (done bool, err error) {
 		}
 		entries[id] = e
 		if e.record != nil {
-			s.pool.claims.hold(quota.ID(e.record.ProjectID))
+			s.pool.claims.hold(quota.ID(e.record.ProjectID), e.record.UID)
 		}
 	}
 	s.pool.mu.Lock()

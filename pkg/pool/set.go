@@ -42,6 +42,7 @@ func Start(configs []Config, options Options) *Set {
 		s.byName[config.Name] = p
 		s.work.Go(func() { p.watch(ctx) })
 		s.work.Go(func() { p.reap(ctx) })
+		s.work.Go(func() { p.countAll(ctx) })
 	}
 	return s
 }

@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"errors"
 	"fmt"
 
 	"kubevirt.io/hostpath-provisioner/pkg/health"
@@ -53,8 +54,9 @@ func (s *session) measure(d *dir.Dir, e entry, whole dir.Space) (dir.Space, heal
 	if d != nil && enforced(s.quota, e) {
 		facts.Unenforced = false
 		usage, err := s.quota.Usage(d, quota.ID(e.record.ProjectID))
-		facts.IO = err
-		facts.LimitDiffers = err == nil && usage.Limit != s.pool.limits(e.record.Bytes)
+		carried, carriedErr := s.carriesID(d, e)
+		facts.IO = errors.Join(err, carriedErr)
+		facts.LimitDiffers = facts.IO == nil && (!carried || usage.Limit != s.pool.limits(e.record.Bytes))
 		space = spaceOf(usage, e.record.Bytes, whole)
 	}
 	facts.FreeBytes = space.FreeBytes

@@ -19,29 +19,32 @@ const maxDepth = 64
 // Each call of pause comes before one removal; an error from it, or the end of
 // ctx, stops the work, which a later call takes up again. A missing name is no error.
 //
-// Directories from great depth pass through d under names that IsTemporary knows.
+// Directories from great depth pass through the tree's own root, since a quota may
+// let them no farther.
 func (d *Dir) RemoveTree(ctx context.Context, name string, pause func(context.Context) error) error {
-	r := remover{top: d, pause: pause, pending: []string{name}}
-	var first error
-	for len(r.pending) > 0 {
-		next := r.pending[0]
-		r.pending = r.pending[1:]
-		err := r.remove(ctx, d, next, 0)
-		if ctx.Err() != nil {
-			return err
-		}
-		if first == nil {
-			first = err
-		}
-	}
-	return first
+	r := remover{pause: pause}
+	return r.remove(ctx, d, name, 0)
 }
 
 type remover struct {
-	top     *Dir
+	top     *Dir // the tree's root
 	pause   func(context.Context) error
 	pending []string // names in top still to be removed
 	moved   int
+}
+
+// emptyTop empties the tree's root, and what was moved up to it meanwhile.
+func (r *remover) emptyTop(ctx context.Context, d *Dir) error {
+	r.top = d
+	first := r.empty(ctx, d, 1)
+	for len(r.pending) > 0 && ctx.Err() == nil {
+		next := r.pending[0]
+		r.pending = r.pending[1:]
+		if err := r.remove(ctx, d, next, 1); first == nil {
+			first = err
+		}
+	}
+	return errors.Join(first, ctx.Err())
 }
 
 // remove removes an entry: a file at once, a directory after what it holds.
@@ -65,7 +68,11 @@ func (r *remover) remove(ctx context.Context, parent *Dir, name string, depth in
 	if openErr != nil {
 		return openErr
 	}
-	err = r.empty(ctx, sub, depth+1)
+	if depth == 0 {
+		err = r.emptyTop(ctx, sub)
+	} else {
+		err = r.empty(ctx, sub, depth+1)
+	}
 	if closeErr := sub.Close(); err == nil {
 		err = closeErr
 	}
