@@ -24,6 +24,7 @@ var advertised = []capability{
 	"controller LIST_VOLUMES_PUBLISHED_NODES",
 	"controller SINGLE_NODE_MULTI_WRITER",
 	"controller VOLUME_CONDITION",
+	"node EXPAND_VOLUME",
 	"node GET_VOLUME_STATS",
 	"node SINGLE_NODE_MULTI_WRITER",
 	"node VOLUME_CONDITION",

@@ -25,18 +25,9 @@ func TestMain(m *testing.M) {
 const (
 	poolName   = "local"
 	poolBytes  = 8 << 30
-	volumeSize = 1 << 30
+	volumeSize = 64 << 20
+	grownSize  = 128 << 20
 )
-
-// configurations are the pools that csi-sanity sees, each with a driver of its own.
-var configurations = []struct {
-	filesystem string
-	access     string // "mount" or "block"
-}{
-	{"ext4", "mount"},
-	{"xfs", "mount"},
-	{"btrfs", "mount"},
-}
 
 func TestSanity(t *testing.T) {
 	testenv.NeedRoot(t)
@@ -45,11 +36,10 @@ func TestSanity(t *testing.T) {
 		t.Fatal(err)
 	}
 	var runs []run
-	for _, c := range configurations {
-		name := c.filesystem + " " + c.access
+	for _, c := range configurations() {
+		name := c.name + " " + c.access
 		t.Run(name, func(t *testing.T) {
-			pool := testenv.LoopFS(t, c.filesystem, poolBytes)
-			specs := testPool(t, driver, pool, c.access)
+			specs := testPool(t, driver, c)
 			runs = append(runs, run{name: name, specs: specs})
 		})
 	}
@@ -59,23 +49,27 @@ func TestSanity(t *testing.T) {
 }
 
 // testPool runs csi-sanity on a pool and looks at what it leaves.
-func testPool(t *testing.T, driver, pool, access string) []spec {
-	dir := t.TempDir()
-	n := startNode(t, driver, pool)
+func testPool(t *testing.T, driver string, c configuration) []spec {
+	pool, dir := c.pool(t), t.TempDir()
+	mounts := mountsBelow(t, pool)
+	n := startNode(t, driver, node.Pool{Name: poolName, Path: pool}, c.enforcement)
 	wantCapabilities(t, n)
 
 	s := suite{
 		Endpoint:   n.Endpoint(),
 		Dir:        dir,
-		Access:     access,
+		Access:     c.access,
 		Size:       volumeSize,
+		Grown:      grownSize,
 		Parameters: map[string]string{"storagePool": poolName},
 	}
 	specs, output := s.run(t)
 	for _, problem := range (run{specs: specs}).problems() {
 		t.Error(problem)
 	}
-	wantNothingLeft(t, n, pool, dir)
+	wantNothingLeft(t, n, pool)
+	wantMounts(t, dir, 0)
+	wantMounts(t, pool, mounts)
 	if err := n.Stop(); err != nil {
 		t.Error(err)
 	}
@@ -86,14 +80,14 @@ func testPool(t *testing.T, driver, pool, access string) []spec {
 	return specs
 }
 
-func startNode(t *testing.T, driver, pool string) *node.Node {
+func startNode(t *testing.T, driver string, pool node.Pool, enforcement string) *node.Node {
 	t.Helper()
 	n, err := node.Start(t.Context(), node.Config{
 		Binary:  driver,
 		Name:    "sanity",
 		Version: "sanity",
-		Pools:   []node.Pool{{Name: poolName, Path: pool}},
-		Flags:   []string{"--v=3"},
+		Pools:   []node.Pool{pool},
+		Flags:   []string{"--v=3", datadir(t, pool, enforcement)},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -118,9 +112,9 @@ func wantCapabilities(t *testing.T, n *node.Node) {
 	}
 }
 
-// wantNothingLeft looks for volumes and mounts that csi-sanity's own clean-up
-// should have had removed. The trash may still be full: it is emptied later.
-func wantNothingLeft(t *testing.T, n *node.Node, pool, dir string) {
+// wantNothingLeft looks for volumes that csi-sanity's own clean-up should have had
+// removed. The trash may still be full: it is emptied later.
+func wantNothingLeft(t *testing.T, n *node.Node, pool string) {
 	t.Helper()
 	if !n.Running() {
 		t.Error("the driver has ended by itself")
@@ -135,10 +129,21 @@ func wantNothingLeft(t *testing.T, n *node.Node, pool, dir string) {
 			t.Errorf("left behind in the pool: %s", strings.Join(found, ", "))
 		}
 	}
-	for where, want := range map[string]int{dir: 0, pool: 1} {
-		if found, err := mountns.Below(where); err != nil || len(found) != want {
-			t.Errorf("mounts at %s: %q, %v; want %d", where, found, err, want)
-		}
+}
+
+func mountsBelow(t *testing.T, dir string) int {
+	t.Helper()
+	found, err := mountns.Below(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(found)
+}
+
+func wantMounts(t *testing.T, dir string, want int) {
+	t.Helper()
+	if found, err := mountns.Below(dir); err != nil || len(found) != want {
+		t.Errorf("mounts at %s: %q, %v; want %d", dir, found, err, want)
 	}
 }
 

@@ -28,9 +28,9 @@ type suite struct {
 	Dir string
 	// Access is "mount" or "block".
 	Access string
-	// Size is that of a volume, in bytes.
-	Size       int64
-	Parameters map[string]string
+	// Size is that of a volume, and Grown that of one that was expanded, in bytes.
+	Size, Grown int64
+	Parameters  map[string]string
 }
 
 // run runs csi-sanity in a process of its own, because Ginkgo can run only one
@@ -83,6 +83,7 @@ func runSuite(encoded string) int {
 	config.StagingPath = filepath.Join(s.Dir, "staging")
 	config.TestVolumeAccessType = s.Access
 	config.TestVolumeSize = s.Size
+	config.TestVolumeExpandSize = s.Grown
 	config.TestVolumeParameters = s.Parameters
 	var outcome outcome
 	sanity.Test(&outcome, config)

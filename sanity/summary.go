@@ -85,10 +85,14 @@ func reason(s spec) string {
 }
 
 func counts(b *strings.Builder, runs []run) {
-	fmt.Fprintf(b, "%-14s%9s%9s%9s%9s\n", "csi-sanity", "passed", "failed", "skipped", "pending")
+	width := 14
+	for _, r := range runs {
+		width = max(width, len(r.name))
+	}
+	fmt.Fprintf(b, "%-*s%9s%9s%9s%9s\n", width, "csi-sanity", "passed", "failed", "skipped", "pending")
 	for _, r := range runs {
 		ok, skips, off := r.count(passed), r.count(skipped), r.count(pending)
-		fmt.Fprintf(b, "%-14s%9d%9d%9d%9d\n", r.name, ok, len(r.specs)-ok-skips-off, skips, off)
+		fmt.Fprintf(b, "%-*s%9d%9d%9d%9d\n", width, r.name, ok, len(r.specs)-ok-skips-off, skips, off)
 	}
 }
 

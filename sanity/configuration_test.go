@@ -1,0 +1,90 @@
+package sanity
+
+import (
+	"encoding/json"
+	"os"
+	"os/exec"
+	"testing"
+
+	"kubevirt.io/hostpath-provisioner/test/node"
+	"kubevirt.io/hostpath-provisioner/test/testenv"
+)
+
+// A configuration is a pool that csi-sanity sees, with a driver of its own.
+type configuration struct {
+	name   string
+	access string // "mount" or "block"
+	// enforcement is the pool option of that name.
+	enforcement string
+	// pool makes the pool's directory.
+	pool func(t *testing.T) string
+}
+
+// configurations are all that this kernel can have. The host's may lack project
+// quotas; the guest of test/kernel has them on both of its disks.
+func configurations() []configuration {
+	if os.Getenv("HOSTPATH_KERNEL") != "" {
+		return []configuration{
+			{"xfs enforced", "mount", "required", onDisk("HOSTPATH_KERNEL_XFS")},
+			{"ext4 enforced", "mount", "required", onDisk("HOSTPATH_KERNEL_EXT4")},
+		}
+	}
+	return []configuration{
+		{"ext4", "mount", "auto", onLoop("ext4")},
+		{"xfs", "mount", "auto", onLoop("xfs")},
+		{"btrfs", "mount", "auto", onLoop("btrfs")},
+		{"btrfs enforced", "mount", "required", onCountingBtrfs},
+	}
+}
+
+// onDisk makes a directory on the filesystem that a variable names.
+func onDisk(variable string) func(*testing.T) string {
+	return func(t *testing.T) string {
+		t.Helper()
+		mounted := os.Getenv(variable)
+		if mounted == "" {
+			t.Fatalf("$HOSTPATH_KERNEL is set, but $%s is not", variable)
+		}
+		path, err := os.MkdirTemp(mounted, "sanity-") //nolint:usetesting // t.TempDir is on one filesystem
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := os.RemoveAll(path); err != nil {
+				t.Error(err)
+			}
+		})
+		return path
+	}
+}
+
+func onLoop(kind string) func(*testing.T) string {
+	return func(t *testing.T) string { return testenv.LoopFS(t, kind, poolBytes) }
+}
+
+// onCountingBtrfs switches quotas on and waits until all that is there is counted.
+func onCountingBtrfs(t *testing.T) string {
+	t.Helper()
+	testenv.NeedPrograms(t, "btrfs")
+	path := testenv.LoopFS(t, "btrfs", poolBytes)
+	for _, args := range [][]string{{"quota", "enable", path}, {"quota", "rescan", "-w", path}} {
+		if output, err := exec.CommandContext(t.Context(), "btrfs", args...).CombinedOutput(); err != nil {
+			t.Fatalf("btrfs %q: %v: %s", args, err, output)
+		}
+	}
+	return path
+}
+
+// datadir is the flag that gives the driver a pool with an option. It comes after
+// that of test/node, which knows of no options, and of the two the last counts.
+func datadir(t *testing.T, pool node.Pool, enforcement string) string {
+	t.Helper()
+	encoded, err := json.Marshal([]any{struct {
+		node.Pool
+		Enforcement string `json:"enforcement"`
+	}{pool, enforcement}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return "--datadir=" + string(encoded)
+}

@@ -1,0 +1,63 @@
+package volumes
+
+import (
+	"os"
+	"os/exec"
+	"syscall"
+	"testing"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
+	"kubevirt.io/hostpath-provisioner/test/testenv"
+)
+
+// A filesystem is one that can limit directories.
+type filesystem struct {
+	kind  quota.Kind
+	mount func(t *testing.T) string
+	// full is what a writer is told that wants more than the limit.
+	full syscall.Errno
+	// rootIsExempt: the limit is not for those with CAP_SYS_RESOURCE.
+	rootIsExempt bool
+	// statfsTellsLimit: df shows a volume's own size, and not the filesystem's.
+	statfsTellsLimit bool
+}
+
+// filesystems are those that this kernel has.
+func filesystems() []filesystem {
+	if !guest() {
+		return []filesystem{{kind: quota.Btrfs, mount: countingBtrfs, full: syscall.EDQUOT}}
+	}
+	disk := func(name string) func(*testing.T) string {
+		return func(t *testing.T) string { return variable(t, name) }
+	}
+	return []filesystem{
+		{kind: quota.XFS, mount: disk("HOSTPATH_KERNEL_XFS"), full: syscall.ENOSPC, statfsTellsLimit: true},
+		{kind: quota.Ext4, mount: disk("HOSTPATH_KERNEL_EXT4"), full: syscall.EDQUOT, rootIsExempt: true, statfsTellsLimit: true},
+	}
+}
+
+// guest tells whether this is the guest of test/kernel.
+func guest() bool { return os.Getenv("HOSTPATH_KERNEL") != "" }
+
+// variable is one that the guest has.
+func variable(t *testing.T, name string) string {
+	t.Helper()
+	value := os.Getenv(name)
+	if value == "" {
+		t.Fatalf("$HOSTPATH_KERNEL is set, but $%s is not", name)
+	}
+	return value
+}
+
+// countingBtrfs switches quotas on and waits until all that is there is counted.
+func countingBtrfs(t *testing.T) string {
+	t.Helper()
+	testenv.NeedPrograms(t, "btrfs")
+	path := testenv.LoopFS(t, "btrfs", 4<<30)
+	for _, args := range [][]string{{"quota", "enable", path}, {"quota", "rescan", "-w", path}} {
+		if output, err := exec.CommandContext(t.Context(), "btrfs", args...).CombinedOutput(); err != nil {
+			t.Fatalf("btrfs %q: %v: %s", args, err, output)
+		}
+	}
+	return path
+}

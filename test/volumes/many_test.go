@@ -1,0 +1,102 @@
+package volumes
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
+)
+
+// manyVolumes makes ten thousand volumes, or a thousand with -short, for a processor
+// that is emulated.
+func manyVolumes(b *bench) {
+	count := 10000
+	if testing.Short() {
+		count = 1000
+	}
+	before := b.capacity()
+	promise := before * 3 / 4 / int64(count) / (64 << 10) * (64 << 10)
+	var names []string
+	for i := range count {
+		names = append(names, fmt.Sprintf("pvc-%05d", i))
+	}
+	watch := time.Now()
+	lap := func() time.Duration {
+		took := time.Since(watch).Round(time.Millisecond)
+		watch = time.Now()
+		return took
+	}
+
+	b.together(names, func(name string) error { return b.tryCreate(name, promise) })
+	made := lap()
+	must(b.T, b.node.Kill())
+	lap()
+	must(b.T, b.node.Restart(b.Context()))
+	started := lap()
+
+	b.wantListed(names)
+	b.wantOwnLimits(names, promise)
+	b.wantCapacity(before-promise*int64(count), count)
+	lap()
+	b.removeAll()
+	fmt.Printf("%s: %d volumes of %d KiB: made in %v, ready %v after SIGKILL, deleted in %v\n",
+		b.fs.kind, count, promise>>10, made, started, lap())
+	b.wantCapacity(before, count)
+	// Ids are given again.
+	b.create("pvc-again", promise)
+}
+
+func (b *bench) wantListed(want []string) {
+	b.Helper()
+	var got []string
+	for token := ""; ; {
+		page, err := b.controller().ListVolumes(b.Context(), &csi.ListVolumesRequest{MaxEntries: 999, StartingToken: token})
+		must(b.T, err)
+		for _, entry := range page.GetEntries() {
+			got = append(got, entry.GetVolume().GetVolumeId())
+		}
+		if token = page.GetNextToken(); token == "" {
+			break
+		}
+	}
+	slices.Sort(got)
+	if !slices.Equal(got, want) {
+		b.Errorf("%d volumes are listed, want the %d that were made", len(got), len(want))
+	}
+}
+
+// wantOwnLimits expects each volume to have the limit, and an id of its own.
+func (b *bench) wantOwnLimits(names []string, promise int64) {
+	b.Helper()
+	has := make(map[quota.ID]string)
+	for _, name := range names {
+		id := b.idOf(name)
+		if other, taken := has[id]; taken {
+			b.Fatalf("%s and %s have the same id, %d", name, other, id)
+		}
+		has[id], b.ids[name] = name, id
+		b.wantLimit(name, promise)
+	}
+}
+
+// wantCapacity allows for the steps in which it is told, and for what the driver and
+// the filesystem keep of each volume.
+func (b *bench) wantCapacity(want int64, volumes int) {
+	b.Helper()
+	space, err := b.root.Space()
+	must(b.T, err)
+	within := space.SizeBytes/500 + int64(volumes)*(32<<10)
+	more := int64(0)
+	if b.fs.kind == quota.Btrfs {
+		// What it needs to keep track of a volume counts as the volume's use, and
+		// not as taken from what is free for data.
+		more = within
+	}
+	if got := b.capacity(); got > want+more || got < want-within {
+		b.Errorf("the capacity is %d, want %d or up to %d less; it is %d less", got, want, within, want-got)
+	}
+}
