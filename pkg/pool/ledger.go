@@ -19,7 +19,7 @@ type ledger struct {
 	unknown int
 	// others: other nodes have trash in the pool.
 	others bool
-	// foreign is what was taken when no volume of ours was there.
+	// foreign is what others have taken, as far as it is known.
 	foreign int64
 }
 
