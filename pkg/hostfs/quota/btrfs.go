@@ -104,7 +104,14 @@ func (s *subvolumes) Limit(d *dir.Dir, id ID, l Limit) error {
 	if bytes == 0 {
 		args.MaxReferenced = math.MaxUint64 // takes the limit away; 0 would forbid everything
 	}
-	if err := ioctl(d, btrfsQgroupLimit, &args); err != nil {
+	// By the directory above: what the call itself needs is charged to the subvolume
+	// that it is made through, and one that is over its limit has nothing left.
+	above, err := dir.Open(d.HandlePath() + "/..")
+	if err != nil {
+		return err
+	}
+	err = ioctl(above, btrfsQgroupLimit, &args)
+	if err := errors.Join(err, above.Close()); err != nil {
 		return fmt.Errorf("limit %s, subvolume %d, to %d bytes: %w", d, own, bytes, err)
 	}
 	return nil
