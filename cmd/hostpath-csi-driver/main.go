@@ -151,6 +151,7 @@ func show(pools []pool.Status) []metrics.Pool {
 			Promised:   p.Promised,
 			Trash:      p.Trash,
 			Stuck:      p.Stuck,
+			Restored:   p.Restored,
 		})
 	}
 	return shown

@@ -40,9 +40,13 @@ func TestPluginCapabilities(t *testing.T) {
 	must(t, err)
 	got := make(map[string]int)
 	for _, c := range response.GetCapabilities() {
+		if expansion := c.GetVolumeExpansion(); expansion != nil {
+			got[expansion.GetType().String()]++
+			continue
+		}
 		got[c.GetService().GetType().String()]++
 	}
-	wantEqual(t, "the capabilities", got, map[string]int{"CONTROLLER_SERVICE": 1, "VOLUME_ACCESSIBILITY_CONSTRAINTS": 1})
+	wantEqual(t, "the capabilities", got, map[string]int{"CONTROLLER_SERVICE": 1, "VOLUME_ACCESSIBILITY_CONSTRAINTS": 1, "ONLINE": 1})
 }
 
 func TestProbeIsReadyOnceThePoolsWereLookedAt(t *testing.T) {

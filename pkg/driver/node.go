@@ -201,7 +201,7 @@ func usage(space dir.Space) []*csi.VolumeUsage {
 		all = append(all, &csi.VolumeUsage{
 			Unit:      csi.VolumeUsage_INODES,
 			Total:     space.Inodes,
-			Used:      space.InodesUsed(),
+			Used:      space.InodesUsed,
 			Available: space.InodesFree,
 		})
 	}

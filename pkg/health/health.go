@@ -30,8 +30,14 @@ type Facts struct {
 	FreeInodes    int64
 	// LimitDiffers: the limit that the kernel keeps is not what was promised.
 	LimitDiffers bool
-	// Unenforced: a size was promised that the kernel does not keep.
+	// LimitOff is what kept the size when the volume was made and does so no more;
+	// empty if that is not so.
+	LimitOff string
+	// Unenforced: the kernel does not keep the volume's size, and what is told of its
+	// space is the whole pool's.
 	Unenforced bool
+	// Unpromised: no size was promised.
+	Unpromised bool
 }
 
 // Condition is the worst of the facts, in words for the person who has to act.
@@ -49,12 +55,16 @@ func (f Facts) Condition() Condition {
 		return abnormal("the pool's filesystem is read-only")
 	case f.LimitDiffers:
 		return abnormal("the kernel's limit is missing or is not what was promised")
+	case f.LimitOff != "":
+		return abnormal("the size was limited by the quotas of %s, which the pool does not have now", f.LimitOff)
 	case f.FreeBytes == 0:
 		return abnormal("no space is left")
 	case f.InodesCounted && f.FreeInodes == 0:
 		return abnormal("no inodes are left")
+	case f.Unpromised:
+		return Condition{Message: "in order; no size was promised and none is enforced: the volume came without a record, and the numbers are the whole pool's"}
 	case f.Unenforced:
-		return Condition{Message: "in order; the size is promised but not enforced, because the pool has no quotas, or had none when the volume was made"}
+		return Condition{Message: "in order; the size is promised but not enforced, because the pool has no quotas, or had none when the volume was made: the numbers are the whole pool's"}
 	}
 	return Condition{Message: "in order"}
 }

@@ -14,11 +14,12 @@ type Pool struct {
 	Name       string
 	Serving    bool
 	SystemDisk bool // on the filesystem of the operating system
-	Enforced   bool // the kernel keeps the sizes of volumes
+	Enforced   bool // the kernel keeps the sizes of new volumes
 	Volumes    int
-	Promised   int64 // bytes
-	Trash      int   // removed volumes that still occupy space
-	Stuck      int   // those of them that could not be removed
+	Promised   int64  // bytes
+	Trash      int    // removed volumes that still occupy space
+	Stuck      int    // those of them that could not be removed
+	Restored   uint64 // limits that were put back
 }
 
 // Metrics are all that is shown.
@@ -77,14 +78,16 @@ var sharedWithOS = prometheus.NewDesc("kubevirt_hpp_pool_path_shared_with_os",
 // perPool are the series with the label "pool".
 var perPool = []struct {
 	desc  *prometheus.Desc
+	kind  prometheus.ValueType
 	value func(Pool) float64
 }{
-	{poolDesc("serving", "1 if the pool serves."), func(p Pool) float64 { return number(p.Serving) }},
-	{poolDesc("quota_enforced", "1 if the kernel keeps the sizes of the pool's volumes."), func(p Pool) float64 { return number(p.Enforced) }},
-	{poolDesc("volumes", "Volumes in the pool."), func(p Pool) float64 { return float64(p.Volumes) }},
-	{poolDesc("promised_bytes", "Bytes set aside for volumes."), func(p Pool) float64 { return float64(p.Promised) }},
-	{poolDesc("trash_entries", "Removed volumes that still occupy space."), func(p Pool) float64 { return float64(p.Trash) }},
-	{poolDesc("trash_stuck_entries", "Removed volumes that could not be removed from disk; the log says why."), func(p Pool) float64 { return float64(p.Stuck) }},
+	{poolDesc("serving", "1 if the pool serves."), prometheus.GaugeValue, func(p Pool) float64 { return number(p.Serving) }},
+	{poolDesc("quota_enforced", "1 if the kernel keeps the sizes of the pool's new volumes."), prometheus.GaugeValue, func(p Pool) float64 { return number(p.Enforced) }},
+	{poolDesc("volumes", "Volumes in the pool."), prometheus.GaugeValue, func(p Pool) float64 { return float64(p.Volumes) }},
+	{poolDesc("promised_bytes", "Bytes set aside for volumes."), prometheus.GaugeValue, func(p Pool) float64 { return float64(p.Promised) }},
+	{poolDesc("limits_restored_total", "Limits of volumes that were missing or different, and were put back."), prometheus.CounterValue, func(p Pool) float64 { return float64(p.Restored) }},
+	{poolDesc("trash_entries", "Removed volumes that still occupy space."), prometheus.GaugeValue, func(p Pool) float64 { return float64(p.Trash) }},
+	{poolDesc("trash_stuck_entries", "Removed volumes that could not be removed from disk; the log says why."), prometheus.GaugeValue, func(p Pool) float64 { return float64(p.Stuck) }},
 }
 
 func poolDesc(name, help string) *prometheus.Desc {
@@ -105,7 +108,7 @@ func (c *poolCollector) Collect(metrics chan<- prometheus.Metric) {
 	for _, pool := range c.pools() {
 		shared = shared || pool.SystemDisk
 		for _, series := range perPool {
-			metrics <- prometheus.MustNewConstMetric(series.desc, prometheus.GaugeValue, series.value(pool), pool.Name)
+			metrics <- prometheus.MustNewConstMetric(series.desc, series.kind, series.value(pool), pool.Name)
 		}
 	}
 	metrics <- prometheus.MustNewConstMetric(sharedWithOS, prometheus.GaugeValue, number(shared))

@@ -100,7 +100,7 @@ func series(scraped, name string) []string {
 func TestPools(t *testing.T) {
 	var pools []metrics.Pool
 	address := serve(t, metrics.New("v1", func() []metrics.Pool { return pools }), metrics.TLS{})
-	local := metrics.Pool{Name: "local", Serving: true, Enforced: true, Volumes: 3, Promised: 5 << 30, Trash: 2, Stuck: 1}
+	local := metrics.Pool{Name: "local", Serving: true, Enforced: true, Volumes: 3, Promised: 5 << 30, Trash: 2, Stuck: 1, Restored: 4}
 	away := metrics.Pool{Name: "away"}
 	onSystem := metrics.Pool{Name: "on-system", Serving: true, SystemDisk: true}
 	for name, c := range map[string]struct {
@@ -111,6 +111,8 @@ func TestPools(t *testing.T) {
 			"kubevirt_hpp_pool_path_shared_with_os 0",
 		}},
 		"a pool on a disk of its own, and one that is away": {[]metrics.Pool{local, away}, []string{
+			`hostpath_pool_limits_restored_total{pool="away"} 0`,
+			`hostpath_pool_limits_restored_total{pool="local"} 4`,
 			`hostpath_pool_promised_bytes{pool="away"} 0`,
 			`hostpath_pool_promised_bytes{pool="local"} 5.36870912e+09`,
 			`hostpath_pool_quota_enforced{pool="away"} 0`,
@@ -126,6 +128,8 @@ func TestPools(t *testing.T) {
 			"kubevirt_hpp_pool_path_shared_with_os 0",
 		}},
 		"one of two on the system's disk": {[]metrics.Pool{away, onSystem}, []string{
+			`hostpath_pool_limits_restored_total{pool="away"} 0`,
+			`hostpath_pool_limits_restored_total{pool="on-system"} 0`,
 			`hostpath_pool_promised_bytes{pool="away"} 0`,
 			`hostpath_pool_promised_bytes{pool="on-system"} 0`,
 			`hostpath_pool_quota_enforced{pool="away"} 0`,

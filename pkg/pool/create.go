@@ -240,11 +240,25 @@ func (s *session) undo(id VolumeID) {
 
 // discardStaging gives an entry of the staging directory to the reaper.
 func (s *session) discardStaging(name string) error {
-	err := s.throwAway(s.staging, name, name+"."+randomSuffix(), 0)
+	err := s.throwStaged(s.staging, name)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	return err
+}
+
+// throwStaged throws an entry of a staging directory away. The name in the trash
+// says whose the id is that it carries, so that the reaper gives it back.
+func (s *session) throwStaged(staging *dir.Dir, name string) error {
+	carried, err := s.idIn(staging, name)
+	if err != nil {
+		return err
+	}
+	suffix := s.pool.claims.owner(carried)
+	if suffix == "" {
+		suffix = randomSuffix()
+	}
+	return s.throwAway(staging, name, name+"."+suffix, 0)
 }
 
 // noSpace turns the answers of a full filesystem into ErrNoSpace.

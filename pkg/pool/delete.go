@@ -68,7 +68,8 @@ func (s *session) remove(id VolumeID, e entry) error {
 	if err := s.work(); err != nil {
 		return err
 	}
-	if e.present {
+	lost := !e.present
+	if !lost {
 		// By the record's own name for the volume, recovery sees that this removal
 		// was begun, and not that the directory was lost.
 		suffix := randomSuffix()
@@ -88,6 +89,9 @@ func (s *session) remove(id VolumeID, e entry) error {
 		return err
 	}
 	s.pool.note(id, entry{})
+	if lost {
+		s.releaseLost(id, e)
+	}
 	return nil
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"syscall"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
@@ -57,11 +58,13 @@ func (v *found) expand(ctx context.Context, at bind.Target, r Range) (int64, err
 		return 0, fmt.Errorf("%w: it has %d bytes, and volumes do not shrink", ErrOutOfRange, has)
 	case r.Required <= has:
 		return has, v.session.restoreIfLimited(v.id, v.entry)
-	case v.entry.record != nil && v.entry.record.Quota != "" && !enforced(v.session.quota, v.entry):
+	case v.entry.record != nil && v.entry.record.Quota != "" && !v.session.enforced(v.entry):
 		return 0, fmt.Errorf("%w: the volume was made under a limit of %s, which the pool cannot change as it is mounted and configured now",
 			ErrUnavailable, v.entry.record.Quota)
 	case v.entry.record == nil:
 		return 0, fmt.Errorf("%w: it came without a promise and has its pool's size", ErrOutOfRange)
+	case space.ReadOnly:
+		return 0, v.session.pool.unavailable(syscall.EROFS)
 	}
 	bytes, err := r.promise(space.BlockBytes)
 	if err != nil {
@@ -91,7 +94,7 @@ func (v *found) grow(bytes int64) error {
 		return errors.Join(noSpace(err), v.again())
 	}
 	v.session.pool.commit(v.id, e, added)
-	if !enforced(v.session.quota, e) {
+	if !v.session.enforced(e) {
 		return nil
 	}
 	return v.session.quota.Limit(v.dir, quota.ID(grown.ProjectID), v.session.pool.limits(bytes))
@@ -114,7 +117,7 @@ func (v *found) again() error {
 
 // restoreIfLimited makes a repeated call finish what the first had left.
 func (s *session) restoreIfLimited(id VolumeID, e entry) error {
-	if !enforced(s.quota, e) {
+	if !s.enforced(e) {
 		return nil
 	}
 	return s.restoreLimit(id, e)

@@ -11,7 +11,7 @@ import (
 // learnForeign notes what others hold on the pool's filesystem while nothing at all
 // can be ours. Where nobody counts what volumes hold it is not known otherwise.
 func (p *Pool) learnForeign(space dir.Space) {
-	if p.config.Shared || p.keeper() != nil {
+	if p.config.Shared || p.enforcing() {
 		return // what others promised meanwhile is not known, or count knows better
 	}
 	p.mu.Lock()
@@ -69,7 +69,7 @@ func (s *session) anyUnlimited() bool {
 	s.pool.mu.Lock()
 	defer s.pool.mu.Unlock()
 	for _, e := range s.pool.index.byID {
-		if e.record != nil && !enforced(s.quota, e) {
+		if e.record != nil && !s.enforced(e) {
 			return true
 		}
 	}

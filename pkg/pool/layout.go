@@ -38,9 +38,11 @@ type format struct {
 type session struct {
 	pool *Pool
 	root *dir.Dir // the pool's directory
-	// quota keeps the sizes of volumes; nil if nobody does.
+	// quota keeps the sizes of the volumes that have limits; nil if nobody does.
 	quota Quota
-	own   *dir.Dir // ownName in it
+	// unenforced is why new volumes get none; nil if they do.
+	unenforced error
+	own        *dir.Dir // ownName in it
 	// volumes has the records.
 	volumes *dir.Dir
 	// staging and trash are those of this node, opened by work.
@@ -63,6 +65,9 @@ func (p *Pool) enter() (*session, error) {
 	if st.err != nil && (id == nil || st.hung) {
 		return nil, st.err
 	}
+	if err := p.unfit(id.unenforced); err != nil {
+		return nil, p.unavailable(err)
+	}
 	s, err := p.openSession(id)
 	if err != nil {
 		return nil, p.unavailable(err)
@@ -71,7 +76,7 @@ func (p *Pool) enter() (*session, error) {
 }
 
 func (p *Pool) openSession(id *opened) (_ *session, err error) {
-	s := &session{pool: p, quota: id.quota}
+	s := &session{pool: p, quota: id.quota, unenforced: id.unenforced}
 	defer func() {
 		if err != nil {
 			s.close()

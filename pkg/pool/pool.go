@@ -70,16 +70,19 @@ type Pool struct {
 	changes uint64 // how often calls changed the index
 	ledger  ledger
 	trash   map[string]*rubbish
-	wake    chan struct{} // one token: there is trash to remove
-	synced  time.Time
+	// restored is how often a limit was put back.
+	restored uint64
+	wake     chan struct{} // one token: there is trash to remove
+	synced   time.Time
 }
 
 // opened is what a pool was found to be when it was opened.
 type opened struct {
 	format     format
 	filesystem dir.Filesystem
-	quota      Quota // who keeps the sizes of volumes; nil for nobody
-	// unenforced is why nobody does.
+	// quota keeps the sizes of the volumes that have limits; nil if nobody does.
+	quota Quota
+	// unenforced is why new volumes get none; nil if they do.
 	unenforced error
 }
 
@@ -172,7 +175,7 @@ func (p *Pool) settle(st state) {
 func (p *Pool) tellServing(st state) {
 	log := p.log.WithValues("path", p.config.Path, "volumes", p.Status().Volumes, "systemDisk", st.systemDisk)
 	id := p.identity.Load()
-	if id.quota == nil {
+	if id.unenforced != nil {
 		log.Info("pool serves; the sizes of its volumes are promised and not enforced", "why", id.unenforced.Error())
 		return
 	}
@@ -203,15 +206,23 @@ func (p *Pool) lookInside() (*session, error) {
 	if err != nil {
 		return nil, err
 	}
-	if time.Since(p.synced) < p.options.SyncEvery {
-		return s, nil
-	}
-	p.synced = time.Now()
-	if err := s.sync(); err != nil {
+	if err := s.lookAgain(); err != nil {
 		s.close()
 		return nil, err
 	}
 	return s, nil
+}
+
+// lookAgain looks at a pool that is open.
+func (s *session) lookAgain() error {
+	if err := s.lookAtQuota(); err != nil {
+		return err
+	}
+	if time.Since(s.pool.synced) < s.pool.options.SyncEvery {
+		return nil
+	}
+	s.pool.synced = time.Now()
+	return s.sync()
 }
 
 // open makes the layout, finishes what a crash interrupted, and fills the index.
@@ -225,11 +236,12 @@ func (p *Pool) open() (*session, error) {
 		s.close()
 		return nil, err
 	}
-	if err := p.chooseQuota(id, s.root); err != nil {
+	id.quota, id.unenforced, err = p.detectQuota(s.root)
+	if err = errors.Join(err, p.unfit(id.unenforced)); err != nil {
 		s.close()
 		return nil, err
 	}
-	s.quota = id.quota
+	s.quota, s.unenforced = id.quota, id.unenforced
 	giveUp, err := p.serving.TryLock(f.UUID)
 	if err != nil {
 		s.close()
@@ -258,6 +270,7 @@ func (s *session) begin() error {
 		return err
 	}
 	s.restoreLimits()
+	s.releaseUnused()
 	return nil
 }
 
@@ -310,8 +323,10 @@ type Status struct {
 	// Err is why the pool does not serve; nil if it does.
 	Err        error
 	SystemDisk bool
-	// Enforced: the kernel keeps the sizes of volumes.
+	// Enforced: the kernel keeps the sizes of new volumes.
 	Enforced bool
+	// Restored is how often a limit was found missing or different, and put back.
+	Restored uint64
 	Volumes  int
 	Promised int64 // bytes
 	// Trash is how many removed volumes still occupy space, and Stuck how many of
@@ -328,7 +343,8 @@ func (p *Pool) Status() Status {
 		Name:       p.config.Name,
 		Err:        st.err,
 		SystemDisk: st.systemDisk,
-		Enforced:   p.keeper() != nil,
+		Enforced:   p.enforcing(),
+		Restored:   p.restored,
 		Volumes:    len(p.index.order),
 		Promised:   p.ledger.promised,
 		Trash:      len(p.trash),

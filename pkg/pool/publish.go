@@ -247,7 +247,7 @@ func (v *found) stats(at bind.Target) (Stats, error) {
 	if err != nil {
 		return Stats{}, err
 	}
-	space, facts := v.session.measure(v.dir, v.entry, whole)
+	space, facts := v.session.measure(v.id, v.dir, v.entry, whole)
 	return Stats{Space: space, Condition: facts.Condition()}, nil
 }
 

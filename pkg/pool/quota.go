@@ -18,28 +18,79 @@ type Quota = quota.Facility
 // there is none and what to do.
 type DetectQuota func(d *dir.Dir) (Quota, error)
 
-// chooseQuota finds out who keeps the sizes of a pool that is being opened.
-func (p *Pool) chooseQuota(id *opened, root *dir.Dir) error {
-	if p.config.Enforcement == EnforceNone {
-		id.unenforced = errors.New(`it is switched off by the pool option "enforcement"`)
-		return nil
-	}
-	facility, err := p.options.DetectQuota(root)
+// detectQuota finds out who keeps the sizes of a pool's volumes, also of those that
+// are there when new ones get no limit, and why they get none.
+func (p *Pool) detectQuota(root *dir.Dir) (facility Quota, unenforced, err error) {
+	facility, err = p.options.DetectQuota(root)
 	switch {
-	case err == nil && facility.Kind() == quota.Btrfs && p.config.BytesPerInode > 0:
-		err = errors.New("btrfs does not limit inodes; remove the pool option bytesPerInode")
 	case err == nil:
-		id.quota = facility
+		return facility, p.unwanted(facility), nil
+	case p.config.Enforcement == EnforceNone:
+		return nil, errSwitchedOff, nil
+	case errors.Is(err, quota.ErrNone):
+		return nil, err, nil
+	}
+	return nil, nil, err // not that there is none: it is asked again
+}
+
+var (
+	errSwitchedOff = errors.New(`it is switched off by the pool option "enforcement"`)
+	errInodes      = errors.New("btrfs does not limit inodes; remove the pool option bytesPerInode")
+)
+
+// unwanted is why the configuration wants no new limits of a facility.
+func (p *Pool) unwanted(facility Quota) error {
+	switch {
+	case p.config.Enforcement == EnforceNone:
+		return errSwitchedOff
+	case facility.Kind() == quota.Btrfs && p.config.BytesPerInode > 0:
+		return errInodes
+	}
+	return nil
+}
+
+// unfit is why a pool whose sizes nobody keeps must not serve.
+func (p *Pool) unfit(unenforced error) error {
+	if unenforced == nil || p.config.Enforcement != EnforceRequired {
 		return nil
 	}
-	if err != nil && !errors.Is(err, quota.ErrNone) && facility == nil {
-		return err // not that there is none: it is asked again
+	return fmt.Errorf("enforcement is required: %w", unenforced)
+}
+
+// lookAtQuota notices quotas that were switched on or off since the pool was opened,
+// or that the filesystem was mounted anew without or with.
+func (s *session) lookAtQuota() error {
+	facility, unenforced, err := s.pool.detectQuota(s.root)
+	if err != nil {
+		return err
 	}
-	if p.config.Enforcement == EnforceRequired {
-		return fmt.Errorf("enforcement is required: %w", err)
+	if kindOf(facility) != kindOf(s.quota) || (unenforced == nil) != (s.unenforced == nil) {
+		s.quota, s.unenforced = facility, unenforced
+		s.changeQuota()
 	}
-	id.unenforced = err
-	return nil
+	return s.pool.unfit(unenforced)
+}
+
+func kindOf(facility Quota) quota.Kind {
+	if facility == nil {
+		return ""
+	}
+	return facility.Kind()
+}
+
+// changeQuota has the calls to come use what this one has.
+func (s *session) changeQuota() {
+	now := *s.pool.identity.Load()
+	now.quota, now.unenforced = s.quota, s.unenforced
+	s.pool.identity.Store(&now)
+	if s.unenforced != nil {
+		s.pool.log.Error(s.unenforced, "the sizes of new volumes are promised and not enforced from now on")
+	} else {
+		s.pool.log.Info("the kernel keeps the sizes of new volumes from now on", "quota", s.quota.Kind())
+	}
+	if s.quota != nil {
+		s.restoreLimits()
+	}
 }
 
 // keeper keeps the sizes of the pool's volumes; nil if nobody does, or before the
@@ -49,6 +100,12 @@ func (p *Pool) keeper() Quota {
 		return id.quota
 	}
 	return nil
+}
+
+// enforcing tells whether new volumes get limits.
+func (p *Pool) enforcing() bool {
+	id := p.identity.Load()
+	return id != nil && id.unenforced == nil
 }
 
 // limits is what the kernel is told of a promise.
@@ -62,14 +119,20 @@ func (p *Pool) limits(bytes int64) quota.Limit {
 
 // enforced tells whether the kernel keeps the size of a volume. One that was made
 // without a limit cannot be given one: what it holds would not be counted.
-func enforced(keeper Quota, e entry) bool {
-	return keeper != nil && e.record != nil && e.record.Quota == string(keeper.Kind())
+func (p *Pool) enforced(keeper Quota, e entry) bool {
+	if keeper == nil || e.record == nil || e.record.Quota != string(keeper.Kind()) {
+		return false
+	}
+	owner := p.claims.owner(quota.ID(e.record.ProjectID))
+	return owner == "" || owner == e.record.UID
 }
+
+func (s *session) enforced(e entry) bool { return s.pool.enforced(s.quota, e) }
 
 // makeLimited makes the directory of a new volume, under its limit from the
 // beginning, and notes in the record who keeps it.
 func (s *session) makeLimited(rec *record) (*dir.Dir, error) {
-	if s.quota == nil {
+	if s.unenforced != nil {
 		return s.staging.Make(rec.ID)
 	}
 	d, err := s.quota.Make(s.staging, rec.ID)
@@ -88,7 +151,20 @@ func (s *session) limitNew(d *dir.Dir, rec *record) error {
 		return err
 	}
 	rec.Quota, rec.ProjectID = string(s.quota.Kind()), uint64(id)
-	return s.quota.Limit(d, id, s.pool.limits(rec.Bytes))
+	if err := s.quota.Limit(d, id, s.pool.limits(rec.Bytes)); err != nil {
+		return errors.Join(err, s.unclaim(d, id))
+	}
+	return nil
+}
+
+// unclaim gives up an id that a directory was to carry, unless it does by now: then
+// it goes with the directory.
+func (s *session) unclaim(d *dir.Dir, id quota.ID) error {
+	carried, err := s.quota.IDOf(d)
+	if err == nil && carried != id {
+		s.pool.claims.drop(id)
+	}
+	return err
 }
 
 // claims are the ids that volumes and trash of all pools are counted by: several
@@ -115,8 +191,8 @@ func (c *claims) try(id quota.ID, uid string) bool {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.taken[id] != "" {
-		return false
+	if owner := c.taken[id]; owner != "" {
+		return owner == uid
 	}
 	if c.taken == nil {
 		c.taken = make(map[quota.ID]string)
@@ -158,7 +234,7 @@ func (s *session) claimID(uid string) (quota.ID, error) {
 // unlimit takes the limit off a piece of trash: on btrfs removing can need more than
 // a full subvolume has. It answers the id that the trash carries.
 func (s *session) unlimit(name string) (quota.ID, error) {
-	id, err := s.trashID(name)
+	id, err := s.idIn(s.trash, name)
 	if err != nil || id == 0 {
 		return 0, err
 	}
@@ -173,12 +249,12 @@ func (s *session) unlimit(name string) (quota.ID, error) {
 	return id, errors.Join(s.quota.Limit(d, id, quota.Limit{}), d.Close())
 }
 
-// trashID is the id that a piece of trash carries; 0 if it carries none.
-func (s *session) trashID(name string) (quota.ID, error) {
+// idIn is the id that what was made by the driver carries; 0 if it carries none.
+func (s *session) idIn(parent *dir.Dir, name string) (quota.ID, error) {
 	if s.quota == nil {
 		return 0, nil
 	}
-	d, err := s.trash.Open(name)
+	d, err := parent.Open(name)
 	if isMissing(err) {
 		return 0, nil
 	}
@@ -204,6 +280,52 @@ func (s *session) releaseID(id quota.ID) error {
 	return nil
 }
 
+// releaseLost gives back the id of a lost volume that was deleted. Should its
+// directory be somewhere else, it keeps the id, which is then not given again.
+func (s *session) releaseLost(volume VolumeID, e entry) {
+	if e.record == nil || !s.enforced(e) {
+		return
+	}
+	if err := s.releaseID(quota.ID(e.record.ProjectID)); err != nil {
+		s.pool.log.Error(err, "the limit of a volume that was deleted is still there", "volume", volume.name)
+	}
+}
+
+// releaseUnused forgets the limits of what was removed while nobody saw to them: the
+// filesystem was mounted without quotas, or the directory was removed by hand.
+func (s *session) releaseUnused() {
+	if s.quota == nil {
+		return
+	}
+	released, err := s.quota.ReleaseUnused(s.root, s.pool.claims.holds)
+	if err != nil {
+		s.pool.log.Error(err, "limits that no directory has are still there")
+	}
+	if released > 0 {
+		s.pool.log.Info("forgot limits that no directory had", "limits", released)
+	}
+}
+
+// claim notes the id that a volume is counted by. Of two records with one id, as when
+// a pool was copied, the one whose directory carries it has it.
+func (s *session) claim(volume VolumeID, e entry) {
+	if e.record == nil || e.record.ProjectID == 0 {
+		return
+	}
+	id := quota.ID(e.record.ProjectID)
+	if s.pool.claims.try(id, e.record.UID) {
+		return
+	}
+	if carried, err := s.idIn(s.root, volume.name); err == nil && carried == id {
+		s.pool.claims.hold(id, e.record.UID)
+	}
+	if s.pool.known(volume).record == nil {
+		s.pool.log.Error(errTwoRecords, "the size of one of them is not kept", "volume", volume.name, "projectID", id)
+	}
+}
+
+var errTwoRecords = errors.New("two volumes are recorded with one project id: copy the content of the one that is abnormal into a new volume")
+
 // restoreLimits compares all limits with the promises. One that cannot be put back
 // is told, and shows in the condition of its volume; the others are served.
 func (s *session) restoreLimits() {
@@ -227,11 +349,56 @@ func (s *session) restoreLimit(id VolumeID, e entry) error {
 		return errors.Join(err, errNotCarried)
 	}
 	usage, err := s.quota.Usage(d, quota.ID(e.record.ProjectID))
-	if err != nil || usage.Limit == want {
+	if err != nil || s.agrees(usage.Limit, e) {
+		return err
+	}
+	if err := s.quota.Limit(d, quota.ID(e.record.ProjectID), want); err != nil {
 		return err
 	}
 	s.pool.log.Info("put back the limit of a volume", "volume", id.name, "had", usage.Limit.Bytes, "promised", want.Bytes)
-	return s.quota.Limit(d, quota.ID(e.record.ProjectID), want)
+	s.pool.mu.Lock()
+	defer s.pool.mu.Unlock()
+	s.pool.restored++
+	return nil
+}
+
+// agrees tells whether a limit is what was promised. The kernel keeps whole blocks,
+// and a promise may have been given in smaller ones.
+func (s *session) agrees(has quota.Limit, e entry) bool {
+	want := s.pool.limits(e.record.Bytes)
+	return has.Inodes == want.Inodes && has.Bytes >= want.Bytes && has.Bytes < want.Bytes+maxBlock
+}
+
+// maxBlock is the largest block that a filesystem with quotas has on Linux, in bytes:
+// that of XFS and btrfs, and ext4's is not larger.
+const maxBlock = 64 << 10
+
+// limitDiffers tells whether the kernel keeps another size than was promised. The
+// caller holds no lock, so that both may be changing: what differs is looked at again
+// while no call works on the volume.
+func (s *session) limitDiffers(id VolumeID, d *dir.Dir, e entry, has quota.Limit) (bool, error) {
+	if ok, err := s.inOrder(d, e, has); err != nil || ok {
+		return false, err
+	}
+	unlock, err := s.pool.locks.TryLock(id)
+	if err != nil {
+		return false, nil // a call is at work on it
+	}
+	defer unlock()
+	if e.record, err = readRecord(s.volumes, id); err != nil || e.record == nil {
+		return false, err
+	}
+	usage, err := s.quota.Usage(d, quota.ID(e.record.ProjectID))
+	if err != nil {
+		return false, err
+	}
+	ok, err := s.inOrder(d, e, usage.Limit)
+	return err == nil && !ok, err
+}
+
+func (s *session) inOrder(d *dir.Dir, e entry, has quota.Limit) (bool, error) {
+	carries, err := s.carriesID(d, e)
+	return carries && s.agrees(has, e), err
 }
 
 // errNotCarried reports a directory that is not counted as its record says. Giving
@@ -253,7 +420,7 @@ func (p *Pool) limited(keeper Quota) map[VolumeID]entry {
 	defer p.mu.Unlock()
 	volumes := make(map[VolumeID]entry)
 	for id, e := range p.index.byID {
-		if e.present && enforced(keeper, e) {
+		if e.present && p.enforced(keeper, e) {
 			volumes[id] = e
 		}
 	}

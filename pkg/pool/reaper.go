@@ -3,12 +3,17 @@ package pool
 import (
 	"context"
 	"time"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 )
 
 // rubbish is an entry of the trash directory that is not removed yet.
 type rubbish struct {
 	promised int64 // bytes that the ledger keeps for it, or unknownBytes
 	err      error // why it could not be removed; nil if that was not tried
+	// id is what it was counted by, once that is known: it is to be given back also
+	// when nothing is left of the tree.
+	id quota.ID
 }
 
 // trashed queues an entry of the trash for removal.
@@ -81,10 +86,22 @@ func (s *session) erase(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
+	id = s.pool.remember(name, id)
 	if err := s.trash.RemoveTree(ctx, name, (&pace{}).step); err != nil {
 		return err
 	}
 	return s.releaseID(id)
+}
+
+// remember keeps the id of a piece of trash, and answers the one that is kept.
+func (p *Pool) remember(name string, id quota.ID) quota.ID {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	r := p.trash[name]
+	if id != 0 {
+		r.id = id
+	}
+	return r.id
 }
 
 func (p *Pool) queued(stuckToo bool) []string {

@@ -75,7 +75,7 @@ func (s *session) undoNamed(staging *dir.Dir, name string) error {
 			return err
 		}
 	}
-	return s.throwAway(staging, name, name+"."+randomSuffix(), 0)
+	return s.throwStaged(staging, name)
 }
 
 // undoStaged undoes a creation of this node, the record first: what is in staging
@@ -107,7 +107,7 @@ func (s *session) recoverTrash() error {
 		if err := s.finishRemoval(name); err != nil {
 			return err
 		}
-		id, err := s.trashID(name)
+		id, err := s.idIn(s.trash, name)
 		if err != nil {
 			return err
 		}
@@ -182,9 +182,7 @@ func (s *session) loadOnce() (done bool, err error) {
 			s.pool.log.Error(e.damage, "the record is kept aside, calls on its volume are refused", "volume", id.name)
 		}
 		entries[id] = e
-		if e.record != nil {
-			s.pool.claims.hold(quota.ID(e.record.ProjectID), e.record.UID)
-		}
+		s.claim(id, e)
 	}
 	s.pool.mu.Lock()
 	defer s.pool.mu.Unlock()
@@ -360,6 +358,7 @@ func (s *session) resync(id VolumeID) error {
 	if e.exists() && e.lost() && s.pool.known(id).present {
 		s.pool.log.Error(ErrNotFound, "the directory of a volume is lost, its record is kept", "volume", id.name)
 	}
+	s.claim(id, e)
 	s.pool.note(id, e)
 	return nil
 }

@@ -302,7 +302,8 @@ func (s *session) describe(id VolumeID, e entry, d *dir.Dir) (Volume, error) {
 		return Volume{}, err
 	}
 	v := s.pool.volume(id, e, space)
-	_, facts := s.measure(d, e, space)
+	_, facts := s.measure(id, d, e, space)
+	v.Enforced = v.Enforced && !facts.LimitDiffers
 	v.Condition = facts.Condition()
 	v.Nodes = s.pool.nodes(published, elsewhere[id.name])
 	return v, nil
@@ -411,6 +412,7 @@ func (l *listing) volume(id VolumeID) Volume {
 		e, facts = l.look(id, e)
 	}
 	v := l.pool.volume(id, e, l.space)
+	v.Enforced = v.Enforced && !facts.LimitDiffers
 	v.Condition = facts.Condition()
 	v.Nodes = l.pool.nodes(l.published[id.name], l.elsewhere[id.name])
 	return v
@@ -420,7 +422,7 @@ func (l *listing) volume(id VolumeID) Volume {
 func (l *listing) look(id VolumeID, e entry) (entry, health.Facts) {
 	d, err := l.session.root.Open(id.name)
 	e.present = err == nil
-	_, facts := l.session.measure(d, e, l.space)
+	_, facts := l.session.measure(id, d, e, l.space)
 	if d != nil {
 		_ = d.Close() // opened for reading
 	}

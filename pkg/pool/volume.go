@@ -1,7 +1,6 @@
 package pool
 
 import (
-	"errors"
 	"fmt"
 
 	"kubevirt.io/hostpath-provisioner/pkg/health"
@@ -34,7 +33,7 @@ type Stats struct {
 
 // volume makes the answer from what is known.
 func (p *Pool) volume(id VolumeID, e entry, space dir.Space) Volume {
-	v := Volume{ID: id, Pool: p.config.Name, Shared: p.config.Shared, Bytes: space.SizeBytes, Lost: e.lost(), Enforced: enforced(p.keeper(), e)}
+	v := Volume{ID: id, Pool: p.config.Name, Shared: p.config.Shared, Bytes: space.SizeBytes, Lost: e.lost(), Enforced: p.enforced(p.keeper(), e)}
 	if e.record != nil {
 		v.Bytes = e.record.Bytes
 	}
@@ -42,21 +41,26 @@ func (p *Pool) volume(id VolumeID, e entry, space dir.Space) Volume {
 }
 
 // measure is what a volume holds and may hold, and what is to be said of it. Where
-// nobody keeps its size that is what the whole pool holds.
-func (s *session) measure(d *dir.Dir, e entry, whole dir.Space) (dir.Space, health.Facts) {
+// nobody keeps its size that is what the whole pool holds. The caller holds no lock.
+func (s *session) measure(id VolumeID, d *dir.Dir, e entry, whole dir.Space) (dir.Space, health.Facts) {
 	space := whole
 	facts := health.Facts{
 		Missing:    e.lost(),
 		Damaged:    e.damage,
 		ReadOnly:   whole.ReadOnly,
-		Unenforced: e.record != nil,
+		Unenforced: true,
 	}
-	if d != nil && enforced(s.quota, e) {
+	switch {
+	case e.record == nil:
+		facts.Unpromised = true
+	case !s.pool.enforced(s.quota, e):
+		facts.LimitOff = e.record.Quota
+	case d != nil:
 		facts.Unenforced = false
 		usage, err := s.quota.Usage(d, quota.ID(e.record.ProjectID))
-		carried, carriedErr := s.carriesID(d, e)
-		facts.IO = errors.Join(err, carriedErr)
-		facts.LimitDiffers = facts.IO == nil && (!carried || usage.Limit != s.pool.limits(e.record.Bytes))
+		if facts.IO = err; err == nil {
+			facts.LimitDiffers, facts.IO = s.limitDiffers(id, d, e, usage.Limit)
+		}
 		space = spaceOf(usage, e.record.Bytes, whole)
 	}
 	facts.FreeBytes = space.FreeBytes
@@ -72,9 +76,10 @@ func spaceOf(usage quota.Usage, promised int64, whole dir.Space) dir.Space {
 	space.UsedBytes = usage.Bytes
 	space.FreeBytes = max(0, min(promised-usage.Bytes, whole.FreeBytes))
 	if usage.Inodes == quota.NotCounted {
-		space.Inodes, space.InodesFree = 0, 0
+		space.Inodes, space.InodesFree, space.InodesUsed = 0, 0, 0
 		return space
 	}
+	space.InodesUsed = usage.Inodes
 	if usage.Limit.Inodes > 0 {
 		space.Inodes = usage.Limit.Inodes
 	}

@@ -216,8 +216,8 @@ func TestSpaceIsThatOfTheFilesystem(t *testing.T) {
 	if space.SizeBytes != 1<<20 || space.UsedBytes != 128<<10 || space.FreeBytes != 896<<10 || space.ReadOnly {
 		t.Errorf("space %+v, want 1 MiB with 128 KiB in use", space)
 	}
-	if space.InodesUsed() != 2 {
-		t.Errorf("%d inodes in use, want 2", space.InodesUsed())
+	if space.InodesUsed != 2 {
+		t.Errorf("%d inodes in use, want 2", space.InodesUsed)
 	}
 	must(t, syscall.Mount("", root, "", syscall.MS_REMOUNT|syscall.MS_RDONLY, ""))
 	if space, err = open(t, root).Space(); err != nil || !space.ReadOnly {

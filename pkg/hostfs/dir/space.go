@@ -11,15 +11,13 @@ type Space struct {
 	BlockBytes int64
 	Inodes     int64 // 0 where the filesystem does not count them (btrfs)
 	InodesFree int64
+	InodesUsed int64
 	ReadOnly   bool
 }
 
 // TakenBytes is what nobody without privileges can still have: what is in use, and
 // what the filesystem keeps back for root.
 func (s Space) TakenBytes() int64 { return s.SizeBytes - s.FreeBytes }
-
-// InodesUsed is how many inodes are in use; 0 where they are not counted.
-func (s Space) InodesUsed() int64 { return s.Inodes - s.InodesFree }
 
 // A Filesystem tells the filesystem of a directory from others, also after it was
 // mounted anew.
@@ -65,6 +63,7 @@ func (d *Dir) Space() (Space, error) {
 		BlockBytes: block,
 		Inodes:     int64(st.Files),
 		InodesFree: int64(st.Ffree),
+		InodesUsed: int64(st.Files - st.Ffree),
 		ReadOnly:   st.Flags&unix.ST_RDONLY != 0,
 	}, nil
 }

@@ -17,6 +17,7 @@ const (
 	qXGetQuota = 'X'<<8 | 0x3 // Q_XGETQUOTA
 	qXSetQLim  = 'X'<<8 | 0x4 // Q_XSETQLIM
 	qXGetQStat = 'X'<<8 | 0x8 // Q_XGETQSTATV
+	qXGetNext  = 'X'<<8 | 0x9 // Q_XGETNEXTQUOTA
 )
 
 // diskQuota is struct fs_disk_quota of linux/dqblk_xfs.h. Blocks are of 512 bytes.
@@ -44,6 +45,12 @@ type diskQuota struct {
 	_          int16
 	_          [8]byte
 }
+
+func (q diskQuota) limited() bool { return q.BlockHard|q.BlockSoft|q.InodeHard|q.InodeSoft != 0 }
+
+// unused tells of a limit that nothing is counted by: a directory that carries an id
+// counts as one inode at least.
+func (q diskQuota) unused() bool { return q.limited() && q.Blocks|q.Inodes == 0 }
 
 const (
 	diskQuotaVersion = 1   // FS_DQUOT_VERSION

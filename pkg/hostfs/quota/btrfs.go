@@ -188,6 +188,9 @@ func (s *subvolumes) Release(fs *dir.Dir, id ID) error {
 	return failed
 }
 
+// ReleaseUnused has nothing to do: the id of a subvolume is never given again.
+func (*subvolumes) ReleaseUnused(*dir.Dir, func(ID) bool) (int, error) { return 0, nil }
+
 // destroy removes a qgroup once nothing is left of its subvolume, and tells whether it
 // is gone. Linux 6.10 and newer refuse it while the subvolume is being cleared away,
 // but take one with a use left, which it has until the commit after that, for a

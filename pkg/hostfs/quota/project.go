@@ -86,7 +86,7 @@ func (p projects) NewID(fs *dir.Dir, taken func(ID) bool) (ID, error) {
 		if err != nil {
 			return 0, err
 		}
-		if q.BlockHard|q.BlockSoft|q.InodeHard|q.InodeSoft|q.Blocks|q.Inodes == 0 {
+		if !q.limited() && q.Blocks|q.Inodes == 0 {
 			return id, nil
 		}
 	}
@@ -162,10 +162,31 @@ func (p projects) Release(fs *dir.Dir, id ID) error {
 		return fmt.Errorf("release a project on %s: %w", fs, err)
 	}
 	q, err := p.control.get(fs, id)
-	if err != nil || q.BlockHard|q.BlockSoft|q.InodeHard|q.InodeSoft == 0 {
+	if err != nil || !q.limited() {
 		return err
 	}
 	return p.control.set(fs, id, Limit{})
+}
+
+func (p projects) ReleaseUnused(fs *dir.Dir, taken func(ID) bool) (released int, err error) {
+	for id := FirstID; id <= LastID; id++ {
+		q, err := p.control.next(fs, id)
+		id = max(id, ID(q.ID))
+		switch {
+		case errors.Is(err, unix.ENOENT):
+			return released, nil
+		case err != nil:
+			return released, err
+		case id > LastID:
+			return released, nil
+		case q.unused() && !taken(id):
+			if err := p.control.set(fs, id, Limit{}); err != nil {
+				return released, err
+			}
+			released++
+		}
+	}
+	return released, nil
 }
 
 // checkProject keeps a limit from landing on others' projects, and on project 0,

@@ -122,6 +122,11 @@ type Facility interface {
 	// some 30 seconds, and keeps the qgroup until then. Afterwards Linux 6.10 and newer
 	// destroy it themselves; on older ones the next call, for whichever id, does.
 	Release(fs *dir.Dir, id ID) error
+
+	// ReleaseUnused releases all ids from FirstID to LastID that have a limit, that
+	// nothing on the filesystem is counted by, and for which taken answers false:
+	// they were not released. It tells how many. On btrfs it does nothing.
+	ReleaseUnused(fs *dir.Dir, taken func(ID) bool) (released int, err error)
 }
 
 // bytesOnDisk is the limit in bytes, in whole blocks of the filesystem.

@@ -30,6 +30,7 @@ func TestFakeKeepsTheContract(t *testing.T) {
 					Facility: fake,
 					Root:     open(t, t.TempDir()),
 					Create:   func(d *dir.Dir, _ string) (quotatest.File, error) { return fake.Create(d) },
+					Removed:  fake.Removed,
 					Settle:   func(*testing.T) {},
 				}
 			})

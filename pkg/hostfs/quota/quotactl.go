@@ -81,6 +81,16 @@ func (c control) get(d *dir.Dir, id ID) (diskQuota, error) {
 	return q, nil
 }
 
+// next reads the limits and the use of the first project from id on that has any. It
+// answers ENOENT if none has. It came with Linux 4.6.
+func (c control) next(d *dir.Dir, id ID) (diskQuota, error) {
+	var q diskQuota
+	if err := quotactl(c, d, qXGetNext, id, &q); err != nil {
+		return diskQuota{}, fmt.Errorf("read the quota of the project after %d on %s: %w", id, d, err)
+	}
+	return q, nil
+}
+
 // set sets the hard limits of a project and takes away its soft ones, which statfs(2)
 // would show instead.
 func (c control) set(d *dir.Dir, id ID, l Limit) error {

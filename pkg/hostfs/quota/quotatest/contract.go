@@ -22,6 +22,8 @@ type Subject struct {
 	Root *dir.Dir
 	// Create makes a file in a directory, as a process without privileges does.
 	Create func(d *dir.Dir, name string) (File, error)
+	// Removed is told that the tree of an id was removed; nil where that is seen.
+	Removed func(id quota.ID)
 	// Settle brings the filesystem's numbers up to date, as far as it can.
 	Settle func(t *testing.T)
 }
@@ -60,6 +62,7 @@ func Contract(t *testing.T, fresh func(t *testing.T) Subject) {
 		"a limit follows its directory through renames":      followsRename,
 		"a removed tree is released and its name used again": release,
 		"a new id is neither claimed nor in use":             newID,
+		"a limit that no directory has is forgotten":         releaseUnused,
 		"inodes are limited where they are counted":          inodes,
 		"what was there before is not counted":               before,
 		"calls at once do not disturb each other":            atOnce,
@@ -395,6 +398,40 @@ func followsRename(t *testing.T, b *bench) {
 	wantFull(t, err)
 	must(t, file.Close())
 	wantBetween(t, "bytes written", total, 2*mib-slack, 2*mib)
+}
+
+func releaseUnused(t *testing.T, b *bench) {
+	gone, goneID := b.limited(t, "gone", quota.Limit{Bytes: mib})
+	claimed, claimedID := b.limited(t, "claimed", quota.Limit{Bytes: mib})
+	empty, emptyID := b.limited(t, "empty", quota.Limit{Bytes: mib})
+	must(t, errors.Join(gone.Close(), claimed.Close()))
+	for name, id := range map[string]quota.ID{"gone": goneID, "claimed": claimedID} {
+		must(t, b.Root.RemoveTree(t.Context(), name, noPause))
+		if b.Removed != nil {
+			b.Removed(id)
+		}
+	}
+	taken := func(id quota.ID) bool { return id == claimedID }
+	if b.subvolumes() {
+		if released, err := b.ReleaseUnused(b.Root, taken); err != nil || released != 0 {
+			t.Errorf("%d subvolumes were released, %v; want none", released, err)
+		}
+		return
+	}
+	b.eventually(t, "the limit is forgotten", func() bool {
+		_, err := b.ReleaseUnused(b.Root, taken)
+		must(t, err)
+		return b.usage(t, b.Root, goneID).Limit == quota.Limit{}
+	})
+	if usage := b.usage(t, b.Root, claimedID); usage.Limit.Bytes != mib {
+		t.Errorf("the limit of an id that is taken is %d, want it to stay", usage.Limit.Bytes)
+	}
+	if usage := b.usage(t, empty, emptyID); usage.Limit.Bytes != mib {
+		t.Errorf("the limit of an empty directory is %d, want it to stay", usage.Limit.Bytes)
+	}
+	if released, err := b.ReleaseUnused(b.Root, taken); err != nil || released != 0 {
+		t.Errorf("%d more were released, %v; want none", released, err)
+	}
 }
 
 func release(t *testing.T, b *bench) {

@@ -185,6 +185,27 @@ func (f *Fake) Release(_ *dir.Dir, id quota.ID) error {
 	return nil
 }
 
+// ReleaseUnused is quota.Facility.ReleaseUnused.
+func (f *Fake) ReleaseUnused(_ *dir.Dir, taken func(quota.ID) bool) (released int, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for id, use := range f.use {
+		if !f.subvolumes() && use.Limit != (quota.Limit{}) && use.Bytes == 0 && use.Inodes == 0 && !taken(id) {
+			delete(f.use, id)
+			released++
+		}
+	}
+	return released, nil
+}
+
+// Removed tells the stand-in, which sees no removals, that the tree of an id is gone.
+func (f *Fake) Removed(id quota.ID) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	use := f.of(id)
+	use.Bytes, use.Inodes = 0, 0
+}
+
 // Create makes a file in a directory, as far as the count goes: it counts for what
 // the directory carries now, for good. It answers ENOSPC or EDQUOT over the limit.
 func (f *Fake) Create(d *dir.Dir) (*FakeFile, error) {

@@ -1,0 +1,297 @@
+package pool_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota/quotatest"
+	"kubevirt.io/hostpath-provisioner/pkg/pool"
+)
+
+// faulty is a quota that can be switched off, and whose calls can fail.
+type faulty struct {
+	*quotatest.Fake
+	off                            atomic.Bool
+	failBefore, failAfter, failEnd atomic.Bool
+}
+
+var errFault = errors.New("fault")
+
+func (f *faulty) Limit(d *dir.Dir, id quota.ID, l quota.Limit) error {
+	if f.failBefore.Load() {
+		return errFault
+	}
+	err := f.Fake.Limit(d, id, l)
+	if f.failAfter.Load() && l != (quota.Limit{}) {
+		return errors.Join(err, errFault)
+	}
+	return err
+}
+
+func (f *faulty) Release(fs *dir.Dir, id quota.ID) error {
+	if f.failEnd.Load() {
+		return errFault
+	}
+	return f.Fake.Release(fs, id)
+}
+
+func (f *faulty) detect(d *dir.Dir) (pool.Quota, error) {
+	if f.off.Load() {
+		return nil, fmt.Errorf("%w: switch them on at %s", quota.ErrNone, d)
+	}
+	return f, nil
+}
+
+// withFaults runs a test on a node whose quotas may fail.
+func withFaults(t *testing.T, datadir string, test func(t *testing.T, b *bench, f *faulty)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, t.TempDir())
+		f := &faulty{Fake: &quotatest.Fake{As: quota.XFS}}
+		b.quota, b.real = f.Fake, f.detect
+		b.start(datadir)
+		test(t, b, f)
+	})
+}
+
+// carried is the id of a directory of the pool.
+func (b *bench) carried(name string) quota.ID {
+	b.t.Helper()
+	id, err := b.quota.IDOf(b.open(name))
+	must(b.t, err)
+	return id
+}
+
+func (b *bench) limitOf(name string) int64 {
+	b.t.Helper()
+	usage, err := b.quota.Usage(b.open(name), b.carried(name))
+	must(b.t, err)
+	return usage.Limit.Bytes
+}
+
+func (b *bench) volume(name string) pool.Volume {
+	b.t.Helper()
+	v, err := b.Volume(b.t.Context(), id(b.t, name))
+	must(b.t, err)
+	return v
+}
+
+// wantFirstID makes a volume and expects it to have the lowest id there is: nothing
+// else has it any more.
+func (b *bench) wantFirstID(name string) {
+	b.t.Helper()
+	b.create(name, mib)
+	if got := b.carried(name); got != quota.FirstID {
+		b.t.Errorf("the id of %s is %#x, want %#x: another was not given back", name, got, quota.FirstID)
+	}
+}
+
+func (b *bench) wantAbnormal(name, says string) {
+	b.t.Helper()
+	v := b.volume(name)
+	if v.Enforced || !v.Condition.Abnormal || !strings.Contains(v.Condition.Message, says) {
+		b.t.Errorf("volume %+v, want it abnormal for %q and not enforced", v, says)
+	}
+}
+
+func TestQuotasThatGoAwayAndComeBackAreNoticed(t *testing.T) {
+	withFaults(t, local, func(t *testing.T, b *bench, f *faulty) {
+		b.create("pvc-1", 10*mib)
+		must(t, b.publish("pvc-1", "a"))
+		f.off.Store(true)
+		b.later(time.Minute)
+		if b.Status()[0].Enforced {
+			t.Error("the pool is still said to be enforced")
+		}
+		b.wantAbnormal("pvc-1", "quotas of xfs")
+		if v := b.create("pvc-2", mib); v.Enforced {
+			t.Error("a volume without a limit is said to be enforced")
+		}
+		_, err := b.Expand(t.Context(), id(t, "pvc-1"), b.target("a"), pool.Range{Required: 20 * mib})
+		wantError(t, err, pool.ErrUnavailable)
+
+		must(t, f.Fake.Limit(b.open("pvc-1"), b.carried("pvc-1"), quota.Limit{Bytes: mib}))
+		f.off.Store(false)
+		b.later(time.Minute)
+		if got := b.limitOf("pvc-1"); got != 10*mib {
+			t.Errorf("the limit is %d, want it put back", got)
+		}
+		if status := b.Status()[0]; !status.Enforced || status.Restored != 1 {
+			t.Errorf("status %+v, want the pool enforced and one limit put back", status)
+		}
+		if v := b.volume("pvc-1"); !v.Enforced || v.Condition.Abnormal {
+			t.Errorf("volume %+v, want it enforced and in order", v)
+		}
+	})
+}
+
+func TestAPoolThatMustEnforceStopsWhenItCannotAnyMore(t *testing.T) {
+	withFaults(t, `[{"name":"local","path":"pool","enforcement":"required"}]`, func(t *testing.T, b *bench, f *faulty) {
+		b.create("pvc-1", mib)
+		f.off.Store(true)
+		b.later(time.Minute)
+		if err := b.Status()[0].Err; !errors.Is(err, pool.ErrUnavailable) || !strings.Contains(err.Error(), "switch them on") {
+			t.Errorf("error %v, want one that says what to do", err)
+		}
+		_, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-2"), Range: pool.Range{Required: mib}})
+		wantError(t, err, pool.ErrNoSpace)
+		if got := b.capacity(); got != 0 {
+			t.Errorf("capacity %d, want none", got)
+		}
+		f.off.Store(false)
+		b.later(time.Minute)
+		b.create("pvc-2", mib)
+	})
+}
+
+func TestSwitchedOffMeansNoNewLimitsAndKeepsTheOld(t *testing.T) {
+	withFaults(t, local, func(t *testing.T, b *bench, _ *faulty) {
+		b.create("pvc-1", 10*mib)
+		b.restart(`[{"name":"local","path":"pool","enforcement":"none"}]`)
+		if v := b.create("pvc-2", mib); v.Enforced || b.carried("pvc-2") != 0 {
+			t.Errorf("volume %+v with id %d, want no limit", v, b.carried("pvc-2"))
+		}
+		must(t, b.publish("pvc-1", "a"))
+		bytes, err := b.Expand(t.Context(), id(t, "pvc-1"), b.target("a"), pool.Range{Required: 20 * mib})
+		must(t, err)
+		if bytes != 20*mib || b.limitOf("pvc-1") != 20*mib || !b.volume("pvc-1").Enforced {
+			t.Errorf("expanded to %d under a limit of %d, want 20 MiB", bytes, b.limitOf("pvc-1"))
+		}
+		if b.Status()[0].Enforced {
+			t.Error("the pool is said to be enforced")
+		}
+		must(t, b.unpublish("pvc-1", "a"))
+		b.delete("pvc-1")
+		b.settled()
+		b.restart(local)
+		b.wantFirstID("pvc-3")
+	})
+}
+
+func TestALimitThatIsBeingChangedIsNoFinding(t *testing.T) {
+	withQuota(t, "", func(t *testing.T, b *bench) {
+		b.create("pvc-1", 10*mib)
+		must(t, b.quota.Limit(b.open("pvc-1"), b.carried("pvc-1"), quota.Limit{Bytes: 20 * mib}))
+		unlock, err := b.Lock(id(t, "pvc-1"))
+		must(t, err)
+		if v := b.volume("pvc-1"); v.Condition.Abnormal || !v.Enforced {
+			t.Errorf("volume %+v, want it in order while a call works on it", v)
+		}
+		unlock()
+		b.wantAbnormal("pvc-1", "limit")
+	})
+}
+
+func TestTheIDOfACreationThatFailedIsGivenBack(t *testing.T) {
+	for when, fault := range map[string]func(*faulty) *atomic.Bool{
+		"before the directory had it": func(f *faulty) *atomic.Bool { return &f.failBefore },
+		"after the directory had it":  func(f *faulty) *atomic.Bool { return &f.failAfter },
+	} {
+		t.Run(when, func(t *testing.T) {
+			withFaults(t, local, func(t *testing.T, b *bench, f *faulty) {
+				fault(f).Store(true)
+				_, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-1"), Range: pool.Range{Required: mib}})
+				wantError(t, err, errFault)
+				fault(f).Store(false)
+				b.later(time.Minute)
+				b.wantClean()
+				b.wantFirstID("pvc-2")
+			})
+		})
+	}
+}
+
+func TestTheIDOfALostVolumeIsGivenBack(t *testing.T) {
+	withFaults(t, local, func(t *testing.T, b *bench, _ *faulty) {
+		b.create("pvc-1", mib)
+		must(t, os.Remove(b.path("pool", "pvc-1")))
+		b.delete("pvc-1")
+		b.wantFirstID("pvc-2")
+	})
+}
+
+func TestAnIDThatCouldNotBeGivenBackIsTriedAgain(t *testing.T) {
+	withFaults(t, local, func(t *testing.T, b *bench, f *faulty) {
+		b.create("pvc-1", mib)
+		f.failEnd.Store(true)
+		b.delete("pvc-1")
+		b.settled()
+		if status := b.Status()[0]; status.Stuck != 1 {
+			t.Errorf("status %+v, want one piece stuck", status)
+		}
+		f.failEnd.Store(false)
+		b.later(2 * time.Hour)
+		b.wantClean()
+		b.wantFirstID("pvc-2")
+	})
+}
+
+func TestALimitThatNoDirectoryHasIsForgottenAtTheStart(t *testing.T) {
+	withFaults(t, local, func(t *testing.T, b *bench, f *faulty) {
+		b.create("pvc-1", mib)
+		carried := b.carried("pvc-1")
+		// Removed while nobody could see to its limit.
+		f.off.Store(true)
+		b.later(time.Minute)
+		b.delete("pvc-1")
+		b.settled()
+		b.quota.Removed(carried)
+		f.off.Store(false)
+		b.restart(local)
+		b.wantFirstID("pvc-2")
+	})
+}
+
+func TestOfTwoRecordsWithOneIDTheOneThatCarriesItHasIt(t *testing.T) {
+	withFaults(t, local, func(t *testing.T, b *bench, _ *faulty) {
+		b.create("pvc-2", 10*mib)
+		data, err := os.ReadFile(b.own("volumes", "pvc-2.json"))
+		must(t, err)
+		// Copies on either side of the alphabet, since records are read in any order.
+		for _, name := range []string{"pvc-1", "pvc-3"} {
+			must(t, os.Mkdir(b.path("pool", name), 0o777))
+			copied := strings.Replace(string(data), `"pvc-2"`, `"`+name+`"`, 1)
+			copied = regexp.MustCompile(`"uid":"\w+"`).ReplaceAllString(copied, `"uid":"copy`+name+`"`)
+			must(t, os.WriteFile(filepath.Join(b.own("volumes"), name+".json"), []byte(copied), 0o600))
+		}
+		b.restart(local)
+		for _, name := range []string{"pvc-1", "pvc-3"} {
+			b.wantAbnormal(name, "quotas")
+			b.delete(name)
+		}
+		b.settled()
+		if v := b.volume("pvc-2"); !v.Enforced || v.Condition.Abnormal || b.limitOf("pvc-2") != 10*mib {
+			t.Errorf("volume %+v under a limit of %d, want it in order", v, b.limitOf("pvc-2"))
+		}
+	})
+}
+
+func TestInodesInUseAreTheVolumesOwn(t *testing.T) {
+	withFaults(t, `[{"name":"local","path":"pool","bytesPerInode":16384}]`, func(t *testing.T, b *bench, _ *faulty) {
+		b.create("pvc-1", mib)
+		must(t, b.publish("pvc-1", "a"))
+		must(t, b.write("pvc-1", 1))
+		stats, err := b.Stats(t.Context(), id(t, "pvc-1"), b.target("a"))
+		must(t, err)
+		if s := stats.Space; s.Inodes != 65 || s.InodesUsed != 2 || s.InodesFree != 63 {
+			t.Errorf("space %+v, want 2 of 65 inodes in use", s)
+		}
+		for range 63 {
+			must(t, b.write("pvc-1", 1))
+		}
+		if err := b.write("pvc-1", 1); !errors.Is(err, syscall.ENOSPC) {
+			t.Errorf("one more file: %v", err)
+		}
+	})
+}
