@@ -30,6 +30,10 @@ var ErrName = errors.New("not the name of a directory entry")
 // directory was expected.
 var ErrNotDirectory = errors.New("not a directory")
 
+// ErrNotFile reports that the entry is a directory, a device or a pipe where a
+// regular file was expected.
+var ErrNotFile = errors.New("not a regular file")
+
 // A Dir is an open directory. It must be closed.
 type Dir struct {
 	f    *os.File

@@ -61,11 +61,7 @@ func IsTemporary(name string) bool {
 
 // ReadFile reads a regular file of at most limit bytes.
 func (d *Dir) ReadFile(name string, limit int64) ([]byte, error) {
-	if err := checkName(name); err != nil {
-		return nil, err
-	}
-	// O_NONBLOCK: a FIFO of that name must not hold the reader.
-	f, err := d.openFile(name, unix.O_RDONLY|unix.O_NONBLOCK)
+	f, err := d.OpenFile(name)
 	if err != nil {
 		return nil, err
 	}
@@ -73,9 +69,6 @@ func (d *Dir) ReadFile(name string, limit int64) ([]byte, error) {
 	info, err := f.Stat()
 	if err != nil {
 		return nil, d.pathError("stat", name, errors.Unwrap(err))
-	}
-	if !info.Mode().IsRegular() {
-		return nil, fmt.Errorf("read %s: not a regular file", d.join(name))
 	}
 	if info.Size() > limit {
 		return nil, fmt.Errorf("read %s: %d bytes, at most %d were expected", d.join(name), info.Size(), limit)
@@ -85,6 +78,36 @@ func (d *Dir) ReadFile(name string, limit int64) ([]byte, error) {
 		return nil, fmt.Errorf("read %s: %w", d.join(name), err)
 	}
 	return data, nil
+}
+
+// MakeFile makes an empty regular file in d, with mode 0600, and opens it for
+// reading and writing. A name that exists is fs.ErrExist.
+func (d *Dir) MakeFile(name string) (*os.File, error) {
+	if err := checkName(name); err != nil {
+		return nil, err
+	}
+	return d.openFile(name, unix.O_RDWR|unix.O_CREAT|unix.O_EXCL)
+}
+
+// OpenFile opens a regular file of d for reading. For anything else, links included,
+// it answers ErrNotFile or the error of openat2(2).
+func (d *Dir) OpenFile(name string) (*os.File, error) {
+	if err := checkName(name); err != nil {
+		return nil, err
+	}
+	// O_NONBLOCK: a FIFO of that name must not hold the caller.
+	f, err := d.openFile(name, unix.O_RDONLY|unix.O_NONBLOCK)
+	if err != nil {
+		return nil, err
+	}
+	info, err := f.Stat()
+	if err == nil && !info.Mode().IsRegular() {
+		err = ErrNotFile
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("open %s: %w", d.join(name), err), f.Close())
+	}
+	return f, nil
 }
 
 // Lock takes the exclusive lock of a file in d, made if it is not there, and waits
