@@ -1,5 +1,5 @@
-// Package bind publishes a directory at another path, and tells where directories
-// are published. It uses the mount calls that work on descriptors (open_tree(2),
+// Package bind publishes a directory or a device at another path, and tells where
+// they are published. It uses the mount calls that work on descriptors (open_tree(2),
 // mount_setattr(2), move_mount(2); Linux 5.12), so that what is mounted is the
 // directory which the caller holds and not what its path means by then, and so
 // that a mount is read-only from its first instant: mount(2) ignores MS_RDONLY
@@ -28,11 +28,13 @@ var (
 	ErrTarget = errors.New("unusable target path")
 	// ErrOccupied reports a target that carries something else.
 	ErrOccupied = errors.New("target path is taken")
+	// ErrNotDevice reports a name that is not that of a block device.
+	ErrNotDevice = errors.New("not a block device")
 	// ErrBusy reports a publication that a process still uses.
 	ErrBusy = errors.New("publication is in use")
 )
 
-// A Target is the path at which a directory is published. Only ParseTarget makes
+// A Target is the path at which a directory or device is published. Only ParseTarget makes
 // one. Links on the way to it are followed, since kubelet's directory may be one;
 // its last element must not be a link.
 type Target struct{ path string }
@@ -84,12 +86,13 @@ func (t Target) openParent() (*dir.Dir, error) {
 	return parent, err
 }
 
-// A Publication is one place where a directory, or something inside it, is mounted.
+// A Publication is one place where a directory, or something inside it, or a device
+// is mounted.
 type Publication struct {
 	// Path is where, as this process sees it, links resolved.
 	Path string
 	// Inside is the path below the directory of what is mounted; empty for the
-	// directory itself. Kubelet makes such mounts for subPath.
+	// directory or device itself. Kubelet makes such mounts for subPath.
 	Inside string
 }
 
@@ -115,28 +118,88 @@ func (k *Kernel) Close() error { return k.table.close() }
 // the same again with the same flags changes nothing. It answers ErrTarget for an
 // unusable path and ErrOccupied where something else is mounted or lies.
 func (k *Kernel) Publish(source *dir.Dir, target Target, flags Flags) error {
+	return publish(origin{fd: source.Fd(), path: source.String(), format: unix.S_IFDIR}, target, flags)
+}
+
+// PublishDevice mounts the node of a block device, which is an entry of dev, at
+// target: a file there, which is made if it is not there. The mount allows devices,
+// whatever the one of dev does. What can be done with the device is not decided here:
+// a device is written to through a read-only mount as well. All else is as in
+// Publish, and for a name that is no block device it answers ErrNotDevice.
+//
+// Published tells of devices too: ask it about dev.
+func (k *Kernel) PublishDevice(dev *dir.Dir, name string, target Target) error {
+	node, err := dev.OpenNode(name, unix.O_PATH)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = node.Close() }()
+	source := origin{fd: int(node.Fd()), path: node.Name(), format: unix.S_IFBLK}
+	found, err := examine(source.fd)
+	if err != nil {
+		return &fs.PathError{Op: "stat", Path: source.path, Err: err}
+	}
+	if found.format != unix.S_IFBLK {
+		return fmt.Errorf("publish %s: %w", source.path, ErrNotDevice)
+	}
+	return publish(source, target, Flags{clear: unix.MOUNT_ATTR_NODEV})
+}
+
+// An origin is what is published.
+type origin struct {
+	fd     int
+	path   string // for messages
+	format uint16 // S_IFDIR or S_IFBLK
+}
+
+func (o origin) isDir() bool { return o.format == unix.S_IFDIR }
+
+func publish(source origin, target Target, flags Flags) error {
 	parent, err := target.openParent()
 	if err != nil {
 		return err
 	}
 	defer func() { _ = parent.Close() }()
 
-	made := true
-	if err := unix.Mkdirat(parent.Fd(), target.base(), 0o750); err != nil {
-		if !errors.Is(err, unix.EEXIST) {
-			return &fs.PathError{Op: "mkdir", Path: target.path, Err: err}
-		}
-		made = false
+	made, err := makeTarget(source, parent, target)
+	if err != nil {
+		return err
 	}
 	err = publishAt(source, parent, target, flags)
 	if err != nil && made {
 		// Only what was made here, and only while it is empty and not a mount.
-		err = errors.Join(err, parent.RemoveDir(target.base()))
+		err = errors.Join(err, removeMade(source, parent, target))
 	}
 	return err
 }
 
-func publishAt(source, parent *dir.Dir, target Target, flags Flags) error {
+// makeTarget makes a directory for a directory and a file for a device, if there is
+// nothing yet.
+func makeTarget(source origin, parent *dir.Dir, target Target) (made bool, err error) {
+	op := "mkdir"
+	if source.isDir() {
+		err = unix.Mkdirat(parent.Fd(), target.base(), 0o750)
+	} else {
+		op = "make a file"
+		err = unix.Mknodat(parent.Fd(), target.base(), unix.S_IFREG|0o600, 0)
+	}
+	switch {
+	case errors.Is(err, unix.EEXIST):
+		return false, nil
+	case err != nil:
+		return false, &fs.PathError{Op: op, Path: target.path, Err: err}
+	}
+	return true, nil
+}
+
+func removeMade(source origin, parent *dir.Dir, target Target) error {
+	if source.isDir() {
+		return parent.RemoveDir(target.base())
+	}
+	return parent.Remove(target.base())
+}
+
+func publishAt(source origin, parent *dir.Dir, target Target, flags Flags) error {
 	at, err := openAt(parent, target)
 	if err != nil {
 		return &fs.PathError{Op: "open", Path: target.path, Err: err}
@@ -150,14 +213,20 @@ func publishAt(source, parent *dir.Dir, target Target, flags Flags) error {
 	switch {
 	case found.format == unix.S_IFLNK:
 		return fmt.Errorf("%w: %s is a symbolic link", ErrTarget, target)
-	case found.format != unix.S_IFDIR:
-		return fmt.Errorf("%w: %s is not a directory", ErrOccupied, target)
 	case found.mounted:
 		return samePublication(source, at, found.id, target, flags)
+	case source.isDir() && found.format != unix.S_IFDIR:
+		return fmt.Errorf("%w: %s is not a directory", ErrOccupied, target)
+	case !source.isDir() && (found.format != unix.S_IFREG || !found.empty):
+		return fmt.Errorf("%w: %s is not an empty file", ErrOccupied, target)
 	}
-	tree, err := unix.OpenTree(source.Fd(), "", unix.AT_EMPTY_PATH|unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
+	return mountTree(source, at, target, flags)
+}
+
+func mountTree(source origin, at int, target Target, flags Flags) error {
+	tree, err := unix.OpenTree(source.fd, "", unix.AT_EMPTY_PATH|unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
 	if err != nil {
-		return &fs.PathError{Op: "open_tree", Path: source.String(), Err: err}
+		return &fs.PathError{Op: "open_tree", Path: source.path, Err: err}
 	}
 	// An open tree would make a later unmount EBUSY.
 	defer func() { _ = unix.Close(tree) }()
@@ -165,7 +234,7 @@ func publishAt(source, parent *dir.Dir, target Target, flags Flags) error {
 	// A mount below the target must not appear in the pool as well.
 	attr.Propagation = unix.MS_PRIVATE
 	if err := unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH, &attr); err != nil {
-		return &fs.PathError{Op: "mount_setattr", Path: source.String(), Err: err}
+		return &fs.PathError{Op: "mount_setattr", Path: source.path, Err: err}
 	}
 	if err := unix.MoveMount(tree, "", at, "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH); err != nil {
 		return &fs.PathError{Op: "move_mount", Path: target.path, Err: err}
@@ -203,22 +272,27 @@ func examine(fd int) (inode, error) {
 }
 
 // samePublication answers whether what is mounted is what was asked for.
-func samePublication(source *dir.Dir, at int, mounted dir.ID, target Target, flags Flags) error {
-	id, err := source.ID()
+func samePublication(source origin, at int, mounted dir.ID, target Target, flags Flags) error {
+	own, err := examine(source.fd)
 	if err != nil {
-		return err
+		return &fs.PathError{Op: "stat", Path: source.path, Err: err}
 	}
-	if id != mounted {
+	if own.id != mounted {
 		return fmt.Errorf("%w: %s carries another mount", ErrOccupied, target)
 	}
 	var have, base unix.Statfs_t
 	if err := unix.Fstatfs(at, &have); err != nil {
 		return &fs.PathError{Op: "statfs", Path: target.path, Err: err}
 	}
-	if err := unix.Fstatfs(source.Fd(), &base); err != nil {
-		return &fs.PathError{Op: "statfs", Path: source.String(), Err: err}
+	if err := unix.Fstatfs(source.fd, &base); err != nil {
+		return &fs.PathError{Op: "statfs", Path: source.path, Err: err}
 	}
-	if want := flags.statfs(int64(base.Flags)); int64(have.Flags)&statfsMask != want {
+	mask := int64(statfsMask)
+	if !source.isDir() {
+		// The others mean nothing to a device, and dev may be mounted anew with others.
+		mask = unix.ST_NODEV
+	}
+	if want := flags.statfs(int64(base.Flags)); int64(have.Flags)&mask != want&mask {
 		return fmt.Errorf("%w: %s is published with other mount flags", ErrOccupied, target)
 	}
 	return nil
@@ -226,7 +300,7 @@ func samePublication(source *dir.Dir, at int, mounted dir.ID, target Target, fla
 
 // Unpublish unmounts what is published at target and then removes the target.
 // Nothing is removed unless it is empty and no mount. If of is not nil, only a
-// mount of that directory is undone: for another the answer is ErrOccupied. A
+// mount of that directory or node is undone: for another the answer is ErrOccupied. A
 // target that is not there is no error.
 func (k *Kernel) Unpublish(target Target, of *dir.ID) error {
 	parent, err := target.openParent()
@@ -323,8 +397,8 @@ func removed(err error) error {
 	return err
 }
 
-// Open opens what is published at target, for statistics. It answers
-// fs.ErrNotExist where there is nothing, and ErrTarget for a link.
+// Open opens the directory that is published at target, for statistics. It answers
+// fs.ErrNotExist where there is nothing, and ErrTarget for a link or a device.
 func (k *Kernel) Open(target Target) (*dir.Dir, error) {
 	parent, err := target.openParent()
 	if err != nil {

@@ -9,6 +9,8 @@ import (
 	"syscall"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind/bindtest"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
@@ -25,6 +27,9 @@ func TestFakeKeepsTheContract(t *testing.T) {
 			Publisher: fake,
 			Stack:     func(t *testing.T, source *dir.Dir, target bind.Target) { must(t, fake.Stack(source, target)) },
 			Hold:      func(_ *testing.T, target bind.Target) func() { return fake.Hold(target) },
+			Nodes: func(t *testing.T) *dir.Dir {
+				return nodes(t, t.TempDir(), func(path string) error { return os.WriteFile(path, nil, 0o600) })
+			},
 		}
 	})
 }
@@ -32,7 +37,7 @@ func TestFakeKeepsTheContract(t *testing.T) {
 func TestKernelKeepsTheContract(t *testing.T) {
 	testenv.NeedRoot(t)
 	bindtest.Contract(t, func(t *testing.T) bindtest.Subject {
-		return bindtest.Subject{Publisher: kernel(t), Stack: stack, Hold: hold}
+		return bindtest.Subject{Publisher: kernel(t), Stack: stack, Hold: hold, Nodes: deviceNodes}
 	})
 }
 
@@ -51,9 +56,35 @@ func stack(t *testing.T, source *dir.Dir, target bind.Target) {
 
 func hold(t *testing.T, target bind.Target) func() {
 	t.Helper()
-	f, err := os.Open(filepath.Join(target.String(), "data"))
+	// O_PATH: the device of a node may not be there.
+	fd, err := unix.Open(target.String(), unix.O_PATH|unix.O_CLOEXEC, 0)
 	must(t, err)
-	return func() { must(t, f.Close()) }
+	return func() { must(t, unix.Close(fd)) }
+}
+
+// deviceNodes makes nodes of devices that are not there, on a mount that allows none.
+func deviceNodes(t *testing.T) *dir.Dir {
+	t.Helper()
+	path := testenv.Tmpfs(t, 1<<20)
+	minor := uint32(1 << 19)
+	d := nodes(t, path, func(path string) error {
+		minor++
+		return unix.Mknod(path, unix.S_IFBLK|0o600, int(unix.Mkdev(240, minor))) // 240: local use
+	})
+	must(t, syscall.Mount("", path, "", syscall.MS_REMOUNT|syscall.MS_BIND|syscall.MS_NODEV, ""))
+	return d
+}
+
+func nodes(t *testing.T, path string, make func(path string) error) *dir.Dir {
+	t.Helper()
+	must(t, make(filepath.Join(path, "one")))
+	must(t, make(filepath.Join(path, "two")))
+	must(t, os.Mkdir(filepath.Join(path, "sub"), 0o755))
+	must(t, os.Symlink("one", filepath.Join(path, "link")))
+	d, err := dir.Open(path)
+	must(t, err)
+	t.Cleanup(func() { _ = d.Close() })
+	return d
 }
 
 func TestParseTarget(t *testing.T) {
@@ -217,6 +248,34 @@ func TestABtrfsSubvolumeIsAFilesystem(t *testing.T) {
 	defer func() { must(t, d.Close()) }()
 	if got, err := kernel(t).IsFilesystem(d); !got || err != nil {
 		t.Errorf("IsFilesystem of a mounted subvolume = %v, %v; want true", got, err)
+	}
+}
+
+func TestADeviceIsPublishedWhereItCanBeOpened(t *testing.T) {
+	s := newScene(t)
+	dev := deviceNodes(t)
+	target, err := bind.ParseTarget(filepath.Join(s.pods, "device"))
+	must(t, err)
+	must(t, s.kernel.PublishDevice(dev, "one", target))
+	t.Cleanup(func() { must(t, s.kernel.Unpublish(target, nil)) })
+
+	// ENXIO: there is no such device. EACCES would say that the mount allows none.
+	if _, err := os.Open(target.String()); !errors.Is(err, syscall.ENXIO) {
+		t.Errorf("opening the device: %v, want ENXIO", err)
+	}
+	var at, node unix.Stat_t
+	must(t, unix.Stat(target.String(), &at))
+	must(t, unix.Stat(filepath.Join(dev.String(), "one"), &node))
+	if at.Rdev != node.Rdev || at.Mode != node.Mode {
+		t.Errorf("at the target: device %#x with mode %o, want %#x with %o", at.Rdev, at.Mode, node.Rdev, node.Mode)
+	}
+	// Dev may come back with other flags when the program that published does.
+	must(t, syscall.Mount("", dev.String(), "", syscall.MS_REMOUNT|syscall.MS_BIND|syscall.MS_NOEXEC, ""))
+	must(t, s.kernel.PublishDevice(dev, "one", target))
+	// But one where the device cannot be opened is not the publication.
+	must(t, syscall.Mount("", target.String(), "", syscall.MS_REMOUNT|syscall.MS_BIND|syscall.MS_NODEV, ""))
+	if err := s.kernel.PublishDevice(dev, "one", target); !errors.Is(err, bind.ErrOccupied) {
+		t.Errorf("publishing where devices cannot be opened: %v, want ErrOccupied", err)
 	}
 }
 

@@ -110,6 +110,15 @@ func (d *Dir) OpenFile(name string) (*os.File, error) {
 	return f, nil
 }
 
+// OpenNode opens an entry of whatever kind, but never follows a link. The flags are
+// those of open(2); with unix.O_PATH a device or pipe itself is not opened.
+func (d *Dir) OpenNode(name string, flags int) (*os.File, error) {
+	if err := checkName(name); err != nil {
+		return nil, err
+	}
+	return d.openFile(name, uint64(flags))
+}
+
 // Lock takes the exclusive lock of a file in d, made if it is not there, and waits
 // for it. The lock is on the open file (fcntl(2), F_OFD_SETLKW): it holds against
 // other nodes where the filesystem carries locks, and ends with the process.

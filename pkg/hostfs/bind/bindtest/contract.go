@@ -17,6 +17,7 @@ import (
 // Publisher is what the contract is about.
 type Publisher interface {
 	Publish(source *dir.Dir, target bind.Target, flags bind.Flags) error
+	PublishDevice(dev *dir.Dir, name string, target bind.Target) error
 	Unpublish(target bind.Target, of *dir.ID) error
 	Open(target bind.Target) (*dir.Dir, error)
 	Published(parent *dir.Dir) (map[string][]bind.Publication, error)
@@ -30,6 +31,9 @@ type Subject struct {
 	// Stack mounts over what is there; Hold keeps a target busy.
 	Stack func(t *testing.T, source *dir.Dir, target bind.Target)
 	Hold  func(t *testing.T, target bind.Target) (release func())
+	// Nodes makes a directory with the device nodes "one" and "two", the directory
+	// "sub" and "link", a symbolic link to the first.
+	Nodes func(t *testing.T) *dir.Dir
 }
 
 // Contract is what every Publisher keeps.
@@ -53,6 +57,16 @@ func Contract(t *testing.T, fresh func(t *testing.T) Subject) {
 		"several targets are told apart":                      severalTargets,
 		"a publication follows its directory through renames": followsRename,
 		"a mount of something inside is told":                 insideIsTold,
+		"a published device is told by its name":              deviceIsTold,
+		"publishing a device twice is one mount":              deviceTwice,
+		"a device has several targets":                        deviceTargets,
+		"a device's target is occupied for all else":          deviceOccupies,
+		"a device is not published over a directory or data":  deviceTargetTaken,
+		"a device's target that is a link is refused":         deviceTargetLink,
+		"what is no device is refused and nothing is left":    noDevice,
+		"a busy device stays published":                       deviceBusy,
+		"another device at the target is not unpublished":     deviceUnpublishOther,
+		"unpublishing a device's unused target removes it":    deviceUnused,
 		"a directory is on the filesystem of its child":       sameFilesystem,
 		"a directory is no filesystem, and a mounted one is":  isFilesystem,
 	} {
@@ -256,6 +270,118 @@ func insideIsTold(t *testing.T, b *bench) {
 	target := b.target(t, "a")
 	must(t, b.Publish(open(t, filepath.Join(b.root, "pool", "vol", "sub")), target, bind.Flags{}))
 	b.expect(t, map[string][]bind.Publication{"vol": {{Path: target.String(), Inside: "sub"}}})
+}
+
+func (b *bench) expectDevices(t *testing.T, dev *dir.Dir, want map[string][]bind.Publication) {
+	t.Helper()
+	got, err := b.Published(dev)
+	must(t, err)
+	byPath := cmpopts.SortSlices(func(a, b bind.Publication) bool { return a.Path < b.Path })
+	if diff := cmp.Diff(want, got, byPath, cmpopts.EquateEmpty()); diff != "" {
+		t.Errorf("published devices (-want +got):\n%s", diff)
+	}
+}
+
+func deviceIsTold(t *testing.T, b *bench) {
+	dev, target := b.Nodes(t), b.target(t, "a")
+	must(t, b.PublishDevice(dev, "one", target))
+	b.expectDevices(t, dev, map[string][]bind.Publication{"one": {{Path: target.String()}}})
+	b.expect(t, nil)
+	must(t, b.Unpublish(target, nil))
+	wantGone(t, target)
+	b.expectDevices(t, dev, nil)
+	if there, err := dev.Exists("one"); !there || err != nil {
+		t.Errorf("the node is gone with its publication: %v, %v", there, err)
+	}
+}
+
+func deviceTwice(t *testing.T, b *bench) {
+	dev, target := b.Nodes(t), b.target(t, "a")
+	must(t, b.PublishDevice(dev, "one", target))
+	must(t, b.PublishDevice(dev, "one", target))
+	b.expectDevices(t, dev, map[string][]bind.Publication{"one": {{Path: target.String()}}})
+}
+
+func deviceTargets(t *testing.T, b *bench) {
+	dev, one, two, other := b.Nodes(t), b.target(t, "a"), b.target(t, "b"), b.target(t, "c")
+	must(t, b.PublishDevice(dev, "one", one))
+	must(t, b.PublishDevice(dev, "one", two))
+	must(t, b.PublishDevice(dev, "two", other))
+	must(t, b.Unpublish(one, nil))
+	b.expectDevices(t, dev, map[string][]bind.Publication{"one": {{Path: two.String()}}, "two": {{Path: other.String()}}})
+}
+
+func deviceOccupies(t *testing.T, b *bench) {
+	dev, device, directory := b.Nodes(t), b.target(t, "a"), b.target(t, "b")
+	must(t, b.PublishDevice(dev, "one", device))
+	wantError(t, b.PublishDevice(dev, "two", device), bind.ErrOccupied)
+	wantError(t, b.Publish(b.vol, device, bind.Flags{}), bind.ErrOccupied)
+	b.publish(t, directory)
+	wantError(t, b.PublishDevice(dev, "one", directory), bind.ErrOccupied)
+	if _, err := b.Open(device); !errors.Is(err, bind.ErrTarget) {
+		t.Errorf("opening the device as a directory: %v, want ErrTarget", err)
+	}
+	b.expectDevices(t, dev, map[string][]bind.Publication{"one": {{Path: device.String()}}})
+}
+
+func deviceTargetTaken(t *testing.T, b *bench) {
+	dev, directory, data, empty := b.Nodes(t), b.target(t, "a"), b.target(t, "b"), b.target(t, "c")
+	must(t, os.Mkdir(directory.String(), 0o750))
+	must(t, os.WriteFile(data.String(), []byte("kept"), 0o600))
+	must(t, os.WriteFile(empty.String(), nil, 0o600))
+	wantError(t, b.PublishDevice(dev, "one", directory), bind.ErrOccupied)
+	wantError(t, b.PublishDevice(dev, "one", data), bind.ErrOccupied)
+	wantError(t, b.PublishDevice(dev, "one", b.target(t, "none/a")), bind.ErrTarget)
+	must(t, b.PublishDevice(dev, "one", empty))
+	if got, err := os.ReadFile(data.String()); string(got) != "kept" {
+		t.Errorf("the file at the target: %q, %v", got, err)
+	}
+}
+
+func deviceTargetLink(t *testing.T, b *bench) {
+	dev, target := b.Nodes(t), b.target(t, "a")
+	must(t, os.Symlink(filepath.Join(b.root, "pool", "vol", "data"), target.String()))
+	wantError(t, b.PublishDevice(dev, "one", target), bind.ErrTarget)
+	b.wantData(t)
+}
+
+func noDevice(t *testing.T, b *bench) {
+	dev, target := b.Nodes(t), b.target(t, "a")
+	for _, name := range []string{"sub", "link", "none", ".", "sub/..", "/dev/null"} {
+		if err := b.PublishDevice(dev, name, target); err == nil {
+			t.Errorf("%q was published", name)
+		}
+		wantGone(t, target)
+	}
+	wantError(t, b.PublishDevice(dev, "sub", target), bind.ErrNotDevice)
+	wantError(t, b.PublishDevice(dev, "none", target), fs.ErrNotExist)
+	wantError(t, b.PublishDevice(dev, "sub/../one", target), dir.ErrName)
+}
+
+func deviceBusy(t *testing.T, b *bench) {
+	dev, target := b.Nodes(t), b.target(t, "a")
+	must(t, b.PublishDevice(dev, "one", target))
+	release := b.Hold(t, target)
+	wantError(t, b.Unpublish(target, nil), bind.ErrBusy)
+	b.expectDevices(t, dev, map[string][]bind.Publication{"one": {{Path: target.String()}}})
+	release()
+	must(t, b.Unpublish(target, nil))
+}
+
+func deviceUnpublishOther(t *testing.T, b *bench) {
+	dev, target := b.Nodes(t), b.target(t, "a")
+	must(t, b.PublishDevice(dev, "one", target))
+	other, err := b.vol.ID()
+	must(t, err)
+	wantError(t, b.Unpublish(target, &other), bind.ErrOccupied)
+	b.expectDevices(t, dev, map[string][]bind.Publication{"one": {{Path: target.String()}}})
+}
+
+func deviceUnused(t *testing.T, b *bench) {
+	target := b.target(t, "a")
+	must(t, os.WriteFile(target.String(), nil, 0o600))
+	must(t, b.Unpublish(target, nil))
+	wantGone(t, target)
 }
 
 func sameFilesystem(t *testing.T, b *bench) {

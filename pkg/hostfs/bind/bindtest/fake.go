@@ -3,12 +3,15 @@
 package bindtest
 
 import (
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
 	"sync"
+
+	"golang.org/x/sys/unix"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
@@ -24,68 +27,114 @@ type Fake struct {
 }
 
 type fakeMount struct {
-	source *dir.Dir // a handle of its own, as a mount keeps its directory
+	source *os.File // a handle of its own, as a mount keeps what it shows
+	isDir  bool
 	id     dir.ID
 	flags  bind.Flags
 }
 
+func (m fakeMount) handlePath() string { return dir.HandlePath(int(m.source.Fd())) }
+
+// keep opens a path without opening what may be a device.
+func keep(path string, flags bind.Flags) (fakeMount, error) {
+	fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fakeMount{}, &fs.PathError{Op: "open", Path: path, Err: err}
+	}
+	m := fakeMount{source: os.NewFile(uintptr(fd), path), flags: flags}
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return fakeMount{}, errors.Join(err, m.source.Close())
+	}
+	m.id, m.isDir = dir.ID{Dev: st.Dev, Ino: st.Ino}, st.Mode&unix.S_IFMT == unix.S_IFDIR
+	return m, nil
+}
+
 // Publish is bind.Kernel.Publish.
 func (f *Fake) Publish(source *dir.Dir, target bind.Target, flags bind.Flags) error {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	id, err := source.ID()
+	m, err := keep(source.HandlePath(), flags)
 	if err != nil {
 		return err
 	}
-	if err := f.prepare(target); err != nil {
+	return f.publish(m, target)
+}
+
+// PublishDevice is bind.Kernel.PublishDevice, and takes a regular file for a node.
+func (f *Fake) PublishDevice(dev *dir.Dir, name string, target bind.Target) error {
+	node, err := dev.OpenNode(name, unix.O_PATH)
+	if err != nil {
 		return err
 	}
-	if stack := f.mounts[target.String()]; len(stack) > 0 {
-		if top := stack[len(stack)-1]; top.id != id || top.flags != flags {
-			return fmt.Errorf("%w: %s", bind.ErrOccupied, target)
-		}
-		return nil
+	defer func() { _ = node.Close() }()
+	info, err := node.Stat()
+	if err != nil {
+		return err
 	}
-	return f.push(source, id, target, flags)
+	if kind := info.Mode().Type(); kind != 0 && kind != fs.ModeDevice {
+		return fmt.Errorf("%s/%s: %w", dev, name, bind.ErrNotDevice)
+	}
+	m, err := keep(dir.HandlePath(int(node.Fd())), bind.Flags{})
+	if err != nil {
+		return err
+	}
+	return f.publish(m, target)
+}
+
+// publish takes the handle over.
+func (f *Fake) publish(m fakeMount, target bind.Target) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if stack := f.mounts[target.String()]; len(stack) > 0 {
+		if top := stack[len(stack)-1]; top.id != m.id || top.flags != m.flags {
+			return errors.Join(fmt.Errorf("%w: %s", bind.ErrOccupied, target), m.source.Close())
+		}
+		return m.source.Close()
+	}
+	if err := prepare(target, m.isDir); err != nil {
+		return errors.Join(err, m.source.Close())
+	}
+	f.push(m, target)
+	return nil
 }
 
 // Stack mounts on top of whatever is there, as mount(8) would.
 func (f *Fake) Stack(source *dir.Dir, target bind.Target) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	id, err := source.ID()
+	m, err := keep(source.HandlePath(), bind.Flags{})
 	if err != nil {
 		return err
 	}
-	return f.push(source, id, target, bind.Flags{})
-}
-
-func (f *Fake) push(source *dir.Dir, id dir.ID, target bind.Target, flags bind.Flags) error {
-	kept, err := dir.Open(source.HandlePath())
-	if err != nil {
-		return err
-	}
-	if f.mounts == nil {
-		f.mounts = make(map[string][]fakeMount)
-	}
-	f.mounts[target.String()] = append(f.mounts[target.String()], fakeMount{source: kept, id: id, flags: flags})
+	f.push(m, target)
 	return nil
 }
 
-func (f *Fake) prepare(target bind.Target) error {
+func (f *Fake) push(m fakeMount, target bind.Target) {
+	if f.mounts == nil {
+		f.mounts = make(map[string][]fakeMount)
+	}
+	f.mounts[target.String()] = append(f.mounts[target.String()], m)
+}
+
+// prepare makes the target if it is not there: a directory, or a file for a device.
+func prepare(target bind.Target, isDir bool) error {
 	if _, err := os.Stat(filepath.Dir(target.String())); err != nil {
 		return fmt.Errorf("%w: %w", bind.ErrTarget, err)
 	}
 	info, err := os.Lstat(target.String())
 	switch {
-	case os.IsNotExist(err):
+	case os.IsNotExist(err) && isDir:
 		return os.Mkdir(target.String(), 0o750)
+	case os.IsNotExist(err):
+		return os.WriteFile(target.String(), nil, 0o600)
 	case err != nil:
 		return err
 	case info.Mode()&fs.ModeSymlink != 0:
 		return fmt.Errorf("%w: %s is a symbolic link", bind.ErrTarget, target)
-	case !info.IsDir():
+	case isDir && !info.IsDir():
 		return fmt.Errorf("%w: %s is not a directory", bind.ErrOccupied, target)
+	case !isDir && (!info.Mode().IsRegular() || info.Size() > 0):
+		return fmt.Errorf("%w: %s is not an empty file", bind.ErrOccupied, target)
 	}
 	return nil
 }
@@ -147,7 +196,11 @@ func (f *Fake) Open(target bind.Target) (*dir.Dir, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if stack := f.mounts[target.String()]; len(stack) > 0 {
-		return dir.Open(stack[len(stack)-1].source.HandlePath())
+		top := stack[len(stack)-1]
+		if !top.isDir {
+			return nil, fmt.Errorf("%w: %s is not a directory", bind.ErrTarget, target)
+		}
+		return dir.Open(top.handlePath())
 	}
 	info, err := os.Lstat(target.String())
 	if err != nil {
@@ -170,7 +223,7 @@ func (f *Fake) Published(parent *dir.Dir) (map[string][]bind.Publication, error)
 	published := make(map[string][]bind.Publication)
 	for target, stack := range f.mounts {
 		for _, m := range stack {
-			at, err := os.Readlink(m.source.HandlePath())
+			at, err := os.Readlink(m.handlePath())
 			if err != nil {
 				return nil, err
 			}
