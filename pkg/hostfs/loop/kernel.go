@@ -4,20 +4,34 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 )
 
+const (
+	// attempts bounds how many devices Attach tries that others take first.
+	attempts = 64
+	// longestPause is the last of the pauses of Detach, which double from a millisecond:
+	// half a second in all.
+	longestPause = 256 * time.Millisecond
+)
+
 // Kernel attaches devices by the loop driver.
 type Kernel struct {
-	dev   *dir.Dir
+	dev *dir.Dir
+	// pause waits between two tries to detach, and free finds a device for Attach: tests
+	// put their own in.
 	pause func(ctx context.Context, d time.Duration) error
+	free  func(c control, refused map[int]bool) (int, error)
 }
 
 // NewKernel takes the directory of device nodes, which has to stay open: the host's
 // own /dev, where the kernel makes the nodes of new devices (devtmpfs).
-func NewKernel(dev *dir.Dir) *Kernel { return &Kernel{dev: dev, pause: pause} }
+func NewKernel(dev *dir.Dir) *Kernel { return &Kernel{dev: dev, pause: pause, free: control.free} }
 
 func pause(ctx context.Context, d time.Duration) error {
 	timer := time.NewTimer(d)
@@ -31,29 +45,285 @@ func pause(ctx context.Context, d time.Duration) error {
 }
 
 // Attach makes the file a device, or answers the one that it is: ours, of the same
-// ReadOnly, whatever its other options. Errors: ErrNoDevice; ErrForeign where the
-// device is to be writable and somebody else's already is; ErrSize for a file whose
-// size is not a multiple of Unit; ErrBusy for a device that is about to end and
-// cannot be kept.
+// ReadOnly, with whatever block it has. Errors: ErrNoDevice; ErrForeign where the
+// device is to be writable and another's is; ErrSize for a file whose size is not a
+// multiple of Unit, and for a block that no device has; ErrBusy for a device that is
+// about to end and cannot be kept from it.
 func (k *Kernel) Attach(f *File, o Options) (Device, error) {
-	return Device{}, fmt.Errorf("attach %s: %w", f, errors.ErrUnsupported)
+	d, err := k.attach(f, o)
+	if err != nil {
+		return Device{}, fmt.Errorf("attach %s to a loop device: %w", f, err)
+	}
+	return d, nil
 }
 
-// Attached are all attached devices, those of others included. It opens each, for an
-// instant.
-func (k *Kernel) Attached() ([]Device, error) { return nil, errors.ErrUnsupported }
+func (k *Kernel) attach(f *File, o Options) (Device, error) {
+	if err := check(f, o); err != nil {
+		return Device{}, err
+	}
+	attached, err := k.Attached()
+	if err != nil {
+		return Device{}, err
+	}
+	foreign := ""
+	for _, d := range attached {
+		switch {
+		case d.Backing != f.id:
+		case d.Ours && d.ReadOnly == o.ReadOnly:
+			kept, err := k.keep(d, o)
+			if !errors.Is(err, ErrNotAttached) {
+				return kept, err
+			}
+		case !d.Ours && !d.ReadOnly && !o.ReadOnly:
+			foreign = d.Name
+		}
+	}
+	if foreign != "" {
+		return Device{}, fmt.Errorf("%w: %s", ErrForeign, foreign)
+	}
+	return k.make(f, o)
+}
+
+func check(f *File, o Options) error {
+	size, err := f.Size()
+	if err != nil {
+		return err
+	}
+	if size == 0 || size%Unit != 0 {
+		return fmt.Errorf("%w: %d bytes", ErrSize, size)
+	}
+	switch o.BlockBytes {
+	case 0, 512, 1024, 2048, 4096:
+		return nil
+	}
+	return fmt.Errorf("%w: a block of %d bytes", ErrSize, o.BlockBytes)
+}
+
+// keep makes sure that a device which was found stays, and is as the options say as
+// far as that can be changed.
+func (k *Kernel) keep(d Device, o Options) (Device, error) {
+	node, err := k.open(d.Name, unix.O_RDONLY)
+	if err != nil {
+		return Device{}, err
+	}
+	// From here on it cannot go: it is open.
+	defer func() { _ = node.close() }()
+	found, err := node.inspect()
+	switch {
+	case err != nil:
+		return Device{}, err
+	case found.Backing != d.Backing:
+		return Device{}, fmt.Errorf("%s: %w", d.Name, ErrNotAttached)
+	case found.Ending:
+		if err := node.stay(); err != nil {
+			return Device{}, err
+		}
+	}
+	if !o.Discard {
+		node.ignoreDiscards()
+	}
+	return node.inspect()
+}
+
+func (k *Kernel) make(f *File, o Options) (Device, error) {
+	block := o.BlockBytes
+	if block == 0 {
+		var err error
+		if block, err = f.BlockBytes(); err != nil {
+			return Device{}, err
+		}
+	}
+	// The device keeps what it is given: nothing that allows more than it needs, or
+	// the filesystem could not be mounted read-only for a device that only reads.
+	mode, flags := unix.O_RDWR, uint32(unix.LO_FLAGS_DIRECT_IO)
+	if o.ReadOnly {
+		mode, flags = unix.O_RDONLY, flags|unix.LO_FLAGS_READ_ONLY
+	}
+	backing, err := f.reopen(mode)
+	if err != nil {
+		return Device{}, err
+	}
+	defer func() { _ = backing.Close() }()
+	config := unix.LoopConfig{Fd: uint32(backing.Fd()), Size: uint32(block), Info: unix.LoopInfo64{Flags: flags}}
+	copy(config.Info.File_name[:], mark)
+
+	control, err := k.control()
+	if err != nil {
+		return Device{}, err
+	}
+	defer func() { _ = control.close() }()
+	refused := make(map[int]bool)
+	for range attempts {
+		number, err := k.free(control, refused)
+		if err != nil {
+			return Device{}, err
+		}
+		d, err := k.configure(nodeName(number), mode, config, o)
+		// EBUSY: somebody else took it, or holds it although it is free. ENXIO: it is
+		// being removed.
+		if !errors.Is(err, unix.EBUSY) && !errors.Is(err, ErrNotAttached) {
+			return d, err
+		}
+		refused[number] = true
+	}
+	return Device{}, fmt.Errorf("%w: others took %d in a row", ErrNoDevice, attempts)
+}
+
+func (k *Kernel) configure(name string, mode int, config unix.LoopConfig, o Options) (Device, error) {
+	node, err := k.open(name, mode)
+	if err != nil {
+		return Device{}, err
+	}
+	defer func() { _ = node.close() }()
+	// One step: there is no instant at which the device has the file but not the mark.
+	if err := unix.IoctlLoopConfigure(node.fd(), &config); err != nil {
+		return Device{}, &fs.PathError{Op: "LOOP_CONFIGURE", Path: name, Err: err}
+	}
+	if !o.Discard {
+		node.ignoreDiscards()
+	}
+	return node.inspect()
+}
+
+// Attached are all attached devices, those of others included, in the order of their
+// numbers. It opens each for an instant. Those whose filesystem cannot tell the file
+// any more, being gone, are left out.
+func (k *Kernel) Attached() ([]Device, error) {
+	numbers, err := attachedNumbers()
+	if err != nil {
+		return nil, err
+	}
+	var devices []Device
+	for _, number := range numbers {
+		d, err := k.Inspect(nodeName(number))
+		switch {
+		case errors.Is(err, ErrNotAttached), filesystemGone(err):
+			continue
+		case err != nil:
+			return nil, err
+		}
+		devices = append(devices, d)
+	}
+	return devices, nil
+}
+
+// filesystemGone tells errors of a dead filesystem from those that say nothing about
+// the file of a device.
+func filesystemGone(err error) bool {
+	for _, gone := range []error{unix.ESTALE, unix.EIO, unix.ENOTCONN, unix.ESHUTDOWN, unix.ETIMEDOUT, unix.EHOSTDOWN} {
+		if errors.Is(err, gone) {
+			return true
+		}
+	}
+	return false
+}
 
 // Inspect asks about one device by the name of its node, in microseconds. It answers
 // ErrNotAttached.
-func (k *Kernel) Inspect(name string) (Device, error) { return Device{}, errors.ErrUnsupported }
+func (k *Kernel) Inspect(name string) (Device, error) {
+	node, err := k.open(name, unix.O_RDONLY)
+	if err != nil {
+		return Device{}, err
+	}
+	defer func() { _ = node.close() }()
+	return node.inspect()
+}
 
-// Grow makes the device as large as its file is now, while it is in use, and answers
-// it as it is then. It answers ErrNotAttached if it is not that of the file any more.
-func (k *Kernel) Grow(d Device) (Device, error) { return Device{}, errors.ErrUnsupported }
+// Grow makes a device as large as its file is now, while it is in use, and answers it
+// as it is then. Errors: ErrNotAttached where it is not that of the file any more, and
+// ErrForeign.
+func (k *Kernel) Grow(d Device) (Device, error) {
+	node, err := k.open(d.Name, unix.O_RDONLY)
+	if err != nil {
+		return Device{}, err
+	}
+	defer func() { _ = node.close() }()
+	now, err := node.inspect()
+	switch {
+	case err != nil:
+		return Device{}, err
+	case now.Backing != d.Backing:
+		return Device{}, fmt.Errorf("grow %s: %w", d.Name, ErrNotAttached)
+	case !now.Ours:
+		return Device{}, fmt.Errorf("grow %s: %w", d.Name, ErrForeign)
+	}
+	if err := unix.IoctlSetInt(node.fd(), unix.LOOP_SET_CAPACITY, 0); err != nil {
+		return Device{}, &fs.PathError{Op: "LOOP_SET_CAPACITY", Path: d.Name, Err: err}
+	}
+	return node.inspect()
+}
 
-// Detach takes the device off its file. One that is not attached to it any more is no
-// error. It answers ErrForeign for another's, and ErrBusy for one that somebody has
-// open, which then stays attached: half a second is waited for those that only look
-// at each device that changes, as udev does. A mount of the node that nobody has open
-// does not keep a device: see to it that it is published nowhere.
-func (k *Kernel) Detach(ctx context.Context, d Device) error { return errors.ErrUnsupported }
+// Detach takes a device off its file. One that is not attached to it any more is no
+// error. Errors: ErrForeign for another's, and ErrBusy for one that somebody has open,
+// which then stays attached. Those that only look at devices as they come and go, as
+// udev does, get half a second to let go of it, or as long as ctx has.
+//
+// A mount of the node does not keep the device: it would show the next file that gets
+// the same one. See to it that it is published nowhere.
+func (k *Kernel) Detach(ctx context.Context, d Device) error {
+	for wait := time.Millisecond; ; wait *= 2 {
+		err := k.detach(d)
+		if err == nil {
+			return nil
+		}
+		// The kernel does not tell when the last user closes a device: ask again.
+		if errors.Is(err, ErrBusy) && wait <= longestPause && k.pause(ctx, wait) == nil {
+			continue
+		}
+		return fmt.Errorf("detach %s: %w", d.Name, err)
+	}
+}
+
+func (k *Kernel) detach(d Device) error {
+	node, claimed, err := k.claim(d.Name)
+	if errors.Is(err, ErrNotAttached) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer func() { _ = node.close() }()
+	now, err := node.inspect()
+	switch {
+	case errors.Is(err, ErrNotAttached):
+		return nil
+	case err != nil:
+		return err
+	case now.Backing != d.Backing:
+		return nil
+	case !now.Ours:
+		return ErrForeign
+	case !claimed:
+		return ErrBusy
+	}
+	if err := node.clear(); err != nil {
+		return err
+	}
+	if !now.Discard {
+		return errors.Join(node.close(), k.remove(now))
+	}
+	return nil
+}
+
+// claim opens a device and keeps others from mounting it or giving it another file
+// meanwhile. Where somebody else does that, it is opened without.
+func (k *Kernel) claim(name string) (node node, claimed bool, err error) {
+	node, err = k.open(name, unix.O_RDONLY|unix.O_EXCL)
+	if errors.Is(err, unix.EBUSY) {
+		node, err = k.open(name, unix.O_RDONLY)
+		return node, false, err
+	}
+	return node, true, err
+}
+
+// remove has the kernel forget a device that is free. A device that ignored discards
+// would go on doing so for whoever gets it next, since Linux 6.9, and that cannot be
+// taken back. Somebody who has got it already keeps it.
+func (k *Kernel) remove(d Device) error {
+	control, err := k.control()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = control.close() }()
+	return control.remove(d)
+}

@@ -1,0 +1,189 @@
+package loop_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop/looptest"
+	"kubevirt.io/hostpath-provisioner/test/testenv"
+)
+
+func TestFakeKeepsTheContract(t *testing.T) {
+	looptest.Contract(t, func(t *testing.T) looptest.Subject {
+		dev := open(t, t.TempDir())
+		fake := looptest.NewFake(dev)
+		t.Cleanup(func() { must(t, fake.Close()) })
+		return looptest.Subject{
+			Devices: fake,
+			Root:    open(t, t.TempDir()),
+			Dev:     dev,
+			Again:   func(*testing.T) looptest.Devices { return fake },
+			Foreign: func(t *testing.T, f *loop.File, readOnly bool) loop.Device {
+				d, err := fake.AttachForeign(f, readOnly)
+				must(t, err)
+				return d
+			},
+			Hold: func(t *testing.T, d loop.Device) func() {
+				release, err := fake.Hold(d.Name)
+				must(t, err)
+				return release
+			},
+			End: func(t *testing.T, d loop.Device) { must(t, fake.End(d.Name)) },
+		}
+	})
+}
+
+func TestFakeRunsOutOfDevices(t *testing.T) {
+	fake := looptest.NewFake(open(t, t.TempDir()))
+	fake.Max = 1
+	defer func() { must(t, fake.Close()) }()
+	root := open(t, t.TempDir())
+	_, err := fake.Attach(file(t, root, "a", mib), loop.Options{})
+	must(t, err)
+	_, err = fake.Attach(file(t, root, "b", mib), loop.Options{})
+	wantError(t, err, loop.ErrNoDevice)
+}
+
+func TestKernelKeepsTheContract(t *testing.T) {
+	testenv.NeedRoot(t)
+	for name, mount := range filesystems {
+		t.Run(name, func(t *testing.T) {
+			mounted := mount(t)
+			looptest.Contract(t, func(t *testing.T) looptest.Subject {
+				root := filepath.Join(mounted, filepath.Base(t.TempDir())+filepath.Base(t.Name()))
+				must(t, os.Mkdir(root, 0o700))
+				t.Cleanup(func() { must(t, os.RemoveAll(root)) })
+				dev := open(t, "/dev")
+				return looptest.Subject{
+					Devices: loop.NewKernel(dev),
+					Root:    open(t, root),
+					Dev:     dev,
+					Again:   func(*testing.T) looptest.Devices { return loop.NewKernel(dev) },
+					Foreign: foreign,
+					Hold:    hold,
+					End:     func(t *testing.T, d loop.Device) { end(t, d.Name) },
+				}
+			})
+		})
+	}
+}
+
+const mib = 1 << 20
+
+// filesystems are mounted until the test ends.
+var filesystems = map[string]func(t testing.TB) string{
+	"tmpfs": func(t testing.TB) string { return testenv.Tmpfs(t, 256*mib) },
+	"xfs":   func(t testing.TB) string { return testenv.LoopFS(t, "xfs", 320*mib) },
+	"ext4":  func(t testing.TB) string { return testenv.LoopFS(t, "ext4", 320*mib) },
+	"btrfs": func(t testing.TB) string { return testenv.LoopFS(t, "btrfs", 320*mib) },
+	"btrfs subvolume": func(t testing.TB) string {
+		testenv.NeedPrograms(t, "btrfs")
+		path := filepath.Join(testenv.LoopFS(t, "btrfs", 320*mib), "subvolume")
+		run(t, "btrfs", "subvolume", "create", path)
+		return path
+	},
+}
+
+// foreign attaches as losetup(8) does.
+func foreign(t *testing.T, f *loop.File, readOnly bool) loop.Device {
+	t.Helper()
+	testenv.NeedPrograms(t, "losetup")
+	args := []string{"losetup", "--find", "--show"}
+	if readOnly {
+		args = append(args, "--read-only")
+	}
+	backing := filepath.Join("/proc", "self", "fd", "3")
+	cmd := exec.CommandContext(t.Context(), args[0], append(args[1:], backing)...)
+	opened, err := os.Open(f.HandlePath())
+	must(t, err)
+	defer opened.Close()
+	cmd.ExtraFiles = []*os.File{opened}
+	output, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("losetup: %v: %s", err, output)
+	}
+	name := filepath.Base(string(output[:len(output)-1]))
+	t.Cleanup(func() { end(t, name) })
+	d, err := loop.NewKernel(open(t, "/dev")).Inspect(name)
+	must(t, err)
+	return d
+}
+
+func hold(t *testing.T, d loop.Device) func() {
+	t.Helper()
+	f, err := os.Open("/dev/" + d.Name)
+	must(t, err)
+	return func() { must(t, f.Close()) }
+}
+
+func end(t *testing.T, name string) {
+	t.Helper()
+	f, err := os.Open("/dev/" + name)
+	must(t, err)
+	defer f.Close()
+	if err := unix.IoctlSetInt(int(f.Fd()), unix.LOOP_CLR_FD, 0); err != nil && !errors.Is(err, unix.ENXIO) {
+		t.Error(err)
+	}
+}
+
+// file makes a thin file, which is closed when the test ends.
+func file(t testing.TB, d *dir.Dir, name string, bytes int64) *loop.File {
+	t.Helper()
+	f, err := loop.Create(d, name)
+	must(t, err)
+	t.Cleanup(func() { _ = f.Close() })
+	must(t, f.Grow(t.Context(), bytes, loop.Thin))
+	return f
+}
+
+// attach attaches until the test ends.
+func attach(t testing.TB, k *loop.Kernel, f *loop.File, o loop.Options) loop.Device {
+	t.Helper()
+	d, err := k.Attach(f, o)
+	must(t, err)
+	t.Cleanup(func() { must(t, k.Detach(context.WithoutCancel(t.Context()), d)) })
+	return d
+}
+
+func kernel(t testing.TB) *loop.Kernel {
+	t.Helper()
+	testenv.NeedRoot(t)
+	return loop.NewKernel(open(t, "/dev"))
+}
+
+func open(t testing.TB, path string) *dir.Dir {
+	t.Helper()
+	d, err := dir.Open(path)
+	must(t, err)
+	t.Cleanup(func() { _ = d.Close() })
+	return d
+}
+
+func run(t testing.TB, args ...string) {
+	t.Helper()
+	if output, err := exec.CommandContext(t.Context(), args[0], args[1:]...).CombinedOutput(); err != nil {
+		t.Fatalf("%s: %v: %s", args[0], err, output)
+	}
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func wantError(t testing.TB, got, want error) {
+	t.Helper()
+	if !errors.Is(got, want) {
+		t.Errorf("error %v, want %v", got, want)
+	}
+}

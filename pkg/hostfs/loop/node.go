@@ -1,0 +1,263 @@
+package loop
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+)
+
+const (
+	// loopMajor is LOOP_MAJOR of linux/major.h.
+	loopMajor   = 7
+	sysBlock    = "/sys/block"
+	prefix      = "loop"
+	controlNode = "loop-control"
+)
+
+func nodeName(number int) string { return prefix + strconv.Itoa(number) }
+
+// attachedNumbers are those of the devices that have a file: the kernel shows what it
+// is in a directory of its own, by a name that is not used here.
+func attachedNumbers() ([]int, error) {
+	block, err := dir.Open(sysBlock)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = block.Close() }()
+	var numbers []int
+	for entry, err := range block.Entries() {
+		if err != nil {
+			return nil, err
+		}
+		digits, ok := strings.CutPrefix(entry.Name, prefix)
+		number, err := strconv.Atoi(digits)
+		if ok && err == nil && isAttached(number) {
+			numbers = append(numbers, number)
+		}
+	}
+	slices.Sort(numbers)
+	return numbers, nil
+}
+
+func isAttached(number int) bool {
+	_, err := os.Stat(path.Join(sysBlock, nodeName(number), "loop"))
+	return err == nil
+}
+
+// A control is the open /dev/loop-control (loop(4)).
+type control struct{ f *os.File }
+
+func (k *Kernel) control() (control, error) {
+	f, err := k.dev.OpenNode(controlNode, unix.O_RDWR)
+	if err != nil {
+		return control{}, fmt.Errorf("loop devices need the module loop, and the host's /dev: %w", err)
+	}
+	return control{f: f}, nil
+}
+
+func (c control) fd() int { return int(c.f.Fd()) }
+
+func (c control) close() error { return c.f.Close() }
+
+// free is the number of a device that is free, which the kernel makes if there is
+// none. Others may take it before it is used. One that was refused although it is
+// free is passed by.
+func (c control) free(refused map[int]bool) (int, error) {
+	number, err := unix.IoctlRetInt(c.fd(), unix.LOOP_CTL_GET_FREE)
+	if err != nil {
+		return 0, noDevice("LOOP_CTL_GET_FREE", err)
+	}
+	if !refused[number] {
+		return number, nil
+	}
+	for refused[number] || isAttached(number) {
+		number++
+	}
+	err = unix.IoctlSetInt(c.fd(), unix.LOOP_CTL_ADD, number)
+	if err != nil && !errors.Is(err, unix.EEXIST) {
+		return 0, noDevice("LOOP_CTL_ADD", err)
+	}
+	return number, nil
+}
+
+func noDevice(op string, err error) error {
+	if errors.Is(err, unix.ENOSPC) {
+		return fmt.Errorf("%w: %s: %w", ErrNoDevice, op, err)
+	}
+	return &fs.PathError{Op: op, Path: controlNode, Err: err}
+}
+
+func (c control) remove(d Device) error {
+	number, err := strconv.Atoi(strings.TrimPrefix(d.Name, prefix))
+	if err != nil {
+		return err
+	}
+	err = unix.IoctlSetInt(c.fd(), unix.LOOP_CTL_REMOVE, number)
+	if err != nil && !errors.Is(err, unix.EBUSY) && !errors.Is(err, unix.ENODEV) {
+		return &fs.PathError{Op: "LOOP_CTL_REMOVE", Path: d.Name, Err: err}
+	}
+	return nil
+}
+
+// A node is an open loop device, which stays what it is until it is closed.
+type node struct {
+	f    *os.File
+	name string
+}
+
+// open opens a device by the name of its node. It answers ErrNotAttached for one that
+// is not there or about to go.
+func (k *Kernel) open(name string, flags int) (node, error) {
+	// O_NONBLOCK: something else of that name must not hold the caller.
+	f, err := k.dev.OpenNode(name, flags|unix.O_NONBLOCK)
+	switch {
+	case errors.Is(err, unix.ENXIO), errors.Is(err, fs.ErrNotExist) && !known(name):
+		return node{}, fmt.Errorf("%s: %w", name, ErrNotAttached)
+	case errors.Is(err, fs.ErrNotExist):
+		return node{}, fmt.Errorf("the kernel has a device that the directory of nodes lacks, which must be the host's /dev: %w", err)
+	case err != nil:
+		return node{}, err
+	}
+	n := node{f: f, name: name}
+	if st, err := n.stat(); err != nil || st.Mode&unix.S_IFMT != unix.S_IFBLK || unix.Major(st.Rdev) != loopMajor {
+		return node{}, errors.Join(fmt.Errorf("open %s: not a loop device", f.Name()), err, n.close())
+	}
+	return n, nil
+}
+
+// known tells whether the kernel has a device of that name.
+func known(name string) bool {
+	_, err := os.Stat(path.Join(sysBlock, name))
+	return err == nil
+}
+
+func (n node) fd() int { return int(n.f.Fd()) }
+
+// close may be called again.
+func (n node) close() error {
+	err := n.f.Close()
+	if errors.Is(err, fs.ErrClosed) {
+		return nil
+	}
+	return err
+}
+
+func (n node) stat() (unix.Stat_t, error) {
+	var st unix.Stat_t
+	err := unix.Fstat(n.fd(), &st)
+	return st, err
+}
+
+func (n node) status() (*unix.LoopInfo64, error) {
+	info, err := unix.IoctlLoopGetStatus64(n.fd())
+	if errors.Is(err, unix.ENXIO) {
+		return nil, fmt.Errorf("%s: %w", n.name, ErrNotAttached)
+	}
+	if err != nil {
+		return nil, &fs.PathError{Op: "LOOP_GET_STATUS64", Path: n.name, Err: err}
+	}
+	return info, nil
+}
+
+// inspect asks for all that a Device tells. The kernel's lo_device and lo_inode are
+// those of stat(2) on the file.
+func (n node) inspect() (Device, error) {
+	info, err := n.status()
+	if err != nil {
+		return Device{}, err
+	}
+	st, err := n.stat()
+	if err != nil {
+		return Device{}, &fs.PathError{Op: "stat", Path: n.name, Err: err}
+	}
+	size, err := unix.IoctlGetInt(n.fd(), unix.BLKGETSIZE64)
+	if err != nil {
+		return Device{}, &fs.PathError{Op: "BLKGETSIZE64", Path: n.name, Err: err}
+	}
+	block, err := unix.IoctlGetInt(n.fd(), unix.BLKSSZGET)
+	if err != nil {
+		return Device{}, &fs.PathError{Op: "BLKSSZGET", Path: n.name, Err: err}
+	}
+	return Device{
+		Name:       n.name,
+		Major:      unix.Major(st.Rdev),
+		Minor:      unix.Minor(st.Rdev),
+		Backing:    dir.ID{Dev: info.Device, Ino: info.Inode},
+		SizeBytes:  int64(size),
+		BlockBytes: int64(block),
+		ReadOnly:   info.Flags&unix.LO_FLAGS_READ_ONLY != 0,
+		DirectIO:   info.Flags&unix.LO_FLAGS_DIRECT_IO != 0,
+		Discard:    n.discards(),
+		Ours:       isMarked(info) && info.Offset == 0 && info.Sizelimit == 0,
+		Ending:     info.Flags&unix.LO_FLAGS_AUTOCLEAR != 0,
+	}, nil
+}
+
+func isMarked(info *unix.LoopInfo64) bool {
+	return unix.ByteSliceToString(info.File_name[:]) == mark
+}
+
+// clear detaches the device, which the caller has claimed, or answers ErrBusy and
+// leaves it attached. LOOP_CLR_FD itself never says so: where others have the device
+// open, it has it end with the last of them, which shows in its status.
+func (n node) clear() error {
+	if err := unix.IoctlSetInt(n.fd(), unix.LOOP_CLR_FD, 0); err != nil && !errors.Is(err, unix.ENXIO) {
+		return &fs.PathError{Op: "LOOP_CLR_FD", Path: n.name, Err: err}
+	}
+	err := n.stay()
+	if errors.Is(err, ErrNotAttached) {
+		return nil
+	}
+	return errors.Join(ErrBusy, err)
+}
+
+// stay keeps the device from ending with its last user. It answers ErrBusy where
+// somebody who claimed it does not let it be changed (Linux 6.18.y and newer).
+func (n node) stay() error {
+	info, err := n.status()
+	if err != nil {
+		return err
+	}
+	info.Flags &^= unix.LO_FLAGS_AUTOCLEAR
+	discards := n.discards()
+	err = unix.IoctlLoopSetStatus64(n.fd(), info)
+	switch {
+	case errors.Is(err, unix.EBUSY):
+		return ErrBusy
+	case err != nil:
+		return &fs.PathError{Op: "LOOP_SET_STATUS64", Path: n.name, Err: err}
+	}
+	if !discards {
+		// Older kernels put all limits back.
+		n.ignoreDiscards()
+	}
+	return nil
+}
+
+// discardLimit is how many bytes one discard may have, 0 for none at all.
+func (n node) discardLimit() string { return path.Join(sysBlock, n.name, "queue", "discard_max_bytes") }
+
+func (n node) discards() bool {
+	limit, err := os.ReadFile(n.discardLimit())
+	return err != nil || strings.TrimSpace(string(limit)) != "0"
+}
+
+// ignoreDiscards has the device refuse discards. Where it cannot be had, sysfs being
+// read-only, Device.Discard tells.
+func (n node) ignoreDiscards() {
+	f, err := os.OpenFile(n.discardLimit(), os.O_WRONLY, 0)
+	if err != nil {
+		return
+	}
+	_, _ = f.WriteString("0")
+	_ = f.Close()
+}
