@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"path"
 
 	"k8s.io/klog/v2"
 
@@ -23,6 +24,7 @@ type config struct {
 	driver         driver.Config
 	socket         string
 	pools          []pool.Config
+	deviceNodes    string
 	metricsAddress string // empty for no metrics
 	metricsTLS     metrics.TLS
 }
@@ -39,6 +41,7 @@ func parse(args []string, output io.Writer) (config, error) {
 	flags.StringVar(&node, "nodeid", "", "name of this node (required)")
 	flags.StringVar(&version, "version", "", "version to report (required)")
 	flags.StringVar(&datadir, "datadir", defaultPools, "storage pools, a JSON array; see docs/configuration.md")
+	flags.StringVar(&c.deviceNodes, "device-nodes", "/dev", "directory of device nodes, where the kernel makes those of loop devices")
 	flags.StringVar(&c.metricsAddress, "metrics-address", ":8443", "address to serve metrics on with TLS; empty for none")
 	flags.StringVar(&c.metricsTLS.CertFile, "metrics-cert-file", "", "certificate for the metrics; without one the driver makes its own")
 	flags.StringVar(&c.metricsTLS.KeyFile, "metrics-key-file", "", "key of that certificate")
@@ -69,6 +72,9 @@ func parse(args []string, output io.Writer) (config, error) {
 	note("datadir", err)
 	c.metricsTLS.MinVersion, err = metrics.ParseTLSVersion(tlsVersion)
 	note("metrics-tls-version", err)
+	if !path.IsAbs(c.deviceNodes) {
+		note("device-nodes", fmt.Errorf("%q is not an absolute path such as /dev", c.deviceNodes))
+	}
 	note("metrics-address", checkAddress(c.metricsAddress))
 	if (c.metricsTLS.CertFile == "") != (c.metricsTLS.KeyFile == "") {
 		note("metrics-cert-file", errors.New("goes together with --metrics-key-file; give both or neither"))

@@ -1,5 +1,5 @@
-// Command hostpath-csi-driver serves CSI for volumes that are directories on a
-// node's storage pools. It needs no Kubernetes API.
+// Command hostpath-csi-driver serves CSI for volumes that are directories, or devices
+// made of files, on a node's storage pools. It needs no Kubernetes API.
 package main
 
 import (
@@ -18,7 +18,9 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/pkg/driver"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/label"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop"
 	"kubevirt.io/hostpath-provisioner/pkg/metrics"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
 )
@@ -59,6 +61,11 @@ func run(ctx context.Context, c config) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, mounts.Close()) }()
+	nodes, err := dir.Open(c.deviceNodes)
+	if err != nil {
+		return fmt.Errorf("--device-nodes: %w", err)
+	}
+	defer func() { err = errors.Join(err, nodes.Close()) }()
 	// First what can fail, so that a failure leaves no pool behind.
 	listener, err := driver.Listen(c.socket)
 	if err != nil {
@@ -72,6 +79,8 @@ func run(ctx context.Context, c config) (err error) {
 		Node:       c.driver.Node,
 		Mounts:     mounts,
 		Labels:     label.NewKernel(),
+		Devices:    loop.NewKernel(nodes),
+		Dev:        nodes,
 		SystemPath: filepath.Dir(c.socket),
 		Log:        log,
 	})

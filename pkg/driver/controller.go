@@ -89,6 +89,7 @@ func (c *controller) parseCreate(req *csi.CreateVolumeRequest) (pool.Request, er
 		ID:             id,
 		Pool:           name,
 		Range:          parseRange(req.GetCapacityRange()),
+		Mode:           wanted.mode,
 		MultiNode:      wanted.multiNode,
 		OtherNodesOnly: !c.config.includes(allowed),
 	}, nil
@@ -151,6 +152,9 @@ func unconfirmed(req *csi.ValidateVolumeCapabilitiesRequest, volume pool.Volume)
 	}
 	if len(req.GetMutableParameters()) > 0 {
 		return errMutable.Error()
+	}
+	if wanted.mode != volume.Mode {
+		return fmt.Sprintf("the volume has the mode %s, not %s", volume.Mode, wanted.mode)
 	}
 	if wanted.multiNode && !volume.Shared {
 		return fmt.Sprintf("pool %q is not shared between nodes", volume.Pool)

@@ -26,6 +26,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind/bindtest"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/label/labeltest"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop/looptest"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
@@ -74,6 +75,7 @@ type rig struct {
 	node   pool.NodeID
 	set    *pool.Set
 	mounts *mounts
+	loops  *looptest.Fake
 	calls  *calls
 	// stop ends the server, and served then has the error of Serve.
 	stop   context.CancelFunc
@@ -93,14 +95,17 @@ func newRig(t *testing.T, s setup) *rig {
 	configs, err := pool.ParseConfigs(strings.ReplaceAll(s.pools, "POOLS", r.dir), "/")
 	must(t, err)
 	r.node = node(t, s.node)
-	options := pool.Options{Node: r.node, Mounts: r.mounts, Labels: &labeltest.Fake{}, Log: s.log}
+	dev, err := dir.Open(t.TempDir())
+	must(t, err)
+	r.loops = looptest.NewFake(dev)
+	options := pool.Options{Node: r.node, Mounts: r.mounts, Labels: &labeltest.Fake{}, Devices: r.loops, Dev: dev, Log: s.log}
 	if s.options != nil {
 		s.options(&options)
 	}
 	r.set = pool.Start(configs, options)
 	t.Cleanup(func() {
 		must(t, r.set.Close(context.WithoutCancel(t.Context())))
-		must(t, r.mounts.Close())
+		must(t, errors.Join(r.mounts.Close(), r.loops.Close(), dev.Close()))
 	})
 	if !s.unlooked {
 		must(t, r.set.Wait(t.Context()))

@@ -7,7 +7,6 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
-	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
 )
 
@@ -81,14 +80,13 @@ func parsePublication(req *csi.NodePublishVolumeRequest) (pool.Publication, erro
 	if err != nil {
 		return pool.Publication{}, err
 	}
-	if req.GetReadonly() || wanted.readOnly {
-		wanted.flags = wanted.flags.With(bind.ReadOnly())
-	}
 	return pool.Publication{
 		ID:           id,
 		Pool:         name,
 		Target:       target,
+		Mode:         wanted.mode,
 		Flags:        wanted.flags,
+		ReadOnly:     req.GetReadonly() || wanted.readOnly,
 		SingleTarget: wanted.singleTarget,
 		MultiNode:    wanted.multiNode,
 	}, nil
@@ -96,6 +94,9 @@ func parsePublication(req *csi.NodePublishVolumeRequest) (pool.Publication, erro
 
 // publishInline makes the volume that a pod has in its own manifest.
 func (n *node) publishInline(ctx context.Context, req *csi.NodePublishVolumeRequest, publication pool.Publication) error {
+	if publication.Mode != pool.ModeMount {
+		return invalid("an ephemeral volume is a directory and cannot be a block device")
+	}
 	create := pool.Request{ID: publication.ID, Pool: publication.Pool}
 	if size, ok := req.GetVolumeContext()[sizeKey]; ok {
 		bytes, err := pool.ParseBytes(size)
@@ -143,7 +144,7 @@ func (n *node) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVolumeSta
 	if err != nil {
 		return nil, err
 	}
-	return &csi.NodeGetVolumeStatsResponse{Usage: usage(stats.Space), VolumeCondition: condition(stats.Condition)}, nil
+	return &csi.NodeGetVolumeStatsResponse{Usage: usage(stats), VolumeCondition: condition(stats.Condition)}, nil
 }
 
 // parsePath takes the path at which a volume is said to be published. Where nothing
@@ -170,24 +171,26 @@ func (n *node) NodeExpandVolume(ctx context.Context, req *csi.NodeExpandVolumeRe
 	if err != nil {
 		return nil, err
 	}
-	if req.GetVolumeCapability().GetBlock() != nil {
-		return nil, invalid("volume %s is no block volume", id)
-	}
 	unlock, err := n.pools.Lock(id)
 	if err != nil {
 		return nil, err
 	}
 	defer unlock()
 
-	bytes, err := n.pools.Expand(ctx, id, at, parseRange(req.GetCapacityRange()))
+	bytes, err := n.pools.Expand(ctx, id, at, parseType(req.GetVolumeCapability()), parseRange(req.GetCapacityRange()))
 	if err != nil {
 		return nil, err
 	}
 	return &csi.NodeExpandVolumeResponse{CapacityBytes: bytes}, nil
 }
 
-// usage leaves out what the filesystem does not count.
-func usage(space dir.Space) []*csi.VolumeUsage {
+// usage leaves out what the filesystem does not count, and what only the user of a
+// device knows.
+func usage(stats pool.Stats) []*csi.VolumeUsage {
+	space := stats.Space
+	if stats.Mode == pool.ModeBlock {
+		return []*csi.VolumeUsage{{Unit: csi.VolumeUsage_BYTES, Total: space.SizeBytes}}
+	}
 	var all []*csi.VolumeUsage
 	if space.SizeBytes > 0 {
 		all = append(all, &csi.VolumeUsage{

@@ -16,6 +16,7 @@ func invalid(format string, args ...any) error {
 
 // An access is a volume capability, parsed.
 type access struct {
+	mode         pool.Mode
 	readOnly     bool
 	singleTarget bool // SINGLE_NODE_SINGLE_WRITER
 	multiNode    bool
@@ -26,21 +27,31 @@ func parseAccess(capability *csi.VolumeCapability) (access, error) {
 	switch {
 	case capability == nil:
 		return access{}, invalid("the volume capability is missing")
-	case capability.GetBlock() != nil:
-		return access{}, invalid("block volumes are not supported, use volumeMode Filesystem")
-	case capability.GetMount() == nil:
+	case capability.GetBlock() == nil && capability.GetMount() == nil:
 		return access{}, invalid("the volume capability has no access type")
 	}
 	a, err := parseMode(capability.GetAccessMode().GetMode())
 	if err != nil {
 		return access{}, err
 	}
+	a.mode = parseType(capability)
 	flags, err := bind.ParseFlags(capability.GetMount().GetMountFlags())
 	if err != nil {
 		return access{}, invalid("%v", err)
 	}
 	a.flags = flags
 	return a, nil
+}
+
+// parseType is how a capability uses a volume; empty for no capability.
+func parseType(capability *csi.VolumeCapability) pool.Mode {
+	switch {
+	case capability.GetBlock() != nil:
+		return pool.ModeBlock
+	case capability.GetMount() != nil:
+		return pool.ModeMount
+	}
+	return ""
 }
 
 func parseMode(mode csi.VolumeCapability_AccessMode_Mode) (access, error) {
@@ -72,6 +83,10 @@ func parseAccesses(capabilities []*csi.VolumeCapability) (access, error) {
 		if err != nil {
 			return access{}, err
 		}
+		if all.mode != "" && all.mode != a.mode {
+			return access{}, invalid("a volume is a block device or a directory for life; ask for one of them")
+		}
+		all.mode = a.mode
 		all.multiNode = all.multiNode || a.multiNode
 	}
 	return all, nil

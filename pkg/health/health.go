@@ -11,6 +11,9 @@ type Condition struct {
 	Message  string
 }
 
+// NotAsked is a number of free bytes that does not matter.
+const NotAsked = -1
+
 // Facts are what is known of one volume. The zero value is a healthy volume.
 type Facts struct {
 	// Pool is why the volume's pool does not serve; nil if it does.
@@ -23,11 +26,13 @@ type Facts struct {
 	IO error
 	// ReadOnly: the pool's filesystem takes no writes.
 	ReadOnly bool
-	// FreeBytes is what the volume may still take; -1 if not asked.
+	// FreeBytes is what the volume may still take; NotAsked if that does not matter.
 	FreeBytes int64
 	// InodesCounted tells whether FreeInodes means anything.
 	InodesCounted bool
 	FreeInodes    int64
+	// Short: the file of a block volume is smaller than what was promised.
+	Short bool
 	// LimitDiffers: the limit that the kernel keeps is not what was promised.
 	LimitDiffers bool
 	// LimitOff is what kept the size when the volume was made and does so no more;
@@ -53,6 +58,8 @@ func (f Facts) Condition() Condition {
 		return abnormal("reading the volume failed: %v", f.IO)
 	case f.ReadOnly:
 		return abnormal("the pool's filesystem is read-only")
+	case f.Short:
+		return abnormal("the volume's file is smaller than what was promised")
 	case f.LimitDiffers:
 		return abnormal("the kernel's limit is missing or is not what was promised")
 	case f.LimitOff != "":

@@ -195,7 +195,7 @@ func TestNodesOfASharedPoolTogetherCannotOversell(t *testing.T) {
 		const shared = `[{"name":"local","path":"pool","shared":true}]`
 		one := newBench(t, root)
 		one.start(shared)
-		two := &bench{t: t, root: root, mounts: &bindtest.Fake{}, labels: one.labels}
+		two := &bench{t: t, root: root, mounts: &bindtest.Fake{}, labels: one.labels, loops: one.loops, dev: one.dev}
 		defer func() { must(t, two.mounts.Close()) }()
 		two.startNode("node-2", shared)
 

@@ -21,6 +21,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/label"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/label/labeltest"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop/looptest"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota/quotatest"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
@@ -42,6 +43,8 @@ type bench struct {
 	root   string
 	mounts *bindtest.Fake
 	labels *labeltest.Fake
+	loops  *looptest.Fake
+	dev    *dir.Dir
 	quota  *quotatest.Fake // nil: nobody keeps the sizes
 	real   pool.DetectQuota
 }
@@ -59,7 +62,12 @@ func inBubble(t *testing.T, test func(t *testing.T, b *bench)) {
 func newBench(t *testing.T, root string) *bench {
 	b := &bench{t: t, root: root, mounts: &bindtest.Fake{}, labels: &labeltest.Fake{}}
 	must(t, os.Mkdir(filepath.Join(root, "pods"), 0o755))
-	t.Cleanup(func() { must(t, b.mounts.Close()) })
+	must(t, os.Mkdir(filepath.Join(root, "dev"), 0o755))
+	var err error
+	b.dev, err = dir.Open(filepath.Join(root, "dev"))
+	must(t, err)
+	b.loops = looptest.NewFake(b.dev)
+	t.Cleanup(func() { must(t, errors.Join(b.mounts.Close(), b.loops.Close(), b.dev.Close())) })
 	return b
 }
 
@@ -81,7 +89,7 @@ func (b *bench) startNode(name, datadir string) {
 	must(b.t, err)
 	configs, err := pool.ParseConfigs(datadir, b.root)
 	must(b.t, err)
-	b.Set = pool.Start(configs, pool.Options{Node: node, Mounts: b.mounts, Labels: b.labels, Log: logr.Discard(), SystemPath: b.root, DetectQuota: b.detect})
+	b.Set = pool.Start(configs, pool.Options{Node: node, Mounts: b.mounts, Labels: b.labels, Devices: b.loops, Dev: b.dev, Log: logr.Discard(), SystemPath: b.root, DetectQuota: b.detect})
 	set := b.Set
 	b.t.Cleanup(func() { must(b.t, set.Close(context.Background())) })
 	must(b.t, b.Wait(b.t.Context()))

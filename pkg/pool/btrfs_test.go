@@ -37,7 +37,7 @@ func TestLifeOfAVolumeOnBtrfs(t *testing.T) {
 		}
 		must(t, os.Remove(data))
 		syncfs(t, root)
-		if _, err := b.Expand(t.Context(), id(t, "pvc-1"), b.target("a"), pool.Range{Required: 64 * mib}); err != nil {
+		if _, err := b.Expand(t.Context(), id(t, "pvc-1"), b.target("a"), "", pool.Range{Required: 64 * mib}); err != nil {
 			t.Error(err)
 		}
 		must(t, os.WriteFile(data, make([]byte, 32*mib), 0o644))

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/label"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop"
 )
 
 // legacyName is the pool that the earlier driver took where none was named.
@@ -33,6 +34,8 @@ type Config struct {
 	// BytesPerInode gives a volume one inode for so many bytes of its size; 0 for
 	// no limit.
 	BytesPerInode int64
+	// Allocation says whether the space of a block volume is set aside when it is made.
+	Allocation loop.Allocation
 	// Relabel says how much of a volume with a foreign SELinux label is relabelled.
 	Relabel label.Scope
 }
@@ -60,12 +63,13 @@ type document struct {
 	Overprovision    *float64        `json:"overprovision"`
 	Reserve          json.RawMessage `json:"reserve"`
 	BytesPerInode    int64           `json:"bytesPerInode"`
+	Allocation       string          `json:"allocation"`
 	Relabel          string          `json:"relabel"`
 }
 
 // keys are the names that a document may have.
 var keys = []string{"name", "path", "snapshotPath", "snapshotProvider", "shared",
-	"requireMount", "enforcement", "overprovision", "reserve", "bytesPerInode", "relabel"}
+	"requireMount", "enforcement", "overprovision", "reserve", "bytesPerInode", "allocation", "relabel"}
 
 // ParseConfigs reads the JSON array of pools. Relative paths are taken from
 // workdir. All problems are reported together. Nothing is made or changed.
@@ -126,6 +130,8 @@ func parseConfig(raw json.RawMessage, workdir string) (Config, error) {
 	if doc.BytesPerInode < 0 {
 		note(fmt.Errorf("%w: bytesPerInode %d is negative", ErrInvalid, doc.BytesPerInode))
 	}
+	config.Allocation, err = parseAllocation(doc.Allocation)
+	note(err)
 	config.Relabel, err = parseRelabel(doc.Relabel)
 	note(err)
 	return config, errors.Join(problems...)
@@ -211,6 +217,16 @@ func parseReserve(raw json.RawMessage) (Reserve, error) {
 		return Reserve{}, fmt.Errorf("reserve: %w", err)
 	}
 	return reserve, nil
+}
+
+func parseAllocation(s string) (loop.Allocation, error) {
+	switch s {
+	case "", "thick":
+		return loop.Thick, nil
+	case "thin":
+		return loop.Thin, nil
+	}
+	return 0, fmt.Errorf(`%w: allocation %q is not "thick" or "thin"`, ErrInvalid, s)
 }
 
 func parseRelabel(s string) (label.Scope, error) {

@@ -9,6 +9,7 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/label"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop"
 )
 
 // volumeMode lets pods that are not root write, whatever the umask.
@@ -20,6 +21,8 @@ type Request struct {
 	// Pool may be the zero Name where only one can be meant.
 	Pool  Name
 	Range Range
+	// Mode is what the volume is to be, for its whole life; empty for ModeMount.
+	Mode Mode
 	// OtherNodesOnly asks for a volume that need not be reached from this node, but
 	// from others.
 	OtherNodesOnly bool
@@ -34,6 +37,9 @@ type Request struct {
 // volume's lock. Errors: ErrInvalid, ErrExists, ErrOutOfRange, ErrNoSpace,
 // ErrUnavailable, ErrDamaged.
 func (s *Set) Create(ctx context.Context, r Request) (Volume, error) {
+	if r.Mode == "" {
+		r.Mode = ModeMount
+	}
 	p, err := s.pool(r.Pool)
 	if err != nil {
 		return Volume{}, err
@@ -147,6 +153,9 @@ func (s *session) existing(r Request, e entry, space dir.Space) (Volume, error) 
 	if !r.Range.allows(v.Bytes) {
 		return Volume{}, fmt.Errorf("%w with %d bytes", ErrExists, v.Bytes)
 	}
+	if e.mode() != r.Mode {
+		return Volume{}, fmt.Errorf("%w with the mode %s", ErrExists, e.mode())
+	}
 	if e.inline() != r.Inline {
 		return Volume{}, fmt.Errorf("%w with another life cycle: inline is %v", ErrExists, e.inline())
 	}
@@ -163,7 +172,7 @@ func (s *session) syncRoot() error {
 }
 
 func (s *session) createNew(ctx context.Context, r Request, space dir.Space) (Volume, error) {
-	bytes, err := r.Range.promise(space.BlockBytes)
+	bytes, err := r.Range.promise(unit(r.Mode, space))
 	if err != nil {
 		return Volume{}, err
 	}
@@ -173,8 +182,8 @@ func (s *session) createNew(ctx context.Context, r Request, space dir.Space) (Vo
 	if err := s.pool.reserve(space, bytes); err != nil {
 		return Volume{}, err
 	}
-	rec := newRecord(r.ID, bytes, r.Inline)
-	if err := s.build(r.ID, rec); err != nil {
+	rec := newRecord(r, bytes, s.pool.config.Allocation)
+	if err := s.build(ctx, r.ID, rec); err != nil {
 		s.pool.release(bytes)
 		s.undo(r.ID)
 		if errors.Is(err, fs.ErrExist) {
@@ -189,11 +198,11 @@ func (s *session) createNew(ctx context.Context, r Request, space dir.Space) (Vo
 
 // build makes the volume aside and then puts it in its place in one step. Before
 // that step nothing is a volume; after it everything is there.
-func (s *session) build(id VolumeID, rec *record) error {
+func (s *session) build(ctx context.Context, id VolumeID, rec *record) error {
 	if err := s.discardStaging(id.name); err != nil {
 		return err
 	}
-	if err := s.fillStaging(rec); err != nil {
+	if err := s.fillStaging(ctx, rec); err != nil {
 		return err
 	}
 	if err := writeRecord(s.volumes, rec); err != nil {
@@ -205,21 +214,39 @@ func (s *session) build(id VolumeID, rec *record) error {
 	return s.root.Sync()
 }
 
-func (s *session) fillStaging(rec *record) (err error) {
+func (s *session) fillStaging(ctx context.Context, rec *record) (err error) {
 	d, err := s.makeLimited(rec)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, d.Close()) }()
+	if rec.Mode == ModeBlock {
+		err = errors.Join(d.Chmod(diskDirMode), s.makeDisk(ctx, d, rec))
+	} else {
+		err = s.open(d)
+	}
+	if err != nil {
+		return err
+	}
+	return d.Sync()
+}
+
+// open lets pods into a new directory.
+func (s *session) open(d *dir.Dir) error {
 	if s.pool.config.Relabel != label.None {
 		if _, err := s.pool.options.Labels.Ensure(d, label.Root); err != nil {
 			return err
 		}
 	}
-	if err := d.Chmod(volumeMode); err != nil {
-		return err
+	return d.Chmod(volumeMode)
+}
+
+// unit is what a size is rounded up to.
+func unit(mode Mode, space dir.Space) int64 {
+	if mode == ModeBlock {
+		return max(space.BlockBytes, loop.Unit)
 	}
-	return d.Sync()
+	return space.BlockBytes
 }
 
 // undo removes what a failed creation left, the record first: a record without a

@@ -28,7 +28,7 @@ func (v *found) delete(ctx context.Context) error {
 		return fmt.Errorf("delete volume %s: %w", v.id, err)
 	}
 	defer unlock()
-	if err := v.unused(); err != nil {
+	if err := errors.Join(v.unused(), v.detached(ctx)); err != nil {
 		return fmt.Errorf("delete volume %s: %w", v.id, err)
 	}
 	if err := ctx.Err(); err != nil {
@@ -46,7 +46,7 @@ func (v *found) delete(ctx context.Context) error {
 
 // unused answers ErrInUse, with the place, for a volume that is published.
 func (v *found) unused() error {
-	published, err := v.session.published(v.id)
+	published, err := v.published()
 	if err != nil {
 		return err
 	}

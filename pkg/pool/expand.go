@@ -7,14 +7,15 @@ import (
 	"syscall"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 )
 
 // Expand raises the size of a published volume while it is in use, and answers its
 // size. A volume that is large enough already stays as it is. The caller holds the
-// volume's lock. Errors: ErrInvalid, ErrNotFound, ErrOutOfRange for less than the
+// volume's lock; the mode may be empty, for either. Errors: ErrInvalid, ErrNotFound, ErrOutOfRange for less than the
 // volume has and for more than the pool can promise, ErrUnavailable, ErrDamaged.
-func (s *Set) Expand(ctx context.Context, id VolumeID, at bind.Target, r Range) (int64, error) {
+func (s *Set) Expand(ctx context.Context, id VolumeID, at bind.Target, mode Mode, r Range) (int64, error) {
 	if err := r.check(); err != nil {
 		return 0, err
 	}
@@ -23,20 +24,23 @@ func (s *Set) Expand(ctx context.Context, id VolumeID, at bind.Target, r Range) 
 		return 0, err
 	}
 	defer v.close()
-	bytes, err := v.expand(ctx, at, r)
+	if err := v.entry.usable(id); err != nil {
+		return 0, err
+	}
+	if mode != "" {
+		err = v.entry.usedAs(mode)
+	}
+	if err = errors.Join(err, s.publishedAt(v, at)); err != nil {
+		return 0, fmt.Errorf("expand volume %s: %w", id, err)
+	}
+	bytes, err := v.expand(ctx, r)
 	if err != nil {
 		return 0, fmt.Errorf("expand volume %s: %w", id, err)
 	}
 	return bytes, nil
 }
 
-func (v *found) expand(ctx context.Context, at bind.Target, r Range) (int64, error) {
-	if err := v.entry.usable(v.id); err != nil {
-		return 0, err
-	}
-	if err := v.publishedAt(at); err != nil {
-		return 0, err
-	}
+func (v *found) expand(ctx context.Context, r Range) (int64, error) {
 	unlock, err := v.session.lockShared()
 	if err != nil {
 		return 0, err
@@ -57,7 +61,7 @@ func (v *found) expand(ctx context.Context, at bind.Target, r Range) (int64, err
 	case r.Limit > 0 && r.Limit < has:
 		return 0, fmt.Errorf("%w: it has %d bytes, and volumes do not shrink", ErrOutOfRange, has)
 	case r.Required <= has:
-		return has, v.session.restoreIfLimited(v.id, v.entry)
+		return has, errors.Join(v.session.restoreIfLimited(v.id, v.entry), v.growDevices())
 	case v.entry.record != nil && v.entry.record.Quota != "" && !v.session.enforced(v.entry):
 		return 0, fmt.Errorf("%w: the volume was made under a limit of %s, which the pool cannot change as it is mounted and configured now",
 			ErrUnavailable, v.entry.record.Quota)
@@ -66,7 +70,7 @@ func (v *found) expand(ctx context.Context, at bind.Target, r Range) (int64, err
 	case space.ReadOnly:
 		return 0, v.session.pool.unavailable(syscall.EROFS)
 	}
-	bytes, err := r.promise(space.BlockBytes)
+	bytes, err := r.promise(unit(v.entry.mode(), space))
 	if err != nil {
 		return 0, err
 	}
@@ -76,28 +80,42 @@ func (v *found) expand(ctx context.Context, at bind.Target, r Range) (int64, err
 	if err := v.session.pool.reserve(space, bytes-has); err != nil {
 		return 0, fmt.Errorf("%w: %v", ErrOutOfRange, err)
 	}
-	if err := v.grow(bytes); err != nil {
+	if err := v.grow(ctx, bytes); err != nil {
 		return 0, err
 	}
 	return bytes, nil
 }
 
 // grow writes the new promise and then lets the kernel keep it. After a crash in
-// between, start-up raises the limit to the record.
-func (v *found) grow(bytes int64) error {
+// between, start-up raises the limit to the record. The file of a block volume comes
+// first, for it may not fit: one that is larger than its record does no harm, and a
+// repeated call finds it done.
+func (v *found) grow(ctx context.Context, bytes int64) error {
+	s := v.session
 	grown := *v.entry.record
 	grown.Bytes = bytes
 	e := entry{record: &grown, present: true}
 	added := bytes - v.entry.record.Bytes
-	if err := writeRecord(v.session.volumes, &grown); err != nil {
-		v.session.pool.release(added)
+	if v.entry.block() {
+		if err := errors.Join(s.limit(v.dir, e), v.growDisk(ctx, &grown)); err != nil {
+			s.pool.release(added)
+			return errors.Join(noSpace(err), s.limit(v.dir, v.entry))
+		}
+	}
+	if err := writeRecord(s.volumes, &grown); err != nil {
+		s.pool.release(added)
 		return errors.Join(noSpace(err), v.again())
 	}
-	v.session.pool.commit(v.id, e, added)
-	if !v.session.enforced(e) {
+	s.pool.commit(v.id, e, added)
+	return errors.Join(s.limit(v.dir, e), v.growDevices())
+}
+
+// limit lets the kernel keep the size of a volume, where it does.
+func (s *session) limit(d *dir.Dir, e entry) error {
+	if !s.enforced(e) {
 		return nil
 	}
-	return v.session.quota.Limit(v.dir, quota.ID(grown.ProjectID), v.session.pool.limits(bytes))
+	return s.quota.Limit(d, quota.ID(e.record.ProjectID), s.pool.limits(e.record))
 }
 
 // again reads the volume anew: another node may have changed it before this one had
@@ -124,7 +142,11 @@ func (s *session) restoreIfLimited(id VolumeID, e entry) error {
 }
 
 // publishedAt answers ErrNotFound unless the volume is published at the path.
-func (v *found) publishedAt(at bind.Target) error {
+func (s *Set) publishedAt(v *found, at bind.Target) error {
+	if v.entry.block() {
+		_, err := s.publishedDeviceAt(v, at)
+		return err
+	}
 	d, err := v.session.pool.options.Mounts.Open(at)
 	if isMissing(err) || errors.Is(err, bind.ErrTarget) {
 		return fmt.Errorf("%w: %w", ErrNotFound, err)

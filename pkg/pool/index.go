@@ -28,6 +28,17 @@ func (e entry) promised() int64 {
 	return e.record.Bytes
 }
 
+// mode is how the volume is used. A directory without a record is one.
+func (e entry) mode() Mode {
+	if e.record == nil {
+		return ModeMount
+	}
+	return e.record.Mode
+}
+
+// block tells whether the volume is a block device.
+func (e entry) block() bool { return e.mode() == ModeBlock }
+
 // inline tells whether the volume goes when it is unpublished.
 func (e entry) inline() bool { return e.record != nil && e.record.Inline }
 

@@ -118,7 +118,7 @@ func TestQuotasThatGoAwayAndComeBackAreNoticed(t *testing.T) {
 		if v := b.create("pvc-2", mib); v.Enforced {
 			t.Error("a volume without a limit is said to be enforced")
 		}
-		_, err := b.Expand(t.Context(), id(t, "pvc-1"), b.target("a"), pool.Range{Required: 20 * mib})
+		_, err := b.Expand(t.Context(), id(t, "pvc-1"), b.target("a"), "", pool.Range{Required: 20 * mib})
 		wantError(t, err, pool.ErrUnavailable)
 
 		must(t, f.Fake.Limit(b.open("pvc-1"), b.carried("pvc-1"), quota.Limit{Bytes: mib}))
@@ -163,7 +163,7 @@ func TestSwitchedOffMeansNoNewLimitsAndKeepsTheOld(t *testing.T) {
 			t.Errorf("volume %+v with id %d, want no limit", v, b.carried("pvc-2"))
 		}
 		must(t, b.publish("pvc-1", "a"))
-		bytes, err := b.Expand(t.Context(), id(t, "pvc-1"), b.target("a"), pool.Range{Required: 20 * mib})
+		bytes, err := b.Expand(t.Context(), id(t, "pvc-1"), b.target("a"), "", pool.Range{Required: 20 * mib})
 		must(t, err)
 		if bytes != 20*mib || b.limitOf("pvc-1") != 20*mib || !b.volume("pvc-1").Enforced {
 			t.Errorf("expanded to %d under a limit of %d, want 20 MiB", bytes, b.limitOf("pvc-1"))

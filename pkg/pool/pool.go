@@ -18,9 +18,10 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/label"
 )
 
-// Mounts publishes directories: bind.Kernel, or a stand-in that keeps its contract.
+// Mounts publishes directories and devices: bind.Kernel, or a stand-in that keeps its contract.
 type Mounts interface {
 	Publish(source *dir.Dir, target bind.Target, flags bind.Flags) error
+	PublishDevice(dev *dir.Dir, name string, target bind.Target) error
 	Unpublish(target bind.Target, of *dir.ID) error
 	Open(target bind.Target) (*dir.Dir, error)
 	Published(parent *dir.Dir) (map[string][]bind.Publication, error)
@@ -38,6 +39,9 @@ type Options struct {
 	Node   NodeID
 	Mounts Mounts
 	Labels Labels
+	// Devices are those of block volumes, and Dev has their nodes: the host's /dev.
+	Devices Devices
+	Dev     *dir.Dir
 	// DetectQuota asks a pool's filesystem who keeps the sizes of directories; nil
 	// for quota.Detect.
 	DetectQuota DetectQuota
@@ -129,7 +133,7 @@ func (p *Pool) watch(ctx context.Context) {
 	var first sync.Once
 	for ctx.Err() == nil {
 		result := make(chan state, 1)
-		go func() { result <- p.look() }()
+		go func() { result <- p.look(ctx) }()
 		hang := time.NewTimer(p.options.HangAfter)
 		select {
 		case st := <-result:
@@ -183,8 +187,8 @@ func (p *Pool) tellServing(st state) {
 }
 
 // look opens the pool at first, and later makes sure that it is still there.
-func (p *Pool) look() state {
-	s, err := p.lookInside()
+func (p *Pool) look(ctx context.Context) state {
+	s, err := p.lookInside(ctx)
 	if err != nil {
 		return state{err: p.unavailable(err)}
 	}
@@ -197,16 +201,16 @@ func (p *Pool) look() state {
 	return state{systemDisk: p.onSystemDisk(s.root)}
 }
 
-func (p *Pool) lookInside() (*session, error) {
+func (p *Pool) lookInside(ctx context.Context) (*session, error) {
 	id := p.identity.Load()
 	if id == nil {
-		return p.open()
+		return p.open(ctx)
 	}
 	s, err := p.openSession(id)
 	if err != nil {
 		return nil, err
 	}
-	if err := s.lookAgain(); err != nil {
+	if err := s.lookAgain(ctx); err != nil {
 		s.close()
 		return nil, err
 	}
@@ -214,7 +218,7 @@ func (p *Pool) lookInside() (*session, error) {
 }
 
 // lookAgain looks at a pool that is open.
-func (s *session) lookAgain() error {
+func (s *session) lookAgain(ctx context.Context) error {
 	if err := s.lookAtQuota(); err != nil {
 		return err
 	}
@@ -222,11 +226,11 @@ func (s *session) lookAgain() error {
 		return nil
 	}
 	s.pool.synced = time.Now()
-	return s.sync()
+	return s.sync(ctx)
 }
 
 // open makes the layout, finishes what a crash interrupted, and fills the index.
-func (p *Pool) open() (*session, error) {
+func (p *Pool) open(ctx context.Context) (*session, error) {
 	s, f, err := p.prepare()
 	if err != nil {
 		return nil, err
@@ -247,7 +251,7 @@ func (p *Pool) open() (*session, error) {
 		s.close()
 		return nil, errors.New("it is the directory of another pool as well, reached by another path")
 	}
-	if err := s.begin(); err != nil {
+	if err := s.begin(ctx); err != nil {
 		giveUp()
 		s.close()
 		return nil, err
@@ -262,7 +266,7 @@ func (p *Pool) open() (*session, error) {
 }
 
 // begin brings disk and memory in line before the pool serves.
-func (s *session) begin() error {
+func (s *session) begin(ctx context.Context) error {
 	if err := s.recover(); err != nil {
 		return err
 	}
@@ -271,6 +275,7 @@ func (s *session) begin() error {
 	}
 	s.restoreLimits()
 	s.releaseUnused()
+	s.sweepDevices(ctx)
 	return nil
 }
 

@@ -127,7 +127,7 @@ func TestAReadOnlyPoolStillServesItsVolumes(t *testing.T) {
 		_, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-2"), Range: pool.Range{Required: mib}})
 		wantError(t, err, pool.ErrNoSpace)
 		must(t, b.publish("pvc-1", "a"))
-		_, err = b.Expand(t.Context(), id(t, "pvc-1"), b.target("a"), pool.Range{Required: 2 * mib})
+		_, err = b.Expand(t.Context(), id(t, "pvc-1"), b.target("a"), "", pool.Range{Required: 2 * mib})
 		wantError(t, err, pool.ErrUnavailable) // not out of range: that would be for good
 		v, err := b.Volume(t.Context(), id(t, "pvc-1"))
 		must(t, err)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"kubevirt.io/hostpath-provisioner/pkg/health"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
@@ -16,7 +17,11 @@ type Publication struct {
 	// Pool is where the volume is said to be; the zero Name for wherever it is.
 	Pool   Name
 	Target bind.Target
-	Flags  bind.Flags
+	// Mode is how the volume is to be used; empty for ModeMount.
+	Mode Mode
+	// Flags are those of the mount of a directory.
+	Flags    bind.Flags
+	ReadOnly bool
 	// SingleTarget allows the volume at this target alone.
 	SingleTarget bool
 	// MultiNode is the access mode of several nodes.
@@ -25,8 +30,12 @@ type Publication struct {
 
 // Publish makes a volume appear at the target. The caller holds the volume's lock
 // and the target's. Errors: ErrInvalid, ErrNotFound, ErrExists for a target that is
-// taken, ErrInUse for a second target of a volume for one, ErrUnavailable, ErrDamaged.
-func (s *Set) Publish(_ context.Context, r Publication) error {
+// taken, ErrInUse for a second target of a volume for one, ErrNoSpace for a node without
+// loop devices, ErrUnavailable, ErrDamaged.
+func (s *Set) Publish(ctx context.Context, r Publication) error {
+	if r.Mode == "" {
+		r.Mode = ModeMount
+	}
 	v, err := s.find(r.ID, r.Pool)
 	if err != nil {
 		return err
@@ -35,23 +44,20 @@ func (s *Set) Publish(_ context.Context, r Publication) error {
 	if r.MultiNode && !v.session.pool.config.Shared {
 		return fmt.Errorf("%w: an access mode for several nodes; pool %q is not shared", ErrInvalid, v.session.pool.config.Name)
 	}
-	if err := v.publish(r); err != nil {
+	if err := v.publish(ctx, r); err != nil {
 		return fmt.Errorf("publish volume %s: %w", r.ID, err)
 	}
 	return nil
 }
 
-func (v *found) publish(r Publication) error {
+func (v *found) publish(ctx context.Context, r Publication) error {
 	if err := v.entry.usable(v.id); err != nil {
 		return err
 	}
-	p := v.session.pool
-	p.note(v.id, v.entry) // it may have been moved here by hand
-	if changed, err := p.options.Labels.Ensure(v.dir, p.config.Relabel); err != nil {
+	if err := v.entry.usedAs(r.Mode); err != nil {
 		return err
-	} else if changed {
-		p.log.Info("relabelled a volume that came with another label", "volume", v.id.name)
 	}
+	v.session.pool.note(v.id, v.entry) // it may have been moved here by hand
 	if r.SingleTarget {
 		if err := v.onlyAt(r.Target); err != nil {
 			return err
@@ -60,10 +66,27 @@ func (v *found) publish(r Publication) error {
 	if err := v.session.markPublished(v.id); err != nil {
 		return err
 	}
-	if err := p.options.Mounts.Publish(v.dir, r.Target, r.Flags); err != nil {
-		return errors.Join(mountError(err), v.session.unmarkPublished(v.id))
+	publish := v.publishDir
+	if v.entry.block() {
+		publish = v.publishDevice
+	}
+	if err := publish(ctx, r); err != nil {
+		return errors.Join(err, v.unmarkPublished())
 	}
 	return nil
+}
+
+func (v *found) publishDir(_ context.Context, r Publication) error {
+	p := v.session.pool
+	if changed, err := p.options.Labels.Ensure(v.dir, p.config.Relabel); err != nil {
+		return err
+	} else if changed {
+		p.log.Info("relabelled a volume that came with another label", "volume", v.id.name)
+	}
+	if r.ReadOnly {
+		r.Flags = r.Flags.With(bind.ReadOnly())
+	}
+	return mountError(p.options.Mounts.Publish(v.dir, r.Target, r.Flags))
 }
 
 // onlyAt answers ErrInUse if the volume is published anywhere but at the target.
@@ -75,18 +98,16 @@ func (v *found) onlyAt(target bind.Target) error {
 	if nodes := elsewhere[v.id.name]; len(nodes) > 0 {
 		return fmt.Errorf("it is %w on node %s, and its access mode allows one target", ErrInUse, nodes[0])
 	}
-	published, err := v.session.published(v.id)
-	if err != nil || len(published) == 0 {
+	published, err := v.published()
+	if err != nil {
 		return err
 	}
-	at, err := v.session.pool.options.Mounts.Open(target)
-	if err == nil {
-		defer func() { _ = at.Close() }()
-		if same, err := sameDir(at, v.dir); err != nil || same {
-			return err // here already: Publish answers
+	for _, p := range published {
+		if p.Inside == "" && !target.Is(p.Path) {
+			return fmt.Errorf("it is %w at %s, and its access mode allows one target", ErrInUse, p.Path)
 		}
 	}
-	return fmt.Errorf("it is %w at %s, and its access mode allows one target", ErrInUse, published[0].Path)
+	return nil // here already: Publish answers
 }
 
 func sameDir(a, b *dir.Dir) (bool, error) {
@@ -101,7 +122,7 @@ func sameDir(a, b *dir.Dir) (bool, error) {
 // PublishInline makes a volume that lives as long as its publication, and
 // publishes it. The caller holds the volume's lock and the target's.
 func (s *Set) PublishInline(ctx context.Context, create Request, r Publication) error {
-	create.Inline = true
+	create.Inline, create.Mode = true, ModeMount
 	p, err := s.pool(create.Pool)
 	if err != nil {
 		return err
@@ -124,7 +145,7 @@ func (s *Set) PublishInline(ctx context.Context, create Request, r Publication) 
 // caller holds both locks. Errors: ErrInvalid, ErrInUse for a publication that a
 // process uses and for a target that carries another volume or holds data.
 func (s *Set) Unpublish(ctx context.Context, id VolumeID, target bind.Target) error {
-	if err := s.unmount(id, target); err != nil {
+	if err := s.takeOff(ctx, id, target); err != nil {
 		return fmt.Errorf("unpublish volume %s: %w", id, err)
 	}
 	v, err := s.find(id, Name{})
@@ -141,6 +162,21 @@ func (s *Set) Unpublish(ctx context.Context, id VolumeID, target bind.Target) er
 		return fmt.Errorf("unpublish volume %s: %w", id, err)
 	}
 	return nil
+}
+
+// takeOff unmounts what is at the target, and detaches a device that was there alone.
+func (s *Set) takeOff(ctx context.Context, id VolumeID, target bind.Target) error {
+	device, err := s.deviceAt(target)
+	if err != nil {
+		return err
+	}
+	if s.ofAnother(id, device) {
+		return fmt.Errorf("%w: %s carries %s, the device of another volume", ErrInUse, target, device.Name)
+	}
+	if err := s.unmount(id, target); err != nil {
+		return err
+	}
+	return s.detach(ctx, device)
 }
 
 // unmount takes off whatever is mounted at the target, unless that is another
@@ -208,7 +244,11 @@ func (s *Set) knownInline(id VolumeID) bool {
 // afterUnpublish takes back the mark of a shared pool, and removes a volume that is
 // inline and published nowhere any more.
 func (v *found) afterUnpublish(ctx context.Context) error {
-	if err := v.session.unmarkPublished(v.id); err != nil {
+	// A device may be left from an earlier call that did not get that far.
+	if err := v.detachUnpublished(ctx); err != nil {
+		return err
+	}
+	if err := v.unmarkPublished(); err != nil {
 		return err
 	}
 	if !v.entry.inline() {
@@ -232,15 +272,15 @@ func (s *Set) Stats(_ context.Context, id VolumeID, at bind.Target) (Stats, erro
 	if v.entry.lost() {
 		return Stats{Condition: health.Facts{Missing: true}.Condition()}, nil
 	}
-	stats, err := v.stats(at)
+	stats, err := s.stats(v, at)
 	if err != nil {
 		return Stats{}, fmt.Errorf("measure volume %s: %w", id, err)
 	}
 	return stats, nil
 }
 
-func (v *found) stats(at bind.Target) (Stats, error) {
-	if err := v.publishedAt(at); err != nil {
+func (s *Set) stats(v *found, at bind.Target) (Stats, error) {
+	if err := s.publishedAt(v, at); err != nil {
 		return Stats{}, err
 	}
 	whole, err := v.session.root.Space()
@@ -248,7 +288,7 @@ func (v *found) stats(at bind.Target) (Stats, error) {
 		return Stats{}, err
 	}
 	space, facts := v.session.measure(v.id, v.dir, v.entry, whole)
-	return Stats{Space: space, Condition: facts.Condition()}, nil
+	return Stats{Mode: v.entry.mode(), Space: space, Condition: facts.Condition()}, nil
 }
 
 // mountError translates the errors of the mount facility into those of this package.
@@ -264,8 +304,17 @@ func mountError(err error) error {
 	return err
 }
 
-// published are the mounts of a volume and of what is inside it.
-func (s *session) published(id VolumeID) ([]bind.Publication, error) {
-	all, err := s.pool.options.Mounts.Published(s.root)
-	return all[id.name], err
+// published are the mounts of a volume, of what is inside it, and of its devices.
+func (v *found) published() ([]bind.Publication, error) {
+	options := v.session.pool.options
+	all, err := options.Mounts.Published(v.session.root)
+	if err != nil {
+		return nil, err
+	}
+	file, ok, err := v.file()
+	if err != nil || !ok {
+		return all[v.id.name], err
+	}
+	attached, err := options.attachments()
+	return append(slices.Clone(all[v.id.name]), attached.publications(file)...), err
 }

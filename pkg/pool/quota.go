@@ -109,10 +109,15 @@ func (p *Pool) enforcing() bool {
 }
 
 // limits is what the kernel is told of a promise.
-func (p *Pool) limits(bytes int64) quota.Limit {
-	limit := quota.Limit{Bytes: bytes}
+func (p *Pool) limits(rec *record) quota.Limit {
+	if rec.Mode == ModeBlock {
+		// The file keeps the size. What the filesystem needs to keep track of the file
+		// counts as well: less than a sixty-fourth, were each block apart from the next.
+		return quota.Limit{Bytes: rec.Bytes + rec.Bytes/64 + 1<<20}
+	}
+	limit := quota.Limit{Bytes: rec.Bytes}
 	if p.config.BytesPerInode > 0 {
-		limit.Inodes = 1 + bytes/p.config.BytesPerInode // one is the volume's root
+		limit.Inodes = 1 + rec.Bytes/p.config.BytesPerInode // one is the volume's root
 	}
 	return limit
 }
@@ -151,7 +156,7 @@ func (s *session) limitNew(d *dir.Dir, rec *record) error {
 		return err
 	}
 	rec.Quota, rec.ProjectID = string(s.quota.Kind()), uint64(id)
-	if err := s.quota.Limit(d, id, s.pool.limits(rec.Bytes)); err != nil {
+	if err := s.quota.Limit(d, id, s.pool.limits(rec)); err != nil {
 		return errors.Join(err, s.unclaim(d, id))
 	}
 	return nil
@@ -344,7 +349,7 @@ func (s *session) restoreLimit(id VolumeID, e entry) error {
 		return err
 	}
 	defer func() { _ = d.Close() }()
-	want := s.pool.limits(e.record.Bytes)
+	want := s.pool.limits(e.record)
 	if ok, err := s.carriesID(d, e); err != nil || !ok {
 		return errors.Join(err, errNotCarried)
 	}
@@ -365,7 +370,7 @@ func (s *session) restoreLimit(id VolumeID, e entry) error {
 // agrees tells whether a limit is what was promised. The kernel keeps whole blocks,
 // and a promise may have been given in smaller ones.
 func (s *session) agrees(has quota.Limit, e entry) bool {
-	want := s.pool.limits(e.record.Bytes)
+	want := s.pool.limits(e.record)
 	return has.Inodes == want.Inodes && has.Bytes >= want.Bytes && has.Bytes < want.Bytes+maxBlock
 }
 

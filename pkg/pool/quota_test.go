@@ -204,7 +204,7 @@ func TestForeignUseIsExactWhereUseIsCounted(t *testing.T) {
 func TestExpand(t *testing.T) {
 	withQuota(t, "", func(t *testing.T, b *bench) {
 		b.create("pvc-1", 10*mib)
-		expand := func(r pool.Range) (int64, error) { return b.Expand(t.Context(), id(t, "pvc-1"), b.target("a"), r) }
+		expand := func(r pool.Range) (int64, error) { return b.Expand(t.Context(), id(t, "pvc-1"), b.target("a"), "", r) }
 		_, err := expand(pool.Range{Required: 20 * mib})
 		wantError(t, err, pool.ErrNotFound) // not published there
 		must(t, b.publish("pvc-1", "a"))
@@ -246,10 +246,10 @@ func TestExpandCannotOversell(t *testing.T) {
 		b.create("pvc-1", 100*mib)
 		b.create("pvc-2", 100*mib)
 		must(t, b.publish("pvc-1", "a"))
-		_, err := b.Expand(t.Context(), id(t, "pvc-1"), b.target("a"), pool.Range{Required: 200 * mib})
+		_, err := b.Expand(t.Context(), id(t, "pvc-1"), b.target("a"), "", pool.Range{Required: 200 * mib})
 		wantError(t, err, pool.ErrOutOfRange)
 		b.wantClean()
-		_, err = b.Expand(t.Context(), id(t, "pvc-1"), b.target("a"), pool.Range{Required: 140 * mib})
+		_, err = b.Expand(t.Context(), id(t, "pvc-1"), b.target("a"), "", pool.Range{Required: 140 * mib})
 		must(t, err)
 		b.wantClean()
 	})
@@ -324,14 +324,14 @@ func TestANodeThatIsLateDoesNotShrinkWhatAnotherGrew(t *testing.T) {
 		one := newBench(t, t.TempDir())
 		one.quota = &quotatest.Fake{As: quota.XFS}
 		one.start(shared)
-		two := &bench{t: t, root: one.root, mounts: one.mounts, labels: one.labels, quota: one.quota}
+		two := &bench{t: t, root: one.root, mounts: one.mounts, labels: one.labels, loops: one.loops, dev: one.dev, quota: one.quota}
 		two.startNode("node-2", shared)
 		one.create("pvc-1", 10*mib)
 		must(t, one.publish("pvc-1", "a"))
 		var calls sync.WaitGroup
 		for i, b := range []*bench{one, two} {
 			calls.Go(func() {
-				_, err := b.Expand(t.Context(), id(t, "pvc-1"), one.target("a"), pool.Range{Required: int64(20+10*i) * mib})
+				_, err := b.Expand(t.Context(), id(t, "pvc-1"), one.target("a"), "", pool.Range{Required: int64(20+10*i) * mib})
 				if err != nil {
 					t.Error(err)
 				}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 )
 
@@ -23,8 +24,11 @@ const (
 // A Mode is how a volume is used, for its whole life.
 type Mode string
 
-// ModeMount is a directory.
-const ModeMount Mode = "mount"
+// The modes of volumes.
+const (
+	ModeMount Mode = "mount" // a directory
+	ModeBlock Mode = "block" // a block device
+)
 
 // A record is the promise that was given for a volume.
 type record struct {
@@ -39,21 +43,35 @@ type record struct {
 	Quota string `json:"quota,omitempty"`
 	// ProjectID is the id that the directory is counted by, where ids are given.
 	ProjectID uint64 `json:"projectID,omitempty"`
+	// Thin says that a block volume has no space set aside in the filesystem.
+	Thin bool `json:"thin,omitempty"`
+	// BlockBytes is the logical block of a block volume's devices: what was written
+	// with one may not be readable with another.
+	BlockBytes int64 `json:"blockBytes,omitempty"`
 	// Inline says that the volume lives as long as its publication.
 	Inline  bool      `json:"inline,omitempty"`
 	Created time.Time `json:"created"`
 }
 
-func newRecord(id VolumeID, bytes int64, inline bool) *record {
+func newRecord(r Request, bytes int64, how loop.Allocation) *record {
 	return &record{
 		Version: recordVersion,
-		ID:      id.name,
+		ID:      r.ID.name,
 		UID:     randomSuffix(),
-		Mode:    ModeMount,
+		Mode:    r.Mode,
 		Bytes:   bytes,
-		Inline:  inline,
+		Thin:    r.Mode == ModeBlock && how == loop.Thin,
+		Inline:  r.Inline,
 		Created: time.Now().UTC().Truncate(time.Second),
 	}
+}
+
+// allocation is how a block volume's file takes its space.
+func (r *record) allocation() loop.Allocation {
+	if r.Thin {
+		return loop.Thin
+	}
+	return loop.Thick
 }
 
 // randomSuffix is short and never repeats.
@@ -80,8 +98,10 @@ func decodeRecord(id VolumeID, data []byte) (*record, error) {
 	switch {
 	case r.ID != id.name:
 		return damaged("it is of volume %q", r.ID)
-	case r.Mode != ModeMount:
+	case r.Mode != ModeMount && r.Mode != ModeBlock:
 		return damaged("its mode is %q", r.Mode)
+	case !validBlock(r):
+		return damaged("its logical block has %d bytes", r.BlockBytes)
 	case r.Bytes < 0:
 		return damaged("it promises %d bytes", r.Bytes)
 	case !validProject(r):
@@ -90,6 +110,15 @@ func decodeRecord(id VolumeID, data []byte) (*record, error) {
 		return damaged("its uid is %q", r.UID)
 	}
 	return &r, nil
+}
+
+// validBlock tells whether the block is one that a device of that mode can have.
+func validBlock(r record) bool {
+	switch r.BlockBytes {
+	case 512, 1024, 2048, 4096:
+		return r.Mode == ModeBlock
+	}
+	return r.BlockBytes == 0 && r.Mode == ModeMount
 }
 
 // validProject tells whether the id is one that the driver gives. Limits of others

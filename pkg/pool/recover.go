@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"context"
 	"errors"
 	"strings"
 
@@ -272,7 +273,7 @@ func (s *session) list() (present, recorded ids, err error) {
 // sync compares the index with the disk while the pool serves: directories that
 // were moved here by hand appear, lost ones are noticed, and what failed calls
 // left in staging goes.
-func (s *session) sync() error {
+func (s *session) sync(ctx context.Context) error {
 	present, recorded, err := s.list()
 	if err != nil {
 		return err
@@ -300,6 +301,7 @@ func (s *session) sync() error {
 	if err := s.findTrash(); err != nil {
 		return err
 	}
+	s.sweepDevices(ctx)
 	if !s.pool.config.Shared {
 		return nil
 	}

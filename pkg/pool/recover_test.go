@@ -248,7 +248,7 @@ func TestNodesOfASharedPoolSeeEachOthersPromises(t *testing.T) {
 		const shared = `[{"name":"local","path":"pool","shared":true}]`
 		one := newBench(t, t.TempDir())
 		one.start(shared)
-		two := &bench{t: t, root: one.root, mounts: one.mounts, labels: one.labels}
+		two := &bench{t: t, root: one.root, mounts: one.mounts, labels: one.labels, loops: one.loops, dev: one.dev}
 		two.startNode("node-2", shared)
 
 		before := two.capacity()
@@ -301,7 +301,7 @@ func TestAVolumeThatAnotherNodeHasPublishedIsNotDeleted(t *testing.T) {
 		one := newBench(t, t.TempDir())
 		one.start(shared)
 		// Another node has mounts of its own.
-		two := &bench{t: t, root: one.root, mounts: &bindtest.Fake{}, labels: one.labels}
+		two := &bench{t: t, root: one.root, mounts: &bindtest.Fake{}, labels: one.labels, loops: one.loops, dev: one.dev}
 		defer func() { must(t, two.mounts.Close()) }()
 		two.startNode("node-2", shared)
 		one.create("pvc-1", mib)
@@ -371,7 +371,7 @@ func TestAVolumeForOneTargetIsRefusedOnASecondNode(t *testing.T) {
 		const shared = `[{"name":"local","path":"pool","shared":true}]`
 		one := newBench(t, t.TempDir())
 		one.start(shared)
-		two := &bench{t: t, root: one.root, mounts: &bindtest.Fake{}, labels: one.labels}
+		two := &bench{t: t, root: one.root, mounts: &bindtest.Fake{}, labels: one.labels, loops: one.loops, dev: one.dev}
 		defer func() { must(t, two.mounts.Close()) }()
 		two.startNode("node-2", shared)
 		one.create("pvc-1", mib)

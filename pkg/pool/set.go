@@ -269,7 +269,7 @@ func (s *Set) Volume(_ context.Context, id VolumeID) (Volume, error) {
 		return Volume{}, err
 	}
 	defer v.close()
-	return v.session.describe(id, v.entry, v.dir)
+	return v.describe()
 }
 
 // look is find for callers that hold no lock. A record without a directory is a
@@ -288,12 +288,13 @@ func (s *Set) look(id VolumeID) (*found, error) {
 	return s.find(id, Name{})
 }
 
-func (s *session) describe(id VolumeID, e entry, d *dir.Dir) (Volume, error) {
+func (v *found) describe() (Volume, error) {
+	s := v.session
 	space, err := s.root.Space()
 	if err != nil {
 		return Volume{}, s.pool.unavailable(err)
 	}
-	published, err := s.published(id)
+	published, err := v.published()
 	if err != nil {
 		return Volume{}, err
 	}
@@ -301,12 +302,12 @@ func (s *session) describe(id VolumeID, e entry, d *dir.Dir) (Volume, error) {
 	if err != nil {
 		return Volume{}, err
 	}
-	v := s.pool.volume(id, e, space)
-	_, facts := s.measure(id, d, e, space)
-	v.Enforced = v.Enforced && !facts.LimitDiffers
-	v.Condition = facts.Condition()
-	v.Nodes = s.pool.nodes(published, elsewhere[id.name])
-	return v, nil
+	volume := s.pool.volume(v.id, v.entry, space)
+	_, facts := s.measure(v.id, v.dir, v.entry, space)
+	volume.Enforced = volume.Enforced && !facts.LimitDiffers
+	volume.Condition = facts.Condition()
+	volume.Nodes = s.pool.nodes(published, elsewhere[v.id.name])
+	return volume, nil
 }
 
 // nodes are those that have a volume published, this one first.
@@ -373,6 +374,7 @@ type listing struct {
 	err       error    // why
 	space     dir.Space
 	published map[string][]bind.Publication
+	attached  *attachments // nil as long as no block volume was met
 	elsewhere map[string][]NodeID
 }
 
@@ -408,28 +410,51 @@ func (l *listing) close() {
 func (l *listing) volume(id VolumeID) Volume {
 	e := l.pool.known(id)
 	facts := health.Facts{Pool: l.err}
+	published := l.published[id.name]
 	if l.err == nil {
-		e, facts = l.look(id, e)
+		e, facts, published = l.look(id, e)
 	}
 	v := l.pool.volume(id, e, l.space)
 	v.Enforced = v.Enforced && !facts.LimitDiffers
 	v.Condition = facts.Condition()
-	v.Nodes = l.pool.nodes(l.published[id.name], l.elsewhere[id.name])
+	v.Nodes = l.pool.nodes(published, l.elsewhere[id.name])
 	return v
 }
 
-// look sees whether the directory of a volume is still there, and how it is.
-func (l *listing) look(id VolumeID, e entry) (entry, health.Facts) {
+// look sees whether the directory of a volume is still there, how it is, and where.
+func (l *listing) look(id VolumeID, e entry) (entry, health.Facts, []bind.Publication) {
 	d, err := l.session.root.Open(id.name)
+	if d != nil {
+		defer func() { _ = d.Close() }() // opened for reading
+	}
 	e.present = err == nil
 	_, facts := l.session.measure(id, d, e, l.space)
-	if d != nil {
-		_ = d.Close() // opened for reading
+	published := l.published[id.name]
+	if err == nil && e.block() {
+		var devices []bind.Publication
+		devices, err = l.devices(id, d)
+		published = append(slices.Clone(published), devices...)
 	}
 	if err != nil && !isMissing(err) {
 		facts.IO = err
 	}
-	return e, facts
+	return e, facts, published
+}
+
+// devices is where the devices of a block volume are published.
+func (l *listing) devices(id VolumeID, d *dir.Dir) ([]bind.Publication, error) {
+	if l.attached == nil {
+		attached, err := l.pool.options.attachments()
+		if err != nil {
+			return nil, err
+		}
+		l.attached = &attached
+	}
+	file, err := (&found{id: id, dir: d}).diskID()
+	if err != nil {
+		return nil, err
+	}
+	return l.attached.publications(file), nil
 }
 
 func isMissing(err error) bool {

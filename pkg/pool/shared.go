@@ -55,11 +55,12 @@ func (s *session) markPublished(id VolumeID) error {
 
 // unmarkPublished takes the mark back once the volume is published nowhere on this
 // node.
-func (s *session) unmarkPublished(id VolumeID) error {
+func (v *found) unmarkPublished() error {
+	s := v.session
 	if !s.pool.config.Shared {
 		return nil
 	}
-	published, err := s.published(id)
+	published, err := v.published()
 	if err != nil || len(published) > 0 {
 		return err
 	}
@@ -71,7 +72,7 @@ func (s *session) unmarkPublished(id VolumeID) error {
 		return err
 	}
 	defer func() { _ = marks.Close() }()
-	err = marks.Remove(id.name)
+	err = marks.Remove(v.id.name)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -118,7 +119,14 @@ func (s *session) recoverMark(id VolumeID) error {
 		return nil // a call is at work on it, and sees to it
 	}
 	defer unlock()
-	return s.unmarkPublished(id)
+	e, d, err := s.lookup(id)
+	if err != nil {
+		return err
+	}
+	if d != nil {
+		defer func() { _ = d.Close() }()
+	}
+	return (&found{id: id, session: s, entry: e, dir: d}).unmarkPublished()
 }
 
 // publishedElsewhere is what other nodes have published, by volume. The word of a

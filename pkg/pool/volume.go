@@ -14,6 +14,8 @@ type Volume struct {
 	Pool Name
 	// Shared: every node of the pool can publish the volume.
 	Shared bool
+	// Mode is how the volume is used.
+	Mode Mode
 	// Bytes is the size promised, or the size of the pool where nothing was.
 	Bytes int64
 	// Enforced: the kernel keeps the size.
@@ -27,13 +29,15 @@ type Volume struct {
 
 // Stats are what a published volume holds.
 type Stats struct {
+	Mode Mode
+	// Space is what is in use and free; of a block volume only the size is known.
 	Space     dir.Space
 	Condition health.Condition
 }
 
 // volume makes the answer from what is known.
 func (p *Pool) volume(id VolumeID, e entry, space dir.Space) Volume {
-	v := Volume{ID: id, Pool: p.config.Name, Shared: p.config.Shared, Bytes: space.SizeBytes, Lost: e.lost(), Enforced: p.enforced(p.keeper(), e)}
+	v := Volume{ID: id, Pool: p.config.Name, Mode: e.mode(), Shared: p.config.Shared, Bytes: space.SizeBytes, Lost: e.lost(), Enforced: p.enforced(p.keeper(), e)}
 	if e.record != nil {
 		v.Bytes = e.record.Bytes
 	}
@@ -66,6 +70,10 @@ func (s *session) measure(id VolumeID, d *dir.Dir, e entry, whole dir.Space) (di
 	facts.FreeBytes = space.FreeBytes
 	facts.InodesCounted = space.Inodes > 0
 	facts.FreeInodes = space.InodesFree
+	if d != nil && e.block() {
+		lookAtDisk(id, d, e, &facts)
+		space = dir.Space{SizeBytes: e.record.Bytes}
+	}
 	return space, facts
 }
 
@@ -88,6 +96,14 @@ func spaceOf(usage quota.Usage, promised int64, whole dir.Space) dir.Space {
 		space.Inodes = usage.Inodes + space.InodesFree
 	}
 	return space
+}
+
+// usedAs answers ErrInvalid for another mode than that of the volume.
+func (e entry) usedAs(mode Mode) error {
+	if mode != e.mode() {
+		return fmt.Errorf("%w: it is used as %s, and has the mode %s for life", ErrInvalid, mode, e.mode())
+	}
+	return nil
 }
 
 // usable answers why a volume cannot be worked with; nil if it can.

@@ -20,12 +20,14 @@ import (
 )
 
 const (
-	driver       = "driver"
-	provisioner  = "csi-provisioner"
-	resizer      = "csi-resizer"
-	registrar    = "node-driver-registrar"
-	liveness     = "livenessprobe"
-	health       = "health-monitor"
+	driver      = "driver"
+	provisioner = "csi-provisioner"
+	resizer     = "csi-resizer"
+	registrar   = "node-driver-registrar"
+	liveness    = "livenessprobe"
+	health      = "health-monitor"
+	// blockTargets is where kubelet has block volumes published.
+	blockTargets = "/var/lib/kubelet/plugins/kubernetes.io/csi/volumeDevices"
 	socketOnHost = "/var/lib/kubelet/plugins/" + driverName + "/csi.sock"
 )
 
@@ -34,7 +36,7 @@ const (
 var flags = map[string][]string{
 	driver: {
 		"drivername", "endpoint", "nodeid", "version", "datadir",
-		"metrics-address", "metrics-cert-file", "metrics-key-file", "metrics-tls-version", "v",
+		"device-nodes", "metrics-address", "metrics-cert-file", "metrics-key-file", "metrics-tls-version", "v",
 	},
 	provisioner: {
 		"csi-address", "node-deployment", "node-deployment-immediate-binding", "strict-topology",
@@ -60,6 +62,8 @@ var hostDirs = map[string]map[string]bool{
 		"/var/lib/kubelet/pods": true,
 		"/var/hpvolumes":        true,
 		"/sys/fs":               true,
+		"/dev":                  true,
+		blockTargets:            true,
 	},
 	provisioner: {path.Dir(socketOnHost): false},
 	resizer:     {path.Dir(socketOnHost): false},
@@ -480,7 +484,8 @@ func TestTheRegistrarWritesWhereKubeletLooks(t *testing.T) {
 // A directory of kubelet that is made by a pod would hide a wrong path.
 func TestOnlyOurOwnDirectoriesAreMade(t *testing.T) {
 	pod := daemonSet(t, render(t, csiDir)).Spec.Template.Spec
-	ours := []string{path.Dir(socketOnHost), "/var/hpvolumes"}
+	// Kubelet makes the last with the first block volume of the node.
+	ours := []string{path.Dir(socketOnHost), "/var/hpvolumes", blockTargets}
 	for _, v := range pod.Volumes {
 		if v.HostPath == nil {
 			continue

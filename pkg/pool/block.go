@@ -1,0 +1,364 @@
+package pool
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"kubevirt.io/hostpath-provisioner/pkg/health"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop"
+)
+
+// diskName is the file in the directory of a block volume that is its content.
+const diskName = "disk.img"
+
+// diskDirMode keeps everybody out of the directory of a block volume: it is used
+// through its device alone.
+const diskDirMode = 0o700
+
+// Devices makes files block devices: loop.Kernel, or a stand-in that keeps its contract.
+type Devices interface {
+	Attach(f *loop.File, o loop.Options) (loop.Device, error)
+	Attached() ([]loop.Device, error)
+	Inspect(name string) (loop.Device, error)
+	Grow(d loop.Device) (loop.Device, error)
+	Detach(ctx context.Context, d loop.Device) error
+}
+
+// makeDisk makes the file of a new block volume, in full.
+func (s *session) makeDisk(ctx context.Context, d *dir.Dir, rec *record) (err error) {
+	disk, err := loop.Create(d, diskName)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, disk.Close()) }()
+	if rec.BlockBytes, err = disk.BlockBytes(); err != nil {
+		return err
+	}
+	return disk.Grow(ctx, rec.Bytes, rec.allocation())
+}
+
+// openDisk opens the file of a block volume.
+func (v *found) openDisk() (*loop.File, error) { return openDisk(v.id, v.dir) }
+
+func openDisk(id VolumeID, d *dir.Dir) (*loop.File, error) {
+	disk, err := loop.Open(d, diskName)
+	if isMissing(err) || errors.Is(err, dir.ErrNotFile) {
+		return nil, fmt.Errorf("%w: block volume %s has no file %s: %w", ErrDamaged, id, diskName, err)
+	}
+	return disk, err
+}
+
+// diskID identifies the file of a block volume.
+func (v *found) diskID() (dir.ID, error) {
+	disk, err := v.openDisk()
+	if err != nil {
+		return dir.ID{}, err
+	}
+	return disk.ID(), disk.Close()
+}
+
+// publishDevice attaches the volume's file, unless it is, and publishes the device.
+func (v *found) publishDevice(ctx context.Context, r Publication) error {
+	disk, err := v.openDisk()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = disk.Close() }()
+	options := v.session.pool.options
+	device, err := options.Devices.Attach(disk, loop.Options{
+		ReadOnly:   r.ReadOnly,
+		BlockBytes: v.entry.record.BlockBytes,
+		Discard:    v.entry.record.Thin,
+	})
+	if err != nil {
+		return deviceError(err)
+	}
+	if err := options.Mounts.PublishDevice(options.Dev, device.Name, r.Target); err != nil {
+		return errors.Join(mountError(err), v.session.pool.detachUnpublished(ctx, disk.ID()))
+	}
+	return nil
+}
+
+// attachments are the loop devices of the node, and where they are published.
+type attachments struct {
+	devices   []loop.Device
+	published map[string][]bind.Publication
+}
+
+func (o Options) attachments() (attachments, error) {
+	devices, err := o.Devices.Attached()
+	if err != nil || len(devices) == 0 {
+		return attachments{}, err
+	}
+	published, err := o.Mounts.Published(o.Dev)
+	return attachments{devices: devices, published: published}, err
+}
+
+// of are the devices of one file.
+func (a attachments) of(file dir.ID) (devices []loop.Device) {
+	for _, d := range a.devices {
+		if d.Backing == file {
+			devices = append(devices, d)
+		}
+	}
+	return devices
+}
+
+// publications are those of the devices of one file.
+func (a attachments) publications(file dir.ID) (all []bind.Publication) {
+	for _, d := range a.of(file) {
+		all = append(all, a.published[d.Name]...)
+	}
+	return all
+}
+
+// unused tells of a device that is ours to detach.
+func (a attachments) unused(d loop.Device) bool { return d.Ours && len(a.published[d.Name]) == 0 }
+
+// detachUnpublished detaches the devices of a file that are published nowhere. It
+// answers ErrInUse for one that a process has open.
+func (p *Pool) detachUnpublished(ctx context.Context, file dir.ID) error {
+	all, err := p.options.attachments()
+	if err != nil {
+		return err
+	}
+	for _, device := range all.of(file) {
+		if all.unused(device) {
+			err = errors.Join(err, p.options.Devices.Detach(ctx, device))
+		}
+	}
+	return deviceError(err)
+}
+
+// file identifies what devices of a volume are attached to. It answers false where
+// there is nothing that could be: the volume is no block volume, or its file is lost.
+func (v *found) file() (id dir.ID, ok bool, err error) {
+	if !v.entry.block() || v.dir == nil {
+		return dir.ID{}, false, nil
+	}
+	id, err = v.diskID()
+	if errors.Is(err, ErrDamaged) {
+		return dir.ID{}, false, nil
+	}
+	return id, err == nil, err
+}
+
+// detachUnpublished detaches the volume's devices that are published nowhere.
+func (v *found) detachUnpublished(ctx context.Context) error {
+	file, ok, err := v.file()
+	if err != nil || !ok {
+		return err
+	}
+	return v.session.pool.detachUnpublished(ctx, file)
+}
+
+// detached detaches what a crash left attached, and answers ErrInUse, with the device,
+// for a volume whose file is attached all the same: in use, or by somebody else.
+func (v *found) detached(ctx context.Context) error {
+	if err := v.detachUnpublished(ctx); err != nil {
+		return err
+	}
+	file, ok, err := v.file()
+	if err != nil || !ok {
+		return err
+	}
+	all, err := v.session.pool.options.attachments()
+	if err != nil {
+		return err
+	}
+	for _, device := range all.of(file) {
+		return fmt.Errorf("it is %w: its file is attached as %s", ErrInUse, device.Name)
+	}
+	return nil
+}
+
+// deviceAt is the loop device that is published at the target; nil if there is none.
+func (s *Set) deviceAt(target bind.Target) (*loop.Device, error) {
+	published, err := s.options.Mounts.Published(s.options.Dev)
+	if err != nil {
+		return nil, err
+	}
+	for name, all := range published {
+		for _, p := range all {
+			if !target.Is(p.Path) {
+				continue
+			}
+			device, err := s.options.Devices.Inspect(name)
+			if errors.Is(err, loop.ErrNotAttached) {
+				return nil, nil
+			}
+			return &device, err
+		}
+	}
+	return nil, nil
+}
+
+// ofAnother tells whether a device that is published is that of another volume.
+func (s *Set) ofAnother(id VolumeID, device *loop.Device) bool {
+	if device == nil || !device.Ours {
+		return false
+	}
+	v, err := s.find(id, Name{})
+	if err != nil {
+		return false // a pod can end whose volume went away
+	}
+	defer v.close()
+	file, ok, err := v.file()
+	if err != nil || v.entry.block() && !ok {
+		return false // the same goes for its file
+	}
+	return file != device.Backing
+}
+
+// detach takes a device off its file if it is published nowhere any more.
+func (s *Set) detach(ctx context.Context, device *loop.Device) error {
+	if device == nil {
+		return nil
+	}
+	all, err := s.options.attachments()
+	if err != nil || !all.unused(*device) {
+		return err
+	}
+	return deviceError(s.options.Devices.Detach(ctx, *device))
+}
+
+// publishedDeviceAt is the volume's device at the path. It answers ErrNotFound if that
+// carries something else.
+func (s *Set) publishedDeviceAt(v *found, at bind.Target) (loop.Device, error) {
+	file, err := v.diskID()
+	if err != nil {
+		return loop.Device{}, err
+	}
+	device, err := s.deviceAt(at)
+	if err != nil {
+		return loop.Device{}, err
+	}
+	if device == nil || device.Backing != file {
+		return loop.Device{}, fmt.Errorf("%w: it is not published at %s", ErrNotFound, at)
+	}
+	return *device, nil
+}
+
+// growDisk makes the file of a volume larger; the devices come after its record. What
+// of it fails changes nothing.
+func (v *found) growDisk(ctx context.Context, to *record) error {
+	if !v.entry.block() {
+		return nil
+	}
+	disk, err := v.openDisk()
+	if err != nil {
+		return err
+	}
+	err = disk.Grow(ctx, to.Bytes, to.allocation())
+	return errors.Join(err, disk.Close())
+}
+
+// growDevices makes the devices of a volume as large as its file is.
+func (v *found) growDevices() error {
+	if !v.entry.block() {
+		return nil
+	}
+	file, err := v.diskID()
+	if err != nil {
+		return err
+	}
+	all, err := v.session.pool.options.attachments()
+	if err != nil {
+		return err
+	}
+	for _, device := range all.of(file) {
+		if device.Ours {
+			_, growErr := v.session.pool.options.Devices.Grow(device)
+			err = errors.Join(err, growErr)
+		}
+	}
+	return deviceError(err)
+}
+
+// sweepDevices detaches what backs the pool's files and is published nowhere: a crash
+// came before its publication, or after the end of that.
+func (s *session) sweepDevices(ctx context.Context) {
+	volumes := s.pool.blockVolumes()
+	if len(volumes) == 0 {
+		return
+	}
+	all, err := s.pool.options.attachments()
+	if err != nil {
+		s.pool.log.Error(err, "devices that are published nowhere could not be looked for")
+		return
+	}
+	leaked := make(map[dir.ID]bool)
+	for _, device := range all.devices {
+		if all.unused(device) {
+			leaked[device.Backing] = true
+		}
+	}
+	if len(leaked) == 0 {
+		return
+	}
+	for _, id := range volumes {
+		if err := s.sweepDevice(ctx, id, leaked); err != nil {
+			s.pool.log.Error(err, "the device of a volume that is published nowhere is still attached", "volume", id.name)
+		}
+	}
+}
+
+func (s *session) sweepDevice(ctx context.Context, id VolumeID, leaked map[dir.ID]bool) error {
+	unlock, err := s.pool.locks.TryLock(id)
+	if err != nil {
+		return nil // a call is at work on it, and sees to it
+	}
+	defer unlock()
+	d, err := s.root.Open(id.name)
+	if err != nil {
+		return err
+	}
+	v := &found{id: id, dir: d}
+	defer func() { _ = d.Close() }()
+	file, err := v.diskID()
+	if err != nil || !leaked[file] {
+		return err
+	}
+	return s.pool.detachUnpublished(ctx, file)
+}
+
+func (p *Pool) blockVolumes() (ids []VolumeID) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for id, e := range p.index.byID {
+		if e.block() && e.present {
+			ids = append(ids, id)
+		}
+	}
+	return ids
+}
+
+// lookAtDisk adds to the facts of a block volume what its file tells.
+func lookAtDisk(id VolumeID, d *dir.Dir, e entry, facts *health.Facts) {
+	disk, err := openDisk(id, d)
+	if err != nil {
+		facts.IO = errors.Join(facts.IO, err)
+		return
+	}
+	bytes, err := disk.Size()
+	facts.IO = errors.Join(facts.IO, err, disk.Close())
+	facts.Short = err == nil && bytes < e.record.Bytes
+	if !e.record.Thin {
+		facts.FreeBytes = health.NotAsked // all of its space is set aside
+	}
+	facts.InodesCounted = false
+}
+
+// deviceError translates the errors of the loop devices into those of this package.
+func deviceError(err error) error {
+	switch {
+	case errors.Is(err, loop.ErrNoDevice):
+		return fmt.Errorf("%w: %w", ErrNoSpace, err)
+	case errors.Is(err, loop.ErrBusy), errors.Is(err, loop.ErrForeign):
+		return fmt.Errorf("%w: %w", ErrInUse, err)
+	}
+	return err
+}

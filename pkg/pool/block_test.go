@@ -1,0 +1,394 @@
+package pool_test
+
+import (
+	"errors"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop"
+	"kubevirt.io/hostpath-provisioner/pkg/pool"
+	"kubevirt.io/hostpath-provisioner/test/testenv"
+)
+
+const thin = `[{"name":"local","path":"pool","allocation":"thin"}]`
+
+func (b *bench) tryCreateBlock(name string, bytes int64) (pool.Volume, error) {
+	return b.Create(b.t.Context(), pool.Request{ID: id(b.t, name), Mode: pool.ModeBlock, Range: pool.Range{Required: bytes}})
+}
+
+func (b *bench) createBlock(name string, bytes int64) pool.Volume {
+	b.t.Helper()
+	v, err := b.tryCreateBlock(name, bytes)
+	must(b.t, err)
+	return v
+}
+
+func (b *bench) publishBlock(name, target string, change ...func(*pool.Publication)) error {
+	p := pool.Publication{ID: id(b.t, name), Target: b.target(target), Mode: pool.ModeBlock}
+	for _, c := range change {
+		c(&p)
+	}
+	return b.Publish(b.t.Context(), p)
+}
+
+func readOnly(p *pool.Publication)    { p.ReadOnly = true }
+func singleUse(p *pool.Publication)   { p.SingleTarget = true }
+func asDirectory(p *pool.Publication) { p.Mode = pool.ModeMount }
+
+// attached are the devices there are, which a test expects to be so many.
+func (b *bench) attached(want int) []loop.Device {
+	b.t.Helper()
+	devices, err := b.loops.Attached()
+	must(b.t, err)
+	if len(devices) != want {
+		b.t.Errorf("%d devices are attached (%+v), want %d", len(devices), devices, want)
+	}
+	return devices
+}
+
+func (b *bench) disk(name string) *loop.File {
+	b.t.Helper()
+	f, err := loop.Open(b.open(name), "disk.img")
+	must(b.t, err)
+	b.t.Cleanup(func() { must(b.t, f.Close()) })
+	return f
+}
+
+func (b *bench) stat(name string) *syscall.Stat_t {
+	b.t.Helper()
+	var st syscall.Stat_t
+	must(b.t, syscall.Stat(b.path("pool", name, "disk.img"), &st))
+	return &st
+}
+
+func TestABlockVolumeIsAFileOfThePromisedSize(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		v := b.createBlock("pvc-1", 10*mib-1)
+		if v.Mode != pool.ModeBlock || v.Bytes != 10*mib {
+			t.Errorf("volume %+v, want a block volume of 10 MiB", v)
+		}
+		if st := b.stat("pvc-1"); st.Size != 10*mib || st.Blocks*512 < 10*mib {
+			t.Errorf("the file has %d bytes and %d of them allocated, want 10 MiB", st.Size, st.Blocks*512)
+		}
+		if again := b.createBlock("pvc-1", 10*mib); again.Mode != v.Mode || again.Bytes != v.Bytes {
+			t.Errorf("the repeated call answered %+v, want %+v", again, v)
+		}
+		b.restart(thin)
+		b.createBlock("pvc-2", 10*mib)
+		if st := b.stat("pvc-2"); st.Size != 10*mib || st.Blocks*512 > mib {
+			t.Errorf("the thin file has %d bytes and %d of them allocated, want it sparse", st.Size, st.Blocks*512)
+		}
+		b.wantClean()
+		b.delete("pvc-1")
+		b.delete("pvc-2")
+		b.wantClean()
+		wantGone(t, b.path("pool", "pvc-1"))
+	})
+}
+
+func TestAModeIsForLife(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		b.createBlock("block", mib)
+		b.create("mount", mib)
+		_, err := b.Create(t.Context(), pool.Request{ID: id(t, "block"), Range: pool.Range{Required: mib}})
+		wantError(t, err, pool.ErrExists)
+		_, err = b.tryCreateBlock("mount", mib)
+		wantError(t, err, pool.ErrExists)
+		wantError(t, b.publishBlock("mount", "a"), pool.ErrInvalid)
+		wantError(t, b.publishBlock("block", "a", asDirectory), pool.ErrInvalid)
+		must(t, b.publishBlock("block", "a"))
+		_, err = b.Expand(t.Context(), id(t, "block"), b.target("a"), pool.ModeMount, pool.Range{Required: 2 * mib})
+		wantError(t, err, pool.ErrInvalid)
+		must(t, b.unpublish("block", "a"))
+	})
+}
+
+func TestTargetsShareADeviceUntilTheLastGoes(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		b.createBlock("pvc-1", mib)
+		for range 2 {
+			must(t, b.publishBlock("pvc-1", "a"))
+			must(t, b.publishBlock("pvc-1", "b"))
+		}
+		if device := b.attached(1)[0]; device.SizeBytes != mib || device.ReadOnly || device.Discard {
+			t.Errorf("device %+v, want 1 MiB that can be written and keeps what was allocated", device)
+		}
+		must(t, b.publishBlock("pvc-1", "c", readOnly))
+		if device := b.attached(2)[1]; !device.ReadOnly {
+			t.Errorf("device %+v, want it read-only", device)
+		}
+		wantError(t, b.publishBlock("pvc-1", "a", readOnly), pool.ErrExists)
+		wantError(t, b.Delete(t.Context(), id(t, "pvc-1")), pool.ErrInUse)
+		if v := b.volume("pvc-1"); len(v.Nodes) != 1 {
+			t.Errorf("the volume is published on %v, want this node", v.Nodes)
+		}
+		if page, _ := b.List(t.Context(), pool.VolumeID{}, 10); len(page) != 1 || len(page[0].Nodes) != 1 {
+			t.Errorf("list %+v, want the volume published on this node", page)
+		}
+
+		must(t, b.unpublish("pvc-1", "a"))
+		b.attached(2)
+		must(t, b.unpublish("pvc-1", "c"))
+		b.attached(1)
+		must(t, b.unpublish("pvc-1", "b"))
+		b.attached(0)
+		must(t, b.unpublish("pvc-1", "b"))
+		b.delete("pvc-1")
+		b.wantClean()
+	})
+}
+
+func TestAVolumeForOneTargetIsNotPublishedAtASecond(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		b.createBlock("pvc-1", mib)
+		for range 2 {
+			must(t, b.publishBlock("pvc-1", "a", singleUse))
+		}
+		wantError(t, b.publishBlock("pvc-1", "b", singleUse), pool.ErrInUse)
+		b.attached(1)
+	})
+}
+
+func TestAFailedPublishLeavesNoDevice(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		b.createBlock("pvc-1", mib)
+		must(t, os.WriteFile(b.path("pods", "taken"), []byte("data"), 0o600))
+		wantError(t, b.publishBlock("pvc-1", "taken"), pool.ErrExists)
+		b.attached(0)
+	})
+}
+
+func TestANodeWithoutLoopDevicesHasNoSpace(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		b.loops.Max = 1
+		b.createBlock("pvc-1", mib)
+		b.createBlock("pvc-2", mib)
+		must(t, b.publishBlock("pvc-1", "a"))
+		wantError(t, b.publishBlock("pvc-2", "b"), pool.ErrNoSpace)
+	})
+}
+
+func TestUnpublishTakesNoOthersDevice(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		b.createBlock("pvc-1", mib)
+		b.createBlock("pvc-2", mib)
+		b.create("pvc-3", mib)
+		must(t, b.publishBlock("pvc-1", "a"))
+		wantError(t, b.unpublish("pvc-2", "a"), pool.ErrInUse)
+		wantError(t, b.unpublish("pvc-3", "a"), pool.ErrInUse)
+		b.attached(1)
+		must(t, b.unpublish("pvc-1", "a"))
+	})
+}
+
+func TestADeviceInUseIsDetachedByTheNextCall(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		b.createBlock("pvc-1", mib)
+		must(t, b.publishBlock("pvc-1", "a"))
+		release, err := b.loops.Hold(b.attached(1)[0].Name)
+		must(t, err)
+		wantError(t, b.unpublish("pvc-1", "a"), pool.ErrInUse)
+		wantError(t, b.Delete(t.Context(), id(t, "pvc-1")), pool.ErrInUse)
+		release()
+		must(t, b.unpublish("pvc-1", "a"))
+		b.attached(0)
+		b.delete("pvc-1")
+	})
+}
+
+func TestADeviceOfSomebodyElseCountsAsUse(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		b.createBlock("pvc-1", mib)
+		device, err := b.loops.AttachForeign(b.disk("pvc-1"), false)
+		must(t, err)
+		wantError(t, b.Delete(t.Context(), id(t, "pvc-1")), pool.ErrInUse)
+		wantError(t, b.publishBlock("pvc-1", "a"), pool.ErrInUse)
+		must(t, b.loops.End(device.Name))
+		b.delete("pvc-1")
+		b.wantClean()
+	})
+}
+
+func TestAfterACrashDevicesAreFoundAgainOrDetached(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		for _, name := range []string{"published", "attached", "held", "foreign"} {
+			b.createBlock(name, mib)
+		}
+		must(t, b.publishBlock("published", "a"))
+		_, err := b.loops.Attach(b.disk("attached"), loop.Options{})
+		must(t, err)
+		held, err := b.loops.Attach(b.disk("held"), loop.Options{})
+		must(t, err)
+		release, err := b.loops.Hold(held.Name)
+		must(t, err)
+		foreign, err := b.loops.AttachForeign(b.disk("foreign"), true)
+		must(t, err)
+
+		b.restart(local)
+		left := b.attached(3)
+		must(t, b.publishBlock("published", "a"))
+		must(t, b.publishBlock("published", "b"))
+		b.attached(3)
+		release()
+		b.later(time.Minute)
+		b.attached(2)
+		must(t, b.unpublish("published", "a"))
+		must(t, b.unpublish("published", "b"))
+		b.attached(1)
+		must(t, b.loops.End(foreign.Name))
+		if left[0].Name == foreign.Name {
+			t.Errorf("the device that was published is not the first of %+v", left)
+		}
+	})
+}
+
+func TestAPodEndsWhoseBlockVolumeIsLost(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		b.createBlock("pvc-1", mib)
+		must(t, b.publishBlock("pvc-1", "a"))
+		must(t, os.RemoveAll(b.path("pool", "pvc-1")))
+		must(t, b.unpublish("pvc-1", "a"))
+		b.attached(0)
+		b.delete("pvc-1")
+		b.wantClean()
+	})
+}
+
+func TestABlockVolumeWithoutItsFileSaysSo(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		b.createBlock("pvc-1", mib)
+		b.createBlock("pvc-2", mib)
+		must(t, os.Remove(b.path("pool", "pvc-1", "disk.img")))
+		must(t, os.Truncate(b.path("pool", "pvc-2", "disk.img"), mib/2))
+		wantError(t, b.publishBlock("pvc-1", "a"), pool.ErrDamaged)
+		for name, says := range map[string]string{"pvc-1": "disk.img", "pvc-2": "smaller"} {
+			if c := b.volume(name).Condition; !c.Abnormal || !strings.Contains(c.Message, says) {
+				t.Errorf("condition %+v of %s, want it abnormal for %q", c, name, says)
+			}
+		}
+		b.delete("pvc-1")
+		b.wantClean()
+	})
+}
+
+func TestBlockStatsAreTheSizeAndTheCondition(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		b.createBlock("pvc-1", 10*mib)
+		_, err := b.Stats(t.Context(), id(t, "pvc-1"), b.target("a"))
+		wantError(t, err, pool.ErrNotFound)
+		must(t, b.publishBlock("pvc-1", "a"))
+		stats, err := b.Stats(t.Context(), id(t, "pvc-1"), b.target("a"))
+		must(t, err)
+		if stats.Mode != pool.ModeBlock || stats.Space != (dir.Space{SizeBytes: 10 * mib}) || stats.Condition.Abnormal {
+			t.Errorf("stats %+v, want 10 MiB in order", stats)
+		}
+	})
+}
+
+func TestABlockVolumeGrowsWithItsDevices(t *testing.T) {
+	withQuota(t, "", func(t *testing.T, b *bench) {
+		b.createBlock("pvc-1", 10*mib)
+		must(t, b.publishBlock("pvc-1", "a"))
+		must(t, b.publishBlock("pvc-1", "b", readOnly))
+		expand := func(r pool.Range) (int64, error) {
+			return b.Expand(t.Context(), id(t, "pvc-1"), b.target("a"), pool.ModeBlock, r)
+		}
+		for range 2 {
+			bytes, err := expand(pool.Range{Required: 20*mib - 1})
+			must(t, err)
+			if bytes != 20*mib {
+				t.Errorf("expanded to %d, want 20 MiB", bytes)
+			}
+		}
+		for _, device := range b.attached(2) {
+			if device.SizeBytes != 20*mib {
+				t.Errorf("device %+v, want 20 MiB", device)
+			}
+		}
+		if st := b.stat("pvc-1"); st.Size != 20*mib || st.Blocks*512 < 20*mib {
+			t.Errorf("the file has %d bytes and %d of them allocated, want 20 MiB", st.Size, st.Blocks*512)
+		}
+		if v := b.volume("pvc-1"); !v.Enforced || v.Condition.Abnormal || v.Bytes != 20*mib {
+			t.Errorf("volume %+v, want 20 MiB in order", v)
+		}
+		b.restart(local)
+		if v := b.volume("pvc-1"); v.Bytes != 20*mib || v.Condition.Abnormal {
+			t.Errorf("volume %+v after a restart, want 20 MiB in order", v)
+		}
+		b.wantClean()
+	})
+}
+
+// A crash came after the file had grown, and before its record was written.
+func TestAnInterruptedGrowthIsFinishedByTheRepeatedCall(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		b.createBlock("pvc-1", 10*mib)
+		must(t, b.publishBlock("pvc-1", "a"))
+		must(t, b.disk("pvc-1").Grow(t.Context(), 20*mib, loop.Thick))
+		b.restart(local)
+		if v := b.volume("pvc-1"); v.Bytes != 10*mib || v.Condition.Abnormal {
+			t.Errorf("volume %+v, want it as it was promised", v)
+		}
+		bytes, err := b.Expand(t.Context(), id(t, "pvc-1"), b.target("a"), pool.ModeBlock, pool.Range{Required: 20 * mib})
+		must(t, err)
+		if device := b.attached(1)[0]; bytes != 20*mib || device.SizeBytes != 20*mib {
+			t.Errorf("expanded to %d with a device of %d, want 20 MiB", bytes, device.SizeBytes)
+		}
+		b.wantClean()
+	})
+}
+
+func TestAFileThatDoesNotFitChangesNothing(t *testing.T) {
+	testenv.NeedRoot(t)
+	root := testenv.Tmpfs(t, 64*mib)
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, root)
+		b.start(`[{"name":"local","path":"pool","overprovision":100}]`)
+		b.createBlock("pvc-1", 10*mib)
+		must(t, b.publishBlock("pvc-1", "a"))
+		// Others take what is free between the check and the allocation.
+		b.fillUp(t, 40*mib)
+		_, err := b.Expand(t.Context(), id(t, "pvc-1"), b.target("a"), pool.ModeBlock, pool.Range{Required: 40 * mib})
+		if err == nil {
+			t.Fatal("grew beyond the disk")
+		}
+		if st := b.stat("pvc-1"); st.Size != 10*mib {
+			t.Errorf("the file has %d bytes, want 10 MiB as before", st.Size)
+		}
+		if v := b.volume("pvc-1"); v.Bytes != 10*mib || v.Condition.Abnormal {
+			t.Errorf("volume %+v, want it as it was", v)
+		}
+		b.wantClean()
+		_, err = b.tryCreateBlock("pvc-2", 40*mib)
+		wantError(t, err, pool.ErrNoSpace)
+		b.wantClean()
+	})
+}
+
+func (b *bench) fillUp(t *testing.T, bytes int64) {
+	t.Helper()
+	must(t, os.WriteFile(b.path("filler"), make([]byte, bytes), 0o600))
+}
+
+func TestTheLimitOfABlockVolumeLeavesRoomForWhatKeepsTrackOfIt(t *testing.T) {
+	withQuota(t, "", func(t *testing.T, b *bench) {
+		b.createBlock("pvc-1", 64*mib)
+		if got := b.limitOf("pvc-1"); got != 66*mib {
+			t.Errorf("the limit is %d, want 66 MiB", got)
+		}
+	})
+}
+
+func TestAllocationIsThickOrThin(t *testing.T) {
+	for text, good := range map[string]bool{"thick": true, "thin": true, "": true, "sparse": false} {
+		_, err := pool.ParseConfigs(`[{"name":"local","path":"/pool","allocation":"`+text+`"}]`, "/")
+		if good != (err == nil) || !good && (!errors.Is(err, pool.ErrInvalid) || !strings.Contains(err.Error(), "thin")) {
+			t.Errorf("of %q it says %v, want it good: %v", text, err, good)
+		}
+	}
+}
