@@ -27,7 +27,7 @@ func TestGetCapacity(t *testing.T) {
 		"a topology that is not ours has none":                {&csi.GetCapacityRequest{Parameters: in("local"), AccessibleTopology: &csi.Topology{Segments: map[string]string{"zone": "z"}}}, false},
 		"a shared pool has some for another node":             {&csi.GetCapacityRequest{Parameters: in("everywhere"), AccessibleTopology: onNode("node-b")}, true},
 		"directories have some":                               {&csi.GetCapacityRequest{Parameters: in("local"), VolumeCapabilities: []*csi.VolumeCapability{writer()}}, true},
-		"block devices have none":                             {&csi.GetCapacityRequest{Parameters: in("local"), VolumeCapabilities: []*csi.VolumeCapability{block()}}, false},
+		"block devices have some":                             {&csi.GetCapacityRequest{Parameters: in("local"), VolumeCapabilities: []*csi.VolumeCapability{block()}}, true},
 		"an unknown mount flag has none":                      {&csi.GetCapacityRequest{Parameters: in("local"), VolumeCapabilities: []*csi.VolumeCapability{writer("discard")}}, false},
 		"several nodes have none":                             {&csi.GetCapacityRequest{Parameters: in("local"), VolumeCapabilities: []*csi.VolumeCapability{several}}, false},
 		"several nodes have some of a shared pool":            {&csi.GetCapacityRequest{Parameters: in("everywhere"), VolumeCapabilities: []*csi.VolumeCapability{several}}, true},

@@ -55,7 +55,6 @@ func TestCreateVolumeRefusesWhatCannotBe(t *testing.T) {
 		"no capability":                      {withCapabilities(), codes.InvalidArgument, []string{"capabilities are missing"}},
 		"a capability that is nothing":       {withCapabilities(nil), codes.InvalidArgument, []string{"capability"}},
 		"a capability of no type":            {withCapabilities(&csi.VolumeCapability{AccessMode: writer().GetAccessMode()}), codes.InvalidArgument, []string{"access type"}},
-		"a block device":                     {withCapabilities(block()), codes.InvalidArgument, []string{"block"}},
 		"a block device besides":             {withCapabilities(writer(), block()), codes.InvalidArgument, []string{"block"}},
 		"no access mode":                     {withCapabilities(&csi.VolumeCapability{AccessType: writer().GetAccessType()}), codes.InvalidArgument, []string{"access mode"}},
 		"an unknown access mode":             {withMode(csi.VolumeCapability_AccessMode_UNKNOWN), codes.InvalidArgument, []string{"access mode", "UNKNOWN"}},
@@ -156,19 +155,19 @@ func TestCreateVolumeAgain(t *testing.T) {
 		code   codes.Code
 		says   []string
 	}{
-		"with the same size is the same volume":                {"vol", withSize(4*mib, 0), codes.OK, nil},
-		"with a smaller size is the same volume":               {"vol", withSize(mib, 0), codes.OK, nil},
-		"with no size is the same volume":                      {"vol", func(req *csi.CreateVolumeRequest) { req.CapacityRange = nil }, codes.OK, nil},
-		"with a limit above its size is the same volume":       {"vol", withSize(mib, 8*mib), codes.OK, nil},
-		"with another access mode is the same volume":          {"vol", func(req *csi.CreateVolumeRequest) { req.VolumeCapabilities = []*csi.VolumeCapability{writer("ro")} }, codes.OK, nil},
-		"with a larger size is another volume":                 {"vol", withSize(5*mib, 0), codes.AlreadyExists, []string{"vol", "4194304 bytes"}},
-		"with more than the pool has is another volume":        {"vol", withSize(tooMuch, 0), codes.AlreadyExists, []string{"vol", "4194304 bytes"}},
-		"with a limit below its size is another volume":        {"vol", withSize(mib, 2*mib), codes.AlreadyExists, []string{"vol", "4194304 bytes"}},
-		"in another pool is another volume":                    {"vol", inPool("other"), codes.AlreadyExists, []string{"vol", `"local"`}},
-		"in a shared pool is another volume":                   {"vol", inPool("everywhere"), codes.AlreadyExists, []string{"vol", `"local"`}},
-		"a volume that a pod has inline is another volume":     {"inline", withSize(4*mib, 0), codes.AlreadyExists, []string{"inline"}},
-		"a size that no volume has is still refused as such":   {"vol", withSize(2*mib, mib), codes.OutOfRange, nil},
-		"a block device of the same name is refused as before": {"vol", func(req *csi.CreateVolumeRequest) { req.VolumeCapabilities = []*csi.VolumeCapability{block()} }, codes.InvalidArgument, nil},
+		"with the same size is the same volume":              {"vol", withSize(4*mib, 0), codes.OK, nil},
+		"with a smaller size is the same volume":             {"vol", withSize(mib, 0), codes.OK, nil},
+		"with no size is the same volume":                    {"vol", func(req *csi.CreateVolumeRequest) { req.CapacityRange = nil }, codes.OK, nil},
+		"with a limit above its size is the same volume":     {"vol", withSize(mib, 8*mib), codes.OK, nil},
+		"with another access mode is the same volume":        {"vol", func(req *csi.CreateVolumeRequest) { req.VolumeCapabilities = []*csi.VolumeCapability{writer("ro")} }, codes.OK, nil},
+		"with a larger size is another volume":               {"vol", withSize(5*mib, 0), codes.AlreadyExists, []string{"vol", "4194304 bytes"}},
+		"with more than the pool has is another volume":      {"vol", withSize(tooMuch, 0), codes.AlreadyExists, []string{"vol", "4194304 bytes"}},
+		"with a limit below its size is another volume":      {"vol", withSize(mib, 2*mib), codes.AlreadyExists, []string{"vol", "4194304 bytes"}},
+		"in another pool is another volume":                  {"vol", inPool("other"), codes.AlreadyExists, []string{"vol", `"local"`}},
+		"in a shared pool is another volume":                 {"vol", inPool("everywhere"), codes.AlreadyExists, []string{"vol", `"local"`}},
+		"a volume that a pod has inline is another volume":   {"inline", withSize(4*mib, 0), codes.AlreadyExists, []string{"inline"}},
+		"a size that no volume has is still refused as such": {"vol", withSize(2*mib, mib), codes.OutOfRange, nil},
+		"as a block device it is another volume":             {"vol", func(req *csi.CreateVolumeRequest) { req.VolumeCapabilities = []*csi.VolumeCapability{block()} }, codes.AlreadyExists, []string{"vol", "mount"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			response, err := r.CreateVolume(t.Context(), createRequest(c.volume, inPool("local"), c.change))

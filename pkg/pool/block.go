@@ -336,8 +336,14 @@ func (p *Pool) blockVolumes() (ids []VolumeID) {
 	return ids
 }
 
-// lookAtDisk adds to the facts of a block volume what its file tells.
-func lookAtDisk(id VolumeID, d *dir.Dir, e entry, facts *health.Facts) {
+// lookAtDisk has the facts of a block volume be those of its file, which keeps its size
+// whether there is a limit or not.
+func lookAtDisk(id VolumeID, d *dir.Dir, e entry, whole dir.Space, facts *health.Facts) {
+	facts.Unenforced, facts.LimitOff, facts.InodesCounted = false, "", false
+	facts.FreeBytes = health.NotAsked // all of its space is set aside
+	if e.record.Thin {
+		facts.FreeBytes = whole.FreeBytes
+	}
 	disk, err := openDisk(id, d)
 	if err != nil {
 		facts.IO = errors.Join(facts.IO, err)
@@ -346,10 +352,6 @@ func lookAtDisk(id VolumeID, d *dir.Dir, e entry, facts *health.Facts) {
 	bytes, err := disk.Size()
 	facts.IO = errors.Join(facts.IO, err, disk.Close())
 	facts.Short = err == nil && bytes < e.record.Bytes
-	if !e.record.Thin {
-		facts.FreeBytes = health.NotAsked // all of its space is set aside
-	}
-	facts.InodesCounted = false
 }
 
 // deviceError translates the errors of the loop devices into those of this package.

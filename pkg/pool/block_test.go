@@ -69,8 +69,11 @@ func (b *bench) stat(name string) *syscall.Stat_t {
 func TestABlockVolumeIsAFileOfThePromisedSize(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		v := b.createBlock("pvc-1", 10*mib-1)
-		if v.Mode != pool.ModeBlock || v.Bytes != 10*mib {
-			t.Errorf("volume %+v, want a block volume of 10 MiB", v)
+		if v.Mode != pool.ModeBlock || v.Bytes != 10*mib || !v.Enforced {
+			t.Errorf("volume %+v, want a block volume that keeps its 10 MiB", v)
+		}
+		if c := b.volume("pvc-1").Condition; c.Message != "in order" {
+			t.Errorf("condition %+v, want it in order", c)
 		}
 		if st := b.stat("pvc-1"); st.Size != 10*mib || st.Blocks*512 < 10*mib {
 			t.Errorf("the file has %d bytes and %d of them allocated, want 10 MiB", st.Size, st.Blocks*512)

@@ -18,7 +18,7 @@ type Volume struct {
 	Mode Mode
 	// Bytes is the size promised, or the size of the pool where nothing was.
 	Bytes int64
-	// Enforced: the kernel keeps the size.
+	// Enforced: the kernel keeps the size, by a limit, or as that of a device.
 	Enforced bool
 	// Lost: there is a record, but no directory.
 	Lost bool
@@ -37,7 +37,8 @@ type Stats struct {
 
 // volume makes the answer from what is known.
 func (p *Pool) volume(id VolumeID, e entry, space dir.Space) Volume {
-	v := Volume{ID: id, Pool: p.config.Name, Mode: e.mode(), Shared: p.config.Shared, Bytes: space.SizeBytes, Lost: e.lost(), Enforced: p.enforced(p.keeper(), e)}
+	v := Volume{ID: id, Pool: p.config.Name, Mode: e.mode(), Shared: p.config.Shared, Bytes: space.SizeBytes, Lost: e.lost()}
+	v.Enforced = e.block() || p.enforced(p.keeper(), e)
 	if e.record != nil {
 		v.Bytes = e.record.Bytes
 	}
@@ -71,7 +72,7 @@ func (s *session) measure(id VolumeID, d *dir.Dir, e entry, whole dir.Space) (di
 	facts.InodesCounted = space.Inodes > 0
 	facts.FreeInodes = space.InodesFree
 	if d != nil && e.block() {
-		lookAtDisk(id, d, e, &facts)
+		lookAtDisk(id, d, e, whole, &facts)
 		space = dir.Space{SizeBytes: e.record.Bytes}
 	}
 	return space, facts
