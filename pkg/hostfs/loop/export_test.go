@@ -1,0 +1,41 @@
+package loop
+
+import (
+	"context"
+	"os"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// SetPause has a test decide what happens between two tries to detach.
+func (k *Kernel) SetPause(pause func(context.Context, time.Duration) error) { k.pause = pause }
+
+// SetFree has a test choose which device is tried; next is the kernel's own choice.
+func (k *Kernel) SetFree(free func(next func() (int, error)) (int, error)) {
+	k.free = func(c control, refused map[int]bool) (int, error) {
+		return free(func() (int, error) { return c.free(refused) })
+	}
+}
+
+// NoDevice maps the errors of /dev/loop-control.
+func NoDevice(err error) error { return noDevice("LOOP_CTL_GET_FREE", err) }
+
+// Attempts bounds how many devices Attach tries.
+const Attempts = attempts
+
+// UsableBlock chooses the block for an alignment.
+func UsableBlock(align int64) int64 { return usableBlock(align) }
+
+// DeviceBlock is the block where the filesystem does not tell it.
+func DeviceBlock(dev uint64) int64 { return deviceBlock(dev) }
+
+// Discard discards a range of a device: where it begins, and its length.
+func Discard(f *os.File, area *[2]uint64) error {
+	_, _, errno := unix.Syscall(unix.SYS_IOCTL, f.Fd(), unix.BLKDISCARD, uintptr(unsafe.Pointer(area)))
+	if errno != 0 {
+		return errno
+	}
+	return nil
+}

@@ -1,0 +1,228 @@
+package loop_test
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop"
+	"kubevirt.io/hostpath-provisioner/test/testenv"
+)
+
+func TestOnlyARegularFileIsOpened(t *testing.T) {
+	path := t.TempDir()
+	d := open(t, path)
+	file(t, d, "file", mib)
+	must(t, os.Symlink("file", filepath.Join(path, "link")))
+	must(t, os.Mkdir(filepath.Join(path, "dir"), 0o755))
+	must(t, syscall.Mkfifo(filepath.Join(path, "pipe"), 0o600))
+	for name, want := range map[string]error{
+		"link": unix.ELOOP, "dir": dir.ErrNotFile, "pipe": dir.ErrNotFile,
+		"none": fs.ErrNotExist, "dir/../file": dir.ErrName,
+	} {
+		f, err := loop.Open(d, name)
+		if !errors.Is(err, want) {
+			t.Errorf("Open(%q) = %v, %v; want %v", name, f, err, want)
+		}
+	}
+	for _, name := range []string{"file", "link", "dir", "pipe"} {
+		if _, err := loop.Create(d, name); !errors.Is(err, fs.ErrExist) {
+			t.Errorf("Create(%q): %v, want ErrExist", name, err)
+		}
+	}
+	f, err := loop.Open(d, "file")
+	must(t, err)
+	defer f.Close()
+	if bytes, err := f.Size(); bytes != mib || err != nil {
+		t.Errorf("size %d, %v; want %d", bytes, err, mib)
+	}
+	if st := stat(t, f); (dir.ID{Dev: st.Dev, Ino: st.Ino}) != f.ID() || st.Mode != unix.S_IFREG|0o600 {
+		t.Errorf("the file is %v with mode %o, want what stat says: %+v", f.ID(), st.Mode, st)
+	}
+}
+
+func TestAThickFileHasItsSpaceAndAThinOneHasNone(t *testing.T) {
+	testenv.NeedRoot(t)
+	for name, mount := range filesystems {
+		t.Run(name, func(t *testing.T) {
+			d := open(t, mount(t))
+			thin := file(t, d, "thin", 64*mib)
+			if got := allocated(t, thin); got != 0 {
+				t.Errorf("%d bytes are allocated for the thin file", got)
+			}
+			thick, err := loop.Create(d, "thick")
+			must(t, err)
+			defer thick.Close()
+			must(t, thick.Grow(t.Context(), 32*mib, loop.Thick))
+			wantAllocated(t, thick, 32*mib)
+			must(t, thick.Grow(t.Context(), 64*mib, loop.Thick))
+			wantAllocated(t, thick, 64*mib)
+			punch(t, thick, 8*mib, 16*mib)
+			must(t, thick.Grow(t.Context(), 64*mib, loop.Thick))
+			wantAllocated(t, thick, 64*mib)
+		})
+	}
+}
+
+func TestGrowingKeepsWhatTheFileHolds(t *testing.T) {
+	for _, how := range []loop.Allocation{loop.Thick, loop.Thin} {
+		path := t.TempDir()
+		f := file(t, open(t, path), "file", mib)
+		must(t, os.WriteFile(filepath.Join(path, "file"), make([]byte, mib), 0o600))
+		write(t, filepath.Join(path, "file"), "kept", mib-4096)
+		must(t, f.Grow(t.Context(), 4*mib, how))
+		if got := read(t, filepath.Join(path, "file"), 4, mib-4096); got != "kept" {
+			t.Errorf("the file holds %q, want what was there", got)
+		}
+	}
+}
+
+func TestAFileThatCannotGrowIsAsItWas(t *testing.T) {
+	testenv.NeedRoot(t)
+	for name, mount := range filesystems {
+		t.Run(name, func(t *testing.T) {
+			d := open(t, mount(t))
+			f := file(t, d, "file", mib)
+			must(t, f.Grow(t.Context(), 16*mib, loop.Thick))
+			before := free(t, d)
+			// The first step fits, the second does not.
+			if err := f.Grow(t.Context(), 1<<30, loop.Thick); !errors.Is(err, unix.ENOSPC) {
+				t.Errorf("growing over the filesystem: %v, want ENOSPC", err)
+			}
+			if bytes, err := f.Size(); bytes != 16*mib || err != nil {
+				t.Errorf("the size is %d, %v; want %d", bytes, err, 16*mib)
+			}
+			wantAllocated(t, f, 16*mib)
+			const slack = 4 * mib // what the filesystem itself took meanwhile
+			if after := free(t, d); after < before-slack {
+				t.Errorf("%d bytes are free, and %d were before", after, before)
+			}
+		})
+	}
+}
+
+func TestGrowingStopsWithItsContext(t *testing.T) {
+	f := file(t, open(t, t.TempDir()), "file", mib)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	wantError(t, f.Grow(ctx, 2*mib, loop.Thick), context.Canceled)
+	if bytes, err := f.Size(); bytes != mib || err != nil {
+		t.Errorf("the size is %d, %v; want %d", bytes, err, mib)
+	}
+}
+
+func TestAFilesystemThatCannotAllocateSaysSo(t *testing.T) {
+	testenv.NeedRoot(t)
+	at := t.TempDir()
+	must(t, unix.Mount("ramfs", at, "ramfs", 0, ""))
+	t.Cleanup(func() { must(t, unix.Unmount(at, 0)) })
+	f := file(t, open(t, at), "file", mib)
+	defer f.Close()
+	wantError(t, f.Grow(t.Context(), 2*mib, loop.Thick), errors.ErrUnsupported)
+	must(t, f.Grow(t.Context(), 2*mib, loop.Thin))
+}
+
+func TestFilesOfBtrfsAreNotCopiedOnWrite(t *testing.T) {
+	path := testenv.LoopFS(t, "btrfs", 320*mib)
+	d := open(t, path)
+	f, err := loop.Create(d, "file")
+	must(t, err)
+	defer f.Close()
+	must(t, f.Grow(t.Context(), 128*mib, loop.Thick))
+	must(t, os.WriteFile(filepath.Join(path, "filler"), nil, 0o600))
+	filler, err := os.OpenFile(filepath.Join(path, "filler"), os.O_WRONLY, 0)
+	must(t, err)
+	defer filler.Close()
+	for err == nil {
+		_, err = filler.Write(make([]byte, mib))
+	}
+	wantError(t, err, unix.ENOSPC)
+	// Every byte can be written, again and again, although the filesystem is full.
+	w, err := os.OpenFile(filepath.Join(path, "file"), os.O_WRONLY, 0)
+	must(t, err)
+	defer w.Close()
+	for range 2 {
+		for at := int64(0); at < 128*mib; at += mib {
+			_, err := w.WriteAt(make([]byte, mib), at)
+			must(t, err)
+		}
+		must(t, w.Sync())
+	}
+}
+
+func TestTheBlockIsWhatDirectIONeeds(t *testing.T) {
+	for align, want := range map[int64]int64{0: 512, 1: 512, 512: 512, 1024: 1024, 4096: 4096, 16384: 512} {
+		if got := loop.UsableBlock(align); got != want {
+			t.Errorf("for an alignment of %d a block of %d, want %d", align, got, want)
+		}
+	}
+	// tmpfs has no device.
+	if got := loop.DeviceBlock(unix.Mkdev(0, 1)); got != 512 {
+		t.Errorf("where there is no device, a block of %d, want 512", got)
+	}
+}
+
+func wantAllocated(t *testing.T, f *loop.File, want int64) {
+	t.Helper()
+	if got := allocated(t, f); got < want || got > want+mib {
+		t.Errorf("%d bytes are allocated for %s, want %d", got, f, want)
+	}
+}
+
+func allocated(t *testing.T, f *loop.File) int64 {
+	t.Helper()
+	return stat(t, f).Blocks * 512
+}
+
+func stat(t *testing.T, f *loop.File) unix.Stat_t {
+	t.Helper()
+	var st unix.Stat_t
+	must(t, unix.Stat(f.HandlePath(), &st))
+	return st
+}
+
+func punch(t *testing.T, f *loop.File, from, bytes int64) {
+	t.Helper()
+	w, err := os.OpenFile(f.HandlePath(), os.O_RDWR, 0)
+	must(t, err)
+	defer w.Close()
+	must(t, unix.Fallocate(int(w.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, from, bytes))
+	must(t, w.Sync())
+	if got := stat(t, f).Blocks * 512; got >= 64*mib {
+		t.Fatalf("%d bytes are allocated with a hole", got)
+	}
+}
+
+func free(t *testing.T, d *dir.Dir) int64 {
+	t.Helper()
+	must(t, unix.Syncfs(d.Fd()))
+	space, err := d.Space()
+	must(t, err)
+	return space.FreeBytes
+}
+
+func write(t *testing.T, path, what string, at int64) {
+	t.Helper()
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	must(t, err)
+	_, err = f.WriteAt([]byte(what), at)
+	must(t, errors.Join(err, f.Sync(), f.Close()))
+}
+
+func read(t *testing.T, path string, bytes int, at int64) string {
+	t.Helper()
+	f, err := os.Open(path)
+	must(t, err)
+	defer f.Close()
+	got := make([]byte, bytes)
+	_, err = f.ReadAt(got, at)
+	must(t, err)
+	return string(got)
+}

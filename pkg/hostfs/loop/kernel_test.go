@@ -1,0 +1,364 @@
+package loop_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop"
+	"kubevirt.io/hostpath-provisioner/test/testenv"
+)
+
+// thick makes a file with all of its space.
+func thick(t testing.TB, at string, bytes int64) *loop.File {
+	t.Helper()
+	f, err := loop.Create(open(t, at), "file")
+	must(t, err)
+	t.Cleanup(func() { _ = f.Close() })
+	must(t, f.Grow(t.Context(), bytes, loop.Thick))
+	return f
+}
+
+func path(d loop.Device) string { return "/dev/" + d.Name }
+
+func TestWhatIsWrittenToADeviceIsInTheFile(t *testing.T) {
+	for name, mount := range filesystems {
+		t.Run(name, func(t *testing.T) {
+			k := kernel(t)
+			at := mount(t)
+			f := thick(t, at, 16*mib)
+			d := attach(t, k, f, loop.Options{})
+			t.Logf("a block of %d bytes, direct IO: %v", d.BlockBytes, d.DirectIO)
+			write(t, path(d), "through the device", 8192)
+			if got := read(t, filepath.Join(at, "file"), 18, 8192); got != "through the device" {
+				t.Errorf("the file holds %q", got)
+			}
+			r := attach(t, k, f, loop.Options{ReadOnly: true})
+			if got := read(t, path(r), 18, 8192); got != "through the device" {
+				t.Errorf("the read-only device holds %q", got)
+			}
+			w, err := os.OpenFile(path(r), os.O_WRONLY, 0)
+			if err == nil {
+				_, err = w.WriteAt([]byte("no"), 0)
+				w.Close()
+			}
+			if err == nil {
+				t.Error("the read-only device was written to")
+			}
+			must(t, f.Grow(t.Context(), 32*mib, loop.Thick))
+			grown, err := k.Grow(d)
+			must(t, err)
+			if grown.SizeBytes != 32*mib {
+				t.Errorf("grown to %d bytes, want %d", grown.SizeBytes, 32*mib)
+			}
+			write(t, path(d), "behind the old end", 32*mib-4096)
+			if got := read(t, filepath.Join(at, "file"), 18, 32*mib-4096); got != "behind the old end" {
+				t.Errorf("the file holds %q", got)
+			}
+		})
+	}
+}
+
+func TestDirectIOWithTheBlockOfTheFilesystem(t *testing.T) {
+	for kind, want := range map[string]int64{"xfs": 512, "ext4": 512, "btrfs": 4096} {
+		t.Run(kind, func(t *testing.T) {
+			f := thick(t, filesystems[kind](t), mib)
+			if got, err := f.BlockBytes(); got != want || err != nil {
+				t.Errorf("a block of %d bytes, %v; want %d", got, err, want)
+			}
+			if got := loop.DeviceBlock(f.ID().Dev); got != 512 {
+				t.Errorf("the device's block is %d bytes, want 512", got)
+			}
+			d := attach(t, kernel(t), f, loop.Options{})
+			if d.BlockBytes != want || !d.DirectIO {
+				t.Errorf("attached %+v, want direct IO with a block of %d bytes", d, want)
+			}
+		})
+	}
+}
+
+// A disk with blocks of 4096 bytes, as many are, allows no direct IO of less.
+func TestABlockOfADiskWithLargeOnes(t *testing.T) {
+	k := kernel(t)
+	testenv.NeedPrograms(t, "mkfs.xfs")
+	disk := attach(t, k, file(t, open(t, testenv.Tmpfs(t, 512*mib)), "disk", 320*mib), loop.Options{BlockBytes: 4096})
+	run(t, "mkfs.xfs", "-q", path(disk))
+	at := t.TempDir()
+	must(t, unix.Mount(path(disk), at, "xfs", 0, ""))
+	t.Cleanup(func() { must(t, unix.Unmount(at, 0)) })
+
+	f := thick(t, at, mib)
+	if got, err := f.BlockBytes(); got != 4096 || err != nil {
+		t.Errorf("a block of %d bytes, %v; want 4096", got, err)
+	}
+	if got := loop.DeviceBlock(f.ID().Dev); got != 4096 {
+		t.Errorf("the device's block is %d bytes, want 4096", got)
+	}
+	d, err := k.Attach(f, loop.Options{})
+	must(t, err)
+	if d.BlockBytes != 4096 || !d.DirectIO {
+		t.Errorf("attached %+v, want direct IO with a block of 4096 bytes", d)
+	}
+	must(t, k.Detach(t.Context(), d))
+	// Whose content was made for a smaller block goes without direct IO.
+	d, err = k.Attach(f, loop.Options{BlockBytes: 512})
+	must(t, err)
+	if d.BlockBytes != 512 || d.DirectIO {
+		t.Errorf("attached %+v, want a block of 512 bytes without direct IO", d)
+	}
+	must(t, k.Detach(t.Context(), d))
+}
+
+func TestDiscardsLeaveTheSpaceOfAFile(t *testing.T) {
+	for _, discard := range []bool{false, true} {
+		t.Run(fmt.Sprint(discard), func(t *testing.T) {
+			f := thick(t, testenv.LoopFS(t, "xfs", 320*mib), 16*mib)
+			d := attach(t, kernel(t), f, loop.Options{Discard: discard})
+			w, err := os.OpenFile(path(d), os.O_RDWR, 0)
+			must(t, err)
+			defer w.Close()
+			whole := [2]uint64{0, 16 * mib}
+			err = loop.Discard(w, &whole)
+			if (err == nil) != discard {
+				t.Errorf("discarding: %v", err)
+			}
+			if got := allocated(t, f); (got < 16*mib) != discard {
+				t.Errorf("%d bytes are allocated after all was discarded", got)
+			}
+		})
+	}
+}
+
+func TestAnotherDeviceIsTriedWhereOneIsTaken(t *testing.T) {
+	k := kernel(t)
+	root := open(t, testenv.Tmpfs(t, 64*mib))
+	taken := attach(t, k, file(t, root, "taken", mib), loop.Options{})
+	tries := 0
+	k.SetFree(func(next func() (int, error)) (int, error) {
+		if tries++; tries == 1 {
+			return int(taken.Minor), nil // somebody was faster
+		}
+		return next()
+	})
+	if d := attach(t, k, file(t, root, "a", mib), loop.Options{}); d.Name == taken.Name || tries != 2 {
+		t.Errorf("attached %+v after %d tries", d, tries)
+	}
+
+	tries = 0
+	k.SetFree(func(func() (int, error)) (int, error) { tries++; return int(taken.Minor), nil })
+	_, err := k.Attach(file(t, root, "b", mib), loop.Options{})
+	wantError(t, err, loop.ErrNoDevice)
+	if tries != loop.Attempts {
+		t.Errorf("%d tries, want %d", tries, loop.Attempts)
+	}
+}
+
+// The kernel would offer it again and again.
+func TestAFreeDeviceThatSomebodyHoldsIsPassedBy(t *testing.T) {
+	k := kernel(t)
+	root := open(t, testenv.Tmpfs(t, 64*mib))
+	var held *os.File
+	defer func() { held.Close() }()
+	k.SetFree(func(next func() (int, error)) (int, error) {
+		number, err := next()
+		if held == nil && err == nil {
+			held, err = os.OpenFile(fmt.Sprintf("/dev/loop%d", number), os.O_RDONLY|unix.O_EXCL, 0)
+		}
+		return number, err
+	})
+	d := attach(t, k, file(t, root, "a", mib), loop.Options{})
+	if held == nil || path(d) == held.Name() {
+		t.Errorf("attached %+v, which is held", d)
+	}
+}
+
+func TestTheKernelHavingNoDeviceLeft(t *testing.T) {
+	wantError(t, loop.NoDevice(unix.ENOSPC), loop.ErrNoDevice)
+	if err := loop.NoDevice(unix.EPERM); errors.Is(err, loop.ErrNoDevice) || !errors.Is(err, unix.EPERM) {
+		t.Errorf("error %v, want EPERM", err)
+	}
+}
+
+func TestDetachingWaitsForThoseThatOnlyLook(t *testing.T) {
+	k := kernel(t)
+	f := file(t, open(t, testenv.Tmpfs(t, 64*mib)), "a", mib)
+	d := attach(t, k, f, loop.Options{})
+	for _, flags := range []int{os.O_RDONLY, os.O_RDONLY | unix.O_EXCL} {
+		looker, err := os.OpenFile(path(d), flags, 0)
+		must(t, err)
+		pauses := 0
+		k.SetPause(func(context.Context, time.Duration) error {
+			if pauses++; pauses == 3 {
+				return looker.Close()
+			}
+			return nil
+		})
+		must(t, k.Detach(t.Context(), d))
+		if pauses != 3 {
+			t.Errorf("%d pauses, want 3", pauses)
+		}
+		if _, err := k.Inspect(d.Name); err == nil {
+			t.Error("it is still attached")
+		}
+		d = attach(t, k, f, loop.Options{})
+	}
+}
+
+func TestDetachingEndsWithItsContext(t *testing.T) {
+	k := kernel(t)
+	d := attach(t, k, file(t, open(t, testenv.Tmpfs(t, 64*mib)), "a", mib), loop.Options{})
+	release := hold(t, d)
+	defer release()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	wantError(t, k.Detach(ctx, d), loop.ErrBusy)
+	if got, err := k.Inspect(d.Name); got != d || err != nil {
+		t.Errorf("the device is %+v, %v; want %+v", got, err, d)
+	}
+}
+
+func TestAMountedDeviceIsBusy(t *testing.T) {
+	k := kernel(t)
+	testenv.NeedPrograms(t, "mkfs.ext4")
+	f := file(t, open(t, testenv.Tmpfs(t, 64*mib)), "a", 16*mib)
+	d := attach(t, k, f, loop.Options{})
+	k.SetPause(func(context.Context, time.Duration) error { return nil })
+	run(t, "mkfs.ext4", "-q", path(d))
+	at := t.TempDir()
+	must(t, unix.Mount(path(d), at, "ext4", 0, ""))
+	mounted := true
+	unmount := func() {
+		if mounted {
+			must(t, unix.Unmount(at, 0))
+			mounted = false
+		}
+	}
+	t.Cleanup(unmount)
+	wantError(t, k.Detach(t.Context(), d), loop.ErrBusy)
+	if got, err := k.Inspect(d.Name); got != d || err != nil {
+		t.Errorf("the device is %+v, %v; want %+v", got, err, d)
+	}
+	// As losetup --detach leaves it.
+	end(t, d.Name)
+	if kept, err := k.Attach(f, loop.Options{}); err != nil && !errors.Is(err, loop.ErrBusy) || err == nil && kept != d {
+		t.Errorf("attached %+v, %v; want %+v or ErrBusy", kept, err, d)
+	}
+	unmount()
+}
+
+func TestADeviceOfAPartOfTheFileIsNotOurs(t *testing.T) {
+	k := kernel(t)
+	f := file(t, open(t, testenv.Tmpfs(t, 64*mib)), "a", mib)
+	d := attach(t, k, f, loop.Options{})
+	opened, err := os.Open(path(d))
+	must(t, err)
+	defer opened.Close()
+	info, err := unix.IoctlLoopGetStatus64(int(opened.Fd()))
+	must(t, err)
+	whole := *info
+	info.Offset = 4096
+	must(t, unix.IoctlLoopSetStatus64(int(opened.Fd()), info))
+	if got, err := k.Inspect(d.Name); got.Ours || err != nil {
+		t.Errorf("the device is %+v, %v; want one that is not ours", got, err)
+	}
+	must(t, unix.IoctlLoopSetStatus64(int(opened.Fd()), &whole))
+}
+
+func TestOnlyLoopDevicesAreTouched(t *testing.T) {
+	testenv.NeedRoot(t)
+	at := testenv.Tmpfs(t, 64*mib)
+	must(t, os.WriteFile(filepath.Join(at, "file"), nil, 0o600))
+	must(t, unix.Mkfifo(filepath.Join(at, "pipe"), 0o600))
+	must(t, os.Symlink("/dev/loop0", filepath.Join(at, "link")))
+	must(t, unix.Mknod(filepath.Join(at, "null"), unix.S_IFCHR|0o600, int(unix.Mkdev(1, 3))))
+	k := loop.NewKernel(open(t, at))
+	for _, name := range []string{"file", "pipe", "link", "null", "../dev/null", ""} {
+		if d, err := k.Inspect(name); err == nil || errors.Is(err, loop.ErrNotAttached) {
+			t.Errorf("Inspect(%q) = %+v, %v; want another error", name, d, err)
+		}
+		if err := k.Detach(t.Context(), loop.Device{Name: name}); err == nil {
+			t.Errorf("Detach(%q): no error", name)
+		}
+		if _, err := k.Grow(loop.Device{Name: name}); err == nil {
+			t.Errorf("Grow(%q): no error", name)
+		}
+	}
+}
+
+// Such is the /dev of a container that was not given the host's.
+func TestADirectoryWithoutNodesIsAnError(t *testing.T) {
+	real := kernel(t)
+	f := file(t, open(t, testenv.Tmpfs(t, 64*mib)), "a", mib)
+	k := loop.NewKernel(open(t, t.TempDir()))
+	_, err := k.Attach(f, loop.Options{})
+	wantError(t, err, fs.ErrNotExist)
+	d := attach(t, real, f, loop.Options{})
+	// A device of which nothing can be known might be ours.
+	_, err = k.Attached()
+	wantError(t, err, fs.ErrNotExist)
+	_, err = k.Inspect(d.Name)
+	wantError(t, err, fs.ErrNotExist)
+}
+
+func TestADeviceIsPublishedAndFoundByItsTarget(t *testing.T) {
+	k := kernel(t)
+	at := testenv.Tmpfs(t, 64*mib)
+	f := thick(t, at, 16*mib)
+	d := attach(t, k, f, loop.Options{})
+	dev := open(t, "/dev")
+	b, err := bind.NewKernel()
+	must(t, err)
+	t.Cleanup(func() { must(t, b.Close()) })
+	target, err := bind.ParseTarget(filepath.Join(t.TempDir(), "target"))
+	must(t, err)
+	must(t, b.PublishDevice(dev, d.Name, target))
+	t.Cleanup(func() { must(t, b.Unpublish(target, nil)) })
+
+	write(t, target.String(), "through the target", 0)
+	if got := read(t, filepath.Join(at, "file"), 18, 0); got != "through the target" {
+		t.Errorf("the file holds %q", got)
+	}
+	published, err := b.Published(dev)
+	must(t, err)
+	if got := published[d.Name]; len(got) != 1 || !target.Is(got[0].Path) || got[0].Inside != "" {
+		t.Errorf("%s is published at %+v, want %s", d.Name, got, target)
+	}
+	must(t, b.Unpublish(target, nil))
+	if published, err = b.Published(dev); err != nil || len(published[d.Name]) > 0 {
+		t.Errorf("after that it is published at %+v, %v", published[d.Name], err)
+	}
+}
+
+func TestNoDescriptorIsLeftOpen(t *testing.T) {
+	k := kernel(t)
+	f := file(t, open(t, testenv.Tmpfs(t, 64*mib)), "a", mib)
+	before := descriptors(t)
+	for range 3 {
+		d, err := k.Attach(f, loop.Options{})
+		must(t, err)
+		_, err = k.Attach(f, loop.Options{BlockBytes: 1})
+		wantError(t, err, loop.ErrSize)
+		must(t, f.Grow(t.Context(), mib, loop.Thick))
+		_, err = k.Grow(d)
+		must(t, err)
+		must(t, k.Detach(t.Context(), d))
+	}
+	if after := descriptors(t); after != before {
+		t.Errorf("%d descriptors are open, %d were before", after, before)
+	}
+}
+
+func descriptors(t *testing.T) int {
+	t.Helper()
+	entries, err := os.ReadDir("/proc/self/fd")
+	must(t, err)
+	return len(entries)
+}

@@ -1,9 +1,0 @@
-package loop_test
-
-import (
-	"testing"
-
-	"kubevirt.io/hostpath-provisioner/test/testenv"
-)
-
-func TestMain(m *testing.M) { testenv.Main(m) }
