@@ -32,26 +32,27 @@ func (b *bench) wantLabel(path, want string) {
 	}
 }
 
-// wantActs runs commands as a container whose root is a directory, and expects each
-// to be "allowed" or "denied". The container is root: nothing but SELinux is in its way.
-func (b *bench) wantActs(dir, level string, acts map[string]string) {
+// An act is a shell's command, and whether it is "allowed" or "denied".
+type act struct{ command, result string }
+
+// wantActs runs commands one after another as a container whose root is a directory.
+// The container is root: nothing but SELinux is in its way.
+func (b *bench) wantActs(dir, level string, acts ...act) {
 	b.Helper()
-	var commands []string
 	var script strings.Builder
-	for command := range acts {
-		commands = append(commands, command)
-		fmt.Fprintf(&script, "{ %s; } >/dev/null 2>&1 && echo allowed || echo denied\n", command)
+	for _, a := range acts {
+		fmt.Fprintf(&script, "{ %s; } >/dev/null 2>&1 && echo allowed || echo denied\n", a.command)
 	}
 	cmd := exec.CommandContext(b.Context(), "runcon", "-t", "container_t", "-l", level, "sh", "-c", script.String())
 	cmd.Dir = dir
 	output, err := cmd.CombinedOutput()
 	results := strings.Fields(string(output))
-	if err != nil || len(results) != len(commands) {
+	if err != nil || len(results) != len(acts) {
 		b.Fatalf("run as a container: %v: %s", err, output)
 	}
-	for i, command := range commands {
-		if results[i] != acts[command] {
-			b.Errorf("a container with %s, in %s: %q was %s, want %s", level, dir, command, results[i], acts[command])
+	for i, a := range acts {
+		if results[i] != a.result {
+			b.Errorf("a container with %s, in %s: %q was %s, want %s", level, dir, a.command, results[i], a.result)
 		}
 	}
 }
@@ -73,33 +74,33 @@ func containersAreConfined(b *bench) {
 	b.wantLabel(filepath.Join(b.pool, "own"), container)
 	own := b.publish("own", "pod")
 	b.wantLabel(own, container)
-	b.wantActs(own, level, map[string]string{
-		"echo content >file":                         "allowed",
-		"mkdir -p sub/sub":                           "allowed",
-		"echo >sub/sub/file":                         "allowed",
-		"echo >" + own + "/by-path":                  "allowed",
-		"echo >" + b.pool + "/file":                  "denied",
-		"mkdir " + b.pool + "/directory":             "denied",
-		"mv " + b.pool + "/own " + b.pool + "/moved": "denied",
-		"ls " + b.pool:                               "denied",
-	})
+	b.wantActs(own, level,
+		act{"echo content >file", "allowed"},
+		act{"mkdir -p sub/sub", "allowed"},
+		act{"echo >sub/sub/file", "allowed"},
+		act{"echo >" + own + "/by-path", "allowed"},
+		act{"echo >" + b.pool + "/file", "denied"},
+		act{"mkdir " + b.pool + "/directory", "denied"},
+		act{"mv " + b.pool + "/own " + b.pool + "/moved", "denied"},
+		act{"ls " + b.pool, "denied"},
+	)
 	drivers := filepath.Join(b.pool, ".hostpath-provisioner")
 	record := filepath.Join(drivers, "volumes", "own.json")
 	if _, err := os.Stat(record); err != nil {
 		b.Error(err)
 	}
-	b.wantActs(own, level, map[string]string{
-		"echo >" + drivers + "/file":         "denied",
-		"echo >" + drivers + "/volumes/file": "denied",
-		"echo >>" + record:                   "denied",
-		"cat " + record:                      "denied",
-		"rm " + record:                       "denied",
-	})
+	b.wantActs(own, level,
+		act{"echo >" + drivers + "/file", "denied"},
+		act{"echo >" + drivers + "/volumes/file", "denied"},
+		act{"echo >>" + record, "denied"},
+		act{"cat " + record, "denied"},
+		act{"rm " + record, "denied"},
+	)
 	narrow := strings.TrimSuffix(container, "s0") + level
 	for _, made := range []string{"file", "sub", "sub/sub", "sub/sub/file", "by-path"} {
 		b.wantLabel(filepath.Join(own, made), narrow)
 	}
-	b.wantActs(own, "s0:c3,c4", map[string]string{"cat file": "denied", "echo >>file": "denied", "echo >theirs": "allowed"})
+	b.wantActs(own, "s0:c3,c4", act{"cat file", "denied"}, act{"echo >>file", "denied"}, act{"echo >theirs", "allowed"})
 	b.unpublish("own", "pod")
 }
 
@@ -119,9 +120,8 @@ func migratedIsRelabelled(b *bench) {
 			for _, below := range []string{"file", "sub", "sub/file"} {
 				b.wantLabel(filepath.Join(path, below), labels[want.content])
 			}
-			b.wantActs(target, "s0:c1,c2", map[string]string{
-				"echo >new": want.root, "cat file": want.content, "echo >>sub/file": want.content,
-			})
+			b.wantActs(target, "s0:c1,c2",
+				act{"echo >new", want.root}, act{"cat file", want.content}, act{"echo >>sub/file", want.content})
 
 			// Only once: what happens to the content later is its owner's business.
 			b.setLabel(filepath.Join(path, "sub/file"), old)
