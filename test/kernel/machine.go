@@ -75,6 +75,7 @@ func newMachine(ctx context.Context, o options, kernel string, image *os.File) *
 		"panic=-1", "oops=panic",
 		// The rest is for speed, and patience with emulation.
 		"mitigations=off", "nokaslr", "cryptomgr.notests", "nowatchdog", "random.trust_cpu=on",
+		"init_on_alloc=0", "hardened_usercopy=off", "randomize_kstack_offset=off", "no5lvl",
 		"rcupdate.rcu_expedited=1", "rcupdate.rcu_cpu_stall_suppress=1",
 	}
 	if !o.verbose {

@@ -20,19 +20,25 @@ type filesystem struct {
 	rootIsExempt bool
 	// statfsTellsLimit: df shows a volume's own size, and not the filesystem's.
 	statfsTellsLimit bool
+	// block is what the filesystem keeps track of content in, in bytes.
+	block int64
 }
+
+// slack is what the filesystem may take of a volume to keep track of its content, in
+// bytes: some blocks, of which tests see one.
+func (fs filesystem) slack() int64 { return 4 * fs.block }
 
 // filesystems are those that this kernel has.
 func filesystems() []filesystem {
 	if !guest() {
-		return []filesystem{{kind: quota.Btrfs, mount: countingBtrfs, full: syscall.EDQUOT}}
+		return []filesystem{{kind: quota.Btrfs, mount: countingBtrfs, full: syscall.EDQUOT, block: 16 << 10}}
 	}
 	disk := func(name string) func(*testing.T) string {
 		return func(t *testing.T) string { return variable(t, name) }
 	}
 	return []filesystem{
-		{kind: quota.XFS, mount: disk("HOSTPATH_KERNEL_XFS"), full: syscall.ENOSPC, statfsTellsLimit: true},
-		{kind: quota.Ext4, mount: disk("HOSTPATH_KERNEL_EXT4"), full: syscall.EDQUOT, rootIsExempt: true, statfsTellsLimit: true},
+		{kind: quota.XFS, mount: disk("HOSTPATH_KERNEL_XFS"), full: syscall.ENOSPC, statfsTellsLimit: true, block: 4 << 10},
+		{kind: quota.Ext4, mount: disk("HOSTPATH_KERNEL_EXT4"), full: syscall.EDQUOT, rootIsExempt: true, statfsTellsLimit: true, block: 4 << 10},
 	}
 }
 

@@ -22,8 +22,10 @@ func holdsItsPromise(b *bench) {
 		w := b.writer(filepath.Join(path, "data"), uid)
 		size := b.fill(w, promise)
 		b.wantSpace(name, name, promise, promise)
-		if more, err := w.write(size + 1); more != size {
-			b.Errorf("a byte more was written after %d, %v", size, err)
+		more, err := w.write(size + 1)
+		wantErrno(b.T, "writing a byte more", err, b.fs.full)
+		if more != size {
+			b.Errorf("%d bytes were written after %d", more-size, size)
 		}
 		w.close(size)
 		b.wantSpace("other", "other", promise, 0)
@@ -41,7 +43,7 @@ func (b *bench) fill(w *writer, promise int64) (size int64) {
 	b.Helper()
 	size, err := w.write(2 * promise)
 	wantErrno(b.T, "writing too much", err, b.fs.full)
-	if size > promise || size < promise-slack {
+	if size > promise || size < promise-b.fs.slack() {
 		b.Errorf("%d bytes were written, want %d and no more", size, promise)
 	}
 	return size

@@ -1,0 +1,71 @@
+package volumes
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+)
+
+// statsAreCheap compares NodeGetVolumeStats with a call that does nothing, one after
+// the other, so that what else the machine does slows both. The volume has so many
+// files that a walk would take a multiple of the bound.
+func statsAreCheap(b *bench) {
+	const (
+		files  = 3000
+		rounds = 101
+		bound  = 5
+	)
+	b.create("full-of-files", 64*mib)
+	path := b.publish("full-of-files", "pod")
+	for i := range files {
+		must(b.T, os.WriteFile(filepath.Join(path, strconv.Itoa(i)), nil, 0o600))
+	}
+	stats := &csi.NodeGetVolumeStatsRequest{VolumeId: "full-of-files", VolumePath: path}
+	identity := csi.NewIdentityClient(b.node.Conn())
+	var empty, measured, walked []time.Duration
+	for i := range rounds {
+		empty = append(empty, b.duration(func() error {
+			_, err := identity.Probe(b.Context(), &csi.ProbeRequest{})
+			return err
+		}))
+		measured = append(measured, b.duration(func() error {
+			_, err := b.kubelet().NodeGetVolumeStats(b.Context(), stats)
+			return err
+		}))
+		if i%50 == 0 {
+			walked = append(walked, b.duration(func() error {
+				return filepath.WalkDir(path, func(_ string, d os.DirEntry, err error) error {
+					if err == nil {
+						_, err = d.Info()
+					}
+					return err
+				})
+			}))
+		}
+	}
+	least, got, walk := median(empty), median(measured), median(walked)
+	b.Logf("Probe %v, NodeGetVolumeStats %v, a walk over %d files %v", least, got, files, walk)
+	if got > bound*least {
+		b.Errorf("NodeGetVolumeStats takes %v, more than %d times as long as Probe, %v", got, bound, least)
+	}
+	if walk < bound*least {
+		b.Errorf("a walk over %d files takes %v: they are too few to be told from Probe, %v", files, walk, least)
+	}
+	b.unpublish("full-of-files", "pod")
+}
+
+func (b *bench) duration(call func() error) time.Duration {
+	b.Helper()
+	began := time.Now()
+	must(b.T, call())
+	return time.Since(began)
+}
+
+func median(d []time.Duration) time.Duration {
+	slices.Sort(d)
+	return d[len(d)/2]
+}
