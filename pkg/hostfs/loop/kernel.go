@@ -119,10 +119,10 @@ func (k *Kernel) keep(d Device, o Options) (Device, error) {
 			return Device{}, err
 		}
 	}
-	if !o.Discard {
-		node.ignoreDiscards()
+	if o.Discard {
+		return node.inspect()
 	}
-	return node.inspect()
+	return node.ignoring()
 }
 
 func (k *Kernel) make(f *File, o Options) (Device, error) {
@@ -179,10 +179,10 @@ func (k *Kernel) configure(name string, mode int, config unix.LoopConfig, o Opti
 	if err := unix.IoctlLoopConfigure(node.fd(), &config); err != nil {
 		return Device{}, &fs.PathError{Op: "LOOP_CONFIGURE", Path: name, Err: err}
 	}
-	if !o.Discard {
-		node.ignoreDiscards()
+	if o.Discard {
+		return node.inspect()
 	}
-	return node.inspect()
+	return node.ignoring()
 }
 
 // Attached are all attached devices, those of others included, in the order of their
@@ -316,9 +316,9 @@ func (k *Kernel) claim(name string) (node node, claimed bool, err error) {
 	return node, true, err
 }
 
-// remove has the kernel forget a device that is free. A device that ignored discards
-// would go on doing so for whoever gets it next, since Linux 6.9, and that cannot be
-// taken back. Somebody who has got it already keeps it.
+// remove has the kernel forget a device that is free. One that refused discards would
+// go on doing so for whoever gets it next, and that cannot be taken back (seen with
+// Linux 6.18). Somebody who has got it already keeps it.
 func (k *Kernel) remove(d Device) error {
 	control, err := k.control()
 	if err != nil {

@@ -236,9 +236,9 @@ func (n node) stay() error {
 	case err != nil:
 		return &fs.PathError{Op: "LOOP_SET_STATUS64", Path: n.name, Err: err}
 	}
-	if !discards {
+	if !discards && n.discards() {
 		// Older kernels put all limits back.
-		n.ignoreDiscards()
+		n.refuseDiscards()
 	}
 	return nil
 }
@@ -251,9 +251,17 @@ func (n node) discards() bool {
 	return err != nil || strings.TrimSpace(string(limit)) != "0"
 }
 
-// ignoreDiscards has the device refuse discards. Where it cannot be had, sysfs being
-// read-only, Device.Discard tells.
-func (n node) ignoreDiscards() {
+// ignoring has the device refuse discards, and answers it as it is then. Where that
+// cannot be had, sysfs being read-only, Device.Discard tells.
+func (n node) ignoring() (Device, error) {
+	// It takes the kernel some 20 ms to set it, and none to say that it is set.
+	if n.discards() {
+		n.refuseDiscards()
+	}
+	return n.inspect()
+}
+
+func (n node) refuseDiscards() {
 	f, err := os.OpenFile(n.discardLimit(), os.O_WRONLY, 0)
 	if err != nil {
 		return
