@@ -39,7 +39,7 @@ func TestOnlyARegularFileIsOpened(t *testing.T) {
 	}
 	f, err := loop.Open(d, "file")
 	must(t, err)
-	defer f.Close()
+	defer func() { must(t, f.Close()) }()
 	if bytes, err := f.Size(); bytes != mib || err != nil {
 		t.Errorf("size %d, %v; want %d", bytes, err, mib)
 	}
@@ -59,7 +59,7 @@ func TestAThickFileHasItsSpaceAndAThinOneHasNone(t *testing.T) {
 			}
 			thick, err := loop.Create(d, "thick")
 			must(t, err)
-			defer thick.Close()
+			defer func() { must(t, thick.Close()) }()
 			must(t, thick.Grow(t.Context(), 32*mib, loop.Thick))
 			wantAllocated(t, thick, 32*mib)
 			must(t, thick.Grow(t.Context(), 64*mib, loop.Thick))
@@ -124,7 +124,7 @@ func TestAFilesystemThatCannotAllocateSaysSo(t *testing.T) {
 	must(t, unix.Mount("ramfs", at, "ramfs", 0, ""))
 	t.Cleanup(func() { must(t, unix.Unmount(at, 0)) })
 	f := file(t, open(t, at), "file", mib)
-	defer f.Close()
+	defer func() { must(t, f.Close()) }() // before the unmount
 	wantError(t, f.Grow(t.Context(), 2*mib, loop.Thick), errors.ErrUnsupported)
 	must(t, f.Grow(t.Context(), 2*mib, loop.Thin))
 }

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"strconv"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -19,6 +21,9 @@ const (
 	// half a second in all.
 	longestPause = 256 * time.Millisecond
 )
+
+// errRefuses reports a device that refuses discards although it could take them.
+var errRefuses = errors.New("loop device refuses discards")
 
 // Kernel attaches devices by the loop driver.
 type Kernel struct {
@@ -133,6 +138,9 @@ func (k *Kernel) make(f *File, o Options) (Device, error) {
 			return Device{}, err
 		}
 	}
+	// Without LO_FLAGS_PARTSCAN: partition tables are the user's business, not the
+	// kernel's (it reads them all the same if it was told to by loop.max_part).
+	//
 	// The device keeps what it is given: nothing that allows more than it needs, or
 	// the filesystem could not be mounted read-only for a device that only reads.
 	mode, flags := unix.O_RDWR, uint32(unix.LO_FLAGS_DIRECT_IO)
@@ -161,7 +169,7 @@ func (k *Kernel) make(f *File, o Options) (Device, error) {
 		d, err := k.configure(nodeName(number), mode, config, o)
 		// EBUSY: somebody else took it, or holds it although it is free. ENXIO: it is
 		// being removed.
-		if !errors.Is(err, unix.EBUSY) && !errors.Is(err, ErrNotAttached) {
+		if !errors.Is(err, unix.EBUSY) && !errors.Is(err, ErrNotAttached) && !errors.Is(err, errRefuses) {
 			return d, err
 		}
 		refused[number] = true
@@ -179,10 +187,14 @@ func (k *Kernel) configure(name string, mode int, config unix.LoopConfig, o Opti
 	if err := unix.IoctlLoopConfigure(node.fd(), &config); err != nil {
 		return Device{}, &fs.PathError{Op: "LOOP_CONFIGURE", Path: name, Err: err}
 	}
-	if o.Discard {
-		return node.inspect()
+	if !o.Discard {
+		return node.ignoring()
 	}
-	return node.ignoring()
+	if node.refusesAll() {
+		// Left by somebody who was killed before it could be removed.
+		return Device{}, errors.Join(errRefuses, node.clear(), node.close(), k.remove(context.Background(), name))
+	}
+	return node.inspect()
 }
 
 // Attached are all attached devices, those of others included, in the order of their
@@ -262,7 +274,7 @@ func (k *Kernel) Grow(d Device) (Device, error) {
 // the same one. See to it that it is published nowhere.
 func (k *Kernel) Detach(ctx context.Context, d Device) error {
 	for wait := time.Millisecond; ; wait *= 2 {
-		err := k.detach(d)
+		err := k.detach(ctx, d)
 		if err == nil {
 			return nil
 		}
@@ -274,7 +286,7 @@ func (k *Kernel) Detach(ctx context.Context, d Device) error {
 	}
 }
 
-func (k *Kernel) detach(d Device) error {
+func (k *Kernel) detach(ctx context.Context, d Device) error {
 	node, claimed, err := k.claim(d.Name)
 	if errors.Is(err, ErrNotAttached) {
 		return nil
@@ -300,7 +312,7 @@ func (k *Kernel) detach(d Device) error {
 		return err
 	}
 	if !now.Discard {
-		return errors.Join(node.close(), k.remove(now))
+		return errors.Join(node.close(), k.remove(ctx, now.Name))
 	}
 	return nil
 }
@@ -318,12 +330,24 @@ func (k *Kernel) claim(name string) (node node, claimed bool, err error) {
 
 // remove has the kernel forget a device that is free. One that refused discards would
 // go on doing so for whoever gets it next, and that cannot be taken back (seen with
-// Linux 6.18). Somebody who has got it already keeps it.
-func (k *Kernel) remove(d Device) error {
+// Linux 6.18). Somebody who has got it already, or does not let go of it, keeps it.
+func (k *Kernel) remove(ctx context.Context, name string) error {
+	number, err := strconv.Atoi(strings.TrimPrefix(name, prefix))
+	if err != nil {
+		return err
+	}
 	control, err := k.control()
 	if err != nil {
 		return err
 	}
 	defer func() { _ = control.close() }()
-	return control.remove(d)
+	for wait := time.Millisecond; ; wait *= 2 {
+		err := control.remove(number)
+		if !errors.Is(err, ErrBusy) {
+			return err
+		}
+		if isAttached(number) || wait > longestPause/16 || k.pause(ctx, wait) != nil {
+			return nil
+		}
+	}
 }

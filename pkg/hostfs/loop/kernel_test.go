@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
@@ -134,6 +135,51 @@ func TestDiscardsLeaveTheSpaceOfAFile(t *testing.T) {
 				t.Errorf("%d bytes are allocated after all was discarded", got)
 			}
 		})
+	}
+}
+
+// A process that was killed while it detached leaves such a one.
+func TestADeviceThatRefusesDiscardsIsReplaced(t *testing.T) {
+	k := kernel(t)
+	root := open(t, testenv.Tmpfs(t, 64*mib))
+	d, err := k.Attach(file(t, root, "a", mib), loop.Options{})
+	must(t, err)
+	end(t, d.Name) // which does not remove it
+	left := false
+	k.SetFree(func(next func() (int, error)) (int, error) {
+		number := int(d.Minor)
+		if left {
+			return next()
+		}
+		left = true
+		return number, nil
+	})
+	if d := attach(t, k, file(t, root, "b", mib), loop.Options{Discard: true}); !left || !d.Discard {
+		t.Errorf("attached %+v, want one that takes discards", d)
+	}
+}
+
+// Kubelet attaches one to each block device, to keep it open.
+func TestALoopDeviceOnOursKeepsIt(t *testing.T) {
+	k := kernel(t)
+	k.SetPause(func(context.Context, time.Duration) error { return nil })
+	f := file(t, open(t, testenv.Tmpfs(t, 64*mib)), "a", mib)
+	d := attach(t, k, f, loop.Options{})
+	losetup(t, path(d)) // ends before ours is detached
+	var node unix.Stat_t
+	must(t, unix.Stat(path(d), &node))
+	all, err := k.Attached()
+	must(t, err)
+	devices := make(map[dir.ID]int)
+	for _, other := range all {
+		devices[other.Backing]++
+	}
+	if devices[dir.ID{Dev: node.Dev, Ino: node.Ino}] != 1 || devices[f.ID()] != 1 {
+		t.Errorf("devices by what they are attached to: %v, want one on the node and one on the file", devices)
+	}
+	wantError(t, k.Detach(t.Context(), d), loop.ErrBusy)
+	if again, err := k.Attach(f, loop.Options{}); again != d || err != nil {
+		t.Errorf("attached %+v, %v; want %+v", again, err, d)
 	}
 }
 

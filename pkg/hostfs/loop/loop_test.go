@@ -6,6 +6,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -92,29 +94,31 @@ var filesystems = map[string]func(t testing.TB) string{
 	},
 }
 
-// foreign attaches as losetup(8) does.
+// foreign attaches as somebody else does.
 func foreign(t *testing.T, f *loop.File, readOnly bool) loop.Device {
 	t.Helper()
-	testenv.NeedPrograms(t, "losetup")
-	args := []string{"losetup", "--find", "--show"}
+	var options []string
 	if readOnly {
-		args = append(args, "--read-only")
+		options = []string{"--read-only"}
 	}
-	backing := filepath.Join("/proc", "self", "fd", "3")
-	cmd := exec.CommandContext(t.Context(), args[0], append(args[1:], backing)...)
-	opened, err := os.Open(f.HandlePath())
+	name := losetup(t, strings.Replace(f.HandlePath(), "self", strconv.Itoa(os.Getpid()), 1), options...)
+	d, err := loop.NewKernel(open(t, "/dev")).Inspect(name)
 	must(t, err)
-	defer opened.Close()
-	cmd.ExtraFiles = []*os.File{opened}
+	return d
+}
+
+// losetup attaches a file by losetup(8), until the test ends.
+func losetup(t *testing.T, path string, options ...string) (name string) {
+	t.Helper()
+	testenv.NeedPrograms(t, "losetup")
+	cmd := exec.CommandContext(t.Context(), "losetup", append(options, "--find", "--show", path)...)
 	output, err := cmd.CombinedOutput()
 	if err != nil {
 		t.Fatalf("losetup: %v: %s", err, output)
 	}
-	name := filepath.Base(string(output[:len(output)-1]))
+	name = filepath.Base(strings.TrimSpace(string(output)))
 	t.Cleanup(func() { end(t, name) })
-	d, err := loop.NewKernel(open(t, "/dev")).Inspect(name)
-	must(t, err)
-	return d
+	return name
 }
 
 func hold(t *testing.T, d loop.Device) func() {

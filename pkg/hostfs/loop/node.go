@@ -96,14 +96,16 @@ func noDevice(op string, err error) error {
 	return &fs.PathError{Op: op, Path: controlNode, Err: err}
 }
 
-func (c control) remove(d Device) error {
-	number, err := strconv.Atoi(strings.TrimPrefix(d.Name, prefix))
-	if err != nil {
-		return err
-	}
-	err = unix.IoctlSetInt(c.fd(), unix.LOOP_CTL_REMOVE, number)
-	if err != nil && !errors.Is(err, unix.EBUSY) && !errors.Is(err, unix.ENODEV) {
-		return &fs.PathError{Op: "LOOP_CTL_REMOVE", Path: d.Name, Err: err}
+// remove answers ErrBusy for a device that somebody has open or attached.
+func (c control) remove(number int) error {
+	err := unix.IoctlSetInt(c.fd(), unix.LOOP_CTL_REMOVE, number)
+	switch {
+	case errors.Is(err, unix.ENODEV):
+		return nil
+	case errors.Is(err, unix.EBUSY):
+		return ErrBusy
+	case err != nil:
+		return &fs.PathError{Op: "LOOP_CTL_REMOVE", Path: nodeName(number), Err: err}
 	}
 	return nil
 }
@@ -243,12 +245,30 @@ func (n node) stay() error {
 	return nil
 }
 
-// discardLimit is how many bytes one discard may have, 0 for none at all.
-func (n node) discardLimit() string { return path.Join(sysBlock, n.name, "queue", "discard_max_bytes") }
+// limit reads one of the limits that the kernel shows of a device's queue: "0" where
+// it takes no such request.
+func (n node) limit(name string) (string, error) {
+	content, err := os.ReadFile(n.limitPath(name))
+	return strings.TrimSpace(string(content)), err
+}
+
+func (n node) limitPath(name string) string { return path.Join(sysBlock, n.name, "queue", name) }
+
+// discardLimit is how many bytes one discard may have; "hardware" is the file.
+const (
+	discardLimit         = "discard_max_bytes"
+	discardHardwareLimit = "discard_max_hw_bytes"
+)
 
 func (n node) discards() bool {
-	limit, err := os.ReadFile(n.discardLimit())
-	return err != nil || strings.TrimSpace(string(limit)) != "0"
+	limit, err := n.limit(discardLimit)
+	return err != nil || limit != "0"
+}
+
+// refusesAll tells that the device refuses discards that its file could take.
+func (n node) refusesAll() bool {
+	limit, err := n.limit(discardHardwareLimit)
+	return err == nil && limit != "0" && !n.discards()
 }
 
 // ignoring has the device refuse discards, and answers it as it is then. Where that
@@ -262,7 +282,7 @@ func (n node) ignoring() (Device, error) {
 }
 
 func (n node) refuseDiscards() {
-	f, err := os.OpenFile(n.discardLimit(), os.O_WRONLY, 0)
+	f, err := os.OpenFile(n.limitPath(discardLimit), os.O_WRONLY, 0)
 	if err != nil {
 		return
 	}
