@@ -98,6 +98,42 @@ func TestLinksAreNeverFollowed(t *testing.T) {
 	}
 }
 
+func TestFilesAreMadeAnewAndOpenedAsSuch(t *testing.T) {
+	root := t.TempDir()
+	must(t, os.Mkdir(filepath.Join(root, "dir"), 0o755))
+	must(t, os.Symlink("file", filepath.Join(root, "link")))
+	must(t, syscall.Mkfifo(filepath.Join(root, "pipe"), 0o644))
+	d := open(t, root)
+	f, err := d.MakeFile("file")
+	must(t, err)
+	_, err = f.WriteString("content")
+	must(t, errors.Join(err, f.Close()))
+	info, err := os.Stat(filepath.Join(root, "file"))
+	must(t, err)
+	if info.Mode() != 0o600 {
+		t.Errorf("mode %v, want 600", info.Mode())
+	}
+	for _, name := range []string{"file", "dir", "link", "pipe"} {
+		_, err := d.MakeFile(name)
+		wantError(t, err, fs.ErrExist)
+	}
+	f, err = d.OpenFile("file")
+	must(t, err)
+	defer func() { must(t, f.Close()) }()
+	if _, err := f.WriteString("x"); !errors.Is(err, syscall.EBADF) {
+		t.Errorf("writing to a file that was opened for reading: %v, want EBADF", err)
+	}
+	for name, want := range map[string]error{"dir": dir.ErrNotFile, "pipe": dir.ErrNotFile, "link": syscall.ELOOP, "none": fs.ErrNotExist} {
+		_, err := d.OpenFile(name)
+		wantError(t, err, want)
+	}
+	_, err = d.OpenNode("link", os.O_RDONLY)
+	wantError(t, err, syscall.ELOOP)
+	node, err := d.OpenNode("dir", os.O_RDONLY)
+	must(t, err)
+	must(t, node.Close())
+}
+
 func TestMakeIsClosedWhateverTheUmask(t *testing.T) {
 	d := open(t, t.TempDir())
 	made, err := d.Make("a")

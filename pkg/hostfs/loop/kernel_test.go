@@ -339,6 +339,28 @@ func TestOnlyLoopDevicesAreTouched(t *testing.T) {
 	}
 }
 
+func TestAFilesystemThatDiedHidesItsOwnDevicesOnly(t *testing.T) {
+	k := kernel(t)
+	alive := attach(t, k, file(t, open(t, testenv.Tmpfs(t, 64*mib)), "a", mib), loop.Options{})
+	at := open(t, testenv.LoopFS(t, "xfs", 320*mib))
+	d, err := k.Attach(file(t, at, "a", mib), loop.Options{})
+	must(t, err)
+	t.Cleanup(func() { end(t, d.Name) })
+	const goingDown, withoutFlush = 0x8004587d, 2 // XFS_IOC_GOINGDOWN
+	must(t, unix.IoctlSetPointerInt(at.Fd(), goingDown, withoutFlush))
+
+	all, err := k.Attached()
+	must(t, err)
+	seen := make(map[string]bool)
+	for _, other := range all {
+		seen[other.Name] = true
+	}
+	if !seen[alive.Name] || seen[d.Name] {
+		t.Errorf("attached are %v, want %s and not %s", seen, alive.Name, d.Name)
+	}
+	wantError(t, k.Detach(t.Context(), d), unix.EIO)
+}
+
 // Such is the /dev of a container that was not given the host's.
 func TestADirectoryWithoutNodesIsAnError(t *testing.T) {
 	real := kernel(t)
