@@ -222,8 +222,8 @@ func (n node) clear() error {
 	return errors.Join(ErrBusy, err)
 }
 
-// stay keeps the device from ending with its last user. It answers ErrBusy where
-// somebody who claimed it does not let it be changed (Linux 6.18.y and newer).
+// stay keeps the device from ending with its last user. It answers ErrBusy where a
+// kernel does not change one that somebody else has claimed (6.18 still does).
 func (n node) stay() error {
 	info, err := n.status()
 	if err != nil {
