@@ -2,23 +2,46 @@ package deploy_test
 
 import (
 	"slices"
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 )
 
-func TestTheExampleUsesTheStorageClass(t *testing.T) {
+// blockExampleDir is apart from exampleDir: its pod has to be root.
+const blockExampleDir = "../../deploy/csi/example/block"
+
+func TestTheExamplesUseTheStorageClass(t *testing.T) {
 	sc := only[storagev1.StorageClass](t, render(t, csiDir), "StorageClass")
-	pvc := only[corev1.PersistentVolumeClaim](t, render(t, exampleDir), "PersistentVolumeClaim")
-	if got := ptr(pvc.Spec.StorageClassName); got != sc.Name {
-		t.Errorf("the claim is of class %q, want %q", got, sc.Name)
+	for dir, mode := range map[string]corev1.PersistentVolumeMode{exampleDir: "", blockExampleDir: corev1.PersistentVolumeBlock} {
+		pvc := only[corev1.PersistentVolumeClaim](t, render(t, dir), "PersistentVolumeClaim")
+		if got := ptr(pvc.Spec.StorageClassName); got != sc.Name {
+			t.Errorf("the claim in %s is of class %q, want %q", dir, got, sc.Name)
+		}
+		if got := ptr(pvc.Spec.VolumeMode); got != mode {
+			t.Errorf("the claim in %s asks for the volume mode %q, want %q", dir, got, mode)
+		}
+		if !slices.Equal(pvc.Spec.AccessModes, []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}) {
+			t.Errorf("the claim in %s asks for %v", dir, pvc.Spec.AccessModes)
+		}
+		if size := pvc.Spec.Resources.Requests[corev1.ResourceStorage]; size.Sign() <= 0 {
+			t.Errorf("the claim in %s asks for %s", dir, &size)
+		}
 	}
-	if !slices.Equal(pvc.Spec.AccessModes, []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}) {
-		t.Errorf("the claim asks for %v", pvc.Spec.AccessModes)
-	}
-	if size := pvc.Spec.Resources.Requests[corev1.ResourceStorage]; size.Sign() <= 0 {
-		t.Errorf("the claim asks for %s", &size)
+}
+
+func TestTheBlockExamplePodHasTheDevice(t *testing.T) {
+	objs := render(t, blockExampleDir)
+	pvc := only[corev1.PersistentVolumeClaim](t, objs, "PersistentVolumeClaim")
+	pod := only[corev1.Pod](t, objs, "Pod").Spec
+	for _, c := range pod.Containers {
+		if !slices.ContainsFunc(c.VolumeDevices, func(d corev1.VolumeDevice) bool {
+			v, _ := volume(pod, d.Name)
+			return ptr(v.PersistentVolumeClaim).ClaimName == pvc.Name && strings.Contains(strings.Join(c.Command, " "), d.DevicePath)
+		}) {
+			t.Errorf("container %s does not use the claim %s", c.Name, pvc.Name)
+		}
 	}
 }
 
@@ -50,6 +73,18 @@ func TestTheExamplePodIsRestricted(t *testing.T) {
 	if s.FSGroup != nil {
 		t.Error("the pod asks for an fsGroup")
 	}
+	isConfined(t, pod)
+}
+
+// A device is root's in the container too, but that is all that its pod needs.
+func TestTheBlockExamplePodIsConfined(t *testing.T) {
+	isConfined(t, only[corev1.Pod](t, render(t, blockExampleDir), "Pod").Spec)
+}
+
+// isConfined looks for what is more than a pod needs to use a volume.
+func isConfined(t *testing.T, pod corev1.PodSpec) {
+	t.Helper()
+	s := ptr(pod.SecurityContext)
 	if ptr(s.SeccompProfile).Type != corev1.SeccompProfileTypeRuntimeDefault {
 		t.Error("the pod may make any system call")
 	}

@@ -147,7 +147,7 @@ func only[T any](t *testing.T, objs objects, kind string) T {
 }
 
 func TestEveryObjectDecodesStrictly(t *testing.T) {
-	for _, dir := range []string{csiDir, openshiftDir, exampleDir} {
+	for _, dir := range []string{csiDir, openshiftDir, exampleDir, blockExampleDir} {
 		for _, o := range render(t, dir) {
 			t.Run(o.String(), func(t *testing.T) {
 				k, ok := kinds[o.APIVersion+" "+o.Kind]
