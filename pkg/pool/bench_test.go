@@ -45,8 +45,10 @@ type bench struct {
 	labels *labeltest.Fake
 	loops  *looptest.Fake
 	dev    *dir.Dir
-	quota  *quotatest.Fake // nil: nobody keeps the sizes
-	real   pool.DetectQuota
+	// devices are used instead of loops, unless they are nil.
+	devices pool.Devices
+	quota   *quotatest.Fake // nil: nobody keeps the sizes
+	real    pool.DetectQuota
 }
 
 // inBubble runs a test on a node with one pool, named "local", at root/pool.
@@ -89,7 +91,11 @@ func (b *bench) startNode(name, datadir string) {
 	must(b.t, err)
 	configs, err := pool.ParseConfigs(datadir, b.root)
 	must(b.t, err)
-	b.Set = pool.Start(configs, pool.Options{Node: node, Mounts: b.mounts, Labels: b.labels, Devices: b.loops, Dev: b.dev, Log: logr.Discard(), SystemPath: b.root, DetectQuota: b.detect})
+	devices := b.devices
+	if devices == nil {
+		devices = b.loops
+	}
+	b.Set = pool.Start(configs, pool.Options{Node: node, Mounts: b.mounts, Labels: b.labels, Devices: devices, Dev: b.dev, Log: logr.Discard(), SystemPath: b.root, DetectQuota: b.detect})
 	set := b.Set
 	b.t.Cleanup(func() { must(b.t, set.Close(context.Background())) })
 	must(b.t, b.Wait(b.t.Context()))

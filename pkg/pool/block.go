@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"syscall"
+	"time"
 
 	"kubevirt.io/hostpath-provisioner/pkg/health"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
@@ -37,7 +39,37 @@ func (s *session) makeDisk(ctx context.Context, d *dir.Dir, rec *record) (err er
 	if rec.BlockBytes, err = disk.BlockBytes(); err != nil {
 		return err
 	}
-	return disk.Grow(ctx, rec.Bytes, rec.allocation())
+	err = disk.Grow(ctx, rec.Bytes, rec.allocation())
+	if errors.Is(err, errors.ErrUnsupported) {
+		err = fmt.Errorf(`%w: the pool's filesystem cannot set space aside for a file; the pool option "allocation":"thin" does without: %w`, ErrNoSpace, err)
+	}
+	return err
+}
+
+// checkDisk answers ErrDamaged for a block volume whose file is not what was promised.
+func (s *session) checkDisk(id VolumeID, e entry) error {
+	if !e.block() {
+		return nil
+	}
+	d, err := s.root.Open(id.name)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = d.Close() }()
+	disk, err := openDisk(id, d)
+	if err != nil {
+		return err
+	}
+	return errors.Join(whole(id, disk, e.record), disk.Close())
+}
+
+// whole answers ErrDamaged for a file that is smaller than what was promised.
+func whole(id VolumeID, disk *loop.File, rec *record) error {
+	bytes, err := disk.Size()
+	if err == nil && bytes < rec.Bytes {
+		err = fmt.Errorf("%w: the file of block volume %s has %d bytes, and %d were promised", ErrDamaged, id, bytes, rec.Bytes)
+	}
+	return err
 }
 
 // openDisk opens the file of a block volume.
@@ -67,14 +99,24 @@ func (v *found) publishDevice(ctx context.Context, r Publication) error {
 		return err
 	}
 	defer func() { _ = disk.Close() }()
+	if err := whole(v.id, disk, v.entry.record); err != nil {
+		return err
+	}
 	options := v.session.pool.options
 	device, err := options.Devices.Attach(disk, loop.Options{
 		ReadOnly:   r.ReadOnly,
 		BlockBytes: v.entry.record.BlockBytes,
 		Discard:    v.entry.record.Thin,
 	})
+	if errors.Is(err, syscall.EROFS) {
+		return v.session.pool.unavailable(err)
+	}
 	if err != nil {
 		return deviceError(err)
+	}
+	if device.Discard && !v.entry.record.Thin {
+		v.session.pool.log.Info("the device of a volume takes discards, which give its space back to the pool: sysfs is read-only",
+			"volume", v.id.name, "device", device.Name)
 	}
 	if err := options.Mounts.PublishDevice(options.Dev, device.Name, r.Target); err != nil {
 		return errors.Join(mountError(err), v.session.pool.detachUnpublished(ctx, disk.ID()))
@@ -153,6 +195,20 @@ func (v *found) detachUnpublished(ctx context.Context) error {
 		return err
 	}
 	return v.session.pool.detachUnpublished(ctx, file)
+}
+
+// used tells whether this node has the volume published, or its file attached.
+func (v *found) used() (bool, error) {
+	published, err := v.published()
+	if err != nil || len(published) > 0 {
+		return true, err
+	}
+	file, ok, err := v.file()
+	if err != nil || !ok {
+		return false, err
+	}
+	all, err := v.session.pool.options.attachments()
+	return len(all.of(file)) > 0, err
 }
 
 // detached detaches what a crash left attached, and answers ErrInUse, with the device,
@@ -256,6 +312,26 @@ func (v *found) growDisk(ctx context.Context, to *record) error {
 	return errors.Join(err, disk.Close())
 }
 
+// grownTo is the size to promise where a growth was interrupted: that of the file,
+// which is larger than its record then, and never shrinks.
+func (v *found) grownTo(bytes int64, r Range) (int64, error) {
+	if !v.entry.block() {
+		return bytes, nil
+	}
+	disk, err := v.openDisk()
+	if err != nil {
+		return 0, err
+	}
+	has, err := disk.Size()
+	if err := errors.Join(err, disk.Close()); err != nil || has <= bytes {
+		return bytes, err
+	}
+	if r.Limit > 0 && has > r.Limit {
+		return 0, fmt.Errorf("%w: its file has %d bytes already, from a growth that was interrupted, and never shrinks", ErrOutOfRange, has)
+	}
+	return has, nil
+}
+
 // growDevices makes the devices of a volume as large as its file is.
 func (v *found) growDevices() error {
 	if !v.entry.block() {
@@ -278,6 +354,9 @@ func (v *found) growDevices() error {
 	return deviceError(err)
 }
 
+// sweepLimit is how long a look may wait for devices that are in use.
+const sweepLimit = time.Second
+
 // sweepDevices detaches what backs the pool's files and is published nowhere: a crash
 // came before its publication, or after the end of that.
 func (s *session) sweepDevices(ctx context.Context) {
@@ -299,7 +378,10 @@ func (s *session) sweepDevices(ctx context.Context) {
 	if len(leaked) == 0 {
 		return
 	}
+	ctx, stop := context.WithTimeout(ctx, sweepLimit)
+	defer stop()
 	for _, id := range volumes {
+		s.pool.steps.Add(1)
 		if err := s.sweepDevice(ctx, id, leaked); err != nil {
 			s.pool.log.Error(err, "the device of a volume that is published nowhere is still attached", "volume", id.name)
 		}

@@ -11,6 +11,7 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop/looptest"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
@@ -153,7 +154,13 @@ func TestAVolumeForOneTargetIsNotPublishedAtASecond(t *testing.T) {
 			must(t, b.publishBlock("pvc-1", "a", singleUse))
 		}
 		wantError(t, b.publishBlock("pvc-1", "b", singleUse), pool.ErrInUse)
-		b.attached(1)
+		// Kubelet mounts the node once more for itself.
+		must(t, b.mounts.PublishDevice(b.dev, b.attached(1)[0].Name, b.target("kubelet")))
+		must(t, b.publishBlock("pvc-1", "a", singleUse))
+		wantError(t, b.publishBlock("pvc-1", "b", singleUse), pool.ErrInUse)
+		must(t, b.mounts.Unpublish(b.target("kubelet"), nil))
+		must(t, b.unpublish("pvc-1", "a"))
+		b.attached(0)
 	})
 }
 
@@ -269,6 +276,14 @@ func TestABlockVolumeWithoutItsFileSaysSo(t *testing.T) {
 		must(t, os.Remove(b.path("pool", "pvc-1", "disk.img")))
 		must(t, os.Truncate(b.path("pool", "pvc-2", "disk.img"), mib/2))
 		wantError(t, b.publishBlock("pvc-1", "a"), pool.ErrDamaged)
+		wantError(t, b.publishBlock("pvc-2", "a"), pool.ErrDamaged)
+		_, err := b.tryCreateBlock("pvc-2", mib)
+		wantError(t, err, pool.ErrDamaged)
+		stats, err := b.Stats(t.Context(), id(t, "pvc-1"), b.target("a"))
+		must(t, err)
+		if !stats.Condition.Abnormal {
+			t.Errorf("stats %+v, want them abnormal", stats)
+		}
 		for name, says := range map[string]string{"pvc-1": "disk.img", "pvc-2": "smaller"} {
 			if c := b.volume(name).Condition; !c.Abnormal || !strings.Contains(c.Message, says) {
 				t.Errorf("condition %+v of %s, want it abnormal for %q", c, name, says)
@@ -337,7 +352,10 @@ func TestAnInterruptedGrowthIsFinishedByTheRepeatedCall(t *testing.T) {
 		if v := b.volume("pvc-1"); v.Bytes != 10*mib || v.Condition.Abnormal {
 			t.Errorf("volume %+v, want it as it was promised", v)
 		}
-		bytes, err := b.Expand(t.Context(), id(t, "pvc-1"), b.target("a"), pool.ModeBlock, pool.Range{Required: 20 * mib})
+		_, err := b.Expand(t.Context(), id(t, "pvc-1"), b.target("a"), pool.ModeBlock, pool.Range{Required: 15 * mib, Limit: 16 * mib})
+		wantError(t, err, pool.ErrOutOfRange)
+		// Also by one that asks for less than the first did.
+		bytes, err := b.Expand(t.Context(), id(t, "pvc-1"), b.target("a"), pool.ModeBlock, pool.Range{Required: 15 * mib})
 		must(t, err)
 		if device := b.attached(1)[0]; bytes != 20*mib || device.SizeBytes != 20*mib {
 			t.Errorf("expanded to %d with a device of %d, want 20 MiB", bytes, device.SizeBytes)
@@ -381,8 +399,8 @@ func (b *bench) fillUp(t *testing.T, bytes int64) {
 func TestTheLimitOfABlockVolumeLeavesRoomForWhatKeepsTrackOfIt(t *testing.T) {
 	withQuota(t, "", func(t *testing.T, b *bench) {
 		b.createBlock("pvc-1", 64*mib)
-		if got := b.limitOf("pvc-1"); got != 66*mib {
-			t.Errorf("the limit is %d, want 66 MiB", got)
+		if got := b.limitOf("pvc-1"); got != 69*mib {
+			t.Errorf("the limit is %d, want 69 MiB", got)
 		}
 	})
 }
@@ -394,4 +412,20 @@ func TestAllocationIsThickOrThin(t *testing.T) {
 			t.Errorf("of %q it says %v, want it good: %v", text, err, good)
 		}
 	}
+}
+
+// dead is what a loop device answers whose filesystem was shut down.
+type dead struct{ *looptest.Fake }
+
+func (dead) Inspect(string) (loop.Device, error) { return loop.Device{}, syscall.EIO }
+
+func TestAPodEndsWhoseFilesystemDied(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		b.createBlock("pvc-1", mib)
+		must(t, b.publishBlock("pvc-1", "a"))
+		b.devices = dead{b.loops}
+		b.restart(local)
+		must(t, b.unpublish("pvc-1", "a"))
+		wantGone(t, b.path("pods", "a"))
+	})
 }

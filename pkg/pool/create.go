@@ -132,9 +132,9 @@ func (p *Pool) create(ctx context.Context, r Request) (Volume, error) {
 
 // noCapacity is the answer of a pool that does not serve: it has no space, and
 // ErrNoSpace is what makes the scheduler try another node. If the volume is known
-// to be here the caller has to wait instead.
+// to be here, or the pool is only being opened, the caller has to wait instead.
 func (p *Pool) noCapacity(id VolumeID, err error) error {
-	if p.known(id).exists() {
+	if p.known(id).exists() || errors.Is(err, errNotLooked) {
 		return err
 	}
 	return fmt.Errorf("%w: %w", ErrNoSpace, err)
@@ -158,6 +158,9 @@ func (s *session) existing(r Request, e entry, space dir.Space) (Volume, error) 
 	}
 	if e.inline() != r.Inline {
 		return Volume{}, fmt.Errorf("%w with another life cycle: inline is %v", ErrExists, e.inline())
+	}
+	if err := s.checkDisk(r.ID, e); err != nil {
+		return Volume{}, err
 	}
 	// The call that made it may have failed at its last step.
 	return v, s.syncRoot()

@@ -74,6 +74,9 @@ func (v *found) expand(ctx context.Context, r Range) (int64, error) {
 	if err != nil {
 		return 0, err
 	}
+	if bytes, err = v.grownTo(bytes, r); err != nil {
+		return 0, err
+	}
 	if err := ctx.Err(); err != nil {
 		return 0, err
 	}

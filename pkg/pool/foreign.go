@@ -79,6 +79,7 @@ func (s *session) anyUnlimited() bool {
 // used is what the volumes and the trash of the pool hold, in bytes.
 func (s *session) used() (sum int64, err error) {
 	for id, e := range s.pool.limited(s.quota) {
+		s.pool.steps.Add(1) // when the pool is opened this is part of the look
 		used, err := s.usedBy(id, e)
 		if err != nil {
 			return 0, err

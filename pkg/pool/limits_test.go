@@ -24,6 +24,15 @@ type faulty struct {
 	*quotatest.Fake
 	off                            atomic.Bool
 	failBefore, failAfter, failEnd atomic.Bool
+	// slow makes each count take a second.
+	slow atomic.Bool
+}
+
+func (f *faulty) Usage(d *dir.Dir, id quota.ID) (quota.Usage, error) {
+	if f.slow.Load() {
+		time.Sleep(time.Second) // the bubble's time
+	}
+	return f.Fake.Usage(d, id)
 }
 
 var errFault = errors.New("fault")
@@ -103,6 +112,27 @@ func (b *bench) wantAbnormal(name, says string) {
 	if v.Enforced || !v.Condition.Abnormal || !strings.Contains(v.Condition.Message, says) {
 		b.t.Errorf("volume %+v, want it abnormal for %q and not enforced", v, says)
 	}
+}
+
+func TestAPoolThatIsSlowToOpenDoesNotHang(t *testing.T) {
+	withFaults(t, local, func(t *testing.T, b *bench, f *faulty) {
+		for i := range 20 {
+			b.create(fmt.Sprintf("pvc-%d", i), mib)
+		}
+		f.slow.Store(true)
+		b.restart(local) // waits until it was looked at, or that takes long
+		if err := b.Status()[0].Err; !errors.Is(err, pool.ErrUnavailable) || strings.Contains(err.Error(), "hangs") {
+			t.Errorf("error %v, want one that tells of the opening", err)
+		}
+		_, err := b.Create(t.Context(), pool.Request{ID: id(t, "new"), Range: pool.Range{Required: mib}})
+		wantError(t, err, pool.ErrUnavailable)
+		if errors.Is(err, pool.ErrNoSpace) {
+			t.Errorf("%v would send the claim to another node", err)
+		}
+		f.slow.Store(false)
+		b.later(time.Minute)
+		b.create("new", mib)
+	})
 }
 
 func TestQuotasThatGoAwayAndComeBackAreNoticed(t *testing.T) {

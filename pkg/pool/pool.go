@@ -68,6 +68,8 @@ type Pool struct {
 	state    atomic.Pointer[state]
 	identity atomic.Pointer[opened] // once opened
 	looked   chan struct{}          // closed after the first look
+	// steps counts what a look has done, which tells one that is slow from one that hangs.
+	steps atomic.Uint64
 
 	mu      sync.Mutex // guards the rest, never held over a system call
 	index   index
@@ -98,7 +100,7 @@ type state struct {
 	systemDisk bool
 }
 
-var errNotLooked = errors.New("it was not looked at yet")
+var errNotLooked = errors.New("it is being opened")
 
 func newPool(config Config, s *Set) *Pool {
 	options := s.options
@@ -130,22 +132,32 @@ func (p *Pool) unavailable(err error) error {
 // back. Each look has its own goroutine, so that a filesystem that hangs holds that
 // one, and callers are told.
 func (p *Pool) watch(ctx context.Context) {
-	var first sync.Once
+	first := sync.OnceFunc(func() { close(p.looked) })
 	for ctx.Err() == nil {
 		result := make(chan state, 1)
 		go func() { result <- p.look(ctx) }()
-		hang := time.NewTimer(p.options.HangAfter)
+		p.await(result, first)
+		first()
+		p.rest(ctx)
+	}
+}
+
+// await settles what a look gives. Of one that takes long, late is told; one that also
+// gets nowhere counts as a hang until it comes back.
+func (p *Pool) await(result <-chan state, late func()) {
+	tick := time.NewTicker(p.options.HangAfter)
+	defer tick.Stop()
+	for steps := p.steps.Load(); ; steps = p.steps.Load() {
 		select {
 		case st := <-result:
 			p.settle(st)
-		case <-hang.C:
-			p.settle(state{hung: true, err: p.unavailable(fmt.Errorf("no answer for %v: its filesystem hangs", p.options.HangAfter))})
-			first.Do(func() { close(p.looked) })
-			p.settle(<-result)
+			return
+		case <-tick.C:
+			if p.steps.Load() == steps {
+				p.settle(state{hung: true, err: p.unavailable(fmt.Errorf("no answer for %v: its filesystem hangs", p.options.HangAfter))})
+			}
+			late()
 		}
-		hang.Stop()
-		first.Do(func() { close(p.looked) })
-		p.rest(ctx)
 	}
 }
 

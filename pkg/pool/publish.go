@@ -102,12 +102,13 @@ func (v *found) onlyAt(target bind.Target) error {
 	if err != nil {
 		return err
 	}
-	for _, p := range published {
-		if p.Inside == "" && !target.Is(p.Path) {
-			return fmt.Errorf("it is %w at %s, and its access mode allows one target", ErrInUse, p.Path)
-		}
+	// Here already: Publish answers. Kubelet mounts the node of a block volume once
+	// more for itself, so that others do not count then.
+	here := func(p bind.Publication) bool { return p.Inside == "" && target.Is(p.Path) }
+	if len(published) == 0 || slices.ContainsFunc(published, here) {
+		return nil
 	}
-	return nil // here already: Publish answers
+	return fmt.Errorf("it is %w at %s, and its access mode allows one target", ErrInUse, published[0].Path)
 }
 
 func sameDir(a, b *dir.Dir) (bool, error) {
@@ -168,7 +169,8 @@ func (s *Set) Unpublish(ctx context.Context, id VolumeID, target bind.Target) er
 func (s *Set) takeOff(ctx context.Context, id VolumeID, target bind.Target) error {
 	device, err := s.deviceAt(target)
 	if err != nil {
-		return err
+		// A pod can end whose filesystem died, and with it the file of its device.
+		s.options.Log.Error(err, "what is published at a target cannot be told, and is unmounted", "target", target.String())
 	}
 	if s.ofAnother(id, device) {
 		return fmt.Errorf("%w: %s carries %s, the device of another volume", ErrInUse, target, device.Name)
@@ -280,7 +282,11 @@ func (s *Set) Stats(_ context.Context, id VolumeID, at bind.Target) (Stats, erro
 }
 
 func (s *Set) stats(v *found, at bind.Target) (Stats, error) {
-	if err := s.publishedAt(v, at); err != nil {
+	err := s.publishedAt(v, at)
+	if errors.Is(err, ErrDamaged) {
+		return Stats{Mode: v.entry.mode(), Condition: health.Facts{IO: err}.Condition()}, nil
+	}
+	if err != nil {
 		return Stats{}, err
 	}
 	whole, err := v.session.root.Space()

@@ -112,8 +112,9 @@ func (p *Pool) enforcing() bool {
 func (p *Pool) limits(rec *record) quota.Limit {
 	if rec.Mode == ModeBlock {
 		// The file keeps the size. What the filesystem needs to keep track of the file
-		// counts as well: less than a sixty-fourth, were each block apart from the next.
-		return quota.Limit{Bytes: rec.Bytes + rec.Bytes/64 + 1<<20}
+		// counts as well: on btrfs up to 78 bytes for each block of 4 KiB, were each apart
+		// from the next, in nodes that may be half empty; on the others less.
+		return quota.Limit{Bytes: rec.Bytes + rec.Bytes/16 + 1<<20}
 	}
 	limit := quota.Limit{Bytes: rec.Bytes}
 	if p.config.BytesPerInode > 0 {
@@ -177,6 +178,18 @@ func (s *session) unclaim(d *dir.Dir, id quota.ID) error {
 type claims struct {
 	mu    sync.Mutex
 	taken map[quota.ID]string // the uids of the records that have them
+	// below has no id that is free: NewID need not ask for each of ten thousand.
+	below quota.ID
+}
+
+// from is where to look for a free id.
+func (c *claims) from() quota.ID {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for c.below = max(c.below, quota.FirstID); c.taken[c.below] != ""; {
+		c.below++
+	}
+	return c.below
 }
 
 // hold notes that a record has an id.
@@ -223,13 +236,14 @@ func (c *claims) drop(id quota.ID) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.taken, id)
+	c.below = min(c.below, id)
 }
 
 // claimID takes an id that nothing on the filesystem has. No lock is held while
 // the filesystem is asked: of two calls that are told the same id, one asks again.
 func (s *session) claimID(uid string) (quota.ID, error) {
 	for {
-		id, err := s.quota.NewID(s.root, s.pool.claims.holds)
+		id, err := s.quota.NewID(s.root, s.pool.claims.from(), s.pool.claims.holds)
 		if err != nil || s.pool.claims.try(id, uid) {
 			return id, err
 		}
@@ -335,6 +349,7 @@ var errTwoRecords = errors.New("two volumes are recorded with one project id: co
 // is told, and shows in the condition of its volume; the others are served.
 func (s *session) restoreLimits() {
 	for id, e := range s.pool.limited(s.quota) {
+		s.pool.steps.Add(1)
 		if err := s.restoreLimit(id, e); err != nil {
 			s.pool.log.Error(err, "the limit of a volume could not be put back", "volume", id.name)
 		}

@@ -55,6 +55,7 @@ func (s *session) recoverStaging() error {
 		return err
 	}
 	for _, name := range names {
+		s.pool.steps.Add(1)
 		if err := s.undoNamed(s.staging, name); err != nil {
 			return err
 		}
@@ -105,6 +106,7 @@ func (s *session) recoverTrash() error {
 		return err
 	}
 	for _, name := range names {
+		s.pool.steps.Add(1)
 		if err := s.finishRemoval(name); err != nil {
 			return err
 		}
@@ -177,6 +179,7 @@ func (s *session) loadOnce() (done bool, err error) {
 		entries[id] = entry{present: true}
 	}
 	for id := range recorded {
+		s.pool.steps.Add(1)
 		e := entries[id]
 		e.record, e.damage = readRecord(s.volumes, id)
 		if e.damage != nil && s.pool.known(id).damage == nil {
@@ -279,6 +282,7 @@ func (s *session) sync(ctx context.Context) error {
 		return err
 	}
 	for id := range s.pool.differing(present, recorded) {
+		s.pool.steps.Add(1)
 		if err := s.resync(id); err != nil {
 			return err
 		}

@@ -60,8 +60,8 @@ func (v *found) unmarkPublished() error {
 	if !s.pool.config.Shared {
 		return nil
 	}
-	published, err := v.published()
-	if err != nil || len(published) > 0 {
+	used, err := v.used()
+	if err != nil || used {
 		return err
 	}
 	marks, err := openNested(s.own, publishedName, s.pool.options.Node.name, (*dir.Dir).Open)

@@ -25,6 +25,7 @@ type poolConfig struct {
 	SnapshotProvider string  `json:"snapshotProvider"`
 	Enforcement      string  `json:"enforcement"`
 	Overprovision    float64 `json:"overprovision"`
+	Allocation       string  `json:"allocation"`
 	Reserve          string  `json:"reserve"`
 	BytesPerInode    int64   `json:"bytesPerInode"`
 	Relabel          string  `json:"relabel"`

@@ -83,7 +83,7 @@ func (*subvolumes) Make(parent *dir.Dir, name string) (*dir.Dir, error) {
 	return made, nil
 }
 
-func (*subvolumes) NewID(*dir.Dir, func(ID) bool) (ID, error) { return 0, nil }
+func (*subvolumes) NewID(*dir.Dir, ID, func(ID) bool) (ID, error) { return 0, nil }
 
 func (s *subvolumes) Limit(d *dir.Dir, id ID, l Limit) error {
 	bytes, err := l.bytesOnDisk(d)

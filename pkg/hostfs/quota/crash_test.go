@@ -66,7 +66,7 @@ func makeVolume(t *testing.T, kind, mounted string) quota.ID {
 	volume, err := facility.Make(staging, "volume")
 	must(t, err)
 	defer func() { must(t, volume.Close()) }()
-	id, err := facility.NewID(root, func(quota.ID) bool { return false })
+	id, err := facility.NewID(root, quota.FirstID, func(quota.ID) bool { return false })
 	must(t, err)
 	must(t, facility.Limit(volume, id, quota.Limit{Bytes: 8 << 20}))
 	id, err = facility.IDOf(volume)

@@ -77,8 +77,8 @@ func (p projects) Kind() Kind { return p.kind }
 
 func (p projects) Make(parent *dir.Dir, name string) (*dir.Dir, error) { return parent.Make(name) }
 
-func (p projects) NewID(fs *dir.Dir, taken func(ID) bool) (ID, error) {
-	for id := FirstID; id <= LastID; id++ {
+func (p projects) NewID(fs *dir.Dir, from ID, taken func(ID) bool) (ID, error) {
+	for id := max(from, FirstID); id <= LastID; id++ {
 		if taken(id) {
 			continue
 		}

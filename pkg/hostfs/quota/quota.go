@@ -88,11 +88,11 @@ type Facility interface {
 	// wants room in a subvolume to remove another that its user made in it.
 	Make(parent *dir.Dir, name string) (*dir.Dir, error)
 
-	// NewID is the lowest project id from FirstID to LastID for which taken answers
-	// false and the filesystem has neither limit nor use, or ErrNoID. It reserves
-	// nothing: until Limit has used the id, taken has to know it. On btrfs it is 0,
-	// because the kernel chose the id of the subvolume when it was made.
-	NewID(fs *dir.Dir, taken func(ID) bool) (ID, error)
+	// NewID is the lowest project id of the range, but not below from, for which taken
+	// answers false and the filesystem has neither limit nor use, or ErrNoID. It
+	// reserves nothing: until Limit has used the id, taken has to know it. On btrfs it
+	// is 0, because the kernel chose the id of the subvolume when it was made.
+	NewID(fs *dir.Dir, from ID, taken func(ID) bool) (ID, error)
 
 	// Limit gives the directory the id, unless it carries it already, and limits what
 	// carries it. Id 0 means, on btrfs alone, the id that the directory carries.

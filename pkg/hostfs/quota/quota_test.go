@@ -322,7 +322,7 @@ func benchmark(b *testing.B, s quotatest.Subject) {
 	d, err := s.Make(s.Root, "a")
 	must(b, err)
 	defer func() { must(b, d.Close()) }()
-	id, err := s.NewID(d, func(quota.ID) bool { return false })
+	id, err := s.NewID(d, 0, func(quota.ID) bool { return false })
 	must(b, err)
 	must(b, s.Limit(d, id, quota.Limit{Bytes: 1 << 20}))
 	id, err = s.IDOf(d)
@@ -332,7 +332,7 @@ func benchmark(b *testing.B, s quotatest.Subject) {
 		"Limit": func(i int) error { return s.Limit(d, id, quota.Limit{Bytes: int64(i%100) << 20}) },
 		"IDOf":  func(int) error { _, err := s.IDOf(d); return err },
 		"NewID": func(int) error {
-			_, err := s.NewID(d, func(id quota.ID) bool { return id < quota.FirstID+10_000 })
+			_, err := s.NewID(d, 0, func(id quota.ID) bool { return id < quota.FirstID+10_000 })
 			return err
 		},
 	} {

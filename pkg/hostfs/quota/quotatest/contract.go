@@ -104,7 +104,7 @@ func (b *bench) limited(t *testing.T, name string, l quota.Limit) (*dir.Dir, quo
 
 func (b *bench) newID(t *testing.T) quota.ID {
 	t.Helper()
-	id, err := b.NewID(b.Root, func(id quota.ID) bool { return b.taken[id] })
+	id, err := b.NewID(b.Root, 0, func(id quota.ID) bool { return b.taken[id] })
 	must(t, err)
 	b.taken[id] = true
 	return id
@@ -481,7 +481,10 @@ func newID(t *testing.T, b *bench) {
 	if got := b.newID(t); got != second {
 		t.Errorf("new id %d, want %d", got, second)
 	}
-	if id, err := b.NewID(b.Root, func(quota.ID) bool { return true }); !errors.Is(err, quota.ErrNoID) {
+	if id, err := b.NewID(b.Root, second+100, func(quota.ID) bool { return false }); err != nil || id != second+100 {
+		t.Errorf("new id %d, %v; want %d, from which was asked for", id, err, second+100)
+	}
+	if id, err := b.NewID(b.Root, 0, func(quota.ID) bool { return true }); !errors.Is(err, quota.ErrNoID) {
 		t.Errorf("new id %d, %v; want ErrNoID", id, err)
 	}
 }

@@ -64,13 +64,13 @@ func (f *Fake) Make(parent *dir.Dir, name string) (*dir.Dir, error) {
 }
 
 // NewID is quota.Facility.NewID.
-func (f *Fake) NewID(_ *dir.Dir, taken func(quota.ID) bool) (quota.ID, error) {
+func (f *Fake) NewID(_ *dir.Dir, from quota.ID, taken func(quota.ID) bool) (quota.ID, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.subvolumes() {
 		return 0, nil
 	}
-	for id := quota.FirstID; id <= quota.LastID; id++ {
+	for id := max(from, quota.FirstID); id <= quota.LastID; id++ {
 		if !taken(id) && *f.of(id) == (quota.Usage{}) {
 			return id, nil
 		}
