@@ -17,6 +17,7 @@ type capability string
 var advertised = []capability{
 	"plugin CONTROLLER_SERVICE",
 	"plugin VOLUME_ACCESSIBILITY_CONSTRAINTS",
+	"plugin expansion ONLINE",
 	"controller CREATE_DELETE_VOLUME",
 	"controller GET_CAPACITY",
 	"controller GET_VOLUME",

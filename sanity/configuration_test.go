@@ -26,14 +26,20 @@ func configurations() []configuration {
 	if os.Getenv("HOSTPATH_KERNEL") != "" {
 		return []configuration{
 			{"xfs enforced", "mount", "required", onDisk("HOSTPATH_KERNEL_XFS")},
+			{"xfs enforced", "block", "required", onDisk("HOSTPATH_KERNEL_XFS")},
 			{"ext4 enforced", "mount", "required", onDisk("HOSTPATH_KERNEL_EXT4")},
+			{"ext4 enforced", "block", "required", onDisk("HOSTPATH_KERNEL_EXT4")},
 		}
 	}
 	return []configuration{
 		{"ext4", "mount", "auto", onLoop("ext4")},
+		{"ext4", "block", "auto", onLoop("ext4")},
 		{"xfs", "mount", "auto", onLoop("xfs")},
+		{"xfs", "block", "auto", onLoop("xfs")},
 		{"btrfs", "mount", "auto", onLoop("btrfs")},
+		{"btrfs", "block", "auto", onLoop("btrfs")},
 		{"btrfs enforced", "mount", "required", onCountingBtrfs},
+		{"btrfs enforced", "block", "required", onCountingBtrfs},
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/test/node"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
+	"kubevirt.io/hostpath-provisioner/test/testenv/loopfs"
 	"kubevirt.io/hostpath-provisioner/test/testenv/mountns"
 )
 
@@ -70,6 +71,7 @@ func testPool(t *testing.T, driver string, c configuration) []spec {
 	wantNothingLeft(t, n, pool)
 	wantMounts(t, dir, 0)
 	wantMounts(t, pool, mounts)
+	wantNoDevices(t, pool)
 	if err := n.Stop(); err != nil {
 		t.Error(err)
 	}
@@ -144,6 +146,13 @@ func wantMounts(t *testing.T, dir string, want int) {
 	t.Helper()
 	if found, err := mountns.Below(dir); err != nil || len(found) != want {
 		t.Errorf("mounts at %s: %q, %v; want %d", dir, found, err, want)
+	}
+}
+
+func wantNoDevices(t *testing.T, pool string) {
+	t.Helper()
+	if found, err := loopfs.Devices(pool); err != nil || len(found) > 0 {
+		t.Errorf("loop devices left behind: %q, %v", found, err)
 	}
 }
 

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -107,12 +106,10 @@ func leftovers(dir string) error {
 	if len(mounts) > 0 {
 		problems = append(problems, fmt.Errorf("still mounted: %s", strings.Join(mounts, ", ")))
 	}
-	devices, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
+	devices, err := loopfs.Devices(dir)
 	problems = append(problems, err)
-	for _, device := range devices {
-		if file, _ := os.ReadFile(device); bytes.HasPrefix(file, []byte(dir+"/")) {
-			problems = append(problems, fmt.Errorf("still there: the loop device of %s", bytes.TrimSpace(file)))
-		}
+	if len(devices) > 0 {
+		problems = append(problems, fmt.Errorf("still attached: %s", strings.Join(devices, ", ")))
 	}
 	return errors.Join(problems...)
 }

@@ -114,3 +114,20 @@ func run(ctx context.Context, args ...string) error {
 	}
 	return nil
 }
+
+// Devices lists the nodes of the loop devices whose file is or was below dir, by
+// the path that the file has for this process.
+func Devices(dir string) ([]string, error) {
+	files, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
+	if err != nil {
+		return nil, err
+	}
+	var found []string
+	for _, file := range files {
+		// A device may go while it is looked at; then it is not one of these.
+		if name, _ := os.ReadFile(file); bytes.HasPrefix(name, []byte(dir+"/")) {
+			found = append(found, "/dev/"+filepath.Base(filepath.Dir(filepath.Dir(file))))
+		}
+	}
+	return found, nil
+}

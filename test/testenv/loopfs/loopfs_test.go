@@ -110,19 +110,11 @@ func wantNames(t *testing.T, dir string, want ...string) {
 	}
 }
 
-// loopDevices lists the loop devices whose file is or was in dir.
 func loopDevices(t *testing.T, dir string) []string {
 	t.Helper()
-	files, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
+	found, err := loopfs.Devices(dir)
 	if err != nil {
 		t.Fatal(err)
-	}
-	var found []string
-	for _, file := range files {
-		// A device may go while it is looked at; then it is not one of these.
-		if name, _ := os.ReadFile(file); strings.HasPrefix(string(name), dir+"/") {
-			found = append(found, file)
-		}
 	}
 	return found
 }
