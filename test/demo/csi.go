@@ -22,12 +22,21 @@ func (s *scene) kubelet() csi.NodeClient          { return csi.NewNodeClient(s.n
 // parameters are those of a StorageClass.
 var parameters = map[string]string{"storagePool": poolName}
 
-// filesystem is what the sidecars make of ReadWriteOnce, for a driver that knows
-// the finer modes.
-var filesystem = &csi.VolumeCapability{
-	AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{}},
-	AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER},
-}
+// writers is what the sidecars make of ReadWriteOnce, for a driver that knows the
+// finer modes.
+var writers = &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER}
+
+// The two modes of a PersistentVolume.
+var (
+	filesystem = &csi.VolumeCapability{
+		AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{}},
+		AccessMode: writers,
+	}
+	block = &csi.VolumeCapability{
+		AccessType: &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}},
+		AccessMode: writers,
+	}
+)
 
 func (s *scene) askName(ctx context.Context) (answer, error) {
 	info, err := s.identity().GetPluginInfo(ctx, &csi.GetPluginInfoRequest{})
@@ -84,29 +93,29 @@ func (s *scene) askRoomLeft(ctx context.Context) (answer, error) {
 }
 
 func (s *scene) create(ctx context.Context) (answer, error) {
-	made, err := s.createSized(ctx, volumeName, volumeBytes)
+	made, err := s.createSized(ctx, volumeName, volumeBytes, filesystem)
 	if err != nil {
 		return answer{}, err
 	}
 	s.volume = made.GetVolume()
-	return s.told(s.volume, volumeBytes)
+	return told(s.volume, volumeBytes, s.enforced())
 }
 
 func (s *scene) createSmall(ctx context.Context) (answer, error) {
-	made, err := s.createSized(ctx, smallName, smallBytes)
+	made, err := s.createSized(ctx, smallName, smallBytes, filesystem)
 	if err != nil {
 		return answer{}, err
 	}
 	s.small = made.GetVolume()
-	return s.told(s.small, smallBytes)
+	return told(s.small, smallBytes, s.enforced())
 }
 
 // told expects the driver to promise what it was asked for, and to know who keeps it.
-func (s *scene) told(volume *csi.Volume, bytes int64) (answer, error) {
+func told(volume *csi.Volume, bytes int64, enforced bool) (answer, error) {
 	if got := volume.GetCapacityBytes(); got != bytes {
 		return answer{}, fmt.Errorf("the volume has %d bytes, want %d", got, bytes)
 	}
-	if got, want := volume.GetVolumeContext()["sizeEnforced"], strconv.FormatBool(s.enforced()); got != want {
+	if got, want := volume.GetVolumeContext()["sizeEnforced"], strconv.FormatBool(enforced); got != want {
 		return answer{}, fmt.Errorf("the driver says of its size: enforced %s, want %s", got, want)
 	}
 	return fine("%s, %s", volume.GetVolumeId(), size(bytes))
@@ -115,33 +124,37 @@ func (s *scene) told(volume *csi.Volume, bytes int64) (answer, error) {
 // enforced tells whether the kernel keeps volumes within their sizes.
 func (s *scene) enforced() bool { return s.keeper != "" }
 
-func (s *scene) createSized(ctx context.Context, name string, bytes int64) (*csi.CreateVolumeResponse, error) {
+func (s *scene) createSized(ctx context.Context, name string, bytes int64, access *csi.VolumeCapability) (*csi.CreateVolumeResponse, error) {
 	return s.controller().CreateVolume(ctx, &csi.CreateVolumeRequest{
 		Name:               name,
 		CapacityRange:      &csi.CapacityRange{RequiredBytes: bytes},
-		VolumeCapabilities: []*csi.VolumeCapability{filesystem},
+		VolumeCapabilities: []*csi.VolumeCapability{access},
 		Parameters:         parameters,
 	})
 }
 
 func (s *scene) grow(ctx context.Context) (answer, error) {
+	return s.growTo(ctx, s.small, filler, filesystem, grownBytes)
+}
+
+func (s *scene) growTo(ctx context.Context, volume *csi.Volume, pod string, access *csi.VolumeCapability, bytes int64) (answer, error) {
 	grown, err := s.kubelet().NodeExpandVolume(ctx, &csi.NodeExpandVolumeRequest{
-		VolumeId:         s.small.GetVolumeId(),
-		VolumePath:       s.target(filler),
-		CapacityRange:    &csi.CapacityRange{RequiredBytes: grownBytes},
-		VolumeCapability: filesystem,
+		VolumeId:         volume.GetVolumeId(),
+		VolumePath:       s.target(pod),
+		CapacityRange:    &csi.CapacityRange{RequiredBytes: bytes},
+		VolumeCapability: access,
 	})
 	if err != nil {
 		return answer{}, err
 	}
-	if got := grown.GetCapacityBytes(); got != grownBytes {
-		return answer{}, fmt.Errorf("the volume has %d bytes, want %d", got, int64(grownBytes))
+	if got := grown.GetCapacityBytes(); got != bytes {
+		return answer{}, fmt.Errorf("the volume has %d bytes, want %d", got, bytes)
 	}
-	return fine("%s", size(grown.GetCapacityBytes()))
+	return fine("%s", size(bytes))
 }
 
 // publishAt makes the directory that kubelet would make, and publishes there.
-func (s *scene) publishAt(ctx context.Context, id, pod string, readOnly bool) error {
+func (s *scene) publishAt(ctx context.Context, id, pod string, access *csi.VolumeCapability, readOnly bool) error {
 	target := s.target(pod)
 	if err := os.MkdirAll(filepath.Dir(target), 0o750); err != nil {
 		return fmt.Errorf("make the pod's directory: %w", err)
@@ -149,7 +162,7 @@ func (s *scene) publishAt(ctx context.Context, id, pod string, readOnly bool) er
 	_, err := s.kubelet().NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
 		VolumeId:         id,
 		TargetPath:       target,
-		VolumeCapability: filesystem,
+		VolumeCapability: access,
 		VolumeContext:    s.volume.GetVolumeContext(),
 		Readonly:         readOnly,
 	})
@@ -169,7 +182,7 @@ func (s *scene) publishAgain(ctx context.Context) (answer, error) {
 }
 
 func (s *scene) publishOnce(ctx context.Context, volume *csi.Volume, pod, text string) (answer, error) {
-	if err := s.publishAt(ctx, volume.GetVolumeId(), pod, false); err != nil {
+	if err := s.publishAt(ctx, volume.GetVolumeId(), pod, filesystem, false); err != nil {
 		return answer{}, err
 	}
 	if err := s.wantMounts(pod, 1); err != nil {
@@ -184,6 +197,7 @@ const (
 	filler   = "pod-filler"
 	reader   = "pod-reader"
 	intruder = "pod-intruder"
+	machine  = "pod-machine"
 )
 
 func (s *scene) wantMounts(pod string, want int) error {
@@ -247,7 +261,7 @@ func (s *scene) bytesOf(ctx context.Context, volume *csi.Volume, pod string) (*c
 }
 
 func (s *scene) publishReadOnly(ctx context.Context) (answer, error) {
-	if err := s.publishAt(ctx, s.volume.GetVolumeId(), reader, true); err != nil {
+	if err := s.publishAt(ctx, s.volume.GetVolumeId(), reader, filesystem, true); err != nil {
 		return answer{}, err
 	}
 	return fine("mounted")
@@ -262,7 +276,7 @@ func refusedAs(err error, want codes.Code) (answer, error) {
 }
 
 func (s *scene) publishHostile(ctx context.Context) (answer, error) {
-	err := s.publishAt(ctx, "../../etc", intruder, false)
+	err := s.publishAt(ctx, "../../etc", intruder, filesystem, false)
 	if e := s.wantMounts(intruder, 0); e != nil {
 		return answer{}, e
 	}
@@ -270,7 +284,7 @@ func (s *scene) publishHostile(ctx context.Context) (answer, error) {
 }
 
 func (s *scene) createTooLarge(ctx context.Context) (answer, error) {
-	_, err := s.createSized(ctx, volumeName+"-too-large", s.room+volumeBytes)
+	_, err := s.createSized(ctx, volumeName+"-too-large", s.room+volumeBytes, filesystem)
 	return refusedAs(err, codes.ResourceExhausted)
 }
 

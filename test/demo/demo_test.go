@@ -94,7 +94,7 @@ func TestDemoWithoutPrograms(t *testing.T) {
 
 func TestAnInterruptedDemoLeavesNothing(t *testing.T) {
 	tmp := useDriver(t)
-	for _, at := range []string{"A node with", steps[0].what, "Mount it for a pod", "That pod fills it", "Mount the first read-only", "Crash the driver", "Unmount the pod"} {
+	for _, at := range []string{"A node with", steps[0].what, "Mount it for a pod", "That pod fills it", "Mount the first read-only", "The machine writes", "Crash the driver", "Unmount the pod"} {
 		t.Run(at, func(t *testing.T) {
 			ctx, cancel := context.WithCancelCause(t.Context())
 			out := &interrupter{at: at, interrupt: func() { cancel(interrupted{syscall.SIGINT}) }}

@@ -39,6 +39,8 @@ type scene struct {
 	room   int64      // the capacity last told, in bytes
 	volume *csi.Volume
 	small  *csi.Volume
+	disk   *csi.Volume
+	device string // that of the disk, such as loop7
 }
 
 func setUp(ctx context.Context, table *table) (*scene, error) {
@@ -92,6 +94,10 @@ func (s *scene) close() error {
 	mounts, err := mountns.Below(s.dir)
 	problems = append(problems, err)
 	for _, mount := range slices.Backward(mounts) {
+		if mount == s.pool() {
+			// The devices of its files would keep it busy.
+			problems = append(problems, loopfs.Detach(mount))
+		}
 		problems = append(problems, loopfs.Unmount(mount))
 	}
 	problems = append(problems, os.RemoveAll(s.dir), leftovers(s.dir))

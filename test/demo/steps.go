@@ -14,6 +14,11 @@ const (
 	smallName  = "pvc-small"
 	smallBytes = 64 << 20
 	grownBytes = 2 * smallBytes
+
+	// The disk of a virtual machine.
+	diskName       = "pvc-disk"
+	diskBytes      = 128 << 20
+	grownDiskBytes = 2 * diskBytes
 )
 
 // A step is one row of the table.
@@ -38,7 +43,8 @@ func fine(format string, args ...any) (answer, error) {
 	return answer{fmt.Sprintf(format, args...), good}, nil
 }
 
-// steps are a volume's life, with what goes wrong in one.
+// steps are the lives of a volume, of a small one and of a disk, with what goes
+// wrong in them.
 var steps = []step{
 	{what: "Who is there?", call: "GetPluginInfo", run: (*scene).askName},
 	{what: "Are the pools ready?", call: "Probe", run: (*scene).probe},
@@ -62,12 +68,20 @@ var steps = []step{
 	{what: "Delete it", call: "DeleteVolume", run: (*scene).removeSmall},
 	{what: "Mount the first read-only too", call: "NodePublishVolume", run: (*scene).publishReadOnly},
 	{what: "Write there", call: "open", local: true, run: (*scene).writeReadOnly},
+	{what: "Make a block volume of 128 MiB", call: "CreateVolume", run: (*scene).createDisk},
+	{what: "Give it to a virtual machine", call: "NodePublishVolume", run: (*scene).publishDisk},
+	{what: "The machine writes 4 MiB", call: "write, sync", local: true, run: (*scene).writeDisk},
+	{what: "It writes past the disk's end", call: "write", local: true, run: (*scene).overfillDisk},
+	{what: "Grow it to 256 MiB, in use", call: "NodeExpandVolume", run: (*scene).growDisk},
 	{what: "Mount a volume ../../etc", call: "NodePublishVolume", run: (*scene).publishHostile},
 	{what: "Make one too large for the pool", call: "CreateVolume", run: (*scene).createTooLarge},
 	{what: "Delete the volume in use", call: "DeleteVolume", run: (*scene).deleteInUse},
 	{what: "Crash the driver, start it anew", call: "SIGKILL, start", local: true, run: (*scene).crash},
 	{what: "The pod reads its 4 MiB", call: "read", local: true, run: (*scene).read},
 	{what: "Mount it again, as kubelet does", call: "NodePublishVolume", run: (*scene).publishAgain},
+	{what: "The machine reads its 4 MiB", call: "read", local: true, run: (*scene).readDisk},
+	{what: "Take the disk from the machine", call: "NodeUnpublishVolume", run: (*scene).unpublishDisk},
+	{what: "Delete the disk", call: "DeleteVolume", run: (*scene).removeDisk},
 	{what: "Unmount the read-only one", call: "NodeUnpublishVolume", run: (*scene).unpublishReadOnly},
 	{what: "Unmount the pod's", call: "NodeUnpublishVolume", run: (*scene).unpublish},
 	{what: "Delete the volume", call: "DeleteVolume", run: (*scene).remove},

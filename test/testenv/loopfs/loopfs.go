@@ -11,8 +11,11 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
+
+	"golang.org/x/sys/unix"
 )
 
 // ErrMissing says that the machine lacks what a filesystem needs: a program, the
@@ -130,4 +133,43 @@ func Devices(dir string) ([]string, error) {
 		}
 	}
 	return found, nil
+}
+
+// Detach takes the loop devices off the files below dir, and has the kernel forget
+// them: who had them may have made them ignore discards, for everybody after. One
+// that is in use is an error, and goes as soon as its last user does.
+func Detach(dir string) error {
+	devices, err := Devices(dir)
+	if err != nil || len(devices) == 0 {
+		return err
+	}
+	control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	defer control.Close()
+	var problems []error
+	for _, device := range devices {
+		if err := detach(control, device); err != nil {
+			problems = append(problems, fmt.Errorf("detach %s: %w", device, err))
+		}
+	}
+	return errors.Join(problems...)
+}
+
+func detach(control *os.File, device string) error {
+	number, err := strconv.Atoi(strings.TrimPrefix(device, "/dev/loop"))
+	if err != nil {
+		return err
+	}
+	file, err := os.Open(device)
+	if err != nil {
+		return err
+	}
+	err = unix.IoctlSetInt(int(file.Fd()), unix.LOOP_CLR_FD, 0)
+	// It goes when it is closed.
+	if err = errors.Join(err, file.Close()); err != nil && !errors.Is(err, unix.ENXIO) {
+		return err
+	}
+	return unix.IoctlSetInt(int(control.Fd()), unix.LOOP_CTL_REMOVE, number)
 }

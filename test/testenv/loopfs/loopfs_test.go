@@ -3,6 +3,7 @@ package loopfs_test
 import (
 	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -54,6 +55,49 @@ func TestUnmountOfABusyFilesystemIsAnErrorAndStillHappens(t *testing.T) {
 		t.Errorf("Unmount = %v, want EBUSY", err)
 	}
 	wantNames(t, dir)
+}
+
+func TestDetachTakesDevicesOffTheFilesOfADirectory(t *testing.T) {
+	testenv.NeedRoot(t)
+	testenv.NeedPrograms(t, "losetup")
+	pool, other := t.TempDir(), t.TempDir()
+	for _, dir := range []string{pool, other} {
+		attach(t, filepath.Join(dir, "disk"))
+		t.Cleanup(func() {
+			if err := loopfs.Detach(dir); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	busy, err := os.Open(loopDevices(t, pool)[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := loopfs.Detach(pool); !errors.Is(err, syscall.EBUSY) {
+		t.Errorf("Detach = %v of a device that is in use, want EBUSY", err)
+	}
+	if err := busy.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := loopfs.Detach(pool); err != nil {
+		t.Error(err)
+	}
+	if got := loopDevices(t, pool); len(got) != 0 {
+		t.Errorf("still attached: %q", got)
+	}
+	if got := loopDevices(t, other); len(got) != 1 {
+		t.Errorf("of another directory %q are attached, want one", got)
+	}
+}
+
+func attach(t *testing.T, path string) {
+	t.Helper()
+	if err := os.WriteFile(path, make([]byte, 1<<20), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if output, err := exec.CommandContext(t.Context(), "losetup", "--find", path).CombinedOutput(); err != nil {
+		t.Fatalf("losetup: %v: %s", err, output)
+	}
 }
 
 func TestMountSaysWhatIsMissing(t *testing.T) {
