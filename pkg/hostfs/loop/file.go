@@ -26,7 +26,14 @@ const (
 
 // stepBytes is how much is allocated in one system call. On tmpfs a signal undoes the
 // call that it interrupts, so that one for everything might never end.
-const stepBytes = 256 << 20
+//
+// XFS wants as much free as the call has, and within the limit of the project, also
+// for what is allocated already: where that is refused it is tried in smaller steps,
+// down to leastStepBytes.
+const (
+	stepBytes      = 256 << 20
+	leastStepBytes = 64 << 10
+)
 
 // defaultBlock is the block that every user of devices knows.
 const defaultBlock = 512
@@ -153,15 +160,19 @@ func (f *File) Grow(ctx context.Context, bytes int64, how Allocation) error {
 }
 
 func allocate(ctx context.Context, w *os.File, bytes int64) error {
+	most := int64(stepBytes)
 	for at := int64(0); at < bytes; {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		step := min(stepBytes, bytes-at)
+		step := min(most, bytes-at)
 		err := unix.Fallocate(int(w.Fd()), 0, at, step)
 		switch {
 		case errors.Is(err, unix.EINTR):
 			continue // what it has done so far makes the next try shorter
+		case isFull(err) && step > leastStepBytes:
+			most = step / 2 / Unit * Unit
+			continue
 		case err != nil:
 			return &fs.PathError{Op: "fallocate", Path: w.Name(), Err: err}
 		}
@@ -169,6 +180,8 @@ func allocate(ctx context.Context, w *os.File, bytes int64) error {
 	}
 	return nil
 }
+
+func isFull(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }
 
 func truncate(w *os.File, bytes int64) error {
 	for {
