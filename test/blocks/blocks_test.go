@@ -1,0 +1,113 @@
+// Package blocks tests that a block volume is a disk: with the real program, real loop
+// devices and a kernel that is asked to lose something. On the host the pools are on
+// XFS and ext4, and on btrfs with its limits; in the guest of test/kernel on XFS and
+// ext4 with theirs.
+package blocks
+
+import (
+	"os"
+	"os/exec"
+	"testing"
+
+	"kubevirt.io/hostpath-provisioner/test/node"
+	"kubevirt.io/hostpath-provisioner/test/testenv"
+)
+
+func TestMain(m *testing.M) { testenv.Main(m) }
+
+// A check has a driver of its own, on an empty pool.
+type check struct {
+	name string
+	run  func(b *bench)
+	// allocation is the pool option of that name.
+	allocation string
+}
+
+var checks = []check{
+	{"what was written is there after restarts and crashes, on the same device", survivesRestarts, "thick"},
+	{"a read-only publication refuses writes", refusesWrites, "thick"},
+	{"targets share a device, and the last takes it with it", sharesDevice, "thick"},
+	{"a disk grows while it is written to", growsWhileWritten, "thick"},
+	{"a disk ends where it was promised to", endsAtItsSize, "thick"},
+	{"a thick disk has its space when nothing else is left", keepsItsSpace, "thick"},
+	{"a thin disk takes space as it is written, and gives it back", takesWhatIsWritten, "thin"},
+	{"a disk in use is not deleted", staysWhileUsed, "thick"},
+	{"a device that somebody else attached counts as use", countsForeignDevices, "thick"},
+	{"a disk takes writes in any order", takesWritesInAnyOrder, "thick"},
+	{"many disks at once", manyDisks, "thin"},
+	{"a crash at any instant loses no data and leaves no device", crashesAnywhere, "thick"},
+}
+
+func TestBlocks(t *testing.T) {
+	testenv.NeedRoot(t)
+	testenv.NeedPrograms(t, "losetup")
+	// The race detector has a program linger for a second when it ends.
+	t.Setenv("GORACE", "atexit_sleep_ms=0")
+	driver, err := node.Binary(t.Context(), t.TempDir())
+	must(t, err)
+	for _, fs := range filesystems() {
+		t.Run(fs.name, func(t *testing.T) {
+			mounted := fs.mount(t)
+			for _, c := range checks {
+				t.Run(c.name, func(t *testing.T) {
+					b := newBench(t, driver, fs, mounted, c.allocation)
+					c.run(b)
+					if !t.Failed() {
+						b.removeAll()
+					}
+				})
+			}
+		})
+	}
+}
+
+// A filesystem is what a pool is on.
+type filesystem struct {
+	name        string
+	mount       func(t *testing.T) string
+	enforcement string // the pool option of that name
+}
+
+const poolBytes = 1 << 30
+
+// filesystems are those that this kernel has.
+func filesystems() []filesystem {
+	if os.Getenv("HOSTPATH_KERNEL") == "" {
+		return []filesystem{
+			{"xfs", onLoop("xfs"), "auto"},
+			{"ext4", onLoop("ext4"), "auto"},
+			{"btrfs enforced", onCountingBtrfs, "required"},
+		}
+	}
+	disk := func(name string) func(*testing.T) string {
+		return func(t *testing.T) string {
+			t.Helper()
+			path := os.Getenv(name)
+			if path == "" {
+				t.Fatalf("$HOSTPATH_KERNEL is set, but $%s is not", name)
+			}
+			return path
+		}
+	}
+	return []filesystem{
+		{"xfs enforced", disk("HOSTPATH_KERNEL_XFS"), "required"},
+		{"ext4 enforced", disk("HOSTPATH_KERNEL_EXT4"), "required"},
+	}
+}
+
+func onLoop(kind string) func(*testing.T) string {
+	return func(t *testing.T) string { return testenv.LoopFS(t, kind, poolBytes) }
+}
+
+// onCountingBtrfs switches quotas on and waits until all that is there is counted.
+func onCountingBtrfs(t *testing.T) string {
+	t.Helper()
+	testenv.NeedPrograms(t, "btrfs")
+	path := testenv.LoopFS(t, "btrfs", poolBytes)
+	for _, args := range [][]string{{"quota", "enable", path}, {"quota", "rescan", "-w", path}} {
+		if output, err := exec.CommandContext(t.Context(), "btrfs", args...).CombinedOutput(); err != nil {
+			t.Fatalf("btrfs %q: %v: %s", args, err, output)
+		}
+	}
+	return path
+}
