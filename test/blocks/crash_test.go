@@ -5,7 +5,6 @@ import (
 	"math/rand/v2"
 	"os"
 	"slices"
-	"testing"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -27,8 +26,8 @@ type volume struct {
 func crashesAnywhere(b *bench) {
 	const seed = 4
 	allowed := 12 * time.Second
-	if testing.Short() {
-		allowed = 40 * time.Second // for a processor that is emulated
+	if guest() {
+		allowed = 40 * time.Second
 	}
 	random := rand.New(rand.NewPCG(seed, seed))
 	var volumes []*volume

@@ -109,8 +109,8 @@ func takesWhatIsWritten(b *bench) {
 // be. The filesystem keeps track of them within the volume's limit.
 func takesWritesInAnyOrder(b *bench) {
 	size := int64(64 * mib)
-	if testing.Short() {
-		size = 16 * mib // for a processor that is emulated
+	if testing.Short() && guest() {
+		size = 16 * mib
 	}
 	b.create("disk", size)
 	d := open(b.T, b.publish("disk", "pod"), os.O_RDWR)
