@@ -21,7 +21,7 @@ GO_TEST := CGO_ENABLED=1 go test -race -count=1 -timeout 20m
 
 # The nested modules hold what must stay out of the product's go.mod.
 MODULES := $(shell find . -name go.mod -printf '%P\n' | xargs -n1 dirname | sort)
-NESTED := $(filter-out . test/tools,$(MODULES))
+NESTED := $(filter-out . test/tools test/cluster/kubernetes,$(MODULES))
 
 .PHONY: help
 help: ## Print this
@@ -54,7 +54,7 @@ test: ## Run every test with the race detector (unit, contract, sanity, kernel, 
 	$(GO_TEST) -short -coverprofile=bin/cover.out $$(go list ./... | grep -v /sanity)
 	@$(MAKE) sanity
 	@$(MAKE) test-kernel
-	@for module in $(NESTED); do (echo "go test in $$module"; cd $$module && $(GO_TEST) ./...); done
+	@for module in $(NESTED); do (echo "go test in $$module"; cd $$module && $(GO_TEST) $$(go list ./... | grep -v /cases)); done
 	@test/tools/coverage bin/cover.out
 
 .PHONY: sanity
@@ -80,6 +80,38 @@ test-kernel: ## Run what needs quotas on XFS and ext4, and SELinux, in a virtual
 	bin/kernel/kernel --env CI --timeout 30m --memory 3072 \
 		--add bin/kernel/hostpath-csi-driver:/usr/bin/hostpath-csi-driver --env HOSTPATH_CSI_DRIVER=/usr/bin/hostpath-csi-driver \
 		$(foreach package,$(KERNEL_TESTS),--run 'bin/kernel/$(notdir $(package)).test -test.timeout 25m $(KERNEL_FLAGS)')
+
+# The programs of Kubernetes take ten minutes to build, once. The module that names them has no code.
+KUBERNETES := bin/cluster/kube-apiserver
+KUBERNETES_VERSION := $(shell awk '$$1 == "k8s.io/kubernetes" { print $$2 }' test/cluster/kubernetes/go.mod)
+$(KUBERNETES): test/cluster/kubernetes/go.mod test/cluster/kubernetes/go.sum
+	@mkdir -p bin/cluster
+	@# A kubelet without a version is not let into a cluster.
+	cd test/cluster/kubernetes && CGO_ENABLED=0 go build -o $(CURDIR)/bin/cluster/ \
+		-ldflags '-s -w -X k8s.io/component-base/version.gitVersion=$(KUBERNETES_VERSION)' tool
+	@touch $@
+
+# What the nodes run besides: the image from the Dockerfile, and stand-ins for sidecars that are no Go modules.
+.PHONY: cluster-programs
+cluster-programs: $(KUBERNETES) cross-$(shell go env GOARCH)
+	@test/tools/install-deps cluster
+	cd test/cluster && CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o $(CURDIR)/bin/cluster/ ./standin/... ./cmd/...
+	test/tools/image localhost/hostpath-csi-driver:test '$(VERSION)' bin/cluster/driver.tar "$$(go env GOARCH)"
+
+# For example CLUSTER_FLAGS='-test.run Grow'. A Ctrl-C has to reach the tests themselves: not go test.
+CLUSTER_FLAGS ?=
+.PHONY: test-cluster
+test-cluster: cluster-programs ## Install the driver on a real Kubernetes cluster, and do there what users do
+	cd test/cluster && CGO_ENABLED=0 go test -c -o $(CURDIR)/bin/cluster/cases.test ./cases
+	@cd test/cluster/cases && exec $(CURDIR)/bin/cluster/cases.test -test.v -test.timeout 30m -programs $(CURDIR)/bin/cluster $(CLUSTER_FLAGS)
+
+.PHONY: cluster-up
+cluster-up: cluster-programs ## Start a Kubernetes cluster with the driver, to play with
+	@exec bin/cluster/cluster up
+
+.PHONY: cluster-down
+cluster-down: ## End that cluster; nothing of it stays
+	@[[ ! -x bin/cluster/cluster ]] || exec bin/cluster/cluster down
 
 .PHONY: lint
 lint: bin/tools/golangci-lint ## Check the format, the go.mod files, and the code with vet and golangci-lint

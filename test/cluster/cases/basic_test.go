@@ -1,0 +1,50 @@
+package cases_test
+
+import (
+	"path/filepath"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// A claim is bound on the node of its first pod, holds what pods write for as
+// long as it is there, and leaves nothing.
+func TestVolumeFromClaimToRemoval(t *testing.T) {
+	s := begin(t)
+	s.claim("data", "64Mi")
+	s.pod("first", with("data", "/data"), on(nodeB))
+	pod := s.ready("first")
+
+	claim, err := c.Client.CoreV1().PersistentVolumeClaims(s.namespace).Get(t.Context(), "data", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	volume := s.volume("data")
+	want := resource.MustParse("64Mi")
+	if got := claim.Status.Capacity.Storage(); got.Cmp(want) != 0 {
+		t.Errorf("the claim has %v, want %v", got, &want)
+	}
+	if got := volume.Spec.Capacity.Storage(); got.Cmp(want) != 0 {
+		t.Errorf("the volume has %v, want %v", got, &want)
+	}
+	if got := s.nodeOf(volume); got != nodeB || pod.Spec.NodeName != nodeB {
+		t.Errorf("the volume is for %s and the pod on %s, want both on %s", got, pod.Spec.NodeName, nodeB)
+	}
+
+	s.mustRun("first", "echo hello >/data/file; sync")
+	path := filepath.Join(s.disk(volume), "file")
+	s.wantFile(path, "hello\n")
+
+	s.remove("first")
+	s.wantFile(path, "hello\n")
+	s.pod("second", with("data", "/data"))
+	if node := s.ready("second").Spec.NodeName; node != nodeB {
+		t.Errorf("the second pod is on %s, want it where its volume is, on %s", node, nodeB)
+	}
+	if got := s.mustRun("second", "cat /data/file"); got != "hello\n" {
+		t.Errorf("the second pod reads %q", got)
+	}
+	s.remove("second")
+	s.removeClaim("data")
+}

@@ -1,0 +1,251 @@
+package cases_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/tools/remotecommand"
+)
+
+// long is time enough for anything that a user would wait for.
+const long = 2 * time.Minute
+
+// The pools of each node, by the class that leads to them.
+var poolPaths = map[string]string{
+	"hostpath-csi":       "/var/hpvolumes",
+	"hostpath-csi-plain": "/var/plain",
+}
+
+// A scene is a namespace for one test.
+type scene struct {
+	*testing.T
+	namespace string
+}
+
+// begin makes a namespace. At the end of the test it is deleted, and then neither
+// the cluster nor a disk may have anything left of it.
+func begin(t *testing.T) *scene {
+	t.Helper()
+	made, err := c.Client.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{
+		ObjectMeta: metav1.ObjectMeta{GenerateName: "case-"},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &scene{T: t, namespace: made.Name}
+	t.Cleanup(s.end)
+	s.until("the namespace's service account", func(ctx context.Context) (string, error) {
+		_, err := c.Client.CoreV1().ServiceAccounts(s.namespace).Get(ctx, "default", metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			return "missing", nil
+		}
+		return "", err
+	})
+	return s
+}
+
+func (s *scene) end() {
+	if s.Failed() {
+		s.explain()
+	}
+	// The test's own context has ended.
+	ctx := context.Background()
+	if err := c.Client.CoreV1().Namespaces().Delete(ctx, s.namespace, metav1.DeleteOptions{}); err != nil {
+		s.Error(err)
+		return
+	}
+	if err := c.Log.Until(ctx, long, "nothing to be left", s.remains); err != nil {
+		s.Error(err)
+	}
+}
+
+// explain prints what has happened in the namespace.
+func (s *scene) explain() {
+	events, err := c.Client.CoreV1().Events(s.namespace).List(context.Background(), metav1.ListOptions{})
+	if err != nil {
+		s.Log(err)
+		return
+	}
+	for _, e := range events.Items {
+		s.Logf("%s %s %s: %s: %s", e.CreationTimestamp.Format(time.TimeOnly), e.InvolvedObject.Kind, e.InvolvedObject.Name, e.Reason, e.Message)
+	}
+}
+
+// remains says what is left of the namespace, or is empty.
+func (s *scene) remains(ctx context.Context) (string, error) {
+	left, err := c.Client.CoreV1().Namespaces().Get(ctx, s.namespace, metav1.GetOptions{})
+	if err == nil {
+		for _, condition := range left.Status.Conditions {
+			if condition.Type == corev1.NamespaceContentRemaining && condition.Status == corev1.ConditionTrue {
+				return condition.Message, nil
+			}
+		}
+		return "the namespace", nil
+	}
+	if !apierrors.IsNotFound(err) {
+		return "", err
+	}
+	volumes, err := c.Client.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return "", err
+	}
+	for _, volume := range volumes.Items {
+		if claim := volume.Spec.ClaimRef; claim != nil && claim.Namespace == s.namespace {
+			return fmt.Sprintf("%s is %s: %s", volume.Name, volume.Status.Phase, volume.Status.Message), nil
+		}
+	}
+	return onDisks()
+}
+
+// onDisks says which volumes there are on the nodes' disks, whole or being made
+// or removed, or is empty.
+func onDisks() (string, error) {
+	for name, n := range c.Nodes {
+		for _, pool := range poolPaths {
+			for _, pattern := range []string{"*", ".hostpath-provisioner/staging/*/*", ".hostpath-provisioner/trash/*/*", ".hostpath-provisioner/volumes/*"} {
+				found, err := filepath.Glob(filepath.Join(n.Disk(pool), pattern))
+				if err != nil {
+					return "", err
+				}
+				for _, path := range found {
+					if base := filepath.Base(path); base != "lost+found" && base != ".hostpath-provisioner" {
+						return fmt.Sprintf("%s on the disk of %s", strings.TrimPrefix(path, n.Disk(pool)), name), nil
+					}
+				}
+			}
+		}
+	}
+	return "", nil
+}
+
+// until waits for something that has to come within a time that a user would
+// accept.
+func (s *scene) until(what string, look func(context.Context) (string, error)) {
+	s.Helper()
+	if err := c.Log.Until(s.Context(), long, what, look); err != nil {
+		s.Fatal(err)
+	}
+}
+
+// run runs a script in the first container of a pod and returns what it prints.
+func (s *scene) run(pod, script string) (string, error) {
+	request := c.Client.CoreV1().RESTClient().Post().Namespace(s.namespace).Resource("pods").Name(pod).SubResource("exec").
+		VersionedParams(&corev1.PodExecOptions{Command: []string{"sh", "-ec", script}, Stdout: true, Stderr: true}, scheme.ParameterCodec)
+	executor, err := remotecommand.NewSPDYExecutor(c.Config, "POST", request.URL())
+	if err != nil {
+		return "", err
+	}
+	var out, complaint bytes.Buffer
+	if err := executor.StreamWithContext(s.Context(), remotecommand.StreamOptions{Stdout: &out, Stderr: &complaint}); err != nil {
+		return out.String(), fmt.Errorf("%s in %s: %w: %s", script, pod, err, bytes.TrimSpace(complaint.Bytes()))
+	}
+	return out.String(), nil
+}
+
+// mustRun is run for a script that has to succeed.
+func (s *scene) mustRun(pod, script string) string {
+	s.Helper()
+	out, err := s.run(pod, script)
+	if err != nil {
+		s.Fatal(err)
+	}
+	return out
+}
+
+// wantFile says that a file on a disk has this text.
+func (s *scene) wantFile(path, want string) {
+	s.Helper()
+	got, err := os.ReadFile(path)
+	if err != nil {
+		s.Error(err)
+	} else if string(got) != want {
+		s.Errorf("%s holds %q, want %q", path, got, want)
+	}
+}
+
+// wantGone says that a path must not be there, or no more in a moment.
+func (s *scene) wantGone(path string) {
+	s.Helper()
+	s.until(path+" to be gone", func(context.Context) (string, error) {
+		_, err := os.Lstat(path)
+		if errors.Is(err, os.ErrNotExist) {
+			return "", nil
+		}
+		return "still there", err
+	})
+}
+
+// wantEvent waits for an event about an object whose message has all of the words.
+func (s *scene) wantEvent(kind, name string, words ...string) corev1.Event {
+	s.Helper()
+	var found corev1.Event
+	s.until(fmt.Sprintf("an event about %s %s with %q", kind, name, words), func(ctx context.Context) (string, error) {
+		events, err := c.Client.CoreV1().Events(s.namespace).List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return "", err
+		}
+		seen := map[string]bool{}
+		for _, e := range events.Items {
+			if e.InvolvedObject.Kind != kind || e.InvolvedObject.Name != name {
+				continue
+			}
+			seen[e.Reason+": "+e.Message] = true
+			if hasAll(e.Reason+" "+e.Message, words) {
+				found = e
+				return "", nil
+			}
+		}
+		return fmt.Sprintf("seen %d others: %s", len(seen), strings.Join(sorted(seen), "; ")), nil
+	})
+	return found
+}
+
+func hasAll(text string, words []string) bool {
+	for _, word := range words {
+		if !strings.Contains(text, word) {
+			return false
+		}
+	}
+	return true
+}
+
+func sorted(set map[string]bool) []string { return slices.Sorted(maps.Keys(set)) }
+
+// disk is where a volume is on its node, seen from outside the node.
+func (s *scene) disk(volume *corev1.PersistentVolume) string {
+	s.Helper()
+	path, ok := poolPaths[volume.Spec.StorageClassName]
+	if !ok {
+		s.Fatalf("no pool is known of class %q", volume.Spec.StorageClassName)
+	}
+	return filepath.Join(c.Nodes[s.nodeOf(volume)].Disk(path), volume.Spec.CSI.VolumeHandle)
+}
+
+// nodeOf is the one node that a volume is for.
+func (s *scene) nodeOf(volume *corev1.PersistentVolume) string {
+	s.Helper()
+	if volume.Spec.NodeAffinity != nil && volume.Spec.NodeAffinity.Required != nil {
+		for _, term := range volume.Spec.NodeAffinity.Required.NodeSelectorTerms {
+			for _, e := range term.MatchExpressions {
+				if e.Key == "topology.hostpath.csi/node" && e.Operator == corev1.NodeSelectorOpIn && len(e.Values) == 1 {
+					return e.Values[0]
+				}
+			}
+		}
+	}
+	s.Fatalf("volume %s is not for one node: %v", volume.Name, volume.Spec.NodeAffinity)
+	return ""
+}

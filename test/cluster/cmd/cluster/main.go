@@ -1,0 +1,270 @@
+// cluster starts a Kubernetes cluster on this machine, with the product
+// installed, for a person to play with, and ends it again.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"kubevirt.io/hostpath-provisioner/test/cluster"
+	"kubevirt.io/hostpath-provisioner/test/cluster/control"
+	"kubevirt.io/hostpath-provisioner/test/cluster/progress"
+	"kubevirt.io/hostpath-provisioner/test/cluster/sandbox"
+)
+
+func main() {
+	programs := flag.String("programs", "bin/cluster", "directory with the programs of the cluster")
+	kustomization := flag.String("install", "test/cluster/overlay", "kustomization to install; empty for none")
+	flag.Usage = func() {
+		fmt.Fprintln(flag.CommandLine.Output(), "usage: cluster [flags] up|down")
+		flag.PrintDefaults()
+	}
+	flag.Parse()
+	dir, err := filepath.Abs(*programs)
+	if err != nil {
+		fatal(err)
+	}
+	run := files(filepath.Join(dir, "run"))
+	switch flag.Arg(0) {
+	case "up":
+		err = run.up(os.Args[1:])
+	case "down":
+		err = run.down()
+	case "serve":
+		err = run.serve(dir, *kustomization)
+	default:
+		flag.Usage()
+		os.Exit(2)
+	}
+	if err != nil {
+		fatal(err)
+	}
+}
+
+func fatal(err error) {
+	fmt.Fprintln(os.Stderr, "cluster:", err)
+	os.Exit(1)
+}
+
+// files is the directory with what is to be found of a running cluster.
+type files string
+
+func (f files) file(name string) string { return filepath.Join(string(f), name) }
+func (f files) kubeconfig() string      { return f.file("kubeconfig") }
+func (f files) logs() string            { return f.file("logs") }
+func (f files) output() string          { return f.file("output") }
+func (f files) pid() string             { return f.file("pid") }
+
+// up starts this program again in the background, where it serves the cluster,
+// and returns when that is up.
+func (f files) up(args []string) error {
+	if pid, ok := f.running(); ok {
+		return fmt.Errorf("a cluster is up already (process %d); end it with make cluster-down", pid)
+	}
+	if err := errors.Join(os.RemoveAll(string(f)), os.MkdirAll(string(f), 0o755)); err != nil {
+		return err
+	}
+	output, err := os.Create(f.output())
+	if err != nil {
+		return err
+	}
+	defer output.Close()
+	args[len(args)-1] = "serve"
+	cmd := exec.Command("/proc/self/exe", args...)
+	cmd.Args[0] = os.Args[0]
+	cmd.Stdout, cmd.Stderr = output, output
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	if err := os.WriteFile(f.pid(), []byte(strconv.Itoa(cmd.Process.Pid)), 0o644); err != nil {
+		return err
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	if err := f.follow(ctx, cmd); err != nil {
+		return errors.Join(err, f.down())
+	}
+	fmt.Printf(welcome, f.kubeconfig(), filepath.Dir(string(f)), f.logs())
+	return nil
+}
+
+const welcome = `
+The cluster is up, and the driver is installed on its two nodes.
+
+  export KUBECONFIG=%s PATH=$PATH:%s
+  kubectl get nodes,csistoragecapacities -A
+  kubectl apply -k deploy/csi/example        # its image: localhost/busybox:test
+  make cluster-down
+
+Logs are in %s
+`
+
+// follow prints what the serving process prints, until it is up or has ended.
+func (f files) follow(ctx context.Context, cmd *exec.Cmd) error {
+	output, err := os.Open(f.output())
+	if err != nil {
+		return err
+	}
+	defer output.Close()
+	exited := make(chan error, 1)
+	go func() { exited <- cmd.Wait() }()
+	tick := time.NewTicker(100 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		_, up := os.Stat(f.kubeconfig())
+		if _, err := io.Copy(os.Stdout, output); err != nil {
+			return err
+		}
+		if up == nil {
+			return nil
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return errors.New("interrupted")
+		case err := <-exited:
+			_, _ = io.Copy(os.Stdout, output) // the last words
+			return fmt.Errorf("the cluster did not start: %w", err)
+		}
+	}
+}
+
+// running tells whether a cluster is up, and which process serves it.
+func (f files) running() (int, bool) {
+	text, err := os.ReadFile(f.pid())
+	if err != nil {
+		return 0, false
+	}
+	pid, err := strconv.Atoi(string(text))
+	if err != nil {
+		return 0, false
+	}
+	// The number may be another process's by now.
+	args, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+	return pid, err == nil && strings.HasSuffix(string(args), "\x00serve\x00")
+}
+
+// down ends the cluster and waits until nothing of it is left.
+func (f files) down() error {
+	pid, ok := f.running()
+	if !ok {
+		fmt.Println("no cluster is up")
+		return nil
+	}
+	process, err := os.FindProcess(pid)
+	if err != nil {
+		return err
+	}
+	if err := process.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return err
+	}
+	log := progress.New(os.Stdout)
+	err = log.Until(context.Background(), 2*time.Minute, "the cluster to end", func(context.Context) (string, error) {
+		if _, ok := f.running(); ok {
+			return "still there", nil
+		}
+		return "", nil
+	})
+	if err == nil {
+		log.Printf("the cluster is gone; its logs are in %s", f.logs())
+	}
+	return err
+}
+
+// serve runs the cluster until it is told to end.
+func (f files) serve(programs, kustomization string) error {
+	// Made outside, so that it listens in the network of the machine.
+	var outside []*os.File
+	if sandbox.Outside() {
+		listener, err := listen()
+		if err != nil {
+			return err
+		}
+		outside = append(outside, listener)
+	}
+	box := sandbox.Enter(outside...)
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	c, err := cluster.Up(ctx, cluster.Options{
+		Sandbox:  box,
+		Programs: programs,
+		Logs:     f.logs(),
+		Nodes:    []string{"node-a", "node-b"},
+		Pools:    cluster.Pools(),
+		Log:      progress.New(os.Stdout),
+	})
+	if err == nil && kustomization != "" {
+		err = c.Install(ctx, kustomization)
+	}
+	if err != nil {
+		c.Summarize(context.WithoutCancel(ctx), os.Stdout)
+		return err
+	}
+	if len(box.Files) == 0 {
+		return errors.New("no socket to serve the API on")
+	}
+	listener, err := net.FileListener(box.Files[0])
+	if err != nil {
+		return err
+	}
+	go forward(listener, net.JoinHostPort("127.0.0.1", control.Port))
+	_, port, err := net.SplitHostPort(listener.Addr().String())
+	if err != nil {
+		return err
+	}
+	// Complete when it is seen: it says that the cluster is up.
+	if err := c.WriteKubeconfig(f.kubeconfig()+".new", "https://localhost:"+port); err != nil {
+		return err
+	}
+	if err := os.Rename(f.kubeconfig()+".new", f.kubeconfig()); err != nil {
+		return err
+	}
+	<-ctx.Done()
+	return os.Remove(f.kubeconfig())
+}
+
+// listen opens a port that is free on this machine.
+func listen() (*os.File, error) {
+	listener, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		return nil, err
+	}
+	defer listener.Close()
+	return listener.(*net.TCPListener).File()
+}
+
+// forward passes each connection on.
+func forward(listener net.Listener, to string) {
+	for {
+		from, err := listener.Accept()
+		if err != nil {
+			return
+		}
+		go func() {
+			defer from.Close()
+			target, err := net.Dial("tcp", to)
+			if err != nil {
+				return
+			}
+			defer target.Close()
+			go func() {
+				_, _ = io.Copy(target, from)
+				_ = target.(*net.TCPConn).CloseWrite()
+			}()
+			_, _ = io.Copy(from, target)
+		}()
+	}
+}

@@ -1,0 +1,70 @@
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+
+	"kubevirt.io/hostpath-provisioner/test/cluster/image"
+)
+
+// Shell is the name of the image with a shell and what a shell calls.
+const Shell = "localhost/busybox:test"
+
+const pauseImage = "localhost/pause:test"
+
+// sidecars are the programs that the overlay has an image of.
+var sidecars = []string{"csi-provisioner", "csi-resizer", "node-driver-registrar", "livenessprobe", "health-monitor"}
+
+// makeImages writes the images of a node into a directory and returns their
+// files, with that of the driver, which is there already.
+func makeImages(ctx context.Context, programs, dir string) ([]string, error) {
+	busybox, err := exec.LookPath("busybox")
+	if err != nil {
+		return nil, err
+	}
+	applets, err := exec.CommandContext(ctx, busybox, "--list").Output()
+	if err != nil {
+		return nil, fmt.Errorf("%s --list: %w", busybox, err)
+	}
+	links := map[string]string{}
+	for applet := range strings.FieldsSeq(string(applets)) {
+		if applet != "busybox" {
+			links["/bin/"+applet] = "busybox"
+		}
+	}
+	images := []image.Image{
+		{
+			Name:  Shell,
+			Files: map[string]string{"/bin/busybox": busybox},
+			Links: links,
+			Texts: map[string]string{"/etc/passwd": "root:x:0:0:root:/:/bin/sh\n", "/etc/group": "root:x:0:\n"},
+			Dirs:  []string{"/tmp"},
+		},
+		{
+			Name:       pauseImage,
+			Files:      map[string]string{"/busybox": busybox},
+			Entrypoint: []string{"/busybox", "sleep", "infinity"},
+		},
+	}
+	for _, sidecar := range sidecars {
+		images = append(images, image.Image{
+			Name:       "localhost/" + sidecar + ":test",
+			Files:      map[string]string{"/" + sidecar: filepath.Join(programs, sidecar)},
+			Entrypoint: []string{"/" + sidecar},
+		})
+	}
+	archives := []string{filepath.Join(programs, "driver.tar")}
+	for _, i := range images {
+		archive := filepath.Join(dir, strings.ReplaceAll(i.Name, "/", "_")+".tar")
+		if err := i.Write(archive); err != nil {
+			return nil, err
+		}
+		archives = append(archives, archive)
+	}
+	_, err = os.Stat(archives[0])
+	return archives, err
+}

@@ -1,0 +1,111 @@
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// What the manifests in deploy/ call things.
+const (
+	Namespace  = "hostpath-provisioner"
+	DaemonSet  = "hostpath-csi-driver"
+	DriverName = "kubevirt.io.hostpath-provisioner"
+)
+
+// Install applies a kustomization of the product, and waits until the driver
+// runs on every node and kubelet knows of it.
+func (c *Cluster) Install(ctx context.Context, kustomization string) error {
+	c.Log.Printf("kubectl apply -k %s", kustomization)
+	if _, err := c.Kubectl(ctx, "apply", "-k", kustomization); err != nil {
+		return err
+	}
+	return c.Log.Until(ctx, 3*time.Minute, "the driver to be ready on every node", c.driverReady)
+}
+
+func (c *Cluster) driverReady(ctx context.Context) (string, error) {
+	set, err := c.Client.AppsV1().DaemonSets(Namespace).Get(ctx, DaemonSet, metav1.GetOptions{})
+	if err != nil {
+		return "", err
+	}
+	if !rolledOut(set, len(c.Options.Nodes)) {
+		pods, err := c.Client.CoreV1().Pods(Namespace).List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return "", err
+		}
+		return fmt.Sprintf("%d of %d; %s", set.Status.NumberReady, len(c.Options.Nodes), waiting(pods.Items)), nil
+	}
+	for name := range c.Nodes {
+		known, err := c.Client.StorageV1().CSINodes().Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return "", err
+		}
+		registered := false
+		for _, driver := range known.Spec.Drivers {
+			registered = registered || driver.Name == DriverName
+		}
+		if !registered {
+			return name + ": not registered with kubelet", nil
+		}
+	}
+	return "", nil
+}
+
+func rolledOut(set *appsv1.DaemonSet, nodes int) bool {
+	s := set.Status
+	return s.ObservedGeneration == set.Generation && int(s.DesiredNumberScheduled) == nodes &&
+		int(s.UpdatedNumberScheduled) == nodes && int(s.NumberReady) == nodes
+}
+
+// waiting says what keeps pods from being ready.
+func waiting(pods []corev1.Pod) string {
+	var parts []string
+	for _, pod := range pods {
+		parts = append(parts, State(pod))
+	}
+	return join(parts)
+}
+
+// State says why a pod is not ready, or is empty.
+func State(pod corev1.Pod) string {
+	if pod.DeletionTimestamp != nil {
+		return pod.Name + ": terminating"
+	}
+	for _, status := range append(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses...) {
+		switch {
+		case status.State.Waiting != nil:
+			return fmt.Sprintf("%s: %s: %s %s", pod.Name, status.Name, status.State.Waiting.Reason, status.State.Waiting.Message)
+		case status.State.Terminated != nil && pod.Status.Phase != corev1.PodSucceeded:
+			return fmt.Sprintf("%s: %s has ended with %d", pod.Name, status.Name, status.State.Terminated.ExitCode)
+		}
+	}
+	for _, condition := range pod.Status.Conditions {
+		if condition.Type == corev1.PodScheduled && condition.Status == corev1.ConditionFalse {
+			return pod.Name + ": " + condition.Message
+		}
+	}
+	if pod.Status.Phase == corev1.PodPending {
+		return pod.Name + ": pending"
+	}
+	return ""
+}
+
+// Uninstall deletes what Install has applied, and waits until no pod of it is
+// left.
+func (c *Cluster) Uninstall(ctx context.Context, kustomization string) error {
+	c.Log.Printf("kubectl delete -k %s", kustomization)
+	if _, err := c.Kubectl(ctx, "delete", "-k", kustomization, "--timeout=2m"); err != nil {
+		return err
+	}
+	return c.Log.Until(ctx, 2*time.Minute, "the driver to be gone", func(ctx context.Context) (string, error) {
+		pods, err := c.Client.CoreV1().Pods(Namespace).List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return "", err
+		}
+		return waiting(pods.Items), nil
+	})
+}

@@ -1,0 +1,64 @@
+// Package progress tells a person what is being waited for, and waits.
+package progress
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"sync"
+	"time"
+)
+
+// A Log prints lines with the time since it was made.
+type Log struct {
+	mu    sync.Mutex
+	to    io.Writer
+	start time.Time
+}
+
+// New returns a log that prints to a writer.
+func New(to io.Writer) *Log { return &Log{to: to, start: time.Now()} }
+
+// Printf prints a line.
+func (l *Log) Printf(format string, args ...any) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	fmt.Fprintf(l.to, "%7.1fs  %s\n", time.Since(l.start).Seconds(), fmt.Sprintf(format, args...))
+}
+
+// between is how long to wait before looking again.
+const between = 100 * time.Millisecond
+
+// Until looks again and again until there is nothing left to wait for. A look
+// says what there is, or "" when it is over; an error ends the wait. What is
+// waited for is printed when it is seen first and whenever it has changed, but
+// not more often than once in five seconds. When the time is up, the error says
+// what was seen last.
+func (l *Log) Until(ctx context.Context, allowed time.Duration, what string, look func(context.Context) (string, error)) error {
+	ctx, cancel := context.WithTimeout(ctx, allowed)
+	defer cancel()
+	tick := time.NewTicker(between)
+	defer tick.Stop()
+	printed, last, start := "", "", time.Now()
+	nextPrint := start.Add(time.Second)
+	for {
+		state, err := look(ctx)
+		switch {
+		case err != nil && ctx.Err() == nil:
+			return fmt.Errorf("%s: %w", what, err)
+		case err == nil && state == "":
+			return nil
+		case err == nil:
+			last = state
+		}
+		if now := time.Now(); last != printed && now.After(nextPrint) {
+			l.Printf("  %s: %s", what, last)
+			printed, nextPrint = last, now.Add(5*time.Second)
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return fmt.Errorf("%s: not after %.0f s: %s", what, time.Since(start).Seconds(), last)
+		}
+	}
+}

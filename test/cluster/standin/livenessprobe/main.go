@@ -1,0 +1,52 @@
+// livenessprobe stands in for the real one: asked at /healthz, it asks the
+// driver whether it is well.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"log"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"kubevirt.io/hostpath-provisioner/test/cluster/standin/sidecar"
+)
+
+func main() {
+	address := flag.String("csi-address", "/run/csi/socket", "socket of the driver")
+	endpoint := flag.String("http-endpoint", "", "address to answer at /healthz on")
+	timeout := flag.Duration("probe-timeout", time.Second, "for a call to the driver")
+	flag.String("metrics-path", "/metrics", "without effect")
+	flag.Int("v", 0, "how much is logged; without effect")
+	flag.Parse()
+
+	ctx, stop := sidecar.UntilSignal()
+	defer stop()
+	if err := run(ctx, *address, *endpoint, *timeout); err != nil {
+		log.Fatal(err)
+	}
+}
+
+func run(ctx context.Context, address, endpoint string, timeout time.Duration) error {
+	connection, err := sidecar.Dial(address)
+	if err != nil {
+		return err
+	}
+	defer connection.Close()
+	driver := csi.NewIdentityClient(connection)
+	return sidecar.ServeHealth(ctx, endpoint, func(ctx context.Context) error {
+		ctx, cancel := context.WithTimeout(ctx, timeout)
+		defer cancel()
+		answer, err := driver.Probe(ctx, &csi.ProbeRequest{})
+		if err != nil {
+			return fmt.Errorf("probe the driver: %w", err)
+		}
+		if ready := answer.GetReady(); ready != nil && !ready.GetValue() {
+			return errors.New("the driver is not ready")
+		}
+		return nil
+	})
+}
