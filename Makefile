@@ -98,12 +98,12 @@ cluster-programs: $(KUBERNETES) cross-$(shell go env GOARCH)
 	cd test/cluster && CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o $(CURDIR)/bin/cluster/ ./standin/... ./cmd/...
 	test/tools/image localhost/hostpath-csi-driver:test '$(VERSION)' bin/cluster/driver.tar "$$(go env GOARCH)"
 
-# For example CLUSTER_FLAGS='-test.run Grow'. A Ctrl-C has to reach the tests themselves: not go test.
-CLUSTER_FLAGS ?=
+# For example CASES='Grow|ReadOnly'. A Ctrl-C has to reach the tests themselves: not go test.
+CASES ?= .
 .PHONY: test-cluster
 test-cluster: cluster-programs ## Install the driver on a real Kubernetes cluster, and do there what users do
 	cd test/cluster && CGO_ENABLED=0 go test -c -o $(CURDIR)/bin/cluster/cases.test ./cases
-	@cd test/cluster/cases && exec $(CURDIR)/bin/cluster/cases.test -test.v -test.timeout 30m -programs $(CURDIR)/bin/cluster $(CLUSTER_FLAGS)
+	@cd test/cluster/cases && exec $(CURDIR)/bin/cluster/cases.test -test.v -test.timeout 30m -programs $(CURDIR)/bin/cluster -test.run '$(CASES)'
 
 .PHONY: cluster-up
 cluster-up: cluster-programs ## Start a Kubernetes cluster with the driver, to play with

@@ -17,13 +17,17 @@ const (
 	DriverName = "kubevirt.io.hostpath-provisioner"
 )
 
-// Install applies a kustomization of the product, and waits until the driver
-// runs on every node and kubelet knows of it.
+// Install applies a kustomization of the product, and waits until it is ready.
 func (c *Cluster) Install(ctx context.Context, kustomization string) error {
 	c.Log.Printf("kubectl apply -k %s", kustomization)
 	if _, err := c.Kubectl(ctx, "apply", "-k", kustomization); err != nil {
 		return err
 	}
+	return c.DriverReady(ctx)
+}
+
+// DriverReady waits until the driver runs on every node and kubelet knows of it.
+func (c *Cluster) DriverReady(ctx context.Context) error {
 	return c.Log.Until(ctx, 3*time.Minute, "the driver to be ready on every node", c.driverReady)
 }
 

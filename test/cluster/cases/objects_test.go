@@ -67,6 +67,7 @@ func podSpec(script string) corev1.PodSpec {
 		}},
 		AutomountServiceAccountToken:  new(bool),
 		EnableServiceLinks:            new(bool),
+		DNSPolicy:                     corev1.DNSDefault,
 		TerminationGracePeriodSeconds: pointer(int64(2)),
 	}
 }

@@ -63,11 +63,21 @@ func (s *scene) end() {
 	}
 	// The test's own context has ended.
 	ctx := context.Background()
-	if err := c.Client.CoreV1().Namespaces().Delete(ctx, s.namespace, metav1.DeleteOptions{}); err != nil {
+	options := metav1.DeleteOptions{}
+	all := metav1.ListOptions{}
+	if err := errors.Join(
+		c.Client.AppsV1().StatefulSets(s.namespace).DeleteCollection(ctx, options, all),
+		c.Client.CoreV1().Pods(s.namespace).DeleteCollection(ctx, options, all),
+		c.Client.CoreV1().PersistentVolumeClaims(s.namespace).DeleteCollection(ctx, options, all),
+	); err != nil {
 		s.Error(err)
 		return
 	}
 	if err := c.Log.Until(ctx, long, "nothing to be left", s.remains); err != nil {
+		s.Error(err)
+	}
+	// It is empty, so that nobody has to wait for this.
+	if err := c.Client.CoreV1().Namespaces().Delete(ctx, s.namespace, options); err != nil {
 		s.Error(err)
 	}
 }
@@ -86,17 +96,12 @@ func (s *scene) explain() {
 
 // remains says what is left of the namespace, or is empty.
 func (s *scene) remains(ctx context.Context) (string, error) {
-	left, err := c.Client.CoreV1().Namespaces().Get(ctx, s.namespace, metav1.GetOptions{})
-	if err == nil {
-		for _, condition := range left.Status.Conditions {
-			if condition.Type == corev1.NamespaceContentRemaining && condition.Status == corev1.ConditionTrue {
-				return condition.Message, nil
-			}
-		}
-		return "the namespace", nil
-	}
-	if !apierrors.IsNotFound(err) {
+	pods, err := c.Client.CoreV1().Pods(s.namespace).List(ctx, metav1.ListOptions{})
+	if err != nil {
 		return "", err
+	}
+	if len(pods.Items) > 0 {
+		return fmt.Sprintf("%d pods", len(pods.Items)), nil
 	}
 	volumes, err := c.Client.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{})
 	if err != nil {

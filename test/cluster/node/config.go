@@ -78,7 +78,6 @@ cgroupDriver: cgroupfs
 failCgroupV1: false
 failSwapOn: false
 enforceNodeAllocatable: []
-localStorageCapacityIsolation: false
 # The machine's own disk may be nearly full.
 evictionHard: {memory.available: 50Mi, nodefs.available: 1Mi, imagefs.available: 1Mi, nodefs.inodesFree: "10"}
 imageGCHighThresholdPercent: 100
@@ -88,5 +87,8 @@ kubeAPIBurst: 200
 registryPullQPS: 0
 serializeImagePulls: false
 nodeStatusUpdateFrequency: 4s
+volumeStatsAggPeriod: 5s
+# How long a pod in use waits for its volume to grow.
+syncFrequency: 10s
 `, n.port(), n.healthPort(), containerdSocket, n.file("resolv.conf"), n.MaxPods, n.Cgroup)
 }

@@ -64,7 +64,6 @@ var own = map[string]string{
 	"kubelet": "/var/lib/kubelet",
 	"cni":     "/var/lib/cni",
 	"run":     "/run/containerd",
-	"pods":    "/var/log/pods",
 	"logs":    "/var/log/containers",
 	"netns":   "/run/netns",
 }
@@ -111,7 +110,8 @@ func (n *Node) makePools(ctx context.Context) error {
 // enterNamespace makes a mount namespace with this node's own directories, and
 // keeps it with a program that does nothing.
 func (n *Node) enterNamespace(ctx context.Context) error {
-	binds := map[string]string{}
+	// The logs of containers are worth keeping too.
+	binds := map[string]string{filepath.Join(n.Logs, n.Name+"-pods"): "/var/log/pods"}
 	for name, target := range own {
 		binds[n.file(name)] = target
 	}

@@ -1,0 +1,254 @@
+package cases_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"syscall"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
+
+	"kubevirt.io/hostpath-provisioner/test/cluster"
+)
+
+const (
+	mib = 1 << 20
+	gib = 1 << 30
+	// step is more than a capacity may be rounded down by in a pool of 8 GiB.
+	step = 32 * mib
+)
+
+// capacities are what the cluster knows to be free, in bytes, by class and node.
+func capacities(ctx context.Context) (map[string]map[string]int64, error) {
+	list, err := c.Client.StorageV1().CSIStorageCapacities(cluster.Namespace).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, err
+	}
+	found := map[string]map[string]int64{}
+	for _, item := range list.Items {
+		node := item.NodeTopology.MatchLabels["topology.hostpath.csi/node"]
+		if found[item.StorageClassName] == nil {
+			found[item.StorageClassName] = map[string]int64{}
+		}
+		if _, twice := found[item.StorageClassName][node]; twice {
+			return nil, fmt.Errorf("two objects for class %s on %s", item.StorageClassName, node)
+		}
+		if item.Capacity == nil {
+			return nil, fmt.Errorf("%s has no capacity", item.Name)
+		}
+		if m := item.MaximumVolumeSize; m != nil && m.Cmp(*item.Capacity) > 0 {
+			return nil, fmt.Errorf("%s has a largest volume of %v with a capacity of %v", item.Name, m, item.Capacity)
+		}
+		found[item.StorageClassName][node] = item.Capacity.Value()
+	}
+	return found, nil
+}
+
+// capacity is what the cluster knows to be free of class hostpath-csi on a node.
+func (s *scene) capacity(node string) int64 {
+	s.Helper()
+	all, err := capacities(s.Context())
+	if err != nil {
+		s.Fatal(err)
+	}
+	bytes, ok := all["hostpath-csi"][node]
+	if !ok {
+		s.Fatalf("no capacity is known of %s: %v", node, all)
+	}
+	return bytes
+}
+
+// wantCapacity waits until a capacity is this, or less by what it is rounded by.
+func (s *scene) wantCapacity(class, node string, want int64) {
+	s.Helper()
+	s.until(fmt.Sprintf("capacity %d MiB of %s on %s", want/mib, class, node), func(ctx context.Context) (string, error) {
+		all, err := capacities(ctx)
+		if err != nil {
+			return "", err
+		}
+		got := all[class][node]
+		if got <= want && got > want-step {
+			return "", nil
+		}
+		return fmt.Sprintf("is %d MiB", got/mib), nil
+	})
+}
+
+// free is what the filesystem of a pool has free.
+func (s *scene) free(node, pool string) int64 {
+	s.Helper()
+	var stat syscall.Statfs_t
+	if err := syscall.Statfs(c.Nodes[node].Disk(pool), &stat); err != nil {
+		s.Fatal(err)
+	}
+	return int64(stat.Bavail) * stat.Bsize
+}
+
+// There is one object for each class and node, which says what the disk has free
+// and what was promised of it.
+func TestCapacityTellsTheTruth(t *testing.T) {
+	s := begin(t)
+	all, err := capacities(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(all) != len(poolPaths) {
+		t.Errorf("there are capacities of %d classes, want %d: %v", len(all), len(poolPaths), all)
+	}
+	for class, pool := range poolPaths {
+		if len(all[class]) != 2 {
+			t.Errorf("there are capacities of %d nodes for %s, want 2: %v", len(all[class]), class, all[class])
+		}
+		for _, node := range []string{nodeA, nodeB} {
+			s.wantCapacity(class, node, s.free(node, pool))
+		}
+	}
+}
+
+// A volume takes its size from its own pool on its own node, before anything is
+// written to it, and gives it back.
+func TestCapacityFollowsVolumes(t *testing.T) {
+	s := begin(t)
+	before := map[string]int64{nodeA: s.capacity(nodeA), nodeB: s.capacity(nodeB)}
+	s.claim("data", "1Gi")
+	s.pod("user", with("data", "/data"), on(nodeA))
+	s.ready("user")
+	s.wantCapacity("hostpath-csi", nodeA, before[nodeA]-gib+step-1)
+	if got := s.capacity(nodeB); got != before[nodeB] {
+		t.Errorf("a volume on %s changed the capacity of %s from %d to %d", nodeA, nodeB, before[nodeB], got)
+	}
+	s.wantCapacity("hostpath-csi-plain", nodeA, s.free(nodeA, "/var/plain"))
+
+	s.remove("user")
+	s.removeClaim("data")
+	s.until("capacity to come back", func(ctx context.Context) (string, error) {
+		got := s.capacity(nodeA)
+		if got == before[nodeA] {
+			return "", nil
+		}
+		return fmt.Sprintf("is %d, was %d", got, before[nodeA]), nil
+	})
+}
+
+// The overlay has capacities polled every 5 seconds.
+const polls = 20 * time.Second
+
+// Each rewrite of an object goes to every scheduler. So there is none while
+// nothing changes.
+func TestCapacityIsNotRewritten(t *testing.T) {
+	s := begin(t)
+	s.claim("data", "64Mi")
+	s.pod("user", with("data", "/data"), doing("while sleep 0.1; do date >>/data/dates; done"), on(nodeA))
+	s.ready("user")
+	s.wantCapacity("hostpath-csi", nodeA, s.free(nodeA, "/var/hpvolumes")-64*mib)
+
+	list, err := c.Client.StorageV1().CSIStorageCapacities(cluster.Namespace).List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), polls)
+	defer cancel()
+	changes, err := c.Client.StorageV1().CSIStorageCapacities(cluster.Namespace).Watch(ctx, metav1.ListOptions{ResourceVersion: list.ResourceVersion})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer changes.Stop()
+	for change := range changes.ResultChan() {
+		item, ok := change.Object.(*storagev1.CSIStorageCapacity)
+		if !ok || change.Type != watch.Modified {
+			t.Fatalf("the watch ended with %v %v", change.Type, change.Object)
+		}
+		t.Errorf("class %s on %v was rewritten: now %v", item.StorageClassName, item.NodeTopology.MatchLabels, item.Capacity)
+	}
+	s.remove("user")
+}
+
+// fill takes all but some bytes of the pool of a node.
+func (s *scene) fill(node string, leave int64) {
+	s.Helper()
+	size := (s.capacity(node) - leave) / mib
+	s.claim("filler", fmt.Sprintf("%dMi", size))
+	s.pod("filler", with("filler", "/data"), on(node))
+	s.ready("filler")
+	s.wantCapacity("hostpath-csi", node, leave)
+}
+
+// A pod that fits only on one node lands there, also if it would rather be on the
+// other.
+func TestCapacityDrivesScheduling(t *testing.T) {
+	s := begin(t)
+	s.fill(nodeA, 512*mib)
+	for i := range 3 {
+		name := fmt.Sprintf("user-%d", i)
+		s.claim(name, "1Gi")
+		s.pod(name, with(name, "/data"), preferring(nodeA))
+	}
+	for i := range 3 {
+		if got := s.ready(fmt.Sprintf("user-%d", i)).Spec.NodeName; got != nodeB {
+			t.Errorf("user-%d is on %s, where it has no room", i, got)
+		}
+	}
+	s.claim("small", "256Mi")
+	s.pod("small", with("small", "/data"), preferring(nodeA))
+	if got := s.ready("small").Spec.NodeName; got != nodeA {
+		t.Errorf("the small one is on %s, want it where it prefers to be and has room", got)
+	}
+}
+
+// Two pods that are scheduled to the last space of a node at the same time both
+// run in the end, one of them on the other node.
+func TestRaceForTheLastSpace(t *testing.T) {
+	s := begin(t)
+	s.fill(nodeA, 1536*mib)
+	names := []string{"one", "two"}
+	for _, name := range names {
+		s.claim(name, "1Gi")
+	}
+	for _, name := range names {
+		s.pod(name, with(name, "/data"), preferring(nodeA))
+	}
+	var nodes []string
+	for _, name := range names {
+		nodes = append(nodes, s.ready(name).Spec.NodeName)
+	}
+	slices.Sort(nodes)
+	if !slices.Equal(nodes, []string{nodeA, nodeB}) {
+		t.Errorf("the pods are on %v, want one on each node", nodes)
+	}
+	s.sayWhetherRescheduled(names)
+}
+
+// sayWhetherRescheduled tells whether the race was one: whether the driver had to
+// refuse a volume, or the scheduler heard of the first one in time.
+func (s *scene) sayWhetherRescheduled(claims []string) {
+	events, err := c.Client.CoreV1().Events(s.namespace).List(s.Context(), metav1.ListOptions{})
+	if err != nil {
+		s.Fatal(err)
+	}
+	refused := slices.ContainsFunc(events.Items, func(e corev1.Event) bool {
+		return slices.Contains(claims, e.InvolvedObject.Name) && e.Reason == "ProvisioningFailed"
+	})
+	s.Logf("a volume was refused on its way: %v", refused)
+}
+
+// A pod that fits nowhere waits, and an event says why. When there is room it
+// runs.
+func TestNoRoomAnywhere(t *testing.T) {
+	s := begin(t)
+	s.claim("data", resource.NewQuantity(s.capacity(nodeA)*2, resource.BinarySI).String())
+	s.pod("user", with("data", "/data"))
+	s.wantEvent("Pod", "user", "FailedScheduling", "did not have enough free storage")
+	pod, err := c.Client.CoreV1().Pods(s.namespace).Get(t.Context(), "user", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if pod.Spec.NodeName != "" || pod.Status.Phase != corev1.PodPending {
+		t.Errorf("the pod is %s on %q, want it to wait", pod.Status.Phase, pod.Spec.NodeName)
+	}
+}

@@ -1,0 +1,100 @@
+package cases_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// A volume grows under the pod that uses it: the claim, the limit that the kernel
+// keeps, and what kubelet shows of it.
+func TestGrowthInUse(t *testing.T) {
+	s := begin(t)
+	s.claim("data", "64Mi")
+	s.pod("user", with("data", "/data"))
+	before := s.ready("user")
+	if _, err := s.run("user", "dd if=/dev/zero of=/data/big bs=1M count=150"); err == nil {
+		t.Fatal("150 MiB fit into a volume of 64 MiB")
+	}
+	s.mustRun("user", "rm /data/big; sync")
+
+	s.resize("data", "256Mi")
+	s.until("the claim to have 256Mi", func(ctx context.Context) (string, error) {
+		claim, err := c.Client.CoreV1().PersistentVolumeClaims(s.namespace).Get(ctx, "data", metav1.GetOptions{})
+		if err != nil {
+			return "", err
+		}
+		if got := claim.Status.Capacity.Storage(); got.Cmp(resource.MustParse("256Mi")) != 0 {
+			return fmt.Sprintf("has %v, %v", got, claim.Status.Conditions), nil
+		}
+		return "", nil
+	})
+	s.mustRun("user", "dd if=/dev/zero of=/data/big bs=1M count=150")
+	if _, err := s.run("user", "dd if=/dev/zero of=/data/bigger bs=1M count=150"); err == nil {
+		t.Error("300 MiB fit into a volume of 256 MiB")
+	}
+	s.until("kubelet to show 256 MiB", func(ctx context.Context) (string, error) {
+		got, err := s.shown(ctx, before.Spec.NodeName, "data")
+		if got == 256*mib {
+			return "", err
+		}
+		return fmt.Sprintf("shows %d", got), err
+	})
+	after := s.ready("user")
+	if after.UID != before.UID || after.Status.ContainerStatuses[0].RestartCount != 0 {
+		t.Error("the pod did not live through the growth of its volume")
+	}
+}
+
+// What the pool has no room for is refused, and an event says so.
+func TestGrowthBeyondThePool(t *testing.T) {
+	s := begin(t)
+	s.claim("data", "64Mi")
+	s.pod("user", with("data", "/data"))
+	s.ready("user")
+	s.resize("data", "100Gi")
+	s.wantEvent("Pod", "user", "VolumeResizeFailed")
+	s.mustRun("user", "echo still here >/data/file")
+}
+
+func (s *scene) resize(claim, size string) {
+	s.Helper()
+	patch := fmt.Sprintf(`{"spec": {"resources": {"requests": {"storage": %q}}}}`, size)
+	if _, err := c.Client.CoreV1().PersistentVolumeClaims(s.namespace).Patch(s.Context(), claim, types.MergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
+		s.Fatal(err)
+	}
+}
+
+// shown is the size of a claim's volume in kubelet's statistics, or 0 if they do
+// not have it yet.
+func (s *scene) shown(ctx context.Context, node, claim string) (int64, error) {
+	text, err := c.Client.CoreV1().RESTClient().Get().Resource("nodes").Name(node).SubResource("proxy").Suffix("stats/summary").DoRaw(ctx)
+	if err != nil {
+		return 0, err
+	}
+	var summary struct {
+		Pods []struct {
+			Volumes []struct {
+				CapacityBytes int64
+				PVCRef        *corev1.ObjectReference
+			} `json:"volume"`
+		}
+	}
+	if err := json.Unmarshal(text, &summary); err != nil {
+		return 0, err
+	}
+	for _, pod := range summary.Pods {
+		for _, volume := range pod.Volumes {
+			if ref := volume.PVCRef; ref != nil && ref.Namespace == s.namespace && ref.Name == claim {
+				return volume.CapacityBytes, nil
+			}
+		}
+	}
+	return 0, nil
+}

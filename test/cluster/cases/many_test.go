@@ -1,0 +1,119 @@
+package cases_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// statefulSet makes a set of idle pods, all at once.
+func (s *scene) statefulSet(name string, replicas int32, changes ...func(*appsv1.StatefulSet)) {
+	s.Helper()
+	labels := map[string]string{"set": name}
+	set := &appsv1.StatefulSet{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: appsv1.StatefulSetSpec{
+			Replicas:            &replicas,
+			PodManagementPolicy: appsv1.ParallelPodManagement,
+			Selector:            &metav1.LabelSelector{MatchLabels: labels},
+			Template:            corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: podSpec(idle)},
+		},
+	}
+	set.Spec.Template.Spec.Containers[0].VolumeMounts = []corev1.VolumeMount{{Name: "data", MountPath: "/data"}}
+	for _, change := range changes {
+		change(set)
+	}
+	if _, err := c.Client.AppsV1().StatefulSets(s.namespace).Create(s.Context(), set, metav1.CreateOptions{}); err != nil {
+		s.Fatal(err)
+	}
+}
+
+func claimTemplate(size string) func(*appsv1.StatefulSet) {
+	return func(set *appsv1.StatefulSet) {
+		set.Spec.VolumeClaimTemplates = []corev1.PersistentVolumeClaim{{
+			ObjectMeta: metav1.ObjectMeta{Name: "data"},
+			Spec:       claimSpec("hostpath-csi", size),
+		}}
+	}
+}
+
+func emptyDir(set *appsv1.StatefulSet) {
+	set.Spec.Template.Spec.Volumes = []corev1.Volume{{Name: "data", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}}}
+}
+
+func allOn(node string) func(*appsv1.StatefulSet) {
+	return func(set *appsv1.StatefulSet) {
+		set.Spec.Template.Spec.NodeSelector = map[string]string{corev1.LabelHostname: node}
+	}
+}
+
+// allReady waits until all pods of a set are ready.
+func (s *scene) allReady(name string) {
+	s.Helper()
+	s.until("all pods of "+name+" to be ready", func(ctx context.Context) (string, error) {
+		set, err := c.Client.AppsV1().StatefulSets(s.namespace).Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return "", err
+		}
+		if set.Status.ReadyReplicas == *set.Spec.Replicas {
+			return "", nil
+		}
+		return fmt.Sprintf("%d of %d", set.Status.ReadyReplicas, *set.Spec.Replicas), nil
+	})
+}
+
+// removeSet deletes a set and waits until its pods are gone.
+func (s *scene) removeSet(name string) {
+	s.Helper()
+	if err := c.Client.AppsV1().StatefulSets(s.namespace).Delete(s.Context(), name, metav1.DeleteOptions{}); err != nil {
+		s.Fatal(err)
+	}
+	s.until("the pods of "+name+" to be gone", func(ctx context.Context) (string, error) {
+		pods, err := c.Client.CoreV1().Pods(s.namespace).List(ctx, metav1.ListOptions{LabelSelector: "set=" + name})
+		if err != nil || len(pods.Items) == 0 {
+			return "", err
+		}
+		return fmt.Sprintf("%d", len(pods.Items)), nil
+	})
+}
+
+// took is how long it takes until all pods of a new set are ready.
+func (s *scene) took(name string, replicas int32, changes ...func(*appsv1.StatefulSet)) time.Duration {
+	s.Helper()
+	start := time.Now()
+	s.statefulSet(name, replicas, changes...)
+	s.allReady(name)
+	return time.Since(start)
+}
+
+// Pods with volumes of this driver start about as fast as pods with directories
+// of kubelet's own.
+func TestTwentyPodsAgainstEmptyDir(t *testing.T) {
+	s := begin(t)
+	// The first ones have images unpacked, and do not count.
+	s.took("warm", 2, emptyDir)
+	floor := s.took("floor", 20, emptyDir)
+	s.removeSet("floor")
+	volumes := s.took("volumes", 20, claimTemplate("16Mi"))
+	ratio := volumes.Seconds() / floor.Seconds()
+	c.Log.Printf("20 pods: %.1f s with emptyDir, %.1f s with volumes; ratio %.2f, the goal is 1.25", floor.Seconds(), volumes.Seconds(), ratio)
+	// Far above what a busy machine makes of it.
+	if ratio > 5 {
+		t.Errorf("volumes make the start of pods %.1f times as long", ratio)
+	}
+}
+
+// A node carries as many volumes as it carries pods.
+func TestHundredVolumesOnANode(t *testing.T) {
+	s := begin(t)
+	took := s.took("set", 100, claimTemplate("16Mi"), allOn(nodeA))
+	c.Log.Printf("100 pods with a volume each on one node: %.1f s", took.Seconds())
+	start := time.Now()
+	s.removeSet("set")
+	c.Log.Printf("100 pods removed: %.1f s", time.Since(start).Seconds())
+}

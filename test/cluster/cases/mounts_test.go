@@ -1,0 +1,144 @@
+package cases_test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"kubevirt.io/hostpath-provisioner/test/cluster"
+)
+
+func claimSource(name string, readOnly bool) corev1.VolumeSource {
+	return corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: name, ReadOnly: readOnly}}
+}
+
+// A claim that is mounted read-only, by the pod or by the container, is read and
+// not written, while another pod writes.
+func TestReadOnlyMounts(t *testing.T) {
+	s := begin(t)
+	s.claim("data", "64Mi")
+	s.pod("writer", with("data", "/data"))
+	s.ready("writer")
+	s.mustRun("writer", "echo hello >/data/file")
+
+	s.pod("reader",
+		withVolume(corev1.VolumeMount{MountPath: "/pod"}, claimSource("data", true)))
+	s.pod("container",
+		withVolume(corev1.VolumeMount{MountPath: "/pod", ReadOnly: true}, claimSource("data", false)))
+	for _, pod := range []string{"reader", "container"} {
+		s.ready(pod)
+		if got := s.mustRun(pod, "cat /pod/file"); got != "hello\n" {
+			t.Errorf("%s reads %q", pod, got)
+		}
+		if _, err := s.run(pod, "echo no >/pod/file"); err == nil || !strings.Contains(err.Error(), "Read-only file system") {
+			t.Errorf("%s writes, or fails in another way: %v", pod, err)
+		}
+	}
+	s.mustRun("writer", "echo more >>/data/file")
+}
+
+// Two directories of one volume are mounted on their own, and a file too.
+func TestSubPath(t *testing.T) {
+	s := begin(t)
+	s.claim("data", "64Mi")
+	s.pod("maker", with("data", "/data"))
+	s.ready("maker")
+	s.mustRun("maker", "echo file >/data/file")
+	s.pod("user",
+		withVolume(corev1.VolumeMount{MountPath: "/one", SubPath: "one"}, claimSource("data", false)),
+		withVolume(corev1.VolumeMount{MountPath: "/two", SubPath: "deep/two"}, claimSource("data", false)),
+		withVolume(corev1.VolumeMount{MountPath: "/etc/file", SubPath: "file"}, claimSource("data", false)))
+	s.ready("user")
+	s.mustRun("user", "echo 1 >/one/f; echo 2 >/two/f")
+	if got := s.mustRun("user", "cat /etc/file"); got != "file\n" {
+		t.Errorf("the file holds %q", got)
+	}
+	path := s.disk(s.volume("data"))
+	s.wantFile(filepath.Join(path, "one/f"), "1\n")
+	s.wantFile(filepath.Join(path, "deep/two/f"), "2\n")
+}
+
+// A pod that is not root writes, with its own group and without one.
+func TestUsersAndGroups(t *testing.T) {
+	s := begin(t)
+	s.claim("data", "64Mi")
+	s.pod("grouped", with("data", "/data"), func(pod *corev1.Pod) {
+		pod.Spec.SecurityContext = &corev1.PodSecurityContext{RunAsUser: pointer(int64(1000)), RunAsGroup: pointer(int64(1000)), FSGroup: pointer(int64(2000))}
+	})
+	s.ready("grouped")
+	s.mustRun("grouped", "echo hello >/data/file")
+	s.remove("grouped")
+	path := s.disk(s.volume("data"))
+	s.wantGroup(path, 2000)
+	s.wantGroup(filepath.Join(path, "file"), 2000)
+
+	s.claim("open", "64Mi")
+	s.pod("plain", with("open", "/data"), func(pod *corev1.Pod) {
+		pod.Spec.SecurityContext = &corev1.PodSecurityContext{RunAsUser: pointer(int64(1000)), RunAsNonRoot: pointer(true)}
+	})
+	s.ready("plain")
+	s.mustRun("plain", "echo hello >/data/file")
+}
+
+func (s *scene) wantGroup(path string, want uint32) {
+	s.Helper()
+	info, err := os.Stat(path)
+	if err != nil {
+		s.Error(err)
+	} else if got := info.Sys().(*syscall.Stat_t).Gid; got != want {
+		s.Errorf("%s belongs to group %d, want %d", path, got, want)
+	}
+}
+
+// A claim for one pod is not had by a second one, until the first is gone.
+func TestReadWriteOncePod(t *testing.T) {
+	s := begin(t)
+	s.claim("data", "64Mi", func(claim *corev1.PersistentVolumeClaim) {
+		claim.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOncePod}
+	})
+	s.pod("first", with("data", "/data"))
+	s.ready("first")
+	s.mustRun("first", "echo hello >/data/file")
+	s.pod("second", with("data", "/data"))
+	s.wantEvent("Pod", "second", "FailedScheduling", "ReadWriteOncePod")
+	s.remove("first")
+	s.ready("second")
+	if got := s.mustRun("second", "cat /data/file"); got != "hello\n" {
+		t.Errorf("the second pod reads %q", got)
+	}
+}
+
+// A generic ephemeral volume is a claim that comes and goes with its pod.
+func TestGenericEphemeralVolume(t *testing.T) {
+	s := begin(t)
+	s.pod("user", withVolume(corev1.VolumeMount{MountPath: "/data"}, corev1.VolumeSource{
+		Ephemeral: &corev1.EphemeralVolumeSource{VolumeClaimTemplate: &corev1.PersistentVolumeClaimTemplate{Spec: claimSpec("hostpath-csi", "64Mi")}},
+	}))
+	s.ready("user")
+	s.mustRun("user", "echo hello >/data/file")
+	path := s.disk(s.volume("user-volume-0"))
+	s.wantFile(filepath.Join(path, "file"), "hello\n")
+	s.remove("user")
+	s.wantGone(path)
+}
+
+// An inline volume is made by the mount and goes with it.
+func TestInlineEphemeralVolume(t *testing.T) {
+	s := begin(t)
+	s.pod("user", withVolume(corev1.VolumeMount{MountPath: "/data"}, corev1.VolumeSource{
+		CSI: &corev1.CSIVolumeSource{Driver: cluster.DriverName, VolumeAttributes: map[string]string{"storagePool": "local", "size": "64Mi"}},
+	}))
+	node := c.Nodes[s.ready("user").Spec.NodeName]
+	s.mustRun("user", "echo hello >/data/file")
+	found, err := filepath.Glob(filepath.Join(node.Disk("/var/hpvolumes"), "csi-*", "file"))
+	if err != nil || len(found) != 1 {
+		t.Fatalf("found the file of an inline volume at %v, %v; want it once", found, err)
+	}
+	s.wantFile(found[0], "hello\n")
+	s.remove("user")
+	s.wantGone(filepath.Dir(found[0]))
+}

@@ -1,0 +1,198 @@
+package cases_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"kubevirt.io/hostpath-provisioner/test/cluster"
+)
+
+// counting writes a number after the other, and ends when a write fails.
+const counting = "trap exit TERM; i=0; while i=$((i+1)); do echo $i >>/data/numbers || exit 1; sleep 0.1 & wait; done"
+
+// A writer is a pod that writes numbers into its volume.
+type writer struct {
+	pod  *corev1.Pod
+	file string
+}
+
+func (s *scene) writers(count int, changes ...func(*corev1.Pod)) []writer {
+	s.Helper()
+	name := func(i int) string { return fmt.Sprintf("writer-%d", i) }
+	for i := range count {
+		s.claim(name(i), "64Mi")
+		s.pod(name(i), append([]func(*corev1.Pod){with(name(i), "/data"), doing(counting)}, changes...)...)
+	}
+	var all []writer
+	for i := range count {
+		pod := s.ready(name(i))
+		all = append(all, writer{pod, filepath.Join(s.disk(s.volume(name(i))), "numbers")})
+	}
+	return all
+}
+
+// last is the last number that a writer has written. All before it have to be
+// there.
+func (w writer) last() (int, error) {
+	text, err := os.ReadFile(w.file)
+	if err != nil {
+		return 0, err
+	}
+	last := 0
+	for line := range strings.Lines(string(text)) {
+		if !strings.HasSuffix(line, "\n") {
+			break // being written
+		}
+		number, err := strconv.Atoi(strings.TrimSpace(line))
+		if err != nil || number != last+1 {
+			return 0, fmt.Errorf("%s: %q follows %d", w.file, line, last)
+		}
+		last = number
+	}
+	return last, nil
+}
+
+// goOn waits until each writer has written something that it had not before.
+func (s *scene) goOn(all []writer) {
+	s.Helper()
+	for _, w := range all {
+		before, err := w.last()
+		if err != nil {
+			s.Fatal(err)
+		}
+		s.until(w.pod.Name+" to go on writing", func(context.Context) (string, error) {
+			now, err := w.last()
+			if err != nil || now > before {
+				return "", err
+			}
+			return fmt.Sprintf("is still at %d", now), nil
+		})
+	}
+}
+
+// wantUninterrupted says that the containers are those that were started first.
+func (s *scene) wantUninterrupted(all []writer) {
+	s.Helper()
+	for _, w := range all {
+		now := s.ready(w.pod.Name)
+		was, is := w.pod.Status.ContainerStatuses[0], now.Status.ContainerStatuses[0]
+		if now.UID != w.pod.UID || was.ContainerID != is.ContainerID || is.RestartCount != 0 {
+			s.Errorf("%s was interrupted: it has been started %d times again, was %s, is %s", w.pod.Name, is.RestartCount, was.ContainerID, is.ContainerID)
+		}
+	}
+}
+
+// The driver may go away under pods that write: their volumes are mounts of the
+// kernel. The next one takes over.
+func TestDriverIsDeletedWhileVolumesAreWritten(t *testing.T) {
+	s := begin(t)
+	all := s.writers(10)
+	old := s.driverPods()
+	for _, pod := range old {
+		if err := c.Client.CoreV1().Pods(cluster.Namespace).Delete(t.Context(), pod, metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.until("the old pods of the driver to be gone", func(context.Context) (string, error) {
+		for _, pod := range s.driverPods() {
+			if slices.Contains(old, pod) {
+				return pod + " is there", nil
+			}
+		}
+		return "", nil
+	})
+	s.goOn(all)
+	if err := c.DriverReady(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	s.goOn(all)
+	s.wantUninterrupted(all)
+
+	for _, node := range []string{nodeA, nodeB} {
+		s.claim(node, "64Mi")
+		s.pod(node, with(node, "/data"), on(node))
+		s.ready(node)
+	}
+	s.remove(all[0].pod.Name)
+	s.removeClaim(all[0].pod.Name)
+}
+
+func (s *scene) driverPods() []string {
+	s.Helper()
+	pods, err := c.Client.CoreV1().Pods(cluster.Namespace).List(s.Context(), metav1.ListOptions{})
+	if err != nil {
+		s.Fatal(err)
+	}
+	var names []string
+	for _, pod := range pods.Items {
+		names = append(names, pod.Name)
+	}
+	return names
+}
+
+// A kubelet that is started again finds the volumes that it had mounted.
+func TestKubeletIsStartedAgain(t *testing.T) {
+	s := begin(t)
+	all := s.writers(3, on(nodeA))
+	node := c.Nodes[nodeA]
+	if err := node.StopKubelet(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	s.goOn(all)
+	if err := node.StartKubelet(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	s.claim("next", "64Mi")
+	s.pod("next", with("next", "/data"), on(nodeA))
+	s.ready("next")
+	if err := c.DriverReady(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	s.goOn(all)
+	s.wantUninterrupted(all)
+	s.remove(all[0].pod.Name)
+	s.removeClaim(all[0].pod.Name)
+}
+
+// A pod whose volume is on a node that takes no pods waits for that node, and has
+// its data when it is back.
+func TestPodWaitsForItsNode(t *testing.T) {
+	s := begin(t)
+	s.statefulSet("set", 1, claimTemplate("64Mi"))
+	node := s.ready("set-0").Spec.NodeName
+	s.mustRun("set-0", "echo hello >/data/file")
+
+	s.cordon(node, true)
+	t.Cleanup(func() { s.cordon(node, false) })
+	if err := c.Client.CoreV1().Pods(s.namespace).EvictV1(t.Context(), &policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Name: "set-0"}}); err != nil {
+		t.Fatal(err)
+	}
+	s.wantEvent("Pod", "set-0", "FailedScheduling", "didn't match PersistentVolume's node affinity", "unschedulable")
+
+	s.cordon(node, false)
+	if got := s.ready("set-0").Spec.NodeName; got != node {
+		t.Errorf("the pod is on %s, its volume on %s", got, node)
+	}
+	if got := s.mustRun("set-0", "cat /data/file"); got != "hello\n" {
+		t.Errorf("the pod reads %q", got)
+	}
+}
+
+func (s *scene) cordon(node string, on bool) {
+	s.Helper()
+	patch := fmt.Sprintf(`{"spec": {"unschedulable": %v}}`, on)
+	if _, err := c.Client.CoreV1().Nodes().Patch(context.Background(), node, types.MergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
+		s.Fatal(err)
+	}
+}
