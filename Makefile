@@ -84,11 +84,12 @@ test-kernel: ## Run what needs quotas on XFS and ext4, and SELinux, in a virtual
 # The programs of Kubernetes take ten minutes to build, once. The module that names them has no code.
 KUBERNETES := bin/cluster/kube-apiserver
 KUBERNETES_VERSION := $(shell awk '$$1 == "k8s.io/kubernetes" { print $$2 }' test/cluster/kubernetes/go.mod)
+KUBERNETES_FLAGS := -ldflags '-s -w -X k8s.io/component-base/version.gitVersion=$(KUBERNETES_VERSION)'
 $(KUBERNETES): test/cluster/kubernetes/go.mod test/cluster/kubernetes/go.sum
 	@mkdir -p bin/cluster
 	@# A kubelet without a version is not let into a cluster.
 	cd test/cluster/kubernetes && CGO_ENABLED=0 go build -o $(CURDIR)/bin/cluster/ \
-		-ldflags '-s -w -X k8s.io/component-base/version.gitVersion=$(KUBERNETES_VERSION)' tool
+		$(KUBERNETES_FLAGS) $$(go list tool | grep -v -e /agnhost)
 	@touch $@
 
 # What the nodes run besides: the image from the Dockerfile, and stand-ins for sidecars that are no Go modules.
@@ -104,6 +105,21 @@ CASES ?= .
 test-cluster: cluster-programs ## Install the driver on a real Kubernetes cluster, and do there what users do
 	cd test/cluster && CGO_ENABLED=0 go test -c -o $(CURDIR)/bin/cluster/cases.test ./cases
 	@cd test/cluster/cases && exec $(CURDIR)/bin/cluster/cases.test -test.v -test.timeout 30m -programs $(CURDIR)/bin/cluster -test.run '$(CASES)'
+
+# The tests of Kubernetes for storage drivers, and the image that they run pods of.
+SUITE := bin/cluster/storage.test
+$(SUITE): test/cluster/kubernetes/go.mod test/cluster/kubernetes/go.sum test/cluster/kubernetes/storage/storage_test.go
+	@mkdir -p bin/cluster
+	cd test/cluster/kubernetes && CGO_ENABLED=0 go build -o $(CURDIR)/bin/cluster/ $(KUBERNETES_FLAGS) k8s.io/kubernetes/test/images/agnhost
+	cd test/cluster/kubernetes && CGO_ENABLED=0 go test -c -o $(CURDIR)/$@ $(KUBERNETES_FLAGS) ./storage
+	@touch $@
+
+SUITE_FOCUS ?= External.Storage
+SUITE_SKIP ?= \[(Slow|Serial|Disruptive|Feature:.*)\]
+.PHONY: test-k8s-storage
+test-k8s-storage: $(SUITE) cluster-programs ## Run the tests of Kubernetes for storage drivers
+	@exec bin/cluster/cluster run $(SUITE) -test.timeout 60m -provider=skeleton -ginkgo.v=false -ginkgo.no-color \
+		-storage.testdriver=$(CURDIR)/test/cluster/testdriver.yaml -ginkgo.focus='$(SUITE_FOCUS)' -ginkgo.skip='$(SUITE_SKIP)'
 
 .PHONY: cluster-up
 cluster-up: cluster-programs ## Start a Kubernetes cluster with the driver, to play with

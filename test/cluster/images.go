@@ -3,6 +3,7 @@ package cluster
 import (
 	"context"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -50,6 +51,7 @@ func makeImages(ctx context.Context, programs, dir string) ([]string, error) {
 			Entrypoint: []string{"/busybox", "sleep", "infinity"},
 		},
 	}
+	images = append(images, suiteImages(programs, images[0])...)
 	for _, sidecar := range sidecars {
 		images = append(images, image.Image{
 			Name:       "localhost/" + sidecar + ":test",
@@ -67,4 +69,21 @@ func makeImages(ctx context.Context, programs, dir string) ([]string, error) {
 	}
 	_, err = os.Stat(archives[0])
 	return archives, err
+}
+
+// suiteImages are those that the tests of Kubernetes want, under the names that
+// they have there, if the program in them was built.
+func suiteImages(programs string, shell image.Image) []image.Image {
+	agnhost := filepath.Join(programs, "agnhost")
+	if _, err := os.Stat(agnhost); err != nil {
+		return nil
+	}
+	const registry = "registry.k8s.io/e2e-test-images/"
+	busybox, nginx, all := shell, shell, shell
+	busybox.Name, nginx.Name, all.Name = registry+"busybox:1.37.0-1", registry+"nginx:1.15-4", registry+"agnhost:2.63.0"
+	all.Files = maps.Clone(shell.Files)
+	all.Files["/agnhost"] = agnhost
+	all.Entrypoint = []string{"/agnhost"}
+	all.Command = []string{"pause"}
+	return []image.Image{busybox, nginx, all}
 }

@@ -116,7 +116,11 @@ func (s *scene) ready(name string) *corev1.Pod {
 	s.Helper()
 	var pod *corev1.Pod
 	s.until("pod "+name+" to be ready", func(ctx context.Context) (_ string, err error) {
-		if pod, err = c.Client.CoreV1().Pods(s.namespace).Get(ctx, name, metav1.GetOptions{}); err != nil {
+		pod, err = c.Client.CoreV1().Pods(s.namespace).Get(ctx, name, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			return "not made yet", nil
+		}
+		if err != nil {
 			return "", err
 		}
 		if podReady(*pod) {

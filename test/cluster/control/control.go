@@ -278,13 +278,3 @@ func (p *Plane) Err() error {
 	}
 	return errors.Join(problems...)
 }
-
-// Stop ends the control plane, the last program first.
-func (p *Plane) Stop(ctx context.Context) error {
-	var problems []error
-	for i := len(p.processes) - 1; i >= 0; i-- {
-		problems = append(problems, p.processes[i].Stop(ctx))
-	}
-	p.processes = nil
-	return errors.Join(problems...)
-}

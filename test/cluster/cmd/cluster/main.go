@@ -1,5 +1,5 @@
 // cluster starts a Kubernetes cluster on this machine, with the product
-// installed, for a person to play with, and ends it again.
+// installed, for a person to play with or for one program, and ends it again.
 package main
 
 import (
@@ -28,7 +28,7 @@ func main() {
 	programs := flag.String("programs", "bin/cluster", "directory with the programs of the cluster")
 	kustomization := flag.String("install", "test/cluster/overlay", "kustomization to install; empty for none")
 	flag.Usage = func() {
-		fmt.Fprintln(flag.CommandLine.Output(), "usage: cluster [flags] up|down")
+		fmt.Fprintln(flag.CommandLine.Output(), "usage: cluster [flags] up|down|run PROGRAM ARGUMENT...")
 		flag.PrintDefaults()
 	}
 	flag.Parse()
@@ -44,6 +44,8 @@ func main() {
 		err = run.down()
 	case "serve":
 		err = run.serve(dir, *kustomization)
+	case "run":
+		err = runOne(dir, *kustomization, flag.Args()[1:])
 	default:
 		flag.Usage()
 		os.Exit(2)
@@ -198,19 +200,8 @@ func (f files) serve(programs, kustomization string) error {
 	box := sandbox.Enter(outside...)
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
-	c, err := cluster.Up(ctx, cluster.Options{
-		Sandbox:  box,
-		Programs: programs,
-		Logs:     f.logs(),
-		Nodes:    []string{"node-a", "node-b"},
-		Pools:    cluster.Pools(),
-		Log:      progress.New(os.Stdout),
-	})
-	if err == nil && kustomization != "" {
-		err = c.Install(ctx, kustomization)
-	}
+	c, err := start(ctx, box, programs, f.logs(), kustomization)
 	if err != nil {
-		c.Summarize(context.WithoutCancel(ctx), os.Stdout)
 		return err
 	}
 	if len(box.Files) == 0 {
@@ -234,6 +225,51 @@ func (f files) serve(programs, kustomization string) error {
 	}
 	<-ctx.Done()
 	return os.Remove(f.kubeconfig())
+}
+
+// start starts a cluster inside a sandbox, with what is to be installed.
+func start(ctx context.Context, box *sandbox.Sandbox, programs, logs, kustomization string) (*cluster.Cluster, error) {
+	c, err := cluster.Up(ctx, cluster.Options{
+		Sandbox:  box,
+		Programs: programs,
+		Logs:     logs,
+		Nodes:    []string{"node-a", "node-b"},
+		Pools:    cluster.Pools(),
+		Log:      progress.New(os.Stdout),
+	})
+	if err == nil && kustomization != "" {
+		err = c.Install(ctx, kustomization)
+	}
+	if err != nil {
+		c.Summarize(context.WithoutCancel(ctx), os.Stdout)
+	}
+	return c, err
+}
+
+// runOne runs a program inside, with a cluster of its own that $KUBECONFIG leads
+// to.
+func runOne(programs, kustomization string, args []string) error {
+	if len(args) == 0 {
+		return errors.New("name the program to run")
+	}
+	box := sandbox.Enter()
+	logs := filepath.Join(programs, "logs")
+	if err := os.RemoveAll(logs); err != nil {
+		return err
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	c, err := start(ctx, box, programs, logs, kustomization)
+	if err != nil {
+		return err
+	}
+	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+c.Kubeconfig)
+	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
+	if err := cmd.Run(); err != nil {
+		return fmt.Errorf("%s: %w; logs: %s", args[0], err, logs)
+	}
+	return os.RemoveAll(logs)
 }
 
 // listen opens a port that is free on this machine.

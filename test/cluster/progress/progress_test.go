@@ -1,0 +1,48 @@
+package progress_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"kubevirt.io/hostpath-provisioner/test/cluster/progress"
+)
+
+func TestUntilItIsOver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var out strings.Builder
+		start := time.Now()
+		err := progress.New(&out).Until(t.Context(), time.Minute, "tea", func(context.Context) (string, error) {
+			if time.Since(start) > 10*time.Second {
+				return "", nil
+			}
+			return "brewing", nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := strings.Count(out.String(), "tea: brewing"); got != 1 {
+			t.Errorf("what does not change is printed %d times, want once:\n%s", got, &out)
+		}
+	})
+}
+
+func TestUntilTheTimeIsUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		err := progress.New(&strings.Builder{}).Until(t.Context(), time.Minute, "tea", func(context.Context) (string, error) { return "cold", nil })
+		if err == nil || !strings.Contains(err.Error(), "60 s: cold") {
+			t.Errorf("the error is %v, want it to say what was seen last", err)
+		}
+	})
+}
+
+func TestUntilItFails(t *testing.T) {
+	broken := errors.New("the kettle is broken")
+	err := progress.New(&strings.Builder{}).Until(t.Context(), time.Minute, "tea", func(context.Context) (string, error) { return "", broken })
+	if !errors.Is(err, broken) {
+		t.Errorf("the error is %v, want %v", err, broken)
+	}
+}

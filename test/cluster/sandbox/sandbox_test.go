@@ -1,0 +1,144 @@
+package sandbox_test
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"kubevirt.io/hostpath-provisioner/test/cluster/sandbox"
+	"kubevirt.io/hostpath-provisioner/test/testenv"
+	"kubevirt.io/hostpath-provisioner/test/testenv/loopfs"
+)
+
+// messy tells the test's own program to make a mess in a sandbox.
+const messy = "HOSTPATH_SANDBOX_TEST"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(messy) == "" {
+		testenv.Main(m)
+	}
+	box := sandbox.Enter()
+	if err := makeMess(box); err != nil {
+		fmt.Println(err)
+		os.Exit(1)
+	}
+	fmt.Println("ready", box.Dir, box.Cgroup)
+	// Until somebody ends it, or says that it may.
+	_, _ = io.Copy(io.Discard, os.Stdin)
+}
+
+// makeMess makes one of everything that a cluster could leave behind.
+func makeMess(box *sandbox.Sandbox) error {
+	disk := filepath.Join(box.Dir, "disk")
+	if err := os.Mkdir(disk, 0o755); err != nil {
+		return err
+	}
+	ctx := context.Background()
+	cmd := exec.CommandContext(ctx, "ip", "link", "add", "hostpath-test", "type", "bridge")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("%v: %w: %s", cmd.Args, err, out)
+	}
+	if err := loopfs.Mount(ctx, disk, "ext4", 16<<20); err != nil {
+		return err
+	}
+	group, err := box.Subgroup("deep")
+	if err != nil {
+		return err
+	}
+	// Nothing that is told to its group reaches this one.
+	orphan := exec.Command("sleep", "infinity")
+	orphan.Dir = disk
+	orphan.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := orphan.Start(); err != nil {
+		return err
+	}
+	return os.WriteFile("/sys/fs/cgroup/pids"+group+"/cgroup.procs", []byte(strconv.Itoa(orphan.Process.Pid)), 0)
+}
+
+// However a sandbox ends, the machine is as it was.
+func TestNothingIsLeft(t *testing.T) {
+	testenv.NeedRoot(t)
+	for name, end := range map[string]func(*os.Process, io.Closer) error{
+		"when the program ends":  func(_ *os.Process, stdin io.Closer) error { return stdin.Close() },
+		"when it is interrupted": func(p *os.Process, _ io.Closer) error { return p.Signal(syscall.SIGINT) },
+		"when it is terminated":  func(p *os.Process, _ io.Closer) error { return p.Signal(syscall.SIGTERM) },
+		"when it is killed":      func(p *os.Process, _ io.Closer) error { return p.Kill() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			tmp := t.TempDir()
+			cmd := exec.Command("/proc/self/exe")
+			cmd.Env = append(os.Environ(), messy+"=1", "TMPDIR="+tmp)
+			stdin, err := cmd.StdinPipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			stdout, err := cmd.StdoutPipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			cmd.Stderr = os.Stderr
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			line, err := bufio.NewReader(stdout).ReadString('\n')
+			said := strings.Fields(line)
+			if err != nil || len(said) != 3 || said[0] != "ready" {
+				t.Fatalf("the program says %q, %v", line, err)
+			}
+			if left := leftovers(said[1], said[2]); len(left) < 3 {
+				t.Fatalf("only %q would be found if it were left", left)
+			}
+			if err := end(cmd.Process, stdin); err != nil {
+				t.Fatal(err)
+			}
+			_ = cmd.Wait() // its status differs
+			wantNothing(t, said[1], said[2])
+		})
+	}
+}
+
+// wantNothing waits for the keeper, which outlives the program that was called.
+func wantNothing(t *testing.T, dir, group string) {
+	t.Helper()
+	deadline := time.Now().Add(time.Minute)
+	for {
+		left := leftovers(dir, group)
+		if len(left) == 0 {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("left behind: %q", left)
+		}
+		time.Sleep(20 * time.Millisecond) // between two looks
+	}
+}
+
+// leftovers lists what there is of a sandbox.
+func leftovers(dir, group string) []string {
+	var left []string
+	for _, pattern := range []string{dir, "/sys/fs/cgroup/*" + group, "/sys/class/net/hostpath-test"} {
+		found, _ := filepath.Glob(pattern)
+		left = append(left, found...)
+	}
+	for pattern, mark := range map[string]string{
+		"/proc/[0-9]*/environ":               "TMPDIR=" + dir + "\x00",
+		"/sys/block/loop*/loop/backing_file": dir + "/",
+	} {
+		files, _ := filepath.Glob(pattern)
+		for _, file := range files {
+			if text, err := os.ReadFile(file); err == nil && strings.Contains(string(text), mark) {
+				left = append(left, file)
+			}
+		}
+	}
+	return left
+}
