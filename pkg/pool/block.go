@@ -177,8 +177,9 @@ func (p *Pool) detachUnpublished(ctx context.Context, file dir.ID) error {
 
 // file identifies what devices of a volume are attached to. It answers false where
 // there is nothing that could be: the volume is no block volume, or its file is lost.
+// What a volume is whose record is gone or damaged, its directory tells.
 func (v *found) file() (id dir.ID, ok bool, err error) {
-	if !v.entry.block() || v.dir == nil {
+	if !v.entry.mayBeBlock() || v.dir == nil {
 		return dir.ID{}, false, nil
 	}
 	id, err = v.diskID()
@@ -252,21 +253,54 @@ func (s *Set) deviceAt(target bind.Target) (*loop.Device, error) {
 	return nil, nil
 }
 
-// ofAnother tells whether a device that is published is that of another volume.
+// ofAnother tells whether a device that is published is that of another volume. One
+// whose volume went away, or was restored from a backup, is nobody's: a pod can end.
 func (s *Set) ofAnother(id VolumeID, device *loop.Device) bool {
-	if device == nil || !device.Ours {
+	if device == nil || !device.Ours || s.isOf(id, device) {
 		return false
 	}
+	for _, p := range s.pools {
+		in, err := p.enter()
+		if err != nil {
+			continue // the target would hang with the pool
+		}
+		held := in.holds(device.Backing)
+		in.close()
+		if held {
+			return true
+		}
+	}
+	return false
+}
+
+func (s *Set) isOf(id VolumeID, device *loop.Device) bool {
 	v, err := s.find(id, Name{})
 	if err != nil {
-		return false // a pod can end whose volume went away
+		return false
 	}
 	defer v.close()
 	file, ok, err := v.file()
-	if err != nil || v.entry.block() && !ok {
-		return false // the same goes for its file
+	return err == nil && ok && file == device.Backing
+}
+
+// holds tells whether a volume of the pool has that file.
+func (s *session) holds(file dir.ID) bool {
+	for _, id := range s.pool.blockVolumes() {
+		if found, ok, err := s.backing(id); err == nil && ok && found == file {
+			return true
+		}
 	}
-	return file != device.Backing
+	return false
+}
+
+// backing is found.file, whatever the record says.
+func (s *session) backing(id VolumeID) (file dir.ID, ok bool, err error) {
+	d, err := s.root.Open(id.name)
+	if err != nil {
+		return dir.ID{}, false, err
+	}
+	defer func() { _ = d.Close() }()
+	return (&found{id: id, dir: d}).file()
 }
 
 // detach takes a device off its file if it is published nowhere any more.
@@ -281,21 +315,20 @@ func (s *Set) detach(ctx context.Context, device *loop.Device) error {
 	return deviceError(s.options.Devices.Detach(ctx, *device))
 }
 
-// publishedDeviceAt is the volume's device at the path. It answers ErrNotFound if that
-// carries something else.
-func (s *Set) publishedDeviceAt(v *found, at bind.Target) (loop.Device, error) {
+// publishedDeviceAt answers ErrNotFound unless the path carries a device of the volume.
+func (s *Set) publishedDeviceAt(v *found, at bind.Target) error {
 	file, err := v.diskID()
 	if err != nil {
-		return loop.Device{}, err
+		return err
 	}
 	device, err := s.deviceAt(at)
 	if err != nil {
-		return loop.Device{}, err
+		return err
 	}
 	if device == nil || device.Backing != file {
-		return loop.Device{}, fmt.Errorf("%w: it is not published at %s", ErrNotFound, at)
+		return fmt.Errorf("%w: it is not published at %s", ErrNotFound, at)
 	}
-	return *device, nil
+	return nil
 }
 
 // growDisk makes the file of a volume larger; the devices come after its record. What
@@ -394,24 +427,19 @@ func (s *session) sweepDevice(ctx context.Context, id VolumeID, leaked map[dir.I
 		return nil // a call is at work on it, and sees to it
 	}
 	defer unlock()
-	d, err := s.root.Open(id.name)
-	if err != nil {
-		return err
-	}
-	v := &found{id: id, dir: d}
-	defer func() { _ = d.Close() }()
-	file, err := v.diskID()
-	if err != nil || !leaked[file] {
+	file, ok, err := s.backing(id)
+	if err != nil || !ok || !leaked[file] {
 		return err
 	}
 	return s.pool.detachUnpublished(ctx, file)
 }
 
+// blockVolumes are those that may have devices.
 func (p *Pool) blockVolumes() (ids []VolumeID) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for id, e := range p.index.byID {
-		if e.block() && e.present {
+		if e.mayBeBlock() && e.present {
 			ids = append(ids, id)
 		}
 	}

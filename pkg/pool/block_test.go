@@ -191,6 +191,7 @@ func TestUnpublishTakesNoOthersDevice(t *testing.T) {
 		must(t, b.publishBlock("pvc-1", "a"))
 		wantError(t, b.unpublish("pvc-2", "a"), pool.ErrInUse)
 		wantError(t, b.unpublish("pvc-3", "a"), pool.ErrInUse)
+		wantError(t, b.unpublish("no-volume", "a"), pool.ErrInUse)
 		b.attached(1)
 		must(t, b.unpublish("pvc-1", "a"))
 	})
@@ -266,6 +267,65 @@ func TestAPodEndsWhoseBlockVolumeIsLost(t *testing.T) {
 		b.attached(0)
 		b.delete("pvc-1")
 		b.wantClean()
+	})
+}
+
+func TestAPodEndsWhoseBlockVolumeWasRestoredFromABackup(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		b.createBlock("pvc-1", mib)
+		must(t, b.publishBlock("pvc-1", "a"))
+		must(t, os.Rename(b.path("pool", "pvc-1"), b.path("broken")))
+		must(t, os.CopyFS(b.path("pool", "pvc-1"), os.DirFS(b.path("broken"))))
+		must(t, b.unpublish("pvc-1", "a"))
+		b.attached(0)
+		wantGone(t, b.path("pods", "a"))
+	})
+}
+
+// What a volume is cannot be told from its record then. Its device can.
+func TestABlockVolumeIsInUseWhateverItsRecordSays(t *testing.T) {
+	for name, change := range map[string]func(t *testing.T, record string){
+		"the record is damaged": func(t *testing.T, record string) { must(t, os.Truncate(record, 20)) },
+		"the record is gone":    func(t *testing.T, record string) { must(t, os.Remove(record)) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T, b *bench) {
+				b.createBlock("pvc-1", mib)
+				b.createBlock("pvc-2", mib)
+				must(t, b.publishBlock("pvc-1", "a"))
+				change(t, b.own("volumes", "pvc-1.json"))
+				for range 2 {
+					wantError(t, b.Delete(t.Context(), id(t, "pvc-1")), pool.ErrInUse)
+					wantError(t, b.unpublish("pvc-2", "a"), pool.ErrInUse)
+					if v := b.volume("pvc-1"); len(v.Nodes) != 1 {
+						t.Errorf("the volume is published on %v, want this node", v.Nodes)
+					}
+					if page, _ := b.List(t.Context(), pool.VolumeID{}, 1); len(page[0].Nodes) != 1 {
+						t.Errorf("list %+v, want the volume published on this node", page)
+					}
+					if _, err := b.Stats(t.Context(), id(t, "pvc-1"), b.target("a")); err != nil {
+						t.Error(err)
+					}
+					b.restart(local)
+				}
+				must(t, b.unpublish("pvc-1", "a"))
+				b.attached(0)
+				b.delete("pvc-1")
+				b.delete("pvc-2")
+				b.wantClean()
+			})
+		})
+	}
+}
+
+func TestADeviceWhoseRecordIsDamagedIsDetachedAfterACrash(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		b.createBlock("pvc-1", mib)
+		_, err := b.loops.Attach(b.disk("pvc-1"), loop.Options{})
+		must(t, err)
+		must(t, os.Truncate(b.own("volumes", "pvc-1.json"), 20))
+		b.restart(local)
+		b.attached(0)
 	})
 }
 

@@ -147,9 +147,19 @@ func (s *session) restoreIfLimited(id VolumeID, e entry) error {
 // publishedAt answers ErrNotFound unless the volume is published at the path.
 func (s *Set) publishedAt(v *found, at bind.Target) error {
 	if v.entry.block() {
-		_, err := s.publishedDeviceAt(v, at)
+		return s.publishedDeviceAt(v, at)
+	}
+	err := s.publishedDirAt(v, at)
+	if !errors.Is(err, ErrNotFound) {
 		return err
 	}
+	if _, ok, fileErr := v.file(); ok && fileErr == nil {
+		return s.publishedDeviceAt(v, at)
+	}
+	return err
+}
+
+func (s *Set) publishedDirAt(v *found, at bind.Target) error {
 	d, err := v.session.pool.options.Mounts.Open(at)
 	if isMissing(err) || errors.Is(err, bind.ErrTarget) {
 		return fmt.Errorf("%w: %w", ErrNotFound, err)

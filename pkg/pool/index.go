@@ -39,6 +39,10 @@ func (e entry) mode() Mode {
 // block tells whether the volume is a block device.
 func (e entry) block() bool { return e.mode() == ModeBlock }
 
+// mayBeBlock tells whether the volume is, or may have been made as, a block device:
+// that of a damaged record, or of one that was removed, cannot be told.
+func (e entry) mayBeBlock() bool { return e.record == nil || e.block() }
+
 // inline tells whether the volume goes when it is unpublished.
 func (e entry) inline() bool { return e.record != nil && e.record.Inline }
 

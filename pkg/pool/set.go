@@ -430,9 +430,9 @@ func (l *listing) look(id VolumeID, e entry) (entry, health.Facts, []bind.Public
 	e.present = err == nil
 	_, facts := l.session.measure(id, d, e, l.space)
 	published := l.published[id.name]
-	if err == nil && e.block() {
+	if err == nil && e.mayBeBlock() {
 		var devices []bind.Publication
-		devices, err = l.devices(id, d)
+		devices, err = l.devices(&found{id: id, entry: e, dir: d})
 		published = append(slices.Clone(published), devices...)
 	}
 	if err != nil && !isMissing(err) {
@@ -441,18 +441,18 @@ func (l *listing) look(id VolumeID, e entry) (entry, health.Facts, []bind.Public
 	return e, facts, published
 }
 
-// devices is where the devices of a block volume are published.
-func (l *listing) devices(id VolumeID, d *dir.Dir) ([]bind.Publication, error) {
+// devices is where the devices of a volume are published.
+func (l *listing) devices(v *found) ([]bind.Publication, error) {
+	file, ok, err := v.file()
+	if err != nil || !ok {
+		return nil, err
+	}
 	if l.attached == nil {
 		attached, err := l.pool.options.attachments()
 		if err != nil {
 			return nil, err
 		}
 		l.attached = &attached
-	}
-	file, err := (&found{id: id, dir: d}).diskID()
-	if err != nil {
-		return nil, err
 	}
 	return l.attached.publications(file), nil
 }
