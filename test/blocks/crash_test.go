@@ -27,7 +27,7 @@ func crashesAnywhere(b *bench) {
 	const seed = 4
 	allowed := 12 * time.Second
 	if guest() {
-		allowed = 40 * time.Second
+		allowed = 25 * time.Second
 	}
 	random := rand.New(rand.NewPCG(seed, seed))
 	var volumes []*volume
