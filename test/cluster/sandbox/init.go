@@ -9,10 +9,15 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
+	"time"
 )
 
+// grace is how long the program inside may take to end when it is told to.
+const grace = 20 * time.Second
+
 // initMain is process 1: it makes the sandbox fit to live in, starts the program
-// and reaps whatever loses its parent. When it returns the kernel kills the rest.
+// and reaps whatever loses its parent. In the end it kills the rest, as the kernel
+// would, so that nobody uses the devices any more that it then detaches.
 func initMain() (int, error) {
 	signals := make(chan os.Signal, 4)
 	signal.Notify(signals, passedOn...)
@@ -27,17 +32,33 @@ func initMain() (int, error) {
 	go func() {
 		for s := range signals {
 			_ = cmd.Process.Signal(s) // it may have ended meanwhile
+			time.AfterFunc(grace, func() { _ = cmd.Process.Kill() })
 		}
 	}()
+	status, err := reapUntil(cmd.Process.Pid)
+	if err != nil {
+		return 1, err
+	}
+	if err := syscall.Kill(-1, syscall.SIGKILL); err != nil && !errors.Is(err, syscall.ESRCH) {
+		return 1, fmt.Errorf("kill what is left: %w", err)
+	}
+	if _, err := reapUntil(0); !errors.Is(err, syscall.ECHILD) {
+		return 1, err
+	}
+	return exitStatus(status), detachDevices(os.TempDir())
+}
+
+// reapUntil waits for children until this one has ended, and returns how.
+func reapUntil(last int) (syscall.WaitStatus, error) {
 	for {
 		var state syscall.WaitStatus
 		pid, err := syscall.Wait4(-1, &state, 0, nil)
 		switch {
 		case errors.Is(err, syscall.EINTR):
 		case err != nil:
-			return 1, fmt.Errorf("wait for children: %w", err)
-		case pid == cmd.Process.Pid:
-			return exitStatus(state), nil
+			return 0, fmt.Errorf("wait for children: %w", err)
+		case pid == last:
+			return state, nil
 		}
 	}
 }

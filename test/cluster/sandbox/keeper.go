@@ -12,10 +12,6 @@ import (
 	"time"
 )
 
-// grace is how long the program inside may take to end when nobody waits for it
-// any more.
-const grace = 20 * time.Second
-
 // keeperMain makes what has to be removed, starts the sandbox, and removes it.
 func keeperMain() (status int, err error) {
 	signals := make(chan os.Signal, 4)
@@ -46,7 +42,7 @@ func keeperMain() (status int, err error) {
 	go func() {
 		_, _ = io.Copy(io.Discard, lifeline) // returns when the one that was called has ended
 		_ = cmd.Process.Signal(syscall.SIGTERM)
-		time.AfterFunc(grace, func() { _ = cmd.Process.Kill() })
+		time.AfterFunc(2*grace, func() { _ = cmd.Process.Kill() })
 	}()
 	return waitPassingOn(cmd, signals)
 }

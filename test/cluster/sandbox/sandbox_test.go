@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop"
 	"kubevirt.io/hostpath-provisioner/test/cluster/sandbox"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 	"kubevirt.io/hostpath-provisioner/test/testenv/loopfs"
@@ -50,6 +52,9 @@ func makeMess(box *sandbox.Sandbox) error {
 	if err := loopfs.Mount(ctx, disk, "ext4", 16<<20); err != nil {
 		return err
 	}
+	if err := attachDevice(disk); err != nil {
+		return err
+	}
 	group, err := box.Subgroup("deep")
 	if err != nil {
 		return err
@@ -62,6 +67,31 @@ func makeMess(box *sandbox.Sandbox) error {
 		return err
 	}
 	return os.WriteFile("/sys/fs/cgroup/pids"+group+"/cgroup.procs", []byte(strconv.Itoa(orphan.Process.Pid)), 0)
+}
+
+// attachDevice makes a block volume, whose device the product leaves attached when
+// it is killed.
+func attachDevice(disk string) error {
+	d, err := dir.Open(disk)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = d.Close() }()
+	file, err := loop.Create(d, "disk.img")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = file.Close() }()
+	if err := file.Grow(context.Background(), 1<<20, loop.Thin); err != nil {
+		return err
+	}
+	dev, err := dir.Open("/dev")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = dev.Close() }()
+	_, err = loop.NewKernel(dev).Attach(file, loop.Options{Discard: true})
+	return err
 }
 
 // However a sandbox ends, the machine is as it was.

@@ -1,0 +1,58 @@
+package sandbox
+
+import (
+	"context"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"syscall"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop"
+)
+
+// detachDevices detaches the loop devices that the product has attached to files
+// below a directory. They are the machine's and not the sandbox's, and hold the
+// filesystem that their file is on.
+func detachDevices(below string) error {
+	dev, err := dir.Open("/dev")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = dev.Close() }()
+	kernel := loop.NewKernel(dev)
+	attached, err := kernel.Attached()
+	if err != nil {
+		return err
+	}
+	candidates := map[dir.ID][]loop.Device{}
+	for _, device := range attached {
+		if device.Ours {
+			candidates[device.Backing] = append(candidates[device.Backing], device)
+		}
+	}
+	if len(candidates) == 0 {
+		return nil
+	}
+	// Those of others have their files elsewhere.
+	return filepath.WalkDir(below, func(_ string, entry fs.DirEntry, err error) error {
+		if err != nil || !entry.Type().IsRegular() {
+			return err
+		}
+		info, err := entry.Info()
+		if err != nil {
+			return err
+		}
+		for _, device := range candidates[identity(info)] {
+			if err := kernel.Detach(context.Background(), device); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+func identity(info os.FileInfo) dir.ID {
+	stat := info.Sys().(*syscall.Stat_t)
+	return dir.ID{Dev: stat.Dev, Ino: stat.Ino}
+}
