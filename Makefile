@@ -92,7 +92,7 @@ test-kernel: ## Run what needs quotas on XFS and ext4, and SELinux, in a virtual
 
 # The programs of Kubernetes take ten minutes to build, once. The module that names them has no code.
 KUBERNETES := bin/cluster/kube-apiserver
-KUBERNETES_VERSION := $(shell awk '$$1 == "k8s.io/kubernetes" { print $$2 }' test/cluster/kubernetes/go.mod)
+KUBERNETES_VERSION := $(shell sed -n 's|.*k8s.io/kubernetes \(v[^ ]*\).*|\1|p' test/cluster/kubernetes/go.mod)
 KUBERNETES_FLAGS := -ldflags '-s -w -X k8s.io/component-base/version.gitVersion=$(KUBERNETES_VERSION)'
 $(KUBERNETES): test/cluster/kubernetes/go.mod test/cluster/kubernetes/go.sum
 	@mkdir -p bin/cluster

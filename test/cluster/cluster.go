@@ -168,7 +168,7 @@ func (c *Cluster) nodesReady(ctx context.Context) (string, error) {
 	}
 	nodes, err := c.Client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
 	if err != nil {
-		return err.Error(), nil
+		return "", err
 	}
 	var missing []string
 	for _, name := range c.Options.Nodes {

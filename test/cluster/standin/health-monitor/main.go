@@ -28,17 +28,15 @@ func main() {
 	flag.Int("v", 0, "how much is logged; without effect")
 	flag.Parse()
 
-	ctx, stop := sidecar.UntilSignal()
-	defer stop()
-	go func() {
-		err := sidecar.ServeHealth(ctx, *endpoint, func(context.Context) error { return nil })
-		if err != nil {
-			log.Fatal(err)
-		}
-	}()
-	if err := run(ctx, *address, *interval, *timeout); err != nil {
-		log.Fatal(err)
-	}
+	sidecar.Main(func(ctx context.Context) error {
+		go func() {
+			err := sidecar.ServeHealth(ctx, *endpoint, func(context.Context) error { return nil })
+			if err != nil {
+				log.Fatal(err)
+			}
+		}()
+		return run(ctx, *address, *interval, *timeout)
+	})
 }
 
 func run(ctx context.Context, address string, interval, timeout time.Duration) error {
@@ -54,7 +52,6 @@ func run(ctx context.Context, address string, interval, timeout time.Duration) e
 	if err != nil {
 		return err
 	}
-	defer connection.Close()
 	name, err := sidecar.DriverName(ctx, connection)
 	if err != nil {
 		return err

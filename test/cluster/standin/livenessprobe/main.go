@@ -7,7 +7,6 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"log"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -23,11 +22,7 @@ func main() {
 	flag.Int("v", 0, "how much is logged; without effect")
 	flag.Parse()
 
-	ctx, stop := sidecar.UntilSignal()
-	defer stop()
-	if err := run(ctx, *address, *endpoint, *timeout); err != nil {
-		log.Fatal(err)
-	}
+	sidecar.Main(func(ctx context.Context) error { return run(ctx, *address, *endpoint, *timeout) })
 }
 
 func run(ctx context.Context, address, endpoint string, timeout time.Duration) error {
@@ -35,7 +30,6 @@ func run(ctx context.Context, address, endpoint string, timeout time.Duration) e
 	if err != nil {
 		return err
 	}
-	defer connection.Close()
 	driver := csi.NewIdentityClient(connection)
 	return sidecar.ServeHealth(ctx, endpoint, func(ctx context.Context) error {
 		ctx, cancel := context.WithTimeout(ctx, timeout)

@@ -34,11 +34,7 @@ func main() {
 	flag.Int("v", 0, "how much is logged; without effect")
 	flag.Parse()
 
-	ctx, stop := sidecar.UntilSignal()
-	defer stop()
-	if err := run(ctx, c); err != nil {
-		log.Fatal(err)
-	}
+	sidecar.Main(func(ctx context.Context) error { return run(ctx, c) })
 }
 
 func run(ctx context.Context, c config) error {
@@ -46,7 +42,6 @@ func run(ctx context.Context, c config) error {
 	if err != nil {
 		return err
 	}
-	defer connection.Close()
 	name, err := sidecar.DriverName(ctx, connection)
 	if err != nil {
 		return err

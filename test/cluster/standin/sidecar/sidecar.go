@@ -17,12 +17,17 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 )
 
-// UntilSignal is a context that ends when kubelet asks the container to end.
-func UntilSignal() (context.Context, context.CancelFunc) {
-	return signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+// Main runs a sidecar until kubelet asks its container to end.
+func Main(run func(context.Context) error) {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	err := run(ctx)
+	stop()
+	if err != nil {
+		log.Fatal(err)
+	}
 }
 
-// Dial connects to the driver's socket.
+// Dial connects to the driver's socket, for as long as the program runs.
 func Dial(socket string) (*grpc.ClientConn, error) {
 	return grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 }
