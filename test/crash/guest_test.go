@@ -1,0 +1,37 @@
+package crash
+
+import (
+	"os"
+	"os/exec"
+	"testing"
+
+	"kubevirt.io/hostpath-provisioner/test/testenv"
+)
+
+// guest tells whether this is the guest of test/kernel.
+func guest() bool { return os.Getenv("HOSTPATH_KERNEL") != "" }
+
+// onDisk is where the guest has mounted one of its disks.
+func onDisk(variable string) func(*testing.T) string {
+	return func(t *testing.T) string {
+		t.Helper()
+		path := os.Getenv(variable)
+		if path == "" {
+			t.Fatalf("$HOSTPATH_KERNEL is set, but $%s is not", variable)
+		}
+		return path
+	}
+}
+
+// countingBtrfs switches quotas on and waits until all that is there is counted.
+func countingBtrfs(t *testing.T) string {
+	t.Helper()
+	testenv.NeedPrograms(t, "btrfs")
+	path := testenv.LoopFS(t, "btrfs", 1<<30)
+	for _, args := range [][]string{{"quota", "enable", path}, {"quota", "rescan", "-w", path}} {
+		if output, err := exec.CommandContext(t.Context(), "btrfs", args...).CombinedOutput(); err != nil {
+			t.Fatalf("btrfs %q: %v: %s", args, err, output)
+		}
+	}
+	return path
+}
