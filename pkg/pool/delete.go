@@ -63,20 +63,24 @@ func (v *found) unused() error {
 	return nil
 }
 
-// remove takes a volume out of the pool in one step, and then its record.
+// remove takes a volume out of the pool in one step, and then its record. The reaper
+// hears of it after that: were there no trash any more, but a record, recovery would
+// find a volume that was lost.
 func (s *session) remove(id VolumeID, e entry) error {
 	if err := s.work(); err != nil {
 		return err
 	}
 	lost := !e.present
+	promised := e.promised()
+	// By the record's own name for the volume, recovery sees that this removal was
+	// begun, and not that the directory was lost.
+	suffix := randomSuffix()
+	if e.record != nil {
+		suffix = e.record.UID
+	}
+	thrown := id.name + "." + suffix
 	if !lost {
-		// By the record's own name for the volume, recovery sees that this removal
-		// was begun, and not that the directory was lost.
-		suffix := randomSuffix()
-		if e.record != nil {
-			suffix = e.record.UID
-		}
-		if err := s.throwAway(s.root, id.name, id.name+"."+suffix, e.promised()); err != nil {
+		if err := s.root.Rename(id.name, s.trash, thrown); err != nil {
 			return err
 		}
 		if err := errors.Join(s.trash.Sync(), s.root.Sync()); err != nil {
@@ -88,15 +92,18 @@ func (s *session) remove(id VolumeID, e entry) error {
 	if err := dropRecord(s.volumes, id); err != nil {
 		return err
 	}
-	s.pool.note(id, entry{})
 	if lost {
+		s.pool.note(id, entry{})
 		s.releaseLost(id, e)
+		return nil
 	}
+	s.pool.trashed(thrown, promised)
+	s.pool.note(id, entry{})
 	return nil
 }
 
-// throwAway moves an entry into the trash, where the reaper removes it. The
-// promise that it held is told, for the ledger.
+// throwAway moves an entry that is no volume into the trash, where the reaper removes
+// it. The promise that it held is told, for the ledger.
 func (s *session) throwAway(from *dir.Dir, name, as string, promised int64) error {
 	if err := from.Rename(name, s.trash, as); err != nil {
 		return err

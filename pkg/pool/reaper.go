@@ -28,6 +28,14 @@ func (p *Pool) trashed(name string, promised int64) {
 	p.wakeReaper()
 }
 
+// knowsTrash tells whether an entry of the trash is queued, or could not be removed.
+func (p *Pool) knowsTrash(name string) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	_, known := p.trash[name]
+	return known
+}
+
 func (p *Pool) wakeReaper() {
 	select {
 	case p.wake <- struct{}{}:

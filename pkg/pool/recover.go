@@ -135,24 +135,36 @@ func (s *session) trashBytes(id quota.ID) int64 {
 // unknownBytes stands for the size of trash from before this process.
 const unknownBytes = -1
 
+// finishRemoval drops the record of a volume that is in the trash. Nothing may be
+// erased before that: see remove.
 func (s *session) finishRemoval(name string) error {
-	at := strings.LastIndexByte(name, '.')
-	if at < 0 {
-		return nil
-	}
-	id, err := ParseVolumeID(name[:at])
-	if err != nil {
-		return nil //nolint:nilerr // not a volume's: it is only removed
+	id, ok := trashedID(name)
+	if !ok {
+		return nil // not a volume's: it is only removed
 	}
 	e, d, err := s.lookup(id)
 	if d != nil {
 		_ = d.Close()
 	}
-	if err != nil || e.present || e.record == nil || e.record.UID != name[at+1:] {
+	if err != nil || e.present || e.record == nil || e.record.UID != name[len(id.name)+1:] {
 		return err
 	}
 	s.pool.log.Info("finished a removal that was interrupted", "volume", id.name)
-	return dropRecord(s.volumes, id)
+	if err := dropRecord(s.volumes, id); err != nil {
+		return err
+	}
+	s.pool.note(id, entry{})
+	return nil
+}
+
+// trashedID is the volume that a piece of trash was, if it was one.
+func trashedID(name string) (VolumeID, bool) {
+	at := strings.LastIndexByte(name, '.')
+	if at < 0 {
+		return VolumeID{}, false
+	}
+	id, err := ParseVolumeID(name[:at])
+	return id, err == nil
 }
 
 // load fills the index from the disk. What calls changed while it was read is
@@ -314,13 +326,37 @@ func (s *session) sync(ctx context.Context) error {
 }
 
 // findTrash queues what is in the trash and was not known: directories that were
-// moved up from great depth, when their removal failed.
+// moved up from great depth when their removal failed, and volumes whose deletion failed
+// before their record was dropped.
 func (s *session) findTrash() error {
 	thrown, err := names(s.trash)
-	for _, name := range thrown {
-		s.pool.trashed(name, unknownBytes)
+	if err != nil {
+		return err
 	}
-	return err
+	for _, name := range thrown {
+		if s.pool.knowsTrash(name) {
+			continue
+		}
+		if err := s.findTrashed(name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *session) findTrashed(name string) error {
+	if id, ok := trashedID(name); ok {
+		unlock, err := s.pool.locks.TryLock(id)
+		if err != nil {
+			return nil // it may be in the midst of being deleted
+		}
+		defer unlock()
+	}
+	if err := s.finishRemoval(name); err != nil {
+		return err
+	}
+	s.pool.trashed(name, unknownBytes)
+	return nil
 }
 
 // differing are the volumes of which index and disk say different things.
