@@ -104,11 +104,28 @@ func (s *session) recoverMarks() error {
 		return err
 	}
 	for _, name := range marked {
-		if id, err := ParseVolumeID(name); err == nil {
-			if err := s.recoverMark(id); err != nil {
-				return err
-			}
+		if dir.IsTemporary(name) {
+			err = s.removeUnwritten(marks, name)
+		} else if id, parseErr := ParseVolumeID(name); parseErr == nil {
+			err = s.recoverMark(id)
 		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// removeUnwritten removes a mark that was being written when a crash came. Under the lock
+// that the writing is done under, it is none that still is.
+func (s *session) removeUnwritten(marks *dir.Dir, name string) error {
+	unlock, err := s.lockShared()
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if err := marks.Remove(name); !errors.Is(err, fs.ErrNotExist) {
+		return err
 	}
 	return nil
 }
