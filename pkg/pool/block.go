@@ -446,6 +446,48 @@ func (p *Pool) blockVolumes() (ids []VolumeID) {
 	return ids
 }
 
+// finishGrowing makes devices as large as their volumes are by their records: a crash
+// came between the two. It is for start-up, when no call is at work yet.
+func (s *session) finishGrowing() {
+	volumes := s.pool.blockVolumes()
+	if len(volumes) == 0 {
+		return
+	}
+	all, err := s.pool.options.attachments()
+	if err != nil {
+		s.pool.log.Error(err, "devices that are smaller than their volumes could not be looked for")
+		return
+	}
+	if len(all.devices) == 0 {
+		return
+	}
+	for _, id := range volumes {
+		if err := s.finishGrowingOf(id, all); err != nil {
+			s.pool.log.Error(err, "the device of a volume may be smaller than the volume", "volume", id.name)
+		}
+	}
+}
+
+func (s *session) finishGrowingOf(id VolumeID, all attachments) error {
+	d, err := s.root.Open(id.name)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = d.Close() }()
+	v := &found{id: id, session: s, entry: s.pool.known(id), dir: d}
+	file, err := v.diskID()
+	if err != nil {
+		return err
+	}
+	for _, device := range all.of(file) {
+		if device.Ours && device.SizeBytes < v.entry.promised() {
+			s.pool.log.Info("finished to make a volume larger", "volume", id.name)
+			return v.growDevices()
+		}
+	}
+	return nil
+}
+
 // lookAtDisk has the facts of a block volume be those of its file, which keeps its size
 // whether there is a limit or not.
 func lookAtDisk(id VolumeID, d *dir.Dir, e entry, whole dir.Space, facts *health.Facts) {

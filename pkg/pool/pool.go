@@ -288,6 +288,7 @@ func (s *session) begin(ctx context.Context) error {
 	s.restoreLimits()
 	s.releaseUnused()
 	s.sweepDevices(ctx)
+	s.finishGrowing()
 	return nil
 }
 
