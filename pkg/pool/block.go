@@ -341,7 +341,18 @@ func (v *found) growDisk(ctx context.Context, to *record) error {
 	if err != nil {
 		return err
 	}
-	err = disk.Grow(ctx, to.Bytes, to.allocation())
+	bytes, how, err := to.Bytes, to.allocation(), error(nil)
+	if has, sizeErr := disk.Size(); sizeErr != nil {
+		err = sizeErr
+	} else if has >= bytes {
+		// A crash came before the record of a call that asked for as much or more. The
+		// space is there by now, and volumes do not shrink: what is left is to be sure
+		// that it is durable.
+		bytes, how = has, loop.Thin
+	}
+	if err == nil {
+		err = disk.Grow(ctx, bytes, how)
+	}
 	return errors.Join(err, disk.Close())
 }
 

@@ -100,9 +100,9 @@ func (v *found) grow(ctx context.Context, bytes int64) error {
 	e := entry{record: &grown, present: true}
 	added := bytes - v.entry.record.Bytes
 	if v.entry.block() {
-		if err := errors.Join(s.limit(v.dir, e), v.growDisk(ctx, &grown)); err != nil {
+		if err := v.growLimited(ctx, e); err != nil {
 			s.pool.release(added)
-			return errors.Join(noSpace(err), s.limit(v.dir, v.entry))
+			return noSpace(err)
 		}
 	}
 	if err := writeRecord(s.volumes, &grown); err != nil {
@@ -110,7 +110,32 @@ func (v *found) grow(ctx context.Context, bytes int64) error {
 		return errors.Join(noSpace(err), v.again())
 	}
 	s.pool.commit(v.id, e, added)
-	return errors.Join(s.limit(v.dir, e), v.growDevices())
+	if v.entry.block() {
+		return v.growDevices()
+	}
+	return s.limit(v.dir, e)
+}
+
+// growLimited makes the file of a block volume larger, and its limit before that. The
+// limit is never lowered but to undo it: a crash may have left a file that is larger than
+// its record, and what is over its limit cannot be written to on btrfs.
+func (v *found) growLimited(ctx context.Context, to entry) error {
+	s := v.session
+	if !s.enforced(to) {
+		return v.growDisk(ctx, to.record)
+	}
+	id := quota.ID(to.record.ProjectID)
+	was, err := s.quota.Usage(v.dir, id)
+	if err != nil {
+		return err
+	}
+	if s.agrees(was.Limit, to) {
+		return v.growDisk(ctx, to.record)
+	}
+	if err := errors.Join(s.limit(v.dir, to), v.growDisk(ctx, to.record)); err != nil {
+		return errors.Join(err, s.quota.Limit(v.dir, id, was.Limit))
+	}
+	return nil
 }
 
 // limit lets the kernel keep the size of a volume, where it does.

@@ -383,9 +383,13 @@ func (s *session) restoreLimit(id VolumeID, e entry) error {
 }
 
 // agrees tells whether a limit is what was promised. The kernel keeps whole blocks,
-// and a promise may have been given in smaller ones.
+// and a promise may have been given in smaller ones. The size of a block volume is kept
+// by its file: a limit that is larger is there for a file that a crash left larger.
 func (s *session) agrees(has quota.Limit, e entry) bool {
 	want := s.pool.limits(e.record)
+	if e.block() && has.Bytes >= want.Bytes {
+		return true
+	}
 	return has.Inodes == want.Inodes && has.Bytes >= want.Bytes && has.Bytes < want.Bytes+maxBlock
 }
 
