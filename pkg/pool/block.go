@@ -331,9 +331,26 @@ func (s *Set) publishedDeviceAt(v *found, at bind.Target) error {
 	return nil
 }
 
-// growDisk makes the file of a volume larger; the devices come after its record. What
-// of it fails changes nothing.
-func (v *found) growDisk(ctx context.Context, to *record) error {
+// growFile makes the file of a block volume larger, and its limit before that. What of
+// it fails changes nothing.
+func (v *found) growFile(ctx context.Context, to entry) error {
+	s := v.session
+	disk, err := v.openDisk()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = disk.Close() }()
+	if err = s.limit(v.dir, to); err == nil {
+		err = disk.Grow(ctx, to.record.Bytes, to.record.allocation())
+	}
+	if err != nil {
+		return errors.Join(err, s.limit(v.dir, v.entry))
+	}
+	return nil
+}
+
+// cutFile undoes growFile where no record tells of it: its devices have not grown yet.
+func (v *found) cutFile() error {
 	if !v.entry.block() {
 		return nil
 	}
@@ -341,19 +358,8 @@ func (v *found) growDisk(ctx context.Context, to *record) error {
 	if err != nil {
 		return err
 	}
-	bytes, how, err := to.Bytes, to.allocation(), error(nil)
-	if has, sizeErr := disk.Size(); sizeErr != nil {
-		err = sizeErr
-	} else if has >= bytes {
-		// A crash came before the record of a call that asked for as much or more. The
-		// space is there by now, and volumes do not shrink: what is left is to be sure
-		// that it is durable.
-		bytes, how = has, loop.Thin
-	}
-	if err == nil {
-		err = disk.Grow(ctx, bytes, how)
-	}
-	return errors.Join(err, disk.Close())
+	defer func() { _ = disk.Close() }()
+	return errors.Join(disk.Cut(v.entry.record.Bytes), v.session.limit(v.dir, v.entry))
 }
 
 // grownTo is the size to promise where a growth was interrupted: that of the file,
@@ -457,9 +463,66 @@ func (p *Pool) blockVolumes() (ids []VolumeID) {
 	return ids
 }
 
-// finishGrowing makes devices as large as their volumes are by their records: a crash
-// came between the two. It is for start-up, when no call is at work yet.
-func (s *session) finishGrowing() {
+// finishFiles finishes growths that a crash came upon between file and record: the record
+// gets the size of the file. It is for start-up, when no call is at work yet.
+func (s *session) finishFiles() {
+	for _, id := range s.pool.blockVolumes() {
+		s.pool.steps.Add(1)
+		if err := s.finishFile(id); err != nil {
+			s.pool.log.Error(err, "the file of a volume may be larger than what was promised", "volume", id.name)
+		}
+	}
+}
+
+func (s *session) finishFile(id VolumeID) error {
+	if larger, err := s.fileBytes(id); err != nil || larger <= s.pool.known(id).promised() {
+		return err
+	}
+	// Another node of a shared pool may be about to write the record.
+	unlock, err := s.lockShared()
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	bytes, err := s.fileBytes(id)
+	if err != nil {
+		return err
+	}
+	rec, err := readRecord(s.volumes, id)
+	if err != nil || rec == nil || rec.Mode != ModeBlock || bytes <= rec.Bytes {
+		return err
+	}
+	s.pool.log.Info("finished to make a volume larger", "volume", id.name, "had", rec.Bytes, "has", bytes)
+	rec.Bytes = bytes
+	if err := writeRecord(s.volumes, rec); err != nil {
+		return ignoreReadOnly(err)
+	}
+	s.pool.note(id, entry{record: rec, present: true})
+	return nil
+}
+
+// fileBytes is the size that the file of a block volume allows to promise; 0 if it has
+// no file.
+func (s *session) fileBytes(id VolumeID) (int64, error) {
+	d, err := s.root.Open(id.name)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = d.Close() }()
+	disk, err := openDisk(id, d)
+	if errors.Is(err, ErrDamaged) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, err
+	}
+	bytes, err := disk.Size()
+	return bytes / loop.Unit * loop.Unit, errors.Join(err, disk.Close())
+}
+
+// finishDevices makes devices as large as their volumes: a crash came between record
+// and device. It is for start-up too.
+func (s *session) finishDevices() {
 	volumes := s.pool.blockVolumes()
 	if len(volumes) == 0 {
 		return
@@ -473,30 +536,25 @@ func (s *session) finishGrowing() {
 		return
 	}
 	for _, id := range volumes {
-		if err := s.finishGrowingOf(id, all); err != nil {
+		s.pool.steps.Add(1)
+		if err := s.finishDevice(id, all); err != nil {
 			s.pool.log.Error(err, "the device of a volume may be smaller than the volume", "volume", id.name)
 		}
 	}
 }
 
-func (s *session) finishGrowingOf(id VolumeID, all attachments) error {
-	d, err := s.root.Open(id.name)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = d.Close() }()
-	v := &found{id: id, session: s, entry: s.pool.known(id), dir: d}
-	file, err := v.diskID()
-	if err != nil {
+func (s *session) finishDevice(id VolumeID, all attachments) error {
+	file, ok, err := s.backing(id)
+	if err != nil || !ok {
 		return err
 	}
 	for _, device := range all.of(file) {
-		if device.Ours && device.SizeBytes < v.entry.promised() {
-			s.pool.log.Info("finished to make a volume larger", "volume", id.name)
-			return v.growDevices()
+		if device.Ours && device.SizeBytes < s.pool.known(id).promised() {
+			_, growErr := s.pool.options.Devices.Grow(device)
+			err = errors.Join(err, growErr)
 		}
 	}
-	return nil
+	return err
 }
 
 // lookAtDisk has the facts of a block volume be those of its file, which keeps its size

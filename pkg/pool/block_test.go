@@ -2,7 +2,10 @@ package pool_test
 
 import (
 	"errors"
+	"fmt"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -402,23 +405,28 @@ func TestABlockVolumeGrowsWithItsDevices(t *testing.T) {
 	})
 }
 
-// A crash came after the file had grown, and before its record was written.
-func TestAnInterruptedGrowthIsFinishedByTheRepeatedCall(t *testing.T) {
-	inBubble(t, func(t *testing.T, b *bench) {
+// A crash came after the file had grown, and before its record was written: in a pool
+// that has not as much free again.
+func TestAnInterruptedGrowthIsFinishedAtTheStart(t *testing.T) {
+	testenv.NeedRoot(t)
+	withFaultsAt(t, testenv.Tmpfs(t, 100*mib), local, func(t *testing.T, b *bench, _ *faulty) {
 		b.createBlock("pvc-1", 10*mib)
 		must(t, b.publishBlock("pvc-1", "a"))
-		must(t, b.disk("pvc-1").Grow(t.Context(), 20*mib, loop.Thick))
+		must(t, b.disk("pvc-1").Grow(t.Context(), 70*mib, loop.Thick))
 		b.restart(local)
-		if v := b.volume("pvc-1"); v.Bytes != 10*mib || v.Condition.Abnormal {
-			t.Errorf("volume %+v, want it as it was promised", v)
+		if v := b.volume("pvc-1"); v.Bytes != 70*mib || v.Condition.Abnormal || b.limitOf("pvc-1") < 70*mib {
+			t.Errorf("volume %+v under a limit of %d, want 70 MiB in order", v, b.limitOf("pvc-1"))
 		}
-		_, err := b.Expand(t.Context(), id(t, "pvc-1"), b.target("a"), pool.ModeBlock, pool.Range{Required: 15 * mib, Limit: 16 * mib})
-		wantError(t, err, pool.ErrOutOfRange)
-		// Also by one that asks for less than the first did.
-		bytes, err := b.Expand(t.Context(), id(t, "pvc-1"), b.target("a"), pool.ModeBlock, pool.Range{Required: 15 * mib})
+		if device := b.attached(1)[0]; device.SizeBytes != 70*mib {
+			t.Errorf("the device has %d bytes, want 70 MiB", device.SizeBytes)
+		}
+		if got := b.capacity(); got > 30*mib {
+			t.Errorf("capacity %d, want 30 MiB at most", got)
+		}
+		bytes, err := b.Expand(t.Context(), id(t, "pvc-1"), b.target("a"), pool.ModeBlock, pool.Range{Required: 70 * mib})
 		must(t, err)
-		if device := b.attached(1)[0]; bytes != 20*mib || device.SizeBytes != 20*mib {
-			t.Errorf("expanded to %d with a device of %d, want 20 MiB", bytes, device.SizeBytes)
+		if bytes != 70*mib {
+			t.Errorf("expanded to %d, want 70 MiB", bytes)
 		}
 		b.wantClean()
 	})
@@ -426,34 +434,128 @@ func TestAnInterruptedGrowthIsFinishedByTheRepeatedCall(t *testing.T) {
 
 func TestAFileThatDoesNotFitChangesNothing(t *testing.T) {
 	testenv.NeedRoot(t)
-	root := testenv.Tmpfs(t, 64*mib)
-	synctest.Test(t, func(t *testing.T) {
-		b := newBench(t, root)
-		b.start(`[{"name":"local","path":"pool","overprovision":100}]`)
+	withFaultsAt(t, testenv.Tmpfs(t, 64*mib), local, func(t *testing.T, b *bench, f *faulty) {
 		b.createBlock("pvc-1", 10*mib)
 		must(t, b.publishBlock("pvc-1", "a"))
 		// Others take what is free between the check and the allocation.
-		b.fillUp(t, 40*mib)
+		fill := func() { must(t, os.WriteFile(b.path("filler"), make([]byte, 30*mib), 0o600)) }
+		f.meanwhile.Store(&fill)
 		_, err := b.Expand(t.Context(), id(t, "pvc-1"), b.target("a"), pool.ModeBlock, pool.Range{Required: 40 * mib})
-		if err == nil {
-			t.Fatal("grew beyond the disk")
-		}
-		if st := b.stat("pvc-1"); st.Size != 10*mib {
-			t.Errorf("the file has %d bytes, want 10 MiB as before", st.Size)
-		}
-		if v := b.volume("pvc-1"); v.Bytes != 10*mib || v.Condition.Abnormal {
-			t.Errorf("volume %+v, want it as it was", v)
-		}
-		b.wantClean()
-		_, err = b.tryCreateBlock("pvc-2", 40*mib)
 		wantError(t, err, pool.ErrNoSpace)
-		b.wantClean()
+		b.wantUnchanged("pvc-1", 10*mib)
 	})
 }
 
-func (b *bench) fillUp(t *testing.T, bytes int64) {
+func TestALimitThatCannotBeRaisedLeavesTheFile(t *testing.T) {
+	withFaults(t, local, func(t *testing.T, b *bench, f *faulty) {
+		b.createBlock("pvc-1", 10*mib)
+		must(t, b.publishBlock("pvc-1", "a"))
+		f.failBefore.Store(true)
+		_, err := b.Expand(t.Context(), id(t, "pvc-1"), b.target("a"), pool.ModeBlock, pool.Range{Required: 20 * mib})
+		wantError(t, err, errFault)
+		f.failBefore.Store(false)
+		b.wantUnchanged("pvc-1", 10*mib)
+	})
+}
+
+func TestAGrowthWhoseRecordDoesNotFitIsTakenBack(t *testing.T) {
+	testenv.NeedRoot(t)
+	withFaultsAt(t, testenv.Tmpfs(t, 64*mib), local, func(t *testing.T, b *bench, _ *faulty) {
+		b.createBlock("pvc-1", 10*mib)
+		must(t, b.publishBlock("pvc-1", "a"))
+		expand := func(bytes int64) error {
+			_, err := b.Expand(t.Context(), id(t, "pvc-1"), b.target("a"), pool.ModeBlock, pool.Range{Required: bytes})
+			return err
+		}
+		// All that is free, so that the record finds no room.
+		err := expand(64 * mib)
+		for bytes := int64(64 * mib); errors.Is(err, pool.ErrOutOfRange) && bytes > 10*mib; bytes -= 4096 {
+			err = expand(bytes)
+		}
+		wantError(t, err, pool.ErrNoSpace)
+		b.wantUnchanged("pvc-1", 10*mib)
+		must(t, expand(12*mib))
+		b.wantUnchanged("pvc-1", 12*mib)
+	})
+}
+
+// wantUnchanged expects file, device and promise to have that size.
+func (b *bench) wantUnchanged(name string, bytes int64) {
+	b.t.Helper()
+	if st := b.stat(name); st.Size != bytes {
+		b.t.Errorf("the file has %d bytes, want %d", st.Size, bytes)
+	}
+	if device := b.attached(1)[0]; device.SizeBytes != bytes {
+		b.t.Errorf("the device has %d bytes, want %d", device.SizeBytes, bytes)
+	}
+	if v := b.volume(name); v.Bytes != bytes || v.Condition.Abnormal {
+		b.t.Errorf("volume %+v, want %d bytes in order", v, bytes)
+	}
+	b.wantClean()
+}
+
+// What a creation had allocated that a crash interrupted is not free yet.
+func TestAnInterruptedAllocationIsNotSold(t *testing.T) {
+	testenv.NeedRoot(t)
+	testenv.NeedPrograms(t, "chattr")
+	root := testenv.LoopFS(t, "ext4", 256*mib)
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, root)
+		b.start(local)
+		b.create("pvc-0", 100*mib)
+		before := b.capacity()
+		must(t, b.Close(t.Context()))
+		staged := b.own("staging", "node-1", "pvc-1")
+		must(t, os.Mkdir(staged, 0o700))
+		d, err := dir.Open(staged)
+		must(t, err)
+		f, err := loop.Create(d, "disk.img")
+		must(t, err)
+		must(t, errors.Join(f.Grow(t.Context(), 90*mib, loop.Thick), f.Close(), d.Close()))
+		// So that it stays in the trash.
+		chattr(t, "+i", filepath.Join(staged, "disk.img"))
+		b.start(local)
+		if got := b.capacity(); got > before-90*mib {
+			t.Errorf("capacity %d with 90 MiB in the trash, want at most %d", got, before-90*mib)
+		}
+		left, err := filepath.Glob(b.own("trash", "node-1", "*", "disk.img"))
+		must(t, err)
+		for _, file := range left {
+			chattr(t, "-i", file)
+		}
+		b.later(2 * time.Hour)
+		b.wantClean()
+		if got := b.capacity(); got != before {
+			t.Errorf("capacity %d after the trash is gone, want %d", got, before)
+		}
+	})
+}
+
+func chattr(t *testing.T, flag, path string) {
 	t.Helper()
-	must(t, os.WriteFile(b.path("filler"), make([]byte, bytes), 0o600))
+	if out, err := exec.CommandContext(t.Context(), "chattr", flag, path).CombinedOutput(); err != nil {
+		t.Fatalf("chattr: %v: %s", err, out)
+	}
+}
+
+// A volume of the earlier driver is its user's, and so is what he calls a disk.
+func TestADiskOfAUserHoldsNothingUp(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		for i, make := range []func(string) error{
+			func(path string) error { return os.Symlink("/etc/passwd", path) },
+			func(path string) error { return syscall.Mkfifo(path, 0o600) },
+			func(path string) error { return os.Mkdir(path, 0o700) },
+			func(path string) error { return syscall.Mknod(path, syscall.S_IFSOCK|0o600, 0) },
+		} {
+			name := fmt.Sprintf("old-%d", i)
+			must(t, os.Mkdir(b.path("pool", name), 0o777))
+			must(t, make(b.path("pool", name, "disk.img")))
+			must(t, b.publish(name, "a"))
+			must(t, b.unpublish(name, "a"))
+			b.delete(name)
+		}
+		b.wantClean()
+	})
 }
 
 func TestTheLimitOfABlockVolumeLeavesRoomForWhatKeepsTrackOfIt(t *testing.T) {

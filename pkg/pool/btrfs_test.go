@@ -68,3 +68,45 @@ func syncfs(t *testing.T, root string) {
 	defer func() { must(t, d.Close()) }()
 	must(t, unix.Syncfs(d.Fd()))
 }
+
+// A user of a volume needs no privilege to make a snapshot in it that is read-only.
+func TestASnapshotInAVolumeIsRemovedWithIt(t *testing.T) {
+	testenv.NeedRoot(t)
+	testenv.NeedPrograms(t, "btrfs")
+	root := testenv.LoopFS(t, "btrfs", 512*mib)
+	run := func(args ...string) {
+		t.Helper()
+		if out, err := exec.CommandContext(t.Context(), "btrfs", args...).CombinedOutput(); err != nil {
+			t.Fatalf("btrfs %v: %v: %s", args, err, out)
+		}
+	}
+	run("quota", "enable", root)
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, root)
+		b.real = quota.Detect
+		b.start(local)
+		b.create("pvc-1", 64*mib)
+		made, snapshot := b.path("pool", "pvc-1", "made"), b.path("pool", "pvc-1", "snapshot")
+		run("subvolume", "create", made)
+		must(t, os.MkdirAll(made+"/deep/er", 0o755))
+		must(t, os.WriteFile(made+"/deep/er/file", make([]byte, mib), 0o644))
+		run("subvolume", "snapshot", "-r", made, snapshot)
+		b.delete("pvc-1")
+		b.wantClean()
+	})
+}
+
+// Btrfs gives a file the compression of its directory, and none of that is kept off
+// copy on write.
+func TestBlockVolumesInACompressedPool(t *testing.T) {
+	testenv.NeedRoot(t)
+	testenv.NeedPrograms(t, "chattr")
+	root := testenv.LoopFS(t, "btrfs", 512*mib)
+	must(t, os.Mkdir(root+"/pool", 0o750))
+	chattr(t, "+c", root+"/pool")
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, root)
+		b.start(local)
+		b.createBlock("pvc-1", mib)
+	})
+}

@@ -10,6 +10,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/label"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 )
 
 // volumeMode lets pods that are not root write, whatever the umask.
@@ -284,16 +285,38 @@ func (s *session) throwStaged(staging *dir.Dir, name string) error {
 	if err != nil {
 		return err
 	}
-	suffix := s.pool.claims.owner(carried)
+	suffix := s.claims.owner(carried)
 	if suffix == "" {
 		suffix = randomSuffix()
 	}
-	return s.throwAway(staging, name, name+"."+suffix, 0)
+	bytes, err := s.stagedBytes(staging, name, carried)
+	if err != nil {
+		return err
+	}
+	return s.throwAway(staging, name, name+"."+suffix, bytes)
 }
 
-// noSpace turns the answers of a full filesystem into ErrNoSpace.
+// stagedBytes is what an entry of a staging directory occupies: a directory volume
+// nothing yet, a file up to all of its size.
+func (s *session) stagedBytes(staging *dir.Dir, name string, carried quota.ID) (int64, error) {
+	d, err := staging.Open(name)
+	if isMissing(err) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = d.Close() }()
+	hasDisk, err := d.Exists(diskName)
+	if err != nil || !hasDisk {
+		return 0, err
+	}
+	return s.trashBytes(carried), nil
+}
+
+// noSpace turns the answers of a filesystem that takes nothing more into ErrNoSpace.
 func noSpace(err error) error {
-	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) || errors.Is(err, syscall.EROFS) {
+	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) || errors.Is(err, syscall.EROFS) || errors.Is(err, quota.ErrNoID) {
 		return fmt.Errorf("%w: %w", ErrNoSpace, err)
 	}
 	return err

@@ -91,8 +91,7 @@ func (v *found) expand(ctx context.Context, r Range) (int64, error) {
 
 // grow writes the new promise and then lets the kernel keep it. After a crash in
 // between, start-up raises the limit to the record. The file of a block volume comes
-// first, for it may not fit: one that is larger than its record does no harm, and a
-// repeated call finds it done.
+// first, for it may not fit; start-up raises the record to a file that is larger.
 func (v *found) grow(ctx context.Context, bytes int64) error {
 	s := v.session
 	grown := *v.entry.record
@@ -100,42 +99,20 @@ func (v *found) grow(ctx context.Context, bytes int64) error {
 	e := entry{record: &grown, present: true}
 	added := bytes - v.entry.record.Bytes
 	if v.entry.block() {
-		if err := v.growLimited(ctx, e); err != nil {
+		if err := v.growFile(ctx, e); err != nil {
 			s.pool.release(added)
 			return noSpace(err)
 		}
 	}
 	if err := writeRecord(s.volumes, &grown); err != nil {
 		s.pool.release(added)
-		return errors.Join(noSpace(err), v.again())
+		return errors.Join(noSpace(err), v.again(), v.cutFile())
 	}
 	s.pool.commit(v.id, e, added)
 	if v.entry.block() {
 		return v.growDevices()
 	}
 	return s.limit(v.dir, e)
-}
-
-// growLimited makes the file of a block volume larger, and its limit before that. The
-// limit is never lowered but to undo it: a crash may have left a file that is larger than
-// its record, and what is over its limit cannot be written to on btrfs.
-func (v *found) growLimited(ctx context.Context, to entry) error {
-	s := v.session
-	if !s.enforced(to) {
-		return v.growDisk(ctx, to.record)
-	}
-	id := quota.ID(to.record.ProjectID)
-	was, err := s.quota.Usage(v.dir, id)
-	if err != nil {
-		return err
-	}
-	if s.agrees(was.Limit, to) {
-		return v.growDisk(ctx, to.record)
-	}
-	if err := errors.Join(s.limit(v.dir, to), v.growDisk(ctx, to.record)); err != nil {
-		return errors.Join(err, s.quota.Limit(v.dir, id, was.Limit))
-	}
-	return nil
 }
 
 // limit lets the kernel keep the size of a volume, where it does.

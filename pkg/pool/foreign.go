@@ -48,20 +48,25 @@ func (s *session) count() {
 	if s.quota == nil || s.pool.config.Shared || s.anyUnlimited() {
 		return
 	}
+	before, err := s.root.Space()
+	if err != nil {
+		return
+	}
 	used, err := s.used()
 	if err != nil {
 		s.pool.log.Error(err, "what others hold on the pool's filesystem could not be counted")
 		return
 	}
-	// After the uses: what was written meanwhile counts as foreign until next time,
-	// and not as free.
-	space, err := s.root.Space()
+	after, err := s.root.Space()
 	if err != nil {
 		return
 	}
+	// What was written or erased meanwhile counts as foreign until next time, and not
+	// as free.
+	taken := max(before.TakenBytes(), after.TakenBytes())
 	s.pool.mu.Lock()
 	defer s.pool.mu.Unlock()
-	s.pool.ledger.foreign = max(0, space.TakenBytes()-used)
+	s.pool.ledger.foreign = max(0, taken-used)
 }
 
 // anyUnlimited tells whether there is a promise of which nobody counts the use.
@@ -78,7 +83,7 @@ func (s *session) anyUnlimited() bool {
 
 // used is what the volumes and the trash of the pool hold, in bytes.
 func (s *session) used() (sum int64, err error) {
-	for id, e := range s.pool.limited(s.quota) {
+	for id, e := range s.pool.limited(s) {
 		s.pool.steps.Add(1) // when the pool is opened this is part of the look
 		used, err := s.usedBy(id, e)
 		if err != nil {

@@ -42,6 +42,7 @@ type session struct {
 	quota Quota
 	// unenforced is why new volumes get none; nil if they do.
 	unenforced error
+	claims     *claims  // the ids that are given on the filesystem
 	own        *dir.Dir // ownName in it
 	// volumes has the records.
 	volumes *dir.Dir
@@ -76,7 +77,7 @@ func (p *Pool) enter() (*session, error) {
 }
 
 func (p *Pool) openSession(id *opened) (_ *session, err error) {
-	s := &session{pool: p, quota: id.quota, unenforced: id.unenforced}
+	s := &session{pool: p, quota: id.quota, unenforced: id.unenforced, claims: id.claims}
 	defer func() {
 		if err != nil {
 			s.close()

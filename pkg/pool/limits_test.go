@@ -1,6 +1,7 @@
 package pool_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -17,6 +18,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota/quotatest"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
+	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
 // faulty is a quota that can be switched off, and whose calls can fail.
@@ -26,13 +28,26 @@ type faulty struct {
 	failBefore, failAfter, failEnd atomic.Bool
 	// slow makes each count take a second.
 	slow atomic.Bool
+	// meanwhile is called once, in the midst of the next call that limits, or that
+	// counts more than a megabyte.
+	meanwhile atomic.Pointer[func()]
+}
+
+func (f *faulty) interrupt() {
+	if do := f.meanwhile.Swap(nil); do != nil {
+		(*do)()
+	}
 }
 
 func (f *faulty) Usage(d *dir.Dir, id quota.ID) (quota.Usage, error) {
 	if f.slow.Load() {
 		time.Sleep(time.Second) // the bubble's time
 	}
-	return f.Fake.Usage(d, id)
+	usage, err := f.Fake.Usage(d, id)
+	if usage.Bytes > mib {
+		f.interrupt()
+	}
+	return usage, err
 }
 
 var errFault = errors.New("fault")
@@ -41,6 +56,7 @@ func (f *faulty) Limit(d *dir.Dir, id quota.ID, l quota.Limit) error {
 	if f.failBefore.Load() {
 		return errFault
 	}
+	f.interrupt()
 	err := f.Fake.Limit(d, id, l)
 	if f.failAfter.Load() && l != (quota.Limit{}) {
 		return errors.Join(err, errFault)
@@ -65,8 +81,13 @@ func (f *faulty) detect(d *dir.Dir) (pool.Quota, error) {
 // withFaults runs a test on a node whose quotas may fail.
 func withFaults(t *testing.T, datadir string, test func(t *testing.T, b *bench, f *faulty)) {
 	t.Helper()
+	withFaultsAt(t, t.TempDir(), datadir, test)
+}
+
+func withFaultsAt(t *testing.T, root, datadir string, test func(t *testing.T, b *bench, f *faulty)) {
+	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		b := newBench(t, t.TempDir())
+		b := newBench(t, root)
 		f := &faulty{Fake: &quotatest.Fake{As: quota.XFS}}
 		b.quota, b.real = f.Fake, f.detect
 		b.start(datadir)
@@ -322,6 +343,108 @@ func TestInodesInUseAreTheVolumesOwn(t *testing.T) {
 		}
 		if err := b.write("pvc-1", 1); !errors.Is(err, syscall.ENOSPC) {
 			t.Errorf("one more file: %v", err)
+		}
+	})
+}
+
+func TestTrashIsRemovedThatStayedWhenQuotasWentAway(t *testing.T) {
+	withFaults(t, local, func(t *testing.T, b *bench, f *faulty) {
+		b.create("pvc-1", mib)
+		f.failEnd.Store(true)
+		b.delete("pvc-1")
+		b.settled()
+		f.off.Store(true)
+		b.later(2 * time.Hour)
+		b.wantClean()
+	})
+}
+
+func TestLimitsThatComeBackDoNotUndoAnExpansion(t *testing.T) {
+	withFaults(t, local, func(t *testing.T, b *bench, f *faulty) {
+		names := []string{"pvc-1", "pvc-2", "pvc-3", "pvc-4"}
+		for _, name := range names {
+			b.create(name, 10*mib)
+			must(t, b.publish(name, name))
+		}
+		f.off.Store(true)
+		b.later(time.Minute)
+		f.off.Store(false)
+		f.slow.Store(true)
+		for !b.Status()[0].Enforced {
+			b.later(100 * time.Millisecond)
+		}
+		for _, name := range names {
+			unlock, err := b.Lock(id(t, name))
+			if err != nil {
+				continue // the look is at this very one
+			}
+			_, err = b.Expand(t.Context(), id(t, name), b.target(name), "", pool.Range{Required: 20 * mib})
+			must(t, err)
+			unlock()
+		}
+		f.slow.Store(false)
+		b.later(time.Minute)
+		for _, name := range names {
+			if v := b.volume(name); b.limitOf(name) != v.Bytes || v.Condition.Abnormal {
+				t.Errorf("%s has a limit of %d and was promised %d: %v", name, b.limitOf(name), v.Bytes, v.Condition)
+			}
+		}
+	})
+}
+
+// Each filesystem has its own ids, and the disks of a node begin with the same.
+func TestPoolsOfTwoFilesystemsMayHaveOneIDEach(t *testing.T) {
+	testenv.NeedRoot(t)
+	root := t.TempDir()
+	for _, name := range []string{"one", "two"} {
+		mountTmpfs(t, filepath.Join(root, name))
+	}
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, root)
+		quotas := map[string]*quotatest.Fake{"one": {As: quota.XFS}, "two": {As: quota.XFS}}
+		b.real = func(d *dir.Dir) (pool.Quota, error) { return quotas[filepath.Base(filepath.Dir(d.String()))], nil }
+		one, two := `{"name":"one","path":"one/pool"}`, `{"name":"two","path":"two/pool"}`
+		b.start("[" + one + "]")
+		b.create("pvc-1", mib)
+		b.restart("[" + two + "]")
+		b.create("pvc-2", mib)
+		b.restart("[" + one + "," + two + "]")
+		for _, name := range []string{"pvc-1", "pvc-2"} {
+			must(t, b.publish(name, name))
+			_, err := b.Expand(t.Context(), id(t, name), b.target(name), "", pool.Range{Required: 2 * mib})
+			must(t, err)
+			if v := b.volume(name); !v.Enforced || v.Condition.Abnormal {
+				t.Errorf("volume %+v, want it enforced and in order", v)
+			}
+		}
+	})
+}
+
+func mountTmpfs(t *testing.T, at string) {
+	t.Helper()
+	must(t, os.Mkdir(at, 0o755))
+	must(t, syscall.Mount("tmpfs", at, "tmpfs", 0, ""))
+	t.Cleanup(func() { must(t, syscall.Unmount(at, 0)) })
+}
+
+func TestWhatIsErasedWhileUsesAreCountedIsNotSold(t *testing.T) {
+	testenv.NeedRoot(t)
+	withFaultsAt(t, testenv.Tmpfs(t, 300*mib), local, func(t *testing.T, b *bench, f *faulty) {
+		must(t, os.WriteFile(b.path("foreign"), make([]byte, 80*mib), 0o600))
+		b.create("full", 80*mib)
+		must(t, os.WriteFile(b.path("pool", "full", "data"), make([]byte, 80*mib), 0o600))
+		must(t, b.write("full", 80*mib))
+		b.create("empty", 80*mib)
+		deleted := func() {
+			must(t, b.Delete(context.Background(), id(t, "full")))
+			time.Sleep(time.Second) // the reaper's, and the bubble's
+		}
+		b.later(time.Minute)
+		f.meanwhile.Store(&deleted)
+		b.later(2 * time.Minute)
+		b.wantVolumes("empty")
+		if got := b.capacity(); got > 140*mib {
+			t.Errorf("capacity %d, want 140 MiB at most: 80 are promised and 80 foreign, of 300", got)
 		}
 	})
 }

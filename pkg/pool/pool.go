@@ -63,13 +63,16 @@ type Pool struct {
 	reserved string // the name of the snapshots' directory, never a volume
 	locks    *Locks[VolumeID]
 	serving  *Locks[string] // the uuids of all pools that are open
-	claims   *claims        // the quota ids of all pools
+	claimed  *claimed       // the quota ids of all pools
 
 	state    atomic.Pointer[state]
 	identity atomic.Pointer[opened] // once opened
 	looked   chan struct{}          // closed after the first look
 	// steps counts what a look has done, which tells one that is slow from one that hangs.
 	steps atomic.Uint64
+	// unrestored are volumes whose limits are to be compared with their promises. It
+	// belongs to the looks.
+	unrestored map[VolumeID]entry
 
 	mu      sync.Mutex // guards the rest, never held over a system call
 	index   index
@@ -90,6 +93,8 @@ type opened struct {
 	quota Quota
 	// unenforced is why new volumes get none; nil if they do.
 	unenforced error
+	// claims are the ids that are given on the filesystem.
+	claims *claims
 }
 
 // state is what the last look at a pool gave.
@@ -111,7 +116,7 @@ func newPool(config Config, s *Set) *Pool {
 		reserved: config.reservedName(),
 		locks:    &s.volumes,
 		serving:  &s.serving,
-		claims:   &s.claims,
+		claimed:  &s.claimed,
 		looked:   make(chan struct{}),
 		index:    newIndex(),
 		trash:    make(map[string]*rubbish),
@@ -257,7 +262,8 @@ func (p *Pool) open(ctx context.Context) (*session, error) {
 		s.close()
 		return nil, err
 	}
-	s.quota, s.unenforced = id.quota, id.unenforced
+	id.claims = p.claimed.on(id.filesystem)
+	s.quota, s.unenforced, s.claims = id.quota, id.unenforced, id.claims
 	giveUp, err := p.serving.TryLock(f.UUID)
 	if err != nil {
 		s.close()
@@ -285,11 +291,12 @@ func (s *session) begin(ctx context.Context) error {
 	if err := s.load(); err != nil {
 		return err
 	}
+	s.finishFiles()
 	s.restoreLimits()
 	s.releaseUnused()
 	s.sweepDevices(ctx)
-	s.finishGrowing()
-	return nil
+	s.finishDevices()
+	return s.recoverMarks()
 }
 
 // checkMount answers why a pool that must be a filesystem of its own is none. A

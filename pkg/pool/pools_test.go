@@ -157,7 +157,7 @@ func TestAPoolThatHangsHoldsNobodyElse(t *testing.T) {
 	must(t, err)
 	configs, err := pool.ParseConfigs(`[{"name":"legacy","path":"pool"},{"name":"hung","path":"hung"}]`, root)
 	must(t, err)
-	set := pool.Start(configs, pool.Options{Node: node, Mounts: mounts, Labels: labels, Log: logr.Discard(), HangAfter: 50 * time.Millisecond})
+	set := pool.Start(configs, pool.Options{Node: node, Mounts: mounts, Labels: labels, Log: logr.Discard(), HangAfter: time.Second})
 	must(t, set.Wait(t.Context()))
 
 	name, err := pool.ParseName("hung")

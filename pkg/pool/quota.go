@@ -68,6 +68,9 @@ func (s *session) lookAtQuota() error {
 		s.quota, s.unenforced = facility, unenforced
 		s.changeQuota()
 	}
+	if s.quota != nil {
+		s.restoreAgain()
+	}
 	return s.pool.unfit(unenforced)
 }
 
@@ -78,7 +81,7 @@ func kindOf(facility Quota) quota.Kind {
 	return facility.Kind()
 }
 
-// changeQuota has the calls to come use what this one has.
+// changeQuota has the calls to come use what this look has.
 func (s *session) changeQuota() {
 	now := *s.pool.identity.Load()
 	now.quota, now.unenforced = s.quota, s.unenforced
@@ -88,18 +91,35 @@ func (s *session) changeQuota() {
 	} else {
 		s.pool.log.Info("the kernel keeps the sizes of new volumes from now on", "quota", s.quota.Kind())
 	}
-	if s.quota != nil {
-		s.restoreLimits()
+	s.pool.unrestored = s.pool.limited(s)
+}
+
+// restoreAgain puts limits back while the pool serves, each when no call works on its
+// volume: what is busy now is left for the next look.
+func (s *session) restoreAgain() {
+	for id := range s.pool.unrestored {
+		s.pool.steps.Add(1)
+		unlock, err := s.pool.locks.TryLock(id)
+		if err != nil {
+			continue
+		}
+		delete(s.pool.unrestored, id)
+		e, d, err := s.lookup(id)
+		if d != nil {
+			_ = d.Close()
+		}
+		if err == nil && e.present && s.enforced(e) {
+			err = s.restoreLimit(id, e)
+		}
+		unlock()
+		s.tellUnrestored(id, err)
 	}
 }
 
-// keeper keeps the sizes of the pool's volumes; nil if nobody does, or before the
-// pool is opened.
-func (p *Pool) keeper() Quota {
-	if id := p.identity.Load(); id != nil {
-		return id.quota
+func (s *session) tellUnrestored(id VolumeID, err error) {
+	if err != nil {
+		s.pool.log.Error(err, "the limit of a volume could not be put back", "volume", id.name)
 	}
-	return nil
 }
 
 // enforcing tells whether new volumes get limits.
@@ -125,15 +145,21 @@ func (p *Pool) limits(rec *record) quota.Limit {
 
 // enforced tells whether the kernel keeps the size of a volume. One that was made
 // without a limit cannot be given one: what it holds would not be counted.
-func (p *Pool) enforced(keeper Quota, e entry) bool {
+func enforced(keeper Quota, given *claims, e entry) bool {
 	if keeper == nil || e.record == nil || e.record.Quota != string(keeper.Kind()) {
 		return false
 	}
-	owner := p.claims.owner(quota.ID(e.record.ProjectID))
+	owner := given.owner(quota.ID(e.record.ProjectID))
 	return owner == "" || owner == e.record.UID
 }
 
-func (s *session) enforced(e entry) bool { return s.pool.enforced(s.quota, e) }
+func (s *session) enforced(e entry) bool { return enforced(s.quota, s.claims, e) }
+
+// enforced is false before the pool is opened.
+func (p *Pool) enforced(e entry) bool {
+	id := p.identity.Load()
+	return id != nil && enforced(id.quota, id.claims, e)
+}
 
 // makeLimited makes the directory of a new volume, under its limit from the
 // beginning, and notes in the record who keeps it.
@@ -168,13 +194,32 @@ func (s *session) limitNew(d *dir.Dir, rec *record) error {
 func (s *session) unclaim(d *dir.Dir, id quota.ID) error {
 	carried, err := s.quota.IDOf(d)
 	if err == nil && carried != id {
-		s.pool.claims.drop(id)
+		s.claims.drop(id)
 	}
 	return err
 }
 
-// claims are the ids that volumes and trash of all pools are counted by: several
-// pools can lie on one filesystem. The zero value is ready for use.
+// claimed are the claims on each filesystem: several pools can lie on one. The zero
+// value is ready for use.
+type claimed struct {
+	mu sync.Mutex
+	by map[dir.Filesystem]*claims
+}
+
+func (c *claimed) on(fs dir.Filesystem) *claims {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.by == nil {
+		c.by = make(map[dir.Filesystem]*claims)
+	}
+	if c.by[fs] == nil {
+		c.by[fs] = &claims{}
+	}
+	return c.by[fs]
+}
+
+// claims are the ids that volumes and trash on one filesystem are counted by. The zero
+// value is ready for use.
 type claims struct {
 	mu    sync.Mutex
 	taken map[quota.ID]string // the uids of the records that have them
@@ -243,8 +288,8 @@ func (c *claims) drop(id quota.ID) {
 // the filesystem is asked: of two calls that are told the same id, one asks again.
 func (s *session) claimID(uid string) (quota.ID, error) {
 	for {
-		id, err := s.quota.NewID(s.root, s.pool.claims.from(), s.pool.claims.holds)
-		if err != nil || s.pool.claims.try(id, uid) {
+		id, err := s.quota.NewID(s.root, s.claims.from(), s.claims.holds)
+		if err != nil || s.claims.try(id, uid) {
 			return id, err
 		}
 	}
@@ -258,7 +303,7 @@ func (s *session) unlimit(name string) (quota.ID, error) {
 		return 0, err
 	}
 	// A copy, and a tree whose owner changed its id, carry what is another's.
-	if uid := s.pool.claims.owner(id); uid != "" && !strings.HasSuffix(name, "."+uid) {
+	if uid := s.claims.owner(id); uid != "" && !strings.HasSuffix(name, "."+uid) {
 		return 0, nil
 	}
 	d, err := s.trash.Open(name)
@@ -289,13 +334,15 @@ func (s *session) idIn(parent *dir.Dir, name string) (quota.ID, error) {
 
 // releaseID gives an id back after its tree is gone.
 func (s *session) releaseID(id quota.ID) error {
-	if id == 0 {
+	// Without quotas there is none to be given back: what is left of it is forgotten
+	// when the pool is opened with them.
+	if id == 0 || s.quota == nil {
 		return nil
 	}
 	if err := s.quota.Release(s.root, id); err != nil {
 		return err
 	}
-	s.pool.claims.drop(id)
+	s.claims.drop(id)
 	return nil
 }
 
@@ -316,7 +363,7 @@ func (s *session) releaseUnused() {
 	if s.quota == nil {
 		return
 	}
-	released, err := s.quota.ReleaseUnused(s.root, s.pool.claims.holds)
+	released, err := s.quota.ReleaseUnused(s.root, s.claims.holds)
 	if err != nil {
 		s.pool.log.Error(err, "limits that no directory has are still there")
 	}
@@ -332,11 +379,11 @@ func (s *session) claim(volume VolumeID, e entry) {
 		return
 	}
 	id := quota.ID(e.record.ProjectID)
-	if s.pool.claims.try(id, e.record.UID) {
+	if s.claims.try(id, e.record.UID) {
 		return
 	}
 	if carried, err := s.idIn(s.root, volume.name); err == nil && carried == id {
-		s.pool.claims.hold(id, e.record.UID)
+		s.claims.hold(id, e.record.UID)
 	}
 	if s.pool.known(volume).record == nil {
 		s.pool.log.Error(errTwoRecords, "the size of one of them is not kept", "volume", volume.name, "projectID", id)
@@ -348,11 +395,9 @@ var errTwoRecords = errors.New("two volumes are recorded with one project id: co
 // restoreLimits compares all limits with the promises. One that cannot be put back
 // is told, and shows in the condition of its volume; the others are served.
 func (s *session) restoreLimits() {
-	for id, e := range s.pool.limited(s.quota) {
+	for id, e := range s.pool.limited(s) {
 		s.pool.steps.Add(1)
-		if err := s.restoreLimit(id, e); err != nil {
-			s.pool.log.Error(err, "the limit of a volume could not be put back", "volume", id.name)
-		}
+		s.tellUnrestored(id, s.restoreLimit(id, e))
 	}
 }
 
@@ -383,13 +428,9 @@ func (s *session) restoreLimit(id VolumeID, e entry) error {
 }
 
 // agrees tells whether a limit is what was promised. The kernel keeps whole blocks,
-// and a promise may have been given in smaller ones. The size of a block volume is kept
-// by its file: a limit that is larger is there for a file that a crash left larger.
+// and a promise may have been given in smaller ones.
 func (s *session) agrees(has quota.Limit, e entry) bool {
 	want := s.pool.limits(e.record)
-	if e.block() && has.Bytes >= want.Bytes {
-		return true
-	}
 	return has.Inodes == want.Inodes && has.Bytes >= want.Bytes && has.Bytes < want.Bytes+maxBlock
 }
 
@@ -439,12 +480,12 @@ func (s *session) carriesID(d *dir.Dir, e entry) (bool, error) {
 }
 
 // limited are the volumes whose size is kept.
-func (p *Pool) limited(keeper Quota) map[VolumeID]entry {
+func (p *Pool) limited(s *session) map[VolumeID]entry {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	volumes := make(map[VolumeID]entry)
 	for id, e := range p.index.byID {
-		if e.present && p.enforced(keeper, e) {
+		if e.present && s.enforced(e) {
 			volumes[id] = e
 		}
 	}

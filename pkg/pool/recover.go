@@ -16,7 +16,7 @@ func (s *session) recover() error {
 	if err != nil || space.ReadOnly {
 		return err
 	}
-	if err := errors.Join(s.recoverRecords(), s.recoverStaging(), s.recoverTrash(), s.recoverMarks()); err != nil {
+	if err := errors.Join(s.recoverRecords(), s.recoverStaging(), s.recoverTrash()); err != nil {
 		return err
 	}
 	if !s.pool.config.Shared {
@@ -114,7 +114,7 @@ func (s *session) recoverTrash() error {
 		if err != nil {
 			return err
 		}
-		s.pool.claims.try(id, name[strings.LastIndexByte(name, '.')+1:])
+		s.claims.try(id, name[strings.LastIndexByte(name, '.')+1:])
 		s.pool.trashed(name, s.trashBytes(id))
 	}
 	return nil

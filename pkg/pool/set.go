@@ -24,7 +24,7 @@ type Set struct {
 	volumes Locks[VolumeID]
 	targets Locks[bind.Target]
 	serving Locks[string]
-	claims  claims
+	claimed claimed
 
 	stop context.CancelFunc
 	work sync.WaitGroup

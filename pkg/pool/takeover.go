@@ -91,9 +91,20 @@ func (s *session) takeTrash(left *dir.Dir, node string) error {
 			return err
 		}
 		s.pool.log.Info("took over the trash of a node that is gone", "trash", name, "node", node)
-		if err := s.throwAway(left, name, randomSuffix(), unknownBytes); err != nil {
+		if err := s.takePiece(left, name); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// takePiece takes one piece of trash over, and claims the id that it carries.
+func (s *session) takePiece(left *dir.Dir, name string) error {
+	carried, err := s.idIn(left, name)
+	if err != nil {
+		return err
+	}
+	uid := randomSuffix()
+	s.claims.try(carried, uid)
+	return s.throwAway(left, name, uid+"."+uid, unknownBytes)
 }

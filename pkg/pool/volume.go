@@ -38,7 +38,7 @@ type Stats struct {
 // volume makes the answer from what is known.
 func (p *Pool) volume(id VolumeID, e entry, space dir.Space) Volume {
 	v := Volume{ID: id, Pool: p.config.Name, Mode: e.mode(), Shared: p.config.Shared, Bytes: space.SizeBytes, Lost: e.lost()}
-	v.Enforced = e.block() || p.enforced(p.keeper(), e)
+	v.Enforced = e.block() || p.enforced(e)
 	if e.record != nil {
 		v.Bytes = e.record.Bytes
 	}
@@ -58,7 +58,7 @@ func (s *session) measure(id VolumeID, d *dir.Dir, e entry, whole dir.Space) (di
 	switch {
 	case e.record == nil:
 		facts.Unpromised = true
-	case !s.pool.enforced(s.quota, e):
+	case !s.enforced(e):
 		facts.LimitOff = e.record.Quota
 	case d != nil:
 		facts.Unenforced = false

@@ -101,7 +101,7 @@ func (w *world) checkDirectory(name string, v *volume) {
 	w.must(err)
 	want := p.bytes
 	if p.mode == pool.ModeBlock {
-		want += want/64 + mib
+		want += want/16 + mib
 	}
 	if got := usage.Limit.Bytes; got < want || got >= want+block {
 		w.Fatalf("the limit of %s is %d, want %d", name, got, want)

@@ -170,13 +170,13 @@ func (w *world) crashInStaging(name, in string, recorded bool) {
 }
 
 // crashInExpand has the new size in the record and not in the limit; a file grows
-// before its record.
+// before its record, which the start then makes up for.
 func (w *world) crashInExpand(name string, v *volume) {
+	v.record.bytes += mib
 	if v.record.mode == pool.ModeBlock {
-		w.must(os.Truncate(w.path(v.pool, name, "disk.img"), v.record.bytes+mib))
+		w.must(os.Truncate(w.path(v.pool, name, "disk.img"), v.record.bytes))
 		return
 	}
-	v.record.bytes += mib
 	w.setField(name, v, "bytes", v.record.bytes)
 }
 

@@ -90,13 +90,17 @@ func (d *Dir) MakeFile(name string) (*os.File, error) {
 }
 
 // OpenFile opens a regular file of d for reading. For anything else, links included,
-// it answers ErrNotFile or the error of openat2(2).
+// it answers ErrNotFile.
 func (d *Dir) OpenFile(name string) (*os.File, error) {
 	if err := checkName(name); err != nil {
 		return nil, err
 	}
 	// O_NONBLOCK: a FIFO of that name must not hold the caller.
 	f, err := d.openFile(name, unix.O_RDONLY|unix.O_NONBLOCK)
+	// A link, and a socket or a device without a driver.
+	if errors.Is(err, unix.ELOOP) || errors.Is(err, unix.ENXIO) {
+		err = fmt.Errorf("%w: %w", ErrNotFile, err)
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -68,6 +69,9 @@ func (r *remover) remove(ctx context.Context, parent *Dir, name string, depth in
 	if openErr != nil {
 		return openErr
 	}
+	if err := makeWritable(sub); err != nil {
+		return errors.Join(err, sub.Close())
+	}
 	if depth == 0 {
 		err = r.emptyTop(ctx, sub)
 	} else {
@@ -80,6 +84,37 @@ func (r *remover) remove(ctx context.Context, parent *Dir, name string, depth in
 		return err
 	}
 	return ignoreNotExist(parent.RemoveDir(name))
+}
+
+// Of linux/btrfs.h and linux/btrfs_tree.h: BTRFS_IOC_SUBVOL_GETFLAGS and _SETFLAGS, put
+// together as in asm-generic/ioctl.h, BTRFS_SUBVOL_RDONLY, and the inode number of the
+// root of every subvolume.
+const (
+	subvolumeGetFlags = 2<<30 | 8<<16 | 0x94<<8 | 25
+	subvolumeSetFlags = 1<<30 | 8<<16 | 0x94<<8 | 26
+	subvolumeReadOnly = 2
+	subvolumeRoot     = 256
+)
+
+// makeWritable takes the read-only flag off a subvolume of btrfs, which the user of a
+// volume can make, as a snapshot, and which could not be emptied otherwise.
+func makeWritable(d *Dir) error {
+	id, err := d.ID()
+	if err != nil || id.Ino != subvolumeRoot {
+		return err
+	}
+	var flags uint64
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(d.Fd()), subvolumeGetFlags, uintptr(unsafe.Pointer(&flags))); errno != 0 {
+		return nil // not btrfs
+	}
+	if flags&subvolumeReadOnly == 0 {
+		return nil
+	}
+	flags &^= subvolumeReadOnly
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(d.Fd()), subvolumeSetFlags, uintptr(unsafe.Pointer(&flags))); errno != 0 {
+		return pathError("make the subvolume writable", d.path, errno)
+	}
+	return nil
 }
 
 func (r *remover) empty(ctx context.Context, d *Dir, depth int) error {

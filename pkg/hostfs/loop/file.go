@@ -38,8 +38,12 @@ const (
 // defaultBlock is the block that every user of devices knows.
 const defaultBlock = 512
 
-// fsNoCOW is FS_NOCOW_FL of linux/fs.h.
-const fsNoCOW = 0x00800000
+// FS_COMPR_FL and FS_NOCOW_FL of linux/fs.h. Btrfs gives one only to a file that has not
+// had the other before the call.
+const (
+	fsCompressed = 0x00000004
+	fsNoCOW      = 0x00800000
+)
 
 // A File is what a device can be attached to, open. It must be closed.
 type File struct {
@@ -93,6 +97,10 @@ func noCopyOnWrite(f *os.File) error {
 		return nil
 	}
 	flags, err := unix.IoctlGetInt(int(f.Fd()), unix.FS_IOC_GETFLAGS)
+	if err == nil && flags&fsCompressed != 0 {
+		flags &^= fsCompressed
+		err = unix.IoctlSetPointerInt(int(f.Fd()), unix.FS_IOC_SETFLAGS, flags)
+	}
 	if err == nil {
 		err = unix.IoctlSetPointerInt(int(f.Fd()), unix.FS_IOC_SETFLAGS, flags|fsNoCOW)
 	}
@@ -157,6 +165,17 @@ func (f *File) Grow(ctx context.Context, bytes int64, how Allocation) error {
 		return errors.Join(fmt.Errorf("grow %s to %d bytes: %w", f, bytes, err), truncate(w, before))
 	}
 	return nil
+}
+
+// Cut takes off what Grow added, back to a size that the file had. It is for a growth
+// that nobody was told of: what is beyond is gone, and a device that has become larger
+// would have no file there.
+func (f *File) Cut(bytes int64) error {
+	w, err := f.reopen(unix.O_RDWR)
+	if err != nil {
+		return err
+	}
+	return errors.Join(truncate(w, bytes), w.Sync(), w.Close())
 }
 
 func allocate(ctx context.Context, w *os.File, bytes int64) error {
