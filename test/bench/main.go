@@ -88,11 +88,11 @@ func measure(ctx context.Context, o order, out io.Writer, drive driveFunc) (err 
 	if !o.json {
 		progress = out
 	}
-	results, err := compare(ctx, s.blockIO(o, drive), o.rounds, progress)
+	report := report{Machine: machine(s.pool()), Rounds: o.rounds}
+	report.Results, err = compare(ctx, s.blockIO(o, drive), o.rounds, progress)
 	if err != nil {
 		return err
 	}
-	report := report{Machine: machine(s.dir), Rounds: o.rounds, Results: results}
 	if o.json {
 		err = report.writeJSON(out)
 	} else {

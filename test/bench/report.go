@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"os"
 	"runtime"
 	"slices"
 	"strings"
@@ -25,7 +26,13 @@ type facts struct {
 	CPUs   int    `json:"cpus"`
 	// Filesystem is the kind that the pool is on.
 	Filesystem string `json:"filesystem"`
+	// Load is how many programs wanted a CPU in the minute before.
+	Load float64 `json:"load"`
 }
+
+// busy tells that others want the CPUs, and that ratios suffer: more threads work for
+// each request to a device than for one to a file, and each has to wait for its turn.
+func (f facts) busy() bool { return f.Load > float64(f.CPUs) }
 
 func machine(dir string) facts {
 	m := facts{CPUs: runtime.NumCPU(), Filesystem: "unknown"}
@@ -38,6 +45,9 @@ func machine(dir string) facts {
 		if kind, ok := kinds[fs.Type]; ok {
 			m.Filesystem = kind
 		}
+	}
+	if text, err := os.ReadFile("/proc/loadavg"); err == nil {
+		_, _ = fmt.Sscan(string(text), &m.Load) // 0 if it cannot be read
 	}
 	return m
 }
@@ -61,6 +71,9 @@ func (r report) writeJSON(out io.Writer) error {
 
 func (r report) writeTable(out io.Writer) error {
 	fmt.Fprintf(out, "\nLinux %s, %d CPUs, the pool on %s. Medians of %d rounds.\n\n", r.Machine.Kernel, r.Machine.CPUs, r.Machine.Filesystem, r.Rounds)
+	if r.Machine.busy() {
+		fmt.Fprintf(out, "The machine was busy before, with a load of %.1f: expect worse ratios, and try again.\n\n", r.Machine.Load)
+	}
 	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
 	header := []string{"", "ours", "bare", "", "ratio", "noise", "budget", "", ""}
 	fmt.Fprintln(table, strings.Join(header, "\t"))

@@ -34,6 +34,18 @@ func TestTableShowsEachVerdict(t *testing.T) {
 	}
 }
 
+func TestABusyMachineIsTold(t *testing.T) {
+	for load, busy := range map[float64]bool{0.5: false, 2: false, 2.5: true} {
+		var out strings.Builder
+		if err := (report{Machine: facts{CPUs: 2, Load: load}}).writeTable(&out); err != nil {
+			t.Fatal(err)
+		}
+		if told := strings.Contains(out.String(), "busy"); told != busy {
+			t.Errorf("that the machine is busy is told: %v, want %v at a load of %g", told, busy, load)
+		}
+	}
+}
+
 func TestJSONHasAllOfIt(t *testing.T) {
 	var out strings.Builder
 	if err := example.writeJSON(&out); err != nil {
