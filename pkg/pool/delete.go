@@ -89,7 +89,7 @@ func (s *session) remove(id VolumeID, e entry) error {
 		e.present = false
 		s.pool.note(id, e)
 	}
-	if err := dropRecord(s.volumes, id); err != nil {
+	if err := s.dropRecord(id); err != nil {
 		return err
 	}
 	if lost {

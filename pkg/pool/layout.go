@@ -155,18 +155,35 @@ func readFormat(own *dir.Dir) (*format, error) {
 	if err != nil {
 		return nil, err
 	}
-	var f format
-	if err := json.Unmarshal(data, &f); err != nil {
+	unreadable := func(err error) (*format, error) {
 		return nil, fmt.Errorf("%s/%s is unreadable, restore it from a backup or remove it: %w", own, formatName, err)
 	}
-	if f.Version != formatVersion {
+	version, err := versionOf(data)
+	if err != nil {
+		return unreadable(err)
+	}
+	if version != formatVersion {
 		return nil, fmt.Errorf("%s/%s has version %d, this driver knows version %d: use the driver that wrote it",
-			own, formatName, f.Version, formatVersion)
+			own, formatName, version, formatVersion)
+	}
+	var f format
+	if err := json.Unmarshal(data, &f); err != nil {
+		return unreadable(err)
 	}
 	if f.UUID == "" {
 		return nil, fmt.Errorf("%s/%s has no uuid", own, formatName)
 	}
 	return &f, nil
+}
+
+// versionOf reads nothing but the version: what else there is, a newer version may have
+// of other types.
+func versionOf(data []byte) (int, error) {
+	var doc struct {
+		Version int `json:"version"`
+	}
+	err := json.Unmarshal(data, &doc)
+	return doc.Version, err
 }
 
 // closedMode is what a pool's directory allows at most: volumes have mode 0777,
@@ -188,8 +205,12 @@ func (p *Pool) prepare() (_ *session, _ *format, err error) {
 	if s.own, err = s.root.Ensure(ownName); err != nil {
 		return nil, nil, err
 	}
+	// Before the format is known, nothing is changed.
 	f, err := s.ensureFormat()
 	if err != nil {
+		return nil, nil, err
+	}
+	if err := closeMode(s.root); err != nil {
 		return nil, nil, err
 	}
 	// A read-only pool whose layout is complete is served for reading.
@@ -219,7 +240,7 @@ func (p *Pool) openRoot() (*dir.Dir, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := errors.Join(p.checkMount(root), closeMode(root)); err != nil {
+	if err := p.checkMount(root); err != nil {
 		return nil, errors.Join(err, root.Close())
 	}
 	return root, nil

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"strings"
+	"syscall"
 	"time"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
@@ -82,14 +83,12 @@ func decodeRecord(id VolumeID, data []byte) (*record, error) {
 	damaged := func(format string, args ...any) (*record, error) {
 		return nil, fmt.Errorf("%w of %s: %s", ErrDamaged, id, fmt.Sprintf(format, args...))
 	}
-	var version struct {
-		Version int `json:"version"`
-	}
-	if err := json.Unmarshal(data, &version); err != nil {
+	version, err := versionOf(data)
+	if err != nil {
 		return damaged("%v", err)
 	}
-	if version.Version != recordVersion {
-		return damaged("it has version %d, this driver knows %d", version.Version, recordVersion)
+	if version != recordVersion {
+		return damaged("it has version %d, this driver knows %d", version, recordVersion)
 	}
 	var r record
 	if err := json.Unmarshal(data, &r); err != nil {
@@ -153,12 +152,25 @@ func readRecord(volumes *dir.Dir, id VolumeID) (*record, error) {
 }
 
 // dropRecord removes a record durably. One that is not there is no error.
-func dropRecord(volumes *dir.Dir, id VolumeID) error {
-	err := volumes.Remove(id.name + recordSuffix)
+func (s *session) dropRecord(id VolumeID) error {
+	err := s.drop(s.volumes, id.name+recordSuffix)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
-	return errors.Join(err, volumes.Sync())
+	return errors.Join(err, s.volumes.Sync())
+}
+
+// drop removes a file of the layout. If a directory is in its place, that goes the way
+// of all trees.
+func (s *session) drop(from *dir.Dir, name string) error {
+	err := from.Remove(name)
+	if !errors.Is(err, syscall.EISDIR) {
+		return err
+	}
+	if err := s.work(); err != nil {
+		return err
+	}
+	return s.throwAway(from, name, randomSuffix(), unknownBytes)
 }
 
 // recordID is the volume that a file among the records is about.

@@ -40,7 +40,7 @@ func (s *session) recoverRecords() error {
 			return err
 		}
 		if dir.IsTemporary(entry.Name) {
-			if err := s.volumes.Remove(entry.Name); err != nil {
+			if err := s.drop(s.volumes, entry.Name); err != nil {
 				return err
 			}
 		}
@@ -95,7 +95,7 @@ func (s *session) undoRecord(id VolumeID) error {
 	if err != nil || present {
 		return err
 	}
-	return dropRecord(s.volumes, id)
+	return s.dropRecord(id)
 }
 
 // recoverTrash finishes removals that had not dropped their record, and queues
@@ -150,7 +150,7 @@ func (s *session) finishRemoval(name string) error {
 		return err
 	}
 	s.pool.log.Info("finished a removal that was interrupted", "volume", id.name)
-	if err := dropRecord(s.volumes, id); err != nil {
+	if err := s.dropRecord(id); err != nil {
 		return err
 	}
 	s.pool.note(id, entry{})

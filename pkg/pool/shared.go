@@ -72,7 +72,7 @@ func (v *found) unmarkPublished() error {
 		return err
 	}
 	defer func() { _ = marks.Close() }()
-	err = marks.Remove(v.id.name)
+	err = s.drop(marks, v.id.name)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}

@@ -1,0 +1,451 @@
+package pool_test
+
+import (
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/go-logr/logr/funcr"
+	"github.com/google/go-cmp/cmp"
+
+	"kubevirt.io/hostpath-provisioner/pkg/pool"
+	"kubevirt.io/hostpath-provisioner/test/testenv"
+)
+
+const aPoolAndAnother = `[{"name":"legacy","path":"pool"},{"name":"other","path":"other"}]`
+
+// A diary is what the driver says in its log.
+type diary struct {
+	mu    sync.Mutex
+	lines []string
+}
+
+func (d *diary) write(prefix, args string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.lines = append(d.lines, prefix+args)
+}
+
+// count is how many lines have all the words.
+func (d *diary) count(words ...string) (n int) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, line := range d.lines {
+		all := true
+		for _, word := range words {
+			all = all && strings.Contains(line, word)
+		}
+		if all {
+			n++
+		}
+	}
+	return n
+}
+
+// withTwoPools runs a test on a node with a pool that is going to be spoilt, in which
+// pvc-1 holds data and pvc-2 is, and with another one, which has pvc-3.
+func withTwoPools(t *testing.T, test func(t *testing.T, b *bench, said *diary)) {
+	t.Helper()
+	root := testenv.Tmpfs(t, 256*mib) // each start writes durably, and there are many
+	synctest.Test(t, func(t *testing.T) {
+		b, said := newBench(t, root), &diary{}
+		b.log = funcr.New(said.write, funcr.Options{})
+		b.start(aPoolAndAnother)
+		b.create("pvc-1", mib)
+		must(t, os.WriteFile(b.path("pool", "pvc-1", "data"), []byte("data"), 0o644))
+		b.create("pvc-2", mib)
+		_, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-3"), Pool: poolName(t, "other"), Range: pool.Range{Required: mib}})
+		must(t, err)
+		must(t, os.WriteFile(b.path("canary"), []byte("canary"), 0o600))
+		test(t, b, said)
+		if data, err := os.ReadFile(b.path("canary")); err != nil || string(data) != "canary" {
+			t.Errorf("the canary outside is %q, %v", data, err)
+		}
+	})
+}
+
+func poolName(t *testing.T, s string) pool.Name {
+	t.Helper()
+	name, err := pool.ParseName(s)
+	must(t, err)
+	return name
+}
+
+// wantServed says that volumes are as good as ever.
+func (b *bench) wantServed(volumes ...string) {
+	b.t.Helper()
+	for _, name := range volumes {
+		must(b.t, b.publish(name, "served"))
+		must(b.t, b.unpublish(name, "served"))
+		if v := b.volume(name); v.Condition.Abnormal {
+			b.t.Errorf("the condition of %s is %+v, want it in order", name, v.Condition)
+		}
+	}
+}
+
+// spoilt are things that can be found where a file should be.
+var spoilt = map[string]func(path string) error{
+	"nothing in it": func(path string) error { return os.WriteFile(path, nil, 0o600) },
+	"zeros":         func(path string) error { return os.WriteFile(path, make([]byte, 300), 0o600) },
+	"garbage":       func(path string) error { return os.WriteFile(path, []byte("\xff\xfe{\"version\":1"), 0o600) },
+	"null":          func(path string) error { return os.WriteFile(path, []byte("null"), 0o600) },
+	"a list":        func(path string) error { return os.WriteFile(path, []byte(`[{"version":1}]`), 0o600) },
+	"a file larger than any": func(path string) error {
+		return os.WriteFile(path, []byte(`{"version":1,"x":"`+strings.Repeat("x", 100<<10)+`"}`), 0o600)
+	},
+	"a file of a terabyte": func(path string) error {
+		if err := os.WriteFile(path, nil, 0o600); err != nil {
+			return err
+		}
+		return os.Truncate(path, 1<<40)
+	},
+	"a directory": func(path string) error { return os.MkdirAll(filepath.Join(path, "with", "more"), 0o755) },
+	"a FIFO":      func(path string) error { return syscall.Mkfifo(path, 0o600) },
+	"a socket": func(path string) error {
+		return syscall.Mknod(path, syscall.S_IFSOCK|0o600, 0)
+	},
+	"a link to what was there": func(path string) error { return os.Symlink(filepath.Base(path)+".was", path) },
+	"a link to a file outside": func(path string) error { return os.Symlink("../../../canary", path) },
+	"a link to nowhere":        func(path string) error { return os.Symlink("nowhere", path) },
+	"a link to itself":         func(path string) error { return os.Symlink(filepath.Base(path), path) },
+}
+
+// spoil puts a file aside and something else in its place.
+func spoil(t *testing.T, path string, with func(string) error) {
+	t.Helper()
+	must(t, os.Rename(path, path+".was"))
+	must(t, with(path))
+}
+
+// badRecords are texts that are no records of pvc-1, with what is said of them.
+var badRecords = map[string]struct{ text, says string }{
+	"of another volume":              {`{"version":1,"id":"pvc-2","uid":"0123456789abcdef","mode":"mount","bytes":1}`, "pvc-2"},
+	"of a newer version":             {`{"version":2,"id":{"name":"pvc-1"}}`, "version 2"},
+	"without a version":              {`{"id":"pvc-1","uid":"0123456789abcdef","mode":"mount","bytes":1}`, "version 0"},
+	"of an unknown mode":             {`{"version":1,"id":"pvc-1","uid":"0123456789abcdef","mode":"tape","bytes":1}`, "tape"},
+	"with a negative size":           {`{"version":1,"id":"pvc-1","uid":"0123456789abcdef","mode":"mount","bytes":-1}`, "-1"},
+	"with a size beyond all numbers": {`{"version":1,"id":"pvc-1","uid":"0123456789abcdef","mode":"mount","bytes":1e30}`, "1e30"},
+	"with a uid that climbs":         {`{"version":1,"id":"pvc-1","uid":"../../x","mode":"mount","bytes":1}`, "../../x"},
+	"with another's project id":      {`{"version":1,"id":"pvc-1","uid":"0123456789abcdef","mode":"mount","bytes":1,"quota":"xfs","projectID":1}`, "project id"},
+	"with a block that no disk has":  {`{"version":1,"id":"pvc-1","uid":"0123456789abcdef","mode":"block","bytes":4096,"blockBytes":7}`, "block"},
+}
+
+func TestOneBadRecordStaysOneBadVolume(t *testing.T) {
+	all := make(map[string]func(string) error)
+	for name, with := range spoilt {
+		all[name] = with
+	}
+	for name, bad := range badRecords {
+		all[name] = func(path string) error { return os.WriteFile(path, []byte(bad.text), 0o600) }
+	}
+	for name, with := range all {
+		t.Run(name, func(t *testing.T) {
+			withTwoPools(t, func(t *testing.T, b *bench, said *diary) {
+				spoil(t, b.own("volumes", "pvc-1.json"), with)
+				before := files(t, b.own("volumes"))
+				b.restart(aPoolAndAnother)
+				b.wantOneBad(said)
+				if says := badRecords[name].says; !strings.Contains(b.volume("pvc-1").Condition.Message, says) {
+					t.Errorf("the condition %+v does not say %q", b.volume("pvc-1").Condition, says)
+				}
+				if diff := cmp.Diff(before, files(t, b.own("volumes"))); diff != "" {
+					t.Errorf("the bad record was not kept as it was (-before +after):\n%s", diff)
+				}
+				b.delete("pvc-1")
+				must(t, os.RemoveAll(b.own("volumes", "pvc-1.json.was")))
+				b.wantVolumes("pvc-2", "pvc-3")
+				b.wantClean()
+			})
+		})
+	}
+}
+
+// wantOneBad says that pvc-1 is out of order and told of, and nothing else is.
+func (b *bench) wantOneBad(said *diary) {
+	b.t.Helper()
+	b.wantVolumes("pvc-1", "pvc-2", "pvc-3")
+	if n := said.count("kept aside", "pvc-1"); n != 1 {
+		b.t.Errorf("the log tells %d times of the bad record, want once: %q", n, said.lines)
+	}
+	v := b.volume("pvc-1")
+	if !v.Condition.Abnormal || !strings.Contains(v.Condition.Message, "record") {
+		b.t.Errorf("the condition is %+v, want it to tell of the record", v.Condition)
+	}
+	wantError(b.t, b.publish("pvc-1", "a"), pool.ErrDamaged)
+	_, err := b.Create(b.t.Context(), pool.Request{ID: id(b.t, "pvc-1"), Range: pool.Range{Required: mib}})
+	wantError(b.t, err, pool.ErrDamaged)
+	_, err = b.Expand(b.t.Context(), id(b.t, "pvc-1"), b.target("a"), "", pool.Range{Required: 2 * mib})
+	wantError(b.t, err, pool.ErrDamaged)
+	must(b.t, b.unpublish("pvc-1", "a"))
+	if data, err := os.ReadFile(b.path("pool", "pvc-1", "data")); err != nil || string(data) != "data" {
+		b.t.Errorf("the volume holds %q, %v", data, err)
+	}
+	b.wantServed("pvc-2", "pvc-3")
+	b.create("pvc-4", mib)
+	b.delete("pvc-4")
+	b.settled()
+}
+
+// A disk that lost its power may have any part of a file.
+func TestARecordThatIsCutOffAnywhereIsKeptAside(t *testing.T) {
+	withTwoPools(t, func(t *testing.T, b *bench, _ *diary) {
+		record := b.own("volumes", "pvc-1.json")
+		whole, err := os.ReadFile(record)
+		must(t, err)
+		for length := range len(whole) - 1 { // the last byte is the end of the line
+			must(t, os.WriteFile(record, whole[:length], 0o600))
+			said := &diary{}
+			b.log = funcr.New(said.write, funcr.Options{})
+			b.restart(aPoolAndAnother)
+			b.wantOneBad(said)
+			if t.Failed() {
+				t.Fatalf("with %d bytes of the record", length)
+			}
+		}
+		must(t, os.WriteFile(record, whole[:len(whole)-1], 0o600))
+		b.restart(aPoolAndAnother)
+		b.wantServed("pvc-1", "pvc-2")
+	})
+}
+
+func TestACopyOfARecordPromisesNothing(t *testing.T) {
+	withTwoPools(t, func(t *testing.T, b *bench, said *diary) {
+		record, err := os.ReadFile(b.own("volumes", "pvc-1.json"))
+		must(t, err)
+		for _, name := range []string{"pvc-9.json", "pvc-1.json.bak", "pvc-1.JSON", ".pvc-1.json", "x y.json", "..json", ".json"} {
+			must(t, os.WriteFile(b.own("volumes", name), record, 0o600))
+		}
+		before := files(t, b.own("volumes"))
+		b.restart(aPoolAndAnother)
+		b.wantVolumes("pvc-1", "pvc-2", "pvc-3", "pvc-9")
+		b.wantServed("pvc-1", "pvc-2", "pvc-3")
+		if promised := b.Status()[0].Promised; promised != 2*mib {
+			t.Errorf("%d bytes are promised, want 2 MiB", promised)
+		}
+		if v := b.volume("pvc-9"); !v.Lost || !strings.Contains(v.Condition.Message, `"pvc-1"`) || said.count("kept aside", "pvc-9") != 1 {
+			t.Errorf("volume %+v, want it lost, and told of", v)
+		}
+		_, err = b.Create(t.Context(), pool.Request{ID: id(t, "pvc-9"), Range: pool.Range{Required: mib}})
+		wantError(t, err, pool.ErrDamaged)
+		b.later(2 * time.Minute)
+		if diff := cmp.Diff(before, files(t, b.own("volumes"))); diff != "" {
+			t.Errorf("the records changed (-before +after):\n%s", diff)
+		}
+		b.delete("pvc-9")
+		b.wantServed("pvc-1")
+	})
+}
+
+// What is in the directories of the layout and was not put there by the driver is
+// nobody's volume, and keeps nobody from being served.
+func TestStrangeThingsInTheLayoutStayWhatTheyAre(t *testing.T) {
+	for _, place := range []string{"volumes/.new-pvc-5.json", "published/node-1/pvc-1", "published/node-9/pvc-1",
+		"staging/node-1/pvc-5", "trash/node-1/pvc-5.0123456789abcdef", "staging/node-9", "trash/node-9", "more"} {
+		for name, with := range spoilt {
+			t.Run(place+", "+name, func(t *testing.T) {
+				withTwoPools(t, func(t *testing.T, b *bench, _ *diary) {
+					path := b.own(place)
+					must(t, os.MkdirAll(filepath.Dir(path), 0o700))
+					must(t, with(path))
+					for _, datadir := range []string{aPoolAndAnother, strings.Replace(aPoolAndAnother, `"path":"pool"`, `"path":"pool","shared":true`, 1)} {
+						b.restart(datadir)
+						if err := b.Status()[0].Err; err != nil {
+							t.Fatal(err)
+						}
+						b.wantServed("pvc-1", "pvc-2", "pvc-3")
+						b.create("pvc-5", mib)
+						b.delete("pvc-5")
+						b.later(2 * time.Minute)
+						b.wantVolumes("pvc-1", "pvc-2", "pvc-3")
+					}
+				})
+			})
+		}
+	}
+}
+
+// formats are those that this driver must not touch, and what it says of them.
+var formats = map[string]string{
+	`{"version":2,"uuid":"x","foreignBytes":0}`:                    "version 2",
+	`{"version":2,"uuid":{"high":1,"low":2},"created":1790000000}`: "version 2",
+	`{"version":0,"uuid":"x"}`:                                     "version 0",
+	`{"uuid":"x"}`:                                                 "version 0",
+	`{"version":1}`:                                                "no uuid",
+	`{"version":"one","uuid":"x"}`:                                 "unreadable",
+}
+
+func TestAPoolOfAnUnknownFormatIsRefusedUntouched(t *testing.T) {
+	all, says := make(map[string]func(string) error), make(map[string]string)
+	for name, with := range spoilt {
+		all[name] = with
+	}
+	for text, words := range formats {
+		all[text], says[text] = func(path string) error { return os.WriteFile(path, []byte(text), 0o600) }, words
+	}
+	for name, with := range all {
+		t.Run(name, func(t *testing.T) {
+			withTwoPools(t, func(t *testing.T, b *bench, said *diary) {
+				must(t, b.Close(t.Context()))
+				b.litter(t)
+				spoil(t, b.own("format"), with)
+				before := tree(t, b.path("pool"))
+				b.start(aPoolAndAnother)
+				b.wantRefused(said, says[name])
+				if diff := cmp.Diff(before, tree(t, b.path("pool"))); diff != "" {
+					t.Errorf("the refused pool was changed (-before +after):\n%s", diff)
+				}
+			})
+		})
+	}
+}
+
+func TestAFormatThatIsCutOffAnywhereIsRefused(t *testing.T) {
+	withTwoPools(t, func(t *testing.T, b *bench, said *diary) {
+		must(t, b.Close(t.Context()))
+		whole, err := os.ReadFile(b.own("format"))
+		must(t, err)
+		for length := range len(whole) - 1 {
+			must(t, os.WriteFile(b.own("format"), whole[:length], 0o600))
+			before := tree(t, b.path("pool"))
+			b.start(aPoolAndAnother)
+			b.wantRefused(said, "unreadable")
+			must(t, b.Close(t.Context()))
+			if diff := cmp.Diff(before, tree(t, b.path("pool"))); diff != "" || t.Failed() {
+				t.Fatalf("with %d bytes of the format (-before +after):\n%s", length, diff)
+			}
+		}
+		must(t, os.WriteFile(b.own("format"), whole[:len(whole)-1], 0o600))
+		b.start(aPoolAndAnother)
+		b.wantServed("pvc-1", "pvc-2", "pvc-3")
+	})
+}
+
+// litter leaves what recovery acts on.
+func (b *bench) litter(t *testing.T) {
+	t.Helper()
+	must(t, os.Chmod(b.path("pool"), 0o755))
+	must(t, os.Mkdir(b.own("staging", "node-1", "pvc-7"), 0o700))
+	must(t, os.Mkdir(b.own("staging", "node-1", "pvc-2"), 0o700))
+	must(t, os.Mkdir(b.own("trash", "node-1", "pvc-8.0123456789abcdef"), 0o700))
+	must(t, os.WriteFile(b.own("volumes", ".new-pvc-7.json"), []byte("{"), 0o600))
+}
+
+// wantRefused says that the first pool is served by no call, with words, and that the
+// other one is.
+func (b *bench) wantRefused(said *diary, words string) {
+	b.t.Helper()
+	b.later(time.Minute)
+	status := b.Status()[0]
+	if wantError(b.t, status.Err, pool.ErrUnavailable); !strings.Contains(fmt.Sprint(status.Err), words) || !strings.Contains(fmt.Sprint(status.Err), "format") {
+		b.t.Errorf("%v does not tell of the format and %q", status.Err, words)
+	}
+	if said.count("pool does not serve", "legacy", words) == 0 {
+		b.t.Errorf("the log does not tell of it: %q", said.lines)
+	}
+	for _, name := range []string{"pvc-1", "pvc-9"} {
+		_, err := b.Create(b.t.Context(), pool.Request{ID: id(b.t, name), Pool: poolName(b.t, "legacy"), Range: pool.Range{Required: mib}})
+		wantError(b.t, err, pool.ErrNoSpace)
+		wantError(b.t, b.Delete(b.t.Context(), id(b.t, name)), pool.ErrUnavailable)
+		wantError(b.t, b.publish(name, "a"), pool.ErrUnavailable)
+		must(b.t, b.unpublish(name, "a"))
+	}
+	if got := b.capacity(); got != 0 {
+		b.t.Errorf("capacity %d, want 0", got)
+	}
+	b.wantVolumes("pvc-3")
+	b.wantServed("pvc-3")
+}
+
+// files is tree without the directory itself.
+func files(t *testing.T, root string) map[string]string {
+	t.Helper()
+	all := tree(t, root)
+	delete(all, root)
+	return all
+}
+
+// tree is all that can be told of a directory and what is below it, but for when it
+// was read.
+func tree(t *testing.T, root string) map[string]string {
+	t.Helper()
+	all := make(map[string]string)
+	must(t, filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		var st syscall.Stat_t
+		if err := syscall.Lstat(path, &st); err != nil {
+			return err
+		}
+		content := ""
+		switch {
+		case d.Type() == fs.ModeSymlink:
+			content, err = os.Readlink(path)
+		case d.Type().IsRegular() && st.Size < mib:
+			var data []byte
+			data, err = os.ReadFile(path)
+			content = string(data)
+		}
+		all[path] = fmt.Sprintf("inode %d, mode %o, %d links, owner %d:%d, %d bytes, modified %d, changed %d, %q",
+			st.Ino, st.Mode, st.Nlink, st.Uid, st.Gid, st.Size, st.Mtim.Nano(), st.Ctim.Nano(), content)
+		return err
+	}))
+	return all
+}
+
+// A link among the driver's own directories leads nowhere, when the driver starts and
+// while it runs.
+func TestALayoutWithALinkInItIsNotFollowed(t *testing.T) {
+	for _, place := range []string{"", "volumes", "staging", "staging/node-1", "trash", "trash/node-1", "published", "published/node-1", "lock"} {
+		for _, sharing := range []string{"", `,"shared":true`} {
+			t.Run(place+sharing, func(t *testing.T) {
+				withTwoPools(t, func(t *testing.T, b *bench, _ *diary) {
+					datadir := strings.Replace(aPoolAndAnother, `"path":"pool"`, `"path":"pool"`+sharing, 1)
+					b.restart(datadir)
+					must(t, b.publish("pvc-1", "a"))
+					outside := b.path("outside")
+					for _, d := range []string{"pvc-1", "pvc-5.0123456789abcdef", "staging/node-1/pvc-6", "trash/node-1/pvc-7.0123456789abcdef"} {
+						must(t, os.MkdirAll(filepath.Join(outside, d), 0o755))
+					}
+					must(t, os.WriteFile(filepath.Join(outside, "pvc-1.json"), []byte("{"), 0o600))
+					must(t, os.WriteFile(filepath.Join(outside, ".new-pvc-1.json"), []byte("{"), 0o600))
+					before := tree(t, outside)
+					must(t, os.RemoveAll(b.own(place)))
+					must(t, os.MkdirAll(filepath.Dir(b.own(place)), 0o700))
+					must(t, os.Symlink(outside, b.own(place)))
+					for range 2 {
+						b.tryAll()
+						b.later(5 * time.Minute)
+						b.wantServed("pvc-3")
+						if diff := cmp.Diff(before, tree(t, outside)); diff != "" {
+							t.Errorf("what is outside was changed (-before +after):\n%s", diff)
+						}
+						b.restart(datadir)
+					}
+				})
+			})
+		}
+	}
+}
+
+// tryAll makes all calls on the first pool, whatever they answer.
+func (b *bench) tryAll() {
+	b.t.Helper()
+	for _, name := range []string{"pvc-1", "pvc-2", "pvc-5"} {
+		_, _ = b.Create(b.t.Context(), pool.Request{ID: id(b.t, name), Pool: poolName(b.t, "legacy"), Range: pool.Range{Required: mib}})
+		_ = b.publish(name, name)
+		_, _ = b.Expand(b.t.Context(), id(b.t, name), b.target(name), "", pool.Range{Required: 2 * mib})
+		_, _ = b.Stats(b.t.Context(), id(b.t, name), b.target(name))
+		_ = b.unpublish(name, name)
+		_ = b.Delete(b.t.Context(), id(b.t, name))
+	}
+	b.capacity()
+	b.settled()
+}
