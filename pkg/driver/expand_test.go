@@ -42,7 +42,7 @@ func TestNodeExpandVolume(t *testing.T) {
 		"a negative size":                    {"vol", "vol", &csi.CapacityRange{RequiredBytes: -1}, nil, codes.InvalidArgument, 0, "negative"},
 		"a limit below what is required":     {"vol", "vol", &csi.CapacityRange{RequiredBytes: 2, LimitBytes: 1}, nil, codes.OutOfRange, 0, "required"},
 		"shrinking":                          {"vol", "vol", &csi.CapacityRange{RequiredBytes: mib, LimitBytes: 2 * mib}, nil, codes.OutOfRange, 0, "shrink"},
-		"more than the pool can promise":     {"vol", "vol", &csi.CapacityRange{RequiredBytes: 1 << 55}, nil, codes.OutOfRange, 0, "promise"},
+		"more than the pool can promise":     {"vol", "vol", &csi.CapacityRange{RequiredBytes: tooMuch}, nil, codes.OutOfRange, 0, "promise"},
 		"no size is what it has":             {"vol", "vol", &csi.CapacityRange{}, writer(), codes.OK, 4 * mib, ""},
 		"what it has":                        {"vol", "vol", &csi.CapacityRange{RequiredBytes: 4 * mib}, nil, codes.OK, 4 * mib, ""},
 		"less, without a limit, is no error": {"vol", "vol", &csi.CapacityRange{RequiredBytes: mib}, nil, codes.OK, 4 * mib, ""},

@@ -286,6 +286,7 @@ var badPaths = map[string]struct{ path, says string }{
 	"the path has .. in it":            {"/pods/../etc", `"/pods/../etc"`},
 	"the path has a doubled slash":     {"/pods//x", `"/pods//x"`},
 	"the path has a NUL byte":          {"/pods/\x00", `"/pods/\x00"`},
+	"a name in the path is too long":   {"/pods/" + strings.Repeat("a", 256), "NAME_MAX"},
 	"the path is longer than PATH_MAX": {"/" + strings.Repeat("a", 4096), "4097 bytes"},
 }
 

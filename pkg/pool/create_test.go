@@ -103,7 +103,8 @@ func TestCreateRefusesSizesThatNoVolumeCanHave(t *testing.T) {
 			{pool.Range{Required: 2, Limit: 1}, pool.ErrOutOfRange},
 			{pool.Range{Required: 1, Limit: 100}, pool.ErrOutOfRange}, // not a whole block
 			{pool.Range{Required: math.MaxInt64}, pool.ErrOutOfRange},
-			{pool.Range{Required: math.MaxInt64 / 2}, pool.ErrNoSpace},
+			{pool.Range{Required: 1<<53 - 1}, pool.ErrOutOfRange}, // in whole blocks more than is recorded
+			{pool.Range{Required: 1 << 52}, pool.ErrNoSpace},
 		} {
 			_, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-1"), Range: c.r})
 			if !errors.Is(err, c.want) {

@@ -155,23 +155,34 @@ func readFormat(own *dir.Dir) (*format, error) {
 	if err != nil {
 		return nil, err
 	}
+	f, err := decodeFormat(data)
+	if err != nil {
+		return nil, fmt.Errorf("%s/%s %w", own, formatName, err)
+	}
+	return f, nil
+}
+
+// decodeFormat checks all that later code relies on.
+func decodeFormat(data []byte) (*format, error) {
 	unreadable := func(err error) (*format, error) {
-		return nil, fmt.Errorf("%s/%s is unreadable, restore it from a backup or remove it: %w", own, formatName, err)
+		return nil, fmt.Errorf("is unreadable, restore it from a backup or remove it: %w", err)
 	}
 	version, err := versionOf(data)
 	if err != nil {
 		return unreadable(err)
 	}
 	if version != formatVersion {
-		return nil, fmt.Errorf("%s/%s has version %d, this driver knows version %d: use the driver that wrote it",
-			own, formatName, version, formatVersion)
+		return nil, fmt.Errorf("has version %d, this driver knows version %d: use the driver that wrote it", version, formatVersion)
 	}
 	var f format
 	if err := json.Unmarshal(data, &f); err != nil {
 		return unreadable(err)
 	}
 	if f.UUID == "" {
-		return nil, fmt.Errorf("%s/%s has no uuid", own, formatName)
+		return unreadable(errors.New("it has no uuid"))
+	}
+	if f.Foreign < 0 || f.Foreign > maxBytes {
+		return unreadable(fmt.Errorf("it has %d foreign bytes", f.Foreign))
 	}
 	return &f, nil
 }

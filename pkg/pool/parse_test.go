@@ -2,7 +2,6 @@ package pool_test
 
 import (
 	"errors"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -23,22 +22,6 @@ func TestParseVolumeID(t *testing.T) {
 			t.Errorf("ParseVolumeID(%q) = %q, %v; want ErrInvalid", bad, parsed, err)
 		}
 	}
-}
-
-func FuzzParseVolumeID(f *testing.F) {
-	for _, seed := range []string{"pvc-1", "..", "a/b", ".hidden", "x\x00"} {
-		f.Add(seed)
-	}
-	f.Fuzz(func(t *testing.T, s string) {
-		parsed, err := pool.ParseVolumeID(s)
-		if err != nil {
-			return
-		}
-		name := parsed.String()
-		if filepath.Base(name) != name || strings.HasPrefix(name, ".") || len(name) > 200 || !filepath.IsLocal(name) {
-			t.Errorf("ParseVolumeID(%q) = %q", s, name)
-		}
-	})
 }
 
 func TestParseName(t *testing.T) {
@@ -71,17 +54,6 @@ func TestParseBytes(t *testing.T) {
 			t.Errorf("ParseBytes(%q) = %d, %v; want %v", text, got, err, want)
 		}
 	}
-}
-
-func FuzzParseBytes(f *testing.F) {
-	for _, seed := range []string{"10Gi", "1.5M", "1e18", "e", "1e999999999"} {
-		f.Add(seed)
-	}
-	f.Fuzz(func(t *testing.T, s string) {
-		if bytes, err := pool.ParseBytes(s); err == nil && bytes < 0 {
-			t.Errorf("ParseBytes(%q) = %d", s, bytes)
-		}
-	})
 }
 
 func TestParseConfigs(t *testing.T) {
@@ -127,20 +99,4 @@ func TestParseConfigsRefusesWhatIsNoListOfPools(t *testing.T) {
 			t.Errorf("ParseConfigs(%s) = %+v, %v; want ErrInvalid", text, got, err)
 		}
 	}
-}
-
-func FuzzParseConfigs(f *testing.F) {
-	f.Add(`[{"name":"local","path":"/var/hpvolumes","reserve":"5%"}]`)
-	f.Add(`[{"name":"a","path":"a/../.."}]`)
-	f.Fuzz(func(t *testing.T, s string) {
-		configs, err := pool.ParseConfigs(s, "/work")
-		if err != nil {
-			return
-		}
-		for _, c := range configs {
-			if !filepath.IsAbs(c.Path) || filepath.Clean(c.Path) != c.Path || c.Path == "/" || c.Overprovision <= 0 {
-				t.Errorf("ParseConfigs(%q) = %+v", s, c)
-			}
-		}
-	})
 }

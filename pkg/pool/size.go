@@ -11,6 +11,10 @@ import (
 // defaultBytes is promised to a volume for which no size was asked.
 const defaultBytes = 1 << 30
 
+// maxBytes is more than any volume or pool has. Larger numbers are not the same to all
+// who read JSON (RFC 8259, section 6), and sums of many of them would overflow.
+const maxBytes = 1 << 53
+
 // A Range is the size that a caller asks for, in bytes: at least Required and,
 // unless it is 0, at most Limit.
 type Range struct{ Required, Limit int64 }
@@ -30,7 +34,7 @@ func (r Range) promise(block int64) (int64, error) {
 	if r.Limit > 0 && r.Limit < block {
 		return 0, fmt.Errorf("%w: the limit of %d bytes is less than one block of %d", ErrOutOfRange, r.Limit, block)
 	}
-	if want > math.MaxInt64-block {
+	if want > maxBytes-block {
 		return 0, fmt.Errorf("%w: %d bytes", ErrOutOfRange, want)
 	}
 	bytes := max(1, (want+block-1)/block) * block
@@ -109,7 +113,14 @@ func ParseReserve(s string) (Reserve, error) {
 	return Reserve{percent: percent}, nil
 }
 
-// of is the reserve, in bytes, of a pool of that size.
+// of is the reserve, in bytes, of a pool of that size: at most all of it.
 func (r Reserve) of(size int64) int64 {
-	return r.bytes + int64(float64(size)*r.percent/100)
+	if r.percent == 0 {
+		return min(r.bytes, size)
+	}
+	share := float64(size) * r.percent / 100
+	if share >= float64(size) {
+		return size // which a float may not be able to tell
+	}
+	return int64(share)
 }

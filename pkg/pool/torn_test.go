@@ -131,6 +131,7 @@ var badRecords = map[string]struct{ text, says string }{
 	"without a version":              {`{"id":"pvc-1","uid":"0123456789abcdef","mode":"mount","bytes":1}`, "version 0"},
 	"of an unknown mode":             {`{"version":1,"id":"pvc-1","uid":"0123456789abcdef","mode":"tape","bytes":1}`, "tape"},
 	"with a negative size":           {`{"version":1,"id":"pvc-1","uid":"0123456789abcdef","mode":"mount","bytes":-1}`, "-1"},
+	"with a size beyond all disks":   {`{"version":1,"id":"pvc-1","uid":"0123456789abcdef","mode":"mount","bytes":9223372036854775807}`, "9223372036854775807"},
 	"with a size beyond all numbers": {`{"version":1,"id":"pvc-1","uid":"0123456789abcdef","mode":"mount","bytes":1e30}`, "1e30"},
 	"with a uid that climbs":         {`{"version":1,"id":"pvc-1","uid":"../../x","mode":"mount","bytes":1}`, "../../x"},
 	"with another's project id":      {`{"version":1,"id":"pvc-1","uid":"0123456789abcdef","mode":"mount","bytes":1,"quota":"xfs","projectID":1}`, "project id"},
@@ -279,6 +280,7 @@ var formats = map[string]string{
 	`{"uuid":"x"}`:                                                 "version 0",
 	`{"version":1}`:                                                "no uuid",
 	`{"version":"one","uuid":"x"}`:                                 "unreadable",
+	`{"version":1,"uuid":"x","foreignBytes":-1}`:                   "-1 foreign bytes",
 }
 
 func TestAPoolOfAnUnknownFormatIsRefusedUntouched(t *testing.T) {

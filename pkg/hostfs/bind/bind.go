@@ -40,7 +40,7 @@ var (
 type Target struct{ path string }
 
 // ParseTarget takes an absolute path without "." and ".." elements, below the root
-// and at most PATH_MAX long. It does not look at the filesystem.
+// and at most PATH_MAX long, its elements at most NAME_MAX. It does not look at the filesystem.
 func ParseTarget(s string) (Target, error) {
 	switch {
 	case !path.IsAbs(s):
@@ -53,6 +53,11 @@ func ParseTarget(s string) (Target, error) {
 	clean := strings.TrimRight(s, "/")
 	if clean == "" || path.Clean(clean) != clean {
 		return Target{}, fmt.Errorf("%w: %q is not a clean path below the root", ErrTarget, s)
+	}
+	for element := range strings.SplitSeq(clean, "/") {
+		if len(element) > unix.NAME_MAX {
+			return Target{}, fmt.Errorf("%w: %q is longer than NAME_MAX", ErrTarget, element)
+		}
 	}
 	return Target{path: clean}, nil
 }
