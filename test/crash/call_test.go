@@ -79,13 +79,15 @@ func publishing(block, inline bool) func(*world) answer {
 }
 
 func expanding(block bool, bytes int64) func(*world) answer {
-	return func(w *world) answer {
-		a, err := w.kubelet().NodeExpandVolume(w.Context(), &csi.NodeExpandVolumeRequest{
-			VolumeId: victim, VolumePath: w.target(victim), VolumeCapability: access(block),
-			CapacityRange: &csi.CapacityRange{RequiredBytes: bytes},
-		})
-		return answer{a, err}
-	}
+	return func(w *world) answer { return w.expand(victim, block, bytes) }
+}
+
+func (w *world) expand(id string, block bool, bytes int64) answer {
+	a, err := w.kubelet().NodeExpandVolume(w.Context(), &csi.NodeExpandVolumeRequest{
+		VolumeId: id, VolumePath: w.target(id), VolumeCapability: access(block),
+		CapacityRange: &csi.CapacityRange{RequiredBytes: bytes},
+	})
+	return answer{a, err}
 }
 
 // reach brings the victim into a state by way of nothing.

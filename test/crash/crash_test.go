@@ -42,24 +42,66 @@ func TestCrashAtEveryStep(t *testing.T) {
 	}
 }
 
-// enumerate has the driver die at every step of a call, or at some of them where time is
-// short.
+// enumerate has the driver die at every step of a call, and then at every step of the
+// start after that, where time is not short.
 func (w *world) enumerate(s scenario) {
 	w.Helper()
 	steps := w.uncrashed(s)
 	w.Logf("%d steps:\n%s", len(steps), w.words(steps))
-	for n := 1; n <= len(steps); n++ {
-		w.crash(s, n, steps)
-	}
+	variants := []scenario{s}
 	if s.otherwise != nil {
-		for n := 1; n <= len(steps); n++ {
-			w.crash(s.givenUp(), n, steps)
+		variants = append(variants, s.givenUp())
+	}
+	crashes := 0
+	for n := range steps {
+		for _, a := range w.place.attacks(n+1, variants) {
+			crashes += w.crash(a, steps)
 		}
 	}
-	if w.Failed() {
-		return
+	w.Logf("%d crashes", crashes)
+	if !w.Failed() {
+		w.end()
 	}
-	w.end()
+}
+
+// An attack kills the driver before a step of a call.
+type attack struct {
+	scenario
+	step int
+	starts
+}
+
+// starts says how the starts after that end: all the same, or each a step later than the
+// one before, until one is through.
+type starts int
+
+const (
+	well       starts = iota
+	oneByOne          // after the same crash of the call each time
+	oneByOther        // after one crash of the call
+)
+
+// attacks are those of one step of a call. Time is short in the guest, where everything
+// takes some twenty times as long, and with -short.
+func (p place) attacks(step int, variants []scenario) (all []attack) {
+	if testing.Short() {
+		if step%p.every != 0 {
+			return nil
+		}
+		how := well
+		if step%4 == 0 {
+			how = oneByOther
+		}
+		return []attack{{variants[step/p.every%len(variants)], step, how}}
+	}
+	how := oneByOne
+	if guest() {
+		how = oneByOther
+	}
+	for _, v := range variants {
+		all = append(all, attack{v, step, well})
+	}
+	return append(all, attack{variants[step%len(variants)], step, how})
 }
 
 // uncrashed learns what a call does and answers if nobody dies.
@@ -87,29 +129,79 @@ func (w *world) attempt(s scenario, call func(*world) answer) answer {
 	return a
 }
 
-// crash kills the driver before one step, and expects that what is there then is whole,
-// and that a repeated call ends as if nothing had happened.
-func (w *world) crash(s scenario, n int, expected []step) {
+// crash kills the driver before one step of a call, and before those of the starts that
+// follow, and expects that what is there then is whole, and that a repeated call ends as if
+// nothing had happened. It answers how many it has killed.
+func (w *world) crash(a attack, expected []step) (crashes int) {
 	w.Helper()
-	w.reach(s.from)
-	w.arm(n)
-	a := s.call(w)
-	if a.err == nil && s.reaps {
+	where, acknowledged := w.crashOnce(a, expected)
+	crashes++
+	if a.starts == well {
+		must(w.T, w.start())
+		w.awaitNoTrash()
+		w.judge(a.scenario, where, acknowledged)
+		return crashes
+	}
+	for m := 1; ; m++ {
+		at, killed := w.crashStart(m)
+		if killed {
+			crashes++
+			where += fmt.Sprintf(", started and killed at step %d, %s", m, at)
+			if a.starts == oneByOther {
+				continue
+			}
+			must(w.T, w.start())
+			w.awaitNoTrash()
+		}
+		w.judge(a.scenario, where, acknowledged)
+		if !killed {
+			return crashes
+		}
+		where, acknowledged = w.crashOnce(a, expected)
+		crashes++
+	}
+}
+
+// crashOnce makes the call, whose driver dies at the step.
+func (w *world) crashOnce(a attack, expected []step) (where string, acknowledged bool) {
+	w.Helper()
+	w.reach(a.from)
+	w.arm(a.step)
+	given := a.call(w)
+	if given.err == nil && a.reaps {
 		w.awaitReaped()
 	}
 	steps, killed := w.trap.disarm()
 	if !killed {
-		w.Errorf("%s: at step %d nobody died; the steps were\n%s\nwant\n%s", s.name, n, w.words(steps), w.words(expected))
-		must(w.T, a.err)
-		w.now = s.to
-		return
+		w.Fatalf("%s: nobody died at step %d: %v; the steps were\n%s\nwant\n%s", a.name, a.step, given.err, w.words(steps), w.words(expected))
 	}
-	where := fmt.Sprintf("%s, killed at step %d of %d, %s", s.name, n, len(expected), w.words(steps[n-1:]))
-	if steps[n-1].verb() != expected[n-1].verb() {
-		w.Logf("%s: in the first run it was %s", where, w.words(expected[n-1:n]))
+	must(w.T, w.node.Kill())
+	at := steps[a.step-1]
+	where = fmt.Sprintf("%s, killed at step %d of %d, %s", a.name, a.step, len(expected), w.words(steps[a.step-1:]))
+	if at.verb() != expected[a.step-1].verb() {
+		w.Logf("%s: in the first run it was %s", where, w.words(expected[a.step-1:a.step]))
 	}
-	w.restart()
-	w.judge(s, where, a.err == nil)
+	return where, given.err == nil
+}
+
+// crashStart starts the driver, which dies at a step of that, or of the work in the
+// background that follows, if there are as many.
+func (w *world) crashStart(step int) (at string, killed bool) {
+	w.Helper()
+	w.arm(step)
+	err := w.start()
+	if err == nil {
+		w.eventually("the trash is empty", func() bool { return w.trap.hasKilled() || len(w.trash()) == 0 })
+	}
+	steps, killed := w.trap.disarm()
+	if !killed {
+		must(w.T, err)
+		return "", false
+	}
+	if err == nil {
+		must(w.T, w.node.Kill())
+	}
+	return w.words(steps[step-1:]), true
 }
 
 // judge looks at what a driver has made of a crash, and asks it again.

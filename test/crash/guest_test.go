@@ -2,7 +2,6 @@ package crash
 
 import (
 	"os"
-	"os/exec"
 	"testing"
 
 	"kubevirt.io/hostpath-provisioner/test/testenv"
@@ -28,10 +27,12 @@ func countingBtrfs(t *testing.T) string {
 	t.Helper()
 	testenv.NeedPrograms(t, "btrfs")
 	path := testenv.LoopFS(t, "btrfs", 1<<30)
-	for _, args := range [][]string{{"quota", "enable", path}, {"quota", "rescan", "-w", path}} {
-		if output, err := exec.CommandContext(t.Context(), "btrfs", args...).CombinedOutput(); err != nil {
-			t.Fatalf("btrfs %q: %v: %s", args, err, output)
-		}
-	}
+	enableQuotas(t, path)
 	return path
+}
+
+func enableQuotas(t *testing.T, path string) {
+	t.Helper()
+	run(t, "btrfs", "quota", "enable", path)
+	run(t, "btrfs", "quota", "rescan", "-w", path)
 }

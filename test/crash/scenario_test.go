@@ -94,6 +94,8 @@ type place struct {
 	mounted  string
 	// modes are of the volumes that calls are made for there.
 	modes []bool
+	// every says which steps are tried where time is short: each, or every other, ...
+	every int
 }
 
 func (p place) scenarios() []scenario {
@@ -114,17 +116,17 @@ func places() []place {
 	if guest() {
 		xfs, ext4 := onDisk("HOSTPATH_KERNEL_XFS"), onDisk("HOSTPATH_KERNEL_EXT4")
 		return []place{
-			{name: "xfs", kind: quota.XFS, enforced: true, mount: xfs, modes: both},
-			{name: "ext4", kind: quota.Ext4, enforced: true, mount: ext4, modes: both},
-			{name: "xfs thin", kind: quota.XFS, enforced: true, thin: true, mount: xfs, modes: blockOnly},
-			{name: "ext4 shared", kind: quota.Ext4, enforced: true, shared: true, mount: ext4, modes: both},
+			{name: "xfs", kind: quota.XFS, enforced: true, mount: xfs, modes: both, every: 4},
+			{name: "ext4", kind: quota.Ext4, enforced: true, mount: ext4, modes: both, every: 6},
+			{name: "xfs thin", kind: quota.XFS, enforced: true, thin: true, mount: xfs, modes: blockOnly, every: 6},
+			{name: "ext4 shared", kind: quota.Ext4, enforced: true, shared: true, mount: ext4, modes: both, every: 6},
 		}
 	}
 	return []place{
-		{name: "btrfs with limits", kind: quota.Btrfs, enforced: true, mount: countingBtrfs, modes: both},
-		{name: "ext4", mount: onLoop("ext4"), modes: both},
-		{name: "xfs thin", thin: true, mount: onLoop("xfs"), modes: blockOnly},
-		{name: "ext4 shared", shared: true, mount: onLoop("ext4"), modes: both},
+		{name: "btrfs with limits", kind: quota.Btrfs, enforced: true, mount: countingBtrfs, modes: both, every: 1},
+		{name: "ext4", mount: onLoop("ext4"), modes: both, every: 3},
+		{name: "xfs thin", thin: true, mount: onLoop("xfs"), modes: blockOnly, every: 3},
+		{name: "ext4 shared", shared: true, mount: onLoop("ext4"), modes: both, every: 3},
 	}
 }
 

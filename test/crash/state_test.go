@@ -116,7 +116,7 @@ func (w *world) inPool(all []volume) error {
 		}
 	}
 	own := []string{"format", "lock", "staging", "trash", "volumes"}
-	if w.place.shared {
+	if published != nil {
 		own = append(own, "published")
 	}
 	var problems []error

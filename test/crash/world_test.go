@@ -77,18 +77,18 @@ func newWorld(t *testing.T, p place, driver string) *world {
 	t.Setenv("GORACE", "atexit_sleep_ms=0")
 	w.trap = newTrap(t, driver)
 	t.Cleanup(w.releaseAll)
-	w.start()
+	self, err := os.Executable() // which launches the driver
+	must(t, err)
+	w.run(self)
 	for _, v := range others {
 		w.makeOther(v)
 	}
 	return w
 }
 
-// start runs the driver, by way of this program.
-func (w *world) start() {
+// run runs a program as the driver for the first time.
+func (w *world) run(program string) {
 	w.Helper()
-	self, err := os.Executable()
-	must(w.T, err)
 	pool := node.Pool{Name: "local", Path: w.pool}
 	options := struct {
 		node.Pool
@@ -105,7 +105,7 @@ func (w *world) start() {
 	datadir, err := json.Marshal([]any{options})
 	must(w.T, err)
 	w.node, err = node.Start(w.Context(), node.Config{
-		Binary:  self,
+		Binary:  program,
 		Name:    nodeName,
 		Version: "test",
 		Pools:   []node.Pool{pool},
@@ -115,7 +115,9 @@ func (w *world) start() {
 	must(w.T, err)
 	n := w.node
 	w.Cleanup(func() {
-		must(w.T, n.Close())
+		if err := n.Close(); err != nil && !w.Failed() {
+			w.Error(err)
+		}
 		if w.Failed() {
 			log := strings.Split(n.Log(), "\n")
 			w.Logf("what the driver wrote last:\n%s", strings.Join(log[max(0, len(log)-60):], "\n"))
@@ -123,13 +125,8 @@ func (w *world) start() {
 	})
 }
 
-// restart starts the driver after it was killed.
-func (w *world) restart() {
-	w.Helper()
-	must(w.T, w.node.Kill())
-	must(w.T, w.node.Restart(w.Context()))
-	w.awaitNoTrash()
-}
+// start runs the driver again after it ended.
+func (w *world) start() error { return w.node.Restart(w.Context()) }
 
 // end stops the driver and expects it to leave nothing.
 func (w *world) end() {

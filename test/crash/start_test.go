@@ -1,0 +1,58 @@
+package crash
+
+import (
+	"os"
+	"testing"
+
+	"kubevirt.io/hostpath-provisioner/test/node"
+	"kubevirt.io/hostpath-provisioner/test/testenv"
+)
+
+// The first start of all makes the pool. Killed in whatever it does, it leaves something
+// that the next one makes a pool of, or that is one.
+func TestCrashAtEveryStepOfTheFirstStart(t *testing.T) {
+	testenv.NeedRoot(t)
+	driver, err := node.Binary(t.Context(), t.TempDir())
+	must(t, err)
+	for _, p := range places() {
+		t.Run(p.name, func(t *testing.T) {
+			p.mounted = p.mount(t)
+			w := newWorld(t, p, driver)
+			for _, o := range others {
+				w.unmakeOther(o)
+			}
+			w.awaitNoTrash()
+			must(t, w.node.Stop())
+			for n := 1; ; n++ {
+				must(t, os.RemoveAll(w.pool))
+				at, killed := w.crashStart(n)
+				if killed {
+					t.Logf("step %d: %s", n, at)
+					must(t, w.start())
+				}
+				w.wantNewPool()
+				must(t, w.node.Stop())
+				if !killed {
+					break
+				}
+			}
+			must(t, w.start())
+		})
+	}
+}
+
+// wantNewPool expects an empty pool in which volumes can be made.
+func (w *world) wantNewPool() {
+	w.Helper()
+	info, err := os.Stat(w.pool)
+	must(w.T, err)
+	if info.Mode().Perm() != 0o750 {
+		w.Errorf("the mode of the pool is %v", info.Mode())
+	}
+	if err := w.inPool(nil); err != nil {
+		w.Error(err)
+	}
+	must(w.T, w.create(victim, false, small).err)
+	must(w.T, w.delete().err)
+	w.awaitNoTrash()
+}
