@@ -94,7 +94,7 @@ type place struct {
 	mounted  string
 	// modes are of the volumes that calls are made for there.
 	modes []bool
-	// every says which steps are tried where time is short: each, or every other, ...
+	// every says which steps are tried where time is short: each, every other, and so on.
 	every int
 }
 
@@ -115,12 +115,16 @@ func places() []place {
 	both, blockOnly := []bool{mountMode, blockMode}, []bool{blockMode}
 	if guest() {
 		xfs, ext4 := onDisk("HOSTPATH_KERNEL_XFS"), onDisk("HOSTPATH_KERNEL_EXT4")
-		return []place{
-			{name: "xfs", kind: quota.XFS, enforced: true, mount: xfs, modes: both, every: 4},
-			{name: "ext4", kind: quota.Ext4, enforced: true, mount: ext4, modes: both, every: 6},
-			{name: "xfs thin", kind: quota.XFS, enforced: true, thin: true, mount: xfs, modes: blockOnly, every: 6},
-			{name: "ext4 shared", kind: quota.Ext4, enforced: true, shared: true, mount: ext4, modes: both, every: 6},
+		all := []place{
+			{name: "xfs", kind: quota.XFS, enforced: true, mount: xfs, modes: both, every: 11},
+			{name: "ext4", kind: quota.Ext4, enforced: true, mount: ext4, modes: both, every: 17},
+			{name: "xfs thin", kind: quota.XFS, enforced: true, thin: true, mount: xfs, modes: blockOnly},
+			{name: "ext4 shared", kind: quota.Ext4, enforced: true, shared: true, mount: ext4, modes: both},
 		}
+		if testing.Short() {
+			all = all[:2] // the others differ in nothing that the host lacks
+		}
+		return all
 	}
 	return []place{
 		{name: "btrfs with limits", kind: quota.Btrfs, enforced: true, mount: countingBtrfs, modes: both, every: 1},

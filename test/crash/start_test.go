@@ -23,7 +23,11 @@ func TestCrashAtEveryStepOfTheFirstStart(t *testing.T) {
 			}
 			w.awaitNoTrash()
 			must(t, w.node.Stop())
-			for n := 1; ; n++ {
+			every := 1
+			if testing.Short() {
+				every = p.every
+			}
+			for n := 1; ; n += every {
 				must(t, os.RemoveAll(w.pool))
 				at, killed := w.crashStart(n)
 				if killed {

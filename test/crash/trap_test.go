@@ -179,7 +179,7 @@ func (tr *trap) accept() {
 
 // attend takes the listener of a driver that is about to start.
 func (tr *trap) attend(conn *net.UnixConn) error {
-	defer conn.Close()
+	defer func() { _ = conn.Close() }()
 	rights := make([]byte, unix.CmsgSpace(4))
 	_, n, _, _, err := conn.ReadMsgUnix(make([]byte, 1), rights)
 	if err != nil {
