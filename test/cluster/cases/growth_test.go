@@ -7,7 +7,6 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 )
@@ -25,16 +24,7 @@ func TestGrowthInUse(t *testing.T) {
 	s.mustRun("user", "rm /data/big; sync")
 
 	s.resize("data", "256Mi")
-	s.until("the claim to have 256Mi", func(ctx context.Context) (string, error) {
-		claim, err := c.Client.CoreV1().PersistentVolumeClaims(s.namespace).Get(ctx, "data", metav1.GetOptions{})
-		if err != nil {
-			return "", err
-		}
-		if got := claim.Status.Capacity.Storage(); got.Cmp(resource.MustParse("256Mi")) != 0 {
-			return fmt.Sprintf("has %v, %v", got, claim.Status.Conditions), nil
-		}
-		return "", nil
-	})
+	s.wantClaimSize("data", "256Mi")
 	s.mustRun("user", "dd if=/dev/zero of=/data/big bs=1M count=150")
 	if _, err := s.run("user", "dd if=/dev/zero of=/data/bigger bs=1M count=150"); err == nil {
 		t.Error("300 MiB fit into a volume of 256 MiB")
