@@ -2,10 +2,14 @@ package sandbox
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"syscall"
+
+	"golang.org/x/sys/unix"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop"
@@ -44,12 +48,38 @@ func detachDevices(below string) error {
 			return err
 		}
 		for _, device := range candidates[identity(info)] {
+			if err := detachHolders(attached, device); err != nil {
+				return err
+			}
 			if err := kernel.Detach(context.Background(), device); err != nil {
 				return err
 			}
 		}
 		return nil
 	})
+}
+
+// detachHolders detaches the loop devices on a device. Kubelet attaches one to the
+// device of each block volume that a pod uses, to keep it in use.
+func detachHolders(attached []loop.Device, held loop.Device) error {
+	info, err := os.Stat("/dev/" + held.Name)
+	if err != nil {
+		return err
+	}
+	for _, holder := range attached {
+		if holder.Backing != identity(info) {
+			continue
+		}
+		device, err := os.Open("/dev/" + holder.Name)
+		if err != nil {
+			return err
+		}
+		err = unix.IoctlSetInt(int(device.Fd()), unix.LOOP_CLR_FD, 0)
+		if err := errors.Join(err, device.Close()); err != nil {
+			return fmt.Errorf("detach %s from %s: %w", holder.Name, held.Name, err)
+		}
+	}
+	return nil
 }
 
 func identity(info os.FileInfo) dir.ID {

@@ -90,8 +90,15 @@ func attachDevice(disk string) error {
 		return err
 	}
 	defer func() { _ = dev.Close() }()
-	_, err = loop.NewKernel(dev).Attach(file, loop.Options{Discard: true})
-	return err
+	device, err := loop.NewKernel(dev).Attach(file, loop.Options{Discard: true})
+	if err != nil {
+		return err
+	}
+	// As kubelet does.
+	if out, err := exec.Command("losetup", "--find", "/dev/"+device.Name).CombinedOutput(); err != nil {
+		return fmt.Errorf("losetup on %s: %w: %s", device.Name, err, out)
+	}
+	return nil
 }
 
 // However a sandbox ends, the machine is as it was.
