@@ -3,6 +3,7 @@ package cases_test
 import (
 	"context"
 	"fmt"
+	"os/exec"
 	"slices"
 	"syscall"
 	"testing"
@@ -90,6 +91,20 @@ func (s *scene) free(node, pool string) int64 {
 	return int64(stat.Bavail) * stat.Bsize
 }
 
+// settle waits until the space of earlier volumes is free: btrfs takes its time.
+func (s *scene) settle() {
+	s.Helper()
+	for _, node := range []string{nodeA, nodeB} {
+		const pool = "/var/hpvolumes"
+		for _, args := range [][]string{{"filesystem", "sync"}, {"subvolume", "sync"}, {"filesystem", "sync"}} {
+			if out, err := exec.CommandContext(s.Context(), "btrfs", append(args, c.Nodes[node].Disk(pool))...).CombinedOutput(); err != nil {
+				s.Fatalf("btrfs %v: %v: %s", args, err, out)
+			}
+		}
+		s.wantCapacity("hostpath-csi", node, s.free(node, pool))
+	}
+}
+
 // There is one object for each class and node, which says what the disk has free
 // and what was promised of it.
 func TestCapacityTellsTheTruth(t *testing.T) {
@@ -115,6 +130,7 @@ func TestCapacityTellsTheTruth(t *testing.T) {
 // written to it, and gives it back.
 func TestCapacityFollowsVolumes(t *testing.T) {
 	s := begin(t)
+	s.settle()
 	before := map[string]int64{nodeA: s.capacity(nodeA), nodeB: s.capacity(nodeB)}
 	s.claim("data", "1Gi")
 	s.pod("user", with("data", "/data"), on(nodeA))
