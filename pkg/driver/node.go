@@ -130,7 +130,9 @@ func (n *node) NodeUnpublishVolume(ctx context.Context, req *csi.NodeUnpublishVo
 	return &csi.NodeUnpublishVolumeResponse{}, nil
 }
 
-// NodeGetVolumeStats measures a published volume. It takes no lock.
+// NodeGetVolumeStats measures a published volume. It does not hold the volume's lock
+// while it reads, and takes it for an instant where limit and promise, or record and
+// directory, seem to differ: a call that comes just then is ABORTED.
 func (n *node) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVolumeStatsRequest) (*csi.NodeGetVolumeStatsResponse, error) {
 	id, err := pool.ParseVolumeID(req.GetVolumeId())
 	if err != nil {
