@@ -397,6 +397,7 @@ func TestFlagsHaveTheValuesTheyNeed(t *testing.T) {
 			"enable-capacity":                   "true",
 			"capacity-ownerref-level":           "1",
 			"extra-create-metadata":             "true",
+			"timeout":                           "2m", // the driver's own bound; what ends before that is undone
 			"kube-api-qps":                      "100",
 			"kube-api-burst":                    "200",
 		},
