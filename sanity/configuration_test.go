@@ -1,12 +1,9 @@
 package sanity
 
 import (
-	"encoding/json"
 	"os"
-	"os/exec"
 	"testing"
 
-	"kubevirt.io/hostpath-provisioner/test/node"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
@@ -68,29 +65,4 @@ func onLoop(kind string) func(*testing.T) string {
 	return func(t *testing.T) string { return testenv.LoopFS(t, kind, poolBytes) }
 }
 
-// onCountingBtrfs switches quotas on and waits until all that is there is counted.
-func onCountingBtrfs(t *testing.T) string {
-	t.Helper()
-	testenv.NeedPrograms(t, "btrfs")
-	path := testenv.LoopFS(t, "btrfs", poolBytes)
-	for _, args := range [][]string{{"quota", "enable", path}, {"quota", "rescan", "-w", path}} {
-		if output, err := exec.CommandContext(t.Context(), "btrfs", args...).CombinedOutput(); err != nil {
-			t.Fatalf("btrfs %q: %v: %s", args, err, output)
-		}
-	}
-	return path
-}
-
-// datadir is the flag that gives the driver a pool with an option. It comes after
-// that of test/node, which knows of no options, and of the two the last counts.
-func datadir(t *testing.T, pool node.Pool, enforcement string) string {
-	t.Helper()
-	encoded, err := json.Marshal([]any{struct {
-		node.Pool
-		Enforcement string `json:"enforcement"`
-	}{pool, enforcement}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return "--datadir=" + string(encoded)
-}
+func onCountingBtrfs(t *testing.T) string { return testenv.CountingBtrfs(t, poolBytes) }

@@ -53,7 +53,7 @@ func TestSanity(t *testing.T) {
 func testPool(t *testing.T, driver string, c configuration) []spec {
 	pool, dir := c.pool(t), t.TempDir()
 	mounts := mountsBelow(t, pool)
-	n := startNode(t, driver, node.Pool{Name: poolName, Path: pool}, c.enforcement)
+	n := startNode(t, driver, node.Pool{Name: poolName, Path: pool, Enforcement: c.enforcement})
 	wantCapabilities(t, n)
 
 	s := suite{
@@ -82,14 +82,14 @@ func testPool(t *testing.T, driver string, c configuration) []spec {
 	return specs
 }
 
-func startNode(t *testing.T, driver string, pool node.Pool, enforcement string) *node.Node {
+func startNode(t *testing.T, driver string, pool node.Pool) *node.Node {
 	t.Helper()
 	n, err := node.Start(t.Context(), node.Config{
 		Binary:  driver,
 		Name:    "sanity",
 		Version: "sanity",
 		Pools:   []node.Pool{pool},
-		Flags:   []string{"--v=3", datadir(t, pool, enforcement)},
+		Flags:   []string{"--v=3"},
 	})
 	if err != nil {
 		t.Fatal(err)

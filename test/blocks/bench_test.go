@@ -1,7 +1,6 @@
 package blocks
 
 import (
-	"encoding/json"
 	"errors"
 	"os"
 	"path/filepath"
@@ -62,20 +61,12 @@ func newBench(t *testing.T, driver string, fs filesystem, mounted, allocation st
 
 func (b *bench) start(enforcement, allocation string) {
 	b.Helper()
-	pool := node.Pool{Name: "local", Path: b.pool}
-	options, err := json.Marshal([]any{struct {
-		node.Pool
-		Enforcement string `json:"enforcement"`
-		Allocation  string `json:"allocation"`
-	}{pool, enforcement, allocation}})
-	must(b.T, err)
+	var err error
 	b.node, err = node.Start(b.Context(), node.Config{
 		Binary:  b.driver,
 		Name:    "node",
 		Version: "test",
-		Pools:   []node.Pool{pool},
-		// Test/node knows of no options. Of two flags the last counts.
-		Flags: []string{"--datadir=" + string(options)},
+		Pools:   []node.Pool{{Name: "local", Path: b.pool, Enforcement: enforcement, Allocation: allocation}},
 	})
 	must(b.T, err)
 	n := b.node

@@ -6,7 +6,6 @@ package blocks
 
 import (
 	"os"
-	"os/exec"
 	"testing"
 
 	"kubevirt.io/hostpath-provisioner/test/node"
@@ -102,15 +101,4 @@ func onLoop(kind string) func(*testing.T) string {
 	return func(t *testing.T) string { return testenv.LoopFS(t, kind, poolBytes) }
 }
 
-// onCountingBtrfs switches quotas on and waits until all that is there is counted.
-func onCountingBtrfs(t *testing.T) string {
-	t.Helper()
-	testenv.NeedPrograms(t, "btrfs")
-	path := testenv.LoopFS(t, "btrfs", poolBytes)
-	for _, args := range [][]string{{"quota", "enable", path}, {"quota", "rescan", "-w", path}} {
-		if output, err := exec.CommandContext(t.Context(), "btrfs", args...).CombinedOutput(); err != nil {
-			t.Fatalf("btrfs %q: %v: %s", args, err, output)
-		}
-	}
-	return path
-}
+func onCountingBtrfs(t *testing.T) string { return testenv.CountingBtrfs(t, poolBytes) }

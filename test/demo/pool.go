@@ -102,17 +102,11 @@ func mountExt4(ctx context.Context, path string) error {
 	return run(ctx, "mount", "-t", "ext4", "-o", "loop,prjquota", image, path)
 }
 
-// mountBtrfs switches quotas on, as an administrator would, and waits until all
-// that is there is counted: before that nothing is limited.
 func mountBtrfs(ctx context.Context, path string) error {
 	if err := loopfs.Mount(ctx, path, "btrfs", poolBytes); err != nil {
 		return err
 	}
-	err := run(ctx, "btrfs", "quota", "enable", path)
-	if err == nil {
-		err = run(ctx, "btrfs", "quota", "rescan", "-w", path)
-	}
-	if err != nil {
+	if err := loopfs.SwitchQuotasOn(ctx, path); err != nil {
 		return errors.Join(err, loopfs.Unmount(path))
 	}
 	return nil

@@ -27,10 +27,15 @@ const (
 	stopBound  = 20 * time.Second
 )
 
-// A Pool is an entry of the driver's --datadir.
+// A Pool is an entry of the driver's --datadir. An option that is empty is left out,
+// and so has the driver's default.
 type Pool struct {
-	Name string `json:"name"`
-	Path string `json:"path"`
+	Name        string `json:"name"`
+	Path        string `json:"path"`
+	Enforcement string `json:"enforcement,omitempty"`
+	Allocation  string `json:"allocation,omitempty"`
+	Relabel     string `json:"relabel,omitempty"`
+	Shared      bool   `json:"shared,omitempty"`
 }
 
 // Config says what to run.

@@ -29,7 +29,7 @@ func standInConfig(t *testing.T, name string) Config {
 		Binary:  self,
 		Name:    "node-a",
 		Version: "1",
-		Pools:   []Pool{{Name: "local", Path: "/pool"}},
+		Pools:   []Pool{{Name: "local", Path: "/pool"}, {Name: "thin", Path: "/other", Allocation: "thin"}},
 		Flags:   []string{"--v=5"},
 	}
 }
@@ -55,7 +55,7 @@ func TestStartGivesTheFlagsAndWaitsUntilReady(t *testing.T) {
 	if err != nil || info.GetName() != "after 4 probes" {
 		t.Errorf("the driver answered %v, %v; want it to be ready after 4 probes", info, err)
 	}
-	want := "--endpoint=" + n.Endpoint() + ` --nodeid=node-a --version=1 --datadir=[{"name":"local","path":"/pool"}] --metrics-address= --v=5`
+	want := "--endpoint=" + n.Endpoint() + ` --nodeid=node-a --version=1 --datadir=[{"name":"local","path":"/pool"},{"name":"thin","path":"/other","allocation":"thin"}] --metrics-address= --v=5`
 	if !strings.Contains(n.Log(), want) {
 		t.Errorf("the driver was started with %q, want %q", n.Log(), want)
 	}

@@ -82,6 +82,20 @@ func LoopFS(t testing.TB, kind string, bytes int64, mountOptions ...string) stri
 	return dir
 }
 
+// CountingBtrfs is LoopFS for a btrfs whose quotas are on, and have counted.
+func CountingBtrfs(t testing.TB, bytes int64) string {
+	t.Helper()
+	dir := LoopFS(t, "btrfs", bytes)
+	err := loopfs.SwitchQuotasOn(t.Context(), dir)
+	if errors.Is(err, loopfs.ErrMissing) {
+		Missing(t, err.Error())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
 // Tmpfs mounts a tmpfs of that many bytes until the test ends.
 func Tmpfs(t testing.TB, bytes int64) string {
 	t.Helper()

@@ -15,10 +15,11 @@ func TestMain(m *testing.M) { Main(m) }
 
 func TestFilesystemsAreThereAndGoWithTheTest(t *testing.T) {
 	for kind, mount := range map[string]func(testing.TB) string{
-		"tmpfs": func(t testing.TB) string { return Tmpfs(t, 16<<20) },
-		"ext4":  func(t testing.TB) string { return LoopFS(t, "ext4", 16<<20) },
-		"xfs":   func(t testing.TB) string { return LoopFS(t, "xfs", 300<<20, "noatime") },
-		"btrfs": func(t testing.TB) string { return LoopFS(t, "btrfs", 128<<20) },
+		"tmpfs":             func(t testing.TB) string { return Tmpfs(t, 16<<20) },
+		"ext4":              func(t testing.TB) string { return LoopFS(t, "ext4", 16<<20) },
+		"xfs":               func(t testing.TB) string { return LoopFS(t, "xfs", 300<<20, "noatime") },
+		"btrfs":             func(t testing.TB) string { return LoopFS(t, "btrfs", 128<<20) },
+		"btrfs with quotas": func(t testing.TB) string { return CountingBtrfs(t, 128<<20) },
 	} {
 		var dir string
 		ran := t.Run(kind, func(t *testing.T) {

@@ -1,7 +1,6 @@
 package volumes
 
 import (
-	"encoding/json"
 	"errors"
 	"io"
 	"maps"
@@ -76,20 +75,12 @@ func newBench(t *testing.T, driver string, fs filesystem, mounted string) *bench
 // start runs the driver; relabel is the pool option of that name.
 func (b *bench) start(relabel string) {
 	b.Helper()
-	pool := node.Pool{Name: "local", Path: b.pool}
-	options, err := json.Marshal([]any{struct {
-		node.Pool
-		Enforcement string `json:"enforcement"`
-		Relabel     string `json:"relabel"`
-	}{pool, "required", relabel}})
-	must(b.T, err)
+	var err error
 	b.node, err = node.Start(b.Context(), node.Config{
 		Binary:  b.driver,
 		Name:    "node",
 		Version: "test",
-		Pools:   []node.Pool{pool},
-		// Test/node knows of no options. Of two flags the last counts.
-		Flags: []string{"--datadir=" + string(options)},
+		Pools:   []node.Pool{{Name: "local", Path: b.pool, Enforcement: "required", Relabel: relabel}},
 	})
 	must(b.T, err)
 	b.awaitServing()

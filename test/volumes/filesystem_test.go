@@ -2,7 +2,6 @@ package volumes
 
 import (
 	"os"
-	"os/exec"
 	"syscall"
 	"testing"
 
@@ -31,7 +30,8 @@ func (fs filesystem) slack() int64 { return 4 * fs.block }
 // filesystems are those that this kernel has.
 func filesystems() []filesystem {
 	if !guest() {
-		return []filesystem{{kind: quota.Btrfs, mount: countingBtrfs, full: syscall.EDQUOT, block: 16 << 10}}
+		mount := func(t *testing.T) string { return testenv.CountingBtrfs(t, 4<<30) }
+		return []filesystem{{kind: quota.Btrfs, mount: mount, full: syscall.EDQUOT, block: 16 << 10}}
 	}
 	disk := func(name string) func(*testing.T) string {
 		return func(t *testing.T) string { return variable(t, name) }
@@ -53,17 +53,4 @@ func variable(t *testing.T, name string) string {
 		t.Fatalf("$HOSTPATH_KERNEL is set, but $%s is not", name)
 	}
 	return value
-}
-
-// countingBtrfs switches quotas on and waits until all that is there is counted.
-func countingBtrfs(t *testing.T) string {
-	t.Helper()
-	testenv.NeedPrograms(t, "btrfs")
-	path := testenv.LoopFS(t, "btrfs", 4<<30)
-	for _, args := range [][]string{{"quota", "enable", path}, {"quota", "rescan", "-w", path}} {
-		if output, err := exec.CommandContext(t.Context(), "btrfs", args...).CombinedOutput(); err != nil {
-			t.Fatalf("btrfs %q: %v: %s", args, err, output)
-		}
-	}
-	return path
 }

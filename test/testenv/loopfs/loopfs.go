@@ -61,6 +61,20 @@ func Mount(ctx context.Context, dir, kind string, bytes int64, options ...string
 	return nil
 }
 
+// SwitchQuotasOn switches quotas on for the btrfs on dir, as an administrator would, and
+// waits until all that is there is counted: before that nothing is limited.
+func SwitchQuotasOn(ctx context.Context, dir string) error {
+	if err := need("btrfs"); err != nil {
+		return fmt.Errorf("switch quotas on for %s: %w", dir, err)
+	}
+	for _, args := range [][]string{{"btrfs", "quota", "enable", dir}, {"btrfs", "quota", "rescan", "-w", dir}} {
+		if err := run(ctx, args...); err != nil {
+			return fmt.Errorf("switch quotas on for %s: %w", dir, err)
+		}
+	}
+	return nil
+}
+
 // Unmount unmounts what is mounted on dir. If it is busy that is an error, and
 // it goes as soon as its last user does.
 func Unmount(dir string) error {
