@@ -190,6 +190,9 @@ func (n *node) NodeExpandVolume(ctx context.Context, req *csi.NodeExpandVolumeRe
 // device knows.
 func usage(stats pool.Stats) []*csi.VolumeUsage {
 	space := stats.Space
+	if stats.Mode == pool.ModeBlock && space.SizeBytes == 0 {
+		return nil // its file is lost
+	}
 	if stats.Mode == pool.ModeBlock {
 		return []*csi.VolumeUsage{{Unit: csi.VolumeUsage_BYTES, Total: space.SizeBytes}}
 	}
