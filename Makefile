@@ -66,17 +66,29 @@ test: ## Run every test with the race detector (unit, contract, sanity, kernel, 
 	@for module in $(NESTED); do (echo "go test in $$module"; cd $$module && $(GO_TEST) $$(go list ./... | grep -v /cases)); done
 	@test/tools/coverage bin/cover.out
 
+# What attacks the driver, for as long as it takes: all that make test has a short form of.
+HARD_TESTS := ./test/crash ./test/volumes
+
+.PHONY: test-hard
+test-hard: ## Attack the driver in full, which takes hours: what make test does in a short form
+	@test/tools/install-deps test
+	$(GO_TEST) -timeout 3h $(HARD_TESTS)
+	@$(MAKE) test-kernel KERNEL_TESTS='$(HARD_TESTS)' KERNEL_FLAGS= KERNEL_TIMEOUT=180m KERNEL_TEST_TIMEOUT=170m
+
 .PHONY: sanity
 sanity: ## Run csi-sanity against the real binary with real mounts
 	@test/tools/install-deps test
 	$(GO_TEST) -v ./sanity/...
 
 # What the host's kernel may lack is tested in a virtual machine, one after another in one boot.
-KERNEL_TESTS := ./test/kernel/lab ./pkg/hostfs/quota ./pkg/hostfs/bind ./pkg/hostfs/label ./pkg/pool ./sanity ./test/volumes ./test/blocks
+KERNEL_TESTS := ./test/kernel/lab ./pkg/hostfs/quota ./pkg/hostfs/bind ./pkg/hostfs/label ./pkg/pool ./sanity ./test/volumes ./test/blocks ./test/crash
 
 # An emulated processor needs many minutes for ten thousand volumes: make test-kernel KERNEL_FLAGS= has them
 # there too. On the host, where btrfs keeps the limits, make test has them always.
 KERNEL_FLAGS ?= -test.short
+# The second is the shorter one, so that a test which hangs tells where.
+KERNEL_TIMEOUT ?= 30m
+KERNEL_TEST_TIMEOUT ?= 25m
 
 .PHONY: test-kernel
 test-kernel: ## Run what needs quotas on XFS and ext4, and SELinux, in a virtual machine with Debian's kernel
@@ -86,9 +98,9 @@ test-kernel: ## Run what needs quotas on XFS and ext4, and SELinux, in a virtual
 	go build -o bin/kernel/kernel ./test/kernel
 	CGO_ENABLED=0 go build -o bin/kernel/ ./cmd/hostpath-csi-driver
 	CGO_ENABLED=0 go test -c -o bin/kernel/ $(KERNEL_TESTS)
-	bin/kernel/kernel --env CI --timeout 30m --memory 3072 \
+	bin/kernel/kernel --env CI --timeout $(KERNEL_TIMEOUT) --memory 3072 \
 		--add bin/kernel/hostpath-csi-driver:/usr/bin/hostpath-csi-driver --env HOSTPATH_CSI_DRIVER=/usr/bin/hostpath-csi-driver \
-		$(foreach package,$(KERNEL_TESTS),--run 'bin/kernel/$(notdir $(package)).test -test.timeout 25m $(KERNEL_FLAGS)')
+		$(foreach package,$(KERNEL_TESTS),--run 'bin/kernel/$(notdir $(package)).test -test.timeout $(KERNEL_TEST_TIMEOUT) $(KERNEL_FLAGS)')
 
 # The programs of Kubernetes take ten minutes to build, once. The module that names them has no code.
 KUBERNETES := bin/cluster/kube-apiserver

@@ -91,7 +91,7 @@ func (w *world) attacks(step int, variants []scenario) (all []attack) {
 			return nil
 		}
 		how, tried := well, w.steps/w.place.every
-		if tried%8 == 3 {
+		if tried%8 == 1 {
 			how = oneByOther
 		}
 		return []attack{{variants[tried%len(variants)], step, how}}

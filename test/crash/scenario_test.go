@@ -112,7 +112,7 @@ const (
 )
 
 func places() []place {
-	both, blockOnly := []bool{mountMode, blockMode}, []bool{blockMode}
+	both, mountOnly, blockOnly := []bool{mountMode, blockMode}, []bool{mountMode}, []bool{blockMode}
 	if guest() {
 		xfs, ext4 := onDisk("HOSTPATH_KERNEL_XFS"), onDisk("HOSTPATH_KERNEL_EXT4")
 		all := []place{
@@ -122,15 +122,16 @@ func places() []place {
 			{name: "ext4 shared", kind: quota.Ext4, enforced: true, shared: true, mount: ext4, modes: both},
 		}
 		if testing.Short() {
-			all = all[:2] // the others differ in nothing that the host lacks
+			all = all[:2] // the others differ from these in what the host has too
+			all[1].modes = mountOnly
 		}
 		return all
 	}
 	return []place{
-		{name: "btrfs with limits", kind: quota.Btrfs, enforced: true, mount: countingBtrfs, modes: both, every: 1},
-		{name: "ext4", mount: onLoop("ext4"), modes: both, every: 3},
-		{name: "xfs thin", thin: true, mount: onLoop("xfs"), modes: blockOnly, every: 3},
-		{name: "ext4 shared", shared: true, mount: onLoop("ext4"), modes: both, every: 3},
+		{name: "btrfs with limits", kind: quota.Btrfs, enforced: true, mount: countingBtrfs, modes: both, every: 4},
+		{name: "ext4", mount: onLoop("ext4"), modes: both, every: 7},
+		{name: "xfs thin", thin: true, mount: onLoop("xfs"), modes: blockOnly, every: 7},
+		{name: "ext4 shared", shared: true, mount: onLoop("ext4"), modes: both, every: 7},
 	}
 }
 
