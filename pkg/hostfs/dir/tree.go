@@ -104,9 +104,8 @@ func makeWritable(d *Dir) error {
 		return err
 	}
 	var flags uint64
-	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(d.Fd()), subvolumeGetFlags, uintptr(unsafe.Pointer(&flags))); errno != 0 {
-		return nil // not btrfs
-	}
+	// Where the filesystem is not btrfs, it stays 0.
+	_, _, _ = unix.Syscall(unix.SYS_IOCTL, uintptr(d.Fd()), subvolumeGetFlags, uintptr(unsafe.Pointer(&flags)))
 	if flags&subvolumeReadOnly == 0 {
 		return nil
 	}
