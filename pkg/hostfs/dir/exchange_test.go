@@ -1,6 +1,8 @@
 package dir_test
 
 import (
+	"fmt"
+	"os"
 	"path/filepath"
 	"testing"
 
@@ -13,5 +15,39 @@ func exchange(t *testing.T, root, a, b string) {
 	err := unix.Renameat2(unix.AT_FDCWD, filepath.Join(root, a), unix.AT_FDCWD, filepath.Join(root, b), unix.RENAME_EXCHANGE)
 	if err != nil {
 		t.Error(err)
+	}
+}
+
+// A tenant has the volume open while it is removed, and swaps what is inside.
+func TestRemoveTreeDoesNotLeaveWhileDirectoriesAreSwapped(t *testing.T) {
+	outside := t.TempDir()
+	must(t, os.MkdirAll(filepath.Join(outside, "a", "b"), 0o755))
+	must(t, os.WriteFile(filepath.Join(outside, "canary"), nil, 0o600))
+	root := t.TempDir()
+	d := open(t, root)
+	for round := range 50 {
+		must(t, os.MkdirAll(filepath.Join(root, "volume"), 0o755))
+		tenant := open(t, filepath.Join(root, "volume"))
+		for i := range 20 {
+			must(t, os.MkdirAll(filepath.Join(root, "volume", fmt.Sprint(i), "a", "b"), 0o755))
+			must(t, os.Symlink(outside, filepath.Join(root, "volume", fmt.Sprintf("link-%d", i))))
+		}
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			for i := range 2000 {
+				// Most of them are gone by then.
+				_ = unix.Renameat2(tenant.Fd(), fmt.Sprint(i%20), tenant.Fd(), fmt.Sprintf("link-%d", i%20), unix.RENAME_EXCHANGE)
+			}
+		}()
+		// What was swapped away while it was looked for is left to the next call.
+		_ = d.RemoveTree(t.Context(), "volume", noPause)
+		<-done
+		must(t, d.RemoveTree(t.Context(), "volume", noPause))
+		for _, path := range []string{"canary", "a/b"} {
+			if _, err := os.Stat(filepath.Join(outside, path)); err != nil {
+				t.Fatalf("round %d: %v", round, err)
+			}
+		}
 	}
 }

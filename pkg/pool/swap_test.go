@@ -1,0 +1,460 @@
+package pool_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/label"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop"
+	"kubevirt.io/hostpath-provisioner/pkg/pool"
+	"kubevirt.io/hostpath-provisioner/test/testenv"
+	"kubevirt.io/hostpath-provisioner/test/testenv/mountns"
+)
+
+// An arena is a node whose mounts and devices are the kernel's, and a directory outside
+// of its pool in which everything is a canary: on a filesystem where each read shows.
+type arena struct {
+	*pool.Set
+	t       *testing.T
+	root    string
+	outside string
+	mounts  *bind.Kernel
+	loops   *loop.Kernel
+}
+
+func newArena(t *testing.T) *arena {
+	t.Helper()
+	a := &arena{t: t, root: testenv.Tmpfs(t, 64*mib), outside: testenv.Tmpfs(t, 64*mib)}
+	must(t, syscall.Mount("", a.outside, "", syscall.MS_REMOUNT|syscall.MS_STRICTATIME, ""))
+	must(t, os.Mkdir(a.path("pods"), 0o755))
+	for _, d := range []string{"pvc-1/sub", "pvc-9", "a"} {
+		must(t, os.MkdirAll(filepath.Join(a.outside, d), 0o755))
+	}
+	for _, file := range []string{"canary", "a/canary", "pvc-1/canary", "disk.img", "pvc-2/disk.img", "pvc-1.json"} {
+		must(t, os.MkdirAll(filepath.Dir(filepath.Join(a.outside, file)), 0o755))
+		must(t, os.WriteFile(filepath.Join(a.outside, file), make([]byte, mib), 0o644))
+	}
+	dev, err := dir.Open("/dev")
+	must(t, err)
+	t.Cleanup(func() { must(t, dev.Close()) })
+	a.mounts, err = bind.NewKernel()
+	must(t, err)
+	t.Cleanup(func() { must(t, a.mounts.Close()) })
+	a.loops = loop.NewKernel(dev)
+	node, err := pool.ParseNodeID("node-1")
+	must(t, err)
+	configs, err := pool.ParseConfigs(local, a.root)
+	must(t, err)
+	a.Set = pool.Start(configs, pool.Options{Node: node, Mounts: a.mounts, Labels: label.Kernel{}, Devices: a.loops, Dev: dev,
+		LookEvery: 10 * time.Millisecond, SyncEvery: 20 * time.Millisecond, RetryEvery: 10 * time.Millisecond})
+	t.Cleanup(a.end)
+	must(t, a.Wait(t.Context()))
+	return a
+}
+
+func (a *arena) path(elements ...string) string {
+	return filepath.Join(append([]string{a.root}, elements...)...)
+}
+
+func (a *arena) target(name string) bind.Target {
+	target, err := bind.ParseTarget(a.path("pods", name))
+	must(a.t, err)
+	return target
+}
+
+// end leaves no mount and no device behind, whatever happened.
+func (a *arena) end() {
+	must(a.t, a.Close(context.WithoutCancel(a.t.Context())))
+	for _, under := range []string{a.root, a.outside} {
+		points, err := mountns.Below(under)
+		must(a.t, err)
+		for _, point := range points {
+			if point != under {
+				must(a.t, syscall.Unmount(point, syscall.MNT_DETACH))
+			}
+		}
+	}
+	must(a.t, errors.Join(a.detach(a.root), a.detach(a.outside)))
+}
+
+// detach takes the devices off what lies on a filesystem.
+func (a *arena) detach(filesystem string) (err error) {
+	for _, d := range a.devicesOn(filesystem) {
+		err = errors.Join(err, a.loops.Detach(context.WithoutCancel(a.t.Context()), d))
+	}
+	return err
+}
+
+func (a *arena) devicesOn(filesystem string) (found []loop.Device) {
+	var st syscall.Stat_t
+	must(a.t, syscall.Stat(filesystem, &st))
+	all, err := a.loops.Attached()
+	must(a.t, err)
+	for _, d := range all {
+		if d.Backing.Dev == st.Dev {
+			found = append(found, d)
+		}
+	}
+	return found
+}
+
+// A swap is a path, below the root, that is exchanged again and again with a decoy: a
+// link to something outside, or what make makes.
+type swap struct {
+	path, to string
+	make     func(path string) error
+	// followed: the link is one that publishing follows, since kubelet's directory may
+	// be one. Then targets are made and mounted outside, and nothing else is touched.
+	followed bool
+}
+
+func node240(path string) error { return unix.Mknod(path, unix.S_IFBLK|0o600, int(unix.Mkdev(240, 1))) } // local use: no such device
+
+var swaps = map[string]swap{
+	"the pool":                          {path: "pool"},
+	"the driver's directory":            {path: "pool/.hostpath-provisioner"},
+	"the records":                       {path: "pool/.hostpath-provisioner/volumes"},
+	"a record":                          {path: "pool/.hostpath-provisioner/volumes/pvc-1.json", to: "pvc-1.json"},
+	"the format":                        {path: "pool/.hostpath-provisioner/format", to: "canary"},
+	"what is being made":                {path: "pool/.hostpath-provisioner/staging"},
+	"what this node is making":          {path: "pool/.hostpath-provisioner/staging/node-1"},
+	"what is being erased":              {path: "pool/.hostpath-provisioner/trash"},
+	"what this node is erasing":         {path: "pool/.hostpath-provisioner/trash/node-1"},
+	"a volume":                          {path: "pool/pvc-1", to: "pvc-1"},
+	"a block volume":                    {path: "pool/pvc-2", to: "pvc-2"},
+	"a block volume and a file":         {path: "pool/pvc-2", make: func(path string) error { return unix.Mknod(path, unix.S_IFREG|0o600, 0) }},
+	"the file of a block volume":        {path: "pool/pvc-2/disk.img", to: "disk.img"},
+	"that and a device":                 {path: "pool/pvc-2/disk.img", make: node240},
+	"that and a FIFO":                   {path: "pool/pvc-2/disk.img", make: func(path string) error { return unix.Mkfifo(path, 0o600) }},
+	"a target":                          {path: "pods/a", to: "a"},
+	"a target and a FIFO":               {path: "pods/a", make: func(path string) error { return unix.Mkfifo(path, 0o600) }},
+	"the directory of targets":          {path: "pods", followed: true},
+	"a target of a device":              {path: "pods/b", to: "disk.img"},
+	"a target of a device and a device": {path: "pods/b", make: node240},
+}
+
+func TestNothingOutsideIsTouchedWhilePathsAreSwapped(t *testing.T) {
+	for name, s := range swaps {
+		t.Run(name, func(t *testing.T) {
+			a := newArena(t)
+			a.makeAll()
+			before := canaries(t, a.outside)
+			stop := a.exchange(s)
+			end := time.After(a.bound())
+			for round := 0; ; round++ {
+				a.callAll(round, s)
+				select {
+				case <-end:
+					stop()
+					if s.followed {
+						a.unpublishAll()
+						for _, path := range []string{"", "a", "b", "c", "d"} {
+							delete(before, filepath.Join(a.outside, path))
+						}
+					}
+					a.wantUntouched(before)
+					a.wantWhole()
+					return
+				default:
+				}
+			}
+		})
+	}
+}
+
+// bound is how long one thing is swapped.
+func (a *arena) bound() time.Duration {
+	if testing.Short() {
+		return 300 * time.Millisecond
+	}
+	return 2 * time.Second
+}
+
+// exchange begins to swap, and stop ends it with the real thing at its path. Calls
+// remove and make what is swapped, so that the two are told by their kinds.
+func (a *arena) exchange(s swap) (stop func()) {
+	path, decoy := a.path(s.path), a.path("decoy")
+	if s.make == nil {
+		to := filepath.Join(a.outside, s.to)
+		s.make = func(path string) error { return os.Symlink(to, path) }
+	}
+	must(a.t, s.make(decoy))
+	fake := kind(decoy)
+	end := make(chan struct{})
+	var work sync.WaitGroup
+	work.Go(func() {
+		for {
+			if kind(path) != fake && kind(decoy) != fake {
+				a.removeMounted(decoy)
+				_ = s.make(decoy)
+			}
+			_ = unix.Renameat2(unix.AT_FDCWD, path, unix.AT_FDCWD, decoy, unix.RENAME_EXCHANGE) // one may have gone
+			select {
+			case <-end:
+				return
+			default:
+			}
+		}
+	})
+	return func() {
+		close(end)
+		work.Wait()
+		if kind(path) == fake {
+			// A directory that went away while it was mounted on has the mount.
+			a.unmountBelow(decoy)
+			must(a.t, os.Remove(path))
+			if err := os.Rename(decoy, path); !errors.Is(err, fs.ErrNotExist) {
+				must(a.t, err)
+			}
+		}
+		a.removeMounted(decoy)
+	}
+}
+
+// removeMounted removes a path that calls may have mounted something on.
+func (a *arena) removeMounted(path string) {
+	a.unmountBelow(path)
+	if err := os.RemoveAll(path); err != nil {
+		a.t.Error(err)
+	}
+}
+
+func (a *arena) unmountBelow(path string) {
+	points, err := mountns.Below(path)
+	for _, point := range points {
+		err = errors.Join(err, syscall.Unmount(point, syscall.MNT_DETACH))
+	}
+	if err != nil {
+		a.t.Error(err)
+	}
+}
+
+// missing is the kind of what is not there.
+const missing = ^fs.FileMode(0)
+
+func kind(path string) fs.FileMode {
+	info, err := os.Lstat(path)
+	if err != nil {
+		return missing
+	}
+	return info.Mode().Type()
+}
+
+// makeAll has a volume, a block volume, and a piece of trash that stays.
+func (a *arena) makeAll() {
+	a.t.Helper()
+	for name, mode := range map[string]pool.Mode{"pvc-1": pool.ModeMount, "pvc-2": pool.ModeBlock} {
+		_, err := a.Create(a.t.Context(), pool.Request{ID: id(a.t, name), Mode: mode, Range: pool.Range{Required: mib}})
+		must(a.t, err)
+	}
+}
+
+// callAll makes every call, whatever it answers, and looks at what was published.
+// Devices take their time: they are left to the swaps that are about them, and to one
+// round in ten of the others.
+func (a *arena) callAll(round int, s swap) {
+	if !strings.Contains(s.path, "pvc-2") && !strings.Contains(s.path, "pods/b") {
+		a.callOn("pvc-1", "a", pool.ModeMount, s)
+		if strings.Contains(s.path, "pvc-1") || round%10 > 0 {
+			return
+		}
+	}
+	a.callOn("pvc-2", "b", pool.ModeBlock, s)
+}
+
+func (a *arena) callOn(name, at string, mode pool.Mode, s swap) {
+	ctx, volume, target := a.t.Context(), id(a.t, name), a.target(at)
+	unlock, err := a.LockTarget(volume, target)
+	if err != nil {
+		return // the pool is being looked at
+	}
+	defer unlock()
+	_, _ = a.Create(ctx, pool.Request{ID: volume, Mode: mode, Range: pool.Range{Required: mib}})
+	if err := a.Publish(ctx, pool.Publication{ID: volume, Target: target, Mode: mode}); err == nil && !s.followed {
+		a.wantNoCanaryAt(at)
+	}
+	_, _ = a.Expand(ctx, volume, target, mode, pool.Range{Required: 2 * mib})
+	_, _ = a.Stats(ctx, volume, target)
+	_, _ = a.Volume(ctx, volume)
+	a.List(ctx, pool.VolumeID{}, 10)
+	_, _ = a.Capacity(pool.Name{}, false)
+	_ = a.Unpublish(ctx, volume, target)
+	_ = a.Delete(ctx, volume)
+}
+
+// wantNoCanaryAt says that what was mounted last is not from outside.
+func (a *arena) wantNoCanaryAt(target string) {
+	if points, err := mountns.Below(a.path("pods", target)); err == nil && len(points) > 0 {
+		if _, err := os.Lstat(filepath.Join(points[0], "canary")); err == nil {
+			a.t.Errorf("%s carries the canary", points[0])
+		}
+	}
+	if devices := a.devicesOn(a.outside); len(devices) > 0 {
+		a.t.Errorf("files outside are devices: %+v", devices)
+	}
+}
+
+// canaries are what can be told of all that is outside without touching it, the times
+// of the last access included.
+func canaries(t *testing.T, outside string) map[string]string {
+	t.Helper()
+	all := make(map[string]string)
+	// Reading a directory is an access: the first walk does it, and the times are taken
+	// after that.
+	var paths []string
+	must(t, filepath.WalkDir(outside, func(path string, _ fs.DirEntry, err error) error {
+		paths = append(paths, path)
+		return err
+	}))
+	for _, path := range paths {
+		all[path] = canary(path)
+	}
+	return all
+}
+
+// wantUntouched says that nothing outside was touched, mounted or made a device.
+func (a *arena) wantUntouched(before map[string]string) {
+	a.t.Helper()
+	a.wantSame(before)
+	if points, err := mountns.Below(a.outside); err != nil || len(points) != 1 {
+		a.t.Errorf("mounts at %q (%v), want none outside", points, err)
+	}
+	if devices := a.devicesOn(a.outside); len(devices) > 0 {
+		a.t.Errorf("files outside are devices: %+v", devices)
+	}
+}
+
+func (a *arena) wantSame(before map[string]string) {
+	a.t.Helper()
+	after := make(map[string]string)
+	for path := range before {
+		after[path] = canary(path)
+	}
+	if diff := cmp.Diff(before, after); diff != "" {
+		a.t.Errorf("what is outside was touched (-before +after):\n%s", diff)
+	}
+}
+
+func canary(path string) string {
+	var st syscall.Stat_t
+	if err := syscall.Lstat(path, &st); err != nil {
+		return err.Error()
+	}
+	return fmt.Sprintf("inode %d, mode %o, %d links, %d bytes, accessed %d, modified %d, changed %d",
+		st.Ino, st.Mode, st.Nlink, st.Size, st.Atim.Nano(), st.Mtim.Nano(), st.Ctim.Nano())
+}
+
+// unpublishAll takes the targets off that were made outside.
+func (a *arena) unpublishAll() {
+	for volume, name := range map[string]string{"pvc-1": "a", "pvc-2": "b"} {
+		target, err := bind.ParseTarget(filepath.Join(a.outside, name))
+		must(a.t, err)
+		if err := a.Unpublish(a.t.Context(), id(a.t, volume), target); err != nil && !errors.Is(err, pool.ErrInUse) {
+			a.t.Error(err)
+		}
+	}
+}
+
+// wantWhole says that the pool is as good as ever once nobody swaps any more.
+func (a *arena) wantWhole() {
+	a.t.Helper()
+	for _, c := range []struct {
+		name, target string
+		mode         pool.Mode
+	}{{"pvc-3", "c", pool.ModeMount}, {"pvc-4", "d", pool.ModeBlock}} {
+		a.eventually("make "+c.name, func() error {
+			_, err := a.Create(a.t.Context(), pool.Request{ID: id(a.t, c.name), Mode: c.mode, Range: pool.Range{Required: mib}})
+			return err
+		})
+		must(a.t, a.Publish(a.t.Context(), pool.Publication{ID: id(a.t, c.name), Target: a.target(c.target), Mode: c.mode}))
+		must(a.t, a.Unpublish(a.t.Context(), id(a.t, c.name), a.target(c.target)))
+		must(a.t, a.Delete(a.t.Context(), id(a.t, c.name)))
+	}
+}
+
+// eventually tries again while the pool is looked at.
+func (a *arena) eventually(what string, do func() error) {
+	a.t.Helper()
+	again := time.NewTicker(5 * time.Millisecond)
+	defer again.Stop()
+	end := time.After(10 * time.Second)
+	for {
+		err := do()
+		if err == nil {
+			return
+		}
+		select {
+		case <-again.C:
+		case <-end:
+			a.t.Fatalf("%s: %v", what, err)
+		}
+	}
+}
+
+// taken are things at a target that no volume can be published at, and what a call for
+// a directory and one for a device answer.
+var taken = map[string]struct {
+	make             func(a *arena, path string) error
+	directory, block error
+}{
+	"a link to a directory": {func(a *arena, path string) error { return os.Symlink(filepath.Join(a.outside, "a"), path) }, pool.ErrInvalid, pool.ErrInvalid},
+	"a link to a file":      {func(a *arena, path string) error { return os.Symlink(filepath.Join(a.outside, "disk.img"), path) }, pool.ErrInvalid, pool.ErrInvalid},
+	"a link to nowhere":     {func(_ *arena, path string) error { return os.Symlink("nowhere", path) }, pool.ErrInvalid, pool.ErrInvalid},
+	"a file":                {func(_ *arena, path string) error { return os.WriteFile(path, []byte("data"), 0o600) }, pool.ErrExists, pool.ErrExists},
+	"a FIFO":                {func(_ *arena, path string) error { return unix.Mkfifo(path, 0o600) }, pool.ErrExists, pool.ErrExists},
+	"a socket":              {func(_ *arena, path string) error { return unix.Mknod(path, unix.S_IFSOCK|0o600, 0) }, pool.ErrExists, pool.ErrExists},
+	"a device":              {func(_ *arena, path string) error { return node240(path) }, pool.ErrExists, pool.ErrExists},
+	"the mount of a file": {func(a *arena, path string) error {
+		return errors.Join(os.WriteFile(path, nil, 0o600), syscall.Mount(filepath.Join(a.outside, "disk.img"), path, "", syscall.MS_BIND, ""))
+	}, pool.ErrExists, pool.ErrExists},
+	"the mount of a directory": {func(a *arena, path string) error {
+		return errors.Join(os.Mkdir(path, 0o755), syscall.Mount(filepath.Join(a.outside, "a"), path, "", syscall.MS_BIND, ""))
+	}, pool.ErrExists, pool.ErrExists},
+}
+
+func TestWhatIsAtATargetIsLeftThere(t *testing.T) {
+	for name, c := range taken {
+		t.Run(name, func(t *testing.T) {
+			a := newArena(t)
+			a.makeAll()
+			must(t, c.make(a, a.path("pods", "a")))
+			pods := files(t, a.path("pods"))
+			outside := canaries(t, a.outside)
+			points, err := mountns.Below(a.root)
+			must(t, err)
+			for volume, want := range map[string]error{"pvc-1": c.directory, "pvc-2": c.block} {
+				mode := map[string]pool.Mode{"pvc-1": pool.ModeMount, "pvc-2": pool.ModeBlock}[volume]
+				wantError(t, a.Publish(t.Context(), pool.Publication{ID: id(t, volume), Target: a.target("a"), Mode: mode}), want)
+				if len(points) == 1 { // what is mounted is unmounted, so that pods can end
+					if err := a.Unpublish(t.Context(), id(t, volume), a.target("a")); !errors.Is(err, pool.ErrInUse) && !errors.Is(err, pool.ErrInvalid) {
+						t.Errorf("unpublish: %v, want it refused", err)
+					}
+				}
+			}
+			a.wantSame(outside)
+			if diff := cmp.Diff(pods, files(t, a.path("pods"))); diff != "" {
+				t.Errorf("the target was changed (-before +after):\n%s", diff)
+			}
+			if after, err := mountns.Below(a.root); err != nil || !cmp.Equal(points, after) {
+				t.Errorf("mounts at %q (%v), want %q", after, err, points)
+			}
+			if devices := a.devicesOn(a.root); len(devices) > 0 {
+				t.Errorf("devices are left: %+v", devices)
+			}
+		})
+	}
+}
