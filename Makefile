@@ -72,7 +72,9 @@ HARD_TESTS := ./test/crash ./test/volumes
 .PHONY: test-hard
 test-hard: ## Attack the driver in full, which takes hours: what make test does in a short form
 	@test/tools/install-deps test
-	$(GO_TEST) -timeout 3h $(HARD_TESTS)
+	$(GO_TEST) -timeout 3h $(HARD_TESTS) ./test/model
+	$(GO_TEST) -run Swapped ./pkg/...
+	@$(MAKE) fuzz
 	@$(MAKE) test-kernel KERNEL_TESTS='$(HARD_TESTS)' KERNEL_FLAGS= KERNEL_TIMEOUT=180m KERNEL_TEST_TIMEOUT=170m
 
 .PHONY: sanity
@@ -151,6 +153,18 @@ cluster-up: cluster-programs ## Start a Kubernetes cluster with the driver, to p
 .PHONY: cluster-down
 cluster-down: ## End that cluster; nothing of it stays
 	@[[ ! -x bin/cluster/cluster ]] || exec bin/cluster/cluster down
+
+# How long each fuzz target runs.
+FUZZTIME ?= 20s
+
+.PHONY: fuzz
+fuzz: ## Fuzz all that parses what others wrote, FUZZTIME (20s) for each target, beginning with the kept corpora
+	@for package in $$(grep -rl '^func Fuzz' --include='*_test.go' cmd pkg | xargs -n1 dirname | sort -u); do \
+		for target in $$(go test -list '^Fuzz' "./$$package" | grep '^Fuzz'); do \
+			echo "$$package: $$target"; \
+			go test -run '^$$' -fuzz "^$$target$$" -fuzztime '$(FUZZTIME)' "./$$package"; \
+		done; \
+	done
 
 .PHONY: lint
 lint: bin/tools/golangci-lint ## Check the format, the go.mod files, and the code with vet and golangci-lint
