@@ -72,7 +72,8 @@ HARD_TESTS := ./test/crash ./test/volumes
 .PHONY: test-hard
 test-hard: ## Attack the driver in full, which takes hours: what make test does in a short form
 	@test/tools/install-deps test
-	$(GO_TEST) -timeout 3h $(HARD_TESTS) ./test/model
+	$(GO_TEST) -timeout 3h $(HARD_TESTS)
+	$(GO_TEST) ./test/model -rapid.checks=1500
 	$(GO_TEST) -run Swapped ./pkg/...
 	@$(MAKE) fuzz
 	@$(MAKE) test-kernel KERNEL_TESTS='$(HARD_TESTS)' KERNEL_FLAGS= KERNEL_TIMEOUT=180m KERNEL_TEST_TIMEOUT=170m

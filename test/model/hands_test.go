@@ -120,39 +120,55 @@ func (w *world) mendRecord(name string, v *volume) bool {
 // crash ends the driver between two steps of a call that is not answered: the disk is
 // brought to what is there then.
 func (w *world) crash() {
-	name, target := pick(w, "id", ids...), pick(w, "target", targets...)
 	during := pick(w, "during", "staging", "record", "create", "delete", "expand", "publish", "attach")
-	w.must(w.set.Close(background))
-	w.Logf("crash in %s of %s at %s", during, name, target)
-	v := w.volumes[name]
-	free := v != nil && v.dir != nil && v.promised() && len(w.published(v, "")) == 0
+	var leave func()
 	switch during {
 	case "staging", "record":
-		w.crashInStaging(name, pick(w, "pool", pools...), during == "record")
-	case "create":
-		if free {
-			w.must(os.Rename(w.path(v.pool, name), w.own(v.pool, "staging", nodeName, name)))
-			delete(w.volumes, name)
-		}
-	case "delete":
-		if free {
-			w.must(os.Rename(w.path(v.pool, name), w.own(v.pool, "trash", nodeName, name+"."+w.field(name, v, "uid").(string))))
-			delete(w.volumes, name)
-		}
-	case "expand":
-		if free {
-			w.crashInExpand(name, v)
-		}
+		name, in := pick(w, "id", ids...), pick(w, "pool", pools...)
+		leave = func() { w.crashInStaging(name, in, during == "record") }
 	case "publish":
-		if w.targets[target] == nil {
-			w.crashInPublish(target, w.flip("device"))
+		target, device := pick(w, "target", targets...), w.flip("device")
+		if _, left := w.left[target]; left || w.targets[target] != nil {
+			w.Skip()
 		}
-	case "attach":
-		if free && v.record.mode == pool.ModeBlock {
-			w.attach(name, v)
+		leave = func() { w.crashInPublish(target, device) }
+	default:
+		name := pick(w, "volume", w.unused(during)...)
+		leave = func() { w.crashIn(during, name, w.volumes[name]) }
+	}
+	w.must(w.set.Close(background))
+	w.Logf("crash in %s", during)
+	leave()
+	w.start()
+}
+
+// unused are the volumes that calls of that kind can be at work on.
+func (w *world) unused(during string) (names []string) {
+	for _, name := range w.sorted() {
+		v := w.volumes[name]
+		if v.dir != nil && v.promised() && len(w.published(v, "")) == 0 && (during != "attach" || v.record.mode == pool.ModeBlock) {
+			names = append(names, name)
 		}
 	}
-	w.start()
+	if len(names) == 0 {
+		w.Skip()
+	}
+	return names
+}
+
+func (w *world) crashIn(during, name string, v *volume) {
+	switch during {
+	case "create":
+		w.must(os.Rename(w.path(v.pool, name), w.own(v.pool, "staging", nodeName, name)))
+		delete(w.volumes, name)
+	case "delete":
+		w.must(os.Rename(w.path(v.pool, name), w.own(v.pool, "trash", nodeName, name+"."+w.fields(name, v)["uid"].(string))))
+		delete(w.volumes, name)
+	case "expand":
+		w.crashInExpand(name, v)
+	case "attach":
+		w.attach(name, v)
+	}
 }
 
 // crashInStaging leaves what a creation has made aside, with its record or the
@@ -181,9 +197,6 @@ func (w *world) crashInExpand(name string, v *volume) {
 }
 
 func (w *world) crashInPublish(target string, device bool) {
-	if _, left := w.left[target]; left {
-		return
-	}
 	w.left[target] = device
 	if device {
 		w.must(os.WriteFile(w.pod(target), nil, 0o600))
@@ -211,8 +224,6 @@ func (w *world) fields(name string, v *volume) (fields map[string]any) {
 	w.must(decoder.Decode(&fields))
 	return fields
 }
-
-func (w *world) field(name string, v *volume, key string) any { return w.fields(name, v)[key] }
 
 func (w *world) setField(name string, v *volume, key string, value any) {
 	fields := w.fields(name, v)

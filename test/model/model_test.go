@@ -22,7 +22,7 @@ import (
 
 func TestMain(m *testing.M) {
 	// With -short rapid makes a fifth of the walks, of half the length.
-	for name, value := range map[string]string{"rapid.checks": "400", "rapid.steps": "80", "rapid.nofailfile": "true"} {
+	for name, value := range map[string]string{"rapid.checks": "300", "rapid.steps": "80", "rapid.nofailfile": "true"} {
 		if err := flag.Set(name, value); err != nil {
 			panic(err)
 		}
