@@ -258,9 +258,21 @@ func kind(path string) fs.FileMode {
 func (a *arena) makeAll() {
 	a.t.Helper()
 	for name, mode := range map[string]pool.Mode{"pvc-1": pool.ModeMount, "pvc-2": pool.ModeBlock} {
+		unlock := a.hold(name)
 		_, err := a.Create(a.t.Context(), pool.Request{ID: id(a.t, name), Mode: mode, Range: pool.Range{Required: mib}})
 		must(a.t, err)
+		unlock()
 	}
+}
+
+// hold takes the lock of a volume, which calls have and the pool's looks take too.
+func (a *arena) hold(name string) (unlock func()) {
+	a.t.Helper()
+	a.eventually("lock "+name, func() (err error) {
+		unlock, err = a.Lock(id(a.t, name))
+		return err
+	})
+	return unlock
 }
 
 // callAll makes every call, whatever it answers, and looks at what was published.
@@ -363,9 +375,11 @@ func (a *arena) unpublishAll() {
 	for volume, name := range map[string]string{"pvc-1": "a", "pvc-2": "b"} {
 		target, err := bind.ParseTarget(filepath.Join(a.outside, name))
 		must(a.t, err)
+		unlock := a.hold(volume)
 		if err := a.Unpublish(a.t.Context(), id(a.t, volume), target); err != nil && !errors.Is(err, pool.ErrInUse) {
 			a.t.Error(err)
 		}
+		unlock()
 	}
 }
 
@@ -376,6 +390,7 @@ func (a *arena) wantWhole() {
 		name, target string
 		mode         pool.Mode
 	}{{"pvc-3", "c", pool.ModeMount}, {"pvc-4", "d", pool.ModeBlock}} {
+		unlock := a.hold(c.name)
 		a.eventually("make "+c.name, func() error {
 			_, err := a.Create(a.t.Context(), pool.Request{ID: id(a.t, c.name), Mode: c.mode, Range: pool.Range{Required: mib}})
 			return err
@@ -383,6 +398,7 @@ func (a *arena) wantWhole() {
 		must(a.t, a.Publish(a.t.Context(), pool.Publication{ID: id(a.t, c.name), Target: a.target(c.target), Mode: c.mode}))
 		must(a.t, a.Unpublish(a.t.Context(), id(a.t, c.name), a.target(c.target)))
 		must(a.t, a.Delete(a.t.Context(), id(a.t, c.name)))
+		unlock()
 	}
 }
 
@@ -438,12 +454,14 @@ func TestWhatIsAtATargetIsLeftThere(t *testing.T) {
 			must(t, err)
 			for volume, want := range map[string]error{"pvc-1": c.directory, "pvc-2": c.block} {
 				mode := map[string]pool.Mode{"pvc-1": pool.ModeMount, "pvc-2": pool.ModeBlock}[volume]
+				unlock := a.hold(volume)
 				wantError(t, a.Publish(t.Context(), pool.Publication{ID: id(t, volume), Target: a.target("a"), Mode: mode}), want)
 				if len(points) == 1 { // what is mounted is unmounted, so that pods can end
 					if err := a.Unpublish(t.Context(), id(t, volume), a.target("a")); !errors.Is(err, pool.ErrInUse) && !errors.Is(err, pool.ErrInvalid) {
 						t.Errorf("unpublish: %v, want it refused", err)
 					}
 				}
+				unlock()
 			}
 			a.wantSame(outside)
 			if diff := cmp.Diff(pods, files(t, a.path("pods"))); diff != "" {
