@@ -16,10 +16,6 @@ import (
 // diskName is the file in the directory of a block volume that is its content.
 const diskName = "disk.img"
 
-// diskDirMode keeps everybody out of the directory of a block volume: it is used
-// through its device alone.
-const diskDirMode = 0o700
-
 // Devices makes files block devices: loop.Kernel, or a stand-in that keeps its contract.
 type Devices interface {
 	Attach(f *loop.File, o loop.Options) (loop.Device, error)
@@ -331,27 +327,32 @@ func (s *Set) publishedDeviceAt(v *found, at bind.Target) error {
 	return nil
 }
 
-// growFile makes the file of a block volume larger, and its limit before that. What of
-// it fails changes nothing.
-func (v *found) growFile(ctx context.Context, to entry) error {
+// growFile makes the file of a block volume larger, and its limit before that, and
+// answers the size that the file had. What of it fails changes nothing.
+func (v *found) growFile(ctx context.Context, to entry) (had int64, err error) {
 	s := v.session
 	disk, err := v.openDisk()
 	if err != nil {
-		return err
+		return 0, err
 	}
 	defer func() { _ = disk.Close() }()
+	if had, err = disk.Size(); err != nil {
+		return 0, err
+	}
 	if err = s.limit(v.dir, to); err == nil {
 		err = disk.Grow(ctx, to.record.Bytes, to.record.allocation())
 	}
 	if err != nil {
-		return errors.Join(err, s.limit(v.dir, v.entry))
+		return 0, errors.Join(err, s.limit(v.dir, v.entry))
 	}
-	return nil
+	return had, nil
 }
 
-// cutFile undoes growFile where no record tells of it: its devices have not grown yet.
-func (v *found) cutFile() error {
-	if !v.entry.block() {
+// cutFile undoes growFile where the record was not written: no device has grown yet.
+// It goes no further than that, since what the file had before may be in use, and
+// leaves a file whose record tells of it.
+func (v *found) cutFile(had int64) error {
+	if !v.entry.block() || v.entry.record.Bytes > had {
 		return nil
 	}
 	disk, err := v.openDisk()
@@ -359,7 +360,7 @@ func (v *found) cutFile() error {
 		return err
 	}
 	defer func() { _ = disk.Close() }()
-	return errors.Join(disk.Cut(v.entry.record.Bytes), v.session.limit(v.dir, v.entry))
+	return errors.Join(disk.Cut(had), v.session.limit(v.dir, v.entry))
 }
 
 // grownTo is the size to promise where a growth was interrupted: that of the file,

@@ -479,6 +479,25 @@ func TestAGrowthWhoseRecordDoesNotFitIsTakenBack(t *testing.T) {
 	})
 }
 
+// The file is larger than its record, from a growth that could not be taken back, and
+// what is beyond is in use by now: none of it may be cut off.
+func TestAGrowthIsTakenBackToWhatTheFileHad(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		b.createBlock("pvc-1", 10*mib)
+		must(t, b.disk("pvc-1").Grow(t.Context(), 20*mib, loop.Thick))
+		must(t, b.publishBlock("pvc-1", "a"))
+		// The record cannot be written.
+		must(t, os.MkdirAll(b.own("volumes", ".new-pvc-1.json", "in the way"), 0o700))
+		_, err := b.Expand(t.Context(), id(t, "pvc-1"), b.target("a"), pool.ModeBlock, pool.Range{Required: 30 * mib})
+		if err == nil {
+			t.Error("grew without a record")
+		}
+		if st := b.stat("pvc-1"); st.Size != 20*mib {
+			t.Errorf("the file has %d bytes, want the 20 MiB that its device has", st.Size)
+		}
+	})
+}
+
 // wantUnchanged expects file, device and promise to have that size.
 func (b *bench) wantUnchanged(name string, bytes int64) {
 	b.t.Helper()

@@ -225,7 +225,7 @@ func (s *session) fillStaging(ctx context.Context, rec *record) (err error) {
 	}
 	defer func() { err = errors.Join(err, d.Close()) }()
 	if rec.Mode == ModeBlock {
-		err = errors.Join(d.Chmod(diskDirMode), s.makeDisk(ctx, d, rec))
+		err = s.makeDisk(ctx, d, rec) // and the directory stays closed
 	} else {
 		err = s.open(d)
 	}

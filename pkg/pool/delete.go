@@ -28,7 +28,10 @@ func (v *found) delete(ctx context.Context) error {
 		return fmt.Errorf("delete volume %s: %w", v.id, err)
 	}
 	defer unlock()
-	if err := errors.Join(v.unused(), v.detached(ctx)); err != nil {
+	if err := v.unused(); err != nil {
+		return fmt.Errorf("delete volume %s: %w", v.id, err)
+	}
+	if err := v.detached(ctx); err != nil {
 		return fmt.Errorf("delete volume %s: %w", v.id, err)
 	}
 	if err := ctx.Err(); err != nil {

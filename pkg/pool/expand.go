@@ -13,8 +13,9 @@ import (
 
 // Expand raises the size of a published volume while it is in use, and answers its
 // size. A volume that is large enough already stays as it is. The caller holds the
-// volume's lock; the mode may be empty, for either. Errors: ErrInvalid, ErrNotFound, ErrOutOfRange for less than the
-// volume has and for more than the pool can promise, ErrUnavailable, ErrDamaged.
+// volume's lock; the mode may be empty, for either. Errors: ErrInvalid, ErrNotFound,
+// ErrOutOfRange for less than the volume has and for more than the pool can promise,
+// ErrNoSpace for a filesystem that is full all the same, ErrUnavailable, ErrDamaged.
 func (s *Set) Expand(ctx context.Context, id VolumeID, at bind.Target, mode Mode, r Range) (int64, error) {
 	if err := r.check(); err != nil {
 		return 0, err
@@ -30,7 +31,10 @@ func (s *Set) Expand(ctx context.Context, id VolumeID, at bind.Target, mode Mode
 	if mode != "" {
 		err = v.entry.usedAs(mode)
 	}
-	if err = errors.Join(err, s.publishedAt(v, at)); err != nil {
+	if err == nil {
+		err = s.publishedAt(v, at)
+	}
+	if err != nil {
 		return 0, fmt.Errorf("expand volume %s: %w", id, err)
 	}
 	bytes, err := v.expand(ctx, r)
@@ -98,15 +102,21 @@ func (v *found) grow(ctx context.Context, bytes int64) error {
 	grown.Bytes = bytes
 	e := entry{record: &grown, present: true}
 	added := bytes - v.entry.record.Bytes
+	var had int64 // what the file of a block volume had
 	if v.entry.block() {
-		if err := v.growFile(ctx, e); err != nil {
+		var err error
+		if had, err = v.growFile(ctx, e); err != nil {
 			s.pool.release(added)
 			return noSpace(err)
 		}
 	}
 	if err := writeRecord(s.volumes, &grown); err != nil {
 		s.pool.release(added)
-		return errors.Join(noSpace(err), v.again(), v.cutFile())
+		if againErr := v.again(); againErr != nil {
+			// Which record there is now is not known. A file that is too large does no harm.
+			return errors.Join(noSpace(err), againErr)
+		}
+		return errors.Join(noSpace(err), v.cutFile(had))
 	}
 	s.pool.commit(v.id, e, added)
 	if v.entry.block() {
