@@ -68,6 +68,7 @@ type rig struct {
 	csi.IdentityClient
 	csi.ControllerClient
 	csi.NodeClient
+	connection *grpc.ClientConn
 
 	dir    string // of the pools
 	pods   string // where targets are
@@ -82,7 +83,7 @@ type rig struct {
 	served <-chan error
 }
 
-func newRig(t *testing.T, s setup) *rig {
+func newRig(t testing.TB, s setup) *rig {
 	t.Helper()
 	r := &rig{dir: t.TempDir(), pods: t.TempDir(), mounts: &mounts{hooks: s.hooks}, calls: &calls{}}
 	must(t, os.Mkdir(filepath.Join(r.dir, "away"), 0o750))
@@ -115,7 +116,7 @@ func newRig(t *testing.T, s setup) *rig {
 }
 
 // serve starts a server on the rig's pools, and connects the rig to it.
-func (r *rig) serve(t *testing.T, s setup, grace time.Duration) {
+func (r *rig) serve(t testing.TB, s setup, grace time.Duration) {
 	t.Helper()
 	r.socket = filepath.Join(t.TempDir(), "s")
 	listener, err := driver.Listen(r.socket)
@@ -141,13 +142,13 @@ func (r *rig) serve(t *testing.T, s setup, grace time.Duration) {
 		stop()
 		<-ended
 	})
-	r.stop, r.served = stop, served
+	r.stop, r.served, r.connection = stop, served, connection
 	r.IdentityClient = csi.NewIdentityClient(connection)
 	r.ControllerClient = csi.NewControllerClient(connection)
 	r.NodeClient = csi.NewNodeClient(connection)
 }
 
-func node(t *testing.T, name string) pool.NodeID {
+func node(t testing.TB, name string) pool.NodeID {
 	t.Helper()
 	id, err := pool.ParseNodeID(name)
 	must(t, err)
@@ -333,7 +334,7 @@ func wantGone(t *testing.T, path string) {
 	}
 }
 
-func must(t *testing.T, err error) {
+func must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
