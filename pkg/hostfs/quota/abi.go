@@ -156,12 +156,16 @@ type searchHeader struct {
 	Len     uint32
 }
 
-// What linux/btrfs_tree.h calls BTRFS_FIRST_FREE_OBJECTID, BTRFS_QUOTA_TREE_OBJECTID,
-// BTRFS_QGROUP_STATUS_KEY, _INFO_KEY, _LIMIT_KEY, BTRFS_QGROUP_STATUS_FLAG_ON and
-// _INCONSISTENT, and linux/btrfs.h BTRFS_QGROUP_LIMIT_MAX_RFER.
+// What linux/btrfs_tree.h calls BTRFS_FIRST_FREE_OBJECTID, BTRFS_ROOT_TREE_OBJECTID,
+// BTRFS_ROOT_BACKREF_KEY, BTRFS_QUOTA_TREE_OBJECTID, BTRFS_QGROUP_STATUS_KEY, _INFO_KEY,
+// _LIMIT_KEY, BTRFS_QGROUP_STATUS_FLAG_ON and _INCONSISTENT, and linux/btrfs.h
+// BTRFS_QGROUP_LIMIT_MAX_RFER.
 const (
-	subvolumeRoot      = 256 // the inode number of a subvolume's root
-	firstSubvolume     = 256 // the lowest id of one
+	subvolumeRoot      = 256           // the inode number of a subvolume's root
+	firstSubvolume     = 256           // the lowest id of one
+	lastSubvolume      = ID(1)<<48 - 1 // above that are the qgroups that people make
+	rootTree           = 1
+	rootBackref        = 144
 	quotaTree          = 8
 	qgroupStatus       = 240
 	qgroupInfo         = 242

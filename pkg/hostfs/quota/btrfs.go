@@ -188,8 +188,31 @@ func (s *subvolumes) Release(fs *dir.Dir, id ID) error {
 	return failed
 }
 
-// ReleaseUnused has nothing to do: the id of a subvolume is never given again.
-func (*subvolumes) ReleaseUnused(*dir.Dir, func(ID) bool) (int, error) { return 0, nil }
+// ReleaseUnused finds the qgroups of subvolumes that are gone. No id is given again, but
+// before Linux 6.10 they would stay for ever.
+func (s *subvolumes) ReleaseUnused(fs *dir.Dir, taken func(ID) bool) (released int, err error) {
+	for id := ID(firstSubvolume); ; id++ {
+		var limit item
+		id, limit, err = nextLimit(fs, id)
+		if err != nil || id > lastSubvolume {
+			return released, err
+		}
+		if limit.limitFlags()&maxReferenced == 0 || taken(id) {
+			continue
+		}
+		alive, err := subvolumeExists(fs, id)
+		if err != nil {
+			return released, err
+		}
+		if alive {
+			continue
+		}
+		if err := s.Release(fs, id); err != nil {
+			return released, err
+		}
+		released++
+	}
+}
 
 // destroy removes a qgroup once nothing is left of its subvolume, and tells whether it
 // is gone. Linux 6.10 and newer refuse it while the subvolume is being cleared away,
@@ -227,21 +250,65 @@ func (i item) limitReferenced() int64 { return int64(i.number(1)) }
 // searchItem reads one record of the quota tree. It answers fs.ErrNotExist if there
 // is none, or no quota tree. It needs CAP_SYS_ADMIN.
 func searchItem(d *dir.Dir, kind uint32, id ID) (item, error) {
-	args := searchArgs{
-		Key: searchKey{
-			Tree:    quotaTree,
-			MinType: kind, MaxType: kind,
-			MinOffset: uint64(id), MaxOffset: uint64(id),
-			MaxTrans: math.MaxUint64,
-			Items:    1,
-		},
+	found, err := search(d, searchKey{
+		Tree:    quotaTree,
+		MinType: kind, MaxType: kind,
+		MinOffset: uint64(id), MaxOffset: uint64(id),
+	})
+	if err == nil && found == nil {
+		err = fs.ErrNotExist
 	}
+	if err != nil {
+		return item{}, fmt.Errorf("read the quota tree of %s: record %d of %d: %w", d, kind, id, err)
+	}
+	return found.Item, nil
+}
+
+// nextLimit is the first limit of an id from the given one on. There is none if the id
+// that it answers is greater than lastSubvolume.
+func nextLimit(d *dir.Dir, from ID) (ID, item, error) {
+	found, err := search(d, searchKey{
+		Tree:    quotaTree,
+		MinType: qgroupLimit, MaxType: qgroupLimit,
+		MinOffset: uint64(from), MaxOffset: uint64(lastSubvolume),
+	})
+	if errors.Is(err, fs.ErrNotExist) || err == nil && found == nil { // quotas were switched off, or that was the last
+		return lastSubvolume + 1, item{}, nil
+	}
+	if err != nil {
+		return 0, item{}, fmt.Errorf("read the limits of %s: %w", d, err)
+	}
+	return ID(found.Header.Offset), found.Item, nil
+}
+
+// subvolumeExists tells if a subvolume has a name still.
+func subvolumeExists(d *dir.Dir, id ID) (bool, error) {
+	found, err := search(d, searchKey{
+		Tree:      rootTree,
+		MinObject: uint64(id), MaxObject: uint64(id),
+		MinType: rootBackref, MaxType: rootBackref,
+		MaxOffset: math.MaxUint64,
+	})
+	if errors.Is(err, unix.EOVERFLOW) { // the name is long
+		return true, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("look for subvolume %d of %s: %w", id, d, err)
+	}
+	return found != nil, nil
+}
+
+// search finds the first item with such a key; it is nil if there is none.
+func search(d *dir.Dir, key searchKey) (*searchArgs, error) {
+	key.MaxTrans = math.MaxUint64
+	key.Items = 1
+	args := searchArgs{Key: key}
 	args.Size = uint64(len(args.Item)) + searchHeaderSize
 	if err := ioctl(d, btrfsSearch, &args); err != nil {
-		return item{}, fmt.Errorf("read the quota tree of %s: %w", d, err)
+		return nil, err
 	}
 	if args.Key.Items == 0 {
-		return item{}, fmt.Errorf("read the quota tree of %s: record %d of %d: %w", d, kind, id, fs.ErrNotExist)
+		return nil, nil
 	}
-	return args.Item, nil
+	return &args, nil
 }

@@ -125,7 +125,8 @@ type Facility interface {
 
 	// ReleaseUnused releases all ids from FirstID to LastID that have a limit, that
 	// nothing on the filesystem is counted by, and for which taken answers false:
-	// they were not released. It tells how many. On btrfs it does nothing.
+	// they were not released. It tells how many. On btrfs these are the limited
+	// subvolumes that are gone, whoever had them: an id is never given again.
 	ReleaseUnused(fs *dir.Dir, taken func(ID) bool) (released int, err error)
 }
 

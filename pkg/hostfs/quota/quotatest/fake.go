@@ -30,6 +30,7 @@ type Fake struct {
 	carried map[dir.ID]quota.ID
 	use     map[quota.ID]*quota.Usage
 	made    quota.ID // the last subvolume
+	removed map[quota.ID]bool
 }
 
 // Kind is quota.Facility.Kind.
@@ -190,7 +191,11 @@ func (f *Fake) ReleaseUnused(_ *dir.Dir, taken func(quota.ID) bool) (released in
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for id, use := range f.use {
-		if !f.subvolumes() && use.Limit != (quota.Limit{}) && use.Bytes == 0 && use.Inodes == 0 && !taken(id) {
+		unused := use.Bytes == 0 && use.Inodes == 0
+		if f.subvolumes() {
+			unused = f.removed[id]
+		}
+		if unused && use.Limit != (quota.Limit{}) && !taken(id) {
 			delete(f.use, id)
 			released++
 		}
@@ -204,6 +209,10 @@ func (f *Fake) Removed(id quota.ID) {
 	defer f.mu.Unlock()
 	use := f.of(id)
 	use.Bytes, use.Inodes = 0, 0
+	if f.removed == nil {
+		f.removed = make(map[quota.ID]bool)
+	}
+	f.removed[id] = true
 }
 
 // Create makes a file in a directory, as far as the count goes: it counts for what
