@@ -8,6 +8,7 @@ import (
 	"os"
 	"testing"
 
+	"kubevirt.io/hostpath-provisioner/test/drivertest"
 	"kubevirt.io/hostpath-provisioner/test/node"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
@@ -40,10 +41,8 @@ var checks = []check{
 func TestBlocks(t *testing.T) {
 	testenv.NeedRoot(t)
 	testenv.NeedPrograms(t, "losetup")
-	// The race detector has a program linger for a second when it ends.
-	t.Setenv("GORACE", "atexit_sleep_ms=0")
 	driver, err := node.Binary(t.Context(), t.TempDir())
-	must(t, err)
+	drivertest.Must(t, err)
 	for _, fs := range filesystems() {
 		t.Run(fs.name, func(t *testing.T) {
 			mounted := fs.mount(t)

@@ -47,7 +47,7 @@ func crashesAnywhere(b *bench) {
 			interrupted++
 		}
 		b.wantNoLeak()
-		must(b.T, call())
+		b.Must(call())
 		for _, v := range volumes {
 			b.wantVolume(v)
 		}
@@ -79,7 +79,7 @@ func (b *bench) pick(random *rand.Rand, v *volume) (call func() error) {
 	switch {
 	case !v.published[pod]:
 		v.published[pod] = true
-		return func() error { return b.tryPublish(v.name, pod, false) }
+		return func() error { return b.tryPublish(v.name, pod) }
 	case v.size < 16*mib && random.IntN(3) == 0:
 		v.size += mib
 		return func() error { return b.expand(v.name, pod, v.size) }
@@ -102,24 +102,24 @@ func (b *bench) killDuring(call func() error, after time.Duration) (interrupted 
 	moment := time.NewTimer(after)
 	defer moment.Stop()
 	<-moment.C
-	must(b.T, b.node.Kill())
+	b.Must(b.Node.Kill())
 	err := <-answer
 	if code := status.Code(err); code != codes.OK && code != codes.Unavailable && code != codes.Canceled {
 		b.Errorf("a call that was interrupted: %v", err)
 	}
-	must(b.T, b.node.Restart(b.Context()))
-	b.awaitServing()
+	b.Must(b.Node.Restart(b.Context()))
+	b.AwaitServing()
 	return err != nil
 }
 
 // wantNoLeak expects no more devices than are published.
 func (b *bench) wantNoLeak() {
 	b.Helper()
-	mounts, err := mountns.Below(b.targets)
-	must(b.T, err)
+	mounts, err := mountns.Below(b.Targets)
+	b.Must(err)
 	devices := make(map[uint64]bool)
 	for _, mount := range mounts {
-		devices[number(b.T, mount)] = true
+		devices[number(b, mount)] = true
 	}
 	b.wantDevices(len(devices))
 }
@@ -128,20 +128,20 @@ func (b *bench) wantNoLeak() {
 // nowhere else.
 func (b *bench) wantVolume(v *volume) {
 	b.Helper()
-	mounts, err := mountns.Below(b.targets)
-	must(b.T, err)
+	mounts, err := mountns.Below(b.Targets)
+	b.Must(err)
 	devices := make(map[uint64]bool)
 	for i := range 2 {
 		pod := fmt.Sprintf("%s-%d", v.name, i)
-		if is := slices.Contains(mounts, b.target(pod)); is != v.published[pod] {
+		if is := slices.Contains(mounts, b.Target(pod)); is != v.published[pod] {
 			b.Fatalf("%s is published at %s: %v, want %v", v.name, pod, is, !is)
 		}
 		if !v.published[pod] {
 			continue
 		}
-		devices[number(b.T, b.target(pod))] = true
+		devices[number(b, b.Target(pod))] = true
 		b.wantInOrder(v.name, pod, v.size)
-		d := open(b.T, b.target(pod), os.O_RDONLY)
+		d := open(b, b.Target(pod), os.O_RDONLY)
 		if got := d.size(); got != v.size {
 			b.Errorf("the device of %s has %d bytes, want %d", v.name, got, v.size)
 		}
@@ -160,7 +160,7 @@ func (b *bench) writeAnew(v *volume) {
 	b.Helper()
 	for pod := range v.published {
 		v.generation++
-		d := open(b.T, b.target(pod), os.O_RDWR)
+		d := open(b, b.Target(pod), os.O_RDWR)
 		d.write(0, mib, v.generation)
 		d.close()
 		return

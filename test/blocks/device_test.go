@@ -6,21 +6,23 @@ import (
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
+
+	"kubevirt.io/hostpath-provisioner/test/drivertest"
 )
 
 func survivesRestarts(b *bench) {
 	const size = 16 * mib
 	b.create("disk", size)
 	path := b.publish("disk", "pod")
-	was := number(b.T, path)
-	held := open(b.T, path, os.O_RDWR)
+	was := number(b, path)
+	held := open(b, path, os.O_RDWR)
 	held.write(0, size, 1)
-	for generation, end := range []func(){b.restart, b.crash, b.restart, b.crash} {
+	for generation, end := range []func(){b.Restart, b.Crash, b.Restart, b.Crash} {
 		end()
 		held.want(0, size, uint64(generation+1))
 		// Kubelet asks again after each restart of its own.
 		b.publish("disk", "pod")
-		if is := number(b.T, path); is != was {
+		if is := number(b, path); is != was {
 			b.Fatalf("the device was %d:%d and is now %d:%d", unix.Major(was), unix.Minor(was), unix.Major(is), unix.Minor(is))
 		}
 		held.write(0, size, uint64(generation+2))
@@ -32,8 +34,8 @@ func survivesRestarts(b *bench) {
 	b.unpublish("disk", "pod")
 	b.wantDevices(0)
 
-	open(b.T, b.image("disk"), os.O_RDONLY).want(0, size, 5)
-	again := open(b.T, b.publish("disk", "another"), os.O_RDONLY)
+	open(b, b.image("disk"), os.O_RDONLY).want(0, size, 5)
+	again := open(b, b.publish("disk", "another"), os.O_RDONLY)
 	again.want(0, size, 5)
 	again.close()
 	b.unpublish("disk", "another")
@@ -42,24 +44,24 @@ func survivesRestarts(b *bench) {
 func refusesWrites(b *bench) {
 	const size = 4 * mib
 	b.create("disk", size)
-	writable := open(b.T, b.publish("disk", "writer"), os.O_RDWR)
+	writable := open(b, b.publish("disk", "writer"), os.O_RDWR)
 	writable.write(0, size, 1)
-	must(b.T, b.tryPublish("disk", "reader", true))
+	b.Must(b.tryPublishReadOnly("disk", "reader"))
 	b.wantDevices(2)
-	b.wantReadOnly(b.target("reader"))
-	reader := open(b.T, b.target("reader"), os.O_RDONLY)
+	b.wantReadOnly(b.Target("reader"))
+	reader := open(b, b.Target("reader"), os.O_RDONLY)
 	reader.want(0, size, 1)
 	reader.close()
 	writable.close()
 
-	b.wantCode("a target that can be written, anew as one that cannot", b.tryPublish("disk", "writer", true), codes.AlreadyExists)
-	b.wantCode("a target that cannot be written, anew as one that can", b.tryPublish("disk", "reader", false), codes.AlreadyExists)
-	b.crash()
-	must(b.T, b.tryPublish("disk", "reader", true))
-	b.wantReadOnly(b.target("reader"))
+	b.WantCode("a target that can be written, anew as one that cannot", b.tryPublishReadOnly("disk", "writer"), codes.AlreadyExists)
+	b.WantCode("a target that cannot be written, anew as one that can", b.tryPublish("disk", "reader"), codes.AlreadyExists)
+	b.Crash()
+	b.Must(b.tryPublishReadOnly("disk", "reader"))
+	b.wantReadOnly(b.Target("reader"))
 	b.wantDevices(2)
 	b.unpublish("disk", "writer")
-	b.wantReadOnly(b.target("reader"))
+	b.wantReadOnly(b.Target("reader"))
 	b.unpublish("disk", "reader")
 	b.wantDevices(0)
 }
@@ -73,7 +75,7 @@ func (b *bench) wantReadOnly(path string) {
 		defer file.Close()
 		_, err = file.Write(make([]byte, blockBytes))
 	}
-	wantErrno(b.T, "writing to what is published read-only", err, syscall.EROFS, syscall.EACCES, syscall.EPERM)
+	drivertest.WantErrno(b, "writing to what is published read-only", err, syscall.EROFS, syscall.EACCES, syscall.EPERM)
 }
 
 func sharesDevice(b *bench) {
@@ -81,11 +83,11 @@ func sharesDevice(b *bench) {
 	b.create("disk", size)
 	first, second := b.publish("disk", "first"), b.publish("disk", "second")
 	b.publish("disk", "second")
-	if number(b.T, first) != number(b.T, second) {
+	if number(b, first) != number(b, second) {
 		b.Error("two targets have two devices")
 	}
 	b.wantDevices(1)
-	one, other := open(b.T, first, os.O_RDWR), open(b.T, second, os.O_RDWR)
+	one, other := open(b, first, os.O_RDWR), open(b, second, os.O_RDWR)
 	one.write(0, size, 1)
 	other.want(0, size, 1)
 	one.close()
@@ -102,12 +104,12 @@ func sharesDevice(b *bench) {
 func endsAtItsSize(b *bench) {
 	const size = 8 * mib
 	b.create("disk", size)
-	d := open(b.T, b.publish("disk", "pod"), os.O_RDWR)
+	d := open(b, b.publish("disk", "pod"), os.O_RDWR)
 	if got := d.size(); got != size {
 		b.Errorf("the device has %d bytes, want %d", got, int64(size))
 	}
 	d.write(0, size, 1)
-	wantErrno(b.T, "writing past the end", d.tryWrite(size, blockBytes, 1), syscall.ENOSPC)
+	drivertest.WantErrno(b, "writing past the end", d.tryWrite(size, blockBytes, 1), syscall.ENOSPC)
 	if n, err := d.file.ReadAt(d.buffer[:blockBytes], size); n != 0 {
 		b.Errorf("%d bytes were read past the end, %v", n, err)
 	}
@@ -120,7 +122,7 @@ func growsWhileWritten(b *bench) {
 	const size, last = 8 * mib, 64 * mib
 	b.create("disk", size)
 	path := b.publish("disk", "pod")
-	d := open(b.T, path, os.O_RDWR)
+	d := open(b, path, os.O_RDWR)
 	d.write(0, size, 1)
 
 	// The writer goes over the whole disk, again and again, and follows its size.
@@ -142,16 +144,16 @@ func growsWhileWritten(b *bench) {
 		}
 	}()
 	for bytes := int64(size + 4096); bytes < last; bytes += 7*mib + 4096 {
-		must(b.T, b.expand("disk", "pod", bytes))
-		grown := open(b.T, path, os.O_RDWR)
+		b.Must(b.expand("disk", "pod", bytes))
+		grown := open(b, path, os.O_RDWR)
 		if got := grown.size(); got != bytes {
 			b.Errorf("the device has %d bytes, want %d", got, bytes)
 		}
 		grown.close()
 	}
-	must(b.T, b.expand("disk", "pod", last))
+	b.Must(b.expand("disk", "pod", last))
 	close(stop)
-	must(b.T, <-done)
+	b.Must(<-done)
 	d.want(0, size, uint64(rounds+1))
 	d.write(size, last-size, 1)
 	d.want(0, size, uint64(rounds+1))
@@ -160,7 +162,7 @@ func growsWhileWritten(b *bench) {
 		b.Errorf("%d bytes of %d are allocated", got, int64(last))
 	}
 	b.wantInOrder("disk", "pod", last)
-	b.crash()
+	b.Crash()
 	b.publish("disk", "pod")
 	d.want(size, last-size, 1)
 	d.close()

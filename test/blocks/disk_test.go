@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"kubevirt.io/hostpath-provisioner/test/drivertest"
 )
 
 // A disk is an open device whose reads and writes go past the page cache.
@@ -28,9 +30,9 @@ const (
 func open(t testing.TB, path string, flags int) *disk {
 	t.Helper()
 	file, err := os.OpenFile(path, flags|unix.O_DIRECT, 0)
-	must(t, err)
+	drivertest.Must(t, err)
 	buffer, err := unix.Mmap(-1, 0, bufferBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
-	must(t, err)
+	drivertest.Must(t, err)
 	d := &disk{t: t, file: file, buffer: buffer}
 	t.Cleanup(d.close)
 	return d
@@ -40,14 +42,14 @@ func (d *disk) close() {
 	if d.buffer == nil {
 		return
 	}
-	must(d.t, errors.Join(d.file.Close(), unix.Munmap(d.buffer)))
+	drivertest.Must(d.t, errors.Join(d.file.Close(), unix.Munmap(d.buffer)))
 	d.buffer = nil
 }
 
 // write writes that many bytes from a place on; what, tells the generation.
 func (d *disk) write(from, length int64, generation uint64) {
 	d.t.Helper()
-	must(d.t, d.tryWrite(from, length, generation))
+	drivertest.Must(d.t, d.tryWrite(from, length, generation))
 }
 
 func (d *disk) tryWrite(from, length int64, generation uint64) error {
@@ -70,7 +72,7 @@ func (d *disk) want(from, length int64, generation uint64) {
 	for at := from; at < from+length; {
 		chunk := d.buffer[:min(bufferBytes, from+length-at)]
 		_, err := d.file.ReadAt(chunk, at)
-		must(d.t, err)
+		drivertest.Must(d.t, err)
 		fill(expected[:len(chunk)], at, generation)
 		if !bytes.Equal(chunk, expected[:len(chunk)]) {
 			d.t.Fatalf("%s has lost something between %d and %d", d.file.Name(), at, at+int64(len(chunk)))
@@ -90,7 +92,7 @@ func fill(chunk []byte, at int64, generation uint64) {
 func (d *disk) size() int64 {
 	d.t.Helper()
 	bytes, err := unix.IoctlGetInt(int(d.file.Fd()), unix.BLKGETSIZE64)
-	must(d.t, err)
+	drivertest.Must(d.t, err)
 	return int64(bytes)
 }
 
@@ -98,7 +100,7 @@ func (d *disk) size() int64 {
 func number(t testing.TB, path string) uint64 {
 	t.Helper()
 	var st unix.Stat_t
-	must(t, unix.Stat(path, &st))
+	drivertest.Must(t, unix.Stat(path, &st))
 	if st.Mode&unix.S_IFMT != unix.S_IFBLK {
 		t.Fatalf("%s has mode %o, want a block device", path, st.Mode)
 	}
@@ -113,8 +115,8 @@ func (b *bench) allocated(name string) int64 {
 	b.Helper()
 	// What was written is allocated when it is written back at the latest.
 	file, err := os.Open(b.image(name))
-	must(b.T, err)
+	b.Must(err)
 	var st syscall.Stat_t
-	must(b.T, errors.Join(file.Sync(), syscall.Fstat(int(file.Fd()), &st), file.Close()))
+	b.Must(errors.Join(file.Sync(), syscall.Fstat(int(file.Fd()), &st), file.Close()))
 	return st.Blocks * 512
 }

@@ -16,7 +16,7 @@ import (
 func (b *bench) fillUp() (giveBack func()) {
 	b.Helper()
 	file, err := os.Create(filepath.Join(b.mounted, "filler"))
-	must(b.T, err)
+	b.Must(err)
 	giveBack = func() { _ = os.Remove(file.Name()) } // once more at the end
 	b.Cleanup(giveBack)
 	defer file.Close()
@@ -32,9 +32,9 @@ func (b *bench) fillUp() (giveBack func()) {
 			b.Fatal(err)
 		}
 	}
-	must(b.T, file.Sync())
+	b.Must(file.Sync())
 	var fs unix.Statfs_t
-	must(b.T, unix.Statfs(b.mounted, &fs))
+	b.Must(unix.Statfs(b.mounted, &fs))
 	b.Logf("%d MiB taken by others, %d KiB left for anybody", size/mib, int64(fs.Bavail)*fs.Bsize>>10)
 	return giveBack
 }
@@ -42,7 +42,7 @@ func (b *bench) fillUp() (giveBack func()) {
 func keepsItsSpace(b *bench) {
 	const size = 64 * mib
 	b.create("disk", size)
-	d := open(b.T, b.publish("disk", "pod"), os.O_RDWR)
+	d := open(b, b.publish("disk", "pod"), os.O_RDWR)
 	if got := b.allocated("disk"); got < size {
 		b.Errorf("%d bytes of %d are allocated", got, int64(size))
 	}
@@ -66,8 +66,8 @@ func keepsItsSpace(b *bench) {
 	d.want(0, size, 2)
 	b.wantInOrder("disk", "pod", size)
 	d.close()
-	b.crash()
-	again := open(b.T, b.publish("disk", "pod"), os.O_RDWR)
+	b.Crash()
+	again := open(b, b.publish("disk", "pod"), os.O_RDWR)
 	again.write(0, size, 3)
 	again.want(0, size, 3)
 	again.close()
@@ -79,7 +79,7 @@ func takesWhatIsWritten(b *bench) {
 	const size = 256 * mib
 	const slack = 2 * mib // in what units the filesystem allocates
 	b.create("disk", size)
-	d := open(b.T, b.publish("disk", "pod"), os.O_RDWR)
+	d := open(b, b.publish("disk", "pod"), os.O_RDWR)
 	if got := b.allocated("disk"); got > slack {
 		b.Errorf("%d bytes are allocated for a new thin disk", got)
 	}
@@ -87,7 +87,7 @@ func takesWhatIsWritten(b *bench) {
 	if got := b.allocated("disk"); got < 16*mib || got > 16*mib+slack {
 		b.Errorf("%d bytes are allocated for 16 MiB", got)
 	}
-	must(b.T, b.expand("disk", "pod", 2*size))
+	b.Must(b.expand("disk", "pod", 2*size))
 	if got := b.allocated("disk"); got > 16*mib+slack {
 		b.Errorf("%d bytes are allocated for 16 MiB, after the disk has grown", got)
 	}
@@ -113,7 +113,7 @@ func takesWritesInAnyOrder(b *bench) {
 		size = 16 * mib
 	}
 	b.create("disk", size)
-	d := open(b.T, b.publish("disk", "pod"), os.O_RDWR)
+	d := open(b, b.publish("disk", "pod"), os.O_RDWR)
 	for i, index := range rand.New(rand.NewPCG(2, 2)).Perm(int(size / blockBytes)) {
 		at := int64(index) * blockBytes
 		fill(d.buffer[:blockBytes], at, 1)
@@ -121,15 +121,15 @@ func takesWritesInAnyOrder(b *bench) {
 			b.Fatalf("the write number %d, at %d: %v", i, at, err)
 		}
 		if i%(1<<10) == 0 {
-			must(b.T, d.file.Sync())
+			b.Must(d.file.Sync())
 		}
 	}
-	must(b.T, d.file.Sync())
+	b.Must(d.file.Sync())
 	b.wantInOrder("disk", "pod", size)
 	d.want(0, size, 1)
 	d.write(0, size, 2)
 	b.wantInOrder("disk", "pod", size)
 	d.close()
 	b.unpublish("disk", "pod")
-	open(b.T, b.image("disk"), os.O_RDONLY).want(0, size, 2)
+	open(b, b.image("disk"), os.O_RDONLY).want(0, size, 2)
 }

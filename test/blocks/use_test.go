@@ -13,20 +13,20 @@ func staysWhileUsed(b *bench) {
 	const size = 4 * mib
 	b.create("disk", size)
 	path := b.publish("disk", "pod")
-	d := open(b.T, path, os.O_RDWR)
+	d := open(b, path, os.O_RDWR)
 	d.write(0, size, 1)
-	b.wantCode("deleting a disk that is published", b.delete("disk"), codes.FailedPrecondition)
-	b.wantCode("unpublishing a disk that the pod has open", b.tryUnpublish("disk", "pod"), codes.FailedPrecondition)
+	b.WantCode("deleting a disk that is published", b.delete("disk"), codes.FailedPrecondition)
+	b.WantCode("unpublishing a disk that the pod has open", b.tryUnpublish("disk", "pod"), codes.FailedPrecondition)
 	d.want(0, size, 1)
 	d.close()
 
 	// Somebody on the node has the device open, by its own name.
-	holder := open(b.T, b.wantDevices(1)[0], os.O_RDONLY)
-	b.wantCode("unpublishing a disk that somebody has open", b.tryUnpublish("disk", "pod"), codes.FailedPrecondition)
-	b.wantCode("deleting a disk that somebody has open", b.delete("disk"), codes.FailedPrecondition)
-	b.crash()
+	holder := open(b, b.wantDevices(1)[0], os.O_RDONLY)
+	b.WantCode("unpublishing a disk that somebody has open", b.tryUnpublish("disk", "pod"), codes.FailedPrecondition)
+	b.WantCode("deleting a disk that somebody has open", b.delete("disk"), codes.FailedPrecondition)
+	b.Crash()
 	b.wantDevices(1)
-	b.wantCode("deleting it after a crash", b.delete("disk"), codes.FailedPrecondition)
+	b.WantCode("deleting it after a crash", b.delete("disk"), codes.FailedPrecondition)
 	holder.want(0, size, 1)
 	holder.close()
 	b.unpublish("disk", "pod")
@@ -37,13 +37,13 @@ func countsForeignDevices(b *bench) {
 	const size = 4 * mib
 	b.create("disk", size)
 	device := b.losetup(b.image("disk"))
-	b.wantCode("deleting a disk that somebody attached", b.delete("disk"), codes.FailedPrecondition)
-	b.wantCode("publishing a disk that somebody attached", b.tryPublish("disk", "pod", false), codes.FailedPrecondition)
-	b.restart()
+	b.WantCode("deleting a disk that somebody attached", b.delete("disk"), codes.FailedPrecondition)
+	b.WantCode("publishing a disk that somebody attached", b.tryPublish("disk", "pod"), codes.FailedPrecondition)
+	b.Restart()
 	if left := b.wantDevices(1); len(left) == 1 && left[0] != device {
 		b.Errorf("%s is attached in place of %s", left[0], device)
 	}
-	b.wantCode("deleting it after a restart", b.delete("disk"), codes.FailedPrecondition)
+	b.WantCode("deleting it after a restart", b.delete("disk"), codes.FailedPrecondition)
 	b.run("losetup", "--detach", device)
 	b.wantDevices(0)
 }
@@ -74,26 +74,26 @@ func manyDisks(b *bench) {
 		names = append(names, name)
 		generation[name] = uint64(i + 1)
 	}
-	b.together(names, func(name string) error { return b.tryPublish(name, name, false) })
+	b.Together(names, func(name string) error { return b.tryPublish(name, name) })
 	devices := make(map[uint64]bool)
 	for _, name := range names {
-		d := open(b.T, b.target(name), os.O_RDWR)
+		d := open(b, b.Target(name), os.O_RDWR)
 		d.write(0, size, generation[name])
 		d.close()
-		devices[number(b.T, b.target(name))] = true
+		devices[number(b, b.Target(name))] = true
 	}
 	if len(devices) != count {
 		b.Errorf("%d disks have %d devices", count, len(devices))
 	}
 	b.wantDevices(count)
-	b.crash()
-	b.together(names, func(name string) error { return b.tryPublish(name, name, false) })
+	b.Crash()
+	b.Together(names, func(name string) error { return b.tryPublish(name, name) })
 	b.wantDevices(count)
 	for _, name := range names {
-		d := open(b.T, b.target(name), os.O_RDWR)
+		d := open(b, b.Target(name), os.O_RDWR)
 		d.want(0, size, generation[name])
 		d.close()
 	}
-	b.together(names, func(name string) error { return b.tryUnpublish(name, name) })
+	b.Together(names, func(name string) error { return b.tryUnpublish(name, name) })
 	b.wantDevices(0)
 }

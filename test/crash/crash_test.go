@@ -13,6 +13,7 @@ import (
 	"strings"
 	"testing"
 
+	"kubevirt.io/hostpath-provisioner/test/drivertest"
 	"kubevirt.io/hostpath-provisioner/test/node"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
@@ -28,17 +29,17 @@ func TestMain(m *testing.M) {
 func TestCrashAtEveryStep(t *testing.T) {
 	testenv.NeedRoot(t)
 	driver, err := node.Binary(t.Context(), t.TempDir())
-	must(t, err)
+	drivertest.Must(t, err)
 	for _, p := range places() {
 		t.Run(p.name, func(t *testing.T) {
 			p.mounted = p.mount(t)
 			w := newWorld(t, p, driver)
 			for _, s := range p.scenarios() {
 				t.Run(s.name, func(t *testing.T) {
-					w.T = t
+					w.TB = t
 					w.enumerate(s)
 				})
-				if w.T = t; t.Failed() {
+				if w.TB = t; t.Failed() {
 					return // the others would start from what is wrong
 				}
 			}
@@ -126,7 +127,7 @@ func (w *world) uncrashed(s scenario) []step {
 func (w *world) attempt(s scenario, call func(*world) answer) answer {
 	w.Helper()
 	a := call(w)
-	must(w.T, a.err)
+	w.Must(a.err)
 	if s.reaps {
 		w.awaitReaped()
 	}
@@ -146,7 +147,7 @@ func (w *world) crashAll(a attack, expected []step) (crashes int) {
 		crashes++
 		killed := 0
 		if a.starts == well {
-			must(w.T, w.start())
+			w.Must(w.start())
 			w.awaitNoTrash()
 		} else {
 			killed = w.crashStarts(&c, m, a.starts)
@@ -177,7 +178,7 @@ func (w *world) crashStarts(c *crash, step int, how starts) (killed int) {
 		killed++
 		c.where += fmt.Sprintf(", started and killed at step %d, %s", step, at)
 		if how == oneByOne {
-			must(w.T, w.start())
+			w.Must(w.start())
 			w.awaitNoTrash()
 			return killed
 		}
@@ -202,7 +203,7 @@ func (w *world) crashOnce(a attack, expected []step) (c crash, died bool) {
 	if !killed {
 		w.Fatalf("%s: nobody died at step %d: %v; the steps were\n%s\nwant\n%s", a.name, a.step, given.err, w.words(steps), w.words(expected))
 	}
-	must(w.T, w.node.Kill())
+	w.Must(w.Node.Kill())
 	at := steps[a.step-1]
 	c.where = fmt.Sprintf("%s, killed at step %d of %d, %s", a.name, a.step, len(expected), w.words(steps[a.step-1:]))
 	if at.verb() != expected[a.step-1].verb() {
@@ -219,15 +220,15 @@ func (w *world) crashStart(step int) (at string, killed bool) {
 	w.arm(step)
 	err := w.start()
 	if err == nil {
-		w.eventually("the trash is empty", func() bool { return w.trap.hasKilled() || len(w.trash()) == 0 })
+		w.Eventually("the trash is empty", func() bool { return w.trap.hasKilled() || len(w.trash()) == 0 })
 	}
 	steps, killed := w.trap.disarm()
 	if !killed {
-		must(w.T, err)
+		w.Must(err)
 		return "", false
 	}
 	if err == nil {
-		must(w.T, w.node.Kill())
+		w.Must(w.Node.Kill())
 	}
 	return w.words(steps[step-1:]), true
 }
@@ -265,5 +266,5 @@ func (w *world) words(steps []step) string {
 	for _, s := range steps {
 		lines = append(lines, string(s))
 	}
-	return strings.NewReplacer(w.own(), "OWN", w.pool, "POOL", w.targets, "TARGETS").Replace(strings.Join(lines, "\n"))
+	return strings.NewReplacer(w.own(), "OWN", w.pool, "POOL", w.Targets, "TARGETS").Replace(strings.Join(lines, "\n"))
 }

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"kubevirt.io/hostpath-provisioner/test/drivertest"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 	"kubevirt.io/hostpath-provisioner/test/testenv/loopfs"
 )
@@ -83,7 +84,7 @@ func (i image) read(b []byte, offset int64) {
 func load(t *testing.T, path string) (content image, bytes int64) {
 	t.Helper()
 	f, err := os.Open(path)
-	must(t, err)
+	drivertest.Must(t, err)
 	defer f.Close()
 	content = make(image)
 	for at := int64(0); ; at++ {
@@ -92,7 +93,7 @@ func load(t *testing.T, path string) (content image, bytes int64) {
 		if errors.Is(err, io.EOF) {
 			return content, at * unit
 		}
-		must(t, err)
+		drivertest.Must(t, err)
 		if !empty(b) {
 			content[at] = b
 		}
@@ -112,13 +113,13 @@ func empty(b []byte) bool {
 func (i image) store(t *testing.T, path string, bytes int64) {
 	t.Helper()
 	f, err := os.Create(path)
-	must(t, err)
-	must(t, f.Truncate(bytes))
+	drivertest.Must(t, err)
+	drivertest.Must(t, f.Truncate(bytes))
 	for at, b := range i {
 		_, err := f.WriteAt(b, at*unit)
-		must(t, err)
+		drivertest.Must(t, err)
 	}
-	must(t, f.Close())
+	drivertest.Must(t, f.Close())
 }
 
 // newDisk serves the content of a file as dir/disk, until the test ends.
@@ -131,13 +132,13 @@ func newDisk(t *testing.T, file, dir string) *disk {
 	d := &disk{server: server, fail: func(err error) { t.Error(err) }}
 	d.now, d.bytes = load(t, file)
 	d.durable = maps.Clone(d.now)
-	must(t, unix.Mount("disk", dir, "fuse", unix.MS_NOSUID|unix.MS_NODEV,
+	drivertest.Must(t, unix.Mount("disk", dir, "fuse", unix.MS_NOSUID|unix.MS_NODEV,
 		fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0", server.Fd())))
 	d.served.Go(d.serve)
 	t.Cleanup(func() {
-		must(t, loopfs.Unmount(dir))
+		drivertest.Must(t, loopfs.Unmount(dir))
 		d.served.Wait()
-		must(t, server.Close())
+		drivertest.Must(t, server.Close())
 	})
 	return d
 }
@@ -309,7 +310,7 @@ func words(all ...uint32) []byte {
 func mountImage(t *testing.T, kind, options, file string, work func(mounted string)) {
 	t.Helper()
 	mounted := filepath.Join(t.TempDir(), "fs")
-	must(t, os.Mkdir(mounted, 0o755))
+	drivertest.Must(t, os.Mkdir(mounted, 0o755))
 	if kind == "btrfs" {
 		// The kernel remembers the newest state of each filesystem that it has seen, and
 		// refuses to mount an older one.
@@ -318,9 +319,9 @@ func mountImage(t *testing.T, kind, options, file string, work func(mounted stri
 	run(t, "mount", "-t", kind, "-o", options+"loop", file, mounted)
 	t.Cleanup(func() {
 		if mounts(t, mounted) > 0 {
-			must(t, loopfs.Unmount(mounted))
+			drivertest.Must(t, loopfs.Unmount(mounted))
 		}
 	})
 	work(mounted)
-	must(t, loopfs.Unmount(mounted))
+	drivertest.Must(t, loopfs.Unmount(mounted))
 }

@@ -12,8 +12,10 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
+	"kubevirt.io/hostpath-provisioner/test/drivertest"
 	"kubevirt.io/hostpath-provisioner/test/node"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
+	"kubevirt.io/hostpath-provisioner/test/testenv/loopfs"
 	"kubevirt.io/hostpath-provisioner/test/testenv/mountns"
 )
 
@@ -54,7 +56,7 @@ type loss struct {
 func TestPowerLoss(t *testing.T) {
 	testenv.NeedRoot(t)
 	driver, err := node.Binary(t.Context(), t.TempDir())
-	must(t, err)
+	drivertest.Must(t, err)
 	sample := 19 // with -short, one of so many
 	if guest() {
 		sample = 31
@@ -90,12 +92,12 @@ func (r *recorder) record(p place, driver string) {
 	r.Helper()
 	testenv.NeedPrograms(r.T, r.fs.format[0], "mount")
 	file := filepath.Join(r.TempDir(), "formatted")
-	must(r.T, os.WriteFile(file, nil, 0o600))
-	must(r.T, os.Truncate(file, 320*mib))
+	drivertest.Must(r.T, os.WriteFile(file, nil, 0o600))
+	drivertest.Must(r.T, os.Truncate(file, 320*mib))
 	run(r.T, append(slices.Clone(r.fs.format), file)...)
 	served := r.TempDir()
 	disk := newDisk(r.T, file, served)
-	must(r.T, os.Remove(file))
+	drivertest.Must(r.T, os.Remove(file))
 	r.bytes = disk.bytes
 	mountImage(r.T, r.fs.kind, r.fs.options, filepath.Join(served, "disk"), func(mounted string) {
 		if r.fs.kind == "btrfs" {
@@ -104,14 +106,14 @@ func (r *recorder) record(p place, driver string) {
 		p.mounted = mounted
 		w := newEmptyWorld(r.T, p, driver, filepath.Join(mounted, "pool"))
 		for _, s := range r.calls(w) {
-			r.during(disk, s, func() { must(r.T, s.make().err) })
+			r.during(disk, s, func() { drivertest.Must(r.T, s.make().err) })
 		}
 		for id, is := range r.now {
 			if is.published {
-				must(r.T, w.unpublishOf(id).err)
+				drivertest.Must(r.T, w.unpublishOf(id).err)
 			}
 		}
-		must(r.T, w.close())
+		drivertest.Must(r.T, w.close())
 	})
 }
 
@@ -207,7 +209,7 @@ func (r *recorder) verify(p place, driver, when string, l loss) {
 		w := newEmptyWorld(r.T, p, driver, filepath.Join(mounted, "pool"))
 		w.awaitNoTrash()
 		got, err := w.volumes()
-		must(r.T, err)
+		drivertest.Must(r.T, err)
 		before, after := w.differs(got, l.before), w.differs(got, l.after)
 		if before != nil && after != nil {
 			r.Errorf("%s: there is %+v; want %+v, or what was before: %+v", when, got, l.after, l.before)
@@ -223,7 +225,7 @@ func (r *recorder) verify(p place, driver, when string, l loss) {
 		if err := errors.Join(problems...); err != nil {
 			r.Errorf("%s: %v", when, err)
 		}
-		must(r.T, w.close())
+		drivertest.Must(r.T, w.close())
 	})
 }
 
@@ -256,15 +258,14 @@ func (w *world) differs(got, want map[string]state) error {
 // newEmptyWorld starts a driver, which nobody kills, on a pool that may be there.
 func newEmptyWorld(t *testing.T, p place, driver, pool string) *world {
 	t.Helper()
-	w := &world{T: t, place: p, pool: pool, targets: t.TempDir()}
-	t.Setenv("GORACE", "atexit_sleep_ms=0")
-	w.run(driver)
+	w := &world{place: p, pool: pool}
+	w.run(t, driver)
 	var err error
 	w.root, err = dir.Open(pool)
-	must(t, err)
+	drivertest.Must(t, err)
 	if p.enforced {
 		w.quota, err = quota.Detect(w.root)
-		must(t, err)
+		drivertest.Must(t, err)
 	}
 	t.Cleanup(func() { _ = w.root.Close() })
 	return w
@@ -272,15 +273,13 @@ func newEmptyWorld(t *testing.T, p place, driver, pool string) *world {
 
 // close lets go of the pool, so that its filesystem can be unmounted.
 func (w *world) close() error {
-	err := w.node.Close()
-	w.releaseAll()
-	return errors.Join(err, w.root.Close())
+	return errors.Join(w.Node.Close(), w.UnmountAll(), loopfs.Detach(w.pool), w.root.Close())
 }
 
 func mounts(t *testing.T, at string) int {
 	t.Helper()
 	all, err := mountns.Below(at)
-	must(t, err)
+	drivertest.Must(t, err)
 	return len(all)
 }
 

@@ -4,6 +4,7 @@ import (
 	"os"
 	"testing"
 
+	"kubevirt.io/hostpath-provisioner/test/drivertest"
 	"kubevirt.io/hostpath-provisioner/test/node"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
@@ -13,7 +14,7 @@ import (
 func TestCrashAtEveryStepOfTheFirstStart(t *testing.T) {
 	testenv.NeedRoot(t)
 	driver, err := node.Binary(t.Context(), t.TempDir())
-	must(t, err)
+	drivertest.Must(t, err)
 	all := places()
 	if testing.Short() {
 		all = all[:1]
@@ -26,25 +27,25 @@ func TestCrashAtEveryStepOfTheFirstStart(t *testing.T) {
 				w.unmakeOther(o)
 			}
 			w.awaitNoTrash()
-			must(t, w.node.Stop())
+			drivertest.Must(t, w.Node.Stop())
 			every := 1
 			if testing.Short() {
 				every = (p.every + 1) / 2
 			}
 			for n := 1; ; n += every {
-				must(t, os.RemoveAll(w.pool))
+				drivertest.Must(t, os.RemoveAll(w.pool))
 				at, killed := w.crashStart(n)
 				if killed {
 					t.Logf("step %d: %s", n, at)
-					must(t, w.start())
+					drivertest.Must(t, w.start())
 				}
 				w.wantNewPool()
-				must(t, w.node.Stop())
+				drivertest.Must(t, w.Node.Stop())
 				if !killed {
 					break
 				}
 			}
-			must(t, w.start())
+			drivertest.Must(t, w.start())
 		})
 	}
 }
@@ -53,14 +54,14 @@ func TestCrashAtEveryStepOfTheFirstStart(t *testing.T) {
 func (w *world) wantNewPool() {
 	w.Helper()
 	info, err := os.Stat(w.pool)
-	must(w.T, err)
+	w.Must(err)
 	if info.Mode().Perm() != 0o750 {
 		w.Errorf("the mode of the pool is %v", info.Mode())
 	}
 	if err := w.inPool(nil); err != nil {
 		w.Error(err)
 	}
-	must(w.T, w.create(victim, false, small).err)
-	must(w.T, w.delete().err)
+	w.Must(w.create(victim, false, small).err)
+	w.Must(w.delete().err)
 	w.awaitNoTrash()
 }

@@ -2,7 +2,6 @@ package crash
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -12,12 +11,10 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
 
-	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
-	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
+	"kubevirt.io/hostpath-provisioner/test/drivertest"
 	"kubevirt.io/hostpath-provisioner/test/testenv/mountns"
 )
 
@@ -81,9 +78,9 @@ func (w *world) look() state {
 	if errors.Is(err, os.ErrNotExist) {
 		return is
 	}
-	must(w.T, err)
+	w.Must(err)
 	is.bytes, is.block, is.inline = r.Bytes, r.Mode == "block", r.Inline
-	is.published = slices.Contains(w.mounts(), w.target(victim))
+	is.published = slices.Contains(w.mounts(), w.Target(victim))
 	return is
 }
 
@@ -98,8 +95,8 @@ func (w *world) record(id string) (record, error) {
 
 func (w *world) mounts() []string {
 	w.Helper()
-	mounts, err := mountns.Below(w.targets)
-	must(w.T, err)
+	mounts, err := mountns.Below(w.Targets)
+	w.Must(err)
 	return mounts
 }
 
@@ -121,14 +118,14 @@ func (w *world) inPool(all []volume) error {
 	}
 	var problems []error
 	for path, want := range map[string][]string{
-		w.pool:                       volumes,
-		w.own():                      own,
-		w.own("volumes"):             records,
-		w.own("staging"):             {nodeName},
-		w.own("staging", nodeName):   nil,
-		w.own("trash"):               {nodeName},
-		w.own("trash", nodeName):     nil,
-		w.own("published", nodeName): published,
+		w.pool:                                  volumes,
+		w.own():                                 own,
+		w.own("volumes"):                        records,
+		w.own("staging"):                        {drivertest.NodeName},
+		w.own("staging", drivertest.NodeName):   nil,
+		w.own("trash"):                          {drivertest.NodeName},
+		w.own("trash", drivertest.NodeName):     nil,
+		w.own("published", drivertest.NodeName): published,
 	} {
 		got := w.names(path)
 		slices.Sort(want)
@@ -141,7 +138,7 @@ func (w *world) inPool(all []volume) error {
 
 // listed expects the driver to tell of these volumes, all of them in order.
 func (w *world) listed(all []volume) error {
-	got, err := w.controller().ListVolumes(w.Context(), &csi.ListVolumesRequest{})
+	got, err := w.List(w.Context(), 0)
 	if err != nil {
 		return err
 	}
@@ -150,7 +147,7 @@ func (w *world) listed(all []volume) error {
 		wanted[v.id] = v
 	}
 	var problems []error
-	for _, e := range got.GetEntries() {
+	for _, e := range got {
 		id, status := e.GetVolume().GetVolumeId(), e.GetStatus()
 		v, want := wanted[id]
 		delete(wanted, id)
@@ -178,7 +175,7 @@ func (w *world) mountedAndAttached(all []volume) error {
 	devices := make(map[string]bool)
 	for _, v := range all {
 		if v.published {
-			mounts = append(mounts, w.target(v.id))
+			mounts = append(mounts, w.Target(v.id))
 		}
 		if v.published && v.block {
 			devices[filepath.Join(w.pool, v.id, "disk.img")] = true
@@ -209,7 +206,7 @@ type device struct{ name, file string }
 func (w *world) devices() []device {
 	w.Helper()
 	files, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
-	must(w.T, err)
+	w.Must(err)
 	var all []device
 	for _, file := range files {
 		// A device may go while it is looked at; then it is not one of these.
@@ -219,20 +216,6 @@ func (w *world) devices() []device {
 		}
 	}
 	return all
-}
-
-func detachDevice(d device) error {
-	dev, err := dir.Open("/dev")
-	if err != nil {
-		return err
-	}
-	defer func() { _ = dev.Close() }()
-	k := loop.NewKernel(dev)
-	attached, err := k.Inspect(d.name)
-	if err != nil {
-		return err
-	}
-	return k.Detach(context.Background(), attached)
 }
 
 // inOrder expects a volume to be what its record says, and its content to be there.
@@ -334,13 +317,13 @@ func (w *world) diskInOrder(v volume) error {
 func (w *world) usable(v volume) error {
 	if !v.block {
 		var volume, target unix.Stat_t
-		if err := errors.Join(unix.Stat(filepath.Join(w.pool, v.id), &volume), unix.Stat(w.target(v.id), &target)); err != nil {
+		if err := errors.Join(unix.Stat(filepath.Join(w.pool, v.id), &volume), unix.Stat(w.Target(v.id), &target)); err != nil {
 			return err
 		}
 		if volume.Dev != target.Dev || volume.Ino != target.Ino {
-			return fmt.Errorf("%s carries another directory than %s", w.target(v.id), v.id)
+			return fmt.Errorf("%s carries another directory than %s", w.Target(v.id), v.id)
 		}
-		return w.has(v, filepath.Join(w.target(v.id), "file"))
+		return w.has(v, filepath.Join(w.Target(v.id), "file"))
 	}
 	for _, d := range w.devices() {
 		if d.file != filepath.Join(w.pool, v.id, "disk.img") {
@@ -354,7 +337,7 @@ func (w *world) usable(v volume) error {
 			return fmt.Errorf("the device of %s has %s sectors, want %d bytes", v.id, bytes.TrimSpace(sectors), v.bytes)
 		}
 	}
-	return w.has(v, w.target(v.id))
+	return w.has(v, w.Target(v.id))
 }
 
 // has expects what users wrote, and that they can write. An inline volume is new each
@@ -392,16 +375,16 @@ func (w *world) capacityOf(s state) {
 	}
 	if w.place.kind == quota.Btrfs {
 		w.settle()
-		must(w.T, errors.Join(w.node.Stop(), w.node.Restart(w.Context())))
+		w.Must(errors.Join(w.Node.Stop(), w.Node.Restart(w.Context())))
 	}
 	w.capacities[s] = w.capacity()
 }
 
 func (w *world) capacity() int64 {
 	w.Helper()
-	got, err := w.controller().GetCapacity(w.Context(), &csi.GetCapacityRequest{Parameters: parameters})
-	must(w.T, err)
-	return got.GetAvailableCapacity()
+	got, err := w.Capacity(w.Context(), "local")
+	w.Must(err)
+	return got
 }
 
 // capacityIs expects the ledger to have what the records sum up to: what the pool had
@@ -429,7 +412,7 @@ func (w *world) capacityIs(s state) error {
 	}
 	if w.place.kind == quota.Btrfs {
 		// It counts behind, and what others hold is counted once a minute and at the start.
-		must(w.T, errors.Join(w.node.Stop(), w.node.Restart(w.Context())))
+		w.Must(errors.Join(w.Node.Stop(), w.Node.Restart(w.Context())))
 		if near() {
 			return nil
 		}
@@ -464,10 +447,10 @@ func (w *world) settle() {
 	if w.place.kind == quota.Btrfs {
 		// This also wakes who clears away removed subvolumes, every 30 seconds else.
 		const sync = 0x94<<8 | 8 // BTRFS_IOC_SYNC of linux/btrfs.h
-		must(w.T, unix.IoctlSetInt(w.root.Fd(), sync, 0))
+		w.Must(unix.IoctlSetInt(w.root.Fd(), sync, 0))
 		return
 	}
-	must(w.T, unix.Syncfs(w.root.Fd()))
+	w.Must(unix.Syncfs(w.root.Fd()))
 }
 
 // wantNothingLeft expects an empty pool, after all volumes were deleted.
@@ -479,9 +462,9 @@ func (w *world) wantNothingLeft() {
 		left = append(left, d.name)
 	}
 	for _, o := range others {
-		left = append(left, w.names(filepath.Dir(w.target(o.id)))...)
+		left = append(left, w.names(filepath.Dir(w.Target(o.id)))...)
 	}
-	left = append(left, w.names(filepath.Dir(w.target(victim)))...)
+	left = append(left, w.names(filepath.Dir(w.Target(victim)))...)
 	if !slices.Equal(left, []string{".hostpath-provisioner"}) {
 		w.Errorf("after all was removed there is still %q", left)
 	}

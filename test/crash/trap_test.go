@@ -13,6 +13,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"kubevirt.io/hostpath-provisioner/test/drivertest"
 )
 
 // Variables that make this program the launcher of the driver: the socket that gets the
@@ -126,14 +128,14 @@ func newTrap(t *testing.T, driver string) *trap {
 		path = filepath.Join(os.TempDir(), fmt.Sprintf("trap-%d", os.Getpid()))
 	}
 	listener, err := net.Listen("unix", path)
-	must(t, err)
+	drivertest.Must(t, err)
 	tr := &trap{listener: listener, fail: func(err error) { t.Error(err) }}
 	t.Setenv(socketVariable, path)
 	t.Setenv(driverVariable, driver)
 	var accepting sync.WaitGroup
 	accepting.Go(tr.accept)
 	t.Cleanup(func() {
-		must(t, listener.Close())
+		drivertest.Must(t, listener.Close())
 		accepting.Wait()
 		tr.idle.Wait()
 	})

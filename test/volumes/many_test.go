@@ -6,8 +6,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/container-storage-interface/spec/lib/go/csi"
-
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 )
 
@@ -31,12 +29,12 @@ func manyVolumes(b *bench) {
 		return took
 	}
 
-	b.together(names, func(name string) error { return b.tryCreate(name, promise) })
+	b.Together(names, func(name string) error { return b.tryCreate(name, promise) })
 	made := lap()
-	must(b.T, b.node.Kill())
+	b.Must(b.Node.Kill())
 	lap()
-	must(b.T, b.node.Restart(b.Context()))
-	b.awaitServing()
+	b.Must(b.Node.Restart(b.Context()))
+	b.AwaitServing()
 	started := lap()
 
 	b.wantListed(names)
@@ -54,15 +52,10 @@ func manyVolumes(b *bench) {
 func (b *bench) wantListed(want []string) {
 	b.Helper()
 	var got []string
-	for token := ""; ; {
-		page, err := b.controller().ListVolumes(b.Context(), &csi.ListVolumesRequest{MaxEntries: 999, StartingToken: token})
-		must(b.T, err)
-		for _, entry := range page.GetEntries() {
-			got = append(got, entry.GetVolume().GetVolumeId())
-		}
-		if token = page.GetNextToken(); token == "" {
-			break
-		}
+	entries, err := b.List(b.Context(), 999)
+	b.Must(err)
+	for _, entry := range entries {
+		got = append(got, entry.GetVolume().GetVolumeId())
 	}
 	slices.Sort(got)
 	if !slices.Equal(got, want) {
@@ -89,7 +82,7 @@ func (b *bench) wantOwnLimits(names []string, promise int64) {
 func (b *bench) wantCapacity(want int64, volumes int) {
 	b.Helper()
 	space, err := b.root.Space()
-	must(b.T, err)
+	b.Must(err)
 	step := space.SizeBytes / 500
 	less, more := step+int64(volumes)*(8<<10), step
 	if b.fs.kind == quota.Btrfs {

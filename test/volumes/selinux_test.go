@@ -19,14 +19,14 @@ const (
 
 func (b *bench) setLabel(path, label string) {
 	b.Helper()
-	must(b.T, unix.Lsetxattr(path, "security.selinux", []byte(label), 0))
+	b.Must(unix.Lsetxattr(path, "security.selinux", []byte(label), 0))
 }
 
 func (b *bench) wantLabel(path, want string) {
 	b.Helper()
 	buffer := make([]byte, 256)
 	n, err := unix.Lgetxattr(path, "security.selinux", buffer)
-	must(b.T, err)
+	b.Must(err)
 	if got := strings.TrimRight(string(buffer[:n]), "\x00"); got != want {
 		b.Errorf("the label of %s is %s, want %s", path, got, want)
 	}
@@ -61,10 +61,10 @@ func (b *bench) wantActs(dir, level string, acts ...act) {
 // starts it again with the pool option relabel.
 func (b *bench) relabelPool(relabel string) {
 	b.Helper()
-	must(b.T, b.node.Close())
-	must(b.T, os.RemoveAll(filepath.Join(b.pool, ".hostpath-provisioner")))
+	b.Must(b.Node.Close())
+	b.Must(os.RemoveAll(filepath.Join(b.pool, ".hostpath-provisioner")))
 	b.setLabel(b.pool, variables)
-	b.start(relabel)
+	b.Run(b.config(relabel))
 }
 
 func containersAreConfined(b *bench) {
@@ -127,11 +127,11 @@ func migratedIsRelabelled(b *bench) {
 			b.setLabel(filepath.Join(path, "sub/file"), old)
 			b.publish(name, name+"-again")
 			b.wantLabel(filepath.Join(path, "sub/file"), old)
-			b.wantTold(relabel, strings.Count(b.node.Log(), "relabelled a volume"))
+			b.wantTold(relabel, strings.Count(b.Node.Log(), "relabelled a volume"))
 			b.unpublish(name, name+"-again")
 			b.unpublish(name, name)
-			must(b.T, b.delete(name))
-			b.awaitNoTrash()
+			b.Must(b.delete(name))
+			b.AwaitNoTrash(b.pool)
 		}
 	}
 }
@@ -148,9 +148,9 @@ func (b *bench) wantTold(relabel string, times int) {
 func (b *bench) migrate(name, label string) string {
 	b.Helper()
 	path := filepath.Join(b.pool, name)
-	must(b.T, os.MkdirAll(filepath.Join(path, "sub"), 0o755))
+	b.Must(os.MkdirAll(filepath.Join(path, "sub"), 0o755))
 	for _, file := range []string{"file", "sub/file"} {
-		must(b.T, os.WriteFile(filepath.Join(path, file), []byte("content\n"), 0o666))
+		b.Must(os.WriteFile(filepath.Join(path, file), []byte("content\n"), 0o666))
 		b.setLabel(filepath.Join(path, file), label)
 	}
 	b.setLabel(filepath.Join(path, "sub"), label)

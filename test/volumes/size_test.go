@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
+	"kubevirt.io/hostpath-provisioner/test/drivertest"
 )
 
 func holdsItsPromise(b *bench) {
@@ -23,7 +24,7 @@ func holdsItsPromise(b *bench) {
 		size := b.fill(w, promise)
 		b.wantSpace(name, name, promise, promise)
 		more, err := w.write(size + 1)
-		wantErrno(b.T, "writing a byte more", err, b.fs.full)
+		drivertest.WantErrno(b, "writing a byte more", err, b.fs.full)
 		if more != size {
 			b.Errorf("%d bytes were written after %d", more-size, size)
 		}
@@ -42,7 +43,7 @@ func holdsItsPromise(b *bench) {
 func (b *bench) fill(w *writer, promise int64) (size int64) {
 	b.Helper()
 	size, err := w.write(2 * promise)
-	wantErrno(b.T, "writing too much", err, b.fs.full)
+	drivertest.WantErrno(b, "writing too much", err, b.fs.full)
 	if size > promise || size < promise-b.fs.slack() {
 		b.Errorf("%d bytes were written, want %d and no more", size, promise)
 	}
@@ -63,11 +64,11 @@ func growsWhileWritten(b *bench) {
 	if size, err := w.write(60 * mib); err != nil {
 		b.Errorf("writing while the volume grows: %v after %d bytes", err, size)
 	}
-	must(b.T, <-grown)
+	b.Must(<-grown)
 
 	// One that was refused goes on.
 	b.fill(w, 80*mib)
-	must(b.T, b.expand("growing", "pod", 96*mib))
+	b.Must(b.expand("growing", "pod", 96*mib))
 	b.fill(w, 96*mib)
 	b.wantSpace("growing", "pod", 96*mib, 96*mib)
 
@@ -95,17 +96,17 @@ func (b *bench) insist(w *writer, bytes int64, grown <-chan error) int64 {
 		size, err := w.write(bytes)
 		if err == nil {
 			if !has {
-				must(b.T, <-grown)
+				b.Must(<-grown)
 			}
 			return size
 		}
-		wantErrno(b.T, "writing while the volume grows", err, b.fs.full)
+		drivertest.WantErrno(b, "writing while the volume grows", err, b.fs.full)
 		if has {
 			b.Fatalf("%d bytes were written, and the volume has grown", size)
 		}
 		select {
 		case err := <-grown:
-			must(b.T, err)
+			b.Must(err)
 			has = true
 		default:
 		}
@@ -126,19 +127,19 @@ func limitsArePutBack(b *bench) {
 			b.hold(name, promise/2)
 		}
 		d := b.open(name)
-		must(b.T, b.facility.Limit(d, b.ids[name], l))
-		must(b.T, d.Close())
+		b.Must(b.facility.Limit(d, b.ids[name], l))
+		b.Must(d.Close())
 		if c := b.condition(name); !c.GetAbnormal() || !strings.Contains(c.GetMessage(), "limit") {
 			b.Errorf("the condition of a volume whose limit was %s: %v, want it to tell", name, c)
 		}
 	}
-	b.restart()
+	b.Restart()
 	for name := range b.ids {
 		b.wantLimit(name, promise)
 		if c := b.condition(name); c.GetAbnormal() {
 			b.Errorf("the condition of a volume whose limit was %s and is right again: %v", name, c)
 		}
-		if told := `"put back the limit of a volume" pool="local" volume="` + name + `"`; !strings.Contains(b.node.Log(), told) {
+		if told := `"put back the limit of a volume" pool="local" volume="` + name + `"`; !strings.Contains(b.Node.Log(), told) {
 			b.Errorf("the driver does not tell: %s", told)
 		}
 	}

@@ -22,10 +22,9 @@ func statsAreCheap(b *bench) {
 	b.create("full-of-files", 64*mib)
 	path := b.publish("full-of-files", "pod")
 	for i := range files {
-		must(b.T, os.WriteFile(filepath.Join(path, strconv.Itoa(i)), nil, 0o600))
+		b.Must(os.WriteFile(filepath.Join(path, strconv.Itoa(i)), nil, 0o600))
 	}
-	stats := &csi.NodeGetVolumeStatsRequest{VolumeId: "full-of-files", VolumePath: path}
-	identity := csi.NewIdentityClient(b.node.Conn())
+	identity := b.Identity()
 	var empty, measured, walked []time.Duration
 	for i := range rounds {
 		empty = append(empty, b.duration(func() error {
@@ -33,7 +32,7 @@ func statsAreCheap(b *bench) {
 			return err
 		}))
 		measured = append(measured, b.duration(func() error {
-			_, err := b.kubelet().NodeGetVolumeStats(b.Context(), stats)
+			_, err := b.Stats(b.Context(), "full-of-files", "pod")
 			return err
 		}))
 		if i%50 == 0 {
@@ -61,7 +60,7 @@ func statsAreCheap(b *bench) {
 func (b *bench) duration(call func() error) time.Duration {
 	b.Helper()
 	began := time.Now()
-	must(b.T, call())
+	b.Must(call())
 	return time.Since(began)
 }
 

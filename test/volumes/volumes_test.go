@@ -8,6 +8,7 @@ import (
 	"os"
 	"testing"
 
+	"kubevirt.io/hostpath-provisioner/test/drivertest"
 	"kubevirt.io/hostpath-provisioner/test/node"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
@@ -42,7 +43,7 @@ var confinement = []check{
 func TestVolumes(t *testing.T) {
 	testenv.NeedRoot(t)
 	driver, err := node.Binary(t.Context(), t.TempDir())
-	must(t, err)
+	drivertest.Must(t, err)
 	all := checks
 	if guest() {
 		variable(t, "HOSTPATH_KERNEL_SELINUX")

@@ -35,7 +35,7 @@ func (b *bench) writer(path string, uid uint32) *writer {
 	b.Helper()
 	// The path is closed to others than root: the writer gets the open file.
 	file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o644)
-	must(b.T, err)
+	b.Must(err)
 	defer file.Close()
 	cmd := exec.CommandContext(b.Context(), "/proc/self/exe")
 	cmd.Env = append(os.Environ(), writerVariable+"=1")
@@ -43,10 +43,10 @@ func (b *bench) writer(path string, uid uint32) *writer {
 	cmd.ExtraFiles = []*os.File{file}
 	cmd.Stderr = os.Stderr
 	orders, err := cmd.StdinPipe()
-	must(b.T, err)
+	b.Must(err)
 	answers, err := cmd.StdoutPipe()
-	must(b.T, err)
-	must(b.T, cmd.Start())
+	b.Must(err)
+	b.Must(cmd.Start())
 	return &writer{b: b, path: path, orders: orders, answers: bufio.NewReader(answers), wait: cmd.Wait}
 }
 
@@ -68,13 +68,13 @@ func (w *writer) write(wanted int64) (size int64, err error) {
 // close ends the writer and expects everything that it wrote to be in the file.
 func (w *writer) close(size int64) {
 	w.b.Helper()
-	must(w.b.T, w.orders.Close())
-	must(w.b.T, w.wait())
+	w.b.Must(w.orders.Close())
+	w.b.Must(w.wait())
 	file, err := os.Open(w.path)
-	must(w.b.T, err)
+	w.b.Must(err)
 	defer file.Close()
 	// Read what is on the disk, and not what was written.
-	must(w.b.T, unix.Fadvise(int(file.Fd()), 0, 0, unix.FADV_DONTNEED))
+	w.b.Must(unix.Fadvise(int(file.Fd()), 0, 0, unix.FADV_DONTNEED))
 	chunk := make([]byte, chunkSize)
 	for at := int64(0); ; {
 		n, err := io.ReadFull(file, chunk)

@@ -1,0 +1,222 @@
+// Package drivertest has the real driver in a test: it runs on pools, is restarted and
+// killed, and is asked what kubelet and the sidecars ask. What is expected of it is left
+// to those who use it, and the filesystems of the pools to package testenv.
+package drivertest
+
+import (
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"kubevirt.io/hostpath-provisioner/test/node"
+	"kubevirt.io/hostpath-provisioner/test/testenv/loopfs"
+	"kubevirt.io/hostpath-provisioner/test/testenv/mountns"
+)
+
+// Patience is far above what driver and kernel need for anything that they do in the
+// background, also on an emulated processor.
+const Patience = 5 * time.Minute
+
+// NodeName is the id of the node, where a test needs no other.
+const NodeName = "node"
+
+// A Driver is one that runs until the test ends.
+type Driver struct {
+	// TB is the test at hand: a subtest may put itself there while it lasts.
+	testing.TB
+	Client
+}
+
+// Start runs the driver and waits until its pools serve. Of the configuration, the name
+// and the version have defaults. At the end of the test the driver is stopped, which has
+// to succeed, and what a failed test has left published is taken down, devices included.
+func Start(t testing.TB, config node.Config) *Driver {
+	t.Helper()
+	d := Launch(t, config)
+	d.AwaitServing()
+	return d
+}
+
+// Launch is Start for a driver whose pools need not serve.
+func Launch(t testing.TB, config node.Config) *Driver {
+	t.Helper()
+	d := &Driver{TB: t, Client: Client{Targets: t.TempDir()}}
+	for _, p := range config.Pools {
+		t.Cleanup(func() { Must(t, loopfs.Detach(p.Path)) })
+	}
+	t.Cleanup(func() { Must(t, d.UnmountAll()) })
+	d.run(config)
+	return d
+}
+
+// Run starts a driver in place of one that was closed.
+func (d *Driver) Run(config node.Config) {
+	d.Helper()
+	d.run(config)
+	d.AwaitServing()
+}
+
+func (d *Driver) run(config node.Config) {
+	d.Helper()
+	if config.Name == "" {
+		config.Name = NodeName
+	}
+	if config.Version == "" {
+		config.Version = "test"
+	}
+	// The race detector has a program linger for a second when it ends.
+	d.Setenv("GORACE", "atexit_sleep_ms=0")
+	var err error
+	d.Node, err = node.Start(d.Context(), config)
+	d.Must(err)
+	t, n := d.TB, d.Node
+	t.Cleanup(func() {
+		if err := n.Close(); err != nil {
+			t.Error(err)
+		}
+		if t.Failed() {
+			t.Logf("what the driver wrote last:\n%s", lastLines(n.Log(), 200))
+		}
+	})
+}
+
+func lastLines(text string, count int) string {
+	lines := strings.Split(text, "\n")
+	return strings.Join(lines[max(0, len(lines)-count):], "\n")
+}
+
+// UnmountAll takes down what is published.
+func (d *Driver) UnmountAll() error {
+	mounts, err := mountns.Below(d.Targets)
+	problems := []error{err}
+	for _, mount := range slices.Backward(mounts) {
+		problems = append(problems, loopfs.Unmount(mount))
+	}
+	return errors.Join(problems...)
+}
+
+// Restart ends the driver as kubelet does, and starts it again.
+func (d *Driver) Restart() {
+	d.Helper()
+	d.Must(d.Node.Stop())
+	d.Must(d.Node.Restart(d.Context()))
+	d.AwaitServing()
+}
+
+// Crash kills the driver and starts it again.
+func (d *Driver) Crash() {
+	d.Helper()
+	d.Must(d.Node.Kill())
+	d.Must(d.Node.Restart(d.Context()))
+	d.AwaitServing()
+}
+
+// AwaitServing waits until every pool serves. A driver is ready before that if opening
+// one takes long, which reading many records on a slow machine does.
+func (d *Driver) AwaitServing() {
+	d.Helper()
+	d.Eventually("every pool serves", func() bool {
+		// Only a driver that has asked every pool says that a volume is nowhere.
+		_, err := d.Get(d.Context(), "no-such-volume")
+		return status.Code(err) == codes.NotFound
+	})
+}
+
+// AwaitNoTrash waits until what was removed from a pool is gone.
+func (d *Driver) AwaitNoTrash(pool string) {
+	d.Helper()
+	d.Eventually("the trash is empty", func() bool {
+		trashes, err := filepath.Glob(filepath.Join(pool, ".hostpath-provisioner/trash/*"))
+		d.Must(err)
+		return !slices.ContainsFunc(trashes, func(trash string) bool { return !d.empty(trash) })
+	})
+}
+
+// empty looks for a single entry: of ten thousand, the others are in nobody's interest.
+func (d *Driver) empty(path string) bool {
+	d.Helper()
+	f, err := os.Open(path)
+	d.Must(err)
+	defer f.Close()
+	_, err = f.Readdirnames(1)
+	if !errors.Is(err, io.EOF) {
+		d.Must(err)
+	}
+	return err != nil
+}
+
+// Eventually waits for what goes on in the background.
+func (d *Driver) Eventually(what string, done func() bool) {
+	d.Helper()
+	again := time.NewTicker(2 * time.Millisecond)
+	defer again.Stop()
+	for deadline := time.Now().Add(Patience); !done(); <-again.C {
+		if time.Now().After(deadline) {
+			d.Fatalf("%s: not within %v", what, Patience)
+		}
+	}
+}
+
+// Together makes a call for each name, several at once.
+func (d *Driver) Together(names []string, call func(name string) error) {
+	d.Helper()
+	work := make(chan string)
+	var callers sync.WaitGroup
+	for range min(len(names), 32) {
+		callers.Go(func() {
+			for name := range work {
+				if err := call(name); err != nil {
+					d.Errorf("%s: %v", name, err)
+				}
+			}
+		})
+	}
+	for _, name := range names {
+		work <- name
+	}
+	close(work)
+	callers.Wait()
+	if d.Failed() {
+		d.FailNow()
+	}
+}
+
+// Must ends the test at an error.
+func (d *Driver) Must(err error) {
+	d.Helper()
+	Must(d.TB, err)
+}
+
+// WantCode expects a call to be answered with a code.
+func (d *Driver) WantCode(what string, err error, want codes.Code) {
+	d.Helper()
+	if got := status.Code(err); got != want {
+		d.Errorf("%s: %v, want %v", what, err, want)
+	}
+}
+
+// Must ends a test at an error.
+func Must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// WantErrno expects one of some answers of the kernel.
+func WantErrno(t testing.TB, what string, err error, want ...syscall.Errno) {
+	t.Helper()
+	if !slices.ContainsFunc(want, func(e syscall.Errno) bool { return errors.Is(err, e) }) {
+		t.Errorf("%s: %v, want %v", what, err, want)
+	}
+}
