@@ -15,6 +15,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/test/drivertest"
 	"kubevirt.io/hostpath-provisioner/test/node"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
+	"kubevirt.io/hostpath-provisioner/test/testenv/disk"
 	"kubevirt.io/hostpath-provisioner/test/testenv/loopfs"
 	"kubevirt.io/hostpath-provisioner/test/testenv/mountns"
 )
@@ -46,7 +47,7 @@ func poweredFilesystems() []powered {
 // A loss is a moment at which the power may go, and what there may be of the volumes then.
 type loss struct {
 	when   string
-	left   image
+	left   disk.Image
 	before map[string]state // or, while a call is at work:
 	after  map[string]state
 }
@@ -95,18 +96,17 @@ func (r *recorder) record(p place, driver string) {
 	drivertest.Must(r.T, os.WriteFile(file, nil, 0o600))
 	drivertest.Must(r.T, os.Truncate(file, 320*mib))
 	run(r.T, append(slices.Clone(r.fs.format), file)...)
-	served := r.TempDir()
-	disk := newDisk(r.T, file, served)
+	d := disk.New(r.T, file, r.TempDir())
 	drivertest.Must(r.T, os.Remove(file))
-	r.bytes = disk.bytes
-	mountImage(r.T, r.fs.kind, r.fs.options, filepath.Join(served, "disk"), func(mounted string) {
+	r.bytes = d.Bytes
+	mountImage(r.T, r.fs.kind, r.fs.options, d.Path, func(mounted string) {
 		if r.fs.kind == "btrfs" {
 			enableQuotas(r.T, mounted)
 		}
 		p.mounted = mounted
 		w := newEmptyWorld(r.T, p, driver, filepath.Join(mounted, "pool"))
 		for _, s := range r.calls(w) {
-			r.during(disk, s, func() { drivertest.Must(r.T, s.make().err) })
+			r.during(d, s, func() { drivertest.Must(r.T, s.make().err) })
 		}
 		for id, is := range r.now {
 			if is.published {
@@ -160,18 +160,18 @@ func (r *recorder) calls(w *world) []timed {
 
 // during keeps what the power would leave at each flush while a call is at work, and
 // right after the answer: of what is not flushed then nothing, all, and some of it.
-func (r *recorder) during(d *disk, c timed, work func()) {
+func (r *recorder) during(d *disk.Disk, c timed, work func()) {
 	r.Helper()
 	before := asOnDisk(r.now)
 	r.now[c.id] = c.to
 	after := asOnDisk(r.now)
 	flush := 0
-	d.onFlush(func(left image) {
+	d.OnFlush(func(left disk.Image) {
 		flush++
 		r.losses = append(r.losses, loss{fmt.Sprintf("after flush %d during %s", flush, c.name), left, before, after})
 	})
 	work()
-	d.onFlush(nil)
+	d.OnFlush(nil)
 	for _, kept := range []struct {
 		share string
 		keep  func() bool
@@ -182,7 +182,7 @@ func (r *recorder) during(d *disk, c timed, work func()) {
 		{"most", func() bool { return r.random.IntN(8) != 0 }},
 	} {
 		when := fmt.Sprintf("after the answer to %s, with %s of what was not flushed", c.name, kept.share)
-		r.losses = append(r.losses, loss{when, d.afterPowerLoss(kept.keep), after, after})
+		r.losses = append(r.losses, loss{when, d.AfterPowerLoss(kept.keep), after, after})
 	}
 }
 
@@ -202,7 +202,7 @@ func asOnDisk(all map[string]state) map[string]state {
 func (r *recorder) verify(p place, driver, when string, l loss) {
 	r.Helper()
 	file := filepath.Join(r.TempDir(), "left")
-	l.left.store(r.T, file, r.bytes)
+	l.left.Store(r.T, file, r.bytes)
 	defer os.Remove(file)
 	mountImage(r.T, r.fs.kind, r.fs.options, file, func(mounted string) {
 		p.mounted = mounted
@@ -288,4 +288,24 @@ func run(t *testing.T, args ...string) {
 	if output, err := exec.CommandContext(t.Context(), args[0], args[1:]...).CombinedOutput(); err != nil {
 		t.Fatalf("%q: %v: %s", args, err, output)
 	}
+}
+
+// mountImage has a filesystem mounted, in a file or on a disk, while a function works.
+func mountImage(t *testing.T, kind, options, file string, work func(mounted string)) {
+	t.Helper()
+	mounted := filepath.Join(t.TempDir(), "fs")
+	drivertest.Must(t, os.Mkdir(mounted, 0o755))
+	if kind == "btrfs" {
+		// The kernel remembers the newest state of each filesystem that it has seen, and
+		// refuses to mount an older one.
+		run(t, "btrfs", "device", "scan", "--forget")
+	}
+	run(t, "mount", "-t", kind, "-o", options+"loop", file, mounted)
+	t.Cleanup(func() {
+		if mounts(t, mounted) > 0 {
+			drivertest.Must(t, loopfs.Unmount(mounted))
+		}
+	})
+	work(mounted)
+	drivertest.Must(t, loopfs.Unmount(mounted))
 }

@@ -1,4 +1,12 @@
-package crash
+// Package disk is a disk in memory that does wrong what disks do wrong: it forgets what
+// was not flushed when the power goes, it fails, and it hangs. What is on it, and who
+// mounts that, is left to others.
+//
+// It is a file of a FUSE filesystem, for a loop device: what a filesystem on that sends to
+// its disk comes here as a write, before the filesystem is told that it is written, and
+// each flush as an fsync, before it is told that all is flushed. The loop driver has no
+// forced unit access: the kernel makes a write and a flush of it.
+package disk
 
 import (
 	"encoding/binary"
@@ -8,46 +16,47 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
-	"kubevirt.io/hostpath-provisioner/test/drivertest"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 	"kubevirt.io/hostpath-provisioner/test/testenv/loopfs"
 )
 
-// A disk forgets what was written to it and not flushed, as one with a cache does when
-// the power goes. It is a file of a FUSE filesystem, below a loop device: what a
-// filesystem on that sends to its disk comes here as a write, before the filesystem is
-// told that it is written, and each flush as an fsync, before it is told that all is
-// flushed. Requests are served one after another, so that it is plain which writes were
-// answered when a flush came. Those and no others outlive it; of the rest, the disk may
-// have stored any part in any order, in pieces of the smallest unit that disks of today
-// write as a whole.
-//
-// The loop driver has no forced unit access: the kernel makes a write and a flush of it.
-type disk struct {
+// A Disk serves requests one after another, so that it is plain which writes were
+// answered when a flush came. Those and no others outlive a loss of power; of the rest,
+// the disk may have stored any part in any order, in pieces of the smallest unit that
+// disks of today write as a whole.
+type Disk struct {
+	// Path is the file that is the disk.
+	Path string
+	// Bytes is its size.
+	Bytes int64
+
 	server *os.File // of /dev/fuse
 	served sync.WaitGroup
-	fail   func(error)
-	bytes  int64
+	report func(error)
 
 	mu      sync.Mutex
-	now     image // what a read gives
-	durable image // what the last flush has made sure of
+	now     Image // what a read gives
+	durable Image // what the last flush has made sure of
 	pending []piece
 	// flushed is told of each flush.
-	flushed func(image)
+	flushed func(Image)
+	failing []Operation
+	hanging chan struct{} // closed when that ends; nil if the disk does not hang
+	asked   chan struct{} // somebody may take note of a request that is not answered
 }
 
 // unit is what a disk writes as a whole, in bytes.
 const unit = 4096
 
-// An image is the content of a disk by its units; those that are missing are zero. Units
+// An Image is the content of a disk by its units; those that are missing are zero. Units
 // are never changed once they are in an image.
-type image map[int64][]byte
+type Image map[int64][]byte
 
 // A piece is a write within one unit.
 type piece struct {
@@ -55,7 +64,7 @@ type piece struct {
 	data   []byte
 }
 
-func (i image) write(p piece) {
+func (i Image) write(p piece) {
 	at, from := p.offset/unit, p.offset%unit
 	if len(p.data) == unit {
 		i[at] = p.data
@@ -67,7 +76,7 @@ func (i image) write(p piece) {
 	i[at] = changed
 }
 
-func (i image) read(b []byte, offset int64) {
+func (i Image) read(b []byte, offset int64) {
 	for done := 0; done < len(b); {
 		at, from := (offset+int64(done))/unit, (offset+int64(done))%unit
 		part := b[done:min(len(b), done+unit-int(from))]
@@ -80,20 +89,20 @@ func (i image) read(b []byte, offset int64) {
 	}
 }
 
-// load reads a file of which most is empty.
-func load(t *testing.T, path string) (content image, bytes int64) {
+// Load reads a file of which most is empty.
+func Load(t testing.TB, path string) (content Image, bytes int64) {
 	t.Helper()
 	f, err := os.Open(path)
-	drivertest.Must(t, err)
+	must(t, err)
 	defer f.Close()
-	content = make(image)
+	content = make(Image)
 	for at := int64(0); ; at++ {
 		b := make([]byte, unit)
 		_, err := io.ReadFull(f, b)
 		if errors.Is(err, io.EOF) {
 			return content, at * unit
 		}
-		drivertest.Must(t, err)
+		must(t, err)
 		if !empty(b) {
 			content[at] = b
 		}
@@ -109,43 +118,52 @@ func empty(b []byte) bool {
 	return true
 }
 
-// store writes an image to a file.
-func (i image) store(t *testing.T, path string, bytes int64) {
+// Store writes an image to a file.
+func (i Image) Store(t testing.TB, path string, bytes int64) {
 	t.Helper()
 	f, err := os.Create(path)
-	drivertest.Must(t, err)
-	drivertest.Must(t, f.Truncate(bytes))
+	must(t, err)
+	must(t, f.Truncate(bytes))
 	for at, b := range i {
 		_, err := f.WriteAt(b, at*unit)
-		drivertest.Must(t, err)
+		must(t, err)
 	}
-	drivertest.Must(t, f.Close())
+	must(t, f.Close())
 }
 
-// newDisk serves the content of a file as dir/disk, until the test ends.
-func newDisk(t *testing.T, file, dir string) *disk {
+// New is a disk with the content of a file, in an empty directory, until the test ends.
+// What is on it has to be unmounted then.
+func New(t testing.TB, file, dir string) *Disk {
 	t.Helper()
 	server, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
 	if err != nil {
 		testenv.Missing(t, "FUSE: "+err.Error())
 	}
-	d := &disk{server: server, fail: func(err error) { t.Error(err) }}
-	d.now, d.bytes = load(t, file)
+	d := &Disk{Path: filepath.Join(dir, name), server: server, asked: make(chan struct{}), report: func(err error) { t.Error(err) }}
+	d.now, d.Bytes = Load(t, file)
 	d.durable = maps.Clone(d.now)
-	drivertest.Must(t, unix.Mount("disk", dir, "fuse", unix.MS_NOSUID|unix.MS_NODEV,
+	must(t, unix.Mount("disk", dir, "fuse", unix.MS_NOSUID|unix.MS_NODEV,
 		fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0", server.Fd())))
 	d.served.Go(d.serve)
 	t.Cleanup(func() {
-		drivertest.Must(t, loopfs.Unmount(dir))
+		d.Heal()
+		must(t, loopfs.Unmount(dir))
 		d.served.Wait()
-		drivertest.Must(t, server.Close())
+		must(t, server.Close())
 	})
 	return d
 }
 
-// afterPowerLoss is what the disk may have when the power goes now. Of what was written
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// AfterPowerLoss is what the disk may have when the power goes now. Of what was written
 // and not flushed it has what keep says.
-func (d *disk) afterPowerLoss(keep func() bool) image {
+func (d *Disk) AfterPowerLoss(keep func() bool) Image {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	left := maps.Clone(d.durable)
@@ -157,14 +175,75 @@ func (d *disk) afterPowerLoss(keep func() bool) image {
 	return left
 }
 
-// onFlush has f be told of what is durable at each flush; nil for nobody.
-func (d *disk) onFlush(f func(image)) {
+// OnFlush has f be told of what is durable at each flush; nil for nobody.
+func (d *Disk) OnFlush(f func(Image)) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.flushed = f
 }
 
-func (d *disk) write(data []byte, offset int64) {
+// An Operation is what a disk is asked for.
+type Operation uint32
+
+// The operations, by their numbers in linux/fuse.h.
+const (
+	Read  Operation = fuseRead
+	Write Operation = fuseWrite
+	Flush Operation = fuseFsync
+)
+
+// Fail answers these operations with EIO from now on.
+func (d *Disk) Fail(operations ...Operation) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.failing = operations
+}
+
+// Hang answers nothing from now on.
+func (d *Disk) Hang() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.hanging == nil {
+		d.hanging = make(chan struct{})
+	}
+}
+
+// Heal has the disk answer everything again, what it was asked meanwhile included.
+func (d *Disk) Heal() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.failing = nil
+	if d.hanging != nil {
+		close(d.hanging)
+		d.hanging = nil
+	}
+}
+
+// AwaitHanging waits until the disk, which is to hang, is asked for something.
+func (d *Disk) AwaitHanging() { <-d.asked }
+
+// hang waits as long as the disk hangs.
+func (d *Disk) hang() {
+	d.mu.Lock()
+	hanging := d.hanging
+	d.mu.Unlock()
+	if hanging == nil {
+		return
+	}
+	select {
+	case d.asked <- struct{}{}:
+		<-hanging
+	case <-hanging:
+	}
+}
+
+func (d *Disk) fails(o Operation) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return slices.Contains(d.failing, o)
+}
+
+func (d *Disk) write(data []byte, offset int64) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for len(data) > 0 {
@@ -176,7 +255,7 @@ func (d *disk) write(data []byte, offset int64) {
 	}
 }
 
-func (d *disk) flush() {
+func (d *Disk) flush() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, p := range d.pending {
@@ -188,7 +267,7 @@ func (d *disk) flush() {
 	}
 }
 
-func (d *disk) read(b []byte, offset int64) {
+func (d *Disk) read(b []byte, offset int64) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.now.read(b, offset)
@@ -215,10 +294,12 @@ const (
 	fuseMaxWrite  = 128 << 10
 
 	rootNode, diskNode = 1, 2
+
+	name = "disk"
 )
 
 // serve answers until the filesystem is unmounted.
-func (d *disk) serve() {
+func (d *Disk) serve() {
 	request := make([]byte, fuseMaxWrite+4096)
 	for {
 		n, err := unix.Read(int(d.server.Fd()), request)
@@ -228,9 +309,10 @@ func (d *disk) serve() {
 		case errors.Is(err, unix.EINTR), errors.Is(err, unix.EAGAIN), errors.Is(err, unix.ENOENT):
 			continue // ENOENT: the request was taken back
 		case err != nil:
-			d.fail(fmt.Errorf("read from /dev/fuse: %w", err))
+			d.report(fmt.Errorf("read from /dev/fuse: %w", err))
 			return
 		}
+		d.hang()
 		body, errno, answered := d.answer(binary.NativeEndian.Uint32(request[4:]), binary.NativeEndian.Uint64(request[16:]), request[fuseInHeader:n])
 		if !answered {
 			continue
@@ -241,20 +323,23 @@ func (d *disk) serve() {
 		binary.NativeEndian.PutUint32(reply[4:], uint32(-int32(errno)))
 		copy(reply[8:16], request[8:16])
 		if _, err := unix.Write(int(d.server.Fd()), reply); err != nil && !errors.Is(err, unix.ENOENT) {
-			d.fail(fmt.Errorf("answer request %d of FUSE: %w", binary.NativeEndian.Uint32(request[4:]), err))
+			d.report(fmt.Errorf("answer request %d of FUSE: %w", binary.NativeEndian.Uint32(request[4:]), err))
 			return
 		}
 	}
 }
 
-func (d *disk) answer(operation uint32, node uint64, in []byte) (body []byte, errno unix.Errno, answered bool) {
+func (d *Disk) answer(operation uint32, node uint64, in []byte) (body []byte, errno unix.Errno, answered bool) {
+	if d.fails(Operation(operation)) {
+		return nil, unix.EIO, true
+	}
 	switch operation {
 	case fuseForget, fuseBatchForget, fuseInterrupt:
 		return nil, 0, false
 	case fuseInit:
 		return words(7, 31, fuseMaxWrite, 0, 0, fuseMaxWrite, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0), 0, true
 	case fuseLookup:
-		if node != rootNode || string(in) != "disk\x00" {
+		if node != rootNode || string(in) != name+"\x00" {
 			return nil, unix.ENOENT, true
 		}
 		return append(words(diskNode, 0, 0, 0, 3600, 0, 3600, 0, 0, 0), d.attributes(diskNode)...), 0, true
@@ -264,7 +349,7 @@ func (d *disk) answer(operation uint32, node uint64, in []byte) (body []byte, er
 		const directIO = 1 // nothing is kept in the page cache, and so nothing twice
 		return words(0, 0, directIO, 0), 0, true
 	case fuseRead:
-		b := make([]byte, min(int64(binary.NativeEndian.Uint32(in[16:])), d.bytes-int64(binary.NativeEndian.Uint64(in[8:]))))
+		b := make([]byte, min(int64(binary.NativeEndian.Uint32(in[16:])), d.Bytes-int64(binary.NativeEndian.Uint64(in[8:]))))
 		d.read(b, int64(binary.NativeEndian.Uint64(in[8:])))
 		return b, 0, true
 	case fuseWrite:
@@ -281,11 +366,11 @@ func (d *disk) answer(operation uint32, node uint64, in []byte) (body []byte, er
 }
 
 // attributes is struct fuse_attr.
-func (d *disk) attributes(node uint64) []byte {
+func (d *Disk) attributes(node uint64) []byte {
 	var a [11]uint64
 	mode, size := uint32(unix.S_IFDIR|0o755), uint64(0)
 	if node == diskNode {
-		mode, size = unix.S_IFREG|0o600, uint64(d.bytes)
+		mode, size = unix.S_IFREG|0o600, uint64(d.Bytes)
 	}
 	a[0], a[1], a[2] = node, size, size/512
 	body := make([]byte, 0, 8*len(a))
@@ -304,24 +389,4 @@ func words(all ...uint32) []byte {
 		b = binary.NativeEndian.AppendUint32(b, w)
 	}
 	return b
-}
-
-// mountImage has a filesystem mounted, in a file or on a disk, while a function works.
-func mountImage(t *testing.T, kind, options, file string, work func(mounted string)) {
-	t.Helper()
-	mounted := filepath.Join(t.TempDir(), "fs")
-	drivertest.Must(t, os.Mkdir(mounted, 0o755))
-	if kind == "btrfs" {
-		// The kernel remembers the newest state of each filesystem that it has seen, and
-		// refuses to mount an older one.
-		run(t, "btrfs", "device", "scan", "--forget")
-	}
-	run(t, "mount", "-t", kind, "-o", options+"loop", file, mounted)
-	t.Cleanup(func() {
-		if mounts(t, mounted) > 0 {
-			drivertest.Must(t, loopfs.Unmount(mounted))
-		}
-	})
-	work(mounted)
-	drivertest.Must(t, loopfs.Unmount(mounted))
 }

@@ -1,0 +1,114 @@
+package disk
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+
+	"kubevirt.io/hostpath-provisioner/test/testenv"
+)
+
+func TestMain(m *testing.M) { testenv.Main(m) }
+
+// zeros is a disk without content, open.
+func zeros(t *testing.T) (*Disk, *os.File) {
+	t.Helper()
+	testenv.NeedRoot(t)
+	file := filepath.Join(t.TempDir(), "zeros")
+	must(t, os.WriteFile(file, nil, 0o600))
+	must(t, os.Truncate(file, 16*unit))
+	d := New(t, file, t.TempDir())
+	f, err := os.OpenFile(d.Path, os.O_RDWR, 0)
+	must(t, err)
+	t.Cleanup(func() { must(t, f.Close()) })
+	return d, f
+}
+
+func page(c byte) []byte { return bytes.Repeat([]byte{c}, unit) }
+
+func wantPage(t *testing.T, what string, got []byte, want byte) {
+	t.Helper()
+	if !bytes.Equal(got, page(want)) {
+		t.Errorf("%s begins with %q, want %q everywhere", what, got[:8], want)
+	}
+}
+
+func TestWhatWasFlushedOutlivesALossOfPowerAndTheRestMay(t *testing.T) {
+	d, f := zeros(t)
+	flushes := 0
+	d.OnFlush(func(Image) { flushes++ })
+	_, err := f.WriteAt(page('a'), 0)
+	must(t, err)
+	must(t, f.Sync())
+	_, err = f.WriteAt(page('b'), 0)
+	must(t, err)
+	_, err = f.WriteAt([]byte("cccc"), unit+4)
+	must(t, err)
+	d.OnFlush(nil)
+	if flushes != 1 {
+		t.Errorf("%d flushes, want 1", flushes)
+	}
+	got := make([]byte, unit)
+	_, err = f.ReadAt(got, 0)
+	must(t, err)
+	wantPage(t, "the disk", got, 'b')
+
+	for kept, want := range map[bool]byte{false: 'a', true: 'b'} {
+		left := filepath.Join(t.TempDir(), "left")
+		d.AfterPowerLoss(func() bool { return kept }).Store(t, left, d.Bytes)
+		content, bytes := Load(t, left)
+		if bytes != d.Bytes {
+			t.Errorf("%d bytes are left, want %d", bytes, d.Bytes)
+		}
+		content.read(got, 0)
+		wantPage(t, "what is left", got, want)
+		content.read(got, unit)
+		if is := string(got[:12]) == "\x00\x00\x00\x00cccc\x00\x00\x00\x00"; is != kept {
+			t.Errorf("kept: %v, and the second unit begins with %q", kept, got[:12])
+		}
+	}
+}
+
+func TestADiskFailsAndIsHealed(t *testing.T) {
+	d, f := zeros(t)
+	read := func() error { _, err := f.ReadAt(make([]byte, unit), 0); return err }
+	write := func() error { _, err := f.WriteAt(page('x'), 0); return err }
+	for operation, try := range map[Operation]func() error{Read: read, Write: write, Flush: f.Sync} {
+		d.Fail(operation)
+		for other, fine := range map[Operation]func() error{Read: read, Write: write, Flush: f.Sync} {
+			if other != operation {
+				must(t, fine())
+			}
+		}
+		if err := try(); !errors.Is(err, syscall.EIO) {
+			t.Errorf("operation %d gives %v, want EIO", operation, err)
+		}
+		d.Heal()
+		must(t, try())
+	}
+}
+
+func TestADiskThatHangsGoesOn(t *testing.T) {
+	d, f := zeros(t)
+	d.Hang()
+	written := make(chan error, 1)
+	go func() {
+		_, err := f.WriteAt(page('x'), 0)
+		written <- err
+	}()
+	d.AwaitHanging()
+	select {
+	case err := <-written:
+		t.Errorf("a disk that hangs has answered: %v", err)
+	default:
+	}
+	d.Heal()
+	must(t, <-written)
+	got := make([]byte, unit)
+	_, err := f.ReadAt(got, 0)
+	must(t, err)
+	wantPage(t, "the disk", got, 'x')
+}
