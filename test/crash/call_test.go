@@ -86,7 +86,7 @@ const content = "written by a user, and not to be lost\n"
 func (w *world) fill(id string, block bool) {
 	w.Helper()
 	if block {
-		disk, err := os.OpenFile(filepath.Join(w.pool, id, "disk.img"), os.O_WRONLY, 0)
+		disk, err := os.OpenFile(w.pool.Image(id), os.O_WRONLY, 0)
 		w.Must(err)
 		_, err = disk.WriteString(content)
 		w.Must(err)
@@ -94,8 +94,8 @@ func (w *world) fill(id string, block bool) {
 		w.Must(disk.Close())
 		return
 	}
-	w.Must(os.MkdirAll(filepath.Join(w.pool, id, "sub", "sub"), 0o755))
-	w.Must(os.WriteFile(filepath.Join(w.pool, id, "file"), []byte(content), 0o600))
+	w.Must(os.MkdirAll(filepath.Join(w.pool.Path, id, "sub", "sub"), 0o755))
+	w.Must(os.WriteFile(filepath.Join(w.pool.Path, id, "file"), []byte(content), 0o600))
 }
 
 // An other is a volume that stays as it is, whatever happens to the victim.

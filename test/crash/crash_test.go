@@ -266,5 +266,5 @@ func (w *world) words(steps []step) string {
 	for _, s := range steps {
 		lines = append(lines, string(s))
 	}
-	return strings.NewReplacer(w.own(), "OWN", w.pool, "POOL", w.Targets, "TARGETS").Replace(strings.Join(lines, "\n"))
+	return strings.NewReplacer(w.pool.Own(), "OWN", w.pool.Path, "POOL", w.Targets, "TARGETS").Replace(strings.Join(lines, "\n"))
 }

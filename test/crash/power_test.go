@@ -8,9 +8,9 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
-	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 	"kubevirt.io/hostpath-provisioner/test/drivertest"
 	"kubevirt.io/hostpath-provisioner/test/node"
@@ -214,15 +214,11 @@ func (r *recorder) verify(p place, driver, when string, l loss) {
 		if before != nil && after != nil {
 			r.Errorf("%s: there is %+v; want %+v, or what was before: %+v", when, got, l.after, l.before)
 		}
-		var all []volume
+		var all []drivertest.Kept
 		for id, s := range got {
-			all = append(all, volume{id, s})
+			all = append(all, kept(id, s))
 		}
-		problems := []error{w.inPool(all), w.listed(all), w.unleaked()}
-		for _, v := range all {
-			problems = append(problems, w.inOrder(v))
-		}
-		if err := errors.Join(problems...); err != nil {
+		if err := w.pool.Problems(all); err != nil {
 			r.Errorf("%s: %v", when, err)
 		}
 		drivertest.Must(r.T, w.close())
@@ -232,9 +228,13 @@ func (r *recorder) verify(p place, driver, when string, l loss) {
 // volumes are those that have a record.
 func (w *world) volumes() (map[string]state, error) {
 	all := make(map[string]state)
-	for _, name := range w.names(w.own("volumes")) {
-		id := name[:len(name)-len(filepath.Ext(name))]
-		r, err := w.record(id)
+	names, err := drivertest.Names(w.pool.Own("volumes"))
+	if err != nil {
+		return nil, err
+	}
+	for _, name := range names {
+		id := strings.TrimSuffix(name, ".json")
+		r, err := w.pool.Record(id)
 		if err != nil {
 			return nil, err
 		}
@@ -258,22 +258,14 @@ func (w *world) differs(got, want map[string]state) error {
 // newEmptyWorld starts a driver, which nobody kills, on a pool that may be there.
 func newEmptyWorld(t *testing.T, p place, driver, pool string) *world {
 	t.Helper()
-	w := &world{place: p, pool: pool}
+	w := &world{place: p, pool: p.pool(pool)}
 	w.run(t, driver)
-	var err error
-	w.root, err = dir.Open(pool)
-	drivertest.Must(t, err)
-	if p.enforced {
-		w.quota, err = quota.Detect(w.root)
-		drivertest.Must(t, err)
-	}
-	t.Cleanup(func() { _ = w.root.Close() })
 	return w
 }
 
 // close lets go of the pool, so that its filesystem can be unmounted.
 func (w *world) close() error {
-	return errors.Join(w.Node.Close(), w.UnmountAll(), loopfs.Detach(w.pool), w.root.Close())
+	return errors.Join(w.Node.Close(), w.UnmountAll(), loopfs.Detach(w.pool.Path))
 }
 
 func mounts(t *testing.T, at string) int {

@@ -33,7 +33,7 @@ func TestCrashAtEveryStepOfTheFirstStart(t *testing.T) {
 				every = (p.every + 1) / 2
 			}
 			for n := 1; ; n += every {
-				drivertest.Must(t, os.RemoveAll(w.pool))
+				drivertest.Must(t, os.RemoveAll(w.pool.Path))
 				at, killed := w.crashStart(n)
 				if killed {
 					t.Logf("step %d: %s", n, at)
@@ -53,12 +53,12 @@ func TestCrashAtEveryStepOfTheFirstStart(t *testing.T) {
 // wantNewPool expects an empty pool in which volumes can be made.
 func (w *world) wantNewPool() {
 	w.Helper()
-	info, err := os.Stat(w.pool)
+	info, err := os.Stat(w.pool.Path)
 	w.Must(err)
 	if info.Mode().Perm() != 0o750 {
 		w.Errorf("the mode of the pool is %v", info.Mode())
 	}
-	if err := w.inPool(nil); err != nil {
+	if err := w.pool.Holds(nil); err != nil {
 		w.Error(err)
 	}
 	w.Must(w.create(victim, false, small).err)

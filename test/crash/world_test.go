@@ -1,9 +1,7 @@
 package crash
 
 import (
-	"errors"
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -11,8 +9,6 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/testing/protocmp"
 
-	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
-	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 	"kubevirt.io/hostpath-provisioner/test/drivertest"
 	"kubevirt.io/hostpath-provisioner/test/node"
 )
@@ -23,10 +19,8 @@ const mib = 1 << 20
 type world struct {
 	*drivertest.Driver
 	place place
-	pool  string
+	pool  *drivertest.Pool
 	trap  *trap
-	root  *dir.Dir       // of the pool
-	quota quota.Facility // nil if nobody keeps the sizes
 
 	now        state  // of the victim
 	answer     answer // of a call without a crash
@@ -48,18 +42,10 @@ func (a answer) diff(b answer) string { return cmp.Diff(a.message, b.message, pr
 // newWorld starts a driver on a pool in which there are volumes of others.
 func newWorld(t *testing.T, p place, driver string) *world {
 	t.Helper()
-	w := &world{place: p, capacities: make(map[state]int64)}
-	var err error
-	w.pool, err = os.MkdirTemp(p.mounted, "pool-") //nolint:usetesting // t.TempDir is on another filesystem
+	path, err := os.MkdirTemp(p.mounted, "pool-") //nolint:usetesting // t.TempDir is on another filesystem
 	drivertest.Must(t, err)
-	t.Cleanup(func() { drivertest.Must(t, os.RemoveAll(w.pool)) })
-	w.root, err = dir.Open(w.pool)
-	drivertest.Must(t, err)
-	t.Cleanup(func() { drivertest.Must(t, w.root.Close()) })
-	if p.enforced {
-		w.quota, err = quota.Detect(w.root)
-		drivertest.Must(t, err)
-	}
+	t.Cleanup(func() { drivertest.Must(t, os.RemoveAll(path)) })
+	w := &world{place: p, pool: p.pool(path), capacities: make(map[state]int64)}
 	w.trap = newTrap(t, driver)
 	self, err := os.Executable() // which launches the driver
 	drivertest.Must(t, err)
@@ -70,17 +56,23 @@ func newWorld(t *testing.T, p place, driver string) *world {
 	return w
 }
 
+// pool is one at that path.
+func (p place) pool(path string) *drivertest.Pool {
+	pool := node.Pool{Name: "local", Path: path, Shared: p.shared}
+	if p.enforced {
+		pool.Enforcement = "required"
+	}
+	if p.thin {
+		pool.Allocation = "thin"
+	}
+	return &drivertest.Pool{Pool: pool, Largest: large}
+}
+
 // run runs a program as the driver for the first time.
 func (w *world) run(t *testing.T, program string) {
 	t.Helper()
-	pool := node.Pool{Name: "local", Path: w.pool, Shared: w.place.shared}
-	if w.place.enforced {
-		pool.Enforcement = "required"
-	}
-	if w.place.thin {
-		pool.Allocation = "thin"
-	}
-	w.Driver = drivertest.Start(t, node.Config{Binary: program, Pools: []node.Pool{pool}, Flags: []string{"--v=4"}})
+	w.Driver = drivertest.Start(t, node.Config{Binary: program, Pools: []node.Pool{w.pool.Pool}, Flags: []string{"--v=4"}})
+	w.pool.Driver = w.Driver
 }
 
 // start runs the driver again after it ended.
@@ -98,31 +90,16 @@ func (w *world) end() {
 	w.Must(w.Node.Stop())
 }
 
-func (w *world) own(elements ...string) string {
-	return filepath.Join(append([]string{w.pool, ".hostpath-provisioner"}, elements...)...)
-}
-
-func (w *world) names(path string) []string {
-	w.Helper()
-	entries, err := os.ReadDir(path)
-	if !errors.Is(err, os.ErrNotExist) {
-		w.Must(err)
-	}
-	var names []string
-	for _, e := range entries {
-		names = append(names, e.Name())
-	}
-	return names
-}
-
 func (w *world) trash() []string {
 	w.Helper()
-	return w.names(w.own("trash", drivertest.NodeName))
+	names, err := drivertest.Names(w.pool.Own("trash", drivertest.NodeName))
+	w.Must(err)
+	return names
 }
 
 func (w *world) awaitNoTrash() {
 	w.Helper()
-	w.AwaitNoTrash(w.pool)
+	w.AwaitNoTrash(w.pool.Path)
 }
 
 // awaitReaped waits until the reaper has done its work for a call, or was killed at it.

@@ -17,8 +17,6 @@ import (
 
 func TestMain(m *testing.M) { testenv.Main(m) }
 
-const mib = 1 << 20
-
 // twoPools are one on a filesystem of its own, and one beside it.
 func twoPools(t *testing.T) node.Config {
 	t.Helper()
