@@ -30,7 +30,7 @@ type ledger struct {
 // Without quotas nobody knows what the volumes hold, and so what the others hold:
 // that is at least what exceeds all promises, and was once known exactly.
 func (l *ledger) available(space dir.Space, config Config) int64 {
-	if space.ReadOnly {
+	if space.ReadOnly || space.OutOfInodes() {
 		return 0
 	}
 	taken := space.TakenBytes()
@@ -75,6 +75,9 @@ func quantum(size int64) int64 {
 func (p *Pool) reserve(space dir.Space, bytes int64) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if space.OutOfInodes() {
+		return fmt.Errorf("%w: the filesystem of pool %q has no inode left", ErrNoSpace, p.config.Name)
+	}
 	if available := p.ledger.available(space, p.config); bytes > available {
 		return fmt.Errorf("%w: pool %q has %d bytes to promise, %d are asked for", ErrNoSpace, p.config.Name, available, bytes)
 	}

@@ -34,6 +34,8 @@ func TestAvailable(t *testing.T) {
 		"a reserve stays free":                        {ledger{promised: 30 * g}, disk100(0), Config{Reserve: Reserve{percent: 10}}, 60},
 		"promises may exceed the disk":                {ledger{promised: 150 * g}, disk100(0), Config{Overprovision: 2}, 50},
 		"but one volume not what is free":             {ledger{}, disk100(40), Config{Overprovision: 3}, 60},
+		"one that takes no file more has nothing":     {ledger{}, dir.Space{SizeBytes: g, FreeBytes: g, Inodes: 512}, Config{}, 0},
+		"inodes that nobody counts are no matter":     {ledger{}, dir.Space{SizeBytes: g, FreeBytes: g}, Config{}, 1},
 		"a read-only disk has nothing":                {ledger{}, dir.Space{SizeBytes: g, FreeBytes: g, ReadOnly: true}, Config{}, 0},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -19,6 +19,9 @@ type Space struct {
 // what the filesystem keeps back for root.
 func (s Space) TakenBytes() int64 { return s.SizeBytes - s.FreeBytes }
 
+// OutOfInodes tells that the filesystem takes no file more.
+func (s Space) OutOfInodes() bool { return s.Inodes > 0 && s.InodesFree == 0 }
+
 // A Filesystem tells the filesystem of a directory from others, also after it was
 // mounted anew.
 type Filesystem struct {
