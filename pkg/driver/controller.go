@@ -129,6 +129,9 @@ func (c *controller) ValidateVolumeCapabilities(ctx context.Context, req *csi.Va
 	if err != nil {
 		return nil, err
 	}
+	if volume.Condition.Reason == health.PoolNotServing {
+		return nil, fmt.Errorf("volume %s: %w: %s", id, pool.ErrUnavailable, volume.Condition.Message)
+	}
 	if volume.Lost {
 		return nil, fmt.Errorf("volume %s: its directory is lost: %w", id, pool.ErrNotFound)
 	}

@@ -9,6 +9,34 @@ import "fmt"
 type Condition struct {
 	Abnormal bool
 	Message  string
+	// Reason is what is wrong in one word, for programs; empty unless Abnormal.
+	Reason Reason
+}
+
+// A Reason tells kinds of conditions apart. The words are part of what monitoring is shown.
+type Reason string
+
+// The reasons, the worst first.
+const (
+	PoolNotServing   Reason = "pool_not_serving"
+	RecordUnreadable Reason = "record_unreadable"
+	DirectoryMissing Reason = "directory_missing"
+	ReadFailed       Reason = "read_failed"
+	FilesystemErrors Reason = "filesystem_errors"
+	ReadOnly         Reason = "read_only"
+	FileShort        Reason = "file_short"
+	LimitDiffers     Reason = "limit_differs"
+	LimitOff         Reason = "limit_off"
+	NoSpace          Reason = "no_space"
+	NoInodes         Reason = "no_inodes"
+)
+
+// Reasons are all of them, in that order.
+func Reasons() []Reason {
+	return []Reason{
+		PoolNotServing, RecordUnreadable, DirectoryMissing, ReadFailed, FilesystemErrors, ReadOnly,
+		FileShort, LimitDiffers, LimitOff, NoSpace, NoInodes,
+	}
 }
 
 // NotAsked is a number of free bytes that does not matter.
@@ -24,6 +52,8 @@ type Facts struct {
 	Damaged error
 	// IO is an error that reading the volume's root gave; nil if none.
 	IO error
+	// FilesystemErrors is how many errors the pool's filesystem has counted.
+	FilesystemErrors int64
 	// ReadOnly: the pool's filesystem takes no writes.
 	ReadOnly bool
 	// FreeBytes is what the volume may still take; NotAsked if that does not matter.
@@ -49,25 +79,27 @@ type Facts struct {
 func (f Facts) Condition() Condition {
 	switch {
 	case f.Pool != nil:
-		return abnormal("the pool does not serve: %v", f.Pool)
+		return abnormal(PoolNotServing, "the pool does not serve: %v", f.Pool)
 	case f.Damaged != nil:
-		return abnormal("the volume's record is unreadable: %v", f.Damaged)
+		return abnormal(RecordUnreadable, "the volume's record is unreadable: %v", f.Damaged)
 	case f.Missing:
-		return abnormal("the volume's directory is missing; its record is kept")
+		return abnormal(DirectoryMissing, "the volume's directory is missing; its record is kept")
 	case f.IO != nil:
-		return abnormal("reading the volume failed: %v", f.IO)
+		return abnormal(ReadFailed, "reading the volume failed: %v", f.IO)
+	case f.FilesystemErrors > 0:
+		return abnormal(FilesystemErrors, "the pool's filesystem has counted %d errors, which may concern this volume or others; the kernel's log has them, and docs/answers.md how to reset the count", f.FilesystemErrors)
 	case f.ReadOnly:
-		return abnormal("the pool's filesystem is read-only")
+		return abnormal(ReadOnly, "the pool's filesystem is read-only")
 	case f.Short:
-		return abnormal("the volume's file is smaller than what was promised")
+		return abnormal(FileShort, "the volume's file is smaller than what was promised")
 	case f.LimitDiffers:
-		return abnormal("the kernel's limit is missing or is not what was promised")
+		return abnormal(LimitDiffers, "the kernel's limit is missing or is not what was promised")
 	case f.LimitOff != "":
-		return abnormal("the size was limited by the quotas of %s, which the pool does not have now", f.LimitOff)
+		return abnormal(LimitOff, "the size was limited by the quotas of %s, which the pool does not have now", f.LimitOff)
 	case f.FreeBytes == 0:
-		return abnormal("no space is left")
+		return abnormal(NoSpace, "no space is left")
 	case f.InodesCounted && f.FreeInodes == 0:
-		return abnormal("no inodes are left")
+		return abnormal(NoInodes, "no inodes are left")
 	case f.Unpromised:
 		return Condition{Message: "in order; no size was promised and none is enforced: the volume came without a record, and the numbers are the whole pool's"}
 	case f.Unenforced:
@@ -76,6 +108,6 @@ func (f Facts) Condition() Condition {
 	return Condition{Message: "in order"}
 }
 
-func abnormal(format string, args ...any) Condition {
-	return Condition{Abnormal: true, Message: fmt.Sprintf(format, args...)}
+func abnormal(reason Reason, format string, args ...any) Condition {
+	return Condition{Abnormal: true, Reason: reason, Message: fmt.Sprintf(format, args...)}
 }

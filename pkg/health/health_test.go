@@ -17,30 +17,41 @@ func TestCondition(t *testing.T) {
 		change(&f)
 		return f
 	}
+	seen := make(map[health.Reason]bool)
 	for name, c := range map[string]struct {
-		facts    health.Facts
-		abnormal bool
-		says     string
+		facts  health.Facts
+		reason health.Reason // empty for a volume that is in order
+		says   string
 	}{
-		"a healthy volume is in order":                  {healthy, false, "in order"},
-		"a pool that does not serve":                    {with(func(f *health.Facts) { f.Pool = broken }), true, "cause"},
-		"a damaged record":                              {with(func(f *health.Facts) { f.Damaged = broken }), true, "record"},
-		"a missing directory":                           {with(func(f *health.Facts) { f.Missing = true }), true, "missing"},
-		"an IO error":                                   {with(func(f *health.Facts) { f.IO = broken }), true, "cause"},
-		"a read-only pool":                              {with(func(f *health.Facts) { f.ReadOnly = true }), true, "read-only"},
-		"a limit that is not set":                       {with(func(f *health.Facts) { f.LimitDiffers = true }), true, "limit"},
-		"a full volume":                                 {with(func(f *health.Facts) { f.FreeBytes = 0 }), true, "space"},
-		"a volume without inodes":                       {with(func(f *health.Facts) { f.FreeInodes = 0 }), true, "inodes"},
-		"no inodes where they are not counted is fine":  {health.Facts{FreeBytes: 1}, false, "in order"},
-		"space that was not asked for is not a finding": {health.Facts{FreeBytes: -1}, false, "in order"},
-		"a promise that is not kept is told":            {with(func(f *health.Facts) { f.Unenforced = true }), false, "not enforced"},
-		"the pool outweighs the volume":                 {health.Facts{Pool: broken, Missing: true}, true, "pool"},
+		"a healthy volume is in order":                  {healthy, "", "in order"},
+		"a pool that does not serve":                    {with(func(f *health.Facts) { f.Pool = broken }), health.PoolNotServing, "cause"},
+		"a damaged record":                              {with(func(f *health.Facts) { f.Damaged = broken }), health.RecordUnreadable, "record"},
+		"a missing directory":                           {with(func(f *health.Facts) { f.Missing = true }), health.DirectoryMissing, "missing"},
+		"an IO error":                                   {with(func(f *health.Facts) { f.IO = broken }), health.ReadFailed, "cause"},
+		"a read-only pool":                              {with(func(f *health.Facts) { f.ReadOnly = true }), health.ReadOnly, "read-only"},
+		"a limit that is not set":                       {with(func(f *health.Facts) { f.LimitDiffers = true }), health.LimitDiffers, "limit"},
+		"a filesystem with errors":                      {with(func(f *health.Facts) { f.FilesystemErrors, f.ReadOnly = 3, true }), health.FilesystemErrors, "3 errors"},
+		"a file that is too short":                      {with(func(f *health.Facts) { f.Short = true }), health.FileShort, "smaller"},
+		"quotas that are gone":                          {with(func(f *health.Facts) { f.LimitOff = "xfs" }), health.LimitOff, "xfs"},
+		"no promise":                                    {with(func(f *health.Facts) { f.Unpromised = true }), "", "no size was promised"},
+		"a full volume":                                 {with(func(f *health.Facts) { f.FreeBytes = 0 }), health.NoSpace, "space"},
+		"a volume without inodes":                       {with(func(f *health.Facts) { f.FreeInodes = 0 }), health.NoInodes, "inodes"},
+		"no inodes where they are not counted is fine":  {health.Facts{FreeBytes: 1}, "", "in order"},
+		"space that was not asked for is not a finding": {health.Facts{FreeBytes: -1}, "", "in order"},
+		"a promise that is not kept is told":            {with(func(f *health.Facts) { f.Unenforced = true }), "", "not enforced"},
+		"the pool outweighs the volume":                 {health.Facts{Pool: broken, Missing: true}, health.PoolNotServing, "pool"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got := c.facts.Condition()
-			if got.Abnormal != c.abnormal || !strings.Contains(got.Message, c.says) {
-				t.Errorf("condition %+v, want abnormal %v and a message with %q", got, c.abnormal, c.says)
+			if got.Reason != c.reason || got.Abnormal != (c.reason != "") || !strings.Contains(got.Message, c.says) {
+				t.Errorf("condition %+v, want the reason %q and a message with %q", got, c.reason, c.says)
 			}
+			seen[got.Reason] = true
 		})
+	}
+	for _, reason := range health.Reasons() {
+		if !seen[reason] {
+			t.Errorf("no fact leads to the reason %s", reason)
+		}
 	}
 }

@@ -264,16 +264,15 @@ func (v *found) afterUnpublish(ctx context.Context) error {
 }
 
 // Stats measures a published volume. It answers ErrNotFound if the volume is not
-// published at the path.
+// published at the path. Of one that is lost, or whose pool does not serve, there is the
+// condition alone.
 func (s *Set) Stats(_ context.Context, id VolumeID, at bind.Target) (Stats, error) {
 	v, err := s.look(id)
 	if err != nil {
-		return Stats{}, err
+		v, err := s.remembered(id, err)
+		return Stats{Mode: v.Mode, Condition: v.Condition}, err
 	}
 	defer v.close()
-	if v.entry.lost() {
-		return Stats{Condition: health.Facts{Missing: true}.Condition()}, nil
-	}
 	stats, err := s.stats(v, at)
 	if err != nil {
 		return Stats{}, fmt.Errorf("measure volume %s: %w", id, err)
@@ -282,18 +281,21 @@ func (s *Set) Stats(_ context.Context, id VolumeID, at bind.Target) (Stats, erro
 }
 
 func (s *Set) stats(v *found, at bind.Target) (Stats, error) {
-	err := s.publishedAt(v, at)
-	if errors.Is(err, ErrDamaged) {
-		return Stats{Mode: v.entry.mode(), Condition: health.Facts{IO: err}.Condition()}, nil
-	}
-	if err != nil {
-		return Stats{}, err
+	immeasurable := v.entry.lost()
+	if !immeasurable {
+		err := s.publishedAt(v, at)
+		if immeasurable = errors.Is(err, ErrDamaged); err != nil && !immeasurable {
+			return Stats{}, err
+		}
 	}
 	whole, err := v.session.root.Space()
 	if err != nil {
-		return Stats{}, err
+		return Stats{Mode: v.entry.mode(), Condition: health.Facts{Pool: err}.Condition()}, nil //nolint:nilerr // the condition tells it
 	}
 	space, facts := v.session.measure(v.id, v.dir, v.entry, whole)
+	if immeasurable {
+		space = dir.Space{}
+	}
 	return Stats{Mode: v.entry.mode(), Space: space, Condition: facts.Condition()}, nil
 }
 

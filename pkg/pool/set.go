@@ -5,12 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"slices"
 	"strings"
 	"sync"
 	"time"
 
-	"kubevirt.io/hostpath-provisioner/pkg/health"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
@@ -262,16 +260,6 @@ func (p *Pool) find(id VolumeID) (*found, error) {
 	return &found{id: id, session: s, entry: e, dir: d}, nil
 }
 
-// Volume tells of one volume, lost ones included. ErrNotFound means that there is none.
-func (s *Set) Volume(_ context.Context, id VolumeID) (Volume, error) {
-	v, err := s.look(id)
-	if err != nil {
-		return Volume{}, err
-	}
-	defer v.close()
-	return v.describe()
-}
-
 // look is find for callers that hold no lock. A record without a directory is a
 // moment of making and removing a volume: only what is so under the lock is lost.
 func (s *Set) look(id VolumeID) (*found, error) {
@@ -286,175 +274,6 @@ func (s *Set) look(id VolumeID) (*found, error) {
 	}
 	defer unlock()
 	return s.find(id, Name{})
-}
-
-func (v *found) describe() (Volume, error) {
-	s := v.session
-	space, err := s.root.Space()
-	if err != nil {
-		return Volume{}, s.pool.unavailable(err)
-	}
-	published, err := v.published()
-	if err != nil {
-		return Volume{}, err
-	}
-	elsewhere, err := s.publishedElsewhere()
-	if err != nil {
-		return Volume{}, err
-	}
-	volume := s.pool.volume(v.id, v.entry, space)
-	_, facts := s.measure(v.id, v.dir, v.entry, space)
-	volume.Enforced = volume.Enforced && !facts.LimitDiffers
-	volume.Condition = facts.Condition()
-	volume.Nodes = s.pool.nodes(published, elsewhere[v.id.name])
-	return volume, nil
-}
-
-// nodes are those that have a volume published, this one first.
-func (p *Pool) nodes(here []bind.Publication, elsewhere []NodeID) []NodeID {
-	if len(here) == 0 {
-		return elsewhere
-	}
-	return append([]NodeID{p.options.Node}, elsewhere...)
-}
-
-// List tells of up to most volumes in the order of their ids, beginning after an
-// id; the zero id comes before all. If others follow, next is the id to go on after.
-// A pool that does not serve has its volumes listed from memory.
-func (s *Set) List(_ context.Context, after VolumeID, most int) (page []Volume, next VolumeID) {
-	type at struct {
-		id   VolumeID
-		pool *Pool
-	}
-	var all []at
-	listings := make(map[*Pool]*listing)
-	for _, p := range s.pools {
-		l := p.list()
-		defer l.close()
-		listings[p] = l
-		for _, id := range p.after(after, most+1) {
-			all = append(all, at{id, p})
-		}
-	}
-	slices.SortStableFunc(all, func(a, b at) int { return compareIDs(a.id, b.id) })
-	if len(all) > most {
-		all = all[:most]
-		next = all[most-1].id
-	}
-	for _, v := range all {
-		volume := listings[v.pool].volume(v.id)
-		if volume.Lost && listings[v.pool].err == nil && !s.lost(v.id) {
-			continue // it is being made or removed
-		}
-		page = append(page, volume)
-	}
-	return page, next
-}
-
-// lost tells whether a volume is lost, and not in the middle of a call.
-func (s *Set) lost(id VolumeID) bool {
-	v, err := s.look(id)
-	if err != nil {
-		return false
-	}
-	defer v.close()
-	return v.entry.lost()
-}
-
-func (p *Pool) after(id VolumeID, most int) []VolumeID {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.index.after(id, most)
-}
-
-// A listing is what one page of a list needs of a pool, asked once.
-type listing struct {
-	pool      *Pool
-	session   *session // nil if the pool does not serve
-	err       error    // why
-	space     dir.Space
-	published map[string][]bind.Publication
-	attached  *attachments // nil as long as no block volume was met
-	elsewhere map[string][]NodeID
-}
-
-func (p *Pool) list() *listing {
-	l := &listing{pool: p}
-	l.err = l.open()
-	return l
-}
-
-func (l *listing) open() (err error) {
-	if l.session, err = l.pool.enter(); err != nil {
-		return err
-	}
-	if err := l.session.loadShared(); err != nil {
-		return err
-	}
-	if l.space, err = l.session.root.Space(); err != nil {
-		return err
-	}
-	if l.published, err = l.pool.options.Mounts.Published(l.session.root); err != nil {
-		return err
-	}
-	l.elsewhere, err = l.session.publishedElsewhere()
-	return err
-}
-
-func (l *listing) close() {
-	if l.session != nil {
-		l.session.close()
-	}
-}
-
-func (l *listing) volume(id VolumeID) Volume {
-	e := l.pool.known(id)
-	facts := health.Facts{Pool: l.err}
-	published := l.published[id.name]
-	if l.err == nil {
-		e, facts, published = l.look(id, e)
-	}
-	v := l.pool.volume(id, e, l.space)
-	v.Enforced = v.Enforced && !facts.LimitDiffers
-	v.Condition = facts.Condition()
-	v.Nodes = l.pool.nodes(published, l.elsewhere[id.name])
-	return v
-}
-
-// look sees whether the directory of a volume is still there, how it is, and where.
-func (l *listing) look(id VolumeID, e entry) (entry, health.Facts, []bind.Publication) {
-	d, err := l.session.root.Open(id.name)
-	if d != nil {
-		defer func() { _ = d.Close() }() // opened for reading
-	}
-	e.present = err == nil
-	_, facts := l.session.measure(id, d, e, l.space)
-	published := l.published[id.name]
-	if err == nil && e.mayBeBlock() {
-		var devices []bind.Publication
-		devices, err = l.devices(&found{id: id, entry: e, dir: d})
-		published = append(slices.Clone(published), devices...)
-	}
-	if err != nil && !isMissing(err) {
-		facts.IO = err
-	}
-	return e, facts, published
-}
-
-// devices is where the devices of a volume are published.
-func (l *listing) devices(v *found) ([]bind.Publication, error) {
-	file, ok, err := v.file()
-	if err != nil || !ok {
-		return nil, err
-	}
-	if l.attached == nil {
-		attached, err := l.pool.options.attachments()
-		if err != nil {
-			return nil, err
-		}
-		l.attached = &attached
-	}
-	return l.attached.publications(file), nil
 }
 
 func isMissing(err error) bool {

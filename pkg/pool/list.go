@@ -1,0 +1,186 @@
+package pool
+
+import (
+	"context"
+	"errors"
+	"slices"
+
+	"kubevirt.io/hostpath-provisioner/pkg/health"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+)
+
+// Volume tells of one volume, lost ones included, and from memory of one whose pool does
+// not serve. ErrNotFound means that there is none.
+func (s *Set) Volume(_ context.Context, id VolumeID) (Volume, error) {
+	v, err := s.look(id)
+	if err != nil {
+		return s.remembered(id, err)
+	}
+	defer v.close()
+	l := &listing{pool: v.session.pool, session: v.session}
+	l.err = l.ask()
+	return l.tell(v.id, v.entry, v.dir, nil), nil
+}
+
+// remembered tells of a volume that could not be looked at, as List does; or why, if no
+// pool is known to have it.
+func (s *Set) remembered(id VolumeID, why error) (Volume, error) {
+	holders := s.holders(id)
+	if !errors.Is(why, ErrUnavailable) || len(holders) != 1 {
+		return Volume{}, why
+	}
+	l := holders[0].list()
+	defer l.close()
+	return l.volume(id), nil
+}
+
+// nodes are those that have a volume published, this one first.
+func (p *Pool) nodes(here []bind.Publication, elsewhere []NodeID) []NodeID {
+	if len(here) == 0 {
+		return elsewhere
+	}
+	return append([]NodeID{p.options.Node}, elsewhere...)
+}
+
+// List tells of up to most volumes in the order of their ids, beginning after an
+// id; the zero id comes before all. If others follow, next is the id to go on after.
+// A pool that does not serve has its volumes listed from memory.
+func (s *Set) List(_ context.Context, after VolumeID, most int) (page []Volume, next VolumeID) {
+	type at struct {
+		id   VolumeID
+		pool *Pool
+	}
+	var all []at
+	listings := make(map[*Pool]*listing)
+	for _, p := range s.pools {
+		l := p.list()
+		defer l.close()
+		listings[p] = l
+		for _, id := range p.after(after, most+1) {
+			all = append(all, at{id, p})
+		}
+	}
+	slices.SortStableFunc(all, func(a, b at) int { return compareIDs(a.id, b.id) })
+	if len(all) > most {
+		all = all[:most]
+		next = all[most-1].id
+	}
+	for _, v := range all {
+		volume := listings[v.pool].volume(v.id)
+		if volume.Lost && listings[v.pool].err == nil && !s.lost(v.id) {
+			continue // it is being made or removed
+		}
+		page = append(page, volume)
+	}
+	return page, next
+}
+
+// lost tells whether a volume is lost, and not in the middle of a call.
+func (s *Set) lost(id VolumeID) bool {
+	v, err := s.look(id)
+	if err != nil {
+		return false
+	}
+	defer v.close()
+	return v.entry.lost()
+}
+
+func (p *Pool) after(id VolumeID, most int) []VolumeID {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.index.after(id, most)
+}
+
+// A listing is what one page of a list needs of a pool, asked once.
+type listing struct {
+	pool      *Pool
+	session   *session // nil if the pool does not serve
+	err       error    // why
+	space     dir.Space
+	published map[string][]bind.Publication
+	attached  *attachments // nil as long as no block volume was met
+	elsewhere map[string][]NodeID
+}
+
+func (p *Pool) list() *listing {
+	l := &listing{pool: p}
+	l.err = l.open()
+	return l
+}
+
+func (l *listing) open() (err error) {
+	if l.session, err = l.pool.enter(); err != nil {
+		return err
+	}
+	if err := l.session.loadShared(); err != nil {
+		return err
+	}
+	return l.ask()
+}
+
+// ask reads what is the same for all volumes of the pool.
+func (l *listing) ask() (err error) {
+	if l.space, err = l.session.root.Space(); err != nil {
+		return err
+	}
+	if l.published, err = l.pool.options.Mounts.Published(l.session.root); err != nil {
+		return err
+	}
+	l.elsewhere, err = l.session.publishedElsewhere()
+	return err
+}
+
+func (l *listing) close() {
+	if l.session != nil {
+		l.session.close()
+	}
+}
+
+// volume reads what the disk has of a volume, if the pool serves.
+func (l *listing) volume(id VolumeID) Volume {
+	if l.err != nil {
+		return l.tell(id, l.pool.known(id), nil, nil)
+	}
+	e, d, err := l.session.lookup(id)
+	if d != nil {
+		defer func() { _ = d.Close() }() // opened for reading
+	}
+	if err != nil {
+		e = l.pool.known(id)
+	}
+	return l.tell(id, e, d, err)
+}
+
+// tell is all that is told of a volume: how it is, and where. It could not be read for
+// the reason that is given, if there is one.
+func (l *listing) tell(id VolumeID, e entry, d *dir.Dir, unread error) Volume {
+	facts, published := health.Facts{Pool: l.err}, l.published[id.name]
+	if l.err == nil {
+		devices, err := l.devices(&found{id: id, entry: e, dir: d})
+		published = append(slices.Clone(published), devices...)
+		_, facts = l.session.measure(id, d, e, l.space)
+		facts.IO = errors.Join(facts.IO, unread, err)
+	}
+	v := l.pool.volume(id, e, l.space)
+	v.Enforced = v.Enforced && !facts.LimitDiffers
+	v.Condition = facts.Condition()
+	v.Nodes = l.pool.nodes(published, l.elsewhere[id.name])
+	return v
+}
+
+// devices is where the devices of a volume are published.
+func (l *listing) devices(v *found) ([]bind.Publication, error) {
+	file, ok, err := v.file()
+	if err != nil || !ok {
+		return nil, err
+	}
+	if l.attached == nil {
+		attached, err := l.pool.options.attachments()
+		if err != nil {
+			return nil, err
+		}
+		l.attached = &attached
+	}
+	return l.attached.publications(file), nil
+}
