@@ -56,6 +56,12 @@ bench: build ## Measure the driver against what it is built on, as ratios with b
 	@go build -o bin/bench ./test/bench
 	@HOSTPATH_CSI_DRIVER=bin/hostpath-csi-driver exec bin/bench $(BENCH_FLAGS)
 
+.PHONY: docs
+docs: ## Write what of docs/ is made from the code: docs/metrics.md
+	@mkdir -p bin
+	go run ./test/metricsdoc > bin/metrics.md
+	@mv bin/metrics.md docs/metrics.md
+
 .PHONY: test
 test: ## Run every test with the race detector (unit, contract, sanity, kernel, nested modules), then print the coverage
 	@test/tools/install-deps test

@@ -27,6 +27,7 @@ type config struct {
 	deviceNodes    string
 	metricsAddress string // empty for no metrics
 	metricsTLS     metrics.TLS
+	volumeMetrics  bool // each volume is shown by itself
 }
 
 // parse reads the command line and reports all that is wrong with it. It changes
@@ -46,6 +47,7 @@ func parse(args []string, output io.Writer) (config, error) {
 	flags.StringVar(&c.metricsTLS.CertFile, "metrics-cert-file", "", "certificate for the metrics; without one the driver makes its own")
 	flags.StringVar(&c.metricsTLS.KeyFile, "metrics-key-file", "", "key of that certificate")
 	flags.StringVar(&tlsVersion, "metrics-tls-version", "VersionTLS13", "lowest version of TLS for the metrics")
+	flags.BoolVar(&c.volumeMetrics, "volume-metrics", false, "show each volume in the metrics")
 	klog.InitFlags(flags)
 
 	problems := parseAll(flags, args)

@@ -30,6 +30,7 @@ type facts struct {
 	CertFile, KeyFile                    string
 	MinVersion                           uint16
 	Pools                                []string
+	EachVolume                           bool
 }
 
 func (c config) facts() facts {
@@ -42,6 +43,7 @@ func (c config) facts() facts {
 		CertFile:   c.metricsTLS.CertFile,
 		KeyFile:    c.metricsTLS.KeyFile,
 		MinVersion: c.metricsTLS.MinVersion,
+		EachVolume: c.volumeMetrics,
 	}
 	for _, p := range c.pools {
 		f.Pools = append(f.Pools, p.Name.String()+" "+p.Path+" "+p.SnapshotPath)
@@ -79,6 +81,7 @@ func TestParse(t *testing.T) {
 			f.Pools = []string{"local " + workdir + "/local-data-dir/csi " + workdir + "/local-data-dir/csi/snapshots"}
 			f.MinVersion = tls.VersionTLS12
 		})},
+		"each volume shown": {[]string{"--nodeid=node-a", "--version=v1", "--volume-metrics"}, defaults(func(f *facts) { f.EachVolume = true })},
 		"several pools": {[]string{"--nodeid=node-a", "--version=v1", `--datadir=[{"name":"a","path":"/a"},{"name":"b","path":"/b/","shared":true}]`},
 			defaults(func(f *facts) { f.Pools = []string{"a /a ", "b /b "} })},
 		"another name":                  {[]string{"--nodeid=node-a", "--version=v1", "--drivername=hostpath.csi.kubevirt.io"}, defaults(func(f *facts) { f.Name = "hostpath.csi.kubevirt.io" })},
@@ -187,7 +190,7 @@ func TestHelp(t *testing.T) {
 		}
 		for _, name := range []string{
 			"datadir", "drivername", "endpoint", "nodeid", "version", "v",
-			"metrics-address", "metrics-cert-file", "metrics-key-file", "metrics-tls-version",
+			"metrics-address", "metrics-cert-file", "metrics-key-file", "metrics-tls-version", "volume-metrics",
 		} {
 			if !slices.Contains(told, name) {
 				t.Errorf("%q tells %q, but not --%s", args, told, name)

@@ -62,6 +62,7 @@ func TestDriver(t *testing.T) {
 	t.Run("does not begin with a bad configuration", func(t *testing.T) { testBadConfiguration(t, program) })
 	t.Run("does not begin where it cannot serve", func(t *testing.T) { testCannotServe(t, program) })
 	t.Run("serves volumes and metrics until SIGTERM", func(t *testing.T) { testServes(t, program) })
+	t.Run("shows each volume if it is told to", func(t *testing.T) { testVolumeMetrics(t, program) })
 	t.Run("finishes the calls in flight", func(t *testing.T) { testCallsInFlight(t, program) })
 	t.Run("ends at once with a second signal", func(t *testing.T) { testSecondSignal(t, program) })
 	t.Run("does not share its socket", func(t *testing.T) { testOneSocket(t, program) })
@@ -217,10 +218,20 @@ func testServes(t *testing.T, program string) {
 		"kubevirt_hpp_pool_path_shared_with_os 1", // of the socket, that is
 		`hostpath_pool_volumes{pool="local"} 1`,
 		`hostpath_csi_call_duration_seconds_count{code="OK",method="CreateVolume"} 1`,
-		`hostpath_build_info{version="v1.2.3"} 1`,
+		`hostpath_pool_trash_bytes{pool="local"} 0`,
 	} {
 		if !strings.Contains(scraped, series+"\n") {
 			t.Errorf("the metrics have no %q", series)
+		}
+	}
+	for _, pattern := range []string{
+		`hostpath_build_info\{goversion="go1\.[^"]+",(revision="[0-9a-f]{40}",)?version="v1\.2\.3"\} 1`,
+		`hostpath_pool_size_bytes\{pool="local"\} [1-9]`,
+		`hostpath_pool_free_bytes\{pool="local"\} [1-9]`,
+		`hostpath_pool_available_bytes\{pool="local"\} [1-9]`,
+	} {
+		if !regexp.MustCompile(`(?m)^` + pattern).MatchString(scraped) {
+			t.Errorf("the metrics have nothing like %s", pattern)
 		}
 	}
 
@@ -230,6 +241,53 @@ func testServes(t *testing.T, program string) {
 	}
 	if _, err := os.Lstat(p.socket); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the socket is still there: %v", err)
+	}
+}
+
+func testVolumeMetrics(t *testing.T, program string) {
+	testenv.NeedRoot(t)
+	p := newPlace(t)
+	must(t, os.MkdirAll(p.pool+"/came", 0o777))
+	for name, c := range map[string]struct {
+		flags []string
+		shown bool
+	}{
+		"by default":    {nil, false},
+		"by the option": {[]string{"--volume-metrics"}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := start(t, program, p.flags(append(c.flags, "--metrics-address=127.0.0.1:0")...))
+			scraped := scrapeUntil(t, d.metricsAddress(t), `hostpath_pool_abnormal_volumes{pool="local",reason="directory_missing"} 0`)
+			for _, series := range []string{
+				`hostpath_volume_abnormal{pool="local",volume="came"} 0`,
+				`hostpath_volume_capacity_bytes{pool="local",volume="came"} `,
+			} {
+				if strings.Contains(scraped, "\n"+series) != c.shown {
+					t.Errorf("the metrics have %q: %v, want %v", series, !c.shown, c.shown)
+				}
+			}
+			must(t, d.Signal(syscall.SIGTERM))
+			must(t, d.wait(t))
+		})
+	}
+}
+
+// scrapeUntil scrapes until a series is there.
+func scrapeUntil(t *testing.T, address, series string) string {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), inTime)
+	defer cancel()
+	again := time.NewTicker(10 * time.Millisecond)
+	defer again.Stop()
+	for {
+		if scraped := scrape(t, address); strings.Contains(scraped, series+"\n") {
+			return scraped
+		}
+		select {
+		case <-again.C:
+		case <-ctx.Done():
+			t.Fatalf("the metrics have no %q", series)
+		}
 	}
 }
 

@@ -82,9 +82,15 @@ func run(ctx context.Context, c config) (err error) {
 		Devices:    loop.NewKernel(nodes),
 		Dev:        nodes,
 		SystemPath: filepath.Dir(c.socket),
+		EachVolume: c.volumeMetrics,
 		Log:        log,
 	})
-	observed := metrics.New(c.driver.Version, func() []metrics.Pool { return show(pools.Status()) })
+	observed := metrics.New(metrics.Options{
+		Version:  c.driver.Version,
+		Revision: revision(),
+		Pools:    func() []metrics.Pool { return shownPools(pools.Status()) },
+		Volumes:  eachVolume(c, pools),
+	})
 
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -146,22 +152,4 @@ func serveMetrics(ctx context.Context, listener net.Listener, m *metrics.Metrics
 		}
 	}()
 	return ended
-}
-
-func show(pools []pool.Status) []metrics.Pool {
-	var shown []metrics.Pool
-	for _, p := range pools {
-		shown = append(shown, metrics.Pool{
-			Name:       p.Name.String(),
-			Serving:    p.Err == nil,
-			SystemDisk: p.SystemDisk,
-			Enforced:   p.Enforced,
-			Volumes:    p.Volumes,
-			Promised:   p.Promised,
-			Trash:      p.Trash,
-			Stuck:      p.Stuck,
-			Restored:   p.Restored,
-		})
-	}
-	return shown
 }

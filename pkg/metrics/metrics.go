@@ -3,23 +3,22 @@
 package metrics
 
 import (
+	"runtime"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 )
 
-// A Pool is what is shown of one.
-type Pool struct {
-	Name       string
-	Serving    bool
-	SystemDisk bool // on the filesystem of the operating system
-	Enforced   bool // the kernel keeps the sizes of new volumes
-	Volumes    int
-	Promised   int64  // bytes
-	Trash      int    // removed volumes that still occupy space
-	Stuck      int    // those of them that could not be removed
-	Restored   uint64 // limits that were put back
+// Options say what is shown. The functions are called at each scrape, and have to answer
+// from memory: Prometheus waits for them.
+type Options struct {
+	// Version is that of the driver, and Revision what it was built from; empty if that
+	// is not known.
+	Version, Revision string
+	Pools             func() []Pool
+	// Volumes are shown one by one; nil for none.
+	Volumes func() []Volume
 }
 
 // Metrics are all that is shown.
@@ -35,8 +34,8 @@ var callBuckets = []float64{
 	50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 25e-3, 50e-3, 100e-3, 250e-3, 500e-3, 1, 2.5, 5, 10, 30,
 }
 
-// New makes the metrics of a driver of that version, which asks pools at each scrape.
-func New(version string, pools func() []Pool) *Metrics {
+// New makes the metrics of a driver.
+func New(o Options) *Metrics {
 	m := &Metrics{
 		registry: prometheus.NewRegistry(),
 		calls: prometheus.NewHistogramVec(prometheus.HistogramOpts{
@@ -49,15 +48,26 @@ func New(version string, pools func() []Pool) *Metrics {
 			Help: "CSI calls that panicked and were answered with INTERNAL.",
 		}, []string{"method"}),
 	}
+	m.registry.MustRegister(m.calls, m.panics, buildInfo(o), &poolCollector{pools: o.Pools},
+		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	if o.Volumes != nil {
+		m.registry.MustRegister(&volumeCollector{volumes: o.Volumes})
+	}
+	return m
+}
+
+func buildInfo(o Options) prometheus.Collector {
+	labels := prometheus.Labels{"version": o.Version, "goversion": runtime.Version()}
+	if o.Revision != "" {
+		labels["revision"] = o.Revision
+	}
 	build := prometheus.NewGauge(prometheus.GaugeOpts{
 		Name:        "hostpath_build_info",
-		Help:        "Always 1; the label tells the version.",
-		ConstLabels: prometheus.Labels{"version": version},
+		Help:        "Always 1; the labels tell the version that the driver reports, that of Go, and the revision of the source if it is known.",
+		ConstLabels: labels,
 	})
 	build.Set(1)
-	m.registry.MustRegister(m.calls, m.panics, build, &poolCollector{pools: pools},
-		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	return m
+	return build
 }
 
 // Call tells of one answered call.
@@ -68,50 +78,21 @@ func (m *Metrics) Call(method, code string, duration time.Duration) {
 // Panic tells of a handler that panicked.
 func (m *Metrics) Panic(method string) { m.panics.WithLabelValues(method).Inc() }
 
-// poolCollector makes series of pools when they are asked for.
-type poolCollector struct{ pools func() []Pool }
+// Gatherer has what a scrape shows.
+func (m *Metrics) Gatherer() prometheus.Gatherer { return m.registry }
 
-// sharedWithOS is the one metric that users of the earlier driver have alerts on.
-var sharedWithOS = prometheus.NewDesc("kubevirt_hpp_pool_path_shared_with_os",
-	"1 if a pool shares its filesystem with the operating system.", nil, nil)
-
-// perPool are the series with the label "pool".
-var perPool = []struct {
-	desc  *prometheus.Desc
-	kind  prometheus.ValueType
-	value func(Pool) float64
-}{
-	{poolDesc("serving", "1 if the pool serves."), prometheus.GaugeValue, func(p Pool) float64 { return number(p.Serving) }},
-	{poolDesc("quota_enforced", "1 if the kernel keeps the sizes of the pool's new volumes."), prometheus.GaugeValue, func(p Pool) float64 { return number(p.Enforced) }},
-	{poolDesc("volumes", "Volumes in the pool."), prometheus.GaugeValue, func(p Pool) float64 { return float64(p.Volumes) }},
-	{poolDesc("promised_bytes", "Bytes set aside for volumes."), prometheus.GaugeValue, func(p Pool) float64 { return float64(p.Promised) }},
-	{poolDesc("limits_restored_total", "Limits of volumes that were missing or different, and were put back."), prometheus.CounterValue, func(p Pool) float64 { return float64(p.Restored) }},
-	{poolDesc("trash_entries", "Removed volumes that still occupy space."), prometheus.GaugeValue, func(p Pool) float64 { return float64(p.Trash) }},
-	{poolDesc("trash_stuck_entries", "Removed volumes that could not be removed from disk; the log says why."), prometheus.GaugeValue, func(p Pool) float64 { return float64(p.Stuck) }},
+// A series is one metric of the things that a collector shows.
+type series[T any] struct {
+	desc *prometheus.Desc
+	kind prometheus.ValueType
+	// value answers false where there is none.
+	value func(T) (float64, bool)
 }
 
-func poolDesc(name, help string) *prometheus.Desc {
-	return prometheus.NewDesc("hostpath_pool_"+name, help, []string{"pool"}, nil)
-}
-
-// Describe implements prometheus.Collector.
-func (c *poolCollector) Describe(descs chan<- *prometheus.Desc) {
-	descs <- sharedWithOS
-	for _, series := range perPool {
-		descs <- series.desc
+func (s series[T]) collect(metrics chan<- prometheus.Metric, of T, labels ...string) {
+	if value, ok := s.value(of); ok {
+		metrics <- prometheus.MustNewConstMetric(s.desc, s.kind, value, labels...)
 	}
-}
-
-// Collect implements prometheus.Collector.
-func (c *poolCollector) Collect(metrics chan<- prometheus.Metric) {
-	shared := false
-	for _, pool := range c.pools() {
-		shared = shared || pool.SystemDisk
-		for _, series := range perPool {
-			metrics <- prometheus.MustNewConstMetric(series.desc, series.kind, series.value(pool), pool.Name)
-		}
-	}
-	metrics <- prometheus.MustNewConstMetric(sharedWithOS, prometheus.GaugeValue, number(shared))
 }
 
 func number(b bool) float64 {

@@ -16,6 +16,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -97,12 +98,26 @@ func series(scraped, name string) []string {
 	return lines
 }
 
+// local is a pool of which all is known, and away one that does not serve.
+var (
+	local = metrics.Pool{
+		Name: "local", Serving: true, Enforced: true, Volumes: 3, Promised: 5 << 30,
+		Filesystem: &metrics.Filesystem{SizeBytes: 10 << 30, FreeBytes: 4 << 30, Inodes: 1000, FreeInodes: 900, Errors: 2},
+		Available:  3 << 30, Used: 1 << 30, Trash: 2, Stuck: 1, TrashBytes: 1 << 20, TrashSince: time.Unix(1700000000, 5e8),
+		Restored: 4, RemovedFiles: 70, RemovedVolumes: 6, LastError: time.Unix(1600000000, 0),
+		Abnormal: map[string]int{"no_space": 1, "directory_missing": 0},
+	}
+	away = metrics.Pool{Name: "away", Used: metrics.Unknown, TrashBytes: metrics.Unknown}
+)
+
 func TestPools(t *testing.T) {
 	var pools []metrics.Pool
-	address := serve(t, metrics.New("v1", func() []metrics.Pool { return pools }), metrics.TLS{})
-	local := metrics.Pool{Name: "local", Serving: true, Enforced: true, Volumes: 3, Promised: 5 << 30, Trash: 2, Stuck: 1, Restored: 4}
-	away := metrics.Pool{Name: "away"}
-	onSystem := metrics.Pool{Name: "on-system", Serving: true, SystemDisk: true}
+	address := serve(t, metrics.New(metrics.Options{Pools: func() []metrics.Pool { return pools }}), metrics.TLS{})
+	// bare is on a filesystem that counts no inodes and no errors.
+	bare := metrics.Pool{
+		Name: "bare", Serving: true, SystemDisk: true, Used: metrics.Unknown,
+		Filesystem: &metrics.Filesystem{SizeBytes: 1024, FreeBytes: 512, Errors: metrics.Unknown},
+	}
 	for name, c := range map[string]struct {
 		pools []metrics.Pool
 		want  []string
@@ -110,38 +125,60 @@ func TestPools(t *testing.T) {
 		"none": {nil, []string{
 			"kubevirt_hpp_pool_path_shared_with_os 0",
 		}},
-		"a pool on a disk of its own, and one that is away": {[]metrics.Pool{local, away}, []string{
-			`hostpath_pool_limits_restored_total{pool="away"} 0`,
+		"a pool of which all is known": {[]metrics.Pool{local}, []string{
+			`hostpath_pool_abnormal_volumes{pool="local",reason="directory_missing"} 0`,
+			`hostpath_pool_abnormal_volumes{pool="local",reason="no_space"} 1`,
+			`hostpath_pool_available_bytes{pool="local"} 3.221225472e+09`,
+			`hostpath_pool_filesystem_errors{pool="local"} 2`,
+			`hostpath_pool_free_bytes{pool="local"} 4.294967296e+09`,
+			`hostpath_pool_free_inodes{pool="local"} 900`,
+			`hostpath_pool_inodes{pool="local"} 1000`,
+			`hostpath_pool_last_error_timestamp_seconds{pool="local"} 1.6e+09`,
 			`hostpath_pool_limits_restored_total{pool="local"} 4`,
-			`hostpath_pool_promised_bytes{pool="away"} 0`,
 			`hostpath_pool_promised_bytes{pool="local"} 5.36870912e+09`,
-			`hostpath_pool_quota_enforced{pool="away"} 0`,
 			`hostpath_pool_quota_enforced{pool="local"} 1`,
-			`hostpath_pool_serving{pool="away"} 0`,
+			`hostpath_pool_reaper_removed_files_total{pool="local"} 70`,
+			`hostpath_pool_reaper_removed_volumes_total{pool="local"} 6`,
 			`hostpath_pool_serving{pool="local"} 1`,
-			`hostpath_pool_trash_entries{pool="away"} 0`,
+			`hostpath_pool_shared_with_os{pool="local"} 0`,
+			`hostpath_pool_size_bytes{pool="local"} 1.073741824e+10`,
+			`hostpath_pool_trash_bytes{pool="local"} 1.048576e+06`,
 			`hostpath_pool_trash_entries{pool="local"} 2`,
-			`hostpath_pool_trash_stuck_entries{pool="away"} 0`,
+			`hostpath_pool_trash_oldest_timestamp_seconds{pool="local"} 1.7000000005e+09`,
 			`hostpath_pool_trash_stuck_entries{pool="local"} 1`,
-			`hostpath_pool_volumes{pool="away"} 0`,
+			`hostpath_pool_used_bytes{pool="local"} 1.073741824e+09`,
 			`hostpath_pool_volumes{pool="local"} 3`,
 			"kubevirt_hpp_pool_path_shared_with_os 0",
 		}},
-		"one of two on the system's disk": {[]metrics.Pool{away, onSystem}, []string{
+		"a pool that is away, of which little is known, and not told as 0": {[]metrics.Pool{away}, []string{
+			`hostpath_pool_available_bytes{pool="away"} 0`,
 			`hostpath_pool_limits_restored_total{pool="away"} 0`,
-			`hostpath_pool_limits_restored_total{pool="on-system"} 0`,
 			`hostpath_pool_promised_bytes{pool="away"} 0`,
-			`hostpath_pool_promised_bytes{pool="on-system"} 0`,
 			`hostpath_pool_quota_enforced{pool="away"} 0`,
-			`hostpath_pool_quota_enforced{pool="on-system"} 0`,
+			`hostpath_pool_reaper_removed_files_total{pool="away"} 0`,
+			`hostpath_pool_reaper_removed_volumes_total{pool="away"} 0`,
 			`hostpath_pool_serving{pool="away"} 0`,
-			`hostpath_pool_serving{pool="on-system"} 1`,
+			`hostpath_pool_shared_with_os{pool="away"} 0`,
 			`hostpath_pool_trash_entries{pool="away"} 0`,
-			`hostpath_pool_trash_entries{pool="on-system"} 0`,
 			`hostpath_pool_trash_stuck_entries{pool="away"} 0`,
-			`hostpath_pool_trash_stuck_entries{pool="on-system"} 0`,
 			`hostpath_pool_volumes{pool="away"} 0`,
-			`hostpath_pool_volumes{pool="on-system"} 0`,
+			"kubevirt_hpp_pool_path_shared_with_os 0",
+		}},
+		"one that shares its filesystem with the system": {[]metrics.Pool{bare}, []string{
+			`hostpath_pool_available_bytes{pool="bare"} 0`,
+			`hostpath_pool_free_bytes{pool="bare"} 512`,
+			`hostpath_pool_limits_restored_total{pool="bare"} 0`,
+			`hostpath_pool_promised_bytes{pool="bare"} 0`,
+			`hostpath_pool_quota_enforced{pool="bare"} 0`,
+			`hostpath_pool_reaper_removed_files_total{pool="bare"} 0`,
+			`hostpath_pool_reaper_removed_volumes_total{pool="bare"} 0`,
+			`hostpath_pool_serving{pool="bare"} 1`,
+			`hostpath_pool_shared_with_os{pool="bare"} 1`,
+			`hostpath_pool_size_bytes{pool="bare"} 1024`,
+			`hostpath_pool_trash_bytes{pool="bare"} 0`,
+			`hostpath_pool_trash_entries{pool="bare"} 0`,
+			`hostpath_pool_trash_stuck_entries{pool="bare"} 0`,
+			`hostpath_pool_volumes{pool="bare"} 0`,
 			"kubevirt_hpp_pool_path_shared_with_os 1",
 		}},
 	} {
@@ -156,8 +193,38 @@ func TestPools(t *testing.T) {
 	}
 }
 
+func TestVolumesAreShownOnlyWhereThatIsAskedFor(t *testing.T) {
+	volumes := func() []metrics.Volume {
+		return []metrics.Volume{
+			{Pool: "local", Name: "pvc-1", Capacity: 4096, Used: 1024, Inodes: 7},
+			{Pool: "local", Name: "pvc-2", Capacity: 8192, Used: metrics.Unknown, Inodes: metrics.Unknown, Abnormal: true},
+		}
+	}
+	for name, c := range map[string]struct {
+		volumes func() []metrics.Volume
+		want    []string
+	}{
+		"by default": {nil, nil},
+		"each volume": {volumes, []string{
+			`hostpath_volume_abnormal{pool="local",volume="pvc-1"} 0`,
+			`hostpath_volume_abnormal{pool="local",volume="pvc-2"} 1`,
+			`hostpath_volume_capacity_bytes{pool="local",volume="pvc-1"} 4096`,
+			`hostpath_volume_capacity_bytes{pool="local",volume="pvc-2"} 8192`,
+			`hostpath_volume_inodes_used{pool="local",volume="pvc-1"} 7`,
+			`hostpath_volume_used_bytes{pool="local",volume="pvc-1"} 1024`,
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			address := serve(t, metrics.New(metrics.Options{Pools: noPools, Volumes: c.volumes}), metrics.TLS{})
+			if diff := cmp.Diff(c.want, series(scrape(t, address), "hostpath_volume_")); diff != "" {
+				t.Errorf("the series of volumes (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
 func TestCalls(t *testing.T) {
-	m := metrics.New("v1.2.3", noPools)
+	m := metrics.New(metrics.Options{Version: "v1.2.3", Revision: "0123abc", Pools: noPools})
 	address := serve(t, m, metrics.TLS{})
 	m.Call("NodeGetVolumeStats", "OK", 40*time.Microsecond)
 	m.Call("NodeGetVolumeStats", "OK", 60*time.Microsecond)
@@ -178,7 +245,7 @@ func TestCalls(t *testing.T) {
 			`{code="OK",method="NodeGetVolumeStats"} 2`, `{code="ResourceExhausted",method="CreateVolume"} 1`,
 		}},
 		{"hostpath_csi_panics_total", []string{`{method="NodePublishVolume"} 2`}},
-		{"hostpath_build_info", []string{`{version="v1.2.3"} 1`}},
+		{"hostpath_build_info", []string{`{goversion="` + runtime.Version() + `",revision="0123abc",version="v1.2.3"} 1`}},
 	} {
 		var got []string
 		for _, line := range series(scraped, c.name) {
@@ -200,7 +267,11 @@ func TestCalls(t *testing.T) {
 }
 
 func TestTheNamesFollowTheConventions(t *testing.T) {
-	m := metrics.New("v1", func() []metrics.Pool { return []metrics.Pool{{Name: "local"}} })
+	m := metrics.New(metrics.Options{
+		Version: "v1",
+		Pools:   func() []metrics.Pool { return []metrics.Pool{local} },
+		Volumes: func() []metrics.Volume { return []metrics.Volume{{Pool: "local", Name: "pvc-1"}} },
+	})
 	address := serve(t, m, metrics.TLS{})
 	m.Call("Probe", "OK", time.Millisecond)
 	m.Panic("Probe")
@@ -218,7 +289,7 @@ func TestTheNamesFollowTheConventions(t *testing.T) {
 }
 
 func TestOnlyMetricsAreServed(t *testing.T) {
-	address := serve(t, metrics.New("v1", noPools), metrics.TLS{})
+	address := serve(t, metrics.New(metrics.Options{Version: "v1", Pools: noPools}), metrics.TLS{})
 	for path, want := range map[string]int{"/metrics": http.StatusOK, "/": http.StatusNotFound, "/debug/pprof/": http.StatusNotFound} {
 		if response, _ := get(t, address, path, anyCertificate()); response.StatusCode != want {
 			t.Errorf("%s is answered with %s, want %d", path, response.Status, want)
@@ -240,7 +311,7 @@ func TestTheLowestVersionOfTLS(t *testing.T) {
 		"1.1 does not take 1.0": {tls.VersionTLS11, tls.VersionTLS10, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			address := serve(t, metrics.New("v1", noPools), metrics.TLS{MinVersion: c.server})
+			address := serve(t, metrics.New(metrics.Options{Version: "v1", Pools: noPools}), metrics.TLS{MinVersion: c.server})
 			dialer := tls.Dialer{Config: &tls.Config{InsecureSkipVerify: true, MinVersion: c.client, MaxVersion: c.client}}
 			connection, err := dialer.DialContext(t.Context(), "tcp", address)
 			if err == nil {
@@ -287,7 +358,7 @@ func TestTheDriversOwnCertificate(t *testing.T) {
 	t.Setenv("POD_IP", "192.0.2.7")
 	t.Setenv("SERVICE_NAME", "driver-metrics")
 	t.Setenv("POD_NAMESPACE", "storage")
-	address := serve(t, metrics.New("v1", noPools), metrics.TLS{})
+	address := serve(t, metrics.New(metrics.Options{Version: "v1", Pools: noPools}), metrics.TLS{})
 	certificate := shown(t, address)
 	trusted := x509.NewCertPool()
 	trusted.AddCert(certificate)
@@ -302,7 +373,7 @@ func TestTheDriversOwnCertificate(t *testing.T) {
 	if again := shown(t, address); !again.Equal(certificate) {
 		t.Error("the second connection sees another certificate")
 	}
-	if other := shown(t, serve(t, metrics.New("v1", noPools), metrics.TLS{})); other.SerialNumber.Cmp(certificate.SerialNumber) == 0 {
+	if other := shown(t, serve(t, metrics.New(metrics.Options{Version: "v1", Pools: noPools}), metrics.TLS{})); other.SerialNumber.Cmp(certificate.SerialNumber) == 0 {
 		t.Error("two servers have certificates of one serial number")
 	}
 }
@@ -337,7 +408,7 @@ func TestACertificateFromFilesIsReadAgainWhenItChanges(t *testing.T) {
 	files := pair{filepath.Join(dir, "tls.crt"), filepath.Join(dir, "tls.key")}
 	now := time.Now()
 	first := writePair(t, files, now)
-	address := serve(t, metrics.New("v1", noPools), metrics.TLS{CertFile: files.cert, KeyFile: files.key})
+	address := serve(t, metrics.New(metrics.Options{Version: "v1", Pools: noPools}), metrics.TLS{CertFile: files.cert, KeyFile: files.key})
 	for range 2 {
 		if got := shown(t, address); !got.Equal(first) {
 			t.Errorf("the certificate shown is %v, want %v", got.SerialNumber, first.SerialNumber)
@@ -357,7 +428,7 @@ func TestACertificateWhoseKeyComesLaterIsTakenThen(t *testing.T) {
 	files, prepared := pair{filepath.Join(dir, "tls.crt"), filepath.Join(dir, "tls.key")}, pair{filepath.Join(dir, "new.crt"), filepath.Join(dir, "new.key")}
 	now := time.Now()
 	first := writePair(t, files, now)
-	address := serve(t, metrics.New("v1", noPools), metrics.TLS{CertFile: files.cert, KeyFile: files.key})
+	address := serve(t, metrics.New(metrics.Options{Version: "v1", Pools: noPools}), metrics.TLS{CertFile: files.cert, KeyFile: files.key})
 	if got := shown(t, address); !got.Equal(first) {
 		t.Errorf("the certificate shown is %v, want %v", got.SerialNumber, first.SerialNumber)
 	}
@@ -391,7 +462,7 @@ func TestFilesThatAreNoCertificate(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			listener := listen(t)
-			err := metrics.New("v1", noPools).Serve(t.Context(), listener, metrics.TLS{CertFile: files.cert, KeyFile: files.key})
+			err := metrics.New(metrics.Options{Version: "v1", Pools: noPools}).Serve(t.Context(), listener, metrics.TLS{CertFile: files.cert, KeyFile: files.key})
 			if err == nil || !strings.Contains(err.Error(), "metrics certificate") || !strings.Contains(err.Error(), dir) {
 				t.Errorf("Serve answers %v, want an error that names the files", err)
 			}
@@ -410,7 +481,9 @@ func TestServeEndsWithItsContext(t *testing.T) {
 				stop()
 			}
 			served := make(chan error, 1)
-			go func() { served <- metrics.New("v1", noPools).Serve(ctx, listener, metrics.TLS{}) }()
+			go func() {
+				served <- metrics.New(metrics.Options{Version: "v1", Pools: noPools}).Serve(ctx, listener, metrics.TLS{})
+			}()
 			if !before {
 				scrape(t, listener.Addr().String())
 				stop()
@@ -423,11 +496,11 @@ func TestServeEndsWithItsContext(t *testing.T) {
 
 func TestServeEndsScrapesInFlight(t *testing.T) {
 	asked, answer := make(chan struct{}), make(chan struct{})
-	m := metrics.New("v1", func() []metrics.Pool {
+	m := metrics.New(metrics.Options{Pools: func() []metrics.Pool {
 		close(asked)
 		<-answer
 		return nil
-	})
+	}})
 	listener := listen(t)
 	ctx, stop := context.WithCancel(t.Context())
 	served, scraped := make(chan error, 1), make(chan error, 1)
@@ -453,7 +526,7 @@ func TestServeEndsScrapesInFlight(t *testing.T) {
 func TestServeTellsThatItsListenerFailed(t *testing.T) {
 	listener := listen(t)
 	must(t, listener.Close())
-	err := metrics.New("v1", noPools).Serve(t.Context(), listener, metrics.TLS{})
+	err := metrics.New(metrics.Options{Version: "v1", Pools: noPools}).Serve(t.Context(), listener, metrics.TLS{})
 	if err == nil || !strings.Contains(err.Error(), listener.Addr().String()) {
 		t.Errorf("Serve answers %v, want an error that names the address", err)
 	}

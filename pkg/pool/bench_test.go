@@ -49,6 +49,7 @@ type bench struct {
 	devices pool.Devices
 	quota   *quotatest.Fake // nil: nobody keeps the sizes
 	real    pool.DetectQuota
+	each    bool // each volume is surveyed for itself
 	log     logr.Logger
 }
 
@@ -96,7 +97,7 @@ func (b *bench) startNode(name, datadir string) {
 	if devices == nil {
 		devices = b.loops
 	}
-	b.Set = pool.Start(configs, pool.Options{Node: node, Mounts: b.mounts, Labels: b.labels, Devices: devices, Dev: b.dev, Log: b.log, SystemPath: b.root, DetectQuota: b.detect})
+	b.Set = pool.Start(configs, pool.Options{Node: node, Mounts: b.mounts, Labels: b.labels, Devices: devices, Dev: b.dev, Log: b.log, SystemPath: b.root, DetectQuota: b.detect, EachVolume: b.each})
 	set := b.Set
 	b.t.Cleanup(func() { must(b.t, set.Close(context.Background())) })
 	must(b.t, b.Wait(b.t.Context()))

@@ -15,8 +15,8 @@ func (p *Pool) learnForeign(space dir.Space) {
 		return // what others promised meanwhile is not known, or count knows better
 	}
 	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.ledger.promised == 0 && len(p.trash) == 0 {
+	defer p.unlock()
+	if p.ledger.promised == 0 && len(p.trash.pieces) == 0 {
 		p.ledger.foreign = space.TakenBytes()
 	}
 	p.ledger.foreign = min(p.ledger.foreign, space.TakenBytes())
@@ -46,17 +46,20 @@ func (p *Pool) countAll(ctx context.Context) {
 // known now, the last number stays.
 func (s *session) count() {
 	if s.quota == nil || s.pool.config.Shared || s.anyUnlimited() {
+		s.pool.used.Store(unknownBytes)
 		return
 	}
 	before, err := s.root.Space()
 	if err != nil {
 		return
 	}
-	used, err := s.used()
+	used, trashed, err := s.used()
 	if err != nil {
+		s.pool.noteError()
 		s.pool.log.Error(err, "what others hold on the pool's filesystem could not be counted")
 		return
 	}
+	s.pool.used.Store(used)
 	after, err := s.root.Space()
 	if err != nil {
 		return
@@ -65,8 +68,8 @@ func (s *session) count() {
 	// as free.
 	taken := max(before.TakenBytes(), after.TakenBytes())
 	s.pool.mu.Lock()
-	defer s.pool.mu.Unlock()
-	s.pool.ledger.foreign = max(0, taken-used)
+	defer s.pool.unlock()
+	s.pool.ledger.foreign = max(0, taken-used-trashed)
 }
 
 // anyUnlimited tells whether there is a promise of which nobody counts the use.
@@ -81,27 +84,58 @@ func (s *session) anyUnlimited() bool {
 	return false
 }
 
-// used is what the volumes and the trash of the pool hold, in bytes.
-func (s *session) used() (sum int64, err error) {
+// used is what the volumes of the pool hold, and what its trash does, in bytes.
+func (s *session) used() (volumes, trash int64, err error) {
 	for id, e := range s.pool.limited(s) {
 		s.pool.steps.Add(1) // when the pool is opened this is part of the look
 		used, err := s.usedBy(id, e)
 		if err != nil {
-			return 0, err
+			return 0, 0, err
 		}
-		sum += used
+		volumes += used
 	}
+	trash, err = s.usedByTrash()
+	return volumes, trash, err
+}
+
+// usedByTrash is what the trash holds, and notes it of each piece.
+func (s *session) usedByTrash() (sum int64, err error) {
 	if err := s.work(); err != nil {
 		return 0, err
 	}
 	for _, name := range s.pool.queued(true) {
-		used, err := s.usedIn(s.trash, name, 0)
+		id, err := s.idIn(s.trash, name)
 		if err != nil {
 			return 0, err
 		}
+		if id == 0 {
+			continue // it came without a limit, and nobody knows
+		}
+		used, err := s.usedIn(s.trash, name, id)
+		if err != nil {
+			return 0, err
+		}
+		s.pool.trashHolds(name, used)
 		sum += used
 	}
 	return sum, nil
+}
+
+// measureTrash has monitoring know what is about to be erased. Without quotas nobody does.
+func (s *session) measureTrash() {
+	if s.quota == nil {
+		return
+	}
+	if _, err := s.usedByTrash(); err != nil {
+		s.pool.noteError()
+		s.pool.log.Error(err, "what the trash holds could not be counted")
+	}
+}
+
+func (p *Pool) trashHolds(name string, bytes int64) {
+	p.mu.Lock()
+	defer p.unlock()
+	p.trash.measured(name, bytes)
 }
 
 // usedBy is what a volume holds: by its id, or, where the kernel chose that, by its

@@ -46,6 +46,12 @@ func (l *ledger) available(space dir.Space, config Config) int64 {
 	return max(0, left-config.Reserve.of(space.SizeBytes))
 }
 
+// told is what is available as it is told: rounded down.
+func (l *ledger) told(space dir.Space, config Config) int64 {
+	step := quantum(space.SizeBytes)
+	return l.available(space, config) / step * step
+}
+
 func (l *ledger) addTrash(promised int64) {
 	if promised == unknownBytes {
 		l.unknown++
@@ -74,7 +80,7 @@ func quantum(size int64) int64 {
 // follows.
 func (p *Pool) reserve(space dir.Space, bytes int64) error {
 	p.mu.Lock()
-	defer p.mu.Unlock()
+	defer p.unlock()
 	if space.OutOfInodes() {
 		return fmt.Errorf("%w: the filesystem of pool %q has no inode left", ErrNoSpace, p.config.Name)
 	}
@@ -88,14 +94,14 @@ func (p *Pool) reserve(space dir.Space, bytes int64) error {
 // release gives a reservation back.
 func (p *Pool) release(bytes int64) {
 	p.mu.Lock()
-	defer p.mu.Unlock()
+	defer p.unlock()
 	p.ledger.promised -= bytes
 }
 
 // commit turns a reservation into what the index has of a volume.
 func (p *Pool) commit(id VolumeID, e entry, reserved int64) {
 	p.mu.Lock()
-	defer p.mu.Unlock()
+	defer p.unlock()
 	p.changes++
 	p.ledger.promised += p.index.put(id, e) - reserved
 }
@@ -103,7 +109,7 @@ func (p *Pool) commit(id VolumeID, e entry, reserved int64) {
 // note brings index and ledger in line with what is on disk.
 func (p *Pool) note(id VolumeID, e entry) {
 	p.mu.Lock()
-	defer p.mu.Unlock()
+	defer p.unlock()
 	p.changes++
 	p.ledger.promised += p.index.put(id, e)
 }
@@ -131,6 +137,5 @@ func (p *Pool) free() int64 {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	step := quantum(space.SizeBytes)
-	return p.ledger.available(space, p.config) / step * step
+	return p.ledger.told(space, p.config)
 }

@@ -50,9 +50,12 @@ type Options struct {
 	// LookEvery is how often a pool that serves is looked at, RetryEvery one that
 	// does not; HangAfter is when a look that has not ended counts as a hang.
 	LookEvery, RetryEvery, HangAfter time.Duration
-	// SyncEvery is how often the index is compared with the disk.
+	// SyncEvery is how often the index is compared with the disk, what volumes hold is
+	// counted, and each of them is looked at.
 	SyncEvery time.Duration
-	Log       logr.Logger
+	// EachVolume has Surveyed tell of each volume; otherwise it tells of none.
+	EachVolume bool
+	Log        logr.Logger
 }
 
 // A Pool is a directory in which volumes are directories.
@@ -74,11 +77,20 @@ type Pool struct {
 	// belongs to the looks.
 	unrestored map[VolumeID]entry
 
-	mu      sync.Mutex // guards the rest, never held over a system call
+	// What monitoring is shown, beside the state. It takes no lock.
+	shown     atomic.Pointer[shown]
+	surveyed  atomic.Pointer[survey] // nil before the first
+	used      atomic.Int64           // bytes that the volumes hold, or unknownBytes
+	lastError atomic.Pointer[time.Time]
+	erased    struct{ files, pieces atomic.Uint64 }
+
+	// mu guards the rest, is never held over a system call, and is given back by unlock
+	// where something of it was changed.
+	mu      sync.Mutex
 	index   index
 	changes uint64 // how often calls changed the index
 	ledger  ledger
-	trash   map[string]*rubbish
+	trash   trash
 	// restored is how often a limit was put back.
 	restored uint64
 	wake     chan struct{} // one token: there is trash to remove
@@ -103,6 +115,8 @@ type state struct {
 	hung bool  // the look itself has not come back
 	// systemDisk: the pool shares its filesystem with the operating system.
 	systemDisk bool
+	// space is the filesystem's; nil if the pool does not serve.
+	space *dir.Space
 }
 
 var errNotLooked = errors.New("it is being opened")
@@ -119,10 +133,11 @@ func newPool(config Config, s *Set) *Pool {
 		claimed:  &s.claimed,
 		looked:   make(chan struct{}),
 		index:    newIndex(),
-		trash:    make(map[string]*rubbish),
 		wake:     make(chan struct{}, 1),
 	}
 	p.state.Store(&state{err: p.unavailable(errNotLooked)})
+	p.shown.Store(&shown{})
+	p.used.Store(unknownBytes)
 	return p
 }
 
@@ -171,17 +186,15 @@ func (p *Pool) rest(ctx context.Context) {
 	if p.state.Load().err != nil {
 		pause = p.options.RetryEvery
 	}
-	timer := time.NewTimer(pause)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-ctx.Done():
-	}
+	_ = rest(ctx, pause) // whoever calls looks at ctx
 }
 
 // settle stores what a look gave, and tells a change.
 func (p *Pool) settle(st state) {
 	old := p.state.Swap(&st)
+	if st.err != nil {
+		p.noteError()
+	}
 	switch {
 	case st.err != nil && (old.err == nil || old.err.Error() != st.err.Error()):
 		p.log.Error(st.err, "pool does not serve", "path", p.config.Path)
@@ -215,7 +228,7 @@ func (p *Pool) look(ctx context.Context) state {
 		return state{err: p.unavailable(err)}
 	}
 	p.learnForeign(space)
-	return state{systemDisk: p.onSystemDisk(s.root)}
+	return state{systemDisk: p.onSystemDisk(s.root), space: &space}
 }
 
 func (p *Pool) lookInside(ctx context.Context) (*session, error) {
@@ -276,7 +289,7 @@ func (p *Pool) open(ctx context.Context) (*session, error) {
 	}
 	p.mu.Lock()
 	p.ledger.foreign = f.Foreign
-	p.mu.Unlock()
+	p.unlock()
 	s.count()
 	p.synced = time.Now()
 	p.identity.Store(id)
@@ -340,44 +353,4 @@ func makeClosed(path string) error {
 		return err
 	}
 	return os.Chmod(path, closedMode) // whatever the umask
-}
-
-// A Status is what is shown of a pool to people and monitoring.
-type Status struct {
-	Name Name
-	// Err is why the pool does not serve; nil if it does.
-	Err        error
-	SystemDisk bool
-	// Enforced: the kernel keeps the sizes of new volumes.
-	Enforced bool
-	// Restored is how often a limit was found missing or different, and put back.
-	Restored uint64
-	Volumes  int
-	Promised int64 // bytes
-	// Trash is how many removed volumes still occupy space, and Stuck how many of
-	// them could not be removed.
-	Trash, Stuck int
-}
-
-// Status answers from memory.
-func (p *Pool) Status() Status {
-	st := p.state.Load()
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	status := Status{
-		Name:       p.config.Name,
-		Err:        st.err,
-		SystemDisk: st.systemDisk,
-		Enforced:   p.enforcing(),
-		Restored:   p.restored,
-		Volumes:    len(p.index.order),
-		Promised:   p.ledger.promised,
-		Trash:      len(p.trash),
-	}
-	for _, r := range p.trash {
-		if r.err != nil {
-			status.Stuck++
-		}
-	}
-	return status
 }

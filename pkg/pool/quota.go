@@ -422,7 +422,7 @@ func (s *session) restoreLimit(id VolumeID, e entry) error {
 	}
 	s.pool.log.Info("put back the limit of a volume", "volume", id.name, "had", usage.Limit.Bytes, "promised", want.Bytes)
 	s.pool.mu.Lock()
-	defer s.pool.mu.Unlock()
+	defer s.pool.unlock()
 	s.pool.restored++
 	return nil
 }

@@ -2,37 +2,27 @@ package pool
 
 import (
 	"context"
+	"sync/atomic"
 	"time"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 )
 
-// rubbish is an entry of the trash directory that is not removed yet.
-type rubbish struct {
-	promised int64 // bytes that the ledger keeps for it, or unknownBytes
-	err      error // why it could not be removed; nil if that was not tried
-	// id is what it was counted by, once that is known: it is to be given back also
-	// when nothing is left of the tree.
-	id quota.ID
-}
-
 // trashed queues an entry of the trash for removal.
 func (p *Pool) trashed(name string, promised int64) {
 	p.mu.Lock()
-	defer p.mu.Unlock()
-	if _, known := p.trash[name]; known {
-		return
+	defer p.unlock()
+	if p.trash.add(name, promised, time.Now()) {
+		p.ledger.addTrash(promised)
+		p.wakeReaper()
 	}
-	p.trash[name] = &rubbish{promised: promised}
-	p.ledger.addTrash(promised)
-	p.wakeReaper()
 }
 
 // knowsTrash tells whether an entry of the trash is queued, or could not be removed.
 func (p *Pool) knowsTrash(name string) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	_, known := p.trash[name]
+	_, known := p.trash.pieces[name]
 	return known
 }
 
@@ -72,6 +62,7 @@ func (p *Pool) reapAll(ctx context.Context, stuckToo bool) {
 	if err := s.work(); err != nil {
 		return
 	}
+	s.measureTrash()
 	for _, name := range p.queued(stuckToo) {
 		start := time.Now()
 		err := s.erase(ctx, name)
@@ -80,6 +71,7 @@ func (p *Pool) reapAll(ctx context.Context, stuckToo bool) {
 		}
 		p.reaped(name, err)
 		if err != nil {
+			p.noteError()
 			p.log.Error(err, "trash could not be removed and is kept", "trash", name)
 			continue
 		}
@@ -95,7 +87,7 @@ func (s *session) erase(ctx context.Context, name string) error {
 		return err
 	}
 	id = s.pool.remember(name, id)
-	if err := s.trash.RemoveTree(ctx, name, (&pace{}).step); err != nil {
+	if err := s.trash.RemoveTree(ctx, name, (&pace{done: &s.pool.erased.files}).step); err != nil {
 		return err
 	}
 	return s.releaseID(id)
@@ -105,7 +97,7 @@ func (s *session) erase(ctx context.Context, name string) error {
 func (p *Pool) remember(name string, id quota.ID) quota.ID {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	r := p.trash[name]
+	r := p.trash.pieces[name]
 	if id != 0 {
 		r.id = id
 	}
@@ -115,23 +107,17 @@ func (p *Pool) remember(name string, id quota.ID) quota.ID {
 func (p *Pool) queued(stuckToo bool) []string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	var queued []string
-	for name, r := range p.trash {
-		if r.err == nil || stuckToo {
-			queued = append(queued, name)
-		}
-	}
-	return queued
+	return p.trash.queued(stuckToo)
 }
 
 func (p *Pool) reaped(name string, err error) {
 	p.mu.Lock()
-	defer p.mu.Unlock()
-	r := p.trash[name]
-	if r.err = err; err == nil {
-		p.ledger.dropTrash(r.promised)
-		delete(p.trash, name)
+	defer p.unlock()
+	if err == nil {
+		p.ledger.dropTrash(p.trash.pieces[name].promised)
+		p.erased.pieces.Add(1)
 	}
+	p.trash.tried(name, err)
 }
 
 // pace bounds the reaper's share of the disk: after each burst of work it rests
@@ -139,12 +125,14 @@ func (p *Pool) reaped(name string, err error) {
 type pace struct {
 	began time.Time
 	steps int
+	done  *atomic.Uint64 // counts all steps
 }
 
 // burst is how many removals come between two rests.
 const burst = 64
 
 func (p *pace) step(ctx context.Context) error {
+	p.done.Add(1)
 	if p.steps == 0 {
 		p.began = time.Now()
 	}
@@ -152,10 +140,14 @@ func (p *pace) step(ctx context.Context) error {
 		return ctx.Err()
 	}
 	p.steps = 0
-	rest := time.NewTimer(time.Since(p.began))
-	defer rest.Stop()
+	return rest(ctx, time.Since(p.began))
+}
+
+func rest(ctx context.Context, how time.Duration) error {
+	timer := time.NewTimer(how)
+	defer timer.Stop()
 	select {
-	case <-rest.C:
+	case <-timer.C:
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()

@@ -132,9 +132,6 @@ func (s *session) trashBytes(id quota.ID) int64 {
 	return usage.Bytes
 }
 
-// unknownBytes stands for the size of trash from before this process.
-const unknownBytes = -1
-
 // finishRemoval drops the record of a volume that is in the trash. Nothing may be
 // erased before that: see remove.
 func (s *session) finishRemoval(name string) error {
@@ -201,7 +198,7 @@ func (s *session) loadOnce() (done bool, err error) {
 		s.claim(id, e)
 	}
 	s.pool.mu.Lock()
-	defer s.pool.mu.Unlock()
+	defer s.pool.unlock()
 	if s.pool.changes != changes {
 		return false, nil
 	}
@@ -227,7 +224,7 @@ func (s *session) loadShared() error {
 	}
 	s.pool.mu.Lock()
 	s.pool.ledger.others = others
-	s.pool.mu.Unlock()
+	s.pool.unlock()
 	return s.load()
 }
 

@@ -41,6 +41,7 @@ func Start(configs []Config, options Options) *Set {
 		s.work.Go(func() { p.watch(ctx) })
 		s.work.Go(func() { p.reap(ctx) })
 		s.work.Go(func() { p.countAll(ctx) })
+		s.work.Go(func() { p.surveyAll(ctx) })
 	}
 	return s
 }

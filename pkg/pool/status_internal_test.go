@@ -1,0 +1,98 @@
+package pool
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind/bindtest"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop/looptest"
+)
+
+// surveyedSet is a set with one pool of directories that came without a record, after it has
+// looked at all of them.
+func surveyedSet(tb testing.TB, volumes int) *Set {
+	tb.Helper()
+	root := tb.TempDir()
+	for i := range volumes {
+		if err := os.MkdirAll(filepath.Join(root, "pool", fmt.Sprintf("pvc-%d", i)), 0o755); err != nil {
+			tb.Fatal(err)
+		}
+	}
+	configs, err := ParseConfigs(`[{"name":"local","path":"pool"}]`, root)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	dev, err := dir.Open(tb.TempDir())
+	if err != nil {
+		tb.Fatal(err)
+	}
+	mounts, loops := &bindtest.Fake{}, looptest.NewFake(dev)
+	s := Start(configs, Options{Node: NodeID{name: "node-1"}, Mounts: mounts, Devices: loops, Dev: dev, EachVolume: true, Log: logr.Discard()})
+	tb.Cleanup(func() {
+		if err := errors.Join(s.Close(context.WithoutCancel(tb.Context())), mounts.Close(), loops.Close(), dev.Close()); err != nil {
+			tb.Error(err)
+		}
+	})
+	if err := s.Wait(tb.Context()); err != nil {
+		tb.Fatal(err)
+	}
+	again := time.NewTicker(time.Millisecond)
+	defer again.Stop()
+	for s.pools[0].surveyed.Load() == nil {
+		select {
+		case <-again.C:
+		case <-tb.Context().Done():
+			tb.Fatal(tb.Context().Err())
+		}
+	}
+	return s
+}
+
+// Were one of these locks needed, the test would not end.
+func TestMonitoringTakesNoLockThatACallWaitsFor(t *testing.T) {
+	s := surveyedSet(t, 3)
+	p := s.pools[0]
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	s.volumes.mu.Lock()
+	defer s.volumes.mu.Unlock()
+	s.targets.mu.Lock()
+	defer s.targets.mu.Unlock()
+	if status := s.Status()[0]; status.Volumes != 3 || status.Err != nil || status.Space == nil {
+		t.Errorf("status %+v, want that of a pool with three volumes", status)
+	}
+	if seen := s.Surveyed(); len(seen) != 3 {
+		t.Errorf("%+v was surveyed, want three volumes", seen)
+	}
+}
+
+func TestTheStatusCostsTheSameWithThousandsOfVolumes(t *testing.T) {
+	allocations := func(volumes int) float64 {
+		s := surveyedSet(t, volumes)
+		return testing.AllocsPerRun(100, func() { s.Status() })
+	}
+	if few, many := allocations(1), allocations(10_000); many > few {
+		t.Errorf("the status of 10,000 volumes takes %v allocations, that of one %v", many, few)
+	}
+}
+
+func BenchmarkStatus(b *testing.B) {
+	for _, volumes := range []int{0, 10_000} {
+		b.Run(fmt.Sprint(volumes), func(b *testing.B) {
+			s := surveyedSet(b, volumes)
+			for b.Loop() {
+				if got := s.Status()[0].Volumes; got != volumes {
+					b.Fatalf("%d volumes, want %d", got, volumes)
+				}
+			}
+		})
+	}
+}

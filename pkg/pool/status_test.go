@@ -1,0 +1,247 @@
+package pool_test
+
+import (
+	"os"
+	"strconv"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"kubevirt.io/hostpath-provisioner/pkg/health"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota/quotatest"
+	"kubevirt.io/hostpath-provisioner/pkg/pool"
+	"kubevirt.io/hostpath-provisioner/test/testenv"
+)
+
+func TestTheStatusHasTheFilesystemOfThePool(t *testing.T) {
+	testenv.NeedRoot(t)
+	root := testenv.Tmpfs(t, 256*mib)
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, root)
+		b.start(local)
+		b.create("pvc-1", 100*mib)
+		must(t, os.WriteFile(b.path("pool", "pvc-1", "data"), make([]byte, 10*mib), 0o644))
+		b.later(time.Minute)
+		status := b.Status()[0]
+		if status.Space == nil || status.Space.SizeBytes != 256*mib || status.Space.FreeBytes > 246*mib || status.Space.Inodes == 0 {
+			t.Fatalf("space %+v, want that of the tmpfs with 10 MiB in use", status.Space)
+		}
+		if got := b.capacity(); status.Available != got {
+			t.Errorf("available are %d bytes, and the capacity is %d", status.Available, got)
+		}
+		if status.Used != pool.Unknown {
+			t.Errorf("%d bytes in use, where nobody counts them", status.Used)
+		}
+	})
+}
+
+func TestAPoolThatIsAwayHasNoNumbersOfItsFilesystem(t *testing.T) {
+	testenv.NeedRoot(t)
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, t.TempDir())
+		must(t, os.Mkdir(b.path("disk"), 0o755))
+		disk(t, b)
+		b.start(twoPools)
+		b.create("pvc-1", mib)
+		if status := b.Status()[0]; status.Space == nil || status.Available == 0 || !status.LastError.IsZero() {
+			t.Errorf("status %+v, want numbers and no error", status)
+		}
+		must(t, syscall.Unmount(b.path("disk"), 0))
+		b.later(10 * time.Second)
+		status := b.Status()[0]
+		if status.Space != nil || status.Available != 0 || status.Used != pool.Unknown || !status.LastError.Equal(time.Now()) {
+			t.Errorf("status %+v, want no numbers and an error just now", status)
+		}
+		if diff := cmp.Diff(reasons(map[health.Reason]int{health.PoolNotServing: 1}), status.Abnormal); diff != "" {
+			t.Errorf("abnormal volumes (-want +got):\n%s", diff)
+		}
+		if status := b.Status()[1]; !status.LastError.IsZero() {
+			t.Errorf("the other pool has an error at %v", status.LastError)
+		}
+	})
+}
+
+// reasons are all there are, with these numbers.
+func reasons(numbers map[health.Reason]int) map[health.Reason]int {
+	all := make(map[health.Reason]int)
+	for _, reason := range health.Reasons() {
+		all[reason] = numbers[reason]
+	}
+	return all
+}
+
+func TestTheStatusHasWhatQuotasCount(t *testing.T) {
+	withQuota(t, "", func(t *testing.T, b *bench) {
+		b.create("pvc-1", 10*mib)
+		b.create("pvc-2", 10*mib)
+		must(t, b.write("pvc-1", 4*mib))
+		b.later(time.Minute)
+		if used := b.Status()[0].Used; used < 4*mib || used > 5*mib {
+			t.Errorf("%d bytes are in use, want about 4 MiB", used)
+		}
+	})
+}
+
+func TestTheStatusHasTheTrash(t *testing.T) {
+	testenv.NeedRoot(t)
+	for _, counted := range []bool{true, false} {
+		t.Run("counted "+strconv.FormatBool(counted), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := newBench(t, t.TempDir())
+				if counted {
+					b.quota = &quotatest.Fake{As: quota.XFS}
+				}
+				b.start(local)
+				if status := b.Status()[0]; status.TrashBytes != 0 || !status.TrashSince.IsZero() {
+					t.Errorf("status %+v, want no trash, and to know it", status)
+				}
+				b.create("pvc-1", 10*mib)
+				b.create("pvc-2", 10*mib)
+				if counted {
+					must(t, b.write("pvc-1", 4*mib))
+				}
+				must(t, os.Mkdir(b.path("pool", "pvc-1", "mounted"), 0o755))
+				must(t, syscall.Mount("tmpfs", b.path("pool", "pvc-1", "mounted"), "tmpfs", 0, ""))
+				thrown := time.Now()
+				b.delete("pvc-1")
+				b.later(time.Second)
+				b.delete("pvc-2") // is erased at once
+				b.settled()
+				status := b.Status()[0]
+				if status.Trash != 1 || status.Stuck != 1 || !status.TrashSince.Equal(thrown) {
+					t.Errorf("status %+v, want one piece of trash that is stuck since %v", status, thrown)
+				}
+				if known := status.TrashBytes != pool.Unknown; known != counted || known && (status.TrashBytes < 4*mib || status.TrashBytes > 5*mib) {
+					t.Errorf("the trash holds %d bytes, want 4 MiB where that is counted: %v", status.TrashBytes, counted)
+				}
+				if status.RemovedVolumes != 1 || status.RemovedFiles == 0 || status.LastError.IsZero() {
+					t.Errorf("status %+v, want one volume erased, and an error of the other", status)
+				}
+
+				// After a restart it is known for what it holds, and not for how long.
+				b.later(time.Minute)
+				b.restart(local)
+				if status := b.Status()[0]; status.Trash != 1 || !status.TrashSince.Equal(time.Now()) || (status.TrashBytes == pool.Unknown) == counted {
+					t.Errorf("status %+v after a restart", status)
+				}
+				must(t, syscall.Unmount(b.own("trash", "node-1", names(t, b.own("trash", "node-1"))[0], "mounted"), 0))
+				b.later(time.Hour)
+				if status := b.Status()[0]; status.TrashBytes != 0 || status.Stuck != 0 || !status.TrashSince.IsZero() || status.RemovedVolumes != 1 {
+					t.Errorf("status %+v after the trash was erased", status)
+				}
+			})
+		})
+	}
+}
+
+func TestTheOldestOfManyPiecesOfTrashIsKnown(t *testing.T) {
+	testenv.NeedRoot(t)
+	inBubble(t, func(t *testing.T, b *bench) {
+		stuck := func(name string) (release func()) {
+			b.create(name, mib)
+			must(t, os.Mkdir(b.path("pool", name, "mounted"), 0o755))
+			must(t, syscall.Mount("tmpfs", b.path("pool", name, "mounted"), "tmpfs", 0, ""))
+			b.delete(name)
+			b.settled()
+			for _, thrown := range names(t, b.own("trash", "node-1")) {
+				if thrown[:len(name)] == name {
+					return func() { must(t, syscall.Unmount(b.own("trash", "node-1", thrown, "mounted"), 0)) }
+				}
+			}
+			t.Fatalf("%s is not in the trash", name)
+			return nil
+		}
+		first := time.Now()
+		releaseFirst := stuck("pvc-a")
+		for i := range 300 { // these come and go behind it
+			name := "pvc-" + strconv.Itoa(i)
+			b.create(name, mib)
+			b.delete(name)
+			b.settled()
+		}
+		b.later(time.Minute)
+		second := time.Now()
+		releaseSecond := stuck("pvc-b")
+		if since := b.Status()[0].TrashSince; !since.Equal(first) {
+			t.Errorf("the oldest trash is from %v, want %v", since, first)
+		}
+		releaseFirst()
+		b.later(time.Hour)
+		if since := b.Status()[0].TrashSince; !since.Equal(second) {
+			t.Errorf("the oldest trash is from %v, want %v", since, second)
+		}
+		releaseSecond()
+		b.later(time.Hour)
+	})
+}
+
+func TestASurveyFindsWhatNobodyAsksAbout(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, t.TempDir())
+		b.quota = &quotatest.Fake{As: quota.XFS}
+		b.each = true
+		b.start(local)
+		if status := b.Status()[0]; status.Abnormal == nil {
+			t.Error("an empty pool was not surveyed at the start")
+		}
+		// More than are looked at at once.
+		for i := range 200 {
+			b.create("pvc-"+strconv.Itoa(100+i), mib)
+		}
+		must(t, b.write("pvc-100", mib))
+		must(t, b.write("pvc-101", mib/2))
+		must(t, os.Remove(b.path("pool", "pvc-200")))
+		must(t, os.WriteFile(b.own("volumes", "pvc-299.json"), []byte("{"), 0o600))
+		b.later(time.Minute)
+		want := reasons(map[health.Reason]int{health.NoSpace: 1, health.DirectoryMissing: 1, health.RecordUnreadable: 1})
+		if diff := cmp.Diff(want, b.Status()[0].Abnormal); diff != "" {
+			t.Errorf("abnormal volumes (-want +got):\n%s", diff)
+		}
+		seen := make(map[string]pool.Surveyed)
+		for _, v := range b.Surveyed() {
+			seen[v.ID.String()] = v
+		}
+		if len(seen) != 200 {
+			t.Fatalf("%d volumes were surveyed, want 200", len(seen))
+		}
+		if v := seen["pvc-101"]; v.Pool.String() != "local" || v.Bytes != mib || v.Used < mib/2 || v.Used > mib || v.Inodes < 1 || v.Condition.Abnormal {
+			t.Errorf("a volume that is in order was seen as %+v", v)
+		}
+		if v := seen["pvc-100"]; v.Condition.Reason != health.NoSpace {
+			t.Errorf("a full volume was seen as %+v", v)
+		}
+		if v := seen["pvc-299"]; v.Used != pool.Unknown || v.Condition.Reason != health.RecordUnreadable {
+			t.Errorf("a volume without a record was seen as %+v", v)
+		}
+	})
+}
+
+func TestASurveyKeepsOfVolumesOnlyWhatIsAskedFor(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		b.create("pvc-1", mib)
+		b.later(time.Minute)
+		if seen := b.Surveyed(); len(seen) > 0 {
+			t.Errorf("%+v was kept", seen)
+		}
+	})
+}
+
+// An administrator can unmount a pool while its volumes are looked at.
+func TestASurveyHoldsNothingWhileItRests(t *testing.T) {
+	testenv.NeedRoot(t)
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, t.TempDir())
+		must(t, os.Mkdir(b.path("disk"), 0o755))
+		disk(t, b)
+		b.start(twoPools)
+		for i := range 200 {
+			b.create("pvc-"+strconv.Itoa(i), 4096)
+		}
+		b.later(time.Minute)
+		must(t, syscall.Unmount(b.path("disk"), 0))
+	})
+}

@@ -1,0 +1,167 @@
+package pool
+
+import (
+	"context"
+	"time"
+
+	"kubevirt.io/hostpath-provisioner/pkg/health"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+)
+
+// Surveyed is what the last look at a volume saw.
+type Surveyed struct {
+	ID    VolumeID
+	Pool  Name
+	Bytes int64 // promised, or the size of the pool where nothing was
+	// Used bytes and Inodes are what a quota counts, or Unknown. Of a block volume there
+	// is neither.
+	Used, Inodes int64
+	Condition    health.Condition
+}
+
+// Surveyed tells of each volume, from memory and without a lock, if the options ask for
+// that. It is as old as the last survey.
+func (s *Set) Surveyed() []Surveyed {
+	var all []Surveyed
+	for _, p := range s.pools {
+		if last := p.surveyed.Load(); last != nil {
+			all = append(all, p.upToDate(last.volumes)...)
+		}
+	}
+	return all
+}
+
+// upToDate tells of volumes whose pool ceased to serve that it did.
+func (p *Pool) upToDate(volumes []Surveyed) []Surveyed {
+	err := p.state.Load().err
+	if err == nil {
+		return volumes
+	}
+	away := make([]Surveyed, 0, len(volumes))
+	for _, v := range volumes {
+		away = append(away, Surveyed{
+			ID: v.ID, Pool: v.Pool, Bytes: v.Bytes, Used: Unknown, Inodes: Unknown,
+			Condition: health.Facts{Pool: err}.Condition(),
+		})
+	}
+	return away
+}
+
+// A survey is what a look at each volume of a pool gave.
+type survey struct {
+	abnormal map[health.Reason]int
+	volumes  []Surveyed // if they are asked for
+}
+
+// surveyAll looks at each volume now and then until ctx ends: so what nobody asks about is
+// noticed too.
+func (p *Pool) surveyAll(ctx context.Context) {
+	select {
+	case <-p.looked:
+	case <-ctx.Done():
+		return
+	}
+	tick := time.NewTicker(p.options.SyncEvery)
+	defer tick.Stop()
+	for {
+		p.survey(ctx)
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+// leisure is how much longer a survey rests than it works.
+const leisure = 9
+
+// survey goes over the volumes in the order of their ids, some at a time. In between nothing
+// is held, so that an administrator can unmount the pool. If the pool ceases to serve, the
+// last survey stays.
+func (p *Pool) survey(ctx context.Context) {
+	found := &survey{abnormal: make(map[health.Reason]int)}
+	for ids := p.after(VolumeID{}, burst); len(ids) > 0; ids = p.after(ids[len(ids)-1], burst) {
+		began := time.Now()
+		if err := p.surveySome(ids, found); err != nil {
+			return // the look at the pool tells it
+		}
+		if rest(ctx, leisure*time.Since(began)) != nil {
+			return
+		}
+	}
+	if p.state.Load().err == nil {
+		p.surveyed.Store(found)
+	}
+}
+
+func (p *Pool) surveySome(ids []VolumeID, found *survey) error {
+	s, err := p.enter()
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	space, err := s.root.Space()
+	if err != nil {
+		return err
+	}
+	l := &listing{pool: p, session: s, space: space}
+	for _, id := range ids {
+		v, ok := l.survey(id)
+		if !ok {
+			continue
+		}
+		if v.Condition.Abnormal {
+			found.abnormal[v.Condition.Reason]++
+		}
+		if v.Condition.Reason == health.ReadFailed {
+			p.noteError()
+		}
+		if p.options.EachVolume {
+			found.volumes = append(found.volumes, v)
+		}
+	}
+	return nil
+}
+
+// survey looks at one volume, unless a call is making or removing it.
+func (l *listing) survey(id VolumeID) (Surveyed, bool) {
+	e, d, err := l.session.lookupSettled(id)
+	if d != nil {
+		defer func() { _ = d.Close() }() // opened for reading
+	}
+	if err != nil {
+		e = l.pool.known(id)
+	}
+	if !e.exists() {
+		return Surveyed{}, false
+	}
+	used, facts := l.session.measure(id, d, e, l.space)
+	if err != nil {
+		facts.IO = err
+	}
+	v := Surveyed{ID: id, Pool: l.pool.config.Name, Used: Unknown, Inodes: Unknown, Condition: facts.Condition()}
+	v.Bytes = l.pool.volume(id, e, l.space).Bytes
+	if l.session.enforced(e) && d != nil && !e.block() {
+		v.Used = used.UsedBytes
+	}
+	if v.Used != Unknown && used.Inodes > 0 {
+		v.Inodes = used.InodesUsed
+	}
+	return v, true
+}
+
+// lookupSettled is lookup for callers that hold no lock: of a volume that a call makes or
+// removes at the moment it answers that there is none.
+func (s *session) lookupSettled(id VolumeID) (entry, *dir.Dir, error) {
+	e, d, err := s.lookup(id)
+	if err != nil || !e.lost() {
+		return e, d, err
+	}
+	unlock, err := s.pool.locks.TryLock(id)
+	if err != nil {
+		return entry{}, nil, nil
+	}
+	defer unlock()
+	return s.lookup(id)
+}
