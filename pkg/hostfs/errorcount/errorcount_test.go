@@ -1,0 +1,121 @@
+package errorcount_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/errorcount"
+	"kubevirt.io/hostpath-provisioner/test/testenv"
+	"kubevirt.io/hostpath-provisioner/test/testenv/rotten"
+)
+
+func TestMain(m *testing.M) { testenv.Main(m) }
+
+const mib = 1 << 20
+
+// wantCount waits until that many errors are counted, or more: ext4 has a worker count them.
+func wantCount(t *testing.T, path string, want int64) {
+	t.Helper()
+	d, err := dir.Open(path)
+	must(t, err)
+	defer func() { must(t, d.Close()) }()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	again := time.NewTicker(time.Millisecond)
+	defer again.Stop()
+	for {
+		got, err := errorcount.Of(d)
+		must(t, err)
+		if got >= want {
+			return
+		}
+		select {
+		case <-again.C:
+		case <-ctx.Done():
+			t.Fatalf("%d errors are counted, want %d", got, want)
+		}
+	}
+}
+
+// wantNone says that no errors are counted.
+func wantNone(t *testing.T, path string) {
+	t.Helper()
+	d, err := dir.Open(path)
+	must(t, err)
+	defer func() { must(t, d.Close()) }()
+	if got, err := errorcount.Of(d); got != 0 || err != nil {
+		t.Errorf("%d errors are counted (%v), want none", got, err)
+	}
+}
+
+// The kernel has a switch for this.
+func TestExt4CountsItsErrors(t *testing.T) {
+	fs := testenv.LoopFS(t, "ext4", 64*mib)
+	wantNone(t, fs)
+	var st unix.Stat_t
+	must(t, unix.Stat(fs, &st))
+	device, err := os.Readlink(fmt.Sprintf("/sys/dev/block/%d:%d", unix.Major(st.Dev), unix.Minor(st.Dev)))
+	must(t, err)
+	for want := int64(1); want <= 3; want++ {
+		must(t, os.WriteFile(filepath.Join("/sys/fs/ext4", filepath.Base(device), "trigger_fs_error"), []byte("test"), 0o200))
+		wantCount(t, fs, want)
+	}
+	must(t, os.Mkdir(filepath.Join(fs, "below"), 0o755))
+	wantCount(t, filepath.Join(fs, "below"), 3)
+}
+
+func TestWhatIsRottenOnDiskIsCounted(t *testing.T) {
+	for _, kind := range rotten.Kinds() {
+		t.Run(kind, func(t *testing.T) {
+			r := rotten.New(t, kind)
+			wantNone(t, r.Path)
+			r.Touch(t)
+			wantCount(t, r.Path, 1)
+		})
+	}
+}
+
+func TestOthersDoNotCount(t *testing.T) {
+	for name, path := range map[string]string{"tmpfs": testenv.Tmpfs(t, mib), "xfs": testenv.LoopFS(t, "xfs", 300*mib)} {
+		t.Run(name, func(t *testing.T) {
+			d, err := dir.Open(path)
+			must(t, err)
+			defer func() { must(t, d.Close()) }()
+			if _, err := errorcount.Of(d); !errors.Is(err, errors.ErrUnsupported) {
+				t.Errorf("error %v, want ErrUnsupported", err)
+			}
+		})
+	}
+}
+
+func BenchmarkOf(b *testing.B) {
+	for _, kind := range []string{"ext4", "btrfs"} {
+		b.Run(kind, func(b *testing.B) {
+			d, err := dir.Open(testenv.LoopFS(b, kind, 128*mib))
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer d.Close()
+			for b.Loop() {
+				if _, err := errorcount.Of(d); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
