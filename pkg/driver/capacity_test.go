@@ -9,6 +9,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 
+	"kubevirt.io/hostpath-provisioner/pkg/pool"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
@@ -46,20 +47,29 @@ func TestGetCapacity(t *testing.T) {
 			wantEqual(t, "the largest volume", response.GetMaximumVolumeSize().GetValue(), response.GetAvailableCapacity())
 		})
 	}
+}
+
+// The scheduler has no words for parameters that no pool is chosen by. So it is led to
+// have CreateVolume called, which has.
+func TestCapacityOfWhatCreateVolumeRefuses(t *testing.T) {
+	r := newRig(t, setup{pools: severalPool})
 	for name, c := range map[string]struct {
 		parameters map[string]string
 		says       []string
 	}{
-		"an unknown pool":             {in("nowhere"), []string{`"nowhere"`, `"local"`}},
-		"the pool's key misspelled":   {map[string]string{"storagepool": "local"}, []string{`"storagepool"`, `"storagePool"`}},
-		"no pool among several":       {nil, []string{`"local"`, `"everywhere"`}},
-		"a pool name that cannot be":  {in("a/b"), []string{`"a/b"`}},
-		"an unknown pool, other node": {in("nowhere"), []string{`"nowhere"`}},
+		"an unknown pool":            {map[string]string{"storagePool": "nowhere"}, []string{`"nowhere"`, `"local"`, `"other"`}},
+		"the pool's key misspelled":  {map[string]string{"storagepool": "local"}, []string{`"storagepool"`, `"storagePool"`}},
+		"no pool among several":      {nil, []string{`"local"`, `"other"`}},
+		"a pool name that cannot be": {map[string]string{"storagePool": "a/b"}, []string{`"a/b"`}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, err := r.GetCapacity(t.Context(), &csi.GetCapacityRequest{Parameters: c.parameters})
-			wantCode(t, err, codes.InvalidArgument, c.says...)
-			_, err = r.GetCapacity(t.Context(), &csi.GetCapacityRequest{Parameters: c.parameters, AccessibleTopology: onNode("node-b")})
+			for topology, largest := range map[*csi.Topology]int64{nil: pool.MaxBytes, onNode(nodeName): pool.MaxBytes, onNode("node-b"): 0} {
+				response, err := r.GetCapacity(t.Context(), &csi.GetCapacityRequest{Parameters: c.parameters, AccessibleTopology: topology})
+				must(t, err)
+				wantEqual(t, "what is available", response.GetAvailableCapacity(), int64(0))
+				wantEqual(t, "the largest volume", response.GetMaximumVolumeSize().GetValue(), largest)
+			}
+			_, err := r.CreateVolume(t.Context(), createRequest("vol", func(req *csi.CreateVolumeRequest) { req.Parameters = c.parameters }))
 			wantCode(t, err, codes.InvalidArgument, c.says...)
 		})
 	}

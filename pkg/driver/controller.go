@@ -246,32 +246,47 @@ func (c *controller) ControllerGetVolume(ctx context.Context, req *csi.Controlle
 // GetCapacity tells what a pool can still promise. A pool that does not serve has
 // nothing: an error would leave the scheduler with the last number. The largest
 // volume is the same, since the scheduler prefers that field.
+//
+// Parameters that CreateVolume refuses have nothing available and no limit to a
+// volume: then the scheduler chooses a node, CreateVolume is called there, and its
+// refusal is what the user reads. See docs/decisions/0015.
 func (c *controller) GetCapacity(_ context.Context, req *csi.GetCapacityRequest) (*csi.GetCapacityResponse, error) {
+	here := req.GetAccessibleTopology() == nil || c.config.includes([]*csi.Topology{req.GetAccessibleTopology()})
 	name, err := parsePool(req.GetParameters())
 	if err != nil {
-		return nil, err
+		return refused(here), nil //nolint:nilerr // CreateVolume says it
 	}
 	shared, err := c.pools.Shared(name)
 	if err != nil {
-		return nil, err
+		return refused(here), nil //nolint:nilerr // CreateVolume says it
 	}
-	answer := func(bytes int64) *csi.GetCapacityResponse {
-		return &csi.GetCapacityResponse{AvailableCapacity: bytes, MaximumVolumeSize: wrapperspb.Int64(bytes)}
-	}
-	if t := req.GetAccessibleTopology(); t != nil && !shared && !c.config.includes([]*csi.Topology{t}) {
-		return answer(0), nil
+	if !here && !shared {
+		return available(0), nil
 	}
 	var wanted access
 	if len(req.GetVolumeCapabilities()) > 0 {
 		if wanted, err = parseAccesses(req.GetVolumeCapabilities()); err != nil {
-			return answer(0), nil //nolint:nilerr // no volume of that kind fits
+			return available(0), nil //nolint:nilerr // no volume of that kind fits
 		}
 	}
 	bytes, err := c.pools.Capacity(name, wanted.multiNode)
 	if err != nil {
 		return nil, err
 	}
-	return answer(bytes), nil
+	return available(bytes), nil
+}
+
+func available(bytes int64) *csi.GetCapacityResponse {
+	return &csi.GetCapacityResponse{AvailableCapacity: bytes, MaximumVolumeSize: wrapperspb.Int64(bytes)}
+}
+
+// refused is the capacity of what CreateVolume refuses wherever it is asked.
+func refused(here bool) *csi.GetCapacityResponse {
+	answer := available(0)
+	if here {
+		answer.MaximumVolumeSize = wrapperspb.Int64(pool.MaxBytes)
+	}
+	return answer
 }
 
 // describe is a volume as CSI has it.

@@ -181,7 +181,7 @@ func decodeFormat(data []byte) (*format, error) {
 	if f.UUID == "" {
 		return unreadable(errors.New("it has no uuid"))
 	}
-	if f.Foreign < 0 || f.Foreign > maxBytes {
+	if f.Foreign < 0 || f.Foreign > MaxBytes {
 		return unreadable(fmt.Errorf("it has %d foreign bytes", f.Foreign))
 	}
 	return &f, nil

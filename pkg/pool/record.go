@@ -101,7 +101,7 @@ func decodeRecord(id VolumeID, data []byte) (*record, error) {
 		return damaged("its mode is %q", r.Mode)
 	case !validBlock(r):
 		return damaged("its logical block has %d bytes", r.BlockBytes)
-	case r.Bytes < 0 || r.Bytes > maxBytes:
+	case r.Bytes < 0 || r.Bytes > MaxBytes:
 		return damaged("it promises %d bytes", r.Bytes)
 	case !validProject(r):
 		return damaged("its project id is %d", r.ProjectID)

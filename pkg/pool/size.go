@@ -11,9 +11,9 @@ import (
 // defaultBytes is promised to a volume for which no size was asked.
 const defaultBytes = 1 << 30
 
-// maxBytes is more than any volume or pool has. Larger numbers are not the same to all
+// MaxBytes is more than any volume or pool has. Larger numbers are not the same to all
 // who read JSON (RFC 8259, section 6), and sums of many of them would overflow.
-const maxBytes = 1 << 53
+const MaxBytes = 1 << 53
 
 // A Range is the size that a caller asks for, in bytes: at least Required and,
 // unless it is 0, at most Limit.
@@ -34,7 +34,7 @@ func (r Range) promise(block int64) (int64, error) {
 	if r.Limit > 0 && r.Limit < block {
 		return 0, fmt.Errorf("%w: the limit of %d bytes is less than one block of %d", ErrOutOfRange, r.Limit, block)
 	}
-	if want > maxBytes-block {
+	if want > MaxBytes-block {
 		return 0, fmt.Errorf("%w: %d bytes", ErrOutOfRange, want)
 	}
 	bytes := max(1, (want+block-1)/block) * block

@@ -1,11 +1,12 @@
 package cases_test
 
 import (
+	"context"
 	"path/filepath"
 	"testing"
 
-	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"kubevirt.io/hostpath-provisioner/test/cluster"
@@ -37,31 +38,44 @@ func TestTwoPools(t *testing.T) {
 	s.mustRun("user", "dd if=/dev/zero of=/plain/big bs=1M count=80")
 }
 
-// A pool that there is not has room for nothing, so the scheduler lets the pod
-// wait. The driver's own words are heard where the scheduler was not asked.
+// Who names a pool that there is not reads so on the claim, with the pools that there
+// are, and has the volume once the class is right.
 func TestUnknownPool(t *testing.T) {
 	s := begin(t)
-	binding := storagev1.VolumeBindingWaitForFirstConsumer
-	class, err := c.Client.StorageV1().StorageClasses().Create(t.Context(), &storagev1.StorageClass{
-		ObjectMeta:        metav1.ObjectMeta{GenerateName: "no-such-pool-"},
-		Provisioner:       cluster.DriverName,
-		Parameters:        map[string]string{"storagePool": "nowhere"},
-		VolumeBindingMode: &binding,
-	}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() {
-		if err := c.Client.StorageV1().StorageClasses().Delete(t.Context(), class.Name, metav1.DeleteOptions{}); err != nil {
-			t.Error(err)
-		}
-	}()
-	s.claim("data", "64Mi", ofClass(class.Name))
+	class := s.namespace
+	s.class(class, "nowhere")
+	s.claim("data", "64Mi", ofClass(class))
 	s.pod("user", with("data", "/data"))
-	s.wantEvent("Pod", "user", "FailedScheduling", "did not have enough free storage")
+	s.wantEvent("PersistentVolumeClaim", "data", "ProvisioningFailed", `no pool is named "nowhere"`, `"local"`, `"plain"`)
 
-	s.claim("forced", "64Mi", ofClass(class.Name), func(claim *corev1.PersistentVolumeClaim) {
-		claim.Annotations = map[string]string{"volume.kubernetes.io/selected-node": nodeA}
-	})
-	s.wantEvent("PersistentVolumeClaim", "forced", "ProvisioningFailed", "nowhere")
+	s.removeClass(class)
+	s.class(class, "local")
+	s.ready("user")
+	if got := s.volume("data").Spec.CSI.VolumeAttributes["storagePool"]; got != "local" {
+		t.Errorf("the volume is in pool %q, want local", got)
+	}
+}
+
+// class makes a StorageClass for a pool, which is gone at the end of the test.
+func (s *scene) class(name, pool string) {
+	s.Helper()
+	binding := storagev1.VolumeBindingWaitForFirstConsumer
+	if _, err := c.Client.StorageV1().StorageClasses().Create(s.Context(), &storagev1.StorageClass{
+		ObjectMeta:        metav1.ObjectMeta{Name: name},
+		Provisioner:       cluster.DriverName,
+		Parameters:        map[string]string{"storagePool": pool},
+		VolumeBindingMode: &binding,
+	}, metav1.CreateOptions{}); err != nil {
+		s.Fatal(err)
+	}
+	s.Cleanup(func() { s.removeClass(name) })
+}
+
+// removeClass deletes a StorageClass, if it is there.
+func (s *scene) removeClass(name string) {
+	s.Helper()
+	err := c.Client.StorageV1().StorageClasses().Delete(context.Background(), name, metav1.DeleteOptions{})
+	if err != nil && !apierrors.IsNotFound(err) {
+		s.Fatal(err)
+	}
 }
