@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"runtime"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -14,6 +15,27 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop"
 )
+
+// amongMounts does something in another mount namespace.
+func amongMounts(namespace *os.File, do func() error) error {
+	done := make(chan error)
+	go func() {
+		// Not unlocked, so that the thread ends with this and nobody else has it.
+		runtime.LockOSThread()
+		// setns(2) refuses a thread that shares its root directory with others.
+		err := unix.Unshare(unix.CLONE_FS)
+		if err == nil {
+			err = unix.Setns(int(namespace.Fd()), unix.CLONE_NEWNS)
+		}
+		if err != nil {
+			err = fmt.Errorf("enter a mount namespace: %w", err)
+		} else {
+			err = do()
+		}
+		done <- err
+	}()
+	return <-done
+}
 
 // detachDevices detaches the loop devices that the product has attached to files
 // below a directory. They are the machine's and not the sandbox's, and hold the

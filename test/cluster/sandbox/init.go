@@ -16,8 +16,7 @@ import (
 const grace = 20 * time.Second
 
 // initMain is process 1: it makes the sandbox fit to live in, starts the program
-// and reaps whatever loses its parent. In the end it kills the rest, as the kernel
-// would, so that nobody uses the devices any more that it then detaches.
+// and reaps whatever loses its parent. When it ends the kernel kills the rest.
 func initMain() (int, error) {
 	signals := make(chan os.Signal, 4)
 	signal.Notify(signals, passedOn...)
@@ -39,13 +38,7 @@ func initMain() (int, error) {
 	if err != nil {
 		return 1, err
 	}
-	if err := syscall.Kill(-1, syscall.SIGKILL); err != nil && !errors.Is(err, syscall.ESRCH) {
-		return 1, fmt.Errorf("kill what is left: %w", err)
-	}
-	if _, err := reapUntil(0); !errors.Is(err, syscall.ECHILD) {
-		return 1, err
-	}
-	return exitStatus(status), detachDevices(os.TempDir())
+	return exitStatus(status), nil
 }
 
 // reapUntil waits for children until this one has ended, and returns how.

@@ -39,12 +39,21 @@ func keeperMain() (status int, err error) {
 	if err := cmd.Start(); err != nil {
 		return 1, fmt.Errorf("start a sandbox: %w", err)
 	}
+	// Its mounts stay for as long as this is open, and with them the names of files
+	// that have devices.
+	mounts, err := os.Open(fmt.Sprintf("/proc/%d/ns/mnt", cmd.Process.Pid))
+	if err != nil {
+		return 1, errors.Join(err, cmd.Process.Kill(), cmd.Wait())
+	}
+	defer mounts.Close()
 	go func() {
 		_, _ = io.Copy(io.Discard, lifeline) // returns when the one that was called has ended
 		_ = cmd.Process.Signal(syscall.SIGTERM)
 		time.AfterFunc(2*grace, func() { _ = cmd.Process.Kill() })
 	}()
-	return waitPassingOn(cmd, signals)
+	status, err = waitPassingOn(cmd, signals)
+	// It is over when all processes in there are, so that nobody uses a device any more.
+	return status, errors.Join(err, amongMounts(mounts, func() error { return detachDevices(dir) }))
 }
 
 // A cgroup is the path of a control group in each hierarchy.

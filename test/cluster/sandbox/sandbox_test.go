@@ -104,11 +104,13 @@ func attachDevice(disk string) error {
 // However a sandbox ends, the machine is as it was.
 func TestNothingIsLeft(t *testing.T) {
 	testenv.NeedRoot(t)
-	for name, end := range map[string]func(*os.Process, io.Closer) error{
-		"when the program ends":  func(_ *os.Process, stdin io.Closer) error { return stdin.Close() },
-		"when it is interrupted": func(p *os.Process, _ io.Closer) error { return p.Signal(syscall.SIGINT) },
-		"when it is terminated":  func(p *os.Process, _ io.Closer) error { return p.Signal(syscall.SIGTERM) },
-		"when it is killed":      func(p *os.Process, _ io.Closer) error { return p.Kill() },
+	for name, end := range map[string]func(outside *os.Process, stdin io.Closer, dir string) error{
+		"when the program ends":     func(_ *os.Process, stdin io.Closer, _ string) error { return stdin.Close() },
+		"when it is interrupted":    func(p *os.Process, _ io.Closer, _ string) error { return p.Signal(syscall.SIGINT) },
+		"when it is terminated":     func(p *os.Process, _ io.Closer, _ string) error { return p.Signal(syscall.SIGTERM) },
+		"when it is killed":         func(p *os.Process, _ io.Closer, _ string) error { return p.Kill() },
+		"when process 1 is killed":  func(_ *os.Process, _ io.Closer, dir string) error { return killRole(dir, "init") },
+		"when all inside is killed": func(_ *os.Process, _ io.Closer, dir string) error { return killRole(dir, "inside") },
 	} {
 		t.Run(name, func(t *testing.T) {
 			tmp := t.TempDir()
@@ -134,13 +136,45 @@ func TestNothingIsLeft(t *testing.T) {
 			if left := leftovers(said[1], said[2]); len(left) < 3 {
 				t.Fatalf("only %q would be found if it were left", left)
 			}
-			if err := end(cmd.Process, stdin); err != nil {
+			if err := end(cmd.Process, stdin, said[1]); err != nil {
 				t.Fatal(err)
 			}
 			_ = cmd.Wait() // its status differs
 			wantNothing(t, said[1], said[2])
 		})
 	}
+}
+
+// killRole kills the process of a sandbox that has this role.
+func killRole(dir, role string) error {
+	for _, environ := range processesOf(dir) {
+		text, err := os.ReadFile(environ)
+		if err != nil || !strings.Contains(string(text), "HOSTPATH_SANDBOX_ROLE="+role+"\x00") {
+			continue
+		}
+		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(environ)))
+		if err != nil {
+			return err
+		}
+		return syscall.Kill(pid, syscall.SIGKILL)
+	}
+	return fmt.Errorf("no process of the sandbox at %s has the role %s", dir, role)
+}
+
+// processesOf are the environments of the processes of a sandbox.
+func processesOf(dir string) []string {
+	return filesThatName("/proc/[0-9]*/environ", "TMPDIR="+dir+"\x00")
+}
+
+func filesThatName(pattern, mark string) []string {
+	var found []string
+	files, _ := filepath.Glob(pattern)
+	for _, file := range files {
+		if text, err := os.ReadFile(file); err == nil && strings.Contains(string(text), mark) {
+			found = append(found, file)
+		}
+	}
+	return found
 }
 
 // wantNothing waits for the keeper, which outlives the program that was called.
@@ -166,16 +200,6 @@ func leftovers(dir, group string) []string {
 		found, _ := filepath.Glob(pattern)
 		left = append(left, found...)
 	}
-	for pattern, mark := range map[string]string{
-		"/proc/[0-9]*/environ":               "TMPDIR=" + dir + "\x00",
-		"/sys/block/loop*/loop/backing_file": dir + "/",
-	} {
-		files, _ := filepath.Glob(pattern)
-		for _, file := range files {
-			if text, err := os.ReadFile(file); err == nil && strings.Contains(string(text), mark) {
-				left = append(left, file)
-			}
-		}
-	}
-	return left
+	left = append(left, processesOf(dir)...)
+	return append(left, filesThatName("/sys/block/loop*/loop/backing_file", dir+"/")...)
 }
