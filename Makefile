@@ -146,7 +146,7 @@ $(SUITE): test/cluster/kubernetes/go.mod test/cluster/kubernetes/go.sum test/clu
 
 # Left out: see docs/cluster.md.
 SUITE_FOCUS ?= External.Storage
-SUITE_SKIP ?= \[(Slow|Serial|Disruptive|Feature:.*)\]|immediate binding
+SUITE_SKIP ?= \[(Slow|Serial|Disruptive|Feature:.*)\]
 .PHONY: test-k8s-storage
 test-k8s-storage: $(SUITE) cluster-programs ## Run the tests of Kubernetes for storage drivers
 	@# Most of them wait most of the time.

@@ -71,6 +71,11 @@ func TestCapacityOfWhatCreateVolumeRefuses(t *testing.T) {
 			}
 			_, err := r.CreateVolume(t.Context(), createRequest("vol", func(req *csi.CreateVolumeRequest) { req.Parameters = c.parameters }))
 			wantCode(t, err, codes.InvalidArgument, c.says...)
+			// As external-provisioner asks before a node takes a claim with immediate binding.
+			_, err = r.GetCapacity(t.Context(), &csi.GetCapacityRequest{
+				Parameters: c.parameters, AccessibleTopology: onNode(nodeName), VolumeCapabilities: []*csi.VolumeCapability{writer()},
+			})
+			wantCode(t, err, codes.InvalidArgument, c.says...)
 		})
 	}
 }

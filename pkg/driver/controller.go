@@ -249,16 +249,16 @@ func (c *controller) ControllerGetVolume(ctx context.Context, req *csi.Controlle
 //
 // Parameters that CreateVolume refuses have nothing available and no limit to a
 // volume: then the scheduler chooses a node, CreateVolume is called there, and its
-// refusal is what the user reads. See docs/decisions/0015.
+// refusal is what the user reads. With capabilities the question is about one volume,
+// and the refusal is the answer. See docs/decisions/0015.
 func (c *controller) GetCapacity(_ context.Context, req *csi.GetCapacityRequest) (*csi.GetCapacityResponse, error) {
 	here := req.GetAccessibleTopology() == nil || c.config.includes([]*csi.Topology{req.GetAccessibleTopology()})
-	name, err := parsePool(req.GetParameters())
-	if err != nil {
-		return refused(here), nil //nolint:nilerr // CreateVolume says it
-	}
-	shared, err := c.pools.Shared(name)
-	if err != nil {
-		return refused(here), nil //nolint:nilerr // CreateVolume says it
+	name, shared, err := c.capacityOf(req.GetParameters())
+	switch {
+	case err != nil && len(req.GetVolumeCapabilities()) > 0:
+		return nil, err
+	case err != nil:
+		return refused(here), nil
 	}
 	if !here && !shared {
 		return available(0), nil
@@ -274,6 +274,16 @@ func (c *controller) GetCapacity(_ context.Context, req *csi.GetCapacityRequest)
 		return nil, err
 	}
 	return available(bytes), nil
+}
+
+// capacityOf is the pool that parameters choose, and whether several nodes serve it.
+func (c *controller) capacityOf(parameters map[string]string) (pool.Name, bool, error) {
+	name, err := parsePool(parameters)
+	if err != nil {
+		return pool.Name{}, false, err
+	}
+	shared, err := c.pools.Shared(name)
+	return name, shared, err
 }
 
 func available(bytes int64) *csi.GetCapacityResponse {

@@ -391,7 +391,7 @@ func TestFlagsHaveTheValuesTheyNeed(t *testing.T) {
 		},
 		provisioner: {
 			"node-deployment":                   "true",
-			"node-deployment-immediate-binding": "false",
+			"node-deployment-immediate-binding": "true", // as the earlier driver has it
 			"strict-topology":                   "true",
 			"immediate-topology":                "false",
 			"enable-capacity":                   "true",

@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -43,23 +44,55 @@ func TestTwoPools(t *testing.T) {
 func TestUnknownPool(t *testing.T) {
 	s := begin(t)
 	class := s.namespace
-	s.class(class, "nowhere")
+	s.class(class, "nowhere", storagev1.VolumeBindingWaitForFirstConsumer)
 	s.claim("data", "64Mi", ofClass(class))
 	s.pod("user", with("data", "/data"))
 	s.wantEvent("PersistentVolumeClaim", "data", "ProvisioningFailed", `no pool is named "nowhere"`, `"local"`, `"plain"`)
 
 	s.removeClass(class)
-	s.class(class, "local")
+	s.class(class, "local", storagev1.VolumeBindingWaitForFirstConsumer)
 	s.ready("user")
 	if got := s.volume("data").Spec.CSI.VolumeAttributes["storagePool"]; got != "local" {
 		t.Errorf("the volume is in pool %q, want local", got)
 	}
 }
 
+// A claim that is bound at once gets a volume on a node that has room for it, and its
+// pods come there.
+func TestImmediateBinding(t *testing.T) {
+	s := begin(t)
+	s.fill(nodeA, 512*mib)
+	class := s.namespace
+	s.class(class, "local", storagev1.VolumeBindingImmediate)
+	s.claim("data", "1Gi", ofClass(class))
+	s.until("the claim to be bound", func(ctx context.Context) (string, error) {
+		claim, err := c.Client.CoreV1().PersistentVolumeClaims(s.namespace).Get(ctx, "data", metav1.GetOptions{})
+		if err != nil || claim.Status.Phase == corev1.ClaimBound {
+			return "", err
+		}
+		return string(claim.Status.Phase), nil
+	})
+	if got := s.nodeOf(s.volume("data")); got != nodeB {
+		t.Errorf("the volume is on %s, where it has no room", got)
+	}
+	s.pod("user", with("data", "/data"), preferring(nodeA))
+	if got := s.ready("user").Spec.NodeName; got != nodeB {
+		t.Errorf("the pod is on %s, its volume on %s", got, nodeB)
+	}
+	s.mustRun("user", "echo hello >/data/file")
+}
+
+// Also a claim that is bound at once says that its pool is not there.
+func TestImmediateBindingToAnUnknownPool(t *testing.T) {
+	s := begin(t)
+	s.class(s.namespace, "nowhere", storagev1.VolumeBindingImmediate)
+	s.claim("data", "64Mi", ofClass(s.namespace))
+	s.wantEvent("PersistentVolumeClaim", "data", "ProvisioningFailed", `no pool is named "nowhere"`, `"local"`, `"plain"`)
+}
+
 // class makes a StorageClass for a pool, which is gone at the end of the test.
-func (s *scene) class(name, pool string) {
+func (s *scene) class(name, pool string, binding storagev1.VolumeBindingMode) {
 	s.Helper()
-	binding := storagev1.VolumeBindingWaitForFirstConsumer
 	if _, err := c.Client.StorageV1().StorageClasses().Create(s.Context(), &storagev1.StorageClass{
 		ObjectMeta:        metav1.ObjectMeta{Name: name},
 		Provisioner:       cluster.DriverName,
