@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 )
@@ -39,6 +40,51 @@ func TestGrowthInUse(t *testing.T) {
 	after := s.ready("user")
 	if after.UID != before.UID || after.Status.ContainerStatuses[0].RestartCount != 0 {
 		t.Error("the pod did not live through the growth of its volume")
+	}
+}
+
+// Volumes that a kubelet had mounted before it was started again grow like others: what
+// is asked for while it is away, and what is asked for later. Of a device it has to
+// know anew where it is.
+func TestGrowthAfterKubeletIsStartedAgain(t *testing.T) {
+	s := begin(t)
+	node := c.Nodes[nodeA]
+	s.claim("data", "64Mi")
+	s.claim("disk", "64Mi", asBlock)
+	s.pod("user", with("data", "/data"), withDevice("disk", "/dev/disk"), on(nodeA))
+	before := s.ready("user")
+	disk := s.volume("disk")
+
+	if err := node.StopKubelet(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for _, claim := range []string{"data", "disk"} {
+		s.resize(claim, "128Mi")
+	}
+	if err := node.StartKubelet(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for _, size := range []string{"128Mi", "192Mi"} {
+		for _, claim := range []string{"data", "disk"} {
+			s.resize(claim, size)
+			s.wantClaimSize(claim, size)
+		}
+		bytes := resource.MustParse(size)
+		if got := s.deviceSize("user", "/dev/disk"); got != bytes.Value() {
+			t.Errorf("the device has %d bytes, want %s", got, size)
+		}
+	}
+	s.mustRun("user", "dd if=/dev/zero of=/data/big bs=1M count=150")
+	if _, err := s.run("user", "dd if=/dev/zero of=/data/bigger bs=1M count=100"); err == nil {
+		t.Error("250 MiB fit into a volume of 192 MiB")
+	}
+	s.mustRun("user", "dd if=/dev/zero of=/dev/disk bs=1M seek=191 count=1 conv=fsync")
+	if got := s.attached(disk); len(got) != 1 {
+		t.Errorf("the volume has the devices %q, want one", got)
+	}
+	after := s.ready("user")
+	if after.UID != before.UID || after.Status.ContainerStatuses[0].RestartCount != 0 {
+		t.Error("the pod did not live through the growth of its volumes")
 	}
 }
 
