@@ -216,10 +216,12 @@ func (a *arena) exchange(s swap) (stop func()) {
 		if kind(path) == fake {
 			// A directory that went away while it was mounted on has the mount.
 			a.unmountBelow(decoy)
-			must(a.t, os.Remove(path))
-			if err := os.Rename(decoy, path); !errors.Is(err, fs.ErrNotExist) {
-				must(a.t, err)
+			// At once: of what is missing for a moment, the driver makes another.
+			err := unix.Renameat2(unix.AT_FDCWD, path, unix.AT_FDCWD, decoy, unix.RENAME_EXCHANGE)
+			if errors.Is(err, fs.ErrNotExist) { // nothing real is left
+				err = os.Remove(path)
 			}
+			must(a.t, err)
 		}
 		a.removeMounted(decoy)
 	}
