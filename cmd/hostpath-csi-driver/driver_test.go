@@ -11,6 +11,7 @@ import (
 	"debug/buildinfo"
 	"encoding/pem"
 	"errors"
+	"fmt"
 	"io"
 	"math/big"
 	"net"
@@ -33,6 +34,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/privilege"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
@@ -213,6 +215,7 @@ func testServes(t *testing.T, program string) {
 	_, err = csi.NewNodeClient(connection).NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: "vol", TargetPath: target})
 	must(t, err)
 
+	wantConfined(t, d)
 	scraped := scrape(t, d.metricsAddress(t))
 	for _, series := range []string{
 		"kubevirt_hpp_pool_path_shared_with_os 1", // of the socket, that is
@@ -287,6 +290,35 @@ func scrapeUntil(t *testing.T, address, series string) string {
 		case <-again.C:
 		case <-ctx.Done():
 			t.Fatalf("the metrics have no %q", series)
+		}
+	}
+}
+
+// wantConfined fails the test if a thread of the driver may do more than it needs.
+func wantConfined(t *testing.T, d *running) {
+	t.Helper()
+	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", d.cmd.Process.Pid))
+	must(t, err)
+	if len(threads) < 2 {
+		t.Fatalf("the driver has the threads %q", threads)
+	}
+	needed := uint64(0)
+	for _, c := range privilege.Needed {
+		needed |= 1 << c
+	}
+	for _, thread := range threads {
+		status, err := os.ReadFile(thread)
+		if errors.Is(err, os.ErrNotExist) {
+			continue // it has ended
+		}
+		must(t, err)
+		for field, want := range map[string]uint64{"CapInh": 0, "CapPrm": needed, "CapEff": needed, "CapBnd": needed, "CapAmb": 0} {
+			if line := fmt.Sprintf("%s:\t%016x\n", field, want); !strings.Contains(string(status), line) {
+				t.Errorf("%s lacks %q:\n%s", thread, line, status)
+			}
+		}
+		if !strings.Contains(string(status), "NoNewPrivs:\t1\n") {
+			t.Errorf("%s may get privileges by execve:\n%s", thread, status)
 		}
 	}
 }

@@ -21,6 +21,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/label"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/privilege"
 	"kubevirt.io/hostpath-provisioner/pkg/metrics"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
 )
@@ -45,12 +46,31 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	// After the first signal the default holds again: a second one ends the process.
 	context.AfterFunc(ctx, stop)
-	if err := run(ctx, config); err != nil {
+	err = confine()
+	if err == nil {
+		err = run(ctx, config)
+	}
+	if err != nil {
 		klog.ErrorS(err, "The driver ends")
 		klog.Flush()
 		os.Exit(1)
 	}
 	klog.Flush()
+}
+
+// confine gives up what the driver does not need: a privileged container has everything.
+func confine() error {
+	missing, err := privilege.Keep(privilege.Needed)
+	switch {
+	case errors.Is(err, errors.ErrUnsupported):
+		klog.InfoS("All privileges are kept: this binary was built with cgo")
+		return nil
+	case err != nil:
+		return err
+	case len(missing) > 0:
+		klog.InfoS("The driver lacks capabilities that some of its calls need", "missing", fmt.Sprint(missing))
+	}
+	return nil
 }
 
 // run serves until ctx ends.
