@@ -2,11 +2,14 @@ package node
 
 import (
 	"context"
+	"debug/buildinfo"
 	"errors"
 	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime/debug"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -164,29 +167,35 @@ func TestAProcessDiesWithItsParent(t *testing.T) {
 }
 
 func TestBinaryTakesTheOneThatIsGiven(t *testing.T) {
-	given := filepath.Join(t.TempDir(), "driver")
-	t.Setenv(BinaryVariable, given)
-	if got, err := Binary(t.Context(), "/nowhere"); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("Binary = %q, %v; want ErrNotExist", got, err)
-	}
-	if err := os.WriteFile(given, nil, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if got, err := Binary(t.Context(), "/nowhere"); got != given || err != nil {
-		t.Errorf("Binary = %q, %v; want %q", got, err, given)
+	for name, binary := range map[string]func(context.Context, string) (string, error){"Binary": Binary, "StaticBinary": StaticBinary} {
+		given := filepath.Join(t.TempDir(), "driver")
+		t.Setenv(BinaryVariable, given)
+		if got, err := binary(t.Context(), "/nowhere"); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("%s = %q, %v; want ErrNotExist", name, got, err)
+		}
+		if err := os.WriteFile(given, nil, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := binary(t.Context(), "/nowhere"); got != given || err != nil {
+			t.Errorf("%s = %q, %v; want %q", name, got, err, given)
+		}
 	}
 }
 
-func TestBuildMakesAProgramOrShowsTheCompilersWords(t *testing.T) {
+func TestBuildMakesAStaticProgramOrShowsTheCompilersWords(t *testing.T) {
 	dir := t.TempDir()
-	program, err := build(t.Context(), "kubevirt.io/hostpath-provisioner/test/node/testdata/hello", dir)
+	program, err := build(t.Context(), "kubevirt.io/hostpath-provisioner/test/node/testdata/hello", dir, false)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if output, err := exec.CommandContext(t.Context(), program).Output(); err != nil || string(output) != "hello\n" {
 		t.Errorf("the program built said %q, %v", output, err)
 	}
-	if _, err := build(t.Context(), "kubevirt.io/hostpath-provisioner/no/such/program", dir); err == nil || !strings.Contains(err.Error(), "no/such/program") {
+	info, err := buildinfo.ReadFile(program)
+	if err != nil || !slices.Contains(info.Settings, debug.BuildSetting{Key: "CGO_ENABLED", Value: "0"}) {
+		t.Errorf("the program was built with %v, %v; want it to be static", info, err)
+	}
+	if _, err := build(t.Context(), "kubevirt.io/hostpath-provisioner/no/such/program", dir, false); err == nil || !strings.Contains(err.Error(), "no/such/program") {
 		t.Errorf("build = %v", err)
 	}
 }
