@@ -174,11 +174,15 @@ func (p *Pool) await(result <-chan state, late func()) {
 			return
 		case <-tick.C:
 			if p.steps.Load() == steps {
-				p.settle(state{hung: true, err: p.unavailable(fmt.Errorf("no answer for %v: its filesystem hangs", p.options.HangAfter))})
+				p.settle(state{hung: true, err: p.hangs()})
 			}
 			late()
 		}
 	}
+}
+
+func (p *Pool) hangs() error {
+	return p.unavailable(fmt.Errorf("no answer for %v: its filesystem hangs", p.options.HangAfter))
 }
 
 func (p *Pool) rest(ctx context.Context) {
@@ -265,18 +269,14 @@ func (p *Pool) open(ctx context.Context) (*session, error) {
 	if err != nil {
 		return nil, err
 	}
-	id := &opened{format: *f}
-	if id.filesystem, err = s.root.Filesystem(); err != nil {
+	id, err := s.identify(f)
+	if err == nil {
+		err = p.unfit(id.unenforced)
+	}
+	if err != nil {
 		s.close()
 		return nil, err
 	}
-	id.quota, id.unenforced, err = p.detectQuota(s.root)
-	if err = errors.Join(err, p.unfit(id.unenforced)); err != nil {
-		s.close()
-		return nil, err
-	}
-	id.claims = p.claimed.on(id.filesystem)
-	s.quota, s.unenforced, s.claims = id.quota, id.unenforced, id.claims
 	giveUp, err := p.serving.TryLock(f.UUID)
 	if err != nil {
 		s.close()
@@ -294,6 +294,21 @@ func (p *Pool) open(ctx context.Context) (*session, error) {
 	p.synced = time.Now()
 	p.identity.Store(id)
 	return s, nil
+}
+
+// identify finds out what the pool is, and has the session go by it.
+func (s *session) identify(f *format) (*opened, error) {
+	id := &opened{format: *f}
+	var err error
+	if id.filesystem, err = s.root.Filesystem(); err != nil {
+		return nil, err
+	}
+	if id.quota, id.unenforced, err = s.pool.detectQuota(s.root); err != nil {
+		return nil, err
+	}
+	id.claims = s.pool.claimed.on(id.filesystem)
+	s.quota, s.unenforced, s.claims = id.quota, id.unenforced, id.claims
+	return id, nil
 }
 
 // begin brings disk and memory in line before the pool serves.

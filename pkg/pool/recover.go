@@ -125,7 +125,7 @@ func (s *session) trashBytes(id quota.ID) int64 {
 	if id == 0 {
 		return unknownBytes
 	}
-	usage, err := s.quota.Usage(s.trash, id)
+	usage, err := s.quota.Usage(s.root, id)
 	if err != nil {
 		return unknownBytes
 	}

@@ -303,3 +303,16 @@ func (d *Dir) Modified() (time.Time, error) {
 	}
 	return info.ModTime(), nil
 }
+
+// Changed is when the entry of that name last changed: its content, its mode, or its
+// place (st_ctime). A missing one is fs.ErrNotExist.
+func (d *Dir) Changed(name string) (time.Time, error) {
+	if err := checkName(name); err != nil {
+		return time.Time{}, err
+	}
+	var st unix.Stat_t
+	if err := unix.Fstatat(d.Fd(), name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		return time.Time{}, d.pathError("stat", name, err)
+	}
+	return time.Unix(st.Ctim.Unix()), nil
+}

@@ -131,6 +131,15 @@ func (f *File) Size() (int64, error) {
 	return info.Size(), nil
 }
 
+// Allocated is the space that the file has in its filesystem, in bytes.
+func (f *File) Allocated() (int64, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.f.Fd()), &st); err != nil {
+		return 0, &fs.PathError{Op: "stat", Path: f.f.Name(), Err: err}
+	}
+	return st.Blocks * 512, nil // whatever the block of the filesystem (stat(2))
+}
+
 // Grow gives the file a size, and with Thick all of its space, also what a user of a
 // device discarded; what it holds stays. The answer comes when that is durable. A
 // file that has it already is left as it is, one that is larger is ErrSize. A device
