@@ -4,7 +4,6 @@ import (
 	"context"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -149,7 +148,7 @@ func TestAPoolThatHangsHoldsNobodyElse(t *testing.T) {
 	testenv.NeedRoot(t)
 	root := t.TempDir()
 	hung := filepath.Join(root, "hung")
-	release := hangingMount(t, hung)
+	release := testenv.Hang(t, hung)
 
 	mounts, labels := &bindtest.Fake{}, &labeltest.Fake{}
 	defer func() { must(t, mounts.Close()) }()
@@ -179,29 +178,6 @@ func TestAPoolThatHangsHoldsNobodyElse(t *testing.T) {
 
 	release()
 	must(t, set.Close(context.Background()))
-}
-
-// hangingMount mounts a FUSE filesystem whose server reads no request, until the
-// returned function is called.
-func hangingMount(t *testing.T, path string) (release func()) {
-	t.Helper()
-	must(t, os.Mkdir(path, 0o755))
-	device, err := syscall.Open("/dev/fuse", syscall.O_RDWR|syscall.O_CLOEXEC, 0)
-	if err != nil {
-		testenv.Missing(t, "FUSE: "+err.Error())
-	}
-	options := "fd=" + strconv.Itoa(device) + ",rootmode=40000,user_id=0,group_id=0"
-	must(t, syscall.Mount("hang", path, "fuse", 0, options))
-	released := false
-	release = func() {
-		if !released {
-			released = true
-			must(t, syscall.Close(device))
-			must(t, syscall.Unmount(path, syscall.MNT_DETACH))
-		}
-	}
-	t.Cleanup(release)
-	return release
 }
 
 func TestOneDirectoryIsNotServedAsTwoPools(t *testing.T) {

@@ -338,7 +338,7 @@ func TestAViewOfASharedPool(t *testing.T) {
 func TestAViewOfAPoolThatHangsEnds(t *testing.T) {
 	testenv.NeedRoot(t)
 	root := t.TempDir()
-	release := hangingMount(t, filepath.Join(root, "pool"))
+	release := testenv.Hang(t, filepath.Join(root, "pool"))
 	configs, err := pool.ParseConfigs(localPool, root)
 	must(t, err)
 	mounts := &bindtest.Fake{}

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"sync"
 	"syscall"
 	"testing"
 
@@ -106,6 +107,31 @@ func Tmpfs(t testing.TB, bytes int64) string {
 	}
 	unmountAtEnd(t, dir)
 	return dir
+}
+
+// Hang makes a directory and mounts a filesystem on it that never answers: one of FUSE,
+// whose server reads no request until release is called, or the test ends.
+func Hang(t testing.TB, path string) (release func()) {
+	t.Helper()
+	NeedRoot(t)
+	if err := os.Mkdir(path, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	server, err := syscall.Open("/dev/fuse", syscall.O_RDWR|syscall.O_CLOEXEC, 0)
+	if err != nil {
+		Missing(t, "FUSE: "+err.Error())
+	}
+	options := fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0", server)
+	if err := syscall.Mount("hang", path, "fuse", 0, options); err != nil {
+		t.Fatalf("mount what hangs on %s: %v", path, errors.Join(err, syscall.Close(server)))
+	}
+	release = sync.OnceFunc(func() {
+		if err := errors.Join(syscall.Close(server), syscall.Unmount(path, syscall.MNT_DETACH)); err != nil {
+			t.Errorf("take down what hangs on %s: %v", path, err)
+		}
+	})
+	t.Cleanup(release)
+	return release
 }
 
 func mountPoint(t testing.TB) string {
