@@ -19,6 +19,9 @@ import (
 // defaultPools is the pool of the earlier driver.
 const defaultPools = `[{"name":"legacy","path":"/csi-data-dir","snapshotPath":"/snap-dir","snapshotProvider":"reflink"}]`
 
+// defaultEndpoint is the socket of all CSI drivers in their containers.
+const defaultEndpoint = "unix:///csi/csi.sock"
+
 // config is the command line, found to be good.
 type config struct {
 	driver         driver.Config
@@ -38,7 +41,7 @@ func parse(args []string, output io.Writer) (config, error) {
 	flags := flag.NewFlagSet("hostpath-csi-driver", flag.ContinueOnError)
 	flags.SetOutput(output)
 	flags.StringVar(&c.driver.Name, "drivername", driver.DefaultName, "name of the driver")
-	flags.StringVar(&endpoint, "endpoint", "unix:///csi/csi.sock", "socket to serve CSI on")
+	flags.StringVar(&endpoint, "endpoint", defaultEndpoint, "socket to serve CSI on")
 	flags.StringVar(&node, "nodeid", "", "name of this node (required)")
 	flags.StringVar(&version, "version", "", "version to report (required)")
 	flags.StringVar(&datadir, "datadir", defaultPools, "storage pools, a JSON array; see docs/configuration.md")

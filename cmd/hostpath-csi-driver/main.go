@@ -1,5 +1,7 @@
 // Command hostpath-csi-driver serves CSI for volumes that are directories, or devices
 // made of files, on a node's storage pools. It needs no Kubernetes API.
+//
+// With the argument inspect it shows what is on the node, and ends.
 package main
 
 import (
@@ -35,6 +37,9 @@ const (
 )
 
 func main() {
+	if len(os.Args) > 1 && os.Args[1] == inspectCommand {
+		os.Exit(runInspect(os.Args[2:], os.Getenv, os.Stdout, os.Stderr))
+	}
 	config, err := parse(os.Args[1:], os.Stdout)
 	if errors.Is(err, flag.ErrHelp) {
 		return

@@ -388,6 +388,8 @@ func TestFlagsHaveTheValuesTheyNeed(t *testing.T) {
 			"nodeid":     "$(NODE_NAME)",
 			"datadir":    "$(DATADIR)",
 			"version":    "$(VERSION)",
+			// Each of these is the default of inspect, by its variable.
+			"device-nodes": "$(DEVICE_NODES)",
 		},
 		provisioner: {
 			"node-deployment":                   "true",

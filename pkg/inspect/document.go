@@ -1,0 +1,118 @@
+package inspect
+
+import (
+	"encoding/json"
+	"io"
+	"time"
+)
+
+// documentVersion is that of the JSON document. It grows when a field changes its
+// meaning or goes away; a new field is no new version.
+const documentVersion = 1
+
+// A Report is what a look at a node gave: the JSON document of docs/inspect.md. Sizes
+// are bytes; what nobody knows is null or absent.
+type Report struct {
+	Version int    `json:"version"`
+	Node    string `json:"node,omitempty"`
+	// Abnormal is how many pools, volumes and leftovers are not in order.
+	Abnormal int    `json:"abnormal"`
+	Pools    []Pool `json:"pools"`
+}
+
+// A Pool is one of the node's pools.
+type Pool struct {
+	Name   string `json:"name"`
+	Path   string `json:"path"`
+	Shared bool   `json:"shared"`
+	// Readable: its layout could be read. If not, what follows Condition is empty.
+	Readable  bool   `json:"readable"`
+	Abnormal  bool   `json:"abnormal"`
+	Condition string `json:"condition"`
+
+	UUID       string    `json:"uuid,omitempty"`
+	Created    time.Time `json:"created,omitzero"`
+	ReadOnly   bool      `json:"readOnly"`
+	SystemDisk bool      `json:"systemDisk"`
+	// Quota is who keeps the sizes of new volumes; empty for nobody, and then Unenforced
+	// is why.
+	Quota      string `json:"quota"`
+	Unenforced string `json:"unenforced,omitempty"`
+
+	SizeBytes      *int64 `json:"sizeBytes"`
+	FreeBytes      *int64 `json:"freeBytes"`
+	PromisedBytes  *int64 `json:"promisedBytes"`
+	AvailableBytes *int64 `json:"availableBytes"`
+	Inodes         *int64 `json:"inodes"`
+	InodesFree     *int64 `json:"inodesFree"`
+
+	Volumes []Volume   `json:"volumes"`
+	Staging []Leftover `json:"staging"`
+	Trash   []Leftover `json:"trash"`
+	// DevicesError is why no loop device is told of any volume.
+	DevicesError string `json:"devicesError,omitempty"`
+}
+
+// A Volume is one of a pool's volumes.
+type Volume struct {
+	ID        string `json:"id"`
+	Mode      string `json:"mode"`
+	Abnormal  bool   `json:"abnormal"`
+	Condition string `json:"condition"`
+	// Recorded: it has a record, readable or not. Lost: it has no directory.
+	Recorded bool `json:"recorded"`
+	Lost     bool `json:"lost"`
+	Enforced bool `json:"enforced"`
+	Thin     bool `json:"thin"`
+	Inline   bool `json:"inline"`
+
+	Created       *time.Time `json:"created"`
+	PromisedBytes *int64     `json:"promisedBytes"`
+	LimitBytes    *int64     `json:"limitBytes"`
+	UsedBytes     *int64     `json:"usedBytes"`
+	// QuotaID is what the directory is counted by, RecordQuotaID the project id that its
+	// record says; 0 for none.
+	QuotaID       uint64 `json:"quotaID"`
+	RecordQuotaID uint64 `json:"recordQuotaID"`
+	// FileBytes and AllocatedBytes are of the file of a block volume.
+	FileBytes      *int64 `json:"fileBytes"`
+	AllocatedBytes *int64 `json:"allocatedBytes"`
+
+	// Published are its mounts on this node, and Nodes all nodes that have any.
+	Published []Place  `json:"published"`
+	Nodes     []string `json:"nodes"`
+	Devices   []Device `json:"devices"`
+}
+
+// A Place is where a volume, or what is inside it at that path, is mounted.
+type Place struct {
+	Path   string `json:"path"`
+	Inside string `json:"inside,omitempty"`
+}
+
+// A Device is a loop device on the file of a block volume.
+type Device struct {
+	Name      string `json:"name"`
+	SizeBytes int64  `json:"sizeBytes"`
+	ReadOnly  bool   `json:"readOnly"`
+	// Foreign: the driver did not attach it.
+	Foreign bool `json:"foreign"`
+}
+
+// A Leftover is what is in staging or in the trash.
+type Leftover struct {
+	Node      string    `json:"node"`
+	Name      string    `json:"name"`
+	Changed   time.Time `json:"changed"`
+	UsedBytes *int64    `json:"usedBytes"`
+	Abnormal  bool      `json:"abnormal"`
+	Condition string    `json:"condition"`
+}
+
+// WriteJSON writes the report for programs.
+func (r *Report) WriteJSON(w io.Writer) error {
+	encoder := json.NewEncoder(w)
+	encoder.SetIndent("", "  ")
+	encoder.SetEscapeHTML(false)
+	return encoder.Encode(r)
+}

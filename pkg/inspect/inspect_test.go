@@ -1,0 +1,201 @@
+package inspect_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"flag"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind/bindtest"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/label/labeltest"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop/looptest"
+	"kubevirt.io/hostpath-provisioner/pkg/inspect"
+	"kubevirt.io/hostpath-provisioner/pkg/pool"
+)
+
+var update = flag.Bool("update", false, "write the golden files anew")
+
+const (
+	kib = 1 << 10
+	mib = 1 << 20
+	gib = 1 << 30
+)
+
+var noon = time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)
+
+func number(n int64) *int64 { return &n }
+
+// aNode has one of each thing that a report can tell.
+func aNode() inspect.Report {
+	made := noon.Add(-26 * time.Hour)
+	const kubelet = "/var/lib/kubelet/pods/6f1c9c1e-5f0e-4b5c-9d0f-3a1f6f6c2b11/volumes/kubernetes.io~csi/pvc-2/mount"
+	return inspect.Report{
+		Version: 1, Node: "node-a", Abnormal: 6,
+		Pools: []inspect.Pool{
+			{
+				Name: "local", Path: "/var/hpvolumes", Readable: true, Condition: "in order",
+				UUID: "kwinljr55icti4ji", Created: made, Quota: "xfs",
+				SizeBytes: number(100 * gib), FreeBytes: number(60 * gib), PromisedBytes: number(31 * gib), AvailableBytes: number(55 * gib),
+				Inodes: number(52428800), InodesFree: number(52428000),
+				Volumes: []inspect.Volume{
+					{
+						ID: "disk-1", Mode: "block", Condition: "in order", Recorded: true, Enforced: true, Created: &made,
+						PromisedBytes: number(10 * gib), LimitBytes: number(10*gib + 641*mib), UsedBytes: number(10*gib + 4*kib),
+						QuotaID: 1213202432, RecordQuotaID: 1213202432, FileBytes: number(10 * gib), AllocatedBytes: number(10 * gib),
+						Published: []inspect.Place{{Path: "/var/lib/kubelet/plugins/kubernetes.io/csi/volumeDevices/publish/disk-1/6f1c"}},
+						Nodes:     []string{"node-a"},
+						Devices:   []inspect.Device{{Name: "loop0", SizeBytes: 10 * gib}, {Name: "loop1", SizeBytes: 10 * gib, ReadOnly: true, Foreign: true}},
+					},
+					{
+						ID: "old", Mode: "mount", Condition: "in order; no size was promised", Published: []inspect.Place{}, Nodes: []string{}, Devices: []inspect.Device{},
+					},
+					{
+						ID: "pvc-1", Mode: "mount", Abnormal: true, Condition: "the volume's directory is missing; its record is kept",
+						Recorded: true, Lost: true, Created: &made, PromisedBytes: number(20 * gib), RecordQuotaID: 1213202433,
+						Published: []inspect.Place{}, Nodes: []string{}, Devices: []inspect.Device{},
+					},
+					{
+						ID: "pvc-2", Mode: "mount", Condition: "in order", Recorded: true, Enforced: true, Inline: true, Created: &made,
+						PromisedBytes: number(gib), LimitBytes: number(gib), UsedBytes: number(1000), QuotaID: 1213202434, RecordQuotaID: 1213202434,
+						Published: []inspect.Place{{Path: kubelet}, {Path: "/var/lib/kubelet/evil\x1b[2Jname", Inside: "sub\npath"}},
+						Nodes:     []string{"node-a"}, Devices: []inspect.Device{},
+					},
+				},
+				Staging: []inspect.Leftover{{Node: "node-a", Name: "pvc-9", Changed: noon.Add(-3 * time.Second), Condition: "being made"}},
+				Trash: []inspect.Leftover{
+					{Node: "node-a", Name: "pvc-8.abcdefgh", Changed: noon.Add(-90 * time.Minute), UsedBytes: number(3 * mib), Abnormal: true, Condition: "unchanged for 1h30m0s: cannot be erased, or no driver runs on its node"},
+					{Node: "node-b", Name: "pvc-7.abcdefgh", Changed: noon.Add(-72 * time.Hour), Condition: "being erased"},
+				},
+			},
+			{
+				Name: "shared", Path: "/mnt/nfs", Shared: true, Readable: true, Abnormal: true, Condition: "the pool's filesystem is read-only",
+				UUID: "zzhioir5avpfwbox", Created: made, ReadOnly: true, SystemDisk: true, Unenforced: "no directory quotas: nfs at /mnt/nfs has none",
+				SizeBytes: number(2048 * gib), FreeBytes: number(0), PromisedBytes: number(0), AvailableBytes: number(0),
+				Volumes: []inspect.Volume{{
+					ID: "pvc-3", Mode: "block", Abnormal: true, Condition: "the pool's filesystem is read-only\nand more", Recorded: true, Enforced: true, Thin: true, Created: &made,
+					PromisedBytes: number(0), Published: []inspect.Place{}, Nodes: []string{"node-b", "node-c"}, Devices: []inspect.Device{},
+				}},
+				Staging: []inspect.Leftover{}, Trash: []inspect.Leftover{},
+				DevicesError: "the node's loop devices: no answer for 5s",
+			},
+			{
+				Name: "away", Path: "/mnt/away", Abnormal: true, Condition: "the pool does not serve: no answer for 5s: its filesystem hangs",
+				Volumes: []inspect.Volume{}, Staging: []inspect.Leftover{}, Trash: []inspect.Leftover{},
+			},
+		},
+	}
+}
+
+// The document is what programs were written for: a change of this file is one for them.
+func TestTheDocumentIsStable(t *testing.T) {
+	report := aNode()
+	var written bytes.Buffer
+	must(t, report.WriteJSON(&written))
+	wantGolden(t, "report.json", written.Bytes())
+}
+
+func TestTheTable(t *testing.T) {
+	report := aNode()
+	var written bytes.Buffer
+	must(t, report.WriteTable(&written, noon))
+	wantGolden(t, "report.txt", written.Bytes())
+	for _, r := range written.String() {
+		if r < ' ' && r != '\n' {
+			t.Fatalf("the table has the control character %q", r)
+		}
+	}
+}
+
+func wantGolden(t *testing.T, name string, got []byte) {
+	t.Helper()
+	path := filepath.Join("testdata", name)
+	if *update {
+		must(t, os.WriteFile(path, got, 0o644))
+	}
+	want, err := os.ReadFile(path)
+	must(t, err)
+	if diff := cmp.Diff(string(want), string(got)); diff != "" {
+		t.Errorf("%s is not what was written; if that is meant, -update writes it anew (-want +got):\n%s", path, diff)
+	}
+}
+
+func TestATableOfNothingWrong(t *testing.T) {
+	report := inspect.Report{Pools: []inspect.Pool{}}
+	var written bytes.Buffer
+	must(t, report.WriteTable(&written, noon))
+	if want := "0 pools, 0 volumes, 0 in the trash; all in order\n"; written.String() != want {
+		t.Errorf("the table is %q, want %q", written.String(), want)
+	}
+}
+
+func TestOnlyOneVolume(t *testing.T) {
+	for id, c := range map[string]struct {
+		found                    bool
+		volumes, leftovers, told int
+	}{
+		"pvc-1": {true, 1, 0, 4}, // the two pools and the devices count on
+		"pvc-8": {true, 0, 1, 4},
+		"pvc-9": {true, 0, 1, 3},
+		"pvc":   {false, 0, 0, 3},
+	} {
+		t.Run(id, func(t *testing.T) {
+			report := aNode()
+			parsed, err := pool.ParseVolumeID(id)
+			must(t, err)
+			if found := report.Only(parsed); found != c.found {
+				t.Errorf("found: %v", found)
+			}
+			volumes, leftovers := 0, 0
+			for _, p := range report.Pools {
+				volumes += len(p.Volumes)
+				leftovers += len(p.Staging) + len(p.Trash)
+			}
+			if volumes != c.volumes || leftovers != c.leftovers || report.Abnormal != c.told {
+				t.Errorf("%d volumes, %d leftovers and %d things not in order are left, want %+v", volumes, leftovers, report.Abnormal, c)
+			}
+		})
+	}
+}
+
+func TestLook(t *testing.T) {
+	root := t.TempDir()
+	mounts := &bindtest.Fake{}
+	configs, err := pool.ParseConfigs(`[{"name":"served","path":"pool"},{"name":"missing","path":"missing"}]`, root)
+	must(t, err)
+	node, err := pool.ParseNodeID("node-1")
+	must(t, err)
+	options := pool.Options{Node: node, Mounts: mounts, Labels: &labeltest.Fake{}, Devices: &looptest.Fake{}}
+	set := pool.Start(configs[:1], options)
+	t.Cleanup(func() { must(t, errors.Join(set.Close(context.Background()), mounts.Close())) })
+	must(t, set.Wait(t.Context()))
+	id, err := pool.ParseVolumeID("pvc-1")
+	must(t, err)
+	_, err = set.Create(t.Context(), pool.Request{ID: id, Range: pool.Range{Required: mib}})
+	must(t, err)
+
+	report := inspect.Look(t.Context(), configs, options)
+	if report.Node != "node-1" || report.Version != 1 || report.Abnormal != 1 || report.Answered() {
+		t.Errorf("the report is %+v, want one thing not in order", report)
+	}
+	served, missing := report.Pools[0], report.Pools[1]
+	if !served.Readable || served.Abnormal || len(served.Volumes) != 1 || *served.Volumes[0].PromisedBytes != mib || *served.PromisedBytes != mib {
+		t.Errorf("the pool that serves is %+v", served)
+	}
+	if missing.Readable || !missing.Abnormal || !strings.Contains(missing.Condition, "no such file") || missing.SizeBytes != nil {
+		t.Errorf("the pool that is missing is %+v", missing)
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
