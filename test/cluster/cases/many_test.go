@@ -8,6 +8,8 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
@@ -33,11 +35,11 @@ func (s *scene) statefulSet(name string, replicas int32, changes ...func(*appsv1
 	}
 }
 
-func claimTemplate(size string) func(*appsv1.StatefulSet) {
+func claimTemplate(class, size string) func(*appsv1.StatefulSet) {
 	return func(set *appsv1.StatefulSet) {
 		set.Spec.VolumeClaimTemplates = []corev1.PersistentVolumeClaim{{
 			ObjectMeta: metav1.ObjectMeta{Name: "data"},
-			Spec:       claimSpec("hostpath-csi", size),
+			Spec:       claimSpec(class, size),
 		}}
 	}
 }
@@ -91,27 +93,96 @@ func (s *scene) took(name string, replicas int32, changes ...func(*appsv1.Statef
 	return time.Since(start)
 }
 
-// Pods with volumes of this driver start about as fast as pods with directories
-// of kubelet's own.
-func TestTwentyPodsAgainstEmptyDir(t *testing.T) {
+// localVolumes makes a class with volumes of kubelet's own, so many on each node. They
+// are there before any claim, and nobody has to make them.
+func (s *scene) localVolumes(class string, perNode int) {
+	s.Helper()
+	binding := storagev1.VolumeBindingWaitForFirstConsumer
+	if _, err := c.Client.StorageV1().StorageClasses().Create(s.Context(), &storagev1.StorageClass{
+		ObjectMeta:        metav1.ObjectMeta{Name: class},
+		Provisioner:       "kubernetes.io/no-provisioner",
+		VolumeBindingMode: &binding,
+	}, metav1.CreateOptions{}); err != nil {
+		s.Fatal(err)
+	}
+	s.Cleanup(func() { s.removeClass(class) })
+	for _, node := range []string{nodeA, nodeB} {
+		for i := range perNode {
+			volume := &corev1.PersistentVolume{
+				ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("%s-%s-%d", class, node, i)},
+				Spec: corev1.PersistentVolumeSpec{
+					Capacity:                      corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("16Mi")},
+					AccessModes:                   []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
+					PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimRetain,
+					StorageClassName:              class,
+					PersistentVolumeSource:        corev1.PersistentVolumeSource{Local: &corev1.LocalVolumeSource{Path: poolPaths["hostpath-csi-plain"]}},
+					NodeAffinity: &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+						MatchExpressions: []corev1.NodeSelectorRequirement{
+							{Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpIn, Values: []string{node}},
+						},
+					}}}},
+				},
+			}
+			if _, err := c.Client.CoreV1().PersistentVolumes().Create(s.Context(), volume, metav1.CreateOptions{}); err != nil {
+				s.Fatal(err)
+			}
+			s.Cleanup(func() {
+				// It goes when its claim has gone, which is after this.
+				if err := c.Client.CoreV1().PersistentVolumes().Delete(context.Background(), volume.Name, metav1.DeleteOptions{}); err != nil {
+					s.Error(err)
+				}
+			})
+		}
+	}
+}
+
+// slowest is how long twenty pods with volumes may take, against as many with volumes
+// that need not be made. Provisioning in turn (external-provisioner's own limit of
+// calls to the API) is above three; a busy machine makes less of it.
+const slowest = 2.0
+
+// Pods with volumes of this driver start about as fast as pods with volumes that are
+// there already. Against directories that are made on the way both are slow, since the
+// scheduler looks once a second whether a claim is bound, and kubelet asks for each.
+func TestTwentyPodsAgainstWhatNeedsNoDriver(t *testing.T) {
 	s := begin(t)
+	const rounds = 2
+	local := s.namespace + "-local"
+	s.localVolumes(local, rounds*20)
 	// The first ones have images unpacked, and do not count.
 	s.took("warm", 2, emptyDir)
-	floor := s.took("floor", 20, emptyDir)
-	s.removeSet("floor")
-	volumes := s.took("volumes", 20, claimTemplate("16Mi"))
-	ratio := volumes.Seconds() / floor.Seconds()
-	c.Log.Printf("20 pods: %.1f s with emptyDir, %.1f s with volumes; ratio %.2f, the goal is 1.25", floor.Seconds(), volumes.Seconds(), ratio)
-	// Far above what a busy machine makes of it.
-	if ratio > 5 {
-		t.Errorf("volumes make the start of pods %.1f times as long", ratio)
+	s.removeSet("warm")
+	kinds := []struct {
+		name   string
+		volume func(*appsv1.StatefulSet)
+	}{
+		{"empty", emptyDir},
+		{"local", claimTemplate(local, "16Mi")},
+		{"volumes", claimTemplate("hostpath-csi", "16Mi")},
+	}
+	best := map[string]float64{}
+	for round := range rounds {
+		for _, kind := range kinds {
+			name := fmt.Sprintf("%s-%d", kind.name, round)
+			took := s.took(name, 20, kind.volume).Seconds()
+			if was, ok := best[kind.name]; !ok || took < was {
+				best[kind.name] = took
+			}
+			s.removeSet(name)
+		}
+	}
+	ratio := best["volumes"] / best["local"]
+	c.Log.Printf("20 pods: %.1f s with emptyDir, %.1f s with local volumes, %.1f s with ours: %.2f times local, %.2f times emptyDir (goal 1.25; local alone %.2f)",
+		best["empty"], best["local"], best["volumes"], ratio, best["volumes"]/best["empty"], best["local"]/best["empty"])
+	if ratio > slowest {
+		t.Errorf("pods with volumes take %.2f times as long as those with local volumes, want at most %.2f", ratio, slowest)
 	}
 }
 
 // A node carries as many volumes as it carries pods.
 func TestHundredVolumesOnANode(t *testing.T) {
 	s := begin(t)
-	took := s.took("set", 100, claimTemplate("16Mi"), allOn(nodeA))
+	took := s.took("set", 100, claimTemplate("hostpath-csi", "16Mi"), allOn(nodeA))
 	c.Log.Printf("100 pods with a volume each on one node: %.1f s", took.Seconds())
 	start := time.Now()
 	s.removeSet("set")

@@ -169,7 +169,7 @@ func TestKubeletIsStartedAgain(t *testing.T) {
 // its data when it is back.
 func TestPodWaitsForItsNode(t *testing.T) {
 	s := begin(t)
-	s.statefulSet("set", 1, claimTemplate("64Mi"))
+	s.statefulSet("set", 1, claimTemplate("hostpath-csi", "64Mi"))
 	node := s.ready("set-0").Spec.NodeName
 	s.mustRun("set-0", "echo hello >/data/file")
 
