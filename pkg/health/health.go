@@ -58,6 +58,8 @@ type Facts struct {
 	ReadOnly bool
 	// FreeBytes is what the volume may still take; NotAsked if that does not matter.
 	FreeBytes int64
+	// SizeBytes is what it may take in all.
+	SizeBytes int64
 	// InodesCounted tells whether FreeInodes means anything.
 	InodesCounted bool
 	FreeInodes    int64
@@ -96,7 +98,7 @@ func (f Facts) Condition() Condition {
 		return abnormal(LimitDiffers, "the kernel's limit is missing or is not what was promised")
 	case f.LimitOff != "":
 		return abnormal(LimitOff, "the size was limited by the quotas of %s, which the pool does not have now", f.LimitOff)
-	case f.FreeBytes == 0:
+	case f.full():
 		return abnormal(NoSpace, "no space is left")
 	case f.InodesCounted && f.FreeInodes == 0:
 		return abnormal(NoInodes, "no inodes are left")
@@ -107,6 +109,15 @@ func (f Facts) Condition() Condition {
 	}
 	return Condition{Message: "in order"}
 }
+
+// full tells of a volume that refuses writes. What is left can be less than a filesystem
+// needs for the next one, up to its largest block: btrfs leaves 16 KiB.
+func (f Facts) full() bool {
+	return f.FreeBytes == 0 || f.FreeBytes > 0 && f.FreeBytes < min(largestBlock, f.SizeBytes/16)
+}
+
+// largestBlock is that of XFS and btrfs, in bytes.
+const largestBlock = 64 << 10
 
 func abnormal(reason Reason, format string, args ...any) Condition {
 	return Condition{Abnormal: true, Reason: reason, Message: fmt.Sprintf(format, args...)}

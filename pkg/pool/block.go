@@ -564,7 +564,7 @@ func lookAtDisk(id VolumeID, d *dir.Dir, e entry, whole dir.Space, facts *health
 	facts.Unenforced, facts.LimitOff, facts.InodesCounted = false, "", false
 	facts.FreeBytes = health.NotAsked // all of its space is set aside
 	if e.record.Thin {
-		facts.FreeBytes = whole.FreeBytes
+		facts.FreeBytes, facts.SizeBytes = whole.FreeBytes, whole.SizeBytes
 	}
 	disk, err := openDisk(id, d)
 	if err != nil {

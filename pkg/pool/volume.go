@@ -68,7 +68,7 @@ func (s *session) measure(id VolumeID, d *dir.Dir, e entry, whole dir.Space) (di
 		}
 		space = spaceOf(usage, e.record.Bytes, whole)
 	}
-	facts.FreeBytes = space.FreeBytes
+	facts.FreeBytes, facts.SizeBytes = space.FreeBytes, space.SizeBytes
 	facts.InodesCounted = space.Inodes > 0
 	facts.FreeInodes = space.InodesFree
 	if d != nil && e.block() {
