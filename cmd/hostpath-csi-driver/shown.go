@@ -4,7 +4,6 @@ import (
 	"runtime/debug"
 
 	"kubevirt.io/hostpath-provisioner/pkg/health"
-	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/metrics"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
 )
@@ -33,7 +32,7 @@ func shownPools(pools []pool.Status) []metrics.Pool {
 			Enforced:       p.Enforced,
 			Volumes:        p.Volumes,
 			Promised:       p.Promised,
-			Filesystem:     shownFilesystem(p.Space),
+			Filesystem:     shownFilesystem(p),
 			Available:      p.Available,
 			Used:           p.Used,
 			Trash:          p.Trash,
@@ -82,15 +81,15 @@ func eachVolume(c config, pools *pool.Set) func() []metrics.Volume {
 	}
 }
 
-func shownFilesystem(space *dir.Space) *metrics.Filesystem {
-	if space == nil {
+func shownFilesystem(p pool.Status) *metrics.Filesystem {
+	if p.Space == nil {
 		return nil
 	}
 	return &metrics.Filesystem{
-		SizeBytes:  space.SizeBytes,
-		FreeBytes:  space.FreeBytes,
-		Inodes:     space.Inodes,
-		FreeInodes: space.InodesFree,
-		Errors:     metrics.Unknown,
+		SizeBytes:  p.Space.SizeBytes,
+		FreeBytes:  p.Space.FreeBytes,
+		Inodes:     p.Space.Inodes,
+		FreeInodes: p.Space.InodesFree,
+		Errors:     p.Errors,
 	}
 }

@@ -45,6 +45,9 @@ type Options struct {
 	// DetectQuota asks a pool's filesystem who keeps the sizes of directories; nil
 	// for quota.Detect.
 	DetectQuota DetectQuota
+	// CountErrors asks how many errors a pool's filesystem has counted; nil for
+	// errorcount.Of.
+	CountErrors func(*dir.Dir) (int64, error)
 	// SystemPath is a directory on the operating system's disk.
 	SystemPath string
 	// LookEvery is how often a pool that serves is looked at, RetryEvery one that
@@ -117,7 +120,11 @@ type state struct {
 	systemDisk bool
 	// space is the filesystem's; nil if the pool does not serve.
 	space *dir.Space
+	// errors is how many the filesystem has counted, or Unknown.
+	errors int64
 }
+
+var errFilesystem = errors.New("what is on the disk, or the disk, is damaged; the kernel's log has more")
 
 var errNotLooked = errors.New("it is being opened")
 
@@ -135,7 +142,7 @@ func newPool(config Config, s *Set) *Pool {
 		index:    newIndex(),
 		wake:     make(chan struct{}, 1),
 	}
-	p.state.Store(&state{err: p.unavailable(errNotLooked)})
+	p.state.Store(&state{err: p.unavailable(errNotLooked), errors: Unknown})
 	p.shown.Store(&shown{})
 	p.used.Store(unknownBytes)
 	return p
@@ -174,7 +181,7 @@ func (p *Pool) await(result <-chan state, late func()) {
 			return
 		case <-tick.C:
 			if p.steps.Load() == steps {
-				p.settle(state{hung: true, err: p.hangs()})
+				p.settle(state{hung: true, errors: Unknown, err: p.hangs()})
 			}
 			late()
 		}
@@ -196,7 +203,7 @@ func (p *Pool) rest(ctx context.Context) {
 // settle stores what a look gave, and tells a change.
 func (p *Pool) settle(st state) {
 	old := p.state.Swap(&st)
-	if st.err != nil {
+	if st.err != nil || st.errors > old.errors && old.errors != Unknown {
 		p.noteError()
 	}
 	switch {
@@ -204,6 +211,9 @@ func (p *Pool) settle(st state) {
 		p.log.Error(st.err, "pool does not serve", "path", p.config.Path)
 	case st.err == nil && old.err != nil:
 		p.tellServing(st)
+	}
+	if st.errors > max(0, old.errors) {
+		p.log.Error(errFilesystem, "the pool's filesystem has counted errors; all volumes of the pool are abnormal until the count is reset", "errors", st.errors)
 	}
 	if st.err == nil {
 		p.wakeReaper()
@@ -224,15 +234,24 @@ func (p *Pool) tellServing(st state) {
 func (p *Pool) look(ctx context.Context) state {
 	s, err := p.lookInside(ctx)
 	if err != nil {
-		return state{err: p.unavailable(err)}
+		return state{err: p.unavailable(err), errors: Unknown}
 	}
 	defer s.close()
 	space, err := s.root.Space()
 	if err != nil {
-		return state{err: p.unavailable(err)}
+		return state{err: p.unavailable(err), errors: Unknown}
 	}
 	p.learnForeign(space)
-	return state{systemDisk: p.onSystemDisk(s.root), space: &space}
+	return state{systemDisk: p.onSystemDisk(s.root), space: &space, errors: p.countErrors(s.root)}
+}
+
+// countErrors answers Unknown where the filesystem does not count.
+func (p *Pool) countErrors(root *dir.Dir) int64 {
+	count, err := p.options.CountErrors(root)
+	if err != nil {
+		return Unknown
+	}
+	return count
 }
 
 func (p *Pool) lookInside(ctx context.Context) (*session, error) {

@@ -11,6 +11,7 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/errorcount"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 )
 
@@ -49,6 +50,9 @@ func Start(configs []Config, options Options) *Set {
 func (o Options) withDefaults() Options {
 	if o.DetectQuota == nil {
 		o.DetectQuota = quota.Detect
+	}
+	if o.CountErrors == nil {
+		o.CountErrors = errorcount.Of
 	}
 	set := func(d *time.Duration, value time.Duration) {
 		if *d == 0 {

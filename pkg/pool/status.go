@@ -26,6 +26,8 @@ type Status struct {
 	// serve. Available is what Capacity answers with that.
 	Space     *dir.Space
 	Available int64 // bytes
+	// Errors is how many its filesystem has counted, before this start too, or Unknown.
+	Errors int64
 	// Used is what the volumes hold, in bytes, or Unknown: without quotas, in a shared pool,
 	// and where a volume has no limit. It is counted once a minute.
 	Used int64
@@ -86,6 +88,7 @@ func (p *Pool) Status() Status {
 		Volumes:        now.volumes,
 		Promised:       now.ledger.promised,
 		Space:          st.space,
+		Errors:         st.errors,
 		Used:           Unknown,
 		Trash:          now.trash.pieces,
 		Stuck:          now.trash.stuck,

@@ -55,6 +55,7 @@ func (s *session) measure(id VolumeID, d *dir.Dir, e entry, whole dir.Space) (di
 		ReadOnly:   whole.ReadOnly,
 		Unenforced: true,
 	}
+	facts.FilesystemErrors = max(0, s.pool.state.Load().errors)
 	switch {
 	case e.record == nil:
 		facts.Unpromised = true

@@ -1,0 +1,227 @@
+package driver_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+
+	"kubevirt.io/hostpath-provisioner/pkg/health"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota/quotatest"
+	"kubevirt.io/hostpath-provisioner/pkg/pool"
+	"kubevirt.io/hostpath-provisioner/test/testenv"
+)
+
+// A patient is a driver with one volume, "vol", that is published.
+type patient struct {
+	*rig
+	pool   string // its directory
+	quota  *quotatest.Fake
+	broken atomic.Bool // reading a quota fails
+	errors int64
+}
+
+// ailment is a way for a volume to be abnormal, or not to be.
+type ailment struct {
+	reason  health.Reason // empty for a volume that is in order
+	says    string
+	options string // of the pool
+	block   bool
+	// plain is a volume that came as a directory.
+	plain bool
+	// before is done between two starts of the driver, and after when the volume is
+	// published.
+	before, after func(t *testing.T, p *patient)
+}
+
+var errBroken = errors.New("the quota cannot be read")
+
+// sick has the quotas of a fake, unless reading them fails.
+type sick struct {
+	pool.Quota
+	patient *patient
+}
+
+func (s sick) Usage(d *dir.Dir, id quota.ID) (quota.Usage, error) {
+	if s.patient.broken.Load() {
+		return quota.Usage{}, errBroken
+	}
+	return s.Quota.Usage(d, id)
+}
+
+func (p *patient) start(t *testing.T, options string) {
+	t.Helper()
+	p.rig = newRig(t, setup{
+		pools: `[{"name":"local","path":"` + p.pool + `"` + options + `}]`,
+		options: func(o *pool.Options) {
+			o.DetectQuota = func(*dir.Dir) (pool.Quota, error) {
+				if p.quota == nil {
+					return nil, quota.ErrNone
+				}
+				return sick{p.quota, p}, nil
+			}
+			o.CountErrors = func(*dir.Dir) (int64, error) { return p.errors, nil }
+		},
+	})
+}
+
+func newPatient(t *testing.T, c ailment) *patient {
+	t.Helper()
+	p := &patient{pool: testenv.Tmpfs(t, 64*mib), quota: &quotatest.Fake{As: quota.XFS}}
+	p.start(t, c.options)
+	kind := writer()
+	if c.block {
+		kind = block()
+	}
+	if c.plain {
+		must(t, os.Mkdir(filepath.Join(p.pool, "vol"), 0o777))
+	} else {
+		_, err := p.CreateVolume(t.Context(), createRequest("vol", func(req *csi.CreateVolumeRequest) {
+			req.VolumeCapabilities = []*csi.VolumeCapability{kind}
+		}))
+		must(t, err)
+	}
+	if c.before != nil {
+		must(t, p.set.Close(t.Context()))
+		c.before(t, p)
+		p.start(t, c.options)
+	}
+	_, err := p.NodePublishVolume(t.Context(), publishRequest("vol", p.target("vol"), func(req *csi.NodePublishVolumeRequest) {
+		req.VolumeCapability = kind
+	}))
+	must(t, err)
+	if c.after != nil {
+		c.after(t, p)
+	}
+	return p
+}
+
+// open opens the volume's directory until the test ends.
+func (p *patient) open(t *testing.T) *dir.Dir {
+	t.Helper()
+	d, err := dir.Open(filepath.Join(p.pool, "vol"))
+	must(t, err)
+	t.Cleanup(func() { must(t, d.Close()) })
+	return d
+}
+
+func (p *patient) in(elements ...string) string {
+	return filepath.Join(append([]string{p.pool}, elements...)...)
+}
+
+var ailments = map[string]ailment{
+	"a volume that is in order":      {says: "in order"},
+	"a block volume that is":         {block: true, says: "in order"},
+	"one whose size nobody keeps":    {options: `,"enforcement":"none"`, says: "not enforced"},
+	"one without a promise":          {plain: true, says: "no size was promised"},
+	"a thin one that is in order":    {block: true, options: `,"allocation":"thin"`, says: "in order"},
+	"a volume with space and inodes": {options: `,"bytesPerInode":1048576`, says: "in order"},
+
+	"a pool that went away": {reason: health.PoolNotServing, says: "not the pool", after: func(t *testing.T, p *patient) {
+		must(t, os.Rename(p.in(".hostpath-provisioner"), p.in("away")))
+	}},
+	"a block volume of a pool that went away": {block: true, reason: health.PoolNotServing, says: "not the pool", after: func(t *testing.T, p *patient) {
+		must(t, os.Rename(p.in(".hostpath-provisioner"), p.in("away")))
+	}},
+	"a record that became unreadable": {reason: health.RecordUnreadable, says: "record", after: func(t *testing.T, p *patient) {
+		must(t, os.WriteFile(p.in(".hostpath-provisioner/volumes/vol.json"), []byte("{"), 0o600))
+	}},
+	"a volume whose directory is lost": {reason: health.DirectoryMissing, says: "missing", after: func(t *testing.T, p *patient) {
+		must(t, os.Remove(p.in("vol")))
+	}},
+	"a volume whose directory is a file": {reason: health.DirectoryMissing, says: "missing", after: func(t *testing.T, p *patient) {
+		must(t, errors.Join(os.Remove(p.in("vol")), os.WriteFile(p.in("vol"), nil, 0o600)))
+	}},
+	"one whose record is unreadable too": {reason: health.RecordUnreadable, says: "record", after: func(t *testing.T, p *patient) {
+		must(t, os.WriteFile(p.in(".hostpath-provisioner/volumes/vol.json"), []byte("{"), 0o600))
+		must(t, os.Remove(p.in("vol")))
+	}},
+	"a quota that cannot be read": {reason: health.ReadFailed, says: errBroken.Error(), after: func(_ *testing.T, p *patient) {
+		p.broken.Store(true)
+	}},
+	"a block volume without its file": {block: true, reason: health.ReadFailed, says: "disk.img", after: func(t *testing.T, p *patient) {
+		must(t, os.Remove(p.in("vol", "disk.img")))
+	}},
+	"a filesystem that counted errors": {reason: health.FilesystemErrors, says: "7 errors", before: func(_ *testing.T, p *patient) {
+		p.errors = 7
+	}},
+	"a pool that became read-only": {reason: health.ReadOnly, says: "read-only", after: func(t *testing.T, p *patient) {
+		must(t, syscall.Mount("", p.pool, "", syscall.MS_REMOUNT|syscall.MS_RDONLY, ""))
+	}},
+	"a lost volume of a pool that became read-only": {reason: health.DirectoryMissing, says: "missing", after: func(t *testing.T, p *patient) {
+		must(t, os.Rename(p.in("vol"), p.in(".aside")))
+		must(t, syscall.Mount("", p.pool, "", syscall.MS_REMOUNT|syscall.MS_RDONLY, ""))
+	}},
+	"a block volume whose file was cut": {block: true, reason: health.FileShort, says: "smaller", after: func(t *testing.T, p *patient) {
+		must(t, os.Truncate(p.in("vol", "disk.img"), mib))
+	}},
+	"a limit that was changed": {reason: health.LimitDiffers, says: "limit", after: func(t *testing.T, p *patient) {
+		d := p.open(t)
+		id, err := p.quota.IDOf(d)
+		must(t, err)
+		must(t, p.quota.Limit(d, id, quota.Limit{Bytes: 8 * mib}))
+	}},
+	"quotas that were switched off": {reason: health.LimitOff, says: "xfs", before: func(_ *testing.T, p *patient) {
+		p.quota = nil
+	}},
+	"a volume that is full": {reason: health.NoSpace, says: "no space", after: func(t *testing.T, p *patient) {
+		must(t, p.quota.Write(p.open(t), 4*mib))
+	}},
+	"a thin block volume in a pool that is full": {block: true, options: `,"allocation":"thin"`, reason: health.NoSpace, says: "no space", after: func(t *testing.T, p *patient) {
+		if err := os.WriteFile(p.in("foreign"), make([]byte, 64*mib), 0o600); !errors.Is(err, syscall.ENOSPC) {
+			t.Fatalf("filling the pool ends with %v", err)
+		}
+	}},
+	"a volume without inodes": {options: `,"bytesPerInode":2097152`, reason: health.NoInodes, says: "no inodes", after: func(t *testing.T, p *patient) {
+		for range 2 {
+			f, err := p.quota.Create(p.open(t))
+			must(t, err)
+			must(t, f.Close())
+		}
+	}},
+}
+
+// Whichever call is asked, the condition is the same, to the letter.
+func TestAllCallsTellTheSameCondition(t *testing.T) {
+	testenv.NeedRoot(t)
+	seen := make(map[health.Reason]bool)
+	for name, c := range ailments {
+		seen[c.reason] = true
+		t.Run(name, func(t *testing.T) {
+			p := newPatient(t, c)
+			told := p.conditions(t, "vol")
+			stats, err := p.NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: "vol", VolumePath: p.target("vol")})
+			must(t, err)
+			told["NodeGetVolumeStats"] = stats.GetVolumeCondition()
+			wantEqual(t, "how many calls tell it", len(told), 3)
+			for call, condition := range told {
+				wantEqual(t, "the condition by "+call, condition, told["ListVolumes"])
+				if condition.GetAbnormal() != (c.reason != "") || !strings.Contains(condition.GetMessage(), c.says) {
+					t.Errorf("%s tells %v, want the reason %q and the words %q", call, condition, c.reason, c.says)
+				}
+			}
+			if c.reason == health.PoolNotServing {
+				_, err := p.ValidateVolumeCapabilities(t.Context(), validateRequest("vol", writer()))
+				wantCode(t, err, codes.Unavailable, "vol", c.says)
+			}
+			id, err := pool.ParseVolumeID("vol")
+			must(t, err)
+			volume, err := p.set.Volume(t.Context(), id)
+			must(t, err)
+			wantEqual(t, "the reason", volume.Condition.Reason, c.reason)
+		})
+	}
+	for _, reason := range health.Reasons() {
+		if !seen[reason] {
+			t.Errorf("no ailment has the reason %s", reason)
+		}
+	}
+}
