@@ -171,6 +171,10 @@ func TestAPoolThatHangsHoldsNobodyElse(t *testing.T) {
 	}
 	_, err = set.Create(t.Context(), pool.Request{ID: id(t, "pvc-2"), Range: pool.Range{Required: mib}})
 	must(t, err)
+	status := set.Status()
+	if status[0].Err != nil || status[0].Space == nil || status[1].Err == nil || status[1].Space != nil || status[1].LastError.IsZero() {
+		t.Errorf("status %+v, want that of a pool that serves and of one that hangs", status)
+	}
 	if page, _ := set.List(t.Context(), pool.VolumeID{}, 10); len(page) != 1 || page[0].Condition.Abnormal {
 		t.Errorf("list %+v, want the one volume of the pool that serves, in order", page)
 	}

@@ -3,6 +3,7 @@ package deploy_test
 import (
 	"errors"
 	"fmt"
+	"iter"
 	"maps"
 	"net"
 	"net/url"
@@ -51,7 +52,10 @@ var flags = map[string][]string{
 	},
 	registrar: {"csi-address", "kubelet-registration-path", "plugin-registration-path", "http-endpoint", "timeout", "v"},
 	liveness:  {"csi-address", "http-endpoint", "probe-timeout", "metrics-path", "v"},
-	health:    {"csi-address", "list-volumes-interval", "timeout", "http-endpoint", "v"},
+	health: {
+		"csi-address", "list-volumes-interval", "timeout", "http-endpoint", "v",
+		"leader-election", "enable-node-watcher",
+	},
 }
 
 // hostDirs are the directories of the host that each container may see, and
@@ -544,6 +548,55 @@ func TestTheHealthMonitorIsQuiet(t *testing.T) {
 	interval, err := time.ParseDuration(args["list-volumes-interval"])
 	if err != nil || interval < time.Minute {
 		t.Errorf("it lists the volumes every %s (%v)", interval, err)
+	}
+	// A leader would hear of the volumes of its own node, and nobody of the others. The
+	// watcher of nodes would have each node watch all pods.
+	for _, flag := range []string{"leader-election", "enable-node-watcher"} {
+		if value, given := args[flag]; given && value != "false" {
+			t.Errorf("it has --%s=%s", flag, value)
+		}
+	}
+}
+
+func TestTheHealthMonitorCanBeLeftOut(t *testing.T) {
+	for _, resource := range []string{"$csi", "$csi/openshift"} {
+		t.Run(resource, func(t *testing.T) {
+			with := render(t, strings.Replace(resource, "$csi", csiDir, 1))
+			without := overlay(t, map[string]string{"kustomization.yaml": `
+resources: [` + resource + `]
+components: [$csi/without-health-monitor]
+`})
+			wants := func(o object) bool { return !strings.HasSuffix(o.Name, "-"+health) }
+			if got, want := slices.Collect(named(without, nil)), slices.Collect(named(with, wants)); !slices.Equal(got, want) {
+				t.Errorf("the objects are %q, want %q", got, want)
+			}
+			containers := func(objs objects) (names []string) {
+				for _, c := range daemonSet(t, objs).Spec.Template.Spec.Containers {
+					names = append(names, c.Name)
+				}
+				return names
+			}
+			want := slices.DeleteFunc(containers(with), func(name string) bool { return name == health })
+			if got := containers(without); !slices.Equal(got, want) {
+				t.Errorf("the containers are %q, want %q", got, want)
+			}
+			for right := range rights(t, without) {
+				if right.resource == "events" && right.verb != "create" && right.verb != "patch" {
+					t.Errorf("there is still the right to %s events", right.verb)
+				}
+			}
+		})
+	}
+}
+
+// named are the names of objects, of those that are wanted.
+func named(objs objects, wanted func(object) bool) iter.Seq[string] {
+	return func(yield func(string) bool) {
+		for _, o := range objs {
+			if (wanted == nil || wanted(o)) && !yield(o.String()) {
+				return
+			}
+		}
 	}
 }
 
