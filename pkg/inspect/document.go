@@ -29,6 +29,8 @@ type Pool struct {
 	Readable  bool   `json:"readable"`
 	Abnormal  bool   `json:"abnormal"`
 	Condition string `json:"condition"`
+	// Reason is what is wrong, in one word of pkg/health.
+	Reason string `json:"reason,omitempty"`
 
 	UUID       string    `json:"uuid,omitempty"`
 	Created    time.Time `json:"created,omitzero"`
@@ -59,6 +61,8 @@ type Volume struct {
 	Mode      string `json:"mode"`
 	Abnormal  bool   `json:"abnormal"`
 	Condition string `json:"condition"`
+	// Reason is what is wrong, in one word of pkg/health.
+	Reason string `json:"reason,omitempty"`
 	// Recorded: it has a record, readable or not. Lost: it has no directory.
 	Recorded bool `json:"recorded"`
 	Lost     bool `json:"lost"`

@@ -57,7 +57,7 @@ func aNode() inspect.Report {
 						ID: "old", Mode: "mount", Condition: "in order; no size was promised", Published: []inspect.Place{}, Nodes: []string{}, Devices: []inspect.Device{},
 					},
 					{
-						ID: "pvc-1", Mode: "mount", Abnormal: true, Condition: "the volume's directory is missing; its record is kept",
+						ID: "pvc-1", Mode: "mount", Abnormal: true, Condition: "the volume's directory is missing; its record is kept", Reason: "directory_missing",
 						Recorded: true, Lost: true, Created: &made, PromisedBytes: number(20 * gib), RecordQuotaID: 1213202433,
 						Published: []inspect.Place{}, Nodes: []string{}, Devices: []inspect.Device{},
 					},
@@ -75,7 +75,7 @@ func aNode() inspect.Report {
 				},
 			},
 			{
-				Name: "shared", Path: "/mnt/nfs", Shared: true, Readable: true, Abnormal: true, Condition: "the pool's filesystem is read-only",
+				Name: "shared", Path: "/mnt/nfs", Shared: true, Readable: true, Abnormal: true, Condition: "the pool's filesystem is read-only", Reason: "read_only",
 				UUID: "zzhioir5avpfwbox", Created: made, ReadOnly: true, SystemDisk: true, Unenforced: "no directory quotas: nfs at /mnt/nfs has none",
 				SizeBytes: number(2048 * gib), FreeBytes: number(0), PromisedBytes: number(0), AvailableBytes: number(0),
 				Volumes: []inspect.Volume{{

@@ -216,9 +216,6 @@ func (p *Pool) openToSee() (_ *session, _ *opened, err error) {
 
 // see fills a view with what the pool holds.
 func (s *session) see(ctx context.Context, v *View) (err error) {
-	if v.Space, err = s.root.Space(); err != nil {
-		return err
-	}
 	if err := s.load(); err != nil {
 		return err
 	}
@@ -228,13 +225,11 @@ func (s *session) see(ctx context.Context, v *View) (err error) {
 	if v.Trash, err = s.leftovers(trashName); err != nil {
 		return err
 	}
-	l := &listing{pool: s.pool, session: s, err: v.Err, space: v.Space}
-	if l.published, err = s.pool.options.Mounts.Published(s.root); err != nil {
+	l := &listing{pool: s.pool, session: s, err: v.Err}
+	if err := l.ask(); err != nil {
 		return err
 	}
-	if l.elsewhere, err = s.publishedElsewhere(); err != nil {
-		return err
-	}
+	v.Space = l.space
 	if v.Volumes, err = l.seeAll(ctx); err != nil {
 		return err
 	}
@@ -285,12 +280,8 @@ func (l *listing) seeAgain(ctx context.Context, seen *[]VolumeView) (sure bool, 
 	if !slices.ContainsFunc(*seen, func(v VolumeView) bool { return v.Condition.Abnormal }) {
 		return true, nil
 	}
-	timer := time.NewTimer(betweenLooks)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-ctx.Done():
-		return false, context.Cause(ctx)
+	if err := rest(ctx, betweenLooks); err != nil {
+		return false, err
 	}
 	// The ids as well: one that was read of a record which is gone by now may be another's.
 	l.session.forgetClaims()
@@ -576,11 +567,11 @@ func (s *session) seeAvailable(v *View) int64 {
 		}
 		p.mu.Lock()
 		p.ledger.others = true
-		p.mu.Unlock()
+		p.unlock()
 	}
 	p.mu.Lock()
 	p.ledger.foreign = p.identity.Load().format.Foreign
-	p.mu.Unlock()
+	p.unlock()
 	// count would make the directories of this node if they were not there.
 	if p.options.Node != (NodeID{}) && s.openWork((*dir.Dir).Open) == nil {
 		s.count()
@@ -588,8 +579,7 @@ func (s *session) seeAvailable(v *View) int64 {
 	p.learnForeign(v.Space)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	step := quantum(v.Space.SizeBytes)
-	return p.ledger.available(v.Space, p.config) / step * step
+	return p.ledger.told(v.Space, p.config)
 }
 
 // seeDevices adds the loop devices of the volumes. The kernel asks the filesystem of
