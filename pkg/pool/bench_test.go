@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -49,7 +50,8 @@ type bench struct {
 	devices pool.Devices
 	quota   *quotatest.Fake // nil: nobody keeps the sizes
 	real    pool.DetectQuota
-	each    bool // each volume is surveyed for itself
+	each    bool         // each volume is surveyed for itself
+	errors  atomic.Int64 // that the filesystem has counted
 	log     logr.Logger
 }
 
@@ -87,6 +89,8 @@ func (b *bench) detect(d *dir.Dir) (pool.Quota, error) {
 	return b.quota, nil
 }
 
+func (b *bench) countErrors(*dir.Dir) (int64, error) { return b.errors.Load(), nil }
+
 func (b *bench) startNode(name, datadir string) {
 	b.t.Helper()
 	node, err := pool.ParseNodeID(name)
@@ -97,7 +101,7 @@ func (b *bench) startNode(name, datadir string) {
 	if devices == nil {
 		devices = b.loops
 	}
-	b.Set = pool.Start(configs, pool.Options{Node: node, Mounts: b.mounts, Labels: b.labels, Devices: devices, Dev: b.dev, Log: b.log, SystemPath: b.root, DetectQuota: b.detect, EachVolume: b.each})
+	b.Set = pool.Start(configs, pool.Options{Node: node, Mounts: b.mounts, Labels: b.labels, Devices: devices, Dev: b.dev, Log: b.log, SystemPath: b.root, DetectQuota: b.detect, CountErrors: b.countErrors, EachVolume: b.each})
 	set := b.Set
 	b.t.Cleanup(func() { must(b.t, set.Close(context.Background())) })
 	must(b.t, b.Wait(b.t.Context()))

@@ -120,7 +120,7 @@ type state struct {
 	systemDisk bool
 	// space is the filesystem's; nil if the pool does not serve.
 	space *dir.Space
-	// errors is how many the filesystem has counted, or Unknown.
+	// errors is how many the filesystem has counted, or NotKnown.
 	errors int64
 }
 
@@ -142,7 +142,7 @@ func newPool(config Config, s *Set) *Pool {
 		index:    newIndex(),
 		wake:     make(chan struct{}, 1),
 	}
-	p.state.Store(&state{err: p.unavailable(errNotLooked), errors: Unknown})
+	p.state.Store(&state{err: p.unavailable(errNotLooked), errors: NotKnown})
 	p.shown.Store(&shown{})
 	p.used.Store(unknownBytes)
 	return p
@@ -181,7 +181,7 @@ func (p *Pool) await(result <-chan state, late func()) {
 			return
 		case <-tick.C:
 			if p.steps.Load() == steps {
-				p.settle(state{hung: true, errors: Unknown, err: p.hangs()})
+				p.settle(state{hung: true, errors: NotKnown, err: p.hangs()})
 			}
 			late()
 		}
@@ -203,7 +203,7 @@ func (p *Pool) rest(ctx context.Context) {
 // settle stores what a look gave, and tells a change.
 func (p *Pool) settle(st state) {
 	old := p.state.Swap(&st)
-	if st.err != nil || st.errors > old.errors && old.errors != Unknown {
+	if st.err != nil || st.errors > old.errors && old.errors != NotKnown {
 		p.noteError()
 	}
 	switch {
@@ -234,22 +234,22 @@ func (p *Pool) tellServing(st state) {
 func (p *Pool) look(ctx context.Context) state {
 	s, err := p.lookInside(ctx)
 	if err != nil {
-		return state{err: p.unavailable(err), errors: Unknown}
+		return state{err: p.unavailable(err), errors: NotKnown}
 	}
 	defer s.close()
 	space, err := s.root.Space()
 	if err != nil {
-		return state{err: p.unavailable(err), errors: Unknown}
+		return state{err: p.unavailable(err), errors: NotKnown}
 	}
 	p.learnForeign(space)
 	return state{systemDisk: p.onSystemDisk(s.root), space: &space, errors: p.countErrors(s.root)}
 }
 
-// countErrors answers Unknown where the filesystem does not count.
+// countErrors answers NotKnown where the filesystem does not count.
 func (p *Pool) countErrors(root *dir.Dir) int64 {
 	count, err := p.options.CountErrors(root)
 	if err != nil {
-		return Unknown
+		return NotKnown
 	}
 	return count
 }

@@ -7,9 +7,6 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 )
 
-// Unknown stands for a number that is not known at the moment.
-const Unknown = unknownBytes
-
 // A Status is what is shown of a pool to people and monitoring.
 type Status struct {
 	Name Name
@@ -26,15 +23,15 @@ type Status struct {
 	// serve. Available is what Capacity answers with that.
 	Space     *dir.Space
 	Available int64 // bytes
-	// Errors is how many its filesystem has counted, before this start too, or Unknown.
+	// Errors is how many its filesystem has counted, before this start too, or NotKnown.
 	Errors int64
-	// Used is what the volumes hold, in bytes, or Unknown: without quotas, in a shared pool,
+	// Used is what the volumes hold, in bytes, or NotKnown: without quotas, in a shared pool,
 	// and where a volume has no limit. It is counted once a minute.
 	Used int64
 	// Trash is how many removed volumes still occupy space, and Stuck how many of
 	// them could not be removed.
 	Trash, Stuck int
-	// TrashBytes is what they hold, or Unknown: without quotas.
+	// TrashBytes is what they hold, or NotKnown: without quotas.
 	TrashBytes int64
 	// TrashSince is when the oldest of them was removed, or found at the start of the driver;
 	// the zero time if there are none.
@@ -89,7 +86,7 @@ func (p *Pool) Status() Status {
 		Promised:       now.ledger.promised,
 		Space:          st.space,
 		Errors:         st.errors,
-		Used:           Unknown,
+		Used:           NotKnown,
 		Trash:          now.trash.pieces,
 		Stuck:          now.trash.stuck,
 		TrashBytes:     now.trash.holds,

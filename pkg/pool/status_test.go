@@ -33,7 +33,7 @@ func TestTheStatusHasTheFilesystemOfThePool(t *testing.T) {
 		if got := b.capacity(); status.Available != got {
 			t.Errorf("available are %d bytes, and the capacity is %d", status.Available, got)
 		}
-		if status.Used != pool.Unknown {
+		if status.Used != pool.NotKnown {
 			t.Errorf("%d bytes in use, where nobody counts them", status.Used)
 		}
 	})
@@ -53,7 +53,7 @@ func TestAPoolThatIsAwayHasNoNumbersOfItsFilesystem(t *testing.T) {
 		must(t, syscall.Unmount(b.path("disk"), 0))
 		b.later(10 * time.Second)
 		status := b.Status()[0]
-		if status.Space != nil || status.Available != 0 || status.Used != pool.Unknown || !status.LastError.Equal(time.Now()) {
+		if status.Space != nil || status.Available != 0 || status.Used != pool.NotKnown || !status.LastError.Equal(time.Now()) {
 			t.Errorf("status %+v, want no numbers and an error just now", status)
 		}
 		if diff := cmp.Diff(reasons(map[health.Reason]int{health.PoolNotServing: 1}), status.Abnormal); diff != "" {
@@ -115,7 +115,7 @@ func TestTheStatusHasTheTrash(t *testing.T) {
 				if status.Trash != 1 || status.Stuck != 1 || !status.TrashSince.Equal(thrown) {
 					t.Errorf("status %+v, want one piece of trash that is stuck since %v", status, thrown)
 				}
-				if known := status.TrashBytes != pool.Unknown; known != counted || known && (status.TrashBytes < 4*mib || status.TrashBytes > 5*mib) {
+				if known := status.TrashBytes != pool.NotKnown; known != counted || known && (status.TrashBytes < 4*mib || status.TrashBytes > 5*mib) {
 					t.Errorf("the trash holds %d bytes, want 4 MiB where that is counted: %v", status.TrashBytes, counted)
 				}
 				if status.RemovedVolumes != 1 || status.RemovedFiles == 0 || status.LastError.IsZero() {
@@ -125,7 +125,7 @@ func TestTheStatusHasTheTrash(t *testing.T) {
 				// After a restart it is known for what it holds, and not for how long.
 				b.later(time.Minute)
 				b.restart(local)
-				if status := b.Status()[0]; status.Trash != 1 || !status.TrashSince.Equal(time.Now()) || (status.TrashBytes == pool.Unknown) == counted {
+				if status := b.Status()[0]; status.Trash != 1 || !status.TrashSince.Equal(time.Now()) || (status.TrashBytes == pool.NotKnown) == counted {
 					t.Errorf("status %+v after a restart", status)
 				}
 				must(t, syscall.Unmount(b.own("trash", "node-1", names(t, b.own("trash", "node-1"))[0], "mounted"), 0))
@@ -214,7 +214,7 @@ func TestASurveyFindsWhatNobodyAsksAbout(t *testing.T) {
 		if v := seen["pvc-100"]; v.Condition.Reason != health.NoSpace {
 			t.Errorf("a full volume was seen as %+v", v)
 		}
-		if v := seen["pvc-299"]; v.Used != pool.Unknown || v.Condition.Reason != health.RecordUnreadable {
+		if v := seen["pvc-299"]; v.Used != pool.NotKnown || v.Condition.Reason != health.RecordUnreadable {
 			t.Errorf("a volume without a record was seen as %+v", v)
 		}
 	})

@@ -13,7 +13,7 @@ type Surveyed struct {
 	ID    VolumeID
 	Pool  Name
 	Bytes int64 // promised, or the size of the pool where nothing was
-	// Used bytes and Inodes are what a quota counts, or Unknown. Of a block volume there
+	// Used bytes and Inodes are what a quota counts, or NotKnown. Of a block volume there
 	// is neither.
 	Used, Inodes int64
 	Condition    health.Condition
@@ -40,7 +40,7 @@ func (p *Pool) upToDate(volumes []Surveyed) []Surveyed {
 	away := make([]Surveyed, 0, len(volumes))
 	for _, v := range volumes {
 		away = append(away, Surveyed{
-			ID: v.ID, Pool: v.Pool, Bytes: v.Bytes, Used: Unknown, Inodes: Unknown,
+			ID: v.ID, Pool: v.Pool, Bytes: v.Bytes, Used: NotKnown, Inodes: NotKnown,
 			Condition: health.Facts{Pool: err}.Condition(),
 		})
 	}
@@ -140,12 +140,12 @@ func (l *listing) survey(id VolumeID) (Surveyed, bool) {
 	if err != nil {
 		facts.IO = err
 	}
-	v := Surveyed{ID: id, Pool: l.pool.config.Name, Used: Unknown, Inodes: Unknown, Condition: facts.Condition()}
+	v := Surveyed{ID: id, Pool: l.pool.config.Name, Used: NotKnown, Inodes: NotKnown, Condition: facts.Condition()}
 	v.Bytes = l.pool.volume(id, e, l.space).Bytes
 	if l.session.enforced(e) && d != nil && !e.block() {
 		v.Used = used.UsedBytes
 	}
-	if v.Used != Unknown && used.Inodes > 0 {
+	if v.Used != NotKnown && used.Inodes > 0 {
 		v.Inodes = used.InodesUsed
 	}
 	return v, true

@@ -16,7 +16,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 )
 
-// NotKnown is a number of bytes that nobody counts.
+// NotKnown stands for a number that nobody counts, or that is not known at the moment.
 const NotKnown = unknownBytes
 
 // A View is a pool as it lies on disk, seen by somebody who does not serve it.
@@ -216,6 +216,10 @@ func (p *Pool) openToSee() (_ *session, _ *opened, err error) {
 
 // see fills a view with what the pool holds.
 func (s *session) see(ctx context.Context, v *View) (err error) {
+	// As a look of the driver does, so that conditions are the same.
+	looked := *s.pool.state.Load()
+	looked.errors = s.pool.countErrors(s.root)
+	s.pool.state.Store(&looked)
 	if err := s.load(); err != nil {
 		return err
 	}
@@ -240,11 +244,13 @@ func (s *session) see(ctx context.Context, v *View) (err error) {
 		v.Available = s.seeAvailable(v)
 	}
 	v.Condition = health.Facts{
-		Pool:          v.Err,
-		ReadOnly:      v.Space.ReadOnly,
-		FreeBytes:     v.Space.FreeBytes,
-		InodesCounted: v.Space.Inodes > 0,
-		FreeInodes:    v.Space.InodesFree,
+		Pool:             v.Err,
+		FilesystemErrors: max(0, looked.errors),
+		ReadOnly:         v.Space.ReadOnly,
+		FreeBytes:        v.Space.FreeBytes,
+		SizeBytes:        v.Space.SizeBytes,
+		InodesCounted:    v.Space.Inodes > 0,
+		FreeInodes:       v.Space.InodesFree,
 	}.Condition()
 	return nil
 }

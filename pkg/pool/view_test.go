@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"kubevirt.io/hostpath-provisioner/pkg/health"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind/bindtest"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop/looptest"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
@@ -30,7 +31,7 @@ func (b *bench) seeAs(name, datadir string) pool.View {
 	must(b.t, err)
 	node, err := pool.ParseNodeID(name)
 	must(b.t, err)
-	return pool.See(b.t.Context(), configs[0], pool.Options{Node: node, Mounts: b.mounts, Devices: b.loops, Dev: b.dev, SystemPath: b.root, DetectQuota: b.detect})
+	return pool.See(b.t.Context(), configs[0], pool.Options{Node: node, Mounts: b.mounts, Devices: b.loops, Dev: b.dev, SystemPath: b.root, DetectQuota: b.detect, CountErrors: b.countErrors})
 }
 
 func only(t *testing.T, v pool.View) pool.VolumeView {
@@ -112,6 +113,35 @@ func TestAViewTellsWhatIsWrongInTheWordsOfTheDriver(t *testing.T) {
 			})
 		})
 	}
+}
+
+func TestErrorsOfTheFilesystemAreSeenInAllItsVolumes(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		b.create("pvc-1", mib)
+		if since := b.Status()[0].LastError; !since.IsZero() {
+			t.Errorf("there was an error at %v", since)
+		}
+		b.errors.Store(3)
+		b.later(10 * time.Second) // the next look
+		status := b.Status()[0]
+		if status.Errors != 3 || status.Err != nil || !status.LastError.Equal(time.Now()) {
+			t.Errorf("status %+v, want 3 errors just now, and that it serves", status)
+		}
+		v := b.see(localPool)
+		if v.Condition.Reason != health.FilesystemErrors || only(t, v).Condition != b.volume("pvc-1").Condition {
+			t.Errorf("seen as %+v, want the pool's and the volume's condition to tell of the errors", v)
+		}
+		b.later(time.Minute)
+		if diff := cmp.Diff(reasons(map[health.Reason]int{health.FilesystemErrors: 1}), b.Status()[0].Abnormal); diff != "" {
+			t.Errorf("abnormal volumes (-want +got):\n%s", diff)
+		}
+		b.create("pvc-2", mib) // it is served all the same
+		b.errors.Store(0)
+		b.later(10 * time.Second)
+		if c := b.volume("pvc-1").Condition; c.Abnormal {
+			t.Errorf("condition %+v after the count was reset", c)
+		}
+	})
 }
 
 func TestAViewOfAPoolThatIsNone(t *testing.T) {

@@ -103,7 +103,7 @@ func BenchmarkOf(b *testing.B) {
 			if err != nil {
 				b.Fatal(err)
 			}
-			defer d.Close()
+			defer func() { _ = d.Close() }()
 			for b.Loop() {
 				if _, err := errorcount.Of(d); err != nil {
 					b.Fatal(err)
