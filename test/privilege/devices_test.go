@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"kubevirt.io/hostpath-provisioner/test/drivertest"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
@@ -33,11 +34,11 @@ func deviceGroup(t *testing.T, allowed ...device) string {
 	if err := unix.Mount("cgroup2", top, "cgroup2", 0, ""); err != nil {
 		testenv.Missing(t, fmt.Sprintf("control groups of version 2 (%v)", err))
 	}
-	t.Cleanup(func() { must(t, unix.Unmount(top, 0)) })
+	t.Cleanup(func() { drivertest.Must(t, unix.Unmount(top, 0)) })
 	group, err := os.MkdirTemp(top, "hostpath-test-") //nolint:usetesting // a control group is no common directory
-	must(t, err)
-	t.Cleanup(func() { must(t, os.Remove(group)) })
-	must(t, allow(group, allowed))
+	drivertest.Must(t, err)
+	t.Cleanup(func() { drivertest.Must(t, os.Remove(group)) })
+	drivertest.Must(t, allow(group, allowed))
 	return filepath.Clean(group)
 }
 

@@ -9,52 +9,41 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
-	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/privilege"
+	"kubevirt.io/hostpath-provisioner/test/drivertest"
 	"kubevirt.io/hostpath-provisioner/test/node"
-	"kubevirt.io/hostpath-provisioner/test/testenv/loopfs"
-	"kubevirt.io/hostpath-provisioner/test/testenv/mountns"
 )
 
-const (
-	mib = 1 << 20
-	// patience is far above what the driver needs for anything that it does in the
-	// background, also on an emulated processor.
-	patience = time.Minute
-)
+const mib = 1 << 20
 
 // A host is a node: kubelet's directories, a pool, and the driver in its container.
 type host struct {
-	*testing.T
+	*drivertest.Driver
 	place   place
 	pool    string
 	kubelet string // kubelet's own directory
-	node    *node.Node
 }
 
 // newHost starts the driver on an empty pool, in a container that lacks something.
-func newHost(t *testing.T, driver string, p place, mounted string, l lack) *host {
+func newHost(t *testing.T, program string, p place, mounted string, l lack) *host {
 	t.Helper()
-	h := &host{T: t, place: p, kubelet: t.TempDir()}
+	h := &host{place: p, kubelet: t.TempDir()}
 	var err error
 	h.pool, err = os.MkdirTemp(mounted, "pool-") //nolint:usetesting // t.TempDir is on another filesystem
-	must(t, err)
-	t.Cleanup(func() { must(t, os.RemoveAll(h.pool)) })
-	// Under systemd all mounts of a host are shared.
-	must(t, unix.Mount("tmpfs", h.kubelet, "tmpfs", 0, ""))
-	t.Cleanup(func() { must(t, loopfs.Unmount(h.kubelet)) })
-	must(t, unix.Mount("", h.kubelet, "", unix.MS_SHARED, ""))
+	drivertest.Must(t, err)
+	t.Cleanup(func() { drivertest.Must(t, os.RemoveAll(h.pool)) })
+	// Under systemd all mounts of a host are shared. Unmounted with all that is below.
+	drivertest.Must(t, unix.Mount("tmpfs", h.kubelet, "tmpfs", 0, ""))
+	drivertest.Must(t, unix.Mount("", h.kubelet, "", unix.MS_SHARED, ""))
 	for _, directory := range []string{h.pods(), h.devices()} {
-		must(t, os.MkdirAll(directory, 0o750))
+		drivertest.Must(t, os.MkdirAll(directory, 0o750))
 	}
-	t.Cleanup(h.cleanUp)
 
 	c := container{
-		Driver:       driver,
+		Driver:       program,
 		Root:         t.TempDir(),
 		Mounts:       h.mounts(),
 		Capabilities: slices.Clone(privilege.Needed),
@@ -63,19 +52,16 @@ func newHost(t *testing.T, driver string, p place, mounted string, l lack) *host
 	l.takeAway(&c)
 	c.Cgroup = deviceGroup(t, c.Devices...)
 	encoded, err := json.Marshal(c)
-	must(t, err)
+	drivertest.Must(t, err)
 	t.Setenv(containerVariable, string(encoded))
 	self, err := os.Executable() // which becomes the driver
-	must(t, err)
-	h.node, err = node.Start(t.Context(), node.Config{
-		Binary:  self,
-		Name:    "node",
-		Version: "test",
-		Pools:   []node.Pool{{Name: "local", Path: h.pool}},
-		Flags:   []string{"--device-nodes=/host/dev", "--v=4"},
+	drivertest.Must(t, err)
+	h.Driver = drivertest.Launch(t, node.Config{
+		Binary: self,
+		Pools:  []node.Pool{{Name: "local", Path: h.pool}},
+		Flags:  []string{"--device-nodes=/host/dev", "--v=4"},
 	})
-	must(t, err)
-	t.Cleanup(func() { must(t, h.node.Close()) })
+	h.Targets = h.kubelet
 	return h
 }
 
@@ -96,82 +82,53 @@ func (h *host) devices() string {
 	return filepath.Join(h.kubelet, "plugins/kubernetes.io/csi/volumeDevices")
 }
 
-// cleanUp takes down what a work that failed has left.
-func (h *host) cleanUp() {
-	mounts, err := mountns.Below(h.kubelet)
-	must(h.T, err)
-	for _, mount := range slices.Backward(mounts) {
-		if mount != h.kubelet {
-			must(h.T, loopfs.Unmount(mount))
-		}
+// of is kubelet, where it has volumes of that kind.
+func (h *host) of(v drivertest.Volume) *drivertest.Client {
+	c := h.Client
+	if c.Targets = h.pods(); v.Block {
+		c.Targets = h.devices()
 	}
-	must(h.T, loopfs.Detach(h.pool))
+	return &c
 }
 
-func (h *host) controller() csi.ControllerClient { return csi.NewControllerClient(h.node.Conn()) }
-func (h *host) csiNode() csi.NodeClient          { return csi.NewNodeClient(h.node.Conn()) }
-
-var parameters = map[string]string{"storagePool": "local"}
-
-func (h *host) create(v volume) error {
-	made, err := h.controller().CreateVolume(h.Context(), &csi.CreateVolumeRequest{
-		Name: v.name, CapacityRange: &csi.CapacityRange{RequiredBytes: v.bytes},
-		VolumeCapabilities: []*csi.VolumeCapability{v.capability()}, Parameters: parameters,
-	})
+func (h *host) create(v drivertest.Volume) error {
+	made, err := h.Create(h.Context(), v)
 	if err == nil && h.place.enforced && made.GetVolume().GetVolumeContext()["sizeEnforced"] != "true" {
 		err = errors.New("its size is not enforced")
 	}
 	return err
 }
 
-// target is where a pod has a volume.
-func (h *host) target(v volume, pod string) string {
-	if v.block {
-		return filepath.Join(h.devices(), "publish", v.name, pod)
-	}
-	return filepath.Join(h.pods(), pod, "volumes/kubernetes.io~csi", v.name, "mount")
+// pod is the one that uses a volume.
+const pod = "pod"
+
+func (h *host) target(v drivertest.Volume) string { return h.of(v).Target(pod) }
+
+func (h *host) publish(v drivertest.Volume) error { return h.of(v).Publish(h.Context(), v, pod) }
+
+func (h *host) unpublish(v drivertest.Volume) error {
+	return h.of(v).Unpublish(h.Context(), v.ID, pod)
 }
 
-func (h *host) publish(v volume, pod string) error {
-	target := h.target(v, pod)
-	if err := os.MkdirAll(filepath.Dir(target), 0o750); err != nil {
-		return err
-	}
-	_, err := h.csiNode().NodePublishVolume(h.Context(), &csi.NodePublishVolumeRequest{
-		VolumeId: v.name, TargetPath: target, VolumeCapability: v.capability(), VolumeContext: parameters,
-	})
-	return err
-}
-
-func (h *host) unpublish(v volume, pod string) error {
-	_, err := h.csiNode().NodeUnpublishVolume(h.Context(), &csi.NodeUnpublishVolumeRequest{VolumeId: v.name, TargetPath: h.target(v, pod)})
-	return err
-}
-
-func (h *host) stats(v volume, pod string) error {
-	got, err := h.csiNode().NodeGetVolumeStats(h.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: v.name, VolumePath: h.target(v, pod)})
+func (h *host) measure(v drivertest.Volume) error {
+	got, err := h.of(v).Stats(h.Context(), v.ID, pod)
 	if err == nil && got.GetVolumeCondition().GetAbnormal() {
 		err = errors.New(got.GetVolumeCondition().GetMessage())
 	}
 	return err
 }
 
-func (h *host) expand(v volume, pod string) error {
-	_, err := h.csiNode().NodeExpandVolume(h.Context(), &csi.NodeExpandVolumeRequest{
-		VolumeId: v.name, VolumePath: h.target(v, pod), VolumeCapability: v.capability(),
-		CapacityRange: &csi.CapacityRange{RequiredBytes: 2 * v.bytes},
-	})
+func (h *host) expand(v drivertest.Volume) error {
+	v.Bytes *= 2
+	_, err := h.of(v).Expand(h.Context(), v, pod)
 	return err
 }
 
-func (h *host) delete(v volume) error {
-	_, err := h.controller().DeleteVolume(h.Context(), &csi.DeleteVolumeRequest{VolumeId: v.name})
-	return err
-}
+func (h *host) remove(v drivertest.Volume) error { return h.Delete(h.Context(), v.ID) }
 
 // serving waits until the driver has looked at the pool: it answers before that.
-func (h *host) serving(volume) error {
-	h.eventually("the pool is looked at", func() bool { return h.log("pool serves") || h.log("pool does not serve") })
+func (h *host) serving(drivertest.Volume) error {
+	h.Eventually("the pool is looked at", func() bool { return h.log("pool serves") || h.log("pool does not serve") })
 	if h.log("pool serves") {
 		return nil
 	}
@@ -179,9 +136,9 @@ func (h *host) serving(volume) error {
 }
 
 // erased waits until the driver has erased the volume, or given up on it.
-func (h *host) erased(v volume) error {
-	h.eventually("the trash is empty or stuck", func() bool {
-		return len(h.trash(v)) == 0 || h.log("trash could not be removed", v.name)
+func (h *host) erased(v drivertest.Volume) error {
+	h.Eventually("the trash is empty or stuck", func() bool {
+		return len(h.trash(v)) == 0 || h.log("trash could not be removed", v.ID)
 	})
 	if left := h.trash(v); len(left) > 0 {
 		return fmt.Errorf("left is %q", left)
@@ -189,37 +146,18 @@ func (h *host) erased(v volume) error {
 	return nil
 }
 
-func (h *host) trash(v volume) []string {
-	found, err := filepath.Glob(filepath.Join(h.pool, ".hostpath-provisioner/trash/node", v.name+".*"))
-	must(h.T, err)
+func (h *host) trash(v drivertest.Volume) []string {
+	found, err := filepath.Glob(filepath.Join(h.pool, ".hostpath-provisioner/trash", drivertest.NodeName, v.ID+".*"))
+	h.Must(err)
 	return found
 }
 
 // log tells whether the driver has written a line with all these words.
 func (h *host) log(words ...string) bool {
-	for line := range strings.Lines(h.node.Log()) {
+	for line := range strings.Lines(h.Node.Log()) {
 		if !slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(line, w) }) {
 			return true
 		}
 	}
 	return false
-}
-
-// eventually waits for what goes on in the background.
-func (h *host) eventually(what string, done func() bool) {
-	h.Helper()
-	again := time.NewTicker(2 * time.Millisecond)
-	defer again.Stop()
-	for deadline := time.Now().Add(patience); !done(); <-again.C {
-		if time.Now().After(deadline) {
-			h.Fatalf("%s: not within %v", what, patience)
-		}
-	}
-}
-
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/privilege"
+	"kubevirt.io/hostpath-provisioner/test/drivertest"
 	"kubevirt.io/hostpath-provisioner/test/node"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
@@ -159,7 +160,7 @@ func is[T comparable](unwanted T) func(T) bool {
 func TestTheDriverNeedsWhatItHasAndNoMore(t *testing.T) {
 	testenv.NeedRoot(t)
 	driver, err := node.StaticBinary(t.Context(), t.TempDir())
-	must(t, err)
+	drivertest.Must(t, err)
 	for _, p := range places() {
 		t.Run(p.name, func(t *testing.T) {
 			mounted := p.mount(t)
@@ -191,13 +192,10 @@ func run(t *testing.T, driver string, p place, mounted string, l lack) {
 			t.Logf("%s fails at %q: %v", w.name, failed, err)
 		}
 		if failed == see.name {
-			must(t, h.unpublish(w.volume(), "pod"))
+			h.Must(h.unpublish(w.volume()))
 		}
 	}
 	if !noticed && !p.without[l.name] {
 		t.Errorf("nothing on %s needs it", p.name)
-	}
-	if t.Failed() {
-		t.Logf("what the driver wrote:\n%s", h.node.Log())
 	}
 }

@@ -12,10 +12,10 @@ import (
 	"strings"
 	"syscall"
 
-	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/privilege"
+	"kubevirt.io/hostpath-provisioner/test/drivertest"
 	"kubevirt.io/hostpath-provisioner/test/testenv/loopfs"
 	"kubevirt.io/hostpath-provisioner/test/testenv/mountns"
 )
@@ -37,41 +37,20 @@ type work struct {
 
 type step struct {
 	name string
-	do   func(h *host, v volume) error
-}
-
-type volume struct {
-	name  string
-	block bool
-	bytes int64
-}
-
-func (v volume) capability() *csi.VolumeCapability {
-	c := &csi.VolumeCapability{
-		AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{}},
-		AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER},
-	}
-	if v.block {
-		c.AccessType = &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}
-	}
-	return c
+	do   func(h *host, v drivertest.Volume) error
 }
 
 var (
 	serve     = step{"serve", (*host).serving}
 	create    = step{"create", (*host).create}
-	publish   = step{"publish", inPod("pod", (*host).publish)}
-	measure   = step{"measure", inPod("pod", (*host).stats)}
-	expand    = step{"expand", inPod("pod", (*host).expand)}
-	unpublish = step{"unpublish", inPod("pod", (*host).unpublish)}
-	remove    = step{"delete", (*host).delete}
+	publish   = step{"publish", (*host).publish}
+	measure   = step{"measure", (*host).measure}
+	expand    = step{"expand", (*host).expand}
+	unpublish = step{"unpublish", (*host).unpublish}
+	remove    = step{"delete", (*host).remove}
 	erase     = step{"erase", (*host).erased}
 	see       = step{"see it on the host", seen}
 )
-
-func inPod(pod string, do func(*host, volume, string) error) func(*host, volume) error {
-	return func(h *host, v volume) error { return do(h, v, pod) }
-}
 
 var works = []work{{
 	name:      "a directory",
@@ -124,8 +103,8 @@ var works = []work{{
 }}
 
 // volume is the one that the work is done for.
-func (w work) volume() volume {
-	return volume{name: strings.ReplaceAll(w.name, " ", "-"), block: w.block, bytes: 8 * mib}
+func (w work) volume() drivertest.Volume {
+	return drivertest.Volume{ID: strings.ReplaceAll(w.name, " ", "-"), Block: w.block, Bytes: 8 * mib}
 }
 
 // do does a work, and tells the step that failed, "" for none.
@@ -140,19 +119,19 @@ func (h *host) do(w work) (failed string, err error) {
 }
 
 // inPool is a path in the volume, as the host has it.
-func (h *host) inPool(v volume, elements ...string) string {
-	return filepath.Join(append([]string{h.pool, v.name}, elements...)...)
+func (h *host) inPool(v drivertest.Volume, elements ...string) string {
+	return filepath.Join(append([]string{h.pool, v.ID}, elements...)...)
 }
 
 // seen writes where kubelet would, and finds it in the pool.
-func seen(h *host, v volume) error {
-	target := h.target(v, "pod")
+func seen(h *host, v drivertest.Volume) error {
+	target := h.target(v)
 	mounts, err := mountns.Below(target)
 	if err != nil || len(mounts) != 1 {
 		return fmt.Errorf("mounts at %s: %q, %v", target, mounts, err)
 	}
 	content := bytes.Repeat([]byte{42}, 4096)
-	if !v.block {
+	if !v.Block {
 		if err := os.WriteFile(filepath.Join(target, "file"), content, 0o600); err != nil {
 			return err
 		}
@@ -179,20 +158,20 @@ func seen(h *host, v volume) error {
 	return nil
 }
 
-func grown(h *host, v volume) error {
-	disk, err := os.Open(h.target(v, "pod"))
+func grown(h *host, v drivertest.Volume) error {
+	disk, err := os.Open(h.target(v))
 	if err != nil {
 		return err
 	}
 	defer disk.Close()
-	if size, err := disk.Seek(0, io.SeekEnd); err != nil || size != 2*v.bytes {
-		return fmt.Errorf("the device has %d bytes, %v; want %d", size, err, 2*v.bytes)
+	if size, err := disk.Seek(0, io.SeekEnd); err != nil || size != 2*v.Bytes {
+		return fmt.Errorf("the device has %d bytes, %v; want %d", size, err, 2*v.Bytes)
 	}
 	return nil
 }
 
 // discardsRefused looks at what the driver writes to sysfs.
-func discardsRefused(h *host, _ volume) error {
+func discardsRefused(h *host, _ drivertest.Volume) error {
 	devices, err := loopfs.Devices(h.pool)
 	if err != nil || len(devices) != 1 {
 		return fmt.Errorf("devices of the pool: %q, %v", devices, err)
@@ -205,7 +184,7 @@ func discardsRefused(h *host, _ volume) error {
 }
 
 // refused writes more than the volume may hold, as a user without privileges.
-func refused(h *host, v volume) error {
+func refused(h *host, v drivertest.Volume) error {
 	file, err := os.Create(h.inPool(v, "file"))
 	if err != nil {
 		return err
@@ -220,7 +199,7 @@ func refused(h *host, v volume) error {
 		return fmt.Errorf("writing 32 MiB to a volume of 8 MiB: %v, want a refusal", err)
 	}
 	info, err := file.Stat()
-	if err == nil && (info.Size() == 0 || info.Size() > v.bytes) {
+	if err == nil && (info.Size() == 0 || info.Size() > v.Bytes) {
 		err = fmt.Errorf("a volume of 8 MiB took %d bytes", info.Size())
 	}
 	return err
@@ -243,12 +222,12 @@ func writeTooMuch() int {
 }
 
 // closed has the volume be its user's, and closed even to them.
-func closed(h *host, v volume) error {
+func closed(h *host, v drivertest.Volume) error {
 	return errors.Join(os.Chown(h.inPool(v), user, user), os.Chmod(h.inPool(v), 0))
 }
 
 // closedInside leaves the volume itself open.
-func closedInside(h *host, v volume) error {
+func closedInside(h *host, v drivertest.Volume) error {
 	deep := h.inPool(v, "a", "b", "c")
 	if err := os.MkdirAll(deep, 0o755); err != nil {
 		return err
@@ -263,14 +242,14 @@ func closedInside(h *host, v volume) error {
 	return errors.Join(errs...)
 }
 
-func sticky(h *host, v volume) error {
+func sticky(h *host, v drivertest.Volume) error {
 	common := h.inPool(v, "tmp")
 	return errors.Join(os.Mkdir(common, 0o777), os.WriteFile(common+"/file", nil, 0o600), os.Mkdir(common+"/directory", 0o777),
 		os.Chown(common+"/file", otherUser, otherUser), os.Chown(common+"/directory", otherUser, otherUser),
 		os.Chown(common, user, user), os.Chmod(common, 0o777|os.ModeSticky))
 }
 
-func readOnlySubvolume(h *host, v volume) error {
+func readOnlySubvolume(h *host, v drivertest.Volume) error {
 	path := h.inPool(v, "subvolume")
 	// Not ended with the test: it cleans up.
 	ctx := context.WithoutCancel(h.Context())
@@ -287,7 +266,7 @@ func readOnlySubvolume(h *host, v volume) error {
 	// Where it stays, nobody else could remove it.
 	h.Cleanup(func() {
 		for _, left := range h.trash(v) {
-			must(h.T, run("property", "set", left+"/subvolume", "ro", "false"))
+			h.Must(run("property", "set", left+"/subvolume", "ro", "false"))
 		}
 	})
 	if err := errors.Join(os.WriteFile(path+"/file", nil, 0o600), os.Chmod(path, 0o777), os.Chown(path, user, user)); err != nil {
@@ -304,12 +283,12 @@ const (
 )
 
 // migrated puts a directory into the pool, as an administrator would.
-func migrated(h *host, v volume) error {
+func migrated(h *host, v drivertest.Volume) error {
 	return errors.Join(os.Mkdir(h.inPool(v), 0o755), unix.Lsetxattr(h.inPool(v), attribute, []byte(variables), 0),
 		os.Chown(h.inPool(v), user, user), os.Chmod(h.inPool(v), 0o777))
 }
 
-func labelled(h *host, v volume) error {
+func labelled(h *host, v drivertest.Volume) error {
 	buffer := make([]byte, 256)
 	n, err := unix.Lgetxattr(h.inPool(v), attribute, buffer)
 	if got := strings.TrimRight(string(buffer[:max(n, 0)]), "\x00"); err == nil && got != forPods {
