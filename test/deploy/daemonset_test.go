@@ -66,7 +66,7 @@ var hostDirs = map[string]map[string]bool{
 		"/var/lib/kubelet/pods": true,
 		"/var/hpvolumes":        true,
 		"/sys/fs":               true,
-		"/dev":                  true,
+		"/dev":                  false,
 		blockTargets:            true,
 	},
 	provisioner: {path.Dir(socketOnHost): false},
