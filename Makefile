@@ -90,7 +90,7 @@ sanity: ## Run csi-sanity against the real binary with real mounts
 	$(GO_TEST) -v ./sanity/...
 
 # What the host's kernel may lack is tested in a virtual machine, one after another in one boot.
-KERNEL_TESTS := ./test/kernel/lab ./pkg/hostfs/quota ./pkg/hostfs/bind ./pkg/hostfs/label ./pkg/pool ./sanity ./test/volumes ./test/blocks ./test/crash
+KERNEL_TESTS := ./test/kernel/lab ./pkg/hostfs/quota ./pkg/hostfs/bind ./pkg/hostfs/label ./pkg/pool ./sanity ./test/volumes ./test/blocks ./test/crash ./test/privilege
 
 # An emulated processor needs many minutes for ten thousand volumes: make test-kernel KERNEL_FLAGS= has them
 # there too. On the host, where btrfs keeps the limits, make test has them always.

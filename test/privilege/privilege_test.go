@@ -8,7 +8,9 @@ package privilege
 import (
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
+	"syscall"
 	"testing"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/privilege"
@@ -197,5 +199,44 @@ func run(t *testing.T, driver string, p place, mounted string, l lack) {
 	}
 	if !noticed && !p.without[l.name] {
 		t.Errorf("nothing on %s needs it", p.name)
+	}
+}
+
+// The modes that docs/security.md names, whatever the umask.
+func TestTheModesOnDisk(t *testing.T) {
+	testenv.NeedRoot(t)
+	driver, err := node.StaticBinary(t.Context(), t.TempDir())
+	drivertest.Must(t, err)
+	defer syscall.Umask(syscall.Umask(0))
+	pool := testenv.Tmpfs(t, 64*mib)
+	d := drivertest.Start(t, node.Config{Binary: driver, Pools: []node.Pool{{Name: "local", Path: pool}}})
+	for _, v := range []drivertest.Volume{{ID: "directory", Bytes: mib}, {ID: "device", Bytes: mib, Block: true}} {
+		_, err := d.Create(t.Context(), v)
+		d.Must(err)
+	}
+	own := filepath.Join(pool, ".hostpath-provisioner")
+	d.Must(filepath.WalkDir(pool, func(path string, entry os.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		want := os.FileMode(0o600)
+		switch {
+		case path == pool:
+			want = os.ModeDir | 0o750
+		case path == filepath.Join(pool, "directory"):
+			want = os.ModeDir | 0o777
+		case entry.IsDir():
+			want = os.ModeDir | 0o700
+		}
+		info, err := entry.Info()
+		if err == nil && info.Mode() != want {
+			t.Errorf("%s has mode %v, want %v", path, info.Mode(), want)
+		}
+		return err
+	}))
+	for _, path := range []string{own + "/volumes/directory.json", own + "/format", pool + "/device/disk.img"} {
+		if _, err := os.Stat(path); err != nil {
+			t.Error(err)
+		}
 	}
 }
