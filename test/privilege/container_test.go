@@ -92,18 +92,18 @@ func become(encoded string) error {
 	if err := c.bound(); err != nil {
 		return err
 	}
-	return syscall.Exec(program, append([]string{program}, os.Args[1:]...), nil)
+	return syscall.Exec(entrypoint, append([]string{entrypoint}, os.Args[1:]...), nil)
 }
 
-// program is the driver in its image.
-const program = "/hostpath-csi-driver"
+// entrypoint is the driver in its image.
+const entrypoint = "/hostpath-csi-driver"
 
 // build makes the container's root: the image, which is one file, and what is mounted.
 func (c container) build() error {
 	if err := unix.Mount("tmpfs", c.Root, "tmpfs", 0, "mode=755"); err != nil {
 		return fmt.Errorf("mount the root: %w", err)
 	}
-	if err := c.bind(c.Driver, program, unix.MS_PRIVATE, false); err != nil {
+	if err := c.bind(c.Driver, entrypoint, unix.MS_PRIVATE, false); err != nil {
 		return err
 	}
 	// Of /proc, a process's own entries alone.

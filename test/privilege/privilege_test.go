@@ -6,10 +6,12 @@
 package privilege
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
 	"syscall"
 	"testing"
 
@@ -29,6 +31,11 @@ func TestMain(m *testing.M) {
 	}
 	testenv.Main(m)
 }
+
+// program is the driver, built once. The directory goes with this process.
+var program = sync.OnceValues(func() (string, error) {
+	return node.StaticBinary(context.Background(), os.TempDir())
+})
 
 // A place is what a pool is on.
 type place struct {
@@ -161,7 +168,7 @@ func is[T comparable](unwanted T) func(T) bool {
 
 func TestTheDriverNeedsWhatItHasAndNoMore(t *testing.T) {
 	testenv.NeedRoot(t)
-	driver, err := node.StaticBinary(t.Context(), t.TempDir())
+	driver, err := program()
 	drivertest.Must(t, err)
 	for _, p := range places() {
 		t.Run(p.name, func(t *testing.T) {
@@ -205,7 +212,7 @@ func run(t *testing.T, driver string, p place, mounted string, l lack) {
 // The modes that docs/security.md names, whatever the umask.
 func TestTheModesOnDisk(t *testing.T) {
 	testenv.NeedRoot(t)
-	driver, err := node.StaticBinary(t.Context(), t.TempDir())
+	driver, err := program()
 	drivertest.Must(t, err)
 	defer syscall.Umask(syscall.Umask(0))
 	pool := testenv.Tmpfs(t, 64*mib)
