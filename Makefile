@@ -189,9 +189,10 @@ vuln: bin/tools/govulncheck ## Look for known vulnerabilities in what the progra
 	test/tools/vuln $< ./...
 
 .PHONY: image
-image: cross ## Build the container image for each architecture, offline, into bin/image.tar
+image: cross ## Build the container image for each architecture, offline, into bin/image.tar, and see that it holds the driver alone
 	@test/tools/install-deps image
 	test/tools/image '$(IMAGE)' '$(VERSION)' bin/image.tar $(ARCHES)
+	@go run ./test/image bin/image.tar
 
 .PHONY: clean
 clean: ## Remove bin/
