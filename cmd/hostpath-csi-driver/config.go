@@ -14,6 +14,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/driver"
 	"kubevirt.io/hostpath-provisioner/pkg/metrics"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
+	"kubevirt.io/hostpath-provisioner/pkg/trace"
 )
 
 // defaultPools is the pool of the earlier driver.
@@ -30,14 +31,15 @@ type config struct {
 	deviceNodes    string
 	metricsAddress string // empty for no metrics
 	metricsTLS     metrics.TLS
-	volumeMetrics  bool // each volume is shown by itself
+	volumeMetrics  bool          // each volume is shown by itself
+	tracing        *trace.Config // nil for none
 }
 
 // parse reads the command line and reports all that is wrong with it. It changes
 // nothing on the host.
 func parse(args []string, output io.Writer) (config, error) {
 	var c config
-	var version, node, endpoint, datadir, tlsVersion string
+	var version, node, endpoint, datadir, tlsVersion, collector string
 	flags := flag.NewFlagSet("hostpath-csi-driver", flag.ContinueOnError)
 	flags.SetOutput(output)
 	flags.StringVar(&c.driver.Name, "drivername", driver.DefaultName, "name of the driver")
@@ -51,6 +53,7 @@ func parse(args []string, output io.Writer) (config, error) {
 	flags.StringVar(&c.metricsTLS.KeyFile, "metrics-key-file", "", "key of that certificate")
 	flags.StringVar(&tlsVersion, "metrics-tls-version", "VersionTLS13", "lowest version of TLS for the metrics")
 	flags.BoolVar(&c.volumeMetrics, "volume-metrics", false, "show each volume in the metrics")
+	flags.StringVar(&collector, "tracing-endpoint", "", "OTLP/HTTP collector to send spans of the calls to, such as http://collector:4318; empty for none")
 	klog.InitFlags(flags)
 
 	problems := parseAll(flags, args)
@@ -86,7 +89,37 @@ func parse(args []string, output io.Writer) (config, error) {
 	} else {
 		note("metrics-cert-file", c.metricsTLS.Check())
 	}
+	c.tracing, err = parseTracing(collector, c.driver, os.Getenv)
+	note("tracing-endpoint", err)
 	return c, problems
+}
+
+// parseTracing takes from the environment what does not belong on a command line, or what
+// OpenTelemetry has everywhere by the same name. It answers nil for no collector.
+func parseTracing(collector string, d driver.Config, getenv func(string) string) (*trace.Config, error) {
+	if collector == "" {
+		return nil, nil
+	}
+	config := trace.Config{Service: orElse(getenv("OTEL_SERVICE_NAME"), "hostpath-csi-driver"), Version: d.Version, Node: d.Node.String()}
+	var problems [3]error
+	config.URL, problems[0] = trace.ParseEndpoint(collector)
+	const headers, certificate = "OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_CERTIFICATE"
+	if config.Header, problems[1] = trace.ParseHeaders(getenv(headers)); problems[1] != nil {
+		problems[1] = fmt.Errorf("%s: %w", headers, problems[1])
+	}
+	if file := getenv(certificate); file != "" {
+		if config.TLS, problems[2] = trace.ReadCertificates(file); problems[2] != nil {
+			problems[2] = fmt.Errorf("%s: %w", certificate, problems[2])
+		}
+	}
+	return &config, errors.Join(problems[:]...)
+}
+
+func orElse(s, otherwise string) string {
+	if s == "" {
+		return otherwise
+	}
+	return s
 }
 
 // checkAddress finds what net.Listen would, without listening.

@@ -65,6 +65,8 @@ func TestDriver(t *testing.T) {
 	t.Run("does not begin where it cannot serve", func(t *testing.T) { testCannotServe(t, program) })
 	t.Run("serves volumes and metrics until SIGTERM", func(t *testing.T) { testServes(t, program) })
 	t.Run("shows each volume if it is told to", func(t *testing.T) { testVolumeMetrics(t, program) })
+	t.Run("sends spans to a collector", func(t *testing.T) { testTraces(t, program) })
+	t.Run("needs no collector to be there", func(t *testing.T) { testNoCollector(t, program) })
 	t.Run("finishes the calls in flight", func(t *testing.T) { testCallsInFlight(t, program) })
 	t.Run("ends at once with a second signal", func(t *testing.T) { testSecondSignal(t, program) })
 	t.Run("does not share its socket", func(t *testing.T) { testOneSocket(t, program) })

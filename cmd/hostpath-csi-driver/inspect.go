@@ -94,13 +94,6 @@ func parseInspection(args []string, getenv func(string) string, output io.Writer
 	return i, problems
 }
 
-func orElse(s, otherwise string) string {
-	if s == "" {
-		return otherwise
-	}
-	return s
-}
-
 // inspectedPools does without the driver's default, which would show a pool that is
 // missing to whoever forgot to name theirs.
 func inspectedPools(datadir string) ([]pool.Config, error) {

@@ -26,6 +26,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/privilege"
 	"kubevirt.io/hostpath-provisioner/pkg/metrics"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
+	"kubevirt.io/hostpath-provisioner/pkg/trace"
 )
 
 const (
@@ -34,6 +35,8 @@ const (
 	grace = 15 * time.Second
 	// settle is how long the pools are waited for before calls are taken.
 	settle = 5 * time.Second
+	// flush is how long the last spans may take to be sent.
+	flush = 3 * time.Second
 )
 
 func main() {
@@ -110,11 +113,15 @@ func run(ctx context.Context, c config) (err error) {
 		EachVolume: c.volumeMetrics,
 		Log:        log,
 	})
+	tracer := startTracing(c.tracing, log)
+	c.driver.Tracer = tracer
 	observed := metrics.New(metrics.Options{
 		Version:  c.driver.Version,
 		Revision: revision(),
 		Pools:    func() []metrics.Pool { return shownPools(pools.Status()) },
 		Volumes:  eachVolume(c, pools),
+
+		DroppedSpans: droppedSpans(tracer),
 	})
 
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -128,7 +135,38 @@ func run(ctx context.Context, c config) (err error) {
 	if cause := context.Cause(ctx); !errors.Is(cause, context.Canceled) {
 		err = errors.Join(err, cause)
 	}
-	return errors.Join(err, closePools(pools))
+	err = errors.Join(err, closePools(pools))
+	stopTracing(tracer)
+	return err
+}
+
+// startTracing answers nil where nothing is to be traced.
+func startTracing(config *trace.Config, log klog.Logger) *trace.Tracer {
+	if config == nil {
+		return nil
+	}
+	config.Log = log
+	log.Info("Sending spans of the calls", "collector", config.URL.Redacted())
+	return trace.Start(*config)
+}
+
+func droppedSpans(tracer *trace.Tracer) func() uint64 {
+	if tracer == nil {
+		return nil
+	}
+	return tracer.Dropped
+}
+
+// stopTracing does not let a collector that is away keep the process, or fail it.
+func stopTracing(tracer *trace.Tracer) {
+	if tracer == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), flush)
+	defer cancel()
+	if err := tracer.Close(ctx); err != nil {
+		klog.ErrorS(err, "Not all spans were sent")
+	}
 }
 
 // waitForPools gives the pools a moment, so that the first calls find them.

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
+	"kubevirt.io/hostpath-provisioner/pkg/trace"
 )
 
 // DefaultName is the name that the users of the earlier driver have in their
@@ -47,4 +48,6 @@ type Config struct {
 	Node    pool.NodeID
 	// CallLimit bounds calls that bring no deadline of their own; 2 minutes if 0.
 	CallLimit time.Duration
+	// Tracer records the calls; nil for none.
+	Tracer *trace.Tracer
 }

@@ -9,6 +9,7 @@ import (
 	"path"
 	"path/filepath"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -48,7 +49,11 @@ func NewServer(config Config, pools *pool.Set, observer Observer, log klog.Logge
 		s.limit = 2 * time.Minute
 	}
 	// The first is the outermost.
-	s.grpc = grpc.NewServer(grpc.ChainUnaryInterceptor(s.watch, s.bound, s.recover, withStatus))
+	around := []grpc.UnaryServerInterceptor{s.watch, s.bound, s.recover, withStatus}
+	if config.Tracer != nil {
+		around = slices.Insert(around, 0, (&tracing{tracer: config.Tracer, pools: pools}).call)
+	}
+	s.grpc = grpc.NewServer(grpc.ChainUnaryInterceptor(around...))
 	csi.RegisterIdentityServer(s.grpc, &identity{config: config, pools: pools})
 	csi.RegisterControllerServer(s.grpc, &controller{config: config, pools: pools})
 	csi.RegisterNodeServer(s.grpc, &node{config: config, pools: pools})

@@ -19,6 +19,8 @@ type Options struct {
 	Pools             func() []Pool
 	// Volumes are shown one by one; nil for none.
 	Volumes func() []Volume
+	// DroppedSpans is how many no collector took; nil if nothing is traced.
+	DroppedSpans func() uint64
 }
 
 // Metrics are all that is shown.
@@ -52,6 +54,12 @@ func New(o Options) *Metrics {
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	if o.Volumes != nil {
 		m.registry.MustRegister(&volumeCollector{volumes: o.Volumes})
+	}
+	if o.DroppedSpans != nil {
+		m.registry.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{
+			Name: "hostpath_tracing_dropped_spans_total",
+			Help: "Spans that did not reach the collector, or not in time. Absent without --tracing-endpoint.",
+		}, func() float64 { return float64(o.DroppedSpans()) }))
 	}
 	return m
 }

@@ -11,6 +11,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop"
+	"kubevirt.io/hostpath-provisioner/pkg/trace"
 )
 
 // diskName is the file in the directory of a block volume that is its content.
@@ -99,11 +100,13 @@ func (v *found) publishDevice(ctx context.Context, r Publication) error {
 		return err
 	}
 	options := v.session.pool.options
+	step := trace.Begin(ctx, "attach loop device")
 	device, err := options.Devices.Attach(disk, loop.Options{
 		ReadOnly:   r.ReadOnly,
 		BlockBytes: v.entry.record.BlockBytes,
 		Discard:    v.entry.record.Thin,
 	})
+	err = step.EndWith(err)
 	if errors.Is(err, syscall.EROFS) {
 		return v.session.pool.unavailable(err)
 	}
@@ -114,7 +117,9 @@ func (v *found) publishDevice(ctx context.Context, r Publication) error {
 		v.session.pool.log.Info("the device of a volume takes discards, which give its space back to the pool: sysfs is read-only",
 			"volume", v.id.name, "device", device.Name)
 	}
-	if err := options.Mounts.PublishDevice(options.Dev, device.Name, r.Target); err != nil {
+	if err := trace.Step(ctx, "mount", func() error {
+		return options.Mounts.PublishDevice(options.Dev, device.Name, r.Target)
+	}); err != nil {
 		return errors.Join(mountError(err), v.session.pool.detachUnpublished(ctx, disk.ID()))
 	}
 	return nil
@@ -308,7 +313,9 @@ func (s *Set) detach(ctx context.Context, device *loop.Device) error {
 	if err != nil || !all.unused(*device) {
 		return err
 	}
-	return deviceError(s.options.Devices.Detach(ctx, *device))
+	return trace.Step(ctx, "detach loop device", func() error {
+		return deviceError(s.options.Devices.Detach(ctx, *device))
+	})
 }
 
 // publishedDeviceAt answers ErrNotFound unless the path carries a device of the volume.

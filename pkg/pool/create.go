@@ -11,6 +11,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/label"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
+	"kubevirt.io/hostpath-provisioner/pkg/trace"
 )
 
 // volumeMode lets pods that are not root write, whatever the umask.
@@ -209,23 +210,27 @@ func (s *session) build(ctx context.Context, id VolumeID, rec *record) error {
 	if err := s.fillStaging(ctx, rec); err != nil {
 		return err
 	}
-	if err := writeRecord(s.volumes, rec); err != nil {
+	if err := trace.Step(ctx, "write the record", func() error { return writeRecord(s.volumes, rec) }); err != nil {
 		return err
 	}
-	if err := s.staging.Rename(id.name, s.root, id.name); err != nil {
-		return err
-	}
-	return s.root.Sync()
+	return trace.Step(ctx, "move into the pool", func() error {
+		if err := s.staging.Rename(id.name, s.root, id.name); err != nil {
+			return err
+		}
+		return s.root.Sync()
+	})
 }
 
 func (s *session) fillStaging(ctx context.Context, rec *record) (err error) {
+	step := trace.Begin(ctx, "make the directory and its limit")
 	d, err := s.makeLimited(rec)
-	if err != nil {
+	if err := step.EndWith(err); err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, d.Close()) }()
 	if rec.Mode == ModeBlock {
-		err = s.makeDisk(ctx, d, rec) // and the directory stays closed
+		// And the directory stays closed.
+		err = trace.Step(ctx, "make the file", func() error { return s.makeDisk(ctx, d, rec) })
 	} else {
 		err = s.open(d)
 	}

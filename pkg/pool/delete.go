@@ -7,6 +7,7 @@ import (
 	"syscall"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/trace"
 )
 
 // Delete removes a volume. It answers ErrNotFound if there is none, and ErrInUse
@@ -37,7 +38,7 @@ func (v *found) delete(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	err = v.session.remove(v.id, v.entry)
+	err = trace.Step(ctx, "move to the trash", func() error { return v.session.remove(v.id, v.entry) })
 	if errors.Is(err, syscall.EROFS) {
 		err = v.session.pool.unavailable(err)
 	}

@@ -9,6 +9,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
+	"kubevirt.io/hostpath-provisioner/pkg/trace"
 )
 
 // Expand raises the size of a published volume while it is in use, and answers its
@@ -105,12 +106,14 @@ func (v *found) grow(ctx context.Context, bytes int64) error {
 	var had int64 // what the file of a block volume had
 	if v.entry.block() {
 		var err error
-		if had, err = v.growFile(ctx, e); err != nil {
+		step := trace.Begin(ctx, "make the file larger")
+		had, err = v.growFile(ctx, e)
+		if step.EndWith(err) != nil {
 			s.pool.release(added)
 			return noSpace(err)
 		}
 	}
-	if err := writeRecord(s.volumes, &grown); err != nil {
+	if err := trace.Step(ctx, "write the record", func() error { return writeRecord(s.volumes, &grown) }); err != nil {
 		s.pool.release(added)
 		if againErr := v.again(); againErr != nil {
 			// Which record there is now is not known. A file that is too large does no harm.
@@ -120,9 +123,9 @@ func (v *found) grow(ctx context.Context, bytes int64) error {
 	}
 	s.pool.commit(v.id, e, added)
 	if v.entry.block() {
-		return v.growDevices()
+		return trace.Step(ctx, "make the devices larger", v.growDevices)
 	}
-	return s.limit(v.dir, e)
+	return trace.Step(ctx, "set the limit", func() error { return s.limit(v.dir, e) })
 }
 
 // limit lets the kernel keep the size of a volume, where it does.

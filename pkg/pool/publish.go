@@ -9,6 +9,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/health"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/trace"
 )
 
 // A Publication is asked for by Publish.
@@ -76,7 +77,7 @@ func (v *found) publish(ctx context.Context, r Publication) error {
 	return nil
 }
 
-func (v *found) publishDir(_ context.Context, r Publication) error {
+func (v *found) publishDir(ctx context.Context, r Publication) error {
 	p := v.session.pool
 	if changed, err := p.options.Labels.Ensure(v.dir, p.config.Relabel); err != nil {
 		return err
@@ -86,7 +87,9 @@ func (v *found) publishDir(_ context.Context, r Publication) error {
 	if r.ReadOnly {
 		r.Flags = r.Flags.With(bind.ReadOnly())
 	}
-	return mountError(p.options.Mounts.Publish(v.dir, r.Target, r.Flags))
+	return trace.Step(ctx, "mount", func() error {
+		return mountError(p.options.Mounts.Publish(v.dir, r.Target, r.Flags))
+	})
 }
 
 // onlyAt answers ErrInUse if the volume is published anywhere but at the target.
@@ -175,7 +178,7 @@ func (s *Set) takeOff(ctx context.Context, id VolumeID, target bind.Target) erro
 	if s.ofAnother(id, device) {
 		return fmt.Errorf("%w: %s carries %s, the device of another volume", ErrInUse, target, device.Name)
 	}
-	if err := s.unmount(id, target); err != nil {
+	if err := trace.Step(ctx, "unmount", func() error { return s.unmount(id, target) }); err != nil {
 		return err
 	}
 	return s.detach(ctx, device)

@@ -214,6 +214,16 @@ func (s *Set) find(id VolumeID, name Name) (*found, error) {
 	return findIn(s.pools, id)
 }
 
+// Holder names the pool that is known to have a volume, from memory. It answers false for
+// none, and for several.
+func (s *Set) Holder(id VolumeID) (Name, bool) {
+	holders := s.holders(id)
+	if len(holders) != 1 {
+		return Name{}, false
+	}
+	return holders[0].config.Name, true
+}
+
 // holders are the pools whose index has a volume.
 func (s *Set) holders(id VolumeID) []*Pool {
 	var holders []*Pool

@@ -55,6 +55,7 @@ var sections = []section{
 	{"hostpath_pool_", "Pools", "One series for each pool of the node. In a shared pool the volumes and promises are those that the node knows of."},
 	{"hostpath_volume_", "Volumes", "Only with `--volume-metrics`. Kubelet has the size and use of volumes that pods use, as `kubelet_volume_stats_*`\nwith the names of their claims, so leave it off unless you need those of the others too. Four series for each volume\nare as many as a Prometheus server is glad to have from one node if there are thousands."},
 	{"hostpath_csi_", "Calls", ""},
+	{"hostpath_tracing_", "Tracing", ""},
 	{"hostpath_build_", "The program", ""},
 	{"kubevirt_", "Of the earlier driver", ""},
 }
@@ -97,7 +98,8 @@ func example() *metrics.Metrics {
 				Abnormal:   map[string]int{"no_space": 1},
 			}}
 		},
-		Volumes: func() []metrics.Volume { return []metrics.Volume{{Pool: "local", Name: "pvc-1"}} },
+		Volumes:      func() []metrics.Volume { return []metrics.Volume{{Pool: "local", Name: "pvc-1"}} },
+		DroppedSpans: func() uint64 { return 1 },
 	})
 	m.Call("Probe", "OK", time.Millisecond)
 	m.Panic("Probe")

@@ -1,0 +1,150 @@
+package main
+
+import (
+	"encoding/hex"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	tracepb "go.opentelemetry.io/proto/otlp/trace/v1"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/protobuf/proto"
+
+	"kubevirt.io/hostpath-provisioner/test/testenv"
+)
+
+// collector takes traces as OTLP/HTTP has them, and hands the spans on.
+func collector(t *testing.T) (address string, spans <-chan *tracepb.Span) {
+	t.Helper()
+	taken := make(chan *tracepb.Span, 1000)
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, err := io.ReadAll(r.Body)
+		var data tracepb.TracesData
+		if err != nil || proto.Unmarshal(body, &data) != nil || r.URL.Path != "/v1/traces" {
+			w.WriteHeader(http.StatusBadRequest)
+			return
+		}
+		for _, rs := range data.GetResourceSpans() {
+			for _, ss := range rs.GetScopeSpans() {
+				for _, span := range ss.GetSpans() {
+					taken <- span
+				}
+			}
+		}
+	}))
+	t.Cleanup(server.Close)
+	return server.URL, taken
+}
+
+func attribute(s *tracepb.Span, key string) string {
+	for _, a := range s.GetAttributes() {
+		if a.GetKey() == key {
+			return a.GetValue().GetStringValue()
+		}
+	}
+	return ""
+}
+
+func testTraces(t *testing.T, program string) {
+	testenv.NeedRoot(t)
+	address, spans := collector(t)
+	p := newPlace(t)
+	d := start(t, program, p.flags("--tracing-endpoint="+address, "--metrics-address=127.0.0.1:0"))
+	connection := d.connect(t, p.socket)
+	const trace, caller = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+	ctx := metadata.AppendToOutgoingContext(t.Context(), "traceparent", "00-"+trace+"-"+caller+"-01")
+	target := filepath.Join(p.dir, "target")
+	_, err := csi.NewControllerClient(connection).CreateVolume(ctx, createRequest("vol"))
+	must(t, err)
+	_, err = csi.NewNodeClient(connection).NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
+		VolumeId: "vol", TargetPath: target, VolumeCapability: createRequest("vol").GetVolumeCapabilities()[0],
+	})
+	must(t, err)
+	if _, err := csi.NewControllerClient(connection).DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: "vol"}); err == nil {
+		t.Error("a volume that is published was deleted")
+	}
+	_, err = csi.NewNodeClient(connection).NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: "vol", TargetPath: target})
+	must(t, err)
+	if !strings.Contains(scrape(t, d.metricsAddress(t)), "hostpath_tracing_dropped_spans_total 0\n") {
+		t.Error("the metrics do not tell of dropped spans")
+	}
+	// What is left is sent at the end.
+	must(t, d.Signal(syscall.SIGTERM))
+	must(t, d.wait(t))
+
+	var calls []*tracepb.Span
+	steps := make(map[string][]string) // by their parents
+	for len(spans) > 0 {
+		s := <-spans
+		switch {
+		case hex.EncodeToString(s.GetTraceId()) != trace: // Probe
+		case s.GetKind() == tracepb.Span_SPAN_KIND_SERVER:
+			calls = append(calls, s)
+		default:
+			steps[string(s.GetParentSpanId())] = append(steps[string(s.GetParentSpanId())], s.GetName())
+		}
+	}
+	wantCalls := []struct {
+		name, code string
+		steps      []string
+	}{
+		{"csi.v1.Controller/CreateVolume", "OK", []string{"make the directory and its limit", "write the record", "move into the pool"}},
+		{"csi.v1.Node/NodePublishVolume", "OK", []string{"mount"}},
+		{"csi.v1.Controller/DeleteVolume", "FailedPrecondition", nil},
+		{"csi.v1.Node/NodeUnpublishVolume", "OK", []string{"unmount"}},
+	}
+	if len(calls) != len(wantCalls) {
+		t.Fatalf("%d calls are traced, want %d: %v", len(calls), len(wantCalls), calls)
+	}
+	for i, want := range wantCalls {
+		s := calls[i]
+		if s.GetName() != want.name || hex.EncodeToString(s.GetParentSpanId()) != caller || attribute(s, "csi.code") != want.code ||
+			attribute(s, "csi.volume.id") != "vol" || attribute(s, "csi.pool") != "local" || s.GetStatus().GetCode() != tracepb.Status_STATUS_CODE_UNSET {
+			t.Errorf("the span is %v, want %s with %s", s, want.name, want.code)
+		}
+		if got := steps[string(s.GetSpanId())]; !slices.Equal(got, want.steps) {
+			t.Errorf("the steps of %s are %q, want %q", want.name, got, want.steps)
+		}
+	}
+}
+
+// A collector that is not there costs calls nothing, and the driver ends in time.
+func testNoCollector(t *testing.T, program string) {
+	testenv.NeedRoot(t)
+	p := newPlace(t)
+	d := start(t, program, p.flags("--tracing-endpoint=http://127.0.0.1:1"))
+	connection := d.connect(t, p.socket)
+	_, err := csi.NewControllerClient(connection).CreateVolume(t.Context(), createRequest("vol"))
+	must(t, err)
+	must(t, d.Signal(syscall.SIGTERM))
+	if err := d.wait(t); err != nil {
+		t.Errorf("it ends with %v, want exit status 0", err)
+	}
+	if log := d.log.String(); !strings.Contains(log, "Not all spans were sent") {
+		t.Errorf("the log does not tell of spans that were dropped:\n%s", log)
+	}
+}
+
+func TestParseTracing(t *testing.T) {
+	t.Setenv("OTEL_EXPORTER_OTLP_HEADERS", "a=b")
+	c, err := parseQuietly(t, "--nodeid=node-a", "--version=v1", `--datadir=[{"name":"a","path":"/a"}]`, "--tracing-endpoint=http://collector:4318")
+	must(t, err)
+	if got := c.tracing; got.URL.String() != "http://collector:4318/v1/traces" || got.Header.Get("a") != "b" || got.Node != "node-a" || got.Version != "v1" {
+		t.Errorf("the tracing is %+v", got)
+	}
+	t.Setenv("OTEL_EXPORTER_OTLP_HEADERS", "secret")
+	t.Setenv("OTEL_EXPORTER_OTLP_CERTIFICATE", "/no/such/file")
+	_, err = parseQuietly(t, "--nodeid=node-a", "--version=v1", `--datadir=[{"name":"a","path":"/a"}]`, "--tracing-endpoint=collector")
+	wantWords(t, err, "--tracing-endpoint", `"collector"`, "OTEL_EXPORTER_OTLP_HEADERS", "/no/such/file")
+	// Without the flag the environment is nobody's business.
+	c, err = parseQuietly(t, "--nodeid=node-a", "--version=v1", `--datadir=[{"name":"a","path":"/a"}]`)
+	if err != nil || c.tracing != nil {
+		t.Errorf("%+v, %v", c.tracing, err)
+	}
+}
