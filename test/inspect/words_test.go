@@ -1,0 +1,76 @@
+package inspect
+
+import (
+	"go/scanner"
+	"go/token"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+
+	"kubevirt.io/hostpath-provisioner/test/drivertest"
+)
+
+// What docs/troubleshooting.md quotes “so”, the driver says. An ellipsis stands for names
+// and numbers.
+func TestTroubleshootingQuotesTheDriver(t *testing.T) {
+	text, err := os.ReadFile("../../docs/troubleshooting.md")
+	drivertest.Must(t, err)
+	said := literals(t, "../../pkg", "../../cmd")
+	quotes := regexp.MustCompile(`“([^”]+)”`).FindAllStringSubmatch(strings.ReplaceAll(string(text), "\n", " "), -1)
+	if len(quotes) < 40 {
+		t.Errorf("only %d quotations are found", len(quotes))
+	}
+	for _, quote := range quotes {
+		for piece := range strings.SplitSeq(quote[1], "…") {
+			if piece = strings.Trim(piece, " ,"); piece != "" && !strings.Contains(said, piece) {
+				t.Errorf("nobody says %q of %q", piece, quote[1])
+			}
+		}
+	}
+}
+
+// literals are all texts of the program's source. Where two are joined, they are here.
+func literals(t *testing.T, roots ...string) string {
+	t.Helper()
+	var all strings.Builder
+	for _, root := range roots {
+		drivertest.Must(t, filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+			if err != nil || d.IsDir() || filepath.Ext(path) != ".go" || strings.HasSuffix(path, "_test.go") {
+				return err
+			}
+			source, err := os.ReadFile(path)
+			if err != nil {
+				return err
+			}
+			files := token.NewFileSet()
+			var s scanner.Scanner
+			s.Init(files.AddFile(path, files.Base(), len(source)), source, nil, 0)
+			joined := false
+			for {
+				_, kind, literal := s.Scan()
+				switch kind {
+				case token.EOF:
+					return nil
+				case token.ADD:
+					joined = true
+					continue
+				case token.STRING:
+					if !joined {
+						all.WriteString("\n")
+					}
+					text, err := strconv.Unquote(literal)
+					if err != nil {
+						return err
+					}
+					all.WriteString(text)
+				}
+				joined = false
+			}
+		}))
+	}
+	return all.String()
+}
