@@ -147,15 +147,25 @@ func (s *scene) until(what string, look func(context.Context) (string, error)) {
 
 // run runs a script in the first container of a pod and returns what it prints.
 func (s *scene) run(pod, script string) (string, error) {
-	request := c.Client.CoreV1().RESTClient().Post().Namespace(s.namespace).Resource("pods").Name(pod).SubResource("exec").
-		VersionedParams(&corev1.PodExecOptions{Command: []string{"sh", "-ec", script}, Stdout: true, Stderr: true}, scheme.ParameterCodec)
+	out, err := s.exec(s.namespace, pod, "", "sh", "-ec", script)
+	if err != nil {
+		return out, fmt.Errorf("%s in %s: %w", script, pod, err)
+	}
+	return out, nil
+}
+
+// exec runs a program in a container of a pod, the first if none is named, and returns
+// what it prints.
+func (s *scene) exec(namespace, pod, container string, command ...string) (string, error) {
+	request := c.Client.CoreV1().RESTClient().Post().Namespace(namespace).Resource("pods").Name(pod).SubResource("exec").
+		VersionedParams(&corev1.PodExecOptions{Container: container, Command: command, Stdout: true, Stderr: true}, scheme.ParameterCodec)
 	executor, err := remotecommand.NewSPDYExecutor(c.Config, "POST", request.URL())
 	if err != nil {
 		return "", err
 	}
 	var out, complaint bytes.Buffer
 	if err := executor.StreamWithContext(s.Context(), remotecommand.StreamOptions{Stdout: &out, Stderr: &complaint}); err != nil {
-		return out.String(), fmt.Errorf("%s in %s: %w: %s", script, pod, err, bytes.TrimSpace(complaint.Bytes()))
+		return out.String(), fmt.Errorf("%w: %s", err, bytes.TrimSpace(complaint.Bytes()))
 	}
 	return out.String(), nil
 }
