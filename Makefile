@@ -111,7 +111,7 @@ test-kernel: ## Run what needs quotas on XFS and ext4, and SELinux, in a virtual
 		--add bin/kernel/hostpath-csi-driver:/usr/bin/hostpath-csi-driver --env HOSTPATH_CSI_DRIVER=/usr/bin/hostpath-csi-driver \
 		$(foreach package,$(KERNEL_TESTS),--run 'bin/kernel/$(notdir $(package)).test -test.timeout $(KERNEL_TEST_TIMEOUT) $(KERNEL_FLAGS)')
 
-# The programs of Kubernetes take twelve minutes of processor time to build, once. The module that names
+# The programs of Kubernetes take 12 to 15 minutes of processor time to build, once. The module that names
 # them has no code.
 # Without debug information a sixth of that is saved. The harness has the same flags, and so the same client.
 KUBERNETES := bin/cluster/kube-apiserver
