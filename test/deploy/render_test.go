@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	monitoringv1 "github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -50,6 +51,8 @@ var kinds = map[string]struct {
 	"storage.k8s.io/v1 CSIDriver":                         {strictly[storagev1.CSIDriver], false},
 	"storage.k8s.io/v1 StorageClass":                      {strictly[storagev1.StorageClass], false},
 	"security.openshift.io/v1 SecurityContextConstraints": {strictly[securityContextConstraints], false},
+	"monitoring.coreos.com/v1 ServiceMonitor":             {strictly[monitoringv1.ServiceMonitor], true},
+	"monitoring.coreos.com/v1 PrometheusRule":             {strictly[monitoringv1.PrometheusRule], true},
 }
 
 // strictly decodes as kubectl validates: an unknown or repeated field is an error.
@@ -147,7 +150,7 @@ func only[T any](t *testing.T, objs objects, kind string) T {
 }
 
 func TestEveryObjectDecodesStrictly(t *testing.T) {
-	for _, dir := range []string{csiDir, openshiftDir, exampleDir, blockExampleDir} {
+	for _, dir := range []string{csiDir, openshiftDir, exampleDir, blockExampleDir, monitoringDir} {
 		for _, o := range render(t, dir) {
 			t.Run(o.String(), func(t *testing.T) {
 				k, ok := kinds[o.APIVersion+" "+o.Kind]
@@ -167,7 +170,7 @@ func TestEveryObjectIsInTheNamespaceThatIsMade(t *testing.T) {
 	if made != namespace {
 		t.Errorf("the namespace is %q, want %q", made, namespace)
 	}
-	for _, dir := range []string{csiDir, openshiftDir} {
+	for _, dir := range []string{csiDir, openshiftDir, monitoringDir} {
 		for _, o := range render(t, dir) {
 			want := ""
 			if kinds[o.APIVersion+" "+o.Kind].namespaced {

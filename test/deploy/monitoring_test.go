@@ -1,0 +1,220 @@
+package deploy_test
+
+import (
+	"encoding/json"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	monitoringv1 "github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/prometheus/promql/parser"
+	corev1 "k8s.io/api/core/v1"
+)
+
+const (
+	monitoringDir = "../../deploy/monitoring"
+	docsDir       = "../../docs"
+
+	// The value of the label "job" by which alerts and dashboard know the driver.
+	job = "hostpath-csi-driver"
+)
+
+func TestTheMonitorSelectsTheServiceOfTheDriver(t *testing.T) {
+	svc := only[corev1.Service](t, render(t, csiDir), "Service")
+	monitor := only[monitoringv1.ServiceMonitor](t, render(t, monitoringDir), "ServiceMonitor")
+
+	if !matches(monitor.Spec.Selector.MatchLabels, svc.Labels) || len(monitor.Spec.Selector.MatchExpressions) != 0 {
+		t.Errorf("the monitor selects %v, the service is %v", monitor.Spec.Selector, svc.Labels)
+	}
+	if ns := monitor.Spec.NamespaceSelector; ns.Any || len(ns.MatchNames) != 0 || monitor.Namespace != svc.Namespace {
+		t.Errorf("the monitor in %s selects namespaces %+v, the service is in %s", monitor.Namespace, ns, svc.Namespace)
+	}
+	if got := svc.Labels[monitor.Spec.JobLabel]; got != job {
+		t.Errorf("the label job will be %q, want %q", got, job)
+	}
+	if len(monitor.Spec.Endpoints) != 1 {
+		t.Fatalf("the monitor has %d endpoints, want 1", len(monitor.Spec.Endpoints))
+	}
+	endpoint := monitor.Spec.Endpoints[0]
+	if endpoint.Port != svc.Spec.Ports[0].Name {
+		t.Errorf("the monitor takes port %q, the service has %q", endpoint.Port, svc.Spec.Ports[0].Name)
+	}
+	// The driver serves nothing without TLS.
+	if ptr(endpoint.Scheme) != "https" || endpoint.TLSConfig == nil {
+		t.Errorf("metrics are asked for by %q, with TLS %v", ptr(endpoint.Scheme), endpoint.TLSConfig)
+	}
+}
+
+// Series of a pool are told apart by the node, and go on when a pod is replaced.
+func TestTargetsAreNamedByTheirNode(t *testing.T) {
+	monitor := only[monitoringv1.ServiceMonitor](t, render(t, monitoringDir), "ServiceMonitor")
+	labels := map[string]string{ // what the operator gives a target
+		"job": job, "namespace": namespace, "service": "hostpath-csi-metrics",
+		"pod": "hostpath-csi-driver-abcde", "container": "driver", "endpoint": "metrics", "instance": "10.0.0.1:8443",
+	}
+	meta := map[string]string{"__meta_kubernetes_pod_node_name": "node-a"}
+	for _, relabel := range monitor.Spec.Endpoints[0].RelabelConfigs {
+		switch relabel.Action {
+		case "":
+			if len(relabel.SourceLabels) != 1 || relabel.Regex != "" || relabel.Replacement != nil {
+				t.Fatalf("this test does not know how to relabel %+v", relabel)
+			}
+			labels[relabel.TargetLabel] = meta[string(relabel.SourceLabels[0])]
+		case "labeldrop":
+			drop := regexp.MustCompile("^(?:" + relabel.Regex + ")$")
+			for name := range labels {
+				if drop.MatchString(name) {
+					delete(labels, name)
+				}
+			}
+		default:
+			t.Fatalf("this test does not know how to relabel %+v", relabel)
+		}
+	}
+	want := map[string]string{
+		"job": job, "namespace": namespace, "service": "hostpath-csi-metrics", "node": "node-a", "instance": "node-a",
+	}
+	if !matches(want, labels) || len(labels) != len(want) {
+		t.Errorf("the labels of a target are %v, want %v", labels, want)
+	}
+}
+
+func TestMonitoringCanLiveWithTheDriverInAnotherNamespace(t *testing.T) {
+	for _, o := range overlay(t, map[string]string{"kustomization.yaml": `
+namespace: elsewhere
+resources: [$csi/../monitoring]
+`}) {
+		if o.Namespace != "elsewhere" {
+			t.Errorf("%s is in namespace %q", o, o.Namespace)
+		}
+	}
+}
+
+// The example in the comment of a kustomization is what people copy.
+func TestTheExampleOfAKustomizationOnMonitoringWorks(t *testing.T) {
+	objs := overlay(t, map[string]string{"kustomization.yaml": commentedExample(t, monitoringDir+"/kustomization.yaml", "../monitoring", "$csi/../monitoring")})
+	monitor := only[monitoringv1.ServiceMonitor](t, objs, "ServiceMonitor")
+	for _, o := range objs {
+		if o.Labels["release"] == "" {
+			t.Errorf("%s has no label release", o)
+		}
+	}
+	config := ptr(monitor.Spec.Endpoints[0].TLSConfig)
+	svc := only[corev1.Service](t, render(t, csiDir), "Service")
+	if want := svc.Name + "." + svc.Namespace + ".svc"; ptr(config.ServerName) != want {
+		t.Errorf("the certificate is checked for %q, want %q", ptr(config.ServerName), want)
+	}
+	if ptr(config.InsecureSkipVerify) || config.CA.ConfigMap == nil {
+		t.Errorf("the certificate is not checked: %+v", config)
+	}
+}
+
+// commentedExample is the kustomization in the comment at the head of a file: what is
+// indented by three blanks and lies between others that are not.
+func commentedExample(t *testing.T, file, was, is string) string {
+	t.Helper()
+	content, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, example, found := strings.Cut(string(content), "looks like this:\n#\n")
+	if !found {
+		t.Fatalf("%s has no example", file)
+	}
+	var lines []string
+	for line := range strings.Lines(example) {
+		rest, indented := strings.CutPrefix(line, "#   ")
+		if !indented {
+			break
+		}
+		lines = append(lines, rest)
+	}
+	return strings.ReplaceAll(strings.Join(lines, ""), was, is)
+}
+
+// dashboardJSON is the one in the ConfigMap that Grafana's sidecar takes.
+func dashboardJSON(t *testing.T) []byte {
+	t.Helper()
+	config := only[corev1.ConfigMap](t, render(t, monitoringDir), "ConfigMap")
+	if config.Labels["grafana_dashboard"] != "1" {
+		t.Errorf("Grafana's sidecar does not take a ConfigMap with the labels %v", config.Labels)
+	}
+	if config.Name != "hostpath-csi-dashboard" || len(config.Data) != 1 {
+		t.Fatalf("the ConfigMap %s has %d files, want one", config.Name, len(config.Data))
+	}
+	content := []byte(config.Data["hostpath-csi.json"])
+	if !json.Valid(content) {
+		t.Fatal("the dashboard is not JSON")
+	}
+	return content
+}
+
+// documented are the metrics of docs/metrics.md, which a test beside its generator keeps
+// to what the driver serves, and those of the library, which it only mentions.
+func documented(t *testing.T) []string {
+	t.Helper()
+	content, err := os.ReadFile(docsDir + "/metrics.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, m := range regexp.MustCompile("(?m)^\\| `([a-z0-9_]+)`").FindAllStringSubmatch(string(content), -1) {
+		names = append(names, m[1])
+	}
+	if len(names) < 10 {
+		t.Fatalf("docs/metrics.md has only the metrics %q", names)
+	}
+	library := prometheus.NewPedanticRegistry()
+	library.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	families, err := library.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, family := range families {
+		names = append(names, family.GetName())
+	}
+	return names
+}
+
+// metricsOf are the metrics that an expression asks for, by the names under which
+// they are documented.
+func metricsOf(t *testing.T, expr string) []string {
+	t.Helper()
+	parsed, err := parser.ParseExpr(expr)
+	if err != nil {
+		t.Errorf("%s: %v", expr, err)
+		return nil
+	}
+	var names []string
+	parser.Inspect(parsed, func(node parser.Node, _ []parser.Node) error {
+		if selector, ok := node.(*parser.VectorSelector); ok {
+			name := selector.Name
+			if strings.Contains(name, "_duration_seconds_") {
+				name = regexp.MustCompile("_(bucket|count|sum)$").ReplaceAllString(name, "")
+			}
+			names = append(names, name)
+		}
+		return nil
+	})
+	return names
+}
+
+// wantExisting expects an expression to ask for what the driver serves, or what
+// Prometheus makes itself.
+func wantExisting(t *testing.T, expr string) {
+	t.Helper()
+	names := metricsOf(t, expr)
+	if len(names) == 0 {
+		t.Errorf("%s asks for no metric", expr)
+	}
+	known := append(documented(t), "up", "ALERTS")
+	for _, name := range names {
+		if !slices.Contains(known, name) {
+			t.Errorf("there is no metric %s, which %s asks for", name, expr)
+		}
+	}
+}

@@ -1,0 +1,223 @@
+package deploy_test
+
+import (
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	monitoringv1 "github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1"
+	"sigs.k8s.io/yaml"
+)
+
+const (
+	runbooks   = docsDir + "/runbooks"
+	runbookURL = "https://github.com/kubevirt/hostpath-provisioner/blob/main/docs/runbooks/"
+)
+
+func alerts(t *testing.T) []monitoringv1.Rule {
+	t.Helper()
+	var found []monitoringv1.Rule
+	for _, group := range rules(t).Groups {
+		for _, rule := range group.Rules {
+			if rule.Alert == "" {
+				t.Errorf("the group %s has a rule without an alert: %v", group.Name, rule)
+			}
+			found = append(found, rule)
+		}
+	}
+	return found
+}
+
+func TestEveryAlertSaysWhereAndWhatToDo(t *testing.T) {
+	names := map[string]bool{}
+	for _, a := range alerts(t) {
+		t.Run(a.Alert, func(t *testing.T) {
+			if names[a.Alert] {
+				t.Error("the name is there twice")
+			}
+			names[a.Alert] = true
+			// The dashboard counts alerts by this.
+			if !strings.HasPrefix(a.Alert, "HostPath") {
+				t.Error("the name does not begin with HostPath")
+			}
+			if severity := a.Labels["severity"]; !slices.Contains([]string{"critical", "warning", "info"}, severity) {
+				t.Errorf("the severity is %q", severity)
+			}
+			if summary := a.Annotations["summary"]; !strings.HasSuffix(summary, ".") || strings.Contains(summary, "{{") {
+				t.Errorf("the summary %q is not a sentence that alerts of all nodes share", summary)
+			}
+			description := a.Annotations["description"]
+			if !strings.Contains(description, "{{ $labels.node }}") && a.Alert != "HostPathDriverMissing" {
+				t.Errorf("the description does not name the node: %s", description)
+			}
+			if strings.HasPrefix(a.Alert, "HostPathPool") && !strings.Contains(description, "{{ $labels.pool }}") {
+				t.Errorf("the description does not name the pool: %s", description)
+			}
+			if want := runbookURL + a.Alert + ".md"; a.Annotations["runbook_url"] != want {
+				t.Errorf("the runbook is at %s, want %s", a.Annotations["runbook_url"], want)
+			}
+			wantExisting(t, a.Expr.String())
+		})
+	}
+}
+
+func TestEveryAlertHasARunbookAndEveryRunbookAnAlert(t *testing.T) {
+	var want []string
+	for _, a := range alerts(t) {
+		want = append(want, filepath.Join(runbooks, a.Alert+".md"))
+	}
+	got, err := filepath.Glob(runbooks + "/*.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	slices.Sort(want)
+	if !slices.Equal(got, want) {
+		t.Errorf("the runbooks are %q, want %q", got, want)
+	}
+}
+
+func TestEveryRunbookAnswersTheSameQuestions(t *testing.T) {
+	for _, a := range alerts(t) {
+		content, err := os.ReadFile(filepath.Join(runbooks, a.Alert+".md"))
+		if err != nil {
+			t.Error(err)
+			continue
+		}
+		text := string(content)
+		for _, part := range []string{
+			"# " + a.Alert + "\n", "Severity: " + a.Labels["severity"], "## What it means\n", "## What users see\n",
+			"## How to check\n", "## What to do\n", "## If it is meant\n",
+		} {
+			_, rest, found := strings.Cut(text, part)
+			if !found {
+				t.Errorf("the runbook of %s has no %q, or not there", a.Alert, strings.TrimSpace(part))
+				continue
+			}
+			text = rest
+		}
+	}
+}
+
+func TestEveryAlertIsInTheDocumentation(t *testing.T) {
+	content, err := os.ReadFile(docsDir + "/monitoring.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got, want []string
+	for _, m := range regexp.MustCompile(`(?m)^\| \[(\w+)\]\(runbooks/(\w+)\.md\) \| (\w+) \| .+\.? \|$`).FindAllStringSubmatch(string(content), -1) {
+		if m[1] != m[2] {
+			t.Errorf("%s is linked to the runbook of %s", m[1], m[2])
+		}
+		got = append(got, m[1]+" "+m[3])
+	}
+	for _, a := range alerts(t) {
+		want = append(want, a.Alert+" "+a.Labels["severity"])
+	}
+	slices.Sort(got)
+	slices.Sort(want)
+	if !slices.Equal(got, want) {
+		t.Errorf("docs/monitoring.md has the alerts %q, want %q", got, want)
+	}
+}
+
+// promtool is that of Debian, which test/tools/install-deps puts into bin/tools, or one
+// on the PATH.
+func promtool(t *testing.T, args ...string) {
+	t.Helper()
+	program, err := filepath.Abs("../../bin/tools/promtool")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(program); err != nil {
+		if program, err = exec.LookPath("promtool"); err != nil {
+			if os.Getenv("CI") != "" {
+				t.Fatal("promtool is missing, and CI is set")
+			}
+			t.Skip("promtool is missing: test/tools/install-deps test brings it")
+		}
+	}
+	if output, err := exec.CommandContext(t.Context(), program, args...).CombinedOutput(); err != nil {
+		t.Errorf("promtool %v: %v\n%s", args, err, output)
+	}
+}
+
+func rules(t *testing.T) monitoringv1.PrometheusRuleSpec {
+	t.Helper()
+	return only[monitoringv1.PrometheusRule](t, render(t, monitoringDir), "PrometheusRule").Spec
+}
+
+// ruleFile has rules as Prometheus reads them.
+func ruleFile(t *testing.T, rules monitoringv1.PrometheusRuleSpec) string {
+	t.Helper()
+	groups, err := yaml.Marshal(rules)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), "rules.yaml")
+	if err := os.WriteFile(file, groups, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return file
+}
+
+func TestPrometheusTakesTheRules(t *testing.T) {
+	promtool(t, "check", "rules", "--lint-fatal", ruleFile(t, rules(t)))
+}
+
+// alertTests is the part of a file of promtool's tests that is looked at here.
+type alertTests struct {
+	Tests []struct {
+		Name           string `json:"name"`
+		AlertRuleTests []struct {
+			AlertName string            `json:"alertname"`
+			Expected  []json.RawMessage `json:"exp_alerts"`
+		} `json:"alert_rule_test"`
+	} `json:"tests"`
+}
+
+func TestEveryAlertFiresWhenItShouldAndOnlyThen(t *testing.T) {
+	const alertsFile = "testdata/alerts.yaml"
+	content, err := os.ReadFile(alertsFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var file alertTests
+	if err := yaml.Unmarshal(content, &file); err != nil {
+		t.Fatal(err)
+	}
+	fires, quiet := map[string]bool{}, map[string]bool{}
+	for _, test := range file.Tests {
+		for _, a := range test.AlertRuleTests {
+			if len(a.Expected) > 0 {
+				fires[a.AlertName] = true
+			} else {
+				quiet[a.AlertName] = true
+			}
+		}
+	}
+	for _, a := range alerts(t) {
+		if !fires[a.Alert] || !quiet[a.Alert] {
+			t.Errorf("%s: it is tested that %s fires: %t, and that it does not: %t", alertsFile, a.Alert, fires[a.Alert], quiet[a.Alert])
+		}
+	}
+
+	tried := rules(t)
+	for _, group := range tried.Groups {
+		for _, rule := range group.Rules {
+			// Which have no variables, and would have to be in the tests as they are.
+			delete(rule.Annotations, "summary")
+			delete(rule.Annotations, "runbook_url")
+		}
+	}
+	// promtool looks for the rules beside its tests.
+	tests := filepath.Join(filepath.Dir(ruleFile(t, tried)), "alerts.yaml")
+	if err := os.WriteFile(tests, content, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	promtool(t, "test", "rules", tests)
+}
