@@ -62,6 +62,15 @@ docs: ## Write what of docs/ is made from the code: docs/metrics.md
 	go run ./test/metricsdoc > bin/metrics.md
 	@mv bin/metrics.md docs/metrics.md
 
+# For example DASHBOARD_FLAGS='--duration 1m --out /tmp/dashboard.png'.
+DASHBOARD_FLAGS ?=
+
+.PHONY: dashboard
+dashboard: build ## Draw the picture of the dashboard in docs/ anew, from real drivers and Prometheus, in a quarter of an hour
+	@test/tools/install-deps dashboard
+	@go build -o bin/dashboard ./test/dashboard
+	@HOSTPATH_CSI_DRIVER=bin/hostpath-csi-driver exec bin/dashboard $(DASHBOARD_FLAGS)
+
 .PHONY: test
 test: ## Run every test with the race detector (unit, contract, sanity, kernel, nested modules), then print the coverage
 	@test/tools/install-deps test
