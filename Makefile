@@ -81,6 +81,12 @@ test: ## Run every test with the race detector (unit, contract, sanity, kernel, 
 	@for module in $(NESTED); do (echo "go test in $$module"; cd $$module && $(GO_TEST) $$(go list ./... | grep -v /cases)); done
 	@test/tools/coverage bin/cover.out
 
+# Without the race detector, which would take most of the time; make test has it, in a short form.
+.PHONY: test-load
+test-load: ## Have 64 callers at work on 10,000 volumes for five minutes, and large volumes erased meanwhile, in 20 minutes
+	@test/tools/install-deps test
+	CGO_ENABLED=0 go test -count=1 -v -timeout 1h ./test/load
+
 # What attacks the driver, for as long as it takes: all that make test has a short form of.
 HARD_TESTS := ./test/crash ./test/volumes
 
@@ -90,6 +96,7 @@ test-hard: ## Attack the driver in full, which takes hours: what make test does 
 	$(GO_TEST) -timeout 3h $(HARD_TESTS)
 	$(GO_TEST) ./test/model -rapid.checks=1500
 	$(GO_TEST) -run Swapped ./pkg/...
+	@$(MAKE) test-load
 	@$(MAKE) fuzz
 	@$(MAKE) test-kernel KERNEL_TESTS='$(HARD_TESTS)' KERNEL_FLAGS= KERNEL_TIMEOUT=180m KERNEL_TEST_TIMEOUT=170m
 

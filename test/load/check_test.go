@@ -1,0 +1,286 @@
+package load
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/testing/protocmp"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
+	"kubevirt.io/hostpath-provisioner/test/drivertest"
+	"kubevirt.io/hostpath-provisioner/test/testenv/mountns"
+)
+
+// check expects the driver, its metrics, the pools and the kernel to have what the clients
+// were told, and nothing else. The clients make no calls meanwhile.
+func (w *world) check() {
+	w.Helper()
+	w.lap("all checked", func() {
+		all := w.expected()
+		for _, p := range w.places {
+			w.AwaitNoTrash(p.Path)
+		}
+		w.checkListed(all)
+		w.checkModes(all)
+		w.checkGone()
+		w.checkMetrics(all)
+		for _, p := range w.places {
+			w.checkPool(p, all)
+		}
+		w.checkMounts(all)
+	})
+	if w.Failed() {
+		w.FailNow()
+	}
+}
+
+// expected are the volumes that there should be, by their ids. Of those that clients share
+// the driver is asked, one by one.
+func (w *world) expected() map[string]*volume {
+	w.Helper()
+	all := make(map[string]*volume)
+	for _, c := range w.clients {
+		for _, v := range c.volumes {
+			if v.there {
+				all[v.ID] = v
+			}
+		}
+	}
+	mounted := w.mounts()
+	for _, common := range w.common {
+		v := &volume{Volume: common, pods: make(map[string]bool)}
+		for _, c := range w.clients {
+			if slices.Contains(mounted, c.Target(c.commonPod(common))) {
+				v.pods[c.commonPod(common)] = false
+			}
+		}
+		_, err := w.Get(w.Context(), v.ID)
+		if v.there = err == nil; v.there {
+			all[v.ID] = v
+		}
+		if status.Code(err) != codes.NotFound && err != nil || !v.there && len(v.pods) > 0 {
+			w.Errorf("%s, which is mounted for %v: %v", v.ID, v.pods, err)
+		}
+	}
+	return all
+}
+
+// list is all that the driver lists.
+func (w *world) list() []*csi.ListVolumesResponse_Entry {
+	w.Helper()
+	all, err := w.List(w.Context(), 999)
+	w.Must(err)
+	return all
+}
+
+// wantSame expects a list to be the one from before.
+func (w *world) wantSame(before, now []*csi.ListVolumesResponse_Entry) {
+	w.Helper()
+	if diff := cmp.Diff(before, now, protocmp.Transform()); diff != "" {
+		w.Errorf("the list after a restart (-before +after):\n%.4000s", diff)
+	}
+}
+
+// checkListed expects each volume to be listed once, as it is.
+func (w *world) checkListed(all map[string]*volume) {
+	w.Helper()
+	missing := maps.Clone(all)
+	for _, e := range w.list() {
+		at := e.GetVolume().GetVolumeId()
+		v := missing[at]
+		if v == nil {
+			w.Errorf("%s is listed, and is not there or was listed before", at)
+			continue
+		}
+		delete(missing, at)
+		if err := errors.Join(w.clients[0].same(e.GetVolume(), v), v.sameStatus(e.GetStatus().GetPublishedNodeIds(), e.GetStatus().GetVolumeCondition())); err != nil {
+			w.Errorf("list: %v", err)
+		}
+	}
+	for at := range missing {
+		w.Errorf("%s is not listed", at)
+	}
+}
+
+// checkModes expects each volume to be confirmed as what it is, and as nothing else.
+func (w *world) checkModes(all map[string]*volume) {
+	w.Helper()
+	w.Together(slices.Collect(maps.Keys(all)), func(name string) error {
+		for _, block := range []bool{false, true} {
+			asked := all[name].Volume
+			asked.Block = block
+			got, err := w.Controller().ValidateVolumeCapabilities(w.Context(), &csi.ValidateVolumeCapabilitiesRequest{
+				VolumeId: name, VolumeCapabilities: []*csi.VolumeCapability{asked.Capability()},
+			})
+			if err != nil || (got.GetConfirmed() != nil) != (block == all[name].Block) {
+				return fmt.Errorf("validate for block, which is %v: %v, %w", block, got, err)
+			}
+		}
+		return nil
+	})
+}
+
+// checkGone expects what was deleted not to be there for those who ask for it by name.
+func (w *world) checkGone() {
+	w.Helper()
+	w.all(func(c *client, ctx context.Context) error {
+		for _, v := range c.volumes {
+			if v.there {
+				continue
+			}
+			if _, err := c.Get(ctx, v.ID); status.Code(err) != codes.NotFound {
+				return fmt.Errorf("get %s, which was deleted: %v", v.ID, err)
+			}
+		}
+		return nil
+	})()
+}
+
+// checkMetrics compares the sums, and expects no call to have failed within the driver.
+func (w *world) checkMetrics(all map[string]*volume) {
+	w.Helper()
+	got := w.scrape()
+	for _, p := range w.places {
+		volumes, promised := 0, int64(0)
+		for _, v := range all {
+			if v.Pool == p.Name {
+				volumes++
+				promised += v.Bytes
+			}
+		}
+		for name, want := range map[string]int64{
+			"serving": 1, "volumes": int64(volumes), "promised_bytes": promised, "trash_entries": 0, "trash_stuck_entries": 0, "limits_restored_total": 0,
+		} {
+			series := fmt.Sprintf(`hostpath_pool_%s{pool="%s"}`, name, p.Name)
+			if value, ok := got[series]; !ok || int64(value) != want {
+				w.Errorf("%s is %.0f, want %d", series, value, want)
+			}
+		}
+	}
+	for series, value := range got {
+		broken := strings.HasPrefix(series, "hostpath_csi_panics_total") ||
+			strings.HasPrefix(series, "hostpath_csi_call_duration_seconds_count") &&
+				(strings.Contains(series, `code="Internal"`) || strings.Contains(series, `code="Unknown"`) || strings.Contains(series, `code="DeadlineExceeded"`))
+		if broken && value > 0 {
+			w.Errorf("%s is %.0f", series, value)
+		}
+	}
+}
+
+// checkPool expects a pool to have its volumes, in order and with what was written in them,
+// and nothing that is half made or half removed.
+func (w *world) checkPool(p *place, all map[string]*volume) {
+	w.Helper()
+	var kept []drivertest.Kept
+	devices := 0
+	for _, v := range all {
+		if v.Pool != p.Name {
+			continue
+		}
+		kept = append(kept, drivertest.Kept{Volume: v.Volume, Pods: slices.Collect(maps.Keys(v.pods))})
+		devices += v.devices()
+	}
+	problems := []error{p.Holds(kept)}
+	for _, k := range kept {
+		problems = append(problems, p.InOrder(k), w.content(p, all[k.ID]))
+	}
+	attached, err := p.Attached()
+	if len(attached) != devices {
+		problems = append(problems, fmt.Errorf("attached are %v, want %d devices", attached, devices))
+	}
+	if err := errors.Join(append(problems, err)...); err != nil {
+		w.Errorf("pool %s: %v", p.Name, err)
+	}
+}
+
+// devices is how many a volume has: one for those who write, and one for those who read.
+func (v *volume) devices() int {
+	which := make(map[bool]bool)
+	for _, readOnly := range v.pods {
+		which[readOnly] = true
+	}
+	if !v.Block {
+		return 0
+	}
+	return len(which)
+}
+
+// content expects a volume to hold what was written in it last.
+func (w *world) content(p *place, v *volume) error {
+	if v.stamp == "" {
+		return nil
+	}
+	if v.Block {
+		return v.wantStamp(p.Image(v.ID))
+	}
+	return v.wantStamp(filepath.Join(p.Path, v.ID, "stamp"))
+}
+
+func (w *world) mounts() []string {
+	w.Helper()
+	mounts, err := mountns.Below(w.Targets)
+	w.Must(err)
+	return mounts
+}
+
+// checkMounts expects one mount for each pod that has a volume.
+func (w *world) checkMounts(all map[string]*volume) {
+	w.Helper()
+	var want []string
+	for _, v := range all {
+		for pod := range v.pods {
+			want = append(want, w.Target(pod))
+		}
+	}
+	got := w.mounts()
+	slices.Sort(got)
+	slices.Sort(want)
+	if diff := cmp.Diff(want, got); diff != "" {
+		w.Errorf("mounted (-want +got):\n%.2000s", diff)
+	}
+}
+
+// wantNothingLeft expects a world without volumes to have nothing of them, and the kernel
+// to forget all that it has limited.
+func (w *world) wantNothingLeft() {
+	w.Helper()
+	w.check()
+	for _, p := range w.places {
+		if p.kept() {
+			w.lap("all forgotten in "+p.Name, func() { w.wantNoLimits(p) })
+		}
+	}
+}
+
+// wantNoLimits goes through all ids that subvolumes can have had: btrfs counts them up from
+// the first, and gives none twice.
+func (w *world) wantNoLimits(p *place) {
+	w.Helper()
+	const first = 256
+	f, err := quota.Detect(p.root)
+	w.Must(err)
+	d, err := f.Make(p.root, "last")
+	w.Must(err)
+	last, err := f.IDOf(d)
+	w.Must(errors.Join(err, d.Close(), p.root.RemoveDir("last")))
+	for id := quota.ID(first); id <= last; id++ {
+		w.Eventually(fmt.Sprintf("the kernel forgets the subvolume %d", id), func() bool {
+			usage, err := f.Usage(p.root, id)
+			w.Must(err)
+			if usage.Limit == (quota.Limit{}) && usage.Bytes == 0 {
+				return true
+			}
+			w.Must(p.Settle())
+			return false
+		})
+	}
+}
