@@ -120,27 +120,35 @@ func (p *Pool) reaped(name string, err error) {
 	p.trash.tried(name, err)
 }
 
-// pace bounds the reaper's share of the disk: after each burst of work it rests
-// for as long as the burst took.
+// pace bounds the reaper's share of the disk: after each burst of work it rests for
+// several times as long as the burst took.
 type pace struct {
 	began time.Time
 	steps int
 	done  *atomic.Uint64 // counts all steps
 }
 
-// burst is how many removals come between two rests.
-const burst = 64
+const (
+	// burst is how many removals come between two rests. What they leave to the journal
+	// is what the next call that syncs has to wait for.
+	burst = 16
+	// idle is how many times as long as a burst the rest after it is. Filesystems do a
+	// part of the work of a removal later, in threads of their own, which the time of the
+	// burst does not show.
+	idle = 3
+)
 
 func (p *pace) step(ctx context.Context) error {
 	p.done.Add(1)
-	if p.steps == 0 {
+	if p.began.IsZero() {
 		p.began = time.Now()
 	}
 	if p.steps++; p.steps < burst {
 		return ctx.Err()
 	}
-	p.steps = 0
-	return rest(ctx, time.Since(p.began))
+	err := rest(ctx, idle*time.Since(p.began))
+	p.steps, p.began = 0, time.Now()
+	return err
 }
 
 func rest(ctx context.Context, how time.Duration) error {
