@@ -496,7 +496,7 @@ func (s *session) finishFile(id VolumeID) error {
 	if err != nil {
 		return err
 	}
-	rec, err := readRecord(s.volumes, id)
+	rec, err := readRecord(s.volumes, id, nil)
 	if err != nil || rec == nil || rec.Mode != ModeBlock || bytes <= rec.Bytes {
 		return err
 	}

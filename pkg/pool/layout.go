@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -92,19 +93,36 @@ func (p *Pool) openSession(id *opened) (_ *session, err error) {
 	if s.own, err = s.root.Open(ownName); err != nil {
 		return nil, fmt.Errorf("what is at its path is not the pool that was opened: %w", err)
 	}
-	found, err := readFormat(s.own)
+	same, err := s.is(id)
 	if err != nil {
 		return nil, err
 	}
-	here, err := s.root.Filesystem()
-	if err != nil {
-		return nil, err
-	}
-	if found == nil || found.UUID != id.format.UUID || !id.filesystem.Same(here) {
+	if !same {
 		return nil, errors.New("what is at its path is not the pool that was opened")
 	}
 	s.volumes, err = s.own.Open(volumesName)
 	return s, err
+}
+
+// is tells whether the pool is one that was opened.
+func (s *session) is(id *opened) (bool, error) {
+	here, err := s.root.On(id.filesystem)
+	if err != nil || !here {
+		return false, err
+	}
+	data, err := s.own.ReadFile(formatName, maxFormat)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	// Every call asks. Parsing would cost it more than all the rest of this.
+	if err != nil || bytes.Equal(data, id.written) {
+		return err == nil, err
+	}
+	found, err := decodeFormat(data)
+	if err != nil {
+		return false, fmt.Errorf("%s/%s %w", s.own, formatName, err)
+	}
+	return found.UUID == id.format.UUID, nil
 }
 
 // work opens what only calls that make or remove volumes need.
@@ -293,14 +311,20 @@ func (s *session) newFormat() (*format, error) {
 		return nil, err
 	}
 	f := &format{Version: formatVersion, UUID: randomSuffix(), Foreign: space.TakenBytes(), Created: time.Now().UTC().Truncate(time.Second)}
-	data, err := json.Marshal(f)
+	data, err := f.encode()
 	if err != nil {
 		return nil, err
 	}
-	if err := s.own.WriteFile(formatName, append(data, '\n')); err != nil {
+	if err := s.own.WriteFile(formatName, data); err != nil {
 		return nil, err
 	}
 	return f, s.root.Sync()
+}
+
+// encode is the file as the driver writes it.
+func (f *format) encode() ([]byte, error) {
+	data, err := json.Marshal(f)
+	return append(data, '\n'), err
 }
 
 // lookup reads what the disk has of a volume. The directory, if it is not nil,
@@ -318,6 +342,6 @@ func (s *session) lookup(id VolumeID) (entry, *dir.Dir, error) {
 	default:
 		e.present = true
 	}
-	e.record, e.damage = readRecord(s.volumes, id)
+	e.record, e.damage = readRecord(s.volumes, id, s.pool.known(id).record)
 	return e, d, nil
 }

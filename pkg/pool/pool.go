@@ -102,7 +102,9 @@ type Pool struct {
 
 // opened is what a pool was found to be when it was opened.
 type opened struct {
-	format     format
+	format format
+	// written is the format's file as this driver would write it.
+	written    []byte
 	filesystem dir.Filesystem
 	// quota keeps the sizes of the volumes that have limits; nil if nobody does.
 	quota Quota
@@ -319,6 +321,9 @@ func (p *Pool) open(ctx context.Context) (*session, error) {
 func (s *session) identify(f *format) (*opened, error) {
 	id := &opened{format: *f}
 	var err error
+	if id.written, err = f.encode(); err != nil {
+		return nil, err
+	}
 	if id.filesystem, err = s.root.Filesystem(); err != nil {
 		return nil, err
 	}

@@ -1,7 +1,9 @@
 package pool_test
 
 import (
+	"bytes"
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -97,6 +99,30 @@ func TestAPoolReplacedByAnotherIsRefused(t *testing.T) {
 		must(t, os.Rename(b.path("pool"), b.path("other")))
 		must(t, os.Rename(b.path("original"), b.path("pool")))
 		must(t, b.publish("pvc-1", "a"))
+	})
+}
+
+func TestAPoolIsTheSameWhoeverWroteItsFormat(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		b.create("pvc-1", mib)
+		written, err := os.ReadFile(b.own("format"))
+		must(t, err)
+		spaced := bytes.ReplaceAll(written, []byte(`,"`), []byte(`, "`))
+		for name, test := range map[string]struct {
+			format []byte
+			wants  error
+		}{
+			"with spaces":         {spaced, nil},
+			"as it was":           {written, nil},
+			"with another uuid":   {bytes.Replace(written, []byte(`"uuid":"`), []byte(`"uuid":"x`), 1), pool.ErrUnavailable},
+			"of a later version":  {bytes.Replace(written, []byte(`"version":1`), []byte(`"version":2`), 1), pool.ErrUnavailable},
+			"that cannot be read": {written[:len(written)/2], pool.ErrUnavailable},
+		} {
+			must(t, os.WriteFile(b.own("format"), test.format, 0o600))
+			if err := b.publish("pvc-1", "a"); !errors.Is(err, test.wants) {
+				t.Errorf("a format %s: %v, want %v", name, err, test.wants)
+			}
+		}
 	})
 }
 

@@ -450,7 +450,7 @@ func (s *session) limitDiffers(id VolumeID, d *dir.Dir, e entry, has quota.Limit
 		return false, nil // a call is at work on it
 	}
 	defer unlock()
-	if e.record, err = readRecord(s.volumes, id); err != nil || e.record == nil {
+	if e.record, err = readRecord(s.volumes, id, e.record); err != nil || e.record == nil {
 		return false, err
 	}
 	usage, err := s.quota.Usage(d, quota.ID(e.record.ProjectID))

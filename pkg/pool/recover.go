@@ -190,7 +190,7 @@ func (s *session) loadOnce() (done bool, err error) {
 	for id := range recorded {
 		s.pool.steps.Add(1)
 		e := entries[id]
-		e.record, e.damage = readRecord(s.volumes, id)
+		e.record, e.damage = readRecord(s.volumes, id, nil)
 		if e.damage != nil && s.pool.known(id).damage == nil {
 			s.pool.log.Error(e.damage, "the record is kept aside, calls on its volume are refused", "volume", id.name)
 		}

@@ -5,6 +5,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -213,6 +214,28 @@ func TestARecordThatIsCutOffAnywhereIsKeptAside(t *testing.T) {
 		must(t, os.WriteFile(record, whole[:len(whole)-1], 0o600))
 		b.restart(aPoolAndAnother)
 		b.wantServed("pvc-1", "pvc-2")
+	})
+}
+
+func TestARecordThatIsChangedByHandCountsAtOnce(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		b.create("pvc-1", 3*mib)
+		written, err := os.ReadFile(b.own("volumes", "pvc-1.json"))
+		must(t, err)
+		for range 2 {
+			for bytesPromised, text := range map[int64]string{
+				3 * mib: string(written),
+				7 * mib: strings.Replace(string(written), strconv.Itoa(3*mib), strconv.Itoa(7*mib), 1),
+				5 * mib: strings.Replace(string(written), `:`+strconv.Itoa(3*mib), `: `+strconv.Itoa(5*mib), 1),
+			} {
+				must(t, os.WriteFile(b.own("volumes", "pvc-1.json"), []byte(text), 0o600))
+				v, err := b.Volume(t.Context(), id(t, "pvc-1"))
+				must(t, err)
+				if v.Bytes != bytesPromised {
+					t.Errorf("with the record %s the volume has %d bytes, want %d", text, v.Bytes, bytesPromised)
+				}
+			}
+		}
 	})
 }
 

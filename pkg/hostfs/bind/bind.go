@@ -405,12 +405,7 @@ func removed(err error) error {
 // Open opens the directory that is published at target, for statistics. It answers
 // fs.ErrNotExist where there is nothing, and ErrTarget for a link or a device.
 func (k *Kernel) Open(target Target) (*dir.Dir, error) {
-	parent, err := target.openParent()
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = parent.Close() }()
-	at, err := parent.Open(target.base())
+	at, err := dir.OpenLast(target.path)
 	if errors.Is(err, dir.ErrNotDirectory) {
 		return nil, fmt.Errorf("%w: %w", ErrTarget, err)
 	}

@@ -34,9 +34,11 @@ var ErrNotDirectory = errors.New("not a directory")
 // regular file was expected.
 var ErrNotFile = errors.New("not a regular file")
 
-// A Dir is an open directory. It must be closed.
+// A Dir is an open directory. It must be closed, and is not for use by several
+// goroutines while it is. It is not an os.File: each call of the driver opens five or
+// so, and what os.File does for files that are polled costs as much as opening them.
 type Dir struct {
-	f    *os.File
+	fd   int
 	path string // for messages only: never resolved again
 }
 
@@ -52,12 +54,25 @@ type Entry struct {
 
 // Open opens the directory at a path that the administrator configured: links in
 // it are followed. It never makes anything.
-func Open(path string) (*Dir, error) {
-	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+func Open(path string) (*Dir, error) { return openPath(path, 0) }
+
+func openPath(path string, flags int) (*Dir, error) {
+	fd, err := unix.Open(path, flags|unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, pathError("open", path, err)
 	}
 	return adopt(fd, path), nil
+}
+
+// OpenLast opens the directory at an absolute path, following links on the way to its
+// last element. If that is itself a link, or no directory, the answer is
+// ErrNotDirectory.
+func OpenLast(absolute string) (*Dir, error) {
+	d, err := openPath(absolute, unix.O_NOFOLLOW)
+	if errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP) {
+		return nil, fmt.Errorf("open %s: %w", absolute, ErrNotDirectory)
+	}
+	return d, err
 }
 
 // OpenParent opens the directory that holds the last element of an absolute path,
@@ -66,18 +81,14 @@ func OpenParent(absolute string) (*Dir, error) {
 	return Open(path.Dir(absolute))
 }
 
-func adopt(fd int, path string) *Dir {
-	// The name given to os.File is the handle's own, so that os.File.ReadDir asks
-	// about entries of unknown type through the handle, never through the path.
-	return &Dir{f: os.NewFile(uintptr(fd), HandlePath(fd)), path: path}
-}
+func adopt(fd int, path string) *Dir { return &Dir{fd: fd, path: path} }
 
 // HandlePath names an open descriptor as a path, for the interfaces that take
 // nothing else.
 func HandlePath(fd int) string { return "/proc/self/fd/" + strconv.Itoa(fd) }
 
 // Fd is the descriptor, valid until Close.
-func (d *Dir) Fd() int { return int(d.f.Fd()) }
+func (d *Dir) Fd() int { return d.fd }
 
 // HandlePath names this directory by its descriptor. It is valid until Close.
 func (d *Dir) HandlePath() string { return HandlePath(d.Fd()) }
@@ -85,8 +96,21 @@ func (d *Dir) HandlePath() string { return HandlePath(d.Fd()) }
 // String is the path that the directory was reached by.
 func (d *Dir) String() string { return d.path }
 
-// Close closes the handle.
-func (d *Dir) Close() error { return d.f.Close() }
+// Close closes the handle. After that no operation reaches any directory.
+func (d *Dir) Close() error {
+	if d.fd < 0 {
+		return pathError("close", d.path, fs.ErrClosed)
+	}
+	fd := d.fd
+	d.fd = closed
+	if err := unix.Close(fd); err != nil {
+		return pathError("close", d.path, err)
+	}
+	return nil
+}
+
+// closed is a descriptor that no system call takes: AT_FDCWD is another.
+const closed = -1
 
 // Open opens a directory that lies directly in d. It answers fs.ErrNotExist, or
 // ErrNotDirectory for anything else than a directory, links included.
@@ -198,6 +222,8 @@ func (d *Dir) Entries() iter.Seq2[Entry, error] {
 			yield(Entry{}, pathError("open", d.path, err))
 			return
 		}
+		// Its name is the handle's own, so that ReadDir asks about entries of unknown type
+		// through the handle, and never through the path.
 		f := os.NewFile(uintptr(fd), HandlePath(fd))
 		defer func() { _ = f.Close() }()
 		for {
@@ -266,8 +292,8 @@ func (d *Dir) unlink(name string, flags int) error {
 
 // Sync makes the directory's entries durable: after a crash they are there.
 func (d *Dir) Sync() error {
-	if err := d.f.Sync(); err != nil {
-		return pathError("sync", d.path, errors.Unwrap(err))
+	if err := fsync(d.fd); err != nil {
+		return pathError("sync", d.path, err)
 	}
 	return nil
 }
@@ -297,11 +323,11 @@ func (d *Dir) Touch() error {
 
 // Modified is when an entry of the directory last changed, or Touch was called.
 func (d *Dir) Modified() (time.Time, error) {
-	info, err := d.f.Stat()
-	if err != nil {
-		return time.Time{}, err
+	var st unix.Stat_t
+	if err := unix.Fstat(d.fd, &st); err != nil {
+		return time.Time{}, pathError("stat", d.path, err)
 	}
-	return info.ModTime(), nil
+	return time.Unix(st.Mtim.Unix()), nil
 }
 
 // Changed is when the entry of that name last changed: its content, its mode, or its

@@ -98,6 +98,54 @@ func TestLinksAreNeverFollowed(t *testing.T) {
 	}
 }
 
+func TestLinksOnTheWayAreFollowedButNotTheLast(t *testing.T) {
+	root := t.TempDir()
+	must(t, os.MkdirAll(filepath.Join(root, "real", "sub"), 0o755))
+	must(t, os.Symlink("real", filepath.Join(root, "link")))
+	must(t, os.Symlink("sub", filepath.Join(root, "real", "last")))
+	must(t, os.WriteFile(filepath.Join(root, "real", "file"), nil, 0o600))
+	d, err := dir.OpenLast(filepath.Join(root, "link", "sub"))
+	must(t, err)
+	must(t, d.Close())
+	for name, want := range map[string]error{
+		"link":      dir.ErrNotDirectory,
+		"real/last": dir.ErrNotDirectory,
+		"real/file": dir.ErrNotDirectory,
+		"real/none": fs.ErrNotExist,
+		"none/sub":  fs.ErrNotExist,
+	} {
+		_, err := dir.OpenLast(filepath.Join(root, name))
+		wantError(t, err, want)
+	}
+}
+
+// Its number may be that of another file by then.
+func TestAHandleThatIsClosedReachesNothing(t *testing.T) {
+	root := t.TempDir()
+	d, err := dir.Open(root)
+	must(t, err)
+	must(t, d.Close())
+	other := open(t, t.TempDir())
+	wantError(t, d.Close(), fs.ErrClosed)
+	for name, call := range map[string]func() error{
+		"Open":      func() error { _, err := d.Open("x"); return err },
+		"Make":      func() error { _, err := d.Make("x"); return err },
+		"WriteFile": func() error { return d.WriteFile("x", nil) },
+		"Rename":    func() error { return other.Rename("x", d, "y") },
+		"Chmod":     func() error { return d.Chmod(0o700) },
+		"ID":        func() error { _, err := d.ID(); return err },
+		"Space":     func() error { _, err := d.Space(); return err },
+		"Sync":      d.Sync,
+		"Modified":  func() error { _, err := d.Modified(); return err },
+	} {
+		if err := call(); err == nil {
+			t.Errorf("%s works on a closed handle", name)
+		}
+	}
+	_, err = other.Space()
+	must(t, err)
+}
+
 func TestFilesAreMadeAnewAndOpenedAsSuch(t *testing.T) {
 	root := t.TempDir()
 	must(t, os.Mkdir(filepath.Join(root, "dir"), 0o755))
@@ -261,6 +309,18 @@ func TestSpaceIsThatOfTheFilesystem(t *testing.T) {
 	must(t, syscall.Mount("", root, "", syscall.MS_REMOUNT|syscall.MS_RDONLY, ""))
 	if space, err = open(t, root).Space(); err != nil || !space.ReadOnly {
 		t.Errorf("space %+v, %v; want it read-only", space, err)
+	}
+}
+
+func TestAFilesystemIsKnownAgain(t *testing.T) {
+	one, other := testenv.Tmpfs(t, 1<<20), testenv.Tmpfs(t, 1<<20)
+	must(t, os.Mkdir(filepath.Join(one, "sub"), 0o755))
+	fs, err := open(t, one).Filesystem()
+	must(t, err)
+	for path, want := range map[string]bool{one: true, filepath.Join(one, "sub"): true, other: false} {
+		if is, err := open(t, path).On(fs); is != want || err != nil {
+			t.Errorf("%s is on it: %v, %v; want %v", path, is, err, want)
+		}
 	}
 }
 

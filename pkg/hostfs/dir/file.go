@@ -36,22 +36,45 @@ func (d *Dir) WriteFile(name string, data []byte) (err error) {
 }
 
 func (d *Dir) writeNew(name string, data []byte) (err error) {
-	f, err := d.openFile(name, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL)
+	fd, err := d.openFd(name, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL)
 	if err != nil {
 		return err
 	}
 	defer func() {
-		if closeErr := f.Close(); err == nil {
-			err = closeErr
+		if closeErr := unix.Close(fd); err == nil && closeErr != nil {
+			err = d.pathError("close", name, closeErr)
 		}
 	}()
-	if _, err := f.Write(data); err != nil {
-		return d.pathError("write", name, errors.Unwrap(err))
+	if err := writeAll(fd, data); err != nil {
+		return d.pathError("write", name, err)
 	}
-	if err := f.Sync(); err != nil {
-		return d.pathError("sync", name, errors.Unwrap(err))
+	if err := fsync(fd); err != nil {
+		return d.pathError("sync", name, err)
 	}
 	return nil
+}
+
+func writeAll(fd int, data []byte) error {
+	for len(data) > 0 {
+		n, err := unix.Write(fd, data)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		data = data[n:]
+	}
+	return nil
+}
+
+// fsync is fsync(2), which a signal may interrupt on some filesystems.
+func fsync(fd int) error {
+	for {
+		if err := unix.Fsync(fd); !errors.Is(err, unix.EINTR) {
+			return err
+		}
+	}
 }
 
 // IsTemporary tells whether a name is that of a file which WriteFile was writing.
@@ -61,23 +84,36 @@ func IsTemporary(name string) bool {
 
 // ReadFile reads a regular file of at most limit bytes.
 func (d *Dir) ReadFile(name string, limit int64) ([]byte, error) {
-	f, err := d.OpenFile(name)
+	// Not an os.File: calls read two small files each, and that costs more than reading.
+	fd, size, err := d.openRegular(name)
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = f.Close() }()
-	info, err := f.Stat()
-	if err != nil {
-		return nil, d.pathError("stat", name, errors.Unwrap(err))
+	defer func() { _ = unix.Close(fd) }() // opened for reading: nothing can be lost
+	if size > limit {
+		return nil, fmt.Errorf("read %s: %d bytes, at most %d were expected", d.join(name), size, limit)
 	}
-	if info.Size() > limit {
-		return nil, fmt.Errorf("read %s: %d bytes, at most %d were expected", d.join(name), info.Size(), limit)
-	}
-	data := make([]byte, info.Size())
-	if _, err := io.ReadFull(f, data); err != nil {
+	data := make([]byte, size)
+	if err := readFull(fd, data); err != nil {
 		return nil, fmt.Errorf("read %s: %w", d.join(name), err)
 	}
 	return data, nil
+}
+
+func readFull(fd int, data []byte) error {
+	for len(data) > 0 {
+		n, err := unix.Read(fd, data)
+		switch {
+		case errors.Is(err, unix.EINTR):
+		case err != nil:
+			return err
+		case n == 0:
+			return io.ErrUnexpectedEOF
+		default:
+			data = data[n:]
+		}
+	}
+	return nil
 }
 
 // MakeFile makes an empty regular file in d, with mode 0600, and opens it for
@@ -92,26 +128,36 @@ func (d *Dir) MakeFile(name string) (*os.File, error) {
 // OpenFile opens a regular file of d for reading. For anything else, links included,
 // it answers ErrNotFile.
 func (d *Dir) OpenFile(name string) (*os.File, error) {
-	if err := checkName(name); err != nil {
+	fd, _, err := d.openRegular(name)
+	if err != nil {
 		return nil, err
 	}
+	return os.NewFile(uintptr(fd), d.join(name)), nil
+}
+
+// openRegular is OpenFile, and tells the size in bytes.
+func (d *Dir) openRegular(name string) (fd int, size int64, err error) {
+	if err := checkName(name); err != nil {
+		return 0, 0, err
+	}
 	// O_NONBLOCK: a FIFO of that name must not hold the caller.
-	f, err := d.openFile(name, unix.O_RDONLY|unix.O_NONBLOCK)
+	fd, err = d.openFd(name, unix.O_RDONLY|unix.O_NONBLOCK)
 	// A link, and a socket or a device without a driver.
 	if errors.Is(err, unix.ELOOP) || errors.Is(err, unix.ENXIO) {
 		err = fmt.Errorf("%w: %w", ErrNotFile, err)
 	}
 	if err != nil {
-		return nil, err
+		return 0, 0, err
 	}
-	info, err := f.Stat()
-	if err == nil && !info.Mode().IsRegular() {
+	var st unix.Stat_t
+	err = unix.Fstat(fd, &st)
+	if err == nil && st.Mode&unix.S_IFMT != unix.S_IFREG {
 		err = ErrNotFile
 	}
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("open %s: %w", d.join(name), err), f.Close())
+		return 0, 0, errors.Join(fmt.Errorf("open %s: %w", d.join(name), err), unix.Close(fd))
 	}
-	return f, nil
+	return fd, st.Size, nil
 }
 
 // OpenNode opens an entry of whatever kind, but never follows a link. The flags are
@@ -148,6 +194,14 @@ func (d *Dir) Lock(name string) (unlock func(), err error) {
 }
 
 func (d *Dir) openFile(name string, flags uint64) (*os.File, error) {
+	fd, err := d.openFd(name, flags)
+	if err != nil {
+		return nil, err
+	}
+	return os.NewFile(uintptr(fd), d.join(name)), nil
+}
+
+func (d *Dir) openFd(name string, flags uint64) (int, error) {
 	how := &unix.OpenHow{
 		Flags:   flags | unix.O_NOFOLLOW | unix.O_CLOEXEC,
 		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS,
@@ -157,9 +211,9 @@ func (d *Dir) openFile(name string, flags uint64) (*os.File, error) {
 	}
 	fd, err := unix.Openat2(d.Fd(), name, how)
 	if err != nil {
-		return nil, d.pathError("open", name, err)
+		return 0, d.pathError("open", name, err)
 	}
-	return os.NewFile(uintptr(fd), d.join(name)), nil
+	return fd, nil
 }
 
 func ignoreNotExist(err error) error {

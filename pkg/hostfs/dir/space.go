@@ -29,10 +29,6 @@ type Filesystem struct {
 	fsid [2]int32
 }
 
-// Same tells whether both are one filesystem: by the device number, which some get
-// anew with each mount, or by the id of statfs(2), which others make of the device.
-func (f Filesystem) Same(g Filesystem) bool { return f.dev == g.dev || f.fsid == g.fsid }
-
 // Filesystem identifies the filesystem of the directory.
 func (d *Dir) Filesystem() (Filesystem, error) {
 	id, err := d.ID()
@@ -44,6 +40,18 @@ func (d *Dir) Filesystem() (Filesystem, error) {
 		return Filesystem{}, pathError("statfs", d.path, err)
 	}
 	return Filesystem{dev: id.Dev, fsid: st.Fsid.Val}, nil
+}
+
+// On tells whether the directory lies on a filesystem: by the device number, which some
+// get anew with each mount, or by the id of statfs(2), which others make of the device
+// and which is asked only if the number is another.
+func (d *Dir) On(f Filesystem) (bool, error) {
+	id, err := d.ID()
+	if err != nil || id.Dev == f.dev {
+		return err == nil, err
+	}
+	here, err := d.Filesystem()
+	return err == nil && here.fsid == f.fsid, err
 }
 
 // Space measures the filesystem of the directory in one system call.

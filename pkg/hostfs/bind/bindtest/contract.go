@@ -162,6 +162,8 @@ func linkTarget(t *testing.T, b *bench) {
 	must(t, os.Symlink(filepath.Join(b.root, "pool", "other"), target.String()))
 	wantError(t, b.Publish(b.vol, target, bind.Flags{}), bind.ErrTarget)
 	wantError(t, b.Unpublish(target, nil), bind.ErrTarget)
+	_, err := b.Open(target)
+	wantError(t, err, bind.ErrTarget)
 	b.expect(t, nil)
 }
 
@@ -175,6 +177,8 @@ func fileTarget(t *testing.T, b *bench) {
 func noParent(t *testing.T, b *bench) {
 	target := b.target(t, "none/a")
 	wantError(t, b.Publish(b.vol, target, bind.Flags{}), bind.ErrTarget)
+	_, err := b.Open(target)
+	wantError(t, err, fs.ErrNotExist)
 }
 
 func nothingLeft(t *testing.T, b *bench) {
