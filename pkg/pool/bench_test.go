@@ -43,6 +43,8 @@ type bench struct {
 	t      *testing.T
 	root   string
 	mounts *bindtest.Fake
+	// table is used instead of mounts, unless it is nil.
+	table  pool.Mounts
 	labels *labeltest.Fake
 	loops  *looptest.Fake
 	dev    *dir.Dir
@@ -101,7 +103,11 @@ func (b *bench) startNode(name, datadir string) {
 	if devices == nil {
 		devices = b.loops
 	}
-	b.Set = pool.Start(configs, pool.Options{Node: node, Mounts: b.mounts, Labels: b.labels, Devices: devices, Dev: b.dev, Log: b.log, SystemPath: b.root, DetectQuota: b.detect, CountErrors: b.countErrors, EachVolume: b.each})
+	var mounts pool.Mounts = b.mounts
+	if b.table != nil {
+		mounts = b.table
+	}
+	b.Set = pool.Start(configs, pool.Options{Node: node, Mounts: mounts, Labels: b.labels, Devices: devices, Dev: b.dev, Log: b.log, SystemPath: b.root, DetectQuota: b.detect, CountErrors: b.countErrors, EachVolume: b.each})
 	set := b.Set
 	b.t.Cleanup(func() { must(b.t, set.Close(context.Background())) })
 	must(b.t, b.Wait(b.t.Context()))

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind/bindtest"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
@@ -210,6 +211,49 @@ func TestUnpublishDoesNotTakeAnotherVolumesMount(t *testing.T) {
 		wantError(t, b.unpublish("pvc-2", "a"), pool.ErrInUse)
 		wantError(t, b.unpublish("absent", "a"), pool.ErrInUse)
 		must(t, b.unpublish("pvc-1", "a"))
+	})
+}
+
+func TestUnpublishTakesItsOwnOffAndNotWhatIsBelow(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		b.create("pvc-1", mib)
+		b.create("pvc-2", mib)
+		must(t, b.publish("pvc-1", "a"))
+		over, err := dir.Open(b.path("pool", "pvc-2"))
+		must(t, err)
+		must(t, b.mounts.Stack(over, b.target("a")))
+		must(t, over.Close())
+		wantError(t, b.unpublish("pvc-2", "a"), pool.ErrInUse)
+		_, err = b.Stats(t.Context(), id(t, "pvc-1"), b.target("a"))
+		must(t, err)
+		must(t, b.unpublish("pvc-1", "a"))
+		b.delete("pvc-2")
+	})
+}
+
+// noTable is a mount table that cannot be read.
+type noTable struct{ *bindtest.Fake }
+
+func (noTable) Published(*dir.Dir) (map[string][]bind.Publication, error) {
+	return nil, errors.New("the mount table is not to be read")
+}
+
+// The table has lines for all pods of a node, and each publication changes it.
+func TestADirectoryComesAndGoesWithoutALookAtTheMountTable(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		b.create("pvc-1", mib)
+		must(t, b.Close(t.Context()))
+		b.table = noTable{b.mounts}
+		b.start(local)
+		for range 2 {
+			must(t, b.publish("pvc-1", "a"))
+			must(t, b.publish("pvc-1", "a"))
+			_, err := b.Stats(t.Context(), id(t, "pvc-1"), b.target("a"))
+			must(t, err)
+			must(t, b.unpublish("pvc-1", "a"))
+			wantGone(t, b.path("pods", "a"))
+			must(t, b.unpublish("pvc-1", "a"))
+		}
 	})
 }
 

@@ -149,23 +149,47 @@ func (s *Set) PublishInline(ctx context.Context, create Request, r Publication) 
 // caller holds both locks. Errors: ErrInvalid, ErrInUse for a publication that a
 // process uses and for a target that carries another volume or holds data.
 func (s *Set) Unpublish(ctx context.Context, id VolumeID, target bind.Target) error {
-	if err := s.takeOff(ctx, id, target); err != nil {
+	v, unfound := s.find(id, Name{})
+	if v != nil {
+		defer v.close()
+	}
+	done, err := v.takeOffOwn(target)
+	if err == nil && !done {
+		err = s.takeOff(ctx, id, target)
+	}
+	if err != nil {
 		return fmt.Errorf("unpublish volume %s: %w", id, err)
 	}
-	v, err := s.find(id, Name{})
 	switch {
-	case errors.Is(err, ErrNotFound), errors.Is(err, ErrDamaged):
+	case errors.Is(unfound, ErrNotFound), errors.Is(unfound, ErrDamaged):
 		return nil
-	case errors.Is(err, ErrUnavailable) && !s.knownInline(id):
+	case errors.Is(unfound, ErrUnavailable) && !s.knownInline(id):
 		return nil // a pod can end whose pool went away
-	case err != nil:
-		return err
+	case unfound != nil:
+		return unfound
 	}
-	defer v.close()
 	if err := v.afterUnpublish(ctx); err != nil {
 		return fmt.Errorf("unpublish volume %s: %w", id, err)
 	}
 	return nil
+}
+
+// takeOffOwn unmounts what is at the target if it is the directory of the volume. That
+// takes no look at the mount table, which has some ten lines for each pod of the node
+// and has just changed. It answers false for all else that is there.
+func (v *found) takeOffOwn(target bind.Target) (done bool, err error) {
+	if v == nil || v.dir == nil || v.entry.block() {
+		return false, nil
+	}
+	own, err := v.dir.ID()
+	if err != nil {
+		return false, nil //nolint:nilerr // its filesystem died, and the pod can end all the same
+	}
+	err = v.session.pool.options.Mounts.Unpublish(target, &own)
+	if errors.Is(err, bind.ErrOccupied) {
+		return false, nil
+	}
+	return true, mountError(err)
 }
 
 // takeOff unmounts what is at the target, and detaches a device that was there alone.
