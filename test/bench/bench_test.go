@@ -2,8 +2,10 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -16,46 +18,155 @@ import (
 
 func TestMain(m *testing.M) { testenv.Main(m) }
 
-func TestMeasureShowsRatiosAndLeavesNothing(t *testing.T) {
+// short is an order that shows that all of it works, in seconds.
+func short(dir string) order {
+	return order{rounds: 2, samples: 2, duration: time.Second, dir: dir, disk: 16 << 20, files: 2 * inEach, volumes: []int{0, 100, 300}, output: "json"}
+}
+
+func needDriver(t *testing.T) {
+	t.Helper()
 	testenv.NeedRoot(t)
 	binary, err := node.Binary(t.Context(), t.TempDir())
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Setenv(node.BinaryVariable, binary)
+}
+
+// diskOf is a disk whose devices do so much of what their files do.
+func diskOf(share float64, fails error) driveFunc {
+	return func(_ context.Context, _ load, path string, _ int64, _ time.Duration) (float64, error) {
+		info, err := os.Stat(path)
+		if err != nil {
+			return 0, err
+		}
+		rate := float64(1 << 30)
+		if info.Mode()&os.ModeDevice != 0 {
+			rate *= share
+		}
+		return rate, fails
+	}
+}
+
+func TestMeasureJudgesAndLeavesNothing(t *testing.T) {
+	needDriver(t)
 	for name, test := range map[string]struct {
 		kind  string
-		json  bool
 		ours  float64 // of what the file does
 		fails error
 		shows string
 		wants error
 	}{
-		"in a directory":                   {ours: 0.9, shows: "kept"},
-		"on a filesystem of its own":       {kind: "xfs", json: true, ours: 0.9, shows: `"ratio": 0.9`},
-		"a device that is much slower":     {ours: 0.1, shows: "EXCEEDED", wants: errBudget},
+		"in a directory":                   {ours: 0.9, shows: `"ratio": 0.9`},
+		"on a filesystem of its own":       {kind: "xfs", ours: 0.9, shows: `"filesystem": "xfs"`},
+		"a device that is much slower":     {ours: 0.1, shows: `"exceeded": true`, wants: errBudget},
 		"a measurement that cannot be had": {kind: "ext4", fails: os.ErrDeadlineExceeded, wants: os.ErrDeadlineExceeded},
 	} {
 		t.Run(name, func(t *testing.T) {
-			dir := t.TempDir()
-			drive := func(_ context.Context, _ load, path string, _ int64, _ time.Duration) (float64, error) {
-				info, err := os.Stat(path)
-				if err != nil {
-					return 0, err
-				}
-				rate := float64(1 << 30)
-				if info.Mode()&os.ModeDevice != 0 {
-					rate *= test.ours
-				}
-				return rate, test.fails
-			}
+			o := short(t.TempDir())
+			o.kind, o.only = test.kind, []string{"blocks"}
 			var out strings.Builder
-			err := measure(t.Context(), order{rounds: 2, kind: test.kind, dir: dir, disk: 16 << 20, json: test.json}, &out, drive)
+			err := measure(t.Context(), o, &out, diskOf(test.ours, test.fails))
 			if !errors.Is(err, test.wants) || !strings.Contains(out.String(), test.shows) {
 				t.Errorf("measure = %v, want %v; it shows\n%s\nwant in it %q", err, test.wants, out.String(), test.shows)
 			}
-			wantNothingLeft(t, dir)
+			wantNothingLeft(t, o.dir)
 		})
+	}
+}
+
+// What the figures are does not count here: the machine may be busy.
+func TestEveryGroupIsMeasured(t *testing.T) {
+	needDriver(t)
+	for _, kind := range []string{"", "btrfs"} {
+		t.Run("filesystem "+kind, func(t *testing.T) {
+			o := short(t.TempDir())
+			o.kind = kind
+			var out strings.Builder
+			if err := measure(t.Context(), o, &out, diskOf(1, nil)); err != nil && !errors.Is(err, errBudget) {
+				t.Fatal(err)
+			}
+			var got report
+			if err := json.Unmarshal([]byte(out.String()), &got); err != nil {
+				t.Fatal(err)
+			}
+			measured := make(map[string]bool)
+			names := make(map[string]bool)
+			for _, r := range got.Results {
+				measured[r.Group] = true
+				if r.Ours <= 0 || (r.Limit != "") != (r.Bare > 0) || (r.Bare > 0) != (r.Ratio > 0) {
+					t.Errorf("%+v is not whole", r)
+				}
+				if key := r.Name + " / " + r.Limit; names[key] {
+					t.Errorf("%s is there twice", key)
+				} else {
+					names[key] = true
+				}
+			}
+			for _, g := range groups {
+				if !measured[g.title] {
+					t.Errorf("nothing is told of %s", g.name)
+				}
+			}
+			wantNothingLeft(t, o.dir)
+		})
+	}
+}
+
+// The limit is only one if the driver takes what was made without it for its own.
+func TestTheMakersVolumesAreTheDrivers(t *testing.T) {
+	needDriver(t)
+	for _, kind := range []string{"", "btrfs"} {
+		t.Run("filesystem "+kind, func(t *testing.T) {
+			o := short(t.TempDir())
+			o.kind = kind
+			s, err := setUp(t.Context(), o, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() {
+				if err := s.close(); err != nil {
+					t.Error(err)
+				}
+			}()
+			a, err := s.enterWith(t.Context(), 3)
+			if err != nil {
+				t.Fatal(err)
+			}
+			wantWhole(t, a, "pvc-000000", "pvc-000001", "pvc-000002", statsID)
+			m, err := newMaker(a.pool())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := errors.Join(m.make("pvc-beside"), m.remove("pvc-000001"), m.close(), a.Node.Stop(), a.restart(t.Context())); err != nil {
+				t.Fatal(err)
+			}
+			wantWhole(t, a, "pvc-000000", "pvc-000002", statsID, "pvc-beside")
+			if err := a.settle(t.Context()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// wantWhole says that a driver has these volumes and finds nothing wrong with them but
+// that nobody keeps their sizes, where that is so.
+func wantWhole(t *testing.T, a *actor, want ...string) {
+	t.Helper()
+	page, err := a.List(t.Context(), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, e := range page {
+		got = append(got, e.GetVolume().GetVolumeId())
+		if c := e.GetStatus().GetVolumeCondition(); c.GetAbnormal() || e.GetVolume().GetCapacityBytes() != volumeBytes {
+			t.Errorf("%s has %d bytes and is %s, want %d", e.GetVolume().GetVolumeId(), e.GetVolume().GetCapacityBytes(), c, volumeBytes)
+		}
+	}
+	slices.Sort(want)
+	if !slices.Equal(got, want) {
+		t.Errorf("volumes %q, want %q", got, want)
 	}
 }
 
@@ -98,11 +209,15 @@ func TestReadFio(t *testing.T) {
 }
 
 func TestParse(t *testing.T) {
-	if o, err := parse([]string{"--rounds=3", "--json", "--filesystem=btrfs", "--duration=2s", "--disk=64"}); err != nil ||
-		o.rounds != 3 || !o.json || o.kind != "btrfs" || o.duration != 2*time.Second || o.disk != 64<<20 {
+	o, err := parse([]string{"--rounds=3", "--output=json", "--filesystem=btrfs", "--duration=2s", "--disk=64", "--only=mounts,scale", "--volumes=10000"})
+	if err != nil || o.rounds != 3 || o.output != "json" || o.kind != "btrfs" || o.duration != 2*time.Second || o.disk != 64<<20 ||
+		!slices.Equal(o.only, []string{"mounts", "scale"}) || !slices.Equal(o.volumes, []int{0, 1_000, 10_000}) {
 		t.Errorf("parse = %+v, %v", o, err)
 	}
-	for _, args := range [][]string{{"--rounds=0"}, {"--disk=0"}, {"--duration=10ms"}, {"--duration=1500ms"}} {
+	for _, args := range [][]string{
+		{"--rounds=0"}, {"--samples=0"}, {"--disk=0"}, {"--files=0"}, {"--volumes=-1"},
+		{"--duration=10ms"}, {"--duration=1500ms"}, {"--output=xml"}, {"--only=mounts,nothing"},
+	} {
 		if _, err := parse(args); err == nil {
 			t.Errorf("parse(%q) finds nothing wrong", args)
 		}

@@ -8,30 +8,62 @@ import (
 	"slices"
 )
 
-// A comparison is something of the driver's and what it is built on. Both are
-// measured in the same unit, and more is better.
+// A measureFunc measures once.
+type measureFunc func(ctx context.Context) (float64, error)
+
+// A comparison is a figure of the driver's beside its limit, in the same unit.
 type comparison struct {
 	name string
-	unit string
-	// budget is the least ratio of the first to the second.
-	budget float64
-	// ours and bare measure once.
-	ours, bare func(ctx context.Context) (float64, error)
+	unit unit
+	// limit says what the limit is; empty where there is none.
+	limit string
+	// samples is how often each is measured in a round, in turns; 0 stands for once.
+	// Their median is what the round has.
+	samples int
+	budget  budget
+	ours    measureFunc
+	bare    measureFunc // nil where there is no limit
+}
+
+// A budget bounds what a figure may be. The zero budget allows everything.
+type budget struct {
+	// AtMost and AtLeast bound the ratio of ours to the limit; Max bounds ours itself,
+	// in its unit.
+	AtMost  float64 `json:"atMost,omitempty"`
+	AtLeast float64 `json:"atLeast,omitempty"`
+	Max     float64 `json:"max,omitempty"`
+}
+
+// over is by how much a ratio, or a figure, is worse than the budget; not above 0 if it
+// is kept.
+func (b budget) over(ratio, ours float64) float64 {
+	switch {
+	case b.AtMost > 0:
+		return ratio - b.AtMost
+	case b.AtLeast > 0:
+		return b.AtLeast - ratio
+	case b.Max > 0:
+		return ours - b.Max
+	}
+	return 0
 }
 
 // A result is what a comparison has come to.
 type result struct {
-	Name string `json:"name"`
-	Unit string `json:"unit"`
-	// Ours and Bare are medians over the rounds.
-	Ours float64 `json:"ours"`
-	Bare float64 `json:"bare"`
-	// Ratio is the median of the rounds' ratios, and Noise the median of how far those
-	// are from it.
-	Ratio  float64 `json:"ratio"`
+	Group string `json:"group"`
+	Name  string `json:"name"`
+	Unit  unit   `json:"unit"`
+	// Ours and Bare are medians over the rounds. Bare is that of the limit.
+	Ours  float64 `json:"ours"`
+	Limit string  `json:"limit,omitempty"`
+	Bare  float64 `json:"bare,omitempty"`
+	// Ratio is the median of the rounds' ratios of ours to the limit; 0 without a limit.
+	Ratio float64 `json:"ratio,omitempty"`
+	// Noise is the median of how far what the budget is about, or else the ratio, or
+	// else ours, was from its median.
 	Noise  float64 `json:"noise"`
-	Budget float64 `json:"budget"`
-	// Exceeded: the ratio is worse than the budget by more than twice the noise.
+	Budget budget  `json:"budget"`
+	// Exceeded: it is worse than the budget by more than twice the noise.
 	Exceeded bool `json:"exceeded"`
 }
 
@@ -46,7 +78,10 @@ func compare(ctx context.Context, comparisons []comparison, rounds int, progress
 			if err != nil {
 				return nil, fmt.Errorf("%s: %w", c.name, err)
 			}
-			ours[i], bare[i] = append(ours[i], one), append(bare[i], other)
+			ours[i] = append(ours[i], one)
+			if c.bare != nil {
+				bare[i] = append(bare[i], other)
+			}
 		}
 	}
 	var results []result
@@ -56,39 +91,53 @@ func compare(ctx context.Context, comparisons []comparison, rounds int, progress
 	return results, nil
 }
 
+// measure is one round: the medians of the samples.
 func (c comparison) measure(ctx context.Context, bareFirst bool) (ours, bare float64, err error) {
-	if bareFirst {
-		if bare, err = c.bare(ctx); err == nil {
-			ours, err = c.ours(ctx)
+	var all [2][]float64
+	sides := [2]measureFunc{c.ours, c.bare}
+	for i := range max(1, c.samples) {
+		first := i % 2
+		if bareFirst {
+			first = 1 - first
 		}
-	} else {
-		if ours, err = c.ours(ctx); err == nil {
-			bare, err = c.bare(ctx)
+		for _, side := range [2]int{first, 1 - first} {
+			if sides[side] == nil {
+				continue
+			}
+			value, err := sides[side](ctx)
+			if err == nil && value <= 0 {
+				err = fmt.Errorf("measured %g %s, want more than nothing", value, c.unit)
+			}
+			if err != nil {
+				return 0, 0, err
+			}
+			all[side] = append(all[side], value)
 		}
 	}
-	if err == nil && (ours <= 0 || bare <= 0) {
-		err = fmt.Errorf("measured %g and %g %s, want more than nothing", ours, bare, c.unit)
+	ours = median(all[0])
+	if c.bare != nil {
+		bare = median(all[1])
 	}
-	return ours, bare, err
+	return ours, bare, nil
 }
 
 // judge pairs what was measured in the same round.
 func (c comparison) judge(ours, bare []float64) result {
-	var ratios, off []float64
-	for i := range ours {
-		ratios = append(ratios, ours[i]/bare[i])
+	r := result{Name: c.name, Unit: c.unit, Limit: c.limit, Budget: c.budget, Ours: median(ours)}
+	noisy := ours
+	if c.bare != nil {
+		var ratios []float64
+		for i := range ours {
+			ratios = append(ratios, ours[i]/bare[i])
+		}
+		r.Bare, r.Ratio = median(bare), median(ratios)
+		if c.budget.Max == 0 {
+			noisy = ratios
+		}
 	}
-	ratio := median(ratios)
-	for _, r := range ratios {
-		off = append(off, math.Abs(r-ratio))
-	}
-	noise := median(off)
-	return result{
-		Name: c.name, Unit: c.unit,
-		Ours: median(ours), Bare: median(bare),
-		Ratio: ratio, Noise: noise,
-		Budget: c.budget, Exceeded: ratio+2*noise < c.budget,
-	}
+	r.Noise = deviation(noisy)
+	r.Exceeded = c.budget.over(r.Ratio, r.Ours) > 2*r.Noise
+	return r
 }
 
 func median(of []float64) float64 {
@@ -98,4 +147,14 @@ func median(of []float64) float64 {
 		return sorted[half]
 	}
 	return (sorted[half-1] + sorted[half]) / 2
+}
+
+// deviation is the median of how far values are from their median.
+func deviation(of []float64) float64 {
+	middle := median(of)
+	var off []float64
+	for _, value := range of {
+		off = append(off, math.Abs(value-middle))
+	}
+	return median(off)
 }

@@ -7,10 +7,22 @@ import (
 	"os"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 
 	"golang.org/x/sys/unix"
+)
+
+// A unit is what a figure is counted in.
+type unit string
+
+// Times are told in what people read easily, whatever they were measured in.
+const (
+	micros     unit = "µs"
+	mebibytes  unit = "MiB"
+	megabytes  unit = "MB"
+	eachSecond unit = "/s"
 )
 
 // A report is all that is known in the end.
@@ -33,6 +45,10 @@ type facts struct {
 // busy tells that others want the CPUs, and that ratios suffer: more threads work for
 // each request to a device than for one to a file, and each has to wait for its turn.
 func (f facts) busy() bool { return f.Load > float64(f.CPUs) }
+
+func (f facts) String() string {
+	return fmt.Sprintf("Linux %s, %d CPUs, the pool on %s", f.Kernel, f.CPUs, f.Filesystem)
+}
 
 func machine(dir string) facts {
 	m := facts{CPUs: runtime.NumCPU(), Filesystem: "unknown"}
@@ -63,6 +79,15 @@ func (r report) exceeded() bool {
 	return slices.ContainsFunc(r.Results, func(r result) bool { return r.Exceeded })
 }
 
+// A format writes a report.
+type format func(r report, out io.Writer) error
+
+var formats = map[string]format{
+	"table":    report.writeTable,
+	"json":     report.writeJSON,
+	"markdown": report.writeMarkdown,
+}
+
 func (r report) writeJSON(out io.Writer) error {
 	encoder := json.NewEncoder(out)
 	encoder.SetIndent("", "  ")
@@ -70,22 +95,93 @@ func (r report) writeJSON(out io.Writer) error {
 }
 
 func (r report) writeTable(out io.Writer) error {
-	fmt.Fprintf(out, "\nLinux %s, %d CPUs, the pool on %s. Medians of %d rounds.\n\n", r.Machine.Kernel, r.Machine.CPUs, r.Machine.Filesystem, r.Rounds)
+	fmt.Fprintf(out, "\n%s. Medians of %d rounds.\n\n", r.Machine, r.Rounds)
 	if r.Machine.busy() {
 		fmt.Fprintf(out, "The machine was busy before, with a load of %.1f: expect worse ratios, and try again.\n\n", r.Machine.Load)
 	}
 	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
-	header := []string{"", "ours", "bare", "", "ratio", "noise", "budget", "", ""}
-	fmt.Fprintln(table, strings.Join(header, "\t"))
+	fmt.Fprintln(table, strings.Join([]string{"", "ours", "limit", "ratio", "noise", "budget", "", ""}, "\t"))
 	for _, r := range r.Results {
-		verdict := "kept"
-		switch {
-		case r.Exceeded:
-			verdict = "EXCEEDED"
-		case r.Ratio < r.Budget:
-			verdict = "within noise"
-		}
-		fmt.Fprintf(table, "%s\t%.0f\t%.0f\t%s\t%.2f\t±%.2f\t≥ %.2f\t%s\t\n", r.Name, r.Ours, r.Bare, r.Unit, r.Ratio, r.Noise, r.Budget, verdict)
+		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t±%s\t%s\t%s\t\n", r.Name, r.told(r.Ours), r.told(r.Bare), ratio(r.Ratio), r.noise(), r.Budget.told(r.Unit), r.verdict())
 	}
 	return table.Flush()
+}
+
+// writeMarkdown makes what docs/performance.md has: a table for each group.
+func (r report) writeMarkdown(out io.Writer) error {
+	fmt.Fprintf(out, "%s. Medians of %d rounds.\n", r.Machine, r.Rounds)
+	group := ""
+	for _, r := range r.Results {
+		if r.Group != group {
+			group = r.Group
+			fmt.Fprintf(out, "\n### %s\n\n| | driver | limit | | ratio | noise | budget | |\n|---|--:|--:|---|--:|--:|--:|---|\n", group)
+		}
+		fmt.Fprintf(out, "| %s | %s | %s | %s | %s | ±%s | %s | %s |\n",
+			r.Name, r.told(r.Ours), r.told(r.Bare), r.Limit, ratio(r.Ratio), r.noise(), r.Budget.told(r.Unit), r.verdict())
+	}
+	return nil
+}
+
+// told is a figure with its unit; nothing where there is none.
+func (r result) told(value float64) string {
+	switch {
+	case value == 0:
+		return ""
+	case r.Unit == micros && value >= 1e6:
+		return digits(value/1e6) + " s"
+	case r.Unit == micros && value >= 1e4:
+		return digits(value/1e3) + " ms"
+	}
+	return digits(value) + " " + string(r.Unit)
+}
+
+// digits shows three of them, and all of what is in front of the point.
+func digits(value float64) string {
+	decimals := 0
+	for limit := 100.0; decimals < 2 && value < limit; limit /= 10 {
+		decimals++
+	}
+	return strconv.FormatFloat(value, 'f', decimals, 64)
+}
+
+func ratio(value float64) string {
+	if value == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%.2f", value)
+}
+
+// noise is in what the budget is in.
+func (r result) noise() string {
+	if r.Budget.Max > 0 || r.Ratio == 0 {
+		if r.Noise == 0 {
+			return "0"
+		}
+		return r.told(r.Noise)
+	}
+	return fmt.Sprintf("%.2f", r.Noise)
+}
+
+func (b budget) told(u unit) string {
+	switch {
+	case b.AtMost > 0:
+		return fmt.Sprintf("≤ %.2f", b.AtMost)
+	case b.AtLeast > 0:
+		return fmt.Sprintf("≥ %.2f", b.AtLeast)
+	case b.Max > 0:
+		return "≤ " + result{Unit: u}.told(b.Max)
+	}
+	return ""
+}
+
+func (r result) verdict() string {
+	switch {
+	case r.Budget == budget{}:
+		return ""
+	case r.Exceeded:
+		return "EXCEEDED"
+	case r.Budget.over(r.Ratio, r.Ours) > 0:
+		return "within noise"
+	}
+	return "kept"
 }

@@ -8,132 +8,130 @@ import (
 	"path/filepath"
 	"slices"
 
-	"github.com/container-storage-interface/spec/lib/go/csi"
-
+	"kubevirt.io/hostpath-provisioner/test/drivertest"
 	"kubevirt.io/hostpath-provisioner/test/node"
 	"kubevirt.io/hostpath-provisioner/test/testenv/loopfs"
 	"kubevirt.io/hostpath-provisioner/test/testenv/mountns"
 )
 
 const (
-	poolName  = "local"
-	poolBytes = 4 << 30
-	diskName  = "pvc-bench"
+	nodeName = "bench-node"
+	poolName = "local"
+	// filesystemBytes is the size of a filesystem that is made, sparse.
+	filesystemBytes = 16 << 30
 )
 
-// A scene is a driver with one pool and a block volume that is published and has been
-// written once, so that all of it is allocated and initialised.
+// A scene is where everything happens: a filesystem, and on it the pools of the
+// drivers that a group has started.
 type scene struct {
-	dir  string
-	node *node.Node
+	order  order
+	drive  driveFunc
+	dir    string
+	binary string
+	actors []*actor
 }
 
-func setUp(ctx context.Context, o order) (*scene, error) {
+// An actor is a driver with one pool, and who asks it.
+type actor struct {
+	drivertest.Client
+	dir string
+	// ends end what works beside it.
+	ends []func() error
+}
+
+func setUp(ctx context.Context, o order, drive driveFunc) (*scene, error) {
 	dir, err := os.MkdirTemp(o.dir, "bench-")
 	if err != nil {
 		return nil, fmt.Errorf("make a directory to work in: %w", err)
 	}
-	s := &scene{dir: dir}
-	for _, step := range []func() error{
-		func() error { return s.makePool(ctx, o.kind) },
-		func() error { return s.startDriver(ctx) },
-		func() error { return s.publishDisk(ctx, o.disk) },
-		func() error { return s.writeDisk(o.disk) },
-	} {
-		if err := errors.Join(ctx.Err(), step()); err != nil {
-			return nil, errors.Join(err, s.close())
-		}
+	s := &scene{order: o, drive: drive, dir: dir}
+	if err := errors.Join(ctx.Err(), s.makeFilesystem(ctx)); err != nil {
+		return nil, errors.Join(err, s.close())
+	}
+	if s.binary, err = node.Binary(ctx, s.dir); err != nil {
+		return nil, errors.Join(err, s.close())
 	}
 	return s, nil
 }
 
-func (s *scene) pool() string { return filepath.Join(s.dir, "pool") }
+// filesystem is a directory of the filesystem that the pools are on.
+func (s *scene) filesystem() string { return filepath.Join(s.dir, "fs") }
 
-// device and file are the two ways to the content of the volume.
-func (s *scene) device() string { return filepath.Join(s.dir, "pod", "device") }
-func (s *scene) file() string   { return filepath.Join(s.pool(), diskName, "disk.img") }
-
-func (s *scene) makePool(ctx context.Context, kind string) error {
-	if err := os.Mkdir(s.pool(), 0o750); err != nil || kind == "" {
+func (s *scene) makeFilesystem(ctx context.Context) error {
+	err := os.Mkdir(s.filesystem(), 0o750)
+	if err != nil || s.order.kind == "" {
 		return err
 	}
-	return loopfs.Mount(ctx, s.pool(), kind, poolBytes)
+	if err := loopfs.Mount(ctx, s.filesystem(), s.order.kind, filesystemBytes); err != nil {
+		return err
+	}
+	if s.order.kind == "btrfs" {
+		return loopfs.SwitchQuotasOn(ctx, s.filesystem())
+	}
+	return nil
 }
 
-func (s *scene) startDriver(ctx context.Context) error {
-	binary, err := node.Binary(ctx, s.dir)
-	if err != nil {
-		return err
+// enter starts a driver on a pool of its own. What is to be in the pool before that
+// is filled in by fill, unless it is nil.
+func (s *scene) enter(ctx context.Context, fill func(pool string) error) (*actor, error) {
+	a := &actor{dir: filepath.Join(s.filesystem(), fmt.Sprintf("actor-%d", len(s.actors)))}
+	s.actors = append(s.actors, a)
+	a.Targets = filepath.Join(a.dir, "pods")
+	for _, dir := range []string{a.dir, a.pool(), a.Targets} {
+		if err := os.Mkdir(dir, 0o750); err != nil {
+			return nil, err
+		}
 	}
-	s.node, err = node.Start(ctx, node.Config{
-		Binary:  binary,
-		Name:    "bench-node",
+	if fill != nil {
+		if err := fill(a.pool()); err != nil {
+			return nil, err
+		}
+	}
+	var err error
+	a.Node, err = node.Start(ctx, node.Config{
+		Binary:  s.binary,
+		Name:    nodeName,
 		Version: "bench",
-		Pools:   []node.Pool{{Name: poolName, Path: s.pool()}},
+		Pools:   []node.Pool{{Name: poolName, Path: a.pool()}},
 	})
-	return err
+	return a, err
 }
 
-func (s *scene) publishDisk(ctx context.Context, bytes int64) error {
-	access := &csi.VolumeCapability{
-		AccessType: &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}},
-		AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER},
-	}
-	parameters := map[string]string{"storagePool": poolName}
-	if _, err := csi.NewControllerClient(s.node.Conn()).CreateVolume(ctx, &csi.CreateVolumeRequest{
-		Name:               diskName,
-		CapacityRange:      &csi.CapacityRange{RequiredBytes: bytes},
-		VolumeCapabilities: []*csi.VolumeCapability{access},
-		Parameters:         parameters,
-	}); err != nil {
-		return err
-	}
-	if err := os.Mkdir(filepath.Dir(s.device()), 0o750); err != nil {
-		return err
-	}
-	_, err := csi.NewNodeClient(s.node.Conn()).NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
-		VolumeId:         diskName,
-		TargetPath:       s.device(),
-		VolumeCapability: access,
-		VolumeContext:    parameters,
-	})
-	return err
-}
+func (a *actor) pool() string { return filepath.Join(a.dir, "pool") }
 
-func (s *scene) writeDisk(bytes int64) error {
-	disk, err := os.OpenFile(s.device(), os.O_WRONLY, 0)
-	if err != nil {
-		return err
+// strike ends the drivers and removes all that they had, mounts first.
+func (s *scene) strike() error {
+	var problems []error
+	for _, a := range s.actors {
+		if a.Node != nil {
+			problems = append(problems, a.Node.Close())
+		}
+		for _, end := range a.ends {
+			problems = append(problems, end())
+		}
 	}
-	content := make([]byte, 1<<20)
-	for i := range content {
-		content[i] = byte(i * 7)
+	mounts, err := mountns.Below(s.dir)
+	problems = append(problems, err)
+	for _, mount := range slices.Backward(mounts) {
+		if mount != s.filesystem() {
+			problems = append(problems, loopfs.Unmount(mount))
+		}
 	}
-	for at := int64(0); at < bytes && err == nil; at += int64(len(content)) {
-		_, err = disk.WriteAt(content, at)
+	for _, a := range s.actors {
+		// Devices of files in it would keep the filesystem busy.
+		problems = append(problems, loopfs.Detach(a.dir), os.RemoveAll(a.dir))
 	}
-	return errors.Join(err, disk.Sync(), disk.Close())
+	s.actors = nil
+	return errors.Join(problems...)
 }
 
 // close takes the scene down, whatever state it is in.
 func (s *scene) close() error {
-	var problems []error
-	if s.node != nil {
-		problems = append(problems, s.node.Close())
-	}
+	problems := []error{s.strike()}
 	mounts, err := mountns.Below(s.dir)
 	problems = append(problems, err)
-	detached := false
 	for _, mount := range slices.Backward(mounts) {
-		if mount == s.pool() {
-			// The devices of its files would keep it busy.
-			problems = append(problems, loopfs.Detach(s.pool()))
-			detached = true
-		}
 		problems = append(problems, loopfs.Unmount(mount))
-	}
-	if !detached {
-		problems = append(problems, loopfs.Detach(s.pool()))
 	}
 	return errors.Join(append(problems, os.RemoveAll(s.dir))...)
 }

@@ -187,6 +187,9 @@ func (n *Node) Log() string { return n.log.String() }
 // Running reports whether the driver runs, or has ended without being asked.
 func (n *Node) Running() bool { return n.process != nil && n.process.running() }
 
+// Pid is the running driver's process id.
+func (n *Node) Pid() int { return n.process.Pid }
+
 // Stop asks the driver to end, as kubelet does with SIGTERM. Another exit status
 // than 0 is an error.
 func (n *Node) Stop() error {

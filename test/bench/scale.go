@@ -1,0 +1,210 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// pageEntries is what external-health-monitor and others ask for at once.
+const pageEntries = 100
+
+// readyWithin is how long a start may take with reference volumes, and memoryAt how
+// much memory the driver may have then.
+const (
+	reference   = 10_000
+	readyWithin = 0.5e6 // µs
+	memoryAt    = 40    // MiB
+)
+
+// flat is what may be more with many volumes than with none.
+const flat = 1.5
+
+// prepareScale compares drivers whose pools have many volumes with one whose pool has
+// none. All of them run at the same time.
+func prepareScale(ctx context.Context, s *scene) ([]comparison, error) {
+	var calls, starts []comparison
+	var none, few *actor
+	for _, volumes := range s.order.volumes {
+		a, err := s.enterWith(ctx, volumes)
+		if err != nil {
+			return nil, err
+		}
+		starts = append(starts, s.starts(a, volumes)...)
+		if volumes == 0 {
+			none = a
+			continue
+		}
+		if few == nil {
+			few = a
+		}
+		if none != nil {
+			calls = append(calls, s.callsAt(a, none, volumes)...)
+		}
+		calls = append(calls, comparison{
+			name: fmt.Sprintf("ListVolumes, a page of %d, %s volumes", pageEntries, thousands(volumes)), unit: micros, samples: s.order.fewer(3),
+			limit: "opening each directory of the page", ours: timed(a.page), bare: timed(a.openPage),
+		})
+		if a != few {
+			calls = append(calls, comparison{
+				name: calls[len(calls)-1].name, unit: micros, samples: s.order.fewer(3),
+				limit: "with the fewest volumes", budget: budget{AtMost: flat}, ours: timed(a.page), bare: timed(few.page),
+			})
+		}
+	}
+	// Starts come last: the calls are of drivers that have been running for a while.
+	return append(calls, starts...), nil
+}
+
+// statsID is the volume of each scale that is published.
+const statsID = "pvc-0-stats"
+
+// enterWith starts a driver on a pool that has volumes already, and one more.
+func (s *scene) enterWith(ctx context.Context, volumes int) (*actor, error) {
+	a, err := s.enter(ctx, func(pool string) (err error) {
+		m, err := newMaker(pool)
+		if err != nil {
+			return err
+		}
+		m.lazy = true
+		defer func() { err = errors.Join(err, m.close()) }()
+		for i := range volumes {
+			if err := errors.Join(ctx.Err(), m.make(fmt.Sprintf("pvc-%06d", i))); err != nil {
+				return err
+			}
+		}
+		return m.sync()
+	})
+	if err != nil {
+		return nil, err
+	}
+	if err := whenServed(ctx, func() error { return a.create(ctx, statsID) }); err != nil {
+		return nil, err
+	}
+	return a, a.publish(ctx, statsID)
+}
+
+// whenServed repeats a call until the pool serves: a driver whose pool takes long takes
+// calls before.
+func whenServed(ctx context.Context, call func() error) error {
+	again := time.NewTicker(5 * time.Millisecond)
+	defer again.Stop()
+	for {
+		err := call()
+		if status.Code(err) != codes.Unavailable {
+			return err
+		}
+		select {
+		case <-again.C:
+		case <-ctx.Done():
+			return errors.Join(context.Cause(ctx), err)
+		}
+	}
+}
+
+// restart starts a driver that was stopped, and waits until its pool serves.
+func (a *actor) restart(ctx context.Context) error {
+	if err := a.Node.Restart(ctx); err != nil {
+		return err
+	}
+	return whenServed(ctx, func() error { return a.stats(ctx, statsID) })
+}
+
+func (s *scene) callsAt(a, none *actor, volumes int) []comparison {
+	const id = "pvc-1-new"
+	one := func(name string, samples int, how func(a *actor) measureFunc) comparison {
+		return comparison{
+			name: fmt.Sprintf("%s, %s volumes", name, thousands(volumes)), unit: micros, limit: "with no volumes",
+			samples: samples, budget: budget{AtMost: flat}, ours: how(a), bare: how(none),
+		}
+	}
+	return []comparison{
+		one("CreateVolume", s.order.fewer(10), func(a *actor) measureFunc {
+			create := timed(func(ctx context.Context) error { return a.create(ctx, id) })
+			return then(then(create, func(ctx context.Context) error { return a.Delete(ctx, id) }), a.settle)
+		}),
+		one("NodeGetVolumeStats", s.order.fewer(3), func(a *actor) measureFunc {
+			return timed(func(ctx context.Context) error { return a.stats(ctx, statsID) })
+		}),
+		one("GetCapacity", s.order.fewer(3), func(a *actor) measureFunc { return timed(a.capacity) }),
+	}
+}
+
+// starts are how long a driver takes until it is ready, and its memory by then.
+func (s *scene) starts(a *actor, volumes int) []comparison {
+	var ready, memory budget
+	if volumes == reference {
+		ready, memory = budget{Max: readyWithin}, budget{Max: memoryAt}
+	}
+	start := comparison{
+		name: "start, " + thousands(volumes) + " volumes", unit: micros, budget: ready,
+		ours: after(func(context.Context) error { return a.Node.Stop() }, timed(a.restart)),
+	}
+	if volumes > 0 {
+		start.limit, start.bare = "listing the volumes and reading each record", timed(a.readRecords)
+	}
+	return []comparison{start, {
+		// The most so far, which is since the start.
+		name: "memory, " + thousands(volumes) + " volumes", unit: mebibytes, budget: memory, ours: a.memory("VmHWM"),
+	}}
+}
+
+// openPage does what cannot be left out to tell which volumes of a page are there.
+func (a *actor) openPage(context.Context) error {
+	root, err := os.OpenRoot(a.pool())
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	for i := range pageEntries {
+		d, err := root.Open(fmt.Sprintf("pvc-%06d", i))
+		if err != nil {
+			return err
+		}
+		d.Close()
+	}
+	return nil
+}
+
+// readRecords does what cannot be left out to know the volumes of a pool.
+func (a *actor) readRecords(context.Context) error {
+	if _, err := os.ReadDir(a.pool()); err != nil {
+		return err
+	}
+	records := filepath.Join(a.pool(), ".hostpath-provisioner", "volumes")
+	entries, err := os.ReadDir(records)
+	if err != nil {
+		return err
+	}
+	for _, entry := range entries {
+		if _, err := os.ReadFile(filepath.Join(records, entry.Name())); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// memory is a size that the kernel tells of the driver's process (proc_pid_status(5)).
+func (a *actor) memory(field string) measureFunc {
+	return func(context.Context) (float64, error) {
+		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", a.Node.Pid()))
+		if err != nil {
+			return 0, err
+		}
+		for line := range strings.Lines(string(text)) {
+			if value, ok := strings.CutPrefix(line, field+":"); ok {
+				var kib float64
+				_, err := fmt.Sscanf(value, "%f kB", &kib)
+				return kib / 1024, err
+			}
+		}
+		return 0, fmt.Errorf("the kernel tells no %s of process %d", field, a.Node.Pid())
+	}
+}
