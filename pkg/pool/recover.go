@@ -3,7 +3,11 @@ package pool
 import (
 	"context"
 	"errors"
+	"iter"
+	"maps"
+	"slices"
 	"strings"
+	"sync"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
@@ -187,10 +191,9 @@ func (s *session) loadOnce() (done bool, err error) {
 	for id := range present {
 		entries[id] = entry{present: true}
 	}
-	for id := range recorded {
-		s.pool.steps.Add(1)
+	for id, read := range s.readRecords(slices.Collect(maps.Keys(recorded))) {
 		e := entries[id]
-		e.record, e.damage = readRecord(s.volumes, id, nil)
+		e.record, e.damage = read.record, read.damage
 		if e.damage != nil && s.pool.known(id).damage == nil {
 			s.pool.log.Error(e.damage, "the record is kept aside, calls on its volume are refused", "volume", id.name)
 		}
@@ -205,6 +208,32 @@ func (s *session) loadOnce() (done bool, err error) {
 	before := s.pool.index.promised()
 	s.pool.ledger.promised += s.pool.index.fill(entries) - before
 	return true, nil
+}
+
+// readers is how many records are read at a time, so that a disk has several requests
+// to order, and each CPU one to parse.
+const readers = 8
+
+// readRecords reads many records. Of each entry record and damage are set.
+func (s *session) readRecords(volumes []VolumeID) iter.Seq2[VolumeID, entry] {
+	read := make([]entry, len(volumes))
+	var work sync.WaitGroup
+	for first := range readers {
+		work.Go(func() {
+			for i := first; i < len(volumes); i += readers {
+				s.pool.steps.Add(1)
+				read[i].record, read[i].damage = readRecord(s.volumes, volumes[i], s.pool.known(volumes[i]).record)
+			}
+		})
+	}
+	work.Wait()
+	return func(yield func(VolumeID, entry) bool) {
+		for i, id := range volumes {
+			if !yield(id, read[i]) {
+				return
+			}
+		}
+	}
 }
 
 func (p *Pool) changesSoFar() uint64 {
