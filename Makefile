@@ -47,11 +47,11 @@ demo: build ## See the driver at work on a pool of its own, in under a minute; n
 	@go build -o bin/demo ./test/demo
 	@HOSTPATH_CSI_DRIVER=bin/hostpath-csi-driver exec bin/demo
 
-# Such as BENCH_FLAGS='--filesystem xfs --json'; bin/bench --help has them all.
+# Such as BENCH_FLAGS='--filesystem xfs --output json'; bin/bench --help has them all.
 BENCH_FLAGS ?=
 
 .PHONY: bench
-bench: build ## Measure the driver against what it is built on, as ratios with budgets, in a minute and a half
+bench: build ## Measure the driver against what it is built on, as ratios with budgets, in some five minutes
 	@test/tools/install-deps bench
 	@go build -o bin/bench ./test/bench
 	@HOSTPATH_CSI_DRIVER=bin/hostpath-csi-driver exec bin/bench $(BENCH_FLAGS)
