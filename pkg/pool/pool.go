@@ -274,6 +274,10 @@ func (p *Pool) lookInside(ctx context.Context) (*session, error) {
 
 // lookAgain looks at a pool that is open.
 func (s *session) lookAgain(ctx context.Context) error {
+	// What calls read may all be in memory. Their first write would be the one to hang.
+	if err := s.own.AskDisk(formatName); err != nil {
+		return err
+	}
 	if err := s.lookAtQuota(); err != nil {
 		return err
 	}

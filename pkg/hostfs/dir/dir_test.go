@@ -52,6 +52,7 @@ func TestNamesOfMoreOrLessThanOneEntryAreRefused(t *testing.T) {
 			"IsDir":      func() error { _, err := d.IsDir(name); return err },
 			"ReadFile":   func() error { _, err := d.ReadFile(name, 1); return err },
 			"WriteFile":  func() error { return d.WriteFile(name, nil) },
+			"AskDisk":    func() error { return d.AskDisk(name) },
 			"MakeFile":   func() error { _, err := d.MakeFile(name); return err },
 			"OpenFile":   func() error { _, err := d.OpenFile(name); return err },
 			"OpenNode":   func() error { _, err := d.OpenNode(name, os.O_RDONLY); return err },
@@ -431,5 +432,26 @@ func TestOpenDoesNotLeaveWhileDirectoriesAreSwapped(t *testing.T) {
 			t.Errorf("opened the directory outside: %q", names)
 		}
 		must(t, v.Close())
+	}
+}
+
+func TestADiskIsAskedForWhatIsInMemory(t *testing.T) {
+	testenv.NeedRoot(t)
+	for name, mount := range map[string]func() string{
+		"tmpfs": func() string { return testenv.Tmpfs(t, 16<<20) },
+		"ext4":  func() string { return testenv.LoopFS(t, "ext4", 32<<20) },
+		"btrfs": func() string { return testenv.LoopFS(t, "btrfs", 128<<20) },
+	} {
+		path := mount()
+		d := open(t, path)
+		for _, size := range []int{0, 1, 3000, 4096, 10000} {
+			must(t, d.WriteFile("file", make([]byte, size)))
+			if err := d.AskDisk("file"); err != nil {
+				t.Errorf("%s, a file of %d bytes: %v", name, size, err)
+			}
+		}
+		must(t, os.Symlink("file", filepath.Join(path, "link")))
+		wantError(t, d.AskDisk("link"), syscall.ELOOP)
+		wantError(t, d.AskDisk("none"), fs.ErrNotExist)
 	}
 }

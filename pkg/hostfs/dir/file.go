@@ -6,6 +6,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -112,6 +113,30 @@ func readFull(fd int, data []byte) error {
 		default:
 			data = data[n:]
 		}
+	}
+	return nil
+}
+
+// directUnit is what direct IO of any disk is aligned to, in bytes.
+const directUnit = 4096
+
+// AskDisk reads the begin of a file past the page cache: it answers when the disk, or the
+// server, has, and with the disk's error. Where the filesystem has no direct IO, or keeps
+// the file with what it has in memory of itself, as btrfs does with small ones, this may
+// come from memory all the same.
+func (d *Dir) AskDisk(name string) error {
+	f, err := d.OpenNode(name, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_DIRECT)
+	if errors.Is(err, unix.EINVAL) {
+		f, err = d.OpenFile(name)
+	}
+	if err != nil {
+		return err
+	}
+	defer func() { _ = f.Close() }()
+	memory := make([]byte, 2*directUnit)
+	from := directUnit - int(uintptr(unsafe.Pointer(&memory[0]))%directUnit)
+	if _, err := f.ReadAt(memory[from:from+directUnit], 0); err != nil && !errors.Is(err, io.EOF) {
+		return d.pathError("read", name, errors.Unwrap(err))
 	}
 	return nil
 }
