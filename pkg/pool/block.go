@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"syscall"
 	"time"
 
@@ -304,10 +305,13 @@ func (s *session) backing(id VolumeID) (file dir.ID, ok bool, err error) {
 	return (&found{id: id, dir: d}).file()
 }
 
-// detach takes a device off its file if it is published nowhere any more.
-func (s *Set) detach(ctx context.Context, device *loop.Device) error {
+// detach takes the device of a volume off its file if it is published nowhere any more.
+func (s *Set) detach(ctx context.Context, id VolumeID, device *loop.Device) error {
 	if device == nil {
 		return nil
+	}
+	if device.Gone {
+		return s.detachGone(ctx, id, *device)
 	}
 	all, err := s.options.attachments()
 	if err != nil || !all.unused(*device) {
@@ -316,6 +320,20 @@ func (s *Set) detach(ctx context.Context, device *loop.Device) error {
 	return trace.Step(ctx, "detach loop device", func() error {
 		return deviceError(s.options.Devices.Detach(ctx, *device))
 	})
+}
+
+// detachGone is detach where the filesystem of the file is gone. The device would keep what
+// is left of that, which could not be repaired then. What it was published for tells whose
+// it is: a volume of that name, and the kernel has that name of the file too.
+func (s *Set) detachGone(ctx context.Context, id VolumeID, device loop.Device) error {
+	if !strings.HasSuffix(device.FormerPath, "/"+id.name+"/"+diskName) {
+		return nil
+	}
+	published, err := s.options.Mounts.Published(s.options.Dev)
+	if err != nil || len(published[device.Name]) > 0 {
+		return err
+	}
+	return deviceError(s.options.Devices.Detach(ctx, device))
 }
 
 // publishedDeviceAt answers ErrNotFound unless the path carries a device of the volume.
@@ -327,6 +345,9 @@ func (s *Set) publishedDeviceAt(v *found, at bind.Target) error {
 	device, err := s.deviceAt(at)
 	if err != nil {
 		return err
+	}
+	if device != nil && device.Gone {
+		return fmt.Errorf("%w: the filesystem of the device at %s is gone", ErrDamaged, at)
 	}
 	if device == nil || device.Backing != file {
 		return fmt.Errorf("%w: it is not published at %s", ErrNotFound, at)

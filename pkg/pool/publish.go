@@ -205,7 +205,7 @@ func (s *Set) takeOff(ctx context.Context, id VolumeID, target bind.Target) erro
 	if err := trace.Step(ctx, "unmount", func() error { return s.unmount(id, target) }); err != nil {
 		return err
 	}
-	return s.detach(ctx, device)
+	return s.detach(ctx, id, device)
 }
 
 // unmount takes off whatever is mounted at the target, unless that is another

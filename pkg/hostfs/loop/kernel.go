@@ -209,7 +209,7 @@ func (k *Kernel) Attached() ([]Device, error) {
 	for _, number := range numbers {
 		d, err := k.Inspect(nodeName(number))
 		switch {
-		case errors.Is(err, ErrNotAttached), filesystemGone(err):
+		case errors.Is(err, ErrNotAttached), err == nil && d.Gone:
 			continue
 		case err != nil:
 			return nil, err
@@ -231,7 +231,7 @@ func filesystemGone(err error) bool {
 }
 
 // Inspect asks about one device by the name of its node, in microseconds. It answers
-// ErrNotAttached.
+// ErrNotAttached. One whose filesystem cannot tell the file any more is Gone.
 func (k *Kernel) Inspect(name string) (Device, error) {
 	node, err := k.open(name, unix.O_RDONLY)
 	if err != nil {
@@ -254,7 +254,7 @@ func (k *Kernel) Grow(d Device) (Device, error) {
 	switch {
 	case err != nil:
 		return Device{}, err
-	case now.Backing != d.Backing:
+	case now.Gone, now.Backing != d.Backing:
 		return Device{}, fmt.Errorf("grow %s: %w", d.Name, ErrNotAttached)
 	case !now.Ours:
 		return Device{}, fmt.Errorf("grow %s: %w", d.Name, ErrForeign)
@@ -266,12 +266,15 @@ func (k *Kernel) Grow(d Device) (Device, error) {
 }
 
 // Detach takes a device off its file. One that is not attached to it any more is no
-// error. Errors: ErrForeign for another's, and ErrBusy for one that somebody has open,
+// error. Errors: ErrForeign for another's, ErrGone, and ErrBusy for one that somebody has open,
 // which then stays attached. Those that only look at devices as they come and go, as
 // udev does, get half a second to let go of it, or as long as ctx has.
 //
 // A mount of the node does not keep the device: it would show the next file that gets
 // the same one. See to it that it is published nowhere.
+//
+// Of a device that is Gone nobody can tell whose it is, or whether it was open: that it is
+// the caller's own has to be known, and it goes with its last user.
 func (k *Kernel) Detach(ctx context.Context, d Device) error {
 	for wait := time.Millisecond; ; wait *= 2 {
 		err := k.detach(ctx, d)
@@ -301,9 +304,11 @@ func (k *Kernel) detach(ctx context.Context, d Device) error {
 		return nil
 	case err != nil:
 		return err
-	case now.Backing != d.Backing:
+	case now.Gone && !d.Gone:
+		return ErrGone
+	case now.Backing != d.Backing, now.FormerPath != d.FormerPath:
 		return nil
-	case !now.Ours:
+	case !now.Ours && !now.Gone:
 		return ErrForeign
 	case !claimed:
 		return ErrBusy

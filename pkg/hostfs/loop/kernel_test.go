@@ -346,7 +346,11 @@ func TestAFilesystemThatDiedHidesItsOwnDevicesOnly(t *testing.T) {
 	at := open(t, testenv.LoopFS(t, "xfs", 320*mib))
 	d, err := k.Attach(file(t, at, "a", mib), loop.Options{})
 	must(t, err)
-	t.Cleanup(func() { end(t, d.Name) })
+	t.Cleanup(func() {
+		if _, err := k.Inspect(d.Name); !errors.Is(err, loop.ErrNotAttached) {
+			end(t, d.Name)
+		}
+	})
 	const goingDown, withoutFlush = 0x8004587d, 2 // XFS_IOC_GOINGDOWN
 	must(t, unix.IoctlSetPointerInt(at.Fd(), goingDown, withoutFlush))
 
@@ -359,7 +363,22 @@ func TestAFilesystemThatDiedHidesItsOwnDevicesOnly(t *testing.T) {
 	if !seen[alive.Name] || seen[d.Name] {
 		t.Errorf("attached are %v, want %s and not %s", seen, alive.Name, d.Name)
 	}
-	wantError(t, k.Detach(t.Context(), d), unix.EIO)
+	// What was known of it before is no reason to detach what it may be now.
+	wantError(t, k.Detach(t.Context(), d), loop.ErrGone)
+	gone, err := k.Inspect(d.Name)
+	must(t, err)
+	if !gone.Gone || gone.Ours || gone.FormerPath != filepath.Join(at.String(), "a") || gone.Minor != d.Minor {
+		t.Errorf("the device is %+v, want it gone, and was %+v", gone, d)
+	}
+	must(t, k.Detach(t.Context(), loop.Device{Name: d.Name, Gone: true, FormerPath: "/another"}))
+	_, err = k.Grow(gone)
+	wantError(t, err, loop.ErrNotAttached)
+	// It goes with its last user.
+	release := hold(t, d)
+	must(t, k.Detach(t.Context(), gone))
+	release()
+	_, err = k.Inspect(d.Name)
+	wantError(t, err, loop.ErrNotAttached)
 }
 
 // Such is the /dev of a container that was not given the host's.

@@ -30,6 +30,8 @@ var (
 	ErrForeign = errors.New("loop device was attached by somebody else")
 	// ErrNotAttached reports a device that is not, or no longer, attached to the file.
 	ErrNotAttached = errors.New("loop device is not attached to the file")
+	// ErrGone reports a device whose file's filesystem is gone.
+	ErrGone = errors.New("the filesystem of the loop device's file is gone")
 	// ErrSize reports a size that is less than nothing, less than before, or not a
 	// multiple of Unit.
 	ErrSize = errors.New("unusable size")
@@ -67,6 +69,12 @@ type Device struct {
 	Ours bool
 	// Ending tells that the kernel detaches it once nobody has it open.
 	Ending bool
+	// Gone tells that the filesystem of its file is gone, and nothing more is known of the
+	// device than its name, its numbers and FormerPath.
+	Gone bool
+	// FormerPath is where the file was when it was attached, as the kernel has it now: where
+	// a mount went away, only the part below that. Set if Gone.
+	FormerPath string
 }
 
 // Options are how a device is to be.

@@ -174,6 +174,9 @@ func (n node) status() (*unix.LoopInfo64, error) {
 // those of stat(2) on the file.
 func (n node) inspect() (Device, error) {
 	info, err := n.status()
+	if filesystemGone(err) {
+		return n.inspectGone()
+	}
 	if err != nil {
 		return Device{}, err
 	}
@@ -204,6 +207,26 @@ func (n node) inspect() (Device, error) {
 	}, nil
 }
 
+// inspectGone is what is known of a device without its file.
+func (n node) inspectGone() (Device, error) {
+	st, err := n.stat()
+	if err != nil {
+		return Device{}, &fs.PathError{Op: "stat", Path: n.name, Err: err}
+	}
+	former, err := os.ReadFile(path.Join(sysBlock, n.name, "loop", "backing_file"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return Device{}, fmt.Errorf("%s: %w", n.name, ErrNotAttached)
+	}
+	return Device{
+		Name:       n.name,
+		Major:      unix.Major(st.Rdev),
+		Minor:      unix.Minor(st.Rdev),
+		Discard:    n.discards(),
+		Gone:       true,
+		FormerPath: strings.TrimSuffix(string(former), "\n"),
+	}, err
+}
+
 func isMarked(info *unix.LoopInfo64) bool {
 	return unix.ByteSliceToString(info.File_name[:]) == mark
 }
@@ -216,7 +239,7 @@ func (n node) clear() error {
 		return &fs.PathError{Op: "LOOP_CLR_FD", Path: n.name, Err: err}
 	}
 	err := n.stay()
-	if errors.Is(err, ErrNotAttached) {
+	if errors.Is(err, ErrNotAttached) || filesystemGone(err) {
 		return nil
 	}
 	return errors.Join(ErrBusy, err)
