@@ -70,11 +70,41 @@ func (p *Pool) enter() (*session, error) {
 	if err := p.unfit(id.unenforced); err != nil {
 		return nil, p.unavailable(err)
 	}
-	s, err := p.openSession(id)
+	s, err := p.openInTime(id)
 	if err != nil {
 		return nil, p.unavailable(err)
 	}
 	return s, nil
+}
+
+// openInTime is openSession for callers that the looks at the pool may not have warned yet:
+// they, and the volumes that they hold, do not wait for a filesystem that hangs. What has
+// been opened after all is closed by itself.
+func (p *Pool) openInTime(id *opened) (*session, error) {
+	type result struct {
+		session *session
+		err     error
+	}
+	results, late := make(chan result), make(chan struct{})
+	defer close(late)
+	go func() {
+		s, err := p.openSession(id)
+		select {
+		case results <- result{s, err}:
+		case <-late:
+			if err == nil {
+				s.close()
+			}
+		}
+	}()
+	timer := time.NewTimer(p.options.HangAfter)
+	defer timer.Stop()
+	select {
+	case r := <-results:
+		return r.session, r.err
+	case <-timer.C:
+		return nil, p.hangs()
+	}
 }
 
 func (p *Pool) openSession(id *opened) (_ *session, err error) {
