@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"runtime"
 	"syscall"
 	"time"
 
@@ -38,6 +39,12 @@ const (
 	// flush is how long the last spans may take to be sent.
 	flush = 3 * time.Second
 )
+
+// The kernel wakes the first thread of a process for a signal, if that can take it
+// (complete_signal of linux/kernel/signal.c), and one that waits for a filesystem that hangs
+// takes it for ever. So that thread runs main alone, which does nothing but wait: SIGTERM
+// would not be heard otherwise.
+func init() { runtime.LockOSThread() }
 
 func main() {
 	if len(os.Args) > 1 && os.Args[1] == inspectCommand {
