@@ -88,7 +88,7 @@ test-load: ## Have 64 callers at work on 10,000 volumes for five minutes, and la
 	CGO_ENABLED=0 go test -count=1 -v -timeout 1h ./test/load
 
 # What attacks the driver, for as long as it takes: all that make test has a short form of.
-HARD_TESTS := ./test/crash ./test/volumes
+HARD_TESTS := ./test/crash ./test/volumes ./test/faults
 
 .PHONY: test-hard
 test-hard: ## Attack the driver in full, which takes hours: what make test does in a short form
@@ -100,13 +100,18 @@ test-hard: ## Attack the driver in full, which takes hours: what make test does 
 	@$(MAKE) fuzz
 	@$(MAKE) test-kernel KERNEL_TESTS='$(HARD_TESTS)' KERNEL_FLAGS= KERNEL_TIMEOUT=180m KERNEL_TEST_TIMEOUT=170m
 
+.PHONY: test-faults
+test-faults: ## Attack the driver with pools that are full, read-only, unmounted, failing and hanging, in full
+	@test/tools/install-deps test
+	$(GO_TEST) ./test/faults
+
 .PHONY: sanity
 sanity: ## Run csi-sanity against the real binary with real mounts
 	@test/tools/install-deps test
 	$(GO_TEST) -v ./sanity/...
 
 # What the host's kernel may lack is tested in a virtual machine, one after another in one boot.
-KERNEL_TESTS := ./test/kernel/lab ./pkg/hostfs/quota ./pkg/hostfs/bind ./pkg/hostfs/label ./pkg/pool ./sanity ./test/volumes ./test/blocks ./test/crash ./test/privilege
+KERNEL_TESTS := ./test/kernel/lab ./pkg/hostfs/quota ./pkg/hostfs/bind ./pkg/hostfs/label ./pkg/pool ./sanity ./test/volumes ./test/blocks ./test/crash ./test/privilege ./test/faults
 
 # An emulated processor needs many minutes for ten thousand volumes: make test-kernel KERNEL_FLAGS= has them
 # there too. On the host, where btrfs keeps the limits, make test has them always.

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -35,14 +36,10 @@ var formatters = map[string][]string{
 // options. XFS wants 300 MiB, btrfs 110 MiB at least. If the machine cannot have
 // such a filesystem, errors.Is(err, ErrMissing).
 func Mount(ctx context.Context, dir, kind string, bytes int64, options ...string) error {
-	format, ok := formatters[kind]
-	if !ok {
-		return fmt.Errorf("make a filesystem on %s: unknown kind %q", dir, kind)
-	}
-	if err := need(format[0], "mount"); err != nil {
+	if err := need("mount"); err != nil {
 		return fmt.Errorf("make %s on %s: %w", kind, dir, err)
 	}
-	image, err := sparseFile(filepath.Dir(dir), bytes)
+	image, err := Format(ctx, filepath.Dir(dir), kind, bytes)
 	if err != nil {
 		return fmt.Errorf("make %s on %s: %w", kind, dir, err)
 	}
@@ -50,12 +47,75 @@ func Mount(ctx context.Context, dir, kind string, bytes int64, options ...string
 	// be left behind, whatever happens to this process.
 	defer os.Remove(image)
 
-	if err := run(ctx, append(format, image)...); err != nil {
-		return fmt.Errorf("make %s on %s: %w", kind, dir, err)
-	}
 	// mount(8) sets the loop device to autoclear: it goes with the mount.
 	flags := strings.Join(append([]string{"loop"}, options...), ",")
 	if err := run(ctx, "mount", "-t", kind, "-o", flags, image, dir); err != nil {
+		return fmt.Errorf("mount %s on %s: %w", kind, dir, explain(kind, err))
+	}
+	return nil
+}
+
+// Format makes a sparse file of that many bytes in dir, with a filesystem of a kind that
+// Mount knows, and answers its path. The arguments are further ones of the kind's mkfs.
+func Format(ctx context.Context, dir, kind string, bytes int64, arguments ...string) (string, error) {
+	format, ok := formatters[kind]
+	if !ok {
+		return "", fmt.Errorf("make a filesystem in %s: unknown kind %q", dir, kind)
+	}
+	if err := need(format[0]); err != nil {
+		return "", err
+	}
+	image, err := sparseFile(dir, bytes)
+	if err != nil {
+		return "", err
+	}
+	if err := run(ctx, slices.Concat(format, arguments, []string{image})...); err != nil {
+		return "", errors.Join(err, os.Remove(image))
+	}
+	return image, nil
+}
+
+// Attach makes a file a loop device, and answers it open: it goes when it is closed and
+// nothing on it is mounted any more, also if this process is killed.
+func Attach(path string) (*os.File, error) {
+	file, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
+	if err != nil {
+		return nil, fmt.Errorf("%w: loop devices (%w)", ErrMissing, err)
+	}
+	defer control.Close()
+	config := unix.LoopConfig{Fd: uint32(file.Fd()), Info: unix.LoopInfo64{Flags: unix.LO_FLAGS_AUTOCLEAR}}
+	for {
+		number, err := unix.IoctlRetInt(int(control.Fd()), unix.LOOP_CTL_GET_FREE)
+		if err != nil {
+			return nil, fmt.Errorf("find a loop device for %s: %w", path, err)
+		}
+		device, err := os.OpenFile(fmt.Sprintf("/dev/loop%d", number), os.O_RDWR, 0)
+		if err != nil {
+			return nil, err
+		}
+		err = unix.IoctlLoopConfigure(int(device.Fd()), &config)
+		if err == nil {
+			return device, nil
+		}
+		device.Close()
+		if !errors.Is(err, unix.EBUSY) { // somebody else was faster
+			return nil, fmt.Errorf("attach %s to %s: %w", path, device.Name(), err)
+		}
+	}
+}
+
+// MountDevice mounts what a device has.
+func MountDevice(ctx context.Context, device, dir, kind string, options ...string) error {
+	args := []string{"mount", "-t", kind, device, dir}
+	if len(options) > 0 {
+		args = append(args, "-o", strings.Join(options, ","))
+	}
+	if err := run(ctx, args...); err != nil {
 		return fmt.Errorf("mount %s on %s: %w", kind, dir, explain(kind, err))
 	}
 	return nil
@@ -157,21 +217,22 @@ func Detach(dir string) error {
 	if err != nil || len(devices) == 0 {
 		return err
 	}
-	control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
-	if err != nil {
-		return err
-	}
-	defer control.Close()
 	var problems []error
 	for _, device := range devices {
-		if err := detach(control, device); err != nil {
+		if err := DetachDevice(device); err != nil {
 			problems = append(problems, fmt.Errorf("detach %s: %w", device, err))
 		}
 	}
 	return errors.Join(problems...)
 }
 
-func detach(control *os.File, device string) error {
+// DetachDevice is Detach for one device, by the path of its node.
+func DetachDevice(device string) error {
+	control, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	defer control.Close()
 	number, err := strconv.Atoi(strings.TrimPrefix(device, "/dev/loop"))
 	if err != nil {
 		return err
