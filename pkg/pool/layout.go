@@ -64,7 +64,8 @@ func (s *session) close() {
 func (p *Pool) enter() (*session, error) {
 	// The state first: once it says that the pool serves, there is an identity.
 	st, id := p.state.Load(), p.identity.Load()
-	if st.err != nil && (id == nil || st.hung) {
+	// What a disk cannot be asked for any more may be in memory, and must not deceive.
+	if st.err != nil && (id == nil || st.hung || errors.Is(st.err, errUnreadable)) {
 		return nil, st.err
 	}
 	if err := p.unfit(id.unenforced); err != nil {

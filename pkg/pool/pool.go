@@ -128,7 +128,10 @@ type state struct {
 
 var errFilesystem = errors.New("what is on the disk, or the disk, is damaged; the kernel's log has more")
 
-var errNotLooked = errors.New("it is being opened")
+var (
+	errNotLooked  = errors.New("it is being opened")
+	errUnreadable = errors.New("its disk cannot be read")
+)
 
 func newPool(config Config, s *Set) *Pool {
 	options := s.options
@@ -276,7 +279,7 @@ func (p *Pool) lookInside(ctx context.Context) (*session, error) {
 func (s *session) lookAgain(ctx context.Context) error {
 	// What calls read may all be in memory. Their first write would be the one to hang.
 	if err := s.own.AskDisk(formatName); err != nil {
-		return err
+		return fmt.Errorf("%w: %w", errUnreadable, err)
 	}
 	if err := s.lookAtQuota(); err != nil {
 		return err
