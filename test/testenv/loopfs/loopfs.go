@@ -36,9 +36,6 @@ var formatters = map[string][]string{
 // options. XFS wants 300 MiB, btrfs 110 MiB at least. If the machine cannot have
 // such a filesystem, errors.Is(err, ErrMissing).
 func Mount(ctx context.Context, dir, kind string, bytes int64, options ...string) error {
-	if err := need("mount"); err != nil {
-		return fmt.Errorf("make %s on %s: %w", kind, dir, err)
-	}
 	image, err := Format(ctx, filepath.Dir(dir), kind, bytes)
 	if err != nil {
 		return fmt.Errorf("make %s on %s: %w", kind, dir, err)
@@ -47,6 +44,9 @@ func Mount(ctx context.Context, dir, kind string, bytes int64, options ...string
 	// be left behind, whatever happens to this process.
 	defer os.Remove(image)
 
+	if err := need("mount"); err != nil {
+		return fmt.Errorf("mount %s on %s: %w", kind, dir, err)
+	}
 	// mount(8) sets the loop device to autoclear: it goes with the mount.
 	flags := strings.Join(append([]string{"loop"}, options...), ",")
 	if err := run(ctx, "mount", "-t", kind, "-o", flags, image, dir); err != nil {

@@ -162,3 +162,44 @@ func loopDevices(t *testing.T, dir string) []string {
 	}
 	return found
 }
+
+func TestADeviceKeepsItsFileBetweenMounts(t *testing.T) {
+	testenv.NeedRoot(t)
+	parent, dir := t.TempDir(), t.TempDir()
+	image, err := loopfs.Format(t.Context(), parent, "ext4", 16<<20, "-N", "64")
+	must(t, err)
+	device, err := loopfs.Attach(image)
+	must(t, err)
+	must(t, os.Remove(image))
+	for range 2 {
+		must(t, loopfs.MountDevice(t.Context(), device.Name(), dir, "ext4", "nodev"))
+		names, err := filepath.Glob(filepath.Join(dir, "kept-*"))
+		must(t, err)
+		must(t, os.WriteFile(filepath.Join(dir, "kept-"+strings.Repeat("x", len(names))), nil, 0o600))
+		if len(names) == 1 {
+			break
+		}
+		must(t, loopfs.Unmount(dir))
+		if got := loopDevices(t, parent); len(got) != 1 {
+			t.Errorf("the devices of what is not mounted are %q, want one", got)
+		}
+	}
+	wantNames(t, dir, "kept-", "kept-x", "lost+found")
+	var fs syscall.Statfs_t
+	must(t, syscall.Statfs(dir, &fs))
+	if fs.Files > 128 {
+		t.Errorf("%d inodes, and few were asked for", fs.Files)
+	}
+	must(t, device.Close())
+	must(t, loopfs.Unmount(dir))
+	if got := loopDevices(t, parent); len(got) != 0 {
+		t.Errorf("loop devices left behind: %q", got)
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
