@@ -88,12 +88,13 @@ test-load: ## Have 64 callers at work on 10,000 volumes for five minutes, and la
 	CGO_ENABLED=0 go test -count=1 -v -timeout 1h ./test/load
 
 # What attacks the driver, for as long as it takes: all that make test has a short form of.
-HARD_TESTS := ./test/crash ./test/volumes ./test/faults
+HARD_TESTS := ./test/crash ./test/volumes
 
 .PHONY: test-hard
 test-hard: ## Attack the driver in full, which takes hours: what make test does in a short form
 	@test/tools/install-deps test
 	$(GO_TEST) -timeout 3h $(HARD_TESTS)
+	@$(MAKE) test-faults
 	$(GO_TEST) ./test/model -rapid.checks=1500
 	$(GO_TEST) -run Swapped ./pkg/...
 	@$(MAKE) test-load
@@ -111,7 +112,7 @@ sanity: ## Run csi-sanity against the real binary with real mounts
 	$(GO_TEST) -v ./sanity/...
 
 # What the host's kernel may lack is tested in a virtual machine, one after another in one boot.
-KERNEL_TESTS := ./test/kernel/lab ./pkg/hostfs/quota ./pkg/hostfs/bind ./pkg/hostfs/label ./pkg/pool ./sanity ./test/volumes ./test/blocks ./test/crash ./test/privilege ./test/faults
+KERNEL_TESTS := ./test/kernel/lab ./pkg/hostfs/quota ./pkg/hostfs/bind ./pkg/hostfs/label ./pkg/pool ./sanity ./test/volumes ./test/blocks ./test/crash ./test/privilege
 
 # An emulated processor needs many minutes for ten thousand volumes: make test-kernel KERNEL_FLAGS= has them
 # there too. On the host, where btrfs keeps the limits, make test has them always.
