@@ -258,7 +258,7 @@ func (c *controller) GetCapacity(_ context.Context, req *csi.GetCapacityRequest)
 	case err != nil && len(req.GetVolumeCapabilities()) > 0:
 		return nil, err
 	case err != nil:
-		return refused(here), nil
+		return refused(here), nil //nolint:nilerr // CreateVolume says it
 	}
 	if !here && !shared {
 		return available(0), nil
