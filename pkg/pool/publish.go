@@ -153,7 +153,7 @@ func (s *Set) Unpublish(ctx context.Context, id VolumeID, target bind.Target) er
 	if v != nil {
 		defer v.close()
 	}
-	done, err := v.takeOffOwn(target)
+	done, err := v.takeOffOwn(ctx, target)
 	if err == nil && !done {
 		err = s.takeOff(ctx, id, target)
 	}
@@ -177,7 +177,7 @@ func (s *Set) Unpublish(ctx context.Context, id VolumeID, target bind.Target) er
 // takeOffOwn unmounts what is at the target if it is the directory of the volume. That
 // takes no look at the mount table, which has some ten lines for each pod of the node
 // and has just changed. It answers false for all else that is there.
-func (v *found) takeOffOwn(target bind.Target) (done bool, err error) {
+func (v *found) takeOffOwn(ctx context.Context, target bind.Target) (done bool, err error) {
 	if v == nil || v.dir == nil || v.entry.block() {
 		return false, nil
 	}
@@ -185,11 +185,12 @@ func (v *found) takeOffOwn(target bind.Target) (done bool, err error) {
 	if err != nil {
 		return false, nil //nolint:nilerr // its filesystem died, and the pod can end all the same
 	}
+	step := trace.Begin(ctx, "unmount")
 	err = v.session.pool.options.Mounts.Unpublish(target, &own)
 	if errors.Is(err, bind.ErrOccupied) {
 		return false, nil
 	}
-	return true, mountError(err)
+	return true, mountError(step.EndWith(err))
 }
 
 // takeOff unmounts what is at the target, and detaches a device that was there alone.

@@ -152,6 +152,9 @@ func (p *pace) step(ctx context.Context) error {
 }
 
 func rest(ctx context.Context, how time.Duration) error {
+	if how <= 0 {
+		return ctx.Err()
+	}
 	timer := time.NewTimer(how)
 	defer timer.Stop()
 	select {
