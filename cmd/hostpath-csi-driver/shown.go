@@ -90,6 +90,7 @@ func shownFilesystem(p pool.Status) *metrics.Filesystem {
 		FreeBytes:  p.Space.FreeBytes,
 		Inodes:     p.Space.Inodes,
 		FreeInodes: p.Space.InodesFree,
+		ReadOnly:   p.Space.ReadOnly,
 		Errors:     p.Errors,
 	}
 }

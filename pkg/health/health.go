@@ -22,20 +22,22 @@ const (
 	RecordUnreadable Reason = "record_unreadable"
 	DirectoryMissing Reason = "directory_missing"
 	ReadFailed       Reason = "read_failed"
-	FilesystemErrors Reason = "filesystem_errors"
 	ReadOnly         Reason = "read_only"
 	FileShort        Reason = "file_short"
 	LimitDiffers     Reason = "limit_differs"
 	LimitOff         Reason = "limit_off"
 	NoSpace          Reason = "no_space"
 	NoInodes         Reason = "no_inodes"
+	// FilesystemErrors may be long past, or concern other volumes: whatever is known of
+	// this one comes before it.
+	FilesystemErrors Reason = "filesystem_errors"
 )
 
 // Reasons are all of them, in that order.
 func Reasons() []Reason {
 	return []Reason{
-		PoolNotServing, RecordUnreadable, DirectoryMissing, ReadFailed, FilesystemErrors, ReadOnly,
-		FileShort, LimitDiffers, LimitOff, NoSpace, NoInodes,
+		PoolNotServing, RecordUnreadable, DirectoryMissing, ReadFailed, ReadOnly,
+		FileShort, LimitDiffers, LimitOff, NoSpace, NoInodes, FilesystemErrors,
 	}
 }
 
@@ -88,8 +90,6 @@ func (f Facts) Condition() Condition {
 		return abnormal(DirectoryMissing, "the volume's directory is missing; its record is kept")
 	case f.IO != nil:
 		return abnormal(ReadFailed, "reading the volume failed: %v", f.IO)
-	case f.FilesystemErrors > 0:
-		return abnormal(FilesystemErrors, "the pool's filesystem has counted %d errors, which may concern this volume or others; the kernel's log has them, and docs/answers.md how to reset the count", f.FilesystemErrors)
 	case f.ReadOnly:
 		return abnormal(ReadOnly, "the pool's filesystem is read-only")
 	case f.Short:
@@ -102,6 +102,8 @@ func (f Facts) Condition() Condition {
 		return abnormal(NoSpace, "no space is left")
 	case f.InodesCounted && f.FreeInodes == 0:
 		return abnormal(NoInodes, "no inodes are left")
+	case f.FilesystemErrors > 0:
+		return abnormal(FilesystemErrors, "the pool's filesystem has counted %d errors, which may concern this volume or others; the kernel's log has them, and docs/answers.md how to reset the count", f.FilesystemErrors)
 	case f.Unpromised:
 		return Condition{Message: "in order; no size was promised and none is enforced: the volume came without a record, and the numbers are the whole pool's"}
 	case f.Unenforced:

@@ -113,10 +113,10 @@ var (
 func TestPools(t *testing.T) {
 	var pools []metrics.Pool
 	address := serve(t, metrics.New(metrics.Options{Pools: func() []metrics.Pool { return pools }}), metrics.TLS{})
-	// bare is on a filesystem that counts no inodes and no errors.
+	// bare is on a filesystem that is read-only, and counts no inodes and no errors.
 	bare := metrics.Pool{
 		Name: "bare", Serving: true, SystemDisk: true, Used: metrics.Unknown,
-		Filesystem: &metrics.Filesystem{SizeBytes: 1024, FreeBytes: 512, Errors: metrics.Unknown},
+		Filesystem: &metrics.Filesystem{SizeBytes: 1024, FreeBytes: 512, ReadOnly: true, Errors: metrics.Unknown},
 	}
 	for name, c := range map[string]struct {
 		pools []metrics.Pool
@@ -137,6 +137,7 @@ func TestPools(t *testing.T) {
 			`hostpath_pool_limits_restored_total{pool="local"} 4`,
 			`hostpath_pool_promised_bytes{pool="local"} 5.36870912e+09`,
 			`hostpath_pool_quota_enforced{pool="local"} 1`,
+			`hostpath_pool_read_only{pool="local"} 0`,
 			`hostpath_pool_reaper_removed_files_total{pool="local"} 70`,
 			`hostpath_pool_reaper_removed_volumes_total{pool="local"} 6`,
 			`hostpath_pool_serving{pool="local"} 1`,
@@ -170,6 +171,7 @@ func TestPools(t *testing.T) {
 			`hostpath_pool_limits_restored_total{pool="bare"} 0`,
 			`hostpath_pool_promised_bytes{pool="bare"} 0`,
 			`hostpath_pool_quota_enforced{pool="bare"} 0`,
+			`hostpath_pool_read_only{pool="bare"} 1`,
 			`hostpath_pool_reaper_removed_files_total{pool="bare"} 0`,
 			`hostpath_pool_reaper_removed_volumes_total{pool="bare"} 0`,
 			`hostpath_pool_serving{pool="bare"} 1`,

@@ -39,6 +39,7 @@ type Pool struct {
 type Filesystem struct {
 	SizeBytes, FreeBytes int64
 	Inodes, FreeInodes   int64 // 0 where inodes are not counted
+	ReadOnly             bool
 	// Errors is how many it has counted, or Unknown.
 	Errors int64
 }
@@ -66,6 +67,7 @@ var perPool = []series[Pool]{
 	gauge("used_bytes", "What the volumes hold, counted once a minute. Absent without quotas, in a shared pool, and where a volume has no limit.", bytes(func(p Pool) int64 { return p.Used })),
 	gauge("inodes", "Inodes of the pool's filesystem. Absent where they are not counted, and while the pool does not serve.", inodes(func(f Filesystem) int64 { return f.Inodes })),
 	gauge("free_inodes", "Free inodes of the pool's filesystem. Absent like hostpath_pool_inodes.", inodes(func(f Filesystem) int64 { return f.FreeInodes })),
+	gauge("read_only", "1 if the pool's filesystem takes no writes. Absent while the pool does not serve.", onFilesystem(func(f Filesystem) float64 { return number(f.ReadOnly) })),
 	gauge("filesystem_errors", "Errors that the filesystem has counted, before this start too: of ext4 since its last check, of btrfs since its statistics were reset. Absent on others.", fsErrors),
 	gauge("volumes", "Volumes in the pool, lost ones included.", func(p Pool) (float64, bool) { return float64(p.Volumes), true }),
 	counter("limits_restored_total", "Limits of volumes that were missing or different, and were put back.", func(p Pool) (float64, bool) { return float64(p.Restored), true }),

@@ -135,7 +135,7 @@ func TestEveryReasonHasItsAlert(t *testing.T) {
 	}
 	for _, reason := range health.Reasons() {
 		want := 1
-		if reason == health.PoolNotServing || reason == health.FilesystemErrors {
+		if reason == health.PoolNotServing || reason == health.ReadOnly || reason == health.FilesystemErrors {
 			want = 0
 		}
 		if got := alertsOf(reason); got != want {

@@ -37,7 +37,7 @@ volume is up to a minute old, or older where there are very many. What is not kn
 
 | to know | ask |
 |---|---|
-| whether a pool works | ` + "`hostpath_pool_serving`, `hostpath_pool_filesystem_errors`" + ` |
+| whether a pool works | ` + "`hostpath_pool_serving`, `hostpath_pool_read_only`, `hostpath_pool_filesystem_errors`" + ` |
 | how much can still be promised | ` + "`hostpath_pool_available_bytes`" + ` |
 | how full the disk is | ` + "`1 - hostpath_pool_free_bytes / hostpath_pool_size_bytes`" + `; of inodes ` + "`1 - hostpath_pool_free_inodes / hostpath_pool_inodes`" + ` |
 | how much was promised beyond the disk | ` + "`hostpath_pool_promised_bytes / hostpath_pool_size_bytes`" + ` |
