@@ -140,7 +140,7 @@ func (t *Tracer) Close(ctx context.Context) error {
 func (t *Tracer) send(ctx context.Context) {
 	transport := &http.Transport{Proxy: http.ProxyFromEnvironment, TLSClientConfig: t.config.TLS, MaxIdleConns: 1, ForceAttemptHTTP2: true}
 	defer transport.CloseIdleConnections()
-	client := &http.Client{Transport: transport, Timeout: requestLimit}
+	client := &http.Client{Transport: transport, Timeout: requestLimit, CheckRedirect: stay}
 	down := false
 	for {
 		batch, last := t.batch(ctx)
@@ -162,6 +162,10 @@ func (t *Tracer) send(ctx context.Context) {
 		}
 	}
 }
+
+// stay follows no redirect: a POST would become a GET without its spans, whose answer says
+// nothing of them, and the headers of the configuration are for the collector alone.
+func stay(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 
 // batch waits for spans to send. It answers last when there will be no more.
 func (t *Tracer) batch(ctx context.Context) (batch []*Span, last bool) {

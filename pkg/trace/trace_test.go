@@ -347,6 +347,24 @@ func TestSpansAreSentWithoutAnEnd(t *testing.T) {
 	}
 }
 
+// A redirect turns a POST into a GET without spans, and its end may be another host's.
+func TestARedirectIsNoDelivery(t *testing.T) {
+	var followed atomic.Bool
+	other := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { followed.Store(true) }))
+	t.Cleanup(other.Close)
+	for _, code := range []int{http.StatusMovedPermanently, http.StatusFound, http.StatusPermanentRedirect} {
+		tracer, _ := start(t, http.RedirectHandler(other.URL, code))
+		_, s := tracer.Call(t.Context(), "a", Parent{})
+		s.End()
+		if err := tracer.Close(t.Context()); err == nil || tracer.Dropped() != 1 {
+			t.Errorf("%d: closing gives %v and %d spans are dropped, want 1", code, err, tracer.Dropped())
+		}
+		if followed.Load() {
+			t.Errorf("%d is followed", code)
+		}
+	}
+}
+
 func TestReadCertificates(t *testing.T) {
 	if _, err := ReadCertificates("/no/such/file"); err == nil {
 		t.Error("a file that is missing is no error")
