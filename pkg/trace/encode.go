@@ -3,8 +3,9 @@ package trace
 import "google.golang.org/protobuf/encoding/protowire"
 
 // The fields of the messages, by opentelemetry/proto/trace/v1/trace.proto,
-// common/v1/common.proto and resource/v1/resource.proto of OTLP 1.x. The test reads what
-// is made of them by the types that are generated from those files.
+// common/v1/common.proto, resource/v1/resource.proto and
+// collector/trace/v1/trace_service.proto of OTLP 1.x. The test reads what is made of the
+// first three by the types that are generated from those files.
 const (
 	requestResourceSpans = 1
 
@@ -32,6 +33,10 @@ const (
 	statusMessage = 2
 	statusCode    = 3
 	statusError   = 2 // STATUS_CODE_ERROR
+
+	responsePartialSuccess = 1
+	partialRejectedSpans   = 1
+	partialErrorMessage    = 2
 
 	keyValueKey   = 1
 	keyValueValue = 2
@@ -115,4 +120,51 @@ func (a attribute) encode() message {
 		value = message(nil).varint(anyInt, uint64(a.number))
 	}
 	return message(nil).text(keyValueKey, a.key).bytes(keyValueValue, value)
+}
+
+// readRejection reads an ExportTraceServiceResponse. It answers nil if that rejects nothing,
+// or is none.
+func readRejection(response []byte) *rejection {
+	var r rejection
+	fields(response, func(field protowire.Number, success []byte, _ uint64) {
+		if field != responsePartialSuccess {
+			return
+		}
+		fields(success, func(field protowire.Number, text []byte, n uint64) {
+			switch field {
+			case partialRejectedSpans:
+				r.spans = n
+			case partialErrorMessage:
+				r.why = string(text)
+			}
+		})
+	})
+	if int64(r.spans) <= 0 {
+		return nil
+	}
+	return &r
+}
+
+// fields goes through those of a message, up to what is no field. A field has bytes or a
+// number; those of other types are left out.
+func fields(m []byte, do func(field protowire.Number, b []byte, n uint64)) {
+	for len(m) > 0 {
+		field, kind, tag := protowire.ConsumeTag(m)
+		if tag < 0 {
+			return
+		}
+		size := protowire.ConsumeFieldValue(field, kind, m[tag:])
+		if size < 0 {
+			return
+		}
+		switch value := m[tag : tag+size]; kind {
+		case protowire.BytesType:
+			b, _ := protowire.ConsumeBytes(value)
+			do(field, b, 0)
+		case protowire.VarintType:
+			n, _ := protowire.ConsumeVarint(value)
+			do(field, nil, n)
+		}
+		m = m[tag+size:]
+	}
 }

@@ -130,6 +130,7 @@ func (t *Tracer) Close(ctx context.Context) error {
 	<-t.done
 	stop()
 	t.cancel()
+	t.abandon()
 	if dropped := t.Dropped(); dropped > 0 {
 		return fmt.Errorf("%d spans did not reach the collector at %s", dropped, t.config.URL.Redacted())
 	}
@@ -147,7 +148,7 @@ func (t *Tracer) send(ctx context.Context) {
 		if len(batch) > 0 {
 			err := t.deliver(ctx, client, batch)
 			if err != nil {
-				t.dropped.Add(uint64(len(batch)))
+				t.dropped.Add(lost(batch, err))
 			}
 			if err != nil && !down {
 				t.config.Log.Error(err, "spans are dropped until the collector takes them", "collector", t.config.URL.Redacted())
@@ -161,6 +162,15 @@ func (t *Tracer) send(ctx context.Context) {
 			return
 		}
 	}
+}
+
+// lost is how many of a batch did not arrive.
+func lost(batch []*Span, err error) uint64 {
+	all := uint64(len(batch))
+	if r, ok := errors.AsType[*rejection](err); ok {
+		return min(r.spans, all)
+	}
+	return all
 }
 
 // stay follows no redirect: a POST would become a GET without its spans, whose answer says
@@ -178,7 +188,6 @@ func (t *Tracer) batch(ctx context.Context) (batch []*Span, last bool) {
 		case <-timer.C:
 			return batch, false
 		case <-ctx.Done():
-			t.dropped.Add(uint64(len(t.queue)))
 			return batch, true
 		case <-t.ending:
 			return t.rest(batch)
@@ -239,8 +248,9 @@ func (t *Tracer) post(ctx context.Context, client *http.Client, body []byte) (ag
 	if err != nil {
 		return true, err
 	}
-	// Read, so that the connection can be used again.
-	_, _ = io.Copy(io.Discard, io.LimitReader(answer.Body, 64<<10))
+	// Read in any case, so that the connection can be used again. What cannot be read of
+	// it cannot tell of spans either.
+	said, _ := io.ReadAll(io.LimitReader(answer.Body, 64<<10))
 	_ = answer.Body.Close()
 	switch answer.StatusCode {
 	case http.StatusTooManyRequests, http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
@@ -249,5 +259,19 @@ func (t *Tracer) post(ctx context.Context, client *http.Client, body []byte) (ag
 	if answer.StatusCode/100 != 2 {
 		return again, fmt.Errorf("the collector answers %s", answer.Status)
 	}
+	if r := readRejection(said); r != nil {
+		return false, r // not to be sent again: OTLP/HTTP, "Partial Success"
+	}
 	return false, nil
+}
+
+// A rejection is what a collector answers that takes a part of a batch.
+type rejection struct {
+	spans uint64
+	why   string
+}
+
+// Error implements error.
+func (r *rejection) Error() string {
+	return fmt.Sprintf("the collector rejects %d spans: %s", r.spans, r.why)
 }

@@ -162,12 +162,29 @@ func (s *Span) EndWith(err error) error {
 	return err
 }
 
-// take queues a span, or drops it if the queue is full.
+// take queues a span, or drops it if the queue is full or nobody sends any more.
 func (t *Tracer) take(s *Span) {
 	select {
 	case t.queue <- s:
 	default:
 		t.dropped.Add(1)
+	}
+	select {
+	case <-t.done:
+		t.abandon()
+	default:
+	}
+}
+
+// abandon drops what is queued.
+func (t *Tracer) abandon() {
+	for {
+		select {
+		case <-t.queue:
+			t.dropped.Add(1)
+		default:
+			return
+		}
 	}
 }
 

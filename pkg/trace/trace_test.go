@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+	"github.com/go-logr/logr/funcr"
 	"github.com/google/go-cmp/cmp"
 	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
 	resourcepb "go.opentelemetry.io/proto/otlp/resource/v1"
@@ -362,6 +363,60 @@ func TestARedirectIsNoDelivery(t *testing.T) {
 		if followed.Load() {
 			t.Errorf("%d is followed", code)
 		}
+	}
+}
+
+func TestWhatACollectorRejectsIsCounted(t *testing.T) {
+	for name, c := range map[string]struct {
+		answer  []byte
+		dropped uint64
+		says    string
+	}{
+		"nothing":                   {nil, 0, ""},
+		"an empty success":          {partialSuccess(0, ""), 0, ""},
+		"a warning":                 {partialSuccess(0, "old version"), 0, ""},
+		"two of three":              {partialSuccess(2, "too long"), 2, "too long"},
+		"more than there were":      {partialSuccess(1<<40, ""), 3, "rejects"},
+		"less than none":            {partialSuccess(1<<63, ""), 0, ""},
+		"something that was cut":    {partialSuccess(2, "too long")[:3], 0, ""},
+		"something that is no OTLP": {[]byte("{}"), 0, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			tracer, _ := start(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				_, _ = w.Write(c.answer)
+			}))
+			var logged strings.Builder
+			tracer.config.Log = funcr.New(func(_, args string) { logged.WriteString(args) }, funcr.Options{})
+			for range 3 {
+				_, s := tracer.Call(t.Context(), "a", Parent{})
+				s.End()
+			}
+			err := tracer.Close(t.Context())
+			if (err == nil) != (c.dropped == 0) || tracer.Dropped() != c.dropped {
+				t.Errorf("closing gives %v and %d spans are dropped, want %d", err, tracer.Dropped(), c.dropped)
+			}
+			if !strings.Contains(logged.String(), c.says) || c.says == "" && logged.Len() > 0 {
+				t.Errorf("the log is %q, want it to say %q", logged.String(), c.says)
+			}
+		})
+	}
+}
+
+// partialSuccess is an ExportTraceServiceResponse that rejects spans.
+func partialSuccess(rejected uint64, why string) []byte {
+	success := message(nil).varint(1, rejected).text(2, why)
+	return message(nil).bytes(1, success)
+}
+
+func TestSpansThatEndAfterTheTracerAreDropped(t *testing.T) {
+	tracer, _ := start(t, &collector{spans: make(chan *tracepb.ResourceSpans, 1)})
+	_, s := tracer.Call(t.Context(), "a", Parent{})
+	if err := tracer.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+	s.End()
+	if got := tracer.Dropped(); got != 1 {
+		t.Errorf("%d spans are dropped, want 1", got)
 	}
 }
 
