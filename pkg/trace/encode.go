@@ -1,6 +1,10 @@
 package trace
 
-import "google.golang.org/protobuf/encoding/protowire"
+import (
+	"strings"
+
+	"google.golang.org/protobuf/encoding/protowire"
+)
 
 // The fields of the messages, by opentelemetry/proto/trace/v1/trace.proto,
 // common/v1/common.proto, resource/v1/resource.proto and
@@ -59,11 +63,12 @@ func (m message) bytes(field protowire.Number, b []byte) message {
 	return protowire.AppendBytes(protowire.AppendTag(m, field, protowire.BytesType), b)
 }
 
+// text has to be UTF-8 in protobuf.
 func (m message) text(field protowire.Number, s string) message {
 	if s == "" {
 		return m
 	}
-	return protowire.AppendString(protowire.AppendTag(m, field, protowire.BytesType), s)
+	return protowire.AppendString(protowire.AppendTag(m, field, protowire.BytesType), strings.ToValidUTF8(s, "\ufffd"))
 }
 
 func (m message) varint(field protowire.Number, n uint64) message {

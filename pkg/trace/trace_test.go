@@ -348,6 +348,27 @@ func TestSpansAreSentWithoutAnEnd(t *testing.T) {
 	}
 }
 
+// Names of files are any bytes, and errors have them. A collector refuses the whole batch
+// of a text that is not UTF-8, as protobuf's parsers do.
+func TestTextsAreUTF8(t *testing.T) {
+	c := &collector{spans: make(chan *tracepb.ResourceSpans, 1)}
+	tracer, _ := start(t, c)
+	_, s := tracer.Call(t.Context(), "a", Parent{})
+	s.Set("path", "b\xffd")
+	s.Fail("open b\xff\xfed")
+	s.End()
+	if err := tracer.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	got := (<-c.spans).GetScopeSpans()[0].GetSpans()[0]
+	if path := got.GetAttributes()[0].GetValue().GetStringValue(); path != "b\ufffdd" {
+		t.Errorf("the path is %q", path)
+	}
+	if why := got.GetStatus().GetMessage(); why != "open b\ufffdd" {
+		t.Errorf("the message is %q", why)
+	}
+}
+
 // A redirect turns a POST into a GET without spans, and its end may be another host's.
 func TestARedirectIsNoDelivery(t *testing.T) {
 	var followed atomic.Bool
