@@ -159,7 +159,6 @@ func TestPools(t *testing.T) {
 			`hostpath_pool_reaper_removed_files_total{pool="away"} 0`,
 			`hostpath_pool_reaper_removed_volumes_total{pool="away"} 0`,
 			`hostpath_pool_serving{pool="away"} 0`,
-			`hostpath_pool_shared_with_os{pool="away"} 0`,
 			`hostpath_pool_trash_entries{pool="away"} 0`,
 			`hostpath_pool_trash_stuck_entries{pool="away"} 0`,
 			`hostpath_pool_volumes{pool="away"} 0`,

@@ -92,6 +92,7 @@ func example() *metrics.Metrics {
 		Pools: func() []metrics.Pool {
 			return []metrics.Pool{{
 				Name:       "local",
+				Serving:    true,
 				Filesystem: &metrics.Filesystem{SizeBytes: 1, Inodes: 1},
 				TrashSince: now,
 				LastError:  now,
