@@ -517,6 +517,7 @@ func (s *session) leftovers(place string) (all []Leftover, err error) {
 			return err
 		}
 		slices.Sort(entries)
+		var here []Leftover
 		for _, name := range entries {
 			s.pool.steps.Add(1)
 			left, err := s.leftover(d, name)
@@ -527,7 +528,14 @@ func (s *session) leftovers(place string) (all []Leftover, err error) {
 				return err
 			}
 			left.Node = node
-			left.Condition = s.leftoverCondition(place, left)
+			here = append(here, left)
+		}
+		lately, err := s.workedOn(place, d, here)
+		if err != nil {
+			return err
+		}
+		for _, left := range here {
+			left.Condition = s.leftoverCondition(place, left, lately)
 			all = append(all, left)
 		}
 		return nil
@@ -548,8 +556,30 @@ func (s *session) leftover(in *dir.Dir, name string) (Leftover, error) {
 	return left, err
 }
 
-// leftoverCondition tells work in progress from what stays.
-func (s *session) leftoverCondition(place string, l Leftover) health.Condition {
+// workedOn is when anything in the trash of a node last changed. Creations do not wait for
+// each other: of those it is the zero time.
+func (s *session) workedOn(place string, in *dir.Dir, here []Leftover) (last time.Time, err error) {
+	if place != trashName {
+		return last, nil
+	}
+	// In a shared pool a node sets this as its sign of life, whether it can erase or not.
+	if !s.pool.config.Shared {
+		if last, err = in.Modified(); err != nil {
+			return last, err
+		}
+	}
+	for _, left := range here {
+		if left.Changed.After(last) {
+			last = left.Changed
+		}
+	}
+	return last, nil
+}
+
+// leftoverCondition tells work in progress from what stays. The reaper erases one piece
+// after the other, so one that waits behind a large one is no sign of trouble as long as
+// the node gets on.
+func (s *session) leftoverCondition(place string, l Leftover, lately time.Time) health.Condition {
 	limit, normal, says := retryStuck, "being erased", "cannot be erased, or no driver runs on its node"
 	if place == stagingName {
 		limit, normal, says = stagedLong, "being made", "a creation that did not end; the driver of its node removes it when it runs"
@@ -557,10 +587,14 @@ func (s *session) leftoverCondition(place string, l Leftover) health.Condition {
 	if s.pool.config.Shared && l.Node != s.pool.options.Node.name {
 		limit = unseenAfter // then others take it over
 	}
-	if since := time.Since(l.Changed); since > limit {
-		return health.Condition{Abnormal: true, Message: fmt.Sprintf("unchanged for %v: %s", since.Truncate(time.Minute), says)}
+	since := time.Since(l.Changed)
+	switch {
+	case since <= limit:
+		return health.Condition{Message: normal}
+	case time.Since(lately) <= limit:
+		return health.Condition{Message: "waits to be erased"}
 	}
-	return health.Condition{Message: normal}
+	return health.Condition{Abnormal: true, Message: fmt.Sprintf("unchanged for %v: %s", since.Truncate(time.Minute), says)}
 }
 
 // seeAvailable does what a driver does that starts, as far as that changes nothing.

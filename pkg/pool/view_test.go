@@ -257,6 +257,55 @@ func changed(t *testing.T, path string) time.Time {
 	return time.Unix(st.Ctim.Unix())
 }
 
+// A large volume can take hours to erase, and those behind it are in order.
+func TestAViewKnowsTrashThatWaits(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		must(t, b.Close(t.Context()))
+		for _, name := range []string{"pvc-1.abc", "pvc-2.abc"} {
+			must(t, os.MkdirAll(b.own("trash", "node-1", name, "data"), 0o700))
+		}
+		wantTrash := func(abnormal bool, says ...string) {
+			t.Helper()
+			seen := b.see(localPool).Trash
+			if len(seen) != len(says) {
+				t.Fatalf("%d pieces of trash are seen, want %d", len(seen), len(says))
+			}
+			for i, l := range seen {
+				if l.Condition.Abnormal != abnormal || !strings.HasPrefix(l.Condition.Message, says[i]) {
+					t.Errorf("%s is seen as %+v, want it to be %q", l.Name, l.Condition, says[i])
+				}
+			}
+		}
+		// The bubble's clock begins before the times of files.
+		time.Sleep(time.Until(changed(t, b.own("trash", "node-1"))) + time.Minute)
+		wantTrash(false, "being erased", "being erased")
+		time.Sleep(2 * time.Hour)
+		wantTrash(true, "unchanged for 2h", "unchanged for 2h")
+		now := time.Now()
+		must(t, os.Chtimes(b.own("trash", "node-1"), now, now)) // as when a piece is gone
+		wantTrash(false, "waits to be erased", "waits to be erased")
+		time.Sleep(2 * time.Hour)
+		wantTrash(true, "unchanged for 4h", "unchanged for 4h")
+	})
+}
+
+// There a node's directory changes because the node is alive.
+func TestAViewOfASharedPoolKnowsTrashThatIsStuck(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const shared = `[{"name":"local","path":"pool","shared":true}]`
+		b := newBench(t, t.TempDir())
+		b.start(shared)
+		must(t, b.Close(t.Context()))
+		must(t, os.Mkdir(b.own("trash", "node-1", "pvc-1.abc"), 0o700))
+		time.Sleep(time.Until(changed(t, b.own("trash", "node-1"))) + 2*time.Hour)
+		now := time.Now()
+		must(t, os.Chtimes(b.own("trash", "node-1"), now, now))
+		if seen := b.seeAs("node-1", shared).Trash; len(seen) != 1 || !seen[0].Condition.Abnormal {
+			t.Errorf("the trash is seen as %+v, want it to be abnormal", seen)
+		}
+	})
+}
+
 // A removal that was done under another uid is none of this volume.
 func TestAViewSeesALostVolumeBesideTrashOfAnEarlierOne(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
