@@ -152,7 +152,8 @@ func (w *world) mayPublish(name, target, in string, p pool.Publication) error {
 		return pool.ErrNotFound
 	case v.promise().mode != p.Mode:
 		return pool.ErrInvalid
-	case p.SingleTarget && len(w.published(v, target)) > 0:
+	case p.SingleTarget && len(w.published(v, target)) > 0 && !w.publishedAt(v, target):
+		// Where it is published already, that it is elsewhere too does not matter (CSI 1.12, NodePublishVolume).
 		return pool.ErrInUse
 	}
 	want := publication{dir: v.dir, device: p.Mode == pool.ModeBlock, readOnly: p.ReadOnly}

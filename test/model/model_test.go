@@ -192,3 +192,8 @@ func (w *world) published(v *volume, but string) (at []string) {
 	}
 	return at
 }
+
+func (w *world) publishedAt(v *volume, target string) bool {
+	at := w.targets[target]
+	return at != nil && v.dir != nil && at.dir == v.dir
+}
