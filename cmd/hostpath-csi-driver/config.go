@@ -53,7 +53,7 @@ func parse(args []string, output io.Writer) (config, error) {
 	flags.StringVar(&c.metricsTLS.KeyFile, "metrics-key-file", "", "key of that certificate")
 	flags.StringVar(&tlsVersion, "metrics-tls-version", "VersionTLS13", "lowest version of TLS for the metrics")
 	flags.BoolVar(&c.volumeMetrics, "volume-metrics", false, "show each volume in the metrics")
-	flags.StringVar(&collector, "tracing-endpoint", "", "OTLP/HTTP collector to send spans of the calls to, such as http://collector:4318; empty for none")
+	flags.StringVar(&collector, "tracing-endpoint", "", "OTLP/HTTP collector to send spans of the calls to, such as http://ADDRESS:4318; empty for none")
 	klog.InitFlags(flags)
 
 	problems := parseAll(flags, args)
