@@ -42,8 +42,9 @@ const (
 
 // The kernel wakes the first thread of a process for a signal, if that can take it
 // (complete_signal of linux/kernel/signal.c), and one that waits for a filesystem that hangs
-// takes it for ever. So that thread runs main alone, which does nothing but wait: SIGTERM
-// would not be heard otherwise.
+// takes it for ever: SIGTERM would not be heard. So that thread runs main alone. At the start
+// main opens what is the node's (device nodes, mount table, socket, certificates), and from
+// then on it waits. It touches no pool.
 func init() { runtime.LockOSThread() }
 
 func main() {
