@@ -11,7 +11,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/watch"
 
@@ -195,13 +194,17 @@ func TestCapacityIsNotRewritten(t *testing.T) {
 	s.remove("user")
 }
 
+// filler is the pod that fills a node, and its claim.
+func filler(node string) string { return "filler-" + node }
+
 // fill takes all but some bytes of the pool of a node.
 func (s *scene) fill(node string, leave int64) {
 	s.Helper()
 	size := (s.capacity(node) - leave) / mib
-	s.claim("filler", fmt.Sprintf("%dMi", size))
-	s.pod("filler", with("filler", "/data"), on(node))
-	s.ready("filler")
+	name := filler(node)
+	s.claim(name, fmt.Sprintf("%dMi", size))
+	s.pod(name, with(name, "/data"), on(node))
+	s.ready(name)
 	s.wantCapacity("hostpath-csi", node, leave)
 }
 
@@ -267,7 +270,11 @@ func (s *scene) sayWhetherRescheduled(claims []string) {
 // runs.
 func TestNoRoomAnywhere(t *testing.T) {
 	s := begin(t)
-	s.claim("data", resource.NewQuantity(s.capacity(nodeA)*2, resource.BinarySI).String())
+	s.settle()
+	for _, node := range []string{nodeA, nodeB} {
+		s.fill(node, 512*mib)
+	}
+	s.claim("data", "1Gi")
 	s.pod("user", with("data", "/data"))
 	s.wantEvent("Pod", "user", "FailedScheduling", "did not have enough free storage")
 	pod, err := c.Client.CoreV1().Pods(s.namespace).Get(t.Context(), "user", metav1.GetOptions{})
@@ -276,5 +283,10 @@ func TestNoRoomAnywhere(t *testing.T) {
 	}
 	if pod.Spec.NodeName != "" || pod.Status.Phase != corev1.PodPending {
 		t.Errorf("the pod is %s on %q, want it to wait", pod.Status.Phase, pod.Spec.NodeName)
+	}
+	s.remove(filler(nodeA))
+	s.removeClaim(filler(nodeA))
+	if got := s.ready("user").Spec.NodeName; got != nodeA {
+		t.Errorf("the pod is on %s, want it on %s, where there is room now", got, nodeA)
 	}
 }
