@@ -95,7 +95,7 @@ test-hard: ## Attack the driver in full, which takes hours: what make test does 
 	@test/tools/install-deps test
 	$(GO_TEST) -timeout 3h $(HARD_TESTS)
 	@$(MAKE) test-faults
-	$(GO_TEST) ./test/model -rapid.checks=1500
+	$(GO_TEST) -timeout 1h ./test/model -rapid.checks=1500
 	$(GO_TEST) -run Swapped ./pkg/...
 	@$(MAKE) test-load
 	@$(MAKE) fuzz
@@ -104,7 +104,7 @@ test-hard: ## Attack the driver in full, which takes hours: what make test does 
 .PHONY: test-faults
 test-faults: ## Attack the driver with pools that are full, read-only, unmounted, failing and hanging, in full
 	@test/tools/install-deps test
-	$(GO_TEST) ./test/faults
+	$(GO_TEST) -timeout 1h ./test/faults
 
 .PHONY: sanity
 sanity: ## Run csi-sanity against the real binary with real mounts
