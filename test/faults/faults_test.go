@@ -21,6 +21,7 @@ const (
 )
 
 // guest tells whether this is the guest of test/kernel, whose processor may be emulated.
+// The Makefile runs these tests on the host alone. In the guest they are run by hand.
 func guest() bool { return os.Getenv("HOSTPATH_KERNEL") != "" }
 
 // unlessShort is for tests that wait for most of a minute.
