@@ -114,7 +114,7 @@ func (p *Pool) create(ctx context.Context, r Request) (Volume, error) {
 	if err := s.loadShared(); err != nil {
 		return Volume{}, err
 	}
-	space, err := s.root.Space()
+	space, err := s.space()
 	if err != nil {
 		return Volume{}, err
 	}

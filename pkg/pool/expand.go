@@ -57,7 +57,7 @@ func (v *found) expand(ctx context.Context, r Range) (int64, error) {
 	if err := v.again(); err != nil {
 		return 0, err
 	}
-	space, err := v.session.root.Space()
+	space, err := v.session.space()
 	if err != nil {
 		return 0, err
 	}

@@ -49,7 +49,7 @@ func (s *session) count() {
 		s.pool.used.Store(unknownBytes)
 		return
 	}
-	before, err := s.root.Space()
+	before, err := s.space()
 	if err != nil {
 		return
 	}
@@ -60,7 +60,7 @@ func (s *session) count() {
 		return
 	}
 	s.pool.used.Store(used)
-	after, err := s.root.Space()
+	after, err := s.space()
 	if err != nil {
 		return
 	}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"syscall"
 	"time"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
@@ -133,6 +134,19 @@ func (p *Pool) openSession(id *opened) (_ *session, err error) {
 	}
 	s.volumes, err = s.own.Open(volumesName)
 	return s, err
+}
+
+// space measures the pool's filesystem.
+func (s *session) space() (dir.Space, error) {
+	space, err := s.root.Space()
+	space.ReadOnly = space.ReadOnly || s.pool.refuses.Load()
+	return space, err
+}
+
+// feel finds out what statfs(2) does not tell since Linux 6.12: that an error made an ext4
+// read-only.
+func (s *session) feel() {
+	s.pool.refuses.Store(errors.Is(s.root.Sync(), syscall.EROFS))
 }
 
 // is tells whether the pool is one that was opened.
@@ -337,7 +351,7 @@ func (s *session) ensureFormat() (*format, error) {
 }
 
 func (s *session) newFormat() (*format, error) {
-	space, err := s.root.Space()
+	space, err := s.space()
 	if err != nil {
 		return nil, err
 	}

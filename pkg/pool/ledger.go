@@ -131,7 +131,7 @@ func (p *Pool) free() int64 {
 	if err := s.loadShared(); err != nil {
 		return 0
 	}
-	space, err := s.root.Space()
+	space, err := s.space()
 	if err != nil {
 		return 0
 	}

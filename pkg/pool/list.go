@@ -121,7 +121,7 @@ func (l *listing) open() (err error) {
 
 // ask reads what is the same for all volumes of the pool.
 func (l *listing) ask() (err error) {
-	if l.space, err = l.session.root.Space(); err != nil {
+	if l.space, err = l.session.space(); err != nil {
 		return err
 	}
 	if l.published, err = l.pool.options.Mounts.Published(l.session.root); err != nil {

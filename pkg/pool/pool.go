@@ -76,6 +76,8 @@ type Pool struct {
 	looked   chan struct{}          // closed after the first look
 	// steps counts what a look has done, which tells one that is slow from one that hangs.
 	steps atomic.Uint64
+	// refuses is set by the looks while the filesystem takes no changes and does not say so.
+	refuses atomic.Bool
 	// unrestored are volumes whose limits are to be compared with their promises. It
 	// belongs to the looks.
 	unrestored map[VolumeID]entry
@@ -242,7 +244,8 @@ func (p *Pool) look(ctx context.Context) state {
 		return state{err: p.unavailable(err), errors: NotKnown}
 	}
 	defer s.close()
-	space, err := s.root.Space()
+	s.feel()
+	space, err := s.space()
 	if err != nil {
 		return state{err: p.unavailable(err), errors: NotKnown}
 	}

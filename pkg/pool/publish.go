@@ -316,7 +316,7 @@ func (s *Set) stats(v *found, at bind.Target) (Stats, error) {
 			return Stats{}, err
 		}
 	}
-	whole, err := v.session.root.Space()
+	whole, err := v.session.space()
 	if err != nil {
 		return Stats{Mode: v.entry.mode(), Condition: health.Facts{Pool: err}.Condition()}, nil //nolint:nilerr // the condition tells it
 	}

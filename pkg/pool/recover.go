@@ -16,7 +16,7 @@ import (
 // recover finishes or undoes what a crash interrupted, before the pool serves. A
 // read-only pool has nothing to recover that could be.
 func (s *session) recover() error {
-	space, err := s.root.Space()
+	space, err := s.space()
 	if err != nil || space.ReadOnly {
 		return err
 	}
@@ -325,7 +325,7 @@ func (s *session) sync(ctx context.Context) error {
 			return err
 		}
 	}
-	if space, err := s.root.Space(); err != nil || space.ReadOnly {
+	if space, err := s.space(); err != nil || space.ReadOnly {
 		return err
 	}
 	if err := s.work(); err != nil {

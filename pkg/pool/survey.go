@@ -101,7 +101,7 @@ func (p *Pool) surveySome(ids []VolumeID, found *survey) error {
 		return err
 	}
 	defer s.close()
-	space, err := s.root.Space()
+	space, err := s.space()
 	if err != nil {
 		return err
 	}

@@ -219,6 +219,7 @@ func (s *session) see(ctx context.Context, v *View) (err error) {
 	// As a look of the driver does, so that conditions are the same.
 	looked := *s.pool.state.Load()
 	looked.errors = s.pool.countErrors(s.root)
+	s.feel()
 	s.pool.state.Store(&looked)
 	if err := s.load(); err != nil {
 		return err

@@ -19,6 +19,8 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/testing/protocmp"
 
 	"kubevirt.io/hostpath-provisioner/test/node"
@@ -226,6 +228,40 @@ func TestAnErrorBelowTheRootOfAVolume(t *testing.T) {
 				t.Errorf("the log does not tell the errors:\n%s", d.Log())
 			}
 		})
+	}
+}
+
+// Since Linux 6.12 statfs(2) does not tell of it.
+func TestAnErrorThatMakesTheFilesystemReadOnly(t *testing.T) {
+	disk := rotten.New(t, "ext4", "errors=remount-ro")
+	d := start(t, build(t), filepath.Join(disk.Path, filepath.Dir(rotten.Volume)))
+	volume := filepath.Base(rotten.Volume)
+	d.publish(t, volume)
+	if scraped := d.scrape(t); !strings.Contains(scraped, "hostpath_pool_read_only{pool=\"local\"} 0\n") {
+		t.Errorf("the metrics do not say that the pool can be written to:\n%s", scraped)
+	}
+	disk.Touch(t)
+	eventually(t, "the pool has no room", func() bool {
+		got, err := csi.NewControllerClient(d.Conn()).GetCapacity(t.Context(), &csi.GetCapacityRequest{})
+		must(t, err)
+		return got.GetAvailableCapacity() == 0
+	})
+	eventually(t, "all calls say that the volume is read-only", func() bool {
+		for _, condition := range d.conditions(t, volume) {
+			if !strings.Contains(condition.GetMessage(), "read-only") {
+				return false
+			}
+		}
+		return true
+	})
+	_, err := csi.NewControllerClient(d.Conn()).CreateVolume(t.Context(), &csi.CreateVolumeRequest{
+		Name: "new", VolumeCapabilities: []*csi.VolumeCapability{writer()},
+	})
+	if code := status.Code(err); code != codes.ResourceExhausted && code != codes.Unavailable {
+		t.Errorf("a volume is made with the answer %v", err)
+	}
+	if scraped := d.scrape(t); !strings.Contains(scraped, "hostpath_pool_read_only{pool=\"local\"} 1\n") {
+		t.Errorf("the metrics do not say that the pool is read-only:\n%s", scraped)
 	}
 }
 

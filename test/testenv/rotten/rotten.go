@@ -40,8 +40,8 @@ const (
 	block       = 4096
 )
 
-// New makes a filesystem and mounts it until the test ends.
-func New(t testing.TB, kind string) *Filesystem {
+// New makes a filesystem and mounts it, with options of mount(8), until the test ends.
+func New(t testing.TB, kind string, options ...string) *Filesystem {
 	t.Helper()
 	testenv.NeedRoot(t)
 	testenv.NeedPrograms(t, "mkfs."+kind, "mount", "debugfs")
@@ -59,7 +59,7 @@ func New(t testing.TB, kind string) *Filesystem {
 	must(t, loopfs.Unmount(f.Path))
 
 	f.rot(t, image, content)
-	run(t, "mount", "-t", kind, "-o", "loop", image, f.Path)
+	run(t, "mount", "-t", kind, "-o", strings.Join(append(options, "loop"), ","), image, f.Path)
 	t.Cleanup(func() {
 		if err := loopfs.Unmount(f.Path); err != nil {
 			t.Error(err)
