@@ -98,6 +98,9 @@ func (p *Pool) remember(name string, id quota.ID) quota.ID {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	r := p.trash.pieces[name]
+	if r == nil {
+		return id // erased before
+	}
 	if id != 0 {
 		r.id = id
 	}
@@ -113,8 +116,8 @@ func (p *Pool) queued(stuckToo bool) []string {
 func (p *Pool) reaped(name string, err error) {
 	p.mu.Lock()
 	defer p.unlock()
-	if err == nil {
-		p.ledger.dropTrash(p.trash.pieces[name].promised)
+	if r := p.trash.pieces[name]; r != nil && err == nil {
+		p.ledger.dropTrash(r.promised)
 		p.erased.pieces.Add(1)
 	}
 	p.trash.tried(name, err)

@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"container/list"
 	"time"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
@@ -9,8 +10,8 @@ import (
 // trash is what was removed and is not erased yet. The pool's mutex guards it.
 type trash struct {
 	pieces map[string]*rubbish
-	// order has the names as they came; those of pieces that are gone may be left in it.
-	order []string
+	// order has the names as they came.
+	order list.List
 	// stuck is how many pieces could not be erased.
 	stuck int
 	// bytes is what those pieces hold of which it is known, and unmeasured how many others
@@ -28,6 +29,7 @@ type rubbish struct {
 	// id is what it was counted by, once that is known: it is to be given back also
 	// when nothing is left of the tree.
 	id quota.ID
+	at *list.Element // of the trash's order
 }
 
 // unknownBytes stands for a size that nobody knows.
@@ -41,9 +43,8 @@ func (t *trash) add(name string, promised int64, now time.Time) bool {
 	if t.pieces == nil {
 		t.pieces = make(map[string]*rubbish)
 	}
-	t.pieces[name] = &rubbish{promised: promised, holds: unknownBytes, since: now}
+	t.pieces[name] = &rubbish{promised: promised, holds: unknownBytes, since: now, at: t.order.PushBack(name)}
 	t.unmeasured++
-	t.order = append(t.order, name)
 	return true
 }
 
@@ -70,6 +71,9 @@ func (t *trash) count(r *rubbish, sign int) {
 // tried notes how an attempt to erase a piece ended. One that succeeded is forgotten.
 func (t *trash) tried(name string, err error) {
 	r := t.pieces[name]
+	if r == nil {
+		return // erased before
+	}
 	if r.err != nil {
 		t.stuck--
 	}
@@ -78,29 +82,15 @@ func (t *trash) tried(name string, err error) {
 		return
 	}
 	t.count(r, -1)
+	t.order.Remove(r.at)
 	delete(t.pieces, name)
-	// Behind one that is stuck for ever, names would pile up.
-	if len(t.order) > 2*len(t.pieces)+burst {
-		t.order = t.left()
-	}
-}
-
-// left are the names of the pieces as they came.
-func (t *trash) left() []string {
-	left := make([]string, 0, len(t.pieces))
-	for _, name := range t.order {
-		if _, known := t.pieces[name]; known {
-			left = append(left, name)
-		}
-	}
-	return left
 }
 
 // queued are the pieces to be erased, the oldest first.
 func (t *trash) queued(stuckToo bool) []string {
 	var queued []string
-	for _, name := range t.left() {
-		if t.pieces[name].err == nil || stuckToo {
+	for e := t.order.Front(); e != nil; e = e.Next() {
+		if name := e.Value.(string); t.pieces[name].err == nil || stuckToo {
 			queued = append(queued, name)
 		}
 	}
@@ -119,11 +109,8 @@ func (t *trash) sum() trashSum {
 	if t.unmeasured > 0 {
 		sum.holds = unknownBytes
 	}
-	for ; len(t.order) > 0; t.order = t.order[1:] {
-		if oldest := t.pieces[t.order[0]]; oldest != nil {
-			sum.since = oldest.since
-			break
-		}
+	if oldest := t.order.Front(); oldest != nil {
+		sum.since = t.pieces[oldest.Value.(string)].since
 	}
 	return sum
 }

@@ -1,0 +1,44 @@
+package pool
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// Of a name that comes again while an older piece is stuck, there is one piece.
+func TestANameThatComesAgainIsErasedOnce(t *testing.T) {
+	var trash trash
+	trash.add("stuck", 1, time.Now())
+	trash.tried("stuck", errors.New("it cannot be removed"))
+	for range 2 {
+		trash.add("pvc-1.u", 1, time.Now())
+		if diff := cmp.Diff([]string{"pvc-1.u"}, trash.queued(false)); diff != "" {
+			t.Errorf("queued (-want +got):\n%s", diff)
+		}
+		if diff := cmp.Diff([]string{"stuck", "pvc-1.u"}, trash.queued(true)); diff != "" {
+			t.Errorf("queued with what is stuck (-want +got):\n%s", diff)
+		}
+		trash.tried("pvc-1.u", nil)
+	}
+	if sum := trash.sum(); sum.pieces != 1 || sum.stuck != 1 {
+		t.Errorf("%+v, want one piece, which is stuck", sum)
+	}
+}
+
+func TestAPieceOfTrashThatIsGoneIsErasedNoSecondTime(t *testing.T) {
+	p := &Pool{index: newIndex(), wake: make(chan struct{}, 1)}
+	p.trashed("pvc-1.u", 1)
+	for range 2 {
+		if got := p.remember("pvc-1.u", 7); got != 7 {
+			t.Errorf("id %d, want 7", got)
+		}
+		p.reaped("pvc-1.u", nil)
+	}
+	p.reaped("pvc-1.u", errors.New("it cannot be removed"))
+	if sum, erased := p.trash.sum(), p.erased.pieces.Load(); sum.pieces != 0 || sum.stuck != 0 || erased != 1 || p.ledger.trashed != 0 {
+		t.Errorf("%+v, %d erased, %d bytes; want one erased and nothing left", sum, erased, p.ledger.trashed)
+	}
+}
