@@ -12,6 +12,21 @@ import (
 func (p *Pool) trashed(name string, promised int64) {
 	p.mu.Lock()
 	defer p.unlock()
+	p.queue(name, promised)
+}
+
+// foundTrash queues an entry that was seen in the trash when so many pieces were erased.
+// If any was since, it may be that one, and if it is not, it will be found again.
+func (p *Pool) foundTrash(name string, erased uint64) {
+	p.mu.Lock()
+	defer p.unlock()
+	if p.erased.pieces.Load() == erased {
+		p.queue(name, unknownBytes)
+	}
+}
+
+// queue is trashed for callers that hold the mutex.
+func (p *Pool) queue(name string, promised int64) {
 	if p.trash.add(name, promised, time.Now()) {
 		p.ledger.addTrash(promised)
 		p.wakeReaper()

@@ -351,8 +351,7 @@ func (s *session) sync(ctx context.Context) error {
 	return s.recoverMarks()
 }
 
-// findTrash queues what is in the trash and was not known: directories that were
-// moved up from great depth when their removal failed, and volumes whose deletion failed
+// findTrash queues what is in the trash and was not known: volumes whose deletion failed
 // before their record was dropped.
 func (s *session) findTrash() error {
 	thrown, err := names(s.trash)
@@ -378,10 +377,15 @@ func (s *session) findTrashed(name string) error {
 		}
 		defer unlock()
 	}
+	erased := s.pool.erased.pieces.Load()
+	// The reaper may have erased and forgotten it since the trash was listed.
+	if exists, err := s.trash.Exists(name); err != nil || !exists {
+		return err
+	}
 	if err := s.finishRemoval(name); err != nil {
 		return err
 	}
-	s.pool.trashed(name, unknownBytes)
+	s.pool.foundTrash(name, erased)
 	return nil
 }
 

@@ -2,10 +2,14 @@ package pool
 
 import (
 	"errors"
+	"os"
+	"path/filepath"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 )
 
 // Of a name that comes again while an older piece is stuck, there is one piece.
@@ -40,5 +44,46 @@ func TestAPieceOfTrashThatIsGoneIsErasedNoSecondTime(t *testing.T) {
 	p.reaped("pvc-1.u", errors.New("it cannot be removed"))
 	if sum, erased := p.trash.sum(), p.erased.pieces.Load(); sum.pieces != 0 || sum.stuck != 0 || erased != 1 || p.ledger.trashed != 0 {
 		t.Errorf("%+v, %d erased, %d bytes; want one erased and nothing left", sum, erased, p.ledger.trashed)
+	}
+}
+
+// A sync reads the names in the trash, and the reaper erases them meanwhile.
+func TestTrashThatIsErasedWhileItIsFoundIsNotQueuedAgain(t *testing.T) {
+	path := t.TempDir()
+	d, err := dir.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = d.Close() }()
+	p := &Pool{index: newIndex(), wake: make(chan struct{}, 1)}
+	s := &session{pool: p, trash: d}
+	find := func(name string) {
+		if err := s.findTrashed(name); err != nil {
+			t.Error(err)
+		}
+	}
+	want := func(when string, pieces, unknown int) {
+		if got := p.trash.sum().pieces; got != pieces || p.ledger.unknown != unknown {
+			t.Errorf("%s: %d pieces, %d of unknown size; want %d and %d", when, got, p.ledger.unknown, pieces, unknown)
+		}
+	}
+
+	p.trashed("erased", 1)
+	p.reaped("erased", nil)
+	find("erased")
+	want("after what was listed is erased", 0, 0)
+
+	seen := p.erased.pieces.Load()
+	p.trashed("erased", 1)
+	p.reaped("erased", nil)
+	p.foundTrash("erased", seen)
+	want("after what was seen is erased", 0, 0)
+
+	if err := os.Mkdir(filepath.Join(path, "left"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		find("left")
+		want("after what is there is found", 1, 1)
 	}
 }
