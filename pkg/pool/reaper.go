@@ -154,6 +154,9 @@ const (
 	// part of the work of a removal later, in threads of their own, which the time of the
 	// burst does not show.
 	idle = 3
+	// longestPause bounds that rest: a disk that hung in the midst of a burst needs none
+	// that is as long.
+	longestPause = time.Second
 )
 
 func (p *pace) step(ctx context.Context) error {
@@ -164,7 +167,7 @@ func (p *pace) step(ctx context.Context) error {
 	if p.steps++; p.steps < burst {
 		return ctx.Err()
 	}
-	err := rest(ctx, idle*time.Since(p.began))
+	err := rest(ctx, min(idle*time.Since(p.began), longestPause))
 	p.steps, p.began = 0, time.Now()
 	return err
 }

@@ -31,18 +31,38 @@ func TestTheReaperLeavesMostOfTheTimeToOthers(t *testing.T) {
 	})
 }
 
+// A hang is no work, and what comes after it is not held up for longer.
+func TestTheReaperRestsNoLongerForADiskThatHung(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := &pace{done: new(atomic.Uint64)}
+		for i := range burst {
+			if i == burst/2 {
+				time.Sleep(time.Hour)
+			}
+			before := time.Now()
+			if err := p.step(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if rested := time.Since(before); rested > time.Second || i == burst-1 && rested == 0 {
+				t.Errorf("it rests for %v after removal %d, want a second at most, and a rest after the last", rested, i+1)
+			}
+		}
+	})
+}
+
 func TestARestEndsWithTheReaper(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		ctx, stop := context.WithTimeout(t.Context(), time.Hour)
+		const each, end = 20 * time.Millisecond, 700 * time.Millisecond // in the rest after the first burst
+		ctx, stop := context.WithTimeout(t.Context(), end)
 		defer stop()
-		p := &pace{done: new(atomic.Uint64)}
+		p, start := &pace{done: new(atomic.Uint64)}, time.Now()
 		var err error
-		for err == nil {
+		for range burst {
+			time.Sleep(each)
 			err = p.step(ctx)
-			time.Sleep(time.Minute)
 		}
-		if !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("%v, want the end of the context", err)
+		if took := time.Since(start); !errors.Is(err, context.DeadlineExceeded) || took != end {
+			t.Errorf("%v after %v, want the end of the context after %v", err, took, end)
 		}
 	})
 }

@@ -230,6 +230,23 @@ func TestASurveyKeepsOfVolumesOnlyWhatIsAskedFor(t *testing.T) {
 	})
 }
 
+func TestASurveyOfASlowDiskDoesNotRestForLong(t *testing.T) {
+	withFaults(t, local, func(t *testing.T, b *bench, f *faulty) {
+		b.each = true
+		b.restart(local)
+		for i := range 16 { // as many as are looked at at once
+			b.create("pvc-"+strconv.Itoa(i), mib)
+		}
+		f.slow.Store(true)
+		// A minute until the survey, a second for each volume, and the rest.
+		b.later(100 * time.Second)
+		f.slow.Store(false)
+		if seen := b.Surveyed(); len(seen) != 16 {
+			t.Errorf("%d volumes were surveyed, want 16", len(seen))
+		}
+	})
+}
+
 // An administrator can unmount a pool while its volumes are looked at.
 func TestASurveyHoldsNothingWhileItRests(t *testing.T) {
 	testenv.NeedRoot(t)

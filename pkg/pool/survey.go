@@ -73,8 +73,12 @@ func (p *Pool) surveyAll(ctx context.Context) {
 	}
 }
 
-// leisure is how much longer a survey rests than it works.
-const leisure = 9
+const (
+	// leisure is how much longer a survey rests than it works.
+	leisure = 9
+	// longestLeisure bounds each rest, as longestPause does.
+	longestLeisure = 10 * time.Second
+)
 
 // survey goes over the volumes in the order of their ids, some at a time. In between nothing
 // is held, so that an administrator can unmount the pool. If the pool ceases to serve, the
@@ -86,7 +90,7 @@ func (p *Pool) survey(ctx context.Context) {
 		if err := p.surveySome(ids, found); err != nil {
 			return // the look at the pool tells it
 		}
-		if rest(ctx, leisure*time.Since(began)) != nil {
+		if rest(ctx, min(leisure*time.Since(began), longestLeisure)) != nil {
 			return
 		}
 	}
