@@ -94,42 +94,56 @@ func (s *session) used() (volumes, trash int64, err error) {
 		}
 		volumes += used
 	}
-	trash, err = s.usedByTrash()
-	return volumes, trash, err
+	if err := s.work(); err != nil {
+		return 0, 0, err
+	}
+	return volumes, s.usedByTrash(), nil
 }
 
-// usedByTrash is what the trash holds, and notes it of each piece.
-func (s *session) usedByTrash() (sum int64, err error) {
-	if err := s.work(); err != nil {
-		return 0, err
-	}
+// usedByTrash is what the trash holds, and notes it of each piece. One that cannot be
+// counted holds what it did at last.
+func (s *session) usedByTrash() (sum int64) {
 	for _, name := range s.pool.queued(true) {
-		id, err := s.idIn(s.trash, name)
-		if err != nil {
-			return 0, err
+		used, err := s.usedByPiece(name)
+		switch {
+		case err != nil:
+			used = s.pool.uncounted(name, err)
+		case used != unknownBytes:
+			s.pool.trashHolds(name, used)
 		}
-		if id == 0 {
-			continue // it came without a limit, and nobody knows
-		}
-		used, err := s.usedIn(s.trash, name, id)
-		if err != nil {
-			return 0, err
-		}
-		s.pool.trashHolds(name, used)
-		sum += used
+		sum += max(0, used)
 	}
-	return sum, nil
+	return sum
+}
+
+// usedByPiece is what a piece of trash holds. Of one that came without a limit nobody
+// knows.
+func (s *session) usedByPiece(name string) (int64, error) {
+	id, err := s.idIn(s.trash, name)
+	if err != nil || id == 0 {
+		return unknownBytes, err
+	}
+	return s.usedIn(s.trash, name, id)
 }
 
 // measureTrash has monitoring know what is about to be erased. Without quotas nobody does.
 func (s *session) measureTrash() {
-	if s.quota == nil {
-		return
+	if s.quota != nil {
+		s.usedByTrash()
 	}
-	if _, err := s.usedByTrash(); err != nil {
-		s.pool.noteError()
-		s.pool.log.Error(err, "what the trash holds could not be counted")
+}
+
+// uncounted tells of a piece of trash that cannot be counted, once in a while, and
+// answers what it held at last.
+func (p *Pool) uncounted(name string, err error) int64 {
+	p.mu.Lock()
+	last, tell := p.trash.uncounted(name, time.Now())
+	p.mu.Unlock()
+	if tell {
+		p.noteError()
+		p.log.Error(err, "what a piece of trash holds could not be counted", "trash", name)
 	}
+	return last
 }
 
 func (p *Pool) trashHolds(name string, bytes int64) {

@@ -28,6 +28,8 @@ type faulty struct {
 	failBefore, failAfter, failEnd atomic.Bool
 	// slow makes each count take a second.
 	slow atomic.Bool
+	// uncounted is an id whose use cannot be read.
+	uncounted atomic.Uint32
 	// meanwhile is called once, in the midst of the next call that limits, or that
 	// counts more than a megabyte.
 	meanwhile atomic.Pointer[func()]
@@ -42,6 +44,9 @@ func (f *faulty) interrupt() {
 func (f *faulty) Usage(d *dir.Dir, id quota.ID) (quota.Usage, error) {
 	if f.slow.Load() {
 		time.Sleep(time.Second) // the bubble's time
+	}
+	if id != 0 && uint32(id) == f.uncounted.Load() {
+		return quota.Usage{}, errFault
 	}
 	usage, err := f.Fake.Usage(d, id)
 	if usage.Bytes > mib {

@@ -69,6 +69,10 @@ func (p *Pool) reap(ctx context.Context) {
 
 // reapAll removes what is queued, as long as the pool serves.
 func (p *Pool) reapAll(ctx context.Context, stuckToo bool) {
+	queued := p.queued(stuckToo)
+	if len(queued) == 0 {
+		return
+	}
 	s, err := p.enter()
 	if err != nil {
 		return // the watcher wakes the reaper when the pool is back
@@ -78,7 +82,7 @@ func (p *Pool) reapAll(ctx context.Context, stuckToo bool) {
 		return
 	}
 	s.measureTrash()
-	for _, name := range p.queued(stuckToo) {
+	for _, name := range queued {
 		start := time.Now()
 		err := s.erase(ctx, name)
 		if ctx.Err() != nil {

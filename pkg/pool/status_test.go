@@ -8,6 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/go-logr/logr/funcr"
 	"github.com/google/go-cmp/cmp"
 
 	"kubevirt.io/hostpath-provisioner/pkg/health"
@@ -136,6 +137,38 @@ func TestTheStatusHasTheTrash(t *testing.T) {
 			})
 		})
 	}
+}
+
+func TestAPieceOfTrashThatCannotBeCountedHidesNoOther(t *testing.T) {
+	withFaults(t, local, func(t *testing.T, b *bench, f *faulty) {
+		said := &diary{}
+		b.log = funcr.New(said.write, funcr.Options{})
+		b.restart(local)
+		b.create("pvc-1", 10*mib)
+		b.create("pvc-2", 10*mib)
+		must(t, b.write("pvc-1", 4*mib))
+		must(t, b.write("pvc-2", 4*mib))
+		unread := b.carried("pvc-1")
+		f.failBefore.Store(true) // so that neither can be erased
+		b.delete("pvc-1")
+		b.later(time.Minute)
+		f.uncounted.Store(uint32(unread))
+		b.delete("pvc-2")
+		b.later(2 * time.Minute)
+		told := b.Status()[0].LastError
+		b.later(30 * time.Minute)
+		status := b.Status()[0]
+		if status.Stuck != 2 || status.TrashBytes < 8*mib || status.TrashBytes > 9*mib {
+			t.Errorf("status %+v, want two pieces of stuck trash of some 4 MiB each", status)
+		}
+		if n := said.count("could not be counted"); n != 1 || !status.LastError.Equal(told) {
+			t.Errorf("the log tells %d times that trash could not be counted, the last error is from %v; want once, and none since %v", n, status.LastError, told)
+		}
+		f.failBefore.Store(false)
+		f.uncounted.Store(0)
+		b.later(time.Hour)
+		b.wantClean()
+	})
 }
 
 func TestTheOldestOfManyPiecesOfTrashIsKnown(t *testing.T) {

@@ -25,7 +25,8 @@ type rubbish struct {
 	promised int64 // bytes that the ledger keeps for it, or unknownBytes
 	holds    int64 // bytes that it occupies, or unknownBytes
 	since    time.Time
-	err      error // why it could not be removed; nil if that was not tried
+	err      error     // why it could not be removed; nil if that was not tried
+	told     time.Time // when it was told that what it occupies cannot be counted
 	// id is what it was counted by, once that is known: it is to be given back also
 	// when nothing is left of the tree.
 	id quota.ID
@@ -57,6 +58,19 @@ func (t *trash) measured(name string, bytes int64) {
 	t.count(r, -1)
 	r.holds = bytes
 	t.count(r, 1)
+}
+
+// uncounted is what a piece occupied at last, or unknownBytes, and whether it is time to
+// tell that this cannot be counted any more.
+func (t *trash) uncounted(name string, now time.Time) (last int64, tell bool) {
+	r := t.pieces[name]
+	if r == nil {
+		return unknownBytes, false // erased meanwhile
+	}
+	if tell = now.Sub(r.told) >= retryStuck; tell {
+		r.told = now
+	}
+	return r.holds, tell
 }
 
 // count adds what a piece occupies to the sums, or takes it from them.
