@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -119,6 +120,28 @@ func TestTrashThatCannotBeRemovedIsKeptAndShown(t *testing.T) {
 		// Once the reason is gone, time removes it.
 		must(t, syscall.Unmount(b.own("trash", "node-1", trash[0], "mounted"), 0))
 		b.later(time.Hour)
+		b.wantClean()
+	})
+}
+
+func TestTheReaperRestsBetweenSmallVolumesToo(t *testing.T) {
+	withFaults(t, local, func(t *testing.T, b *bench, f *faulty) {
+		const volumes = 33 // one that is erased at once, and two bursts
+		for i := range volumes {
+			b.create("pvc-"+strconv.Itoa(i), mib)
+		}
+		f.slowEnd.Store(true)
+		for i := range volumes {
+			b.delete("pvc-" + strconv.Itoa(i))
+		}
+		b.later(volumes * 12 * time.Millisecond)
+		if left := b.Status()[0].Trash; left == 0 || left == volumes {
+			t.Errorf("%d pieces of trash are left after the time that all take without a rest, want some", left)
+		}
+		b.later(volumes * 48 * time.Millisecond)
+		if left := b.Status()[0].Trash; left != 0 {
+			t.Errorf("%d pieces of trash are left after four times as long, want none", left)
+		}
 		b.wantClean()
 	})
 }

@@ -28,6 +28,8 @@ type faulty struct {
 	failBefore, failAfter, failEnd atomic.Bool
 	// slow makes each count take a second.
 	slow atomic.Bool
+	// slowEnd makes each release take ten milliseconds.
+	slowEnd atomic.Bool
 	// uncounted is an id whose use cannot be read.
 	uncounted atomic.Uint32
 	// meanwhile is called once, in the midst of the next call that limits, or that
@@ -72,6 +74,9 @@ func (f *faulty) Limit(d *dir.Dir, id quota.ID, l quota.Limit) error {
 func (f *faulty) Release(fs *dir.Dir, id quota.ID) error {
 	if f.failEnd.Load() {
 		return errFault
+	}
+	if f.slowEnd.Load() {
+		time.Sleep(10 * time.Millisecond) // the bubble's time
 	}
 	return f.Fake.Release(fs, id)
 }

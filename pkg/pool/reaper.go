@@ -82,9 +82,10 @@ func (p *Pool) reapAll(ctx context.Context, stuckToo bool) {
 		return
 	}
 	s.measureTrash()
+	pace := &pace{done: &p.erased.files} // of all pieces: small ones have less than a burst
 	for _, name := range queued {
 		start := time.Now()
-		err := s.erase(ctx, name)
+		err := s.erase(ctx, name, pace.step)
 		if ctx.Err() != nil {
 			return
 		}
@@ -100,13 +101,13 @@ func (p *Pool) reapAll(ctx context.Context, stuckToo bool) {
 
 // erase removes a piece of trash, and then gives its id back: not before, for what
 // is left of the tree would count against the next volume.
-func (s *session) erase(ctx context.Context, name string) error {
+func (s *session) erase(ctx context.Context, name string, pause func(context.Context) error) error {
 	id, err := s.unlimit(name)
 	if err != nil {
 		return err
 	}
 	id = s.pool.remember(name, id)
-	if err := s.trash.RemoveTree(ctx, name, (&pace{done: &s.pool.erased.files}).step); err != nil {
+	if err := s.trash.RemoveTree(ctx, name, pause); err != nil {
 		return err
 	}
 	return s.releaseID(id)
