@@ -455,3 +455,15 @@ func TestADiskIsAskedForWhatIsInMemory(t *testing.T) {
 		wantError(t, d.AskDisk("none"), fs.ErrNotExist)
 	}
 }
+
+// As one of 4096 bytes is on a disk with larger logical blocks.
+func TestADiskIsAskedThatRefusesSuchADirectRead(t *testing.T) {
+	testenv.NeedRoot(t)
+	d := open(t, testenv.LoopFS(t, "ext4", 32<<20))
+	for _, size := range []int{0, 1, 10000} {
+		must(t, d.WriteFile("file", make([]byte, size)))
+		if err := dir.AskDisk(d, "file", 100); err != nil {
+			t.Errorf("a file of %d bytes: %v", size, err)
+		}
+	}
+}

@@ -117,25 +117,36 @@ func readFull(fd int, data []byte) error {
 	return nil
 }
 
-// directUnit is what direct IO of any disk is aligned to, in bytes.
+// directUnit is what AskDisk aligns direct IO to, in bytes. Disks with larger logical
+// blocks refuse that.
 const directUnit = 4096
 
 // AskDisk reads the begin of a file past the page cache: it answers when the disk, or the
-// server, has, and with the disk's error. Where the filesystem has no direct IO, or keeps
-// the file with what it has in memory of itself, as btrfs does with small ones, this may
-// come from memory all the same.
-func (d *Dir) AskDisk(name string) error {
+// server, has, and with the disk's error. Where the filesystem has no direct IO, or none in
+// units as small, or keeps the file with what it has in memory of itself, as btrfs does with
+// small ones, this may come from memory all the same.
+func (d *Dir) AskDisk(name string) error { return d.askDisk(name, directUnit) }
+
+func (d *Dir) askDisk(name string, unit int) error {
 	f, err := d.OpenNode(name, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_DIRECT)
-	if errors.Is(err, unix.EINVAL) {
-		f, err = d.OpenFile(name)
+	if err == nil {
+		err = d.readBegin(f, name, unit)
 	}
-	if err != nil {
+	if !errors.Is(err, unix.EINVAL) {
 		return err
 	}
-	defer func() { _ = f.Close() }()
-	memory := make([]byte, 2*directUnit)
-	from := directUnit - int(uintptr(unsafe.Pointer(&memory[0]))%directUnit)
-	if _, err := f.ReadAt(memory[from:from+directUnit], 0); err != nil && !errors.Is(err, io.EOF) {
+	if f, err = d.OpenFile(name); err != nil {
+		return err
+	}
+	return d.readBegin(f, name, unit)
+}
+
+// readBegin reads as many bytes into memory that is aligned to them, and closes the file.
+func (d *Dir) readBegin(f *os.File, name string, unit int) error {
+	defer func() { _ = f.Close() }() // opened for reading: nothing can be lost
+	memory := make([]byte, 2*unit)
+	from := unit - int(uintptr(unsafe.Pointer(&memory[0]))%uintptr(unit))
+	if _, err := f.ReadAt(memory[from:from+unit], 0); err != nil && !errors.Is(err, io.EOF) {
 		return d.pathError("read", name, errors.Unwrap(err))
 	}
 	return nil
