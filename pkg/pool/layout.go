@@ -69,10 +69,13 @@ func (p *Pool) enter() (*session, error) {
 	if st.err != nil && (id == nil || st.hung || errors.Is(st.err, errUnreadable)) {
 		return nil, st.err
 	}
+	if p.hung.Load() == st {
+		return nil, p.hangs()
+	}
 	if err := p.unfit(id.unenforced); err != nil {
 		return nil, p.unavailable(err)
 	}
-	s, err := p.openInTime(id)
+	s, err := p.openInTime(id, st)
 	if err != nil {
 		return nil, p.unavailable(err)
 	}
@@ -80,9 +83,10 @@ func (p *Pool) enter() (*session, error) {
 }
 
 // openInTime is openSession for callers that the looks at the pool may not have warned yet:
-// they, and the volumes that they hold, do not wait for a filesystem that hangs. What has
-// been opened after all is closed by itself.
-func (p *Pool) openInTime(id *opened) (*session, error) {
+// they, and the volumes that they hold, do not wait for a filesystem that hangs, and those
+// that come after them not at all, until a look has told more than st did. What has been
+// opened after all is closed by itself.
+func (p *Pool) openInTime(id *opened, st *state) (*session, error) {
 	type result struct {
 		session *session
 		err     error
@@ -105,6 +109,7 @@ func (p *Pool) openInTime(id *opened) (*session, error) {
 	case r := <-results:
 		return r.session, r.err
 	case <-timer.C:
+		p.hung.Store(st)
 		return nil, p.hangs()
 	}
 }

@@ -72,6 +72,7 @@ type Pool struct {
 	claimed  *claimed       // the quota ids of all pools
 
 	state    atomic.Pointer[state]
+	hung     atomic.Pointer[state]  // the state while which a call found the pool to hang
 	identity atomic.Pointer[opened] // once opened
 	looked   chan struct{}          // closed after the first look
 	// steps counts what a look has done, which tells one that is slow from one that hangs.

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -15,6 +16,7 @@ import (
 	"github.com/go-logr/logr"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind/bindtest"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/label/labeltest"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
@@ -208,6 +210,55 @@ func TestAPoolThatHangsHoldsNobodyElse(t *testing.T) {
 
 	release()
 	must(t, set.Close(context.Background()))
+}
+
+// hanging are mounts that are not told about until something is received.
+type hanging struct {
+	*bindtest.Fake
+	until atomic.Pointer[chan struct{}]
+}
+
+func (h *hanging) IsFilesystem(*dir.Dir) (bool, error) {
+	if until := h.until.Load(); until != nil {
+		<-*until
+	}
+	return true, nil
+}
+
+func TestOneCallWaitsForAPoolThatHangsAndNoOther(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, t.TempDir())
+		must(t, os.Mkdir(b.path("pool"), 0o755))
+		mounts := &hanging{Fake: b.mounts}
+		b.table = mounts
+		b.start(`[{"name":"local","path":"pool","requireMount":true}]`)
+		b.create("pvc-1", mib)
+		for range 2 {
+			until := make(chan struct{})
+			mounts.until.Store(&until)
+			start := time.Now()
+			wantError(t, b.publish("pvc-1", "a"), pool.ErrUnavailable)
+			waited := time.Since(start)
+			if waited == 0 {
+				t.Error("the first call did not wait")
+			}
+			for range 3 {
+				err := b.publish("pvc-1", "a")
+				wantError(t, err, pool.ErrUnavailable)
+				if !strings.Contains(err.Error(), "hangs") {
+					t.Errorf("%v does not say that the pool hangs", err)
+				}
+			}
+			if all := time.Since(start); all != waited {
+				t.Errorf("the first call waited for %v, and the others for %v", waited, all-waited)
+			}
+			mounts.until.Store(nil)
+			close(until)
+			b.later(time.Minute)
+			must(t, b.publish("pvc-1", "a"))
+			must(t, b.unpublish("pvc-1", "a"))
+		}
+	})
 }
 
 func TestOneDirectoryIsNotServedAsTwoPools(t *testing.T) {
