@@ -173,23 +173,34 @@ func (s *subvolumes) Release(fs *dir.Dir, id ID) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.dying == nil {
-		s.dying = make(map[ID]bool)
-	}
-	s.dying[id] = true
-	var failed error
-	for id := range s.dying {
-		gone, err := destroy(fs, id)
-		if gone {
-			delete(s.dying, id)
+	_, failed := s.release(fs, id)
+	for other := range s.dying {
+		if other != id {
+			_, err := s.release(fs, other)
+			failed = errors.Join(failed, err)
 		}
-		failed = errors.Join(failed, err)
 	}
 	return failed
 }
 
+// release destroys the qgroup of a subvolume that is gone, or keeps its id for later calls
+// of Release, and tells whether it is gone too. The mutex is held.
+func (s *subvolumes) release(fs *dir.Dir, id ID) (gone bool, err error) {
+	gone, err = destroy(fs, id)
+	if gone {
+		delete(s.dying, id)
+		return true, err
+	}
+	if s.dying == nil {
+		s.dying = make(map[ID]bool)
+	}
+	s.dying[id] = true
+	return false, err
+}
+
 // ReleaseUnused finds the qgroups of subvolumes that are gone. No id is given again, but
-// before Linux 6.10 they would stay for ever.
+// before Linux 6.10 they would stay for ever. It counts those that are gone: of the others
+// Release keeps trying.
 func (s *subvolumes) ReleaseUnused(fs *dir.Dir, taken func(ID) bool) (released int, err error) {
 	for id := ID(firstSubvolume); ; id++ {
 		var limit item
@@ -207,10 +218,15 @@ func (s *subvolumes) ReleaseUnused(fs *dir.Dir, taken func(ID) bool) (released i
 		if alive {
 			continue
 		}
-		if err := s.Release(fs, id); err != nil {
+		s.mu.Lock()
+		gone, err := s.release(fs, id)
+		s.mu.Unlock()
+		if err != nil {
 			return released, err
 		}
-		released++
+		if gone {
+			released++
+		}
 	}
 }
 

@@ -125,8 +125,9 @@ type Facility interface {
 
 	// ReleaseUnused releases all ids from FirstID to LastID that have a limit, that
 	// nothing on the filesystem is counted by, and for which taken answers false:
-	// they were not released. It tells how many. On btrfs these are the limited
-	// subvolumes that are gone, whoever had them: an id is never given again.
+	// they were not released. It tells how many are gone by that. On btrfs these are the
+	// limited subvolumes that are gone, whoever had them: an id is never given again. The
+	// kernel may yet have to clear them away: see Release.
 	ReleaseUnused(fs *dir.Dir, taken func(ID) bool) (released int, err error)
 }
 
