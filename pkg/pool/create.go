@@ -177,6 +177,10 @@ func (s *session) syncRoot() error {
 }
 
 func (s *session) createNew(ctx context.Context, r Request, space dir.Space) (Volume, error) {
+	// The pool may serve all the same: what is read-only needs no limits.
+	if err := s.pool.unfit(s.unenforced); err != nil {
+		return Volume{}, s.pool.noCapacity(r.ID, s.pool.unavailable(err))
+	}
 	bytes, err := r.Range.promise(unit(r.Mode, space))
 	if err != nil {
 		return Volume{}, err

@@ -72,7 +72,7 @@ func (p *Pool) enter() (*session, error) {
 	if p.hung.Load() == st {
 		return nil, p.hangs()
 	}
-	if err := p.unfit(id.unenforced); err != nil {
+	if err := p.unfit(id.unenforced); err != nil && !st.readOnly() {
 		return nil, p.unavailable(err)
 	}
 	s, err := p.openInTime(id, st)

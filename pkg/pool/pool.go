@@ -129,6 +129,8 @@ type state struct {
 	errors int64
 }
 
+func (s *state) readOnly() bool { return s.space != nil && s.space.ReadOnly }
+
 var errFilesystem = errors.New("what is on the disk, or the disk, is damaged; the kernel's log has more")
 
 var (
@@ -303,7 +305,7 @@ func (p *Pool) open(ctx context.Context) (*session, error) {
 	}
 	id, err := s.identify(f)
 	if err == nil {
-		err = p.unfit(id.unenforced)
+		err = s.unfit(id.unenforced)
 	}
 	if err != nil {
 		s.close()

@@ -71,7 +71,20 @@ func (s *session) lookAtQuota() error {
 	if s.quota != nil {
 		s.restoreAgain()
 	}
-	return s.pool.unfit(unenforced)
+	return s.unfit(unenforced)
+}
+
+// unfit is Pool.unfit for now: an ext4 that is read-only has its quotas off, and serves
+// what it has all the same, since nothing in it can grow.
+func (s *session) unfit(unenforced error) error {
+	err := s.pool.unfit(unenforced)
+	if err == nil {
+		return nil
+	}
+	if space, spaceErr := s.space(); spaceErr == nil && space.ReadOnly {
+		return nil
+	}
+	return err
 }
 
 func kindOf(facility Quota) quota.Kind {

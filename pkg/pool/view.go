@@ -164,7 +164,7 @@ func (p *Pool) see(ctx context.Context) View {
 		v.Quota = id.quota.Kind()
 	}
 	v.SystemDisk = p.onSystemDisk(s.root)
-	if err := p.unfit(id.unenforced); err != nil {
+	if err := s.unfit(id.unenforced); err != nil {
 		v.Err = p.unavailable(err)
 	}
 	if err := s.see(ctx, &v); err != nil {
