@@ -76,8 +76,8 @@ func TestDriver(t *testing.T) {
 func testBinary(t *testing.T, program string) {
 	info, err := os.Stat(program)
 	must(t, err)
-	if info.Size() > 16<<20 {
-		t.Errorf("the program has %d bytes, more than 16 MiB", info.Size())
+	if info.Size() > 16e6 {
+		t.Errorf("the program has %d bytes, more than 16 MB", info.Size())
 	}
 	built, err := buildinfo.ReadFile(program)
 	must(t, err)
