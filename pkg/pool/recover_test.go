@@ -125,7 +125,8 @@ func TestWhatAFailedCallLeftInStagingIsSweptInTime(t *testing.T) {
 		b.create("pvc-1", mib)
 		must(t, os.Rename(b.path("pool", "pvc-1"), b.own("staging", "node-1", "pvc-1")))
 		must(t, os.Mkdir(b.own("staging", "node-1", ".odd"), 0o755))
-		b.later(2 * time.Minute)
+		// A look that meets another at the volume leaves it to the next.
+		b.later(5 * time.Minute)
 		b.wantVolumes()
 		b.wantClean()
 	})

@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"sync/atomic"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -56,13 +57,15 @@ type Config struct {
 }
 
 // A Node is a driver that runs, or that can run again on the same pools and
-// socket after Stop or Kill. It is not for concurrent use.
+// socket after Stop or Kill. It is not for concurrent use, but for Conn.
 type Node struct {
 	config  Config
 	dir     string
 	log     logBuffer
 	process *process
-	conn    *grpc.ClientConn
+	// conn is that to the last start, connected while it is not closed.
+	conn      atomic.Pointer[grpc.ClientConn]
+	connected bool
 }
 
 // Start runs the driver and waits until it is ready. If it does not become so,
@@ -130,7 +133,8 @@ func (n *Node) connect(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	n.conn = conn
+	n.conn.Store(conn)
+	n.connected = true
 
 	ctx, cancel := context.WithTimeoutCause(ctx, startBound, fmt.Errorf("not ready after %v", startBound))
 	defer cancel()
@@ -178,8 +182,9 @@ func exitReason(err error) error {
 func (n *Node) Endpoint() string { return "unix://" + filepath.Join(n.dir, "csi.sock") }
 
 // Conn is the connection to the running driver. Each start makes a new one, so
-// that no call waits for a connection that a killed driver has left.
-func (n *Node) Conn() *grpc.ClientConn { return n.conn }
+// that no call waits for a connection that a killed driver has left. It may be asked for
+// while another ends the driver: calls on it fail then.
+func (n *Node) Conn() *grpc.ClientConn { return n.conn.Load() }
 
 // Log is what the driver wrote to its standard error, over all its starts.
 func (n *Node) Log() string { return n.log.String() }
@@ -214,12 +219,11 @@ func (n *Node) end(how func(*process) error) error {
 }
 
 func (n *Node) disconnect() error {
-	if n.conn == nil {
+	if !n.connected {
 		return nil
 	}
-	conn := n.conn
-	n.conn = nil
-	return conn.Close()
+	n.connected = false
+	return n.conn.Load().Close()
 }
 
 // Close ends the driver if it is running and removes its socket. The pools and
