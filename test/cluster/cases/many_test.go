@@ -137,8 +137,8 @@ func (s *scene) localVolumes(class string, perNode int) {
 }
 
 // slowest is how long twenty pods with volumes may take, against as many with volumes
-// that need not be made: twice what they do take. With external-provisioner's own limit
-// of calls to the API it is above three.
+// that need not be made: half more than they do take. With external-provisioner's own
+// limit of calls to the API it is above three.
 const slowest = 1.5
 
 // Pods with volumes of this driver start about as fast as pods with volumes that are
