@@ -73,7 +73,7 @@ func FuzzCall(f *testing.F) {
 		m := methods[int(which)%len(methods)]
 		request := m.newRequest(t, content)
 		if request == nil || !confine(request.ProtoReflect(), r.pods) {
-			t.Skip("no request")
+			return // no request
 		}
 		response := m.newResponse(t)
 		err := r.connection.Invoke(t.Context(), m.path, request, response)
