@@ -88,18 +88,35 @@ test-load: ## Have 64 callers at work on 10,000 volumes for five minutes, and la
 	CGO_ENABLED=0 go test -count=1 -v -timeout 1h ./test/load
 
 # What attacks the driver, for as long as it takes: all that make test has a short form of.
-HARD_TESTS := ./test/crash ./test/volumes
-
 .PHONY: test-hard
-test-hard: ## Attack the driver in full, which takes hours: what make test does in a short form
+test-hard: test-crash test-volumes test-faults test-model test-hostile test-load test-privilege ## Attack the driver in full, which takes hours: what make test does in a short form
+	@$(MAKE) test-kernel KERNEL_TESTS='./test/crash ./test/volumes' KERNEL_FLAGS= KERNEL_TIMEOUT=180m KERNEL_TEST_TIMEOUT=170m
+
+.PHONY: test-crash
+test-crash: ## Kill the driver at every step of each call and of its start, and take the power away, in full
 	@test/tools/install-deps test
-	$(GO_TEST) -timeout 3h $(HARD_TESTS)
-	@$(MAKE) test-faults
+	$(GO_TEST) -timeout 3h ./test/crash
+
+.PHONY: test-volumes
+test-volumes: ## Try what is promised of sizes, with ten thousand volumes
+	@test/tools/install-deps test
+	$(GO_TEST) -timeout 1h ./test/volumes
+
+.PHONY: test-model
+test-model: ## Walk over all calls at random, with restarts and crashes, against a model, 1,500 times
+	@test/tools/install-deps test
 	$(GO_TEST) -timeout 1h ./test/model -rapid.checks=1500
-	$(GO_TEST) -run Swapped ./pkg/...
-	@$(MAKE) test-load
+
+.PHONY: test-hostile
+test-hostile: ## Swap paths while calls work on them, tear what is on disk, and fuzz
+	@test/tools/install-deps test
+	$(GO_TEST) ./pkg/pool
 	@$(MAKE) fuzz
-	@$(MAKE) test-kernel KERNEL_TESTS='$(HARD_TESTS)' KERNEL_FLAGS= KERNEL_TIMEOUT=180m KERNEL_TEST_TIMEOUT=170m
+
+.PHONY: test-privilege
+test-privilege: ## Run the driver with what it needs and no more, and without each piece of that
+	@test/tools/install-deps test
+	$(GO_TEST) ./test/privilege
 
 .PHONY: test-faults
 test-faults: ## Attack the driver with pools that are full, read-only, unmounted, failing and hanging, in full
