@@ -30,10 +30,10 @@ func (l *Log) Printf(format string, args ...any) {
 const between = 100 * time.Millisecond
 
 // Until looks again and again until there is nothing left to wait for. A look
-// says what there is, or "" when it is over; an error ends the wait. What is
-// waited for is printed when it is seen first and whenever it has changed, but
-// not more often than once in five seconds. When the time is up, the error says
-// what was seen last.
+// says what there is, or "" when it is over; an error ends the wait, and comes
+// with what was seen before it. What is waited for is printed when it is seen
+// first and whenever it has changed, but not more often than once in five
+// seconds. When the time is up, the error says what was seen last.
 func (l *Log) Until(ctx context.Context, allowed time.Duration, what string, look func(context.Context) (string, error)) error {
 	ctx, cancel := context.WithTimeout(ctx, allowed)
 	defer cancel()
@@ -45,6 +45,9 @@ func (l *Log) Until(ctx context.Context, allowed time.Duration, what string, loo
 		state, err := look(ctx)
 		switch {
 		case err != nil && ctx.Err() == nil:
+			if last != "" {
+				return fmt.Errorf("%s: %w; before: %s", what, err, last)
+			}
 			return fmt.Errorf("%s: %w", what, err)
 		case err == nil && state == "":
 			return nil

@@ -46,3 +46,20 @@ func TestUntilItFails(t *testing.T) {
 		t.Errorf("the error is %v, want %v", err, broken)
 	}
 }
+
+// A client that is asked to wait longer than it may says only that: what it was asked
+// for is what a person needs to know.
+func TestUntilItFailsLater(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		seen := 0
+		err := progress.New(&strings.Builder{}).Until(t.Context(), time.Minute, "tea", func(context.Context) (string, error) {
+			if seen++; seen > 3 {
+				return "", errors.New("the kettle is broken")
+			}
+			return "brewing", nil
+		})
+		if err == nil || !strings.Contains(err.Error(), "brewing") {
+			t.Errorf("the error is %v, want it to say what was seen before", err)
+		}
+	})
+}
