@@ -16,6 +16,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/tools/remotecommand"
 )
@@ -73,7 +74,7 @@ func (s *scene) end() {
 		s.Error(err)
 		return
 	}
-	if err := c.Log.Until(ctx, long, "nothing to be left", s.remains); err != nil {
+	if err := c.Log.Until(ctx, long, "nothing to be left", patient(s.remains)); err != nil {
 		s.Error(err)
 	}
 	// It is empty, so that nobody has to wait for this.
@@ -140,8 +141,23 @@ func onDisks() (string, error) {
 // accept.
 func (s *scene) until(what string, look func(context.Context) (string, error)) {
 	s.Helper()
-	if err := c.Log.Until(s.Context(), long, what, look); err != nil {
+	if err := c.Log.Until(s.Context(), long, what, patient(look)); err != nil {
 		s.Fatal(err)
+	}
+}
+
+// patient is a look that what it asks may be unable to answer for the moment: kubelet has
+// no statistics in its first seconds, the API server waits for its disk, a connection ends
+// with the process on its other side.
+func patient(look func(context.Context) (string, error)) func(context.Context) (string, error) {
+	return func(ctx context.Context) (string, error) {
+		state, err := look(ctx)
+		if apierrors.IsInternalError(err) || apierrors.IsTimeout(err) || apierrors.IsServerTimeout(err) ||
+			apierrors.IsServiceUnavailable(err) || apierrors.IsTooManyRequests(err) ||
+			utilnet.IsConnectionRefused(err) || utilnet.IsConnectionReset(err) || utilnet.IsHTTP2ConnectionLost(err) || utilnet.IsProbableEOF(err) {
+			return err.Error(), nil
+		}
+		return state, err
 	}
 }
 
