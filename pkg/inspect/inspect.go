@@ -7,10 +7,12 @@ package inspect
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"strings"
 	"sync"
 
+	"kubevirt.io/hostpath-provisioner/pkg/health"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
 )
@@ -24,8 +26,24 @@ func Look(ctx context.Context, configs []pool.Config, options pool.Options) Repo
 		all.Go(func() { report.Pools[i] = describe(pool.See(ctx, config, options)) })
 	}
 	all.Wait()
+	report.compare()
 	report.count()
 	return report
+}
+
+// compare tells of pools that are one directory, or copies of each other. A driver serves
+// the one that it opened first, and only that driver knows which.
+func (r *Report) compare() {
+	for i := range r.Pools {
+		p := &r.Pools[i]
+		same := slices.IndexFunc(r.Pools, func(other Pool) bool {
+			return other.Name != p.Name && other.Readable && other.UUID == p.UUID
+		})
+		if same >= 0 && !p.Abnormal {
+			p.Abnormal, p.Reason = true, string(health.PoolNotServing)
+			p.Condition = fmt.Sprintf("it is the directory of pool %q as well, or a copy of it: a driver serves one of them", r.Pools[same].Name)
+		}
+	}
 }
 
 // Only leaves nothing in the report but one volume, and tells whether it is there.

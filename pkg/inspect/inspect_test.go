@@ -193,6 +193,32 @@ func TestLook(t *testing.T) {
 	}
 }
 
+// A driver serves one of them, and which one is not known from outside.
+func TestLookTellsOfPoolsThatAreOneDirectory(t *testing.T) {
+	root := t.TempDir()
+	mounts := &bindtest.Fake{}
+	must(t, os.Symlink("pool", filepath.Join(root, "link")))
+	configs, err := pool.ParseConfigs(`[{"name":"a","path":"pool"},{"name":"b","path":"link"},{"name":"c","path":"other"}]`, root)
+	must(t, err)
+	options := pool.Options{Mounts: mounts, Labels: &labeltest.Fake{}, Devices: &looptest.Fake{}}
+	set := pool.Start(configs, options)
+	t.Cleanup(func() { must(t, errors.Join(set.Close(context.Background()), mounts.Close())) })
+	must(t, set.Wait(t.Context()))
+
+	report := inspect.Look(t.Context(), configs, options)
+	if report.Abnormal != 2 {
+		t.Errorf("%d things are not in order, want 2", report.Abnormal)
+	}
+	for i, another := range []string{`of pool "b" as well`, `of pool "a" as well`} {
+		if p := report.Pools[i]; !p.Readable || !p.Abnormal || p.Reason != "pool_not_serving" || !strings.Contains(p.Condition, another) {
+			t.Errorf("pool %s is %+v", p.Name, p)
+		}
+	}
+	if p := report.Pools[2]; p.Abnormal {
+		t.Errorf("the pool that is alone is %+v", p)
+	}
+}
+
 func must(t *testing.T, err error) {
 	t.Helper()
 	if err != nil {
