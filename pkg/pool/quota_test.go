@@ -12,6 +12,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"kubevirt.io/hostpath-provisioner/pkg/health"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota/quotatest"
@@ -140,6 +141,31 @@ func TestLimitsThatWereLostArePutBackAtTheStart(t *testing.T) {
 		}
 		if v, err := b.Volume(t.Context(), id(t, "pvc-1")); err != nil || v.Condition.Abnormal {
 			t.Errorf("condition %+v, %v; want it in order", v.Condition, err)
+		}
+	})
+}
+
+// What a backup brings back carries no project id, and is no subvolume: nothing is wrong
+// with the disk.
+func TestAVolumeFromABackupHasNoLimitAndCanBeRead(t *testing.T) {
+	withQuota(t, "", func(t *testing.T, b *bench) {
+		b.create("pvc-1", 10*mib)
+		must(t, os.Rename(b.path("pool", "pvc-1"), b.path("pool", ".old")))
+		must(t, os.Mkdir(b.path("pool", "pvc-1"), 0o777))
+		for range 2 {
+			if c := b.volume("pvc-1").Condition; c.Reason != health.LimitDiffers {
+				t.Errorf("the condition is %+v, want that of a limit that is missing", c)
+			}
+			if c := only(t, b.see(local)).Condition; c.Reason != health.LimitDiffers {
+				t.Errorf("from outside the condition is %+v, want that of a limit that is missing", c)
+			}
+			must(t, b.publish("pvc-1", "a"))
+			stats, err := b.Stats(t.Context(), id(t, "pvc-1"), b.target("a"))
+			must(t, err)
+			if stats.Condition.Reason != health.LimitDiffers {
+				t.Errorf("the statistics have the condition %+v, want that of a limit that is missing", stats.Condition)
+			}
+			b.restart(local)
 		}
 	})
 }

@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"errors"
 	"fmt"
 
 	"kubevirt.io/hostpath-provisioner/pkg/health"
@@ -64,8 +65,13 @@ func (s *session) measure(id VolumeID, d *dir.Dir, e entry, whole dir.Space) (di
 	case d != nil:
 		facts.Unenforced = false
 		usage, err := s.quota.Usage(d, quota.ID(e.record.ProjectID))
-		if facts.IO = err; err == nil {
+		switch {
+		case err == nil:
 			facts.LimitDiffers, facts.IO = s.limitDiffers(id, d, e, usage.Limit)
+		case errors.Is(err, quota.ErrPlain): // as a backup brings it back
+			facts.LimitDiffers = true
+		default:
+			facts.IO = err
 		}
 		space = spaceOf(usage, e.record.Bytes, whole)
 	}
