@@ -127,8 +127,10 @@ func (p *Pool) openSession(id *opened) (_ *session, err error) {
 	if err = p.checkMount(s.root); err != nil {
 		return nil, err
 	}
-	if s.own, err = s.root.Open(ownName); err != nil {
+	if s.own, err = s.root.Open(ownName); errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("what is at its path is not the pool that was opened: %w", err)
+	} else if err != nil {
+		return nil, err
 	}
 	same, err := s.is(id)
 	if err != nil {

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"os/exec"
+	"strings"
+	"syscall"
 	"testing"
 
 	"google.golang.org/grpc/codes"
@@ -42,6 +44,7 @@ func TestADiskThatFails(t *testing.T) {
 					})
 					w.wantListed("failing", all)
 				}
+				w.wantToldAsFailing()
 
 				d.Heal()
 				w.repair()
@@ -73,6 +76,18 @@ func (w *world) wantNothingAcknowledged() {
 				w.Errorf("the disk fails, %s, round %d: %v, want an error that has it repeated", c.name, round, err)
 			}
 		}
+	}
+}
+
+// wantToldAsFailing tries what many try first. It does not help, and has the kernel forget
+// what it had read, so that the pool cannot be opened. It is the same pool all the same.
+func (w *world) wantToldAsFailing() {
+	w.Helper()
+	if err := syscall.Mount("", w.mount.at, "", syscall.MS_REMOUNT, ""); err != nil {
+		w.Log("mounting it anew: ", err)
+	}
+	if err := w.delete(doomed); err == nil || strings.Contains(err.Error(), "not the pool that was opened") {
+		w.Errorf("delete: %v, want an error that tells of the disk", err)
 	}
 }
 
