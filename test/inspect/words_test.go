@@ -14,22 +14,28 @@ import (
 	"kubevirt.io/hostpath-provisioner/test/drivertest"
 )
 
-// What docs/troubleshooting.md quotes “so”, the driver says. An ellipsis stands for names
-// and numbers.
+// What docs/troubleshooting.md and the runbooks quote “so”, the driver says. An ellipsis
+// stands for names and numbers.
 func TestTroubleshootingQuotesTheDriver(t *testing.T) {
-	text, err := os.ReadFile("../../docs/troubleshooting.md")
+	documents, err := filepath.Glob("../../docs/runbooks/*.md")
 	drivertest.Must(t, err)
 	said := literals(t, "../../pkg", "../../cmd")
-	quotes := regexp.MustCompile(`“([^”]+)”`).FindAllStringSubmatch(strings.ReplaceAll(string(text), "\n", " "), -1)
-	if len(quotes) < 40 {
-		t.Errorf("only %d quotations are found", len(quotes))
-	}
-	for _, quote := range quotes {
-		for piece := range strings.SplitSeq(quote[1], "…") {
-			if piece = strings.Trim(piece, " ,"); piece != "" && !strings.Contains(said, piece) {
-				t.Errorf("nobody says %q of %q", piece, quote[1])
+	found := 0
+	for _, document := range append(documents, "../../docs/troubleshooting.md", "../../docs/layout.md", "../../docs/inspect.md") {
+		text, err := os.ReadFile(document)
+		drivertest.Must(t, err)
+		quotes := regexp.MustCompile(`“([^”]+)”`).FindAllStringSubmatch(strings.Join(strings.Fields(string(text)), " "), -1)
+		found += len(quotes)
+		for _, quote := range quotes {
+			for piece := range strings.SplitSeq(quote[1], "…") {
+				if piece = strings.Trim(piece, " ,"); piece != "" && !strings.Contains(said, piece) {
+					t.Errorf("%s: nobody says %q of %q", filepath.Base(document), piece, quote[1])
+				}
 			}
 		}
+	}
+	if found < 60 {
+		t.Errorf("only %d quotations are found", found)
 	}
 }
 
