@@ -493,11 +493,11 @@ func (p *Pool) blockVolumes() (ids []VolumeID) {
 }
 
 // finishFiles finishes growths that a crash came upon between file and record: the record
-// gets the size of the file. It is for start-up, when no call is at work yet.
+// gets the size of the file.
 func (s *session) finishFiles() {
 	for _, id := range s.pool.blockVolumes() {
 		s.pool.steps.Add(1)
-		if err := s.finishFile(id); err != nil {
+		if err := s.pool.unlessBusy(id, func() error { return s.finishFile(id) }); err != nil {
 			s.pool.log.Error(err, "the file of a volume may be larger than what was promised", "volume", id.name)
 		}
 	}
@@ -550,7 +550,7 @@ func (s *session) fileBytes(id VolumeID) (int64, error) {
 }
 
 // finishDevices makes devices as large as their volumes: a crash came between record
-// and device. It is for start-up too.
+// and device.
 func (s *session) finishDevices() {
 	volumes := s.pool.blockVolumes()
 	if len(volumes) == 0 {
@@ -566,7 +566,7 @@ func (s *session) finishDevices() {
 	}
 	for _, id := range volumes {
 		s.pool.steps.Add(1)
-		if err := s.finishDevice(id, all); err != nil {
+		if err := s.pool.unlessBusy(id, func() error { return s.finishDevice(id, all) }); err != nil {
 			s.pool.log.Error(err, "the device of a volume may be smaller than the volume", "volume", id.name)
 		}
 	}

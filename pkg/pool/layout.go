@@ -291,7 +291,8 @@ func (p *Pool) prepare() (_ *session, _ *format, err error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	if err := closeMode(s.root); err != nil {
+	s.feel()
+	if err := s.closeMode(); err != nil {
 		return nil, nil, err
 	}
 	// A read-only pool whose layout is complete is served for reading.
@@ -328,16 +329,16 @@ func (p *Pool) openRoot() (*dir.Dir, error) {
 }
 
 // closeMode takes the permissions away that others than root have.
-func closeMode(root *dir.Dir) error {
-	mode, err := root.Mode()
+func (s *session) closeMode() error {
+	mode, err := s.root.Mode()
 	if err != nil || mode&^closedMode == 0 {
 		return err
 	}
-	space, err := root.Space()
+	space, err := s.space()
 	if err != nil || space.ReadOnly {
 		return err
 	}
-	return root.Chmod(mode & closedMode)
+	return s.root.Chmod(mode & closedMode)
 }
 
 func (s *session) ensureFormat() (*format, error) {

@@ -35,6 +35,15 @@ type faulty struct {
 	// meanwhile is called once, in the midst of the next call that limits, or that
 	// counts more than a megabyte.
 	meanwhile atomic.Pointer[func()]
+	// asked is called once, when a directory is asked for its id.
+	asked atomic.Pointer[func()]
+}
+
+func (f *faulty) IDOf(d *dir.Dir) (quota.ID, error) {
+	if do := f.asked.Swap(nil); do != nil {
+		(*do)()
+	}
+	return f.Fake.IDOf(d)
 }
 
 func (f *faulty) interrupt() {

@@ -79,6 +79,9 @@ type Pool struct {
 	steps atomic.Uint64
 	// refuses is set by the looks while the filesystem takes no changes and does not say so.
 	refuses atomic.Bool
+	// unrecovered says that the pool was read-only, so that it is to be recovered once it is
+	// not. It belongs to the looks.
+	unrecovered bool
 	// unrestored are volumes whose limits are to be compared with their promises. It
 	// belongs to the looks.
 	unrestored map[VolumeID]entry
@@ -247,11 +250,11 @@ func (p *Pool) look(ctx context.Context) state {
 		return state{err: p.unavailable(err), errors: NotKnown}
 	}
 	defer s.close()
-	s.feel()
 	space, err := s.space()
 	if err != nil {
 		return state{err: p.unavailable(err), errors: NotKnown}
 	}
+	p.unrecovered = p.unrecovered || space.ReadOnly
 	p.learnForeign(space)
 	return state{systemDisk: p.onSystemDisk(s.root), space: &space, errors: p.countErrors(s.root)}
 }
@@ -274,6 +277,7 @@ func (p *Pool) lookInside(ctx context.Context) (*session, error) {
 	if err != nil {
 		return nil, err
 	}
+	s.feel()
 	if err := s.lookAgain(ctx); err != nil {
 		s.close()
 		return nil, err
@@ -290,8 +294,9 @@ func (s *session) lookAgain(ctx context.Context) error {
 	if err := s.lookAtQuota(); err != nil {
 		return err
 	}
-	if time.Since(s.pool.synced) < s.pool.options.SyncEvery {
-		return nil
+	recovered, err := s.recoverAgain()
+	if err != nil || !recovered && time.Since(s.pool.synced) < s.pool.options.SyncEvery {
+		return err
 	}
 	s.pool.synced = time.Now()
 	return s.sync(ctx)
@@ -362,6 +367,30 @@ func (s *session) begin(ctx context.Context) error {
 	s.sweepDevices(ctx)
 	s.finishDevices()
 	return s.recoverMarks()
+}
+
+// recoverAgain does what begin could not do while the pool was read-only, once that is over.
+// Calls are at work by then.
+func (s *session) recoverAgain() (done bool, err error) {
+	if !s.pool.unrecovered {
+		return false, nil
+	}
+	if space, err := s.space(); err != nil || space.ReadOnly {
+		return false, err
+	}
+	if err := errors.Join(s.closeMode(), s.work()); err != nil {
+		return false, err
+	}
+	if err := s.recover(); err != nil {
+		return false, err
+	}
+	s.finishFiles()
+	s.pool.unrestored = s.pool.limited(s)
+	s.restoreAgain()
+	s.releaseUnused()
+	s.finishDevices()
+	s.pool.unrecovered = false
+	return true, nil
 }
 
 // checkMount answers why a pool that must be a filesystem of its own is none. A

@@ -18,6 +18,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind/bindtest"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/label/labeltest"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
@@ -167,6 +168,57 @@ func TestAReadOnlyPoolStillServesItsVolumes(t *testing.T) {
 		}
 		must(t, syscall.Mount("", b.path("disk"), "", syscall.MS_REMOUNT, ""))
 		b.delete("pvc-1")
+	})
+}
+
+// What a crash left is still there when the pool is opened, and goes once it can.
+func TestAPoolThatWasOpenedReadOnlyIsRecoveredWhenItCanBe(t *testing.T) {
+	testenv.NeedRoot(t)
+	root := t.TempDir()
+	mountTmpfs(t, filepath.Join(root, "pool"))
+	withFaultsAt(t, root, local, func(t *testing.T, b *bench, f *faulty) {
+		b.create("pvc-1", mib)
+		b.create("pvc-2", mib)
+		b.create("pvc-3", mib)
+		_, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-disk"), Mode: pool.ModeBlock, Range: pool.Range{Required: mib}})
+		must(t, err)
+		limit := b.limitOf("pvc-3")
+		must(t, b.Close(t.Context()))
+
+		must(t, os.WriteFile(b.own("volumes", ".new-pvc-4.json"), []byte(`{"vers`), 0o600))
+		must(t, os.WriteFile(b.own("volumes", ".new-no id.json"), []byte(`{"vers`), 0o600))
+		must(t, os.Rename(b.path("pool", "pvc-1"), b.own("staging", "node-1", "pvc-1")))
+		must(t, os.MkdirAll(b.own("trash", "node-before"), 0o700))
+		must(t, os.Rename(b.path("pool", "pvc-2"), b.own("trash", "node-before", "pvc-2."+uid(t, b, "pvc-2"))))
+		must(t, b.quota.Limit(b.open("pvc-3"), b.carried("pvc-3"), quota.Limit{Bytes: 2 * mib}))
+		must(t, os.Truncate(b.path("pool", "pvc-disk", "disk.img"), 2*mib))
+		must(t, os.Chmod(b.path("pool"), 0o755))
+
+		must(t, syscall.Mount("", b.path("pool"), "", syscall.MS_REMOUNT|syscall.MS_RDONLY, ""))
+		f.failBefore.Store(true)
+		b.start(local)
+		b.later(2 * time.Minute)
+		must(t, b.publish("pvc-3", "a"))
+		f.failBefore.Store(false)
+		must(t, syscall.Mount("", b.path("pool"), "", syscall.MS_REMOUNT, ""))
+		b.later(10 * time.Second)
+		b.wantVolumes("pvc-3", "pvc-disk")
+		b.wantClean()
+		if left := names(t, b.own("trash", "node-before")); len(left) > 0 {
+			t.Errorf("the node before has left %q", left)
+		}
+		if got := b.limitOf("pvc-3"); got != limit {
+			t.Errorf("the limit is %d bytes, want %d", got, limit)
+		}
+		if got := b.volume("pvc-disk").Bytes; got != 2*mib {
+			t.Errorf("a disk of %d bytes promises %d", 2*mib, got)
+		}
+		info, err := os.Stat(b.path("pool"))
+		must(t, err)
+		if got := info.Mode().Perm(); got != 0o750 {
+			t.Errorf("the pool has the mode %o, want 750", got)
+		}
+		b.create("pvc-1", mib)
 	})
 }
 

@@ -17,11 +17,11 @@ func (p *Pool) trashed(name string, promised int64) {
 
 // foundTrash queues an entry that was seen in the trash when so many pieces were erased.
 // If any was since, it may be that one, and if it is not, it will be found again.
-func (p *Pool) foundTrash(name string, erased uint64) {
+func (p *Pool) foundTrash(name string, holds int64, erased uint64) {
 	p.mu.Lock()
 	defer p.unlock()
 	if p.erased.pieces.Load() == erased {
-		p.queue(name, unknownBytes)
+		p.queue(name, holds)
 	}
 }
 

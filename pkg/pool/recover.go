@@ -3,6 +3,7 @@ package pool
 import (
 	"context"
 	"errors"
+	"io/fs"
 	"iter"
 	"maps"
 	"slices"
@@ -13,14 +14,14 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 )
 
-// recover finishes or undoes what a crash interrupted, before the pool serves. A
-// read-only pool has nothing to recover that could be.
+// recover finishes or undoes what a crash interrupted. A read-only pool has nothing to
+// recover that could be. What a call is at work on is left to that.
 func (s *session) recover() error {
 	space, err := s.space()
 	if err != nil || space.ReadOnly {
 		return err
 	}
-	if err := errors.Join(s.recoverRecords(), s.recoverStaging(), s.recoverTrash()); err != nil {
+	if err := errors.Join(s.recoverRecords(), s.recoverStaging(s.staging), s.recoverTrash()); err != nil {
 		return err
 	}
 	if !s.pool.config.Shared {
@@ -43,8 +44,8 @@ func (s *session) recoverRecords() error {
 		if err != nil {
 			return err
 		}
-		if dir.IsTemporary(entry.Name) {
-			if err := s.drop(s.volumes, entry.Name); err != nil {
+		if to, is := dir.Temporary(entry.Name); is {
+			if err := s.recoverRecord(entry.Name, to); err != nil {
 				return err
 			}
 		}
@@ -52,20 +53,61 @@ func (s *session) recoverRecords() error {
 	return nil
 }
 
-// recoverStaging undoes creations: none of them was answered.
-func (s *session) recoverStaging() error {
-	names, err := names(s.staging)
+func (s *session) recoverRecord(unwritten, to string) error {
+	remove := func() error {
+		err := s.drop(s.volumes, unwritten)
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil // the call that was writing it has ended
+		}
+		return err
+	}
+	id, ok := recordID(to)
+	if !ok {
+		return remove() // not a record's: no call writes it
+	}
+	return s.pool.unlessBusy(id, remove)
+}
+
+// unlessBusy does something about a volume, unless a call is at work on it.
+func (p *Pool) unlessBusy(id VolumeID, do func() error) error {
+	unlock, err := p.locks.TryLock(id)
+	if err != nil {
+		return nil
+	}
+	defer unlock()
+	return do()
+}
+
+// recoverStaging undoes the creations that a staging directory has: none of them was
+// answered.
+func (s *session) recoverStaging(staging *dir.Dir) error {
+	staged, err := names(staging)
 	if err != nil {
 		return err
 	}
-	for _, name := range names {
+	for _, name := range staged {
 		s.pool.steps.Add(1)
-		if err := s.undoNamed(s.staging, name); err != nil {
+		if err := s.recoverStaged(staging, name); err != nil {
 			return err
 		}
-		s.pool.log.Info("undid a creation that was interrupted", "volume", name)
 	}
 	return nil
+}
+
+func (s *session) recoverStaged(staging *dir.Dir, name string) error {
+	undo := func() error {
+		// The call that was making it may have ended since the names were read.
+		if exists, err := staging.Exists(name); err != nil || !exists {
+			return err
+		}
+		s.pool.log.Info("undoing a creation that was interrupted", "volume", name, "in", staging.String())
+		return s.undoNamed(staging, name)
+	}
+	id, err := ParseVolumeID(name)
+	if err != nil {
+		return undo()
+	}
+	return s.pool.unlessBusy(id, undo)
 }
 
 // undoNamed undoes the creation that an entry of a staging directory is of.
@@ -102,15 +144,33 @@ func (s *session) undoRecord(id VolumeID) error {
 	return s.dropRecord(id)
 }
 
-// recoverTrash finishes removals that had not dropped their record, and queues
-// all trash. Its size is unknown; until it is gone all use counts as foreign.
+// recoverTrash finishes removals that had not dropped their record, and queues all trash
+// that was not known: from before a start, and of volumes whose deletion failed. Where
+// nobody counts what it holds, all use counts as foreign until it is gone.
 func (s *session) recoverTrash() error {
-	names, err := names(s.trash)
+	thrown, err := names(s.trash)
 	if err != nil {
 		return err
 	}
-	for _, name := range names {
+	for _, name := range thrown {
+		if s.pool.knowsTrash(name) {
+			continue
+		}
 		s.pool.steps.Add(1)
+		if err := s.recoverTrashed(name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *session) recoverTrashed(name string) error {
+	queue := func() error {
+		erased := s.pool.erased.pieces.Load()
+		// The reaper may have erased and forgotten it since the trash was listed.
+		if exists, err := s.trash.Exists(name); err != nil || !exists {
+			return err
+		}
 		if err := s.finishRemoval(name); err != nil {
 			return err
 		}
@@ -119,9 +179,14 @@ func (s *session) recoverTrash() error {
 			return err
 		}
 		s.claims.try(id, name[strings.LastIndexByte(name, '.')+1:])
-		s.pool.trashed(name, s.trashBytes(id))
+		s.pool.foundTrash(name, s.trashBytes(id), erased)
+		return nil
 	}
-	return nil
+	id, ok := trashedID(name)
+	if !ok {
+		return queue()
+	}
+	return s.pool.unlessBusy(id, queue)
 }
 
 // trashBytes is what a piece of trash still occupies, where that is counted.
@@ -331,16 +396,7 @@ func (s *session) sync(ctx context.Context) error {
 	if err := s.work(); err != nil {
 		return err
 	}
-	staged, err := names(s.staging)
-	if err != nil {
-		return err
-	}
-	for _, name := range staged {
-		if err := s.sweep(name); err != nil {
-			return err
-		}
-	}
-	if err := s.findTrash(); err != nil {
+	if err := errors.Join(s.recoverStaging(s.staging), s.recoverTrash()); err != nil {
 		return err
 	}
 	s.sweepDevices(ctx)
@@ -349,44 +405,6 @@ func (s *session) sync(ctx context.Context) error {
 	}
 	s.takeOver()
 	return s.recoverMarks()
-}
-
-// findTrash queues what is in the trash and was not known: volumes whose deletion failed
-// before their record was dropped.
-func (s *session) findTrash() error {
-	thrown, err := names(s.trash)
-	if err != nil {
-		return err
-	}
-	for _, name := range thrown {
-		if s.pool.knowsTrash(name) {
-			continue
-		}
-		if err := s.findTrashed(name); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func (s *session) findTrashed(name string) error {
-	if id, ok := trashedID(name); ok {
-		unlock, err := s.pool.locks.TryLock(id)
-		if err != nil {
-			return nil // it may be in the midst of being deleted
-		}
-		defer unlock()
-	}
-	erased := s.pool.erased.pieces.Load()
-	// The reaper may have erased and forgotten it since the trash was listed.
-	if exists, err := s.trash.Exists(name); err != nil || !exists {
-		return err
-	}
-	if err := s.finishRemoval(name); err != nil {
-		return err
-	}
-	s.pool.foundTrash(name, erased)
-	return nil
 }
 
 // differing are the volumes of which index and disk say different things.
@@ -433,20 +451,6 @@ func (s *session) resync(id VolumeID) error {
 	s.claim(id, e)
 	s.pool.note(id, e)
 	return nil
-}
-
-// sweep removes what a call that failed left in staging.
-func (s *session) sweep(name string) error {
-	id, err := ParseVolumeID(name)
-	if err != nil {
-		return s.discardStaging(name)
-	}
-	unlock, err := s.pool.locks.TryLock(id)
-	if err != nil {
-		return nil
-	}
-	defer unlock()
-	return s.undoNamed(s.staging, name)
 }
 
 func names(d *dir.Dir) ([]string, error) {

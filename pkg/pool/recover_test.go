@@ -132,6 +132,35 @@ func TestWhatAFailedCallLeftInStagingIsSweptInTime(t *testing.T) {
 	})
 }
 
+// Between the names in staging and a look at one of them, the call that was making it ends.
+func TestACreationThatEndsWhileStagingIsSweptIsNoFault(t *testing.T) {
+	withFaults(t, local, func(t *testing.T, b *bench, f *faulty) {
+		both := []string{"pvc-1", "pvc-2"}
+		for _, name := range both {
+			must(t, os.Mkdir(b.own("staging", "node-1", name), 0o777))
+		}
+		createOther := func() {
+			for _, name := range both {
+				unlock, err := b.Lock(id(t, name))
+				if err != nil {
+					continue // the one that is being swept
+				}
+				b.create(name, mib)
+				unlock()
+			}
+		}
+		f.asked.Store(&createOther)
+		b.later(2 * time.Minute)
+		if status := b.Status()[0]; status.Err != nil || !status.LastError.IsZero() {
+			t.Errorf("the pool failed: %v, at %v", status.Err, status.LastError)
+		}
+		if got := b.volumes(); len(got) != 1 {
+			t.Errorf("volumes %q, want the one that was made", got)
+		}
+		b.wantClean()
+	})
+}
+
 func TestPagesSurviveWhatComesAndGoesBetweenThem(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, t.TempDir())

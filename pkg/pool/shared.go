@@ -104,7 +104,7 @@ func (s *session) recoverMarks() error {
 		return err
 	}
 	for _, name := range marked {
-		if dir.IsTemporary(name) {
+		if _, is := dir.Temporary(name); is {
 			err = s.removeUnwritten(marks, name)
 		} else if id, parseErr := ParseVolumeID(name); parseErr == nil {
 			err = s.recoverMark(id)

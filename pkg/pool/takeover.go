@@ -2,6 +2,7 @@ package pool
 
 import (
 	"errors"
+	"strings"
 	"time"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
@@ -58,7 +59,7 @@ func (s *session) takeOverFrom(trash *dir.Dir, node string, goneOnly bool) error
 		return err
 	}
 	defer func() { _ = staging.Close() }()
-	return errors.Join(s.takeStaging(staging, node), s.takeTrash(left, node))
+	return errors.Join(s.recoverStaging(staging), s.takeTrash(left, node))
 }
 
 // seenLately tells whether a node is alive by its trash directory.
@@ -67,31 +68,22 @@ func seenLately(trash *dir.Dir) (bool, error) {
 	return time.Since(seen) < unseenAfter, err
 }
 
-func (s *session) takeStaging(staging *dir.Dir, node string) error {
-	staged, err := names(staging)
-	if err != nil {
-		return err
-	}
-	for _, name := range staged {
-		s.pool.log.Info("undoing the creation of a node that is gone", "volume", name, "node", node)
-		if err := s.undoNamed(staging, name); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 func (s *session) takeTrash(left *dir.Dir, node string) error {
 	thrown, err := names(left)
 	if err != nil {
 		return err
 	}
 	for _, name := range thrown {
-		if err := s.finishRemoval(name); err != nil {
-			return err
+		take := func() error {
+			s.pool.log.Info("taking over the trash of a node that is gone", "trash", name, "node", node)
+			return s.takePiece(left, name)
 		}
-		s.pool.log.Info("took over the trash of a node that is gone", "trash", name, "node", node)
-		if err := s.takePiece(left, name); err != nil {
+		if id, ok := trashedID(name); ok {
+			err = s.pool.unlessBusy(id, take)
+		} else {
+			err = take()
+		}
+		if err != nil {
 			return err
 		}
 	}
@@ -100,11 +92,18 @@ func (s *session) takeTrash(left *dir.Dir, node string) error {
 
 // takePiece takes one piece of trash over, and claims the id that it carries.
 func (s *session) takePiece(left *dir.Dir, name string) error {
+	if err := s.finishRemoval(name); err != nil {
+		return err
+	}
 	carried, err := s.idIn(left, name)
 	if err != nil {
 		return err
 	}
-	uid := randomSuffix()
+	// The index may have had the volume, and its record the id.
+	uid := s.claims.owner(carried)
+	if uid == "" || !strings.HasSuffix(name, "."+uid) {
+		uid = randomSuffix()
+	}
 	s.claims.try(carried, uid)
-	return s.throwAway(left, name, uid+"."+uid, unknownBytes)
+	return s.throwAway(left, name, randomSuffix()+"."+uid, unknownBytes)
 }

@@ -58,7 +58,7 @@ func TestTrashThatIsErasedWhileItIsFoundIsNotQueuedAgain(t *testing.T) {
 	p := &Pool{index: newIndex(), wake: make(chan struct{}, 1)}
 	s := &session{pool: p, trash: d}
 	find := func(name string) {
-		if err := s.findTrashed(name); err != nil {
+		if err := s.recoverTrashed(name); err != nil {
 			t.Error(err)
 		}
 	}
@@ -76,7 +76,7 @@ func TestTrashThatIsErasedWhileItIsFoundIsNotQueuedAgain(t *testing.T) {
 	seen := p.erased.pieces.Load()
 	p.trashed("erased", 1)
 	p.reaped("erased", nil)
-	p.foundTrash("erased", seen)
+	p.foundTrash("erased", 1, seen)
 	want("after what was seen is erased", 0, 0)
 
 	if err := os.Mkdir(filepath.Join(path, "left"), 0o700); err != nil {

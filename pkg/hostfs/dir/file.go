@@ -6,6 +6,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"strings"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -78,9 +79,11 @@ func fsync(fd int) error {
 	}
 }
 
-// IsTemporary tells whether a name is that of a file which WriteFile was writing.
-func IsTemporary(name string) bool {
-	return len(name) > len(tempPrefix) && name[:len(tempPrefix)] == tempPrefix
+// Temporary tells whether a name is that of a file which WriteFile was writing, and what
+// it was to be named.
+func Temporary(name string) (to string, is bool) {
+	to, is = strings.CutPrefix(name, tempPrefix)
+	return to, is && to != ""
 }
 
 // ReadFile reads a regular file of at most limit bytes.
