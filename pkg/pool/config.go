@@ -243,7 +243,8 @@ func parseRelabel(s string) (label.Scope, error) {
 
 // conflicts are the problems of pools with each other. Only the paths as written
 // are compared: to follow links would be to touch a disk that may hang. That two
-// pools are one directory all the same is noticed when they are opened.
+// pools are one directory all the same, or lie one in the other, is noticed when they
+// are looked at.
 func conflicts(configs []Config) []error {
 	var problems []error
 	for i, a := range configs {

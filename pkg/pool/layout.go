@@ -66,7 +66,7 @@ func (p *Pool) enter() (*session, error) {
 	// The state first: once it says that the pool serves, there is an identity.
 	st, id := p.state.Load(), p.identity.Load()
 	// What a disk cannot be asked for any more may be in memory, and must not deceive.
-	if st.err != nil && (id == nil || st.hung || errors.Is(st.err, errUnreadable)) {
+	if st.err != nil && (id == nil || st.hung || errors.Is(st.err, errUnreadable) || errors.Is(st.err, errNested)) {
 		return nil, st.err
 	}
 	if p.hung.Load() == st {
@@ -322,7 +322,11 @@ func (p *Pool) openRoot() (*dir.Dir, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := p.checkMount(root); err != nil {
+	err = p.checkMount(root)
+	if err == nil {
+		err = p.checkNested(root)
+	}
+	if err != nil {
 		return nil, errors.Join(err, root.Close())
 	}
 	return root, nil

@@ -27,6 +27,7 @@ type Mounts interface {
 	Published(parent *dir.Dir) (map[string][]bind.Publication, error)
 	SameFilesystem(a, b *dir.Dir) (bool, error)
 	IsFilesystem(d *dir.Dir) (bool, error)
+	Locate(d *dir.Dir) (bind.Place, error)
 }
 
 // Labels labels directories for containers: label.Kernel, or a stand-in.
@@ -70,11 +71,13 @@ type Pool struct {
 	locks    *Locks[VolumeID]
 	serving  *Locks[string] // the uuids of all pools that are open
 	claimed  *claimed       // the quota ids of all pools
+	roots    *roots         // where all pools are
 
 	state    atomic.Pointer[state]
 	hung     atomic.Pointer[state]  // the state while which a call found the pool to hang
 	identity atomic.Pointer[opened] // once opened
 	looked   chan struct{}          // closed after the first look
+	nudge    chan struct{}          // one token: the next look is to come now
 	// steps counts what a look has done, which tells one that is slow from one that hangs.
 	steps atomic.Uint64
 	// refuses is set by the looks while the filesystem takes no changes and does not say so.
@@ -151,6 +154,8 @@ func newPool(config Config, s *Set) *Pool {
 		locks:    &s.volumes,
 		serving:  &s.serving,
 		claimed:  &s.claimed,
+		roots:    &s.roots,
+		nudge:    make(chan struct{}, 1),
 		looked:   make(chan struct{}),
 		index:    newIndex(),
 		wake:     make(chan struct{}, 1),
@@ -210,7 +215,13 @@ func (p *Pool) rest(ctx context.Context) {
 	if p.state.Load().err != nil {
 		pause = p.options.RetryEvery
 	}
-	_ = rest(ctx, pause) // whoever calls looks at ctx
+	timer := time.NewTimer(pause)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-p.nudge:
+	case <-ctx.Done():
+	}
 }
 
 // settle stores what a look gave, and tells a change.
@@ -278,7 +289,11 @@ func (p *Pool) lookInside(ctx context.Context) (*session, error) {
 		return nil, err
 	}
 	s.feel()
-	if err := s.lookAgain(ctx); err != nil {
+	err = p.checkNested(s.root)
+	if err == nil {
+		err = s.lookAgain(ctx)
+	}
+	if err != nil {
 		s.close()
 		return nil, err
 	}

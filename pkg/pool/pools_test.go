@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -309,6 +310,123 @@ func TestOneCallWaitsForAPoolThatHangsAndNoOther(t *testing.T) {
 			b.later(time.Minute)
 			must(t, b.publish("pvc-1", "a"))
 			must(t, b.unpublish("pvc-1", "a"))
+		}
+	})
+}
+
+// However a pool comes to lie in another, the outer one would have it for a volume.
+func TestAPoolThatHasAnotherInItDoesNotServe(t *testing.T) {
+	testenv.NeedRoot(t)
+	const inOuter = `[{"name":"outer","path":"outer"},{"name":"inner","path":"inner","requireMount":%v}]`
+	bindMount := func(b *bench, from string, to ...string) {
+		to = append([]string{b.root}, to...)
+		must(b.t, os.MkdirAll(filepath.Join(to...), 0o755))
+		must(b.t, syscall.Mount(b.path(from), filepath.Join(to...), "", syscall.MS_BIND, ""))
+		b.t.Cleanup(func() { _ = syscall.Unmount(filepath.Join(to...), syscall.MNT_DETACH) })
+	}
+	for name, nest := range map[string]func(b *bench){
+		"by a link to a volume": func(b *bench) {
+			must(b.t, os.Symlink("outer/sub", b.path("inner")))
+		},
+		"by a link to what is in a volume": func(b *bench) {
+			must(b.t, os.MkdirAll(b.path("outer", "sub", "deep"), 0o755))
+			must(b.t, os.Symlink("outer/sub/deep", b.path("inner")))
+		},
+		"by a mount of a volume": func(b *bench) {
+			bindMount(b, "outer/sub", "inner")
+		},
+		"by a mount of what is in a volume": func(b *bench) {
+			must(b.t, os.MkdirAll(b.path("outer", "sub", "deep"), 0o755))
+			bindMount(b, "outer/sub/deep", "inner")
+		},
+		"by a mount on a volume": func(b *bench) {
+			must(b.t, os.Mkdir(b.path("inner"), 0o755))
+			must(b.t, syscall.Mount("tmpfs", b.path("inner"), "tmpfs", 0, ""))
+			b.t.Cleanup(func() { must(b.t, syscall.Unmount(b.path("inner"), 0)) })
+			bindMount(b, "inner", "outer", "sub")
+		},
+		"in a directory that is mounted on a volume": func(b *bench) {
+			must(b.t, os.MkdirAll(b.path("real", "inner"), 0o755))
+			must(b.t, os.Symlink("real/inner", b.path("inner")))
+			bindMount(b, "real", "outer", "sub")
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := newBench(t, t.TempDir())
+				must(t, os.MkdirAll(b.path("outer", "sub"), 0o755))
+				nest(b)
+				b.start(fmt.Sprintf(inOuter, false))
+				b.wantOuterRefused(t)
+			})
+		})
+	}
+	t.Run("from some time on", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			b := newBench(t, t.TempDir())
+			must(t, os.Mkdir(b.path("inner"), 0o755))
+			must(t, os.MkdirAll(b.path("outer"), 0o755))
+			b.start(fmt.Sprintf(inOuter, true))
+			must(t, syscall.Mount("tmpfs", b.path("inner"), "tmpfs", 0, ""))
+			t.Cleanup(func() { _ = syscall.Unmount(b.path("inner"), syscall.MNT_DETACH) })
+			bindMount(b, "inner", "outer", "sub")
+			b.later(10 * time.Second)
+			b.wantOuterRefused(t)
+			must(t, syscall.Unmount(b.path("outer", "sub"), 0))
+			must(t, os.Remove(b.path("outer", "sub")))
+			b.later(10 * time.Second)
+			for _, status := range b.Status() {
+				if status.Err != nil {
+					t.Errorf("pools that lie beside each other again: %v", status.Err)
+				}
+			}
+		})
+	})
+}
+
+func (b *bench) wantOuterRefused(t *testing.T) {
+	t.Helper()
+	status := b.Status()
+	if err := status[0].Err; err == nil || !strings.Contains(err.Error(), `another pool lies in it; give each a directory of its own: pool "inner" at sub`) {
+		t.Errorf("the outer pool: %v, want it refused", err)
+	}
+	if status[1].Err != nil {
+		t.Errorf("the inner pool: %v, want it to serve", status[1].Err)
+	}
+	_, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-1"), Pool: poolName(t, "inner"), Range: pool.Range{Required: mib}})
+	must(t, err)
+	if err := b.publish("sub", "a"); !errors.Is(err, pool.ErrUnavailable) {
+		t.Errorf("publishing the inner pool as a volume: %v", err)
+	}
+	if err := b.Delete(t.Context(), id(t, "sub")); !errors.Is(err, pool.ErrUnavailable) {
+		t.Errorf("deleting the inner pool as a volume: %v", err)
+	}
+	_, err = b.Create(t.Context(), pool.Request{ID: id(t, "pvc-2"), Pool: poolName(t, "outer"), Range: pool.Range{Required: mib}})
+	wantError(t, err, pool.ErrNoSpace)
+	b.later(2 * time.Minute)
+	if _, err := os.Stat(b.path("inner", "pvc-1")); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestPoolsThatLieBesideEachOtherServe(t *testing.T) {
+	testenv.NeedRoot(t)
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, t.TempDir())
+		for _, name := range []string{"pool", "pool-2", "third", "in", "pool/volume"} {
+			must(t, os.Mkdir(b.path(name), 0o755))
+		}
+		// Its own volume is mounted where a publication is, and another pool on itself.
+		for from, to := range map[string]string{"pool/volume": "pods", "third": "third", "pool-2": "in"} {
+			must(t, syscall.Mount(b.path(from), b.path(to), "", syscall.MS_BIND, ""))
+			t.Cleanup(func() { must(t, syscall.Unmount(b.path(to), 0)) })
+		}
+		b.start(`[{"name":"one","path":"pool"},{"name":"two","path":"in"},{"name":"three","path":"third"}]`)
+		b.later(time.Minute)
+		for _, status := range b.Status() {
+			if status.Err != nil {
+				t.Errorf("pool %s: %v", status.Name, status.Err)
+			}
 		}
 	})
 }

@@ -24,6 +24,7 @@ type Set struct {
 	targets Locks[bind.Target]
 	serving Locks[string]
 	claimed claimed
+	roots   roots
 
 	stop context.CancelFunc
 	work sync.WaitGroup

@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -217,6 +218,51 @@ func TestADirectoryThatIsMountedOnItselfIsNoFilesystem(t *testing.T) {
 			t.Errorf("IsFilesystem(%s) = %v, want %v", at, got, want)
 		}
 	}
+}
+
+// A directory is seen where its filesystem, or a part of it with the directory, is mounted.
+func TestADirectoryIsSeenByAllWays(t *testing.T) {
+	s := newScene(t)
+	root := t.TempDir()
+	at := func(elements ...string) string { return filepath.Join(append([]string{root}, elements...)...) }
+	for _, name := range []string{"outer/inside", "outer/disk", "outer-2", "disk", "own", "seen"} {
+		must(t, os.MkdirAll(at(name), 0o755))
+	}
+	mount := func(from, to, kind string, flags uintptr) {
+		must(t, syscall.Mount(from, to, kind, flags, ""))
+		t.Cleanup(func() { must(t, syscall.Unmount(to, 0)) })
+	}
+	mount("tmpfs", at("disk"), "tmpfs", 0)
+	must(t, os.Mkdir(at("disk", "dir"), 0o755))
+	mount(at("disk"), at("outer", "disk"), "", syscall.MS_BIND)
+	mount(at("outer", "inside"), at("seen"), "", syscall.MS_BIND)
+	mount(at("outer"), at("outer", "inside"), "", syscall.MS_BIND) // in itself
+	mount(at("own"), at("own"), "", syscall.MS_BIND)
+	for _, test := range []struct{ inner, outer, below string }{
+		{"seen", "outer", "inside"},
+		{"disk/dir", "outer", "disk/dir"},
+		{"disk", "outer", "disk"},
+		{"outer/disk/dir", "disk", "dir"},
+		{"outer/inside", "outer", "inside"},
+		{"outer-2", "outer", ""},
+		{"outer", "disk", ""},
+		{"own", "outer", ""},
+		{"outer", "own", ""},
+	} {
+		inner, outer := s.locate(t, at(test.inner)), s.locate(t, at(test.outer))
+		if got := inner.Below(outer); (len(got) > 0) != (test.below != "") || len(got) > 0 && !slices.Contains(got, test.below) {
+			t.Errorf("%s is below %s at %q, want %q", test.inner, test.outer, got, test.below)
+		}
+	}
+}
+
+func (s *scene) locate(t *testing.T, path string) bind.Place {
+	t.Helper()
+	d, err := dir.Open(path)
+	must(t, err)
+	place, err := s.kernel.Locate(d)
+	must(t, errors.Join(err, d.Close()))
+	return place
 }
 
 func TestABtrfsSubvolumeIsAFilesystem(t *testing.T) {

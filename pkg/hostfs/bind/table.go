@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"path"
+	"slices"
 	"strings"
 	"sync"
 
@@ -155,16 +156,83 @@ func locate(d *dir.Dir, mounts []*mountinfo.Info) (place, error) {
 	if err != nil {
 		return place{}, fmt.Errorf("find the mount of %s: %w", d, err)
 	}
-	for _, m := range mounts {
-		if uint64(m.ID) != st.Mnt_id {
-			continue
+	if m := mountOf(st.Mnt_id, mounts); m != nil {
+		if at, ok := placeIn(m, seen); ok {
+			return at, nil
 		}
-		below, ok := strings.CutPrefix(seen, strings.TrimSuffix(m.Mountpoint, "/"))
-		if !ok {
-			break
-		}
-		prefix := strings.TrimSuffix(path.Join(m.Root, below), "/") + "/"
-		return place{Major: m.Major, Minor: m.Minor, prefix: prefix, fsType: m.FSType}, nil
 	}
 	return place{}, fmt.Errorf("find the mount of %s: it is in no mount of this namespace", d)
+}
+
+// mountOf answers nil for a mount of another namespace.
+func mountOf(id uint64, mounts []*mountinfo.Info) *mountinfo.Info {
+	for _, m := range mounts {
+		if uint64(m.ID) == id {
+			return m
+		}
+	}
+	return nil
+}
+
+// placeIn is the place of what is seen at a path, and lies in that mount.
+func placeIn(m *mountinfo.Info, seen string) (place, bool) {
+	below, ok := strings.CutPrefix(seen, strings.TrimSuffix(m.Mountpoint, "/"))
+	return place{Major: m.Major, Minor: m.Minor, prefix: withSlash(path.Join(m.Root, below)), fsType: m.FSType}, ok
+}
+
+func withSlash(path string) string { return strings.TrimSuffix(path, "/") + "/" }
+
+// A Place is where a directory is seen: in its filesystem, and where that is mounted, in
+// others.
+type Place struct {
+	home place
+	all  []place // home too
+}
+
+// Locate tells where a directory is seen in this mount namespace. It asks the kernel and no
+// disk.
+func (k *Kernel) Locate(d *dir.Dir) (Place, error) {
+	mounts, err := k.table.mounts()
+	if err != nil {
+		return Place{}, err
+	}
+	home, err := locate(d, mounts)
+	if err != nil {
+		return Place{}, err
+	}
+	return Place{home: home, all: seenAt(home, mounts, nil)}, nil
+}
+
+// seenAt are the places of a directory of which one is known. Those by way of the mounts that
+// led to that one are left out: a mount of a filesystem in itself would lead on for ever.
+func seenAt(at place, mounts, by []*mountinfo.Info) []place {
+	all := []place{at}
+	for _, m := range mounts {
+		below, shown := strings.CutPrefix(at.prefix, withSlash(m.Root))
+		if !shown || m.Major != at.Major || m.Minor != at.Minor || slices.Contains(by, m) {
+			continue
+		}
+		parent := mountOf(uint64(m.Parent), mounts)
+		if parent == nil {
+			continue // the root of the namespace
+		}
+		if over, ok := placeIn(parent, m.Mountpoint); ok {
+			over.prefix += below
+			all = append(all, seenAt(over, mounts, append(slices.Clone(by), m))...)
+		}
+	}
+	return all
+}
+
+// Below are the paths at which the directory may be seen from one that it lies in; none if it
+// lies elsewhere. An NFS does not say which of its directories is mounted, so look whether it is
+// there.
+func (p Place) Below(outer Place) (paths []string) {
+	for _, at := range p.all {
+		below, ok := strings.CutPrefix(at.prefix, outer.home.prefix)
+		if ok && below != "" && at.Major == outer.home.Major && at.Minor == outer.home.Minor {
+			paths = append(paths, strings.TrimSuffix(below, "/"))
+		}
+	}
+	return paths
 }

@@ -5,6 +5,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -23,6 +24,7 @@ type Publisher interface {
 	Published(parent *dir.Dir) (map[string][]bind.Publication, error)
 	SameFilesystem(a, b *dir.Dir) (bool, error)
 	IsFilesystem(d *dir.Dir) (bool, error)
+	Locate(d *dir.Dir) (bind.Place, error)
 }
 
 // A Subject is one implementation under test.
@@ -69,6 +71,7 @@ func Contract(t *testing.T, fresh func(t *testing.T) Subject) {
 		"unpublishing a device's unused target removes it":    deviceUnused,
 		"a directory is on the filesystem of its child":       sameFilesystem,
 		"a directory is no filesystem, and a mounted one is":  isFilesystem,
+		"a directory is seen below the one that it lies in":   below,
 	} {
 		t.Run(name, func(t *testing.T) { check(t, newBench(t, fresh(t))) })
 	}
@@ -407,6 +410,21 @@ func isFilesystem(t *testing.T, b *bench) {
 		must(t, err)
 		if got != want {
 			t.Errorf("IsFilesystem(%s) = %v, want %v", path, got, want)
+		}
+	}
+}
+
+func below(t *testing.T, b *bench) {
+	pool, err := b.Locate(b.pool)
+	must(t, err)
+	vol, err := b.Locate(b.vol)
+	must(t, err)
+	if got := vol.Below(pool); !slices.Contains(got, "vol") {
+		t.Errorf("the volume is below the pool at %q, want it at vol", got)
+	}
+	for name, got := range map[string][]string{"the pool below its volume": pool.Below(vol), "the pool below itself": pool.Below(pool)} {
+		if len(got) > 0 {
+			t.Errorf("%s: %q, want nothing", name, got)
 		}
 	}
 }

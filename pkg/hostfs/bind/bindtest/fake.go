@@ -260,6 +260,16 @@ func (f *Fake) IsFilesystem(d *dir.Dir) (bool, error) {
 	return !same, err
 }
 
+// Locate asks the real kernel: what is published here is no pool.
+func (f *Fake) Locate(d *dir.Dir) (bind.Place, error) {
+	k, err := bind.NewKernel()
+	if err != nil {
+		return bind.Place{}, err
+	}
+	at, err := k.Locate(d)
+	return at, errors.Join(err, k.Close())
+}
+
 // Close closes the handles of all mounts that are left.
 func (f *Fake) Close() error {
 	f.mu.Lock()

@@ -1,0 +1,99 @@
+package pool
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+)
+
+// roots are where the pools of a process were when they were last looked at. So it is told
+// that one lies in another without a look at a disk that may hang. The zero value is ready
+// for use.
+type roots struct {
+	mu sync.Mutex
+	of map[*Pool]root
+}
+
+type root struct {
+	id    dir.ID
+	place bind.Place
+}
+
+// settle notes where a pool is, and answers where the others are. Those that came before
+// look again: this one may lie in them.
+func (r *roots) settle(p *Pool, at root) map[*Pool]root {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.of == nil {
+		r.of = make(map[*Pool]root)
+	}
+	was, known := r.of[p]
+	r.of[p] = at
+	others := make(map[*Pool]root)
+	for other, there := range r.of {
+		if other == p {
+			continue
+		}
+		others[other] = there
+		if !known || was.id != at.id {
+			other.lookNow()
+		}
+	}
+	return others
+}
+
+// lookNow has the next look come without the rest before it.
+func (p *Pool) lookNow() {
+	select {
+	case p.nudge <- struct{}{}:
+	default: // it will
+	}
+}
+
+var errNested = errors.New("another pool lies in it; give each a directory of its own")
+
+// checkNested answers errNested for a pool in which another lies. It must not serve, for it
+// would take the other for a volume, or have it in one, and could remove it. The other has
+// nothing of this one, and serves.
+func (p *Pool) checkNested(own *dir.Dir) error {
+	id, err := own.ID()
+	if err != nil {
+		return err
+	}
+	place, err := p.options.Mounts.Locate(own)
+	if err != nil {
+		return err
+	}
+	for other, at := range p.roots.settle(p, root{id: id, place: place}) {
+		for _, path := range at.place.Below(place) {
+			if is, err := reaches(own, path, at.id); err != nil {
+				return err
+			} else if is {
+				return fmt.Errorf("%w: pool %q at %s", errNested, other.config.Name, path)
+			}
+		}
+	}
+	return nil
+}
+
+// reaches tells whether a path below a directory leads to the one with that id.
+func reaches(from *dir.Dir, path string, id dir.ID) (bool, error) {
+	name, rest, deeper := strings.Cut(path, "/")
+	d, err := from.Open(name)
+	if isMissing(err) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	defer func() { _ = d.Close() }()
+	if deeper {
+		return reaches(d, rest, id)
+	}
+	here, err := d.ID()
+	return here == id, err
+}
