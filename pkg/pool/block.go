@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"syscall"
 	"time"
 
@@ -151,6 +150,26 @@ func (a attachments) of(file dir.ID) (devices []loop.Device) {
 	return devices
 }
 
+// attachments are those of the node, if each of them tells whether it is the volume's. One
+// that does not answer may be by its name, which is that of the volume's file now.
+func (v *found) attachments() (attachments, error) {
+	all, err := v.session.pool.options.attachments()
+	if err != nil {
+		return attachments{}, err
+	}
+	return all, all.unknown(v.id)
+}
+
+// unknown answers ErrUnavailable for a volume that may have a device of which nobody can tell.
+func (a attachments) unknown(id VolumeID) error {
+	for _, d := range a.devices {
+		if d.Silent && d.Was(id.name, diskName) {
+			return fmt.Errorf("%w: %s may be its device: %w", ErrUnavailable, d.Name, loop.ErrSilent)
+		}
+	}
+	return nil
+}
+
 // publications are those of the devices of one file.
 func (a attachments) publications(file dir.ID) (all []bind.Publication) {
 	for _, d := range a.of(file) {
@@ -210,7 +229,7 @@ func (v *found) used() (bool, error) {
 	if err != nil || !ok {
 		return false, err
 	}
-	all, err := v.session.pool.options.attachments()
+	all, err := v.attachments()
 	return len(all.of(file)) > 0, err
 }
 
@@ -224,7 +243,7 @@ func (v *found) detached(ctx context.Context) error {
 	if err != nil || !ok {
 		return err
 	}
-	all, err := v.session.pool.options.attachments()
+	all, err := v.attachments()
 	if err != nil {
 		return err
 	}
@@ -307,8 +326,8 @@ func (s *session) backing(id VolumeID) (file dir.ID, ok bool, err error) {
 
 // detach takes the device of a volume off its file if it is published nowhere any more.
 func (s *Set) detach(ctx context.Context, id VolumeID, device *loop.Device) error {
-	if device == nil {
-		return nil
+	if device == nil || device.Silent {
+		return nil // the sweep detaches it when it answers
 	}
 	if device.Gone {
 		return s.detachGone(ctx, id, *device)
@@ -326,7 +345,7 @@ func (s *Set) detach(ctx context.Context, id VolumeID, device *loop.Device) erro
 // is left of that, which could not be repaired then. What it was published for tells whose
 // it is: a volume of that name, and the kernel has that name of the file too.
 func (s *Set) detachGone(ctx context.Context, id VolumeID, device loop.Device) error {
-	if !strings.HasSuffix(device.FormerPath, "/"+id.name+"/"+diskName) {
+	if !device.Was(id.name, diskName) {
 		return nil
 	}
 	published, err := s.options.Mounts.Published(s.options.Dev)
@@ -348,6 +367,9 @@ func (s *Set) publishedDeviceAt(v *found, at bind.Target) error {
 	}
 	if device != nil && device.Gone {
 		return fmt.Errorf("%w: the filesystem of the device at %s is gone", ErrDamaged, at)
+	}
+	if device != nil && device.Silent {
+		return fmt.Errorf("%w: the device at %s: %w", ErrUnavailable, at, loop.ErrSilent)
 	}
 	if device == nil || device.Backing != file {
 		return fmt.Errorf("%w: it is not published at %s", ErrNotFound, at)
@@ -420,7 +442,7 @@ func (v *found) growDevices() error {
 	if err != nil {
 		return err
 	}
-	all, err := v.session.pool.options.attachments()
+	all, err := v.attachments()
 	if err != nil {
 		return err
 	}
@@ -607,6 +629,8 @@ func lookAtDisk(id VolumeID, d *dir.Dir, e entry, whole dir.Space, facts *health
 // deviceError translates the errors of the loop devices into those of this package.
 func deviceError(err error) error {
 	switch {
+	case errors.Is(err, loop.ErrSilent):
+		return fmt.Errorf("%w: %w", ErrUnavailable, err)
 	case errors.Is(err, loop.ErrNoDevice):
 		return fmt.Errorf("%w: %w", ErrNoSpace, err)
 	case errors.Is(err, loop.ErrBusy), errors.Is(err, loop.ErrForeign):

@@ -610,3 +610,32 @@ func TestAPodEndsWhoseFilesystemDied(t *testing.T) {
 		wantGone(t, b.path("pods", "a"))
 	})
 }
+
+// silent has one more device, which does not answer.
+type silent struct {
+	*looptest.Fake
+	path string
+}
+
+func (s *silent) Attached() ([]loop.Device, error) {
+	devices, err := s.Fake.Attached()
+	return append(devices, loop.Device{Name: "loop99", Silent: true, FormerPath: s.path}), err
+}
+
+func TestADeviceThatDoesNotAnswerCountsForTheVolumeOfItsName(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, t.TempDir())
+		b.devices = &silent{Fake: b.loops, path: "/elsewhere/pvc-1/disk.img"}
+		b.start(local)
+		for name, want := range map[string]error{"pvc-1": pool.ErrUnavailable, "pvc-2": nil} {
+			_, err := b.Create(t.Context(), pool.Request{ID: id(t, name), Mode: pool.ModeBlock, Range: pool.Range{Required: mib}})
+			must(t, err)
+			if v := b.volume(name); v.Condition.Abnormal != (want != nil) {
+				t.Errorf("the condition of %s is %+v", name, v.Condition)
+			}
+			if err := b.Delete(t.Context(), id(t, name)); !errors.Is(err, want) {
+				t.Errorf("deleting %s: %v, want %v", name, err, want)
+			}
+		}
+	})
+}

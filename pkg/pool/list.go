@@ -182,5 +182,5 @@ func (l *listing) devices(v *found) ([]bind.Publication, error) {
 		}
 		l.attached = &attached
 	}
-	return l.attached.publications(file), nil
+	return l.attached.publications(file), l.attached.unknown(v.id)
 }

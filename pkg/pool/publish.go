@@ -342,8 +342,7 @@ func mountError(err error) error {
 
 // published are the mounts of a volume, of what is inside it, and of its devices.
 func (v *found) published() ([]bind.Publication, error) {
-	options := v.session.pool.options
-	all, err := options.Mounts.Published(v.session.root)
+	all, err := v.session.pool.options.Mounts.Published(v.session.root)
 	if err != nil {
 		return nil, err
 	}
@@ -351,6 +350,6 @@ func (v *found) published() ([]bind.Publication, error) {
 	if err != nil || !ok {
 		return all[v.id.name], err
 	}
-	attached, err := options.attachments()
+	attached, err := v.attachments()
 	return append(slices.Clone(all[v.id.name]), attached.publications(file)...), err
 }

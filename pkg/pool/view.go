@@ -647,6 +647,7 @@ func (p *Pool) seeDevices(ctx context.Context, v *View) {
 		if (volume.file == dir.ID{}) {
 			continue
 		}
+		v.Devices = errors.Join(v.Devices, all.unknown(volume.ID))
 		volume.Devices = all.of(volume.file)
 		devices := all.publications(volume.file)
 		volume.Published = append(volume.Published, devices...)

@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"path"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -20,6 +22,8 @@ const (
 	// longestPause is the last of the pauses of Detach, which double from a millisecond:
 	// half a second in all.
 	longestPause = 256 * time.Millisecond
+	// patience is how long a device may take to tell of itself. It takes microseconds.
+	patience = time.Second
 )
 
 // errRefuses reports a device that refuses discards although it could take them.
@@ -32,11 +36,17 @@ type Kernel struct {
 	// put their own in.
 	pause func(ctx context.Context, d time.Duration) error
 	free  func(c control, refused map[int]bool) (int, error)
+
+	mu sync.Mutex
+	// silent is how often devices were asked that have not answered in time.
+	silent map[string]int
 }
 
 // NewKernel takes the directory of device nodes, which has to stay open: the host's
 // own /dev, where the kernel makes the nodes of new devices (devtmpfs).
-func NewKernel(dev *dir.Dir) *Kernel { return &Kernel{dev: dev, pause: pause, free: control.free} }
+func NewKernel(dev *dir.Dir) *Kernel {
+	return &Kernel{dev: dev, pause: pause, free: control.free, silent: make(map[string]int)}
+}
 
 func pause(ctx context.Context, d time.Duration) error {
 	timer := time.NewTimer(d)
@@ -73,6 +83,8 @@ func (k *Kernel) attach(f *File, o Options) (Device, error) {
 	foreign := ""
 	for _, d := range attached {
 		switch {
+		case d.Silent && sameName(d, f):
+			return Device{}, fmt.Errorf("%w: %s", ErrSilent, d.Name)
 		case d.Backing != f.id:
 		case d.Ours && d.ReadOnly == o.ReadOnly:
 			kept, err := k.keep(d, o)
@@ -87,6 +99,13 @@ func (k *Kernel) attach(f *File, o Options) (Device, error) {
 		return Device{}, fmt.Errorf("%w: %s", ErrForeign, foreign)
 	}
 	return k.make(f, o)
+}
+
+// sameName tells whether a device may be that of a file: it has its name, in a directory of
+// the same name.
+func sameName(d Device, f *File) bool {
+	in, name := path.Split(f.String())
+	return d.Was(path.Base(in), name)
 }
 
 func check(f *File, o Options) error {
@@ -232,7 +251,52 @@ func filesystemGone(err error) bool {
 
 // Inspect asks about one device by the name of its node, in microseconds. It answers
 // ErrNotAttached. One whose filesystem cannot tell the file any more is Gone.
+//
+// The kernel asks the file's filesystem for the numbers of the file (LOOP_GET_STATUS64 calls
+// vfs_getattr), and tells nothing without them, not even the mark. That may be an NFS whose
+// server is dead, below a device of somebody else: one that does not answer within a second
+// is Silent, and is not asked again before it has.
 func (k *Kernel) Inspect(name string) (Device, error) {
+	k.mu.Lock()
+	silent := k.silent[name] > 0
+	k.mu.Unlock()
+	if silent {
+		return inspectSilent(name)
+	}
+	type answer struct {
+		device Device
+		err    error
+	}
+	answers, late := make(chan answer, 1), false
+	go func() {
+		d, err := k.inspect(name)
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		answers <- answer{d, err}
+		if late {
+			k.silent[name]--
+		}
+	}()
+	timer := time.NewTimer(patience)
+	defer timer.Stop()
+	select {
+	case a := <-answers:
+		return a.device, a.err
+	case <-timer.C:
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	select {
+	case a := <-answers:
+		return a.device, a.err
+	default:
+	}
+	late = true
+	k.silent[name]++
+	return inspectSilent(name)
+}
+
+func (k *Kernel) inspect(name string) (Device, error) {
 	node, err := k.open(name, unix.O_RDONLY)
 	if err != nil {
 		return Device{}, err

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"runtime"
 	"testing"
 	"time"
 
@@ -16,6 +17,8 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
+	"kubevirt.io/hostpath-provisioner/test/testenv/disk"
+	"kubevirt.io/hostpath-provisioner/test/testenv/loopfs"
 )
 
 // thick makes a file with all of its space.
@@ -65,6 +68,92 @@ func TestWhatIsWrittenToADeviceIsInTheFile(t *testing.T) {
 				t.Errorf("the file holds %q", got)
 			}
 		})
+	}
+}
+
+// A device of somebody else whose file's filesystem does not answer, as an NFS whose server
+// is dead, holds nobody up for long.
+func TestADeviceThatDoesNotAnswerHoldsNoOtherUp(t *testing.T) {
+	k := kernel(t)
+	image, at := filepath.Join(t.TempDir(), "image"), t.TempDir()
+	must(t, os.WriteFile(image, make([]byte, mib), 0o600))
+	hanging := disk.New(t, image, at)
+	foreign, err := loopfs.Attach(hanging.Path)
+	must(t, err)
+	t.Cleanup(func() { hanging.Heal(); must(t, foreign.Close()) })
+	name := filepath.Base(foreign.Name())
+	f := thick(t, filesystems["tmpfs"](t), mib)
+	other := thick(t, filesystems["tmpfs"](t), mib)
+	hanging.Hang()
+	var first loop.Device
+	for i, within := range []time.Duration{10 * time.Second, 500 * time.Millisecond} {
+		began := time.Now()
+		d := attach(t, k, []*loop.File{f, other}[i], loop.Options{})
+		attached, err := k.Attached()
+		must(t, err)
+		if took := time.Since(began); took > within {
+			t.Errorf("attaching and asking took %v, want at most %v", took, within)
+		}
+		if i == 0 {
+			first = d
+		}
+		found := make(map[string]loop.Device)
+		for _, d := range attached {
+			found[d.Name] = d
+		}
+		if !found[d.Name].Ours || !found[name].Silent || !found[name].Was(filepath.Base(at), "disk") {
+			t.Errorf("attached are %+v; want %s, and %s as one that is silent", attached, d.Name, name)
+		}
+	}
+	must(t, k.Detach(t.Context(), first))
+	hanging.Heal()
+	awaitAnswer(t, k, name)
+}
+
+// awaitAnswer waits until a device that was silent tells of itself.
+func awaitAnswer(t *testing.T, k *loop.Kernel, name string) {
+	t.Helper()
+	for began := time.Now(); ; runtime.Gosched() {
+		d, err := k.Inspect(name)
+		must(t, err)
+		if !d.Silent {
+			return
+		}
+		if time.Since(began) > time.Minute {
+			t.Fatalf("%s answers again, and is still %+v", name, d)
+		}
+	}
+}
+
+// Nobody can tell whether it is the device of the file: there must not be two.
+func TestAFileIsNotAttachedASecondTimeWhileItsDeviceDoesNotAnswer(t *testing.T) {
+	k := kernel(t)
+	image, at := filepath.Join(t.TempDir(), "image"), filepath.Join(t.TempDir(), "pvc-1")
+	must(t, os.Mkdir(at, 0o755))
+	must(t, os.WriteFile(image, make([]byte, mib), 0o600))
+	hanging := disk.New(t, image, at)
+	device, err := loopfs.Attach(hanging.Path)
+	must(t, err)
+	t.Cleanup(func() {
+		hanging.Heal()
+		awaitAnswer(t, k, filepath.Base(device.Name()))
+		must(t, device.Close())
+	})
+	for name, want := range map[string]error{"pvc-1": loop.ErrSilent, "pvc-2": nil} {
+		in := filepath.Join(filesystems["tmpfs"](t), name)
+		must(t, os.Mkdir(in, 0o755))
+		f, err := loop.Create(open(t, in), "disk")
+		must(t, err)
+		t.Cleanup(func() { must(t, f.Close()) })
+		must(t, f.Grow(t.Context(), mib, loop.Thick))
+		hanging.Hang()
+		d, err := k.Attach(f, loop.Options{})
+		if !errors.Is(err, want) {
+			t.Errorf("attaching the file of %s: %v, want %v", name, err, want)
+		}
+		if err == nil {
+			must(t, k.Detach(t.Context(), d))
+		}
 	}
 }
 

@@ -15,6 +15,8 @@ package loop
 
 import (
 	"errors"
+	"path"
+	"strings"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 )
@@ -30,6 +32,8 @@ var (
 	ErrForeign = errors.New("loop device was attached by somebody else")
 	// ErrNotAttached reports a device that is not, or no longer, attached to the file.
 	ErrNotAttached = errors.New("loop device is not attached to the file")
+	// ErrSilent reports a device of the file's name whose file's filesystem does not answer.
+	ErrSilent = errors.New("the filesystem of the loop device's file does not answer")
 	// ErrGone reports a device whose file's filesystem is gone.
 	ErrGone = errors.New("the filesystem of the loop device's file is gone")
 	// ErrSize reports a size that is less than nothing, less than before, or not a
@@ -72,9 +76,19 @@ type Device struct {
 	// Gone tells that the filesystem of its file is gone, and nothing more is known of the
 	// device than its name, its numbers and FormerPath.
 	Gone bool
+	// Silent tells that the filesystem of its file does not answer, and nothing more is known
+	// of the device than its name and FormerPath.
+	Silent bool
 	// FormerPath is where the file was when it was attached, as the kernel has it now: where
-	// a mount went away, only the part below that. Set if Gone.
+	// a mount went away, only the part below that. Set if Gone or Silent.
 	FormerPath string
+}
+
+// Was tells of a device that is Gone or Silent whether its file was at a path that ends with
+// these elements. The kernel has names that change with the file, also where one of the
+// directories above is renamed.
+func (d Device) Was(elements ...string) bool {
+	return strings.HasSuffix(d.FormerPath, "/"+path.Join(elements...))
 }
 
 // Options are how a device is to be.

@@ -213,18 +213,30 @@ func (n node) inspectGone() (Device, error) {
 	if err != nil {
 		return Device{}, &fs.PathError{Op: "stat", Path: n.name, Err: err}
 	}
-	former, err := os.ReadFile(path.Join(sysBlock, n.name, "loop", "backing_file"))
-	if errors.Is(err, fs.ErrNotExist) {
-		return Device{}, fmt.Errorf("%s: %w", n.name, ErrNotAttached)
-	}
+	former, err := formerPath(n.name)
 	return Device{
 		Name:       n.name,
 		Major:      unix.Major(st.Rdev),
 		Minor:      unix.Minor(st.Rdev),
 		Discard:    n.discards(),
 		Gone:       true,
-		FormerPath: strings.TrimSuffix(string(former), "\n"),
+		FormerPath: former,
 	}, err
+}
+
+// inspectSilent is what is known of a device without asking its filesystem, or the device.
+func inspectSilent(name string) (Device, error) {
+	former, err := formerPath(name)
+	return Device{Name: name, Silent: true, FormerPath: former}, err
+}
+
+// formerPath is the kernel's name of a device's file, from its memory.
+func formerPath(name string) (string, error) {
+	former, err := os.ReadFile(path.Join(sysBlock, name, "loop", "backing_file"))
+	if errors.Is(err, fs.ErrNotExist) {
+		err = fmt.Errorf("%s: %w", name, ErrNotAttached)
+	}
+	return strings.TrimSuffix(string(former), "\n"), err
 }
 
 func isMarked(info *unix.LoopInfo64) bool {

@@ -19,6 +19,7 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -147,11 +148,25 @@ func New(t testing.TB, file, dir string) *Disk {
 	d.served.Go(d.serve)
 	t.Cleanup(func() {
 		d.Heal()
-		must(t, loopfs.Unmount(dir))
+		must(t, unmount(dir))
 		d.served.Wait()
 		must(t, server.Close())
 	})
 	return d
+}
+
+// unmount is loopfs.Unmount, but waits for those who ask all loop devices of the machine what
+// their file is, and had to wait for this disk.
+func unmount(dir string) error {
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for range 1000 {
+		if err := unix.Unmount(dir, 0); !errors.Is(err, unix.EBUSY) {
+			return err
+		}
+		<-tick.C
+	}
+	return loopfs.Unmount(dir)
 }
 
 func must(t testing.TB, err error) {
@@ -342,9 +357,10 @@ func (d *Disk) answer(operation uint32, node uint64, in []byte) (body []byte, er
 		if node != rootNode || string(in) != name+"\x00" {
 			return nil, unix.ENOENT, true
 		}
-		return append(words(diskNode, 0, 0, 0, 3600, 0, 3600, 0, 0, 0), d.attributes(diskNode)...), 0, true
+		return append(words(diskNode, 0, 0, 0, 3600, 0, 0, 0, 0, 0), d.attributes(diskNode)...), 0, true
 	case fuseGetattr:
-		return append(words(3600, 0, 0, 0), d.attributes(node)...), 0, true
+		// For no time: a disk that hangs tells nothing of its file either, as a dead NFS.
+		return append(words(0, 0, 0, 0), d.attributes(node)...), 0, true
 	case fuseOpen:
 		const directIO = 1 // nothing is kept in the page cache, and so nothing twice
 		return words(0, 0, directIO, 0), 0, true
