@@ -331,7 +331,7 @@ func stuckCall(t *testing.T, p place, connection *grpc.ClientConn) (release func
 	t.Helper()
 	own, err := dir.Open(filepath.Join(p.pool, ".hostpath-provisioner"))
 	must(t, err)
-	unlock, err := own.Lock("lock")
+	unlock, err := own.Lock(t.Context(), "lock")
 	must(t, errors.Join(err, own.Close()))
 	release = sync.OnceFunc(unlock)
 	t.Cleanup(release)

@@ -46,7 +46,7 @@ func (s *Set) Expand(ctx context.Context, id VolumeID, at bind.Target, mode Mode
 }
 
 func (v *found) expand(ctx context.Context, r Range) (int64, error) {
-	unlock, err := v.session.lockShared()
+	unlock, err := v.session.lockShared(ctx)
 	if err != nil {
 		return 0, err
 	}

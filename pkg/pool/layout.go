@@ -2,6 +2,7 @@ package pool
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -273,7 +274,7 @@ const closedMode = 0o750
 
 // prepare opens a pool for the first time in this process: it makes what is
 // missing of the layout.
-func (p *Pool) prepare() (_ *session, _ *format, err error) {
+func (p *Pool) prepare(ctx context.Context) (_ *session, _ *format, err error) {
 	s := &session{pool: p}
 	defer func() {
 		if err != nil {
@@ -287,7 +288,7 @@ func (p *Pool) prepare() (_ *session, _ *format, err error) {
 		return nil, nil, err
 	}
 	// Before the format is known, nothing is changed.
-	f, err := s.ensureFormat()
+	f, err := s.ensureFormat(ctx)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -345,13 +346,13 @@ func (s *session) closeMode() error {
 	return s.root.Chmod(mode & closedMode)
 }
 
-func (s *session) ensureFormat() (*format, error) {
+func (s *session) ensureFormat(ctx context.Context) (*format, error) {
 	f, err := readFormat(s.own)
 	if err != nil || f != nil {
 		return f, err
 	}
 	// The nodes of a shared pool may all be the first.
-	unlock, err := s.own.Lock(lockName)
+	unlock, err := s.own.Lock(ctx, lockName)
 	if err != nil {
 		return nil, err
 	}

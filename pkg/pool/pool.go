@@ -309,7 +309,7 @@ func (s *session) lookAgain(ctx context.Context) error {
 	if err := s.lookAtQuota(); err != nil {
 		return err
 	}
-	recovered, err := s.recoverAgain()
+	recovered, err := s.recoverAgain(ctx)
 	if err != nil || !recovered && time.Since(s.pool.synced) < s.pool.options.SyncEvery {
 		return err
 	}
@@ -319,7 +319,7 @@ func (s *session) lookAgain(ctx context.Context) error {
 
 // open makes the layout, finishes what a crash interrupted, and fills the index.
 func (p *Pool) open(ctx context.Context) (*session, error) {
-	s, f, err := p.prepare()
+	s, f, err := p.prepare(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -370,23 +370,23 @@ func (s *session) identify(f *format) (*opened, error) {
 
 // begin brings disk and memory in line before the pool serves.
 func (s *session) begin(ctx context.Context) error {
-	if err := s.recover(); err != nil {
+	if err := s.recover(ctx); err != nil {
 		return err
 	}
 	if err := s.load(); err != nil {
 		return err
 	}
-	s.finishFiles()
+	s.finishFiles(ctx)
 	s.restoreLimits()
 	s.releaseUnused()
 	s.sweepDevices(ctx)
 	s.finishDevices()
-	return s.recoverMarks()
+	return s.recoverMarks(ctx)
 }
 
 // recoverAgain does what begin could not do while the pool was read-only, once that is over.
 // Calls are at work by then.
-func (s *session) recoverAgain() (done bool, err error) {
+func (s *session) recoverAgain(ctx context.Context) (done bool, err error) {
 	if !s.pool.unrecovered {
 		return false, nil
 	}
@@ -396,10 +396,10 @@ func (s *session) recoverAgain() (done bool, err error) {
 	if err := errors.Join(s.closeMode(), s.work()); err != nil {
 		return false, err
 	}
-	if err := s.recover(); err != nil {
+	if err := s.recover(ctx); err != nil {
 		return false, err
 	}
-	s.finishFiles()
+	s.finishFiles(ctx)
 	s.pool.unrestored = s.pool.limited(s)
 	s.restoreAgain()
 	s.releaseUnused()

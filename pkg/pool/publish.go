@@ -64,7 +64,7 @@ func (v *found) publish(ctx context.Context, r Publication) error {
 			return err
 		}
 	}
-	if err := v.session.markPublished(v.id); err != nil {
+	if err := v.session.markPublished(ctx, v.id); err != nil {
 		return err
 	}
 	publish := v.publishDir

@@ -16,26 +16,26 @@ import (
 
 // recover finishes or undoes what a crash interrupted. A read-only pool has nothing to
 // recover that could be. What a call is at work on is left to that.
-func (s *session) recover() error {
+func (s *session) recover(ctx context.Context) error {
 	space, err := s.space()
 	if err != nil || space.ReadOnly {
 		return err
 	}
-	if err := errors.Join(s.recoverRecords(), s.recoverStaging(s.staging), s.recoverTrash()); err != nil {
+	if err := errors.Join(s.recoverRecords(ctx), s.recoverStaging(ctx, s.staging), s.recoverTrash()); err != nil {
 		return err
 	}
 	if !s.pool.config.Shared {
 		// What is of another node is of this one under an earlier name, or the disk
 		// came from another machine.
-		return s.takeOverAll(false)
+		return s.takeOverAll(ctx, false)
 	}
 	return nil
 }
 
 // recoverRecords removes records that were being written.
-func (s *session) recoverRecords() error {
+func (s *session) recoverRecords(ctx context.Context) error {
 	// In a shared pool they may be another node's, which writes under the lock.
-	unlock, err := s.own.Lock(lockName)
+	unlock, err := s.own.Lock(ctx, lockName)
 	if err != nil {
 		return err
 	}
@@ -80,28 +80,28 @@ func (p *Pool) unlessBusy(id VolumeID, do func() error) error {
 
 // recoverStaging undoes the creations that a staging directory has: none of them was
 // answered.
-func (s *session) recoverStaging(staging *dir.Dir) error {
+func (s *session) recoverStaging(ctx context.Context, staging *dir.Dir) error {
 	staged, err := names(staging)
 	if err != nil {
 		return err
 	}
 	for _, name := range staged {
 		s.pool.steps.Add(1)
-		if err := s.recoverStaged(staging, name); err != nil {
+		if err := s.recoverStaged(ctx, staging, name); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (s *session) recoverStaged(staging *dir.Dir, name string) error {
+func (s *session) recoverStaged(ctx context.Context, staging *dir.Dir, name string) error {
 	undo := func() error {
 		// The call that was making it may have ended since the names were read.
 		if exists, err := staging.Exists(name); err != nil || !exists {
 			return err
 		}
 		s.pool.log.Info("undoing a creation that was interrupted", "volume", name, "in", staging.String())
-		return s.undoNamed(staging, name)
+		return s.undoNamed(ctx, staging, name)
 	}
 	id, err := ParseVolumeID(name)
 	if err != nil {
@@ -111,9 +111,9 @@ func (s *session) recoverStaged(staging *dir.Dir, name string) error {
 }
 
 // undoNamed undoes the creation that an entry of a staging directory is of.
-func (s *session) undoNamed(staging *dir.Dir, name string) error {
+func (s *session) undoNamed(ctx context.Context, staging *dir.Dir, name string) error {
 	// Another node may be making a volume of that name.
-	unlock, err := s.lockShared()
+	unlock, err := s.lockShared(ctx)
 	if err != nil {
 		return err
 	}
@@ -396,15 +396,15 @@ func (s *session) sync(ctx context.Context) error {
 	if err := s.work(); err != nil {
 		return err
 	}
-	if err := errors.Join(s.recoverStaging(s.staging), s.recoverTrash()); err != nil {
+	if err := errors.Join(s.recoverStaging(ctx, s.staging), s.recoverTrash()); err != nil {
 		return err
 	}
 	s.sweepDevices(ctx)
 	if !s.pool.config.Shared {
 		return nil
 	}
-	s.takeOver()
-	return s.recoverMarks()
+	s.takeOver(ctx)
+	return s.recoverMarks(ctx)
 }
 
 // differing are the volumes of which index and disk say different things.

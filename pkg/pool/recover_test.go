@@ -1,6 +1,8 @@
 package pool_test
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -9,6 +11,7 @@ import (
 	"time"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind/bindtest"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
 )
 
@@ -231,6 +234,44 @@ func TestNodesOfASharedPoolSeeEachOthersPromises(t *testing.T) {
 		}
 		two.delete("pvc-1")
 		one.wantVolumes()
+	})
+}
+
+// Another node holds the lock of a shared pool for as long as it makes a volume there.
+func TestACallThatWaitsForAnotherNodeEndsWithItsContext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, t.TempDir())
+		b.start(`[{"name":"legacy","path":"pool","shared":true},{"name":"other","path":"other"}]`)
+		b.create("pvc-1", mib)
+		own, err := dir.Open(b.own())
+		must(t, err)
+		defer func() { must(t, own.Close()) }()
+		unlock, err := own.Lock(t.Context(), "lock")
+		must(t, err)
+		inTime := func(call func(context.Context) error) error {
+			ctx, stop := context.WithTimeout(t.Context(), 3*time.Second)
+			defer stop()
+			return call(ctx)
+		}
+		for name, call := range map[string]func(context.Context) error{
+			"create": func(ctx context.Context) error {
+				_, err := b.Create(ctx, pool.Request{ID: id(t, "pvc-2"), Range: pool.Range{Required: mib}})
+				return err
+			},
+			"publish": func(ctx context.Context) error {
+				return b.Publish(ctx, pool.Publication{ID: id(t, "pvc-1"), Target: b.target("a")})
+			},
+			"delete": func(ctx context.Context) error { return b.Delete(ctx, id(t, "pvc-1")) },
+		} {
+			if err := inTime(call); !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("%s: %v, want the end of its time", name, err)
+			}
+		}
+		_, err = b.Create(t.Context(), pool.Request{ID: id(t, "pvc-3"), Pool: poolName(t, "other"), Range: pool.Range{Required: mib}})
+		must(t, err)
+		unlock()
+		b.delete("pvc-1")
+		b.create("pvc-2", mib)
 	})
 }
 

@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -15,11 +16,11 @@ import (
 const publishedName = "published"
 
 // lockShared keeps other nodes from deciding about a shared pool at the same time.
-func (s *session) lockShared() (unlock func(), err error) {
+func (s *session) lockShared(ctx context.Context) (unlock func(), err error) {
 	if !s.pool.config.Shared {
 		return func() {}, nil
 	}
-	unlock, err = s.own.Lock(lockName)
+	unlock, err = s.own.Lock(ctx, lockName)
 	if errors.Is(err, syscall.EROFS) {
 		return func() {}, nil // nothing can be decided
 	}
@@ -29,11 +30,11 @@ func (s *session) lockShared() (unlock func(), err error) {
 // markPublished says that this node is about to publish a volume. Under the lock
 // that deleting takes too, either this node sees the volume gone, or the other one
 // sees the mark.
-func (s *session) markPublished(id VolumeID) error {
+func (s *session) markPublished(ctx context.Context, id VolumeID) error {
 	if !s.pool.config.Shared {
 		return nil
 	}
-	unlock, err := s.lockShared()
+	unlock, err := s.lockShared(ctx)
 	if err != nil {
 		return err
 	}
@@ -90,7 +91,7 @@ func ignoreReadOnly(err error) error {
 
 // recoverMarks takes back the marks of what this node has published no more: it was
 // started anew, or the pool was away when a volume was unpublished.
-func (s *session) recoverMarks() error {
+func (s *session) recoverMarks(ctx context.Context) error {
 	marks, err := openNested(s.own, publishedName, s.pool.options.Node.name, (*dir.Dir).Open)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -105,7 +106,7 @@ func (s *session) recoverMarks() error {
 	}
 	for _, name := range marked {
 		if _, is := dir.Temporary(name); is {
-			err = s.removeUnwritten(marks, name)
+			err = s.removeUnwritten(ctx, marks, name)
 		} else if id, parseErr := ParseVolumeID(name); parseErr == nil {
 			err = s.recoverMark(id)
 		}
@@ -118,8 +119,8 @@ func (s *session) recoverMarks() error {
 
 // removeUnwritten removes a mark that was being written when a crash came. Under the lock
 // that the writing is done under, it is none that still is.
-func (s *session) removeUnwritten(marks *dir.Dir, name string) error {
-	unlock, err := s.lockShared()
+func (s *session) removeUnwritten(ctx context.Context, marks *dir.Dir, name string) error {
+	unlock, err := s.lockShared(ctx)
 	if err != nil {
 		return err
 	}

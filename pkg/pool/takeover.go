@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"context"
 	"errors"
 	"strings"
 	"time"
@@ -15,10 +16,10 @@ const unseenAfter = 24 * time.Hour
 // takeOver says that this node is alive, and finishes what nodes left that are not.
 // A node's trash directory is its sign of life. What cannot be taken over now is
 // tried again: it keeps nobody from being served.
-func (s *session) takeOver() {
+func (s *session) takeOver(ctx context.Context) {
 	err := s.trash.Touch()
 	if err == nil {
-		err = s.takeOverAll(true)
+		err = s.takeOverAll(ctx, true)
 	}
 	if err != nil {
 		s.pool.log.Error(err, "what nodes left that are gone could not be taken over")
@@ -27,7 +28,7 @@ func (s *session) takeOver() {
 
 // takeOverAll takes over from all other nodes, or from those that were not seen
 // lately.
-func (s *session) takeOverAll(goneOnly bool) error {
+func (s *session) takeOverAll(ctx context.Context, goneOnly bool) error {
 	trash, err := s.own.Open(trashName)
 	if err != nil {
 		return err
@@ -39,13 +40,13 @@ func (s *session) takeOverAll(goneOnly bool) error {
 			return err
 		}
 		if entry.IsDir && entry.Name != s.pool.options.Node.name {
-			problems = append(problems, s.takeOverFrom(trash, entry.Name, goneOnly))
+			problems = append(problems, s.takeOverFrom(ctx, trash, entry.Name, goneOnly))
 		}
 	}
 	return errors.Join(problems...)
 }
 
-func (s *session) takeOverFrom(trash *dir.Dir, node string, goneOnly bool) error {
+func (s *session) takeOverFrom(ctx context.Context, trash *dir.Dir, node string, goneOnly bool) error {
 	left, err := trash.Open(node)
 	if err != nil {
 		return err
@@ -59,7 +60,7 @@ func (s *session) takeOverFrom(trash *dir.Dir, node string, goneOnly bool) error
 		return err
 	}
 	defer func() { _ = staging.Close() }()
-	return errors.Join(s.recoverStaging(staging), s.takeTrash(left, node))
+	return errors.Join(s.recoverStaging(ctx, staging), s.takeTrash(left, node))
 }
 
 // seenLately tells whether a node is alive by its trash directory.

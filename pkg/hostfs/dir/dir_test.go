@@ -11,6 +11,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
@@ -56,7 +57,7 @@ func TestNamesOfMoreOrLessThanOneEntryAreRefused(t *testing.T) {
 			"MakeFile":   func() error { _, err := d.MakeFile(name); return err },
 			"OpenFile":   func() error { _, err := d.OpenFile(name); return err },
 			"OpenNode":   func() error { _, err := d.OpenNode(name, os.O_RDONLY); return err },
-			"Lock":       func() error { _, err := d.Lock(name); return err },
+			"Lock":       func() error { _, err := d.Lock(t.Context(), name); return err },
 			"Remove":     func() error { return d.Remove(name) },
 			"RemoveDir":  func() error { return d.RemoveDir(name) },
 			"Rename":     func() error { return d.Rename(name, d, "b") },
@@ -261,11 +262,11 @@ func TestReadFileRefusesWhatIsNoSmallFile(t *testing.T) {
 
 func TestLockIsHeldByOneAtATime(t *testing.T) {
 	d := open(t, t.TempDir())
-	unlock, err := d.Lock("lock")
+	unlock, err := d.Lock(t.Context(), "lock")
 	must(t, err)
 	second := make(chan func())
 	go func() {
-		unlock, err := d.Lock("lock")
+		unlock, err := d.Lock(t.Context(), "lock")
 		if err != nil {
 			t.Error(err)
 		}
@@ -278,6 +279,20 @@ func TestLockIsHeldByOneAtATime(t *testing.T) {
 	}
 	unlock()
 	(<-second)()
+}
+
+func TestWaitingForALockEndsWithItsContext(t *testing.T) {
+	d := open(t, t.TempDir())
+	unlock, err := d.Lock(t.Context(), "lock")
+	must(t, err)
+	ctx, stop := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer stop()
+	_, err = d.Lock(ctx, "lock")
+	wantError(t, err, context.DeadlineExceeded)
+	unlock()
+	unlock, err = d.Lock(t.Context(), "lock")
+	must(t, err)
+	unlock()
 }
 
 func TestEntriesOfAHandleCanBeReadTwice(t *testing.T) {

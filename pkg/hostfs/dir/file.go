@@ -1,12 +1,14 @@
 package dir
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
 	"os"
 	"strings"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -209,9 +211,12 @@ func (d *Dir) OpenNode(name string, flags int) (*os.File, error) {
 }
 
 // Lock takes the exclusive lock of a file in d, made if it is not there, and waits
-// for it. The lock is on the open file (fcntl(2), F_OFD_SETLKW): it holds against
-// other nodes where the filesystem carries locks, and ends with the process.
-func (d *Dir) Lock(name string) (unlock func(), err error) {
+// for it until ctx ends. The lock is on the open file (fcntl(2), F_OFD_SETLK): it holds
+// against other nodes where the filesystem carries locks, and ends with the process.
+//
+// The kernel's own waiting (F_OFD_SETLKW) ends with nothing but a signal, so it is asked
+// again and again. Who asks later may be first.
+func (d *Dir) Lock(ctx context.Context, name string) (unlock func(), err error) {
 	if err := checkName(name); err != nil {
 		return nil, err
 	}
@@ -219,17 +224,34 @@ func (d *Dir) Lock(name string) (unlock func(), err error) {
 	if err != nil {
 		return nil, err
 	}
-	whole := unix.Flock_t{Type: unix.F_WRLCK, Whence: io.SeekStart}
-	for {
-		err = unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLKW, &whole)
-		if !errors.Is(err, unix.EINTR) {
-			break
-		}
-	}
-	if err != nil {
+	if err := lock(ctx, f); err != nil {
 		return nil, errors.Join(d.pathError("lock", name, err), f.Close())
 	}
 	return func() { _ = f.Close() }, nil
+}
+
+// The pauses between two tries to lock double, so that a lock which is held for long costs
+// little, and one that is held for a moment is had soon.
+const (
+	shortestPause = time.Millisecond
+	longestPause  = 64 * time.Millisecond
+)
+
+func lock(ctx context.Context, f *os.File) error {
+	whole := unix.Flock_t{Type: unix.F_WRLCK, Whence: io.SeekStart}
+	for pause := shortestPause; ; pause = min(2*pause, longestPause) {
+		err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &whole)
+		if !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EACCES) && !errors.Is(err, unix.EINTR) {
+			return err
+		}
+		timer := time.NewTimer(pause)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return ctx.Err()
+		case <-timer.C:
+		}
+	}
 }
 
 func (d *Dir) openFile(name string, flags uint64) (*os.File, error) {
