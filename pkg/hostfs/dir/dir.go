@@ -217,7 +217,9 @@ func (d *Dir) format(name string) (uint32, error) {
 func (d *Dir) Entries() iter.Seq2[Entry, error] {
 	return func(yield func(Entry, error) bool) {
 		// A handle of its own: the offset of a directory belongs to the open file.
-		fd, err := unix.Openat(d.Fd(), ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		fd, err := unnoticed(func(flags int) (int, error) {
+			return unix.Openat(d.Fd(), ".", flags|unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		})
 		if err != nil {
 			yield(Entry{}, pathError("open", d.path, err))
 			return

@@ -295,6 +295,30 @@ func TestWaitingForALockEndsWithItsContext(t *testing.T) {
 	unlock()
 }
 
+// The time of reading is a write, which waits for a disk that what is read does not need.
+func TestReadingLeavesTheTimesOfReadingAlone(t *testing.T) {
+	root := testenv.Tmpfs(t, 1<<20)
+	d := open(t, root)
+	must(t, d.WriteFile("file", []byte("content")))
+	must(t, d.WriteFile("control", []byte("content")))
+	long := time.Now().Add(-48 * time.Hour)
+	for _, name := range []string{"file", "control", "."} {
+		must(t, os.Chtimes(filepath.Join(root, name), long, long))
+	}
+	_, err := d.ReadFile("file", 100)
+	must(t, err)
+	entries(t, d)
+	_, err = os.ReadFile(filepath.Join(root, "control"))
+	must(t, err)
+	for name, want := range map[string]bool{"file": false, ".": false, "control": true} {
+		var st syscall.Stat_t
+		must(t, syscall.Stat(filepath.Join(root, name), &st))
+		if got := time.Unix(st.Atim.Unix()).After(long.Add(time.Hour)); got != want {
+			t.Errorf("the time of reading of %s was written: %v, want %v", name, got, want)
+		}
+	}
+}
+
 func TestEntriesOfAHandleCanBeReadTwice(t *testing.T) {
 	root := t.TempDir()
 	var want []string
