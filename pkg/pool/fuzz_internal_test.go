@@ -17,7 +17,9 @@ const (
 
 func FuzzDecodeRecord(f *testing.F) {
 	for _, seed := range []string{
-		wholeRecord, wholeBlock, wholeRecord[:60], "\x00", `{"version":1,"id":"..","uid":"../x"}`, `{"version":2}`,
+		wholeRecord, wholeBlock, wholeRecord + "\n", wholeBlock + "\n", wholeRecord[:60],
+		`{"version":1,"id":"pvc-1","uid":"a","mode":"mount","bytes":1234567890123456789,"created":"2026-11-20T18:56:54Z"}` + "\n",
+		`{"version":01,"id":"pvc-\u0031","uid":"a","mode":"mount","bytes":-1,"created":"2026-11-20T18:56:54Z"}` + "\n", "\x00", `{"version":1,"id":"..","uid":"../x"}`, `{"version":2}`,
 		`{"version":1,"id":"pvc-1","uid":"a","mode":"mount","bytes":9223372036854775807,"inline":true}`,
 		`{"VERSION":1,"ID":"pvc-1","uid":"a","uid":"b","mode":"mount","created":"0000-01-01T00:00:00-23:59"}`,
 	} {
@@ -28,6 +30,14 @@ func FuzzDecodeRecord(f *testing.F) {
 		f.Fatal(err)
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
+		if quick, ok := parseWritten(data); ok {
+			var r record
+			err := json.Unmarshal(data, &r)
+			same := quick.Created.Equal(r.Created)
+			if quick.Created = r.Created; err != nil || !same || quick != r {
+				t.Errorf("%q is read as %+v, and is %+v, %v", data, quick, r, err)
+			}
+		}
 		r, err := decodeRecord(id, data)
 		if err != nil {
 			if !errors.Is(err, ErrDamaged) {
@@ -44,7 +54,7 @@ func FuzzDecodeRecord(f *testing.F) {
 			t.Errorf("%+v has the limits %+v", r, limit)
 		}
 		// A record is written anew when its volume grows: nothing else may change.
-		whole, err := json.Marshal(r)
+		whole, err := r.encode()
 		if err != nil {
 			t.Fatalf("%+v cannot be written: %v", r, err)
 		}

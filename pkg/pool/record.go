@@ -84,8 +84,11 @@ func decodeRecord(id VolumeID, data []byte) (*record, error) {
 	damaged := func(format string, args ...any) (*record, error) {
 		return nil, fmt.Errorf("%w of %s: %s", ErrDamaged, id, fmt.Sprintf(format, args...))
 	}
-	var r record
-	unfit := json.Unmarshal(data, &r)
+	r, ok := parseWritten(data)
+	var unfit error
+	if !ok {
+		unfit = json.Unmarshal(data, &r)
+	}
 	if unfit != nil {
 		var err error
 		if r.Version, err = versionOf(data); err != nil {
