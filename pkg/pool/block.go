@@ -200,7 +200,7 @@ func (p *Pool) detachUnpublished(ctx context.Context, file dir.ID) error {
 // there is nothing that could be: the volume is no block volume, or its file is lost.
 // What a volume is whose record is gone or damaged, its directory tells.
 func (v *found) file() (id dir.ID, ok bool, err error) {
-	if !v.entry.mayBeBlock() || v.dir == nil {
+	if v.dir == nil || !v.entry.card().mayBeBlock() {
 		return dir.ID{}, false, nil
 	}
 	id, err = v.diskID()
@@ -306,7 +306,7 @@ func (s *Set) isOf(id VolumeID, device *loop.Device) bool {
 
 // holds tells whether a volume of the pool has that file.
 func (s *session) holds(file dir.ID) bool {
-	for _, id := range s.pool.blockVolumes() {
+	for id := range s.pool.each(card.mayHaveDevices) {
 		if found, ok, err := s.backing(id); err == nil && ok && found == file {
 			return true
 		}
@@ -461,8 +461,7 @@ const sweepLimit = time.Second
 // sweepDevices detaches what backs the pool's files and is published nowhere: a crash
 // came before its publication, or after the end of that.
 func (s *session) sweepDevices(ctx context.Context) {
-	volumes := s.pool.blockVolumes()
-	if len(volumes) == 0 {
+	if !s.pool.any(card.mayHaveDevices) {
 		return
 	}
 	all, err := s.pool.options.attachments()
@@ -481,7 +480,7 @@ func (s *session) sweepDevices(ctx context.Context) {
 	}
 	ctx, stop := context.WithTimeout(ctx, sweepLimit)
 	defer stop()
-	for _, id := range volumes {
+	for id := range s.pool.each(card.mayHaveDevices) {
 		s.pool.steps.Add(1)
 		if err := s.sweepDevice(ctx, id, leaked); err != nil {
 			s.pool.log.Error(err, "the device of a volume that is published nowhere is still attached", "volume", id.name)
@@ -502,22 +501,10 @@ func (s *session) sweepDevice(ctx context.Context, id VolumeID, leaked map[dir.I
 	return s.pool.detachUnpublished(ctx, file)
 }
 
-// blockVolumes are those that may have devices.
-func (p *Pool) blockVolumes() (ids []VolumeID) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for id, e := range p.index.byID {
-		if e.mayBeBlock() && e.present {
-			ids = append(ids, id)
-		}
-	}
-	return ids
-}
-
 // finishFiles finishes growths that a crash came upon between file and record: the record
 // gets the size of the file.
 func (s *session) finishFiles(ctx context.Context) {
-	for _, id := range s.pool.blockVolumes() {
+	for id := range s.pool.each(card.mayHaveDevices) {
 		s.pool.steps.Add(1)
 		if err := s.pool.unlessBusy(id, func() error { return s.finishFile(ctx, id) }); err != nil {
 			s.pool.log.Error(err, "the file of a volume may be larger than what was promised", "volume", id.name)
@@ -526,7 +513,7 @@ func (s *session) finishFiles(ctx context.Context) {
 }
 
 func (s *session) finishFile(ctx context.Context, id VolumeID) error {
-	if larger, err := s.fileBytes(id); err != nil || larger <= s.pool.known(id).promised() {
+	if larger, err := s.fileBytes(id); err != nil || larger <= s.pool.known(id).promised {
 		return err
 	}
 	// Another node of a shared pool may be about to write the record.
@@ -539,7 +526,7 @@ func (s *session) finishFile(ctx context.Context, id VolumeID) error {
 	if err != nil {
 		return err
 	}
-	rec, err := readRecord(s.volumes, id, nil)
+	rec, err := readRecord(s.volumes, id)
 	if err != nil || rec == nil || rec.Mode != ModeBlock || bytes <= rec.Bytes {
 		return err
 	}
@@ -574,8 +561,7 @@ func (s *session) fileBytes(id VolumeID) (int64, error) {
 // finishDevices makes devices as large as their volumes: a crash came between record
 // and device.
 func (s *session) finishDevices() {
-	volumes := s.pool.blockVolumes()
-	if len(volumes) == 0 {
+	if !s.pool.any(card.mayHaveDevices) {
 		return
 	}
 	all, err := s.pool.options.attachments()
@@ -586,7 +572,7 @@ func (s *session) finishDevices() {
 	if len(all.devices) == 0 {
 		return
 	}
-	for _, id := range volumes {
+	for id := range s.pool.each(card.mayHaveDevices) {
 		s.pool.steps.Add(1)
 		if err := s.pool.unlessBusy(id, func() error { return s.finishDevice(id, all) }); err != nil {
 			s.pool.log.Error(err, "the device of a volume may be smaller than the volume", "volume", id.name)
@@ -600,7 +586,7 @@ func (s *session) finishDevice(id VolumeID, all attachments) error {
 		return err
 	}
 	for _, device := range all.of(file) {
-		if device.Ours && device.SizeBytes < s.pool.known(id).promised() {
+		if device.Ours && device.SizeBytes < s.pool.known(id).promised {
 			_, growErr := s.pool.options.Devices.Grow(device)
 			err = errors.Join(err, growErr)
 		}

@@ -151,7 +151,7 @@ func (s *session) existing(r Request, e entry, space dir.Space) (Volume, error) 
 		return Volume{}, fmt.Errorf("%w: its record is there, but its directory is lost; "+
 			"delete the volume before another of its name is made", ErrDamaged)
 	}
-	v := s.pool.volume(r.ID, e, space)
+	v := s.pool.volume(r.ID, e.card(), space)
 	if !r.Range.allows(v.Bytes) {
 		return Volume{}, fmt.Errorf("%w with %d bytes", ErrExists, v.Bytes)
 	}
@@ -202,7 +202,7 @@ func (s *session) createNew(ctx context.Context, r Request, space dir.Space) (Vo
 	}
 	e := entry{record: rec, present: true}
 	s.pool.commit(r.ID, e, bytes)
-	return s.pool.volume(r.ID, e, space), nil
+	return s.pool.volume(r.ID, e.card(), space), nil
 }
 
 // build makes the volume aside and then puts it in its place in one step. Before

@@ -8,7 +8,6 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
-	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 	"kubevirt.io/hostpath-provisioner/pkg/trace"
 )
 
@@ -61,13 +60,13 @@ func (v *found) expand(ctx context.Context, r Range) (int64, error) {
 	if err != nil {
 		return 0, err
 	}
-	has := v.session.pool.volume(v.id, v.entry, space).Bytes
+	has := v.session.pool.volume(v.id, v.entry.card(), space).Bytes
 	switch {
 	case r.Limit > 0 && r.Limit < has:
 		return 0, fmt.Errorf("%w: it has %d bytes, and volumes do not shrink", ErrOutOfRange, has)
 	case r.Required <= has:
 		return has, errors.Join(v.session.restoreIfLimited(v.id, v.entry), v.growDevices())
-	case v.entry.record != nil && v.entry.record.Quota != "" && !v.session.enforced(v.entry):
+	case v.entry.record != nil && v.entry.record.Quota != "" && !v.session.enforced(v.entry.card()):
 		return 0, fmt.Errorf("%w: the volume was made under a limit of %s, which the pool cannot change as it is mounted and configured now",
 			ErrUnavailable, v.entry.record.Quota)
 	case v.entry.record == nil:
@@ -130,10 +129,11 @@ func (v *found) grow(ctx context.Context, bytes int64) error {
 
 // limit lets the kernel keep the size of a volume, where it does.
 func (s *session) limit(d *dir.Dir, e entry) error {
-	if !s.enforced(e) {
+	c := e.card()
+	if !s.enforced(c) {
 		return nil
 	}
-	return s.quota.Limit(d, quota.ID(e.record.ProjectID), s.pool.limits(e.record))
+	return s.quota.Limit(d, c.quotaID(), s.pool.limits(c))
 }
 
 // again reads the volume anew: another node may have changed it before this one had
@@ -153,10 +153,10 @@ func (v *found) again() error {
 
 // restoreIfLimited makes a repeated call finish what the first had left.
 func (s *session) restoreIfLimited(id VolumeID, e entry) error {
-	if !s.enforced(e) {
-		return nil
+	if c := e.card(); s.enforced(c) {
+		return s.restoreLimit(id, c)
 	}
-	return s.restoreLimit(id, e)
+	return nil
 }
 
 // publishedAt answers ErrNotFound unless the volume is published at the path.

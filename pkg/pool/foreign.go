@@ -74,21 +74,14 @@ func (s *session) count() {
 
 // anyUnlimited tells whether there is a promise of which nobody counts the use.
 func (s *session) anyUnlimited() bool {
-	s.pool.mu.Lock()
-	defer s.pool.mu.Unlock()
-	for _, e := range s.pool.index.byID {
-		if e.record != nil && !s.enforced(e) {
-			return true
-		}
-	}
-	return false
+	return s.pool.any(func(c card) bool { return c.is(hasRecord) && !s.enforced(c) })
 }
 
 // used is what the volumes of the pool hold, and what its trash does, in bytes.
 func (s *session) used() (volumes, trash int64, err error) {
-	for id, e := range s.pool.limited(s) {
+	for id, c := range s.limited() {
 		s.pool.steps.Add(1) // when the pool is opened this is part of the look
-		used, err := s.usedBy(id, e)
+		used, err := s.usedBy(id, c)
 		if err != nil {
 			return 0, 0, err
 		}
@@ -154,11 +147,11 @@ func (p *Pool) trashHolds(name string, bytes int64) {
 
 // usedBy is what a volume holds: by its id, or, where the kernel chose that, by its
 // directory.
-func (s *session) usedBy(id VolumeID, e entry) (int64, error) {
-	if e.record.ProjectID == 0 {
+func (s *session) usedBy(id VolumeID, c card) (int64, error) {
+	if c.quotaID() == 0 {
 		return s.usedIn(s.root, id.name, 0)
 	}
-	usage, err := s.quota.Usage(s.root, quota.ID(e.record.ProjectID))
+	usage, err := s.quota.Usage(s.root, c.quotaID())
 	return usage.Bytes, err
 }
 

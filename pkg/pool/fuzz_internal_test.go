@@ -50,7 +50,7 @@ func FuzzDecodeRecord(f *testing.F) {
 		}
 		// What later code computes of it does not overflow, also for many of them.
 		p := &Pool{config: Config{BytesPerInode: 1}}
-		if limit := p.limits(r); limit.Bytes < r.Bytes || limit.Inodes < 0 || r.Bytes > math.MaxInt64/1000 {
+		if limit := p.limits(r.card()); limit.Bytes < r.Bytes || limit.Inodes < 0 || r.Bytes > math.MaxInt64/1000 {
 			t.Errorf("%+v has the limits %+v", r, limit)
 		}
 		// A record is written anew when its volume grows: nothing else may change.

@@ -2,105 +2,239 @@ package pool
 
 import (
 	"slices"
+	"sort"
 	"strings"
 )
 
-// An entry is what is known of one volume without looking at the disk.
-type entry struct {
-	record *record // nil for a directory that came without one
-	// present tells whether the directory is there.
-	present bool
-	// damage is why the record cannot be read; nil if it can, or if there is none.
-	damage error
-}
-
-// exists tells whether there is anything of the volume at all.
-func (e entry) exists() bool { return e.present || e.record != nil || e.damage != nil }
-
-// lost tells of a promise whose directory is gone.
-func (e entry) lost() bool { return !e.present }
-
-// promised is the size set aside, in bytes.
-func (e entry) promised() int64 {
-	if e.record == nil {
-		return 0
-	}
-	return e.record.Bytes
-}
-
-// mode is how the volume is used. A directory without a record is one.
-func (e entry) mode() Mode {
-	if e.record == nil {
-		return ModeMount
-	}
-	return e.record.Mode
-}
-
-// block tells whether the volume is a block device.
-func (e entry) block() bool { return e.mode() == ModeBlock }
-
-// mayBeBlock tells whether the volume is, or may have been made as, a block device:
-// that of a damaged record, or of one that was removed, cannot be told.
-func (e entry) mayBeBlock() bool { return e.record == nil || e.block() }
-
-// inline tells whether the volume goes when it is unpublished.
-func (e entry) inline() bool { return e.record != nil && e.record.Inline }
-
-// index is all volumes of a pool in the order of their ids.
+// An index is all volumes of a pool in the order of their ids. It is made to be small, for
+// most of the memory of a driver with many volumes is this: ids and cards lie side by side
+// in pages, without a pointer for each, and are copied in and out. Finding, putting and
+// listing take time that grows with the logarithm of how many there are. The zero value is
+// empty.
 type index struct {
-	byID  map[VolumeID]entry
-	order []VolumeID
+	pages []page // in order; none is empty
+	count int
+	// promised is the sum of all promises.
+	promised int64
 }
 
-func newIndex() index { return index{byID: make(map[VolumeID]entry)} }
+// A page has some volumes that follow each other.
+type page struct {
+	first string   // id: to find a page takes no look into others
+	ids   []byte   // one after the other
+	ends  []uint16 // of each in ids
+	cards []card
+}
+
+// pageSize is how many volumes a page has at most. The longest ids then have 12,800 bytes,
+// which ends can tell.
+const pageSize = 64
 
 func compareIDs(a, b VolumeID) int { return strings.Compare(a.name, b.name) }
 
-// put stores an entry, or removes it if nothing is left of the volume. It answers
-// by how much the promises change.
-func (x *index) put(id VolumeID, e entry) (promised int64) {
-	old, had := x.byID[id]
-	at, found := slices.BinarySearchFunc(x.order, id, compareIDs)
-	switch {
-	case e.exists() && !found:
-		x.order = slices.Insert(x.order, at, id)
-	case !e.exists() && had:
-		x.order = slices.Delete(x.order, at, at+1)
+func (x *index) len() int { return x.count }
+
+// get answers the zero card for a volume that is not there.
+func (x *index) get(id VolumeID) card {
+	if c := x.at(id); c != nil {
+		return *c
 	}
-	if e.exists() {
-		x.byID[id] = e
-	} else {
-		delete(x.byID, id)
-	}
-	return e.promised() - old.promised()
+	return card{}
 }
 
-// fill replaces everything at once.
-func (x *index) fill(entries map[VolumeID]entry) (promised int64) {
-	x.byID = entries
-	x.order = make([]VolumeID, 0, len(entries))
-	for id, e := range entries {
-		x.order = append(x.order, id)
-		promised += e.promised()
+// at is the card in its place, until the next put; nil if there is none.
+func (x *index) at(id VolumeID) *card {
+	n := x.page(id)
+	if n == len(x.pages) {
+		return nil
 	}
-	slices.SortFunc(x.order, compareIDs)
-	return promised
+	at, found := x.pages[n].find(id)
+	if !found {
+		return nil
+	}
+	return &x.pages[n].cards[at]
 }
 
-// after is up to most ids that follow one; the zero id comes before all.
-func (x *index) after(id VolumeID, most int) []VolumeID {
-	at, found := slices.BinarySearchFunc(x.order, id, compareIDs)
-	if found {
-		at++
-	}
-	rest := x.order[at:]
-	return slices.Clone(rest[:min(most, len(rest))])
+// page is where a volume is, or would be put. Only without any volumes is there none.
+func (x *index) page(id VolumeID) int {
+	return max(0, sort.Search(len(x.pages), func(i int) bool { return x.pages[i].first > id.name })-1)
 }
 
-// promised is the sum of all promises in the index.
-func (x *index) promised() (sum int64) {
-	for _, e := range x.byID {
-		sum += e.promised()
+// put stores a card, or removes it if nothing is left of the volume. It answers by how
+// much the promises change.
+func (x *index) put(id VolumeID, c card) (promised int64) {
+	before := x.promised
+	if old := x.at(id); old != nil {
+		x.promised -= old.promised
+		if c.exists() {
+			*old = c
+			x.promised += c.promised
+		} else {
+			x.remove(id)
+		}
+	} else if c.exists() {
+		x.insert(id, c)
+		x.promised += c.promised
 	}
-	return sum
+	return x.promised - before
+}
+
+func (x *index) insert(id VolumeID, c card) {
+	n := x.page(id)
+	if n == len(x.pages) {
+		x.pages = []page{{}}
+	}
+	if len(x.pages[n].cards) == pageSize {
+		x.pages = slices.Insert(x.pages, n+1, x.pages[n].split())
+		n = x.page(id)
+	}
+	p := &x.pages[n]
+	at, _ := p.find(id)
+	p.insert(at, id, c)
+	x.count++
+}
+
+// remove takes out a volume that is there. Pages that become small are put together, so
+// that a pool does not keep the memory of what it once had.
+func (x *index) remove(id VolumeID) {
+	n := x.page(id)
+	p := &x.pages[n]
+	at, _ := p.find(id)
+	p.remove(at)
+	x.count--
+	if len(p.cards) == 0 {
+		x.pages = slices.Delete(x.pages, n, n+1)
+		return
+	}
+	for _, first := range []int{n, n - 1} {
+		if first >= 0 && first+1 < len(x.pages) && x.pages[first].join(&x.pages[first+1]) {
+			x.pages = slices.Delete(x.pages, first+1, first+2)
+			return
+		}
+	}
+}
+
+// after is up to most volumes that follow an id and whose cards are asked for; the zero id
+// comes before all.
+func (x *index) after(id VolumeID, most int, which func(card) bool) (ids []VolumeID) {
+	for n := x.page(id); n < len(x.pages); n++ {
+		p := &x.pages[n]
+		for at := range p.cards {
+			if len(ids) == most {
+				return ids
+			}
+			if string(p.id(at)) > id.name && which(p.cards[at]) {
+				ids = append(ids, VolumeID{name: string(p.id(at))})
+			}
+		}
+	}
+	return ids
+}
+
+// mark notes on a card that something of the volume was seen, until it is put anew. It
+// answers false for a volume that is not there.
+func (x *index) mark(id VolumeID, saw flags) bool {
+	c := x.at(id)
+	if c == nil {
+		return false
+	}
+	c.flags |= saw
+	return true
+}
+
+// unmark takes back all marks.
+func (x *index) unmark() {
+	for n := range x.pages {
+		p := &x.pages[n]
+		for at := range p.cards {
+			p.cards[at].flags &^= sawDirectory | sawRecord
+		}
+	}
+}
+
+// id is valid until the page changes.
+func (p *page) id(at int) []byte { return p.ids[p.start(at):p.ends[at]] }
+
+func (p *page) start(at int) uint16 {
+	if at == 0 {
+		return 0
+	}
+	return p.ends[at-1]
+}
+
+// find answers where a volume is, or would be put.
+func (p *page) find(id VolumeID) (at int, found bool) {
+	at = sort.Search(len(p.cards), func(i int) bool { return string(p.id(i)) >= id.name })
+	return at, at < len(p.cards) && string(p.id(at)) == id.name
+}
+
+func (p *page) insert(at int, id VolumeID, c card) {
+	start, length := p.start(at), uint16(len(id.name))
+	p.ids = append(withRoom(p.ids, len(id.name)), id.name...)
+	copy(p.ids[start+length:], p.ids[start:])
+	copy(p.ids[start:], id.name)
+	p.ends = slices.Insert(withRoom(p.ends, 1), at, start)
+	for i := at; i < len(p.ends); i++ {
+		p.ends[i] += length
+	}
+	p.cards = slices.Insert(withRoom(p.cards, 1), at, c)
+	if at == 0 {
+		p.first = id.name
+	}
+}
+
+func (p *page) remove(at int) {
+	start, end := p.start(at), p.ends[at]
+	p.ids = slices.Delete(p.ids, int(start), int(end))
+	p.ends = slices.Delete(p.ends, at, at+1)
+	for i := at; i < len(p.ends); i++ {
+		p.ends[i] -= end - start
+	}
+	p.cards = slices.Delete(p.cards, at, at+1)
+	if at == 0 && len(p.cards) > 0 {
+		p.first = string(p.id(0))
+	}
+}
+
+// split leaves the first half of a page in it, and answers the other.
+func (p *page) split() page {
+	both, first, second := *p, page{}, page{}
+	half := len(both.cards) / 2
+	first.add(&both, 0, half)
+	second.add(&both, half, len(both.cards))
+	*p = first
+	return second
+}
+
+// join adds the page that follows, if both together have room to grow.
+func (p *page) join(next *page) bool {
+	if len(p.cards)+len(next.cards) > pageSize/2 {
+		return false
+	}
+	p.add(next, 0, len(next.cards))
+	return true
+}
+
+// add appends the volumes of another page from one to before another.
+func (p *page) add(of *page, from, to int) {
+	if len(p.cards) == 0 {
+		p.first = string(of.id(from))
+	}
+	begin, ids := of.start(from), uint16(len(p.ids))
+	added := of.ids[begin:of.start(to)]
+	p.ids = append(withRoom(p.ids, len(added)), added...)
+	p.cards = append(withRoom(p.cards, to-from), of.cards[from:to]...)
+	p.ends = withRoom(p.ends, to-from)
+	for _, end := range of.ends[from:to] {
+		p.ends = append(p.ends, ids+end-begin)
+	}
+}
+
+// withRoom is a slice with room for so many more, and an eighth besides. What append does
+// by itself leaves half of a page empty.
+func withRoom[E any](s []E, more int) []E {
+	if cap(s)-len(s) >= more {
+		return s
+	}
+	return append(make([]E, 0, (len(s)+more)*9/8), s...)
 }

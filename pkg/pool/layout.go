@@ -400,6 +400,6 @@ func (s *session) lookup(id VolumeID) (entry, *dir.Dir, error) {
 	default:
 		e.present = true
 	}
-	e.record, e.damage = readRecord(s.volumes, id, s.pool.known(id).record)
+	e.record, e.damage = readRecord(s.volumes, id)
 	return e, d, nil
 }

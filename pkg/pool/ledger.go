@@ -2,6 +2,7 @@ package pool
 
 import (
 	"fmt"
+	"iter"
 	"math/bits"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
@@ -103,7 +104,7 @@ func (p *Pool) commit(id VolumeID, e entry, reserved int64) {
 	p.mu.Lock()
 	defer p.unlock()
 	p.changes++
-	p.ledger.promised += p.index.put(id, e) - reserved
+	p.ledger.promised += p.index.put(id, e.card()) - reserved
 }
 
 // note brings index and ledger in line with what is on disk.
@@ -111,14 +112,40 @@ func (p *Pool) note(id VolumeID, e entry) {
 	p.mu.Lock()
 	defer p.unlock()
 	p.changes++
-	p.ledger.promised += p.index.put(id, e)
+	p.ledger.promised += p.index.put(id, e.card())
 }
 
 // known is what the index has of a volume.
-func (p *Pool) known(id VolumeID) entry {
+func (p *Pool) known(id VolumeID) card {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.index.byID[id]
+	return p.index.get(id)
+}
+
+// after is up to most volumes that follow an id and whose cards are asked for; the zero id
+// comes before all.
+func (p *Pool) after(id VolumeID, most int, which func(card) bool) []VolumeID {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.index.after(id, most, which)
+}
+
+// any tells whether there is a volume whose card is asked for.
+func (p *Pool) any(which func(card) bool) bool { return len(p.after(VolumeID{}, 1, which)) > 0 }
+
+// each goes over the volumes whose cards are asked for, in the order of their ids. No lock
+// is held while one is worked on, and of a large pool only some are remembered.
+func (p *Pool) each(which func(card) bool) iter.Seq2[VolumeID, card] {
+	const some = 256
+	return func(yield func(VolumeID, card) bool) {
+		for ids := p.after(VolumeID{}, some, which); len(ids) > 0; ids = p.after(ids[len(ids)-1], some, which) {
+			for _, id := range ids {
+				if c := p.known(id); which(c) && !yield(id, c) {
+					return
+				}
+			}
+		}
+	}
 }
 
 // free is the capacity of the pool, rounded down; 0 while it does not serve.

@@ -20,7 +20,7 @@ func (s *Set) Volume(_ context.Context, id VolumeID) (Volume, error) {
 	defer v.close()
 	l := &listing{pool: v.session.pool, session: v.session}
 	l.err = l.ask()
-	return l.tell(v.id, v.entry, v.dir, nil), nil
+	return l.tell(v.id, v.entry, v.dir), nil
 }
 
 // remembered tells of a volume that could not be looked at, as List does; or why, if no
@@ -57,7 +57,7 @@ func (s *Set) List(_ context.Context, after VolumeID, most int) (page []Volume, 
 		l := p.list()
 		defer l.close()
 		listings[p] = l
-		for _, id := range p.after(after, most+1) {
+		for _, id := range p.after(after, most+1, card.exists) {
 			all = append(all, at{id, p})
 		}
 	}
@@ -84,12 +84,6 @@ func (s *Set) lost(id VolumeID) bool {
 	}
 	defer v.close()
 	return v.entry.lost()
-}
-
-func (p *Pool) after(id VolumeID, most int) []VolumeID {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.index.after(id, most)
 }
 
 // A listing is what one page of a list needs of a pool, asked once.
@@ -140,29 +134,38 @@ func (l *listing) close() {
 // volume reads what the disk has of a volume, if the pool serves.
 func (l *listing) volume(id VolumeID) Volume {
 	if l.err != nil {
-		return l.tell(id, l.pool.known(id), nil, nil)
+		return l.remember(id, nil)
 	}
 	e, d, err := l.session.lookup(id)
+	if err != nil {
+		return l.remember(id, err)
+	}
 	if d != nil {
 		defer func() { _ = d.Close() }() // opened for reading
 	}
-	if err != nil {
-		e = l.pool.known(id)
-	}
-	return l.tell(id, e, d, err)
+	return l.tell(id, e, d)
 }
 
-// tell is all that is told of a volume: how it is, and where. It could not be read for
-// the reason that is given, if there is one.
-func (l *listing) tell(id VolumeID, e entry, d *dir.Dir, unread error) Volume {
-	facts, published := health.Facts{Pool: l.err}, l.published[id.name]
-	if l.err == nil {
-		devices, err := l.devices(&found{id: id, entry: e, dir: d})
-		published = append(slices.Clone(published), devices...)
-		_, facts = l.session.measure(id, d, e, l.space)
-		facts.IO = errors.Join(facts.IO, unread, err)
+// remember is what is told of a volume from memory: its pool does not serve, or it could
+// not be read for the reason that is given.
+func (l *listing) remember(id VolumeID, unread error) Volume {
+	c := l.pool.known(id)
+	return l.answer(id, c, c.facts(l.err, unread), l.published[id.name])
+}
+
+// tell is all that is told of a volume: how it is, and where.
+func (l *listing) tell(id VolumeID, e entry, d *dir.Dir) Volume {
+	if l.err != nil {
+		return l.answer(id, e.card(), health.Facts{Pool: l.err}, l.published[id.name])
 	}
-	v := l.pool.volume(id, e, l.space)
+	devices, err := l.devices(&found{id: id, entry: e, dir: d})
+	_, facts := l.session.measure(id, d, e, l.space)
+	facts.IO = errors.Join(facts.IO, err)
+	return l.answer(id, e.card(), facts, append(slices.Clone(l.published[id.name]), devices...))
+}
+
+func (l *listing) answer(id VolumeID, c card, facts health.Facts, published []bind.Publication) Volume {
+	v := l.pool.volume(id, c, l.space)
 	v.Enforced = v.Enforced && !facts.LimitDiffers
 	v.Condition = facts.Condition()
 	v.Nodes = l.pool.nodes(published, l.elsewhere[id.name])

@@ -87,7 +87,7 @@ type Pool struct {
 	unrecovered bool
 	// unrestored are volumes whose limits are to be compared with their promises. It
 	// belongs to the looks.
-	unrestored map[VolumeID]entry
+	unrestored ids
 
 	// What monitoring is shown, beside the state. It takes no lock.
 	shown     atomic.Pointer[shown]
@@ -157,7 +157,6 @@ func newPool(config Config, s *Set) *Pool {
 		roots:    &s.roots,
 		nudge:    make(chan struct{}, 1),
 		looked:   make(chan struct{}),
-		index:    newIndex(),
 		wake:     make(chan struct{}, 1),
 	}
 	p.state.Store(&state{err: p.unavailable(errNotLooked), errors: NotKnown})
@@ -400,7 +399,7 @@ func (s *session) recoverAgain(ctx context.Context) (done bool, err error) {
 		return false, err
 	}
 	s.finishFiles(ctx)
-	s.pool.unrestored = s.pool.limited(s)
+	s.doubtLimits()
 	s.restoreAgain()
 	s.releaseUnused()
 	s.finishDevices()

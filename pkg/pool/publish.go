@@ -264,7 +264,7 @@ func (s *session) otherAt(id VolumeID, target bind.Target) (string, error) {
 
 func (s *Set) knownInline(id VolumeID) bool {
 	for _, p := range s.pools {
-		if p.known(id).inline() {
+		if p.known(id).is(isInline) {
 			return true
 		}
 	}

@@ -3,6 +3,7 @@ package pool
 import (
 	"errors"
 	"fmt"
+	"iter"
 	"strings"
 	"sync"
 
@@ -104,7 +105,15 @@ func (s *session) changeQuota() {
 	} else {
 		s.pool.log.Info("the kernel keeps the sizes of new volumes from now on", "quota", s.quota.Kind())
 	}
-	s.pool.unrestored = s.pool.limited(s)
+	s.doubtLimits()
+}
+
+// doubtLimits has the looks compare all limits with the promises.
+func (s *session) doubtLimits() {
+	s.pool.unrestored = make(ids)
+	for id := range s.limited() {
+		s.pool.unrestored[id] = struct{}{}
+	}
 }
 
 // restoreAgain puts limits back while the pool serves, each when no call works on its
@@ -121,8 +130,8 @@ func (s *session) restoreAgain() {
 		if d != nil {
 			_ = d.Close()
 		}
-		if err == nil && e.present && s.enforced(e) {
-			err = s.restoreLimit(id, e)
+		if c := e.card(); err == nil && s.keeps(c) {
+			err = s.restoreLimit(id, c)
 		}
 		unlock()
 		s.tellUnrestored(id, err)
@@ -142,36 +151,36 @@ func (p *Pool) enforcing() bool {
 }
 
 // limits is what the kernel is told of a promise.
-func (p *Pool) limits(rec *record) quota.Limit {
-	if rec.Mode == ModeBlock {
+func (p *Pool) limits(c card) quota.Limit {
+	if c.is(isBlock) {
 		// The file keeps the size. What the filesystem needs to keep track of the file
 		// counts as well: on btrfs up to 78 bytes for each block of 4 KiB, were each apart
 		// from the next, in nodes that may be half empty; on the others less.
-		return quota.Limit{Bytes: rec.Bytes + rec.Bytes/16 + 1<<20}
+		return quota.Limit{Bytes: c.promised + c.promised/16 + 1<<20}
 	}
-	limit := quota.Limit{Bytes: rec.Bytes}
+	limit := quota.Limit{Bytes: c.promised}
 	if p.config.BytesPerInode > 0 {
-		limit.Inodes = 1 + rec.Bytes/p.config.BytesPerInode // one is the volume's root
+		limit.Inodes = 1 + c.promised/p.config.BytesPerInode // one is the volume's root
 	}
 	return limit
 }
 
 // enforced tells whether the kernel keeps the size of a volume. One that was made
 // without a limit cannot be given one: what it holds would not be counted.
-func enforced(keeper Quota, given *claims, e entry) bool {
-	if keeper == nil || e.record == nil || e.record.Quota != string(keeper.Kind()) {
+func enforced(keeper Quota, given *claims, c card) bool {
+	if keeper == nil || !c.is(by(keeper.Kind())) {
 		return false
 	}
-	owner := given.owner(quota.ID(e.record.ProjectID))
-	return owner == "" || owner == e.record.UID
+	owner := given.owner(c.quotaID())
+	return owner == "" || hashUID(owner) == c.uid
 }
 
-func (s *session) enforced(e entry) bool { return enforced(s.quota, s.claims, e) }
+func (s *session) enforced(c card) bool { return enforced(s.quota, s.claims, c) }
 
 // enforced is false before the pool is opened.
-func (p *Pool) enforced(e entry) bool {
+func (p *Pool) enforced(c card) bool {
 	id := p.identity.Load()
-	return id != nil && enforced(id.quota, id.claims, e)
+	return id != nil && enforced(id.quota, id.claims, c)
 }
 
 // makeLimited makes the directory of a new volume, under its limit from the
@@ -196,7 +205,7 @@ func (s *session) limitNew(d *dir.Dir, rec *record) error {
 		return err
 	}
 	rec.Quota, rec.ProjectID = string(s.quota.Kind()), uint64(id)
-	if err := s.quota.Limit(d, id, s.pool.limits(rec)); err != nil {
+	if err := s.quota.Limit(d, id, s.pool.limits(rec.card())); err != nil {
 		return errors.Join(err, s.unclaim(d, id))
 	}
 	return nil
@@ -362,10 +371,11 @@ func (s *session) releaseID(id quota.ID) error {
 // releaseLost gives back the id of a lost volume that was deleted. Should its
 // directory be somewhere else, it keeps the id, which is then not given again.
 func (s *session) releaseLost(volume VolumeID, e entry) {
-	if e.record == nil || !s.enforced(e) {
+	c := e.card()
+	if !s.enforced(c) {
 		return
 	}
-	if err := s.releaseID(quota.ID(e.record.ProjectID)); err != nil {
+	if err := s.releaseID(c.quotaID()); err != nil {
 		s.pool.log.Error(err, "the limit of a volume that was deleted is still there", "volume", volume.name)
 	}
 }
@@ -398,7 +408,7 @@ func (s *session) claim(volume VolumeID, e entry) {
 	if carried, err := s.idIn(s.root, volume.name); err == nil && carried == id {
 		s.claims.hold(id, e.record.UID)
 	}
-	if s.pool.known(volume).record == nil {
+	if !s.pool.known(volume).is(hasRecord) {
 		s.pool.log.Error(errTwoRecords, "the size of one of them is not kept", "volume", volume.name, "projectID", id)
 	}
 }
@@ -408,29 +418,29 @@ var errTwoRecords = errors.New("two volumes are recorded with one project id: co
 // restoreLimits compares all limits with the promises. One that cannot be put back
 // is told, and shows in the condition of its volume; the others are served.
 func (s *session) restoreLimits() {
-	for id, e := range s.pool.limited(s) {
+	for id, c := range s.limited() {
 		s.pool.steps.Add(1)
-		s.tellUnrestored(id, s.restoreLimit(id, e))
+		s.tellUnrestored(id, s.restoreLimit(id, c))
 	}
 }
 
 // restoreLimit puts back a limit that is missing or different: the quota file was
 // rebuilt, another tool was used, or a crash came between record and limit.
-func (s *session) restoreLimit(id VolumeID, e entry) error {
+func (s *session) restoreLimit(id VolumeID, c card) error {
 	d, err := s.root.Open(id.name)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = d.Close() }()
-	want := s.pool.limits(e.record)
-	if ok, err := s.carriesID(d, e); err != nil || !ok {
+	want := s.pool.limits(c)
+	if ok, err := s.carriesID(d, c); err != nil || !ok {
 		return errors.Join(err, errNotCarried)
 	}
-	usage, err := s.quota.Usage(d, quota.ID(e.record.ProjectID))
-	if err != nil || s.agrees(usage.Limit, e) {
+	usage, err := s.quota.Usage(d, c.quotaID())
+	if err != nil || s.agrees(usage.Limit, c) {
 		return err
 	}
-	if err := s.quota.Limit(d, quota.ID(e.record.ProjectID), want); err != nil {
+	if err := s.quota.Limit(d, c.quotaID(), want); err != nil {
 		return err
 	}
 	s.pool.log.Info("put back the limit of a volume", "volume", id.name, "had", usage.Limit.Bytes, "promised", want.Bytes)
@@ -442,8 +452,8 @@ func (s *session) restoreLimit(id VolumeID, e entry) error {
 
 // agrees tells whether a limit is what was promised. The kernel keeps whole blocks,
 // and a promise may have been given in smaller ones.
-func (s *session) agrees(has quota.Limit, e entry) bool {
-	want := s.pool.limits(e.record)
+func (s *session) agrees(has quota.Limit, c card) bool {
+	want := s.pool.limits(c)
 	return has.Inodes == want.Inodes && has.Bytes >= want.Bytes && has.Bytes < want.Bytes+maxBlock
 }
 
@@ -454,8 +464,8 @@ const maxBlock = 64 << 10
 // limitDiffers tells whether the kernel keeps another size than was promised. The
 // caller holds no lock, so that both may be changing: what differs is looked at again
 // while no call works on the volume.
-func (s *session) limitDiffers(id VolumeID, d *dir.Dir, e entry, has quota.Limit) (bool, error) {
-	if ok, err := s.inOrder(d, e, has); err != nil || ok {
+func (s *session) limitDiffers(id VolumeID, d *dir.Dir, c card, has quota.Limit) (bool, error) {
+	if ok, err := s.inOrder(d, c, has); err != nil || ok {
 		return false, err
 	}
 	unlock, err := s.pool.locks.TryLock(id)
@@ -463,20 +473,22 @@ func (s *session) limitDiffers(id VolumeID, d *dir.Dir, e entry, has quota.Limit
 		return false, nil // a call is at work on it
 	}
 	defer unlock()
-	if e.record, err = readRecord(s.volumes, id, e.record); err != nil || e.record == nil {
+	rec, err := readRecord(s.volumes, id)
+	if err != nil || rec == nil {
 		return false, err
 	}
-	usage, err := s.quota.Usage(d, quota.ID(e.record.ProjectID))
+	c = rec.card()
+	usage, err := s.quota.Usage(d, c.quotaID())
 	if err != nil {
 		return false, err
 	}
-	ok, err := s.inOrder(d, e, usage.Limit)
+	ok, err := s.inOrder(d, c, usage.Limit)
 	return err == nil && !ok, err
 }
 
-func (s *session) inOrder(d *dir.Dir, e entry, has quota.Limit) (bool, error) {
-	carries, err := s.carriesID(d, e)
-	return carries && s.agrees(has, e), err
+func (s *session) inOrder(d *dir.Dir, c card, has quota.Limit) (bool, error) {
+	carries, err := s.carriesID(d, c)
+	return carries && s.agrees(has, c), err
 }
 
 // errNotCarried reports a directory that is not counted as its record says. Giving
@@ -484,23 +496,16 @@ func (s *session) inOrder(d *dir.Dir, e entry, has quota.Limit) (bool, error) {
 var errNotCarried = errors.New("the directory does not carry the project id of its record; copy its content into a new volume")
 
 // carriesID tells whether a directory is counted as its record says.
-func (s *session) carriesID(d *dir.Dir, e entry) (bool, error) {
+func (s *session) carriesID(d *dir.Dir, c card) (bool, error) {
 	if s.quota.Kind() == quota.Btrfs {
 		return true, nil // its own, always
 	}
 	id, err := s.quota.IDOf(d)
-	return id == quota.ID(e.record.ProjectID), err
+	return id == c.quotaID(), err
 }
 
+// keeps tells whether the volume is there and the kernel keeps its size.
+func (s *session) keeps(c card) bool { return c.is(hasDirectory) && s.enforced(c) }
+
 // limited are the volumes whose size is kept.
-func (p *Pool) limited(s *session) map[VolumeID]entry {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	volumes := make(map[VolumeID]entry)
-	for id, e := range p.index.byID {
-		if e.present && s.enforced(e) {
-			volumes[id] = e
-		}
-	}
-	return volumes
-}
+func (s *session) limited() iter.Seq2[VolumeID, card] { return s.pool.each(s.keeps) }

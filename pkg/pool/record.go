@@ -1,7 +1,6 @@
 package pool
 
 import (
-	"bytes"
 	"crypto/rand"
 	"encoding/json"
 	"errors"
@@ -150,25 +149,14 @@ func (r *record) encode() ([]byte, error) {
 	return append(data, '\n'), err
 }
 
-// isWritten tells whether a file is what the driver would write of the record.
-func (r *record) isWritten(data []byte) bool {
-	written, err := r.encode()
-	return err == nil && bytes.Equal(data, written)
-}
-
-// readRecord answers nil where there is none. Known is what the record was before, or
-// nil: calls on a volume read it each time, and nearly always it is that. Seeing so costs
-// a third of parsing it.
-func readRecord(volumes *dir.Dir, id VolumeID, known *record) (*record, error) {
+// readRecord answers nil where there is none.
+func readRecord(volumes *dir.Dir, id VolumeID) (*record, error) {
 	data, err := volumes.ReadFile(id.name+recordSuffix, maxRecord)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%w of %s: %w", ErrDamaged, id, err)
-	}
-	if known != nil && known.isWritten(data) {
-		return known, nil
 	}
 	return decodeRecord(id, data)
 }

@@ -5,8 +5,6 @@ import (
 	"errors"
 	"io/fs"
 	"iter"
-	"maps"
-	"slices"
 	"strings"
 	"sync"
 
@@ -248,56 +246,63 @@ const maxLoads = 5
 
 func (s *session) loadOnce() (done bool, err error) {
 	changes := s.pool.changesSoFar()
-	present, recorded, err := s.list()
-	if err != nil {
-		return false, err
-	}
-	entries := make(map[VolumeID]entry, len(present))
-	for id := range present {
-		entries[id] = entry{present: true}
-	}
-	for id, read := range s.readRecords(slices.Collect(maps.Keys(recorded))) {
-		e := entries[id]
-		e.record, e.damage = read.record, read.damage
-		if e.damage != nil && s.pool.known(id).damage == nil {
-			s.pool.log.Error(e.damage, "the record is kept aside, calls on its volume are refused", "volume", id.name)
+	var read index
+	for id, err := range s.directories() {
+		if err != nil {
+			return false, err
 		}
-		entries[id] = e
-		s.claim(id, e)
+		read.put(id, entry{present: true}.card())
 	}
+	some := make([]VolumeID, 0, recordsAtOnce)
+	for id, err := range s.recorded() {
+		if err != nil {
+			return false, err
+		}
+		if some = append(some, id); len(some) == recordsAtOnce {
+			s.readRecords(some, &read)
+			some = some[:0]
+		}
+	}
+	s.readRecords(some, &read)
 	s.pool.mu.Lock()
 	defer s.pool.unlock()
 	if s.pool.changes != changes {
 		return false, nil
 	}
-	before := s.pool.index.promised()
-	s.pool.ledger.promised += s.pool.index.fill(entries) - before
+	s.pool.ledger.promised += read.promised - s.pool.index.promised
+	s.pool.index = read
 	return true, nil
 }
 
-// readers is how many records are read at a time, so that a disk has several requests
-// to order, and each CPU one to parse.
-const readers = 8
+const (
+	// readers is how many records are read at a time, so that a disk has several requests
+	// to order, and each CPU one to parse.
+	readers = 8
+	// recordsAtOnce is how many are in memory, with all that they say.
+	recordsAtOnce = 1024
+)
 
-// readRecords reads many records. Of each entry record and damage are set.
-func (s *session) readRecords(volumes []VolumeID) iter.Seq2[VolumeID, entry] {
-	read := make([]entry, len(volumes))
+// readRecords adds what some records say to an index of the directories.
+func (s *session) readRecords(of []VolumeID, to *index) {
+	entries := make([]entry, len(of))
 	var work sync.WaitGroup
 	for first := range readers {
 		work.Go(func() {
-			for i := first; i < len(volumes); i += readers {
+			for i := first; i < len(of); i += readers {
 				s.pool.steps.Add(1)
-				read[i].record, read[i].damage = readRecord(s.volumes, volumes[i], s.pool.known(volumes[i]).record)
+				entries[i].record, entries[i].damage = readRecord(s.volumes, of[i])
 			}
 		})
 	}
 	work.Wait()
-	return func(yield func(VolumeID, entry) bool) {
-		for i, id := range volumes {
-			if !yield(id, read[i]) {
-				return
-			}
+	for i, id := range of {
+		e := entries[i]
+		e.present = !to.get(id).lost()
+		if e.damage != nil && !s.pool.known(id).is(hasDamage) {
+			s.pool.log.Error(e.damage, "the record is kept aside, calls on its volume are refused", "volume", id.name)
 		}
+		s.claim(id, e)
+		to.put(id, e.card())
 	}
 }
 
@@ -352,39 +357,44 @@ func (s *session) othersTrash() (bool, error) {
 	return false, nil
 }
 
-type ids map[VolumeID]struct{}
+// directories are the volumes that the disk has a directory of.
+func (s *session) directories() iter.Seq2[VolumeID, error] {
+	return s.volumesIn(s.root, func(entry dir.Entry) (VolumeID, bool) {
+		id, err := ParseVolumeID(entry.Name)
+		return id, err == nil && entry.IsDir
+	})
+}
 
-// list reads which directories and which records there are.
-func (s *session) list() (present, recorded ids, err error) {
-	present, recorded = make(ids), make(ids)
-	for entry, err := range s.root.Entries() {
-		if err != nil {
-			return nil, nil, err
-		}
-		if id, err := ParseVolumeID(entry.Name); err == nil && entry.IsDir && entry.Name != s.pool.reserved {
-			present[id] = struct{}{}
+// recorded are the volumes that the disk has a record of.
+func (s *session) recorded() iter.Seq2[VolumeID, error] {
+	return s.volumesIn(s.volumes, func(entry dir.Entry) (VolumeID, bool) { return recordID(entry.Name) })
+}
+
+// volumesIn are the entries of a directory that are of volumes. It ends at the first error.
+func (s *session) volumesIn(d *dir.Dir, of func(dir.Entry) (VolumeID, bool)) iter.Seq2[VolumeID, error] {
+	return func(yield func(VolumeID, error) bool) {
+		for entry, err := range d.Entries() {
+			id, ok := of(entry)
+			switch {
+			case err != nil:
+				yield(VolumeID{}, err)
+				return
+			case ok && id.name != s.pool.reserved && !yield(id, nil):
+				return
+			}
 		}
 	}
-	for entry, err := range s.volumes.Entries() {
-		if err != nil {
-			return nil, nil, err
-		}
-		if id, ok := recordID(entry.Name); ok && id.name != s.pool.reserved {
-			recorded[id] = struct{}{}
-		}
-	}
-	return present, recorded, nil
 }
 
 // sync compares the index with the disk while the pool serves: directories that
 // were moved here by hand appear, lost ones are noticed, and what failed calls
 // left in staging goes.
 func (s *session) sync(ctx context.Context) error {
-	present, recorded, err := s.list()
+	different, err := s.differing()
 	if err != nil {
 		return err
 	}
-	for id := range s.pool.differing(present, recorded) {
+	for id := range different {
 		s.pool.steps.Add(1)
 		if err := s.resync(id); err != nil {
 			return err
@@ -407,28 +417,46 @@ func (s *session) sync(ctx context.Context) error {
 	return s.recoverMarks(ctx)
 }
 
-// differing are the volumes of which index and disk say different things.
-func (p *Pool) differing(present, recorded ids) ids {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+type ids map[VolumeID]struct{}
+
+// differing are the volumes of which index and disk say different things, and those that
+// calls changed meanwhile. What is the same is marked in the index and remembered nowhere
+// else, so that large pools cost no memory here.
+func (s *session) differing() (ids, error) {
 	different := make(ids)
-	check := func(id VolumeID) {
-		_, isPresent := present[id]
-		_, isRecorded := recorded[id]
-		if e := p.index.byID[id]; e.damage != nil || e.present != isPresent || (e.record != nil || e.damage != nil) != isRecorded {
+	s.pool.unmark()
+	for id, err := range s.directories() {
+		if err != nil {
+			return nil, err
+		}
+		if !s.pool.mark(id, sawDirectory) {
 			different[id] = struct{}{}
 		}
 	}
-	for _, id := range p.index.order {
-		check(id)
+	for id, err := range s.recorded() {
+		if err != nil {
+			return nil, err
+		}
+		if !s.pool.mark(id, sawRecord) {
+			different[id] = struct{}{}
+		}
 	}
-	for id := range present {
-		check(id)
+	for id := range s.pool.each(card.unlikeSeen) {
+		different[id] = struct{}{}
 	}
-	for id := range recorded {
-		check(id)
-	}
-	return different
+	return different, nil
+}
+
+func (p *Pool) unmark() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.index.unmark()
+}
+
+func (p *Pool) mark(id VolumeID, saw flags) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.index.mark(id, saw)
 }
 
 // resync takes one volume from the disk, unless a call is working on it.
@@ -445,7 +473,7 @@ func (s *session) resync(id VolumeID) error {
 	if err != nil {
 		return err
 	}
-	if e.exists() && e.lost() && s.pool.known(id).present {
+	if e.exists() && e.lost() && !s.pool.known(id).lost() {
 		s.pool.log.Error(ErrNotFound, "the directory of a volume is lost, its record is kept", "volume", id.name)
 	}
 	s.claim(id, e)

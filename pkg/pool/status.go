@@ -59,7 +59,7 @@ type shown struct {
 // unlock gives the mutex back after a change.
 func (p *Pool) unlock() {
 	p.shown.Store(&shown{
-		volumes:  len(p.index.order),
+		volumes:  p.index.len(),
 		ledger:   p.ledger,
 		restored: p.restored,
 		trash:    p.trash.sum(),

@@ -85,7 +85,7 @@ const (
 // last survey stays.
 func (p *Pool) survey(ctx context.Context) {
 	found := &survey{abnormal: make(map[health.Reason]int)}
-	for ids := p.after(VolumeID{}, burst); len(ids) > 0; ids = p.after(ids[len(ids)-1], burst) {
+	for ids := p.after(VolumeID{}, burst, card.exists); len(ids) > 0; ids = p.after(ids[len(ids)-1], burst, card.exists) {
 		began := time.Now()
 		if err := p.surveySome(ids, found); err != nil {
 			return // the look at the pool tells it
@@ -131,28 +131,33 @@ func (p *Pool) surveySome(ids []VolumeID, found *survey) error {
 // survey looks at one volume, unless a call is making or removing it.
 func (l *listing) survey(id VolumeID) (Surveyed, bool) {
 	e, d, err := l.session.lookupSettled(id)
-	if d != nil {
-		defer func() { _ = d.Close() }() // opened for reading
-	}
 	if err != nil {
-		e = l.pool.known(id)
+		c := l.pool.known(id)
+		return l.surveyed(id, c, c.facts(nil, err)), c.exists()
 	}
 	if !e.exists() {
 		return Surveyed{}, false
 	}
-	used, facts := l.session.measure(id, d, e, l.space)
-	if err != nil {
-		facts.IO = err
+	if d != nil {
+		defer func() { _ = d.Close() }() // opened for reading
 	}
-	v := Surveyed{ID: id, Pool: l.pool.config.Name, Used: NotKnown, Inodes: NotKnown, Condition: facts.Condition()}
-	v.Bytes = l.pool.volume(id, e, l.space).Bytes
-	if l.session.enforced(e) && d != nil && !e.block() {
+	c := e.card()
+	used, facts := l.session.measure(id, d, e, l.space)
+	v := l.surveyed(id, c, facts)
+	if l.session.enforced(c) && d != nil && !e.block() {
 		v.Used = used.UsedBytes
 	}
 	if v.Used != NotKnown && used.Inodes > 0 {
 		v.Inodes = used.InodesUsed
 	}
 	return v, true
+}
+
+func (l *listing) surveyed(id VolumeID, c card, facts health.Facts) Surveyed {
+	return Surveyed{
+		ID: id, Pool: l.pool.config.Name, Bytes: l.pool.volume(id, c, l.space).Bytes,
+		Used: NotKnown, Inodes: NotKnown, Condition: facts.Condition(),
+	}
 }
 
 // lookupSettled is lookup for callers that hold no lock: of a volume that a call makes or

@@ -33,7 +33,7 @@ func TestANameThatComesAgainIsErasedOnce(t *testing.T) {
 }
 
 func TestAPieceOfTrashThatIsGoneIsErasedNoSecondTime(t *testing.T) {
-	p := &Pool{index: newIndex(), wake: make(chan struct{}, 1)}
+	p := &Pool{wake: make(chan struct{}, 1)}
 	p.trashed("pvc-1.u", 1)
 	for range 2 {
 		if got := p.remember("pvc-1.u", 7); got != 7 {
@@ -55,7 +55,7 @@ func TestTrashThatIsErasedWhileItIsFoundIsNotQueuedAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = d.Close() }()
-	p := &Pool{index: newIndex(), wake: make(chan struct{}, 1)}
+	p := &Pool{wake: make(chan struct{}, 1)}
 	s := &session{pool: p, trash: d}
 	find := func(name string) {
 		if err := s.recoverTrashed(name); err != nil {

@@ -259,7 +259,7 @@ func (s *session) see(ctx context.Context, v *View) (err error) {
 // seeAll looks at all volumes, and again at those that are not in order.
 func (l *listing) seeAll(ctx context.Context) ([]VolumeView, error) {
 	var seen []VolumeView
-	for _, id := range l.pool.after(VolumeID{}, len(l.pool.index.order)) {
+	for _, id := range l.pool.after(VolumeID{}, l.pool.index.len(), card.exists) {
 		v, ok, err := l.see(id)
 		if err != nil {
 			return nil, err
@@ -433,7 +433,7 @@ func (s *session) eachNode(place string, do func(node string, d *dir.Dir) error)
 func (l *listing) view(id VolumeID, e entry, d *dir.Dir) VolumeView {
 	s := l.session
 	v := VolumeView{
-		Volume:         s.pool.volume(id, e, l.space),
+		Volume:         s.pool.volume(id, e.card(), l.space),
 		Recorded:       e.record != nil || e.damage != nil,
 		LimitBytes:     NotKnown,
 		UsedBytes:      NotKnown,
@@ -491,7 +491,7 @@ func (v *VolumeView) count(s *session, d *dir.Dir) (err error) {
 
 // lookAtFile looks at what the devices of the volume are attached to.
 func (v *VolumeView) lookAtFile(id VolumeID, e entry, d *dir.Dir) error {
-	if !e.mayBeBlock() {
+	if !e.card().mayBeBlock() {
 		return nil
 	}
 	disk, err := openDisk(id, d)

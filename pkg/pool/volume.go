@@ -37,11 +37,11 @@ type Stats struct {
 }
 
 // volume makes the answer from what is known.
-func (p *Pool) volume(id VolumeID, e entry, space dir.Space) Volume {
-	v := Volume{ID: id, Pool: p.config.Name, Mode: e.mode(), Shared: p.config.Shared, Bytes: space.SizeBytes, Lost: e.lost()}
-	v.Enforced = e.block() || p.enforced(e)
-	if e.record != nil {
-		v.Bytes = e.record.Bytes
+func (p *Pool) volume(id VolumeID, c card, space dir.Space) Volume {
+	v := Volume{ID: id, Pool: p.config.Name, Mode: c.mode(), Shared: p.config.Shared, Bytes: space.SizeBytes, Lost: c.lost()}
+	v.Enforced = c.is(isBlock) || p.enforced(c)
+	if c.is(hasRecord) {
+		v.Bytes = c.promised
 	}
 	return v
 }
@@ -49,7 +49,7 @@ func (p *Pool) volume(id VolumeID, e entry, space dir.Space) Volume {
 // measure is what a volume holds and may hold, and what is to be said of it. Where
 // nobody keeps its size that is what the whole pool holds. The caller holds no lock.
 func (s *session) measure(id VolumeID, d *dir.Dir, e entry, whole dir.Space) (dir.Space, health.Facts) {
-	space := whole
+	space, c := whole, e.card()
 	facts := health.Facts{
 		Missing:    e.lost(),
 		Damaged:    e.damage,
@@ -60,14 +60,14 @@ func (s *session) measure(id VolumeID, d *dir.Dir, e entry, whole dir.Space) (di
 	switch {
 	case e.record == nil:
 		facts.Unpromised = true
-	case !s.enforced(e):
+	case !s.enforced(c):
 		facts.LimitOff = e.record.Quota
 	case d != nil:
 		facts.Unenforced = false
-		usage, err := s.quota.Usage(d, quota.ID(e.record.ProjectID))
+		usage, err := s.quota.Usage(d, c.quotaID())
 		switch {
 		case err == nil:
-			facts.LimitDiffers, facts.IO = s.limitDiffers(id, d, e, usage.Limit)
+			facts.LimitDiffers, facts.IO = s.limitDiffers(id, d, c, usage.Limit)
 		case errors.Is(err, quota.ErrPlain): // as a backup brings it back
 			facts.LimitDiffers = true
 		default:
@@ -83,6 +83,16 @@ func (s *session) measure(id VolumeID, d *dir.Dir, e entry, whole dir.Space) (di
 		space = dir.Space{SizeBytes: e.record.Bytes}
 	}
 	return space, facts
+}
+
+// facts are those that memory has of a volume that was not read: its pool does not serve,
+// or reading it gave an error.
+func (c card) facts(pool, unread error) health.Facts {
+	facts := health.Facts{Pool: pool, IO: unread, Missing: c.lost()}
+	if c.is(hasDamage) {
+		facts.Damaged = ErrDamaged
+	}
+	return facts
 }
 
 // spaceOf is the space of one volume in a pool.
