@@ -133,15 +133,15 @@ func TestTheMakersVolumesAreTheDrivers(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			wantWhole(t, a, "pvc-000000", "pvc-000001", "pvc-000002", statsID)
+			wantWhole(t, a, volumeID(0), volumeID(1), volumeID(2), statsID)
 			m, err := newMaker(a.pool())
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := errors.Join(m.make("pvc-beside"), m.remove("pvc-000001"), m.close(), a.Node.Stop(), a.restart(t.Context())); err != nil {
+			if err := errors.Join(m.make("pvc-beside"), m.remove(volumeID(1)), m.close(), a.Node.Stop(), a.restart(t.Context())); err != nil {
 				t.Fatal(err)
 			}
-			wantWhole(t, a, "pvc-000000", "pvc-000002", statsID, "pvc-beside")
+			wantWhole(t, a, volumeID(0), volumeID(2), statsID, "pvc-beside")
 			if err := a.settle(t.Context()); err != nil {
 				t.Error(err)
 			}
