@@ -239,9 +239,11 @@ func (k *Kernel) Attached() ([]Device, error) {
 }
 
 // filesystemGone tells errors of a dead filesystem from those that say nothing about
-// the file of a device.
+// the file of a device. A FUSE filesystem answers ECONNABORTED to who waits while its
+// process ends, and to all later if it was aborted; NFS answers ESTALE, ETIMEDOUT or
+// EHOSTDOWN.
 func filesystemGone(err error) bool {
-	for _, gone := range []error{unix.ESTALE, unix.EIO, unix.ENOTCONN, unix.ESHUTDOWN, unix.ETIMEDOUT, unix.EHOSTDOWN} {
+	for _, gone := range []error{unix.ESTALE, unix.EIO, unix.ENOTCONN, unix.ECONNABORTED, unix.ESHUTDOWN, unix.ETIMEDOUT, unix.EHOSTDOWN} {
 		if errors.Is(err, gone) {
 			return true
 		}

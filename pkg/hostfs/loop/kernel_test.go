@@ -110,6 +110,34 @@ func TestADeviceThatDoesNotAnswerHoldsNoOtherUp(t *testing.T) {
 	awaitAnswer(t, k, name)
 }
 
+// Who waits for a filesystem while it is ended by force gets another error than who comes
+// later: one such device must not hide all others.
+func TestADeviceIsGoneWhoseFilesystemIsEndedWhileItIsAsked(t *testing.T) {
+	k := kernel(t)
+	image, at := filepath.Join(t.TempDir(), "image"), t.TempDir()
+	must(t, os.WriteFile(image, make([]byte, mib), 0o600))
+	hanging := disk.New(t, image, at)
+	foreign, err := loopfs.Attach(hanging.Path)
+	must(t, err)
+	t.Cleanup(func() { must(t, foreign.Close()) })
+	hanging.Hang()
+	answer := make(chan error, 1)
+	var gone loop.Device
+	go func() {
+		var err error
+		gone, err = k.Inspect(filepath.Base(foreign.Name()))
+		answer <- err
+	}()
+	hanging.AwaitHanging()
+	// The device keeps it mounted; all the same it is ended, as umount -f does.
+	wantError(t, unix.Unmount(at, unix.MNT_FORCE), unix.EBUSY)
+	hanging.Heal()
+	must(t, <-answer)
+	if !gone.Gone {
+		t.Errorf("the device is %+v, want it gone", gone)
+	}
+}
+
 // awaitAnswer waits until a device that was silent tells of itself.
 func awaitAnswer(t *testing.T, k *loop.Kernel, name string) {
 	t.Helper()

@@ -152,7 +152,21 @@ func New(t testing.TB, file, dir string) *Disk {
 		d.served.Wait()
 		must(t, server.Close())
 	})
+	must(t, d.refusePoll())
 	return d
+}
+
+// refusePoll has the kernel ask once whether the file can be polled, and never again once
+// it is told that it cannot (ENOSYS). Go would ask by opening the file, in a call of which
+// its scheduler knows nothing (epoll_ctl): should the collector of garbage stop all
+// goroutines just then, the one that answers were stopped, and both would wait for ever.
+func (d *Disk) refusePoll() error {
+	fd, err := unix.Open(d.Path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	_, err = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, -1)
+	return errors.Join(err, unix.Close(fd))
 }
 
 // unmount is loopfs.Unmount, but waits for those who ask all loop devices of the machine what
