@@ -25,8 +25,9 @@ type world struct {
 	now        state  // of the victim
 	answer     answer // of a call without a crash
 	capacities map[state]int64
-	steps      int  // of all calls so far
-	filled     bool // something is written in the victim
+	learnt     []step // of the call at hand, without a crash
+	steps      int    // of all calls so far
+	filled     bool   // something is written in the victim
 	// reapedBefore is how much the reaper had done when the trap was armed.
 	reapedBefore int
 }
