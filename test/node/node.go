@@ -21,11 +21,14 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 )
 
-// Both bounds are far above what a driver needs: they tell a broken one from a
-// slow machine.
 const (
+	// startBound is far above what a driver needs: it tells a broken one from a slow
+	// machine.
 	startBound = 30 * time.Second
-	stopBound  = 20 * time.Second
+	// stopBound is what Kubernetes allows. A driver allows itself 23 s of it after SIGTERM:
+	// 15 for calls in flight, 5 for pools that hang and 3 for the last spans (grace, settle
+	// and flush of cmd/hostpath-csi-driver). The rest is for a slow machine.
+	stopBound = 30 * time.Second
 )
 
 // A Pool is an entry of the driver's --datadir. An option that is empty is left out,
