@@ -121,7 +121,7 @@ func noErrors(*dir.Dir) (int64, error) { return 0, nil }
 // serve starts a server on the rig's pools, and connects the rig to it.
 func (r *rig) serve(t testing.TB, s setup, grace time.Duration) {
 	t.Helper()
-	r.socket = filepath.Join(t.TempDir(), "s")
+	r.socket = filepath.Join(testenv.SocketDir(t), "s")
 	listener, err := driver.Listen(r.socket)
 	must(t, err)
 	if s.config == (driver.Config{}) {

@@ -11,6 +11,7 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/pkg/driver"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
+	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
 func TestAPanicEndsOneCall(t *testing.T) {
@@ -119,7 +120,7 @@ func TestServeGivesUpCallsThatDoNotEnd(t *testing.T) {
 
 func TestServeOfADriverThatIsToldToEndBeforeItBegins(t *testing.T) {
 	r := newRig(t, setup{})
-	listener, err := driver.Listen(filepath.Join(t.TempDir(), "s"))
+	listener, err := driver.Listen(filepath.Join(testenv.SocketDir(t), "s"))
 	must(t, err)
 	server := driver.NewServer(driver.Config{Node: node(t, nodeName)}, r.set, r.calls, logger())
 	ctx, cancel := context.WithCancel(t.Context())
@@ -130,7 +131,7 @@ func TestServeOfADriverThatIsToldToEndBeforeItBegins(t *testing.T) {
 
 func TestServeTellsThatItsSocketFailed(t *testing.T) {
 	r := newRig(t, setup{})
-	listener, err := driver.Listen(filepath.Join(t.TempDir(), "s"))
+	listener, err := driver.Listen(filepath.Join(testenv.SocketDir(t), "s"))
 	must(t, err)
 	must(t, listener.Close())
 	server := driver.NewServer(driver.Config{Node: node(t, nodeName)}, r.set, r.calls, logger())

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"kubevirt.io/hostpath-provisioner/pkg/driver"
+	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
 func TestParseEndpoint(t *testing.T) {
@@ -55,7 +56,7 @@ func TestParseEndpoint(t *testing.T) {
 }
 
 func TestListenMakesASocketForRootAlone(t *testing.T) {
-	socket := filepath.Join(t.TempDir(), "s")
+	socket := filepath.Join(testenv.SocketDir(t), "s")
 	listener, err := driver.Listen(socket)
 	must(t, err)
 	info, err := os.Lstat(socket)
@@ -66,7 +67,7 @@ func TestListenMakesASocketForRootAlone(t *testing.T) {
 }
 
 func TestListenReplacesASocketThatNobodyServes(t *testing.T) {
-	socket := filepath.Join(t.TempDir(), "s")
+	socket := filepath.Join(testenv.SocketDir(t), "s")
 	stale, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket})
 	must(t, err)
 	stale.SetUnlinkOnClose(false)
@@ -91,7 +92,7 @@ func TestListenLeavesAServedSocketAlone(t *testing.T) {
 }
 
 func TestListenLeavesTheSocketOfABusyProcessAlone(t *testing.T) {
-	socket := filepath.Join(t.TempDir(), "s")
+	socket := filepath.Join(testenv.SocketDir(t), "s")
 	fd, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
 	must(t, err)
 	defer func() { must(t, syscall.Close(fd)) }()
@@ -122,7 +123,7 @@ func TestListenLeavesWhatIsNoSocketAlone(t *testing.T) {
 		"a FIFO":      {func(path string) error { return syscall.Mkfifo(path, 0o600) }},
 	} {
 		t.Run(name, func(t *testing.T) {
-			socket := filepath.Join(t.TempDir(), "s")
+			socket := filepath.Join(testenv.SocketDir(t), "s")
 			must(t, c.place(socket))
 			before, err := os.Lstat(socket)
 			must(t, err)
@@ -141,7 +142,7 @@ func TestListenLeavesWhatIsNoSocketAlone(t *testing.T) {
 }
 
 func TestListenTellsThatTheDirectoryIsNotThere(t *testing.T) {
-	socket := filepath.Join(t.TempDir(), "no/such")
+	socket := filepath.Join(testenv.SocketDir(t), "no/such")
 	_, err := driver.Listen(socket)
 	if !errors.Is(err, os.ErrNotExist) {
 		t.Fatalf("the error is %v, want one of a path that is not there", err)

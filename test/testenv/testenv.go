@@ -134,6 +134,22 @@ func Hang(t testing.TB, path string) (release func()) {
 	return release
 }
 
+// SocketDir makes a directory for sockets until the test ends: the path of a socket is
+// limited to 107 bytes, and t.TempDir has the name of the test in it.
+func SocketDir(t testing.TB) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "s-") //nolint:usetesting // see above
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	return dir
+}
+
 func mountPoint(t testing.TB) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "fs")

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc"
 
 	"kubevirt.io/hostpath-provisioner/test/cluster/standin/sidecar"
+	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
 type identity struct {
@@ -24,7 +25,7 @@ func (identity) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*csi.
 
 // The containers of a pod start at once, so that a sidecar may come first.
 func TestDriverNameOfADriverThatComesLater(t *testing.T) {
-	socket := filepath.Join(t.TempDir(), "csi.sock")
+	socket := filepath.Join(testenv.SocketDir(t), "csi.sock")
 	connection, err := sidecar.Dial(socket)
 	if err != nil {
 		t.Fatal(err)
