@@ -151,7 +151,7 @@ func wantMounts(t *testing.T, dir string, want int) {
 
 func wantNoDevices(t *testing.T, pool string) {
 	t.Helper()
-	if found, err := loopfs.Devices(pool); err != nil || len(found) > 0 {
+	if found, err := loopfs.Left(pool); err != nil || len(found) > 0 {
 		t.Errorf("loop devices left behind: %q, %v", found, err)
 	}
 }

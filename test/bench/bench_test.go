@@ -172,7 +172,7 @@ func wantWhole(t *testing.T, a *actor, want ...string) {
 
 func wantNothingLeft(t *testing.T, dir string) {
 	t.Helper()
-	devices, err := loopfs.Devices(dir)
+	devices, err := loopfs.Left(dir)
 	if err != nil || len(devices) > 0 {
 		t.Errorf("devices left behind: %q, %v", devices, err)
 	}

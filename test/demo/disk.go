@@ -129,7 +129,7 @@ func (s *scene) unpublishDisk(ctx context.Context) (answer, error) {
 	if _, err := s.unpublishAt(ctx, s.disk, machine); err != nil {
 		return answer{}, err
 	}
-	left, err := loopfs.Devices(s.pool())
+	left, err := loopfs.Left(s.pool())
 	if err != nil {
 		return answer{}, err
 	}

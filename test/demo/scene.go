@@ -112,7 +112,7 @@ func leftovers(dir string) error {
 	if len(mounts) > 0 {
 		problems = append(problems, fmt.Errorf("still mounted: %s", strings.Join(mounts, ", ")))
 	}
-	devices, err := loopfs.Devices(dir)
+	devices, err := loopfs.Left(dir)
 	problems = append(problems, err)
 	if len(devices) > 0 {
 		problems = append(problems, fmt.Errorf("still attached: %s", strings.Join(devices, ", ")))

@@ -15,6 +15,7 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -209,9 +210,28 @@ func Devices(dir string) ([]string, error) {
 	return found, nil
 }
 
+// Others look at all devices and have each open for an instant, so that one which is to
+// go may stay a little longer.
+const (
+	lookBound = 3 * time.Second
+	lookAgain = 5 * time.Millisecond
+)
+
+// Left are the devices that Devices lists and goes on listing for seconds.
+func Left(dir string) (found []string, err error) {
+	again := time.NewTicker(lookAgain)
+	defer again.Stop()
+	for deadline := time.Now().Add(lookBound); ; <-again.C {
+		found, err = Devices(dir)
+		if err != nil || len(found) == 0 || time.Now().After(deadline) {
+			return found, err
+		}
+	}
+}
+
 // Detach takes the loop devices off the files below dir, and has the kernel forget
 // them: who had them may have made them ignore discards, for everybody after. One
-// that is in use is an error, and goes as soon as its last user does.
+// that is in use for seconds is an error, and goes as soon as its last user does.
 func Detach(dir string) error {
 	devices, err := Devices(dir)
 	if err != nil || len(devices) == 0 {
@@ -246,5 +266,12 @@ func DetachDevice(device string) error {
 	if err = errors.Join(err, file.Close()); err != nil && !errors.Is(err, unix.ENXIO) {
 		return err
 	}
-	return unix.IoctlSetInt(int(control.Fd()), unix.LOOP_CTL_REMOVE, number)
+	again := time.NewTicker(lookAgain)
+	defer again.Stop()
+	for deadline := time.Now().Add(lookBound); ; <-again.C {
+		err := unix.IoctlSetInt(int(control.Fd()), unix.LOOP_CTL_REMOVE, number)
+		if !errors.Is(err, unix.EBUSY) || time.Now().After(deadline) {
+			return err
+		}
+	}
 }

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 	"kubevirt.io/hostpath-provisioner/test/testenv/loopfs"
@@ -35,7 +36,7 @@ func TestMountLeavesNothingBehind(t *testing.T) {
 			if err := loopfs.Unmount(dir); err != nil {
 				t.Error(err)
 			}
-			if got := loopDevices(t, parent); len(got) != 0 {
+			if got := leftDevices(t, parent); len(got) != 0 {
 				t.Errorf("loop devices left behind: %q", got)
 			}
 		})
@@ -88,6 +89,43 @@ func TestDetachTakesDevicesOffTheFilesOfADirectory(t *testing.T) {
 	if got := loopDevices(t, other); len(got) != 1 {
 		t.Errorf("of another directory %q are attached, want one", got)
 	}
+}
+
+// Whoever looks at all devices has this one open too.
+func TestDetachWaitsForWhoLooks(t *testing.T) {
+	testenv.NeedRoot(t)
+	testenv.NeedPrograms(t, "losetup")
+	dir := t.TempDir()
+	attach(t, filepath.Join(dir, "disk"))
+	looking, err := os.Open(loopDevices(t, dir)[0])
+	must(t, err)
+	closed := make(chan error, 1)
+	time.AfterFunc(100*time.Millisecond, func() { closed <- looking.Close() })
+	if err := loopfs.Detach(dir); err != nil {
+		t.Error(err)
+	}
+	must(t, <-closed)
+	if got := loopDevices(t, dir); len(got) != 0 {
+		t.Errorf("still attached: %q", got)
+	}
+}
+
+func TestLeftWaitsForWhoLooks(t *testing.T) {
+	testenv.NeedRoot(t)
+	parent := t.TempDir()
+	image, err := loopfs.Format(t.Context(), parent, "ext4", 16<<20)
+	must(t, err)
+	device, err := loopfs.Attach(image)
+	must(t, err)
+	if got := leftDevices(t, parent); len(got) != 1 {
+		t.Errorf("left are %q of one that stays", got)
+	}
+	closed := make(chan error, 1)
+	time.AfterFunc(100*time.Millisecond, func() { closed <- device.Close() })
+	if got := leftDevices(t, parent); len(got) != 0 {
+		t.Errorf("left are %q of one that goes", got)
+	}
+	must(t, <-closed)
 }
 
 func attach(t *testing.T, path string) {
@@ -163,6 +201,13 @@ func loopDevices(t *testing.T, dir string) []string {
 	return found
 }
 
+func leftDevices(t *testing.T, dir string) []string {
+	t.Helper()
+	left, err := loopfs.Left(dir)
+	must(t, err)
+	return left
+}
+
 func TestADeviceKeepsItsFileBetweenMounts(t *testing.T) {
 	testenv.NeedRoot(t)
 	parent, dir := t.TempDir(), t.TempDir()
@@ -192,7 +237,7 @@ func TestADeviceKeepsItsFileBetweenMounts(t *testing.T) {
 	}
 	must(t, device.Close())
 	must(t, loopfs.Unmount(dir))
-	if got := loopDevices(t, parent); len(got) != 0 {
+	if got := leftDevices(t, parent); len(got) != 0 {
 		t.Errorf("loop devices left behind: %q", got)
 	}
 }
