@@ -27,7 +27,7 @@ func wantCount(t *testing.T, path string, want int64) {
 	d, err := dir.Open(path)
 	must(t, err)
 	defer func() { must(t, d.Close()) }()
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	again := time.NewTicker(time.Millisecond)
 	defer again.Stop()
