@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"log"
+	"net"
 	"net/http"
 	"os/signal"
 	"syscall"
@@ -47,6 +48,16 @@ func ServeHealth(ctx context.Context, address string, check func(context.Context
 		<-ctx.Done()
 		return nil
 	}
+	var config net.ListenConfig
+	listener, err := config.Listen(ctx, "tcp", address)
+	if err != nil {
+		return err
+	}
+	return AnswerHealth(ctx, listener, check)
+}
+
+// AnswerHealth is ServeHealth for who listens already. It closes the listener.
+func AnswerHealth(ctx context.Context, listener net.Listener, check func(context.Context) error) error {
 	mux := http.NewServeMux()
 	mux.HandleFunc("/healthz", func(w http.ResponseWriter, r *http.Request) {
 		if err := check(r.Context()); err != nil {
@@ -56,10 +67,10 @@ func ServeHealth(ctx context.Context, address string, check func(context.Context
 		}
 		fmt.Fprintln(w, "ok")
 	})
-	server := &http.Server{Addr: address, Handler: mux, ReadHeaderTimeout: 5 * time.Second}
+	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
 	stop := context.AfterFunc(ctx, func() { _ = server.Close() })
 	defer stop()
-	err := server.ListenAndServe()
+	err := server.Serve(listener)
 	if ctx.Err() != nil {
 		return nil
 	}
