@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -34,11 +35,14 @@ type arena struct {
 	outside string
 	mounts  *bind.Kernel
 	loops   *loop.Kernel
+
+	swapped atomic.Int64     // how often something was exchanged
+	during  map[string]int64 // the same, by the call that was made meanwhile
 }
 
-func newArena(t *testing.T) *arena {
+func newArena(t *testing.T, shared bool) *arena {
 	t.Helper()
-	a := &arena{t: t, root: testenv.Tmpfs(t, 64*mib), outside: testenv.Tmpfs(t, 64*mib)}
+	a := &arena{t: t, during: make(map[string]int64), root: testenv.Tmpfs(t, 64*mib), outside: testenv.Tmpfs(t, 64*mib)}
 	must(t, syscall.Mount("", a.outside, "", syscall.MS_REMOUNT|syscall.MS_STRICTATIME, ""))
 	must(t, os.Mkdir(a.path("pods"), 0o755))
 	for _, d := range []string{"pvc-1/sub", "pvc-9", "a"} {
@@ -57,7 +61,11 @@ func newArena(t *testing.T) *arena {
 	a.loops = loop.NewKernel(dev)
 	node, err := pool.ParseNodeID("node-1")
 	must(t, err)
-	configs, err := pool.ParseConfigs(local, a.root)
+	config := local
+	if shared {
+		config = `[{"name":"local","path":"pool","shared":true}]`
+	}
+	configs, err := pool.ParseConfigs(config, a.root)
 	must(t, err)
 	a.Set = pool.Start(configs, pool.Options{Node: node, Mounts: a.mounts, Labels: label.Kernel{}, Devices: a.loops, Dev: dev,
 		LookEvery: 10 * time.Millisecond, SyncEvery: 20 * time.Millisecond, RetryEvery: 10 * time.Millisecond})
@@ -120,6 +128,7 @@ type swap struct {
 	// followed: the link is one that publishing follows, since kubelet's directory may
 	// be one. Then targets are made and mounted outside, and nothing else is touched.
 	followed bool
+	shared   bool // the pool
 }
 
 func node240(path string) error { return unix.Mknod(path, unix.S_IFBLK|0o600, int(unix.Mkdev(240, 1))) } // local use: no such device
@@ -140,6 +149,9 @@ var swaps = map[string]swap{
 	"the file of a block volume":        {path: "pool/pvc-2/disk.img", to: "disk.img"},
 	"that and a device":                 {path: "pool/pvc-2/disk.img", make: node240},
 	"that and a FIFO":                   {path: "pool/pvc-2/disk.img", make: func(path string) error { return unix.Mkfifo(path, 0o600) }},
+	"what is published":                 {path: "pool/.hostpath-provisioner/published", shared: true},
+	"what this node has published":      {path: "pool/.hostpath-provisioner/published/node-1", shared: true},
+	"where a volume is published":       {path: "pool/.hostpath-provisioner/published/node-1/pvc-1", to: "canary", shared: true},
 	"a target":                          {path: "pods/a", to: "a"},
 	"a target and a FIFO":               {path: "pods/a", make: func(path string) error { return unix.Mkfifo(path, 0o600) }},
 	"the directory of targets":          {path: "pods", followed: true},
@@ -148,31 +160,53 @@ var swaps = map[string]swap{
 }
 
 func TestNothingOutsideIsTouchedWhilePathsAreSwapped(t *testing.T) {
+	during, all := make(map[string]int64), 0
 	for name, s := range swaps {
 		t.Run(name, func(t *testing.T) {
-			a := newArena(t)
+			a := newArena(t, s.shared)
 			a.makeAll()
 			before := canaries(t, a.outside)
-			stop := a.exchange(s)
-			end := time.After(a.bound())
-			for round := 0; ; round++ {
-				a.callAll(round, s)
-				select {
-				case <-end:
-					stop()
-					if s.followed {
-						a.unpublishAll()
-						for _, path := range []string{"", "a", "b", "c", "d"} {
-							delete(before, filepath.Join(a.outside, path))
-						}
-					}
-					a.wantUntouched(before)
-					a.wantWhole()
-					return
-				default:
+			a.attack(s)
+			if s.followed {
+				a.unpublishAll()
+				for _, path := range []string{"", "a", "b", "c", "d"} {
+					delete(before, filepath.Join(a.outside, path))
 				}
 			}
+			a.wantUntouched(before)
+			a.wantWhole()
+			for call, swapped := range a.during {
+				during[call] += swapped
+			}
+			all++
 		})
+	}
+	t.Logf("swaps during calls: %v", during)
+	if all < len(swaps) {
+		return // -run has chosen some, or one has failed
+	}
+	for _, call := range calls {
+		if during[call] == 0 {
+			t.Errorf("nothing was swapped during %s", call)
+		}
+	}
+}
+
+// calls are those that resolve a path.
+var calls = []string{"Create", "Publish", "PublishInline", "Expand", "Stats", "Volume", "List", "Unpublish", "Delete"}
+
+// attack makes all calls while something is swapped: for some time, and until it was.
+func (a *arena) attack(s swap) {
+	a.t.Helper()
+	stop := a.exchange(s)
+	defer stop()
+	began := time.Now()
+	for round := 0; time.Since(began) < a.bound() || a.swapped.Load() == 0; round++ {
+		a.callAll(round, s)
+		if time.Since(began) > 20*time.Second {
+			a.t.Error("nothing was swapped")
+			return
+		}
 	}
 }
 
@@ -202,7 +236,9 @@ func (a *arena) exchange(s swap) (stop func()) {
 				a.removeMounted(decoy)
 				_ = s.make(decoy)
 			}
-			_ = unix.Renameat2(unix.AT_FDCWD, path, unix.AT_FDCWD, decoy, unix.RENAME_EXCHANGE) // one may have gone
+			if unix.Renameat2(unix.AT_FDCWD, path, unix.AT_FDCWD, decoy, unix.RENAME_EXCHANGE) == nil { // one may have gone
+				a.swapped.Add(1)
+			}
 			select {
 			case <-end:
 				return
@@ -297,17 +333,33 @@ func (a *arena) callOn(name, at string, mode pool.Mode, s swap) {
 		return // the pool is being looked at
 	}
 	defer unlock()
-	_, _ = a.Create(ctx, pool.Request{ID: volume, Mode: mode, Range: pool.Range{Required: mib}})
-	if err := a.Publish(ctx, pool.Publication{ID: volume, Target: target, Mode: mode}); err == nil && !s.followed {
-		a.wantNoCanaryAt(at)
+	request := pool.Request{ID: volume, Mode: mode, Range: pool.Range{Required: mib}}
+	published := func(err error) {
+		if err == nil && !s.followed {
+			a.wantNoCanaryAt(at)
+		}
 	}
-	_, _ = a.Expand(ctx, volume, target, mode, pool.Range{Required: 2 * mib})
-	_, _ = a.Stats(ctx, volume, target)
-	_, _ = a.Volume(ctx, volume)
-	a.List(ctx, pool.VolumeID{}, 10)
+	a.count("Create", func() { _, _ = a.Create(ctx, request) })
+	a.count("Publish", func() { published(a.Publish(ctx, pool.Publication{ID: volume, Target: target, Mode: mode})) })
+	a.count("Expand", func() { _, _ = a.Expand(ctx, volume, target, mode, pool.Range{Required: 2 * mib}) })
+	a.count("Stats", func() { _, _ = a.Stats(ctx, volume, target) })
+	a.count("Volume", func() { _, _ = a.Volume(ctx, volume) })
+	a.count("List", func() { a.List(ctx, pool.VolumeID{}, 10) })
 	_, _ = a.Capacity(pool.Name{}, false)
-	_ = a.Unpublish(ctx, volume, target)
-	_ = a.Delete(ctx, volume)
+	a.count("Unpublish", func() { _ = a.Unpublish(ctx, volume, target) })
+	a.count("Delete", func() { _ = a.Delete(ctx, volume) })
+	if mode == pool.ModeBlock {
+		return
+	}
+	a.count("PublishInline", func() { published(a.PublishInline(ctx, request, pool.Publication{ID: volume, Target: target})) })
+	a.count("Unpublish", func() { _ = a.Unpublish(ctx, volume, target) })
+}
+
+// count notes how often something is swapped during a call.
+func (a *arena) count(name string, call func()) {
+	before := a.swapped.Load()
+	call()
+	a.during[name] += a.swapped.Load() - before
 }
 
 // wantNoCanaryAt says that what was mounted last is not from outside.
@@ -447,7 +499,7 @@ var taken = map[string]struct {
 func TestWhatIsAtATargetIsLeftThere(t *testing.T) {
 	for name, c := range taken {
 		t.Run(name, func(t *testing.T) {
-			a := newArena(t)
+			a := newArena(t, false)
 			a.makeAll()
 			must(t, c.make(a, a.path("pods", "a")))
 			pods := files(t, a.path("pods"))
