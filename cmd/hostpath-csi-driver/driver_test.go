@@ -103,8 +103,8 @@ type place struct{ dir, socket, pool string }
 
 func newPlace(t *testing.T) place {
 	t.Helper()
-	dir := t.TempDir()
-	return place{dir: dir, socket: filepath.Join(testenv.SocketDir(t), "s"), pool: filepath.Join(dir, "pool")}
+	dir := testenv.SocketDir(t)
+	return place{dir: dir, socket: filepath.Join(dir, "s"), pool: filepath.Join(dir, "pool")}
 }
 
 // flags are those of a driver in the place. Of those given twice the later counts.
