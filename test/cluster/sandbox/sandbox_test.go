@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -33,9 +34,18 @@ func TestMain(m *testing.M) {
 		fmt.Println(err)
 		os.Exit(1)
 	}
-	fmt.Println("ready", box.Dir, box.Cgroup)
+	fmt.Println("ready", box.Dir, box.Cgroup, namespace("net"), namespace("mnt"))
 	// Until somebody ends it, or says that it may.
 	_, _ = io.Copy(io.Discard, os.Stdin)
+}
+
+// namespace is the name of one of this program's, such as net:[4026531840].
+func namespace(kind string) string {
+	name, err := os.Readlink("/proc/self/ns/" + kind)
+	if err != nil {
+		return err.Error()
+	}
+	return name
 }
 
 // makeMess makes one of everything that a cluster could leave behind.
@@ -130,17 +140,20 @@ func TestNothingIsLeft(t *testing.T) {
 			}
 			line, err := bufio.NewReader(stdout).ReadString('\n')
 			said := strings.Fields(line)
-			if err != nil || len(said) != 3 || said[0] != "ready" {
+			if err != nil || len(said) != 5 || said[0] != "ready" {
 				t.Fatalf("the program says %q, %v", line, err)
 			}
-			if left := leftovers(said[1], said[2]); len(left) < 3 {
-				t.Fatalf("only %q would be found if it were left", left)
+			made := remains{dir: said[1], group: said[2], network: said[3], mounts: said[4]}
+			for what, found := range made.all() {
+				if len(found) == 0 {
+					t.Errorf("%s would not be found if they were left", what)
+				}
 			}
 			if err := end(cmd.Process, stdin, said[1]); err != nil {
 				t.Fatal(err)
 			}
 			_ = cmd.Wait() // its status differs
-			wantNothing(t, said[1], said[2])
+			wantNothing(t, made)
 		})
 	}
 }
@@ -178,11 +191,12 @@ func filesThatName(pattern, mark string) []string {
 }
 
 // wantNothing waits for the keeper, which outlives the program that was called.
-func wantNothing(t *testing.T, dir, group string) {
+func wantNothing(t *testing.T, made remains) {
 	t.Helper()
 	deadline := time.Now().Add(time.Minute)
 	for {
-		left := leftovers(dir, group)
+		left := made.all()
+		maps.DeleteFunc(left, func(_ string, found []string) bool { return len(found) == 0 })
 		if len(left) == 0 {
 			return
 		}
@@ -193,13 +207,36 @@ func wantNothing(t *testing.T, dir, group string) {
 	}
 }
 
-// leftovers lists what there is of a sandbox.
-func leftovers(dir, group string) []string {
-	var left []string
-	for _, pattern := range []string{dir, "/sys/fs/cgroup/*" + group, "/sys/class/net/hostpath-test"} {
-		found, _ := filepath.Glob(pattern)
-		left = append(left, found...)
+// remains are what a sandbox could leave: the names of its directory, its control group
+// and its namespaces.
+type remains struct{ dir, group, network, mounts string }
+
+// all lists what there is of a sandbox. Its bridge is there as long as its network is.
+func (r remains) all() map[string][]string {
+	directories, _ := filepath.Glob(r.dir)
+	groups, _ := filepath.Glob("/sys/fs/cgroup/*" + r.group)
+	return map[string][]string{
+		"directories":      directories,
+		"control groups":   groups,
+		"processes":        processesOf(r.dir),
+		"networks":         holdersOf(r.network),
+		"mount namespaces": holdersOf(r.mounts),
+		"mounts":           filesThatName("/proc/[0-9]*/mountinfo", " "+r.dir+"/"),
+		"loop devices":     filesThatName("/sys/block/loop*/loop/backing_file", r.dir+"/"),
 	}
-	left = append(left, processesOf(dir)...)
-	return append(left, filesThatName("/sys/block/loop*/loop/backing_file", dir+"/")...)
+}
+
+// holdersOf are what keeps a namespace: processes in it, and descriptors of it.
+func holdersOf(namespace string) []string {
+	var found []string
+	kind, _, _ := strings.Cut(namespace, ":")
+	for _, pattern := range []string{"/proc/[0-9]*/ns/" + kind, "/proc/[0-9]*/fd/*"} {
+		links, _ := filepath.Glob(pattern)
+		for _, link := range links {
+			if name, err := os.Readlink(link); err == nil && name == namespace {
+				found = append(found, link)
+			}
+		}
+	}
+	return found
 }
