@@ -1,6 +1,7 @@
 // health-monitor stands in for csi-external-health-monitor-controller: it lists
-// the driver's volumes now and then, and says on the claim of each abnormal one
-// what is wrong with it.
+// the driver's volumes now and then, says on the claim of each abnormal one what is
+// wrong with it, and says so of those that are well again. It goes by what
+// docs/decisions/0017-health-monitor.md tells of the real one, and proves nothing of that.
 package main
 
 import (
@@ -14,8 +15,12 @@ import (
 	"google.golang.org/grpc"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/scheme"
+	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/record"
 
 	"kubevirt.io/hostpath-provisioner/test/cluster/standin/sidecar"
 )
@@ -56,7 +61,12 @@ func run(ctx context.Context, address string, interval, timeout time.Duration) e
 	if err != nil {
 		return err
 	}
+	// Events that are the same are counted up, and not repeated.
+	broadcaster := record.NewBroadcaster(record.WithContext(ctx))
+	defer broadcaster.Shutdown()
+	broadcaster.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: cluster.CoreV1().Events("")})
 	m := monitor{driver: name, cluster: cluster, connection: connection}
+	m.events = broadcaster.NewRecorder(scheme.Scheme, corev1.EventSource{Component: m.component()})
 	tick := time.NewTicker(interval)
 	defer tick.Stop()
 	for {
@@ -71,16 +81,30 @@ func run(ctx context.Context, address string, interval, timeout time.Duration) e
 	}
 }
 
+// The reasons of the events.
+const (
+	abnormal = "VolumeConditionAbnormal"
+	normal   = "VolumeConditionNormal"
+)
+
 type monitor struct {
 	driver     string
 	cluster    kubernetes.Interface
 	connection *grpc.ClientConn
+	events     record.EventRecorder
 }
 
-// look lists the volumes once.
+func (m monitor) component() string { return "csi-pv-monitor-controller-" + m.driver }
+
+// look lists the volumes once. Those that are not in the list are passed over: they are
+// other nodes'.
 func (m monitor) look(ctx context.Context, timeout time.Duration) error {
-	abnormal, err := m.abnormal(ctx, timeout)
-	if err != nil || len(abnormal) == 0 {
+	conditions, err := m.conditions(ctx, timeout)
+	if err != nil || len(conditions) == 0 {
+		return err
+	}
+	told, err := m.told(ctx)
+	if err != nil {
 		return err
 	}
 	volumes, err := m.cluster.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{})
@@ -92,18 +116,21 @@ func (m monitor) look(ctx context.Context, timeout time.Duration) error {
 		if source == nil || source.Driver != m.driver || claim == nil {
 			continue
 		}
-		if message, ok := abnormal[source.VolumeHandle]; ok {
-			if err := m.tell(ctx, *claim, message); err != nil {
-				return err
-			}
+		condition, listed := conditions[source.VolumeHandle]
+		switch {
+		case !listed:
+		case condition.GetAbnormal():
+			m.events.Event(claim, corev1.EventTypeWarning, abnormal, condition.GetMessage())
+		case told[claim.UID]:
+			m.events.Event(claim, corev1.EventTypeNormal, normal, "the volume is well again")
 		}
 	}
 	return nil
 }
 
-// abnormal is what is wrong with each volume with which something is.
-func (m monitor) abnormal(ctx context.Context, timeout time.Duration) (map[string]string, error) {
-	found := map[string]string{}
+// conditions are those of the driver's volumes, by their handle.
+func (m monitor) conditions(ctx context.Context, timeout time.Duration) (map[string]*csi.VolumeCondition, error) {
+	found := map[string]*csi.VolumeCondition{}
 	for token := ""; ; {
 		call, cancel := context.WithTimeout(ctx, timeout)
 		page, err := csi.NewControllerClient(m.connection).ListVolumes(call, &csi.ListVolumesRequest{StartingToken: token})
@@ -112,9 +139,7 @@ func (m monitor) abnormal(ctx context.Context, timeout time.Duration) (map[strin
 			return nil, fmt.Errorf("list the volumes: %w", err)
 		}
 		for _, entry := range page.GetEntries() {
-			if condition := entry.GetStatus().GetVolumeCondition(); condition.GetAbnormal() {
-				found[entry.GetVolume().GetVolumeId()] = condition.GetMessage()
-			}
+			found[entry.GetVolume().GetVolumeId()] = entry.GetStatus().GetVolumeCondition()
 		}
 		if token = page.GetNextToken(); token == "" {
 			return found, nil
@@ -122,18 +147,18 @@ func (m monitor) abnormal(ctx context.Context, timeout time.Duration) (map[strin
 	}
 }
 
-func (m monitor) tell(ctx context.Context, claim corev1.ObjectReference, message string) error {
-	now := metav1.Now()
-	_, err := m.cluster.CoreV1().Events(claim.Namespace).Create(ctx, &corev1.Event{
-		ObjectMeta:     metav1.ObjectMeta{GenerateName: claim.Name + "-", Namespace: claim.Namespace},
-		InvolvedObject: claim,
-		Type:           corev1.EventTypeWarning,
-		Reason:         "VolumeConditionAbnormal",
-		Message:        message,
-		Source:         corev1.EventSource{Component: "csi-pv-monitor-controller-" + m.driver},
-		FirstTimestamp: now,
-		LastTimestamp:  now,
-		Count:          1,
-	}, metav1.CreateOptions{})
-	return err
+// told are the claims of which it was said that their volume is abnormal, as long as that
+// event is there.
+func (m monitor) told(ctx context.Context) (map[types.UID]bool, error) {
+	events, err := m.cluster.CoreV1().Events("").List(ctx, metav1.ListOptions{FieldSelector: "reason=" + abnormal})
+	if err != nil {
+		return nil, err
+	}
+	claims := map[types.UID]bool{}
+	for _, event := range events.Items {
+		if event.Source.Component == m.component() {
+			claims[event.InvolvedObject.UID] = true
+		}
+	}
+	return claims, nil
 }
