@@ -66,7 +66,7 @@ func makeImage(ctx context.Context, o options, modules string) (*os.File, error)
 	i := image{cpio.NewWriter(buffer)}
 	for _, part := range []func() error{
 		func() error { return i.base(modules) },
-		func() error { return i.programs(ctx, o.runs) },
+		func() error { return i.programs(ctx, o) },
 		func() error { return i.selinux(ctx) },
 		func() error { return i.plan(o) },
 		func() error { return i.additions(o.adds) },
@@ -94,6 +94,8 @@ func (i image) base(modules string) error {
 		"/etc/group":  "root:x:0:\nnogroup:x:65534:\n",
 		"/etc/hosts":  "127.0.0.1 localhost\n::1 localhost\n",
 		"/etc/passwd": "root:x:0:0::/root:/bin/sh\nnobody:x:65534:65534::/nonexistent:/bin/false\n",
+		// Container runtimes want to copy it.
+		"/etc/resolv.conf": "",
 	}
 	for name, text := range texts {
 		if err := i.Text(name, text); err != nil {
@@ -111,7 +113,7 @@ func (i image) base(modules string) error {
 
 // programs writes the first process, the tools and the programs to run, and the
 // shared libraries of all of them.
-func (i image) programs(ctx context.Context, runs []program) error {
+func (i image) programs(ctx context.Context, o options) error {
 	// This very file, even if it has no name any more.
 	places := map[string]string{guest.Program: "/proc/self/exe"}
 	for _, programs := range tools {
@@ -119,7 +121,7 @@ func (i image) programs(ctx context.Context, runs []program) error {
 			places["/usr/bin/"+name] = lookUp(name)
 		}
 	}
-	for _, r := range runs {
+	for _, r := range o.runs {
 		if r.file != "" {
 			places[r.Args[0]] = r.file
 		}
@@ -130,6 +132,11 @@ func (i image) programs(ctx context.Context, runs []program) error {
 			return err
 		}
 		files = append(files, file)
+	}
+	for _, a := range o.adds {
+		if executable(a.file) == nil {
+			files = append(files, a.file)
+		}
 	}
 	libraries, err := sharedLibraries(ctx, files)
 	if err != nil {
@@ -248,7 +255,7 @@ func categories() string {
 }
 
 func (i image) plan(o options) error {
-	plan := guest.Plan{SELinux: o.selinux, Archive: o.out != ""}
+	plan := guest.Plan{SELinux: o.selinux, Containers: o.containers, Archive: o.out != ""}
 	for _, r := range o.runs {
 		r.Env = slices.Concat(environment(o), r.Env)
 		plan.Runs = append(plan.Runs, r.Run)
@@ -271,6 +278,9 @@ func environment(o options) []string {
 	}
 	if o.selinux {
 		env = append(env, "HOSTPATH_KERNEL_SELINUX=1")
+	}
+	if o.containers {
+		env = append(env, "HOSTPATH_KERNEL_CONTAINERS=1")
 	}
 	return append(env, o.env...)
 }

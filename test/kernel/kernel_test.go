@@ -70,9 +70,13 @@ func (k tool) run(t *testing.T, args ...string) (stdout, stderr string, status i
 func TestTheGuestIsWhatItPromises(t *testing.T) {
 	k := newTool(t)
 	tests := build(t, []string{"test", "-c"}, "./lab")
-	for _, mode := range []string{"on", "off"} {
-		t.Run("with SELinux "+mode, func(t *testing.T) {
-			stdout, stderr, status := k.run(t, "--selinux", mode, "--env=CI", tests, "-test.v")
+	for what, mode := range map[string][]string{
+		"with SELinux":    {"--selinux=on"},
+		"without SELinux": {"--selinux=off"},
+		"for containers":  {"--selinux=off", "--containers"},
+	} {
+		t.Run(what, func(t *testing.T) {
+			stdout, stderr, status := k.run(t, append(mode, "--env=CI", tests, "-test.v")...)
 			if status != 0 || !strings.Contains(stdout, "PASS: TestALimitBites") {
 				t.Errorf("exit status %d\n%s%s", status, stdout, stderr)
 			}

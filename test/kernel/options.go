@@ -26,17 +26,18 @@ if that killed it, 124 when the time is up, 125 when the machine failed.
 
 // options are what the command line asks for.
 type options struct {
-	runs    []program
-	adds    []addition
-	env     []string
-	out     string
-	selinux bool
-	cpus    int
-	memory  int // MiB
-	timeout time.Duration
-	accel   string
-	kernel  string
-	verbose bool
+	runs       []program
+	adds       []addition
+	env        []string
+	out        string
+	selinux    bool
+	containers bool
+	cpus       int
+	memory     int // MiB
+	timeout    time.Duration
+	accel      string
+	kernel     string
+	verbose    bool
 }
 
 // A program is what to run in the guest.
@@ -69,13 +70,14 @@ func parse(args []string, messages io.Writer) (options, error) {
 	flags.Func("run", "run this `program` with its arguments, split at spaces; NAME=VALUE before it sets a variable; may be repeated", func(s string) error {
 		return o.addRun(strings.Fields(s))
 	})
-	flags.Func("add", "put this `file or directory:path` into the guest; a relative path is below /work", o.addFile)
+	flags.Func("add", "put this `file or directory:path` into the guest, a program with its shared libraries; a relative path is below /work", o.addFile)
 	flags.Func("env", "set `name=value` for the programs; the name alone passes a variable on", o.addVariable)
 	flags.StringVar(&o.out, "out", "", "copy what the programs leave in /out to this `directory`")
 	flags.Func("selinux", "`on` (default) or off", func(s string) error {
 		o.selinux = s == "on"
 		return oneOf(s, "on", "off")
 	})
+	flags.BoolVar(&o.containers, "containers", false, "be a machine for containers: control groups of version 1, and a root filesystem that they can leave; goes with --selinux off")
 	flags.IntVar(&o.cpus, "cpus", 2, "processors of the machine")
 	flags.IntVar(&o.memory, "memory", 2048, "memory of the machine in `MiB`; half of it is for files outside of /mnt")
 	flags.DurationVar(&o.timeout, "timeout", 15*time.Minute, "end the machine after this time")
@@ -99,6 +101,9 @@ func parse(args []string, messages io.Writer) (options, error) {
 func (o *options) check() error {
 	if len(o.runs) == 0 {
 		return errors.New("no program to run (kernel --help says more)")
+	}
+	if o.containers && o.selinux {
+		return errors.New("--containers goes with --selinux off")
 	}
 	if o.cpus < 1 || o.memory < 1 || o.timeout <= 0 {
 		return errors.New("--cpus, --memory and --timeout have to be positive")

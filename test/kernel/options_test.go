@@ -79,6 +79,7 @@ func TestParseRefuses(t *testing.T) {
 		"an absent addition":    {"--add /no/such/file:/x true", "no such file"},
 		"a nameless variable":   {"--env =x true", "no name"},
 		"an SELinux mode":       {"--selinux maybe true", "none of on, off"},
+		"labelled containers":   {"--containers true", "--selinux off"},
 		"an accelerator":        {"--accel abacus true", "none of auto, kvm, tcg"},
 		"no processor":          {"--cpus 0 true", "positive"},
 		"no time":               {"--timeout 0 true", "positive"},
@@ -103,7 +104,7 @@ func TestHelpNamesEveryOption(t *testing.T) {
 	if _, err := parse([]string{"--help"}, &text); !errors.Is(err, flag.ErrHelp) {
 		t.Error(err)
 	}
-	for _, option := range []string{"usage: kernel", "-run", "-add", "-env", "-out", "-timeout", "-selinux", "-memory", "-cpus"} {
+	for _, option := range []string{"usage: kernel", "-run", "-add", "-env", "-out", "-timeout", "-selinux", "-containers", "-memory", "-cpus"} {
 		if !strings.Contains(text.String(), option) {
 			t.Errorf("the help lacks %s:\n%s", option, text.String())
 		}

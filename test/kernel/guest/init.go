@@ -85,9 +85,16 @@ func setUp(plan Plan) error {
 		{"tmpfs", "/run", "mode=755"},
 		// Larger than the memory, because tests make pools there and promise space.
 		{"tmpfs", "/tmp", "mode=1777,size=4g"},
-		{"cgroup2", "/sys/fs/cgroup", ""},
 	}); err != nil {
 		return err
+	}
+	if err := mountCgroups(plan.Containers); err != nil {
+		return err
+	}
+	if plan.Containers {
+		if err := leaveRootfs(); err != nil {
+			return err
+		}
 	}
 	// As systemd does: mounts made here are seen in namespaces that are slaves.
 	if err := syscall.Mount("", "/", "", syscall.MS_SHARED|syscall.MS_REC, ""); err != nil {
@@ -96,6 +103,10 @@ func setUp(plan Plan) error {
 	if err := os.Symlink("/proc/self/fd", "/dev/fd"); err != nil {
 		return err
 	}
+	// Else it is "(none)", which those who make names from it cannot use.
+	if err := syscall.Sethostname([]byte("guest")); err != nil {
+		return fmt.Errorf("set the host's name: %w", err)
+	}
 	if err := makeModuleNodes(); err != nil {
 		return err
 	}
@@ -103,6 +114,55 @@ func setUp(plan Plan) error {
 		run("ip", "link", "set", "lo", "up"),
 		run("modprobe", "-a", "virtio_pci", "virtio_blk", "virtio_console"),
 	)
+}
+
+// mountCgroups mounts the control groups: version 2, or for containers each controller
+// of version 1 by itself.
+func mountCgroups(containers bool) error {
+	const at = "/sys/fs/cgroup"
+	if !containers {
+		return mountAll([]mount{{"cgroup2", at, ""}})
+	}
+	mounts := []mount{{"tmpfs", at, "mode=755"}}
+	for _, controller := range []string{"blkio", "cpu", "cpuacct", "cpuset", "devices", "freezer", "memory", "pids"} {
+		mounts = append(mounts, mount{"cgroup", at + "/" + controller, controller})
+	}
+	return mountAll(mounts)
+}
+
+// leaveRootfs makes a layer above the first root filesystem the root. The first one
+// itself cannot be left with pivot_root(2), as container runtimes do, and is no
+// filesystem whose space a kubelet could tell.
+func leaveRootfs() error {
+	const upper, work, root = "/layer/upper", "/layer/work", "/layer/root"
+	if err := mountAll([]mount{{"tmpfs", "/layer", "mode=755"}}); err != nil {
+		return err
+	}
+	if err := errors.Join(os.Mkdir(upper, 0o755), os.Mkdir(work, 0o755)); err != nil {
+		return err
+	}
+	if err := mountAll([]mount{{"overlay", root, "lowerdir=/,upperdir=" + upper + ",workdir=" + work}}); err != nil {
+		return err
+	}
+	for _, at := range []string{"/dev", "/proc", "/sys", "/run", "/tmp"} {
+		if err := os.MkdirAll(root+at, 0o755); err != nil {
+			return err
+		}
+		if err := syscall.Mount(at, root+at, "", syscall.MS_MOVE, ""); err != nil {
+			return fmt.Errorf("move %s: %w", at, err)
+		}
+	}
+	if err := os.Chdir(root); err != nil {
+		return err
+	}
+	// Over the first one, and not only somewhere below it: there setns(2) looks for the root.
+	if err := syscall.Mount(".", "/", "", syscall.MS_MOVE, ""); err != nil {
+		return fmt.Errorf("move the root: %w", err)
+	}
+	if err := syscall.Chroot("."); err != nil {
+		return fmt.Errorf("change the root: %w", err)
+	}
+	return os.Chdir("/")
 }
 
 type mount struct{ kind, at, options string }

@@ -41,6 +41,8 @@ func Directory(name string) string { return path.Join(Work, path.Base(name)) }
 // A Plan is what the host asks of the guest.
 type Plan struct {
 	SELinux bool
+	// Containers says that container runtimes will run.
+	Containers bool
 	// Archive says that the host wants to have what is in Out.
 	Archive bool
 	Runs    []Run
