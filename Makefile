@@ -25,7 +25,7 @@ NESTED := $(filter-out . test/tools test/cluster/kubernetes,$(MODULES))
 
 .PHONY: help
 help: ## Print this
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-19s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: build
 build: ## Build the programs for this machine into bin/
@@ -179,6 +179,16 @@ CASES ?= .
 test-cluster: cluster-programs ## Install the driver on a real Kubernetes cluster, and do there what users do
 	cd test/cluster && CGO_ENABLED=0 go test -c $(CLUSTER_FLAGS) -o $(CURDIR)/bin/cluster/cases.test ./cases
 	@cd test/cluster/cases && exec $(CURDIR)/bin/cluster/cases.test -test.v -test.timeout 30m -programs $(CURDIR)/bin/cluster -test.run '$(CASES)'
+
+# Not only what the host's kernel can: there df in a pod shows the size of its volume.
+KERNEL_CASES ?= ^TestGrowthInUse$$
+.PHONY: test-cluster-kernel
+test-cluster-kernel: cluster-programs ## Let a volume grow in a cluster whose pool is XFS, in a virtual machine, in ten minutes
+	@test/tools/install-deps test
+	@mkdir -p bin/kernel
+	go build -o bin/kernel/kernel ./test/kernel
+	cd test/cluster && CGO_ENABLED=0 go test -c $(CLUSTER_FLAGS) -o $(CURDIR)/bin/cluster/cases.test ./cases
+	@exec test/tools/cluster-in-kernel '$(KERNEL_CASES)'
 
 # The tests of Kubernetes for storage drivers, and the image that they run pods of.
 SUITE := bin/cluster/storage.test

@@ -38,16 +38,17 @@ type Options struct {
 	Nodes []string
 	// Pools are what each node gets.
 	Pools []node.Pool
-	// Images are archives that each node gets besides its own.
+	// Images are archives of all that the nodes run, as MakeImages makes them. If
+	// there are none they are made.
 	Images []string
 	Log    *progress.Log
 }
 
 // Pools are the two that the overlay of the manifests is for: one whose sizes
-// the kernel keeps, and one without.
-func Pools() []node.Pool {
+// the kernel keeps, on a filesystem of that kind, btrfs or xfs, and one without.
+func Pools(kind string) []node.Pool {
 	return []node.Pool{
-		{Path: "/var/hpvolumes", Kind: "btrfs", Bytes: 8 << 30, Quota: true},
+		{Path: "/var/hpvolumes", Kind: kind, Bytes: 8 << 30, Quota: true},
 		{Path: "/var/plain", Kind: "ext4", Bytes: 1 << 30},
 	}
 }
@@ -79,23 +80,29 @@ func Up(ctx context.Context, options Options) (*Cluster, error) {
 	if err != nil {
 		return c, err
 	}
-	if err := c.control.Start(ctx); err != nil {
+	if err := c.startControl(ctx); err != nil {
 		return c, fmt.Errorf("start the control plane: %w", err)
 	}
 	if err := c.connect(); err != nil {
 		return c, err
 	}
-	c.Log.Printf("images")
-	images, err := makeImages(ctx, c.Programs, c.Sandbox.Dir)
-	if err != nil {
-		return c, fmt.Errorf("make the images: %w", err)
+	if len(c.Images) == 0 {
+		c.Log.Printf("images")
+		if c.Images, err = MakeImages(ctx, c.Programs, c.Sandbox.Dir); err != nil {
+			return c, fmt.Errorf("make the images: %w", err)
+		}
 	}
-	images = append(images, c.Images...)
 	c.Log.Printf("nodes %s: containerd, kubelet", strings.Join(c.Options.Nodes, " and "))
-	if err := c.startNodes(ctx, images); err != nil {
+	if err := c.startNodes(ctx); err != nil {
 		return c, err
 	}
 	return c, c.Log.Until(ctx, 2*time.Minute, "nodes to be ready", c.nodesReady)
+}
+
+func (c *Cluster) startControl(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, c.Log.Limit(2*time.Minute))
+	defer cancel()
+	return c.control.Start(ctx)
 }
 
 func (c *Cluster) connect() (err error) {
@@ -117,13 +124,13 @@ func (c *Cluster) WriteKubeconfig(path, server string) error {
 }
 
 // startNodes starts all nodes at once.
-func (c *Cluster) startNodes(ctx context.Context, images []string) error {
+func (c *Cluster) startNodes(ctx context.Context) error {
 	var mu sync.Mutex
 	var wait sync.WaitGroup
 	var problems []error
 	for i, name := range c.Options.Nodes {
 		wait.Go(func() {
-			started, err := c.startNode(ctx, i+1, name, images)
+			started, err := c.startNode(ctx, i+1, name)
 			mu.Lock()
 			defer mu.Unlock()
 			c.Nodes[name] = started
@@ -134,7 +141,7 @@ func (c *Cluster) startNodes(ctx context.Context, images []string) error {
 	return errors.Join(problems...)
 }
 
-func (c *Cluster) startNode(ctx context.Context, number int, name string, images []string) (*node.Node, error) {
+func (c *Cluster) startNode(ctx context.Context, number int, name string) (*node.Node, error) {
 	dir := filepath.Join(c.Sandbox.Dir, name)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, err
@@ -147,6 +154,8 @@ func (c *Cluster) startNode(ctx context.Context, number int, name string, images
 	if err != nil {
 		return nil, err
 	}
+	ctx, cancel := context.WithTimeout(ctx, c.Log.Limit(3*time.Minute))
+	defer cancel()
 	return node.Start(ctx, node.Config{
 		Name:       name,
 		Number:     number,
@@ -156,7 +165,7 @@ func (c *Cluster) startNode(ctx context.Context, number int, name string, images
 		Cgroup:     group,
 		Kubeconfig: kubeconfig,
 		Pause:      pauseImage,
-		Images:     images,
+		Images:     c.Images,
 		Pools:      c.Pools,
 		MaxPods:    250,
 	})

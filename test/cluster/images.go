@@ -20,9 +20,9 @@ const pauseImage = "localhost/pause:test"
 // sidecars are the programs that the overlay has an image of.
 var sidecars = []string{"csi-provisioner", "csi-resizer", "node-driver-registrar", "livenessprobe", "health-monitor"}
 
-// makeImages writes the images of a node into a directory and returns their
-// files, with that of the driver, which is there already.
-func makeImages(ctx context.Context, programs, dir string) ([]string, error) {
+// MakeImages writes the images of a node into a directory and returns their
+// files, with that of the driver, which is among the programs already.
+func MakeImages(ctx context.Context, programs, dir string) ([]string, error) {
 	busybox, err := exec.LookPath("busybox")
 	if err != nil {
 		return nil, err

@@ -4,6 +4,8 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"strconv"
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -13,12 +15,13 @@ import (
 )
 
 // A volume grows under the pod that uses it: the claim, the limit that the kernel
-// keeps, and what kubelet shows of it.
+// keeps, what df shows in the pod, and what kubelet shows of it.
 func TestGrowthInUse(t *testing.T) {
 	s := begin(t)
 	s.claim("data", "64Mi")
 	s.pod("user", with("data", "/data"))
 	before := s.ready("user")
+	s.wantSpace("user", "/data", 64*mib)
 	if _, err := s.run("user", "dd if=/dev/zero of=/data/big bs=1M count=150"); err == nil {
 		t.Fatal("150 MiB fit into a volume of 64 MiB")
 	}
@@ -26,6 +29,7 @@ func TestGrowthInUse(t *testing.T) {
 
 	s.resize("data", "256Mi")
 	s.wantClaimSize("data", "256Mi")
+	s.wantSpace("user", "/data", 256*mib)
 	s.mustRun("user", "dd if=/dev/zero of=/data/big bs=1M count=150")
 	if _, err := s.run("user", "dd if=/dev/zero of=/data/bigger bs=1M count=150"); err == nil {
 		t.Error("300 MiB fit into a volume of 256 MiB")
@@ -104,6 +108,22 @@ func (s *scene) resize(claim, size string) {
 	patch := fmt.Sprintf(`{"spec": {"resources": {"requests": {"storage": %q}}}}`, size)
 	if _, err := c.Client.CoreV1().PersistentVolumeClaims(s.namespace).Patch(s.Context(), claim, types.MergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
 		s.Fatal(err)
+	}
+}
+
+// wantSpace wants df in a pod to show a volume of that many bytes. On btrfs it shows
+// the whole filesystem, whatever the volume's size is.
+func (s *scene) wantSpace(pod, path string, bytes int64) {
+	s.Helper()
+	if poolKind == "btrfs" {
+		bytes = c.Pools[0].Bytes
+	}
+	text := s.mustRun(pod, "df -P -k "+path)
+	s.Logf("df in the pod:\n%s", text)
+	lines := strings.Split(strings.TrimSpace(text), "\n")
+	fields := strings.Fields(lines[len(lines)-1])
+	if want := strconv.FormatInt(bytes>>10, 10); len(fields) < 2 || fields[1] != want {
+		s.Errorf("df in the pod shows no volume of %s KiB:\n%s", want, text)
 	}
 }
 

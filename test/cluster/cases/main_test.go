@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -28,20 +29,49 @@ const (
 // c is the cluster of all cases.
 var c *cluster.Cluster
 
+// poolKind is the filesystem of the pools whose sizes the kernel keeps.
+var poolKind string
+
 func TestMain(m *testing.M) {
 	box := sandbox.Enter()
 	programs := flag.String("programs", "../../../bin/cluster", "directory with the programs of the cluster")
+	logs := flag.String("logs", "", "directory for the logs of the cluster, which is emptied; logs below that of the programs if not given")
+	nodes := flag.String("nodes", nodeA+","+nodeB, "names of the nodes; many cases want both")
+	slower := flag.Int("slower", 1, "everything may take so many times as long as on a real machine")
+	images := flag.String("images", "", "directory with the images, as cluster images makes it; they are made if not given")
+	flag.StringVar(&poolKind, "pools", "btrfs", "filesystem of the pools with quotas: btrfs or xfs")
 	flag.Parse()
-	os.Exit(run(m, box, *programs))
+	if *logs == "" {
+		*logs = filepath.Join(*programs, "logs")
+	}
+	var archives []string
+	if *images != "" {
+		var err error
+		if archives, err = filepath.Glob(filepath.Join(*images, "*.tar")); err != nil || len(archives) == 0 {
+			fmt.Fprintf(os.Stderr, "no images in %s (%v)\n", *images, err)
+			os.Exit(1)
+		}
+	}
+	os.Exit(run(m, *logs, cluster.Options{
+		Sandbox:  box,
+		Programs: *programs,
+		Images:   archives,
+		Nodes:    strings.Split(*nodes, ","),
+		Pools:    cluster.Pools(poolKind),
+		Log:      progress.New(os.Stdout).Slower(*slower),
+	}))
 }
 
-func run(m *testing.M, box *sandbox.Sandbox, programs string) int {
-	programs, err := filepath.Abs(programs)
+func run(m *testing.M, logs string, options cluster.Options) int {
+	programs, err := filepath.Abs(options.Programs)
+	if err == nil {
+		logs, err = filepath.Abs(logs)
+	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
-	logs := filepath.Join(programs, "logs")
+	options.Programs, options.Logs = programs, logs
 	if err := os.RemoveAll(logs); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
@@ -56,7 +86,7 @@ func run(m *testing.M, box *sandbox.Sandbox, programs string) int {
 	}()
 
 	ctx := context.Background()
-	status := start(ctx, box, programs, logs)
+	status := start(ctx, options)
 	if status == 0 {
 		status = m.Run()
 	}
@@ -72,17 +102,10 @@ func run(m *testing.M, box *sandbox.Sandbox, programs string) int {
 	return 0
 }
 
-func start(ctx context.Context, box *sandbox.Sandbox, programs, logs string) int {
+func start(ctx context.Context, options cluster.Options) int {
 	begin := time.Now()
 	var err error
-	c, err = cluster.Up(ctx, cluster.Options{
-		Sandbox:  box,
-		Programs: programs,
-		Logs:     logs,
-		Nodes:    []string{nodeA, nodeB},
-		Pools:    cluster.Pools(),
-		Log:      progress.New(os.Stdout),
-	})
+	c, err = cluster.Up(ctx, options)
 	if err == nil {
 		c.Log.Printf("the cluster is up after %.1f s", time.Since(begin).Seconds())
 		err = c.Install(ctx, kustomization)

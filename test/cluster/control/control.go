@@ -16,7 +16,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"time"
 
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -97,8 +96,6 @@ func writeKey(path string) error {
 
 // Start starts the control plane and returns when it answers.
 func (p *Plane) Start(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
-	defer cancel()
 	for _, address := range []string{Address, Service} {
 		if out, err := exec.CommandContext(ctx, "ip", "address", "add", address+"/32", "dev", "lo").CombinedOutput(); err != nil {
 			return fmt.Errorf("ip address add %s: %w: %s", address, err, out)

@@ -13,7 +13,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"time"
 
 	"kubevirt.io/hostpath-provisioner/test/cluster/process"
 	"kubevirt.io/hostpath-provisioner/test/testenv/loopfs"
@@ -70,8 +69,6 @@ var own = map[string]string{
 
 // Start starts a node and returns when its kubelet is healthy.
 func Start(ctx context.Context, config Config) (*Node, error) {
-	ctx, cancel := context.WithTimeout(ctx, 3*time.Minute)
-	defer cancel()
 	n := &Node{Config: config}
 	for _, step := range []func(context.Context) error{
 		n.makePools, n.enterNamespace, n.startContainerd, n.importImages, n.StartKubelet,
@@ -94,17 +91,27 @@ func (n *Node) makePools(ctx context.Context) error {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			return err
 		}
-		if err := loopfs.Mount(ctx, dir, pool.Kind, pool.Bytes); err != nil {
+		if err := pool.mount(ctx, dir); err != nil {
 			return err
-		}
-		if !pool.Quota {
-			continue
-		}
-		if out, err := exec.CommandContext(ctx, "btrfs", "quota", "enable", dir).CombinedOutput(); err != nil {
-			return fmt.Errorf("btrfs quota enable %s: %w: %s", dir, err, out)
 		}
 	}
 	return nil
+}
+
+func (p Pool) mount(ctx context.Context, dir string) error {
+	if !p.Quota {
+		return loopfs.Mount(ctx, dir, p.Kind, p.Bytes)
+	}
+	switch p.Kind {
+	case "btrfs":
+		if err := loopfs.Mount(ctx, dir, p.Kind, p.Bytes); err != nil {
+			return err
+		}
+		return loopfs.SwitchQuotasOn(ctx, dir)
+	case "xfs":
+		return loopfs.Mount(ctx, dir, p.Kind, p.Bytes, "prjquota")
+	}
+	return fmt.Errorf("nobody knows here how to switch on the quotas of %s", p.Kind)
 }
 
 // enterNamespace makes a mount namespace with this node's own directories, and

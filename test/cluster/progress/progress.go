@@ -14,10 +14,21 @@ type Log struct {
 	mu    sync.Mutex
 	to    io.Writer
 	start time.Time
+	// slower is how many times the usual everything may take.
+	slower int
 }
 
 // New returns a log that prints to a writer.
-func New(to io.Writer) *Log { return &Log{to: to, start: time.Now()} }
+func New(to io.Writer) *Log { return &Log{to: to, start: time.Now(), slower: 1} }
+
+// Slower lets everything take so many times as long, and returns the log.
+func (l *Log) Slower(times int) *Log {
+	l.slower = max(times, 1)
+	return l
+}
+
+// Limit is how long something may take for which this is enough usually.
+func (l *Log) Limit(usual time.Duration) time.Duration { return usual * time.Duration(l.slower) }
 
 // Printf prints a line.
 func (l *Log) Printf(format string, args ...any) {
@@ -33,9 +44,10 @@ const between = 100 * time.Millisecond
 // says what there is, or "" when it is over; an error ends the wait, and comes
 // with what was seen before it. What is waited for is printed when it is seen
 // first and whenever it has changed, but not more often than once in five
-// seconds. When the time is up, the error says what was seen last.
+// seconds. When the time is up, the allowed one or with Slower a multiple of it,
+// the error says what was seen last.
 func (l *Log) Until(ctx context.Context, allowed time.Duration, what string, look func(context.Context) (string, error)) error {
-	ctx, cancel := context.WithTimeout(ctx, allowed)
+	ctx, cancel := context.WithTimeout(ctx, l.Limit(allowed))
 	defer cancel()
 	tick := time.NewTicker(between)
 	defer tick.Stop()

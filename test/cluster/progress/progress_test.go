@@ -63,3 +63,14 @@ func TestUntilItFailsLater(t *testing.T) {
 		}
 	})
 }
+
+func TestSlowerStretchesTheTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		start := time.Now()
+		log := progress.New(&strings.Builder{}).Slower(3)
+		err := log.Until(t.Context(), time.Minute, "tea", func(context.Context) (string, error) { return "cold", nil })
+		if took := time.Since(start); err == nil || took != 3*time.Minute {
+			t.Errorf("gave up after %v with %v, want 3 minutes", took, err)
+		}
+	})
+}

@@ -28,7 +28,7 @@ func main() {
 	programs := flag.String("programs", "bin/cluster", "directory with the programs of the cluster")
 	kustomization := flag.String("install", "test/cluster/overlay", "kustomization to install; empty for none")
 	flag.Usage = func() {
-		fmt.Fprintln(flag.CommandLine.Output(), "usage: cluster [flags] up|down|run PROGRAM ARGUMENT...")
+		fmt.Fprintln(flag.CommandLine.Output(), "usage: cluster [flags] up|down|run PROGRAM ARGUMENT...|images DIRECTORY")
 		flag.PrintDefaults()
 	}
 	flag.Parse()
@@ -46,6 +46,8 @@ func main() {
 		err = run.serve(dir, *kustomization)
 	case "run":
 		err = runOne(dir, *kustomization, flag.Args()[1:])
+	case "images":
+		err = writeImages(dir, flag.Arg(1))
 	default:
 		flag.Usage()
 		os.Exit(2)
@@ -53,6 +55,23 @@ func main() {
 	if err != nil {
 		fatal(err)
 	}
+}
+
+// writeImages makes the images of a cluster's nodes, for one that is to be started
+// elsewhere.
+func writeImages(programs, dir string) error {
+	if dir == "" {
+		return errors.New("name the directory for the images")
+	}
+	if err := errors.Join(os.RemoveAll(dir), os.MkdirAll(dir, 0o755)); err != nil {
+		return err
+	}
+	archives, err := cluster.MakeImages(context.Background(), programs, dir)
+	if err != nil {
+		return err
+	}
+	// That of the driver is elsewhere.
+	return os.Link(archives[0], filepath.Join(dir, filepath.Base(archives[0])))
 }
 
 func fatal(err error) {
@@ -234,7 +253,7 @@ func start(ctx context.Context, box *sandbox.Sandbox, programs, logs, kustomizat
 		Programs: programs,
 		Logs:     logs,
 		Nodes:    []string{"node-a", "node-b"},
-		Pools:    cluster.Pools(),
+		Pools:    cluster.Pools("btrfs"),
 		Log:      progress.New(os.Stdout),
 	})
 	if err == nil && kustomization != "" {
