@@ -21,7 +21,7 @@ GO_TEST := CGO_ENABLED=1 go test -race -count=1 -timeout 20m
 
 # The nested modules hold what must stay out of the product's go.mod.
 MODULES := $(shell find . -name go.mod -printf '%P\n' | xargs -n1 dirname | sort)
-NESTED := $(filter-out . test/tools test/cluster/kubernetes,$(MODULES))
+NESTED := $(filter-out . test/tools test/cluster/kubernetes test/cluster/prometheus,$(MODULES))
 
 .PHONY: help
 help: ## Print this
@@ -173,10 +173,25 @@ cluster-programs: $(KUBERNETES) cross-$(shell go env GOARCH)
 	cd test/cluster && CGO_ENABLED=0 go build $(CLUSTER_FLAGS) -ldflags '-s -w' -o $(CURDIR)/bin/cluster/ ./standin/... ./cmd/...
 	test/tools/image localhost/hostpath-csi-driver:test '$(VERSION)' bin/cluster/driver.tar "$$(go env GOARCH)"
 
+# The Prometheus operator and the file that installs it, of a module of its own: Kubernetes needs versions of
+# other modules that it cannot be built with. Prometheus itself is Debian's.
+OPERATOR := bin/cluster/operator
+$(OPERATOR): test/cluster/prometheus/go.mod test/cluster/prometheus/go.sum
+	@mkdir -p bin/cluster
+	cd test/cluster/prometheus && CGO_ENABLED=0 go build -o $(CURDIR)/bin/cluster/ $(CLUSTER_FLAGS) -ldflags '-s -w' $$(go list tool)
+	@cd test/cluster/prometheus && install -m 644 "$$(go list -m -f '{{.Dir}}' github.com/prometheus-operator/prometheus-operator)/bundle.yaml" \
+		$(CURDIR)/bin/cluster/prometheus-operator.yaml
+	@touch $@
+
+.PHONY: monitoring-programs
+monitoring-programs: $(OPERATOR)
+	@test/tools/install-deps monitoring
+	@install -C "$$(PATH=bin/tools:$$PATH command -v prometheus)" bin/cluster/prometheus
+
 # For example CASES='Grow|ReadOnly'. A Ctrl-C has to reach the tests themselves: not go test.
 CASES ?= .
 .PHONY: test-cluster
-test-cluster: cluster-programs ## Install the driver on a real Kubernetes cluster, and do there what users do
+test-cluster: cluster-programs monitoring-programs ## Install the driver on a real Kubernetes cluster, and do there what users do
 	cd test/cluster && CGO_ENABLED=0 go test -c $(CLUSTER_FLAGS) -o $(CURDIR)/bin/cluster/cases.test ./cases
 	@cd test/cluster/cases && exec $(CURDIR)/bin/cluster/cases.test -test.v -test.timeout 30m -programs $(CURDIR)/bin/cluster -test.run '$(CASES)'
 

@@ -195,11 +195,16 @@ func (n *Node) ctr(ctx context.Context, args ...string) error {
 
 func (n *Node) importImages(ctx context.Context) error {
 	for _, archive := range n.Images {
-		if err := n.ctr(ctx, "images", "import", archive); err != nil {
+		if err := n.Import(ctx, archive); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// Import gives the node the image in an archive.
+func (n *Node) Import(ctx context.Context, archive string) error {
+	return n.ctr(ctx, "images", "import", archive)
 }
 
 // StartKubelet starts the kubelet and returns when it says that it is healthy.

@@ -1,0 +1,331 @@
+package cases_test
+
+import (
+	"bytes"
+	"compress/gzip"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/yaml"
+
+	"kubevirt.io/hostpath-provisioner/test/cluster"
+	"kubevirt.io/hostpath-provisioner/test/cluster/image"
+	"kubevirt.io/hostpath-provisioner/test/cluster/process"
+)
+
+// A prometheus is one that answers at an address.
+type prometheus struct{ address string }
+
+// installOperator installs the Prometheus operator from its own manifests, whose image
+// is made here. At the end of the test all of it is gone.
+func (s *scene) installOperator() {
+	s.Helper()
+	manifests := filepath.Join(c.Programs, "prometheus-operator.yaml")
+	text, err := os.ReadFile(manifests)
+	if err != nil {
+		s.Fatal(err)
+	}
+	if err := c.Import(s.Context(), image.Image{
+		Name:       s.find(text, `\bimage: (quay\.io/prometheus-operator/prometheus-operator:\S+)`),
+		Files:      map[string]string{"/bin/operator": filepath.Join(c.Programs, "operator")},
+		Entrypoint: []string{"/bin/operator"},
+	}); err != nil {
+		s.Fatal(err)
+	}
+
+	s.Cleanup(func() {
+		s.kubectl("delete", "--ignore-not-found", "-f", manifests)
+		// It made this one by itself.
+		s.kubectl("delete", "--ignore-not-found", "-n", "kube-system", "service", "kubelet")
+		if err := c.Log.Until(context.Background(), long, "the operator to be gone", func(ctx context.Context) (string, error) {
+			pods, err := c.Client.CoreV1().Pods("default").List(ctx, metav1.ListOptions{})
+			if err != nil || len(pods.Items) == 0 {
+				return "", err
+			}
+			return pods.Items[0].Name, nil
+		}); err != nil {
+			s.Error(err)
+		}
+	})
+	// One of its definitions is too large for the annotation of a client-side apply.
+	s.kubectl("apply", "--server-side", "-f", manifests)
+	s.kubectl("wait", "--for=condition=established", "--timeout=1m", "crd", "--all")
+}
+
+// startPrometheus has the operator make a configuration for the monitors and rules that
+// have a label, and runs Debian's Prometheus with it until the end of the test. That is
+// built without Kubernetes, so that the targets are given to it.
+func (s *scene) startPrometheus(label string) prometheus {
+	s.Helper()
+	program := filepath.Join(c.Programs, "prometheus")
+	out, err := exec.CommandContext(s.Context(), program, "--version").CombinedOutput()
+	if err != nil {
+		s.Fatal(err, string(out))
+	}
+	key, value, _ := strings.Cut(label, "=")
+	s.applyText(strings.NewReplacer(
+		"$namespace", s.namespace, "$version", "v"+s.find(out, `version (\d+\.\d+\.\d+)`), "$label", key+": "+value,
+	).Replace(prometheusObject))
+
+	dir := s.TempDir()
+	s.write(filepath.Join(dir, "prometheus.yaml"), s.configuration(dir))
+	s.write(filepath.Join(dir, "targets.json"), s.targets())
+	p := prometheus{address: "127.0.0.1:9090"}
+	running, err := process.Start("prometheus", c.Logs, exec.Command(program, "--config.file="+filepath.Join(dir, "prometheus.yaml"),
+		"--storage.tsdb.path="+filepath.Join(dir, "data"), "--web.listen-address="+p.address))
+	if err != nil {
+		s.Fatal(err)
+	}
+	s.Cleanup(func() {
+		if err := running.Kill(); err != nil {
+			s.Error(err)
+		}
+	})
+	ctx, cancel := context.WithTimeout(s.Context(), long)
+	defer cancel()
+	if err := running.UntilReady(ctx, func(ctx context.Context) error { return p.get(ctx, "/-/ready", nil) }); err != nil {
+		s.Fatal(err)
+	}
+	return p
+}
+
+// The operator is to make the configuration and no pods.
+const prometheusObject = `
+apiVersion: monitoring.coreos.com/v1
+kind: Prometheus
+metadata: {name: test, namespace: $namespace}
+spec:
+  version: $version
+  replicas: 0
+  evaluationInterval: 1s
+  serviceMonitorNamespaceSelector: {}
+  serviceMonitorSelector: {matchLabels: {$label}}
+  ruleNamespaceSelector: {}
+  ruleSelector: {matchLabels: {$label}}
+`
+
+// configuration is what the operator has made of all objects, but that targets are in a
+// file, and rules in this directory.
+func (s *scene) configuration(dir string) any {
+	s.Helper()
+	var secret *corev1.Secret
+	var rules *corev1.ConfigMap
+	s.until("the operator to make a configuration", func(ctx context.Context) (_ string, err error) {
+		if rules, err = c.Client.CoreV1().ConfigMaps(s.namespace).Get(ctx, "prometheus-test-rulefiles-0", metav1.GetOptions{}); apierrors.IsNotFound(err) {
+			return "no rules", nil
+		} else if err != nil {
+			return "", err
+		}
+		if secret, err = c.Client.CoreV1().Secrets(s.namespace).Get(ctx, "prometheus-test", metav1.GetOptions{}); apierrors.IsNotFound(err) {
+			return "no configuration", nil
+		}
+		return "", err
+	})
+	for name, text := range rules.Data {
+		if err := os.WriteFile(filepath.Join(dir, "rules-"+name), []byte(text), 0o600); err != nil {
+			s.Fatal(err)
+		}
+	}
+	packed, err := gzip.NewReader(bytes.NewReader(secret.Data["prometheus.yaml.gz"]))
+	if err != nil {
+		s.Fatal(err)
+	}
+	text, err := io.ReadAll(packed)
+	if err != nil {
+		s.Fatal(err)
+	}
+	// What the operator's config reloader fills in, in the pod.
+	filledIn := strings.NewReplacer("$(POD_NAME)", "prometheus-test-0", "$(SHARD)", "0").Replace(string(text))
+	var config map[string]any
+	if err := yaml.Unmarshal([]byte(filledIn), &config); err != nil {
+		s.Fatal(err)
+	}
+	config["rule_files"] = []string{filepath.Join(dir, "rules-*")}
+	jobs, _ := config["scrape_configs"].([]any)
+	if len(jobs) != 1 {
+		s.Fatalf("the configuration has %d jobs, want one:\n%s", len(jobs), text)
+	}
+	job := jobs[0].(map[string]any)
+	// What targets looks for in its stead.
+	want := []any{map[string]any{"role": "endpoints", "namespaces": map[string]any{"names": []any{cluster.Namespace}}}}
+	if diff := cmp.Diff(want, job["kubernetes_sd_configs"]); diff != "" {
+		s.Fatalf("targets are looked for elsewhere (-want +got):\n%s", diff)
+	}
+	delete(job, "kubernetes_sd_configs")
+	job["file_sd_configs"] = []any{map[string]any{"files": []string{filepath.Join(dir, "targets.json")}}}
+	return config
+}
+
+// targets are the endpoints of all services of the driver's namespace, with the labels by
+// which Prometheus knows them before they are relabelled:
+// https://prometheus.io/docs/prometheus/latest/configuration/configuration/#kubernetes_sd_config
+func (s *scene) targets() any {
+	s.Helper()
+	slices, err := c.Client.DiscoveryV1().EndpointSlices(cluster.Namespace).List(s.Context(), metav1.ListOptions{})
+	if err != nil {
+		s.Fatal(err)
+	}
+	var found []any
+	for _, slice := range slices.Items {
+		service, err := c.Client.CoreV1().Services(cluster.Namespace).Get(s.Context(), slice.Labels[discoveryv1.LabelServiceName], metav1.GetOptions{})
+		if err != nil {
+			s.Fatal(err)
+		}
+		for _, endpoint := range slice.Endpoints {
+			for _, port := range slice.Ports {
+				labels := map[string]string{
+					"namespace": service.Namespace, "service_name": service.Name,
+					"endpoint_port_name": *port.Name, "endpoint_address_target_kind": endpoint.TargetRef.Kind,
+					"endpoint_address_target_name": endpoint.TargetRef.Name, "endpoint_ready": "true",
+					"pod_name": endpoint.TargetRef.Name, "pod_node_name": *endpoint.NodeName,
+					"pod_container_name": "driver", "pod_phase": "Running",
+				}
+				for name, value := range service.Labels {
+					name = regexp.MustCompile(`\W`).ReplaceAllString(name, "_")
+					labels["service_label_"+name], labels["service_labelpresent_"+name] = value, "true"
+				}
+				meta := map[string]string{}
+				for name, value := range labels {
+					meta["__meta_kubernetes_"+name] = value
+				}
+				found = append(found, map[string]any{
+					"targets": []string{net.JoinHostPort(endpoint.Addresses[0], strconv.Itoa(int(*port.Port)))}, "labels": meta,
+				})
+			}
+		}
+	}
+	return found
+}
+
+// write writes JSON, which is YAML too.
+func (s *scene) write(path string, content any) {
+	s.Helper()
+	text, err := json.Marshal(content)
+	if err != nil {
+		s.Fatal(err)
+	}
+	if err := os.WriteFile(path, text, 0o600); err != nil {
+		s.Fatal(err)
+	}
+}
+
+// find is what a pattern has in parentheses.
+func (s *scene) find(in []byte, pattern string) string {
+	s.Helper()
+	found := regexp.MustCompile(pattern).FindSubmatch(in)
+	if found == nil {
+		s.Fatalf("no %s in %.2000s", pattern, in)
+	}
+	return string(found[1])
+}
+
+// kubectl runs kubectl, also at the end of a test.
+func (s *scene) kubectl(args ...string) string {
+	s.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), long)
+	defer cancel()
+	out, err := c.Kubectl(ctx, args...)
+	if err != nil {
+		s.Fatal(err)
+	}
+	return out
+}
+
+// apply applies what kubectl takes by these arguments, and deletes it at the end of the test.
+func (s *scene) apply(args ...string) {
+	s.Helper()
+	s.Cleanup(func() { s.kubectl(append([]string{"delete", "--ignore-not-found"}, args...)...) })
+	s.kubectl(append([]string{"apply"}, args...)...)
+}
+
+func (s *scene) applyText(objects string) {
+	s.Helper()
+	file := filepath.Join(s.TempDir(), "objects.yaml")
+	if err := os.WriteFile(file, []byte(objects), 0o600); err != nil {
+		s.Fatal(err)
+	}
+	s.apply("-f", file)
+}
+
+// get asks for a page. Of the API it reads the data into what is given.
+func (p prometheus) get(ctx context.Context, path string, into any) error {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+p.address+path, nil)
+	if err != nil {
+		return err
+	}
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return err
+	}
+	defer response.Body.Close()
+	if response.StatusCode != http.StatusOK {
+		return fmt.Errorf("%s answers %s", path, response.Status)
+	}
+	if into == nil {
+		return nil
+	}
+	return json.NewDecoder(response.Body).Decode(&struct {
+		Data any `json:"data"`
+	}{into})
+}
+
+// A sample is a series of an answer with its last value.
+type sample struct {
+	Metric map[string]string `json:"metric"`
+	Value  [2]any            `json:"value"`
+}
+
+func (p prometheus) query(ctx context.Context, expression string) ([]sample, error) {
+	var answer struct {
+		Result []sample `json:"result"`
+	}
+	err := p.get(ctx, "/api/v1/query?query="+url.QueryEscape(expression), &answer)
+	return answer.Result, err
+}
+
+// A rule is an alert as Prometheus has loaded it.
+type rule struct {
+	Name      string `json:"name"`
+	Health    string `json:"health"`
+	LastError string `json:"lastError"`
+	State     string `json:"state"`
+	Alerts    []struct {
+		Labels map[string]string `json:"labels"`
+		State  string            `json:"state"`
+	} `json:"alerts"`
+}
+
+// rules are all rules by their name.
+func (p prometheus) rules(ctx context.Context) (map[string]rule, error) {
+	var answer struct {
+		Groups []struct {
+			Rules []rule `json:"rules"`
+		} `json:"groups"`
+	}
+	if err := p.get(ctx, "/api/v1/rules", &answer); err != nil {
+		return nil, err
+	}
+	found := map[string]rule{}
+	for _, group := range answer.Groups {
+		for _, r := range group.Rules {
+			found[r.Name] = r
+		}
+	}
+	return found, nil
+}
