@@ -3,6 +3,7 @@ package pool_test
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -636,6 +637,33 @@ func TestADeviceThatDoesNotAnswerCountsForTheVolumeOfItsName(t *testing.T) {
 			if err := b.Delete(t.Context(), id(t, name)); !errors.Is(err, want) {
 				t.Errorf("deleting %s: %v, want %v", name, err, want)
 			}
+		}
+	})
+}
+
+// Whether a volume of a shared pool is still published cannot be told then: its mark stays, and
+// keeps no pool away and no pod.
+func TestADeviceThatDoesNotAnswerKeepsTheMarkOfItsVolume(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const shared = `[{"name":"local","path":"pool","shared":true}]`
+		b := newBench(t, t.TempDir())
+		b.start(shared)
+		b.createBlock("pvc-1", mib)
+		b.create("pvc-2", mib)
+		must(t, b.publishBlock("pvc-1", "a"))
+		must(t, b.mounts.Unpublish(b.target("a"), nil)) // as a node that was started again
+		b.devices = &silent{Fake: b.loops, path: "/elsewhere/pvc-1/disk.img"}
+		b.restart(shared)
+		must(t, b.publish("pvc-2", "b"))
+		must(t, b.unpublish("pvc-1", "a"))
+		mark := b.own("published", "node-1", "pvc-1")
+		if _, err := os.Stat(mark); err != nil {
+			t.Errorf("the mark is gone: %v", err)
+		}
+		b.devices = b.loops
+		b.restart(shared)
+		if _, err := os.Stat(mark); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("the mark is still there: %v", err)
 		}
 	})
 }

@@ -145,5 +145,23 @@ func (c card) unlikeSeen() bool {
 	return c.is(hasDamage) || c.is(hasDirectory) != c.is(sawDirectory) || c.is(hasRecord) != c.is(sawRecord)
 }
 
+// seen is a card of what was just read from the disk, with the marks of that.
+func (c card) seen() card {
+	if c.is(hasDirectory) {
+		c.flags |= sawDirectory
+	}
+	if c.is(hasRecord) {
+		c.flags |= sawRecord
+	}
+	return c
+}
+
+// same tells whether two cards say the same of a volume, whatever was seen of it.
+func (c card) same(other card) bool {
+	const marks = sawDirectory | sawRecord
+	c.flags, other.flags = c.flags&^marks, other.flags&^marks
+	return c == other
+}
+
 // quotaID is what the volume is counted by; 0 where the kernel chose.
 func (c card) quotaID() quota.ID { return quota.ID(c.project) }

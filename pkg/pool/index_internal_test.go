@@ -4,13 +4,18 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/go-logr/logr"
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 )
 
 // anID has few beginnings, so that ids meet, and all lengths.
@@ -140,6 +145,49 @@ func TestMarksAreOnCardsUntilTheyArePut(t *testing.T) {
 	if c := x.get(one); c.is(sawRecord) {
 		t.Error("what was put has the mark of what was there before")
 	}
+}
+
+// A shared pool is read by calls while a look compares it with the disk: what they read must
+// not look different to that.
+func TestWhatWasJustReadWasSeen(t *testing.T) {
+	root, volumes := openDir(t), openDir(t)
+	p := &Pool{wake: make(chan struct{}, 1), locks: &Locks[VolumeID]{}, log: logr.Discard()}
+	s := &session{pool: p, root: root, volumes: volumes, claims: &claims{}}
+	for _, name := range []string{"whole", "lost", "plain"} {
+		if name != "lost" {
+			must(t, os.Mkdir(filepath.Join(root.String(), name), 0o755))
+		}
+		if name != "plain" {
+			data, err := newRecord(Request{ID: VolumeID{name: name}, Mode: ModeMount}, 4096, 0).encode()
+			must(t, err)
+			must(t, os.WriteFile(filepath.Join(volumes.String(), name+".json"), data, 0o600))
+		}
+	}
+	p.unmark()
+	must(t, s.load())
+	if p.index.len() != 3 || p.any(card.unlikeSeen) {
+		t.Errorf("of %d volumes, some look different: %+v", p.index.len(), p.index.after(VolumeID{}, 3, card.unlikeSeen))
+	}
+	changes := p.changes
+	must(t, s.resync(VolumeID{name: "whole"}))
+	if p.changes != changes {
+		t.Error("a volume that is as it was read counts as changed")
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func openDir(t *testing.T) *dir.Dir {
+	t.Helper()
+	d, err := dir.Open(t.TempDir())
+	must(t, err)
+	t.Cleanup(func() { must(t, d.Close()) })
+	return d
 }
 
 // claimNames are as external-provisioner makes them.

@@ -107,11 +107,14 @@ func (p *Pool) commit(id VolumeID, e entry, reserved int64) {
 	p.ledger.promised += p.index.put(id, e.card()) - reserved
 }
 
-// note brings index and ledger in line with what is on disk.
+// note brings index and ledger in line with what is on disk. Where they are, nothing has
+// changed: what was read of the disk meanwhile is as good.
 func (p *Pool) note(id VolumeID, e entry) {
 	p.mu.Lock()
 	defer p.unlock()
-	p.changes++
+	if !p.index.get(id).same(e.card()) {
+		p.changes++
+	}
 	p.ledger.promised += p.index.put(id, e.card())
 }
 

@@ -56,9 +56,10 @@ func (p *Pool) lookNow() {
 
 var errNested = errors.New("another pool lies in it; give each a directory of its own")
 
-// checkNested answers errNested for a pool in which another lies. It must not serve, for it
-// would take the other for a volume, or have it in one, and could remove it. The other has
-// nothing of this one, and serves.
+// checkNested answers errNested for a pool that has another where its volumes are, or where
+// it keeps its own. It must not serve, for it would take the other for a volume, or have it in
+// one, and could remove it. The other has nothing of this one, and serves. Where it cannot be
+// told, nothing is known against the pool.
 func (p *Pool) checkNested(own *dir.Dir) error {
 	id, err := own.ID()
 	if err != nil {
@@ -66,18 +67,37 @@ func (p *Pool) checkNested(own *dir.Dir) error {
 	}
 	place, err := p.options.Mounts.Locate(own)
 	if err != nil {
-		return err
+		p.unsure("where the pool is mounted cannot be told, nor whether another lies in it", err)
+		return nil
 	}
 	for other, at := range p.roots.settle(p, root{id: id, place: place}) {
 		for _, path := range at.place.Below(place) {
+			if !touches(path) {
+				continue
+			}
 			if is, err := reaches(own, path, at.id); err != nil {
-				return err
+				p.unsure("whether another pool lies in it cannot be told", err)
 			} else if is {
 				return fmt.Errorf("%w: pool %q at %s", errNested, other.config.Name, path)
 			}
 		}
 	}
 	return nil
+}
+
+// unsure logs once what each look would find again.
+func (p *Pool) unsure(what string, err error) {
+	if !p.doubted.Swap(true) {
+		p.log.Error(err, what)
+	}
+}
+
+// touches tells whether a pool does anything with what is at a path below its root: in one of
+// its volumes, or with what it keeps itself.
+func touches(path string) bool {
+	first, _, _ := strings.Cut(path, "/")
+	_, err := ParseVolumeID(first)
+	return err == nil || first == ownName
 }
 
 // reaches tells whether a path below a directory leads to the one with that id.

@@ -82,6 +82,8 @@ type Pool struct {
 	steps atomic.Uint64
 	// refuses is set by the looks while the filesystem takes no changes and does not say so.
 	refuses atomic.Bool
+	// doubted says that a look could not tell whether another pool lies in this one.
+	doubted atomic.Bool
 	// unrecovered says that the pool was read-only, so that it is to be recovered once it is
 	// not. It belongs to the looks.
 	unrecovered bool
@@ -401,7 +403,6 @@ func (s *session) recoverAgain(ctx context.Context) (done bool, err error) {
 	s.finishFiles(ctx)
 	s.doubtLimits()
 	s.restoreAgain()
-	s.releaseUnused()
 	s.finishDevices()
 	s.pool.unrecovered = false
 	return true, nil

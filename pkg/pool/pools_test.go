@@ -361,6 +361,19 @@ func TestAPoolThatHasAnotherInItDoesNotServe(t *testing.T) {
 			})
 		})
 	}
+	t.Run("where no volume can be", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			b := newBench(t, t.TempDir())
+			must(t, os.MkdirAll(b.path("outer", ".pools", "inner"), 0o755))
+			must(t, os.Symlink("outer/.pools/inner", b.path("inner")))
+			b.start(fmt.Sprintf(inOuter, false))
+			for _, status := range b.Status() {
+				if status.Err != nil {
+					t.Errorf("a pool of which no other has anything: %v", status.Err)
+				}
+			}
+		})
+	})
 	t.Run("from some time on", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			b := newBench(t, t.TempDir())

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"kubevirt.io/hostpath-provisioner/pkg/health"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
@@ -123,6 +124,9 @@ func sameDir(a, b *dir.Dir) (bool, error) {
 	return aID == bID, err
 }
 
+// afterwards is how long cleaning up after a call may take whose own time is over.
+const afterwards = 5 * time.Second
+
 // PublishInline makes a volume that lives as long as its publication, and
 // publishes it. The caller holds the volume's lock and the target's.
 func (s *Set) PublishInline(ctx context.Context, create Request, r Publication) error {
@@ -138,7 +142,10 @@ func (s *Set) PublishInline(ctx context.Context, create Request, r Publication) 
 	r.Pool = p.config.Name
 	err = s.Publish(ctx, r)
 	if err != nil && !was {
-		// Nobody has seen the volume yet, and nobody else would remove it.
+		// Nobody has seen the volume yet, and nobody else would remove it: also where the
+		// call's time is over.
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), afterwards)
+		defer cancel()
 		return errors.Join(err, s.Delete(ctx, create.ID))
 	}
 	return err

@@ -136,6 +136,9 @@ func (s *session) restoreAgain() {
 		unlock()
 		s.tellUnrestored(id, err)
 	}
+	if len(s.pool.unrestored) == 0 {
+		s.pool.unrestored = nil // a map keeps the room of what it once had
+	}
 }
 
 func (s *session) tellUnrestored(id VolumeID, err error) {

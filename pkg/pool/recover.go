@@ -16,8 +16,12 @@ import (
 // recover that could be. What a call is at work on is left to that.
 func (s *session) recover(ctx context.Context) error {
 	space, err := s.space()
-	if err != nil || space.ReadOnly {
+	if err != nil {
 		return err
+	}
+	if space.ReadOnly {
+		s.pool.unrecovered = true
+		return nil
 	}
 	if err := errors.Join(s.recoverRecords(ctx), s.recoverStaging(ctx, s.staging), s.recoverTrash()); err != nil {
 		return err
@@ -251,7 +255,7 @@ func (s *session) loadOnce() (done bool, err error) {
 		if err != nil {
 			return false, err
 		}
-		read.put(id, entry{present: true}.card())
+		read.put(id, entry{present: true}.card().seen())
 	}
 	some := make([]VolumeID, 0, recordsAtOnce)
 	for id, err := range s.recorded() {
@@ -302,7 +306,7 @@ func (s *session) readRecords(of []VolumeID, to *index) {
 			s.pool.log.Error(e.damage, "the record is kept aside, calls on its volume are refused", "volume", id.name)
 		}
 		s.claim(id, e)
-		to.put(id, e.card())
+		to.put(id, e.card().seen())
 	}
 }
 

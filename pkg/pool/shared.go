@@ -8,6 +8,7 @@ import (
 	"syscall"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop"
 )
 
 // publishedName is the directory in which the nodes of a shared pool say what they
@@ -55,13 +56,17 @@ func (s *session) markPublished(ctx context.Context, id VolumeID) error {
 }
 
 // unmarkPublished takes the mark back once the volume is published nowhere on this
-// node.
+// node. As long as a device that may be the volume's does not answer, nobody can tell, and
+// the mark stays for the next look: it keeps other nodes from deleting, and nobody else.
 func (v *found) unmarkPublished() error {
 	s := v.session
 	if !s.pool.config.Shared {
 		return nil
 	}
 	used, err := v.used()
+	if errors.Is(err, loop.ErrSilent) {
+		return nil
+	}
 	if err != nil || used {
 		return err
 	}

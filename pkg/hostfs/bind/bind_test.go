@@ -6,6 +6,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -253,6 +254,23 @@ func TestADirectoryIsSeenByAllWays(t *testing.T) {
 		if got := inner.Below(outer); (len(got) > 0) != (test.below != "") || len(got) > 0 && !slices.Contains(got, test.below) {
 			t.Errorf("%s is below %s at %q, want %q", test.inner, test.outer, got, test.below)
 		}
+	}
+}
+
+// A directory that is mounted in itself a dozen times could be reached by more ways than there
+// are grains of sand.
+func TestADirectoryWithManyMountsOfItself(t *testing.T) {
+	s := newScene(t)
+	root := t.TempDir()
+	must(t, os.Mkdir(filepath.Join(root, "inner"), 0o755))
+	for i := range 12 {
+		to := filepath.Join(root, strconv.Itoa(i))
+		must(t, os.Mkdir(to, 0o755))
+		must(t, syscall.Mount(root, to, "", syscall.MS_BIND, ""))
+		t.Cleanup(func() { must(t, syscall.Unmount(to, 0)) })
+	}
+	if got := s.locate(t, filepath.Join(root, "inner")).Below(s.locate(t, root)); !slices.Contains(got, "inner") || !slices.Contains(got, "7/inner") {
+		t.Errorf("the inner one is seen at %q", got)
 	}
 }
 

@@ -6,7 +6,6 @@ import (
 	"io"
 	"os"
 	"path"
-	"slices"
 	"strings"
 	"sync"
 
@@ -200,25 +199,31 @@ func (k *Kernel) Locate(d *dir.Dir) (Place, error) {
 	if err != nil {
 		return Place{}, err
 	}
-	return Place{home: home, all: seenAt(home, mounts, nil)}, nil
+	return Place{home: home, all: seenAt(home, mounts)}, nil
 }
 
-// seenAt are the places of a directory of which one is known. Those by way of the mounts that
-// led to that one are left out: a mount of a filesystem in itself would lead on for ever.
-func seenAt(at place, mounts, by []*mountinfo.Info) []place {
-	all := []place{at}
-	for _, m := range mounts {
-		below, shown := strings.CutPrefix(at.prefix, withSlash(m.Root))
-		if !shown || m.Major != at.Major || m.Minor != at.Minor || slices.Contains(by, m) {
-			continue
-		}
-		parent := mountOf(uint64(m.Parent), mounts)
-		if parent == nil {
-			continue // the root of the namespace
-		}
-		if over, ok := placeIn(parent, m.Mountpoint); ok {
-			over.prefix += below
-			all = append(all, seenAt(over, mounts, append(slices.Clone(by), m))...)
+// seenAt are the places of a directory of which one is known, those by the fewest mounts first.
+// Each mount is followed once: mounts of a filesystem in itself would lead on for ever, and a
+// few of them by more ways than can be looked at.
+func seenAt(home place, mounts []*mountinfo.Info) []place {
+	all := []place{home}
+	followed := make(map[*mountinfo.Info]bool)
+	for i := 0; i < len(all); i++ {
+		at := all[i]
+		for _, m := range mounts {
+			below, shown := strings.CutPrefix(at.prefix, withSlash(m.Root))
+			if !shown || m.Major != at.Major || m.Minor != at.Minor || followed[m] {
+				continue
+			}
+			parent := mountOf(uint64(m.Parent), mounts)
+			if parent == nil {
+				continue // the root of the namespace
+			}
+			if over, ok := placeIn(parent, m.Mountpoint); ok {
+				followed[m] = true
+				over.prefix += below
+				all = append(all, over)
+			}
 		}
 	}
 	return all
