@@ -175,6 +175,26 @@ func TestWhatWasJustReadWasSeen(t *testing.T) {
 	}
 }
 
+// Pools are opened side by side, and two may have volumes of one name.
+func TestWhatAnotherPoolWorksOnIsNotSkippedAtTheStart(t *testing.T) {
+	p := &Pool{locks: &Locks[VolumeID]{}}
+	id := VolumeID{name: "pvc-1"}
+	unlock, err := p.locks.TryLock(id)
+	must(t, err)
+	defer unlock()
+	done := 0
+	do := func() error { done++; return nil }
+	must(t, p.unlessBusy(id, do))
+	if done != 1 || p.skipped {
+		t.Errorf("before the pool was opened: done %d times, skipped %v", done, p.skipped)
+	}
+	p.identity.Store(&opened{})
+	must(t, p.unlessBusy(id, do))
+	if done != 1 || !p.skipped {
+		t.Errorf("while the pool serves: done %d times, skipped %v", done, p.skipped)
+	}
+}
+
 func must(t *testing.T, err error) {
 	t.Helper()
 	if err != nil {

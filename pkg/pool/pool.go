@@ -87,6 +87,8 @@ type Pool struct {
 	// unrecovered says that the pool was read-only, so that it is to be recovered once it is
 	// not. It belongs to the looks.
 	unrecovered bool
+	// skipped says that something was left to a call that was at work. It belongs to the looks.
+	skipped bool
 	// unrestored are volumes whose limits are to be compared with their promises. It
 	// belongs to the looks.
 	unrestored ids
@@ -397,6 +399,7 @@ func (s *session) recoverAgain(ctx context.Context) (done bool, err error) {
 	if err := errors.Join(s.closeMode(), s.work()); err != nil {
 		return false, err
 	}
+	s.pool.skipped = false
 	if err := s.recover(ctx); err != nil {
 		return false, err
 	}
@@ -404,7 +407,7 @@ func (s *session) recoverAgain(ctx context.Context) (done bool, err error) {
 	s.doubtLimits()
 	s.restoreAgain()
 	s.finishDevices()
-	s.pool.unrecovered = false
+	s.pool.unrecovered = s.pool.skipped // the next look tries again
 	return true, nil
 }
 

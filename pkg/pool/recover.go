@@ -70,13 +70,17 @@ func (s *session) recoverRecord(unwritten, to string) error {
 	return s.pool.unlessBusy(id, remove)
 }
 
-// unlessBusy does something about a volume, unless a call is at work on it.
+// unlessBusy does something about a volume, unless a call is at work on it: then it is skipped.
+// Before the pool was opened none can be: whoever holds the lock is at work in another pool.
 func (p *Pool) unlessBusy(id VolumeID, do func() error) error {
 	unlock, err := p.locks.TryLock(id)
-	if err != nil {
+	switch {
+	case err == nil:
+		defer unlock()
+	case p.identity.Load() != nil:
+		p.skipped = true
 		return nil
 	}
-	defer unlock()
 	return do()
 }
 
