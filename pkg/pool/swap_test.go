@@ -250,6 +250,10 @@ func (a *arena) exchange(s swap) (stop func()) {
 		close(end)
 		work.Wait()
 		if kind(path) == fake {
+			// A device that is published at the real thing makes that look like another.
+			a.unmountBelow(path)
+		}
+		if kind(path) == fake {
 			// A directory that went away while it was mounted on has the mount.
 			a.unmountBelow(decoy)
 			// At once: of what is missing for a moment, the driver makes another.
