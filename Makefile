@@ -149,6 +149,9 @@ test-kernel: ## Run what needs quotas on XFS and ext4, and SELinux, in a virtual
 	bin/kernel/kernel --env CI --timeout $(KERNEL_TIMEOUT) --memory 3072 \
 		--add bin/kernel/hostpath-csi-driver:/usr/bin/hostpath-csi-driver --env HOSTPATH_CSI_DRIVER=/usr/bin/hostpath-csi-driver \
 		$(foreach package,$(KERNEL_TESTS),--run 'bin/kernel/$(notdir $(package)).test -test.timeout $(KERNEL_TEST_TIMEOUT) $(KERNEL_FLAGS)')
+	@# The other machine that it can be: for containers, and without SELinux.
+	$(if $(filter ./test/kernel/lab,$(KERNEL_TESTS)),bin/kernel/kernel --env CI --timeout 10m --memory 3072 --selinux off --containers \
+		--run 'bin/kernel/lab.test -test.timeout 9m $(KERNEL_FLAGS)')
 
 # The programs of Kubernetes take 12 to 15 minutes of processor time to build, once. The module that names
 # them has no code.
