@@ -96,8 +96,11 @@ func lastLines(text string, count int) string {
 }
 
 // UnmountAll takes down what is published.
-func (d *Driver) UnmountAll() error {
-	mounts, err := mountns.Below(d.Targets)
+func (d *Driver) UnmountAll() error { return UnmountBelow(d.Targets) }
+
+// UnmountBelow unmounts a directory and all that is mounted below it.
+func UnmountBelow(directory string) error {
+	mounts, err := mountns.Below(directory)
 	problems := []error{err}
 	for _, mount := range slices.Backward(mounts) {
 		problems = append(problems, loopfs.Unmount(mount))

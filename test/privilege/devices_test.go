@@ -1,10 +1,12 @@
 package privilege
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"runtime"
+	"sync"
 	"testing"
 	"unsafe"
 
@@ -89,17 +91,9 @@ func filter(allowed []device) []instruction {
 
 // allow has a control group use these devices alone.
 func allow(group string, allowed []device) error {
-	code, license := filter(allowed), []byte("Apache-2.0\x00")
-	load := struct {
-		kind, count   uint32
-		code, license unsafe.Pointer
-		_             [6]uint64
-	}{kind: unix.BPF_PROG_TYPE_CGROUP_DEVICE, count: uint32(len(code)), code: unsafe.Pointer(&code[0]), license: unsafe.Pointer(&license[0])}
-	program, err := bpf(unix.BPF_PROG_LOAD, unsafe.Pointer(&load), unsafe.Sizeof(load))
-	runtime.KeepAlive(code)
-	runtime.KeepAlive(license)
+	program, err := loadFilter(allowed)
 	if err != nil {
-		return fmt.Errorf("load a filter of devices: %w", err)
+		return err
 	}
 	defer func() { _ = unix.Close(program) }()
 	directory, err := unix.Open(group, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
@@ -114,10 +108,61 @@ func allow(group string, allowed []device) error {
 	return nil
 }
 
+// loadFilter gives the kernel a program. The caller closes its descriptor.
+func loadFilter(allowed []device) (int, error) {
+	code, license := filter(allowed), []byte("Apache-2.0\x00")
+	load := struct {
+		kind, count   uint32
+		code, license unsafe.Pointer
+		_             [6]uint64
+	}{kind: unix.BPF_PROG_TYPE_CGROUP_DEVICE, count: uint32(len(code)), code: unsafe.Pointer(&code[0]), license: unsafe.Pointer(&license[0])}
+	for {
+		program, err := bpf(unix.BPF_PROG_LOAD, unsafe.Pointer(&load), unsafe.Sizeof(load))
+		if errors.Is(err, unix.EAGAIN) {
+			continue // the verifier gives up when its thread has a signal to take (since Linux 5.0)
+		}
+		runtime.KeepAlive(code)
+		runtime.KeepAlive(license)
+		if err != nil {
+			return 0, fmt.Errorf("load a filter of devices: %w", err)
+		}
+		return program, nil
+	}
+}
+
 func bpf(command uintptr, attributes unsafe.Pointer, size uintptr) (int, error) {
 	result, _, errno := unix.Syscall(unix.SYS_BPF, command, uintptr(attributes), size)
 	if errno != 0 {
 		return 0, os.NewSyscallError("bpf", errno)
 	}
 	return int(result), nil
+}
+
+// Go's runtime sends signals to its threads, and each ends the kernel's look at a filter.
+func TestAFilterIsLoadedBesideSignals(t *testing.T) {
+	testenv.NeedRoot(t)
+	deviceGroup(t) // says so where such filters cannot be had
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	thread, ended := unix.Gettid(), make(chan struct{})
+	var senders sync.WaitGroup
+	defer senders.Wait()
+	defer close(ended)
+	for range 2 {
+		senders.Go(func() {
+			for {
+				select {
+				case <-ended:
+					return
+				default:
+					_ = unix.Tgkill(unix.Getpid(), thread, unix.SIGURG)
+				}
+			}
+		})
+	}
+	for range 500 {
+		program, err := loadFilter([]device{loopControl, loopDevices})
+		drivertest.Must(t, err)
+		drivertest.Must(t, unix.Close(program))
+	}
 }

@@ -37,6 +37,7 @@ func newHost(t *testing.T, program string, p place, mounted string, l lack) *hos
 	t.Cleanup(func() { drivertest.Must(t, os.RemoveAll(h.pool)) })
 	// Under systemd all mounts of a host are shared. Unmounted with all that is below.
 	drivertest.Must(t, unix.Mount("tmpfs", h.kubelet, "tmpfs", 0, ""))
+	t.Cleanup(func() { drivertest.Must(t, drivertest.UnmountBelow(h.kubelet)) })
 	drivertest.Must(t, unix.Mount("", h.kubelet, "", unix.MS_SHARED, ""))
 	for _, directory := range []string{h.pods(), h.devices()} {
 		drivertest.Must(t, os.MkdirAll(directory, 0o750))
