@@ -150,28 +150,98 @@ func TestMarksAreOnCardsUntilTheyArePut(t *testing.T) {
 // A shared pool is read by calls while a look compares it with the disk: what they read must
 // not look different to that.
 func TestWhatWasJustReadWasSeen(t *testing.T) {
-	root, volumes := openDir(t), openDir(t)
-	p := &Pool{wake: make(chan struct{}, 1), locks: &Locks[VolumeID]{}, log: logr.Discard()}
-	s := &session{pool: p, root: root, volumes: volumes, claims: &claims{}}
-	for _, name := range []string{"whole", "lost", "plain"} {
-		if name != "lost" {
-			must(t, os.Mkdir(filepath.Join(root.String(), name), 0o755))
-		}
-		if name != "plain" {
-			data, err := newRecord(Request{ID: VolumeID{name: name}, Mode: ModeMount}, 4096, 0).encode()
-			must(t, err)
-			must(t, os.WriteFile(filepath.Join(volumes.String(), name+".json"), data, 0o600))
-		}
-	}
+	s := onDisk(t, "whole")
+	p := s.pool
+	must(t, os.Mkdir(filepath.Join(s.root.String(), "plain"), 0o755))
+	s.writeRecord(t, "lost")
 	p.unmark()
 	must(t, s.load())
 	if p.index.len() != 3 || p.any(card.unlikeSeen) {
 		t.Errorf("of %d volumes, some look different: %+v", p.index.len(), p.index.after(VolumeID{}, 3, card.unlikeSeen))
 	}
-	changes := p.changes
+	l := p.beginLoad()
 	must(t, s.resync(VolumeID{name: "whole"}))
-	if p.changes != changes {
+	if p.endLoad(l); len(l.changed) > 0 {
 		t.Error("a volume that is as it was read counts as changed")
+	}
+}
+
+// onDisk is a session of a pool with some volumes that were written by others.
+func onDisk(t *testing.T, names ...string) *session {
+	t.Helper()
+	s := &session{
+		pool: &Pool{wake: make(chan struct{}, 1), locks: &Locks[VolumeID]{}, log: logr.Discard()},
+		root: openDir(t), volumes: openDir(t), claims: &claims{},
+	}
+	for _, name := range names {
+		s.write(t, name)
+	}
+	return s
+}
+
+// write writes a volume of 4 KiB, with all that it has.
+func (s *session) write(t *testing.T, name string) {
+	t.Helper()
+	must(t, os.Mkdir(filepath.Join(s.root.String(), name), 0o755))
+	s.writeRecord(t, name)
+}
+
+func (s *session) writeRecord(t *testing.T, name string) {
+	t.Helper()
+	data, err := newRecord(Request{ID: VolumeID{name: name}, Mode: ModeMount}, 4096, 0).encode()
+	must(t, err)
+	must(t, os.WriteFile(filepath.Join(s.volumes.String(), name+".json"), data, 0o600))
+}
+
+// promises are what the index has.
+func (p *Pool) promises() map[string]int64 {
+	all := map[string]int64{}
+	for id, c := range p.each(card.exists) {
+		all[id.name] = c.promised
+	}
+	return all
+}
+
+// Calls of this node keep nobody from seeing what other nodes have promised from a shared
+// pool, and are not undone by what was read before them.
+func TestALoadBesideCallsBringsInWhatOthersWrote(t *testing.T) {
+	s := onDisk(t, "grown", "gone", "others")
+	p, grown, gone, made := s.pool, VolumeID{name: "grown"}, VolumeID{name: "gone"}, VolumeID{name: "made"}
+	l := p.beginLoad()
+	must(t, s.read(l))
+	whole := func(id VolumeID, bytes int64) entry {
+		return entry{present: true, record: newRecord(Request{ID: id, Mode: ModeMount}, bytes, 0)}
+	}
+	p.note(grown, whole(grown, 8192))
+	p.note(gone, whole(gone, 4096))
+	p.note(gone, entry{})
+	p.commit(made, whole(made, 16384), 0)
+	p.endLoad(l)
+	if got, want := p.promises(), map[string]int64{"grown": 8192, "others": 4096, "made": 16384}; !maps.Equal(got, want) {
+		t.Errorf("promised are %v, want %v", got, want)
+	}
+	if p.ledger.promised != 28672 || p.index.promised != 28672 {
+		t.Errorf("the ledger has %d bytes and the index %d, want 28672", p.ledger.promised, p.index.promised)
+	}
+	if len(p.loads) > 0 {
+		t.Error("a load that is over is told of changes")
+	}
+}
+
+// A list may take long to read a shared pool. When it is done, what a creation has read since
+// then of others' promises stays.
+func TestALoadThatIsPassedByALaterOneUndoesNothing(t *testing.T) {
+	s := onDisk(t, "before")
+	slow := s.pool.beginLoad()
+	must(t, s.read(slow))
+	s.write(t, "others")
+	must(t, s.load())
+	s.pool.endLoad(slow)
+	if got, want := s.pool.promises(), map[string]int64{"before": 4096, "others": 4096}; !maps.Equal(got, want) {
+		t.Errorf("promised are %v, want %v", got, want)
+	}
+	if s.pool.ledger.promised != 8192 || len(s.pool.loads) > 0 {
+		t.Errorf("the ledger has %d bytes, want 8192, and %d loads go on, want none", s.pool.ledger.promised, len(s.pool.loads))
 	}
 }
 

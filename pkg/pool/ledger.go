@@ -103,8 +103,8 @@ func (p *Pool) release(bytes int64) {
 func (p *Pool) commit(id VolumeID, e entry, reserved int64) {
 	p.mu.Lock()
 	defer p.unlock()
-	p.changes++
-	p.ledger.promised += p.index.put(id, e.card()) - reserved
+	p.change(id, e.card())
+	p.ledger.promised -= reserved
 }
 
 // note brings index and ledger in line with what is on disk. Where they are, nothing has
@@ -112,10 +112,19 @@ func (p *Pool) commit(id VolumeID, e entry, reserved int64) {
 func (p *Pool) note(id VolumeID, e entry) {
 	p.mu.Lock()
 	defer p.unlock()
-	if !p.index.get(id).same(e.card()) {
-		p.changes++
+	if p.index.get(id).same(e.card()) {
+		p.ledger.promised += p.index.put(id, e.card())
+	} else {
+		p.change(id, e.card())
 	}
-	p.ledger.promised += p.index.put(id, e.card())
+}
+
+// change puts a card that is newer than what any load has read of the volume.
+func (p *Pool) change(id VolumeID, c card) {
+	p.ledger.promised += p.index.put(id, c)
+	for _, l := range p.loads {
+		l.changed = append(l.changed, id)
+	}
 }
 
 // known is what the index has of a volume.

@@ -102,11 +102,11 @@ type Pool struct {
 
 	// mu guards the rest, is never held over a system call, and is given back by unlock
 	// where something of it was changed.
-	mu      sync.Mutex
-	index   index
-	changes uint64 // how often calls changed the index
-	ledger  ledger
-	trash   trash
+	mu     sync.Mutex
+	index  index
+	loads  []*load // that are being made, to be told of changes
+	ledger ledger
+	trash  trash
 	// restored is how often a limit was put back.
 	restored uint64
 	wake     chan struct{} // one token: there is trash to remove

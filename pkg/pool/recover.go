@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io/fs"
 	"iter"
+	"slices"
 	"strings"
 	"sync"
 
@@ -239,47 +240,80 @@ func trashedID(name string) (VolumeID, bool) {
 	return id, err == nil
 }
 
-// load fills the index from the disk. What calls changed while it was read is
-// newer than what was read: then it is read again.
-func (s *session) load() error {
-	for range maxLoads {
-		if done, err := s.loadOnce(); err != nil || done {
-			return err
-		}
-	}
-	return nil // busy, and so the index is kept by those calls
+// A load is a reading of the disk. What calls change meanwhile is newer than what it reads,
+// and so is what a load has read that began later.
+type load struct {
+	index   index
+	changed []VolumeID
+	passed  bool // one that began later is over
 }
 
-const maxLoads = 5
+// beginLoad has a load be told of what calls change, until its end.
+func (p *Pool) beginLoad() *load {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	l := &load{}
+	p.loads = append(p.loads, l)
+	return l
+}
 
-func (s *session) loadOnce() (done bool, err error) {
-	changes := s.pool.changesSoFar()
-	var read index
+// endLoad takes over what was read.
+func (p *Pool) endLoad(l *load) {
+	p.mu.Lock()
+	defer p.unlock()
+	before := p.forget(l)
+	for _, earlier := range p.loads[:before] {
+		earlier.passed = true
+	}
+	if l.passed {
+		return
+	}
+	for _, id := range l.changed {
+		l.index.put(id, p.index.get(id))
+	}
+	p.ledger.promised += l.index.promised - p.index.promised
+	p.index = l.index
+}
+
+// forget tells a load nothing any more, and answers how many began before it and are not over.
+func (p *Pool) forget(l *load) (earlier int) {
+	earlier = slices.Index(p.loads, l)
+	p.loads = slices.Delete(p.loads, earlier, earlier+1)
+	return earlier
+}
+
+// load fills the index from the disk.
+func (s *session) load() error {
+	l := s.pool.beginLoad()
+	if err := s.read(l); err != nil {
+		s.pool.mu.Lock()
+		defer s.pool.mu.Unlock()
+		s.pool.forget(l)
+		return err
+	}
+	s.pool.endLoad(l)
+	return nil
+}
+
+func (s *session) read(l *load) error {
 	for id, err := range s.directories() {
 		if err != nil {
-			return false, err
+			return err
 		}
-		read.put(id, entry{present: true}.card().seen())
+		l.index.put(id, entry{present: true}.card().seen())
 	}
 	some := make([]VolumeID, 0, recordsAtOnce)
 	for id, err := range s.recorded() {
 		if err != nil {
-			return false, err
+			return err
 		}
 		if some = append(some, id); len(some) == recordsAtOnce {
-			s.readRecords(some, &read)
+			s.readRecords(some, &l.index)
 			some = some[:0]
 		}
 	}
-	s.readRecords(some, &read)
-	s.pool.mu.Lock()
-	defer s.pool.unlock()
-	if s.pool.changes != changes {
-		return false, nil
-	}
-	s.pool.ledger.promised += read.promised - s.pool.index.promised
-	s.pool.index = read
-	return true, nil
+	s.readRecords(some, &l.index)
+	return nil
 }
 
 const (
@@ -312,12 +346,6 @@ func (s *session) readRecords(of []VolumeID, to *index) {
 		s.claim(id, e)
 		to.put(id, e.card().seen())
 	}
-}
-
-func (p *Pool) changesSoFar() uint64 {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.changes
 }
 
 // loadShared brings in what other nodes wrote.

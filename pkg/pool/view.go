@@ -343,7 +343,7 @@ func (l *listing) see(id VolumeID) (VolumeView, bool, error) {
 // another process does: what it answers was there at one time. A volume that is
 // being made or removed does not exist.
 func (s *session) lookupWhole(id VolumeID) (entry, *dir.Dir, error) {
-	for range maxLoads {
+	for range mostLookups {
 		e, d, err := s.lookup(id)
 		if err != nil || !e.exists() || e.present && e.record != nil || e.damage != nil {
 			return e, d, err
@@ -358,6 +358,8 @@ func (s *session) lookupWhole(id VolumeID) (entry, *dir.Dir, error) {
 	}
 	return entry{}, nil, nil // calls are at work on it without a pause
 }
+
+const mostLookups = 5
 
 // stillSo looks again at half a volume. A record is written before its directory comes
 // out of staging, and removed after that is in the trash: so there is no moment at which a
