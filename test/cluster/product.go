@@ -3,6 +3,7 @@ package cluster
 import (
 	"context"
 	"fmt"
+	"strings"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -107,9 +108,10 @@ func (c *Cluster) Uninstall(ctx context.Context, kustomization string) error {
 	}
 	return c.Log.Until(ctx, 2*time.Minute, "the driver to be gone", func(ctx context.Context) (string, error) {
 		pods, err := c.Client.CoreV1().Pods(Namespace).List(ctx, metav1.ListOptions{})
-		if err != nil {
-			return "", err
+		var there []string
+		for _, pod := range pods.Items {
+			there = append(there, pod.Name)
 		}
-		return waiting(pods.Items), nil
+		return strings.Join(there, ", "), err
 	})
 }

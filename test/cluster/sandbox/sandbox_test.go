@@ -5,19 +5,17 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
-	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop"
 	"kubevirt.io/hostpath-provisioner/test/cluster/sandbox"
+	"kubevirt.io/hostpath-provisioner/test/cluster/sandbox/sandboxtest"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 	"kubevirt.io/hostpath-provisioner/test/testenv/loopfs"
 )
@@ -34,18 +32,9 @@ func TestMain(m *testing.M) {
 		fmt.Println(err)
 		os.Exit(1)
 	}
-	fmt.Println("ready", box.Dir, box.Cgroup, namespace("net"), namespace("mnt"))
+	fmt.Println("ready")
 	// Until somebody ends it, or says that it may.
 	_, _ = io.Copy(io.Discard, os.Stdin)
-}
-
-// namespace is the name of one of this program's, such as net:[4026531840].
-func namespace(kind string) string {
-	name, err := os.Readlink("/proc/self/ns/" + kind)
-	if err != nil {
-		return err.Error()
-	}
-	return name
 }
 
 // makeMess makes one of everything that a cluster could leave behind.
@@ -114,13 +103,13 @@ func attachDevice(disk string) error {
 // However a sandbox ends, the machine is as it was.
 func TestNothingIsLeft(t *testing.T) {
 	testenv.NeedRoot(t)
-	for name, end := range map[string]func(outside *os.Process, stdin io.Closer, dir string) error{
-		"when the program ends":     func(_ *os.Process, stdin io.Closer, _ string) error { return stdin.Close() },
-		"when it is interrupted":    func(p *os.Process, _ io.Closer, _ string) error { return p.Signal(syscall.SIGINT) },
-		"when it is terminated":     func(p *os.Process, _ io.Closer, _ string) error { return p.Signal(syscall.SIGTERM) },
-		"when it is killed":         func(p *os.Process, _ io.Closer, _ string) error { return p.Kill() },
-		"when process 1 is killed":  func(_ *os.Process, _ io.Closer, dir string) error { return killRole(dir, "init") },
-		"when all inside is killed": func(_ *os.Process, _ io.Closer, dir string) error { return killRole(dir, "inside") },
+	for name, end := range map[string]func(outside *os.Process, stdin io.Closer, box sandboxtest.Sandbox) error{
+		"when the program ends":     func(_ *os.Process, stdin io.Closer, _ sandboxtest.Sandbox) error { return stdin.Close() },
+		"when it is interrupted":    func(p *os.Process, _ io.Closer, _ sandboxtest.Sandbox) error { return p.Signal(syscall.SIGINT) },
+		"when it is terminated":     func(p *os.Process, _ io.Closer, _ sandboxtest.Sandbox) error { return p.Signal(syscall.SIGTERM) },
+		"when it is killed":         func(p *os.Process, _ io.Closer, _ sandboxtest.Sandbox) error { return p.Kill() },
+		"when process 1 is killed":  func(_ *os.Process, _ io.Closer, box sandboxtest.Sandbox) error { return box.Kill("init") },
+		"when all inside is killed": func(_ *os.Process, _ io.Closer, box sandboxtest.Sandbox) error { return box.Kill("inside") },
 	} {
 		t.Run(name, func(t *testing.T) {
 			tmp := t.TempDir()
@@ -139,104 +128,27 @@ func TestNothingIsLeft(t *testing.T) {
 				t.Fatal(err)
 			}
 			line, err := bufio.NewReader(stdout).ReadString('\n')
-			said := strings.Fields(line)
-			if err != nil || len(said) != 5 || said[0] != "ready" {
+			if err != nil || line != "ready\n" {
 				t.Fatalf("the program says %q, %v", line, err)
 			}
-			made := remains{dir: said[1], group: said[2], network: said[3], mounts: said[4]}
-			for what, found := range made.all() {
+			box, err := sandboxtest.Find(tmp)
+			if err != nil {
+				t.Fatal(err)
+			}
+			made, err := box.Left()
+			if err != nil {
+				t.Fatal(err)
+			}
+			for what, found := range made {
 				if len(found) == 0 {
 					t.Errorf("%s would not be found if they were left", what)
 				}
 			}
-			if err := end(cmd.Process, stdin, said[1]); err != nil {
+			if err := end(cmd.Process, stdin, box); err != nil {
 				t.Fatal(err)
 			}
 			_ = cmd.Wait() // its status differs
-			wantNothing(t, made)
+			box.WantNothing(t)
 		})
 	}
-}
-
-// killRole kills the process of a sandbox that has this role.
-func killRole(dir, role string) error {
-	for _, environ := range processesOf(dir) {
-		text, err := os.ReadFile(environ)
-		if err != nil || !strings.Contains(string(text), "HOSTPATH_SANDBOX_ROLE="+role+"\x00") {
-			continue
-		}
-		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(environ)))
-		if err != nil {
-			return err
-		}
-		return syscall.Kill(pid, syscall.SIGKILL)
-	}
-	return fmt.Errorf("no process of the sandbox at %s has the role %s", dir, role)
-}
-
-// processesOf are the environments of the processes of a sandbox.
-func processesOf(dir string) []string {
-	return filesThatName("/proc/[0-9]*/environ", "TMPDIR="+dir+"\x00")
-}
-
-func filesThatName(pattern, mark string) []string {
-	var found []string
-	files, _ := filepath.Glob(pattern)
-	for _, file := range files {
-		if text, err := os.ReadFile(file); err == nil && strings.Contains(string(text), mark) {
-			found = append(found, file)
-		}
-	}
-	return found
-}
-
-// wantNothing waits for the keeper, which outlives the program that was called.
-func wantNothing(t *testing.T, made remains) {
-	t.Helper()
-	deadline := time.Now().Add(time.Minute)
-	for {
-		left := made.all()
-		maps.DeleteFunc(left, func(_ string, found []string) bool { return len(found) == 0 })
-		if len(left) == 0 {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("left behind: %q", left)
-		}
-		time.Sleep(20 * time.Millisecond) // between two looks
-	}
-}
-
-// remains are what a sandbox could leave: the names of its directory, its control group
-// and its namespaces.
-type remains struct{ dir, group, network, mounts string }
-
-// all lists what there is of a sandbox. Its bridge is there as long as its network is.
-func (r remains) all() map[string][]string {
-	directories, _ := filepath.Glob(r.dir)
-	groups, _ := filepath.Glob("/sys/fs/cgroup/*" + r.group)
-	return map[string][]string{
-		"directories":      directories,
-		"control groups":   groups,
-		"processes":        processesOf(r.dir),
-		"networks":         holdersOf(r.network),
-		"mount namespaces": holdersOf(r.mounts),
-		"mounts":           filesThatName("/proc/[0-9]*/mountinfo", " "+r.dir+"/"),
-		"loop devices":     filesThatName("/sys/block/loop*/loop/backing_file", r.dir+"/"),
-	}
-}
-
-// holdersOf are what keeps a namespace: processes in it, and descriptors of it.
-func holdersOf(namespace string) []string {
-	var found []string
-	kind, _, _ := strings.Cut(namespace, ":")
-	for _, pattern := range []string{"/proc/[0-9]*/ns/" + kind, "/proc/[0-9]*/fd/*"} {
-		links, _ := filepath.Glob(pattern)
-		for _, link := range links {
-			if name, err := os.Readlink(link); err == nil && name == namespace {
-				found = append(found, link)
-			}
-		}
-	}
-	return found
 }

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -27,6 +28,8 @@ import (
 func main() {
 	programs := flag.String("programs", "bin/cluster", "directory with the programs of the cluster")
 	kustomization := flag.String("install", "test/cluster/overlay", "kustomization to install; empty for none")
+	state := flag.String("state", "", "directory for what is to be found of a cluster that is up; run below that of the programs if not given")
+	logs := flag.String("logs", "", "directory for the logs of a cluster for one program, which is emptied; logs below that of the programs if not given")
 	flag.Usage = func() {
 		fmt.Fprintln(flag.CommandLine.Output(), "usage: cluster [flags] up|down|run PROGRAM ARGUMENT...|images DIRECTORY")
 		flag.PrintDefaults()
@@ -36,16 +39,21 @@ func main() {
 	if err != nil {
 		fatal(err)
 	}
-	run := files(filepath.Join(dir, "run"))
+	// Absolute, because kubectl and people use them from elsewhere.
+	run, err := filepath.Abs(cmp.Or(*state, filepath.Join(dir, "run")))
+	if err != nil {
+		fatal(err)
+	}
+	up := files{dir: run, programs: dir}
 	switch flag.Arg(0) {
 	case "up":
-		err = run.up(os.Args[1:])
+		err = up.up(os.Args[1:])
 	case "down":
-		err = run.down()
+		err = up.down()
 	case "serve":
-		err = run.serve(dir, *kustomization)
+		err = up.serve(*kustomization)
 	case "run":
-		err = runOne(dir, *kustomization, flag.Args()[1:])
+		err = runOne(dir, cmp.Or(*logs, filepath.Join(dir, "logs")), *kustomization, flag.Args()[1:])
 	case "images":
 		err = writeImages(dir, flag.Arg(1))
 	default:
@@ -79,10 +87,10 @@ func fatal(err error) {
 	os.Exit(1)
 }
 
-// files is the directory with what is to be found of a running cluster.
-type files string
+// files are what is to be found of a running cluster, and the programs that it is of.
+type files struct{ dir, programs string }
 
-func (f files) file(name string) string { return filepath.Join(string(f), name) }
+func (f files) file(name string) string { return filepath.Join(f.dir, name) }
 func (f files) kubeconfig() string      { return f.file("kubeconfig") }
 func (f files) logs() string            { return f.file("logs") }
 func (f files) output() string          { return f.file("output") }
@@ -94,7 +102,7 @@ func (f files) up(args []string) error {
 	if pid, ok := f.running(); ok {
 		return fmt.Errorf("a cluster is up already (process %d); end it with make cluster-down", pid)
 	}
-	if err := errors.Join(os.RemoveAll(string(f)), os.MkdirAll(string(f), 0o755)); err != nil {
+	if err := errors.Join(os.RemoveAll(f.dir), os.MkdirAll(f.dir, 0o755)); err != nil {
 		return err
 	}
 	output, err := os.Create(f.output())
@@ -118,7 +126,7 @@ func (f files) up(args []string) error {
 	if err := f.follow(ctx, cmd); err != nil {
 		return errors.Join(err, f.down())
 	}
-	fmt.Printf(welcome, f.kubeconfig(), filepath.Dir(string(f)), f.logs())
+	fmt.Printf(welcome, f.kubeconfig(), f.programs, f.logs())
 	return nil
 }
 
@@ -127,7 +135,7 @@ The cluster is up, and the driver is installed on its two nodes.
 
   export KUBECONFIG=%s PATH=$PATH:%s
   kubectl get nodes,csistoragecapacities -A
-  kubectl apply -k deploy/csi/example        # its image: localhost/busybox:test
+  kubectl kustomize deploy/csi/example | sed 's|image: .*|image: localhost/busybox:test|' | kubectl apply -f -
   make cluster-down
 
 Logs are in %s
@@ -206,7 +214,7 @@ func (f files) down() error {
 }
 
 // serve runs the cluster until it is told to end.
-func (f files) serve(programs, kustomization string) error {
+func (f files) serve(kustomization string) error {
 	// Made outside, so that it listens in the network of the machine.
 	var outside []*os.File
 	if sandbox.Outside() {
@@ -219,7 +227,7 @@ func (f files) serve(programs, kustomization string) error {
 	box := sandbox.Enter(outside...)
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
-	c, err := start(ctx, box, programs, f.logs(), kustomization)
+	c, err := start(ctx, box, f.programs, f.logs(), kustomization)
 	if err != nil {
 		return err
 	}
@@ -267,12 +275,15 @@ func start(ctx context.Context, box *sandbox.Sandbox, programs, logs, kustomizat
 
 // runOne runs a program inside, with a cluster of its own that $KUBECONFIG leads
 // to.
-func runOne(programs, kustomization string, args []string) error {
+func runOne(programs, logs, kustomization string, args []string) error {
 	if len(args) == 0 {
 		return errors.New("name the program to run")
 	}
+	logs, err := filepath.Abs(logs)
+	if err != nil {
+		return err
+	}
 	box := sandbox.Enter()
-	logs := filepath.Join(programs, "logs")
 	if err := os.RemoveAll(logs); err != nil {
 		return err
 	}

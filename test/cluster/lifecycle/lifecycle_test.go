@@ -1,0 +1,337 @@
+// Package lifecycle_test starts clusters as a person does, ends them in the ways
+// that a person can, and looks at what they say, keep and leave behind.
+package lifecycle_test
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"kubevirt.io/hostpath-provisioner/test/cluster/progress"
+	"kubevirt.io/hostpath-provisioner/test/cluster/sandbox/sandboxtest"
+)
+
+// repository is where its commands are typed.
+const repository = "../../.."
+
+var programs = flag.String("programs", repository+"/bin/cluster", "directory with the programs of the cluster and cases.test")
+
+// A terminal runs programs with directories of their own.
+type terminal struct {
+	*testing.T
+	programs, tmp, state, logs string
+}
+
+func open(t *testing.T) *terminal {
+	t.Helper()
+	dir, err := filepath.Abs(*programs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Short: there are sockets below it.
+	tmp, err := os.MkdirTemp("", "up-") //nolint:usetesting // the name of t.TempDir is long
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Nothing may be left in it.
+	t.Cleanup(func() {
+		if err := os.Remove(tmp); err != nil {
+			t.Error(err)
+		}
+	})
+	return &terminal{T: t, programs: dir, tmp: tmp, state: filepath.Join(t.TempDir(), "run"), logs: filepath.Join(t.TempDir(), "logs")}
+}
+
+// cluster is the command for a cluster.
+func (t *terminal) cluster(args ...string) *exec.Cmd {
+	flags := []string{"-programs", t.programs, "-state", t.state, "-logs", t.logs}
+	return t.command(repository, "cluster", append(flags, args...)...)
+}
+
+// command is one of the cluster's programs in a directory. A signal to its group
+// reaches what a Ctrl-C would.
+func (t *terminal) command(dir, program string, args ...string) *exec.Cmd {
+	cmd := exec.Command(filepath.Join(t.programs, program), args...)
+	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), "TMPDIR="+t.tmp)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	return cmd
+}
+
+// A session is a program at work, whose lines are looked at.
+type session struct {
+	*terminal
+	cmd    *exec.Cmd
+	lines  *bufio.Scanner
+	output bytes.Buffer
+	ended  bool
+}
+
+func (t *terminal) start(cmd *exec.Cmd) *session {
+	t.Helper()
+	s := &session{terminal: t, cmd: cmd}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd.Stderr = cmd.Stdout
+	s.lines = bufio.NewScanner(io.TeeReader(out, &s.output))
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if !s.ended {
+			s.interrupt()
+			s.wait()
+		}
+		if t.Failed() {
+			t.Logf("%s says:\n%s", filepath.Base(cmd.Path), s.output.String())
+		}
+	})
+	return s
+}
+
+// until reads on to a line with some words.
+func (s *session) until(words string) {
+	s.Helper()
+	for s.lines.Scan() {
+		if strings.Contains(s.lines.Text(), words) {
+			return
+		}
+	}
+	s.Fatalf("it ends without %q (%v)", words, s.lines.Err())
+}
+
+// interrupt does what a Ctrl-C does.
+func (s *session) interrupt() {
+	s.Helper()
+	if err := syscall.Kill(-s.cmd.Process.Pid, syscall.SIGINT); err != nil {
+		s.Error(err)
+	}
+}
+
+// wait reads what is left to be read, and returns the status of its end.
+func (s *session) wait() int {
+	s.Helper()
+	for s.lines.Scan() {
+		continue
+	}
+	s.ended = true
+	err := s.cmd.Wait()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		s.Fatal(err)
+	}
+	return s.cmd.ProcessState.ExitCode()
+}
+
+// sandbox finds that of the cluster.
+func (t *terminal) sandbox() sandboxtest.Sandbox {
+	t.Helper()
+	box, err := sandboxtest.Find(t.tmp)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return box
+}
+
+// shell runs what a person types, at the repository's root, and returns what it
+// prints.
+func (t *terminal) shell(kubeconfig, script string) (string, error) {
+	cmd := exec.CommandContext(t.Context(), "bash", "-euo", "pipefail", "-c", script)
+	cmd.Dir = repository
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+kubeconfig, "PATH="+os.Getenv("PATH")+":"+t.programs)
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		return string(out), fmt.Errorf("%s: %w: %s", script, err, out)
+	}
+	return string(out), nil
+}
+
+// documented is the block of commands in docs/cluster.md that has these words.
+func (t *terminal) documented(words string) string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(repository, "docs/cluster.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var found []string
+	for _, block := range regexp.MustCompile(`(?m)(^    .*\n)+`).FindAllString(string(text), -1) {
+		if strings.Contains(block, words) {
+			found = append(found, block)
+		}
+	}
+	if len(found) != 1 {
+		t.Fatalf("want one block of commands with %q in docs/cluster.md, there are %q", words, found)
+	}
+	return found[0]
+}
+
+// A person starts a cluster, does there what the document says, and ends it.
+func TestUpAndDown(t *testing.T) {
+	term := open(t)
+	up := term.start(term.cluster("up"))
+	t.Cleanup(func() {
+		// Also when something has failed. It is down usually.
+		if out, err := term.cluster("down").CombinedOutput(); err != nil {
+			t.Errorf("down: %v: %s", err, out)
+		}
+	})
+	up.until("The cluster is up")
+	box := term.sandbox()
+	if status := up.wait(); status != 0 {
+		t.Fatalf("up ends with %d", status)
+	}
+	exported := regexp.MustCompile(`export KUBECONFIG=(\S+) `).FindSubmatch(up.output.Bytes())
+	if exported == nil {
+		t.Fatalf("up does not say how to reach the cluster: %s", up.output.String())
+	}
+	kubectl := func(script string) string {
+		t.Helper()
+		out, err := term.shell(string(exported[1]), script)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return out
+	}
+	// First what up says, then what the document does.
+	said := regexp.MustCompile(`(?m)^  (kubectl .*)$`).FindAllSubmatch(up.output.Bytes(), -1)
+	if len(said) != 2 {
+		t.Fatalf("up says to type %q, want two commands of kubectl", said)
+	}
+	if out := kubectl(string(said[0][1])); !strings.Contains(out, "node-a") || !strings.Contains(out, "node-b") || !strings.Contains(out, "csistoragecapacity") {
+		t.Errorf("not all nodes and capacities are in %s", out)
+	}
+	kubectl(string(said[1][1]))
+	kubectl(term.documented("deploy/csi/example/pod.yaml"))
+	kubectl("kubectl wait --for=condition=Ready pod/hostpath-csi-example --timeout=2m")
+	// More than 1Gi is refused, until the claim has 2Gi.
+	write, grow, found := strings.Cut(term.documented("kubectl patch pvc"), "\n")
+	if !found {
+		t.Fatal("the document does not write before it lets the claim grow")
+	}
+	if out, err := term.shell(string(exported[1]), write); err == nil || !strings.Contains(out, "exceeded") && !strings.Contains(out, "No space left") {
+		t.Errorf("%s: %v, want it refused for want of space", write, err)
+	}
+	kubectl(grow)
+	kubectl("kubectl wait --for=jsonpath='{.status.capacity.storage}'=2Gi pvc/hostpath-csi-example --timeout=2m")
+	kubectl(write)
+
+	if out, err := term.cluster("up").CombinedOutput(); err == nil || !strings.Contains(string(out), "up already") {
+		t.Errorf("a second up: %v: %s", err, out)
+	}
+	if out, err := term.cluster("down").CombinedOutput(); err != nil || !strings.Contains(string(out), "the cluster is gone") {
+		t.Errorf("down: %v: %s", err, out)
+	}
+	box.WantNothing(t)
+	term.wantLogs(filepath.Join(term.state, "logs"), append(ofCluster, ofDriver...)...)
+	if out, err := term.cluster("down").CombinedOutput(); err != nil || !strings.Contains(string(out), "no cluster is up") {
+		t.Errorf("a second down: %v: %s", err, out)
+	}
+}
+
+// Who interrupts the start is left with nothing.
+func TestInterruptedStart(t *testing.T) {
+	term := open(t)
+	up := term.start(term.cluster("up"))
+	up.until("nodes node-a and node-b")
+	box := term.sandbox()
+	up.interrupt()
+	if status := up.wait(); status == 0 || !strings.Contains(up.output.String(), "interrupted") {
+		t.Errorf("up ends with %d and does not say that it was interrupted", status)
+	}
+	box.WantNothing(t)
+	term.wantLogs(filepath.Join(term.state, "logs"), "etcd", "kube-apiserver")
+	if _, err := os.Stat(filepath.Join(term.state, "kubeconfig")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("a kubeconfig of no cluster: %v", err)
+	}
+}
+
+// Who interrupts the tests, while their pods write into volumes, is left with the
+// logs alone.
+func TestInterruptedTests(t *testing.T) {
+	term := open(t)
+	tests := term.start(term.command("../cases", "cases.test", "-test.v", "-test.run", "^TestDriverIsDeletedWhileVolumesAreWritten$",
+		"-programs", term.programs, "-logs", term.logs))
+	tests.until("=== RUN")
+	box := term.sandbox()
+	term.untilWritten(box, 5)
+	tests.interrupt()
+	if status := tests.wait(); status != 130 {
+		t.Errorf("it ends with %d, want 130", status)
+	}
+	box.WantNothing(t)
+	term.wantLogs(term.logs, append(ofCluster, ofDriver...)...)
+}
+
+// untilWritten waits until so many pods write.
+func (t *terminal) untilWritten(box sandboxtest.Sandbox, count int) {
+	t.Helper()
+	log := progress.New(io.Discard)
+	if err := log.Until(t.Context(), 2*time.Minute, "pods to write", func(context.Context) (string, error) {
+		files, err := box.Glob("node-*/pools/var/hpvolumes/*/numbers")
+		if err != nil || len(files) >= count {
+			return "", err
+		}
+		return fmt.Sprintf("%d pods do", len(files)), nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// The logs of all components are there when something has failed.
+func TestFailureKeepsTheLogs(t *testing.T) {
+	term := open(t)
+	failing := term.start(term.cluster("run", "false"))
+	failing.until("kubectl apply -k")
+	box := term.sandbox()
+	if status, said := failing.wait(), failing.output.String(); status == 0 || !strings.Contains(said, "false: exit status 1") || !strings.Contains(said, term.logs) {
+		t.Errorf("it ends with %d, and does not say what has failed and where the logs are", status)
+	}
+	box.WantNothing(t)
+	term.wantLogs(term.logs, append(ofCluster, ofDriver...)...)
+}
+
+// The logs that there are, as patterns.
+var (
+	ofCluster = []string{
+		"etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler",
+		"node-a-containerd", "node-a-kubelet", "node-b-containerd", "node-b-kubelet",
+	}
+	ofDriver = []string{
+		ofContainer("node-a", "driver"), ofContainer("node-b", "driver"),
+		ofContainer("node-a", "csi-provisioner"), ofContainer("node-a", "csi-resizer"),
+		ofContainer("node-a", "node-driver-registrar"),
+	}
+)
+
+func ofContainer(node, container string) string {
+	return node + "-pods/hostpath-provisioner_*/" + container + "/*"
+}
+
+// wantLogs says that programs have left logs that say something.
+func (t *terminal) wantLogs(dir string, names ...string) {
+	t.Helper()
+	for _, name := range names {
+		files, err := filepath.Glob(filepath.Join(dir, name+".log"))
+		if err != nil || len(files) == 0 {
+			t.Errorf("no log %s.log in %s (%v)", name, dir, err)
+			continue
+		}
+		if info, err := os.Stat(files[0]); err != nil || info.Size() == 0 {
+			t.Errorf("%s says nothing (%v)", files[0], err)
+		}
+	}
+}
