@@ -4,15 +4,18 @@ import (
 	"path/filepath"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// A claim is bound on the node of its first pod, holds what pods write for as
-// long as it is there, and leaves nothing.
+// A claim waits for its first pod, is bound on the node of that, holds what pods
+// write for as long as it is there, and leaves nothing.
 func TestVolumeFromClaimToRemoval(t *testing.T) {
 	s := begin(t)
 	s.claim("data", "64Mi")
+	s.wantEvent("PersistentVolumeClaim", "data", "WaitForFirstConsumer")
+	s.wantUnmade("data")
 	s.pod("first", with("data", "/data"), on(nodeB))
 	pod := s.ready("first")
 
@@ -47,4 +50,19 @@ func TestVolumeFromClaimToRemoval(t *testing.T) {
 	}
 	s.remove("second")
 	s.removeClaim("data")
+}
+
+// wantUnmade says that a claim is not bound, and that nothing is made for it.
+func (s *scene) wantUnmade(name string) {
+	s.Helper()
+	claim, err := c.Client.CoreV1().PersistentVolumeClaims(s.namespace).Get(s.Context(), name, metav1.GetOptions{})
+	if err != nil {
+		s.Fatal(err)
+	}
+	if claim.Status.Phase != corev1.ClaimPending || claim.Spec.VolumeName != "" {
+		s.Errorf("the claim is %s with volume %q, want it to wait for a pod", claim.Status.Phase, claim.Spec.VolumeName)
+	}
+	if found, err := onDisks(); err != nil || found != "" {
+		s.Errorf("there is %s (%v), want nothing made before there is a pod", found, err)
+	}
 }

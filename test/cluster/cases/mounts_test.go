@@ -126,7 +126,7 @@ func TestGenericEphemeralVolume(t *testing.T) {
 	s.wantGone(path)
 }
 
-// An inline volume is made by the mount and goes with it.
+// An inline volume is made by the mount, holds what its size allows, and goes with it.
 func TestInlineEphemeralVolume(t *testing.T) {
 	s := begin(t)
 	s.pod("user", withVolume(corev1.VolumeMount{MountPath: "/data"}, corev1.VolumeSource{
@@ -139,6 +139,7 @@ func TestInlineEphemeralVolume(t *testing.T) {
 		t.Fatalf("found the file of an inline volume at %v, %v; want it once", found, err)
 	}
 	s.wantFile(found[0], "hello\n")
+	s.wantNoSpace("user", "dd if=/dev/zero of=/data/big bs=1M count=80")
 	s.remove("user")
 	s.wantGone(filepath.Dir(found[0]))
 }

@@ -196,6 +196,16 @@ func (s *scene) mustRun(pod, script string) string {
 	return out
 }
 
+// wantNoSpace says that a script writes more than a volume has space for.
+func (s *scene) wantNoSpace(pod, script string) {
+	s.Helper()
+	if _, err := s.run(pod, script); err == nil {
+		s.Errorf("%s in %s is not refused", script, pod)
+	} else if !strings.Contains(err.Error(), "No space left on device") && !strings.Contains(err.Error(), "Disk quota exceeded") {
+		s.Errorf("it is not for want of space that it fails: %v", err)
+	}
+}
+
 // wantFile says that a file on a disk has this text.
 func (s *scene) wantFile(path, want string) {
 	s.Helper()

@@ -1,12 +1,11 @@
 package cases_test
 
 import (
-	"context"
-	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
 
+	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -14,11 +13,15 @@ import (
 	"kubevirt.io/hostpath-provisioner/test/cluster"
 )
 
-// earlier makes a volume as the earlier driver has left it: a directory in the
-// pool, and a PersistentVolume that carries its name.
-func (s *scene) earlier(node, handle, claim string) *corev1.PersistentVolume {
+// An old volume is one that the earlier driver has left.
+type old struct {
+	claim, node, class, pool, handle string
+}
+
+// make makes a directory in the pool, and a PersistentVolume that carries its name.
+func (o old) make(s *scene) *corev1.PersistentVolume {
 	s.Helper()
-	dir := filepath.Join(c.Nodes[node].Disk("/var/hpvolumes"), handle)
+	dir := filepath.Join(c.Nodes[o.node].Disk(poolPaths[o.class]), o.handle)
 	if err := os.Mkdir(dir, 0o777); err != nil {
 		s.Fatal(err)
 	}
@@ -32,7 +35,7 @@ func (s *scene) earlier(node, handle, claim string) *corev1.PersistentVolume {
 	}
 	volume, err := c.Client.CoreV1().PersistentVolumes().Create(s.Context(), &corev1.PersistentVolume{
 		ObjectMeta: metav1.ObjectMeta{
-			Name:        handle,
+			Name:        o.handle,
 			Annotations: map[string]string{"pv.kubernetes.io/provisioned-by": cluster.DriverName},
 			Finalizers:  []string{"external-provisioner.volume.kubernetes.io/finalizer"},
 		},
@@ -40,22 +43,22 @@ func (s *scene) earlier(node, handle, claim string) *corev1.PersistentVolume {
 			Capacity:                      corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("8Gi")},
 			AccessModes:                   []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
 			PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimDelete,
-			StorageClassName:              "hostpath-csi",
-			ClaimRef:                      &corev1.ObjectReference{Namespace: s.namespace, Name: claim},
+			StorageClassName:              o.class,
+			ClaimRef:                      &corev1.ObjectReference{Namespace: s.namespace, Name: o.claim},
 			PersistentVolumeSource: corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{
 				Driver:       cluster.DriverName,
-				VolumeHandle: handle,
+				VolumeHandle: o.handle,
 				VolumeAttributes: map[string]string{
-					"csi.storage.k8s.io/pv/name":                   handle,
-					"csi.storage.k8s.io/pvc/name":                  claim,
+					"csi.storage.k8s.io/pv/name":                   o.handle,
+					"csi.storage.k8s.io/pvc/name":                  o.claim,
 					"csi.storage.k8s.io/pvc/namespace":             s.namespace,
-					"storage.kubernetes.io/csiProvisionerIdentity": "1700000000000-8081-" + cluster.DriverName + "-" + node,
-					"storagePool": "local",
+					"storage.kubernetes.io/csiProvisionerIdentity": "1700000000000-8081-" + cluster.DriverName + "-" + o.node,
+					"storagePool": o.pool,
 				},
 			}},
 			NodeAffinity: &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
 				MatchExpressions: []corev1.NodeSelectorRequirement{
-					{Key: "topology.hostpath.csi/node", Operator: corev1.NodeSelectorOpIn, Values: []string{node}},
+					{Key: "topology.hostpath.csi/node", Operator: corev1.NodeSelectorOpIn, Values: []string{o.node}},
 				},
 			}}}},
 		},
@@ -63,32 +66,52 @@ func (s *scene) earlier(node, handle, claim string) *corev1.PersistentVolume {
 	if err != nil {
 		s.Fatal(err)
 	}
-	s.claim(claim, "8Gi", func(claim *corev1.PersistentVolumeClaim) { claim.Spec.VolumeName = volume.Name })
+	s.claim(o.claim, "1Gi", ofClass(o.class), func(claim *corev1.PersistentVolumeClaim) { claim.Spec.VolumeName = volume.Name })
 	return volume
 }
 
 // What the earlier driver has made is mounted, reported and deleted like what
-// this one makes.
+// this one makes, each on its own.
 func TestVolumesOfTheEarlierDriver(t *testing.T) {
 	s := begin(t)
-	volume := s.earlier(nodeB, "pvc-1b4e28ba-2fa1-11d2-883f-0016d3cca427", "old")
-	s.pod("user", with("old", "/data"))
-	if got := s.ready("user").Spec.NodeName; got != nodeB {
-		t.Errorf("the pod is on %s, its volume on %s", got, nodeB)
+	all := []old{
+		{"first", nodeA, "hostpath-csi", "local", "pvc-1b4e28ba-2fa1-11d2-883f-0016d3cca427"},
+		{"second", nodeB, "hostpath-csi", "local", "pvc-6fa459ea-ee8a-3ca4-894e-db77e160355e"},
+		{"third", nodeB, "hostpath-csi-plain", "plain", "pvc-16fd2706-8baf-433b-82eb-8c7fada847da"},
 	}
-	if got := s.mustRun("user", "cat /data/file; echo more >>/data/file"); got != "from before\n" {
-		t.Errorf("the pod reads %q", got)
+	files := map[string]string{}
+	for _, o := range all {
+		files[o.claim] = filepath.Join(s.disk(o.make(s)), "file")
+		s.pod(o.claim, with(o.claim, "/data"))
 	}
-	s.wantFile(filepath.Join(s.disk(volume), "file"), "from before\nmore\n")
-	s.until("kubelet to show the size of the pool", func(ctx context.Context) (string, error) {
-		got, err := s.shown(ctx, nodeB, "old")
-		if got == 8*gib {
-			return "", err
+	for _, o := range all {
+		if got := s.ready(o.claim).Spec.NodeName; got != o.node {
+			t.Errorf("the pod is on %s, its volume on %s", got, o.node)
 		}
-		return fmt.Sprintf("shows %d", got), err
-	})
-	s.remove("user")
-	s.removeClaim("old")
+		if got := s.mustRun(o.claim, "cat /data/file; echo more >>/data/file"); got != "from before\n" {
+			t.Errorf("the pod reads %q", got)
+		}
+		s.wantFile(files[o.claim], "from before\nmore\n")
+		s.wantShown(o.node, o.claim, s.sizeOf(filepath.Dir(files[o.claim])))
+	}
+	for i, o := range all {
+		s.remove(o.claim)
+		s.removeClaim(o.claim)
+		s.wantGone(filepath.Dir(files[o.claim]))
+		for _, other := range all[i+1:] {
+			s.wantFile(files[other.claim], "from before\nmore\n")
+		}
+	}
+}
+
+// sizeOf is that of the filesystem which a path is on.
+func (s *scene) sizeOf(path string) int64 {
+	s.Helper()
+	var stat unix.Statfs_t
+	if err := unix.Statfs(path, &stat); err != nil {
+		s.Fatal(err)
+	}
+	return int64(stat.Blocks) * stat.Bsize
 }
 
 // Who takes the driver off the cluster keeps the data, and who puts it back has
