@@ -156,12 +156,5 @@ func (c card) seen() card {
 	return c
 }
 
-// same tells whether two cards say the same of a volume, whatever was seen of it.
-func (c card) same(other card) bool {
-	const marks = sawDirectory | sawRecord
-	c.flags, other.flags = c.flags&^marks, other.flags&^marks
-	return c == other
-}
-
 // quotaID is what the volume is counted by; 0 where the kernel chose.
 func (c card) quotaID() quota.ID { return quota.ID(c.project) }

@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -159,11 +160,6 @@ func TestWhatWasJustReadWasSeen(t *testing.T) {
 	if p.index.len() != 3 || p.any(card.unlikeSeen) {
 		t.Errorf("of %d volumes, some look different: %+v", p.index.len(), p.index.after(VolumeID{}, 3, card.unlikeSeen))
 	}
-	l := p.beginLoad()
-	must(t, s.resync(VolumeID{name: "whole"}))
-	if p.endLoad(l); len(l.changed) > 0 {
-		t.Error("a volume that is as it was read counts as changed")
-	}
 }
 
 // onDisk is a session of a pool with some volumes that were written by others.
@@ -205,7 +201,7 @@ func (p *Pool) promises() map[string]int64 {
 // Calls of this node keep nobody from seeing what other nodes have promised from a shared
 // pool, and are not undone by what was read before them.
 func TestALoadBesideCallsBringsInWhatOthersWrote(t *testing.T) {
-	s := onDisk(t, "grown", "gone", "others")
+	s := onDisk(t, "grown", "gone", "undone", "others")
 	p, grown, gone, made := s.pool, VolumeID{name: "grown"}, VolumeID{name: "gone"}, VolumeID{name: "made"}
 	l := p.beginLoad()
 	must(t, s.read(l))
@@ -216,7 +212,8 @@ func TestALoadBesideCallsBringsInWhatOthersWrote(t *testing.T) {
 	p.note(gone, whole(gone, 4096))
 	p.note(gone, entry{})
 	p.commit(made, whole(made, 16384), 0)
-	p.endLoad(l)
+	p.note(VolumeID{name: "undone"}, entry{}) // it was never known
+	p.endLoad(l, nil)
 	if got, want := p.promises(), map[string]int64{"grown": 8192, "others": 4096, "made": 16384}; !maps.Equal(got, want) {
 		t.Errorf("promised are %v, want %v", got, want)
 	}
@@ -236,12 +233,25 @@ func TestALoadThatIsPassedByALaterOneUndoesNothing(t *testing.T) {
 	must(t, s.read(slow))
 	s.write(t, "others")
 	must(t, s.load())
-	s.pool.endLoad(slow)
+	s.pool.endLoad(slow, nil)
 	if got, want := s.pool.promises(), map[string]int64{"before": 4096, "others": 4096}; !maps.Equal(got, want) {
 		t.Errorf("promised are %v, want %v", got, want)
 	}
 	if s.pool.ledger.promised != 8192 || len(s.pool.loads) > 0 {
 		t.Errorf("the ledger has %d bytes, want 8192, and %d loads go on, want none", s.pool.ledger.promised, len(s.pool.loads))
+	}
+}
+
+// What could not be read to its end is not taken over, and hides nothing that others read.
+func TestALoadThatFailsChangesNothing(t *testing.T) {
+	s := onDisk(t, "before")
+	slow := s.pool.beginLoad()
+	must(t, s.read(slow))
+	failed := s.pool.beginLoad()
+	s.pool.endLoad(failed, errors.New("a disk"))
+	s.pool.endLoad(slow, nil)
+	if got, want := s.pool.promises(), map[string]int64{"before": 4096}; !maps.Equal(got, want) || len(s.pool.loads) > 0 {
+		t.Errorf("promised are %v, want %v, and %d loads go on, want none", got, want, len(s.pool.loads))
 	}
 }
 

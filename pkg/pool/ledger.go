@@ -103,27 +103,23 @@ func (p *Pool) release(bytes int64) {
 func (p *Pool) commit(id VolumeID, e entry, reserved int64) {
 	p.mu.Lock()
 	defer p.unlock()
-	p.change(id, e.card())
+	p.put(id, e)
 	p.ledger.promised -= reserved
 }
 
-// note brings index and ledger in line with what is on disk. Where they are, nothing has
-// changed: what was read of the disk meanwhile is as good.
+// note brings index and ledger in line with what is on disk.
 func (p *Pool) note(id VolumeID, e entry) {
 	p.mu.Lock()
 	defer p.unlock()
-	if p.index.get(id).same(e.card()) {
-		p.ledger.promised += p.index.put(id, e.card())
-	} else {
-		p.change(id, e.card())
-	}
+	p.put(id, e)
 }
 
-// change puts a card that is newer than what any load has read of the volume.
-func (p *Pool) change(id VolumeID, c card) {
-	p.ledger.promised += p.index.put(id, c)
+// put also tells the loads that are being made, where nothing changes too: they may have read
+// a record that was there for a moment.
+func (p *Pool) put(id VolumeID, e entry) {
+	p.ledger.promised += p.index.put(id, e.card())
 	for _, l := range p.loads {
-		l.changed = append(l.changed, id)
+		l.told[id] = struct{}{}
 	}
 }
 

@@ -104,7 +104,7 @@ type Pool struct {
 	// where something of it was changed.
 	mu     sync.Mutex
 	index  index
-	loads  []*load // that are being made, to be told of changes
+	loads  []*load // that are being made, in the order in which they began
 	ledger ledger
 	trash  trash
 	// restored is how often a limit was put back.

@@ -240,59 +240,51 @@ func trashedID(name string) (VolumeID, bool) {
 	return id, err == nil
 }
 
-// A load is a reading of the disk. What calls change meanwhile is newer than what it reads,
-// and so is what a load has read that began later.
+// A load is a reading of the disk. What calls of this node say of a volume meanwhile is newer
+// than what it reads, and so is what a load has found that began later: all that its reader
+// had to see was there when that one began. A reader that holds the lock of a shared pool
+// sees no promise of another node less for what any load finds until the lock is given back.
 type load struct {
-	index   index
-	changed []VolumeID
-	passed  bool // one that began later is over
+	index  index
+	told   map[VolumeID]struct{} // what calls have said something of
+	passed bool                  // one that began later is over
 }
 
-// beginLoad has a load be told of what calls change, until its end.
+// beginLoad has a load be told of what calls say, until its end.
 func (p *Pool) beginLoad() *load {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	l := &load{}
+	l := &load{told: map[VolumeID]struct{}{}}
 	p.loads = append(p.loads, l)
 	return l
 }
 
-// endLoad takes over what was read.
-func (p *Pool) endLoad(l *load) {
+// endLoad takes over what was read, unless that failed.
+func (p *Pool) endLoad(l *load, err error) {
 	p.mu.Lock()
 	defer p.unlock()
-	before := p.forget(l)
-	for _, earlier := range p.loads[:before] {
-		earlier.passed = true
-	}
-	if l.passed {
+	at := slices.Index(p.loads, l)
+	earlier := p.loads[:at]
+	p.loads = slices.Delete(p.loads, at, at+1)
+	if err != nil || l.passed {
 		return
 	}
-	for _, id := range l.changed {
+	for _, other := range earlier {
+		other.passed = true
+	}
+	for id := range l.told {
 		l.index.put(id, p.index.get(id))
 	}
 	p.ledger.promised += l.index.promised - p.index.promised
 	p.index = l.index
 }
 
-// forget tells a load nothing any more, and answers how many began before it and are not over.
-func (p *Pool) forget(l *load) (earlier int) {
-	earlier = slices.Index(p.loads, l)
-	p.loads = slices.Delete(p.loads, earlier, earlier+1)
-	return earlier
-}
-
 // load fills the index from the disk.
 func (s *session) load() error {
 	l := s.pool.beginLoad()
-	if err := s.read(l); err != nil {
-		s.pool.mu.Lock()
-		defer s.pool.mu.Unlock()
-		s.pool.forget(l)
-		return err
-	}
-	s.pool.endLoad(l)
-	return nil
+	err := s.read(l)
+	s.pool.endLoad(l, err)
+	return err
 }
 
 func (s *session) read(l *load) error {

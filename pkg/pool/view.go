@@ -339,6 +339,9 @@ func (l *listing) see(id VolumeID) (VolumeView, bool, error) {
 	return l.view(id, e, d), true, nil
 }
 
+// mostLookups is how often a volume is looked at on which calls are at work.
+const mostLookups = 5
+
 // lookupWhole is lookup for those who do not hold the lock of the volume, since
 // another process does: what it answers was there at one time. A volume that is
 // being made or removed does not exist.
@@ -358,8 +361,6 @@ func (s *session) lookupWhole(id VolumeID) (entry, *dir.Dir, error) {
 	}
 	return entry{}, nil, nil // calls are at work on it without a pause
 }
-
-const mostLookups = 5
 
 // stillSo looks again at half a volume. A record is written before its directory comes
 // out of staging, and removed after that is in the trash: so there is no moment at which a
