@@ -108,10 +108,13 @@ func (c *Cluster) Uninstall(ctx context.Context, kustomization string) error {
 	}
 	return c.Log.Until(ctx, 2*time.Minute, "the driver to be gone", func(ctx context.Context) (string, error) {
 		pods, err := c.Client.CoreV1().Pods(Namespace).List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return "", err
+		}
 		var there []string
 		for _, pod := range pods.Items {
 			there = append(there, pod.Name)
 		}
-		return strings.Join(there, ", "), err
+		return strings.Join(there, ", "), nil
 	})
 }

@@ -12,6 +12,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // A Process is a running program.
@@ -113,4 +115,23 @@ func Tail(path string, lines int) string {
 	}
 	all := strings.Split(strings.TrimRight(string(text), "\n"), "\n")
 	return strings.Join(all[max(0, len(all)-lines):], "\n")
+}
+
+// OnEnd does something when a process ends that need not be a child of this one.
+// It keeps on waiting until this process ends.
+func OnEnd(pid int, do func()) error {
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return fmt.Errorf("wait for process %d: %w", pid, err)
+	}
+	go func() {
+		ended := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+		for {
+			if _, err := unix.Poll(ended, -1); !errors.Is(err, unix.EINTR) {
+				break
+			}
+		}
+		do()
+	}()
+	return nil
 }

@@ -81,3 +81,22 @@ func TestStopOfWhatDoesNotWantTo(t *testing.T) {
 		t.Error("it still runs")
 	}
 }
+
+func TestTheEndOfAnotherProcessIsSeen(t *testing.T) {
+	cmd := exec.Command("sleep", "infinity")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = cmd.Wait() }()
+	seen := make(chan struct{})
+	err := process.OnEnd(cmd.Process.Pid, func() { close(seen) })
+	select {
+	case <-seen:
+		t.Error("it is seen to end while it runs")
+	default:
+	}
+	if err := errors.Join(err, cmd.Process.Kill()); err != nil {
+		t.Fatal(err)
+	}
+	<-seen
+}

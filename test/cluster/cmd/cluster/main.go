@@ -21,6 +21,7 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/test/cluster"
 	"kubevirt.io/hostpath-provisioner/test/cluster/control"
+	"kubevirt.io/hostpath-provisioner/test/cluster/process"
 	"kubevirt.io/hostpath-provisioner/test/cluster/progress"
 	"kubevirt.io/hostpath-provisioner/test/cluster/sandbox"
 )
@@ -29,6 +30,7 @@ func main() {
 	programs := flag.String("programs", "bin/cluster", "directory with the programs of the cluster")
 	kustomization := flag.String("install", "test/cluster/overlay", "kustomization to install; empty for none")
 	state := flag.String("state", "", "directory for what is to be found of a cluster that is up; run below that of the programs if not given")
+	while := flag.Int("while", 0, "number of a process with whose end a cluster that is up ends too; 0 for none")
 	logs := flag.String("logs", "", "directory for the logs of a cluster for one program, which is emptied; logs below that of the programs if not given")
 	flag.Usage = func() {
 		fmt.Fprintln(flag.CommandLine.Output(), "usage: cluster [flags] up|down|run PROGRAM ARGUMENT...|images DIRECTORY")
@@ -51,7 +53,7 @@ func main() {
 	case "down":
 		err = up.down()
 	case "serve":
-		err = up.serve(*kustomization)
+		err = up.serve(*kustomization, *while)
 	case "run":
 		err = runOne(dir, cmp.Or(*logs, filepath.Join(dir, "logs")), *kustomization, flag.Args()[1:])
 	case "images":
@@ -193,11 +195,11 @@ func (f files) down() error {
 		fmt.Println("no cluster is up")
 		return nil
 	}
-	process, err := os.FindProcess(pid)
+	found, err := os.FindProcess(pid)
 	if err != nil {
 		return err
 	}
-	if err := process.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
+	if err := found.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return err
 	}
 	log := progress.New(os.Stdout)
@@ -213,11 +215,16 @@ func (f files) down() error {
 	return err
 }
 
-// serve runs the cluster until it is told to end.
-func (f files) serve(kustomization string) error {
+// serve runs the cluster until it is told to end, or a process ends.
+func (f files) serve(kustomization string, while int) error {
 	// Made outside, so that it listens in the network of the machine.
 	var outside []*os.File
 	if sandbox.Outside() {
+		if while != 0 {
+			if err := process.OnEnd(while, func() { _ = syscall.Kill(os.Getpid(), syscall.SIGTERM) }); err != nil {
+				return err
+			}
+		}
 		listener, err := listen()
 		if err != nil {
 			return err
