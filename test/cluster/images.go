@@ -2,7 +2,9 @@ package cluster
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"os"
 	"os/exec"
@@ -51,7 +53,11 @@ func MakeImages(ctx context.Context, programs, dir string) ([]string, error) {
 			Entrypoint: []string{"/busybox", "sleep", "infinity"},
 		},
 	}
-	images = append(images, suiteImages(programs, images[0])...)
+	suite, err := suiteImages(ctx, programs, images[0])
+	if err != nil {
+		return nil, err
+	}
+	images = append(images, suite...)
 	for _, sidecar := range sidecars {
 		images = append(images, image.Image{
 			Name:       "localhost/" + sidecar + ":test",
@@ -88,17 +94,51 @@ func (c *Cluster) Import(ctx context.Context, i image.Image) error {
 
 // suiteImages are those that the tests of Kubernetes want, under the names that
 // they have there, if the program in them was built.
-func suiteImages(programs string, shell image.Image) []image.Image {
+func suiteImages(ctx context.Context, programs string, shell image.Image) ([]image.Image, error) {
 	agnhost := filepath.Join(programs, "agnhost")
-	if _, err := os.Stat(agnhost); err != nil {
-		return nil
+	if _, err := os.Stat(agnhost); errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	} else if err != nil {
+		return nil, err
 	}
-	const registry = "registry.k8s.io/e2e-test-images/"
+	// The shell of busybox knows its own dd alone.
+	gnu, err := withOwn(ctx, shell, "dd", "sh")
+	if err != nil {
+		return nil, err
+	}
 	busybox, nginx, all := shell, shell, shell
-	busybox.Name, nginx.Name, all.Name = registry+"busybox:1.37.0-1", registry+"nginx:1.15-4", registry+"agnhost:2.63.0"
+	for i, name := range map[*image.Image]string{
+		&busybox: "busybox:1.37.0-1", &nginx: "nginx:1.15-4", &gnu: "glibc-dns-testing:2.0.0", &all: "agnhost:2.63.0",
+	} {
+		i.Name = "registry.k8s.io/e2e-test-images/" + name
+	}
 	all.Files = maps.Clone(shell.Files)
 	all.Files["/agnhost"] = agnhost
 	all.Entrypoint = []string{"/agnhost"}
 	all.Command = []string{"pause"}
-	return []image.Image{busybox, nginx, all}
+	return []image.Image{busybox, nginx, gnu, all}, nil
+}
+
+// withOwn is an image with this machine's programs in the place of busybox's, whose
+// options are fewer, and with the libraries that they need.
+func withOwn(ctx context.Context, i image.Image, programs ...string) (image.Image, error) {
+	i.Files, i.Links = maps.Clone(i.Files), maps.Clone(i.Links)
+	for _, program := range programs {
+		path, err := exec.LookPath(program)
+		if err != nil {
+			return i, err
+		}
+		libraries, err := exec.CommandContext(ctx, "ldd", path).Output()
+		if err != nil {
+			return i, fmt.Errorf("ldd %s: %w", path, err)
+		}
+		i.Files["/bin/"+program] = path
+		delete(i.Links, "/bin/"+program)
+		for word := range strings.FieldsSeq(string(libraries)) {
+			if filepath.IsAbs(word) {
+				i.Files[word] = word
+			}
+		}
+	}
+	return i, nil
 }
