@@ -116,9 +116,9 @@ func loadFilter(allowed []device) (int, error) {
 		code, license unsafe.Pointer
 		_             [6]uint64
 	}{kind: unix.BPF_PROG_TYPE_CGROUP_DEVICE, count: uint32(len(code)), code: unsafe.Pointer(&code[0]), license: unsafe.Pointer(&license[0])}
-	for {
+	for tries := 0; ; tries++ {
 		program, err := bpf(unix.BPF_PROG_LOAD, unsafe.Pointer(&load), unsafe.Sizeof(load))
-		if errors.Is(err, unix.EAGAIN) {
+		if errors.Is(err, unix.EAGAIN) && tries < 10_000 {
 			continue // the verifier gives up when its thread has a signal to take (since Linux 5.0)
 		}
 		runtime.KeepAlive(code)

@@ -144,7 +144,7 @@ func (s *scene) driverPods() []string {
 // A kubelet that is started again finds the volumes that it had mounted.
 func TestKubeletIsStartedAgain(t *testing.T) {
 	s := begin(t)
-	all := s.writers(3, on(nodeA))
+	all := s.writers(10, on(nodeA))
 	node := c.Nodes[nodeA]
 	if err := node.StopKubelet(t.Context()); err != nil {
 		t.Fatal(err)
