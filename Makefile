@@ -76,7 +76,7 @@ dashboard: build ## Draw the picture of the dashboard in docs/ anew, from real d
 	@HOSTPATH_CSI_DRIVER=bin/hostpath-csi-driver exec bin/dashboard $(DASHBOARD_FLAGS)
 
 .PHONY: test
-test: ## Run every test (unit, contract, sanity, kernel, nested modules), those of the product with the race detector, then print the coverage
+test: ## Run every test (unit, contract, sanity, kernel, nested modules), the product's with the race detector, and print the coverage
 	@test/tools/install-deps test
 	@mkdir -p bin
 	$(GO_TEST) -short -coverprofile=bin/cover.out $$(go list ./... | grep -v /sanity)

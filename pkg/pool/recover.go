@@ -240,10 +240,10 @@ func trashedID(name string) (VolumeID, bool) {
 	return id, err == nil
 }
 
-// A load is a reading of the disk. What calls of this node say of a volume meanwhile is newer
-// than what it reads, and so is what a load has found that began later: all that its reader
-// had to see was there when that one began. A reader that holds the lock of a shared pool
-// sees no promise of another node less for what any load finds until the lock is given back.
+// A load is a reading of the disk. What calls of this node say of a volume meanwhile counts
+// more than what it reads. Of two loads that overlap the one counts that began later. What
+// other nodes do while both read may then be seen by the next load only. So who sells space
+// of a shared pool loads it under the lock, without which no other node promises anything.
 type load struct {
 	index  index
 	told   map[VolumeID]struct{} // what calls have said something of

@@ -106,17 +106,21 @@ func suiteImages(ctx context.Context, programs string, shell image.Image) ([]ima
 	if err != nil {
 		return nil, err
 	}
-	busybox, nginx, all := shell, shell, shell
-	for i, name := range map[*image.Image]string{
-		&busybox: "busybox:1.37.0-1", &nginx: "nginx:1.15-4", &gnu: "glibc-dns-testing:2.0.0", &all: "agnhost:2.63.0",
-	} {
-		i.Name = "registry.k8s.io/e2e-test-images/" + name
-	}
+	all := shell
 	all.Files = maps.Clone(shell.Files)
 	all.Files["/agnhost"] = agnhost
 	all.Entrypoint = []string{"/agnhost"}
 	all.Command = []string{"pause"}
-	return []image.Image{busybox, nginx, gnu, all}, nil
+	named := func(i image.Image, name string) image.Image {
+		i.Name = "registry.k8s.io/e2e-test-images/" + name
+		return i
+	}
+	return []image.Image{
+		named(shell, "busybox:1.37.0-1"),
+		named(shell, "nginx:1.15-4"),
+		named(gnu, "glibc-dns-testing:2.0.0"),
+		named(all, "agnhost:2.63.0"),
+	}, nil
 }
 
 // withOwn is an image with this machine's programs in the place of busybox's, whose

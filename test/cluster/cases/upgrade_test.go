@@ -75,9 +75,9 @@ func (o old) make(s *scene) *corev1.PersistentVolume {
 func TestVolumesOfTheEarlierDriver(t *testing.T) {
 	s := begin(t)
 	all := []old{
-		{"first", nodeA, "hostpath-csi", "local", "pvc-1b4e28ba-2fa1-11d2-883f-0016d3cca427"},
-		{"second", nodeB, "hostpath-csi", "local", "pvc-6fa459ea-ee8a-3ca4-894e-db77e160355e"},
-		{"third", nodeB, "hostpath-csi-plain", "plain", "pvc-16fd2706-8baf-433b-82eb-8c7fada847da"},
+		{claim: "first", node: nodeA, class: "hostpath-csi", pool: "local", handle: "pvc-1b4e28ba-2fa1-11d2-883f-0016d3cca427"},
+		{claim: "second", node: nodeB, class: "hostpath-csi", pool: "local", handle: "pvc-6fa459ea-ee8a-3ca4-894e-db77e160355e"},
+		{claim: "third", node: nodeB, class: "hostpath-csi-plain", pool: "plain", handle: "pvc-16fd2706-8baf-433b-82eb-8c7fada847da"},
 	}
 	files := map[string]string{}
 	for _, o := range all {

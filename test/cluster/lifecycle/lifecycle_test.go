@@ -18,6 +18,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -43,18 +44,7 @@ func open(t *testing.T) *terminal {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Short: there are sockets below it.
-	tmp, err := os.MkdirTemp("", "up-") //nolint:usetesting // the name of t.TempDir is long
-	if err != nil {
-		t.Fatal(err)
-	}
-	// Nothing may be left in it.
-	t.Cleanup(func() {
-		if err := os.Remove(tmp); err != nil {
-			t.Error(err)
-		}
-	})
-	// Kept when the test fails.
+	// Kept when the test fails, also by what is looked at last.
 	kept := filepath.Join(dir, "lifecycle", t.Name())
 	if err := os.RemoveAll(kept); err != nil {
 		t.Fatal(err)
@@ -63,6 +53,17 @@ func open(t *testing.T) *terminal {
 		if t.Failed() {
 			t.Log("logs of all programs and containers:", kept)
 		} else if err := os.RemoveAll(kept); err != nil {
+			t.Error(err)
+		}
+	})
+	// Short: there are sockets below it.
+	tmp, err := os.MkdirTemp("", "up-") //nolint:usetesting // the name of t.TempDir is long
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Nothing may be left in it.
+	t.Cleanup(func() {
+		if err := os.Remove(tmp); err != nil {
 			t.Error(err)
 		}
 	})
@@ -288,13 +289,15 @@ func TestUpForAProcessThatEnds(t *testing.T) {
 	if err := other.Start(); err != nil {
 		t.Fatal(err)
 	}
+	end := sync.OnceFunc(func() {
+		_ = other.Process.Kill() // it cannot have ended
+		_ = other.Wait()
+	})
+	t.Cleanup(end)
 	up := term.start(term.cluster("-while", strconv.Itoa(other.Process.Pid), "up"))
 	up.until("nodes node-a and node-b")
 	box := term.sandbox()
-	if err := other.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
-	_ = other.Wait() // it was killed
+	end()
 	if status := up.wait(); status == 0 || !strings.Contains(up.output.String(), "the cluster did not start") {
 		t.Errorf("up ends with %d and does not say that the cluster did not start", status)
 	}
