@@ -18,7 +18,9 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"path/filepath"
 	"runtime"
+	"strings"
 	"syscall"
 )
 
@@ -66,13 +68,45 @@ func Enter(files ...*os.File) *Sandbox {
 	case keeperRole:
 		status, err = keeperMain()
 	default:
-		status, err = outside(files)
+		if err = seen(); err == nil {
+			status, err = outside(files)
+		}
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "sandbox:", err)
 		status = max(status, 1)
 	}
 	os.Exit(status)
+	return nil
+}
+
+// seen fails if what this program works with would be hidden from it inside.
+func seen() error {
+	if err := Shared(os.TempDir()); err != nil {
+		return fmt.Errorf("the directory for temporary files: %w: set TMPDIR", err)
+	}
+	dir, err := os.Getwd()
+	if err != nil {
+		return err
+	}
+	if err := Shared(dir); err != nil {
+		return fmt.Errorf("the working directory: %w: start it from elsewhere", err)
+	}
+	return nil
+}
+
+// Shared fails if a path does not lead to the same file inside a sandbox and outside
+// of one.
+func Shared(path string) error {
+	real, err := filepath.EvalSymlinks(path)
+	if err != nil {
+		real = path // of what is to be made the name has to do
+	}
+	for _, hidden := range []string{"/var", "/run"} {
+		if real == hidden || strings.HasPrefix(real, hidden+"/") {
+			return fmt.Errorf("%s is below %s, which a sandbox has of its own", path, hidden)
+		}
+	}
 	return nil
 }
 

@@ -3,12 +3,14 @@ package sandbox_test
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"syscall"
 	"testing"
 
@@ -149,6 +151,37 @@ func TestNothingIsLeft(t *testing.T) {
 			}
 			_ = cmd.Wait() // its status differs
 			box.WantNothing(t)
+		})
+	}
+}
+
+// Inside, what a program works with has to be what it is outside: in a repository that
+// is hidden there nobody would see the logs, or that a cluster is up.
+func TestWhatIsHiddenInsideIsRefused(t *testing.T) {
+	hidden, err := os.MkdirTemp("/var/tmp", "hostpath-sandbox-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(hidden) })
+	link := filepath.Join(t.TempDir(), "link")
+	if err := os.Symlink(hidden, link); err != nil {
+		t.Fatal(err)
+	}
+	for name, place := range map[string]struct{ dir, tmp, want string }{
+		"where it is started":         {hidden, t.TempDir(), "start it from elsewhere"},
+		"where temporary files are":   {t.TempDir(), hidden, "set TMPDIR"},
+		"by a link, where it starts":  {link, t.TempDir(), "start it from elsewhere"},
+		"by a link, of its own files": {t.TempDir(), link, "set TMPDIR"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cmd := exec.CommandContext(t.Context(), "/proc/self/exe")
+			cmd.Dir = place.dir
+			cmd.Env = append(os.Environ(), messy+"=1", "TMPDIR="+place.tmp, "PWD="+place.dir)
+			out, err := cmd.CombinedOutput()
+			var exit *exec.ExitError
+			if !errors.As(err, &exit) || !strings.Contains(string(out), place.want) || !strings.Contains(string(out), "below /var") {
+				t.Errorf("%v: %s", err, out)
+			}
 		})
 	}
 }

@@ -46,6 +46,15 @@ func main() {
 	if err != nil {
 		fatal(err)
 	}
+	logsOfOne, err := filepath.Abs(cmp.Or(*logs, filepath.Join(dir, "logs")))
+	if err != nil {
+		fatal(err)
+	}
+	for _, path := range []string{dir, run, logsOfOne} {
+		if err := sandbox.Shared(path); err != nil {
+			fatal(err)
+		}
+	}
 	up := files{dir: run, programs: dir}
 	switch flag.Arg(0) {
 	case "up":
@@ -55,7 +64,7 @@ func main() {
 	case "serve":
 		err = up.serve(*kustomization, *while)
 	case "run":
-		err = runOne(dir, cmp.Or(*logs, filepath.Join(dir, "logs")), *kustomization, flag.Args()[1:])
+		err = runOne(dir, logsOfOne, *kustomization, flag.Args()[1:])
 	case "images":
 		err = writeImages(dir, flag.Arg(1))
 	default:
@@ -285,10 +294,6 @@ func start(ctx context.Context, box *sandbox.Sandbox, programs, logs, kustomizat
 func runOne(programs, logs, kustomization string, args []string) error {
 	if len(args) == 0 {
 		return errors.New("name the program to run")
-	}
-	logs, err := filepath.Abs(logs)
-	if err != nil {
-		return err
 	}
 	box := sandbox.Enter()
 	if err := os.RemoveAll(logs); err != nil {
