@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -35,13 +36,22 @@ func needDriver(t *testing.T) {
 
 // diskOf is a disk whose devices do so much of what their files do.
 func diskOf(share float64, fails error) driveFunc {
+	return disks(share, share, fails)
+}
+
+// disks is diskOf with other devices than the driver's that do more, or less.
+func disks(share, plain float64, fails error) driveFunc {
 	return func(_ context.Context, _ load, path string, _ int64, _ time.Duration) (float64, error) {
 		info, err := os.Stat(path)
 		if err != nil {
 			return 0, err
 		}
 		rate := float64(1 << 30)
-		if info.Mode()&os.ModeDevice != 0 {
+		switch {
+		case info.Mode()&os.ModeDevice == 0:
+		case strings.HasPrefix(path, "/dev/"):
+			rate *= plain
+		default:
 			rate *= share
 		}
 		return rate, fails
@@ -53,6 +63,7 @@ func TestMeasureJudgesAndLeavesNothing(t *testing.T) {
 	for name, test := range map[string]struct {
 		kind  string
 		ours  float64 // of what the file does
+		plain float64 // of another device, if not the same
 		fails error
 		shows string
 		wants error
@@ -60,13 +71,14 @@ func TestMeasureJudgesAndLeavesNothing(t *testing.T) {
 		"in a directory":                   {ours: 0.9, shows: `"ratio": 0.9`},
 		"on a filesystem of its own":       {kind: "xfs", ours: 0.9, shows: `"filesystem": "xfs"`},
 		"a device that is much slower":     {ours: 0.1, shows: `"exceeded": true`, wants: errBudget},
+		"slower than what losetup has":     {ours: 0.9, plain: 1.3, shows: `"limit": "a device of losetup on such a file"`, wants: errBudget},
 		"a measurement that cannot be had": {kind: "ext4", fails: os.ErrDeadlineExceeded, wants: os.ErrDeadlineExceeded},
 	} {
 		t.Run(name, func(t *testing.T) {
 			o := short(t.TempDir())
 			o.kind, o.only = test.kind, []string{"blocks"}
 			var out strings.Builder
-			err := measure(t.Context(), o, &out, diskOf(test.ours, test.fails))
+			err := measure(t.Context(), o, &out, disks(test.ours, cmp.Or(test.plain, test.ours), test.fails))
 			if !errors.Is(err, test.wants) || !strings.Contains(out.String(), test.shows) {
 				t.Errorf("measure = %v, want %v; it shows\n%s\nwant in it %q", err, test.wants, out.String(), test.shows)
 			}

@@ -100,9 +100,11 @@ func (r report) writeTable(out io.Writer) error {
 		fmt.Fprintf(out, "The machine was busy before, with a load of %.1f: expect worse ratios, and try again.\n\n", r.Machine.Load)
 	}
 	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(table, strings.Join([]string{"", "ours", "limit", "ratio", "noise", "budget", "", ""}, "\t"))
+	// What comes after the last tab is not aligned.
+	fmt.Fprintln(table, strings.Join([]string{"", "ours", "limit", "ratio", "noise", "budget", "", "  the limit"}, "\t"))
 	for _, r := range r.Results {
-		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t±%s\t%s\t%s\t\n", r.Name, r.told(r.Ours), r.told(r.Bare), ratio(r.Ratio), r.noise(), r.Budget.told(r.Unit), r.verdict())
+		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t±%s\t%s\t%s\t%s\n",
+			r.Name, r.told(r.Ours), r.told(r.Bare), ratio(r.Ratio), r.noise(), r.Budget.told(r.Unit), r.verdict(), apart(r.Limit))
 	}
 	return table.Flush()
 }
@@ -120,6 +122,14 @@ func (r report) writeMarkdown(out io.Writer) error {
 			r.Name, r.told(r.Ours), r.told(r.Bare), r.Limit, ratio(r.Ratio), r.noise(), r.Budget.told(r.Unit), r.verdict())
 	}
 	return nil
+}
+
+// apart sets something off from what is before it.
+func apart(text string) string {
+	if text == "" {
+		return ""
+	}
+	return "  " + text
 }
 
 // told is a figure with its unit; nothing where there is none.
