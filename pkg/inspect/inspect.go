@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 
 	"kubevirt.io/hostpath-provisioner/pkg/health"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop"
@@ -20,12 +19,10 @@ import (
 // Look looks at pools, at all of them at once, so that one which hangs holds no other
 // up. The report has them in the order of the configuration.
 func Look(ctx context.Context, configs []pool.Config, options pool.Options) Report {
-	report := Report{Version: documentVersion, Node: options.Node.String(), Pools: make([]Pool, len(configs))}
-	var all sync.WaitGroup
-	for i, config := range configs {
-		all.Go(func() { report.Pools[i] = describe(pool.See(ctx, config, options)) })
+	report := Report{Version: documentVersion, Node: options.Node.String(), Pools: []Pool{}}
+	for _, view := range pool.See(ctx, configs, options) {
+		report.Pools = append(report.Pools, describe(view))
 	}
-	all.Wait()
 	report.compare()
 	report.count()
 	return report

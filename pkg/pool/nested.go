@@ -61,17 +61,16 @@ var errNested = errors.New("another pool lies in it; give each a directory of it
 // one, and could remove it. The other has nothing of this one, and serves. Where it cannot be
 // told, nothing is known against the pool.
 func (p *Pool) checkNested(own *dir.Dir) error {
-	id, err := own.ID()
-	if err != nil {
-		return err
-	}
-	place, err := p.options.Mounts.Locate(own)
-	if err != nil {
+	here, err := p.locate(own)
+	if errors.Is(err, errPlace) {
 		p.unsure("where the pool is mounted cannot be told, nor whether another lies in it", err)
 		return nil
 	}
-	for other, at := range p.roots.settle(p, root{id: id, place: place}) {
-		for _, path := range at.place.Below(place) {
+	if err != nil {
+		return err
+	}
+	for other, at := range p.roots.settle(p, here) {
+		for _, path := range at.place.Below(here.place) {
 			if !touches(path) {
 				continue
 			}
@@ -83,6 +82,21 @@ func (p *Pool) checkNested(own *dir.Dir) error {
 		}
 	}
 	return nil
+}
+
+var errPlace = errors.New("its place among the mounts")
+
+// locate tells where the pool is, or answers errPlace.
+func (p *Pool) locate(own *dir.Dir) (root, error) {
+	id, err := own.ID()
+	if err != nil {
+		return root{}, err
+	}
+	place, err := p.options.Mounts.Locate(own)
+	if err != nil {
+		return root{}, fmt.Errorf("%w: %w", errPlace, err)
+	}
+	return root{id: id, place: place}, nil
 }
 
 // unsure logs once what each look would find again.

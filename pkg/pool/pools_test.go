@@ -357,7 +357,7 @@ func TestAPoolThatHasAnotherInItDoesNotServe(t *testing.T) {
 				must(t, os.MkdirAll(b.path("outer", "sub"), 0o755))
 				nest(b)
 				b.start(fmt.Sprintf(inOuter, false))
-				b.wantOuterRefused(t)
+				b.wantOuterRefused(t, fmt.Sprintf(inOuter, false))
 			})
 		})
 	}
@@ -384,7 +384,10 @@ func TestAPoolThatHasAnotherInItDoesNotServe(t *testing.T) {
 			t.Cleanup(func() { _ = syscall.Unmount(b.path("inner"), syscall.MNT_DETACH) })
 			bindMount(b, "inner", "outer", "sub")
 			b.later(10 * time.Second)
-			b.wantOuterRefused(t)
+			b.wantOuterRefused(t, fmt.Sprintf(inOuter, true))
+			if v := b.see(fmt.Sprintf(inOuter, true)); v.UUID == "" || v.Available != 0 {
+				t.Errorf("the outer pool is seen as %+v, want what is in it all the same", v)
+			}
 			must(t, syscall.Unmount(b.path("outer", "sub"), 0))
 			must(t, os.Remove(b.path("outer", "sub")))
 			b.later(10 * time.Second)
@@ -397,7 +400,7 @@ func TestAPoolThatHasAnotherInItDoesNotServe(t *testing.T) {
 	})
 }
 
-func (b *bench) wantOuterRefused(t *testing.T) {
+func (b *bench) wantOuterRefused(t *testing.T, datadir string) {
 	t.Helper()
 	status := b.Status()
 	if err := status[0].Err; err == nil || !strings.Contains(err.Error(), `another pool lies in it; give each a directory of its own: pool "inner" at sub`) {
@@ -405,6 +408,9 @@ func (b *bench) wantOuterRefused(t *testing.T) {
 	}
 	if status[1].Err != nil {
 		t.Errorf("the inner pool: %v, want it to serve", status[1].Err)
+	}
+	if seen := b.seeAll("node-1", datadir); seen[0].Err == nil || seen[0].Err.Error() != status[0].Err.Error() || seen[1].Err != nil {
+		t.Errorf("the pools are seen with %v and %v, want what the driver says", seen[0].Err, seen[1].Err)
 	}
 	_, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-1"), Pool: poolName(t, "inner"), Range: pool.Range{Required: mib}})
 	must(t, err)

@@ -1,11 +1,13 @@
 package pool
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -102,14 +104,46 @@ const expandedLately = time.Minute
 // stagedLong is how long no creation takes: its call has an end.
 const stagedLong = 10 * time.Minute
 
-// See looks at a pool beside the driver that serves it, or without one. It changes
-// nothing and takes no lock that others would wait for. A pool that gets nowhere for
-// Options.HangAfter is left behind.
-func See(ctx context.Context, config Config, options Options) View {
-	p := newPool(config, &Set{options: options.withDefaults()})
-	done := make(chan View, 1)
-	go func() { done <- p.see(ctx) }()
-	view, err := awaitSteps(ctx, done, p.options.HangAfter, &p.steps, p.hangs)
+// See looks at pools beside the driver that serves them, or without one, at all of them
+// at once. It changes nothing and takes no lock that others would wait for. A pool that
+// gets nowhere for Options.HangAfter is left behind. The views have the order of the
+// configurations.
+func See(ctx context.Context, configs []Config, options Options) []View {
+	set := &Set{options: options.withDefaults()}
+	views := make([]View, len(configs))
+	// Whether one lies in another is told when it is known where all are.
+	var placed, all sync.WaitGroup
+	placed.Add(len(configs))
+	for i, config := range configs {
+		all.Go(func() {
+			p := newPool(config, set)
+			_, err := inSteps(ctx, p, p.seePlace)
+			placed.Done()
+			if err != nil {
+				views[i] = p.unseen(err)
+				return
+			}
+			placed.Wait()
+			views[i] = p.seeWhole(ctx)
+		})
+	}
+	all.Wait()
+	return views
+}
+
+// seePlace notes where the pool is, if that can be told. If not, a closer look says why.
+func (p *Pool) seePlace(context.Context) struct{} {
+	if root, err := dir.Open(p.config.Path); err == nil {
+		if at, err := p.locate(root); err == nil {
+			p.roots.settle(p, at)
+		}
+		_ = root.Close() // opened for reading
+	}
+	return struct{}{}
+}
+
+func (p *Pool) seeWhole(ctx context.Context) View {
+	view, err := inSteps(ctx, p, p.see)
 	if err != nil {
 		view = p.unseen(err)
 	}
@@ -117,6 +151,13 @@ func See(ctx context.Context, config Config, options Options) View {
 		p.seeDevices(ctx, &view)
 	}
 	return view
+}
+
+// inSteps does something about a pool for as long as it gets somewhere.
+func inSteps[T any](ctx context.Context, p *Pool, do func(context.Context) T) (T, error) {
+	done := make(chan T, 1)
+	go func() { done <- do(ctx) }()
+	return awaitSteps(ctx, done, p.options.HangAfter, &p.steps, p.hangs)
 }
 
 // blank is the view of a pool that was not looked at yet.
@@ -164,7 +205,7 @@ func (p *Pool) see(ctx context.Context) View {
 		v.Quota = id.quota.Kind()
 	}
 	v.SystemDisk = p.onSystemDisk(s.root)
-	if err := s.unfit(id.unenforced); err != nil {
+	if err := cmp.Or(p.checkNested(s.root), s.unfit(id.unenforced)); err != nil {
 		v.Err = p.unavailable(err)
 	}
 	if err := s.see(ctx, &v); err != nil {
@@ -179,6 +220,9 @@ var errNoLayout = errors.New("no driver has served it yet, or its filesystem is 
 func (p *Pool) openToSee() (_ *session, _ *opened, err error) {
 	s := &session{pool: p}
 	defer func() {
+		if errors.Is(err, errNoLayout) {
+			err = cmp.Or(p.checkNested(s.root), err) // which may be why
+		}
 		if err != nil {
 			s.close()
 		}

@@ -27,11 +27,16 @@ func (b *bench) see(datadir string) pool.View { return b.seeAs("node-1", datadir
 
 func (b *bench) seeAs(name, datadir string) pool.View {
 	b.t.Helper()
+	return b.seeAll(name, datadir)[0]
+}
+
+func (b *bench) seeAll(name, datadir string) []pool.View {
+	b.t.Helper()
 	configs, err := pool.ParseConfigs(datadir, b.root)
 	must(b.t, err)
 	node, err := pool.ParseNodeID(name)
 	must(b.t, err)
-	return pool.See(b.t.Context(), configs[0], pool.Options{Node: node, Mounts: b.mounts, Devices: b.loops, Dev: b.dev, SystemPath: b.root, DetectQuota: b.detect, CountErrors: b.countErrors})
+	return pool.See(b.t.Context(), configs, pool.Options{Node: node, Mounts: b.mounts, Devices: b.loops, Dev: b.dev, SystemPath: b.root, DetectQuota: b.detect, CountErrors: b.countErrors})
 }
 
 func only(t *testing.T, v pool.View) pool.VolumeView {
@@ -422,14 +427,14 @@ func TestAViewOfAPoolThatHangsEnds(t *testing.T) {
 	must(t, err)
 	mounts := &bindtest.Fake{}
 	defer func() { must(t, mounts.Close()) }()
-	v := pool.See(t.Context(), configs[0], pool.Options{Mounts: mounts, HangAfter: time.Second})
+	v := pool.See(t.Context(), configs, pool.Options{Mounts: mounts, HangAfter: time.Second})[0]
 	wantError(t, v.Err, pool.ErrUnavailable)
 	if !strings.Contains(v.Condition.Message, "no answer for 1s") {
 		t.Errorf("the condition is %+v, want it to tell of the hang", v.Condition)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	wantError(t, pool.See(ctx, configs[0], pool.Options{Mounts: mounts, HangAfter: time.Hour}).Err, context.Canceled)
+	wantError(t, pool.See(ctx, configs, pool.Options{Mounts: mounts, HangAfter: time.Hour})[0].Err, context.Canceled)
 	release()
 }
 
