@@ -188,20 +188,24 @@ func (s *session) createNew(ctx context.Context, r Request, space dir.Space) (Vo
 	if err := ctx.Err(); err != nil {
 		return Volume{}, err
 	}
-	if err := s.pool.reserve(space, bytes); err != nil {
+	held, err := s.pool.reserve(space, bytes)
+	if err != nil {
 		return Volume{}, err
 	}
+	defer func() {
+		if held.release() {
+			s.undo(r.ID)
+		}
+	}()
 	rec := newRecord(r, bytes, s.pool.config.Allocation)
 	if err := s.build(ctx, r.ID, rec); err != nil {
-		s.pool.release(bytes)
-		s.undo(r.ID)
 		if errors.Is(err, fs.ErrExist) {
 			return Volume{}, fmt.Errorf("%w as something that is no volume: %w", ErrExists, err)
 		}
 		return Volume{}, noSpace(err)
 	}
 	e := entry{record: rec, present: true}
-	s.pool.commit(r.ID, e, bytes)
+	held.commit(r.ID, e)
 	return s.pool.volume(r.ID, e.card(), space), nil
 }
 

@@ -84,10 +84,12 @@ func (v *found) expand(ctx context.Context, r Range) (int64, error) {
 	if err := ctx.Err(); err != nil {
 		return 0, err
 	}
-	if err := v.session.pool.reserve(space, bytes-has); err != nil {
+	held, err := v.session.pool.reserve(space, bytes-has)
+	if err != nil {
 		return 0, fmt.Errorf("%w: %v", ErrOutOfRange, err)
 	}
-	if err := v.grow(ctx, bytes); err != nil {
+	defer held.release()
+	if err := v.grow(ctx, bytes, held); err != nil {
 		return 0, err
 	}
 	return bytes, nil
@@ -96,31 +98,28 @@ func (v *found) expand(ctx context.Context, r Range) (int64, error) {
 // grow writes the new promise and then lets the kernel keep it. After a crash in
 // between, start-up raises the limit to the record. The file of a block volume comes
 // first, for it may not fit; start-up raises the record to a file that is larger.
-func (v *found) grow(ctx context.Context, bytes int64) error {
+func (v *found) grow(ctx context.Context, bytes int64, held *reservation) error {
 	s := v.session
 	grown := *v.entry.record
 	grown.Bytes = bytes
 	e := entry{record: &grown, present: true}
-	added := bytes - v.entry.record.Bytes
 	var had int64 // what the file of a block volume had
 	if v.entry.block() {
 		var err error
 		step := trace.Begin(ctx, "make the file larger")
 		had, err = v.growFile(ctx, e)
 		if step.EndWith(err) != nil {
-			s.pool.release(added)
 			return noSpace(err)
 		}
 	}
 	if err := trace.Step(ctx, "write the record", func() error { return writeRecord(s.volumes, &grown) }); err != nil {
-		s.pool.release(added)
 		if againErr := v.again(); againErr != nil {
 			// Which record there is now is not known. A file that is too large does no harm.
 			return errors.Join(noSpace(err), againErr)
 		}
 		return errors.Join(noSpace(err), v.cutFile(had))
 	}
-	s.pool.commit(v.id, e, added)
+	held.commit(v.id, e)
 	if v.entry.block() {
 		return trace.Step(ctx, "make the devices larger", v.growDevices)
 	}

@@ -211,7 +211,7 @@ func TestALoadBesideCallsBringsInWhatOthersWrote(t *testing.T) {
 	p.note(grown, whole(grown, 8192))
 	p.note(gone, whole(gone, 4096))
 	p.note(gone, entry{})
-	p.commit(made, whole(made, 16384), 0)
+	(&reservation{pool: p}).commit(made, whole(made, 16384))
 	p.note(VolumeID{name: "undone"}, entry{}) // it was never known
 	p.endLoad(l, nil)
 	if got, want := p.promises(), map[string]int64{"grown": 8192, "others": 4096, "made": 16384}; !maps.Equal(got, want) {

@@ -77,34 +77,50 @@ func quantum(size int64) int64 {
 	return max(1<<20, min(step, 64<<20))
 }
 
-// reserve sets bytes aside for a creation, if they fit. Either commit or release
-// follows.
-func (p *Pool) reserve(space dir.Space, bytes int64) error {
+// A reservation is of bytes that are set aside for what a call is making. Whatever becomes of
+// the call, it is released in the end: also by a panic, which ends no more than the call.
+type reservation struct {
+	pool    *Pool
+	bytes   int64
+	settled bool
+}
+
+// reserve sets bytes aside, if they fit. They are held until commit or release.
+func (p *Pool) reserve(space dir.Space, bytes int64) (*reservation, error) {
 	p.mu.Lock()
 	defer p.unlock()
 	if space.OutOfInodes() {
-		return fmt.Errorf("%w: the filesystem of pool %q has no inode left", ErrNoSpace, p.config.Name)
+		return nil, fmt.Errorf("%w: the filesystem of pool %q has no inode left", ErrNoSpace, p.config.Name)
 	}
 	if available := p.ledger.available(space, p.config); bytes > available {
-		return fmt.Errorf("%w: pool %q has %d bytes to promise, %d are asked for", ErrNoSpace, p.config.Name, available, bytes)
+		return nil, fmt.Errorf("%w: pool %q has %d bytes to promise, %d are asked for", ErrNoSpace, p.config.Name, available, bytes)
 	}
 	p.ledger.promised += bytes
-	return nil
+	return &reservation{pool: p, bytes: bytes}, nil
 }
 
-// release gives a reservation back.
-func (p *Pool) release(bytes int64) {
-	p.mu.Lock()
-	defer p.unlock()
-	p.ledger.promised -= bytes
+// release gives the bytes back, and tells whether they were still held.
+func (r *reservation) release() bool {
+	r.pool.mu.Lock()
+	defer r.pool.unlock()
+	return r.settle()
 }
 
-// commit turns a reservation into what the index has of a volume.
-func (p *Pool) commit(id VolumeID, e entry, reserved int64) {
-	p.mu.Lock()
-	defer p.unlock()
-	p.put(id, e)
-	p.ledger.promised -= reserved
+// commit turns the bytes into what the index has of a volume.
+func (r *reservation) commit(id VolumeID, e entry) {
+	r.pool.mu.Lock()
+	defer r.pool.unlock()
+	r.pool.put(id, e)
+	r.settle()
+}
+
+func (r *reservation) settle() bool {
+	if r.settled {
+		return false
+	}
+	r.settled = true
+	r.pool.ledger.promised -= r.bytes
+	return true
 }
 
 // note brings index and ledger in line with what is on disk.

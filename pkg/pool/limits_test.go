@@ -467,3 +467,39 @@ func TestWhatIsErasedWhileUsesAreCountedIsNotSold(t *testing.T) {
 		}
 	})
 }
+
+// A panic ends one call, and the process lives: what the call held must not be lost to all
+// others.
+func TestAPanicGivesBackWhatWasReserved(t *testing.T) {
+	withFaults(t, localPool, func(t *testing.T, b *bench, f *faulty) {
+		b.create("pvc-1", 4*mib)
+		b.createBlock("pvc-disk", 4*mib)
+		must(t, b.publishBlock("pvc-disk", "disk"))
+		for name, call := range map[string]func() error{
+			"a creation": func() error {
+				_, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-2"), Range: pool.Range{Required: mib}})
+				return err
+			},
+			"an expansion": func() error {
+				_, err := b.Expand(t.Context(), id(t, "pvc-disk"), b.target("disk"), pool.ModeBlock, pool.Range{Required: 8 * mib})
+				return err
+			},
+		} {
+			curse := func() { panic("a curse") }
+			f.meanwhile.Store(&curse)
+			func() {
+				defer func() {
+					if recover() == nil {
+						t.Errorf("%s did not panic", name)
+					}
+				}()
+				_ = call()
+			}()
+			if promised := b.Status()[0].Promised; promised != 8*mib {
+				t.Errorf("after %s %d bytes are promised, want %d", name, promised, 8*mib)
+			}
+			b.wantVolumes("pvc-1", "pvc-disk")
+		}
+		b.create("pvc-2", mib)
+	})
+}
