@@ -95,6 +95,14 @@ func (b *bench) countErrors(*dir.Dir) (int64, error) { return b.errors.Load(), n
 
 func (b *bench) startNode(name, datadir string) {
 	b.t.Helper()
+	b.begin(name, datadir)
+	must(b.t, b.Wait(b.t.Context()))
+	b.settled()
+}
+
+// begin is a start that does not wait for the pools to be opened.
+func (b *bench) begin(name, datadir string) {
+	b.t.Helper()
 	node, err := pool.ParseNodeID(name)
 	must(b.t, err)
 	configs, err := pool.ParseConfigs(datadir, b.root)
@@ -110,8 +118,6 @@ func (b *bench) startNode(name, datadir string) {
 	b.Set = pool.Start(configs, pool.Options{Node: node, Mounts: mounts, Labels: b.labels, Devices: devices, Dev: b.dev, Log: b.log, SystemPath: b.root, DetectQuota: b.detect, CountErrors: b.countErrors, EachVolume: b.each})
 	set := b.Set
 	b.t.Cleanup(func() { must(b.t, set.Close(context.Background())) })
-	must(b.t, b.Wait(b.t.Context()))
-	b.settled()
 }
 
 // restart is a new process on the same disk.

@@ -187,6 +187,35 @@ func TestAnInlineVolumeLivesAsLongAsItsPublications(t *testing.T) {
 	})
 }
 
+// Until the pool was looked at nobody knows that the volume is inline. An answer of success
+// would be the last that kubelet asks about it.
+func TestAnInlineVolumeGoesWhenItsPoolIsStillBeingOpened(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, t.TempDir())
+		must(t, os.Mkdir(b.path("pool"), 0o755))
+		mounts := &hanging{Fake: b.mounts}
+		b.table = mounts
+		const datadir = `[{"name":"local","path":"pool","requireMount":true}]`
+		b.start(datadir)
+		must(t, b.PublishInline(t.Context(),
+			pool.Request{ID: id(t, "csi-1"), Range: pool.Range{Required: mib}},
+			pool.Publication{ID: id(t, "csi-1"), Target: b.target("a")}))
+		must(t, b.Close(t.Context()))
+
+		opened := make(chan struct{})
+		mounts.until.Store(&opened)
+		b.begin("node-1", datadir)
+		wantError(t, b.unpublish("csi-1", "a"), pool.ErrUnavailable)
+		wantGone(t, b.path("pods", "a"))
+		mounts.until.Store(nil)
+		close(opened)
+		must(t, b.Wait(t.Context()))
+		must(t, b.unpublish("csi-1", "a"))
+		b.wantVolumes()
+		b.wantClean()
+	})
+}
+
 func TestAVolumeIsNotInlineByTheLookOfItsName(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.create("csi-database", mib)

@@ -170,7 +170,7 @@ func (s *Set) Unpublish(ctx context.Context, id VolumeID, target bind.Target) er
 	switch {
 	case errors.Is(unfound, ErrNotFound), errors.Is(unfound, ErrDamaged):
 		return nil
-	case errors.Is(unfound, ErrUnavailable) && !s.knownInline(id):
+	case errors.Is(unfound, ErrUnavailable) && !errors.Is(unfound, errNotLooked) && !s.knownInline(id):
 		return nil // a pod can end whose pool went away
 	case unfound != nil:
 		return unfound
