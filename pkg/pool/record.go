@@ -109,7 +109,7 @@ func decodeRecord(id VolumeID, data []byte) (*record, error) {
 		return damaged("it promises %d bytes", r.Bytes)
 	case !validProject(r):
 		return damaged("its project id is %d", r.ProjectID)
-	case checkElement("uid", r.UID) != nil || len(r.UID) > 32:
+	case checkElement("uid", r.UID) != nil || len(r.UID) > 32 || strings.Contains(r.UID, "."):
 		return damaged("its uid is %q", r.UID)
 	}
 	return &r, nil
