@@ -35,14 +35,21 @@ type arena struct {
 	outside string
 	mounts  *bind.Kernel
 	loops   *loop.Kernel
+	configs []pool.Config
+	options pool.Options
 
 	swapped atomic.Int64     // how often something was exchanged
 	during  map[string]int64 // the same, by the call that was made meanwhile
 }
 
-func newArena(t *testing.T, shared bool) *arena {
+func newArena(t *testing.T, s swap) *arena {
 	t.Helper()
-	a := &arena{t: t, during: make(map[string]int64), root: testenv.Tmpfs(t, 64*mib), outside: testenv.Tmpfs(t, 64*mib)}
+	a := &arena{t: t, during: make(map[string]int64), outside: testenv.Tmpfs(t, 64*mib)}
+	if s.counted {
+		a.root = testenv.CountingBtrfs(t, 256*mib)
+	} else {
+		a.root = testenv.Tmpfs(t, 64*mib)
+	}
 	must(t, syscall.Mount("", a.outside, "", syscall.MS_REMOUNT|syscall.MS_STRICTATIME, ""))
 	must(t, os.Mkdir(a.path("pods"), 0o755))
 	for _, d := range []string{"pvc-1/sub", "pvc-9", "a"} {
@@ -61,17 +68,26 @@ func newArena(t *testing.T, shared bool) *arena {
 	a.loops = loop.NewKernel(dev)
 	node, err := pool.ParseNodeID("node-1")
 	must(t, err)
-	config := local
-	if shared {
-		config = `[{"name":"local","path":"pool","shared":true}]`
-	}
-	configs, err := pool.ParseConfigs(config, a.root)
+	a.configs, err = pool.ParseConfigs(fmt.Sprintf(`[{"name":"local","path":"pool","relabel":"recursive","shared":%v}]`, s.shared), a.root)
 	must(t, err)
-	a.Set = pool.Start(configs, pool.Options{Node: node, Mounts: a.mounts, Labels: label.Kernel{}, Devices: a.loops, Dev: dev,
-		LookEvery: 10 * time.Millisecond, SyncEvery: 20 * time.Millisecond, RetryEvery: 10 * time.Millisecond})
+	a.options = pool.Options{Node: node, Mounts: a.mounts, Labels: label.Kernel{}, Devices: a.loops, Dev: dev,
+		LookEvery: 10 * time.Millisecond, SyncEvery: 20 * time.Millisecond, RetryEvery: 10 * time.Millisecond}
+	a.start()
 	t.Cleanup(a.end)
-	must(t, a.Wait(t.Context()))
 	return a
+}
+
+func (a *arena) start() {
+	a.t.Helper()
+	a.Set = pool.Start(a.configs, a.options)
+	must(a.t, a.Wait(a.t.Context()))
+}
+
+// restart is a new process on the same disk.
+func (a *arena) restart() {
+	a.t.Helper()
+	must(a.t, a.Close(a.t.Context()))
+	a.start()
 }
 
 func (a *arena) path(elements ...string) string {
@@ -129,6 +145,7 @@ type swap struct {
 	// be one. Then targets are made and mounted outside, and nothing else is touched.
 	followed bool
 	shared   bool // the pool
+	counted  bool // on a filesystem that keeps sizes
 }
 
 func node240(path string) error { return unix.Mknod(path, unix.S_IFBLK|0o600, int(unix.Mkdev(240, 1))) } // local use: no such device
@@ -152,6 +169,10 @@ var swaps = map[string]swap{
 	"what is published":                 {path: "pool/.hostpath-provisioner/published", shared: true},
 	"what this node has published":      {path: "pool/.hostpath-provisioner/published/node-1", shared: true},
 	"where a volume is published":       {path: "pool/.hostpath-provisioner/published/node-1/pvc-1", to: "canary", shared: true},
+	"the pool, with quotas":             {path: "pool", counted: true},
+	"a volume, with quotas":             {path: "pool/pvc-1", to: "pvc-1", counted: true},
+	"what is made, with quotas":         {path: "pool/.hostpath-provisioner/staging/node-1", counted: true},
+	"what is erased, with quotas":       {path: "pool/.hostpath-provisioner/trash/node-1", counted: true},
 	"a target":                          {path: "pods/a", to: "a"},
 	"a target and a FIFO":               {path: "pods/a", make: func(path string) error { return unix.Mkfifo(path, 0o600) }},
 	"the directory of targets":          {path: "pods", followed: true},
@@ -163,7 +184,7 @@ func TestNothingOutsideIsTouchedWhilePathsAreSwapped(t *testing.T) {
 	during, all := make(map[string]int64), 0
 	for name, s := range swaps {
 		t.Run(name, func(t *testing.T) {
-			a := newArena(t, s.shared)
+			a := newArena(t, s)
 			a.makeAll()
 			before := canaries(t, a.outside)
 			a.attack(s)
@@ -193,7 +214,7 @@ func TestNothingOutsideIsTouchedWhilePathsAreSwapped(t *testing.T) {
 }
 
 // calls are those that resolve a path.
-var calls = []string{"Create", "Publish", "PublishInline", "Expand", "Stats", "Volume", "List", "Unpublish", "Delete"}
+var calls = []string{"Create", "Publish", "PublishInline", "Expand", "Stats", "Volume", "List", "See", "Start", "Unpublish", "Delete"}
 
 // attack makes all calls while something is swapped: for some time, and until it was.
 func (a *arena) attack(s swap) {
@@ -203,6 +224,11 @@ func (a *arena) attack(s swap) {
 	began := time.Now()
 	for round := 0; time.Since(began) < a.bound() || a.swapped.Load() == 0; round++ {
 		a.callAll(round, s)
+		a.count("See", func() { pool.See(a.t.Context(), a.configs, a.options) })
+		// The pool itself may be a link. To where, a process learns when it starts.
+		if round%5 == 0 && s.path != "pool" {
+			a.count("Start", a.restart)
+		}
 		if time.Since(began) > 20*time.Second {
 			a.t.Error("nothing was swapped")
 			return
@@ -323,7 +349,7 @@ func (a *arena) hold(name string) (unlock func()) {
 func (a *arena) callAll(round int, s swap) {
 	if !strings.Contains(s.path, "pvc-2") && !strings.Contains(s.path, "pods/b") {
 		a.callOn("pvc-1", "a", pool.ModeMount, s)
-		if strings.Contains(s.path, "pvc-1") || round%10 > 0 {
+		if strings.Contains(s.path, "pvc-1") || s.counted || round%10 > 0 {
 			return
 		}
 	}
@@ -503,7 +529,7 @@ var taken = map[string]struct {
 func TestWhatIsAtATargetIsLeftThere(t *testing.T) {
 	for name, c := range taken {
 		t.Run(name, func(t *testing.T) {
-			a := newArena(t, false)
+			a := newArena(t, swap{})
 			a.makeAll()
 			must(t, c.make(a, a.path("pods", "a")))
 			pods := files(t, a.path("pods"))
