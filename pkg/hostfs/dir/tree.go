@@ -21,27 +21,45 @@ const maxDepth = 64
 // ctx, stops the work, which a later call takes up again. A missing name is no error.
 //
 // Directories from great depth pass through the tree's own root, since a quota may
-// let them no farther.
+// let them no farther, or through that of the subvolume of btrfs that they lie in.
 func (d *Dir) RemoveTree(ctx context.Context, name string, pause func(context.Context) error) error {
 	r := remover{pause: pause}
-	return r.remove(ctx, d, name, 0)
+	return r.remove(ctx, place{dir: d}, name)
 }
 
 type remover struct {
-	top     *Dir // the tree's root
-	pause   func(context.Context) error
-	pending []string // names in top still to be removed
-	moved   int
+	top   *home // of the whole tree
+	pause func(context.Context) error
+	moved int
 }
 
-// emptyTop empties the tree's root, and what was moved up to it meanwhile.
-func (r *remover) emptyTop(ctx context.Context, d *Dir) error {
-	r.top = d
-	first := r.empty(ctx, d, 1)
-	for len(r.pending) > 0 && ctx.Err() == nil {
-		next := r.pending[0]
-		r.pending = r.pending[1:]
-		if err := r.remove(ctx, d, next, 1); first == nil {
+// A home takes in directories that lie too deep: the tree's root, or that of a subvolume
+// in it. From one subvolume to another only subvolumes can be moved (rename(2), EXDEV).
+type home struct {
+	root    *Dir
+	pending []string // names in root still to be removed
+}
+
+// A place is a directory that is being emptied.
+type place struct {
+	dir   *Dir
+	depth int
+	home  *home
+}
+
+// emptyHome empties the root of the tree or of a subvolume, and what was moved up to it
+// meanwhile.
+func (r *remover) emptyHome(ctx context.Context, root *Dir, depth int) error {
+	h := &home{root: root}
+	if r.top == nil {
+		r.top = h
+	}
+	at := place{dir: root, depth: depth, home: h}
+	first := r.empty(ctx, at)
+	for len(h.pending) > 0 && ctx.Err() == nil {
+		next := h.pending[0]
+		h.pending = h.pending[1:]
+		if err := r.remove(ctx, at, next); first == nil {
 			first = err
 		}
 	}
@@ -49,11 +67,11 @@ func (r *remover) emptyTop(ctx context.Context, d *Dir) error {
 }
 
 // remove removes an entry: a file at once, a directory after what it holds.
-func (r *remover) remove(ctx context.Context, parent *Dir, name string, depth int) error {
+func (r *remover) remove(ctx context.Context, in place, name string) error {
 	if err := r.pause(ctx); err != nil {
 		return err
 	}
-	err := parent.Remove(name)
+	err := in.dir.Remove(name)
 	if err == nil || errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -62,28 +80,78 @@ func (r *remover) remove(ctx context.Context, parent *Dir, name string, depth in
 	if !errors.Is(err, unix.EISDIR) && !errors.Is(err, unix.EPERM) {
 		return err
 	}
-	sub, openErr := parent.OpenInside(name)
+	sub, openErr := in.dir.OpenInside(name)
 	if errors.Is(openErr, ErrNotDirectory) {
 		return err
 	}
 	if openErr != nil {
 		return openErr
 	}
-	if err := makeWritable(sub); err != nil {
-		return errors.Join(err, sub.Close())
-	}
-	if depth == 0 {
-		err = r.emptyTop(ctx, sub)
-	} else {
-		err = r.empty(ctx, sub, depth+1)
-	}
+	moved, err := r.clear(ctx, in, name, sub)
 	if closeErr := sub.Close(); err == nil {
 		err = closeErr
 	}
-	if err != nil {
+	if err != nil || moved {
 		return err
 	}
-	return ignoreNotExist(parent.RemoveDir(name))
+	return ignoreNotExist(in.dir.RemoveDir(name))
+}
+
+// clear empties a directory, or moves it up. A subvolume has to have room below it before
+// maxDepth, or what lies there could not be moved up within it: from the lower half it goes
+// to the top.
+func (r *remover) clear(ctx context.Context, in place, name string, sub *Dir) (moved bool, err error) {
+	isSubvolume, err := makeWritable(sub)
+	switch {
+	case err != nil:
+		return false, err
+	case isSubvolume && in.depth > maxDepth/2:
+		return true, r.moveUp(in.dir, name, r.top)
+	case in.depth >= maxDepth:
+		return true, r.moveUp(in.dir, name, in.home)
+	case isSubvolume || in.depth == 0:
+		return false, r.emptyHome(ctx, sub, in.depth+1)
+	}
+	return false, r.empty(ctx, place{dir: sub, depth: in.depth + 1, home: in.home})
+}
+
+func (r *remover) empty(ctx context.Context, at place) error {
+	var first error
+	for entry, err := range at.dir.Entries() {
+		if err == nil {
+			err = r.remove(ctx, at, entry.Name)
+		}
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if first == nil {
+			first = err
+		}
+	}
+	return first
+}
+
+// moveUp puts a directory beside the top of the tree or subvolume, to be removed from there.
+func (r *remover) moveUp(d *Dir, name string, to *home) error {
+	up, err := r.rename(d, name, to.root)
+	if errors.Is(err, unix.EXDEV) && acceptAllProjects(to.root) == nil {
+		up, err = r.rename(d, name, to.root)
+	}
+	if err == nil {
+		to.pending = append(to.pending, up)
+	}
+	return err
+}
+
+func (r *remover) rename(d *Dir, name string, to *Dir) (up string, err error) {
+	for {
+		up = fmt.Sprintf("%sdeep-%d", tempPrefix, r.moved)
+		r.moved++
+		err = d.Rename(name, to, up)
+		if !errors.Is(err, fs.ErrExist) { // left by an earlier removal that was stopped
+			return up, err
+		}
+	}
 }
 
 // Of linux/btrfs.h and linux/btrfs_tree.h: BTRFS_IOC_SUBVOL_GETFLAGS and _SETFLAGS, put
@@ -97,55 +165,54 @@ const (
 )
 
 // makeWritable takes the read-only flag off a subvolume of btrfs, which the user of a
-// volume can make, as a snapshot, and which could not be emptied otherwise.
-func makeWritable(d *Dir) error {
+// volume can make, as a snapshot, and which could be neither emptied nor moved otherwise.
+// It tells whether the directory is the root of a subvolume at all.
+func makeWritable(d *Dir) (isSubvolume bool, err error) {
 	id, err := d.ID()
 	if err != nil || id.Ino != subvolumeRoot {
-		return err
+		return false, err
 	}
 	var flags uint64
-	// Where the filesystem is not btrfs, it stays 0.
-	_, _, _ = unix.Syscall(unix.SYS_IOCTL, uintptr(d.Fd()), subvolumeGetFlags, uintptr(unsafe.Pointer(&flags)))
+	if ioctl(d, subvolumeGetFlags, unsafe.Pointer(&flags)) != nil {
+		return false, nil // not btrfs
+	}
 	if flags&subvolumeReadOnly == 0 {
-		return nil
+		return true, nil
 	}
 	flags &^= subvolumeReadOnly
-	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(d.Fd()), subvolumeSetFlags, uintptr(unsafe.Pointer(&flags))); errno != 0 {
-		return pathError("make the subvolume writable", d.path, errno)
+	if err := ioctl(d, subvolumeSetFlags, unsafe.Pointer(&flags)); err != nil {
+		return true, pathError("make the subvolume writable", d.path, err)
 	}
-	return nil
+	return true, nil
 }
 
-func (r *remover) empty(ctx context.Context, d *Dir, depth int) error {
-	var first error
-	for entry, err := range d.Entries() {
-		if err == nil && depth >= maxDepth && entry.IsDir {
-			err = r.moveUp(d, entry.Name)
-		} else if err == nil {
-			err = r.remove(ctx, d, entry.Name, depth)
-		}
-		if ctx.Err() != nil {
-			return ctx.Err()
-		}
-		if first == nil {
-			first = err
-		}
-	}
-	return first
+// fileAttr is struct fsxattr of linux/fs.h as far as it matters here.
+type fileAttr struct {
+	Flags uint32
+	_     [24]byte
 }
 
-// moveUp puts a directory beside the top of the tree, to be removed from there.
-func (r *remover) moveUp(d *Dir, name string) error {
-	for {
-		up := fmt.Sprintf("%sdeep-%d", tempPrefix, r.moved)
-		r.moved++
-		err := d.Rename(name, r.top, up)
-		if errors.Is(err, fs.ErrExist) {
-			continue // left by an earlier removal that was stopped
-		}
-		if err == nil {
-			r.pending = append(r.pending, up)
-		}
+const (
+	fsGetXattr     = 2<<30 | unsafe.Sizeof(fileAttr{})<<16 | 'X'<<8 | 31 // FS_IOC_FSGETXATTR
+	fsSetXattr     = 1<<30 | unsafe.Sizeof(fileAttr{})<<16 | 'X'<<8 | 32 // FS_IOC_FSSETXATTR
+	projectInherit = 0x200                                               // FS_XFLAG_PROJINHERIT
+	hasAttr        = 0x80000000                                          // FS_XFLAG_HASATTR, which can only be read
+)
+
+// acceptAllProjects takes the flag off a directory of XFS or ext4 that keeps directories
+// of other projects from being moved there. Its own project stays.
+func acceptAllProjects(d *Dir) error {
+	var attr fileAttr
+	if err := ioctl(d, fsGetXattr, unsafe.Pointer(&attr)); err != nil {
 		return err
 	}
+	attr.Flags &^= projectInherit | hasAttr
+	return ioctl(d, fsSetXattr, unsafe.Pointer(&attr))
+}
+
+func ioctl(d *Dir, request uintptr, arg unsafe.Pointer) error {
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(d.Fd()), request, uintptr(arg)); errno != 0 {
+		return errno
+	}
+	return nil
 }

@@ -1,6 +1,7 @@
 package quota_test
 
 import (
+	"context"
 	"crypto/rand"
 	"errors"
 	"os"
@@ -309,6 +310,22 @@ func projectDirectory(t *testing.T, mounted string) string {
 	run(t, "chattr", "-p", "42", "+P", path)
 	t.Cleanup(func() { must(t, os.Remove(path)) })
 	return path
+}
+
+// XFS refuses to move a directory up to one of another project; ext4 does too, and can have
+// projects in the virtual machine alone.
+func TestATreeIsRemovedThatAUserGaveToOtherProjects(t *testing.T) {
+	testenv.NeedRoot(t)
+	for kind, path := range mountedByTheMachine() {
+		t.Run(kind, func(t *testing.T) {
+			root := projectDirectory(t, path)
+			inner := filepath.Join(root, "volume", "a")
+			must(t, os.MkdirAll(inner, 0o755))
+			run(t, "chattr", "-p", "43", inner)
+			must(t, os.MkdirAll(inner+strings.Repeat("/d", 100), 0o755))
+			must(t, open(t, root).RemoveTree(t.Context(), "volume", func(ctx context.Context) error { return ctx.Err() }))
+		})
+	}
 }
 
 func BenchmarkFacility(b *testing.B) {

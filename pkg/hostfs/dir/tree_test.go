@@ -1,0 +1,146 @@
+package dir_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"testing"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/test/testenv"
+)
+
+// A user can make subvolumes in his volume, and out of one only subvolumes can be moved.
+func TestRemoveTreeRemovesTowersInSubvolumes(t *testing.T) {
+	testenv.NeedPrograms(t, "btrfs")
+	for name, build := range map[string]func(t *testing.T, root *dir.Dir){
+		"a tower in a subvolume": func(t *testing.T, root *dir.Dir) {
+			high(t, subvolume(t, child(t, root, "volume"), "sub"), 150)
+		},
+		"a volume that is a subvolume, with a tower below a tower": func(t *testing.T, root *dir.Dir) {
+			high(t, subvolume(t, high(t, subvolume(t, root, "volume"), 150), "sub"), 150)
+		},
+		"towers in subvolumes one in the other": func(t *testing.T, root *dir.Dir) {
+			at := child(t, root, "volume")
+			for _, height := range []int{20, 100, 33, 61, 62, 1, 1, 200} {
+				at = high(t, subvolume(t, at, "sub"), height)
+			}
+		},
+		"a tower of subvolumes": func(t *testing.T, root *dir.Dir) {
+			at := child(t, root, "volume")
+			for range 150 {
+				at = subvolume(t, at, "sub")
+			}
+		},
+		"snapshots that are read-only, below towers": func(t *testing.T, root *dir.Dir) {
+			volume := child(t, root, "volume")
+			origin := subvolume(t, volume, "origin")
+			high(t, origin, 100)
+			for _, height := range []int{1, 40, 100} {
+				top := child(t, volume, fmt.Sprint(height))
+				btrfs(t, "snapshot", "-r", origin.String(), high(t, top, height).String()+"/snapshot")
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			root := open(t, testenv.LoopFS(t, "btrfs", 256<<20))
+			build(t, root)
+			wantRemoved(t, root)
+		})
+	}
+}
+
+// A user can give his directories to other projects, and have what is made in them belong to these:
+// no directory of another project can be moved there.
+func TestRemoveTreeRemovesATowerOfManyProjects(t *testing.T) {
+	testenv.NeedRoot(t)
+	for name, projects := range map[string]int{"one above and one below": 2, "one in each directory": 200} {
+		t.Run(name, func(t *testing.T) {
+			root := open(t, testenv.LoopFS(t, "xfs", 300<<20))
+			at := child(t, root, "volume")
+			const height = 200
+			for i := range height {
+				giveProject(t, at, uint32(1000+i*projects/height))
+				at = high(t, at, 1)
+			}
+			wantRemoved(t, root)
+		})
+	}
+}
+
+// high makes a tower and answers its last directory.
+func high(t *testing.T, d *dir.Dir, height int) *dir.Dir {
+	t.Helper()
+	for range height {
+		d = child(t, d, "d")
+	}
+	must(t, os.WriteFile(d.HandlePath()+"/file", []byte("content"), 0o600))
+	return d
+}
+
+func child(t *testing.T, d *dir.Dir, name string) *dir.Dir {
+	t.Helper()
+	made, err := d.Make(name)
+	must(t, err)
+	t.Cleanup(func() { _ = made.Close() })
+	return made
+}
+
+func subvolume(t *testing.T, d *dir.Dir, name string) *dir.Dir {
+	t.Helper()
+	btrfs(t, "create", d.String()+"/"+name)
+	made, err := d.Open(name)
+	must(t, err)
+	t.Cleanup(func() { _ = made.Close() })
+	return made
+}
+
+func btrfs(t *testing.T, arguments ...string) {
+	t.Helper()
+	if out, err := exec.CommandContext(t.Context(), "btrfs", append([]string{"subvolume"}, arguments...)...).CombinedOutput(); err != nil {
+		t.Fatalf("btrfs subvolume %q: %v: %s", arguments, err, out)
+	}
+}
+
+// giveProject does what chattr(1) does with +P -p. The structure is fsxattr of linux/fs.h.
+func giveProject(t *testing.T, d *dir.Dir, project uint32) {
+	t.Helper()
+	attr := struct {
+		flags   uint32
+		_       [8]byte
+		project uint32
+		_       [12]byte
+	}{flags: 0x200, project: project} // FS_XFLAG_PROJINHERIT
+	const fsSetXattr = 1<<30 | unsafe.Sizeof(attr)<<16 | 'X'<<8 | 32 // FS_IOC_FSSETXATTR
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(d.Fd()), fsSetXattr, uintptr(unsafe.Pointer(&attr))); errno != 0 {
+		t.Fatal(errno)
+	}
+}
+
+// wantRemoved removes the tree named volume, and counts descriptors meanwhile.
+func wantRemoved(t *testing.T, root *dir.Dir) {
+	t.Helper()
+	before, most := descriptors(t), 0
+	count := func(ctx context.Context) error {
+		most = max(most, descriptors(t))
+		return ctx.Err()
+	}
+	must(t, root.RemoveTree(t.Context(), "volume", count))
+	if got := entries(t, root); len(got) > 0 {
+		t.Errorf("%q are left", got)
+	}
+	if most -= before; most > 150 {
+		t.Errorf("%d descriptors were open, want 150 at most", most)
+	}
+}
+
+func descriptors(t *testing.T) int {
+	t.Helper()
+	all, err := os.ReadDir("/proc/self/fd")
+	must(t, err)
+	return len(all)
+}
