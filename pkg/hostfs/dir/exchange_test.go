@@ -1,12 +1,16 @@
 package dir_test
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 )
 
 // exchange swaps two names in one step (renameat2(2), RENAME_EXCHANGE).
@@ -50,4 +54,41 @@ func TestRemoveTreeDoesNotLeaveWhileDirectoriesAreSwapped(t *testing.T) {
 			}
 		}
 	}
+}
+
+func TestWalkDoesNotLeaveWhileDirectoriesAreSwapped(t *testing.T) {
+	outside := t.TempDir()
+	must(t, os.MkdirAll(filepath.Join(outside, "canary", "canary"), 0o755))
+	root := t.TempDir()
+	deep := root + strings.Repeat("/d", 100)
+	for i := range 20 {
+		must(t, os.MkdirAll(filepath.Join(deep, fmt.Sprint(i), "a", "b"), 0o755))
+		must(t, os.Symlink(outside, filepath.Join(deep, fmt.Sprintf("link-%d", i))))
+	}
+	tenant, d := open(t, deep), open(t, root)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for i := range 5000 {
+			_ = unix.Renameat2(tenant.Fd(), fmt.Sprint(i%20), tenant.Fd(), fmt.Sprintf("link-%d", i%20), unix.RENAME_EXCHANGE)
+		}
+	}()
+	for running := true; running; {
+		select {
+		case <-done:
+			running = false
+		default:
+		}
+		must(t, d.Walk(
+			func(_ *dir.Dir, name string) error { return noCanary(name) },
+			func(d *dir.Dir) error { return noCanary(filepath.Base(d.String())) },
+		))
+	}
+}
+
+func noCanary(name string) error {
+	if name == "canary" {
+		return errors.New("the directory outside was entered")
+	}
+	return nil
 }

@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxDepth bounds how many handles RemoveTree holds. A directory that lies deeper
-// is first moved up, so that a tenant's tower of directories costs no descriptors.
+// maxDepth bounds how many handles RemoveTree and Walk hold, so that a tenant's tower of
+// directories costs no descriptors. RemoveTree first moves up what lies deeper.
 const maxDepth = 64
 
 // RemoveTree removes name and all below it. It never follows a link and never

@@ -58,7 +58,7 @@ func (k Kernel) Ensure(root *dir.Dir, scope Scope) (changed bool, err error) {
 		}
 	}
 	if err := selinux.SetFileLabel(root.HandlePath(), Container); err != nil {
-		return false, ignoreUnsupported(fmt.Errorf("label %s: %w", root, err))
+		return false, ignoreUnsupported(root.String(), err)
 	}
 	return true, nil
 }
@@ -80,41 +80,25 @@ func hasType(d *dir.Dir) (bool, error) {
 	return context["type"] == containerType, nil
 }
 
-// labelBelow labels what lies below d, links themselves and not what they point at.
-func labelBelow(d *dir.Dir) error {
-	for entry, err := range d.Entries() {
-		if err != nil {
-			return err
-		}
-		if entry.IsDir {
-			if err := descend(d, entry.Name); err != nil {
-				return err
-			}
-		}
-		err := selinux.LsetFileLabel(d.HandlePath()+"/"+entry.Name, Container)
-		// A file may go away meanwhile.
-		if err != nil && !errors.Is(err, unix.ENOENT) {
-			return ignoreUnsupported(fmt.Errorf("label %s/%s: %w", d, entry.Name, err))
-		}
-	}
-	return nil
+// labelBelow labels what lies below root, links themselves and not what they point at.
+func labelBelow(root *dir.Dir) error {
+	return root.Walk(labelFile, func(d *dir.Dir) error {
+		return ignoreUnsupported(d.String(), selinux.SetFileLabel(d.HandlePath(), Container))
+	})
 }
 
-func descend(d *dir.Dir, name string) error {
-	sub, err := d.OpenInside(name)
-	// A file may go away or change meanwhile; what is mounted is not the volume's.
-	if errors.Is(err, unix.ENOENT) || errors.Is(err, dir.ErrNotDirectory) || errors.Is(err, unix.EXDEV) {
+func labelFile(in *dir.Dir, name string) error {
+	err := selinux.LsetFileLabel(in.HandlePath()+"/"+name, Container)
+	// A file may go away meanwhile.
+	if errors.Is(err, unix.ENOENT) {
 		return nil
 	}
-	if err != nil {
-		return err
-	}
-	return errors.Join(labelBelow(sub), sub.Close())
+	return ignoreUnsupported(in.String()+"/"+name, err)
 }
 
-func ignoreUnsupported(err error) error {
-	if errors.Is(err, unix.ENOTSUP) || errors.Is(err, unix.EROFS) {
+func ignoreUnsupported(path string, err error) error {
+	if err == nil || errors.Is(err, unix.ENOTSUP) || errors.Is(err, unix.EROFS) {
 		return nil
 	}
-	return err
+	return fmt.Errorf("label %s: %w", path, err)
 }

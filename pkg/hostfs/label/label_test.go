@@ -2,6 +2,9 @@ package label_test
 
 import (
 	"errors"
+	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/opencontainers/selinux/go-selinux"
@@ -49,5 +52,55 @@ func TestNothingIsTriedWhereSELinuxIsOff(t *testing.T) {
 	}
 	if changed, err := (label.Kernel{On: false}).Ensure(d, label.Recursive); changed || err != nil {
 		t.Errorf("changed = %v, %v; want nothing done", changed, err)
+	}
+}
+
+// A tenant makes as many directories one in the other as he likes, and the descriptors of the
+// driver are those of all pools.
+func TestATowerIsLabelledWithFewDescriptors(t *testing.T) {
+	testenv.NeedRoot(t)
+	path := t.TempDir()
+	bottom := path + strings.Repeat("/d", 700)
+	must(t, os.MkdirAll(bottom, 0o755))
+	must(t, os.WriteFile(bottom+"/file", nil, 0o600))
+	canary := filepath.Join(t.TempDir(), "canary")
+	must(t, os.WriteFile(canary, nil, 0o600))
+	must(t, os.Symlink(canary, bottom+"/link"))
+	root, err := dir.Open(path)
+	must(t, err)
+	defer func() { must(t, root.Close()) }()
+	before, err := selinux.LfileLabel(canary)
+	if err != nil && !errors.Is(err, unix.ENODATA) {
+		t.Fatal(err)
+	}
+
+	limitDescriptors(t, 128)
+	changed, err := label.Kernel{On: true}.Ensure(root, label.Recursive)
+	if !changed || err != nil {
+		t.Fatalf("changed = %v, %v; want it labelled", changed, err)
+	}
+	for _, labelled := range []string{bottom + "/file", bottom + "/link", bottom, path + "/d", path} {
+		if got, err := selinux.LfileLabel(labelled); got != label.Container {
+			t.Errorf("%d directories down: label %q, %v", strings.Count(labelled, "/d"), got, err)
+		}
+	}
+	if got, _ := selinux.LfileLabel(canary); got != before {
+		t.Errorf("what a link points at got the label %q", got)
+	}
+}
+
+// limitDescriptors leaves this process so many descriptors, open ones included.
+func limitDescriptors(t *testing.T, most uint64) {
+	t.Helper()
+	var old unix.Rlimit
+	must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &old))
+	must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: most, Max: old.Max}))
+	t.Cleanup(func() { must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &old)) })
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
 	}
 }
