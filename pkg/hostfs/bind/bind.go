@@ -82,6 +82,13 @@ func (t Target) Is(mounted string) bool {
 
 func (t Target) base() string { return path.Base(t.path) }
 
+// aside is the name beside it that its file has while it is removed.
+func (t Target) aside() string {
+	const prefix = ".unpublished-"
+	base := t.base()
+	return prefix + base[:min(len(base), unix.NAME_MAX-len(prefix))]
+}
+
 // openParent opens the directory in which the target lies.
 func (t Target) openParent() (*dir.Dir, error) {
 	parent, err := dir.OpenParent(t.path)
@@ -201,11 +208,11 @@ func removeMade(source origin, parent *dir.Dir, target Target) error {
 	if source.isDir() {
 		return parent.RemoveDir(target.base())
 	}
-	return parent.Remove(target.base())
+	return removeFile(parent, target)
 }
 
 func publishAt(source origin, parent *dir.Dir, target Target, flags Flags) error {
-	at, err := openAt(parent, target)
+	at, err := openAt(parent, target.base())
 	if err != nil {
 		return &fs.PathError{Op: "open", Path: target.path, Err: err}
 	}
@@ -249,8 +256,8 @@ func mountTree(source origin, at int, target Target, flags Flags) error {
 
 // openAt opens whatever is at the target without following it: the directory that
 // is to carry the mount, or the root of the topmost mount on it.
-func openAt(parent *dir.Dir, target Target) (int, error) {
-	return unix.Openat2(parent.Fd(), target.base(), &unix.OpenHow{
+func openAt(parent *dir.Dir, name string) (int, error) {
+	return unix.Openat2(parent.Fd(), name, &unix.OpenHow{
 		Flags:   unix.O_PATH | unix.O_NOFOLLOW | unix.O_CLOEXEC,
 		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS,
 	})
@@ -323,11 +330,11 @@ func (k *Kernel) Unpublish(target Target, of *dir.ID) error {
 		}
 		switch kind {
 		case missing:
-			return nil
+			return removeAside(parent, target)
 		case directory:
 			return removed(parent.RemoveDir(target.base()))
 		case file:
-			return removed(parent.Remove(target.base()))
+			return removeFile(parent, target)
 		}
 		// The earlier driver stacked mounts: each round takes one off.
 		if err := unmount(parent, target); err != nil {
@@ -347,7 +354,7 @@ const (
 
 // look tells what is at the target.
 func look(parent *dir.Dir, target Target, of *dir.ID) (kind, error) {
-	fd, err := openAt(parent, target)
+	fd, err := openAt(parent, target.base())
 	if errors.Is(err, unix.ENOENT) {
 		return missing, nil
 	}
@@ -390,6 +397,50 @@ func unmount(parent *dir.Dir, target Target) error {
 		return &fs.PathError{Op: "unmount", Path: target.path, Err: err}
 	}
 	return nil
+}
+
+// removeFile removes the empty file that was made for a device. rmdir(2) removes no directory
+// with something in it, but unlink(2) any file, and none by its handle: the name may be that
+// of another file by now. So it gets a name first that nobody else uses, and is looked at there.
+//
+// A moment is left before it is removed, in which a file can be put at that name too, by
+// somebody who may write to the directory and knows the name, or data into the empty file.
+func removeFile(parent *dir.Dir, target Target) error {
+	err := parent.Rename(target.base(), parent, target.aside())
+	if errors.Is(err, fs.ErrExist) { // a call was cut short
+		if err := removeAside(parent, target); err != nil {
+			return err
+		}
+		err = parent.Rename(target.base(), parent, target.aside())
+	}
+	if err != nil {
+		return removed(err)
+	}
+	return removeAside(parent, target)
+}
+
+// removeAside removes what removeFile has put aside, or puts it back if it is no empty file.
+func removeAside(parent *dir.Dir, target Target) error {
+	shown := parent.String() + "/" + target.aside()
+	at, err := openAt(parent, target.aside())
+	if errors.Is(err, unix.ENOENT) {
+		return nil
+	}
+	if err != nil {
+		return &fs.PathError{Op: "open", Path: shown, Err: err}
+	}
+	found, err := examine(at)
+	_ = unix.Close(at)
+	if err != nil {
+		return &fs.PathError{Op: "stat", Path: shown, Err: err}
+	}
+	if found.format == unix.S_IFREG && found.empty {
+		return removed(parent.Remove(target.aside()))
+	}
+	if err := parent.Rename(target.aside(), parent, target.base()); err != nil {
+		return fmt.Errorf("%w: what was at %s is no empty file, and lies at %s now: %w", ErrOccupied, target, shown, err)
+	}
+	return fmt.Errorf("%w: %s is neither a mount nor an empty directory or file", ErrOccupied, target)
 }
 
 func removed(err error) error {

@@ -2,15 +2,20 @@ package bind_test
 
 import (
 	"errors"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
+	"time"
 
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	"golang.org/x/sys/unix"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
@@ -326,6 +331,114 @@ func TestADeviceIsPublishedWhereItCanBeOpened(t *testing.T) {
 	must(t, syscall.Mount("", target.String(), "", syscall.MS_REMOUNT|syscall.MS_BIND|syscall.MS_NODEV, ""))
 	if err := s.kernel.PublishDevice(dev, "one", target); !errors.Is(err, bind.ErrOccupied) {
 		t.Errorf("publishing where devices cannot be opened: %v, want ErrOccupied", err)
+	}
+}
+
+// Whoever exchanges the empty file of a device for one with data keeps the data.
+func TestAFileWithDataIsNotRemovedWhileItIsSwapped(t *testing.T) {
+	k, root := kernel(t), t.TempDir()
+	at, decoy := filepath.Join(root, "target"), filepath.Join(root, "decoy")
+	target, err := bind.ParseTarget(at)
+	must(t, err)
+	must(t, os.WriteFile(decoy, []byte("data"), 0o600))
+	stop := swapped(t, at, decoy)
+	for began := time.Now(); time.Since(began) < time.Second; {
+		makeMissing(t, at, decoy)
+		if err := k.Unpublish(target, nil); err != nil && !errors.Is(err, bind.ErrOccupied) {
+			t.Error(err)
+		}
+	}
+	stop()
+	var found []string
+	for _, path := range []string{at, decoy} {
+		if data, err := os.ReadFile(path); err == nil && string(data) == "data" {
+			found = append(found, path)
+		}
+	}
+	if len(found) != 1 {
+		t.Errorf("the data is at %q, want it at one of two", found)
+	}
+}
+
+// swapped exchanges two names until it is stopped.
+func swapped(t *testing.T, a, b string) (stop func()) {
+	t.Helper()
+	end := make(chan struct{})
+	var work sync.WaitGroup
+	work.Go(func() {
+		for {
+			select {
+			case <-end:
+				return
+			default:
+				_ = unix.Renameat2(unix.AT_FDCWD, a, unix.AT_FDCWD, b, unix.RENAME_EXCHANGE) // one may be gone
+			}
+		}
+	})
+	return func() {
+		close(end)
+		work.Wait()
+	}
+}
+
+// makeMissing makes an empty file of each name that is not there.
+func makeMissing(t *testing.T, paths ...string) {
+	t.Helper()
+	for _, path := range paths {
+		f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL, 0o600)
+		if err == nil {
+			err = f.Close()
+		}
+		if err != nil && !errors.Is(err, fs.ErrExist) {
+			t.Error(err)
+		}
+	}
+}
+
+// A call may have ended after it had given the file of a device another name.
+func TestUnpublishFinishesWhatWasCutShort(t *testing.T) {
+	for name, c := range map[string]struct {
+		before, after map[string]string
+		want          error
+	}{
+		"an empty file":                   {map[string]string{".unpublished-a": ""}, nil, nil},
+		"an empty file and another":       {map[string]string{".unpublished-a": "", "a": ""}, nil, nil},
+		"a file that is not empty":        {map[string]string{".unpublished-a": "data"}, map[string]string{"a": "data"}, bind.ErrOccupied},
+		"a file that is not, and another": {map[string]string{".unpublished-a": "data", "a": ""}, map[string]string{".unpublished-a": "data", "a": ""}, bind.ErrOccupied},
+		"that of another target":          {map[string]string{".unpublished-b": ""}, map[string]string{".unpublished-b": ""}, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			root := t.TempDir()
+			for file, data := range c.before {
+				must(t, os.WriteFile(filepath.Join(root, file), []byte(data), 0o600))
+			}
+			target, err := bind.ParseTarget(filepath.Join(root, "a"))
+			must(t, err)
+			if err := kernel(t).Unpublish(target, nil); !errors.Is(err, c.want) {
+				t.Errorf("error %v, want %v", err, c.want)
+			}
+			after := make(map[string]string)
+			all, err := os.ReadDir(root)
+			must(t, err)
+			for _, entry := range all {
+				data, err := os.ReadFile(filepath.Join(root, entry.Name()))
+				must(t, err)
+				after[entry.Name()] = string(data)
+			}
+			if diff := cmp.Diff(c.after, after, cmpopts.EquateEmpty()); diff != "" {
+				t.Errorf("files (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestTheFileOfADeviceMayHaveTheLongestName(t *testing.T) {
+	target, err := bind.ParseTarget(filepath.Join(t.TempDir(), strings.Repeat("x", unix.NAME_MAX)))
+	must(t, err)
+	must(t, os.WriteFile(target.String(), nil, 0o600))
+	must(t, kernel(t).Unpublish(target, nil))
+	if _, err := os.Lstat(target.String()); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the file: %v, want it gone", err)
 	}
 }
 
