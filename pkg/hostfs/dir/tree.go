@@ -174,7 +174,7 @@ func makeWritable(d *Dir) (isSubvolume bool, err error) {
 	}
 	var flags uint64
 	if ioctl(d, subvolumeGetFlags, unsafe.Pointer(&flags)) != nil {
-		return false, nil // not btrfs
+		return false, nil //nolint:nilerr // not btrfs
 	}
 	if flags&subvolumeReadOnly == 0 {
 		return true, nil
