@@ -34,6 +34,9 @@ var ErrNotDirectory = errors.New("not a directory")
 // regular file was expected.
 var ErrNotFile = errors.New("not a regular file")
 
+// ErrLocked reports a lock that somebody else has.
+var ErrLocked = errors.New("locked")
+
 // A Dir is an open directory. It must be closed, and is not for use by several
 // goroutines while it is. It is not an os.File: each call of the driver opens five or
 // so, and what os.File does for files that are polled costs as much as opening them.

@@ -58,6 +58,8 @@ func TestNamesOfMoreOrLessThanOneEntryAreRefused(t *testing.T) {
 			"OpenFile":   func() error { _, err := d.OpenFile(name); return err },
 			"OpenNode":   func() error { _, err := d.OpenNode(name, os.O_RDONLY); return err },
 			"Lock":       func() error { _, err := d.Lock(t.Context(), name); return err },
+			"LockByte":   func() error { _, err := d.LockByte(t.Context(), name, 1); return err },
+			"TryLock":    func() error { _, err := d.TryLockByte(name, 1); return err },
 			"Remove":     func() error { return d.Remove(name) },
 			"RemoveDir":  func() error { return d.RemoveDir(name) },
 			"Rename":     func() error { return d.Rename(name, d, "b") },
@@ -293,6 +295,71 @@ func TestWaitingForALockEndsWithItsContext(t *testing.T) {
 	unlock, err = d.Lock(t.Context(), "lock")
 	must(t, err)
 	unlock()
+}
+
+// Handles of one directory are what nodes have of it.
+func TestBytesOfAFileAreLockedEachForItself(t *testing.T) {
+	root := t.TempDir()
+	d, other := open(t, root), open(t, root)
+	const far = 1<<62 - 1
+	for _, at := range []int64{0, 1, far} {
+		unlock, err := d.LockByte(t.Context(), "lock", at)
+		must(t, err)
+		defer unlock()
+		_, err = other.TryLockByte("lock", at)
+		wantError(t, err, dir.ErrLocked)
+	}
+	unlock, err := other.LockByte(t.Context(), "lock", far-1)
+	must(t, err)
+	unlock()
+	_, err = other.TryLockByte("lock", 1)
+	wantError(t, err, dir.ErrLocked)
+	unlock, err = other.TryLockByte("lock", 2)
+	must(t, err)
+	unlock()
+	info, err := os.Stat(filepath.Join(root, "lock"))
+	must(t, err)
+	if info.Size() != 0 || info.Mode().Perm() != 0o600 {
+		t.Errorf("the file has %d bytes and mode %o, want none and 600", info.Size(), info.Mode().Perm())
+	}
+}
+
+func TestWaitingForALockedByteEndsWithItsContext(t *testing.T) {
+	root := t.TempDir()
+	d, other := open(t, root), open(t, root)
+	unlock, err := d.LockByte(t.Context(), "lock", 7)
+	must(t, err)
+	ctx, stop := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer stop()
+	_, err = other.LockByte(ctx, "lock", 7)
+	wantError(t, err, context.DeadlineExceeded)
+	got := make(chan func())
+	go func() {
+		unlock, err := other.LockByte(t.Context(), "lock", 7)
+		if err != nil {
+			t.Error(err)
+		}
+		got <- unlock
+	}()
+	unlock()
+	(<-got)()
+}
+
+// An earlier driver locks the file as a whole.
+func TestALockOfTheWholeFileIsOneOfAllItsBytes(t *testing.T) {
+	d := open(t, t.TempDir())
+	unlock, err := d.Lock(t.Context(), "lock")
+	must(t, err)
+	_, err = d.TryLockByte("lock", 1<<62-1)
+	wantError(t, err, dir.ErrLocked)
+	unlock()
+	unlock, err = d.TryLockByte("lock", 1<<62-1)
+	must(t, err)
+	defer unlock()
+	ctx, stop := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer stop()
+	_, err = d.Lock(ctx, "lock")
+	wantError(t, err, context.DeadlineExceeded)
 }
 
 // The time of reading is a write, which waits for a disk that what is read does not need.

@@ -231,6 +231,22 @@ func (d *Dir) OpenNode(name string, flags int) (*os.File, error) {
 // The kernel's own waiting (F_OFD_SETLKW) ends with nothing but a signal, so it is asked
 // again and again. Who asks later may be first.
 func (d *Dir) Lock(ctx context.Context, name string) (unlock func(), err error) {
+	return d.lock(name, 0, 0, func(try func() error) error { return retry(ctx, try) })
+}
+
+// LockByte is Lock for one byte of the file, which may be far beyond its end: those who
+// lock others do not wait.
+func (d *Dir) LockByte(ctx context.Context, name string, at int64) (unlock func(), err error) {
+	return d.lock(name, at, 1, func(try func() error) error { return retry(ctx, try) })
+}
+
+// TryLockByte is LockByte that answers ErrLocked instead of waiting.
+func (d *Dir) TryLockByte(name string, at int64) (unlock func(), err error) {
+	return d.lock(name, at, 1, func(try func() error) error { return try() })
+}
+
+// lock opens a file to lock length bytes of it, or all of them if that is 0.
+func (d *Dir) lock(name string, start, length int64, take func(try func() error) error) (unlock func(), err error) {
 	if err := checkName(name); err != nil {
 		return nil, err
 	}
@@ -238,10 +254,19 @@ func (d *Dir) Lock(ctx context.Context, name string) (unlock func(), err error) 
 	if err != nil {
 		return nil, err
 	}
-	if err := lock(ctx, f); err != nil {
+	if err := take(func() error { return tryLock(f, start, length) }); err != nil {
 		return nil, errors.Join(d.pathError("lock", name, err), f.Close())
 	}
 	return func() { _ = f.Close() }, nil
+}
+
+func tryLock(f *os.File, start, length int64) error {
+	what := unix.Flock_t{Type: unix.F_WRLCK, Whence: io.SeekStart, Start: start, Len: length}
+	err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &what)
+	if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EACCES) || errors.Is(err, unix.EINTR) {
+		return ErrLocked
+	}
+	return err
 }
 
 // The pauses between two tries to lock double, so that a lock which is held for long costs
@@ -251,11 +276,10 @@ const (
 	longestPause  = 64 * time.Millisecond
 )
 
-func lock(ctx context.Context, f *os.File) error {
-	whole := unix.Flock_t{Type: unix.F_WRLCK, Whence: io.SeekStart}
+func retry(ctx context.Context, try func() error) error {
 	for pause := shortestPause; ; pause = min(2*pause, longestPause) {
-		err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &whole)
-		if !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EACCES) && !errors.Is(err, unix.EINTR) {
+		err := try()
+		if !errors.Is(err, ErrLocked) {
 			return err
 		}
 		timer := time.NewTimer(pause)
