@@ -93,6 +93,7 @@ func (s *session) remove(id VolumeID, e entry) error {
 		e.present = false
 		s.pool.note(id, e)
 	}
+	defer s.pool.keep(id)()
 	if err := s.dropRecord(id); err != nil {
 		return err
 	}
@@ -104,6 +105,22 @@ func (s *session) remove(id VolumeID, e entry) error {
 	s.pool.trashed(thrown, promised)
 	s.pool.note(id, entry{})
 	return nil
+}
+
+// keep has loads that begin before the returned function is called leave a volume as it is
+// known: a record that they find gone is not counted as trash before that.
+func (p *Pool) keep(id VolumeID) (until func()) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.kept == nil {
+		p.kept = make(ids)
+	}
+	p.kept[id] = struct{}{}
+	return func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		delete(p.kept, id)
+	}
 }
 
 // throwAway moves an entry that is no volume into the trash, where the reaper removes

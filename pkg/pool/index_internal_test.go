@@ -242,6 +242,25 @@ func TestALoadThatIsPassedByALaterOneUndoesNothing(t *testing.T) {
 	}
 }
 
+// A removal drops the record before its trash is counted. In a shared pool others may read
+// the records just then, and something may be sold.
+func TestALoadInTheMidstOfARemovalCountsIt(t *testing.T) {
+	s := onDisk(t, "removed", "stays")
+	must(t, s.load())
+	until := s.pool.keep(VolumeID{name: "removed"})
+	must(t, os.Remove(filepath.Join(s.volumes.String(), "removed.json")))
+	must(t, os.Remove(filepath.Join(s.root.String(), "removed")))
+	must(t, s.load())
+	if got, want := s.pool.promises(), map[string]int64{"removed": 4096, "stays": 4096}; !maps.Equal(got, want) {
+		t.Errorf("promised are %v, want %v", got, want)
+	}
+	until()
+	must(t, s.load())
+	if got, want := s.pool.promises(), map[string]int64{"stays": 4096}; !maps.Equal(got, want) {
+		t.Errorf("promised are %v, want %v", got, want)
+	}
+}
+
 // What could not be read to its end is not taken over, and hides nothing that others read.
 func TestALoadThatFailsChangesNothing(t *testing.T) {
 	s := onDisk(t, "before")

@@ -105,6 +105,7 @@ type Pool struct {
 	mu     sync.Mutex
 	index  index
 	loads  []*load // that are being made, in the order in which they began
+	kept   ids     // volumes that loads leave as they are known
 	ledger ledger
 	trash  trash
 	// restored is how often a limit was put back.

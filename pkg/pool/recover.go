@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io/fs"
 	"iter"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -246,6 +247,7 @@ func trashedID(name string) (VolumeID, bool) {
 // of a shared pool loads it under the lock, without which no other node promises anything.
 type load struct {
 	index  index
+	others bool                  // other nodes have trash
 	told   map[VolumeID]struct{} // what calls have said something of
 	passed bool                  // one that began later is over
 }
@@ -254,7 +256,10 @@ type load struct {
 func (p *Pool) beginLoad() *load {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	l := &load{told: map[VolumeID]struct{}{}}
+	l := &load{others: p.ledger.others, told: maps.Clone(p.kept)}
+	if l.told == nil {
+		l.told = make(ids)
+	}
 	p.loads = append(p.loads, l)
 	return l
 }
@@ -276,6 +281,7 @@ func (p *Pool) endLoad(l *load, err error) {
 		l.index.put(id, p.index.get(id))
 	}
 	p.ledger.promised += l.index.promised - p.index.promised
+	p.ledger.others = l.others
 	p.index = l.index
 }
 
@@ -345,14 +351,14 @@ func (s *session) loadShared() error {
 	if !s.pool.config.Shared {
 		return nil
 	}
-	others, err := s.othersTrash()
-	if err != nil {
-		return err
+	l := s.pool.beginLoad()
+	err := s.read(l)
+	if err == nil {
+		// After the records: a volume whose record was gone is in the trash by then.
+		l.others, err = s.othersTrash()
 	}
-	s.pool.mu.Lock()
-	s.pool.ledger.others = others
-	s.pool.unlock()
-	return s.load()
+	s.pool.endLoad(l, err)
+	return err
 }
 
 // othersTrash tells whether other nodes have removed volumes that still occupy space.
