@@ -503,21 +503,24 @@ func (s *session) sweepDevice(ctx context.Context, id VolumeID, leaked map[dir.I
 
 // finishFiles finishes growths that a crash came upon between file and record: the record
 // gets the size of the file.
-func (s *session) finishFiles(ctx context.Context) {
+func (s *session) finishFiles() {
 	for id := range s.pool.each(card.mayHaveDevices) {
 		s.pool.steps.Add(1)
-		if err := s.pool.unlessBusy(id, func() error { return s.finishFile(ctx, id) }); err != nil {
+		if err := s.pool.unlessBusy(id, func() error { return s.finishFile(id) }); err != nil {
 			s.pool.log.Error(err, "the file of a volume may be larger than what was promised", "volume", id.name)
 		}
 	}
 }
 
-func (s *session) finishFile(ctx context.Context, id VolumeID) error {
+func (s *session) finishFile(id VolumeID) error {
 	if larger, err := s.fileBytes(id); err != nil || larger <= s.pool.known(id).promised {
 		return err
 	}
-	// Another node of a shared pool may be about to write the record.
-	unlock, err := s.lockShared(ctx)
+	unlock, err := s.tryLockToPromise(id)
+	if errors.Is(err, ErrBusy) {
+		s.pool.skipped = true // another node of a shared pool may be about to write the record
+		return nil
+	}
 	if err != nil {
 		return err
 	}

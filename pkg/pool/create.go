@@ -106,7 +106,7 @@ func (p *Pool) create(ctx context.Context, r Request) (Volume, error) {
 	}
 	// Other nodes promise from a shared pool too: one at a time, and each looks at
 	// what the others wrote.
-	unlock, err := s.lockShared(ctx)
+	unlock, err := s.lockToPromise(ctx, r.ID)
 	if err != nil {
 		return Volume{}, err
 	}

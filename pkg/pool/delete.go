@@ -24,7 +24,7 @@ func (s *Set) Delete(ctx context.Context, id VolumeID) error {
 }
 
 func (v *found) delete(ctx context.Context) error {
-	unlock, err := v.session.lockShared(ctx)
+	unlock, err := v.lock(ctx)
 	if err != nil {
 		return fmt.Errorf("delete volume %s: %w", v.id, err)
 	}

@@ -45,7 +45,7 @@ func (s *Set) Expand(ctx context.Context, id VolumeID, at bind.Target, mode Mode
 }
 
 func (v *found) expand(ctx context.Context, r Range) (int64, error) {
-	unlock, err := v.session.lockShared(ctx)
+	unlock, err := v.session.lockToPromise(ctx, v.id)
 	if err != nil {
 		return 0, err
 	}
@@ -138,16 +138,10 @@ func (s *session) limit(d *dir.Dir, e entry) error {
 // again reads the volume anew: another node may have changed it before this one had
 // the lock, and a record whose writing failed may be there all the same.
 func (v *found) again() error {
-	e, d, err := v.session.lookup(v.id)
-	if d != nil {
-		_ = d.Close() // the handle from before is of the same directory
-	}
-	if err != nil {
+	if err := v.lookAgain(); err != nil {
 		return err
 	}
-	v.entry = e
-	v.session.pool.note(v.id, e)
-	return e.usable(v.id)
+	return v.entry.usable(v.id)
 }
 
 // restoreIfLimited makes a repeated call finish what the first had left.

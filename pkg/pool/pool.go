@@ -68,6 +68,7 @@ type Pool struct {
 	options  Options
 	log      logr.Logger
 	reserved string // the name of the snapshots' directory, never a volume
+	beside   bool   // only looks at what others serve, and has no locks against them
 	locks    *Locks[VolumeID]
 	serving  *Locks[string] // the uuids of all pools that are open
 	claimed  *claimed       // the quota ids of all pools
@@ -84,10 +85,11 @@ type Pool struct {
 	refuses atomic.Bool
 	// doubted says that a look could not tell whether another pool lies in this one.
 	doubted atomic.Bool
-	// unrecovered says that the pool was read-only, so that it is to be recovered once it is
-	// not. It belongs to the looks.
+	// unrecovered says that the pool is to be recovered once it can be: it was read-only, or
+	// something was skipped. It belongs to the looks.
 	unrecovered bool
-	// skipped says that something was left to a call that was at work. It belongs to the looks.
+	// skipped says that something was left to a call that was at work, here or on another
+	// node. It belongs to the looks.
 	skipped bool
 	// unrestored are volumes whose limits are to be compared with their promises. It
 	// belongs to the looks.
@@ -313,7 +315,7 @@ func (s *session) lookAgain(ctx context.Context) error {
 	if err := s.lookAtQuota(); err != nil {
 		return err
 	}
-	recovered, err := s.recoverAgain(ctx)
+	recovered, err := s.recoverAgain()
 	if err != nil || !recovered && time.Since(s.pool.synced) < s.pool.options.SyncEvery {
 		return err
 	}
@@ -374,23 +376,28 @@ func (s *session) identify(f *format) (*opened, error) {
 
 // begin brings disk and memory in line before the pool serves.
 func (s *session) begin(ctx context.Context) error {
-	if err := s.recover(ctx); err != nil {
+	if err := s.recover(); err != nil {
 		return err
 	}
 	if err := s.load(); err != nil {
 		return err
 	}
-	s.finishFiles(ctx)
+	s.finishFiles()
 	s.restoreLimits()
 	s.releaseUnused()
 	s.sweepDevices(ctx)
 	s.finishDevices()
-	return s.recoverMarks(ctx)
+	if err := s.recoverMarks(); err != nil {
+		return err
+	}
+	// What other nodes are at work on they finish. What they only look at is left to this one.
+	s.pool.unrecovered = s.pool.unrecovered || s.pool.skipped
+	return nil
 }
 
-// recoverAgain does what begin could not do while the pool was read-only, once that is over.
-// Calls are at work by then.
-func (s *session) recoverAgain(ctx context.Context) (done bool, err error) {
+// recoverAgain does what begin could not do: the pool was read-only, or another node was at
+// work on a volume. Calls are at work by then.
+func (s *session) recoverAgain() (done bool, err error) {
 	if !s.pool.unrecovered {
 		return false, nil
 	}
@@ -401,10 +408,10 @@ func (s *session) recoverAgain(ctx context.Context) (done bool, err error) {
 		return false, err
 	}
 	s.pool.skipped = false
-	if err := s.recover(ctx); err != nil {
+	if err := s.recover(); err != nil {
 		return false, err
 	}
-	s.finishFiles(ctx)
+	s.finishFiles()
 	s.doubtLimits()
 	s.restoreAgain()
 	s.finishDevices()

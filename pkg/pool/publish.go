@@ -53,6 +53,27 @@ func (s *Set) Publish(ctx context.Context, r Publication) error {
 }
 
 func (v *found) publish(ctx context.Context, r Publication) error {
+	if err := v.announce(ctx, r); err != nil {
+		return err
+	}
+	publish := v.publishDir
+	if v.entry.block() {
+		publish = v.publishDevice
+	}
+	if err := publish(ctx, r); err != nil {
+		return errors.Join(err, v.unmarkPublished())
+	}
+	return nil
+}
+
+// announce makes sure that the volume can be published as it is asked for, and tells the
+// other nodes of a shared pool. After that they leave it where it is.
+func (v *found) announce(ctx context.Context, r Publication) error {
+	unlock, err := v.lock(ctx)
+	if err != nil {
+		return err
+	}
+	defer unlock()
 	if err := v.entry.usable(v.id); err != nil {
 		return err
 	}
@@ -65,17 +86,7 @@ func (v *found) publish(ctx context.Context, r Publication) error {
 			return err
 		}
 	}
-	if err := v.session.markPublished(ctx, v.id); err != nil {
-		return err
-	}
-	publish := v.publishDir
-	if v.entry.block() {
-		publish = v.publishDevice
-	}
-	if err := publish(ctx, r); err != nil {
-		return errors.Join(err, v.unmarkPublished())
-	}
-	return nil
+	return v.session.markPublished(v.id)
 }
 
 func (v *found) publishDir(ctx context.Context, r Publication) error {
@@ -292,8 +303,11 @@ func (v *found) afterUnpublish(ctx context.Context) error {
 		return nil
 	}
 	err := v.delete(ctx)
-	if errors.Is(err, ErrInUse) {
-		return nil // the last of its publications will remove it
+	switch {
+	case errors.Is(err, ErrInUse): // the last of its publications will remove it
+		return nil
+	case errors.Is(err, ErrNotFound): // another node has
+		return nil
 	}
 	return err
 }

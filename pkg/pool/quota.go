@@ -121,7 +121,7 @@ func (s *session) doubtLimits() {
 func (s *session) restoreAgain() {
 	for id := range s.pool.unrestored {
 		s.pool.steps.Add(1)
-		unlock, err := s.pool.locks.TryLock(id)
+		unlock, err := s.tryLock(id)
 		if err != nil {
 			continue
 		}
@@ -421,6 +421,11 @@ var errTwoRecords = errors.New("two volumes are recorded with one project id: co
 // restoreLimits compares all limits with the promises. One that cannot be put back
 // is told, and shows in the condition of its volume; the others are served.
 func (s *session) restoreLimits() {
+	if s.locksNodes() { // others may be changing both
+		s.doubtLimits()
+		s.restoreAgain()
+		return
+	}
 	for id, c := range s.limited() {
 		s.pool.steps.Add(1)
 		s.tellUnrestored(id, s.restoreLimit(id, c))
@@ -471,9 +476,12 @@ func (s *session) limitDiffers(id VolumeID, d *dir.Dir, c card, has quota.Limit)
 	if ok, err := s.inOrder(d, c, has); err != nil || ok {
 		return false, err
 	}
-	unlock, err := s.pool.locks.TryLock(id)
-	if err != nil {
+	unlock, err := s.tryLock(id)
+	if errors.Is(err, ErrBusy) {
 		return false, nil // a call is at work on it
+	}
+	if err != nil {
+		return false, err
 	}
 	defer unlock()
 	rec, err := readRecord(s.volumes, id)

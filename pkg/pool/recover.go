@@ -16,7 +16,7 @@ import (
 
 // recover finishes or undoes what a crash interrupted. A read-only pool has nothing to
 // recover that could be. What a call is at work on is left to that.
-func (s *session) recover(ctx context.Context) error {
+func (s *session) recover() error {
 	space, err := s.space()
 	if err != nil {
 		return err
@@ -25,25 +25,19 @@ func (s *session) recover(ctx context.Context) error {
 		s.pool.unrecovered = true
 		return nil
 	}
-	if err := errors.Join(s.recoverRecords(ctx), s.recoverStaging(ctx, s.staging), s.recoverTrash()); err != nil {
+	if err := errors.Join(s.recoverRecords(), s.recoverStaging(s.staging), s.recoverTrash()); err != nil {
 		return err
 	}
 	if !s.pool.config.Shared {
 		// What is of another node is of this one under an earlier name, or the disk
 		// came from another machine.
-		return s.takeOverAll(ctx, false)
+		return s.takeOverAll(false)
 	}
 	return nil
 }
 
 // recoverRecords removes records that were being written.
-func (s *session) recoverRecords(ctx context.Context) error {
-	// In a shared pool they may be another node's, which writes under the lock.
-	unlock, err := s.own.Lock(ctx, lockName)
-	if err != nil {
-		return err
-	}
-	defer unlock()
+func (s *session) recoverRecords() error {
 	for entry, err := range s.volumes.Entries() {
 		if err != nil {
 			return err
@@ -69,7 +63,23 @@ func (s *session) recoverRecord(unwritten, to string) error {
 	if !ok {
 		return remove() // not a record's: no call writes it
 	}
-	return s.pool.unlessBusy(id, remove)
+	return s.unlessBusy(id, remove)
+}
+
+// unlessBusy is Pool.unlessBusy for what other nodes of a shared pool may be at work on too.
+func (s *session) unlessBusy(id VolumeID, do func() error) error {
+	return s.pool.unlessBusy(id, func() error {
+		unlock, err := s.tryLockByte(volumeByte(id))
+		if errors.Is(err, ErrBusy) {
+			s.pool.skipped = true
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		defer unlock()
+		return do()
+	})
 }
 
 // unlessBusy does something about a volume, unless a call is at work on it: then it is skipped.
@@ -88,44 +98,38 @@ func (p *Pool) unlessBusy(id VolumeID, do func() error) error {
 
 // recoverStaging undoes the creations that a staging directory has: none of them was
 // answered.
-func (s *session) recoverStaging(ctx context.Context, staging *dir.Dir) error {
+func (s *session) recoverStaging(staging *dir.Dir) error {
 	staged, err := names(staging)
 	if err != nil {
 		return err
 	}
 	for _, name := range staged {
 		s.pool.steps.Add(1)
-		if err := s.recoverStaged(ctx, staging, name); err != nil {
+		if err := s.recoverStaged(staging, name); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (s *session) recoverStaged(ctx context.Context, staging *dir.Dir, name string) error {
+func (s *session) recoverStaged(staging *dir.Dir, name string) error {
 	undo := func() error {
 		// The call that was making it may have ended since the names were read.
 		if exists, err := staging.Exists(name); err != nil || !exists {
 			return err
 		}
 		s.pool.log.Info("undoing a creation that was interrupted", "volume", name, "in", staging.String())
-		return s.undoNamed(ctx, staging, name)
+		return s.undoNamed(staging, name)
 	}
 	id, err := ParseVolumeID(name)
 	if err != nil {
 		return undo()
 	}
-	return s.pool.unlessBusy(id, undo)
+	return s.unlessBusy(id, undo)
 }
 
 // undoNamed undoes the creation that an entry of a staging directory is of.
-func (s *session) undoNamed(ctx context.Context, staging *dir.Dir, name string) error {
-	// Another node may be making a volume of that name.
-	unlock, err := s.lockShared(ctx)
-	if err != nil {
-		return err
-	}
-	defer unlock()
+func (s *session) undoNamed(staging *dir.Dir, name string) error {
 	if id, err := ParseVolumeID(name); err == nil {
 		if err := s.undoRecord(id); err != nil {
 			return err
@@ -194,7 +198,7 @@ func (s *session) recoverTrashed(name string) error {
 	if !ok {
 		return queue()
 	}
-	return s.pool.unlessBusy(id, queue)
+	return s.unlessBusy(id, queue)
 }
 
 // trashBytes is what a piece of trash still occupies, where that is counted.
@@ -440,15 +444,15 @@ func (s *session) sync(ctx context.Context) error {
 	if err := s.work(); err != nil {
 		return err
 	}
-	if err := errors.Join(s.recoverStaging(ctx, s.staging), s.recoverTrash()); err != nil {
+	if err := errors.Join(s.recoverStaging(s.staging), s.recoverTrash()); err != nil {
 		return err
 	}
 	s.sweepDevices(ctx)
 	if !s.pool.config.Shared {
 		return nil
 	}
-	s.takeOver(ctx)
-	return s.recoverMarks(ctx)
+	s.takeOver()
+	return s.recoverMarks()
 }
 
 type ids map[VolumeID]struct{}
@@ -495,9 +499,12 @@ func (p *Pool) mark(id VolumeID, saw flags) bool {
 
 // resync takes one volume from the disk, unless a call is working on it.
 func (s *session) resync(id VolumeID) error {
-	unlock, err := s.pool.locks.TryLock(id)
-	if err != nil {
+	unlock, err := s.tryLock(id)
+	if errors.Is(err, ErrBusy) {
 		return nil
+	}
+	if err != nil {
+		return err
 	}
 	defer unlock()
 	e, d, err := s.lookup(id)

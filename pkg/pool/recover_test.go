@@ -237,7 +237,7 @@ func TestNodesOfASharedPoolSeeEachOthersPromises(t *testing.T) {
 	})
 }
 
-// Another node holds the lock of a shared pool for as long as it makes a volume there.
+// An earlier driver on another node locks the whole pool for as long as it makes a volume.
 func TestACallThatWaitsForAnotherNodeEndsWithItsContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, t.TempDir())

@@ -283,13 +283,15 @@ func (s *Set) look(id VolumeID) (*found, error) {
 	if err != nil || !v.entry.lost() {
 		return v, err
 	}
-	v.close()
-	unlock, err := s.volumes.TryLock(id)
-	if err != nil {
-		return nil, fmt.Errorf("volume %s: %w: it is being made or removed", id, ErrNotFound)
+	v.entry, v.dir, err = v.session.lookupSettled(id)
+	if err == nil && !v.entry.exists() {
+		err = fmt.Errorf("volume %s: %w: it is being made or removed", id, ErrNotFound)
 	}
-	defer unlock()
-	return s.find(id, Name{})
+	if err != nil {
+		v.close()
+		return nil, err
+	}
+	return v, nil
 }
 
 func isMissing(err error) bool {

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/fnv"
+	"io"
 	"io/fs"
 	"syscall"
 
@@ -16,36 +18,144 @@ import (
 // its own mounts alone, and a volume in use on any node must not be removed.
 const publishedName = "published"
 
-// lockShared keeps other nodes from deciding about a shared pool at the same time.
-func (s *session) lockShared(ctx context.Context) (unlock func(), err error) {
-	if !s.pool.config.Shared {
+// The nodes of a shared pool lock bytes of one file, which has none. The first is for
+// promises. Each volume has another: what takes long, as allocating a disk does, then holds
+// up nobody who works on other volumes. Of two volumes with the same byte one may wait for
+// the other, and no more.
+const promisesByte = 0
+
+func volumeByte(id VolumeID) int64 {
+	h := fnv.New64a()
+	_, _ = io.WriteString(h, id.name) // never fails
+	return 1 + int64(h.Sum64()>>2)
+}
+
+// locksNodes tells whether locks have to hold against other nodes.
+func (s *session) locksNodes() bool { return s.pool.config.Shared && !s.pool.beside }
+
+// lockByte waits for a byte of the lock file of a shared pool until ctx ends.
+func (s *session) lockByte(ctx context.Context, at int64) (unlock func(), err error) {
+	if !s.locksNodes() {
 		return func() {}, nil
 	}
-	unlock, err = s.own.Lock(ctx, lockName)
+	unlock, err = s.own.LockByte(ctx, lockName, at)
 	if errors.Is(err, syscall.EROFS) {
-		return func() {}, nil // nothing can be decided
+		return func() {}, nil // nothing can be changed
 	}
 	return unlock, err
 }
 
-// markPublished says that this node is about to publish a volume. Under the lock
-// that deleting takes too, either this node sees the volume gone, or the other one
-// sees the mark.
-func (s *session) markPublished(ctx context.Context, id VolumeID) error {
+// tryLockByte is lockByte that answers ErrBusy instead of waiting.
+func (s *session) tryLockByte(at int64) (unlock func(), err error) {
+	if !s.locksNodes() {
+		return func() {}, nil
+	}
+	unlock, err = s.own.TryLockByte(lockName, at)
+	switch {
+	case errors.Is(err, syscall.EROFS):
+		return func() {}, nil
+	case errors.Is(err, dir.ErrLocked):
+		return nil, fmt.Errorf("%w, by another node", ErrBusy)
+	}
+	return unlock, err
+}
+
+// lockNodes extends the lock that the caller has of a volume to all nodes of a shared pool.
+func (s *session) lockNodes(ctx context.Context, id VolumeID) (unlock func(), err error) {
+	return s.lockByte(ctx, volumeByte(id))
+}
+
+// tryLock takes a volume on this node, and in a shared pool on all, or answers ErrBusy at once.
+func (s *session) tryLock(id VolumeID) (unlock func(), err error) {
+	unlockHere, err := s.pool.locks.TryLock(id)
+	if err != nil {
+		return nil, err
+	}
+	unlockNodes, err := s.tryLockByte(volumeByte(id))
+	if err != nil {
+		unlockHere()
+		return nil, err
+	}
+	return func() { unlockNodes(); unlockHere() }, nil
+}
+
+// lockToPromise extends the lock that the caller has of a volume to all nodes of a shared
+// pool, and keeps those from promising anything. While it waits for one of the two it does
+// not have the other: a volume is published while its growth waits for a disk that another
+// node allocates, and volumes are made while that of a node which hangs is waited for.
+func (s *session) lockToPromise(ctx context.Context, id VolumeID) (unlock func(), err error) {
+	for {
+		unlockPromises, err := s.lockByte(ctx, promisesByte)
+		if err != nil {
+			return nil, err
+		}
+		unlockVolume, err := s.tryLockByte(volumeByte(id))
+		if err == nil {
+			return func() { unlockVolume(); unlockPromises() }, nil
+		}
+		unlockPromises()
+		if !errors.Is(err, ErrBusy) {
+			return nil, err
+		}
+		if unlockVolume, err = s.lockNodes(ctx, id); err != nil {
+			return nil, err
+		}
+		unlockVolume()
+	}
+}
+
+// tryLockToPromise is lockToPromise that answers ErrBusy instead of waiting.
+func (s *session) tryLockToPromise(id VolumeID) (unlock func(), err error) {
+	unlockPromises, err := s.tryLockByte(promisesByte)
+	if err != nil {
+		return nil, err
+	}
+	unlockVolume, err := s.tryLockByte(volumeByte(id))
+	if err != nil {
+		unlockPromises()
+		return nil, err
+	}
+	return func() { unlockVolume(); unlockPromises() }, nil
+}
+
+// lock extends the caller's lock of the volume to all nodes of a shared pool, and looks at
+// it again: another node may have removed it since it was found, or made another.
+func (v *found) lock(ctx context.Context) (unlock func(), err error) {
+	unlock, err = v.session.lockNodes(ctx, v.id)
+	if err != nil || !v.session.locksNodes() {
+		return unlock, err
+	}
+	if err := v.lookAgain(); err != nil {
+		unlock()
+		return nil, err
+	}
+	return unlock, nil
+}
+
+// lookAgain is what lock does after it has waited. It answers ErrNotFound for a volume
+// that is not there any more.
+func (v *found) lookAgain() error {
+	e, d, err := v.session.lookup(v.id)
+	if err != nil {
+		return err
+	}
+	if v.dir != nil {
+		_ = v.dir.Close() // opened for reading
+	}
+	v.entry, v.dir = e, d
+	v.session.pool.note(v.id, e)
+	if !e.exists() {
+		return fmt.Errorf("volume %s: %w any more", v.id, ErrNotFound)
+	}
+	return nil
+}
+
+// markPublished says that this node is about to publish a volume. The caller has locked
+// that on all nodes, as deleting does: either this node has seen the volume gone, or the
+// other one sees the mark.
+func (s *session) markPublished(id VolumeID) error {
 	if !s.pool.config.Shared {
 		return nil
-	}
-	unlock, err := s.lockShared(ctx)
-	if err != nil {
-		return err
-	}
-	defer unlock()
-	present, err := s.root.IsDir(id.name)
-	if err != nil {
-		return err
-	}
-	if !present {
-		return fmt.Errorf("volume %s: %w any more", id, ErrNotFound)
 	}
 	marks, err := openNested(s.own, publishedName, s.pool.options.Node.name, (*dir.Dir).Ensure)
 	if err != nil {
@@ -96,7 +206,7 @@ func ignoreReadOnly(err error) error {
 
 // recoverMarks takes back the marks of what this node has published no more: it was
 // started anew, or the pool was away when a volume was unpublished.
-func (s *session) recoverMarks(ctx context.Context) error {
+func (s *session) recoverMarks() error {
 	marks, err := openNested(s.own, publishedName, s.pool.options.Node.name, (*dir.Dir).Open)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -110,8 +220,8 @@ func (s *session) recoverMarks(ctx context.Context) error {
 		return err
 	}
 	for _, name := range marked {
-		if _, is := dir.Temporary(name); is {
-			err = s.removeUnwritten(ctx, marks, name)
+		if to, is := dir.Temporary(name); is {
+			err = s.removeUnwritten(marks, name, to)
 		} else if id, parseErr := ParseVolumeID(name); parseErr == nil {
 			err = s.recoverMark(id)
 		}
@@ -122,18 +232,20 @@ func (s *session) recoverMarks(ctx context.Context) error {
 	return nil
 }
 
-// removeUnwritten removes a mark that was being written when a crash came. Under the lock
-// that the writing is done under, it is none that still is.
-func (s *session) removeUnwritten(ctx context.Context, marks *dir.Dir, name string) error {
-	unlock, err := s.lockShared(ctx)
+// removeUnwritten removes a mark that was being written when a crash came, and is not
+// being written now.
+func (s *session) removeUnwritten(marks *dir.Dir, name, to string) error {
+	remove := func() error {
+		if err := marks.Remove(name); !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		return nil
+	}
+	id, err := ParseVolumeID(to)
 	if err != nil {
-		return err
+		return remove() // not a mark's: no call writes it
 	}
-	defer unlock()
-	if err := marks.Remove(name); !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	return nil
+	return s.unlessBusy(id, remove)
 }
 
 func (s *session) recoverMark(id VolumeID) error {

@@ -2,6 +2,7 @@ package pool
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"kubevirt.io/hostpath-provisioner/pkg/health"
@@ -161,15 +162,18 @@ func (l *listing) surveyed(id VolumeID, c card, facts health.Facts) Surveyed {
 }
 
 // lookupSettled is lookup for callers that hold no lock: of a volume that a call makes or
-// removes at the moment it answers that there is none.
+// removes at the moment, on whatever node, it answers that there is none.
 func (s *session) lookupSettled(id VolumeID) (entry, *dir.Dir, error) {
 	e, d, err := s.lookup(id)
 	if err != nil || !e.lost() {
 		return e, d, err
 	}
-	unlock, err := s.pool.locks.TryLock(id)
-	if err != nil {
+	unlock, err := s.tryLock(id)
+	if errors.Is(err, ErrBusy) {
 		return entry{}, nil, nil
+	}
+	if err != nil {
+		return entry{}, nil, err
 	}
 	defer unlock()
 	return s.lookup(id)

@@ -1,7 +1,6 @@
 package pool
 
 import (
-	"context"
 	"errors"
 	"strings"
 	"time"
@@ -16,10 +15,10 @@ const unseenAfter = 24 * time.Hour
 // takeOver says that this node is alive, and finishes what nodes left that are not.
 // A node's trash directory is its sign of life. What cannot be taken over now is
 // tried again: it keeps nobody from being served.
-func (s *session) takeOver(ctx context.Context) {
+func (s *session) takeOver() {
 	err := s.trash.Touch()
 	if err == nil {
-		err = s.takeOverAll(ctx, true)
+		err = s.takeOverAll(true)
 	}
 	if err != nil {
 		s.pool.log.Error(err, "what nodes left that are gone could not be taken over")
@@ -28,7 +27,7 @@ func (s *session) takeOver(ctx context.Context) {
 
 // takeOverAll takes over from all other nodes, or from those that were not seen
 // lately.
-func (s *session) takeOverAll(ctx context.Context, goneOnly bool) error {
+func (s *session) takeOverAll(goneOnly bool) error {
 	trash, err := s.own.Open(trashName)
 	if err != nil {
 		return err
@@ -40,13 +39,13 @@ func (s *session) takeOverAll(ctx context.Context, goneOnly bool) error {
 			return err
 		}
 		if entry.IsDir && entry.Name != s.pool.options.Node.name {
-			problems = append(problems, s.takeOverFrom(ctx, trash, entry.Name, goneOnly))
+			problems = append(problems, s.takeOverFrom(trash, entry.Name, goneOnly))
 		}
 	}
 	return errors.Join(problems...)
 }
 
-func (s *session) takeOverFrom(ctx context.Context, trash *dir.Dir, node string, goneOnly bool) error {
+func (s *session) takeOverFrom(trash *dir.Dir, node string, goneOnly bool) error {
 	left, err := trash.Open(node)
 	if err != nil {
 		return err
@@ -60,7 +59,7 @@ func (s *session) takeOverFrom(ctx context.Context, trash *dir.Dir, node string,
 		return err
 	}
 	defer func() { _ = staging.Close() }()
-	return errors.Join(s.recoverStaging(ctx, staging), s.takeTrash(left, node))
+	return errors.Join(s.recoverStaging(staging), s.takeTrash(left, node))
 }
 
 // seenLately tells whether a node is alive by its trash directory.
@@ -80,7 +79,7 @@ func (s *session) takeTrash(left *dir.Dir, node string) error {
 			return s.takePiece(left, name)
 		}
 		if id, ok := trashedID(name); ok {
-			err = s.pool.unlessBusy(id, take)
+			err = s.unlessBusy(id, take)
 		} else {
 			err = take()
 		}

@@ -117,6 +117,7 @@ func See(ctx context.Context, configs []Config, options Options) []View {
 	for i, config := range configs {
 		all.Go(func() {
 			p := newPool(config, set)
+			p.beside = true
 			_, err := inSteps(ctx, p, p.seePlace)
 			placed.Done()
 			if err != nil {

@@ -1,0 +1,482 @@
+package pool_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/go-logr/logr/funcr"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind/bindtest"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota/quotatest"
+	"kubevirt.io/hostpath-provisioner/pkg/pool"
+)
+
+const sharedPool = `[{"name":"local","path":"pool","shared":true}]`
+
+// withNodes runs a test on two nodes of a shared pool. What the second does about limits
+// may be held up.
+func withNodes(t *testing.T, test func(t *testing.T, one, two *bench, f *faulty)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		one := newBench(t, t.TempDir())
+		one.quota = &quotatest.Fake{As: quota.XFS}
+		one.start(sharedPool)
+		f := &faulty{Fake: one.quota}
+		two := &bench{t: t, root: one.root, mounts: &bindtest.Fake{}, labels: one.labels, loops: one.loops, dev: one.dev, quota: one.quota, real: f.detect}
+		t.Cleanup(func() { must(t, two.mounts.Close()) })
+		two.startNode("node-2", sharedPool)
+		test(t, one, two, f)
+	})
+}
+
+// another is a node beside the first, with mounts of its own.
+func (b *bench) another(node string) *bench {
+	b.t.Helper()
+	n := &bench{t: b.t, root: b.root, mounts: &bindtest.Fake{}, labels: b.labels, loops: b.loops, dev: b.dev}
+	b.t.Cleanup(func() { must(b.t, n.mounts.Close()) })
+	n.startNode(node, sharedPool)
+	return n
+}
+
+// begin makes a call that is held up in its midst.
+func (f *faulty) begin(call func() error) (finish func() error) {
+	until, ended := make(chan struct{}), make(chan error, 1)
+	wait := func() { <-until }
+	f.meanwhile.Store(&wait)
+	go func() { ended <- call() }()
+	synctest.Wait()
+	return func() error {
+		close(until)
+		return <-ended
+	}
+}
+
+// background makes a call, and returns when that waits.
+func background(call func() error) (ended <-chan error) {
+	done := make(chan error, 1)
+	go func() { done <- call() }()
+	synctest.Wait()
+	return done
+}
+
+// lockVolume takes the lock of a volume for another node.
+func (b *bench) lockVolume(name string) (unlock func()) {
+	b.t.Helper()
+	own, err := dir.Open(b.own())
+	must(b.t, err)
+	unlock, err = pool.LockVolume(own, id(b.t, name))
+	must(b.t, errors.Join(err, own.Close()))
+	return unlock
+}
+
+// makes is another node that has written the record of a volume, and ends with what is
+// returned. It holds the lock all the time.
+func (b *bench) makes(name string) (end func()) {
+	b.t.Helper()
+	unlock := b.lockVolume(name)
+	must(b.t, os.MkdirAll(b.own("trash", "node-9"), 0o700))
+	must(b.t, os.MkdirAll(b.own("staging", "node-9", name), 0o700))
+	b.record(name, mib)
+	return func() {
+		must(b.t, os.Rename(b.own("staging", "node-9", name), b.path("pool", name)))
+		unlock()
+	}
+}
+
+// record writes the record of a volume without a quota.
+func (b *bench) record(name string, bytes int64) {
+	b.t.Helper()
+	record := fmt.Sprintf(`{"version":1,"id":%q,"uid":"0123456789abcdef","mode":"mount","bytes":%d,"created":"2026-11-20T18:56:54Z"}`+"\n", name, bytes)
+	must(b.t, os.WriteFile(b.own("volumes", name+".json"), []byte(record), 0o600))
+}
+
+// wantWhole says that a volume has both a directory and a record, or neither.
+func (b *bench) wantWhole(name string, want bool) {
+	b.t.Helper()
+	_, dirErr := os.Stat(b.path("pool", name))
+	_, recordErr := os.Stat(b.own("volumes", name+".json"))
+	if (dirErr == nil) != want || (recordErr == nil) != want {
+		b.t.Errorf("of %s there are a directory (%v) and a record (%v), want both or neither: %v", name, dirErr, recordErr, want)
+	}
+}
+
+func TestAVolumeThatAnotherNodeIsMakingIsRemovedAsAWhole(t *testing.T) {
+	withNodes(t, func(t *testing.T, one, _ *bench, _ *faulty) {
+		end := one.makes("pvc-1")
+		deleted := background(func() error { return one.Delete(t.Context(), id(t, "pvc-1")) })
+		end()
+		must(t, <-deleted)
+		one.wantWhole("pvc-1", false)
+		one.wantVolumes()
+	})
+}
+
+func TestAVolumeThatAnotherNodeIsMakingIsPublishedWhenItIsThere(t *testing.T) {
+	withNodes(t, func(t *testing.T, one, _ *bench, _ *faulty) {
+		end := one.makes("pvc-1")
+		published := background(func() error { return one.publish("pvc-1", "a") })
+		end()
+		must(t, <-published)
+		one.wantWhole("pvc-1", true)
+	})
+}
+
+func TestWhatAnotherNodeMakesOrRemovesIsNotToldAsLost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, said := newBench(t, t.TempDir()), &diary{}
+		b.each, b.log = true, funcr.New(said.write, funcr.Options{})
+		b.start(sharedPool)
+		tellsLost := func() bool {
+			t.Helper()
+			b.later(2 * time.Minute)
+			v, err := b.Volume(t.Context(), id(t, "pvc-1"))
+			if err != nil {
+				wantError(t, err, pool.ErrNotFound)
+			}
+			surveyed := slices.ContainsFunc(b.Surveyed(), func(v pool.Surveyed) bool { return v.Condition.Abnormal })
+			listed := slices.Contains(b.volumes(), "pvc-1")
+			if v.Lost != surveyed || v.Lost != listed {
+				t.Errorf("lost: %v, %v when surveyed and %v in a list; want it told everywhere or nowhere", v.Lost, surveyed, listed)
+			}
+			return v.Lost
+		}
+		unlock := b.lockVolume("pvc-1")
+		b.record("pvc-1", mib)
+		if tellsLost() || said.count("lost") > 0 {
+			t.Error("what another node is at work on is told as lost")
+		}
+		unlock()
+		if !tellsLost() {
+			t.Error("a record without a directory is not told as lost, and nobody is at work on it")
+		}
+	})
+}
+
+func TestAnotherNodesGrowthIsNoLimitThatDiffers(t *testing.T) {
+	withNodes(t, func(t *testing.T, one, _ *bench, _ *faulty) {
+		one.create("pvc-1", 10*mib)
+		unlock := one.lockVolume("pvc-1")
+		must(t, one.quota.Limit(one.open("pvc-1"), one.carried("pvc-1"), quota.Limit{Bytes: 20 * mib}))
+		if v := one.volume("pvc-1"); v.Condition.Abnormal {
+			t.Errorf("while another node is at work on it: %+v", v.Condition)
+		}
+		unlock()
+		one.wantAbnormal("pvc-1", "limit")
+	})
+}
+
+func TestWhatWasMadeAnewMeanwhileIsPublished(t *testing.T) {
+	withNodes(t, func(t *testing.T, one, two *bench, _ *faulty) {
+		one.create("pvc-1", mib)
+		trashed := "pvc-1." + uid(t, one, "pvc-1")
+		unlock := one.lockVolume("pvc-1")
+		published := background(func() error { return one.publish("pvc-1", "a") })
+		must(t, os.MkdirAll(one.own("trash", "node-9"), 0o700))
+		must(t, os.Rename(one.path("pool", "pvc-1"), one.own("trash", "node-9", trashed)))
+		must(t, os.Mkdir(one.path("pool", "pvc-1"), 0o777))
+		one.record("pvc-1", mib)
+		unlock()
+		must(t, <-published)
+		at, err := one.mounts.Open(one.target("a"))
+		must(t, err)
+		got, err := at.ID()
+		must(t, errors.Join(err, at.Close()))
+		now, err := one.open("pvc-1").ID()
+		must(t, err)
+		if got != now {
+			t.Error("what is published is not what is in the pool now")
+		}
+		wantError(t, two.Delete(t.Context(), id(t, "pvc-1")), pool.ErrInUse)
+	})
+}
+
+func TestWhatWasRemovedMeanwhileIsNotPublished(t *testing.T) {
+	withNodes(t, func(t *testing.T, one, two *bench, _ *faulty) {
+		one.create("pvc-1", mib)
+		unlock := one.lockVolume("pvc-1")
+		published := background(func() error { return one.publish("pvc-1", "a") })
+		must(t, os.Remove(one.own("volumes", "pvc-1.json")))
+		must(t, os.Remove(one.path("pool", "pvc-1")))
+		unlock()
+		wantError(t, <-published, pool.ErrNotFound)
+		wantGone(t, one.path("pods", "a"))
+		wantGone(t, one.own("published", "node-1", "pvc-1"))
+		two.wantVolumes()
+	})
+}
+
+func TestOfTwoNodesOnePublishesAVolumeForOneTarget(t *testing.T) {
+	withNodes(t, func(t *testing.T, one, two *bench, _ *faulty) {
+		one.create("pvc-1", mib)
+		unlock := one.lockVolume("pvc-1")
+		publish := func(b *bench, target string) func() error {
+			return func() error {
+				return b.Publish(t.Context(), pool.Publication{ID: id(t, "pvc-1"), Target: b.target(target), SingleTarget: true})
+			}
+		}
+		first := background(publish(one, "on-one"))
+		second := background(publish(two, "on-two"))
+		unlock()
+		var refused int
+		for _, err := range []error{<-first, <-second} {
+			if err != nil {
+				wantError(t, err, pool.ErrInUse)
+				refused++
+			}
+		}
+		if refused != 1 {
+			t.Errorf("%d of two were refused, want one", refused)
+		}
+	})
+}
+
+func TestNodesThatWorkOnOneVolumeNeverSeeHalfOfIt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		one := newBench(t, t.TempDir())
+		one.start(sharedPool)
+		two := one.another("node-2")
+		three := one.another("node-3") // no call of its own keeps it from looking
+		var churn sync.WaitGroup
+		for i, b := range []*bench{one, two} {
+			churn.Go(func() {
+				for range 30 {
+					b.locked("pvc-1", func() { b.livesOnce("pvc-1", fmt.Sprint("on-", i)) })
+				}
+			})
+		}
+		done := make(chan struct{})
+		go func() { churn.Wait(); close(done) }()
+		for looks, running := 0, true; running; looks++ {
+			select {
+			case <-done:
+				running = false
+			default:
+			}
+			if looks%10 == 0 { // those who wait for a lock need time to go by, which it does not meanwhile
+				time.Sleep(time.Millisecond)
+			}
+			page, _ := three.List(t.Context(), pool.VolumeID{}, 10)
+			if v, err := three.Volume(t.Context(), id(t, "pvc-1")); err == nil {
+				page = append(page, v)
+			}
+			for _, v := range page {
+				if v.Condition.Abnormal {
+					t.Errorf("%s is told as abnormal: %+v", v.ID, v.Condition)
+				}
+			}
+		}
+		one.wantVolumes()
+		one.wantClean()
+	})
+}
+
+// livesOnce makes a volume, publishes and removes it, as far as another node does not keep it
+// from that.
+func (b *bench) livesOnce(name, target string) {
+	try := func(err error, allowed ...error) bool {
+		if err != nil && !slices.ContainsFunc(allowed, func(a error) bool { return errors.Is(err, a) }) {
+			b.t.Error(err)
+		}
+		return err == nil
+	}
+	_, err := b.Create(b.t.Context(), pool.Request{ID: id(b.t, name), Range: pool.Range{Required: mib}})
+	try(err)
+	if try(b.publish(name, target), pool.ErrNotFound) {
+		at, err := b.mounts.Open(b.target(target))
+		must(b.t, err)
+		published, err := at.ID()
+		must(b.t, errors.Join(err, at.Close()))
+		if inPool, err := b.open(name).ID(); err != nil || inPool != published {
+			b.t.Errorf("what is published is not what is in the pool: %v", err)
+		}
+		try(b.unpublish(name, target))
+	}
+	try(b.Delete(b.t.Context(), id(b.t, name)), pool.ErrInUse, pool.ErrNotFound)
+}
+
+// Allocating a disk can take long, and a node can hang in its midst.
+func TestACreationOnOneNodeHoldsUpNoOtherVolume(t *testing.T) {
+	withNodes(t, func(t *testing.T, one, two *bench, f *faulty) {
+		one.create("pvc-1", mib)
+		one.create("pvc-2", mib)
+		began := time.Now()
+		finish := f.begin(func() error { _, err := two.tryCreateBlock("pvc-disk", mib); return err })
+		must(t, one.publish("pvc-1", "a"))
+		must(t, one.unpublish("pvc-1", "a"))
+		one.delete("pvc-1")
+		if waited := time.Since(began); waited > 0 {
+			t.Errorf("calls on other volumes waited for %v", waited)
+		}
+		must(t, os.WriteFile(one.own("volumes", ".new-pvc-5.json"), nil, 0o600))
+		must(t, os.Mkdir(one.own("staging", "node-1", "pvc-6"), 0o700))
+		must(t, os.MkdirAll(one.own("published", "node-1"), 0o700))
+		must(t, os.WriteFile(one.own("published", "node-1", ".new-pvc-2"), nil, 0o600))
+		one.restart(sharedPool)
+		if status := one.Status()[0]; status.Err != nil || time.Since(began) > 0 {
+			t.Errorf("a start gives %v after %v", status.Err, time.Since(began))
+		}
+		one.wantClean()
+		if left := names(t, one.own("published", "node-1")); len(left) > 0 {
+			t.Errorf("of marks %q are left", left)
+		}
+		ctx, stop := context.WithTimeout(t.Context(), 3*time.Second)
+		defer stop()
+		_, err := one.Create(ctx, pool.Request{ID: id(t, "pvc-3"), Range: pool.Range{Required: mib}})
+		wantError(t, err, context.DeadlineExceeded) // one sells at a time
+		must(t, finish())
+		one.create("pvc-3", mib)
+		one.wantVolumes("pvc-2", "pvc-3", "pvc-disk")
+	})
+}
+
+func TestAVolumeWhoseGrowthWaitsForACreationIsNotHeldUp(t *testing.T) {
+	withNodes(t, func(t *testing.T, one, two *bench, f *faulty) {
+		one.create("pvc-1", mib)
+		must(t, one.publish("pvc-1", "a"))
+		finish := f.begin(func() error { _, err := two.tryCreateBlock("pvc-disk", mib); return err })
+		grown := background(func() error {
+			_, err := one.Expand(t.Context(), id(t, "pvc-1"), one.target("a"), "", pool.Range{Required: 2 * mib})
+			return err
+		})
+		began := time.Now()
+		must(t, two.publish("pvc-1", "b"))
+		if waited := time.Since(began); waited > 0 {
+			t.Errorf("publishing waited for %v", waited)
+		}
+		must(t, finish())
+		must(t, <-grown)
+	})
+}
+
+// Here the node that hangs has the lock of one volume.
+func TestAGrowthThatWaitsForItsVolumeHoldsUpNoCreation(t *testing.T) {
+	withNodes(t, func(t *testing.T, one, two *bench, _ *faulty) {
+		one.create("pvc-1", mib)
+		must(t, one.publish("pvc-1", "a"))
+		unlock := one.lockVolume("pvc-1")
+		grown := background(func() error {
+			_, err := one.Expand(t.Context(), id(t, "pvc-1"), one.target("a"), "", pool.Range{Required: 2 * mib})
+			return err
+		})
+		began := time.Now()
+		two.create("pvc-2", mib)
+		if waited := time.Since(began); waited > time.Second {
+			t.Errorf("a creation waited for %v", waited)
+		}
+		unlock()
+		must(t, <-grown)
+		if got := two.volume("pvc-1").Bytes; got != 2*mib {
+			t.Errorf("it has %d bytes, want 2 MiB", got)
+		}
+	})
+}
+
+func TestACallThatWaitsForAVolumesLockEndsWithItsContext(t *testing.T) {
+	withNodes(t, func(t *testing.T, one, _ *bench, _ *faulty) {
+		one.create("pvc-1", mib)
+		must(t, one.publish("pvc-1", "a"))
+		unlock := one.lockVolume("pvc-1")
+		for name, call := range map[string]func(context.Context) error{
+			"create": func(ctx context.Context) error {
+				_, err := one.Create(ctx, pool.Request{ID: id(t, "pvc-1"), Range: pool.Range{Required: mib}})
+				return err
+			},
+			"publish": func(ctx context.Context) error {
+				return one.Publish(ctx, pool.Publication{ID: id(t, "pvc-1"), Target: one.target("b")})
+			},
+			"expand": func(ctx context.Context) error {
+				_, err := one.Expand(ctx, id(t, "pvc-1"), one.target("a"), "", pool.Range{Required: 2 * mib})
+				return err
+			},
+			"delete": func(ctx context.Context) error { return one.Delete(ctx, id(t, "pvc-1")) },
+		} {
+			ctx, stop := context.WithTimeout(t.Context(), 3*time.Second)
+			if err := call(ctx); !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("%s: %v, want the end of its time", name, err)
+			}
+			stop()
+		}
+		must(t, one.unpublish("pvc-1", "a")) // a pod can end, whatever other nodes do
+		unlock()
+		one.delete("pvc-1")
+	})
+}
+
+func TestWhatAnotherNodeIsAtWorkOnIsRecoveredLater(t *testing.T) {
+	withNodes(t, func(t *testing.T, one, _ *bench, _ *faulty) {
+		one.createBlock("pvc-disk", mib)
+		one.create("pvc-1", 10*mib)
+		must(t, one.Close(t.Context()))
+		var unlock []func()
+		for _, name := range []string{"pvc-disk", "pvc-1", "pvc-5", "pvc-6", "pvc-7", "pvc-8"} {
+			unlock = append(unlock, one.lockVolume(name))
+		}
+		must(t, os.Truncate(one.path("pool", "pvc-disk", "disk.img"), 2*mib))
+		must(t, one.quota.Limit(one.open("pvc-1"), one.carried("pvc-1"), quota.Limit{Bytes: 20 * mib}))
+		must(t, os.WriteFile(one.own("volumes", ".new-pvc-5.json"), nil, 0o600))
+		must(t, os.Mkdir(one.own("staging", "node-1", "pvc-6"), 0o700))
+		one.record("pvc-6", mib)
+		must(t, os.Mkdir(one.own("trash", "node-1", "pvc-7.0123456789abcdef"), 0o700))
+		one.record("pvc-7", mib)
+		must(t, os.MkdirAll(one.own("published", "node-1"), 0o700))
+		must(t, os.WriteFile(one.own("published", "node-1", ".new-pvc-8"), nil, 0o600))
+		left := func() []string {
+			return slices.Concat(names(t, one.own("volumes")), names(t, one.own("staging", "node-1")), names(t, one.own("trash", "node-1")), names(t, one.own("published", "node-1")))
+		}
+		all := left()
+		one.start(sharedPool)
+		if status := one.Status()[0]; status.Err != nil {
+			t.Errorf("the pool does not serve: %v", status.Err)
+		}
+		one.later(5 * time.Minute)
+		if now := left(); !slices.Equal(now, all) {
+			t.Errorf("there is %q, want what others are at work on: %q", now, all)
+		}
+		if got := one.limitOf("pvc-1"); got != 20*mib {
+			t.Errorf("the limit is %d, and another node has made it 20 MiB", got)
+		}
+		if got := one.volume("pvc-disk").Bytes; got != mib {
+			t.Errorf("a disk that another node makes larger has the size %d, want 1 MiB", got)
+		}
+		for _, f := range unlock {
+			f()
+		}
+		one.later(5 * time.Minute)
+		one.wantClean()
+		if got := one.limitOf("pvc-1"); got != 10*mib {
+			t.Errorf("the limit is %d, want 10 MiB", got)
+		}
+		if got := one.volume("pvc-disk").Bytes; got != 2*mib {
+			t.Errorf("a disk of 2 MiB has the size %d", got)
+		}
+		if got := names(t, one.own("published", "node-1")); len(got) > 0 {
+			t.Errorf("marks %q, want none", got)
+		}
+	})
+}
+
+// Who does not use the pool with others has no locks for that.
+func TestAPoolThatIsNotSharedLocksNothing(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		must(t, os.Remove(b.own("lock")))
+		b.create("pvc-1", mib)
+		must(t, b.publish("pvc-1", "a"))
+		_, err := b.Expand(t.Context(), id(t, "pvc-1"), b.target("a"), "", pool.Range{Required: 2 * mib})
+		must(t, err)
+		must(t, b.unpublish("pvc-1", "a"))
+		b.delete("pvc-1")
+		must(t, os.WriteFile(b.own("volumes", ".new-pvc-5.json"), nil, 0o600))
+		b.restart(local)
+		b.wantClean()
+		wantGone(t, b.own("lock"))
+	})
+}
