@@ -56,23 +56,25 @@ func ParseTLSVersion(name string) (uint16, error) {
 // Serve serves /metrics on the listener until ctx ends, and then ends the calls
 // in flight.
 func (m *Metrics) Serve(ctx context.Context, listener net.Listener, config TLS) error {
+	return m.serve(ctx, listener, config, usual)
+}
+
+func (m *Metrics) serve(ctx context.Context, listener net.Listener, config TLS, l limits) error {
 	certificate := newCertificates(config)
 	if _, err := certificate.current(); err != nil {
 		return errors.Join(err, listener.Close())
 	}
 	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{}))
-	server := &http.Server{
-		Handler:           mux,
-		ReadHeaderTimeout: 5 * time.Second,
-		TLSConfig: &tls.Config{
-			MinVersion:     config.MinVersion,
-			GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return certificate.current() },
-		},
+	mux.Handle("GET /metrics", promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{MaxRequestsInFlight: l.requests}))
+	server := l.server()
+	server.Handler = mux
+	server.TLSConfig = &tls.Config{
+		MinVersion:     config.MinVersion,
+		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return certificate.current() },
 	}
 	stop := context.AfterFunc(ctx, func() { _ = server.Close() })
 	defer stop()
-	if err := server.ServeTLS(listener, "", ""); !errors.Is(err, http.ErrServerClosed) {
+	if err := server.ServeTLS(l.listener(listener), "", ""); !errors.Is(err, http.ErrServerClosed) {
 		return fmt.Errorf("serve metrics on %s: %w", listener.Addr(), err)
 	}
 	return nil

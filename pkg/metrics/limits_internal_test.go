@@ -1,0 +1,298 @@
+package metrics
+
+import (
+	"bufio"
+	"context"
+	"crypto/tls"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+const request = "GET /metrics HTTP/1.1\r\nHost: driver\r\n\r\n"
+
+// patient has nobody closed because of the time that it takes.
+var patient = limits{connections: 10, perAddress: 10, requests: 10, read: time.Hour, write: time.Hour}
+
+// brief has a connection for so many at once, and not for long.
+func brief(connections int) limits {
+	l := patient
+	l.connections, l.read, l.write = connections, time.Second, time.Second
+	return l
+}
+
+// serveWithin serves metrics with these limits until the test ends.
+func serveWithin(t *testing.T, l limits, o Options) (address string) {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, err)
+	return serveOn(t, listener, l, o)
+}
+
+func serveOn(t *testing.T, listener net.Listener, l limits, o Options) (address string) {
+	t.Helper()
+	ctx, stop := context.WithCancel(context.WithoutCancel(t.Context()))
+	served := make(chan error, 1)
+	go func() { served <- New(o).serve(ctx, listener, TLS{}, l) }()
+	t.Cleanup(func() {
+		stop()
+		must(t, <-served)
+	})
+	return listener.Addr().String()
+}
+
+func noPools() []Pool { return nil }
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// dial connects from an address of this machine. What the connection is used for ends
+// with the test, and long before that if it hangs.
+func dial(t *testing.T, from, to string) net.Conn {
+	t.Helper()
+	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}}
+	conn, err := dialer.DialContext(t.Context(), "tcp", to)
+	must(t, err)
+	t.Cleanup(func() { conn.Close() })
+	must(t, conn.SetDeadline(time.Now().Add(time.Minute)))
+	return conn
+}
+
+const here, there = "127.0.0.1", "127.0.0.2"
+
+// shake makes a connection of TLS, once the server has taken it.
+func shake(t *testing.T, conn net.Conn) *tls.Conn {
+	t.Helper()
+	secure := tls.Client(conn, &tls.Config{InsecureSkipVerify: true})
+	must(t, secure.HandshakeContext(t.Context()))
+	return secure
+}
+
+// get asks for the metrics, and answers the status.
+func get(conn net.Conn) (int, error) {
+	if _, err := io.WriteString(conn, request); err != nil {
+		return 0, err
+	}
+	response, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	if err != nil {
+		return 0, err
+	}
+	_, err = io.Copy(io.Discard, response.Body)
+	return response.StatusCode, errors.Join(err, response.Body.Close())
+}
+
+func ask(t *testing.T, conn net.Conn) int {
+	t.Helper()
+	status, err := get(conn)
+	must(t, err)
+	return status
+}
+
+func wantServed(t *testing.T, from, address string) {
+	t.Helper()
+	if status := ask(t, shake(t, dial(t, from, address))); status != http.StatusOK {
+		t.Errorf("a scrape is answered with %d", status)
+	}
+}
+
+// wantClosed reads until the server closes the connection.
+func wantClosed(t *testing.T, conn net.Conn) {
+	t.Helper()
+	if _, err := io.Copy(io.Discard, conn); errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Error("the connection is still open after a minute")
+	}
+}
+
+// drip sends how a request begins, and then a bit more now and then, until nobody takes it.
+func drip(conn net.Conn, begin, more string) {
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for next := begin; ; next = more {
+		if _, err := io.WriteString(conn, next); err != nil {
+			return
+		}
+		<-tick.C
+	}
+}
+
+// What holds the only connection there is holds it for a while, and then the next is served.
+func TestNobodyHoldsAConnectionForLong(t *testing.T) {
+	for name, hold := range map[string]func(t *testing.T, conn net.Conn){
+		"who sends nothing":       func(*testing.T, net.Conn) {},
+		"who asks for nothing":    func(t *testing.T, conn net.Conn) { shake(t, conn) },
+		"who shakes hands slowly": func(_ *testing.T, conn net.Conn) { drip(conn, "\x16\x03\x01\x40\x00", "\x00") },
+		"who asks slowly":         func(t *testing.T, conn net.Conn) { drip(shake(t, conn), "GET /metrics HTTP/1.1\r\nX: ", "x") },
+		"who sends what nobody reads": func(t *testing.T, conn net.Conn) {
+			drip(shake(t, conn), strings.Replace(request, "\r\n\r\n", "\r\nContent-Length: 99999\r\n\r\n", 1), "x")
+		},
+		"who was answered":         func(t *testing.T, conn net.Conn) { ask(t, shake(t, conn)) },
+		"who asks again and again": func(t *testing.T, conn net.Conn) { drip(shake(t, conn), request, request) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			address := serveWithin(t, brief(1), Options{Pools: noPools})
+			conn := dial(t, here, address)
+			hold(t, conn)
+			wantServed(t, here, address)
+			wantClosed(t, conn)
+		})
+	}
+}
+
+func TestWhoReadsNothingIsNotWaitedFor(t *testing.T) {
+	var scrapes atomic.Int64
+	address := serveWithin(t, brief(1), Options{Pools: noPools, Volumes: func() []Volume {
+		if scrapes.Add(1) > 1 {
+			return nil
+		}
+		// More than the kernel takes for a reader.
+		return slices.Collect(func(yield func(Volume) bool) {
+			for i := range 8 {
+				yield(Volume{Pool: "local", Name: strings.Repeat(strconv.Itoa(i), 1<<20)})
+			}
+		})
+	}})
+	conn := shake(t, dial(t, here, address))
+	_, err := io.WriteString(conn, request)
+	must(t, err)
+	wantServed(t, here, address)
+	response, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	if err == nil {
+		_, err = io.Copy(io.Discard, response.Body)
+		_ = response.Body.Close() // which tells the same
+	}
+	if err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("it reads an answer with %v, want it cut off", err)
+	}
+}
+
+// A counted listener knows how many connections were open at once.
+type counted struct {
+	net.Listener
+	open, most atomic.Int64
+}
+
+func (c *counted) Accept() (net.Conn, error) {
+	conn, err := c.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	c.most.Store(max(c.most.Load(), c.open.Add(1)))
+	return &countedConn{Conn: conn, closed: sync.OnceFunc(func() { c.open.Add(-1) })}, nil
+}
+
+type countedConn struct {
+	net.Conn
+	closed func()
+}
+
+func (c *countedConn) Close() error {
+	defer c.closed()
+	return c.Conn.Close()
+}
+
+func TestMoreConnectionsThanTheBoundWaitAndAreServed(t *testing.T) {
+	const bound, clients = 2, 12
+	l := patient
+	l.connections, l.perAddress = bound, clients
+	inner, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, err)
+	listener := &counted{Listener: inner}
+	address := serveOn(t, listener, l, Options{Pools: noPools})
+	waiting := make([]net.Conn, clients)
+	for i := range waiting {
+		waiting[i] = dial(t, here, address)
+	}
+	var served sync.WaitGroup
+	for _, conn := range waiting {
+		served.Go(func() {
+			secure := tls.Client(conn, &tls.Config{InsecureSkipVerify: true})
+			if status, err := get(secure); err != nil || status != http.StatusOK {
+				t.Errorf("a scrape that waited is answered with %d, %v", status, err)
+			}
+			conn.Close()
+		})
+	}
+	served.Wait()
+	if most := listener.most.Load(); most > bound {
+		t.Errorf("%d connections were open at once, want at most %d", most, bound)
+	}
+}
+
+func TestOneAddressCannotHaveAllConnections(t *testing.T) {
+	l := patient
+	l.connections, l.perAddress = 4, 2
+	address := serveWithin(t, l, Options{Pools: noPools})
+	held := shake(t, dial(t, here, address))
+	shake(t, dial(t, here, address))
+	for range 3 {
+		wantClosed(t, dial(t, here, address))
+	}
+	wantServed(t, there, address)
+	must(t, held.Close())
+	for ctx := t.Context(); ; { // until the server has seen that it is closed
+		conn := tls.Client(dial(t, here, address), &tls.Config{InsecureSkipVerify: true})
+		if conn.HandshakeContext(ctx) == nil {
+			break
+		}
+	}
+}
+
+func TestMoreRequestsThanTheBoundAreRefused(t *testing.T) {
+	begun, release := make(chan struct{}), make(chan struct{})
+	l := patient
+	l.requests = 2
+	address := serveWithin(t, l, Options{Pools: func() []Pool {
+		begun <- struct{}{}
+		<-release
+		return nil
+	}})
+	answered := make(chan int)
+	for range l.requests {
+		conn := shake(t, dial(t, here, address))
+		go func() {
+			status, _ := get(conn)
+			answered <- status
+		}()
+		<-begun
+	}
+	if status := ask(t, shake(t, dial(t, here, address))); status != http.StatusServiceUnavailable {
+		t.Errorf("one more request is answered with %d, want %d", status, http.StatusServiceUnavailable)
+	}
+	close(release)
+	for range l.requests {
+		if status := <-answered; status != http.StatusOK {
+			t.Errorf("a request before it is answered with %d", status)
+		}
+	}
+}
+
+func TestALongRequestIsRefused(t *testing.T) {
+	address := serveWithin(t, patient, Options{Pools: noPools})
+	conn := shake(t, dial(t, here, address))
+	_, err := io.WriteString(conn, strings.Replace(request, "driver", strings.Repeat("x", 64<<10), 1))
+	if err != nil {
+		return // it was refused before all of it was sent
+	}
+	response, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	if err != nil {
+		return
+	}
+	defer response.Body.Close()
+	if response.StatusCode != http.StatusRequestHeaderFieldsTooLarge {
+		t.Errorf("it is answered with %s", response.Status)
+	}
+}
