@@ -25,7 +25,7 @@ type limits struct {
 
 // usual has no connection open for much longer than 20 seconds. One client can neither have
 // all of them nor all that is answered at once, and so cannot keep Prometheus out.
-var usual = limits{connections: 32, perAddress: 4, requests: 8, read: 5 * time.Second, write: 10 * time.Second}
+var usual = limits{connections: 64, perAddress: 6, requests: 8, read: 5 * time.Second, write: 10 * time.Second}
 
 const headerBytes = 16 << 10
 

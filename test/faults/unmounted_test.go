@@ -1,11 +1,11 @@
 package faults
 
 import (
-	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -104,14 +104,9 @@ func TestAPoolThatIsUnmountedAgainAndAgain(t *testing.T) {
 	bare := look(t, m.at)
 	m.mount()
 
-	type done struct {
-		v       drivertest.Volume
-		created bool
-		deleted bool
-	}
 	const callers = 4
 	stop, progress := make(chan struct{}), make(chan struct{})
-	results := make([][]done, callers)
+	results := make([][]history, callers)
 	var work sync.WaitGroup
 	for caller := range callers {
 		work.Go(func() {
@@ -121,15 +116,11 @@ func TestAPoolThatIsUnmountedAgainAndAgain(t *testing.T) {
 					return
 				default:
 				}
-				v := volume(fmt.Sprintf("pvc-%d-%d", caller, i), i%4 == 3)
+				v := volume(fmt.Sprintf("pvc-%d-%d", caller, i), i%4 >= 2)
 				v.Bytes = 64 * kib
-				_, err := w.Create(w.Context(), v)
-				d := done{v: v, created: err == nil}
-				if err == nil && i%2 == 0 {
-					d.deleted = w.Delete(w.Context(), v.ID) == nil
-				}
-				results[caller] = append(results[caller], d)
-				if d.deleted {
+				h := w.live(v, i%2 == 0)
+				results[caller] = append(results[caller], h)
+				if h.deleted {
 					select {
 					case progress <- struct{}{}:
 					default: // nobody waits for it
@@ -154,41 +145,64 @@ func TestAPoolThatIsUnmountedAgainAndAgain(t *testing.T) {
 	close(stop)
 	work.Wait()
 	w.AwaitServing()
-	created, deleted := 0, 0
-	for _, results := range results {
-		for _, d := range results {
-			if d.created {
-				created++
-			}
-			if d.deleted {
-				deleted++
-			}
-			w.resolve(d.v, d.created, d.deleted)
+	kept, deleted := 0, 0
+	for _, h := range slices.Concat(results...) {
+		if h.filled && !h.asked {
+			kept++
 		}
+		if h.deleted {
+			deleted++
+		}
+		w.resolve(h)
 	}
-	t.Logf("%d times unmounted while %d volumes were created and %d deleted", rounds, created, deleted)
-	if created == 0 || deleted == 0 || rounds == 0 {
+	t.Logf("%d times unmounted while %d volumes were filled and kept, and %d deleted", rounds, kept, deleted)
+	if kept == 0 || deleted == 0 || rounds == 0 {
 		t.Error("nothing met")
 	}
 	w.end()
 }
 
-// resolve asks anew for what was not answered well, as external-provisioner does.
-func (w *world) resolve(v drivertest.Volume, created, deleted bool) {
+// A history is what was asked of a volume, and what the answers promise.
+type history struct {
+	drivertest.Volume
+	created bool
+	filled  bool // by a user
+	asked   bool // to be deleted
+	deleted bool
+}
+
+// live makes a volume and fills it, and may have it deleted.
+func (w *world) live(v drivertest.Volume, remove bool) history {
+	h := history{Volume: v}
+	_, err := w.Create(w.Context(), v)
+	h.created = err == nil
+	if h.created {
+		h.filled = w.fill(v) == nil
+	}
+	if h.created && remove {
+		h.asked = true
+		h.deleted = w.Delete(w.Context(), v.ID) == nil
+	}
+	return h
+}
+
+// resolve expects what was promised, and repeats what was not answered well, as
+// external-provisioner does.
+func (w *world) resolve(h history) {
 	w.Helper()
+	got := w.get(h.Volume)
 	switch {
-	case deleted:
-		if err := w.get(v); err == nil {
-			w.Errorf("%s was deleted, and is there", v.ID)
+	case h.deleted:
+		w.WantCode(h.ID+" was deleted, get", got, codes.NotFound)
+	case h.created && !h.asked:
+		w.WantCode(h.ID+" was made, get", got, codes.OK)
+		if h.filled {
+			w.Must(w.holds(h.Volume))
 		}
-	case created:
-		if err := w.get(v); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			// Its deletion may have been done, and not answered.
-			w.Must(w.create(v))
-		}
-		w.Must(w.create(v))
+		w.acknowledged = append(w.acknowledged, drivertest.Kept{Volume: h.Volume})
+		w.Must(w.create(h.Volume)) // is there
 	default:
-		w.Must(w.delete(v))
+		w.Must(w.delete(h.Volume))
 	}
 }
 
