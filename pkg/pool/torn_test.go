@@ -174,13 +174,7 @@ func TestOneBadRecordStaysOneBadVolume(t *testing.T) {
 func (b *bench) wantOneBad(said *diary) {
 	b.t.Helper()
 	b.wantVolumes("pvc-1", "pvc-2", "pvc-3")
-	if n := said.count("kept aside", "pvc-1"); n != 1 {
-		b.t.Errorf("the log tells %d times of the bad record, want once: %q", n, said.lines)
-	}
-	v := b.volume("pvc-1")
-	if !v.Condition.Abnormal || !strings.Contains(v.Condition.Message, "record") {
-		b.t.Errorf("the condition is %+v, want it to tell of the record", v.Condition)
-	}
+	b.wantToldOf(said)
 	wantError(b.t, b.publish("pvc-1", "a"), pool.ErrDamaged)
 	_, err := b.Create(b.t.Context(), pool.Request{ID: id(b.t, "pvc-1"), Range: pool.Range{Required: mib}})
 	wantError(b.t, err, pool.ErrDamaged)

@@ -1,0 +1,327 @@
+package pool_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"os"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/go-logr/logr/funcr"
+	"github.com/google/go-cmp/cmp"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota/quotatest"
+	"kubevirt.io/hostpath-provisioner/pkg/pool"
+	"kubevirt.io/hostpath-provisioner/test/testenv"
+)
+
+// A sort of volume is one whose record, or whose way through a start, is not that of another.
+type sort struct {
+	// keeper has the kernel keep the sizes; empty for nobody.
+	keeper                         quota.Kind
+	block, thin, inline, published bool
+}
+
+// sorts are all that there are, beside the directory of which every byte is tried.
+var sorts = map[string]sort{
+	"a directory that is published":         {published: true},
+	"a directory that XFS limits":           {keeper: quota.XFS},
+	"a published one that ext4 limits":      {keeper: quota.Ext4, published: true},
+	"a directory that btrfs limits":         {keeper: quota.Btrfs},
+	"an inline volume":                      {inline: true, published: true},
+	"an inline volume that XFS limits":      {keeper: quota.XFS, inline: true, published: true},
+	"a thick disk":                          {block: true},
+	"a thick disk that XFS limits":          {keeper: quota.XFS, block: true},
+	"a published one that XFS limits":       {keeper: quota.XFS, block: true, published: true},
+	"a published disk that btrfs limits":    {keeper: quota.Btrfs, block: true, published: true},
+	"a thin disk":                           {block: true, thin: true},
+	"a thin and published one on a limited": {keeper: quota.Ext4, block: true, thin: true, published: true},
+}
+
+func (s sort) pools() string {
+	if s.thin {
+		return strings.Replace(aPoolAndAnother, `"path":"pool"`, `"path":"pool","allocation":"thin"`, 1)
+	}
+	return aPoolAndAnother
+}
+
+// make makes pvc-1, with data, and publishes it for "pod".
+func (s sort) make(b *bench) {
+	b.t.Helper()
+	request := pool.Request{ID: id(b.t, "pvc-1"), Range: pool.Range{Required: mib}}
+	switch {
+	case s.inline:
+		must(b.t, b.PublishInline(b.t.Context(), request, pool.Publication{ID: request.ID, Target: b.target("pod")}))
+	case s.block:
+		b.createBlock("pvc-1", mib)
+	default:
+		b.create("pvc-1", mib)
+	}
+	if s.published && !s.inline {
+		must(b.t, s.publish(b, "pod"))
+	}
+	f, err := os.OpenFile(s.data(b), os.O_WRONLY|os.O_CREATE, 0o600)
+	must(b.t, err)
+	_, err = f.WriteString("data")
+	must(b.t, err)
+	must(b.t, f.Close())
+}
+
+func (s sort) publish(b *bench, target string) error {
+	if s.block {
+		return b.publishBlock("pvc-1", target)
+	}
+	return b.publish("pvc-1", target)
+}
+
+func (s sort) data(b *bench) string {
+	if s.block {
+		return b.path("pool", "pvc-1", "disk.img")
+	}
+	return b.path("pool", "pvc-1", "data")
+}
+
+// state is what a user has of pvc-1, whatever its record says.
+type state struct {
+	Data   string
+	Inode  string
+	ID     quota.ID
+	Limit  int64
+	Nodes  int // that it is published on
+	Device []string
+}
+
+func (s sort) state(b *bench) state {
+	b.t.Helper()
+	f, err := os.Open(s.data(b))
+	must(b.t, err)
+	defer f.Close()
+	content := make([]byte, len("data"))
+	_, err = f.Read(content)
+	must(b.t, err)
+	now := state{
+		Data:  string(content),
+		Inode: tree(b.t, s.data(b))[s.data(b)],
+		Nodes: len(b.volume("pvc-1").Nodes),
+	}
+	if s.keeper != "" {
+		now.ID, now.Limit = b.carried("pvc-1"), b.limitOf("pvc-1")
+	}
+	devices, err := b.loops.Attached()
+	must(b.t, err)
+	for _, d := range devices {
+		now.Device = append(now.Device, d.Name)
+	}
+	return now
+}
+
+// withSort is withTwoPools for a pvc-1 of a sort.
+func withSort(t *testing.T, s sort, test func(t *testing.T, b *bench)) {
+	t.Helper()
+	root := testenv.Tmpfs(t, 256*mib)
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, root)
+		if s.keeper != "" {
+			b.quota = &quotatest.Fake{As: s.keeper}
+		}
+		b.start(s.pools())
+		s.make(b)
+		b.create("pvc-2", mib)
+		_, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-3"), Pool: poolName(t, "other"), Range: pool.Range{Required: mib}})
+		must(t, err)
+		must(t, os.WriteFile(b.path("canary"), []byte("canary"), 0o600))
+		test(t, b)
+	})
+}
+
+// restartSaying is restart with a log of its own.
+func (b *bench) restartSaying(datadir string) *diary {
+	b.t.Helper()
+	said := &diary{}
+	b.log = funcr.New(said.write, funcr.Options{})
+	b.restart(datadir)
+	return said
+}
+
+// badFields are what no record has.
+var badFields = map[string]map[string]any{
+	"of another volume":             {"id": "pvc-2"},
+	"of a newer version":            {"version": 2},
+	"without a version":             {"version": nil},
+	"of an unknown mode":            {"mode": "tape"},
+	"with a negative size":          {"bytes": -1},
+	"with a size beyond all disks":  {"bytes": int64(1<<63 - 1)},
+	"with a uid that climbs":        {"uid": "../../x"},
+	"with a project id of others":   {"quota": "xfs", "projectID": 1},
+	"with an id that nobody counts": {"quota": nil, "projectID": uint64(quota.FirstID)},
+	"with a block that no disk has": {"blockBytes": 7},
+}
+
+// with is a record with other fields, or without those that are nil.
+func with(t *testing.T, record []byte, fields map[string]any) []byte {
+	t.Helper()
+	var all map[string]any
+	must(t, json.Unmarshal(record, &all))
+	maps.Copy(all, fields)
+	maps.DeleteFunc(all, func(_ string, value any) bool { return value == nil })
+	text, err := json.Marshal(all)
+	must(t, err)
+	return text
+}
+
+// spoilers are ways in which the record of pvc-1 can be lost: those of any file, and what
+// this one can say wrongly, or say in part.
+func (b *bench) spoilers() map[string]func(path string) error {
+	b.t.Helper()
+	whole, err := os.ReadFile(b.own("volumes", "pvc-1.json"))
+	must(b.t, err)
+	another, err := os.ReadFile(b.own("volumes", "pvc-2.json"))
+	must(b.t, err)
+	texts := map[string][]byte{"that of another volume": another, "twice": append(whole[:len(whole):len(whole)], whole...)}
+	for name, fields := range badFields {
+		texts[name] = with(b.t, whole, fields)
+	}
+	const step = 37 // of some 200 to 300; every byte is tried for a directory
+	for length := 1; length < len(whole)-1; length += step {
+		texts[fmt.Sprintf("its first %d bytes", length)] = whole[:length]
+	}
+	all := maps.Clone(spoilt)
+	for name, text := range texts {
+		all[name] = func(path string) error { return os.WriteFile(path, text, 0o600) }
+	}
+	return all
+}
+
+func TestABadRecordOfAnySortStaysOneBadVolume(t *testing.T) {
+	for name, s := range sorts {
+		t.Run(name, func(t *testing.T) {
+			withSort(t, s, func(t *testing.T, b *bench) {
+				record, want := b.own("volumes", "pvc-1.json"), s.state(b)
+				for name, with := range b.spoilers() {
+					spoil(t, record, with)
+					s.wantOneBad(b, want)
+					must(t, os.RemoveAll(record))
+					must(t, os.Rename(record+".was", record))
+					if t.Failed() {
+						t.Fatalf("with the record replaced by %s", name)
+					}
+				}
+				b.restart(s.pools())
+				if got := b.volume("pvc-1"); got.Condition.Abnormal {
+					t.Errorf("with its record back it is %+v", got)
+				}
+				if diff := cmp.Diff(want, s.state(b)); diff != "" {
+					t.Errorf("with its record back it is another (-before +after):\n%s", diff)
+				}
+				must(t, s.publish(b, "again"))
+				must(t, b.unpublish("pvc-1", "again"))
+			})
+		})
+	}
+}
+
+// wantOneBad starts the driver twice, and says that pvc-1 is out of order and otherwise as
+// it was, and that all else is in order.
+func (s sort) wantOneBad(b *bench, want state) {
+	b.t.Helper()
+	before := files(b.t, b.own("volumes"))
+	for range 2 {
+		said := b.restartSaying(s.pools())
+		b.wantVolumes("pvc-1", "pvc-2", "pvc-3")
+		b.wantToldOf(said)
+		wantError(b.t, s.publish(b, "a"), pool.ErrDamaged)
+		_, err := b.Create(b.t.Context(), pool.Request{ID: id(b.t, "pvc-1"), Range: pool.Range{Required: mib}})
+		wantError(b.t, err, pool.ErrDamaged)
+		_, err = b.Expand(b.t.Context(), id(b.t, "pvc-1"), b.target("pod"), "", pool.Range{Required: 2 * mib})
+		wantError(b.t, err, pool.ErrDamaged)
+		if s.published {
+			wantError(b.t, b.Delete(b.t.Context(), id(b.t, "pvc-1")), pool.ErrInUse)
+		}
+		b.wantServed("pvc-2", "pvc-3")
+		b.create("pvc-4", mib)
+		if s.keeper != "" && b.carried("pvc-4") == want.ID {
+			b.t.Errorf("the id %d was given again", want.ID)
+		}
+		b.delete("pvc-4")
+		b.later(2 * time.Minute)
+		if diff := cmp.Diff(want, s.state(b)); diff != "" {
+			b.t.Errorf("the volume is not what it was (-before +after):\n%s", diff)
+		}
+		if diff := cmp.Diff(before, files(b.t, b.own("volumes"))); diff != "" {
+			b.t.Errorf("the records are not what they were (-before +after):\n%s", diff)
+		}
+	}
+}
+
+// wantToldOf says that the record of pvc-1 is told of, in the log and as a condition.
+func (b *bench) wantToldOf(said *diary) {
+	b.t.Helper()
+	if n := said.count("kept aside", "pvc-1"); n != 1 {
+		b.t.Errorf("the log tells %d times of the bad record, want once: %q", n, said.lines)
+	}
+	if v := b.volume("pvc-1"); !v.Condition.Abnormal || !strings.Contains(v.Condition.Message, "record") {
+		b.t.Errorf("the condition is %+v, want it to tell of the record", v.Condition)
+	}
+}
+
+// What has no record that can be read does not go with its pod, and goes when that is
+// asked for.
+func TestAVolumeWithABadRecordIsUnpublishedKeptAndDeleted(t *testing.T) {
+	for name, s := range sorts {
+		t.Run(name, func(t *testing.T) {
+			withSort(t, s, func(t *testing.T, b *bench) {
+				want := s.state(b)
+				must(t, os.WriteFile(b.own("volumes", "pvc-1.json"), []byte("{"), 0o600))
+				b.restart(s.pools())
+				must(t, b.unpublish("pvc-1", "pod"))
+				want.Nodes, want.Device = 0, nil
+				if diff := cmp.Diff(want, s.state(b)); diff != "" {
+					t.Errorf("unpublished it is not what it was (-before +after):\n%s", diff)
+				}
+				b.delete("pvc-1")
+				b.later(2 * time.Minute)
+				b.wantVolumes("pvc-2", "pvc-3")
+				b.wantClean()
+				if s.keeper == quota.XFS || s.keeper == quota.Ext4 {
+					b.create("pvc-4", mib)
+					if got := b.carried("pvc-4"); got != want.ID {
+						t.Errorf("the next volume has the id %#x, want %#x: that was not given back", got, want.ID)
+					}
+				}
+			})
+		})
+	}
+}
+
+func TestACopyOfARecordOfAnySortHarmsNobody(t *testing.T) {
+	for name, s := range sorts {
+		t.Run(name, func(t *testing.T) {
+			withSort(t, s, func(t *testing.T, b *bench) {
+				want := s.state(b)
+				record, err := os.ReadFile(b.own("volumes", "pvc-1.json"))
+				must(t, err)
+				must(t, os.WriteFile(b.own("volumes", "pvc-9.json"), record, 0o600))
+				for range 2 {
+					said := b.restartSaying(s.pools())
+					if v := b.volume("pvc-9"); !v.Lost || said.count("kept aside", "pvc-9") != 1 {
+						t.Errorf("volume %+v, want it lost, and told of", v)
+					}
+					b.later(2 * time.Minute)
+				}
+				b.delete("pvc-9")
+				b.later(2 * time.Minute)
+				b.wantVolumes("pvc-1", "pvc-2", "pvc-3")
+				if diff := cmp.Diff(want, s.state(b)); diff != "" {
+					t.Errorf("the volume is not what it was (-before +after):\n%s", diff)
+				}
+				if got := b.volume("pvc-1"); got.Condition.Abnormal {
+					t.Errorf("the volume is %+v, want it in order", got)
+				}
+			})
+		})
+	}
+}
