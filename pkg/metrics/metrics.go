@@ -3,6 +3,7 @@
 package metrics
 
 import (
+	"regexp"
 	"runtime"
 	"time"
 
@@ -51,7 +52,7 @@ func New(o Options) *Metrics {
 		}, []string{"method"}),
 	}
 	m.registry.MustRegister(m.calls, m.panics, buildInfo(o), &poolCollector{pools: o.Pools},
-		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+		goCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	if o.Volumes != nil {
 		m.registry.MustRegister(&volumeCollector{volumes: o.Volumes})
 	}
@@ -62,6 +63,13 @@ func New(o Options) *Metrics {
 		}, func() float64 { return float64(o.DroppedSpans()) }))
 	}
 	return m
+}
+
+// goCollector has what the last collection left in the heap, beside the usual. What is in
+// use at some moment, and when the next collection comes, say little of what grows.
+func goCollector() prometheus.Collector {
+	live := collectors.GoRuntimeMetricsRule{Matcher: regexp.MustCompile(`^/gc/heap/live:bytes$`)}
+	return collectors.NewGoCollector(collectors.WithGoCollectorRuntimeMetrics(live))
 }
 
 func buildInfo(o Options) prometheus.Collector {

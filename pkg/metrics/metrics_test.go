@@ -282,7 +282,7 @@ func TestTheNamesFollowTheConventions(t *testing.T) {
 	for _, problem := range problems {
 		t.Errorf("%s: %s", problem.Metric, problem.Text)
 	}
-	for _, name := range []string{"go_goroutines", "process_resident_memory_bytes"} {
+	for _, name := range []string{"go_goroutines", "go_gc_heap_live_bytes", "process_resident_memory_bytes"} {
 		if len(series(scraped, name)) == 0 {
 			t.Errorf("%s is not shown", name)
 		}

@@ -13,7 +13,7 @@ import (
 
 // A usage is what the driver's process has for itself while nothing is asked of it.
 type usage struct {
-	heap       float64 // bytes that are alive
+	heap       float64 // bytes that the last round of the garbage collector left
 	goroutines float64
 	files      float64 // descriptors
 	threads    float64
@@ -66,6 +66,10 @@ func (w *world) settled() usage {
 			w.Must(err)
 			got := w.scrape()
 			collected := got["go_gc_duration_seconds_count"]
+			live, told := got["go_gc_heap_live_bytes"]
+			if !told {
+				w.Fatal("the metrics do not tell what the last round left")
+			}
 			if first < 0 {
 				first = collected
 			}
@@ -73,9 +77,9 @@ func (w *world) settled() usage {
 				return false
 			}
 			least.lower(usage{
-				// The next round comes when there is twice as much as the last one left, stacks
-				// and variables of the program included (GOGC).
-				heap:       got["go_memstats_next_gc_bytes"] / 2,
+				// When the next round comes says nothing of it: the driver sets GOGC by what
+				// it has.
+				heap:       live,
 				goroutines: got["go_goroutines"],
 				files:      got["process_open_fds"],
 				threads:    got["go_threads"],

@@ -79,7 +79,7 @@ func write(w io.Writer) error {
 		}
 	}
 	fmt.Fprint(w, "\n## The Go runtime and the process\n\nThe usual ones of Prometheus' library for Go: ")
-	fmt.Fprintf(w, "%s.\n", strings.Join(usual(families), ", "))
+	fmt.Fprintf(w, "%s.\nBeside them there is `go_gc_heap_live_bytes`, what the last garbage collection left in use.\n", strings.Join(usual(families), ", "))
 	return nil
 }
 
