@@ -105,7 +105,7 @@ func TestAPoolThatIsUnmountedAgainAndAgain(t *testing.T) {
 	m.mount()
 
 	const callers = 4
-	stop, progress := make(chan struct{}), make(chan struct{})
+	stop, keeping, deleting := make(chan struct{}), make(chan struct{}), make(chan struct{})
 	results := make([][]history, callers)
 	var work sync.WaitGroup
 	for caller := range callers {
@@ -120,11 +120,11 @@ func TestAPoolThatIsUnmountedAgainAndAgain(t *testing.T) {
 				v.Bytes = 64 * kib
 				h := w.live(v, i%2 == 0)
 				results[caller] = append(results[caller], h)
-				if h.deleted {
-					select {
-					case progress <- struct{}{}:
-					default: // nobody waits for it
-					}
+				switch {
+				case h.deleted:
+					tell(deleting)
+				case h.kept():
+					tell(keeping)
 				}
 			}
 		})
@@ -139,7 +139,8 @@ func TestAPoolThatIsUnmountedAgainAndAgain(t *testing.T) {
 		wantSame(t, fmt.Sprintf("round %d", rounds), m.at, bare)
 		m.mount()
 		if rounds%8 == 0 { // else the mount may always be away before a call is through
-			<-progress
+			<-keeping
+			<-deleting
 		}
 	}
 	close(stop)
@@ -147,7 +148,7 @@ func TestAPoolThatIsUnmountedAgainAndAgain(t *testing.T) {
 	w.AwaitServing()
 	kept, deleted := 0, 0
 	for _, h := range slices.Concat(results...) {
-		if h.filled && !h.asked {
+		if h.kept() {
 			kept++
 		}
 		if h.deleted {
@@ -169,6 +170,17 @@ type history struct {
 	filled  bool // by a user
 	asked   bool // to be deleted
 	deleted bool
+}
+
+// kept tells whether a user's data has to be there.
+func (h history) kept() bool { return h.filled && !h.asked }
+
+// tell tells those who wait for it, if there are any.
+func tell(waiting chan<- struct{}) {
+	select {
+	case waiting <- struct{}{}:
+	default:
+	}
 }
 
 // live makes a volume and fills it, and may have it deleted.
