@@ -51,10 +51,13 @@ func newWorld(t *testing.T, program string, e extent) *world {
 	w.scraper.TLSClientConfig = &tls.Config{InsecureSkipVerify: true}
 	t.Cleanup(w.scraper.CloseIdleConnections)
 	const size = 16 << 30
+	enforcement := ""
+	if guest() {
+		enforcement = "required"
+	}
 	pools := []node.Pool{
-		{Name: "xfs", Path: testenv.LoopFS(t, "xfs", size)},
-		// What ext4 puts off at mkfs would be done during the test.
-		{Name: "ext4", Path: testenv.LoopFS(t, "ext4", size, "noinit_itable"), Allocation: "thin"},
+		{Name: "xfs", Path: onXFS(t, size), Enforcement: enforcement},
+		{Name: "ext4", Path: onExt4(t, size), Enforcement: enforcement, Allocation: "thin"},
 		{Name: "btrfs", Path: testenv.LoopFS(t, "btrfs", size)},
 		{Name: "limited", Path: testenv.CountingBtrfs(t, size), Enforcement: "required"},
 		{Name: "shared", Path: testenv.Tmpfs(t, 1<<30), Shared: true},
@@ -82,6 +85,37 @@ func newWorld(t *testing.T, program string, e extent) *world {
 		w.clients = append(w.clients, newClient(w, i))
 	}
 	return w
+}
+
+// onXFS and onExt4 answer filesystems of that many bytes. Those of the guest limit
+// directories, and are smaller.
+func onXFS(t *testing.T, bytes int64) string {
+	t.Helper()
+	if guest() {
+		return onDisk(t, "HOSTPATH_KERNEL_XFS")
+	}
+	return testenv.LoopFS(t, "xfs", bytes)
+}
+
+func onExt4(t *testing.T, bytes int64) string {
+	t.Helper()
+	if guest() {
+		return onDisk(t, "HOSTPATH_KERNEL_EXT4")
+	}
+	// What ext4 puts off at mkfs would be done during the test.
+	return testenv.LoopFS(t, "ext4", bytes, "noinit_itable")
+}
+
+// onDisk makes a directory on a disk of the guest.
+func onDisk(t *testing.T, variable string) string {
+	t.Helper()
+	disk := os.Getenv(variable)
+	if disk == "" {
+		t.Fatalf("$HOSTPATH_KERNEL is set, but $%s is not", variable)
+	}
+	path, err := os.MkdirTemp(disk, "load-") //nolint:usetesting // t.TempDir is on another filesystem
+	drivertest.Must(t, err)
+	return path
 }
 
 // all has the clients do something, all of them at once. One that meets an answer that
