@@ -96,6 +96,7 @@ test-load: ## Have 64 callers at work on 10,000 volumes for five minutes, and la
 # What attacks the driver, for as long as it takes: all that make test has a short form of. What depends on
 # quotas is done again in the virtual machine, on XFS and ext4 that have them, the load for a minute.
 .PHONY: test-hard
+test-hard: FUZZTIME = 5m
 test-hard: test-crash test-volumes test-faults test-model test-hostile test-load test-privilege ## Attack the driver in full, which takes hours: what make test does in a short form
 	@$(MAKE) test-kernel KERNEL_TESTS='./test/crash ./test/volumes ./test/faults ./test/load' KERNEL_FLAGS= KERNEL_TIMEOUT=190m KERNEL_TEST_TIMEOUT=170m
 
@@ -118,7 +119,7 @@ test-model: ## Walk over all calls at random, with restarts and crashes, against
 test-hostile: ## Swap paths while calls work on them, tear what is on disk, and fuzz
 	@test/tools/install-deps test
 	$(GO_TEST) ./pkg/pool
-	@$(MAKE) fuzz
+	@$(MAKE) fuzz FUZZTIME='$(FUZZTIME)'
 
 .PHONY: test-privilege
 test-privilege: ## Run the driver with what it needs and no more, and without each piece of that
@@ -247,7 +248,7 @@ cluster-up: cluster-programs ## Start a Kubernetes cluster with the driver, to p
 cluster-down: ## End that cluster; nothing of it stays
 	@[[ ! -x bin/cluster/cluster ]] || exec bin/cluster/cluster down
 
-# How long each fuzz target runs.
+# How long each fuzz target runs. As part of test-hard that is 5m, unless make is told otherwise.
 FUZZTIME ?= 20s
 
 .PHONY: fuzz
