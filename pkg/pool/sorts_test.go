@@ -28,18 +28,18 @@ type sort struct {
 
 // sorts are all that there are, beside the directory of which every byte is tried.
 var sorts = map[string]sort{
-	"a directory that is published":         {published: true},
-	"a directory that XFS limits":           {keeper: quota.XFS},
-	"a published one that ext4 limits":      {keeper: quota.Ext4, published: true},
-	"a directory that btrfs limits":         {keeper: quota.Btrfs},
-	"an inline volume":                      {inline: true, published: true},
-	"an inline volume that XFS limits":      {keeper: quota.XFS, inline: true, published: true},
-	"a thick disk":                          {block: true},
-	"a thick disk that XFS limits":          {keeper: quota.XFS, block: true},
-	"a published one that XFS limits":       {keeper: quota.XFS, block: true, published: true},
-	"a published disk that btrfs limits":    {keeper: quota.Btrfs, block: true, published: true},
-	"a thin disk":                           {block: true, thin: true},
-	"a thin and published one on a limited": {keeper: quota.Ext4, block: true, thin: true, published: true},
+	"a directory that is published":          {published: true},
+	"a directory that XFS limits":            {keeper: quota.XFS},
+	"a published directory that ext4 limits": {keeper: quota.Ext4, published: true},
+	"a directory that btrfs limits":          {keeper: quota.Btrfs},
+	"an inline volume":                       {inline: true, published: true},
+	"an inline volume that XFS limits":       {keeper: quota.XFS, inline: true, published: true},
+	"a thick disk":                           {block: true},
+	"a thick disk that XFS limits":           {keeper: quota.XFS, block: true},
+	"a published disk that XFS limits":       {keeper: quota.XFS, block: true, published: true},
+	"a published disk that btrfs limits":     {keeper: quota.Btrfs, block: true, published: true},
+	"a thin disk":                            {block: true, thin: true},
+	"a published thin disk that ext4 limits": {keeper: quota.Ext4, block: true, thin: true, published: true},
 }
 
 func (s sort) pools() string {
