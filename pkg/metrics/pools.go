@@ -74,7 +74,7 @@ var perPool = []series[Pool]{
 	gauge("trash_entries", "Removed volumes, and left-overs of failed creations, that still occupy space.", func(p Pool) (float64, bool) { return float64(p.Trash), true }),
 	gauge("trash_stuck_entries", "Removed volumes, and left-overs of failed creations, that could not be erased; the log says why.", func(p Pool) (float64, bool) { return float64(p.Stuck), true }),
 	gauge("trash_bytes", "What removed volumes still occupy. Absent where that is not known, as without quotas.", bytes(func(p Pool) int64 { return p.TrashBytes })),
-	gauge("trash_oldest_timestamp_seconds", "When the oldest volume that still occupies space was removed, or found at the start of the driver. Absent if there is none.", func(p Pool) (float64, bool) { return at(p.TrashSince) }),
+	gauge("trash_oldest_timestamp_seconds", "When the oldest removed volume that waits to be erased, and is not stuck, was removed, or found at the start of the driver. Absent if there is none.", func(p Pool) (float64, bool) { return at(p.TrashSince) }),
 	counter("reaper_removed_files_total", "Files and directories of removed volumes that the reaper took on.", func(p Pool) (float64, bool) { return float64(p.RemovedFiles), true }),
 	counter("reaper_removed_volumes_total", "Removed volumes, and left-overs of failed creations, that the reaper has erased.", func(p Pool) (float64, bool) { return float64(p.RemovedVolumes), true }),
 }

@@ -33,8 +33,8 @@ type Status struct {
 	Trash, Stuck int
 	// TrashBytes is what they hold, or NotKnown: without quotas.
 	TrashBytes int64
-	// TrashSince is when the oldest of them was removed, or found at the start of the driver;
-	// the zero time if there are none.
+	// TrashSince is when the oldest of those that are not stuck was removed, or found at the
+	// start of the driver; the zero time if there are none.
 	TrashSince time.Time
 	// RemovedFiles is how many files and directories the reaper took on, and RemovedVolumes
 	// how many pieces of trash it has erased.

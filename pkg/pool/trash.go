@@ -10,10 +10,9 @@ import (
 // trash is what was removed and is not erased yet. The pool's mutex guards it.
 type trash struct {
 	pieces map[string]*rubbish
-	// order has the names as they came.
-	order list.List
-	// stuck is how many pieces could not be erased.
-	stuck int
+	// waiting has the names as they came, and stuck those of the pieces that could not be
+	// erased.
+	waiting, stuck list.List
 	// bytes is what those pieces hold of which it is known, and unmeasured how many others
 	// there are.
 	bytes      int64
@@ -30,7 +29,7 @@ type rubbish struct {
 	// id is what it was counted by, once that is known: it is to be given back also
 	// when nothing is left of the tree.
 	id quota.ID
-	at *list.Element // of the trash's order
+	at *list.Element // of waiting, or of stuck if there is an err
 }
 
 // unknownBytes stands for a size that nobody knows.
@@ -44,7 +43,7 @@ func (t *trash) add(name string, promised int64, now time.Time) bool {
 	if t.pieces == nil {
 		t.pieces = make(map[string]*rubbish)
 	}
-	t.pieces[name] = &rubbish{promised: promised, holds: unknownBytes, since: now, at: t.order.PushBack(name)}
+	t.pieces[name] = &rubbish{promised: promised, holds: unknownBytes, since: now, at: t.waiting.PushBack(name)}
 	t.unmeasured++
 	return true
 }
@@ -89,41 +88,47 @@ func (t *trash) tried(name string, err error) {
 		return // erased before
 	}
 	if r.err != nil {
-		t.stuck--
+		t.stuck.Remove(r.at)
+	} else {
+		t.waiting.Remove(r.at)
 	}
 	if r.err = err; err != nil {
-		t.stuck++
+		r.at = t.stuck.PushBack(name)
 		return
 	}
 	t.count(r, -1)
-	t.order.Remove(r.at)
 	delete(t.pieces, name)
 }
 
-// queued are the pieces to be erased, the oldest first.
+// queued are the pieces to be erased, the oldest first, and after them those that are stuck.
 func (t *trash) queued(stuckToo bool) []string {
-	var queued []string
-	for e := t.order.Front(); e != nil; e = e.Next() {
-		if name := e.Value.(string); t.pieces[name].err == nil || stuckToo {
-			queued = append(queued, name)
-		}
+	queued := namesIn(&t.waiting)
+	if stuckToo {
+		queued = append(queued, namesIn(&t.stuck)...)
 	}
 	return queued
+}
+
+func namesIn(l *list.List) (names []string) {
+	for e := l.Front(); e != nil; e = e.Next() {
+		names = append(names, e.Value.(string))
+	}
+	return names
 }
 
 // A trashSum is what is shown of the trash.
 type trashSum struct {
 	pieces, stuck int
-	holds         int64 // bytes, or unknownBytes
-	since         time.Time
+	holds         int64     // bytes, or unknownBytes
+	since         time.Time // of the oldest piece that is not stuck; the zero time if there is none
 }
 
 func (t *trash) sum() trashSum {
-	sum := trashSum{pieces: len(t.pieces), stuck: t.stuck, holds: t.bytes}
+	sum := trashSum{pieces: len(t.pieces), stuck: t.stuck.Len(), holds: t.bytes}
 	if t.unmeasured > 0 {
 		sum.holds = unknownBytes
 	}
-	if oldest := t.order.Front(); oldest != nil {
+	if oldest := t.waiting.Front(); oldest != nil {
 		sum.since = t.pieces[oldest.Value.(string)].since
 	}
 	return sum

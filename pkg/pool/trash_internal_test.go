@@ -22,7 +22,7 @@ func TestANameThatComesAgainIsErasedOnce(t *testing.T) {
 		if diff := cmp.Diff([]string{"pvc-1.u"}, trash.queued(false)); diff != "" {
 			t.Errorf("queued (-want +got):\n%s", diff)
 		}
-		if diff := cmp.Diff([]string{"stuck", "pvc-1.u"}, trash.queued(true)); diff != "" {
+		if diff := cmp.Diff([]string{"pvc-1.u", "stuck"}, trash.queued(true)); diff != "" {
 			t.Errorf("queued with what is stuck (-want +got):\n%s", diff)
 		}
 		trash.tried("pvc-1.u", nil)
@@ -30,6 +30,62 @@ func TestANameThatComesAgainIsErasedOnce(t *testing.T) {
 	if sum := trash.sum(); sum.pieces != 1 || sum.stuck != 1 {
 		t.Errorf("%+v, want one piece, which is stuck", sum)
 	}
+}
+
+// How long the reaper keeps one waiting that it cannot erase says nothing of whether it keeps up.
+func TestTheOldestPieceOfTrashIsNoneThatIsStuck(t *testing.T) {
+	var trash trash
+	began := time.Now()
+	for i, name := range []string{"pvc-1.u", "pvc-2.u", "pvc-3.u"} {
+		trash.add(name, 1, began.Add(time.Duration(i)*time.Hour))
+	}
+	stuck := errors.New("it cannot be removed")
+	for _, c := range []struct {
+		name string
+		err  error
+		want sum
+	}{
+		{"pvc-2.u", stuck, sum{stuck: 1, since: began}},
+		{"pvc-1.u", stuck, sum{stuck: 2, since: began.Add(2 * time.Hour)}},
+		{"pvc-1.u", stuck, sum{stuck: 2, since: began.Add(2 * time.Hour)}},
+		{"pvc-3.u", nil, sum{stuck: 2}},
+		{"pvc-1.u", nil, sum{stuck: 1}},
+		{"pvc-2.u", nil, sum{}},
+	} {
+		trash.tried(c.name, c.err)
+		if got := trash.sum(); got.stuck != c.want.stuck || !got.since.Equal(c.want.since) {
+			t.Errorf("after %s was tried: %d are stuck, the oldest that is not is from %v; want %+v", c.name, got.stuck, got.since, c.want)
+		}
+	}
+}
+
+func TestTheOldestOfManyPiecesOfTrashIsKnown(t *testing.T) {
+	var trash trash
+	first := time.Now()
+	want := func(since time.Time) {
+		t.Helper()
+		if got := trash.sum().since; !got.Equal(since) {
+			t.Errorf("the oldest trash is from %v, want %v", got, since)
+		}
+	}
+	trash.add("first.u", 1, first)
+	for range 300 { // these come and go behind it
+		trash.add("pvc-1.u", 1, first.Add(time.Minute))
+		want(first)
+		trash.tried("pvc-1.u", nil)
+	}
+	trash.add("second.u", 1, first.Add(time.Hour))
+	want(first)
+	trash.tried("first.u", nil)
+	want(first.Add(time.Hour))
+	trash.tried("second.u", nil)
+	want(time.Time{})
+}
+
+// sum is the part of a trashSum that is looked at there.
+type sum struct {
+	stuck int
+	since time.Time
 }
 
 func TestAPieceOfTrashThatIsGoneIsErasedNoSecondTime(t *testing.T) {
