@@ -35,6 +35,7 @@ type ailment struct {
 	says    string
 	options string // of the pool
 	block   bool
+	keeper  quota.Kind // of sizes; empty for XFS
 	// plain is a volume that came as a directory.
 	plain bool
 	// before is done between two starts of the driver, and after when the volume is
@@ -75,7 +76,7 @@ func (p *patient) start(t *testing.T, options string) {
 
 func newPatient(t *testing.T, c ailment) *patient {
 	t.Helper()
-	p := &patient{pool: testenv.Tmpfs(t, 64*mib), quota: &quotatest.Fake{As: quota.XFS}}
+	p := &patient{pool: testenv.Tmpfs(t, 64*mib), quota: &quotatest.Fake{As: c.keeper}}
 	p.start(t, c.options)
 	kind := writer()
 	if c.block {
@@ -115,6 +116,21 @@ func (p *patient) open(t *testing.T) *dir.Dir {
 
 func (p *patient) in(elements ...string) string {
 	return filepath.Join(append([]string{p.pool}, elements...)...)
+}
+
+func removeLimit(t *testing.T, p *patient) {
+	t.Helper()
+	d := p.open(t)
+	id, err := p.quota.IDOf(d)
+	must(t, err)
+	must(t, p.quota.Limit(d, id, quota.Limit{}))
+}
+
+// putPlain puts a directory in the volume's place as a program makes one that copies files.
+func putPlain(t *testing.T, p *patient) {
+	t.Helper()
+	must(t, os.Rename(p.in("vol"), p.in(".aside")))
+	must(t, os.Mkdir(p.in("vol"), 0o777))
 }
 
 var ailments = map[string]ailment{
@@ -169,6 +185,14 @@ var ailments = map[string]ailment{
 		must(t, err)
 		must(t, p.quota.Limit(d, id, quota.Limit{Bytes: 8 * mib}))
 	}},
+	"a limit that was removed":                     {reason: health.LimitDiffers, says: "limit is missing", after: removeLimit},
+	"a limit that was removed from a subvolume":    {keeper: quota.Btrfs, reason: health.LimitDiffers, says: "limit is missing", after: removeLimit},
+	"a limit that was removed from a block volume": {block: true, reason: health.LimitDiffers, says: "limit is missing", after: removeLimit},
+	"a directory that lost its project id": {reason: health.LimitDiffers, says: "limit is missing", after: func(t *testing.T, p *patient) {
+		must(t, p.quota.Drop(p.open(t)))
+	}},
+	"a plain directory in its place":                {reason: health.LimitDiffers, says: "limit is missing", before: putPlain},
+	"a plain directory in the place of a subvolume": {keeper: quota.Btrfs, reason: health.LimitDiffers, says: "limit is missing", before: putPlain},
 	"quotas that were switched off": {reason: health.LimitOff, says: "xfs", before: func(_ *testing.T, p *patient) {
 		p.quota = nil
 	}},

@@ -203,6 +203,15 @@ func (f *Fake) ReleaseUnused(_ *dir.Dir, taken func(quota.ID) bool) (released in
 	return released, nil
 }
 
+// Drop takes the id off a directory, as who may change a project id can.
+func (f *Fake) Drop(d *dir.Dir) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	inode, err := d.ID()
+	delete(f.carried, inode)
+	return err
+}
+
 // Removed tells the stand-in, which sees no removals, that the tree of an id is gone.
 func (f *Fake) Removed(id quota.ID) {
 	f.mu.Lock()
