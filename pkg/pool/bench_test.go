@@ -107,17 +107,21 @@ func (b *bench) begin(name, datadir string) {
 	must(b.t, err)
 	configs, err := pool.ParseConfigs(datadir, b.root)
 	must(b.t, err)
-	devices := b.devices
-	if devices == nil {
-		devices = b.loops
-	}
 	var mounts pool.Mounts = b.mounts
 	if b.table != nil {
 		mounts = b.table
 	}
-	b.Set = pool.Start(configs, pool.Options{Node: node, Mounts: mounts, Labels: b.labels, Devices: devices, Dev: b.dev, Log: b.log, SystemPath: b.root, DetectQuota: b.detect, CountErrors: b.countErrors, EachVolume: b.each})
+	b.Set = pool.Start(configs, pool.Options{Node: node, Mounts: mounts, Labels: b.labels, Devices: b.allDevices(), Dev: b.dev, Log: b.log, SystemPath: b.root, DetectQuota: b.detect, CountErrors: b.countErrors, EachVolume: b.each})
 	set := b.Set
 	b.t.Cleanup(func() { must(b.t, set.Close(context.Background())) })
+}
+
+// allDevices are those of the node.
+func (b *bench) allDevices() pool.Devices {
+	if b.devices == nil {
+		return b.loops
+	}
+	return b.devices
 }
 
 // restart is a new process on the same disk.

@@ -14,6 +14,9 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
+	"kubevirt.io/hostpath-provisioner/pkg/health"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota/quotatest"
@@ -501,5 +504,22 @@ func TestAPanicGivesBackWhatWasReserved(t *testing.T) {
 			b.wantVolumes("pvc-1", "pvc-disk")
 		}
 		b.create("pvc-2", mib)
+	})
+}
+
+func TestAllTellTheSameOfAVolumeWhoseUseCannotBeRead(t *testing.T) {
+	withFaults(t, local, func(t *testing.T, b *bench, f *faulty) {
+		b.each = true
+		b.restart(local)
+		b.create("pvc-1", mib)
+		must(t, b.publish("pvc-1", "a"))
+		f.uncounted.Store(uint32(b.carried("pvc-1")))
+		b.later(time.Minute)
+		want := health.Condition{Abnormal: true, Reason: health.ReadFailed, Message: "reading the volume failed: " + errFault.Error()}
+		for call, condition := range b.conditions("pvc-1", "a") {
+			if diff := cmp.Diff(want, condition); diff != "" {
+				t.Errorf("the condition by %s (-want +got):\n%s", call, diff)
+			}
+		}
 	})
 }

@@ -158,9 +158,8 @@ func (l *listing) tell(id VolumeID, e entry, d *dir.Dir) Volume {
 	if l.err != nil {
 		return l.answer(id, e.card(), health.Facts{Pool: l.err}, l.published[id.name])
 	}
-	devices, err := l.devices(&found{id: id, entry: e, dir: d})
 	_, facts := l.session.measure(id, d, e, l.space)
-	facts.IO = errors.Join(facts.IO, err)
+	devices := l.devices(&found{id: id, entry: e, dir: d})
 	return l.answer(id, e.card(), facts, append(slices.Clone(l.published[id.name]), devices...))
 }
 
@@ -172,18 +171,16 @@ func (l *listing) answer(id VolumeID, c card, facts health.Facts, published []bi
 	return v
 }
 
-// devices is where the devices of a volume are published.
-func (l *listing) devices(v *found) ([]bind.Publication, error) {
+// devices is where the devices of a volume are published, as far as they tell. One that does
+// not answer may be anybody's, and says nothing of how the volume is.
+func (l *listing) devices(v *found) []bind.Publication {
 	file, ok, err := v.file()
 	if err != nil || !ok {
-		return nil, err
+		return nil // measure tells why
 	}
 	if l.attached == nil {
-		attached, err := l.pool.options.attachments()
-		if err != nil {
-			return nil, err
-		}
+		attached, _ := l.pool.options.attachments() // the sweep logs the error
 		l.attached = &attached
 	}
-	return l.attached.publications(file), l.attached.unknown(v.id)
+	return l.attached.publications(file)
 }

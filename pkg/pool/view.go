@@ -496,8 +496,8 @@ func (l *listing) view(id VolumeID, e entry, d *dir.Dir) VolumeView {
 		v.ProjectID = quota.ID(e.record.ProjectID)
 	}
 	if d != nil {
-		err := errors.Join(v.count(s, d), v.lookAtFile(id, e, d))
-		facts.IO = errors.Join(facts.IO, err)
+		v.count(s, d)
+		v.lookAtFile(id, e, d)
 	}
 	facts.LimitDiffers = facts.LimitDiffers && !s.mayBeGrowing(id, e, v.LimitBytes)
 	v.Enforced = v.Enforced && !facts.LimitDiffers
@@ -518,44 +518,43 @@ func (s *session) mayBeGrowing(id VolumeID, e entry, limit int64) bool {
 	return err == nil && limit != NotKnown && limit < e.promised() && 0 <= since && since < expandedLately
 }
 
-// count asks who counts the directory for its numbers.
-func (v *VolumeView) count(s *session, d *dir.Dir) (err error) {
+// count asks who counts the directory for its numbers. What cannot be read is not known:
+// whether that makes the volume abnormal is for measure to say, as in a driver.
+func (v *VolumeView) count(s *session, d *dir.Dir) {
 	if s.quota == nil {
-		return nil
+		return
 	}
+	var err error
 	if v.Carried, err = s.quota.IDOf(d); err != nil || v.Carried == 0 {
-		return err
+		return
 	}
 	usage, err := s.quota.Usage(d, v.Carried)
 	if err != nil {
-		return err
+		return
 	}
 	v.UsedBytes = usage.Bytes
 	if usage.Limit.Bytes > 0 {
 		v.LimitBytes = usage.Limit.Bytes
 	}
-	return nil
 }
 
-// lookAtFile looks at what the devices of the volume are attached to.
-func (v *VolumeView) lookAtFile(id VolumeID, e entry, d *dir.Dir) error {
+// lookAtFile looks at what the devices of the volume are attached to, if it can be read.
+func (v *VolumeView) lookAtFile(id VolumeID, e entry, d *dir.Dir) {
 	if !e.card().mayBeBlock() {
-		return nil
+		return
 	}
 	disk, err := openDisk(id, d)
-	if errors.Is(err, ErrDamaged) {
-		return nil // measure tells it, of those that have to have one
-	}
 	if err != nil {
-		return err
+		return
 	}
-	defer func() { _ = disk.Close() }()
+	defer func() { _ = disk.Close() }() // opened for reading
 	v.file = disk.ID()
-	if v.FileBytes, err = disk.Size(); err != nil {
-		return err
+	if bytes, err := disk.Size(); err == nil {
+		v.FileBytes = bytes
 	}
-	v.AllocatedBytes, err = disk.Allocated()
-	return err
+	if bytes, err := disk.Allocated(); err == nil {
+		v.AllocatedBytes = bytes
+	}
 }
 
 // leftovers are the entries of staging or trash, of all nodes.
