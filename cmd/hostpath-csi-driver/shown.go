@@ -35,6 +35,8 @@ func shownPools(pools []pool.Status) []metrics.Pool {
 			Filesystem:     shownFilesystem(p),
 			Available:      p.Available,
 			Used:           p.Used,
+			Unlimited:      p.Unlimited,
+			Untaken:        p.Untaken,
 			Trash:          p.Trash,
 			Stuck:          p.Stuck,
 			TrashBytes:     p.TrashBytes,

@@ -103,11 +103,11 @@ var (
 	local = metrics.Pool{
 		Name: "local", Serving: true, Enforced: true, Volumes: 3, Promised: 5 << 30,
 		Filesystem: &metrics.Filesystem{SizeBytes: 10 << 30, FreeBytes: 4 << 30, Inodes: 1000, FreeInodes: 900, Errors: 2},
-		Available:  3 << 30, Used: 1 << 30, Trash: 2, Stuck: 1, TrashBytes: 1 << 20, TrashSince: time.Unix(1700000000, 5e8),
+		Available:  3 << 30, Used: 1 << 30, Unlimited: 1, Untaken: 2 << 30, Trash: 2, Stuck: 1, TrashBytes: 1 << 20, TrashSince: time.Unix(1700000000, 5e8),
 		Restored: 4, RemovedFiles: 70, RemovedVolumes: 6, LastError: time.Unix(1600000000, 0),
 		Abnormal: map[string]int{"no_space": 1, "directory_missing": 0},
 	}
-	away = metrics.Pool{Name: "away", Used: metrics.Unknown, TrashBytes: metrics.Unknown}
+	away = metrics.Pool{Name: "away", Used: metrics.Unknown, Unlimited: metrics.Unknown, Untaken: metrics.Unknown, TrashBytes: metrics.Unknown}
 )
 
 func TestPools(t *testing.T) {
@@ -147,6 +147,8 @@ func TestPools(t *testing.T) {
 			`hostpath_pool_trash_entries{pool="local"} 2`,
 			`hostpath_pool_trash_oldest_timestamp_seconds{pool="local"} 1.7000000005e+09`,
 			`hostpath_pool_trash_stuck_entries{pool="local"} 1`,
+			`hostpath_pool_unlimited_volumes{pool="local"} 1`,
+			`hostpath_pool_untaken_bytes{pool="local"} 2.147483648e+09`,
 			`hostpath_pool_used_bytes{pool="local"} 1.073741824e+09`,
 			`hostpath_pool_volumes{pool="local"} 3`,
 			"kubevirt_hpp_pool_path_shared_with_os 0",
@@ -179,6 +181,8 @@ func TestPools(t *testing.T) {
 			`hostpath_pool_trash_bytes{pool="bare"} 0`,
 			`hostpath_pool_trash_entries{pool="bare"} 0`,
 			`hostpath_pool_trash_stuck_entries{pool="bare"} 0`,
+			`hostpath_pool_unlimited_volumes{pool="bare"} 0`,
+			`hostpath_pool_untaken_bytes{pool="bare"} 0`,
 			`hostpath_pool_volumes{pool="bare"} 0`,
 			"kubevirt_hpp_pool_path_shared_with_os 1",
 		}},

@@ -23,6 +23,10 @@ type Pool struct {
 	Filesystem *Filesystem
 	Available  int64 // bytes
 	Used       int64 // bytes, or Unknown
+	// Unlimited is how many volumes only the end of the disk stops, and Untaken what the
+	// others may still take of their promises, in bytes; or Unknown.
+	Unlimited  int
+	Untaken    int64
 	Trash      int   // removed volumes that still occupy space
 	Stuck      int   // those of them that could not be removed
 	TrashBytes int64 // or Unknown
@@ -64,7 +68,9 @@ var perPool = []series[Pool]{
 	gauge("free_bytes", "What the pool's filesystem has free for users without privileges. Absent while the pool does not serve.", onFilesystem(func(f Filesystem) float64 { return float64(f.FreeBytes) })),
 	gauge("available_bytes", "What can still be promised to volumes, by the last look at the pool. GetCapacity looks anew, and in a shared pool counts what other nodes have made since. 0 while the pool does not serve.", func(p Pool) (float64, bool) { return float64(p.Available), true }),
 	gauge("promised_bytes", "Bytes set aside for volumes.", func(p Pool) (float64, bool) { return float64(p.Promised), true }),
-	gauge("used_bytes", "What the volumes hold, counted once a minute. Absent without quotas, in a shared pool, and where a volume has no limit.", bytes(func(p Pool) int64 { return p.Used })),
+	gauge("used_bytes", "What the volumes hold, counted once a minute. Absent without quotas, in a shared pool, and where a volume has no limit.", known(func(p Pool) int64 { return p.Used })),
+	gauge("unlimited_volumes", "Volumes that nothing but the end of the disk stops: nobody keeps their size, or it cannot be told. Counted once a minute, and absent before that and while the pool does not serve.", known(func(p Pool) int64 { return int64(p.Unlimited) })),
+	gauge("untaken_bytes", "What the other volumes may still take of what they were promised, which block volumes that are allocated in full may not. Absent like hostpath_pool_unlimited_volumes.", known(func(p Pool) int64 { return p.Untaken })),
 	gauge("inodes", "Inodes of the pool's filesystem. Absent where they are not counted, and while the pool does not serve.", inodes(func(f Filesystem) int64 { return f.Inodes })),
 	gauge("free_inodes", "Free inodes of the pool's filesystem. Absent like hostpath_pool_inodes.", inodes(func(f Filesystem) int64 { return f.FreeInodes })),
 	gauge("read_only", "1 if the pool's filesystem takes no writes. Absent while the pool does not serve.", onFilesystem(func(f Filesystem) float64 { return number(f.ReadOnly) })),
@@ -73,7 +79,7 @@ var perPool = []series[Pool]{
 	counter("limits_restored_total", "Limits of volumes that were missing or different, and were put back.", func(p Pool) (float64, bool) { return float64(p.Restored), true }),
 	gauge("trash_entries", "Removed volumes, and left-overs of failed creations, that still occupy space.", func(p Pool) (float64, bool) { return float64(p.Trash), true }),
 	gauge("trash_stuck_entries", "Removed volumes, and left-overs of failed creations, that could not be erased; the log says why.", func(p Pool) (float64, bool) { return float64(p.Stuck), true }),
-	gauge("trash_bytes", "What removed volumes still occupy. Absent where that is not known, as without quotas.", bytes(func(p Pool) int64 { return p.TrashBytes })),
+	gauge("trash_bytes", "What removed volumes still occupy. Absent where that is not known, as without quotas.", known(func(p Pool) int64 { return p.TrashBytes })),
 	gauge("trash_oldest_timestamp_seconds", "When the oldest removed volume that waits to be erased, and is not stuck, was removed, or found at the start of the driver. Absent if there is none.", func(p Pool) (float64, bool) { return at(p.TrashSince) }),
 	counter("reaper_removed_files_total", "Files and directories of removed volumes that the reaper took on.", func(p Pool) (float64, bool) { return float64(p.RemovedFiles), true }),
 	counter("reaper_removed_volumes_total", "Removed volumes, and left-overs of failed creations, that the reaper has erased.", func(p Pool) (float64, bool) { return float64(p.RemovedVolumes), true }),
@@ -116,7 +122,7 @@ func fsErrors(p Pool) (float64, bool) {
 	return float64(p.Filesystem.Errors), true
 }
 
-func bytes(value func(Pool) int64) func(Pool) (float64, bool) {
+func known(value func(Pool) int64) func(Pool) (float64, bool) {
 	return func(p Pool) (float64, bool) { return float64(value(p)), value(p) != Unknown }
 }
 

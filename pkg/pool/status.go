@@ -28,6 +28,11 @@ type Status struct {
 	// Used is what the volumes hold, in bytes, or NotKnown: without quotas, in a shared pool,
 	// and where a volume has no limit. It is counted once a minute.
 	Used int64
+	// Unlimited is how many volumes nothing but the end of the disk stops, and Untaken what
+	// the others may still take of what they were promised, in bytes. Both are counted once a
+	// minute, and NotKnown before that and while the pool does not serve.
+	Unlimited int
+	Untaken   int64
 	// Trash is how many removed volumes still occupy space, and Stuck how many of
 	// them could not be removed.
 	Trash, Stuck int
@@ -87,6 +92,8 @@ func (p *Pool) Status() Status {
 		Space:          st.space,
 		Errors:         st.errors,
 		Used:           NotKnown,
+		Unlimited:      NotKnown,
+		Untaken:        NotKnown,
 		Trash:          now.trash.pieces,
 		Stuck:          now.trash.stuck,
 		TrashBytes:     now.trash.holds,
@@ -97,6 +104,9 @@ func (p *Pool) Status() Status {
 	if st.space != nil {
 		status.Available = now.ledger.told(*st.space, p.config)
 		status.Used = p.used.Load()
+	}
+	if last := p.surveyed.Load(); last != nil && st.err == nil {
+		status.Unlimited, status.Untaken = last.unlimited, last.untaken
 	}
 	status.Abnormal = p.abnormal(st, now)
 	if failed := p.lastError.Load(); failed != nil {

@@ -87,6 +87,62 @@ func TestTheStatusHasWhatQuotasCount(t *testing.T) {
 	})
 }
 
+// wantTakable expects so many volumes that only the end of the disk stops, and about so many
+// bytes that the others may still take.
+func (b *bench) wantTakable(when string, unlimited int, untaken int64) {
+	b.t.Helper()
+	b.later(2 * time.Minute) // until what was made by hand is known, and looked at
+	status := b.Status()[0]
+	if status.Unlimited != unlimited || status.Untaken > untaken || status.Untaken < untaken-mib/2 {
+		b.t.Errorf("%s: %d volumes are without a limit and the others may take %d bytes, want %d and about %d", when, status.Unlimited, status.Untaken, unlimited, untaken)
+	}
+}
+
+func TestTheStatusTellsWhatVolumesMayStillTake(t *testing.T) {
+	withFaults(t, local, func(t *testing.T, b *bench, f *faulty) {
+		f.off.Store(true)
+		b.restart(local)
+		b.wantTakable("without volumes", 0, 0)
+		b.createBlock("disk-1", 4*mib)
+		b.wantTakable("with a thick block volume", 0, 0)
+		b.restart(thin)
+		b.createBlock("disk-2", 4*mib)
+		b.wantTakable("with a thin one", 0, 4*mib)
+		must(t, os.WriteFile(b.path("pool", "disk-2", "disk.img"), make([]byte, 4*mib), 0o600))
+		b.wantTakable("with a thin one that is full", 0, 0)
+		b.create("pvc-1", 4*mib)
+		must(t, os.Mkdir(b.path("pool", "by-hand"), 0o755))
+		b.wantTakable("with directories", 2, 0)
+		f.off.Store(false)
+		b.later(10 * time.Second) // the next look
+		b.create("pvc-2", 8*mib)
+		must(t, b.write("pvc-2", 2*mib))
+		b.wantTakable("with quotas that were switched on later", 2, 6*mib)
+		b.create("pvc-3", 8*mib)
+		must(t, b.quota.Limit(b.open("pvc-3"), b.carried("pvc-3"), quota.Limit{}))
+		b.wantTakable("with a limit that was removed", 3, 6*mib)
+		must(t, os.Rename(b.path("pool", "pvc-3"), b.path("aside")))
+		b.wantTakable("with a volume that is lost", 2, 6*mib)
+		f.uncounted.Store(uint32(b.carried("pvc-2")))
+		b.wantTakable("with one that cannot be read", 3, 0)
+		must(t, os.Rename(b.own(), b.path("away")))
+		b.later(time.Minute)
+		if status := b.Status()[0]; status.Unlimited != pool.NotKnown || status.Untaken != pool.NotKnown {
+			t.Errorf("status %+v of a pool that is away", status)
+		}
+		must(t, os.Rename(b.path("away"), b.own()))
+	})
+}
+
+func TestTheStatusTellsWhatVolumesOfASharedPoolMayStillTake(t *testing.T) {
+	const shared = `[{"name":"local","path":"pool","shared":true}]`
+	withFaults(t, shared, func(t *testing.T, b *bench, _ *faulty) {
+		b.create("pvc-1", 8*mib)
+		must(t, b.write("pvc-1", 2*mib))
+		b.wantTakable("with quotas", 0, 6*mib)
+	})
+}
+
 func TestTheStatusHasTheTrash(t *testing.T) {
 	testenv.NeedRoot(t)
 	for _, counted := range []bool{true, false} {

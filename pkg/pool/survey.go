@@ -17,7 +17,10 @@ type Surveyed struct {
 	// Used bytes and Inodes are what a quota counts, or NotKnown. Of a block volume there
 	// is neither.
 	Used, Inodes int64
-	Condition    health.Condition
+	// Untaken is what the volume may still take of its promise, in bytes, or NotKnown where
+	// nothing but the end of the disk stops it.
+	Untaken   int64
+	Condition health.Condition
 }
 
 // Surveyed tells of each volume, from memory and without a lock, if the options ask for
@@ -41,7 +44,7 @@ func (p *Pool) upToDate(volumes []Surveyed) []Surveyed {
 	away := make([]Surveyed, 0, len(volumes))
 	for _, v := range volumes {
 		away = append(away, Surveyed{
-			ID: v.ID, Pool: v.Pool, Bytes: v.Bytes, Used: NotKnown, Inodes: NotKnown,
+			ID: v.ID, Pool: v.Pool, Bytes: v.Bytes, Used: NotKnown, Inodes: NotKnown, Untaken: NotKnown,
 			Condition: health.Facts{Pool: err}.Condition(),
 		})
 	}
@@ -51,7 +54,23 @@ func (p *Pool) upToDate(volumes []Surveyed) []Surveyed {
 // A survey is what a look at each volume of a pool gave.
 type survey struct {
 	abnormal map[health.Reason]int
-	volumes  []Surveyed // if they are asked for
+	// unlimited is how many volumes only the end of the disk stops, and untaken what the
+	// others may still take of their promises, in bytes.
+	unlimited int
+	untaken   int64
+	volumes   []Surveyed // if they are asked for
+}
+
+// add counts a volume, and leaves it to others whether it is remembered.
+func (s *survey) add(v Surveyed) {
+	if v.Condition.Abnormal {
+		s.abnormal[v.Condition.Reason]++
+	}
+	if v.Untaken == NotKnown {
+		s.unlimited++
+	} else {
+		s.untaken += v.Untaken
+	}
 }
 
 // surveyAll looks at each volume now and then until ctx ends: so what nobody asks about is
@@ -116,9 +135,7 @@ func (p *Pool) surveySome(ids []VolumeID, found *survey) error {
 		if !ok {
 			continue
 		}
-		if v.Condition.Abnormal {
-			found.abnormal[v.Condition.Reason]++
-		}
+		found.add(v)
 		if v.Condition.Reason == health.ReadFailed {
 			p.noteError()
 		}
@@ -151,13 +168,43 @@ func (l *listing) survey(id VolumeID) (Surveyed, bool) {
 	if v.Used != NotKnown && used.Inodes > 0 {
 		v.Inodes = used.InodesUsed
 	}
+	v.Untaken = l.session.untaken(id, d, e, used, facts)
 	return v, true
+}
+
+// untaken is what a volume may still take of its promise, or NotKnown where nothing but the
+// end of the disk stops it, as far as anybody can tell.
+func (s *session) untaken(id VolumeID, d *dir.Dir, e entry, used dir.Space, facts health.Facts) int64 {
+	switch {
+	case d == nil:
+		return 0
+	case e.block():
+		return max(0, e.promised()-allocated(id, d))
+	case !s.enforced(e.card()), facts.LimitDiffers, facts.IO != nil:
+		return NotKnown
+	}
+	return max(0, e.promised()-used.UsedBytes)
+}
+
+// allocated is the space that the file of a block volume has. Users of a thick one can give
+// some back, as those of a thin one can. One that cannot be read has none.
+func allocated(id VolumeID, d *dir.Dir) int64 {
+	disk, err := openDisk(id, d)
+	if err != nil {
+		return 0
+	}
+	defer func() { _ = disk.Close() }() // opened for reading
+	bytes, err := disk.Allocated()
+	if err != nil {
+		return 0
+	}
+	return bytes
 }
 
 func (l *listing) surveyed(id VolumeID, c card, facts health.Facts) Surveyed {
 	return Surveyed{
 		ID: id, Pool: l.pool.config.Name, Bytes: l.pool.volume(id, c, l.space).Bytes,
-		Used: NotKnown, Inodes: NotKnown, Condition: facts.Condition(),
+		Used: NotKnown, Inodes: NotKnown, Untaken: NotKnown, Condition: facts.Condition(),
 	}
 }
 
