@@ -14,6 +14,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/go-logr/logr/funcr"
 	"github.com/google/go-cmp/cmp"
 
 	"kubevirt.io/hostpath-provisioner/pkg/health"
@@ -521,5 +522,36 @@ func TestAllTellTheSameOfAVolumeWhoseUseCannotBeRead(t *testing.T) {
 				t.Errorf("the condition by %s (-want +got):\n%s", call, diff)
 			}
 		}
+	})
+}
+
+// Its alert has people read the log.
+func TestAVolumeThatCannotBeReadIsLoggedWhenThatChanges(t *testing.T) {
+	withFaults(t, local, func(t *testing.T, b *bench, f *faulty) {
+		said := &diary{}
+		b.log = funcr.New(said.write, funcr.Options{})
+		b.restart(local)
+		b.create("pvc-1", mib)
+		b.create("pvc-2", mib)
+		want := func(when string, lines int) {
+			t.Helper()
+			b.later(3 * time.Minute)
+			if got := said.count("a volume cannot be read"); got != lines {
+				t.Errorf("%s: the log tells it %d times, want %d", when, got, lines)
+			}
+		}
+		want("when all is well", 0)
+		f.uncounted.Store(uint32(b.carried("pvc-1")))
+		want("when one cannot be read", 1)
+		if said.count("pvc-1") == 0 || said.count(errFault.Error()) == 0 {
+			t.Error("the log tells neither which volume it is nor why")
+		}
+		if since := time.Since(b.Status()[0].LastError); since > time.Minute {
+			t.Errorf("the last error was %v ago", since)
+		}
+		f.uncounted.Store(uint32(b.carried("pvc-2")))
+		want("when it is another", 2)
+		f.uncounted.Store(uint32(b.carried("pvc-1")))
+		want("when it is the first again", 3)
 	})
 }

@@ -58,7 +58,9 @@ type survey struct {
 	// others may still take of their promises, in bytes.
 	unlimited int
 	untaken   int64
-	volumes   []Surveyed // if they are asked for
+	// unread has what was told of the volumes that could not be read.
+	unread  map[VolumeID]string
+	volumes []Surveyed // if they are asked for
 }
 
 // add counts a volume, and leaves it to others whether it is remembered.
@@ -104,7 +106,7 @@ const (
 // is held, so that an administrator can unmount the pool. If the pool ceases to serve, the
 // last survey stays.
 func (p *Pool) survey(ctx context.Context) {
-	found := &survey{abnormal: make(map[health.Reason]int)}
+	found := &survey{abnormal: make(map[health.Reason]int), unread: make(map[VolumeID]string)}
 	for ids := p.after(VolumeID{}, burst, card.exists); len(ids) > 0; ids = p.after(ids[len(ids)-1], burst, card.exists) {
 		began := time.Now()
 		if err := p.surveySome(ids, found); err != nil {
@@ -137,13 +139,22 @@ func (p *Pool) surveySome(ids []VolumeID, found *survey) error {
 		}
 		found.add(v)
 		if v.Condition.Reason == health.ReadFailed {
-			p.noteError()
+			p.tellUnread(v, found)
 		}
 		if p.options.EachVolume {
 			found.volumes = append(found.volumes, v)
 		}
 	}
 	return nil
+}
+
+// tellUnread tells of a volume that cannot be read, unless the last survey told the same.
+func (p *Pool) tellUnread(v Surveyed, found *survey) {
+	p.noteError()
+	found.unread[v.ID] = v.Condition.Message
+	if last := p.surveyed.Load(); last == nil || last.unread[v.ID] != v.Condition.Message {
+		p.log.Error(errors.New(v.Condition.Message), "a volume cannot be read", "volume", v.ID.name)
+	}
 }
 
 // survey looks at one volume, unless a call is making or removing it.
