@@ -264,7 +264,9 @@ func (s *session) see(ctx context.Context, v *View) (err error) {
 	// As a look of the driver does, so that conditions are the same.
 	looked := *s.pool.state.Load()
 	looked.errors = s.pool.countErrors(s.root)
-	s.feel()
+	if looked.errors > 0 {
+		s.feel() // what made an ext4 read-only was counted
+	}
 	s.pool.state.Store(&looked)
 	if err := s.load(); err != nil {
 		return err

@@ -9,6 +9,7 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -234,7 +235,8 @@ func TestAnErrorBelowTheRootOfAVolume(t *testing.T) {
 // Since Linux 6.12 statfs(2) does not tell of it.
 func TestAnErrorThatMakesTheFilesystemReadOnly(t *testing.T) {
 	disk := rotten.New(t, "ext4", "errors=remount-ro")
-	d := start(t, build(t), filepath.Join(disk.Path, filepath.Dir(rotten.Volume)))
+	binary, pool := build(t), filepath.Join(disk.Path, filepath.Dir(rotten.Volume))
+	d := start(t, binary, pool)
 	volume := filepath.Base(rotten.Volume)
 	d.publish(t, volume)
 	if scraped := d.scrape(t); !strings.Contains(scraped, "hostpath_pool_read_only{pool=\"local\"} 0\n") {
@@ -262,6 +264,11 @@ func TestAnErrorThatMakesTheFilesystemReadOnly(t *testing.T) {
 	}
 	if scraped := d.scrape(t); !strings.Contains(scraped, "hostpath_pool_read_only{pool=\"local\"} 1\n") {
 		t.Errorf("the metrics do not say that the pool is read-only:\n%s", scraped)
+	}
+	inspect := exec.CommandContext(t.Context(), binary, "inspect", `--datadir=[{"name":"local","path":"`+pool+`"}]`)
+	report, _ := inspect.CombinedOutput() // it ends with 2, and the report has it
+	if got := strings.Count(string(report), "ABNORMAL: the pool's filesystem is read-only"); got != 2 {
+		t.Errorf("inspect says %d times that the filesystem is read-only, want it of the pool and of its volume:\n%s", got, report)
 	}
 }
 

@@ -29,7 +29,13 @@ import (
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
-func TestMain(m *testing.M) { testenv.Main(m) }
+func TestMain(m *testing.M) {
+	if program := os.Getenv(programVariable); program != "" {
+		fmt.Fprintln(os.Stderr, launch(program)) // there is no error but this, and no return
+		os.Exit(1)
+	}
+	testenv.Main(m)
+}
 
 const (
 	mib = 1 << 20
@@ -67,15 +73,18 @@ func (b *bench) create(v drivertest.Volume) {
 	b.Must(err)
 }
 
-// run runs inspect as the manifests have it run: the environment says what to look at.
+// run runs inspect as the manifests have it run: the environment says what to look at. It is
+// killed if it syncs.
 func (b *bench) run(args ...string) (output string, status int) {
 	b.Helper()
 	ctx, cancel := context.WithTimeout(b.Context(), inTime)
 	defer cancel()
 	pools, err := json.Marshal(b.pools)
 	b.Must(err)
-	cmd := exec.CommandContext(ctx, b.program, append([]string{"inspect"}, args...)...)
-	cmd.Env = append(os.Environ(), "DATADIR="+string(pools), "NODE_NAME="+drivertest.NodeName)
+	launcher, err := os.Executable()
+	b.Must(err)
+	cmd := exec.CommandContext(ctx, launcher, append([]string{"inspect"}, args...)...)
+	cmd.Env = append(os.Environ(), programVariable+"="+b.program, "DATADIR="+string(pools), "NODE_NAME="+drivertest.NodeName)
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	if err := cmd.Run(); err != nil && cmd.ProcessState == nil {
