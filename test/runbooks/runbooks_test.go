@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -34,9 +35,9 @@ type scene struct {
 	volume drivertest.Volume
 }
 
-func newScene(t *testing.T, program string) *scene {
+func newScene(t *testing.T, program, filesystem string) *scene {
 	t.Helper()
-	s := &scene{pool: filepath.Join(testenv.CountingBtrfs(t, 512*mib), "pool"), volume: drivertest.Volume{ID: "pvc-1", Bytes: 64 * mib}}
+	s := &scene{pool: filepath.Join(filesystem, "pool"), volume: drivertest.Volume{ID: "pvc-1", Bytes: 64 * mib}}
 	s.Driver = drivertest.Start(t, node.Config{Binary: program, Pools: []node.Pool{{Name: "local", Path: s.pool}}})
 	_, err := s.Create(s.Context(), s.volume)
 	s.Must(err)
@@ -137,9 +138,14 @@ func TestRunbooks(t *testing.T) {
 		"trash that cannot be erased": testStuckTrash,
 		"a volume from a backup":      testBackup,
 		"a record by hand":            testRecord,
+		"a record of a newer driver":  testNewerRecord,
+		"a volume that is full":       testFull,
 	} {
-		t.Run(name, func(t *testing.T) { test(t, newScene(t, program)) })
+		t.Run(name, func(t *testing.T) { test(t, newScene(t, program, testenv.CountingBtrfs(t, 512*mib))) })
 	}
+	t.Run("quotas over volumes that are there", func(t *testing.T) {
+		testQuotas(t, newScene(t, program, testenv.LoopFS(t, "btrfs", 512*mib)))
+	})
 }
 
 func testStuckTrash(t *testing.T, s *scene) {
@@ -204,4 +210,68 @@ func testRecord(t *testing.T, s *scene) {
 	s.Must(os.WriteFile(s.record(), written, 0o600))
 	s.Restart()
 	s.wantMended()
+}
+
+// A driver that is too old must touch nothing of what a newer one wrote, and its runbook has
+// to tell that from a record that is torn.
+func testNewerRecord(t *testing.T, s *scene) {
+	newer := []byte(`{"version":2,"id":"pvc-1","bytes":"64Mi","data":{}}`)
+	written, err := os.ReadFile(s.record())
+	s.Must(err)
+	s.Must(os.WriteFile(s.record(), newer, 0o600))
+	quote := regexp.MustCompile("“(it has version …, this driver knows …)”").FindStringSubmatch(s.section("runbooks/HostPathVolumesDamaged.md", "What to do"))
+	if quote == nil {
+		t.Fatal("the runbook does not say by what words a newer record is known")
+	}
+	if says := strings.ReplaceAll(quote[1], "…", `\d+`); !regexp.MustCompile(says).MatchString(s.condition()) {
+		t.Errorf("the condition is %q, want %q in it", s.condition(), says)
+	}
+	s.Restart()
+	left, err := os.ReadFile(s.record())
+	s.Must(err)
+	if !bytes.Equal(left, newer) {
+		t.Errorf("the record is %q, want what the newer driver wrote", left)
+	}
+	// As if that were installed again.
+	s.Must(os.WriteFile(s.record(), written, 0o600))
+	s.wantMended()
+}
+
+func testFull(t *testing.T, s *scene) {
+	s.Must(s.Publish(t.Context(), s.volume, "pod"))
+	s.run("dd if=/dev/zero of="+filepath.Join(s.Target("pod"), "much")+" bs=1M; dd if=/dev/zero of="+filepath.Join(s.Target("pod"), "more")+" bs=4k; sync -f <pool>", "")
+	query := regexp.MustCompile(`kubelet_volume_stats_available_bytes (\S+) (\d+)`).FindStringSubmatch(s.block("runbooks/HostPathVolumesFull.md", "How to check"))
+	stats, err := s.Stats(t.Context(), s.volume.ID, "pod")
+	s.Must(err)
+	if got := stats.GetVolumeCondition().GetMessage(); got != "no space is left" {
+		t.Errorf("the condition is %q", got)
+	}
+	left := stats.GetUsage()[0].GetAvailable()
+	if bound, err := strconv.ParseInt(query[2], 10, 64); err != nil || !(left == bound || query[1] == "<" && left < bound) {
+		t.Errorf("%q does not find a volume with %d bytes left", query[0], left)
+	}
+	s.Must(s.Unpublish(t.Context(), s.volume.ID, "pod"))
+}
+
+// testQuotas switches quotas on while the driver runs: they keep the sizes of new volumes alone.
+func testQuotas(t *testing.T, s *scene) {
+	const unenforced = "in order; the size is promised but not enforced"
+	if got := s.condition(); !strings.HasPrefix(got, unenforced) {
+		t.Errorf("the condition is %q", got)
+	}
+	commands := regexp.MustCompile(`(?m)^btrfs .*$`).FindAllString(s.block("capacity.md", "Without quotas"), -1)
+	s.run(strings.Join(commands, "\n"), "")
+	s.Eventually("the driver notices", func() bool {
+		return strings.Contains(s.Node.Log(), "the kernel keeps the sizes of new volumes from now on")
+	})
+	if got := s.condition(); !strings.HasPrefix(got, unenforced) {
+		t.Errorf("the condition of the volume that was there is %q", got)
+	}
+	fresh := drivertest.Volume{ID: "pvc-2", Bytes: 48 * mib}
+	_, err := s.Create(t.Context(), fresh)
+	s.Must(err)
+	show := only(s.block("runbooks/HostPathVolumesAbnormal.md", "How to check"), "btrfs")
+	if printed := s.run(show, ""); strings.Count(printed, "48.00MiB") != 1 || strings.Contains(printed, "64.00MiB") {
+		t.Errorf("%q shows other limits than that of the new volume:\n%s", show, printed)
+	}
 }
