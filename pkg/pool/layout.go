@@ -2,6 +2,7 @@ package pool
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -76,11 +77,52 @@ func (p *Pool) enter() (*session, error) {
 	if err := p.unfit(id.unenforced); err != nil && !st.readOnly() {
 		return nil, p.unavailable(err)
 	}
-	s, err := p.openInTime(id, st)
+	s, err := p.openCached(id)
+	if err != nil {
+		s, err = p.openInTime(id, st)
+	}
 	if err != nil {
 		return nil, p.unavailable(err)
 	}
 	return s, nil
+}
+
+var errNotCached = errors.New("memory does not tell whether it is the pool that was opened")
+
+// openCached is openSession for what memory tells, as it does nearly always: it waits for
+// nothing, and so needs nobody to wait in its place, which would cost more than all that
+// it does. What it answers an error to, openSession has to look at.
+func (p *Pool) openCached(id *opened) (_ *session, err error) {
+	if !id.filesystem.Cached() {
+		return nil, errNotCached
+	}
+	s := p.session(id)
+	defer func() {
+		if err != nil {
+			s.close()
+		}
+	}()
+	if s.root, err = dir.OpenCached(p.config.Path); err != nil {
+		return nil, err
+	}
+	// The directory that was the root of a filesystem still is, if something is mounted there.
+	here, mounted, err := s.root.IDCached()
+	if err != nil || here != id.root || p.config.RequireMount && !mounted {
+		return nil, cmp.Or(err, errNotCached)
+	}
+	if s.own, err = s.root.OpenCached(ownName); err != nil {
+		return nil, err
+	}
+	data, err := s.own.ReadCached(formatName, maxFormat)
+	if err != nil || !bytes.Equal(data, id.written) {
+		return nil, cmp.Or(err, errNotCached)
+	}
+	s.volumes, err = s.own.OpenCached(volumesName)
+	return s, err
+}
+
+func (p *Pool) session(id *opened) *session {
+	return &session{pool: p, quota: id.quota, unenforced: id.unenforced, claims: id.claims}
 }
 
 // openInTime is openSession for callers that the looks at the pool may not have warned yet:
@@ -116,7 +158,7 @@ func (p *Pool) openInTime(id *opened, st *state) (*session, error) {
 }
 
 func (p *Pool) openSession(id *opened) (_ *session, err error) {
-	s := &session{pool: p, quota: id.quota, unenforced: id.unenforced, claims: id.claims}
+	s := p.session(id)
 	defer func() {
 		if err != nil {
 			s.close()

@@ -121,6 +121,7 @@ type opened struct {
 	format format
 	// written is the format's file as this driver would write it.
 	written    []byte
+	root       dir.ID
 	filesystem dir.Filesystem
 	// quota keeps the sizes of the volumes that have limits; nil if nobody does.
 	quota Quota
@@ -361,6 +362,9 @@ func (s *session) identify(f *format) (*opened, error) {
 	id := &opened{format: *f}
 	var err error
 	if id.written, err = f.encode(); err != nil {
+		return nil, err
+	}
+	if id.root, err = s.root.ID(); err != nil {
 		return nil, err
 	}
 	if id.filesystem, err = s.root.Filesystem(); err != nil {

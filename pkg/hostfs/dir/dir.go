@@ -43,6 +43,8 @@ var ErrLocked = errors.New("locked")
 type Dir struct {
 	fd   int
 	path string // for messages only: never resolved again
+	// unread says that the descriptor is good for what is below it alone (O_PATH).
+	unread bool
 }
 
 // An ID tells one inode from all others while it exists: the device and inode
@@ -90,8 +92,11 @@ func adopt(fd int, path string) *Dir { return &Dir{fd: fd, path: path} }
 // nothing else.
 func HandlePath(fd int) string { return "/proc/self/fd/" + strconv.Itoa(fd) }
 
-// Fd is the descriptor, valid until Close.
-func (d *Dir) Fd() int { return d.fd }
+// Fd is the descriptor, valid until Close. It is open for reading, if that can be had.
+func (d *Dir) Fd() int {
+	_ = d.read() // who uses it is told by the kernel
+	return d.fd
+}
 
 // HandlePath names this directory by its descriptor. It is valid until Close.
 func (d *Dir) HandlePath() string { return HandlePath(d.Fd()) }
@@ -127,7 +132,7 @@ func (d *Dir) open(name string, resolve uint64) (*Dir, error) {
 	if err := checkName(name); err != nil {
 		return nil, err
 	}
-	fd, err := unix.Openat2(d.Fd(), name, &unix.OpenHow{
+	fd, err := unix.Openat2(d.fd, name, &unix.OpenHow{
 		Flags:   unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC,
 		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | resolve,
 	})
@@ -145,7 +150,7 @@ func (d *Dir) Make(name string) (*Dir, error) {
 	if err := checkName(name); err != nil {
 		return nil, err
 	}
-	if err := unix.Mkdirat(d.Fd(), name, 0o700); err != nil {
+	if err := unix.Mkdirat(d.fd, name, 0o700); err != nil {
 		return nil, d.pathError("mkdir", name, err)
 	}
 	return d.Open(name)
@@ -163,7 +168,10 @@ func (d *Dir) Ensure(name string) (*Dir, error) {
 // Chmod sets the permission bits of the directory itself, setuid, setgid and
 // sticky bits included.
 func (d *Dir) Chmod(mode uint32) error {
-	if err := unix.Fchmod(d.Fd(), mode); err != nil {
+	if err := d.read(); err != nil {
+		return err
+	}
+	if err := unix.Fchmod(d.fd, mode); err != nil {
 		return pathError("chmod", d.path, err)
 	}
 	return nil
@@ -172,7 +180,7 @@ func (d *Dir) Chmod(mode uint32) error {
 // Mode is the directory's permission bits.
 func (d *Dir) Mode() (uint32, error) {
 	var st unix.Stat_t
-	if err := unix.Fstat(d.Fd(), &st); err != nil {
+	if err := unix.Fstat(d.fd, &st); err != nil {
 		return 0, pathError("stat", d.path, err)
 	}
 	return st.Mode & 0o7777, nil
@@ -181,7 +189,7 @@ func (d *Dir) Mode() (uint32, error) {
 // ID identifies the directory itself.
 func (d *Dir) ID() (ID, error) {
 	var st unix.Stat_t
-	if err := unix.Fstat(d.Fd(), &st); err != nil {
+	if err := unix.Fstat(d.fd, &st); err != nil {
 		return ID{}, pathError("stat", d.path, err)
 	}
 	return ID{Dev: st.Dev, Ino: st.Ino}, nil
@@ -205,7 +213,7 @@ func (d *Dir) format(name string) (uint32, error) {
 		return 0, err
 	}
 	var st unix.Stat_t
-	err := unix.Fstatat(d.Fd(), name, &st, unix.AT_SYMLINK_NOFOLLOW)
+	err := unix.Fstatat(d.fd, name, &st, unix.AT_SYMLINK_NOFOLLOW)
 	if errors.Is(err, unix.ENOENT) {
 		return 0, nil
 	}
@@ -221,7 +229,7 @@ func (d *Dir) Entries() iter.Seq2[Entry, error] {
 	return func(yield func(Entry, error) bool) {
 		// A handle of its own: the offset of a directory belongs to the open file.
 		fd, err := unnoticed(func(flags int) (int, error) {
-			return unix.Openat(d.Fd(), ".", flags|unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+			return unix.Openat(d.fd, ".", flags|unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 		})
 		if err != nil {
 			yield(Entry{}, pathError("open", d.path, err))
@@ -255,7 +263,7 @@ func (d *Dir) Rename(name string, to *Dir, toName string) error {
 	if err := errors.Join(checkName(name), checkName(toName)); err != nil {
 		return err
 	}
-	err := unix.Renameat2(d.Fd(), name, to.Fd(), toName, unix.RENAME_NOREPLACE)
+	err := unix.Renameat2(d.fd, name, to.fd, toName, unix.RENAME_NOREPLACE)
 	if errors.Is(err, unix.EINVAL) {
 		// NFS and some others know no flags. A directory replaces nothing but an
 		// empty directory, so that looking first leaves no data at risk.
@@ -269,14 +277,14 @@ func (d *Dir) Rename(name string, to *Dir, toName string) error {
 
 func renamePlain(d *Dir, name string, to *Dir, toName string) error {
 	var st unix.Stat_t
-	err := unix.Fstatat(to.Fd(), toName, &st, unix.AT_SYMLINK_NOFOLLOW)
+	err := unix.Fstatat(to.fd, toName, &st, unix.AT_SYMLINK_NOFOLLOW)
 	if err == nil {
 		return unix.EEXIST
 	}
 	if !errors.Is(err, unix.ENOENT) {
 		return err
 	}
-	return unix.Renameat(d.Fd(), name, to.Fd(), toName)
+	return unix.Renameat(d.fd, name, to.fd, toName)
 }
 
 // Remove removes a file, a link or a device. A missing one is fs.ErrNotExist.
@@ -289,7 +297,7 @@ func (d *Dir) unlink(name string, flags int) error {
 	if err := checkName(name); err != nil {
 		return err
 	}
-	if err := unix.Unlinkat(d.Fd(), name, flags); err != nil {
+	if err := unix.Unlinkat(d.fd, name, flags); err != nil {
 		return d.pathError("remove", name, err)
 	}
 	return nil
@@ -297,6 +305,9 @@ func (d *Dir) unlink(name string, flags int) error {
 
 // Sync makes the directory's entries durable: after a crash they are there.
 func (d *Dir) Sync() error {
+	if err := d.read(); err != nil {
+		return err
+	}
 	if err := fsync(d.fd); err != nil {
 		return pathError("sync", d.path, err)
 	}
@@ -342,7 +353,7 @@ func (d *Dir) Changed(name string) (time.Time, error) {
 		return time.Time{}, err
 	}
 	var st unix.Stat_t
-	if err := unix.Fstatat(d.Fd(), name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+	if err := unix.Fstatat(d.fd, name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
 		return time.Time{}, d.pathError("stat", name, err)
 	}
 	return time.Unix(st.Ctim.Unix()), nil

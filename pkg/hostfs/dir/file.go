@@ -33,14 +33,14 @@ func (d *Dir) WriteFile(name string, data []byte) (err error) {
 	if err := d.writeNew(temp, data); err != nil {
 		return errors.Join(err, ignoreNotExist(d.Remove(temp)))
 	}
-	if err := unix.Renameat(d.Fd(), temp, d.Fd(), name); err != nil {
+	if err := unix.Renameat(d.fd, temp, d.fd, name); err != nil {
 		return errors.Join(d.pathError("replace", name, err), ignoreNotExist(d.Remove(temp)))
 	}
 	return d.Sync()
 }
 
 func (d *Dir) writeNew(name string, data []byte) (err error) {
-	fd, err := d.openFd(name, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL)
+	fd, err := d.openFd(name, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL, 0)
 	if err != nil {
 		return err
 	}
@@ -90,8 +90,13 @@ func Temporary(name string) (to string, is bool) {
 
 // ReadFile reads a regular file of at most limit bytes.
 func (d *Dir) ReadFile(name string, limit int64) ([]byte, error) {
+	return d.readFile(name, limit, 0, readFull)
+}
+
+// readFile adds to the resolution flags of openat2(2).
+func (d *Dir) readFile(name string, limit int64, resolve uint64, read func(fd int, data []byte) error) ([]byte, error) {
 	// Not an os.File: calls read two small files each, and that costs more than reading.
-	fd, size, err := d.openRegular(name)
+	fd, size, err := d.openRegular(name, resolve)
 	if err != nil {
 		return nil, err
 	}
@@ -100,7 +105,7 @@ func (d *Dir) ReadFile(name string, limit int64) ([]byte, error) {
 		return nil, fmt.Errorf("read %s: %d bytes, at most %d were expected", d.join(name), size, limit)
 	}
 	data := make([]byte, size)
-	if err := readFull(fd, data); err != nil {
+	if err := read(fd, data); err != nil {
 		return nil, fmt.Errorf("read %s: %w", d.join(name), err)
 	}
 	return data, nil
@@ -169,7 +174,7 @@ func (d *Dir) MakeFile(name string) (*os.File, error) {
 // OpenFile opens a regular file of d for reading. For anything else, links included,
 // it answers ErrNotFile.
 func (d *Dir) OpenFile(name string) (*os.File, error) {
-	fd, _, err := d.openRegular(name)
+	fd, _, err := d.openRegular(name, 0)
 	if err != nil {
 		return nil, err
 	}
@@ -188,14 +193,14 @@ func unnoticed(open func(flags int) (int, error)) (int, error) {
 	return fd, err
 }
 
-// openRegular is OpenFile, and tells the size in bytes.
-func (d *Dir) openRegular(name string) (fd int, size int64, err error) {
+// openRegular is OpenFile with resolution flags of openat2(2), and tells the size in bytes.
+func (d *Dir) openRegular(name string, resolve uint64) (fd int, size int64, err error) {
 	if err := checkName(name); err != nil {
 		return 0, 0, err
 	}
 	// O_NONBLOCK: a FIFO of that name must not hold the caller.
 	fd, err = unnoticed(func(flags int) (int, error) {
-		return d.openFd(name, uint64(flags|unix.O_RDONLY|unix.O_NONBLOCK))
+		return d.openFd(name, uint64(flags|unix.O_RDONLY|unix.O_NONBLOCK), resolve)
 	})
 	// A link, and a socket or a device without a driver.
 	if errors.Is(err, unix.ELOOP) || errors.Is(err, unix.ENXIO) {
@@ -293,22 +298,22 @@ func retry(ctx context.Context, try func() error) error {
 }
 
 func (d *Dir) openFile(name string, flags uint64) (*os.File, error) {
-	fd, err := d.openFd(name, flags)
+	fd, err := d.openFd(name, flags, 0)
 	if err != nil {
 		return nil, err
 	}
 	return os.NewFile(uintptr(fd), d.join(name)), nil
 }
 
-func (d *Dir) openFd(name string, flags uint64) (int, error) {
+func (d *Dir) openFd(name string, flags, resolve uint64) (int, error) {
 	how := &unix.OpenHow{
 		Flags:   flags | unix.O_NOFOLLOW | unix.O_CLOEXEC,
-		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS,
+		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | resolve,
 	}
 	if flags&unix.O_CREAT != 0 {
 		how.Mode = 0o600
 	}
-	fd, err := unix.Openat2(d.Fd(), name, how)
+	fd, err := unix.Openat2(d.fd, name, how)
 	if err != nil {
 		return 0, d.pathError("open", name, err)
 	}

@@ -25,9 +25,14 @@ func (s Space) OutOfInodes() bool { return s.Inodes > 0 && s.InodesFree == 0 }
 // A Filesystem tells the filesystem of a directory from others, also after it was
 // mounted anew.
 type Filesystem struct {
-	dev  uint64
-	fsid [2]int32
+	dev    uint64
+	fsid   [2]int32
+	cached bool
 }
+
+// Cached tells that the filesystem asks nobody, a server or another node, for what it has
+// in memory.
+func (f Filesystem) Cached() bool { return f.cached }
 
 // Filesystem identifies the filesystem of the directory.
 func (d *Dir) Filesystem() (Filesystem, error) {
@@ -36,10 +41,14 @@ func (d *Dir) Filesystem() (Filesystem, error) {
 		return Filesystem{}, err
 	}
 	var st unix.Statfs_t
-	if err := unix.Fstatfs(d.Fd(), &st); err != nil {
+	if err := unix.Fstatfs(d.fd, &st); err != nil {
 		return Filesystem{}, pathError("statfs", d.path, err)
 	}
-	return Filesystem{dev: id.Dev, fsid: st.Fsid.Val}, nil
+	return Filesystem{dev: id.Dev, fsid: st.Fsid.Val, cached: alone(int64(st.Type))}, nil
+}
+
+func alone(kind int64) bool {
+	return kind == unix.XFS_SUPER_MAGIC || kind == unix.EXT4_SUPER_MAGIC || kind == unix.BTRFS_SUPER_MAGIC
 }
 
 // On tells whether the directory lies on a filesystem: by the device number, which some
@@ -58,7 +67,7 @@ func (d *Dir) On(f Filesystem) (bool, error) {
 func (d *Dir) Space() (Space, error) {
 	var st unix.Statfs_t
 	for {
-		err := unix.Fstatfs(d.Fd(), &st)
+		err := unix.Fstatfs(d.fd, &st)
 		if err == nil {
 			break
 		}

@@ -1,0 +1,135 @@
+package dir_test
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/test/testenv"
+)
+
+func TestWhatIsNotInMemoryIsAnError(t *testing.T) {
+	testenv.NeedRoot(t)
+	for kind, bytes := range map[string]int64{"ext4": 32 << 20, "xfs": 300 << 20, "btrfs": 128 << 20} {
+		t.Run(kind, func(t *testing.T) {
+			root := testenv.LoopFS(t, kind, bytes)
+			must(t, os.Mkdir(filepath.Join(root, "sub"), 0o700))
+			must(t, os.WriteFile(filepath.Join(root, "file"), []byte("content"), 0o600))
+			// It has the kernel forget all names (shrink_dcache_sb).
+			must(t, syscall.Mount("", root, "", syscall.MS_REMOUNT, ""))
+			d, err := dir.OpenCached(root)
+			must(t, err)
+			defer func() { must(t, d.Close()) }()
+			_, err = d.OpenCached("sub")
+			wantError(t, err, unix.EAGAIN)
+			_, err = d.ReadCached("file", 100)
+			wantError(t, err, unix.EAGAIN)
+
+			must(t, open(t, root).Sync())
+			_, err = d.ReadFile("file", 100)
+			must(t, err)
+			sub, err := d.Open("sub")
+			must(t, errors.Join(err, sub.Close()))
+			if data, err := d.ReadCached("file", 100); string(data) != "content" || err != nil {
+				t.Errorf("read %q, %v", data, err)
+			}
+			sub, err = d.OpenCached("sub")
+			must(t, errors.Join(err, sub.Close()))
+		})
+	}
+}
+
+// The kernel would ask its server for anything, and not get an answer.
+func TestNothingWaitsForAFilesystemThatHangs(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "hung")
+	testenv.Hang(t, path)
+	d, err := dir.OpenCached(path)
+	must(t, err)
+	defer func() { must(t, d.Close()) }()
+	_, _, err = d.IDCached()
+	must(t, err)
+	_, err = d.OpenCached("sub")
+	wantError(t, err, unix.EAGAIN)
+	_, err = d.ReadCached("file", 100)
+	wantError(t, err, unix.EAGAIN)
+}
+
+func TestAHandleFromMemoryDoesWhatOthersDo(t *testing.T) {
+	root := t.TempDir()
+	must(t, os.Mkdir(filepath.Join(root, "sub"), 0o700))
+	for name, use := range map[string]func(d *dir.Dir) error{
+		"Sync":      (*dir.Dir).Sync,
+		"Chmod":     func(d *dir.Dir) error { return d.Chmod(0o710) },
+		"Touch":     (*dir.Dir).Touch,
+		"WriteFile": func(d *dir.Dir) error { return d.WriteFile("file", []byte("content")) },
+		"Space":     func(d *dir.Dir) error { _, err := d.Space(); return err },
+		"Fd":        func(d *dir.Dir) error { return unix.Fsync(d.Fd()) },
+		"Entries": func(d *dir.Dir) error {
+			for _, err := range d.Entries() {
+				return err
+			}
+			return nil
+		},
+	} {
+		top, err := dir.OpenCached(root)
+		must(t, err)
+		d, err := top.OpenCached("sub")
+		must(t, err)
+		want, err := d.ID()
+		must(t, err)
+		if err := use(d); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		if got, err := d.ID(); got != want || err != nil {
+			t.Errorf("after %s it is %+v, %v; want %+v", name, got, err, want)
+		}
+		must(t, errors.Join(d.Close(), top.Close()))
+	}
+}
+
+func TestIDCachedTellsAMount(t *testing.T) {
+	root := testenv.Tmpfs(t, 1<<20)
+	must(t, os.Mkdir(filepath.Join(root, "sub"), 0o700))
+	for name, want := range map[string]bool{"": true, "sub": false} {
+		d := open(t, filepath.Join(root, name))
+		id, err := d.ID()
+		must(t, err)
+		if got, mounted, err := d.IDCached(); got != id || mounted != want || err != nil {
+			t.Errorf("%q is %+v, mounted %v, %v; want %+v, %v", name, got, mounted, err, id, want)
+		}
+	}
+}
+
+func TestMemoryIsNoWayOut(t *testing.T) {
+	outside, root := t.TempDir(), t.TempDir()
+	must(t, os.WriteFile(filepath.Join(outside, "file"), nil, 0o600))
+	must(t, os.Symlink(outside, filepath.Join(root, "dir")))
+	must(t, os.Symlink(filepath.Join(outside, "file"), filepath.Join(root, "file")))
+	must(t, os.Mkdir(filepath.Join(root, "sub"), 0o700))
+	d := open(t, root)
+	for _, name := range []string{"dir", "file", "sub/..", "..", "", "/etc"} {
+		if _, err := d.OpenCached(name); err == nil {
+			t.Errorf("OpenCached(%q) opens it", name)
+		}
+		if _, err := d.ReadCached(name, 100); err == nil {
+			t.Errorf("ReadCached(%q) reads it", name)
+		}
+	}
+	must(t, os.WriteFile(filepath.Join(root, "large"), make([]byte, 101), 0o600))
+	if _, err := d.ReadCached("large", 100); err == nil {
+		t.Error("more was read than is allowed")
+	}
+	sub, err := d.OpenCached("sub")
+	must(t, err)
+	must(t, sub.Close())
+	wantError(t, sub.Close(), fs.ErrClosed)
+	if err := sub.Sync(); err == nil {
+		t.Error("Sync works on a closed handle")
+	}
+}

@@ -1,0 +1,122 @@
+package pool
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind/bindtest"
+	"kubevirt.io/hostpath-provisioner/test/testenv"
+)
+
+// Publishing costs twice as much where a call does not find the pool in memory.
+func TestCallsFindThePoolInMemory(t *testing.T) {
+	for kind, bytes := range map[string]int64{"ext4": 64 << 20, "xfs": 300 << 20, "btrfs": 128 << 20} {
+		for _, requireMount := range []string{"false", "true"} {
+			t.Run(kind+", requireMount "+requireMount, func(t *testing.T) {
+				root := testenv.LoopFS(t, kind, bytes)
+				p := onePool(t, root, requireMount)
+				wantCached(t, p, true)
+				format := filepath.Join(root, ownName, formatName)
+				written, err := os.ReadFile(format)
+				if err != nil {
+					t.Fatal(err)
+				}
+				for name, change := range map[string]func() error{
+					"forgotten":             func() error { return syscall.Mount("", root, "", syscall.MS_REMOUNT, "") },
+					"written in other ways": func() error { return os.WriteFile(format, append([]byte(" "), written...), 0o600) },
+				} {
+					if err := change(); err != nil {
+						t.Fatal(err)
+					}
+					if s, err := p.openCached(p.identity.Load()); err == nil {
+						s.close()
+						t.Errorf("a pool that was %s is found in memory", name)
+					}
+					wantEntered(t, p)
+					if err := os.WriteFile(format, written, 0o600); err != nil {
+						t.Fatal(err)
+					}
+					wantCached(t, p, true)
+				}
+			})
+		}
+	}
+}
+
+func TestCallsDoNotTrustMemoryForAnotherPool(t *testing.T) {
+	root := testenv.LoopFS(t, "ext4", 64<<20)
+	p := onePool(t, filepath.Join(root, "pool"), "false")
+	wantCached(t, p, true)
+	// The same format in another directory.
+	for _, change := range []error{
+		os.Rename(filepath.Join(root, "pool"), filepath.Join(root, "away")),
+		os.MkdirAll(filepath.Join(root, "pool", ownName, volumesName), 0o700),
+		os.Link(filepath.Join(root, "away", ownName, formatName), filepath.Join(root, "pool", ownName, formatName)),
+	} {
+		if change != nil {
+			t.Fatal(change)
+		}
+	}
+	wantCached(t, p, false)
+	// With requireMount, the directory that something was mounted on.
+	p.config.RequireMount = true
+	wantCached(t, p, false)
+	if err := errors.Join(os.RemoveAll(filepath.Join(root, "pool")), os.Rename(filepath.Join(root, "away"), filepath.Join(root, "pool"))); err != nil {
+		t.Fatal(err)
+	}
+	wantCached(t, p, false)
+}
+
+// Others may ask a server for what is in memory, and wait for it.
+func TestMemoryIsAskedOnlyWhereItAnswersAlone(t *testing.T) {
+	p := onePool(t, testenv.Tmpfs(t, 1<<20), "false")
+	wantCached(t, p, false)
+	wantEntered(t, p)
+}
+
+func onePool(t *testing.T, path, requireMount string) *Pool {
+	t.Helper()
+	configs, err := ParseConfigs(`[{"name":"local","path":"`+path+`","requireMount":`+requireMount+`}]`, "/")
+	if err != nil {
+		t.Fatal(err)
+	}
+	mounts := &bindtest.Fake{}
+	s := Start(configs, Options{Node: NodeID{name: "node-1"}, Mounts: mounts, LookEvery: time.Hour, SyncEvery: time.Hour, Log: logr.Discard()})
+	t.Cleanup(func() {
+		if err := errors.Join(s.Close(context.WithoutCancel(t.Context())), mounts.Close()); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := s.Wait(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	wantEntered(t, s.pools[0])
+	return s.pools[0]
+}
+
+func wantEntered(t *testing.T, p *Pool) {
+	t.Helper()
+	s, err := p.enter()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.close()
+}
+
+func wantCached(t *testing.T, p *Pool, want bool) {
+	t.Helper()
+	s, err := p.openCached(p.identity.Load())
+	if err == nil {
+		s.close()
+	}
+	if (err == nil) != want {
+		t.Errorf("found in memory: %v, want %v", err, want)
+	}
+}
