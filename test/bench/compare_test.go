@@ -20,15 +20,18 @@ func TestJudgeComparesWithinARoundAndForgivesNoise(t *testing.T) {
 		"the machine slows down in the middle": {[]float64{80, 40, 20}, []float64{100, 50, 25}, 0.8, 0, least, false},
 		"as good as the budget":                {[]float64{7, 7}, []float64{10, 10}, 0.7, 0, least, false},
 		"less than at least":                   {[]float64{6, 6, 6}, []float64{10, 10, 10}, 0.6, 0, least, true},
-		"less, but not by more than noise":     {[]float64{4, 6, 8}, []float64{10, 10, 10}, 0.6, 0.2, least, false},
+		"less, but not by more than noise":     {[]float64{5, 6, 7}, []float64{10, 10, 10}, 0.6, 0.1, least, false},
+		"less by more than any noise":          {[]float64{1, 5, 9}, []float64{10, 10, 10}, 0.5, 0.4, least, true},
 		"one round was disturbed":              {[]float64{9, 1, 9}, []float64{10, 10, 10}, 0.9, 0, least, false},
 		"as much as the budget":                {[]float64{15, 15}, []float64{10, 10}, 1.5, 0, most, false},
 		"more than at most":                    {[]float64{16, 16, 17}, []float64{10, 10, 10}, 1.6, 0, most, true},
 		"more, but not by more than noise":     {[]float64{14, 16, 18}, []float64{10, 10, 10}, 1.6, 0.2, most, false},
+		"more by more than any noise":          {[]float64{6, 19, 40}, []float64{10, 10, 10}, 1.9, 1.3, most, true},
 		"no budget":                            {[]float64{90, 90}, []float64{10, 10}, 9, 0, budget{}, false},
 		"a figure below its most":              {[]float64{40, 39, 38}, nil, 0, 1, budget{Max: 40}, false},
 		"a figure above its most":              {[]float64{41, 41, 45}, nil, 0, 0, budget{Max: 40}, true},
 		"a figure above it by noise":           {[]float64{39, 41, 45}, nil, 0, 2, budget{Max: 40}, false},
+		"a figure above it by more than that":  {[]float64{20, 49, 90}, nil, 0, 29, budget{Max: 40}, true},
 		"a figure with a limit":                {[]float64{30, 41, 41}, []float64{1, 41, 41}, 1, 0, budget{Max: 40}, true},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -70,6 +73,36 @@ func TestCompareInterleavesAndTakesTurns(t *testing.T) {
 	}
 	if len(results) != 2 || off(results[0].Ratio, 0.75) || off(results[1].Ratio, 1) {
 		t.Errorf("results %+v, want the ratios 0.75 and 1", results)
+	}
+}
+
+// What one row takes more of, others do not.
+func TestWhatIsTooNoisyToJudgeIsMeasuredAgain(t *testing.T) {
+	count := make(map[string]int)
+	row := func(name string, allowed budget, values ...float64) comparison {
+		return comparison{name: name, budget: allowed, ours: func(context.Context) (float64, error) {
+			count[name]++
+			return values[min(count[name], len(values))-1], nil
+		}}
+	}
+	most := budget{Max: 100}
+	results, err := compare(t.Context(), []comparison{
+		row("quiet", most, 90, 91, 92),
+		row("noisy without a budget", budget{}, 10, 90, 50),
+		row("disturbed at first", most, 90, 190, 240, 90),
+		row("noisy always", most, 60, 160, 110, 60, 160, 110),
+	}, 3, io.Discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, want := range []struct {
+		rounds   int
+		exceeded bool
+	}{{3, false}, {3, false}, {5, false}, {6, false}} {
+		r := results[i]
+		if count[r.Name] != want.rounds || r.Exceeded != want.exceeded {
+			t.Errorf("%s was measured %d times, exceeded %v, want %+v", r.Name, count[r.Name], r.Exceeded, want)
+		}
 	}
 }
 

@@ -1,6 +1,6 @@
 // bench measures the driver against what it is built on, both in the same run: only
 // their ratio says something on a machine that others use too. It ends with status 1
-// if a figure is worse than its budget by more than the noise of the rounds.
+// if a figure is worse than its budget by more than the noise of the rounds excuses.
 // All of it happens in a private mount namespace, and nothing of it stays.
 package main
 
