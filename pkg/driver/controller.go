@@ -205,8 +205,10 @@ func (c *controller) ListVolumes(ctx context.Context, req *csi.ListVolumesReques
 	return response, nil
 }
 
-// maxPage keeps a page below the 4 MiB that gRPC clients take by default.
-const maxPage = 5000
+// maxPage keeps a page below the 4 MiB that gRPC clients take by default, and the memory of
+// a driver with very many volumes near to that of one with few: external-health-monitor sets
+// no max_entries, which leaves it to the plugin.
+const maxPage = 1000
 
 // tokenPrefix cannot be the beginning of an id.
 const tokenPrefix = "after:"

@@ -1,7 +1,9 @@
 package driver_test
 
 import (
+	"fmt"
 	"os"
+	"path/filepath"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -43,6 +45,25 @@ func TestListVolumesPages(t *testing.T) {
 	t.Run("the pages of an empty list are one", func(t *testing.T) {
 		wantEqual(t, "the page", newRig(t, setup{}).page(t, "", 2), &csi.ListVolumesResponse{})
 	})
+}
+
+// A page is in memory several times until it is sent.
+func TestAPageHasAThousandVolumesAtMost(t *testing.T) {
+	const volumes = 2001
+	root := t.TempDir()
+	for i := range volumes {
+		must(t, os.Mkdir(filepath.Join(root, fmt.Sprintf("pvc-%d", i)), 0o750))
+	}
+	r := newRig(t, setup{pools: `[{"name":"local","path":"` + root + `"}]`})
+	for _, most := range []int32{0, volumes} {
+		var sizes []int
+		for token := ""; len(sizes) == 0 || token != ""; {
+			page := r.page(t, token, most)
+			sizes = append(sizes, len(page.GetEntries()))
+			token = page.GetNextToken()
+		}
+		wantEqual(t, fmt.Sprintf("the sizes of pages of %d", most), sizes, []int{1000, 1000, 1})
+	}
 }
 
 func TestListVolumesTokensSurviveChanges(t *testing.T) {

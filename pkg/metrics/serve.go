@@ -65,7 +65,10 @@ func (m *Metrics) serve(ctx context.Context, listener net.Listener, config TLS, 
 		return errors.Join(err, listener.Close())
 	}
 	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{MaxRequestsInFlight: l.requests}))
+	mux.Handle("GET /metrics", promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{
+		MaxRequestsInFlight: l.requests,
+		DisableCompression:  true, // to compress some kilobytes would take two MiB of memory
+	}))
 	server := l.server()
 	server.Handler = mux
 	server.TLSConfig = &tls.Config{
