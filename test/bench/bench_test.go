@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	gocmp "github.com/google/go-cmp/cmp"
+
 	"kubevirt.io/hostpath-provisioner/test/node"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 	"kubevirt.io/hostpath-provisioner/test/testenv/loopfs"
@@ -21,7 +23,7 @@ func TestMain(m *testing.M) { testenv.Main(m) }
 
 // short is an order that shows that all of it works, in seconds.
 func short(dir string) order {
-	return order{rounds: 2, samples: 2, duration: time.Second, dir: dir, disk: 16 << 20, files: 2 * inEach, volumes: []int{0, 100, 300}, output: "json"}
+	return order{rounds: 2, samples: 2, duration: time.Second, dir: dir, disk: 16 << 20, files: 2 * inEach, volumes: []int{0, 100, 200, 300}, reference: 200, output: "json"}
 }
 
 func needDriver(t *testing.T) {
@@ -120,8 +122,72 @@ func TestEveryGroupIsMeasured(t *testing.T) {
 					t.Errorf("nothing is told of %s", g.name)
 				}
 			}
+			wantRows(t, got.Results)
 			wantNothingLeft(t, o.dir)
 		})
+	}
+}
+
+// wantRows says that each figure which is to be measured is there with its budget, and none
+// beside. Whoever changes one of these changes what the project promises.
+func wantRows(t *testing.T, results []result) {
+	t.Helper()
+	most := func(allowed float64) budget { return budget{AtMost: allowed} }
+	least := func(allowed float64) budget { return budget{AtLeast: allowed} }
+	const called, durable = "an empty call and the bare system calls", "the same durable sequence without the driver"
+	want := map[string]budget{
+		"NodePublishVolume / " + called:                                     most(3),
+		"NodeUnpublishVolume / " + called:                                   most(2),
+		"NodePublishVolume, without the socket / the bare system calls":     most(3),
+		"NodeUnpublishVolume, without the socket / the bare system calls":   most(2),
+		"an empty call / the bare system calls of publishing":               {},
+		"NodeGetVolumeStats / an empty call":                                most(1.5),
+		"GetCapacity / an empty call":                                       most(1.5),
+		"CreateVolume / an empty call and " + durable:                       most(1.5),
+		"DeleteVolume / an empty call and " + durable:                       most(2),
+		"CreateVolume, without the socket / " + durable:                     most(1.5),
+		"DeleteVolume, without the socket / " + durable:                     most(2),
+		"DeleteVolume with 2,000 files / DeleteVolume of a fresh volume":    most(2),
+		"CreateVolume, 1 in flight / an empty call and " + durable:          least(1 / 1.5),
+		"CreateVolume, 16 in flight / an empty call and " + durable:         least(1 / 1.5),
+		"CreateVolume, 64 in flight / an empty call and " + durable:         least(1 / 1.5),
+		"ListVolumes, 0 volumes / an empty call":                            {},
+		"ListVolumes, a page of 100, 200 volumes / with the fewest volumes": most(1.5),
+		"ListVolumes, a page of 100, 300 volumes / with the fewest volumes": most(1.5),
+		"start, 0 volumes / ":                                               {},
+		"memory, 0 volumes / ":                                              {},
+		"memory, 100 volumes / ":                                            {},
+		"memory, 200 volumes / ":                                            {Max: 40},
+		"memory, 300 volumes / ":                                            {Max: 40},
+		"start, 200 volumes / listing the volumes and reading each record":  {Max: 0.5e6},
+		"the program / ":  {Max: 16},
+		"memory, idle / ": {},
+		"memory, most under calls of 64 at a time / idle":                      {},
+		"4 KiB random read, 1 at a time / its file":                            {},
+		"4 KiB random write, 1 at a time / its file":                           {},
+		"4 KiB random read, 32 / its file":                                     least(0.6),
+		"4 KiB random write, 32 / its file":                                    least(0.6),
+		"1 MiB sequential read, 4 / its file":                                  least(0.8),
+		"1 MiB sequential write, 4 / its file":                                 least(0.8),
+		"4 KiB random read, 1 at a time / a device of losetup on such a file":  least(0.8),
+		"4 KiB random write, 1 at a time / a device of losetup on such a file": least(0.8),
+	}
+	for _, n := range []string{"100", "200", "300"} {
+		for _, call := range []string{"CreateVolume", "NodeGetVolumeStats", "GetCapacity"} {
+			want[call+", "+n+" volumes / with no volumes"] = most(1.5)
+		}
+		want["memory, "+n+" volumes / with no volumes"] = most(2)
+		want["ListVolumes, a page of 100, "+n+" volumes / opening each directory of the page"] = budget{}
+		if n != "200" {
+			want["start, "+n+" volumes / listing the volumes and reading each record"] = budget{}
+		}
+	}
+	got := make(map[string]budget)
+	for _, r := range results {
+		got[r.Name+" / "+r.Limit] = r.Budget
+	}
+	if diff := gocmp.Diff(want, got); diff != "" {
+		t.Errorf("the rows and their budgets (-want +got)\n%s", diff)
 	}
 }
 
@@ -220,6 +286,13 @@ func TestReadFio(t *testing.T) {
 	}
 }
 
+func TestParseHasTheScalesThatBudgetsAreFor(t *testing.T) {
+	o, err := parse(nil)
+	if err != nil || !slices.Equal(o.volumes, []int{0, 1_000, 10_000, 100_000}) || o.reference != 10_000 || o.files != 100_000 {
+		t.Errorf("parse = %+v, %v", o, err)
+	}
+}
+
 func TestParse(t *testing.T) {
 	o, err := parse([]string{"--rounds=3", "--output=json", "--filesystem=btrfs", "--duration=2s", "--disk=64", "--only=mounts,scale", "--volumes=10000"})
 	if err != nil || o.rounds != 3 || o.output != "json" || o.kind != "btrfs" || o.duration != 2*time.Second || o.disk != 64<<20 ||
@@ -232,6 +305,22 @@ func TestParse(t *testing.T) {
 	} {
 		if _, err := parse(args); err == nil {
 			t.Errorf("parse(%q) finds nothing wrong", args)
+		}
+	}
+}
+
+// Memory is that of a driver which somebody runs.
+func TestTheDriverHasTheFlagsOfTheManifests(t *testing.T) {
+	data, err := os.ReadFile("../../deploy/csi/base/daemonset.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, driver, _ := strings.Cut(string(data), "- name: driver\n")
+	args, _, _ := strings.Cut(driver, "env:")
+	for _, flag := range manifestFlags {
+		flag = strings.Replace(flag, "127.0.0.1:0", ":", 1)
+		if !strings.Contains(args, "- "+flag) {
+			t.Errorf("the manifest does not have %q, it has %s", flag, args)
 		}
 	}
 }

@@ -41,14 +41,16 @@ type order struct {
 	disk     int64         // the size of the block volume, in bytes
 	files    int           // in the volume that is deleted with all it has
 	volumes  []int         // how many a pool has at each scale
-	output   string
+	// reference is the scale from which on there are budgets for starts and memory.
+	reference int
+	output    string
 }
 
 // scales are those that the documentation tells of.
 var scales = []int{0, 1_000, 10_000, 100_000}
 
 func parse(args []string) (order, error) {
-	o := order{volumes: scales}
+	o := order{reference: 10_000}
 	flags := flag.NewFlagSet("bench", flag.ExitOnError)
 	flags.IntVar(&o.rounds, "rounds", 7, "how often everything is measured")
 	flags.IntVar(&o.samples, "samples", 100, "how often what takes microseconds is measured in each round")

@@ -6,26 +6,30 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
 	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 )
 
-// pageEntries is what external-health-monitor and others ask for at once.
+// pageEntries are so many that what the page itself costs does not count.
 const pageEntries = 100
 
-// readyWithin is how long a start may take with reference volumes, and memoryAt how
+// readyWithin is how long a start may take with the reference's volumes, and memoryAt how
 // much memory the driver may have with that many and with more.
 const (
-	reference   = 10_000
 	readyWithin = 0.5e6 // µs
 	memoryAt    = 40    // MiB
 )
 
-// flat is what may be more with many volumes than with none.
-const flat = 1.5
+// What may be more with many volumes than with none: the time of calls, and the memory. The
+// driver has to remember the ids of the volumes.
+const (
+	flat       = 1.5
+	flatMemory = 2
+)
+
+const withNone = "with no volumes"
 
 // prepareScale compares drivers whose pools have many volumes with one whose pool has
 // none. All of them run at the same time.
@@ -37,9 +41,10 @@ func prepareScale(ctx context.Context, s *scene) ([]comparison, error) {
 		if err != nil {
 			return nil, err
 		}
-		starts = append(starts, s.starts(a, volumes)...)
+		starts = append(starts, s.starts(a, none, volumes)...)
 		if volumes == 0 {
 			none = a
+			calls = append(calls, s.emptyPage(a))
 			continue
 		}
 		if few == nil {
@@ -121,11 +126,20 @@ func (a *actor) restart(ctx context.Context) error {
 	return whenServed(ctx, func() error { return a.stats(ctx, statsID) })
 }
 
+// emptyPage has but the volume that is published in it: there is nothing to compare a page of
+// many with where there are none.
+func (s *scene) emptyPage(a *actor) comparison {
+	return comparison{
+		name: "ListVolumes, 0 volumes", unit: micros, samples: s.order.fewer(3),
+		limit: "an empty call", ours: timed(a.page), bare: timed(a.nothing),
+	}
+}
+
 func (s *scene) callsAt(a, none *actor, volumes int) []comparison {
 	const id = "pvc-1-new"
 	one := func(name string, samples int, how func(a *actor) measureFunc) comparison {
 		return comparison{
-			name: fmt.Sprintf("%s, %s volumes", name, thousands(volumes)), unit: micros, limit: "with no volumes",
+			name: fmt.Sprintf("%s, %s volumes", name, thousands(volumes)), unit: micros, limit: withNone,
 			samples: samples, budget: budget{AtMost: flat}, ours: how(a), bare: how(none),
 		}
 	}
@@ -141,13 +155,14 @@ func (s *scene) callsAt(a, none *actor, volumes int) []comparison {
 	}
 }
 
-// starts are how long a driver takes until it is ready, and its memory by then.
-func (s *scene) starts(a *actor, volumes int) []comparison {
+// starts are how long a driver takes until it is ready, and its memory when it has done since
+// then what it is to do all day.
+func (s *scene) starts(a, none *actor, volumes int) []comparison {
 	var ready, memory budget
-	if volumes == reference {
+	if volumes == s.order.reference {
 		ready = budget{Max: readyWithin}
 	}
-	if volumes >= reference {
+	if volumes >= s.order.reference {
 		memory = budget{Max: memoryAt}
 	}
 	start := comparison{
@@ -157,10 +172,19 @@ func (s *scene) starts(a *actor, volumes int) []comparison {
 	if volumes > 0 {
 		start.limit, start.bare = "listing the volumes and reading each record", timed(a.readRecords)
 	}
-	return []comparison{start, {
-		// The most so far, which is since the start.
-		name: "memory, " + thousands(volumes) + " volumes", unit: mebibytes, budget: memory, ours: a.memory("VmHWM"),
-	}}
+	// The most so far, which is since the start.
+	most := comparison{
+		name: "memory, " + thousands(volumes) + " volumes", unit: mebibytes, budget: memory,
+		ours: after(a.isWatched, a.memory("VmHWM")),
+	}
+	if none == nil {
+		return []comparison{start, most}
+	}
+	// Both have been watched by then.
+	compared := most
+	compared.limit, compared.budget = withNone, budget{AtMost: flatMemory}
+	compared.ours, compared.bare = a.memory("VmHWM"), none.memory("VmHWM")
+	return []comparison{start, most, compared}
 }
 
 // openPage does what cannot be left out to tell which volumes of a page are there.
@@ -196,22 +220,4 @@ func (a *actor) readRecords(context.Context) error {
 		}
 	}
 	return nil
-}
-
-// memory is a size that the kernel tells of the driver's process (proc_pid_status(5)).
-func (a *actor) memory(field string) measureFunc {
-	return func(context.Context) (float64, error) {
-		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", a.Node.Pid()))
-		if err != nil {
-			return 0, err
-		}
-		for line := range strings.Lines(string(text)) {
-			if value, ok := strings.CutPrefix(line, field+":"); ok {
-				var kib float64
-				_, err := fmt.Sscanf(value, "%f kB", &kib)
-				return kib / 1024, err
-			}
-		}
-		return 0, fmt.Errorf("the kernel tells no %s of process %d", field, a.Node.Pid())
-	}
 }

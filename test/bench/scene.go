@@ -93,6 +93,7 @@ func (s *scene) enter(ctx context.Context, fill func(pool string) error) (*actor
 		Name:    nodeName,
 		Version: "bench",
 		Pools:   []node.Pool{{Name: poolName, Path: a.pool()}},
+		Flags:   manifestFlags,
 	})
 	return a, err
 }
