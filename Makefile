@@ -55,7 +55,7 @@ demo: build ## See the driver at work on a pool of its own, in under a minute; n
 BENCH_FLAGS ?=
 
 .PHONY: bench
-bench: build ## Measure the driver against what it is built on, as ratios with budgets, in some five minutes
+bench: build ## Measure the driver against what it is built on, as ratios with budgets, in some ten minutes
 	@test/tools/install-deps bench
 	@go build -o bin/bench ./test/bench
 	@HOSTPATH_CSI_DRIVER=bin/hostpath-csi-driver exec bin/bench $(BENCH_FLAGS)

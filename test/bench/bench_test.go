@@ -123,6 +123,9 @@ func TestEveryGroupIsMeasured(t *testing.T) {
 				}
 			}
 			wantRows(t, got.Results)
+			if kind == "btrfs" && !got.Machine.Quotas {
+				t.Errorf("on btrfs it tells of %s, want quotas", got.Machine)
+			}
 			wantNothingLeft(t, o.dir)
 		})
 	}

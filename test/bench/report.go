@@ -12,6 +12,9 @@ import (
 	"text/tabwriter"
 
 	"golang.org/x/sys/unix"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 )
 
 // A unit is what a figure is counted in.
@@ -38,6 +41,8 @@ type facts struct {
 	CPUs   int    `json:"cpus"`
 	// Filesystem is the kind that the pool is on.
 	Filesystem string `json:"filesystem"`
+	// Quotas tells whether it keeps the sizes of volumes.
+	Quotas bool `json:"quotas"`
 	// Load is how many programs wanted a CPU in the minute before.
 	Load float64 `json:"load"`
 }
@@ -47,17 +52,21 @@ type facts struct {
 func (f facts) busy() bool { return f.Load > float64(f.CPUs) }
 
 func (f facts) String() string {
-	return fmt.Sprintf("Linux %s, %d CPUs, the pool on %s", f.Kernel, f.CPUs, f.Filesystem)
+	quotas := "without quotas"
+	if f.Quotas {
+		quotas = "with quotas"
+	}
+	return fmt.Sprintf("Linux %s, %d CPUs, the pool on %s %s", f.Kernel, f.CPUs, f.Filesystem, quotas)
 }
 
-func machine(dir string) facts {
-	m := facts{CPUs: runtime.NumCPU(), Filesystem: "unknown"}
+func machine(path string) facts {
+	m := facts{CPUs: runtime.NumCPU(), Filesystem: "unknown", Quotas: keepsSizes(path)}
 	var name unix.Utsname
 	if unix.Uname(&name) == nil {
 		m.Kernel = unix.ByteSliceToString(name.Release[:])
 	}
 	var fs unix.Statfs_t
-	if unix.Statfs(dir, &fs) == nil {
+	if unix.Statfs(path, &fs) == nil {
 		if kind, ok := kinds[fs.Type]; ok {
 			m.Filesystem = kind
 		}
@@ -66,6 +75,16 @@ func machine(dir string) facts {
 		_, _ = fmt.Sscan(string(text), &m.Load) // 0 if it cannot be read
 	}
 	return m
+}
+
+func keepsSizes(path string) bool {
+	d, err := dir.Open(path)
+	if err != nil {
+		return false
+	}
+	defer func() { _ = d.Close() }() // opened for reading
+	_, err = quota.Detect(d)
+	return err == nil
 }
 
 var kinds = map[int64]string{

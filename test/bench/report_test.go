@@ -10,7 +10,7 @@ import (
 )
 
 var example = report{
-	Machine: facts{Kernel: "6.1", CPUs: 2, Filesystem: "xfs"},
+	Machine: facts{Kernel: "6.1", CPUs: 2, Filesystem: "xfs", Quotas: true},
 	Rounds:  7,
 	Results: []result{
 		{Group: "Calls", Name: "good", Unit: micros, Ours: 90, Limit: "an empty call", Bare: 60, Ratio: 1.5, Noise: 0.01, Budget: budget{AtMost: 2}},
@@ -23,7 +23,7 @@ var example = report{
 
 func TestTableShowsEachVerdict(t *testing.T) {
 	wantLines(t, report.writeTable, []string{
-		"Linux 6.1, 2 CPUs, the pool on xfs. Medians of 7 rounds.", "", "ours limit ratio noise budget the limit",
+		"Linux 6.1, 2 CPUs, the pool on xfs with quotas. Medians of 7 rounds.", "", "ours limit ratio noise budget the limit",
 		"good 90.0 µs 60.0 µs 1.50 ±0.01 ≤ 2.00 kept an empty call",
 		"slow 45.6 ms 20.0 ms 2.28 ±0.50 ≤ 2.00 within noise a fast one",
 		"bad 9.00 IO/s 100 IO/s 0.09 ±0.01 ≥ 0.70 EXCEEDED its file",
@@ -34,7 +34,7 @@ func TestTableShowsEachVerdict(t *testing.T) {
 
 func TestMarkdownHasATableForEachGroup(t *testing.T) {
 	wantLines(t, report.writeMarkdown, []string{
-		"Linux 6.1, 2 CPUs, the pool on xfs. Medians of 7 rounds.", "",
+		"Linux 6.1, 2 CPUs, the pool on xfs with quotas. Medians of 7 rounds.", "",
 		"### Calls", "", "| | driver | limit | | ratio | noise | budget | |", "|---|--:|--:|---|--:|--:|--:|---|",
 		"| good | 90.0 µs | 60.0 µs | an empty call | 1.50 | ±0.01 | ≤ 2.00 | kept |",
 		"| slow | 45.6 ms | 20.0 ms | a fast one | 2.28 | ±0.50 | ≤ 2.00 | within noise |",
