@@ -12,6 +12,7 @@ import (
 	"github.com/go-logr/logr"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind/bindtest"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
@@ -72,6 +73,17 @@ func TestCallsDoNotTrustMemoryForAnotherPool(t *testing.T) {
 		t.Fatal(err)
 	}
 	wantCached(t, p, false)
+}
+
+// With each mount, some filesystems have other numbers.
+func TestALookLearnsWhereThePoolIsByNow(t *testing.T) {
+	p := onePool(t, filepath.Join(testenv.LoopFS(t, "ext4", 64<<20), "pool"), "false")
+	p.root.Store(&dir.ID{Dev: 1, Ino: 1})
+	wantCached(t, p, false)
+	if st := p.look(t.Context()); st.err != nil {
+		t.Fatal(st.err)
+	}
+	wantCached(t, p, true)
 }
 
 // Others may ask a server for what is in memory, and wait for it.

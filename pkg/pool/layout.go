@@ -93,7 +93,8 @@ var errNotCached = errors.New("memory does not tell whether it is the pool that 
 // nothing, and so needs nobody to wait in its place, which would cost more than all that
 // it does. What it answers an error to, openSession has to look at.
 func (p *Pool) openCached(id *opened) (_ *session, err error) {
-	if !id.filesystem.Cached() {
+	root := p.root.Load()
+	if root == nil || !id.filesystem.Cached() {
 		return nil, errNotCached
 	}
 	s := p.session(id)
@@ -105,9 +106,10 @@ func (p *Pool) openCached(id *opened) (_ *session, err error) {
 	if s.root, err = dir.OpenCached(p.config.Path); err != nil {
 		return nil, err
 	}
-	// The directory that was the root of a filesystem still is, if something is mounted there.
+	// A look has found it to be the root of a filesystem, if it has to be. It still is if
+	// something is mounted there.
 	here, mounted, err := s.root.IDCached()
-	if err != nil || here != id.root || p.config.RequireMount && !mounted {
+	if err != nil || here != *root || p.config.RequireMount && !mounted {
 		return nil, cmp.Or(err, errNotCached)
 	}
 	if s.own, err = s.root.OpenCached(ownName); err != nil {

@@ -77,6 +77,7 @@ type Pool struct {
 	state    atomic.Pointer[state]
 	hung     atomic.Pointer[state]  // the state while which a call found the pool to hang
 	identity atomic.Pointer[opened] // once opened
+	root     atomic.Pointer[dir.ID] // of the pool's directory, as the last look that opened it found it
 	looked   chan struct{}          // closed after the first look
 	nudge    chan struct{}          // one token: the next look is to come now
 	// steps counts what a look has done, which tells one that is slow from one that hangs.
@@ -121,7 +122,6 @@ type opened struct {
 	format format
 	// written is the format's file as this driver would write it.
 	written    []byte
-	root       dir.ID
 	filesystem dir.Filesystem
 	// quota keeps the sizes of the volumes that have limits; nil if nobody does.
 	quota Quota
@@ -268,6 +268,11 @@ func (p *Pool) look(ctx context.Context) state {
 		return state{err: p.unavailable(err), errors: NotKnown}
 	}
 	defer s.close()
+	root, err := s.root.ID()
+	if err != nil {
+		return state{err: p.unavailable(err), errors: NotKnown}
+	}
+	p.root.Store(&root)
 	space, err := s.space()
 	if err != nil {
 		return state{err: p.unavailable(err), errors: NotKnown}
@@ -362,9 +367,6 @@ func (s *session) identify(f *format) (*opened, error) {
 	id := &opened{format: *f}
 	var err error
 	if id.written, err = f.encode(); err != nil {
-		return nil, err
-	}
-	if id.root, err = s.root.ID(); err != nil {
 		return nil, err
 	}
 	if id.filesystem, err = s.root.Filesystem(); err != nil {
