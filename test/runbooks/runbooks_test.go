@@ -247,7 +247,9 @@ func testFull(t *testing.T, s *scene) {
 		t.Errorf("the condition is %q", got)
 	}
 	left := stats.GetUsage()[0].GetAvailable()
-	if bound, err := strconv.ParseInt(query[2], 10, 64); err != nil || !(left == bound || query[1] == "<" && left < bound) {
+	bound, err := strconv.ParseInt(query[2], 10, 64)
+	found := left == bound || query[1] == "<" && left < bound
+	if err != nil || !found {
 		t.Errorf("%q does not find a volume with %d bytes left", query[0], left)
 	}
 	s.Must(s.Unpublish(t.Context(), s.volume.ID, "pod"))
