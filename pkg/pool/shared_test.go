@@ -47,15 +47,17 @@ func (b *bench) another(node string) *bench {
 	return n
 }
 
-// begin makes a call that is held up in its midst.
-func (f *faulty) begin(call func() error) (finish func() error) {
+// begin makes a call that is held up in its midst, until it is to finish or the test ends.
+func (f *faulty) begin(t *testing.T, call func() error) (finish func() error) {
 	until, ended := make(chan struct{}), make(chan error, 1)
+	release := sync.OnceFunc(func() { close(until) })
+	t.Cleanup(release)
 	wait := func() { <-until }
 	f.meanwhile.Store(&wait)
 	go func() { ended <- call() }()
 	synctest.Wait()
 	return func() error {
-		close(until)
+		release()
 		return <-ended
 	}
 }
@@ -291,16 +293,27 @@ func (b *bench) livesOnce(name, target string) {
 	_, err := b.Create(b.t.Context(), pool.Request{ID: id(b.t, name), Range: pool.Range{Required: mib}})
 	try(err)
 	if try(b.publish(name, target), pool.ErrNotFound) {
-		at, err := b.mounts.Open(b.target(target))
-		must(b.t, err)
-		published, err := at.ID()
-		must(b.t, errors.Join(err, at.Close()))
-		if inPool, err := b.open(name).ID(); err != nil || inPool != published {
-			b.t.Errorf("what is published is not what is in the pool: %v", err)
-		}
+		try(b.publishedAsInPool(name, target))
 		try(b.unpublish(name, target))
 	}
 	try(b.Delete(b.t.Context(), id(b.t, name)), pool.ErrInUse, pool.ErrNotFound)
+}
+
+// publishedAsInPool fails if a target has something else than the pool.
+func (b *bench) publishedAsInPool(name, target string) error {
+	at, err := b.mounts.Open(b.target(target))
+	if err != nil {
+		return err
+	}
+	published, err := at.ID()
+	inPool, poolErr := b.open(name).ID()
+	if err := errors.Join(err, poolErr, at.Close()); err != nil {
+		return err
+	}
+	if inPool != published {
+		return fmt.Errorf("what is published of %s is not what is in the pool", name)
+	}
+	return nil
 }
 
 // Allocating a disk can take long, and a node can hang in its midst.
@@ -309,7 +322,7 @@ func TestACreationOnOneNodeHoldsUpNoOtherVolume(t *testing.T) {
 		one.create("pvc-1", mib)
 		one.create("pvc-2", mib)
 		began := time.Now()
-		finish := f.begin(func() error { _, err := two.tryCreateBlock("pvc-disk", mib); return err })
+		finish := f.begin(t, func() error { _, err := two.tryCreateBlock("pvc-disk", mib); return err })
 		must(t, one.publish("pvc-1", "a"))
 		must(t, one.unpublish("pvc-1", "a"))
 		one.delete("pvc-1")
@@ -342,7 +355,7 @@ func TestAVolumeWhoseGrowthWaitsForACreationIsNotHeldUp(t *testing.T) {
 	withNodes(t, func(t *testing.T, one, two *bench, f *faulty) {
 		one.create("pvc-1", mib)
 		must(t, one.publish("pvc-1", "a"))
-		finish := f.begin(func() error { _, err := two.tryCreateBlock("pvc-disk", mib); return err })
+		finish := f.begin(t, func() error { _, err := two.tryCreateBlock("pvc-disk", mib); return err })
 		grown := background(func() error {
 			_, err := one.Expand(t.Context(), id(t, "pvc-1"), one.target("a"), "", pool.Range{Required: 2 * mib})
 			return err

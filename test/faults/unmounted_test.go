@@ -129,6 +129,8 @@ func TestAPoolThatIsUnmountedAgainAndAgain(t *testing.T) {
 			}
 		})
 	}
+	stopAll := sync.OnceFunc(func() { close(stop); work.Wait() })
+	t.Cleanup(stopAll)
 	allowed := 5 * time.Second
 	if testing.Short() {
 		allowed = 2 * time.Second
@@ -139,12 +141,11 @@ func TestAPoolThatIsUnmountedAgainAndAgain(t *testing.T) {
 		wantSame(t, fmt.Sprintf("round %d", rounds), m.at, bare)
 		m.mount()
 		if rounds%8 == 0 { // else the mount may always be away before a call is through
-			<-keeping
-			<-deleting
+			await(t, keeping)
+			await(t, deleting)
 		}
 	}
-	close(stop)
-	work.Wait()
+	stopAll()
 	w.AwaitServing()
 	kept, deleted := 0, 0
 	for _, h := range slices.Concat(results...) {
@@ -180,6 +181,15 @@ func tell(waiting chan<- struct{}) {
 	select {
 	case waiting <- struct{}{}:
 	default:
+	}
+}
+
+func await(t *testing.T, told <-chan struct{}) {
+	t.Helper()
+	select {
+	case <-told:
+	case <-time.After(5 * time.Minute):
+		t.Fatal("no call succeeds while the filesystem comes and goes")
 	}
 }
 

@@ -115,6 +115,7 @@ func onDisk(t *testing.T, variable string) string {
 	}
 	path, err := os.MkdirTemp(disk, "load-") //nolint:usetesting // t.TempDir is on another filesystem
 	drivertest.Must(t, err)
+	t.Cleanup(func() { drivertest.Must(t, os.RemoveAll(path)) })
 	return path
 }
 

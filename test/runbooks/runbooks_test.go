@@ -241,6 +241,9 @@ func testFull(t *testing.T, s *scene) {
 	s.Must(s.Publish(t.Context(), s.volume, "pod"))
 	s.run("dd if=/dev/zero of="+filepath.Join(s.Target("pod"), "much")+" bs=1M; dd if=/dev/zero of="+filepath.Join(s.Target("pod"), "more")+" bs=4k; sync -f <pool>", "")
 	query := regexp.MustCompile(`kubelet_volume_stats_available_bytes (\S+) (\d+)`).FindStringSubmatch(s.block("runbooks/HostPathVolumesFull.md", "How to check"))
+	if query == nil {
+		t.Fatal("the runbook has no query for volumes that are full")
+	}
 	stats, err := s.Stats(t.Context(), s.volume.ID, "pod")
 	s.Must(err)
 	if got := stats.GetVolumeCondition().GetMessage(); got != "no space is left" {

@@ -360,10 +360,10 @@ func TestAFileWithDataIsNotRemovedWhileItIsSwapped(t *testing.T) {
 	}
 }
 
-// swapped exchanges two names until it is stopped.
+// swapped exchanges two names until it is stopped, which fails if it never could.
 func swapped(t *testing.T, a, b string) (stop func()) {
 	t.Helper()
-	end := make(chan struct{})
+	end, times := make(chan struct{}), 0
 	var work sync.WaitGroup
 	work.Go(func() {
 		for {
@@ -371,13 +371,18 @@ func swapped(t *testing.T, a, b string) (stop func()) {
 			case <-end:
 				return
 			default:
-				_ = unix.Renameat2(unix.AT_FDCWD, a, unix.AT_FDCWD, b, unix.RENAME_EXCHANGE) // one may be gone
+				if unix.Renameat2(unix.AT_FDCWD, a, unix.AT_FDCWD, b, unix.RENAME_EXCHANGE) == nil { // one may be gone
+					times++
+				}
 			}
 		}
 	})
 	return func() {
 		close(end)
 		work.Wait()
+		if times == 0 {
+			t.Error("nothing was swapped")
+		}
 	}
 }
 

@@ -70,9 +70,13 @@ func TestWalkDoesNotLeaveWhileDirectoriesAreSwapped(t *testing.T) {
 	go func() {
 		defer close(done)
 		for i := range 5000 {
-			_ = unix.Renameat2(tenant.Fd(), fmt.Sprint(i%20), tenant.Fd(), fmt.Sprintf("link-%d", i%20), unix.RENAME_EXCHANGE)
+			if err := unix.Renameat2(tenant.Fd(), fmt.Sprint(i%20), tenant.Fd(), fmt.Sprintf("link-%d", i%20), unix.RENAME_EXCHANGE); err != nil {
+				t.Error(err)
+				return
+			}
 		}
 	}()
+	defer func() { <-done }()
 	for running := true; running; {
 		select {
 		case <-done:

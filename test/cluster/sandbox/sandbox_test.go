@@ -158,7 +158,7 @@ func TestNothingIsLeft(t *testing.T) {
 // Inside, what a program works with has to be what it is outside: in a repository that
 // is hidden there nobody would see the logs, or that a cluster is up.
 func TestWhatIsHiddenInsideIsRefused(t *testing.T) {
-	hidden, err := os.MkdirTemp("/var/tmp", "hostpath-sandbox-")
+	hidden, err := os.MkdirTemp("/var/tmp", "hostpath-sandbox-") //nolint:usetesting // it has to be below /var
 	if err != nil {
 		t.Fatal(err)
 	}
