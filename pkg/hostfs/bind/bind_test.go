@@ -453,3 +453,22 @@ func must(t *testing.T, err error) {
 		t.Fatal(err)
 	}
 }
+
+// Of a directory that was opened from memory it is told without the disk, which may hang.
+func TestWhereADirectoryIsMountedIsToldWithoutReadingIt(t *testing.T) {
+	d, err := dir.OpenCached(t.TempDir())
+	must(t, err)
+	defer func() { must(t, d.Close()) }()
+	k := kernel(t)
+	_, err = k.Published(d)
+	must(t, err)
+	_, err = k.Locate(d)
+	must(t, err)
+	_, err = k.IsFilesystem(d)
+	must(t, err)
+	flags, err := unix.FcntlInt(uintptr(d.Fd()), unix.F_GETFL, 0)
+	must(t, err)
+	if flags&unix.O_PATH == 0 {
+		t.Error("it was opened for reading")
+	}
+}

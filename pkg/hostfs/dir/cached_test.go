@@ -69,7 +69,10 @@ func TestAHandleFromMemoryDoesWhatOthersDo(t *testing.T) {
 		"Touch":     (*dir.Dir).Touch,
 		"WriteFile": func(d *dir.Dir) error { return d.WriteFile("file", []byte("content")) },
 		"Space":     func(d *dir.Dir) error { _, err := d.Space(); return err },
-		"Fd":        func(d *dir.Dir) error { return unix.Fsync(d.Fd()) },
+		"ReadFd": func(d *dir.Dir) error {
+			fd, err := d.ReadFd()
+			return errors.Join(err, unix.Fsync(fd))
+		},
 		"Entries": func(d *dir.Dir) error {
 			for _, err := range d.Entries() {
 				return err

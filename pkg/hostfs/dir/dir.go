@@ -92,13 +92,17 @@ func adopt(fd int, path string) *Dir { return &Dir{fd: fd, path: path} }
 // nothing else.
 func HandlePath(fd int) string { return "/proc/self/fd/" + strconv.Itoa(fd) }
 
-// Fd is the descriptor, valid until Close. It is open for reading, if that can be had.
-func (d *Dir) Fd() int {
-	_ = d.read() // who uses it is told by the kernel
-	return d.fd
+// Fd is the descriptor, for what takes one that is not open for reading (open(2), O_PATH). It
+// is valid until Close or ReadFd, and asking for it waits for nothing.
+func (d *Dir) Fd() int { return d.fd }
+
+// ReadFd is the descriptor, open for reading, as ioctl(2) wants it. It is valid until Close.
+func (d *Dir) ReadFd() (int, error) {
+	err := d.read()
+	return d.fd, err
 }
 
-// HandlePath names this directory by its descriptor. It is valid until Close.
+// HandlePath names this directory by its descriptor, and is valid for as long.
 func (d *Dir) HandlePath() string { return HandlePath(d.Fd()) }
 
 // String is the path that the directory was reached by.

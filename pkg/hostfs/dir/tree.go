@@ -211,7 +211,11 @@ func acceptAllProjects(d *Dir) error {
 }
 
 func ioctl(d *Dir, request uintptr, arg unsafe.Pointer) error {
-	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(d.Fd()), request, uintptr(arg)); errno != 0 {
+	fd, err := d.ReadFd()
+	if err != nil {
+		return err
+	}
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), request, uintptr(arg)); errno != 0 {
 		return errno
 	}
 	return nil

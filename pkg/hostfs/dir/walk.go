@@ -15,7 +15,7 @@ import (
 // Walk goes over all that lies below d, in no order but this: a directory comes after what
 // it holds. It calls file for what is no directory, with the directory that has it, and
 // directory for the others; the handles are open during the call. It follows no link, and
-// what is mounted below is left out. What appears or goes meanwhile may be left out or not.
+// leaves out directories on which something is mounted. What appears or goes meanwhile may be left out or not.
 // The first error ends it.
 //
 // It holds a bounded number of handles, and remembers 24 bytes of each directory above those.
@@ -180,7 +180,11 @@ func (r *reader) next() (Entry, error) {
 
 func (r *reader) fill() error {
 	buffer := make([]byte, 4096)
-	n, err := unix.ReadDirent(r.dir.Fd(), buffer)
+	fd, err := r.dir.ReadFd()
+	if err != nil {
+		return err
+	}
+	n, err := unix.ReadDirent(fd, buffer)
 	if err == nil && n == 0 {
 		err = io.EOF
 	}

@@ -113,7 +113,11 @@ func btrfs(d *dir.Dir) (sum int64, err error) {
 }
 
 func ioctl(d *dir.Dir, request uintptr, argument unsafe.Pointer) error {
-	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(d.Fd()), request, uintptr(argument)); errno != 0 {
+	fd, err := d.ReadFd()
+	if err != nil {
+		return err
+	}
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), request, uintptr(argument)); errno != 0 {
 		return errno
 	}
 	return nil

@@ -213,7 +213,11 @@ var (
 
 // ioctl passes arg, a pointer to one of the structures above.
 func ioctl[T any](d *dir.Dir, request uintptr, arg *T) error {
-	_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(d.Fd()), request, uintptr(unsafe.Pointer(arg)))
+	fd, err := d.ReadFd()
+	if err != nil {
+		return err
+	}
+	_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), request, uintptr(unsafe.Pointer(arg)))
 	if errno != 0 {
 		return errno
 	}

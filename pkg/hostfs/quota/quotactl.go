@@ -41,7 +41,11 @@ func quotactl[T any](c control, d *dir.Dir, cmd uintptr, id ID, arg *T) error {
 		}
 		_, _, errno = unix.Syscall6(unix.SYS_QUOTACTL, command(cmd), uintptr(unsafe.Pointer(special)), uintptr(id), uintptr(unsafe.Pointer(arg)), 0, 0)
 	} else {
-		_, _, errno = unix.Syscall6(unix.SYS_QUOTACTL_FD, uintptr(d.Fd()), command(cmd), uintptr(id), uintptr(unsafe.Pointer(arg)), 0, 0)
+		fd, err := d.ReadFd()
+		if err != nil {
+			return err
+		}
+		_, _, errno = unix.Syscall6(unix.SYS_QUOTACTL_FD, uintptr(fd), command(cmd), uintptr(id), uintptr(unsafe.Pointer(arg)), 0, 0)
 	}
 	if errno != 0 {
 		return errno
