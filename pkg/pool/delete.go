@@ -83,6 +83,7 @@ func (s *session) remove(id VolumeID, e entry) error {
 		suffix = e.record.UID
 	}
 	thrown := id.name + "." + suffix
+	defer s.pool.keep(id)()
 	if !lost {
 		if err := s.root.Rename(id.name, s.trash, thrown); err != nil {
 			return err
@@ -93,7 +94,6 @@ func (s *session) remove(id VolumeID, e entry) error {
 		e.present = false
 		s.pool.note(id, e)
 	}
-	defer s.pool.keep(id)()
 	if err := s.dropRecord(id); err != nil {
 		return err
 	}
