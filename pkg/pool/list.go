@@ -30,7 +30,7 @@ func (s *Set) remembered(id VolumeID, why error) (Volume, error) {
 	if !errors.Is(why, ErrUnavailable) || len(holders) != 1 {
 		return Volume{}, why
 	}
-	l := holders[0].list()
+	l := holders[0].list(true)
 	defer l.close()
 	return l.volume(id), nil
 }
@@ -54,7 +54,7 @@ func (s *Set) List(_ context.Context, after VolumeID, most int) (page []Volume, 
 	var all []at
 	listings := make(map[*Pool]*listing)
 	for _, p := range s.pools {
-		l := p.list()
+		l := p.list(after == VolumeID{})
 		defer l.close()
 		listings[p] = l
 		for _, id := range p.after(after, most+1, card.exists) {
@@ -97,18 +97,22 @@ type listing struct {
 	elsewhere map[string][]NodeID
 }
 
-func (p *Pool) list() *listing {
+// list begins a listing. With the first page of a list it sees what other nodes of a shared
+// pool have made.
+func (p *Pool) list(first bool) *listing {
 	l := &listing{pool: p}
-	l.err = l.open()
+	l.err = l.open(first)
 	return l
 }
 
-func (l *listing) open() (err error) {
+func (l *listing) open(first bool) (err error) {
 	if l.session, err = l.pool.enter(); err != nil {
 		return err
 	}
-	if err := l.session.loadShared(); err != nil {
-		return err
+	if first { // it reads all records
+		if err := l.session.loadShared(); err != nil {
+			return err
+		}
 	}
 	return l.ask()
 }
