@@ -90,8 +90,9 @@ type Pool struct {
 	// something was skipped. It belongs to the looks.
 	unrecovered bool
 	// skipped says that something was left to a call that was at work, here or on another
-	// node. It belongs to the looks.
+	// node, which may hang; and tried when that was. They belong to the looks.
 	skipped bool
+	tried   time.Time
 	// unrestored are volumes whose limits are to be compared with their promises. It
 	// belongs to the looks.
 	unrestored ids
@@ -397,14 +398,14 @@ func (s *session) begin(ctx context.Context) error {
 		return err
 	}
 	// What other nodes are at work on they finish. What they only look at is left to this one.
-	s.pool.unrecovered = s.pool.unrecovered || s.pool.skipped
+	s.pool.unrecovered, s.pool.tried = s.pool.unrecovered || s.pool.skipped, time.Now()
 	return nil
 }
 
 // recoverAgain does what begin could not do: the pool was read-only, or another node was at
 // work on a volume. Calls are at work by then.
 func (s *session) recoverAgain() (done bool, err error) {
-	if !s.pool.unrecovered {
+	if !s.pool.unrecovered || s.pool.skipped && time.Since(s.pool.tried) < s.pool.options.SyncEvery {
 		return false, nil
 	}
 	if space, err := s.space(); err != nil || space.ReadOnly {
@@ -421,7 +422,7 @@ func (s *session) recoverAgain() (done bool, err error) {
 	s.doubtLimits()
 	s.restoreAgain()
 	s.finishDevices()
-	s.pool.unrecovered = s.pool.skipped // the next look tries again
+	s.pool.unrecovered, s.pool.tried = s.pool.skipped, time.Now()
 	return true, nil
 }
 
