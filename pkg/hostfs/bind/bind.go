@@ -340,6 +340,10 @@ func (k *Kernel) Unpublish(target Target, of *dir.ID) error {
 		if err := unmount(parent, target); err != nil {
 			return err
 		}
+		// Nearly always an empty directory is below, and nothing else goes by this.
+		if parent.RemoveDir(target.base()) == nil {
+			return nil
+		}
 	}
 }
 
