@@ -1,0 +1,204 @@
+// Package clone makes copies of files and of directory trees: copies that share their
+// blocks with the source where the filesystem can do that (FICLONE on XFS and btrfs,
+// snapshots of btrfs subvolumes), and copies that keep holes where it cannot. A copied
+// tree has the names, hard links, owners, modes, times, ACLs, capabilities and other
+// extended attributes of its source.
+//
+// [Tree] also reports how consistent a copy of a tree is that was in use meanwhile. What
+// to do with that answer, and where copies are kept, is decided elsewhere.
+package clone
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/internal/ioctl"
+)
+
+// ErrNotSupported reports a filesystem whose files cannot share blocks, or which has no
+// subvolumes.
+var ErrNotSupported = errors.New("not supported by this filesystem")
+
+// A Method is how the content of a file is copied.
+type Method int
+
+const (
+	// Share has the copy share the blocks of the source (ioctl_ficlone(2)). The copy of a
+	// file is atomic: no write is in it by half.
+	Share Method = iota
+	// Copy reads and writes all data, and keeps holes (lseek(2), SEEK_DATA).
+	Copy
+)
+
+// File makes dst, an empty regular file that is open for writing, a copy of src. It
+// answers ErrNotSupported where Share is not possible. Nothing is synced.
+func File(dst, src *os.File, method Method) error {
+	var err error
+	if method == Share {
+		err = share(int(dst.Fd()), int(src.Fd()))
+	} else {
+		err = copyData(int(dst.Fd()), int(src.Fd()), func() error { return nil })
+	}
+	if err != nil {
+		return fmt.Errorf("clone %s to %s: %w", src.Name(), dst.Name(), err)
+	}
+	return nil
+}
+
+// share is FICLONE. On btrfs, files with and without copy-on-write share no blocks
+// (EINVAL): then the copy takes over that flag, which only an empty file can.
+func share(dst, src int) error {
+	err := unix.IoctlFileClone(dst, src)
+	if errors.Is(err, unix.EINVAL) && setNoCopyOnWrite(dst, src) == nil {
+		err = unix.IoctlFileClone(dst, src)
+	}
+	// EXDEV on filesystems that share within one mount only; EINVAL and EISDIR are bugs.
+	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOTTY) || errors.Is(err, unix.EXDEV) {
+		return fmt.Errorf("%w: %w", ErrNotSupported, err)
+	}
+	return err
+}
+
+// noCopyOnWrite is FS_NOCOW_FL of linux/fs.h.
+const noCopyOnWrite = 0x00800000
+
+func setNoCopyOnWrite(dst, src int) error {
+	flags, err := unix.IoctlGetUint32(src, unix.FS_IOC_GETFLAGS)
+	if err != nil {
+		return err
+	}
+	if flags&noCopyOnWrite == 0 {
+		return unix.EINVAL
+	}
+	flags, err = unix.IoctlGetUint32(dst, unix.FS_IOC_GETFLAGS)
+	if err != nil {
+		return err
+	}
+	return unix.IoctlSetPointerInt(dst, unix.FS_IOC_SETFLAGS, int(flags|noCopyOnWrite))
+}
+
+// chunk is how many bytes are copied between two calls of pause.
+const chunk = 16 << 20
+
+// copyData copies what is no hole, and calls pause before each chunk.
+func copyData(dst, src int, pause func() error) error {
+	var st unix.Stat_t
+	if err := unix.Fstat(src, &st); err != nil {
+		return err
+	}
+	// A writer may let the file grow meanwhile: the copy has the size that it had.
+	for at := int64(0); at < st.Size; {
+		from, to, err := nextData(src, at, st.Size)
+		if err != nil {
+			return err
+		}
+		for from < to {
+			if err := pause(); err != nil {
+				return err
+			}
+			n, err := copyRange(dst, src, from, int(min(to-from, chunk)))
+			if err != nil {
+				return err
+			}
+			if n == 0 { // cut off meanwhile
+				break
+			}
+			from += int64(n)
+		}
+		at = to
+	}
+	return unix.Ftruncate(dst, st.Size)
+}
+
+// nextData is where the next data from at on lies: from == to == size if there is none.
+func nextData(fd int, at, size int64) (from, to int64, err error) {
+	from, err = unix.Seek(fd, at, unix.SEEK_DATA)
+	if errors.Is(err, unix.ENXIO) {
+		return size, size, nil
+	}
+	if err != nil {
+		return 0, 0, err
+	}
+	to, err = unix.Seek(fd, from, unix.SEEK_HOLE)
+	return min(from, size), min(to, size), err
+}
+
+// copyRange copies at most n bytes at the same offset of both files, in the kernel where
+// it can do that (copy_file_range(2)).
+func copyRange(dst, src int, at int64, n int) (int, error) {
+	in, out := at, at
+	for {
+		done, err := unix.CopyFileRange(src, &in, dst, &out, n, 0)
+		switch {
+		case errors.Is(err, unix.EINTR):
+			continue
+		case errors.Is(err, unix.EXDEV), errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.ENOSYS), errors.Is(err, unix.EINVAL):
+			return copyThroughMemory(dst, src, at, n)
+		}
+		return done, err
+	}
+}
+
+func copyThroughMemory(dst, src int, at int64, n int) (int, error) {
+	buffer := make([]byte, min(n, 1<<20))
+	read, err := retryInterrupted(func() (int, error) { return unix.Pread(src, buffer, at) })
+	if err != nil {
+		return 0, err
+	}
+	for done := 0; done < read; {
+		n, err := retryInterrupted(func() (int, error) { return unix.Pwrite(dst, buffer[done:read], at+int64(done)) })
+		if err != nil {
+			return done, err
+		}
+		done += n
+	}
+	return read, nil
+}
+
+func retryInterrupted(call func() (int, error)) (int, error) {
+	for {
+		n, err := call()
+		if !errors.Is(err, unix.EINTR) {
+			return n, err
+		}
+	}
+}
+
+// Extents is how many extents a file has: sharing its blocks takes some 30 microseconds
+// for each, and its writers wait meanwhile. It reads no extent (FS_IOC_FSGETXATTR,
+// fsx_nextents), and is 0 where the filesystem does not count them (btrfs, ext4).
+func Extents(f *os.File) (int, error) {
+	var attr ioctl.FileAttr
+	if err := ioctl.Do(file{f}, ioctl.GetFileAttr, &attr); err != nil {
+		return 0, fmt.Errorf("count the extents of %s: %w", f.Name(), err)
+	}
+	return int(attr.Extents), nil
+}
+
+// A file takes ioctl(2) as a directory does.
+type file struct{ *os.File }
+
+// ReadFd is the descriptor.
+func (f file) ReadFd() (int, error) { return int(f.Fd()), nil }
+
+// Sync writes all of the filesystem of d to its disk (syncfs(2)): one call makes a whole
+// copied tree durable, where an fsync of each file takes hundreds of times as long.
+func Sync(d *dir.Dir) error {
+	fd, err := d.ReadFd()
+	if err != nil {
+		return err
+	}
+	for {
+		err := unix.Syncfs(fd)
+		if err == nil {
+			return nil
+		}
+		if !errors.Is(err, unix.EINTR) {
+			return fmt.Errorf("sync the filesystem of %s: %w", d, err)
+		}
+	}
+}

@@ -1,0 +1,455 @@
+package clone_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/clone"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/test/testenv"
+)
+
+func TestMain(m *testing.M) { testenv.Main(m) }
+
+const mib = 1 << 20
+
+// filesystems are those that the package has to do with, and how a file is copied there.
+var filesystems = []struct {
+	kind   string
+	bytes  int64
+	method clone.Method
+}{
+	{"xfs", 512 * mib, clone.Share},
+	{"btrfs", 512 * mib, clone.Share},
+	{"ext4", 512 * mib, clone.Copy},
+}
+
+// onEach runs a test on each filesystem, with an empty source and an empty copy.
+func onEach(t *testing.T, test func(t *testing.T, src, dst string, method clone.Method)) {
+	for _, f := range filesystems {
+		t.Run(f.kind, func(t *testing.T) {
+			root := testenv.LoopFS(t, f.kind, f.bytes)
+			src, dst := filepath.Join(root, "src"), filepath.Join(root, "dst")
+			must(t, os.Mkdir(src, 0o755), os.Mkdir(dst, 0o700))
+			test(t, src, dst, f.method)
+		})
+	}
+}
+
+func must(t testing.TB, errs ...error) {
+	t.Helper()
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func open(t testing.TB, path string) *dir.Dir {
+	t.Helper()
+	d, err := dir.Open(path)
+	must(t, err)
+	t.Cleanup(func() { _ = d.Close() })
+	return d
+}
+
+func write(t testing.TB, path, content string) {
+	t.Helper()
+	must(t, os.WriteFile(path, []byte(content), 0o644))
+}
+
+func tree(t testing.TB, src, dst string, o clone.Options) clone.Result {
+	t.Helper()
+	result, err := clone.Tree(t.Context(), open(t, src), open(t, dst), o)
+	must(t, err)
+	return result
+}
+
+// same compares two trees with all their attributes, by the program that people trust.
+func same(t testing.TB, a, b string) {
+	t.Helper()
+	testenv.NeedPrograms(t, "rsync")
+	out, err := exec.CommandContext(t.Context(), "rsync", "-aHAXS", "--dry-run", "--checksum", "--delete",
+		"--itemize-changes", a+"/", b+"/").CombinedOutput()
+	if err != nil || len(bytes.TrimSpace(out)) > 0 {
+		t.Errorf("the copy differs: %v\n%s", err, out)
+	}
+}
+
+// hostile makes one entry of each kind that a tree can have.
+func hostile(t testing.TB, at string) {
+	t.Helper()
+	in := func(name string) string { return filepath.Join(at, name) }
+	write(t, in("file"), "content")
+	write(t, in("empty"), "")
+	must(t, os.Mkdir(in("a"), 0o2775), os.Mkdir(in("a/b"), 0o700), os.Mkdir(in("locked"), 0o000))
+	write(t, in("a/one"), "two names")
+	must(t,
+		os.Link(in("a/one"), in("a/b/two")), os.Link(in("a/one"), in("three")),
+		os.Symlink("/etc/passwd", in("link")), os.Symlink("a/b", in("inside")), os.Symlink("nowhere", in("a/dangling")),
+		os.Lchown(in("link"), 1234, 4321),
+		unix.Mkfifo(in("fifo"), 0o620),
+		unix.Mknod(in("socket"), unix.S_IFSOCK|0o666, 0),
+		unix.Mknod(in("null"), unix.S_IFCHR|0o640, int(unix.Mkdev(1, 3))),
+		unix.Mknod(in("loop"), unix.S_IFBLK|0o600, int(unix.Mkdev(7, 200))),
+		os.Link(in("fifo"), in("a/fifo")), os.Link(in("link"), in("a/link")),
+		os.WriteFile(in("not utf-8 \xff\xfe\n\t*"), nil, 0o600),
+		os.WriteFile(in(strings.Repeat("n", 255)), []byte("long"), 0o600),
+	)
+	write(t, in("setuid"), "#!/bin/sh")
+	must(t, os.Chown(in("setuid"), 1000, 1000), os.Chmod(in("setuid"), 0o755|os.ModeSetuid|os.ModeSetgid),
+		os.Chmod(in("a"), 0o755|os.ModeSticky))
+	write(t, in("capable"), "binary")
+	must(t,
+		os.Chown(in("capable"), 7, 8),
+		// cap_net_raw+ep, as setcap(8) writes it.
+		unix.Setxattr(in("capable"), "security.capability", []byte("\x01\x00\x00\x02\x00\x20\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"), 0),
+		unix.Setxattr(in("file"), "user.empty", nil, 0),
+		unix.Setxattr(in("file"), "user.text", []byte("value"), 0),
+		unix.Setxattr(in("a"), "trusted.t", []byte{0, 1, 2}, 0),
+		unix.Lsetxattr(in("link"), "trusted.l", []byte("of a link"), 0),
+		// An ACL that gives user 1234 r-x beside the usual three, and a default of it.
+		unix.Setxattr(in("a/b"), "system.posix_acl_access", acl, 0),
+		unix.Setxattr(in("a/b"), "system.posix_acl_default", acl, 0),
+	)
+	sparse, err := os.Create(in("sparse"))
+	must(t, err)
+	_, err = sparse.WriteAt([]byte("far"), 64*mib)
+	must(t, err, sparse.Truncate(96*mib), sparse.Close())
+	old := time.Date(1999, 12, 31, 23, 59, 59, 123456789, time.UTC)
+	must(t, os.Chtimes(in("file"), old, old), os.Chtimes(in("a/b"), old, old))
+}
+
+// acl is struct posix_acl_xattr_header and five entries: owner, user 1234, group, mask, others.
+var acl = []byte("\x02\x00\x00\x00" +
+	"\x01\x00\x07\x00\xff\xff\xff\xff" + "\x02\x00\x05\x00\xd2\x04\x00\x00" + "\x04\x00\x05\x00\xff\xff\xff\xff" +
+	"\x10\x00\x05\x00\xff\xff\xff\xff" + "\x20\x00\x00\x00\xff\xff\xff\xff")
+
+func TestTree(t *testing.T) {
+	t.Run("every kind of entry with all attributes", func(t *testing.T) {
+		onEach(t, func(t *testing.T, src, dst string, method clone.Method) {
+			hostile(t, src)
+			must(t, os.Chown(src, 107, 107), os.Chmod(src, 0o770))
+			result := tree(t, src, dst, clone.Options{Method: method, Rounds: 3})
+			if !result.PointInTime || result.Shared != (method == clone.Share) || result.Entries < 20 {
+				t.Errorf("%+v, want a point in time", result)
+			}
+			same(t, src, dst)
+			blocks := func(path string) int64 {
+				var st unix.Stat_t
+				must(t, unix.Stat(path, &st))
+				return st.Blocks * 512
+			}
+			if got := blocks(filepath.Join(dst, "sparse")); got > mib {
+				t.Errorf("a file of 96 MiB with 3 bytes takes %d bytes: its holes were filled", got)
+			}
+		})
+	})
+
+	t.Run("deep towers take few descriptors", func(t *testing.T) {
+		onEach(t, func(t *testing.T, src, dst string, method clone.Method) {
+			const levels = 4000
+			at := open(t, src)
+			for range levels {
+				next, err := at.Make("d")
+				must(t, err, at.Close())
+				at = next
+			}
+			f, err := at.MakeFile("bottom")
+			must(t, err, f.Close(), at.Close())
+			awaitTick(t, dst)
+
+			var before unix.Rlimit
+			must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &before))
+			must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 400, Max: before.Max}))
+			defer func() { must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &before)) }()
+			result := tree(t, src, dst, clone.Options{Method: method, Rounds: 1})
+			if result.Entries != levels+1 || !result.PointInTime {
+				t.Errorf("%+v, want %d entries", result, levels+1)
+			}
+			depth := 0
+			must(t, open(t, dst).Walk(func(_ *dir.Dir, name string) error {
+				if name != "bottom" || depth != 0 {
+					t.Errorf("found %s after %d directories", name, depth)
+				}
+				return nil
+			}, func(*dir.Dir) error { depth++; return nil }))
+			if depth != levels {
+				t.Errorf("the copy is %d levels deep, want %d", depth, levels)
+			}
+		})
+	})
+
+	t.Run("what is mounted inside stays out", func(t *testing.T) {
+		onEach(t, func(t *testing.T, src, dst string, method clone.Method) {
+			must(t, os.Mkdir(filepath.Join(src, "mounted"), 0o755), syscall.Mount("tmpfs", filepath.Join(src, "mounted"), "tmpfs", 0, ""))
+			defer func() { must(t, syscall.Unmount(filepath.Join(src, "mounted"), 0)) }()
+			write(t, filepath.Join(src, "mounted", "secret"), "of another filesystem")
+			tree(t, src, dst, clone.Options{Method: method})
+			if _, err := os.Stat(filepath.Join(dst, "mounted", "secret")); !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("the content of a mount was copied: %v", err)
+			}
+		})
+	})
+
+	t.Run("sharing is refused where the filesystem cannot", func(t *testing.T) {
+		root := testenv.LoopFS(t, "ext4", 64*mib)
+		must(t, os.Mkdir(filepath.Join(root, "src"), 0o755), os.Mkdir(filepath.Join(root, "dst"), 0o755))
+		write(t, filepath.Join(root, "src", "file"), "content")
+		_, err := clone.Tree(t.Context(), open(t, filepath.Join(root, "src")), open(t, filepath.Join(root, "dst")), clone.Options{})
+		if !errors.Is(err, clone.ErrNotSupported) {
+			t.Errorf("%v, want ErrNotSupported", err)
+		}
+	})
+
+	t.Run("the end of the context ends it", func(t *testing.T) {
+		root := testenv.LoopFS(t, "xfs", 512*mib)
+		must(t, os.Mkdir(filepath.Join(root, "src"), 0o755), os.Mkdir(filepath.Join(root, "dst"), 0o755))
+		for i := range 10 {
+			write(t, filepath.Join(root, "src", fmt.Sprint(i)), "content")
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		calls := 0
+		_, err := clone.Tree(ctx, open(t, filepath.Join(root, "src")), open(t, filepath.Join(root, "dst")), clone.Options{
+			Pause: func(context.Context) error {
+				if calls++; calls == 5 {
+					cancel()
+				}
+				return nil
+			},
+		})
+		if !errors.Is(err, context.Canceled) {
+			t.Errorf("%v, want context.Canceled", err)
+		}
+	})
+}
+
+// TestTreeInUse changes the source at chosen moments of the copying.
+func TestTreeInUse(t *testing.T) {
+	tests := []struct {
+		name string
+		// change is called before the copying comes to its nth entry.
+		change func(t *testing.T, src string, nth int)
+		want   clone.Result
+		equal  bool // to the source at the end
+	}{
+		{"nothing changes", func(*testing.T, string, int) {}, clone.Result{PointInTime: true}, true},
+		{"one file changes once", func(t *testing.T, src string, nth int) {
+			if nth == 3 {
+				write(t, filepath.Join(src, "a", "1"), "changed")
+			}
+		}, clone.Result{PointInTime: true, Changed: 1}, false},
+		{"two files change once", func(t *testing.T, src string, nth int) {
+			if nth == 11 {
+				write(t, filepath.Join(src, "a", "1"), "changed")
+				write(t, filepath.Join(src, "b", "2"), "changed")
+			}
+		}, clone.Result{PointInTime: true}, true},
+		{"a file with two names changes", func(t *testing.T, src string, nth int) {
+			if nth == 11 {
+				write(t, filepath.Join(src, "b", "linked"), "changed")
+			}
+		}, clone.Result{PointInTime: true}, true},
+		{"a directory changes that has one name of a file", func(t *testing.T, src string, nth int) {
+			if nth == 11 {
+				write(t, filepath.Join(src, "a", "new"), "new")
+			}
+		}, clone.Result{PointInTime: true}, true},
+		{"files are made, removed and renamed", func(t *testing.T, src string, nth int) {
+			if nth == 11 {
+				must(t, os.Remove(filepath.Join(src, "a", "1")), os.Rename(filepath.Join(src, "b"), filepath.Join(src, "c")),
+					os.Rename(filepath.Join(src, "root"), filepath.Join(src, "c", "root")), os.Mkdir(filepath.Join(src, "b"), 0o700))
+				write(t, filepath.Join(src, "b", "new"), "new")
+				write(t, filepath.Join(src, "new"), "new")
+			}
+		}, clone.Result{PointInTime: true}, true},
+		{"a directory takes the place of a file", func(t *testing.T, src string, nth int) {
+			if nth == 11 {
+				must(t, os.Remove(filepath.Join(src, "root")), os.Mkdir(filepath.Join(src, "root"), 0o700))
+				write(t, filepath.Join(src, "root", "new"), "new")
+			}
+		}, clone.Result{PointInTime: true}, true},
+		{"it never holds still", func(t *testing.T, src string, nth int) {
+			write(t, filepath.Join(src, "a", "1"), fmt.Sprint("changed ", nth))
+			write(t, filepath.Join(src, "b", "2"), fmt.Sprint("changed ", nth))
+		}, clone.Result{PointInTime: false, Changed: 2}, false},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			for _, kind := range []string{"xfs", "btrfs"} {
+				t.Run(kind, func(t *testing.T) {
+					root := testenv.LoopFS(t, kind, 512*mib)
+					src, dst := filepath.Join(root, "src"), filepath.Join(root, "dst")
+					must(t, os.Mkdir(src, 0o755), os.Mkdir(dst, 0o700))
+					for _, name := range []string{"a", "b"} {
+						must(t, os.Mkdir(filepath.Join(src, name), 0o755))
+						for i := range 4 {
+							write(t, filepath.Join(src, name, fmt.Sprint(i)), "content")
+						}
+					}
+					write(t, filepath.Join(src, "root"), "content")
+					must(t, os.Link(filepath.Join(src, "a", "3"), filepath.Join(src, "b", "linked")))
+					awaitTick(t, root)
+					nth := 0
+					result := tree(t, src, dst, clone.Options{Rounds: 3, Pause: func(context.Context) error {
+						nth++
+						tt.change(t, src, nth)
+						return nil
+					}})
+					result.Entries, result.Shared = 0, false
+					if result != tt.want {
+						t.Errorf("%+v, want %+v", result, tt.want)
+					}
+					if tt.equal {
+						same(t, src, dst)
+					}
+				})
+			}
+		})
+	}
+}
+
+// awaitTick waits until files that are changed get another ctime than those before.
+func awaitTick(t testing.TB, root string) {
+	t.Helper()
+	name := filepath.Join(root, "tick")
+	ctime := func() unix.Timespec {
+		write(t, name, "")
+		var st unix.Stat_t
+		must(t, unix.Stat(name, &st))
+		return st.Ctim
+	}
+	for first := ctime(); ctime() == first; {
+	}
+	must(t, os.Remove(name))
+}
+
+// TestWritesThroughMappings: a page that was dirty before the copying began must still
+// show as a change when it is written again.
+func TestWritesThroughMappings(t *testing.T) {
+	for _, kind := range []string{"xfs", "btrfs"} {
+		t.Run(kind, func(t *testing.T) {
+			root := testenv.LoopFS(t, kind, 512*mib)
+			src, dst := filepath.Join(root, "src"), filepath.Join(root, "dst")
+			must(t, os.Mkdir(src, 0o755), os.Mkdir(dst, 0o700))
+			var pages [][]byte
+			for _, name := range []string{"a", "b"} {
+				write(t, filepath.Join(src, name), strings.Repeat("0", 4096))
+				f, err := os.OpenFile(filepath.Join(src, name), os.O_RDWR, 0)
+				must(t, err)
+				page, err := unix.Mmap(int(f.Fd()), 0, 4096, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+				must(t, err, f.Close())
+				defer func() { must(t, unix.Munmap(page)) }()
+				page[0] = 'x' // dirty and mapped writable from here on
+				pages = append(pages, page)
+			}
+			awaitTick(t, root)
+			nth := 0
+			result := tree(t, src, dst, clone.Options{Rounds: 1, Pause: func(context.Context) error {
+				if nth++; nth == 2 { // one is copied, one is not
+					pages[0][1], pages[1][1] = 'y', 'y'
+				}
+				return nil
+			}})
+			if result.PointInTime || result.Changed != 2 {
+				t.Errorf("%+v, want two changed files to be noticed", result)
+			}
+		})
+	}
+}
+
+func TestFile(t *testing.T) {
+	onEach(t, func(t *testing.T, src, dst string, method clone.Method) {
+		content := bytes.Repeat([]byte("0123456789abcdef"), 5*mib/16)
+		must(t, os.WriteFile(filepath.Join(src, "disk"), content, 0o600))
+		from, err := os.Open(filepath.Join(src, "disk"))
+		must(t, err)
+		defer from.Close()
+		to, err := os.OpenFile(filepath.Join(dst, "disk"), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+		must(t, err)
+		defer to.Close()
+		must(t, clone.File(to, from, method))
+		got, err := io.ReadAll(to)
+		if err != nil || !bytes.Equal(got, content) {
+			t.Errorf("the copy has %d other bytes (%v)", len(got), err)
+		}
+	})
+
+	t.Run("without copy-on-write on btrfs", func(t *testing.T) {
+		testenv.NeedPrograms(t, "chattr")
+		root := testenv.LoopFS(t, "btrfs", 256*mib)
+		must(t, os.Mkdir(filepath.Join(root, "src"), 0o755), os.Mkdir(filepath.Join(root, "dst"), 0o755))
+		must(t, exec.CommandContext(t.Context(), "chattr", "+C", filepath.Join(root, "src")).Run())
+		write(t, filepath.Join(root, "src", "disk.img"), strings.Repeat("x", mib))
+		awaitTick(t, root)
+		if result := tree(t, filepath.Join(root, "src"), filepath.Join(root, "dst"), clone.Options{Rounds: 1}); !result.PointInTime {
+			t.Errorf("%+v", result)
+		}
+		same(t, filepath.Join(root, "src"), filepath.Join(root, "dst"))
+	})
+}
+
+func TestExtents(t *testing.T) {
+	root := testenv.LoopFS(t, "xfs", 512*mib)
+	f, err := os.Create(filepath.Join(root, "fragmented"))
+	must(t, err)
+	defer f.Close()
+	for i := range int64(100) {
+		_, err := f.WriteAt([]byte("x"), i*2*4096*16)
+		must(t, err)
+	}
+	must(t, f.Sync())
+	if n, err := clone.Extents(f); err != nil || n < 100 || n > 300 {
+		t.Errorf("%d extents (%v), want about one for each of 100 writes", n, err)
+	}
+}
+
+func TestSubvolume(t *testing.T) {
+	root := testenv.LoopFS(t, "btrfs", 512*mib)
+	subvolume := func(path string) {
+		t.Helper()
+		out, err := exec.CommandContext(t.Context(), "btrfs", "subvolume", "create", path).CombinedOutput()
+		if err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+	}
+	src := filepath.Join(root, "src")
+	subvolume(src)
+	hostile(t, src)
+	must(t, os.Mkdir(filepath.Join(root, "to"), 0o755))
+	to := open(t, filepath.Join(root, "to"))
+
+	must(t, clone.Subvolume(open(t, src), to, "snapshot"))
+	same(t, src, filepath.Join(root, "to", "snapshot"))
+	if err := clone.Subvolume(open(t, src), to, "snapshot"); !errors.Is(err, os.ErrExist) {
+		t.Errorf("a second snapshot of that name: %v, want ErrExist", err)
+	}
+
+	t.Run("nested subvolumes are counted", func(t *testing.T) {
+		for want := range 3 {
+			if n, err := clone.Nested(open(t, src)); err != nil || n != want {
+				t.Errorf("%d nested (%v), want %d", n, err, want)
+			}
+			subvolume(filepath.Join(src, "a", fmt.Sprint("nested-", want)))
+		}
+	})
+	t.Run("a directory is no subvolume", func(t *testing.T) {
+		if err := clone.Subvolume(open(t, filepath.Join(src, "a")), to, "other"); !errors.Is(err, clone.ErrNotSupported) {
+			t.Errorf("%v, want ErrNotSupported", err)
+		}
+		xfs := testenv.LoopFS(t, "xfs", 512*mib)
+		if err := clone.Subvolume(open(t, xfs), open(t, xfs), "other"); !errors.Is(err, clone.ErrNotSupported) {
+			t.Errorf("on XFS: %v, want ErrNotSupported", err)
+		}
+	})
+}

@@ -1,0 +1,284 @@
+package clone
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+)
+
+// errGone reports an entry that was removed or replaced since it was listed.
+var errGone = errors.New("gone meanwhile")
+
+// A source is an entry that is copied, as it was when it was listed.
+type source struct {
+	in   *dir.Dir
+	name string
+	st   *unix.Stat_t
+}
+
+func (s source) String() string { return s.in.String() + "/" + s.name }
+
+func (s source) wrap(op string, err error) error {
+	if errors.Is(err, unix.ENOENT) {
+		return errGone
+	}
+	if err != nil {
+		return &fs.PathError{Op: op, Path: s.String(), Err: err}
+	}
+	return nil
+}
+
+func stat(in *dir.Dir, name string) (*unix.Stat_t, error) {
+	st := new(unix.Stat_t)
+	if err := unix.Fstatat(in.Fd(), name, st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		return nil, &fs.PathError{Op: "stat", Path: in.String() + "/" + name, Err: err}
+	}
+	return st, nil
+}
+
+func statSelf(d *dir.Dir) (*unix.Stat_t, error) {
+	st := new(unix.Stat_t)
+	if err := unix.Fstat(d.Fd(), st); err != nil {
+		return nil, &fs.PathError{Op: "stat", Path: d.String(), Err: err}
+	}
+	return st, nil
+}
+
+// make copies an entry that is no directory to a name that is free.
+func (c *copier) make(from source, to *dir.Dir, name string) error {
+	switch from.st.Mode & unix.S_IFMT {
+	case unix.S_IFREG:
+		return c.makeFile(from, to, name)
+	case unix.S_IFLNK:
+		return c.makeSymlink(from, to, name)
+	case unix.S_IFDIR: // by now
+		return errGone
+	}
+	// A FIFO, a socket or a device. It is never opened.
+	if err := unix.Mknodat(to.Fd(), name, from.st.Mode, int(from.st.Rdev)); err != nil {
+		return &fs.PathError{Op: "mknod", Path: to.String() + "/" + name, Err: err}
+	}
+	return c.nodeAttributes(from, to, name)
+}
+
+func (c *copier) makeFile(from source, to *dir.Dir, name string) error {
+	src, err := openRegular(from)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = unix.Close(src) }() // opened for reading: nothing can be lost
+	dst, err := unix.Openat(to.Fd(), name, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		return &fs.PathError{Op: "create", Path: to.String() + "/" + name, Err: err}
+	}
+	err = c.fill(dst, src, from)
+	if closeErr := unix.Close(dst); err == nil && closeErr != nil {
+		err = &fs.PathError{Op: "close", Path: to.String() + "/" + name, Err: closeErr}
+	}
+	if err != nil {
+		return err
+	}
+	return setTimes(to, name, from.st)
+}
+
+func (c *copier) fill(dst, src int, from source) error {
+	var err error
+	switch {
+	case from.st.Size == 0: // shares nothing; one that has grown meanwhile has changed
+	case c.method == Share:
+		err = share(dst, src)
+	default:
+		err = copyData(dst, src, c.next)
+	}
+	if err != nil {
+		return fmt.Errorf("copy %s: %w", from, err)
+	}
+	if err := setOwner(dst, from.st); err != nil {
+		return fmt.Errorf("copy the owner and mode of %s: %w", from, err)
+	}
+	return c.buffers.copy(descriptor(src), descriptor(dst), from.String())
+}
+
+// openRegular opens a regular file for reading. Whoever writes to the source may put a
+// device there at any time, and opening one can do harm: so the entry itself is opened
+// first, which has no effect (open(2), O_PATH).
+func openRegular(from source) (int, error) {
+	path, err := unix.Openat(from.in.Fd(), from.name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return 0, from.wrap("open", err)
+	}
+	defer func() { _ = unix.Close(path) }()
+	var st unix.Stat_t
+	if err := unix.Fstat(path, &st); err != nil {
+		return 0, from.wrap("stat", err)
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFREG || st.Ino != from.st.Ino || st.Dev != from.st.Dev {
+		return 0, errGone
+	}
+	fd, err := unix.Open(dir.HandlePath(path), unix.O_RDONLY|unix.O_NOATIME|unix.O_CLOEXEC, 0)
+	if errors.Is(err, unix.EPERM) { // neither owner nor CAP_FOWNER
+		fd, err = unix.Open(dir.HandlePath(path), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	}
+	if err != nil {
+		return 0, from.wrap("open", err)
+	}
+	return fd, nil
+}
+
+func (c *copier) makeSymlink(from source, to *dir.Dir, name string) error {
+	target := make([]byte, unix.PathMax)
+	n, err := unix.Readlinkat(from.in.Fd(), from.name, target)
+	if errors.Is(err, unix.EINVAL) {
+		return errGone
+	}
+	if err != nil {
+		return from.wrap("readlink", err)
+	}
+	if err := unix.Symlinkat(string(target[:n]), to.Fd(), name); err != nil {
+		return &fs.PathError{Op: "symlink", Path: to.String() + "/" + name, Err: err}
+	}
+	return c.nodeAttributes(from, to, name)
+}
+
+// nodeAttributes copies the attributes of what is not opened.
+func (c *copier) nodeAttributes(from source, to *dir.Dir, name string) error {
+	err := unix.Fchownat(to.Fd(), name, int(from.st.Uid), int(from.st.Gid), unix.AT_SYMLINK_NOFOLLOW)
+	if err == nil && from.st.Mode&unix.S_IFMT != unix.S_IFLNK {
+		err = unix.Fchmodat(to.Fd(), name, from.st.Mode&0o7777, 0)
+	}
+	if err != nil {
+		return fmt.Errorf("copy the owner and mode of %s: %w", from, err)
+	}
+	if err := c.buffers.copy(entryOf(from.in, from.name), entryOf(to, name), from.String()); err != nil {
+		return err
+	}
+	return setTimes(to, name, from.st)
+}
+
+// attributes copies those of a directory.
+func (c *copier) attributes(src, dst *dir.Dir) error {
+	st, err := statSelf(src)
+	if err != nil {
+		return err
+	}
+	from, err := src.ReadFd()
+	if err != nil {
+		return err
+	}
+	to, err := dst.ReadFd()
+	if err != nil {
+		return err
+	}
+	if err := setOwner(to, st); err != nil {
+		return fmt.Errorf("copy the owner and mode of %s: %w", src, err)
+	}
+	if err := c.buffers.copy(descriptor(from), descriptor(to), src.String()); err != nil {
+		return err
+	}
+	return setTimes(dst, ".", st)
+}
+
+// setOwner sets owner and mode where they differ: each is a transaction. The order
+// matters, since a change of the owner takes setuid and setgid off (chown(2)).
+func setOwner(fd int, want *unix.Stat_t) error {
+	var is unix.Stat_t
+	if err := unix.Fstat(fd, &is); err != nil {
+		return err
+	}
+	if is.Uid != want.Uid || is.Gid != want.Gid {
+		if err := unix.Fchown(fd, int(want.Uid), int(want.Gid)); err != nil {
+			return err
+		}
+	}
+	if is.Mode&0o7777 == want.Mode&0o7777 && is.Mode&(unix.S_ISUID|unix.S_ISGID) == 0 {
+		return nil
+	}
+	return unix.Fchmod(fd, want.Mode&0o7777)
+}
+
+func setTimes(in *dir.Dir, name string, st *unix.Stat_t) error {
+	times := []unix.Timespec{st.Atim, st.Mtim}
+	if err := unix.UtimesNanoAt(in.Fd(), name, times, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		return &fs.PathError{Op: "utimens", Path: in.String() + "/" + name, Err: err}
+	}
+	return nil
+}
+
+// A holder of extended attributes: a descriptor, or an entry that must not be opened.
+type holder interface {
+	list(into []byte) (int, error)
+	get(name string, into []byte) (int, error)
+	set(name string, value []byte) error
+}
+
+type descriptor int
+
+func (d descriptor) list(into []byte) (int, error) { return unix.Flistxattr(int(d), into) }
+func (d descriptor) get(name string, into []byte) (int, error) {
+	return unix.Fgetxattr(int(d), name, into)
+}
+func (d descriptor) set(name string, value []byte) error {
+	return unix.Fsetxattr(int(d), name, value, 0)
+}
+
+// An entry is reached through the handle of its directory, and not followed if it is a link.
+type entry string
+
+func entryOf(in *dir.Dir, name string) entry {
+	return entry("/proc/self/fd/" + strconv.Itoa(in.Fd()) + "/" + name)
+}
+
+func (e entry) list(into []byte) (int, error) { return unix.Llistxattr(string(e), into) }
+func (e entry) get(name string, into []byte) (int, error) {
+	return unix.Lgetxattr(string(e), name, into)
+}
+func (e entry) set(name string, value []byte) error { return unix.Lsetxattr(string(e), name, value, 0) }
+
+// xattrBuffers are as large as names and values can be (xattr(7), XATTR_LIST_MAX and
+// XATTR_SIZE_MAX).
+type xattrBuffers struct{ names, value []byte }
+
+const maxXattr = 64 << 10
+
+// copy copies all extended attributes: ACLs, capabilities and labels are such, too.
+func (b *xattrBuffers) copy(from, to holder, path string) error {
+	if b.names == nil {
+		b.names, b.value = make([]byte, maxXattr), make([]byte, maxXattr)
+	}
+	n, err := from.list(b.names)
+	if errors.Is(err, unix.EOPNOTSUPP) {
+		return nil
+	}
+	if errors.Is(err, unix.ENOENT) {
+		return errGone
+	}
+	if err != nil {
+		return &fs.PathError{Op: "listxattr", Path: path, Err: err}
+	}
+	for name := range bytes.SplitSeq(bytes.TrimSuffix(b.names[:n], []byte{0}), []byte{0}) {
+		if len(name) == 0 {
+			continue
+		}
+		if err := b.copyOne(from, to, string(name)); err != nil {
+			return &fs.PathError{Op: "copy the attribute " + string(name) + " of", Path: path, Err: err}
+		}
+	}
+	return nil
+}
+
+func (b *xattrBuffers) copyOne(from, to holder, name string) error {
+	n, err := from.get(name, b.value)
+	if errors.Is(err, unix.ENODATA) || errors.Is(err, unix.ENOENT) { // removed meanwhile
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return to.set(name, b.value[:n])
+}

@@ -1,0 +1,75 @@
+package clone
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/internal/ioctl"
+)
+
+// snapshotArgs is struct btrfs_ioctl_vol_args_v2 of linux/btrfs.h.
+type snapshotArgs struct {
+	FD      int64
+	TransID uint64
+	Flags   uint64
+	_       [4]uint64
+	Name    [4040]byte // ends in NUL
+}
+
+// rootRefArgs is struct btrfs_ioctl_get_subvol_rootref_args of linux/btrfs.h.
+type rootRefArgs struct {
+	MinTree uint64
+	Refs    [255]struct{ Tree, Dir uint64 }
+	Items   uint8
+	_       [7]byte
+}
+
+const (
+	createSnapshot = ioctl.Write | unsafe.Sizeof(snapshotArgs{})<<ioctl.Size | ioctl.Btrfs | 23             // BTRFS_IOC_SNAP_CREATE_V2
+	getRootRef     = ioctl.Read | ioctl.Write | unsafe.Sizeof(rootRefArgs{})<<ioctl.Size | ioctl.Btrfs | 61 // BTRFS_IOC_GET_SUBVOL_ROOTREF
+)
+
+// Subvolume makes a writable snapshot of the btrfs subvolume src under a name in to. All
+// that was synced before is in it; of what was written since, some may be and some not, as
+// after a power cut. Subvolumes below src are empty directories in it: see [Nested]. It
+// answers ErrNotSupported if src is no subvolume, and fs.ErrExist if the name is taken.
+func Subvolume(src, to *dir.Dir, name string) error {
+	args := snapshotArgs{}
+	if len(name) >= len(args.Name) {
+		return &fs.PathError{Op: "snapshot", Path: name, Err: unix.ENAMETOOLONG}
+	}
+	fd, err := src.ReadFd()
+	if err != nil {
+		return err
+	}
+	args.FD = int64(fd)
+	copy(args.Name[:], name)
+	err = ioctl.Do(to, createSnapshot, &args)
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, unix.ENOTTY), errors.Is(err, unix.EINVAL), errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.EXDEV):
+		return fmt.Errorf("snapshot %s: %w: %w", src, ErrNotSupported, err)
+	}
+	return &fs.PathError{Op: "snapshot", Path: src.String() + " to " + to.String() + "/" + name, Err: err}
+}
+
+// Nested counts the subvolumes that lie directly in the subvolume d, at whatever depth of
+// directories, at most 255 of them. It answers ErrNotSupported if d is no subvolume
+// (Linux 4.18).
+func Nested(d *dir.Dir) (int, error) {
+	args := rootRefArgs{}
+	err := ioctl.Do(d, getRootRef, &args)
+	switch {
+	case err == nil, errors.Is(err, unix.EOVERFLOW):
+		return int(args.Items), nil
+	case errors.Is(err, unix.ENOTTY), errors.Is(err, unix.EINVAL), errors.Is(err, unix.EOPNOTSUPP):
+		return 0, fmt.Errorf("list the subvolumes in %s: %w: %w", d, ErrNotSupported, err)
+	}
+	return 0, &fs.PathError{Op: "list the subvolumes in", Path: d.String(), Err: err}
+}

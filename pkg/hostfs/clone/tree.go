@@ -1,0 +1,308 @@
+package clone
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io/fs"
+
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+)
+
+// Options of [Tree].
+type Options struct {
+	Method Method
+	// Rounds is how often changed entries are copied again before Tree gives up on a
+	// consistent copy. With 0 the source is not checked at all.
+	Rounds int
+	// Pause is called before each entry and each 16 MiB, if it is set: to let others
+	// work. Its error ends the copying.
+	Pause func(context.Context) error
+}
+
+// A Result says what [Tree] copied.
+type Result struct {
+	Entries int64
+	// Shared is true if no data was copied.
+	Shared bool
+	// PointInTime says that the copy is what the source was at one moment. It is known
+	// only with Options.Rounds, and false if the source never held still.
+	PointInTime bool
+	// Changed is how many entries had changed when they were last checked.
+	Changed int64
+}
+
+// Tree copies all that lies below src into dst, an empty directory to which nobody else
+// writes, and then the attributes of src itself. No link is followed and nothing that is
+// mounted below src is entered. It holds a bounded number of descriptors and, but for
+// them, a bounded amount of memory. Nothing is synced: see [Sync].
+//
+// With Options.Rounds it checks afterwards whether the copy is that of one moment. That
+// is so if no entry changed since before the first was copied, or if a single file did and
+// shares its blocks: its copy is atomic, and all else stood still. What changed is copied
+// again, Rounds times at most. An entry has changed if its ctime has: writes set it, also
+// those through a shared mapping, because the filesystem is synced first and a page that
+// is clean must fault before it is written.
+func Tree(ctx context.Context, src, dst *dir.Dir, o Options) (Result, error) {
+	c := &copier{ctx: ctx, src: src, method: o.Method, pause: o.Pause}
+	result, err := c.run(dst, o.Rounds)
+	if err != nil {
+		return Result{}, fmt.Errorf("copy the tree %s: %w", src, err)
+	}
+	return result, nil
+}
+
+// A copier copies one tree, in one or more passes. It is the visitor of the source.
+type copier struct {
+	ctx    context.Context
+	src    *dir.Dir
+	method Method
+	pause  func(context.Context) error
+
+	dst     descent
+	links   *dir.Dir // files that have several names, by their inode
+	round   int
+	since   moment // entries that are older are left alone; unset in the first pass
+	whole   int    // how many levels of the path are copied whole although since is set
+	buffers xattrBuffers
+	entries int64
+}
+
+func (c *copier) run(dst *dir.Dir, rounds int) (Result, error) {
+	linksName := ".clone-" + rand.Text()
+	links, err := dst.Make(linksName)
+	if err != nil {
+		return Result{}, err
+	}
+	c.links = links
+	c.dst.root = dst
+	result, err := c.passes(rounds)
+	err = errors.Join(err, links.Close())
+	if err == nil {
+		err = dst.RemoveTree(c.ctx, linksName, func(context.Context) error { return nil })
+	}
+	if err == nil {
+		err = c.attributes(c.src, dst)
+	}
+	return result, err
+}
+
+func (c *copier) passes(rounds int) (Result, error) {
+	start, err := c.begin(rounds > 0)
+	if err != nil {
+		return Result{}, err
+	}
+	if err := c.pass(); err != nil {
+		return Result{}, err
+	}
+	result := Result{Entries: c.entries, Shared: c.method == Share}
+	for ; rounds > 0; rounds-- {
+		changed, err := c.check(start)
+		if err != nil {
+			return Result{}, err
+		}
+		result.Changed = changed.entries
+		if changed.entries == 0 || c.method == Share && changed.onlyOneFile() {
+			result.PointInTime = true
+			break
+		}
+		if rounds == 1 {
+			break
+		}
+		next, err := c.begin(true)
+		if err != nil {
+			return Result{}, err
+		}
+		c.since, start = start, next
+		if err := c.again(); err != nil {
+			return Result{}, err
+		}
+	}
+	return result, nil
+}
+
+// begin notes the time before a pass. Writes through mappings that are under way do not
+// change a ctime until the page was written to disk.
+func (c *copier) begin(check bool) (moment, error) {
+	c.round++
+	if !check {
+		return moment{}, nil
+	}
+	now, err := c.now()
+	if err != nil {
+		return moment{}, err
+	}
+	return now, Sync(c.src)
+}
+
+func (c *copier) pass() error {
+	err := c.src.Visit(c)
+	return errors.Join(err, c.dst.close())
+}
+
+// again copies what has changed since the pass before, and removes what is gone from the
+// root; other directories that changed are copied whole.
+func (c *copier) again() error {
+	if err := c.pass(); err != nil {
+		return err
+	}
+	for entry, err := range c.dst.root.Entries() {
+		if err != nil {
+			return err
+		}
+		gone, err := c.goneFromRoot(entry.Name)
+		if err == nil && gone {
+			err = c.remove(c.dst.root, entry.Name)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *copier) goneFromRoot(name string) (bool, error) {
+	own, err := c.isLinks(name)
+	if own || err != nil {
+		return false, err
+	}
+	exists, err := c.src.Exists(name)
+	return !exists, err
+}
+
+func (c *copier) isLinks(name string) (bool, error) {
+	st, err := stat(c.dst.root, name)
+	if err != nil {
+		return false, err
+	}
+	id, err := c.links.ID()
+	return id.Ino == st.Ino, err
+}
+
+func (c *copier) remove(in *dir.Dir, name string) error {
+	return in.RemoveTree(c.ctx, name, func(ctx context.Context) error { return ctx.Err() })
+}
+
+func (c *copier) next() error {
+	if c.pause != nil {
+		if err := c.pause(c.ctx); err != nil {
+			return err
+		}
+	}
+	return c.ctx.Err()
+}
+
+// File copies an entry that is no directory.
+func (c *copier) File(in *dir.Dir, name string) error {
+	if err := c.next(); err != nil {
+		return err
+	}
+	st, err := stat(in, name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	to := c.dst.current()
+	if c.updating() {
+		if c.since.before(st) {
+			return nil
+		}
+		if err := c.remove(to, name); err != nil {
+			return err
+		}
+	}
+	c.entries++
+	if st.Nlink > 1 {
+		err = c.link(in, name, st, to)
+	} else {
+		err = c.make(source{in, name, st}, to, name)
+	}
+	if errors.Is(err, errGone) {
+		return nil
+	}
+	return err
+}
+
+// updating says that only what changed is copied.
+func (c *copier) updating() bool { return c.since.set && c.whole == 0 }
+
+// Enter makes a directory, or goes into the one that is there.
+func (c *copier) Enter(d, _ *dir.Dir, name string) error {
+	if err := c.next(); err != nil {
+		return err
+	}
+	if !c.updating() {
+		if c.since.set {
+			c.whole++
+		}
+		c.entries++
+		return c.dst.make(name)
+	}
+	st, err := statSelf(d)
+	if err != nil {
+		return err
+	}
+	if c.since.before(st) {
+		return c.dst.enter(name)
+	}
+	// It may be another directory by now, which was moved here with all that it holds.
+	if err := c.remove(c.dst.current(), name); err != nil {
+		return err
+	}
+	c.whole = 1
+	c.entries++
+	return c.dst.make(name)
+}
+
+// Leave gives a directory its attributes: its times last, which entries change.
+func (c *copier) Leave(d *dir.Dir) error {
+	if c.whole > 0 {
+		c.whole--
+	}
+	if err := c.attributes(d, c.dst.current()); err != nil {
+		return err
+	}
+	return c.dst.leave()
+}
+
+// link makes one more name of a file. The file itself is made in the directory of links,
+// under its inode number: a table of millions of them would not fit into memory.
+func (c *copier) link(in *dir.Dir, name string, st *unix.Stat_t, to *dir.Dir) error {
+	for round := c.round; round >= c.oldest(st); round-- {
+		err := unix.Linkat(c.links.Fd(), linkName(round, st), to.Fd(), name, 0)
+		if !errors.Is(err, unix.ENOENT) {
+			return linkError(to, name, err)
+		}
+	}
+	node := linkName(c.round, st)
+	if err := c.make(source{in, name, st}, c.links, node); err != nil {
+		return err
+	}
+	return linkError(to, name, unix.Linkat(c.links.Fd(), node, to.Fd(), name, 0))
+}
+
+// oldest is the first round whose copy of a file is that of the file as it is. A file that
+// did not change keeps the copy to which its other names lead, also where one of them is in
+// a directory that is copied whole.
+func (c *copier) oldest(st *unix.Stat_t) int {
+	if c.since.set && c.since.before(st) {
+		return 1
+	}
+	return c.round
+}
+
+func linkName(round int, st *unix.Stat_t) string {
+	return fmt.Sprintf("%d-%d-%d", round, st.Dev, st.Ino)
+}
+
+func linkError(in *dir.Dir, name string, err error) error {
+	if err != nil {
+		return &fs.PathError{Op: "link", Path: in.String() + "/" + name, Err: err}
+	}
+	return nil
+}
