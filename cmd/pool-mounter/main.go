@@ -1,0 +1,72 @@
+// Command pool-mounter keeps the PersistentVolumeClaim of a storage pool mounted at the pool's path on a
+// node. It runs in a pod that has the claim, and needs no Kubernetes API.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"runtime/debug"
+	"syscall"
+
+	"k8s.io/klog/v2"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/privilege"
+)
+
+// needed is what the mounter's system calls and programs may do that other processes may not; docs/pools.md has why.
+var needed = []privilege.Capability{privilege.DACOverride, privilege.SysAdmin, privilege.SysResource, privilege.MakeNode}
+
+func main() {
+	command, err := parse(os.Args[1:], os.Stdout)
+	if errors.Is(err, flag.ErrHelp) {
+		return
+	}
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "pool-mounter: the command line is not usable:\n%v\n", err)
+		os.Exit(2)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	// After the first signal the default holds again: a second one ends the process.
+	context.AfterFunc(ctx, stop)
+	err = confine()
+	if err == nil {
+		err = run(ctx, command)
+	}
+	klog.Flush()
+	if err != nil {
+		// The last line, which is what Kubernetes shows of a container that failed.
+		fmt.Fprintf(os.Stderr, "pool-mounter %s: %v\n", command.name, err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, c command) error {
+	switch c.name {
+	case probeCommand:
+		return c.mounter.Check()
+	case unmountCommand:
+		return c.mounter.Unmount(ctx)
+	}
+	// What parsing and formatting needed is given back: from here on the mounter waits.
+	debug.SetGCPercent(20)
+	return c.mounter.Run(ctx)
+}
+
+// confine gives up what the mounter does not need: a privileged container has everything.
+func confine() error {
+	missing, err := privilege.Keep(needed)
+	switch {
+	case errors.Is(err, errors.ErrUnsupported):
+		klog.V(2).InfoS("All privileges are kept: this binary was built with cgo")
+		return nil
+	case err != nil:
+		return err
+	case len(missing) > 0:
+		klog.InfoS("Capabilities are missing that some steps need", "missing", fmt.Sprint(missing))
+	}
+	return nil
+}

@@ -1,0 +1,92 @@
+package mounter_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/go-logr/logr/testr"
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/hostpath-provisioner/pkg/mounter"
+	"kubevirt.io/hostpath-provisioner/test/testenv"
+)
+
+func TestMain(m *testing.M) { testenv.Main(m) }
+
+const mib = 1 << 20
+
+// newMounter is a mounter of a claim, whose pool is to be in a directory that is shared with the host.
+func newMounter(t *testing.T) (m *mounter.Mounter, claim string) {
+	t.Helper()
+	claim = testenv.Tmpfs(t, mib)
+	shared := testenv.Tmpfs(t, mib)
+	must(t, unix.Mount("", shared, "", unix.MS_SHARED, ""))
+	m = &mounter.Mounter{Target: filepath.Join(shared, "pool"), Claim: mounter.Volume{Path: claim}, Log: testr.New(t)}
+	must(t, os.Mkdir(m.Target, 0o755))
+	return m, claim
+}
+
+func TestAClaimIsMountedOnceAndUnmounted(t *testing.T) {
+	m, claim := newMounter(t)
+	must(t, os.WriteFile(filepath.Join(claim, "data"), []byte("kept"), 0o600))
+	wantError(t, m.Check(), mounter.ErrNotMounted)
+	for range 2 { // the second finds the mount of the first
+		must(t, m.Mount(t.Context()))
+		must(t, m.Check())
+	}
+	if data, err := os.ReadFile(filepath.Join(m.Target, "data")); err != nil || string(data) != "kept" {
+		t.Errorf("the pool has %q, %v", data, err)
+	}
+	must(t, m.Unmount(t.Context()))
+	wantError(t, m.Check(), mounter.ErrNotMounted)
+	must(t, m.Unmount(t.Context())) // nothing is mounted any more
+}
+
+func TestWhatIsAtThePoolsPathStays(t *testing.T) {
+	for name, test := range map[string]struct {
+		occupy func(t *testing.T, target string)
+		want   error
+	}{
+		"data": {func(t *testing.T, target string) {
+			must(t, os.WriteFile(filepath.Join(target, "data"), nil, 0o600))
+		}, mounter.ErrOccupied},
+		"another filesystem": {func(t *testing.T, target string) {
+			must(t, unix.Mount("other", target, "tmpfs", 0, ""))
+			t.Cleanup(func() { must(t, unix.Unmount(target, 0)) })
+		}, mounter.ErrOccupied},
+		"a parent of this container alone": {func(t *testing.T, target string) {
+			must(t, unix.Mount("", filepath.Dir(target), "", unix.MS_PRIVATE, ""))
+		}, mounter.ErrNotShared},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m, _ := newMounter(t)
+			test.occupy(t, m.Target)
+			wantError(t, m.Mount(t.Context()), test.want)
+		})
+	}
+}
+
+func TestAClaimThatIsNotMounted(t *testing.T) {
+	m, _ := newMounter(t)
+	m.Claim = mounter.Volume{Path: t.TempDir()}
+	if err := m.Mount(t.Context()); err == nil {
+		t.Error("a directory of the container became a pool")
+	}
+	wantError(t, m.Check(), mounter.ErrNotMounted)
+}
+
+func wantError(t *testing.T, got, want error) {
+	t.Helper()
+	if !errors.Is(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,46 @@
+package mounter
+
+import (
+	"errors"
+	"io/fs"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/blockdev"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+)
+
+// noteFile is beside the mount point while a blank device is formatted. It names the device as it is in
+// this boot. What a mkfs that was killed has left on it is not blank and not a filesystem, and with the
+// note is formatted again, as nobody has used the device since.
+const noteFile = ".pool-mounter.formatting"
+
+const noteBytes = 4096
+
+func note(state *dir.Dir, device blockdev.Device) error {
+	instance, err := device.Instance()
+	if err != nil {
+		return err
+	}
+	return state.WriteFile(noteFile, []byte(instance))
+}
+
+// noted tells whether the device was blank when a mounter began to format it, in this boot.
+func noted(state *dir.Dir, device blockdev.Device) (bool, error) {
+	content, err := state.ReadFile(noteFile, noteBytes)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	instance, err := device.Instance()
+	return string(content) == instance, err
+}
+
+// forget removes the note once the filesystem is mounted.
+func forget(state *dir.Dir) error {
+	err := state.Remove(noteFile)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return errors.Join(err, state.Sync())
+}

@@ -1,0 +1,83 @@
+package mounter
+
+import (
+	"fmt"
+	"path"
+	"strings"
+
+	"github.com/moby/sys/mountinfo"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/mounts"
+)
+
+// A Volume is a claim of volume mode Filesystem.
+type Volume struct {
+	// Path is where kubelet mounted it in this container.
+	Path string
+}
+
+// Tree answers an error if nothing is mounted at the path: the directory would be the container's own.
+func (v Volume) Tree(*dir.Dir) (*mounts.Tree, error) {
+	if _, err := v.mount(); err != nil {
+		return nil, err
+	}
+	source, err := dir.Open(v.Path)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = source.Close() }()
+	return mounts.Clone(source)
+}
+
+// mount is the mount of the volume in this container.
+func (v Volume) mount() (*mountinfo.Info, error) {
+	parent, err := dir.OpenParent(v.Path)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = parent.Close() }()
+	state, err := mounts.Place{Parent: parent, Name: path.Base(v.Path)}.State()
+	if err != nil {
+		return nil, err
+	}
+	table, err := mounts.ReadTable()
+	if err != nil {
+		return nil, err
+	}
+	if mount := table.ByID(state.MountID); state.Mounted && state.Dead == nil && mount != nil {
+		return mount, nil
+	}
+	return nil, fmt.Errorf("the claim's volume is not mounted at %s in this container", v.Path)
+}
+
+// Is compares the directory. A network filesystem that was mounted anew by kubelet can have
+// another device number; there the server and its directory are compared.
+func (v Volume) Is(mount *mountinfo.Info, root dir.ID) (bool, error) {
+	source, err := dir.Open(v.Path)
+	if err != nil {
+		return false, err
+	}
+	defer func() { _ = source.Close() }()
+	id, err := source.ID()
+	if err != nil || id == root {
+		return err == nil, err
+	}
+	own, err := v.mount()
+	if err != nil {
+		return false, err
+	}
+	return onServer(own) && own.FSType == mount.FSType && own.Source == mount.Source && own.Root == mount.Root, nil
+}
+
+// onServer tells that the source of a mount names a server and what it exports: HOST:/PATH of
+// NFS and Ceph, //HOST/SHARE of CIFS.
+func onServer(m *mountinfo.Info) bool {
+	return strings.Contains(m.Source, ":/") || strings.HasPrefix(m.Source, "//")
+}
+
+// Grow does nothing: kubelet grows the filesystem of such a claim.
+func (v Volume) Grow(*mountinfo.Info) error { return nil }
+
+// CheckUnused does nothing: kubelet has it mounted as long as there is a pod with it.
+func (v Volume) CheckUnused() error { return nil }

@@ -1,0 +1,164 @@
+// Package mapper runs the pool mounter on devices of device mapper, and with the quotas of XFS and ext4, in the guest of
+// test/cmd/kernel: the kernel of the host may have neither.
+package mapper
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/hostpath-provisioner/test/must"
+	"kubevirt.io/hostpath-provisioner/test/testenv"
+	"kubevirt.io/hostpath-provisioner/test/testenv/loopfs"
+)
+
+func TestMain(m *testing.M) { testenv.Main(m) }
+
+const (
+	mib    = 1 << 20
+	sector = 512
+)
+
+// program is where the guest has the mounter.
+func program(t *testing.T) string {
+	t.Helper()
+	if os.Getenv("HOSTPATH_KERNEL") == "" {
+		t.Skip("this is not the guest of test/cmd/kernel")
+	}
+	path := os.Getenv("POOL_MOUNTER")
+	if path == "" {
+		t.Fatal("$HOSTPATH_KERNEL is set, but $POOL_MOUNTER is not")
+	}
+	return path
+}
+
+// backing is a loop device on a sparse file.
+func backing(t *testing.T, bytes int64) string {
+	t.Helper()
+	f, err := os.CreateTemp(t.TempDir(), "disk-")
+	must.Succeed(t, err)
+	must.Succeed(t, f.Truncate(bytes))
+	must.Succeed(t, f.Close())
+	device, err := loopfs.Attach(f.Name())
+	must.Succeed(t, err)
+	t.Cleanup(func() { device.Close() })
+	return device.Name()
+}
+
+// mapped makes a device of a table until the test ends.
+func mapped(t *testing.T, table string) (path string) {
+	t.Helper()
+	name := fmt.Sprintf("pool-%d", os.Getpid())
+	run(t, table, "dmsetup", "create", "--noudevsync", "--verifyudev", name)
+	t.Cleanup(func() { run(t, "", "dmsetup", "remove", "--noudevsync", "--retry", name) })
+	return "/dev/mapper/" + name
+}
+
+func linear(device string, bytes int64) string {
+	return fmt.Sprintf("0 %d linear %s 0", bytes/sector, device)
+}
+
+func run(t *testing.T, input, name string, args ...string) string {
+	t.Helper()
+	cmd := exec.Command(name, args...)
+	cmd.Stdin = strings.NewReader(input)
+	output, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s %s: %v: %s", name, strings.Join(args, " "), err, output)
+	}
+	return string(output)
+}
+
+// target is where to mount, on a shared mount.
+func target(t *testing.T) string {
+	t.Helper()
+	root := testenv.Tmpfs(t, 16*mib)
+	must.Succeed(t, unix.Mount("", root, "", unix.MS_SHARED, ""))
+	return filepath.Join(root, "csi")
+}
+
+// An XFS or ext4 on device mapper has its name on the host, enforces project quotas, and grows with the device.
+func TestDeviceMapper(t *testing.T) {
+	for _, kind := range []string{"xfs", "ext4"} {
+		t.Run(kind, func(t *testing.T) {
+			mounter, at := program(t), target(t)
+			disk := backing(t, 600*mib)
+			device := mapped(t, linear(disk, 400*mib))
+			var info unix.Stat_t
+			must.Succeed(t, unix.Stat(device, &info))
+			claim := filepath.Join(t.TempDir(), "claim") // as a container has it
+			must.Succeed(t, unix.Mknod(claim, unix.S_IFBLK|0o600, int(info.Rdev)))
+			for _, bytes := range []int64{400 * mib, 600 * mib} {
+				run(t, linear(disk, bytes), "dmsetup", "reload", "--noudevsync", filepath.Base(device))
+				run(t, "", "dmsetup", "resume", "--noudevsync", filepath.Base(device))
+				until(t, "fills the device", mounter, "mount", "--target", at, "--device", claim, "--fs-type", kind)
+				wantMount(t, at, device, kind, bytes)
+			}
+			run(t, "", mounter, "unmount", "--target", at, "--device", claim, "--patience", "10s")
+		})
+	}
+}
+
+// until runs a mounter until it says something, and then ends it.
+func until(t *testing.T, text, name string, args ...string) {
+	t.Helper()
+	cmd := exec.Command(name, args...)
+	output, err := cmd.StderrPipe()
+	must.Succeed(t, err)
+	must.Succeed(t, cmd.Start())
+	said := ""
+	for b := make([]byte, 4096); !strings.Contains(said, text); {
+		n, err := output.Read(b)
+		if said += string(b[:n]); err != nil {
+			t.Fatalf("%s ends with %v, %v: %s", name, err, cmd.Wait(), said)
+		}
+	}
+	must.Succeed(t, cmd.Process.Signal(unix.SIGTERM))
+	if err := cmd.Wait(); err != nil {
+		t.Fatalf("%s: %v: %s", name, err, said)
+	}
+}
+
+func wantMount(t *testing.T, at, device, kind string, bytes int64) {
+	t.Helper()
+	found, err := mountinfo.GetMounts(mountinfo.SingleEntryFilter(at))
+	must.Succeed(t, err)
+	if len(found) != 1 || found[0].Source != device || found[0].FSType != kind {
+		t.Fatalf("mounted: %+v; want one of %s, %s", found, device, kind)
+	}
+	if !strings.Contains(found[0].VFSOptions, "prjquota") {
+		t.Errorf("options %s, want prjquota", found[0].VFSOptions)
+	}
+	var st unix.Statfs_t
+	must.Succeed(t, unix.Statfs(at, &st))
+	if size := int64(st.Blocks) * st.Bsize; size < bytes*4/5 {
+		t.Errorf("the filesystem has %d MiB of a device of %d", size/mib, bytes/mib)
+	}
+}
+
+// A device whose every sector fails looks blank to blkid.
+func TestDeviceThatFailsIsNotFormatted(t *testing.T) {
+	mounter, at := program(t), target(t)
+	device := mapped(t, fmt.Sprintf("0 %d error", 400*mib/sector))
+	output, err := exec.Command(mounter, "mount", "--target", at, "--device", device, "--patience", "0").CombinedOutput()
+	if err == nil || !strings.Contains(string(output), "input/output error") || strings.Contains(string(output), "Formatting") {
+		t.Errorf("mount of a device that fails: %v, %s", err, output)
+	}
+}
+
+// The disk below a device of device mapper, such as one path of a multipath device, is in use.
+func TestDiskBelowADeviceIsNotFormatted(t *testing.T) {
+	mounter, at := program(t), target(t)
+	disk := backing(t, 400*mib)
+	mapped(t, linear(disk, 400*mib))
+	output, err := exec.Command(mounter, "mount", "--target", at, "--device", disk, "--patience", "0").CombinedOutput()
+	if err == nil || !strings.Contains(string(output), "in use by dm-") {
+		t.Errorf("mount of a disk that another device is made of: %v, %s", err, output)
+	}
+}

@@ -1,0 +1,298 @@
+package mounter
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/hostpath-provisioner/test/must"
+	"kubevirt.io/hostpath-provisioner/test/testenv"
+)
+
+// A Block claim is formatted once, survives every end of its mounter, comes back when it was unmounted, grows with its
+// device, and goes when it is told to.
+func TestDevice(t *testing.T) {
+	for _, kind := range []string{"xfs", "ext4", "btrfs"} {
+		t.Run(kind, func(t *testing.T) {
+			h := newHost(t)
+			d := newDisk(t, 400*mib)
+			flags := []string{"--device", d.Path, "--fs-type", kind, "--check-interval", "100ms"}
+			mount := append([]string{"mount"}, flags...)
+			probe := append([]string{"probe"}, flags...)
+			if status, said := h.run("", probe...); status != 1 {
+				t.Fatalf("probe before the mount: status %d, %s", status, said)
+			}
+			first := h.start("", mount...)
+			first.says(mounted, 1)
+			h.wantMounted(kind)
+			if source := h.mounts()[0].Source; source != d.Path {
+				t.Errorf("the host sees %s, want the device's own name %s", source, d.Path)
+			}
+			file := filepath.Join(h.Target, "file")
+			must.Succeed(t, os.WriteFile(file, []byte("data"), 0o600))
+
+			first.stop(syscall.SIGKILL)
+			h.wantMounted(kind)
+			second := h.start("", mount...)
+			second.says(keeping, 1)
+			if status, said := h.run("", probe...); status != 0 {
+				t.Fatalf("probe of a mounted pool: status %d, %s", status, said)
+			}
+			h.wantMounted(kind)
+
+			must.Succeed(t, unix.Unmount(h.Target, 0))
+			second.says(mounted, 1)
+			h.wantMounted(kind)
+			if got, err := os.ReadFile(file); err != nil || string(got) != "data" {
+				t.Errorf("after the second mount the file has %q, %v", got, err)
+			}
+			wantGrowth(t, h, d, second, kind)
+
+			second.stop(syscall.SIGTERM)
+			if second.err != nil {
+				t.Errorf("SIGTERM ends the mounter with %v", second.err)
+			}
+			h.wantMounted(kind)
+			for range 2 {
+				if status, said := h.run("", "unmount", "--device", d.Path, "--patience", "0"); status != 0 {
+					t.Fatalf("unmount: status %d, %s", status, said)
+				}
+				h.wantUnmounted()
+			}
+		})
+	}
+}
+
+// wantGrowth makes the disk larger. An ext4 is grown with CAP_SYS_RESOURCE only, which not even root has everywhere:
+// then the error is logged, and the pool stays mounted.
+func wantGrowth(t *testing.T, h *host, d *disk, p *pod, kind string) {
+	t.Helper()
+	d.grow(600 * mib)
+	if kind == "ext4" && !hasSysResource(t) {
+		p.says("Failed to grow the filesystem", 1)
+		h.wantMounted(kind)
+		return
+	}
+	p.says("bytes=629145600", 1)
+	var st unix.Statfs_t
+	must.Succeed(t, unix.Statfs(h.Target, &st))
+	if size := st.Blocks * uint64(st.Bsize); size < 500*mib {
+		t.Errorf("the filesystem has %d MiB of a device with 600", size/mib)
+	}
+}
+
+func hasSysResource(t *testing.T) bool {
+	t.Helper()
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var data [2]unix.CapUserData
+	must.Succeed(t, unix.Capget(&header, &data[0]))
+	return data[0].Effective&(1<<unix.CAP_SYS_RESOURCE) != 0
+}
+
+// A partition is a device like any other.
+func TestPartition(t *testing.T) {
+	h := newHost(t)
+	d := newDisk(t, 400*mib)
+	info, err := unix.IoctlLoopGetStatus64(int(d.device.Fd()))
+	must.Succeed(t, err)
+	info.Flags |= unix.LO_FLAGS_PARTSCAN
+	must.Succeed(t, unix.IoctlLoopSetStatus64(int(d.device.Fd()), info))
+	tool(t, "addpart", d.Path, "1", "2048", "700000") // in sectors of 512 bytes
+	defer tool(t, "delpart", d.Path, "1")
+	partition := d.Path + "p1"
+	p := h.start("", "mount", "--device", partition)
+	p.says(mounted, 1)
+	h.wantMounted("xfs")
+	if source := h.mounts()[0].Source; source != partition {
+		t.Errorf("the host sees %s, want %s", source, partition)
+	}
+	p.stop(syscall.SIGTERM)
+	if status, said := h.run("", "unmount", "--device", partition, "--patience", "0"); status != 0 {
+		t.Errorf("unmount: status %d, %s", status, said)
+	}
+}
+
+// A Filesystem claim is whatever directory kubelet has mounted in the pod, wherever that comes from.
+func TestVolume(t *testing.T) {
+	for name, test := range map[string]struct {
+		kind string
+		make func(t *testing.T) (source string)
+	}{
+		"tmpfs": {"tmpfs", func(t *testing.T) string { return testenv.Tmpfs(t, mib) }},
+		"a directory of an ext4": {"ext4", func(t *testing.T) string {
+			sub := filepath.Join(testenv.LoopFS(t, "ext4", 64*mib), "exports", "pvc-1")
+			must.Succeed(t, os.MkdirAll(sub, 0o755))
+			return sub
+		}},
+		"a subvolume of a btrfs": {"btrfs", func(t *testing.T) string {
+			sub := filepath.Join(testenv.LoopFS(t, "btrfs", 128*mib), "pvc-1")
+			tool(t, "btrfs", "subvolume", "create", sub)
+			return sub
+		}},
+		"kubelet's directory is a link": {"tmpfs", func(t *testing.T) string {
+			link := filepath.Join(t.TempDir(), "kubelet")
+			must.Succeed(t, os.Symlink(testenv.Tmpfs(t, mib), link))
+			return link
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newHost(t)
+			source := test.make(t)
+			volume := t.TempDir()
+			container := "mount --bind " + source + " " + volume + "\nmount --make-private " + volume
+			p := h.start(container, "mount", "--volume", volume)
+			p.says(mounted, 1)
+			h.wantMounted(test.kind)
+			must.Succeed(t, os.WriteFile(filepath.Join(h.Target, "file"), nil, 0o600))
+			if _, err := os.Stat(filepath.Join(source, "file")); err != nil {
+				t.Errorf("the pool is not on the claim: %v", err)
+			}
+			p.stop(syscall.SIGKILL)
+			h.wantMounted(test.kind)
+			// The next pod has a mount of its own of the same directory.
+			if status, said := h.run(container, "probe", "--volume", volume); status != 0 {
+				t.Errorf("probe in the next pod: status %d, %s", status, said)
+			}
+			if status, said := h.run(container, "unmount", "--volume", volume, "--patience", "0"); status != 0 {
+				t.Errorf("unmount: status %d, %s", status, said)
+			}
+			h.wantUnmounted()
+		})
+	}
+}
+
+// A rolling update, or a node that is unsure, may have two at a time.
+func TestTwoMountersMakeOneMount(t *testing.T) {
+	h := newHost(t)
+	d := newDisk(t, 400*mib)
+	mount := []string{"mount", "--device", d.Path}
+	one, two := h.start("", mount...), h.start("", mount...)
+	one.says(keeping, 1)
+	two.says(keeping, 1)
+	h.wantMounted("xfs")
+	one.stop(syscall.SIGTERM)
+	h.wantMounted("xfs")
+	had := strings.Count(two.output.String(), mounted)
+	must.Succeed(t, unix.Unmount(h.Target, 0))
+	two.says(mounted, had+1)
+	h.wantMounted("xfs")
+}
+
+// While volumes keep the filesystem mounted, an unmounted pool is mounted again: neither formatted nor checked.
+func TestPoolComesBackUnderPublishedVolumes(t *testing.T) {
+	for _, kind := range []string{"xfs", "btrfs"} {
+		t.Run(kind, func(t *testing.T) {
+			h := newHost(t)
+			d := newDisk(t, 400*mib)
+			p := h.start("", "mount", "--device", d.Path, "--fs-type", kind)
+			p.says(mounted, 1)
+			volume := filepath.Join(h.Target, "pvc-1")
+			must.Succeed(t, os.Mkdir(volume, 0o755))
+			must.Succeed(t, unix.Mount(volume, h.Published, "", unix.MS_BIND, ""))
+			t.Cleanup(func() { must.Succeed(t, unix.Unmount(h.Published, 0)) })
+			must.Succeed(t, unix.Unmount(h.Target, 0))
+			p.says(mounted, 2)
+			h.wantMounted(kind)
+			must.Succeed(t, os.WriteFile(filepath.Join(h.Published, "file"), nil, 0o600))
+			if _, err := os.Stat(filepath.Join(volume, "file")); err != nil {
+				t.Errorf("the pool is another filesystem than its volume: %v", err)
+			}
+		})
+	}
+}
+
+// Nothing of a full filesystem hinders its mount or its growth.
+func TestFullDevice(t *testing.T) {
+	h := newHost(t)
+	d := newDisk(t, 400*mib)
+	p := h.start("", "mount", "--device", d.Path, "--check-interval", "100ms")
+	p.says(mounted, 1)
+	f, err := os.Create(filepath.Join(h.Target, "file"))
+	must.Succeed(t, err)
+	for chunk := int64(64 * mib); chunk >= 4096; chunk /= 2 {
+		for offset := int64(0); err == nil; offset += chunk {
+			end, seekErr := f.Seek(0, 2)
+			must.Succeed(t, seekErr)
+			err = unix.Fallocate(int(f.Fd()), 0, end, chunk)
+		}
+		err = nil
+	}
+	must.Succeed(t, f.Close())
+	p.stop(syscall.SIGTERM)
+	must.Succeed(t, unix.Unmount(h.Target, 0))
+	p = h.start("", "mount", "--device", d.Path, "--check-interval", "100ms")
+	p.says(mounted, 1)
+	wantGrowth(t, h, d, p, "xfs")
+}
+
+// A failed unmount is a failure, and changes nothing.
+func TestUnmountOfAPoolInUse(t *testing.T) {
+	h := newHost(t)
+	d := newDisk(t, 400*mib)
+	p := h.start("", "mount", "--device", d.Path)
+	p.says(mounted, 1)
+	p.stop(syscall.SIGTERM)
+	volume := filepath.Join(h.Target, "pvc-1")
+	must.Succeed(t, os.Mkdir(volume, 0o755))
+	unmount := func(patience string) (int, string) {
+		return h.run("", "unmount", "--device", d.Path, "--patience", patience)
+	}
+
+	f, err := os.Create(filepath.Join(volume, "file"))
+	must.Succeed(t, err)
+	if status, said := unmount("0"); status != 1 {
+		t.Errorf("unmount with an open file: status %d, %s", status, said)
+	}
+	h.wantMounted("xfs")
+	must.Succeed(t, f.Close())
+
+	must.Succeed(t, unix.Mount(volume, h.Published, "", unix.MS_BIND, ""))
+	status, said := unmount("0")
+	if status != 1 || !contains(said, "published at "+h.Published) {
+		t.Errorf("unmount with a published volume: status %d, %s", status, said)
+	}
+	h.wantMounted("xfs")
+
+	// It tries again, so that a pod that is about to end does not fail it.
+	waiting := h.start("", "unmount", "--device", d.Path, "--patience", "1m")
+	waiting.says("Trying again", 1)
+	must.Succeed(t, unix.Unmount(h.Published, 0))
+	waiting.wait()
+	if waiting.err != nil {
+		t.Errorf("unmount after the volume is unpublished: %v", waiting.err)
+	}
+	h.wantUnmounted()
+}
+
+// Without the claim, unmount takes down what is there, mounts that lie on each other included.
+func TestUnmountWithoutTheClaim(t *testing.T) {
+	h := newHost(t)
+	must.Succeed(t, os.Mkdir(h.Target, 0o755))
+	for range 2 {
+		must.Succeed(t, unix.Mount("tmpfs", h.Target, "tmpfs", 0, ""))
+	}
+	if status, said := h.run("", "unmount", "--patience", "0"); status != 0 {
+		t.Errorf("unmount: status %d, %s", status, said)
+	}
+	h.wantUnmounted()
+}
+
+// The kernel gives the mounter no time once it waits.
+func TestIdleMounterUsesNoCPU(t *testing.T) {
+	h := newHost(t)
+	p := h.start("", "mount", "--device", newDisk(t, 400*mib).Path, "--check-interval", "1h")
+	p.says("fills the device", 1)
+	var before, after unix.Timespec
+	clock := ^int32(p.cmd.Process.Pid)<<3 | 2 // clock_getcpuclockid(3): CPUCLOCK_SCHED of a process
+	must.Succeed(t, unix.ClockGettime(clock, &before))
+	time.Sleep(300 * time.Millisecond) // nothing to wait for: nothing is to happen
+	must.Succeed(t, unix.ClockGettime(clock, &after))
+	if used := time.Duration(after.Nano() - before.Nano()); used > 20*time.Millisecond {
+		t.Errorf("used %v of processor time in 300ms of nothing to do", used)
+	}
+}
