@@ -1,0 +1,196 @@
+package main
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"maps"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/klog/v2"
+
+	"kubevirt.io/hostpath-provisioner/pkg/cmdline"
+	"kubevirt.io/hostpath-provisioner/pkg/metrics"
+	"kubevirt.io/hostpath-provisioner/pkg/pool"
+	"kubevirt.io/hostpath-provisioner/pkg/provisioner"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
+)
+
+// config is the command line and the environment, found to be good.
+type config struct {
+	provisioner    provisioner.Config
+	node           volume.NodeID
+	pool           pool.Config
+	namespace      string
+	kubeconfig     string // empty inside a cluster
+	systemPath     string
+	healthAddress  string // empty for no probes
+	metricsAddress string // empty for no metrics
+	metricsTLS     metrics.TLS
+}
+
+// parse reads the command line and the environment and reports all that is wrong with them. It changes nothing.
+func parse(args []string, getenv func(string) string, output io.Writer) (config, error) {
+	var c config
+	var mode, node, dir, prefix, policy, shared, options, tlsVersion string
+	flags := flag.NewFlagSet("hostpath-provisioner", flag.ContinueOnError)
+	flags.SetOutput(output)
+	flags.StringVar(&mode, "mode", string(provisioner.PerNode), "node: one instance on each node; single-node: one instance for a cluster of one node")
+	flags.StringVar(&node, "node-name", getenv("NODE_NAME"), "name of this node (required); default $NODE_NAME")
+	flags.StringVar(&dir, "pv-dir", getenv("PV_DIR"), "directory of the volumes, by its path on the node (required); default $PV_DIR")
+	flags.StringVar(&prefix, "use-naming-prefix", getenv("USE_NAMING_PREFIX"), "true to name directories <claim>-<pv> instead of <pv>; not with --mode=single-node; default $USE_NAMING_PREFIX")
+	flags.StringVar(&c.namespace, "pod-namespace", getenv("POD_NAMESPACE"), "namespace of this pod, for the name in the certificate of the metrics; default $POD_NAMESPACE")
+	flags.StringVar(&policy, "pv-reclaim-policy", getenv("PV_RECLAIM_POLICY"), "Delete or Retain, in place of what the StorageClass says; with --mode=single-node; default $PV_RECLAIM_POLICY")
+	flags.StringVar(&shared, "pv-dir-shared", getenv("PV_DIR_SHARED"), "true if --pv-dir is the same directory on all nodes; with --mode=single-node; default $PV_DIR_SHARED")
+	flags.StringVar(&options, "pool-options", cmp.Or(getenv("POOL_OPTIONS"), "{}"), "options of the pool, a JSON object; see docs/provisioner.md; default $POOL_OPTIONS")
+	flags.StringVar(&c.kubeconfig, "kubeconfig", "", "file that says how to reach the API server; not needed inside a cluster")
+	flags.StringVar(&c.systemPath, "system-path", "", "directory on the operating system's disk, for the metric that says whether the pool shares it; empty if unknown")
+	flags.StringVar(&c.healthAddress, "health-address", ":9808", "address to serve /healthz and /readyz on; empty for none")
+	c.metricsFlags(flags, &tlsVersion)
+	klog.InitFlags(flags)
+
+	problems := cmdline.ParseAll(flags, args)
+	if errors.Is(problems, flag.ErrHelp) {
+		return config{}, flag.ErrHelp
+	}
+	note := func(flag string, err error) {
+		if err != nil {
+			problems = errors.Join(problems, fmt.Errorf("--%s: %w", flag, err))
+		}
+	}
+	c.provisioner.Mode, c.provisioner.Node = provisioner.Mode(mode), node
+	note("mode", checkMode(c.provisioner.Mode))
+	var err error
+	c.node, err = parseNode(node)
+	note("node-name", err)
+	c.pool, err = parsePool(dir, options)
+	note("pv-dir", err)
+	c.provisioner.Path = c.pool.Path
+	c.provisioner.NamePrefix, err = parseBool(prefix)
+	note("use-naming-prefix", err)
+	c.provisioner.Shared, err = parseShared(shared, c.provisioner.Mode)
+	note("pv-dir-shared", err)
+	c.provisioner.ReclaimPolicy, err = parsePolicy(policy, c.provisioner.Mode)
+	note("pv-reclaim-policy", err)
+	note("pod-namespace", checkNamespace(c.namespace))
+	note("health-address", cmdline.CheckAddress(c.healthAddress))
+	note("metrics-address", cmdline.CheckAddress(c.metricsAddress))
+	c.metricsTLS.MinVersion, err = metrics.ParseTLSVersion(tlsVersion)
+	note("metrics-tls-version", err)
+	note("metrics-cert-file", checkCertificate(c.metricsTLS))
+	return c, problems
+}
+
+func (c *config) metricsFlags(flags *flag.FlagSet, tlsVersion *string) {
+	flags.StringVar(&c.metricsAddress, "metrics-address", ":8443", "address to serve metrics on with TLS; empty for none")
+	flags.StringVar(&c.metricsTLS.CertFile, "metrics-cert-file", "", "certificate for the metrics; without one the program makes its own")
+	flags.StringVar(&c.metricsTLS.KeyFile, "metrics-key-file", "", "key of that certificate")
+	flags.StringVar(tlsVersion, "metrics-tls-version", "VersionTLS13", "lowest version of TLS for the metrics")
+}
+
+func checkMode(mode provisioner.Mode) error {
+	if mode != provisioner.PerNode && mode != provisioner.SingleNode {
+		return fmt.Errorf("%q is neither %q nor %q", mode, provisioner.PerNode, provisioner.SingleNode)
+	}
+	return nil
+}
+
+func checkNamespace(namespace string) error {
+	if wrong := validation.IsDNS1123Label(namespace); namespace != "" && wrong != nil {
+		return fmt.Errorf("%q is not a namespace: %s", namespace, strings.Join(wrong, ", "))
+	}
+	return nil
+}
+
+func checkCertificate(tls metrics.TLS) error {
+	if (tls.CertFile == "") != (tls.KeyFile == "") {
+		return errors.New("goes together with --metrics-key-file; give both or neither")
+	}
+	return tls.Check()
+}
+
+func parseShared(s string, mode provisioner.Mode) (bool, error) {
+	shared, err := parseBool(s)
+	if shared && mode != provisioner.SingleNode {
+		return false, fmt.Errorf("is for --mode=%s", provisioner.SingleNode)
+	}
+	return shared, err
+}
+
+func parseNode(name string) (volume.NodeID, error) {
+	if name == "" {
+		return volume.NodeID{}, errors.New("is missing; set it, or the variable NODE_NAME, to the name of the Node object")
+	}
+	return volume.ParseNodeID(name)
+}
+
+// parseBool takes an empty value for false.
+func parseBool(s string) (bool, error) {
+	switch strings.ToLower(s) {
+	case "", "false":
+		return false, nil
+	case "true":
+		return true, nil
+	}
+	return false, fmt.Errorf("%s is neither true nor false", strconv.Quote(s))
+}
+
+func parsePolicy(s string, mode provisioner.Mode) (corev1.PersistentVolumeReclaimPolicy, error) {
+	policy := corev1.PersistentVolumeReclaimPolicy(s)
+	switch {
+	case s == "":
+		return "", nil
+	case policy != corev1.PersistentVolumeReclaimDelete && policy != corev1.PersistentVolumeReclaimRetain:
+		return "", fmt.Errorf("%q is neither Delete nor Retain", s)
+	case mode != provisioner.SingleNode:
+		return "", fmt.Errorf("is for --mode=%s; set reclaimPolicy in the StorageClass", provisioner.SingleNode)
+	}
+	return policy, nil
+}
+
+// poolName is what logs and metrics call the pool.
+const poolName = "provisioner"
+
+// optionKeys are those of a pool in docs/configuration.md that concern directories.
+var optionKeys = []string{"bytesPerInode", "enforcement", "overprovision", "relabel", "requireMount", "reserve"}
+
+// parsePool has the options parsed by who parses those of the CSI driver's pools.
+func parsePool(dir, options string) (pool.Config, error) {
+	if dir == "" {
+		return pool.Config{}, errors.New("is missing; set it, or the variable PV_DIR, to the directory of the volumes")
+	}
+	if !filepath.IsAbs(dir) {
+		return pool.Config{}, fmt.Errorf("%q is not an absolute path such as /var/hpvolumes", dir)
+	}
+	document := map[string]any{}
+	decoder := json.NewDecoder(bytes.NewReader([]byte(options)))
+	decoder.UseNumber()
+	if err := decoder.Decode(&document); err != nil {
+		return pool.Config{}, fmt.Errorf("--pool-options is not a JSON object such as {\"reserve\":\"5%%\"}: %w", err)
+	}
+	for _, key := range slices.Sorted(maps.Keys(document)) {
+		if !slices.Contains(optionKeys, key) {
+			return pool.Config{}, fmt.Errorf("--pool-options has the unknown key %q; known are %s", key, strings.Join(optionKeys, ", "))
+		}
+	}
+	document["name"], document["path"] = poolName, dir
+	text, err := json.Marshal([]any{document})
+	if err != nil {
+		return pool.Config{}, err
+	}
+	configs, err := pool.ParseConfigs(string(text), "/")
+	if err != nil {
+		return pool.Config{}, err
+	}
+	configs[0].Except = provisioner.CSIDirectory
+	return configs[0], nil
+}

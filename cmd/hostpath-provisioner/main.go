@@ -1,0 +1,230 @@
+// Command hostpath-provisioner makes hostPath PersistentVolumes from directories of a node: KubeVirt's provisioner from
+// before CSI, and with --mode=single-node the one for clusters of one node.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/signal"
+	"runtime"
+	"runtime/debug"
+	"sync"
+	"syscall"
+	"time"
+
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/klog/v2"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/label"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/privilege"
+	"kubevirt.io/hostpath-provisioner/pkg/metrics"
+	"kubevirt.io/hostpath-provisioner/pkg/pool"
+	"kubevirt.io/hostpath-provisioner/pkg/provisioner"
+)
+
+const (
+	// closing is how long the pool may take to close.
+	closing = 5 * time.Second
+	// requests and burst bound the load on the API server: a volume takes about four requests.
+	requests, burst = 50, 100
+)
+
+// version is that of the module, which Go takes from the repository.
+var version = buildVersion()
+
+func buildVersion() string {
+	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" {
+		return info.Main.Version
+	}
+	return "unknown"
+}
+
+// A pool that hangs must not hold the thread that signals are delivered to; see cmd/hostpath-csi-driver.
+func init() { runtime.LockOSThread() }
+
+func main() {
+	config, err := parse(os.Args[1:], os.Getenv, os.Stdout)
+	if errors.Is(err, flag.ErrHelp) {
+		return
+	}
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "hostpath-provisioner: invalid configuration:\n%v\n", err)
+		os.Exit(1)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	// A second signal ends the process at once.
+	context.AfterFunc(ctx, stop)
+	if err := run(ctx, config); err != nil {
+		klog.ErrorS(err, "provisioner stopped")
+		klog.FlushAndExit(klog.ExitFlushTimeout, 1)
+	}
+	klog.Flush()
+}
+
+// run serves until ctx ends.
+func run(ctx context.Context, c config) (err error) {
+	log := klog.Background()
+	// Where the certificate of the metrics takes the namespace from.
+	if err := os.Setenv("POD_NAMESPACE", c.namespace); err != nil {
+		return err
+	}
+	client, err := connect(c.kubeconfig)
+	if err != nil {
+		return fmt.Errorf("connect to the API server: %w", err)
+	}
+	if _, err := privilege.Keep(privilege.Needed); err != nil && !errors.Is(err, errors.ErrUnsupported) {
+		return err
+	}
+	listeners, err := listen(c)
+	if err != nil {
+		return err
+	}
+	pools, closePool, err := openPool(c, log)
+	if err != nil {
+		return errors.Join(err, listeners.close())
+	}
+	defer func() { err = errors.Join(err, closePool()) }()
+
+	ctx, fail := context.WithCancelCause(klog.NewContext(ctx, log))
+	defer fail(nil)
+	instance := provisioner.New(ctx, c.provisioner, pools, client)
+	var servers sync.WaitGroup
+	if listeners.metrics != nil {
+		shown := metrics.New(metrics.Options{
+			Version:  version,
+			Revision: metrics.Revision(),
+			Pools:    pools.Status,
+			More:     instance.Collectors(),
+		})
+		servers.Go(func() { fail(shown.Serve(ctx, listeners.metrics, c.metricsTLS)) })
+	}
+	if listeners.health != nil {
+		servers.Go(func() { fail(serveHealth(ctx, listeners.health, readiness(instance, pools))) })
+	}
+	log.Info("serving", "provisioner", c.provisioner.Name(), "node", c.provisioner.Node, "path", c.provisioner.Path, "version", version)
+	instance.Run(ctx)
+	fail(nil)
+	servers.Wait()
+	if cause := context.Cause(ctx); !errors.Is(cause, context.Canceled) {
+		return cause
+	}
+	return nil
+}
+
+func connect(kubeconfig string) (kubernetes.Interface, error) {
+	config, err := rest.InClusterConfig()
+	if kubeconfig != "" {
+		config, err = clientcmd.BuildConfigFromFlags("", kubeconfig)
+	}
+	if err != nil {
+		return nil, err
+	}
+	config.UserAgent = "hostpath-provisioner/" + version
+	config.QPS, config.Burst = requests, burst
+	return kubernetes.NewForConfig(config)
+}
+
+// openPool begins to serve the pool. It is opened in the background: claims that come first are tried again.
+func openPool(c config, log klog.Logger) (*pool.Set, func() error, error) {
+	mounts, err := bind.NewKernel()
+	if err != nil {
+		return nil, nil, err
+	}
+	// No block volumes are made here, and none of others are touched.
+	devices, err := dir.Open("/dev")
+	if err != nil {
+		return nil, nil, errors.Join(err, mounts.Close())
+	}
+	set := pool.Start([]pool.Config{c.pool}, pool.Options{
+		Node:       c.node,
+		Mounts:     mounts,
+		Labels:     label.NewKernel(),
+		Devices:    loop.NewKernel(devices),
+		Dev:        devices,
+		SystemPath: c.systemPath,
+		Log:        log,
+	})
+	return set, func() error {
+		ctx, cancel := context.WithTimeout(context.Background(), closing)
+		defer cancel()
+		if err := set.Close(ctx); err != nil {
+			log.Error(err, "pool did not close: its filesystem hangs", "timeout", closing)
+		}
+		return errors.Join(devices.Close(), mounts.Close())
+	}, nil
+}
+
+type listeners struct{ metrics, health net.Listener }
+
+// listen binds the addresses, before anything of the pool is touched.
+func listen(c config) (l listeners, err error) {
+	bind := func(flag, address string) (net.Listener, error) {
+		if address == "" {
+			return nil, nil
+		}
+		listener, err := net.Listen("tcp", address)
+		if err != nil {
+			return nil, fmt.Errorf("--%s: %w; choose another address, or an empty one for none", flag, err)
+		}
+		return listener, nil
+	}
+	if l.metrics, err = bind("metrics-address", c.metricsAddress); err != nil {
+		return l, err
+	}
+	if l.health, err = bind("health-address", c.healthAddress); err != nil {
+		return l, errors.Join(err, l.close())
+	}
+	return l, nil
+}
+
+func (l listeners) close() error {
+	var problems []error
+	for _, listener := range []net.Listener{l.metrics, l.health} {
+		if listener != nil {
+			problems = append(problems, listener.Close())
+		}
+	}
+	return errors.Join(problems...)
+}
+
+// readiness is why claims are not served; nil if they are.
+func readiness(instance *provisioner.Instance, pools *pool.Set) func(context.Context) error {
+	return func(ctx context.Context) error {
+		for _, status := range pools.Status() {
+			if status.Err != nil {
+				return status.Err
+			}
+		}
+		return instance.Ready(ctx)
+	}
+}
+
+// serveHealth answers probes until ctx ends: /healthz while the process runs, /readyz while it serves claims.
+func serveHealth(ctx context.Context, listener net.Listener, ready func(context.Context) error) error {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, r *http.Request) {
+		if err := ready(r.Context()); err != nil {
+			http.Error(w, err.Error(), http.StatusServiceUnavailable)
+			return
+		}
+		fmt.Fprintln(w, "ok")
+	})
+	server := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, WriteTimeout: 10 * time.Second}
+	stop := context.AfterFunc(ctx, func() { _ = server.Close() })
+	defer stop()
+	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("serve probes on %s: %w", listener.Addr(), err)
+	}
+	return nil
+}

@@ -1,0 +1,120 @@
+package provisioner
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"sigs.k8s.io/sig-storage-lib-external-provisioner/v13/controller"
+
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
+)
+
+// Delete removes the directory of a PersistentVolume, if it is known to be this instance's own. Refusals become events
+// on the PersistentVolume, and nothing is touched. A directory that is gone already is no error.
+func (p *Provisioner) Delete(ctx context.Context, pv *corev1.PersistentVolume) error {
+	if p.othersBusiness(pv) {
+		return &controller.IgnoredError{Reason: "it belongs to node " + pv.Annotations[Identity]}
+	}
+	id, err := p.deletable(ctx, pv)
+	if err != nil {
+		return fmt.Errorf("%w: %w; no directory was removed", errNotOwn, err)
+	}
+	unlock, err := p.pool.Lock(id)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if err := p.pool.Delete(ctx, id); err != nil && !errors.Is(err, volume.ErrNotFound) {
+		return err
+	}
+	return nil
+}
+
+var errNotOwn = errors.New("not a volume of this provisioner")
+
+// othersBusiness reports whether another instance answers for a PersistentVolume.
+func (p *Provisioner) othersBusiness(pv *corev1.PersistentVolume) bool {
+	owner := pv.Annotations[Identity]
+	return p.config.Mode == PerNode && owner != "" && owner != p.config.Node
+}
+
+// deletable is the directory of a PersistentVolume, if its record with Kubernetes proves it to be this instance's own.
+func (p *Provisioner) deletable(ctx context.Context, pv *corev1.PersistentVolume) (volume.ID, error) {
+	owner := pv.Annotations[Identity]
+	switch {
+	case owner == "":
+		return volume.ID{}, fmt.Errorf("annotation %s is missing", Identity)
+	case owner != p.config.Node && !p.config.Shared:
+		return volume.ID{}, fmt.Errorf("annotation %s names node %s, this is node %s", Identity, owner, p.config.Node)
+	}
+	if on := pv.Annotations[ProvisionOnNode]; on != "" && on != owner {
+		return volume.ID{}, fmt.Errorf("annotation %s names node %s, annotation %s node %s", Identity, owner, ProvisionOnNode, on)
+	}
+	id, err := p.config.ownDirectory(pv)
+	if err != nil {
+		return volume.ID{}, err
+	}
+	if err := p.checkAffinity(ctx, pv); err != nil {
+		return volume.ID{}, err
+	}
+	return id, p.unsharedDirectory(pv, id)
+}
+
+// checkAffinity refuses a PersistentVolume whose pods run on other nodes: their directory of that name is not this one.
+func (p *Provisioner) checkAffinity(ctx context.Context, pv *corev1.PersistentVolume) error {
+	if pv.Spec.NodeAffinity == nil || pv.Spec.NodeAffinity.Required == nil {
+		return nil // as the earlier single-node provisioner made them
+	}
+	node, err := p.node(ctx)
+	if err != nil {
+		return err
+	}
+	hostname := node.Labels[corev1.LabelHostname]
+	for _, term := range pv.Spec.NodeAffinity.Required.NodeSelectorTerms {
+		for _, r := range term.MatchExpressions {
+			if r.Key == corev1.LabelHostname && !slices.Contains(r.Values, hostname) {
+				return fmt.Errorf("its node affinity is for %s in %q, this is %s", corev1.LabelHostname, r.Values, hostname)
+			}
+		}
+	}
+	return nil
+}
+
+// unsharedDirectory refuses a directory that another PersistentVolume of this node names as well.
+func (p *Provisioner) unsharedDirectory(pv *corev1.PersistentVolume, id volume.ID) error {
+	all, err := p.volumes.List(labels.Everything())
+	if err != nil {
+		return err
+	}
+	for _, other := range all {
+		if other.Name != pv.Name && other.Spec.HostPath != nil && other.Spec.HostPath.Path == p.config.path(id) {
+			return fmt.Errorf("PersistentVolume %s uses the same directory", other.Name)
+		}
+	}
+	return nil
+}
+
+// ShouldDelete reports on what is not deleted: where the data of a retained volume is, and a PersistentVolume that is
+// nobody's. It is asked for each PersistentVolume of this provisioner whenever it changes.
+func (p *Provisioner) ShouldDelete(ctx context.Context, pv *corev1.PersistentVolume) bool {
+	if p.othersBusiness(pv) {
+		return false
+	}
+	if pv.Status.Phase != corev1.VolumeReleased {
+		return true // the controller looks at that itself
+	}
+	if pv.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimRetain && pv.Spec.HostPath != nil {
+		p.events.note(ctx, pv, "VolumeRetained", fmt.Sprintf("the claim is deleted; its data stays in %s on node %s until somebody removes it", pv.Spec.HostPath.Path, p.config.Node))
+		return false
+	}
+	if pv.Annotations[Identity] == "" && p.config.Mode == PerNode {
+		// All instances see it. One event is enough.
+		p.events.warn(ctx, pv, "VolumeFailedDelete", fmt.Sprintf("%v: annotation %s is missing; no directory was removed", errNotOwn, Identity))
+		return false
+	}
+	return true
+}

@@ -1,0 +1,414 @@
+package provisioner
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/tools/cache"
+	"sigs.k8s.io/sig-storage-lib-external-provisioner/v13/controller"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind/bindtest"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/label/labeltest"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop/looptest"
+	"kubevirt.io/hostpath-provisioner/pkg/pool"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
+	"kubevirt.io/hostpath-provisioner/test/must"
+)
+
+const (
+	uid  = "11111111-2222-3333-4444-555555555555"
+	name = "pvc-" + uid
+)
+
+// A rig is a provisioner on a real pool. The API server is the client library's own stand-in: what it would decide
+// is asked in test/cluster.
+type rig struct {
+	*testing.T
+	*Provisioner
+	client *fake.Clientset
+}
+
+func newRig(t *testing.T, config Config, objects ...runtime.Object) *rig {
+	t.Helper()
+	if config.Path == "" {
+		config.Path = t.TempDir()
+	}
+	config.Node = "node-a"
+	configs, err := pool.ParseConfigs(fmt.Sprintf(`[{"name":"test","path":%q,"enforcement":"none"}]`, config.Path), "/")
+	must.Succeed(t, err)
+	configs[0].Except = CSIDirectory
+	node, err := volume.ParseNodeID(config.Node)
+	must.Succeed(t, err)
+	dev, err := dir.Open(t.TempDir())
+	must.Succeed(t, err)
+	mounts, loops := &bindtest.Fake{}, looptest.NewFake(dev)
+	set := pool.Start(configs, pool.Options{Node: node, Mounts: mounts, Labels: &labeltest.Fake{}, Devices: loops, Dev: dev, Log: logr.Discard()})
+	t.Cleanup(func() {
+		must.Succeed(t, set.Close(context.WithoutCancel(t.Context())))
+		must.Succeed(t, errors.Join(loops.Close(), dev.Close()))
+	})
+	must.Succeed(t, set.Wait(t.Context()))
+	objects = append(objects, nodeNamed("node-a", "host-a"))
+	r := &rig{T: t, client: fake.NewClientset(objects...)}
+	volumes := cache.NewIndexer(cache.MetaNamespaceKeyFunc, nil)
+	for _, o := range objects {
+		if pv, ok := o.(*corev1.PersistentVolume); ok {
+			must.Succeed(t, volumes.Add(pv))
+		}
+	}
+	instance := New(t.Context(), config, set, r.client)
+	r.Provisioner = instance.provisioner
+	must.Succeed(t, addAll(instance, objects))
+	return r
+}
+
+// addAll gives the informers what the API server would.
+func addAll(i *Instance, objects []runtime.Object) error {
+	for _, o := range objects {
+		var err error
+		switch o := o.(type) {
+		case *corev1.PersistentVolume:
+			err = i.volumes.GetIndexer().Add(o)
+		case *corev1.PersistentVolumeClaim:
+			err = i.factory.Core().V1().PersistentVolumeClaims().Informer().GetIndexer().Add(o)
+		case *storagev1.StorageClass:
+			err = i.factory.Storage().V1().StorageClasses().Informer().GetIndexer().Add(o)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func nodeNamed(name, hostname string) *corev1.Node {
+	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{corev1.LabelHostname: hostname}}}
+}
+
+func (r *rig) events() (messages []string) {
+	r.Helper()
+	list, err := r.client.CoreV1().Events("").List(r.Context(), metav1.ListOptions{})
+	must.Succeed(r.T, err)
+	for _, e := range list.Items {
+		messages = append(messages, e.Reason+": "+e.Message)
+	}
+	return messages
+}
+
+func (r *rig) directories() (names []string) {
+	r.Helper()
+	entries, err := os.ReadDir(r.config.Path)
+	must.Succeed(r.T, err)
+	for _, e := range entries {
+		if !strings.HasPrefix(e.Name(), ".") {
+			names = append(names, e.Name())
+		}
+	}
+	return names
+}
+
+func request(changes ...func(*controller.ProvisionOptions)) controller.ProvisionOptions {
+	late := storagev1.VolumeBindingWaitForFirstConsumer
+	o := controller.ProvisionOptions{
+		PVName:       name,
+		StorageClass: &storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: "class"}, VolumeBindingMode: &late},
+		PVC: &corev1.PersistentVolumeClaim{
+			ObjectMeta: metav1.ObjectMeta{Name: "claim", Namespace: "space", UID: uid, Annotations: map[string]string{SelectedNode: "node-a"}},
+			Spec: corev1.PersistentVolumeClaimSpec{
+				AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
+				Resources:   corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1000001")}},
+			},
+		},
+	}
+	for _, change := range changes {
+		change(&o)
+	}
+	return o
+}
+
+func TestProvision(t *testing.T) {
+	tests := map[string]struct {
+		config    Config
+		directory string
+	}{
+		"per node":             {Config{Mode: PerNode}, name},
+		"with a naming prefix": {Config{Mode: PerNode, NamePrefix: true}, "claim-" + name},
+		"single node":          {Config{Mode: SingleNode, ReclaimPolicy: corev1.PersistentVolumeReclaimRetain}, "space-claim-" + name},
+		"shared":               {Config{Mode: SingleNode, Shared: true}, "space-claim-" + name},
+	}
+	for title, tt := range tests {
+		t.Run(title, func(t *testing.T) {
+			r := newRig(t, tt.config)
+			pv, _, err := r.Provision(t.Context(), request())
+			must.Succeed(t, err)
+			info, err := os.Stat(filepath.Join(r.config.Path, tt.directory))
+			must.Succeed(t, err)
+			if info.Mode().Perm() != 0o777 {
+				t.Errorf("the directory has mode %v", info.Mode())
+			}
+			if pv.Spec.HostPath == nil || pv.Spec.HostPath.Path != filepath.Join(r.config.Path, tt.directory) || *pv.Spec.HostPath.Type != corev1.HostPathDirectory {
+				t.Errorf("the source is %+v", pv.Spec.PersistentVolumeSource)
+			}
+			if pv.Name != name || pv.Annotations[Identity] != "node-a" || pv.Spec.Capacity.Storage().Value() != 1000001 {
+				t.Errorf("the PersistentVolume is %+v", pv)
+			}
+			affine := pv.Spec.NodeAffinity != nil && pv.Spec.NodeAffinity.Required.NodeSelectorTerms[0].MatchExpressions[0].Values[0] == "host-a"
+			if affine == tt.config.Shared {
+				t.Errorf("the node affinity is %v", pv.Spec.NodeAffinity)
+			}
+			want := corev1.PersistentVolumeReclaimDelete
+			if tt.config.ReclaimPolicy != "" {
+				want = tt.config.ReclaimPolicy
+			}
+			if pv.Spec.PersistentVolumeReclaimPolicy != want {
+				t.Errorf("the reclaim policy is %s", pv.Spec.PersistentVolumeReclaimPolicy)
+			}
+			// The PersistentVolume could not be saved, and the controller asks again.
+			again, _, err := r.Provision(t.Context(), request())
+			if err != nil || again.Spec.HostPath.Path != pv.Spec.HostPath.Path {
+				t.Errorf("asked again: %+v, %v", again, err)
+			}
+			pv.Status.Phase = corev1.VolumeReleased
+			must.Succeed(t, r.Delete(t.Context(), pv))
+			must.Succeed(t, r.Delete(t.Context(), pv))
+			if left := r.directories(); len(left) > 0 {
+				t.Errorf("left: %v", left)
+			}
+		})
+	}
+}
+
+func TestProvisionRefuses(t *testing.T) {
+	recycle := corev1.PersistentVolumeReclaimRecycle
+	tests := map[string]struct {
+		change func(*controller.ProvisionOptions)
+		words  []string
+		state  controller.ProvisioningState
+	}{
+		"what a class and a claim may not say, all at once": {func(o *controller.ProvisionOptions) {
+			o.StorageClass.MountOptions = []string{"noatime"}
+			o.StorageClass.ReclaimPolicy = &recycle
+			o.PVC.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteMany}
+			o.PVC.Spec.Selector = &metav1.LabelSelector{}
+			o.PVC.Spec.DataSource = &corev1.TypedLocalObjectReference{}
+		}, []string{"noatime", "Recycle", "ReadWriteMany", "selector", "data source"}, controller.ProvisioningFinished},
+		"another topology": {func(o *controller.ProvisionOptions) {
+			o.StorageClass.AllowedTopologies = []corev1.TopologySelectorTerm{{MatchLabelExpressions: []corev1.TopologySelectorLabelRequirement{{Key: "zone", Values: []string{"b"}}}}}
+		}, []string{"node-a", "allowedTopologies"}, controller.ProvisioningFinished},
+		"more than the pool has": {func(o *controller.ProvisionOptions) {
+			o.PVC.Spec.Resources.Requests[corev1.ResourceStorage] = resource.MustParse("1Pi")
+		}, []string{"not enough space"}, controller.ProvisioningReschedule},
+		"more than the pool has, where the claim names the node": {func(o *controller.ProvisionOptions) {
+			o.PVC.Annotations[ProvisionOnNode] = "node-a"
+			o.PVC.Spec.Resources.Requests[corev1.ResourceStorage] = resource.MustParse("1Pi")
+		}, []string{"not enough space"}, controller.ProvisioningFinished},
+	}
+	for title, tt := range tests {
+		t.Run(title, func(t *testing.T) {
+			r := newRig(t, Config{Mode: PerNode})
+			_, state, err := r.Provision(t.Context(), request(tt.change))
+			for _, word := range tt.words {
+				if err == nil || !strings.Contains(err.Error(), word) {
+					t.Errorf("%v does not say %q", err, word)
+				}
+			}
+			if state != tt.state {
+				t.Errorf("the state is %s, want %s", state, tt.state)
+			}
+			if made := r.directories(); len(made) > 0 {
+				t.Errorf("made: %v", made)
+			}
+		})
+	}
+}
+
+func TestSingleNodeRefusesSeveralNodes(t *testing.T) {
+	other := nodeNamed("node-b", "host-b")
+	if _, _, err := newRig(t, Config{Mode: SingleNode}, other).Provision(t.Context(), request()); err == nil || !strings.Contains(err.Error(), "node-a, node-b") {
+		t.Errorf("with two nodes: %v", err)
+	}
+	if _, _, err := newRig(t, Config{Mode: SingleNode, Shared: true}, other).Provision(t.Context(), request()); err != nil {
+		t.Errorf("with two nodes and a shared directory: %v", err)
+	}
+	cordoned, control := other.DeepCopy(), nodeNamed("node-c", "host-c")
+	cordoned.Spec.Unschedulable = true
+	control.Spec.Taints = []corev1.Taint{{Key: "node-role.kubernetes.io/control-plane", Effect: corev1.TaintEffectNoSchedule}}
+	if _, _, err := newRig(t, Config{Mode: SingleNode}, cordoned, control).Provision(t.Context(), request()); err != nil {
+		t.Errorf("with one node that takes pods: %v", err)
+	}
+}
+
+// own is a PersistentVolume of the earlier provisioner or of this one, whose directory is there.
+func own(t *testing.T, path string) *corev1.PersistentVolume {
+	t.Helper()
+	must.Succeed(t, os.MkdirAll(filepath.Join(path, name, "sub"), 0o777))
+	return &corev1.PersistentVolume{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{Identity: "node-a", ProvisionOnNode: "node-a", ProvisionedBy: PerNodeName}},
+		Spec: corev1.PersistentVolumeSpec{
+			NodeAffinity:                  onHost("host-a"),
+			PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimDelete,
+			PersistentVolumeSource:        corev1.PersistentVolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: filepath.Join(path, name)}},
+		},
+		Status: corev1.PersistentVolumeStatus{Phase: corev1.VolumeReleased},
+	}
+}
+
+func TestDeleteRemovesOnlyItsOwn(t *testing.T) {
+	tests := map[string]struct {
+		change  func(pv *corev1.PersistentVolume, pool string)
+		removed bool
+	}{
+		"its own without a record": {func(*corev1.PersistentVolume, string) {}, true},
+		"without an identity":      {func(pv *corev1.PersistentVolume, _ string) { delete(pv.Annotations, Identity) }, false},
+		"two identities":           {func(pv *corev1.PersistentVolume, _ string) { pv.Annotations[ProvisionOnNode] = "node-b" }, false},
+		"another node's affinity":  {func(pv *corev1.PersistentVolume, _ string) { pv.Spec.NodeAffinity = onHost("host-b") }, false},
+		"no source":                {func(pv *corev1.PersistentVolume, _ string) { pv.Spec.HostPath = nil }, false},
+		"the pool itself":          {func(pv *corev1.PersistentVolume, pool string) { pv.Spec.HostPath.Path = pool }, false},
+		"the pool's parent":        {func(pv *corev1.PersistentVolume, pool string) { pv.Spec.HostPath.Path = filepath.Dir(pool) }, false},
+		"a path that leads back in": {func(pv *corev1.PersistentVolume, pool string) {
+			pv.Spec.HostPath.Path = pool + "/../" + filepath.Base(pool) + "/" + name
+		}, false},
+		"a relative path": {func(pv *corev1.PersistentVolume, _ string) { pv.Spec.HostPath.Path = name }, false},
+		"inside a volume": {func(pv *corev1.PersistentVolume, pool string) {
+			pv.Spec.HostPath.Path = filepath.Join(pool, name, "sub")
+		}, false},
+		"the pool of the driver": {func(pv *corev1.PersistentVolume, pool string) {
+			pv.Spec.HostPath.Path = filepath.Join(pool, CSIDirectory)
+		}, false},
+		"a name that somebody chose": {func(pv *corev1.PersistentVolume, _ string) { pv.Name = "555555555555" }, false},
+		"another one's directory":    {func(pv *corev1.PersistentVolume, _ string) { pv.Name = "pvc-99999999-2222-3333-4444-555555555555" }, false},
+	}
+	for title, tt := range tests {
+		t.Run(title, func(t *testing.T) {
+			r := newRig(t, Config{Mode: PerNode})
+			must.Succeed(t, os.Mkdir(filepath.Join(r.config.Path, CSIDirectory), 0o750))
+			pv := own(t, r.config.Path)
+			tt.change(pv, r.config.Path)
+			err := r.Delete(t.Context(), pv)
+			_, statErr := os.Stat(filepath.Join(r.config.Path, name, "sub"))
+			if removed := os.IsNotExist(statErr); removed != tt.removed || (err == nil) != tt.removed {
+				t.Errorf("removed: %v, error %v", removed, err)
+			}
+			if _, err := os.Stat(filepath.Join(r.config.Path, CSIDirectory)); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+func TestDeleteRefusesADirectoryOfTwoPersistentVolumes(t *testing.T) {
+	path := t.TempDir()
+	other := own(t, path)
+	other.Name = "by-hand"
+	r := newRig(t, Config{Mode: PerNode, Path: path}, other)
+	if err := r.Delete(t.Context(), own(t, path)); err == nil || !strings.Contains(err.Error(), "by-hand") {
+		t.Errorf("deleted with %v", err)
+	}
+}
+
+func TestDeleteLeavesOtherNodesAlone(t *testing.T) {
+	r := newRig(t, Config{Mode: PerNode})
+	pv := own(t, r.config.Path)
+	pv.Annotations[Identity] = "node-b"
+	var ignored *controller.IgnoredError
+	if err := r.Delete(t.Context(), pv); !errors.As(err, &ignored) {
+		t.Errorf("not ignored: %v", err)
+	}
+}
+
+func TestShouldDelete(t *testing.T) {
+	r := newRig(t, Config{Mode: PerNode})
+	pv := own(t, r.config.Path)
+	if !r.ShouldDelete(t.Context(), pv) {
+		t.Error("a released volume is not deleted")
+	}
+	pv.Spec.PersistentVolumeReclaimPolicy = corev1.PersistentVolumeReclaimRetain
+	for range 2 {
+		if r.ShouldDelete(t.Context(), pv) {
+			t.Error("a retained volume is deleted")
+		}
+	}
+	if events := r.events(); len(events) != 1 || !strings.Contains(events[0], filepath.Join(r.config.Path, name)) {
+		t.Errorf("the events are %q, want one that says where the data is", events)
+	}
+}
+
+func TestStraysAreReportedOnce(t *testing.T) {
+	now := time.Now()
+	immediate := storagev1.VolumeBindingImmediate
+	claim := func(name string, annotations map[string]string) *corev1.PersistentVolumeClaim {
+		c := request().PVC
+		c.Name, c.UID, c.Annotations = name, types.UID("uid-"+name), annotations
+		c.Annotations[StorageProvisioner] = PerNodeName
+		c.CreationTimestamp = metav1.NewTime(now.Add(-time.Minute))
+		class := "immediate"
+		c.Spec.StorageClassName = &class
+		return c
+	}
+	r := newRig(t, Config{Mode: PerNode}, nodeNamed("node-b", "host-b"),
+		&storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: "immediate"}, VolumeBindingMode: &immediate},
+		claim("nowhere", map[string]string{ProvisionOnNode: "node-z"}),
+		claim("other", map[string]string{ProvisionOnNode: "node-b"}),
+		claim("mine", map[string]string{ProvisionOnNode: "node-a"}),
+		claim("unnamed", map[string]string{}))
+	for range 2 { // instances on two nodes
+		s := &strays{Provisioner: r.Provisioner, checked: make(map[types.UID]time.Time)}
+		s.check(t.Context(), now)
+		s.check(t.Context(), now)
+	}
+	events := strings.Join(r.events(), "\n")
+	if strings.Count(events, "\n") != 1 || !strings.Contains(events, `"node-z", which does not exist`) || !strings.Contains(events, "binds immediately") {
+		t.Errorf("the events are\n%s", events)
+	}
+}
+
+func TestJoinName(t *testing.T) {
+	long := strings.Repeat("x", 253)
+	tests := map[string]struct{ prefix, want string }{
+		"short": {"space-claim", "space-claim-" + name},
+		"long":  {long, strings.Repeat("x", 146) + "-"},
+	}
+	for title, tt := range tests {
+		t.Run(title, func(t *testing.T) {
+			got := joinName(tt.prefix, name)
+			if _, err := volume.ParseID(got); err != nil {
+				t.Error(err)
+			}
+			if !strings.HasPrefix(got, tt.want) || !strings.HasSuffix(got, "-"+name) {
+				t.Errorf("%s, want %s", got, tt.want)
+			}
+		})
+	}
+	if joinName(long+"a", name) == joinName(long+"b", name) {
+		t.Error("two long names are the same")
+	}
+}
+
+// A PersistentVolume that becomes another node's has to leave the informer.
+func TestFilterEvent(t *testing.T) {
+	config := Config{Mode: PerNode, Node: "node-a"}
+	pv := own(t, t.TempDir())
+	if out, _ := config.filterEvent(watch.Event{Type: watch.Modified, Object: pv}); out.Type != watch.Modified {
+		t.Errorf("its own is %s", out.Type)
+	}
+	pv.Annotations[Identity] = "node-b"
+	if out, _ := config.filterEvent(watch.Event{Type: watch.Modified, Object: pv}); out.Type != watch.Deleted {
+		t.Errorf("another node's is %s", out.Type)
+	}
+}
