@@ -1,0 +1,128 @@
+// Command local-pv-provisioner makes a PersistentVolume of each block device of its node that it is told to offer,
+// cleans the device when the volume is released, and offers it again.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"k8s.io/klog/v2"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/log/zap"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/privilege"
+	"kubevirt.io/hostpath-provisioner/pkg/localpv"
+)
+
+// needed is what opening and cleaning devices takes beyond being root: the kernel lets nobody else have it forget the
+// partitions that were erased (BLKRRPART).
+var needed = []privilege.Capability{privilege.SysAdmin}
+
+func main() {
+	o, log, err := parse(os.Args[1:], os.Getenv, os.Stderr)
+	if errors.Is(err, flag.ErrHelp) {
+		return
+	}
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "local-pv-provisioner: the command line is not usable:\n%v\n", err)
+		os.Exit(1)
+	}
+	logger := zap.New(zap.UseFlagOptions(log))
+	ctrl.SetLogger(logger)
+	klog.SetLogger(logger)
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	// After the first signal the default holds again: a second one ends the process.
+	context.AfterFunc(ctx, stop)
+	if err := run(ctx, o); err != nil {
+		logger.Error(err, "Provisioner stopped")
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, o localpv.Options) error {
+	missing, err := privilege.Keep(needed)
+	if err != nil && !errors.Is(err, errors.ErrUnsupported) {
+		return err
+	}
+	if len(missing) > 0 {
+		ctrl.Log.Info("Capabilities are missing that some steps need", "missing", fmt.Sprint(missing))
+	}
+	api, err := ctrl.GetConfig()
+	if err != nil {
+		return err
+	}
+	return localpv.Run(ctx, api, o)
+}
+
+// parse reads the command line; a flag that is not given has the value of its variable of the environment. The error has
+// all problems.
+func parse(args []string, getenv func(string) string, output io.Writer) (localpv.Options, *zap.Options, error) {
+	o := localpv.Options{}
+	log := &zap.Options{}
+	flags := flag.NewFlagSet("local-pv-provisioner", flag.ContinueOnError)
+	flags.SetOutput(output)
+	env := func(name, otherwise string) string {
+		if value := getenv(name); value != "" {
+			return value
+		}
+		return otherwise
+	}
+	log.BindFlags(flags)
+	klog.InitFlags(flags)
+	flags.StringVar(&o.MetricsAddress, "metrics-addr", env("LP_METRICS_ADDR", ":8080"), "address of the metrics (LP_METRICS_ADDR)")
+	flags.StringVar(&o.Node, "node-name", getenv("LP_NODE_NAME"), "name of the node, required (LP_NODE_NAME)")
+	flags.StringVar(&o.Namespace, "namespace-name", getenv("LP_NAMESPACE_NAME"), "namespace of the ConfigMaps, required (LP_NAMESPACE_NAME)")
+	flags.StringVar(&o.DefaultConfigMap, "default-pv-spec-configmap", getenv("LP_DEFAULT_PV_SPEC_CONFIGMAP"),
+		"ConfigMap of a node without the annotation local-pv-provisioner.cybozu.io/pv-spec-configmap (LP_DEFAULT_PV_SPEC_CONFIGMAP)")
+	flags.StringVar(&o.RecordDir, "record-dir", env("LP_RECORD_DIR", "/var/lib/local-pv-provisioner"),
+		"directory on the node that remembers which devices are ours (LP_RECORD_DIR)")
+	interval := flags.String("polling-interval", env("LP_POLLING_INTERVAL", "5m"), "how often devices are looked for, besides when they appear (LP_POLLING_INTERVAL)")
+	development := flags.String("development", env("LP_DEVELOPMENT", "false"), "log for people rather than programs (LP_DEVELOPMENT)")
+	if err := flags.Parse(boolean(args)); err != nil {
+		return o, log, err
+	}
+	var problems []error
+	problem := func(format string, args ...any) { problems = append(problems, fmt.Errorf(format, args...)) }
+	var err error
+	if o.PollingInterval, err = time.ParseDuration(*interval); err != nil || o.PollingInterval < time.Second {
+		problem("--polling-interval is %q; it has to be a duration of at least 1s, such as 5m", *interval)
+	}
+	if log.Development, err = strconv.ParseBool(*development); err != nil {
+		problem("--development is %q; it has to be true or false", *development)
+	}
+	if o.Node == "" {
+		problem("--node-name or LP_NODE_NAME is missing")
+	}
+	if o.Namespace == "" {
+		problem("--namespace-name or LP_NAMESPACE_NAME is missing")
+	}
+	if !filepath.IsAbs(o.RecordDir) {
+		problem("--record-dir is %q; it has to be an absolute path", o.RecordDir)
+	}
+	if flags.NArg() > 0 {
+		problem("unknown arguments: %s", strings.Join(flags.Args(), " "))
+	}
+	return o, log, errors.Join(problems...)
+}
+
+// boolean has --development alone mean true, as for every flag that is one.
+func boolean(args []string) []string {
+	var all []string
+	for _, arg := range args {
+		if arg == "--development" || arg == "-development" {
+			arg += "=true"
+		}
+		all = append(all, arg)
+	}
+	return all
+}

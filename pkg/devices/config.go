@@ -1,0 +1,175 @@
+// Package devices decides which block devices of a node are offered as volumes, and cleans them between two users. It
+// knows no Kubernetes: what the API has of the volumes is given to it, and it answers what to do there.
+//
+// Nothing that somebody may still want is ever written to. A device is opened exclusively, is checked while it is held,
+// and is cleaned through that very descriptor. That it was ours is known by its volume and by a record on the node's
+// disk, and not by how it looks.
+package devices
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// Modes of a volume.
+const (
+	Filesystem = "Filesystem"
+	Block      = "Block"
+)
+
+// DefaultStorageClass is the class of volumes where a configuration names none.
+const DefaultStorageClass = "local-storage"
+
+// A Wipe is a way to clean a device.
+type Wipe string
+
+// The ways to clean a device.
+const (
+	// WipeSignatures erases all signatures, the head, the tail, and where Ceph and btrfs have copies. What else was
+	// on the device can still be read from it.
+	WipeSignatures Wipe = "signatures"
+	// WipeDiscard has the device forget everything, so that it reads as zeroes. A device that does not promise that
+	// is overwritten.
+	WipeDiscard Wipe = "discard"
+	// WipeZero overwrites everything with zeroes.
+	WipeZero Wipe = "zero"
+)
+
+// ExistingData says what to do with a device that was never ours and has something on it.
+type ExistingData string
+
+// What to do with data that others wrote.
+const (
+	// Keep does not touch the device.
+	Keep ExistingData = "keep"
+	// Erase cleans the device as if it had been ours.
+	Erase ExistingData = "wipe"
+)
+
+// The keys of a configuration.
+const (
+	KeyStorageClass = "storageClassName"
+	KeyVolumeMode   = "volumeMode"
+	KeyFSType       = "fsType"
+	KeyDeviceDir    = "deviceDir"
+	KeyFilter       = "deviceNameFilter"
+	KeyExistingData = "existingData"
+	KeyWipe         = "wipe"
+)
+
+var keys = []string{KeyStorageClass, KeyVolumeMode, KeyFSType, KeyDeviceDir, KeyFilter, KeyExistingData, KeyWipe}
+
+// A Config says which devices of a node are offered, and how.
+type Config struct {
+	StorageClass string
+	VolumeMode   string
+	FSType       string // of Filesystem volumes alone
+	DeviceDir    string
+	Filter       *regexp.Regexp
+	ExistingData ExistingData
+	Wipe         Wipe
+}
+
+// ParseConfig reads the data of a ConfigMap. The error has all problems, each on a line of its own.
+func ParseConfig(data map[string]string) (Config, error) {
+	p := parser{data: data}
+	c := Config{
+		StorageClass: p.optional(KeyStorageClass, DefaultStorageClass),
+		VolumeMode:   p.oneOf(KeyVolumeMode, "", Filesystem, Block),
+		ExistingData: ExistingData(p.oneOf(KeyExistingData, string(Keep), string(Keep), string(Erase))),
+		Wipe:         Wipe(p.oneOf(KeyWipe, string(WipeSignatures), string(WipeSignatures), string(WipeDiscard), string(WipeZero))),
+		DeviceDir:    p.directory(KeyDeviceDir),
+		Filter:       p.expression(KeyFilter),
+	}
+	if c.VolumeMode == Filesystem {
+		c.FSType = p.oneOf(KeyFSType, "", "ext4", "xfs", "btrfs")
+	}
+	p.unknown()
+	return c, errors.Join(p.problems...)
+}
+
+type parser struct {
+	data     map[string]string
+	problems []error
+}
+
+func (p *parser) problem(format string, args ...any) {
+	p.problems = append(p.problems, fmt.Errorf(format, args...))
+}
+
+func (p *parser) optional(key, otherwise string) string {
+	if value := p.data[key]; value != "" {
+		return value
+	}
+	return otherwise
+}
+
+func (p *parser) required(key string) (string, bool) {
+	value := p.data[key]
+	if value == "" {
+		p.problem("%s is missing", key)
+	}
+	return value, value != ""
+}
+
+// oneOf reads a key with few possible values. Without a default it is required.
+func (p *parser) oneOf(key, otherwise string, allowed ...string) string {
+	value := p.optional(key, otherwise)
+	switch {
+	case value == "":
+		p.problem("%s is missing; it has to be %s", key, strings.Join(allowed, " or "))
+	case !slices.Contains(allowed, value):
+		p.problem("%s is %q; it has to be %s", key, value, strings.Join(allowed, " or "))
+	}
+	return value
+}
+
+func (p *parser) directory(key string) string {
+	value, ok := p.required(key)
+	if !ok {
+		return ""
+	}
+	if !filepath.IsAbs(value) {
+		p.problem("%s is %q; it has to be an absolute path", key, value)
+		return value
+	}
+	info, err := os.Stat(value)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		p.problem("%s: there is no %s on this node", key, value)
+	case err != nil:
+		p.problem("%s: %v", key, err)
+	case !info.IsDir():
+		p.problem("%s: %s is not a directory", key, value)
+	}
+	return value
+}
+
+func (p *parser) expression(key string) *regexp.Regexp {
+	value, ok := p.required(key)
+	if !ok {
+		return nil
+	}
+	expression, err := regexp.Compile(value)
+	if err != nil {
+		p.problem("%s is %q: %v", key, value, err)
+	}
+	return expression
+}
+
+// unknown reports keys that are ours but for a typing error: others are ignored, as they always were.
+func (p *parser) unknown() {
+	for key := range p.data {
+		for _, ours := range keys {
+			if key != ours && strings.EqualFold(key, ours) {
+				p.problem("%s is not known; the key is %s", key, ours)
+			}
+		}
+	}
+}

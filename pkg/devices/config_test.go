@@ -1,0 +1,80 @@
+package devices_test
+
+import (
+	"maps"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"kubevirt.io/hostpath-provisioner/pkg/devices"
+	"kubevirt.io/hostpath-provisioner/test/must"
+)
+
+func TestAConfiguration(t *testing.T) {
+	dir := t.TempDir()
+	data := map[string]string{"volumeMode": "Filesystem", "fsType": "xfs", "deviceDir": dir, "deviceNameFilter": "^sd[b-z]$"}
+	c, err := devices.ParseConfig(data)
+	must.Succeed(t, err)
+	if c.StorageClass != "local-storage" || c.FSType != "xfs" || c.ExistingData != devices.Keep || c.Wipe != devices.WipeSignatures ||
+		!c.Filter.MatchString("sdb") || c.Filter.MatchString("sda") {
+		t.Errorf("parsed %+v", c)
+	}
+	other := maps.Clone(data)
+	maps.Copy(other, map[string]string{"storageClassName": "fast", "volumeMode": "Block", "fsType": "ntfs", "wipe": "zero", "existingData": "wipe", "else": "x"})
+	c, err = devices.ParseConfig(other)
+	must.Succeed(t, err)
+	if c.StorageClass != "fast" || c.FSType != "" || c.ExistingData != devices.Erase || c.Wipe != devices.WipeZero {
+		t.Errorf("parsed %+v", c)
+	}
+}
+
+func TestAllProblemsOfAConfigurationAreReportedAtOnce(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "file")
+	must.Succeed(t, os.WriteFile(file, nil, 0o600))
+	for _, c := range []struct {
+		data map[string]string
+		want []string
+	}{
+		{nil, []string{"volumeMode is missing", "deviceDir is missing", "deviceNameFilter is missing"}},
+		{map[string]string{"volumeMode": "Filesystem", "deviceDir": "dev", "deviceNameFilter": "(", "wipe": "shred", "existingData": "yes", "devicedir": "x"},
+			[]string{"fsType is missing", "absolute", `"("`, `wipe is "shred"`, `existingData is "yes"`, "the key is deviceDir"}},
+		{map[string]string{"volumeMode": "Filesystem", "fsType": "ntfs", "deviceDir": file, "deviceNameFilter": "."},
+			[]string{`fsType is "ntfs"`, "not a directory"}},
+		{map[string]string{"volumeMode": "Raw", "deviceDir": file + "/none", "deviceNameFilter": "."}, []string{`volumeMode is "Raw"`, "deviceDir"}},
+	} {
+		_, err := devices.ParseConfig(c.data)
+		if err == nil {
+			t.Errorf("%v is accepted", c.data)
+			continue
+		}
+		for _, want := range c.want {
+			if !strings.Contains(err.Error(), want) {
+				t.Errorf("%v: %v; want it to say %q", c.data, err, want)
+			}
+		}
+	}
+}
+
+func TestTheNameOfAVolume(t *testing.T) {
+	long := strings.Repeat("n", 240)
+	for _, c := range []struct{ node, path, taken, want string }{
+		{"n1", "/dev/disk/by-path/pci-0000:3c:00.0-lun-0", "", "local-n1-pci-0000-3c-00.0-lun-0"},
+		{"Node", "/dev/SDB", "", "local-node-sdb"},
+		{"n1", "/dev/a--_b", "", "local-n1-a-b"},
+		{"n1", "/dev/b/lun-0", "local-n1-lun-0", "local-n1-lun-0-b4fdcdd09c"},
+		{"n1", "/dev/a.:.b_", "", "local-n1-a-b"},
+		{long, "/dev/sda-and-more-of-it", "", ""},
+	} {
+		got := devices.VolumeName(c.node, c.path, func(name string) bool { return name == c.taken })
+		if c.want == "" {
+			if len(got) != 253 || got == devices.VolumeName(long, "/dev/else/sda-and-more-of-it", func(string) bool { return false }) {
+				t.Errorf("the name of a long one is %s", got)
+			}
+			continue
+		}
+		if got != c.want {
+			t.Errorf("the name of %s is %s, want %s", c.path, got, c.want)
+		}
+	}
+}

@@ -1,0 +1,98 @@
+package devices
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/rawdev"
+)
+
+// A Held is a device that nobody else uses, and that nobody else can claim until it is closed.
+type Held struct {
+	*rawdev.Device
+	Facts rawdev.Facts
+}
+
+// Hold opens a device exclusively if nobody uses it. All that is checked is checked again with the device held. The
+// device has to have the number that was found at the path. A device that is ours may have partitions, which its last
+// user left: nobody uses them, or the device could not be held.
+func Hold(path string, number rawdev.Number, ours bool) (*Held, error) {
+	facts, err := inspect(path, number, ours)
+	if err != nil {
+		return nil, err
+	}
+	device, err := rawdev.Open(path)
+	if err != nil {
+		return nil, Problem{Path: path, Reason: reasonOf(err), Detail: err.Error()}
+	}
+	held := &Held{Device: device, Facts: facts}
+	if err := held.check(ours); err != nil {
+		return nil, errors.Join(err, device.Close())
+	}
+	return held, nil
+}
+
+// check repeats the check with the device held.
+func (h *Held) check(ours bool) error {
+	path := h.String()
+	if h.Number() != h.Facts.Number {
+		return Problem{Path: path, Reason: OtherDevice, Detail: fmt.Sprintf("leads to device %s now, and led to %s", h.Number(), h.Facts.Number)}
+	}
+	facts, err := inspect(path, h.Number(), ours)
+	if err != nil {
+		return err
+	}
+	h.Facts = facts
+	bytes, err := h.Size()
+	if err == nil {
+		err = h.Writable()
+	}
+	if err != nil {
+		return Problem{Path: path, Reason: reasonOf(err), Detail: err.Error()}
+	}
+	if bytes != facts.SizeBytes {
+		return Problem{Path: path, Reason: OtherDevice, Detail: fmt.Sprintf("its size has just changed from %d to %d bytes", facts.SizeBytes, bytes)}
+	}
+	return nil
+}
+
+// inspect refuses a device by what the kernel knows of it.
+func inspect(path string, number rawdev.Number, ours bool) (rawdev.Facts, error) {
+	refuse := func(reason Reason, format string, args ...any) error {
+		return Problem{Path: path, Reason: reason, Detail: fmt.Sprintf(format, args...)}
+	}
+	facts, err := rawdev.Inspect(number)
+	if err != nil {
+		return facts, refuse(reasonOf(err), "%v", err)
+	}
+	switch {
+	case facts.SizeBytes == 0:
+		return facts, refuse(Empty, "it has no size")
+	case facts.ReadOnly:
+		return facts, refuse(ReadOnly, "the kernel has it read-only")
+	case len(facts.Holders) > 0:
+		return facts, refuse(HasHolders, "it is part of %s", strings.Join(facts.Holders, ", "))
+	case len(facts.Partitions) > 0 && !ours:
+		return facts, refuse(HasPartitions, "it has %d partitions", len(facts.Partitions))
+	case len(facts.Loops) > 0:
+		return facts, refuse(HasLoop, "%s has it as its file", strings.Join(facts.Loops, ", "))
+	}
+	swap, err := facts.Swap()
+	if err != nil {
+		return facts, refuse(Failed, "%v", err)
+	}
+	if swap {
+		return facts, refuse(IsSwap, "the kernel swaps to it")
+	}
+	mounts, err := facts.Mounts()
+	if err != nil {
+		return facts, refuse(Failed, "%v", err)
+	}
+	if len(mounts) > 0 {
+		slices.Sort(mounts)
+		return facts, refuse(Mounted, "it is mounted on %s", strings.Join(mounts, ", "))
+	}
+	return facts, nil
+}

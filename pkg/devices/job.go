@@ -1,0 +1,240 @@
+package devices
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/rawdev"
+)
+
+// noteEvery is how often the progress of cleaning is made durable.
+var noteEvery = 2 * time.Second
+
+// A job checks one device, and cleans it if that is allowed and needed. Different devices have jobs beside each other.
+type job struct {
+	number rawdev.Number
+	path   string
+	// volume is the released one whose device it is; its name is empty for a device without a volume.
+	volume   Volume
+	wipe     Wipe
+	existing ExistingData
+	// unsigned says that the device was found without signatures.
+	unsigned bool
+
+	cancel context.CancelFunc
+	done   chan struct{}
+	// What is below is the result, after done.
+	err  error
+	held *Held // of a device that can be offered
+
+	mu       sync.Mutex
+	progress Progress
+	moved    time.Time
+}
+
+// errTaken says that the API has changed, so that there is nothing to do any more.
+var errTaken = errors.New("the volumes have changed meanwhile")
+
+func (a *Agent) start(j *job) {
+	ctx, cancel := context.WithCancel(a.ctx)
+	j.cancel, j.done, j.moved = cancel, make(chan struct{}), time.Now()
+	a.jobs[j.number] = j
+	a.wait.Go(func() {
+		defer a.Changed()
+		defer close(j.done)
+		j.held, j.err = a.run(ctx, j)
+	})
+}
+
+func (j *job) finished() bool {
+	select {
+	case <-j.done:
+		return true
+	default:
+		return false
+	}
+}
+
+// stale says that a finished job is not about what is wanted now.
+func (j *job) stale(wanted *job) bool {
+	return j.path != wanted.path || j.volume.Name != wanted.volume.Name || j.volume.ClaimUID != wanted.volume.ClaimUID ||
+		!j.wipe.covers(wanted.wipe) || j.existing != wanted.existing ||
+		errors.Is(j.err, errTaken) || errors.Is(j.err, context.Canceled)
+}
+
+type status struct {
+	finished bool
+	progress Progress
+	moved    time.Time
+}
+
+func (j *job) status() status {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return status{j.finished(), j.progress, j.moved}
+}
+
+func (j *job) move(p Progress) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.progress, j.moved = p, time.Now()
+}
+
+// run answers the device, held, if it can be offered.
+func (a *Agent) run(ctx context.Context, j *job) (_ *Held, err error) {
+	record, err := a.Records.Get(j.path)
+	if err != nil {
+		return nil, err
+	}
+	released := j.volume.Name != ""
+	held, err := Hold(j.path, j.number, released || record.State == Cleaning)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil || released {
+			err = errors.Join(err, held.Close())
+		}
+	}()
+	needed, err := j.needs(ctx, held, record)
+	if err != nil {
+		return nil, err
+	}
+	if needed {
+		if err := a.confirm(ctx, j); err != nil {
+			return nil, err
+		}
+		if err := a.clean(ctx, j, held, record); err != nil {
+			return nil, err
+		}
+	}
+	if released {
+		return nil, nil
+	}
+	return held, nil
+}
+
+// needs decides whether the device has to be cleaned, or must not be.
+func (j *job) needs(ctx context.Context, held *Held, record Record) (bool, error) {
+	if j.volume.Name != "" {
+		return j.releasedNeeds(held, record)
+	}
+	if !record.about(held) {
+		record = Record{}
+		if n := len(held.Facts.Partitions); n > 0 {
+			return false, Problem{Path: j.path, Reason: HasPartitions, Detail: fmt.Sprintf("it has %d partitions", n)}
+		}
+	}
+	return j.unclaimedNeeds(ctx, held, record)
+}
+
+// releasedNeeds decides whether the device of a released volume has to be cleaned. That it is ours is known by the
+// volume.
+func (j *job) releasedNeeds(held *Held, record Record) (bool, error) {
+	if held.Facts.SizeBytes != j.volume.Bytes {
+		return false, Problem{Path: j.path, Reason: OtherDevice,
+			Detail: fmt.Sprintf("it has %d bytes, and the PersistentVolume has %d", held.Facts.SizeBytes, j.volume.Bytes)}
+	}
+	if record.State != "" && record.Volume == j.volume.Name && !record.about(held) {
+		return false, Problem{Path: j.path, Reason: OtherDevice, Detail: fmt.Sprintf("it has %d bytes and is %q; it had %d bytes and was %q",
+			held.Facts.SizeBytes, held.Facts.Identity, record.Bytes, record.Identity)}
+	}
+	same := record.Volume == j.volume.Name && record.ClaimUID == j.volume.ClaimUID
+	return !same || record.State != Clean || !record.Wipe.covers(j.wipe), nil
+}
+
+// unclaimedNeeds decides whether a device without a volume has to be cleaned before it is offered, or must not be.
+func (j *job) unclaimedNeeds(ctx context.Context, held *Held, record Record) (bool, error) {
+	if record.State == Cleaning && !record.Erased {
+		return true, nil
+	}
+	signatures, err := Signatures(ctx, held.Device)
+	if err != nil {
+		return false, err
+	}
+	switch {
+	case j.existing == Erase && (len(signatures) > 0 || record.State == Bound):
+		return true, nil
+	case record.State == Bound:
+		return false, Problem{Path: j.path, Reason: WasBound, Detail: fmt.Sprintf(
+			"it has the data of the claim %s; its PersistentVolume %s has gone without being released", record.Claim, record.Volume)}
+	case len(signatures) > 0:
+		return false, Problem{Path: j.path, Reason: HasSignature, Detail: "it has " + describe(signatures)}
+	}
+	j.unsigned = true
+	return record.State != Clean || !record.Wipe.covers(j.wipe), nil
+}
+
+// confirm asks the API itself, while the device is held, whether it may be cleaned.
+func (a *Agent) confirm(ctx context.Context, j *job) error {
+	volumes, err := a.API.Volumes(ctx)
+	if err != nil {
+		return err
+	}
+	released := false
+	for _, v := range volumes {
+		if number, err := rawdev.At(v.Path); err != nil || number != j.number {
+			continue
+		}
+		if v.Name != j.volume.Name || !v.Released || v.ClaimUID != j.volume.ClaimUID {
+			return errTaken
+		}
+		released = true
+	}
+	if released != (j.volume.Name != "") {
+		return errTaken
+	}
+	return nil
+}
+
+// clean cleans a device that is held, from where an earlier agent stopped.
+func (a *Agent) clean(ctx context.Context, j *job, held *Held, record Record) error {
+	next := Record{Path: j.path, Bytes: held.Facts.SizeBytes, Identity: held.Facts.Identity, State: Cleaning,
+		Volume: j.volume.Name, ClaimUID: j.volume.ClaimUID, Claim: j.volume.Claim, Wipe: j.wipe, Erased: j.unsigned}
+	if record.State == Cleaning && record.Wipe == j.wipe && (j.volume.Name == "" || record.ClaimUID == j.volume.ClaimUID) {
+		next.Done, next.Erased = record.Done, record.Erased || j.unsigned
+	}
+	if err := a.Records.Put(next); err != nil {
+		return err
+	}
+	log := a.Log.WithValues("device", j.path, "volume", j.volume.Name, "wipe", j.wipe)
+	log.Info("Cleaning a device", "bytes", held.Facts.SizeBytes, "doneBytes", next.Done)
+	started, noted, before := time.Now(), time.Now(), next.Done
+	w := wiper{device: held, wipe: j.wipe}
+	w.erased = func() error {
+		next.Erased = true
+		return a.Records.Put(next)
+	}
+	w.checkpoint = func(p Progress) error {
+		j.move(p)
+		a.Wiped(p.Done - before)
+		before = p.Done
+		if p.Done < p.Total && time.Since(noted) < noteEvery {
+			return nil
+		}
+		if err := held.Sync(); err != nil {
+			return err
+		}
+		noted, next.Done = time.Now(), p.Done
+		log.Info("Cleaning a device", "progress", p.String())
+		a.Changed()
+		return a.Records.Put(next)
+	}
+	if err := w.run(ctx, next.Done); err != nil {
+		return err
+	}
+	log.Info("Device is clean", "took", time.Since(started).Round(time.Millisecond).String())
+	next.State, next.Done, next.Erased = Clean, 0, false
+	return a.Records.Put(next)
+}
+
+// detail is a problem without what its report has beside it.
+func detail(err error) string {
+	if p, ok := errors.AsType[Problem](err); ok {
+		return p.Detail
+	}
+	return err.Error()
+}

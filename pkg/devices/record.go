@@ -1,0 +1,123 @@
+package devices
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+)
+
+// A State is how far a device has come with us.
+type State string
+
+// The states that a record has.
+const (
+	// Offered: it is a volume that nobody has used.
+	Offered State = "offered"
+	// Bound: it has the data of a claim.
+	Bound State = "bound"
+	// Cleaning: its data may go, and some of it may have gone.
+	Cleaning State = "cleaning"
+	// Clean: there is nothing of anybody on it.
+	Clean State = "clean"
+)
+
+// A Record is what the node remembers of a device that is or was ours, also when the API does not any more.
+type Record struct {
+	Version int `json:"version"`
+	// Path, Bytes and Identity say which device it is. With another size or identity the record is not about the
+	// device that the path leads to now.
+	Path     string `json:"path"`
+	Bytes    int64  `json:"bytes"`
+	Identity string `json:"identity,omitempty"`
+	State    State  `json:"state"`
+	// Volume and Claim are those that used it last.
+	Volume   string `json:"volume,omitempty"`
+	ClaimUID string `json:"claimUID,omitempty"`
+	Claim    string `json:"claim,omitempty"`
+	// Wipe is how it is or was cleaned, and Done how much of that is durable, in bytes.
+	Wipe Wipe  `json:"wipe,omitempty"`
+	Done int64 `json:"done,omitempty"`
+	// Erased says that all signatures have been erased: one that is found now, somebody else has written.
+	Erased bool `json:"erased,omitempty"`
+}
+
+// recordVersion changes when an older program would misread a record.
+const recordVersion = 1
+
+// maxRecord is larger than any record that we write, in bytes.
+const maxRecord = 64 << 10
+
+// Records keeps the records of a node in a directory, a file for each path.
+type Records struct {
+	dir *dir.Dir
+	mu  sync.Mutex // of who writes
+}
+
+// OpenRecords opens the directory of the records, and makes it if it is not there.
+func OpenRecords(path string) (*Records, error) {
+	if err := os.MkdirAll(path, 0o700); err != nil {
+		return nil, fmt.Errorf("make the directory of the records: %w", err)
+	}
+	d, err := dir.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("open the directory of the records: %w", err)
+	}
+	return &Records{dir: d}, nil
+}
+
+// Close closes the directory.
+func (r *Records) Close() error { return r.dir.Close() }
+
+func file(path string) string {
+	sum := sha256.Sum256([]byte(path))
+	name := outsideNames.ReplaceAllString(filepath.Base(path), "-")
+	return name[:min(len(name), 100)] + "-" + hex.EncodeToString(sum[:8]) + ".json"
+}
+
+// Get reads the record of a path. Without one it is the zero Record. One that cannot be read is an error, and not as if
+// there were none.
+func (r *Records) Get(path string) (Record, error) {
+	content, err := r.dir.ReadFile(file(path), maxRecord)
+	if errors.Is(err, fs.ErrNotExist) {
+		return Record{}, nil
+	}
+	var record Record
+	if err == nil {
+		err = json.Unmarshal(content, &record)
+	}
+	if err == nil && (record.Version != recordVersion || record.Path != path) {
+		err = fmt.Errorf("it is of version %d for %q", record.Version, record.Path)
+	}
+	if err != nil {
+		return Record{}, fmt.Errorf("record of %s: %w", path, err)
+	}
+	return record, nil
+}
+
+// Put writes a record: after a crash the old or the new one is there, whole.
+func (r *Records) Put(record Record) error {
+	record.Version = recordVersion
+	content, err := json.Marshal(record)
+	if err != nil {
+		return err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err := r.dir.WriteFile(file(record.Path), append(content, '\n')); err != nil {
+		return fmt.Errorf("record of %s: %w", record.Path, err)
+	}
+	return nil
+}
+
+// about reports whether the record is about the device that is at its path now.
+func (r Record) about(h *Held) bool {
+	return r.State != "" && r.Bytes == h.Facts.SizeBytes && (r.Identity == "" || r.Identity == h.Facts.Identity)
+}

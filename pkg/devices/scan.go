@@ -1,0 +1,133 @@
+package devices
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/rawdev"
+)
+
+// A Found is a device in the directory of the configuration.
+type Found struct {
+	Number rawdev.Number
+	// Paths lead to it, in order. The first is the one that a new volume gets.
+	Paths []string
+}
+
+// Scan finds the devices of the configuration, in the order of their paths, with links to the same device together.
+// The directory itself may be a link. What cannot be read is a problem of its own, and keeps no other device from being found.
+func Scan(c Config) (found []Found, directories []string, problems []Problem) {
+	s := scanner{filter: c.Filter, at: make(map[rawdev.Number]int)}
+	// No error ends it.
+	_ = filepath.WalkDir(c.DeviceDir+"/", func(path string, entry fs.DirEntry, err error) error {
+		s.visit(path, entry, err)
+		return nil
+	})
+	return s.found, s.directories, s.problems
+}
+
+type scanner struct {
+	filter      *regexp.Regexp
+	found       []Found
+	directories []string
+	problems    []Problem
+	at          map[rawdev.Number]int
+}
+
+func (s *scanner) visit(path string, entry fs.DirEntry, err error) {
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return // it has just gone
+	case err != nil:
+		s.problems = append(s.problems, Problem{Path: path, Reason: Unreadable, Detail: err.Error()})
+		return
+	case entry.IsDir():
+		s.directories = append(s.directories, path)
+		return
+	case !s.filter.MatchString(filepath.Base(path)):
+		return
+	}
+	number, err := rawdev.At(path)
+	if errors.Is(err, rawdev.ErrNotBlock) && leadsToDirectory(path) {
+		return // links to directories are not followed
+	}
+	if err != nil {
+		s.problems = append(s.problems, Problem{Path: path, Reason: reasonOf(err), Detail: err.Error()})
+		return
+	}
+	if n, known := s.at[number]; known {
+		s.found[n].Paths = append(s.found[n].Paths, path)
+		return
+	}
+	s.at[number] = len(s.found)
+	s.found = append(s.found, Found{Number: number, Paths: []string{path}})
+}
+
+func leadsToDirectory(path string) bool {
+	info, err := os.Stat(path)
+	return err == nil && info.IsDir()
+}
+
+// A Reason is why a device is not offered or cleaned, in one word for events and metrics.
+type Reason string
+
+// The reasons.
+const (
+	Unreadable    Reason = "Unreadable"
+	NotABlock     Reason = "NotABlockDevice"
+	Gone          Reason = "Gone"
+	Empty         Reason = "ZeroSize"
+	ReadOnly      Reason = "ReadOnly"
+	HasHolders    Reason = "HasHolders"
+	HasPartitions Reason = "HasPartitions"
+	DiskInUse     Reason = "DiskIsOffered"
+	HasLoop       Reason = "FileOfLoopDevice"
+	IsSwap        Reason = "Swap"
+	Mounted       Reason = "Mounted"
+	InUse         Reason = "InUse"
+	HasSignature  Reason = "HasSignature"
+	WasBound      Reason = "VolumeDisappeared"
+	OtherDevice   Reason = "OtherDevice"
+	Twice         Reason = "OfferedTwice"
+	Failed        Reason = "IOError"
+	Hangs         Reason = "DoesNotAnswer"
+)
+
+// A Problem is a device that cannot be used, or a volume whose device is not as it was.
+type Problem struct {
+	// Volume is the volume's name, if the device has one.
+	Volume string
+	Path   string
+	Reason Reason
+	Detail string
+}
+
+// Error says all of it.
+func (p Problem) Error() string {
+	if strings.Contains(p.Detail, p.Path) {
+		return fmt.Sprintf("%s: %s", p.Reason, p.Detail)
+	}
+	return fmt.Sprintf("%s: %s: %s", p.Path, p.Reason, p.Detail)
+}
+
+func reasonOf(err error) Reason {
+	var p Problem
+	switch {
+	case errors.As(err, &p):
+		return p.Reason
+	case errors.Is(err, rawdev.ErrNotBlock):
+		return NotABlock
+	case errors.Is(err, rawdev.ErrGone):
+		return Gone
+	case errors.Is(err, rawdev.ErrBusy):
+		return InUse
+	case errors.Is(err, rawdev.ErrReadOnly):
+		return ReadOnly
+	}
+	return Failed
+}

@@ -1,0 +1,67 @@
+package devices
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"os/exec"
+	"strings"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/rawdev"
+)
+
+// A Signature is what a filesystem, a partition table, a volume manager or the like has written to be found by.
+type Signature struct {
+	Type   string `json:"type"`
+	Offset string `json:"offset"`
+	Label  string `json:"label"`
+	UUID   string `json:"uuid"`
+}
+
+// String says what it is and where.
+func (s Signature) String() string {
+	text := s.Type + " at " + s.Offset
+	if s.Label != "" {
+		text += " (label " + s.Label + ")"
+	}
+	return text
+}
+
+// Signatures are all that util-linux finds on a device, at its head and its tail.
+func Signatures(ctx context.Context, d *rawdev.Device) ([]Signature, error) {
+	output, err := wipefs(ctx, d, "--no-act", "--json")
+	if err != nil {
+		return nil, err
+	}
+	var list struct {
+		Signatures []Signature `json:"signatures"`
+	}
+	if len(bytes.TrimSpace(output)) == 0 {
+		return nil, nil // it writes nothing if there are none
+	}
+	if err := json.Unmarshal(output, &list); err != nil {
+		return nil, fmt.Errorf("signatures of %s: %v: %s", d, err, output)
+	}
+	return list.Signatures, nil
+}
+
+// eraseSignatures erases them, without backups. --force: we hold the device, so that wipefs could not, and it would
+// leave partition tables alone.
+func eraseSignatures(ctx context.Context, d *rawdev.Device) error {
+	_, err := wipefs(ctx, d, "--all", "--force", "--quiet")
+	return err
+}
+
+// wipefs works on the descriptor that we have, so that no path can lead it elsewhere.
+func wipefs(ctx context.Context, d *rawdev.Device, args ...string) ([]byte, error) {
+	cmd := exec.CommandContext(ctx, "wipefs", append(args, "/proc/self/fd/3")...)
+	cmd.ExtraFiles = append(cmd.ExtraFiles, d.File())
+	cmd.Env = []string{"LC_ALL=C"}
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	if err := cmd.Run(); err != nil {
+		return nil, fmt.Errorf("wipefs %s %s: %v: %s", strings.Join(args, " "), d, err, bytes.TrimSpace(stderr.Bytes()))
+	}
+	return stdout.Bytes(), nil
+}

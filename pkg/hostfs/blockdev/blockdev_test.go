@@ -1,0 +1,132 @@
+package blockdev_test
+
+import (
+	"bytes"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/blockdev"
+	"kubevirt.io/hostpath-provisioner/test/testenv"
+	"kubevirt.io/hostpath-provisioner/test/testenv/loopfs"
+)
+
+func TestMain(m *testing.M) { testenv.Main(m) }
+
+const mib = 1 << 20
+
+// attach makes a loop device of a file that is full of a byte.
+func attach(t *testing.T, size int, content byte) (path string, device blockdev.Device) {
+	t.Helper()
+	testenv.NeedRoot(t)
+	image := filepath.Join(t.TempDir(), "disk")
+	must(t, os.WriteFile(image, bytes.Repeat([]byte{content}, size), 0o600))
+	loop, err := loopfs.Attach(image)
+	must(t, err)
+	t.Cleanup(func() { must(t, loop.Close()) })
+	device, err = blockdev.Find(loop.Name())
+	must(t, err)
+	return loop.Name(), device
+}
+
+func TestFind(t *testing.T) {
+	path, device := attach(t, 8*mib, 0)
+	link := filepath.Join(t.TempDir(), "link")
+	must(t, os.Symlink(path, link))
+	linked, err := blockdev.Find(link)
+	must(t, err)
+	if linked.Number() != device.Number() || linked.Path() != link {
+		t.Errorf("by a link it is %s, want %s", linked, device)
+	}
+	if size, err := device.SizeBytes(); err != nil || size != 8*mib {
+		t.Errorf("size %d, %v", size, err)
+	}
+	if name, err := device.HostName(); err != nil || name != path {
+		t.Errorf("the host knows it as %q, %v; want %s", name, err, path)
+	}
+	if _, err := blockdev.Find("/dev/null"); !errors.Is(err, blockdev.ErrNotDevice) {
+		t.Errorf("/dev/null: %v, want ErrNotDevice", err)
+	}
+	if _, err := blockdev.Find(filepath.Join(t.TempDir(), "none")); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("missing: %v, want ErrNotExist", err)
+	}
+}
+
+func TestNode(t *testing.T) {
+	_, device := attach(t, mib, 0)
+	at := filepath.Join(t.TempDir(), "mapper", "name")
+	for range 2 { // the second finds the node of the first
+		must(t, device.Node(at))
+	}
+	if made, err := blockdev.Find(at); err != nil || made.Number() != device.Number() {
+		t.Errorf("made %s, %v; want %s", made, err, device)
+	}
+	other := filepath.Join(t.TempDir(), "file")
+	must(t, os.WriteFile(other, nil, 0o600))
+	if err := device.Node(other); !errors.Is(err, fs.ErrExist) {
+		t.Errorf("where a file is: %v, want ErrExist", err)
+	}
+}
+
+func TestADeviceInUse(t *testing.T) {
+	path, device := attach(t, mib, 'x')
+	must(t, device.CheckUnused())
+	user, err := unix.Open(path, unix.O_RDONLY|unix.O_EXCL|unix.O_CLOEXEC, 0)
+	must(t, err)
+	if err := device.CheckUnused(); !errors.Is(err, blockdev.ErrInUse) {
+		t.Errorf("held: %v, want ErrInUse", err)
+	}
+	if err := device.Blank(); !errors.Is(err, blockdev.ErrInUse) {
+		t.Errorf("blanked while it is held: %v, want ErrInUse", err)
+	}
+	must(t, unix.Close(user))
+	must(t, device.CheckUnused())
+	if b, err := device.ByteAt(0); err != nil || b != 'x' {
+		t.Errorf("the first byte is %q, %v; want it kept", b, err)
+	}
+}
+
+func TestStartsBlank(t *testing.T) {
+	_, device := attach(t, 8*mib, 'x')
+	if blank, err := device.StartsBlank(); err != nil || blank {
+		t.Errorf("data: blank %t, %v", blank, err)
+	}
+	must(t, device.Blank())
+	if blank, err := device.StartsBlank(); err != nil || !blank {
+		t.Errorf("after Blank: blank %t, %v", blank, err)
+	}
+	for offset, want := range map[int64]byte{mib - 1: 0, mib: 'x'} {
+		if b, err := device.ByteAt(offset); err != nil || b != want {
+			t.Errorf("byte %d is %q, %v; want %q", offset, b, err, want)
+		}
+	}
+	_, tiny := attach(t, 512, 0)
+	if _, err := tiny.StartsBlank(); err == nil {
+		t.Error("a device of 512 bytes is no error")
+	}
+}
+
+func TestInstance(t *testing.T) {
+	_, first := attach(t, mib, 0)
+	_, second := attach(t, mib, 0)
+	a, err := first.Instance()
+	must(t, err)
+	again, err := first.Instance()
+	must(t, err)
+	b, err := second.Instance()
+	must(t, err)
+	if a != again || a == b {
+		t.Errorf("instances %q, %q of one device, %q of another", a, again, b)
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,235 @@
+package rawdev
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// sysfs has a directory for each block device.
+const sysfs = "/sys/dev/block"
+
+// Facts are what the kernel knows of a device, without opening it.
+type Facts struct {
+	Number Number
+	// Name is the kernel's, such as sda1.
+	Name      string
+	SizeBytes int64
+	ReadOnly  bool
+	// Holders are the kernel's names of devices that this one is part of: device mapper, md, bcache.
+	Holders []string
+	// Loops are loop devices that have this one as their file.
+	Loops []string
+	// Disk is the disk that a partition is on, and for what is no partition the device itself.
+	Disk Number
+	// Partitions are those of a disk.
+	Partitions []Number
+	// Identity is what distinguishes the hardware, or the file of a loop device, and stays when numbers and paths
+	// change. It is empty if the kernel does not know any.
+	Identity string
+}
+
+// IsPartition says whether the device is a part of a disk.
+func (f Facts) IsPartition() bool { return f.Disk != f.Number }
+
+// Inspect reads the facts of a device. It answers ErrGone if there is none.
+func Inspect(n Number) (Facts, error) {
+	dir, err := filepath.EvalSymlinks(filepath.Join(sysfs, n.String()))
+	if errors.Is(err, fs.ErrNotExist) {
+		return Facts{}, fmt.Errorf("device %s: %w", n, ErrGone)
+	}
+	if err != nil {
+		return Facts{}, err
+	}
+	f := Facts{Number: n, Name: strings.ReplaceAll(filepath.Base(dir), "!", "/"), Disk: n}
+	sectors, err := strconv.ParseInt(attribute(dir, "size"), 10, 64)
+	if err != nil {
+		return f, fmt.Errorf("device %s: %w (its size is %q)", n, ErrGone, attribute(dir, "size"))
+	}
+	f.SizeBytes = sectors * 512 // whatever the blocks of the device are
+	f.ReadOnly = attribute(dir, "ro") != "0"
+	f.Holders = names(filepath.Join(dir, "holders"))
+	if attribute(dir, "partition") != "" {
+		if f.Disk, err = parseNumber(attribute(filepath.Dir(dir), "dev")); err != nil {
+			return f, fmt.Errorf("disk of %s: %w", f.Name, err)
+		}
+	}
+	if f.Partitions, err = partitions(dir); err != nil {
+		return f, err
+	}
+	f.Identity = identity(dir)
+	f.Loops = loopsOn(n)
+	return f, nil
+}
+
+func attribute(dir, name string) string {
+	content, err := os.ReadFile(filepath.Join(dir, name))
+	if err != nil {
+		return "" // it has none
+	}
+	return strings.TrimSpace(string(content))
+}
+
+func names(dir string) (found []string) {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil
+	}
+	for _, e := range entries {
+		found = append(found, e.Name())
+	}
+	return found
+}
+
+func parseNumber(s string) (Number, error) {
+	major, minor, _ := strings.Cut(s, ":")
+	a, err := strconv.ParseUint(major, 10, 32)
+	if err != nil {
+		return Number{}, err
+	}
+	b, err := strconv.ParseUint(minor, 10, 32)
+	return Number{uint32(a), uint32(b)}, err
+}
+
+func partitions(dir string) (found []Number, err error) {
+	for _, name := range names(dir) {
+		below := filepath.Join(dir, name)
+		if attribute(below, "partition") == "" {
+			continue
+		}
+		n, err := parseNumber(attribute(below, "dev"))
+		if err != nil {
+			return nil, fmt.Errorf("partition %s: %w", name, err)
+		}
+		found = append(found, n)
+	}
+	return found, nil
+}
+
+// identities are attributes by which a disk is known, the best first.
+var identities = []string{"wwid", "device/wwid", "uuid", "serial", "device/serial", "dm/uuid", "md/uuid", "loop/backing_file"}
+
+func identity(dir string) string {
+	disk, part := dir, ""
+	if number := attribute(dir, "partition"); number != "" {
+		disk, part = filepath.Dir(dir), "#"+number
+	}
+	for _, name := range identities {
+		if value := attribute(disk, name); value != "" {
+			return filepath.Base(name) + "=" + value + part
+		}
+	}
+	return ""
+}
+
+// loopsOn finds loop devices whose file is the device; kubelet attaches such to hold a block volume. No other file is
+// asked for: it may be on a filesystem that hangs.
+func loopsOn(n Number) (found []string) {
+	files, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
+	if err != nil {
+		return nil
+	}
+	for _, file := range files {
+		backing := attribute(filepath.Dir(file), "backing_file")
+		if !strings.HasPrefix(backing, "/dev/") {
+			continue
+		}
+		if at, err := At(backing); err == nil && at == n {
+			found = append(found, filepath.Base(filepath.Dir(filepath.Dir(file))))
+		}
+	}
+	return found
+}
+
+// Swap reports whether the kernel swaps to the device (proc(5), /proc/swaps).
+func (f Facts) Swap() (bool, error) {
+	content, err := os.ReadFile("/proc/swaps")
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil // a kernel without swap
+	}
+	if err != nil {
+		return false, err
+	}
+	for line := range strings.Lines(string(content)) {
+		if fields := strings.Fields(line); len(fields) > 1 && fields[1] == "partition" && f.named(fields[0]) {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// named reports whether a path of some mount namespace is this device's.
+func (f Facts) named(path string) bool {
+	if !strings.HasPrefix(path, "/dev/") {
+		return false
+	}
+	if at, err := At(path); err == nil {
+		return at == f.Number
+	}
+	return filepath.Base(path) == filepath.Base(f.Name)
+}
+
+// Mounts are the places where the device is mounted, in the mount namespace of any process that /proc shows, each with
+// the process.
+func (f Facts) Mounts() ([]string, error) {
+	tables, err := filepath.Glob("/proc/[0-9]*/mountinfo")
+	if err != nil {
+		return nil, err
+	}
+	var found []string
+	seen := make(map[string]bool)
+	for _, table := range tables {
+		content, err := os.ReadFile(table)
+		if err != nil {
+			continue // the process has ended, or has no mounts any more
+		}
+		// Most processes share the host's.
+		if seen[string(content)] {
+			continue
+		}
+		seen[string(content)] = true
+		process := strings.Split(table, "/")[2]
+		for _, place := range f.mountsIn(content) {
+			if !slices.ContainsFunc(found, func(s string) bool { return strings.HasPrefix(s, place+" ") }) {
+				found = append(found, fmt.Sprintf("%s (process %s)", place, process))
+			}
+		}
+	}
+	return found, nil
+}
+
+// mountsIn are the mount points of the device in a mount table (proc_pid_mountinfo(5)).
+func (f Facts) mountsIn(table []byte) (found []string) {
+	for line := range strings.Lines(string(table)) {
+		before, after, ok := strings.Cut(line, " - ")
+		fields, last := strings.Fields(before), strings.Fields(after)
+		if !ok || len(fields) < 5 || len(last) < 2 {
+			continue
+		}
+		// Btrfs has numbers of its own. The source of a bind mount of a device's node is devtmpfs.
+		if fields[2] == f.Number.String() || strings.HasPrefix(last[1], "/dev/") && filepath.Base(last[1]) == filepath.Base(f.Name) {
+			found = append(found, fields[4])
+		}
+	}
+	return found
+}
+
+// Writable reports what keeps the device from being written, if it can be told without opening it exclusively:
+// BLKROGET is the answer that counts for a descriptor.
+func (d *Device) Writable() error {
+	value, err := unix.IoctlGetInt(int(d.file.Fd()), unix.BLKROGET)
+	if err != nil {
+		return d.failed("BLKROGET", err)
+	}
+	if value != 0 {
+		return fmt.Errorf("%s: %w", d, ErrReadOnly)
+	}
+	return nil
+}

@@ -1,0 +1,318 @@
+package localpv
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/go-logr/logr"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/events"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"kubevirt.io/hostpath-provisioner/pkg/devices"
+)
+
+const (
+	// releasedAgain is how often released volumes are looked at, whatever the polling interval is.
+	releasedAgain = time.Hour
+	// progressEvery is how often the annotation of a volume whose device is being cleaned changes.
+	progressEvery = 30 * time.Second
+	// answer is how long the API server may take.
+	answer = 20 * time.Second
+)
+
+// A controller has one object to reconcile: its node.
+type controller struct {
+	Options
+	client.Client
+	// fresh reads from the API server itself.
+	fresh   client.Reader
+	agent   *devices.Agent
+	events  events.EventRecorder
+	metrics *metrics
+	watcher *watcher
+	log     logr.Logger
+
+	// What is below belongs to Reconcile, which runs once at a time.
+	nextPoll  time.Time
+	lastData  string
+	reported  map[string]string
+	annotated map[string]time.Time
+	shown     map[string]bool
+}
+
+// Volumes implements devices.API.
+func (c *controller) Volumes(ctx context.Context) ([]devices.Volume, error) {
+	ctx, cancel := context.WithTimeout(ctx, answer)
+	defer cancel()
+	var list corev1.PersistentVolumeList
+	if err := c.fresh.List(ctx, &list, client.MatchingLabels{legacyNodeLabel: c.Node}); err != nil {
+		return nil, err
+	}
+	return volumesOf(list.Items), nil
+}
+
+// Reconcile compares the node's devices with its volumes. It waits for the API, and for no device.
+func (c *controller) Reconcile(ctx context.Context, _ reconcile.Request) (reconcile.Result, error) {
+	now := time.Now()
+	poll := !now.Before(c.nextPoll)
+	if poll {
+		c.nextPoll = now.Add(min(c.PollingInterval, releasedAgain))
+	}
+	result := reconcile.Result{RequeueAfter: time.Until(c.nextPoll) + time.Millisecond}
+
+	node := nodeMetadata(c.Node)
+	if err := c.Get(ctx, client.ObjectKey{Name: c.Node}, node); err != nil {
+		return result, client.IgnoreNotFound(err)
+	}
+	var list corev1.PersistentVolumeList
+	if err := c.List(ctx, &list); err != nil {
+		return result, err
+	}
+	problems := newReports()
+	config, named, err := c.config(ctx, node)
+	if err != nil {
+		c.metrics.config.Set(1)
+		c.metrics.uncleaned.Set(float64(uncleaned(list.Items, devices.Report{})))
+		problems.add(node, "InvalidPVSpecConfigMap", err.Error())
+		if config.DeviceDir != "" {
+			c.watcher.watch([]string{nearest(config.DeviceDir)})
+		}
+		c.report(problems, "InvalidPVSpecConfigMap")
+		return result, nil
+	}
+	request := devices.Request{Volumes: volumesOf(list.Items), Wipe: devices.WipeSignatures, Retry: poll || c.changedConfig(config)}
+	c.metrics.config.Set(0)
+	if named {
+		request.Wipe, request.Offer = config.Wipe, &config
+		if different := conflicts(list.Items, config); len(different) > 0 {
+			c.metrics.config.Set(1)
+			request.Offer = nil
+			problems.add(node, "PVSpecConflict", "The configuration takes effect when these PersistentVolumes are gone: "+strings.Join(different, "; "))
+		}
+	}
+	report := c.agent.Pass(request)
+	if request.Offer != nil {
+		c.watcher.watch(report.Directories)
+	}
+	err = c.apply(ctx, node, config, list.Items, report)
+	c.show(node, list.Items, report, problems)
+	return result, err
+}
+
+// config reads the configuration of the node; named is false if there is none.
+func (c *controller) config(ctx context.Context, node *metav1.PartialObjectMetadata) (config devices.Config, named bool, err error) {
+	name := node.Annotations[configAnnotation]
+	if name == "" {
+		name = c.DefaultConfigMap
+	}
+	if name == "" {
+		c.once("config", "No ConfigMap is named by the node's annotation or by --default-pv-spec-configmap: nothing is offered")
+		return config, false, nil
+	}
+	c.once("config", "Using a ConfigMap", "name", name)
+	var data corev1.ConfigMap
+	if err := c.Get(ctx, client.ObjectKey{Namespace: c.Namespace, Name: name}, &data); err != nil {
+		return config, true, fmt.Errorf("ConfigMap %s/%s: %w", c.Namespace, name, err)
+	}
+	config, err = devices.ParseConfig(data.Data)
+	if err != nil {
+		err = fmt.Errorf("ConfigMap %s/%s: %s", c.Namespace, name, strings.ReplaceAll(err.Error(), "\n", "; "))
+	}
+	return config, true, err
+}
+
+func (c *controller) changedConfig(config devices.Config) bool {
+	text := fmt.Sprintf("%+v", config)
+	changed := text != c.lastData
+	c.lastData = text
+	return changed
+}
+
+// once logs what was not the last said about a subject.
+func (c *controller) once(subject, message string, values ...any) {
+	text := message + fmt.Sprint(values...)
+	if c.reported[subject] != text {
+		c.reported[subject] = text
+		c.log.Info(message, values...)
+	}
+}
+
+// apply changes the API to what was found.
+func (c *controller) apply(ctx context.Context, node *metav1.PartialObjectMetadata, config devices.Config, pvs []corev1.PersistentVolume, r devices.Report) error {
+	byName := make(map[string]*corev1.PersistentVolume)
+	for n := range pvs {
+		byName[pvs[n].Name] = &pvs[n]
+	}
+	var failed error
+	for _, name := range r.Cleaned {
+		if err := c.delete(ctx, byName[name]); err != nil {
+			failed = err
+		}
+	}
+	for _, o := range r.Offers {
+		if err := c.offer(ctx, node, config, o); err != nil {
+			failed = err
+		}
+	}
+	for _, w := range r.Wiping {
+		if err := c.annotate(ctx, byName[w.Volume], w.Progress); err != nil {
+			failed = err
+		}
+	}
+	return failed
+}
+
+// delete deletes a volume whose device is clean, if it is still as it was.
+func (c *controller) delete(ctx context.Context, pv *corev1.PersistentVolume) error {
+	if pv.DeletionTimestamp != nil {
+		return nil
+	}
+	c.metrics.writes.WithLabelValues("delete").Inc()
+	err := c.Delete(ctx, pv, client.Preconditions{UID: &pv.UID, ResourceVersion: &pv.ResourceVersion})
+	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
+		return nil // the next pass has it
+	}
+	if err == nil {
+		c.log.Info("Deleted a PersistentVolume whose device is clean", "volume", pv.Name, "device", pv.Spec.Local.Path)
+		c.events.Eventf(pv, nil, corev1.EventTypeNormal, "DeviceCleaned", "Clean", "%s is clean and is offered again", pv.Spec.Local.Path)
+	}
+	return err
+}
+
+// offer makes a volume of a device that is held until then.
+func (c *controller) offer(ctx context.Context, node *metav1.PartialObjectMetadata, config devices.Config, o devices.Offer) error {
+	defer c.agent.Offered(o)
+	if err := c.agent.Offering(o); err != nil {
+		return err
+	}
+	c.metrics.writes.WithLabelValues("create").Inc()
+	err := c.Create(ctx, newVolume(node, config, o))
+	if err == nil {
+		c.log.Info("Made a PersistentVolume", "volume", o.Name, "device", o.Path, "bytes", o.Bytes)
+	}
+	return err
+}
+
+func (c *controller) annotate(ctx context.Context, pv *corev1.PersistentVolume, p devices.Progress) error {
+	if pv == nil || p.Total == 0 {
+		return nil
+	}
+	last, known := c.annotated[pv.Name]
+	if !known {
+		c.annotated[pv.Name] = time.Now() // a short one needs none
+		return nil
+	}
+	if time.Since(last) < progressEvery || pv.Annotations[progressAnnotation] == p.String() {
+		return nil
+	}
+	c.annotated[pv.Name] = time.Now()
+	c.metrics.writes.WithLabelValues("patch").Inc()
+	changed := pv.DeepCopy()
+	metav1.SetMetaDataAnnotation(&changed.ObjectMeta, progressAnnotation, p.String())
+	return client.IgnoreNotFound(c.Patch(ctx, changed, client.MergeFrom(pv)))
+}
+
+// show has metrics and events say what was found.
+func (c *controller) show(node *metav1.PartialObjectMetadata, pvs []corev1.PersistentVolume, r devices.Report, reports *reports) {
+	found := devices.SortProblems(r.Problems)
+	missing := 0
+	for _, p := range found {
+		c.once("device "+p.Path+p.Volume, "A device cannot be used", "device", p.Path, "volume", p.Volume, "reason", p.Reason, "detail", p.Detail)
+		if p.Volume == "" {
+			reports.add(node, "Device"+string(p.Reason), p.Error())
+			continue
+		}
+		if p.Reason == devices.Gone {
+			missing++
+		}
+		for n := range pvs {
+			if pvs[n].Name == p.Volume {
+				reports.add(&pvs[n], "Device"+string(p.Reason), p.Error())
+			}
+		}
+	}
+	c.report(reports, "")
+	c.metrics.available.Set(float64(r.Available))
+	c.metrics.errors.Set(float64(len(found)))
+	c.metrics.missing.Set(float64(missing))
+	c.metrics.wiping.Set(float64(len(r.Wiping)))
+	c.metrics.uncleaned.Set(float64(uncleaned(pvs, r)))
+	shown := make(map[string]bool)
+	for _, w := range r.Wiping {
+		if w.Progress.Total > 0 {
+			shown[w.Path] = true
+			c.metrics.progress.WithLabelValues(w.Path).Set(float64(w.Progress.Done) / float64(w.Progress.Total))
+		}
+	}
+	for path := range c.shown {
+		if !shown[path] {
+			c.metrics.progress.DeleteLabelValues(path)
+		}
+	}
+	c.shown = shown
+}
+
+// uncleaned counts the released volumes whose device is neither clean nor being cleaned.
+func uncleaned(pvs []corev1.PersistentVolume, r devices.Report) (n int) {
+	underway := make(map[string]bool)
+	for _, name := range r.Cleaned {
+		underway[name] = true
+	}
+	for _, w := range r.Wiping {
+		underway[w.Volume] = true
+	}
+	for _, v := range volumesOf(pvs) {
+		if v.Released && !underway[v.Name] {
+			n++
+		}
+	}
+	return n
+}
+
+// reports are what is to be said as events.
+type reports struct {
+	objects map[string]client.Object
+	texts   map[string]string
+}
+
+func newReports() *reports {
+	return &reports{make(map[string]client.Object), make(map[string]string)}
+}
+
+func (r *reports) add(about client.Object, reason, text string) {
+	key := "event " + about.GetName() + " " + reason
+	if before := r.texts[key]; before != "" {
+		text = before + "; " + text
+	}
+	r.objects[key], r.texts[key] = about, text
+}
+
+// longestNote is what an event may say, in bytes (events.k8s.io/v1, note).
+const longestNote = 1000
+
+// report makes events of what was not said before. What is not the case any more can be said again. With a reason,
+// the others stay as they are.
+func (c *controller) report(r *reports, only string) {
+	for key, text := range r.texts {
+		if c.reported[key] == text {
+			continue
+		}
+		c.reported[key] = text
+		reason := key[strings.LastIndex(key, " ")+1:]
+		if len(text) > longestNote {
+			text = text[:longestNote] + "..."
+		}
+		c.events.Eventf(r.objects[key], nil, corev1.EventTypeWarning, reason, "Check", "%s", text)
+	}
+	for key := range c.reported {
+		if _, now := r.texts[key]; strings.HasPrefix(key, "event ") && !now && only == "" {
+			delete(c.reported, key)
+		}
+	}
+}

@@ -1,0 +1,127 @@
+// Package localpv keeps the PersistentVolumes of a node as its devices are. What may be done to a device is decided by
+// pkg/devices; this package tells that the volumes, and the API what has become of them.
+package localpv
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"kubevirt.io/hostpath-provisioner/pkg/devices"
+)
+
+// Names that users' objects have.
+const (
+	prefix = "local-pv-provisioner.cybozu.io/"
+	// legacyNodeLabel selects the volumes of a node: all versions write it.
+	legacyNodeLabel = "local-pv-provisioner.cybozu.com/node"
+	nodeLabel       = prefix + "node"
+	// configAnnotation of a node names its ConfigMap.
+	configAnnotation = prefix + "pv-spec-configmap"
+	// progressAnnotation of a volume says how much of its device is cleaned.
+	progressAnnotation = prefix + "wipe-progress"
+)
+
+// annotations are the part of a configuration that a volume keeps.
+func annotations(c devices.Config) map[string]string {
+	kept := map[string]string{
+		prefix + devices.KeyStorageClass: c.StorageClass,
+		prefix + devices.KeyVolumeMode:   c.VolumeMode,
+		prefix + devices.KeyDeviceDir:    c.DeviceDir,
+		prefix + devices.KeyFilter:       c.Filter.String(),
+	}
+	if c.VolumeMode == devices.Filesystem {
+		kept[prefix+devices.KeyFSType] = c.FSType
+	}
+	return kept
+}
+
+// newVolume is the PersistentVolume of a device that is offered.
+func newVolume(node *metav1.PartialObjectMetadata, c devices.Config, o devices.Offer) *corev1.PersistentVolume {
+	hostname := node.Labels[corev1.LabelHostname]
+	if hostname == "" {
+		hostname = node.Name
+	}
+	yes := true
+	mode := corev1.PersistentVolumeMode(c.VolumeMode)
+	local := &corev1.LocalVolumeSource{Path: o.Path}
+	if c.VolumeMode == devices.Filesystem {
+		local.FSType = &c.FSType
+	}
+	return &corev1.PersistentVolume{
+		ObjectMeta: metav1.ObjectMeta{
+			Name:        o.Name,
+			Labels:      map[string]string{legacyNodeLabel: node.Name, nodeLabel: node.Name},
+			Annotations: annotations(c),
+			OwnerReferences: []metav1.OwnerReference{{
+				APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID, Controller: &yes, BlockOwnerDeletion: &yes,
+			}},
+		},
+		Spec: corev1.PersistentVolumeSpec{
+			Capacity:                      corev1.ResourceList{corev1.ResourceStorage: *resource.NewQuantity(o.Bytes, resource.BinarySI)},
+			AccessModes:                   []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
+			PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimRetain,
+			StorageClassName:              c.StorageClass,
+			VolumeMode:                    &mode,
+			PersistentVolumeSource:        corev1.PersistentVolumeSource{Local: local},
+			NodeAffinity: &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+				MatchExpressions: []corev1.NodeSelectorRequirement{{
+					Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpIn, Values: []string{hostname},
+				}},
+			}}}},
+		},
+	}
+}
+
+// volumeOf is what pkg/devices wants to know; false for a volume that is no local one.
+func volumeOf(pv *corev1.PersistentVolume) (devices.Volume, bool) {
+	if pv.Spec.Local == nil {
+		return devices.Volume{}, false
+	}
+	size := pv.Spec.Capacity[corev1.ResourceStorage]
+	v := devices.Volume{Name: pv.Name, Path: pv.Spec.Local.Path, Bytes: size.Value(), Released: pv.Status.Phase == corev1.VolumeReleased}
+	if claim := pv.Spec.ClaimRef; claim != nil {
+		v.ClaimUID, v.Claim = string(claim.UID), claim.Namespace+"/"+claim.Name
+		v.Used = !v.Released
+	}
+	return v, true
+}
+
+func volumesOf(pvs []corev1.PersistentVolume) (volumes []devices.Volume) {
+	for n := range pvs {
+		if v, ok := volumeOf(&pvs[n]); ok {
+			volumes = append(volumes, v)
+		}
+	}
+	slices.SortFunc(volumes, func(a, b devices.Volume) int { return strings.Compare(a.Name, b.Name) })
+	return volumes
+}
+
+// conflicts are the volumes that were made with another configuration, each with what differs. Early versions did not
+// write all annotations: what the volume itself says counts as well.
+func conflicts(pvs []corev1.PersistentVolume, c devices.Config) (found []string) {
+	for _, pv := range pvs {
+		spec := map[string]string{prefix + devices.KeyStorageClass: pv.Spec.StorageClassName}
+		if pv.Spec.VolumeMode != nil {
+			spec[prefix+devices.KeyVolumeMode] = string(*pv.Spec.VolumeMode)
+		}
+		if pv.Spec.Local != nil && pv.Spec.Local.FSType != nil {
+			spec[prefix+devices.KeyFSType] = *pv.Spec.Local.FSType
+		}
+		for key, want := range annotations(c) {
+			got, ok := pv.Annotations[key]
+			if !ok {
+				got = spec[key]
+			}
+			if got != want {
+				found = append(found, fmt.Sprintf("%s has %s %q, not %q", pv.Name, strings.TrimPrefix(key, prefix), got, want))
+			}
+		}
+	}
+	slices.Sort(found)
+	return found
+}

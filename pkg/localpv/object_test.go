@@ -1,0 +1,120 @@
+package localpv
+
+import (
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/yaml"
+
+	"kubevirt.io/hostpath-provisioner/pkg/devices"
+)
+
+var config = devices.Config{StorageClass: "local-storage", VolumeMode: devices.Filesystem, FSType: "xfs", DeviceDir: "/dev/disk/by-path",
+	Filter: regexp.MustCompile("^pci"), Wipe: devices.WipeSignatures, ExistingData: devices.Keep}
+
+func volume() *corev1.PersistentVolume {
+	node := nodeMetadata("n1")
+	node.UID, node.Labels = "uid", map[string]string{corev1.LabelHostname: "n1.example.com"}
+	return newVolume(node, config, devices.Offer{Name: "local-n1-pci-0", Path: "/dev/disk/by-path/pci-0", Bytes: 1<<30 + 512})
+}
+
+// What users' tools read of a volume.
+func TestAVolumeIsAsTheEarlierProgramMadeIt(t *testing.T) {
+	const want = `
+metadata:
+  name: local-n1-pci-0
+  labels:
+    local-pv-provisioner.cybozu.com/node: n1
+    local-pv-provisioner.cybozu.io/node: n1
+  annotations:
+    local-pv-provisioner.cybozu.io/deviceDir: /dev/disk/by-path
+    local-pv-provisioner.cybozu.io/deviceNameFilter: ^pci
+    local-pv-provisioner.cybozu.io/fsType: xfs
+    local-pv-provisioner.cybozu.io/storageClassName: local-storage
+    local-pv-provisioner.cybozu.io/volumeMode: Filesystem
+  ownerReferences:
+  - {apiVersion: v1, kind: Node, name: n1, uid: uid, controller: true, blockOwnerDeletion: true}
+spec:
+  accessModes: [ReadWriteOnce]
+  capacity: {storage: "1073742336"}
+  local: {path: /dev/disk/by-path/pci-0, fsType: xfs}
+  nodeAffinity:
+    required:
+      nodeSelectorTerms:
+      - matchExpressions:
+        - {key: kubernetes.io/hostname, operator: In, values: [n1.example.com]}
+  persistentVolumeReclaimPolicy: Retain
+  storageClassName: local-storage
+  volumeMode: Filesystem
+`
+	var expected corev1.PersistentVolume
+	if err := yaml.UnmarshalStrict([]byte(want), &expected); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(expected, *volume()); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestAVolumeThatWasMadeWithAnotherConfiguration(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(*corev1.PersistentVolume)
+		want   string
+	}{
+		"the same": {func(*corev1.PersistentVolume) {}, ""},
+		"without the annotations that early versions did not write": {func(pv *corev1.PersistentVolume) {
+			delete(pv.Annotations, prefix+devices.KeyStorageClass)
+		}, ""},
+		"of another class, which early versions did not write": {func(pv *corev1.PersistentVolume) {
+			delete(pv.Annotations, prefix+devices.KeyStorageClass)
+			pv.Spec.StorageClassName = "fast"
+		}, `storageClassName "fast"`},
+		"of another directory": {func(pv *corev1.PersistentVolume) { pv.Annotations[prefix+devices.KeyDeviceDir] = "/dev" }, `deviceDir "/dev"`},
+		"of an unknown filter": {func(pv *corev1.PersistentVolume) { delete(pv.Annotations, prefix+devices.KeyFilter) }, `deviceNameFilter ""`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			pv := volume()
+			c.change(pv)
+			found := strings.Join(conflicts([]corev1.PersistentVolume{*pv}, config), "; ")
+			if (c.want == "") != (found == "") || !strings.Contains(found, c.want) {
+				t.Errorf("conflicts %q, want %q", found, c.want)
+			}
+		})
+	}
+}
+
+func TestWhatDevicesKnowOfAVolume(t *testing.T) {
+	pv := volume()
+	want := devices.Volume{Name: pv.Name, Path: pv.Spec.Local.Path, Bytes: 1<<30 + 512}
+	check := func(want devices.Volume) {
+		t.Helper()
+		if got, ok := volumeOf(pv); !ok || got != want {
+			t.Errorf("volume %+v, %v; want %+v", got, ok, want)
+		}
+	}
+	check(want)
+	pv.Spec.ClaimRef = &corev1.ObjectReference{Namespace: "default", Name: "data", UID: "claim"}
+	want.Claim, want.ClaimUID, want.Used = "default/data", "claim", true
+	check(want) // whatever its phase is still
+	pv.Status.Phase = corev1.VolumeReleased
+	want.Used, want.Released = false, true
+	check(want)
+	pv.Spec.PersistentVolumeSource = corev1.PersistentVolumeSource{}
+	if _, ok := volumeOf(pv); ok {
+		t.Error("a volume that is not local is taken")
+	}
+}
+
+func TestNothingIsSaidTwice(t *testing.T) {
+	r := newReports()
+	node := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}
+	r.add(node, "DeviceMounted", "a")
+	r.add(node, "DeviceMounted", "b")
+	if text := r.texts["event n1 DeviceMounted"]; text != "a; b" || len(r.texts) != 1 {
+		t.Errorf("reports %v", r.texts)
+	}
+}

@@ -1,0 +1,127 @@
+package localpv
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/util/workqueue"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	ctrlconfig "sigs.k8s.io/controller-runtime/pkg/config"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
+	"sigs.k8s.io/controller-runtime/pkg/metrics/server"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/controller-runtime/pkg/source"
+
+	"kubevirt.io/hostpath-provisioner/pkg/devices"
+)
+
+// Options are what the provisioner of a node is run with.
+type Options struct {
+	Node             string
+	Namespace        string
+	DefaultConfigMap string
+	MetricsAddress   string
+	RecordDir        string
+	PollingInterval  time.Duration
+}
+
+// Run keeps the volumes of a node until the context ends.
+func Run(ctx context.Context, api *rest.Config, o Options) (err error) {
+	records, err := devices.OpenRecords(o.RecordDir)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, records.Close()) }()
+	log := ctrl.Log.WithValues("node", o.Node)
+	manager, err := ctrl.NewManager(api, ctrl.Options{
+		Cache:   cache.Options{ByObject: ownObjects(o)},
+		Metrics: server.Options{BindAddress: o.MetricsAddress},
+		Logger:  log,
+		// Metrics and names are of the process; tests have several in one.
+		Controller: ctrlconfig.Controller{SkipNameValidation: new(true)},
+	})
+	if err != nil {
+		return fmt.Errorf("connect to the API server: %w", err)
+	}
+	changes := make(chan event.GenericEvent, 1)
+	changed := func() {
+		select {
+		case changes <- event.GenericEvent{Object: nodeMetadata(o.Node)}:
+		default: // a pass is about to run, and finds it
+		}
+	}
+	c := &controller{Options: o, Client: manager.GetClient(), fresh: manager.GetAPIReader(),
+		events: manager.GetEventRecorder("local-pv-provisioner"), metrics: newMetrics(ctrlmetrics.Registry, o.Node), log: log,
+		reported: make(map[string]string), annotated: make(map[string]time.Time)}
+	c.agent = devices.NewAgent(devices.Options{Node: o.Node, Records: records, API: c, Log: log, Changed: changed,
+		Wiped: func(bytes int64) { c.metrics.wiped.Add(float64(bytes)) }})
+	defer c.agent.Close()
+	if c.watcher, err = newWatcher(log, changed); err != nil {
+		return err
+	}
+	if err := errors.Join(manager.Add(c.watcher), c.watch(manager, changes)); err != nil {
+		return err
+	}
+	return manager.Start(ctx)
+}
+
+// ownObjects limits what is watched to what concerns the node.
+func ownObjects(o Options) map[client.Object]cache.ByObject {
+	return map[client.Object]cache.ByObject{
+		&corev1.PersistentVolume{}: {Label: labels.SelectorFromSet(labels.Set{legacyNodeLabel: o.Node})},
+		nodeMetadata(o.Node):       {Field: fields.OneTermEqualSelector(metav1.ObjectNameField, o.Node)},
+		&corev1.ConfigMap{}:        {Namespaces: map[string]cache.Config{o.Namespace: {}}},
+	}
+}
+
+// nodeMetadata is a node without its specification and status, which change all the time.
+func nodeMetadata(name string) *metav1.PartialObjectMetadata {
+	node := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	node.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Node"))
+	return node
+}
+
+// watch has everything that changes lead to a pass.
+func (c *controller) watch(manager ctrl.Manager, changes <-chan event.GenericEvent) error {
+	pass := handler.EnqueueRequestsFromMapFunc(func(context.Context, client.Object) []reconcile.Request {
+		return []reconcile.Request{{NamespacedName: client.ObjectKey{Name: c.Node}}}
+	})
+	meaningful := builder.WithPredicates(predicate.Or(predicate.AnnotationChangedPredicate{}, predicate.LabelChangedPredicate{}))
+	return ctrl.NewControllerManagedBy(manager).Named("devices").
+		Watches(&corev1.PersistentVolume{}, c.noteDeleted(pass)).
+		WatchesMetadata(nodeMetadata(c.Node), pass, meaningful).
+		Watches(&corev1.ConfigMap{}, pass).
+		WatchesRawSource(source.Channel(changes, pass)).
+		Complete(c)
+}
+
+// noteDeleted has the record know of a released volume that went before its device was clean.
+func (c *controller) noteDeleted(pass handler.EventHandler) handler.EventHandler {
+	return handler.Funcs{
+		CreateFunc: pass.Create,
+		UpdateFunc: pass.Update,
+		DeleteFunc: func(ctx context.Context, e event.DeleteEvent, q workqueue.TypedRateLimitingInterface[reconcile.Request]) {
+			if pv, ok := e.Object.(*corev1.PersistentVolume); ok && !e.DeleteStateUnknown {
+				if v, local := volumeOf(pv); local {
+					if err := c.agent.Deleted(v); err != nil {
+						c.log.Error(err, "Failed to note that a volume was deleted", "volume", v.Name)
+					}
+				}
+			}
+			pass.Delete(ctx, e, q)
+		},
+	}
+}
