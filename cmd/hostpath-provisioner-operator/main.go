@@ -1,0 +1,113 @@
+// Command hostpath-provisioner-operator deploys the CSI driver for the HostPathProvisioner of a cluster, and keeps it
+// deployed. Its environment says what its flags do not: see docs/operator.md.
+//
+// With the argument render it prints what it would deploy for the object on its standard input, and ends.
+package main
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"time"
+
+	"k8s.io/klog/v2"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/healthz"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	"sigs.k8s.io/controller-runtime/pkg/metrics"
+	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
+
+	"kubevirt.io/hostpath-provisioner/pkg/operator"
+)
+
+// metricsTLSVersion is the least that the driver's metrics accept.
+const metricsTLSVersion = "VersionTLS12"
+
+// A settings is what the flags say.
+type settings struct {
+	health, metrics string
+	elect           bool
+}
+
+func main() {
+	var s settings
+	flag.StringVar(&s.health, "health-address", ":6060", "where /livez and /readyz are served")
+	flag.StringVar(&s.metrics, "metrics-address", ":8443", "where metrics are served, with TLS, to who may read /metrics; 0 for no metrics")
+	flag.BoolVar(&s.elect, "leader-elect", true, "whether to work only while holding the Lease "+operator.LeaderElection)
+	klog.InitFlags(nil)
+	flag.Parse()
+	ctrl.SetLogger(klog.Background())
+	config, err := operator.ConfigFromEnvironment(os.Getenv)
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "hostpath-provisioner-operator: the environment is not usable:\n%v\n", err)
+		os.Exit(1)
+	}
+	if flag.Arg(0) == "render" {
+		err = operator.Print(os.Stdin, os.Stdout, config, operator.Facts{
+			OpenShift: true, Monitoring: true, HeadlessMetrics: true, MetricsTLSVersion: metricsTLSVersion,
+		})
+	} else {
+		err = run(s, config)
+	}
+	klog.Flush()
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "hostpath-provisioner-operator: %v\n", err)
+		os.Exit(1)
+	}
+}
+
+func run(s settings, config operator.Config) error {
+	cluster, err := ctrl.GetConfig()
+	if err != nil {
+		return err
+	}
+	scheme, err := operator.Scheme()
+	if err != nil {
+		return err
+	}
+	caches, err := operator.CacheOptions(config.Namespace)
+	if err != nil {
+		return err
+	}
+	grace := 10 * time.Second
+	m, err := ctrl.NewManager(cluster, manager.Options{
+		Scheme:                  scheme,
+		Cache:                   caches,
+		Client:                  operator.ClientOptions(),
+		HealthProbeBindAddress:  s.health,
+		LivenessEndpointName:    "/livez",
+		LeaderElection:          s.elect,
+		LeaderElectionID:        operator.LeaderElection,
+		LeaderElectionNamespace: config.Namespace,
+		// The next one takes over at once when this one ends.
+		LeaderElectionReleaseOnCancel: true,
+		GracefulShutdownTimeout:       &grace,
+		Metrics: metricsserver.Options{
+			BindAddress:    s.metrics,
+			SecureServing:  true,
+			FilterProvider: operator.Authorize,
+		},
+	})
+	if err != nil {
+		return err
+	}
+	r := &operator.Reconciler{
+		Client:            m.GetClient(),
+		APIReader:         m.GetAPIReader(),
+		Recorder:          m.GetEventRecorder("operator-controller"),
+		Config:            config,
+		MetricsTLSVersion: func() string { return metricsTLSVersion },
+		Optional:          &operator.OptionalKinds{},
+	}
+	err = errors.Join(
+		operator.RegisterMetrics(metrics.Registry),
+		r.Add(m),
+		m.AddHealthzCheck("ping", healthz.Ping),
+		m.AddReadyzCheck("ping", healthz.Ping),
+	)
+	if err != nil {
+		return err
+	}
+	return m.Start(ctrl.SetupSignalHandler())
+}

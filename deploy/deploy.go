@@ -1,0 +1,9 @@
+// Package deploy has the manifests that users apply, for the programs that apply them too: there is no second copy.
+package deploy
+
+import "embed"
+
+// Files are the manifests of the driver, of the pre-CSI provisioner and of their monitoring, by their paths in this directory.
+//
+//go:embed csi/base/*.yaml csi/openshift/*.yaml provisioner/base/*.yaml provisioner/openshift/*.yaml monitoring/*.yaml operator/monitoring/*.yaml operator/mounter/*.yaml
+var Files embed.FS

@@ -1,0 +1,224 @@
+package operator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+)
+
+// cleanUp brings what is left of mounters one step further: the pods of a mounter end, then a Job unmounts the pool, and
+// only then the mounter is removed, which is what remembers that there is something to unmount. It returns what it
+// waits for.
+func (r *Reconciler) cleanUp(ctx context.Context, a *applier, render *renderer, left []appsv1.Deployment) (waiting []string, err error) {
+	var problems []error
+	for i := range left {
+		text, err := r.cleanUpOne(ctx, a, render, leftoverOf(&left[i]))
+		if text != "" {
+			waiting = append(waiting, text)
+		}
+		problems = append(problems, err)
+	}
+	slices.Sort(waiting)
+	return waiting, errors.Join(problems...)
+}
+
+func (r *Reconciler) cleanUpOne(ctx context.Context, a *applier, render *renderer, l leftover) (waiting string, err error) {
+	if l.node == "" || l.path == "" {
+		return fmt.Sprintf("Deployment %s, which does not say what it has mounted where: unmount it and delete the Deployment", l.deployment.Name), nil
+	}
+	there, ready, err := r.answers(ctx, l.node)
+	switch {
+	case err != nil:
+		return "", err
+	case !there, !ready && render.object.DeletionTimestamp != nil:
+		// Nobody can unmount there, and a deletion does not wait for a node that may never be ready.
+		return "", r.forget(ctx, a, l)
+	case !ready:
+		return l.waits("the node to be ready"), nil
+	}
+	if l.deployment.Spec.Replicas == nil || *l.deployment.Spec.Replicas > 0 {
+		scale := client.RawPatch(types.MergePatchType, []byte(`{"spec":{"replicas":0}}`))
+		return l.waits("its mounter to end"), r.Client.Patch(ctx, l.deployment, scale, client.FieldOwner(FieldManager))
+	}
+	if running, err := r.mounterRuns(ctx, l); running || err != nil {
+		return l.waits("its mounter to end"), err
+	}
+	job, err := get[batchv1.Job](ctx, r, cleanUpName(l.deployment.Name))
+	switch {
+	case err != nil:
+		return "", err
+	case job != nil && job.DeletionTimestamp == nil && finished(job, batchv1.JobComplete):
+		return "", r.forget(ctx, a, l)
+	case job != nil && finished(job, batchv1.JobFailed):
+		return l.waits("it to be unmounted, which has failed: see the Job " + job.Name), nil
+	case job != nil:
+		return l.waits("it to be unmounted"), nil
+	}
+	wanted, err := render.cleanUpJob(l)
+	if err != nil {
+		return "", err
+	}
+	converted, err := convert(wanted)
+	if err != nil {
+		return "", err
+	}
+	return l.waits("it to be unmounted"), a.apply(ctx, converted)
+}
+
+func (l leftover) waits(what string) string {
+	return fmt.Sprintf("pool %s on %s: %s", l.pool, l.node, what)
+}
+
+// forget removes a mounter and its clean-up.
+func (r *Reconciler) forget(ctx context.Context, a *applier, l leftover) error {
+	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(l.deployment)
+	if err != nil {
+		return err
+	}
+	deployment := &unstructured.Unstructured{Object: content}
+	deployment.SetGroupVersionKind(appsv1.SchemeGroupVersion.WithKind("Deployment"))
+	job := &unstructured.Unstructured{}
+	job.SetGroupVersionKind(batchv1.SchemeGroupVersion.WithKind("Job"))
+	err = r.Client.Get(ctx, client.ObjectKey{Namespace: r.Config.Namespace, Name: cleanUpName(l.deployment.Name)}, job)
+	if err == nil {
+		err = a.remove(ctx, job)
+	}
+	return errors.Join(client.IgnoreNotFound(err), a.remove(ctx, deployment))
+}
+
+// mounterRuns says whether a pod of a mounter may still be at work: it would mount again what is unmounted.
+func (r *Reconciler) mounterRuns(ctx context.Context, l leftover) (bool, error) {
+	pods := &corev1.PodList{}
+	if err := r.Client.List(ctx, pods, client.InNamespace(r.Config.Namespace), client.MatchingLabels(poolLabels(l.pool))); err != nil {
+		return false, err
+	}
+	for i := range pods.Items {
+		ended := pods.Items[i].Status.Phase == corev1.PodSucceeded || pods.Items[i].Status.Phase == corev1.PodFailed
+		if nodeOf(&pods.Items[i]) == l.node && !ended && !ofJob(&pods.Items[i]) {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+func ofJob(pod *corev1.Pod) bool { _, found := pod.Labels[batchv1.JobNameLabel]; return found }
+
+func finished(job *batchv1.Job, how batchv1.JobConditionType) bool {
+	for _, c := range job.Status.Conditions {
+		if c.Type == how && c.Status == corev1.ConditionTrue {
+			return true
+		}
+	}
+	return false
+}
+
+// mountersThere are the mounters of pools that there are.
+func (r *Reconciler) mountersThere(ctx context.Context) ([]appsv1.Deployment, error) {
+	list := &unstructured.UnstructuredList{}
+	list.SetGroupVersionKind(appsv1.SchemeGroupVersion.WithKind("DeploymentList"))
+	if err := r.Client.List(ctx, list, client.InNamespace(r.Config.Namespace), client.HasLabels{poolLabel}); err != nil {
+		return nil, err
+	}
+	var found []appsv1.Deployment
+	for _, item := range list.Items {
+		var d appsv1.Deployment
+		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(item.Object, &d); err != nil {
+			return nil, err
+		}
+		if d.DeletionTimestamp == nil {
+			found = append(found, d)
+		}
+	}
+	return found, nil
+}
+
+// leftovers are the mounters that there are and that are not wanted.
+func (r *Reconciler) leftovers(ctx context.Context, wanted []*unstructured.Unstructured) ([]appsv1.Deployment, error) {
+	keep := map[string]bool{}
+	for _, object := range wanted {
+		if object.GetKind() == "Deployment" {
+			keep[object.GetName()] = true
+		}
+	}
+	there, err := r.mountersThere(ctx)
+	return slices.DeleteFunc(there, func(d appsv1.Deployment) bool { return keep[d.Name] }), err
+}
+
+// nodes are those that the driver is to run on: where the DaemonSet has pods, also ones that wait or end. While it has
+// not as many as it should have, a node without a pod is one whose pod is being replaced, and keeps its pools.
+func (r *Reconciler) nodes(ctx context.Context, set *appsv1.DaemonSet, mounters []appsv1.Deployment) ([]string, error) {
+	pods := &corev1.PodList{}
+	if err := r.Client.List(ctx, pods, client.InNamespace(r.Config.Namespace), client.MatchingLabels{appLabel: app}); err != nil {
+		return nil, err
+	}
+	found := sets.New[string]()
+	for i := range pods.Items {
+		if node := nodeOf(&pods.Items[i]); node != "" && ofDriver(&pods.Items[i]) {
+			found.Insert(node)
+		}
+	}
+	settled := set != nil && set.Status.ObservedGeneration == set.Generation && set.Status.ObservedGeneration > 0 &&
+		set.Status.CurrentNumberScheduled == set.Status.DesiredNumberScheduled && int(set.Status.DesiredNumberScheduled) == found.Len()
+	if !settled {
+		for i := range mounters {
+			found.Insert(leftoverOf(&mounters[i]).node)
+		}
+		found.Delete("")
+	}
+	return sets.List(found), nil
+}
+
+// applyClaim makes a claim that is not there. Of one that is, only the size follows the template, and only upwards: the
+// rest cannot change.
+func (r *Reconciler) applyClaim(ctx context.Context, a *applier, want *corev1.PersistentVolumeClaim) error {
+	live := &corev1.PersistentVolumeClaim{}
+	err := r.Client.Get(ctx, client.ObjectKeyFromObject(want), live)
+	if apierrors.IsNotFound(err) {
+		converted, err := convert(want)
+		if err != nil {
+			return err
+		}
+		return a.create(ctx, converted)
+	}
+	if err != nil {
+		return err
+	}
+	size, has := want.Spec.Resources.Requests.Storage(), live.Spec.Resources.Requests.Storage()
+	if size.Cmp(*has) <= 0 {
+		return nil
+	}
+	patch := fmt.Sprintf(`{"spec":{"resources":{"requests":{"storage":%q}}}}`, size.String())
+	if err := r.Client.Patch(ctx, live, client.RawPatch(types.MergePatchType, []byte(patch)), client.FieldOwner(FieldManager)); err != nil {
+		return fmt.Errorf("grow the claim %s: %w", want.Name, err)
+	}
+	return nil
+}
+
+// dropCleanUps removes the Jobs of mounters that are wanted: by the next time they would be finished before they began.
+func (r *Reconciler) dropCleanUps(ctx context.Context, a *applier, wanted []*unstructured.Unstructured) error {
+	var problems []error
+	for _, object := range wanted {
+		if object.GetKind() != "Deployment" {
+			continue
+		}
+		job := &unstructured.Unstructured{}
+		job.SetGroupVersionKind(batchv1.SchemeGroupVersion.WithKind("Job"))
+		err := r.Client.Get(ctx, client.ObjectKey{Namespace: r.Config.Namespace, Name: cleanUpName(object.GetName())}, job)
+		if err == nil && job.GetDeletionTimestamp() == nil {
+			err = a.remove(ctx, job)
+		}
+		problems = append(problems, client.IgnoreNotFound(err))
+	}
+	return errors.Join(problems...)
+}

@@ -1,0 +1,81 @@
+package operator
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+)
+
+// A Config is what the operator is started with. It does not change while it runs.
+type Config struct {
+	// Namespace is the operator's own, which everything is deployed to.
+	Namespace string
+	// Version is that of the operator and of what it deploys.
+	Version string
+	// Images are the images of containers by their name in the manifests, where they differ from those.
+	Images map[string]string
+	// PartOf and VersionLabel are labels of whoever installed the operator, or empty.
+	PartOf, VersionLabel string
+	// Verbosity is the --v of what is deployed, or negative for that of the manifests.
+	Verbosity int
+	// MonitoringNamespace is where Prometheus runs.
+	MonitoringNamespace string
+	// RunbookURL has one %s, for the name of an alert, in the URL of its runbook.
+	RunbookURL string
+}
+
+// imageVariables are the environment variables that name an image, by the image's name in the manifests.
+var imageVariables = map[string]string{
+	mounterImage:                                                         "MOUNTER_IMAGE",
+	"quay.io/kubevirt/hostpath-csi-driver":                               "CSI_PROVISIONER_IMAGE",
+	"quay.io/kubevirt/hostpath-provisioner":                              "PROVISIONER_IMAGE",
+	"registry.k8s.io/sig-storage/csi-provisioner":                        "CSI_SIG_STORAGE_PROVISIONER_IMAGE",
+	"registry.k8s.io/sig-storage/csi-resizer":                            "CSI_RESIZER_IMAGE",
+	"registry.k8s.io/sig-storage/csi-node-driver-registrar":              "NODE_DRIVER_REG_IMAGE",
+	"registry.k8s.io/sig-storage/livenessprobe":                          "LIVENESS_PROBE_IMAGE",
+	"registry.k8s.io/sig-storage/csi-external-health-monitor-controller": "CSI_HEALTH_MONITOR_IMAGE",
+}
+
+// ConfigFromEnvironment reads what the environment says, and reports all of its problems together.
+func ConfigFromEnvironment(getenv func(string) string) (Config, error) {
+	or := func(name, otherwise string) string {
+		if value := getenv(name); value != "" {
+			return value
+		}
+		return otherwise
+	}
+	c := Config{
+		Namespace:           getenv("POD_NAMESPACE"),
+		Version:             getenv("VERSION"),
+		Images:              map[string]string{},
+		PartOf:              getenv("INSTALLER_PART_OF_LABEL"),
+		VersionLabel:        getenv("INSTALLER_VERSION_LABEL"),
+		Verbosity:           -1,
+		MonitoringNamespace: or("MONITORING_NAMESPACE", "monitoring"),
+		RunbookURL:          or("RUNBOOK_URL_TEMPLATE", "https://kubevirt.io/monitoring/runbooks/%s"),
+	}
+	var problems []error
+	if c.Namespace == "" {
+		problems = append(problems, errors.New("POD_NAMESPACE is not set: it has to be the namespace of the operator"))
+	}
+	if c.Version == "" {
+		problems = append(problems, errors.New("VERSION is not set: it has to be the version of the operator"))
+	}
+	for image, variable := range imageVariables {
+		if value := getenv(variable); value != "" {
+			c.Images[image] = value
+		}
+	}
+	if value := getenv("VERBOSITY"); value != "" {
+		number, err := strconv.Atoi(value)
+		if err != nil || number < 0 {
+			problems = append(problems, fmt.Errorf("VERBOSITY is %q: it has to be a number from 0 on", value))
+		}
+		c.Verbosity = number
+	}
+	if strings.Count(c.RunbookURL, "%s") != 1 || strings.Count(c.RunbookURL, "%") != 1 {
+		problems = append(problems, fmt.Errorf("RUNBOOK_URL_TEMPLATE is %q: it has to have %%s once, for the name of an alert", c.RunbookURL))
+	}
+	return c, errors.Join(problems...)
+}

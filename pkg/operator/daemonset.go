@@ -1,0 +1,180 @@
+package operator
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	hppv1 "kubevirt.io/hostpath-provisioner/api/v1beta1"
+)
+
+const driverContainer = "driver"
+
+// driver is the DaemonSet of the CSI driver.
+func (r *renderer) driver() (*appsv1.DaemonSet, error) {
+	set := r.daemonSet(&r.manifests.daemonSet, driverDaemonSet, driverAccount, driverConstraints)
+	set.Spec.Template.Labels[metricsLabel] = "true"
+	pod := &set.Spec.Template.Spec
+	i := slices.IndexFunc(pod.Containers, func(c corev1.Container) bool { return c.Name == driverContainer })
+	if i < 0 {
+		return nil, errors.New("the manifests have no container " + driverContainer)
+	}
+	driver := &pod.Containers[i]
+	removePool(pod, driver)
+	moveKubelet(pod, r.object.Spec.KubeletDirectory)
+	addPools(pod, driver, r.pools)
+	for i := range pod.Containers {
+		if err := r.container(&pod.Containers[i]); err != nil {
+			return nil, err
+		}
+	}
+	return set, r.configure(driver)
+}
+
+// daemonSet is one of the manifests with names, labels and placement changed.
+func (r *renderer) daemonSet(from *appsv1.DaemonSet, name, account, constraints string) *appsv1.DaemonSet {
+	set := from.DeepCopy()
+	set.ObjectMeta = r.meta(name, set.Labels)
+	// A selector cannot change, and one from the earlier operator is also that of its other DaemonSet.
+	if selector := r.facts.Selectors[name]; selector != nil {
+		set.Spec.Selector = &metav1.LabelSelector{MatchLabels: selector}
+	}
+	template := &set.Spec.Template
+	maps.Copy(template.Labels, r.config.labels())
+	maps.Copy(template.Labels, set.Spec.Selector.MatchLabels)
+	template.Labels[clusterServicesLabel] = "true"
+	if r.facts.OpenShift {
+		if template.Annotations == nil {
+			template.Annotations = map[string]string{}
+		}
+		template.Annotations[requiredConstraints] = constraints
+	}
+	template.Spec.ServiceAccountName = account
+	place(&template.Spec, r.object.Spec)
+	return set
+}
+
+// container sets what all containers have.
+func (r *renderer) container(c *corev1.Container) error {
+	var err error
+	if c.Image, err = r.image(c.Image); err != nil {
+		return err
+	}
+	c.ImagePullPolicy = r.object.Spec.ImagePullPolicy
+	level := r.config.Verbosity
+	if of := r.object.Spec.LogLevel; of != nil {
+		level = int(*of)
+	}
+	if level >= 0 {
+		setArg(c, "--v", strconv.Itoa(level))
+	}
+	resources := r.object.Spec.Resources.Sidecars
+	if c.Name == driverContainer || c.Name == legacyContainer {
+		resources = r.object.Spec.Resources.Driver
+	}
+	if resources != nil {
+		c.Resources = *resources.DeepCopy()
+	}
+	return nil
+}
+
+// configure sets what the driver's own container has.
+func (r *renderer) configure(driver *corev1.Container) error {
+	data, err := dataDir(r.pools)
+	if err != nil {
+		return err
+	}
+	setVariable(driver, "DATADIR", data)
+	setVariable(driver, "VERSION", r.config.Version)
+	setVariable(driver, "SERVICE_NAME", metricsService)
+	setArg(driver, "--metrics-tls-version", r.facts.MetricsTLSVersion)
+	return nil
+}
+
+// image is the one for a container whose image in the manifests is this.
+func (r *renderer) image(name string) (string, error) {
+	if image := r.config.Images[name]; image != "" {
+		return image, nil
+	}
+	tag := r.manifests.images[name]
+	if tag == "" {
+		return "", fmt.Errorf("the manifests have no tag for the image %s", name)
+	}
+	return name + ":" + tag, nil
+}
+
+// place has pods run where, and as, the object says.
+func place(pod *corev1.PodSpec, spec hppv1.HostPathProvisionerSpec) {
+	if pod.NodeSelector == nil {
+		pod.NodeSelector = map[string]string{}
+	}
+	maps.Copy(pod.NodeSelector, spec.Workload.NodeSelector)
+	pod.Affinity = spec.Workload.Affinity.DeepCopy()
+	// Not those of the manifests, which tolerate everything: the nodes are those that the user has had so far.
+	pod.Tolerations = nil
+	for _, t := range spec.Workload.Tolerations {
+		pod.Tolerations = append(pod.Tolerations, *t.DeepCopy())
+	}
+	if spec.PriorityClassName != "" {
+		pod.PriorityClassName = spec.PriorityClassName
+	}
+	pod.ImagePullSecrets = slices.Clone(spec.ImagePullSecrets)
+}
+
+// moveKubelet changes all paths in kubelet's directory.
+func moveKubelet(pod *corev1.PodSpec, to string) {
+	if to == "" || to == kubeletDirectory {
+		return
+	}
+	moved := func(path string) string {
+		if rest, ok := strings.CutPrefix(path, kubeletDirectory+"/"); ok {
+			return to + "/" + rest
+		}
+		return path
+	}
+	for i := range pod.Volumes {
+		if host := pod.Volumes[i].HostPath; host != nil {
+			host.Path = moved(host.Path)
+		}
+	}
+	for i := range pod.Containers {
+		c := &pod.Containers[i]
+		for j := range c.VolumeMounts {
+			c.VolumeMounts[j].MountPath = moved(c.VolumeMounts[j].MountPath)
+		}
+		for j, arg := range c.Args {
+			if name, value, ok := strings.Cut(arg, "="); ok {
+				c.Args[j] = name + "=" + moved(value)
+			}
+		}
+	}
+}
+
+// setArg sets the flag of a container to a value.
+func setArg(c *corev1.Container, flag, value string) {
+	arg := flag + "=" + value
+	i := slices.IndexFunc(c.Args, func(a string) bool { return strings.HasPrefix(a, flag+"=") })
+	if i < 0 {
+		c.Args = append(c.Args, arg)
+		return
+	}
+	c.Args[i] = arg
+}
+
+// setVariable sets an environment variable of a container to a value.
+func setVariable(c *corev1.Container, name, value string) {
+	variable := corev1.EnvVar{Name: name, Value: value}
+	i := slices.IndexFunc(c.Env, func(e corev1.EnvVar) bool { return e.Name == name })
+	if i < 0 {
+		c.Env = append(c.Env, variable)
+		return
+	}
+	c.Env[i] = variable
+}

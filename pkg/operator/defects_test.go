@@ -1,0 +1,115 @@
+package operator
+
+import (
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	hppv1 "kubevirt.io/hostpath-provisioner/api/v1beta1"
+)
+
+// earlierDefects are defects of the earlier operator and of its mounter, by their number in the list that this one was
+// built from, with the test that fails if one comes back. Of the numbers up to 25, 5 (a deletion waits for a node that is
+// gone), 9 (Jobs are left over), 14 (a second object keeps the first from being deleted), 17 (a mounter mounts again what
+// a Job unmounted) and 20 (a new account deletes the DaemonSet) have no test of their own. 18 and 25 are in what this operator does not have: snapshots and TLS profiles.
+var earlierDefects = []struct {
+	number                  int
+	defect, directory, test string
+}{
+	{1, "a PrometheusRule that was emptied stays empty", ".", "TestIncludes"},
+	{2, "removing a pool unmounts another one whose name is the beginning of its name", ".", "TestCleanUpIsForOnePool"},
+	{3, "a pool that is removed from the object stays mounted", "../../test/cluster/cases", "TestOperatorWithAPoolOnClaims"},
+	{4, "an unmount that fails counts as done", "../../test/e2e/mounter", "TestUnmountOfAPoolInUse"},
+	{6, "mounters do not run on nodes with taints", ".", "TestMounter"},
+	{7, "available although no pool is mounted", ".", "TestStatusOfPoolsOnClaims"},
+	{8, "a pod that is not scheduled stops everything", ".", "TestPodThatIsNotScheduled"},
+	{10, "fields that a new version drops stay", "../../test/cluster/cases", "TestOperatorTakesOverAClusterOfTheEarlierOne"},
+	{11, "the metric says ready while an error stays", ".", "TestReadyMetric"},
+	{12, "the name of a Job is not valid at one length", ".", "TestNamesAreValidAtEveryLength"},
+	{13, "two shared pools get one StorageClass", ".", "TestOverlayClasses"},
+	{15, "any name of a pool and of a snapshot provider is accepted", "../../test/cluster/cases", "TestProvisionerIsValidated"},
+	{16, "mounters do not run on nodes whose hostname label is not their name", ".", "TestMounter"},
+	{19, "the observed version is set before the rollout", ".", "TestAssess"},
+	{19, "a refused downgrade is not in the status", ".", "TestDowngrades"},
+	{21, "the mounters of a pool have one selector", ".", "TestMounter"},
+	{21, "both DaemonSets have one selector", ".", "TestLegacySelector"},
+	{22, "a device is formatted when blkid fails", "../../test/e2e/mounter", "TestFailureOfBlkidIsNotABlankDevice"},
+	{23, "claims that are a directory of a filesystem are not mounted", "../../test/e2e/mounter", "TestVolume"},
+	{24, "the driver's pods lack the label of the network policies", ".", "TestPodsReachTheAPIServer"},
+}
+
+func TestEveryTestOfAnEarlierDefectExists(t *testing.T) {
+	sources := map[string]string{}
+	for _, d := range earlierDefects {
+		if sources[d.directory] == "" {
+			sources[d.directory] = testsIn(t, d.directory)
+		}
+		if !strings.Contains(sources[d.directory], "\nfunc "+d.test+"(t *testing.T)") {
+			t.Errorf("defect %d (%s): there is no %s in %s", d.number, d.defect, d.test, d.directory)
+		}
+	}
+}
+
+// testsIn is the source of the tests in a directory.
+func testsIn(t *testing.T, directory string) string {
+	t.Helper()
+	files, err := os.ReadDir(directory)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var text strings.Builder
+	for _, f := range files {
+		if !strings.HasSuffix(f.Name(), "_test.go") {
+			continue
+		}
+		source, err := os.ReadFile(directory + "/" + f.Name())
+		if err != nil {
+			t.Fatal(err)
+		}
+		text.Write(source)
+	}
+	return text.String()
+}
+
+// A pod that waits for its node is a problem of that node, and of nothing else.
+func TestPodThatIsNotScheduled(t *testing.T) {
+	pod := corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "driver-b"}, Status: corev1.PodStatus{
+		Phase:      corev1.PodPending,
+		Conditions: []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Message: "no room"}},
+	}}
+	pod.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{
+		NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchFields: []corev1.NodeSelectorRequirement{{
+			Key: metav1.ObjectNameField, Operator: corev1.NodeSelectorOpIn, Values: []string{"node-b"},
+		}}}},
+	}}}
+	status := assess(deployed(hppv1.HostPathProvisionerStatus{ObservedVersion: current}), current, Observed{DaemonSets: nodes(2, 2, 1), Pods: []corev1.Pod{pod}})
+	if len(status.NodeStatuses) != 1 || status.NodeStatuses[0].Node != "node-b" || !strings.Contains(status.NodeStatuses[0].Message, "no room") {
+		t.Errorf("the nodes are %+v", status.NodeStatuses)
+	}
+}
+
+// The metric is 0 whenever the object is not available, also while something is still being rolled out.
+func TestReadyMetric(t *testing.T) {
+	defer ready.Set(noObject)
+	for ready, want := range map[int32]float64{0: 0, 1: 0, 2: 1} {
+		measure(assess(deployed(hppv1.HostPathProvisionerStatus{ObservedVersion: current}), current, Observed{DaemonSets: nodes(2, 2, ready)}))
+		if got := readyMetric(t); got != want {
+			t.Errorf("with %d of 2 nodes ready the metric is %v, want %v", ready, got, want)
+		}
+	}
+}
+
+func readyMetric(t *testing.T) float64 {
+	t.Helper()
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(ready)
+	families, err := registry.Gather()
+	if err != nil || len(families) != 1 {
+		t.Fatalf("the metrics are %v, %v", families, err)
+	}
+	return families[0].GetMetric()[0].GetGauge().GetValue()
+}

@@ -1,0 +1,139 @@
+package operator
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	hppv1 "kubevirt.io/hostpath-provisioner/api/v1beta1"
+)
+
+// poll is how often nodes are looked at while a deletion waits for pods: of nodes nothing but their being there is
+// watched.
+const poll = 10 * time.Second
+
+// delete removes what was deployed, and then lets the object go. Claims, StorageClasses and all data stay. Nothing waits
+// for a node that is gone or not ready.
+func (r *Reconciler) delete(ctx context.Context, object *hppv1.HostPathProvisioner) (ctrl.Result, error) {
+	a := r.applier(ctx, object)
+	// First what has pods, as long as the pods have their rights.
+	workloads := []schema.GroupVersionKind{{Group: "apps", Version: "v1", Kind: "DaemonSet"}}
+	if err := a.prune(ctx, r.Config.Namespace, workloads, nil); err != nil {
+		return ctrl.Result{}, err
+	}
+	waiting, err := r.running(ctx)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	if len(waiting) == 0 {
+		// Without the driver nobody publishes a volume of a pool, and then it can be unmounted.
+		facts, err := r.facts(ctx)
+		if err != nil {
+			return ctrl.Result{}, err
+		}
+		left, err := r.mountersThere(ctx)
+		if err != nil {
+			return ctrl.Result{}, err
+		}
+		if waiting, err = r.cleanUp(ctx, a, r.manifests.renderer(r.Config, facts, object), left); err != nil {
+			return ctrl.Result{}, err
+		}
+	}
+	if len(waiting) > 0 {
+		users, err := r.volumes(ctx)
+		if err != nil {
+			return ctrl.Result{}, err
+		}
+		return ctrl.Result{RequeueAfter: poll}, r.update(ctx, object, deleting(object, r.Config.Version, waiting, len(users)))
+	}
+	if err := a.prune(ctx, r.Config.Namespace, r.prunable(), nil); err != nil {
+		return ctrl.Result{}, err
+	}
+	ready.Set(noObject)
+	return ctrl.Result{}, r.release(ctx, object)
+}
+
+// deleting is the status of an object that waits for pods to end.
+func deleting(object *hppv1.HostPathProvisioner, operatorVersion string, waiting []string, users int) hppv1.HostPathProvisionerStatus {
+	status := *object.Status.DeepCopy()
+	status.ObservedGeneration, status.OperatorVersion = object.Generation, operatorVersion
+	message := "Waiting for " + strings.Join(waiting, ", ")
+	if users > 0 {
+		message += fmt.Sprintf("; %d PersistentVolumes still use the driver: they and their data stay, and pods can use them again once there is a HostPathProvisioner", users)
+	}
+	c := conditions{status: &status, generation: object.Generation}
+	c.set(hppv1.ConditionAvailable, false, reasonDeleting, message)
+	c.set(hppv1.ConditionProgressing, true, reasonDeleting, message)
+	c.set(hppv1.ConditionDegraded, false, reasonDeleting, "")
+	return status
+}
+
+// running are the pods that have to end, but for those on nodes that cannot say so.
+func (r *Reconciler) running(ctx context.Context) ([]string, error) {
+	pods := &corev1.PodList{}
+	if err := r.Client.List(ctx, pods, client.InNamespace(r.Config.Namespace), client.MatchingLabels{appLabel: app}); err != nil {
+		return nil, err
+	}
+	var waiting []string
+	for _, pod := range pods.Items {
+		if pod.Spec.NodeName == "" || !ofDriver(&pod) {
+			continue
+		}
+		_, answers, err := r.answers(ctx, pod.Spec.NodeName)
+		if err != nil {
+			return nil, err
+		}
+		if answers {
+			waiting = append(waiting, fmt.Sprintf("pod %s on %s", pod.Name, pod.Spec.NodeName))
+		}
+	}
+	slices.Sort(waiting)
+	return waiting, nil
+}
+
+// ownedPod says whether a pod is of the driver or keeps a pool mounted, and not the operator's own.
+func ownedPod(pod *corev1.Pod) bool {
+	return ofDriver(pod) || poolOf(pod.Labels) != "" && !ofJob(pod)
+}
+
+func ofDriver(pod *corev1.Pod) bool {
+	return slices.ContainsFunc(pod.OwnerReferences, func(o metav1.OwnerReference) bool { return o.Kind == "DaemonSet" })
+}
+
+// answers says whether a node is there, and whether it is ready.
+func (r *Reconciler) answers(ctx context.Context, name string) (there, ready bool, err error) {
+	node := &corev1.Node{}
+	if err := r.APIReader.Get(ctx, client.ObjectKey{Name: name}, node); err != nil {
+		return false, false, client.IgnoreNotFound(err)
+	}
+	return true, slices.ContainsFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {
+		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
+	}), nil
+}
+
+// volumes are the PersistentVolumes of the driver, read page by page: there may be many of others.
+func (r *Reconciler) volumes(ctx context.Context) ([]corev1.PersistentVolume, error) {
+	var found []corev1.PersistentVolume
+	list := &corev1.PersistentVolumeList{}
+	for {
+		if err := r.APIReader.List(ctx, list, client.Limit(500), client.Continue(list.Continue)); err != nil {
+			return nil, err
+		}
+		for _, volume := range list.Items {
+			if volume.Spec.CSI != nil && volume.Spec.CSI.Driver == DriverName {
+				found = append(found, volume)
+			}
+		}
+		if list.Continue == "" {
+			return found, nil
+		}
+	}
+}

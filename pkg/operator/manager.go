@@ -1,0 +1,123 @@
+package operator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/selection"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/controller-runtime/pkg/source"
+
+	hppv1 "kubevirt.io/hostpath-provisioner/api/v1beta1"
+)
+
+// LeaderElection is the name of the Lease that the one operator at work holds.
+const LeaderElection = "hostpath-provisioner-operator-lock"
+
+// Scheme has the kinds that the operator has types of.
+func Scheme() (*runtime.Scheme, error) {
+	scheme := runtime.NewScheme()
+	if err := clientgoscheme.AddToScheme(scheme); err != nil {
+		return nil, err
+	}
+	return scheme, hppv1.AddToScheme(scheme)
+}
+
+// CacheOptions keep in memory what belongs to the operator, and no more of a large cluster than the names of its nodes.
+func CacheOptions(namespace string) (cache.Options, error) {
+	ofPools, err := labels.NewRequirement(poolLabel, selection.Exists, nil)
+	if err != nil {
+		return cache.Options{}, err
+	}
+	everything := cache.ByObject{Label: labels.Everything()}
+	return cache.Options{
+		DefaultNamespaces:    map[string]cache.Config{namespace: {}},
+		DefaultLabelSelector: labels.SelectorFromSet(owned),
+		ByObject: map[client.Object]cache.ByObject{
+			&hppv1.HostPathProvisioner{}: everything,
+			&corev1.Node{}:               everything,
+			&corev1.Pod{}:                {Label: labels.SelectorFromSet(labels.Set{appLabel: app})},
+			// Those of the earlier operator have no other label.
+			&corev1.PersistentVolumeClaim{}: {Label: labels.NewSelector().Add(*ofPools)},
+		},
+	}, nil
+}
+
+func empty(kind schema.GroupVersionKind) *unstructured.Unstructured {
+	object := &unstructured.Unstructured{}
+	object.SetGroupVersionKind(kind)
+	return object
+}
+
+// Add registers the reconciler with a manager, and watches everything that it looks at.
+func (r *Reconciler) Add(manager ctrl.Manager) error {
+	var err error
+	if r.manifests, err = load(); err != nil {
+		return err
+	}
+	c, err := controller.New("hostpathprovisioner", manager, controller.Options{Reconciler: r, MaxConcurrentReconciles: 1})
+	if err != nil {
+		return err
+	}
+	watch := func(object client.Object, predicates ...predicate.Predicate) error {
+		return c.Watch(source.Kind(manager.GetCache(), object, handler.EnqueueRequestsFromMapFunc(r.everyObject), predicates...))
+	}
+	if err := c.Watch(source.Kind(manager.GetCache(), &hppv1.HostPathProvisioner{}, handler.TypedEnqueueRequestsFromMapFunc(
+		func(ctx context.Context, _ *hppv1.HostPathProvisioner) []reconcile.Request {
+			return r.everyObject(ctx, nil)
+		}))); err != nil {
+		return err
+	}
+	nodes := &metav1.PartialObjectMetadata{}
+	nodes.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Node"))
+	// A node that changes says nothing that its pods do not.
+	comesOrGoes := predicate.Funcs{
+		UpdateFunc: func(event.UpdateEvent) bool { return false },
+	}
+	if err := errors.Join(watch(nodes, comesOrGoes), watch(&corev1.Pod{}), watch(&corev1.PersistentVolumeClaim{}), watch(empty(storageClassKind))); err != nil {
+		return err
+	}
+	for _, kind := range ownedKinds {
+		if err := watch(empty(kind)); err != nil {
+			return fmt.Errorf("watch %s: %w", kind.Kind, err)
+		}
+	}
+	r.discover = func() error {
+		return r.Optional.discover(manager.GetRESTMapper(), func(kind schema.GroupVersionKind) error { return watch(empty(kind)) })
+	}
+	return r.discover()
+}
+
+// everyObject are requests for all HostPathProvisioners there are, which is one as a rule: what happens to any object may
+// matter for it.
+func (r *Reconciler) everyObject(ctx context.Context, _ client.Object) []reconcile.Request {
+	all := &hppv1.HostPathProvisionerList{}
+	if err := r.Client.List(ctx, all); err != nil {
+		return nil
+	}
+	var requests []reconcile.Request
+	for _, object := range all.Items {
+		requests = append(requests, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(&object)})
+	}
+	return requests
+}
+
+// ClientOptions have reads of all kinds come from the caches, also of those that are not compiled in.
+func ClientOptions() client.Options {
+	return client.Options{Cache: &client.CacheOptions{Unstructured: true}}
+}

@@ -1,0 +1,159 @@
+package operator
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+
+	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
+	"sigs.k8s.io/yaml"
+
+	"kubevirt.io/hostpath-provisioner/deploy"
+)
+
+// manifests are those of deploy/, decoded and not changed yet.
+type manifests struct {
+	daemonSet      appsv1.DaemonSet
+	csiDriver      storagev1.CSIDriver
+	metricsService corev1.Service
+	// clusterRules and namespacedRules are those of all sidecars together.
+	clusterRules, namespacedRules []rbacv1.PolicyRule
+	mounter                       appsv1.Deployment
+	unmount                       batchv1.Job
+	// images have the tag of each image by its name.
+	images map[string]string
+	legacy legacyManifests
+
+	constraints      *unstructured.Unstructured
+	constraintsRules []rbacv1.PolicyRule
+	driverRule       *unstructured.Unstructured
+	operatorRule     *unstructured.Unstructured
+	serviceMonitor   *unstructured.Unstructured
+}
+
+// legacyManifests are those of the pre-CSI provisioner.
+type legacyManifests struct {
+	daemonSet        appsv1.DaemonSet
+	metricsService   corev1.Service
+	rules            []rbacv1.PolicyRule
+	constraints      *unstructured.Unstructured
+	constraintsRules []rbacv1.PolicyRule
+}
+
+// load decodes the manifests. It fails only if the program was built of broken ones.
+func load() (*manifests, error) {
+	m := &manifests{}
+	var cluster, scc rules
+	err := errors.Join(
+		one(&m.daemonSet, "csi/base/daemonset.yaml"),
+		one(&m.csiDriver, "csi/base/csidriver.yaml"),
+		one(&m.mounter, "operator/mounter/deployment.yaml"),
+		one(&m.unmount, "operator/mounter/unmount.yaml"),
+		one(&m.metricsService, "csi/base/metrics-service.yaml"),
+		cluster.read("csi/base/rbac.yaml"),
+		scc.read("csi/openshift/rbac.yaml"),
+		one(&m.constraints, "csi/openshift/securitycontextconstraints.yaml"),
+		one(&m.driverRule, "monitoring/prometheusrule.yaml"),
+		one(&m.operatorRule, "operator/monitoring/prometheusrule.yaml"),
+		one(&m.serviceMonitor, "monitoring/servicemonitor.yaml"),
+	)
+	if err != nil {
+		return nil, err
+	}
+	m.clusterRules, m.namespacedRules, m.constraintsRules = cluster.cluster, cluster.namespaced, scc.namespaced
+	m.images = map[string]string{}
+	if err := errors.Join(m.legacy.load(), m.addTags("csi/base/kustomization.yaml"), m.addTags("provisioner/base/kustomization.yaml")); err != nil {
+		return nil, err
+	}
+	// The mounter is of the same release as the driver.
+	m.images[mounterImage] = m.images["quay.io/kubevirt/hostpath-csi-driver"]
+	return m, nil
+}
+
+func (m *legacyManifests) load() error {
+	var cluster, scc rules
+	err := errors.Join(
+		one(&m.daemonSet, "provisioner/base/daemonset.yaml"),
+		one(&m.metricsService, "provisioner/base/metrics-service.yaml"),
+		cluster.read("provisioner/base/rbac.yaml"),
+		scc.read("provisioner/openshift/rbac.yaml"),
+		one(&m.constraints, "provisioner/openshift/securitycontextconstraints.yaml"),
+	)
+	m.rules, m.constraintsRules = cluster.cluster, scc.namespaced
+	return err
+}
+
+// rules are those of all roles in a file.
+type rules struct{ cluster, namespaced []rbacv1.PolicyRule }
+
+func (r *rules) read(file string) error {
+	// A Role has the fields of a ClusterRole that matter here, and the other kinds of the file have no rules.
+	roles, err := documents[rbacv1.ClusterRole](file)
+	for _, role := range roles {
+		switch role.Kind {
+		case "ClusterRole":
+			r.cluster = append(r.cluster, role.Rules...)
+		case "Role":
+			r.namespaced = append(r.namespaced, role.Rules...)
+		}
+	}
+	return err
+}
+
+// addTags reads the tags that a kustomization has for images.
+func (m *manifests) addTags(file string) error {
+	var kustomization struct {
+		Images []struct{ Name, NewTag string }
+	}
+	if err := one(&kustomization, file); err != nil {
+		return err
+	}
+	for _, image := range kustomization.Images {
+		m.images[image.Name] = image.NewTag
+	}
+	return nil
+}
+
+// one decodes the only document of a file.
+func one[T any](to *T, file string) error {
+	found, err := documents[T](file)
+	if err != nil {
+		return err
+	}
+	if len(found) != 1 {
+		return fmt.Errorf("deploy/%s has %d documents, want 1", file, len(found))
+	}
+	*to = found[0]
+	return nil
+}
+
+func documents[T any](file string) ([]T, error) {
+	content, err := deploy.Files.ReadFile(file)
+	if err != nil {
+		return nil, err
+	}
+	reader := utilyaml.NewYAMLReader(bufio.NewReader(bytes.NewReader(content)))
+	var found []T
+	for {
+		document, err := reader.Read()
+		if errors.Is(err, io.EOF) {
+			return found, nil
+		}
+		if err != nil {
+			return nil, fmt.Errorf("read deploy/%s: %w", file, err)
+		}
+		var decoded T
+		if err := yaml.Unmarshal(document, &decoded); err != nil {
+			return nil, fmt.Errorf("decode deploy/%s: %w", file, err)
+		}
+		found = append(found, decoded)
+	}
+}

@@ -1,0 +1,105 @@
+package operator
+
+import (
+	"fmt"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+)
+
+// monitoringObjects are how Prometheus gets at the metrics of the driver.
+func (r *renderer) monitoringObjects() []client.Object {
+	service := r.manifests.metricsService.DeepCopy()
+	service.ObjectMeta = r.meta(metricsService, service.Labels)
+	service.Spec.Selector = map[string]string{metricsLabel: "true"}
+	if !r.facts.HeadlessMetrics {
+		service.Spec.ClusterIP = ""
+	}
+	return []client.Object{
+		service,
+		&rbacv1.Role{
+			ObjectMeta: r.meta(monitoringRole, nil),
+			Rules: []rbacv1.PolicyRule{{
+				APIGroups: []string{""}, Resources: []string{"services", "endpoints", "pods"}, Verbs: []string{"get", "list", "watch"},
+			}, {
+				APIGroups: []string{"discovery.k8s.io"}, Resources: []string{"endpointslices"}, Verbs: []string{"get", "list", "watch"},
+			}},
+		},
+		&rbacv1.RoleBinding{
+			ObjectMeta: r.meta(monitoringRole, nil),
+			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: monitoringRole},
+			Subjects: []rbacv1.Subject{{
+				Kind: rbacv1.ServiceAccountKind, Name: "prometheus-k8s", Namespace: r.config.MonitoringNamespace,
+			}},
+		},
+	}
+}
+
+// serviceMonitor has the Prometheus operator collect the metrics.
+func (r *renderer) serviceMonitor() *unstructured.Unstructured {
+	monitor := r.manifests.serviceMonitor.DeepCopy()
+	meta := r.meta(serviceMonitor, monitor.GetLabels())
+	meta.Labels["openshift.io/cluster-monitoring"] = ""
+	setMeta(monitor, meta)
+	return monitor
+}
+
+// prometheusRule has the rules of the driver and those of the operator, for the operator's namespace.
+func (r *renderer) prometheusRule() (*unstructured.Unstructured, error) {
+	rule := r.manifests.operatorRule.DeepCopy()
+	setMeta(rule, r.meta(prometheusRule, rule.GetLabels()))
+	groups, err := ruleGroups(rule)
+	if err != nil {
+		return nil, err
+	}
+	for _, group := range groups {
+		for _, one := range rulesOf(group) {
+			r.adapt(one)
+		}
+	}
+	of, err := ruleGroups(r.manifests.driverRule.DeepCopy())
+	if err != nil {
+		return nil, err
+	}
+	return rule, unstructured.SetNestedSlice(rule.Object, append(groups, of...), "spec", "groups")
+}
+
+func ruleGroups(rule *unstructured.Unstructured) ([]any, error) {
+	groups, found, err := unstructured.NestedSlice(rule.Object, "spec", "groups")
+	if err != nil || !found {
+		return nil, fmt.Errorf("the PrometheusRule %s has no groups: %w", rule.GetName(), err)
+	}
+	return groups, nil
+}
+
+func rulesOf(group any) []map[string]any {
+	content, _ := group.(map[string]any)
+	list, _ := content["rules"].([]any)
+	var found []map[string]any
+	for _, element := range list {
+		if rule, ok := element.(map[string]any); ok {
+			found = append(found, rule)
+		}
+	}
+	return found
+}
+
+// adapt sets the namespace and the runbook of one rule of the operator's.
+func (r *renderer) adapt(rule map[string]any) {
+	if expression, ok := rule["expr"].(string); ok {
+		rule["expr"] = strings.ReplaceAll(expression, "namespace='hostpath-provisioner'", "namespace='"+r.config.Namespace+"'")
+	}
+	alert, isAlert := rule["alert"].(string)
+	annotations, ok := rule["annotations"].(map[string]any)
+	if isAlert && ok {
+		annotations["runbook_url"] = strings.Replace(r.config.RunbookURL, "%s", alert, 1)
+	}
+}
+
+// headless says whether a Service is one without an address. A new one is.
+func headless(service *corev1.Service) bool {
+	return service == nil || service.Spec.ClusterIP == corev1.ClusterIPNone
+}

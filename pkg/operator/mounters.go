@@ -1,0 +1,242 @@
+package operator
+
+import (
+	"fmt"
+	"hash/fnv"
+	"maps"
+	"slices"
+	"strings"
+
+	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	hppv1 "kubevirt.io/hostpath-provisioner/api/v1beta1"
+)
+
+const (
+	// mounterLabel has the name of a Deployment, so that each has pods of its own.
+	mounterLabel = "hostpathprovisioner.kubevirt.io/mounter"
+	// nodeAnnotation and pathAnnotation say on what node a mounter has what path. The clean-up goes by them, and by
+	// nothing in the object, which may have changed.
+	nodeAnnotation = "hostpathprovisioner.kubevirt.io/node"
+	pathAnnotation = "hostpathprovisioner.kubevirt.io/path"
+	// maxName is what the value of a label may have, and so the names that are used as one.
+	maxName = 63
+)
+
+// mounterName is the name of what a pool has on a node: its Deployment, and its claim if that is not shared.
+func mounterName(pool, node string) string { return shortName("hpp-pool-", pool+"-"+node) }
+
+// claimName is the name of the claim that a pool has on a node.
+func claimName(pool *hppv1.StoragePool, node string) string {
+	if pool.IsShared() {
+		return shortName("hpp-pool-", pool.Name+"-shared")
+	}
+	return mounterName(pool.Name, node)
+}
+
+// shortName is a name that is hashed if it would be too long. The earlier operator has the same names.
+func shortName(prefix, rest string) string {
+	name := prefix + rest
+	if len(name) <= maxName {
+		return name
+	}
+	hash := fnv.New32a()
+	hash.Write([]byte(name))
+	return fmt.Sprintf("%s%08x", prefix, hash.Sum32())
+}
+
+func poolLabels(pool string) map[string]string {
+	return map[string]string{poolLabel: pool + "-hpp", "hpp-pool": pool + "-hpp"}
+}
+
+// claims are those that the pools with a template need, by name. A claim has no owner: it outlives the object.
+func (r *renderer) claims() []*corev1.PersistentVolumeClaim {
+	found := map[string]*corev1.PersistentVolumeClaim{}
+	for i := range r.pools {
+		pool := &r.pools[i]
+		if pool.PVCTemplate == nil {
+			continue
+		}
+		for _, node := range r.facts.Nodes {
+			name := claimName(pool, node)
+			meta := r.meta(name, poolLabels(pool.Name))
+			meta.OwnerReferences = nil
+			found[name] = &corev1.PersistentVolumeClaim{ObjectMeta: meta, Spec: *pool.PVCTemplate.Spec()}
+		}
+	}
+	var claims []*corev1.PersistentVolumeClaim
+	for _, name := range sortedKeys(found) {
+		claims = append(claims, found[name])
+	}
+	return claims
+}
+
+// mounters are the Deployments that keep the claims of pools mounted: one for each pool and node.
+func (r *renderer) mounters() ([]*appsv1.Deployment, error) {
+	var all []*appsv1.Deployment
+	for i := range r.pools {
+		if r.pools[i].PVCTemplate == nil {
+			continue
+		}
+		for _, node := range r.facts.Nodes {
+			one, err := r.mounter(&r.pools[i], node)
+			if err != nil {
+				return nil, err
+			}
+			all = append(all, one)
+		}
+	}
+	return all, nil
+}
+
+func (r *renderer) mounter(pool *hppv1.StoragePool, node string) (*appsv1.Deployment, error) {
+	name := mounterName(pool.Name, node)
+	d := r.manifests.mounter.DeepCopy()
+	d.ObjectMeta = r.meta(name, d.Labels)
+	maps.Copy(d.Labels, poolLabels(pool.Name))
+	d.Annotations = map[string]string{nodeAnnotation: node, pathAnnotation: string(pool.Path)}
+	d.Spec.Selector = &metav1.LabelSelector{MatchLabels: map[string]string{mounterLabel: name}}
+	// The selector of the earlier operator is the same for all nodes of a pool, and cannot change.
+	if selector := r.facts.Selectors[name]; selector != nil {
+		d.Spec.Selector.MatchLabels = selector
+	}
+	labels := d.Spec.Template.Labels
+	maps.Copy(labels, r.config.labels())
+	maps.Copy(labels, poolLabels(pool.Name))
+	labels[mounterLabel] = name
+	r.mounterPod(&d.Spec.Template, node)
+	pod := &d.Spec.Template.Spec
+	pod.Volumes = slices.Clone(pod.Volumes)
+	for i := range pod.Volumes {
+		switch v := &pod.Volumes[i]; {
+		case v.HostPath != nil:
+			v.HostPath.Path = string(pool.Path)
+		case v.PersistentVolumeClaim != nil:
+			v.PersistentVolumeClaim.ClaimName = claimName(pool, node)
+		}
+	}
+	c := &pod.Containers[0]
+	if mode := pool.PVCTemplate.VolumeMode; mode == nil || *mode == corev1.PersistentVolumeFilesystem {
+		useVolume(c)
+	} else {
+		if pool.FSType != "" {
+			setArg(c, "--fs-type", pool.FSType)
+		}
+		if len(pool.MountOptions) > 0 {
+			setArg(c, "--mount-options", strings.Join(pool.MountOptions, ","))
+		}
+	}
+	return d, r.mounterContainer(c)
+}
+
+// useVolume has a mounter take a claim that has a filesystem instead of a device.
+func useVolume(c *corev1.Container) {
+	const device, volume = "--device=/dev/pool", "--volume=/volume"
+	c.VolumeDevices = nil
+	c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: "claim", MountPath: "/volume"})
+	replace := func(args []string) []string {
+		args = slices.DeleteFunc(args, func(a string) bool { return strings.HasPrefix(a, "--fs-type=") })
+		for i := range args {
+			if args[i] == device {
+				args[i] = volume
+			}
+		}
+		return args
+	}
+	c.Args = replace(c.Args)
+	c.ReadinessProbe.Exec.Command = replace(c.ReadinessProbe.Exec.Command)
+}
+
+// mounterPod sets what the pods of a mounter and of its clean-up have in common. The node is chosen by its name, which
+// its hostname label need not be.
+func (r *renderer) mounterPod(template *corev1.PodTemplateSpec, node string) {
+	pod := &template.Spec
+	pod.ServiceAccountName = driverAccount
+	pod.ImagePullSecrets = slices.Clone(r.object.Spec.ImagePullSecrets)
+	pod.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{
+		NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchFields: []corev1.NodeSelectorRequirement{{
+			Key: metav1.ObjectNameField, Operator: corev1.NodeSelectorOpIn, Values: []string{node},
+		}}}},
+	}}}
+	if r.facts.OpenShift {
+		if template.Annotations == nil {
+			template.Annotations = map[string]string{}
+		}
+		template.Annotations[requiredConstraints] = driverConstraints
+	}
+}
+
+func (r *renderer) mounterContainer(c *corev1.Container) error {
+	resources := c.Resources
+	if err := r.container(c); err != nil {
+		return err
+	}
+	c.Resources = resources
+	if of := r.object.Spec.Resources.Mounter; of != nil {
+		c.Resources = *of.DeepCopy()
+	}
+	return nil
+}
+
+// A leftover is a mounter of a pool or a node that is not wanted any more.
+type leftover struct {
+	deployment       *appsv1.Deployment
+	pool, node, path string
+}
+
+// leftoverOf reads what a mounter is for: from its annotations, and of one of the earlier operator from its pod.
+func leftoverOf(d *appsv1.Deployment) leftover {
+	l := leftover{deployment: d, pool: poolOf(d.Labels), node: d.Annotations[nodeAnnotation], path: d.Annotations[pathAnnotation]}
+	if l.path == "" && len(d.Spec.Template.Spec.Containers) > 0 {
+		c := d.Spec.Template.Spec.Containers[0]
+		words := slices.Concat(c.Command, c.Args)
+		if i := slices.Index(words, "--mountPath"); i >= 0 && i+1 < len(words) {
+			l.path, _ = strings.CutSuffix(words[i+1], "/csi")
+		}
+	}
+	if l.node == "" {
+		l.node = hostname(d.Spec.Template.Spec.Affinity)
+	}
+	return l
+}
+
+// hostname is the one that the pods of the earlier operator are for. It is the name of the node, whatever its label.
+func hostname(affinity *corev1.Affinity) string {
+	if affinity == nil || affinity.NodeAffinity == nil || affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution == nil {
+		return ""
+	}
+	for _, term := range affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms {
+		for _, e := range term.MatchExpressions {
+			if e.Key == corev1.LabelHostname && len(e.Values) == 1 {
+				return e.Values[0]
+			}
+		}
+	}
+	return ""
+}
+
+// cleanUpName is the name of the Job that unmounts what a mounter has mounted.
+func cleanUpName(mounter string) string {
+	return shortName("cleanup-pool-", strings.TrimPrefix(mounter, "hpp-pool-"))
+}
+
+// cleanUpJob unmounts a pool on a node.
+func (r *renderer) cleanUpJob(l leftover) (*batchv1.Job, error) {
+	job := r.manifests.unmount.DeepCopy()
+	job.ObjectMeta = r.meta(cleanUpName(l.deployment.Name), job.Labels)
+	maps.Copy(job.Labels, poolLabels(l.pool))
+	job.Annotations = map[string]string{nodeAnnotation: l.node, pathAnnotation: l.path}
+	maps.Copy(job.Spec.Template.Labels, r.config.labels())
+	r.mounterPod(&job.Spec.Template, l.node)
+	pod := &job.Spec.Template.Spec
+	for i := range pod.Volumes {
+		if host := pod.Volumes[i].HostPath; host != nil && pod.Volumes[i].Name == "pool" {
+			host.Path = l.path
+		}
+	}
+	moveKubelet(pod, r.object.Spec.KubeletDirectory)
+	return job, r.mounterContainer(&pod.Containers[0])
+}

@@ -1,0 +1,87 @@
+package operator
+
+import (
+	"encoding/json"
+	"path"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+
+	hppv1 "kubevirt.io/hostpath-provisioner/api/v1beta1"
+)
+
+// pools are those of an object. The directory of pathConfig is a pool too.
+func pools(object *hppv1.HostPathProvisioner) []hppv1.StoragePool {
+	if config := object.Spec.PathConfig; config != nil {
+		return []hppv1.StoragePool{{Name: hppv1.LegacyPool, Path: config.Path}}
+	}
+	return object.Spec.StoragePools
+}
+
+// dataDirectory is where the volumes of a pool are, beside what the provisioner from before CSI has in its path.
+func dataDirectory(p hppv1.StoragePool) string { return path.Join(string(p.Path), "csi") }
+
+// A driverPool is a pool as the driver's --datadir has it.
+type driverPool struct {
+	Name             string      `json:"name"`
+	Path             string      `json:"path"`
+	SnapshotPath     string      `json:"snapshotPath,omitempty"`
+	SnapshotProvider string      `json:"snapshotProvider,omitempty"`
+	Shared           bool        `json:"shared"`
+	RequireMount     bool        `json:"requireMount,omitempty"`
+	Enforcement      string      `json:"enforcement,omitempty"`
+	Reserve          string      `json:"reserve,omitempty"`
+	Overprovision    json.Number `json:"overprovision,omitempty"`
+	Allocation       string      `json:"allocation,omitempty"`
+	BytesPerInode    int64       `json:"bytesPerInode,omitempty"`
+	Relabel          string      `json:"relabel,omitempty"`
+}
+
+// dataDir is the driver's --datadir.
+func dataDir(from []hppv1.StoragePool) (string, error) {
+	to := make([]driverPool, 0, len(from))
+	for _, p := range from {
+		one := driverPool{
+			Name:          p.Name,
+			Path:          dataDirectory(p),
+			Shared:        p.IsShared(),
+			RequireMount:  p.PVCTemplate != nil || p.RequireMount != nil && *p.RequireMount,
+			Enforcement:   p.Enforcement,
+			Reserve:       p.Reserve,
+			Overprovision: json.Number(p.Overprovision),
+			Allocation:    p.Allocation,
+			BytesPerInode: p.BytesPerInode,
+			Relabel:       p.Relabel,
+		}
+		if p.SnapshotProvider != nil {
+			one.SnapshotProvider = *p.SnapshotProvider
+			one.SnapshotPath = path.Join(one.Path, "snapshots")
+		}
+		to = append(to, one)
+	}
+	text, err := json.Marshal(to)
+	return string(text), err
+}
+
+// addPools gives a container the directories of the pools, at the paths that they have on the host, so that messages
+// name paths which people can find there.
+func addPools(pod *corev1.PodSpec, container *corev1.Container, of []hppv1.StoragePool) {
+	kind, propagation := corev1.HostPathDirectoryOrCreate, corev1.MountPropagationHostToContainer
+	for _, p := range of {
+		name := "pool-" + p.Name
+		pod.Volumes = append(pod.Volumes, corev1.Volume{
+			Name:         name,
+			VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: string(p.Path), Type: &kind}},
+		})
+		container.VolumeMounts = append(container.VolumeMounts, corev1.VolumeMount{
+			Name: name, MountPath: string(p.Path), MountPropagation: &propagation,
+		})
+	}
+}
+
+// removePool removes the directory of the one pool that the manifests have.
+func removePool(pod *corev1.PodSpec, container *corev1.Container) {
+	const name = "pool-local"
+	pod.Volumes = slices.DeleteFunc(pod.Volumes, func(v corev1.Volume) bool { return v.Name == name })
+	container.VolumeMounts = slices.DeleteFunc(container.VolumeMounts, func(m corev1.VolumeMount) bool { return m.Name == name })
+}

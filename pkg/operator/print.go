@@ -1,0 +1,41 @@
+package operator
+
+import (
+	"fmt"
+	"io"
+
+	"sigs.k8s.io/yaml"
+
+	hppv1 "kubevirt.io/hostpath-provisioner/api/v1beta1"
+)
+
+// Print writes what the operator would deploy in a new cluster for the object that it reads, as YAML.
+func Print(from io.Reader, to io.Writer, config Config, facts Facts) error {
+	text, err := io.ReadAll(from)
+	if err != nil {
+		return err
+	}
+	object := &hppv1.HostPathProvisioner{}
+	if err := yaml.UnmarshalStrict(text, object); err != nil {
+		return fmt.Errorf("read a HostPathProvisioner: %w", err)
+	}
+	m, err := load()
+	if err != nil {
+		return err
+	}
+	objects, err := m.render(config, facts, object)
+	if err != nil {
+		return err
+	}
+	for _, o := range objects {
+		o.SetOwnerReferences(nil)
+		text, err := yaml.Marshal(o.Object)
+		if err != nil {
+			return err
+		}
+		if _, err := fmt.Fprintf(to, "---\n%s", text); err != nil {
+			return err
+		}
+	}
+	return nil
+}

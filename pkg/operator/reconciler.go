@@ -1,0 +1,362 @@
+package operator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/tools/events"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+
+	hppv1 "kubevirt.io/hostpath-provisioner/api/v1beta1"
+)
+
+// resync is how often what no watch shows is looked at: nodes that are gone, and kinds that were added to the cluster.
+// Such a look only reads.
+const resync = 5 * time.Minute
+
+// A Reconciler brings a cluster to what its HostPathProvisioner asks for.
+type Reconciler struct {
+	// Client reads from the caches of the manager, and writes.
+	Client client.Client
+	// APIReader reads from the API server what is not worth a cache.
+	APIReader client.Reader
+	Recorder  events.EventRecorder
+	Config    Config
+	// MetricsTLSVersion is the least that the driver's metrics shall accept, at this moment.
+	MetricsTLSVersion func() string
+	// Optional are the kinds which not every cluster has, of those in optionalKinds.
+	Optional *OptionalKinds
+
+	// Now is the time; nil for the real one.
+	Now func() time.Time
+
+	manifests  *manifests
+	discover   func() error
+	discovered time.Time
+	gone       goneNodes
+}
+
+func (r *Reconciler) now() time.Time {
+	if r.Now != nil {
+		return r.Now()
+	}
+	return time.Now()
+}
+
+// look asks, at most once in the time of a resync, which kinds the cluster has by now.
+func (r *Reconciler) look() error {
+	if r.now().Sub(r.discovered) < resync {
+		return nil
+	}
+	r.discovered = r.now()
+	return r.discover()
+}
+
+// Reconcile brings everything to what the objects of the cluster ask for. It is called with the name of an object, but
+// there is only one that counts.
+func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Result, error) {
+	if err := r.look(); err != nil {
+		return ctrl.Result{}, err
+	}
+	all := &hppv1.HostPathProvisionerList{}
+	if err := r.Client.List(ctx, all); err != nil {
+		return ctrl.Result{}, err
+	}
+	i := slices.IndexFunc(all.Items, func(o hppv1.HostPathProvisioner) bool { return o.Name == request.Name })
+	if i < 0 {
+		return ctrl.Result{}, nil
+	}
+	object := all.Items[i].DeepCopy()
+	if active := activeOf(all.Items); active.UID != object.UID {
+		return ctrl.Result{}, r.ignore(ctx, object, active)
+	}
+	if object.DeletionTimestamp != nil {
+		return r.delete(ctx, object)
+	}
+	if downgrades(object.Status, r.Config.Version) {
+		return ctrl.Result{}, r.update(ctx, object, refuse(object, r.Config.Version, reasonDowngrade, fmt.Sprintf(
+			"Version %s has been rolled out, and %s is older: deploy the operator of %s or newer", object.Status.ObservedVersion, r.Config.Version, object.Status.ObservedVersion)))
+	}
+	if controllerutil.AddFinalizer(object, hppv1.Finalizer) {
+		patch := client.MergeFromWithOptions(&all.Items[i], client.MergeFromWithOptimisticLock{})
+		if err := r.Client.Patch(ctx, object, patch); err != nil {
+			return ctrl.Result{}, err
+		}
+	}
+	waiting, problems := r.deploy(ctx, object)
+	seen, err := r.observe(ctx, object)
+	if err != nil {
+		return ctrl.Result{}, errors.Join(problems, err)
+	}
+	if problems != nil {
+		seen.Problems = append(seen.Problems, problems)
+	}
+	again := resync
+	if len(waiting) > 0 {
+		seen.Leaving, again = waiting, poll
+	}
+	status := assess(object, r.Config.Version, seen)
+	measure(status)
+	err = r.update(ctx, object, status)
+	return ctrl.Result{RequeueAfter: again}, errors.Join(problems, err)
+}
+
+// activeOf is the object that counts: the oldest.
+func activeOf(all []hppv1.HostPathProvisioner) *hppv1.HostPathProvisioner {
+	oldest := slices.MinFunc(all, func(a, b hppv1.HostPathProvisioner) int {
+		if c := a.CreationTimestamp.Compare(b.CreationTimestamp.Time); c != 0 {
+			return c
+		}
+		return strings.Compare(a.Name, b.Name)
+	})
+	return &oldest
+}
+
+// ignore says of an object that another one counts, and lets it go if it is deleted.
+func (r *Reconciler) ignore(ctx context.Context, object, active *hppv1.HostPathProvisioner) error {
+	if object.DeletionTimestamp != nil {
+		return r.release(ctx, object)
+	}
+	return r.update(ctx, object, refuse(object, r.Config.Version, reasonSecond, fmt.Sprintf(
+		"The HostPathProvisioner %s is older and is the one that counts: there can be only one. Delete one of the two", active.Name)))
+}
+
+// release lets an object go.
+func (r *Reconciler) release(ctx context.Context, object *hppv1.HostPathProvisioner) error {
+	before := object.DeepCopy()
+	if !controllerutil.RemoveFinalizer(object, hppv1.Finalizer) {
+		return nil
+	}
+	return client.IgnoreNotFound(r.Client.Patch(ctx, object, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})))
+}
+
+// deploy applies what the object asks for. What fails does not keep the rest from being applied.
+// It returns what is still to be unmounted.
+func (r *Reconciler) deploy(ctx context.Context, object *hppv1.HostPathProvisioner) (waiting []string, err error) {
+	facts, err := r.facts(ctx)
+	if err != nil {
+		return nil, err
+	}
+	wanted, err := r.manifests.render(r.Config, facts, object)
+	if err != nil {
+		return nil, err
+	}
+	a := r.applier(ctx, object)
+	render := r.manifests.renderer(r.Config, facts, object)
+	var problems []error
+	for _, claim := range render.claims() {
+		problems = append(problems, r.applyClaim(ctx, a, claim))
+	}
+	for _, want := range wanted {
+		problems = append(problems, a.apply(ctx, want))
+	}
+	problems = append(problems, a.prune(ctx, r.Config.Namespace, r.prunable(), wanted))
+	problems = append(problems, r.dropCleanUps(ctx, a, wanted))
+	left, err := r.leftovers(ctx, wanted)
+	if err != nil {
+		return nil, errors.Join(append(problems, err)...)
+	}
+	waiting, err = r.cleanUp(ctx, a, render, left)
+	return waiting, errors.Join(append(problems, err)...)
+}
+
+func (r *Reconciler) applier(ctx context.Context, object *hppv1.HostPathProvisioner) *applier {
+	return &applier{
+		reader: r.Client,
+		writer: r.Client,
+		changed: func(owned *unstructured.Unstructured, reason string, err error) {
+			kind, text := corev1.EventTypeNormal, describe(owned)
+			if err != nil {
+				kind, text = corev1.EventTypeWarning, text+": "+err.Error()
+			}
+			log.FromContext(ctx).Info(reason, "object", describe(owned), "err", err)
+			r.Recorder.Eventf(object, nil, kind, reason, "Reconcile", "%s", text)
+		},
+	}
+}
+
+// ownedKinds are those of which the operator has objects in every cluster, but for claims and StorageClasses, which
+// outlive it.
+var ownedKinds = []schema.GroupVersionKind{
+	{Group: "apps", Version: "v1", Kind: "DaemonSet"},
+	{Group: "apps", Version: "v1", Kind: "Deployment"},
+	{Group: "batch", Version: "v1", Kind: "Job"},
+	{Version: "v1", Kind: "Service"},
+	{Version: "v1", Kind: "ServiceAccount"},
+	{Group: "rbac.authorization.k8s.io", Version: "v1", Kind: "Role"},
+	{Group: "rbac.authorization.k8s.io", Version: "v1", Kind: "RoleBinding"},
+	{Group: "rbac.authorization.k8s.io", Version: "v1", Kind: "ClusterRole"},
+	{Group: "rbac.authorization.k8s.io", Version: "v1", Kind: "ClusterRoleBinding"},
+	{Group: "storage.k8s.io", Version: "v1", Kind: "CSIDriver"},
+}
+
+// storageClassKind is that of objects which are owned and not removed.
+var storageClassKind = schema.GroupVersionKind{Group: "storage.k8s.io", Version: "v1", Kind: "StorageClass"}
+
+func (r *Reconciler) prunable() []schema.GroupVersionKind {
+	return append(slices.Clone(ownedKinds), r.Optional.Present()...)
+}
+
+// facts asks the cluster what rendering has to know.
+func (r *Reconciler) facts(ctx context.Context) (Facts, error) {
+	facts := Facts{
+		OpenShift:         r.Optional.Has(constraintsKind),
+		Monitoring:        r.Optional.Has(prometheusRuleKind) && r.Optional.Has(serviceMonitorKind),
+		Selectors:         map[string]map[string]string{},
+		MetricsTLSVersion: r.MetricsTLSVersion(),
+	}
+	sets, err := r.daemonSets(ctx, driverDaemonSet, legacyDaemonSet)
+	if err != nil {
+		return facts, err
+	}
+	for name, set := range sets {
+		if set != nil && set.Spec.Selector != nil {
+			facts.Selectors[name] = set.Spec.Selector.MatchLabels
+		}
+	}
+	service, err := get[corev1.Service](ctx, r, metricsService)
+	if err != nil {
+		return facts, err
+	}
+	facts.HeadlessMetrics = headless(service)
+	there, err := r.mountersThere(ctx)
+	if err != nil {
+		return facts, err
+	}
+	for i := range there {
+		if there[i].Spec.Selector != nil {
+			facts.Selectors[there[i].Name] = there[i].Spec.Selector.MatchLabels
+		}
+	}
+	facts.Nodes, err = r.nodes(ctx, sets[driverDaemonSet], there)
+	return facts, err
+}
+
+// daemonSets reads DaemonSets from the cache, by name, with nil for one that is not there.
+func (r *Reconciler) daemonSets(ctx context.Context, names ...string) (map[string]*appsv1.DaemonSet, error) {
+	found := map[string]*appsv1.DaemonSet{}
+	for _, name := range names {
+		set, err := get[appsv1.DaemonSet](ctx, r, name)
+		if err != nil {
+			return nil, err
+		}
+		found[name] = set
+	}
+	return found, nil
+}
+
+// get reads an object of the operator's namespace from the cache, or returns nil. The cache has the content that is not
+// compiled in too, so that there is one for all.
+func get[T any](ctx context.Context, r *Reconciler, name string) (*T, error) {
+	var typed T
+	object, ok := any(&typed).(client.Object)
+	if !ok {
+		return nil, fmt.Errorf("%T is no object", typed)
+	}
+	kind, err := r.Client.GroupVersionKindFor(object)
+	if err != nil {
+		return nil, err
+	}
+	live := &unstructured.Unstructured{}
+	live.SetGroupVersionKind(kind)
+	if err := r.Client.Get(ctx, client.ObjectKey{Namespace: r.Config.Namespace, Name: name}, live); err != nil {
+		return nil, client.IgnoreNotFound(err)
+	}
+	return &typed, runtime.DefaultUnstructuredConverter.FromUnstructured(live.Object, &typed)
+}
+
+// observe reads what there is of what an object asks for.
+func (r *Reconciler) observe(ctx context.Context, object *hppv1.HostPathProvisioner) (Observed, error) {
+	seen := Observed{Notices: notices(object)}
+	var err error
+	if seen.DaemonSets, err = r.daemonSets(ctx, daemonSets(object)...); err != nil {
+		return seen, err
+	}
+	pods := &corev1.PodList{}
+	if err := r.Client.List(ctx, pods, client.InNamespace(r.Config.Namespace), client.MatchingLabels{appLabel: app}); err != nil {
+		return seen, err
+	}
+	seen.Pods = slices.DeleteFunc(pods.Items, func(p corev1.Pod) bool { return !ownedPod(&p) })
+	claims := &corev1.PersistentVolumeClaimList{}
+	if err := r.Client.List(ctx, claims, client.InNamespace(r.Config.Namespace)); err != nil {
+		return seen, err
+	}
+	seen.Claims = claims.Items
+	if seen.Mounters, err = r.mountersThere(ctx); err != nil {
+		return seen, err
+	}
+	seen.DeletedNodes, err = r.deletedNodes(ctx)
+	return seen, err
+}
+
+// notices are what a user should know of what the object asks for.
+func notices(object *hppv1.HostPathProvisioner) []string {
+	var texts []string
+	if slices.Contains(object.Spec.FeatureGates, hppv1.Snapshotting) {
+		texts = append(texts, "The feature gate Snapshotting has no effect: this version does not make snapshots")
+	}
+	classes := map[string]string{}
+	for _, pool := range pools(object) {
+		if pool.PVCTemplate == nil || !pool.IsShared() {
+			continue
+		}
+		name := pool.OverlayClassName
+		if name == "" {
+			name = hppv1.DefaultOverlayClass
+		}
+		if first, taken := classes[name]; taken {
+			texts = append(texts, fmt.Sprintf("The pool %s has no StorageClass, because %s is that of pool %s: give it an overlayClassName of its own", pool.Name, name, first))
+			continue
+		}
+		classes[name] = pool.Name
+	}
+	return texts
+}
+
+// update writes the status if it has changed.
+func (r *Reconciler) update(ctx context.Context, object *hppv1.HostPathProvisioner, status hppv1.HostPathProvisionerStatus) error {
+	if equality.Semantic.DeepEqual(object.Status, status) {
+		return nil
+	}
+	changed := object.DeepCopy()
+	changed.Status = status
+	if err := r.Client.Status().Update(ctx, changed); err != nil {
+		return client.IgnoreNotFound(err)
+	}
+	r.announce(object, status)
+	return nil
+}
+
+// announce makes an event of each condition that has changed its value.
+func (r *Reconciler) announce(object *hppv1.HostPathProvisioner, status hppv1.HostPathProvisionerStatus) {
+	for _, condition := range status.Conditions {
+		before := meta.FindStatusCondition(object.Status.Conditions, condition.Type)
+		if before != nil && before.Status == condition.Status && before.Reason == condition.Reason {
+			continue
+		}
+		kind := corev1.EventTypeNormal
+		if condition.Type == hppv1.ConditionDegraded && condition.Status == metav1.ConditionTrue {
+			kind = corev1.EventTypeWarning
+		}
+		reason := condition.Reason
+		if condition.Type == hppv1.ConditionAvailable && condition.Status == metav1.ConditionTrue {
+			reason = reasonHealthy
+		}
+		r.Recorder.Eventf(object, nil, kind, reason, "Reconcile", "%s is %s: %s", condition.Type, condition.Status, condition.Message)
+	}
+}

@@ -1,0 +1,252 @@
+package operator
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes/scheme"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
+
+	hppv1 "kubevirt.io/hostpath-provisioner/api/v1beta1"
+)
+
+// Facts are what is known of the cluster that matters for what is deployed.
+type Facts struct {
+	// OpenShift says that there are SecurityContextConstraints.
+	OpenShift bool
+	// Monitoring says that there are the kinds of the Prometheus operator.
+	Monitoring bool
+	// Selectors are those of the DaemonSets that are there, which cannot change.
+	Selectors map[string]map[string]string
+	// Nodes are those that the driver runs on, which pools with a template need a claim on.
+	Nodes []string
+	// HeadlessMetrics says whether the Service of the metrics is, or will be, without an address, which cannot change.
+	HeadlessMetrics bool
+	// MetricsTLSVersion is the least that the driver's metrics accept, as VersionTLS12.
+	MetricsTLSVersion string
+}
+
+// A renderer makes objects of one HostPathProvisioner.
+type renderer struct {
+	manifests *manifests
+	config    Config
+	facts     Facts
+	object    *hppv1.HostPathProvisioner
+	pools     []hppv1.StoragePool
+}
+
+// render returns what there should be, in the order in which it is needed.
+func (m *manifests) render(config Config, facts Facts, object *hppv1.HostPathProvisioner) ([]*unstructured.Unstructured, error) {
+	r := m.renderer(config, facts, object)
+	driver, err := r.driver()
+	if err != nil {
+		return nil, err
+	}
+	var all []*unstructured.Unstructured
+	if facts.OpenShift {
+		all = append(all, r.constraints())
+	}
+	objects := append(r.driverRights(), r.csiDriver())
+	objects = append(objects, r.overlayClasses()...)
+	objects = append(objects, driver)
+	if r.object.Spec.PathConfig != nil {
+		legacy, err := r.legacy(r.object.Spec.PathConfig)
+		if err != nil {
+			return nil, err
+		}
+		objects = append(objects, legacy...)
+		if facts.OpenShift {
+			all = append(all, r.legacyConstraints())
+		}
+	}
+	mounters, err := r.mounters()
+	if err != nil {
+		return nil, err
+	}
+	for _, mounter := range mounters {
+		objects = append(objects, mounter)
+	}
+	if facts.Monitoring {
+		objects = append(objects, r.monitoringObjects()...)
+	}
+	for _, o := range objects {
+		converted, err := convert(o)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, converted)
+	}
+	if facts.Monitoring {
+		rule, err := r.prometheusRule()
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, rule, r.serviceMonitor())
+	}
+	return all, nil
+}
+
+func (m *manifests) renderer(config Config, facts Facts, object *hppv1.HostPathProvisioner) *renderer {
+	return &renderer{manifests: m, config: config, facts: facts, object: object, pools: pools(object)}
+}
+
+// convert is an object as it is applied: with its kind, and without what is empty.
+func convert(from client.Object) (*unstructured.Unstructured, error) {
+	kind, err := apiutil.GVKForObject(from, scheme.Scheme)
+	if err != nil {
+		return nil, err
+	}
+	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(from)
+	if err != nil {
+		return nil, fmt.Errorf("convert %s %s: %w", kind.Kind, from.GetName(), err)
+	}
+	delete(content, "status")
+	dropNulls(content)
+	to := &unstructured.Unstructured{Object: content}
+	to.SetGroupVersionKind(kind)
+	return to, nil
+}
+
+// dropNulls removes fields without a value, which an apply would own.
+func dropNulls(value any) {
+	switch v := value.(type) {
+	case map[string]any:
+		for key, element := range v {
+			if element == nil {
+				delete(v, key)
+				continue
+			}
+			dropNulls(element)
+		}
+	case []any:
+		for _, element := range v {
+			dropNulls(element)
+		}
+	}
+}
+
+// meta is that of an object in the operator's namespace, with labels of its own.
+func (r *renderer) meta(name string, labels map[string]string) metav1.ObjectMeta {
+	meta := r.clusterMeta(name, labels)
+	meta.Namespace = r.config.Namespace
+	return meta
+}
+
+func (r *renderer) clusterMeta(name string, labels map[string]string) metav1.ObjectMeta {
+	all := r.config.labels()
+	maps.Copy(all, labels)
+	return metav1.ObjectMeta{Name: name, Labels: all, OwnerReferences: []metav1.OwnerReference{ownerOf(r.object)}}
+}
+
+// driverRights are what the driver's sidecars may do in the manifests.
+func (r *renderer) driverRights() []client.Object {
+	namespaced := slices.Concat(r.manifests.namespacedRules, r.useOf(r.manifests.constraintsRules, driverConstraints))
+	return r.rights(driverAccount, driverAccount, r.manifests.clusterRules, namespaced)
+}
+
+// useOf are the rules by which pods may use constraints on OpenShift.
+func (r *renderer) useOf(from []rbacv1.PolicyRule, constraints string) []rbacv1.PolicyRule {
+	if !r.facts.OpenShift {
+		return nil
+	}
+	rules := slices.Clone(from)
+	for i := range rules {
+		rules[i].ResourceNames = []string{constraints}
+	}
+	return rules
+}
+
+// rights are an account, and what it may do: in one role in the cluster, and in one in the namespace if it needs that.
+func (r *renderer) rights(account, role string, cluster, namespaced []rbacv1.PolicyRule) []client.Object {
+	no := false
+	subjects := []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Name: account, Namespace: r.config.Namespace}}
+	objects := []client.Object{
+		&corev1.ServiceAccount{ObjectMeta: r.meta(account, nil), AutomountServiceAccountToken: &no},
+		&rbacv1.ClusterRole{ObjectMeta: r.clusterMeta(role, nil), Rules: cluster},
+		&rbacv1.ClusterRoleBinding{
+			ObjectMeta: r.clusterMeta(role, nil),
+			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role},
+			Subjects:   subjects,
+		},
+	}
+	if len(namespaced) == 0 {
+		return objects
+	}
+	return append(objects,
+		&rbacv1.Role{ObjectMeta: r.meta(role, nil), Rules: namespaced},
+		&rbacv1.RoleBinding{
+			ObjectMeta: r.meta(role, nil),
+			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: role},
+			Subjects:   subjects,
+		},
+	)
+}
+
+func (r *renderer) csiDriver() *storagev1.CSIDriver {
+	driver := r.manifests.csiDriver.DeepCopy()
+	driver.ObjectMeta = r.clusterMeta(driver.Name, driver.Labels)
+	return driver
+}
+
+// constraints are those of the driver's pods on OpenShift.
+func (r *renderer) constraints() *unstructured.Unstructured {
+	constraints := r.manifests.constraints.DeepCopy()
+	setMeta(constraints, r.clusterMeta(driverConstraints, nil))
+	if slices.ContainsFunc(r.pools, func(p hppv1.StoragePool) bool { return p.PVCTemplate != nil }) {
+		volumes, _ := constraints.Object["volumes"].([]any)
+		constraints.Object["volumes"] = append(volumes, "persistentVolumeClaim")
+	}
+	return constraints
+}
+
+// overlayClasses are the StorageClasses of shared claims. They have no owner: volumes outlive the object.
+func (r *renderer) overlayClasses() []client.Object {
+	var classes []client.Object
+	for name, pool := range overlayPools(r.pools) {
+		meta := r.clusterMeta(name, nil)
+		meta.OwnerReferences = nil
+		classes = append(classes, &storagev1.StorageClass{
+			ObjectMeta:        meta,
+			Provisioner:       DriverName,
+			Parameters:        map[string]string{"storagePool": pool, "overlayCSI": "true"},
+			ReclaimPolicy:     pointer(corev1.PersistentVolumeReclaimDelete),
+			VolumeBindingMode: pointer(storagev1.VolumeBindingImmediate),
+		})
+	}
+	return classes
+}
+
+// overlayPools are the pools with a shared claim by the name of their class. The first of several that want one name
+// has it.
+func overlayPools(of []hppv1.StoragePool) map[string]string {
+	classes := map[string]string{}
+	for _, p := range of {
+		if p.PVCTemplate == nil || !p.IsShared() {
+			continue
+		}
+		name := cmp.Or(p.OverlayClassName, hppv1.DefaultOverlayClass)
+		if _, taken := classes[name]; !taken {
+			classes[name] = p.Name
+		}
+	}
+	return classes
+}
+
+// setMeta sets name, labels and owner of an object of a kind that is not compiled in.
+func setMeta(object *unstructured.Unstructured, meta metav1.ObjectMeta) {
+	object.SetName(meta.Name)
+	object.SetNamespace(meta.Namespace)
+	object.SetLabels(meta.Labels)
+	object.SetOwnerReferences(meta.OwnerReferences)
+}
+
+func pointer[T any](value T) *T { return &value }

@@ -1,0 +1,290 @@
+package operator
+
+import (
+	"encoding/json"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	hppv1 "kubevirt.io/hostpath-provisioner/api/v1beta1"
+)
+
+var testConfig = Config{Namespace: "storage", Version: "v1.2.3", Verbosity: -1, MonitoringNamespace: "monitoring", RunbookURL: "https://example.com/%s.md"}
+
+var allFacts = Facts{OpenShift: true, Monitoring: true, HeadlessMetrics: true, MetricsTLSVersion: "VersionTLS12"}
+
+// rendered has the objects by "Kind name".
+func rendered(t *testing.T, config Config, facts Facts, spec hppv1.HostPathProvisionerSpec) map[string]*unstructured.Unstructured {
+	t.Helper()
+	m, err := load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	object := &hppv1.HostPathProvisioner{ObjectMeta: metav1.ObjectMeta{Name: "hpp", UID: "uid"}, Spec: spec}
+	before := object.DeepCopy()
+	all, err := m.render(config, facts, object)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(before, object); diff != "" {
+		t.Errorf("rendering has changed the object: %s", diff)
+	}
+	again, err := m.render(config, facts, object)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(all, again); diff != "" {
+		t.Errorf("rendering twice is not the same: %s", diff)
+	}
+	found := map[string]*unstructured.Unstructured{}
+	for _, o := range all {
+		found[o.GetKind()+" "+o.GetName()] = o
+	}
+	return found
+}
+
+func onePoolSpec() hppv1.HostPathProvisionerSpec {
+	return hppv1.HostPathProvisionerSpec{StoragePools: []hppv1.StoragePool{{Name: "local", Path: "/var/hpvolumes"}}}
+}
+
+func driverSet(t *testing.T, objects map[string]*unstructured.Unstructured) *appsv1.DaemonSet {
+	t.Helper()
+	set := &appsv1.DaemonSet{}
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(objects["DaemonSet "+driverDaemonSet].Object, set); err != nil {
+		t.Fatal(err)
+	}
+	return set
+}
+
+func containerOf(t *testing.T, set *appsv1.DaemonSet, name string) corev1.Container {
+	t.Helper()
+	i := slices.IndexFunc(set.Spec.Template.Spec.Containers, func(c corev1.Container) bool { return c.Name == name })
+	if i < 0 {
+		t.Fatalf("there is no container %s", name)
+	}
+	return set.Spec.Template.Spec.Containers[i]
+}
+
+func variable(c corev1.Container, name string) string {
+	i := slices.IndexFunc(c.Env, func(e corev1.EnvVar) bool { return e.Name == name })
+	if i < 0 {
+		return ""
+	}
+	return c.Env[i].Value
+}
+
+// Names are those that users have in their clusters, and everything belongs to the operator by its labels.
+func TestRenderNames(t *testing.T) {
+	objects := rendered(t, testConfig, allFacts, onePoolSpec())
+	want := []string{
+		"CSIDriver kubevirt.io.hostpath-provisioner",
+		"ClusterRole hostpath-provisioner-admin-csi",
+		"ClusterRoleBinding hostpath-provisioner-admin-csi",
+		"DaemonSet hostpath-provisioner-csi",
+		"PrometheusRule prometheus-hpp-rules",
+		"Role hostpath-provisioner-admin-csi",
+		"Role hostpath-provisioner-monitoring",
+		"RoleBinding hostpath-provisioner-admin-csi",
+		"RoleBinding hostpath-provisioner-monitoring",
+		"SecurityContextConstraints hostpath-provisioner-csi",
+		"Service hpp-prometheus-metrics",
+		"ServiceAccount hostpath-provisioner-admin-csi",
+		"ServiceMonitor service-monitor-hpp",
+	}
+	if diff := cmp.Diff(want, sortedKeys(objects)); diff != "" {
+		t.Error(diff)
+	}
+	for name, o := range objects {
+		for key, value := range owned {
+			if o.GetLabels()[key] != value {
+				t.Errorf("%s has no label %s=%s", name, key, value)
+			}
+		}
+		cluster := []string{"CSIDriver", "ClusterRole", "ClusterRoleBinding", "SecurityContextConstraints"}
+		if slices.Contains(cluster, o.GetKind()) != (o.GetNamespace() == "") {
+			t.Errorf("%s is in namespace %q", name, o.GetNamespace())
+		}
+		if len(o.GetOwnerReferences()) != 1 {
+			t.Errorf("%s has owners %v", name, o.GetOwnerReferences())
+		}
+	}
+}
+
+func TestRenderWithoutOpenShiftAndMonitoring(t *testing.T) {
+	for name := range rendered(t, testConfig, Facts{MetricsTLSVersion: "VersionTLS12"}, onePoolSpec()) {
+		if strings.HasPrefix(name, "Security") || strings.Contains(name, "rometheus") || strings.Contains(name, "onitor") {
+			t.Errorf("%s is made in a cluster that does not know its kind", name)
+		}
+	}
+}
+
+func TestRenderPools(t *testing.T) {
+	reflink, yes := "reflink", true
+	tests := map[string]struct {
+		spec hppv1.HostPathProvisionerSpec
+		want []map[string]any
+	}{
+		"plain": {onePoolSpec(), []map[string]any{{"name": "local", "path": "/var/hpvolumes/csi", "shared": false}}},
+		"path of the earlier provisioner": {
+			hppv1.HostPathProvisionerSpec{PathConfig: &hppv1.PathConfig{Path: "/var/old"}},
+			[]map[string]any{{"name": "legacy", "path": "/var/old/csi", "shared": false}},
+		},
+		"all options": {
+			hppv1.HostPathProvisionerSpec{StoragePools: []hppv1.StoragePool{{
+				Name: "fast", Path: "/mnt/fast", SnapshotProvider: &reflink, RequireMount: &yes, Enforcement: "required", Reserve: "5%",
+				Overprovision: "1.5", Allocation: "thin", BytesPerInode: 16384, Relabel: "none",
+			}}},
+			[]map[string]any{{
+				"name": "fast", "path": "/mnt/fast/csi", "shared": false, "snapshotProvider": "reflink", "snapshotPath": "/mnt/fast/csi/snapshots",
+				"requireMount": true, "enforcement": "required", "reserve": "5%", "overprovision": 1.5, "allocation": "thin",
+				"bytesPerInode": float64(16384), "relabel": "none",
+			}},
+		},
+		"claims": {
+			hppv1.HostPathProvisionerSpec{StoragePools: []hppv1.StoragePool{
+				{Name: "own", Path: "/mnt/own", PVCTemplate: &hppv1.ClaimTemplate{}},
+				{Name: "shared", Path: "/mnt/shared", PVCTemplate: &hppv1.ClaimTemplate{AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteMany}}},
+			}},
+			[]map[string]any{
+				{"name": "own", "path": "/mnt/own/csi", "shared": false, "requireMount": true},
+				{"name": "shared", "path": "/mnt/shared/csi", "shared": true, "requireMount": true},
+			},
+		},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			set := driverSet(t, rendered(t, testConfig, allFacts, tt.spec))
+			driver := containerOf(t, set, driverContainer)
+			var got []map[string]any
+			if err := json.Unmarshal([]byte(variable(driver, "DATADIR")), &got); err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(tt.want, got); diff != "" {
+				t.Error(diff)
+			}
+			for _, pool := range got {
+				path := strings.TrimSuffix(pool["path"].(string), "/csi")
+				if !slices.ContainsFunc(driver.VolumeMounts, func(m corev1.VolumeMount) bool {
+					return m.MountPath == path && *m.MountPropagation == corev1.MountPropagationHostToContainer
+				}) {
+					t.Errorf("%s is not mounted into the driver", path)
+				}
+			}
+		})
+	}
+}
+
+// A DaemonSet that is there keeps its selector, which cannot change, and its pods have the labels.
+func TestRenderKeepsTheSelector(t *testing.T) {
+	facts := allFacts
+	facts.Selectors = map[string]map[string]string{driverDaemonSet: {appLabel: app}}
+	set := driverSet(t, rendered(t, testConfig, facts, onePoolSpec()))
+	if diff := cmp.Diff(map[string]string{appLabel: app}, set.Spec.Selector.MatchLabels); diff != "" {
+		t.Error(diff)
+	}
+	fresh := driverSet(t, rendered(t, testConfig, allFacts, onePoolSpec()))
+	if _, legacy := fresh.Spec.Selector.MatchLabels[appLabel]; legacy {
+		t.Error("a new DaemonSet selects the pods of the other one too")
+	}
+	for _, s := range []*appsv1.DaemonSet{set, fresh} {
+		for key, value := range s.Spec.Selector.MatchLabels {
+			if s.Spec.Template.Labels[key] != value {
+				t.Errorf("the pods lack %s=%s", key, value)
+			}
+		}
+	}
+}
+
+func TestRenderWhatTheObjectSays(t *testing.T) {
+	level := int32(5)
+	spec := onePoolSpec()
+	spec.ImagePullPolicy = corev1.PullAlways
+	spec.ImagePullSecrets = []corev1.LocalObjectReference{{Name: "registry"}}
+	spec.PriorityClassName = "important"
+	spec.LogLevel = &level
+	spec.KubeletDirectory = "/var/snap/kubelet"
+	spec.Workload = hppv1.NodePlacement{
+		NodeSelector: map[string]string{"storage": "yes"},
+		Tolerations:  []corev1.Toleration{{Key: "storage", Operator: corev1.TolerationOpExists}},
+	}
+	config := testConfig
+	config.Images = map[string]string{"quay.io/kubevirt/hostpath-csi-driver": "example.com/driver:1"}
+	set := driverSet(t, rendered(t, config, allFacts, spec))
+	pod := set.Spec.Template.Spec
+	if pod.PriorityClassName != "important" || pod.NodeSelector["storage"] != "yes" || pod.NodeSelector[corev1.LabelOSStable] != "linux" ||
+		len(pod.Tolerations) != 1 || pod.ImagePullSecrets[0].Name != "registry" {
+		t.Errorf("the pod does not have what the object says: %+v", pod)
+	}
+	for _, c := range pod.Containers {
+		if !slices.Contains(c.Args, "--v=5") || c.ImagePullPolicy != corev1.PullAlways {
+			t.Errorf("container %s has %q and %s", c.Name, c.Args, c.ImagePullPolicy)
+		}
+		for _, arg := range c.Args {
+			if strings.Contains(arg, kubeletDirectory) {
+				t.Errorf("container %s still has %s", c.Name, arg)
+			}
+		}
+		for _, m := range c.VolumeMounts {
+			if strings.HasPrefix(m.MountPath, kubeletDirectory) {
+				t.Errorf("container %s still has %s", c.Name, m.MountPath)
+			}
+		}
+	}
+	for _, v := range pod.Volumes {
+		if v.HostPath != nil && strings.HasPrefix(v.HostPath.Path, kubeletDirectory) {
+			t.Errorf("volume %s is still at %s", v.Name, v.HostPath.Path)
+		}
+	}
+	if got := containerOf(t, set, driverContainer); got.Image != "example.com/driver:1" || variable(got, "VERSION") != "v1.2.3" {
+		t.Errorf("the driver is %s of version %s", got.Image, variable(got, "VERSION"))
+	}
+}
+
+// Two shared pools that name no class do not get one class between them by chance (the second is reported).
+func TestOverlayClasses(t *testing.T) {
+	shared := &hppv1.ClaimTemplate{AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteMany}}
+	object := &hppv1.HostPathProvisioner{Spec: hppv1.HostPathProvisionerSpec{StoragePools: []hppv1.StoragePool{
+		{Name: "a", Path: "/a", PVCTemplate: shared}, {Name: "b", Path: "/b", PVCTemplate: shared},
+		{Name: "c", Path: "/c", PVCTemplate: shared, OverlayClassName: "own"},
+	}}}
+	if diff := cmp.Diff(map[string]string{hppv1.DefaultOverlayClass: "a", "own": "c"}, overlayPools(pools(object))); diff != "" {
+		t.Error(diff)
+	}
+	if texts := notices(object); len(texts) != 1 || !strings.Contains(texts[0], "pool b has no StorageClass") {
+		t.Errorf("the notices are %q", texts)
+	}
+}
+
+// The operator's own rules are for its namespace, with the runbooks that are configured, and the driver's are beside them.
+func TestRenderRules(t *testing.T) {
+	rule := rendered(t, testConfig, allFacts, onePoolSpec())["PrometheusRule prometheus-hpp-rules"]
+	text, err := json.Marshal(rule.Object)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		"sum(up{namespace='storage', pod=~'hostpath-provisioner-operator-.*'}", "https://example.com/HPPNotReady.md",
+		"HPPOperatorDown", "HPPSharingPoolPathWithOS", "HostPathPoolNotServing", "cluster:kubevirt_hpp_operator_up:sum",
+	} {
+		if !strings.Contains(string(text), want) {
+			t.Errorf("the rules lack %s", want)
+		}
+	}
+}
+
+func TestConfigFromEnvironmentReportsAllProblems(t *testing.T) {
+	environment := map[string]string{"VERBOSITY": "much", "RUNBOOK_URL_TEMPLATE": "https://example.com/"}
+	_, err := ConfigFromEnvironment(func(name string) string { return environment[name] })
+	for _, want := range []string{"POD_NAMESPACE", "VERSION", "VERBOSITY", "RUNBOOK_URL_TEMPLATE"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v does not name %s", err, want)
+		}
+	}
+}

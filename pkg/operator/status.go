@@ -1,0 +1,340 @@
+package operator
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/version"
+
+	hppv1 "kubevirt.io/hostpath-provisioner/api/v1beta1"
+)
+
+// Reasons of conditions.
+const (
+	reasonComplete    = "Complete"
+	reasonDeploying   = "DeployStarted"
+	reasonUpgrading   = "UpgradeStarted"
+	reasonRollingOut  = "RollingOut"
+	reasonNotReady    = "NodesNotReady"
+	reasonFailed      = "ReconcileFailed"
+	reasonDowngrade   = "DowngradeRefused"
+	reasonSecond      = "AnotherObjectExists"
+	reasonDeleting    = "Deleting"
+	reasonPoolProblem = "StoragePoolNotReady"
+	reasonAsExpected  = "AsExpected"
+	reasonUnmounting  = "Unmounting"
+	reasonHealthy     = "ProvisionerHealthy"
+)
+
+// Observed is what there is in the cluster of what an object asks for.
+type Observed struct {
+	// DaemonSets are those that should be there, with nil for one that is not.
+	DaemonSets map[string]*appsv1.DaemonSet
+	// Pods are those of the DaemonSets.
+	Pods []corev1.Pod
+	// Mounters are the Deployments that keep pools with a template mounted.
+	Mounters []appsv1.Deployment
+	// Leaving are pools that are still to be unmounted, in words.
+	Leaving []string
+	// Claims are those of pools with a template.
+	Claims []corev1.PersistentVolumeClaim
+	// DeletedNodes are nodes that are gone but for volumes that name them.
+	DeletedNodes []hppv1.DeletedNode
+	// Problems are errors of this reconciliation.
+	Problems []error
+	// Notices are things that a user should know, although they keep nothing from working.
+	Notices []string
+}
+
+// assess computes the status of an object from what is observed.
+func assess(object *hppv1.HostPathProvisioner, operatorVersion string, seen Observed) hppv1.HostPathProvisionerStatus {
+	status := *object.Status.DeepCopy()
+	status.ObservedGeneration = object.Generation
+	status.OperatorVersion, status.TargetVersion = operatorVersion, operatorVersion
+	status.NodeStatuses = nodeProblems(seen.Pods)
+	status.StoragePoolStatuses = poolStatuses(object, seen)
+	status.DeletedNodes = seen.DeletedNodes
+
+	waiting := notRolledOut(seen.DaemonSets)
+	for _, pool := range status.StoragePoolStatuses {
+		if pool.Phase != hppv1.StoragePoolReady {
+			waiting = append(waiting, fmt.Sprintf("pool %s: %s", pool.Name, pool.Message))
+		}
+	}
+	first := object.Status.ObservedVersion == ""
+	upgrade := !first && object.Status.ObservedVersion != operatorVersion
+	if len(waiting) == 0 && len(seen.Problems) == 0 {
+		status.ObservedVersion = operatorVersion
+	}
+	c := conditions{status: &status, generation: object.Generation}
+	c.available(waiting, status.NodeStatuses, seen)
+	switch {
+	case len(waiting) == 0 && len(seen.Problems) == 0 && len(seen.Leaving) > 0:
+		c.set(hppv1.ConditionProgressing, true, reasonUnmounting, "Waiting for "+strings.Join(seen.Leaving, "; "))
+	case len(waiting) == 0 && len(seen.Problems) == 0:
+		c.set(hppv1.ConditionProgressing, false, reasonComplete, "Everything is rolled out")
+	case first:
+		c.set(hppv1.ConditionProgressing, true, reasonDeploying, strings.Join(waiting, "; "))
+	case upgrade:
+		c.set(hppv1.ConditionProgressing, true, reasonUpgrading, "Upgrade to "+operatorVersion+": "+strings.Join(waiting, "; "))
+	default:
+		c.set(hppv1.ConditionProgressing, true, reasonRollingOut, strings.Join(waiting, "; "))
+	}
+	c.degraded(first || upgrade, status.NodeStatuses, seen)
+	return status
+}
+
+type conditions struct {
+	status     *hppv1.HostPathProvisionerStatus
+	generation int64
+}
+
+// set sets a condition. Its time changes only if its value does.
+func (c conditions) set(kind string, value bool, reason, message string) {
+	condition := metav1.Condition{
+		Type: kind, Status: metav1.ConditionFalse, Reason: reason, Message: shorten(message), ObservedGeneration: c.generation,
+	}
+	if value {
+		condition.Status = metav1.ConditionTrue
+	}
+	meta.SetStatusCondition(&c.status.Conditions, condition)
+}
+
+func (c conditions) available(waiting []string, nodes []hppv1.NodeStatus, seen Observed) {
+	if len(waiting) == 0 {
+		c.set(hppv1.ConditionAvailable, true, reasonComplete, joined("Application Available", seen.Notices))
+		return
+	}
+	c.set(hppv1.ConditionAvailable, false, reasonNotReady, joined(strings.Join(waiting, "; "), nodeTexts(nodes)))
+}
+
+// degraded is true for errors, and for nodes that are not ready. While a version is being rolled out, pods that are only
+// starting are no reason.
+func (c conditions) degraded(rollingOut bool, nodes []hppv1.NodeStatus, seen Observed) {
+	var failing []string
+	for _, pod := range seen.Pods {
+		if text, failed := podProblem(&pod); failed || text != "" && !rollingOut {
+			failing = append(failing, nodeOf(&pod)+": "+text)
+		}
+	}
+	slices.Sort(failing)
+	switch {
+	case len(seen.Problems) > 0:
+		var texts []string
+		for _, problem := range seen.Problems {
+			texts = append(texts, problem.Error())
+		}
+		c.set(hppv1.ConditionDegraded, true, reasonFailed, strings.Join(texts, "; "))
+	case len(failing) > 0:
+		c.set(hppv1.ConditionDegraded, true, reasonNotReady, strings.Join(failing, "; "))
+	case !rollingOut && slices.ContainsFunc(c.status.StoragePoolStatuses, func(p hppv1.StoragePoolStatus) bool { return p.Phase != hppv1.StoragePoolReady }):
+		c.set(hppv1.ConditionDegraded, true, reasonPoolProblem, "Some pools are not usable on all nodes: see storagePoolStatuses")
+	default:
+		c.set(hppv1.ConditionDegraded, false, reasonAsExpected, "")
+	}
+}
+
+// refuse is the status of an object that nothing is done for.
+func refuse(object *hppv1.HostPathProvisioner, operatorVersion, reason, message string) hppv1.HostPathProvisionerStatus {
+	status := *object.Status.DeepCopy()
+	status.ObservedGeneration = object.Generation
+	status.OperatorVersion = operatorVersion
+	c := conditions{status: &status, generation: object.Generation}
+	if meta.FindStatusCondition(status.Conditions, hppv1.ConditionAvailable) == nil || reason == reasonSecond {
+		c.set(hppv1.ConditionAvailable, false, reason, message)
+	}
+	c.set(hppv1.ConditionProgressing, false, reason, message)
+	c.set(hppv1.ConditionDegraded, true, reason, message)
+	return status
+}
+
+// downgrades says whether a version is older than that which was last rolled out. Versions that are none cannot be
+// compared, and neither can those of the earlier operator, whose status has no observed generation.
+func downgrades(status hppv1.HostPathProvisionerStatus, to string) bool {
+	if status.ObservedGeneration == 0 {
+		return false
+	}
+	before, err := version.ParseSemantic(status.ObservedVersion)
+	if err != nil {
+		return false
+	}
+	after, err := version.ParseSemantic(to)
+	return err == nil && after.LessThan(before)
+}
+
+// notRolledOut says what is missing at the DaemonSets.
+func notRolledOut(sets map[string]*appsv1.DaemonSet) []string {
+	var waiting []string
+	for _, name := range sortedKeys(sets) {
+		set := sets[name]
+		switch {
+		case set == nil:
+			waiting = append(waiting, name+" does not exist yet")
+		case set.Status.ObservedGeneration != set.Generation:
+			waiting = append(waiting, name+": its change is not taken up yet")
+		case set.Status.UpdatedNumberScheduled < set.Status.DesiredNumberScheduled:
+			waiting = append(waiting, fmt.Sprintf("%s: %d of %d nodes are updated", name, set.Status.UpdatedNumberScheduled, set.Status.DesiredNumberScheduled))
+		case set.Status.NumberReady < set.Status.DesiredNumberScheduled:
+			waiting = append(waiting, fmt.Sprintf("%s: %d of %d nodes are ready", name, set.Status.NumberReady, set.Status.DesiredNumberScheduled))
+		}
+	}
+	return waiting
+}
+
+// nodeProblems are the nodes whose pods are not ready, by name.
+func nodeProblems(pods []corev1.Pod) []hppv1.NodeStatus {
+	var found []hppv1.NodeStatus
+	for i := range pods {
+		if text, _ := podProblem(&pods[i]); text != "" {
+			found = append(found, hppv1.NodeStatus{Node: nodeOf(&pods[i]), Pool: poolOf(pods[i].Labels), Message: text})
+		}
+	}
+	slices.SortFunc(found, func(a, b hppv1.NodeStatus) int {
+		return strings.Compare(a.Node+"/"+a.Pool+"/"+a.Message, b.Node+"/"+b.Pool+"/"+b.Message)
+	})
+	return found
+}
+
+func nodeTexts(nodes []hppv1.NodeStatus) []string {
+	var texts []string
+	for _, n := range nodes {
+		texts = append(texts, n.Node+": "+n.Message)
+	}
+	return texts
+}
+
+// podProblem says what keeps a pod from being ready, and whether that is a failure and not only a start.
+func podProblem(pod *corev1.Pod) (text string, failed bool) {
+	if pod.DeletionTimestamp != nil {
+		return "", false
+	}
+	for _, s := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) {
+		switch {
+		case s.State.Waiting != nil && !starting(s.State.Waiting.Reason):
+			return fmt.Sprintf("container %s of pod %s: %s: %s", s.Name, pod.Name, s.State.Waiting.Reason, s.State.Waiting.Message), true
+		case s.State.Terminated != nil && s.State.Terminated.ExitCode != 0:
+			return fmt.Sprintf("container %s of pod %s ended with status %d", s.Name, pod.Name, s.State.Terminated.ExitCode), true
+		}
+	}
+	for _, condition := range pod.Status.Conditions {
+		switch {
+		case condition.Type == corev1.PodScheduled && condition.Status == corev1.ConditionFalse:
+			return fmt.Sprintf("pod %s is not scheduled: %s", pod.Name, condition.Message), false
+		case condition.Type == corev1.PodReady && condition.Status != corev1.ConditionTrue:
+			return fmt.Sprintf("pod %s is not ready: %s", pod.Name, condition.Message), false
+		}
+	}
+	if pod.Status.Phase == corev1.PodPending {
+		return fmt.Sprintf("pod %s is starting", pod.Name), false
+	}
+	return "", false
+}
+
+func starting(reason string) bool {
+	return reason == "ContainerCreating" || reason == "PodInitializing"
+}
+
+// nodeOf is the node of a pod of a DaemonSet, also while it is not scheduled.
+func nodeOf(pod *corev1.Pod) string {
+	if pod.Spec.NodeName != "" {
+		return pod.Spec.NodeName
+	}
+	affinity := pod.Spec.Affinity
+	if affinity == nil || affinity.NodeAffinity == nil || affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution == nil {
+		return ""
+	}
+	for _, term := range affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms {
+		for _, field := range term.MatchFields {
+			if field.Key == metav1.ObjectNameField && len(field.Values) == 1 {
+				return field.Values[0]
+			}
+		}
+	}
+	return ""
+}
+
+// poolOf is the pool that an object is for by its labels, or empty.
+func poolOf(labels map[string]string) string {
+	name, _ := strings.CutSuffix(labels[poolLabel], "-hpp")
+	return name
+}
+
+// poolStatuses are those of all pools. A pool without a template is usable where the driver is.
+func poolStatuses(object *hppv1.HostPathProvisioner, seen Observed) []hppv1.StoragePoolStatus {
+	var statuses []hppv1.StoragePoolStatus
+	for _, pool := range pools(object) {
+		status := hppv1.StoragePoolStatus{Name: pool.Name, Phase: hppv1.StoragePoolMounting}
+		set := seen.DaemonSets[driverDaemonSet]
+		if set != nil {
+			status.DesiredReady = int(set.Status.DesiredNumberScheduled)
+			status.CurrentReady = int(set.Status.NumberReady)
+		}
+		var unbound []string
+		if pool.PVCTemplate != nil {
+			status.CurrentReady = mounted(pool.Name, seen.Mounters)
+			status.ClaimStatuses, unbound = claimStatuses(pool.Name, seen.Claims)
+		}
+		switch {
+		case len(unbound) > 0:
+			status.Phase, status.Message = hppv1.StoragePoolPreparing, strings.Join(unbound, "; ")
+		case set != nil && status.CurrentReady >= status.DesiredReady:
+			status.Phase = hppv1.StoragePoolReady
+		default:
+			status.Message = fmt.Sprintf("usable on %d of %d nodes", status.CurrentReady, status.DesiredReady)
+		}
+		statuses = append(statuses, status)
+	}
+	slices.SortFunc(statuses, func(a, b hppv1.StoragePoolStatus) int { return strings.Compare(a.Name, b.Name) })
+	return statuses
+}
+
+// mounted is on how many nodes a pool is mounted: a mounter is ready while it is.
+func mounted(pool string, mounters []appsv1.Deployment) int {
+	count := 0
+	for i := range mounters {
+		m := &mounters[i]
+		if poolOf(m.Labels) == pool && m.Status.ObservedGeneration == m.Generation && m.Status.ReadyReplicas > 0 {
+			count++
+		}
+	}
+	return count
+}
+
+// claimStatuses are those of a pool's claims, and what there is to say of those that are not bound.
+func claimStatuses(pool string, claims []corev1.PersistentVolumeClaim) (statuses []hppv1.ClaimStatus, unbound []string) {
+	for _, claim := range claims {
+		if poolOf(claim.Labels) != pool {
+			continue
+		}
+		statuses = append(statuses, hppv1.ClaimStatus{Name: claim.Name, Status: *claim.Status.DeepCopy()})
+		if claim.Status.Phase != corev1.ClaimBound {
+			unbound = append(unbound, fmt.Sprintf("claim %s is %s", claim.Name, cmp.Or(claim.Status.Phase, corev1.ClaimPending)))
+		}
+	}
+	slices.SortFunc(statuses, func(a, b hppv1.ClaimStatus) int { return strings.Compare(a.Name, b.Name) })
+	slices.Sort(unbound)
+	return statuses, unbound
+}
+
+// joined puts texts behind a first one.
+func joined(first string, more []string) string {
+	return strings.Join(slices.Concat([]string{first}, more), "; ")
+}
+
+// shorten keeps a message to what a condition may have.
+func shorten(message string) string {
+	const most = 2048
+	if len(message) <= most {
+		return message
+	}
+	return strings.ToValidUTF8(message[:most], "") + "…"
+}
+
+func sortedKeys[V any](of map[string]V) []string { return slices.Sorted(maps.Keys(of)) }
