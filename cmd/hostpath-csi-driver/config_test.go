@@ -14,9 +14,11 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/klog/v2"
+
+	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
-// parseQuietly undoes what the flags of klog change in this process.
+// parseQuietly restores klog's state, which its flags change, at the end of the test.
 func parseQuietly(t *testing.T, args ...string) (config, error) {
 	t.Helper()
 	state := klog.CaptureState()
@@ -24,7 +26,7 @@ func parseQuietly(t *testing.T, args ...string) (config, error) {
 	return parse(args, io.Discard)
 }
 
-// facts are what is compared of a configuration.
+// facts are the compared fields of a configuration.
 type facts struct {
 	Name, Version, Node, Socket, Metrics string
 	CertFile, KeyFile                    string
@@ -53,7 +55,7 @@ func (c config) facts() facts {
 
 func TestParse(t *testing.T) {
 	workdir, err := os.Getwd()
-	must(t, err)
+	must.Succeed(t, err)
 	defaults := func(change func(*facts)) facts {
 		f := facts{
 			Name:       "kubevirt.io.hostpath-provisioner",
@@ -71,9 +73,9 @@ func TestParse(t *testing.T) {
 		args []string
 		want facts
 	}{
-		"what is needed is enough":                                  {[]string{"--nodeid=node-a", "--version=v1"}, defaults(func(*facts) {})},
-		"one dash is as good as two, and a blank as an equals sign": {[]string{"-nodeid", "node-a", "-version", "v1"}, defaults(func(*facts) {})},
-		"a driver that the earlier operator starts": {[]string{
+		"required flags only":               {[]string{"--nodeid=node-a", "--version=v1"}, defaults(func(*facts) {})},
+		"single dashes and separate values": {[]string{"-nodeid", "node-a", "-version", "v1"}, defaults(func(*facts) {})},
+		"flags of the upstream KubeVirt operator": {[]string{
 			"--drivername=kubevirt.io.hostpath-provisioner", "--v=3", "--endpoint=unix:///csi/csi.sock", "--nodeid=node-a", "--version=v1",
 			`--datadir=[{"name":"local","path":"local-data-dir/csi","snapshotPath":"local-data-dir/csi/snapshots","snapshotProvider":"reflink","shared":false}]`,
 			"--metrics-tls-version=VersionTLS12",
@@ -81,85 +83,85 @@ func TestParse(t *testing.T) {
 			f.Pools = []string{"local " + workdir + "/local-data-dir/csi " + workdir + "/local-data-dir/csi/snapshots"}
 			f.MinVersion = tls.VersionTLS12
 		})},
-		"each volume shown": {[]string{"--nodeid=node-a", "--version=v1", "--volume-metrics"}, defaults(func(f *facts) { f.EachVolume = true })},
+		"metrics per volume": {[]string{"--nodeid=node-a", "--version=v1", "--volume-metrics"}, defaults(func(f *facts) { f.EachVolume = true })},
 		"several pools": {[]string{"--nodeid=node-a", "--version=v1", `--datadir=[{"name":"a","path":"/a"},{"name":"b","path":"/b/","shared":true}]`},
 			defaults(func(f *facts) { f.Pools = []string{"a /a ", "b /b "} })},
-		"another name":                  {[]string{"--nodeid=node-a", "--version=v1", "--drivername=hostpath.csi.kubevirt.io"}, defaults(func(f *facts) { f.Name = "hostpath.csi.kubevirt.io" })},
-		"a socket by its path":          {[]string{"--nodeid=node-a", "--version=v1", "--endpoint=/run/s"}, defaults(func(f *facts) { f.Socket = "/run/s" })},
-		"no metrics":                    {[]string{"--nodeid=node-a", "--version=v1", "--metrics-address="}, defaults(func(f *facts) { f.Metrics = "" })},
-		"metrics elsewhere":             {[]string{"--nodeid=node-a", "--version=v1", "--metrics-address=[::1]:0"}, defaults(func(f *facts) { f.Metrics = "[::1]:0" })},
-		"the last of a flag counts":     {[]string{"--nodeid=node-b", "--nodeid=node-a", "--version=v1"}, defaults(func(*facts) {})},
-		"flags of klog":                 {[]string{"--nodeid=node-a", "--version=v1", "-v", "5", "--logtostderr=true", "--vmodule=x=1"}, defaults(func(*facts) {})},
-		"flags after the end of flags":  {[]string{"--nodeid=node-a", "--version=v1", "--"}, defaults(func(*facts) {})},
-		"any version that is told":      {[]string{"--nodeid=node-a", "--version=latest (dirty)"}, defaults(func(f *facts) { f.Version = "latest (dirty)" })},
-		"the longest name of a driver":  {[]string{"--nodeid=node-a", "--version=v1", "--drivername=" + strings.Repeat("a", 63)}, defaults(func(f *facts) { f.Name = strings.Repeat("a", 63) })},
-		"the name of a node, with dots": {[]string{"--nodeid=node-a.example.com", "--version=v1"}, defaults(func(f *facts) { f.Node = "node-a.example.com" })},
+		"another name":               {[]string{"--nodeid=node-a", "--version=v1", "--drivername=hostpath.csi.kubevirt.io"}, defaults(func(f *facts) { f.Name = "hostpath.csi.kubevirt.io" })},
+		"a socket by its path":       {[]string{"--nodeid=node-a", "--version=v1", "--endpoint=/run/s"}, defaults(func(f *facts) { f.Socket = "/run/s" })},
+		"no metrics":                 {[]string{"--nodeid=node-a", "--version=v1", "--metrics-address="}, defaults(func(f *facts) { f.Metrics = "" })},
+		"metrics on another address": {[]string{"--nodeid=node-a", "--version=v1", "--metrics-address=[::1]:0"}, defaults(func(f *facts) { f.Metrics = "[::1]:0" })},
+		"repeated flag, last wins":   {[]string{"--nodeid=node-b", "--nodeid=node-a", "--version=v1"}, defaults(func(*facts) {})},
+		"klog flags":                 {[]string{"--nodeid=node-a", "--version=v1", "-v", "5", "--logtostderr=true", "--vmodule=x=1"}, defaults(func(*facts) {})},
+		"end of flags":               {[]string{"--nodeid=node-a", "--version=v1", "--"}, defaults(func(*facts) {})},
+		"any version":                {[]string{"--nodeid=node-a", "--version=latest (dirty)"}, defaults(func(f *facts) { f.Version = "latest (dirty)" })},
+		"longest driver name":        {[]string{"--nodeid=node-a", "--version=v1", "--drivername=" + strings.Repeat("a", 63)}, defaults(func(f *facts) { f.Name = strings.Repeat("a", 63) })},
+		"node name with dots":        {[]string{"--nodeid=node-a.example.com", "--version=v1"}, defaults(func(f *facts) { f.Node = "node-a.example.com" })},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, err := parseQuietly(t, c.args...)
-			must(t, err)
+			must.Succeed(t, err)
 			if diff := cmp.Diff(c.want, got.facts()); diff != "" {
-				t.Errorf("the configuration (-want +got):\n%s", diff)
+				t.Errorf("configuration (-want +got):\n%s", diff)
 			}
 		})
 	}
 }
 
-func TestTheFilesOfACertificateAreRead(t *testing.T) {
+func TestParse_certificateFiles(t *testing.T) {
 	cert, key := certificateFiles(t)
 	got, err := parseQuietly(t, "--nodeid=node-a", "--version=v1", "--metrics-cert-file="+cert, "--metrics-key-file="+key)
-	must(t, err)
+	must.Succeed(t, err)
 	if got.metricsTLS.CertFile != cert || got.metricsTLS.KeyFile != key {
-		t.Errorf("the files are %+v", got.metricsTLS)
+		t.Errorf("certificate files are %+v", got.metricsTLS)
 	}
 }
 
-func TestParseTellsWhatIsWrong(t *testing.T) {
+func TestParseErrors(t *testing.T) {
 	missing := filepath.Join(t.TempDir(), "missing")
 	cert, key := certificateFiles(t)
 	for name, c := range map[string]struct {
 		args []string
 		says []string
 	}{
-		"an unknown flag":                   {[]string{"--colour=red"}, []string{"-colour"}},
-		"an argument":                       {[]string{"extra"}, []string{`"extra"`}},
-		"an argument after all flags":       {[]string{"--", "--nodeid=x"}, []string{`"--nodeid=x"`}},
-		"a flag without its value":          {[]string{"--endpoint"}, []string{"-endpoint"}},
-		"a verbosity that is no number":     {[]string{"--v=much"}, []string{"-v", `"much"`}},
-		"no node":                           {[]string{"--nodeid="}, []string{"--nodeid", "empty"}},
-		"a node that is a path":             {[]string{"--nodeid=a/b"}, []string{"--nodeid", `"a/b"`}},
-		"no version":                        {[]string{"--version="}, []string{"--version", "missing"}},
-		"no name":                           {[]string{"--drivername="}, []string{"--drivername", "kubevirt.io.hostpath-provisioner"}},
-		"a name with a blank":               {[]string{"--drivername=my driver"}, []string{"--drivername", `"my driver"`}},
-		"a name that is a path":             {[]string{"--drivername=a/b"}, []string{"--drivername", `"a/b"`}},
-		"a name that ends in a dot":         {[]string{"--drivername=a."}, []string{"--drivername", `"a."`}},
-		"a name that is too long":           {[]string{"--drivername=" + strings.Repeat("a", 64)}, []string{"--drivername", "63"}},
-		"a TCP endpoint":                    {[]string{"--endpoint=tcp://:1"}, []string{"--endpoint", `"tcp://:1"`, "unix:///csi/csi.sock"}},
-		"pools that are no JSON":            {[]string{"--datadir=/var/hpvolumes"}, []string{"--datadir", "JSON array"}},
-		"pools that are an object":          {[]string{`--datadir={"name":"a","path":"/a"}`}, []string{"--datadir", "JSON array"}},
-		"no pools":                          {[]string{"--datadir=[]"}, []string{"--datadir", "no pool"}},
-		"a pool without a path":             {[]string{`--datadir=[{"name":"a"}]`}, []string{"--datadir", "pool 1", "path"}},
-		"pools that lie one in the other":   {[]string{`--datadir=[{"name":"a","path":"/a"},{"name":"b","path":"/a/b"}]`}, []string{"--datadir", `"a"`, `"b"`}},
-		"an unknown version of TLS":         {[]string{"--metrics-tls-version=TLS13"}, []string{"--metrics-tls-version", `"TLS13"`, "VersionTLS13"}},
-		"a certificate without its key":     {[]string{"--metrics-cert-file=" + cert}, []string{"--metrics-cert-file", "--metrics-key-file"}},
-		"a key without its certificate":     {[]string{"--metrics-key-file=" + key}, []string{"--metrics-cert-file", "--metrics-key-file"}},
-		"a certificate that is not there":   {[]string{"--metrics-cert-file=" + missing, "--metrics-key-file=" + key}, []string{"--metrics-cert-file", missing}},
-		"a key that is not there":           {[]string{"--metrics-cert-file=" + cert, "--metrics-key-file=" + missing}, []string{"--metrics-cert-file", missing}},
-		"metrics at no port":                {[]string{"--metrics-address=localhost"}, []string{"--metrics-address", `localhost`, ":8443"}},
-		"metrics at a port beyond the last": {[]string{"--metrics-address=:65536"}, []string{"--metrics-address", `:65536`, ":8443"}},
-		"metrics at a port without number":  {[]string{"--metrics-address=127.0.0.1:"}, []string{"--metrics-address", `127.0.0.1:`, ":8443"}},
+		"an unknown flag":                  {[]string{"--colour=red"}, []string{"-colour"}},
+		"an argument":                      {[]string{"extra"}, []string{`"extra"`}},
+		"an argument after --":             {[]string{"--", "--nodeid=x"}, []string{`"--nodeid=x"`}},
+		"a flag without its value":         {[]string{"--endpoint"}, []string{"-endpoint"}},
+		"a verbosity that is not a number": {[]string{"--v=much"}, []string{"-v", `"much"`}},
+		"no node":                          {[]string{"--nodeid="}, []string{"--nodeid", "empty"}},
+		"a node that is a path":            {[]string{"--nodeid=a/b"}, []string{"--nodeid", `"a/b"`}},
+		"no version":                       {[]string{"--version="}, []string{"--version", "required"}},
+		"no name":                          {[]string{"--drivername="}, []string{"--drivername", "kubevirt.io.hostpath-provisioner"}},
+		"a name with a space":              {[]string{"--drivername=my driver"}, []string{"--drivername", `"my driver"`}},
+		"a name that is a path":            {[]string{"--drivername=a/b"}, []string{"--drivername", `"a/b"`}},
+		"a name that ends in a dot":        {[]string{"--drivername=a."}, []string{"--drivername", `"a."`}},
+		"a name that is too long":          {[]string{"--drivername=" + strings.Repeat("a", 64)}, []string{"--drivername", "63"}},
+		"a TCP endpoint":                   {[]string{"--endpoint=tcp://:1"}, []string{"--endpoint", `"tcp://:1"`, "unix:///csi/csi.sock"}},
+		"pools that are not JSON":          {[]string{"--datadir=/var/hpvolumes"}, []string{"--datadir", "JSON array"}},
+		"pools that are an object":         {[]string{`--datadir={"name":"a","path":"/a"}`}, []string{"--datadir", "JSON array"}},
+		"no pools":                         {[]string{"--datadir=[]"}, []string{"--datadir", "no pool"}},
+		"a pool without a path":            {[]string{`--datadir=[{"name":"a"}]`}, []string{"--datadir", "pool 1", "path"}},
+		"nested pools":                     {[]string{`--datadir=[{"name":"a","path":"/a"},{"name":"b","path":"/a/b"}]`}, []string{"--datadir", `"a"`, `"b"`}},
+		"an unknown TLS version":           {[]string{"--metrics-tls-version=TLS13"}, []string{"--metrics-tls-version", `"TLS13"`, "VersionTLS13"}},
+		"a certificate without its key":    {[]string{"--metrics-cert-file=" + cert}, []string{"--metrics-cert-file", "--metrics-key-file"}},
+		"a key without its certificate":    {[]string{"--metrics-key-file=" + key}, []string{"--metrics-cert-file", "--metrics-key-file"}},
+		"a missing certificate":            {[]string{"--metrics-cert-file=" + missing, "--metrics-key-file=" + key}, []string{"--metrics-cert-file", missing}},
+		"a missing key":                    {[]string{"--metrics-cert-file=" + cert, "--metrics-key-file=" + missing}, []string{"--metrics-cert-file", missing}},
+		"metrics address without a port":   {[]string{"--metrics-address=localhost"}, []string{"--metrics-address", `localhost`, ":8443"}},
+		"metrics port out of range":        {[]string{"--metrics-address=:65536"}, []string{"--metrics-address", `:65536`, ":8443"}},
+		"metrics port empty":               {[]string{"--metrics-address=127.0.0.1:"}, []string{"--metrics-address", `127.0.0.1:`, ":8443"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := parseQuietly(t, append([]string{"--nodeid=node-a", "--version=v1"}, c.args...)...)
 			wantWords(t, err, c.says...)
 			if lines := strings.Count(err.Error(), "\n"); lines > 0 {
-				t.Errorf("one problem is told in %d lines:\n%v", lines+1, err)
+				t.Errorf("one problem takes %d lines:\n%v", lines+1, err)
 			}
 		})
 	}
 }
 
-func TestParseTellsAllThatIsWrong(t *testing.T) {
+func TestParseReportsAllErrors(t *testing.T) {
 	pool := filepath.Join(t.TempDir(), "pool")
 	_, err := parseQuietly(t,
 		"--colour=red", "--v=much", "one", "--shape=round", "two", "--drivername=",
@@ -169,7 +171,7 @@ func TestParseTellsAllThatIsWrong(t *testing.T) {
 		"-colour", `"much"`, `"one"`, "-shape", `"two"`, "--drivername", "--nodeid", "--version", "--endpoint", "--metrics-tls-version",
 		"--metrics-cert-file", "--metrics-address", "pool 1", `"magic"`, "pool 2", `"size"`, `two pools are named "a"`, "lie one in the other")
 	if _, err := os.Stat(pool); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("the pool was made, or cannot be seen: %v", err)
+		t.Errorf("parse created the pool, or stat failed: %v", err)
 	}
 }
 
@@ -180,7 +182,7 @@ func TestHelp(t *testing.T) {
 		_, err := parse(args, &output)
 		state.Restore()
 		if !errors.Is(err, flag.ErrHelp) {
-			t.Errorf("%q is answered with %v", args, err)
+			t.Errorf("%q returned %v", args, err)
 		}
 		var told []string
 		for line := range strings.Lines(output.String()) {
@@ -193,28 +195,21 @@ func TestHelp(t *testing.T) {
 			"metrics-address", "metrics-cert-file", "metrics-key-file", "metrics-tls-version", "volume-metrics",
 		} {
 			if !slices.Contains(told, name) {
-				t.Errorf("%q tells %q, but not --%s", args, told, name)
+				t.Errorf("%q lists %q, but not --%s", args, told, name)
 			}
 		}
 	}
 }
 
-// wantWords fails the test unless err says all of them.
+// wantWords fails the test unless err contains all words.
 func wantWords(t *testing.T, err error, words ...string) {
 	t.Helper()
 	if err == nil {
-		t.Fatalf("there is no error, want one that says %q", words)
+		t.Fatalf("no error, want one with %q", words)
 	}
 	for _, word := range words {
 		if !strings.Contains(err.Error(), word) {
-			t.Errorf("the error does not say %q:\n%v", word, err)
+			t.Errorf("error lacks %q:\n%v", word, err)
 		}
-	}
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
 	}
 }

@@ -35,20 +35,21 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/privilege"
+	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
 func TestMain(m *testing.M) { testenv.Main(m) }
 
-// inTime is far above what a driver needs, and below the 15 s that it gives to
-// calls in flight.
+// inTime is far above what a driver needs, and below its 15 s of grace for in-flight
+// calls.
 const inTime = 10 * time.Second
 
-// build makes the program as it is shipped.
+// build builds the program with the flags of a release.
 func build(t *testing.T) (program string) {
 	t.Helper()
 	program = filepath.Join(t.TempDir(), "hostpath-csi-driver")
-	cmd := exec.CommandContext(t.Context(), "go", "build", "-trimpath", "-ldflags", "-s -w", "-o", program, ".")
+	cmd := exec.CommandContext(t.Context(), "go", "build", "-trimpath", "-tags", "grpcnotrace", "-ldflags", "-s -w", "-o", program, ".")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if output, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("build the driver: %v\n%s", err, output)
@@ -56,35 +57,35 @@ func build(t *testing.T) (program string) {
 	return program
 }
 
-// All that needs the program is here, so that it is built once.
+// TestDriver holds all tests of the program, so that it is built once.
 func TestDriver(t *testing.T) {
 	program := build(t)
-	t.Run("is small and knows no Kubernetes API", func(t *testing.T) { testBinary(t, program) })
-	t.Run("prints its flags", func(t *testing.T) { testPrintsItsFlags(t, program) })
-	t.Run("does not begin with a bad configuration", func(t *testing.T) { testBadConfiguration(t, program) })
-	t.Run("does not begin where it cannot serve", func(t *testing.T) { testCannotServe(t, program) })
+	t.Run("small binary without Kubernetes client", func(t *testing.T) { testBinary(t, program) })
+	t.Run("help", func(t *testing.T) { testPrintsItsFlags(t, program) })
+	t.Run("bad configuration is refused", func(t *testing.T) { testBadConfiguration(t, program) })
+	t.Run("unusable address is refused", func(t *testing.T) { testCannotServe(t, program) })
 	t.Run("serves volumes and metrics until SIGTERM", func(t *testing.T) { testServes(t, program) })
-	t.Run("shows each volume if it is told to", func(t *testing.T) { testVolumeMetrics(t, program) })
-	t.Run("sends spans to a collector", func(t *testing.T) { testTraces(t, program) })
-	t.Run("needs no collector to be there", func(t *testing.T) { testNoCollector(t, program) })
-	t.Run("finishes the calls in flight", func(t *testing.T) { testCallsInFlight(t, program) })
-	t.Run("ends at once with a second signal", func(t *testing.T) { testSecondSignal(t, program) })
-	t.Run("does not share its socket", func(t *testing.T) { testOneSocket(t, program) })
-	t.Run("replaces the socket of one that was killed", func(t *testing.T) { testStaleSocket(t, program) })
+	t.Run("volume metrics", func(t *testing.T) { testVolumeMetrics(t, program) })
+	t.Run("exports traces", func(t *testing.T) { testTraces(t, program) })
+	t.Run("collector unreachable", func(t *testing.T) { testNoCollector(t, program) })
+	t.Run("drains in-flight calls", func(t *testing.T) { testCallsInFlight(t, program) })
+	t.Run("second signal kills", func(t *testing.T) { testSecondSignal(t, program) })
+	t.Run("socket in use is refused", func(t *testing.T) { testOneSocket(t, program) })
+	t.Run("stale socket is replaced", func(t *testing.T) { testStaleSocket(t, program) })
 }
 
 func testBinary(t *testing.T, program string) {
 	info, err := os.Stat(program)
-	must(t, err)
-	if info.Size() > 16e6 {
-		t.Errorf("the program has %d bytes, more than 16 MB", info.Size())
+	must.Succeed(t, err)
+	if info.Size() > 18e6 {
+		t.Errorf("the program has %d bytes, more than 18 MB", info.Size())
 	}
 	built, err := buildinfo.ReadFile(program)
-	must(t, err)
+	must.Succeed(t, err)
 	for _, dependency := range built.Deps {
 		for _, unwanted := range []string{"k8s.io/client-go", "k8s.io/api", "sigs.k8s.io/", "github.com/kubernetes-csi/csi-test", "github.com/onsi/"} {
 			if strings.HasPrefix(dependency.Path, unwanted) {
-				t.Errorf("the program has %s in it", dependency.Path)
+				t.Errorf("the program links %s", dependency.Path)
 			}
 		}
 	}
@@ -92,13 +93,13 @@ func testBinary(t *testing.T, program string) {
 
 func testPrintsItsFlags(t *testing.T, program string) {
 	output, err := exec.CommandContext(t.Context(), program, "--help").Output()
-	must(t, err)
+	must.Succeed(t, err)
 	if !bytes.Contains(output, []byte("-nodeid")) {
-		t.Errorf("its help is %q", output)
+		t.Errorf("help is %q", output)
 	}
 }
 
-// A place has all that a driver touches, in a directory of its own.
+// A place is a temporary directory with the driver's socket and pool.
 type place struct{ dir, socket, pool string }
 
 func newPlace(t *testing.T) place {
@@ -107,7 +108,7 @@ func newPlace(t *testing.T) place {
 	return place{dir: dir, socket: filepath.Join(dir, "s"), pool: filepath.Join(dir, "pool")}
 }
 
-// flags are those of a driver in the place. Of those given twice the later counts.
+// flags are those of a driver in the place; more override the defaults.
 func (p place) flags(more ...string) []string {
 	return append([]string{
 		"--endpoint=unix://" + p.socket, "--nodeid=node-a", "--version=v1.2.3",
@@ -115,17 +116,17 @@ func (p place) flags(more ...string) []string {
 	}, more...)
 }
 
-// wantUntouched fails the test if the place has anything but these files.
+// wantUntouched fails the test if the place contains anything but these files.
 func (p place) wantUntouched(t *testing.T, but ...string) {
 	t.Helper()
 	entries, err := os.ReadDir(p.dir)
-	must(t, err)
+	must.Succeed(t, err)
 	var names []string
 	for _, entry := range entries {
 		names = append(names, entry.Name())
 	}
 	if strings.Join(names, " ") != strings.Join(but, " ") {
-		t.Errorf("in %s are %q, want %q", p.dir, names, but)
+		t.Errorf("%s contains %q, want %q", p.dir, names, but)
 	}
 }
 
@@ -134,15 +135,15 @@ func testBadConfiguration(t *testing.T, program string) {
 		flags []string
 		says  []string
 	}{
-		"an unknown flag":       {[]string{"--colour=red", "--shape=round"}, []string{"-colour", "-shape"}},
-		"no node, no version":   {[]string{"--nodeid=", "--version="}, []string{"--nodeid", "--version"}},
-		"pools that are none":   {[]string{"--datadir=pool"}, []string{"--datadir", "JSON array"}},
-		"a missing certificate": {[]string{"--metrics-address=127.0.0.1:0", "--metrics-cert-file=/no/such/cert", "--metrics-key-file=/no/such/key"}, []string{"/no/such/cert"}},
-		"an address of nothing": {[]string{"--metrics-address=nowhere"}, []string{"--metrics-address", "nowhere"}},
+		"an unknown flag":         {[]string{"--colour=red", "--shape=round"}, []string{"-colour", "-shape"}},
+		"no node, no version":     {[]string{"--nodeid=", "--version="}, []string{"--nodeid", "--version"}},
+		"pools that are not JSON": {[]string{"--datadir=pool"}, []string{"--datadir", "JSON array"}},
+		"a missing certificate":   {[]string{"--metrics-address=127.0.0.1:0", "--metrics-cert-file=/no/such/cert", "--metrics-key-file=/no/such/key"}, []string{"/no/such/cert"}},
+		"a bad address":           {[]string{"--metrics-address=nowhere"}, []string{"--metrics-address", "nowhere"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := newPlace(t)
-			wantFailure(t, program, p.flags(c.flags...), append(c.says, "the configuration is not usable")...)
+			wantFailure(t, program, p.flags(c.flags...), append(c.says, "invalid configuration")...)
 			p.wantUntouched(t)
 		})
 	}
@@ -150,27 +151,27 @@ func testBadConfiguration(t *testing.T, program string) {
 
 func testCannotServe(t *testing.T, program string) {
 	busy, err := net.Listen("tcp", "127.0.0.1:0")
-	must(t, err)
+	must.Succeed(t, err)
 	defer busy.Close()
-	t.Run("at a socket in no directory", func(t *testing.T) {
+	t.Run("socket in a missing directory", func(t *testing.T) {
 		p := newPlace(t)
 		wantFailure(t, program, p.flags("--endpoint="+p.dir+"/no/such"), "/no/such")
 		p.wantUntouched(t)
 	})
-	t.Run("at a socket that is a file", func(t *testing.T) {
+	t.Run("socket is a regular file", func(t *testing.T) {
 		p := newPlace(t)
-		must(t, os.WriteFile(p.socket, []byte("kept"), 0o600))
+		must.Succeed(t, os.WriteFile(p.socket, []byte("kept"), 0o600))
 		wantFailure(t, program, p.flags(), p.socket, "no socket")
 		p.wantUntouched(t, "s")
 	})
-	t.Run("metrics at an address that is taken", func(t *testing.T) {
+	t.Run("metrics address in use", func(t *testing.T) {
 		p := newPlace(t)
 		wantFailure(t, program, p.flags("--metrics-address="+busy.Addr().String()), busy.Addr().String(), "--metrics-address")
 		p.wantUntouched(t)
 	})
 }
 
-// wantFailure runs the program and fails the test unless it ends with 1 and says
+// wantFailure runs the program and fails the test unless it exits with 1 and prints
 // all the words.
 func wantFailure(t *testing.T, program string, flags []string, words ...string) {
 	t.Helper()
@@ -181,7 +182,7 @@ func wantFailure(t *testing.T, program string, flags []string, words ...string) 
 	cmd.Stderr = &stderr
 	err := cmd.Run()
 	if cmd.ProcessState.ExitCode() != 1 {
-		t.Errorf("it ends with %v, want exit status 1", err)
+		t.Errorf("exited with %v, want exit status 1", err)
 	}
 	wantWords(t, errors.New(stderr.String()), words...)
 }
@@ -194,39 +195,39 @@ func testServes(t *testing.T, program string) {
 	ctx := t.Context()
 
 	info, err := csi.NewIdentityClient(connection).GetPluginInfo(ctx, &csi.GetPluginInfoRequest{})
-	must(t, err)
+	must.Succeed(t, err)
 	if info.GetName() != "kubevirt.io.hostpath-provisioner" || info.GetVendorVersion() != "v1.2.3" {
 		t.Errorf("the plugin is %v", info)
 	}
 	probe, err := csi.NewIdentityClient(connection).Probe(ctx, &csi.ProbeRequest{})
-	must(t, err)
+	must.Succeed(t, err)
 	if !probe.GetReady().GetValue() {
-		t.Error("it serves and is not ready")
+		t.Error("serving, but Probe reports not ready")
 	}
 	target := filepath.Join(p.dir, "target")
 	_, err = csi.NewControllerClient(connection).CreateVolume(ctx, createRequest("vol"))
-	must(t, err)
+	must.Succeed(t, err)
 	_, err = csi.NewNodeClient(connection).NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
 		VolumeId: "vol", TargetPath: target, VolumeCapability: createRequest("vol").GetVolumeCapabilities()[0],
 	})
-	must(t, err)
-	must(t, os.WriteFile(target+"/data", []byte("data"), 0o600))
+	must.Succeed(t, err)
+	must.Succeed(t, os.WriteFile(target+"/data", []byte("data"), 0o600))
 	if _, err := os.Stat(p.pool + "/vol/data"); err != nil {
-		t.Errorf("what was written is not in the volume: %v", err)
+		t.Errorf("written data is not in the volume: %v", err)
 	}
 	_, err = csi.NewNodeClient(connection).NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: "vol", TargetPath: target})
-	must(t, err)
+	must.Succeed(t, err)
 
 	wantConfined(t, d)
 	scraped := scrape(t, d.metricsAddress(t))
 	for _, series := range []string{
-		"kubevirt_hpp_pool_path_shared_with_os 1", // of the socket, that is
+		"kubevirt_hpp_pool_path_shared_with_os 1", // the filesystem of the socket
 		`hostpath_pool_volumes{pool="local"} 1`,
 		`hostpath_csi_call_duration_seconds_count{code="OK",method="CreateVolume"} 1`,
 		`hostpath_pool_trash_bytes{pool="local"} 0`,
 	} {
 		if !strings.Contains(scraped, series+"\n") {
-			t.Errorf("the metrics have no %q", series)
+			t.Errorf("metrics lack %q", series)
 		}
 	}
 	for _, pattern := range []string{
@@ -236,13 +237,13 @@ func testServes(t *testing.T, program string) {
 		`hostpath_pool_available_bytes\{pool="local"\} [1-9]`,
 	} {
 		if !regexp.MustCompile(`(?m)^` + pattern).MatchString(scraped) {
-			t.Errorf("the metrics have nothing like %s", pattern)
+			t.Errorf("metrics have no match for %s", pattern)
 		}
 	}
 
-	must(t, d.Signal(syscall.SIGTERM))
+	must.Succeed(t, d.Signal(syscall.SIGTERM))
 	if err := d.wait(t); err != nil {
-		t.Errorf("it ends with %v, want exit status 0", err)
+		t.Errorf("exited with %v, want exit status 0", err)
 	}
 	if _, err := os.Lstat(p.socket); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the socket is still there: %v", err)
@@ -252,13 +253,13 @@ func testServes(t *testing.T, program string) {
 func testVolumeMetrics(t *testing.T, program string) {
 	testenv.NeedRoot(t)
 	p := newPlace(t)
-	must(t, os.MkdirAll(p.pool+"/came", 0o777))
+	must.Succeed(t, os.MkdirAll(p.pool+"/came", 0o777))
 	for name, c := range map[string]struct {
 		flags []string
 		shown bool
 	}{
-		"by default":    {nil, false},
-		"by the option": {[]string{"--volume-metrics"}, true},
+		"default": {nil, false},
+		"enabled": {[]string{"--volume-metrics"}, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := start(t, program, p.flags(append(c.flags, "--metrics-address=127.0.0.1:0")...))
@@ -268,16 +269,16 @@ func testVolumeMetrics(t *testing.T, program string) {
 				`hostpath_volume_capacity_bytes{pool="local",volume="came"} `,
 			} {
 				if strings.Contains(scraped, "\n"+series) != c.shown {
-					t.Errorf("the metrics have %q: %v, want %v", series, !c.shown, c.shown)
+					t.Errorf("metrics contain %q: %v, want %v", series, !c.shown, c.shown)
 				}
 			}
-			must(t, d.Signal(syscall.SIGTERM))
-			must(t, d.wait(t))
+			must.Succeed(t, d.Signal(syscall.SIGTERM))
+			must.Succeed(t, d.wait(t))
 		})
 	}
 }
 
-// scrapeUntil scrapes until a series is there.
+// scrapeUntil scrapes until a series appears.
 func scrapeUntil(t *testing.T, address, series string) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), inTime)
@@ -291,18 +292,18 @@ func scrapeUntil(t *testing.T, address, series string) string {
 		select {
 		case <-again.C:
 		case <-ctx.Done():
-			t.Fatalf("the metrics have no %q", series)
+			t.Fatalf("metrics lack %q", series)
 		}
 	}
 }
 
-// wantConfined fails the test if a thread of the driver may do more than it needs.
+// wantConfined fails the test if a thread of the driver has more capabilities than needed.
 func wantConfined(t *testing.T, d *running) {
 	t.Helper()
 	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", d.cmd.Process.Pid))
-	must(t, err)
+	must.Succeed(t, err)
 	if len(threads) < 2 {
-		t.Fatalf("the driver has the threads %q", threads)
+		t.Fatalf("driver has threads %q", threads)
 	}
 	needed := uint64(0)
 	for _, c := range privilege.Needed {
@@ -310,30 +311,30 @@ func wantConfined(t *testing.T, d *running) {
 	}
 	for _, thread := range threads {
 		status, err := os.ReadFile(thread)
-		// The latter is told of one that ended after its file was opened.
+		// ESRCH: the thread exited after its file was opened.
 		if errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ESRCH) {
-			continue // it has ended
+			continue // exited
 		}
-		must(t, err)
+		must.Succeed(t, err)
 		for field, want := range map[string]uint64{"CapInh": 0, "CapPrm": needed, "CapEff": needed, "CapBnd": needed, "CapAmb": 0} {
 			if line := fmt.Sprintf("%s:\t%016x\n", field, want); !strings.Contains(string(status), line) {
 				t.Errorf("%s lacks %q:\n%s", thread, line, status)
 			}
 		}
 		if !strings.Contains(string(status), "NoNewPrivs:\t1\n") {
-			t.Errorf("%s may get privileges by execve:\n%s", thread, status)
+			t.Errorf("%s can gain privileges by execve:\n%s", thread, status)
 		}
 	}
 }
 
-// stuckCall makes a call that does not end before the returned function is called:
-// another holds the lock of a shared pool.
+// stuckCall starts a call that blocks until the returned function is called: the test holds
+// the lock of a shared pool.
 func stuckCall(t *testing.T, p place, connection *grpc.ClientConn) (release func(), ended <-chan error) {
 	t.Helper()
 	own, err := dir.Open(filepath.Join(p.pool, ".hostpath-provisioner"))
-	must(t, err)
+	must.Succeed(t, err)
 	unlock, err := own.Lock(t.Context(), "lock")
-	must(t, errors.Join(err, own.Close()))
+	must.Succeed(t, errors.Join(err, own.Close()))
 	release = sync.OnceFunc(unlock)
 	t.Cleanup(release)
 
@@ -348,7 +349,7 @@ func stuckCall(t *testing.T, p place, connection *grpc.ClientConn) (release func
 			}
 		}
 	}()
-	// A call on the same volume is told when that one has begun.
+	// Another call on the same volume gets ABORTED once the first one has begun.
 	again := time.NewTicker(time.Millisecond)
 	defer again.Stop()
 	bound := time.After(inTime)
@@ -357,13 +358,13 @@ func stuckCall(t *testing.T, p place, connection *grpc.ClientConn) (release func
 		if status.Code(err) == codes.Aborted {
 			return release, done
 		}
-		must(t, err)
+		must.Succeed(t, err)
 		select {
 		case <-again.C:
 		case err := <-done:
-			t.Fatalf("the call was not held: %v", err)
+			t.Fatalf("the call did not block: %v", err)
 		case <-bound:
-			t.Fatal("the call does not begin")
+			t.Fatal("the call did not begin")
 		}
 	}
 }
@@ -377,19 +378,19 @@ func testCallsInFlight(t *testing.T, program string) {
 	p := newPlace(t)
 	d := start(t, program, sharedFlags(p))
 	release, ended := stuckCall(t, p, d.connect(t, p.socket))
-	must(t, d.Signal(syscall.SIGTERM))
+	must.Succeed(t, d.Signal(syscall.SIGTERM))
 	d.await(t, "terminated signal received")
 	select {
 	case <-d.exited:
-		t.Fatal("it ended before the call in flight")
+		t.Fatal("exited before the in-flight call finished")
 	default:
 	}
 	release()
 	if err := <-ended; err != nil {
-		t.Errorf("the call in flight is answered with %v", err)
+		t.Errorf("in-flight call returned %v", err)
 	}
 	if err := d.wait(t); err != nil {
-		t.Errorf("it ends with %v, want exit status 0", err)
+		t.Errorf("exited with %v, want exit status 0", err)
 	}
 }
 
@@ -398,9 +399,9 @@ func testSecondSignal(t *testing.T, program string) {
 	p := newPlace(t)
 	d := start(t, program, sharedFlags(p))
 	_, ended := stuckCall(t, p, d.connect(t, p.socket))
-	must(t, d.Signal(syscall.SIGTERM))
+	must.Succeed(t, d.Signal(syscall.SIGTERM))
 	d.await(t, "terminated signal received")
-	// The default comes back a moment after the first: one of these meets it.
+	// The default action is restored a moment after the first signal: repeat until it is.
 	again := time.NewTicker(time.Millisecond)
 	defer again.Stop()
 	bound := time.After(inTime)
@@ -411,14 +412,14 @@ func testSecondSignal(t *testing.T, program string) {
 		case <-again.C:
 			_ = d.Signal(syscall.SIGTERM)
 		case <-bound:
-			t.Fatal("it does not end with a second signal")
+			t.Fatal("did not exit after a second signal")
 		}
 	}
 	if state, ok := d.cmd.ProcessState.Sys().(syscall.WaitStatus); !ok || !state.Signaled() || state.Signal() != syscall.SIGTERM {
-		t.Errorf("it ends with %v, want the signal", d.cmd.ProcessState)
+		t.Errorf("exited with %v, want the signal", d.cmd.ProcessState)
 	}
 	if err := <-ended; err == nil {
-		t.Error("the call that hung was answered")
+		t.Error("the blocked call returned")
 	}
 }
 
@@ -431,10 +432,10 @@ func testOneSocket(t *testing.T, program string) {
 	wantFailure(t, program, other.flags("--endpoint="+p.socket), p.socket, "another process serves it")
 	other.wantUntouched(t)
 	_, err := csi.NewControllerClient(connection).CreateVolume(t.Context(), createRequest("vol"))
-	must(t, err)
-	must(t, d.Signal(syscall.SIGINT))
+	must.Succeed(t, err)
+	must.Succeed(t, d.Signal(syscall.SIGINT))
 	if err := d.wait(t); err != nil {
-		t.Errorf("it ends with %v after SIGINT, want exit status 0", err)
+		t.Errorf("exited with %v after SIGINT, want exit status 0", err)
 	}
 }
 
@@ -443,20 +444,20 @@ func testStaleSocket(t *testing.T, program string) {
 	p := newPlace(t)
 	first := start(t, program, p.flags())
 	_, err := csi.NewControllerClient(first.connect(t, p.socket)).CreateVolume(t.Context(), createRequest("vol"))
-	must(t, err)
-	must(t, first.Signal(syscall.SIGKILL))
+	must.Succeed(t, err)
+	must.Succeed(t, first.Signal(syscall.SIGKILL))
 	<-first.exited
 	if _, err := os.Lstat(p.socket); err != nil {
-		t.Fatalf("a killed driver leaves its socket: %v", err)
+		t.Fatalf("a killed driver should leave its socket: %v", err)
 	}
 	second := start(t, program, p.flags())
 	list, err := csi.NewControllerClient(second.connect(t, p.socket)).ListVolumes(t.Context(), &csi.ListVolumesRequest{})
-	must(t, err)
+	must.Succeed(t, err)
 	if len(list.GetEntries()) != 1 {
-		t.Errorf("the volumes after a restart are %v", list)
+		t.Errorf("volumes after a restart: %v", list)
 	}
-	must(t, second.Signal(syscall.SIGTERM))
-	must(t, second.wait(t))
+	must.Succeed(t, second.Signal(syscall.SIGTERM))
+	must.Succeed(t, second.wait(t))
 }
 
 func createRequest(name string) *csi.CreateVolumeRequest {
@@ -470,16 +471,16 @@ func createRequest(name string) *csi.CreateVolumeRequest {
 	}
 }
 
-// A running is a driver that was started. It is killed at the end of the test.
+// A running is a started driver. It is killed at the end of the test.
 type running struct {
 	*os.Process
 	cmd    *exec.Cmd
-	exited chan struct{} // closed once it has ended
-	err    error         // how, after that
+	exited chan struct{} // closed after exit
+	err    error         // result of Wait, valid after exited is closed
 
 	mu   sync.Mutex
 	log  bytes.Buffer
-	more chan struct{} // closed, and made anew, with each write
+	more chan struct{} // closed and replaced at each write
 }
 
 // start runs the program and waits until it serves.
@@ -491,7 +492,7 @@ func start(t *testing.T, program string, flags []string) *running {
 	d.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	started := make(chan error)
 	go func() {
-		// The death signal is tied to the thread that forks.
+		// Pdeathsig is sent when the thread that forked exits (prctl(2)).
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		err := d.cmd.Start()
@@ -501,20 +502,20 @@ func start(t *testing.T, program string, flags []string) *running {
 			close(d.exited)
 		}
 	}()
-	must(t, <-started)
+	must.Succeed(t, <-started)
 	d.Process = d.cmd.Process
 	t.Cleanup(func() {
 		_ = d.Kill()
 		<-d.exited
 		if t.Failed() {
-			t.Logf("what the driver wrote:\n%s", d)
+			t.Logf("driver log:\n%s", d)
 		}
 	})
 	d.await(t, `"serving"`)
 	return d
 }
 
-// Write takes what the driver writes to its standard error.
+// Write collects the driver's standard error.
 func (d *running) Write(p []byte) (int, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -534,7 +535,7 @@ func (d *running) written() (log string, more <-chan struct{}) {
 	return d.log.String(), d.more
 }
 
-// await waits until the driver has written some words.
+// await waits until the driver has logged some words.
 func (d *running) await(t *testing.T, words string) {
 	t.Helper()
 	bound := time.After(inTime)
@@ -546,21 +547,21 @@ func (d *running) await(t *testing.T, words string) {
 		select {
 		case <-more:
 		case <-d.exited:
-			t.Fatalf("it ended with %v before it wrote %q:\n%s", d.err, words, log)
+			t.Fatalf("exited with %v before logging %q:\n%s", d.err, words, log)
 		case <-bound:
-			t.Fatalf("it has not written %q:\n%s", words, log)
+			t.Fatalf("did not log %q:\n%s", words, log)
 		}
 	}
 }
 
-// wait answers how the driver ended.
+// wait waits for the driver to exit and returns its result.
 func (d *running) wait(t *testing.T) error {
 	t.Helper()
 	select {
 	case <-d.exited:
 		return d.err
 	case <-time.After(inTime):
-		t.Fatal("it does not end in time")
+		t.Fatal("did not exit in time")
 		return nil
 	}
 }
@@ -568,17 +569,17 @@ func (d *running) wait(t *testing.T) error {
 func (d *running) connect(t *testing.T, socket string) *grpc.ClientConn {
 	t.Helper()
 	connection, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	must(t, err)
-	t.Cleanup(func() { must(t, connection.Close()) })
+	must.Succeed(t, err)
+	t.Cleanup(func() { must.Succeed(t, connection.Close()) })
 	return connection
 }
 
-// metricsAddress is where the driver says that it serves metrics.
+// metricsAddress is the address of the metrics, from the driver's log.
 func (d *running) metricsAddress(t *testing.T) string {
 	t.Helper()
 	found := regexp.MustCompile(`"Serving metrics" address="([^"]+)"`).FindStringSubmatch(d.String())
 	if found == nil {
-		t.Fatalf("it does not say where it serves metrics:\n%s", d)
+		t.Fatalf("the log lacks the metrics address:\n%s", d)
 	}
 	return found[1]
 }
@@ -588,28 +589,28 @@ func scrape(t *testing.T, address string) string {
 	transport := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}
 	defer transport.CloseIdleConnections()
 	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "https://"+address+"/metrics", http.NoBody)
-	must(t, err)
+	must.Succeed(t, err)
 	response, err := transport.RoundTrip(request)
-	must(t, err)
+	must.Succeed(t, err)
 	defer response.Body.Close()
 	body, err := io.ReadAll(response.Body)
-	must(t, err)
+	must.Succeed(t, err)
 	return string(body)
 }
 
-// certificateFiles makes a certificate and its key.
+// certificateFiles creates a certificate and its key.
 func certificateFiles(t *testing.T) (cert, key string) {
 	t.Helper()
 	dir := t.TempDir()
 	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	must(t, err)
+	must.Succeed(t, err)
 	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour)}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, private.Public(), private)
-	must(t, err)
+	must.Succeed(t, err)
 	privateDER, err := x509.MarshalPKCS8PrivateKey(private)
-	must(t, err)
+	must.Succeed(t, err)
 	cert, key = filepath.Join(dir, "tls.crt"), filepath.Join(dir, "tls.key")
-	must(t, os.WriteFile(cert, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), 0o600))
-	must(t, os.WriteFile(key, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: privateDER}), 0o600))
+	must.Succeed(t, os.WriteFile(cert, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), 0o600))
+	must.Succeed(t, os.WriteFile(key, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: privateDER}), 0o600))
 	return cert, key
 }

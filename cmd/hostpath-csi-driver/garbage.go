@@ -8,32 +8,32 @@ import (
 	"time"
 )
 
-// By itself the garbage collector lets a heap double, and so takes as much memory again as
-// the driver remembers of its volumes. That is meant for heaps that take long to look
-// through. The index of a pool has hardly any pointers to follow, so that the driver can do
-// with the same garbage however many volumes there are.
+// By default the garbage collector lets the heap double (GOGC=100), so the index of the volumes
+// would cost its memory twice. The default suits heaps that are slow to scan; the index of a
+// pool has hardly any pointers, so collecting more often is cheap and the garbage can stay
+// constant however many volumes there are.
 
 const (
-	// garbage is how much may pile up, in bytes: what the collector lets a small heap have.
+	// garbage is how many bytes of garbage may pile up: what the collector allows a small heap.
 	garbage = 4 << 20
-	// whilePoolsOpen is how often the heap is measured as long as it grows, and later the
-	// same for the rest of the time.
+	// whilePoolsOpen is how often the heap is measured while pools open and it grows; later
+	// is how often afterwards.
 	whilePoolsOpen, later = 20 * time.Millisecond, 10 * time.Second
 )
 
-// boundGarbage has garbage not grow with what is in use, until ctx ends. Whoever sets GOGC
-// (pkg.go.dev/runtime) knows better.
+// boundGarbage adjusts GOGC to the live heap until ctx ends, so that garbage does not grow with
+// it. It does nothing if the user sets GOGC (pkg.go.dev/runtime).
 func boundGarbage(ctx context.Context, poolsOpen <-chan struct{}, inUse func() uint64) {
 	if os.Getenv("GOGC") != "" {
 		return
 	}
 	tick := time.NewTicker(whilePoolsOpen)
 	defer tick.Stop()
-	for told := 100; ; {
-		// To tell it stops all else for a moment.
-		if percent := garbagePercent(inUse()); percent != told {
+	for current := 100; ; {
+		// SetGCPercent stops the world: call it only for a change.
+		if percent := garbagePercent(inUse()); percent != current {
 			debug.SetGCPercent(percent)
-			told = percent
+			current = percent
 		}
 		select {
 		case <-poolsOpen:
@@ -46,13 +46,13 @@ func boundGarbage(ctx context.Context, poolsOpen <-chan struct{}, inUse func() u
 	}
 }
 
-// garbagePercent is how much more than what is in use the heap may have, in steps of ten.
+// garbagePercent is the GOGC for a live heap of that many bytes, in steps of ten.
 func garbagePercent(inUse uint64) int {
 	percent := 100 * garbage / max(inUse, garbage)
 	return int(max(10, percent/10*10))
 }
 
-// heapInUse is what the last collection left, in bytes.
+// heapInUse is the size of the live heap after the last collection, in bytes.
 func heapInUse() uint64 {
 	live := []metrics.Sample{{Name: "/gc/heap/live:bytes"}}
 	metrics.Read(live)

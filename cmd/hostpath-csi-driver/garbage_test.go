@@ -10,14 +10,14 @@ import (
 	"time"
 )
 
-func TestGarbageDoesNotGrowWithWhatIsInUse(t *testing.T) {
+func TestGarbagePercent(t *testing.T) {
 	for inUse, want := range map[uint64]int{
-		0:          100, // what the collector does by itself
+		0:          100, // the collector's default
 		garbage:    100,
 		8 << 20:    50,
 		9 << 20:    40,
 		40 << 20:   10,
-		1000 << 20: 10, // or it would do nothing else
+		1000 << 20: 10, // lower would collect all the time
 	} {
 		if got := garbagePercent(inUse); got != want {
 			t.Errorf("%d%% with %d bytes in use, want %d%%", got, inUse, want)
@@ -25,14 +25,14 @@ func TestGarbageDoesNotGrowWithWhatIsInUse(t *testing.T) {
 	}
 }
 
-// percentNow is what the collector was told last.
+// percentNow is the current GOGC.
 func percentNow() int {
 	now := debug.SetGCPercent(100)
 	debug.SetGCPercent(now)
 	return now
 }
 
-func TestTheCollectorIsToldWhatIsInUse(t *testing.T) {
+func TestBoundGarbageFollowsLiveHeap(t *testing.T) {
 	t.Setenv("GOGC", "")
 	defer debug.SetGCPercent(debug.SetGCPercent(100))
 	synctest.Test(t, func(t *testing.T) {
@@ -58,20 +58,20 @@ func TestTheCollectorIsToldWhatIsInUse(t *testing.T) {
 	})
 }
 
-func TestGOGCOfTheEnvironmentStays(t *testing.T) {
+func TestBoundGarbageRespectsGOGC(t *testing.T) {
 	t.Setenv("GOGC", "77")
 	defer debug.SetGCPercent(debug.SetGCPercent(77))
-	boundGarbage(context.Background(), nil, func() uint64 { t.Error("the heap is measured"); return 40 << 20 })
+	boundGarbage(context.Background(), nil, func() uint64 { t.Error("the heap was measured"); return 40 << 20 })
 	if percentNow() != 77 {
-		t.Errorf("%d%%, want that of GOGC", percentNow())
+		t.Errorf("GOGC is %d%%, want 77%%", percentNow())
 	}
 }
 
-func TestWhatIsInUseIsMeasured(t *testing.T) {
+func TestHeapInUse(t *testing.T) {
 	held := make([]byte, 32<<20)
 	runtime.GC()
 	if got := heapInUse(); got < 32<<20 {
-		t.Errorf("%d bytes in use, want those that are held", got)
+		t.Errorf("%d bytes in use, want at least 32 MiB", got)
 	}
 	runtime.KeepAlive(held)
 }

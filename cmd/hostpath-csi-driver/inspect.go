@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -13,57 +14,59 @@ import (
 	"syscall"
 	"time"
 
+	"kubevirt.io/hostpath-provisioner/pkg/cmdline"
 	"kubevirt.io/hostpath-provisioner/pkg/driver"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop"
 	"kubevirt.io/hostpath-provisioner/pkg/inspect"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
 const inspectCommand = "inspect"
 
 // The exit statuses of inspect.
 const (
-	inOrder    = 0
-	notLooked  = 1
-	notInOrder = 2
+	healthy  = 0
+	failed   = 1
+	abnormal = 2
 )
 
-// inspection is the command line of inspect, found to be good.
+// inspection is the validated command line of inspect.
 type inspection struct {
 	pools       []pool.Config
-	node        pool.NodeID
-	volume      pool.VolumeID // the zero id for all
+	node        volume.NodeID
+	volume      volume.ID // the zero id for all
 	deviceNodes string
 	socket      string
 	write       func(*inspect.Report, io.Writer) error
 }
 
-// The environment that the manifests give the driver's container, so that nobody who
-// runs inspect in it has to write down what the driver was given.
+// The manifests set these variables in the driver's container, so that inspect needs no
+// flags there.
 const (
 	datadirVariable     = "DATADIR"
 	nodeVariable        = "NODE_NAME"
 	deviceNodesVariable = "DEVICE_NODES"
 )
 
-// parseInspection reports all that is wrong with a command line.
+// parseInspection reads the command line and reports all problems at once.
 func parseInspection(args []string, getenv func(string) string, output io.Writer) (inspection, error) {
 	var i inspection
-	var datadir, node, endpoint, poolName, volume, format string
+	var datadir, node, endpoint, poolName, volumeID, format string
 	flags := flag.NewFlagSet("hostpath-csi-driver "+inspectCommand, flag.ContinueOnError)
 	flags.SetOutput(output)
-	flags.StringVar(&datadir, "datadir", getenv(datadirVariable), "storage pools, as the driver has them; default $"+datadirVariable)
-	flags.StringVar(&node, "nodeid", getenv(nodeVariable), "name of this node, as the driver has it; default $"+nodeVariable)
-	flags.StringVar(&i.deviceNodes, "device-nodes", orElse(getenv(deviceNodesVariable), "/dev"),
-		"directory of device nodes, as the driver has it; default $"+deviceNodesVariable+" or /dev")
-	flags.StringVar(&endpoint, "endpoint", defaultEndpoint, "the driver's socket, which tells where the operating system's disk is")
-	flags.StringVar(&poolName, "pool", "", "look at this pool alone")
-	flags.StringVar(&volume, "volume", "", "show this volume alone")
-	flags.StringVar(&format, "output", "table", "table for people, json for programs")
+	flags.StringVar(&datadir, "datadir", getenv(datadirVariable), "storage pools, the driver's --datadir; default $"+datadirVariable)
+	flags.StringVar(&node, "nodeid", getenv(nodeVariable), "name of this Kubernetes node, the driver's --nodeid; default $"+nodeVariable)
+	flags.StringVar(&i.deviceNodes, "device-nodes", cmp.Or(getenv(deviceNodesVariable), "/dev"),
+		"directory of device nodes, the driver's --device-nodes; default $"+deviceNodesVariable+" or /dev")
+	flags.StringVar(&endpoint, "endpoint", defaultEndpoint, "the driver's socket; its filesystem is taken as the operating system's disk")
+	flags.StringVar(&poolName, "pool", "", "inspect only this pool")
+	flags.StringVar(&volumeID, "volume", "", "show only this volume")
+	flags.StringVar(&format, "output", "table", "output format: table or json")
 
-	problems := parseAll(flags, args)
+	problems := cmdline.ParseAll(flags, args)
 	if errors.Is(problems, flag.ErrHelp) {
 		return inspection{}, flag.ErrHelp
 	}
@@ -74,11 +77,11 @@ func parseInspection(args []string, getenv func(string) string, output io.Writer
 	}
 	var err error
 	if node != "" {
-		i.node, err = pool.ParseNodeID(node)
+		i.node, err = volume.ParseNodeID(node)
 		note("nodeid", err)
 	}
-	if volume != "" {
-		i.volume, err = pool.ParseVolumeID(volume)
+	if volumeID != "" {
+		i.volume, err = volume.ParseID(volumeID)
 		note("volume", err)
 	}
 	i.socket, err = driver.ParseEndpoint(endpoint)
@@ -94,11 +97,11 @@ func parseInspection(args []string, getenv func(string) string, output io.Writer
 	return i, problems
 }
 
-// inspectedPools does without the driver's default, which would show a pool that is
-// missing to whoever forgot to name theirs.
+// inspectedPools has no default, unlike the driver: whoever forgot the flag would see a
+// missing pool instead of an error.
 func inspectedPools(datadir string) ([]pool.Config, error) {
 	if datadir == "" {
-		return nil, fmt.Errorf("which pools? Give it as the driver has it, or run this in the driver's container, where %s has it", datadirVariable)
+		return nil, fmt.Errorf("required; give the driver's value, or run inspect in the driver's container, which sets $%s", datadirVariable)
 	}
 	workdir, err := os.Getwd()
 	if err != nil {
@@ -122,14 +125,14 @@ func writer(format string) (func(*inspect.Report, io.Writer) error, error) {
 	case "json":
 		return (*inspect.Report).WriteJSON, nil
 	}
-	return nil, fmt.Errorf("%q is not table or json", format)
+	return nil, fmt.Errorf("%q is neither table nor json", format)
 }
 
-// runInspect looks at the node, and answers the exit status.
+// runInspect inspects the node and returns the exit status.
 func runInspect(args []string, getenv func(string) string, stdout, stderr io.Writer) int {
 	i, err := parseInspection(args, getenv, stdout)
 	if errors.Is(err, flag.ErrHelp) {
-		return inOrder
+		return healthy
 	}
 	if err == nil {
 		var status int
@@ -138,7 +141,7 @@ func runInspect(args []string, getenv func(string) string, stdout, stderr io.Wri
 		}
 	}
 	fmt.Fprintf(stderr, "hostpath-csi-driver %s: %v\n", inspectCommand, err)
-	return notLooked
+	return failed
 }
 
 func (i inspection) run(stdout io.Writer) (status int, err error) {
@@ -146,13 +149,13 @@ func (i inspection) run(stdout io.Writer) (status int, err error) {
 	defer stop()
 	mounts, err := bind.NewKernel()
 	if err != nil {
-		return notLooked, err
+		return failed, err
 	}
-	// Neither is closed: the look at a pool that hangs goes on to use them until the
-	// process ends.
+	// Neither is closed: the check of a pool that hangs keeps using them until the
+	// process exits.
 	nodes, err := dir.Open(i.deviceNodes)
 	if err != nil {
-		return notLooked, fmt.Errorf("--device-nodes: %w", err)
+		return failed, fmt.Errorf("--device-nodes: %w", err)
 	}
 	report := inspect.Look(ctx, i.pools, pool.Options{
 		Node:       i.node,
@@ -162,16 +165,16 @@ func (i inspection) run(stdout io.Writer) (status int, err error) {
 		SystemPath: filepath.Dir(i.socket),
 	})
 	if ctx.Err() != nil {
-		return notLooked, errors.New("interrupted")
+		return failed, errors.New("interrupted")
 	}
-	if i.volume != (pool.VolumeID{}) && !report.Only(i.volume) && report.Answered() {
-		return notLooked, fmt.Errorf("no pool has a volume %s", i.volume)
+	if i.volume != (volume.ID{}) && !report.Only(i.volume) && report.Answered() {
+		return failed, fmt.Errorf("no pool has volume %s", i.volume)
 	}
 	if err := i.write(&report, stdout); err != nil {
-		return notLooked, err
+		return failed, err
 	}
 	if report.Abnormal > 0 {
-		return notInOrder, nil
+		return abnormal, nil
 	}
-	return inOrder, nil
+	return healthy, nil
 }

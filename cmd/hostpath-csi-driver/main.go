@@ -1,7 +1,7 @@
 // Command hostpath-csi-driver serves CSI for volumes that are directories, or devices
 // made of files, on a node's storage pools. It needs no Kubernetes API.
 //
-// With the argument inspect it shows what is on the node, and ends.
+// With the argument inspect it reports the pools and volumes of the node, and exits.
 package main
 
 import (
@@ -31,20 +31,19 @@ import (
 )
 
 const (
-	// grace is how long calls in flight may take after SIGTERM; Kubernetes kills
+	// grace is how long in-flight calls may take after SIGTERM; Kubernetes sends SIGKILL
 	// after 30 s.
 	grace = 15 * time.Second
-	// settle is how long the pools are waited for before calls are taken.
+	// settle is how long the driver waits for pools to open before it serves, and to close.
 	settle = 5 * time.Second
-	// flush is how long the last spans may take to be sent.
+	// flush is the timeout of the last export of spans.
 	flush = 3 * time.Second
 )
 
-// The kernel wakes the first thread of a process for a signal, if that can take it
-// (complete_signal of linux/kernel/signal.c), and one that waits for a filesystem that hangs
-// takes it for ever: SIGTERM would not be heard. So that thread runs main alone. At the start
-// main opens what is the node's (device nodes, mount table, socket, certificates), and from
-// then on it waits. It touches no pool.
+// The kernel delivers a signal to the first thread of a process if that thread accepts it
+// (complete_signal in linux/kernel/signal.c). If that thread were blocked on a filesystem that
+// hangs, SIGTERM would have no effect. So it runs nothing but main, which opens the node's own
+// files (device nodes, mount table, socket, certificates), then waits, and touches no pool.
 func init() { runtime.LockOSThread() }
 
 func main() {
@@ -56,35 +55,35 @@ func main() {
 		return
 	}
 	if err != nil {
-		fmt.Fprintf(os.Stderr, "hostpath-csi-driver: the configuration is not usable:\n%v\n", err)
+		fmt.Fprintf(os.Stderr, "hostpath-csi-driver: invalid configuration:\n%v\n", err)
 		os.Exit(1)
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
-	// After the first signal the default holds again: a second one ends the process.
+	// After the first signal the default action is restored: a second one kills the process.
 	context.AfterFunc(ctx, stop)
 	err = confine()
 	if err == nil {
 		err = run(ctx, config)
 	}
 	if err != nil {
-		klog.ErrorS(err, "The driver ends")
+		klog.ErrorS(err, "driver stopped")
 		klog.Flush()
 		os.Exit(1)
 	}
 	klog.Flush()
 }
 
-// confine gives up what the driver does not need: a privileged container has everything.
+// confine drops the capabilities that the driver does not need: a privileged container has all.
 func confine() error {
 	missing, err := privilege.Keep(privilege.Needed)
 	switch {
 	case errors.Is(err, errors.ErrUnsupported):
-		klog.InfoS("All privileges are kept: this binary was built with cgo")
+		klog.InfoS("Keeping all capabilities: this binary was built with cgo")
 		return nil
 	case err != nil:
 		return err
 	case len(missing) > 0:
-		klog.InfoS("The driver lacks capabilities that some of its calls need", "missing", fmt.Sprint(missing))
+		klog.InfoS("Missing capabilities; some calls will fail", "missing", fmt.Sprint(missing))
 	}
 	return nil
 }
@@ -111,6 +110,10 @@ func run(ctx context.Context, c config) (err error) {
 	if err != nil {
 		return errors.Join(err, listener.Close())
 	}
+	if err := startTracing(c.tracing, log); err != nil {
+		return errors.Join(err, listener.Close())
+	}
+	c.driver.Tracer = c.tracing
 	pools := pool.Start(c.pools, pool.Options{
 		Node:       c.driver.Node,
 		Mounts:     mounts,
@@ -121,16 +124,7 @@ func run(ctx context.Context, c config) (err error) {
 		EachVolume: c.volumeMetrics,
 		Log:        log,
 	})
-	tracer := startTracing(c.tracing, log)
-	c.driver.Tracer = tracer
-	observed := metrics.New(metrics.Options{
-		Version:  c.driver.Version,
-		Revision: revision(),
-		Pools:    func() []metrics.Pool { return shownPools(pools.Status()) },
-		Volumes:  eachVolume(c, pools),
-
-		DroppedSpans: droppedSpans(tracer),
-	})
+	observed := observe(c, pools)
 
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -147,18 +141,31 @@ func run(ctx context.Context, c config) (err error) {
 		err = errors.Join(err, cause)
 	}
 	err = errors.Join(err, closePools(pools))
-	stopTracing(tracer)
+	stopTracing(c.tracing)
 	return err
 }
 
-// startTracing answers nil where nothing is to be traced.
-func startTracing(config *trace.Config, log klog.Logger) *trace.Tracer {
-	if config == nil {
+// observe counts calls, and shows the pools to those who read the metrics.
+func observe(c config, pools *pool.Set) *metrics.Metrics {
+	var volumes func() []pool.Surveyed
+	if c.volumeMetrics {
+		volumes = pools.Surveyed
+	}
+	return metrics.New(metrics.Options{
+		Version:      c.driver.Version,
+		Revision:     metrics.Revision(),
+		Pools:        pools.Status,
+		Volumes:      volumes,
+		DroppedSpans: droppedSpans(c.tracing),
+	})
+}
+
+func startTracing(tracer *trace.Tracer, log klog.Logger) error {
+	if tracer == nil {
 		return nil
 	}
-	config.Log = log
-	log.Info("Sending spans of the calls", "collector", config.URL.Redacted())
-	return trace.Start(*config)
+	log.Info("exporting traces")
+	return tracer.Start(log)
 }
 
 func droppedSpans(tracer *trace.Tracer) func() uint64 {
@@ -168,7 +175,8 @@ func droppedSpans(tracer *trace.Tracer) func() uint64 {
 	return tracer.Dropped
 }
 
-// stopTracing does not let a collector that is away keep the process, or fail it.
+// stopTracing flushes the spans. A collector that does not answer neither delays the exit beyond
+// flush nor changes the exit status.
 func stopTracing(tracer *trace.Tracer) {
 	if tracer == nil {
 		return
@@ -176,42 +184,42 @@ func stopTracing(tracer *trace.Tracer) {
 	ctx, cancel := context.WithTimeout(context.Background(), flush)
 	defer cancel()
 	if err := tracer.Close(ctx); err != nil {
-		klog.ErrorS(err, "Not all spans were sent")
+		klog.ErrorS(err, "failed to export all spans")
 	}
 }
 
-// waitForPools gives the pools a moment, so that the first calls find them.
+// waitForPools gives the pools a moment to open, so that the first calls do not fail.
 func waitForPools(ctx context.Context, pools *pool.Set) {
 	ctx, cancel := context.WithTimeout(ctx, settle)
 	defer cancel()
 	if err := pools.Wait(ctx); err != nil {
-		klog.InfoS("Not all pools were looked at yet, those that are ready are served")
+		klog.InfoS("some pools are not checked yet; serving the others")
 	}
 }
 
-// closePools does not let a pool that hangs keep the process.
+// closePools closes the pools; one that hangs does not keep the process from exiting.
 func closePools(pools *pool.Set) error {
 	ctx, cancel := context.WithTimeout(context.Background(), settle)
 	defer cancel()
 	if err := pools.Close(ctx); err != nil {
-		klog.ErrorS(err, "A pool hangs and is left behind")
+		klog.ErrorS(err, "pool did not close in time: its filesystem hangs", "limit", settle)
 	}
 	return nil
 }
 
-// listenForMetrics answers nil for no address.
+// listenForMetrics returns nil if the address is empty.
 func listenForMetrics(address string) (net.Listener, error) {
 	if address == "" {
 		return nil, nil
 	}
 	listener, err := net.Listen("tcp", address)
 	if err != nil {
-		return nil, fmt.Errorf("serve metrics (choose another --metrics-address, or an empty one for none): %w", err)
+		return nil, fmt.Errorf("serve metrics (choose another --metrics-address, or an empty one to disable metrics): %w", err)
 	}
 	return listener, nil
 }
 
-// serveMetrics serves them in the background; if that fails later, it ends ctx.
+// serveMetrics serves metrics in the background; if that fails later, it calls fail.
 func serveMetrics(ctx context.Context, listener net.Listener, m *metrics.Metrics, tls metrics.TLS, fail context.CancelCauseFunc) (done <-chan struct{}) {
 	ended := make(chan struct{})
 	if listener == nil {

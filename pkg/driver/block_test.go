@@ -9,6 +9,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop"
+	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
 // createBlock makes a block volume of 4 MiB.
@@ -17,7 +18,7 @@ func (r *rig) createBlock(t *testing.T, name string) *csi.Volume {
 	response, err := r.CreateVolume(t.Context(), createRequest(name, func(req *csi.CreateVolumeRequest) {
 		req.VolumeCapabilities = []*csi.VolumeCapability{block()}
 	}))
-	must(t, err)
+	must.Succeed(t, err)
 	return response.GetVolume()
 }
 
@@ -26,7 +27,7 @@ func asBlock(req *csi.NodePublishVolumeRequest) { req.VolumeCapability = block()
 func (r *rig) attached(t *testing.T, want int) []loop.Device {
 	t.Helper()
 	devices, err := r.loops.Attached()
-	must(t, err)
+	must.Succeed(t, err)
 	if len(devices) != want {
 		t.Fatalf("devices %+v, want %d", devices, want)
 	}
@@ -41,13 +42,13 @@ func TestABlockVolumeFromItsCreationToItsEnd(t *testing.T) {
 
 	for _, target := range []string{"one", "two", "one"} {
 		_, err := r.NodePublishVolume(t.Context(), publishRequest("vol", r.target(target), asBlock))
-		must(t, err)
+		must.Succeed(t, err)
 	}
 	r.attached(t, 1)
 	_, err := r.NodePublishVolume(t.Context(), publishRequest("vol", r.target("reader"), asBlock, func(req *csi.NodePublishVolumeRequest) {
 		req.Readonly = true
 	}))
-	must(t, err)
+	must.Succeed(t, err)
 	if devices := r.attached(t, 2); !devices[1].ReadOnly {
 		t.Errorf("devices %+v, want the second read-only", devices)
 	}
@@ -56,14 +57,14 @@ func TestABlockVolumeFromItsCreationToItsEnd(t *testing.T) {
 	wantCode(t, err, codes.FailedPrecondition, "vol")
 
 	stats, err := r.NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: "vol", VolumePath: r.target("one")})
-	must(t, err)
+	must.Succeed(t, err)
 	wantEqual(t, "the usage", stats.GetUsage(), []*csi.VolumeUsage{{Unit: csi.VolumeUsage_BYTES, Total: 4 * mib}})
 	wantEqual(t, "the condition", stats.GetVolumeCondition().GetAbnormal(), false)
 
 	grown, err := r.NodeExpandVolume(t.Context(), &csi.NodeExpandVolumeRequest{
 		VolumeId: "vol", VolumePath: r.target("one"), CapacityRange: &csi.CapacityRange{RequiredBytes: 8 * mib}, VolumeCapability: block(),
 	})
-	must(t, err)
+	must.Succeed(t, err)
 	wantEqual(t, "the new size", grown.GetCapacityBytes(), int64(8*mib))
 	for _, device := range r.attached(t, 2) {
 		wantEqual(t, "the size of the device", device.SizeBytes, int64(8*mib))
@@ -74,7 +75,7 @@ func TestABlockVolumeFromItsCreationToItsEnd(t *testing.T) {
 	}
 	r.attached(t, 0)
 	_, err = r.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: "vol"})
-	must(t, err)
+	must.Succeed(t, err)
 }
 
 func TestAModeIsForLife(t *testing.T) {
@@ -88,17 +89,17 @@ func TestAModeIsForLife(t *testing.T) {
 	_, err = r.NodePublishVolume(t.Context(), publishRequest("mount", r.target("a"), asBlock))
 	wantCode(t, err, codes.InvalidArgument, "mount")
 	_, err = r.NodePublishVolume(t.Context(), publishRequest("block", r.target("a"), asBlock))
-	must(t, err)
+	must.Succeed(t, err)
 	_, err = r.NodeExpandVolume(t.Context(), &csi.NodeExpandVolumeRequest{VolumeId: "block", VolumePath: r.target("a"), VolumeCapability: writer()})
 	wantCode(t, err, codes.InvalidArgument, "block")
 
 	confirmed, err := r.ValidateVolumeCapabilities(t.Context(), validateRequest("block", block()))
-	must(t, err)
+	must.Succeed(t, err)
 	if confirmed.GetConfirmed() == nil {
 		t.Errorf("a block volume is not confirmed: %s", confirmed.GetMessage())
 	}
 	refused, err := r.ValidateVolumeCapabilities(t.Context(), validateRequest("block", writer()))
-	must(t, err)
+	must.Succeed(t, err)
 	wantContains(t, refused.GetMessage(), "block")
 }
 
@@ -109,7 +110,7 @@ func TestANodeWithoutLoopDevicesIsExhausted(t *testing.T) {
 		r.createBlock(t, name)
 	}
 	_, err := r.NodePublishVolume(t.Context(), publishRequest("one", r.target("one"), asBlock))
-	must(t, err)
+	must.Succeed(t, err)
 	_, err = r.NodePublishVolume(t.Context(), publishRequest("two", r.target("two"), asBlock))
 	wantCode(t, err, codes.ResourceExhausted, "two")
 	if _, err := os.Lstat(r.target("two")); err == nil {
@@ -122,11 +123,11 @@ func TestABlockVolumeThatIsInUseIsNotLetGo(t *testing.T) {
 	r.createBlock(t, "vol")
 	r.createBlock(t, "other")
 	_, err := r.NodePublishVolume(t.Context(), publishRequest("vol", r.target("vol"), asBlock))
-	must(t, err)
+	must.Succeed(t, err)
 	_, err = r.NodeUnpublishVolume(t.Context(), unpublishRequest("other", r.target("vol")))
 	wantCode(t, err, codes.FailedPrecondition, "another volume")
 	release, err := r.loops.Hold(r.attached(t, 1)[0].Name)
-	must(t, err)
+	must.Succeed(t, err)
 	_, err = r.NodeUnpublishVolume(t.Context(), unpublishRequest("vol", r.target("vol")))
 	wantCode(t, err, codes.FailedPrecondition, "vol")
 	_, err = r.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: "vol"})

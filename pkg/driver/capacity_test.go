@@ -9,7 +9,8 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 
-	"kubevirt.io/hostpath-provisioner/pkg/pool"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
+	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
@@ -37,7 +38,7 @@ func TestGetCapacity(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			response, err := r.GetCapacity(t.Context(), c.request)
-			must(t, err)
+			must.Succeed(t, err)
 			if got := response.GetAvailableCapacity(); got > 0 != c.some || got < 0 || got >= tooMuch {
 				t.Errorf("available are %d bytes, want some: %v", got, c.some)
 			}
@@ -63,9 +64,9 @@ func TestCapacityOfWhatCreateVolumeRefuses(t *testing.T) {
 		"a pool name that cannot be": {map[string]string{"storagePool": "a/b"}, []string{`"a/b"`}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			for topology, largest := range map[*csi.Topology]int64{nil: pool.MaxBytes, onNode(nodeName): pool.MaxBytes, onNode("node-b"): 0} {
+			for topology, largest := range map[*csi.Topology]int64{nil: volume.MaxBytes, onNode(nodeName): volume.MaxBytes, onNode("node-b"): 0} {
 				response, err := r.GetCapacity(t.Context(), &csi.GetCapacityRequest{Parameters: c.parameters, AccessibleTopology: topology})
-				must(t, err)
+				must.Succeed(t, err)
 				wantEqual(t, "what is available", response.GetAvailableCapacity(), int64(0))
 				wantEqual(t, "the largest volume", response.GetMaximumVolumeSize().GetValue(), largest)
 			}
@@ -89,7 +90,7 @@ func TestWhatGetCapacityTellsCanBeMadeOnce(t *testing.T) {
 	capacity := func() int64 {
 		t.Helper()
 		response, err := r.GetCapacity(t.Context(), &csi.GetCapacityRequest{})
-		must(t, err)
+		must.Succeed(t, err)
 		return response.GetAvailableCapacity()
 	}
 	told := capacity()
@@ -97,12 +98,12 @@ func TestWhatGetCapacityTellsCanBeMadeOnce(t *testing.T) {
 		t.Errorf("%d bytes are told of an empty disk of 64 MiB", told)
 	}
 	_, err := r.CreateVolume(t.Context(), createRequest("large", withSize(told-8*mib)))
-	must(t, err)
+	must.Succeed(t, err)
 	wantEqual(t, "what is left", capacity(), int64(8*mib))
 	_, err = r.CreateVolume(t.Context(), createRequest("too-large", withSize(9*mib)))
 	wantCode(t, err, codes.ResourceExhausted, `"local"`)
 	_, err = r.CreateVolume(t.Context(), createRequest("last", withSize(8*mib)))
-	must(t, err)
+	must.Succeed(t, err)
 	wantEqual(t, "what is left", capacity(), int64(0))
 	_, err = r.CreateVolume(t.Context(), createRequest("one-more", withSize(mib)))
 	wantCode(t, err, codes.ResourceExhausted, `"local"`)
@@ -114,7 +115,7 @@ func (r *rig) wantCondition(t *testing.T, id, target string, abnormal bool, says
 	t.Helper()
 	told := r.conditions(t, id)
 	stats, err := r.NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: id, VolumePath: target})
-	must(t, err)
+	must.Succeed(t, err)
 	told["NodeGetVolumeStats"] = stats.GetVolumeCondition()
 	for call, condition := range told {
 		if condition.GetAbnormal() != abnormal {
@@ -141,7 +142,7 @@ func TestAPoolThatIsFull(t *testing.T) {
 	// A full disk is no reason that a volume cannot go.
 	r.unpublish(t, "vol", r.target("vol"))
 	_, err = r.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: "vol"})
-	must(t, err)
+	must.Succeed(t, err)
 	wantEqual(t, "the volumes", r.ids(t), []string(nil))
 }
 
@@ -149,10 +150,10 @@ func TestAPoolThatBecameReadOnly(t *testing.T) {
 	disk := testenv.Tmpfs(t, 64*mib)
 	r := newRig(t, setup{pools: `[{"name":"local","path":"` + disk + `"}]`})
 	r.create(t, "vol", "")
-	must(t, syscall.Mount("", disk, "", syscall.MS_REMOUNT|syscall.MS_RDONLY, ""))
+	must.Succeed(t, syscall.Mount("", disk, "", syscall.MS_REMOUNT|syscall.MS_RDONLY, ""))
 
 	capacity, err := r.GetCapacity(t.Context(), &csi.GetCapacityRequest{})
-	must(t, err)
+	must.Succeed(t, err)
 	wantEqual(t, "its capacity", capacity.GetAvailableCapacity(), int64(0))
 	_, err = r.CreateVolume(t.Context(), createRequest("second"))
 	wantCode(t, err, codes.ResourceExhausted, "second")
@@ -171,12 +172,12 @@ func TestAPoolThatBecameReadOnly(t *testing.T) {
 func TestAnIDInTwoPools(t *testing.T) {
 	r := newRig(t, setup{pools: severalPool})
 	r.create(t, "vol", "local")
-	must(t, os.Mkdir(r.path("other", "vol"), 0o755))
+	must.Succeed(t, os.Mkdir(r.path("other", "vol"), 0o755))
 	// The context says which is meant.
 	_, err := r.NodePublishVolume(t.Context(), publishRequest("vol", r.target("vol"), func(req *csi.NodePublishVolumeRequest) {
 		req.VolumeContext = map[string]string{"storagePool": "other"}
 	}))
-	must(t, err)
+	must.Succeed(t, err)
 	wantEqual(t, "where it is published", r.mounts.published(t, r.path("other", ""), "vol"), []string{r.target("vol")})
 	_, err = r.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: "vol"})
 	wantCode(t, err, codes.Internal, "vol", `"local"`, `"other"`)
@@ -207,7 +208,7 @@ func TestAPoolThatIsAway(t *testing.T) {
 		wantEqual(t, "all volumes", r.ids(t), []string{"vol"})
 		r.unpublish(t, "vol", r.target("vol"))
 		_, err := r.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: "vol"})
-		must(t, err)
+		must.Succeed(t, err)
 	})
 	// A volume that is not seen may be in the pool that is not seen.
 	for name, call := range map[string]func(t *testing.T) error{
@@ -237,7 +238,7 @@ func TestAPoolThatIsAway(t *testing.T) {
 	t.Run("a pod can end", func(t *testing.T) { r.unpublish(t, "unseen", r.target("unseen")) })
 	t.Run("the driver is ready", func(t *testing.T) {
 		probe, err := r.Probe(t.Context(), &csi.ProbeRequest{})
-		must(t, err)
+		must.Succeed(t, err)
 		wantEqual(t, "ready", probe.GetReady().GetValue(), true)
 	})
 }

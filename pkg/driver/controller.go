@@ -15,6 +15,7 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/pkg/health"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
 type controller struct {
@@ -29,7 +30,6 @@ func (c *controller) ControllerGetCapabilities(context.Context, *csi.ControllerG
 	for _, t := range []csi.ControllerServiceCapability_RPC_Type{
 		csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME,
 		csi.ControllerServiceCapability_RPC_LIST_VOLUMES,
-		csi.ControllerServiceCapability_RPC_LIST_VOLUMES_PUBLISHED_NODES,
 		csi.ControllerServiceCapability_RPC_GET_VOLUME,
 		csi.ControllerServiceCapability_RPC_VOLUME_CONDITION,
 		csi.ControllerServiceCapability_RPC_GET_CAPACITY,
@@ -54,18 +54,18 @@ func (c *controller) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequ
 	}
 	defer unlock()
 
-	volume, err := c.pools.Create(ctx, request)
+	v, err := c.pools.Create(ctx, request)
 	if err != nil {
 		return nil, err
 	}
-	return &csi.CreateVolumeResponse{Volume: c.describe(volume)}, nil
+	return &csi.CreateVolumeResponse{Volume: c.describe(v)}, nil
 }
 
 func (c *controller) parseCreate(req *csi.CreateVolumeRequest) (pool.Request, error) {
 	if req.GetName() == "" {
 		return pool.Request{}, invalid("the volume name is empty")
 	}
-	id, err := pool.ParseVolumeID(req.GetName())
+	id, err := volume.ParseID(req.GetName())
 	if err != nil {
 		return pool.Request{}, err
 	}
@@ -100,7 +100,7 @@ var errMutable = invalid("a volume has no mutable parameters")
 // DeleteVolume removes a volume. Deleting one that does not exist succeeds; one
 // that is still published is refused, because the kernel would let its data go.
 func (c *controller) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequest) (*csi.DeleteVolumeResponse, error) {
-	id, err := pool.ParseVolumeID(req.GetVolumeId())
+	id, err := volume.ParseID(req.GetVolumeId())
 	if err != nil {
 		return nil, err
 	}
@@ -110,7 +110,7 @@ func (c *controller) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequ
 	}
 	defer unlock()
 
-	if err := c.pools.Delete(ctx, id); err != nil && !errors.Is(err, pool.ErrNotFound) {
+	if err := c.pools.Delete(ctx, id); err != nil && !errors.Is(err, volume.ErrNotFound) {
 		return nil, err
 	}
 	return &csi.DeleteVolumeResponse{}, nil
@@ -118,24 +118,24 @@ func (c *controller) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequ
 
 // ValidateVolumeCapabilities confirms what a volume can be used for.
 func (c *controller) ValidateVolumeCapabilities(ctx context.Context, req *csi.ValidateVolumeCapabilitiesRequest) (*csi.ValidateVolumeCapabilitiesResponse, error) {
-	id, err := pool.ParseVolumeID(req.GetVolumeId())
+	id, err := volume.ParseID(req.GetVolumeId())
 	if err != nil {
 		return nil, err
 	}
-	if len(req.GetVolumeCapabilities()) == 0 {
-		return nil, invalid("the volume capabilities are missing")
+	if err := checkComplete(req.GetVolumeCapabilities()); err != nil {
+		return nil, err
 	}
-	volume, err := c.pools.Volume(ctx, id)
+	v, err := c.pools.Volume(ctx, id)
 	if err != nil {
 		return nil, err
 	}
-	if volume.Condition.Reason == health.PoolNotServing {
-		return nil, fmt.Errorf("volume %s: %w: %s", id, pool.ErrUnavailable, volume.Condition.Message)
+	if v.Condition.Reason == health.PoolNotServing {
+		return nil, fmt.Errorf("volume %s: %w: %s", id, volume.ErrUnavailable, v.Condition.Message)
 	}
-	if volume.Lost {
-		return nil, fmt.Errorf("volume %s: its directory is lost: %w", id, pool.ErrNotFound)
+	if v.Lost {
+		return nil, fmt.Errorf("volume %s: its directory is lost: %w", id, volume.ErrNotFound)
 	}
-	if why := unconfirmed(req, volume); why != "" {
+	if why := unconfirmed(req, v); why != "" {
 		return &csi.ValidateVolumeCapabilitiesResponse{Message: why}, nil
 	}
 	return &csi.ValidateVolumeCapabilitiesResponse{
@@ -148,7 +148,7 @@ func (c *controller) ValidateVolumeCapabilities(ctx context.Context, req *csi.Va
 }
 
 // unconfirmed is why a volume is not what the request describes; empty if it is.
-func unconfirmed(req *csi.ValidateVolumeCapabilitiesRequest, volume pool.Volume) string {
+func unconfirmed(req *csi.ValidateVolumeCapabilitiesRequest, v pool.Volume) string {
 	wanted, err := parseAccesses(req.GetVolumeCapabilities())
 	if err != nil {
 		return err.Error()
@@ -156,19 +156,19 @@ func unconfirmed(req *csi.ValidateVolumeCapabilitiesRequest, volume pool.Volume)
 	if len(req.GetMutableParameters()) > 0 {
 		return errMutable.Error()
 	}
-	if wanted.mode != volume.Mode {
-		return fmt.Sprintf("the volume has the mode %s, not %s", volume.Mode, wanted.mode)
+	if wanted.mode != v.Mode {
+		return fmt.Sprintf("the volume has the mode %s, not %s", v.Mode, wanted.mode)
 	}
-	if wanted.multiNode && !volume.Shared {
-		return fmt.Sprintf("pool %q is not shared between nodes", volume.Pool)
+	if wanted.multiNode && !v.Shared {
+		return fmt.Sprintf("pool %q is not shared between nodes", v.Pool)
 	}
 	for _, described := range []map[string]string{req.GetVolumeContext(), req.GetParameters()} {
 		name, err := parsePool(described)
 		if err != nil {
 			return err.Error()
 		}
-		if name != (pool.Name{}) && name != volume.Pool {
-			return fmt.Sprintf("the volume is in pool %q, not in %q", volume.Pool, name)
+		if name != (volume.PoolName{}) && name != v.Pool {
+			return fmt.Sprintf("the volume is in pool %q, not in %q", v.Pool, name)
 		}
 	}
 	return ""
@@ -190,16 +190,16 @@ func (c *controller) ListVolumes(ctx context.Context, req *csi.ListVolumesReques
 	}
 	volumes, next := c.pools.List(ctx, after, most)
 	response := &csi.ListVolumesResponse{}
-	for _, volume := range volumes {
+	for _, v := range volumes {
 		response.Entries = append(response.Entries, &csi.ListVolumesResponse_Entry{
-			Volume: c.describe(volume),
+			Volume: c.describe(v),
 			Status: &csi.ListVolumesResponse_VolumeStatus{
-				PublishedNodeIds: nodeIDs(volume.Nodes),
-				VolumeCondition:  condition(volume.Condition),
+				PublishedNodeIds: nodeIDs(v.Nodes),
+				VolumeCondition:  condition(v.Condition),
 			},
 		})
 	}
-	if next != (pool.VolumeID{}) {
+	if next != (volume.ID{}) {
 		response.NextToken = tokenPrefix + next.String()
 	}
 	return response, nil
@@ -214,33 +214,33 @@ const maxPage = 1000
 const tokenPrefix = "after:"
 
 // parseToken is the id that a page begins after; the zero id for the first page.
-func parseToken(token string) (pool.VolumeID, error) {
+func parseToken(token string) (volume.ID, error) {
 	if token == "" {
-		return pool.VolumeID{}, nil
+		return volume.ID{}, nil
 	}
 	name, ok := strings.CutPrefix(token, tokenPrefix)
-	id, err := pool.ParseVolumeID(name)
+	id, err := volume.ParseID(name)
 	if !ok || err != nil {
-		return pool.VolumeID{}, status.Errorf(codes.Aborted, "the starting token %q is not one of this driver; begin again without one", token)
+		return volume.ID{}, status.Errorf(codes.Aborted, "the starting token %q is not one of this driver; begin again without one", token)
 	}
 	return id, nil
 }
 
-// ControllerGetVolume tells of one volume. Those of other nodes are NOT_FOUND.
+// ControllerGetVolume reports on one volume. Those of other nodes are NOT_FOUND.
 func (c *controller) ControllerGetVolume(ctx context.Context, req *csi.ControllerGetVolumeRequest) (*csi.ControllerGetVolumeResponse, error) {
-	id, err := pool.ParseVolumeID(req.GetVolumeId())
+	id, err := volume.ParseID(req.GetVolumeId())
 	if err != nil {
 		return nil, err
 	}
-	volume, err := c.pools.Volume(ctx, id)
+	v, err := c.pools.Volume(ctx, id)
 	if err != nil {
 		return nil, err
 	}
 	return &csi.ControllerGetVolumeResponse{
-		Volume: c.describe(volume),
+		Volume: c.describe(v),
 		Status: &csi.ControllerGetVolumeResponse_VolumeStatus{
-			PublishedNodeIds: nodeIDs(volume.Nodes),
-			VolumeCondition:  condition(volume.Condition),
+			PublishedNodeIds: nodeIDs(v.Nodes),
+			VolumeCondition:  condition(v.Condition),
 		},
 	}, nil
 }
@@ -279,10 +279,10 @@ func (c *controller) GetCapacity(_ context.Context, req *csi.GetCapacityRequest)
 }
 
 // capacityOf is the pool that parameters choose, and whether several nodes serve it.
-func (c *controller) capacityOf(parameters map[string]string) (pool.Name, bool, error) {
+func (c *controller) capacityOf(parameters map[string]string) (volume.PoolName, bool, error) {
 	name, err := parsePool(parameters)
 	if err != nil {
-		return pool.Name{}, false, err
+		return volume.PoolName{}, false, err
 	}
 	shared, err := c.pools.Shared(name)
 	return name, shared, err
@@ -296,25 +296,25 @@ func available(bytes int64) *csi.GetCapacityResponse {
 func refused(here bool) *csi.GetCapacityResponse {
 	answer := available(0)
 	if here {
-		answer.MaximumVolumeSize = wrapperspb.Int64(pool.MaxBytes)
+		answer.MaximumVolumeSize = wrapperspb.Int64(volume.MaxBytes)
 	}
 	return answer
 }
 
 // describe is a volume as CSI has it.
-func (c *controller) describe(volume pool.Volume) *csi.Volume {
+func (c *controller) describe(v pool.Volume) *csi.Volume {
 	return &csi.Volume{
-		VolumeId:           volume.ID.String(),
-		CapacityBytes:      volume.Bytes,
-		AccessibleTopology: c.config.topology(volume.Shared),
+		VolumeId:           v.ID.String(),
+		CapacityBytes:      v.Bytes,
+		AccessibleTopology: c.config.topology(v.Shared),
 		VolumeContext: map[string]string{
-			poolKey:     volume.Pool.String(),
-			enforcedKey: strconv.FormatBool(volume.Enforced),
+			poolKey:     v.Pool.String(),
+			enforcedKey: strconv.FormatBool(v.Enforced),
 		},
 	}
 }
 
-func nodeIDs(nodes []pool.NodeID) []string {
+func nodeIDs(nodes []volume.NodeID) []string {
 	var ids []string
 	for _, node := range nodes {
 		ids = append(ids, node.String())

@@ -11,24 +11,24 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
 func TestControllerCapabilities(t *testing.T) {
 	r := newRig(t, setup{})
 	response, err := r.ControllerGetCapabilities(t.Context(), &csi.ControllerGetCapabilitiesRequest{})
-	must(t, err)
+	must.Succeed(t, err)
 	got := make(map[string]int)
 	for _, c := range response.GetCapabilities() {
 		got[c.GetRpc().GetType().String()]++
 	}
 	wantEqual(t, "the capabilities", got, map[string]int{
-		"CREATE_DELETE_VOLUME":         1,
-		"LIST_VOLUMES":                 1,
-		"LIST_VOLUMES_PUBLISHED_NODES": 1,
-		"GET_VOLUME":                   1,
-		"VOLUME_CONDITION":             1,
-		"GET_CAPACITY":                 1,
-		"SINGLE_NODE_MULTI_WRITER":     1,
+		"CREATE_DELETE_VOLUME":     1,
+		"LIST_VOLUMES":             1,
+		"GET_VOLUME":               1,
+		"VOLUME_CONDITION":         1,
+		"GET_CAPACITY":             1,
+		"SINGLE_NODE_MULTI_WRITER": 1,
 	})
 }
 
@@ -73,14 +73,14 @@ func TestDeleteVolume(t *testing.T) {
 	wantDeleted := func(t *testing.T, id string) {
 		t.Helper()
 		_, err := r.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: id})
-		must(t, err)
+		must.Succeed(t, err)
 		wantEqual(t, "what is listed", r.ids(t), []string(nil))
 		wantGone(t, r.path("local", id))
 	}
 	t.Run("a volume that was never there is gone", func(t *testing.T) { wantDeleted(t, "vol") })
 	t.Run("a volume goes, with all that is in it", func(t *testing.T) {
 		r.create(t, "vol", "")
-		must(t, os.WriteFile(r.path("local", "vol")+"/data", []byte("data"), 0o600))
+		must.Succeed(t, os.WriteFile(r.path("local", "vol")+"/data", []byte("data"), 0o600))
 		wantDeleted(t, "vol")
 	})
 	t.Run("a volume that went is gone", func(t *testing.T) { wantDeleted(t, "vol") })
@@ -102,26 +102,26 @@ func TestDeleteVolume(t *testing.T) {
 	})
 	t.Run("a volume stays of which something inside is mounted", func(t *testing.T) {
 		r.create(t, "vol", "")
-		must(t, os.Mkdir(r.path("local", "vol")+"/sub", 0o755))
+		must.Succeed(t, os.Mkdir(r.path("local", "vol")+"/sub", 0o755))
 		sub, err := dir.Open(r.path("local", "vol") + "/sub")
-		must(t, err)
+		must.Succeed(t, err)
 		target, err := bind.ParseTarget(r.target("subpath"))
-		must(t, err)
-		must(t, errors.Join(os.Mkdir(target.String(), 0o755), r.mounts.Stack(sub, target), sub.Close()))
+		must.Succeed(t, err)
+		must.Succeed(t, errors.Join(os.Mkdir(target.String(), 0o755), r.mounts.Stack(sub, target), sub.Close()))
 		_, err = r.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: "vol"})
 		wantCode(t, err, codes.FailedPrecondition, "vol", target.String())
-		must(t, r.mounts.Unpublish(target, nil))
+		must.Succeed(t, r.mounts.Unpublish(target, nil))
 		wantDeleted(t, "vol")
 	})
 	t.Run("a volume whose directory is lost goes", func(t *testing.T) {
 		r.create(t, "vol", "")
-		must(t, os.Remove(r.path("local", "vol")))
+		must.Succeed(t, os.Remove(r.path("local", "vol")))
 		wantDeleted(t, "vol")
 		r.create(t, "vol", "")
 		wantDeleted(t, "vol")
 	})
 	t.Run("a directory of the earlier driver goes", func(t *testing.T) {
-		must(t, os.Mkdir(r.path("local", "pvc-1"), 0o755))
+		must.Succeed(t, os.Mkdir(r.path("local", "pvc-1"), 0o755))
 		wantDeleted(t, "pvc-1")
 	})
 }
@@ -156,15 +156,15 @@ func TestControllerGetVolume(t *testing.T) {
 		wantEqual(t, "after that", r.volume(t, "vol"), want, words)
 	})
 	t.Run("a directory of the earlier driver has the size of its pool", func(t *testing.T) {
-		must(t, os.Mkdir(r.path("local", "pvc-1"), 0o755))
+		must.Succeed(t, os.Mkdir(r.path("local", "pvc-1"), 0o755))
 		volume := r.volume(t, "pvc-1").GetVolume()
 		if volume.GetCapacityBytes() < mib || volume.GetVolumeContext()["storagePool"] != "local" {
 			t.Errorf("the volume is %v, want one of the pool %q with its size", volume, "local")
 		}
 	})
 	t.Run("what is no directory is no volume", func(t *testing.T) {
-		must(t, os.WriteFile(r.path("local", "file"), nil, 0o600))
-		must(t, os.Symlink("/etc", r.path("local", "link")))
+		must.Succeed(t, os.WriteFile(r.path("local", "file"), nil, 0o600))
+		must.Succeed(t, os.Symlink("/etc", r.path("local", "link")))
 		for _, id := range []string{"file", "link"} {
 			if got := r.volume(t, id); got != nil {
 				t.Errorf("%s is a volume: %v", id, got)
@@ -178,7 +178,7 @@ func (r *rig) conditions(t *testing.T, id string) map[string]*csi.VolumeConditio
 	t.Helper()
 	all := map[string]*csi.VolumeCondition{"ControllerGetVolume": r.volume(t, id).GetStatus().GetVolumeCondition()}
 	list, err := r.ListVolumes(t.Context(), &csi.ListVolumesRequest{})
-	must(t, err)
+	must.Succeed(t, err)
 	for _, entry := range list.GetEntries() {
 		if entry.GetVolume().GetVolumeId() == id {
 			all["ListVolumes"] = entry.GetStatus().GetVolumeCondition()
@@ -194,10 +194,10 @@ func TestTheConditionOfAVolume(t *testing.T) {
 	for _, id := range []string{"good", "lost", "torn"} {
 		before.create(t, id, "")
 	}
-	must(t, before.set.Close(t.Context()))
-	must(t, os.Remove(dir+"/lost"))
-	must(t, os.WriteFile(dir+"/.hostpath-provisioner/volumes/torn.json", []byte(`{"ver`), 0o600))
-	must(t, os.Mkdir(dir+"/adopted", 0o755))
+	must.Succeed(t, before.set.Close(t.Context()))
+	must.Succeed(t, os.Remove(dir+"/lost"))
+	must.Succeed(t, os.WriteFile(dir+"/.hostpath-provisioner/volumes/torn.json", []byte(`{"ver`), 0o600))
+	must.Succeed(t, os.Mkdir(dir+"/adopted", 0o755))
 
 	r := newRig(t, setup{pools: pools})
 	for id, c := range map[string]struct {
@@ -225,9 +225,9 @@ func TestTheConditionOfAVolume(t *testing.T) {
 func TestALostVolumeIsListedAndKeepsItsSize(t *testing.T) {
 	r := newRig(t, setup{})
 	want := r.create(t, "vol", "")
-	must(t, os.RemoveAll(r.path("local", "vol")))
+	must.Succeed(t, os.RemoveAll(r.path("local", "vol")))
 	list, err := r.ListVolumes(t.Context(), &csi.ListVolumesRequest{})
-	must(t, err)
+	must.Succeed(t, err)
 	wantEqual(t, "the list", list, &csi.ListVolumesResponse{Entries: []*csi.ListVolumesResponse_Entry{{
 		Volume: want,
 		Status: &csi.ListVolumesResponse_VolumeStatus{VolumeCondition: &csi.VolumeCondition{Abnormal: true}},
@@ -246,7 +246,7 @@ func TestADamagedRecordHarmsOneVolume(t *testing.T) {
 	r.create(t, "good", "")
 	r.create(t, "torn", "")
 	record := r.path("local", ".hostpath-provisioner/volumes/torn.json")
-	must(t, os.WriteFile(record, []byte("}"), 0o600))
+	must.Succeed(t, os.WriteFile(record, []byte("}"), 0o600))
 
 	_, err := r.CreateVolume(t.Context(), createRequest("torn"))
 	wantCode(t, err, codes.Internal, "torn")
@@ -262,7 +262,7 @@ func TestValidateVolumeCapabilities(t *testing.T) {
 	r.create(t, "vol", "local")
 	r.create(t, "shared-vol", "everywhere")
 	r.create(t, "lost", "local")
-	must(t, os.Remove(r.path("local", "lost")))
+	must.Succeed(t, os.Remove(r.path("local", "lost")))
 	several := csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER
 	inPool := func(name string) map[string]string {
 		return map[string]string{"storagePool": name, "of": "another driver"}
@@ -285,19 +285,23 @@ func TestValidateVolumeCapabilities(t *testing.T) {
 			VolumeContext: inPool("other")}, codes.OK, `"other"`},
 		"mutable parameters are not": {&csi.ValidateVolumeCapabilitiesRequest{VolumeId: "vol", VolumeCapabilities: []*csi.VolumeCapability{writer()},
 			MutableParameters: map[string]string{"iops": "9"}}, codes.OK, "mutable"},
-		"a block device is not":                 {validateRequest("vol", block()), codes.OK, "block"},
-		"a block device besides is not":         {validateRequest("vol", writer(), block()), codes.OK, "block"},
-		"several nodes are not":                 {validateRequest("vol", capability(several)), codes.OK, `"local"`},
-		"an unknown mount flag is not":          {validateRequest("vol", writer("discard")), codes.OK, `"discard"`},
-		"an unknown access mode is not":         {validateRequest("vol", capability(csi.VolumeCapability_AccessMode_UNKNOWN)), codes.OK, "UNKNOWN"},
-		"no capability is an invalid argument":  {validateRequest("vol"), codes.InvalidArgument, "capabilities are missing"},
-		"a volume that is not there":            {validateRequest("absent", writer()), codes.NotFound, "absent"},
-		"a volume whose directory is lost":      {validateRequest("lost", writer()), codes.NotFound, "lost"},
-		"an absent volume, and no capability":   {validateRequest("absent"), codes.InvalidArgument, "capabilities are missing"},
-		"an absent volume as a block device":    {validateRequest("absent", block()), codes.NotFound, "absent"},
-		"an absent volume with an unknown flag": {validateRequest("absent", writer("discard")), codes.NotFound, "absent"},
-		"an id that leads out of the pool":      {validateRequest("..", writer()), codes.InvalidArgument, `".."`},
-		"an empty id":                           {validateRequest("", writer()), codes.InvalidArgument, "empty"},
+		"a block device is not":                    {validateRequest("vol", block()), codes.OK, "block"},
+		"a block device besides is not":            {validateRequest("vol", writer(), block()), codes.OK, "block"},
+		"several nodes are not":                    {validateRequest("vol", capability(several)), codes.OK, `"local"`},
+		"an unknown mount flag is not":             {validateRequest("vol", writer("discard")), codes.OK, `"discard"`},
+		"an access mode of a later version is not": {validateRequest("vol", capability(99)), codes.OK, "99"},
+		"no access mode":                           {validateRequest("vol", &csi.VolumeCapability{AccessType: writer().AccessType}), codes.InvalidArgument, "no access mode"},
+		"the access mode UNKNOWN":                  {validateRequest("vol", capability(csi.VolumeCapability_AccessMode_UNKNOWN)), codes.InvalidArgument, "UNKNOWN"},
+		"no access type in the second":             {validateRequest("vol", writer(), &csi.VolumeCapability{AccessMode: writer().AccessMode}), codes.InvalidArgument, "no access type"},
+		"a missing capability":                     {validateRequest("vol", nil), codes.InvalidArgument, "no access type"},
+		"no capability is an invalid argument":     {validateRequest("vol"), codes.InvalidArgument, "capabilities are missing"},
+		"a volume that is not there":               {validateRequest("absent", writer()), codes.NotFound, "absent"},
+		"a volume whose directory is lost":         {validateRequest("lost", writer()), codes.NotFound, "lost"},
+		"an absent volume, and no capability":      {validateRequest("absent"), codes.InvalidArgument, "capabilities are missing"},
+		"an absent volume as a block device":       {validateRequest("absent", block()), codes.NotFound, "absent"},
+		"an absent volume with an unknown flag":    {validateRequest("absent", writer("discard")), codes.NotFound, "absent"},
+		"an id that leads out of the pool":         {validateRequest("..", writer()), codes.InvalidArgument, `".."`},
+		"an empty id":                              {validateRequest("", writer()), codes.InvalidArgument, "empty"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			response, err := r.ValidateVolumeCapabilities(t.Context(), c.request)
@@ -305,7 +309,7 @@ func TestValidateVolumeCapabilities(t *testing.T) {
 				wantCode(t, err, c.code, c.says)
 				return
 			}
-			must(t, err)
+			must.Succeed(t, err)
 			if c.says != "" {
 				wantContains(t, response.GetMessage(), c.says)
 				wantEqual(t, "what is confirmed", response.GetConfirmed(), (*csi.ValidateVolumeCapabilitiesResponse_Confirmed)(nil))

@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
 func TestCreateVolumeTellsWhatItMade(t *testing.T) {
@@ -21,7 +22,7 @@ func TestCreateVolumeTellsWhatItMade(t *testing.T) {
 		VolumeContext:      map[string]string{"storagePool": "local", "sizeEnforced": "false"},
 	})
 	info, err := os.Stat(r.path("local", "vol"))
-	must(t, err)
+	must.Succeed(t, err)
 	wantEqual(t, "the mode of its directory", info.Mode(), os.ModeDir|0o777)
 
 	wantEqual(t, "the volume of a shared pool", r.create(t, "shared-vol", "everywhere"), &csi.Volume{
@@ -109,9 +110,9 @@ func TestCreateVolumeRefusesWhatCannotBe(t *testing.T) {
 func TestCreateVolumeTakesTheSizeAskedFor(t *testing.T) {
 	r := newRig(t, setup{})
 	pool, err := dir.Open(r.path("local", ""))
-	must(t, err)
+	must.Succeed(t, err)
 	space, err := pool.Space()
-	must(t, errors.Join(err, pool.Close()))
+	must.Succeed(t, errors.Join(err, pool.Close()))
 	block := space.BlockBytes
 	for name, c := range map[string]struct{ required, limit, want int64 }{
 		"a size in whole blocks is kept":         {2 * block, 0, 2 * block},
@@ -127,10 +128,10 @@ func TestCreateVolumeTakesTheSizeAskedFor(t *testing.T) {
 			response, err := r.CreateVolume(t.Context(), createRequest("vol", func(req *csi.CreateVolumeRequest) {
 				req.CapacityRange = &csi.CapacityRange{RequiredBytes: c.required, LimitBytes: c.limit}
 			}))
-			must(t, err)
+			must.Succeed(t, err)
 			wantEqual(t, "its size", response.GetVolume().GetCapacityBytes(), c.want)
 			_, err = r.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: "vol"})
-			must(t, err)
+			must.Succeed(t, err)
 		})
 	}
 }
@@ -146,9 +147,9 @@ func TestCreateVolumeAgain(t *testing.T) {
 		}
 	}
 	first := r.create(t, "vol", "local")
-	must(t, os.WriteFile(r.path("local", "vol")+"/data", []byte("kept"), 0o600))
+	must.Succeed(t, os.WriteFile(r.path("local", "vol")+"/data", []byte("kept"), 0o600))
 	_, err := r.NodePublishVolume(t.Context(), publishRequest("inline", r.target("inline"), inline("4Mi", "storagePool", "local")))
-	must(t, err)
+	must.Succeed(t, err)
 	for name, c := range map[string]struct {
 		volume string
 		change func(*csi.CreateVolumeRequest)
@@ -216,7 +217,7 @@ func TestCreateVolumeOnANodeThatWasAskedFor(t *testing.T) {
 			}
 			wantEqual(t, "where the volume is", response.GetVolume().GetAccessibleTopology(), want)
 			_, err = r.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: "vol"})
-			must(t, err)
+			must.Succeed(t, err)
 		})
 	}
 }
@@ -233,13 +234,13 @@ func TestASharedPoolHasVolumesForSeveralNodes(t *testing.T) {
 				req.Parameters = map[string]string{"storagePool": "everywhere"}
 				req.VolumeCapabilities = []*csi.VolumeCapability{capability(mode)}
 			}))
-			must(t, err)
+			must.Succeed(t, err)
 			wantEqual(t, "where it is", response.GetVolume().GetAccessibleTopology(), []*csi.Topology(nil))
 			target := r.target(mode.String())
 			_, err = r.NodePublishVolume(t.Context(), publishRequest("vol", target, func(req *csi.NodePublishVolumeRequest) {
 				req.VolumeCapability = capability(mode)
 			}))
-			must(t, err)
+			must.Succeed(t, err)
 			r.unpublish(t, "vol", target)
 		})
 	}
@@ -247,8 +248,8 @@ func TestASharedPoolHasVolumesForSeveralNodes(t *testing.T) {
 
 func TestCreateVolumeLeavesWhatIsNoVolumeAlone(t *testing.T) {
 	r := newRig(t, setup{pools: `[{"name":"local","path":"POOLS/local","snapshotPath":"POOLS/local/snapshots","snapshotProvider":"reflink"}]`})
-	must(t, os.WriteFile(r.path("local", "file"), []byte("kept"), 0o600))
-	must(t, os.Symlink("/etc", r.path("local", "link")))
+	must.Succeed(t, os.WriteFile(r.path("local", "file"), []byte("kept"), 0o600))
+	must.Succeed(t, os.Symlink("/etc", r.path("local", "link")))
 	for name, want := range map[string]codes.Code{"file": codes.AlreadyExists, "link": codes.AlreadyExists, "snapshots": codes.InvalidArgument} {
 		_, err := r.CreateVolume(t.Context(), createRequest(name))
 		wantCode(t, err, want, name)
@@ -298,7 +299,7 @@ func TestThePoolOfARequestThatNamesNone(t *testing.T) {
 			wantEqual(t, "the pool", created.GetVolume().GetVolumeContext()["storagePool"], c.want)
 
 			capacity, err := r.GetCapacity(t.Context(), &csi.GetCapacityRequest{Parameters: c.key})
-			must(t, err)
+			must.Succeed(t, err)
 			wantEqual(t, "whether it has room", capacity.GetAvailableCapacity() > 0, c.want != "")
 
 			_, err = r.NodePublishVolume(t.Context(), publishRequest("inline", r.target("inline"), inline("1Mi")))

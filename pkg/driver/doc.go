@@ -10,11 +10,11 @@ import (
 	"regexp"
 	"time"
 
-	"kubevirt.io/hostpath-provisioner/pkg/pool"
 	"kubevirt.io/hostpath-provisioner/pkg/trace"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
-// DefaultName is the name that the users of the earlier driver have in their
+// DefaultName is the name that the users of the upstream KubeVirt driver have in their
 // StorageClasses and PersistentVolumes.
 const DefaultName = "kubevirt.io.hostpath-provisioner"
 
@@ -31,13 +31,13 @@ func CheckName(name string) error {
 }
 
 // The names that requests and answers carry. All but the last are those
-// of the earlier driver.
+// of the upstream KubeVirt driver.
 const (
 	topologyKey  = "topology.hostpath.csi/node"
 	poolKey      = "storagePool"
 	sizeKey      = "size"
 	ephemeralKey = "csi.storage.k8s.io/ephemeral"
-	// enforcedKey is ours: it tells whether the kernel keeps the volume's size.
+	// enforcedKey is ours: it reports whether the kernel enforces the volume's size.
 	enforcedKey = "sizeEnforced"
 )
 
@@ -45,7 +45,7 @@ const (
 type Config struct {
 	Name    string
 	Version string
-	Node    pool.NodeID
+	Node    volume.NodeID
 	// CallLimit bounds calls that bring no deadline of their own; 2 minutes if 0.
 	CallLimit time.Duration
 	// Tracer records the calls; nil for none.

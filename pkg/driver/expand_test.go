@@ -10,13 +10,14 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota/quotatest"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
+	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
 // enforced is a driver whose pools keep sizes.
 func enforced() setup {
 	keeper := &quotatest.Fake{As: quota.XFS}
 	return setup{options: func(o *pool.Options) {
-		o.DetectQuota = func(*dir.Dir) (pool.Quota, error) { return keeper, nil }
+		o.DetectQuota = func(*dir.Dir) (quota.Facility, error) { return keeper, nil }
 	}}
 }
 
@@ -42,7 +43,7 @@ func TestNodeExpandVolume(t *testing.T) {
 		"a negative size":                    {"vol", "vol", &csi.CapacityRange{RequiredBytes: -1}, nil, codes.InvalidArgument, 0, "negative"},
 		"a limit below what is required":     {"vol", "vol", &csi.CapacityRange{RequiredBytes: 2, LimitBytes: 1}, nil, codes.OutOfRange, 0, "required"},
 		"shrinking":                          {"vol", "vol", &csi.CapacityRange{RequiredBytes: mib, LimitBytes: 2 * mib}, nil, codes.OutOfRange, 0, "shrink"},
-		"more than the pool can promise":     {"vol", "vol", &csi.CapacityRange{RequiredBytes: tooMuch}, nil, codes.OutOfRange, 0, "promise"},
+		"more than the pool can promise":     {"vol", "vol", &csi.CapacityRange{RequiredBytes: tooMuch}, nil, codes.FailedPrecondition, 0, "promise"},
 		"no size is what it has":             {"vol", "vol", &csi.CapacityRange{}, writer(), codes.OK, 4 * mib, ""},
 		"what it has":                        {"vol", "vol", &csi.CapacityRange{RequiredBytes: 4 * mib}, nil, codes.OK, 4 * mib, ""},
 		"less, without a limit, is no error": {"vol", "vol", &csi.CapacityRange{RequiredBytes: mib}, nil, codes.OK, 4 * mib, ""},
@@ -66,12 +67,12 @@ func TestNodeExpandVolumeGrowsAndTellsEverywhere(t *testing.T) {
 		response, err := r.NodeExpandVolume(t.Context(), &csi.NodeExpandVolumeRequest{
 			VolumeId: "vol", VolumePath: r.target("vol"), CapacityRange: &csi.CapacityRange{RequiredBytes: 8 * mib},
 		})
-		must(t, err)
+		must.Succeed(t, err)
 		wantEqual(t, "the size", response.GetCapacityBytes(), int64(8*mib))
 	}
 	wantEqual(t, "the listed size", r.volume(t, "vol").GetVolume().GetCapacityBytes(), int64(8*mib))
 	stats, err := r.NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: "vol", VolumePath: r.target("vol")})
-	must(t, err)
+	must.Succeed(t, err)
 	wantEqual(t, "the total", stats.GetUsage()[0].GetTotal(), int64(8*mib))
 	// A repeated creation of what has grown meanwhile is still the same volume.
 	wantEqual(t, "the size of a repeated creation", r.create(t, "vol", "").GetCapacityBytes(), int64(8*mib))

@@ -7,7 +7,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"kubevirt.io/hostpath-provisioner/pkg/pool"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
 func FuzzParseToken(f *testing.F) {
@@ -17,12 +17,12 @@ func FuzzParseToken(f *testing.F) {
 	f.Fuzz(func(t *testing.T, token string) {
 		id, err := parseToken(token)
 		if err != nil {
-			if status.Code(err) != codes.Aborted || id != (pool.VolumeID{}) {
+			if status.Code(err) != codes.Aborted || id != (volume.ID{}) {
 				t.Errorf("%v and error %v, want none and ABORTED", id, err)
 			}
 			return
 		}
-		if (token == "") != (id == pool.VolumeID{}) || token != "" && tokenPrefix+id.String() != token || strings.ContainsAny(id.String(), "/:") {
+		if (token == "") != (id == volume.ID{}) || token != "" && tokenPrefix+id.String() != token || strings.ContainsAny(id.String(), "/:") {
 			t.Errorf("%q is the token of %q", token, id)
 		}
 	})

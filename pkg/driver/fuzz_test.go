@@ -14,6 +14,8 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/reflect/protoregistry"
+
+	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
 // kept is a volume that is always there, and published.
@@ -54,7 +56,7 @@ func FuzzCall(f *testing.F) {
 		&csi.NodeExpandVolumeRequest{VolumeId: kept, VolumePath: target, CapacityRange: &csi.CapacityRange{RequiredBytes: 5 * mib}},
 	} {
 		content, err := proto.Marshal(request)
-		must(f, err)
+		must.Succeed(f, err)
 		for i, m := range methods {
 			if m.in == request.ProtoReflect().Descriptor() {
 				f.Add(byte(i), content)
@@ -67,7 +69,7 @@ func FuzzCall(f *testing.F) {
 
 	r := newRig(f, setup{pools: severalPool})
 	canary := filepath.Join(r.dir, "canary")
-	must(f, os.WriteFile(canary, []byte("canary"), 0o640))
+	must.Succeed(f, os.WriteFile(canary, []byte("canary"), 0o640))
 	restore(f, r)
 	f.Fuzz(func(t *testing.T, which byte, content []byte) {
 		m := methods[int(which)%len(methods)]
@@ -121,7 +123,7 @@ func wantTrue(t *testing.T, r *rig, request, response proto.Message) {
 			t.Errorf("%v was answered by %v", req, made)
 		}
 		again, err := r.CreateVolume(t.Context(), req)
-		must(t, err)
+		must.Succeed(t, err)
 		wantEqual(t, "the answer to the repeated call", again, response)
 		if seen := r.volume(t, made.GetVolumeId()); seen.GetVolume().GetCapacityBytes() != made.GetCapacityBytes() {
 			t.Errorf("%v was made, but there is %v", made, seen)
@@ -140,7 +142,7 @@ func wantTrue(t *testing.T, r *rig, request, response proto.Message) {
 		}
 	case *csi.NodePublishVolumeRequest:
 		_, err := r.NodePublishVolume(t.Context(), req)
-		must(t, err)
+		must.Succeed(t, err)
 		if req.GetTargetPath() != r.target(kept) {
 			r.unpublish(t, req.GetVolumeId(), req.GetTargetPath())
 		}
@@ -150,7 +152,7 @@ func wantTrue(t *testing.T, r *rig, request, response proto.Message) {
 func remove(t *testing.T, r *rig, id string) {
 	t.Helper()
 	_, err := r.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: id})
-	must(t, err)
+	must.Succeed(t, err)
 }
 
 // restore brings back the volume that is always there.
@@ -169,7 +171,7 @@ func restore(t testing.TB, r *rig) {
 			return err
 		},
 	} {
-		must(t, call(t.Context()))
+		must.Succeed(t, call(t.Context()))
 	}
 }
 
@@ -207,7 +209,7 @@ func allMethods(t testing.TB) []method {
 	var all []method
 	for _, service := range []protoreflect.FullName{"csi.v1.Identity", "csi.v1.Controller", "csi.v1.Node"} {
 		found, err := protoregistry.GlobalFiles.FindDescriptorByName(service)
-		must(t, err)
+		must.Succeed(t, err)
 		methods := found.(protoreflect.ServiceDescriptor).Methods()
 		for i := range methods.Len() {
 			m := methods.Get(i)
@@ -235,6 +237,6 @@ func (m method) newResponse(t *testing.T) proto.Message {
 func newMessage(t *testing.T, descriptor protoreflect.MessageDescriptor) proto.Message {
 	t.Helper()
 	kind, err := protoregistry.GlobalTypes.FindMessageByName(descriptor.FullName())
-	must(t, err)
+	must.Succeed(t, err)
 	return kind.New().Interface()
 }

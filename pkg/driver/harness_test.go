@@ -28,6 +28,8 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/label/labeltest"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop/looptest"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
+	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
@@ -58,7 +60,7 @@ type setup struct {
 	hooks    hooks
 	options  func(*pool.Options)
 	observer driver.Observer
-	// unlooked starts the driver before its pools were looked at.
+	// unlooked starts the driver before its pools were checked.
 	unlooked bool
 }
 
@@ -73,7 +75,7 @@ type rig struct {
 	dir    string // of the pools
 	pods   string // where targets are
 	socket string
-	node   pool.NodeID
+	node   volume.NodeID
 	set    *pool.Set
 	mounts *mounts
 	loops  *looptest.Fake
@@ -86,7 +88,7 @@ type rig struct {
 func newRig(t testing.TB, s setup) *rig {
 	t.Helper()
 	r := &rig{dir: t.TempDir(), pods: t.TempDir(), mounts: &mounts{hooks: s.hooks}, calls: &calls{}}
-	must(t, os.Mkdir(filepath.Join(r.dir, "away"), 0o750))
+	must.Succeed(t, os.Mkdir(filepath.Join(r.dir, "away"), 0o750))
 	if s.pools == "" {
 		s.pools = onePool
 	}
@@ -94,10 +96,10 @@ func newRig(t testing.TB, s setup) *rig {
 		s.node = nodeName
 	}
 	configs, err := pool.ParseConfigs(strings.ReplaceAll(s.pools, "POOLS", r.dir), "/")
-	must(t, err)
+	must.Succeed(t, err)
 	r.node = node(t, s.node)
 	dev, err := dir.Open(t.TempDir())
-	must(t, err)
+	must.Succeed(t, err)
 	r.loops = looptest.NewFake(dev)
 	options := pool.Options{Node: r.node, Mounts: r.mounts, Labels: &labeltest.Fake{}, Devices: r.loops, Dev: dev, Log: s.log, CountErrors: noErrors}
 	if s.options != nil {
@@ -105,11 +107,11 @@ func newRig(t testing.TB, s setup) *rig {
 	}
 	r.set = pool.Start(configs, options)
 	t.Cleanup(func() {
-		must(t, r.set.Close(context.WithoutCancel(t.Context())))
-		must(t, errors.Join(r.mounts.Close(), r.loops.Close(), dev.Close()))
+		must.Succeed(t, r.set.Close(context.WithoutCancel(t.Context())))
+		must.Succeed(t, errors.Join(r.mounts.Close(), r.loops.Close(), dev.Close()))
 	})
 	if !s.unlooked {
-		must(t, r.set.Wait(t.Context()))
+		must.Succeed(t, r.set.Wait(t.Context()))
 	}
 	r.serve(t, s, time.Minute)
 	return r
@@ -123,7 +125,7 @@ func (r *rig) serve(t testing.TB, s setup, grace time.Duration) {
 	t.Helper()
 	r.socket = filepath.Join(testenv.SocketDir(t), "s")
 	listener, err := driver.Listen(r.socket)
-	must(t, err)
+	must.Succeed(t, err)
 	if s.config == (driver.Config{}) {
 		s.config = driver.Config{Name: "test.example.com", Version: "v1.2.3"}
 	}
@@ -139,9 +141,9 @@ func (r *rig) serve(t testing.TB, s setup, grace time.Duration) {
 		served <- server.Serve(ctx, listener, grace)
 	}()
 	connection, err := grpc.NewClient("unix://"+r.socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	must(t, err)
+	must.Succeed(t, err)
 	t.Cleanup(func() {
-		must(t, connection.Close())
+		must.Succeed(t, connection.Close())
 		stop()
 		<-ended
 	})
@@ -151,10 +153,10 @@ func (r *rig) serve(t testing.TB, s setup, grace time.Duration) {
 	r.NodeClient = csi.NewNodeClient(connection)
 }
 
-func node(t testing.TB, name string) pool.NodeID {
+func node(t testing.TB, name string) volume.NodeID {
 	t.Helper()
-	id, err := pool.ParseNodeID(name)
-	must(t, err)
+	id, err := volume.ParseNodeID(name)
+	must.Succeed(t, err)
 	return id
 }
 
@@ -166,20 +168,20 @@ func (r *rig) create(t *testing.T, name, in string) *csi.Volume {
 			req.Parameters = map[string]string{"storagePool": in}
 		}
 	}))
-	must(t, err)
+	must.Succeed(t, err)
 	return response.GetVolume()
 }
 
 func (r *rig) publish(t *testing.T, volume, target string) {
 	t.Helper()
 	_, err := r.NodePublishVolume(t.Context(), publishRequest(volume, target))
-	must(t, err)
+	must.Succeed(t, err)
 }
 
 func (r *rig) unpublish(t *testing.T, volume, target string) {
 	t.Helper()
 	_, err := r.NodeUnpublishVolume(t.Context(), unpublishRequest(volume, target))
-	must(t, err)
+	must.Succeed(t, err)
 }
 
 // volume is what the driver says of a volume; nil if there is none.
@@ -189,7 +191,7 @@ func (r *rig) volume(t *testing.T, id string) *csi.ControllerGetVolumeResponse {
 	if status.Code(err) == codes.NotFound {
 		return nil
 	}
-	must(t, err)
+	must.Succeed(t, err)
 	return response
 }
 
@@ -197,7 +199,7 @@ func (r *rig) volume(t *testing.T, id string) *csi.ControllerGetVolumeResponse {
 func (r *rig) ids(t *testing.T) []string {
 	t.Helper()
 	response, err := r.ListVolumes(t.Context(), &csi.ListVolumesRequest{})
-	must(t, err)
+	must.Succeed(t, err)
 	return idsOf(response)
 }
 
@@ -337,13 +339,6 @@ func wantGone(t *testing.T, path string) {
 	}
 }
 
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
 // hooks come before what they are named after. Those that are nil do nothing.
 type hooks struct {
 	publish        func(bind.Target)
@@ -387,7 +382,7 @@ func (m *mounts) SameFilesystem(a, b *dir.Dir) (bool, error) {
 func (m *mounts) wantFlags(t *testing.T, target string, names ...string) {
 	t.Helper()
 	want, err := bind.ParseFlags(names)
-	must(t, err)
+	must.Succeed(t, err)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if got, ok := m.flags[target]; !ok || got != want {
@@ -399,9 +394,9 @@ func (m *mounts) wantFlags(t *testing.T, target string, names ...string) {
 func (m *mounts) published(t *testing.T, parent, name string) []string {
 	t.Helper()
 	d, err := dir.Open(parent)
-	must(t, err)
+	must.Succeed(t, err)
 	all, err := m.Published(d)
-	must(t, errors.Join(err, d.Close()))
+	must.Succeed(t, errors.Join(err, d.Close()))
 	var targets []string
 	for _, p := range all[name] {
 		targets = append(targets, p.Path)
@@ -413,7 +408,7 @@ func (m *mounts) published(t *testing.T, parent, name string) []string {
 func (r *rig) hold(t *testing.T, target string) (release func()) {
 	t.Helper()
 	parsed, err := bind.ParseTarget(target)
-	must(t, err)
+	must.Succeed(t, err)
 	return r.mounts.Hold(parsed)
 }
 

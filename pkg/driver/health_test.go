@@ -17,6 +17,8 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota/quotatest"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
+	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
@@ -47,7 +49,7 @@ var errBroken = errors.New("the quota cannot be read")
 
 // sick has the quotas of a fake, unless reading them fails.
 type sick struct {
-	pool.Quota
+	quota.Facility
 	patient *patient
 }
 
@@ -55,7 +57,7 @@ func (s sick) Usage(d *dir.Dir, id quota.ID) (quota.Usage, error) {
 	if s.patient.broken.Load() {
 		return quota.Usage{}, errBroken
 	}
-	return s.Quota.Usage(d, id)
+	return s.Facility.Usage(d, id)
 }
 
 func (p *patient) start(t *testing.T, options string) {
@@ -63,7 +65,7 @@ func (p *patient) start(t *testing.T, options string) {
 	p.rig = newRig(t, setup{
 		pools: `[{"name":"local","path":"` + p.pool + `"` + options + `}]`,
 		options: func(o *pool.Options) {
-			o.DetectQuota = func(*dir.Dir) (pool.Quota, error) {
+			o.DetectQuota = func(*dir.Dir) (quota.Facility, error) {
 				if p.quota == nil {
 					return nil, quota.ErrNone
 				}
@@ -83,22 +85,22 @@ func newPatient(t *testing.T, c ailment) *patient {
 		kind = block()
 	}
 	if c.plain {
-		must(t, os.Mkdir(filepath.Join(p.pool, "vol"), 0o777))
+		must.Succeed(t, os.Mkdir(filepath.Join(p.pool, "vol"), 0o777))
 	} else {
 		_, err := p.CreateVolume(t.Context(), createRequest("vol", func(req *csi.CreateVolumeRequest) {
 			req.VolumeCapabilities = []*csi.VolumeCapability{kind}
 		}))
-		must(t, err)
+		must.Succeed(t, err)
 	}
 	if c.before != nil {
-		must(t, p.set.Close(t.Context()))
+		must.Succeed(t, p.set.Close(t.Context()))
 		c.before(t, p)
 		p.start(t, c.options)
 	}
 	_, err := p.NodePublishVolume(t.Context(), publishRequest("vol", p.target("vol"), func(req *csi.NodePublishVolumeRequest) {
 		req.VolumeCapability = kind
 	}))
-	must(t, err)
+	must.Succeed(t, err)
 	if c.after != nil {
 		c.after(t, p)
 	}
@@ -109,8 +111,8 @@ func newPatient(t *testing.T, c ailment) *patient {
 func (p *patient) open(t *testing.T) *dir.Dir {
 	t.Helper()
 	d, err := dir.Open(filepath.Join(p.pool, "vol"))
-	must(t, err)
-	t.Cleanup(func() { must(t, d.Close()) })
+	must.Succeed(t, err)
+	t.Cleanup(func() { must.Succeed(t, d.Close()) })
 	return d
 }
 
@@ -122,15 +124,15 @@ func removeLimit(t *testing.T, p *patient) {
 	t.Helper()
 	d := p.open(t)
 	id, err := p.quota.IDOf(d)
-	must(t, err)
-	must(t, p.quota.Limit(d, id, quota.Limit{}))
+	must.Succeed(t, err)
+	must.Succeed(t, p.quota.Limit(d, id, quota.Limit{}))
 }
 
 // putPlain puts a directory in the volume's place as a program makes one that copies files.
 func putPlain(t *testing.T, p *patient) {
 	t.Helper()
-	must(t, os.Rename(p.in("vol"), p.in(".aside")))
-	must(t, os.Mkdir(p.in("vol"), 0o777))
+	must.Succeed(t, os.Rename(p.in("vol"), p.in(".aside")))
+	must.Succeed(t, os.Mkdir(p.in("vol"), 0o777))
 }
 
 var ailments = map[string]ailment{
@@ -142,54 +144,54 @@ var ailments = map[string]ailment{
 	"a volume with space and inodes": {options: `,"bytesPerInode":1048576`, says: "in order"},
 
 	"a pool that went away": {reason: health.PoolNotServing, says: "not the pool", after: func(t *testing.T, p *patient) {
-		must(t, os.Rename(p.in(".hostpath-provisioner"), p.in("away")))
+		must.Succeed(t, os.Rename(p.in(".hostpath-provisioner"), p.in("away")))
 	}},
 	"a block volume of a pool that went away": {block: true, reason: health.PoolNotServing, says: "not the pool", after: func(t *testing.T, p *patient) {
-		must(t, os.Rename(p.in(".hostpath-provisioner"), p.in("away")))
+		must.Succeed(t, os.Rename(p.in(".hostpath-provisioner"), p.in("away")))
 	}},
 	"a record that became unreadable": {reason: health.RecordUnreadable, says: "record", after: func(t *testing.T, p *patient) {
-		must(t, os.WriteFile(p.in(".hostpath-provisioner/volumes/vol.json"), []byte("{"), 0o600))
+		must.Succeed(t, os.WriteFile(p.in(".hostpath-provisioner/volumes/vol.json"), []byte("{"), 0o600))
 	}},
 	"a volume whose directory is lost": {reason: health.DirectoryMissing, says: "missing", after: func(t *testing.T, p *patient) {
-		must(t, os.Remove(p.in("vol")))
+		must.Succeed(t, os.Remove(p.in("vol")))
 	}},
 	"a volume whose directory is a file": {reason: health.DirectoryMissing, says: "missing", after: func(t *testing.T, p *patient) {
-		must(t, errors.Join(os.Remove(p.in("vol")), os.WriteFile(p.in("vol"), nil, 0o600)))
+		must.Succeed(t, errors.Join(os.Remove(p.in("vol")), os.WriteFile(p.in("vol"), nil, 0o600)))
 	}},
 	"one whose record is unreadable too": {reason: health.RecordUnreadable, says: "record", after: func(t *testing.T, p *patient) {
-		must(t, os.WriteFile(p.in(".hostpath-provisioner/volumes/vol.json"), []byte("{"), 0o600))
-		must(t, os.Remove(p.in("vol")))
+		must.Succeed(t, os.WriteFile(p.in(".hostpath-provisioner/volumes/vol.json"), []byte("{"), 0o600))
+		must.Succeed(t, os.Remove(p.in("vol")))
 	}},
 	"a quota that cannot be read": {reason: health.ReadFailed, says: errBroken.Error(), after: func(_ *testing.T, p *patient) {
 		p.broken.Store(true)
 	}},
 	"a block volume without its file": {block: true, reason: health.ReadFailed, says: "disk.img", after: func(t *testing.T, p *patient) {
-		must(t, os.Remove(p.in("vol", "disk.img")))
+		must.Succeed(t, os.Remove(p.in("vol", "disk.img")))
 	}},
 	"a filesystem that counted errors": {reason: health.FilesystemErrors, says: "7 errors", before: func(_ *testing.T, p *patient) {
 		p.errors = 7
 	}},
 	"a pool that became read-only": {reason: health.ReadOnly, says: "read-only", after: func(t *testing.T, p *patient) {
-		must(t, syscall.Mount("", p.pool, "", syscall.MS_REMOUNT|syscall.MS_RDONLY, ""))
+		must.Succeed(t, syscall.Mount("", p.pool, "", syscall.MS_REMOUNT|syscall.MS_RDONLY, ""))
 	}},
 	"a lost volume of a pool that became read-only": {reason: health.DirectoryMissing, says: "missing", after: func(t *testing.T, p *patient) {
-		must(t, os.Rename(p.in("vol"), p.in(".aside")))
-		must(t, syscall.Mount("", p.pool, "", syscall.MS_REMOUNT|syscall.MS_RDONLY, ""))
+		must.Succeed(t, os.Rename(p.in("vol"), p.in(".aside")))
+		must.Succeed(t, syscall.Mount("", p.pool, "", syscall.MS_REMOUNT|syscall.MS_RDONLY, ""))
 	}},
 	"a block volume whose file was cut": {block: true, reason: health.FileShort, says: "smaller", after: func(t *testing.T, p *patient) {
-		must(t, os.Truncate(p.in("vol", "disk.img"), mib))
+		must.Succeed(t, os.Truncate(p.in("vol", "disk.img"), mib))
 	}},
 	"a limit that was changed": {reason: health.LimitDiffers, says: "limit", after: func(t *testing.T, p *patient) {
 		d := p.open(t)
 		id, err := p.quota.IDOf(d)
-		must(t, err)
-		must(t, p.quota.Limit(d, id, quota.Limit{Bytes: 8 * mib}))
+		must.Succeed(t, err)
+		must.Succeed(t, p.quota.Limit(d, id, quota.Limit{Bytes: 8 * mib}))
 	}},
 	"a limit that was removed":                     {reason: health.LimitDiffers, says: "limit is missing", after: removeLimit},
 	"a limit that was removed from a subvolume":    {keeper: quota.Btrfs, reason: health.LimitDiffers, says: "limit is missing", after: removeLimit},
 	"a limit that was removed from a block volume": {block: true, reason: health.LimitDiffers, says: "limit is missing", after: removeLimit},
 	"a directory that lost its project id": {reason: health.LimitDiffers, says: "limit is missing", after: func(t *testing.T, p *patient) {
-		must(t, p.quota.Drop(p.open(t)))
+		must.Succeed(t, p.quota.Drop(p.open(t)))
 	}},
 	"a plain directory in its place":                {reason: health.LimitDiffers, says: "limit is missing", before: putPlain},
 	"a plain directory in the place of a subvolume": {keeper: quota.Btrfs, reason: health.LimitDiffers, says: "limit is missing", before: putPlain},
@@ -197,7 +199,7 @@ var ailments = map[string]ailment{
 		p.quota = nil
 	}},
 	"a volume that is full": {reason: health.NoSpace, says: "no space", after: func(t *testing.T, p *patient) {
-		must(t, p.quota.Write(p.open(t), 4*mib))
+		must.Succeed(t, p.quota.Write(p.open(t), 4*mib))
 	}},
 	"a thin block volume in a pool that is full": {block: true, options: `,"allocation":"thin"`, reason: health.NoSpace, says: "no space", after: func(t *testing.T, p *patient) {
 		if err := os.WriteFile(p.in("foreign"), make([]byte, 64*mib), 0o600); !errors.Is(err, syscall.ENOSPC) {
@@ -207,8 +209,8 @@ var ailments = map[string]ailment{
 	"a volume without inodes": {options: `,"bytesPerInode":2097152`, reason: health.NoInodes, says: "no inodes", after: func(t *testing.T, p *patient) {
 		for range 2 {
 			f, err := p.quota.Create(p.open(t))
-			must(t, err)
-			must(t, f.Close())
+			must.Succeed(t, err)
+			must.Succeed(t, f.Close())
 		}
 	}},
 }
@@ -223,7 +225,7 @@ func TestAllCallsTellTheSameCondition(t *testing.T) {
 			p := newPatient(t, c)
 			told := p.conditions(t, "vol")
 			stats, err := p.NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: "vol", VolumePath: p.target("vol")})
-			must(t, err)
+			must.Succeed(t, err)
 			told["NodeGetVolumeStats"] = stats.GetVolumeCondition()
 			wantEqual(t, "how many calls tell it", len(told), 3)
 			for call, condition := range told {
@@ -236,10 +238,10 @@ func TestAllCallsTellTheSameCondition(t *testing.T) {
 				_, err := p.ValidateVolumeCapabilities(t.Context(), validateRequest("vol", writer()))
 				wantCode(t, err, codes.Unavailable, "vol", c.says)
 			}
-			id, err := pool.ParseVolumeID("vol")
-			must(t, err)
+			id, err := volume.ParseID("vol")
+			must.Succeed(t, err)
 			volume, err := p.set.Volume(t.Context(), id)
-			must(t, err)
+			must.Succeed(t, err)
 			wantEqual(t, "the reason", volume.Condition.Reason, c.reason)
 		})
 	}

@@ -20,7 +20,7 @@ func (i *identity) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*c
 	return &csi.GetPluginInfoResponse{Name: i.config.Name, VendorVersion: i.config.Version}, nil
 }
 
-// GetPluginCapabilities tells that volumes belong to nodes, and grow while in use.
+// GetPluginCapabilities reports that volumes belong to nodes, and grow while in use.
 func (i *identity) GetPluginCapabilities(context.Context, *csi.GetPluginCapabilitiesRequest) (*csi.GetPluginCapabilitiesResponse, error) {
 	service := func(t csi.PluginCapability_Service_Type) *csi.PluginCapability {
 		return &csi.PluginCapability{Type: &csi.PluginCapability_Service_{Service: &csi.PluginCapability_Service{Type: t}}}
@@ -34,7 +34,7 @@ func (i *identity) GetPluginCapabilities(context.Context, *csi.GetPluginCapabili
 	}}, nil
 }
 
-// Probe is ready once every pool was looked at. A pool that is missing or hangs
+// Probe is ready once every pool was checked. A pool that is missing or hangs
 // does not make it unready: callers restart a driver that is, which mends no pool
 // and takes the others away. It asks nothing of any filesystem, so it always
 // answers at once; docs/decisions/0006-probe.md has the reasons.

@@ -10,12 +10,13 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/pkg/driver"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
+	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
 func TestPluginInfo(t *testing.T) {
 	r := newRig(t, setup{config: driver.Config{Name: driver.DefaultName, Version: "v1.2.3"}})
 	response, err := r.GetPluginInfo(t.Context(), &csi.GetPluginInfoRequest{})
-	must(t, err)
+	must.Succeed(t, err)
 	wantEqual(t, "the plugin", response, &csi.GetPluginInfoResponse{Name: "kubevirt.io.hostpath-provisioner", VendorVersion: "v1.2.3"})
 }
 
@@ -37,7 +38,7 @@ func TestTheNameOfADriver(t *testing.T) {
 func TestPluginCapabilities(t *testing.T) {
 	r := newRig(t, setup{})
 	response, err := r.GetPluginCapabilities(t.Context(), &csi.GetPluginCapabilitiesRequest{})
-	must(t, err)
+	must.Succeed(t, err)
 	got := make(map[string]int)
 	for _, c := range response.GetCapabilities() {
 		if expansion := c.GetVolumeExpansion(); expansion != nil {
@@ -61,12 +62,12 @@ func TestProbeIsReadyOnceThePoolsWereLookedAt(t *testing.T) {
 	ready := func() bool {
 		t.Helper()
 		response, err := r.Probe(t.Context(), &csi.ProbeRequest{})
-		must(t, err)
+		must.Succeed(t, err)
 		return response.GetReady().GetValue()
 	}
 	wantEqual(t, "ready before", ready(), false)
 	close(hang)
-	must(t, r.set.Wait(t.Context()))
+	must.Succeed(t, r.set.Wait(t.Context()))
 	wantEqual(t, "ready after", ready(), true)
 }
 
@@ -87,11 +88,11 @@ func TestAPoolThatHangsHoldsNobody(t *testing.T) {
 	defer close(hang)
 	<-hangs
 	response, err := r.Probe(t.Context(), &csi.ProbeRequest{})
-	must(t, err)
+	must.Succeed(t, err)
 	wantEqual(t, "ready", response.GetReady().GetValue(), true)
 
 	capacity, err := r.GetCapacity(t.Context(), &csi.GetCapacityRequest{})
-	must(t, err)
+	must.Succeed(t, err)
 	wantEqual(t, "capacity", capacity.GetAvailableCapacity(), int64(0))
 	_, err = r.CreateVolume(t.Context(), createRequest("vol"))
 	wantCode(t, err, codes.ResourceExhausted, "hangs")

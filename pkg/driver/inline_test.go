@@ -6,6 +6,8 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
+
+	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
 // inline makes a request that of a volume in a pod's own manifest. No size is
@@ -28,7 +30,7 @@ func inline(size string, more ...string) func(*csi.NodePublishVolumeRequest) {
 func (r *rig) publishInline(t *testing.T, id, target string) {
 	t.Helper()
 	_, err := r.NodePublishVolume(t.Context(), publishRequest(id, target, inline("8Mi", "storagePool", "local")))
-	must(t, err)
+	must.Succeed(t, err)
 }
 
 func TestAnInlineVolumeLivesAsLongAsItsPublication(t *testing.T) {
@@ -59,11 +61,11 @@ func TestAnInlineVolumeLivesAsLongAsItsPublication(t *testing.T) {
 func TestOnlyAnInlineVolumeGoesWhenItIsUnpublished(t *testing.T) {
 	r := newRig(t, setup{})
 	r.create(t, "csi-persistent", "")
-	must(t, os.Mkdir(r.path("local", "csi-adopted"), 0o755))
+	must.Succeed(t, os.Mkdir(r.path("local", "csi-adopted"), 0o755))
 	for _, id := range []string{"csi-persistent", "csi-adopted"} {
 		t.Run(id, func(t *testing.T) {
 			data := r.path("local", id) + "/data"
-			must(t, os.WriteFile(data, []byte("data"), 0o600))
+			must.Succeed(t, os.WriteFile(data, []byte("data"), 0o600))
 			r.publish(t, id, r.target(id))
 			// What a request says of an inline volume does not make it one.
 			_, err := r.NodePublishVolume(t.Context(), publishRequest(id, r.target("again"), inline("")))
@@ -79,7 +81,7 @@ func TestAnInlineVolumeStaysWhileItsUnmountFails(t *testing.T) {
 	r := newRig(t, setup{})
 	target, data := r.target("vol"), r.path("local", "csi-1")+"/data"
 	r.publishInline(t, "csi-1", target)
-	must(t, os.WriteFile(data, []byte("data"), 0o600))
+	must.Succeed(t, os.WriteFile(data, []byte("data"), 0o600))
 	release := r.hold(t, target)
 	for range 2 {
 		_, err := r.NodeUnpublishVolume(t.Context(), unpublishRequest("csi-1", target))

@@ -8,12 +8,14 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
+
+	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
 func (r *rig) page(t *testing.T, token string, most int32) *csi.ListVolumesResponse {
 	t.Helper()
 	response, err := r.ListVolumes(t.Context(), &csi.ListVolumesRequest{StartingToken: token, MaxEntries: most})
-	must(t, err)
+	must.Succeed(t, err)
 	return response
 }
 
@@ -52,7 +54,7 @@ func TestAPageHasAThousandVolumesAtMost(t *testing.T) {
 	const volumes = 2001
 	root := t.TempDir()
 	for i := range volumes {
-		must(t, os.Mkdir(filepath.Join(root, fmt.Sprintf("pvc-%d", i)), 0o750))
+		must.Succeed(t, os.Mkdir(filepath.Join(root, fmt.Sprintf("pvc-%d", i)), 0o750))
 	}
 	r := newRig(t, setup{pools: `[{"name":"local","path":"` + root + `"}]`})
 	for _, most := range []int32{0, volumes} {
@@ -77,7 +79,7 @@ func TestListVolumesTokensSurviveChanges(t *testing.T) {
 	// The last of the first page goes, and others come on both sides of it.
 	for _, id := range []string{"b", "c"} {
 		_, err := r.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: id})
-		must(t, err)
+		must.Succeed(t, err)
 	}
 	r.create(t, "aa", "")
 	r.create(t, "bb", "")
@@ -86,7 +88,7 @@ func TestListVolumesTokensSurviveChanges(t *testing.T) {
 
 	// Nothing is left behind the token.
 	_, err := r.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: "e"})
-	must(t, err)
+	must.Succeed(t, err)
 	wantEqual(t, "the third page", r.page(t, second.GetNextToken(), 2), &csi.ListVolumesResponse{})
 	wantEqual(t, "the second page again", idsOf(r.page(t, first.GetNextToken(), 2)), []string{"bb", "d"})
 }
@@ -129,10 +131,10 @@ func TestListVolumesTellsWhereTheyArePublished(t *testing.T) {
 func TestListVolumesLeavesOutWhatIsNoVolume(t *testing.T) {
 	dir := t.TempDir()
 	for _, name := range []string{"lost+found", ".hidden", "pvc-1", "snapshots/snap-1"} {
-		must(t, os.MkdirAll(dir+"/"+name, 0o755))
+		must.Succeed(t, os.MkdirAll(dir+"/"+name, 0o755))
 	}
-	must(t, os.WriteFile(dir+"/file", nil, 0o600))
-	must(t, os.Symlink("/etc", dir+"/link"))
+	must.Succeed(t, os.WriteFile(dir+"/file", nil, 0o600))
+	must.Succeed(t, os.Symlink("/etc", dir+"/link"))
 	r := newRig(t, setup{pools: `[{"name":"local","path":"` + dir + `","snapshotPath":"` + dir + `/snapshots","snapshotProvider":"reflink"}]`})
 	wantEqual(t, "the volumes", r.ids(t), []string{"pvc-1"})
 }

@@ -5,6 +5,8 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
+
+	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
 // later makes a call that may be held; its error comes through the channel.
@@ -58,7 +60,7 @@ func TestASecondCallOnAVolumeIsAbortedAtOnce(t *testing.T) {
 		r.publish(t, "second", r.target("free"))
 		r.unpublish(t, "second", r.target("free"))
 		_, err := r.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: "third"})
-		must(t, err)
+		must.Succeed(t, err)
 	})
 	t.Run("calls that change nothing do not wait", func(t *testing.T) {
 		wantEqual(t, "all volumes", r.ids(t), []string{"second", "vol"})
@@ -66,15 +68,15 @@ func TestASecondCallOnAVolumeIsAbortedAtOnce(t *testing.T) {
 			t.Error("the volume is not found")
 		}
 		_, err := r.GetCapacity(t.Context(), &csi.GetCapacityRequest{})
-		must(t, err)
+		must.Succeed(t, err)
 		_, err = r.ValidateVolumeCapabilities(t.Context(), validateRequest("vol", writer()))
-		must(t, err)
+		must.Succeed(t, err)
 		_, err = r.NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: "vol", VolumePath: r.target("held")})
 		wantCode(t, err, codes.NotFound)
 	})
 
 	close(held.open)
-	must(t, <-first)
+	must.Succeed(t, <-first)
 	r.publish(t, "vol", r.target("held"))
 	r.unpublish(t, "vol", r.target("held"))
 }

@@ -12,6 +12,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/textlogger"
+
+	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
 // logged is what was written to a log.
@@ -105,13 +107,13 @@ func TestWhatIsLoggedAtWhichVerbosity(t *testing.T) {
 			r.publish(t, "vol", r.target("vol"))
 			r.unpublish(t, "vol", r.target("vol"))
 			_, err := r.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: "vol"})
-			must(t, err)
+			must.Succeed(t, err)
 			_, err = r.ControllerGetVolume(t.Context(), &csi.ControllerGetVolumeRequest{VolumeId: "vol"})
 			wantCode(t, err, codes.NotFound)
 			_, err = r.NodeStageVolume(t.Context(), &csi.NodeStageVolumeRequest{VolumeId: "vol"})
 			wantCode(t, err, codes.Unimplemented)
 			r.ids(t)
-			must(t, os.WriteFile(r.path("local", ".hostpath-provisioner/volumes/torn.json"), []byte("}"), 0o600))
+			must.Succeed(t, os.WriteFile(r.path("local", ".hostpath-provisioner/volumes/torn.json"), []byte("}"), 0o600))
 			_, err = r.CreateVolume(t.Context(), createRequest("torn"))
 			wantCode(t, err, codes.Internal)
 

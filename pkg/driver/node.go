@@ -3,11 +3,13 @@ package driver
 import (
 	"context"
 	"fmt"
+	"strings"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
 type node struct {
@@ -64,7 +66,7 @@ func (n *node) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolume
 }
 
 func parsePublication(req *csi.NodePublishVolumeRequest) (pool.Publication, error) {
-	id, err := pool.ParseVolumeID(req.GetVolumeId())
+	id, err := volume.ParseID(req.GetVolumeId())
 	if err != nil {
 		return pool.Publication{}, err
 	}
@@ -94,12 +96,12 @@ func parsePublication(req *csi.NodePublishVolumeRequest) (pool.Publication, erro
 
 // publishInline makes the volume that a pod has in its own manifest.
 func (n *node) publishInline(ctx context.Context, req *csi.NodePublishVolumeRequest, publication pool.Publication) error {
-	if publication.Mode != pool.ModeMount {
+	if publication.Mode != volume.ModeMount {
 		return invalid("an ephemeral volume is a directory and cannot be a block device")
 	}
 	create := pool.Request{ID: publication.ID, Pool: publication.Pool}
 	if size, ok := req.GetVolumeContext()[sizeKey]; ok {
-		bytes, err := pool.ParseBytes(size)
+		bytes, err := volume.ParseBytes(size)
 		if err != nil {
 			return invalid("the volume attribute %q: %v", sizeKey, err)
 		}
@@ -110,7 +112,7 @@ func (n *node) publishInline(ctx context.Context, req *csi.NodePublishVolumeRequ
 
 // NodeUnpublishVolume undoes NodePublishVolume. Nothing to undo is success.
 func (n *node) NodeUnpublishVolume(ctx context.Context, req *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
-	id, err := pool.ParseVolumeID(req.GetVolumeId())
+	id, err := volume.ParseID(req.GetVolumeId())
 	if err != nil {
 		return nil, err
 	}
@@ -134,7 +136,7 @@ func (n *node) NodeUnpublishVolume(ctx context.Context, req *csi.NodeUnpublishVo
 // while it reads, and takes it for an instant where limit and promise, or record and
 // directory, seem to differ: a call that comes just then is ABORTED.
 func (n *node) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVolumeStatsRequest) (*csi.NodeGetVolumeStatsResponse, error) {
-	id, err := pool.ParseVolumeID(req.GetVolumeId())
+	id, err := volume.ParseID(req.GetVolumeId())
 	if err != nil {
 		return nil, err
 	}
@@ -149,15 +151,19 @@ func (n *node) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVolumeSta
 	return &csi.NodeGetVolumeStatsResponse{Usage: usage(stats), VolumeCondition: condition(stats.Condition)}, nil
 }
 
-// parsePath takes the path at which a volume is said to be published. Where nothing
-// can be published, to the caller the volume is not.
-func parsePath(id pool.VolumeID, path string) (bind.Target, error) {
-	if path == "" {
+// parsePath takes the path at which a volume is said to be published. At one where nothing
+// can be published the volume is not found, also if the path is relative: csi-sanity wants
+// that. A string that cannot be a path at all is invalid.
+func parsePath(id volume.ID, path string) (bind.Target, error) {
+	switch {
+	case path == "":
 		return bind.Target{}, invalid("the volume path is empty")
+	case strings.ContainsRune(path, 0):
+		return bind.Target{}, invalid("the volume path has a NUL byte: %q", path)
 	}
 	at, err := bind.ParseTarget(path)
 	if err != nil {
-		return bind.Target{}, fmt.Errorf("volume %s: %w: %w", id, pool.ErrNotFound, err)
+		return bind.Target{}, fmt.Errorf("volume %s: %w: %w", id, volume.ErrNotFound, err)
 	}
 	return at, nil
 }
@@ -165,7 +171,7 @@ func parsePath(id pool.VolumeID, path string) (bind.Target, error) {
 // NodeExpandVolume raises a volume's size while it is in use. The controller's part
 // of an expansion is not there: it would not be called on the volume's node.
 func (n *node) NodeExpandVolume(ctx context.Context, req *csi.NodeExpandVolumeRequest) (*csi.NodeExpandVolumeResponse, error) {
-	id, err := pool.ParseVolumeID(req.GetVolumeId())
+	id, err := volume.ParseID(req.GetVolumeId())
 	if err != nil {
 		return nil, err
 	}
@@ -190,10 +196,10 @@ func (n *node) NodeExpandVolume(ctx context.Context, req *csi.NodeExpandVolumeRe
 // device knows.
 func usage(stats pool.Stats) []*csi.VolumeUsage {
 	space := stats.Space
-	if stats.Mode == pool.ModeBlock && space.SizeBytes == 0 {
+	if stats.Mode == volume.ModeBlock && space.SizeBytes == 0 {
 		return nil // its file is lost
 	}
-	if stats.Mode == pool.ModeBlock {
+	if stats.Mode == volume.ModeBlock {
 		return []*csi.VolumeUsage{{Unit: csi.VolumeUsage_BYTES, Total: space.SizeBytes}}
 	}
 	var all []*csi.VolumeUsage

@@ -2,16 +2,19 @@ package driver_test
 
 import (
 	"os"
+	"strings"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
+
+	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
 func TestNodeCapabilities(t *testing.T) {
 	r := newRig(t, setup{})
 	response, err := r.NodeGetCapabilities(t.Context(), &csi.NodeGetCapabilitiesRequest{})
-	must(t, err)
+	must.Succeed(t, err)
 	got := make(map[string]int)
 	for _, c := range response.GetCapabilities() {
 		got[c.GetRpc().GetType().String()]++
@@ -27,7 +30,7 @@ func TestNodeCapabilities(t *testing.T) {
 func TestNodeGetInfo(t *testing.T) {
 	r := newRig(t, setup{})
 	response, err := r.NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{})
-	must(t, err)
+	must.Succeed(t, err)
 	wantEqual(t, "the node", response, &csi.NodeGetInfoResponse{NodeId: nodeName, AccessibleTopology: onNode(nodeName)})
 }
 
@@ -36,9 +39,9 @@ func TestNodePublishVolumeRefusesWhatCannotBe(t *testing.T) {
 	r.create(t, "vol", "local")
 	r.create(t, "second", "local")
 	r.publish(t, "second", r.target("taken"))
-	must(t, os.WriteFile(r.target("file"), []byte("data"), 0o600))
-	must(t, os.Symlink("/etc", r.target("link")))
-	must(t, os.Symlink(r.target("nothing"), r.target("dangling")))
+	must.Succeed(t, os.WriteFile(r.target("file"), []byte("data"), 0o600))
+	must.Succeed(t, os.Symlink("/etc", r.target("link")))
+	must.Succeed(t, os.Symlink(r.target("nothing"), r.target("dangling")))
 	withCapability := func(c *csi.VolumeCapability) func(*csi.NodePublishVolumeRequest) {
 		return func(req *csi.NodePublishVolumeRequest) { req.VolumeCapability = c }
 	}
@@ -155,7 +158,7 @@ func TestNodePublishVolumeSetsMountFlags(t *testing.T) {
 			_, err := r.NodePublishVolume(t.Context(), publishRequest(c.volume, r.target("at"), func(req *csi.NodePublishVolumeRequest) {
 				req.VolumeCapability, req.Readonly = c.wanted, c.readonly
 			}))
-			must(t, err)
+			must.Succeed(t, err)
 			r.mounts.wantFlags(t, r.target("at"), c.want...)
 			r.unpublish(t, c.volume, r.target("at"))
 		})
@@ -170,7 +173,7 @@ func TestAVolumeForASingleTarget(t *testing.T) {
 	}
 	one, two := r.target("one"), r.target("two")
 	_, err := r.NodePublishVolume(t.Context(), publishRequest("vol", one, single))
-	must(t, err)
+	must.Succeed(t, err)
 	_, err = r.NodePublishVolume(t.Context(), publishRequest("vol", one, single))
 	wantCode(t, err, codes.OK)
 	_, err = r.NodePublishVolume(t.Context(), publishRequest("vol", two, single))
@@ -198,8 +201,8 @@ func TestAVolumeForASingleTarget(t *testing.T) {
 func TestNodePublishVolumeFollowsAPathToKubelet(t *testing.T) {
 	r := newRig(t, setup{})
 	r.create(t, "vol", "")
-	must(t, os.Mkdir(r.target("real"), 0o755))
-	must(t, os.Symlink("real", r.target("kubelet")))
+	must.Succeed(t, os.Mkdir(r.target("real"), 0o755))
+	must.Succeed(t, os.Symlink("real", r.target("kubelet")))
 	r.publish(t, "vol", r.target("kubelet")+"/vol")
 	wantThere(t, r.target("real")+"/vol")
 	r.unpublish(t, "vol", r.target("kubelet")+"/vol")
@@ -223,7 +226,7 @@ func TestNodeUnpublishVolume(t *testing.T) {
 	r.create(t, "vol", "")
 	r.create(t, "second", "")
 	data := r.path("local", "vol") + "/data"
-	must(t, os.WriteFile(data, []byte("data"), 0o600))
+	must.Succeed(t, os.WriteFile(data, []byte("data"), 0o600))
 	target := r.target("vol")
 
 	t.Run("twice is fine, and the data stays", func(t *testing.T) {
@@ -237,18 +240,18 @@ func TestNodeUnpublishVolume(t *testing.T) {
 		r.unpublish(t, "absent", target)
 	})
 	t.Run("of a volume that is not there removes an empty target", func(t *testing.T) {
-		must(t, os.Mkdir(target, 0o750))
+		must.Succeed(t, os.Mkdir(target, 0o750))
 		r.unpublish(t, "absent", target)
 		wantGone(t, target)
 	})
 	t.Run("keeps a target with files in it", func(t *testing.T) {
-		must(t, os.MkdirAll(target+"/sub", 0o750))
+		must.Succeed(t, os.MkdirAll(target+"/sub", 0o750))
 		for _, id := range []string{"vol", "absent"} {
 			_, err := r.NodeUnpublishVolume(t.Context(), unpublishRequest(id, target))
 			wantCode(t, err, codes.FailedPrecondition, target)
 		}
 		wantThere(t, target+"/sub")
-		must(t, os.RemoveAll(target))
+		must.Succeed(t, os.RemoveAll(target))
 	})
 	t.Run("keeps what another volume has there", func(t *testing.T) {
 		r.publish(t, "second", target)
@@ -271,7 +274,7 @@ func TestNodeUnpublishVolume(t *testing.T) {
 	t.Run("of a volume whose directory is lost is fine", func(t *testing.T) {
 		r.create(t, "lost", "")
 		r.publish(t, "lost", target)
-		must(t, os.Remove(r.path("local", "lost")))
+		must.Succeed(t, os.Remove(r.path("local", "lost")))
 		r.unpublish(t, "lost", target)
 		wantGone(t, target)
 	})
@@ -291,7 +294,7 @@ func TestNodeGetVolumeStats(t *testing.T) {
 	for name, c := range badPaths {
 		t.Run(name, func(t *testing.T) {
 			_, err := stats("vol", c.path)
-			if c.path == "" {
+			if c.path == "" || strings.ContainsRune(c.path, 0) {
 				wantCode(t, err, codes.InvalidArgument, "volume path", c.says)
 				return
 			}
@@ -303,9 +306,9 @@ func TestNodeGetVolumeStats(t *testing.T) {
 	r.create(t, "second", "")
 	r.publish(t, "vol", r.target("vol"))
 	r.publish(t, "second", r.target("second"))
-	must(t, os.Mkdir(r.target("directory"), 0o755))
-	must(t, os.WriteFile(r.target("file"), nil, 0o600))
-	must(t, os.Symlink(r.target("vol"), r.target("link")))
+	must.Succeed(t, os.Mkdir(r.target("directory"), 0o755))
+	must.Succeed(t, os.WriteFile(r.target("file"), nil, 0o600))
+	must.Succeed(t, os.Symlink(r.target("vol"), r.target("link")))
 	for name, c := range map[string]struct{ id, at string }{
 		"a volume that is not there":             {"absent", "vol"},
 		"a path that is not there":               {"vol", "nothing"},
@@ -323,7 +326,7 @@ func TestNodeGetVolumeStats(t *testing.T) {
 	}
 	t.Run("a published volume is measured", func(t *testing.T) {
 		response, err := stats("vol", r.target("vol"))
-		must(t, err)
+		must.Succeed(t, err)
 		units := make(map[csi.VolumeUsage_Unit]bool)
 		for _, usage := range response.GetUsage() {
 			units[usage.GetUnit()] = true
@@ -340,15 +343,15 @@ func TestNodeGetVolumeStats(t *testing.T) {
 	})
 	t.Run("a read-only publication is no finding", func(t *testing.T) {
 		_, err := r.NodePublishVolume(t.Context(), publishRequest("vol", r.target("ro"), func(req *csi.NodePublishVolumeRequest) { req.Readonly = true }))
-		must(t, err)
+		must.Succeed(t, err)
 		response, err := stats("vol", r.target("ro"))
-		must(t, err)
+		must.Succeed(t, err)
 		wantEqual(t, "abnormal", response.GetVolumeCondition().GetAbnormal(), false)
 	})
 	t.Run("a volume whose directory is lost is abnormal", func(t *testing.T) {
-		must(t, os.RemoveAll(r.path("local", "vol")))
+		must.Succeed(t, os.RemoveAll(r.path("local", "vol")))
 		response, err := stats("vol", r.target("vol"))
-		must(t, err)
+		must.Succeed(t, err)
 		wantEqual(t, "abnormal", response.GetVolumeCondition().GetAbnormal(), true)
 		wantContains(t, response.GetVolumeCondition().GetMessage(), "missing")
 	})

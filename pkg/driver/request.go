@@ -7,28 +7,43 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
-	"kubevirt.io/hostpath-provisioner/pkg/pool"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
 func invalid(format string, args ...any) error {
-	return fmt.Errorf("%w: %s", pool.ErrInvalid, fmt.Sprintf(format, args...))
+	return fmt.Errorf("%w: %s", volume.ErrInvalid, fmt.Sprintf(format, args...))
 }
 
 // An access is a volume capability, parsed.
 type access struct {
-	mode         pool.Mode
+	mode         volume.Mode
 	readOnly     bool
 	singleTarget bool // SINGLE_NODE_SINGLE_WRITER
 	multiNode    bool
 	flags        bind.Flags
 }
 
+// checkComplete reports capabilities that lack what the specification requires of them.
+func checkComplete(capabilities []*csi.VolumeCapability) error {
+	if len(capabilities) == 0 {
+		return invalid("the volume capabilities are missing")
+	}
+	for _, capability := range capabilities {
+		switch {
+		case capability == nil:
+			return invalid("the volume capability is missing")
+		case capability.GetBlock() == nil && capability.GetMount() == nil:
+			return invalid("the volume capability has no access type")
+		case capability.GetAccessMode().GetMode() == csi.VolumeCapability_AccessMode_UNKNOWN:
+			return invalid("the volume capability has no access mode, or UNKNOWN")
+		}
+	}
+	return nil
+}
+
 func parseAccess(capability *csi.VolumeCapability) (access, error) {
-	switch {
-	case capability == nil:
-		return access{}, invalid("the volume capability is missing")
-	case capability.GetBlock() == nil && capability.GetMount() == nil:
-		return access{}, invalid("the volume capability has no access type")
+	if err := checkComplete([]*csi.VolumeCapability{capability}); err != nil {
+		return access{}, err
 	}
 	a, err := parseMode(capability.GetAccessMode().GetMode())
 	if err != nil {
@@ -44,12 +59,12 @@ func parseAccess(capability *csi.VolumeCapability) (access, error) {
 }
 
 // parseType is how a capability uses a volume; empty for no capability.
-func parseType(capability *csi.VolumeCapability) pool.Mode {
+func parseType(capability *csi.VolumeCapability) volume.Mode {
 	switch {
 	case capability.GetBlock() != nil:
-		return pool.ModeBlock
+		return volume.ModeBlock
 	case capability.GetMount() != nil:
-		return pool.ModeMount
+		return volume.ModeMount
 	}
 	return ""
 }
@@ -74,8 +89,8 @@ func parseMode(mode csi.VolumeCapability_AccessMode_Mode) (access, error) {
 
 // parseAccesses is what all capabilities of a new volume ask for together.
 func parseAccesses(capabilities []*csi.VolumeCapability) (access, error) {
-	if len(capabilities) == 0 {
-		return access{}, invalid("the volume capabilities are missing")
+	if err := checkComplete(capabilities); err != nil {
+		return access{}, err
 	}
 	var all access
 	for _, capability := range capabilities {
@@ -95,21 +110,21 @@ func parseAccesses(capabilities []*csi.VolumeCapability) (access, error) {
 // parsePool reads the pool from StorageClass parameters or a volume context.
 // Unknown keys are left alone, since existing classes may have any; one that is
 // ours but for upper and lower case would choose the wrong pool unseen.
-func parsePool(parameters map[string]string) (pool.Name, error) {
+func parsePool(parameters map[string]string) (volume.PoolName, error) {
 	for key := range parameters {
 		if key != poolKey && strings.EqualFold(key, poolKey) {
-			return pool.Name{}, invalid("the parameter %q is unknown, it is spelled %q", key, poolKey)
+			return volume.PoolName{}, invalid("the parameter %q is unknown, it is spelled %q", key, poolKey)
 		}
 	}
 	name, ok := parameters[poolKey]
 	if !ok || name == "" {
-		return pool.Name{}, nil
+		return volume.PoolName{}, nil
 	}
-	return pool.ParseName(name)
+	return volume.ParsePoolName(name)
 }
 
-func parseRange(r *csi.CapacityRange) pool.Range {
-	return pool.Range{Required: r.GetRequiredBytes(), Limit: r.GetLimitBytes()}
+func parseRange(r *csi.CapacityRange) volume.Range {
+	return volume.Range{Required: r.GetRequiredBytes(), Limit: r.GetLimitBytes()}
 }
 
 // parseTarget takes the path of a request, whose field is named in errors.
@@ -124,7 +139,7 @@ func parseTarget(field, path string) (bind.Target, error) {
 	return target, nil
 }
 
-// includes tells whether topologies allow this node: there are none, or one of
+// includes reports whether topologies allow this node: there are none, or one of
 // them is its segment.
 func (c Config) includes(topologies []*csi.Topology) bool {
 	for _, topology := range topologies {

@@ -22,12 +22,13 @@ import (
 	"google.golang.org/grpc/status"
 	"k8s.io/klog/v2"
 
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/hang"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
 )
 
 // An Observer counts what the server does.
 type Observer interface {
-	// Call tells of one answered call.
+	// Call reports on one answered call.
 	Call(method, code string, duration time.Duration)
 	// Panic tells of a handler that panicked.
 	Panic(method string)
@@ -42,6 +43,10 @@ type Server struct {
 	calls    sync.WaitGroup // handlers at work, answered or not
 }
 
+// handshake is how long a new connection may take to say that it speaks HTTP/2. Shutting
+// down waits for connections that have not.
+const handshake = 3 * time.Second
+
 // NewServer makes a server for a node's pools.
 func NewServer(config Config, pools *pool.Set, observer Observer, log klog.Logger) *Server {
 	s := &Server{observer: observer, log: log, limit: config.CallLimit}
@@ -50,10 +55,12 @@ func NewServer(config Config, pools *pool.Set, observer Observer, log klog.Logge
 	}
 	// The first is the outermost.
 	around := []grpc.UnaryServerInterceptor{s.watch, s.bound, s.recover, withStatus}
+	options := []grpc.ServerOption{grpc.ConnectionTimeout(handshake)}
 	if config.Tracer != nil {
-		around = slices.Insert(around, 0, (&tracing{tracer: config.Tracer, pools: pools}).call)
+		around = slices.Insert(around, 0, (&tracing{pools}).call)
+		options = append(options, traced(config.Tracer))
 	}
-	s.grpc = grpc.NewServer(grpc.ChainUnaryInterceptor(around...))
+	s.grpc = grpc.NewServer(append(options, grpc.ChainUnaryInterceptor(around...))...)
 	csi.RegisterIdentityServer(s.grpc, &identity{config: config, pools: pools})
 	csi.RegisterControllerServer(s.grpc, &controller{config: config, pools: pools})
 	csi.RegisterNodeServer(s.grpc, &node{config: config, pools: pools})
@@ -70,19 +77,14 @@ func (s *Server) Serve(ctx context.Context, listener net.Listener, grace time.Du
 		return fmt.Errorf("serve %s: %w", listener.Addr(), err)
 	case <-ctx.Done():
 	}
-	s.log.Info("takes no more calls and ends those in flight", "cause", context.Cause(ctx).Error())
-	stopped := make(chan struct{})
-	go func() {
+	s.log.Info("shutting down, draining in-flight calls", "cause", context.Cause(ctx).Error())
+	_, err := hang.Run(context.Background(), grace, func() (struct{}, error) {
 		s.grpc.GracefulStop()
 		s.calls.Wait()
-		close(stopped)
-	}()
-	timer := time.NewTimer(grace)
-	defer timer.Stop()
-	select {
-	case <-stopped:
-	case <-timer.C:
-		s.log.Info("calls in flight did not end in time and are given up", "grace", grace)
+		return struct{}{}, nil
+	}, nil)
+	if err != nil {
+		s.log.Info("in-flight calls did not end within the grace period and are abandoned", "grace", grace)
 		s.grpc.Stop()
 	}
 	// gRPC says so if ctx ended before it had begun.
@@ -97,28 +99,17 @@ func (s *Server) Serve(ctx context.Context, listener net.Listener, grace time.Du
 // so that a repeated call is told ABORTED.
 func (s *Server) bound(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.limit)
-	type answer struct {
-		response any
-		err      error
-	}
-	done := make(chan answer, 1)
-	s.calls.Go(func() {
-		defer cancel()
+	defer cancel() // an abandoned handler's context has ended already
+	s.calls.Add(1)
+	response, err := hang.Run(ctx, 0, func() (any, error) {
+		defer s.calls.Done()
 		growStack(0)
-		response, err := handler(ctx, req)
-		done <- answer{response, err}
-	})
-	select {
-	case a := <-done:
-		return a.response, a.err
-	case <-ctx.Done():
+		return handler(ctx, req)
+	}, nil)
+	if _, ok := status.FromError(err); !ok { // withStatus makes all errors of handlers statuses
+		err = status.FromContextError(ctx.Err()).Err()
 	}
-	select {
-	case a := <-done: // both at once: the answer is worth more
-		return a.response, a.err
-	default:
-		return nil, status.FromContextError(ctx.Err()).Err()
-	}
+	return response, err
 }
 
 // growStack makes room on the stack for what most calls need: a new goroutine has little,
@@ -160,9 +151,14 @@ func (s *Server) watch(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 	return response, err
 }
 
+// maxRequest bounds a request in the log, in bytes.
+const maxRequest = 16 << 10
+
 func (s *Server) logCall(log klog.Logger, req any, method string, code codes.Code, err error, duration time.Duration) {
 	level := levelOf(method, code)
-	log.V(6).Info("request", "request", protosanitizer.StripSecrets(req))
+	if verbose := log.V(6); verbose.Enabled() {
+		verbose.Info("request", "request", bounded(protosanitizer.StripSecrets(req).String(), maxRequest))
+	}
 	if code == codes.Internal || code == codes.Unknown {
 		log.Error(err, "call failed", "code", code.String(), "duration", duration)
 		return
@@ -191,9 +187,9 @@ func levelOf(method string, code codes.Code) int {
 func volumeOf(req any) string {
 	switch r := req.(type) {
 	case interface{ GetVolumeId() string }:
-		return r.GetVolumeId()
+		return bounded(r.GetVolumeId(), maxName)
 	case *csi.CreateVolumeRequest:
-		return r.GetName()
+		return bounded(r.GetName(), maxName)
 	}
 	return ""
 }

@@ -2,6 +2,8 @@ package driver_test
 
 import (
 	"context"
+	"io"
+	"net"
 	"path/filepath"
 	"testing"
 	"time"
@@ -11,6 +13,7 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/pkg/driver"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
+	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
@@ -53,7 +56,7 @@ func TestACallThatIsStuckIsAnsweredAndKeepsItsVolume(t *testing.T) {
 
 	close(stuck.open)
 	hasty.stop()
-	must(t, <-hasty.served) // once the call has ended
+	must.Succeed(t, <-hasty.served) // once the call has ended
 	r.publish(t, "vol", r.target("stuck"))
 }
 
@@ -73,7 +76,7 @@ func TestACallerThatGivesUpLeavesTheCallToEnd(t *testing.T) {
 	wantCode(t, err, codes.Aborted, "vol")
 	close(held.open)
 	r.stop()
-	must(t, <-r.served)
+	must.Succeed(t, <-r.served)
 	wantEqual(t, "where it is published", r.mounts.published(t, r.path("local", ""), "vol"), []string{r.target("held")})
 }
 
@@ -94,9 +97,30 @@ func TestServeEndsAfterTheCallsInFlight(t *testing.T) {
 	default:
 	}
 	close(held.open)
-	must(t, <-call)
-	must(t, <-r.served)
+	must.Succeed(t, <-call)
+	must.Succeed(t, <-r.served)
 	wantGone(t, r.socket)
+}
+
+// A connection on which nothing was ever sent, or only the beginning of HTTP/2, must not hold
+// up the end of the process: kubelet's patience is 30 s for all of the pod.
+func TestServeEndsDespiteIdleConnections(t *testing.T) {
+	for name, sent := range map[string]string{"nothing sent": "", "preface sent": "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, setup{})
+			connection, err := net.Dial("unix", r.socket)
+			must.Succeed(t, err)
+			defer connection.Close()
+			_, err = io.WriteString(connection, sent)
+			must.Succeed(t, err)
+			start := time.Now()
+			r.stop()
+			must.Succeed(t, <-r.served)
+			if took := time.Since(start); took > 5*time.Second {
+				t.Errorf("it took %v", took)
+			}
+		})
+	}
 }
 
 func TestServeGivesUpCallsThatDoNotEnd(t *testing.T) {
@@ -112,28 +136,28 @@ func TestServeGivesUpCallsThatDoNotEnd(t *testing.T) {
 	})
 	<-held.entered
 	brief.stop()
-	must(t, <-brief.served)
+	must.Succeed(t, <-brief.served)
 	wantCode(t, <-call, codes.Unavailable)
-	wantContains(t, log.String(), "given up", "1ms")
+	wantContains(t, log.String(), "abandoned", "1ms")
 	close(held.open)
 }
 
 func TestServeOfADriverThatIsToldToEndBeforeItBegins(t *testing.T) {
 	r := newRig(t, setup{})
 	listener, err := driver.Listen(filepath.Join(testenv.SocketDir(t), "s"))
-	must(t, err)
+	must.Succeed(t, err)
 	server := driver.NewServer(driver.Config{Node: node(t, nodeName)}, r.set, r.calls, logger())
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	must(t, server.Serve(ctx, listener, time.Minute))
+	must.Succeed(t, server.Serve(ctx, listener, time.Minute))
 	refused(t, listener.Addr().String())
 }
 
 func TestServeTellsThatItsSocketFailed(t *testing.T) {
 	r := newRig(t, setup{})
 	listener, err := driver.Listen(filepath.Join(testenv.SocketDir(t), "s"))
-	must(t, err)
-	must(t, listener.Close())
+	must.Succeed(t, err)
+	must.Succeed(t, listener.Close())
 	server := driver.NewServer(driver.Config{Node: node(t, nodeName)}, r.set, r.calls, logger())
 	err = server.Serve(t.Context(), listener, time.Minute)
 	if err == nil {
@@ -150,7 +174,7 @@ func TestCallsAreCountedByMethodAndCode(t *testing.T) {
 	_, err = r.NodeStageVolume(t.Context(), &csi.NodeStageVolumeRequest{})
 	wantCode(t, err, codes.Unimplemented)
 	_, err = r.Probe(t.Context(), &csi.ProbeRequest{})
-	must(t, err)
+	must.Succeed(t, err)
 	answered, panicked := r.calls.seen()
 	wantEqual(t, "the calls", answered, []string{"CreateVolume OK", "CreateVolume InvalidArgument", "NodeStageVolume Unimplemented", "Probe OK"})
 	wantEqual(t, "the panics", panicked, []string(nil))

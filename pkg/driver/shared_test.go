@@ -5,6 +5,8 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
+
+	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
 // twoNodes serve one pool.
@@ -22,7 +24,7 @@ func TestAVolumeOfASharedPoolIsTheSameOnBothNodes(t *testing.T) {
 	wantEqual(t, "the list there", b.ids(t), []string{"vol"})
 
 	_, err := b.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: "vol"})
-	must(t, err)
+	must.Succeed(t, err)
 	wantEqual(t, "the list here", a.ids(t), []string(nil))
 	if got := a.volume(t, "vol"); got != nil {
 		t.Errorf("the volume is still told: %v", got)
@@ -62,5 +64,5 @@ func TestAVolumeThatAnotherNodeHasPublishedStays(t *testing.T) {
 	a.unpublish(t, "vol", a.target("vol"))
 	wantEqual(t, "published by none", publishedOn(), map[string][]string{"told by a": nil, "told by b": nil, "listed by a": nil})
 	_, err := b.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: "vol"})
-	must(t, err)
+	must.Succeed(t, err)
 }

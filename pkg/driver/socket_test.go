@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"kubevirt.io/hostpath-provisioner/pkg/driver"
+	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
@@ -58,27 +59,27 @@ func TestParseEndpoint(t *testing.T) {
 func TestListenMakesASocketForRootAlone(t *testing.T) {
 	socket := filepath.Join(testenv.SocketDir(t), "s")
 	listener, err := driver.Listen(socket)
-	must(t, err)
+	must.Succeed(t, err)
 	info, err := os.Lstat(socket)
-	must(t, err)
+	must.Succeed(t, err)
 	wantEqual(t, "its mode", info.Mode(), os.ModeSocket|0o600)
-	must(t, listener.Close())
+	must.Succeed(t, listener.Close())
 	wantGone(t, socket)
 }
 
 func TestListenReplacesASocketThatNobodyServes(t *testing.T) {
 	socket := filepath.Join(testenv.SocketDir(t), "s")
 	stale, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket})
-	must(t, err)
+	must.Succeed(t, err)
 	stale.SetUnlinkOnClose(false)
-	must(t, stale.Close())
+	must.Succeed(t, stale.Close())
 	wantThere(t, socket)
 
 	listener, err := driver.Listen(socket)
-	must(t, err)
+	must.Succeed(t, err)
 	connection, err := net.Dial("unix", socket)
-	must(t, err)
-	must(t, errors.Join(connection.Close(), listener.Close()))
+	must.Succeed(t, err)
+	must.Succeed(t, errors.Join(connection.Close(), listener.Close()))
 }
 
 func TestListenLeavesAServedSocketAlone(t *testing.T) {
@@ -94,17 +95,17 @@ func TestListenLeavesAServedSocketAlone(t *testing.T) {
 func TestListenLeavesTheSocketOfABusyProcessAlone(t *testing.T) {
 	socket := filepath.Join(testenv.SocketDir(t), "s")
 	fd, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
-	must(t, err)
-	defer func() { must(t, syscall.Close(fd)) }()
-	must(t, syscall.Bind(fd, &syscall.SockaddrUnix{Name: socket}))
-	must(t, syscall.Listen(fd, 0))
-	// It takes no connections, until the kernel keeps no more of them for it.
+	must.Succeed(t, err)
+	defer func() { must.Succeed(t, syscall.Close(fd)) }()
+	must.Succeed(t, syscall.Bind(fd, &syscall.SockaddrUnix{Name: socket}))
+	must.Succeed(t, syscall.Listen(fd, 0))
+	// It takes no connections, until the kernel enforces no more of them for it.
 	for range 8 {
 		connection, err := net.Dial("unix", socket)
 		if errors.Is(err, syscall.EAGAIN) {
 			break
 		}
-		must(t, err)
+		must.Succeed(t, err)
 		defer connection.Close()
 	}
 	if listener, err := driver.Listen(socket); err == nil {
@@ -124,16 +125,16 @@ func TestListenLeavesWhatIsNoSocketAlone(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			socket := filepath.Join(testenv.SocketDir(t), "s")
-			must(t, c.place(socket))
+			must.Succeed(t, c.place(socket))
 			before, err := os.Lstat(socket)
-			must(t, err)
+			must.Succeed(t, err)
 			if listener, err := driver.Listen(socket); err == nil {
 				t.Errorf("it listens there: %v", listener.Close())
 			} else {
 				wantContains(t, err.Error(), socket, "no socket")
 			}
 			after, err := os.Lstat(socket)
-			must(t, err)
+			must.Succeed(t, err)
 			if !os.SameFile(before, after) || before.Size() != after.Size() {
 				t.Errorf("%s was replaced: %v", name, after)
 			}

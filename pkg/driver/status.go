@@ -3,12 +3,13 @@ package driver
 import (
 	"context"
 	"errors"
+	"strings"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"kubevirt.io/hostpath-provisioner/pkg/pool"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
 // errorCodes is the one place where errors become codes, first match first. The
@@ -19,15 +20,21 @@ var errorCodes = []struct {
 	err  error
 	code codes.Code
 }{
-	{pool.ErrInvalid, codes.InvalidArgument},
-	{pool.ErrNoSpace, codes.ResourceExhausted},
-	{pool.ErrOutOfRange, codes.OutOfRange},
-	{pool.ErrExists, codes.AlreadyExists},
-	{pool.ErrInUse, codes.FailedPrecondition},
-	{pool.ErrBusy, codes.Aborted},
-	{pool.ErrUnavailable, codes.Unavailable},
-	{pool.ErrDamaged, codes.Internal},
-	{pool.ErrNotFound, codes.NotFound},
+	{volume.ErrInvalid, codes.InvalidArgument},
+	// Not OUT_OF_RANGE: kubelet expands at each mount a volume whose claim was enlarged, and
+	// mounts it at its old size only after this code.
+	{volume.ErrCannotGrow, codes.FailedPrecondition},
+	{volume.ErrNoSpace, codes.ResourceExhausted},
+	{volume.ErrOutOfRange, codes.OutOfRange},
+	{volume.ErrExists, codes.AlreadyExists},
+	{volume.ErrInUse, codes.FailedPrecondition},
+	{volume.ErrBusy, codes.Aborted},
+	{volume.ErrUnavailable, codes.Unavailable},
+	{volume.ErrDamagedRecord, codes.Internal},
+	{volume.ErrLost, codes.Internal},
+	{volume.ErrIO, codes.Internal},
+	{volume.ErrAmbiguous, codes.Internal},
+	{volume.ErrNotFound, codes.NotFound},
 	{context.DeadlineExceeded, codes.DeadlineExceeded},
 	{context.Canceled, codes.Canceled},
 }
@@ -40,12 +47,31 @@ func toStatus(err error) error {
 	if s, ok := status.FromError(err); ok {
 		return s.Err()
 	}
+	message := bounded(err.Error(), maxMessage)
 	for _, known := range errorCodes {
 		if errors.Is(err, known.err) {
-			return status.Error(known.code, err.Error())
+			return status.Error(known.code, message)
 		}
 	}
-	return status.Error(codes.Internal, err.Error())
+	return status.Error(codes.Internal, message)
+}
+
+// What callers write is repeated in errors, events, logs and spans, with each retry: the
+// author of a pod can write 100 KB into an attribute. The bounds are bytes.
+const (
+	maxMessage = 2048
+	maxName    = 256 // longer than any volume id
+)
+
+// bounded shortens a text in the middle: an error says at its end what was wrong.
+func bounded(text string, most int) string {
+	if len(text) <= most {
+		return text
+	}
+	const cut = " [...] "
+	head := (most - len(cut)) / 2
+	tail := most - len(cut) - head
+	return strings.ToValidUTF8(text[:head], "") + cut + strings.ToValidUTF8(text[len(text)-tail:], "")
 }
 
 // withStatus is toStatus around every handler.

@@ -13,29 +13,34 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"unicode/utf8"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
-	"kubevirt.io/hostpath-provisioner/pkg/pool"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
-// poolErrors are all errors that pkg/pool lets its callers test for.
+// poolErrors are all errors that pkg/volume lets callers test for.
 var poolErrors = map[string]struct {
 	err  error
 	code codes.Code
 }{
-	"ErrInvalid":     {pool.ErrInvalid, codes.InvalidArgument},
-	"ErrNotFound":    {pool.ErrNotFound, codes.NotFound},
-	"ErrExists":      {pool.ErrExists, codes.AlreadyExists},
-	"ErrInUse":       {pool.ErrInUse, codes.FailedPrecondition},
-	"ErrNoSpace":     {pool.ErrNoSpace, codes.ResourceExhausted},
-	"ErrOutOfRange":  {pool.ErrOutOfRange, codes.OutOfRange},
-	"ErrBusy":        {pool.ErrBusy, codes.Aborted},
-	"ErrUnavailable": {pool.ErrUnavailable, codes.Unavailable},
-	"ErrDamaged":     {pool.ErrDamaged, codes.Internal},
+	"ErrInvalid":       {volume.ErrInvalid, codes.InvalidArgument},
+	"ErrNotFound":      {volume.ErrNotFound, codes.NotFound},
+	"ErrExists":        {volume.ErrExists, codes.AlreadyExists},
+	"ErrInUse":         {volume.ErrInUse, codes.FailedPrecondition},
+	"ErrNoSpace":       {volume.ErrNoSpace, codes.ResourceExhausted},
+	"ErrOutOfRange":    {volume.ErrOutOfRange, codes.OutOfRange},
+	"ErrCannotGrow":    {volume.ErrCannotGrow, codes.FailedPrecondition},
+	"ErrBusy":          {volume.ErrBusy, codes.Aborted},
+	"ErrUnavailable":   {volume.ErrUnavailable, codes.Unavailable},
+	"ErrDamagedRecord": {volume.ErrDamagedRecord, codes.Internal},
+	"ErrLost":          {volume.ErrLost, codes.Internal},
+	"ErrIO":            {volume.ErrIO, codes.Internal},
+	"ErrAmbiguous":     {volume.ErrAmbiguous, codes.Internal},
 }
 
 func TestEveryErrorOfAPoolHasACode(t *testing.T) {
@@ -54,9 +59,9 @@ func TestEveryErrorOfAPoolHasACode(t *testing.T) {
 			})
 		}
 	}
-	for _, name := range exportedErrors(t, "../pool") {
+	for _, name := range exportedErrors(t, "../volume") {
 		if _, ok := poolErrors[name]; !ok {
-			t.Errorf("pool.%s is in no test of its code", name)
+			t.Errorf("volume.%s is in no test of its code", name)
 		}
 	}
 }
@@ -111,9 +116,9 @@ func TestTheCodeOfAnError(t *testing.T) {
 		"an IO deadline":                    {os.ErrDeadlineExceeded, codes.Internal},
 		"an error below the pools":          {bind.ErrBusy, codes.Internal},
 		"an error that nobody foresaw":      {errors.New("oops"), codes.Internal},
-		"no space, the pool being away":     {fmt.Errorf("%w: %w", pool.ErrNoSpace, pool.ErrUnavailable), codes.ResourceExhausted},
-		"damage that keeps from finding":    {fmt.Errorf("%w: %w", pool.ErrDamaged, pool.ErrNotFound), codes.Internal},
-		"a pool that is away, one has none": {errors.Join(pool.ErrNotFound, pool.ErrUnavailable), codes.Unavailable},
+		"no space, the pool being away":     {fmt.Errorf("%w: %w", volume.ErrNoSpace, volume.ErrUnavailable), codes.ResourceExhausted},
+		"damage that keeps from finding":    {fmt.Errorf("%w: %w", volume.ErrDamagedRecord, volume.ErrNotFound), codes.Internal},
+		"a pool that is away, one has none": {errors.Join(volume.ErrNotFound, volume.ErrUnavailable), codes.Unavailable},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got := status.Convert(toStatus(c.err))
@@ -128,12 +133,24 @@ func TestTheCodeOfAnError(t *testing.T) {
 }
 
 func TestAHandlersAnswerComesWithoutItsError(t *testing.T) {
-	for name, want := range map[string]error{"refused": pool.ErrBusy, "answered": nil} {
+	for name, want := range map[string]error{"refused": volume.ErrBusy, "answered": nil} {
 		t.Run(name, func(t *testing.T) {
 			response, err := withStatus(t.Context(), nil, nil, grpc.UnaryHandler(func(context.Context, any) (any, error) { return "answer", want }))
 			if (response == "answer") != (want == nil) || (err == nil) != (want == nil) {
 				t.Errorf("the answer is %v, %v", response, err)
 			}
 		})
+	}
+}
+
+func TestBounded(t *testing.T) {
+	long := strings.Repeat("é", 50<<10)
+	err := toStatus(fmt.Errorf("%w: the attribute %q has no unit", volume.ErrInvalid, long))
+	message := status.Convert(err).Message()
+	if len(message) > maxMessage || !strings.HasPrefix(message, "invalid: the attribute") || !strings.HasSuffix(message, "has no unit") || !utf8.ValidString(message) {
+		t.Errorf("%d bytes: %q", len(message), message)
+	}
+	if got := bounded("short", maxName); got != "short" {
+		t.Errorf("a short text became %q", got)
 	}
 }

@@ -41,9 +41,6 @@ func Reasons() []Reason {
 	}
 }
 
-// NotAsked is a number of free bytes that does not matter.
-const NotAsked = -1
-
 // Facts are what is known of one volume. The zero value is a healthy volume.
 type Facts struct {
 	// Pool is why the volume's pool does not serve; nil if it does.

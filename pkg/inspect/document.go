@@ -10,7 +10,7 @@ import (
 // meaning or goes away; a new field is no new version.
 const documentVersion = 1
 
-// A Report is what a look at a node gave: the JSON document of docs/inspect.md. Sizes
+// A Report is what a check at a node gave: the JSON document of docs/inspect.md. Sizes
 // are bytes; what nobody knows is null or absent.
 type Report struct {
 	Version int    `json:"version"`
@@ -36,7 +36,7 @@ type Pool struct {
 	Created    time.Time `json:"created,omitzero"`
 	ReadOnly   bool      `json:"readOnly"`
 	SystemDisk bool      `json:"systemDisk"`
-	// Quota is who keeps the sizes of new volumes; empty for nobody, and then Unenforced
+	// Quota is who enforces the sizes of new volumes; empty for nobody, and then Unenforced
 	// is why.
 	Quota      string `json:"quota"`
 	Unenforced string `json:"unenforced,omitempty"`
@@ -51,7 +51,7 @@ type Pool struct {
 	Volumes []Volume   `json:"volumes"`
 	Staging []Leftover `json:"staging"`
 	Trash   []Leftover `json:"trash"`
-	// DevicesError is why no loop device is told of any volume.
+	// DevicesError is why no loop device is reported of any volume.
 	DevicesError string `json:"devicesError,omitempty"`
 }
 

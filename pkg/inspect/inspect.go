@@ -1,4 +1,4 @@
-// Package inspect is a look at a node: what its pools hold, what was promised, where
+// Package inspect is a check at a node: what its pools hold, what was promised, where
 // it is published and what is not in order, as a document for programs and as tables
 // for people. It changes nothing, and works beside the driver as well as without it.
 // What it tells is seen by pkg/pool, and the conditions are those that the driver
@@ -14,6 +14,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/health"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
 // Look looks at pools, at all of them at once, so that one which hangs holds no other
@@ -43,8 +44,8 @@ func (r *Report) compare() {
 	}
 }
 
-// Only leaves nothing in the report but one volume, and tells whether it is there.
-func (r *Report) Only(id pool.VolumeID) bool {
+// Only leaves nothing in the report but one volume, and reports whether it is there.
+func (r *Report) Only(id volume.ID) bool {
 	found := false
 	for i := range r.Pools {
 		p := &r.Pools[i]
@@ -61,7 +62,7 @@ func (r *Report) Only(id pool.VolumeID) bool {
 	return found
 }
 
-// Answered tells whether every pool could be looked at.
+// Answered reports whether every pool could be checked.
 func (r *Report) Answered() bool {
 	return !slices.ContainsFunc(r.Pools, func(p Pool) bool { return !p.Readable })
 }
@@ -180,7 +181,7 @@ func leftovers(all []pool.Leftover) []Leftover {
 }
 
 func known(bytes int64) *int64 {
-	if bytes == pool.NotKnown {
+	if bytes == volume.Unknown {
 		return nil
 	}
 	return &bytes

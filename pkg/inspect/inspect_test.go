@@ -18,6 +18,8 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop/looptest"
 	"kubevirt.io/hostpath-provisioner/pkg/inspect"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
+	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
 var update = flag.Bool("update", false, "write the golden files anew")
@@ -97,14 +99,14 @@ func aNode() inspect.Report {
 func TestTheDocumentIsStable(t *testing.T) {
 	report := aNode()
 	var written bytes.Buffer
-	must(t, report.WriteJSON(&written))
+	must.Succeed(t, report.WriteJSON(&written))
 	wantGolden(t, "report.json", written.Bytes())
 }
 
 func TestTheTable(t *testing.T) {
 	report := aNode()
 	var written bytes.Buffer
-	must(t, report.WriteTable(&written, noon))
+	must.Succeed(t, report.WriteTable(&written, noon))
 	wantGolden(t, "report.txt", written.Bytes())
 	for _, r := range written.String() {
 		if r < ' ' && r != '\n' {
@@ -117,10 +119,10 @@ func wantGolden(t *testing.T, name string, got []byte) {
 	t.Helper()
 	path := filepath.Join("testdata", name)
 	if *update {
-		must(t, os.WriteFile(path, got, 0o644))
+		must.Succeed(t, os.WriteFile(path, got, 0o644))
 	}
 	want, err := os.ReadFile(path)
-	must(t, err)
+	must.Succeed(t, err)
 	if diff := cmp.Diff(string(want), string(got)); diff != "" {
 		t.Errorf("%s is not what was written; if that is meant, -update writes it anew (-want +got):\n%s", path, diff)
 	}
@@ -129,7 +131,7 @@ func wantGolden(t *testing.T, name string, got []byte) {
 func TestATableOfNothingWrong(t *testing.T) {
 	report := inspect.Report{Pools: []inspect.Pool{}}
 	var written bytes.Buffer
-	must(t, report.WriteTable(&written, noon))
+	must.Succeed(t, report.WriteTable(&written, noon))
 	if want := "0 pools, 0 volumes, 0 in the trash; all in order\n"; written.String() != want {
 		t.Errorf("the table is %q, want %q", written.String(), want)
 	}
@@ -147,8 +149,8 @@ func TestOnlyOneVolume(t *testing.T) {
 	} {
 		t.Run(id, func(t *testing.T) {
 			report := aNode()
-			parsed, err := pool.ParseVolumeID(id)
-			must(t, err)
+			parsed, err := volume.ParseID(id)
+			must.Succeed(t, err)
 			if found := report.Only(parsed); found != c.found {
 				t.Errorf("found: %v", found)
 			}
@@ -168,17 +170,17 @@ func TestLook(t *testing.T) {
 	root := t.TempDir()
 	mounts := &bindtest.Fake{}
 	configs, err := pool.ParseConfigs(`[{"name":"served","path":"pool"},{"name":"missing","path":"missing"}]`, root)
-	must(t, err)
-	node, err := pool.ParseNodeID("node-1")
-	must(t, err)
+	must.Succeed(t, err)
+	node, err := volume.ParseNodeID("node-1")
+	must.Succeed(t, err)
 	options := pool.Options{Node: node, Mounts: mounts, Labels: &labeltest.Fake{}, Devices: &looptest.Fake{}}
 	set := pool.Start(configs[:1], options)
-	t.Cleanup(func() { must(t, errors.Join(set.Close(context.Background()), mounts.Close())) })
-	must(t, set.Wait(t.Context()))
-	id, err := pool.ParseVolumeID("pvc-1")
-	must(t, err)
-	_, err = set.Create(t.Context(), pool.Request{ID: id, Range: pool.Range{Required: mib}})
-	must(t, err)
+	t.Cleanup(func() { must.Succeed(t, errors.Join(set.Close(context.Background()), mounts.Close())) })
+	must.Succeed(t, set.Wait(t.Context()))
+	id, err := volume.ParseID("pvc-1")
+	must.Succeed(t, err)
+	_, err = set.Create(t.Context(), pool.Request{ID: id, Range: volume.Range{Required: mib}})
+	must.Succeed(t, err)
 
 	report := inspect.Look(t.Context(), configs, options)
 	if report.Node != "node-1" || report.Version != 1 || report.Abnormal != 1 || report.Answered() {
@@ -197,13 +199,13 @@ func TestLook(t *testing.T) {
 func TestLookTellsOfPoolsThatAreOneDirectory(t *testing.T) {
 	root := t.TempDir()
 	mounts := &bindtest.Fake{}
-	must(t, os.Symlink("pool", filepath.Join(root, "link")))
+	must.Succeed(t, os.Symlink("pool", filepath.Join(root, "link")))
 	configs, err := pool.ParseConfigs(`[{"name":"a","path":"pool"},{"name":"b","path":"link"},{"name":"c","path":"other"}]`, root)
-	must(t, err)
+	must.Succeed(t, err)
 	options := pool.Options{Mounts: mounts, Labels: &labeltest.Fake{}, Devices: &looptest.Fake{}}
 	set := pool.Start(configs, options)
-	t.Cleanup(func() { must(t, errors.Join(set.Close(context.Background()), mounts.Close())) })
-	must(t, set.Wait(t.Context()))
+	t.Cleanup(func() { must.Succeed(t, errors.Join(set.Close(context.Background()), mounts.Close())) })
+	must.Succeed(t, set.Wait(t.Context()))
 
 	report := inspect.Look(t.Context(), configs, options)
 	if report.Abnormal != 2 {
@@ -216,12 +218,5 @@ func TestLookTellsOfPoolsThatAreOneDirectory(t *testing.T) {
 	}
 	if p := report.Pools[2]; p.Abnormal {
 		t.Errorf("the pool that is alone is %+v", p)
-	}
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
 	}
 }

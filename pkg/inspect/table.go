@@ -5,6 +5,7 @@ import (
 	"io"
 	"strconv"
 	"strings"
+	"text/tabwriter"
 	"time"
 	"unicode"
 	"unicode/utf8"
@@ -184,20 +185,11 @@ func writeTable(text *strings.Builder, title string, header []string, rows [][]s
 	if title != "" {
 		fmt.Fprintf(text, "  %s\n", title)
 	}
-	rows = append([][]string{header}, rows...)
-	widths := make([]int, len(header))
-	for _, row := range rows {
-		for i, cell := range row {
-			widths[i] = max(widths[i], utf8.RuneCountInString(cell))
-		}
+	table := tabwriter.NewWriter(text, 0, 0, 2, ' ', 0)
+	for _, row := range append([][]string{header}, rows...) {
+		fmt.Fprintln(table, "    "+strings.Join(row, "\t"))
 	}
-	for _, row := range rows {
-		var line strings.Builder
-		for i, cell := range row {
-			line.WriteString("  " + cell + strings.Repeat(" ", widths[i]-utf8.RuneCountInString(cell)))
-		}
-		text.WriteString("  " + strings.TrimRight(line.String(), " ") + "\n")
-	}
+	_ = table.Flush() // to memory
 }
 
 // size is a number of bytes in the units of IEC 80000-13.

@@ -1,5 +1,5 @@
-// Package metrics shows the driver to Prometheus: what calls cost and how they
-// end, and how the pools are. It knows neither gRPC nor pools; others tell it.
+// Package metrics exports the driver's state to Prometheus: duration and result of
+// calls, and the state of the pools. It imports neither gRPC nor the pools.
 package metrics
 
 import (
@@ -9,19 +9,23 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
+
+	"kubevirt.io/hostpath-provisioner/pkg/pool"
 )
 
-// Options say what is shown. The functions are called at each scrape, and have to answer
-// from memory: Prometheus waits for them.
+// Options say what is exported. The functions are called at each scrape, and must answer
+// from memory.
 type Options struct {
 	// Version is that of the driver, and Revision what it was built from; empty if that
 	// is not known.
 	Version, Revision string
-	Pools             func() []Pool
+	Pools             func() []pool.Status
 	// Volumes are shown one by one; nil for none.
-	Volumes func() []Volume
+	Volumes func() []pool.Surveyed
 	// DroppedSpans is how many no collector took; nil if nothing is traced.
 	DroppedSpans func() uint64
+	// More is what a program has besides.
+	More []prometheus.Collector
 }
 
 // Metrics are all that is shown.
@@ -53,13 +57,14 @@ func New(o Options) *Metrics {
 	}
 	m.registry.MustRegister(m.calls, m.panics, buildInfo(o), &poolCollector{pools: o.Pools},
 		goCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	m.registry.MustRegister(o.More...)
 	if o.Volumes != nil {
 		m.registry.MustRegister(&volumeCollector{volumes: o.Volumes})
 	}
 	if o.DroppedSpans != nil {
 		m.registry.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{
 			Name: "hostpath_tracing_dropped_spans_total",
-			Help: "Spans that did not reach the collector, or not in time. Absent without --tracing-endpoint.",
+			Help: "Spans that were dropped because the queue was full or an export failed. Absent without a collector.",
 		}, func() float64 { return float64(o.DroppedSpans()) }))
 	}
 	return m
@@ -79,7 +84,7 @@ func buildInfo(o Options) prometheus.Collector {
 	}
 	build := prometheus.NewGauge(prometheus.GaugeOpts{
 		Name:        "hostpath_build_info",
-		Help:        "Always 1; the labels tell the version that the driver reports, that of Go, and the revision of the source if it is known.",
+		Help:        "Always 1. The labels have the version that the driver reports, that of Go, and the revision of the source if it is known.",
 		ConstLabels: labels,
 	})
 	build.Set(1)

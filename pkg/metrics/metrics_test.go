@@ -25,7 +25,12 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 
+	"kubevirt.io/hostpath-provisioner/pkg/health"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/metrics"
+	"kubevirt.io/hostpath-provisioner/pkg/pool"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
+	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
 // serve serves metrics with TLS until the test ends, and answers the address.
@@ -37,7 +42,7 @@ func serve(t *testing.T, m *metrics.Metrics, config metrics.TLS) (address string
 	go func() { served <- m.Serve(ctx, listener, config) }()
 	t.Cleanup(func() {
 		stop()
-		must(t, <-served)
+		must.Succeed(t, <-served)
 	})
 	return listener.Addr().String()
 }
@@ -45,7 +50,7 @@ func serve(t *testing.T, m *metrics.Metrics, config metrics.TLS) (address string
 func listen(t *testing.T) net.Listener {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	must(t, err)
+	must.Succeed(t, err)
 	return listener
 }
 
@@ -56,7 +61,7 @@ func wantClosed(t *testing.T, listener net.Listener) {
 	}
 }
 
-func noPools() []metrics.Pool { return nil }
+func noPools() []pool.Status { return nil }
 
 // anyCertificate is a client's configuration that looks at no certificate.
 func anyCertificate() *tls.Config { return &tls.Config{InsecureSkipVerify: true} }
@@ -67,12 +72,12 @@ func get(t *testing.T, address, path string, config *tls.Config) (*http.Response
 	transport := &http.Transport{TLSClientConfig: config}
 	defer transport.CloseIdleConnections()
 	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "https://"+address+path, http.NoBody)
-	must(t, err)
+	must.Succeed(t, err)
 	response, err := transport.RoundTrip(request)
-	must(t, err)
+	must.Succeed(t, err)
 	body, err := io.ReadAll(response.Body)
-	must(t, err)
-	must(t, response.Body.Close())
+	must.Succeed(t, err)
+	must.Succeed(t, response.Body.Close())
 	return response, string(body)
 }
 
@@ -98,34 +103,50 @@ func series(scraped, name string) []string {
 	return lines
 }
 
+func poolName(name string) volume.PoolName {
+	parsed, err := volume.ParsePoolName(name)
+	if err != nil {
+		panic(err)
+	}
+	return parsed
+}
+
+func volumeID(name string) volume.ID {
+	parsed, err := volume.ParseID(name)
+	if err != nil {
+		panic(err)
+	}
+	return parsed
+}
+
 // local is a pool of which all is known, and away one that does not serve.
 var (
-	local = metrics.Pool{
-		Name: "local", Serving: true, Enforced: true, Volumes: 3, Promised: 5 << 30,
-		Filesystem: &metrics.Filesystem{SizeBytes: 10 << 30, FreeBytes: 4 << 30, Inodes: 1000, FreeInodes: 900, Errors: 2},
-		Available:  3 << 30, Used: 1 << 30, Unlimited: 1, Untaken: 2 << 30, Trash: 2, Stuck: 1, TrashBytes: 1 << 20, TrashSince: time.Unix(1700000000, 5e8),
+	local = pool.Status{
+		Name: poolName("local"), Enforced: true, Volumes: 3, Promised: 5 << 30,
+		Space: &dir.Space{SizeBytes: 10 << 30, FreeBytes: 4 << 30, Inodes: 1000, InodesFree: 900}, Errors: 2,
+		Available: 3 << 30, Used: 1 << 30, Unlimited: 1, Unused: 2 << 30, Trash: 2, Stuck: 1, TrashBytes: 1 << 20, TrashSince: time.Unix(1700000000, 5e8),
 		Restored: 4, RemovedFiles: 70, RemovedVolumes: 6, LastError: time.Unix(1600000000, 0),
-		Abnormal: map[string]int{"no_space": 1, "directory_missing": 0},
+		Abnormal: map[health.Reason]int{"no_space": 1, "directory_missing": 0},
 	}
-	away = metrics.Pool{Name: "away", Used: metrics.Unknown, Unlimited: metrics.Unknown, Untaken: metrics.Unknown, TrashBytes: metrics.Unknown}
+	away = pool.Status{Name: poolName("away"), Err: volume.ErrUnavailable, Used: volume.Unknown, Unlimited: volume.Unknown, Unused: volume.Unknown, TrashBytes: volume.Unknown}
 )
 
 func TestPools(t *testing.T) {
-	var pools []metrics.Pool
-	address := serve(t, metrics.New(metrics.Options{Pools: func() []metrics.Pool { return pools }}), metrics.TLS{})
+	var pools []pool.Status
+	address := serve(t, metrics.New(metrics.Options{Pools: func() []pool.Status { return pools }}), metrics.TLS{})
 	// bare is on a filesystem that is read-only, and counts no inodes and no errors.
-	bare := metrics.Pool{
-		Name: "bare", Serving: true, SystemDisk: true, Used: metrics.Unknown,
-		Filesystem: &metrics.Filesystem{SizeBytes: 1024, FreeBytes: 512, ReadOnly: true, Errors: metrics.Unknown},
+	bare := pool.Status{
+		Name: poolName("bare"), SystemDisk: true, Used: volume.Unknown,
+		Space: &dir.Space{SizeBytes: 1024, FreeBytes: 512, ReadOnly: true}, Errors: volume.Unknown,
 	}
 	for name, c := range map[string]struct {
-		pools []metrics.Pool
+		pools []pool.Status
 		want  []string
 	}{
 		"none": {nil, []string{
 			"kubevirt_hpp_pool_path_shared_with_os 0",
 		}},
-		"a pool of which all is known": {[]metrics.Pool{local}, []string{
+		"a pool of which all is known": {[]pool.Status{local}, []string{
 			`hostpath_pool_abnormal_volumes{pool="local",reason="directory_missing"} 0`,
 			`hostpath_pool_abnormal_volumes{pool="local",reason="no_space"} 1`,
 			`hostpath_pool_available_bytes{pool="local"} 3.221225472e+09`,
@@ -136,6 +157,7 @@ func TestPools(t *testing.T) {
 			`hostpath_pool_last_error_timestamp_seconds{pool="local"} 1.6e+09`,
 			`hostpath_pool_limits_restored_total{pool="local"} 4`,
 			`hostpath_pool_promised_bytes{pool="local"} 5.36870912e+09`,
+			`hostpath_pool_promised_unused_bytes{pool="local"} 2.147483648e+09`,
 			`hostpath_pool_quota_enforced{pool="local"} 1`,
 			`hostpath_pool_read_only{pool="local"} 0`,
 			`hostpath_pool_reaper_removed_files_total{pool="local"} 70`,
@@ -148,12 +170,11 @@ func TestPools(t *testing.T) {
 			`hostpath_pool_trash_oldest_timestamp_seconds{pool="local"} 1.7000000005e+09`,
 			`hostpath_pool_trash_stuck_entries{pool="local"} 1`,
 			`hostpath_pool_unlimited_volumes{pool="local"} 1`,
-			`hostpath_pool_untaken_bytes{pool="local"} 2.147483648e+09`,
 			`hostpath_pool_used_bytes{pool="local"} 1.073741824e+09`,
 			`hostpath_pool_volumes{pool="local"} 3`,
 			"kubevirt_hpp_pool_path_shared_with_os 0",
 		}},
-		"a pool that is away, of which little is known, and not told as 0": {[]metrics.Pool{away}, []string{
+		"a pool that is away, of which little is known, and not told as 0": {[]pool.Status{away}, []string{
 			`hostpath_pool_available_bytes{pool="away"} 0`,
 			`hostpath_pool_limits_restored_total{pool="away"} 0`,
 			`hostpath_pool_promised_bytes{pool="away"} 0`,
@@ -166,11 +187,12 @@ func TestPools(t *testing.T) {
 			`hostpath_pool_volumes{pool="away"} 0`,
 			"kubevirt_hpp_pool_path_shared_with_os 0",
 		}},
-		"one that shares its filesystem with the system": {[]metrics.Pool{bare}, []string{
+		"one that shares its filesystem with the system": {[]pool.Status{bare}, []string{
 			`hostpath_pool_available_bytes{pool="bare"} 0`,
 			`hostpath_pool_free_bytes{pool="bare"} 512`,
 			`hostpath_pool_limits_restored_total{pool="bare"} 0`,
 			`hostpath_pool_promised_bytes{pool="bare"} 0`,
+			`hostpath_pool_promised_unused_bytes{pool="bare"} 0`,
 			`hostpath_pool_quota_enforced{pool="bare"} 0`,
 			`hostpath_pool_read_only{pool="bare"} 1`,
 			`hostpath_pool_reaper_removed_files_total{pool="bare"} 0`,
@@ -182,7 +204,6 @@ func TestPools(t *testing.T) {
 			`hostpath_pool_trash_entries{pool="bare"} 0`,
 			`hostpath_pool_trash_stuck_entries{pool="bare"} 0`,
 			`hostpath_pool_unlimited_volumes{pool="bare"} 0`,
-			`hostpath_pool_untaken_bytes{pool="bare"} 0`,
 			`hostpath_pool_volumes{pool="bare"} 0`,
 			"kubevirt_hpp_pool_path_shared_with_os 1",
 		}},
@@ -198,15 +219,15 @@ func TestPools(t *testing.T) {
 	}
 }
 
-func TestVolumesAreShownOnlyWhereThatIsAskedFor(t *testing.T) {
-	volumes := func() []metrics.Volume {
-		return []metrics.Volume{
-			{Pool: "local", Name: "pvc-1", Capacity: 4096, Used: 1024, Inodes: 7},
-			{Pool: "local", Name: "pvc-2", Capacity: 8192, Used: metrics.Unknown, Inodes: metrics.Unknown, Abnormal: true},
+func TestVolumes(t *testing.T) {
+	volumes := func() []pool.Surveyed {
+		return []pool.Surveyed{
+			{Pool: poolName("local"), ID: volumeID("pvc-1"), Bytes: 4096, Used: 1024, Inodes: 7},
+			{Pool: poolName("local"), ID: volumeID("pvc-2"), Bytes: 8192, Used: volume.Unknown, Inodes: volume.Unknown, Condition: health.Condition{Abnormal: true}},
 		}
 	}
 	for name, c := range map[string]struct {
-		volumes func() []metrics.Volume
+		volumes func() []pool.Surveyed
 		want    []string
 	}{
 		"by default": {nil, nil},
@@ -271,18 +292,18 @@ func TestCalls(t *testing.T) {
 	}
 }
 
-func TestTheNamesFollowTheConventions(t *testing.T) {
+func TestNamesFollowConventions(t *testing.T) {
 	m := metrics.New(metrics.Options{
 		Version: "v1",
-		Pools:   func() []metrics.Pool { return []metrics.Pool{local} },
-		Volumes: func() []metrics.Volume { return []metrics.Volume{{Pool: "local", Name: "pvc-1"}} },
+		Pools:   func() []pool.Status { return []pool.Status{local} },
+		Volumes: func() []pool.Surveyed { return []pool.Surveyed{{Pool: poolName("local"), ID: volumeID("pvc-1")}} },
 	})
 	address := serve(t, m, metrics.TLS{})
 	m.Call("Probe", "OK", time.Millisecond)
 	m.Panic("Probe")
 	scraped := scrape(t, address)
 	problems, err := promlint.New(strings.NewReader(scraped)).Lint()
-	must(t, err)
+	must.Succeed(t, err)
 	for _, problem := range problems {
 		t.Errorf("%s: %s", problem.Metric, problem.Text)
 	}
@@ -302,7 +323,7 @@ func TestOnlyMetricsAreServed(t *testing.T) {
 	}
 }
 
-func TestTheLowestVersionOfTLS(t *testing.T) {
+func TestMinimumTLSVersion(t *testing.T) {
 	for name, c := range map[string]struct {
 		server, client uint16 // the client has no other version
 		taken          bool
@@ -359,7 +380,7 @@ func shown(t *testing.T, address string) *x509.Certificate {
 	return response.TLS.PeerCertificates[0]
 }
 
-func TestTheDriversOwnCertificate(t *testing.T) {
+func TestSelfSignedCertificate(t *testing.T) {
 	t.Setenv("POD_IP", "192.0.2.7")
 	t.Setenv("SERVICE_NAME", "driver-metrics")
 	t.Setenv("POD_NAMESPACE", "storage")
@@ -390,25 +411,25 @@ type pair struct{ cert, key string }
 func writePair(t *testing.T, files pair, changed time.Time) *x509.Certificate {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	must(t, err)
+	must.Succeed(t, err)
 	serial, err := rand.Int(rand.Reader, big.NewInt(1<<62))
-	must(t, err)
+	must.Succeed(t, err)
 	template := &x509.Certificate{SerialNumber: serial, Subject: pkix.Name{CommonName: "test"}, NotAfter: time.Now().Add(time.Hour)}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
-	must(t, err)
+	must.Succeed(t, err)
 	keyDER, err := x509.MarshalPKCS8PrivateKey(key)
-	must(t, err)
-	must(t, os.WriteFile(files.cert, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), 0o600))
-	must(t, os.WriteFile(files.key, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER}), 0o600))
+	must.Succeed(t, err)
+	must.Succeed(t, os.WriteFile(files.cert, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), 0o600))
+	must.Succeed(t, os.WriteFile(files.key, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER}), 0o600))
 	for _, file := range []string{files.cert, files.key} {
-		must(t, os.Chtimes(file, changed, changed))
+		must.Succeed(t, os.Chtimes(file, changed, changed))
 	}
 	certificate, err := x509.ParseCertificate(der)
-	must(t, err)
+	must.Succeed(t, err)
 	return certificate
 }
 
-func TestACertificateFromFilesIsReadAgainWhenItChanges(t *testing.T) {
+func TestCertificateIsReloaded(t *testing.T) {
 	dir := t.TempDir()
 	files := pair{filepath.Join(dir, "tls.crt"), filepath.Join(dir, "tls.key")}
 	now := time.Now()
@@ -428,7 +449,7 @@ func TestACertificateFromFilesIsReadAgainWhenItChanges(t *testing.T) {
 	}
 }
 
-func TestACertificateWhoseKeyComesLaterIsTakenThen(t *testing.T) {
+func TestCertificateIsReloaded_keyWrittenLater(t *testing.T) {
 	dir := t.TempDir()
 	files, prepared := pair{filepath.Join(dir, "tls.crt"), filepath.Join(dir, "tls.key")}, pair{filepath.Join(dir, "new.crt"), filepath.Join(dir, "new.key")}
 	now := time.Now()
@@ -438,24 +459,24 @@ func TestACertificateWhoseKeyComesLaterIsTakenThen(t *testing.T) {
 		t.Errorf("the certificate shown is %v, want %v", got.SerialNumber, first.SerialNumber)
 	}
 	next := writePair(t, prepared, now.Add(time.Hour))
-	must(t, os.Rename(prepared.cert, files.cert))
+	must.Succeed(t, os.Rename(prepared.cert, files.cert))
 	// What this handshake gives does not matter, what it leaves does.
 	if connection, err := (&tls.Dialer{Config: anyCertificate()}).DialContext(t.Context(), "tcp", address); err == nil {
 		connection.Close()
 	}
-	must(t, os.Rename(prepared.key, files.key))
+	must.Succeed(t, os.Rename(prepared.key, files.key))
 	if got := shown(t, address); !got.Equal(next) {
 		t.Errorf("the certificate shown is %v, want %v", got.SerialNumber, next.SerialNumber)
 	}
 }
 
-func TestFilesThatAreNoCertificate(t *testing.T) {
+func TestBadCertificateFiles(t *testing.T) {
 	dir := t.TempDir()
 	good, other := pair{filepath.Join(dir, "tls.crt"), filepath.Join(dir, "tls.key")}, pair{filepath.Join(dir, "other.crt"), filepath.Join(dir, "other.key")}
 	writePair(t, good, time.Now())
 	writePair(t, other, time.Now())
 	garbage, missing := filepath.Join(dir, "garbage"), filepath.Join(dir, "missing")
-	must(t, os.WriteFile(garbage, []byte("garbage"), 0o600))
+	must.Succeed(t, os.WriteFile(garbage, []byte("garbage"), 0o600))
 	for name, files := range map[string]pair{
 		"a certificate that is missing":  {missing, good.key},
 		"a key that is missing":          {good.cert, missing},
@@ -476,7 +497,7 @@ func TestFilesThatAreNoCertificate(t *testing.T) {
 	}
 }
 
-func TestServeEndsWithItsContext(t *testing.T) {
+func TestServe_contextCancelled(t *testing.T) {
 	for name, before := range map[string]bool{"before it begins": true, "while it serves": false} {
 		t.Run(name, func(t *testing.T) {
 			listener := listen(t)
@@ -493,15 +514,15 @@ func TestServeEndsWithItsContext(t *testing.T) {
 				scrape(t, listener.Addr().String())
 				stop()
 			}
-			must(t, <-served)
+			must.Succeed(t, <-served)
 			wantClosed(t, listener)
 		})
 	}
 }
 
-func TestServeEndsScrapesInFlight(t *testing.T) {
+func TestServe_cancelsScrapesInFlight(t *testing.T) {
 	asked, answer := make(chan struct{}), make(chan struct{})
-	m := metrics.New(metrics.Options{Pools: func() []metrics.Pool {
+	m := metrics.New(metrics.Options{Pools: func() []pool.Status {
 		close(asked)
 		<-answer
 		return nil
@@ -521,25 +542,18 @@ func TestServeEndsScrapesInFlight(t *testing.T) {
 	}()
 	<-asked
 	stop()
-	must(t, <-served)
+	must.Succeed(t, <-served)
 	if err := <-scraped; err == nil {
 		t.Error("the scrape was answered after the end")
 	}
 	close(answer)
 }
 
-func TestServeTellsThatItsListenerFailed(t *testing.T) {
+func TestServe_listenerFails(t *testing.T) {
 	listener := listen(t)
-	must(t, listener.Close())
+	must.Succeed(t, listener.Close())
 	err := metrics.New(metrics.Options{Version: "v1", Pools: noPools}).Serve(t.Context(), listener, metrics.TLS{})
 	if err == nil || !strings.Contains(err.Error(), listener.Addr().String()) {
 		t.Errorf("Serve answers %v, want an error that names the address", err)
-	}
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
 	}
 }

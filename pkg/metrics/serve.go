@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"golang.org/x/net/netutil"
 )
 
 // TLS is how the metrics are served. Without files the certificate is the
@@ -77,7 +78,7 @@ func (m *Metrics) serve(ctx context.Context, listener net.Listener, config TLS, 
 	}
 	stop := context.AfterFunc(ctx, func() { _ = server.Close() })
 	defer stop()
-	if err := server.ServeTLS(l.listener(listener), "", ""); !errors.Is(err, http.ErrServerClosed) {
+	if err := server.ServeTLS(netutil.LimitListener(listener, l.connections), "", ""); !errors.Is(err, http.ErrServerClosed) {
 		return fmt.Errorf("serve metrics on %s: %w", listener.Addr(), err)
 	}
 	return nil

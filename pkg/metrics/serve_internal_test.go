@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-func TestTheDriversOwnCertificateIsRenewedBeforeItExpires(t *testing.T) {
+func TestSelfSignedCertificateIsRenewed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		certificates := newCertificates(TLS{})
 		first := current(t, certificates)

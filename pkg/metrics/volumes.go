@@ -1,29 +1,25 @@
 package metrics
 
-import "github.com/prometheus/client_golang/prometheus"
+import (
+	"github.com/prometheus/client_golang/prometheus"
 
-// A Volume is what is shown of one.
-type Volume struct {
-	Pool, Name string
-	Capacity   int64 // bytes
-	Used       int64 // bytes, or Unknown
-	Inodes     int64 // in use, or Unknown
-	Abnormal   bool
-}
+	"kubevirt.io/hostpath-provisioner/pkg/pool"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
+)
 
 // volumeCollector makes series of volumes when they are asked for.
-type volumeCollector struct{ volumes func() []Volume }
+type volumeCollector struct{ volumes func() []pool.Surveyed }
 
 // perVolume are the series with the labels "pool" and "volume".
-var perVolume = []series[Volume]{
-	volumeSeries("capacity_bytes", "Size of the volume; of one without a promise that of its pool.", func(v Volume) (float64, bool) { return float64(v.Capacity), true }),
-	volumeSeries("used_bytes", "What the volume holds. Absent where no quota counts it.", func(v Volume) (float64, bool) { return float64(v.Used), v.Used != Unknown }),
-	volumeSeries("inodes_used", "Files and directories of the volume. Absent where no quota counts them.", func(v Volume) (float64, bool) { return float64(v.Inodes), v.Inodes != Unknown }),
-	volumeSeries("abnormal", "1 if the condition of the volume is abnormal.", func(v Volume) (float64, bool) { return number(v.Abnormal), true }),
+var perVolume = []series[pool.Surveyed]{
+	volumeSeries("capacity_bytes", "Size of the volume; of one without a promise that of its pool.", func(v pool.Surveyed) (float64, bool) { return float64(v.Bytes), true }),
+	volumeSeries("used_bytes", "What the volume holds. Absent where no quota counts it.", func(v pool.Surveyed) (float64, bool) { return float64(v.Used), v.Used != volume.Unknown }),
+	volumeSeries("inodes_used", "Files and directories of the volume. Absent where no quota counts them.", func(v pool.Surveyed) (float64, bool) { return float64(v.Inodes), v.Inodes != volume.Unknown }),
+	volumeSeries("abnormal", "1 if the condition of the volume is abnormal.", func(v pool.Surveyed) (float64, bool) { return number(v.Condition.Abnormal), true }),
 }
 
-func volumeSeries(name, help string, value func(Volume) (float64, bool)) series[Volume] {
-	return series[Volume]{prometheus.NewDesc("hostpath_volume_"+name, help, []string{"pool", "volume"}, nil), prometheus.GaugeValue, value}
+func volumeSeries(name, help string, value func(pool.Surveyed) (float64, bool)) series[pool.Surveyed] {
+	return series[pool.Surveyed]{prometheus.NewDesc("hostpath_volume_"+name, help, []string{"pool", "volume"}, nil), prometheus.GaugeValue, value}
 }
 
 // Describe implements prometheus.Collector.
@@ -35,9 +31,9 @@ func (c *volumeCollector) Describe(descs chan<- *prometheus.Desc) {
 
 // Collect implements prometheus.Collector.
 func (c *volumeCollector) Collect(metrics chan<- prometheus.Metric) {
-	for _, volume := range c.volumes() {
+	for _, v := range c.volumes() {
 		for _, s := range perVolume {
-			s.collect(metrics, volume, volume.Pool, volume.Name)
+			s.collect(metrics, v, v.Pool.String(), v.ID.String())
 		}
 	}
 }

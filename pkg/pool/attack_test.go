@@ -11,6 +11,7 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind/bindtest"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
@@ -96,7 +97,7 @@ func TestAVolumeThatComesAndGoesIsNeverReportedLost(t *testing.T) {
 				running = false
 			default:
 			}
-			page, _ := b.List(t.Context(), pool.VolumeID{}, 10)
+			page, _ := b.List(t.Context(), volume.ID{}, 10)
 			for _, v := range page {
 				if v.Lost {
 					t.Errorf("%s is listed as lost", v.ID)
@@ -136,8 +137,8 @@ func TestACopyOfThePoolBelowItsMountIsNotWrittenTo(t *testing.T) {
 		b.start(local)
 		b.create("pvc-1", mib)
 		must(t, syscall.Unmount(b.path("pool"), 0))
-		_, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-2"), Range: pool.Range{Required: mib}})
-		wantError(t, err, pool.ErrNoSpace)
+		_, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-2"), Range: volume.Range{Required: mib}})
+		wantError(t, err, volume.ErrNoSpace)
 		wantGone(t, b.path("pool", "pvc-2"))
 	})
 }
@@ -171,8 +172,8 @@ func TestASharedPoolThatTurnsReadOnlyLetsPodsEnd(t *testing.T) {
 		must(t, b.unpublish("pvc-1", "a"))
 		must(t, b.publish("pvc-1", "b"))
 		must(t, b.unpublish("pvc-1", "b"))
-		_, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-2"), Range: pool.Range{Required: mib}})
-		wantError(t, err, pool.ErrNoSpace)
+		_, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-2"), Range: volume.Range{Required: mib}})
+		wantError(t, err, volume.ErrNoSpace)
 		b.create("pvc-1", mib) // the answer of before
 	})
 }
@@ -205,10 +206,10 @@ func TestNodesOfASharedPoolTogetherCannotOversell(t *testing.T) {
 			b := []*bench{one, two}[i%2]
 			calls.Go(func() {
 				name := fmt.Sprintf("pvc-%d", i)
-				if _, err := b.Create(t.Context(), pool.Request{ID: id(t, name), Range: pool.Range{Required: 100 * mib}}); err == nil {
+				if _, err := b.Create(t.Context(), pool.Request{ID: id(t, name), Range: volume.Range{Required: 100 * mib}}); err == nil {
 					made.Store(name, true)
 				} else {
-					wantError(t, err, pool.ErrNoSpace)
+					wantError(t, err, volume.ErrNoSpace)
 				}
 			})
 			calls.Go(func() { b.capacity(); b.volumes() })

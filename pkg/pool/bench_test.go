@@ -26,6 +26,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota/quotatest"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
@@ -51,7 +52,7 @@ type bench struct {
 	// devices are used instead of loops, unless they are nil.
 	devices pool.Devices
 	quota   *quotatest.Fake // nil: nobody keeps the sizes
-	real    pool.DetectQuota
+	real    func(*dir.Dir) (quota.Facility, error)
 	each    bool         // each volume is surveyed for itself
 	errors  atomic.Int64 // that the filesystem has counted
 	log     logr.Logger
@@ -81,7 +82,7 @@ func newBench(t *testing.T, root string) *bench {
 
 func (b *bench) start(datadir string) { b.startNode("node-1", datadir) }
 
-func (b *bench) detect(d *dir.Dir) (pool.Quota, error) {
+func (b *bench) detect(d *dir.Dir) (quota.Facility, error) {
 	if b.real != nil {
 		return b.real(d)
 	}
@@ -103,7 +104,7 @@ func (b *bench) startNode(name, datadir string) {
 // begin is a start that does not wait for the pools to be opened.
 func (b *bench) begin(name, datadir string) {
 	b.t.Helper()
-	node, err := pool.ParseNodeID(name)
+	node, err := volume.ParseNodeID(name)
 	must(b.t, err)
 	configs, err := pool.ParseConfigs(datadir, b.root)
 	must(b.t, err)
@@ -134,7 +135,7 @@ func (b *bench) restart(datadir string) {
 // settled waits until the background work has nothing to do.
 func (b *bench) settled() { synctest.Wait() }
 
-// later lets time pass, so that pools are looked at again.
+// later lets time pass, so that pools are checked again.
 func (b *bench) later(d time.Duration) {
 	time.Sleep(d) // the bubble's time
 	synctest.Wait()
@@ -157,7 +158,7 @@ func (b *bench) target(name string) bind.Target {
 
 func (b *bench) create(name string, bytes int64) pool.Volume {
 	b.t.Helper()
-	v, err := b.Create(b.t.Context(), pool.Request{ID: id(b.t, name), Range: pool.Range{Required: bytes}})
+	v, err := b.Create(b.t.Context(), pool.Request{ID: id(b.t, name), Range: volume.Range{Required: bytes}})
 	must(b.t, err)
 	return v
 }
@@ -179,15 +180,15 @@ func (b *bench) unpublish(name, target string) error {
 
 func (b *bench) capacity() int64 {
 	b.t.Helper()
-	bytes, err := b.Capacity(pool.Name{}, false)
+	bytes, err := b.Capacity(volume.PoolName{}, false)
 	must(b.t, err)
 	return bytes
 }
 
 func (b *bench) volumes() []string {
 	b.t.Helper()
-	page, next := b.List(b.t.Context(), pool.VolumeID{}, 1000)
-	if next != (pool.VolumeID{}) {
+	page, next := b.List(b.t.Context(), volume.ID{}, 1000)
+	if next != (volume.ID{}) {
 		b.t.Error("a list of 1000 is not whole")
 	}
 	return ids(page)
@@ -250,9 +251,9 @@ func ids(volumes []pool.Volume) []string {
 	return all
 }
 
-func id(t *testing.T, name string) pool.VolumeID {
+func id(t *testing.T, name string) volume.ID {
 	t.Helper()
-	parsed, err := pool.ParseVolumeID(name)
+	parsed, err := volume.ParseID(name)
 	must(t, err)
 	return parsed
 }

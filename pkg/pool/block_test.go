@@ -20,13 +20,14 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop/looptest"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
 const thin = `[{"name":"local","path":"pool","allocation":"thin"}]`
 
 func (b *bench) tryCreateBlock(name string, bytes int64) (pool.Volume, error) {
-	return b.Create(b.t.Context(), pool.Request{ID: id(b.t, name), Mode: pool.ModeBlock, Range: pool.Range{Required: bytes}})
+	return b.Create(b.t.Context(), pool.Request{ID: id(b.t, name), Mode: volume.ModeBlock, Range: volume.Range{Required: bytes}})
 }
 
 func (b *bench) createBlock(name string, bytes int64) pool.Volume {
@@ -37,7 +38,7 @@ func (b *bench) createBlock(name string, bytes int64) pool.Volume {
 }
 
 func (b *bench) publishBlock(name, target string, change ...func(*pool.Publication)) error {
-	p := pool.Publication{ID: id(b.t, name), Target: b.target(target), Mode: pool.ModeBlock}
+	p := pool.Publication{ID: id(b.t, name), Target: b.target(target), Mode: volume.ModeBlock}
 	for _, c := range change {
 		c(&p)
 	}
@@ -46,7 +47,7 @@ func (b *bench) publishBlock(name, target string, change ...func(*pool.Publicati
 
 func readOnly(p *pool.Publication)    { p.ReadOnly = true }
 func singleUse(p *pool.Publication)   { p.SingleTarget = true }
-func asDirectory(p *pool.Publication) { p.Mode = pool.ModeMount }
+func asDirectory(p *pool.Publication) { p.Mode = volume.ModeMount }
 
 // attached are the devices there are, which a test expects to be so many.
 func (b *bench) attached(want int) []loop.Device {
@@ -77,7 +78,7 @@ func (b *bench) stat(name string) *syscall.Stat_t {
 func TestABlockVolumeIsAFileOfThePromisedSize(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		v := b.createBlock("pvc-1", 10*mib-1)
-		if v.Mode != pool.ModeBlock || v.Bytes != 10*mib || !v.Enforced {
+		if v.Mode != volume.ModeBlock || v.Bytes != 10*mib || !v.Enforced {
 			t.Errorf("volume %+v, want a block volume that keeps its 10 MiB", v)
 		}
 		if c := b.volume("pvc-1").Condition; c.Message != "in order" {
@@ -106,15 +107,15 @@ func TestAModeIsForLife(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.createBlock("block", mib)
 		b.create("mount", mib)
-		_, err := b.Create(t.Context(), pool.Request{ID: id(t, "block"), Range: pool.Range{Required: mib}})
-		wantError(t, err, pool.ErrExists)
+		_, err := b.Create(t.Context(), pool.Request{ID: id(t, "block"), Range: volume.Range{Required: mib}})
+		wantError(t, err, volume.ErrExists)
 		_, err = b.tryCreateBlock("mount", mib)
-		wantError(t, err, pool.ErrExists)
-		wantError(t, b.publishBlock("mount", "a"), pool.ErrInvalid)
-		wantError(t, b.publishBlock("block", "a", asDirectory), pool.ErrInvalid)
+		wantError(t, err, volume.ErrExists)
+		wantError(t, b.publishBlock("mount", "a"), volume.ErrInvalid)
+		wantError(t, b.publishBlock("block", "a", asDirectory), volume.ErrInvalid)
 		must(t, b.publishBlock("block", "a"))
-		_, err = b.Expand(t.Context(), id(t, "block"), b.target("a"), pool.ModeMount, pool.Range{Required: 2 * mib})
-		wantError(t, err, pool.ErrInvalid)
+		_, err = b.Expand(t.Context(), id(t, "block"), b.target("a"), volume.ModeMount, volume.Range{Required: 2 * mib})
+		wantError(t, err, volume.ErrInvalid)
 		must(t, b.unpublish("block", "a"))
 	})
 }
@@ -133,12 +134,12 @@ func TestTargetsShareADeviceUntilTheLastGoes(t *testing.T) {
 		if device := b.attached(2)[1]; !device.ReadOnly {
 			t.Errorf("device %+v, want it read-only", device)
 		}
-		wantError(t, b.publishBlock("pvc-1", "a", readOnly), pool.ErrExists)
-		wantError(t, b.Delete(t.Context(), id(t, "pvc-1")), pool.ErrInUse)
+		wantError(t, b.publishBlock("pvc-1", "a", readOnly), volume.ErrExists)
+		wantError(t, b.Delete(t.Context(), id(t, "pvc-1")), volume.ErrInUse)
 		if v := b.volume("pvc-1"); len(v.Nodes) != 1 {
 			t.Errorf("the volume is published on %v, want this node", v.Nodes)
 		}
-		if page, _ := b.List(t.Context(), pool.VolumeID{}, 10); len(page) != 1 || len(page[0].Nodes) != 1 {
+		if page, _ := b.List(t.Context(), volume.ID{}, 10); len(page) != 1 || len(page[0].Nodes) != 1 {
 			t.Errorf("list %+v, want the volume published on this node", page)
 		}
 
@@ -160,11 +161,11 @@ func TestAVolumeForOneTargetIsNotPublishedAtASecond(t *testing.T) {
 		for range 2 {
 			must(t, b.publishBlock("pvc-1", "a", singleUse))
 		}
-		wantError(t, b.publishBlock("pvc-1", "b", singleUse), pool.ErrInUse)
+		wantError(t, b.publishBlock("pvc-1", "b", singleUse), volume.ErrInUse)
 		// Kubelet mounts the node once more for itself.
 		must(t, b.mounts.PublishDevice(b.dev, b.attached(1)[0].Name, b.target("kubelet")))
 		must(t, b.publishBlock("pvc-1", "a", singleUse))
-		wantError(t, b.publishBlock("pvc-1", "b", singleUse), pool.ErrInUse)
+		wantError(t, b.publishBlock("pvc-1", "b", singleUse), volume.ErrInUse)
 		must(t, b.mounts.Unpublish(b.target("kubelet"), nil))
 		must(t, b.unpublish("pvc-1", "a"))
 		b.attached(0)
@@ -175,7 +176,7 @@ func TestAFailedPublishLeavesNoDevice(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.createBlock("pvc-1", mib)
 		must(t, os.WriteFile(b.path("pods", "taken"), []byte("data"), 0o600))
-		wantError(t, b.publishBlock("pvc-1", "taken"), pool.ErrExists)
+		wantError(t, b.publishBlock("pvc-1", "taken"), volume.ErrExists)
 		b.attached(0)
 	})
 }
@@ -186,7 +187,7 @@ func TestANodeWithoutLoopDevicesHasNoSpace(t *testing.T) {
 		b.createBlock("pvc-1", mib)
 		b.createBlock("pvc-2", mib)
 		must(t, b.publishBlock("pvc-1", "a"))
-		wantError(t, b.publishBlock("pvc-2", "b"), pool.ErrNoSpace)
+		wantError(t, b.publishBlock("pvc-2", "b"), volume.ErrNoSpace)
 	})
 }
 
@@ -196,9 +197,9 @@ func TestUnpublishTakesNoOthersDevice(t *testing.T) {
 		b.createBlock("pvc-2", mib)
 		b.create("pvc-3", mib)
 		must(t, b.publishBlock("pvc-1", "a"))
-		wantError(t, b.unpublish("pvc-2", "a"), pool.ErrInUse)
-		wantError(t, b.unpublish("pvc-3", "a"), pool.ErrInUse)
-		wantError(t, b.unpublish("no-volume", "a"), pool.ErrInUse)
+		wantError(t, b.unpublish("pvc-2", "a"), volume.ErrInUse)
+		wantError(t, b.unpublish("pvc-3", "a"), volume.ErrInUse)
+		wantError(t, b.unpublish("no-volume", "a"), volume.ErrInUse)
 		b.attached(1)
 		must(t, b.unpublish("pvc-1", "a"))
 	})
@@ -210,8 +211,8 @@ func TestADeviceInUseIsDetachedByTheNextCall(t *testing.T) {
 		must(t, b.publishBlock("pvc-1", "a"))
 		release, err := b.loops.Hold(b.attached(1)[0].Name)
 		must(t, err)
-		wantError(t, b.unpublish("pvc-1", "a"), pool.ErrInUse)
-		wantError(t, b.Delete(t.Context(), id(t, "pvc-1")), pool.ErrInUse)
+		wantError(t, b.unpublish("pvc-1", "a"), volume.ErrInUse)
+		wantError(t, b.Delete(t.Context(), id(t, "pvc-1")), volume.ErrInUse)
 		release()
 		must(t, b.unpublish("pvc-1", "a"))
 		b.attached(0)
@@ -224,8 +225,8 @@ func TestADeviceOfSomebodyElseCountsAsUse(t *testing.T) {
 		b.createBlock("pvc-1", mib)
 		device, err := b.loops.AttachForeign(b.disk("pvc-1"), false)
 		must(t, err)
-		wantError(t, b.Delete(t.Context(), id(t, "pvc-1")), pool.ErrInUse)
-		wantError(t, b.publishBlock("pvc-1", "a"), pool.ErrInUse)
+		wantError(t, b.Delete(t.Context(), id(t, "pvc-1")), volume.ErrInUse)
+		wantError(t, b.publishBlock("pvc-1", "a"), volume.ErrInUse)
 		must(t, b.loops.End(device.Name))
 		b.delete("pvc-1")
 		b.wantClean()
@@ -302,12 +303,12 @@ func TestABlockVolumeIsInUseWhateverItsRecordSays(t *testing.T) {
 				must(t, b.publishBlock("pvc-1", "a"))
 				change(t, b.own("volumes", "pvc-1.json"))
 				for range 2 {
-					wantError(t, b.Delete(t.Context(), id(t, "pvc-1")), pool.ErrInUse)
-					wantError(t, b.unpublish("pvc-2", "a"), pool.ErrInUse)
+					wantError(t, b.Delete(t.Context(), id(t, "pvc-1")), volume.ErrInUse)
+					wantError(t, b.unpublish("pvc-2", "a"), volume.ErrInUse)
 					if v := b.volume("pvc-1"); len(v.Nodes) != 1 {
 						t.Errorf("the volume is published on %v, want this node", v.Nodes)
 					}
-					if page, _ := b.List(t.Context(), pool.VolumeID{}, 1); len(page[0].Nodes) != 1 {
+					if page, _ := b.List(t.Context(), volume.ID{}, 1); len(page[0].Nodes) != 1 {
 						t.Errorf("list %+v, want the volume published on this node", page)
 					}
 					if _, err := b.Stats(t.Context(), id(t, "pvc-1"), b.target("a")); err != nil {
@@ -342,10 +343,10 @@ func TestABlockVolumeWithoutItsFileSaysSo(t *testing.T) {
 		b.createBlock("pvc-2", mib)
 		must(t, os.Remove(b.path("pool", "pvc-1", "disk.img")))
 		must(t, os.Truncate(b.path("pool", "pvc-2", "disk.img"), mib/2))
-		wantError(t, b.publishBlock("pvc-1", "a"), pool.ErrDamaged)
-		wantError(t, b.publishBlock("pvc-2", "a"), pool.ErrDamaged)
+		wantError(t, b.publishBlock("pvc-1", "a"), volume.ErrLost)
+		wantError(t, b.publishBlock("pvc-2", "a"), volume.ErrLost)
 		_, err := b.tryCreateBlock("pvc-2", mib)
-		wantError(t, err, pool.ErrDamaged)
+		wantError(t, err, volume.ErrLost)
 		stats, err := b.Stats(t.Context(), id(t, "pvc-1"), b.target("a"))
 		must(t, err)
 		if !stats.Condition.Abnormal {
@@ -365,11 +366,11 @@ func TestBlockStatsAreTheSizeAndTheCondition(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.createBlock("pvc-1", 10*mib)
 		_, err := b.Stats(t.Context(), id(t, "pvc-1"), b.target("a"))
-		wantError(t, err, pool.ErrNotFound)
+		wantError(t, err, volume.ErrNotFound)
 		must(t, b.publishBlock("pvc-1", "a"))
 		stats, err := b.Stats(t.Context(), id(t, "pvc-1"), b.target("a"))
 		must(t, err)
-		if stats.Mode != pool.ModeBlock || stats.Space != (dir.Space{SizeBytes: 10 * mib}) || stats.Condition.Abnormal {
+		if stats.Mode != volume.ModeBlock || stats.Space != (dir.Space{SizeBytes: 10 * mib}) || stats.Condition.Abnormal {
 			t.Errorf("stats %+v, want 10 MiB in order", stats)
 		}
 	})
@@ -380,11 +381,11 @@ func TestABlockVolumeGrowsWithItsDevices(t *testing.T) {
 		b.createBlock("pvc-1", 10*mib)
 		must(t, b.publishBlock("pvc-1", "a"))
 		must(t, b.publishBlock("pvc-1", "b", readOnly))
-		expand := func(r pool.Range) (int64, error) {
-			return b.Expand(t.Context(), id(t, "pvc-1"), b.target("a"), pool.ModeBlock, r)
+		expand := func(r volume.Range) (int64, error) {
+			return b.Expand(t.Context(), id(t, "pvc-1"), b.target("a"), volume.ModeBlock, r)
 		}
 		for range 2 {
-			bytes, err := expand(pool.Range{Required: 20*mib - 1})
+			bytes, err := expand(volume.Range{Required: 20*mib - 1})
 			must(t, err)
 			if bytes != 20*mib {
 				t.Errorf("expanded to %d, want 20 MiB", bytes)
@@ -427,7 +428,7 @@ func TestAnInterruptedGrowthIsFinishedAtTheStart(t *testing.T) {
 		if got := b.capacity(); got > 30*mib {
 			t.Errorf("capacity %d, want 30 MiB at most", got)
 		}
-		bytes, err := b.Expand(t.Context(), id(t, "pvc-1"), b.target("a"), pool.ModeBlock, pool.Range{Required: 70 * mib})
+		bytes, err := b.Expand(t.Context(), id(t, "pvc-1"), b.target("a"), volume.ModeBlock, volume.Range{Required: 70 * mib})
 		must(t, err)
 		if bytes != 70*mib {
 			t.Errorf("expanded to %d, want 70 MiB", bytes)
@@ -444,8 +445,8 @@ func TestAFileThatDoesNotFitChangesNothing(t *testing.T) {
 		// Others take what is free between the check and the allocation.
 		fill := func() { must(t, os.WriteFile(b.path("filler"), make([]byte, 30*mib), 0o600)) }
 		f.meanwhile.Store(&fill)
-		_, err := b.Expand(t.Context(), id(t, "pvc-1"), b.target("a"), pool.ModeBlock, pool.Range{Required: 40 * mib})
-		wantError(t, err, pool.ErrNoSpace)
+		_, err := b.Expand(t.Context(), id(t, "pvc-1"), b.target("a"), volume.ModeBlock, volume.Range{Required: 40 * mib})
+		wantError(t, err, volume.ErrNoSpace)
 		b.wantUnchanged("pvc-1", 10*mib)
 	})
 }
@@ -455,7 +456,7 @@ func TestALimitThatCannotBeRaisedLeavesTheFile(t *testing.T) {
 		b.createBlock("pvc-1", 10*mib)
 		must(t, b.publishBlock("pvc-1", "a"))
 		f.failBefore.Store(true)
-		_, err := b.Expand(t.Context(), id(t, "pvc-1"), b.target("a"), pool.ModeBlock, pool.Range{Required: 20 * mib})
+		_, err := b.Expand(t.Context(), id(t, "pvc-1"), b.target("a"), volume.ModeBlock, volume.Range{Required: 20 * mib})
 		wantError(t, err, errFault)
 		f.failBefore.Store(false)
 		b.wantUnchanged("pvc-1", 10*mib)
@@ -468,15 +469,16 @@ func TestAGrowthWhoseRecordDoesNotFitIsTakenBack(t *testing.T) {
 		b.createBlock("pvc-1", 10*mib)
 		must(t, b.publishBlock("pvc-1", "a"))
 		expand := func(bytes int64) error {
-			_, err := b.Expand(t.Context(), id(t, "pvc-1"), b.target("a"), pool.ModeBlock, pool.Range{Required: bytes})
+			_, err := b.Expand(t.Context(), id(t, "pvc-1"), b.target("a"), volume.ModeBlock, volume.Range{Required: bytes})
 			return err
 		}
 		// All that is free, so that the record finds no room.
 		err := expand(64 * mib)
-		for bytes := int64(64 * mib); errors.Is(err, pool.ErrOutOfRange) && bytes > 10*mib; bytes -= 4096 {
+		for bytes := int64(64 * mib); errors.Is(err, volume.ErrCannotGrow) && !errors.Is(err, volume.ErrNoSpace) && bytes > 10*mib; bytes -= 4096 {
 			err = expand(bytes)
 		}
-		wantError(t, err, pool.ErrNoSpace)
+		wantError(t, err, volume.ErrNoSpace)
+		wantError(t, err, volume.ErrCannotGrow)
 		b.wantUnchanged("pvc-1", 10*mib)
 		must(t, expand(12*mib))
 		b.wantUnchanged("pvc-1", 12*mib)
@@ -492,7 +494,7 @@ func TestAGrowthIsTakenBackToWhatTheFileHad(t *testing.T) {
 		must(t, b.publishBlock("pvc-1", "a"))
 		// The record cannot be written.
 		must(t, os.MkdirAll(b.own("volumes", ".new-pvc-1.json", "in the way"), 0o700))
-		_, err := b.Expand(t.Context(), id(t, "pvc-1"), b.target("a"), pool.ModeBlock, pool.Range{Required: 30 * mib})
+		_, err := b.Expand(t.Context(), id(t, "pvc-1"), b.target("a"), volume.ModeBlock, volume.Range{Required: 30 * mib})
 		if err == nil {
 			t.Error("grew without a record")
 		}
@@ -561,7 +563,7 @@ func chattr(t *testing.T, flag, path string) {
 	}
 }
 
-// A volume of the earlier driver is its user's, and so is what he calls a disk.
+// A volume of the upstream KubeVirt driver is its user's, and so is what he calls a disk.
 func TestADiskOfAUserHoldsNothingUp(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		for i, make := range []func(string) error{
@@ -593,7 +595,7 @@ func TestTheLimitOfABlockVolumeLeavesRoomForWhatKeepsTrackOfIt(t *testing.T) {
 func TestAllocationIsThickOrThin(t *testing.T) {
 	for text, good := range map[string]bool{"thick": true, "thin": true, "": true, "sparse": false} {
 		_, err := pool.ParseConfigs(`[{"name":"local","path":"/pool","allocation":"`+text+`"}]`, "/")
-		if good != (err == nil) || !good && (!errors.Is(err, pool.ErrInvalid) || !strings.Contains(err.Error(), "thin")) {
+		if good != (err == nil) || !good && (!errors.Is(err, volume.ErrInvalid) || !strings.Contains(err.Error(), "thin")) {
 			t.Errorf("of %q it says %v, want it good: %v", text, err, good)
 		}
 	}
@@ -660,7 +662,7 @@ func TestADeviceThatDoesNotAnswerMakesNoVolumeAbnormal(t *testing.T) {
 // conditions is how a volume is, by all who tell it.
 func (b *bench) conditions(name, target string) map[string]health.Condition {
 	b.t.Helper()
-	page, _ := b.List(b.t.Context(), pool.VolumeID{}, 2)
+	page, _ := b.List(b.t.Context(), volume.ID{}, 2)
 	stats, err := b.Stats(b.t.Context(), id(b.t, name), b.target(target))
 	must(b.t, err)
 	surveyed := b.Surveyed()
@@ -681,8 +683,8 @@ func TestADeviceThatDoesNotAnswerCountsForTheVolumeOfItsName(t *testing.T) {
 		b := newBench(t, t.TempDir())
 		b.devices = &silent{Fake: b.loops, path: "/elsewhere/pvc-1/disk.img"}
 		b.start(local)
-		for name, want := range map[string]error{"pvc-1": pool.ErrUnavailable, "pvc-2": nil} {
-			_, err := b.Create(t.Context(), pool.Request{ID: id(t, name), Mode: pool.ModeBlock, Range: pool.Range{Required: mib}})
+		for name, want := range map[string]error{"pvc-1": volume.ErrUnavailable, "pvc-2": nil} {
+			_, err := b.Create(t.Context(), pool.Request{ID: id(t, name), Mode: volume.ModeBlock, Range: volume.Range{Required: mib}})
 			must(t, err)
 			if err := b.Delete(t.Context(), id(t, name)); !errors.Is(err, want) {
 				t.Errorf("deleting %s: %v, want %v", name, err, want)

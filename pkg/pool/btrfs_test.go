@@ -12,11 +12,11 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
-	"kubevirt.io/hostpath-provisioner/pkg/pool"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
-// The whole life of a volume under a limit that the kernel keeps, on the filesystem
+// The whole life of a volume under a limit that the kernel enforces, on the filesystem
 // that has one everywhere.
 func TestLifeOfAVolumeOnBtrfs(t *testing.T) {
 	testenv.NeedRoot(t)
@@ -37,7 +37,7 @@ func TestLifeOfAVolumeOnBtrfs(t *testing.T) {
 		}
 		must(t, os.Remove(data))
 		syncfs(t, root)
-		if _, err := b.Expand(t.Context(), id(t, "pvc-1"), b.target("a"), "", pool.Range{Required: 64 * mib}); err != nil {
+		if _, err := b.Expand(t.Context(), id(t, "pvc-1"), b.target("a"), "", volume.Range{Required: 64 * mib}); err != nil {
 			t.Error(err)
 		}
 		must(t, os.WriteFile(data, make([]byte, 32*mib), 0o644))

@@ -13,6 +13,7 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind/bindtest"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
@@ -24,7 +25,7 @@ func TestCallsFindThePoolInMemory(t *testing.T) {
 				root := testenv.LoopFS(t, kind, bytes)
 				p := onePool(t, root, requireMount)
 				wantCached(t, p, true)
-				format := filepath.Join(root, ownName, formatName)
+				format := filepath.Join(root, store.OwnName, "format")
 				written, err := os.ReadFile(format)
 				if err != nil {
 					t.Fatal(err)
@@ -58,8 +59,8 @@ func TestCallsDoNotTrustMemoryForAnotherPool(t *testing.T) {
 	// The same format in another directory.
 	for _, change := range []error{
 		os.Rename(filepath.Join(root, "pool"), filepath.Join(root, "away")),
-		os.MkdirAll(filepath.Join(root, "pool", ownName, volumesName), 0o700),
-		os.Link(filepath.Join(root, "away", ownName, formatName), filepath.Join(root, "pool", ownName, formatName)),
+		os.MkdirAll(filepath.Join(root, "pool", store.OwnName, "volumes"), 0o700),
+		os.Link(filepath.Join(root, "away", store.OwnName, "format"), filepath.Join(root, "pool", store.OwnName, "format")),
 	} {
 		if change != nil {
 			t.Fatal(change)
@@ -80,7 +81,7 @@ func TestALookLearnsWhereThePoolIsByNow(t *testing.T) {
 	p := onePool(t, filepath.Join(testenv.LoopFS(t, "ext4", 64<<20), "pool"), "false")
 	p.root.Store(&dir.ID{Dev: 1, Ino: 1})
 	wantCached(t, p, false)
-	if st := p.look(t.Context()); st.err != nil {
+	if st := p.check(t.Context()); st.err != nil {
 		t.Fatal(st.err)
 	}
 	wantCached(t, p, true)
@@ -100,7 +101,7 @@ func onePool(t *testing.T, path, requireMount string) *Pool {
 		t.Fatal(err)
 	}
 	mounts := &bindtest.Fake{}
-	s := Start(configs, Options{Node: NodeID{name: "node-1"}, Mounts: mounts, LookEvery: time.Hour, SyncEvery: time.Hour, Log: logr.Discard()})
+	s := Start(configs, Options{Node: nodeOf("node-1"), Mounts: mounts, CheckEvery: time.Hour, SyncEvery: time.Hour, Log: logr.Discard()})
 	t.Cleanup(func() {
 		if err := errors.Join(s.Close(context.WithoutCancel(t.Context())), mounts.Close()); err != nil {
 			t.Error(err)

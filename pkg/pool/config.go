@@ -11,26 +11,31 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/label"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/limit"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
-// legacyName is the pool that the earlier driver took where none was named.
-var legacyName = Name{name: "legacy"}
+// legacyName is the pool that the upstream KubeVirt driver took where none was named.
+var legacyName, _ = volume.ParsePoolName("legacy")
 
 // A Config is what the administrator says of one pool.
 type Config struct {
-	Name Name
+	Name volume.PoolName
 	// Path is the pool's directory, absolute.
 	Path string
 	// SnapshotPath is where snapshots are kept, absolute; empty for none.
 	SnapshotPath string
+	// Except is a name in the pool's directory that is never a volume, as the pool of another process; empty for none.
+	// It is for pools without snapshots.
+	Except string
 	// Shared says that several nodes serve the pool at once.
 	Shared bool
 	// RequireMount says that the path must be a mount point.
 	RequireMount bool
-	Enforcement  Enforcement
+	Enforcement  limit.Enforcement
 	// Overprovision is the factor by which promises may exceed the pool's size.
 	Overprovision float64
-	Reserve       Reserve
+	Reserve       volume.Reserve
 	// BytesPerInode gives a volume one inode for so many bytes of its size; 0 for
 	// no limit.
 	BytesPerInode int64
@@ -40,18 +45,8 @@ type Config struct {
 	Relabel label.Scope
 }
 
-// Enforcement says whether the kernel shall keep the sizes of volumes.
-type Enforcement string
-
-// The values of the pool option "enforcement".
-const (
-	EnforceAuto     Enforcement = "auto"
-	EnforceRequired Enforcement = "required"
-	EnforceNone     Enforcement = "none"
-)
-
 // document is one pool as --datadir has it. The first four keys and shared are
-// those of the earlier driver.
+// those of the upstream KubeVirt driver.
 type document struct {
 	Name             string          `json:"name"`
 	Path             string          `json:"path"`
@@ -77,10 +72,10 @@ func ParseConfigs(text, workdir string) ([]Config, error) {
 	var raw []json.RawMessage
 	if err := json.Unmarshal([]byte(text), &raw); err != nil {
 		return nil, fmt.Errorf("%w: the pools are not a JSON array such as "+
-			`[{"name":"local","path":"/var/hpvolumes"}]: %w`, ErrInvalid, err)
+			`[{"name":"local","path":"/var/hpvolumes"}]: %w`, volume.ErrInvalid, err)
 	}
 	if len(raw) == 0 {
-		return nil, fmt.Errorf("%w: no pool is configured", ErrInvalid)
+		return nil, fmt.Errorf("%w: no pool is configured", volume.ErrInvalid)
 	}
 	var configs []Config
 	var problems []error
@@ -101,14 +96,14 @@ func ParseConfigs(text, workdir string) ([]Config, error) {
 func parseConfig(raw json.RawMessage, workdir string) (Config, error) {
 	var doc document
 	if err := json.Unmarshal(raw, &doc); err != nil {
-		return Config{}, fmt.Errorf("%w: %w", ErrInvalid, err)
+		return Config{}, fmt.Errorf("%w: %w", volume.ErrInvalid, err)
 	}
 	problems := []error{unknownKeys(raw)}
 	note := func(err error) { problems = append(problems, err) }
 
 	config := Config{Shared: doc.Shared, RequireMount: doc.RequireMount}
 	var err error
-	config.Name, err = ParseName(doc.Name)
+	config.Name, err = volume.ParsePoolName(doc.Name)
 	note(err)
 	config.Path, err = absolute("path", doc.Path, workdir)
 	note(err)
@@ -117,7 +112,7 @@ func parseConfig(raw json.RawMessage, workdir string) (Config, error) {
 		note(err)
 	}
 	if config.Path != "" && config.SnapshotPath == config.Path {
-		note(fmt.Errorf("%w: snapshotPath is the pool's own path", ErrInvalid))
+		note(fmt.Errorf("%w: snapshotPath is the pool's own path", volume.ErrInvalid))
 	}
 	note(checkProvider(doc))
 	config.Enforcement, err = parseEnforcement(doc.Enforcement)
@@ -128,7 +123,7 @@ func parseConfig(raw json.RawMessage, workdir string) (Config, error) {
 	note(err)
 	config.BytesPerInode = doc.BytesPerInode
 	if doc.BytesPerInode < 0 {
-		note(fmt.Errorf("%w: bytesPerInode %d is negative", ErrInvalid, doc.BytesPerInode))
+		note(fmt.Errorf("%w: bytesPerInode %d is negative", volume.ErrInvalid, doc.BytesPerInode))
 	}
 	config.Allocation, err = parseAllocation(doc.Allocation)
 	note(err)
@@ -140,7 +135,7 @@ func parseConfig(raw json.RawMessage, workdir string) (Config, error) {
 func unknownKeys(raw json.RawMessage) error {
 	var all map[string]json.RawMessage
 	if err := json.Unmarshal(raw, &all); err != nil {
-		return fmt.Errorf("%w: %w", ErrInvalid, err)
+		return fmt.Errorf("%w: %w", volume.ErrInvalid, err)
 	}
 	var unknown []string
 	for key := range all {
@@ -152,21 +147,21 @@ func unknownKeys(raw json.RawMessage) error {
 		return nil
 	}
 	slices.Sort(unknown)
-	return fmt.Errorf("%w: unknown keys %s; known are %s", ErrInvalid, strings.Join(unknown, ", "), strings.Join(keys, ", "))
+	return fmt.Errorf("%w: unknown keys %s; known are %s", volume.ErrInvalid, strings.Join(unknown, ", "), strings.Join(keys, ", "))
 }
 
 func absolute(key, path, workdir string) (string, error) {
 	switch {
 	case path == "":
-		return "", fmt.Errorf("%w: %s is missing", ErrInvalid, key)
+		return "", fmt.Errorf("%w: %s is missing", volume.ErrInvalid, key)
 	case strings.ContainsRune(path, 0):
-		return "", fmt.Errorf("%w: %s contains a NUL byte", ErrInvalid, key)
+		return "", fmt.Errorf("%w: %s contains a NUL byte", volume.ErrInvalid, key)
 	case !filepath.IsAbs(path):
 		path = filepath.Join(workdir, path)
 	}
 	path = filepath.Clean(path)
 	if path == "/" {
-		return "", fmt.Errorf("%w: %s is the root directory; name a directory of its own", ErrInvalid, key)
+		return "", fmt.Errorf("%w: %s is the root directory; name a directory of its own", volume.ErrInvalid, key)
 	}
 	return path, nil
 }
@@ -176,21 +171,21 @@ func checkProvider(doc document) error {
 	case doc.SnapshotProvider == "":
 		return nil
 	case doc.SnapshotProvider != "reflink":
-		return fmt.Errorf(`%w: snapshotProvider %q is unknown; "reflink" is the only one`, ErrInvalid, doc.SnapshotProvider)
+		return fmt.Errorf(`%w: snapshotProvider %q is unknown; "reflink" is the only one`, volume.ErrInvalid, doc.SnapshotProvider)
 	case doc.SnapshotPath == "":
-		return fmt.Errorf("%w: snapshotProvider is given without snapshotPath", ErrInvalid)
+		return fmt.Errorf("%w: snapshotProvider is given without snapshotPath", volume.ErrInvalid)
 	}
 	return nil
 }
 
-func parseEnforcement(s string) (Enforcement, error) {
-	switch e := Enforcement(s); e {
+func parseEnforcement(s string) (limit.Enforcement, error) {
+	switch e := limit.Enforcement(s); e {
 	case "":
-		return EnforceAuto, nil
-	case EnforceAuto, EnforceRequired, EnforceNone:
+		return limit.Auto, nil
+	case limit.Auto, limit.Required, limit.None:
 		return e, nil
 	}
-	return "", fmt.Errorf(`%w: enforcement %q is not "auto", "required" or "none"`, ErrInvalid, s)
+	return "", fmt.Errorf(`%w: enforcement %q is not "auto", "required" or "none"`, volume.ErrInvalid, s)
 }
 
 func parseOverprovision(factor *float64) (float64, error) {
@@ -198,23 +193,23 @@ func parseOverprovision(factor *float64) (float64, error) {
 	case factor == nil:
 		return 1, nil
 	case *factor <= 0 || *factor > 1000 || math.IsNaN(*factor):
-		return 0, fmt.Errorf("%w: overprovision %v is not a factor above 0 and up to 1000", ErrInvalid, *factor)
+		return 0, fmt.Errorf("%w: overprovision %v is not a factor above 0 and up to 1000", volume.ErrInvalid, *factor)
 	}
 	return *factor, nil
 }
 
 // parseReserve takes a string, or a plain number of bytes.
-func parseReserve(raw json.RawMessage) (Reserve, error) {
+func parseReserve(raw json.RawMessage) (volume.Reserve, error) {
 	if raw == nil {
-		return Reserve{}, nil
+		return volume.Reserve{}, nil
 	}
 	var text string
 	if err := json.Unmarshal(raw, &text); err != nil {
 		text = string(raw)
 	}
-	reserve, err := ParseReserve(text)
+	reserve, err := volume.ParseReserve(text)
 	if err != nil {
-		return Reserve{}, fmt.Errorf("reserve: %w", err)
+		return volume.Reserve{}, fmt.Errorf("reserve: %w", err)
 	}
 	return reserve, nil
 }
@@ -226,7 +221,7 @@ func parseAllocation(s string) (loop.Allocation, error) {
 	case "thin":
 		return loop.Thin, nil
 	}
-	return 0, fmt.Errorf(`%w: allocation %q is not "thick" or "thin"`, ErrInvalid, s)
+	return 0, fmt.Errorf(`%w: allocation %q is not "thick" or "thin"`, volume.ErrInvalid, s)
 }
 
 func parseRelabel(s string) (label.Scope, error) {
@@ -238,48 +233,48 @@ func parseRelabel(s string) (label.Scope, error) {
 	case "none":
 		return label.None, nil
 	}
-	return 0, fmt.Errorf(`%w: relabel %q is not "root", "recursive" or "none"`, ErrInvalid, s)
+	return 0, fmt.Errorf(`%w: relabel %q is not "root", "recursive" or "none"`, volume.ErrInvalid, s)
 }
 
 // conflicts are the problems of pools with each other. Only the paths as written
 // are compared: to follow links would be to touch a disk that may hang. That two
 // pools are one directory all the same, or lie one in the other, is noticed when they
-// are looked at.
+// are checked.
 func conflicts(configs []Config) []error {
 	var problems []error
 	for i, a := range configs {
 		for j, b := range configs {
 			if i != j && a.SnapshotPath != "" && b.Path != "" && (a.SnapshotPath == b.Path || within(a.SnapshotPath, b.Path)) {
-				problems = append(problems, fmt.Errorf("%w: the snapshotPath of pool %q lies in pool %q", ErrInvalid, a.Name, b.Name))
+				problems = append(problems, fmt.Errorf("%w: the snapshotPath of pool %q lies in pool %q", volume.ErrInvalid, a.Name, b.Name))
 			}
 		}
 		for _, b := range configs[:i] {
-			if a.Name == b.Name && a.Name != (Name{}) {
-				problems = append(problems, fmt.Errorf("%w: two pools are named %q", ErrInvalid, a.Name))
+			if a.Name == b.Name && a.Name != (volume.PoolName{}) {
+				problems = append(problems, fmt.Errorf("%w: two pools are named %q", volume.ErrInvalid, a.Name))
 			}
 			switch {
 			case a.Path == "" || b.Path == "":
 			case a.Path == b.Path:
-				problems = append(problems, fmt.Errorf("%w: pools %q and %q have the same path %s", ErrInvalid, b.Name, a.Name, a.Path))
+				problems = append(problems, fmt.Errorf("%w: pools %q and %q have the same path %s", volume.ErrInvalid, b.Name, a.Name, a.Path))
 			case within(a.Path, b.Path) || within(b.Path, a.Path):
-				problems = append(problems, fmt.Errorf("%w: pools %q (%s) and %q (%s) lie one in the other", ErrInvalid, b.Name, b.Path, a.Name, a.Path))
+				problems = append(problems, fmt.Errorf("%w: pools %q (%s) and %q (%s) lie one in the other", volume.ErrInvalid, b.Name, b.Path, a.Name, a.Path))
 			}
 		}
 	}
 	return problems
 }
 
-// within tells whether a path lies below another.
+// within reports whether a path lies below another.
 func within(path, parent string) bool {
 	return strings.HasPrefix(path, strings.TrimSuffix(parent, "/")+"/")
 }
 
-// reservedName is the directory of the pool in which its snapshots lie; empty if
-// they lie elsewhere.
+// reservedName is the directory of the pool in which its snapshots lie, or else the one that is excepted; empty if
+// there is neither.
 func (c Config) reservedName() string {
 	below, ok := strings.CutPrefix(c.SnapshotPath, c.Path+"/")
 	if !ok {
-		return ""
+		return c.Except
 	}
 	name, _, _ := strings.Cut(below, "/")
 	return name

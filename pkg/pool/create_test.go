@@ -12,6 +12,7 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/label"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
@@ -75,16 +76,16 @@ func TestCreateRefusesANameThatIsTaken(t *testing.T) {
 		b := newBench(t, t.TempDir())
 		b.start(`[{"name":"legacy","path":"pool"},{"name":"other","path":"other"}]`)
 		b.create("pvc-1", 2*mib)
-		other, err := pool.ParseName("other")
+		other, err := volume.ParsePoolName("other")
 		must(t, err)
 		for name, request := range map[string]pool.Request{
-			"larger":       {Range: pool.Range{Required: 3 * mib}},
-			"smaller":      {Range: pool.Range{Required: mib, Limit: mib}},
-			"another pool": {Pool: other, Range: pool.Range{Required: 2 * mib}},
-			"inline":       {Range: pool.Range{Required: 2 * mib}, Inline: true},
+			"larger":       {Range: volume.Range{Required: 3 * mib}},
+			"smaller":      {Range: volume.Range{Required: mib, Limit: mib}},
+			"another pool": {Pool: other, Range: volume.Range{Required: 2 * mib}},
+			"inline":       {Range: volume.Range{Required: 2 * mib}, Inline: true},
 		} {
 			request.ID = id(t, "pvc-1")
-			if _, err := b.Create(t.Context(), request); !errors.Is(err, pool.ErrExists) {
+			if _, err := b.Create(t.Context(), request); !errors.Is(err, volume.ErrExists) {
 				t.Errorf("%s: %v, want ErrExists", name, err)
 			}
 		}
@@ -95,16 +96,16 @@ func TestCreateRefusesANameThatIsTaken(t *testing.T) {
 func TestCreateRefusesSizesThatNoVolumeCanHave(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		for _, c := range []struct {
-			r    pool.Range
+			r    volume.Range
 			want error
 		}{
-			{pool.Range{Required: -1}, pool.ErrInvalid},
-			{pool.Range{Limit: -1}, pool.ErrInvalid},
-			{pool.Range{Required: 2, Limit: 1}, pool.ErrOutOfRange},
-			{pool.Range{Required: 1, Limit: 100}, pool.ErrOutOfRange}, // not a whole block
-			{pool.Range{Required: math.MaxInt64}, pool.ErrOutOfRange},
-			{pool.Range{Required: 1<<53 - 1}, pool.ErrOutOfRange}, // in whole blocks more than is recorded
-			{pool.Range{Required: 1 << 52}, pool.ErrNoSpace},
+			{volume.Range{Required: -1}, volume.ErrInvalid},
+			{volume.Range{Limit: -1}, volume.ErrInvalid},
+			{volume.Range{Required: 2, Limit: 1}, volume.ErrOutOfRange},
+			{volume.Range{Required: 1, Limit: 100}, volume.ErrOutOfRange}, // not a whole block
+			{volume.Range{Required: math.MaxInt64}, volume.ErrOutOfRange},
+			{volume.Range{Required: 1<<53 - 1}, volume.ErrOutOfRange}, // in whole blocks more than is recorded
+			{volume.Range{Required: 1 << 52}, volume.ErrNoSpace},
 		} {
 			_, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-1"), Range: c.r})
 			if !errors.Is(err, c.want) {
@@ -119,7 +120,7 @@ func TestCreateRefusesSizesThatNoVolumeCanHave(t *testing.T) {
 func TestASizeThatWasNotAskedForIsOneGiBOrTheLimit(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		for limit, want := range map[int64]int64{0: gib, 2 * gib: gib, 10000: 8192} {
-			v, err := b.Create(t.Context(), pool.Request{ID: id(t, fmt.Sprint("pvc-", limit)), Range: pool.Range{Limit: limit}})
+			v, err := b.Create(t.Context(), pool.Request{ID: id(t, fmt.Sprint("pvc-", limit)), Range: volume.Range{Limit: limit}})
 			must(t, err)
 			if v.Bytes != want {
 				t.Errorf("limit %d: %d bytes, want %d", limit, v.Bytes, want)
@@ -138,11 +139,11 @@ func TestAnyNumberOfCallsAtOnceCannotOversell(t *testing.T) {
 		for i := range 32 {
 			calls.Go(func() {
 				name := fmt.Sprintf("pvc-%d", i)
-				_, err := b.Create(t.Context(), pool.Request{ID: id(t, name), Range: pool.Range{Required: size}})
+				_, err := b.Create(t.Context(), pool.Request{ID: id(t, name), Range: volume.Range{Required: size}})
 				switch {
 				case err == nil:
 					made.Store(name, true)
-				case errors.Is(err, pool.ErrNoSpace):
+				case errors.Is(err, volume.ErrNoSpace):
 					refused.Store(name, true)
 				default:
 					t.Error(err)
@@ -179,8 +180,8 @@ func TestCapacityFollowsPromisesNotUse(t *testing.T) {
 		if got := before - b.capacity(); got < 100*mib || got > 101*mib {
 			t.Errorf("a promise of 100 MiB took %d", got)
 		}
-		_, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-2"), Range: pool.Range{Required: 200 * mib}})
-		wantError(t, err, pool.ErrNoSpace)
+		_, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-2"), Range: volume.Range{Required: 200 * mib}})
+		wantError(t, err, volume.ErrNoSpace)
 		// What the volume holds is inside its promise.
 		must(t, os.WriteFile(b.path("pool", "pvc-1", "data"), make([]byte, 50*mib), 0o644))
 		if got := before - b.capacity(); got < 100*mib || got > 101*mib {
@@ -223,8 +224,8 @@ func TestAFullDiskLeavesNothingHalfMade(t *testing.T) {
 		b.create("pvc-1", mib)
 		// Creation finds no room for the record, after the ledger let it pass.
 		fill(t, b.path("filler"))
-		_, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-2"), Range: pool.Range{Required: 4096}})
-		wantError(t, err, pool.ErrNoSpace)
+		_, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-2"), Range: volume.Range{Required: 4096}})
+		wantError(t, err, volume.ErrNoSpace)
 		wantGone(t, b.path("pool", "pvc-2"))
 		b.wantClean()
 		must(t, os.Remove(b.path("filler")))
@@ -276,15 +277,15 @@ func TestALostVolumeIsNotMadeAgain(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.create("pvc-1", mib)
 		must(t, os.Rename(b.path("pool", "pvc-1"), b.path("elsewhere")))
-		_, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-1"), Range: pool.Range{Required: mib}})
-		wantError(t, err, pool.ErrDamaged)
+		_, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-1"), Range: volume.Range{Required: mib}})
+		wantError(t, err, volume.ErrLost)
 		wantGone(t, b.path("pool", "pvc-1"))
 		// Listed, abnormal.
-		page, _ := b.List(t.Context(), pool.VolumeID{}, 10)
+		page, _ := b.List(t.Context(), volume.ID{}, 10)
 		if len(page) != 1 || !page[0].Lost || !page[0].Condition.Abnormal {
 			t.Errorf("list %+v, want the lost volume as abnormal", page)
 		}
-		wantError(t, b.publish("pvc-1", "a"), pool.ErrNotFound)
+		wantError(t, b.publish("pvc-1", "a"), volume.ErrNotFound)
 		// It comes back when its directory does.
 		must(t, os.Rename(b.path("elsewhere"), b.path("pool", "pvc-1")))
 		must(t, b.publish("pvc-1", "a"))
@@ -313,7 +314,7 @@ func TestADirectoryOfTheEarlierDriverIsServed(t *testing.T) {
 		if v.Lost || v.Condition.Abnormal || v.Bytes < gib {
 			t.Errorf("volume %+v, want one of the pool's size, in order", v)
 		}
-		// Creating it again is the retry of a call that the earlier driver answered.
+		// Creating it again is the retry of a call that the upstream KubeVirt driver answered.
 		if again := b.create("pvc-old", mib); again.Bytes != v.Bytes {
 			t.Errorf("created again it has %d bytes, want %d", again.Bytes, v.Bytes)
 		}
@@ -339,12 +340,12 @@ func TestWhatIsNoVolumeIsLeftAlone(t *testing.T) {
 		b.start(`[{"name":"local","path":"pool","snapshotPath":"pool/csi-snapshots/here","snapshotProvider":"reflink"}]`)
 		b.wantVolumes()
 		for _, name := range []string{"csi-snapshots", "file", "link"} {
-			wantError(t, b.Delete(t.Context(), id(t, name)), pool.ErrNotFound)
-			wantError(t, b.publish(name, "a"), pool.ErrNotFound)
+			wantError(t, b.Delete(t.Context(), id(t, name)), volume.ErrNotFound)
+			wantError(t, b.publish(name, "a"), volume.ErrNotFound)
 		}
 		// Their names are not free, either.
 		for _, name := range []string{"csi-snapshots", "file", "link"} {
-			if _, err := b.Create(t.Context(), pool.Request{ID: id(t, name), Range: pool.Range{Required: mib}}); err == nil {
+			if _, err := b.Create(t.Context(), pool.Request{ID: id(t, name), Range: volume.Range{Required: mib}}); err == nil {
 				t.Errorf("created the volume %s over what is there", name)
 			}
 		}
@@ -369,9 +370,9 @@ func TestTheDefaultPool(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				b := newBench(t, t.TempDir())
 				b.start(datadir)
-				v, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-1"), Range: pool.Range{Required: mib}})
+				v, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-1"), Range: volume.Range{Required: mib}})
 				if want == "" {
-					wantError(t, err, pool.ErrInvalid)
+					wantError(t, err, volume.ErrInvalid)
 				} else if err != nil || v.Pool.String() != want {
 					t.Errorf("pool %q, %v; want %q", v.Pool, err, want)
 				}

@@ -16,6 +16,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind/bindtest"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
@@ -26,7 +27,7 @@ func TestDeleteRemovesAVolumeAndAllItHolds(t *testing.T) {
 		must(t, os.WriteFile(b.path("pool", "pvc-1", "a", "file"), nil, 0o400))
 		b.delete("pvc-1")
 		wantGone(t, b.path("pool", "pvc-1"))
-		wantError(t, b.Delete(t.Context(), id(t, "pvc-1")), pool.ErrNotFound)
+		wantError(t, b.Delete(t.Context(), id(t, "pvc-1")), volume.ErrNotFound)
 		b.wantVolumes()
 		b.wantClean()
 	})
@@ -53,14 +54,14 @@ func TestAPublishedVolumeIsNotDeleted(t *testing.T) {
 		must(t, os.WriteFile(b.path("pool", "pvc-1", "data"), nil, 0o644))
 		must(t, b.publish("pvc-1", "a"))
 		err := b.Delete(t.Context(), id(t, "pvc-1"))
-		wantError(t, err, pool.ErrInUse)
+		wantError(t, err, volume.ErrInUse)
 		if !strings.Contains(err.Error(), b.path("pods", "a")) {
 			t.Errorf("%v does not tell where the volume is published", err)
 		}
 		// An unmount that failed never leads to a delete.
 		release := b.mounts.Hold(b.target("a"))
-		wantError(t, b.unpublish("pvc-1", "a"), pool.ErrInUse)
-		wantError(t, b.Delete(t.Context(), id(t, "pvc-1")), pool.ErrInUse)
+		wantError(t, b.unpublish("pvc-1", "a"), volume.ErrInUse)
+		wantError(t, b.Delete(t.Context(), id(t, "pvc-1")), volume.ErrInUse)
 		release()
 		if _, err := os.Stat(b.path("pool", "pvc-1", "data")); err != nil {
 			t.Error(err)
@@ -79,7 +80,7 @@ func TestAVolumeWhoseInsideIsMountedIsNotDeleted(t *testing.T) {
 		must(t, err)
 		defer func() { must(t, sub.Close()) }()
 		must(t, b.mounts.Publish(sub, b.target("subpath"), bind.Flags{}))
-		wantError(t, b.Delete(t.Context(), id(t, "pvc-1")), pool.ErrInUse)
+		wantError(t, b.Delete(t.Context(), id(t, "pvc-1")), volume.ErrInUse)
 		must(t, b.mounts.Unpublish(b.target("subpath"), nil))
 		b.delete("pvc-1")
 	})
@@ -152,10 +153,10 @@ func TestDeleteOfAnUnknownVolumeWaitsForAPoolThatIsAway(t *testing.T) {
 		must(t, os.Mkdir(b.path("away"), 0o750))
 		b.start(`[{"name":"local","path":"pool"},{"name":"away","path":"away","requireMount":true}]`)
 		// It may be in the pool that is away: saying that it is gone would leak it.
-		wantError(t, b.Delete(t.Context(), id(t, "pvc-1")), pool.ErrUnavailable)
-		local, err := pool.ParseName("local")
+		wantError(t, b.Delete(t.Context(), id(t, "pvc-1")), volume.ErrUnavailable)
+		local, err := volume.ParsePoolName("local")
 		must(t, err)
-		_, err = b.Create(t.Context(), pool.Request{ID: id(t, "pvc-2"), Pool: local, Range: pool.Range{Required: mib}})
+		_, err = b.Create(t.Context(), pool.Request{ID: id(t, "pvc-2"), Pool: local, Range: volume.Range{Required: mib}})
 		must(t, err)
 		b.delete("pvc-2")
 		if left := names(t, b.path("away")); len(left) > 0 {
@@ -168,7 +169,7 @@ func TestAnInlineVolumeLivesAsLongAsItsPublications(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		inline := func(target string) error {
 			return b.PublishInline(t.Context(),
-				pool.Request{ID: id(t, "csi-1"), Range: pool.Range{Required: mib}},
+				pool.Request{ID: id(t, "csi-1"), Range: volume.Range{Required: mib}},
 				pool.Publication{ID: id(t, "csi-1"), Target: b.target(target)})
 		}
 		must(t, inline("a"))
@@ -177,7 +178,7 @@ func TestAnInlineVolumeLivesAsLongAsItsPublications(t *testing.T) {
 		must(t, b.unpublish("csi-1", "a"))
 		b.wantVolumes("csi-1")
 		release := b.mounts.Hold(b.target("b"))
-		wantError(t, b.unpublish("csi-1", "b"), pool.ErrInUse)
+		wantError(t, b.unpublish("csi-1", "b"), volume.ErrInUse)
 		b.wantVolumes("csi-1")
 		release()
 		must(t, b.unpublish("csi-1", "b"))
@@ -187,7 +188,7 @@ func TestAnInlineVolumeLivesAsLongAsItsPublications(t *testing.T) {
 	})
 }
 
-// Until the pool was looked at nobody knows that the volume is inline. An answer of success
+// Until the pool was checked nobody knows that the volume is inline. An answer of success
 // would be the last that kubelet asks about it.
 func TestAnInlineVolumeGoesWhenItsPoolIsStillBeingOpened(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -198,14 +199,14 @@ func TestAnInlineVolumeGoesWhenItsPoolIsStillBeingOpened(t *testing.T) {
 		const datadir = `[{"name":"local","path":"pool","requireMount":true}]`
 		b.start(datadir)
 		must(t, b.PublishInline(t.Context(),
-			pool.Request{ID: id(t, "csi-1"), Range: pool.Range{Required: mib}},
+			pool.Request{ID: id(t, "csi-1"), Range: volume.Range{Required: mib}},
 			pool.Publication{ID: id(t, "csi-1"), Target: b.target("a")}))
 		must(t, b.Close(t.Context()))
 
 		opened := make(chan struct{})
 		mounts.until.Store(&opened)
 		b.begin("node-1", datadir)
-		wantError(t, b.unpublish("csi-1", "a"), pool.ErrUnavailable)
+		wantError(t, b.unpublish("csi-1", "a"), volume.ErrUnavailable)
 		wantGone(t, b.path("pods", "a"))
 		mounts.until.Store(nil)
 		close(opened)
@@ -232,9 +233,9 @@ func TestAnInlineVolumeThatCannotBePublishedIsNotLeft(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		must(t, os.WriteFile(b.path("pods", "a"), []byte("x"), 0o644))
 		err := b.PublishInline(t.Context(),
-			pool.Request{ID: id(t, "csi-1"), Range: pool.Range{Required: mib}},
+			pool.Request{ID: id(t, "csi-1"), Range: volume.Range{Required: mib}},
 			pool.Publication{ID: id(t, "csi-1"), Target: b.target("a")})
-		wantError(t, err, pool.ErrExists)
+		wantError(t, err, volume.ErrExists)
 		b.wantVolumes()
 		b.wantClean()
 	})
@@ -248,7 +249,7 @@ func TestAVolumeForOneTargetIsRefusedASecond(t *testing.T) {
 		}
 		must(t, single("a"))
 		must(t, single("a"))
-		wantError(t, single("b"), pool.ErrInUse)
+		wantError(t, single("b"), volume.ErrInUse)
 		wantGone(t, b.path("pods", "b"))
 		must(t, b.unpublish("pvc-1", "a"))
 		must(t, single("b"))
@@ -260,8 +261,8 @@ func TestUnpublishDoesNotTakeAnotherVolumesMount(t *testing.T) {
 		b.create("pvc-1", mib)
 		b.create("pvc-2", mib)
 		must(t, b.publish("pvc-1", "a"))
-		wantError(t, b.unpublish("pvc-2", "a"), pool.ErrInUse)
-		wantError(t, b.unpublish("absent", "a"), pool.ErrInUse)
+		wantError(t, b.unpublish("pvc-2", "a"), volume.ErrInUse)
+		wantError(t, b.unpublish("absent", "a"), volume.ErrInUse)
 		must(t, b.unpublish("pvc-1", "a"))
 	})
 }
@@ -275,7 +276,7 @@ func TestUnpublishTakesItsOwnOffAndNotWhatIsBelow(t *testing.T) {
 		must(t, err)
 		must(t, b.mounts.Stack(over, b.target("a")))
 		must(t, over.Close())
-		wantError(t, b.unpublish("pvc-2", "a"), pool.ErrInUse)
+		wantError(t, b.unpublish("pvc-2", "a"), volume.ErrInUse)
 		_, err = b.Stats(t.Context(), id(t, "pvc-1"), b.target("a"))
 		must(t, err)
 		must(t, b.unpublish("pvc-1", "a"))
@@ -334,7 +335,7 @@ func TestStats(t *testing.T) {
 		b.create("pvc-1", mib)
 		b.create("pvc-2", mib)
 		_, err := b.Stats(t.Context(), id(t, "pvc-1"), b.target("a"))
-		wantError(t, err, pool.ErrNotFound)
+		wantError(t, err, volume.ErrNotFound)
 		must(t, b.publish("pvc-1", "a"))
 		stats, err := b.Stats(t.Context(), id(t, "pvc-1"), b.target("a"))
 		must(t, err)
@@ -342,9 +343,9 @@ func TestStats(t *testing.T) {
 			t.Errorf("stats %+v, want the pool's numbers, and that the size is not enforced", stats)
 		}
 		_, err = b.Stats(t.Context(), id(t, "pvc-2"), b.target("a"))
-		wantError(t, err, pool.ErrNotFound)
+		wantError(t, err, volume.ErrNotFound)
 		_, err = b.Stats(t.Context(), id(t, "none"), b.target("a"))
-		wantError(t, err, pool.ErrNotFound)
+		wantError(t, err, volume.ErrNotFound)
 		// The directory is lost under the mount.
 		must(t, os.Rename(b.path("pool", "pvc-1"), b.path("elsewhere")))
 		stats, err = b.Stats(t.Context(), id(t, "pvc-1"), b.target("a"))
@@ -360,7 +361,7 @@ func TestCallsThatAreCancelledDoNothing(t *testing.T) {
 		b.create("pvc-1", mib)
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
-		_, err := b.Create(ctx, pool.Request{ID: id(t, "pvc-2"), Range: pool.Range{Required: mib}})
+		_, err := b.Create(ctx, pool.Request{ID: id(t, "pvc-2"), Range: volume.Range{Required: mib}})
 		wantError(t, err, context.Canceled)
 		wantError(t, b.Delete(ctx, id(t, "pvc-1")), context.Canceled)
 		b.wantVolumes("pvc-1")
@@ -372,12 +373,12 @@ func TestLocks(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		unlock, err := b.Lock(id(t, "a"))
 		must(t, err)
-		if _, err := b.Lock(id(t, "a")); !errors.Is(err, pool.ErrBusy) {
+		if _, err := b.Lock(id(t, "a")); !errors.Is(err, volume.ErrBusy) {
 			t.Errorf("a second lock on one volume: %v, want ErrBusy", err)
 		}
 		other, err := b.LockTarget(id(t, "b"), b.target("x"))
 		must(t, err)
-		if _, err := b.LockTarget(id(t, "c"), b.target("x")); !errors.Is(err, pool.ErrBusy) {
+		if _, err := b.LockTarget(id(t, "c"), b.target("x")); !errors.Is(err, volume.ErrBusy) {
 			t.Errorf("a second lock on one target: %v, want ErrBusy", err)
 		}
 		// The volume of the refused call is free.

@@ -4,32 +4,35 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"syscall"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/ledger"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 	"kubevirt.io/hostpath-provisioner/pkg/trace"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
 // Expand raises the size of a published volume while it is in use, and answers its
 // size. A volume that is large enough already stays as it is. The caller holds the
 // volume's lock; the mode may be empty, for either. Errors: ErrInvalid, ErrNotFound,
-// ErrOutOfRange for less than the volume has and for more than the pool can promise,
-// ErrNoSpace for a filesystem that is full all the same, ErrUnavailable, ErrDamaged.
-func (s *Set) Expand(ctx context.Context, id VolumeID, at bind.Target, mode Mode, r Range) (int64, error) {
-	if err := r.check(); err != nil {
+// ErrOutOfRange for less than the volume has, ErrCannotGrow for more than the pool can
+// promise or its filesystem has, ErrUnavailable, ErrDamagedRecord, ErrLost, ErrIO,
+// ErrAmbiguous.
+func (s *Set) Expand(ctx context.Context, id volume.ID, at bind.Target, mode volume.Mode, r volume.Range) (int64, error) {
+	if err := r.Check(); err != nil {
 		return 0, err
 	}
-	v, err := s.find(id, Name{})
+	v, err := s.find(id, volume.PoolName{})
 	if err != nil {
 		return 0, err
 	}
 	defer v.close()
-	if err := v.entry.usable(id); err != nil {
+	if err := v.entry.Usable(id); err != nil {
 		return 0, err
 	}
 	if mode != "" {
-		err = v.entry.usedAs(mode)
+		err = v.entry.UsedAs(mode)
 	}
 	if err == nil {
 		err = s.publishedAt(v, at)
@@ -44,37 +47,40 @@ func (s *Set) Expand(ctx context.Context, id VolumeID, at bind.Target, mode Mode
 	return bytes, nil
 }
 
-func (v *found) expand(ctx context.Context, r Range) (int64, error) {
-	unlock, err := v.session.lockToPromise(ctx, v.id)
+func (v *found) expand(ctx context.Context, r volume.Range) (int64, error) {
+	unlock, err := v.visit.lockToPromise(ctx, v.id)
 	if err != nil {
 		return 0, err
 	}
 	defer unlock()
-	if err := v.session.loadShared(); err != nil {
+	if err := v.visit.loadShared(); err != nil {
 		return 0, err
 	}
 	if err := v.again(); err != nil {
 		return 0, err
 	}
-	space, err := v.session.space()
+	space, err := v.visit.store.Space()
 	if err != nil {
 		return 0, err
 	}
-	has := v.session.pool.volume(v.id, v.entry.card(), space).Bytes
+	has := v.visit.pool.volume(v.id, cardOf(v.entry), space).Bytes
 	switch {
 	case r.Limit > 0 && r.Limit < has:
-		return 0, fmt.Errorf("%w: it has %d bytes, and volumes do not shrink", ErrOutOfRange, has)
+		return 0, fmt.Errorf("%w: it has %d bytes, and volumes do not shrink", volume.ErrOutOfRange, has)
 	case r.Required <= has:
-		return has, errors.Join(v.session.restoreIfLimited(v.id, v.entry), v.growDevices())
-	case v.entry.record != nil && v.entry.record.Quota != "" && !v.session.enforced(v.entry.card()):
+		return has, errors.Join(v.visit.restoreIfLimited(v.id, v.entry), v.growDevices())
+	case v.entry.Record != nil && v.entry.Record.Quota != "" && !v.visit.keeper.Enforces(cardOf(v.entry)):
 		return 0, fmt.Errorf("%w: the volume was made under a limit of %s, which the pool cannot change as it is mounted and configured now",
-			ErrUnavailable, v.entry.record.Quota)
-	case v.entry.record == nil:
-		return 0, fmt.Errorf("%w: it came without a promise and has its pool's size", ErrOutOfRange)
+			volume.ErrCannotGrow, v.entry.Record.Quota)
+	case v.entry.Record == nil:
+		return 0, fmt.Errorf("%w: it came without a promise and has its pool's size", volume.ErrCannotGrow)
 	case space.ReadOnly:
-		return 0, v.session.pool.unavailable(syscall.EROFS)
+		return 0, fmt.Errorf("%w: pool %q is read-only", volume.ErrCannotGrow, v.visit.pool.config.Name)
 	}
-	bytes, err := r.promise(unit(v.entry.mode(), space))
+	bytes, err := r.Promise(unit(v.entry.Mode(), space))
+	if err != nil && r.Limit == 0 {
+		return 0, fmt.Errorf("%w: %v", volume.ErrCannotGrow, err)
+	}
 	if err != nil {
 		return 0, err
 	}
@@ -84,81 +90,76 @@ func (v *found) expand(ctx context.Context, r Range) (int64, error) {
 	if err := ctx.Err(); err != nil {
 		return 0, err
 	}
-	held, err := v.session.pool.reserve(space, bytes-has)
+	held, err := v.visit.pool.ledger.Reserve(space, bytes-has)
 	if err != nil {
-		return 0, fmt.Errorf("%w: %v", ErrOutOfRange, err)
+		return 0, fmt.Errorf("%w: %v", volume.ErrCannotGrow, err)
 	}
-	defer held.release()
-	if err := v.grow(ctx, bytes, held); err != nil {
+	defer held.Release()
+	err = v.grow(ctx, bytes, held)
+	if errors.Is(err, volume.ErrNoSpace) {
+		err = fmt.Errorf("%w: %w", volume.ErrCannotGrow, err)
+	}
+	if err != nil {
 		return 0, err
 	}
 	return bytes, nil
 }
 
-// grow writes the new promise and then lets the kernel keep it. After a crash in
+// grow writes the new promise and then lets the kernel enforce it. After a crash in
 // between, start-up raises the limit to the record. The file of a block volume comes
 // first, for it may not fit; start-up raises the record to a file that is larger.
-func (v *found) grow(ctx context.Context, bytes int64, held *reservation) error {
-	s := v.session
-	grown := *v.entry.record
+func (v *found) grow(ctx context.Context, bytes int64, held *ledger.Reservation) error {
+	s := v.visit
+	grown := *v.entry.Record
 	grown.Bytes = bytes
-	e := entry{record: &grown, present: true}
+	e := store.Entry{Record: &grown, Present: true}
 	var had int64 // what the file of a block volume had
-	if v.entry.block() {
+	if v.entry.Block() {
 		var err error
 		step := trace.Begin(ctx, "make the file larger")
-		had, err = v.growFile(ctx, e)
+		had, err = v.growContent(ctx, e)
 		if step.EndWith(err) != nil {
 			return noSpace(err)
 		}
 	}
-	if err := trace.Step(ctx, "write the record", func() error { return writeRecord(s.volumes, &grown) }); err != nil {
+	if err := trace.Step(ctx, "write the record", func() error { return s.store.WriteRecord(&grown) }); err != nil {
 		if againErr := v.again(); againErr != nil {
 			// Which record there is now is not known. A file that is too large does no harm.
 			return errors.Join(noSpace(err), againErr)
 		}
 		return errors.Join(noSpace(err), v.cutFile(had))
 	}
-	held.commit(v.id, e)
-	if v.entry.block() {
+	held.Commit(v.id, cardOf(e))
+	if v.entry.Block() {
 		return trace.Step(ctx, "make the devices larger", v.growDevices)
 	}
-	return trace.Step(ctx, "set the limit", func() error { return s.limit(v.dir, e) })
-}
-
-// limit lets the kernel keep the size of a volume, where it does.
-func (s *session) limit(d *dir.Dir, e entry) error {
-	c := e.card()
-	if !s.enforced(c) {
-		return nil
-	}
-	return s.quota.Limit(d, c.quotaID(), s.pool.limits(c))
+	return trace.Step(ctx, "set the limit", func() error { return s.keeper.Apply(v.dir, cardOf(e)) })
 }
 
 // again reads the volume anew: another node may have changed it before this one had
 // the lock, and a record whose writing failed may be there all the same.
 func (v *found) again() error {
-	if err := v.lookAgain(); err != nil {
+	if err := v.reread(); err != nil {
 		return err
 	}
-	return v.entry.usable(v.id)
+	return v.entry.Usable(v.id)
 }
 
 // restoreIfLimited makes a repeated call finish what the first had left.
-func (s *session) restoreIfLimited(id VolumeID, e entry) error {
-	if c := e.card(); s.enforced(c) {
-		return s.restoreLimit(id, c)
+func (v *visit) restoreIfLimited(id volume.ID, e store.Entry) error {
+	if c := cardOf(e); v.keeper.Enforces(c) {
+		return v.restoreLimit(id, c)
 	}
 	return nil
 }
 
 // publishedAt answers ErrNotFound unless the volume is published at the path.
 func (s *Set) publishedAt(v *found, at bind.Target) error {
-	if v.entry.block() {
+	if v.entry.Block() {
 		return s.publishedDeviceAt(v, at)
 	}
 	err := s.publishedDirAt(v, at)
-	if !errors.Is(err, ErrNotFound) {
+	if !errors.Is(err, volume.ErrNotFound) {
 		return err
 	}
 	if _, ok, fileErr := v.file(); ok && fileErr == nil {
@@ -168,17 +169,17 @@ func (s *Set) publishedAt(v *found, at bind.Target) error {
 }
 
 func (s *Set) publishedDirAt(v *found, at bind.Target) error {
-	d, err := v.session.pool.options.Mounts.Open(at)
-	if isMissing(err) || errors.Is(err, bind.ErrTarget) {
-		return fmt.Errorf("%w: %w", ErrNotFound, err)
+	d, err := v.visit.pool.options.Mounts.Open(at)
+	if dir.IsMissing(err) || errors.Is(err, bind.ErrTarget) {
+		return fmt.Errorf("%w: %w", volume.ErrNotFound, err)
 	}
 	if err != nil {
 		return err
 	}
 	defer func() { _ = d.Close() }()
-	same, err := sameDir(d, v.dir)
+	same, err := d.Same(v.dir)
 	if err == nil && !same {
-		err = fmt.Errorf("%w: it is not published at %s", ErrNotFound, at)
+		err = fmt.Errorf("%w: it is not published at %s", volume.ErrNotFound, at)
 	}
 	return err
 }

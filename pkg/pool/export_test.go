@@ -1,9 +1,13 @@
 package pool
 
-import "kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+import (
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
+)
 
 // LockVolume takes the lock of a volume as another node of a shared pool does, whose own
 // directory is given.
-func LockVolume(own *dir.Dir, id VolumeID) (unlock func(), err error) {
-	return own.TryLockByte(lockName, volumeByte(id))
+func LockVolume(own *dir.Dir, id volume.ID) (unlock func(), err error) {
+	return own.TryLockByte("lock", store.VolumeByte(id))
 }

@@ -22,6 +22,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota/quotatest"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
@@ -94,7 +95,7 @@ func (f *faulty) Release(fs *dir.Dir, id quota.ID) error {
 	return f.Fake.Release(fs, id)
 }
 
-func (f *faulty) detect(d *dir.Dir) (pool.Quota, error) {
+func (f *faulty) detect(d *dir.Dir) (quota.Facility, error) {
 	if f.off.Load() {
 		return nil, fmt.Errorf("%w: switch them on at %s", quota.ErrNone, d)
 	}
@@ -164,13 +165,13 @@ func TestAPoolThatIsSlowToOpenDoesNotHang(t *testing.T) {
 			b.create(fmt.Sprintf("pvc-%d", i), mib)
 		}
 		f.slow.Store(true)
-		b.restart(local) // waits until it was looked at, or that takes long
-		if err := b.Status()[0].Err; !errors.Is(err, pool.ErrUnavailable) || strings.Contains(err.Error(), "hangs") {
+		b.restart(local) // waits until it was checked, or that takes long
+		if err := b.Status()[0].Err; !errors.Is(err, volume.ErrUnavailable) || strings.Contains(err.Error(), "hangs") {
 			t.Errorf("error %v, want one that tells of the opening", err)
 		}
-		_, err := b.Create(t.Context(), pool.Request{ID: id(t, "new"), Range: pool.Range{Required: mib}})
-		wantError(t, err, pool.ErrUnavailable)
-		if errors.Is(err, pool.ErrNoSpace) {
+		_, err := b.Create(t.Context(), pool.Request{ID: id(t, "new"), Range: volume.Range{Required: mib}})
+		wantError(t, err, volume.ErrUnavailable)
+		if errors.Is(err, volume.ErrNoSpace) {
 			t.Errorf("%v would send the claim to another node", err)
 		}
 		f.slow.Store(false)
@@ -192,8 +193,8 @@ func TestQuotasThatGoAwayAndComeBackAreNoticed(t *testing.T) {
 		if v := b.create("pvc-2", mib); v.Enforced {
 			t.Error("a volume without a limit is said to be enforced")
 		}
-		_, err := b.Expand(t.Context(), id(t, "pvc-1"), b.target("a"), "", pool.Range{Required: 20 * mib})
-		wantError(t, err, pool.ErrUnavailable)
+		_, err := b.Expand(t.Context(), id(t, "pvc-1"), b.target("a"), "", volume.Range{Required: 20 * mib})
+		wantError(t, err, volume.ErrCannotGrow)
 
 		must(t, f.Fake.Limit(b.open("pvc-1"), b.carried("pvc-1"), quota.Limit{Bytes: mib}))
 		f.off.Store(false)
@@ -215,11 +216,11 @@ func TestAPoolThatMustEnforceStopsWhenItCannotAnyMore(t *testing.T) {
 		b.create("pvc-1", mib)
 		f.off.Store(true)
 		b.later(time.Minute)
-		if err := b.Status()[0].Err; !errors.Is(err, pool.ErrUnavailable) || !strings.Contains(err.Error(), "switch them on") {
+		if err := b.Status()[0].Err; !errors.Is(err, volume.ErrUnavailable) || !strings.Contains(err.Error(), "switch them on") {
 			t.Errorf("error %v, want one that says what to do", err)
 		}
-		_, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-2"), Range: pool.Range{Required: mib}})
-		wantError(t, err, pool.ErrNoSpace)
+		_, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-2"), Range: volume.Range{Required: mib}})
+		wantError(t, err, volume.ErrNoSpace)
 		if got := b.capacity(); got != 0 {
 			t.Errorf("capacity %d, want none", got)
 		}
@@ -237,7 +238,7 @@ func TestSwitchedOffMeansNoNewLimitsAndKeepsTheOld(t *testing.T) {
 			t.Errorf("volume %+v with id %d, want no limit", v, b.carried("pvc-2"))
 		}
 		must(t, b.publish("pvc-1", "a"))
-		bytes, err := b.Expand(t.Context(), id(t, "pvc-1"), b.target("a"), "", pool.Range{Required: 20 * mib})
+		bytes, err := b.Expand(t.Context(), id(t, "pvc-1"), b.target("a"), "", volume.Range{Required: 20 * mib})
 		must(t, err)
 		if bytes != 20*mib || b.limitOf("pvc-1") != 20*mib || !b.volume("pvc-1").Enforced {
 			t.Errorf("expanded to %d under a limit of %d, want 20 MiB", bytes, b.limitOf("pvc-1"))
@@ -275,7 +276,7 @@ func TestTheIDOfACreationThatFailedIsGivenBack(t *testing.T) {
 		t.Run(when, func(t *testing.T) {
 			withFaults(t, local, func(t *testing.T, b *bench, f *faulty) {
 				fault(f).Store(true)
-				_, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-1"), Range: pool.Range{Required: mib}})
+				_, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-1"), Range: volume.Range{Required: mib}})
 				wantError(t, err, errFault)
 				fault(f).Store(false)
 				b.later(time.Minute)
@@ -401,7 +402,7 @@ func TestLimitsThatComeBackDoNotUndoAnExpansion(t *testing.T) {
 			if err != nil {
 				continue // the look is at this very one
 			}
-			_, err = b.Expand(t.Context(), id(t, name), b.target(name), "", pool.Range{Required: 20 * mib})
+			_, err = b.Expand(t.Context(), id(t, name), b.target(name), "", volume.Range{Required: 20 * mib})
 			must(t, err)
 			unlock()
 		}
@@ -425,7 +426,7 @@ func TestPoolsOfTwoFilesystemsMayHaveOneIDEach(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, root)
 		quotas := map[string]*quotatest.Fake{"one": {As: quota.XFS}, "two": {As: quota.XFS}}
-		b.real = func(d *dir.Dir) (pool.Quota, error) { return quotas[filepath.Base(filepath.Dir(d.String()))], nil }
+		b.real = func(d *dir.Dir) (quota.Facility, error) { return quotas[filepath.Base(filepath.Dir(d.String()))], nil }
 		one, two := `{"name":"one","path":"one/pool"}`, `{"name":"two","path":"two/pool"}`
 		b.start("[" + one + "]")
 		b.create("pvc-1", mib)
@@ -434,7 +435,7 @@ func TestPoolsOfTwoFilesystemsMayHaveOneIDEach(t *testing.T) {
 		b.restart("[" + one + "," + two + "]")
 		for _, name := range []string{"pvc-1", "pvc-2"} {
 			must(t, b.publish(name, name))
-			_, err := b.Expand(t.Context(), id(t, name), b.target(name), "", pool.Range{Required: 2 * mib})
+			_, err := b.Expand(t.Context(), id(t, name), b.target(name), "", volume.Range{Required: 2 * mib})
 			must(t, err)
 			if v := b.volume(name); !v.Enforced || v.Condition.Abnormal {
 				t.Errorf("volume %+v, want it enforced and in order", v)
@@ -481,11 +482,11 @@ func TestAPanicGivesBackWhatWasReserved(t *testing.T) {
 		must(t, b.publishBlock("pvc-disk", "disk"))
 		for name, call := range map[string]func() error{
 			"a creation": func() error {
-				_, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-2"), Range: pool.Range{Required: mib}})
+				_, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-2"), Range: volume.Range{Required: mib}})
 				return err
 			},
 			"an expansion": func() error {
-				_, err := b.Expand(t.Context(), id(t, "pvc-disk"), b.target("disk"), pool.ModeBlock, pool.Range{Required: 8 * mib})
+				_, err := b.Expand(t.Context(), id(t, "pvc-disk"), b.target("disk"), volume.ModeBlock, volume.Range{Required: 8 * mib})
 				return err
 			},
 		} {
@@ -536,7 +537,7 @@ func TestAVolumeThatCannotBeReadIsLoggedWhenThatChanges(t *testing.T) {
 		want := func(when string, lines int) {
 			t.Helper()
 			b.later(3 * time.Minute)
-			if got := said.count("a volume cannot be read"); got != lines {
+			if got := said.count("failed to read a volume"); got != lines {
 				t.Errorf("%s: the log tells it %d times, want %d", when, got, lines)
 			}
 		}

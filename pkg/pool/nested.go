@@ -8,10 +8,12 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
-// roots are where the pools of a process were when they were last looked at. So it is told
-// that one lies in another without a look at a disk that may hang. The zero value is ready
+// roots are where the pools of a process were when they were last checked. So it is known
+// that one lies in another without a check at a disk that may hang. The zero value is ready
 // for use.
 type roots struct {
 	mu sync.Mutex
@@ -24,7 +26,7 @@ type root struct {
 }
 
 // settle notes where a pool is, and answers where the others are. Those that came before
-// look again: this one may lie in them.
+// check again: this one may lie in them.
 func (r *roots) settle(p *Pool, at root) map[*Pool]root {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -40,14 +42,14 @@ func (r *roots) settle(p *Pool, at root) map[*Pool]root {
 		}
 		others[other] = there
 		if !known || was.id != at.id {
-			other.lookNow()
+			other.checkNow()
 		}
 	}
 	return others
 }
 
-// lookNow has the next look come without the rest before it.
-func (p *Pool) lookNow() {
+// checkNow has the next check come without the rest before it.
+func (p *Pool) checkNow() {
 	select {
 	case p.nudge <- struct{}{}:
 	default: // it will
@@ -63,7 +65,7 @@ var errNested = errors.New("another pool lies in it; give each a directory of it
 func (p *Pool) checkNested(own *dir.Dir) error {
 	here, err := p.locate(own)
 	if errors.Is(err, errPlace) {
-		p.unsure("where the pool is mounted cannot be told, nor whether another lies in it", err)
+		p.logOnce("cannot tell where the pool is mounted, nor whether another pool is inside it", err)
 		return nil
 	}
 	if err != nil {
@@ -75,7 +77,7 @@ func (p *Pool) checkNested(own *dir.Dir) error {
 				continue
 			}
 			if is, err := reaches(own, path, at.id); err != nil {
-				p.unsure("whether another pool lies in it cannot be told", err)
+				p.logOnce("cannot tell whether another pool is inside it", err)
 			} else if is {
 				return fmt.Errorf("%w: pool %q at %s", errNested, other.config.Name, path)
 			}
@@ -86,7 +88,7 @@ func (p *Pool) checkNested(own *dir.Dir) error {
 
 var errPlace = errors.New("its place among the mounts")
 
-// locate tells where the pool is, or answers errPlace.
+// locate answers where the pool is, or errPlace.
 func (p *Pool) locate(own *dir.Dir) (root, error) {
 	id, err := own.ID()
 	if err != nil {
@@ -99,26 +101,26 @@ func (p *Pool) locate(own *dir.Dir) (root, error) {
 	return root{id: id, place: place}, nil
 }
 
-// unsure logs once what each look would find again.
-func (p *Pool) unsure(what string, err error) {
-	if !p.doubted.Swap(true) {
+// logOnce logs once what each check would find again.
+func (p *Pool) logOnce(what string, err error) {
+	if !p.logged.Swap(true) {
 		p.log.Error(err, what)
 	}
 }
 
-// touches tells whether a pool does anything with what is at a path below its root: in one of
+// touches reports whether a pool does anything with what is at a path below its root: in one of
 // its volumes, or with what it keeps itself.
 func touches(path string) bool {
 	first, _, _ := strings.Cut(path, "/")
-	_, err := ParseVolumeID(first)
-	return err == nil || first == ownName
+	_, err := volume.ParseID(first)
+	return err == nil || first == store.OwnName
 }
 
-// reaches tells whether a path below a directory leads to the one with that id.
+// reaches reports whether a path below a directory leads to the one with that id.
 func reaches(from *dir.Dir, path string, id dir.ID) (bool, error) {
 	name, rest, deeper := strings.Cut(path, "/")
 	d, err := from.Open(name)
-	if isMissing(err) {
+	if dir.IsMissing(err) {
 		return false, nil
 	}
 	if err != nil {

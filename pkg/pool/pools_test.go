@@ -21,6 +21,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/label/labeltest"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
@@ -42,8 +43,8 @@ func TestAPoolThatIsMissingComesBackByItself(t *testing.T) {
 		if got := b.capacity(); got != 0 {
 			t.Errorf("capacity %d of a pool that is not mounted, want 0", got)
 		}
-		_, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-1"), Range: pool.Range{Required: mib}})
-		wantError(t, err, pool.ErrNoSpace)
+		_, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-1"), Range: volume.Range{Required: mib}})
+		wantError(t, err, volume.ErrNoSpace)
 		if left := names(t, b.path("disk")); len(left) > 0 {
 			t.Errorf("the bare mount point holds %q", left)
 		}
@@ -69,18 +70,18 @@ func TestNothingIsWrittenBelowAMountThatWentAway(t *testing.T) {
 				defer func() { must(t, syscall.Unmount(b.path("aside"), 0)) }()
 				must(t, syscall.Unmount(b.path("disk"), 0))
 
-				_, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-2"), Range: pool.Range{Required: mib}})
-				wantError(t, err, pool.ErrNoSpace)
-				_, err = b.Create(t.Context(), pool.Request{ID: id(t, "pvc-1"), Range: pool.Range{Required: mib}})
-				wantError(t, err, pool.ErrUnavailable)
-				wantError(t, b.Delete(t.Context(), id(t, "pvc-1")), pool.ErrUnavailable)
-				wantError(t, b.publish("pvc-1", "a"), pool.ErrUnavailable)
+				_, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-2"), Range: volume.Range{Required: mib}})
+				wantError(t, err, volume.ErrNoSpace)
+				_, err = b.Create(t.Context(), pool.Request{ID: id(t, "pvc-1"), Range: volume.Range{Required: mib}})
+				wantError(t, err, volume.ErrUnavailable)
+				wantError(t, b.Delete(t.Context(), id(t, "pvc-1")), volume.ErrUnavailable)
+				wantError(t, b.publish("pvc-1", "a"), volume.ErrUnavailable)
 				b.later(5 * time.Minute)
 				if left := names(t, b.path("disk")); len(left) > 0 {
 					t.Errorf("the bare mount point holds %q", left)
 				}
 				// Its volumes are still listed, and the other pool serves.
-				page, _ := b.List(t.Context(), pool.VolumeID{}, 10)
+				page, _ := b.List(t.Context(), volume.ID{}, 10)
 				if len(page) != 1 || !page[0].Condition.Abnormal {
 					t.Errorf("list %+v, want pvc-1 as abnormal", page)
 				}
@@ -99,7 +100,7 @@ func TestAPoolReplacedByAnotherIsRefused(t *testing.T) {
 		must(t, os.Rename(b.path("pool"), b.path("original")))
 		other := newBenchPool(t, b.path("made"))
 		must(t, os.Rename(other, b.path("pool")))
-		wantError(t, b.publish("pvc-1", "a"), pool.ErrUnavailable)
+		wantError(t, b.publish("pvc-1", "a"), volume.ErrUnavailable)
 		must(t, os.Rename(b.path("pool"), b.path("other")))
 		must(t, os.Rename(b.path("original"), b.path("pool")))
 		must(t, b.publish("pvc-1", "a"))
@@ -118,9 +119,9 @@ func TestAPoolIsTheSameWhoeverWroteItsFormat(t *testing.T) {
 		}{
 			"with spaces":         {spaced, nil},
 			"as it was":           {written, nil},
-			"with another uuid":   {bytes.Replace(written, []byte(`"uuid":"`), []byte(`"uuid":"x`), 1), pool.ErrUnavailable},
-			"of a later version":  {bytes.Replace(written, []byte(`"version":1`), []byte(`"version":2`), 1), pool.ErrUnavailable},
-			"that cannot be read": {written[:len(written)/2], pool.ErrUnavailable},
+			"with another uuid":   {bytes.Replace(written, []byte(`"uuid":"`), []byte(`"uuid":"x`), 1), volume.ErrUnavailable},
+			"of a later version":  {bytes.Replace(written, []byte(`"version":1`), []byte(`"version":2`), 1), volume.ErrUnavailable},
+			"that cannot be read": {written[:len(written)/2], volume.ErrUnavailable},
 		} {
 			must(t, os.WriteFile(b.own("format"), test.format, 0o600))
 			if err := b.publish("pvc-1", "a"); !errors.Is(err, test.wants) {
@@ -153,11 +154,11 @@ func TestAReadOnlyPoolStillServesItsVolumes(t *testing.T) {
 		if got := b.capacity(); got != 0 {
 			t.Errorf("capacity %d of a read-only pool, want 0", got)
 		}
-		_, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-2"), Range: pool.Range{Required: mib}})
-		wantError(t, err, pool.ErrNoSpace)
+		_, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-2"), Range: volume.Range{Required: mib}})
+		wantError(t, err, volume.ErrNoSpace)
 		must(t, b.publish("pvc-1", "a"))
-		_, err = b.Expand(t.Context(), id(t, "pvc-1"), b.target("a"), "", pool.Range{Required: 2 * mib})
-		wantError(t, err, pool.ErrUnavailable) // not out of range: that would be for good
+		_, err = b.Expand(t.Context(), id(t, "pvc-1"), b.target("a"), "", volume.Range{Required: 2 * mib})
+		wantError(t, err, volume.ErrCannotGrow)
 		v, err := b.Volume(t.Context(), id(t, "pvc-1"))
 		must(t, err)
 		if !v.Condition.Abnormal {
@@ -181,7 +182,7 @@ func TestAPoolThatWasOpenedReadOnlyIsRecoveredWhenItCanBe(t *testing.T) {
 		b.create("pvc-1", mib)
 		b.create("pvc-2", mib)
 		b.create("pvc-3", mib)
-		_, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-disk"), Mode: pool.ModeBlock, Range: pool.Range{Required: mib}})
+		_, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-disk"), Mode: volume.ModeBlock, Range: volume.Range{Required: mib}})
 		must(t, err)
 		limit := b.limitOf("pvc-3")
 		must(t, b.Close(t.Context()))
@@ -233,30 +234,30 @@ func TestAPoolThatHangsHoldsNobodyElse(t *testing.T) {
 
 	mounts, labels := &bindtest.Fake{}, &labeltest.Fake{}
 	defer func() { must(t, mounts.Close()) }()
-	node, err := pool.ParseNodeID("node-1")
+	node, err := volume.ParseNodeID("node-1")
 	must(t, err)
 	configs, err := pool.ParseConfigs(`[{"name":"legacy","path":"pool"},{"name":"hung","path":"hung"}]`, root)
 	must(t, err)
 	set := pool.Start(configs, pool.Options{Node: node, Mounts: mounts, Labels: labels, Log: logr.Discard(), HangAfter: time.Second})
 	must(t, set.Wait(t.Context()))
 
-	name, err := pool.ParseName("hung")
+	name, err := volume.ParsePoolName("hung")
 	must(t, err)
 	if bytes, err := set.Capacity(name, false); bytes != 0 || err != nil {
 		t.Errorf("capacity of the hanging pool: %d, %v; want 0", bytes, err)
 	}
-	_, err = set.Create(t.Context(), pool.Request{ID: id(t, "pvc-1"), Pool: name, Range: pool.Range{Required: mib}})
-	wantError(t, err, pool.ErrNoSpace)
+	_, err = set.Create(t.Context(), pool.Request{ID: id(t, "pvc-1"), Pool: name, Range: volume.Range{Required: mib}})
+	wantError(t, err, volume.ErrNoSpace)
 	if !strings.Contains(err.Error(), "hangs") {
 		t.Errorf("%v does not say that the pool hangs", err)
 	}
-	_, err = set.Create(t.Context(), pool.Request{ID: id(t, "pvc-2"), Range: pool.Range{Required: mib}})
+	_, err = set.Create(t.Context(), pool.Request{ID: id(t, "pvc-2"), Range: volume.Range{Required: mib}})
 	must(t, err)
 	status := set.Status()
 	if status[0].Err != nil || status[0].Space == nil || status[1].Err == nil || status[1].Space != nil || status[1].LastError.IsZero() {
 		t.Errorf("status %+v, want that of a pool that serves and of one that hangs", status)
 	}
-	if page, _ := set.List(t.Context(), pool.VolumeID{}, 10); len(page) != 1 || page[0].Condition.Abnormal {
+	if page, _ := set.List(t.Context(), volume.ID{}, 10); len(page) != 1 || page[0].Condition.Abnormal {
 		t.Errorf("list %+v, want the one volume of the pool that serves, in order", page)
 	}
 	must(t, set.Delete(t.Context(), id(t, "pvc-2")))
@@ -290,14 +291,14 @@ func TestOneCallWaitsForAPoolThatHangsAndNoOther(t *testing.T) {
 			until := make(chan struct{})
 			mounts.until.Store(&until)
 			start := time.Now()
-			wantError(t, b.publish("pvc-1", "a"), pool.ErrUnavailable)
+			wantError(t, b.publish("pvc-1", "a"), volume.ErrUnavailable)
 			waited := time.Since(start)
 			if waited == 0 {
 				t.Error("the first call did not wait")
 			}
 			for range 3 {
 				err := b.publish("pvc-1", "a")
-				wantError(t, err, pool.ErrUnavailable)
+				wantError(t, err, volume.ErrUnavailable)
 				if !strings.Contains(err.Error(), "hangs") {
 					t.Errorf("%v does not say that the pool hangs", err)
 				}
@@ -412,16 +413,16 @@ func (b *bench) wantOuterRefused(t *testing.T, datadir string) {
 	if seen := b.seeAll("node-1", datadir); seen[0].Err == nil || seen[0].Err.Error() != status[0].Err.Error() || seen[1].Err != nil {
 		t.Errorf("the pools are seen with %v and %v, want what the driver says", seen[0].Err, seen[1].Err)
 	}
-	_, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-1"), Pool: poolName(t, "inner"), Range: pool.Range{Required: mib}})
+	_, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-1"), Pool: poolName(t, "inner"), Range: volume.Range{Required: mib}})
 	must(t, err)
-	if err := b.publish("sub", "a"); !errors.Is(err, pool.ErrUnavailable) {
+	if err := b.publish("sub", "a"); !errors.Is(err, volume.ErrUnavailable) {
 		t.Errorf("publishing the inner pool as a volume: %v", err)
 	}
-	if err := b.Delete(t.Context(), id(t, "sub")); !errors.Is(err, pool.ErrUnavailable) {
+	if err := b.Delete(t.Context(), id(t, "sub")); !errors.Is(err, volume.ErrUnavailable) {
 		t.Errorf("deleting the inner pool as a volume: %v", err)
 	}
-	_, err = b.Create(t.Context(), pool.Request{ID: id(t, "pvc-2"), Pool: poolName(t, "outer"), Range: pool.Range{Required: mib}})
-	wantError(t, err, pool.ErrNoSpace)
+	_, err = b.Create(t.Context(), pool.Request{ID: id(t, "pvc-2"), Pool: poolName(t, "outer"), Range: volume.Range{Required: mib}})
+	wantError(t, err, volume.ErrNoSpace)
 	b.later(2 * time.Minute)
 	if _, err := os.Stat(b.path("inner", "pvc-1")); err != nil {
 		t.Error(err)

@@ -10,17 +10,20 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/health"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/content"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/ledger"
 	"kubevirt.io/hostpath-provisioner/pkg/trace"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
 // A Publication is asked for by Publish.
 type Publication struct {
-	ID VolumeID
+	ID volume.ID
 	// Pool is where the volume is said to be; the zero Name for wherever it is.
-	Pool   Name
+	Pool   volume.PoolName
 	Target bind.Target
 	// Mode is how the volume is to be used; empty for ModeMount.
-	Mode Mode
+	Mode volume.Mode
 	// Flags are those of the mount of a directory.
 	Flags    bind.Flags
 	ReadOnly bool
@@ -33,18 +36,18 @@ type Publication struct {
 // Publish makes a volume appear at the target. The caller holds the volume's lock
 // and the target's. Errors: ErrInvalid, ErrNotFound, ErrExists for a target that is
 // taken, ErrInUse for a second target of a volume for one, ErrNoSpace for a node without
-// loop devices, ErrUnavailable, ErrDamaged.
+// loop devices, ErrUnavailable, ErrDamagedRecord, ErrLost, ErrIO, ErrAmbiguous.
 func (s *Set) Publish(ctx context.Context, r Publication) error {
 	if r.Mode == "" {
-		r.Mode = ModeMount
+		r.Mode = volume.ModeMount
 	}
 	v, err := s.find(r.ID, r.Pool)
 	if err != nil {
 		return err
 	}
 	defer v.close()
-	if r.MultiNode && !v.session.pool.config.Shared {
-		return fmt.Errorf("%w: an access mode for several nodes; pool %q is not shared", ErrInvalid, v.session.pool.config.Name)
+	if r.MultiNode && !v.visit.pool.config.Shared {
+		return fmt.Errorf("%w: an access mode for several nodes; pool %q is not shared", volume.ErrInvalid, v.visit.pool.config.Name)
 	}
 	if err := v.publish(ctx, r); err != nil {
 		return fmt.Errorf("publish volume %s: %w", r.ID, err)
@@ -56,17 +59,14 @@ func (v *found) publish(ctx context.Context, r Publication) error {
 	if err := v.announce(ctx, r); err != nil {
 		return err
 	}
-	publish := v.publishDir
-	if v.entry.block() {
-		publish = v.publishDevice
-	}
-	if err := publish(ctx, r); err != nil {
+	at := content.Target{Path: r.Target, Flags: r.Flags, ReadOnly: r.ReadOnly}
+	if err := v.visit.pool.content(v.id, v.entry.Record).Publish(ctx, v.dir, at); err != nil {
 		return errors.Join(err, v.unmarkPublished())
 	}
 	return nil
 }
 
-// announce makes sure that the volume can be published as it is asked for, and tells the
+// announce makes sure that the volume can be published as it is asked for, and informs the
 // other nodes of a shared pool. After that they leave it where it is.
 func (v *found) announce(ctx context.Context, r Publication) error {
 	unlock, err := v.lock(ctx)
@@ -74,44 +74,29 @@ func (v *found) announce(ctx context.Context, r Publication) error {
 		return err
 	}
 	defer unlock()
-	if err := v.entry.usable(v.id); err != nil {
+	if err := v.entry.Usable(v.id); err != nil {
 		return err
 	}
-	if err := v.entry.usedAs(r.Mode); err != nil {
+	if err := v.entry.UsedAs(r.Mode); err != nil {
 		return err
 	}
-	v.session.pool.note(v.id, v.entry) // it may have been moved here by hand
+	v.visit.pool.note(v.id, v.entry) // it may have been moved here by hand
 	if r.SingleTarget {
 		if err := v.onlyAt(r.Target); err != nil {
 			return err
 		}
 	}
-	return v.session.markPublished(v.id)
-}
-
-func (v *found) publishDir(ctx context.Context, r Publication) error {
-	p := v.session.pool
-	if changed, err := p.options.Labels.Ensure(v.dir, p.config.Relabel); err != nil {
-		return err
-	} else if changed {
-		p.log.Info("relabelled a volume that came with another label", "volume", v.id.name)
-	}
-	if r.ReadOnly {
-		r.Flags = r.Flags.With(bind.ReadOnly())
-	}
-	return trace.Step(ctx, "mount", func() error {
-		return mountError(p.options.Mounts.Publish(v.dir, r.Target, r.Flags))
-	})
+	return v.visit.store.Mark(v.id)
 }
 
 // onlyAt answers ErrInUse if the volume is published anywhere but at the target.
 func (v *found) onlyAt(target bind.Target) error {
-	elsewhere, err := v.session.publishedElsewhere()
+	elsewhere, err := v.visit.store.PublishedElsewhere()
 	if err != nil {
 		return err
 	}
-	if nodes := elsewhere[v.id.name]; len(nodes) > 0 {
-		return fmt.Errorf("it is %w on node %s, and its access mode allows one target", ErrInUse, nodes[0])
+	if nodes := elsewhere[v.id.String()]; len(nodes) > 0 {
+		return fmt.Errorf("it is %w on node %s, and its access mode allows one target", volume.ErrInUse, nodes[0])
 	}
 	published, err := v.published()
 	if err != nil {
@@ -123,16 +108,7 @@ func (v *found) onlyAt(target bind.Target) error {
 	if len(published) == 0 || slices.ContainsFunc(published, here) {
 		return nil
 	}
-	return fmt.Errorf("it is %w at %s, and its access mode allows one target", ErrInUse, published[0].Path)
-}
-
-func sameDir(a, b *dir.Dir) (bool, error) {
-	aID, err := a.ID()
-	if err != nil {
-		return false, err
-	}
-	bID, err := b.ID()
-	return aID == bID, err
+	return fmt.Errorf("it is %w at %s, and its access mode allows one target", volume.ErrInUse, published[0].Path)
 }
 
 // afterwards is how long cleaning up after a call may take whose own time is over.
@@ -141,7 +117,7 @@ const afterwards = 5 * time.Second
 // PublishInline makes a volume that lives as long as its publication, and
 // publishes it. The caller holds the volume's lock and the target's.
 func (s *Set) PublishInline(ctx context.Context, create Request, r Publication) error {
-	create.Inline, create.Mode = true, ModeMount
+	create.Inline, create.Mode = true, volume.ModeMount
 	p, err := s.pool(create.Pool)
 	if err != nil {
 		return err
@@ -166,22 +142,22 @@ func (s *Set) PublishInline(ctx context.Context, create Request, r Publication) 
 // once it is published nowhere. A volume or target that is not there is no error. The
 // caller holds both locks. Errors: ErrInvalid, ErrInUse for a publication that a
 // process uses and for a target that carries another volume or holds data.
-func (s *Set) Unpublish(ctx context.Context, id VolumeID, target bind.Target) error {
-	v, unfound := s.find(id, Name{})
+func (s *Set) Unpublish(ctx context.Context, id volume.ID, target bind.Target) error {
+	v, unfound := s.find(id, volume.PoolName{})
 	if v != nil {
 		defer v.close()
 	}
-	done, err := v.takeOffOwn(ctx, target)
+	done, err := v.unpublishOwn(ctx, target)
 	if err == nil && !done {
-		err = s.takeOff(ctx, id, target)
+		err = s.unpublishAny(ctx, id, target)
 	}
 	if err != nil {
 		return fmt.Errorf("unpublish volume %s: %w", id, err)
 	}
 	switch {
-	case errors.Is(unfound, ErrNotFound), errors.Is(unfound, ErrDamaged):
+	case errors.Is(unfound, volume.ErrNotFound), volume.IsDamage(unfound):
 		return nil
-	case errors.Is(unfound, ErrUnavailable) && !errors.Is(unfound, errNotLooked) && !s.knownInline(id):
+	case errors.Is(unfound, volume.ErrUnavailable) && !errors.Is(unfound, errNotChecked) && !s.knownInline(id):
 		return nil // a pod can end whose pool went away
 	case unfound != nil:
 		return unfound
@@ -192,11 +168,11 @@ func (s *Set) Unpublish(ctx context.Context, id VolumeID, target bind.Target) er
 	return nil
 }
 
-// takeOffOwn unmounts what is at the target if it is the directory of the volume. That
-// takes no look at the mount table, which has some ten lines for each pod of the node
+// unpublishOwn unmounts what is at the target if it is the directory of the volume. That
+// does not read the mount table, which has some ten lines for each pod of the node
 // and has just changed. It answers false for all else that is there.
-func (v *found) takeOffOwn(ctx context.Context, target bind.Target) (done bool, err error) {
-	if v == nil || v.dir == nil || v.entry.block() {
+func (v *found) unpublishOwn(ctx context.Context, target bind.Target) (done bool, err error) {
+	if v == nil || v.dir == nil || v.entry.Block() {
 		return false, nil
 	}
 	own, err := v.dir.ID()
@@ -204,22 +180,22 @@ func (v *found) takeOffOwn(ctx context.Context, target bind.Target) (done bool, 
 		return false, nil //nolint:nilerr // its filesystem died, and the pod can end all the same
 	}
 	step := trace.Begin(ctx, "unmount")
-	err = v.session.pool.options.Mounts.Unpublish(target, &own)
+	err = v.visit.pool.options.Mounts.Unpublish(target, &own)
 	if errors.Is(err, bind.ErrOccupied) {
 		return false, nil
 	}
-	return true, mountError(step.EndWith(err))
+	return true, content.MountError(step.EndWith(err))
 }
 
-// takeOff unmounts what is at the target, and detaches a device that was there alone.
-func (s *Set) takeOff(ctx context.Context, id VolumeID, target bind.Target) error {
+// unpublishAny unmounts what is at the target, and detaches a device that was there alone.
+func (s *Set) unpublishAny(ctx context.Context, id volume.ID, target bind.Target) error {
 	device, err := s.deviceAt(target)
 	if err != nil {
 		// A pod can end whose filesystem died, and with it the file of its device.
-		s.options.Log.Error(err, "what is published at a target cannot be told, and is unmounted", "target", target.String())
+		s.options.Log.Error(err, "cannot tell what is published at the target; unmounting it", "target", target.String())
 	}
 	if s.ofAnother(id, device) {
-		return fmt.Errorf("%w: %s carries %s, the device of another volume", ErrInUse, target, device.Name)
+		return fmt.Errorf("%w: %s carries %s, the device of another volume", volume.ErrInUse, target, device.Name)
 	}
 	if err := trace.Step(ctx, "unmount", func() error { return s.unmount(id, target) }); err != nil {
 		return err
@@ -230,24 +206,24 @@ func (s *Set) takeOff(ctx context.Context, id VolumeID, target bind.Target) erro
 // unmount takes off whatever is mounted at the target, unless that is another
 // volume. The volume itself need not be there any more, nor be the directory that
 // was published: it may be lost, or restored from a backup.
-func (s *Set) unmount(id VolumeID, target bind.Target) error {
+func (s *Set) unmount(id volume.ID, target bind.Target) error {
 	other, err := s.otherAt(id, target)
 	if err != nil {
 		return err
 	}
 	if other != "" {
-		return fmt.Errorf("%w: %s carries the volume %s", ErrInUse, target, other)
+		return fmt.Errorf("%w: %s carries the volume %s", volume.ErrInUse, target, other)
 	}
 	err = s.options.Mounts.Unpublish(target, nil)
 	if errors.Is(err, bind.ErrOccupied) {
-		return fmt.Errorf("%w: %w", ErrInUse, err)
+		return fmt.Errorf("%w: %w", volume.ErrInUse, err)
 	}
-	return mountError(err)
+	return content.MountError(err)
 }
 
 // otherAt is another volume that is published at the target; empty if there is
 // none. Pools that do not serve are not asked: the target would hang with them.
-func (s *Set) otherAt(id VolumeID, target bind.Target) (string, error) {
+func (s *Set) otherAt(id volume.ID, target bind.Target) (string, error) {
 	for _, p := range s.pools {
 		in, err := p.enter()
 		if err != nil {
@@ -262,13 +238,13 @@ func (s *Set) otherAt(id VolumeID, target bind.Target) (string, error) {
 	return "", nil
 }
 
-func (s *session) otherAt(id VolumeID, target bind.Target) (string, error) {
-	published, err := s.pool.options.Mounts.Published(s.root)
+func (v *visit) otherAt(id volume.ID, target bind.Target) (string, error) {
+	published, err := v.pool.options.Mounts.Published(v.store.Root())
 	if err != nil {
 		return "", err
 	}
 	for name, at := range published {
-		if _, err := ParseVolumeID(name); err != nil || name == id.name {
+		if _, err := volume.ParseID(name); err != nil || name == id.String() {
 			continue // the layout's own, such as the trash
 		}
 		for _, p := range at {
@@ -280,9 +256,9 @@ func (s *session) otherAt(id VolumeID, target bind.Target) (string, error) {
 	return "", nil
 }
 
-func (s *Set) knownInline(id VolumeID) bool {
+func (s *Set) knownInline(id volume.ID) bool {
 	for _, p := range s.pools {
-		if p.known(id).is(isInline) {
+		if p.ledger.Known(id).Is(ledger.IsInline) {
 			return true
 		}
 	}
@@ -299,14 +275,14 @@ func (v *found) afterUnpublish(ctx context.Context) error {
 	if err := v.unmarkPublished(); err != nil {
 		return err
 	}
-	if !v.entry.inline() {
+	if !v.entry.Inline() {
 		return nil
 	}
 	err := v.delete(ctx)
 	switch {
-	case errors.Is(err, ErrInUse): // the last of its publications will remove it
+	case errors.Is(err, volume.ErrInUse): // the last of its publications will remove it
 		return nil
-	case errors.Is(err, ErrNotFound): // another node has
+	case errors.Is(err, volume.ErrNotFound): // another node has
 		return nil
 	}
 	return err
@@ -315,8 +291,8 @@ func (v *found) afterUnpublish(ctx context.Context) error {
 // Stats measures a published volume. It answers ErrNotFound if the volume is not
 // published at the path. Of one that is lost, or whose pool does not serve, there is the
 // condition alone.
-func (s *Set) Stats(_ context.Context, id VolumeID, at bind.Target) (Stats, error) {
-	v, err := s.look(id)
+func (s *Set) Stats(_ context.Context, id volume.ID, at bind.Target) (Stats, error) {
+	v, err := s.findSettled(id)
 	if err != nil {
 		v, err := s.remembered(id, err)
 		return Stats{Mode: v.Mode, Condition: v.Condition}, err
@@ -330,47 +306,34 @@ func (s *Set) Stats(_ context.Context, id VolumeID, at bind.Target) (Stats, erro
 }
 
 func (s *Set) stats(v *found, at bind.Target) (Stats, error) {
-	immeasurable := v.entry.lost()
+	immeasurable := v.entry.Lost()
 	if !immeasurable {
 		err := s.publishedAt(v, at)
-		if immeasurable = errors.Is(err, ErrDamaged); err != nil && !immeasurable {
+		if immeasurable = volume.IsDamage(err); err != nil && !immeasurable {
 			return Stats{}, err
 		}
 	}
-	whole, err := v.session.space()
+	whole, err := v.visit.store.Space()
 	if err != nil {
-		return Stats{Mode: v.entry.mode(), Condition: health.Facts{Pool: err}.Condition()}, nil //nolint:nilerr // the condition tells it
+		return Stats{Mode: v.entry.Mode(), Condition: health.Facts{Pool: err}.Condition()}, nil //nolint:nilerr // the condition says it
 	}
-	space, facts := v.session.measure(v.id, v.dir, v.entry, whole)
+	space, facts := v.visit.measure(v.id, v.dir, v.entry, whole)
 	if immeasurable {
 		space = dir.Space{}
 	}
-	return Stats{Mode: v.entry.mode(), Space: space, Condition: facts.Condition()}, nil
-}
-
-// mountError translates the errors of the mount facility into those of this package.
-func mountError(err error) error {
-	switch {
-	case errors.Is(err, bind.ErrTarget), errors.Is(err, bind.ErrFlag):
-		return fmt.Errorf("%w: %w", ErrInvalid, err)
-	case errors.Is(err, bind.ErrOccupied):
-		return fmt.Errorf("%w: %w", ErrExists, err)
-	case errors.Is(err, bind.ErrBusy):
-		return fmt.Errorf("%w: %w", ErrInUse, err)
-	}
-	return err
+	return Stats{Mode: v.entry.Mode(), Space: space, Condition: facts.Condition()}, nil
 }
 
 // published are the mounts of a volume, of what is inside it, and of its devices.
 func (v *found) published() ([]bind.Publication, error) {
-	all, err := v.session.pool.options.Mounts.Published(v.session.root)
+	all, err := v.visit.pool.options.Mounts.Published(v.visit.store.Root())
 	if err != nil {
 		return nil, err
 	}
 	file, ok, err := v.file()
 	if err != nil || !ok {
-		return all[v.id.name], err
+		return all[v.id.String()], err
 	}
 	attached, err := v.attachments()
-	return append(slices.Clone(all[v.id.name]), attached.publications(file)...), err
+	return append(slices.Clone(all[v.id.String()]), attached.Publications(file)...), err
 }

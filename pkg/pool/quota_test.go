@@ -3,6 +3,7 @@ package pool_test
 import (
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"regexp"
 	"strings"
@@ -17,6 +18,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota/quotatest"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
@@ -189,7 +191,7 @@ func TestAVolumeFromBeforeThereWereQuotasIsServedAndSaysSo(t *testing.T) {
 func TestAPoolThatMustEnforceAndCannotSaysWhatToDo(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.restart(`[{"name":"local","path":"pool","enforcement":"required"}]`)
-		if err := b.Status()[0].Err; !errors.Is(err, pool.ErrUnavailable) || !strings.Contains(err.Error(), "ask for another filesystem") {
+		if err := b.Status()[0].Err; !errors.Is(err, volume.ErrUnavailable) || !strings.Contains(err.Error(), "ask for another filesystem") {
 			t.Errorf("error %v, want one that says what to do", err)
 		}
 		must(t, b.Close(t.Context()))
@@ -230,29 +232,36 @@ func TestForeignUseIsExactWhereUseIsCounted(t *testing.T) {
 func TestExpand(t *testing.T) {
 	withQuota(t, "", func(t *testing.T, b *bench) {
 		b.create("pvc-1", 10*mib)
-		expand := func(r pool.Range) (int64, error) { return b.Expand(t.Context(), id(t, "pvc-1"), b.target("a"), "", r) }
-		_, err := expand(pool.Range{Required: 20 * mib})
-		wantError(t, err, pool.ErrNotFound) // not published there
+		expand := func(r volume.Range) (int64, error) {
+			return b.Expand(t.Context(), id(t, "pvc-1"), b.target("a"), "", r)
+		}
+		_, err := expand(volume.Range{Required: 20 * mib})
+		wantError(t, err, volume.ErrNotFound) // not published there
 		must(t, b.publish("pvc-1", "a"))
 		must(t, b.write("pvc-1", 9*mib))
 
 		for range 2 {
-			bytes, err := expand(pool.Range{Required: 20*mib - 1})
+			bytes, err := expand(volume.Range{Required: 20*mib - 1})
 			must(t, err)
 			if bytes != 20*mib {
 				t.Errorf("expanded to %d, want 20 MiB", bytes)
 			}
 		}
 		must(t, b.write("pvc-1", 10*mib))
-		if bytes, err := expand(pool.Range{Required: 5 * mib}); err != nil || bytes != 20*mib {
+		if bytes, err := expand(volume.Range{Required: 5 * mib}); err != nil || bytes != 20*mib {
 			t.Errorf("asked for less: %d, %v; want it to stay", bytes, err)
 		}
-		for _, r := range []pool.Range{{Required: 5 * mib, Limit: 10 * mib}, {Required: 1 << 50}, {Required: 3, Limit: 2}} {
-			_, err := expand(r)
-			wantError(t, err, pool.ErrOutOfRange)
-			if errors.Is(err, pool.ErrNoSpace) {
-				t.Errorf("%v would be answered as a lack of space", err)
-			}
+		for _, c := range []struct {
+			asked volume.Range
+			want  error
+		}{
+			{volume.Range{Required: 5 * mib, Limit: 10 * mib}, volume.ErrOutOfRange},
+			{volume.Range{Required: 3, Limit: 2}, volume.ErrOutOfRange},
+			{volume.Range{Required: 1 << 50}, volume.ErrCannotGrow},
+			{volume.Range{Required: math.MaxInt64}, volume.ErrCannotGrow},
+		} {
+			_, err := expand(c.asked)
+			wantError(t, err, c.want)
 		}
 		b.wantClean()
 		b.restart(local)
@@ -272,10 +281,10 @@ func TestExpandCannotOversell(t *testing.T) {
 		b.create("pvc-1", 100*mib)
 		b.create("pvc-2", 100*mib)
 		must(t, b.publish("pvc-1", "a"))
-		_, err := b.Expand(t.Context(), id(t, "pvc-1"), b.target("a"), "", pool.Range{Required: 200 * mib})
-		wantError(t, err, pool.ErrOutOfRange)
+		_, err := b.Expand(t.Context(), id(t, "pvc-1"), b.target("a"), "", volume.Range{Required: 200 * mib})
+		wantError(t, err, volume.ErrCannotGrow)
 		b.wantClean()
-		_, err = b.Expand(t.Context(), id(t, "pvc-1"), b.target("a"), "", pool.Range{Required: 140 * mib})
+		_, err = b.Expand(t.Context(), id(t, "pvc-1"), b.target("a"), "", volume.Range{Required: 140 * mib})
 		must(t, err)
 		b.wantClean()
 	})
@@ -302,10 +311,10 @@ func TestPoolsOfOneFilesystemNeverShareAnID(t *testing.T) {
 		b.start(`[{"name":"one","path":"one"},{"name":"two","path":"two"}]`)
 		var calls sync.WaitGroup
 		for i := range 60 {
-			name, err := pool.ParseName([]string{"one", "two"}[i%2])
+			name, err := volume.ParsePoolName([]string{"one", "two"}[i%2])
 			must(t, err)
 			calls.Go(func() {
-				request := pool.Request{ID: id(t, fmt.Sprintf("pvc-%d", i)), Pool: name, Range: pool.Range{Required: mib}}
+				request := pool.Request{ID: id(t, fmt.Sprintf("pvc-%d", i)), Pool: name, Range: volume.Range{Required: mib}}
 				if _, err := b.Create(t.Context(), request); err != nil {
 					t.Error(err)
 				}
@@ -340,7 +349,7 @@ func TestOneVolumeThatCannotBeCountedKeepsNoPoolAway(t *testing.T) {
 		must(t, os.WriteFile(record, regexp.MustCompile(`"projectID":\d+`).ReplaceAll(data, []byte(`"projectID":7`)), 0o600))
 		b.restart(local)
 		b.create("pvc-2", mib)
-		wantError(t, b.publish("pvc-1", "a"), pool.ErrDamaged)
+		wantError(t, b.publish("pvc-1", "a"), volume.ErrDamagedRecord)
 	})
 }
 
@@ -357,7 +366,7 @@ func TestANodeThatIsLateDoesNotShrinkWhatAnotherGrew(t *testing.T) {
 		var calls sync.WaitGroup
 		for i, b := range []*bench{one, two} {
 			calls.Go(func() {
-				_, err := b.Expand(t.Context(), id(t, "pvc-1"), one.target("a"), "", pool.Range{Required: int64(20+10*i) * mib})
+				_, err := b.Expand(t.Context(), id(t, "pvc-1"), one.target("a"), "", volume.Range{Required: int64(20+10*i) * mib})
 				if err != nil {
 					t.Error(err)
 				}

@@ -13,6 +13,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind/bindtest"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
 const local = `[{"name":"local","path":"pool"}]`
@@ -71,7 +72,7 @@ func TestRestartFinishesOrUndoesWhatACrashLeft(t *testing.T) {
 				b.create("pvc-2", mib)
 				for _, name := range []string{"pvc-1", "pvc-2", "pvc-3"} {
 					if err := b.Delete(t.Context(), id(t, name)); err != nil {
-						wantError(t, err, pool.ErrNotFound)
+						wantError(t, err, volume.ErrNotFound)
 					}
 				}
 				b.wantVolumes()
@@ -102,7 +103,7 @@ func TestALostVolumeIsNotTakenForOneBeingRemoved(t *testing.T) {
 		must(t, os.Mkdir(b.own("trash", "node-1", "pvc-1.0123456789abcdef"), 0o755))
 		must(t, os.Remove(b.path("pool", "pvc-1")))
 		b.start(local)
-		page, _ := b.List(t.Context(), pool.VolumeID{}, 10)
+		page, _ := b.List(t.Context(), volume.ID{}, 10)
 		if len(page) != 1 || !page[0].Lost {
 			t.Errorf("list %+v, want the lost volume", page)
 		}
@@ -116,7 +117,7 @@ func TestDirectoriesMovedInByHandAppear(t *testing.T) {
 		must(t, os.Rename(b.path("pool", "pvc-1"), b.path("moved-out")))
 		b.later(2 * time.Minute)
 		b.wantVolumes("moved-in", "pvc-1")
-		page, _ := b.List(t.Context(), pool.VolumeID{}, 10)
+		page, _ := b.List(t.Context(), volume.ID{}, 10)
 		if page[0].Lost || !page[1].Lost {
 			t.Errorf("list %+v, want pvc-1 alone to be lost", page)
 		}
@@ -128,14 +129,14 @@ func TestWhatAFailedCallLeftInStagingIsSweptInTime(t *testing.T) {
 		b.create("pvc-1", mib)
 		must(t, os.Rename(b.path("pool", "pvc-1"), b.own("staging", "node-1", "pvc-1")))
 		must(t, os.Mkdir(b.own("staging", "node-1", ".odd"), 0o755))
-		// A look that meets another at the volume leaves it to the next.
+		// A check that meets another at the volume leaves it to the next.
 		b.later(5 * time.Minute)
 		b.wantVolumes()
 		b.wantClean()
 	})
 }
 
-// Between the names in staging and a look at one of them, the call that was making it ends.
+// Between the names in staging and a check at one of them, the call that was making it ends.
 func TestACreationThatEndsWhileStagingIsSweptIsNoFault(t *testing.T) {
 	withFaults(t, local, func(t *testing.T, b *bench, f *faulty) {
 		both := []string{"pvc-1", "pvc-2"}
@@ -168,17 +169,17 @@ func TestPagesSurviveWhatComesAndGoesBetweenThem(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, t.TempDir())
 		b.start(`[{"name":"legacy","path":"a"},{"name":"other","path":"b"}]`)
-		other, err := pool.ParseName("other")
+		other, err := volume.ParsePoolName("other")
 		must(t, err)
 		for i := range 10 {
-			request := pool.Request{ID: id(t, fmt.Sprintf("pvc-%d", i)), Range: pool.Range{Required: mib}}
+			request := pool.Request{ID: id(t, fmt.Sprintf("pvc-%d", i)), Range: volume.Range{Required: mib}}
 			if i%2 == 1 {
 				request.Pool = other
 			}
 			_, err := b.Create(t.Context(), request)
 			must(t, err)
 		}
-		page, next := b.List(t.Context(), pool.VolumeID{}, 4)
+		page, next := b.List(t.Context(), volume.ID{}, 4)
 		if got := strings.Join(ids(page), " "); got != "pvc-0 pvc-1 pvc-2 pvc-3" || next.String() != "pvc-3" {
 			t.Fatalf("first page %q, next %q", got, next)
 		}
@@ -203,8 +204,12 @@ func TestTheSameNameInTwoPoolsIsRefusedNotGuessed(t *testing.T) {
 		must(t, os.MkdirAll(b.path("a", "pvc-1"), 0o755))
 		must(t, os.MkdirAll(b.path("b", "pvc-1"), 0o755))
 		b.start(`[{"name":"a","path":"a"},{"name":"b","path":"b"}]`)
-		wantError(t, b.Delete(t.Context(), id(t, "pvc-1")), pool.ErrDamaged)
-		name, err := pool.ParseName("b")
+		err := b.Delete(t.Context(), id(t, "pvc-1"))
+		wantError(t, err, volume.ErrAmbiguous)
+		if got := err.Error(); got != `volume pvc-1 exists in several pools: "a" and "b"; move one of the two away` {
+			t.Errorf("the error is %q", got)
+		}
+		name, err := volume.ParsePoolName("b")
 		must(t, err)
 		must(t, b.Publish(t.Context(), pool.Publication{ID: id(t, "pvc-1"), Pool: name, Target: b.target("x")}))
 	})
@@ -237,7 +242,7 @@ func TestNodesOfASharedPoolSeeEachOthersPromises(t *testing.T) {
 	})
 }
 
-// An earlier driver on another node locks the whole pool for as long as it makes a volume.
+// An upstream KubeVirt driver on another node locks the whole pool for as long as it makes a volume.
 func TestACallThatWaitsForAnotherNodeEndsWithItsContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, t.TempDir())
@@ -255,7 +260,7 @@ func TestACallThatWaitsForAnotherNodeEndsWithItsContext(t *testing.T) {
 		}
 		for name, call := range map[string]func(context.Context) error{
 			"create": func(ctx context.Context) error {
-				_, err := b.Create(ctx, pool.Request{ID: id(t, "pvc-2"), Range: pool.Range{Required: mib}})
+				_, err := b.Create(ctx, pool.Request{ID: id(t, "pvc-2"), Range: volume.Range{Required: mib}})
 				return err
 			},
 			"publish": func(ctx context.Context) error {
@@ -267,7 +272,7 @@ func TestACallThatWaitsForAnotherNodeEndsWithItsContext(t *testing.T) {
 				t.Errorf("%s: %v, want the end of its time", name, err)
 			}
 		}
-		_, err = b.Create(t.Context(), pool.Request{ID: id(t, "pvc-3"), Pool: poolName(t, "other"), Range: pool.Range{Required: mib}})
+		_, err = b.Create(t.Context(), pool.Request{ID: id(t, "pvc-3"), Pool: poolName(t, "other"), Range: volume.Range{Required: mib}})
 		must(t, err)
 		unlock()
 		b.delete("pvc-1")
@@ -313,7 +318,7 @@ func TestAVolumeThatAnotherNodeHasPublishedIsNotDeleted(t *testing.T) {
 		must(t, two.publish("pvc-1", "on-two"))
 
 		err := one.Delete(t.Context(), id(t, "pvc-1"))
-		wantError(t, err, pool.ErrInUse)
+		wantError(t, err, volume.ErrInUse)
 		if !strings.Contains(err.Error(), "node-2") {
 			t.Errorf("%v does not tell on which node", err)
 		}
@@ -382,6 +387,6 @@ func TestAVolumeForOneTargetIsRefusedOnASecondNode(t *testing.T) {
 		one.create("pvc-1", mib)
 		must(t, one.publish("pvc-1", "on-one"))
 		err := two.Publish(t.Context(), pool.Publication{ID: id(t, "pvc-1"), Target: two.target("on-two"), SingleTarget: true})
-		wantError(t, err, pool.ErrInUse)
+		wantError(t, err, volume.ErrInUse)
 	})
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"strings"
 	"sync"
 	"time"
@@ -13,17 +12,20 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/errorcount"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/limit"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
 // A Set is all pools of a node.
 type Set struct {
 	options Options
 	pools   []*Pool // in the order of the configuration
-	byName  map[Name]*Pool
-	volumes Locks[VolumeID]
+	byName  map[volume.PoolName]*Pool
+	volumes Locks[volume.ID]
 	targets Locks[bind.Target]
 	serving Locks[string]
-	claimed claimed
+	claims  limit.Registry
 	roots   roots
 
 	stop context.CancelFunc
@@ -31,11 +33,11 @@ type Set struct {
 }
 
 // Start begins to serve pools. Each is opened in the background, so that one that
-// is missing or hangs keeps nobody waiting: Wait tells when all were looked at.
+// is missing or hangs keeps nobody waiting: Wait returns when all were checked.
 // Close ends it.
 func Start(configs []Config, options Options) *Set {
 	ctx, stop := context.WithCancel(context.Background())
-	s := &Set{options: options.withDefaults(), byName: make(map[Name]*Pool), stop: stop}
+	s := &Set{options: options.withDefaults(), byName: make(map[volume.PoolName]*Pool), stop: stop}
 	for _, config := range configs {
 		p := newPool(config, s)
 		s.pools = append(s.pools, p)
@@ -60,7 +62,7 @@ func (o Options) withDefaults() Options {
 			*d = value
 		}
 	}
-	set(&o.LookEvery, 10*time.Second)
+	set(&o.CheckEvery, 10*time.Second)
 	set(&o.RetryEvery, 2*time.Second)
 	set(&o.HangAfter, 5*time.Second)
 	set(&o.SyncEvery, time.Minute)
@@ -83,11 +85,11 @@ func (s *Set) Close(ctx context.Context) error {
 	}
 }
 
-// Wait waits until every pool was looked at once, whatever was found, or ctx ends.
+// Wait waits until every pool was checked once, whatever was found, or ctx ends.
 func (s *Set) Wait(ctx context.Context) error {
 	for _, p := range s.pools {
 		select {
-		case <-p.looked:
+		case <-p.checked:
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
@@ -95,11 +97,11 @@ func (s *Set) Wait(ctx context.Context) error {
 	return nil
 }
 
-// Ready tells whether every pool was looked at once. It never waits.
+// Ready reports whether every pool was checked once. It never waits.
 func (s *Set) Ready() bool {
 	for _, p := range s.pools {
 		select {
-		case <-p.looked:
+		case <-p.checked:
 		default:
 			return false
 		}
@@ -107,7 +109,7 @@ func (s *Set) Ready() bool {
 	return true
 }
 
-// Status tells of all pools, from memory.
+// Status reports on all pools, from memory.
 func (s *Set) Status() []Status {
 	var all []Status
 	for _, p := range s.pools {
@@ -116,31 +118,14 @@ func (s *Set) Status() []Status {
 	return all
 }
 
-// Lock takes a volume for one call, or answers ErrBusy at once.
-func (s *Set) Lock(id VolumeID) (unlock func(), err error) { return s.volumes.TryLock(id) }
-
-// LockTarget takes a volume and a target for one call, or answers ErrBusy at once.
-func (s *Set) LockTarget(id VolumeID, target bind.Target) (unlock func(), err error) {
-	unlockVolume, err := s.volumes.TryLock(id)
-	if err != nil {
-		return nil, err
-	}
-	unlockTarget, err := s.targets.TryLock(target)
-	if err != nil {
-		unlockVolume()
-		return nil, err
-	}
-	return func() { unlockTarget(); unlockVolume() }, nil
-}
-
 // pool is the pool of a name. Where none is named it is the one named "legacy", as
-// with the earlier driver, or the only one.
-func (s *Set) pool(name Name) (*Pool, error) {
-	if name != (Name{}) {
+// with the upstream KubeVirt driver, or the only one.
+func (s *Set) pool(name volume.PoolName) (*Pool, error) {
+	if name != (volume.PoolName{}) {
 		if p, ok := s.byName[name]; ok {
 			return p, nil
 		}
-		return nil, fmt.Errorf("%w: no pool is named %q; there are %s", ErrInvalid, name, s.names())
+		return nil, fmt.Errorf("%w: no pool is named %q; there are %s", volume.ErrInvalid, name, s.names())
 	}
 	if p, ok := s.byName[legacyName]; ok {
 		return p, nil
@@ -148,7 +133,7 @@ func (s *Set) pool(name Name) (*Pool, error) {
 	if len(s.pools) == 1 {
 		return s.pools[0], nil
 	}
-	return nil, fmt.Errorf("%w: no pool is named; choose one of %s", ErrInvalid, s.names())
+	return nil, fmt.Errorf("%w: no pool is named; choose one of %s", volume.ErrInvalid, s.names())
 }
 
 func (s *Set) names() string {
@@ -161,7 +146,7 @@ func (s *Set) names() string {
 
 // Capacity is how many bytes a pool can still promise; 0 for one that does not
 // serve. The only error is ErrInvalid for a pool that is not configured.
-func (s *Set) Capacity(name Name, multiNode bool) (int64, error) {
+func (s *Set) Capacity(name volume.PoolName, multiNode bool) (int64, error) {
 	p, err := s.pool(name)
 	if err != nil {
 		return 0, err
@@ -172,8 +157,8 @@ func (s *Set) Capacity(name Name, multiNode bool) (int64, error) {
 	return p.free(), nil
 }
 
-// Shared tells whether a pool is served by several nodes.
-func (s *Set) Shared(name Name) (bool, error) {
+// Shared reports whether a pool is served by several nodes.
+func (s *Set) Shared(name volume.PoolName) (bool, error) {
 	p, err := s.pool(name)
 	if err != nil {
 		return false, err
@@ -183,24 +168,24 @@ func (s *Set) Shared(name Name) (bool, error) {
 
 // A found volume is one that a call works on.
 type found struct {
-	id      VolumeID
-	session *session
-	entry   entry
-	dir     *dir.Dir // nil if the directory is lost
+	id    volume.ID
+	visit *visit
+	entry store.Entry
+	dir   *dir.Dir // nil if the directory is lost
 }
 
 func (v *found) close() {
 	if v.dir != nil {
 		_ = v.dir.Close()
 	}
-	v.session.close()
+	v.visit.close()
 }
 
 // find looks for a volume: in the named pool, or in the one that is known to have
 // it, or in all. It answers ErrNotFound only if every pool could be asked, for a
 // volume of a pool that is away is not gone.
-func (s *Set) find(id VolumeID, name Name) (*found, error) {
-	if name != (Name{}) {
+func (s *Set) find(id volume.ID, name volume.PoolName) (*found, error) {
+	if name != (volume.PoolName{}) {
 		p, err := s.pool(name)
 		if err != nil {
 			return nil, err
@@ -209,7 +194,7 @@ func (s *Set) find(id VolumeID, name Name) (*found, error) {
 	}
 	// Not the others, of which one may be about to hang.
 	v, err := findIn(s.holders(id), id)
-	if !errors.Is(err, ErrNotFound) {
+	if !errors.Is(err, volume.ErrNotFound) {
 		return v, err
 	}
 	return findIn(s.pools, id)
@@ -217,26 +202,26 @@ func (s *Set) find(id VolumeID, name Name) (*found, error) {
 
 // Holder names the pool that is known to have a volume, from memory. It answers false for
 // none, and for several.
-func (s *Set) Holder(id VolumeID) (Name, bool) {
+func (s *Set) Holder(id volume.ID) (volume.PoolName, bool) {
 	holders := s.holders(id)
 	if len(holders) != 1 {
-		return Name{}, false
+		return volume.PoolName{}, false
 	}
 	return holders[0].config.Name, true
 }
 
 // holders are the pools whose index has a volume.
-func (s *Set) holders(id VolumeID) []*Pool {
+func (s *Set) holders(id volume.ID) []*Pool {
 	var holders []*Pool
 	for _, p := range s.pools {
-		if p.known(id).exists() {
+		if p.ledger.Known(id).Exists() {
 			holders = append(holders, p)
 		}
 	}
 	return holders
 }
 
-func findIn(pools []*Pool, id VolumeID) (*found, error) {
+func findIn(pools []*Pool, id volume.ID) (*found, error) {
 	var at *found
 	var unavailable []error
 	for _, p := range pools {
@@ -245,10 +230,10 @@ func findIn(pools []*Pool, id VolumeID) (*found, error) {
 		case err != nil:
 			unavailable = append(unavailable, err)
 		case v != nil && at != nil:
-			first := at.session.pool.config.Name
+			first := at.visit.pool.config.Name
 			v.close()
 			at.close()
-			return nil, fmt.Errorf("volume %s: %w in pool %q and in pool %q; move one of them away", id, ErrDamaged, first, p.config.Name)
+			return nil, fmt.Errorf("volume %s %w: %q and %q; move one of the two away", id, volume.ErrAmbiguous, first, p.config.Name)
 		case v != nil:
 			at = v
 		}
@@ -259,41 +244,37 @@ func findIn(pools []*Pool, id VolumeID) (*found, error) {
 	case len(unavailable) > 0:
 		return nil, fmt.Errorf("volume %s: %w", id, errors.Join(unavailable...))
 	}
-	return nil, fmt.Errorf("volume %s: %w", id, ErrNotFound)
+	return nil, fmt.Errorf("volume %s: %w", id, volume.ErrNotFound)
 }
 
 // find answers nil if the pool has no such volume.
-func (p *Pool) find(id VolumeID) (*found, error) {
+func (p *Pool) find(id volume.ID) (*found, error) {
 	s, err := p.enter()
 	if err != nil {
 		return nil, err
 	}
 	e, d, err := s.lookup(id)
-	if err != nil || !e.exists() {
+	if err != nil || !e.Exists() {
 		s.close()
 		return nil, err
 	}
-	return &found{id: id, session: s, entry: e, dir: d}, nil
+	return &found{id: id, visit: s, entry: e, dir: d}, nil
 }
 
-// look is find for callers that hold no lock. A record without a directory is a
+// findSettled is find for callers that hold no lock. A record without a directory is a
 // moment of making and removing a volume: only what is so under the lock is lost.
-func (s *Set) look(id VolumeID) (*found, error) {
-	v, err := s.find(id, Name{})
-	if err != nil || !v.entry.lost() {
+func (s *Set) findSettled(id volume.ID) (*found, error) {
+	v, err := s.find(id, volume.PoolName{})
+	if err != nil || !v.entry.Lost() {
 		return v, err
 	}
-	v.entry, v.dir, err = v.session.lookupSettled(id)
-	if err == nil && !v.entry.exists() {
-		err = fmt.Errorf("volume %s: %w: it is being made or removed", id, ErrNotFound)
+	v.entry, v.dir, err = v.visit.lookupSettled(id)
+	if err == nil && !v.entry.Exists() {
+		err = fmt.Errorf("volume %s: %w: it is being made or removed", id, volume.ErrNotFound)
 	}
 	if err != nil {
 		v.close()
 		return nil, err
 	}
 	return v, nil
-}
-
-func isMissing(err error) bool {
-	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, dir.ErrNotDirectory)
 }

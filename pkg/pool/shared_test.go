@@ -18,6 +18,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota/quotatest"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
 const sharedPool = `[{"name":"local","path":"pool","shared":true}]`
@@ -142,7 +143,7 @@ func TestWhatAnotherNodeMakesOrRemovesIsNotToldAsLost(t *testing.T) {
 			b.later(2 * time.Minute)
 			v, err := b.Volume(t.Context(), id(t, "pvc-1"))
 			if err != nil {
-				wantError(t, err, pool.ErrNotFound)
+				wantError(t, err, volume.ErrNotFound)
 			}
 			surveyed := slices.ContainsFunc(b.Surveyed(), func(v pool.Surveyed) bool { return v.Condition.Abnormal })
 			listed := slices.Contains(b.volumes(), "pvc-1")
@@ -153,7 +154,7 @@ func TestWhatAnotherNodeMakesOrRemovesIsNotToldAsLost(t *testing.T) {
 		}
 		unlock := b.lockVolume("pvc-1")
 		b.record("pvc-1", mib)
-		if tellsLost() || said.count("lost") > 0 {
+		if tellsLost() || said.count("is missing") > 0 {
 			t.Error("what another node is at work on is told as lost")
 		}
 		unlock()
@@ -197,7 +198,7 @@ func TestWhatWasMadeAnewMeanwhileIsPublished(t *testing.T) {
 		if got != now {
 			t.Error("what is published is not what is in the pool now")
 		}
-		wantError(t, two.Delete(t.Context(), id(t, "pvc-1")), pool.ErrInUse)
+		wantError(t, two.Delete(t.Context(), id(t, "pvc-1")), volume.ErrInUse)
 	})
 }
 
@@ -209,7 +210,7 @@ func TestWhatWasRemovedMeanwhileIsNotPublished(t *testing.T) {
 		must(t, os.Remove(one.own("volumes", "pvc-1.json")))
 		must(t, os.Remove(one.path("pool", "pvc-1")))
 		unlock()
-		wantError(t, <-published, pool.ErrNotFound)
+		wantError(t, <-published, volume.ErrNotFound)
 		wantGone(t, one.path("pods", "a"))
 		wantGone(t, one.own("published", "node-1", "pvc-1"))
 		two.wantVolumes()
@@ -231,7 +232,7 @@ func TestOfTwoNodesOnePublishesAVolumeForOneTarget(t *testing.T) {
 		var refused int
 		for _, err := range []error{<-first, <-second} {
 			if err != nil {
-				wantError(t, err, pool.ErrInUse)
+				wantError(t, err, volume.ErrInUse)
 				refused++
 			}
 		}
@@ -266,7 +267,7 @@ func TestNodesThatWorkOnOneVolumeNeverSeeHalfOfIt(t *testing.T) {
 			if looks%10 == 0 { // those who wait for a lock need time to go by, which it does not meanwhile
 				time.Sleep(time.Millisecond)
 			}
-			page, _ := three.List(t.Context(), pool.VolumeID{}, 10)
+			page, _ := three.List(t.Context(), volume.ID{}, 10)
 			if v, err := three.Volume(t.Context(), id(t, "pvc-1")); err == nil {
 				page = append(page, v)
 			}
@@ -290,13 +291,13 @@ func (b *bench) livesOnce(name, target string) {
 		}
 		return err == nil
 	}
-	_, err := b.Create(b.t.Context(), pool.Request{ID: id(b.t, name), Range: pool.Range{Required: mib}})
+	_, err := b.Create(b.t.Context(), pool.Request{ID: id(b.t, name), Range: volume.Range{Required: mib}})
 	try(err)
-	if try(b.publish(name, target), pool.ErrNotFound) {
+	if try(b.publish(name, target), volume.ErrNotFound) {
 		try(b.publishedAsInPool(name, target))
 		try(b.unpublish(name, target))
 	}
-	try(b.Delete(b.t.Context(), id(b.t, name)), pool.ErrInUse, pool.ErrNotFound)
+	try(b.Delete(b.t.Context(), id(b.t, name)), volume.ErrInUse, volume.ErrNotFound)
 }
 
 // publishedAsInPool fails if a target has something else than the pool.
@@ -343,7 +344,7 @@ func TestACreationOnOneNodeHoldsUpNoOtherVolume(t *testing.T) {
 		}
 		ctx, stop := context.WithTimeout(t.Context(), 3*time.Second)
 		defer stop()
-		_, err := one.Create(ctx, pool.Request{ID: id(t, "pvc-3"), Range: pool.Range{Required: mib}})
+		_, err := one.Create(ctx, pool.Request{ID: id(t, "pvc-3"), Range: volume.Range{Required: mib}})
 		wantError(t, err, context.DeadlineExceeded) // one sells at a time
 		must(t, finish())
 		one.create("pvc-3", mib)
@@ -357,7 +358,7 @@ func TestAVolumeWhoseGrowthWaitsForACreationIsNotHeldUp(t *testing.T) {
 		must(t, one.publish("pvc-1", "a"))
 		finish := f.begin(t, func() error { _, err := two.tryCreateBlock("pvc-disk", mib); return err })
 		grown := background(func() error {
-			_, err := one.Expand(t.Context(), id(t, "pvc-1"), one.target("a"), "", pool.Range{Required: 2 * mib})
+			_, err := one.Expand(t.Context(), id(t, "pvc-1"), one.target("a"), "", volume.Range{Required: 2 * mib})
 			return err
 		})
 		began := time.Now()
@@ -377,7 +378,7 @@ func TestAGrowthThatWaitsForItsVolumeHoldsUpNoCreation(t *testing.T) {
 		must(t, one.publish("pvc-1", "a"))
 		unlock := one.lockVolume("pvc-1")
 		grown := background(func() error {
-			_, err := one.Expand(t.Context(), id(t, "pvc-1"), one.target("a"), "", pool.Range{Required: 2 * mib})
+			_, err := one.Expand(t.Context(), id(t, "pvc-1"), one.target("a"), "", volume.Range{Required: 2 * mib})
 			return err
 		})
 		began := time.Now()
@@ -400,14 +401,14 @@ func TestACallThatWaitsForAVolumesLockEndsWithItsContext(t *testing.T) {
 		unlock := one.lockVolume("pvc-1")
 		for name, call := range map[string]func(context.Context) error{
 			"create": func(ctx context.Context) error {
-				_, err := one.Create(ctx, pool.Request{ID: id(t, "pvc-1"), Range: pool.Range{Required: mib}})
+				_, err := one.Create(ctx, pool.Request{ID: id(t, "pvc-1"), Range: volume.Range{Required: mib}})
 				return err
 			},
 			"publish": func(ctx context.Context) error {
 				return one.Publish(ctx, pool.Publication{ID: id(t, "pvc-1"), Target: one.target("b")})
 			},
 			"expand": func(ctx context.Context) error {
-				_, err := one.Expand(ctx, id(t, "pvc-1"), one.target("a"), "", pool.Range{Required: 2 * mib})
+				_, err := one.Expand(ctx, id(t, "pvc-1"), one.target("a"), "", volume.Range{Required: 2 * mib})
 				return err
 			},
 			"delete": func(ctx context.Context) error { return one.Delete(ctx, id(t, "pvc-1")) },
@@ -483,7 +484,7 @@ func TestAPoolThatIsNotSharedLocksNothing(t *testing.T) {
 		must(t, os.Remove(b.own("lock")))
 		b.create("pvc-1", mib)
 		must(t, b.publish("pvc-1", "a"))
-		_, err := b.Expand(t.Context(), id(t, "pvc-1"), b.target("a"), "", pool.Range{Required: 2 * mib})
+		_, err := b.Expand(t.Context(), id(t, "pvc-1"), b.target("a"), "", volume.Range{Required: 2 * mib})
 		must(t, err)
 		must(t, b.unpublish("pvc-1", "a"))
 		b.delete("pvc-1")

@@ -16,6 +16,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota/quotatest"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
@@ -52,7 +53,7 @@ func (s sort) pools() string {
 // make makes pvc-1, with data, and publishes it for "pod".
 func (s sort) make(b *bench) {
 	b.t.Helper()
-	request := pool.Request{ID: id(b.t, "pvc-1"), Range: pool.Range{Required: mib}}
+	request := pool.Request{ID: id(b.t, "pvc-1"), Range: volume.Range{Required: mib}}
 	switch {
 	case s.inline:
 		must(b.t, b.PublishInline(b.t.Context(), request, pool.Publication{ID: request.ID, Target: b.target("pod")}))
@@ -131,7 +132,7 @@ func withSort(t *testing.T, s sort, test func(t *testing.T, b *bench)) {
 		b.start(s.pools())
 		s.make(b)
 		b.create("pvc-2", mib)
-		_, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-3"), Pool: poolName(t, "other"), Range: pool.Range{Required: mib}})
+		_, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-3"), Pool: poolName(t, "other"), Range: volume.Range{Required: mib}})
 		must(t, err)
 		must(t, os.WriteFile(b.path("canary"), []byte("canary"), 0o600))
 		test(t, b)
@@ -233,13 +234,13 @@ func (s sort) wantOneBad(b *bench, want state) {
 		said := b.restartSaying(s.pools())
 		b.wantVolumes("pvc-1", "pvc-2", "pvc-3")
 		b.wantToldOf(said)
-		wantError(b.t, s.publish(b, "a"), pool.ErrDamaged)
-		_, err := b.Create(b.t.Context(), pool.Request{ID: id(b.t, "pvc-1"), Range: pool.Range{Required: mib}})
-		wantError(b.t, err, pool.ErrDamaged)
-		_, err = b.Expand(b.t.Context(), id(b.t, "pvc-1"), b.target("pod"), "", pool.Range{Required: 2 * mib})
-		wantError(b.t, err, pool.ErrDamaged)
+		wantError(b.t, s.publish(b, "a"), volume.ErrDamagedRecord)
+		_, err := b.Create(b.t.Context(), pool.Request{ID: id(b.t, "pvc-1"), Range: volume.Range{Required: mib}})
+		wantError(b.t, err, volume.ErrDamagedRecord)
+		_, err = b.Expand(b.t.Context(), id(b.t, "pvc-1"), b.target("pod"), "", volume.Range{Required: 2 * mib})
+		wantError(b.t, err, volume.ErrDamagedRecord)
 		if s.published {
-			wantError(b.t, b.Delete(b.t.Context(), id(b.t, "pvc-1")), pool.ErrInUse)
+			wantError(b.t, b.Delete(b.t.Context(), id(b.t, "pvc-1")), volume.ErrInUse)
 		}
 		b.wantServed("pvc-2", "pvc-3")
 		b.create("pvc-4", mib)
@@ -257,10 +258,10 @@ func (s sort) wantOneBad(b *bench, want state) {
 	}
 }
 
-// wantToldOf says that the record of pvc-1 is told of, in the log and as a condition.
+// wantToldOf says that the record of pvc-1 is reported of, in the log and as a condition.
 func (b *bench) wantToldOf(said *diary) {
 	b.t.Helper()
-	if n := said.count("kept aside", "pvc-1"); n != 1 {
+	if n := said.count("record is unreadable", "pvc-1"); n != 1 {
 		b.t.Errorf("the log tells %d times of the bad record, want once: %q", n, said.lines)
 	}
 	if v := b.volume("pvc-1"); !v.Condition.Abnormal || !strings.Contains(v.Condition.Message, "record") {
@@ -307,7 +308,7 @@ func TestACopyOfARecordOfAnySortHarmsNobody(t *testing.T) {
 				must(t, os.WriteFile(b.own("volumes", "pvc-9.json"), record, 0o600))
 				for range 2 {
 					said := b.restartSaying(s.pools())
-					if v := b.volume("pvc-9"); !v.Lost || said.count("kept aside", "pvc-9") != 1 {
+					if v := b.volume("pvc-9"); !v.Lost || said.count("record is unreadable", "pvc-9") != 1 {
 						t.Errorf("volume %+v, want it lost, and told of", v)
 					}
 					b.later(2 * time.Minute)

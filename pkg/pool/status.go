@@ -5,21 +5,23 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/pkg/health"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/ledger"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
 // A Status is what is shown of a pool to people and monitoring.
 type Status struct {
-	Name Name
+	Name volume.PoolName
 	// Err is why the pool does not serve; nil if it does.
 	Err        error
 	SystemDisk bool
-	// Enforced: the kernel keeps the sizes of new volumes.
+	// Enforced: the kernel enforces the sizes of new volumes.
 	Enforced bool
 	// Restored is how often a limit was found missing or different, and put back.
 	Restored uint64
 	Volumes  int
 	Promised int64 // bytes
-	// Space is that of the pool's filesystem at the last look; nil if the pool does not
+	// Space is that of the pool's filesystem at the last check; nil if the pool does not
 	// serve. Available is what Capacity answers with that.
 	Space     *dir.Space
 	Available int64 // bytes
@@ -28,11 +30,11 @@ type Status struct {
 	// Used is what the volumes hold, in bytes, or NotKnown: without quotas, in a shared pool,
 	// and where a volume has no limit. It is counted once a minute.
 	Used int64
-	// Unlimited is how many volumes nothing but the end of the disk stops, and Untaken what
+	// Unlimited is how many volumes nothing but the end of the disk stops, and Unused what
 	// the others may still take of what they were promised, in bytes. Both are counted once a
 	// minute, and NotKnown before that and while the pool does not serve.
 	Unlimited int
-	Untaken   int64
+	Unused    int64
 	// Trash is how many removed volumes still occupy space, and Stuck how many of
 	// them could not be removed.
 	Trash, Stuck int
@@ -52,26 +54,6 @@ type Status struct {
 	LastError time.Time
 }
 
-// shown is what of a pool changes with calls. It is made anew with each change, so that
-// looking at it takes no lock that a call may wait for.
-type shown struct {
-	volumes  int
-	ledger   ledger
-	restored uint64
-	trash    trashSum
-}
-
-// unlock gives the mutex back after a change.
-func (p *Pool) unlock() {
-	p.shown.Store(&shown{
-		volumes:  p.index.len(),
-		ledger:   p.ledger,
-		restored: p.restored,
-		trash:    p.trash.sum(),
-	})
-	p.mu.Unlock()
-}
-
 // noteError has monitoring know that something of the pool failed just now.
 func (p *Pool) noteError() {
 	now := time.Now()
@@ -80,33 +62,33 @@ func (p *Pool) noteError() {
 
 // Status answers from memory, and takes no lock.
 func (p *Pool) Status() Status {
-	st, now := p.state.Load(), p.shown.Load()
+	st, now := p.state.Load(), p.ledger.Summary()
 	status := Status{
 		Name:           p.config.Name,
 		Err:            st.err,
 		SystemDisk:     st.systemDisk,
 		Enforced:       p.enforcing(),
-		Restored:       now.restored,
-		Volumes:        now.volumes,
-		Promised:       now.ledger.promised,
+		Restored:       now.Restored,
+		Volumes:        now.Volumes,
+		Promised:       now.Promised,
 		Space:          st.space,
 		Errors:         st.errors,
-		Used:           NotKnown,
-		Unlimited:      NotKnown,
-		Untaken:        NotKnown,
-		Trash:          now.trash.pieces,
-		Stuck:          now.trash.stuck,
-		TrashBytes:     now.trash.holds,
-		TrashSince:     now.trash.since,
-		RemovedFiles:   p.erased.files.Load(),
-		RemovedVolumes: p.erased.pieces.Load(),
+		Used:           volume.Unknown,
+		Unlimited:      volume.Unknown,
+		Unused:         volume.Unknown,
+		Trash:          now.Trash.Pieces,
+		Stuck:          now.Trash.Stuck,
+		TrashBytes:     now.Trash.Bytes,
+		TrashSince:     now.Trash.Since,
+		RemovedFiles:   p.erasedFiles.Load(),
+		RemovedVolumes: now.Erased,
 	}
 	if st.space != nil {
-		status.Available = now.ledger.told(*st.space, p.config)
+		status.Available = now.Available(*st.space)
 		status.Used = p.used.Load()
 	}
 	if last := p.surveyed.Load(); last != nil && st.err == nil {
-		status.Unlimited, status.Untaken = last.unlimited, last.untaken
+		status.Unlimited, status.Unused = last.unlimited, last.unused
 	}
 	status.Abnormal = p.abnormal(st, now)
 	if failed := p.lastError.Load(); failed != nil {
@@ -117,7 +99,7 @@ func (p *Pool) Status() Status {
 
 // abnormal is how many volumes are so by the last survey, or all of them where the pool does
 // not serve.
-func (p *Pool) abnormal(st *state, now *shown) map[health.Reason]int {
+func (p *Pool) abnormal(st *state, now *ledger.Summary) map[health.Reason]int {
 	last := p.surveyed.Load()
 	if st.err == nil && last == nil {
 		return nil
@@ -131,7 +113,7 @@ func (p *Pool) abnormal(st *state, now *shown) map[health.Reason]int {
 		}
 	}
 	if st.err != nil {
-		abnormal[health.PoolNotServing] = now.volumes
+		abnormal[health.PoolNotServing] = now.Volumes
 	}
 	return abnormal
 }

@@ -35,7 +35,7 @@ func surveyedSet(tb testing.TB, volumes int) *Set {
 		tb.Fatal(err)
 	}
 	mounts, loops := &bindtest.Fake{}, looptest.NewFake(dev)
-	s := Start(configs, Options{Node: NodeID{name: "node-1"}, Mounts: mounts, Devices: loops, Dev: dev, EachVolume: true, Log: logr.Discard()})
+	s := Start(configs, Options{Node: nodeOf("node-1"), Mounts: mounts, Devices: loops, Dev: dev, EachVolume: true, Log: logr.Discard()})
 	tb.Cleanup(func() {
 		if err := errors.Join(s.Close(context.WithoutCancel(tb.Context())), mounts.Close(), loops.Close(), dev.Close()); err != nil {
 			tb.Error(err)
@@ -59,9 +59,6 @@ func surveyedSet(tb testing.TB, volumes int) *Set {
 // Were one of these locks needed, the test would not end.
 func TestMonitoringTakesNoLockThatACallWaitsFor(t *testing.T) {
 	s := surveyedSet(t, 3)
-	p := s.pools[0]
-	p.mu.Lock()
-	defer p.mu.Unlock()
 	s.volumes.mu.Lock()
 	defer s.volumes.mu.Unlock()
 	s.targets.mu.Lock()

@@ -15,6 +15,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota/quotatest"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
@@ -34,7 +35,7 @@ func TestTheStatusHasTheFilesystemOfThePool(t *testing.T) {
 		if got := b.capacity(); status.Available != got {
 			t.Errorf("available are %d bytes, and the capacity is %d", status.Available, got)
 		}
-		if status.Used != pool.NotKnown {
+		if status.Used != volume.Unknown {
 			t.Errorf("%d bytes in use, where nobody counts them", status.Used)
 		}
 	})
@@ -54,7 +55,7 @@ func TestAPoolThatIsAwayHasNoNumbersOfItsFilesystem(t *testing.T) {
 		must(t, syscall.Unmount(b.path("disk"), 0))
 		b.later(10 * time.Second)
 		status := b.Status()[0]
-		if status.Space != nil || status.Available != 0 || status.Used != pool.NotKnown || !status.LastError.Equal(time.Now()) {
+		if status.Space != nil || status.Available != 0 || status.Used != volume.Unknown || !status.LastError.Equal(time.Now()) {
 			t.Errorf("status %+v, want no numbers and an error just now", status)
 		}
 		if diff := cmp.Diff(reasons(map[health.Reason]int{health.PoolNotServing: 1}), status.Abnormal); diff != "" {
@@ -93,8 +94,8 @@ func (b *bench) wantTakable(when string, unlimited int, untaken int64) {
 	b.t.Helper()
 	b.later(2 * time.Minute) // until what was made by hand is known, and looked at
 	status := b.Status()[0]
-	if status.Unlimited != unlimited || status.Untaken > untaken || status.Untaken < untaken-mib/2 {
-		b.t.Errorf("%s: %d volumes are without a limit and the others may take %d bytes, want %d and about %d", when, status.Unlimited, status.Untaken, unlimited, untaken)
+	if status.Unlimited != unlimited || status.Unused > untaken || status.Unused < untaken-mib/2 {
+		b.t.Errorf("%s: %d volumes are without a limit and the others may take %d bytes, want %d and about %d", when, status.Unlimited, status.Unused, unlimited, untaken)
 	}
 }
 
@@ -114,7 +115,7 @@ func TestTheStatusTellsWhatVolumesMayStillTake(t *testing.T) {
 		must(t, os.Mkdir(b.path("pool", "by-hand"), 0o755))
 		b.wantTakable("with directories", 2, 0)
 		f.off.Store(false)
-		b.later(10 * time.Second) // the next look
+		b.later(10 * time.Second) // the next check
 		b.create("pvc-2", 8*mib)
 		must(t, b.write("pvc-2", 2*mib))
 		b.wantTakable("with quotas that were switched on later", 2, 6*mib)
@@ -127,7 +128,7 @@ func TestTheStatusTellsWhatVolumesMayStillTake(t *testing.T) {
 		b.wantTakable("with one that cannot be read", 3, 0)
 		must(t, os.Rename(b.own(), b.path("away")))
 		b.later(time.Minute)
-		if status := b.Status()[0]; status.Unlimited != pool.NotKnown || status.Untaken != pool.NotKnown {
+		if status := b.Status()[0]; status.Unlimited != volume.Unknown || status.Unused != volume.Unknown {
 			t.Errorf("status %+v of a pool that is away", status)
 		}
 		must(t, os.Rename(b.path("away"), b.own()))
@@ -171,7 +172,7 @@ func TestTheStatusHasTheTrash(t *testing.T) {
 				if status.Trash != 1 || status.Stuck != 1 || !status.TrashSince.IsZero() {
 					t.Errorf("status %+v, want one piece of trash, which is stuck", status)
 				}
-				if known := status.TrashBytes != pool.NotKnown; known != counted || known && (status.TrashBytes < 4*mib || status.TrashBytes > 5*mib) {
+				if known := status.TrashBytes != volume.Unknown; known != counted || known && (status.TrashBytes < 4*mib || status.TrashBytes > 5*mib) {
 					t.Errorf("the trash holds %d bytes, want 4 MiB where that is counted: %v", status.TrashBytes, counted)
 				}
 				if status.RemovedVolumes != 1 || status.RemovedFiles == 0 || status.LastError.IsZero() {
@@ -181,7 +182,7 @@ func TestTheStatusHasTheTrash(t *testing.T) {
 				// After a restart it is known for what it holds, and not for how long.
 				b.later(time.Minute)
 				b.restart(local)
-				if status := b.Status()[0]; status.Trash != 1 || (status.TrashBytes == pool.NotKnown) == counted {
+				if status := b.Status()[0]; status.Trash != 1 || (status.TrashBytes == volume.Unknown) == counted {
 					t.Errorf("status %+v after a restart", status)
 				}
 				must(t, syscall.Unmount(b.own("trash", "node-1", names(t, b.own("trash", "node-1"))[0], "mounted"), 0))
@@ -216,7 +217,7 @@ func TestAPieceOfTrashThatCannotBeCountedHidesNoOther(t *testing.T) {
 		if status.Stuck != 2 || status.TrashBytes < 8*mib || status.TrashBytes > 9*mib {
 			t.Errorf("status %+v, want two pieces of stuck trash of some 4 MiB each", status)
 		}
-		if n := said.count("could not be counted"); n != 1 || !status.LastError.Equal(told) {
+		if n := said.count("failed to count"); n != 1 || !status.LastError.Equal(told) {
 			t.Errorf("the log tells %d times that trash could not be counted, the last error is from %v; want once, and none since %v", n, status.LastError, told)
 		}
 		f.failBefore.Store(false)
@@ -252,7 +253,7 @@ func TestASurveyFindsWhatNobodyAsksAbout(t *testing.T) {
 		if status := b.Status()[0]; status.Abnormal == nil {
 			t.Error("an empty pool was not surveyed at the start")
 		}
-		// More than are looked at at once.
+		// More than are checked at once.
 		for i := range 200 {
 			b.create("pvc-"+strconv.Itoa(100+i), mib)
 		}
@@ -278,7 +279,7 @@ func TestASurveyFindsWhatNobodyAsksAbout(t *testing.T) {
 		if v := seen["pvc-100"]; v.Condition.Reason != health.NoSpace {
 			t.Errorf("a full volume was seen as %+v", v)
 		}
-		if v := seen["pvc-299"]; v.Used != pool.NotKnown || v.Condition.Reason != health.RecordUnreadable {
+		if v := seen["pvc-299"]; v.Used != volume.Unknown || v.Condition.Reason != health.RecordUnreadable {
 			t.Errorf("a volume without a record was seen as %+v", v)
 		}
 	})
@@ -298,7 +299,7 @@ func TestASurveyOfASlowDiskDoesNotRestForLong(t *testing.T) {
 	withFaults(t, local, func(t *testing.T, b *bench, f *faulty) {
 		b.each = true
 		b.restart(local)
-		for i := range 16 { // as many as are looked at at once
+		for i := range 16 { // as many as are checked at once
 			b.create("pvc-"+strconv.Itoa(i), mib)
 		}
 		f.slow.Store(true)
@@ -311,7 +312,7 @@ func TestASurveyOfASlowDiskDoesNotRestForLong(t *testing.T) {
 	})
 }
 
-// An administrator can unmount a pool while its volumes are looked at.
+// An administrator can unmount a pool while its volumes are checked.
 func TestASurveyHoldsNothingWhileItRests(t *testing.T) {
 	testenv.NeedRoot(t)
 	synctest.Test(t, func(t *testing.T) {

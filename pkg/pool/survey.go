@@ -7,23 +7,27 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/pkg/health"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/content"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/ledger"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
-// Surveyed is what the last look at a volume saw.
+// Surveyed is what the last check at a volume saw.
 type Surveyed struct {
-	ID    VolumeID
-	Pool  Name
+	ID    volume.ID
+	Pool  volume.PoolName
 	Bytes int64 // promised, or the size of the pool where nothing was
 	// Used bytes and Inodes are what a quota counts, or NotKnown. Of a block volume there
 	// is neither.
 	Used, Inodes int64
-	// Untaken is what the volume may still take of its promise, in bytes, or NotKnown where
+	// Unused is what the volume may still take of its promise, in bytes, or NotKnown where
 	// nothing but the end of the disk stops it.
-	Untaken   int64
+	Unused    int64
 	Condition health.Condition
 }
 
-// Surveyed tells of each volume, from memory and without a lock, if the options ask for
+// Surveyed reports on each volume, from memory and without a lock, if the options ask for
 // that. It is as old as the last survey.
 func (s *Set) Surveyed() []Surveyed {
 	var all []Surveyed
@@ -35,7 +39,7 @@ func (s *Set) Surveyed() []Surveyed {
 	return all
 }
 
-// upToDate tells of volumes whose pool ceased to serve that it did.
+// upToDate has volumes whose pool ceased to serve say so.
 func (p *Pool) upToDate(volumes []Surveyed) []Surveyed {
 	err := p.state.Load().err
 	if err == nil {
@@ -44,22 +48,22 @@ func (p *Pool) upToDate(volumes []Surveyed) []Surveyed {
 	away := make([]Surveyed, 0, len(volumes))
 	for _, v := range volumes {
 		away = append(away, Surveyed{
-			ID: v.ID, Pool: v.Pool, Bytes: v.Bytes, Used: NotKnown, Inodes: NotKnown, Untaken: NotKnown,
+			ID: v.ID, Pool: v.Pool, Bytes: v.Bytes, Used: volume.Unknown, Inodes: volume.Unknown, Unused: volume.Unknown,
 			Condition: health.Facts{Pool: err}.Condition(),
 		})
 	}
 	return away
 }
 
-// A survey is what a look at each volume of a pool gave.
+// A survey is what a check at each volume of a pool gave.
 type survey struct {
 	abnormal map[health.Reason]int
-	// unlimited is how many volumes only the end of the disk stops, and untaken what the
+	// unlimited is how many volumes only the end of the disk stops, and unused what the
 	// others may still take of their promises, in bytes.
 	unlimited int
-	untaken   int64
-	// unread has what was told of the volumes that could not be read.
-	unread  map[VolumeID]string
+	unused    int64
+	// unread has what was logged of the volumes that could not be read.
+	unread  map[volume.ID]string
 	volumes []Surveyed // if they are asked for
 }
 
@@ -68,18 +72,18 @@ func (s *survey) add(v Surveyed) {
 	if v.Condition.Abnormal {
 		s.abnormal[v.Condition.Reason]++
 	}
-	if v.Untaken == NotKnown {
+	if v.Unused == volume.Unknown {
 		s.unlimited++
 	} else {
-		s.untaken += v.Untaken
+		s.unused += v.Unused
 	}
 }
 
-// surveyAll looks at each volume now and then until ctx ends: so what nobody asks about is
+// surveyAll checks each volume now and then until ctx ends: so what nobody asks about is
 // noticed too.
 func (p *Pool) surveyAll(ctx context.Context) {
 	select {
-	case <-p.looked:
+	case <-p.checked:
 	case <-ctx.Done():
 		return
 	}
@@ -106,11 +110,11 @@ const (
 // is held, so that an administrator can unmount the pool. If the pool ceases to serve, the
 // last survey stays.
 func (p *Pool) survey(ctx context.Context) {
-	found := &survey{abnormal: make(map[health.Reason]int), unread: make(map[VolumeID]string)}
-	for ids := p.after(VolumeID{}, burst, card.exists); len(ids) > 0; ids = p.after(ids[len(ids)-1], burst, card.exists) {
+	found := &survey{abnormal: make(map[health.Reason]int), unread: make(map[volume.ID]string)}
+	for some := p.ledger.After(volume.ID{}, burst); len(some) > 0; some = p.ledger.After(some[len(some)-1].ID, burst) {
 		began := time.Now()
-		if err := p.surveySome(ids, found); err != nil {
-			return // the look at the pool tells it
+		if err := p.surveySome(some, found); err != nil {
+			return // the check of the pool says why
 		}
 		if rest(ctx, min(leisure*time.Since(began), longestLeisure)) != nil {
 			return
@@ -121,25 +125,25 @@ func (p *Pool) survey(ctx context.Context) {
 	}
 }
 
-func (p *Pool) surveySome(ids []VolumeID, found *survey) error {
+func (p *Pool) surveySome(some []ledger.Volume, found *survey) error {
 	s, err := p.enter()
 	if err != nil {
 		return err
 	}
 	defer s.close()
-	space, err := s.space()
+	space, err := s.store.Space()
 	if err != nil {
 		return err
 	}
-	l := &listing{pool: p, session: s, space: space}
-	for _, id := range ids {
-		v, ok := l.survey(id)
+	l := &listing{pool: p, visit: s, space: space}
+	for _, known := range some {
+		v, ok := l.survey(known.ID)
 		if !ok {
 			continue
 		}
 		found.add(v)
 		if v.Condition.Reason == health.ReadFailed {
-			p.tellUnread(v, found)
+			p.logUnread(v, found)
 		}
 		if p.options.EachVolume {
 			found.volumes = append(found.volumes, v)
@@ -148,91 +152,58 @@ func (p *Pool) surveySome(ids []VolumeID, found *survey) error {
 	return nil
 }
 
-// tellUnread tells of a volume that cannot be read, unless the last survey told the same.
-func (p *Pool) tellUnread(v Surveyed, found *survey) {
+// logUnread logs a volume that cannot be read, unless the last survey logged the same.
+func (p *Pool) logUnread(v Surveyed, found *survey) {
 	p.noteError()
 	found.unread[v.ID] = v.Condition.Message
 	if last := p.surveyed.Load(); last == nil || last.unread[v.ID] != v.Condition.Message {
-		p.log.Error(errors.New(v.Condition.Message), "a volume cannot be read", "volume", v.ID.name)
+		p.log.Error(errors.New(v.Condition.Message), "failed to read a volume", "volume", v.ID.String())
 	}
 }
 
-// survey looks at one volume, unless a call is making or removing it.
-func (l *listing) survey(id VolumeID) (Surveyed, bool) {
-	e, d, err := l.session.lookupSettled(id)
+// survey checks one volume, unless a call is making or removing it.
+func (l *listing) survey(id volume.ID) (Surveyed, bool) {
+	e, d, err := l.visit.lookupSettled(id)
 	if err != nil {
-		c := l.pool.known(id)
-		return l.surveyed(id, c, c.facts(nil, err)), c.exists()
+		c := l.pool.ledger.Known(id)
+		return l.surveyed(id, c, rememberedFacts(c, nil, err)), c.Exists()
 	}
-	if !e.exists() {
+	if !e.Exists() {
 		return Surveyed{}, false
 	}
 	if d != nil {
 		defer func() { _ = d.Close() }() // opened for reading
 	}
-	c := e.card()
-	used, facts := l.session.measure(id, d, e, l.space)
+	c := cardOf(e)
+	used, facts := l.visit.measure(id, d, e, l.space)
 	v := l.surveyed(id, c, facts)
-	if l.session.enforced(c) && d != nil && !e.block() {
+	if l.visit.keeper.Enforces(c) && d != nil && !e.Block() {
 		v.Used = used.UsedBytes
 	}
-	if v.Used != NotKnown && used.Inodes > 0 {
+	if v.Used != volume.Unknown && used.Inodes > 0 {
 		v.Inodes = used.InodesUsed
 	}
-	v.Untaken = l.session.untaken(id, d, e, used, facts)
+	v.Unused = l.visit.unused(id, d, e, used, facts)
 	return v, true
 }
 
-// untaken is what a volume may still take of its promise, or NotKnown where nothing but the
-// end of the disk stops it, as far as anybody can tell.
-func (s *session) untaken(id VolumeID, d *dir.Dir, e entry, used dir.Space, facts health.Facts) int64 {
+// unused is what a volume may still take of its promise, or NotKnown where nothing but the
+// end of the disk stops it, as far as anybody knows.
+func (v *visit) unused(id volume.ID, d *dir.Dir, e store.Entry, used dir.Space, facts health.Facts) int64 {
 	switch {
 	case d == nil:
 		return 0
-	case e.block():
-		return max(0, e.promised()-allocated(id, d))
-	case !s.enforced(e.card()), facts.LimitDiffers, facts.IO != nil:
-		return NotKnown
+	case e.Block():
+		return max(0, e.Promised()-content.Allocated(id, d))
+	case !v.keeper.Enforces(cardOf(e)), facts.LimitDiffers, facts.IO != nil:
+		return volume.Unknown
 	}
-	return max(0, e.promised()-used.UsedBytes)
+	return max(0, e.Promised()-used.UsedBytes)
 }
 
-// allocated is the space that the file of a block volume has. Users of a thick one can give
-// some back, as those of a thin one can. One that cannot be read has none.
-func allocated(id VolumeID, d *dir.Dir) int64 {
-	disk, err := openDisk(id, d)
-	if err != nil {
-		return 0
-	}
-	defer func() { _ = disk.Close() }() // opened for reading
-	bytes, err := disk.Allocated()
-	if err != nil {
-		return 0
-	}
-	return bytes
-}
-
-func (l *listing) surveyed(id VolumeID, c card, facts health.Facts) Surveyed {
+func (l *listing) surveyed(id volume.ID, c ledger.Card, facts health.Facts) Surveyed {
 	return Surveyed{
 		ID: id, Pool: l.pool.config.Name, Bytes: l.pool.volume(id, c, l.space).Bytes,
-		Used: NotKnown, Inodes: NotKnown, Untaken: NotKnown, Condition: facts.Condition(),
+		Used: volume.Unknown, Inodes: volume.Unknown, Unused: volume.Unknown, Condition: facts.Condition(),
 	}
-}
-
-// lookupSettled is lookup for callers that hold no lock: of a volume that a call makes or
-// removes at the moment, on whatever node, it answers that there is none.
-func (s *session) lookupSettled(id VolumeID) (entry, *dir.Dir, error) {
-	e, d, err := s.lookup(id)
-	if err != nil || !e.lost() {
-		return e, d, err
-	}
-	unlock, err := s.tryLock(id)
-	if errors.Is(err, ErrBusy) {
-		return entry{}, nil, nil
-	}
-	if err != nil {
-		return entry{}, nil, err
-	}
-	defer unlock()
-	return s.lookup(id)
 }

@@ -22,6 +22,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/label"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 	"kubevirt.io/hostpath-provisioner/test/testenv/mountns"
 )
@@ -66,12 +67,12 @@ func newArena(t *testing.T, s swap) *arena {
 	must(t, err)
 	t.Cleanup(func() { must(t, a.mounts.Close()) })
 	a.loops = loop.NewKernel(dev)
-	node, err := pool.ParseNodeID("node-1")
+	node, err := volume.ParseNodeID("node-1")
 	must(t, err)
 	a.configs, err = pool.ParseConfigs(fmt.Sprintf(`[{"name":"local","path":"pool","relabel":"recursive","shared":%v}]`, s.shared), a.root)
 	must(t, err)
 	a.options = pool.Options{Node: node, Mounts: a.mounts, Labels: label.Kernel{}, Devices: a.loops, Dev: dev,
-		LookEvery: 10 * time.Millisecond, SyncEvery: 20 * time.Millisecond, RetryEvery: 10 * time.Millisecond}
+		CheckEvery: 10 * time.Millisecond, SyncEvery: 20 * time.Millisecond, RetryEvery: 10 * time.Millisecond}
 	a.start()
 	t.Cleanup(a.end)
 	return a
@@ -325,9 +326,9 @@ func kind(path string) fs.FileMode {
 // makeAll has a volume, a block volume, and a piece of trash that stays.
 func (a *arena) makeAll() {
 	a.t.Helper()
-	for name, mode := range map[string]pool.Mode{"pvc-1": pool.ModeMount, "pvc-2": pool.ModeBlock} {
+	for name, mode := range map[string]volume.Mode{"pvc-1": volume.ModeMount, "pvc-2": volume.ModeBlock} {
 		unlock := a.hold(name)
-		_, err := a.Create(a.t.Context(), pool.Request{ID: id(a.t, name), Mode: mode, Range: pool.Range{Required: mib}})
+		_, err := a.Create(a.t.Context(), pool.Request{ID: id(a.t, name), Mode: mode, Range: volume.Range{Required: mib}})
 		must(a.t, err)
 		unlock()
 	}
@@ -348,41 +349,41 @@ func (a *arena) hold(name string) (unlock func()) {
 // round in ten of the others.
 func (a *arena) callAll(round int, s swap) {
 	if !strings.Contains(s.path, "pvc-2") && !strings.Contains(s.path, "pods/b") {
-		a.callOn("pvc-1", "a", pool.ModeMount, s)
+		a.callOn("pvc-1", "a", volume.ModeMount, s)
 		if strings.Contains(s.path, "pvc-1") || s.counted || round%10 > 0 {
 			return
 		}
 	}
-	a.callOn("pvc-2", "b", pool.ModeBlock, s)
+	a.callOn("pvc-2", "b", volume.ModeBlock, s)
 }
 
-func (a *arena) callOn(name, at string, mode pool.Mode, s swap) {
-	ctx, volume, target := a.t.Context(), id(a.t, name), a.target(at)
-	unlock, err := a.LockTarget(volume, target)
+func (a *arena) callOn(name, at string, mode volume.Mode, s swap) {
+	ctx, vol, target := a.t.Context(), id(a.t, name), a.target(at)
+	unlock, err := a.LockTarget(vol, target)
 	if err != nil {
 		return // the pool is being looked at
 	}
 	defer unlock()
-	request := pool.Request{ID: volume, Mode: mode, Range: pool.Range{Required: mib}}
+	request := pool.Request{ID: vol, Mode: mode, Range: volume.Range{Required: mib}}
 	published := func(err error) {
 		if err == nil && !s.followed {
 			a.wantNoCanaryAt(at)
 		}
 	}
 	a.count("Create", func() { _, _ = a.Create(ctx, request) })
-	a.count("Publish", func() { published(a.Publish(ctx, pool.Publication{ID: volume, Target: target, Mode: mode})) })
-	a.count("Expand", func() { _, _ = a.Expand(ctx, volume, target, mode, pool.Range{Required: 2 * mib}) })
-	a.count("Stats", func() { _, _ = a.Stats(ctx, volume, target) })
-	a.count("Volume", func() { _, _ = a.Volume(ctx, volume) })
-	a.count("List", func() { a.List(ctx, pool.VolumeID{}, 10) })
-	_, _ = a.Capacity(pool.Name{}, false)
-	a.count("Unpublish", func() { _ = a.Unpublish(ctx, volume, target) })
-	a.count("Delete", func() { _ = a.Delete(ctx, volume) })
-	if mode == pool.ModeBlock {
+	a.count("Publish", func() { published(a.Publish(ctx, pool.Publication{ID: vol, Target: target, Mode: mode})) })
+	a.count("Expand", func() { _, _ = a.Expand(ctx, vol, target, mode, volume.Range{Required: 2 * mib}) })
+	a.count("Stats", func() { _, _ = a.Stats(ctx, vol, target) })
+	a.count("Volume", func() { _, _ = a.Volume(ctx, vol) })
+	a.count("List", func() { a.List(ctx, volume.ID{}, 10) })
+	_, _ = a.Capacity(volume.PoolName{}, false)
+	a.count("Unpublish", func() { _ = a.Unpublish(ctx, vol, target) })
+	a.count("Delete", func() { _ = a.Delete(ctx, vol) })
+	if mode == volume.ModeBlock {
 		return
 	}
-	a.count("PublishInline", func() { published(a.PublishInline(ctx, request, pool.Publication{ID: volume, Target: target})) })
-	a.count("Unpublish", func() { _ = a.Unpublish(ctx, volume, target) })
+	a.count("PublishInline", func() { published(a.PublishInline(ctx, request, pool.Publication{ID: vol, Target: target})) })
+	a.count("Unpublish", func() { _ = a.Unpublish(ctx, vol, target) })
 }
 
 // count notes how often something is swapped during a call.
@@ -456,11 +457,11 @@ func canary(path string) string {
 
 // unpublishAll takes the targets off that were made outside.
 func (a *arena) unpublishAll() {
-	for volume, name := range map[string]string{"pvc-1": "a", "pvc-2": "b"} {
+	for vol, name := range map[string]string{"pvc-1": "a", "pvc-2": "b"} {
 		target, err := bind.ParseTarget(filepath.Join(a.outside, name))
 		must(a.t, err)
-		unlock := a.hold(volume)
-		if err := a.Unpublish(a.t.Context(), id(a.t, volume), target); err != nil && !errors.Is(err, pool.ErrInUse) {
+		unlock := a.hold(vol)
+		if err := a.Unpublish(a.t.Context(), id(a.t, vol), target); err != nil && !errors.Is(err, volume.ErrInUse) {
 			a.t.Error(err)
 		}
 		unlock()
@@ -472,11 +473,11 @@ func (a *arena) wantWhole() {
 	a.t.Helper()
 	for _, c := range []struct {
 		name, target string
-		mode         pool.Mode
-	}{{"pvc-3", "c", pool.ModeMount}, {"pvc-4", "d", pool.ModeBlock}} {
+		mode         volume.Mode
+	}{{"pvc-3", "c", volume.ModeMount}, {"pvc-4", "d", volume.ModeBlock}} {
 		unlock := a.hold(c.name)
 		a.eventually("make "+c.name, func() error {
-			_, err := a.Create(a.t.Context(), pool.Request{ID: id(a.t, c.name), Mode: c.mode, Range: pool.Range{Required: mib}})
+			_, err := a.Create(a.t.Context(), pool.Request{ID: id(a.t, c.name), Mode: c.mode, Range: volume.Range{Required: mib}})
 			return err
 		})
 		must(a.t, a.Publish(a.t.Context(), pool.Publication{ID: id(a.t, c.name), Target: a.target(c.target), Mode: c.mode}))
@@ -486,7 +487,7 @@ func (a *arena) wantWhole() {
 	}
 }
 
-// eventually tries again while the pool is looked at.
+// eventually tries again while the pool is checked.
 func (a *arena) eventually(what string, do func() error) {
 	a.t.Helper()
 	again := time.NewTicker(5 * time.Millisecond)
@@ -511,19 +512,19 @@ var taken = map[string]struct {
 	make             func(a *arena, path string) error
 	directory, block error
 }{
-	"a link to a directory": {func(a *arena, path string) error { return os.Symlink(filepath.Join(a.outside, "a"), path) }, pool.ErrInvalid, pool.ErrInvalid},
-	"a link to a file":      {func(a *arena, path string) error { return os.Symlink(filepath.Join(a.outside, "disk.img"), path) }, pool.ErrInvalid, pool.ErrInvalid},
-	"a link to nowhere":     {func(_ *arena, path string) error { return os.Symlink("nowhere", path) }, pool.ErrInvalid, pool.ErrInvalid},
-	"a file":                {func(_ *arena, path string) error { return os.WriteFile(path, []byte("data"), 0o600) }, pool.ErrExists, pool.ErrExists},
-	"a FIFO":                {func(_ *arena, path string) error { return unix.Mkfifo(path, 0o600) }, pool.ErrExists, pool.ErrExists},
-	"a socket":              {func(_ *arena, path string) error { return unix.Mknod(path, unix.S_IFSOCK|0o600, 0) }, pool.ErrExists, pool.ErrExists},
-	"a device":              {func(_ *arena, path string) error { return node240(path) }, pool.ErrExists, pool.ErrExists},
+	"a link to a directory": {func(a *arena, path string) error { return os.Symlink(filepath.Join(a.outside, "a"), path) }, volume.ErrInvalid, volume.ErrInvalid},
+	"a link to a file":      {func(a *arena, path string) error { return os.Symlink(filepath.Join(a.outside, "disk.img"), path) }, volume.ErrInvalid, volume.ErrInvalid},
+	"a link to nowhere":     {func(_ *arena, path string) error { return os.Symlink("nowhere", path) }, volume.ErrInvalid, volume.ErrInvalid},
+	"a file":                {func(_ *arena, path string) error { return os.WriteFile(path, []byte("data"), 0o600) }, volume.ErrExists, volume.ErrExists},
+	"a FIFO":                {func(_ *arena, path string) error { return unix.Mkfifo(path, 0o600) }, volume.ErrExists, volume.ErrExists},
+	"a socket":              {func(_ *arena, path string) error { return unix.Mknod(path, unix.S_IFSOCK|0o600, 0) }, volume.ErrExists, volume.ErrExists},
+	"a device":              {func(_ *arena, path string) error { return node240(path) }, volume.ErrExists, volume.ErrExists},
 	"the mount of a file": {func(a *arena, path string) error {
 		return errors.Join(os.WriteFile(path, nil, 0o600), syscall.Mount(filepath.Join(a.outside, "disk.img"), path, "", syscall.MS_BIND, ""))
-	}, pool.ErrExists, pool.ErrExists},
+	}, volume.ErrExists, volume.ErrExists},
 	"the mount of a directory": {func(a *arena, path string) error {
 		return errors.Join(os.Mkdir(path, 0o755), syscall.Mount(filepath.Join(a.outside, "a"), path, "", syscall.MS_BIND, ""))
-	}, pool.ErrExists, pool.ErrExists},
+	}, volume.ErrExists, volume.ErrExists},
 }
 
 func TestWhatIsAtATargetIsLeftThere(t *testing.T) {
@@ -536,12 +537,12 @@ func TestWhatIsAtATargetIsLeftThere(t *testing.T) {
 			outside := canaries(t, a.outside)
 			points, err := mountns.Below(a.root)
 			must(t, err)
-			for volume, want := range map[string]error{"pvc-1": c.directory, "pvc-2": c.block} {
-				mode := map[string]pool.Mode{"pvc-1": pool.ModeMount, "pvc-2": pool.ModeBlock}[volume]
-				unlock := a.hold(volume)
-				wantError(t, a.Publish(t.Context(), pool.Publication{ID: id(t, volume), Target: a.target("a"), Mode: mode}), want)
+			for vol, want := range map[string]error{"pvc-1": c.directory, "pvc-2": c.block} {
+				mode := map[string]volume.Mode{"pvc-1": volume.ModeMount, "pvc-2": volume.ModeBlock}[vol]
+				unlock := a.hold(vol)
+				wantError(t, a.Publish(t.Context(), pool.Publication{ID: id(t, vol), Target: a.target("a"), Mode: mode}), want)
 				if len(points) == 1 { // what is mounted is unmounted, so that pods can end
-					if err := a.Unpublish(t.Context(), id(t, volume), a.target("a")); !errors.Is(err, pool.ErrInUse) && !errors.Is(err, pool.ErrInvalid) {
+					if err := a.Unpublish(t.Context(), id(t, vol), a.target("a")); !errors.Is(err, volume.ErrInUse) && !errors.Is(err, volume.ErrInvalid) {
 						t.Errorf("unpublish: %v, want it refused", err)
 					}
 				}

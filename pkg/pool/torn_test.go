@@ -17,6 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
@@ -62,7 +63,7 @@ func withTwoPools(t *testing.T, test func(t *testing.T, b *bench, said *diary)) 
 		b.create("pvc-1", mib)
 		must(t, os.WriteFile(b.path("pool", "pvc-1", "data"), []byte("data"), 0o644))
 		b.create("pvc-2", mib)
-		_, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-3"), Pool: poolName(t, "other"), Range: pool.Range{Required: mib}})
+		_, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-3"), Pool: poolName(t, "other"), Range: volume.Range{Required: mib}})
 		must(t, err)
 		must(t, os.WriteFile(b.path("canary"), []byte("canary"), 0o600))
 		test(t, b, said)
@@ -72,9 +73,9 @@ func withTwoPools(t *testing.T, test func(t *testing.T, b *bench, said *diary)) 
 	})
 }
 
-func poolName(t *testing.T, s string) pool.Name {
+func poolName(t *testing.T, s string) volume.PoolName {
 	t.Helper()
-	name, err := pool.ParseName(s)
+	name, err := volume.ParsePoolName(s)
 	must(t, err)
 	return name
 }
@@ -175,11 +176,11 @@ func (b *bench) wantOneBad(said *diary) {
 	b.t.Helper()
 	b.wantVolumes("pvc-1", "pvc-2", "pvc-3")
 	b.wantToldOf(said)
-	wantError(b.t, b.publish("pvc-1", "a"), pool.ErrDamaged)
-	_, err := b.Create(b.t.Context(), pool.Request{ID: id(b.t, "pvc-1"), Range: pool.Range{Required: mib}})
-	wantError(b.t, err, pool.ErrDamaged)
-	_, err = b.Expand(b.t.Context(), id(b.t, "pvc-1"), b.target("a"), "", pool.Range{Required: 2 * mib})
-	wantError(b.t, err, pool.ErrDamaged)
+	wantError(b.t, b.publish("pvc-1", "a"), volume.ErrDamagedRecord)
+	_, err := b.Create(b.t.Context(), pool.Request{ID: id(b.t, "pvc-1"), Range: volume.Range{Required: mib}})
+	wantError(b.t, err, volume.ErrDamagedRecord)
+	_, err = b.Expand(b.t.Context(), id(b.t, "pvc-1"), b.target("a"), "", volume.Range{Required: 2 * mib})
+	wantError(b.t, err, volume.ErrDamagedRecord)
 	must(b.t, b.unpublish("pvc-1", "a"))
 	if data, err := os.ReadFile(b.path("pool", "pvc-1", "data")); err != nil || string(data) != "data" {
 		b.t.Errorf("the volume holds %q, %v", data, err)
@@ -248,11 +249,11 @@ func TestACopyOfARecordPromisesNothing(t *testing.T) {
 		if promised := b.Status()[0].Promised; promised != 2*mib {
 			t.Errorf("%d bytes are promised, want 2 MiB", promised)
 		}
-		if v := b.volume("pvc-9"); !v.Lost || !strings.Contains(v.Condition.Message, `"pvc-1"`) || said.count("kept aside", "pvc-9") != 1 {
+		if v := b.volume("pvc-9"); !v.Lost || !strings.Contains(v.Condition.Message, `"pvc-1"`) || said.count("record is unreadable", "pvc-9") != 1 {
 			t.Errorf("volume %+v, want it lost, and told of", v)
 		}
-		_, err = b.Create(t.Context(), pool.Request{ID: id(t, "pvc-9"), Range: pool.Range{Required: mib}})
-		wantError(t, err, pool.ErrDamaged)
+		_, err = b.Create(t.Context(), pool.Request{ID: id(t, "pvc-9"), Range: volume.Range{Required: mib}})
+		wantError(t, err, volume.ErrDamagedRecord)
 		b.later(2 * time.Minute)
 		if diff := cmp.Diff(before, files(t, b.own("volumes"))); diff != "" {
 			t.Errorf("the records changed (-before +after):\n%s", diff)
@@ -363,17 +364,17 @@ func (b *bench) wantRefused(said *diary, words string) {
 	b.t.Helper()
 	b.later(time.Minute)
 	status := b.Status()[0]
-	if wantError(b.t, status.Err, pool.ErrUnavailable); !strings.Contains(fmt.Sprint(status.Err), words) || !strings.Contains(fmt.Sprint(status.Err), "format") {
+	if wantError(b.t, status.Err, volume.ErrUnavailable); !strings.Contains(fmt.Sprint(status.Err), words) || !strings.Contains(fmt.Sprint(status.Err), "format") {
 		b.t.Errorf("%v does not tell of the format and %q", status.Err, words)
 	}
 	if said.count("pool does not serve", "legacy", words) == 0 {
 		b.t.Errorf("the log does not tell of it: %q", said.lines)
 	}
 	for _, name := range []string{"pvc-1", "pvc-9"} {
-		_, err := b.Create(b.t.Context(), pool.Request{ID: id(b.t, name), Pool: poolName(b.t, "legacy"), Range: pool.Range{Required: mib}})
-		wantError(b.t, err, pool.ErrNoSpace)
-		wantError(b.t, b.Delete(b.t.Context(), id(b.t, name)), pool.ErrUnavailable)
-		wantError(b.t, b.publish(name, "a"), pool.ErrUnavailable)
+		_, err := b.Create(b.t.Context(), pool.Request{ID: id(b.t, name), Pool: poolName(b.t, "legacy"), Range: volume.Range{Required: mib}})
+		wantError(b.t, err, volume.ErrNoSpace)
+		wantError(b.t, b.Delete(b.t.Context(), id(b.t, name)), volume.ErrUnavailable)
+		wantError(b.t, b.publish(name, "a"), volume.ErrUnavailable)
 		must(b.t, b.unpublish(name, "a"))
 	}
 	if got := b.capacity(); got != 0 {
@@ -459,9 +460,9 @@ func TestALayoutWithALinkInItIsNotFollowed(t *testing.T) {
 func (b *bench) tryAll() {
 	b.t.Helper()
 	for _, name := range []string{"pvc-1", "pvc-2", "pvc-5"} {
-		_, _ = b.Create(b.t.Context(), pool.Request{ID: id(b.t, name), Pool: poolName(b.t, "legacy"), Range: pool.Range{Required: mib}})
+		_, _ = b.Create(b.t.Context(), pool.Request{ID: id(b.t, name), Pool: poolName(b.t, "legacy"), Range: volume.Range{Required: mib}})
 		_ = b.publish(name, name)
-		_, _ = b.Expand(b.t.Context(), id(b.t, name), b.target(name), "", pool.Range{Required: 2 * mib})
+		_, _ = b.Expand(b.t.Context(), id(b.t, name), b.target(name), "", volume.Range{Required: 2 * mib})
 		_, _ = b.Stats(b.t.Context(), id(b.t, name), b.target(name))
 		_ = b.unpublish(name, name)
 		_ = b.Delete(b.t.Context(), id(b.t, name))

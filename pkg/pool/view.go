@@ -5,7 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
+	"math"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -16,14 +16,16 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/content"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/ledger"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/limit"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
-
-// NotKnown stands for a number that nobody counts, or that is not known at the moment.
-const NotKnown = unknownBytes
 
 // A View is a pool as it lies on disk, seen by somebody who does not serve it.
 type View struct {
-	Name   Name
+	Name   volume.PoolName
 	Path   string
 	Shared bool
 	// Err is why a driver would not serve the pool; nil if it would. What could be
@@ -35,7 +37,7 @@ type View struct {
 	Space   dir.Space
 	// SystemDisk: the pool shares its filesystem with the operating system.
 	SystemDisk bool
-	// Quota is who keeps the sizes of new volumes; empty for nobody, and then
+	// Quota is who enforces the sizes of new volumes; empty for nobody, and then
 	// Unenforced is why.
 	Quota      quota.Kind
 	Unenforced error
@@ -60,7 +62,7 @@ type VolumeView struct {
 	Thin     bool
 	Inline   bool
 	Created  time.Time
-	// LimitBytes is the limit that the kernel keeps, and UsedBytes what it counts;
+	// LimitBytes is the limit that the kernel enforces, and UsedBytes what it counts;
 	// NotKnown if it does neither. Of a block volume they include what the filesystem
 	// needs to keep track of the file.
 	LimitBytes, UsedBytes int64
@@ -90,7 +92,7 @@ type Leftover struct {
 	Condition health.Condition
 }
 
-// What is wrong with a volume is looked at again: a call of the driver beside may have
+// What is wrong with a volume is checked again: a call of the driver beside may have
 // come between what was read first and last. It is told when two looks agree.
 const (
 	betweenLooks = time.Second
@@ -117,7 +119,7 @@ func See(ctx context.Context, configs []Config, options Options) []View {
 	for i, config := range configs {
 		all.Go(func() {
 			p := newPool(config, set)
-			p.beside = true
+			p.at.ReadOnly = true
 			_, err := inSteps(ctx, p, p.seePlace)
 			placed.Done()
 			if err != nil {
@@ -166,7 +168,7 @@ func (p *Pool) blank() View {
 	return View{Name: p.config.Name, Path: p.config.Path, Shared: p.config.Shared}
 }
 
-// unseen is the view of a pool that could not be looked at.
+// unseen is the view of a pool that could not be checked.
 func (p *Pool) unseen(err error) View {
 	v := p.blank()
 	v.Err = p.unavailable(err)
@@ -194,111 +196,72 @@ func awaitSteps[T any](ctx context.Context, done <-chan T, limit time.Duration, 
 }
 
 func (p *Pool) see(ctx context.Context) View {
-	v := p.blank()
-	s, id, err := p.openToSee()
+	view := p.blank()
+	s, f, err := store.OpenReadOnly(p.at)
 	if err != nil {
 		return p.unseen(err)
 	}
-	defer s.close()
-	v.UUID, v.Created = id.format.UUID, id.format.Created
-	v.Unenforced = id.unenforced
-	if id.unenforced == nil {
-		v.Quota = id.quota.Kind()
-	}
-	v.SystemDisk = p.onSystemDisk(s.root)
-	if err := cmp.Or(p.checkNested(s.root), s.unfit(id.unenforced)); err != nil {
-		v.Err = p.unavailable(err)
-	}
-	if err := s.see(ctx, &v); err != nil {
+	v := &visit{pool: p, store: s}
+	defer v.close()
+	id, err := p.identify(s, f)
+	if err != nil {
 		return p.unseen(err)
-	}
-	return v
-}
-
-var errNoLayout = errors.New("no driver has served it yet, or its filesystem is not mounted")
-
-// openToSee opens a pool as far as that changes nothing.
-func (p *Pool) openToSee() (_ *session, _ *opened, err error) {
-	s := &session{pool: p}
-	defer func() {
-		if errors.Is(err, errNoLayout) {
-			err = cmp.Or(p.checkNested(s.root), err) // which may be why
-		}
-		if err != nil {
-			s.close()
-		}
-	}()
-	if s.root, err = dir.Open(p.config.Path); err != nil {
-		return nil, nil, err
-	}
-	if err := p.checkMount(s.root); err != nil {
-		return nil, nil, err
-	}
-	s.own, err = s.root.Open(ownName)
-	if errors.Is(err, fs.ErrNotExist) {
-		err = fmt.Errorf("%w: it has no %s", errNoLayout, ownName)
-	}
-	if err != nil {
-		return nil, nil, err
-	}
-	f, err := readFormat(s.own)
-	if err == nil && f == nil {
-		err = fmt.Errorf("%w: it has no %s/%s", errNoLayout, ownName, formatName)
-	}
-	if err != nil {
-		return nil, nil, err
-	}
-	if s.volumes, err = s.own.Open(volumesName); err != nil {
-		return nil, nil, err
-	}
-	id, err := s.identify(f)
-	if err != nil {
-		return nil, nil, err
 	}
 	p.identity.Store(id)
-	return s, id, nil
+	v.keeper = id.keeper
+	view.UUID, view.Created = f.UUID, f.Created
+	view.Unenforced = v.keeper.Unenforced()
+	if view.Unenforced == nil {
+		view.Quota = v.keeper.Kind()
+	}
+	view.SystemDisk = p.onSystemDisk(s.Root())
+	if err := cmp.Or(p.checkNested(s.Root()), v.unfit(v.keeper)); err != nil {
+		view.Err = p.unavailable(err)
+	}
+	if err := v.see(ctx, &view); err != nil {
+		return p.unseen(err)
+	}
+	return view
 }
 
 // see fills a view with what the pool holds.
-func (s *session) see(ctx context.Context, v *View) (err error) {
-	// As a look of the driver does, so that conditions are the same.
-	looked := *s.pool.state.Load()
-	looked.errors = s.pool.countErrors(s.root)
+func (v *visit) see(ctx context.Context, view *View) (err error) {
+	// As a check of the driver does, so that conditions are the same.
+	looked := *v.pool.state.Load()
+	looked.errors = v.pool.countErrors(v.store.Root())
 	if looked.errors > 0 {
-		s.feel() // what made an ext4 read-only was counted
+		v.store.ProbeWritable() // what made an ext4 read-only was counted
 	}
-	s.pool.state.Store(&looked)
-	if err := s.load(); err != nil {
+	v.pool.state.Store(&looked)
+	if err := v.load(); err != nil {
 		return err
 	}
-	if v.Staging, err = s.leftovers(stagingName); err != nil {
+	if view.Staging, err = v.leftovers(store.InStaging); err != nil {
 		return err
 	}
-	if v.Trash, err = s.leftovers(trashName); err != nil {
+	if view.Trash, err = v.leftovers(store.InTrash); err != nil {
 		return err
 	}
-	l := &listing{pool: s.pool, session: s, err: v.Err}
-	if err := l.ask(); err != nil {
+	l := &listing{pool: v.pool, visit: v, err: view.Err}
+	if err := l.read(); err != nil {
 		return err
 	}
-	v.Space = l.space
-	if v.Volumes, err = l.seeAll(ctx); err != nil {
+	view.Space = l.space
+	if view.Volumes, err = l.seeAll(ctx); err != nil {
 		return err
 	}
-	s.pool.mu.Lock()
-	v.Promised = s.pool.ledger.promised
-	s.pool.mu.Unlock()
-	if v.Err == nil {
-		v.Available = s.seeAvailable(v)
+	view.Promised = v.pool.ledger.Summary().Promised
+	if view.Err == nil {
+		view.Available = v.seeAvailable(view)
 	}
-	v.Condition = health.Facts{
-		Pool:             v.Err,
+	view.Condition = health.Facts{
+		Pool:             view.Err,
 		FilesystemErrors: max(0, looked.errors),
-		ReadOnly:         v.Space.ReadOnly,
-		FreeBytes:        v.Space.FreeBytes,
-		SizeBytes:        v.Space.SizeBytes,
-		InodesCounted:    v.Space.Inodes > 0,
-		FreeInodes:       v.Space.InodesFree,
+		ReadOnly:         view.Space.ReadOnly,
+		FreeBytes:        view.Space.FreeBytes,
+		SizeBytes:        view.Space.SizeBytes,
+		InodesCounted:    view.Space.Inodes > 0,
+		FreeInodes:       view.Space.InodesFree,
 	}.Condition()
 	return nil
 }
@@ -306,8 +269,8 @@ func (s *session) see(ctx context.Context, v *View) (err error) {
 // seeAll looks at all volumes, and again at those that are not in order.
 func (l *listing) seeAll(ctx context.Context) ([]VolumeView, error) {
 	var seen []VolumeView
-	for _, id := range l.pool.after(VolumeID{}, l.pool.index.len(), card.exists) {
-		v, ok, err := l.see(id)
+	for _, known := range l.pool.ledger.After(volume.ID{}, math.MaxInt) {
+		v, ok, err := l.see(known.ID)
 		if err != nil {
 			return nil, err
 		}
@@ -338,8 +301,8 @@ func (l *listing) seeAgain(ctx context.Context, seen *[]VolumeView) (sure bool, 
 		return false, err
 	}
 	// The ids as well: one that was read of a record which is gone by now may be another's.
-	l.session.forgetClaims()
-	if err := l.session.load(); err != nil {
+	l.visit.forgetClaims()
+	if err := l.visit.load(); err != nil {
 		return false, err
 	}
 	last := (*seen)[:0:0]
@@ -362,176 +325,77 @@ func (l *listing) seeAgain(ctx context.Context, seen *[]VolumeView) (sure bool, 
 }
 
 // forgetClaims has nobody own an id, as before the records were read.
-func (s *session) forgetClaims() {
-	id := *s.pool.identity.Load()
-	id.claims = &claims{}
-	s.claims = id.claims
-	s.pool.identity.Store(&id)
+func (v *visit) forgetClaims() {
+	id := *v.pool.identity.Load()
+	id.keeper = id.keeper.WithClaims(&limit.Claims{})
+	v.keeper = id.keeper
+	v.pool.identity.Store(&id)
 }
 
 // see looks at one volume. It answers false for one that is being made or removed, or
 // is gone.
-func (l *listing) see(id VolumeID) (VolumeView, bool, error) {
-	s := l.session
+func (l *listing) see(id volume.ID) (VolumeView, bool, error) {
+	s := l.visit
 	s.pool.steps.Add(1)
-	e, d, err := s.lookupWhole(id)
+	e, d, err := s.store.LookupUnlocked(id)
 	if d != nil {
 		defer func() { _ = d.Close() }() // opened for reading
 	}
-	if err != nil || !e.exists() {
-		s.pool.note(id, entry{})
+	if err != nil || !e.Exists() {
+		s.pool.note(id, store.Entry{})
 		return VolumeView{}, false, err
 	}
 	s.pool.note(id, e)
 	return l.view(id, e, d), true, nil
 }
 
-// mostLookups is how often a volume is looked at on which calls are at work.
-const mostLookups = 5
-
-// lookupWhole is lookup for those who do not hold the lock of the volume, since
-// another process does: what it answers was there at one time. A volume that is
-// being made or removed does not exist.
-func (s *session) lookupWhole(id VolumeID) (entry, *dir.Dir, error) {
-	for range mostLookups {
-		e, d, err := s.lookup(id)
-		if err != nil || !e.exists() || e.present && e.record != nil || e.damage != nil {
-			return e, d, err
-		}
-		same, err := s.stillSo(id, e, d)
-		if err != nil || same {
-			return e, d, err
-		}
-		if d != nil {
-			_ = d.Close()
-		}
-	}
-	return entry{}, nil, nil // calls are at work on it without a pause
-}
-
-// stillSo looks again at half a volume. A record is written before its directory comes
-// out of staging, and removed after that is in the trash: so there is no moment at which a
-// volume that is not lost has a record, and nothing in any of the three places, nor one
-// at which a directory has no record that it should have.
-func (s *session) stillSo(id VolumeID, e entry, d *dir.Dir) (bool, error) {
-	if e.record != nil {
-		under, err := s.atWork(id, e.record.UID)
-		if err != nil || under {
-			return false, err
-		}
-	}
-	now, again, err := s.lookup(id)
-	if again != nil {
-		defer func() { _ = again.Close() }()
-	}
-	if err != nil || now.present != e.present || (now.record == nil) != (e.record == nil) || now.damage != nil {
-		return false, err
-	}
-	if e.record != nil {
-		return now.record.UID == e.record.UID, nil
-	}
-	return sameDir(d, again)
-}
-
-// atWork tells whether any node has a volume in staging or in the trash.
-func (s *session) atWork(id VolumeID, uid string) (bool, error) {
-	for place, name := range map[string]string{stagingName: id.name, trashName: id.name + "." + uid} {
-		found := false
-		err := s.eachNode(place, func(_ string, d *dir.Dir) (err error) {
-			there, err := d.Exists(name)
-			found = found || there
-			return err
-		})
-		if err != nil || found {
-			return found, err
-		}
-	}
-	return false, nil
-}
-
-// eachNode opens what the nodes have in one place of the layout.
-func (s *session) eachNode(place string, do func(node string, d *dir.Dir) error) error {
-	all, err := s.own.Open(place)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	defer func() { _ = all.Close() }()
-	nodes, err := names(all)
-	if err != nil {
-		return err
-	}
-	slices.Sort(nodes)
-	for _, node := range nodes {
-		d, err := all.Open(node)
-		if isMissing(err) {
-			continue
-		}
-		if err != nil {
-			return err
-		}
-		if err := errors.Join(do(node, d), d.Close()); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// view tells of one volume what its answers in CSI would, and more.
-func (l *listing) view(id VolumeID, e entry, d *dir.Dir) VolumeView {
-	s := l.session
+// view reports on one volume what its answers in CSI would, and more.
+func (l *listing) view(id volume.ID, e store.Entry, d *dir.Dir) VolumeView {
+	s := l.visit
 	v := VolumeView{
-		Volume:         s.pool.volume(id, e.card(), l.space),
-		Recorded:       e.record != nil || e.damage != nil,
-		LimitBytes:     NotKnown,
-		UsedBytes:      NotKnown,
-		FileBytes:      NotKnown,
-		AllocatedBytes: NotKnown,
-		Published:      slices.Clone(l.published[id.name]),
+		Volume:         s.pool.volume(id, cardOf(e), l.space),
+		Recorded:       e.Record != nil || e.Damage != nil,
+		LimitBytes:     volume.Unknown,
+		UsedBytes:      volume.Unknown,
+		FileBytes:      volume.Unknown,
+		AllocatedBytes: volume.Unknown,
+		Published:      slices.Clone(l.published[id.String()]),
 	}
 	_, facts := s.measure(id, d, e, l.space)
 	facts.Pool = l.err
-	if e.record != nil {
-		v.Thin, v.Inline, v.Created, v.uid = e.record.Thin, e.record.Inline, e.record.Created, e.record.UID
-		v.ProjectID = quota.ID(e.record.ProjectID)
+	if e.Record != nil {
+		v.Thin, v.Inline, v.Created, v.uid = e.Record.Thin, e.Record.Inline, e.Record.Created, e.Record.UID
+		v.ProjectID = quota.ID(e.Record.ProjectID)
 	}
 	if d != nil {
-		v.count(s, d)
+		v.count(s.keeper, d)
 		v.lookAtFile(id, e, d)
 	}
 	facts.LimitDiffers = facts.LimitDiffers && !s.mayBeGrowing(id, e, v.LimitBytes)
 	v.Enforced = v.Enforced && !facts.LimitDiffers
 	v.Condition = facts.Condition()
-	v.Nodes = s.pool.nodes(v.Published, l.elsewhere[id.name])
+	v.Nodes = s.pool.nodes(v.Published, l.elsewhere[id.String()])
 	return v
 }
 
-// mayBeGrowing tells whether a limit that is not what was promised can be that of an
+// mayBeGrowing reports whether a limit that is not what was promised can be that of an
 // expansion which is under way. Of a block volume the limit comes first, and while its
 // file is allocated that can take long; of others it comes last.
-func (s *session) mayBeGrowing(id VolumeID, e entry, limit int64) bool {
-	if e.block() {
-		return limit > e.promised()
+func (v *visit) mayBeGrowing(id volume.ID, e store.Entry, limit int64) bool {
+	if e.Block() {
+		return limit > e.Promised()
 	}
-	written, err := s.volumes.Changed(id.name + recordSuffix)
+	written, err := v.store.RecordChanged(id)
 	since := time.Since(written)
-	return err == nil && limit != NotKnown && limit < e.promised() && 0 <= since && since < expandedLately
+	return err == nil && limit != volume.Unknown && limit < e.Promised() && 0 <= since && since < expandedLately
 }
 
 // count asks who counts the directory for its numbers. What cannot be read is not known:
 // whether that makes the volume abnormal is for measure to say, as in a driver.
-func (v *VolumeView) count(s *session, d *dir.Dir) {
-	if s.quota == nil {
-		return
-	}
-	var err error
-	if v.Carried, err = s.quota.IDOf(d); err != nil || v.Carried == 0 {
-		return
-	}
-	usage, err := s.quota.Usage(d, v.Carried)
-	if err != nil {
+func (v *VolumeView) count(keeper *limit.Keeper, d *dir.Dir) {
+	usage, id, ok := keeper.Counted(d)
+	v.Carried = id
+	if !ok {
 		return
 	}
 	v.UsedBytes = usage.Bytes
@@ -541,11 +405,11 @@ func (v *VolumeView) count(s *session, d *dir.Dir) {
 }
 
 // lookAtFile looks at what the devices of the volume are attached to, if it can be read.
-func (v *VolumeView) lookAtFile(id VolumeID, e entry, d *dir.Dir) {
-	if !e.card().mayBeBlock() {
+func (v *VolumeView) lookAtFile(id volume.ID, e store.Entry, d *dir.Dir) {
+	if !cardOf(e).MayBeBlock() {
 		return
 	}
-	disk, err := openDisk(id, d)
+	disk, err := content.OpenFile(id, d)
 	if err != nil {
 		return
 	}
@@ -560,18 +424,18 @@ func (v *VolumeView) lookAtFile(id VolumeID, e entry, d *dir.Dir) {
 }
 
 // leftovers are the entries of staging or trash, of all nodes.
-func (s *session) leftovers(place string) (all []Leftover, err error) {
-	err = s.eachNode(place, func(node string, d *dir.Dir) error {
-		entries, err := names(d)
+func (v *visit) leftovers(place store.Place) (all []Leftover, err error) {
+	err = v.store.EachNode(place, func(node string, d *dir.Dir) error {
+		entries, err := store.Names(d)
 		if err != nil {
 			return err
 		}
 		slices.Sort(entries)
 		var here []Leftover
 		for _, name := range entries {
-			s.pool.steps.Add(1)
-			left, err := s.leftover(d, name)
-			if isMissing(err) {
+			v.pool.steps.Add(1)
+			left, err := v.leftover(d, name)
+			if dir.IsMissing(err) {
 				continue
 			}
 			if err != nil {
@@ -580,12 +444,12 @@ func (s *session) leftovers(place string) (all []Leftover, err error) {
 			left.Node = node
 			here = append(here, left)
 		}
-		lately, err := s.workedOn(place, d, here)
+		lately, err := v.workedOn(place, d, here)
 		if err != nil {
 			return err
 		}
 		for _, left := range here {
-			left.Condition = s.leftoverCondition(place, left, lately)
+			left.Condition = v.leftoverCondition(place, left, lately)
 			all = append(all, left)
 		}
 		return nil
@@ -593,27 +457,27 @@ func (s *session) leftovers(place string) (all []Leftover, err error) {
 	return all, err
 }
 
-func (s *session) leftover(in *dir.Dir, name string) (Leftover, error) {
-	left := Leftover{Name: name, UsedBytes: NotKnown}
+func (v *visit) leftover(in *dir.Dir, name string) (Leftover, error) {
+	left := Leftover{Name: name, UsedBytes: volume.Unknown}
 	var err error
 	if left.Changed, err = in.Changed(name); err != nil {
 		return left, err
 	}
-	id, err := s.idIn(in, name)
+	id, err := v.keeper.IDIn(in, name)
 	if err == nil {
-		left.UsedBytes = s.trashBytes(id)
+		left.UsedBytes = v.keeper.UsedByID(v.store.Root(), id)
 	}
 	return left, err
 }
 
 // workedOn is when anything in the trash of a node last changed. Creations do not wait for
 // each other: of those it is the zero time.
-func (s *session) workedOn(place string, in *dir.Dir, here []Leftover) (last time.Time, err error) {
-	if place != trashName {
+func (v *visit) workedOn(place store.Place, in *dir.Dir, here []Leftover) (last time.Time, err error) {
+	if place != store.InTrash {
 		return last, nil
 	}
 	// In a shared pool a node sets this as its sign of life, whether it can erase or not.
-	if !s.pool.config.Shared {
+	if !v.pool.config.Shared {
 		if last, err = in.Modified(); err != nil {
 			return last, err
 		}
@@ -629,13 +493,13 @@ func (s *session) workedOn(place string, in *dir.Dir, here []Leftover) (last tim
 // leftoverCondition tells work in progress from what stays. The reaper erases one piece
 // after the other, so one that waits behind a large one is no sign of trouble as long as
 // the node gets on.
-func (s *session) leftoverCondition(place string, l Leftover, lately time.Time) health.Condition {
-	limit, normal, says := retryStuck, "being erased", "cannot be erased, or no driver runs on its node"
-	if place == stagingName {
+func (v *visit) leftoverCondition(place store.Place, l Leftover, lately time.Time) health.Condition {
+	limit, normal, says := ledger.RetryStuck, "being erased", "cannot be erased, or no driver runs on its node"
+	if place == store.InStaging {
 		limit, normal, says = stagedLong, "being made", "a creation that did not end; the driver of its node removes it when it runs"
 	}
-	if s.pool.config.Shared && l.Node != s.pool.options.Node.name {
-		limit = unseenAfter // then others take it over
+	if v.pool.config.Shared && l.Node != v.pool.options.Node.String() {
+		limit = store.UnseenAfter // then others take it over
 	}
 	since := time.Since(l.Changed)
 	switch {
@@ -648,40 +512,34 @@ func (s *session) leftoverCondition(place string, l Leftover, lately time.Time) 
 }
 
 // seeAvailable does what a driver does that starts, as far as that changes nothing.
-func (s *session) seeAvailable(v *View) int64 {
-	p := s.pool
-	for _, left := range v.Trash {
-		if left.Node == p.options.Node.name {
-			p.trashed(left.Name, left.UsedBytes)
+func (v *visit) seeAvailable(view *View) int64 {
+	p := v.pool
+	for _, left := range view.Trash {
+		if left.Node == p.options.Node.String() {
+			p.thrown(left.Name, left.UsedBytes)
 			continue
 		}
-		p.mu.Lock()
-		p.ledger.others = true
-		p.unlock()
+		p.ledger.OthersHaveTrash()
 	}
-	p.mu.Lock()
-	p.ledger.foreign = p.identity.Load().format.Foreign
-	p.unlock()
+	p.ledger.SetForeign(p.identity.Load().Format.Foreign)
 	// count would make the directories of this node if they were not there.
-	if p.options.Node != (NodeID{}) && s.openWork((*dir.Dir).Open) == nil {
-		s.count()
+	if p.options.Node != (volume.NodeID{}) && v.store.OpenWorkReadOnly() == nil {
+		v.count()
 	}
-	p.learnForeign(v.Space)
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.ledger.told(v.Space, p.config)
+	p.learnForeign(view.Space)
+	return p.ledger.Available(view.Space)
 }
 
 // seeDevices adds the loop devices of the volumes. The kernel asks the filesystem of
 // each device about its file, and any of them may hang.
 func (p *Pool) seeDevices(ctx context.Context, v *View) {
 	type answer struct {
-		attachments
+		content.Attachments
 		err error
 	}
 	done := make(chan answer, 1)
 	go func() {
-		all, err := p.options.attachments()
+		all, err := p.host().Attachments()
 		done <- answer{all, err}
 	}()
 	hangs := func() error {
@@ -696,9 +554,9 @@ func (p *Pool) seeDevices(ctx context.Context, v *View) {
 		if (volume.file == dir.ID{}) {
 			continue
 		}
-		v.Devices = errors.Join(v.Devices, all.unknown(volume.ID))
-		volume.Devices = all.of(volume.file)
-		devices := all.publications(volume.file)
+		v.Devices = errors.Join(v.Devices, all.Silent(volume.ID))
+		volume.Devices = all.Of(volume.file)
+		devices := all.Publications(volume.file)
 		volume.Published = append(volume.Published, devices...)
 		if len(devices) > 0 && !slices.Contains(volume.Nodes, p.options.Node) {
 			volume.Nodes = p.nodes(devices, volume.Nodes)

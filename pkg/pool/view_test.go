@@ -17,6 +17,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop/looptest"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
@@ -34,7 +35,7 @@ func (b *bench) seeAll(name, datadir string) []pool.View {
 	b.t.Helper()
 	configs, err := pool.ParseConfigs(datadir, b.root)
 	must(b.t, err)
-	node, err := pool.ParseNodeID(name)
+	node, err := volume.ParseNodeID(name)
 	must(b.t, err)
 	return pool.See(b.t.Context(), configs, pool.Options{Node: node, Mounts: b.mounts, Devices: b.allDevices(), Dev: b.dev, SystemPath: b.root, DetectQuota: b.detect, CountErrors: b.countErrors})
 }
@@ -63,12 +64,12 @@ func TestAViewTellsWhatTheDriverTells(t *testing.T) {
 		if v.Promised != 30*mib || v.Available != b.capacity() {
 			t.Errorf("%d bytes are seen as promised and %d as available, want %d and %d", v.Promised, v.Available, 30*mib, b.capacity())
 		}
-		page, _ := b.List(t.Context(), pool.VolumeID{}, 10)
+		page, _ := b.List(t.Context(), volume.ID{}, 10)
 		var seen []pool.Volume
 		for _, volume := range v.Volumes {
 			seen = append(seen, volume.Volume)
 		}
-		if diff := cmp.Diff(page, seen, cmp.AllowUnexported(pool.VolumeID{}, pool.Name{}, pool.NodeID{})); diff != "" {
+		if diff := cmp.Diff(page, seen, cmp.AllowUnexported(volume.ID{}, volume.PoolName{}, volume.NodeID{})); diff != "" {
 			t.Errorf("a view differs from a list (-list +view):\n%s", diff)
 		}
 		first := v.Volumes[1]
@@ -127,7 +128,7 @@ func TestErrorsOfTheFilesystemAreSeenInAllItsVolumes(t *testing.T) {
 			t.Errorf("there was an error at %v", since)
 		}
 		b.errors.Store(3)
-		b.later(10 * time.Second) // the next look
+		b.later(10 * time.Second) // the next check
 		status := b.Status()[0]
 		if status.Errors != 3 || status.Err != nil || !status.LastError.Equal(time.Now()) {
 			t.Errorf("status %+v, want 3 errors just now, and that it serves", status)
@@ -178,7 +179,7 @@ func TestAViewOfAPoolThatIsNone(t *testing.T) {
 				c.make(t, b)
 				before := tree(t, b.root)
 				v := b.see(localPool)
-				wantError(t, v.Err, pool.ErrUnavailable)
+				wantError(t, v.Err, volume.ErrUnavailable)
 				if !v.Condition.Abnormal || !strings.Contains(v.Condition.Message, c.says) {
 					t.Errorf("the condition is %+v, want it to say %q", v.Condition, c.says)
 				}
@@ -428,7 +429,7 @@ func TestAViewOfAPoolThatHangsEnds(t *testing.T) {
 	mounts := &bindtest.Fake{}
 	defer func() { must(t, mounts.Close()) }()
 	v := pool.See(t.Context(), configs, pool.Options{Mounts: mounts, HangAfter: time.Second})[0]
-	wantError(t, v.Err, pool.ErrUnavailable)
+	wantError(t, v.Err, volume.ErrUnavailable)
 	if !strings.Contains(v.Condition.Message, "no answer for 1s") {
 		t.Errorf("the condition is %+v, want it to tell of the hang", v.Condition)
 	}

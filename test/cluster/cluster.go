@@ -30,7 +30,7 @@ import (
 type Options struct {
 	Sandbox *sandbox.Sandbox
 	// Programs is a directory with the programs of Kubernetes, of the sidecars
-	// and of their stand-ins, and with driver.tar, the image of the driver.
+	// and of their stand-ins, and with the images of our programs, such as hostpath-csi-driver.tar.
 	Programs string
 	// Logs is a directory for the logs of all programs and containers.
 	Logs string

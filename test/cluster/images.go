@@ -19,6 +19,9 @@ const Shell = "localhost/busybox:test"
 
 const pauseImage = "localhost/pause:test"
 
+// products are our own programs, whose images are made from the Dockerfile.
+var products = []string{"hostpath-csi-driver", "hostpath-provisioner"}
+
 // sidecars are the programs that the overlay has an image of.
 var sidecars = []string{"csi-provisioner", "csi-resizer", "node-driver-registrar", "livenessprobe", "health-monitor"}
 
@@ -65,7 +68,14 @@ func MakeImages(ctx context.Context, programs, dir string) ([]string, error) {
 			Entrypoint: []string{"/" + sidecar},
 		})
 	}
-	archives := []string{filepath.Join(programs, "driver.tar")}
+	var archives []string
+	for _, program := range products {
+		archive := filepath.Join(programs, program+".tar")
+		if _, err := os.Stat(archive); err != nil {
+			return nil, err
+		}
+		archives = append(archives, archive)
+	}
 	for _, i := range images {
 		archive := filepath.Join(dir, strings.ReplaceAll(i.Name, "/", "_")+".tar")
 		if err := i.Write(archive); err != nil {
@@ -73,8 +83,7 @@ func MakeImages(ctx context.Context, programs, dir string) ([]string, error) {
 		}
 		archives = append(archives, archive)
 	}
-	_, err = os.Stat(archives[0])
-	return archives, err
+	return archives, nil
 }
 
 // Import gives every node an image.

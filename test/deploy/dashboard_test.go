@@ -84,7 +84,7 @@ func TestEveryPanelShowsSomethingThatExists(t *testing.T) {
 				if target.Expr = plain.Replace(target.Expr); strings.Contains(target.Expr, "$") {
 					t.Errorf("%s has a variable that the dashboard has not", target.Expr)
 				}
-				wantExisting(t, target.Expr)
+				wantExisting(t, target.Expr, documented(t))
 				if refs[target.RefID] {
 					t.Errorf("two queries are %s", target.RefID)
 				}
@@ -132,7 +132,7 @@ func TestTheDashboardHasItsVariables(t *testing.T) {
 // A panel says which alert looks at the same numbers, and that one exists.
 func TestTheDashboardNamesOnlyAlertsThatExist(t *testing.T) {
 	var known []string
-	for _, a := range alerts(t) {
+	for _, a := range ruleSets[0].alerts(t) {
 		known = append(known, a.Alert)
 	}
 	named := regexp.MustCompile(`HostPath[A-Za-z]+`).FindAllString(string(dashboardJSON(t)), -1)

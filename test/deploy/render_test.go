@@ -37,14 +37,15 @@ var kinds = map[string]struct {
 	decode     func([]byte) error
 	namespaced bool
 }{
-	"v1 Namespace":                      {strictly[corev1.Namespace], false},
-	"v1 ServiceAccount":                 {strictly[corev1.ServiceAccount], true},
-	"v1 ConfigMap":                      {strictly[corev1.ConfigMap], true},
-	"v1 Service":                        {strictly[corev1.Service], true},
-	"v1 PersistentVolumeClaim":          {strictly[corev1.PersistentVolumeClaim], true},
-	"v1 Pod":                            {strictly[corev1.Pod], true},
-	"apps/v1 DaemonSet":                 {strictly[appsv1.DaemonSet], true},
-	"rbac.authorization.k8s.io/v1 Role": {strictly[rbacv1.Role], true},
+	"v1 Namespace":                                        {strictly[corev1.Namespace], false},
+	"v1 ServiceAccount":                                   {strictly[corev1.ServiceAccount], true},
+	"v1 ConfigMap":                                        {strictly[corev1.ConfigMap], true},
+	"v1 Service":                                          {strictly[corev1.Service], true},
+	"v1 PersistentVolumeClaim":                            {strictly[corev1.PersistentVolumeClaim], true},
+	"v1 Pod":                                              {strictly[corev1.Pod], true},
+	"apps/v1 DaemonSet":                                   {strictly[appsv1.DaemonSet], true},
+	"apps/v1 Deployment":                                  {strictly[appsv1.Deployment], true},
+	"rbac.authorization.k8s.io/v1 Role":                   {strictly[rbacv1.Role], true},
 	"rbac.authorization.k8s.io/v1 RoleBinding":            {strictly[rbacv1.RoleBinding], true},
 	"rbac.authorization.k8s.io/v1 ClusterRole":            {strictly[rbacv1.ClusterRole], false},
 	"rbac.authorization.k8s.io/v1 ClusterRoleBinding":     {strictly[rbacv1.ClusterRoleBinding], false},

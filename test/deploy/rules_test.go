@@ -19,10 +19,32 @@ const (
 	runbookURL = "https://github.com/kubevirt/hostpath-provisioner/blob/main/docs/runbooks/"
 )
 
-func alerts(t *testing.T) []monitoringv1.Rule {
+// A ruleSet is the alerts of one program, and where they are described and tested.
+type ruleSet struct {
+	dir    string // of the kustomization
+	prefix string // of the names; the dashboard counts the driver's alerts by theirs
+	doc    string // with the table of alerts
+	series string // the document with the table of metrics
+	tests  string // for promtool
+}
+
+var ruleSets = []ruleSet{
+	{monitoringDir, "HostPath", "monitoring.md", "metrics.md", "testdata/alerts.yaml"},
+	{devicesDir + "/monitoring", "LocalPV", "devices.md", "devices.md", "testdata/devices-alerts.yaml"},
+}
+
+// forRules runs a test for each set of rules.
+func forRules(t *testing.T, test func(t *testing.T, set ruleSet)) {
+	t.Helper()
+	for _, set := range ruleSets {
+		t.Run(set.prefix, func(t *testing.T) { test(t, set) })
+	}
+}
+
+func (s ruleSet) alerts(t *testing.T) []monitoringv1.Rule {
 	t.Helper()
 	var found []monitoringv1.Rule
-	for _, group := range rules(t).Groups {
+	for _, group := range s.rules(t).Groups {
 		for _, rule := range group.Rules {
 			if rule.Alert == "" {
 				t.Errorf("the group %s has a rule without an alert: %v", group.Name, rule)
@@ -34,42 +56,50 @@ func alerts(t *testing.T) []monitoringv1.Rule {
 }
 
 func TestEveryAlertSaysWhereAndWhatToDo(t *testing.T) {
-	names := map[string]bool{}
-	for _, a := range alerts(t) {
-		t.Run(a.Alert, func(t *testing.T) {
-			if names[a.Alert] {
-				t.Error("the name is there twice")
-			}
-			names[a.Alert] = true
-			// The dashboard counts alerts by this.
-			if !strings.HasPrefix(a.Alert, "HostPath") {
-				t.Error("the name does not begin with HostPath")
-			}
-			if severity := a.Labels["severity"]; !slices.Contains([]string{"critical", "warning", "info"}, severity) {
-				t.Errorf("the severity is %q", severity)
-			}
-			if summary := a.Annotations["summary"]; !strings.HasSuffix(summary, ".") || strings.Contains(summary, "{{") {
-				t.Errorf("the summary %q is not a sentence that alerts of all nodes share", summary)
-			}
-			description := a.Annotations["description"]
-			if !strings.Contains(description, "{{ $labels.node }}") && a.Alert != "HostPathDriverMissing" {
-				t.Errorf("the description does not name the node: %s", description)
-			}
-			if strings.HasPrefix(a.Alert, "HostPathPool") && !strings.Contains(description, "{{ $labels.pool }}") {
-				t.Errorf("the description does not name the pool: %s", description)
-			}
-			if want := runbookURL + a.Alert + ".md"; a.Annotations["runbook_url"] != want {
-				t.Errorf("the runbook is at %s, want %s", a.Annotations["runbook_url"], want)
-			}
-			wantExisting(t, a.Expr.String())
-		})
+	forRules(t, func(t *testing.T, set ruleSet) {
+		names := map[string]bool{}
+		for _, a := range set.alerts(t) {
+			t.Run(a.Alert, func(t *testing.T) {
+				if names[a.Alert] {
+					t.Error("the name is there twice")
+				}
+				names[a.Alert] = true
+				set.checkAlert(t, a)
+			})
+		}
+	})
+}
+
+func (s ruleSet) checkAlert(t *testing.T, a monitoringv1.Rule) {
+	t.Helper()
+	if !strings.HasPrefix(a.Alert, s.prefix) {
+		t.Errorf("the name does not begin with %s", s.prefix)
 	}
+	if severity := a.Labels["severity"]; !slices.Contains([]string{"critical", "warning", "info"}, severity) {
+		t.Errorf("the severity is %q", severity)
+	}
+	if summary := a.Annotations["summary"]; !strings.HasSuffix(summary, ".") || strings.Contains(summary, "{{") {
+		t.Errorf("the summary %q is not a sentence that alerts of all nodes share", summary)
+	}
+	description := a.Annotations["description"]
+	if !strings.Contains(description, "{{ $labels.node }}") && a.Alert != "HostPathDriverMissing" {
+		t.Errorf("the description does not name the node: %s", description)
+	}
+	if strings.HasPrefix(a.Alert, "HostPathPool") && !strings.Contains(description, "{{ $labels.pool }}") {
+		t.Errorf("the description does not name the pool: %s", description)
+	}
+	if want := runbookURL + a.Alert + ".md"; a.Annotations["runbook_url"] != want {
+		t.Errorf("the runbook is at %s, want %s", a.Annotations["runbook_url"], want)
+	}
+	wantExisting(t, a.Expr.String(), documentedIn(t, s.series))
 }
 
 func TestEveryAlertHasARunbookAndEveryRunbookAnAlert(t *testing.T) {
 	var want []string
-	for _, a := range alerts(t) {
-		want = append(want, filepath.Join(runbooks, a.Alert+".md"))
+	for _, set := range ruleSets {
+		for _, a := range set.alerts(t) {
+			want = append(want, filepath.Join(runbooks, a.Alert+".md"))
+		}
 	}
 	got, err := filepath.Glob(runbooks + "/*.md")
 	if err != nil {
@@ -82,47 +112,51 @@ func TestEveryAlertHasARunbookAndEveryRunbookAnAlert(t *testing.T) {
 }
 
 func TestEveryRunbookAnswersTheSameQuestions(t *testing.T) {
-	for _, a := range alerts(t) {
-		content, err := os.ReadFile(filepath.Join(runbooks, a.Alert+".md"))
-		if err != nil {
-			t.Error(err)
-			continue
-		}
-		text := string(content)
-		for _, part := range []string{
-			"# " + a.Alert + "\n", "Severity: " + a.Labels["severity"], "## What it means\n", "## What users see\n",
-			"## How to check\n", "## What to do\n", "## If it is meant\n",
-		} {
-			_, rest, found := strings.Cut(text, part)
-			if !found {
-				t.Errorf("the runbook of %s has no %q, or not there", a.Alert, strings.TrimSpace(part))
+	forRules(t, func(t *testing.T, set ruleSet) {
+		for _, a := range set.alerts(t) {
+			content, err := os.ReadFile(filepath.Join(runbooks, a.Alert+".md"))
+			if err != nil {
+				t.Error(err)
 				continue
 			}
-			text = rest
+			text := string(content)
+			for _, part := range []string{
+				"# " + a.Alert + "\n", "Severity: " + a.Labels["severity"], "## What it means\n", "## What users see\n",
+				"## How to check\n", "## What to do\n", "## If it is meant\n",
+			} {
+				_, rest, found := strings.Cut(text, part)
+				if !found {
+					t.Errorf("the runbook of %s has no %q, or not there", a.Alert, strings.TrimSpace(part))
+					continue
+				}
+				text = rest
+			}
 		}
-	}
+	})
 }
 
 func TestEveryAlertIsInTheDocumentation(t *testing.T) {
-	content, err := os.ReadFile(docsDir + "/monitoring.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var got, want []string
-	for _, m := range regexp.MustCompile(`(?m)^\| \[(\w+)\]\(runbooks/(\w+)\.md\) \| (\w+) \| .+\.? \|$`).FindAllStringSubmatch(string(content), -1) {
-		if m[1] != m[2] {
-			t.Errorf("%s is linked to the runbook of %s", m[1], m[2])
+	forRules(t, func(t *testing.T, set ruleSet) {
+		content, err := os.ReadFile(filepath.Join(docsDir, set.doc))
+		if err != nil {
+			t.Fatal(err)
 		}
-		got = append(got, m[1]+" "+m[3])
-	}
-	for _, a := range alerts(t) {
-		want = append(want, a.Alert+" "+a.Labels["severity"])
-	}
-	slices.Sort(got)
-	slices.Sort(want)
-	if !slices.Equal(got, want) {
-		t.Errorf("docs/monitoring.md has the alerts %q, want %q", got, want)
-	}
+		var got, want []string
+		for _, m := range regexp.MustCompile(`(?m)^\| \[(\w+)\]\(runbooks/(\w+)\.md\) \| (\w+) \| .+\.? \|$`).FindAllStringSubmatch(string(content), -1) {
+			if m[1] != m[2] {
+				t.Errorf("%s is linked to the runbook of %s", m[1], m[2])
+			}
+			got = append(got, m[1]+" "+m[3])
+		}
+		for _, a := range set.alerts(t) {
+			want = append(want, a.Alert+" "+a.Labels["severity"])
+		}
+		slices.Sort(got)
+		slices.Sort(want)
+		if !slices.Equal(got, want) {
+			t.Errorf("docs/%s has the alerts %q, want %q", set.doc, got, want)
+		}
+	})
 }
 
 // promtool is that of Debian, which test/tools/install-deps puts into bin/tools, or one
@@ -146,9 +180,9 @@ func promtool(t *testing.T, args ...string) {
 	}
 }
 
-func rules(t *testing.T) monitoringv1.PrometheusRuleSpec {
+func (s ruleSet) rules(t *testing.T) monitoringv1.PrometheusRuleSpec {
 	t.Helper()
-	return only[monitoringv1.PrometheusRule](t, render(t, monitoringDir), "PrometheusRule").Spec
+	return only[monitoringv1.PrometheusRule](t, render(t, s.dir), "PrometheusRule").Spec
 }
 
 // ruleFile has rules as Prometheus reads them.
@@ -166,7 +200,9 @@ func ruleFile(t *testing.T, rules monitoringv1.PrometheusRuleSpec) string {
 }
 
 func TestPrometheusTakesTheRules(t *testing.T) {
-	promtool(t, "check", "rules", "--lint-fatal", ruleFile(t, rules(t)))
+	forRules(t, func(t *testing.T, set ruleSet) {
+		promtool(t, "check", "rules", "--lint-fatal", ruleFile(t, set.rules(t)))
+	})
 }
 
 // alertTests is the part of a file of promtool's tests that is looked at here.
@@ -181,8 +217,12 @@ type alertTests struct {
 }
 
 func TestEveryAlertFiresWhenItShouldAndOnlyThen(t *testing.T) {
-	const alertsFile = "testdata/alerts.yaml"
-	content, err := os.ReadFile(alertsFile)
+	forRules(t, checkFiring)
+}
+
+func checkFiring(t *testing.T, set ruleSet) {
+	t.Helper()
+	content, err := os.ReadFile(set.tests)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -200,13 +240,13 @@ func TestEveryAlertFiresWhenItShouldAndOnlyThen(t *testing.T) {
 			}
 		}
 	}
-	for _, a := range alerts(t) {
+	for _, a := range set.alerts(t) {
 		if !fires[a.Alert] || !quiet[a.Alert] {
-			t.Errorf("%s: it is tested that %s fires: %t, and that it does not: %t", alertsFile, a.Alert, fires[a.Alert], quiet[a.Alert])
+			t.Errorf("%s: it is tested that %s fires: %t, and that it does not: %t", set.tests, a.Alert, fires[a.Alert], quiet[a.Alert])
 		}
 	}
 
-	tried := rules(t)
+	tried := set.rules(t)
 	for _, group := range tried.Groups {
 		for _, rule := range group.Rules {
 			// Which have no variables, and would have to be in the tests as they are.

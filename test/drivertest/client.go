@@ -7,8 +7,6 @@ import (
 	"strconv"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-
-	"kubevirt.io/hostpath-provisioner/test/node"
 )
 
 // A Volume is what is asked for, and by what calls know it then.
@@ -66,19 +64,19 @@ func (v Volume) attributes() map[string]string {
 // and with the errors that it answers. It is for concurrent use while nobody ends or
 // starts the driver.
 type Client struct {
-	Node *node.Node
+	Process *Process
 	// Targets is the directory below which volumes are published.
 	Targets string
 }
 
 // Identity is the driver's identity service.
-func (c *Client) Identity() csi.IdentityClient { return csi.NewIdentityClient(c.Node.Conn()) }
+func (c *Client) Identity() csi.IdentityClient { return csi.NewIdentityClient(c.Process.Conn()) }
 
 // Controller is what external-provisioner calls.
-func (c *Client) Controller() csi.ControllerClient { return csi.NewControllerClient(c.Node.Conn()) }
+func (c *Client) Controller() csi.ControllerClient { return csi.NewControllerClient(c.Process.Conn()) }
 
 // Kubelet is what kubelet calls.
-func (c *Client) Kubelet() csi.NodeClient { return csi.NewNodeClient(c.Node.Conn()) }
+func (c *Client) Kubelet() csi.NodeClient { return csi.NewNodeClient(c.Process.Conn()) }
 
 // Create makes a volume.
 func (c *Client) Create(ctx context.Context, v Volume) (*csi.CreateVolumeResponse, error) {

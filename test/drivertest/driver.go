@@ -1,6 +1,6 @@
-// Package drivertest has the real driver in a test: it runs on pools, is restarted and
-// killed, and is asked what kubelet and the sidecars ask. What is expected of it is left
-// to those who use it, and the filesystems of the pools to package testenv.
+// Package drivertest runs the real driver as a child process and makes the calls of
+// kubelet and the sidecars. A Process needs no test; a Driver is one that lasts as long
+// as a test. Filesystems for the pools are made by package testenv.
 package drivertest
 
 import (
@@ -9,7 +9,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -18,7 +17,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"kubevirt.io/hostpath-provisioner/test/node"
+	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv/loopfs"
 	"kubevirt.io/hostpath-provisioner/test/testenv/mountns"
 )
@@ -40,7 +39,7 @@ type Driver struct {
 // Start runs the driver and waits until its pools serve. Of the configuration, the name
 // and the version have defaults. At the end of the test the driver is stopped, which has
 // to succeed, and what a failed test has left published is taken down, devices included.
-func Start(t testing.TB, config node.Config) *Driver {
+func Start(t testing.TB, config Config) *Driver {
 	t.Helper()
 	d := Launch(t, config)
 	d.AwaitServing()
@@ -48,25 +47,25 @@ func Start(t testing.TB, config node.Config) *Driver {
 }
 
 // Launch is Start for a driver whose pools need not serve.
-func Launch(t testing.TB, config node.Config) *Driver {
+func Launch(t testing.TB, config Config) *Driver {
 	t.Helper()
 	d := &Driver{TB: t, Client: Client{Targets: t.TempDir()}}
 	for _, p := range config.Pools {
-		t.Cleanup(func() { Must(t, loopfs.Detach(p.Path)) })
+		t.Cleanup(func() { must.Succeed(t, loopfs.Detach(p.Path)) })
 	}
-	t.Cleanup(func() { Must(t, d.UnmountAll()) })
+	t.Cleanup(func() { must.Succeed(t, d.UnmountAll()) })
 	d.run(config)
 	return d
 }
 
 // Run starts a driver in place of one that was closed.
-func (d *Driver) Run(config node.Config) {
+func (d *Driver) Run(config Config) {
 	d.Helper()
 	d.run(config)
 	d.AwaitServing()
 }
 
-func (d *Driver) run(config node.Config) {
+func (d *Driver) run(config Config) {
 	d.Helper()
 	if config.Name == "" {
 		config.Name = NodeName
@@ -74,25 +73,18 @@ func (d *Driver) run(config node.Config) {
 	if config.Version == "" {
 		config.Version = "test"
 	}
-	// The race detector has a program linger for a second when it ends.
-	d.Setenv("GORACE", "atexit_sleep_ms=0")
 	var err error
-	d.Node, err = node.Start(d.Context(), config)
+	d.Process, err = StartProcess(d.Context(), config)
 	d.Must(err)
-	t, n := d.TB, d.Node
+	t, p := d.TB, d.Process
 	t.Cleanup(func() {
-		if err := n.Close(); err != nil {
+		if err := p.Close(); err != nil {
 			t.Error(err)
 		}
 		if t.Failed() {
-			t.Logf("what the driver wrote last:\n%s", lastLines(n.Log(), 200))
+			t.Logf("what the driver wrote last:\n%s", p.log.tail(200))
 		}
 	})
-}
-
-func lastLines(text string, count int) string {
-	lines := strings.Split(text, "\n")
-	return strings.Join(lines[max(0, len(lines)-count):], "\n")
 }
 
 // UnmountAll takes down what is published.
@@ -111,16 +103,16 @@ func UnmountBelow(directory string) error {
 // Restart ends the driver as kubelet does, and starts it again.
 func (d *Driver) Restart() {
 	d.Helper()
-	d.Must(d.Node.Stop())
-	d.Must(d.Node.Restart(d.Context()))
+	d.Must(d.Process.Stop())
+	d.Must(d.Process.Restart(d.Context()))
 	d.AwaitServing()
 }
 
 // Crash kills the driver and starts it again.
 func (d *Driver) Crash() {
 	d.Helper()
-	d.Must(d.Node.Kill())
-	d.Must(d.Node.Restart(d.Context()))
+	d.Must(d.Process.Kill())
+	d.Must(d.Process.Restart(d.Context()))
 	d.AwaitServing()
 }
 
@@ -197,7 +189,7 @@ func (d *Driver) Together(names []string, call func(name string) error) {
 // Must ends the test at an error.
 func (d *Driver) Must(err error) {
 	d.Helper()
-	Must(d.TB, err)
+	must.Succeed(d.TB, err)
 }
 
 // WantCode expects a call to be answered with a code.
@@ -205,14 +197,6 @@ func (d *Driver) WantCode(what string, err error, want codes.Code) {
 	d.Helper()
 	if got := status.Code(err); got != want {
 		d.Errorf("%s: %v, want %v", what, err, want)
-	}
-}
-
-// Must ends a test at an error.
-func Must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
 	}
 }
 

@@ -9,26 +9,24 @@ import (
 
 	"google.golang.org/grpc/codes"
 
-	"kubevirt.io/hostpath-provisioner/test/node"
+	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 	"kubevirt.io/hostpath-provisioner/test/testenv/loopfs"
 	"kubevirt.io/hostpath-provisioner/test/testenv/mountns"
 )
 
-func TestMain(m *testing.M) { testenv.Main(m) }
-
 // twoPools are one on a filesystem of its own, and one beside it.
-func twoPools(t *testing.T) node.Config {
+func twoPools(t *testing.T) Config {
 	t.Helper()
-	program, err := node.Binary(t.Context(), t.TempDir())
-	Must(t, err)
-	return node.Config{Binary: program, Pools: []node.Pool{
+	program, err := Binary(t.Context(), t.TempDir())
+	must.Succeed(t, err)
+	return Config{Binary: program, Pools: []PoolConfig{
 		{Name: "first", Path: testenv.LoopFS(t, "ext4", 256*mib)},
 		{Name: "second", Path: t.TempDir()},
 	}}
 }
 
-func TestADriverIsDrivenThroughTheLifeOfVolumes(t *testing.T) {
+func TestVolumeLifecycle(t *testing.T) {
 	testenv.NeedRoot(t)
 	config := twoPools(t)
 	d := Start(t, config)
@@ -83,11 +81,11 @@ func TestADriverIsDrivenThroughTheLifeOfVolumes(t *testing.T) {
 
 func second[T any](_ T, err error) error { return err }
 
-func TestWhatATestLeavesIsTakenDown(t *testing.T) {
+func TestCleanupAfterTest(t *testing.T) {
 	testenv.NeedRoot(t)
 	config := twoPools(t)
 	var targets string
-	t.Run("leaving something", func(t *testing.T) {
+	t.Run("leaves mounts and devices", func(t *testing.T) {
 		d := Start(t, config)
 		targets = d.Targets
 		for _, v := range []Volume{{ID: "tree", Pool: "first", Bytes: mib}, {ID: "disk", Pool: "first", Bytes: mib, Block: true}} {
@@ -102,17 +100,5 @@ func TestWhatATestLeavesIsTakenDown(t *testing.T) {
 	devices, e := loopfs.Devices(config.Pools[0].Path)
 	if len(mounts)+len(devices) > 0 || errors.Join(err, e) != nil {
 		t.Errorf("left are the mounts %q and the devices %q, %v", mounts, devices, errors.Join(err, e))
-	}
-}
-
-func TestLastLines(t *testing.T) {
-	for _, test := range []struct {
-		text  string
-		count int
-		want  string
-	}{{"", 2, ""}, {"a\nb", 2, "a\nb"}, {"a\nb\nc", 2, "b\nc"}} {
-		if got := lastLines(test.text, test.count); got != test.want {
-			t.Errorf("the last %d lines of %q are %q, want %q", test.count, test.text, got, test.want)
-		}
 	}
 }

@@ -15,7 +15,6 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
-	"kubevirt.io/hostpath-provisioner/test/node"
 	"kubevirt.io/hostpath-provisioner/test/testenv/mountns"
 )
 
@@ -23,7 +22,7 @@ import (
 // held open between calls.
 type Pool struct {
 	*Driver
-	node.Pool
+	PoolConfig
 	// Largest is the most bytes that a block volume was asked to have: the limit of its
 	// directory may stay where a growth that was not finished had it.
 	Largest int64

@@ -18,6 +18,9 @@ import (
 	"kubevirt.io/hostpath-provisioner/test/testenv/mountns"
 )
 
+// UnitVariable is set by make unit: what needs root is skipped, also where root runs it.
+const UnitVariable = "HOSTPATH_UNIT"
+
 // refused is why Main could not make a mount namespace.
 var refused error
 
@@ -26,7 +29,7 @@ var refused error
 //
 //	func TestMain(m *testing.M) { testenv.Main(m) }
 func Main(m *testing.M) {
-	if os.Geteuid() != 0 || mountns.Inside() {
+	if !isRoot() || mountns.Inside() {
 		os.Exit(m.Run())
 	}
 	status, err := mountns.Rerun(syscall.SIGKILL)
@@ -43,16 +46,26 @@ func Main(m *testing.M) {
 	os.Exit(status)
 }
 
+func isRoot() bool { return os.Geteuid() == 0 && os.Getenv(UnitVariable) == "" }
+
 // NeedRoot says that a test needs root and a mount namespace of its own.
 func NeedRoot(t testing.TB) {
 	t.Helper()
 	switch {
-	case os.Geteuid() != 0:
+	case !isRoot():
 		Missing(t, "root")
 	case refused != nil:
 		Missing(t, fmt.Sprintf("a private mount namespace (%v)", refused))
 	case !mountns.Inside():
 		t.Fatal("this package's TestMain has to call testenv.Main, or its mounts would reach the host")
+	}
+}
+
+// NeedTime says that a test takes longer than make unit may.
+func NeedTime(t testing.TB) {
+	t.Helper()
+	if os.Getenv(UnitVariable) != "" {
+		t.Skip("this test takes long: make test has it")
 	}
 }
 

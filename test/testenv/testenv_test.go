@@ -13,7 +13,7 @@ import (
 
 func TestMain(m *testing.M) { Main(m) }
 
-func TestFilesystemsAreThereAndGoWithTheTest(t *testing.T) {
+func TestFilesystemsAreRemovedAfterTest(t *testing.T) {
 	for kind, mount := range map[string]func(testing.TB) string{
 		"tmpfs":             func(t testing.TB) string { return Tmpfs(t, 16<<20) },
 		"ext4":              func(t testing.TB) string { return LoopFS(t, "ext4", 16<<20) },
@@ -35,7 +35,7 @@ func TestFilesystemsAreThereAndGoWithTheTest(t *testing.T) {
 	}
 }
 
-func TestTmpfsHasItsSize(t *testing.T) {
+func TestTmpfsSize(t *testing.T) {
 	var fs syscall.Statfs_t
 	if err := syscall.Statfs(Tmpfs(t, 3<<20), &fs); err != nil {
 		t.Fatal(err)
@@ -45,7 +45,7 @@ func TestTmpfsHasItsSize(t *testing.T) {
 	}
 }
 
-func TestWhatIsMissingIsNamedAndFailsInCI(t *testing.T) {
+func TestMissingFailsInCI(t *testing.T) {
 	for _, test := range []struct{ name, ci, want string }{
 		{"skipped on a person's machine", "", "skipped: this test needs the program no-such-program"},
 		{"failed in CI", "true", "failed: this test needs the program no-such-program, and in CI nothing is skipped"},

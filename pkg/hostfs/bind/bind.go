@@ -1,11 +1,11 @@
-// Package bind publishes a directory or a device at another path, and tells where
+// Package bind publishes a directory or a device at another path, and reports where
 // they are published. It uses the mount calls that work on descriptors (open_tree(2),
-// mount_setattr(2), move_mount(2); Linux 5.12), so that what is mounted is the
-// directory which the caller holds and not what its path means by then, and so
-// that a mount is read-only from its first instant: mount(2) ignores MS_RDONLY
-// when it comes with MS_BIND, and a remount afterwards leaves a writable moment.
+// mount_setattr(2), move_mount(2); Linux 5.12). So it mounts the directory that the caller
+// holds open, even if its path has changed, and a read-only mount is never writable:
+// mount(2) ignores MS_RDONLY together with MS_BIND, and a remount afterwards leaves the
+// target writable in between.
 //
-// What a directory is, and who may publish it, is the caller's business.
+// The caller decides what to publish, and for whom.
 package bind
 
 import (
@@ -23,14 +23,14 @@ import (
 
 // Errors that callers may test for.
 var (
-	// ErrTarget reports a target that can carry no publication: it is not an
-	// absolute clean path, its parent is missing, or its last element is a link.
+	// ErrTarget reports a target that cannot be mounted on: it is not an absolute
+	// clean path, its parent is missing, or its last element is a link.
 	ErrTarget = errors.New("unusable target path")
-	// ErrOccupied reports a target that carries something else.
-	ErrOccupied = errors.New("target path is taken")
-	// ErrNotDevice reports a name that is not that of a block device.
+	// ErrOccupied reports a target where something else is mounted, or that is not empty.
+	ErrOccupied = errors.New("target path is occupied")
+	// ErrNotDevice reports a name that is not a block device.
 	ErrNotDevice = errors.New("not a block device")
-	// ErrBusy reports a publication that a process still uses.
+	// ErrBusy reports a publication that a process still uses (EBUSY).
 	ErrBusy = errors.New("publication is in use")
 )
 
@@ -40,7 +40,7 @@ var (
 type Target struct{ path string }
 
 // ParseTarget takes an absolute path without "." and ".." elements, below the root
-// and at most PATH_MAX long, its elements at most NAME_MAX. It does not look at the filesystem.
+// and at most PATH_MAX long, its elements at most NAME_MAX. It does not access the filesystem.
 func ParseTarget(s string) (Target, error) {
 	switch {
 	case !path.IsAbs(s):
@@ -65,8 +65,8 @@ func ParseTarget(s string) (Target, error) {
 // String is the path.
 func (t Target) String() string { return t.path }
 
-// Is tells whether a path of the mount table, in which links are resolved, is the
-// target. A target whose parent is gone is no such path.
+// Is reports whether a path from the mount table, which has links resolved, is the
+// target. If the target's parent is missing, it is not.
 func (t Target) Is(mounted string) bool {
 	if path.Base(mounted) != t.base() {
 		return false
@@ -82,14 +82,14 @@ func (t Target) Is(mounted string) bool {
 
 func (t Target) base() string { return path.Base(t.path) }
 
-// aside is the name beside it that its file has while it is removed.
+// aside is the temporary name of its file during removal.
 func (t Target) aside() string {
 	const prefix = ".unpublished-"
 	base := t.base()
 	return prefix + base[:min(len(base), unix.NAME_MAX-len(prefix))]
 }
 
-// openParent opens the directory in which the target lies.
+// openParent opens the target's parent directory.
 func (t Target) openParent() (*dir.Dir, error) {
 	parent, err := dir.OpenParent(t.path)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP) {
@@ -98,12 +98,12 @@ func (t Target) openParent() (*dir.Dir, error) {
 	return parent, err
 }
 
-// A Publication is one place where a directory, or something inside it, or a device
-// is mounted.
+// A Publication is one mount of a directory, of something inside it, or of a
+// device.
 type Publication struct {
-	// Path is where, as this process sees it, links resolved.
+	// Path is the mount point in this mount namespace, with links resolved.
 	Path string
-	// Inside is the path below the directory of what is mounted; empty for the
+	// Inside is the mounted path relative to the directory; empty for the
 	// directory or device itself. Kubelet makes such mounts for subPath.
 	Inside string
 }
@@ -111,7 +111,7 @@ type Publication struct {
 // Kernel publishes in the mount namespace of this process.
 type Kernel struct{ table *table }
 
-// NewKernel opens the mount table. It reports a kernel that is too old.
+// NewKernel opens the mount table. It fails if the kernel is too old.
 func NewKernel() (*Kernel, error) {
 	if err := unix.MountSetattr(-1, "", unix.AT_EMPTY_PATH, &unix.MountAttr{}); errors.Is(err, unix.ENOSYS) {
 		return nil, errors.New("publish volumes: the kernel has no mount_setattr(2); Linux 5.12 or newer is needed")
@@ -126,20 +126,20 @@ func NewKernel() (*Kernel, error) {
 // Close closes the mount table.
 func (k *Kernel) Close() error { return k.table.close() }
 
-// Publish mounts source at target, which is made if it is not there. Publishing
-// the same again with the same flags changes nothing. It answers ErrTarget for an
-// unusable path and ErrOccupied where something else is mounted or lies.
+// Publish mounts source at target, which it creates if missing. Publishing
+// the same again with the same flags changes nothing. It returns ErrTarget for an
+// unusable path, and ErrOccupied if something else is mounted or stored there.
 func (k *Kernel) Publish(source *dir.Dir, target Target, flags Flags) error {
 	return publish(origin{fd: source.Fd(), path: source.String(), format: unix.S_IFDIR}, target, flags)
 }
 
 // PublishDevice mounts the node of a block device, which is an entry of dev, at
-// target: a file there, which is made if it is not there. The mount allows devices,
-// whatever the one of dev does. What can be done with the device is not decided here:
-// a device is written to through a read-only mount as well. All else is as in
-// Publish, and for a name that is no block device it answers ErrNotDevice.
+// target, a file that it creates if missing. The mount allows devices, even if the mount
+// of dev does not. It does not restrict access to the device: a device can be written
+// through a read-only mount too. Otherwise it works like Publish. It returns ErrNotDevice
+// for a name that is not a block device.
 //
-// Published tells of devices too: ask it about dev.
+// Published(dev) reports published devices.
 func (k *Kernel) PublishDevice(dev *dir.Dir, name string, target Target) error {
 	node, err := dev.OpenNode(name, unix.O_PATH)
 	if err != nil {
@@ -179,20 +179,20 @@ func publish(source origin, target Target, flags Flags) error {
 	}
 	err = publishAt(source, parent, target, flags)
 	if err != nil && made {
-		// Only what was made here, and only while it is empty and not a mount.
+		// Remove only what was created here, and only while it is empty and not a mount point.
 		err = errors.Join(err, removeMade(source, parent, target))
 	}
 	return err
 }
 
-// makeTarget makes a directory for a directory and a file for a device, if there is
-// nothing yet.
+// makeTarget creates the target if missing: a directory for a directory, a file for a
+// device.
 func makeTarget(source origin, parent *dir.Dir, target Target) (made bool, err error) {
 	op := "mkdir"
 	if source.isDir() {
 		err = unix.Mkdirat(parent.Fd(), target.base(), 0o750)
 	} else {
-		op = "make a file"
+		op = "create file"
 		err = unix.Mknodat(parent.Fd(), target.base(), unix.S_IFREG|0o600, 0)
 	}
 	switch {
@@ -240,10 +240,10 @@ func mountTree(source origin, at int, target Target, flags Flags) error {
 	if err != nil {
 		return &fs.PathError{Op: "open_tree", Path: source.path, Err: err}
 	}
-	// An open tree would make a later unmount EBUSY.
+	// An open tree would make a later unmount fail with EBUSY.
 	defer func() { _ = unix.Close(tree) }()
 	attr := flags.attr()
-	// A mount below the target must not appear in the pool as well.
+	// Private: a mount below the target must not propagate into the pool.
 	attr.Propagation = unix.MS_PRIVATE
 	if err := unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH, &attr); err != nil {
 		return &fs.PathError{Op: "mount_setattr", Path: source.path, Err: err}
@@ -254,8 +254,8 @@ func mountTree(source origin, at int, target Target, flags Flags) error {
 	return nil
 }
 
-// openAt opens whatever is at the target without following it: the directory that
-// is to carry the mount, or the root of the topmost mount on it.
+// openAt opens the target without following a link: the directory to mount on, or the
+// root of the topmost mount on it.
 func openAt(parent *dir.Dir, name string) (int, error) {
 	return unix.Openat2(parent.Fd(), name, &unix.OpenHow{
 		Flags:   unix.O_PATH | unix.O_NOFOLLOW | unix.O_CLOEXEC,
@@ -263,9 +263,9 @@ func openAt(parent *dir.Dir, name string) (int, error) {
 	})
 }
 
-// An inode is what statx(2) tells of a descriptor.
+// An inode is what statx(2) reports of a descriptor.
 type inode struct {
-	mounted bool // it is the root of a mount (STATX_ATTR_MOUNT_ROOT, Linux 5.8)
+	mounted bool // root of a mount (STATX_ATTR_MOUNT_ROOT, Linux 5.8)
 	id      dir.ID
 	format  uint16 // S_IFDIR and so on
 	empty   bool
@@ -273,7 +273,7 @@ type inode struct {
 
 func examine(fd int) (inode, error) {
 	var st unix.Statx_t
-	// What is cached will do: a filesystem that hangs must not be asked.
+	// Cached attributes suffice, and a filesystem that hangs must not be asked.
 	err := unix.Statx(fd, "", unix.AT_EMPTY_PATH|unix.AT_SYMLINK_NOFOLLOW|unix.AT_STATX_DONT_SYNC, unix.STATX_TYPE|unix.STATX_INO|unix.STATX_SIZE, &st)
 	return inode{
 		mounted: st.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0,
@@ -283,7 +283,7 @@ func examine(fd int) (inode, error) {
 	}, err
 }
 
-// samePublication answers whether what is mounted is what was asked for.
+// samePublication returns ErrOccupied if the existing mount is not the requested one.
 func samePublication(source origin, at int, mounted dir.ID, target Target, flags Flags) error {
 	own, err := examine(source.fd)
 	if err != nil {
@@ -301,7 +301,7 @@ func samePublication(source origin, at int, mounted dir.ID, target Target, flags
 	}
 	mask := int64(statfsMask)
 	if !source.isDir() {
-		// The others mean nothing to a device, and dev may be mounted anew with others.
+		// Other flags have no effect on a device, and those of dev may have changed.
 		mask = unix.ST_NODEV
 	}
 	if want := flags.statfs(int64(base.Flags)); int64(have.Flags)&mask != want&mask {
@@ -311,9 +311,9 @@ func samePublication(source origin, at int, mounted dir.ID, target Target, flags
 }
 
 // Unpublish unmounts what is published at target and then removes the target.
-// Nothing is removed unless it is empty and no mount. If of is not nil, only a
-// mount of that directory or node is undone: for another the answer is ErrOccupied. A
-// target that is not there is no error.
+// It removes only what is empty and not a mount point. If of is not nil, it unmounts only a
+// mount of that directory or node, and returns ErrOccupied for any other. A missing
+// target is not an error.
 func (k *Kernel) Unpublish(target Target, of *dir.ID) error {
 	parent, err := target.openParent()
 	if errors.Is(err, fs.ErrNotExist) {
@@ -336,11 +336,11 @@ func (k *Kernel) Unpublish(target Target, of *dir.ID) error {
 		case file:
 			return removeFile(parent, target)
 		}
-		// The earlier driver stacked mounts: each round takes one off.
+		// The upstream KubeVirt driver stacked mounts: each round unmounts one.
 		if err := unmount(parent, target); err != nil {
 			return err
 		}
-		// Nearly always an empty directory is below, and nothing else goes by this.
+		// The target is nearly always an empty directory; rmdir(2) removes nothing else.
 		if parent.RemoveDir(target.base()) == nil {
 			return nil
 		}
@@ -356,7 +356,7 @@ const (
 	mount
 )
 
-// look tells what is at the target.
+// look reports what is at the target.
 func look(parent *dir.Dir, target Target, of *dir.ID) (kind, error) {
 	fd, err := openAt(parent, target.base())
 	if errors.Is(err, unix.ENOENT) {
@@ -366,11 +366,11 @@ func look(parent *dir.Dir, target Target, of *dir.ID) (kind, error) {
 		return 0, &fs.PathError{Op: "open", Path: target.path, Err: err}
 	}
 	found, err := examine(fd)
-	// An open descriptor would make the unmount EBUSY.
+	// An open descriptor would make the unmount fail with EBUSY.
 	_ = unix.Close(fd)
 	switch {
 	case errors.Is(err, unix.EIO), errors.Is(err, unix.ESTALE), errors.Is(err, unix.ENOTCONN), errors.Is(err, unix.ESHUTDOWN):
-		// The filesystem below died. What remains is a mount, and it has to go.
+		// The mounted filesystem is dead, but the mount still has to be removed.
 		return mount, nil
 	case err != nil:
 		return 0, &fs.PathError{Op: "stat", Path: target.path, Err: err}
@@ -389,29 +389,29 @@ func look(parent *dir.Dir, target Target, of *dir.ID) (kind, error) {
 }
 
 func unmount(parent *dir.Dir, target Target) error {
-	// umount2(2) takes no descriptor: the parent's handle keeps the way to the
-	// target, and UMOUNT_NOFOLLOW its last step.
+	// umount2(2) takes no descriptor: the parent's handle protects the path to the
+	// target, and UMOUNT_NOFOLLOW its last element.
 	err := unix.Unmount(parent.HandlePath()+"/"+target.base(), unix.UMOUNT_NOFOLLOW)
 	switch {
 	case errors.Is(err, unix.EBUSY):
 		return fmt.Errorf("unmount %s: %w", target, ErrBusy)
 	case errors.Is(err, unix.EINVAL):
-		return nil // unmounted by somebody else meanwhile: look again
+		return nil // unmounted by another process meanwhile: check again
 	case err != nil:
 		return &fs.PathError{Op: "unmount", Path: target.path, Err: err}
 	}
 	return nil
 }
 
-// removeFile removes the empty file that was made for a device. rmdir(2) removes no directory
-// with something in it, but unlink(2) any file, and none by its handle: the name may be that
-// of another file by now. So it gets a name first that nobody else uses, and is looked at there.
+// removeFile removes the empty file that was created for a device. rmdir(2) refuses a directory
+// that is not empty, but unlink(2) removes any file, and only by name, which may belong to
+// another file by now. So the file is first renamed to a name that nobody else uses, and checked.
 //
-// A moment is left before it is removed, in which a file can be put at that name too, by
-// somebody who may write to the directory and knows the name, or data into the empty file.
+// A race remains between the check and the unlink: whoever can write to the directory and
+// knows the name can put another file there, or data into the empty file.
 func removeFile(parent *dir.Dir, target Target) error {
 	err := parent.Rename(target.base(), parent, target.aside())
-	if errors.Is(err, fs.ErrExist) { // a call was cut short
+	if errors.Is(err, fs.ErrExist) { // left by an interrupted call
 		if err := removeAside(parent, target); err != nil {
 			return err
 		}
@@ -423,7 +423,7 @@ func removeFile(parent *dir.Dir, target Target) error {
 	return removeAside(parent, target)
 }
 
-// removeAside removes what removeFile has put aside, or puts it back if it is no empty file.
+// removeAside removes the renamed file, or renames it back if it is not an empty file.
 func removeAside(parent *dir.Dir, target Target) error {
 	shown := parent.String() + "/" + target.aside()
 	at, err := openAt(parent, target.aside())
@@ -442,7 +442,7 @@ func removeAside(parent *dir.Dir, target Target) error {
 		return removed(parent.Remove(target.aside()))
 	}
 	if err := parent.Rename(target.aside(), parent, target.base()); err != nil {
-		return fmt.Errorf("%w: what was at %s is no empty file, and lies at %s now: %w", ErrOccupied, target, shown, err)
+		return fmt.Errorf("%w: the file at %s is not empty, and is now at %s: %w", ErrOccupied, target, shown, err)
 	}
 	return fmt.Errorf("%w: %s is neither a mount nor an empty directory or file", ErrOccupied, target)
 }
@@ -452,13 +452,13 @@ func removed(err error) error {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil
 	case errors.Is(err, unix.ENOTEMPTY), errors.Is(err, unix.EEXIST):
-		return fmt.Errorf("%w: it is no mount and not empty: %w", ErrOccupied, err)
+		return fmt.Errorf("%w: neither a mount point nor empty: %w", ErrOccupied, err)
 	}
 	return err
 }
 
-// Open opens the directory that is published at target, for statistics. It answers
-// fs.ErrNotExist where there is nothing, and ErrTarget for a link or a device.
+// Open opens the directory that is published at target, for statistics. It returns
+// fs.ErrNotExist if the target is missing, and ErrTarget for a link or a device.
 func (k *Kernel) Open(target Target) (*dir.Dir, error) {
 	at, err := dir.OpenLast(target.path)
 	if errors.Is(err, dir.ErrNotDirectory) {

@@ -21,18 +21,19 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind/bindtest"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
 func TestMain(m *testing.M) { testenv.Main(m) }
 
-func TestFakeKeepsTheContract(t *testing.T) {
+func TestFakeContract(t *testing.T) {
 	bindtest.Contract(t, func(t *testing.T) bindtest.Subject {
 		fake := &bindtest.Fake{}
-		t.Cleanup(func() { must(t, fake.Close()) })
+		t.Cleanup(func() { must.Succeed(t, fake.Close()) })
 		return bindtest.Subject{
 			Publisher: fake,
-			Stack:     func(t *testing.T, source *dir.Dir, target bind.Target) { must(t, fake.Stack(source, target)) },
+			Stack:     func(t *testing.T, source *dir.Dir, target bind.Target) { must.Succeed(t, fake.Stack(source, target)) },
 			Hold:      func(_ *testing.T, target bind.Target) func() { return fake.Hold(target) },
 			Nodes: func(t *testing.T) *dir.Dir {
 				return nodes(t, t.TempDir(), func(path string) error { return os.WriteFile(path, nil, 0o600) })
@@ -41,7 +42,7 @@ func TestFakeKeepsTheContract(t *testing.T) {
 	})
 }
 
-func TestKernelKeepsTheContract(t *testing.T) {
+func TestKernelContract(t *testing.T) {
 	testenv.NeedRoot(t)
 	bindtest.Contract(t, func(t *testing.T) bindtest.Subject {
 		return bindtest.Subject{Publisher: kernel(t), Stack: stack, Hold: hold, Nodes: deviceNodes}
@@ -51,25 +52,25 @@ func TestKernelKeepsTheContract(t *testing.T) {
 func kernel(t *testing.T) *bind.Kernel {
 	t.Helper()
 	k, err := bind.NewKernel()
-	must(t, err)
-	t.Cleanup(func() { must(t, k.Close()) })
+	must.Succeed(t, err)
+	t.Cleanup(func() { must.Succeed(t, k.Close()) })
 	return k
 }
 
 func stack(t *testing.T, source *dir.Dir, target bind.Target) {
 	t.Helper()
-	must(t, syscall.Mount(source.HandlePath(), target.String(), "", syscall.MS_BIND, ""))
+	must.Succeed(t, syscall.Mount(source.HandlePath(), target.String(), "", syscall.MS_BIND, ""))
 }
 
 func hold(t *testing.T, target bind.Target) func() {
 	t.Helper()
-	// O_PATH: the device of a node may not be there.
+	// O_PATH: the node's device may not exist.
 	fd, err := unix.Open(target.String(), unix.O_PATH|unix.O_CLOEXEC, 0)
-	must(t, err)
-	return func() { must(t, unix.Close(fd)) }
+	must.Succeed(t, err)
+	return func() { must.Succeed(t, unix.Close(fd)) }
 }
 
-// deviceNodes makes nodes of devices that are not there, on a mount that allows none.
+// deviceNodes creates nodes of missing devices, on a nodev mount.
 func deviceNodes(t *testing.T) *dir.Dir {
 	t.Helper()
 	path := testenv.Tmpfs(t, 1<<20)
@@ -78,18 +79,18 @@ func deviceNodes(t *testing.T) *dir.Dir {
 		minor++
 		return unix.Mknod(path, unix.S_IFBLK|0o600, int(unix.Mkdev(240, minor))) // 240: local use
 	})
-	must(t, syscall.Mount("", path, "", syscall.MS_REMOUNT|syscall.MS_BIND|syscall.MS_NODEV, ""))
+	must.Succeed(t, syscall.Mount("", path, "", syscall.MS_REMOUNT|syscall.MS_BIND|syscall.MS_NODEV, ""))
 	return d
 }
 
 func nodes(t *testing.T, path string, make func(path string) error) *dir.Dir {
 	t.Helper()
-	must(t, make(filepath.Join(path, "one")))
-	must(t, make(filepath.Join(path, "two")))
-	must(t, os.Mkdir(filepath.Join(path, "sub"), 0o755))
-	must(t, os.Symlink("one", filepath.Join(path, "link")))
+	must.Succeed(t, make(filepath.Join(path, "one")))
+	must.Succeed(t, make(filepath.Join(path, "two")))
+	must.Succeed(t, os.Mkdir(filepath.Join(path, "sub"), 0o755))
+	must.Succeed(t, os.Symlink("one", filepath.Join(path, "link")))
 	d, err := dir.Open(path)
-	must(t, err)
+	must.Succeed(t, err)
 	t.Cleanup(func() { _ = d.Close() })
 	return d
 }
@@ -107,14 +108,14 @@ func TestParseTarget(t *testing.T) {
 	}
 }
 
-func TestParseFlagsNamesAllThatAreUnknown(t *testing.T) {
+func TestParseFlags_errorNamesAllUnknown(t *testing.T) {
 	_, err := bind.ParseFlags([]string{"ro", "uid=0", "noexec", "bind"})
 	if !errors.Is(err, bind.ErrFlag) || !strings.Contains(err.Error(), `"uid=0", "bind"`) {
 		t.Errorf("error %v, want one that names uid=0 and bind", err)
 	}
 }
 
-// scene is a volume on a filesystem of its own and a place to publish it.
+// scene is a volume on its own filesystem and a directory for targets.
 type scene struct {
 	kernel *bind.Kernel
 	volume *dir.Dir
@@ -125,26 +126,26 @@ func newScene(t *testing.T) scene {
 	t.Helper()
 	testenv.NeedRoot(t)
 	volume := filepath.Join(testenv.Tmpfs(t, 1<<20), "volume")
-	must(t, os.Mkdir(volume, 0o777))
-	must(t, os.WriteFile(filepath.Join(volume, "program"), []byte("#!/bin/true\n"), 0o755))
+	must.Succeed(t, os.Mkdir(volume, 0o777))
+	must.Succeed(t, os.WriteFile(filepath.Join(volume, "program"), []byte("#!/bin/true\n"), 0o755))
 	d, err := dir.Open(volume)
-	must(t, err)
-	t.Cleanup(func() { must(t, d.Close()) })
+	must.Succeed(t, err)
+	t.Cleanup(func() { must.Succeed(t, d.Close()) })
 	return scene{kernel: kernel(t), volume: d, pods: t.TempDir()}
 }
 
 func (s scene) publish(t *testing.T, name string, flags ...string) bind.Target {
 	t.Helper()
 	target, err := bind.ParseTarget(filepath.Join(s.pods, name))
-	must(t, err)
+	must.Succeed(t, err)
 	parsed, err := bind.ParseFlags(flags)
-	must(t, err)
-	must(t, s.kernel.Publish(s.volume, target, parsed))
-	t.Cleanup(func() { must(t, s.kernel.Unpublish(target, nil)) })
+	must.Succeed(t, err)
+	must.Succeed(t, s.kernel.Publish(s.volume, target, parsed))
+	t.Cleanup(func() { must.Succeed(t, s.kernel.Unpublish(target, nil)) })
 	return target
 }
 
-func TestFlagsHaveTheirEffect(t *testing.T) {
+func TestPublish_flags(t *testing.T) {
 	for _, c := range []struct {
 		flags []string
 		set   int64
@@ -163,83 +164,83 @@ func TestFlagsHaveTheirEffect(t *testing.T) {
 			s := newScene(t)
 			target := s.publish(t, "a", c.flags...)
 			var st syscall.Statfs_t
-			must(t, syscall.Statfs(target.String(), &st))
+			must.Succeed(t, syscall.Statfs(target.String(), &st))
 			if st.Flags&c.set != c.set || st.Flags&c.clear != 0 {
 				t.Errorf("mount flags %#x, want %#x set and %#x clear", st.Flags, c.set, c.clear)
 			}
-			// The same again is the same mount.
+			// Publishing again adds no mount.
 			s.publish(t, "a", c.flags...)
 		})
 	}
 }
 
-func TestReadOnlyPublicationRefusesWritesAndOthersDoNot(t *testing.T) {
+func TestPublish_readOnly(t *testing.T) {
 	s := newScene(t)
 	readOnly, writable := s.publish(t, "ro", "ro"), s.publish(t, "rw")
 	if err := os.WriteFile(filepath.Join(readOnly.String(), "file"), nil, 0o644); !errors.Is(err, syscall.EROFS) {
 		t.Errorf("writing through the read-only publication: %v, want EROFS", err)
 	}
-	must(t, os.WriteFile(filepath.Join(writable.String(), "file"), nil, 0o644))
+	must.Succeed(t, os.WriteFile(filepath.Join(writable.String(), "file"), nil, 0o644))
 }
 
-func TestParentMayBeReachedByALink(t *testing.T) {
+func TestPublish_parentBehindLink(t *testing.T) {
 	s := newScene(t)
 	link := filepath.Join(t.TempDir(), "kubelet")
-	must(t, os.Symlink(s.pods, link))
+	must.Succeed(t, os.Symlink(s.pods, link))
 	target, err := bind.ParseTarget(filepath.Join(link, "a"))
-	must(t, err)
-	must(t, s.kernel.Publish(s.volume, target, bind.Flags{}))
-	must(t, s.kernel.Unpublish(target, nil))
+	must.Succeed(t, err)
+	must.Succeed(t, s.kernel.Publish(s.volume, target, bind.Flags{}))
+	must.Succeed(t, s.kernel.Unpublish(target, nil))
 }
 
-func TestMountsBelowAPublicationStayOutOfThePool(t *testing.T) {
+func TestPublish_doesNotPropagateIntoPool(t *testing.T) {
 	s := newScene(t)
-	must(t, os.Mkdir(filepath.Join(s.volume.String(), "sub"), 0o755))
+	must.Succeed(t, os.Mkdir(filepath.Join(s.volume.String(), "sub"), 0o755))
 	// A pool is on a shared mount under systemd.
-	must(t, syscall.Mount("", filepath.Dir(s.volume.String()), "", syscall.MS_SHARED, ""))
+	must.Succeed(t, syscall.Mount("", filepath.Dir(s.volume.String()), "", syscall.MS_SHARED, ""))
 	target := s.publish(t, "a")
 	below := filepath.Join(target.String(), "sub")
-	must(t, syscall.Mount("tmpfs", below, "tmpfs", 0, ""))
-	defer func() { must(t, syscall.Unmount(below, 0)) }()
+	must.Succeed(t, syscall.Mount("tmpfs", below, "tmpfs", 0, ""))
+	defer func() { must.Succeed(t, syscall.Unmount(below, 0)) }()
 	var inPool, mounted syscall.Stat_t
-	must(t, syscall.Stat(filepath.Join(s.volume.String(), "sub"), &inPool))
-	must(t, syscall.Stat(below, &mounted))
+	must.Succeed(t, syscall.Stat(filepath.Join(s.volume.String(), "sub"), &inPool))
+	must.Succeed(t, syscall.Stat(below, &mounted))
 	if inPool.Dev == mounted.Dev {
 		t.Error("a mount below the publication appeared in the pool")
 	}
 }
 
-// A hostPath volume at the pool's own path looks like this.
-func TestADirectoryThatIsMountedOnItselfIsNoFilesystem(t *testing.T) {
+// A hostPath volume at the pool's own path has such a mount.
+func TestIsFilesystem_bindMount(t *testing.T) {
 	s := newScene(t)
 	path := s.volume.String()
-	must(t, syscall.Mount(path, path, "", syscall.MS_BIND, ""))
-	defer func() { must(t, syscall.Unmount(path, syscall.MNT_DETACH)) }()
+	must.Succeed(t, syscall.Mount(path, path, "", syscall.MS_BIND, ""))
+	defer func() { must.Succeed(t, syscall.Unmount(path, syscall.MNT_DETACH)) }()
 	for at, want := range map[string]bool{path: false, filepath.Dir(path): true} {
 		d, err := dir.Open(at)
-		must(t, err)
+		must.Succeed(t, err)
 		got, err := s.kernel.IsFilesystem(d)
-		must(t, errors.Join(err, d.Close()))
+		must.Succeed(t, errors.Join(err, d.Close()))
 		if got != want {
 			t.Errorf("IsFilesystem(%s) = %v, want %v", at, got, want)
 		}
 	}
 }
 
-// A directory is seen where its filesystem, or a part of it with the directory, is mounted.
-func TestADirectoryIsSeenByAllWays(t *testing.T) {
+// A directory is visible wherever its filesystem, or a part with the directory, is mounted.
+func TestLocate(t *testing.T) {
 	s := newScene(t)
 	root := t.TempDir()
 	at := func(elements ...string) string { return filepath.Join(append([]string{root}, elements...)...) }
 	for _, name := range []string{"outer/inside", "outer/disk", "outer-2", "disk", "own", "seen"} {
-		must(t, os.MkdirAll(at(name), 0o755))
+		must.Succeed(t, os.MkdirAll(at(name), 0o755))
 	}
 	mount := func(from, to, kind string, flags uintptr) {
-		must(t, syscall.Mount(from, to, kind, flags, ""))
-		t.Cleanup(func() { must(t, syscall.Unmount(to, 0)) })
+		must.Succeed(t, syscall.Mount(from, to, kind, flags, ""))
+		t.Cleanup(func() { must.Succeed(t, syscall.Unmount(to, 0)) })
 	}
 	mount("tmpfs", at("disk"), "tmpfs", 0)
-	must(t, os.Mkdir(at("disk", "dir"), 0o755))
+	must.Succeed(t, os.Mkdir(at("disk", "dir"), 0o755))
 	mount(at("disk"), at("outer", "disk"), "", syscall.MS_BIND)
 	mount(at("outer", "inside"), at("seen"), "", syscall.MS_BIND)
 	mount(at("outer"), at("outer", "inside"), "", syscall.MS_BIND) // in itself
@@ -262,33 +263,32 @@ func TestADirectoryIsSeenByAllWays(t *testing.T) {
 	}
 }
 
-// A directory that is mounted in itself a dozen times could be reached by more ways than there
-// are grains of sand.
-func TestADirectoryWithManyMountsOfItself(t *testing.T) {
+// A directory mounted inside itself a dozen times has exponentially many paths.
+func TestLocate_manyMountsInside(t *testing.T) {
 	s := newScene(t)
 	root := t.TempDir()
-	must(t, os.Mkdir(filepath.Join(root, "inner"), 0o755))
+	must.Succeed(t, os.Mkdir(filepath.Join(root, "inner"), 0o755))
 	for i := range 12 {
 		to := filepath.Join(root, strconv.Itoa(i))
-		must(t, os.Mkdir(to, 0o755))
-		must(t, syscall.Mount(root, to, "", syscall.MS_BIND, ""))
-		t.Cleanup(func() { must(t, syscall.Unmount(to, 0)) })
+		must.Succeed(t, os.Mkdir(to, 0o755))
+		must.Succeed(t, syscall.Mount(root, to, "", syscall.MS_BIND, ""))
+		t.Cleanup(func() { must.Succeed(t, syscall.Unmount(to, 0)) })
 	}
 	if got := s.locate(t, filepath.Join(root, "inner")).Below(s.locate(t, root)); !slices.Contains(got, "inner") || !slices.Contains(got, "7/inner") {
-		t.Errorf("the inner one is seen at %q", got)
+		t.Errorf("the inner directory is visible at %q", got)
 	}
 }
 
 func (s *scene) locate(t *testing.T, path string) bind.Place {
 	t.Helper()
 	d, err := dir.Open(path)
-	must(t, err)
+	must.Succeed(t, err)
 	place, err := s.kernel.Locate(d)
-	must(t, errors.Join(err, d.Close()))
+	must.Succeed(t, errors.Join(err, d.Close()))
 	return place
 }
 
-func TestABtrfsSubvolumeIsAFilesystem(t *testing.T) {
+func TestIsFilesystem_btrfsSubvolume(t *testing.T) {
 	testenv.NeedRoot(t)
 	testenv.NeedPrograms(t, "btrfs")
 	root := testenv.LoopFS(t, "btrfs", 128<<20)
@@ -296,51 +296,51 @@ func TestABtrfsSubvolumeIsAFilesystem(t *testing.T) {
 		t.Fatalf("%v: %s", err, out)
 	}
 	at := t.TempDir()
-	must(t, syscall.Mount(root+"/sub", at, "", syscall.MS_BIND, ""))
-	defer func() { must(t, syscall.Unmount(at, 0)) }()
+	must.Succeed(t, syscall.Mount(root+"/sub", at, "", syscall.MS_BIND, ""))
+	defer func() { must.Succeed(t, syscall.Unmount(at, 0)) }()
 	d, err := dir.Open(at)
-	must(t, err)
-	defer func() { must(t, d.Close()) }()
+	must.Succeed(t, err)
+	defer func() { must.Succeed(t, d.Close()) }()
 	if got, err := kernel(t).IsFilesystem(d); !got || err != nil {
 		t.Errorf("IsFilesystem of a mounted subvolume = %v, %v; want true", got, err)
 	}
 }
 
-func TestADeviceIsPublishedWhereItCanBeOpened(t *testing.T) {
+func TestPublishDevice(t *testing.T) {
 	s := newScene(t)
 	dev := deviceNodes(t)
 	target, err := bind.ParseTarget(filepath.Join(s.pods, "device"))
-	must(t, err)
-	must(t, s.kernel.PublishDevice(dev, "one", target))
-	t.Cleanup(func() { must(t, s.kernel.Unpublish(target, nil)) })
+	must.Succeed(t, err)
+	must.Succeed(t, s.kernel.PublishDevice(dev, "one", target))
+	t.Cleanup(func() { must.Succeed(t, s.kernel.Unpublish(target, nil)) })
 
-	// ENXIO: there is no such device. EACCES would say that the mount allows none.
+	// ENXIO: there is no such device. EACCES would mean a nodev mount.
 	if _, err := os.Open(target.String()); !errors.Is(err, syscall.ENXIO) {
 		t.Errorf("opening the device: %v, want ENXIO", err)
 	}
 	var at, node unix.Stat_t
-	must(t, unix.Stat(target.String(), &at))
-	must(t, unix.Stat(filepath.Join(dev.String(), "one"), &node))
+	must.Succeed(t, unix.Stat(target.String(), &at))
+	must.Succeed(t, unix.Stat(filepath.Join(dev.String(), "one"), &node))
 	if at.Rdev != node.Rdev || at.Mode != node.Mode {
 		t.Errorf("at the target: device %#x with mode %o, want %#x with %o", at.Rdev, at.Mode, node.Rdev, node.Mode)
 	}
-	// Dev may come back with other flags when the program that published does.
-	must(t, syscall.Mount("", dev.String(), "", syscall.MS_REMOUNT|syscall.MS_BIND|syscall.MS_NOEXEC, ""))
-	must(t, s.kernel.PublishDevice(dev, "one", target))
-	// But one where the device cannot be opened is not the publication.
-	must(t, syscall.Mount("", target.String(), "", syscall.MS_REMOUNT|syscall.MS_BIND|syscall.MS_NODEV, ""))
+	// The flags of dev may differ after a restart of the driver.
+	must.Succeed(t, syscall.Mount("", dev.String(), "", syscall.MS_REMOUNT|syscall.MS_BIND|syscall.MS_NOEXEC, ""))
+	must.Succeed(t, s.kernel.PublishDevice(dev, "one", target))
+	// A nodev mount is not a valid publication.
+	must.Succeed(t, syscall.Mount("", target.String(), "", syscall.MS_REMOUNT|syscall.MS_BIND|syscall.MS_NODEV, ""))
 	if err := s.kernel.PublishDevice(dev, "one", target); !errors.Is(err, bind.ErrOccupied) {
-		t.Errorf("publishing where devices cannot be opened: %v, want ErrOccupied", err)
+		t.Errorf("publishing over a nodev mount: %v, want ErrOccupied", err)
 	}
 }
 
-// Whoever exchanges the empty file of a device for one with data keeps the data.
-func TestAFileWithDataIsNotRemovedWhileItIsSwapped(t *testing.T) {
+// A file with data that replaces the empty file of a device is kept.
+func TestUnpublish_swappedFileWithDataIsKept(t *testing.T) {
 	k, root := kernel(t), t.TempDir()
 	at, decoy := filepath.Join(root, "target"), filepath.Join(root, "decoy")
 	target, err := bind.ParseTarget(at)
-	must(t, err)
-	must(t, os.WriteFile(decoy, []byte("data"), 0o600))
+	must.Succeed(t, err)
+	must.Succeed(t, os.WriteFile(decoy, []byte("data"), 0o600))
 	stop := swapped(t, at, decoy)
 	for began := time.Now(); time.Since(began) < time.Second; {
 		makeMissing(t, at, decoy)
@@ -360,7 +360,7 @@ func TestAFileWithDataIsNotRemovedWhileItIsSwapped(t *testing.T) {
 	}
 }
 
-// swapped exchanges two names until it is stopped, which fails if it never could.
+// swapped exchanges two names until it is stopped, and fails if no exchange succeeded.
 func swapped(t *testing.T, a, b string) (stop func()) {
 	t.Helper()
 	end, times := make(chan struct{}), 0
@@ -371,7 +371,7 @@ func swapped(t *testing.T, a, b string) (stop func()) {
 			case <-end:
 				return
 			default:
-				if unix.Renameat2(unix.AT_FDCWD, a, unix.AT_FDCWD, b, unix.RENAME_EXCHANGE) == nil { // one may be gone
+				if unix.Renameat2(unix.AT_FDCWD, a, unix.AT_FDCWD, b, unix.RENAME_EXCHANGE) == nil { // one may be missing
 					times++
 				}
 			}
@@ -386,7 +386,7 @@ func swapped(t *testing.T, a, b string) (stop func()) {
 	}
 }
 
-// makeMissing makes an empty file of each name that is not there.
+// makeMissing creates an empty file for each missing name.
 func makeMissing(t *testing.T, paths ...string) {
 	t.Helper()
 	for _, path := range paths {
@@ -400,34 +400,34 @@ func makeMissing(t *testing.T, paths ...string) {
 	}
 }
 
-// A call may have ended after it had given the file of a device another name.
-func TestUnpublishFinishesWhatWasCutShort(t *testing.T) {
+// A call may have been interrupted after it renamed the file of a device.
+func TestUnpublish_resumes(t *testing.T) {
 	for name, c := range map[string]struct {
 		before, after map[string]string
 		want          error
 	}{
-		"an empty file":                   {map[string]string{".unpublished-a": ""}, nil, nil},
-		"an empty file and another":       {map[string]string{".unpublished-a": "", "a": ""}, nil, nil},
-		"a file that is not empty":        {map[string]string{".unpublished-a": "data"}, map[string]string{"a": "data"}, bind.ErrOccupied},
-		"a file that is not, and another": {map[string]string{".unpublished-a": "data", "a": ""}, map[string]string{".unpublished-a": "data", "a": ""}, bind.ErrOccupied},
-		"that of another target":          {map[string]string{".unpublished-b": ""}, map[string]string{".unpublished-b": ""}, nil},
+		"empty file":                       {map[string]string{".unpublished-a": ""}, nil, nil},
+		"empty file, new empty target":     {map[string]string{".unpublished-a": "", "a": ""}, nil, nil},
+		"file with data":                   {map[string]string{".unpublished-a": "data"}, map[string]string{"a": "data"}, bind.ErrOccupied},
+		"file with data, new empty target": {map[string]string{".unpublished-a": "data", "a": ""}, map[string]string{".unpublished-a": "data", "a": ""}, bind.ErrOccupied},
+		"file of another target":           {map[string]string{".unpublished-b": ""}, map[string]string{".unpublished-b": ""}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			root := t.TempDir()
 			for file, data := range c.before {
-				must(t, os.WriteFile(filepath.Join(root, file), []byte(data), 0o600))
+				must.Succeed(t, os.WriteFile(filepath.Join(root, file), []byte(data), 0o600))
 			}
 			target, err := bind.ParseTarget(filepath.Join(root, "a"))
-			must(t, err)
+			must.Succeed(t, err)
 			if err := kernel(t).Unpublish(target, nil); !errors.Is(err, c.want) {
 				t.Errorf("error %v, want %v", err, c.want)
 			}
 			after := make(map[string]string)
 			all, err := os.ReadDir(root)
-			must(t, err)
+			must.Succeed(t, err)
 			for _, entry := range all {
 				data, err := os.ReadFile(filepath.Join(root, entry.Name()))
-				must(t, err)
+				must.Succeed(t, err)
 				after[entry.Name()] = string(data)
 			}
 			if diff := cmp.Diff(c.after, after, cmpopts.EquateEmpty()); diff != "" {
@@ -437,37 +437,30 @@ func TestUnpublishFinishesWhatWasCutShort(t *testing.T) {
 	}
 }
 
-func TestTheFileOfADeviceMayHaveTheLongestName(t *testing.T) {
+func TestUnpublish_longestName(t *testing.T) {
 	target, err := bind.ParseTarget(filepath.Join(t.TempDir(), strings.Repeat("x", unix.NAME_MAX)))
-	must(t, err)
-	must(t, os.WriteFile(target.String(), nil, 0o600))
-	must(t, kernel(t).Unpublish(target, nil))
+	must.Succeed(t, err)
+	must.Succeed(t, os.WriteFile(target.String(), nil, 0o600))
+	must.Succeed(t, kernel(t).Unpublish(target, nil))
 	if _, err := os.Lstat(target.String()); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("the file: %v, want it gone", err)
+		t.Errorf("the file: %v, want it removed", err)
 	}
 }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-// Of a directory that was opened from memory it is told without the disk, which may hang.
-func TestWhereADirectoryIsMountedIsToldWithoutReadingIt(t *testing.T) {
+// The disk may hang, so a handle from OpenCached must stay O_PATH.
+func TestPublished_doesNotReadDirectory(t *testing.T) {
 	d, err := dir.OpenCached(t.TempDir())
-	must(t, err)
-	defer func() { must(t, d.Close()) }()
+	must.Succeed(t, err)
+	defer func() { must.Succeed(t, d.Close()) }()
 	k := kernel(t)
 	_, err = k.Published(d)
-	must(t, err)
+	must.Succeed(t, err)
 	_, err = k.Locate(d)
-	must(t, err)
+	must.Succeed(t, err)
 	_, err = k.IsFilesystem(d)
-	must(t, err)
+	must.Succeed(t, err)
 	flags, err := unix.FcntlInt(uintptr(d.Fd()), unix.F_GETFL, 0)
-	must(t, err)
+	must.Succeed(t, err)
 	if flags&unix.O_PATH == 0 {
 		t.Error("it was opened for reading")
 	}

@@ -8,11 +8,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrFlag reports a mount flag that a published directory cannot have.
+// ErrFlag reports a mount flag that is not supported for a bind mount.
 var ErrFlag = errors.New("unknown mount flag")
 
-// Flags are the attributes of a publication. The zero value takes those of the
-// mount on which the directory lies.
+// Flags are the mount attributes of a publication. The zero value keeps those of the
+// directory's mount.
 type Flags struct{ set, clear uint64 }
 
 // known maps each mount flag, by its name in mount(8), to the attributes that it
@@ -35,11 +35,11 @@ var known = map[string]Flags{
 	"atime":       {clear: unix.MOUNT_ATTR__ATIME},
 }
 
-// ReadOnly is the flag of a publication that nothing can be written through.
+// ReadOnly is the flag of a read-only publication.
 func ReadOnly() Flags { return known["ro"] }
 
-// ParseFlags takes the names of mount(8); where two contradict, the later holds.
-// All unknown ones are named in the error.
+// ParseFlags takes the names of mount(8); of two that contradict each other, the later
+// wins. The error names all unknown ones.
 func ParseFlags(names []string) (Flags, error) {
 	var flags Flags
 	var unknown []string
@@ -60,13 +60,16 @@ func ParseFlags(names []string) (Flags, error) {
 	return flags, nil
 }
 
-// With adds flags, which hold where they contradict.
+// With adds flags, which override contradicting ones.
 func (f Flags) With(g Flags) Flags {
 	return Flags{
 		set:   f.set&^g.clear | g.set,
 		clear: f.clear&^g.set | g.clear,
 	}
 }
+
+// Set returns the attributes for a new mount, as fsmount(2) takes them.
+func (f Flags) Set() uint64 { return f.set }
 
 func (f Flags) attr() unix.MountAttr {
 	clearBits := f.clear
@@ -77,7 +80,7 @@ func (f Flags) attr() unix.MountAttr {
 	return unix.MountAttr{Attr_set: f.set, Attr_clr: clearBits}
 }
 
-// statfsBits maps attributes to what statfs(2) shows of them.
+// statfsBits maps attributes to the bits of statfs(2).
 var statfsBits = []struct {
 	attr uint64
 	st   int64
@@ -94,7 +97,7 @@ const (
 	statfsMask  = statfsAtime | unix.ST_RDONLY | unix.ST_NOSUID | unix.ST_NODEV | unix.ST_NOEXEC | unix.ST_NODIRATIME
 )
 
-// statfs is what statfs(2) shows of a publication whose source shows base.
+// statfs is the statfs(2) flags of a publication whose source has the flags base.
 func (f Flags) statfs(base int64) int64 {
 	want := base & statfsMask
 	for _, bit := range statfsBits {

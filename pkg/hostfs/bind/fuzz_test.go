@@ -25,7 +25,7 @@ func FuzzParseTarget(f *testing.F) {
 		path := target.String()
 		again, err := bind.ParseTarget(path)
 		if strings.TrimRight(s, "/") != path || again != target || err != nil {
-			t.Errorf("%q is parsed to %q, and that to %q, %v", s, path, again, err)
+			t.Errorf("%q parses to %q, and that to %q, %v", s, path, again, err)
 		}
 		if !filepath.IsAbs(path) || filepath.Clean(path) != path || path == "/" || len(path) >= 4096 || !filepath.IsLocal(path[1:]) {
 			t.Errorf("%q is a target", path)
@@ -38,7 +38,7 @@ func FuzzParseTarget(f *testing.F) {
 	})
 }
 
-// contrary are the flags of which one holds, and what a target has where none is named.
+// contrary are groups of flags that exclude each other.
 var contrary = [][]string{
 	{"rw", "ro"}, {"suid", "nosuid"}, {"dev", "nodev"}, {"exec", "noexec"}, {"diratime", "nodiratime"},
 	{"relatime", "atime", "noatime", "strictatime"}, {"defaults"},
@@ -60,8 +60,7 @@ func FuzzParseFlags(f *testing.F) {
 			}
 			return
 		}
-		// The last of those that contradict each other holds, in whatever order the
-		// others are.
+		// Of contradicting flags the last wins, whatever the order of the others.
 		var last []string
 		for _, group := range contrary {
 			for _, name := range slices.Backward(names) {
@@ -78,7 +77,7 @@ func FuzzParseFlags(f *testing.F) {
 			t.Errorf("%q are %v, and twice %v, %v", names, flags, twice, err)
 		}
 		if flags.With(bind.ReadOnly()) != flags.With(bind.ReadOnly()).With(bind.ReadOnly()) {
-			t.Errorf("%q are not read-only when they are made so", names)
+			t.Errorf("%q with ReadOnly are not read-only", names)
 		}
 	})
 }

@@ -15,8 +15,8 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 )
 
-// table is the mount table of this process, read again only when the kernel says
-// that it changed.
+// table caches the mount table of this process, and rereads it only when the kernel
+// reports a change.
 type table struct {
 	mu      sync.Mutex
 	file    *os.File
@@ -26,8 +26,8 @@ type table struct {
 const mountTable = "/proc/self/mountinfo"
 
 func openTable() (*table, error) {
-	// Not by os.Open: that hands the file to the runtime's poller, which would take
-	// the changes that are meant for this package.
+	// Not os.Open: that registers the file with the runtime's poller, which would consume
+	// the change events.
 	fd, err := unix.Open(mountTable, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, &os.PathError{Op: "open", Path: mountTable, Err: err}
@@ -37,7 +37,7 @@ func openTable() (*table, error) {
 
 func (t *table) close() error { return t.file.Close() }
 
-// mounts is the table as it is now. The slice must not be changed.
+// mounts returns the current table. The slice must not be modified.
 func (t *table) mounts() ([]*mountinfo.Info, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -60,8 +60,8 @@ func (t *table) mounts() ([]*mountinfo.Info, error) {
 	return entries, nil
 }
 
-// changed asks whether the table changed since it was last asked: poll(2) answers
-// POLLPRI then (proc_pid_mountinfo(5)). Asking before reading misses nothing.
+// changed reports whether the table changed since the last call: poll(2) returns
+// POLLPRI then (proc_pid_mountinfo(5)). Polling before reading misses no change.
 func (t *table) changed() (bool, error) {
 	fds := []unix.PollFd{{Fd: int32(t.file.Fd()), Events: unix.POLLPRI}}
 	for {
@@ -76,9 +76,9 @@ func (t *table) changed() (bool, error) {
 	}
 }
 
-// Published tells where the entries of a directory are published, by their names.
-// It asks the kernel, so it is right after a restart and about mounts that others
-// made. Mounts whose place in the filesystem lies deeper are found too.
+// Published returns where the entries of a directory are published, by entry name.
+// It reads the kernel's mount table, so it is correct after a restart and includes mounts made by
+// others, and mounts of anything inside the entries.
 func (k *Kernel) Published(parent *dir.Dir) (map[string][]Publication, error) {
 	mounts, err := k.table.mounts()
 	if err != nil {
@@ -103,8 +103,8 @@ func (k *Kernel) Published(parent *dir.Dir) (map[string][]Publication, error) {
 	return published, nil
 }
 
-// SameFilesystem tells whether two directories lie on one filesystem, also where
-// subvolumes have device numbers of their own.
+// SameFilesystem reports whether two directories are on the same filesystem, even if
+// subvolumes have different device numbers.
 func (k *Kernel) SameFilesystem(a, b *dir.Dir) (bool, error) {
 	mounts, err := k.table.mounts()
 	if err != nil {
@@ -121,8 +121,8 @@ func (k *Kernel) SameFilesystem(a, b *dir.Dir) (bool, error) {
 	return at.Major == bt.Major && at.Minor == bt.Minor, nil
 }
 
-// IsFilesystem tells whether a directory is the root of a mounted filesystem or
-// subvolume, and not only a directory that was mounted on another path.
+// IsFilesystem reports whether a directory is the root of a mounted filesystem or
+// subvolume, rather than a directory that is bind-mounted.
 func (k *Kernel) IsFilesystem(d *dir.Dir) (bool, error) {
 	found, err := examine(d.Fd())
 	if err != nil || !found.mounted {
@@ -133,13 +133,13 @@ func (k *Kernel) IsFilesystem(d *dir.Dir) (bool, error) {
 		return false, err
 	}
 	at, err := locate(d, mounts)
-	// On btrfs the root of every subvolume has this number
-	// (BTRFS_FIRST_FREE_OBJECTID), and no other directory has it.
+	// On btrfs exactly the roots of subvolumes have this inode number
+	// (BTRFS_FIRST_FREE_OBJECTID).
 	return at.prefix == "/" || at.fsType == "btrfs" && found.id.Ino == 256, err
 }
 
-// A place is where a directory lies in its filesystem: the numbers that the mount
-// table gives the filesystem (on btrfs not those of stat(2)), and the path in it.
+// A place is the location of a directory in its filesystem: the device number in the mount
+// table (on btrfs not that of stat(2)), and the path in the filesystem.
 type place struct {
 	Major, Minor int
 	prefix       string // ends with a slash
@@ -163,7 +163,7 @@ func locate(d *dir.Dir, mounts []*mountinfo.Info) (place, error) {
 	return place{}, fmt.Errorf("find the mount of %s: it is in no mount of this namespace", d)
 }
 
-// mountOf answers nil for a mount of another namespace.
+// mountOf returns nil for a mount of another namespace.
 func mountOf(id uint64, mounts []*mountinfo.Info) *mountinfo.Info {
 	for _, m := range mounts {
 		if uint64(m.ID) == id {
@@ -173,7 +173,7 @@ func mountOf(id uint64, mounts []*mountinfo.Info) *mountinfo.Info {
 	return nil
 }
 
-// placeIn is the place of what is seen at a path, and lies in that mount.
+// placeIn is the place of a path that lies in that mount.
 func placeIn(m *mountinfo.Info, seen string) (place, bool) {
 	below, ok := strings.CutPrefix(seen, strings.TrimSuffix(m.Mountpoint, "/"))
 	return place{Major: m.Major, Minor: m.Minor, prefix: withSlash(path.Join(m.Root, below)), fsType: m.FSType}, ok
@@ -181,14 +181,14 @@ func placeIn(m *mountinfo.Info, seen string) (place, bool) {
 
 func withSlash(path string) string { return strings.TrimSuffix(path, "/") + "/" }
 
-// A Place is where a directory is seen: in its filesystem, and where that is mounted, in
+// A Place is a directory's location in its own filesystem and, through mounts, in
 // others.
 type Place struct {
 	home place
-	all  []place // home too
+	all  []place // including home
 }
 
-// Locate tells where a directory is seen in this mount namespace. It asks the kernel and no
+// Locate returns where a directory is visible in this mount namespace. It does not access the
 // disk.
 func (k *Kernel) Locate(d *dir.Dir) (Place, error) {
 	mounts, err := k.table.mounts()
@@ -202,9 +202,9 @@ func (k *Kernel) Locate(d *dir.Dir) (Place, error) {
 	return Place{home: home, all: seenAt(home, mounts)}, nil
 }
 
-// seenAt are the places of a directory of which one is known, those by the fewest mounts first.
-// Each mount is followed once: mounts of a filesystem in itself would lead on for ever, and a
-// few of them by more ways than can be looked at.
+// seenAt returns all places of a directory from one of them, nearest first. Each mount is
+// followed once: a filesystem mounted inside itself would otherwise give endless paths, or
+// exponentially many.
 func seenAt(home place, mounts []*mountinfo.Info) []place {
 	all := []place{home}
 	followed := make(map[*mountinfo.Info]bool)
@@ -217,7 +217,7 @@ func seenAt(home place, mounts []*mountinfo.Info) []place {
 			}
 			parent := mountOf(uint64(m.Parent), mounts)
 			if parent == nil {
-				continue // the root of the namespace
+				continue // root of the namespace
 			}
 			if over, ok := placeIn(parent, m.Mountpoint); ok {
 				followed[m] = true
@@ -229,9 +229,9 @@ func seenAt(home place, mounts []*mountinfo.Info) []place {
 	return all
 }
 
-// Below are the paths at which the directory may be seen from one that it lies in; none if it
-// lies elsewhere. An NFS does not say which of its directories is mounted, so look whether it is
-// there.
+// Below returns the relative paths of the directory below outer; none if it is not below it.
+// NFS does not report which of its directories is mounted, so check that the path
+// exists.
 func (p Place) Below(outer Place) (paths []string) {
 	for _, at := range p.all {
 		below, ok := strings.CutPrefix(at.prefix, outer.home.prefix)

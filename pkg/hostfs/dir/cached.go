@@ -6,20 +6,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// resolveCached is RESOLVE_CACHED of linux/openat2.h: what is not in memory is EAGAIN, so
-// that a caller who must not wait knows that others have to (Linux 5.12).
+// resolveCached is RESOLVE_CACHED of linux/openat2.h (Linux 5.12): the kernel answers EAGAIN
+// if it would have to read from the disk.
 const resolveCached = 0x20
 
-// OpenCached is Open as far as that can be done without waiting for the disk; anything else
-// is an error. On a filesystem that is not Cached it may wait all the same.
+// OpenCached is Open without waiting for the disk; if it would have to wait, it fails with
+// EAGAIN. On a filesystem that is not Cached it may wait nevertheless.
 //
-// The directory itself is not opened for reading before it is asked for what takes that:
-// some filesystems take a lock then that is held by who waits for the disk.
+// The directory is opened for reading only when an operation needs it: on some filesystems
+// that takes a lock which may be held by a process that waits for the disk.
 func OpenCached(path string) (*Dir, error) {
 	return openCached(unix.AT_FDCWD, path, path, unix.OpenHow{Resolve: resolveCached})
 }
 
-// OpenCached is Open as far as that can be done without waiting, like the function.
+// OpenCached opens a directory that lies directly in d without waiting for the disk, like the
+// function OpenCached.
 func (d *Dir) OpenCached(name string) (*Dir, error) {
 	if err := checkName(name); err != nil {
 		return nil, err
@@ -39,7 +40,7 @@ func openCached(at int, name, path string, how unix.OpenHow) (*Dir, error) {
 	return &Dir{fd: fd, path: path, unread: true}, nil
 }
 
-// read opens the directory for reading, unless it is open so.
+// read reopens an O_PATH handle for reading.
 func (d *Dir) read() error {
 	if !d.unread {
 		return nil
@@ -48,13 +49,13 @@ func (d *Dir) read() error {
 	if err != nil {
 		return pathError("open", d.path, err)
 	}
-	_ = unix.Close(d.fd) // nothing can be lost
+	_ = unix.Close(d.fd) // O_PATH: nothing to lose
 	d.fd, d.unread = fd, false
 	return nil
 }
 
-// ReadCached is ReadFile as far as that can be done without waiting for the disk; anything
-// else is an error.
+// ReadCached is ReadFile without waiting for the disk; if it would have to wait, it fails with
+// EAGAIN.
 func (d *Dir) ReadCached(name string, limit int64) ([]byte, error) {
 	data, err := d.readFile(name, limit, resolveCached, func(fd int, data []byte) error {
 		n, err := unix.Preadv2(fd, [][]byte{data}, 0, unix.RWF_NOWAIT)
@@ -66,7 +67,7 @@ func (d *Dir) ReadCached(name string, limit int64) ([]byte, error) {
 	return data, err
 }
 
-// IDCached is ID as it is in memory, and whether something is mounted there.
+// IDCached is ID without asking a server, and reports whether the directory is a mount point.
 func (d *Dir) IDCached() (id ID, mounted bool, err error) {
 	var st unix.Statx_t
 	err = unix.Statx(d.fd, "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC, unix.STATX_INO, &st)

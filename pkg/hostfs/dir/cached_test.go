@@ -11,58 +11,59 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
-func TestWhatIsNotInMemoryIsAnError(t *testing.T) {
+func TestCached_coldIsEAGAIN(t *testing.T) {
 	testenv.NeedRoot(t)
 	for kind, bytes := range map[string]int64{"ext4": 32 << 20, "xfs": 300 << 20, "btrfs": 128 << 20} {
 		t.Run(kind, func(t *testing.T) {
 			root := testenv.LoopFS(t, kind, bytes)
-			must(t, os.Mkdir(filepath.Join(root, "sub"), 0o700))
-			must(t, os.WriteFile(filepath.Join(root, "file"), []byte("content"), 0o600))
-			// It has the kernel forget all names (shrink_dcache_sb).
-			must(t, syscall.Mount("", root, "", syscall.MS_REMOUNT, ""))
+			must.Succeed(t, os.Mkdir(filepath.Join(root, "sub"), 0o700))
+			must.Succeed(t, os.WriteFile(filepath.Join(root, "file"), []byte("content"), 0o600))
+			// A remount drops all cached names (shrink_dcache_sb).
+			must.Succeed(t, syscall.Mount("", root, "", syscall.MS_REMOUNT, ""))
 			d, err := dir.OpenCached(root)
-			must(t, err)
-			defer func() { must(t, d.Close()) }()
+			must.Succeed(t, err)
+			defer func() { must.Succeed(t, d.Close()) }()
 			_, err = d.OpenCached("sub")
-			wantError(t, err, unix.EAGAIN)
+			must.ErrorIs(t, err, unix.EAGAIN)
 			_, err = d.ReadCached("file", 100)
-			wantError(t, err, unix.EAGAIN)
+			must.ErrorIs(t, err, unix.EAGAIN)
 
-			must(t, open(t, root).Sync())
+			must.Succeed(t, open(t, root).Sync())
 			_, err = d.ReadFile("file", 100)
-			must(t, err)
+			must.Succeed(t, err)
 			sub, err := d.Open("sub")
-			must(t, errors.Join(err, sub.Close()))
+			must.Succeed(t, errors.Join(err, sub.Close()))
 			if data, err := d.ReadCached("file", 100); string(data) != "content" || err != nil {
 				t.Errorf("read %q, %v", data, err)
 			}
 			sub, err = d.OpenCached("sub")
-			must(t, errors.Join(err, sub.Close()))
+			must.Succeed(t, errors.Join(err, sub.Close()))
 		})
 	}
 }
 
-// The kernel would ask its server for anything, and not get an answer.
-func TestNothingWaitsForAFilesystemThatHangs(t *testing.T) {
+// A FUSE filesystem whose server never answers.
+func TestCached_hungFilesystemDoesNotBlock(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "hung")
 	testenv.Hang(t, path)
 	d, err := dir.OpenCached(path)
-	must(t, err)
-	defer func() { must(t, d.Close()) }()
+	must.Succeed(t, err)
+	defer func() { must.Succeed(t, d.Close()) }()
 	_, _, err = d.IDCached()
-	must(t, err)
+	must.Succeed(t, err)
 	_, err = d.OpenCached("sub")
-	wantError(t, err, unix.EAGAIN)
+	must.ErrorIs(t, err, unix.EAGAIN)
 	_, err = d.ReadCached("file", 100)
-	wantError(t, err, unix.EAGAIN)
+	must.ErrorIs(t, err, unix.EAGAIN)
 }
 
-func TestAHandleFromMemoryDoesWhatOthersDo(t *testing.T) {
+func TestOpenCached_allOperationsWork(t *testing.T) {
 	root := t.TempDir()
-	must(t, os.Mkdir(filepath.Join(root, "sub"), 0o700))
+	must.Succeed(t, os.Mkdir(filepath.Join(root, "sub"), 0o700))
 	for name, use := range map[string]func(d *dir.Dir) error{
 		"Sync":      (*dir.Dir).Sync,
 		"Chmod":     func(d *dir.Dir) error { return d.Chmod(0o710) },
@@ -81,40 +82,40 @@ func TestAHandleFromMemoryDoesWhatOthersDo(t *testing.T) {
 		},
 	} {
 		top, err := dir.OpenCached(root)
-		must(t, err)
+		must.Succeed(t, err)
 		d, err := top.OpenCached("sub")
-		must(t, err)
+		must.Succeed(t, err)
 		want, err := d.ID()
-		must(t, err)
+		must.Succeed(t, err)
 		if err := use(d); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 		if got, err := d.ID(); got != want || err != nil {
 			t.Errorf("after %s it is %+v, %v; want %+v", name, got, err, want)
 		}
-		must(t, errors.Join(d.Close(), top.Close()))
+		must.Succeed(t, errors.Join(d.Close(), top.Close()))
 	}
 }
 
-func TestIDCachedTellsAMount(t *testing.T) {
+func TestIDCached_mountPoint(t *testing.T) {
 	root := testenv.Tmpfs(t, 1<<20)
-	must(t, os.Mkdir(filepath.Join(root, "sub"), 0o700))
+	must.Succeed(t, os.Mkdir(filepath.Join(root, "sub"), 0o700))
 	for name, want := range map[string]bool{"": true, "sub": false} {
 		d := open(t, filepath.Join(root, name))
 		id, err := d.ID()
-		must(t, err)
+		must.Succeed(t, err)
 		if got, mounted, err := d.IDCached(); got != id || mounted != want || err != nil {
 			t.Errorf("%q is %+v, mounted %v, %v; want %+v, %v", name, got, mounted, err, id, want)
 		}
 	}
 }
 
-func TestMemoryIsNoWayOut(t *testing.T) {
+func TestCached_linksAreRefused(t *testing.T) {
 	outside, root := t.TempDir(), t.TempDir()
-	must(t, os.WriteFile(filepath.Join(outside, "file"), nil, 0o600))
-	must(t, os.Symlink(outside, filepath.Join(root, "dir")))
-	must(t, os.Symlink(filepath.Join(outside, "file"), filepath.Join(root, "file")))
-	must(t, os.Mkdir(filepath.Join(root, "sub"), 0o700))
+	must.Succeed(t, os.WriteFile(filepath.Join(outside, "file"), nil, 0o600))
+	must.Succeed(t, os.Symlink(outside, filepath.Join(root, "dir")))
+	must.Succeed(t, os.Symlink(filepath.Join(outside, "file"), filepath.Join(root, "file")))
+	must.Succeed(t, os.Mkdir(filepath.Join(root, "sub"), 0o700))
 	d := open(t, root)
 	for _, name := range []string{"dir", "file", "sub/..", "..", "", "/etc"} {
 		if _, err := d.OpenCached(name); err == nil {
@@ -124,14 +125,14 @@ func TestMemoryIsNoWayOut(t *testing.T) {
 			t.Errorf("ReadCached(%q) reads it", name)
 		}
 	}
-	must(t, os.WriteFile(filepath.Join(root, "large"), make([]byte, 101), 0o600))
+	must.Succeed(t, os.WriteFile(filepath.Join(root, "large"), make([]byte, 101), 0o600))
 	if _, err := d.ReadCached("large", 100); err == nil {
-		t.Error("more was read than is allowed")
+		t.Error("read more than the limit")
 	}
 	sub, err := d.OpenCached("sub")
-	must(t, err)
-	must(t, sub.Close())
-	wantError(t, sub.Close(), fs.ErrClosed)
+	must.Succeed(t, err)
+	must.Succeed(t, sub.Close())
+	must.ErrorIs(t, sub.Close(), fs.ErrClosed)
 	if err := sub.Sync(); err == nil {
 		t.Error("Sync works on a closed handle")
 	}

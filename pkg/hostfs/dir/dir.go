@@ -1,11 +1,11 @@
 // Package dir reaches the filesystem through directory handles. Every operation
 // takes a handle and the name of one entry in it, and none of them follows a
-// symbolic link, so a name that a client chose cannot lead out of the directory
-// that the handle stands for, whoever renames what meanwhile.
+// symbolic link. So a name that a client chose cannot lead out of the handle's
+// directory, even if files are renamed at the same time.
 //
 // [os.Root] is close, but it follows links that stay inside and offers no way to
-// refuse them; the directories below a pool are written by tenants, so here a link
-// is always an error. It needs openat2(2), Linux 5.6.
+// refuse them. Tenants write to the directories below a pool, so here a link is always
+// an error. The package needs openat2(2), Linux 5.6.
 package dir
 
 import (
@@ -23,32 +23,41 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrName reports a name that is not that of a single directory entry.
+// ErrName reports a name that is not a single path element.
 var ErrName = errors.New("not the name of a directory entry")
 
 // ErrNotDirectory reports that the entry is a link, a file or a device where a
 // directory was expected.
 var ErrNotDirectory = errors.New("not a directory")
 
+// IsMissing reports whether an error says that there is no such directory: the name does not
+// exist, or is not a directory.
+func IsMissing(err error) bool {
+	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, ErrNotDirectory)
+}
+
 // ErrNotFile reports that the entry is a directory, a device or a pipe where a
 // regular file was expected.
 var ErrNotFile = errors.New("not a regular file")
 
-// ErrLocked reports a lock that somebody else has.
+// ErrTooLarge reports a file larger than the limit given.
+var ErrTooLarge = errors.New("file too large")
+
+// ErrLocked reports a lock that another process or handle holds.
 var ErrLocked = errors.New("locked")
 
-// A Dir is an open directory. It must be closed, and is not for use by several
-// goroutines while it is. It is not an os.File: each call of the driver opens five or
-// so, and what os.File does for files that are polled costs as much as opening them.
+// A Dir is an open directory. It must be closed, and not while another goroutine uses it.
+// It is not an os.File: each call of the driver opens about five, and registering them with
+// the runtime's poller costs as much as opening them.
 type Dir struct {
 	fd   int
 	path string // for messages only: never resolved again
-	// unread says that the descriptor is good for what is below it alone (O_PATH).
+	// unread: the descriptor is O_PATH, so it serves only for lookups below it.
 	unread bool
 }
 
-// An ID tells one inode from all others while it exists: the device and inode
-// numbers of stat(2).
+// An ID identifies an inode as long as it exists: the device and inode numbers
+// of stat(2).
 type ID struct{ Dev, Ino uint64 }
 
 // An Entry is a name in a directory and whether it is itself a directory.
@@ -58,7 +67,7 @@ type Entry struct {
 }
 
 // Open opens the directory at a path that the administrator configured: links in
-// it are followed. It never makes anything.
+// it are followed. It never creates anything.
 func Open(path string) (*Dir, error) { return openPath(path, 0) }
 
 func openPath(path string, flags int) (*Dir, error) {
@@ -81,19 +90,19 @@ func OpenLast(absolute string) (*Dir, error) {
 }
 
 // OpenParent opens the directory that holds the last element of an absolute path,
-// following links on the way to it. The last element is not looked at.
+// following links on the way to it. The last element is not checked.
 func OpenParent(absolute string) (*Dir, error) {
 	return Open(path.Dir(absolute))
 }
 
 func adopt(fd int, path string) *Dir { return &Dir{fd: fd, path: path} }
 
-// HandlePath names an open descriptor as a path, for the interfaces that take
-// nothing else.
+// HandlePath returns a path to an open descriptor, for interfaces that take only
+// paths.
 func HandlePath(fd int) string { return "/proc/self/fd/" + strconv.Itoa(fd) }
 
-// Fd is the descriptor, for what takes one that is not open for reading (open(2), O_PATH). It
-// is valid until Close or ReadFd, and asking for it waits for nothing.
+// Fd is the descriptor, for system calls that accept O_PATH (open(2)). It is valid until
+// Close or ReadFd, and never blocks.
 func (d *Dir) Fd() int { return d.fd }
 
 // ReadFd is the descriptor, open for reading, as ioctl(2) wants it. It is valid until Close.
@@ -102,13 +111,13 @@ func (d *Dir) ReadFd() (int, error) {
 	return d.fd, err
 }
 
-// HandlePath names this directory by its descriptor, and is valid for as long.
+// HandlePath returns a path to this directory by its descriptor, valid until Close.
 func (d *Dir) HandlePath() string { return HandlePath(d.Fd()) }
 
-// String is the path that the directory was reached by.
+// String is the path that the directory was opened by.
 func (d *Dir) String() string { return d.path }
 
-// Close closes the handle. After that no operation reaches any directory.
+// Close closes the handle. All later operations fail with EBADF.
 func (d *Dir) Close() error {
 	if d.fd < 0 {
 		return pathError("close", d.path, fs.ErrClosed)
@@ -121,17 +130,17 @@ func (d *Dir) Close() error {
 	return nil
 }
 
-// closed is a descriptor that no system call takes: AT_FDCWD is another.
+// closed is a descriptor that every system call refuses. It must differ from AT_FDCWD.
 const closed = -1
 
-// Open opens a directory that lies directly in d. It answers fs.ErrNotExist, or
-// ErrNotDirectory for anything else than a directory, links included.
+// Open opens a directory that lies directly in d. It returns fs.ErrNotExist, or
+// ErrNotDirectory for anything but a directory, links included.
 func (d *Dir) Open(name string) (*Dir, error) { return d.open(name, 0) }
 
-// OpenInside is Open, but answers EXDEV for a directory on which something is mounted.
+// OpenInside is Open, but returns EXDEV for a mount point.
 func (d *Dir) OpenInside(name string) (*Dir, error) { return d.open(name, unix.RESOLVE_NO_XDEV) }
 
-// open adds to the resolution flags of openat2(2).
+// open takes additional resolution flags of openat2(2).
 func (d *Dir) open(name string, resolve uint64) (*Dir, error) {
 	if err := checkName(name); err != nil {
 		return nil, err
@@ -149,7 +158,7 @@ func (d *Dir) open(name string, resolve uint64) (*Dir, error) {
 	return adopt(fd, d.join(name)), nil
 }
 
-// Make makes a directory in d, with mode 0700 whatever the umask, and opens it.
+// Make creates a directory in d, with mode 0700 regardless of the umask, and opens it.
 func (d *Dir) Make(name string) (*Dir, error) {
 	if err := checkName(name); err != nil {
 		return nil, err
@@ -160,7 +169,7 @@ func (d *Dir) Make(name string) (*Dir, error) {
 	return d.Open(name)
 }
 
-// Ensure opens a directory in d, and makes it first if it is not there.
+// Ensure opens a directory in d, and creates it first if it is missing.
 func (d *Dir) Ensure(name string) (*Dir, error) {
 	made, err := d.Make(name)
 	if errors.Is(err, fs.ErrExist) {
@@ -199,19 +208,29 @@ func (d *Dir) ID() (ID, error) {
 	return ID{Dev: st.Dev, Ino: st.Ino}, nil
 }
 
-// IsDir tells whether name is a directory in d. A missing entry is not an error.
+// Same reports whether two handles refer to the same directory.
+func (d *Dir) Same(other *Dir) (bool, error) {
+	id, err := d.ID()
+	if err != nil {
+		return false, err
+	}
+	otherID, err := other.ID()
+	return id == otherID, err
+}
+
+// IsDir reports whether name is a directory in d. A missing entry is not an error.
 func (d *Dir) IsDir(name string) (bool, error) {
 	format, err := d.format(name)
 	return format == unix.S_IFDIR, err
 }
 
-// Exists tells whether d has an entry of any kind with that name.
+// Exists reports whether d has an entry of any kind with that name.
 func (d *Dir) Exists(name string) (bool, error) {
 	format, err := d.format(name)
 	return format != 0, err
 }
 
-// format is the kind of an entry as S_IFDIR and so on; 0 if there is none.
+// format is the file type of an entry (S_IFDIR and so on); 0 if it is missing.
 func (d *Dir) format(name string) (uint32, error) {
 	if err := checkName(name); err != nil {
 		return 0, err
@@ -227,20 +246,20 @@ func (d *Dir) format(name string) (uint32, error) {
 	return st.Mode & unix.S_IFMT, nil
 }
 
-// Entries lists the directory in no order. It reads a few at a time, so a large
-// directory costs no memory, and ends at the first error.
+// Entries lists the directory in no particular order. It reads a few entries at a time, so a
+// large directory costs no memory. It stops at the first error.
 func (d *Dir) Entries() iter.Seq2[Entry, error] {
 	return func(yield func(Entry, error) bool) {
-		// A handle of its own: the offset of a directory belongs to the open file.
-		fd, err := unnoticed(func(flags int) (int, error) {
+		// Reopen: the read offset belongs to the open file, and d may be listed twice at once.
+		fd, err := openNoAtime(func(flags int) (int, error) {
 			return unix.Openat(d.fd, ".", flags|unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 		})
 		if err != nil {
 			yield(Entry{}, pathError("open", d.path, err))
 			return
 		}
-		// Its name is the handle's own, so that ReadDir asks about entries of unknown type
-		// through the handle, and never through the path.
+		// Named by its descriptor, so that ReadDir stats entries of unknown type through the
+		// handle and never through the path.
 		f := os.NewFile(uintptr(fd), HandlePath(fd))
 		defer func() { _ = f.Close() }()
 		for {
@@ -269,8 +288,8 @@ func (d *Dir) Rename(name string, to *Dir, toName string) error {
 	}
 	err := unix.Renameat2(d.fd, name, to.fd, toName, unix.RENAME_NOREPLACE)
 	if errors.Is(err, unix.EINVAL) {
-		// NFS and some others know no flags. A directory replaces nothing but an
-		// empty directory, so that looking first leaves no data at risk.
+		// NFS and some others do not support RENAME_NOREPLACE. A directory can only replace an
+		// empty directory, so a check before the rename puts no data at risk.
 		err = renamePlain(d, name, to, toName)
 	}
 	if err != nil {
@@ -291,7 +310,7 @@ func renamePlain(d *Dir, name string, to *Dir, toName string) error {
 	return unix.Renameat(d.fd, name, to.fd, toName)
 }
 
-// Remove removes a file, a link or a device. A missing one is fs.ErrNotExist.
+// Remove removes a file, a link or a device. It returns fs.ErrNotExist if there is none.
 func (d *Dir) Remove(name string) error { return d.unlink(name, 0) }
 
 // RemoveDir removes an empty directory.
@@ -307,7 +326,7 @@ func (d *Dir) unlink(name string, flags int) error {
 	return nil
 }
 
-// Sync makes the directory's entries durable: after a crash they are there.
+// Sync makes the directory's entries survive a crash (fsync(2)).
 func (d *Dir) Sync() error {
 	if err := d.read(); err != nil {
 		return err
@@ -341,7 +360,7 @@ func (d *Dir) Touch() error {
 	return os.Chtimes(d.HandlePath(), now, now)
 }
 
-// Modified is when an entry of the directory last changed, or Touch was called.
+// Modified is the time of the last change of an entry in the directory, or of Touch (st_mtime).
 func (d *Dir) Modified() (time.Time, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(d.fd, &st); err != nil {
@@ -350,8 +369,8 @@ func (d *Dir) Modified() (time.Time, error) {
 	return time.Unix(st.Mtim.Unix()), nil
 }
 
-// Changed is when the entry of that name last changed: its content, its mode, or its
-// place (st_ctime). A missing one is fs.ErrNotExist.
+// Changed is the time of the last change of an entry: its content, mode or
+// name (st_ctime). It returns fs.ErrNotExist if there is none.
 func (d *Dir) Changed(name string) (time.Time, error) {
 	if err := checkName(name); err != nil {
 		return time.Time{}, err

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
@@ -22,28 +23,14 @@ func TestMain(m *testing.M) { testenv.Main(m) }
 func open(t *testing.T, path string) *dir.Dir {
 	t.Helper()
 	d, err := dir.Open(path)
-	must(t, err)
+	must.Succeed(t, err)
 	t.Cleanup(func() { _ = d.Close() })
 	return d
 }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-func wantError(t *testing.T, got, want error) {
-	t.Helper()
-	if !errors.Is(got, want) {
-		t.Errorf("error %v, want %v", got, want)
-	}
-}
-
-func TestNamesOfMoreOrLessThanOneEntryAreRefused(t *testing.T) {
+func TestBadNamesAreRefused(t *testing.T) {
 	root := t.TempDir()
-	must(t, os.Mkdir(filepath.Join(root, "a"), 0o755))
+	must.Succeed(t, os.Mkdir(filepath.Join(root, "a"), 0o755))
 	d := open(t, filepath.Join(root, "a"))
 	for _, name := range []string{"", ".", "..", "../a", "x/y", "/", "/etc", "a\x00b"} {
 		calls := map[string]func() error{
@@ -76,41 +63,41 @@ func TestNamesOfMoreOrLessThanOneEntryAreRefused(t *testing.T) {
 
 func TestLinksAreNeverFollowed(t *testing.T) {
 	outside := t.TempDir()
-	must(t, os.WriteFile(filepath.Join(outside, "canary"), []byte("alive"), 0o644))
+	must.Succeed(t, os.WriteFile(filepath.Join(outside, "canary"), []byte("alive"), 0o644))
 	root := t.TempDir()
-	must(t, os.Symlink(outside, filepath.Join(root, "dir")))
-	must(t, os.Symlink(filepath.Join(outside, "canary"), filepath.Join(root, "file")))
-	must(t, os.Symlink(".", filepath.Join(root, "inside")))
+	must.Succeed(t, os.Symlink(outside, filepath.Join(root, "dir")))
+	must.Succeed(t, os.Symlink(filepath.Join(outside, "canary"), filepath.Join(root, "file")))
+	must.Succeed(t, os.Symlink(".", filepath.Join(root, "inside")))
 	d := open(t, root)
 
 	_, err := d.Open("dir")
-	wantError(t, err, dir.ErrNotDirectory)
+	must.ErrorIs(t, err, dir.ErrNotDirectory)
 	_, err = d.Open("inside")
-	wantError(t, err, dir.ErrNotDirectory)
+	must.ErrorIs(t, err, dir.ErrNotDirectory)
 	_, err = d.Ensure("dir")
-	wantError(t, err, dir.ErrNotDirectory)
+	must.ErrorIs(t, err, dir.ErrNotDirectory)
 	_, err = d.ReadFile("file", 100)
-	wantError(t, err, syscall.ELOOP)
+	must.ErrorIs(t, err, syscall.ELOOP)
 	if is, err := d.IsDir("dir"); is || err != nil {
 		t.Errorf("IsDir of a link: %v, %v; want false", is, err)
 	}
-	must(t, d.WriteFile("file", []byte("ours")))
-	must(t, d.RemoveTree(t.Context(), "dir", noPause))
+	must.Succeed(t, d.WriteFile("file", []byte("ours")))
+	must.Succeed(t, d.RemoveTree(t.Context(), "dir", noPause))
 	got, err := os.ReadFile(filepath.Join(outside, "canary"))
 	if err != nil || string(got) != "alive" {
 		t.Errorf("the file outside: %q, %v", got, err)
 	}
 }
 
-func TestLinksOnTheWayAreFollowedButNotTheLast(t *testing.T) {
+func TestOpenLast_lastLinkIsRefused(t *testing.T) {
 	root := t.TempDir()
-	must(t, os.MkdirAll(filepath.Join(root, "real", "sub"), 0o755))
-	must(t, os.Symlink("real", filepath.Join(root, "link")))
-	must(t, os.Symlink("sub", filepath.Join(root, "real", "last")))
-	must(t, os.WriteFile(filepath.Join(root, "real", "file"), nil, 0o600))
+	must.Succeed(t, os.MkdirAll(filepath.Join(root, "real", "sub"), 0o755))
+	must.Succeed(t, os.Symlink("real", filepath.Join(root, "link")))
+	must.Succeed(t, os.Symlink("sub", filepath.Join(root, "real", "last")))
+	must.Succeed(t, os.WriteFile(filepath.Join(root, "real", "file"), nil, 0o600))
 	d, err := dir.OpenLast(filepath.Join(root, "link", "sub"))
-	must(t, err)
-	must(t, d.Close())
+	must.Succeed(t, err)
+	must.Succeed(t, d.Close())
 	for name, want := range map[string]error{
 		"link":      dir.ErrNotDirectory,
 		"real/last": dir.ErrNotDirectory,
@@ -119,18 +106,18 @@ func TestLinksOnTheWayAreFollowedButNotTheLast(t *testing.T) {
 		"none/sub":  fs.ErrNotExist,
 	} {
 		_, err := dir.OpenLast(filepath.Join(root, name))
-		wantError(t, err, want)
+		must.ErrorIs(t, err, want)
 	}
 }
 
-// Its number may be that of another file by then.
-func TestAHandleThatIsClosedReachesNothing(t *testing.T) {
+// The descriptor number may belong to another file by then.
+func TestClosedHandleFails(t *testing.T) {
 	root := t.TempDir()
 	d, err := dir.Open(root)
-	must(t, err)
-	must(t, d.Close())
+	must.Succeed(t, err)
+	must.Succeed(t, d.Close())
 	other := open(t, t.TempDir())
-	wantError(t, d.Close(), fs.ErrClosed)
+	must.ErrorIs(t, d.Close(), fs.ErrClosed)
 	for name, call := range map[string]func() error{
 		"Open":      func() error { _, err := d.Open("x"); return err },
 		"Make":      func() error { _, err := d.Make("x"); return err },
@@ -147,125 +134,125 @@ func TestAHandleThatIsClosedReachesNothing(t *testing.T) {
 		}
 	}
 	_, err = other.Space()
-	must(t, err)
+	must.Succeed(t, err)
 }
 
-func TestFilesAreMadeAnewAndOpenedAsSuch(t *testing.T) {
+func TestMakeFileAndOpenFile(t *testing.T) {
 	root := t.TempDir()
-	must(t, os.Mkdir(filepath.Join(root, "dir"), 0o755))
-	must(t, os.Symlink("file", filepath.Join(root, "link")))
-	must(t, syscall.Mkfifo(filepath.Join(root, "pipe"), 0o644))
+	must.Succeed(t, os.Mkdir(filepath.Join(root, "dir"), 0o755))
+	must.Succeed(t, os.Symlink("file", filepath.Join(root, "link")))
+	must.Succeed(t, syscall.Mkfifo(filepath.Join(root, "pipe"), 0o644))
 	d := open(t, root)
 	f, err := d.MakeFile("file")
-	must(t, err)
+	must.Succeed(t, err)
 	_, err = f.WriteString("content")
-	must(t, errors.Join(err, f.Close()))
+	must.Succeed(t, errors.Join(err, f.Close()))
 	info, err := os.Stat(filepath.Join(root, "file"))
-	must(t, err)
+	must.Succeed(t, err)
 	if info.Mode() != 0o600 {
 		t.Errorf("mode %v, want 600", info.Mode())
 	}
 	for _, name := range []string{"file", "dir", "link", "pipe"} {
 		_, err := d.MakeFile(name)
-		wantError(t, err, fs.ErrExist)
+		must.ErrorIs(t, err, fs.ErrExist)
 	}
 	f, err = d.OpenFile("file")
-	must(t, err)
-	defer func() { must(t, f.Close()) }()
+	must.Succeed(t, err)
+	defer func() { must.Succeed(t, f.Close()) }()
 	if _, err := f.WriteString("x"); !errors.Is(err, syscall.EBADF) {
 		t.Errorf("writing to a file that was opened for reading: %v, want EBADF", err)
 	}
 	for name, want := range map[string]error{"dir": dir.ErrNotFile, "pipe": dir.ErrNotFile, "link": dir.ErrNotFile, "none": fs.ErrNotExist} {
 		_, err := d.OpenFile(name)
-		wantError(t, err, want)
+		must.ErrorIs(t, err, want)
 	}
 	_, err = d.OpenNode("link", os.O_RDONLY)
-	wantError(t, err, syscall.ELOOP)
+	must.ErrorIs(t, err, syscall.ELOOP)
 	node, err := d.OpenNode("dir", os.O_RDONLY)
-	must(t, err)
-	must(t, node.Close())
+	must.Succeed(t, err)
+	must.Succeed(t, node.Close())
 }
 
-func TestMakeIsClosedWhateverTheUmask(t *testing.T) {
+func TestMake_modeIgnoresUmask(t *testing.T) {
 	d := open(t, t.TempDir())
 	made, err := d.Make("a")
-	must(t, err)
-	defer func() { must(t, made.Close()) }()
+	must.Succeed(t, err)
+	defer func() { must.Succeed(t, made.Close()) }()
 	mode, err := made.Mode()
-	must(t, err)
+	must.Succeed(t, err)
 	if mode != 0o700 {
 		t.Errorf("mode %o, want 700", mode)
 	}
-	must(t, made.Chmod(0o777))
+	must.Succeed(t, made.Chmod(0o777))
 	if mode, _ := made.Mode(); mode != 0o777 {
 		t.Errorf("mode %o after Chmod, want 777", mode)
 	}
 	_, err = d.Make("a")
-	wantError(t, err, fs.ErrExist)
+	must.ErrorIs(t, err, fs.ErrExist)
 }
 
 func TestRenameNeverReplaces(t *testing.T) {
 	root := t.TempDir()
 	for _, name := range []string{"a", "b"} {
-		must(t, os.Mkdir(filepath.Join(root, name), 0o755))
+		must.Succeed(t, os.Mkdir(filepath.Join(root, name), 0o755))
 	}
 	d := open(t, root)
-	wantError(t, d.Rename("a", d, "b"), fs.ErrExist)
-	must(t, d.Rename("a", d, "c"))
-	wantError(t, d.Rename("a", d, "d"), fs.ErrNotExist)
+	must.ErrorIs(t, d.Rename("a", d, "b"), fs.ErrExist)
+	must.Succeed(t, d.Rename("a", d, "c"))
+	must.ErrorIs(t, d.Rename("a", d, "d"), fs.ErrNotExist)
 }
 
-func TestWriteFileReplacesAndLeavesNothingBeside(t *testing.T) {
+func TestWriteFile_leavesNoTemporaryFile(t *testing.T) {
 	root := t.TempDir()
 	d := open(t, root)
 	// A crash left a temporary file.
-	must(t, os.WriteFile(filepath.Join(root, ".new-record"), []byte("torn"), 0o600))
+	must.Succeed(t, os.WriteFile(filepath.Join(root, ".new-record"), []byte("torn"), 0o600))
 	for _, content := range []string{"first", "second, longer", ""} {
-		must(t, d.WriteFile("record", []byte(content)))
+		must.Succeed(t, d.WriteFile("record", []byte(content)))
 		got, err := d.ReadFile("record", 100)
-		must(t, err)
+		must.Succeed(t, err)
 		if string(got) != content {
 			t.Errorf("read %q, want %q", got, content)
 		}
 	}
 	if got := entries(t, d); !slices.Equal(got, []string{"record"}) {
-		t.Errorf("entries %q, want the record alone", got)
+		t.Errorf("entries %q, want only the record", got)
 	}
 }
 
-func TestWriteFileFailsWholeOnAFullDisk(t *testing.T) {
+func TestWriteFile_fullDiskKeepsOldContent(t *testing.T) {
 	root := testenv.Tmpfs(t, 64<<10)
 	d := open(t, root)
-	must(t, d.WriteFile("record", []byte("kept")))
-	wantError(t, d.WriteFile("record", make([]byte, 1<<20)), syscall.ENOSPC)
+	must.Succeed(t, d.WriteFile("record", []byte("kept")))
+	must.ErrorIs(t, d.WriteFile("record", make([]byte, 1<<20)), syscall.ENOSPC)
 	got, err := d.ReadFile("record", 100)
 	if err != nil || string(got) != "kept" {
-		t.Errorf("after a failed write: %q, %v; want what was there", got, err)
+		t.Errorf("after a failed write: %q, %v; want the old content", got, err)
 	}
 	if got := entries(t, d); !slices.Equal(got, []string{"record"}) {
-		t.Errorf("entries %q, want the record alone", got)
+		t.Errorf("entries %q, want only the record", got)
 	}
 }
 
-func TestReadFileRefusesWhatIsNoSmallFile(t *testing.T) {
+func TestReadFile_refused(t *testing.T) {
 	root := t.TempDir()
 	d := open(t, root)
-	must(t, os.WriteFile(filepath.Join(root, "large"), make([]byte, 11), 0o600))
-	must(t, syscall.Mkfifo(filepath.Join(root, "fifo"), 0o600))
-	must(t, os.Mkdir(filepath.Join(root, "dir"), 0o700))
+	must.Succeed(t, os.WriteFile(filepath.Join(root, "large"), make([]byte, 11), 0o600))
+	must.Succeed(t, syscall.Mkfifo(filepath.Join(root, "fifo"), 0o600))
+	must.Succeed(t, os.Mkdir(filepath.Join(root, "dir"), 0o700))
 	for _, name := range []string{"large", "fifo", "dir"} {
 		if data, err := d.ReadFile(name, 10); err == nil {
 			t.Errorf("ReadFile(%q) = %d bytes, want an error", name, len(data))
 		}
 	}
 	_, err := d.ReadFile("none", 10)
-	wantError(t, err, fs.ErrNotExist)
+	must.ErrorIs(t, err, fs.ErrNotExist)
 }
 
-func TestLockIsHeldByOneAtATime(t *testing.T) {
+func TestLockIsExclusive(t *testing.T) {
 	d := open(t, t.TempDir())
 	unlock, err := d.Lock(t.Context(), "lock")
-	must(t, err)
+	must.Succeed(t, err)
 	second := make(chan func())
 	go func() {
 		unlock, err := d.Lock(t.Context(), "lock")
@@ -276,63 +263,63 @@ func TestLockIsHeldByOneAtATime(t *testing.T) {
 	}()
 	select {
 	case <-second:
-		t.Error("the lock was given twice")
+		t.Error("the lock was granted twice")
 	default:
 	}
 	unlock()
 	(<-second)()
 }
 
-func TestWaitingForALockEndsWithItsContext(t *testing.T) {
+func TestLock_contextCancelled(t *testing.T) {
 	d := open(t, t.TempDir())
 	unlock, err := d.Lock(t.Context(), "lock")
-	must(t, err)
+	must.Succeed(t, err)
 	ctx, stop := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer stop()
 	_, err = d.Lock(ctx, "lock")
-	wantError(t, err, context.DeadlineExceeded)
+	must.ErrorIs(t, err, context.DeadlineExceeded)
 	unlock()
 	unlock, err = d.Lock(t.Context(), "lock")
-	must(t, err)
+	must.Succeed(t, err)
 	unlock()
 }
 
-// Handles of one directory are what nodes have of it.
-func TestBytesOfAFileAreLockedEachForItself(t *testing.T) {
+// Each handle stands for a node.
+func TestLockByte_bytesAreIndependent(t *testing.T) {
 	root := t.TempDir()
 	d, other := open(t, root), open(t, root)
 	const far = 1<<62 - 1
 	for _, at := range []int64{0, 1, far} {
 		unlock, err := d.LockByte(t.Context(), "lock", at)
-		must(t, err)
+		must.Succeed(t, err)
 		defer unlock()
 		_, err = other.TryLockByte("lock", at)
-		wantError(t, err, dir.ErrLocked)
+		must.ErrorIs(t, err, dir.ErrLocked)
 	}
 	unlock, err := other.LockByte(t.Context(), "lock", far-1)
-	must(t, err)
+	must.Succeed(t, err)
 	unlock()
 	_, err = other.TryLockByte("lock", 1)
-	wantError(t, err, dir.ErrLocked)
+	must.ErrorIs(t, err, dir.ErrLocked)
 	unlock, err = other.TryLockByte("lock", 2)
-	must(t, err)
+	must.Succeed(t, err)
 	unlock()
 	info, err := os.Stat(filepath.Join(root, "lock"))
-	must(t, err)
+	must.Succeed(t, err)
 	if info.Size() != 0 || info.Mode().Perm() != 0o600 {
 		t.Errorf("the file has %d bytes and mode %o, want none and 600", info.Size(), info.Mode().Perm())
 	}
 }
 
-func TestWaitingForALockedByteEndsWithItsContext(t *testing.T) {
+func TestLockByte_contextCancelled(t *testing.T) {
 	root := t.TempDir()
 	d, other := open(t, root), open(t, root)
 	unlock, err := d.LockByte(t.Context(), "lock", 7)
-	must(t, err)
+	must.Succeed(t, err)
 	ctx, stop := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer stop()
 	_, err = other.LockByte(ctx, "lock", 7)
-	wantError(t, err, context.DeadlineExceeded)
+	must.ErrorIs(t, err, context.DeadlineExceeded)
 	got := make(chan func())
 	go func() {
 		unlock, err := other.LockByte(t.Context(), "lock", 7)
@@ -345,54 +332,54 @@ func TestWaitingForALockedByteEndsWithItsContext(t *testing.T) {
 	(<-got)()
 }
 
-// An earlier driver locks the file as a whole.
-func TestALockOfTheWholeFileIsOneOfAllItsBytes(t *testing.T) {
+// Earlier versions of this driver lock the whole file.
+func TestLock_coversAllBytes(t *testing.T) {
 	d := open(t, t.TempDir())
 	unlock, err := d.Lock(t.Context(), "lock")
-	must(t, err)
+	must.Succeed(t, err)
 	_, err = d.TryLockByte("lock", 1<<62-1)
-	wantError(t, err, dir.ErrLocked)
+	must.ErrorIs(t, err, dir.ErrLocked)
 	unlock()
 	unlock, err = d.TryLockByte("lock", 1<<62-1)
-	must(t, err)
+	must.Succeed(t, err)
 	defer unlock()
 	ctx, stop := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer stop()
 	_, err = d.Lock(ctx, "lock")
-	wantError(t, err, context.DeadlineExceeded)
+	must.ErrorIs(t, err, context.DeadlineExceeded)
 }
 
-// The time of reading is a write, which waits for a disk that what is read does not need.
-func TestReadingLeavesTheTimesOfReadingAlone(t *testing.T) {
+// Updating the access time is a write, which waits for the disk even if the data is cached.
+func TestReadingKeepsAccessTimes(t *testing.T) {
 	root := testenv.Tmpfs(t, 1<<20)
 	d := open(t, root)
-	must(t, d.WriteFile("file", []byte("content")))
-	must(t, d.WriteFile("control", []byte("content")))
+	must.Succeed(t, d.WriteFile("file", []byte("content")))
+	must.Succeed(t, d.WriteFile("control", []byte("content")))
 	long := time.Now().Add(-48 * time.Hour)
 	for _, name := range []string{"file", "control", "."} {
-		must(t, os.Chtimes(filepath.Join(root, name), long, long))
+		must.Succeed(t, os.Chtimes(filepath.Join(root, name), long, long))
 	}
 	_, err := d.ReadFile("file", 100)
-	must(t, err)
+	must.Succeed(t, err)
 	entries(t, d)
 	_, err = os.ReadFile(filepath.Join(root, "control"))
-	must(t, err)
+	must.Succeed(t, err)
 	for name, want := range map[string]bool{"file": false, ".": false, "control": true} {
 		var st syscall.Stat_t
-		must(t, syscall.Stat(filepath.Join(root, name), &st))
+		must.Succeed(t, syscall.Stat(filepath.Join(root, name), &st))
 		if got := time.Unix(st.Atim.Unix()).After(long.Add(time.Hour)); got != want {
-			t.Errorf("the time of reading of %s was written: %v, want %v", name, got, want)
+			t.Errorf("access time of %s changed: %v, want %v", name, got, want)
 		}
 	}
 }
 
-func TestEntriesOfAHandleCanBeReadTwice(t *testing.T) {
+func TestEntries_twice(t *testing.T) {
 	root := t.TempDir()
 	var want []string
 	for i := range 600 {
 		name := fmt.Sprintf("%04d", i)
 		want = append(want, name)
-		must(t, os.WriteFile(filepath.Join(root, name), nil, 0o600))
+		must.Succeed(t, os.WriteFile(filepath.Join(root, name), nil, 0o600))
 	}
 	d := open(t, root)
 	for range 2 {
@@ -402,31 +389,31 @@ func TestEntriesOfAHandleCanBeReadTwice(t *testing.T) {
 	}
 }
 
-func TestSpaceIsThatOfTheFilesystem(t *testing.T) {
+func TestSpace(t *testing.T) {
 	root := testenv.Tmpfs(t, 1<<20)
-	must(t, os.WriteFile(filepath.Join(root, "file"), make([]byte, 128<<10), 0o600))
+	must.Succeed(t, os.WriteFile(filepath.Join(root, "file"), make([]byte, 128<<10), 0o600))
 	space, err := open(t, root).Space()
-	must(t, err)
+	must.Succeed(t, err)
 	if space.SizeBytes != 1<<20 || space.UsedBytes != 128<<10 || space.FreeBytes != 896<<10 || space.ReadOnly {
 		t.Errorf("space %+v, want 1 MiB with 128 KiB in use", space)
 	}
 	if space.InodesUsed != 2 {
 		t.Errorf("%d inodes in use, want 2", space.InodesUsed)
 	}
-	must(t, syscall.Mount("", root, "", syscall.MS_REMOUNT|syscall.MS_RDONLY, ""))
+	must.Succeed(t, syscall.Mount("", root, "", syscall.MS_REMOUNT|syscall.MS_RDONLY, ""))
 	if space, err = open(t, root).Space(); err != nil || !space.ReadOnly {
 		t.Errorf("space %+v, %v; want it read-only", space, err)
 	}
 }
 
-func TestAFilesystemIsKnownAgain(t *testing.T) {
+func TestFilesystem_recognisedAfterRemount(t *testing.T) {
 	one, other := testenv.Tmpfs(t, 1<<20), testenv.Tmpfs(t, 1<<20)
-	must(t, os.Mkdir(filepath.Join(one, "sub"), 0o755))
+	must.Succeed(t, os.Mkdir(filepath.Join(one, "sub"), 0o755))
 	fs, err := open(t, one).Filesystem()
-	must(t, err)
+	must.Succeed(t, err)
 	for path, want := range map[string]bool{one: true, filepath.Join(one, "sub"): true, other: false} {
 		if is, err := open(t, path).On(fs); is != want || err != nil {
-			t.Errorf("%s is on it: %v, %v; want %v", path, is, err, want)
+			t.Errorf("%s is on the filesystem: %v, %v; want %v", path, is, err, want)
 		}
 	}
 }
@@ -437,36 +424,36 @@ func entries(t *testing.T, d *dir.Dir) []string {
 	t.Helper()
 	var names []string
 	for entry, err := range d.Entries() {
-		must(t, err)
+		must.Succeed(t, err)
 		names = append(names, entry.Name)
 	}
 	slices.Sort(names)
 	return names
 }
 
-// tower makes directories one in the other, with a file beside each.
+// tower makes deeply nested directories, with a file next to each.
 func tower(t *testing.T, d *dir.Dir, name string, depth int) {
 	t.Helper()
 	for range depth {
 		next, err := d.Make(name)
-		must(t, err)
-		must(t, next.WriteFile("file", nil))
+		must.Succeed(t, err)
+		must.Succeed(t, next.WriteFile("file", nil))
 		t.Cleanup(func() { _ = next.Close() })
 		d, name = next, strings.Repeat("d", 8)
 	}
 }
 
-func TestRemoveTreeRemovesATowerDeeperThanItHoldsHandles(t *testing.T) {
+func TestRemoveTree_deeperThanMaxDepth(t *testing.T) {
 	d := open(t, t.TempDir())
 	tower(t, d, "volume", 300)
-	must(t, d.RemoveTree(t.Context(), "volume", noPause))
+	must.Succeed(t, d.RemoveTree(t.Context(), "volume", noPause))
 	if got := entries(t, d); len(got) > 0 {
-		t.Errorf("%q are left", got)
+		t.Errorf("%q remain", got)
 	}
-	must(t, d.RemoveTree(t.Context(), "volume", noPause))
+	must.Succeed(t, d.RemoveTree(t.Context(), "volume", noPause))
 }
 
-func TestRemoveTreeStopsAndGoesOn(t *testing.T) {
+func TestRemoveTree_resumes(t *testing.T) {
 	d := open(t, t.TempDir())
 	tower(t, d, "volume", 20)
 	ctx, stop := context.WithCancel(t.Context())
@@ -477,26 +464,26 @@ func TestRemoveTreeStopsAndGoesOn(t *testing.T) {
 		}
 		return ctx.Err()
 	}
-	wantError(t, d.RemoveTree(ctx, "volume", pause), context.Canceled)
+	must.ErrorIs(t, d.RemoveTree(ctx, "volume", pause), context.Canceled)
 	if is, err := d.IsDir("volume"); err != nil || !is {
-		t.Fatalf("the tree after ten steps: %v, %v; want it to be there", is, err)
+		t.Fatalf("tree exists after ten steps: %v, %v; want true", is, err)
 	}
-	must(t, d.RemoveTree(t.Context(), "volume", noPause))
+	must.Succeed(t, d.RemoveTree(t.Context(), "volume", noPause))
 	if got := entries(t, d); len(got) > 0 {
-		t.Errorf("%q are left", got)
+		t.Errorf("%q remain", got)
 	}
 }
 
-func TestRemoveTreeDoesNotEnterAMount(t *testing.T) {
+func TestRemoveTree_mountStays(t *testing.T) {
 	testenv.NeedRoot(t)
 	root := t.TempDir()
 	d := open(t, root)
 	tower(t, d, "volume", 2)
 	mounted := filepath.Join(root, "volume", "mounted")
-	must(t, os.Mkdir(mounted, 0o755))
-	must(t, syscall.Mount("tmpfs", mounted, "tmpfs", 0, ""))
-	defer func() { must(t, syscall.Unmount(mounted, 0)) }()
-	must(t, os.WriteFile(filepath.Join(mounted, "canary"), nil, 0o600))
+	must.Succeed(t, os.Mkdir(mounted, 0o755))
+	must.Succeed(t, syscall.Mount("tmpfs", mounted, "tmpfs", 0, ""))
+	defer func() { must.Succeed(t, syscall.Unmount(mounted, 0)) }()
+	must.Succeed(t, os.WriteFile(filepath.Join(mounted, "canary"), nil, 0o600))
 
 	if err := d.RemoveTree(t.Context(), "volume", noPause); err == nil {
 		t.Error("removing a tree with a mount in it succeeded")
@@ -505,16 +492,16 @@ func TestRemoveTreeDoesNotEnterAMount(t *testing.T) {
 		t.Error(err)
 	}
 	if _, err := os.Stat(filepath.Join(root, "volume", "file")); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("what lay beside the mount: %v, want it gone", err)
+		t.Errorf("file next to the mount: %v, want it removed", err)
 	}
 }
 
-func TestOpenDoesNotLeaveWhileDirectoriesAreSwapped(t *testing.T) {
+func TestOpen_swappedLinkIsNotFollowed(t *testing.T) {
 	outside := t.TempDir()
-	must(t, os.WriteFile(filepath.Join(outside, "canary"), nil, 0o600))
+	must.Succeed(t, os.WriteFile(filepath.Join(outside, "canary"), nil, 0o600))
 	root := t.TempDir()
-	must(t, os.Mkdir(filepath.Join(root, "volume"), 0o755))
-	must(t, os.Symlink(outside, filepath.Join(root, "link")))
+	must.Succeed(t, os.Mkdir(filepath.Join(root, "volume"), 0o755))
+	must.Succeed(t, os.Symlink(outside, filepath.Join(root, "link")))
 	d := open(t, root)
 	done := make(chan struct{})
 	go func() {
@@ -531,17 +518,17 @@ func TestOpenDoesNotLeaveWhileDirectoriesAreSwapped(t *testing.T) {
 		}
 		v, err := d.Open("volume")
 		if err != nil {
-			wantError(t, err, dir.ErrNotDirectory)
+			must.ErrorIs(t, err, dir.ErrNotDirectory)
 			continue
 		}
 		if names := entries(t, v); len(names) > 0 {
 			t.Errorf("opened the directory outside: %q", names)
 		}
-		must(t, v.Close())
+		must.Succeed(t, v.Close())
 	}
 }
 
-func TestADiskIsAskedForWhatIsInMemory(t *testing.T) {
+func TestAskDisk(t *testing.T) {
 	testenv.NeedRoot(t)
 	for name, mount := range map[string]func() string{
 		"tmpfs": func() string { return testenv.Tmpfs(t, 16<<20) },
@@ -551,23 +538,23 @@ func TestADiskIsAskedForWhatIsInMemory(t *testing.T) {
 		path := mount()
 		d := open(t, path)
 		for _, size := range []int{0, 1, 3000, 4096, 10000} {
-			must(t, d.WriteFile("file", make([]byte, size)))
+			must.Succeed(t, d.WriteFile("file", make([]byte, size)))
 			if err := d.AskDisk("file"); err != nil {
 				t.Errorf("%s, a file of %d bytes: %v", name, size, err)
 			}
 		}
-		must(t, os.Symlink("file", filepath.Join(path, "link")))
-		wantError(t, d.AskDisk("link"), syscall.ELOOP)
-		wantError(t, d.AskDisk("none"), fs.ErrNotExist)
+		must.Succeed(t, os.Symlink("file", filepath.Join(path, "link")))
+		must.ErrorIs(t, d.AskDisk("link"), syscall.ELOOP)
+		must.ErrorIs(t, d.AskDisk("none"), fs.ErrNotExist)
 	}
 }
 
-// As one of 4096 bytes is on a disk with larger logical blocks.
-func TestADiskIsAskedThatRefusesSuchADirectRead(t *testing.T) {
+// As with 4096 bytes on a disk with larger logical blocks.
+func TestAskDisk_unalignedDirectRead(t *testing.T) {
 	testenv.NeedRoot(t)
 	d := open(t, testenv.LoopFS(t, "ext4", 32<<20))
 	for _, size := range []int{0, 1, 10000} {
-		must(t, d.WriteFile("file", make([]byte, size)))
+		must.Succeed(t, d.WriteFile("file", make([]byte, size)))
 		if err := dir.AskDisk(d, "file", 100); err != nil {
 			t.Errorf("a file of %d bytes: %v", size, err)
 		}

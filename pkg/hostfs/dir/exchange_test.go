@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
 // exchange swaps two names in one step (renameat2(2), RENAME_EXCHANGE).
@@ -22,32 +23,32 @@ func exchange(t *testing.T, root, a, b string) {
 	}
 }
 
-// A tenant has the volume open while it is removed, and swaps what is inside.
-func TestRemoveTreeDoesNotLeaveWhileDirectoriesAreSwapped(t *testing.T) {
+// A tenant swaps directories inside the volume while it is removed.
+func TestRemoveTree_swappedLinkIsNotFollowed(t *testing.T) {
 	outside := t.TempDir()
-	must(t, os.MkdirAll(filepath.Join(outside, "a", "b"), 0o755))
-	must(t, os.WriteFile(filepath.Join(outside, "canary"), nil, 0o600))
+	must.Succeed(t, os.MkdirAll(filepath.Join(outside, "a", "b"), 0o755))
+	must.Succeed(t, os.WriteFile(filepath.Join(outside, "canary"), nil, 0o600))
 	root := t.TempDir()
 	d := open(t, root)
 	for round := range 50 {
-		must(t, os.MkdirAll(filepath.Join(root, "volume"), 0o755))
+		must.Succeed(t, os.MkdirAll(filepath.Join(root, "volume"), 0o755))
 		tenant := open(t, filepath.Join(root, "volume"))
 		for i := range 20 {
-			must(t, os.MkdirAll(filepath.Join(root, "volume", fmt.Sprint(i), "a", "b"), 0o755))
-			must(t, os.Symlink(outside, filepath.Join(root, "volume", fmt.Sprintf("link-%d", i))))
+			must.Succeed(t, os.MkdirAll(filepath.Join(root, "volume", fmt.Sprint(i), "a", "b"), 0o755))
+			must.Succeed(t, os.Symlink(outside, filepath.Join(root, "volume", fmt.Sprintf("link-%d", i))))
 		}
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
 			for i := range 2000 {
-				// Most of them are gone by then.
+				// Most of them are removed by then.
 				_ = unix.Renameat2(tenant.Fd(), fmt.Sprint(i%20), tenant.Fd(), fmt.Sprintf("link-%d", i%20), unix.RENAME_EXCHANGE)
 			}
 		}()
-		// What was swapped away while it was looked for is left to the next call.
+		// Entries that were swapped away meanwhile are left to the next call.
 		_ = d.RemoveTree(t.Context(), "volume", noPause)
 		<-done
-		must(t, d.RemoveTree(t.Context(), "volume", noPause))
+		must.Succeed(t, d.RemoveTree(t.Context(), "volume", noPause))
 		for _, path := range []string{"canary", "a/b"} {
 			if _, err := os.Stat(filepath.Join(outside, path)); err != nil {
 				t.Fatalf("round %d: %v", round, err)
@@ -56,14 +57,14 @@ func TestRemoveTreeDoesNotLeaveWhileDirectoriesAreSwapped(t *testing.T) {
 	}
 }
 
-func TestWalkDoesNotLeaveWhileDirectoriesAreSwapped(t *testing.T) {
+func TestWalk_swappedLinkIsNotFollowed(t *testing.T) {
 	outside := t.TempDir()
-	must(t, os.MkdirAll(filepath.Join(outside, "canary", "canary"), 0o755))
+	must.Succeed(t, os.MkdirAll(filepath.Join(outside, "canary", "canary"), 0o755))
 	root := t.TempDir()
 	deep := root + strings.Repeat("/d", 100)
 	for i := range 20 {
-		must(t, os.MkdirAll(filepath.Join(deep, fmt.Sprint(i), "a", "b"), 0o755))
-		must(t, os.Symlink(outside, filepath.Join(deep, fmt.Sprintf("link-%d", i))))
+		must.Succeed(t, os.MkdirAll(filepath.Join(deep, fmt.Sprint(i), "a", "b"), 0o755))
+		must.Succeed(t, os.Symlink(outside, filepath.Join(deep, fmt.Sprintf("link-%d", i))))
 	}
 	tenant, d := open(t, deep), open(t, root)
 	done := make(chan struct{})
@@ -83,7 +84,7 @@ func TestWalkDoesNotLeaveWhileDirectoriesAreSwapped(t *testing.T) {
 			running = false
 		default:
 		}
-		must(t, d.Walk(
+		must.Succeed(t, d.Walk(
 			func(_ *dir.Dir, name string) error { return noCanary(name) },
 			func(d *dir.Dir) error { return noCanary(filepath.Base(d.String())) },
 		))
@@ -92,7 +93,7 @@ func TestWalkDoesNotLeaveWhileDirectoriesAreSwapped(t *testing.T) {
 
 func noCanary(name string) error {
 	if name == "canary" {
-		return errors.New("the directory outside was entered")
+		return errors.New("entered the directory outside")
 	}
 	return nil
 }

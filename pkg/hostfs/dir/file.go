@@ -14,19 +14,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// tempPrefix marks a file that is being written. Names that start with a dot are
-// never volume ids, so it cannot meet a record.
+// tempPrefix marks a file that is being written. Volume ids never start with a dot,
+// so the name cannot collide with a record.
 const tempPrefix = ".new-"
 
-// WriteFile replaces or makes a file so that after a crash at any instant it holds
-// either what it held before or all of data: temporary file, fsync, rename, fsync
-// of the directory (rename(2), fsync(2)).
+// WriteFile replaces or creates a file. After a crash at any point it holds either the old
+// content or all of data: temporary file, fsync, rename, fsync of the directory (rename(2),
+// fsync(2)).
 func (d *Dir) WriteFile(name string, data []byte) (err error) {
 	if err := checkName(name); err != nil {
 		return err
 	}
 	temp := tempPrefix + name
-	// What a crash left is not continued.
+	// Remove what a crash left.
 	if err := d.Remove(temp); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
@@ -72,7 +72,7 @@ func writeAll(fd int, data []byte) error {
 	return nil
 }
 
-// fsync is fsync(2), which a signal may interrupt on some filesystems.
+// fsync is fsync(2), repeated on EINTR, which some filesystems return.
 func fsync(fd int) error {
 	for {
 		if err := unix.Fsync(fd); !errors.Is(err, unix.EINTR) {
@@ -81,28 +81,29 @@ func fsync(fd int) error {
 	}
 }
 
-// Temporary tells whether a name is that of a file which WriteFile was writing, and what
-// it was to be named.
+// Temporary reports whether a name is that of a temporary file of WriteFile, and the name
+// it was to get.
 func Temporary(name string) (to string, is bool) {
 	to, is = strings.CutPrefix(name, tempPrefix)
 	return to, is && to != ""
 }
 
-// ReadFile reads a regular file of at most limit bytes.
+// ReadFile reads a regular file of at most limit bytes. It returns ErrNotFile or ErrTooLarge for
+// anything else.
 func (d *Dir) ReadFile(name string, limit int64) ([]byte, error) {
 	return d.readFile(name, limit, 0, readFull)
 }
 
-// readFile adds to the resolution flags of openat2(2).
+// readFile takes additional resolution flags of openat2(2).
 func (d *Dir) readFile(name string, limit int64, resolve uint64, read func(fd int, data []byte) error) ([]byte, error) {
-	// Not an os.File: calls read two small files each, and that costs more than reading.
+	// Not an os.File: each call reads two small files, and making an os.File costs more than that.
 	fd, size, err := d.openRegular(name, resolve)
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = unix.Close(fd) }() // opened for reading: nothing can be lost
+	defer func() { _ = unix.Close(fd) }() // opened for reading: nothing to lose
 	if size > limit {
-		return nil, fmt.Errorf("read %s: %d bytes, at most %d were expected", d.join(name), size, limit)
+		return nil, fmt.Errorf("read %s: %w: %d bytes, limit %d", d.join(name), ErrTooLarge, size, limit)
 	}
 	data := make([]byte, size)
 	if err := read(fd, data); err != nil {
@@ -127,14 +128,14 @@ func readFull(fd int, data []byte) error {
 	return nil
 }
 
-// directUnit is what AskDisk aligns direct IO to, in bytes. Disks with larger logical
-// blocks refuse that.
+// directUnit is the alignment of AskDisk's direct IO, in bytes. Disks with larger logical
+// blocks refuse it.
 const directUnit = 4096
 
-// AskDisk reads the begin of a file past the page cache: it answers when the disk, or the
-// server, has, and with the disk's error. Where the filesystem has no direct IO, or none in
-// units as small, or keeps the file with what it has in memory of itself, as btrfs does with
-// small ones, this may come from memory all the same.
+// AskDisk reads the start of a file past the page cache: it returns when the disk, or the
+// server, answered, with the disk's error. The data may still come from memory if the
+// filesystem does not support direct IO of this size, or stores the file in its metadata, as
+// btrfs does with small files.
 func (d *Dir) AskDisk(name string) error { return d.askDisk(name, directUnit) }
 
 func (d *Dir) askDisk(name string, unit int) error {
@@ -151,9 +152,9 @@ func (d *Dir) askDisk(name string, unit int) error {
 	return d.readBegin(f, name, unit)
 }
 
-// readBegin reads as many bytes into memory that is aligned to them, and closes the file.
+// readBegin reads that many bytes into memory aligned to the same size, and closes the file.
 func (d *Dir) readBegin(f *os.File, name string, unit int) error {
-	defer func() { _ = f.Close() }() // opened for reading: nothing can be lost
+	defer func() { _ = f.Close() }() // opened for reading: nothing to lose
 	memory := make([]byte, 2*unit)
 	from := unit - int(uintptr(unsafe.Pointer(&memory[0]))%uintptr(unit))
 	if _, err := f.ReadAt(memory[from:from+unit], 0); err != nil && !errors.Is(err, io.EOF) {
@@ -162,8 +163,8 @@ func (d *Dir) readBegin(f *os.File, name string, unit int) error {
 	return nil
 }
 
-// MakeFile makes an empty regular file in d, with mode 0600, and opens it for
-// reading and writing. A name that exists is fs.ErrExist.
+// MakeFile creates an empty regular file in d, with mode 0600, and opens it for
+// reading and writing. It returns fs.ErrExist if the name exists.
 func (d *Dir) MakeFile(name string) (*os.File, error) {
 	if err := checkName(name); err != nil {
 		return nil, err
@@ -171,8 +172,8 @@ func (d *Dir) MakeFile(name string) (*os.File, error) {
 	return d.openFile(name, unix.O_RDWR|unix.O_CREAT|unix.O_EXCL)
 }
 
-// OpenFile opens a regular file of d for reading. For anything else, links included,
-// it answers ErrNotFile.
+// OpenFile opens a regular file of d for reading. It returns ErrNotFile for anything else,
+// links included.
 func (d *Dir) OpenFile(name string) (*os.File, error) {
 	fd, _, err := d.openRegular(name, 0)
 	if err != nil {
@@ -181,11 +182,11 @@ func (d *Dir) OpenFile(name string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), d.join(name)), nil
 }
 
-// unnoticed opens what is to be read so that the time of reading is not written: what is
-// read may be in memory, and the write waits for the disk, at the latest when a journal is
-// full or being written. Who neither owns it nor has CAP_FOWNER cannot have that (open(2),
-// O_NOATIME).
-func unnoticed(open func(flags int) (int, error)) (int, error) {
+// openNoAtime opens an entry with O_NOATIME: the data may be cached, but updating the access
+// time can wait for the disk, for example when the journal is full or being written. Without
+// ownership or CAP_FOWNER the kernel refuses O_NOATIME (open(2)), and the entry is opened
+// without it.
+func openNoAtime(open func(flags int) (int, error)) (int, error) {
 	fd, err := open(unix.O_NOATIME)
 	if errors.Is(err, unix.EPERM) {
 		return open(0)
@@ -193,16 +194,16 @@ func unnoticed(open func(flags int) (int, error)) (int, error) {
 	return fd, err
 }
 
-// openRegular is OpenFile with resolution flags of openat2(2), and tells the size in bytes.
+// openRegular is OpenFile with resolution flags of openat2(2); it also returns the size in bytes.
 func (d *Dir) openRegular(name string, resolve uint64) (fd int, size int64, err error) {
 	if err := checkName(name); err != nil {
 		return 0, 0, err
 	}
-	// O_NONBLOCK: a FIFO of that name must not hold the caller.
-	fd, err = unnoticed(func(flags int) (int, error) {
+	// O_NONBLOCK: a FIFO of that name must not block the caller.
+	fd, err = openNoAtime(func(flags int) (int, error) {
 		return d.openFd(name, uint64(flags|unix.O_RDONLY|unix.O_NONBLOCK), resolve)
 	})
-	// A link, and a socket or a device without a driver.
+	// A link, or a socket or a device without a driver.
 	if errors.Is(err, unix.ELOOP) || errors.Is(err, unix.ENXIO) {
 		err = fmt.Errorf("%w: %w", ErrNotFile, err)
 	}
@@ -220,7 +221,7 @@ func (d *Dir) openRegular(name string, resolve uint64) (fd int, size int64, err 
 	return fd, st.Size, nil
 }
 
-// OpenNode opens an entry of whatever kind, but never follows a link. The flags are
+// OpenNode opens an entry of any kind, but never follows a link. The flags are
 // those of open(2); with unix.O_PATH a device or pipe itself is not opened.
 func (d *Dir) OpenNode(name string, flags int) (*os.File, error) {
 	if err := checkName(name); err != nil {
@@ -229,28 +230,28 @@ func (d *Dir) OpenNode(name string, flags int) (*os.File, error) {
 	return d.openFile(name, uint64(flags))
 }
 
-// Lock takes the exclusive lock of a file in d, made if it is not there, and waits
-// for it until ctx ends. The lock is on the open file (fcntl(2), F_OFD_SETLK): it holds
-// against other nodes where the filesystem carries locks, and ends with the process.
+// Lock takes an exclusive lock on a file in d, which it creates if missing. It waits until
+// ctx ends. The lock belongs to the open file (fcntl(2), F_OFD_SETLK): it excludes other
+// nodes if the filesystem propagates locks, and ends with the process.
 //
-// The kernel's own waiting (F_OFD_SETLKW) ends with nothing but a signal, so it is asked
-// again and again. Who asks later may be first.
+// The kernel's own wait (F_OFD_SETLKW) can only be ended by a signal, so Lock polls. The order
+// of waiters is not kept.
 func (d *Dir) Lock(ctx context.Context, name string) (unlock func(), err error) {
 	return d.lock(name, 0, 0, func(try func() error) error { return retry(ctx, try) })
 }
 
-// LockByte is Lock for one byte of the file, which may be far beyond its end: those who
-// lock others do not wait.
+// LockByte is Lock for a single byte of the file, which may lie beyond its end. Locks on other
+// bytes do not conflict.
 func (d *Dir) LockByte(ctx context.Context, name string, at int64) (unlock func(), err error) {
 	return d.lock(name, at, 1, func(try func() error) error { return retry(ctx, try) })
 }
 
-// TryLockByte is LockByte that answers ErrLocked instead of waiting.
+// TryLockByte is LockByte, but returns ErrLocked instead of waiting.
 func (d *Dir) TryLockByte(name string, at int64) (unlock func(), err error) {
 	return d.lock(name, at, 1, func(try func() error) error { return try() })
 }
 
-// lock opens a file to lock length bytes of it, or all of them if that is 0.
+// lock opens a file and locks length bytes of it, or all if length is 0.
 func (d *Dir) lock(name string, start, length int64, take func(try func() error) error) (unlock func(), err error) {
 	if err := checkName(name); err != nil {
 		return nil, err
@@ -274,8 +275,8 @@ func tryLock(f *os.File, start, length int64) error {
 	return err
 }
 
-// The pauses between two tries to lock double, so that a lock which is held for long costs
-// little, and one that is held for a moment is had soon.
+// The pauses between attempts double: a lock held for long costs little CPU, and one held
+// briefly is taken soon.
 const (
 	shortestPause = time.Millisecond
 	longestPause  = 64 * time.Millisecond

@@ -2,11 +2,11 @@ package dir
 
 import "golang.org/x/sys/unix"
 
-// Space is what statfs(2) says of the filesystem, or of the quota, that holds a
+// Space is what statfs(2) reports of the filesystem, or the quota, of a
 // directory. All sizes are bytes.
 type Space struct {
 	SizeBytes  int64
-	FreeBytes  int64 // for users without privileges (f_bavail)
+	FreeBytes  int64 // for unprivileged users (f_bavail)
 	UsedBytes  int64 // size less f_bfree
 	BlockBytes int64
 	Inodes     int64 // 0 where the filesystem does not count them (btrfs)
@@ -15,23 +15,23 @@ type Space struct {
 	ReadOnly   bool
 }
 
-// TakenBytes is what nobody without privileges can still have: what is in use, and
-// what the filesystem keeps back for root.
+// TakenBytes is what unprivileged users cannot allocate: bytes in use, and bytes
+// reserved for root.
 func (s Space) TakenBytes() int64 { return s.SizeBytes - s.FreeBytes }
 
-// OutOfInodes tells that the filesystem takes no file more.
+// OutOfInodes reports that the filesystem cannot create another file.
 func (s Space) OutOfInodes() bool { return s.Inodes > 0 && s.InodesFree == 0 }
 
-// A Filesystem tells the filesystem of a directory from others, also after it was
-// mounted anew.
+// A Filesystem identifies the filesystem of a directory, also across
+// remounts.
 type Filesystem struct {
 	dev    uint64
 	fsid   [2]int32
 	cached bool
 }
 
-// Cached tells that the filesystem asks nobody, a server or another node, for what it has
-// in memory.
+// Cached reports that the filesystem serves cached data without asking a server or another
+// node.
 func (f Filesystem) Cached() bool { return f.cached }
 
 // Filesystem identifies the filesystem of the directory.
@@ -51,9 +51,9 @@ func alone(kind int64) bool {
 	return kind == unix.XFS_SUPER_MAGIC || kind == unix.EXT4_SUPER_MAGIC || kind == unix.BTRFS_SUPER_MAGIC
 }
 
-// On tells whether the directory lies on a filesystem: by the device number, which some
-// get anew with each mount, or by the id of statfs(2), which others make of the device
-// and which is asked only if the number is another.
+// On reports whether the directory lies on this filesystem. It compares the device number,
+// which some filesystems change with each mount, and only if that differs the id of
+// statfs(2), which others derive from the device.
 func (d *Dir) On(f Filesystem) (bool, error) {
 	id, err := d.ID()
 	if err != nil || id.Dev == f.dev {

@@ -5,23 +5,24 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/internal/ioctl"
 )
 
-// maxDepth bounds how many handles RemoveTree and Walk hold, so that a tenant's tower of
-// directories costs no descriptors. RemoveTree first moves up what lies deeper.
+// maxDepth bounds the handles that RemoveTree and Walk hold, however deep a tenant nests
+// directories. RemoveTree moves deeper directories up before it removes them.
 const maxDepth = 64
 
-// RemoveTree removes name and all below it. It never follows a link and never
-// enters another filesystem: a mount below is an error, and what it carries stays.
-// What cannot be removed does not keep the rest; the first such error is returned.
-// Each call of pause comes before one removal; an error from it, or the end of
-// ctx, stops the work, which a later call takes up again. A missing name is no error.
+// RemoveTree removes name and everything below it. It never follows a link and never
+// enters another filesystem: a mount below is an error, and its content stays. An entry
+// that cannot be removed does not stop the rest; the first such error is returned.
+// pause is called before each removal; an error from it, or the end of ctx, stops the
+// removal, and a later call continues it. A missing name is not an error.
 //
-// Directories from great depth pass through the tree's own root, since a quota may
-// let them no farther, or through that of the subvolume of btrfs that they lie in.
+// Deep directories are moved to the root of the tree, since a project quota may not allow
+// them outside, or to the root of their btrfs subvolume.
 func (d *Dir) RemoveTree(ctx context.Context, name string, pause func(context.Context) error) error {
 	r := remover{pause: pause}
 	return r.remove(ctx, place{dir: d}, name)
@@ -33,11 +34,11 @@ type remover struct {
 	moved int
 }
 
-// A home takes in directories that lie too deep: the tree's root, or that of a subvolume
-// in it. From one subvolume to another only subvolumes can be moved (rename(2), EXDEV).
+// A home is where deep directories are moved: the root of the tree, or of a subvolume in it.
+// Only subvolumes can be moved from one subvolume to another (rename(2), EXDEV).
 type home struct {
 	root    *Dir
-	pending []string // names in root still to be removed
+	pending []string // names in root that remain to be removed
 }
 
 // A place is a directory that is being emptied.
@@ -47,8 +48,8 @@ type place struct {
 	home  *home
 }
 
-// emptyHome empties the root of the tree or of a subvolume, and what was moved up to it
-// meanwhile.
+// emptyHome empties the root of the tree or of a subvolume, then the directories that were
+// moved there.
 func (r *remover) emptyHome(ctx context.Context, root *Dir, depth int) error {
 	h := &home{root: root}
 	if r.top == nil {
@@ -66,7 +67,7 @@ func (r *remover) emptyHome(ctx context.Context, root *Dir, depth int) error {
 	return errors.Join(first, ctx.Err())
 }
 
-// remove removes an entry: a file at once, a directory after what it holds.
+// remove removes an entry: a file at once, a directory after its content.
 func (r *remover) remove(ctx context.Context, in place, name string) error {
 	if err := r.pause(ctx); err != nil {
 		return err
@@ -75,8 +76,8 @@ func (r *remover) remove(ctx context.Context, in place, name string) error {
 	if err == nil || errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
-	// unlinkat(2) answers EISDIR for a directory, and EPERM on filesystems that
-	// keep to POSIX; EPERM is also the answer for an immutable file.
+	// unlinkat(2) fails with EISDIR for a directory, or with EPERM on filesystems that
+	// follow POSIX; EPERM is also the error for an immutable file.
 	if !errors.Is(err, unix.EISDIR) && !errors.Is(err, unix.EPERM) {
 		return err
 	}
@@ -97,8 +98,8 @@ func (r *remover) remove(ctx context.Context, in place, name string) error {
 	return ignoreNotExist(in.dir.RemoveDir(name))
 }
 
-// clear empties a directory, or moves it up. A subvolume has to have room below it before
-// maxDepth, or what lies there could not be moved up within it: from the lower half it goes
+// clear empties a directory, or moves it up. Directories in a subvolume can only be moved up
+// within it, so a subvolume must not start close to maxDepth: one in the lower half is moved
 // to the top.
 func (r *remover) clear(ctx context.Context, in place, name string, sub *Dir) (moved bool, err error) {
 	isSubvolume, err := makeWritable(sub)
@@ -131,7 +132,7 @@ func (r *remover) empty(ctx context.Context, at place) error {
 	return first
 }
 
-// moveUp puts a directory beside the top of the tree or subvolume, to be removed from there.
+// moveUp moves a directory to the root of the tree or subvolume, which then removes it.
 func (r *remover) moveUp(d *Dir, name string, to *home) error {
 	up, err := r.rename(d, name, to.root)
 	if errors.Is(err, unix.EXDEV) && acceptAllProjects(to.root) == nil {
@@ -148,75 +149,48 @@ func (r *remover) rename(d *Dir, name string, to *Dir) (up string, err error) {
 		up = fmt.Sprintf("%sdeep-%d", tempPrefix, r.moved)
 		r.moved++
 		err = d.Rename(name, to, up)
-		if !errors.Is(err, fs.ErrExist) { // left by an earlier removal that was stopped
+		if !errors.Is(err, fs.ErrExist) { // left by an interrupted removal
 			return up, err
 		}
 	}
 }
 
-// Of linux/btrfs.h and linux/btrfs_tree.h: BTRFS_IOC_SUBVOL_GETFLAGS and _SETFLAGS, put
-// together as in asm-generic/ioctl.h, BTRFS_SUBVOL_RDONLY, and the inode number of the
-// root of every subvolume.
+// Of linux/btrfs.h: BTRFS_IOC_SUBVOL_GETFLAGS and _SETFLAGS, and BTRFS_SUBVOL_RDONLY.
 const (
-	subvolumeGetFlags = 2<<30 | 8<<16 | 0x94<<8 | 25
-	subvolumeSetFlags = 1<<30 | 8<<16 | 0x94<<8 | 26
+	subvolumeGetFlags = ioctl.Read | 8<<ioctl.Size | ioctl.Btrfs | 25
+	subvolumeSetFlags = ioctl.Write | 8<<ioctl.Size | ioctl.Btrfs | 26
 	subvolumeReadOnly = 2
-	subvolumeRoot     = 256
 )
 
-// makeWritable takes the read-only flag off a subvolume of btrfs, which the user of a
-// volume can make, as a snapshot, and which could be neither emptied nor moved otherwise.
-// It tells whether the directory is the root of a subvolume at all.
+// makeWritable clears the read-only flag of a btrfs subvolume, which otherwise could be
+// neither emptied nor moved. The user of a volume can create such a subvolume, as a snapshot.
+// It reports whether the directory is the root of a subvolume.
 func makeWritable(d *Dir) (isSubvolume bool, err error) {
 	id, err := d.ID()
-	if err != nil || id.Ino != subvolumeRoot {
+	if err != nil || id.Ino != ioctl.SubvolumeRoot {
 		return false, err
 	}
 	var flags uint64
-	if ioctl(d, subvolumeGetFlags, unsafe.Pointer(&flags)) != nil {
+	if ioctl.Do(d, subvolumeGetFlags, &flags) != nil {
 		return false, nil //nolint:nilerr // not btrfs
 	}
 	if flags&subvolumeReadOnly == 0 {
 		return true, nil
 	}
 	flags &^= subvolumeReadOnly
-	if err := ioctl(d, subvolumeSetFlags, unsafe.Pointer(&flags)); err != nil {
+	if err := ioctl.Do(d, subvolumeSetFlags, &flags); err != nil {
 		return true, pathError("make the subvolume writable", d.path, err)
 	}
 	return true, nil
 }
 
-// fileAttr is struct fsxattr of linux/fs.h as far as it matters here.
-type fileAttr struct {
-	Flags uint32
-	_     [24]byte
-}
-
-const (
-	fsGetXattr     = 2<<30 | unsafe.Sizeof(fileAttr{})<<16 | 'X'<<8 | 31 // FS_IOC_FSGETXATTR
-	fsSetXattr     = 1<<30 | unsafe.Sizeof(fileAttr{})<<16 | 'X'<<8 | 32 // FS_IOC_FSSETXATTR
-	projectInherit = 0x200                                               // FS_XFLAG_PROJINHERIT
-	hasAttr        = 0x80000000                                          // FS_XFLAG_HASATTR, which can only be read
-)
-
-// acceptAllProjects takes the flag off a directory of XFS or ext4 that keeps directories
-// of other projects from being moved there. Its own project stays.
+// acceptAllProjects clears the flag (FS_XFLAG_PROJINHERIT) of a directory on XFS or ext4 that
+// keeps directories of other projects from being moved into it. Its own project id stays.
 func acceptAllProjects(d *Dir) error {
-	var attr fileAttr
-	if err := ioctl(d, fsGetXattr, unsafe.Pointer(&attr)); err != nil {
+	var attr ioctl.FileAttr
+	if err := ioctl.Do(d, ioctl.GetFileAttr, &attr); err != nil {
 		return err
 	}
-	attr.Flags &^= projectInherit | hasAttr
-	return ioctl(d, fsSetXattr, unsafe.Pointer(&attr))
-}
-
-func ioctl(d *Dir, request uintptr, arg unsafe.Pointer) error {
-	fd, err := d.ReadFd()
-	if err != nil {
-		return err
-	}
-	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), request, uintptr(arg)); errno != 0 {
-		return errno
-	}
-	return nil
+	attr.Flags &^= ioctl.ProjectInherit | ioctl.HasAttr
+	return ioctl.Do(d, ioctl.SetFileAttr, &attr)
 }

@@ -11,32 +11,33 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
-// A user can make subvolumes in his volume, and out of one only subvolumes can be moved.
-func TestRemoveTreeRemovesTowersInSubvolumes(t *testing.T) {
+// A user can create subvolumes in a volume, and only subvolumes can be moved out of one.
+func TestRemoveTree_deepSubvolumes(t *testing.T) {
 	testenv.NeedPrograms(t, "btrfs")
 	for name, build := range map[string]func(t *testing.T, root *dir.Dir){
-		"a tower in a subvolume": func(t *testing.T, root *dir.Dir) {
+		"deep directories in a subvolume": func(t *testing.T, root *dir.Dir) {
 			high(t, subvolume(t, child(t, root, "volume"), "sub"), 150)
 		},
-		"a volume that is a subvolume, with a tower below a tower": func(t *testing.T, root *dir.Dir) {
+		"volume is a subvolume, deep subvolume in deep directories": func(t *testing.T, root *dir.Dir) {
 			high(t, subvolume(t, high(t, subvolume(t, root, "volume"), 150), "sub"), 150)
 		},
-		"towers in subvolumes one in the other": func(t *testing.T, root *dir.Dir) {
+		"deep directories in nested subvolumes": func(t *testing.T, root *dir.Dir) {
 			at := child(t, root, "volume")
 			for _, height := range []int{20, 100, 33, 61, 62, 1, 1, 200} {
 				at = high(t, subvolume(t, at, "sub"), height)
 			}
 		},
-		"a tower of subvolumes": func(t *testing.T, root *dir.Dir) {
+		"deeply nested subvolumes": func(t *testing.T, root *dir.Dir) {
 			at := child(t, root, "volume")
 			for range 150 {
 				at = subvolume(t, at, "sub")
 			}
 		},
-		"snapshots that are read-only, below towers": func(t *testing.T, root *dir.Dir) {
+		"read-only snapshots in deep directories": func(t *testing.T, root *dir.Dir) {
 			volume := child(t, root, "volume")
 			origin := subvolume(t, volume, "origin")
 			high(t, origin, 100)
@@ -54,11 +55,11 @@ func TestRemoveTreeRemovesTowersInSubvolumes(t *testing.T) {
 	}
 }
 
-// A user can give his directories to other projects, and have what is made in them belong to these:
-// no directory of another project can be moved there.
-func TestRemoveTreeRemovesATowerOfManyProjects(t *testing.T) {
+// A user can give directories other project ids, inherited by new entries: the kernel refuses to
+// move a directory of another project there.
+func TestRemoveTree_deepWithManyProjects(t *testing.T) {
 	testenv.NeedRoot(t)
-	for name, projects := range map[string]int{"one above and one below": 2, "one in each directory": 200} {
+	for name, projects := range map[string]int{"two projects": 2, "one project per directory": 200} {
 		t.Run(name, func(t *testing.T) {
 			root := open(t, testenv.LoopFS(t, "xfs", 300<<20))
 			at := child(t, root, "volume")
@@ -72,20 +73,20 @@ func TestRemoveTreeRemovesATowerOfManyProjects(t *testing.T) {
 	}
 }
 
-// high makes a tower and answers its last directory.
+// high makes deeply nested directories and returns the deepest.
 func high(t *testing.T, d *dir.Dir, height int) *dir.Dir {
 	t.Helper()
 	for range height {
 		d = child(t, d, "d")
 	}
-	must(t, os.WriteFile(d.HandlePath()+"/file", []byte("content"), 0o600))
+	must.Succeed(t, os.WriteFile(d.HandlePath()+"/file", []byte("content"), 0o600))
 	return d
 }
 
 func child(t *testing.T, d *dir.Dir, name string) *dir.Dir {
 	t.Helper()
 	made, err := d.Make(name)
-	must(t, err)
+	must.Succeed(t, err)
 	t.Cleanup(func() { _ = made.Close() })
 	return made
 }
@@ -94,7 +95,7 @@ func subvolume(t *testing.T, d *dir.Dir, name string) *dir.Dir {
 	t.Helper()
 	btrfs(t, "create", d.String()+"/"+name)
 	made, err := d.Open(name)
-	must(t, err)
+	must.Succeed(t, err)
 	t.Cleanup(func() { _ = made.Close() })
 	return made
 }
@@ -106,7 +107,7 @@ func btrfs(t *testing.T, arguments ...string) {
 	}
 }
 
-// giveProject does what chattr(1) does with +P -p. The structure is fsxattr of linux/fs.h.
+// giveProject is chattr +P -p. The structure is fsxattr of linux/fs.h.
 func giveProject(t *testing.T, d *dir.Dir, project uint32) {
 	t.Helper()
 	attr := struct {
@@ -129,18 +130,18 @@ func wantRemoved(t *testing.T, root *dir.Dir) {
 		most = max(most, descriptors(t))
 		return ctx.Err()
 	}
-	must(t, root.RemoveTree(t.Context(), "volume", count))
+	must.Succeed(t, root.RemoveTree(t.Context(), "volume", count))
 	if got := entries(t, root); len(got) > 0 {
-		t.Errorf("%q are left", got)
+		t.Errorf("%q remain", got)
 	}
 	if most -= before; most > 150 {
-		t.Errorf("%d descriptors were open, want 150 at most", most)
+		t.Errorf("%d open descriptors, want at most 150", most)
 	}
 }
 
 func descriptors(t *testing.T) int {
 	t.Helper()
 	all, err := os.ReadDir("/proc/self/fd")
-	must(t, err)
+	must.Succeed(t, err)
 	return len(all)
 }

@@ -12,35 +12,60 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Walk goes over all that lies below d, in no order but this: a directory comes after what
-// it holds. It calls file for what is no directory, with the directory that has it, and
-// directory for the others; the handles are open during the call. It follows no link, and
-// leaves out directories on which something is mounted. What appears or goes meanwhile may be left out or not.
-// The first error ends it.
+// Walk visits everything below d; a directory comes after its content, otherwise the order is
+// undefined. It calls file for each entry that is not a directory, with the directory that
+// holds it, and directory for each directory; the handles are open during the call. It follows
+// no links and skips mount points. Entries that appear or vanish meanwhile may be skipped.
+// Walk stops at the first error.
 //
-// It holds a bounded number of handles, and remembers 24 bytes of each directory above those.
-// Such a one it finds again as the parent of the one it comes from. If that is another by then,
-// since somebody moved directories, the walk ends with an error, before anything is read there.
+// It holds a bounded number of handles, and remembers 24 bytes of each directory above those,
+// which it reopens as ".." of its child. If that is another directory by then, because somebody
+// moved directories, Walk fails before it reads anything there.
 func (d *Dir) Walk(file func(in *Dir, name string) error, directory func(*Dir) error) error {
+	return d.Visit(visitor{file, directory})
+}
+
+// A Visitor is called by [Dir.Visit]. The handles are open during the call.
+// The first error stops the visit.
+type Visitor interface {
+	// File is called for an entry that is not a directory.
+	File(in *Dir, name string) error
+	// Enter is called for a directory before its content: d is the entry of that name.
+	Enter(d, in *Dir, name string) error
+	// Leave is called for a directory after its content.
+	Leave(d *Dir) error
+}
+
+type visitor struct {
+	file  func(in *Dir, name string) error
+	leave func(*Dir) error
+}
+
+func (v visitor) File(in *Dir, name string) error { return v.file(in, name) }
+func (v visitor) Enter(_, _ *Dir, _ string) error { return nil }
+func (v visitor) Leave(d *Dir) error              { return v.leave(d) }
+
+// Visit is Walk for a visitor that is also called for each directory before its content.
+// Enter and Leave are called in pairs for the directories below d, not for d itself.
+func (d *Dir) Visit(v Visitor) error {
 	fd, err := unix.Openat(d.Fd(), ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return pathError("open", d.path, err)
 	}
-	w := walker{root: d.path, file: file, directory: directory, open: []*reader{{dir: adopt(fd, d.path)}}}
+	w := walker{root: d.path, visitor: v, open: []*reader{{dir: adopt(fd, d.path)}}}
 	err = w.walk()
 	return errors.Join(err, w.close())
 }
 
 type walker struct {
-	root      string // for messages
-	file      func(in *Dir, name string) error
-	directory func(*Dir) error
+	root    string // for messages
+	visitor Visitor
 
-	open  []*reader  // the directory that is read, last, and those above it
+	open  []*reader  // the directory being read, last, and those above it
 	above []position // those above these, from the root down
 }
 
-// A position is where the reading of a directory goes on.
+// A position is where reading a directory continues.
 type position struct {
 	id     ID
 	offset int64
@@ -58,7 +83,7 @@ func (w *walker) walk() error {
 		case entry.IsDir:
 			err = w.down(at.dir, entry.Name)
 		default:
-			err = w.file(at.dir, entry.Name)
+			err = w.visitor.File(at.dir, entry.Name)
 		}
 		if err != nil {
 			return err
@@ -70,15 +95,18 @@ func (w *walker) walk() error {
 func (w *walker) down(in *Dir, name string) error {
 	sub, err := in.OpenInside(name)
 	switch {
-	case errors.Is(err, ErrNotDirectory): // by now
-		return w.file(in, name)
+	case errors.Is(err, ErrNotDirectory): // replaced meanwhile
+		return w.visitor.File(in, name)
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.EXDEV):
 		return nil
 	case err != nil:
 		return err
 	}
-	// The whole path of each directory of a tower would be the square of it.
+	// Storing the whole path of each directory would take quadratic memory.
 	sub.path = w.root + "/.../" + name
+	if err := w.visitor.Enter(sub, in, name); err != nil {
+		return errors.Join(err, sub.Close())
+	}
 	w.open = append(w.open, &reader{dir: sub})
 	if len(w.open) > maxDepth {
 		return w.closeFirst()
@@ -94,7 +122,7 @@ func (w *walker) closeFirst() error {
 	return errors.Join(err, first.dir.Close())
 }
 
-// up leaves the directory that is read, which is at its end.
+// up closes the directory being read, once it has no more entries.
 func (w *walker) up() error {
 	last := len(w.open) - 1
 	done := w.open[last].dir
@@ -105,36 +133,46 @@ func (w *walker) up() error {
 		err = w.reopen(done)
 	}
 	if err == nil && !isRoot {
-		err = w.directory(done)
+		err = w.visitor.Leave(done)
 	}
 	return errors.Join(err, done.Close())
 }
 
-// reopen opens the parent of a directory again.
+// reopen reopens the parent of a directory.
 func (w *walker) reopen(child *Dir) error {
 	last := len(w.above) - 1
 	at := w.above[last]
 	w.above = w.above[:last]
-	fd, err := unix.Openat2(child.Fd(), "..", &unix.OpenHow{
+	parent, err := child.Parent(at.id)
+	if err != nil {
+		return err
+	}
+	w.open = append(w.open, &reader{dir: parent, offset: at.offset})
+	if _, err := unix.Seek(parent.fd, at.offset, io.SeekStart); err != nil {
+		return pathError("seek", parent.path, err)
+	}
+	return nil
+}
+
+// Parent opens the directory that holds d. If that is not the expected one, since somebody
+// moved d, it answers an error.
+func (d *Dir) Parent(expected ID) (*Dir, error) {
+	fd, err := unix.Openat2(d.Fd(), "..", &unix.OpenHow{
 		Flags:   unix.O_RDONLY | unix.O_DIRECTORY | unix.O_CLOEXEC,
 		Resolve: unix.RESOLVE_NO_XDEV,
 	})
 	if err != nil {
-		return child.pathError("open", "..", err)
+		return nil, d.pathError("open", "..", err)
 	}
-	parent := adopt(fd, child.path+"/..")
-	w.open = append(w.open, &reader{dir: parent, offset: at.offset})
+	parent := adopt(fd, d.path+"/..")
 	id, err := parent.ID()
-	if err == nil && id != at.id {
-		err = fmt.Errorf("%s was moved meanwhile", child)
+	if err == nil && id != expected {
+		err = fmt.Errorf("%s was moved meanwhile", d)
 	}
 	if err != nil {
-		return err
+		return nil, errors.Join(err, parent.Close())
 	}
-	if _, err := unix.Seek(fd, at.offset, io.SeekStart); err != nil {
-		return pathError("seek", parent.path, err)
-	}
-	return nil
+	return parent, nil
 }
 
 func (w *walker) close() error {
@@ -145,15 +183,15 @@ func (w *walker) close() error {
 	return errors.Join(all...)
 }
 
-// A reader reads a directory so that another handle can go on where it ended, which os.File
-// does not offer.
+// A reader reads a directory and knows its offset, so that another handle can continue; os.File
+// does not offer that.
 type reader struct {
 	dir    *Dir
-	offset int64 // behind the last entry
+	offset int64 // after the last entry read
 	unread []byte
 }
 
-// next answers io.EOF after the last entry.
+// next returns io.EOF after the last entry.
 func (r *reader) next() (Entry, error) {
 	for {
 		if len(r.unread) == 0 {

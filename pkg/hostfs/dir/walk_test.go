@@ -10,13 +10,14 @@ import (
 	"testing"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
-// visits are what Walk has told, by the paths that the kernel tells of handles.
+// visits are the visited paths, as the kernel reports them for the handles.
 type visits struct {
-	seen map[string]int // when
-	most int            // descriptors
+	seen map[string]int // path to its position in the order
+	most int            // open descriptors
 }
 
 func walk(t *testing.T, d *dir.Dir, also func(path string)) (visits, error) {
@@ -24,7 +25,7 @@ func walk(t *testing.T, d *dir.Dir, also func(path string)) (visits, error) {
 	v := visits{seen: make(map[string]int)}
 	note := func(at *dir.Dir, name string) error {
 		path, err := os.Readlink(at.HandlePath())
-		must(t, err)
+		must.Succeed(t, err)
 		path = filepath.Join(path, name)
 		if v.seen[path] > 0 {
 			t.Errorf("%s was visited twice", path)
@@ -38,7 +39,7 @@ func walk(t *testing.T, d *dir.Dir, also func(path string)) (visits, error) {
 	return v, err
 }
 
-func TestWalkVisitsEverythingOnceAndDirectoriesAfterWhatTheyHold(t *testing.T) {
+func TestWalk_everyEntryOnceChildrenFirst(t *testing.T) {
 	testenv.NeedRoot(t)
 	testenv.NeedPrograms(t, "btrfs")
 	for name, mount := range map[string]func() string{
@@ -52,27 +53,27 @@ func TestWalkVisitsEverythingOnceAndDirectoriesAfterWhatTheyHold(t *testing.T) {
 			buildUp(t, d, name == "btrfs")
 			before := descriptors(t)
 			v, err := walk(t, d, func(string) {})
-			must(t, err)
+			must.Succeed(t, err)
 			wantAll(t, d, v)
 			if most := v.most - before; most > 70 {
-				t.Errorf("%d descriptors were open, want 70 at most", most)
+				t.Errorf("%d open descriptors, want at most 70", most)
 			}
 			if after := descriptors(t); after != before {
-				t.Errorf("%d descriptors after it, and %d before", after, before)
+				t.Errorf("%d open descriptors after the walk, %d before", after, before)
 			}
 		})
 	}
 }
 
-// buildUp makes a tower with something beside each of its directories.
+// buildUp makes deeply nested directories with entries next to each.
 func buildUp(t *testing.T, d *dir.Dir, subvolumes bool) {
 	t.Helper()
 	for i := range 200 {
-		// The first do not fit into what is read at once.
+		// The first ones have more entries than one getdents64(2) returns.
 		for n := range max(2, 300-100*i) {
-			must(t, os.WriteFile(filepath.Join(d.HandlePath(), fmt.Sprint(n)), nil, 0o600))
+			must.Succeed(t, os.WriteFile(filepath.Join(d.HandlePath(), fmt.Sprint(n)), nil, 0o600))
 		}
-		must(t, os.MkdirAll(filepath.Join(d.HandlePath(), "beside", "below"), 0o755))
+		must.Succeed(t, os.MkdirAll(filepath.Join(d.HandlePath(), "beside", "below"), 0o755))
 		if subvolumes && i%20 == 0 {
 			d = subvolume(t, d, "d")
 		} else {
@@ -89,7 +90,7 @@ func wantAll(t *testing.T, d *dir.Dir, v visits) {
 			t.Errorf("%s was not visited", path)
 		}
 		if parent := v.seen[filepath.Dir(path)]; parent > 0 && parent < v.seen[path] {
-			t.Errorf("%s was visited after the directory that has it", path)
+			t.Errorf("%s was visited after its directory", path)
 		}
 	}
 	if len(v.seen) != len(all) {
@@ -97,10 +98,10 @@ func wantAll(t *testing.T, d *dir.Dir, v visits) {
 	}
 }
 
-// find has the paths of all below, as another program finds them.
+// find lists all paths below, as find(1) reports them.
 func find(t *testing.T, d *dir.Dir) (all []string) {
 	t.Helper()
-	must(t, filepath.WalkDir(d.String(), func(path string, _ os.DirEntry, err error) error {
+	must.Succeed(t, filepath.WalkDir(d.String(), func(path string, _ os.DirEntry, err error) error {
 		if path != d.String() {
 			all = append(all, path)
 		}
@@ -109,23 +110,23 @@ func find(t *testing.T, d *dir.Dir) (all []string) {
 	return all
 }
 
-func TestWalkEntersNeitherLinksNorMounts(t *testing.T) {
+func TestWalk_skipsLinksAndMounts(t *testing.T) {
 	testenv.NeedRoot(t)
 	outside, root := t.TempDir(), t.TempDir()
-	must(t, os.WriteFile(filepath.Join(outside, "canary"), nil, 0o600))
-	must(t, os.Symlink(outside, filepath.Join(root, "link")))
+	must.Succeed(t, os.WriteFile(filepath.Join(outside, "canary"), nil, 0o600))
+	must.Succeed(t, os.Symlink(outside, filepath.Join(root, "link")))
 	mounted := filepath.Join(root, "mounted")
-	must(t, os.Mkdir(mounted, 0o755))
-	must(t, syscall.Mount(outside, mounted, "", syscall.MS_BIND, ""))
-	defer func() { must(t, syscall.Unmount(mounted, 0)) }()
+	must.Succeed(t, os.Mkdir(mounted, 0o755))
+	must.Succeed(t, syscall.Mount(outside, mounted, "", syscall.MS_BIND, ""))
+	defer func() { must.Succeed(t, syscall.Unmount(mounted, 0)) }()
 	v, err := walk(t, open(t, root), func(string) {})
-	must(t, err)
+	must.Succeed(t, err)
 	if len(v.seen) != 1 || v.seen[filepath.Join(root, "link")] == 0 {
-		t.Errorf("visited %v, want the link alone", v.seen)
+		t.Errorf("visited %v, want only the link", v.seen)
 	}
 }
 
-func TestWalkEndsWithTheFirstError(t *testing.T) {
+func TestWalk_stopsAtFirstError(t *testing.T) {
 	d := open(t, t.TempDir())
 	high(t, d, 100)
 	before, failed := descriptors(t), errors.New("failed")
@@ -133,30 +134,30 @@ func TestWalkEndsWithTheFirstError(t *testing.T) {
 		"of a file":      d.Walk(func(*dir.Dir, string) error { return failed }, func(*dir.Dir) error { return nil }),
 		"of a directory": d.Walk(func(*dir.Dir, string) error { return nil }, func(*dir.Dir) error { return failed }),
 	} {
-		t.Run(name, func(t *testing.T) { wantError(t, err, failed) })
+		t.Run(name, func(t *testing.T) { must.ErrorIs(t, err, failed) })
 	}
 	if after := descriptors(t); after != before {
-		t.Errorf("%d descriptors after it, and %d before", after, before)
+		t.Errorf("%d open descriptors after the walk, %d before", after, before)
 	}
 }
 
-// Of a deep directory those above it are closed, and found again as its parents.
-func TestWalkDoesNotLeaveWithADirectoryThatIsMovedOut(t *testing.T) {
+// Deep down, the handles of the upper directories are closed and later reopened as parents.
+func TestWalk_movedDirectoryIsAnError(t *testing.T) {
 	root := t.TempDir()
 	outside := filepath.Join(root, "outside")
-	must(t, os.MkdirAll(filepath.Join(outside, "a"), 0o755))
-	must(t, os.WriteFile(filepath.Join(outside, "canary"), nil, 0o600))
+	must.Succeed(t, os.MkdirAll(filepath.Join(outside, "a"), 0o755))
+	must.Succeed(t, os.WriteFile(filepath.Join(outside, "canary"), nil, 0o600))
 	volume := filepath.Join(root, "volume")
-	must(t, os.MkdirAll(volume+strings.Repeat("/d", 200), 0o755))
+	must.Succeed(t, os.MkdirAll(volume+strings.Repeat("/d", 200), 0o755))
 	bottom := volume + strings.Repeat("/d", 200)
-	must(t, os.WriteFile(filepath.Join(bottom, "file"), nil, 0o600))
+	must.Succeed(t, os.WriteFile(filepath.Join(bottom, "file"), nil, 0o600))
 	v, err := walk(t, open(t, volume), func(path string) {
 		if filepath.Base(path) == "file" {
-			must(t, os.Rename(volume+strings.Repeat("/d", 100), filepath.Join(outside, "d")))
+			must.Succeed(t, os.Rename(volume+strings.Repeat("/d", 100), filepath.Join(outside, "d")))
 		}
 	})
 	if err == nil || !strings.Contains(err.Error(), "moved meanwhile") {
-		t.Errorf("the walk: %v, want that a directory was moved", err)
+		t.Errorf("walk: %v, want an error about a moved directory", err)
 	}
 	for _, path := range []string{"canary", "a"} {
 		if v.seen[filepath.Join(outside, path)] > 0 {

@@ -1,6 +1,5 @@
-// Package errorcount asks filesystems how many errors they have met on their disks. Some keep
-// count, and so tell of what went wrong below a directory that can itself be read. What the
-// count means for anybody is left to others.
+// Package errorcount reads how many disk errors a filesystem has counted. The count reveals
+// errors below a directory that is itself readable. The caller decides what it means.
 package errorcount
 
 import (
@@ -10,24 +9,24 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/internal/ioctl"
 )
 
-// Of is how many errors the filesystem of a directory has counted. The count outlives a
-// remount and a reboot:
+// Of returns how many errors the filesystem of a directory has counted. The count survives
+// remounts and reboots:
 //
-//   - ext4 counts what it finds wrong with its own structures, EIO included, until e2fsck has
-//     checked it (errors_count of Documentation/ABI/testing/sysfs-fs-ext4). What it cannot
-//     read or write of the content of files does not count.
-//   - btrfs counts failed reads, writes and flushes, and what is not as its checksum or
-//     generation says, of content too and for each device, until btrfs device stats --reset.
+//   - ext4 counts errors in its metadata, EIO included, until e2fsck clears the count
+//     (errors_count of Documentation/ABI/testing/sysfs-fs-ext4). Errors reading or writing
+//     the content of files do not count.
+//   - btrfs counts failed reads, writes and flushes, and checksum and generation errors, per
+//     device and for content too, until btrfs device stats --reset.
 //
-// For others, of which XFS is one, the error is errors.ErrUnsupported. It takes some
-// microseconds, and reads no disk.
+// Other filesystems, such as XFS, return errors.ErrUnsupported. Of takes some microseconds
+// and reads no disk.
 func Of(d *dir.Dir) (int64, error) {
 	var st unix.Statfs_t
 	if err := unix.Fstatfs(d.Fd(), &st); err != nil {
@@ -35,7 +34,7 @@ func Of(d *dir.Dir) (int64, error) {
 	}
 	count := unsupported
 	switch st.Type {
-	case unix.EXT4_SUPER_MAGIC: // of ext2 and ext3 too
+	case unix.EXT4_SUPER_MAGIC: // also of ext2 and ext3
 		count = ext4
 	case unix.BTRFS_SUPER_MAGIC:
 		count = btrfs
@@ -49,7 +48,7 @@ func Of(d *dir.Dir) (int64, error) {
 
 func unsupported(*dir.Dir) (int64, error) { return 0, errors.ErrUnsupported }
 
-// ext4 reads what sysfs has under the name of the device.
+// ext4 reads the counter in sysfs, which is named by the device.
 func ext4(d *dir.Dir) (int64, error) {
 	id, err := d.ID()
 	if err != nil {
@@ -61,7 +60,7 @@ func ext4(d *dir.Dir) (int64, error) {
 	}
 	text, err := os.ReadFile(filepath.Join("/sys/fs/ext4", filepath.Base(device), "errors_count"))
 	if errors.Is(err, os.ErrNotExist) {
-		return 0, errors.ErrUnsupported // ext2, by its own driver
+		return 0, errors.ErrUnsupported // mounted by the ext2 driver
 	}
 	if err != nil {
 		return 0, err
@@ -69,11 +68,10 @@ func ext4(d *dir.Dir) (int64, error) {
 	return strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64)
 }
 
-// Of linux/btrfs.h: BTRFS_IOC_FS_INFO and BTRFS_IOC_GET_DEV_STATS, put together as in
-// asm-generic/ioctl.h.
+// Of linux/btrfs.h: BTRFS_IOC_FS_INFO and BTRFS_IOC_GET_DEV_STATS.
 const (
-	btrfsFSInfo   = 2<<30 | 1024<<16 | 0x94<<8 | 31
-	btrfsDevStats = 3<<30 | 1032<<16 | 0x94<<8 | 52
+	btrfsFSInfo   = ioctl.Read | 1024<<ioctl.Size | ioctl.Btrfs | 31
+	btrfsDevStats = ioctl.Read | ioctl.Write | 1032<<ioctl.Size | ioctl.Btrfs | 52
 )
 
 // fsInfo is struct btrfs_ioctl_fs_info_args.
@@ -86,21 +84,21 @@ type fsInfo struct {
 type devStats struct {
 	devID  uint64
 	items  uint64
-	flags  uint64
+	_      uint64    // flags
 	values [5]uint64 // write, read, flush, corruption, generation
 	_      [121]uint64
 }
 
 func btrfs(d *dir.Dir) (sum int64, err error) {
 	var info fsInfo
-	if err := ioctl(d, btrfsFSInfo, unsafe.Pointer(&info)); err != nil {
+	if err := ioctl.Do(d, btrfsFSInfo, &info); err != nil {
 		return 0, err
 	}
 	for id := uint64(1); id <= info.maxID; id++ {
 		stats := devStats{devID: id, items: uint64(len(devStats{}.values))}
-		err := ioctl(d, btrfsDevStats, unsafe.Pointer(&stats))
+		err := ioctl.Do(d, btrfsDevStats, &stats)
 		if errors.Is(err, unix.ENODEV) {
-			continue // it was removed
+			continue // device removed
 		}
 		if err != nil {
 			return 0, err
@@ -110,15 +108,4 @@ func btrfs(d *dir.Dir) (sum int64, err error) {
 		}
 	}
 	return sum, nil
-}
-
-func ioctl(d *dir.Dir, request uintptr, argument unsafe.Pointer) error {
-	fd, err := d.ReadFd()
-	if err != nil {
-		return err
-	}
-	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), request, uintptr(argument)); errno != 0 {
-		return errno
-	}
-	return nil
 }

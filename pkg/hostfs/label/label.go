@@ -1,5 +1,5 @@
 // Package label gives directories the SELinux label that containers may use.
-// Where SELinux is off nothing is tried. When to label is the caller's business.
+// It does nothing if SELinux is off. The caller decides when to label.
 package label
 
 import (
@@ -14,16 +14,16 @@ import (
 
 // Container is the label of content that every container may use: the type of
 // container-selinux, at the lowest level and without categories. The container
-// runtime narrows it to one pod where it shall be.
+// runtime restricts it to one pod if the pod asks for that.
 const Container = "system_u:object_r:container_file_t:s0"
 
-// containerType is what decides whether a container may use a directory at all.
+// containerType is the SELinux type that lets containers use a directory.
 const containerType = "container_file_t"
 
-// A Scope says how much of a directory that came with another label is labelled.
+// A Scope says how much of a directory that has another label is relabelled.
 type Scope int
 
-// The zero Scope labels the root of the tree alone, which is enough where the
+// The zero Scope labels only the root of the tree, which is enough if the
 // container runtime labels the rest when a pod starts.
 const (
 	Root Scope = iota
@@ -33,17 +33,17 @@ const (
 
 // Kernel labels through the security.selinux attribute.
 type Kernel struct {
-	// On tells whether to label at all.
+	// On enables labelling.
 	On bool
 }
 
-// NewKernel asks the kernel whether SELinux is on.
+// NewKernel enables labelling if SELinux is on.
 func NewKernel() Kernel { return Kernel{On: selinux.GetEnabled()} }
 
-// Ensure gives root the label Container unless it has its type already, and with
-// Recursive all below it first: the root comes last, so that work that was cut
-// short is seen to be unfinished. It tells whether it changed anything. A filesystem
-// that takes no labels, being mounted with context= for one, is left as it is.
+// Ensure gives root the label Container unless it already has its type, and with Recursive
+// first everything below: the root comes last, so that an interrupted call is repeated. It
+// reports whether it changed anything. A filesystem that does not store labels, such as one
+// mounted with context=, is left as it is.
 func (k Kernel) Ensure(root *dir.Dir, scope Scope) (changed bool, err error) {
 	if !k.On || scope == None {
 		return false, nil
@@ -75,12 +75,12 @@ func hasType(d *dir.Dir) (bool, error) {
 	}
 	context, err := selinux.NewContext(current)
 	if err != nil {
-		return false, nil //nolint:nilerr // not a label at all: replace it
+		return false, nil //nolint:nilerr // not a valid label: replace it
 	}
 	return context["type"] == containerType, nil
 }
 
-// labelBelow labels what lies below root, links themselves and not what they point at.
+// labelBelow labels everything below root; of links, the link itself and not its target.
 func labelBelow(root *dir.Dir) error {
 	return root.Walk(labelFile, func(d *dir.Dir) error {
 		return ignoreUnsupported(d.String(), selinux.SetFileLabel(d.HandlePath(), Container))
@@ -89,7 +89,7 @@ func labelBelow(root *dir.Dir) error {
 
 func labelFile(in *dir.Dir, name string) error {
 	err := selinux.LsetFileLabel(in.HandlePath()+"/"+name, Container)
-	// A file may go away meanwhile.
+	// The file may have been removed meanwhile.
 	if errors.Is(err, unix.ENOENT) {
 		return nil
 	}

@@ -13,16 +13,17 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/label"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/label/labeltest"
+	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
 func TestMain(m *testing.M) { testenv.Main(m) }
 
-func TestFakeKeepsTheContract(t *testing.T) { labeltest.Contract(t, &labeltest.Fake{}) }
+func TestFakeContract(t *testing.T) { labeltest.Contract(t, &labeltest.Fake{}) }
 
-// Without SELinux the kernel stores the attribute as it is given, so that the
-// contract can be tested there too.
-func TestKernelKeepsTheContract(t *testing.T) {
+// Without SELinux the kernel stores the attribute as given, so the contract can be
+// tested there too.
+func TestKernelContract(t *testing.T) {
 	testenv.NeedRoot(t)
 	labeltest.Contract(t, attributes{label.Kernel{On: true}})
 }
@@ -41,12 +42,12 @@ func (attributes) Set(d *dir.Dir, value string) error {
 	return selinux.SetFileLabel(d.HandlePath(), value)
 }
 
-func TestNothingIsTriedWhereSELinuxIsOff(t *testing.T) {
+func TestEnsure_SELinuxOff(t *testing.T) {
 	d, err := dir.Open(t.TempDir())
 	if err != nil {
 		t.Fatal(err)
 	}
-	// A closed handle: every attempt would fail.
+	// A closed handle: any attempt would fail.
 	if err := d.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -55,20 +56,20 @@ func TestNothingIsTriedWhereSELinuxIsOff(t *testing.T) {
 	}
 }
 
-// A tenant makes as many directories one in the other as he likes, and the descriptors of the
-// driver are those of all pools.
-func TestATowerIsLabelledWithFewDescriptors(t *testing.T) {
+// A tenant can nest directories without limit, while the driver's descriptors are shared by all
+// pools.
+func TestEnsure_deepTreeUsesFewDescriptors(t *testing.T) {
 	testenv.NeedRoot(t)
 	path := t.TempDir()
 	bottom := path + strings.Repeat("/d", 700)
-	must(t, os.MkdirAll(bottom, 0o755))
-	must(t, os.WriteFile(bottom+"/file", nil, 0o600))
+	must.Succeed(t, os.MkdirAll(bottom, 0o755))
+	must.Succeed(t, os.WriteFile(bottom+"/file", nil, 0o600))
 	canary := filepath.Join(t.TempDir(), "canary")
-	must(t, os.WriteFile(canary, nil, 0o600))
-	must(t, os.Symlink(canary, bottom+"/link"))
+	must.Succeed(t, os.WriteFile(canary, nil, 0o600))
+	must.Succeed(t, os.Symlink(canary, bottom+"/link"))
 	root, err := dir.Open(path)
-	must(t, err)
-	defer func() { must(t, root.Close()) }()
+	must.Succeed(t, err)
+	defer func() { must.Succeed(t, root.Close()) }()
 	before, err := selinux.LfileLabel(canary)
 	if err != nil && !errors.Is(err, unix.ENODATA) {
 		t.Fatal(err)
@@ -85,22 +86,15 @@ func TestATowerIsLabelledWithFewDescriptors(t *testing.T) {
 		}
 	}
 	if got, _ := selinux.LfileLabel(canary); got != before {
-		t.Errorf("what a link points at got the label %q", got)
+		t.Errorf("the target of a link got the label %q", got)
 	}
 }
 
-// limitDescriptors leaves this process so many descriptors, open ones included.
+// limitDescriptors sets RLIMIT_NOFILE of this process.
 func limitDescriptors(t *testing.T, most uint64) {
 	t.Helper()
 	var old unix.Rlimit
-	must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &old))
-	must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: most, Max: old.Max}))
-	t.Cleanup(func() { must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &old)) })
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &old))
+	must.Succeed(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: most, Max: old.Max}))
+	t.Cleanup(func() { must.Succeed(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &old)) })
 }

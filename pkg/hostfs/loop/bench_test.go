@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop"
+	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
@@ -15,8 +16,8 @@ func BenchmarkAttachAndDetach(b *testing.B) {
 			f := file(b, open(b, testenv.Tmpfs(b, 64*mib)), "a", mib)
 			for b.Loop() {
 				d, err := k.Attach(f, o)
-				must(b, err)
-				must(b, k.Detach(b.Context(), d))
+				must.Succeed(b, err)
+				must.Succeed(b, k.Detach(b.Context(), d))
 			}
 		})
 	}
@@ -35,13 +36,13 @@ func BenchmarkAmongOthers(b *testing.B) {
 		b.Run("attach again/"+strconv.Itoa(others), func(b *testing.B) {
 			for b.Loop() {
 				_, err := k.Attach(f, loop.Options{})
-				must(b, err)
+				must.Succeed(b, err)
 			}
 		})
 		b.Run("inspect/"+strconv.Itoa(others), func(b *testing.B) {
 			for b.Loop() {
 				_, err := k.Inspect(d.Name)
-				must(b, err)
+				must.Succeed(b, err)
 			}
 		})
 	}

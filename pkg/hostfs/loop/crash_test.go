@@ -12,6 +12,7 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop"
+	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
@@ -61,8 +62,8 @@ func attachAndDetach(root string) error {
 	}
 }
 
-// Whenever the process dies, what is left is a whole device or none.
-func TestWhatAKilledProcessAttachedIsFound(t *testing.T) {
+// Whenever the process is killed, it leaves a complete device or none.
+func TestCrash_deviceIsFoundAgain(t *testing.T) {
 	testenv.NeedRoot(t)
 	at := testenv.Tmpfs(t, 64*mib)
 	f := file(t, open(t, at), "a", mib)
@@ -71,7 +72,7 @@ func TestWhatAKilledProcessAttachedIsFound(t *testing.T) {
 	for round := range 12 {
 		runUntilKilled(t, at, round)
 		all, err := k.Attached()
-		must(t, err)
+		must.Succeed(t, err)
 		for _, d := range all {
 			if d.Backing != f.ID() {
 				continue
@@ -84,7 +85,7 @@ func TestWhatAKilledProcessAttachedIsFound(t *testing.T) {
 			if err != nil || again.Name != d.Name || again.Ending {
 				t.Errorf("round %d: attached %+v, %v; want %+v", round, again, err, d)
 			}
-			must(t, k.Detach(t.Context(), again))
+			must.Succeed(t, k.Detach(t.Context(), again))
 		}
 	}
 	t.Logf("%d rounds of 12 left a device", found)
@@ -100,10 +101,10 @@ func runUntilKilled(t *testing.T, at string, round int) {
 	cmd := exec.CommandContext(t.Context(), "/proc/self/exe")
 	cmd.Env = append(os.Environ(), attachIn+"="+at)
 	input, err := cmd.StdinPipe()
-	must(t, err)
+	must.Succeed(t, err)
 	output, err := cmd.StdoutPipe()
-	must(t, err)
-	must(t, cmd.Start())
+	must.Succeed(t, err)
+	must.Succeed(t, cmd.Start())
 	reader := bufio.NewReader(output)
 	for step := range round/2 + 1 {
 		line, err := reader.ReadString('\n')
@@ -113,9 +114,9 @@ func runUntilKilled(t *testing.T, at string, round int) {
 		}
 		if step < round/2 || round%2 == 1 {
 			_, err = io.WriteString(input, "\n")
-			must(t, err)
+			must.Succeed(t, err)
 		}
 	}
-	must(t, cmd.Process.Kill())
+	must.Succeed(t, cmd.Process.Kill())
 	_ = cmd.Wait() // killed
 }

@@ -13,16 +13,17 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop"
+	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
-func TestOnlyARegularFileIsOpened(t *testing.T) {
+func TestOpen_onlyRegularFiles(t *testing.T) {
 	path := t.TempDir()
 	d := open(t, path)
 	file(t, d, "file", mib)
-	must(t, os.Symlink("file", filepath.Join(path, "link")))
-	must(t, os.Mkdir(filepath.Join(path, "dir"), 0o755))
-	must(t, syscall.Mkfifo(filepath.Join(path, "pipe"), 0o600))
+	must.Succeed(t, os.Symlink("file", filepath.Join(path, "link")))
+	must.Succeed(t, os.Mkdir(filepath.Join(path, "dir"), 0o755))
+	must.Succeed(t, syscall.Mkfifo(filepath.Join(path, "pipe"), 0o600))
 	for name, want := range map[string]error{
 		"link": dir.ErrNotFile, "dir": dir.ErrNotFile, "pipe": dir.ErrNotFile,
 		"none": fs.ErrNotExist, "dir/../file": dir.ErrName,
@@ -38,8 +39,8 @@ func TestOnlyARegularFileIsOpened(t *testing.T) {
 		}
 	}
 	f, err := loop.Open(d, "file")
-	must(t, err)
-	defer func() { must(t, f.Close()) }()
+	must.Succeed(t, err)
+	defer func() { must.Succeed(t, f.Close()) }()
 	if bytes, err := f.Size(); bytes != mib || err != nil {
 		t.Errorf("size %d, %v; want %d", bytes, err, mib)
 	}
@@ -48,7 +49,7 @@ func TestOnlyARegularFileIsOpened(t *testing.T) {
 	}
 }
 
-func TestAThickFileHasItsSpaceAndAThinOneHasNone(t *testing.T) {
+func TestGrow_allocation(t *testing.T) {
 	testenv.NeedRoot(t)
 	for name, mount := range filesystems {
 		t.Run(name, func(t *testing.T) {
@@ -58,39 +59,39 @@ func TestAThickFileHasItsSpaceAndAThinOneHasNone(t *testing.T) {
 				t.Errorf("%d bytes are allocated for the thin file", got)
 			}
 			thick, err := loop.Create(d, "thick")
-			must(t, err)
-			defer func() { must(t, thick.Close()) }()
-			must(t, thick.Grow(t.Context(), 32*mib, loop.Thick))
+			must.Succeed(t, err)
+			defer func() { must.Succeed(t, thick.Close()) }()
+			must.Succeed(t, thick.Grow(t.Context(), 32*mib, loop.Thick))
 			wantAllocated(t, thick, 32*mib)
-			must(t, thick.Grow(t.Context(), 64*mib, loop.Thick))
+			must.Succeed(t, thick.Grow(t.Context(), 64*mib, loop.Thick))
 			wantAllocated(t, thick, 64*mib)
 			punch(t, thick, 8*mib, 16*mib)
-			must(t, thick.Grow(t.Context(), 64*mib, loop.Thick))
+			must.Succeed(t, thick.Grow(t.Context(), 64*mib, loop.Thick))
 			wantAllocated(t, thick, 64*mib)
 		})
 	}
 }
 
-func TestGrowingKeepsWhatTheFileHolds(t *testing.T) {
+func TestGrow_keepsContent(t *testing.T) {
 	for _, how := range []loop.Allocation{loop.Thick, loop.Thin} {
 		path := t.TempDir()
 		f := file(t, open(t, path), "file", mib)
-		must(t, os.WriteFile(filepath.Join(path, "file"), make([]byte, mib), 0o600))
+		must.Succeed(t, os.WriteFile(filepath.Join(path, "file"), make([]byte, mib), 0o600))
 		write(t, filepath.Join(path, "file"), "kept", mib-4096)
-		must(t, f.Grow(t.Context(), 4*mib, how))
+		must.Succeed(t, f.Grow(t.Context(), 4*mib, how))
 		if got := read(t, filepath.Join(path, "file"), 4, mib-4096); got != "kept" {
 			t.Errorf("the file holds %q, want what was there", got)
 		}
 	}
 }
 
-func TestAFileThatCannotGrowIsAsItWas(t *testing.T) {
+func TestGrow_failureRestoresSize(t *testing.T) {
 	testenv.NeedRoot(t)
 	for name, mount := range filesystems {
 		t.Run(name, func(t *testing.T) {
 			d := open(t, mount(t))
 			f := file(t, d, "file", mib)
-			must(t, f.Grow(t.Context(), 16*mib, loop.Thick))
+			must.Succeed(t, f.Grow(t.Context(), 16*mib, loop.Thick))
 			before := free(t, d)
 			// The first step fits, the second does not.
 			if err := f.Grow(t.Context(), 1<<30, loop.Thick); !errors.Is(err, unix.ENOSPC) {
@@ -108,37 +109,37 @@ func TestAFileThatCannotGrowIsAsItWas(t *testing.T) {
 	}
 }
 
-func TestGrowingStopsWithItsContext(t *testing.T) {
+func TestGrow_contextCancelled(t *testing.T) {
 	f := file(t, open(t, t.TempDir()), "file", mib)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	wantError(t, f.Grow(ctx, 2*mib, loop.Thick), context.Canceled)
+	must.ErrorIs(t, f.Grow(ctx, 2*mib, loop.Thick), context.Canceled)
 	if bytes, err := f.Size(); bytes != mib || err != nil {
 		t.Errorf("the size is %d, %v; want %d", bytes, err, mib)
 	}
 }
 
-func TestAFilesystemThatCannotAllocateSaysSo(t *testing.T) {
+func TestGrow_allocationUnsupported(t *testing.T) {
 	testenv.NeedRoot(t)
 	at := t.TempDir()
-	must(t, unix.Mount("ramfs", at, "ramfs", 0, ""))
-	t.Cleanup(func() { must(t, unix.Unmount(at, 0)) })
+	must.Succeed(t, unix.Mount("ramfs", at, "ramfs", 0, ""))
+	t.Cleanup(func() { must.Succeed(t, unix.Unmount(at, 0)) })
 	f := file(t, open(t, at), "file", mib)
-	defer func() { must(t, f.Close()) }() // before the unmount
-	wantError(t, f.Grow(t.Context(), 2*mib, loop.Thick), errors.ErrUnsupported)
-	must(t, f.Grow(t.Context(), 2*mib, loop.Thin))
+	defer func() { must.Succeed(t, f.Close()) }() // before the unmount
+	must.ErrorIs(t, f.Grow(t.Context(), 2*mib, loop.Thick), errors.ErrUnsupported)
+	must.Succeed(t, f.Grow(t.Context(), 2*mib, loop.Thin))
 }
 
 // What was allocated can then be written again and again on a full filesystem.
-func TestFilesOfBtrfsAreNotCopiedOnWrite(t *testing.T) {
+func TestCreate_btrfsNoCOW(t *testing.T) {
 	for name, want := range map[string]bool{"btrfs": true, "btrfs subvolume": true, "xfs": false} {
 		t.Run(name, func(t *testing.T) {
 			f := thick(t, filesystems[name](t), mib)
 			opened, err := os.Open(f.HandlePath())
-			must(t, err)
+			must.Succeed(t, err)
 			defer opened.Close()
 			flags, err := unix.IoctlGetUint32(int(opened.Fd()), unix.FS_IOC_GETFLAGS)
-			must(t, err)
+			must.Succeed(t, err)
 			const noCOW = 0x00800000 // FS_NOCOW_FL
 			if got := flags&noCOW != 0; got != want {
 				t.Errorf("flags %#x; without copies on write: %v, want %v", flags, got, want)
@@ -147,7 +148,7 @@ func TestFilesOfBtrfsAreNotCopiedOnWrite(t *testing.T) {
 	}
 }
 
-func TestTheBlockIsWhatDirectIONeeds(t *testing.T) {
+func TestBlockBytes(t *testing.T) {
 	for align, want := range map[int64]int64{0: 512, 1: 512, 512: 512, 1024: 1024, 4096: 4096, 16384: 512} {
 		if got := loop.UsableBlock(align); got != want {
 			t.Errorf("for an alignment of %d a block of %d, want %d", align, got, want)
@@ -174,17 +175,17 @@ func allocated(t *testing.T, f *loop.File) int64 {
 func stat(t *testing.T, f *loop.File) unix.Stat_t {
 	t.Helper()
 	var st unix.Stat_t
-	must(t, unix.Stat(f.HandlePath(), &st))
+	must.Succeed(t, unix.Stat(f.HandlePath(), &st))
 	return st
 }
 
 func punch(t *testing.T, f *loop.File, from, bytes int64) {
 	t.Helper()
 	w, err := os.OpenFile(f.HandlePath(), os.O_RDWR, 0)
-	must(t, err)
+	must.Succeed(t, err)
 	defer w.Close()
-	must(t, unix.Fallocate(int(w.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, from, bytes))
-	must(t, w.Sync())
+	must.Succeed(t, unix.Fallocate(int(w.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, from, bytes))
+	must.Succeed(t, w.Sync())
 	if got := stat(t, f).Blocks * 512; got >= 64*mib {
 		t.Fatalf("%d bytes are allocated with a hole", got)
 	}
@@ -192,27 +193,27 @@ func punch(t *testing.T, f *loop.File, from, bytes int64) {
 
 func free(t *testing.T, d *dir.Dir) int64 {
 	t.Helper()
-	must(t, unix.Syncfs(d.Fd()))
+	must.Succeed(t, unix.Syncfs(d.Fd()))
 	space, err := d.Space()
-	must(t, err)
+	must.Succeed(t, err)
 	return space.FreeBytes
 }
 
 func write(t *testing.T, path, what string, at int64) {
 	t.Helper()
 	f, err := os.OpenFile(path, os.O_WRONLY, 0)
-	must(t, err)
+	must.Succeed(t, err)
 	_, err = f.WriteAt([]byte(what), at)
-	must(t, errors.Join(err, f.Sync(), f.Close()))
+	must.Succeed(t, errors.Join(err, f.Sync(), f.Close()))
 }
 
 func read(t *testing.T, path string, bytes int, at int64) string {
 	t.Helper()
 	f, err := os.Open(path)
-	must(t, err)
+	must.Succeed(t, err)
 	defer f.Close()
 	got := make([]byte, bytes)
 	_, err = f.ReadAt(got, at)
-	must(t, err)
+	must.Succeed(t, err)
 	return string(got)
 }

@@ -14,22 +14,23 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/hang"
 )
 
 const (
-	// attempts bounds how many devices Attach tries that others take first.
+	// attempts bounds how often Attach retries when others take the free device first.
 	attempts = 64
-	// longestPause is the last of the pauses of Detach, which double from a millisecond:
+	// longestPause ends the pauses of Detach, which double from a millisecond:
 	// half a second in all.
 	longestPause = 256 * time.Millisecond
-	// patience is how long a device may take to tell of itself. It takes microseconds.
+	// patience is how long an inspection of a device may take. Most take microseconds.
 	patience = time.Second
 )
 
-// errRefuses reports a device that refuses discards although it could take them.
+// errRefuses reports a device that refuses discards although its file supports them.
 var errRefuses = errors.New("loop device refuses discards")
 
-// Kernel attaches devices by the loop driver.
+// Kernel attaches devices of the loop driver.
 type Kernel struct {
 	dev *dir.Dir
 	// pause waits between two tries to detach, and free finds a device for Attach: tests
@@ -38,12 +39,12 @@ type Kernel struct {
 	free  func(c control, refused map[int]bool) (int, error)
 
 	mu sync.Mutex
-	// silent is how often devices were asked that have not answered in time.
+	// silent counts the abandoned inspections per device that did not answer in time.
 	silent map[string]int
 }
 
-// NewKernel takes the directory of device nodes, which has to stay open: the host's
-// own /dev, where the kernel makes the nodes of new devices (devtmpfs).
+// NewKernel takes the directory of device nodes, which must stay open: the host's /dev,
+// where the kernel creates the nodes of new devices (devtmpfs).
 func NewKernel(dev *dir.Dir) *Kernel {
 	return &Kernel{dev: dev, pause: pause, free: control.free, silent: make(map[string]int)}
 }
@@ -105,7 +106,7 @@ func (k *Kernel) attach(f *File, o Options) (Device, error) {
 // the same name.
 func sameName(d Device, f *File) bool {
 	in, name := path.Split(f.String())
-	return d.Was(path.Base(in), name)
+	return d.HadPath(path.Base(in), name)
 }
 
 func check(f *File, o Options) error {
@@ -130,7 +131,7 @@ func (k *Kernel) keep(d Device, o Options) (Device, error) {
 	if err != nil {
 		return Device{}, err
 	}
-	// From here on it cannot go: it is open.
+	// From here on it cannot disappear: it is open.
 	defer func() { _ = node.close() }()
 	found, err := node.inspect()
 	switch {
@@ -210,7 +211,7 @@ func (k *Kernel) configure(name string, mode int, config unix.LoopConfig, o Opti
 		return node.ignoring()
 	}
 	if node.refusesAll() {
-		// Left by somebody who was killed before it could be removed.
+		// Left by a process that was killed before it removed it.
 		return Device{}, errors.Join(errRefuses, node.clear(), node.close(), k.remove(context.Background(), name))
 	}
 	return node.inspect()
@@ -238,8 +239,8 @@ func (k *Kernel) Attached() ([]Device, error) {
 	return devices, nil
 }
 
-// filesystemGone tells errors of a dead filesystem from those that say nothing about
-// the file of a device. A FUSE filesystem answers ECONNABORTED to who waits while its
+// filesystemGone reports whether an error means a dead filesystem, rather than something else
+// about the device. A FUSE filesystem answers ECONNABORTED to who waits while its
 // process ends, and to all later if it was aborted; NFS answers ESTALE, ETIMEDOUT or
 // EHOSTDOWN.
 func filesystemGone(err error) bool {
@@ -265,37 +266,23 @@ func (k *Kernel) Inspect(name string) (Device, error) {
 	if silent {
 		return inspectSilent(name)
 	}
-	type answer struct {
-		device Device
-		err    error
+	d, err := hang.Run(context.Background(), patience, func() (Device, error) { return k.inspect(name) },
+		func(Device, error) { k.count(name, -1) })
+	if errors.Is(err, hang.ErrTimeout) {
+		k.count(name, 1)
+		return inspectSilent(name)
 	}
-	answers, late := make(chan answer, 1), false
-	go func() {
-		d, err := k.inspect(name)
-		k.mu.Lock()
-		defer k.mu.Unlock()
-		answers <- answer{d, err}
-		if late {
-			k.silent[name]--
-		}
-	}()
-	timer := time.NewTimer(patience)
-	defer timer.Stop()
-	select {
-	case a := <-answers:
-		return a.device, a.err
-	case <-timer.C:
-	}
+	return d, err
+}
+
+// count adds to how many inspections of a device are abandoned. The last of them may return
+// before its caller has counted it.
+func (k *Kernel) count(name string, n int) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	select {
-	case a := <-answers:
-		return a.device, a.err
-	default:
+	if k.silent[name] += n; k.silent[name] == 0 {
+		delete(k.silent, name)
 	}
-	late = true
-	k.silent[name]++
-	return inspectSilent(name)
 }
 
 func (k *Kernel) inspect(name string) (Device, error) {

@@ -16,6 +16,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop"
+	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 	"kubevirt.io/hostpath-provisioner/test/testenv/disk"
 	"kubevirt.io/hostpath-provisioner/test/testenv/loopfs"
@@ -25,15 +26,15 @@ import (
 func thick(t testing.TB, at string, bytes int64) *loop.File {
 	t.Helper()
 	f, err := loop.Create(open(t, at), "file")
-	must(t, err)
+	must.Succeed(t, err)
 	t.Cleanup(func() { _ = f.Close() })
-	must(t, f.Grow(t.Context(), bytes, loop.Thick))
+	must.Succeed(t, f.Grow(t.Context(), bytes, loop.Thick))
 	return f
 }
 
 func path(d loop.Device) string { return "/dev/" + d.Name }
 
-func TestWhatIsWrittenToADeviceIsInTheFile(t *testing.T) {
+func TestAttach_readWrite(t *testing.T) {
 	for name, mount := range filesystems {
 		t.Run(name, func(t *testing.T) {
 			k := kernel(t)
@@ -57,9 +58,9 @@ func TestWhatIsWrittenToADeviceIsInTheFile(t *testing.T) {
 			if err == nil {
 				t.Error("the read-only device was written to")
 			}
-			must(t, f.Grow(t.Context(), 32*mib, loop.Thick))
+			must.Succeed(t, f.Grow(t.Context(), 32*mib, loop.Thick))
 			grown, err := k.Grow(d)
-			must(t, err)
+			must.Succeed(t, err)
 			if grown.SizeBytes != 32*mib {
 				t.Errorf("grown to %d bytes, want %d", grown.SizeBytes, 32*mib)
 			}
@@ -71,9 +72,9 @@ func TestWhatIsWrittenToADeviceIsInTheFile(t *testing.T) {
 	}
 }
 
-// A device of somebody else whose file's filesystem does not answer, as an NFS whose server
-// is dead, holds nobody up for long.
-func TestADeviceThatDoesNotAnswerHoldsNoOtherUp(t *testing.T) {
+// A device of somebody else whose filesystem does not answer, such as NFS with a dead server,
+// must not delay others for long.
+func TestSilentDevice_doesNotDelayOthers(t *testing.T) {
 	k := kernel(t)
 	hanging, name := ofAnother(t)
 	f := thick(t, filesystems["tmpfs"](t), mib)
@@ -84,7 +85,7 @@ func TestADeviceThatDoesNotAnswerHoldsNoOtherUp(t *testing.T) {
 		began := time.Now()
 		d := attach(t, k, file, loop.Options{})
 		attached, err := k.Attached()
-		must(t, err)
+		must.Succeed(t, err)
 		if took := time.Since(began); took > 10*time.Second {
 			t.Errorf("attaching and asking took %v", took)
 		}
@@ -95,7 +96,7 @@ func TestADeviceThatDoesNotAnswerHoldsNoOtherUp(t *testing.T) {
 		for _, d := range attached {
 			found[d.Name] = d
 		}
-		if !found[d.Name].Ours || !found[name].Silent || !found[name].Was(filepath.Base(filepath.Dir(hanging.Path)), "disk") {
+		if !found[d.Name].Ours || !found[name].Silent || !found[name].HadPath(filepath.Base(filepath.Dir(hanging.Path)), "disk") {
 			t.Errorf("attached are %+v; want %s, and %s as one that is silent", attached, d.Name, name)
 		}
 	}
@@ -105,20 +106,20 @@ func TestADeviceThatDoesNotAnswerHoldsNoOtherUp(t *testing.T) {
 	for range 10 {
 		began := time.Now()
 		_, err := k.Attached()
-		must(t, err)
+		must.Succeed(t, err)
 		quickest = min(quickest, time.Since(began))
 	}
 	if quickest > 500*time.Millisecond {
 		t.Errorf("asking again took at least %v", quickest)
 	}
-	must(t, k.Detach(t.Context(), first))
+	must.Succeed(t, k.Detach(t.Context(), first))
 	hanging.Heal()
 	awaitAnswer(t, k, name)
 }
 
 // Who waits for a filesystem while it is ended by force gets another error than who comes
 // later: one such device must not hide all others.
-func TestADeviceIsGoneWhoseFilesystemIsEndedWhileItIsAsked(t *testing.T) {
+func TestInspect_filesystemAbortedMeanwhileIsGone(t *testing.T) {
 	k := kernel(t)
 	hanging, name := ofAnother(t)
 	hanging.Hang()
@@ -131,9 +132,9 @@ func TestADeviceIsGoneWhoseFilesystemIsEndedWhileItIsAsked(t *testing.T) {
 	}()
 	hanging.AwaitHanging()
 	// The device keeps it mounted; all the same it is ended, as umount -f does.
-	wantError(t, unix.Unmount(filepath.Dir(hanging.Path), unix.MNT_FORCE), unix.EBUSY)
+	must.ErrorIs(t, unix.Unmount(filepath.Dir(hanging.Path), unix.MNT_FORCE), unix.EBUSY)
 	hanging.Heal()
-	must(t, <-answer)
+	must.Succeed(t, <-answer)
 	if gone.Silent { // a second passed before the end
 		gone = awaitAnswer(t, k, name)
 	}
@@ -146,11 +147,11 @@ func TestADeviceIsGoneWhoseFilesystemIsEndedWhileItIsAsked(t *testing.T) {
 func ofAnother(t *testing.T) (hanging *disk.Disk, name string) {
 	t.Helper()
 	image := filepath.Join(t.TempDir(), "image")
-	must(t, os.WriteFile(image, make([]byte, mib), 0o600))
+	must.Succeed(t, os.WriteFile(image, make([]byte, mib), 0o600))
 	hanging = disk.New(t, image, t.TempDir())
 	device, err := loopfs.Attach(hanging.Path)
-	must(t, err)
-	t.Cleanup(func() { hanging.Heal(); must(t, device.Close()) })
+	must.Succeed(t, err)
+	t.Cleanup(func() { hanging.Heal(); must.Succeed(t, device.Close()) })
 	return hanging, filepath.Base(device.Name())
 }
 
@@ -159,7 +160,7 @@ func awaitAnswer(t *testing.T, k *loop.Kernel, name string) loop.Device {
 	t.Helper()
 	for began := time.Now(); ; runtime.Gosched() {
 		d, err := k.Inspect(name)
-		must(t, err)
+		must.Succeed(t, err)
 		if !d.Silent {
 			return d
 		}
@@ -170,38 +171,38 @@ func awaitAnswer(t *testing.T, k *loop.Kernel, name string) loop.Device {
 }
 
 // Nobody can tell whether it is the device of the file: there must not be two.
-func TestAFileIsNotAttachedASecondTimeWhileItsDeviceDoesNotAnswer(t *testing.T) {
+func TestAttach_silentDeviceIsRefused(t *testing.T) {
 	k := kernel(t)
 	image, at := filepath.Join(t.TempDir(), "image"), filepath.Join(t.TempDir(), "pvc-1")
-	must(t, os.Mkdir(at, 0o755))
-	must(t, os.WriteFile(image, make([]byte, mib), 0o600))
+	must.Succeed(t, os.Mkdir(at, 0o755))
+	must.Succeed(t, os.WriteFile(image, make([]byte, mib), 0o600))
 	hanging := disk.New(t, image, at)
 	device, err := loopfs.Attach(hanging.Path)
-	must(t, err)
+	must.Succeed(t, err)
 	t.Cleanup(func() {
 		hanging.Heal()
 		awaitAnswer(t, k, filepath.Base(device.Name()))
-		must(t, device.Close())
+		must.Succeed(t, device.Close())
 	})
 	for name, want := range map[string]error{"pvc-1": loop.ErrSilent, "pvc-2": nil} {
 		in := filepath.Join(filesystems["tmpfs"](t), name)
-		must(t, os.Mkdir(in, 0o755))
+		must.Succeed(t, os.Mkdir(in, 0o755))
 		f, err := loop.Create(open(t, in), "disk")
-		must(t, err)
-		t.Cleanup(func() { must(t, f.Close()) })
-		must(t, f.Grow(t.Context(), mib, loop.Thick))
+		must.Succeed(t, err)
+		t.Cleanup(func() { must.Succeed(t, f.Close()) })
+		must.Succeed(t, f.Grow(t.Context(), mib, loop.Thick))
 		hanging.Hang()
 		d, err := k.Attach(f, loop.Options{})
 		if !errors.Is(err, want) {
 			t.Errorf("attaching the file of %s: %v, want %v", name, err, want)
 		}
 		if err == nil {
-			must(t, k.Detach(t.Context(), d))
+			must.Succeed(t, k.Detach(t.Context(), d))
 		}
 	}
 }
 
-func TestDirectIOWithTheBlockOfTheFilesystem(t *testing.T) {
+func TestAttach_directIOBlockSize(t *testing.T) {
 	for kind, want := range map[string]int64{"xfs": 512, "ext4": 512, "btrfs": 4096} {
 		t.Run(kind, func(t *testing.T) {
 			f := thick(t, filesystems[kind](t), mib)
@@ -220,14 +221,14 @@ func TestDirectIOWithTheBlockOfTheFilesystem(t *testing.T) {
 }
 
 // A disk with blocks of 4096 bytes, as many are, allows no direct IO of less.
-func TestABlockOfADiskWithLargeOnes(t *testing.T) {
+func TestAttach_diskWithLargeBlocks(t *testing.T) {
 	k := kernel(t)
 	testenv.NeedPrograms(t, "mkfs.xfs")
 	disk := attach(t, k, file(t, open(t, testenv.Tmpfs(t, 512*mib)), "disk", 320*mib), loop.Options{BlockBytes: 4096})
 	run(t, "mkfs.xfs", "-q", path(disk))
 	at := t.TempDir()
-	must(t, unix.Mount(path(disk), at, "xfs", 0, ""))
-	t.Cleanup(func() { must(t, unix.Unmount(at, 0)) })
+	must.Succeed(t, unix.Mount(path(disk), at, "xfs", 0, ""))
+	t.Cleanup(func() { must.Succeed(t, unix.Unmount(at, 0)) })
 
 	f := thick(t, at, mib)
 	if got, err := f.BlockBytes(); got != 4096 || err != nil {
@@ -237,27 +238,27 @@ func TestABlockOfADiskWithLargeOnes(t *testing.T) {
 		t.Errorf("the device's block is %d bytes, want 4096", got)
 	}
 	d, err := k.Attach(f, loop.Options{})
-	must(t, err)
+	must.Succeed(t, err)
 	if d.BlockBytes != 4096 || !d.DirectIO {
 		t.Errorf("attached %+v, want direct IO with a block of 4096 bytes", d)
 	}
-	must(t, k.Detach(t.Context(), d))
+	must.Succeed(t, k.Detach(t.Context(), d))
 	// Whose content was made for a smaller block goes without direct IO.
 	d, err = k.Attach(f, loop.Options{BlockBytes: 512})
-	must(t, err)
+	must.Succeed(t, err)
 	if d.BlockBytes != 512 || d.DirectIO {
 		t.Errorf("attached %+v, want a block of 512 bytes without direct IO", d)
 	}
-	must(t, k.Detach(t.Context(), d))
+	must.Succeed(t, k.Detach(t.Context(), d))
 }
 
-func TestDiscardsLeaveTheSpaceOfAFile(t *testing.T) {
+func TestDiscard_freesSpace(t *testing.T) {
 	for _, discard := range []bool{false, true} {
 		t.Run(fmt.Sprint(discard), func(t *testing.T) {
 			f := thick(t, testenv.LoopFS(t, "xfs", 320*mib), 16*mib)
 			d := attach(t, kernel(t), f, loop.Options{Discard: discard})
 			w, err := os.OpenFile(path(d), os.O_RDWR, 0)
-			must(t, err)
+			must.Succeed(t, err)
 			defer w.Close()
 			whole := [2]uint64{0, 16 * mib}
 			err = loop.Discard(w, &whole)
@@ -272,11 +273,11 @@ func TestDiscardsLeaveTheSpaceOfAFile(t *testing.T) {
 }
 
 // A process that was killed while it detached leaves such a one.
-func TestADeviceThatRefusesDiscardsIsReplaced(t *testing.T) {
+func TestAttach_deviceRefusingDiscardsIsReplaced(t *testing.T) {
 	k := kernel(t)
 	root := open(t, testenv.Tmpfs(t, 64*mib))
 	d, err := k.Attach(file(t, root, "a", mib), loop.Options{})
-	must(t, err)
+	must.Succeed(t, err)
 	end(t, d.Name) // which does not remove it
 	left := false
 	k.SetFree(func(next func() (int, error)) (int, error) {
@@ -293,16 +294,16 @@ func TestADeviceThatRefusesDiscardsIsReplaced(t *testing.T) {
 }
 
 // Kubelet attaches one to each block device, to keep it open.
-func TestALoopDeviceOnOursKeepsIt(t *testing.T) {
+func TestDetach_loopDeviceOnTopIsBusy(t *testing.T) {
 	k := kernel(t)
 	k.SetPause(func(context.Context, time.Duration) error { return nil })
 	f := file(t, open(t, testenv.Tmpfs(t, 64*mib)), "a", mib)
 	d := attach(t, k, f, loop.Options{})
 	losetup(t, path(d)) // ends before ours is detached
 	var node unix.Stat_t
-	must(t, unix.Stat(path(d), &node))
+	must.Succeed(t, unix.Stat(path(d), &node))
 	all, err := k.Attached()
-	must(t, err)
+	must.Succeed(t, err)
 	devices := make(map[dir.ID]int)
 	for _, other := range all {
 		devices[other.Backing]++
@@ -310,13 +311,13 @@ func TestALoopDeviceOnOursKeepsIt(t *testing.T) {
 	if devices[dir.ID{Dev: node.Dev, Ino: node.Ino}] != 1 || devices[f.ID()] != 1 {
 		t.Errorf("devices by what they are attached to: %v, want one on the node and one on the file", devices)
 	}
-	wantError(t, k.Detach(t.Context(), d), loop.ErrBusy)
+	must.ErrorIs(t, k.Detach(t.Context(), d), loop.ErrBusy)
 	if again, err := k.Attach(f, loop.Options{}); again != d || err != nil {
 		t.Errorf("attached %+v, %v; want %+v", again, err, d)
 	}
 }
 
-func TestAnotherDeviceIsTriedWhereOneIsTaken(t *testing.T) {
+func TestAttach_retriesTakenDevice(t *testing.T) {
 	k := kernel(t)
 	root := open(t, testenv.Tmpfs(t, 64*mib))
 	taken := attach(t, k, file(t, root, "taken", mib), loop.Options{})
@@ -334,14 +335,14 @@ func TestAnotherDeviceIsTriedWhereOneIsTaken(t *testing.T) {
 	tries = 0
 	k.SetFree(func(func() (int, error)) (int, error) { tries++; return int(taken.Minor), nil })
 	_, err := k.Attach(file(t, root, "b", mib), loop.Options{})
-	wantError(t, err, loop.ErrNoDevice)
+	must.ErrorIs(t, err, loop.ErrNoDevice)
 	if tries != loop.Attempts {
 		t.Errorf("%d tries, want %d", tries, loop.Attempts)
 	}
 }
 
 // The kernel would offer it again and again.
-func TestAFreeDeviceThatSomebodyHoldsIsPassedBy(t *testing.T) {
+func TestAttach_skipsHeldFreeDevice(t *testing.T) {
 	k := kernel(t)
 	root := open(t, testenv.Tmpfs(t, 64*mib))
 	var held *os.File
@@ -359,20 +360,20 @@ func TestAFreeDeviceThatSomebodyHoldsIsPassedBy(t *testing.T) {
 	}
 }
 
-func TestTheKernelHavingNoDeviceLeft(t *testing.T) {
-	wantError(t, loop.NoDevice(unix.ENOSPC), loop.ErrNoDevice)
+func TestAttach_noDeviceLeft(t *testing.T) {
+	must.ErrorIs(t, loop.NoDevice(unix.ENOSPC), loop.ErrNoDevice)
 	if err := loop.NoDevice(unix.EPERM); errors.Is(err, loop.ErrNoDevice) || !errors.Is(err, unix.EPERM) {
 		t.Errorf("error %v, want EPERM", err)
 	}
 }
 
-func TestDetachingWaitsForThoseThatOnlyLook(t *testing.T) {
+func TestDetach_waitsForShortOpens(t *testing.T) {
 	k := kernel(t)
 	f := file(t, open(t, testenv.Tmpfs(t, 64*mib)), "a", mib)
 	d := attach(t, k, f, loop.Options{})
 	for _, flags := range []int{os.O_RDONLY, os.O_RDONLY | unix.O_EXCL} {
 		looker, err := os.OpenFile(path(d), flags, 0)
-		must(t, err)
+		must.Succeed(t, err)
 		pauses := 0
 		k.SetPause(func(context.Context, time.Duration) error {
 			if pauses++; pauses == 3 {
@@ -380,7 +381,7 @@ func TestDetachingWaitsForThoseThatOnlyLook(t *testing.T) {
 			}
 			return nil
 		})
-		must(t, k.Detach(t.Context(), d))
+		must.Succeed(t, k.Detach(t.Context(), d))
 		// More where somebody else on the machine looks at it too.
 		if pauses < 3 {
 			t.Errorf("%d pauses, want 3", pauses)
@@ -392,20 +393,20 @@ func TestDetachingWaitsForThoseThatOnlyLook(t *testing.T) {
 	}
 }
 
-func TestDetachingEndsWithItsContext(t *testing.T) {
+func TestDetach_contextCancelled(t *testing.T) {
 	k := kernel(t)
 	d := attach(t, k, file(t, open(t, testenv.Tmpfs(t, 64*mib)), "a", mib), loop.Options{})
 	release := hold(t, d)
 	defer release()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	wantError(t, k.Detach(ctx, d), loop.ErrBusy)
+	must.ErrorIs(t, k.Detach(ctx, d), loop.ErrBusy)
 	if got, err := k.Inspect(d.Name); got != d || err != nil {
 		t.Errorf("the device is %+v, %v; want %+v", got, err, d)
 	}
 }
 
-func TestAMountedDeviceIsBusy(t *testing.T) {
+func TestDetach_mountedIsBusy(t *testing.T) {
 	k := kernel(t)
 	testenv.NeedPrograms(t, "mkfs.ext4")
 	f := file(t, open(t, testenv.Tmpfs(t, 64*mib)), "a", 16*mib)
@@ -413,16 +414,16 @@ func TestAMountedDeviceIsBusy(t *testing.T) {
 	k.SetPause(func(context.Context, time.Duration) error { return nil })
 	run(t, "mkfs.ext4", "-q", path(d))
 	at := t.TempDir()
-	must(t, unix.Mount(path(d), at, "ext4", 0, ""))
+	must.Succeed(t, unix.Mount(path(d), at, "ext4", 0, ""))
 	mounted := true
 	unmount := func() {
 		if mounted {
-			must(t, unix.Unmount(at, 0))
+			must.Succeed(t, unix.Unmount(at, 0))
 			mounted = false
 		}
 	}
 	t.Cleanup(unmount)
-	wantError(t, k.Detach(t.Context(), d), loop.ErrBusy)
+	must.ErrorIs(t, k.Detach(t.Context(), d), loop.ErrBusy)
 	if got, err := k.Inspect(d.Name); got != d || err != nil {
 		t.Errorf("the device is %+v, %v; want %+v", got, err, d)
 	}
@@ -434,31 +435,31 @@ func TestAMountedDeviceIsBusy(t *testing.T) {
 	unmount()
 }
 
-func TestADeviceOfAPartOfTheFileIsNotOurs(t *testing.T) {
+func TestInspect_partOfFileIsNotOurs(t *testing.T) {
 	k := kernel(t)
 	f := file(t, open(t, testenv.Tmpfs(t, 64*mib)), "a", mib)
 	d := attach(t, k, f, loop.Options{})
 	opened, err := os.Open(path(d))
-	must(t, err)
+	must.Succeed(t, err)
 	defer opened.Close()
 	info, err := unix.IoctlLoopGetStatus64(int(opened.Fd()))
-	must(t, err)
+	must.Succeed(t, err)
 	whole := *info
 	info.Offset = 4096
-	must(t, unix.IoctlLoopSetStatus64(int(opened.Fd()), info))
+	must.Succeed(t, unix.IoctlLoopSetStatus64(int(opened.Fd()), info))
 	if got, err := k.Inspect(d.Name); got.Ours || err != nil {
 		t.Errorf("the device is %+v, %v; want one that is not ours", got, err)
 	}
-	must(t, unix.IoctlLoopSetStatus64(int(opened.Fd()), &whole))
+	must.Succeed(t, unix.IoctlLoopSetStatus64(int(opened.Fd()), &whole))
 }
 
-func TestOnlyLoopDevicesAreTouched(t *testing.T) {
+func TestOtherFilesAreRefused(t *testing.T) {
 	testenv.NeedRoot(t)
 	at := testenv.Tmpfs(t, 64*mib)
-	must(t, os.WriteFile(filepath.Join(at, "file"), nil, 0o600))
-	must(t, unix.Mkfifo(filepath.Join(at, "pipe"), 0o600))
-	must(t, os.Symlink("/dev/loop0", filepath.Join(at, "link")))
-	must(t, unix.Mknod(filepath.Join(at, "null"), unix.S_IFCHR|0o600, int(unix.Mkdev(1, 3))))
+	must.Succeed(t, os.WriteFile(filepath.Join(at, "file"), nil, 0o600))
+	must.Succeed(t, unix.Mkfifo(filepath.Join(at, "pipe"), 0o600))
+	must.Succeed(t, os.Symlink("/dev/loop0", filepath.Join(at, "link")))
+	must.Succeed(t, unix.Mknod(filepath.Join(at, "null"), unix.S_IFCHR|0o600, int(unix.Mkdev(1, 3))))
 	k := loop.NewKernel(open(t, at))
 	for _, name := range []string{"file", "pipe", "link", "null", "../dev/null", ""} {
 		if d, err := k.Inspect(name); err == nil || errors.Is(err, loop.ErrNotAttached) {
@@ -473,22 +474,22 @@ func TestOnlyLoopDevicesAreTouched(t *testing.T) {
 	}
 }
 
-func TestAFilesystemThatDiedHidesItsOwnDevicesOnly(t *testing.T) {
+func TestAttached_deadFilesystem(t *testing.T) {
 	k := kernel(t)
 	alive := attach(t, k, file(t, open(t, testenv.Tmpfs(t, 64*mib)), "a", mib), loop.Options{})
 	at := open(t, testenv.LoopFS(t, "xfs", 320*mib))
 	d, err := k.Attach(file(t, at, "a", mib), loop.Options{})
-	must(t, err)
+	must.Succeed(t, err)
 	t.Cleanup(func() {
 		if _, err := k.Inspect(d.Name); !errors.Is(err, loop.ErrNotAttached) {
 			end(t, d.Name)
 		}
 	})
 	const goingDown, withoutFlush = 0x8004587d, 2 // XFS_IOC_GOINGDOWN
-	must(t, unix.IoctlSetPointerInt(at.Fd(), goingDown, withoutFlush))
+	must.Succeed(t, unix.IoctlSetPointerInt(at.Fd(), goingDown, withoutFlush))
 
 	all, err := k.Attached()
-	must(t, err)
+	must.Succeed(t, err)
 	seen := make(map[string]bool)
 	for _, other := range all {
 		seen[other.Name] = true
@@ -497,80 +498,80 @@ func TestAFilesystemThatDiedHidesItsOwnDevicesOnly(t *testing.T) {
 		t.Errorf("attached are %v, want %s and not %s", seen, alive.Name, d.Name)
 	}
 	// What was known of it before is no reason to detach what it may be now.
-	wantError(t, k.Detach(t.Context(), d), loop.ErrGone)
+	must.ErrorIs(t, k.Detach(t.Context(), d), loop.ErrGone)
 	gone, err := k.Inspect(d.Name)
-	must(t, err)
+	must.Succeed(t, err)
 	if !gone.Gone || gone.Ours || gone.FormerPath != filepath.Join(at.String(), "a") || gone.Minor != d.Minor {
 		t.Errorf("the device is %+v, want it gone, and was %+v", gone, d)
 	}
-	must(t, k.Detach(t.Context(), loop.Device{Name: d.Name, Gone: true, FormerPath: "/another"}))
+	must.Succeed(t, k.Detach(t.Context(), loop.Device{Name: d.Name, Gone: true, FormerPath: "/another"}))
 	_, err = k.Grow(gone)
-	wantError(t, err, loop.ErrNotAttached)
+	must.ErrorIs(t, err, loop.ErrNotAttached)
 	// It goes with its last user.
 	release := hold(t, d)
-	must(t, k.Detach(t.Context(), gone))
+	must.Succeed(t, k.Detach(t.Context(), gone))
 	release()
 	_, err = k.Inspect(d.Name)
-	wantError(t, err, loop.ErrNotAttached)
+	must.ErrorIs(t, err, loop.ErrNotAttached)
 }
 
 // Such is the /dev of a container that was not given the host's.
-func TestADirectoryWithoutNodesIsAnError(t *testing.T) {
+func TestMissingNodesAreAnError(t *testing.T) {
 	real := kernel(t)
 	f := file(t, open(t, testenv.Tmpfs(t, 64*mib)), "a", mib)
 	k := loop.NewKernel(open(t, t.TempDir()))
 	_, err := k.Attach(f, loop.Options{})
-	wantError(t, err, fs.ErrNotExist)
+	must.ErrorIs(t, err, fs.ErrNotExist)
 	d := attach(t, real, f, loop.Options{})
 	// A device of which nothing can be known might be ours.
 	_, err = k.Attached()
-	wantError(t, err, fs.ErrNotExist)
+	must.ErrorIs(t, err, fs.ErrNotExist)
 	_, err = k.Inspect(d.Name)
-	wantError(t, err, fs.ErrNotExist)
+	must.ErrorIs(t, err, fs.ErrNotExist)
 }
 
-func TestADeviceIsPublishedAndFoundByItsTarget(t *testing.T) {
+func TestPublishedDevice(t *testing.T) {
 	k := kernel(t)
 	at := testenv.Tmpfs(t, 64*mib)
 	f := thick(t, at, 16*mib)
 	d := attach(t, k, f, loop.Options{})
 	dev := open(t, "/dev")
 	b, err := bind.NewKernel()
-	must(t, err)
-	t.Cleanup(func() { must(t, b.Close()) })
+	must.Succeed(t, err)
+	t.Cleanup(func() { must.Succeed(t, b.Close()) })
 	target, err := bind.ParseTarget(filepath.Join(t.TempDir(), "target"))
-	must(t, err)
-	must(t, b.PublishDevice(dev, d.Name, target))
-	t.Cleanup(func() { must(t, b.Unpublish(target, nil)) })
+	must.Succeed(t, err)
+	must.Succeed(t, b.PublishDevice(dev, d.Name, target))
+	t.Cleanup(func() { must.Succeed(t, b.Unpublish(target, nil)) })
 
 	write(t, target.String(), "through the target", 0)
 	if got := read(t, filepath.Join(at, "file"), 18, 0); got != "through the target" {
 		t.Errorf("the file holds %q", got)
 	}
 	published, err := b.Published(dev)
-	must(t, err)
+	must.Succeed(t, err)
 	if got := published[d.Name]; len(got) != 1 || !target.Is(got[0].Path) || got[0].Inside != "" {
 		t.Errorf("%s is published at %+v, want %s", d.Name, got, target)
 	}
-	must(t, b.Unpublish(target, nil))
+	must.Succeed(t, b.Unpublish(target, nil))
 	if published, err = b.Published(dev); err != nil || len(published[d.Name]) > 0 {
 		t.Errorf("after that it is published at %+v, %v", published[d.Name], err)
 	}
 }
 
-func TestNoDescriptorIsLeftOpen(t *testing.T) {
+func TestNoDescriptorLeaks(t *testing.T) {
 	k := kernel(t)
 	f := file(t, open(t, testenv.Tmpfs(t, 64*mib)), "a", mib)
 	before := descriptors(t)
 	for range 3 {
 		d, err := k.Attach(f, loop.Options{})
-		must(t, err)
+		must.Succeed(t, err)
 		_, err = k.Attach(f, loop.Options{BlockBytes: 1})
-		wantError(t, err, loop.ErrSize)
-		must(t, f.Grow(t.Context(), mib, loop.Thick))
+		must.ErrorIs(t, err, loop.ErrSize)
+		must.Succeed(t, f.Grow(t.Context(), mib, loop.Thick))
 		_, err = k.Grow(d)
-		must(t, err)
-		must(t, k.Detach(t.Context(), d))
+		must.Succeed(t, err)
+		must.Succeed(t, k.Detach(t.Context(), d))
 	}
 	if after := descriptors(t); after != before {
 		t.Errorf("%d descriptors are open, %d were before", after, before)
@@ -580,6 +581,6 @@ func TestNoDescriptorIsLeftOpen(t *testing.T) {
 func descriptors(t *testing.T) int {
 	t.Helper()
 	entries, err := os.ReadDir("/proc/self/fd")
-	must(t, err)
+	must.Succeed(t, err)
 	return len(entries)
 }

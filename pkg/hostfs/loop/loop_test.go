@@ -15,14 +15,15 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop/looptest"
+	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
-func TestFakeKeepsTheContract(t *testing.T) {
+func TestFakeContract(t *testing.T) {
 	looptest.Contract(t, func(t *testing.T) looptest.Subject {
 		dev := open(t, t.TempDir())
 		fake := looptest.NewFake(dev)
-		t.Cleanup(func() { must(t, fake.Close()) })
+		t.Cleanup(func() { must.Succeed(t, fake.Close()) })
 		return looptest.Subject{
 			Devices: fake,
 			Root:    open(t, t.TempDir()),
@@ -30,39 +31,39 @@ func TestFakeKeepsTheContract(t *testing.T) {
 			Again:   func(*testing.T) looptest.Devices { return fake },
 			Foreign: func(t *testing.T, f *loop.File, readOnly bool) loop.Device {
 				d, err := fake.AttachForeign(f, readOnly)
-				must(t, err)
+				must.Succeed(t, err)
 				return d
 			},
 			Hold: func(t *testing.T, d loop.Device) func() {
 				release, err := fake.Hold(d.Name)
-				must(t, err)
+				must.Succeed(t, err)
 				return release
 			},
-			End: func(t *testing.T, d loop.Device) { must(t, fake.End(d.Name)) },
+			End: func(t *testing.T, d loop.Device) { must.Succeed(t, fake.End(d.Name)) },
 		}
 	})
 }
 
-func TestFakeRunsOutOfDevices(t *testing.T) {
+func TestFake_noDeviceLeft(t *testing.T) {
 	fake := looptest.NewFake(open(t, t.TempDir()))
 	fake.Max = 1
-	defer func() { must(t, fake.Close()) }()
+	defer func() { must.Succeed(t, fake.Close()) }()
 	root := open(t, t.TempDir())
 	_, err := fake.Attach(file(t, root, "a", mib), loop.Options{})
-	must(t, err)
+	must.Succeed(t, err)
 	_, err = fake.Attach(file(t, root, "b", mib), loop.Options{})
-	wantError(t, err, loop.ErrNoDevice)
+	must.ErrorIs(t, err, loop.ErrNoDevice)
 }
 
-func TestKernelKeepsTheContract(t *testing.T) {
+func TestKernelContract(t *testing.T) {
 	testenv.NeedRoot(t)
 	for name, mount := range filesystems {
 		t.Run(name, func(t *testing.T) {
 			mounted := mount(t)
 			looptest.Contract(t, func(t *testing.T) looptest.Subject {
 				root := filepath.Join(mounted, filepath.Base(t.TempDir())+filepath.Base(t.Name()))
-				must(t, os.Mkdir(root, 0o700))
-				t.Cleanup(func() { must(t, os.RemoveAll(root)) })
+				must.Succeed(t, os.Mkdir(root, 0o700))
+				t.Cleanup(func() { must.Succeed(t, os.RemoveAll(root)) })
 				dev := open(t, "/dev")
 				return looptest.Subject{
 					Devices: loop.NewKernel(dev),
@@ -103,7 +104,7 @@ func foreign(t *testing.T, f *loop.File, readOnly bool) loop.Device {
 	}
 	name := losetup(t, strings.Replace(f.HandlePath(), "self", strconv.Itoa(os.Getpid()), 1), options...)
 	d, err := loop.NewKernel(open(t, "/dev")).Inspect(name)
-	must(t, err)
+	must.Succeed(t, err)
 	return d
 }
 
@@ -124,14 +125,14 @@ func losetup(t *testing.T, path string, options ...string) (name string) {
 func hold(t *testing.T, d loop.Device) func() {
 	t.Helper()
 	f, err := os.Open("/dev/" + d.Name)
-	must(t, err)
-	return func() { must(t, f.Close()) }
+	must.Succeed(t, err)
+	return func() { must.Succeed(t, f.Close()) }
 }
 
 func end(t *testing.T, name string) {
 	t.Helper()
 	f, err := os.Open("/dev/" + name)
-	must(t, err)
+	must.Succeed(t, err)
 	defer f.Close()
 	if err := unix.IoctlSetInt(int(f.Fd()), unix.LOOP_CLR_FD, 0); err != nil && !errors.Is(err, unix.ENXIO) {
 		t.Error(err)
@@ -142,9 +143,9 @@ func end(t *testing.T, name string) {
 func file(t testing.TB, d *dir.Dir, name string, bytes int64) *loop.File {
 	t.Helper()
 	f, err := loop.Create(d, name)
-	must(t, err)
+	must.Succeed(t, err)
 	t.Cleanup(func() { _ = f.Close() })
-	must(t, f.Grow(t.Context(), bytes, loop.Thin))
+	must.Succeed(t, f.Grow(t.Context(), bytes, loop.Thin))
 	return f
 }
 
@@ -152,8 +153,8 @@ func file(t testing.TB, d *dir.Dir, name string, bytes int64) *loop.File {
 func attach(t testing.TB, k *loop.Kernel, f *loop.File, o loop.Options) loop.Device {
 	t.Helper()
 	d, err := k.Attach(f, o)
-	must(t, err)
-	t.Cleanup(func() { must(t, k.Detach(context.WithoutCancel(t.Context()), d)) })
+	must.Succeed(t, err)
+	t.Cleanup(func() { must.Succeed(t, k.Detach(context.WithoutCancel(t.Context()), d)) })
 	return d
 }
 
@@ -166,7 +167,7 @@ func kernel(t testing.TB) *loop.Kernel {
 func open(t testing.TB, path string) *dir.Dir {
 	t.Helper()
 	d, err := dir.Open(path)
-	must(t, err)
+	must.Succeed(t, err)
 	t.Cleanup(func() { _ = d.Close() })
 	return d
 }
@@ -175,19 +176,5 @@ func run(t testing.TB, args ...string) {
 	t.Helper()
 	if output, err := exec.CommandContext(t.Context(), args[0], args[1:]...).CombinedOutput(); err != nil {
 		t.Fatalf("%s: %v: %s", args[0], err, output)
-	}
-}
-
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-func wantError(t testing.TB, got, want error) {
-	t.Helper()
-	if !errors.Is(got, want) {
-		t.Errorf("error %v, want %v", got, want)
 	}
 }

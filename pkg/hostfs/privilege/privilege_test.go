@@ -14,10 +14,11 @@ import (
 	"testing"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/privilege"
+	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
-// child makes this test binary a program that gives up its privileges and tells what
+// child makes this test binary a program that drops its capabilities and prints what
 // each of its threads has left.
 const child = "PRIVILEGE_TEST_CHILD"
 
@@ -28,7 +29,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// fields are those of /proc/self/status that tell of privileges.
+// fields are the lines of /proc/self/status about privileges.
 var fields = []string{"CapInh:", "CapPrm:", "CapEff:", "CapBnd:", "CapAmb:", "NoNewPrivs:"}
 
 func giveUp() int {
@@ -81,7 +82,7 @@ func privileges(status []byte) string {
 	return strings.Join(found, " ")
 }
 
-// run runs a program as the child, and answers its different lines.
+// run runs a program as the child, and returns its distinct lines.
 func run(t *testing.T, program string, wrapper ...string) []string {
 	t.Helper()
 	command := slices.Concat(wrapper, []string{program})
@@ -98,18 +99,18 @@ func run(t *testing.T, program string, wrapper ...string) []string {
 	return slices.Sorted(maps.Keys(lines))
 }
 
-// static is this package's test binary without cgo, as the driver is built. One with
-// cgo has to have given nothing up.
+// static builds this package's test binary without cgo, like the driver. If this binary has
+// cgo, it first checks that Keep drops nothing.
 func static(t *testing.T) string {
 	t.Helper()
 	self, err := os.Executable()
-	must(t, err)
+	must.Succeed(t, err)
 	got := run(t, self)
 	if !slices.Contains(got, "unsupported") {
 		return self
 	}
 	here, err := os.ReadFile("/proc/self/status")
-	must(t, err)
+	must.Succeed(t, err)
 	wantLines(t, got, "thread "+privileges(here), "unsupported")
 	program := filepath.Join(t.TempDir(), "static.test")
 	cmd := exec.CommandContext(t.Context(), "go", "test", "-c", "-o", program, ".")
@@ -120,7 +121,7 @@ func static(t *testing.T) string {
 	return program
 }
 
-// left is how a thread tells what it has: the same bits permitted and effective.
+// left is the line of a thread with these permitted and effective capabilities.
 func left(kept, bounding string) string {
 	const none = "0000000000000000"
 	return fmt.Sprintf("thread CapInh:%s CapPrm:%s CapEff:%s CapBnd:%s CapAmb:%s NoNewPrivs:1", none, kept, kept, bounding, none)
@@ -135,20 +136,20 @@ func TestKeep(t *testing.T) {
 	// CAP_DAC_OVERRIDE is bit 1, CAP_FOWNER 3, CAP_KILL 5, CAP_SYS_ADMIN 21.
 	const needed, fowner, fownerAndKill = "000000000020000a", "0000000000000008", "0000000000000028"
 	without := []string{"missing CAP_DAC_OVERRIDE", "missing CAP_SYS_ADMIN"}
-	t.Run("leaves all threads what is needed and nothing else", func(t *testing.T) {
+	t.Run("all threads keep what is needed", func(t *testing.T) {
 		wantLines(t, run(t, program), left(needed, needed))
 	})
-	t.Run("tells what was not there", func(t *testing.T) {
+	t.Run("missing capabilities are returned", func(t *testing.T) {
 		got := run(t, program, "setpriv", "--bounding-set=-all,+fowner,+setpcap,+kill", "--inh-caps=-all,+kill", "--ambient-caps=+kill")
 		wantLines(t, got, append(without, left(fowner, fowner))...)
 	})
-	t.Run("leaves the bounding set to who may not change it", func(t *testing.T) {
+	t.Run("bounding set stays without CAP_SETPCAP", func(t *testing.T) {
 		got := run(t, program, "setpriv", "--bounding-set=-all,+fowner,+kill")
 		wantLines(t, got, append(without, left(fowner, fownerAndKill))...)
 	})
 }
 
-func TestCapabilitiesHaveTheirNames(t *testing.T) {
+func TestCapability_String(t *testing.T) {
 	for c, want := range map[privilege.Capability]string{
 		privilege.DACOverride: "CAP_DAC_OVERRIDE",
 		privilege.Fowner:      "CAP_FOWNER",
@@ -164,13 +165,6 @@ func TestCapabilitiesHaveTheirNames(t *testing.T) {
 func wantLines(t *testing.T, got []string, want ...string) {
 	t.Helper()
 	if !slices.Equal(got, want) {
-		t.Errorf("the program tells\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
-	}
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
+		t.Errorf("the program printed\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
 }

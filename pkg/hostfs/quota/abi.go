@@ -3,9 +3,7 @@ package quota
 import (
 	"unsafe"
 
-	"golang.org/x/sys/unix"
-
-	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/internal/ioctl"
 )
 
 // Commands of quotactl(2): linux/quota.h and, for those that begin with X and
@@ -48,8 +46,8 @@ type diskQuota struct {
 
 func (q diskQuota) limited() bool { return q.BlockHard|q.BlockSoft|q.InodeHard|q.InodeSoft != 0 }
 
-// unused tells of a limit that nothing is counted by: a directory that carries an id
-// counts as one inode at least.
+// unused reports a limit whose project has no files: a directory with the project id
+// counts as at least one inode.
 func (q diskQuota) unused() bool { return q.limited() && q.Blocks|q.Inodes == 0 }
 
 const (
@@ -72,21 +70,6 @@ const (
 	quotaStateVersion = 1    // FS_QSTATV_VERSION1
 	projectAccounting = 0x10 // FS_QUOTA_PDQ_ACCT
 	projectEnforced   = 0x20 // FS_QUOTA_PDQ_ENFD
-)
-
-// fileAttr is struct fsxattr of linux/fs.h.
-type fileAttr struct {
-	Flags      uint32
-	ExtSize    uint32
-	Extents    uint32
-	Project    uint32
-	CowExtSize uint32
-	_          [8]byte
-}
-
-const (
-	projectInherit = 0x200      // FS_XFLAG_PROJINHERIT
-	hasAttr        = 0x80000000 // FS_XFLAG_HASATTR, which can only be read
 )
 
 // createArgs is struct btrfs_ioctl_vol_args_v2 of linux/btrfs.h.
@@ -138,11 +121,11 @@ type searchKey struct {
 	_                    [4]uint64
 }
 
-// searchArgs is struct btrfs_ioctl_search_args_v2 of linux/btrfs.h with a buffer that
-// has room for one of the items that are looked for here.
+// searchArgs is struct btrfs_ioctl_search_args_v2 of linux/btrfs.h with a buffer for
+// one of the items searched for here.
 type searchArgs struct {
 	Key    searchKey
-	Size   uint64 // of what follows
+	Size   uint64 // of the buffer
 	Header searchHeader
 	Item   [64]byte
 }
@@ -156,14 +139,13 @@ type searchHeader struct {
 	Len     uint32
 }
 
-// What linux/btrfs_tree.h calls BTRFS_FIRST_FREE_OBJECTID, BTRFS_ROOT_TREE_OBJECTID,
+// What linux/btrfs_tree.h calls BTRFS_ROOT_TREE_OBJECTID,
 // BTRFS_ROOT_BACKREF_KEY, BTRFS_QUOTA_TREE_OBJECTID, BTRFS_QGROUP_STATUS_KEY, _INFO_KEY,
 // _LIMIT_KEY, BTRFS_QGROUP_STATUS_FLAG_ON and _INCONSISTENT, and linux/btrfs.h
 // BTRFS_QGROUP_LIMIT_MAX_RFER.
 const (
-	subvolumeRoot      = 256           // the inode number of a subvolume's root
-	firstSubvolume     = 256           // the lowest id of one
-	lastSubvolume      = ID(1)<<48 - 1 // above that are the qgroups that people make
+	firstSubvolume     = 256           // lowest subvolume id
+	lastSubvolume      = ID(1)<<48 - 1 // higher ids are qgroups that administrators create
 	rootTree           = 1
 	rootBackref        = 144
 	quotaTree          = 8
@@ -175,33 +157,24 @@ const (
 	maxReferenced      = 1
 )
 
-// Numbers of ioctl(2), put together as in asm-generic/ioctl.h, which holds on amd64
-// and arm64.
+// Numbers of ioctl(2).
 const (
-	iocWrite = 1 << 30
-	iocRead  = 2 << 30
-
-	fsGetXattr = iocRead | unsafe.Sizeof(fileAttr{})<<16 | 'X'<<8 | 31  // FS_IOC_FSGETXATTR
-	fsSetXattr = iocWrite | unsafe.Sizeof(fileAttr{})<<16 | 'X'<<8 | 32 // FS_IOC_FSSETXATTR
-
-	btrfsMagic        = 0x94 << 8
-	btrfsInoLookup    = iocRead | iocWrite | unsafe.Sizeof(lookupArgs{})<<16 | btrfsMagic | 18 // BTRFS_IOC_INO_LOOKUP
-	btrfsCreate       = iocWrite | unsafe.Sizeof(createArgs{})<<16 | btrfsMagic | 24           // BTRFS_IOC_SUBVOL_CREATE_V2
-	btrfsSearch       = iocRead | iocWrite | searchArgsSize<<16 | btrfsMagic | 17              // BTRFS_IOC_TREE_SEARCH_V2
-	btrfsQgroupCreate = iocWrite | unsafe.Sizeof(qgroupCreateArgs{})<<16 | btrfsMagic | 42     // BTRFS_IOC_QGROUP_CREATE
-	btrfsQgroupLimit  = iocRead | unsafe.Sizeof(qgroupLimitArgs{})<<16 | btrfsMagic | 43       // BTRFS_IOC_QGROUP_LIMIT
-	btrfsRescanStatus = iocRead | unsafe.Sizeof(rescanArgs{})<<16 | btrfsMagic | 45            // BTRFS_IOC_QUOTA_RESCAN_STATUS
-	btrfsRescanWait   = btrfsMagic | 46                                                        // BTRFS_IOC_QUOTA_RESCAN_WAIT
+	btrfsInoLookup    = ioctl.Read | ioctl.Write | unsafe.Sizeof(lookupArgs{})<<ioctl.Size | ioctl.Btrfs | 18 // BTRFS_IOC_INO_LOOKUP
+	btrfsCreate       = ioctl.Write | unsafe.Sizeof(createArgs{})<<ioctl.Size | ioctl.Btrfs | 24              // BTRFS_IOC_SUBVOL_CREATE_V2
+	btrfsSearch       = ioctl.Read | ioctl.Write | searchArgsSize<<ioctl.Size | ioctl.Btrfs | 17              // BTRFS_IOC_TREE_SEARCH_V2
+	btrfsQgroupCreate = ioctl.Write | unsafe.Sizeof(qgroupCreateArgs{})<<ioctl.Size | ioctl.Btrfs | 42        // BTRFS_IOC_QGROUP_CREATE
+	btrfsQgroupLimit  = ioctl.Read | unsafe.Sizeof(qgroupLimitArgs{})<<ioctl.Size | ioctl.Btrfs | 43          // BTRFS_IOC_QGROUP_LIMIT
+	btrfsRescanStatus = ioctl.Read | unsafe.Sizeof(rescanArgs{})<<ioctl.Size | ioctl.Btrfs | 45               // BTRFS_IOC_QUOTA_RESCAN_STATUS
+	btrfsRescanWait   = ioctl.Btrfs | 46                                                                      // BTRFS_IOC_QUOTA_RESCAN_WAIT
 
 	searchArgsSize   = unsafe.Offsetof(searchArgs{}.Header) // the buffer is not counted
 	searchHeaderSize = uint64(unsafe.Sizeof(searchHeader{}))
 )
 
-// The sizes that the headers give; another would not compile.
+// Compile-time checks of the sizes in the headers.
 var (
 	_ [112]byte  = [unsafe.Sizeof(diskQuota{})]byte{}
 	_ [160]byte  = [unsafe.Sizeof(quotaState{})]byte{}
-	_ [28]byte   = [unsafe.Sizeof(fileAttr{})]byte{}
 	_ [4096]byte = [unsafe.Sizeof(createArgs{})]byte{}
 	_ [4096]byte = [unsafe.Sizeof(lookupArgs{})]byte{}
 	_ [48]byte   = [unsafe.Sizeof(qgroupLimitArgs{})]byte{}
@@ -210,16 +183,3 @@ var (
 	_ [112]byte  = [searchArgsSize]byte{}
 	_ [32]byte   = [unsafe.Sizeof(searchHeader{})]byte{}
 )
-
-// ioctl passes arg, a pointer to one of the structures above.
-func ioctl[T any](d *dir.Dir, request uintptr, arg *T) error {
-	fd, err := d.ReadFd()
-	if err != nil {
-		return err
-	}
-	_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), request, uintptr(unsafe.Pointer(arg)))
-	if errno != 0 {
-		return errno
-	}
-	return nil
-}

@@ -11,24 +11,24 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/internal/ioctl"
 )
 
-// subvolumes keeps limits by the qgroup that btrfs makes for each subvolume, and
-// limits what the subvolume references: every byte that can be read in it counts in
-// full, also one that it shares with another by a reflink, so that its content never
-// outgrows the limit when the other goes. (The other limit that a qgroup can have, on
-// what is in no other subvolume, is overrun by just that. With simple quotas, Linux
-// 6.7, what is shared counts for the subvolume that had it first, alone.)
+// subvolumes enforces limits with the qgroup that btrfs creates for each subvolume. It
+// limits the referenced bytes: every byte readable in the subvolume counts in full, even if
+// a reflink shares it with another subvolume, so the content cannot exceed the limit when
+// the other is deleted. (A limit on exclusive bytes would be exceeded by that. With simple
+// quotas, Linux 6.7, shared bytes count only for the subvolume that wrote them first.)
 type subvolumes struct {
 	mu    sync.Mutex
-	dying map[ID]bool // released before the kernel had cleared them away
+	dying map[ID]bool // released, but not yet cleaned up by the kernel
 }
 
-// detectSubvolumes finds out whether quotas are on and right.
+// detectSubvolumes checks that quotas are enabled and consistent.
 func detectSubvolumes(d *dir.Dir) (Facility, error) {
 	status, err := searchItem(d, qgroupStatus, 0)
 	if errors.Is(err, fs.ErrNotExist) || err == nil && status.flags()&statusOn == 0 {
-		return nil, fmt.Errorf("%w: btrfs has them off: run btrfs quota enable %s", ErrNone, d)
+		return nil, fmt.Errorf("%w: disabled on btrfs: run btrfs quota enable %s", ErrNone, d)
 	}
 	if err == nil && status.flags()&statusInconsistent != 0 {
 		err = counting(d)
@@ -39,24 +39,24 @@ func detectSubvolumes(d *dir.Dir) (Facility, error) {
 	return &subvolumes{}, nil
 }
 
-// counting answers ErrNone if the kernel has lost count and is not about to count
-// anew, which it does after quotas were enabled, or when told: until then its numbers,
-// by which it limits, may be wrong, and may stand still.
+// counting returns ErrNone if the kernel's accounting is inconsistent and no rescan is
+// running. Until a rescan, the numbers that the limits are enforced by may be wrong or not
+// updated. A rescan runs after quotas are enabled, or on request.
 func counting(d *dir.Dir) error {
 	var scan rescanArgs
-	if err := ioctl(d, btrfsRescanStatus, &scan); err != nil {
-		return fmt.Errorf("ask for the quota scan of %s: %w", d, err)
+	if err := ioctl.Do(d, btrfsRescanStatus, &scan); err != nil {
+		return fmt.Errorf("read the quota rescan status of %s: %w", d, err)
 	}
 	if scan.Running != 0 {
 		return nil
 	}
-	// A scan that just ended has yet to write down that it did. This waits for no more.
-	if err := ioctl[rescanArgs](d, btrfsRescanWait, nil); err != nil {
-		return fmt.Errorf("wait for the quota scan of %s: %w", d, err)
+	// A rescan that has just ended may not have stored its result yet. This waits only for that.
+	if err := ioctl.Do[rescanArgs](d, btrfsRescanWait, nil); err != nil {
+		return fmt.Errorf("wait for the quota rescan of %s: %w", d, err)
 	}
 	status, err := searchItem(d, qgroupStatus, 0)
 	if err == nil && status.flags()&statusInconsistent != 0 {
-		err = fmt.Errorf("%w: btrfs has lost count of them: run btrfs quota rescan %s", ErrNone, d)
+		err = fmt.Errorf("%w: btrfs quota accounting is inconsistent: run btrfs quota rescan %s", ErrNone, d)
 	}
 	return err
 }
@@ -64,13 +64,13 @@ func counting(d *dir.Dir) error {
 func (*subvolumes) Kind() Kind { return Btrfs }
 
 func (*subvolumes) Make(parent *dir.Dir, name string) (*dir.Dir, error) {
-	// This is what checks the name: an ioctl takes whatever it gets.
+	// This validates the name: the ioctl does not.
 	if _, err := parent.IsDir(name); err != nil {
 		return nil, err
 	}
 	var args createArgs
 	copy(args.Name[:len(args.Name)-1], name)
-	if err := ioctl(parent, btrfsCreate, &args); err != nil {
+	if err := ioctl.Do(parent, btrfsCreate, &args); err != nil {
 		return nil, &fs.PathError{Op: "make subvolume", Path: parent.String() + "/" + name, Err: err}
 	}
 	made, err := parent.Open(name)
@@ -102,15 +102,15 @@ func (s *subvolumes) Limit(d *dir.Dir, id ID, l Limit) error {
 	}
 	args := qgroupLimitArgs{ID: uint64(own), Flags: maxReferenced, MaxReferenced: uint64(bytes)}
 	if bytes == 0 {
-		args.MaxReferenced = math.MaxUint64 // takes the limit away; 0 would forbid everything
+		args.MaxReferenced = math.MaxUint64 // removes the limit; 0 would forbid any write
 	}
-	// By the directory above: what the call itself needs is charged to the subvolume
-	// that it is made through, and one that is over its limit has nothing left.
+	// Through the parent directory: the ioctl's own metadata is charged to the subvolume
+	// that it is called on, which fails for one that is over its limit.
 	above, err := dir.Open(d.HandlePath() + "/..")
 	if err != nil {
 		return err
 	}
-	err = ioctl(above, btrfsQgroupLimit, &args)
+	err = ioctl.Do(above, btrfsQgroupLimit, &args)
 	if err := errors.Join(err, above.Close()); err != nil {
 		return fmt.Errorf("limit %s, subvolume %d, to %d bytes: %w", d, own, bytes, err)
 	}
@@ -120,7 +120,7 @@ func (s *subvolumes) Limit(d *dir.Dir, id ID, l Limit) error {
 func (s *subvolumes) ownID(d *dir.Dir) (ID, error) {
 	id, err := s.IDOf(d)
 	if err == nil && id == 0 {
-		err = fmt.Errorf("%s is %w: it is no subvolume", d, ErrPlain)
+		err = fmt.Errorf("%s is %w: not a subvolume", d, ErrPlain)
 	}
 	return id, err
 }
@@ -133,7 +133,7 @@ func (s *subvolumes) Usage(d *dir.Dir, id ID) (Usage, error) {
 		}
 		id = own
 	}
-	usage := Usage{Inodes: NotCounted}
+	usage := Usage{Inodes: Unknown}
 	info, err := searchItem(d, qgroupInfo, id)
 	if errors.Is(err, fs.ErrNotExist) {
 		return usage, nil
@@ -154,22 +154,22 @@ func (s *subvolumes) Usage(d *dir.Dir, id ID) (Usage, error) {
 
 func (*subvolumes) IDOf(d *dir.Dir) (ID, error) {
 	inode, err := d.ID()
-	if err != nil || inode.Ino != subvolumeRoot {
+	if err != nil || inode.Ino != ioctl.SubvolumeRoot {
 		return 0, err
 	}
-	args := lookupArgs{Object: subvolumeRoot}
-	if err := ioctl(d, btrfsInoLookup, &args); err != nil {
+	args := lookupArgs{Object: ioctl.SubvolumeRoot}
+	if err := ioctl.Do(d, btrfsInoLookup, &args); err != nil {
 		return 0, fmt.Errorf("find the subvolume of %s: %w", d, err)
 	}
 	if ID(args.Tree) < firstSubvolume {
-		return 0, nil // the whole filesystem is nobody's volume
+		return 0, nil // the top-level subvolume is not a volume
 	}
 	return ID(args.Tree), nil
 }
 
 func (s *subvolumes) Release(fs *dir.Dir, id ID) error {
 	if id < firstSubvolume {
-		return fmt.Errorf("release a subvolume on %s: id %d is not that of one", fs, id)
+		return fmt.Errorf("release a subvolume on %s: %d is not a subvolume id", fs, id)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -183,8 +183,8 @@ func (s *subvolumes) Release(fs *dir.Dir, id ID) error {
 	return failed
 }
 
-// release destroys the qgroup of a subvolume that is gone, or keeps its id for later calls
-// of Release, and tells whether it is gone too. The mutex is held.
+// release destroys the qgroup of a deleted subvolume, or remembers its id for later calls
+// of Release. It reports whether the qgroup is gone. The caller holds the mutex.
 func (s *subvolumes) release(fs *dir.Dir, id ID) (gone bool, err error) {
 	gone, err = destroy(fs, id)
 	if gone {
@@ -198,9 +198,9 @@ func (s *subvolumes) release(fs *dir.Dir, id ID) (gone bool, err error) {
 	return false, err
 }
 
-// ReleaseUnused finds the qgroups of subvolumes that are gone. No id is given again, but
-// before Linux 6.10 they would stay for ever. It counts those that are gone: of the others
-// Release keeps trying.
+// ReleaseUnused releases the qgroups of deleted subvolumes. Ids are never reused, but before
+// Linux 6.10 the qgroups would stay for ever. It returns how many are gone; Release retries
+// the others.
 func (s *subvolumes) ReleaseUnused(fs *dir.Dir, taken func(ID) bool) (released int, err error) {
 	for id := ID(firstSubvolume); ; id++ {
 		var limit item
@@ -230,10 +230,10 @@ func (s *subvolumes) ReleaseUnused(fs *dir.Dir, taken func(ID) bool) (released i
 	}
 }
 
-// destroy removes a qgroup once nothing is left of its subvolume, and tells whether it
-// is gone. Linux 6.10 and newer refuse it while the subvolume is being cleared away,
-// but take one with a use left, which it has until the commit after that, for a
-// miscount, and stop counting on the whole filesystem.
+// destroy removes a qgroup once its subvolume is fully cleaned up, and reports whether it
+// is gone. Linux 6.10 and newer refuse it during the cleanup. After the cleanup, the qgroup
+// keeps a usage until the next commit; destroying it before makes these kernels assume
+// an inconsistency and stop accounting on the whole filesystem.
 func destroy(d *dir.Dir, id ID) (gone bool, err error) {
 	info, err := searchItem(d, qgroupInfo, id)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -242,9 +242,9 @@ func destroy(d *dir.Dir, id ID) (gone bool, err error) {
 	if err != nil || info.referenced() != 0 {
 		return false, err
 	}
-	err = ioctl(d, btrfsQgroupCreate, &qgroupCreateArgs{Create: 0, ID: uint64(id)})
+	err = ioctl.Do(d, btrfsQgroupCreate, &qgroupCreateArgs{Create: 0, ID: uint64(id)})
 	switch {
-	case err == nil, errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTCONN): // ENOTCONN: quotas were switched off
+	case err == nil, errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTCONN): // ENOTCONN: quotas were disabled
 		return true, nil
 	case errors.Is(err, unix.EBUSY):
 		return false, nil
@@ -253,7 +253,7 @@ func destroy(d *dir.Dir, id ID) (gone bool, err error) {
 }
 
 // An item is a record of the quota tree: struct btrfs_qgroup_status_item, _info_item
-// or _limit_item of linux/btrfs_tree.h, all numbers of which are little-endian.
+// or _limit_item of linux/btrfs_tree.h, all little-endian.
 type item [64]byte
 
 func (i item) number(n int) uint64 { return binary.LittleEndian.Uint64(i[8*n:]) }
@@ -263,8 +263,8 @@ func (i item) referenced() int64      { return int64(i.number(1)) }
 func (i item) limitFlags() uint64     { return i.number(0) }
 func (i item) limitReferenced() int64 { return int64(i.number(1)) }
 
-// searchItem reads one record of the quota tree. It answers fs.ErrNotExist if there
-// is none, or no quota tree. It needs CAP_SYS_ADMIN.
+// searchItem reads one item of the quota tree. It returns fs.ErrNotExist if the item or the
+// quota tree does not exist. It needs CAP_SYS_ADMIN.
 func searchItem(d *dir.Dir, kind uint32, id ID) (item, error) {
 	found, err := search(d, searchKey{
 		Tree:    quotaTree,
@@ -280,15 +280,15 @@ func searchItem(d *dir.Dir, kind uint32, id ID) (item, error) {
 	return found.Item, nil
 }
 
-// nextLimit is the first limit of an id from the given one on. There is none if the id
-// that it answers is greater than lastSubvolume.
+// nextLimit returns the first limit with at least the given id. There is none if the returned
+// id is greater than lastSubvolume.
 func nextLimit(d *dir.Dir, from ID) (ID, item, error) {
 	found, err := search(d, searchKey{
 		Tree:    quotaTree,
 		MinType: qgroupLimit, MaxType: qgroupLimit,
 		MinOffset: uint64(from), MaxOffset: uint64(lastSubvolume),
 	})
-	if errors.Is(err, fs.ErrNotExist) || err == nil && found == nil { // quotas were switched off, or that was the last
+	if errors.Is(err, fs.ErrNotExist) || err == nil && found == nil { // quotas were disabled, or that was the last
 		return lastSubvolume + 1, item{}, nil
 	}
 	if err != nil {
@@ -297,7 +297,7 @@ func nextLimit(d *dir.Dir, from ID) (ID, item, error) {
 	return ID(found.Header.Offset), found.Item, nil
 }
 
-// subvolumeExists tells if a subvolume has a name still.
+// subvolumeExists reports whether a subvolume still has a name.
 func subvolumeExists(d *dir.Dir, id ID) (bool, error) {
 	found, err := search(d, searchKey{
 		Tree:      rootTree,
@@ -314,13 +314,13 @@ func subvolumeExists(d *dir.Dir, id ID) (bool, error) {
 	return found != nil, nil
 }
 
-// search finds the first item with such a key; it is nil if there is none.
+// search returns the first item with such a key, or nil.
 func search(d *dir.Dir, key searchKey) (*searchArgs, error) {
 	key.MaxTrans = math.MaxUint64
 	key.Items = 1
 	args := searchArgs{Key: key}
 	args.Size = uint64(len(args.Item)) + searchHeaderSize
-	if err := ioctl(d, btrfsSearch, &args); err != nil {
+	if err := ioctl.Do(d, btrfsSearch, &args); err != nil {
 		return nil, err
 	}
 	if args.Key.Items == 0 {

@@ -12,12 +12,13 @@ import (
 	"testing"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
+	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
-// A volume is made in one directory, renamed into another, and that is synced: no
-// crash may leave it there without its limit, although Limit itself waits for nothing.
-func TestALimitSurvivesTheCrashThatTheRenameAfterItSurvives(t *testing.T) {
+// A volume is created in one directory, renamed into another, and that is synced: no
+// crash may leave it there without its limit, although Limit itself does not sync.
+func TestCrash_renamedVolumeHasItsLimit(t *testing.T) {
 	testenv.NeedRoot(t)
 	options := map[string][]string{"btrfs": nil}
 	for kind := range mountedByTheMachine() {
@@ -27,21 +28,21 @@ func TestALimitSurvivesTheCrashThatTheRenameAfterItSurvives(t *testing.T) {
 		t.Run(kind, func(t *testing.T) {
 			before := image(t, kind)
 			id := makeVolume(t, kind, before.mount(t, options...))
-			// What is on the disk now is what a crash would leave.
+			// The disk now has the state after a crash.
 			after := before.copy(t)
 			before.unmount(t)
 
 			root := open(t, after.mount(t, options...))
 			facility, err := quota.Detect(root)
-			must(t, err)
+			must.Succeed(t, err)
 			volume, err := root.Open("volume")
-			must(t, err)
-			defer func() { must(t, volume.Close()) }()
+			must.Succeed(t, err)
+			defer func() { must.Succeed(t, volume.Close()) }()
 			if got, err := facility.IDOf(volume); got != id || err != nil {
 				t.Errorf("the volume carries %d, %v; want %d", got, err, id)
 			}
 			usage, err := facility.Usage(volume, id)
-			must(t, err)
+			must.Succeed(t, err)
 			if want := (quota.Limit{Bytes: 8 << 20}); usage.Limit != want {
 				t.Errorf("limit %+v, want %+v", usage.Limit, want)
 			}
@@ -52,34 +53,34 @@ func TestALimitSurvivesTheCrashThatTheRenameAfterItSurvives(t *testing.T) {
 func makeVolume(t *testing.T, kind, mounted string) quota.ID {
 	t.Helper()
 	root := open(t, mounted)
-	defer func() { must(t, root.Close()) }()
+	defer func() { must.Succeed(t, root.Close()) }()
 	if kind == "btrfs" {
 		enableQuotas(t, root, enable)
 	}
 	facility, err := quota.Detect(root)
-	must(t, err)
+	must.Succeed(t, err)
 	staging, err := root.Make("staging")
-	must(t, err)
-	defer func() { must(t, staging.Close()) }()
-	must(t, root.Sync())
+	must.Succeed(t, err)
+	defer func() { must.Succeed(t, staging.Close()) }()
+	must.Succeed(t, root.Sync())
 
 	volume, err := facility.Make(staging, "volume")
-	must(t, err)
-	defer func() { must(t, volume.Close()) }()
+	must.Succeed(t, err)
+	defer func() { must.Succeed(t, volume.Close()) }()
 	id, err := facility.NewID(root, quota.FirstID, func(quota.ID) bool { return false })
-	must(t, err)
-	must(t, facility.Limit(volume, id, quota.Limit{Bytes: 8 << 20}))
+	must.Succeed(t, err)
+	must.Succeed(t, facility.Limit(volume, id, quota.Limit{Bytes: 8 << 20}))
 	id, err = facility.IDOf(volume)
-	must(t, err)
-	must(t, staging.Rename("volume", root, "volume"))
-	must(t, root.Sync())
+	must.Succeed(t, err)
+	must.Succeed(t, staging.Rename("volume", root, "volume"))
+	must.Succeed(t, root.Sync())
 	return id
 }
 
 // A disk is a file that holds a filesystem.
 type disk struct{ kind, file, at string }
 
-// image makes a filesystem that can have limits, whatever it is mounted with.
+// image creates a filesystem with the features for quotas, whatever the mount options.
 func image(t *testing.T, kind string) disk {
 	t.Helper()
 	testenv.NeedPrograms(t, "mkfs."+kind, "mount")
@@ -89,8 +90,8 @@ func image(t *testing.T, kind string) disk {
 		"ext4":  "mkfs.ext4 -q -F -O quota,project -E quotatype=prjquota",
 	}[kind]
 	d := disk{kind: kind, file: filepath.Join(t.TempDir(), "disk")}
-	must(t, os.WriteFile(d.file, nil, 0o600))
-	must(t, os.Truncate(d.file, 300<<20))
+	must.Succeed(t, os.WriteFile(d.file, nil, 0o600))
+	must.Succeed(t, os.Truncate(d.file, 300<<20))
 	run(t, append(strings.Fields(format), d.file)...)
 	return d
 }
@@ -107,7 +108,7 @@ func (d *disk) mount(t *testing.T, options ...string) string {
 func (d *disk) unmount(t *testing.T) {
 	t.Helper()
 	if d.at != "" {
-		must(t, syscall.Unmount(d.at, 0))
+		must.Succeed(t, syscall.Unmount(d.at, 0))
 		d.at = ""
 	}
 }
@@ -116,22 +117,22 @@ func (d *disk) copy(t *testing.T) disk {
 	t.Helper()
 	c := disk{kind: d.kind, file: filepath.Join(t.TempDir(), "copy")}
 	from, err := os.Open(d.file)
-	must(t, err)
+	must.Succeed(t, err)
 	defer from.Close()
 	to, err := os.Create(c.file)
-	must(t, err)
+	must.Succeed(t, err)
 	part := make([]byte, 1<<20)
 	for at := int64(0); ; at += int64(len(part)) {
 		n, err := from.ReadAt(part, at)
-		if n > 0 && bytes.Count(part[:n], []byte{0}) < n { // most of it is empty, and memory may be short
+		if n > 0 && bytes.Count(part[:n], []byte{0}) < n { // sparse: most of it is zeros, and memory may be short
 			_, err := to.WriteAt(part[:n], at)
-			must(t, err)
+			must.Succeed(t, err)
 		}
 		if errors.Is(err, io.EOF) {
-			must(t, errors.Join(to.Truncate(at+int64(n)), to.Close()))
+			must.Succeed(t, errors.Join(to.Truncate(at+int64(n)), to.Close()))
 			return c
 		}
-		must(t, err)
+		must.Succeed(t, err)
 	}
 }
 

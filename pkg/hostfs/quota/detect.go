@@ -8,10 +8,10 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 )
 
-// Detect finds what can limit directories on the filesystem that d is on. It changes
-// nothing: quotas concern the whole filesystem, so that switching them on is the
-// administrator's business. It answers ErrNone, in words that say what to do, where
-// limits would not be enforced.
+// Detect returns the facility that limits directories on the filesystem of d. It changes
+// nothing: quotas concern the whole filesystem, so enabling them is up to the
+// administrator. If limits would not be enforced it returns ErrNone with a message that says
+// what to do.
 func Detect(d *dir.Dir) (Facility, error) {
 	var st unix.Statfs_t
 	if err := unix.Fstatfs(d.Fd(), &st); err != nil {
@@ -25,7 +25,7 @@ func Detect(d *dir.Dir) (Facility, error) {
 	case unix.BTRFS_SUPER_MAGIC:
 		return detectSubvolumes(d)
 	default:
-		return nil, fmt.Errorf("%w: %s at %s has none that this program knows; xfs, ext4 and btrfs have", ErrNone, filesystemName(magic), d)
+		return nil, fmt.Errorf("%w: %s at %s is not supported; xfs, ext4 and btrfs are", ErrNone, filesystemName(magic), d)
 	}
 }
 

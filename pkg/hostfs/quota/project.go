@@ -7,15 +7,16 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/internal/ioctl"
 )
 
-// projects keeps limits by project quota.
+// projects enforces limits with project quotas.
 type projects struct {
 	kind    Kind
 	control control
 }
 
-// detectProjects finds out whether project quotas are counted and enforced.
+// detectProjects checks that project quotas are accounted and enforced.
 func detectProjects(d *dir.Dir, kind Kind) (Facility, error) {
 	p := projects{kind: kind, control: newControl()}
 	state, err := p.control.state(d)
@@ -31,41 +32,41 @@ func detectProjects(d *dir.Dir, kind Kind) (Facility, error) {
 	return p, nil
 }
 
-// notEnforced says why, and what to do.
+// notEnforced returns why limits are not enforced, and what to do.
 func (p projects) notEnforced(d *dir.Dir, state uint16) error {
 	counted := state&projectAccounting != 0
 	switch {
 	case !p.control.supported(d):
-		return fmt.Errorf("%w: this kernel was built without those of %s, which %s is on: prjquota needs one that has %s",
+		return fmt.Errorf("%w: the kernel was built without quotas for %s, the filesystem of %s: it needs %s",
 			ErrNone, p.kind, d, kernelOption[p.kind])
 	case p.kind == XFS && counted:
-		return fmt.Errorf("%w: xfs is mounted with pqnoenforce at %s: have prjquota in its mount options instead, and mount it anew",
+		return fmt.Errorf("%w: xfs is mounted with pqnoenforce at %s: use the mount option prjquota instead, then unmount and mount it",
 			ErrNone, d)
 	case p.kind == XFS:
 		return fmt.Errorf("%w: xfs is mounted without prjquota at %s: add prjquota to its mount options "+
-			"(for the root filesystem rootflags=prjquota on the kernel command line) and mount it anew; a remount does not do",
+			"(for the root filesystem rootflags=prjquota on the kernel command line) then unmount and mount it; a remount is not enough",
 			ErrNone, d)
 	case counted:
-		return fmt.Errorf("%w: ext4 is mounted without prjquota at %s: add prjquota to its mount options and mount it anew",
+		return fmt.Errorf("%w: ext4 is mounted without prjquota at %s: add prjquota to its mount options, then unmount and mount it",
 			ErrNone, d)
 	}
 	return fmt.Errorf("%w: ext4 at %s lacks the features project and quota: unmount it and run "+
 		"tune2fs -O project,quota %s, then mount it with prjquota", ErrNone, d, deviceName(d))
 }
 
-// outsideProjects answers ErrNone if what is made in the directory belongs to a project
-// from the beginning. It can have no other then, nor be moved in (rename(2), EXDEV).
+// outsideProjects returns ErrNone if new entries of the directory inherit a project id. They
+// could not get another id, nor could directories be moved in (rename(2), EXDEV).
 func outsideProjects(d *dir.Dir) error {
 	attr, err := attrOf(d)
-	if err == nil && attr.Project != 0 && attr.Flags&projectInherit != 0 {
-		return fmt.Errorf("%w: all of %s belongs to project %d already, and nothing can belong to two: run chattr -p 0 -P %s", ErrNone, d, attr.Project, d)
+	if err == nil && attr.Project != 0 && attr.Flags&ioctl.ProjectInherit != 0 {
+		return fmt.Errorf("%w: everything in %s already belongs to project %d, and can belong to only one: run chattr -p 0 -P %s", ErrNone, d, attr.Project, d)
 	}
 	return err
 }
 
 var kernelOption = map[Kind]string{XFS: "CONFIG_XFS_QUOTA", Ext4: "CONFIG_QUOTA"}
 
-// deviceName names the filesystem's device for a person.
+// deviceName is the filesystem's device, for messages.
 func deviceName(d *dir.Dir) string {
 	if node, err := deviceNode(d); err == nil {
 		return node
@@ -101,36 +102,67 @@ func (p projects) Limit(d *dir.Dir, id ID, l Limit) error {
 	if err != nil {
 		return err
 	}
-	// The id comes first: IDOf finds it again should the rest not happen.
-	if err := giveID(d, id); err != nil {
+	// Set the id first: if the rest fails or is interrupted, IDOf finds it.
+	given, err := giveID(d, id)
+	if given {
+		err = p.checkAlone(d, id)
+	}
+	if err != nil {
 		return err
 	}
 	return p.control.set(d, id, Limit{Bytes: bytes, Inodes: l.Inodes})
 }
 
-// giveID has the directory, and what will be made in it, count for a project.
-func giveID(d *dir.Dir, id ID) error {
+// checkAlone takes the id that a directory was just given off again and answers ErrTaken if something else is counted
+// by it: another process had NewID answer the same. Of two directories the later one, at least, finds both counted.
+func (p projects) checkAlone(d *dir.Dir, id ID) error {
+	q, err := p.control.get(d, id)
+	if err == nil && !q.limited() && q.Inodes == 1 {
+		return nil
+	}
+	if err == nil {
+		err = fmt.Errorf("set project of %s to %d: %w", d, id, ErrTaken)
+	}
+	return errors.Join(err, takeID(d))
+}
+
+func takeID(d *dir.Dir) error {
 	attr, err := attrOf(d)
 	if err != nil {
 		return err
 	}
-	switch {
-	case ID(attr.Project) == id && attr.Flags&projectInherit != 0:
-		return nil
-	case attr.Project != 0 && ID(attr.Project) != id:
-		return fmt.Errorf("give %s to project %d: %w: %d", d, id, ErrOtherID, attr.Project)
-	}
-	attr.Project = uint32(id)
-	attr.Flags = attr.Flags&^hasAttr | projectInherit
-	if err := ioctl(d, fsSetXattr, &attr); err != nil {
-		return fmt.Errorf("give %s to project %d: %w", d, id, err)
+	attr.Project = 0
+	attr.Flags &^= ioctl.HasAttr | ioctl.ProjectInherit
+	if err := ioctl.Do(d, ioctl.SetFileAttr, &attr); err != nil {
+		return fmt.Errorf("take %s out of its project: %w", d, err)
 	}
 	return nil
 }
 
-func attrOf(d *dir.Dir) (fileAttr, error) {
-	var attr fileAttr
-	if err := ioctl(d, fsGetXattr, &attr); err != nil {
+// giveID gives the directory a project id, which new entries inherit. It reports whether it did not before.
+func giveID(d *dir.Dir, id ID) (given bool, err error) {
+	attr, err := attrOf(d)
+	if err != nil {
+		return false, err
+	}
+	switch {
+	case ID(attr.Project) == id && attr.Flags&ioctl.ProjectInherit != 0:
+		return false, nil
+	case attr.Project != 0 && ID(attr.Project) != id:
+		return false, fmt.Errorf("set project of %s to %d: %w: %d", d, id, ErrOtherID, attr.Project)
+	}
+	given = attr.Project == 0
+	attr.Project = uint32(id)
+	attr.Flags = attr.Flags&^ioctl.HasAttr | ioctl.ProjectInherit
+	if err := ioctl.Do(d, ioctl.SetFileAttr, &attr); err != nil {
+		return false, fmt.Errorf("set project of %s to %d: %w", d, id, err)
+	}
+	return given, nil
+}
+
+func attrOf(d *dir.Dir) (ioctl.FileAttr, error) {
+	var attr ioctl.FileAttr
+	if err := ioctl.Do(d, ioctl.GetFileAttr, &attr); err != nil {
 		return attr, fmt.Errorf("read the project of %s: %w", d, err)
 	}
 	return attr, nil
@@ -138,7 +170,7 @@ func attrOf(d *dir.Dir) (fileAttr, error) {
 
 func (p projects) Usage(d *dir.Dir, id ID) (Usage, error) {
 	if err := checkProject(id); err != nil {
-		return Usage{}, fmt.Errorf("read the use of %s: %w", d, err)
+		return Usage{}, fmt.Errorf("read the usage of %s: %w", d, err)
 	}
 	q, err := p.control.get(d, id)
 	return Usage{
@@ -150,7 +182,7 @@ func (p projects) Usage(d *dir.Dir, id ID) (Usage, error) {
 
 func (p projects) IDOf(d *dir.Dir) (ID, error) {
 	attr, err := attrOf(d)
-	// What cannot carry an id carries none.
+	// A filesystem without project ids: no id.
 	if errors.Is(err, unix.ENOTTY) || errors.Is(err, unix.EOPNOTSUPP) {
 		return 0, nil
 	}
@@ -162,7 +194,8 @@ func (p projects) Release(fs *dir.Dir, id ID) error {
 		return fmt.Errorf("release a project on %s: %w", fs, err)
 	}
 	q, err := p.control.get(fs, id)
-	if err != nil || !q.limited() {
+	// What is counted by it is another process's: it has the id since the tree is gone.
+	if err != nil || !q.unused() {
 		return err
 	}
 	return p.control.set(fs, id, Limit{})
@@ -189,11 +222,11 @@ func (p projects) ReleaseUnused(fs *dir.Dir, taken func(ID) bool) (released int,
 	return released, nil
 }
 
-// checkProject keeps a limit from landing on others' projects, and on project 0,
-// whose limits are the defaults of all.
+// checkProject refuses projects of others, and project 0, whose limits are the defaults of
+// all projects.
 func checkProject(id ID) error {
 	if id < FirstID || id > LastID {
-		return fmt.Errorf("project id %d is not one from %d to %d", id, FirstID, LastID)
+		return fmt.Errorf("project id %d is not between %d and %d", id, FirstID, LastID)
 	}
 	return nil
 }

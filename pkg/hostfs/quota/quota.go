@@ -1,18 +1,17 @@
-// Package quota keeps the size of a directory; which directory, and how much, is
-// the caller's business. XFS and ext4 do it by project quota: a directory carries
-// the id of a project, what is made in it inherits the id, and the filesystem
-// counts and limits what carries it. Btrfs does it by subvolumes and their qgroups.
+// Package quota limits the size of directories; the caller decides which, and how
+// much. XFS and ext4 use project quotas: a directory has a project id, new entries
+// inherit it, and the filesystem counts and limits everything with that id. Btrfs uses
+// subvolumes and their qgroups.
 //
-// What is over the limit is refused with ENOSPC by XFS and with EDQUOT by the
-// others. On ext4 a process with CAP_SYS_RESOURCE is exempt (containers have it
-// only if they are privileged). Two holes are the kernel's own: the owner of a file
-// may take it out of its project unless it lives in a user namespace
-// (FS_IOC_FSSETXATTR), and whoever may write to a subvolume may make another in
-// it, which has a qgroup of its own. Limits keep volumes from filling the disk, they
-// are no wall against who means it.
+// A write over the limit fails with ENOSPC on XFS and with EDQUOT on the others. On
+// ext4 a process with CAP_SYS_RESOURCE is exempt (only privileged containers have it
+// by default). The kernel leaves two ways around a limit: the owner of a file can change
+// its project id, unless in a user namespace (FS_IOC_FSSETXATTR), and whoever can write
+// to a subvolume can create another in it, which has its own qgroup. So limits keep
+// volumes from filling the disk by accident, not by intent.
 //
-// It runs no program. The numbers of quotactl(2) and ioctl(2) that x/sys/unix lacks
-// are written down in abi.go, each with the header that it is from.
+// The package starts no child process. Constants of quotactl(2) and ioctl(2) that
+// x/sys/unix lacks are in abi.go, each with its header.
 package quota
 
 import (
@@ -25,116 +24,119 @@ import (
 
 // Errors that callers may test for.
 var (
-	// ErrNone reports a filesystem that cannot limit directories as it is mounted.
-	// The message says what to do about it.
+	// ErrNone reports a filesystem that, as mounted, cannot limit directories.
+	// The message says what to do.
 	ErrNone = errors.New("no directory quotas")
 	// ErrNoID reports that every id of the range is in use.
 	ErrNoID = errors.New("no free project id")
-	// ErrOtherID reports a directory that carries another id than expected.
-	ErrOtherID = errors.New("directory carries another quota id")
-	// ErrPlain reports a directory that can carry no limit since Make did not make it.
-	ErrPlain = errors.New("a plain directory, which cannot carry a limit")
+	// ErrOtherID reports a directory that has another id than expected.
+	ErrOtherID = errors.New("directory has another quota id")
+	// ErrTaken reports an id that something else is counted by since NewID answered it: another process took it.
+	// The directory does not carry it. Ask for another.
+	ErrTaken = errors.New("project id is taken")
+	// ErrPlain reports a directory that cannot have a limit, since Make did not create it.
+	ErrPlain = errors.New("a plain directory, which cannot have a limit")
 )
 
-// A Kind names what keeps the limits.
+// A Kind is the filesystem type that enforces the limits.
 type Kind string
 
-// The kinds that Detect finds.
+// The kinds that Detect returns.
 const (
 	XFS   Kind = "xfs"
 	Ext4  Kind = "ext4"
 	Btrfs Kind = "btrfs"
 )
 
-// An ID is what a filesystem counts a directory by, never 0: a project id (32 bits)
-// on XFS and ext4, the subvolume's id (64 bits) on btrfs.
+// An ID is the number that a filesystem accounts a directory by, never 0: a project id
+// (32 bits) on XFS and ext4, the subvolume's id (64 bits) on btrfs.
 type ID uint64
 
-// The project ids that NewID gives. The range begins with the letters HP, lies far
-// above what people and container runtimes count up from, and holds three million.
-// Limit and Release touch no project outside it.
+// The range of project ids that NewID returns. It starts with the bytes "HP", far above
+// the ids that administrators and container runtimes use, and has three million ids.
+// Limit and Release refuse projects outside it.
 const (
 	FirstID ID = 0x48500000
 	LastID  ID = 0x487fffff
 )
 
-// NotCounted stands for a number of inodes that the filesystem does not count.
-const NotCounted = -1
+// Unknown stands for a number of inodes that the filesystem does not count.
+const Unknown = -1
 
-// A Limit is how much a directory may hold, itself and what the filesystem needs to
-// keep track of the content included: a few blocks, of 16 KiB each on btrfs.
+// A Limit is how much a directory may hold. It includes the directory itself and the
+// filesystem's metadata of the content: a few blocks, of 16 KiB each on btrfs.
 type Limit struct {
 	Bytes  int64 // 0: not limited
-	Inodes int64 // 0: not limited; the directory itself is one
+	Inodes int64 // 0: not limited; the directory itself counts as one
 }
 
-// Usage is what a directory may hold, and what it does hold.
+// Usage is the limit and the usage of a directory.
 type Usage struct {
 	Limit  Limit
 	Bytes  int64
-	Inodes int64 // NotCounted on btrfs
+	Inodes int64 // Unknown on btrfs
 }
 
-// A Facility keeps limits on one filesystem. Every directory that it is given has to
-// be of the filesystem that it was detected on. Its methods may be called at once.
+// A Facility enforces limits on one filesystem. All directories passed to it must be on
+// that filesystem. Its methods are safe for concurrent use.
 type Facility interface {
-	// Kind is what keeps the limits.
+	// Kind is the filesystem type.
 	Kind() Kind
 
-	// Make makes an empty directory that can carry a limit, with mode 0700, and
-	// opens it. On btrfs it is a subvolume, and for an instant has the mode that
-	// the umask leaves: make it in a directory that others cannot enter. Dir.Rename
-	// and dir.RemoveTree work on either. Take the limit off before removing: btrfs
-	// wants room in a subvolume to remove another that its user made in it.
+	// Make creates an empty directory that can have a limit, with mode 0700, and
+	// opens it. On btrfs it is a subvolume, and briefly has the mode that the umask
+	// leaves: create it in a directory that others cannot enter. Dir.Rename and
+	// dir.RemoveTree work on both. Remove the limit before removing the directory: btrfs
+	// needs free space in a subvolume to remove one that its user created in it.
 	Make(parent *dir.Dir, name string) (*dir.Dir, error)
 
-	// NewID is the lowest project id of the range, but not below from, for which taken
-	// answers false and the filesystem has neither limit nor use, or ErrNoID. It
-	// reserves nothing: until Limit has used the id, taken has to know it. On btrfs it
-	// is 0, because the kernel chose the id of the subvolume when it was made.
+	// NewID returns the lowest project id of the range, not below from, that is not taken
+	// and has neither limit nor usage on the filesystem, or ErrNoID. It does not reserve
+	// the id: until Limit has used it, taken must return true for it. On btrfs it
+	// returns 0, because the kernel chose the subvolume's id in Make.
 	NewID(fs *dir.Dir, from ID, taken func(ID) bool) (ID, error)
 
-	// Limit gives the directory the id, unless it carries it already, and limits what
-	// carries it. Id 0 means, on btrfs alone, the id that the directory carries.
-	// Content that was there before the directory had the id is not counted: give
-	// it while the directory is empty. Bytes are rounded up to the filesystem's
-	// block. A limit below the use is accepted, and refuses every new block. It
-	// answers ErrOtherID, ErrPlain, or errors.ErrUnsupported for Inodes on btrfs.
+	// Limit gives the directory the id, unless it has it already, and sets the limit of
+	// the id. Id 0, on btrfs only, means the id of the directory. Content from before
+	// the directory had the id is not counted, so call Limit while the directory is
+	// empty. Bytes are rounded up to filesystem blocks. A limit below the usage is
+	// accepted, and every new block is refused. Limit returns ErrOtherID, ErrTaken,
+	// ErrPlain, or errors.ErrUnsupported for Inodes on btrfs.
 	//
-	// It does not wait for the disk, so that a crash may bring back what was before.
-	// But once a later rename of the directory is synced, the limit has survived too:
-	// the journal keeps the order, and btrfs commits all for it. Where no rename
-	// follows, compare Usage with the promise after a crash.
+	// Limit does not sync, so a crash may restore the previous limit. But once a later
+	// rename of the directory is synced, the limit is durable too: the journal keeps the
+	// order, and btrfs commits everything. If no rename follows, compare Usage with the
+	// promise after a crash.
 	Limit(d *dir.Dir, id ID, l Limit) error
 
-	// Usage reads the limit and the use of an id, in microseconds: it never walks
-	// and syncs nothing. An id that has neither is no error. XFS lowers the use some
-	// 10 ms after a removal. Btrfs brings it up to date when it commits, every 30
-	// seconds or at a sync. Id 0 is as in Limit, and d any directory otherwise.
+	// Usage reads the limit and the usage of an id in microseconds: it neither walks
+	// the directory nor syncs. An id without either is not an error. XFS lowers the usage
+	// about 10 ms after a removal; btrfs updates it at each commit, every 30 seconds or
+	// at a sync. Id 0 is as in Limit; otherwise d can be any directory.
 	Usage(d *dir.Dir, id ID) (Usage, error)
 
-	// IDOf is the id that the directory carries, 0 if it carries none.
+	// IDOf returns the id of the directory, 0 if it has none.
 	IDOf(d *dir.Dir) (ID, error)
 
-	// Release forgets the limit of an id whose tree is gone, so that the id may be
-	// given anew. Fs is any directory of the filesystem. Releasing an id that has
-	// no limit changes nothing. Btrfs clears a subvolume away in the background, within
-	// some 30 seconds, and keeps the qgroup until then. Afterwards Linux 6.10 and newer
-	// destroy it themselves; on older ones the next call, for whichever id, does.
+	// Release removes the limit of an id whose tree was removed, so that the id can be
+	// reused. fs is any directory of the filesystem. Releasing an id without a limit, or
+	// one that still has usage, changes nothing. Btrfs cleans up a subvolume in the
+	// background, within about 30 seconds, and keeps the qgroup until then. Afterwards
+	// Linux 6.10 and newer destroy it; on older kernels the next call of Release, for any
+	// id, does.
 	Release(fs *dir.Dir, id ID) error
 
-	// ReleaseUnused releases all ids from FirstID to LastID that have a limit, that
-	// nothing on the filesystem is counted by, and for which taken answers false:
-	// they were not released. It tells how many are gone by that. On btrfs these are the
-	// limited subvolumes that are gone, whoever had them: an id is never given again. The
-	// kernel may yet have to clear them away: see Release.
+	// ReleaseUnused releases all ids from FirstID to LastID that have a limit but no usage
+	// and are not taken: leaks of an earlier crash. It returns how many it released. On
+	// btrfs it releases the limits of all deleted subvolumes, whoever created them, since
+	// ids are never reused. The kernel may still have to clean them up: see Release.
 	ReleaseUnused(fs *dir.Dir, taken func(ID) bool) (released int, err error)
 }
 
-// bytesOnDisk is the limit in bytes, in whole blocks of the filesystem.
+// bytesOnDisk is the limit in bytes, rounded up to whole blocks.
 func (l Limit) bytesOnDisk(d *dir.Dir) (int64, error) {
 	if l.Bytes < 0 || l.Inodes < 0 {
-		return 0, fmt.Errorf("limit %s: %d bytes and %d inodes: less than nothing", d, l.Bytes, l.Inodes)
+		return 0, fmt.Errorf("limit %s: %d bytes and %d inodes: negative", d, l.Bytes, l.Inodes)
 	}
 	space, err := d.Space()
 	if err != nil {
@@ -142,7 +144,7 @@ func (l Limit) bytesOnDisk(d *dir.Dir) (int64, error) {
 	}
 	block := space.BlockBytes
 	if l.Bytes > math.MaxInt64-block {
-		return 0, fmt.Errorf("limit %s: %d bytes are more than any filesystem has", d, l.Bytes)
+		return 0, fmt.Errorf("limit %s: %d bytes is too large", d, l.Bytes)
 	}
 	return (l.Bytes + block - 1) / block * block, nil
 }

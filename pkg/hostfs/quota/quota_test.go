@@ -17,12 +17,13 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota/quotatest"
+	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
 func TestMain(m *testing.M) { testenv.Main(m) }
 
-func TestFakeKeepsTheContract(t *testing.T) {
+func TestFakeContract(t *testing.T) {
 	for _, kind := range []quota.Kind{quota.XFS, quota.Ext4, quota.Btrfs} {
 		t.Run(string(kind), func(t *testing.T) {
 			quotatest.Contract(t, func(t *testing.T) quotatest.Subject {
@@ -39,7 +40,7 @@ func TestFakeKeepsTheContract(t *testing.T) {
 	}
 }
 
-func TestKernelKeepsTheContract(t *testing.T) {
+func TestKernelContract(t *testing.T) {
 	testenv.NeedRoot(t)
 	for _, fs := range filesystems() {
 		t.Run(fs.name, func(t *testing.T) {
@@ -49,15 +50,15 @@ func TestKernelKeepsTheContract(t *testing.T) {
 	}
 }
 
-// A filesystem is one that can limit directories.
+// A filesystem can limit directories.
 type filesystem struct {
 	name     string
 	mount    func(t testing.TB) string
 	byDevice bool // with quotactl(2), as on old kernels
 }
 
-// filesystems are those that this kernel has: btrfs everywhere, and where the machine
-// of `make test-kernel` says that they are mounted, XFS and ext4 with project quota.
+// filesystems returns those that can be tested here: btrfs everywhere, and in the virtual
+// machine of `make test-kernel` XFS and ext4 with project quotas.
 func filesystems() []filesystem {
 	all := []filesystem{{name: "btrfs", mount: func(t testing.TB) string { return btrfs(t, enable) }}}
 	if _, err := os.Stat("/sys/fs/btrfs/features/simple_quota"); err == nil {
@@ -71,7 +72,7 @@ func filesystems() []filesystem {
 	return all
 }
 
-// mountedByTheMachine are mount points of XFS and ext4 with project quota.
+// mountedByTheMachine returns the mount points of XFS and ext4 with project quotas.
 func mountedByTheMachine() map[string]string {
 	mounted := make(map[string]string)
 	for kind, variable := range map[string]string{"xfs": "HOSTPATH_KERNEL_XFS", "ext4": "HOSTPATH_KERNEL_EXT4"} {
@@ -86,11 +87,11 @@ func mountedByTheMachine() map[string]string {
 func (fs filesystem) subject(t testing.TB, mounted string) quotatest.Subject {
 	t.Helper()
 	path := filepath.Join(mounted, rand.Text())
-	must(t, os.Mkdir(path, 0o755))
-	t.Cleanup(func() { must(t, os.RemoveAll(path)) })
+	must.Succeed(t, os.Mkdir(path, 0o755))
+	t.Cleanup(func() { must.Succeed(t, os.RemoveAll(path)) })
 	root := open(t, path)
 	facility, err := quota.Detect(root)
-	must(t, err)
+	must.Succeed(t, err)
 	if fs.byDevice {
 		facility = quota.ByDevice(facility)
 	}
@@ -98,11 +99,11 @@ func (fs filesystem) subject(t testing.TB, mounted string) quotatest.Subject {
 		Facility: facility,
 		Root:     root,
 		Create:   create,
-		Settle:   func(t *testing.T) { must(t, unix.Syncfs(root.Fd())) },
+		Settle:   func(t *testing.T) { must.Succeed(t, unix.Syncfs(root.Fd())) },
 	}
 }
 
-// A file is written without CAP_SYS_RESOURCE, which knows no limits on ext4.
+// A file is written without CAP_SYS_RESOURCE, which is exempt from limits on ext4.
 type file struct {
 	*os.File
 	in   *dir.Dir
@@ -134,11 +135,11 @@ func (f file) Close() error { return errors.Join(f.Sync(), f.File.Close()) }
 
 func (f file) Remove() error { return f.in.Remove(f.name) }
 
-// unprivileged runs f on a thread that gave up CAP_SYS_RESOURCE.
+// unprivileged runs f on a thread without CAP_SYS_RESOURCE.
 func unprivileged(f func() error) error {
 	result := make(chan error)
 	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
+		runtime.LockOSThread() // never unlocked: the thread exits with the goroutine
 		if err := dropResource(); err != nil {
 			result <- err
 			return
@@ -166,7 +167,7 @@ const (
 
 func btrfs(t testing.TB, command uint64) string {
 	t.Helper()
-	// The kernel clears subvolumes away when it commits.
+	// The kernel cleans up subvolumes when it commits.
 	path := testenv.LoopFS(t, "btrfs", 256<<20, "commit=1")
 	enableQuotas(t, open(t, path), command)
 	return path
@@ -181,44 +182,44 @@ func enableQuotas(t testing.TB, d *dir.Dir, command uint64) {
 	}
 }
 
-// The kernel clears removed subvolumes away while Release asks for their qgroups: if
-// one went too early, btrfs would lose count of all.
-func TestReleasingAtAnyTimeLosesNoCount(t *testing.T) {
+// The kernel cleans up removed subvolumes while Release destroys their qgroups: destroying
+// one too early would make the accounting inconsistent.
+func TestRelease_duringCleanupKeepsAccounting(t *testing.T) {
 	testenv.NeedRoot(t)
 	root := open(t, btrfs(t, enable))
 	facility, err := quota.Detect(root)
-	must(t, err)
+	must.Succeed(t, err)
 	left := make(map[quota.ID]bool)
 	for i := range 50 {
 		d, err := facility.Make(root, strconv.Itoa(i))
-		must(t, err)
+		must.Succeed(t, err)
 		id, err := facility.IDOf(d)
-		must(t, err)
+		must.Succeed(t, err)
 		left[id] = true
-		must(t, d.Close())
+		must.Succeed(t, d.Close())
 	}
-	must(t, root.Sync()) // each has a use now
+	must.Succeed(t, root.Sync()) // each has a usage now
 	for i := range 50 {
-		must(t, root.RemoveDir(strconv.Itoa(i)))
+		must.Succeed(t, root.RemoveDir(strconv.Itoa(i)))
 	}
 	for deadline := time.Now().Add(time.Minute); len(left) > 0; {
 		for id := range left {
-			must(t, facility.Release(root, id))
+			must.Succeed(t, facility.Release(root, id))
 			usage, err := facility.Usage(root, id)
-			must(t, err)
+			must.Succeed(t, err)
 			if usage.Bytes == 0 {
 				delete(left, id)
 			}
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("%d subvolumes are not cleared away within a minute", len(left))
+			t.Fatalf("%d subvolumes are not cleaned up within a minute", len(left))
 		}
 	}
 	_, err = quota.Detect(root)
-	must(t, err)
+	must.Succeed(t, err)
 }
 
-func TestDetectSaysWhatToDo(t *testing.T) {
+func TestDetect_errorSaysWhatToDo(t *testing.T) {
 	testenv.NeedRoot(t)
 	for _, c := range refused() {
 		t.Run(c.name, func(t *testing.T) {
@@ -232,7 +233,7 @@ func TestDetectSaysWhatToDo(t *testing.T) {
 					t.Errorf("%q does not say %q", err, words)
 				}
 			}
-			// Where one command is all that is needed, the words end in it.
+			// If one command suffices, the message ends with it.
 			if _, command, ok := strings.Cut(err.Error(), ": run "); ok {
 				run(t, strings.Fields(command)...)
 				if _, err := quota.Detect(d); err != nil {
@@ -254,11 +255,11 @@ func refused() []refusal {
 		return func(t *testing.T) string { return testenv.LoopFS(t, kind, bytes, options...) }
 	}
 	cases := []refusal{
-		{"tmpfs", func(t *testing.T) string { return testenv.Tmpfs(t, 1<<20) }, []string{"tmpfs", "xfs, ext4 and btrfs have"}},
+		{"tmpfs", func(t *testing.T) string { return testenv.Tmpfs(t, 1<<20) }, []string{"tmpfs", "xfs, ext4 and btrfs are"}},
 		{"xfs without prjquota", loop("xfs", 300<<20), []string{"prjquota"}},
 		{"ext4 without the features", loop("ext4", 64<<20), []string{"tune2fs -O project,quota /dev/loop", "prjquota"}},
 		{"btrfs without quotas", loop("btrfs", 128<<20), []string{"run btrfs quota enable /"}},
-		{"btrfs that lost count", lostCount, []string{"run btrfs quota rescan /"}},
+		{"btrfs with inconsistent accounting", lostCount, []string{"run btrfs quota rescan /"}},
 	}
 	mounted := mountedByTheMachine()
 	for kind, path := range mounted {
@@ -269,22 +270,22 @@ func refused() []refusal {
 		return cases
 	}
 	return append(cases,
-		refusal{"xfs without prjquota, by a kernel that has it", loop("xfs", 300<<20), []string{"xfs is mounted without prjquota", "rootflags=prjquota"}},
-		refusal{"xfs that only counts", loop("xfs", 300<<20, "pqnoenforce"), []string{"pqnoenforce", "prjquota"}},
-		refusal{"ext4 that only counts", func(t *testing.T) string { d := image(t, "ext4"); return d.mount(t) }, []string{"ext4 is mounted without prjquota"}},
+		refusal{"xfs without prjquota, kernel supports it", loop("xfs", 300<<20), []string{"xfs is mounted without prjquota", "rootflags=prjquota"}},
+		refusal{"xfs with accounting only", loop("xfs", 300<<20, "pqnoenforce"), []string{"pqnoenforce", "prjquota"}},
+		refusal{"ext4 with accounting only", func(t *testing.T) string { d := image(t, "ext4"); return d.mount(t) }, []string{"ext4 is mounted without prjquota"}},
 	)
 }
 
-// lostCount makes a btrfs that stopped counting, because groups of qgroups changed.
+// lostCount makes a btrfs with inconsistent accounting, by changing qgroup relations.
 func lostCount(t *testing.T) string {
 	t.Helper()
 	testenv.NeedPrograms(t, "btrfs")
 	path := btrfs(t, enable)
 	run(t, "btrfs", "-q", "subvolume", "create", path+"/a")
 	run(t, "btrfs", "-q", "subvolume", "create", path+"/b")
-	must(t, os.WriteFile(path+"/a/file", make([]byte, 1<<20), 0o600))
+	must.Succeed(t, os.WriteFile(path+"/a/file", make([]byte, 1<<20), 0o600))
 	share(t, path+"/a/file", path+"/b/file")
-	must(t, unix.Syncfs(open(t, path).Fd()))
+	must.Succeed(t, unix.Syncfs(open(t, path).Fd()))
 	run(t, "btrfs", "qgroup", "create", "1/100", path)
 	run(t, "btrfs", "qgroup", "assign", "--no-rescan", "0/256", "1/100", path)
 	return path
@@ -293,28 +294,28 @@ func lostCount(t *testing.T) string {
 func share(t *testing.T, from, to string) {
 	t.Helper()
 	source, err := os.Open(from)
-	must(t, err)
+	must.Succeed(t, err)
 	defer source.Close()
 	target, err := os.Create(to)
-	must(t, err)
+	must.Succeed(t, err)
 	defer target.Close()
-	must(t, unix.IoctlFileClone(int(target.Fd()), int(source.Fd())))
+	must.Succeed(t, unix.IoctlFileClone(int(target.Fd()), int(source.Fd())))
 }
 
-// projectDirectory makes a directory that an administrator limits as a whole.
+// projectDirectory makes a directory with a project id of its own.
 func projectDirectory(t *testing.T, mounted string) string {
 	t.Helper()
 	testenv.NeedPrograms(t, "chattr")
 	path := filepath.Join(mounted, rand.Text())
-	must(t, os.Mkdir(path, 0o755))
+	must.Succeed(t, os.Mkdir(path, 0o755))
 	run(t, "chattr", "-p", "42", "+P", path)
-	t.Cleanup(func() { must(t, os.Remove(path)) })
+	t.Cleanup(func() { must.Succeed(t, os.Remove(path)) })
 	return path
 }
 
-// XFS refuses to move a directory up to one of another project; ext4 does too, and can have
-// projects in the virtual machine alone.
-func TestATreeIsRemovedThatAUserGaveToOtherProjects(t *testing.T) {
+// XFS and ext4 refuse to move a directory into one of another project. Project quotas are
+// available only in the virtual machine.
+func TestRemoveTree_otherProjects(t *testing.T) {
 	testenv.NeedRoot(t)
 	mounted := mountedByTheMachine()
 	if len(mounted) == 0 {
@@ -324,10 +325,10 @@ func TestATreeIsRemovedThatAUserGaveToOtherProjects(t *testing.T) {
 		t.Run(kind, func(t *testing.T) {
 			root := projectDirectory(t, path)
 			inner := filepath.Join(root, "volume", "a")
-			must(t, os.MkdirAll(inner, 0o755))
+			must.Succeed(t, os.MkdirAll(inner, 0o755))
 			run(t, "chattr", "-p", "43", inner)
-			must(t, os.MkdirAll(inner+strings.Repeat("/d", 100), 0o755))
-			must(t, open(t, root).RemoveTree(t.Context(), "volume", func(ctx context.Context) error { return ctx.Err() }))
+			must.Succeed(t, os.MkdirAll(inner+strings.Repeat("/d", 100), 0o755))
+			must.Succeed(t, open(t, root).RemoveTree(t.Context(), "volume", func(ctx context.Context) error { return ctx.Err() }))
 		})
 	}
 }
@@ -341,13 +342,13 @@ func BenchmarkFacility(b *testing.B) {
 
 func benchmark(b *testing.B, s quotatest.Subject) {
 	d, err := s.Make(s.Root, "a")
-	must(b, err)
-	defer func() { must(b, d.Close()) }()
+	must.Succeed(b, err)
+	defer func() { must.Succeed(b, d.Close()) }()
 	id, err := s.NewID(d, 0, func(quota.ID) bool { return false })
-	must(b, err)
-	must(b, s.Limit(d, id, quota.Limit{Bytes: 1 << 20}))
+	must.Succeed(b, err)
+	must.Succeed(b, s.Limit(d, id, quota.Limit{Bytes: 1 << 20}))
 	id, err = s.IDOf(d)
-	must(b, err)
+	must.Succeed(b, err)
 	for name, call := range map[string]func(i int) error{
 		"Usage": func(int) error { _, err := s.Usage(d, id); return err },
 		"Limit": func(i int) error { return s.Limit(d, id, quota.Limit{Bytes: int64(i%100) << 20}) },
@@ -359,7 +360,7 @@ func benchmark(b *testing.B, s quotatest.Subject) {
 	} {
 		b.Run(name, func(b *testing.B) {
 			for i := 0; b.Loop(); i++ {
-				must(b, call(i))
+				must.Succeed(b, call(i))
 			}
 		})
 	}
@@ -368,14 +369,7 @@ func benchmark(b *testing.B, s quotatest.Subject) {
 func open(t testing.TB, path string) *dir.Dir {
 	t.Helper()
 	d, err := dir.Open(path)
-	must(t, err)
+	must.Succeed(t, err)
 	t.Cleanup(func() { _ = d.Close() })
 	return d
-}
-
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }

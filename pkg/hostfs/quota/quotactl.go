@@ -14,8 +14,8 @@ import (
 
 // A control reads and sets project quotas of the filesystem that a directory is on.
 type control struct {
-	// byDevice uses quotactl(2), which names the filesystem by its device, instead
-	// of quotactl_fd(2) of Linux 5.14, which needs no name.
+	// byDevice selects quotactl(2), which takes the path of the device, instead of
+	// quotactl_fd(2) of Linux 5.14.
 	byDevice bool
 }
 
@@ -27,7 +27,7 @@ func newControl() control {
 // command is QCMD of linux/quota.h.
 func command(c uintptr) uintptr { return c<<8 | prjQuota }
 
-// quotactl passes arg, a pointer to what the command reads or fills.
+// quotactl calls the kernel with arg, a pointer that the command reads or fills.
 func quotactl[T any](c control, d *dir.Dir, cmd uintptr, id ID, arg *T) error {
 	var errno unix.Errno
 	if c.byDevice {
@@ -53,8 +53,8 @@ func quotactl[T any](c control, d *dir.Dir, cmd uintptr, id ID, arg *T) error {
 	return nil
 }
 
-// state is which of projectAccounting and projectEnforced hold. Where the
-// filesystem keeps no quotas at all, neither does.
+// state returns which of projectAccounting and projectEnforced are set; neither is
+// without quotas.
 func (c control) state(d *dir.Dir) (uint16, error) {
 	state := quotaState{Version: quotaStateVersion}
 	err := quotactl(c, d, qXGetQStat, 0, &state)
@@ -62,19 +62,19 @@ func (c control) state(d *dir.Dir) (uint16, error) {
 	case errors.Is(err, unix.ENOSYS), errors.Is(err, unix.ESRCH), errors.Is(err, unix.EINVAL):
 		return 0, nil
 	case err != nil:
-		return 0, fmt.Errorf("ask for the quotas of %s: %w", d, err)
+		return 0, fmt.Errorf("read the quota state of %s: %w", d, err)
 	}
 	return state.Flags, nil
 }
 
-// supported tells whether the kernel was built with quotas for this kind of
-// filesystem: if not, it knows no command at all.
+// supported reports whether the kernel was built with quotas for this filesystem: if
+// not, all commands fail.
 func (c control) supported(d *dir.Dir) bool {
 	var format uint32
 	return !errors.Is(quotactl(c, d, qGetFmt, 0, &format), unix.ENOSYS)
 }
 
-// get reads the limits and the use of a project.
+// get reads the limits and the usage of a project.
 func (c control) get(d *dir.Dir, id ID) (diskQuota, error) {
 	var q diskQuota
 	err := quotactl(c, d, qXGetQuota, id, &q)
@@ -85,8 +85,8 @@ func (c control) get(d *dir.Dir, id ID) (diskQuota, error) {
 	return q, nil
 }
 
-// next reads the limits and the use of the first project from id on that has any. It
-// answers ENOENT if none has. It came with Linux 4.6.
+// next reads the limits and the usage of the first project from id on that has any. It
+// returns ENOENT if there is none (Linux 4.6).
 func (c control) next(d *dir.Dir, id ID) (diskQuota, error) {
 	var q diskQuota
 	if err := quotactl(c, d, qXGetNext, id, &q); err != nil {
@@ -95,8 +95,8 @@ func (c control) next(d *dir.Dir, id ID) (diskQuota, error) {
 	return q, nil
 }
 
-// set sets the hard limits of a project and takes away its soft ones, which statfs(2)
-// would show instead.
+// set sets the hard limits of a project and clears its soft limits, which statfs(2)
+// would report instead.
 func (c control) set(d *dir.Dir, id ID, l Limit) error {
 	q := diskQuota{
 		Version:   diskQuotaVersion,
@@ -119,7 +119,7 @@ func deviceNode(d *dir.Dir) (string, error) {
 		return "", err
 	}
 	numbers := fmt.Sprintf("%d:%d", unix.Major(id.Dev), unix.Minor(id.Dev))
-	// udev makes the links in /dev/block; without it, the kernel's own name is left.
+	// udev makes the links in /dev/block; without it, use the kernel's name.
 	for _, node := range []string{"/dev/block/" + numbers, "/dev/" + kernelName(numbers)} {
 		var st unix.Stat_t
 		if unix.Stat(node, &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFBLK && st.Rdev == id.Dev {
@@ -130,7 +130,7 @@ func deviceNode(d *dir.Dir) (string, error) {
 		ErrNone, numbers, d)
 }
 
-// kernelName is the kernel's name of a block device, "" if it cannot be found out.
+// kernelName is the kernel's name of a block device, "" if unknown.
 func kernelName(numbers string) string {
 	properties, err := os.ReadFile("/sys/dev/block/" + numbers + "/uevent")
 	if err != nil {

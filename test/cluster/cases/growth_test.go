@@ -80,15 +80,55 @@ func TestGrowthAfterKubeletIsStartedAgain(t *testing.T) {
 	}
 }
 
-// What the pool has no room for is refused, and an event says so.
+// A claim that is larger than its pool keeps its volume, and its pods start: also later
+// ones. The claim says why it did not grow, and grows when it is lowered to what fits.
 func TestGrowthBeyondThePool(t *testing.T) {
 	s := begin(t)
 	s.claim("data", "64Mi")
 	s.pod("user", with("data", "/data"))
 	s.ready("user")
+	s.mustRun("user", "echo still here >/data/file; sync")
 	s.resize("data", "100Gi")
-	s.wantEvent("Pod", "user", "VolumeResizeFailed")
-	s.mustRun("user", "echo still here >/data/file")
+	s.wantCondition("data", "bytes to promise")
+
+	restart := func() {
+		t.Helper()
+		s.remove("user")
+		s.pod("user", with("data", "/data"))
+		s.ready("user")
+		if got := s.mustRun("user", "cat /data/file"); got != "still here\n" {
+			t.Errorf("the file has %q after a restart", got)
+		}
+	}
+	restart()
+	s.wantNoSpace("user", "dd if=/dev/zero of=/data/big bs=1M count=150")
+	s.mustRun("user", "rm /data/big; sync")
+	s.wantCondition("data", "bytes to promise")
+
+	// At the first start kubelet learns that the size it was to grow to is given up.
+	s.resize("data", "128Mi")
+	restart()
+	s.wantCondition("data", "(re-)start a pod")
+	restart()
+	s.wantClaimSize("data", "128Mi")
+	s.mustRun("user", "dd if=/dev/zero of=/data/big bs=1M count=100")
+}
+
+// wantCondition waits until a condition of a claim has some words in its message.
+func (s *scene) wantCondition(claim, words string) {
+	s.Helper()
+	s.until(fmt.Sprintf("a condition of claim %s with %q", claim, words), func(ctx context.Context) (string, error) {
+		found, err := c.Client.CoreV1().PersistentVolumeClaims(s.namespace).Get(ctx, claim, metav1.GetOptions{})
+		if err != nil {
+			return "", err
+		}
+		for _, condition := range found.Status.Conditions {
+			if strings.Contains(condition.Message, words) {
+				return "", nil
+			}
+		}
+		return fmt.Sprintf("%+v", found.Status.Conditions), nil
+	})
 }
 
 func (s *scene) resize(claim, size string) {

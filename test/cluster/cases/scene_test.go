@@ -2,6 +2,7 @@ package cases_test
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -29,6 +30,12 @@ var poolPaths = map[string]string{
 	"hostpath-csi":       "/var/hpvolumes",
 	"hostpath-csi-plain": "/var/plain",
 }
+
+// What single cases have besides.
+var casePaths = map[string]string{operatorClass: operatorPool}
+
+// pathOf is the pool of a class on each node; empty if none is known.
+func pathOf(class string) string { return cmp.Or(poolPaths[class], casePaths[class]) }
 
 // A scene is a namespace for one test.
 type scene struct {
@@ -120,7 +127,7 @@ func (s *scene) remains(ctx context.Context) (string, error) {
 // or removed, or is empty.
 func onDisks() (string, error) {
 	for name, n := range c.Nodes {
-		for _, pool := range poolPaths {
+		for _, pool := range slices.AppendSeq(slices.Collect(maps.Values(poolPaths)), maps.Values(casePaths)) {
 			for _, pattern := range []string{"*", ".hostpath-provisioner/staging/*/*", ".hostpath-provisioner/trash/*/*", ".hostpath-provisioner/volumes/*"} {
 				found, err := filepath.Glob(filepath.Join(n.Disk(pool), pattern))
 				if err != nil {
@@ -268,8 +275,8 @@ func sorted(set map[string]bool) []string { return slices.Sorted(maps.Keys(set))
 // disk is where a volume is on its node, seen from outside the node.
 func (s *scene) disk(volume *corev1.PersistentVolume) string {
 	s.Helper()
-	path, ok := poolPaths[volume.Spec.StorageClassName]
-	if !ok {
+	path := pathOf(volume.Spec.StorageClassName)
+	if path == "" {
 		s.Fatalf("no pool is known of class %q", volume.Spec.StorageClassName)
 	}
 	return filepath.Join(c.Nodes[s.nodeOf(volume)].Disk(path), volume.Spec.CSI.VolumeHandle)

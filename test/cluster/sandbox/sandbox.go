@@ -68,7 +68,7 @@ func Enter(files ...*os.File) *Sandbox {
 	case keeperRole:
 		status, err = keeperMain()
 	default:
-		if err = seen(); err == nil {
+		if err = CheckPaths(); err == nil {
 			status, err = outside(files)
 		}
 	}
@@ -80,8 +80,9 @@ func Enter(files ...*os.File) *Sandbox {
 	return nil
 }
 
-// seen fails if what this program works with would be hidden from it inside.
-func seen() error {
+// CheckPaths fails if the directories that a program works with would be hidden from it
+// inside.
+func CheckPaths() error {
 	if err := Shared(os.TempDir()); err != nil {
 		return fmt.Errorf("the directory for temporary files: %w: set TMPDIR", err)
 	}

@@ -67,7 +67,11 @@ func makeMess(box *sandbox.Sandbox) error {
 	if err := orphan.Start(); err != nil {
 		return err
 	}
-	return os.WriteFile("/sys/fs/cgroup/pids"+group+"/cgroup.procs", []byte(strconv.Itoa(orphan.Process.Pid)), 0)
+	hierarchy := "/sys/fs/cgroup/pids"
+	if sandbox.Unified() {
+		hierarchy = "/sys/fs/cgroup"
+	}
+	return os.WriteFile(hierarchy+group+"/cgroup.procs", []byte(strconv.Itoa(orphan.Process.Pid)), 0)
 }
 
 // attachDevice makes a block volume, whose device the product leaves attached when
@@ -183,5 +187,22 @@ func TestWhatIsHiddenInsideIsRefused(t *testing.T) {
 				t.Errorf("%v: %s", err, out)
 			}
 		})
+	}
+}
+
+func TestWithoutControlGroups(t *testing.T) {
+	testenv.NeedRoot(t)
+	testenv.NeedPrograms(t, "unshare", "umount")
+	tmp := t.TempDir()
+	cmd := exec.CommandContext(t.Context(), "unshare", "--mount", "sh", "-c", `umount --lazy --recursive /sys/fs/cgroup && exec "$0"`, "/proc/self/exe")
+	// /proc/self is the shell there.
+	cmd.Args[len(cmd.Args)-1] = fmt.Sprintf("/proc/%d/exe", os.Getpid())
+	cmd.Env = append(os.Environ(), messy+"=1", "TMPDIR="+tmp)
+	out, err := cmd.CombinedOutput()
+	if err == nil || !strings.Contains(string(out), "no control groups are mounted at /sys/fs/cgroup") {
+		t.Errorf("%v: %s", err, out)
+	}
+	if left, err := os.ReadDir(tmp); err != nil || len(left) > 0 {
+		t.Errorf("left behind: %v (%v)", left, err)
 	}
 }

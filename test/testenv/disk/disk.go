@@ -23,6 +23,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 	"kubevirt.io/hostpath-provisioner/test/testenv/loopfs"
 )
@@ -94,7 +95,7 @@ func (i Image) read(b []byte, offset int64) {
 func Load(t testing.TB, path string) (content Image, bytes int64) {
 	t.Helper()
 	f, err := os.Open(path)
-	must(t, err)
+	must.Succeed(t, err)
 	defer f.Close()
 	content = make(Image)
 	for at := int64(0); ; at++ {
@@ -103,7 +104,7 @@ func Load(t testing.TB, path string) (content Image, bytes int64) {
 		if errors.Is(err, io.EOF) {
 			return content, at * unit
 		}
-		must(t, err)
+		must.Succeed(t, err)
 		if !empty(b) {
 			content[at] = b
 		}
@@ -123,13 +124,13 @@ func empty(b []byte) bool {
 func (i Image) Store(t testing.TB, path string, bytes int64) {
 	t.Helper()
 	f, err := os.Create(path)
-	must(t, err)
-	must(t, f.Truncate(bytes))
+	must.Succeed(t, err)
+	must.Succeed(t, f.Truncate(bytes))
 	for at, b := range i {
 		_, err := f.WriteAt(b, at*unit)
-		must(t, err)
+		must.Succeed(t, err)
 	}
-	must(t, f.Close())
+	must.Succeed(t, f.Close())
 }
 
 // New is a disk with the content of a file, in an empty directory, until the test ends.
@@ -143,16 +144,16 @@ func New(t testing.TB, file, dir string) *Disk {
 	d := &Disk{Path: filepath.Join(dir, name), server: server, asked: make(chan struct{}), report: func(err error) { t.Error(err) }}
 	d.now, d.Bytes = Load(t, file)
 	d.durable = maps.Clone(d.now)
-	must(t, unix.Mount("disk", dir, "fuse", unix.MS_NOSUID|unix.MS_NODEV,
+	must.Succeed(t, unix.Mount("disk", dir, "fuse", unix.MS_NOSUID|unix.MS_NODEV,
 		fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0", server.Fd())))
 	d.served.Go(d.serve)
 	t.Cleanup(func() {
 		d.Heal()
-		must(t, unmount(dir))
+		must.Succeed(t, unmount(dir))
 		d.served.Wait()
-		must(t, server.Close())
+		must.Succeed(t, server.Close())
 	})
-	must(t, d.refusePoll())
+	must.Succeed(t, d.refusePoll())
 	return d
 }
 
@@ -181,13 +182,6 @@ func unmount(dir string) error {
 		<-tick.C
 	}
 	return loopfs.Unmount(dir)
-}
-
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }
 
 // AfterPowerLoss is what the disk may have when the power goes now. Of what was written

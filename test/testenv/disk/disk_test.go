@@ -8,6 +8,7 @@ import (
 	"syscall"
 	"testing"
 
+	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
@@ -18,12 +19,12 @@ func zeros(t *testing.T) (*Disk, *os.File) {
 	t.Helper()
 	testenv.NeedRoot(t)
 	file := filepath.Join(t.TempDir(), "zeros")
-	must(t, os.WriteFile(file, nil, 0o600))
-	must(t, os.Truncate(file, 16*unit))
+	must.Succeed(t, os.WriteFile(file, nil, 0o600))
+	must.Succeed(t, os.Truncate(file, 16*unit))
 	d := New(t, file, t.TempDir())
 	f, err := os.OpenFile(d.Path, os.O_RDWR, 0)
-	must(t, err)
-	t.Cleanup(func() { must(t, f.Close()) })
+	must.Succeed(t, err)
+	t.Cleanup(func() { must.Succeed(t, f.Close()) })
 	return d, f
 }
 
@@ -36,24 +37,24 @@ func wantPage(t *testing.T, what string, got []byte, want byte) {
 	}
 }
 
-func TestWhatWasFlushedOutlivesALossOfPowerAndTheRestMay(t *testing.T) {
+func TestPowerLossKeepsFlushedWrites(t *testing.T) {
 	d, f := zeros(t)
 	flushes := 0
 	d.OnFlush(func(Image) { flushes++ })
 	_, err := f.WriteAt(page('a'), 0)
-	must(t, err)
-	must(t, f.Sync())
+	must.Succeed(t, err)
+	must.Succeed(t, f.Sync())
 	_, err = f.WriteAt(page('b'), 0)
-	must(t, err)
+	must.Succeed(t, err)
 	_, err = f.WriteAt([]byte("cccc"), unit+4)
-	must(t, err)
+	must.Succeed(t, err)
 	d.OnFlush(nil)
 	if flushes != 1 {
 		t.Errorf("%d flushes, want 1", flushes)
 	}
 	got := make([]byte, unit)
 	_, err = f.ReadAt(got, 0)
-	must(t, err)
+	must.Succeed(t, err)
 	wantPage(t, "the disk", got, 'b')
 
 	for kept, want := range map[bool]byte{false: 'a', true: 'b'} {
@@ -72,7 +73,7 @@ func TestWhatWasFlushedOutlivesALossOfPowerAndTheRestMay(t *testing.T) {
 	}
 }
 
-func TestADiskFailsAndIsHealed(t *testing.T) {
+func TestFailAndHeal(t *testing.T) {
 	d, f := zeros(t)
 	read := func() error { _, err := f.ReadAt(make([]byte, unit), 0); return err }
 	write := func() error { _, err := f.WriteAt(page('x'), 0); return err }
@@ -80,18 +81,18 @@ func TestADiskFailsAndIsHealed(t *testing.T) {
 		d.Fail(operation)
 		for other, fine := range map[Operation]func() error{Read: read, Write: write, Flush: f.Sync} {
 			if other != operation {
-				must(t, fine())
+				must.Succeed(t, fine())
 			}
 		}
 		if err := try(); !errors.Is(err, syscall.EIO) {
 			t.Errorf("operation %d gives %v, want EIO", operation, err)
 		}
 		d.Heal()
-		must(t, try())
+		must.Succeed(t, try())
 	}
 }
 
-func TestADiskThatHangsGoesOn(t *testing.T) {
+func TestHangAndResume(t *testing.T) {
 	d, f := zeros(t)
 	d.Hang()
 	written := make(chan error, 1)
@@ -106,9 +107,9 @@ func TestADiskThatHangsGoesOn(t *testing.T) {
 	default:
 	}
 	d.Heal()
-	must(t, <-written)
+	must.Succeed(t, <-written)
 	got := make([]byte, unit)
 	_, err := f.ReadAt(got, 0)
-	must(t, err)
+	must.Succeed(t, err)
 	wantPage(t, "the disk", got, 'x')
 }

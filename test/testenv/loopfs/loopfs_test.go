@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 	"kubevirt.io/hostpath-provisioner/test/testenv/loopfs"
 )
@@ -18,7 +19,7 @@ func TestMain(m *testing.M) { testenv.Main(m) }
 
 const size = 512 << 20
 
-func TestMountLeavesNothingBehind(t *testing.T) {
+func TestMountCleansUp(t *testing.T) {
 	for _, kind := range []string{"ext4", "xfs", "btrfs"} {
 		t.Run(kind, func(t *testing.T) {
 			testenv.NeedRoot(t)
@@ -43,7 +44,7 @@ func TestMountLeavesNothingBehind(t *testing.T) {
 	}
 }
 
-func TestUnmountOfABusyFilesystemIsAnErrorAndStillHappens(t *testing.T) {
+func TestUnmountBusyFilesystem(t *testing.T) {
 	testenv.NeedRoot(t)
 	dir := t.TempDir()
 	mount(t, dir, "ext4", 16<<20)
@@ -58,7 +59,7 @@ func TestUnmountOfABusyFilesystemIsAnErrorAndStillHappens(t *testing.T) {
 	wantNames(t, dir)
 }
 
-func TestDetachTakesDevicesOffTheFilesOfADirectory(t *testing.T) {
+func TestDetach(t *testing.T) {
 	testenv.NeedRoot(t)
 	testenv.NeedPrograms(t, "losetup")
 	pool, other := t.TempDir(), t.TempDir()
@@ -92,31 +93,31 @@ func TestDetachTakesDevicesOffTheFilesOfADirectory(t *testing.T) {
 }
 
 // Whoever looks at all devices has this one open too.
-func TestDetachWaitsForWhoLooks(t *testing.T) {
+func TestDetachWaitsForOpenDevice(t *testing.T) {
 	testenv.NeedRoot(t)
 	testenv.NeedPrograms(t, "losetup")
 	dir := t.TempDir()
 	attach(t, filepath.Join(dir, "disk"))
 	looking, err := os.Open(loopDevices(t, dir)[0])
-	must(t, err)
+	must.Succeed(t, err)
 	closed := make(chan error, 1)
 	time.AfterFunc(100*time.Millisecond, func() { closed <- looking.Close() })
 	if err := loopfs.Detach(dir); err != nil {
 		t.Error(err)
 	}
-	must(t, <-closed)
+	must.Succeed(t, <-closed)
 	if got := loopDevices(t, dir); len(got) != 0 {
 		t.Errorf("still attached: %q", got)
 	}
 }
 
-func TestLeftWaitsForWhoLooks(t *testing.T) {
+func TestLeftWaitsForOpenDevice(t *testing.T) {
 	testenv.NeedRoot(t)
 	parent := t.TempDir()
 	image, err := loopfs.Format(t.Context(), parent, "ext4", 16<<20)
-	must(t, err)
+	must.Succeed(t, err)
 	device, err := loopfs.Attach(image)
-	must(t, err)
+	must.Succeed(t, err)
 	if got := leftDevices(t, parent); len(got) != 1 {
 		t.Errorf("left are %q of one that stays", got)
 	}
@@ -125,7 +126,7 @@ func TestLeftWaitsForWhoLooks(t *testing.T) {
 	if got := leftDevices(t, parent); len(got) != 0 {
 		t.Errorf("left are %q of one that goes", got)
 	}
-	must(t, <-closed)
+	must.Succeed(t, <-closed)
 }
 
 func attach(t *testing.T, path string) {
@@ -138,7 +139,7 @@ func attach(t *testing.T, path string) {
 	}
 }
 
-func TestMountSaysWhatIsMissing(t *testing.T) {
+func TestMountReportsMissingProgram(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
 	parent := t.TempDir()
 	err := loopfs.Mount(t.Context(), filepath.Join(parent, "fs"), "xfs", size)
@@ -204,47 +205,40 @@ func loopDevices(t *testing.T, dir string) []string {
 func leftDevices(t *testing.T, dir string) []string {
 	t.Helper()
 	left, err := loopfs.Left(dir)
-	must(t, err)
+	must.Succeed(t, err)
 	return left
 }
 
-func TestADeviceKeepsItsFileBetweenMounts(t *testing.T) {
+func TestMountDevice(t *testing.T) {
 	testenv.NeedRoot(t)
 	parent, dir := t.TempDir(), t.TempDir()
 	image, err := loopfs.Format(t.Context(), parent, "ext4", 16<<20, "-N", "64")
-	must(t, err)
+	must.Succeed(t, err)
 	device, err := loopfs.Attach(image)
-	must(t, err)
-	must(t, os.Remove(image))
+	must.Succeed(t, err)
+	must.Succeed(t, os.Remove(image))
 	for range 2 {
-		must(t, loopfs.MountDevice(t.Context(), device.Name(), dir, "ext4", "nodev"))
+		must.Succeed(t, loopfs.MountDevice(t.Context(), device.Name(), dir, "ext4", "nodev"))
 		names, err := filepath.Glob(filepath.Join(dir, "kept-*"))
-		must(t, err)
-		must(t, os.WriteFile(filepath.Join(dir, "kept-"+strings.Repeat("x", len(names))), nil, 0o600))
+		must.Succeed(t, err)
+		must.Succeed(t, os.WriteFile(filepath.Join(dir, "kept-"+strings.Repeat("x", len(names))), nil, 0o600))
 		if len(names) == 1 {
 			break
 		}
-		must(t, loopfs.Unmount(dir))
+		must.Succeed(t, loopfs.Unmount(dir))
 		if got := loopDevices(t, parent); len(got) != 1 {
 			t.Errorf("the devices of what is not mounted are %q, want one", got)
 		}
 	}
 	wantNames(t, dir, "kept-", "kept-x", "lost+found")
 	var fs syscall.Statfs_t
-	must(t, syscall.Statfs(dir, &fs))
+	must.Succeed(t, syscall.Statfs(dir, &fs))
 	if fs.Files > 128 {
 		t.Errorf("%d inodes, and few were asked for", fs.Files)
 	}
-	must(t, device.Close())
-	must(t, loopfs.Unmount(dir))
+	must.Succeed(t, device.Close())
+	must.Succeed(t, loopfs.Unmount(dir))
 	if got := leftDevices(t, parent); len(got) != 0 {
 		t.Errorf("loop devices left behind: %q", got)
-	}
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
 	}
 }

@@ -70,7 +70,7 @@ func outerRun(t *testing.T, name string) *exec.Cmd {
 	return cmd
 }
 
-func TestRerunEndsAsTheInnerRunDid(t *testing.T) {
+func TestRerunReturnsExitStatus(t *testing.T) {
 	for name, want := range map[string]int{"exit": 7, "die": 128 + 9} {
 		t.Run(name, func(t *testing.T) {
 			cmd := outerRun(t, name)
@@ -102,7 +102,7 @@ func startWaiting(t *testing.T) (cmd *exec.Cmd, tmp string, output *bufio.Reader
 	return cmd, tmp, output
 }
 
-func TestRerunHidesMountsPassesSignalsOnAndRemovesItsFiles(t *testing.T) {
+func TestRerunIsolation(t *testing.T) {
 	cmd, tmp, output := startWaiting(t)
 	if seen, err := mountns.Below(tmp); err != nil || len(seen) > 0 {
 		t.Errorf("mounts of the inner run are seen outside: %q, %v", seen, err)
@@ -122,7 +122,7 @@ func TestRerunHidesMountsPassesSignalsOnAndRemovesItsFiles(t *testing.T) {
 	}
 }
 
-func TestRerunAsksTheInnerRunToEndWhenTheOuterIsKilled(t *testing.T) {
+func TestRerunChildEndsWithParent(t *testing.T) {
 	cmd, _, output := startWaiting(t)
 	if err := cmd.Process.Kill(); err != nil {
 		t.Fatal(err)

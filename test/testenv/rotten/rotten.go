@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 	"kubevirt.io/hostpath-provisioner/test/testenv/loopfs"
 )
@@ -48,15 +49,15 @@ func New(t testing.TB, kind string, options ...string) *Filesystem {
 	dir := t.TempDir()
 	image := filepath.Join(dir, "image")
 	f := &Filesystem{Path: filepath.Join(dir, "fs"), kind: kind}
-	must(t, os.Mkdir(f.Path, 0o755))
+	must.Succeed(t, os.Mkdir(f.Path, 0o755))
 	file, err := os.Create(image)
-	must(t, err)
-	must(t, errors.Join(file.Truncate(bytesOnDisk), file.Close()))
+	must.Succeed(t, err)
+	must.Succeed(t, errors.Join(file.Truncate(bytesOnDisk), file.Close()))
 	run(t, "mkfs."+kind, "-q", image)
 
 	run(t, "mount", "-t", kind, "-o", "loop", image, f.Path)
 	content := f.fill(t)
-	must(t, loopfs.Unmount(f.Path))
+	must.Succeed(t, loopfs.Unmount(f.Path))
 
 	f.rot(t, image, content)
 	run(t, "mount", "-t", kind, "-o", strings.Join(append(options, "loop"), ","), image, f.Path)
@@ -72,13 +73,13 @@ func New(t testing.TB, kind string, options ...string) *Filesystem {
 func (f *Filesystem) fill(t testing.TB) []byte {
 	t.Helper()
 	f.piece = filepath.Join(f.Path, Volume, "piece")
-	must(t, os.MkdirAll(filepath.Dir(f.piece), 0o755))
+	must.Succeed(t, os.MkdirAll(filepath.Dir(f.piece), 0o755))
 	if f.kind == "ext4" {
-		must(t, os.Mkdir(f.piece, 0o755))
+		must.Succeed(t, os.Mkdir(f.piece, 0o755))
 		return nil
 	}
 	content := bytes.Repeat([]byte("rotten  "), block/8)
-	must(t, os.WriteFile(f.piece, bytes.Repeat(content, 16), 0o644))
+	must.Succeed(t, os.WriteFile(f.piece, bytes.Repeat(content, 16), 0o644))
 	return content
 }
 
@@ -86,11 +87,11 @@ func (f *Filesystem) fill(t testing.TB) []byte {
 func (f *Filesystem) rot(t testing.TB, image string, content []byte) {
 	t.Helper()
 	file, err := os.OpenFile(image, os.O_RDWR, 0)
-	must(t, err)
+	must.Succeed(t, err)
 	defer file.Close()
 	at := f.find(t, file, content)
 	_, err = file.WriteAt(bytes.Repeat([]byte{0xff}, block), at)
-	must(t, err)
+	must.Succeed(t, err)
 }
 
 // find is where on the disk the piece is.
@@ -101,13 +102,13 @@ func (f *Filesystem) find(t testing.TB, image *os.File, content []byte) int64 {
 		blocks := strings.Fields(string(run(t, "debugfs", "-R", "blocks "+inside, image.Name())))
 		size := blockSize(t, image.Name())
 		first, err := strconv.ParseInt(blocks[0], 10, 64)
-		must(t, err)
+		must.Succeed(t, err)
 		return first * size
 	}
 	got := make([]byte, block)
 	for at := int64(0); at < bytesOnDisk; at += block {
 		_, err := image.ReadAt(got, at)
-		must(t, err)
+		must.Succeed(t, err)
 		if bytes.Equal(got, content) {
 			return at
 		}
@@ -121,7 +122,7 @@ func blockSize(t testing.TB, image string) int64 {
 	for line := range strings.Lines(string(run(t, "debugfs", "-R", "stats -h", image))) {
 		if size, ok := strings.CutPrefix(line, "Block size:"); ok {
 			parsed, err := strconv.ParseInt(strings.TrimSpace(size), 10, 64)
-			must(t, err)
+			must.Succeed(t, err)
 			return parsed
 		}
 	}
@@ -151,11 +152,4 @@ func run(t testing.TB, args ...string) []byte {
 		t.Fatal(fmt.Errorf("%s: %w: %s", strings.Join(args, " "), err, stderr.String()))
 	}
 	return output
-}
-
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }

@@ -13,9 +13,10 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
-// Publisher is what the contract is about.
+// Publisher is the interface under test.
 type Publisher interface {
 	Publish(source *dir.Dir, target bind.Target, flags bind.Flags) error
 	PublishDevice(dev *dir.Dir, name string, target bind.Target) error
@@ -27,51 +28,51 @@ type Publisher interface {
 	Locate(d *dir.Dir) (bind.Place, error)
 }
 
-// A Subject is one implementation under test.
+// A Subject is an implementation under test.
 type Subject struct {
 	Publisher
-	// Stack mounts over what is there; Hold keeps a target busy.
+	// Stack adds a mount on top; Hold keeps a target busy.
 	Stack func(t *testing.T, source *dir.Dir, target bind.Target)
 	Hold  func(t *testing.T, target bind.Target) (release func())
-	// Nodes makes a directory with the device nodes "one" and "two", the directory
+	// Nodes creates a directory with the device nodes "one" and "two", the directory
 	// "sub" and "link", a symbolic link to the first.
 	Nodes func(t *testing.T) *dir.Dir
 }
 
-// Contract is what every Publisher keeps.
+// Contract tests what every Publisher must do.
 func Contract(t *testing.T, fresh func(t *testing.T) Subject) {
 	for name, check := range map[string]func(*testing.T, *bench){
-		"a published directory is seen at its target":         publishedIsSeen,
-		"publishing twice is one mount":                       twiceIsOne,
-		"other flags at the same target are refused":          otherFlags,
-		"another directory at the same target is refused":     otherDirectory,
-		"a target that is a link is refused":                  linkTarget,
-		"a target that is a file is refused":                  fileTarget,
-		"a target without a parent is refused":                noParent,
-		"a refused target that was not there is not left":     nothingLeft,
-		"unpublishing removes the target":                     unpublishRemoves,
-		"unpublishing what is not there succeeds":             unpublishMissing,
-		"unpublishing removes a target that was never used":   unpublishUnused,
-		"unpublishing keeps a directory that holds data":      unpublishKeepsData,
-		"unpublishing does not touch another's mount":         unpublishOther,
-		"unpublishing takes off stacked mounts":               unpublishStack,
-		"a busy mount stays and so does the data":             busyStays,
-		"several targets are told apart":                      severalTargets,
-		"a publication follows its directory through renames": followsRename,
-		"a mount of something inside is told":                 insideIsTold,
-		"a published device is told by its name":              deviceIsTold,
-		"publishing a device twice is one mount":              deviceTwice,
-		"a device has several targets":                        deviceTargets,
-		"a device's target is occupied for all else":          deviceOccupies,
-		"a device is not published over a directory or data":  deviceTargetTaken,
-		"a device's target that is a link is refused":         deviceTargetLink,
-		"what is no device is refused and nothing is left":    noDevice,
-		"a busy device stays published":                       deviceBusy,
-		"another device at the target is not unpublished":     deviceUnpublishOther,
-		"unpublishing a device's unused target removes it":    deviceUnused,
-		"a directory is on the filesystem of its child":       sameFilesystem,
-		"a directory is no filesystem, and a mounted one is":  isFilesystem,
-		"a directory is seen below the one that it lies in":   below,
+		"directory appears at its target":               publishedIsSeen,
+		"publishing twice makes one mount":              twiceIsOne,
+		"publishing again with other flags is refused":  otherFlags,
+		"another directory at the target is refused":    otherDirectory,
+		"target is a link":                              linkTarget,
+		"target is a file":                              fileTarget,
+		"target without a parent":                       noParent,
+		"refused publish leaves no target":              nothingLeft,
+		"unpublishing removes the target":               unpublishRemoves,
+		"unpublishing a missing target succeeds":        unpublishMissing,
+		"unpublishing removes an unused target":         unpublishUnused,
+		"unpublishing keeps a directory with data":      unpublishKeepsData,
+		"unpublishing keeps another directory's mount":  unpublishOther,
+		"unpublishing removes stacked mounts":           unpublishStack,
+		"busy mount and its data stay":                  busyStays,
+		"several targets":                               severalTargets,
+		"publication follows a renamed directory":       followsRename,
+		"mount of a subdirectory is reported":           insideIsTold,
+		"published device is reported by name":          deviceIsTold,
+		"publishing a device twice makes one mount":     deviceTwice,
+		"device with several targets":                   deviceTargets,
+		"device's target is occupied":                   deviceOccupies,
+		"device over a directory or data is refused":    deviceTargetTaken,
+		"device's target is a link":                     deviceTargetLink,
+		"not a device":                                  noDevice,
+		"busy device stays published":                   deviceBusy,
+		"unpublishing keeps another device":             deviceUnpublishOther,
+		"unpublishing removes a device's unused target": deviceUnused,
+		"same filesystem":                               sameFilesystem,
+		"mounted filesystem":                            isFilesystem,
+		"directory below another":                       below,
 	} {
 		t.Run(name, func(t *testing.T) { check(t, newBench(t, fresh(t))) })
 	}
@@ -87,10 +88,10 @@ type bench struct {
 func newBench(t *testing.T, s Subject) *bench {
 	t.Helper()
 	b := &bench{Subject: s, root: t.TempDir()}
-	must(t, os.MkdirAll(filepath.Join(b.root, "pool", "vol", "sub"), 0o755))
-	must(t, os.WriteFile(filepath.Join(b.root, "pool", "vol", "data"), []byte("kept"), 0o644))
-	must(t, os.MkdirAll(filepath.Join(b.root, "pool", "other"), 0o755))
-	must(t, os.Mkdir(filepath.Join(b.root, "pods"), 0o755))
+	must.Succeed(t, os.MkdirAll(filepath.Join(b.root, "pool", "vol", "sub"), 0o755))
+	must.Succeed(t, os.WriteFile(filepath.Join(b.root, "pool", "vol", "data"), []byte("kept"), 0o644))
+	must.Succeed(t, os.MkdirAll(filepath.Join(b.root, "pool", "other"), 0o755))
+	must.Succeed(t, os.Mkdir(filepath.Join(b.root, "pods"), 0o755))
 	b.pool = open(t, filepath.Join(b.root, "pool"))
 	b.vol = open(t, filepath.Join(b.root, "pool", "vol"))
 	return b
@@ -99,20 +100,20 @@ func newBench(t *testing.T, s Subject) *bench {
 func (b *bench) target(t *testing.T, name string) bind.Target {
 	t.Helper()
 	target, err := bind.ParseTarget(filepath.Join(b.root, "pods", name))
-	must(t, err)
+	must.Succeed(t, err)
 	t.Cleanup(func() { _ = b.Unpublish(target, nil) })
 	return target
 }
 
 func (b *bench) publish(t *testing.T, target bind.Target) {
 	t.Helper()
-	must(t, b.Publish(b.vol, target, bind.Flags{}))
+	must.Succeed(t, b.Publish(b.vol, target, bind.Flags{}))
 }
 
 func (b *bench) names(t *testing.T) map[string][]bind.Publication {
 	t.Helper()
 	published, err := b.Published(b.pool)
-	must(t, err)
+	must.Succeed(t, err)
 	return published
 }
 
@@ -128,12 +129,12 @@ func publishedIsSeen(t *testing.T, b *bench) {
 	target := b.target(t, "a")
 	b.publish(t, target)
 	at, err := b.Open(target)
-	must(t, err)
-	defer func() { must(t, at.Close()) }()
+	must.Succeed(t, err)
+	defer func() { must.Succeed(t, at.Close()) }()
 	got, err := at.ID()
-	must(t, err)
+	must.Succeed(t, err)
 	want, err := b.vol.ID()
-	must(t, err)
+	must.Succeed(t, err)
 	if got != want {
 		t.Errorf("the target is %v, want %v", got, want)
 	}
@@ -150,42 +151,42 @@ func twiceIsOne(t *testing.T, b *bench) {
 func otherFlags(t *testing.T, b *bench) {
 	target := b.target(t, "a")
 	b.publish(t, target)
-	wantError(t, b.Publish(b.vol, target, bind.ReadOnly()), bind.ErrOccupied)
+	must.ErrorIs(t, b.Publish(b.vol, target, bind.ReadOnly()), bind.ErrOccupied)
 }
 
 func otherDirectory(t *testing.T, b *bench) {
 	target := b.target(t, "a")
 	b.publish(t, target)
 	other := open(t, filepath.Join(b.root, "pool", "other"))
-	wantError(t, b.Publish(other, target, bind.Flags{}), bind.ErrOccupied)
+	must.ErrorIs(t, b.Publish(other, target, bind.Flags{}), bind.ErrOccupied)
 }
 
 func linkTarget(t *testing.T, b *bench) {
 	target := b.target(t, "a")
-	must(t, os.Symlink(filepath.Join(b.root, "pool", "other"), target.String()))
-	wantError(t, b.Publish(b.vol, target, bind.Flags{}), bind.ErrTarget)
-	wantError(t, b.Unpublish(target, nil), bind.ErrTarget)
+	must.Succeed(t, os.Symlink(filepath.Join(b.root, "pool", "other"), target.String()))
+	must.ErrorIs(t, b.Publish(b.vol, target, bind.Flags{}), bind.ErrTarget)
+	must.ErrorIs(t, b.Unpublish(target, nil), bind.ErrTarget)
 	_, err := b.Open(target)
-	wantError(t, err, bind.ErrTarget)
+	must.ErrorIs(t, err, bind.ErrTarget)
 	b.expect(t, nil)
 }
 
 func fileTarget(t *testing.T, b *bench) {
 	target := b.target(t, "a")
-	must(t, os.WriteFile(target.String(), []byte("x"), 0o644))
-	wantError(t, b.Publish(b.vol, target, bind.Flags{}), bind.ErrOccupied)
-	wantError(t, b.Unpublish(target, nil), bind.ErrOccupied)
+	must.Succeed(t, os.WriteFile(target.String(), []byte("x"), 0o644))
+	must.ErrorIs(t, b.Publish(b.vol, target, bind.Flags{}), bind.ErrOccupied)
+	must.ErrorIs(t, b.Unpublish(target, nil), bind.ErrOccupied)
 }
 
 func noParent(t *testing.T, b *bench) {
 	target := b.target(t, "none/a")
-	wantError(t, b.Publish(b.vol, target, bind.Flags{}), bind.ErrTarget)
+	must.ErrorIs(t, b.Publish(b.vol, target, bind.Flags{}), bind.ErrTarget)
 	_, err := b.Open(target)
-	wantError(t, err, fs.ErrNotExist)
+	must.ErrorIs(t, err, fs.ErrNotExist)
 }
 
 func nothingLeft(t *testing.T, b *bench) {
-	must(t, b.vol.Close())
+	must.Succeed(t, b.vol.Close())
 	target := b.target(t, "a")
 	if err := b.Publish(b.vol, target, bind.Flags{}); err == nil {
 		t.Fatal("a closed source was published")
@@ -197,30 +198,30 @@ func unpublishRemoves(t *testing.T, b *bench) {
 	target := b.target(t, "a")
 	b.publish(t, target)
 	id, err := b.vol.ID()
-	must(t, err)
-	must(t, b.Unpublish(target, &id))
+	must.Succeed(t, err)
+	must.Succeed(t, b.Unpublish(target, &id))
 	wantGone(t, target)
 	b.expect(t, nil)
 	b.wantData(t)
 }
 
 func unpublishMissing(t *testing.T, b *bench) {
-	must(t, b.Unpublish(b.target(t, "a"), nil))
-	must(t, b.Unpublish(b.target(t, "none/a"), nil))
+	must.Succeed(t, b.Unpublish(b.target(t, "a"), nil))
+	must.Succeed(t, b.Unpublish(b.target(t, "none/a"), nil))
 }
 
 func unpublishUnused(t *testing.T, b *bench) {
 	target := b.target(t, "a")
-	must(t, os.Mkdir(target.String(), 0o750))
-	must(t, b.Unpublish(target, nil))
+	must.Succeed(t, os.Mkdir(target.String(), 0o750))
+	must.Succeed(t, b.Unpublish(target, nil))
 	wantGone(t, target)
 }
 
 func unpublishKeepsData(t *testing.T, b *bench) {
 	target := b.target(t, "a")
-	must(t, os.Mkdir(target.String(), 0o750))
-	must(t, os.WriteFile(filepath.Join(target.String(), "precious"), nil, 0o644))
-	wantError(t, b.Unpublish(target, nil), bind.ErrOccupied)
+	must.Succeed(t, os.Mkdir(target.String(), 0o750))
+	must.Succeed(t, os.WriteFile(filepath.Join(target.String(), "precious"), nil, 0o644))
+	must.ErrorIs(t, b.Unpublish(target, nil), bind.ErrOccupied)
 	if _, err := os.Stat(filepath.Join(target.String(), "precious")); err != nil {
 		t.Error(err)
 	}
@@ -230,8 +231,8 @@ func unpublishOther(t *testing.T, b *bench) {
 	target := b.target(t, "a")
 	b.publish(t, target)
 	other, err := open(t, filepath.Join(b.root, "pool", "other")).ID()
-	must(t, err)
-	wantError(t, b.Unpublish(target, &other), bind.ErrOccupied)
+	must.Succeed(t, err)
+	must.ErrorIs(t, b.Unpublish(target, &other), bind.ErrOccupied)
 	b.expect(t, map[string][]bind.Publication{"vol": {{Path: target.String()}}})
 }
 
@@ -239,7 +240,7 @@ func unpublishStack(t *testing.T, b *bench) {
 	target := b.target(t, "a")
 	b.publish(t, target)
 	b.Stack(t, b.vol, target)
-	must(t, b.Unpublish(target, nil))
+	must.Succeed(t, b.Unpublish(target, nil))
 	wantGone(t, target)
 	b.expect(t, nil)
 	b.wantData(t)
@@ -249,40 +250,40 @@ func busyStays(t *testing.T, b *bench) {
 	target := b.target(t, "a")
 	b.publish(t, target)
 	release := b.Hold(t, target)
-	wantError(t, b.Unpublish(target, nil), bind.ErrBusy)
+	must.ErrorIs(t, b.Unpublish(target, nil), bind.ErrBusy)
 	b.wantData(t)
 	b.expect(t, map[string][]bind.Publication{"vol": {{Path: target.String()}}})
 	release()
-	must(t, b.Unpublish(target, nil))
+	must.Succeed(t, b.Unpublish(target, nil))
 	b.wantData(t)
 }
 
 func severalTargets(t *testing.T, b *bench) {
 	one, two := b.target(t, "a"), b.target(t, "b")
 	b.publish(t, one)
-	must(t, b.Publish(b.vol, two, bind.ReadOnly()))
+	must.Succeed(t, b.Publish(b.vol, two, bind.ReadOnly()))
 	b.expect(t, map[string][]bind.Publication{"vol": {{Path: one.String()}, {Path: two.String()}}})
-	must(t, b.Unpublish(one, nil))
+	must.Succeed(t, b.Unpublish(one, nil))
 	b.expect(t, map[string][]bind.Publication{"vol": {{Path: two.String()}}})
 }
 
 func followsRename(t *testing.T, b *bench) {
 	target := b.target(t, "a")
 	b.publish(t, target)
-	must(t, b.pool.Rename("vol", b.pool, "moved"))
+	must.Succeed(t, b.pool.Rename("vol", b.pool, "moved"))
 	b.expect(t, map[string][]bind.Publication{"moved": {{Path: target.String()}}})
 }
 
 func insideIsTold(t *testing.T, b *bench) {
 	target := b.target(t, "a")
-	must(t, b.Publish(open(t, filepath.Join(b.root, "pool", "vol", "sub")), target, bind.Flags{}))
+	must.Succeed(t, b.Publish(open(t, filepath.Join(b.root, "pool", "vol", "sub")), target, bind.Flags{}))
 	b.expect(t, map[string][]bind.Publication{"vol": {{Path: target.String(), Inside: "sub"}}})
 }
 
 func (b *bench) expectDevices(t *testing.T, dev *dir.Dir, want map[string][]bind.Publication) {
 	t.Helper()
 	got, err := b.Published(dev)
-	must(t, err)
+	must.Succeed(t, err)
 	byPath := cmpopts.SortSlices(func(a, b bind.Publication) bool { return a.Path < b.Path })
 	if diff := cmp.Diff(want, got, byPath, cmpopts.EquateEmpty()); diff != "" {
 		t.Errorf("published devices (-want +got):\n%s", diff)
@@ -291,40 +292,40 @@ func (b *bench) expectDevices(t *testing.T, dev *dir.Dir, want map[string][]bind
 
 func deviceIsTold(t *testing.T, b *bench) {
 	dev, target := b.Nodes(t), b.target(t, "a")
-	must(t, b.PublishDevice(dev, "one", target))
+	must.Succeed(t, b.PublishDevice(dev, "one", target))
 	b.expectDevices(t, dev, map[string][]bind.Publication{"one": {{Path: target.String()}}})
 	b.expect(t, nil)
-	must(t, b.Unpublish(target, nil))
+	must.Succeed(t, b.Unpublish(target, nil))
 	wantGone(t, target)
 	b.expectDevices(t, dev, nil)
 	if there, err := dev.Exists("one"); !there || err != nil {
-		t.Errorf("the node is gone with its publication: %v, %v", there, err)
+		t.Errorf("the node was removed with its publication: %v, %v", there, err)
 	}
 }
 
 func deviceTwice(t *testing.T, b *bench) {
 	dev, target := b.Nodes(t), b.target(t, "a")
-	must(t, b.PublishDevice(dev, "one", target))
-	must(t, b.PublishDevice(dev, "one", target))
+	must.Succeed(t, b.PublishDevice(dev, "one", target))
+	must.Succeed(t, b.PublishDevice(dev, "one", target))
 	b.expectDevices(t, dev, map[string][]bind.Publication{"one": {{Path: target.String()}}})
 }
 
 func deviceTargets(t *testing.T, b *bench) {
 	dev, one, two, other := b.Nodes(t), b.target(t, "a"), b.target(t, "b"), b.target(t, "c")
-	must(t, b.PublishDevice(dev, "one", one))
-	must(t, b.PublishDevice(dev, "one", two))
-	must(t, b.PublishDevice(dev, "two", other))
-	must(t, b.Unpublish(one, nil))
+	must.Succeed(t, b.PublishDevice(dev, "one", one))
+	must.Succeed(t, b.PublishDevice(dev, "one", two))
+	must.Succeed(t, b.PublishDevice(dev, "two", other))
+	must.Succeed(t, b.Unpublish(one, nil))
 	b.expectDevices(t, dev, map[string][]bind.Publication{"one": {{Path: two.String()}}, "two": {{Path: other.String()}}})
 }
 
 func deviceOccupies(t *testing.T, b *bench) {
 	dev, device, directory := b.Nodes(t), b.target(t, "a"), b.target(t, "b")
-	must(t, b.PublishDevice(dev, "one", device))
-	wantError(t, b.PublishDevice(dev, "two", device), bind.ErrOccupied)
-	wantError(t, b.Publish(b.vol, device, bind.Flags{}), bind.ErrOccupied)
+	must.Succeed(t, b.PublishDevice(dev, "one", device))
+	must.ErrorIs(t, b.PublishDevice(dev, "two", device), bind.ErrOccupied)
+	must.ErrorIs(t, b.Publish(b.vol, device, bind.Flags{}), bind.ErrOccupied)
 	b.publish(t, directory)
-	wantError(t, b.PublishDevice(dev, "one", directory), bind.ErrOccupied)
+	must.ErrorIs(t, b.PublishDevice(dev, "one", directory), bind.ErrOccupied)
 	if _, err := b.Open(device); !errors.Is(err, bind.ErrTarget) {
 		t.Errorf("opening the device as a directory: %v, want ErrTarget", err)
 	}
@@ -333,13 +334,13 @@ func deviceOccupies(t *testing.T, b *bench) {
 
 func deviceTargetTaken(t *testing.T, b *bench) {
 	dev, directory, data, empty := b.Nodes(t), b.target(t, "a"), b.target(t, "b"), b.target(t, "c")
-	must(t, os.Mkdir(directory.String(), 0o750))
-	must(t, os.WriteFile(data.String(), []byte("kept"), 0o600))
-	must(t, os.WriteFile(empty.String(), nil, 0o600))
-	wantError(t, b.PublishDevice(dev, "one", directory), bind.ErrOccupied)
-	wantError(t, b.PublishDevice(dev, "one", data), bind.ErrOccupied)
-	wantError(t, b.PublishDevice(dev, "one", b.target(t, "none/a")), bind.ErrTarget)
-	must(t, b.PublishDevice(dev, "one", empty))
+	must.Succeed(t, os.Mkdir(directory.String(), 0o750))
+	must.Succeed(t, os.WriteFile(data.String(), []byte("kept"), 0o600))
+	must.Succeed(t, os.WriteFile(empty.String(), nil, 0o600))
+	must.ErrorIs(t, b.PublishDevice(dev, "one", directory), bind.ErrOccupied)
+	must.ErrorIs(t, b.PublishDevice(dev, "one", data), bind.ErrOccupied)
+	must.ErrorIs(t, b.PublishDevice(dev, "one", b.target(t, "none/a")), bind.ErrTarget)
+	must.Succeed(t, b.PublishDevice(dev, "one", empty))
 	if got, err := os.ReadFile(data.String()); string(got) != "kept" {
 		t.Errorf("the file at the target: %q, %v", got, err)
 	}
@@ -347,8 +348,8 @@ func deviceTargetTaken(t *testing.T, b *bench) {
 
 func deviceTargetLink(t *testing.T, b *bench) {
 	dev, target := b.Nodes(t), b.target(t, "a")
-	must(t, os.Symlink(filepath.Join(b.root, "pool", "vol", "data"), target.String()))
-	wantError(t, b.PublishDevice(dev, "one", target), bind.ErrTarget)
+	must.Succeed(t, os.Symlink(filepath.Join(b.root, "pool", "vol", "data"), target.String()))
+	must.ErrorIs(t, b.PublishDevice(dev, "one", target), bind.ErrTarget)
 	b.wantData(t)
 }
 
@@ -360,54 +361,54 @@ func noDevice(t *testing.T, b *bench) {
 		}
 		wantGone(t, target)
 	}
-	wantError(t, b.PublishDevice(dev, "sub", target), bind.ErrNotDevice)
-	wantError(t, b.PublishDevice(dev, "none", target), fs.ErrNotExist)
-	wantError(t, b.PublishDevice(dev, "sub/../one", target), dir.ErrName)
+	must.ErrorIs(t, b.PublishDevice(dev, "sub", target), bind.ErrNotDevice)
+	must.ErrorIs(t, b.PublishDevice(dev, "none", target), fs.ErrNotExist)
+	must.ErrorIs(t, b.PublishDevice(dev, "sub/../one", target), dir.ErrName)
 }
 
 func deviceBusy(t *testing.T, b *bench) {
 	dev, target := b.Nodes(t), b.target(t, "a")
-	must(t, b.PublishDevice(dev, "one", target))
+	must.Succeed(t, b.PublishDevice(dev, "one", target))
 	release := b.Hold(t, target)
-	wantError(t, b.Unpublish(target, nil), bind.ErrBusy)
+	must.ErrorIs(t, b.Unpublish(target, nil), bind.ErrBusy)
 	b.expectDevices(t, dev, map[string][]bind.Publication{"one": {{Path: target.String()}}})
 	release()
-	must(t, b.Unpublish(target, nil))
+	must.Succeed(t, b.Unpublish(target, nil))
 }
 
 func deviceUnpublishOther(t *testing.T, b *bench) {
 	dev, target := b.Nodes(t), b.target(t, "a")
-	must(t, b.PublishDevice(dev, "one", target))
+	must.Succeed(t, b.PublishDevice(dev, "one", target))
 	other, err := b.vol.ID()
-	must(t, err)
-	wantError(t, b.Unpublish(target, &other), bind.ErrOccupied)
+	must.Succeed(t, err)
+	must.ErrorIs(t, b.Unpublish(target, &other), bind.ErrOccupied)
 	b.expectDevices(t, dev, map[string][]bind.Publication{"one": {{Path: target.String()}}})
 }
 
 func deviceUnused(t *testing.T, b *bench) {
 	target := b.target(t, "a")
-	must(t, os.WriteFile(target.String(), nil, 0o600))
-	must(t, b.Unpublish(target, nil))
+	must.Succeed(t, os.WriteFile(target.String(), nil, 0o600))
+	must.Succeed(t, b.Unpublish(target, nil))
 	wantGone(t, target)
 }
 
 func sameFilesystem(t *testing.T, b *bench) {
 	same, err := b.SameFilesystem(b.pool, b.vol)
-	must(t, err)
+	must.Succeed(t, err)
 	if !same {
-		t.Error("a directory and its child are said to be on different filesystems")
+		t.Error("a directory and its child are reported on different filesystems")
 	}
 	same, err = b.SameFilesystem(b.pool, open(t, "/proc"))
-	must(t, err)
+	must.Succeed(t, err)
 	if same {
-		t.Error("/proc is said to be on the pool's filesystem")
+		t.Error("/proc is reported on the pool's filesystem")
 	}
 }
 
 func isFilesystem(t *testing.T, b *bench) {
 	for path, want := range map[string]bool{filepath.Join(b.root, "pool"): false, "/proc": true} {
 		got, err := b.IsFilesystem(open(t, path))
-		must(t, err)
+		must.Succeed(t, err)
 		if got != want {
 			t.Errorf("IsFilesystem(%s) = %v, want %v", path, got, want)
 		}
@@ -416,9 +417,9 @@ func isFilesystem(t *testing.T, b *bench) {
 
 func below(t *testing.T, b *bench) {
 	pool, err := b.Locate(b.pool)
-	must(t, err)
+	must.Succeed(t, err)
 	vol, err := b.Locate(b.vol)
-	must(t, err)
+	must.Succeed(t, err)
 	if got := vol.Below(pool); !slices.Contains(got, "vol") {
 		t.Errorf("the volume is below the pool at %q, want it at vol", got)
 	}
@@ -444,24 +445,10 @@ func wantGone(t *testing.T, target bind.Target) {
 	}
 }
 
-func wantError(t *testing.T, got, want error) {
-	t.Helper()
-	if !errors.Is(got, want) {
-		t.Errorf("error %v, want %v", got, want)
-	}
-}
-
 func open(t *testing.T, path string) *dir.Dir {
 	t.Helper()
 	d, err := dir.Open(path)
-	must(t, err)
+	must.Succeed(t, err)
 	t.Cleanup(func() { _ = d.Close() })
 	return d
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }

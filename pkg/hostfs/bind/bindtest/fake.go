@@ -1,5 +1,5 @@
-// Package bindtest has an in-memory stand-in for bind.Kernel, and the contract
-// that both keep.
+// Package bindtest has an in-memory fake of bind.Kernel, and the contract test
+// that both pass.
 package bindtest
 
 import (
@@ -17,17 +17,17 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 )
 
-// Fake keeps publications in memory and mounts nothing. Like the kernel it makes
-// and removes targets, stacks mounts, follows directories that are renamed, and
-// refuses to unmount what is held. Its zero value is ready for use.
+// Fake keeps publications in memory and mounts nothing. Like the kernel it creates
+// and removes targets, stacks mounts, follows renamed directories, and
+// refuses to unmount a busy target. Its zero value is ready for use.
 type Fake struct {
 	mu     sync.Mutex
-	mounts map[string][]fakeMount // by target, the topmost last
+	mounts map[string][]fakeMount // by target, topmost last
 	held   map[string]bool
 }
 
 type fakeMount struct {
-	source *os.File // a handle of its own, as a mount keeps what it shows
+	source *os.File // own handle, as a mount pins its source
 	isDir  bool
 	id     dir.ID
 	flags  bind.Flags
@@ -35,7 +35,7 @@ type fakeMount struct {
 
 func (m fakeMount) handlePath() string { return dir.HandlePath(int(m.source.Fd())) }
 
-// keep opens a path without opening what may be a device.
+// keep opens a path with O_PATH, since it may be a device.
 func keep(path string, flags bind.Flags) (fakeMount, error) {
 	fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -80,7 +80,7 @@ func (f *Fake) PublishDevice(dev *dir.Dir, name string, target bind.Target) erro
 	return f.publish(m, target)
 }
 
-// publish takes the handle over.
+// publish takes ownership of the handle.
 func (f *Fake) publish(m fakeMount, target bind.Target) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -97,7 +97,7 @@ func (f *Fake) publish(m fakeMount, target bind.Target) error {
 	return nil
 }
 
-// Stack mounts on top of whatever is there, as mount(8) would.
+// Stack mounts on top, like mount(8).
 func (f *Fake) Stack(source *dir.Dir, target bind.Target) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -116,7 +116,7 @@ func (f *Fake) push(m fakeMount, target bind.Target) {
 	f.mounts[target.String()] = append(f.mounts[target.String()], m)
 }
 
-// prepare makes the target if it is not there: a directory, or a file for a device.
+// prepare creates the target if missing: a directory, or a file for a device.
 func prepare(target bind.Target, isDir bool) error {
 	if _, err := os.Stat(filepath.Dir(target.String())); err != nil {
 		return fmt.Errorf("%w: %w", bind.ErrTarget, err)
@@ -139,7 +139,7 @@ func prepare(target bind.Target, isDir bool) error {
 	return nil
 }
 
-// Hold makes unmounting the target fail until the returned function is called.
+// Hold makes the target busy until the returned function is called.
 func (f *Fake) Hold(target bind.Target) (release func()) {
 	set := func(held bool) {
 		f.mu.Lock()
@@ -248,8 +248,8 @@ func (f *Fake) SameFilesystem(a, b *dir.Dir) (bool, error) {
 	return aID.Dev == bID.Dev, err
 }
 
-// IsFilesystem asks the real kernel: a directory of another device than the one
-// above it.
+// IsFilesystem asks the real kernel: true if the parent is on another
+// device.
 func (f *Fake) IsFilesystem(d *dir.Dir) (bool, error) {
 	above, err := dir.Open(d.HandlePath() + "/..")
 	if err != nil {
@@ -260,7 +260,7 @@ func (f *Fake) IsFilesystem(d *dir.Dir) (bool, error) {
 	return !same, err
 }
 
-// Locate asks the real kernel: what is published here is no pool.
+// Locate asks the real kernel, since no pool is published by the fake.
 func (f *Fake) Locate(d *dir.Dir) (bind.Place, error) {
 	k, err := bind.NewKernel()
 	if err != nil {
@@ -270,7 +270,7 @@ func (f *Fake) Locate(d *dir.Dir) (bind.Place, error) {
 	return at, errors.Join(err, k.Close())
 }
 
-// Close closes the handles of all mounts that are left.
+// Close closes the handles of all remaining mounts.
 func (f *Fake) Close() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()

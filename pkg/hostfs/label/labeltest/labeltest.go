@@ -1,5 +1,5 @@
-// Package labeltest has an in-memory stand-in for label.Kernel, and the contract
-// that both keep.
+// Package labeltest has an in-memory fake of label.Kernel, and the contract test
+// that both pass.
 package labeltest
 
 import (
@@ -11,6 +11,7 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/label"
+	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
 // Fake keeps labels in memory, by inode. Its zero value is ready for use.
@@ -66,7 +67,7 @@ func (f *Fake) labelPath(path string) error {
 	return err
 }
 
-// Set gives a directory a label, as chcon(1) would.
+// Set sets the label of a directory, like chcon(1).
 func (f *Fake) Set(d *dir.Dir, value string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -90,7 +91,7 @@ func (f *Fake) Get(d *dir.Dir) (string, error) {
 	return f.labels[id], err
 }
 
-// A Subject is one implementation under test, with a way to look behind it.
+// A Subject is an implementation under test, with access to the labels it keeps.
 type Subject interface {
 	Ensure(root *dir.Dir, scope label.Scope) (bool, error)
 	Get(d *dir.Dir) (string, error)
@@ -99,7 +100,7 @@ type Subject interface {
 
 const foreign = "system_u:object_r:var_t:s0"
 
-// Contract is what every implementation keeps.
+// Contract tests what every implementation must do.
 func Contract(t *testing.T, subject Subject) {
 	cases := []struct {
 		name      string
@@ -108,34 +109,34 @@ func Contract(t *testing.T, subject Subject) {
 		changed   bool
 		root, sub string
 	}{
-		{"an unlabelled root is labelled", "", label.Root, true, label.Container, ""},
-		{"a foreign root is labelled", foreign, label.Root, true, label.Container, foreign},
-		{"recursion labels what is below", foreign, label.Recursive, true, label.Container, label.Container},
-		{"a label with categories is the runtime's and stays", "system_u:object_r:container_file_t:s0:c1,c2", label.Recursive, false,
+		{"unlabelled root", "", label.Root, true, label.Container, ""},
+		{"root with another type", foreign, label.Root, true, label.Container, foreign},
+		{"recursive", foreign, label.Recursive, true, label.Container, label.Container},
+		{"label with categories of the runtime stays", "system_u:object_r:container_file_t:s0:c1,c2", label.Recursive, false,
 			"system_u:object_r:container_file_t:s0:c1,c2", "system_u:object_r:container_file_t:s0:c1,c2"},
-		{"none labels nothing", foreign, label.None, false, foreign, foreign},
+		{"none", foreign, label.None, false, foreign, foreign},
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
 			root, sub := tree(t)
 			if c.before != "" {
-				must(t, subject.Set(root, c.before))
-				must(t, subject.Set(sub, c.before))
+				must.Succeed(t, subject.Set(root, c.before))
+				must.Succeed(t, subject.Set(sub, c.before))
 			} else {
-				// With SELinux on there is nothing without a label.
+				// With SELinux on, everything has a label.
 				var err error
 				c.sub, err = subject.Get(sub)
-				must(t, err)
+				must.Succeed(t, err)
 			}
 			changed, err := subject.Ensure(root, c.scope)
-			must(t, err)
+			must.Succeed(t, err)
 			if changed != c.changed {
 				t.Errorf("changed = %v, want %v", changed, c.changed)
 			}
 			expect(t, subject, root, c.root)
 			expect(t, subject, sub, c.sub)
 			if again, err := subject.Ensure(root, c.scope); again || err != nil {
-				t.Errorf("the second time: changed = %v, %v; want no change", again, err)
+				t.Errorf("second call: changed = %v, %v; want no change", again, err)
 			}
 		})
 	}
@@ -144,10 +145,10 @@ func Contract(t *testing.T, subject Subject) {
 func tree(t *testing.T) (root, sub *dir.Dir) {
 	t.Helper()
 	root, err := dir.Open(t.TempDir())
-	must(t, err)
+	must.Succeed(t, err)
 	t.Cleanup(func() { _ = root.Close() })
 	sub, err = root.Make("sub")
-	must(t, err)
+	must.Succeed(t, err)
 	t.Cleanup(func() { _ = sub.Close() })
 	return root, sub
 }
@@ -155,15 +156,8 @@ func tree(t *testing.T) (root, sub *dir.Dir) {
 func expect(t *testing.T, subject Subject, d *dir.Dir, want string) {
 	t.Helper()
 	got, err := subject.Get(d)
-	must(t, err)
+	must.Succeed(t, err)
 	if got != want {
 		t.Errorf("label of %s is %q, want %q", d, got, want)
-	}
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
 	}
 }

@@ -12,6 +12,7 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop"
+	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
 // Devices is what the contract is about.
@@ -43,26 +44,26 @@ const mib = 1 << 20
 // Contract is what every implementation keeps.
 func Contract(t *testing.T, fresh func(t *testing.T) Subject) {
 	for name, check := range map[string]func(*testing.T, *bench){
-		"an attached device tells what it is":                      attachedTells,
-		"attaching twice is one device":                            twiceIsOne,
-		"a device that cannot be written is one of its own":        readOnly,
-		"files have devices of their own":                          ownDevices,
-		"a device is found after a restart, by any name":           foundAgain,
-		"a device outlives the name of its file":                   unlinked,
-		"a detached device is gone, and detaching again is none":   detached,
-		"a device that got another file is left alone":             reused,
-		"a device in use stays attached":                           busy,
-		"a device grows with its file":                             grow,
-		"what is not attached does not grow":                       growDetached,
-		"another's device is told and left alone":                  foreign,
-		"another's device that cannot be written hinders nobody":   foreignReadOnly,
-		"a device that was about to end stays when it is attached": ending,
-		"a device that ends is attached anew":                      ended,
-		"a file without whole blocks is refused":                   size,
-		"a device has the block that was asked for":                block,
-		"discards are refused unless they are asked for":           discard,
-		"files are attached at once":                               atOnce,
-		"a device has a node":                                      node,
+		"attached device is described":               attachedTells,
+		"attaching twice makes one device":           twiceIsOne,
+		"read-only device is separate":               readOnly,
+		"each file has its own device":               ownDevices,
+		"device is found after a restart":            foundAgain,
+		"device survives unlink of its file":         unlinked,
+		"detach, and detach again":                   detached,
+		"reused device is not detached":              reused,
+		"busy device stays attached":                 busy,
+		"device grows with its file":                 grow,
+		"detached device does not grow":              growDetached,
+		"foreign device is reported, never modified": foreign,
+		"foreign read-only device is ignored":        foreignReadOnly,
+		"attach keeps an ending device":              ending,
+		"ended device is attached again":             ended,
+		"bad file size is refused":                   size,
+		"block size":                                 block,
+		"discards only on request":                   discard,
+		"concurrent attaches":                        atOnce,
+		"device has a node":                          node,
 	} {
 		t.Run(name, func(t *testing.T) { check(t, &bench{Subject: fresh(t)}) })
 	}
@@ -74,23 +75,23 @@ type bench struct{ Subject }
 func (b *bench) file(t *testing.T, name string, bytes int64) *loop.File {
 	t.Helper()
 	f, err := loop.Create(b.Root, name)
-	must(t, err)
+	must.Succeed(t, err)
 	t.Cleanup(func() {
 		for _, d := range b.of(t, f) {
 			if d.Ours {
-				must(t, b.Detach(context.WithoutCancel(t.Context()), d))
+				must.Succeed(t, b.Detach(context.WithoutCancel(t.Context()), d))
 			}
 		}
-		must(t, f.Close())
+		must.Succeed(t, f.Close())
 	})
-	must(t, f.Grow(t.Context(), bytes, loop.Thin))
+	must.Succeed(t, f.Grow(t.Context(), bytes, loop.Thin))
 	return f
 }
 
 func (b *bench) attach(t *testing.T, f *loop.File, o loop.Options) loop.Device {
 	t.Helper()
 	d, err := b.Attach(f, o)
-	must(t, err)
+	must.Succeed(t, err)
 	return d
 }
 
@@ -98,7 +99,7 @@ func (b *bench) attach(t *testing.T, f *loop.File, o loop.Options) loop.Device {
 func (b *bench) of(t *testing.T, f *loop.File) []loop.Device {
 	t.Helper()
 	all, err := b.Attached()
-	must(t, err)
+	must.Succeed(t, err)
 	var devices []loop.Device
 	for _, d := range all {
 		if d.Backing == f.ID() {
@@ -153,7 +154,7 @@ func readOnly(t *testing.T, b *bench) {
 	if again := b.attach(t, f, loop.Options{ReadOnly: true}); again != r {
 		t.Errorf("the second time %+v, want %+v", again, r)
 	}
-	must(t, b.Detach(t.Context(), w))
+	must.Succeed(t, b.Detach(t.Context(), w))
 	b.expect(t, f, r)
 }
 
@@ -162,7 +163,7 @@ func ownDevices(t *testing.T, b *bench) {
 	d, e := b.attach(t, one, loop.Options{}), b.attach(t, two, loop.Options{})
 	b.expect(t, one, d)
 	b.expect(t, two, e)
-	must(t, b.Detach(t.Context(), d))
+	must.Succeed(t, b.Detach(t.Context(), d))
 	b.expect(t, one)
 	b.expect(t, two, e)
 }
@@ -171,42 +172,42 @@ func foundAgain(t *testing.T, b *bench) {
 	f := b.file(t, "a", mib)
 	d := b.attach(t, f, loop.Options{})
 	elsewhere, err := b.Root.Make("elsewhere")
-	must(t, err)
-	defer func() { must(t, elsewhere.Close()) }()
-	must(t, b.Root.Rename("a", elsewhere, "b"))
+	must.Succeed(t, err)
+	defer func() { must.Succeed(t, elsewhere.Close()) }()
+	must.Succeed(t, b.Root.Rename("a", elsewhere, "b"))
 	b.file(t, "a", mib) // has the name, and is not the file
 
 	moved, err := loop.Open(elsewhere, "b")
-	must(t, err)
-	defer func() { must(t, moved.Close()) }()
+	must.Succeed(t, err)
+	defer func() { must.Succeed(t, moved.Close()) }()
 	again := bench{b.Subject}
 	again.Devices = b.Again(t)
 	again.expect(t, f, d)
 	if got := again.attach(t, moved, loop.Options{}); got != d {
 		t.Errorf("attached %+v, want %+v", got, d)
 	}
-	must(t, again.Detach(t.Context(), d))
+	must.Succeed(t, again.Detach(t.Context(), d))
 	b.expect(t, f)
 }
 
 func unlinked(t *testing.T, b *bench) {
 	f := b.file(t, "a", mib)
 	d := b.attach(t, f, loop.Options{})
-	must(t, b.Root.Remove("a"))
+	must.Succeed(t, b.Root.Remove("a"))
 	b.expect(t, f, d)
 }
 
 func detached(t *testing.T, b *bench) {
 	f := b.file(t, "a", mib)
 	d := b.attach(t, f, loop.Options{})
-	must(t, b.Detach(t.Context(), d))
+	must.Succeed(t, b.Detach(t.Context(), d))
 	b.expect(t, f)
 	if got, err := b.Inspect(d.Name); err == nil && got.Backing == f.ID() || err != nil && !errors.Is(err, loop.ErrNotAttached) {
 		t.Errorf("Inspect = %+v, %v; want ErrNotAttached", got, err)
 	}
-	must(t, b.Detach(t.Context(), d))
+	must.Succeed(t, b.Detach(t.Context(), d))
 	_, err := b.Inspect("loop1048575")
-	wantError(t, err, loop.ErrNotAttached)
+	must.ErrorIs(t, err, loop.ErrNotAttached)
 }
 
 func reused(t *testing.T, b *bench) {
@@ -214,21 +215,21 @@ func reused(t *testing.T, b *bench) {
 	d := b.attach(t, f, loop.Options{})
 	stale := d
 	stale.Backing = other.ID()
-	must(t, b.Detach(t.Context(), stale))
+	must.Succeed(t, b.Detach(t.Context(), stale))
 	b.expect(t, f, d)
 	_, err := b.Grow(stale)
-	wantError(t, err, loop.ErrNotAttached)
+	must.ErrorIs(t, err, loop.ErrNotAttached)
 }
 
 func busy(t *testing.T, b *bench) {
 	f := b.file(t, "a", mib)
 	d := b.attach(t, f, loop.Options{})
 	release := b.Hold(t, d)
-	wantError(t, b.Detach(t.Context(), d), loop.ErrBusy)
+	must.ErrorIs(t, b.Detach(t.Context(), d), loop.ErrBusy)
 	b.expect(t, f, d)
 	release()
 	b.expect(t, f, d)
-	must(t, b.Detach(t.Context(), d))
+	must.Succeed(t, b.Detach(t.Context(), d))
 	b.expect(t, f)
 }
 
@@ -237,10 +238,10 @@ func grow(t *testing.T, b *bench) {
 	d := b.attach(t, f, loop.Options{})
 	release := b.Hold(t, d)
 	defer release()
-	must(t, f.Grow(t.Context(), 3*mib, loop.Thick))
+	must.Succeed(t, f.Grow(t.Context(), 3*mib, loop.Thick))
 	b.expect(t, f, d)
 	got, err := b.Grow(d)
-	must(t, err)
+	must.Succeed(t, err)
 	d.SizeBytes = 3 * mib
 	if got != d {
 		t.Errorf("grown to %+v, want %+v", got, d)
@@ -251,9 +252,9 @@ func grow(t *testing.T, b *bench) {
 func growDetached(t *testing.T, b *bench) {
 	f := b.file(t, "a", mib)
 	d := b.attach(t, f, loop.Options{})
-	must(t, b.Detach(t.Context(), d))
+	must.Succeed(t, b.Detach(t.Context(), d))
 	_, err := b.Grow(d)
-	wantError(t, err, loop.ErrNotAttached)
+	must.ErrorIs(t, err, loop.ErrNotAttached)
 }
 
 func foreign(t *testing.T, b *bench) {
@@ -264,10 +265,10 @@ func foreign(t *testing.T, b *bench) {
 	}
 	b.expect(t, f, d)
 	_, err := b.Attach(f, loop.Options{})
-	wantError(t, err, loop.ErrForeign)
+	must.ErrorIs(t, err, loop.ErrForeign)
 	_, err = b.Grow(d)
-	wantError(t, err, loop.ErrForeign)
-	wantError(t, b.Detach(t.Context(), d), loop.ErrForeign)
+	must.ErrorIs(t, err, loop.ErrForeign)
+	must.ErrorIs(t, b.Detach(t.Context(), d), loop.ErrForeign)
 	b.expect(t, f, d)
 	if r := b.attach(t, f, loop.Options{ReadOnly: true}); !r.Ours {
 		t.Errorf("attached %+v, want one of ours", r)
@@ -316,18 +317,18 @@ func ended(t *testing.T, b *bench) {
 
 func size(t *testing.T, b *bench) {
 	f, err := loop.Create(b.Root, "a")
-	must(t, err)
-	defer func() { must(t, f.Close()) }()
+	must.Succeed(t, err)
+	defer func() { must.Succeed(t, f.Close()) }()
 	_, err = b.Attach(f, loop.Options{})
-	wantError(t, err, loop.ErrSize)
+	must.ErrorIs(t, err, loop.ErrSize)
 	for _, bytes := range []int64{-loop.Unit, 0, 1, loop.Unit + 512} {
-		wantError(t, f.Grow(t.Context(), bytes, loop.Thin), loop.ErrSize)
+		must.ErrorIs(t, f.Grow(t.Context(), bytes, loop.Thin), loop.ErrSize)
 	}
-	must(t, f.Grow(t.Context(), 2*loop.Unit, loop.Thin))
-	wantError(t, f.Grow(t.Context(), loop.Unit, loop.Thin), loop.ErrSize)
+	must.Succeed(t, f.Grow(t.Context(), 2*loop.Unit, loop.Thin))
+	must.ErrorIs(t, f.Grow(t.Context(), loop.Unit, loop.Thin), loop.ErrSize)
 	for _, block := range []int64{-512, 1, 511, 513, 8192} {
 		_, err = b.Attach(f, loop.Options{BlockBytes: block})
-		wantError(t, err, loop.ErrSize)
+		must.ErrorIs(t, err, loop.ErrSize)
 	}
 	b.expect(t, f)
 }
@@ -398,19 +399,5 @@ func node(t *testing.T, b *bench) {
 	d := b.attach(t, b.file(t, "a", mib), loop.Options{})
 	if there, err := b.Dev.Exists(d.Name); !there || err != nil {
 		t.Errorf("%s has no node in %s: %v", d.Name, b.Dev, err)
-	}
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-func wantError(t *testing.T, got, want error) {
-	t.Helper()
-	if !errors.Is(got, want) {
-		t.Errorf("error %v, want %v", got, want)
 	}
 }

@@ -1,5 +1,5 @@
-// Package looptest has an in-memory stand-in for loop.Kernel, and the contract that
-// both keep.
+// Package looptest has an in-memory fake of loop.Kernel, and the contract test that
+// both pass.
 package looptest
 
 import (

@@ -13,24 +13,25 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
+	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
-// A Subject is one implementation under test.
+// A Subject is an implementation under test.
 type Subject struct {
 	quota.Facility
 	// Root is an empty directory of the filesystem.
 	Root *dir.Dir
-	// Create makes a file in a directory, as a process without privileges does.
+	// Create creates a file in a directory, as an unprivileged process.
 	Create func(d *dir.Dir, name string) (File, error)
-	// Removed is told that the tree of an id was removed; nil where that is seen.
+	// Removed reports the removal of an id's tree to a fake; nil if it is detected.
 	Removed func(id quota.ID)
-	// Settle brings the filesystem's numbers up to date, as far as it can.
+	// Settle makes the filesystem update its usage, as far as it can.
 	Settle func(t *testing.T)
 }
 
 // A File is open for writing.
 type File interface {
-	// Write appends bytes, and tells how many could be.
+	// Write appends bytes, and returns how many were written.
 	Write(bytes int64) (int64, error)
 	Close() error
 	// Remove removes the file, which has been closed.
@@ -39,33 +40,32 @@ type File interface {
 
 const (
 	mib = 1 << 20
-	// slack is what the filesystem may take of a limit for itself, more than it
-	// has to of such small ones.
+	// slack is how much of a limit the filesystem's metadata may use at most.
 	slack = 256 << 10
 )
 
-// Contract is what every facility keeps.
+// Contract tests what every facility must do.
 func Contract(t *testing.T, fresh func(t *testing.T) Subject) {
 	for name, check := range map[string]func(*testing.T, *bench){
-		"a directory that was made is empty, closed and without a limit": made,
-		"a name of more or less than one entry is refused":               madeElsewhere,
-		"the byte after the last is refused":                             limitBites,
-		"other directories are untouched":                                othersUntouched,
-		"a directory is limited to what it holds and no more":            limitBelowUse,
-		"the use is told":                                    useIsTold,
-		"what is removed is given back":                      removedIsGivenBack,
-		"a raised limit lets an open file grow":              raise,
-		"a limit may be set again, and taken off":            setAgain,
-		"a limit is in whole blocks":                         wholeBlocks,
-		"a limit that is none is refused":                    badLimit,
-		"a directory tells its id, and keeps it":             idOf,
-		"a limit follows its directory through renames":      followsRename,
-		"a removed tree is released and its name used again": release,
-		"a new id is neither claimed nor in use":             newID,
-		"a limit that no directory has is forgotten":         releaseUnused,
-		"inodes are limited where they are counted":          inodes,
-		"what was there before is not counted":               before,
-		"calls at once do not disturb each other":            atOnce,
+		"new directory is empty, mode 0700, without a limit": made,
+		"bad name is refused":                                madeElsewhere,
+		"write over the limit is refused":                    limitBites,
+		"other directories are unaffected":                   othersUntouched,
+		"limit below the usage":                              limitBelowUse,
+		"usage":                                              useIsTold,
+		"removal lowers the usage":                           removedIsGivenBack,
+		"raised limit lets an open file grow":                raise,
+		"limit is set again and removed":                     setAgain,
+		"limit is rounded up to blocks":                      wholeBlocks,
+		"bad limit is refused":                               badLimit,
+		"id of a directory":                                  idOf,
+		"limit follows a renamed directory":                  followsRename,
+		"release and reuse of the name":                      release,
+		"new id is neither claimed nor in use":               newID,
+		"unused limit is released":                           releaseUnused,
+		"inode limit":                                        inodes,
+		"earlier content is not counted":                     before,
+		"concurrent calls":                                   atOnce,
 	} {
 		t.Run(name, func(t *testing.T) {
 			subject := fresh(t)
@@ -79,14 +79,14 @@ type bench struct {
 	taken map[quota.ID]bool
 }
 
-// subvolumes tells whether the kernel chooses ids, and inodes are not counted.
+// subvolumes reports whether the kernel chooses ids and inodes are not counted.
 func (b *bench) subvolumes() bool { return b.Kind() == quota.Btrfs }
 
 // make makes a directory.
 func (b *bench) make(t *testing.T, name string) *dir.Dir {
 	t.Helper()
 	d, err := b.Make(b.Root, name)
-	must(t, err)
+	must.Succeed(t, err)
 	t.Cleanup(func() { _ = d.Close() })
 	return d
 }
@@ -96,22 +96,22 @@ func (b *bench) limited(t *testing.T, name string, l quota.Limit) (*dir.Dir, quo
 	t.Helper()
 	d := b.make(t, name)
 	id := b.newID(t)
-	must(t, b.Limit(d, id, l))
+	must.Succeed(t, b.Limit(d, id, l))
 	id, err := b.IDOf(d)
-	must(t, err)
+	must.Succeed(t, err)
 	return d, id
 }
 
 func (b *bench) newID(t *testing.T) quota.ID {
 	t.Helper()
 	id, err := b.NewID(b.Root, 0, func(id quota.ID) bool { return b.taken[id] })
-	must(t, err)
+	must.Succeed(t, err)
 	b.taken[id] = true
 	return id
 }
 
-// fill writes to a file until not another block can be written. Btrfs refuses large
-// writes a little early, as it keeps room for what it has to write beside them.
+// fill writes to a file until no further block fits. Btrfs refuses large writes slightly
+// early, since it reserves space for metadata.
 func fill(t *testing.T, file File) (total int64, err error) {
 	t.Helper()
 	for _, size := range []int64{slack, 4096} {
@@ -119,7 +119,7 @@ func fill(t *testing.T, file File) (total int64, err error) {
 			var n int64
 			n, err = file.Write(size)
 			if total += n; total > 1<<30 {
-				t.Fatalf("%d bytes were written without an end", total)
+				t.Fatalf("%d bytes were written without an error", total)
 			}
 		}
 	}
@@ -129,7 +129,7 @@ func fill(t *testing.T, file File) (total int64, err error) {
 func (b *bench) create(t *testing.T, d *dir.Dir, name string) File {
 	t.Helper()
 	file, err := b.Create(d, name)
-	must(t, err)
+	must.Succeed(t, err)
 	return file
 }
 
@@ -138,10 +138,10 @@ func (b *bench) write(t *testing.T, d *dir.Dir, name string, bytes int64) File {
 	file := b.create(t, d, name)
 	for left := bytes; left > 0; {
 		n, err := file.Write(min(left, slack))
-		must(t, err)
+		must.Succeed(t, err)
 		left -= n
 	}
-	must(t, file.Close())
+	must.Succeed(t, file.Close())
 	return file
 }
 
@@ -149,11 +149,11 @@ func (b *bench) usage(t *testing.T, d *dir.Dir, id quota.ID) quota.Usage {
 	t.Helper()
 	b.Settle(t)
 	usage, err := b.Usage(d, id)
-	must(t, err)
+	must.Succeed(t, err)
 	return usage
 }
 
-// eventually waits for what the kernel does in the background.
+// eventually waits for work that the kernel does in the background.
 func (b *bench) eventually(t *testing.T, what string, done func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(time.Minute); !done(); time.Sleep(10 * time.Millisecond) {
@@ -181,7 +181,7 @@ func wantBetween(t *testing.T, what string, got, low, high int64) {
 func made(t *testing.T, b *bench) {
 	d := b.make(t, "a")
 	mode, err := d.Mode()
-	must(t, err)
+	must.Succeed(t, err)
 	if mode != 0o700 {
 		t.Errorf("mode %o, want 700", mode)
 	}
@@ -189,9 +189,9 @@ func made(t *testing.T, b *bench) {
 		t.Errorf("making it again: %v, want fs.ErrExist", err)
 	}
 	id, err := b.IDOf(d)
-	must(t, err)
+	must.Succeed(t, err)
 	if b.subvolumes() != (id != 0) {
-		t.Errorf("the new directory carries %d", id)
+		t.Errorf("the new directory has id %d", id)
 	}
 	if id == 0 {
 		id = b.newID(t)
@@ -216,7 +216,7 @@ func limitBites(t *testing.T, b *bench) {
 	file := b.create(t, d, "file")
 	total, err := fill(t, file)
 	wantFull(t, err)
-	must(t, file.Close())
+	must.Succeed(t, file.Close())
 	wantBetween(t, "bytes written", total, 8*mib-slack, 8*mib)
 }
 
@@ -227,7 +227,7 @@ func othersUntouched(t *testing.T, b *bench) {
 	file := b.create(t, full, "file")
 	_, err := fill(t, file)
 	wantFull(t, err)
-	must(t, file.Close())
+	must.Succeed(t, file.Close())
 	if usage := b.usage(t, limited, id); usage.Limit.Bytes != 4*mib || usage.Bytes > slack {
 		t.Errorf("the other directory: %+v, want nothing used of 4 MiB", usage)
 	}
@@ -238,7 +238,7 @@ func othersUntouched(t *testing.T, b *bench) {
 func limitBelowUse(t *testing.T, b *bench) {
 	d, id := b.limited(t, "a", quota.Limit{Bytes: 8 * mib})
 	b.write(t, d, "file", 4*mib)
-	must(t, b.Limit(d, id, quota.Limit{Bytes: 2 * mib}))
+	must.Succeed(t, b.Limit(d, id, quota.Limit{Bytes: 2 * mib}))
 	if usage := b.usage(t, d, id); usage.Limit.Bytes != 2*mib || usage.Bytes < 4*mib {
 		t.Errorf("usage %+v, want 4 MiB used of 2", usage)
 	}
@@ -248,7 +248,7 @@ func limitBelowUse(t *testing.T, b *bench) {
 	}
 	wantFull(t, err)
 	if more != nil {
-		must(t, more.Close())
+		must.Succeed(t, more.Close())
 	}
 }
 
@@ -260,14 +260,14 @@ func useIsTold(t *testing.T, b *bench) {
 	wantBetween(t, "bytes used", usage.Bytes, 4*mib, 4*mib+slack)
 	inodes := int64(3)
 	if b.subvolumes() {
-		inodes = quota.NotCounted
+		inodes = quota.Unknown
 	}
 	if usage.Inodes != inodes || usage.Limit.Bytes != 8*mib {
 		t.Errorf("usage %+v, want %d inodes and a limit of 8 MiB", usage, inodes)
 	}
-	// Any directory of the filesystem does.
+	// Any directory of the filesystem will do.
 	again, err := b.Usage(b.Root, id)
-	must(t, err)
+	must.Succeed(t, err)
 	if again != usage {
 		t.Errorf("through the root %+v, want %+v", again, usage)
 	}
@@ -276,8 +276,8 @@ func useIsTold(t *testing.T, b *bench) {
 func removedIsGivenBack(t *testing.T, b *bench) {
 	d, id := b.limited(t, "a", quota.Limit{Bytes: 4 * mib})
 	file := b.write(t, d, "file", 3*mib)
-	must(t, file.Remove())
-	b.eventually(t, "the use falls", func() bool { return b.usage(t, d, id).Bytes < slack })
+	must.Succeed(t, file.Remove())
+	b.eventually(t, "usage falls", func() bool { return b.usage(t, d, id).Bytes < slack })
 	b.write(t, d, "other", 3*mib)
 }
 
@@ -286,22 +286,22 @@ func raise(t *testing.T, b *bench) {
 	file := b.create(t, d, "file")
 	first, err := fill(t, file)
 	wantFull(t, err)
-	must(t, b.Limit(d, id, quota.Limit{Bytes: 6 * mib}))
+	must.Succeed(t, b.Limit(d, id, quota.Limit{Bytes: 6 * mib}))
 	second, err := fill(t, file)
 	wantFull(t, err)
-	must(t, file.Close())
+	must.Succeed(t, file.Close())
 	wantBetween(t, "bytes written after raising", first+second, 6*mib-slack, 6*mib)
 }
 
 func setAgain(t *testing.T, b *bench) {
 	d, id := b.limited(t, "a", quota.Limit{Bytes: 2 * mib})
 	for _, bytes := range []int64{2 * mib, 2 * mib, 0, 0, mib} {
-		must(t, b.Limit(d, id, quota.Limit{Bytes: bytes}))
+		must.Succeed(t, b.Limit(d, id, quota.Limit{Bytes: bytes}))
 		if usage := b.usage(t, d, id); usage.Limit.Bytes != bytes {
 			t.Errorf("limit %d, want %d", usage.Limit.Bytes, bytes)
 		}
 	}
-	must(t, b.Limit(d, id, quota.Limit{}))
+	must.Succeed(t, b.Limit(d, id, quota.Limit{}))
 	b.write(t, d, "file", 3*mib)
 }
 
@@ -309,7 +309,7 @@ func wholeBlocks(t *testing.T, b *bench) {
 	d, id := b.limited(t, "a", quota.Limit{Bytes: mib + 1})
 	usage := b.usage(t, d, id)
 	wantBetween(t, "a limit of a mebibyte and a byte", usage.Limit.Bytes, mib+512, mib+64<<10)
-	must(t, b.Limit(d, id, usage.Limit))
+	must.Succeed(t, b.Limit(d, id, usage.Limit))
 	if again := b.usage(t, d, id); again.Limit != usage.Limit {
 		t.Errorf("limit %+v, want what was read before, %+v", again.Limit, usage.Limit)
 	}
@@ -327,7 +327,7 @@ func badLimit(t *testing.T, b *bench) {
 		if err := b.Limit(d, id, quota.Limit{Inodes: 1}); !errors.Is(err, errors.ErrUnsupported) {
 			t.Errorf("a limit on inodes: %v, want errors.ErrUnsupported", err)
 		}
-		for _, id := range []quota.ID{0, 5} { // the second is the whole filesystem
+		for _, id := range []quota.ID{0, 5} { // 5 is the top-level subvolume
 			if err := b.Release(d, id); err == nil {
 				t.Errorf("subvolume %d was released", id)
 			}
@@ -346,10 +346,10 @@ func badLimit(t *testing.T, b *bench) {
 
 func idOf(t *testing.T, b *bench) {
 	plain, err := b.Root.Make("plain")
-	must(t, err)
-	defer func() { must(t, plain.Close()) }()
+	must.Succeed(t, err)
+	defer func() { must.Succeed(t, plain.Close()) }()
 	if id, err := b.IDOf(plain); id != 0 || err != nil {
-		t.Errorf("a plain directory carries %d, %v; want none", id, err)
+		t.Errorf("a plain directory has id %d, %v; want none", id, err)
 	}
 	d, id := b.limited(t, "a", quota.Limit{Bytes: mib})
 	other, otherID := b.limited(t, "b", quota.Limit{Bytes: mib})
@@ -357,10 +357,10 @@ func idOf(t *testing.T, b *bench) {
 		t.Errorf("ids %d and %d, want two", id, otherID)
 	}
 	if err := b.Limit(d, otherID, quota.Limit{Bytes: 2 * mib}); !errors.Is(err, quota.ErrOtherID) {
-		t.Errorf("giving another id: %v, want ErrOtherID", err)
+		t.Errorf("setting another id: %v, want ErrOtherID", err)
 	}
 	if got, err := b.IDOf(d); got != id || err != nil {
-		t.Errorf("the directory carries %d, %v; want %d", got, err, id)
+		t.Errorf("the directory has id %d, %v; want %d", got, err, id)
 	}
 	if usage := b.usage(t, other, otherID); usage.Limit.Bytes != mib {
 		t.Errorf("the other's limit is %d, want %d", usage.Limit.Bytes, mib)
@@ -372,31 +372,31 @@ func idOf(t *testing.T, b *bench) {
 		t.Errorf("limiting a plain directory: %v, want ErrPlain", err)
 	}
 	if _, err := b.Usage(plain, 0); !errors.Is(err, quota.ErrPlain) {
-		t.Errorf("the use of a plain directory: %v, want ErrPlain", err)
+		t.Errorf("usage of a plain directory: %v, want ErrPlain", err)
 	}
 }
 
 func followsRename(t *testing.T, b *bench) {
 	d, id := b.limited(t, "a", quota.Limit{Bytes: 2 * mib})
 	pool, err := b.Root.Make("pool")
-	must(t, err)
-	defer func() { must(t, pool.Close()) }()
+	must.Succeed(t, err)
+	defer func() { must.Succeed(t, pool.Close()) }()
 	other := b.make(t, "b")
-	must(t, other.Close())
+	must.Succeed(t, other.Close())
 	if err := b.Root.Rename("a", b.Root, "b"); !errors.Is(err, fs.ErrExist) {
 		t.Errorf("renaming over another: %v, want fs.ErrExist", err)
 	}
-	must(t, b.Root.Rename("a", pool, "volume"))
+	must.Succeed(t, b.Root.Rename("a", pool, "volume"))
 	moved, err := pool.Open("volume")
-	must(t, err)
-	defer func() { must(t, moved.Close()) }()
+	must.Succeed(t, err)
+	defer func() { must.Succeed(t, moved.Close()) }()
 	if got, err := b.IDOf(moved); got != id || err != nil {
-		t.Errorf("the moved directory carries %d, %v; want %d", got, err, id)
+		t.Errorf("the moved directory has id %d, %v; want %d", got, err, id)
 	}
 	file := b.create(t, d, "file")
 	total, err := fill(t, file)
 	wantFull(t, err)
-	must(t, file.Close())
+	must.Succeed(t, file.Close())
 	wantBetween(t, "bytes written", total, 2*mib-slack, 2*mib)
 }
 
@@ -404,25 +404,25 @@ func releaseUnused(t *testing.T, b *bench) {
 	gone, goneID := b.limited(t, "gone", quota.Limit{Bytes: mib})
 	claimed, claimedID := b.limited(t, "claimed", quota.Limit{Bytes: mib})
 	empty, emptyID := b.limited(t, "empty", quota.Limit{Bytes: mib})
-	must(t, errors.Join(gone.Close(), claimed.Close()))
+	must.Succeed(t, errors.Join(gone.Close(), claimed.Close()))
 	for name, id := range map[string]quota.ID{"gone": goneID, "claimed": claimedID} {
-		must(t, b.Root.RemoveTree(t.Context(), name, noPause))
+		must.Succeed(t, b.Root.RemoveTree(t.Context(), name, noPause))
 		if b.Removed != nil {
 			b.Removed(id)
 		}
 	}
-	// So are those that other tests have just removed.
+	// Those that other tests have just removed are released too.
 	taken := func(id quota.ID) bool { return id != goneID && id != emptyID }
-	b.eventually(t, "the limit is forgotten", func() bool {
+	b.eventually(t, "the limit is released", func() bool {
 		released, err := b.ReleaseUnused(b.Root, taken)
-		must(t, err)
+		must.Succeed(t, err)
 		forgotten := b.usage(t, b.Root, goneID).Limit == quota.Limit{}
 		if released > 0 && !forgotten {
 			t.Errorf("%d were released, and the limit is still there", released)
 		}
 		return forgotten
 	})
-	// Of a subvolume that is gone Linux 6.10 and newer forget it themselves.
+	// Linux 6.10 and newer release the limit of a deleted subvolume themselves.
 	if usage := b.usage(t, b.Root, claimedID); usage.Limit.Bytes != mib && !b.subvolumes() {
 		t.Errorf("the limit of an id that is taken is %d, want it to stay", usage.Limit.Bytes)
 	}
@@ -437,20 +437,20 @@ func releaseUnused(t *testing.T, b *bench) {
 func release(t *testing.T, b *bench) {
 	d, id := b.limited(t, "a", quota.Limit{Bytes: 4 * mib})
 	nested, err := b.Make(d, "nested") // on btrfs a subvolume, such as users can make
-	must(t, err)
-	must(t, nested.WriteFile("content", nil))
-	must(t, nested.Close())
+	must.Succeed(t, err)
+	must.Succeed(t, nested.WriteFile("content", nil))
+	must.Succeed(t, nested.Close())
 	file := b.create(t, d, "file")
 	_, err = fill(t, file)
 	wantFull(t, err)
-	must(t, file.Close())
-	must(t, b.Limit(d, id, quota.Limit{}))
-	must(t, d.Close())
-	must(t, b.Root.RemoveTree(t.Context(), "a", noPause))
-	b.eventually(t, "limit and use are gone", func() bool {
-		must(t, b.Release(b.Root, id))
+	must.Succeed(t, file.Close())
+	must.Succeed(t, b.Limit(d, id, quota.Limit{}))
+	must.Succeed(t, d.Close())
+	must.Succeed(t, b.Root.RemoveTree(t.Context(), "a", noPause))
+	b.eventually(t, "limit and usage are gone", func() bool {
+		must.Succeed(t, b.Release(b.Root, id))
 		usage, err := b.Usage(b.Root, id)
-		must(t, err)
+		must.Succeed(t, err)
 		return usage.Limit == quota.Limit{} && usage.Bytes == 0 && usage.Inodes <= 0
 	})
 	if !b.subvolumes() {
@@ -475,8 +475,8 @@ func newID(t *testing.T, b *bench) {
 	if second <= first {
 		t.Errorf("ids %d and %d, want the lowest first", first, second)
 	}
-	// Of two ids that nobody claims, one has a limit: it is in use.
-	must(t, b.Limit(b.make(t, "a"), first, quota.Limit{Bytes: mib}))
+	// Two ids are unclaimed, but one has a limit, so it is in use.
+	must.Succeed(t, b.Limit(b.make(t, "a"), first, quota.Limit{Bytes: mib}))
 	clear(b.taken)
 	if got := b.newID(t); got != second {
 		t.Errorf("new id %d, want %d", got, second)
@@ -491,10 +491,10 @@ func newID(t *testing.T, b *bench) {
 
 func inodes(t *testing.T, b *bench) {
 	if b.subvolumes() {
-		return // a limit on them is refused, as another test has it
+		return // not supported; covered by another case
 	}
 	d, id := b.limited(t, "a", quota.Limit{Bytes: mib, Inodes: 4})
-	for i := range 3 { // the directory is the first
+	for i := range 3 { // the directory counts as the first
 		b.write(t, d, fmt.Sprint(i), 0)
 	}
 	_, err := b.Create(d, "more")
@@ -503,18 +503,18 @@ func inodes(t *testing.T, b *bench) {
 	if usage := b.usage(t, d, id); usage.Inodes != 4 || usage.Limit != want {
 		t.Errorf("usage %+v, want 4 inodes and a limit of %+v", usage, want)
 	}
-	must(t, b.Limit(d, id, quota.Limit{Bytes: mib}))
+	must.Succeed(t, b.Limit(d, id, quota.Limit{Bytes: mib}))
 	b.write(t, d, "more", 0)
 }
 
 func before(t *testing.T, b *bench) {
 	if b.subvolumes() {
-		return // they carry their id from the beginning
+		return // subvolumes have their id from the start
 	}
 	d := b.make(t, "a")
 	b.write(t, d, "old", 3*mib)
 	id := b.newID(t)
-	must(t, b.Limit(d, id, quota.Limit{Bytes: 2 * mib}))
+	must.Succeed(t, b.Limit(d, id, quota.Limit{Bytes: 2 * mib}))
 	b.write(t, d, "new", mib)
 	usage := b.usage(t, d, id)
 	wantBetween(t, "bytes used", usage.Bytes, mib, mib+slack)
@@ -539,7 +539,7 @@ func atOnce(t *testing.T, b *bench) {
 	group.Wait()
 }
 
-// lifeOf makes a directory, limits it and removes it again.
+// lifeOf creates a directory, limits it and removes it.
 func (b *bench) lifeOf(name string, id quota.ID, bytes int64) error {
 	d, err := b.Make(b.Root, name)
 	if err != nil {
@@ -564,10 +564,3 @@ func (b *bench) lifeOf(name string, id quota.ID, bytes int64) error {
 }
 
 func noPause(context.Context) error { return nil }
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}

@@ -1,5 +1,5 @@
-// Package quotatest has an in-memory stand-in for a quota.Facility, and the contract
-// that it and the kernel's keep.
+// Package quotatest has an in-memory fake of quota.Facility, and the contract test that it
+// and the kernel pass.
 package quotatest
 
 import (
@@ -19,17 +19,17 @@ const (
 	firstSubvolume = 256 // the id
 )
 
-// Fake keeps limits in memory, for directories that are there. It does not see what
-// is written to them: a test says so with Create and Write. Its zero value is ready for
-// use and behaves like XFS.
+// Fake keeps limits of existing directories in memory. It does not see what is written to
+// them: tests report it with Create and Write. Its zero value is ready for use and behaves
+// like XFS.
 type Fake struct {
-	// As is what it behaves like. It must not change after the first call.
+	// As is the kind that it behaves like. It must not change after the first call.
 	As quota.Kind
 
 	mu      sync.Mutex
 	carried map[dir.ID]quota.ID
 	use     map[quota.ID]*quota.Usage
-	made    quota.ID // the last subvolume
+	made    quota.ID // id of the last subvolume
 	removed map[quota.ID]bool
 }
 
@@ -55,7 +55,7 @@ func (f *Fake) Make(parent *dir.Dir, name string) (*dir.Dir, error) {
 	if err != nil {
 		return nil, errors.Join(err, made.Close())
 	}
-	// The filesystem may give the number of an inode that is gone again.
+	// The filesystem may reuse an inode number.
 	delete(f.carried, inode)
 	if f.subvolumes() {
 		f.made = max(f.made+1, firstSubvolume)
@@ -106,6 +106,9 @@ func (f *Fake) Limit(d *dir.Dir, id quota.ID, l quota.Limit) error {
 		return err
 	}
 	if own == 0 {
+		if use := f.of(id); use.Limit != (quota.Limit{}) || use.Inodes > 0 {
+			return fmt.Errorf("limit %s: %w", d, quota.ErrTaken)
+		}
 		f.give(inode, id)
 	}
 	l.Bytes = (l.Bytes + blockBytes - 1) / blockBytes * blockBytes
@@ -113,7 +116,7 @@ func (f *Fake) Limit(d *dir.Dir, id quota.ID, l quota.Limit) error {
 	return nil
 }
 
-// give has the directory count for an id from now on; what is in it does not.
+// give sets the id of a directory; its existing content is not counted.
 func (f *Fake) give(inode dir.ID, id quota.ID) {
 	if f.carried == nil {
 		f.carried = make(map[dir.ID]quota.ID)
@@ -149,7 +152,7 @@ func (f *Fake) Usage(d *dir.Dir, id quota.ID) (quota.Usage, error) {
 			return quota.Usage{}, err
 		}
 		if id = f.carried[inode]; id == 0 {
-			return quota.Usage{}, fmt.Errorf("read the use of %s: %w", d, quota.ErrPlain)
+			return quota.Usage{}, fmt.Errorf("read the usage of %s: %w", d, quota.ErrPlain)
 		}
 	}
 	if err := f.check(id); err != nil {
@@ -157,7 +160,7 @@ func (f *Fake) Usage(d *dir.Dir, id quota.ID) (quota.Usage, error) {
 	}
 	usage := *f.of(id)
 	if f.subvolumes() {
-		usage.Inodes = quota.NotCounted
+		usage.Inodes = quota.Unknown
 	}
 	return usage, nil
 }
@@ -170,7 +173,7 @@ func (f *Fake) IDOf(d *dir.Dir) (quota.ID, error) {
 	return f.carried[inode], err
 }
 
-// Release is quota.Facility.Release. The tree being gone, its use is too.
+// Release is quota.Facility.Release. It also clears the usage, since the tree is removed.
 func (f *Fake) Release(_ *dir.Dir, id quota.ID) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -203,7 +206,7 @@ func (f *Fake) ReleaseUnused(_ *dir.Dir, taken func(quota.ID) bool) (released in
 	return released, nil
 }
 
-// Drop takes the id off a directory, as who may change a project id can.
+// Drop removes the id of a directory, as chattr(1) can.
 func (f *Fake) Drop(d *dir.Dir) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -212,7 +215,7 @@ func (f *Fake) Drop(d *dir.Dir) error {
 	return err
 }
 
-// Removed tells the stand-in, which sees no removals, that the tree of an id is gone.
+// Removed reports the removal of an id's tree, which the fake does not see.
 func (f *Fake) Removed(id quota.ID) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -224,8 +227,8 @@ func (f *Fake) Removed(id quota.ID) {
 	f.removed[id] = true
 }
 
-// Create makes a file in a directory, as far as the count goes: it counts for what
-// the directory carries now, for good. It answers ENOSPC or EDQUOT over the limit.
+// Create accounts a new file in a directory to the directory's current id, which it keeps.
+// It returns ENOSPC or EDQUOT over the limit.
 func (f *Fake) Create(d *dir.Dir) (*FakeFile, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -241,7 +244,7 @@ func (f *Fake) Create(d *dir.Dir) (*FakeFile, error) {
 	return &FakeFile{fake: f, id: id}, nil
 }
 
-// Write makes a file of that many bytes, or of those that fit, as Create does.
+// Write is Create for a file of that many bytes, or as many as fit.
 func (f *Fake) Write(d *dir.Dir, bytes int64) error {
 	file, err := f.Create(d)
 	if err != nil {
@@ -251,7 +254,7 @@ func (f *Fake) Write(d *dir.Dir, bytes int64) error {
 	return err
 }
 
-// full is what the filesystem answers over a limit.
+// full is the filesystem's error over a limit.
 func (f *Fake) full() error {
 	if f.Kind() == quota.XFS {
 		return unix.ENOSPC
@@ -266,7 +269,7 @@ type FakeFile struct {
 	bytes int64
 }
 
-// Write adds bytes, and tells how many fit in.
+// Write adds bytes, and returns how many fit.
 func (f *FakeFile) Write(bytes int64) (int64, error) {
 	f.fake.mu.Lock()
 	defer f.fake.mu.Unlock()
@@ -284,7 +287,7 @@ func (f *FakeFile) Write(bytes int64) (int64, error) {
 // Close changes nothing.
 func (f *FakeFile) Close() error { return nil }
 
-// Remove gives back what the file took.
+// Remove lowers the usage by the file.
 func (f *FakeFile) Remove() error {
 	f.fake.mu.Lock()
 	defer f.fake.mu.Unlock()

@@ -12,6 +12,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"kubevirt.io/hostpath-provisioner/test/cluster/sandbox"
 )
 
 // A Sandbox is a running one, or what is left of it.
@@ -83,7 +85,11 @@ func (s Sandbox) Left() (map[string][]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	groups, err := filepath.Glob("/sys/fs/cgroup/*/" + filepath.Base(s.dir))
+	pattern := "/sys/fs/cgroup/*/"
+	if sandbox.Unified() {
+		pattern = "/sys/fs/cgroup/"
+	}
+	groups, err := filepath.Glob(pattern + filepath.Base(s.dir))
 	return map[string][]string{
 		"directories":      directories,
 		"control groups":   groups,

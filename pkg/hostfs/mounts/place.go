@@ -1,0 +1,94 @@
+package mounts
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+)
+
+// A Place is a directory in another one, on which something may be mounted. It is never
+// followed if it is a symbolic link.
+type Place struct {
+	Parent *dir.Dir
+	Name   string
+}
+
+// String is the path of the place.
+func (p Place) String() string { return p.Parent.String() + "/" + p.Name }
+
+// A State is what is at a place.
+type State struct {
+	// Missing tells that there is nothing of that name.
+	Missing bool
+	// Mounted tells that something is mounted there. Dead tells that its filesystem answers
+	// with an error, and that no more is known of it.
+	Mounted bool
+	Dead    error
+	// MountID is that of the topmost mount as in the mount table; ID is its root directory,
+	// or the directory itself if nothing is mounted.
+	MountID uint64
+	ID      dir.ID
+	// IsDir tells that it is a directory.
+	IsDir bool
+}
+
+// State asks the kernel, and no disk: what is in memory will do.
+func (p Place) State() (State, error) {
+	fd, err := p.open()
+	switch {
+	case errors.Is(err, unix.ENOENT):
+		return State{Missing: true}, nil
+	case err != nil:
+		return State{}, err
+	}
+	defer func() { _ = unix.Close(fd) }()
+	var st unix.Statx_t
+	err = unix.Statx(fd, "", unix.AT_EMPTY_PATH|unix.AT_SYMLINK_NOFOLLOW|unix.AT_STATX_DONT_SYNC, unix.STATX_TYPE|unix.STATX_INO|unix.STATX_MNT_ID, &st)
+	if isDead(err) {
+		return State{Mounted: true, Dead: err, IsDir: true}, nil
+	}
+	if err != nil {
+		return State{}, &fs.PathError{Op: "stat", Path: p.String(), Err: err}
+	}
+	return State{
+		Mounted: st.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0,
+		MountID: st.Mnt_id,
+		ID:      dir.ID{Dev: unix.Mkdev(st.Dev_major, st.Dev_minor), Ino: st.Ino},
+		IsDir:   st.Mode&unix.S_IFMT == unix.S_IFDIR,
+	}, nil
+}
+
+func isDead(err error) bool {
+	return errors.Is(err, unix.EIO) || errors.Is(err, unix.ESTALE) || errors.Is(err, unix.ENOTCONN) || errors.Is(err, unix.ESHUTDOWN)
+}
+
+// open opens the directory, or the root of the topmost mount on it.
+func (p Place) open() (int, error) {
+	fd, err := unix.Openat2(p.Parent.Fd(), p.Name, &unix.OpenHow{
+		Flags:   unix.O_PATH | unix.O_NOFOLLOW | unix.O_CLOEXEC,
+		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS,
+	})
+	if err != nil {
+		return 0, &fs.PathError{Op: "open", Path: p.String(), Err: err}
+	}
+	return fd, nil
+}
+
+// Unmount takes the topmost mount off, here and wherever the mount propagates to. It answers
+// ErrBusy if a process uses it in any of these places, and nil if nothing is mounted.
+func (p Place) Unmount() error {
+	// umount2(2) takes no descriptor: the parent's handle keeps the way to the place, and
+	// UMOUNT_NOFOLLOW its last step.
+	err := unix.Unmount(p.Parent.HandlePath()+"/"+p.Name, unix.UMOUNT_NOFOLLOW)
+	switch {
+	case errors.Is(err, unix.EBUSY):
+		return fmt.Errorf("unmount %s: %w", p, ErrBusy)
+	case err == nil, errors.Is(err, unix.EINVAL), errors.Is(err, unix.ENOENT): // no mount
+		return nil
+	}
+	return &fs.PathError{Op: "unmount", Path: p.String(), Err: err}
+}

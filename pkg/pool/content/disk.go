@@ -1,0 +1,195 @@
+package content
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"syscall"
+
+	"kubevirt.io/hostpath-provisioner/pkg/health"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop"
+	"kubevirt.io/hostpath-provisioner/pkg/trace"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
+)
+
+// FileName is the file in the directory of a block volume that is its content.
+const FileName = "disk.img"
+
+// A Disk is the content of a block volume: a file in its directory, which has what the device
+// shows, byte for byte.
+type Disk struct {
+	Host  Host
+	ID    volume.ID
+	Bytes int64 // promised
+	// BlockBytes is the logical block of its devices. Make sets it.
+	BlockBytes int64
+	// Thin: no space is set aside in the filesystem.
+	Thin bool
+}
+
+func (c *Disk) allocation() loop.Allocation {
+	if c.Thin {
+		return loop.Thin
+	}
+	return loop.Thick
+}
+
+// Make makes the file, in full. The directory stays closed.
+func (c *Disk) Make(ctx context.Context, d *dir.Dir) error {
+	return trace.Step(ctx, "make the file", func() error { return c.make(ctx, d) })
+}
+
+func (c *Disk) make(ctx context.Context, d *dir.Dir) (err error) {
+	disk, err := loop.Create(d, FileName)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, disk.Close()) }()
+	if c.BlockBytes, err = disk.BlockBytes(); err != nil {
+		return err
+	}
+	err = disk.Grow(ctx, c.Bytes, c.allocation())
+	if errors.Is(err, errors.ErrUnsupported) {
+		err = fmt.Errorf(`%w: the pool's filesystem cannot set space aside for a file; the pool option "allocation":"thin" does without: %w`, volume.ErrNoSpace, err)
+	}
+	return err
+}
+
+// Check answers volume.ErrLost for a file that is missing, or smaller than what was promised.
+func (c *Disk) Check(d *dir.Dir) error {
+	disk, err := OpenFile(c.ID, d)
+	if err != nil {
+		return err
+	}
+	return errors.Join(c.whole(disk), disk.Close())
+}
+
+func (c *Disk) whole(disk *loop.File) error {
+	bytes, err := disk.Size()
+	if err == nil && bytes < c.Bytes {
+		err = fmt.Errorf("%w: the file of block volume %s has %d bytes, but %d were promised", volume.ErrLost, c.ID, bytes, c.Bytes)
+	}
+	return err
+}
+
+// Grow makes the file larger.
+func (c *Disk) Grow(ctx context.Context, d *dir.Dir, bytes int64) error {
+	disk, err := OpenFile(c.ID, d)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = disk.Close() }()
+	return disk.Grow(ctx, bytes, c.allocation())
+}
+
+// Cut undoes Grow where the growth was not recorded: no device has grown yet. It goes no
+// further than that, since what the file had before may be in use, and leaves a file whose
+// record knows of it.
+func (c *Disk) Cut(d *dir.Dir, had int64) error {
+	if c.Bytes > had {
+		return nil
+	}
+	disk, err := OpenFile(c.ID, d)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = disk.Close() }()
+	return disk.Cut(had)
+}
+
+// Publish attaches the file, unless it is, and publishes the device. If that fails the device
+// is detached again.
+func (c *Disk) Publish(ctx context.Context, d *dir.Dir, at Target) error {
+	disk, err := OpenFile(c.ID, d)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = disk.Close() }()
+	if err := c.whole(disk); err != nil {
+		return err
+	}
+	step := trace.Begin(ctx, "attach loop device")
+	device, err := c.Host.Devices.Attach(disk, loop.Options{ReadOnly: at.ReadOnly, BlockBytes: c.BlockBytes, Discard: c.Thin})
+	err = step.EndWith(err)
+	if errors.Is(err, syscall.EROFS) {
+		return fmt.Errorf("%w: %w", volume.ErrUnavailable, err)
+	}
+	if err != nil {
+		return DeviceError(err)
+	}
+	if device.Discard && !c.Thin {
+		c.Host.Log.Info("discards cannot be switched off, because sysfs is read-only: they give space of the volume back to the pool",
+			"volume", c.ID.String(), "device", device.Name)
+	}
+	if err := trace.Step(ctx, "mount", func() error {
+		return c.Host.Mounts.PublishDevice(c.Host.Dev, device.Name, at.Path)
+	}); err != nil {
+		return errors.Join(MountError(err), c.Host.DetachUnpublished(ctx, disk.ID()))
+	}
+	return nil
+}
+
+// Measure has the facts be those of the file, which keeps its size whether there is a limit or
+// not.
+func (c *Disk) Measure(d *dir.Dir, _, filesystem dir.Space, facts *health.Facts) dir.Space {
+	facts.Unenforced, facts.LimitOff, facts.InodesCounted = false, "", false
+	facts.FreeBytes = volume.Unknown // all of its space is set aside
+	if c.Thin {
+		facts.FreeBytes, facts.SizeBytes = filesystem.FreeBytes, filesystem.SizeBytes
+	}
+	space := dir.Space{SizeBytes: c.Bytes}
+	disk, err := OpenFile(c.ID, d)
+	if err != nil {
+		facts.IO = errors.Join(facts.IO, err)
+		return space
+	}
+	bytes, err := disk.Size()
+	facts.IO = errors.Join(facts.IO, err, disk.Close())
+	facts.Short = err == nil && bytes < c.Bytes
+	return space
+}
+
+// OpenFile opens the file of a block volume. Errors: volume.ErrLost.
+func OpenFile(id volume.ID, d *dir.Dir) (*loop.File, error) {
+	disk, err := loop.Open(d, FileName)
+	if dir.IsMissing(err) || errors.Is(err, dir.ErrNotFile) {
+		return nil, fmt.Errorf("%w: block volume %s has no file %s: %w", volume.ErrLost, id, FileName, err)
+	}
+	return disk, err
+}
+
+// FileID identifies the file of a block volume, to which its devices are attached. Errors:
+// volume.ErrLost.
+func FileID(id volume.ID, d *dir.Dir) (dir.ID, error) {
+	disk, err := OpenFile(id, d)
+	if err != nil {
+		return dir.ID{}, err
+	}
+	return disk.ID(), disk.Close()
+}
+
+// FileBytes is the size of the file of a block volume.
+func FileBytes(id volume.ID, d *dir.Dir) (int64, error) {
+	disk, err := OpenFile(id, d)
+	if err != nil {
+		return 0, err
+	}
+	bytes, err := disk.Size()
+	return bytes, errors.Join(err, disk.Close())
+}
+
+// Allocated is the space that the file of a block volume has, in bytes. Users of a thick one
+// can give some back, as those of a thin one can. One that cannot be read has none.
+func Allocated(id volume.ID, d *dir.Dir) int64 {
+	disk, err := OpenFile(id, d)
+	if err != nil {
+		return 0
+	}
+	defer func() { _ = disk.Close() }() // opened for reading
+	bytes, err := disk.Allocated()
+	if err != nil {
+		return 0
+	}
+	return bytes
+}

@@ -1,0 +1,429 @@
+package pool
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/go-logr/logr"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/content"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/ledger"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
+	"kubevirt.io/hostpath-provisioner/pkg/trace"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
+)
+
+// content is what a volume consists of, as its record says.
+func (p *Pool) content(id volume.ID, rec *store.Record) content.Content {
+	if rec == nil || rec.Mode != volume.ModeBlock {
+		return content.Directory{Host: p.host(), ID: id, Relabel: p.config.Relabel}
+	}
+	return p.disk(id, rec)
+}
+
+func (p *Pool) disk(id volume.ID, rec *store.Record) *content.Disk {
+	return &content.Disk{Host: p.host(), ID: id, Bytes: rec.Bytes, BlockBytes: rec.BlockBytes, Thin: rec.Thin}
+}
+
+// host is what contents need of the node.
+func (p *Pool) host() content.Host { return p.options.host(p.log) }
+
+func (o Options) host(log logr.Logger) content.Host {
+	return content.Host{Mounts: o.Mounts, Labels: o.Labels, Devices: o.Devices, Dev: o.Dev, Log: log}
+}
+
+// growContent makes the content of a volume larger, and its limit before that, and answers the
+// size that it had. What of it fails changes nothing.
+func (v *found) growContent(ctx context.Context, to store.Entry) (had int64, err error) {
+	keeper := v.visit.keeper
+	if had, err = content.FileBytes(v.id, v.dir); err != nil {
+		return 0, err
+	}
+	if err = keeper.Apply(v.dir, cardOf(to)); err == nil {
+		err = v.visit.pool.content(v.id, v.entry.Record).Grow(ctx, v.dir, to.Record.Bytes)
+	}
+	if err != nil {
+		return 0, errors.Join(err, keeper.Apply(v.dir, cardOf(v.entry)))
+	}
+	return had, nil
+}
+
+// cutFile undoes growContent where the record was not written.
+func (v *found) cutFile(had int64) error {
+	if !v.entry.Block() || v.entry.Record.Bytes > had {
+		return nil
+	}
+	return errors.Join(v.visit.pool.disk(v.id, v.entry.Record).Cut(v.dir, had), v.visit.keeper.Apply(v.dir, cardOf(v.entry)))
+}
+
+// attachments are those of the node, if each of them reports whether it is the volume's. One
+// that does not answer may be by its name, which is that of the volume's file now.
+func (v *found) attachments() (content.Attachments, error) {
+	all, err := v.visit.pool.host().Attachments()
+	if err != nil {
+		return content.Attachments{}, err
+	}
+	return all, all.Silent(v.id)
+}
+
+// file identifies what devices of a volume are attached to. It answers false where
+// there is nothing that could be: the volume is no block volume, or its file is lost.
+// Without a readable record, the directory shows what a volume is.
+func (v *found) file() (id dir.ID, ok bool, err error) {
+	if v.dir == nil || !cardOf(v.entry).MayBeBlock() {
+		return dir.ID{}, false, nil
+	}
+	id, err = content.FileID(v.id, v.dir)
+	if errors.Is(err, volume.ErrLost) {
+		return dir.ID{}, false, nil
+	}
+	return id, err == nil, err
+}
+
+// detachUnpublished detaches the volume's devices that are published nowhere.
+func (v *found) detachUnpublished(ctx context.Context) error {
+	file, ok, err := v.file()
+	if err != nil || !ok {
+		return err
+	}
+	return v.visit.pool.host().DetachUnpublished(ctx, file)
+}
+
+// used reports whether this node has the volume published, or its file attached.
+func (v *found) used() (bool, error) {
+	published, err := v.published()
+	if err != nil || len(published) > 0 {
+		return true, err
+	}
+	file, ok, err := v.file()
+	if err != nil || !ok {
+		return false, err
+	}
+	all, err := v.attachments()
+	return len(all.Of(file)) > 0, err
+}
+
+// detached detaches what a crash left attached, and answers ErrInUse, with the device,
+// for a volume whose file is attached all the same: in use, or by somebody else.
+func (v *found) detached(ctx context.Context) error {
+	if err := v.detachUnpublished(ctx); err != nil {
+		return err
+	}
+	file, ok, err := v.file()
+	if err != nil || !ok {
+		return err
+	}
+	all, err := v.attachments()
+	if err != nil {
+		return err
+	}
+	for _, device := range all.Of(file) {
+		return fmt.Errorf("it is %w: its file is attached as %s", volume.ErrInUse, device.Name)
+	}
+	return nil
+}
+
+// deviceAt is the loop device that is published at the target; nil if there is none.
+func (s *Set) deviceAt(target bind.Target) (*loop.Device, error) {
+	published, err := s.options.Mounts.Published(s.options.Dev)
+	if err != nil {
+		return nil, err
+	}
+	for name, all := range published {
+		for _, p := range all {
+			if !target.Is(p.Path) {
+				continue
+			}
+			device, err := s.options.Devices.Inspect(name)
+			if errors.Is(err, loop.ErrNotAttached) {
+				return nil, nil
+			}
+			return &device, err
+		}
+	}
+	return nil, nil
+}
+
+// ofAnother reports whether a device that is published is that of another volume. One
+// whose volume went away, or was restored from a backup, is nobody's: a pod can end.
+func (s *Set) ofAnother(id volume.ID, device *loop.Device) bool {
+	if device == nil || !device.Ours || s.isOf(id, device) {
+		return false
+	}
+	for _, p := range s.pools {
+		in, err := p.enter()
+		if err != nil {
+			continue // the target would hang with the pool
+		}
+		held := in.holds(device.Backing)
+		in.close()
+		if held {
+			return true
+		}
+	}
+	return false
+}
+
+func (s *Set) isOf(id volume.ID, device *loop.Device) bool {
+	v, err := s.find(id, volume.PoolName{})
+	if err != nil {
+		return false
+	}
+	defer v.close()
+	file, ok, err := v.file()
+	return err == nil && ok && file == device.Backing
+}
+
+// holds reports whether a volume of the pool has that file.
+func (v *visit) holds(file dir.ID) bool {
+	for id := range v.pool.ledger.Each(ledger.Card.MayHaveDevices) {
+		if found, ok, err := v.backing(id); err == nil && ok && found == file {
+			return true
+		}
+	}
+	return false
+}
+
+// backing is found.file, whatever the record says.
+func (v *visit) backing(id volume.ID) (file dir.ID, ok bool, err error) {
+	d, err := v.store.Root().Open(id.String())
+	if err != nil {
+		return dir.ID{}, false, err
+	}
+	defer func() { _ = d.Close() }()
+	return (&found{id: id, dir: d}).file()
+}
+
+// detach takes the device of a volume off its file if it is published nowhere any more.
+func (s *Set) detach(ctx context.Context, id volume.ID, device *loop.Device) error {
+	if device == nil || device.Silent {
+		return nil // the sweep detaches it when it answers
+	}
+	if device.Gone {
+		return s.detachGone(ctx, id, *device)
+	}
+	all, err := s.options.host(s.options.Log).Attachments()
+	if err != nil || !all.Unused(*device) {
+		return err
+	}
+	return trace.Step(ctx, "detach loop device", func() error {
+		return content.DeviceError(s.options.Devices.Detach(ctx, *device))
+	})
+}
+
+// detachGone is detach where the filesystem of the file is gone. The device would keep what
+// is left of that, which could not be repaired then. What it was published for shows whose
+// it is: a volume of that name, and the kernel has that name of the file too.
+func (s *Set) detachGone(ctx context.Context, id volume.ID, device loop.Device) error {
+	if !device.HadPath(id.String(), content.FileName) {
+		return nil
+	}
+	published, err := s.options.Mounts.Published(s.options.Dev)
+	if err != nil || len(published[device.Name]) > 0 {
+		return err
+	}
+	return content.DeviceError(s.options.Devices.Detach(ctx, device))
+}
+
+// publishedDeviceAt answers ErrNotFound unless the path carries a device of the volume.
+func (s *Set) publishedDeviceAt(v *found, at bind.Target) error {
+	file, err := content.FileID(v.id, v.dir)
+	if err != nil {
+		return err
+	}
+	device, err := s.deviceAt(at)
+	if err != nil {
+		return err
+	}
+	if device != nil && device.Gone {
+		return fmt.Errorf("%w: the filesystem of the device at %s is gone", volume.ErrIO, at)
+	}
+	if device != nil && device.Silent {
+		return fmt.Errorf("%w: the device at %s: %w", volume.ErrUnavailable, at, loop.ErrSilent)
+	}
+	if device == nil || device.Backing != file {
+		return fmt.Errorf("%w: it is not published at %s", volume.ErrNotFound, at)
+	}
+	return nil
+}
+
+// grownTo is the size to promise where a growth was interrupted: that of the file,
+// which is larger than its record then, and never shrinks.
+func (v *found) grownTo(bytes int64, r volume.Range) (int64, error) {
+	if !v.entry.Block() {
+		return bytes, nil
+	}
+	disk, err := content.OpenFile(v.id, v.dir)
+	if err != nil {
+		return 0, err
+	}
+	has, err := disk.Size()
+	if err := errors.Join(err, disk.Close()); err != nil || has <= bytes {
+		return bytes, err
+	}
+	if r.Limit > 0 && has > r.Limit {
+		return 0, fmt.Errorf("%w: its file has %d bytes already, from a growth that was interrupted, and never shrinks", volume.ErrOutOfRange, has)
+	}
+	return has, nil
+}
+
+// growDevices makes the devices of a volume as large as its file is.
+func (v *found) growDevices() error {
+	if !v.entry.Block() {
+		return nil
+	}
+	file, err := content.FileID(v.id, v.dir)
+	if err != nil {
+		return err
+	}
+	all, err := v.attachments()
+	if err != nil {
+		return err
+	}
+	return content.DeviceError(v.visit.pool.host().Grow(all.Of(file), math.MaxInt64))
+}
+
+// sweepLimit is how long a check may wait for devices that are in use.
+const sweepLimit = time.Second
+
+// sweepDevices detaches what backs the pool's files and is published nowhere: a crash
+// came before its publication, or after the end of that.
+func (v *visit) sweepDevices(ctx context.Context) error {
+	if !v.pool.ledger.Any(ledger.Card.MayHaveDevices) {
+		return nil
+	}
+	all, err := v.pool.host().Attachments()
+	if err != nil {
+		v.pool.log.Error(err, "failed to check for devices that are not published")
+		return nil
+	}
+	leaked := make(map[dir.ID]bool)
+	for _, device := range all.Devices {
+		if all.Unused(device) {
+			leaked[device.Backing] = true
+		}
+	}
+	if len(leaked) == 0 {
+		return nil
+	}
+	ctx, stop := context.WithTimeout(ctx, sweepLimit)
+	defer stop()
+	for id := range v.pool.ledger.Each(ledger.Card.MayHaveDevices) {
+		v.pool.steps.Add(1)
+		if err := v.sweepDevice(ctx, id, leaked); err != nil {
+			v.pool.log.Error(err, "failed to detach the device of a volume that is not published", "volume", id.String())
+		}
+	}
+	return nil
+}
+
+func (v *visit) sweepDevice(ctx context.Context, id volume.ID, leaked map[dir.ID]bool) error {
+	unlock, err := v.pool.locks.TryLock(id)
+	if err != nil {
+		return nil // a call is at work on it, and sees to it
+	}
+	defer unlock()
+	file, ok, err := v.backing(id)
+	if err != nil || !ok || !leaked[file] {
+		return err
+	}
+	return v.pool.host().DetachUnpublished(ctx, file)
+}
+
+// finishFiles finishes growths that a crash came upon between file and record: the record
+// gets the size of the file.
+func (v *visit) finishFiles(context.Context) error {
+	for id := range v.pool.ledger.Each(ledger.Card.MayHaveDevices) {
+		v.pool.steps.Add(1)
+		if err := v.pool.unlessBusy(id, func() error { return v.finishFile(id) }); err != nil {
+			v.pool.log.Error(err, "failed to finish an interrupted growth; the file of the volume may be larger than promised", "volume", id.String())
+		}
+	}
+	return nil
+}
+
+func (v *visit) finishFile(id volume.ID) error {
+	if larger, err := v.fileBytes(id); err != nil || larger <= v.pool.ledger.Known(id).Promised {
+		return err
+	}
+	unlock, err := v.tryLockToPromise(id)
+	if errors.Is(err, volume.ErrBusy) {
+		v.pool.skipped = true // another node of a shared pool may be about to write the record
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	bytes, err := v.fileBytes(id)
+	if err != nil {
+		return err
+	}
+	rec, err := v.store.ReadRecord(id)
+	if err != nil || rec == nil || rec.Mode != volume.ModeBlock || bytes <= rec.Bytes {
+		return err
+	}
+	v.pool.log.Info("finished an interrupted growth", "volume", id.String(), "had", rec.Bytes, "has", bytes)
+	rec.Bytes = bytes
+	if err := v.store.WriteRecord(rec); err != nil {
+		return store.IgnoreReadOnly(err)
+	}
+	v.pool.note(id, store.Entry{Record: rec, Present: true})
+	return nil
+}
+
+// fileBytes is the size that the file of a block volume allows to promise; 0 if it has
+// no file.
+func (v *visit) fileBytes(id volume.ID) (int64, error) {
+	d, err := v.store.Root().Open(id.String())
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = d.Close() }()
+	disk, err := content.OpenFile(id, d)
+	if errors.Is(err, volume.ErrLost) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, err
+	}
+	bytes, err := disk.Size()
+	return bytes / loop.Unit * loop.Unit, errors.Join(err, disk.Close())
+}
+
+// finishDevices makes devices as large as their volumes: a crash came between record
+// and device.
+func (v *visit) finishDevices(context.Context) error {
+	if !v.pool.ledger.Any(ledger.Card.MayHaveDevices) {
+		return nil
+	}
+	all, err := v.pool.host().Attachments()
+	if err != nil {
+		v.pool.log.Error(err, "failed to check for devices that are smaller than their volumes")
+		return nil
+	}
+	if len(all.Devices) == 0 {
+		return nil
+	}
+	for id := range v.pool.ledger.Each(ledger.Card.MayHaveDevices) {
+		v.pool.steps.Add(1)
+		if err := v.pool.unlessBusy(id, func() error { return v.finishDevice(id, all) }); err != nil {
+			v.pool.log.Error(err, "failed to grow the device of a volume", "volume", id.String())
+		}
+	}
+	return nil
+}
+
+func (v *visit) finishDevice(id volume.ID, all content.Attachments) error {
+	file, ok, err := v.backing(id)
+	if err != nil || !ok {
+		return err
+	}
+	return v.pool.host().Grow(all.Of(file), v.pool.ledger.Known(id).Promised)
+}

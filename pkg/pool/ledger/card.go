@@ -1,0 +1,114 @@
+package ledger
+
+import (
+	"hash/maphash"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
+)
+
+// A Card is what the ledger keeps of one volume: what is reported, counted and compared
+// for many of them, or for one whose pool does not serve. A call reads everything else
+// from the record. A card has no pointers and a fixed size, which is all that a volume
+// costs in memory besides its id.
+type Card struct {
+	// Promised is the size set aside, in bytes.
+	Promised int64
+	uid      uint64 // hash of the uid in the record
+	project  uint32 // the project id in the record; 0 for none
+	flags    Flags
+}
+
+// Flags are the yes-or-no facts of a card.
+type Flags uint16
+
+// The flags.
+const (
+	HasDirectory Flags = 1 << iota
+	HasRecord          // a readable one
+	HasDamage          // an unreadable one
+	IsBlock
+	IsInline
+	ByXFS // who enforces the size, by the record
+	ByExt4
+	ByBtrfs
+	sawDirectory // marks of index.mark
+	sawRecord
+)
+
+// NewCard makes the card of a volume. The uid and the project id are those of its record.
+func NewCard(promised int64, uid string, project quota.ID, flags Flags) Card {
+	c := Card{Promised: promised, project: uint32(project), flags: flags} // records have no larger ones
+	if c.Is(HasRecord) {
+		c.uid = hashUID(uid)
+	}
+	return c
+}
+
+// By is the flag for a size that is enforced by a quota of that kind.
+func By(kind quota.Kind) Flags {
+	switch kind {
+	case quota.XFS:
+		return ByXFS
+	case quota.Ext4:
+		return ByExt4
+	case quota.Btrfs:
+		return ByBtrfs
+	}
+	return 0
+}
+
+var uidSeed = maphash.MakeSeed()
+
+// hashUID stands for a uid that is only compared.
+func hashUID(uid string) uint64 { return maphash.String(uidSeed, uid) }
+
+// OfUID reports whether the card's record has that uid.
+func (c Card) OfUID(uid string) bool { return hashUID(uid) == c.uid }
+
+// Is reports whether a card has any of the flags.
+func (c Card) Is(f Flags) bool { return c.flags&f != 0 }
+
+// Exists reports whether there is anything of the volume.
+func (c Card) Exists() bool { return c.Is(HasDirectory | HasRecord | HasDamage) }
+
+// Lost reports that the directory is missing.
+func (c Card) Lost() bool { return !c.Is(HasDirectory) }
+
+// Mode is how the volume is used.
+func (c Card) Mode() volume.Mode {
+	if c.Is(IsBlock) {
+		return volume.ModeBlock
+	}
+	return volume.ModeMount
+}
+
+// MayBeBlock reports whether the volume is a block volume, or may have been made as one:
+// without a readable record nobody knows.
+func (c Card) MayBeBlock() bool { return c.Is(IsBlock) || !c.Is(HasRecord) }
+
+// MayHaveDevices reports whether devices may be attached to the volume's content.
+func (c Card) MayHaveDevices() bool { return c.Is(HasDirectory) && c.MayBeBlock() }
+
+// Recorded reports whether the volume has a readable record.
+func (c Card) Recorded() bool { return c.Is(HasRecord) }
+
+// Unseen reports whether the marks since the last Unmark differ from the card. An unreadable
+// record may have changed at any time.
+func (c Card) Unseen() bool {
+	return c.Is(HasDamage) || c.Is(HasDirectory) != c.Is(sawDirectory) || c.Is(HasRecord) != c.Is(sawRecord)
+}
+
+// Seen is a card that was just read from the disk, with the marks that say so.
+func (c Card) Seen() Card {
+	if c.Is(HasDirectory) {
+		c.flags |= sawDirectory
+	}
+	if c.Is(HasRecord) {
+		c.flags |= sawRecord
+	}
+	return c
+}
+
+// QuotaID is the project id that counts the volume; 0 where the kernel chose one.
+func (c Card) QuotaID() quota.ID { return quota.ID(c.project) }

@@ -1,0 +1,288 @@
+// Package ledger keeps in memory what a pool owes and has: the promises, a card for each
+// volume, reservations of calls under way, and the trash. It guards all of that with one
+// mutex. It does no I/O, writes no log, takes nobody else's lock and calls nobody back
+// while it holds the mutex, so that no caller waits for long.
+package ledger
+
+import (
+	"iter"
+	"math/bits"
+	"sync"
+	"sync/atomic"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
+)
+
+// A Policy says how much of a pool may be promised.
+type Policy struct {
+	Pool volume.PoolName // for errors
+	// Overprovision is the factor by which promises may exceed the pool's size.
+	Overprovision float64
+	// Reserve stays free.
+	Reserve volume.Reserve
+}
+
+// A Ledger is that of one pool.
+type Ledger struct {
+	policy Policy
+	// summary is made again with each change, so that reading it takes no lock that a call
+	// may wait for.
+	summary atomic.Pointer[Summary]
+
+	// mu guards what follows, and is never held across a system call. Where something that
+	// the summary has was changed, unlock gives it back.
+	mu       sync.Mutex
+	sums     sums
+	index    index
+	loads    []*Load // under way, in the order in which they began
+	kept     ids     // volumes that loads leave as they are known
+	trash    trash
+	erased   uint64 // pieces of trash
+	restored uint64 // limits that were put back
+}
+
+type ids map[volume.ID]struct{}
+
+// New makes an empty ledger.
+func New(policy Policy) *Ledger {
+	l := &Ledger{policy: policy}
+	l.mu.Lock()
+	l.unlock()
+	return l
+}
+
+// A Summary is what is shown of a ledger.
+type Summary struct {
+	Volumes  int
+	Promised int64 // bytes
+	Trash    TrashSum
+	// Erased is how many pieces of trash were erased, and Restored how many limits put back.
+	Erased, Restored uint64
+
+	policy Policy
+	sums   sums
+}
+
+// Available is what can still be promised in that space, in bytes, rounded down.
+func (s *Summary) Available(space dir.Space) int64 { return s.sums.rounded(space, s.policy) }
+
+// Summary answers at once, without a lock.
+func (l *Ledger) Summary() *Summary { return l.summary.Load() }
+
+// unlock gives the mutex back after a change.
+func (l *Ledger) unlock() {
+	l.summary.Store(&Summary{
+		Volumes:  l.index.len(),
+		Promised: l.sums.promised,
+		Trash:    l.trash.sum(),
+		Erased:   l.erased,
+		Restored: l.restored,
+		policy:   l.policy,
+		sums:     l.sums,
+	})
+	l.mu.Unlock()
+}
+
+// sums are what a pool owes, in bytes.
+type sums struct {
+	// promised is the sum over all records and all creations under way.
+	promised int64
+	// trashed is the sum of the promises of volumes that are being removed: what they
+	// still occupy is not sold again before it is free.
+	trashed int64
+	// unknown is how many pieces of trash have an unknown size.
+	unknown int
+	// others: other nodes have trash in the pool.
+	others bool
+	// foreign is what others occupy on the filesystem, as far as it is known.
+	foreign int64
+}
+
+// available is what can still be promised:
+//
+//	min(free, size × overprovision − Σ promised − foreign use) − reserve
+//
+// Without quotas nobody knows what the volumes hold, and so what others hold: that is at
+// least what exceeds all promises, and was once known exactly.
+func (s *sums) available(space dir.Space, policy Policy) int64 {
+	if space.ReadOnly || space.OutOfInodes() {
+		return 0
+	}
+	taken := space.TakenBytes()
+	foreign := min(taken, max(s.foreign+s.trashed, taken-s.promised))
+	if s.unknown > 0 || s.others {
+		foreign = taken
+	}
+	sellable := space.SizeBytes
+	if policy.Overprovision != 1 {
+		sellable = int64(float64(space.SizeBytes) * policy.Overprovision)
+	}
+	left := min(space.FreeBytes, sellable-s.promised-foreign)
+	return max(0, left-policy.Reserve.Of(space.SizeBytes))
+}
+
+// rounded is what is available as it is reported.
+func (s *sums) rounded(space dir.Space, policy Policy) int64 {
+	step := quantum(space.SizeBytes)
+	return s.available(space, policy) / step * step
+}
+
+func (s *sums) addTrash(promised int64) {
+	if promised == volume.Unknown {
+		s.unknown++
+	} else {
+		s.trashed += promised
+	}
+}
+
+func (s *sums) dropTrash(promised int64) {
+	if promised == volume.Unknown {
+		s.unknown--
+	} else {
+		s.trashed -= promised
+	}
+}
+
+// quantum is the step in which capacity is reported: about a thousandth of the pool,
+// from 1 to 64 MiB. The object that carries the answer is rewritten whenever the
+// number changes at all.
+func quantum(size int64) int64 {
+	step := int64(1) << bits.Len64(uint64(size/1000))
+	return max(1<<20, min(step, 64<<20))
+}
+
+// Available is what can still be promised in that space, in bytes, rounded down.
+func (l *Ledger) Available(space dir.Space) int64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.sums.rounded(space, l.policy)
+}
+
+// SetForeign notes how many bytes others occupy on the pool's filesystem.
+func (l *Ledger) SetForeign(bytes int64) {
+	l.mu.Lock()
+	defer l.unlock()
+	l.sums.foreign = max(0, bytes)
+}
+
+// LearnForeign notes that others occupy no more than all that is taken, and exactly that
+// while nothing can be ours. Where nobody counts what volumes hold it is not known otherwise.
+func (l *Ledger) LearnForeign(taken int64) {
+	l.mu.Lock()
+	defer l.unlock()
+	if l.sums.promised == 0 && len(l.trash.pieces) == 0 {
+		l.sums.foreign = taken
+	}
+	l.sums.foreign = min(l.sums.foreign, taken)
+}
+
+// OthersHaveTrash notes that other nodes have trash in the pool, of unknown size.
+func (l *Ledger) OthersHaveTrash() {
+	l.mu.Lock()
+	defer l.unlock()
+	l.sums.others = true
+}
+
+// Restored counts a limit that was put back.
+func (l *Ledger) Restored() {
+	l.mu.Lock()
+	defer l.unlock()
+	l.restored++
+}
+
+// Note brings the ledger in line with what is on disk of a volume.
+func (l *Ledger) Note(id volume.ID, c Card) {
+	l.mu.Lock()
+	defer l.unlock()
+	l.put(id, c)
+}
+
+// put also informs the loads under way, even where nothing changes: they may have read a
+// record that was there for a moment.
+func (l *Ledger) put(id volume.ID, c Card) {
+	l.sums.promised += l.index.put(id, c)
+	for _, load := range l.loads {
+		load.noted[id] = struct{}{}
+	}
+}
+
+// Known is the card of a volume; the zero Card if there is none.
+func (l *Ledger) Known(id volume.ID) Card {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.index.get(id)
+}
+
+// After is up to most volumes that follow an id; the zero id comes before all.
+func (l *Ledger) After(id volume.ID, most int) []Volume {
+	var all []Volume
+	for most > len(all) {
+		some := l.after(id, most-len(all))
+		if len(some) == 0 {
+			break
+		}
+		all = append(all, some...)
+		id = some[len(some)-1].ID
+	}
+	return all
+}
+
+func (l *Ledger) after(id volume.ID, most int) []Volume {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.index.after(id, most)
+}
+
+// Each goes over the volumes whose cards are asked for, in the order of their ids. No lock is
+// held while the caller works on one, or chooses, and of a large pool only a few are
+// remembered. The card is as it is when its turn comes.
+func (l *Ledger) Each(which func(Card) bool) iter.Seq2[volume.ID, Card] {
+	return func(yield func(volume.ID, Card) bool) {
+		var last volume.ID
+		for some := l.after(last, chunk); len(some) > 0; some = l.after(last, chunk) {
+			for _, v := range some {
+				if !which(v.Card) {
+					continue
+				}
+				if c := l.Known(v.ID); which(c) && !yield(v.ID, c) {
+					return
+				}
+			}
+			last = some[len(some)-1].ID
+		}
+	}
+}
+
+// Any reports whether there is a volume whose card is asked for.
+func (l *Ledger) Any(which func(Card) bool) bool {
+	for range l.Each(which) {
+		return true
+	}
+	return false
+}
+
+// Unmark forgets what MarkDirectory and MarkRecord have noted.
+func (l *Ledger) Unmark() {
+	unmark := func(from volume.ID) (volume.ID, bool) {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		return l.index.unmark(from)
+	}
+	for next, more := unmark(volume.ID{}); more; {
+		next, more = unmark(next)
+	}
+}
+
+// MarkDirectory notes that the directory of a volume was seen. It answers false for an
+// unknown volume.
+func (l *Ledger) MarkDirectory(id volume.ID) bool { return l.mark(id, sawDirectory) }
+
+// MarkRecord is MarkDirectory for its record.
+func (l *Ledger) MarkRecord(id volume.ID) bool { return l.mark(id, sawRecord) }
+
+func (l *Ledger) mark(id volume.ID, saw Flags) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.index.mark(id, saw)
+}

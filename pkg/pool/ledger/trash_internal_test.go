@@ -1,0 +1,115 @@
+package ledger
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
+)
+
+// Of a name that comes again while an older piece is stuck, there is one piece.
+func TestANameThatComesAgainIsErasedOnce(t *testing.T) {
+	var trash trash
+	trash.add("stuck", 1, time.Now())
+	trash.tried("stuck", errors.New("it cannot be removed"))
+	for range 2 {
+		trash.add("pvc-1.u", 1, time.Now())
+		if diff := cmp.Diff([]string{"pvc-1.u"}, trash.queued(false)); diff != "" {
+			t.Errorf("queued (-want +got):\n%s", diff)
+		}
+		if diff := cmp.Diff([]string{"pvc-1.u", "stuck"}, trash.queued(true)); diff != "" {
+			t.Errorf("queued with what is stuck (-want +got):\n%s", diff)
+		}
+		trash.tried("pvc-1.u", nil)
+	}
+	if sum := trash.sum(); sum.Pieces != 1 || sum.Stuck != 1 {
+		t.Errorf("%+v, want one piece, which is stuck", sum)
+	}
+}
+
+// How long the reaper keeps one waiting that it cannot erase says nothing of whether it keeps up.
+func TestTheOldestPieceOfTrashIsNoneThatIsStuck(t *testing.T) {
+	var trash trash
+	began := time.Now()
+	for i, name := range []string{"pvc-1.u", "pvc-2.u", "pvc-3.u"} {
+		trash.add(name, 1, began.Add(time.Duration(i)*time.Hour))
+	}
+	stuck := errors.New("it cannot be removed")
+	for _, c := range []struct {
+		name string
+		err  error
+		want sum
+	}{
+		{"pvc-2.u", stuck, sum{stuck: 1, since: began}},
+		{"pvc-1.u", stuck, sum{stuck: 2, since: began.Add(2 * time.Hour)}},
+		{"pvc-1.u", stuck, sum{stuck: 2, since: began.Add(2 * time.Hour)}},
+		{"pvc-3.u", nil, sum{stuck: 2}},
+		{"pvc-1.u", nil, sum{stuck: 1}},
+		{"pvc-2.u", nil, sum{}},
+	} {
+		trash.tried(c.name, c.err)
+		if got := trash.sum(); got.Stuck != c.want.stuck || !got.Since.Equal(c.want.since) {
+			t.Errorf("after %s was tried: %d are stuck, the oldest that is not is from %v; want %+v", c.name, got.Stuck, got.Since, c.want)
+		}
+	}
+}
+
+func TestTheOldestOfManyPiecesOfTrashIsKnown(t *testing.T) {
+	var trash trash
+	first := time.Now()
+	want := func(since time.Time) {
+		t.Helper()
+		if got := trash.sum().Since; !got.Equal(since) {
+			t.Errorf("the oldest trash is from %v, want %v", got, since)
+		}
+	}
+	trash.add("first.u", 1, first)
+	for range 300 { // these come and go behind it
+		trash.add("pvc-1.u", 1, first.Add(time.Minute))
+		want(first)
+		trash.tried("pvc-1.u", nil)
+	}
+	trash.add("second.u", 1, first.Add(time.Hour))
+	want(first)
+	trash.tried("first.u", nil)
+	want(first.Add(time.Hour))
+	trash.tried("second.u", nil)
+	want(time.Time{})
+}
+
+// sum is the part of a TrashSum that is checked there.
+type sum struct {
+	stuck int
+	since time.Time
+}
+
+func TestAPieceOfTrashIsErasedOnce(t *testing.T) {
+	l := New(Policy{})
+	l.Throw("pvc-1.u", 1)
+	for range 2 {
+		if got := l.TrashID("pvc-1.u", 7); got != 7 {
+			t.Errorf("id %d, want 7", got)
+		}
+		l.TrashTried("pvc-1.u", nil)
+	}
+	l.TrashTried("pvc-1.u", errors.New("it cannot be removed"))
+	if got := l.Summary(); got.Trash.Pieces != 0 || got.Trash.Stuck != 0 || got.Erased != 1 || got.sums.trashed != 0 {
+		t.Errorf("%+v; want one erased and nothing left", got)
+	}
+}
+
+func TestThrowFoundIgnoresWhatMayBeErased(t *testing.T) {
+	l := New(Policy{})
+	seen := l.Erased()
+	l.Throw("erased", 1)
+	l.TrashTried("erased", nil)
+	if l.ThrowFound("erased", 1, seen) || l.HasTrash("erased") {
+		t.Error("a piece that was erased since it was found is queued again")
+	}
+	if !l.ThrowFound("left", volume.Unknown, l.Erased()) || l.ThrowFound("left", volume.Unknown, l.Erased()) || l.Summary().sums.unknown != 1 {
+		t.Errorf("%+v; want one piece of unknown size", l.Summary())
+	}
+}

@@ -1,0 +1,393 @@
+// Package limit has the kernel enforce the sizes of volumes: it makes directories under a
+// limit, applies, checks, reads and releases limits, and gives out the project ids that
+// volumes are counted by. How a filesystem does that is up to pkg/hostfs/quota.
+package limit
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/ledger"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
+)
+
+// Enforcement says whether the kernel is to enforce the sizes of volumes.
+type Enforcement string
+
+// The values of the pool option "enforcement".
+const (
+	Auto     Enforcement = "auto"
+	Required Enforcement = "required"
+	None     Enforcement = "none"
+)
+
+// Options are the choices of a pool's administrator.
+type Options struct {
+	// Detect finds the quota facility of a filesystem, as quota.Detect does. An error says why
+	// there is none and what to do.
+	Detect      func(d *dir.Dir) (quota.Facility, error)
+	Enforcement Enforcement
+	// BytesPerInode gives a volume one inode for so many bytes of its size; 0 for no limit.
+	BytesPerInode int64
+}
+
+// A Keeper makes the kernel enforce the sizes of the volumes on one filesystem, as far as it
+// can. It does not change; a filesystem that gains or loses its quotas gets another one.
+type Keeper struct {
+	// facility enforces the sizes of the volumes that have limits; nil if nobody does.
+	facility quota.Facility
+	// unenforced is why new volumes get none; nil if they do.
+	unenforced    error
+	claims        *Claims
+	bytesPerInode int64
+}
+
+// Keeper finds out who enforces the sizes of a pool's volumes, also of those that are there
+// when new ones get no limit, and why they get none.
+func (o Options) Keeper(root *dir.Dir, claims *Claims) (*Keeper, error) {
+	k := &Keeper{claims: claims, bytesPerInode: o.BytesPerInode}
+	var err error
+	k.facility, err = o.Detect(root)
+	switch {
+	case err == nil:
+		k.unenforced = o.unwanted(k.facility)
+	case o.Enforcement == None:
+		k.facility, k.unenforced = nil, errSwitchedOff
+	case errors.Is(err, quota.ErrNone):
+		k.facility, k.unenforced = nil, err
+	default:
+		return nil, err // which does not say that there is none: it is asked again
+	}
+	return k, nil
+}
+
+var (
+	errSwitchedOff = errors.New(`it is switched off by the pool option "enforcement"`)
+	errInodes      = errors.New("btrfs does not limit inodes; remove the pool option bytesPerInode")
+)
+
+// unwanted is why the configuration wants no new limits of a facility.
+func (o Options) unwanted(facility quota.Facility) error {
+	switch {
+	case o.Enforcement == None:
+		return errSwitchedOff
+	case facility.Kind() == quota.Btrfs && o.BytesPerInode > 0:
+		return errInodes
+	}
+	return nil
+}
+
+// Unfit is why a pool must not serve whose new volumes get no limit; nil if it may.
+func (o Options) Unfit(k *Keeper) error {
+	if k.unenforced == nil || o.Enforcement != Required {
+		return nil
+	}
+	return fmt.Errorf("enforcement is required: %w", k.unenforced)
+}
+
+// WithClaims is a keeper of the same filesystem with other claims.
+func (k *Keeper) WithClaims(claims *Claims) *Keeper {
+	other := *k
+	other.claims = claims
+	return &other
+}
+
+// Claims are the ids that are given on the filesystem.
+func (k *Keeper) Claims() *Claims { return k.claims }
+
+// Unenforced is why new volumes get no limit; nil if they do.
+func (k *Keeper) Unenforced() error { return k.unenforced }
+
+// Kind is what enforces sizes; empty if nothing does.
+func (k *Keeper) Kind() quota.Kind {
+	if k.facility == nil {
+		return ""
+	}
+	return k.facility.Kind()
+}
+
+// Like reports whether another keeper treats volumes in the same way.
+func (k *Keeper) Like(other *Keeper) bool {
+	return k.Kind() == other.Kind() && (k.unenforced == nil) == (other.unenforced == nil)
+}
+
+// Limit is what the kernel enforces for a promise.
+func (k *Keeper) Limit(c ledger.Card) quota.Limit {
+	if c.Is(ledger.IsBlock) {
+		// The file keeps the size. What the filesystem needs to keep track of the file
+		// counts as well: on btrfs up to 78 bytes for each block of 4 KiB, were each apart
+		// from the next, in nodes that may be half empty; on the others less.
+		return quota.Limit{Bytes: c.Promised + c.Promised/16 + 1<<20}
+	}
+	limit := quota.Limit{Bytes: c.Promised}
+	if k.bytesPerInode > 0 {
+		limit.Inodes = 1 + c.Promised/k.bytesPerInode // one is the volume's root
+	}
+	return limit
+}
+
+// Enforces reports whether the kernel enforces the size of a volume. One that was made
+// without a limit cannot be given one: what it holds would not be counted.
+func (k *Keeper) Enforces(c ledger.Card) bool {
+	if k.facility == nil || !c.Is(ledger.By(k.facility.Kind())) {
+		return false
+	}
+	owner := k.claims.Owner(c.QuotaID())
+	return owner == "" || c.OfUID(owner)
+}
+
+// A Kept says who enforces the size of a volume; the zero value stands for nobody.
+type Kept struct {
+	Kind quota.Kind
+	ID   quota.ID
+}
+
+// Make makes the directory of a new volume, under its limit from the beginning. The uid is
+// that of its record, and root a directory on the same filesystem.
+func (k *Keeper) Make(root, parent *dir.Dir, name, uid string, c ledger.Card) (*dir.Dir, Kept, error) {
+	if k.unenforced != nil {
+		d, err := parent.Make(name)
+		return d, Kept{}, err
+	}
+	d, err := k.facility.Make(parent, name)
+	if err != nil {
+		return nil, Kept{}, err
+	}
+	id, err := k.limitNew(root, d, uid, c)
+	if err != nil {
+		return nil, Kept{}, errors.Join(err, d.Close())
+	}
+	return d, Kept{k.facility.Kind(), id}, nil
+}
+
+func (k *Keeper) limitNew(root, d *dir.Dir, uid string, c ledger.Card) (quota.ID, error) {
+	from := k.claims.from()
+	for {
+		id, err := k.claimID(root, uid, from)
+		if err != nil {
+			return 0, err
+		}
+		err = k.facility.Limit(d, id, k.Limit(c))
+		if err == nil {
+			return id, nil
+		}
+		err = errors.Join(err, k.unclaim(d, id))
+		if !errors.Is(err, quota.ErrTaken) {
+			return 0, err
+		}
+		// Another process on this filesystem has it. At random, or both would ask for the same one again.
+		from = id + 1 + rand.N(quota.ID(64))
+	}
+}
+
+// unclaim gives up an id that a directory was to carry, unless it does by now: then
+// it goes with the directory.
+func (k *Keeper) unclaim(d *dir.Dir, id quota.ID) error {
+	carried, err := k.facility.IDOf(d)
+	if err == nil && carried != id {
+		k.claims.drop(id)
+	}
+	return err
+}
+
+// claimID takes an id that nothing on the filesystem has. No lock is held while
+// the filesystem is asked: of two calls that are told the same id, one asks again.
+func (k *Keeper) claimID(root *dir.Dir, uid string, from quota.ID) (quota.ID, error) {
+	for {
+		id, err := k.facility.NewID(root, from, k.claims.holds)
+		if err != nil || k.claims.Try(id, uid) {
+			return id, err
+		}
+	}
+}
+
+// Apply sets the limit of a volume, where the kernel enforces its size.
+func (k *Keeper) Apply(d *dir.Dir, c ledger.Card) error {
+	if !k.Enforces(c) {
+		return nil
+	}
+	return k.facility.Limit(d, c.QuotaID(), k.Limit(c))
+}
+
+// Lift takes the limit off a piece of trash: on btrfs removing can need more than
+// a full subvolume has. It answers the id that the trash carries.
+func (k *Keeper) Lift(trash *dir.Dir, name string) (quota.ID, error) {
+	id, err := k.IDIn(trash, name)
+	if err != nil || id == 0 {
+		return 0, err
+	}
+	// A copy, and a tree whose owner changed its id, carry what is another's.
+	if uid := k.claims.Owner(id); uid != "" && !strings.HasSuffix(name, "."+uid) {
+		return 0, nil
+	}
+	d, err := trash.Open(name)
+	if err != nil {
+		return 0, err
+	}
+	return id, errors.Join(k.facility.Limit(d, id, quota.Limit{}), d.Close())
+}
+
+// IDIn is the id that what was made by the driver carries; 0 if it carries none.
+func (k *Keeper) IDIn(parent *dir.Dir, name string) (quota.ID, error) {
+	if k.facility == nil {
+		return 0, nil
+	}
+	d, err := parent.Open(name)
+	if dir.IsMissing(err) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, err
+	}
+	id, err := k.facility.IDOf(d)
+	if k.facility.Kind() != quota.Btrfs && (id < quota.FirstID || id > quota.LastID) {
+		id = 0 // not one of the driver's
+	}
+	return id, errors.Join(err, d.Close())
+}
+
+// Release gives an id back after its tree is gone.
+func (k *Keeper) Release(root *dir.Dir, id quota.ID) error {
+	// Without quotas there is none to be given back: what is left of it is forgotten
+	// when the pool is opened with them.
+	if id == 0 || k.facility == nil {
+		return nil
+	}
+	if err := k.facility.Release(root, id); err != nil {
+		return err
+	}
+	k.claims.drop(id)
+	return nil
+}
+
+// ReleaseUnused removes the limits of what was removed while nobody saw to them, and answers
+// how many there were: the filesystem was mounted without quotas, or the directory was
+// removed by hand.
+func (k *Keeper) ReleaseUnused(root *dir.Dir) (int, error) {
+	if k.facility == nil {
+		return 0, nil
+	}
+	return k.facility.ReleaseUnused(root, k.claims.holds)
+}
+
+// Claim notes the id that counts a volume, as its record says, and answers false if another
+// record has it. Of two records with one id, as when a pool was copied, the one whose
+// directory carries it has it.
+func (k *Keeper) Claim(root *dir.Dir, name string, id quota.ID, uid string) bool {
+	if k.claims.Try(id, uid) {
+		return true
+	}
+	if carried, err := k.IDIn(root, name); err == nil && carried == id {
+		k.claims.hold(id, uid)
+	}
+	return false
+}
+
+// Restore puts back a limit that is missing or different: the quota file was rebuilt, another
+// tool was used, or a crash came between record and limit. It answers the limit that was
+// found, and whether it was replaced.
+func (k *Keeper) Restore(d *dir.Dir, c ledger.Card) (found quota.Limit, restored bool, err error) {
+	if ok, err := k.carriesID(d, c); err != nil || !ok {
+		return quota.Limit{}, false, errors.Join(err, errNotCarried)
+	}
+	usage, err := k.facility.Usage(d, c.QuotaID())
+	if err != nil || k.agrees(usage.Limit, c) {
+		return usage.Limit, false, err
+	}
+	return usage.Limit, true, k.facility.Limit(d, c.QuotaID(), k.Limit(c))
+}
+
+// agrees reports whether a limit is what was promised. The kernel keeps whole blocks,
+// and a promise may have been given in smaller ones.
+func (k *Keeper) agrees(has quota.Limit, c ledger.Card) bool {
+	want := k.Limit(c)
+	return has.Inodes == want.Inodes && has.Bytes >= want.Bytes && has.Bytes < want.Bytes+maxBlock
+}
+
+// maxBlock is the largest block that a filesystem with quotas has on Linux, in bytes:
+// that of XFS and btrfs, and ext4's is not larger.
+const maxBlock = 64 << 10
+
+// Agrees reports whether a directory is counted as its record says, under a limit that is what
+// was promised.
+func (k *Keeper) Agrees(d *dir.Dir, c ledger.Card, has quota.Limit) (bool, error) {
+	carries, err := k.carriesID(d, c)
+	return carries && k.agrees(has, c), err
+}
+
+// errNotCarried reports a directory that is not counted as its record says. Giving
+// it the id would not help: what it holds already would not be counted.
+var errNotCarried = errors.New("the directory does not carry the project id of its record; copy its content into a new volume")
+
+// carriesID reports whether a directory is counted as its record says.
+func (k *Keeper) carriesID(d *dir.Dir, c ledger.Card) (bool, error) {
+	if k.facility.Kind() == quota.Btrfs {
+		return true, nil // its own, always
+	}
+	id, err := k.facility.IDOf(d)
+	return id == c.QuotaID(), err
+}
+
+// Usage is what the kernel counts for a volume's directory, and its limit.
+func (k *Keeper) Usage(d *dir.Dir, c ledger.Card) (quota.Usage, error) {
+	return k.facility.Usage(d, c.QuotaID())
+}
+
+// Counted is what the kernel counts for any directory, and by which id; an id of 0 if it does
+// not, or cannot be asked.
+func (k *Keeper) Counted(d *dir.Dir) (usage quota.Usage, id quota.ID, ok bool) {
+	if k.facility == nil {
+		return quota.Usage{}, 0, false
+	}
+	id, err := k.facility.IDOf(d)
+	if err != nil || id == 0 {
+		return quota.Usage{}, id, false
+	}
+	usage, err = k.facility.Usage(d, id)
+	return usage, id, err == nil
+}
+
+// UsedByID is what is counted by an id, in bytes, or volume.Unknown where nobody counts.
+func (k *Keeper) UsedByID(root *dir.Dir, id quota.ID) int64 {
+	if id == 0 {
+		return volume.Unknown
+	}
+	usage, err := k.facility.Usage(root, id)
+	if err != nil {
+		return volume.Unknown
+	}
+	return usage.Bytes
+}
+
+// UsedBy is what a volume holds, in bytes: by its id, or, where the kernel chose that, by its
+// directory.
+func (k *Keeper) UsedBy(root *dir.Dir, name string, c ledger.Card) (int64, error) {
+	if c.QuotaID() == 0 {
+		return k.UsedIn(root, name, 0)
+	}
+	usage, err := k.facility.Usage(root, c.QuotaID())
+	return usage.Bytes, err
+}
+
+// UsedIn is what one directory holds, in bytes. One that went away meanwhile holds nothing.
+func (k *Keeper) UsedIn(parent *dir.Dir, name string, id quota.ID) (int64, error) {
+	d, err := parent.Open(name)
+	if dir.IsMissing(err) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = d.Close() }()
+	if id == 0 {
+		if id, err = k.facility.IDOf(d); err != nil || id == 0 {
+			return 0, err
+		}
+	}
+	usage, err := k.facility.Usage(d, id)
+	return usage.Bytes, err
+}

@@ -1,0 +1,45 @@
+package pool
+
+import (
+	"errors"
+	"fmt"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
+)
+
+// reread reads the volume again, as lock does after it has waited. It answers ErrNotFound for a volume
+// that is not there any more.
+func (v *found) reread() error {
+	e, d, err := v.visit.lookup(v.id)
+	if err != nil {
+		return err
+	}
+	if v.dir != nil {
+		_ = v.dir.Close() // opened for reading
+	}
+	v.entry, v.dir = e, d
+	v.visit.pool.note(v.id, e)
+	if !e.Exists() {
+		return fmt.Errorf("volume %s: %w any more", v.id, volume.ErrNotFound)
+	}
+	return nil
+}
+
+// unmarkPublished takes the mark back once the volume is published nowhere on this
+// node. As long as a device that may be the volume's does not answer, nobody knows, and
+// the mark stays for the next check: it keeps other nodes from deleting, and nobody else.
+func (v *found) unmarkPublished() error {
+	s := v.visit
+	if !s.pool.config.Shared {
+		return nil
+	}
+	used, err := v.used()
+	if errors.Is(err, loop.ErrSilent) {
+		return nil
+	}
+	if err != nil || used {
+		return err
+	}
+	return s.store.Unmark(v.id)
+}

@@ -1,0 +1,133 @@
+package store
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"time"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
+)
+
+// OwnName is the directory of a pool that belongs to the driver.
+const OwnName = ".hostpath-provisioner"
+
+// The names of the layout. None is a volume id, since none of what lies in the
+// pool itself starts with a letter or digit.
+const (
+	formatName  = "format"
+	volumesName = "volumes"
+	stagingName = "staging"
+	trashName   = "trash"
+	lockName    = "lock"
+	// publishedName has what each node of a shared pool has published, as empty files
+	// published/<node>/<volume id>: a kernel knows its own mounts alone, and a volume that is
+	// in use on any node must not be removed.
+	publishedName = "published"
+
+	formatVersion = 1
+	maxFormat     = 4 << 10 // bytes
+)
+
+// A Format says what layout a pool has, and which pool it is.
+type Format struct {
+	Version int    `json:"version"`
+	UUID    string `json:"uuid"`
+	// Foreign is what others had taken when the pool was made, in bytes.
+	Foreign int64     `json:"foreignBytes"`
+	Created time.Time `json:"created"`
+}
+
+// readFormat answers nil where there is none. It refuses a layout that this
+// driver does not know, before anything is changed in it.
+func readFormat(own *dir.Dir) (*Format, error) {
+	data, err := own.ReadFile(formatName, maxFormat)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	f, err := decodeFormat(data)
+	if err != nil {
+		return nil, fmt.Errorf("%s/%s %w", own, formatName, err)
+	}
+	return f, nil
+}
+
+// decodeFormat checks all that later code relies on.
+func decodeFormat(data []byte) (*Format, error) {
+	unreadable := func(err error) (*Format, error) {
+		return nil, fmt.Errorf("is unreadable, restore it from a backup or remove it: %w", err)
+	}
+	version, err := versionOf(data)
+	if err != nil {
+		return unreadable(err)
+	}
+	if version != formatVersion {
+		return nil, fmt.Errorf("has version %d, this driver knows version %d: use the driver that wrote it", version, formatVersion)
+	}
+	var f Format
+	if err := json.Unmarshal(data, &f); err != nil {
+		return unreadable(err)
+	}
+	if f.UUID == "" {
+		return unreadable(errors.New("it has no uuid"))
+	}
+	if f.Foreign < 0 || f.Foreign > volume.MaxBytes {
+		return unreadable(fmt.Errorf("it has %d foreign bytes", f.Foreign))
+	}
+	return &f, nil
+}
+
+// versionOf reads nothing but the version: what else there is, a newer version may have
+// of other types.
+func versionOf(data []byte) (int, error) {
+	var doc struct {
+		Version int `json:"version"`
+	}
+	err := json.Unmarshal(data, &doc)
+	return doc.Version, err
+}
+
+func (s *Store) ensureFormat(ctx context.Context) (*Format, error) {
+	f, err := readFormat(s.own)
+	if err != nil || f != nil {
+		return f, err
+	}
+	// The nodes of a shared pool may all be the first.
+	unlock, err := s.own.Lock(ctx, lockName)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	if f, err := readFormat(s.own); err != nil || f != nil {
+		return f, err
+	}
+	return s.newFormat()
+}
+
+func (s *Store) newFormat() (*Format, error) {
+	space, err := s.Space()
+	if err != nil {
+		return nil, err
+	}
+	f := &Format{Version: formatVersion, UUID: RandomSuffix(), Foreign: space.TakenBytes(), Created: time.Now().UTC().Truncate(time.Second)}
+	data, err := f.encode()
+	if err != nil {
+		return nil, err
+	}
+	if err := s.own.WriteFile(formatName, data); err != nil {
+		return nil, err
+	}
+	return f, s.root.Sync()
+}
+
+// encode is the file as the driver writes it.
+func (f *Format) encode() ([]byte, error) {
+	data, err := json.Marshal(f)
+	return append(data, '\n'), err
+}

@@ -1,0 +1,232 @@
+package store
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"iter"
+	"slices"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
+)
+
+// An Entry is what the disk has of one volume.
+type Entry struct {
+	Record *Record // nil for a directory that came without one
+	// Present: the directory is there.
+	Present bool
+	// Damage is why the record cannot be read; nil if it can, or if there is none.
+	Damage error
+}
+
+// Exists reports whether there is anything of the volume at all.
+func (e Entry) Exists() bool { return e.Present || e.Record != nil || e.Damage != nil }
+
+// Lost tells of a promise whose directory is gone.
+func (e Entry) Lost() bool { return !e.Present }
+
+// Promised is the size set aside, in bytes.
+func (e Entry) Promised() int64 {
+	if e.Record == nil {
+		return 0
+	}
+	return e.Record.Bytes
+}
+
+// Mode is how the volume is used. A directory without a record is one.
+func (e Entry) Mode() volume.Mode {
+	if e.Record == nil {
+		return volume.ModeMount
+	}
+	return e.Record.Mode
+}
+
+// Block reports whether the volume is a block device.
+func (e Entry) Block() bool { return e.Mode() == volume.ModeBlock }
+
+// Inline reports whether the volume goes when it is unpublished.
+func (e Entry) Inline() bool { return e.Record != nil && e.Record.Inline }
+
+// UsedAs answers ErrInvalid for another mode than that of the volume.
+func (e Entry) UsedAs(mode volume.Mode) error {
+	if mode != e.Mode() {
+		return fmt.Errorf("%w: it is used as %s, and has the mode %s for life", volume.ErrInvalid, mode, e.Mode())
+	}
+	return nil
+}
+
+// Usable answers why a volume cannot be worked with; nil if it can.
+func (e Entry) Usable(id volume.ID) error {
+	switch {
+	case !e.Exists():
+		return fmt.Errorf("volume %s: %w", id, volume.ErrNotFound)
+	case e.Damage != nil:
+		return fmt.Errorf("volume %s: %w", id, e.Damage)
+	case e.Lost():
+		return fmt.Errorf("volume %s: its directory is lost, only its record is left: %w", id, volume.ErrNotFound)
+	}
+	return nil
+}
+
+// Lookup reads what the disk has of a volume. The directory, if it is not nil,
+// must be closed.
+func (s *Store) Lookup(id volume.ID) (Entry, *dir.Dir, error) {
+	if id.String() == s.at.Reserved {
+		return Entry{}, nil, nil
+	}
+	var e Entry
+	d, err := s.root.Open(id.String())
+	switch {
+	case dir.IsMissing(err):
+	case err != nil:
+		return Entry{}, nil, err
+	default:
+		e.Present = true
+	}
+	e.Record, e.Damage = s.ReadRecord(id)
+	return e, d, nil
+}
+
+// Directories are the volumes that the disk has a directory of.
+func (s *Store) Directories() iter.Seq2[volume.ID, error] {
+	return s.volumesIn(s.root, func(entry dir.Entry) (volume.ID, bool) {
+		id, err := volume.ParseID(entry.Name)
+		return id, err == nil && entry.IsDir
+	})
+}
+
+// Records are the volumes that the disk has a record of.
+func (s *Store) Records() iter.Seq2[volume.ID, error] {
+	return s.volumesIn(s.volumes, func(entry dir.Entry) (volume.ID, bool) { return recordID(entry.Name) })
+}
+
+// volumesIn are the entries of a directory that are of volumes. It ends at the first error.
+func (s *Store) volumesIn(d *dir.Dir, of func(dir.Entry) (volume.ID, bool)) iter.Seq2[volume.ID, error] {
+	return func(yield func(volume.ID, error) bool) {
+		for entry, err := range d.Entries() {
+			id, ok := of(entry)
+			switch {
+			case err != nil:
+				yield(volume.ID{}, err)
+				return
+			case ok && id.String() != s.at.Reserved && !yield(id, nil):
+				return
+			}
+		}
+	}
+}
+
+// mostLookups is how often a volume is read while calls work on it.
+const mostLookups = 5
+
+// LookupUnlocked is Lookup for those who cannot take the lock of the volume, because another
+// process has it: what it answers was there at one time. A volume that is being made or
+// removed does not exist.
+func (s *Store) LookupUnlocked(id volume.ID) (Entry, *dir.Dir, error) {
+	for range mostLookups {
+		e, d, err := s.Lookup(id)
+		if err != nil || !e.Exists() || e.Present && e.Record != nil || e.Damage != nil {
+			return e, d, err
+		}
+		same, err := s.unchanged(id, e, d)
+		if err != nil || same {
+			return e, d, err
+		}
+		if d != nil {
+			_ = d.Close()
+		}
+	}
+	return Entry{}, nil, nil // calls work on it without a pause
+}
+
+// unchanged reads half a volume again. A record is written before its directory comes out of
+// staging, and removed after that is in the trash: so there is no moment at which a volume
+// that is not lost has a record, and nothing in any of the three places, nor one at which a
+// directory has no record that it should have.
+func (s *Store) unchanged(id volume.ID, e Entry, d *dir.Dir) (bool, error) {
+	if e.Record != nil {
+		under, err := s.inProgress(id, e.Record.UID)
+		if err != nil || under {
+			return false, err
+		}
+	}
+	now, again, err := s.Lookup(id)
+	if again != nil {
+		defer func() { _ = again.Close() }()
+	}
+	if err != nil || now.Present != e.Present || (now.Record == nil) != (e.Record == nil) || now.Damage != nil {
+		return false, err
+	}
+	if e.Record != nil {
+		return now.Record.UID == e.Record.UID, nil
+	}
+	return d.Same(again)
+}
+
+// inProgress reports whether any node has a volume in staging or in the trash.
+func (s *Store) inProgress(id volume.ID, uid string) (bool, error) {
+	for place, name := range map[Place]string{InStaging: id.String(), InTrash: id.String() + "." + uid} {
+		found := false
+		err := s.EachNode(place, func(_ string, d *dir.Dir) (err error) {
+			there, err := d.Exists(name)
+			found = found || there
+			return err
+		})
+		if err != nil || found {
+			return found, err
+		}
+	}
+	return false, nil
+}
+
+// A Place is a directory of the layout in which each node has one of its own.
+type Place string
+
+// The places.
+const (
+	InStaging Place = stagingName // what is being made
+	InTrash   Place = trashName   // what is being erased
+)
+
+// EachNode opens what the nodes have in one place of the layout, in the order of their names.
+func (s *Store) EachNode(place Place, do func(node string, d *dir.Dir) error) error {
+	all, err := s.own.Open(string(place))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer func() { _ = all.Close() }()
+	nodes, err := Names(all)
+	if err != nil {
+		return err
+	}
+	slices.Sort(nodes)
+	for _, node := range nodes {
+		d, err := all.Open(node)
+		if dir.IsMissing(err) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(do(node, d), d.Close()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Names are the names of a directory's entries.
+func Names(d *dir.Dir) ([]string, error) {
+	var all []string
+	for entry, err := range d.Entries() {
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, entry.Name)
+	}
+	return all, nil
+}

@@ -1,0 +1,184 @@
+package store
+
+import (
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"strings"
+	"syscall"
+	"time"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
+)
+
+const (
+	recordVersion = 1
+	recordSuffix  = ".json"
+	// maxRecord bounds what is read of a record, in bytes; one has about 300.
+	maxRecord = 64 << 10
+)
+
+// A Record is the promise that was given for a volume.
+type Record struct {
+	Version int    `json:"version"`
+	ID      string `json:"id"`
+	// UID tells this volume from an earlier one of the same name.
+	UID  string      `json:"uid"`
+	Mode volume.Mode `json:"mode"`
+	// Bytes is the size promised.
+	Bytes int64 `json:"bytes"`
+	// Quota is who enforces the size, by the name of its kind; empty for nobody.
+	Quota string `json:"quota,omitempty"`
+	// ProjectID is the id that the directory is counted by, where ids are given.
+	ProjectID uint64 `json:"projectID,omitempty"`
+	// Thin says that a block volume has no space set aside in the filesystem.
+	Thin bool `json:"thin,omitempty"`
+	// BlockBytes is the logical block of a block volume's devices: what was written
+	// with one may not be readable with another.
+	BlockBytes int64 `json:"blockBytes,omitempty"`
+	// Inline says that the volume lives as long as its publication.
+	Inline  bool      `json:"inline,omitempty"`
+	Created time.Time `json:"created"`
+}
+
+// NewRecord is the record of a volume that is made now. Callers add what else it has.
+func NewRecord(id volume.ID, mode volume.Mode, bytes int64) *Record {
+	return &Record{
+		Version: recordVersion,
+		ID:      id.String(),
+		UID:     RandomSuffix(),
+		Mode:    mode,
+		Bytes:   bytes,
+		Created: time.Now().UTC().Truncate(time.Second),
+	}
+}
+
+// RandomSuffix is short and never repeats.
+func RandomSuffix() string { return strings.ToLower(rand.Text()[:16]) }
+
+// decodeRecord checks all that later code relies on. Errors: volume.ErrDamagedRecord.
+func decodeRecord(id volume.ID, data []byte) (*Record, error) {
+	damaged := func(format string, args ...any) (*Record, error) {
+		return nil, fmt.Errorf("%w of %s: %s", volume.ErrDamagedRecord, id, fmt.Sprintf(format, args...))
+	}
+	var r Record
+	unfit := json.Unmarshal(data, &r)
+	if unfit != nil {
+		var err error
+		if r.Version, err = versionOf(data); err != nil {
+			return damaged("%v", err)
+		}
+	}
+	switch {
+	case r.Version != recordVersion:
+		return damaged("it has version %d, this driver knows %d", r.Version, recordVersion)
+	case unfit != nil:
+		return damaged("%v", unfit)
+	case r.ID != id.String():
+		return damaged("it is of volume %q", r.ID)
+	case r.Mode != volume.ModeMount && r.Mode != volume.ModeBlock:
+		return damaged("its mode is %q", r.Mode)
+	case !validBlock(r):
+		return damaged("its logical block has %d bytes", r.BlockBytes)
+	case r.Bytes < 0 || r.Bytes > volume.MaxBytes:
+		return damaged("it promises %d bytes", r.Bytes)
+	case !validProject(r):
+		return damaged("its project id is %d", r.ProjectID)
+	case !validName(r.UID) || len(r.UID) > 32 || strings.Contains(r.UID, "."):
+		return damaged("its uid is %q", r.UID)
+	}
+	return &r, nil
+}
+
+// validName reports whether a uid has the characters of an id.
+func validName(uid string) bool {
+	_, err := volume.ParseID(uid)
+	return err == nil
+}
+
+// validBlock reports whether the block is one that a device of that mode can have.
+func validBlock(r Record) bool {
+	switch r.BlockBytes {
+	case 512, 1024, 2048, 4096:
+		return r.Mode == volume.ModeBlock
+	}
+	return r.BlockBytes == 0 && r.Mode == volume.ModeMount
+}
+
+// validProject reports whether the id is one that the driver gives. Limits of others
+// are left alone.
+func validProject(r Record) bool {
+	id := quota.ID(r.ProjectID)
+	switch quota.Kind(r.Quota) {
+	case quota.XFS, quota.Ext4:
+		return quota.FirstID <= id && id <= quota.LastID
+	}
+	return id == 0
+}
+
+// WriteRecord writes a record durably, or leaves the one that is there.
+func (s *Store) WriteRecord(r *Record) error {
+	data, err := r.encode()
+	if err != nil {
+		return err
+	}
+	return s.volumes.WriteFile(r.ID+recordSuffix, data)
+}
+
+// encode is the file as the driver writes it.
+func (r *Record) encode() ([]byte, error) {
+	data, err := json.Marshal(r)
+	return append(data, '\n'), err
+}
+
+// ReadRecord answers nil where there is none. Errors: ErrDamagedRecord, ErrIO.
+func (s *Store) ReadRecord(id volume.ID) (*Record, error) {
+	data, err := s.volumes.ReadFile(id.String()+recordSuffix, maxRecord)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if errors.Is(err, dir.ErrNotFile) || errors.Is(err, dir.ErrTooLarge) {
+		return nil, fmt.Errorf("%w of %s: %w", volume.ErrDamagedRecord, id, err)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%w while reading the record of %s: %w", volume.ErrIO, id, err)
+	}
+	return decodeRecord(id, data)
+}
+
+// drop removes a file of the layout. If a directory is in its place, that goes the way
+// of all trees.
+func (s *Store) drop(from *dir.Dir, name string) error {
+	err := from.Remove(name)
+	if !errors.Is(err, syscall.EISDIR) {
+		return err
+	}
+	if err := s.OpenWork(); err != nil {
+		return err
+	}
+	as := RandomSuffix()
+	if err := s.Throw(from, name, as); err != nil {
+		return err
+	}
+	s.at.Thrown(as)
+	return nil
+}
+
+// recordID is the volume that a file among the records is about.
+func recordID(file string) (volume.ID, bool) {
+	name, ok := strings.CutSuffix(file, recordSuffix)
+	if !ok {
+		return volume.ID{}, false
+	}
+	id, err := volume.ParseID(name)
+	return id, err == nil
+}
+
+// RecordChanged is when the record of a volume was last written.
+func (s *Store) RecordChanged(id volume.ID) (time.Time, error) {
+	return s.volumes.Changed(id.String() + recordSuffix)
+}

@@ -1,0 +1,122 @@
+package store
+
+import (
+	"encoding/json"
+	"errors"
+	"math"
+	"testing"
+	"time"
+
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
+)
+
+func idOf(name string) volume.ID {
+	id, err := volume.ParseID(name)
+	if err != nil {
+		panic(err)
+	}
+	return id
+}
+
+// wholeRecord is one of a directory, and wholeBlock one of a device.
+const (
+	wholeRecord = `{"version":1,"id":"pvc-1","uid":"zzhioir5avpfwbox","mode":"mount","bytes":1003520,"quota":"xfs","projectID":1213202432,"created":"2026-11-20T18:56:54Z"}`
+	wholeBlock  = `{"version":1,"id":"pvc-1","uid":"a","mode":"block","bytes":4096,"thin":true,"blockBytes":512,"created":"2026-11-20T18:56:54+01:00"}`
+)
+
+func FuzzDecodeRecord(f *testing.F) {
+	for _, seed := range []string{
+		wholeRecord, wholeBlock, wholeRecord + "\n", wholeBlock + "\n", wholeRecord[:60],
+		`{"version":1,"id":"pvc-1","uid":"a","mode":"mount","bytes":1234567890123456789,"created":"2026-11-20T18:56:54Z"}` + "\n",
+		`{"version":01,"id":"pvc-\u0031","uid":"a","mode":"mount","bytes":-1,"created":"2026-11-20T18:56:54Z"}` + "\n", "\x00", `{"version":1,"id":"..","uid":"../x"}`, `{"version":2}`,
+		`{"version":1,"id":"pvc-1","uid":"a","mode":"mount","bytes":9223372036854775807,"inline":true}`,
+		`{"VERSION":1,"ID":"pvc-1","uid":"a","uid":"b","mode":"mount","created":"0000-01-01T00:00:00-23:59"}`,
+	} {
+		f.Add([]byte(seed))
+	}
+	id, err := volume.ParseID("pvc-1")
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		r, err := decodeRecord(id, data)
+		if err != nil {
+			if !errors.Is(err, volume.ErrDamagedRecord) {
+				t.Errorf("error %v, want ErrDamaged", err)
+			}
+			return
+		}
+		if r.ID != id.String() || r.Bytes < 0 || !validName(r.UID) || r.Mode == "" || (r.Mode == volume.ModeBlock) != (r.BlockBytes > 0) {
+			t.Errorf("%+v is a record", r)
+		}
+		// A record is written anew when its volume grows: nothing else may change.
+		whole, err := r.encode()
+		if err != nil {
+			t.Fatalf("%+v cannot be written: %v", r, err)
+		}
+		again, err := decodeRecord(id, whole)
+		if err != nil {
+			t.Fatalf("%s, from %q: %v", whole, data, err)
+		}
+		if !again.Created.Equal(r.Created) {
+			t.Errorf("%s is from %v, and was from %v", whole, again.Created, r.Created)
+		}
+		again.Created = r.Created
+		if *again != *r {
+			t.Errorf("%+v is %+v when it is read again", r, again)
+		}
+		if _, err := decodeRecord(idOf("pvc-2"), whole); !errors.Is(err, volume.ErrDamagedRecord) {
+			t.Errorf("%s is also of pvc-2: %v", whole, err)
+		}
+	})
+}
+
+func FuzzDecodeFormat(f *testing.F) {
+	for _, seed := range []string{
+		`{"version":1,"uuid":"kwinljr55icti4ji","foreignBytes":108240896,"created":"2026-11-20T18:56:53Z"}`,
+		`{"version":2,"uuid":{}}`, `{"version":1}`, `{"version":1,"uuid":"x","foreignBytes":-1}`, "", "null",
+	} {
+		f.Add([]byte(seed))
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		found, err := decodeFormat(data)
+		if err != nil {
+			return
+		}
+		if found.Version != formatVersion || found.UUID == "" || found.Foreign < 0 || found.Foreign > math.MaxInt64/1000 {
+			t.Errorf("%+v is a format", found)
+		}
+		whole, err := json.Marshal(found)
+		if err != nil {
+			t.Fatalf("%+v cannot be written: %v", found, err)
+		}
+		again, err := decodeFormat(whole)
+		if err != nil || again.UUID != found.UUID || again.Foreign != found.Foreign || !again.Created.Equal(found.Created) {
+			t.Errorf("%+v is %+v, %v when it is read again", found, again, err)
+		}
+	})
+}
+
+// The records of each release must load in the next.
+func TestRecordOfVersion1Loads(t *testing.T) {
+	id, err := volume.ParseID("pvc-1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := decodeRecord(id, []byte(`{"version":1,"id":"pvc-1","uid":"abcdefgh","mode":"mount","bytes":4096,"inline":true,"created":"2026-01-02T03:04:05Z"}`+"\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := Record{Version: 1, ID: "pvc-1", UID: "abcdefgh", Mode: volume.ModeMount, Bytes: 4096, Inline: true, Created: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)}
+	if *got != want {
+		t.Errorf("record %+v, want %+v", *got, want)
+	}
+}
+
+func BenchmarkDecodeRecord(b *testing.B) {
+	for range b.N {
+		if _, err := decodeRecord(idOf("pvc-1"), []byte(wholeRecord+"\n")); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

@@ -1,0 +1,106 @@
+package store
+
+import (
+	"errors"
+	"io/fs"
+	"iter"
+	"strings"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
+)
+
+// Unwritten are the records that were being written, each with the volume that it is of; the
+// zero id if it is of none, and then no call writes it.
+func (s *Store) Unwritten() iter.Seq2[Temporary, error] {
+	return temporaries(s.volumes, recordID)
+}
+
+// A Temporary is a file that was being written.
+type Temporary struct {
+	in   *dir.Dir
+	name string
+	// Of is the volume that it is about; the zero id for none.
+	Of volume.ID
+}
+
+// temporaries are those of a directory. It ends at the first error.
+func temporaries(d *dir.Dir, of func(file string) (volume.ID, bool)) iter.Seq2[Temporary, error] {
+	return func(yield func(Temporary, error) bool) {
+		for entry, err := range d.Entries() {
+			if err != nil {
+				yield(Temporary{}, err)
+				return
+			}
+			to, is := dir.Temporary(entry.Name)
+			if !is {
+				continue
+			}
+			id, _ := of(to)
+			if !yield(Temporary{d, entry.Name, id}, nil) {
+				return
+			}
+		}
+	}
+}
+
+// RemoveUnwritten removes a record that was being written. That it is gone is no error: the
+// call that was writing it has ended.
+func (s *Store) RemoveUnwritten(t Temporary) error {
+	err := s.drop(t.in, t.name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+// UndoRecord drops the record of a creation that had not put its directory in place. What is
+// in staging is the sign that there is something to undo, so that goes after it.
+func (s *Store) UndoRecord(id volume.ID) error {
+	present, err := s.root.IsDir(id.String())
+	if err != nil || present {
+		return err
+	}
+	return s.DropRecord(id)
+}
+
+// FinishRemoval drops the record of a volume that is in the trash, and reports whether there
+// was one. Nothing may be erased before that: see Remove.
+func (s *Store) FinishRemoval(name string) (id volume.ID, dropped bool, err error) {
+	id, ok := TrashedID(name)
+	if !ok {
+		return id, false, nil // not a volume's: it is only removed
+	}
+	e, d, err := s.Lookup(id)
+	if d != nil {
+		_ = d.Close()
+	}
+	if err != nil || e.Present || e.Record == nil || e.Record.UID != name[len(id.String())+1:] {
+		return id, false, err
+	}
+	return id, true, s.DropRecord(id)
+}
+
+// TrashedID is the volume that a piece of trash was, if it was one.
+func TrashedID(name string) (volume.ID, bool) {
+	at := strings.LastIndexByte(name, '.')
+	if at < 0 {
+		return volume.ID{}, false
+	}
+	id, err := volume.ParseID(name[:at])
+	return id, err == nil
+}
+
+// StagedFile reports whether what is staged by a name has a file, which may occupy space. What
+// is not there has none.
+func StagedFile(staging *dir.Dir, name, file string) (bool, error) {
+	d, err := staging.Open(name)
+	if dir.IsMissing(err) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	defer func() { _ = d.Close() }()
+	return d.Exists(file)
+}

@@ -1,0 +1,89 @@
+package store
+
+// The order of steps that makes a crash harmless at each of them.
+//
+// Creating:  Stage (limit, content, sync) → WriteRecord → Commit (rename, sync) → answer.
+// Removing:  Remove (rename, sync both) → DropRecord → the reaper may erase → answer.
+// Growing a directory volume:  WriteRecord → limit.
+// Growing a block volume:      limit → file → WriteRecord → device.
+//
+// What is in staging is a creation that was not answered: UndoRecord, then Throw. What is in
+// the trash with the uid of a record is a removal: FinishRemoval.
+
+import (
+	"errors"
+	"io/fs"
+	"syscall"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
+)
+
+// Stage makes what is to be a volume aside, where nothing is a volume: makes the directory by
+// that name in a directory, fills it, and makes it durable.
+func (s *Store) Stage(make func(staging *dir.Dir) (*dir.Dir, error), fill func(d *dir.Dir) error) (err error) {
+	d, err := make(s.staging)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, d.Close()) }()
+	if err := fill(d); err != nil {
+		return err
+	}
+	return d.Sync()
+}
+
+// Commit puts what Stage has made into its place, in one step. Before it comes the record, by
+// WriteRecord. Before that step nothing is a volume; after it everything is there.
+func (s *Store) Commit(id volume.ID) error {
+	if err := s.staging.Rename(id.String(), s.root, id.String()); err != nil {
+		return err
+	}
+	return s.root.Sync()
+}
+
+// SyncRoot makes durable what an earlier call may have left at its last step.
+func (s *Store) SyncRoot() error {
+	return IgnoreReadOnly(s.root.Sync())
+}
+
+// Trashed is the name that a volume gets in the trash. By the record's own name for the volume,
+// recovery sees that its removal was begun, and not that the directory was lost.
+func Trashed(id volume.ID, e Entry) string {
+	suffix := RandomSuffix()
+	if e.Record != nil {
+		suffix = e.Record.UID
+	}
+	return id.String() + "." + suffix
+}
+
+// Remove moves the directory of a volume into the trash, durably and in one step. After it
+// comes DropRecord, and only then may anything be erased: a record with neither directory nor
+// trash is a lost volume.
+func (s *Store) Remove(id volume.ID, as string) error {
+	if err := s.root.Rename(id.String(), s.trash, as); err != nil {
+		return err
+	}
+	return errors.Join(s.trash.Sync(), s.root.Sync())
+}
+
+// DropRecord removes a record durably. One that is not there is no error.
+func (s *Store) DropRecord(id volume.ID) error {
+	err := s.drop(s.volumes, id.String()+recordSuffix)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return errors.Join(err, s.volumes.Sync())
+}
+
+// Throw moves what is no volume into the trash.
+func (s *Store) Throw(from *dir.Dir, name, as string) error { return from.Rename(name, s.trash, as) }
+
+// IgnoreReadOnly lets a read-only pool be used: nothing can be removed from it, and a mark
+// that stays is removed when it is writable again.
+func IgnoreReadOnly(err error) error {
+	if errors.Is(err, syscall.EROFS) {
+		return nil
+	}
+	return err
+}

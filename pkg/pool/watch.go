@@ -1,0 +1,211 @@
+package pool
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
+)
+
+// state is what the last check of a pool found.
+type state struct {
+	err  error // why the pool does not serve; nil if it does
+	hung bool  // the check itself has not come back
+	// systemDisk: the pool shares its filesystem with the operating system.
+	systemDisk bool
+	// space is the filesystem's; nil if the pool does not serve.
+	space *dir.Space
+	// errors is how many the filesystem has counted, or NotKnown.
+	errors int64
+}
+
+func (s *state) readOnly() bool { return s.space != nil && s.space.ReadOnly }
+
+var errFilesystem = errors.New("what is on the disk, or the disk, is damaged; the kernel's log has more")
+
+var (
+	errNotChecked = errors.New("it is being opened")
+	errUnreadable = errors.New("its disk cannot be read")
+)
+
+// watch checks the pool until ctx ends and the check that is under way has come
+// back. Each check has its own goroutine, so that a filesystem that hangs holds that
+// one, and callers learn of it.
+func (p *Pool) watch(ctx context.Context) {
+	first := sync.OnceFunc(func() { close(p.checked) })
+	for ctx.Err() == nil {
+		result := make(chan state, 1)
+		go func() { result <- p.check(ctx) }()
+		p.await(result, first)
+		first()
+		p.rest(ctx)
+	}
+}
+
+// await settles what a check finds. It calls late for one that takes long; one that also
+// gets nowhere counts as a hang until it comes back.
+func (p *Pool) await(result <-chan state, late func()) {
+	tick := time.NewTicker(p.options.HangAfter)
+	defer tick.Stop()
+	for steps := p.steps.Load(); ; steps = p.steps.Load() {
+		select {
+		case st := <-result:
+			p.settle(st)
+			return
+		case <-tick.C:
+			if p.steps.Load() == steps {
+				p.settle(state{hung: true, errors: volume.Unknown, err: p.hangs()})
+			}
+			late()
+		}
+	}
+}
+
+func (p *Pool) hangs() error {
+	return p.unavailable(fmt.Errorf("no answer for %v: its filesystem hangs", p.options.HangAfter))
+}
+
+func (p *Pool) rest(ctx context.Context) {
+	pause := p.options.CheckEvery
+	if p.state.Load().err != nil {
+		pause = p.options.RetryEvery
+	}
+	timer := time.NewTimer(pause)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-p.nudge:
+	case <-ctx.Done():
+	}
+}
+
+// settle publishes a check's result and logs transitions.
+func (p *Pool) settle(st state) {
+	old := p.state.Swap(&st)
+	if st.err != nil || st.errors > old.errors && old.errors != volume.Unknown {
+		p.noteError()
+	}
+	switch {
+	case st.err != nil && (old.err == nil || old.err.Error() != st.err.Error()):
+		p.log.Error(st.err, "pool does not serve", "path", p.config.Path)
+	case st.err == nil && old.err != nil:
+		p.logServing(st)
+	}
+	if st.errors > max(0, old.errors) {
+		p.log.Error(errFilesystem, "the pool's filesystem reports errors; all its volumes are abnormal until the error count is reset", "errors", st.errors)
+	}
+	if st.err == nil {
+		p.wakeReaper()
+	}
+}
+
+func (p *Pool) logServing(st state) {
+	log := p.log.WithValues("path", p.config.Path, "volumes", p.Status().Volumes, "systemDisk", st.systemDisk)
+	id := p.identity.Load()
+	if id.keeper.Unenforced() != nil {
+		log.Info("pool serves; volume sizes are promised but not enforced", "why", id.keeper.Unenforced().Error())
+		return
+	}
+	log.Info("pool serves; the kernel enforces volume sizes", "quota", id.keeper.Kind())
+}
+
+// check opens the pool at first, and later makes sure that it is still there.
+func (p *Pool) check(ctx context.Context) state {
+	s, err := p.checkVisit(ctx)
+	if err != nil {
+		return state{err: p.unavailable(err), errors: volume.Unknown}
+	}
+	defer s.close()
+	root, err := s.store.Root().ID()
+	if err != nil {
+		return state{err: p.unavailable(err), errors: volume.Unknown}
+	}
+	p.root.Store(&root)
+	space, err := s.store.Space()
+	if err != nil {
+		return state{err: p.unavailable(err), errors: volume.Unknown}
+	}
+	p.unrecovered = p.unrecovered || space.ReadOnly
+	p.learnForeign(space)
+	return state{systemDisk: p.onSystemDisk(s.store.Root()), space: &space, errors: p.countErrors(s.store.Root())}
+}
+
+// countErrors answers NotKnown where the filesystem does not count.
+func (p *Pool) countErrors(root *dir.Dir) int64 {
+	count, err := p.options.CountErrors(root)
+	if err != nil {
+		return volume.Unknown
+	}
+	return count
+}
+
+func (p *Pool) checkVisit(ctx context.Context) (*visit, error) {
+	id := p.identity.Load()
+	if id == nil {
+		return p.open(ctx)
+	}
+	v, err := p.visit(id)
+	if err != nil {
+		return nil, err
+	}
+	v.store.ProbeWritable()
+	err = p.checkNested(v.store.Root())
+	if err == nil {
+		err = v.checkOpen(ctx)
+	}
+	if err != nil {
+		v.close()
+		return nil, err
+	}
+	return v, nil
+}
+
+// checkOpen checks a pool that is open.
+func (v *visit) checkOpen(ctx context.Context) error {
+	// What calls read may all be in memory. Their first write would be the one to hang.
+	if err := v.store.ProbeDisk(); err != nil {
+		return fmt.Errorf("%w: %w", errUnreadable, err)
+	}
+	if err := v.checkQuota(); err != nil {
+		return err
+	}
+	recovered, err := v.recoverAgain(ctx)
+	if err != nil || !recovered && time.Since(v.pool.synced) < v.pool.options.SyncEvery {
+		return err
+	}
+	v.pool.synced = time.Now()
+	return v.recover(ctx, eachMinute)
+}
+
+// checkMount answers why a pool that must be a filesystem of its own is none. A
+// mount point alone would not do: in a container every hostPath volume is one.
+func (p *Pool) checkMount(root *dir.Dir) error {
+	if !p.config.RequireMount {
+		return nil
+	}
+	mounted, err := p.options.Mounts.IsFilesystem(root)
+	if err != nil {
+		return err
+	}
+	if !mounted {
+		return errors.New("no filesystem is mounted at its path, and requireMount is set")
+	}
+	return nil
+}
+
+func (p *Pool) onSystemDisk(root *dir.Dir) bool {
+	if p.options.SystemPath == "" {
+		return false
+	}
+	system, err := dir.Open(p.options.SystemPath)
+	if err != nil {
+		return false
+	}
+	defer func() { _ = system.Close() }()
+	same, err := p.options.Mounts.SameFilesystem(root, system)
+	return err == nil && same
+}

@@ -1,0 +1,148 @@
+// Command metricsdoc prints docs/metrics.md: what the driver shows to Prometheus, as it is
+// registered. `make docs` writes the file, and a test here fails when it is out of date.
+package main
+
+import (
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	dto "github.com/prometheus/client_model/go"
+
+	"kubevirt.io/hostpath-provisioner/pkg/health"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/metrics"
+	"kubevirt.io/hostpath-provisioner/pkg/pool"
+)
+
+func main() {
+	if err := write(os.Stdout); err != nil {
+		fmt.Fprintln(os.Stderr, "metricsdoc:", err)
+		os.Exit(1)
+	}
+}
+
+const head = `# Metrics
+
+<!-- Written by make docs. -->
+
+What ` + "`GET /metrics`" + ` shows. [configuration.md](configuration.md#metrics) has how it is served and who can read it.
+
+A scrape answers from memory. It takes no lock that a call waits for and asks no filesystem, so a pool that hangs does
+not hold it up, and it costs the same with one volume as with ten thousand, unless each volume is shown. So the numbers
+have an age: those of a pool's filesystem are from the last look, up to 10 seconds ago, and what is counted volume by
+volume is up to a minute old, or older where there are very many. What is not known is absent, and never 0.
+
+| to know | ask |
+|---|---|
+| whether a pool works | ` + "`hostpath_pool_serving`, `hostpath_pool_read_only`, `hostpath_pool_filesystem_errors`" + ` |
+| how much can still be promised | ` + "`hostpath_pool_available_bytes`" + ` |
+| how full the disk is | ` + "`1 - hostpath_pool_free_bytes / hostpath_pool_size_bytes`" + `; of inodes ` + "`1 - hostpath_pool_free_inodes / hostpath_pool_inodes`" + ` |
+| whether volumes can take more than is free | ` + "`hostpath_pool_unlimited_volumes > 0 or hostpath_pool_promised_unused_bytes > hostpath_pool_free_bytes`" + ` |
+| how much was promised beyond the disk | ` + "`hostpath_pool_promised_bytes / hostpath_pool_size_bytes`" + ` |
+| whether volumes are in trouble, and why | ` + "`hostpath_pool_abnormal_volumes > 0`" + `; [answers.md](answers.md#conditions) has the reasons |
+| how long trash has been waiting | ` + "`time() - hostpath_pool_trash_oldest_timestamp_seconds`" + ` |
+| how fast trash is erased | ` + "`rate(hostpath_pool_reaper_removed_files_total[5m])`" + ` |
+| how slow calls are | ` + "`histogram_quantile(0.99, sum by (method, le) (rate(hostpath_csi_call_duration_seconds_bucket[5m])))`" + ` |
+| which calls fail | ` + "`sum by (method, code) (rate(hostpath_csi_call_duration_seconds_count{code!=\"OK\"}[5m]))`" + ` |
+`
+
+// A section is the metrics whose names begin alike.
+type section struct{ prefix, title, text string }
+
+var sections = []section{
+	{"hostpath_pool_", "Pools", "One series for each pool of the node. In a shared pool the volumes and promises are those that the node knows of."},
+	{"hostpath_volume_", "Volumes", "Only with `--volume-metrics`. Kubelet has the size and use of volumes that pods use, as `kubelet_volume_stats_*`\nwith the names of their claims, so leave it off unless you need those of the others too. Four series for each volume\nare as many as a Prometheus server is glad to have from one node if there are thousands."},
+	{"hostpath_csi_", "Calls", ""},
+	{"hostpath_tracing_", "Tracing", ""},
+	{"hostpath_build_", "The program", ""},
+	{"kubevirt_", "Of the earlier driver", ""},
+}
+
+func write(w io.Writer) error {
+	families, err := example().Gatherer().Gather()
+	if err != nil {
+		return err
+	}
+	fmt.Fprint(w, head)
+	for _, s := range sections {
+		fmt.Fprintf(w, "\n## %s\n", s.title)
+		if s.text != "" {
+			fmt.Fprintf(w, "\n%s\n", s.text)
+		}
+		fmt.Fprint(w, "\n| metric | type | labels | meaning |\n|---|---|---|---|\n")
+		for _, family := range families {
+			if strings.HasPrefix(family.GetName(), s.prefix) {
+				fmt.Fprintf(w, "| `%s` | %s | %s | %s |\n", family.GetName(), kind(family), labels(family), meaning(family))
+			}
+		}
+	}
+	fmt.Fprint(w, "\n## The Go runtime and the process\n\nThe usual ones of Prometheus' library for Go: ")
+	fmt.Fprintf(w, "%s.\nBeside them there is `go_gc_heap_live_bytes`, what the last garbage collection left in use.\n", strings.Join(usual(families), ", "))
+	return nil
+}
+
+// example are metrics of which none is absent.
+func example() *metrics.Metrics {
+	now := time.Now()
+	m := metrics.New(metrics.Options{
+		Version:  "v1",
+		Revision: "0123abc",
+		Pools: func() []pool.Status {
+			return []pool.Status{{
+				Space:      &dir.Space{SizeBytes: 1, Inodes: 1},
+				TrashSince: now,
+				LastError:  now,
+				Abnormal:   map[health.Reason]int{health.NoSpace: 1},
+			}}
+		},
+		Volumes:      func() []pool.Surveyed { return []pool.Surveyed{{}} },
+		DroppedSpans: func() uint64 { return 1 },
+	})
+	m.Call("Probe", "OK", time.Millisecond)
+	m.Panic("Probe")
+	return m
+}
+
+func kind(family *dto.MetricFamily) string { return strings.ToLower(family.GetType().String()) }
+
+func labels(family *dto.MetricFamily) string {
+	var names []string
+	for _, label := range family.GetMetric()[0].GetLabel() {
+		names = append(names, label.GetName())
+	}
+	if len(names) == 0 {
+		return "none"
+	}
+	return strings.Join(names, ", ")
+}
+
+func meaning(family *dto.MetricFamily) string {
+	text := family.GetHelp()
+	histogram := family.GetMetric()[0].GetHistogram()
+	if histogram == nil {
+		return text
+	}
+	var bounds []string
+	for _, bucket := range histogram.GetBucket() {
+		bounds = append(bounds, strconv.FormatFloat(bucket.GetUpperBound(), 'g', -1, 64))
+	}
+	return text + " Buckets: " + strings.Join(bounds, ", ")
+}
+
+// usual are the groups of the metrics that are not the driver's own.
+func usual(families []*dto.MetricFamily) []string {
+	groups := make(map[string]bool)
+	for _, family := range families {
+		group, _, _ := strings.Cut(family.GetName(), "_")
+		if group != "hostpath" && group != "kubevirt" {
+			groups["`"+group+"_*`"] = true
+		}
+	}
+	return slices.Sorted(maps.Keys(groups))
+}

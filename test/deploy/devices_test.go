@@ -1,0 +1,125 @@
+package deploy_test
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	monitoringv1 "github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+)
+
+const (
+	devicesDir       = "../../deploy/devices"
+	devicesNamespace = "local-pv-provisioner"
+)
+
+func TestDevicesObjects(t *testing.T) {
+	for _, dir := range []string{devicesDir, devicesDir + "/monitoring"} {
+		for _, o := range render(t, dir) {
+			k, ok := kinds[o.APIVersion+" "+o.Kind]
+			if !ok {
+				t.Fatalf("%s of %s is not expected here", o.Kind, o.APIVersion)
+			}
+			if err := k.decode(o.yaml); err != nil {
+				t.Errorf("%s: %v", o, err)
+			}
+			if k.namespaced && o.Namespace != devicesNamespace {
+				t.Errorf("%s is in namespace %q", o, o.Namespace)
+			}
+		}
+	}
+	objs := render(t, devicesDir)
+	ns := only[corev1.Namespace](t, objs, "Namespace")
+	if ns.Name != devicesNamespace || ns.Labels["pod-security.kubernetes.io/enforce"] != "privileged" {
+		t.Errorf("the namespace is %s with the labels %v", ns.Name, ns.Labels)
+	}
+	class := only[storagev1.StorageClass](t, objs, "StorageClass")
+	if class.Provisioner != "kubernetes.io/no-provisioner" || ptr(class.VolumeBindingMode) != storagev1.VolumeBindingWaitForFirstConsumer {
+		t.Errorf("class %s has the provisioner %s and binds %s", class.Name, class.Provisioner, ptr(class.VolumeBindingMode))
+	}
+}
+
+// The whole of what the agent asks for, and nothing that it does not. The cases of the cluster show that it suffices.
+func TestDevicesRights(t *testing.T) {
+	objs := render(t, devicesDir)
+	want := map[right]bool{}
+	add := func(clusterWide bool, resource string, verbs ...string) {
+		for _, v := range verbs {
+			want[right{resource, v, clusterWide}] = true
+		}
+	}
+	add(true, "nodes", "list", "watch")
+	add(true, "persistentvolumes", "create", "delete", "list", "patch", "watch")
+	add(true, "events.events.k8s.io", "create", "patch")
+	add(false, "configmaps", "list", "watch")
+	if diff := cmp.Diff(want, rights(t, objs), cmp.AllowUnexported(right{})); diff != "" {
+		t.Errorf("(- want, + got):\n%s", diff)
+	}
+	sa := only[corev1.ServiceAccount](t, objs, "ServiceAccount")
+	for _, b := range bindings(t, objs) {
+		if len(b.subjects) != 1 || b.subjects[0].Name != sa.Name || b.subjects[0].Namespace != devicesNamespace {
+			t.Errorf("%s is for %v", b.name, b.subjects)
+		}
+	}
+	if got := daemonSet(t, objs).Spec.Template.Spec.ServiceAccountName; got != sa.Name {
+		t.Errorf("the pod runs as %q", got)
+	}
+}
+
+// Privileged it has to be, for the devices: the program itself drops what it does not need. The rest is closed.
+func TestDevicesContainerHasNoMoreThanItNeeds(t *testing.T) {
+	pod := daemonSet(t, render(t, devicesDir)).Spec.Template.Spec
+	if len(pod.Containers)+len(pod.InitContainers) != 1 {
+		t.Fatalf("the pod has the containers %v and %v", pod.Containers, pod.InitContainers)
+	}
+	c := container(t, pod, "provisioner")
+	wantContext := &corev1.SecurityContext{Privileged: new(true), ReadOnlyRootFilesystem: new(true)}
+	if diff := cmp.Diff(wantContext, c.SecurityContext); diff != "" {
+		t.Errorf("security context (- want, + got):\n%s", diff)
+	}
+	if pod.HostNetwork || pod.HostIPC || !pod.HostPID {
+		t.Errorf("host network %t, IPC %t, PID %t; want PID alone", pod.HostNetwork, pod.HostIPC, pod.HostPID)
+	}
+	wantMounts := []corev1.VolumeMount{
+		{Name: "dev", MountPath: "/dev", ReadOnly: true},
+		{Name: "records", MountPath: "/var/lib/local-pv-provisioner"},
+	}
+	if diff := cmp.Diff(wantMounts, c.VolumeMounts); diff != "" {
+		t.Errorf("mounts (- want, + got):\n%s", diff)
+	}
+	for _, m := range c.VolumeMounts {
+		if v, _ := volume(pod, m.Name); v.HostPath == nil || v.HostPath.Path != m.MountPath {
+			t.Errorf("%s is not at its path on the host, which PersistentVolumes and records name", m.Name)
+		}
+	}
+	if c.LivenessProbe == nil || len(c.Resources.Requests) != 2 {
+		t.Error("the probe or a request is missing")
+	}
+	if !slices.Contains(pod.Tolerations, corev1.Toleration{Operator: corev1.TolerationOpExists}) {
+		t.Error("tainted nodes have no agent")
+	}
+}
+
+func TestDevicesMonitor(t *testing.T) {
+	objs := render(t, devicesDir)
+	svc := only[corev1.Service](t, objs, "Service")
+	monitor := only[monitoringv1.ServiceMonitor](t, render(t, devicesDir+"/monitoring"), "ServiceMonitor")
+	if !matches(monitor.Spec.Selector.MatchLabels, svc.Labels) || monitor.Namespace != svc.Namespace {
+		t.Errorf("the monitor selects %v in %s, the service has %v in %s", monitor.Spec.Selector, monitor.Namespace, svc.Labels, svc.Namespace)
+	}
+	if !matches(svc.Spec.Selector, daemonSet(t, objs).Spec.Template.Labels) {
+		t.Errorf("the service selects %v", svc.Spec.Selector)
+	}
+	if got := svc.Labels[monitor.Spec.JobLabel]; got != "local-pv-provisioner" {
+		t.Errorf("the label job will be %q", got)
+	}
+	endpoint := monitor.Spec.Endpoints[0]
+	if endpoint.Port != svc.Spec.Ports[0].Name || !endpoint.HonorLabels {
+		t.Errorf("the endpoint is %+v", endpoint)
+	}
+	if r := endpoint.RelabelConfigs[0]; r.TargetLabel != "node" || r.SourceLabels[0] != "__meta_kubernetes_pod_node_name" {
+		t.Errorf("targets are not named by their node: %+v", r)
+	}
+}

@@ -1,0 +1,186 @@
+// Package operator_test compares what the operator deploys with what kustomize renders of deploy/.
+package operator_test
+
+import (
+	"bytes"
+	"os"
+	"os/exec"
+	"path"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/kustomize/api/krusty"
+	"sigs.k8s.io/kustomize/kyaml/filesys"
+	"sigs.k8s.io/yaml"
+)
+
+// An object is one as it is applied.
+type object struct {
+	metav1.TypeMeta
+	yaml []byte
+}
+
+func read(t *testing.T, text []byte) object {
+	t.Helper()
+	o := object{yaml: text}
+	if err := yaml.Unmarshal(text, &o); err != nil {
+		t.Fatal(err)
+	}
+	return o
+}
+
+// rendered is what kustomize makes of a directory.
+func rendered(t *testing.T, dir string) []object {
+	t.Helper()
+	resources, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var found []object
+	for _, r := range resources.Resources() {
+		text, err := r.AsYAML()
+		if err != nil {
+			t.Fatal(err)
+		}
+		found = append(found, read(t, text))
+	}
+	return found
+}
+
+// all decodes the objects of a kind, and knows all of their fields.
+func all[T any](t *testing.T, objects []object, kind string) []T {
+	t.Helper()
+	var found []T
+	for _, o := range objects {
+		if o.Kind != kind {
+			continue
+		}
+		var decoded T
+		if err := yaml.UnmarshalStrict(o.yaml, &decoded); err != nil {
+			t.Fatalf("decode a %s: %v", kind, err)
+		}
+		found = append(found, decoded)
+	}
+	return found
+}
+
+// only decodes the one object of a kind.
+func only[T any](t *testing.T, objects []object, kind string) T {
+	t.Helper()
+	found := all[T](t, objects, kind)
+	if len(found) != 1 {
+		t.Fatalf("there are %d of kind %s, want 1", len(found), kind)
+	}
+	return found[0]
+}
+
+// operated is what the operator deploys for an example.
+func operated(t *testing.T, file string) []object {
+	t.Helper()
+	build := exec.CommandContext(t.Context(), "go", "build", "-gcflags", "all=-dwarf=false", "-o", path.Join(t.TempDir(), "operator"), "./cmd/hostpath-provisioner-operator")
+	build.Dir = "../../.."
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("build the operator: %v: %s", err, out)
+	}
+	example, err := os.ReadFile("../../../deploy/operator/example/" + file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	run := exec.CommandContext(t.Context(), build.Args[5], "render")
+	run.Env = []string{"POD_NAMESPACE=hostpath-provisioner", "VERSION=v0.1.0"}
+	run.Stdin = bytes.NewReader(example)
+	out, err := run.Output()
+	if err != nil {
+		t.Fatalf("render: %v", err)
+	}
+	var found []object
+	for document := range strings.SplitSeq(string(out), "---\n") {
+		if o := read(t, []byte(document)); o.Kind != "" {
+			found = append(found, o)
+		}
+	}
+	return found
+}
+
+// The operator deploys what kustomize renders of deploy/, but for what it is there to change: names, the pool's directory
+// csi, tolerations, and that pools are in a variable and not in a ConfigMap.
+func TestTheOperatorDeploysTheManifests(t *testing.T) {
+	byHand, byOperator := rendered(t, "../../../deploy/csi/openshift"), operated(t, "plain.yaml")
+	want, got := only[appsv1.DaemonSet](t, byHand, "DaemonSet").Spec, only[appsv1.DaemonSet](t, byOperator, "DaemonSet").Spec
+	if diff := cmp.Diff(want.Selector, got.Selector); diff != "" {
+		t.Errorf("selector: %s", diff)
+	}
+	if diff := cmp.Diff(want.UpdateStrategy, got.UpdateStrategy); diff != "" {
+		t.Errorf("strategy: %s", diff)
+	}
+	if diff := cmp.Diff(adapted(want.Template.Spec), adapted(got.Template.Spec)); diff != "" {
+		t.Errorf("pod, by hand (-) and by the operator (+): %s", diff)
+	}
+	if diff := cmp.Diff(only[storagev1.CSIDriver](t, byHand, "CSIDriver").Spec, only[storagev1.CSIDriver](t, byOperator, "CSIDriver").Spec); diff != "" {
+		t.Errorf("CSIDriver: %s", diff)
+	}
+	var rules []rbacv1.PolicyRule
+	for _, role := range all[rbacv1.ClusterRole](t, byHand, "ClusterRole") {
+		rules = append(rules, role.Rules...)
+	}
+	if diff := cmp.Diff(rules, only[rbacv1.ClusterRole](t, byOperator, "ClusterRole").Rules); diff != "" {
+		t.Errorf("rights: %s", diff)
+	}
+}
+
+// For pathConfig the operator deploys what kustomize renders of deploy/provisioner beside the driver.
+func TestTheOperatorDeploysThePreCSIProvisioner(t *testing.T) {
+	byHand, byOperator := rendered(t, "../../../deploy/provisioner/openshift"), operated(t, "legacy.yaml")
+	const name = "hostpath-provisioner"
+	want, got := only[appsv1.DaemonSet](t, byHand, "DaemonSet").Spec, named(t, byOperator, "DaemonSet", name, func(s appsv1.DaemonSet) string { return s.Name }).Spec
+	if diff := cmp.Diff(want.Selector, got.Selector); diff != "" {
+		t.Errorf("selector: %s", diff)
+	}
+	if diff := cmp.Diff(want.UpdateStrategy, got.UpdateStrategy); diff != "" {
+		t.Errorf("strategy: %s", diff)
+	}
+	if diff := cmp.Diff(adapted(want.Template.Spec), adapted(got.Template.Spec)); diff != "" {
+		t.Errorf("pod, by hand (-) and by the operator (+): %s", diff)
+	}
+	role := func(r rbacv1.ClusterRole) string { return r.Name }
+	if diff := cmp.Diff(only[rbacv1.ClusterRole](t, byHand, "ClusterRole").Rules, named(t, byOperator, "ClusterRole", name, role).Rules); diff != "" {
+		t.Errorf("rights: %s", diff)
+	}
+	inNamespace := func(r rbacv1.Role) string { return r.Name }
+	if diff := cmp.Diff(only[rbacv1.Role](t, byHand, "Role").Rules, named(t, byOperator, "Role", name, inNamespace).Rules); diff != "" {
+		t.Errorf("rights in the namespace: %s", diff)
+	}
+}
+
+// named decodes the object of a kind that has a name.
+func named[T any](t *testing.T, objects []object, kind, name string, nameOf func(T) string) T {
+	t.Helper()
+	found := all[T](t, objects, kind)
+	i := slices.IndexFunc(found, func(o T) bool { return nameOf(o) == name })
+	if i < 0 {
+		t.Fatalf("there is no %s %s", kind, name)
+	}
+	return found[i]
+}
+
+// adapted is a pod without what the operator is there to change.
+func adapted(pod corev1.PodSpec) corev1.PodSpec {
+	pod = *pod.DeepCopy()
+	pod.ServiceAccountName, pod.Tolerations = "", nil
+	slices.SortFunc(pod.Volumes, func(a, b corev1.Volume) int { return strings.Compare(a.Name, b.Name) })
+	for i := range pod.Containers {
+		c := &pod.Containers[i]
+		c.ImagePullPolicy = ""
+		c.Args = slices.DeleteFunc(c.Args, func(a string) bool { return strings.HasPrefix(a, "--metrics-tls-version=") })
+		c.Env = slices.DeleteFunc(c.Env, func(e corev1.EnvVar) bool { return e.Name == "DATADIR" || e.Name == "SERVICE_NAME" })
+		slices.SortFunc(c.VolumeMounts, func(a, b corev1.VolumeMount) int { return strings.Compare(a.MountPath, b.MountPath) })
+	}
+	return pod
+}

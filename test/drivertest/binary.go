@@ -1,0 +1,67 @@
+package drivertest
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime/debug"
+)
+
+// BinaryVariable names a driver that is already built, in place of a fresh one.
+const BinaryVariable = "HOSTPATH_CSI_DRIVER"
+
+const command = "kubevirt.io/hostpath-provisioner/cmd/hostpath-csi-driver"
+
+// Binary returns the path of the driver's program: the one that $HOSTPATH_CSI_DRIVER
+// names, or one built into dir. That has the race detector if the caller has it.
+// The working directory has to be inside this module.
+func Binary(ctx context.Context, dir string) (string, error) {
+	if given := os.Getenv(BinaryVariable); given != "" {
+		if _, err := os.Stat(given); err != nil {
+			return "", fmt.Errorf("find the driver that $%s names: %w", BinaryVariable, err)
+		}
+		return filepath.Abs(given)
+	}
+	return build(ctx, command, dir, raceDetector())
+}
+
+// StaticBinary is Binary, built as the image has it: without cgo, which the race
+// detector needs. It runs where there is nothing else, and gives up the privileges that
+// it does not need.
+func StaticBinary(ctx context.Context, dir string) (string, error) {
+	if given := os.Getenv(BinaryVariable); given != "" {
+		return Binary(ctx, dir)
+	}
+	return build(ctx, command, dir, false)
+}
+
+func build(ctx context.Context, command, dir string, race bool) (string, error) {
+	program := filepath.Join(dir, filepath.Base(command))
+	args, cgo := []string{"build", "-o", program}, "CGO_ENABLED=0"
+	if race {
+		args, cgo = append(args, "-race"), "CGO_ENABLED=1"
+	}
+	cmd := exec.CommandContext(ctx, "go", append(args, command)...)
+	cmd.Env = append(os.Environ(), cgo)
+	output, err := cmd.CombinedOutput()
+	if err != nil {
+		return "", fmt.Errorf("build %s: %w\n%s", command, err, bytes.TrimSpace(output))
+	}
+	return program, nil
+}
+
+func raceDetector() bool {
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return false
+	}
+	for _, setting := range info.Settings {
+		if setting.Key == "-race" {
+			return setting.Value == "true"
+		}
+	}
+	return false
+}

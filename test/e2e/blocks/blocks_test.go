@@ -1,0 +1,103 @@
+// Package blocks tests that a block volume is a disk: with the real program, real loop
+// devices and a kernel that is asked to lose something. On the host the pools are on
+// XFS and ext4, and on btrfs with its limits; in the guest of test/cmd/kernel on XFS and
+// ext4 with theirs.
+package blocks
+
+import (
+	"os"
+	"testing"
+
+	"kubevirt.io/hostpath-provisioner/test/drivertest"
+	"kubevirt.io/hostpath-provisioner/test/must"
+	"kubevirt.io/hostpath-provisioner/test/testenv"
+)
+
+func TestMain(m *testing.M) { testenv.Main(m) }
+
+// A check has a driver of its own, on an empty pool.
+type check struct {
+	name string
+	run  func(b *bench)
+	// allocation is the pool option of that name.
+	allocation string
+}
+
+var checks = []check{
+	{"what was written is there after restarts and crashes, on the same device", survivesRestarts, "thick"},
+	{"a read-only publication refuses writes", refusesWrites, "thick"},
+	{"targets share a device, and the last takes it with it", sharesDevice, "thick"},
+	{"a disk grows while it is written to", growsWhileWritten, "thick"},
+	{"a disk ends where it was promised to", endsAtItsSize, "thick"},
+	{"a thick disk has its space when nothing else is left", keepsItsSpace, "thick"},
+	{"a thin disk takes space as it is written, and gives it back", takesWhatIsWritten, "thin"},
+	{"a disk in use is not deleted", staysWhileUsed, "thick"},
+	{"a device that somebody else attached counts as use", countsForeignDevices, "thick"},
+	{"a disk takes writes in any order", takesWritesInAnyOrder, "thick"},
+	{"many disks at once", manyDisks, "thin"},
+	{"a crash at any instant loses no data and leaves no device", crashesAnywhere, "thick"},
+}
+
+func TestBlocks(t *testing.T) {
+	testenv.NeedRoot(t)
+	testenv.NeedPrograms(t, "losetup")
+	driver, err := drivertest.Binary(t.Context(), t.TempDir())
+	must.Succeed(t, err)
+	for _, fs := range filesystems() {
+		t.Run(fs.name, func(t *testing.T) {
+			mounted := fs.mount(t)
+			for _, c := range checks {
+				t.Run(c.name, func(t *testing.T) {
+					b := newBench(t, driver, fs, mounted, c.allocation)
+					c.run(b)
+					if !t.Failed() {
+						b.removeAll()
+					}
+				})
+			}
+		})
+	}
+}
+
+// A filesystem is what a pool is on.
+type filesystem struct {
+	name        string
+	mount       func(t *testing.T) string
+	enforcement string // the pool option of that name
+}
+
+const poolBytes = 1 << 30
+
+// filesystems are those that this kernel has.
+func filesystems() []filesystem {
+	if !guest() {
+		return []filesystem{
+			{"xfs", onLoop("xfs"), "auto"},
+			{"ext4", onLoop("ext4"), "auto"},
+			{"btrfs enforced", onCountingBtrfs, "required"},
+		}
+	}
+	disk := func(name string) func(*testing.T) string {
+		return func(t *testing.T) string {
+			t.Helper()
+			path := os.Getenv(name)
+			if path == "" {
+				t.Fatalf("$HOSTPATH_KERNEL is set, but $%s is not", name)
+			}
+			return path
+		}
+	}
+	return []filesystem{
+		{"xfs enforced", disk("HOSTPATH_KERNEL_XFS"), "required"},
+		{"ext4 enforced", disk("HOSTPATH_KERNEL_EXT4"), "required"},
+	}
+}
+
+// guest tells whether this is the guest of test/cmd/kernel, whose processor may be emulated.
+func guest() bool { return os.Getenv("HOSTPATH_KERNEL") != "" }
+
+func onLoop(kind string) func(*testing.T) string {
+	return func(t *testing.T) string { return testenv.LoopFS(t, kind, poolBytes) }
+}
+
+func onCountingBtrfs(t *testing.T) string { return testenv.CountingBtrfs(t, poolBytes) }

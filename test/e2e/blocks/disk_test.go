@@ -1,0 +1,122 @@
+package blocks
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/hostpath-provisioner/test/must"
+)
+
+// A disk is an open device whose reads and writes go past the page cache.
+type disk struct {
+	t      testing.TB
+	file   *os.File
+	buffer []byte // aligned, as direct IO wants it
+}
+
+const (
+	blockBytes  = 4096
+	bufferBytes = mib
+)
+
+// open opens a device, or the file of a volume, until the test ends or it is closed.
+func open(t testing.TB, path string, flags int) *disk {
+	t.Helper()
+	file, err := os.OpenFile(path, flags|unix.O_DIRECT, 0)
+	must.Succeed(t, err)
+	buffer, err := unix.Mmap(-1, 0, bufferBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
+	must.Succeed(t, err)
+	d := &disk{t: t, file: file, buffer: buffer}
+	t.Cleanup(d.close)
+	return d
+}
+
+func (d *disk) close() {
+	if d.buffer == nil {
+		return
+	}
+	must.Succeed(d.t, errors.Join(d.file.Close(), unix.Munmap(d.buffer)))
+	d.buffer = nil
+}
+
+// write writes that many bytes from a place on; what, tells the generation.
+func (d *disk) write(from, length int64, generation uint64) {
+	d.t.Helper()
+	must.Succeed(d.t, d.tryWrite(from, length, generation))
+}
+
+func (d *disk) tryWrite(from, length int64, generation uint64) error {
+	for at := from; at < from+length; {
+		chunk := d.buffer[:min(bufferBytes, from+length-at)]
+		fill(chunk, at, generation)
+		n, err := d.file.WriteAt(chunk, at)
+		if err != nil {
+			return err
+		}
+		at += int64(n)
+	}
+	return unix.Fdatasync(int(d.file.Fd()))
+}
+
+// want expects what was written there, of that generation.
+func (d *disk) want(from, length int64, generation uint64) {
+	d.t.Helper()
+	expected := make([]byte, bufferBytes)
+	for at := from; at < from+length; {
+		chunk := d.buffer[:min(bufferBytes, from+length-at)]
+		_, err := d.file.ReadAt(chunk, at)
+		must.Succeed(d.t, err)
+		fill(expected[:len(chunk)], at, generation)
+		if !bytes.Equal(chunk, expected[:len(chunk)]) {
+			d.t.Fatalf("%s has lost something between %d and %d", d.file.Name(), at, at+int64(len(chunk)))
+		}
+		at += int64(len(chunk))
+	}
+}
+
+// fill makes content that tells its place and generation: no word is like another.
+func fill(chunk []byte, at int64, generation uint64) {
+	for i := 0; i < len(chunk); i += 8 {
+		word := (uint64(at)+uint64(i))*0x9e3779b97f4a7c15 + generation*0xbf58476d1ce4e5b9
+		binary.LittleEndian.PutUint64(chunk[i:], word^word>>29)
+	}
+}
+
+func (d *disk) size() int64 {
+	d.t.Helper()
+	bytes, err := unix.IoctlGetInt(int(d.file.Fd()), unix.BLKGETSIZE64)
+	must.Succeed(d.t, err)
+	return int64(bytes)
+}
+
+// number is the device number of what is published at a path.
+func number(t testing.TB, path string) uint64 {
+	t.Helper()
+	var st unix.Stat_t
+	must.Succeed(t, unix.Stat(path, &st))
+	if st.Mode&unix.S_IFMT != unix.S_IFBLK {
+		t.Fatalf("%s has mode %o, want a block device", path, st.Mode)
+	}
+	return st.Rdev
+}
+
+// image is the file of a volume.
+func (b *bench) image(name string) string { return filepath.Join(b.pool, name, "disk.img") }
+
+// allocated is the space that a volume's file takes, in bytes.
+func (b *bench) allocated(name string) int64 {
+	b.Helper()
+	// What was written is allocated when it is written back at the latest.
+	file, err := os.Open(b.image(name))
+	b.Must(err)
+	var st syscall.Stat_t
+	b.Must(errors.Join(file.Sync(), syscall.Fstat(int(file.Fd()), &st), file.Close()))
+	return st.Blocks * 512
+}

@@ -1,0 +1,303 @@
+package crash
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
+	"kubevirt.io/hostpath-provisioner/test/drivertest"
+	"kubevirt.io/hostpath-provisioner/test/must"
+	"kubevirt.io/hostpath-provisioner/test/testenv"
+	"kubevirt.io/hostpath-provisioner/test/testenv/disk"
+	"kubevirt.io/hostpath-provisioner/test/testenv/loopfs"
+	"kubevirt.io/hostpath-provisioner/test/testenv/mountns"
+)
+
+// A powered filesystem is one that is tried against a loss of power.
+type powered struct {
+	kind     string
+	format   []string
+	options  string // each with a comma behind it
+	enforced bool
+}
+
+func poweredFilesystems() []powered {
+	xfs := powered{"xfs", []string{"mkfs.xfs", "-q"}, "", false}
+	// What ext4 has left to do after mkfs.ext4 it would do meanwhile, for minutes.
+	ext4 := powered{"ext4", []string{"mkfs.ext4", "-q", "-F", "-E", "lazy_itable_init=0,lazy_journal_init=0"}, "", false}
+	if guest() {
+		xfs.options, xfs.enforced = "prjquota,", true
+		ext4.options, ext4.enforced = "prjquota,", true
+		ext4.format = append(ext4.format, "-O", "quota,project", "-E", "quotatype=prjquota,lazy_itable_init=0,lazy_journal_init=0")
+		if testing.Short() {
+			return []powered{xfs}
+		}
+		return []powered{xfs, ext4}
+	}
+	return []powered{xfs, ext4, {"btrfs", []string{"mkfs.btrfs", "-q"}, "", true}}
+}
+
+// A loss is a moment at which the power may go, and what there may be of the volumes then.
+type loss struct {
+	when   string
+	left   disk.Image
+	before map[string]state // or, while a call is at work:
+	after  map[string]state
+}
+
+// What was acknowledged is there when the power goes, whatever of the rest the disk has
+// stored.
+func TestPowerLoss(t *testing.T) {
+	testenv.NeedRoot(t)
+	driver, err := drivertest.Binary(t.Context(), t.TempDir())
+	must.Succeed(t, err)
+	sample := 19 // with -short, one of so many
+	if guest() {
+		sample = 31
+	}
+	for _, fs := range poweredFilesystems() {
+		t.Run(fs.kind, func(t *testing.T) {
+			r := &recorder{T: t, fs: fs, random: rand.New(rand.NewPCG(1, 2)), now: make(map[string]state)}
+			p := place{name: fs.kind, kind: quota.Kind(fs.kind), enforced: fs.enforced}
+			r.record(p, driver)
+			t.Logf("%d losses of power", len(r.losses))
+			for i, l := range r.losses {
+				if testing.Short() && i%sample != 0 {
+					continue
+				}
+				r.verify(p, driver, fmt.Sprintf("%d, %s", i+1, l.when), l)
+			}
+		})
+	}
+}
+
+// A recorder makes calls, and keeps what losses of power would leave.
+type recorder struct {
+	*testing.T
+	fs     powered
+	random *rand.Rand
+	bytes  int64 // of the disk
+	now    map[string]state
+	losses []loss
+}
+
+// record makes the calls on a filesystem whose disk forgets.
+func (r *recorder) record(p place, driver string) {
+	r.Helper()
+	testenv.NeedPrograms(r.T, r.fs.format[0], "mount")
+	file := filepath.Join(r.TempDir(), "formatted")
+	must.Succeed(r.T, os.WriteFile(file, nil, 0o600))
+	must.Succeed(r.T, os.Truncate(file, 320*mib))
+	run(r.T, append(slices.Clone(r.fs.format), file)...)
+	d := disk.New(r.T, file, r.TempDir())
+	must.Succeed(r.T, os.Remove(file))
+	r.bytes = d.Bytes
+	mountImage(r.T, r.fs.kind, r.fs.options, d.Path, func(mounted string) {
+		if r.fs.kind == "btrfs" {
+			enableQuotas(r.T, mounted)
+		}
+		p.mounted = mounted
+		w := newEmptyWorld(r.T, p, driver, filepath.Join(mounted, "pool"))
+		for _, s := range r.calls(w) {
+			r.during(d, s, func() { must.Succeed(r.T, s.make().err) })
+		}
+		for id, is := range r.now {
+			if is.published {
+				must.Succeed(r.T, w.unpublishOf(id).err)
+			}
+		}
+		must.Succeed(r.T, w.close())
+	})
+}
+
+// A timed call leads to a state of a volume.
+type timed struct {
+	name string
+	id   string
+	to   state
+	make func() answer
+}
+
+func (r *recorder) calls(w *world) []timed {
+	const directory, raw = "pvc-directory", "pvc-raw"
+	creating := func(id string, s state) timed {
+		return timed{"create " + id, id, s, func() answer { return w.create(id, s.block, s.bytes) }}
+	}
+	publishing := func(id string, s state) timed {
+		s.published = true
+		return timed{"publish " + id, id, s, func() answer { return w.publish(id, s.block, false) }}
+	}
+	growing := func(id string, s state) timed {
+		return timed{"expand " + id, id, s, func() answer { return w.expand(id, s.block, s.bytes) }}
+	}
+	deleting := func(id string) timed {
+		return timed{"delete " + id, id, state{}, func() answer { return w.deleteOf(id) }}
+	}
+	unpublishing := func(id string, s state) timed {
+		return timed{"unpublish " + id, id, s, func() answer { return w.unpublishOf(id) }}
+	}
+	return []timed{
+		creating(directory, state{bytes: small}),
+		creating(raw, state{bytes: small, block: true}),
+		publishing(directory, state{bytes: small}),
+		publishing(raw, state{bytes: small, block: true}),
+		growing(directory, state{bytes: large, published: true}),
+		growing(raw, state{bytes: large, block: true, published: true}),
+		unpublishing(raw, state{bytes: large, block: true}),
+		deleting(raw),
+		creating("pvc-second", state{bytes: small}),
+		deleting("pvc-second"),
+		creating("pvc-second", state{bytes: medium, block: true}),
+	}
+}
+
+// during keeps what the power would leave at each flush while a call is at work, and
+// right after the answer: of what is not flushed then nothing, all, and some of it.
+func (r *recorder) during(d *disk.Disk, c timed, work func()) {
+	r.Helper()
+	before := asOnDisk(r.now)
+	r.now[c.id] = c.to
+	after := asOnDisk(r.now)
+	flush := 0
+	d.OnFlush(func(left disk.Image) {
+		flush++
+		r.losses = append(r.losses, loss{fmt.Sprintf("after flush %d during %s", flush, c.name), left, before, after})
+	})
+	work()
+	d.OnFlush(nil)
+	for _, kept := range []struct {
+		share string
+		keep  func() bool
+	}{
+		{"nothing", func() bool { return false }},
+		{"all", func() bool { return true }},
+		{"half", func() bool { return r.random.IntN(2) == 0 }},
+		{"most", func() bool { return r.random.IntN(8) != 0 }},
+	} {
+		when := fmt.Sprintf("after the answer to %s, with %s of what was not flushed", c.name, kept.share)
+		r.losses = append(r.losses, loss{when, d.AfterPowerLoss(kept.keep), after, after})
+	}
+}
+
+// asOnDisk are the states as a machine finds them that starts anew: nothing is mounted.
+func asOnDisk(all map[string]state) map[string]state {
+	left := make(map[string]state)
+	for id, s := range all {
+		s.published = false
+		if s != (state{}) {
+			left[id] = s
+		}
+	}
+	return left
+}
+
+// verify starts the driver on what the power has left.
+func (r *recorder) verify(p place, driver, when string, l loss) {
+	r.Helper()
+	file := filepath.Join(r.TempDir(), "left")
+	l.left.Store(r.T, file, r.bytes)
+	defer os.Remove(file)
+	mountImage(r.T, r.fs.kind, r.fs.options, file, func(mounted string) {
+		p.mounted = mounted
+		w := newEmptyWorld(r.T, p, driver, filepath.Join(mounted, "pool"))
+		w.awaitNoTrash()
+		got, err := w.volumes()
+		must.Succeed(r.T, err)
+		before, after := w.differs(got, l.before), w.differs(got, l.after)
+		if before != nil && after != nil {
+			r.Errorf("%s: there is %+v; want %+v, or what was before: %+v", when, got, l.after, l.before)
+		}
+		var all []drivertest.Kept
+		for id, s := range got {
+			all = append(all, kept(id, s))
+		}
+		if err := w.pool.Problems(all); err != nil {
+			r.Errorf("%s: %v", when, err)
+		}
+		must.Succeed(r.T, w.close())
+	})
+}
+
+// volumes are those that have a record.
+func (w *world) volumes() (map[string]state, error) {
+	all := make(map[string]state)
+	names, err := drivertest.Names(w.pool.Own("volumes"))
+	if err != nil {
+		return nil, err
+	}
+	for _, name := range names {
+		id := strings.TrimSuffix(name, ".json")
+		r, err := w.pool.Record(id)
+		if err != nil {
+			return nil, err
+		}
+		all[id] = state{bytes: r.Bytes, block: r.Mode == "block", inline: r.Inline}
+	}
+	return all, nil
+}
+
+func (w *world) differs(got, want map[string]state) error {
+	if len(got) != len(want) {
+		return fmt.Errorf("%d volumes, want %d", len(got), len(want))
+	}
+	for id, s := range want {
+		if got[id] != s {
+			return fmt.Errorf("%s is %+v, want %+v", id, got[id], s)
+		}
+	}
+	return nil
+}
+
+// newEmptyWorld starts a driver, which nobody kills, on a pool that may be there.
+func newEmptyWorld(t *testing.T, p place, driver, pool string) *world {
+	t.Helper()
+	w := &world{place: p, pool: p.pool(pool)}
+	w.run(t, driver)
+	return w
+}
+
+// close lets go of the pool, so that its filesystem can be unmounted.
+func (w *world) close() error {
+	return errors.Join(w.Process.Close(), w.UnmountAll(), loopfs.Detach(w.pool.Path))
+}
+
+func mounts(t *testing.T, at string) int {
+	t.Helper()
+	all, err := mountns.Below(at)
+	must.Succeed(t, err)
+	return len(all)
+}
+
+func run(t *testing.T, args ...string) {
+	t.Helper()
+	if output, err := exec.CommandContext(t.Context(), args[0], args[1:]...).CombinedOutput(); err != nil {
+		t.Fatalf("%q: %v: %s", args, err, output)
+	}
+}
+
+// mountImage has a filesystem mounted, in a file or on a disk, while a function works.
+func mountImage(t *testing.T, kind, options, file string, work func(mounted string)) {
+	t.Helper()
+	mounted := filepath.Join(t.TempDir(), "fs")
+	must.Succeed(t, os.Mkdir(mounted, 0o755))
+	if kind == "btrfs" {
+		// The kernel remembers the newest state of each filesystem that it has seen, and
+		// refuses to mount an older one.
+		run(t, "btrfs", "device", "scan", "--forget")
+	}
+	run(t, "mount", "-t", kind, "-o", options+"loop", file, mounted)
+	t.Cleanup(func() {
+		if mounts(t, mounted) > 0 {
+			must.Succeed(t, loopfs.Unmount(mounted))
+		}
+	})
+	work(mounted)
+	must.Succeed(t, loopfs.Unmount(mounted))
+}

@@ -1,0 +1,296 @@
+package crash
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"runtime"
+	"sync"
+	"syscall"
+	"testing"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/hostpath-provisioner/test/must"
+)
+
+// Variables that make this program the launcher of the driver: the socket that gets the
+// listener, and the driver's program.
+const (
+	socketVariable = "CRASH_TEST_SOCKET"
+	driverVariable = "CRASH_TEST_DRIVER"
+)
+
+// launch becomes the driver, all of whose threads ask before they change anything: the
+// filter outlives execve(2), and new threads inherit it.
+func launch(socket string) error {
+	// A filter is the thread's own, and that thread is the one that becomes the driver.
+	runtime.LockOSThread()
+	conn, err := net.Dial("unix", socket)
+	if err != nil {
+		return err
+	}
+	listener, err := install()
+	if err != nil {
+		return err
+	}
+	if _, _, err := conn.(*net.UnixConn).WriteMsgUnix([]byte{0}, unix.UnixRights(listener), nil); err != nil {
+		return err
+	}
+	// Whoever traps has the listener once it answers: a notification that nobody can
+	// receive would not be waited for.
+	if _, err := conn.Read(make([]byte, 1)); err != nil {
+		return err
+	}
+	driver := os.Getenv(driverVariable)
+	return syscall.Exec(driver, append([]string{driver}, os.Args[1:]...), os.Environ())
+}
+
+// machines are how seccomp_data names the architecture of a call.
+var machines = map[string]uint32{"amd64": unix.AUDIT_ARCH_X86_64, "arm64": unix.AUDIT_ARCH_AARCH64}
+
+// install has this thread notify of the calls that are trapped. Without no_new_privs,
+// which would keep SELinux from its transitions, that needs CAP_SYS_ADMIN.
+func install() (listener int, err error) {
+	const (
+		load    = unix.BPF_LD | unix.BPF_W | unix.BPF_ABS
+		equal   = unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K
+		answer  = unix.BPF_RET | unix.BPF_K
+		offNr   = 0 // of struct seccomp_data
+		offArch = 4
+	)
+	machine, known := machines[runtime.GOARCH]
+	if !known {
+		return 0, fmt.Errorf("system calls of %s cannot be told", runtime.GOARCH)
+	}
+	program := []unix.SockFilter{
+		{Code: load, K: offArch},
+		{Code: equal, Jt: 1, K: machine},
+		{Code: answer, K: unix.SECCOMP_RET_KILL_PROCESS}, // it would get by unseen
+		{Code: load, K: offNr},
+	}
+	for number := range trapped {
+		program = append(program,
+			unix.SockFilter{Code: equal, Jf: 1, K: uint32(number)},
+			unix.SockFilter{Code: answer, K: unix.SECCOMP_RET_USER_NOTIF})
+	}
+	program = append(program, unix.SockFilter{Code: answer, K: unix.SECCOMP_RET_ALLOW})
+	filter := unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]}
+	// Once a notification is received no other signal than SIGKILL interrupts the call
+	// (Linux 5.19): it would be made anew, and counted twice.
+	fd, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER,
+		unix.SECCOMP_FILTER_FLAG_NEW_LISTENER|unix.SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV, uintptr(unsafe.Pointer(&filter)))
+	if errno != 0 {
+		return 0, fmt.Errorf("install a seccomp filter with a listener: %w", errno)
+	}
+	return int(fd), nil
+}
+
+// A notification is struct seccomp_notif: a thread waits before a call.
+type notification struct {
+	id         uint64
+	pid, flags uint32
+	nr         int32
+	arch       uint32
+	ip         uint64
+	args       [6]uint64
+}
+
+// A reply is struct seccomp_notif_resp.
+type reply struct {
+	id           uint64
+	value        int64
+	errno, flags uint32
+}
+
+// A trap lets a driver take so many steps and then kills it. Between Arm and Disarm it
+// counts them; else it lets all pass.
+type trap struct {
+	listener net.Listener
+	fail     func(error)
+
+	mu     sync.Mutex
+	armed  bool
+	killAt int // the step that is not taken; 0 for none
+	steps  []step
+	killed bool
+	idle   sync.WaitGroup // ends with the driver
+}
+
+// newTrap has the drivers that are started from now on be trapped, until the test ends.
+func newTrap(t *testing.T, driver string) *trap {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "trap")
+	if len(path) >= len(unix.RawSockaddrUnix{}.Path) {
+		path = filepath.Join(os.TempDir(), fmt.Sprintf("trap-%d", os.Getpid()))
+	}
+	listener, err := net.Listen("unix", path)
+	must.Succeed(t, err)
+	tr := &trap{listener: listener, fail: func(err error) { t.Error(err) }}
+	t.Setenv(socketVariable, path)
+	t.Setenv(driverVariable, driver)
+	var accepting sync.WaitGroup
+	accepting.Go(tr.accept)
+	t.Cleanup(func() {
+		must.Succeed(t, listener.Close())
+		accepting.Wait()
+		tr.idle.Wait()
+	})
+	return tr
+}
+
+// arm counts the steps from here on and kills the driver before one of them.
+func (tr *trap) arm(killAt int) {
+	tr.mu.Lock()
+	defer tr.mu.Unlock()
+	tr.armed, tr.killAt, tr.steps, tr.killed = true, killAt, nil, false
+}
+
+// disarm tells the steps since arm, the last of which was not taken if the driver was killed.
+func (tr *trap) disarm() (steps []step, killed bool) {
+	tr.mu.Lock()
+	defer tr.mu.Unlock()
+	tr.armed = false
+	return tr.steps, tr.killed
+}
+
+func (tr *trap) hasKilled() bool {
+	tr.mu.Lock()
+	defer tr.mu.Unlock()
+	return tr.killed
+}
+
+func (tr *trap) accept() {
+	for {
+		conn, err := tr.listener.Accept()
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err == nil {
+			err = tr.attend(conn.(*net.UnixConn))
+		}
+		if err != nil {
+			tr.fail(fmt.Errorf("trap a driver: %w", err))
+			return
+		}
+	}
+}
+
+// attend takes the listener of a driver that is about to start.
+func (tr *trap) attend(conn *net.UnixConn) error {
+	defer func() { _ = conn.Close() }()
+	rights := make([]byte, unix.CmsgSpace(4))
+	_, n, _, _, err := conn.ReadMsgUnix(make([]byte, 1), rights)
+	if err != nil {
+		return err
+	}
+	messages, err := unix.ParseSocketControlMessage(rights[:n])
+	if err != nil || len(messages) != 1 {
+		return fmt.Errorf("%d control messages: %w", len(messages), err)
+	}
+	fds, err := unix.ParseUnixRights(&messages[0])
+	if err != nil || len(fds) != 1 {
+		return fmt.Errorf("%d descriptors: %w", len(fds), err)
+	}
+	unix.CloseOnExec(fds[0])
+	d := trappedDriver{trap: tr, listener: fds[0]}
+	if d.pid, err = peer(conn); err != nil {
+		return err
+	}
+	tr.idle.Go(func() {
+		if err := d.serve(); err != nil {
+			tr.fail(fmt.Errorf("serve the trap of process %d: %w", d.pid, err))
+			_ = unix.Kill(d.pid, unix.SIGKILL) // it would wait for ever
+		}
+		_ = unix.Close(d.listener)
+	})
+	_, err = conn.Write([]byte{0})
+	return err
+}
+
+func peer(conn *net.UnixConn) (pid int, err error) {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	var credentials *unix.Ucred
+	controlErr := raw.Control(func(fd uintptr) {
+		credentials, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	})
+	if err := errors.Join(err, controlErr); err != nil {
+		return 0, err
+	}
+	return int(credentials.Pid), nil
+}
+
+type trappedDriver struct {
+	trap          *trap
+	listener, pid int
+}
+
+// serve answers until the driver has ended.
+func (d trappedDriver) serve() error {
+	for {
+		waiting := []unix.PollFd{{Fd: int32(d.listener), Events: unix.POLLIN}}
+		if _, err := unix.Poll(waiting, -1); err != nil && !errors.Is(err, unix.EINTR) {
+			return err
+		}
+		if waiting[0].Revents&unix.POLLIN != 0 {
+			if err := d.answerOne(); err != nil {
+				return err
+			}
+		} else if waiting[0].Revents != 0 {
+			return nil
+		}
+	}
+}
+
+func (d trappedDriver) answerOne() error {
+	var n notification
+	err := control(d.listener, unix.SECCOMP_IOCTL_NOTIF_RECV, unsafe.Pointer(&n))
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EINTR) {
+		return nil // it was killed, or a signal came first and it will ask again
+	}
+	if err != nil {
+		return err
+	}
+	if d.trap.stop(&n) {
+		// The thread waits until it is dead: the call is never made.
+		return unix.Kill(d.pid, unix.SIGKILL)
+	}
+	r := reply{id: n.id, flags: unix.SECCOMP_USER_NOTIF_FLAG_CONTINUE}
+	err = control(d.listener, unix.SECCOMP_IOCTL_NOTIF_SEND, unsafe.Pointer(&r))
+	if errors.Is(err, unix.ENOENT) {
+		return nil // killed
+	}
+	return err
+}
+
+// stop counts a step, and tells whether it is the one that must not be taken.
+func (tr *trap) stop(n *notification) bool {
+	tr.mu.Lock()
+	defer tr.mu.Unlock()
+	if tr.killed {
+		return false // what other threads still ask for: they are dying
+	}
+	if !tr.armed {
+		return false
+	}
+	s, ok := n.step()
+	if !ok {
+		return false
+	}
+	tr.steps = append(tr.steps, s)
+	tr.killed = len(tr.steps) == tr.killAt
+	return tr.killed
+}
+
+func control(fd int, request uint, argument unsafe.Pointer) error {
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), uintptr(request), uintptr(argument)); errno != 0 {
+		return errno
+	}
+	return nil
+}

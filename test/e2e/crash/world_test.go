@@ -1,0 +1,122 @@
+package crash
+
+import (
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/testing/protocmp"
+
+	"kubevirt.io/hostpath-provisioner/test/drivertest"
+	"kubevirt.io/hostpath-provisioner/test/must"
+)
+
+const mib = 1 << 20
+
+// A world is a driver with one pool, and what of it is in use.
+type world struct {
+	*drivertest.Driver
+	place  place
+	pool   *drivertest.Pool
+	trap   *trap
+	golden *golden
+
+	now        state  // of the victim
+	answer     answer // of a call without a crash
+	capacities map[state]int64
+	learnt     []step // of the call at hand, without a crash
+	steps      int    // of all calls so far
+	filled     bool   // something is written in the victim
+	// reapedBefore is how much the reaper had done when the trap was armed.
+	reapedBefore int
+}
+
+// An answer is what a call came to.
+type answer struct {
+	message proto.Message
+	err     error
+}
+
+func (a answer) diff(b answer) string { return cmp.Diff(a.message, b.message, protocmp.Transform()) }
+
+// newWorld starts a driver on a pool in which there are volumes of others.
+func newWorld(t *testing.T, p place, driver string) *world {
+	t.Helper()
+	path, err := os.MkdirTemp(p.mounted, "pool-") //nolint:usetesting // t.TempDir is on another filesystem
+	must.Succeed(t, err)
+	t.Cleanup(func() { must.Succeed(t, os.RemoveAll(path)) })
+	w := &world{place: p, pool: p.pool(path), capacities: make(map[state]int64)}
+	w.trap = newTrap(t, driver)
+	self, err := os.Executable() // which launches the driver
+	must.Succeed(t, err)
+	w.run(t, self)
+	for _, v := range others {
+		w.makeOther(v)
+	}
+	return w
+}
+
+// pool is one at that path.
+func (p place) pool(path string) *drivertest.Pool {
+	pool := drivertest.PoolConfig{Name: "local", Path: path, Shared: p.shared}
+	if p.enforced {
+		pool.Enforcement = "required"
+	}
+	if p.thin {
+		pool.Allocation = "thin"
+	}
+	return &drivertest.Pool{PoolConfig: pool, Largest: large}
+}
+
+// run runs a program as the driver for the first time.
+func (w *world) run(t *testing.T, program string) {
+	t.Helper()
+	w.Driver = drivertest.Start(t, drivertest.Config{Binary: program, Pools: []drivertest.PoolConfig{w.pool.PoolConfig}, Flags: []string{"--v=4"}})
+	w.pool.Driver = w.Driver
+}
+
+// start runs the driver again after it ended.
+func (w *world) start() error { return w.Process.Restart(w.Context()) }
+
+// end stops the driver and expects it to leave nothing.
+func (w *world) end() {
+	w.Helper()
+	w.reach(state{})
+	for _, v := range others {
+		w.unmakeOther(v)
+	}
+	w.awaitNoTrash()
+	w.wantNothingLeft()
+	w.Must(w.Process.Stop())
+}
+
+func (w *world) trash() []string {
+	w.Helper()
+	names, err := drivertest.Names(w.pool.Own("trash", drivertest.NodeName))
+	w.Must(err)
+	return names
+}
+
+func (w *world) awaitNoTrash() {
+	w.Helper()
+	w.AwaitNoTrash(w.pool.Path)
+}
+
+// awaitReaped waits until the reaper has done its work for a call, or was killed at it.
+func (w *world) awaitReaped() {
+	w.Helper()
+	w.Eventually("what was removed is gone", func() bool {
+		return w.trap.hasKilled() || w.reaped() > w.reapedBefore && len(w.trash()) == 0
+	})
+}
+
+// reaped is how often the driver has told that the reaper is done with something.
+func (w *world) reaped() int { return strings.Count(w.Process.Log(), "removed trash") }
+
+// arm counts the driver's steps from here on.
+func (w *world) arm(killAt int) {
+	w.reapedBefore = w.reaped()
+	w.trap.arm(killAt)
+}

@@ -1,0 +1,80 @@
+// Package faults tests what the driver does when a pool's filesystem does not do what it
+// should: it is full, read-only or not mounted, its disk fails or hangs. The driver is
+// the real program and the filesystems are real ones. Every call is made during every
+// fault, and what it is answered is written down here; afterwards all that was
+// acknowledged has to be there, once, and nothing else.
+package faults
+
+import (
+	"os"
+	"testing"
+
+	"kubevirt.io/hostpath-provisioner/test/drivertest"
+	"kubevirt.io/hostpath-provisioner/test/must"
+	"kubevirt.io/hostpath-provisioner/test/testenv"
+)
+
+func TestMain(m *testing.M) { testenv.Main(m) }
+
+const (
+	kib = 1 << 10
+	mib = 1 << 20
+)
+
+// guest tells whether this is the guest of test/cmd/kernel, whose processor may be emulated, and
+// where XFS and ext4 have quotas.
+func guest() bool { return os.Getenv("HOSTPATH_KERNEL") != "" }
+
+// unlessShort is for tests that wait for most of a minute.
+func unlessShort(t *testing.T) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("this takes long: make test-faults has it")
+	}
+}
+
+// program is the driver, built once.
+func program(t *testing.T) string {
+	t.Helper()
+	testenv.NeedRoot(t)
+	path, err := drivertest.Binary(t.Context(), t.TempDir())
+	must.Succeed(t, err)
+	return path
+}
+
+// A filesystem is one that pools are on.
+type filesystem struct {
+	kind     string
+	bytes    int64
+	mkfs     []string
+	options  []string
+	enforced bool // its quotas are on
+}
+
+// someFilesystems are the first few where time is short. The guest has both: what is in use
+// has quotas on XFS or ext4.
+func someFilesystems(few int) []filesystem {
+	all := filesystems()
+	if testing.Short() && !guest() {
+		return all[:min(few, len(all))]
+	}
+	return all
+}
+
+// filesystems are those that this kernel has, with their quotas if it has them.
+func filesystems() []filesystem {
+	// What ext4 has left to do after mkfs.ext4 it would do meanwhile.
+	const eager = "lazy_itable_init=0,lazy_journal_init=0"
+	if guest() {
+		quota := []string{"prjquota"}
+		return []filesystem{
+			{kind: "xfs", bytes: 320 * mib, options: quota, enforced: true},
+			{kind: "ext4", bytes: 256 * mib, mkfs: []string{"-O", "quota,project", "-E", "quotatype=prjquota," + eager}, options: quota, enforced: true},
+		}
+	}
+	return []filesystem{
+		{kind: "xfs", bytes: 320 * mib},
+		{kind: "ext4", bytes: 256 * mib, mkfs: []string{"-E", eager}},
+		{kind: "btrfs", bytes: 256 * mib, enforced: true},
+	}
+}

@@ -1,0 +1,229 @@
+package faults
+
+import (
+	"context"
+	"net"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"kubevirt.io/hostpath-provisioner/test/drivertest"
+	"kubevirt.io/hostpath-provisioner/test/testenv"
+	"kubevirt.io/hostpath-provisioner/test/testenv/loopfs"
+)
+
+// patient is what callers wait for calls on a pool that hangs. Sidecars wait longer.
+const patient = 3 * time.Second
+
+// A disk that does not answer holds the calls on its pool, and nobody else.
+func TestHangingDisk(t *testing.T) {
+	unlessShort(t)
+	driver := program(t)
+	// On XFS and ext4, where the look asks the disk itself: see dir.AskDisk.
+	for _, fs := range filesystems()[:2] {
+		t.Run(fs.kind, func(t *testing.T) { testADiskThatHangs(t, driver, fs) })
+	}
+}
+
+func testADiskThatHangs(t *testing.T, driver string, fs filesystem) {
+	m, d := newFaultyMount(t, fs)
+	w := newWorld(t, driver, m)
+	beside := w.beside()
+	d.Hang()
+	hanging := w.begin(late)
+	d.AwaitHanging()
+	// At once, before the driver can have noticed.
+	for _, v := range beside {
+		w.inTime("unpublish in another pool", func() error { return w.Unpublish(w.Context(), v.ID, v.ID) })
+	}
+	w.wantAlive("hanging")
+	w.WantCode("create in a pool that hangs", <-hanging, codes.DeadlineExceeded)
+	// The call goes on, and so does its lock.
+	w.WantCode("the same call again", w.create(late), codes.Aborted)
+	w.wantNoticed()
+	d.Heal()
+	w.awaitServing(true)
+	w.Eventually("the call that hung has ended", func() bool { return status.Code(w.create(late)) != codes.Aborted })
+	w.Must(w.create(late))
+	for _, v := range beside {
+		w.Must(w.Delete(w.Context(), v.ID))
+	}
+	w.end()
+}
+
+// A call that is past the opening of its pool keeps its volume until the disk answers. What
+// kubelet tries again meanwhile is told so at once, before the driver can have noticed and
+// after.
+func TestRetriesOnHangingDisk(t *testing.T) {
+	unlessShort(t)
+	driver := program(t)
+	m, d := newFaultyMount(t, filesystems()[0])
+	w := newWorld(t, driver, m)
+	d.Hang()
+	hanging := w.inBackground(func(ctx context.Context) error {
+		v := tree
+		v.Bytes = grown
+		_, err := w.Expand(ctx, v, v.ID)
+		return err
+	})
+	d.AwaitHanging()
+	w.wantBusy("hanging", tree)
+	w.WantCode("expand in a pool that hangs", <-hanging, codes.DeadlineExceeded)
+	w.wantBusy("given up by its caller", tree)
+	w.awaitServing(false)
+	w.wantBusy("noticed", tree)
+	d.Heal()
+	w.awaitServing(true)
+	w.Eventually("the call that hung has ended", func() bool { return status.Code(w.expand(tree)) != codes.Aborted })
+	w.Must(w.expand(tree))
+	w.end()
+}
+
+// wantBusy expects all calls on a volume to be told at once that another is at work on it.
+func (w *world) wantBusy(when string, v drivertest.Volume) {
+	w.Helper()
+	for name, call := range map[string]func(drivertest.Volume) error{
+		"create": w.create, "publish": w.publish, "expand": w.expand, "unpublish": w.unpublish, "delete": w.delete,
+	} {
+		began := time.Now()
+		err := call(v)
+		w.WantCode(when+": "+name, err, codes.Aborted)
+		if took := time.Since(began); took > patient || !strings.Contains(status.Convert(err).Message(), "another call is in progress") {
+			w.Errorf("%s: %s: %v after %v, want to be told of the other call within %v", when, name, err, took, patient)
+		}
+	}
+}
+
+// wantNoticed expects the driver to notice by itself that the pool hangs, and to answer
+// calls on it at once from then on.
+func (w *world) wantNoticed() {
+	w.Helper()
+	w.awaitServing(false)
+	w.wantAlive("noticed")
+	w.wantListed("noticed", all)
+	for _, c := range calls {
+		want, ok := away[c.name]
+		if !ok || c.name == "create" {
+			continue // that of the volume which hangs
+		}
+		w.wantAnswer("noticed", c, want)
+	}
+}
+
+// A driver that is told to end does so while a pool hangs: it takes no more calls, and is
+// gone as soon as the kernel lets it go.
+func TestStopWithHangingDisk(t *testing.T) {
+	unlessShort(t)
+	driver := program(t)
+	m, d := newFaultyMount(t, filesystems()[0])
+	w := newWorld(t, driver, m)
+	d.Hang()
+	hanging := w.begin(late)
+	d.AwaitHanging()
+	w.WantCode("create in a pool that hangs", <-hanging, codes.DeadlineExceeded)
+	ended := make(chan error, 1)
+	go func() { ended <- w.Process.Stop() }()
+	w.Eventually("nobody listens any more", func() bool {
+		conn, err := net.Dial("unix", strings.TrimPrefix(w.Process.Endpoint(), "unix://"))
+		if err == nil {
+			err = conn.Close()
+			w.Must(err)
+			return false
+		}
+		return true
+	})
+	w.Eventually("the driver has given up what hangs", func() bool { return strings.Contains(w.Process.Log(), "are abandoned") })
+	// A process that waits for a disk cannot be ended by anybody, and by nothing but that.
+	d.Heal()
+	w.Must(<-ended)
+	w.Must(w.Process.Restart(w.Context()))
+	w.AwaitServing()
+	w.Must(w.create(late))
+	w.end()
+}
+
+// A filesystem that answers nothing at all, not even what is read from memory elsewhere,
+// holds nobody but its own pool: not before that was noticed, and not the driver's end.
+func TestHangingFilesystem(t *testing.T) {
+	if guest() {
+		unlessShort(t) // what hangs is of no kind: the host has it
+	}
+	driver := program(t)
+	m := newMount(t, filesystems()[0])
+	w := newWorld(t, driver, m)
+	hanging := filepath.Join(t.TempDir(), "hanging")
+	testenv.Hang(t, hanging)
+	beside := w.beside()
+	w.Must(unix.Mount(hanging, m.at, "", unix.MS_BIND, ""))
+	for _, v := range beside {
+		w.inTime("unpublish in another pool", func() error { return w.Unpublish(w.Context(), v.ID, v.ID) })
+	}
+	w.wantAlive("hanging")
+	for _, c := range calls {
+		w.wantAnswer("hanging", c, away[c.name])
+	}
+	w.awaitServing(false)
+	w.wantListed("noticed", all)
+	w.wantAlive("noticed")
+	for _, v := range beside {
+		w.Must(w.Delete(w.Context(), v.ID))
+	}
+
+	began := time.Now()
+	w.Must(w.Process.Stop()) // within what Kubernetes allows
+	t.Logf("it ended within %v", time.Since(began).Round(time.Millisecond))
+	w.Must(loopfs.Unmount(m.at))
+	w.Must(w.Process.Restart(w.Context()))
+	w.end()
+}
+
+// begin begins to make a volume, and answers what a caller is told who is patient.
+func (w *world) begin(v drivertest.Volume) <-chan error {
+	return w.inBackground(func(ctx context.Context) error {
+		_, err := w.Create(ctx, v)
+		return err
+	})
+}
+
+// inBackground makes a call, and answers what a caller is told who is patient.
+func (w *world) inBackground(call func(context.Context) error) <-chan error {
+	told := make(chan error, 1)
+	go func() {
+		ctx, cancel := context.WithTimeout(w.Context(), patient)
+		defer cancel()
+		told <- call(ctx)
+	}()
+	return told
+}
+
+// beside are volumes that are published of the other pool.
+func (w *world) beside() []drivertest.Volume {
+	w.Helper()
+	volumes := []drivertest.Volume{
+		{ID: "pvc-beside", Pool: "other", Bytes: small},
+		{ID: "pvc-beside-disk", Pool: "other", Bytes: small, Block: true},
+	}
+	for _, v := range volumes {
+		_, err := w.Create(w.Context(), v)
+		w.Must(err)
+		w.Must(w.Publish(w.Context(), v, v.ID))
+	}
+	return volumes
+}
+
+// inTime expects a call to succeed within the bound.
+func (w *world) inTime(what string, call func() error) {
+	w.Helper()
+	began := time.Now()
+	err := call()
+	took := time.Since(began)
+	if err != nil || took > bound() {
+		w.Errorf("%s: %v after %v, want success within %v", what, err, took, bound())
+	}
+	w.Logf("%s took %v", what, took.Round(time.Millisecond))
+}

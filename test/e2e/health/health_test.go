@@ -1,0 +1,256 @@
+// Package health_test makes the volumes of a real driver ill, on real filesystems and disks,
+// and hears what it says of them.
+package health_test
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/testing/protocmp"
+
+	"kubevirt.io/hostpath-provisioner/test/drivertest"
+	"kubevirt.io/hostpath-provisioner/test/must"
+	"kubevirt.io/hostpath-provisioner/test/testenv"
+	"kubevirt.io/hostpath-provisioner/test/testenv/rotten"
+)
+
+func TestMain(m *testing.M) { testenv.Main(m) }
+
+const (
+	mib = 1 << 20
+	// inTime is far above the 10 seconds after which a pool is looked at again.
+	inTime = time.Minute
+)
+
+// A driver serves one pool.
+type driver struct{ *drivertest.Driver }
+
+func start(t *testing.T, binary, pool string) *driver {
+	t.Helper()
+	return &driver{drivertest.Launch(t, drivertest.Config{
+		Binary: binary, Pools: []drivertest.PoolConfig{{Name: "local", Path: pool}}, Flags: []string{"--metrics-address=127.0.0.1:0"},
+	})}
+}
+
+func build(t *testing.T) string {
+	t.Helper()
+	binary, err := drivertest.Binary(t.Context(), t.TempDir())
+	must.Succeed(t, err)
+	return binary
+}
+
+func (d *driver) create(t *testing.T, id string, bytes int64) {
+	t.Helper()
+	_, err := d.Create(t.Context(), drivertest.Volume{ID: id, Bytes: bytes})
+	must.Succeed(t, err)
+}
+
+// publish publishes a volume until the test ends.
+func (d *driver) publish(t *testing.T, id string) {
+	t.Helper()
+	must.Succeed(t, d.Publish(t.Context(), drivertest.Volume{ID: id}, id))
+	t.Cleanup(func() { must.Succeed(t, d.Unpublish(context.WithoutCancel(t.Context()), id, id)) })
+}
+
+// conditions are what the calls say of a published volume.
+func (d *driver) conditions(t *testing.T, id string) map[string]*csi.VolumeCondition {
+	t.Helper()
+	told := make(map[string]*csi.VolumeCondition)
+	list, err := d.List(t.Context(), 0)
+	must.Succeed(t, err)
+	for _, entry := range list {
+		if entry.GetVolume().GetVolumeId() == id {
+			told["ListVolumes"] = entry.GetStatus().GetVolumeCondition()
+		}
+	}
+	got, err := d.Get(t.Context(), id)
+	must.Succeed(t, err)
+	told["ControllerGetVolume"] = got.GetStatus().GetVolumeCondition()
+	stats, err := d.Stats(t.Context(), id, id)
+	must.Succeed(t, err)
+	told["NodeGetVolumeStats"] = stats.GetVolumeCondition()
+	return told
+}
+
+// wantCondition says that all calls say the same of a published volume.
+func (d *driver) wantCondition(t *testing.T, id string, abnormal bool, says string) {
+	t.Helper()
+	told := d.conditions(t, id)
+	for call, condition := range told {
+		if diff := cmp.Diff(told["ListVolumes"], condition, protocmp.Transform()); diff != "" {
+			t.Errorf("%s says something else of %s than ListVolumes (-list +call):\n%s", call, id, diff)
+		}
+		if condition.GetAbnormal() != abnormal || !strings.Contains(condition.GetMessage(), says) {
+			t.Errorf("the condition of %s by %s is %v, want abnormal: %v, with the words %q", id, call, condition, abnormal, says)
+		}
+	}
+}
+
+// eventually waits until something is so.
+func eventually(t *testing.T, what string, so func() bool) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), inTime)
+	defer cancel()
+	again := time.NewTicker(50 * time.Millisecond)
+	defer again.Stop()
+	for !so() {
+		select {
+		case <-again.C:
+		case <-ctx.Done():
+			t.Fatalf("%v went by without this: %s", inTime, what)
+		}
+	}
+}
+
+var metricsAddress = regexp.MustCompile(`Serving metrics" address="([^"]+)"`)
+
+func (d *driver) scrape(t *testing.T) string {
+	t.Helper()
+	found := metricsAddress.FindStringSubmatch(d.Process.Log())
+	if found == nil {
+		t.Fatalf("the log tells no address of the metrics:\n%s", d.Process.Log())
+	}
+	transport := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}
+	defer transport.CloseIdleConnections()
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "https://"+found[1]+"/metrics", http.NoBody)
+	must.Succeed(t, err)
+	response, err := transport.RoundTrip(request)
+	must.Succeed(t, err)
+	body, err := io.ReadAll(response.Body)
+	must.Succeed(t, errors.Join(err, response.Body.Close()))
+	return string(body)
+}
+
+func TestAbnormalVolume(t *testing.T) {
+	fs := testenv.CountingBtrfs(t, 256*mib)
+	pool := filepath.Join(fs, "pool")
+	d := start(t, build(t), pool)
+	for _, id := range []string{"good", "lost", "torn", "full"} {
+		d.create(t, id, 16*mib)
+		d.publish(t, id)
+		d.wantCondition(t, id, false, "in order")
+	}
+	must.Succeed(t, os.Rename(filepath.Join(pool, "lost"), filepath.Join(fs, "aside")))
+	d.wantCondition(t, "lost", true, "directory is missing")
+	must.Succeed(t, os.WriteFile(filepath.Join(pool, ".hostpath-provisioner/volumes/torn.json"), []byte("{"), 0o600))
+	d.wantCondition(t, "torn", true, "record is unreadable")
+	if err := os.WriteFile(filepath.Join(d.Target("full"), "data"), make([]byte, 17*mib), 0o600); !errors.Is(err, syscall.EDQUOT) && !errors.Is(err, syscall.ENOSPC) {
+		t.Errorf("writing more than the volume holds ends with %v", err)
+	}
+	syncFS(t, fs) // btrfs counts when it commits
+	d.wantCondition(t, "full", true, "no space")
+	d.wantCondition(t, "good", false, "in order")
+
+	must.Succeed(t, syscall.Mount("", fs, "", syscall.MS_REMOUNT|syscall.MS_RDONLY, ""))
+	d.wantCondition(t, "good", true, "read-only")
+	must.Succeed(t, syscall.Mount("", fs, "", syscall.MS_REMOUNT, ""))
+	d.wantCondition(t, "good", false, "in order")
+
+	// The pool itself: what is asked from outside is the same, from memory.
+	must.Succeed(t, os.Rename(filepath.Join(pool, ".hostpath-provisioner"), filepath.Join(fs, "own")))
+	d.wantCondition(t, "good", true, "pool does not serve")
+	eventually(t, "the metrics say that all volumes are abnormal", func() bool {
+		return strings.Contains(d.scrape(t), "hostpath_pool_abnormal_volumes{pool=\"local\",reason=\"pool_not_serving\"} 4\n")
+	})
+	must.Succeed(t, os.Rename(filepath.Join(fs, "own"), filepath.Join(pool, ".hostpath-provisioner")))
+	d.wantCondition(t, "good", false, "in order")
+}
+
+// What is wrong below the root of a volume is seen by nobody but its user, and by the
+// filesystem, which counts it.
+func TestErrorBelowVolumeRoot(t *testing.T) {
+	binary := build(t)
+	for _, kind := range rotten.Kinds() {
+		t.Run(kind, func(t *testing.T) {
+			t.Parallel() // most of it is waiting for the next look
+			disk := rotten.New(t, kind)
+			d := start(t, binary, filepath.Join(disk.Path, filepath.Dir(rotten.Volume)))
+			volume := filepath.Base(rotten.Volume)
+			d.publish(t, volume)
+			d.wantCondition(t, volume, false, "in order")
+			if scraped := d.scrape(t); !strings.Contains(scraped, "hostpath_pool_filesystem_errors{pool=\"local\"} 0\n") {
+				t.Errorf("the metrics do not say that there are no errors yet:\n%s", scraped)
+			}
+			disk.Touch(t)
+			// The pool may be looked at between two of the calls.
+			eventually(t, "all calls say that the volume is abnormal", func() bool {
+				for _, condition := range d.conditions(t, volume) {
+					if !condition.GetAbnormal() {
+						return false
+					}
+				}
+				return true
+			})
+			d.wantCondition(t, volume, true, "has counted")
+			counted := regexp.MustCompile(`(?m)^hostpath_pool_filesystem_errors\{pool="local"\} [1-9]`)
+			if scraped := d.scrape(t); !counted.MatchString(scraped) {
+				t.Errorf("the metrics do not count the errors:\n%s", scraped)
+			}
+			if !strings.Contains(d.Process.Log(), "the pool's filesystem reports errors") {
+				t.Errorf("the log does not tell the errors:\n%s", d.Process.Log())
+			}
+		})
+	}
+}
+
+// Since Linux 6.12 statfs(2) does not tell of it.
+func TestErrorRemountsReadOnly(t *testing.T) {
+	disk := rotten.New(t, "ext4", "errors=remount-ro")
+	binary, pool := build(t), filepath.Join(disk.Path, filepath.Dir(rotten.Volume))
+	d := start(t, binary, pool)
+	volume := filepath.Base(rotten.Volume)
+	d.publish(t, volume)
+	if scraped := d.scrape(t); !strings.Contains(scraped, "hostpath_pool_read_only{pool=\"local\"} 0\n") {
+		t.Errorf("the metrics do not say that the pool can be written to:\n%s", scraped)
+	}
+	syncFS(t, pool) // what the journal alone has is lost with it
+	disk.Touch(t)
+	eventually(t, "the pool has no room", func() bool {
+		got, err := d.Capacity(t.Context(), "")
+		must.Succeed(t, err)
+		return got == 0
+	})
+	eventually(t, "all calls say that the volume is read-only", func() bool {
+		for _, condition := range d.conditions(t, volume) {
+			if !strings.Contains(condition.GetMessage(), "read-only") {
+				return false
+			}
+		}
+		return true
+	})
+	_, err := d.Create(t.Context(), drivertest.Volume{ID: "new"})
+	if code := status.Code(err); code != codes.ResourceExhausted && code != codes.Unavailable {
+		t.Errorf("a volume is made with the answer %v", err)
+	}
+	if scraped := d.scrape(t); !strings.Contains(scraped, "hostpath_pool_read_only{pool=\"local\"} 1\n") {
+		t.Errorf("the metrics do not say that the pool is read-only:\n%s", scraped)
+	}
+	inspect := exec.CommandContext(t.Context(), binary, "inspect", `--datadir=[{"name":"local","path":"`+pool+`"}]`)
+	report, _ := inspect.CombinedOutput() // it ends with 2, and the report has it
+	if got := strings.Count(string(report), "ABNORMAL: the pool's filesystem is read-only"); got != 2 {
+		t.Errorf("inspect says %d times that the filesystem is read-only, want it of the pool and of its volume:\n%s", got, report)
+	}
+}
+
+func syncFS(t *testing.T, path string) {
+	t.Helper()
+	f, err := os.Open(path)
+	must.Succeed(t, err)
+	must.Succeed(t, errors.Join(unix.Syncfs(int(f.Fd())), f.Close()))
+}

@@ -1,0 +1,319 @@
+// Package inspect tests the real program's look at a node, on real filesystems: that
+// it tells what is there, changes nothing, ends, and raises no false alarm beside a
+// driver that is at work.
+package inspect
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"kubevirt.io/hostpath-provisioner/pkg/inspect"
+	"kubevirt.io/hostpath-provisioner/test/drivertest"
+	"kubevirt.io/hostpath-provisioner/test/must"
+	"kubevirt.io/hostpath-provisioner/test/testenv"
+)
+
+func TestMain(m *testing.M) {
+	if program := os.Getenv(programVariable); program != "" {
+		fmt.Fprintln(os.Stderr, launch(program)) // there is no error but this, and no return
+		os.Exit(1)
+	}
+	testenv.Main(m)
+}
+
+const (
+	mib = 1 << 20
+	gib = 1 << 30
+	// inTime is far above what a look takes, with a pool that hangs in it.
+	inTime = 60 * time.Second
+)
+
+// A bench is a driver with the pool "local" on a btrfs that keeps sizes.
+type bench struct {
+	*drivertest.Driver
+	program, pool string
+	pools         []drivertest.PoolConfig
+}
+
+func newBench(t *testing.T, program string, more ...drivertest.PoolConfig) *bench {
+	t.Helper()
+	b := &bench{program: program, pool: filepath.Join(testenv.CountingBtrfs(t, gib), "pool")}
+	b.pools = append([]drivertest.PoolConfig{{Name: "local", Path: b.pool, Enforcement: "required"}}, more...)
+	b.Driver = drivertest.Start(t, drivertest.Config{Binary: program, Pools: b.pools})
+	return b
+}
+
+func directory(id string, bytes int64) drivertest.Volume {
+	return drivertest.Volume{ID: id, Pool: "local", Bytes: bytes}
+}
+
+func device(id string, bytes int64) drivertest.Volume {
+	return drivertest.Volume{ID: id, Pool: "local", Bytes: bytes, Block: true}
+}
+
+func (b *bench) create(v drivertest.Volume) {
+	b.Helper()
+	_, err := b.Create(b.Context(), v)
+	b.Must(err)
+}
+
+// run runs inspect as the manifests have it run: the environment says what to look at. It is
+// killed if it syncs.
+func (b *bench) run(args ...string) (output string, status int) {
+	b.Helper()
+	ctx, cancel := context.WithTimeout(b.Context(), inTime)
+	defer cancel()
+	pools, err := json.Marshal(b.pools)
+	b.Must(err)
+	launcher, err := os.Executable()
+	b.Must(err)
+	cmd := exec.CommandContext(ctx, launcher, append([]string{"inspect"}, args...)...)
+	cmd.Env = append(os.Environ(), programVariable+"="+b.program, "DATADIR="+string(pools), "NODE_NAME="+drivertest.NodeName)
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	if err := cmd.Run(); err != nil && cmd.ProcessState == nil {
+		b.Fatal(err)
+	}
+	if stderr.Len() > 0 {
+		b.Errorf("inspect %q complains: %s", args, stderr.String())
+	}
+	return stdout.String(), cmd.ProcessState.ExitCode()
+}
+
+// report is what inspect tells programs.
+func (b *bench) report(wantStatus int, args ...string) inspect.Report {
+	b.Helper()
+	output, status := b.run(append([]string{"--output=json"}, args...)...)
+	if status != wantStatus {
+		b.Errorf("inspect %q ends with %d, want %d:\n%s", args, status, wantStatus, output)
+	}
+	var report inspect.Report
+	decoder := json.NewDecoder(strings.NewReader(output))
+	decoder.DisallowUnknownFields()
+	b.Must(decoder.Decode(&report))
+	return report
+}
+
+func volume(t *testing.T, r inspect.Report, id string) inspect.Volume {
+	t.Helper()
+	for _, p := range r.Pools {
+		for _, v := range p.Volumes {
+			if v.ID == id {
+				return v
+			}
+		}
+	}
+	t.Fatalf("the report has no volume %s: %+v", id, r)
+	return inspect.Volume{}
+}
+
+// All that needs the program is here, so that it is built once.
+func TestInspect(t *testing.T) {
+	testenv.NeedRoot(t)
+	program, err := drivertest.Binary(t.Context(), t.TempDir())
+	must.Succeed(t, err)
+	for name, test := range map[string]func(t *testing.T, program string){
+		"tells what is there, and changes nothing":        testTellsAndChangesNothing,
+		"raises no alarm while volumes come and go":       testComingAndGoing,
+		"ends with a pool that hangs, and shows the rest": testHang,
+	} {
+		t.Run(name, func(t *testing.T) { test(t, program) })
+	}
+}
+
+func testTellsAndChangesNothing(t *testing.T, program string) {
+	b := newBench(t, program, drivertest.PoolConfig{Name: "second", Path: filepath.Join(t.TempDir(), "second")})
+	ctx := t.Context()
+	files, disk := directory("pvc-1", 16*mib), device("disk-1", 32*mib)
+	b.create(files)
+	b.create(disk)
+	b.Must(errors.Join(b.Publish(ctx, files, "a"), b.Publish(ctx, disk, "b")))
+	b.Must(os.WriteFile(b.Target("a")+"/data", bytes.Repeat([]byte("x"), mib), 0o600))
+	available, err := b.Capacity(ctx, "local")
+	b.Must(err)
+
+	before := b.tree()
+	report := b.report(0)
+	if report.Abnormal != 0 || report.Node != drivertest.NodeName || len(report.Pools) != 2 {
+		t.Errorf("the report is %+v, want two pools in order", report)
+	}
+	if p := report.Pools[0]; p.Quota != "btrfs" || *p.PromisedBytes != 48*mib || *p.AvailableBytes != available {
+		t.Errorf("the pool is %+v, want 48 MiB promised and %d available", p, available)
+	}
+	if v := volume(t, report, "pvc-1"); len(v.Published) != 1 || v.Published[0].Path != b.Target("a") || *v.LimitBytes != 16*mib || v.QuotaID == 0 {
+		t.Errorf("the directory volume is %+v", v)
+	}
+	if v := volume(t, report, "disk-1"); len(v.Devices) != 1 || v.Devices[0].SizeBytes != 32*mib || v.Devices[0].Foreign ||
+		len(v.Published) != 1 || v.Published[0].Path != b.Target("b") || *v.FileBytes != 32*mib || *v.AllocatedBytes < 32*mib {
+		t.Errorf("the block volume is %+v", v)
+	}
+	b.wantSame(before)
+
+	// And without the driver, of what is wrong as well.
+	b.create(directory("pvc-2", 16*mib))
+	b.create(directory("pvc-3", 16*mib))
+	b.Must(b.Process.Stop())
+	b.Must(os.Rename(filepath.Join(b.pool, "pvc-2"), filepath.Join(filepath.Dir(b.pool), "aside")))
+	b.Must(os.WriteFile(filepath.Join(b.pool, ".hostpath-provisioner", "volumes", "pvc-3.json"), []byte(`{"version":1,`), 0o600))
+	before = b.tree()
+	report = b.report(2)
+	if report.Abnormal != 2 {
+		t.Errorf("%d things are not in order, want 2", report.Abnormal)
+	}
+	if v := volume(t, report, "pvc-2"); !v.Lost || v.Condition != "the volume's directory is missing; its record is kept" {
+		t.Errorf("the lost volume is %+v", v)
+	}
+	if v := volume(t, report, "pvc-3"); !v.Abnormal || !strings.Contains(v.Condition, "record") || !strings.Contains(v.Condition, "pvc-3") {
+		t.Errorf("the volume with a torn record is %+v", v)
+	}
+	if alone := b.report(0, "--pool=local", "--volume=pvc-1"); len(alone.Pools) != 1 || len(alone.Pools[0].Volumes) != 1 {
+		t.Errorf("the report of one volume is %+v", alone)
+	}
+	table, status := b.run()
+	if status != 2 || strings.Count(table, "ABNORMAL: ") != 2 || !strings.HasSuffix(table, "2 things not in order: see the lines with ABNORMAL\n") {
+		t.Errorf("the table ends with %d, and is\n%s", status, table)
+	}
+	b.wantSame(before)
+}
+
+// testComingAndGoing looks on and on while clients have volumes made, used and removed.
+func testComingAndGoing(t *testing.T, program string) {
+	const clients, looks = 4, 12
+	b := newBench(t, program)
+	var lives atomic.Int64
+	lived := make(chan struct{}, 1)
+	var all sync.WaitGroup
+	end := make(chan struct{})
+	defer all.Wait()
+	defer close(end)
+	for i := range clients {
+		all.Go(func() {
+			for {
+				select {
+				case <-end:
+					return
+				default:
+				}
+				err := b.life(drivertest.Volume{ID: fmt.Sprintf("pvc-%d", i), Pool: "local", Bytes: 4 * mib, Block: i == 0})
+				lives.Add(1)
+				select {
+				case lived <- struct{}{}:
+				default: // nobody waits for it
+				}
+				if err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	seen := make(map[string]bool)
+	for range looks {
+		<-lived // so that each look meets calls that none has met
+		report := b.report(0)
+		for _, v := range report.Pools[0].Volumes {
+			seen[v.ID] = true
+			if !v.Recorded || v.PromisedBytes == nil {
+				t.Errorf("a volume is seen without its record: %+v", v)
+			}
+		}
+		if t.Failed() {
+			return
+		}
+	}
+	t.Logf("%d lives of volumes, of which %d were seen in %d looks", lives.Load(), len(seen), looks)
+	if len(seen) == 0 {
+		t.Error("no volume was ever seen")
+	}
+}
+
+// life makes a volume, uses it, lets it grow, and removes it.
+func (b *bench) life(v drivertest.Volume) error {
+	ctx := b.Context()
+	larger := v
+	larger.Bytes *= 2
+	for _, step := range []func() error{
+		func() error { _, err := b.Create(ctx, v); return err },
+		func() error { return b.Publish(ctx, v, v.ID) },
+		func() error { _, err := b.Expand(ctx, larger, v.ID); return err },
+		func() error { return b.Unpublish(ctx, v.ID, v.ID) },
+		func() error { return b.Delete(ctx, v.ID) },
+	} {
+		if err := step(); err != nil {
+			return fmt.Errorf("%s: %w", v.ID, err)
+		}
+	}
+	return nil
+}
+
+func testHang(t *testing.T, program string) {
+	hung := filepath.Join(t.TempDir(), "hung")
+	release := testenv.Hang(t, hung)
+	b := newBench(t, program)
+	b.create(directory("pvc-1", 16*mib))
+	b.pools = append(b.pools, drivertest.PoolConfig{Name: "hung", Path: hung})
+	report := b.report(2)
+	if p := report.Pools[0]; p.Abnormal || len(p.Volumes) != 1 {
+		t.Errorf("the pool that answers is %+v", p)
+	}
+	if p := report.Pools[1]; p.Readable || !strings.Contains(p.Condition, "no answer for 5s") {
+		t.Errorf("the pool that hangs is %+v", p)
+	}
+	// One volume, of a pool that may have it.
+	if report := b.report(2, "--volume=pvc-9"); report.Pools[1].Condition == "" {
+		t.Errorf("the report is %+v", report)
+	}
+	release()
+}
+
+// tree is all that can be told of the files of the node.
+func (b *bench) tree() map[string]string {
+	b.Helper()
+	all := make(map[string]string)
+	for _, p := range b.pools {
+		b.Must(filepath.WalkDir(p.Path, func(path string, d fs.DirEntry, err error) error {
+			if err != nil {
+				return err
+			}
+			var st syscall.Stat_t
+			if err := syscall.Lstat(path, &st); err != nil {
+				return err
+			}
+			content := ""
+			if d.Type().IsRegular() {
+				data, err := os.ReadFile(path)
+				if err != nil {
+					return err
+				}
+				content = fmt.Sprintf("%x", sha256.Sum256(data))
+			}
+			all[path] = fmt.Sprintf("inode %d, mode %o, %d links, owner %d:%d, %d bytes, modified %d, changed %d, %s",
+				st.Ino, st.Mode, st.Nlink, st.Uid, st.Gid, st.Size, st.Mtim.Nano(), st.Ctim.Nano(), content)
+			return nil
+		}))
+	}
+	return all
+}
+
+func (b *bench) wantSame(before map[string]string) {
+	b.Helper()
+	if diff := cmp.Diff(before, b.tree()); diff != "" {
+		b.Errorf("looking changed (-before +after):\n%s", diff)
+	}
+}

@@ -1,0 +1,88 @@
+// Package load tests the real driver with many callers at once, for as long as it takes to
+// see what grows: in the driver's memory, in its descriptors, and in what it leaves on
+// the node. What large removals cost the others is measured in erase_test.go.
+package load
+
+import (
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"testing"
+	"time"
+
+	"kubevirt.io/hostpath-provisioner/test/drivertest"
+	"kubevirt.io/hostpath-provisioner/test/must"
+	"kubevirt.io/hostpath-provisioner/test/testenv"
+)
+
+func TestMain(m *testing.M) { testenv.Main(m) }
+
+// seed has a failed run's clients do the same again, as far as the clock lets them.
+var seed = flag.Uint64("load.seed", rand.Uint64(), "seed of what the clients do")
+
+const mib = 1 << 20
+
+// An extent is how much is done.
+type extent struct {
+	callers int
+	volumes int           // of the callers together
+	warm    time.Duration // before the driver is measured for the first time
+	during  time.Duration
+	files   int // of a large volume
+}
+
+func extentOfRun() extent {
+	if testing.Short() {
+		return extent{callers: 64, volumes: 640, warm: time.Second, during: 6 * time.Second, files: 20000}
+	}
+	if guest() {
+		return extent{callers: 64, volumes: 640, warm: 10 * time.Second, during: time.Minute}
+	}
+	return extent{callers: 64, volumes: 10000, warm: 30 * time.Second, during: 5 * time.Minute, files: 100000}
+}
+
+// guest tells whether this is the guest of test/cmd/kernel, whose processor may be emulated.
+func guest() bool { return os.Getenv("HOSTPATH_KERNEL") != "" }
+
+func TestLoad(t *testing.T) {
+	testenv.NeedRoot(t)
+	program, err := drivertest.Binary(t.Context(), t.TempDir())
+	must.Succeed(t, err)
+	t.Run("many callers leave nothing", func(t *testing.T) { manyCallers(t, program) })
+	if guest() {
+		return // what follows compares times, and takes many minutes there
+	}
+	t.Run("others go on while large volumes are erased", func(t *testing.T) { largeVolumes(t, program) })
+}
+
+// manyCallers has clients make all calls there are, on volumes that each of them knows
+// everything about, and on some that they share. The driver is measured when all is quiet:
+// before, and afterwards with as many volumes.
+func manyCallers(t *testing.T, program string) {
+	e := extentOfRun()
+	w := newWorld(t, program, e)
+	t.Logf("-load.seed=%d", *seed)
+	w.lap(fmt.Sprintf("%d volumes made", e.volumes), w.all((*client).createAll))
+
+	w.load(e.warm)
+	w.quiet()
+	before := w.settled()
+
+	w.load(e.during)
+	w.check()
+	w.quiet()
+	after := w.settled()
+	w.wantFlat(before, after)
+	w.check()
+
+	listed := w.list()
+	w.lap("restarted", w.Restart)
+	w.wantSame(listed, w.list())
+	w.check()
+	w.lap("all deleted", w.deleteAll)
+	w.wantNothingLeft()
+	w.Must(w.Process.Stop())
+	w.wantNoRace()
+	t.Logf("all calls:\n%s", w.calls.now().table())
+}

@@ -1,0 +1,129 @@
+package load
+
+import (
+	"fmt"
+	"io"
+	"math"
+	"net/http"
+	"strconv"
+	"strings"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+)
+
+// A usage is what the driver's process has for itself while nothing is asked of it.
+type usage struct {
+	heap       float64 // bytes that the last round of the garbage collector left
+	goroutines float64
+	files      float64 // descriptors
+	threads    float64
+}
+
+// scrape is what Prometheus gets, by name and labels.
+func (w *world) scrape() map[string]float64 {
+	w.Helper()
+	const told = `"Serving metrics" address="`
+	log := w.Process.Log()
+	address, _, _ := strings.Cut(log[strings.LastIndex(log, told)+len(told):], `"`)
+	request, err := http.NewRequestWithContext(w.Context(), http.MethodGet, "https://"+address+"/metrics", http.NoBody)
+	w.Must(err)
+	response, err := w.scraper.RoundTrip(request)
+	w.Must(err)
+	defer response.Body.Close()
+	body, err := io.ReadAll(response.Body)
+	w.Must(err)
+	all := make(map[string]float64)
+	for line := range strings.Lines(string(body)) {
+		line = strings.TrimSpace(line)
+		space := strings.LastIndexByte(line, ' ')
+		if strings.HasPrefix(line, "#") || space < 0 {
+			continue
+		}
+		all[line[:space]], err = strconv.ParseFloat(line[space+1:], 64)
+		w.Must(err)
+	}
+	return all
+}
+
+// settled measures a driver that has nothing to do: the least that it has in a time that
+// the garbage collector needs for some rounds. Only what calls leave behind makes that
+// more; what one of the looks at a pool holds for a moment, or the scrape, does not. The
+// collector comes when enough is thrown away: pages of the list are.
+func (w *world) settled() usage {
+	w.Helper()
+	const (
+		// Two rounds empty what is kept for another use, the third counts what is left.
+		rounds = 3
+		after  = 3
+		// scrapes are enough to meet a moment in which no pool is looked at.
+		scrapes = 50
+	)
+	least := usage{math.Inf(1), math.Inf(1), math.Inf(1), math.Inf(1)}
+	w.lap("measured", func() {
+		first, seen := -1.0, 0
+		w.Eventually("the garbage collector comes", func() bool {
+			_, err := w.Controller().ListVolumes(w.Context(), &csi.ListVolumesRequest{MaxEntries: 50})
+			w.Must(err)
+			got := w.scrape()
+			collected := got["go_gc_duration_seconds_count"]
+			live, told := got["go_gc_heap_live_bytes"]
+			if !told {
+				w.Fatal("the metrics do not tell what the last round left")
+			}
+			if first < 0 {
+				first = collected
+			}
+			if collected < first+rounds {
+				return false
+			}
+			least.lower(usage{
+				// When the next round comes says nothing of it: the driver sets GOGC by what
+				// it has.
+				heap:       live,
+				goroutines: got["go_goroutines"],
+				files:      got["process_open_fds"],
+				threads:    got["go_threads"],
+			})
+			seen++
+			return collected >= first+rounds+after && seen >= scrapes
+		})
+	})
+	w.Logf("%v", least)
+	return least
+}
+
+func (u *usage) lower(by usage) {
+	u.heap = min(u.heap, by.heap)
+	u.goroutines = min(u.goroutines, by.goroutines)
+	u.files = min(u.files, by.files)
+	u.threads = min(u.threads, by.threads)
+}
+
+// String tells it to people.
+func (u usage) String() string {
+	return fmt.Sprintf("heap %.1f MiB, %.0f goroutines, %.0f descriptors, %.0f threads", u.heap/mib, u.goroutines, u.files, u.threads)
+}
+
+// wantFlat compares two quiet times that have the same volumes.
+func (w *world) wantFlat(before, after usage) {
+	w.Helper()
+	// A call that leaves a descriptor leaves it for ever.
+	if after.files > before.files {
+		w.Errorf("before: %v, after: %v; want no more descriptors", before, after)
+	}
+	// A call that leaves a goroutine would have left thousands by now. Each collector of
+	// metrics has one of its own, and some of them are at work when they are counted.
+	if bound := before.goroutines + 10; after.goroutines > bound {
+		w.Errorf("before: %v, after: %v; want at most %.0f goroutines", before, after, bound)
+	}
+	// Maps grow in steps and keep their size, series of metrics come with the first call
+	// that has a new code. A hundred bytes for each call would be many times this.
+	if bound := before.heap + before.heap/8 + mib; after.heap > bound {
+		w.Errorf("before: %v, after: %v; want a heap of at most %.1f MiB", before, after, bound/mib)
+	}
+	// Go never ends a thread. Each call can be in one system call, and so have one; the
+	// rest are those of the collector, of the looks at pools, and of the reapers.
+	if bound := float64(w.callers + 6*len(w.places) + 20); after.threads > bound {
+		w.Errorf("before: %v, after: %v; want at most %.0f threads", before, after, bound)
+	}
+}

@@ -1,0 +1,218 @@
+package load
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/test/drivertest"
+	"kubevirt.io/hostpath-provisioner/test/must"
+	"kubevirt.io/hostpath-provisioner/test/testenv"
+)
+
+// A place is a pool, and what of it stays open.
+type place struct {
+	*drivertest.Pool
+	root *dir.Dir
+}
+
+// kept tells whether the kernel keeps the sizes of directories.
+func (p *place) kept() bool { return p.Enforcement == "required" }
+
+// A world is a driver, and those who call it.
+type world struct {
+	*drivertest.Driver
+	extent
+	places  []*place
+	clients []*client
+	common  []drivertest.Volume // that all clients use
+	calls   *recorder
+	// scraper keeps its connection, which would come and go in what is measured else.
+	scraper http.Transport
+}
+
+// newWorld starts a driver with a pool on each kind of filesystem, one that limits
+// directories and one for several nodes among them.
+func newWorld(t *testing.T, program string, e extent) *world {
+	t.Helper()
+	w := &world{extent: e, calls: newRecorder()}
+	// The driver's certificate is its own.
+	w.scraper.TLSClientConfig = &tls.Config{InsecureSkipVerify: true}
+	t.Cleanup(w.scraper.CloseIdleConnections)
+	const size = 16 << 30
+	enforcement := ""
+	if guest() {
+		enforcement = "required"
+	}
+	pools := []drivertest.PoolConfig{
+		{Name: "xfs", Path: onXFS(t, size), Enforcement: enforcement},
+		{Name: "ext4", Path: onExt4(t, size), Enforcement: enforcement, Allocation: "thin"},
+		{Name: "btrfs", Path: testenv.LoopFS(t, "btrfs", size)},
+		{Name: "limited", Path: testenv.CountingBtrfs(t, size), Enforcement: "required"},
+		{Name: "shared", Path: testenv.Tmpfs(t, 1<<30), Shared: true},
+	}
+	for i := range pools {
+		pools[i].Path = filepath.Join(pools[i].Path, "pool")
+		must.Succeed(t, os.Mkdir(pools[i].Path, 0o750))
+	}
+	w.Driver = drivertest.Start(t, drivertest.Config{
+		Binary: program,
+		Pools:  pools,
+		Flags:  []string{"--metrics-address=127.0.0.1:0"},
+		Dial:   []grpc.DialOption{grpc.WithChainUnaryInterceptor(w.calls.intercept)},
+	})
+	for _, p := range pools {
+		root, err := dir.Open(p.Path)
+		w.Must(err)
+		t.Cleanup(func() { must.Succeed(t, root.Close()) })
+		w.places = append(w.places, &place{&drivertest.Pool{Driver: w.Driver, PoolConfig: p}, root})
+	}
+	for i := range 16 {
+		w.common = append(w.common, drivertest.Volume{ID: id("common", i), Pool: pools[i%len(pools)].Name, Bytes: mib})
+	}
+	for i := range e.callers {
+		w.clients = append(w.clients, newClient(w, i))
+	}
+	return w
+}
+
+// onXFS and onExt4 answer filesystems of that many bytes. Those of the guest limit
+// directories, and are smaller.
+func onXFS(t *testing.T, bytes int64) string {
+	t.Helper()
+	if guest() {
+		return onDisk(t, "HOSTPATH_KERNEL_XFS")
+	}
+	return testenv.LoopFS(t, "xfs", bytes)
+}
+
+func onExt4(t *testing.T, bytes int64) string {
+	t.Helper()
+	if guest() {
+		return onDisk(t, "HOSTPATH_KERNEL_EXT4")
+	}
+	// What ext4 puts off at mkfs would be done during the test.
+	return testenv.LoopFS(t, "ext4", bytes, "noinit_itable")
+}
+
+// onDisk makes a directory on a disk of the guest.
+func onDisk(t *testing.T, variable string) string {
+	t.Helper()
+	disk := os.Getenv(variable)
+	if disk == "" {
+		t.Fatalf("$HOSTPATH_KERNEL is set, but $%s is not", variable)
+	}
+	path, err := os.MkdirTemp(disk, "load-") //nolint:usetesting // t.TempDir is on another filesystem
+	must.Succeed(t, err)
+	t.Cleanup(func() { must.Succeed(t, os.RemoveAll(path)) })
+	return path
+}
+
+// all has the clients do something, all of them at once. One that meets an answer that
+// must not be ends the test, with the seed.
+func (w *world) all(do func(c *client, ctx context.Context) error) func() {
+	return func() {
+		w.Helper()
+		ctx, stop := context.WithCancel(w.Context())
+		defer stop()
+		var working sync.WaitGroup
+		for _, c := range w.clients {
+			working.Go(func() {
+				// The first failure is told, and not what follows when the others are stopped.
+				if err := do(c, ctx); err != nil && ctx.Err() == nil {
+					stop()
+					w.Errorf("client %d, -load.seed=%d: %v", c.number, *seed, err)
+				}
+			})
+		}
+		working.Wait()
+		if w.Failed() {
+			w.FailNow()
+		}
+	}
+}
+
+// load has the clients make all calls for some time.
+func (w *world) load(duration time.Duration) {
+	w.Helper()
+	before, cpu := w.calls.count(), w.scrape()["process_cpu_seconds_total"]
+	end := time.Now().Add(duration)
+	w.lap("all calls", w.all(func(c *client, ctx context.Context) error {
+		for ctx.Err() == nil && time.Now().Before(end) {
+			if err := c.act(ctx); err != nil {
+				return err
+			}
+		}
+		return ctx.Err()
+	}))
+	made := w.calls.count() - before
+	cpu = w.scrape()["process_cpu_seconds_total"] - cpu
+	w.Logf("%d calls, %.0f a second, %.2f ms of the processor for each", made, float64(made)/duration.Seconds(), 1000*cpu/float64(made))
+}
+
+// quiet brings the world to a state that the load can begin with: all volumes of the
+// clients are there, none is published, and the reaper has nothing to do.
+func (w *world) quiet() {
+	w.Helper()
+	w.lap("all quiet", func() {
+		w.all((*client).unpublishAll)()
+		w.all((*client).createAll)()
+		for _, v := range w.common {
+			w.Must(just(w.Context(), func() error { return w.Delete(w.Context(), v.ID) }))
+		}
+		for _, p := range w.places {
+			w.AwaitNoTrash(p.Path)
+		}
+	})
+}
+
+// deleteAll removes all volumes.
+func (w *world) deleteAll() {
+	w.Helper()
+	w.all((*client).deleteAll)()
+	for _, p := range w.places {
+		w.AwaitNoTrash(p.Path)
+	}
+}
+
+// lap does something and tells how long it took.
+func (w *world) lap(what string, do func()) {
+	w.Helper()
+	begin := time.Now()
+	do()
+	w.Logf("%s in %v", what, time.Since(begin).Round(time.Millisecond))
+}
+
+// wantNoRace looks for what the race detector writes. It also ends the driver with status
+// 66, which Stop tells, but not if the driver was killed.
+func (w *world) wantNoRace() {
+	w.Helper()
+	if at := strings.Index(w.Process.Log(), "WARNING: DATA RACE"); at >= 0 {
+		w.Errorf("the driver has a data race:\n%.4000s", w.Process.Log()[at:])
+	}
+}
+
+// id is a name whose place in the order of all names says nothing of who has it.
+func id(of string, number int) string {
+	h := uint32(2166136261) // FNV-1a
+	for _, b := range []byte(fmt.Sprint(of, number)) {
+		h = (h ^ uint32(b)) * 16777619
+	}
+	return fmt.Sprintf("pvc-%08x-%s-%d", h, of, number)
+}
+
+// place is the pool of a name.
+func (w *world) place(name string) *place {
+	return w.places[slices.IndexFunc(w.places, func(p *place) bool { return p.Name == name })]
+}

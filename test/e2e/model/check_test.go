@@ -1,0 +1,184 @@
+package model
+
+import (
+	"io"
+	"os"
+	"path/filepath"
+	"testing/synctest"
+
+	"github.com/google/go-cmp/cmp"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/pool"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
+)
+
+// check compares all that can be seen with the model.
+func (w *world) check() {
+	synctest.Wait()
+	for _, status := range w.set.Status() {
+		w.checkPool(status)
+		w.checkDisk(status.Name.String())
+	}
+	for name, v := range w.volumes {
+		got, err := w.set.Volume(background, id(name))
+		w.must(err)
+		w.same(got)
+		if v.dir != nil {
+			w.checkDirectory(name, v)
+		}
+	}
+	w.checkTargets()
+}
+
+func (w *world) checkPool(status pool.Status) {
+	in := status.Name.String()
+	volumes := 0
+	for _, v := range w.volumes {
+		if v.pool == in {
+			volumes++
+		}
+	}
+	if promised := w.promises(in); status.Err != nil || status.Volumes != volumes || status.Promised != promised || status.Trash != 0 {
+		w.Fatalf("pool %+v, want it to serve %d volumes with %d bytes promised, and no trash", status, volumes, promised)
+	}
+	got, err := w.set.Capacity(status.Name, false)
+	w.must(err)
+	// Rounded down to the step of a small pool.
+	if want := w.available(in) / mib * mib; got != want {
+		w.Fatalf("the capacity of %s is %d, want %d", in, got, want)
+	}
+}
+
+// checkDisk says that volumes, records and marks are those of the model, and that
+// nothing else is there.
+func (w *world) checkDisk(in string) {
+	present, recorded, marked := make(map[string]bool), make(map[string]bool), make(map[string]bool)
+	for name, v := range w.volumes {
+		if v.pool != in {
+			continue
+		}
+		if v.dir != nil {
+			present[name] = true
+		}
+		if v.record != nil {
+			recorded[name+".json"] = true
+		}
+		if in == shared && len(w.published(v, "")) > 0 {
+			marked[name] = true
+		}
+	}
+	nothing := make(map[string]bool)
+	for path, want := range map[string]map[string]bool{
+		w.path(in):                       present,
+		w.own(in, "volumes"):             recorded,
+		w.own(in, "published", nodeName): marked,
+		w.own(in, "staging", nodeName):   nothing,
+		w.own(in, "trash", nodeName):     nothing,
+	} {
+		if diff := cmp.Diff(want, w.names(path)); diff != "" {
+			w.Fatalf("%s (-want +got):\n%s", path, diff)
+		}
+	}
+}
+
+// checkDirectory says that it is the one that was made, and that its size is kept.
+func (w *world) checkDirectory(name string, v *modelVolume) {
+	path := w.path(v.pool, name)
+	size := w.checkStamp(filepath.Join(path, v.dir.file()), v.dir)
+	p := v.promise()
+	if p.mode == volume.ModeBlock && size < p.bytes {
+		w.Fatalf("the file of %s has %d bytes, want %d", name, size, p.bytes)
+	}
+	if !p.kept {
+		return
+	}
+	d, err := dir.Open(path)
+	w.must(err)
+	defer func() { w.must(d.Close()) }()
+	carried, err := w.quota.IDOf(d)
+	w.must(err)
+	usage, err := w.quota.Usage(d, carried)
+	w.must(err)
+	want := p.bytes
+	if p.mode == volume.ModeBlock {
+		want += want/16 + mib
+	}
+	if got := usage.Limit.Bytes; got < want || got >= want+block {
+		w.Fatalf("the limit of %s is %d, want %d", name, got, want)
+	}
+}
+
+// checkStamp says that a file is the one of a directory, and answers its size.
+func (w *world) checkStamp(path string, of *directory) (size int64) {
+	file, err := os.Open(path)
+	w.must(err)
+	defer file.Close()
+	got := make([]byte, len(of.stamp))
+	_, err = io.ReadFull(file, got)
+	w.must(err)
+	if string(got) != of.stamp {
+		w.Fatalf("%s does not hold what was written: %q, but %q", path, of.stamp, got)
+	}
+	info, err := file.Stat()
+	w.must(err)
+	return info.Size()
+}
+
+// same compares what is told of a volume.
+func (w *world) same(got pool.Volume) {
+	v := w.volumes[got.ID.String()]
+	if v == nil {
+		w.Fatalf("there is %+v, want none", got)
+	}
+	type facts struct {
+		Pool                                   string
+		Mode                                   volume.Mode
+		Bytes                                  int64
+		Shared, Enforced, Lost, Here, Abnormal bool
+	}
+	p := v.promise()
+	want := facts{
+		Pool: v.pool, Mode: p.mode, Bytes: w.bytes(v), Shared: v.pool == shared, Enforced: p.kept || p.mode == volume.ModeBlock,
+		Lost: v.dir == nil, Here: len(w.published(v, "")) > 0, Abnormal: v.torn || v.dir == nil,
+	}
+	has := facts{
+		Pool: got.Pool.String(), Mode: got.Mode, Bytes: got.Bytes, Shared: got.Shared, Enforced: got.Enforced,
+		Lost: got.Lost, Here: len(got.Nodes) > 0, Abnormal: got.Condition.Abnormal,
+	}
+	if diff := cmp.Diff(want, has); diff != "" {
+		w.Fatalf("volume %s, %s (-want +got):\n%s", got.ID, got.Condition.Message, diff)
+	}
+}
+
+// checkTargets says that what is mounted and attached is what was published.
+func (w *world) checkTargets() {
+	want := make(map[string]bool)
+	devices := make(map[publication]bool)
+	for target, at := range w.targets {
+		want[target] = true
+		if at.device {
+			devices[*at] = true
+		}
+	}
+	for target := range w.left {
+		want[target] = true
+	}
+	if diff := cmp.Diff(want, w.names(w.pod(""))); diff != "" {
+		w.Fatalf("targets (-want +got):\n%s", diff)
+	}
+	attached, err := w.loops.Attached()
+	w.must(err)
+	if len(attached) != len(devices) {
+		w.Fatalf("%d devices are attached, want %d: %+v", len(attached), len(devices), attached)
+	}
+	for target, at := range w.targets {
+		if at.device {
+			continue
+		}
+		d, err := w.mounts.Open(w.target(target))
+		w.must(err)
+		w.checkStamp(d.HandlePath()+"/"+at.dir.file(), at.dir)
+		w.must(d.Close())
+	}
+}

@@ -1,0 +1,66 @@
+package sanity
+
+import (
+	"os"
+	"testing"
+
+	"kubevirt.io/hostpath-provisioner/test/testenv"
+)
+
+// A configuration is a pool that csi-sanity sees, with a driver of its own.
+type configuration struct {
+	name   string
+	access string // "mount" or "block"
+	// enforcement is the pool option of that name.
+	enforcement string
+	// pool makes the pool's directory.
+	pool func(t *testing.T) string
+}
+
+// configurations are all that this kernel can have. The host's may lack project
+// quotas; the guest of test/cmd/kernel has them on both of its disks.
+func configurations() []configuration {
+	if os.Getenv("HOSTPATH_KERNEL") != "" {
+		return []configuration{
+			{"xfs enforced", "mount", "required", onDisk("HOSTPATH_KERNEL_XFS")},
+			{"xfs enforced", "block", "required", onDisk("HOSTPATH_KERNEL_XFS")},
+			{"ext4 enforced", "mount", "required", onDisk("HOSTPATH_KERNEL_EXT4")},
+			{"ext4 enforced", "block", "required", onDisk("HOSTPATH_KERNEL_EXT4")},
+		}
+	}
+	return []configuration{
+		{"ext4", "mount", "auto", onLoop("ext4")},
+		{"ext4", "block", "auto", onLoop("ext4")},
+		{"xfs", "mount", "auto", onLoop("xfs")},
+		{"xfs", "block", "auto", onLoop("xfs")},
+		{"btrfs enforced", "mount", "required", onCountingBtrfs},
+		{"btrfs enforced", "block", "required", onCountingBtrfs},
+	}
+}
+
+// onDisk makes a directory on the filesystem that a variable names.
+func onDisk(variable string) func(*testing.T) string {
+	return func(t *testing.T) string {
+		t.Helper()
+		mounted := os.Getenv(variable)
+		if mounted == "" {
+			t.Fatalf("$HOSTPATH_KERNEL is set, but $%s is not", variable)
+		}
+		path, err := os.MkdirTemp(mounted, "sanity-") //nolint:usetesting // t.TempDir is on one filesystem
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := os.RemoveAll(path); err != nil {
+				t.Error(err)
+			}
+		})
+		return path
+	}
+}
+
+func onLoop(kind string) func(*testing.T) string {
+	return func(t *testing.T) string { return testenv.LoopFS(t, kind, poolBytes) }
+}
+
+func onCountingBtrfs(t *testing.T) string { return testenv.CountingBtrfs(t, poolBytes) }

@@ -1,0 +1,66 @@
+// Package volumes tests that the kernel keeps what the driver promises: volumes of
+// the real program, on the filesystems that can limit them. On the host that is
+// btrfs. In the guest of test/cmd/kernel it is XFS and ext4, and there SELinux keeps
+// containers apart.
+package volumes
+
+import (
+	"os"
+	"testing"
+
+	"kubevirt.io/hostpath-provisioner/test/drivertest"
+	"kubevirt.io/hostpath-provisioner/test/must"
+	"kubevirt.io/hostpath-provisioner/test/testenv"
+)
+
+func TestMain(m *testing.M) {
+	if os.Getenv(writerVariable) != "" {
+		os.Exit(runWriter())
+	}
+	testenv.Main(m)
+}
+
+// A check has a driver of its own, on an empty pool.
+type check struct {
+	name string
+	run  func(b *bench)
+}
+
+var checks = []check{
+	{"a volume holds what was promised and not a byte more", holdsItsPromise},
+	{"a volume grows while it is written to", growsWhileWritten},
+	{"a limit that was changed is put back at the start", limitsArePutBack},
+	{"the use of a volume is told without counting its files", statsAreCheap},
+	{"ten thousand volumes and a crash", manyVolumes},
+}
+
+// confinement are the checks that need SELinux.
+var confinement = []check{
+	{"a container may write to its volume and to nothing else of the pool", containersAreConfined},
+	{"a volume that came with another label is relabelled once", migratedIsRelabelled},
+}
+
+func TestVolumes(t *testing.T) {
+	testenv.NeedRoot(t)
+	driver, err := drivertest.Binary(t.Context(), t.TempDir())
+	must.Succeed(t, err)
+	all := checks
+	if guest() {
+		variable(t, "HOSTPATH_KERNEL_SELINUX")
+		all = append(confinement, all...)
+	}
+	for _, fs := range filesystems() {
+		t.Run(string(fs.kind), func(t *testing.T) {
+			mounted := fs.mount(t)
+			for _, c := range all {
+				t.Run(c.name, func(t *testing.T) {
+					b := newBench(t, driver, fs, mounted)
+					c.run(b)
+					if !t.Failed() {
+						b.removeAll()
+					}
+				})
+			}
+		})
+	}
+}
