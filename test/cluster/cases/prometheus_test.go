@@ -18,7 +18,6 @@ import (
 	"strings"
 
 	"github.com/google/go-cmp/cmp"
-	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -121,46 +120,39 @@ spec:
 `
 
 // configuration is what the operator has made of all objects, but that targets are in a
-// file, and rules in this directory.
+// file, and rules in this directory. It makes a first one before it has seen the rules and
+// monitors, so this waits until they are in it.
 func (s *scene) configuration(dir string) any {
 	s.Helper()
-	var secret *corev1.Secret
-	var rules *corev1.ConfigMap
-	s.until("the operator to make a configuration", func(ctx context.Context) (_ string, err error) {
-		if rules, err = c.Client.CoreV1().ConfigMaps(s.namespace).Get(ctx, "prometheus-test-rulefiles-0", metav1.GetOptions{}); apierrors.IsNotFound(err) {
+	var config map[string]any
+	var jobs []any
+	s.until("the operator to make a configuration of one rule and one monitor", func(ctx context.Context) (string, error) {
+		rules, err := c.Client.CoreV1().ConfigMaps(s.namespace).Get(ctx, "prometheus-test-rulefiles-0", metav1.GetOptions{})
+		if apierrors.IsNotFound(err) || err == nil && len(rules.Data) == 0 {
 			return "no rules", nil
 		} else if err != nil {
 			return "", err
 		}
-		if secret, err = c.Client.CoreV1().Secrets(s.namespace).Get(ctx, "prometheus-test", metav1.GetOptions{}); apierrors.IsNotFound(err) {
+		secret, err := c.Client.CoreV1().Secrets(s.namespace).Get(ctx, "prometheus-test", metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
 			return "no configuration", nil
+		} else if err != nil {
+			return "", err
 		}
-		return "", err
+		if config, err = unpack(secret.Data["prometheus.yaml.gz"]); err != nil {
+			return "", err
+		}
+		if jobs, _ = config["scrape_configs"].([]any); len(jobs) != 1 {
+			return fmt.Sprintf("%d jobs", len(jobs)), nil
+		}
+		for name, text := range rules.Data {
+			if err := os.WriteFile(filepath.Join(dir, "rules-"+name), []byte(text), 0o600); err != nil {
+				return "", err
+			}
+		}
+		return "", nil
 	})
-	for name, text := range rules.Data {
-		if err := os.WriteFile(filepath.Join(dir, "rules-"+name), []byte(text), 0o600); err != nil {
-			s.Fatal(err)
-		}
-	}
-	packed, err := gzip.NewReader(bytes.NewReader(secret.Data["prometheus.yaml.gz"]))
-	if err != nil {
-		s.Fatal(err)
-	}
-	text, err := io.ReadAll(packed)
-	if err != nil {
-		s.Fatal(err)
-	}
-	// What the operator's config reloader fills in, in the pod.
-	filledIn := strings.NewReplacer("$(POD_NAME)", "prometheus-test-0", "$(SHARD)", "0").Replace(string(text))
-	var config map[string]any
-	if err := yaml.Unmarshal([]byte(filledIn), &config); err != nil {
-		s.Fatal(err)
-	}
 	config["rule_files"] = []string{filepath.Join(dir, "rules-*")}
-	jobs, _ := config["scrape_configs"].([]any)
-	if len(jobs) != 1 {
-		s.Fatalf("the configuration has %d jobs, want one:\n%s", len(jobs), text)
-	}
 	job := jobs[0].(map[string]any)
 	// What targets looks for in its stead.
 	want := []any{map[string]any{"role": "endpoints", "namespaces": map[string]any{"names": []any{cluster.Namespace}}}}
@@ -170,6 +162,21 @@ func (s *scene) configuration(dir string) any {
 	delete(job, "kubernetes_sd_configs")
 	job["file_sd_configs"] = []any{map[string]any{"files": []string{filepath.Join(dir, "targets.json")}}}
 	return config
+}
+
+// unpack reads a configuration as the operator's config reloader does in the pod.
+func unpack(packed []byte) (map[string]any, error) {
+	reader, err := gzip.NewReader(bytes.NewReader(packed))
+	if err != nil {
+		return nil, err
+	}
+	text, err := io.ReadAll(reader)
+	if err != nil {
+		return nil, err
+	}
+	filledIn := strings.NewReplacer("$(POD_NAME)", "prometheus-test-0", "$(SHARD)", "0").Replace(string(text))
+	var config map[string]any
+	return config, yaml.Unmarshal([]byte(filledIn), &config)
 }
 
 // targets are the endpoints of all services of the driver's namespace, with the labels by
