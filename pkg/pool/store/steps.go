@@ -12,6 +12,7 @@ package store
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"syscall"
 
@@ -34,17 +35,29 @@ func (s *Store) Stage(make func(staging *dir.Dir) (*dir.Dir, error), fill func(d
 }
 
 // Commit puts what Stage has made into its place, in one step. Before it comes the record, by
-// WriteRecord. Before that step nothing is a volume; after it everything is there.
+// WriteRecord. Before that step nothing is a volume; after it everything is there. Errors:
+// volume.ErrUnavailable if only making that durable failed.
 func (s *Store) Commit(id volume.ID) error {
 	if err := s.staging.Rename(id.String(), s.root, id.String()); err != nil {
 		return err
 	}
-	return s.root.Sync()
+	return notDurable(s.root.Sync())
 }
 
-// SyncRoot makes durable what an earlier call may have left at its last step.
+// SyncRoot makes durable what an earlier call may have left at its last step. Errors:
+// volume.ErrUnavailable.
 func (s *Store) SyncRoot() error {
-	return IgnoreReadOnly(s.root.Sync())
+	return notDurable(IgnoreReadOnly(s.root.Sync()))
+}
+
+// notDurable is the error of a volume that is in place. It hides the cause from callers that
+// test for it: ENOSPC would become RESOURCE_EXHAUSTED, which is final for external-provisioner,
+// and another node would make a second volume. After UNAVAILABLE it repeats the call here.
+func notDurable(err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%w: the volume is in place, but failed to make that durable: %v", volume.ErrUnavailable, err)
 }
 
 // Trashed is the name that a volume gets in the trash. By the record's own name for the volume,

@@ -101,9 +101,16 @@ type notification struct {
 
 // A reply is struct seccomp_notif_resp.
 type reply struct {
-	id           uint64
-	value        int64
-	errno, flags uint32
+	id    uint64
+	value int64
+	errno int32
+	flags uint32
+}
+
+// A failure is an error that steps get instead of being taken.
+type failure struct {
+	errno unix.Errno
+	fails func(number int, s step) bool // numbers begin at 1
 }
 
 // A trap lets a driver take so many steps and then kills it. Between Arm and Disarm it
@@ -112,12 +119,13 @@ type trap struct {
 	listener net.Listener
 	fail     func(error)
 
-	mu     sync.Mutex
-	armed  bool
-	killAt int // the step that is not taken; 0 for none
-	steps  []step
-	killed bool
-	idle   sync.WaitGroup // ends with the driver
+	mu      sync.Mutex
+	armed   bool
+	killAt  int // the step that is not taken; 0 for none
+	failure *failure
+	steps   []step
+	killed  bool
+	idle    sync.WaitGroup // ends with the driver
 }
 
 // newTrap has the drivers that are started from now on be trapped, until the test ends.
@@ -146,7 +154,15 @@ func newTrap(t *testing.T, driver string) *trap {
 func (tr *trap) arm(killAt int) {
 	tr.mu.Lock()
 	defer tr.mu.Unlock()
-	tr.armed, tr.killAt, tr.steps, tr.killed = true, killAt, nil, false
+	tr.armed, tr.killAt, tr.failure, tr.steps, tr.killed = true, killAt, nil, nil, false
+}
+
+// armToFail counts the steps from here on, and has some of them fail.
+func (tr *trap) armToFail(f failure) {
+	tr.arm(0)
+	tr.mu.Lock()
+	defer tr.mu.Unlock()
+	tr.failure = &f
 }
 
 // disarm tells the steps since arm, the last of which was not taken if the driver was killed.
@@ -257,11 +273,15 @@ func (d trappedDriver) answerOne() error {
 	if err != nil {
 		return err
 	}
-	if d.trap.stop(&n) {
+	kill, errno := d.trap.stop(&n)
+	if kill {
 		// The thread waits until it is dead: the call is never made.
 		return unix.Kill(d.pid, unix.SIGKILL)
 	}
 	r := reply{id: n.id, flags: unix.SECCOMP_USER_NOTIF_FLAG_CONTINUE}
+	if errno != 0 {
+		r = reply{id: n.id, errno: -int32(errno)}
+	}
 	err = control(d.listener, unix.SECCOMP_IOCTL_NOTIF_SEND, unsafe.Pointer(&r))
 	if errors.Is(err, unix.ENOENT) {
 		return nil // killed
@@ -269,23 +289,27 @@ func (d trappedDriver) answerOne() error {
 	return err
 }
 
-// stop counts a step, and tells whether it is the one that must not be taken.
-func (tr *trap) stop(n *notification) bool {
+// stop counts a step, and tells whether it is the one that must not be taken, and if not, the error that it gets; 0 for
+// none.
+func (tr *trap) stop(n *notification) (kill bool, errno unix.Errno) {
 	tr.mu.Lock()
 	defer tr.mu.Unlock()
 	if tr.killed {
-		return false // what other threads still ask for: they are dying
+		return false, 0 // what other threads still ask for: they are dying
 	}
 	if !tr.armed {
-		return false
+		return false, 0
 	}
 	s, ok := n.step()
 	if !ok {
-		return false
+		return false, 0
 	}
 	tr.steps = append(tr.steps, s)
 	tr.killed = len(tr.steps) == tr.killAt
-	return tr.killed
+	if f := tr.failure; f != nil && f.fails(len(tr.steps), s) {
+		return false, f.errno
+	}
+	return tr.killed, 0
 }
 
 func control(fd int, request uint, argument unsafe.Pointer) error {
