@@ -13,7 +13,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/cmdline"
 	"kubevirt.io/hostpath-provisioner/pkg/driver"
 	"kubevirt.io/hostpath-provisioner/pkg/metrics"
-	"kubevirt.io/hostpath-provisioner/pkg/pool"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
 	"kubevirt.io/hostpath-provisioner/pkg/trace"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
@@ -28,7 +28,7 @@ const defaultEndpoint = "unix:///csi/csi.sock"
 type config struct {
 	driver         driver.Config
 	socket         string
-	pools          []pool.Config
+	pools          []poolconfig.Pool
 	deviceNodes    string
 	metricsAddress string // empty: no metrics
 	metricsTLS     metrics.TLS
@@ -77,7 +77,7 @@ func parse(args []string, output io.Writer) (config, error) {
 	note("nodeid", err)
 	c.socket, err = driver.ParseEndpoint(endpoint)
 	note("endpoint", err)
-	c.pools, err = pool.ParseConfigs(datadir, workdir)
+	c.pools, err = poolconfig.Parse(datadir, workdir)
 	note("datadir", err)
 	c.metricsTLS.MinVersion, err = metrics.ParseTLSVersion(tlsVersion)
 	note("metrics-tls-version", err)

@@ -21,6 +21,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop"
 	"kubevirt.io/hostpath-provisioner/pkg/inspect"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
@@ -35,7 +36,7 @@ const (
 
 // inspection is the validated command line of inspect.
 type inspection struct {
-	pools       []pool.Config
+	pools       []poolconfig.Pool
 	node        volume.NodeID
 	volume      volume.ID // the zero id for all
 	deviceNodes string
@@ -99,7 +100,7 @@ func parseInspection(args []string, getenv func(string) string, output io.Writer
 
 // inspectedPools has no default, unlike the driver: whoever forgot the flag would see a
 // missing pool instead of an error.
-func inspectedPools(datadir string) ([]pool.Config, error) {
+func inspectedPools(datadir string) ([]poolconfig.Pool, error) {
 	if datadir == "" {
 		return nil, fmt.Errorf("required; give the driver's value, or run inspect in the driver's container, which sets $%s", datadirVariable)
 	}
@@ -107,11 +108,11 @@ func inspectedPools(datadir string) ([]pool.Config, error) {
 	if err != nil {
 		return nil, err
 	}
-	return pool.ParseConfigs(datadir, workdir)
+	return poolconfig.Parse(datadir, workdir)
 }
 
-func onlyPool(pools []pool.Config, name string) ([]pool.Config, error) {
-	at := slices.IndexFunc(pools, func(c pool.Config) bool { return c.Name.String() == name })
+func onlyPool(pools []poolconfig.Pool, name string) ([]poolconfig.Pool, error) {
+	at := slices.IndexFunc(pools, func(c poolconfig.Pool) bool { return c.Name.String() == name })
 	if at < 0 {
 		return nil, fmt.Errorf("no pool is named %q", name)
 	}

@@ -20,7 +20,7 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/pkg/cmdline"
 	"kubevirt.io/hostpath-provisioner/pkg/metrics"
-	"kubevirt.io/hostpath-provisioner/pkg/pool"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
 	"kubevirt.io/hostpath-provisioner/pkg/provisioner"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
@@ -29,7 +29,7 @@ import (
 type config struct {
 	provisioner    provisioner.Config
 	node           volume.NodeID
-	pool           pool.Config
+	pool           poolconfig.Pool
 	namespace      string
 	kubeconfig     string // empty inside a cluster
 	systemPath     string
@@ -164,32 +164,32 @@ const poolName = "provisioner"
 var optionKeys = []string{"bytesPerInode", "enforcement", "overprovision", "relabel", "requireMount", "reserve"}
 
 // parsePool has the options parsed by who parses those of the CSI driver's pools.
-func parsePool(dir, options string) (pool.Config, error) {
+func parsePool(dir, options string) (poolconfig.Pool, error) {
 	if dir == "" {
-		return pool.Config{}, errors.New("is missing; set it, or the variable PV_DIR, to the directory of the volumes")
+		return poolconfig.Pool{}, errors.New("is missing; set it, or the variable PV_DIR, to the directory of the volumes")
 	}
 	if !filepath.IsAbs(dir) {
-		return pool.Config{}, fmt.Errorf("%q is not an absolute path such as /var/hpvolumes", dir)
+		return poolconfig.Pool{}, fmt.Errorf("%q is not an absolute path such as /var/hpvolumes", dir)
 	}
 	document := map[string]any{}
 	decoder := json.NewDecoder(bytes.NewReader([]byte(options)))
 	decoder.UseNumber()
 	if err := decoder.Decode(&document); err != nil {
-		return pool.Config{}, fmt.Errorf("--pool-options is not a JSON object such as {\"reserve\":\"5%%\"}: %w", err)
+		return poolconfig.Pool{}, fmt.Errorf("--pool-options is not a JSON object such as {\"reserve\":\"5%%\"}: %w", err)
 	}
 	for _, key := range slices.Sorted(maps.Keys(document)) {
 		if !slices.Contains(optionKeys, key) {
-			return pool.Config{}, fmt.Errorf("--pool-options has the unknown key %q; known are %s", key, strings.Join(optionKeys, ", "))
+			return poolconfig.Pool{}, fmt.Errorf("--pool-options has the unknown key %q; known are %s", key, strings.Join(optionKeys, ", "))
 		}
 	}
 	document["name"], document["path"] = poolName, dir
 	text, err := json.Marshal([]any{document})
 	if err != nil {
-		return pool.Config{}, err
+		return poolconfig.Pool{}, err
 	}
-	configs, err := pool.ParseConfigs(string(text), "/")
+	configs, err := poolconfig.Parse(string(text), "/")
 	if err != nil {
-		return pool.Config{}, err
+		return poolconfig.Pool{}, err
 	}
 	configs[0].Except = provisioner.CSIDirectory
 	return configs[0], nil

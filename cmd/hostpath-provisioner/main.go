@@ -29,6 +29,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/privilege"
 	"kubevirt.io/hostpath-provisioner/pkg/metrics"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
 	"kubevirt.io/hostpath-provisioner/pkg/provisioner"
 )
 
@@ -145,7 +146,7 @@ func openPool(c config, log klog.Logger) (*pool.Set, func() error, error) {
 	if err != nil {
 		return nil, nil, errors.Join(err, mounts.Close())
 	}
-	set := pool.Start([]pool.Config{c.pool}, pool.Options{
+	set := pool.Start([]poolconfig.Pool{c.pool}, pool.Options{
 		Node:       c.node,
 		Mounts:     mounts,
 		Labels:     label.NewKernel(),

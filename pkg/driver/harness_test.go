@@ -28,6 +28,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/label/labeltest"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop/looptest"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
@@ -95,7 +96,7 @@ func newRig(t testing.TB, s setup) *rig {
 	if s.node == "" {
 		s.node = nodeName
 	}
-	configs, err := pool.ParseConfigs(strings.ReplaceAll(s.pools, "POOLS", r.dir), "/")
+	configs, err := poolconfig.Parse(strings.ReplaceAll(s.pools, "POOLS", r.dir), "/")
 	must.Succeed(t, err)
 	r.node = node(t, s.node)
 	dev, err := dir.Open(t.TempDir())

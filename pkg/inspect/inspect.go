@@ -14,12 +14,13 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/health"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
 // Look looks at pools, at all of them at once, so that one which hangs holds no other
 // up. The report has them in the order of the configuration.
-func Look(ctx context.Context, configs []pool.Config, options pool.Options) Report {
+func Look(ctx context.Context, configs []poolconfig.Pool, options pool.Options) Report {
 	report := Report{Version: documentVersion, Node: options.Node.String(), Pools: []Pool{}}
 	for _, view := range pool.See(ctx, configs, options) {
 		report.Pools = append(report.Pools, describe(view))

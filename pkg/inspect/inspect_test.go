@@ -18,6 +18,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop/looptest"
 	"kubevirt.io/hostpath-provisioner/pkg/inspect"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 	"kubevirt.io/hostpath-provisioner/test/must"
 )
@@ -169,7 +170,7 @@ func TestOnlyOneVolume(t *testing.T) {
 func TestLook(t *testing.T) {
 	root := t.TempDir()
 	mounts := &bindtest.Fake{}
-	configs, err := pool.ParseConfigs(`[{"name":"served","path":"pool"},{"name":"missing","path":"missing"}]`, root)
+	configs, err := poolconfig.Parse(`[{"name":"served","path":"pool"},{"name":"missing","path":"missing"}]`, root)
 	must.Succeed(t, err)
 	node, err := volume.ParseNodeID("node-1")
 	must.Succeed(t, err)
@@ -200,7 +201,7 @@ func TestLookTellsOfPoolsThatAreOneDirectory(t *testing.T) {
 	root := t.TempDir()
 	mounts := &bindtest.Fake{}
 	must.Succeed(t, os.Symlink("pool", filepath.Join(root, "link")))
-	configs, err := pool.ParseConfigs(`[{"name":"a","path":"pool"},{"name":"b","path":"link"},{"name":"c","path":"other"}]`, root)
+	configs, err := poolconfig.Parse(`[{"name":"a","path":"pool"},{"name":"b","path":"link"},{"name":"c","path":"other"}]`, root)
 	must.Succeed(t, err)
 	options := pool.Options{Mounts: mounts, Labels: &labeltest.Fake{}, Devices: &looptest.Fake{}}
 	set := pool.Start(configs, options)

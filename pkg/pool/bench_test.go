@@ -26,6 +26,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota/quotatest"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
@@ -106,7 +107,7 @@ func (b *bench) begin(name, datadir string) {
 	b.t.Helper()
 	node, err := volume.ParseNodeID(name)
 	must(b.t, err)
-	configs, err := pool.ParseConfigs(datadir, b.root)
+	configs, err := poolconfig.Parse(datadir, b.root)
 	must(b.t, err)
 	var mounts pool.Mounts = b.mounts
 	if b.table != nil {

@@ -592,15 +592,6 @@ func TestTheLimitOfABlockVolumeLeavesRoomForWhatKeepsTrackOfIt(t *testing.T) {
 	})
 }
 
-func TestAllocationIsThickOrThin(t *testing.T) {
-	for text, good := range map[string]bool{"thick": true, "thin": true, "": true, "sparse": false} {
-		_, err := pool.ParseConfigs(`[{"name":"local","path":"/pool","allocation":"`+text+`"}]`, "/")
-		if good != (err == nil) || !good && (!errors.Is(err, volume.ErrInvalid) || !strings.Contains(err.Error(), "thin")) {
-			t.Errorf("of %q it says %v, want it good: %v", text, err, good)
-		}
-	}
-}
-
 // dead is what a loop device answers whose filesystem was shut down.
 type dead struct{ *looptest.Fake }
 

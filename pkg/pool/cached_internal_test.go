@@ -13,6 +13,7 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind/bindtest"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
@@ -96,7 +97,7 @@ func TestMemoryIsAskedOnlyWhereItAnswersAlone(t *testing.T) {
 
 func onePool(t *testing.T, path, requireMount string) *Pool {
 	t.Helper()
-	configs, err := ParseConfigs(`[{"name":"local","path":"`+path+`","requireMount":`+requireMount+`}]`, "/")
+	configs, err := poolconfig.Parse(`[{"name":"local","path":"`+path+`","requireMount":`+requireMount+`}]`, "/")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -9,6 +9,7 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind/bindtest"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/ledger"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
@@ -59,7 +60,7 @@ func must(t *testing.T, err error) {
 // aVisit is one of an empty pool that no background work touches.
 func aVisit(t *testing.T) *visit {
 	t.Helper()
-	configs, err := ParseConfigs(`[{"name":"local","path":"`+t.TempDir()+`"}]`, "/")
+	configs, err := poolconfig.Parse(`[{"name":"local","path":"`+t.TempDir()+`"}]`, "/")
 	must(t, err)
 	mounts := &bindtest.Fake{}
 	p := newPool(configs[0], &Set{options: Options{Node: nodeOf("node-1"), Mounts: mounts, Log: logr.Discard()}.withDefaults()})

@@ -15,6 +15,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/pool/content"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/ledger"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/limit"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
@@ -64,7 +65,7 @@ type Options struct {
 
 // A Pool is a directory in which volumes are directories.
 type Pool struct {
-	config  Config
+	config  poolconfig.Pool
 	options Options
 	log     logr.Logger
 	at      *store.Location
@@ -114,7 +115,7 @@ type opened struct {
 	keeper *limit.Keeper
 }
 
-func newPool(config Config, s *Set) *Pool {
+func newPool(config poolconfig.Pool, s *Set) *Pool {
 	options := s.options
 	p := &Pool{
 		config:  config,
@@ -132,7 +133,7 @@ func newPool(config Config, s *Set) *Pool {
 	p.at = &store.Location{
 		Path:     config.Path,
 		Node:     options.Node,
-		Reserved: config.reservedName(),
+		Reserved: config.Reserved(),
 		Shared:   config.Shared,
 		MakePath: !config.RequireMount,
 		Verify:   p.checkMount,

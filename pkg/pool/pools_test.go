@@ -21,6 +21,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/label/labeltest"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
@@ -236,7 +237,7 @@ func TestAPoolThatHangsHoldsNobodyElse(t *testing.T) {
 	defer func() { must(t, mounts.Close()) }()
 	node, err := volume.ParseNodeID("node-1")
 	must(t, err)
-	configs, err := pool.ParseConfigs(`[{"name":"legacy","path":"pool"},{"name":"hung","path":"hung"}]`, root)
+	configs, err := poolconfig.Parse(`[{"name":"legacy","path":"pool"},{"name":"hung","path":"hung"}]`, root)
 	must(t, err)
 	set := pool.Start(configs, pool.Options{Node: node, Mounts: mounts, Labels: labels, Log: logr.Discard(), HangAfter: time.Second})
 	must(t, set.Wait(t.Context()))

@@ -13,9 +13,13 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/errorcount"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/limit"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
+
+// legacyName is the pool that the upstream KubeVirt driver took where none was named.
+var legacyName, _ = volume.ParsePoolName("legacy")
 
 // A Set is all pools of a node.
 type Set struct {
@@ -35,7 +39,7 @@ type Set struct {
 // Start begins to serve pools. Each is opened in the background, so that one that
 // is missing or hangs keeps nobody waiting: Wait returns when all were checked.
 // Close ends it.
-func Start(configs []Config, options Options) *Set {
+func Start(configs []poolconfig.Pool, options Options) *Set {
 	ctx, stop := context.WithCancel(context.Background())
 	s := &Set{options: options.withDefaults(), byName: make(map[volume.PoolName]*Pool), stop: stop}
 	for _, config := range configs {

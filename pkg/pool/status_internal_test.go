@@ -14,6 +14,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind/bindtest"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop/looptest"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
 )
 
 // surveyedSet is a set with one pool of directories that came without a record, after it has
@@ -26,7 +27,7 @@ func surveyedSet(tb testing.TB, volumes int) *Set {
 			tb.Fatal(err)
 		}
 	}
-	configs, err := ParseConfigs(`[{"name":"local","path":"pool"}]`, root)
+	configs, err := poolconfig.Parse(`[{"name":"local","path":"pool"}]`, root)
 	if err != nil {
 		tb.Fatal(err)
 	}

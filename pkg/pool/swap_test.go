@@ -22,6 +22,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/label"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 	"kubevirt.io/hostpath-provisioner/test/testenv/mountns"
@@ -36,7 +37,7 @@ type arena struct {
 	outside string
 	mounts  *bind.Kernel
 	loops   *loop.Kernel
-	configs []pool.Config
+	configs []poolconfig.Pool
 	options pool.Options
 
 	swapped atomic.Int64     // how often something was exchanged
@@ -69,7 +70,7 @@ func newArena(t *testing.T, s swap) *arena {
 	a.loops = loop.NewKernel(dev)
 	node, err := volume.ParseNodeID("node-1")
 	must(t, err)
-	a.configs, err = pool.ParseConfigs(fmt.Sprintf(`[{"name":"local","path":"pool","relabel":"recursive","shared":%v}]`, s.shared), a.root)
+	a.configs, err = poolconfig.Parse(fmt.Sprintf(`[{"name":"local","path":"pool","relabel":"recursive","shared":%v}]`, s.shared), a.root)
 	must(t, err)
 	a.options = pool.Options{Node: node, Mounts: a.mounts, Labels: label.Kernel{}, Devices: a.loops, Dev: dev,
 		CheckEvery: 10 * time.Millisecond, SyncEvery: 20 * time.Millisecond, RetryEvery: 10 * time.Millisecond}

@@ -19,6 +19,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/pool/content"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/ledger"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/limit"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
@@ -110,7 +111,7 @@ const stagedLong = 10 * time.Minute
 // at once. It changes nothing and takes no lock that others would wait for. A pool that
 // gets nowhere for Options.HangAfter is left behind. The views have the order of the
 // configurations.
-func See(ctx context.Context, configs []Config, options Options) []View {
+func See(ctx context.Context, configs []poolconfig.Pool, options Options) []View {
 	set := &Set{options: options.withDefaults()}
 	views := make([]View, len(configs))
 	// Whether one lies in another is told when it is known where all are.

@@ -17,6 +17,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop/looptest"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
@@ -33,7 +34,7 @@ func (b *bench) seeAs(name, datadir string) pool.View {
 
 func (b *bench) seeAll(name, datadir string) []pool.View {
 	b.t.Helper()
-	configs, err := pool.ParseConfigs(datadir, b.root)
+	configs, err := poolconfig.Parse(datadir, b.root)
 	must(b.t, err)
 	node, err := volume.ParseNodeID(name)
 	must(b.t, err)
@@ -424,7 +425,7 @@ func TestAViewOfAPoolThatHangsEnds(t *testing.T) {
 	testenv.NeedRoot(t)
 	root := t.TempDir()
 	release := testenv.Hang(t, filepath.Join(root, "pool"))
-	configs, err := pool.ParseConfigs(localPool, root)
+	configs, err := poolconfig.Parse(localPool, root)
 	must(t, err)
 	mounts := &bindtest.Fake{}
 	defer func() { must(t, mounts.Close()) }()

@@ -27,6 +27,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/label/labeltest"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop/looptest"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 	"kubevirt.io/hostpath-provisioner/test/must"
 )
@@ -50,7 +51,7 @@ func newRig(t *testing.T, config Config, objects ...runtime.Object) *rig {
 		config.Path = t.TempDir()
 	}
 	config.Node = "node-a"
-	configs, err := pool.ParseConfigs(fmt.Sprintf(`[{"name":"test","path":%q,"enforcement":"none"}]`, config.Path), "/")
+	configs, err := poolconfig.Parse(fmt.Sprintf(`[{"name":"test","path":%q,"enforcement":"none"}]`, config.Path), "/")
 	must.Succeed(t, err)
 	configs[0].Except = CSIDirectory
 	node, err := volume.ParseNodeID(config.Node)

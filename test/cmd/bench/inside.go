@@ -14,6 +14,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/label"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 	"kubevirt.io/hostpath-provisioner/test/drivertest"
 )
@@ -64,7 +65,7 @@ func serve(path string) (_ *insiders, err error) {
 	if err != nil {
 		return nil, err
 	}
-	configs, err := pool.ParseConfigs(string(datadir), "/")
+	configs, err := poolconfig.Parse(string(datadir), "/")
 	if err != nil {
 		return nil, err
 	}

@@ -21,6 +21,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop/looptest"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
@@ -81,7 +82,7 @@ func join(t *testing.T, disk, name string) *member {
 	loops := looptest.NewFake(dev)
 	node, err := volume.ParseNodeID(name)
 	m.must(err)
-	configs, err := pool.ParseConfigs(fmt.Sprintf(`[{"name":%q,"path":%q,"shared":true}]`, shared, filepath.Join(disk, "pool")), "/")
+	configs, err := poolconfig.Parse(fmt.Sprintf(`[{"name":%q,"path":%q,"shared":true}]`, shared, filepath.Join(disk, "pool")), "/")
 	m.must(err)
 	m.set = pool.Start(configs, pool.Options{
 		Node: node, Mounts: m.mounts, Labels: &labeltest.Fake{}, Devices: loops, Dev: dev, DetectQuota: withoutQuotas, Log: logr.Discard(),

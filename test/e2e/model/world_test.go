@@ -21,6 +21,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota/quotatest"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
@@ -85,7 +86,7 @@ func (w *world) end() {
 func (w *world) start() {
 	node, err := volume.ParseNodeID(nodeName)
 	w.must(err)
-	configs, err := pool.ParseConfigs(fmt.Sprintf(`[
+	configs, err := poolconfig.Parse(fmt.Sprintf(`[
 		{"name":%q,"path":%q,"reserve":"10%%"},
 		{"name":%q,"path":%q,"allocation":"thin","overprovision":2},
 		{"name":%q,"path":%q,"shared":true}]`,

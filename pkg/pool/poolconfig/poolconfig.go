@@ -1,4 +1,6 @@
-package pool
+// Package poolconfig is the configuration of pools: --datadir as the administrator writes it,
+// parsed and checked. It touches no disk.
+package poolconfig
 
 import (
 	"encoding/json"
@@ -15,11 +17,8 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
-// legacyName is the pool that the upstream KubeVirt driver took where none was named.
-var legacyName, _ = volume.ParsePoolName("legacy")
-
-// A Config is what the administrator says of one pool.
-type Config struct {
+// A Pool is what the administrator says of one pool.
+type Pool struct {
 	Name volume.PoolName
 	// Path is the pool's directory, absolute.
 	Path string
@@ -66,9 +65,9 @@ type document struct {
 var keys = []string{"name", "path", "snapshotPath", "snapshotProvider", "shared",
 	"requireMount", "enforcement", "overprovision", "reserve", "bytesPerInode", "allocation", "relabel"}
 
-// ParseConfigs reads the JSON array of pools. Relative paths are taken from
+// Parse reads the JSON array of pools. Relative paths are taken from
 // workdir. All problems are reported together. Nothing is made or changed.
-func ParseConfigs(text, workdir string) ([]Config, error) {
+func Parse(text, workdir string) ([]Pool, error) {
 	var raw []json.RawMessage
 	if err := json.Unmarshal([]byte(text), &raw); err != nil {
 		return nil, fmt.Errorf("%w: the pools are not a JSON array such as "+
@@ -77,10 +76,10 @@ func ParseConfigs(text, workdir string) ([]Config, error) {
 	if len(raw) == 0 {
 		return nil, fmt.Errorf("%w: no pool is configured", volume.ErrInvalid)
 	}
-	var configs []Config
+	var configs []Pool
 	var problems []error
 	for i, one := range raw {
-		config, err := parseConfig(one, workdir)
+		config, err := parsePool(one, workdir)
 		if err != nil {
 			problems = append(problems, fmt.Errorf("pool %d: %w", i+1, err))
 		}
@@ -93,15 +92,15 @@ func ParseConfigs(text, workdir string) ([]Config, error) {
 	return configs, nil
 }
 
-func parseConfig(raw json.RawMessage, workdir string) (Config, error) {
+func parsePool(raw json.RawMessage, workdir string) (Pool, error) {
 	var doc document
 	if err := json.Unmarshal(raw, &doc); err != nil {
-		return Config{}, fmt.Errorf("%w: %w", volume.ErrInvalid, err)
+		return Pool{}, fmt.Errorf("%w: %w", volume.ErrInvalid, err)
 	}
 	problems := []error{unknownKeys(raw)}
 	note := func(err error) { problems = append(problems, err) }
 
-	config := Config{Shared: doc.Shared, RequireMount: doc.RequireMount}
+	config := Pool{Shared: doc.Shared, RequireMount: doc.RequireMount}
 	var err error
 	config.Name, err = volume.ParsePoolName(doc.Name)
 	note(err)
@@ -240,7 +239,7 @@ func parseRelabel(s string) (label.Scope, error) {
 // are compared: to follow links would be to touch a disk that may hang. That two
 // pools are one directory all the same, or lie one in the other, is noticed when they
 // are checked.
-func conflicts(configs []Config) []error {
+func conflicts(configs []Pool) []error {
 	var problems []error
 	for i, a := range configs {
 		for j, b := range configs {
@@ -269,12 +268,12 @@ func within(path, parent string) bool {
 	return strings.HasPrefix(path, strings.TrimSuffix(parent, "/")+"/")
 }
 
-// reservedName is the directory of the pool in which its snapshots lie, or else the one that is excepted; empty if
+// Reserved is the directory of the pool in which its snapshots lie, or else the one that is excepted; empty if
 // there is neither.
-func (c Config) reservedName() string {
-	below, ok := strings.CutPrefix(c.SnapshotPath, c.Path+"/")
+func (p Pool) Reserved() string {
+	below, ok := strings.CutPrefix(p.SnapshotPath, p.Path+"/")
 	if !ok {
-		return c.Except
+		return p.Except
 	}
 	name, _, _ := strings.Cut(below, "/")
 	return name

@@ -1,4 +1,4 @@
-package pool_test
+package poolconfig_test
 
 import (
 	"errors"
@@ -6,17 +6,18 @@ import (
 	"testing"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/label"
-	"kubevirt.io/hostpath-provisioner/pkg/pool"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/limit"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
+	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
-func TestParseConfigs(t *testing.T) {
-	got, err := pool.ParseConfigs(`[
+func TestParse(t *testing.T) {
+	got, err := poolconfig.Parse(`[
 		{"name":"local","path":"/var/hpvolumes/"},
 		{"Name":"fast","path":"fast-data-dir/csi","snapshotPath":"fast-data-dir/csi/snapshots","snapshotProvider":"reflink","shared":true,
 		 "requireMount":true,"enforcement":"required","overprovision":1.5,"reserve":"5%","relabel":"recursive"}]`, "/work")
-	must(t, err)
+	must.Succeed(t, err)
 	if got[0].Path != "/var/hpvolumes" || got[0].Enforcement != limit.Auto || got[0].Overprovision != 1 || got[0].Relabel != label.Root {
 		t.Errorf("first pool %+v, want the defaults", got[0])
 	}
@@ -27,8 +28,8 @@ func TestParseConfigs(t *testing.T) {
 	}
 }
 
-func TestParseConfigsReportsEveryProblemAtOnce(t *testing.T) {
-	_, err := pool.ParseConfigs(`[
+func TestParseReportsEveryProblemAtOnce(t *testing.T) {
+	_, err := poolconfig.Parse(`[
 		{"name":"a","path":"/a","typo":1,"overprovision":0,"reserve":"lots"},
 		{"name":"a","path":"/a/b","enforcement":"maybe","relabel":"all"},
 		{"path":"","snapshotProvider":"reflink"},
@@ -48,10 +49,19 @@ func TestParseConfigsReportsEveryProblemAtOnce(t *testing.T) {
 	}
 }
 
-func TestParseConfigsRefusesWhatIsNoListOfPools(t *testing.T) {
+func TestParseRefusesWhatIsNoListOfPools(t *testing.T) {
 	for _, text := range []string{"", "{}", "[]", "null", "[1]", `[{"name":"a","path":"/a"}`, `[null]`} {
-		if got, err := pool.ParseConfigs(text, "/"); !errors.Is(err, volume.ErrInvalid) {
-			t.Errorf("ParseConfigs(%s) = %+v, %v; want ErrInvalid", text, got, err)
+		if got, err := poolconfig.Parse(text, "/"); !errors.Is(err, volume.ErrInvalid) {
+			t.Errorf("Parse(%s) = %+v, %v; want ErrInvalid", text, got, err)
+		}
+	}
+}
+
+func TestAllocationIsThickOrThin(t *testing.T) {
+	for text, good := range map[string]bool{"thick": true, "thin": true, "": true, "sparse": false} {
+		_, err := poolconfig.Parse(`[{"name":"local","path":"/pool","allocation":"`+text+`"}]`, "/")
+		if good != (err == nil) || !good && (!errors.Is(err, volume.ErrInvalid) || !strings.Contains(err.Error(), "thin")) {
+			t.Errorf("of %q it says %v, want it good: %v", text, err, good)
 		}
 	}
 }

@@ -1,4 +1,4 @@
-package pool_test
+package poolconfig_test
 
 import (
 	"encoding/json"
@@ -8,8 +8,9 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"kubevirt.io/hostpath-provisioner/pkg/pool"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
+	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
 // wantInvalid says that what is refused is refused as the caller's mistake.
@@ -20,7 +21,7 @@ func wantInvalid(t *testing.T, err error) {
 	}
 }
 
-func FuzzParseConfigs(f *testing.F) {
+func FuzzParse(f *testing.F) {
 	for _, seed := range []string{
 		`[{"name":"local","path":"/var/hpvolumes","reserve":"5%"}]`,
 		`[{"name":"a","path":"a/../.."}]`,
@@ -31,7 +32,7 @@ func FuzzParseConfigs(f *testing.F) {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, s string) {
-		configs, err := pool.ParseConfigs(s, "/work")
+		configs, err := poolconfig.Parse(s, "/work")
 		if err != nil {
 			wantInvalid(t, err)
 			return
@@ -46,7 +47,7 @@ func FuzzParseConfigs(f *testing.F) {
 				}
 			}
 		}
-		again, err := pool.ParseConfigs(written(t, configs), "/elsewhere")
+		again, err := poolconfig.Parse(written(t, configs), "/elsewhere")
 		if err != nil {
 			t.Fatalf("what was read is not accepted again: %v", err)
 		}
@@ -60,7 +61,7 @@ func FuzzParseConfigs(f *testing.F) {
 }
 
 // written is the configuration as text, all but the reserve.
-func written(t *testing.T, configs []pool.Config) string {
+func written(t *testing.T, configs []poolconfig.Pool) string {
 	var all []map[string]any
 	for _, c := range configs {
 		one := map[string]any{
@@ -74,6 +75,6 @@ func written(t *testing.T, configs []pool.Config) string {
 		all = append(all, one)
 	}
 	text, err := json.Marshal(all)
-	must(t, err)
+	must.Succeed(t, err)
 	return string(text)
 }
