@@ -2,6 +2,7 @@ package driver_test
 
 import (
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -196,6 +197,48 @@ func TestAVolumeForASingleTarget(t *testing.T) {
 			wantCode(t, err, codes.OK)
 		}
 	}
+}
+
+func TestTargetInsidePool(t *testing.T) {
+	r := newRig(t, setup{pools: severalPool})
+	r.create(t, "vol", "local")
+	r.create(t, "second", "local")
+	must.Succeed(t, os.Mkdir(r.path("local", "second")+"/sub", 0o755))
+	must.Succeed(t, os.Symlink(r.path("local", ""), r.target("link")))
+	for name, target := range map[string]string{
+		"the pool":                       r.path("local", ""),
+		"the driver's directory":         r.path("local", ".hostpath-provisioner"),
+		"in the driver's directory":      r.path("local", ".hostpath-provisioner/volumes/target"),
+		"the volume itself":              r.path("local", "vol"),
+		"in the volume itself":           r.path("local", "vol/target"),
+		"another volume":                 r.path("local", "second"),
+		"a directory of another volume":  r.path("local", "second/sub"),
+		"deep in another volume":         r.path("local", "second/sub/target"),
+		"a new name in the pool":         r.path("local", "target"),
+		"in another pool":                r.path("other", "target"),
+		"in the pool, reached by a link": r.target("link") + "/target",
+		"a volume, reached by a link":    r.target("link") + "/vol",
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := r.NodePublishVolume(t.Context(), publishRequest("vol", target))
+			wantCode(t, err, codes.InvalidArgument, target, "inside pool")
+			inline := publishRequest("inline", target)
+			inline.VolumeContext = map[string]string{"csi.storage.k8s.io/ephemeral": "true", "storagePool": "local"}
+			_, err = r.NodePublishVolume(t.Context(), inline)
+			wantCode(t, err, codes.InvalidArgument, target, "inside pool")
+			wantGone(t, r.path("local", "inline"))
+		})
+	}
+	t.Run("unpublishing removes nothing", func(t *testing.T) {
+		_, err := r.NodeUnpublishVolume(t.Context(), unpublishRequest("vol", r.path("local", "vol")))
+		wantCode(t, err, codes.InvalidArgument, "inside pool")
+		wantThere(t, r.path("local", "vol"))
+	})
+	t.Run("the pool's own parent is no pool", func(t *testing.T) {
+		target := filepath.Dir(r.path("local", "")) + "/target"
+		r.publish(t, "vol", target)
+		r.unpublish(t, "vol", target)
+	})
 }
 
 func TestNodePublishVolumeFollowsAPathToKubelet(t *testing.T) {

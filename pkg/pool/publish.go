@@ -38,6 +38,13 @@ type Publication struct {
 // taken, ErrInUse for a second target of a volume for one, ErrNoSpace for a node without
 // loop devices, ErrUnavailable, ErrDamagedRecord, ErrLost, ErrIO, ErrAmbiguous.
 func (s *Set) Publish(ctx context.Context, r Publication) error {
+	if err := s.outsidePools(r.Target); err != nil {
+		return err
+	}
+	return s.publish(ctx, r)
+}
+
+func (s *Set) publish(ctx context.Context, r Publication) error {
 	if r.Mode == "" {
 		r.Mode = volume.ModeMount
 	}
@@ -53,6 +60,26 @@ func (s *Set) Publish(ctx context.Context, r Publication) error {
 		return fmt.Errorf("publish volume %s: %w", r.ID, err)
 	}
 	return nil
+}
+
+// outsidePools answers ErrInvalid for a target inside a pool, by whatever path: a mount there
+// would hide a volume or the driver's own directories, and what unpublishing removes would be
+// theirs. Pools that were not opened yet are not known.
+func (s *Set) outsidePools(target bind.Target) error {
+	roots := make([]dir.ID, len(s.pools))
+	for i, p := range s.pools {
+		if root := p.root.Load(); root != nil {
+			roots[i] = *root
+		}
+	}
+	i, err := target.Within(roots)
+	if err != nil {
+		return content.MountError(err)
+	}
+	if i < 0 {
+		return nil
+	}
+	return fmt.Errorf("%w: the target path %s lies inside pool %q", volume.ErrInvalid, target, s.pools[i].config.Name)
 }
 
 func (v *found) publish(ctx context.Context, r Publication) error {
@@ -117,6 +144,9 @@ const afterwards = 5 * time.Second
 // PublishInline makes a volume that lives as long as its publication, and
 // publishes it. The caller holds the volume's lock and the target's.
 func (s *Set) PublishInline(ctx context.Context, create Request, r Publication) error {
+	if err := s.outsidePools(r.Target); err != nil {
+		return err
+	}
 	create.Inline, create.Mode = true, volume.ModeMount
 	p, err := s.pool(create.Pool)
 	if err != nil {
@@ -127,7 +157,7 @@ func (s *Set) PublishInline(ctx context.Context, create Request, r Publication) 
 		return err
 	}
 	r.Pool = p.config.Name
-	err = s.Publish(ctx, r)
+	err = s.publish(ctx, r)
 	if err != nil && !was {
 		// Nobody has seen the volume yet, and nobody else would remove it: also where the
 		// call's time is over.
@@ -143,6 +173,9 @@ func (s *Set) PublishInline(ctx context.Context, create Request, r Publication) 
 // caller holds both locks. Errors: ErrInvalid, ErrInUse for a publication that a
 // process uses and for a target that carries another volume or holds data.
 func (s *Set) Unpublish(ctx context.Context, id volume.ID, target bind.Target) error {
+	if err := s.outsidePools(target); err != nil {
+		return fmt.Errorf("unpublish volume %s: %w", id, err)
+	}
 	v, unfound := s.find(id, volume.PoolName{})
 	if v != nil {
 		defer v.close()

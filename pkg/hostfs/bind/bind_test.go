@@ -306,6 +306,47 @@ func TestIsFilesystem_btrfsSubvolume(t *testing.T) {
 	}
 }
 
+// The root of a btrfs and its subvolumes differ in st_dev, and a pool may be mounted twice.
+func TestWithin(t *testing.T) {
+	testenv.NeedRoot(t)
+	testenv.NeedPrograms(t, "btrfs")
+	root := testenv.LoopFS(t, "btrfs", 128<<20)
+	pool := filepath.Join(root, "pool")
+	must.Succeed(t, os.MkdirAll(filepath.Join(root, "beside"), 0o755))
+	must.Succeed(t, os.MkdirAll(filepath.Join(pool, "directory", "sub"), 0o755))
+	if out, err := exec.CommandContext(t.Context(), "btrfs", "subvolume", "create", pool+"/subvolume").CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	again := t.TempDir()
+	must.Succeed(t, syscall.Mount(pool, again, "", syscall.MS_BIND, ""))
+	defer func() { must.Succeed(t, syscall.Unmount(again, 0)) }()
+	id := func(path string) dir.ID {
+		var st syscall.Stat_t
+		must.Succeed(t, syscall.Stat(path, &st))
+		return dir.ID{Dev: st.Dev, Ino: st.Ino}
+	}
+	for path, want := range map[string]int{
+		pool: 1, again: 1,
+		pool + "/target":               1,
+		pool + "/directory":            1,
+		pool + "/directory/sub/target": 1,
+		pool + "/subvolume/target":     1,
+		again + "/target":              1,
+		again + "/subvolume/target":    1,
+		root + "/target":               -1,
+		root + "/beside/target":        -1,
+		root + "/missing/target":       -1,
+		t.TempDir() + "/target":        -1,
+	} {
+		target, err := bind.ParseTarget(path)
+		must.Succeed(t, err)
+		got, err := target.Within([]dir.ID{{}, id(pool)})
+		if got != want || err != nil {
+			t.Errorf("%s is within %d, %v; want %d", path, got, err, want)
+		}
+	}
+}
+
 func TestPublishDevice(t *testing.T) {
 	s := newScene(t)
 	dev := deviceNodes(t)
