@@ -19,6 +19,7 @@ import (
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"kubevirt.io/hostpath-provisioner/pkg/operator"
+	"kubevirt.io/hostpath-provisioner/pkg/operator/render"
 )
 
 // metricsTLSVersion is the least that the driver's metrics accept.
@@ -38,13 +39,13 @@ func main() {
 	klog.InitFlags(nil)
 	flag.Parse()
 	ctrl.SetLogger(klog.Background())
-	config, err := operator.ConfigFromEnvironment(os.Getenv)
+	config, err := render.ConfigFromEnvironment(os.Getenv)
 	if err != nil {
 		fmt.Fprintf(os.Stderr, "hostpath-provisioner-operator: the environment is not usable:\n%v\n", err)
 		os.Exit(1)
 	}
 	if flag.Arg(0) == "render" {
-		err = operator.Print(os.Stdin, os.Stdout, config, operator.Facts{
+		err = render.Print(os.Stdin, os.Stdout, config, render.Facts{
 			OpenShift: true, Monitoring: true, HeadlessMetrics: true, MetricsTLSVersion: metricsTLSVersion,
 		})
 	} else {
@@ -57,7 +58,7 @@ func main() {
 	}
 }
 
-func run(s settings, config operator.Config) error {
+func run(s settings, config render.Config) error {
 	cluster, err := ctrl.GetConfig()
 	if err != nil {
 		return err

@@ -15,15 +15,18 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"kubevirt.io/hostpath-provisioner/pkg/operator/apply"
+	"kubevirt.io/hostpath-provisioner/pkg/operator/render"
 )
 
 // cleanUp brings what is left of mounters one step further: the pods of a mounter end, then a Job unmounts the pool, and
 // only then the mounter is removed, which is what remembers that there is something to unmount. It returns what it
 // waits for.
-func (r *Reconciler) cleanUp(ctx context.Context, a *applier, render *renderer, left []appsv1.Deployment) (waiting []string, err error) {
+func (r *Reconciler) cleanUp(ctx context.Context, a *apply.Applier, rendered *render.Renderer, left []appsv1.Deployment) (waiting []string, err error) {
 	var problems []error
 	for i := range left {
-		text, err := r.cleanUpOne(ctx, a, render, leftoverOf(&left[i]))
+		text, err := r.cleanUpOne(ctx, a, rendered, render.LeftoverOf(&left[i]))
 		if text != "" {
 			waiting = append(waiting, text)
 		}
@@ -33,56 +36,56 @@ func (r *Reconciler) cleanUp(ctx context.Context, a *applier, render *renderer, 
 	return waiting, errors.Join(problems...)
 }
 
-func (r *Reconciler) cleanUpOne(ctx context.Context, a *applier, render *renderer, l leftover) (waiting string, err error) {
-	if l.node == "" || l.path == "" {
-		return fmt.Sprintf("Deployment %s, which does not say what it has mounted where: unmount it and delete the Deployment", l.deployment.Name), nil
+func (r *Reconciler) cleanUpOne(ctx context.Context, a *apply.Applier, rendered *render.Renderer, l render.Leftover) (waiting string, err error) {
+	if l.Node == "" || l.Path == "" {
+		return fmt.Sprintf("Deployment %s, which does not say what it has mounted where: unmount it and delete the Deployment", l.Deployment.Name), nil
 	}
-	there, ready, err := r.answers(ctx, l.node)
+	there, ready, err := r.answers(ctx, l.Node)
 	switch {
 	case err != nil:
 		return "", err
-	case !there, !ready && render.object.DeletionTimestamp != nil:
+	case !there, !ready && rendered.Deleting():
 		// Nobody can unmount there, and a deletion does not wait for a node that may never be ready.
 		return "", r.forget(ctx, a, l)
 	case !ready:
-		return l.waits("the node to be ready"), nil
+		return waits(l, "the node to be ready"), nil
 	}
-	if l.deployment.Spec.Replicas == nil || *l.deployment.Spec.Replicas > 0 {
+	if l.Deployment.Spec.Replicas == nil || *l.Deployment.Spec.Replicas > 0 {
 		scale := client.RawPatch(types.MergePatchType, []byte(`{"spec":{"replicas":0}}`))
-		return l.waits("its mounter to end"), r.Client.Patch(ctx, l.deployment, scale, client.FieldOwner(FieldManager))
+		return waits(l, "its mounter to end"), r.Client.Patch(ctx, l.Deployment, scale, client.FieldOwner(apply.FieldManager))
 	}
 	if running, err := r.mounterRuns(ctx, l); running || err != nil {
-		return l.waits("its mounter to end"), err
+		return waits(l, "its mounter to end"), err
 	}
-	job, err := get[batchv1.Job](ctx, r, cleanUpName(l.deployment.Name))
+	job, err := get[batchv1.Job](ctx, r, render.CleanUpName(l.Deployment.Name))
 	switch {
 	case err != nil:
 		return "", err
 	case job != nil && job.DeletionTimestamp == nil && finished(job, batchv1.JobComplete):
 		return "", r.forget(ctx, a, l)
 	case job != nil && finished(job, batchv1.JobFailed):
-		return l.waits("it to be unmounted, which has failed: see the Job " + job.Name), nil
+		return waits(l, "it to be unmounted, which has failed: see the Job "+job.Name), nil
 	case job != nil:
-		return l.waits("it to be unmounted"), nil
+		return waits(l, "it to be unmounted"), nil
 	}
-	wanted, err := render.cleanUpJob(l)
+	wanted, err := rendered.CleanUpJob(l)
 	if err != nil {
 		return "", err
 	}
-	converted, err := convert(wanted)
+	converted, err := render.Convert(wanted)
 	if err != nil {
 		return "", err
 	}
-	return l.waits("it to be unmounted"), a.apply(ctx, converted)
+	return waits(l, "it to be unmounted"), a.Apply(ctx, converted)
 }
 
-func (l leftover) waits(what string) string {
-	return fmt.Sprintf("pool %s on %s: %s", l.pool, l.node, what)
+func waits(l render.Leftover, what string) string {
+	return fmt.Sprintf("pool %s on %s: %s", l.Pool, l.Node, what)
 }
 
 // forget removes a mounter and its clean-up.
-func (r *Reconciler) forget(ctx context.Context, a *applier, l leftover) error {
-	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(l.deployment)
+func (r *Reconciler) forget(ctx context.Context, a *apply.Applier, l render.Leftover) error {
+	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(l.Deployment)
 	if err != nil {
 		return err
 	}
@@ -90,22 +93,22 @@ func (r *Reconciler) forget(ctx context.Context, a *applier, l leftover) error {
 	deployment.SetGroupVersionKind(appsv1.SchemeGroupVersion.WithKind("Deployment"))
 	job := &unstructured.Unstructured{}
 	job.SetGroupVersionKind(batchv1.SchemeGroupVersion.WithKind("Job"))
-	err = r.Client.Get(ctx, client.ObjectKey{Namespace: r.Config.Namespace, Name: cleanUpName(l.deployment.Name)}, job)
+	err = r.Client.Get(ctx, client.ObjectKey{Namespace: r.Config.Namespace, Name: render.CleanUpName(l.Deployment.Name)}, job)
 	if err == nil {
-		err = a.remove(ctx, job)
+		err = a.Remove(ctx, job)
 	}
-	return errors.Join(client.IgnoreNotFound(err), a.remove(ctx, deployment))
+	return errors.Join(client.IgnoreNotFound(err), a.Remove(ctx, deployment))
 }
 
 // mounterRuns says whether a pod of a mounter may still be at work: it would mount again what is unmounted.
-func (r *Reconciler) mounterRuns(ctx context.Context, l leftover) (bool, error) {
+func (r *Reconciler) mounterRuns(ctx context.Context, l render.Leftover) (bool, error) {
 	pods := &corev1.PodList{}
-	if err := r.Client.List(ctx, pods, client.InNamespace(r.Config.Namespace), client.MatchingLabels(poolLabels(l.pool))); err != nil {
+	if err := r.Client.List(ctx, pods, client.InNamespace(r.Config.Namespace), client.MatchingLabels(render.PoolLabels(l.Pool))); err != nil {
 		return false, err
 	}
 	for i := range pods.Items {
 		ended := pods.Items[i].Status.Phase == corev1.PodSucceeded || pods.Items[i].Status.Phase == corev1.PodFailed
-		if nodeOf(&pods.Items[i]) == l.node && !ended && !ofJob(&pods.Items[i]) {
+		if render.NodeOf(&pods.Items[i]) == l.Node && !ended && !ofJob(&pods.Items[i]) {
 			return true, nil
 		}
 	}
@@ -127,7 +130,7 @@ func finished(job *batchv1.Job, how batchv1.JobConditionType) bool {
 func (r *Reconciler) mountersThere(ctx context.Context) ([]appsv1.Deployment, error) {
 	list := &unstructured.UnstructuredList{}
 	list.SetGroupVersionKind(appsv1.SchemeGroupVersion.WithKind("DeploymentList"))
-	if err := r.Client.List(ctx, list, client.InNamespace(r.Config.Namespace), client.HasLabels{poolLabel}); err != nil {
+	if err := r.Client.List(ctx, list, client.InNamespace(r.Config.Namespace), client.HasLabels{render.PoolLabel}); err != nil {
 		return nil, err
 	}
 	var found []appsv1.Deployment
@@ -159,12 +162,12 @@ func (r *Reconciler) leftovers(ctx context.Context, wanted []*unstructured.Unstr
 // not as many as it should have, a node without a pod is one whose pod is being replaced, and keeps its pools.
 func (r *Reconciler) nodes(ctx context.Context, set *appsv1.DaemonSet, mounters []appsv1.Deployment) ([]string, error) {
 	pods := &corev1.PodList{}
-	if err := r.Client.List(ctx, pods, client.InNamespace(r.Config.Namespace), client.MatchingLabels{appLabel: app}); err != nil {
+	if err := r.Client.List(ctx, pods, client.InNamespace(r.Config.Namespace), client.MatchingLabels{render.AppLabel: render.App}); err != nil {
 		return nil, err
 	}
 	found := sets.New[string]()
 	for i := range pods.Items {
-		if node := nodeOf(&pods.Items[i]); node != "" && ofDriver(&pods.Items[i]) {
+		if node := render.NodeOf(&pods.Items[i]); node != "" && ofDriver(&pods.Items[i]) {
 			found.Insert(node)
 		}
 	}
@@ -172,7 +175,7 @@ func (r *Reconciler) nodes(ctx context.Context, set *appsv1.DaemonSet, mounters 
 		set.Status.CurrentNumberScheduled == set.Status.DesiredNumberScheduled && int(set.Status.DesiredNumberScheduled) == found.Len()
 	if !settled {
 		for i := range mounters {
-			found.Insert(leftoverOf(&mounters[i]).node)
+			found.Insert(render.LeftoverOf(&mounters[i]).Node)
 		}
 		found.Delete("")
 	}
@@ -181,15 +184,15 @@ func (r *Reconciler) nodes(ctx context.Context, set *appsv1.DaemonSet, mounters 
 
 // applyClaim makes a claim that is not there. Of one that is, only the size follows the template, and only upwards: the
 // rest cannot change.
-func (r *Reconciler) applyClaim(ctx context.Context, a *applier, want *corev1.PersistentVolumeClaim) error {
+func (r *Reconciler) applyClaim(ctx context.Context, a *apply.Applier, want *corev1.PersistentVolumeClaim) error {
 	live := &corev1.PersistentVolumeClaim{}
 	err := r.Client.Get(ctx, client.ObjectKeyFromObject(want), live)
 	if apierrors.IsNotFound(err) {
-		converted, err := convert(want)
+		converted, err := render.Convert(want)
 		if err != nil {
 			return err
 		}
-		return a.create(ctx, converted)
+		return a.Create(ctx, converted)
 	}
 	if err != nil {
 		return err
@@ -199,14 +202,14 @@ func (r *Reconciler) applyClaim(ctx context.Context, a *applier, want *corev1.Pe
 		return nil
 	}
 	patch := fmt.Sprintf(`{"spec":{"resources":{"requests":{"storage":%q}}}}`, size.String())
-	if err := r.Client.Patch(ctx, live, client.RawPatch(types.MergePatchType, []byte(patch)), client.FieldOwner(FieldManager)); err != nil {
+	if err := r.Client.Patch(ctx, live, client.RawPatch(types.MergePatchType, []byte(patch)), client.FieldOwner(apply.FieldManager)); err != nil {
 		return fmt.Errorf("grow the claim %s: %w", want.Name, err)
 	}
 	return nil
 }
 
 // dropCleanUps removes the Jobs of mounters that are wanted: by the next time they would be finished before they began.
-func (r *Reconciler) dropCleanUps(ctx context.Context, a *applier, wanted []*unstructured.Unstructured) error {
+func (r *Reconciler) dropCleanUps(ctx context.Context, a *apply.Applier, wanted []*unstructured.Unstructured) error {
 	var problems []error
 	for _, object := range wanted {
 		if object.GetKind() != "Deployment" {
@@ -214,9 +217,9 @@ func (r *Reconciler) dropCleanUps(ctx context.Context, a *applier, wanted []*uns
 		}
 		job := &unstructured.Unstructured{}
 		job.SetGroupVersionKind(batchv1.SchemeGroupVersion.WithKind("Job"))
-		err := r.Client.Get(ctx, client.ObjectKey{Namespace: r.Config.Namespace, Name: cleanUpName(object.GetName())}, job)
+		err := r.Client.Get(ctx, client.ObjectKey{Namespace: r.Config.Namespace, Name: render.CleanUpName(object.GetName())}, job)
 		if err == nil && job.GetDeletionTimestamp() == nil {
-			err = a.remove(ctx, job)
+			err = a.Remove(ctx, job)
 		}
 		problems = append(problems, client.IgnoreNotFound(err))
 	}

@@ -6,10 +6,11 @@ import (
 	"testing"
 
 	"github.com/prometheus/client_golang/prometheus"
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	appsv1 "k8s.io/api/apps/v1"
 
 	hppv1 "kubevirt.io/hostpath-provisioner/api/v1beta1"
+	"kubevirt.io/hostpath-provisioner/pkg/operator/render"
+	"kubevirt.io/hostpath-provisioner/pkg/operator/status"
 )
 
 // earlierDefects are defects of the earlier operator and of its mounter, by their number in the list that this one was
@@ -20,26 +21,26 @@ var earlierDefects = []struct {
 	number                  int
 	defect, directory, test string
 }{
-	{1, "a PrometheusRule that was emptied stays empty", ".", "TestIncludes"},
-	{2, "removing a pool unmounts another one whose name is the beginning of its name", ".", "TestCleanUpIsForOnePool"},
+	{1, "a PrometheusRule that was emptied stays empty", "apply", "TestIncludes"},
+	{2, "removing a pool unmounts another one whose name is the beginning of its name", "render", "TestCleanUpIsForOnePool"},
 	{3, "a pool that is removed from the object stays mounted", "../../test/cluster/cases", "TestOperatorWithAPoolOnClaims"},
 	{4, "an unmount that fails counts as done", "../../test/e2e/mounter", "TestUnmountOfAPoolInUse"},
-	{6, "mounters do not run on nodes with taints", ".", "TestMounter"},
-	{7, "available although no pool is mounted", ".", "TestStatusOfPoolsOnClaims"},
-	{8, "a pod that is not scheduled stops everything", ".", "TestPodThatIsNotScheduled"},
+	{6, "mounters do not run on nodes with taints", "render", "TestMounter"},
+	{7, "available although no pool is mounted", "status", "TestStatusOfPoolsOnClaims"},
+	{8, "a pod that is not scheduled stops everything", "status", "TestPodThatIsNotScheduled"},
 	{10, "fields that a new version drops stay", "../../test/cluster/cases", "TestOperatorTakesOverAClusterOfTheEarlierOne"},
 	{11, "the metric says ready while an error stays", ".", "TestReadyMetric"},
-	{12, "the name of a Job is not valid at one length", ".", "TestNamesAreValidAtEveryLength"},
-	{13, "two shared pools get one StorageClass", ".", "TestOverlayClasses"},
+	{12, "the name of a Job is not valid at one length", "render", "TestNamesAreValidAtEveryLength"},
+	{13, "two shared pools get one StorageClass", "render", "TestOverlayClasses"},
 	{15, "any name of a pool and of a snapshot provider is accepted", "../../test/cluster/cases", "TestProvisionerIsValidated"},
-	{16, "mounters do not run on nodes whose hostname label is not their name", ".", "TestMounter"},
-	{19, "the observed version is set before the rollout", ".", "TestAssess"},
-	{19, "a refused downgrade is not in the status", ".", "TestDowngrades"},
-	{21, "the mounters of a pool have one selector", ".", "TestMounter"},
-	{21, "both DaemonSets have one selector", ".", "TestLegacySelector"},
+	{16, "mounters do not run on nodes whose hostname label is not their name", "render", "TestMounter"},
+	{19, "the observed version is set before the rollout", "status", "TestAssess"},
+	{19, "a refused downgrade is not in the status", "status", "TestDowngrades"},
+	{21, "the mounters of a pool have one selector", "render", "TestMounter"},
+	{21, "both DaemonSets have one selector", "render", "TestLegacySelector"},
 	{22, "a device is formatted when blkid fails", "../../test/e2e/mounter", "TestFailureOfBlkidIsNotABlankDevice"},
 	{23, "claims that are a directory of a filesystem are not mounted", "../../test/e2e/mounter", "TestVolume"},
-	{24, "the driver's pods lack the label of the network policies", ".", "TestPodsReachTheAPIServer"},
+	{24, "the driver's pods lack the label of the network policies", "render", "TestPodsReachTheAPIServer"},
 }
 
 func TestEveryTestOfAnEarlierDefectExists(t *testing.T) {
@@ -75,30 +76,14 @@ func testsIn(t *testing.T, directory string) string {
 	return text.String()
 }
 
-// A pod that waits for its node is a problem of that node, and of nothing else.
-func TestPodThatIsNotScheduled(t *testing.T) {
-	pod := corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "driver-b"}, Status: corev1.PodStatus{
-		Phase:      corev1.PodPending,
-		Conditions: []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Message: "no room"}},
-	}}
-	pod.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{
-		NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchFields: []corev1.NodeSelectorRequirement{{
-			Key: metav1.ObjectNameField, Operator: corev1.NodeSelectorOpIn, Values: []string{"node-b"},
-		}}}},
-	}}}
-	status := assess(deployed(hppv1.HostPathProvisionerStatus{ObservedVersion: current}), current, Observed{DaemonSets: nodes(2, 2, 1), Pods: []corev1.Pod{pod}})
-	if len(status.NodeStatuses) != 1 || status.NodeStatuses[0].Node != "node-b" || !strings.Contains(status.NodeStatuses[0].Message, "no room") {
-		t.Errorf("the nodes are %+v", status.NodeStatuses)
-	}
-}
-
 // The metric is 0 whenever the object is not available, also while something is still being rolled out.
 func TestReadyMetric(t *testing.T) {
 	defer ready.Set(noObject)
-	for ready, want := range map[int32]float64{0: 0, 1: 0, 2: 1} {
-		measure(assess(deployed(hppv1.HostPathProvisionerStatus{ObservedVersion: current}), current, Observed{DaemonSets: nodes(2, 2, ready)}))
+	for nodes, want := range map[int32]float64{0: 0, 1: 0, 2: 1} {
+		set := &appsv1.DaemonSet{Status: appsv1.DaemonSetStatus{DesiredNumberScheduled: 2, UpdatedNumberScheduled: 2, NumberReady: nodes}}
+		measure(status.Assess(&hppv1.HostPathProvisioner{}, "v1", status.Observed{DaemonSets: map[string]*appsv1.DaemonSet{render.DriverDaemonSet: set}}))
 		if got := readyMetric(t); got != want {
-			t.Errorf("with %d of 2 nodes ready the metric is %v, want %v", ready, got, want)
+			t.Errorf("with %d of 2 nodes ready the metric is %v, want %v", nodes, got, want)
 		}
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -14,6 +13,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	hppv1 "kubevirt.io/hostpath-provisioner/api/v1beta1"
+	"kubevirt.io/hostpath-provisioner/pkg/operator/render"
+	"kubevirt.io/hostpath-provisioner/pkg/operator/status"
 )
 
 // poll is how often nodes are looked at while a deletion waits for pods: of nodes nothing but their being there is
@@ -26,7 +27,7 @@ func (r *Reconciler) delete(ctx context.Context, object *hppv1.HostPathProvision
 	a := r.applier(ctx, object)
 	// First what has pods, as long as the pods have their rights.
 	workloads := []schema.GroupVersionKind{{Group: "apps", Version: "v1", Kind: "DaemonSet"}}
-	if err := a.prune(ctx, r.Config.Namespace, workloads, nil); err != nil {
+	if err := a.Prune(ctx, r.Config.Namespace, workloads, nil); err != nil {
 		return ctrl.Result{}, err
 	}
 	waiting, err := r.running(ctx)
@@ -43,7 +44,7 @@ func (r *Reconciler) delete(ctx context.Context, object *hppv1.HostPathProvision
 		if err != nil {
 			return ctrl.Result{}, err
 		}
-		if waiting, err = r.cleanUp(ctx, a, r.manifests.renderer(r.Config, facts, object), left); err != nil {
+		if waiting, err = r.cleanUp(ctx, a, r.manifests.For(r.Config, facts, object), left); err != nil {
 			return ctrl.Result{}, err
 		}
 	}
@@ -52,34 +53,19 @@ func (r *Reconciler) delete(ctx context.Context, object *hppv1.HostPathProvision
 		if err != nil {
 			return ctrl.Result{}, err
 		}
-		return ctrl.Result{RequeueAfter: poll}, r.update(ctx, object, deleting(object, r.Config.Version, waiting, len(users)))
+		return ctrl.Result{RequeueAfter: poll}, r.update(ctx, object, status.Deleting(object, r.Config.Version, waiting, len(users)))
 	}
-	if err := a.prune(ctx, r.Config.Namespace, r.prunable(), nil); err != nil {
+	if err := a.Prune(ctx, r.Config.Namespace, r.prunable(), nil); err != nil {
 		return ctrl.Result{}, err
 	}
 	ready.Set(noObject)
 	return ctrl.Result{}, r.release(ctx, object)
 }
 
-// deleting is the status of an object that waits for pods to end.
-func deleting(object *hppv1.HostPathProvisioner, operatorVersion string, waiting []string, users int) hppv1.HostPathProvisionerStatus {
-	status := *object.Status.DeepCopy()
-	status.ObservedGeneration, status.OperatorVersion = object.Generation, operatorVersion
-	message := "Waiting for " + strings.Join(waiting, ", ")
-	if users > 0 {
-		message += fmt.Sprintf("; %d PersistentVolumes still use the driver: they and their data stay, and pods can use them again once there is a HostPathProvisioner", users)
-	}
-	c := conditions{status: &status, generation: object.Generation}
-	c.set(hppv1.ConditionAvailable, false, reasonDeleting, message)
-	c.set(hppv1.ConditionProgressing, true, reasonDeleting, message)
-	c.set(hppv1.ConditionDegraded, false, reasonDeleting, "")
-	return status
-}
-
 // running are the pods that have to end, but for those on nodes that cannot say so.
 func (r *Reconciler) running(ctx context.Context) ([]string, error) {
 	pods := &corev1.PodList{}
-	if err := r.Client.List(ctx, pods, client.InNamespace(r.Config.Namespace), client.MatchingLabels{appLabel: app}); err != nil {
+	if err := r.Client.List(ctx, pods, client.InNamespace(r.Config.Namespace), client.MatchingLabels{render.AppLabel: render.App}); err != nil {
 		return nil, err
 	}
 	var waiting []string
@@ -101,7 +87,7 @@ func (r *Reconciler) running(ctx context.Context) ([]string, error) {
 
 // ownedPod says whether a pod is of the driver or keeps a pool mounted, and not the operator's own.
 func ownedPod(pod *corev1.Pod) bool {
-	return ofDriver(pod) || poolOf(pod.Labels) != "" && !ofJob(pod)
+	return ofDriver(pod) || render.PoolOf(pod.Labels) != "" && !ofJob(pod)
 }
 
 func ofDriver(pod *corev1.Pod) bool {
@@ -128,7 +114,7 @@ func (r *Reconciler) volumes(ctx context.Context) ([]corev1.PersistentVolume, er
 			return nil, err
 		}
 		for _, volume := range list.Items {
-			if volume.Spec.CSI != nil && volume.Spec.CSI.Driver == DriverName {
+			if volume.Spec.CSI != nil && volume.Spec.CSI.Driver == render.DriverName {
 				found = append(found, volume)
 			}
 		}

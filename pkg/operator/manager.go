@@ -24,6 +24,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	hppv1 "kubevirt.io/hostpath-provisioner/api/v1beta1"
+	"kubevirt.io/hostpath-provisioner/pkg/operator/render"
 )
 
 // LeaderElection is the name of the Lease that the one operator at work holds.
@@ -40,18 +41,18 @@ func Scheme() (*runtime.Scheme, error) {
 
 // CacheOptions keep in memory what belongs to the operator, and no more of a large cluster than the names of its nodes.
 func CacheOptions(namespace string) (cache.Options, error) {
-	ofPools, err := labels.NewRequirement(poolLabel, selection.Exists, nil)
+	ofPools, err := labels.NewRequirement(render.PoolLabel, selection.Exists, nil)
 	if err != nil {
 		return cache.Options{}, err
 	}
 	everything := cache.ByObject{Label: labels.Everything()}
 	return cache.Options{
 		DefaultNamespaces:    map[string]cache.Config{namespace: {}},
-		DefaultLabelSelector: labels.SelectorFromSet(owned),
+		DefaultLabelSelector: labels.SelectorFromSet(render.Owned),
 		ByObject: map[client.Object]cache.ByObject{
 			&hppv1.HostPathProvisioner{}: everything,
 			&corev1.Node{}:               everything,
-			&corev1.Pod{}:                {Label: labels.SelectorFromSet(labels.Set{appLabel: app})},
+			&corev1.Pod{}:                {Label: labels.SelectorFromSet(labels.Set{render.AppLabel: render.App})},
 			// Those of the earlier operator have no other label.
 			&corev1.PersistentVolumeClaim{}: {Label: labels.NewSelector().Add(*ofPools)},
 		},
@@ -67,7 +68,7 @@ func empty(kind schema.GroupVersionKind) *unstructured.Unstructured {
 // Add registers the reconciler with a manager, and watches everything that it looks at.
 func (r *Reconciler) Add(manager ctrl.Manager) error {
 	var err error
-	if r.manifests, err = load(); err != nil {
+	if r.manifests, err = render.Load(); err != nil {
 		return err
 	}
 	c, err := controller.New("hostpathprovisioner", manager, controller.Options{Reconciler: r, MaxConcurrentReconciles: 1})

@@ -23,6 +23,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	hppv1 "kubevirt.io/hostpath-provisioner/api/v1beta1"
+	"kubevirt.io/hostpath-provisioner/pkg/operator/apply"
+	"kubevirt.io/hostpath-provisioner/pkg/operator/render"
+	"kubevirt.io/hostpath-provisioner/pkg/operator/status"
 )
 
 // resync is how often what no watch shows is looked at: nodes that are gone, and kinds that were added to the cluster.
@@ -36,7 +39,7 @@ type Reconciler struct {
 	// APIReader reads from the API server what is not worth a cache.
 	APIReader client.Reader
 	Recorder  events.EventRecorder
-	Config    Config
+	Config    render.Config
 	// MetricsTLSVersion is the least that the driver's metrics shall accept, at this moment.
 	MetricsTLSVersion func() string
 	// Optional are the kinds which not every cluster has, of those in optionalKinds.
@@ -45,7 +48,7 @@ type Reconciler struct {
 	// Now is the time; nil for the real one.
 	Now func() time.Time
 
-	manifests  *manifests
+	manifests  *render.Manifests
 	discover   func() error
 	discovered time.Time
 	gone       goneNodes
@@ -88,8 +91,8 @@ func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 	if object.DeletionTimestamp != nil {
 		return r.delete(ctx, object)
 	}
-	if downgrades(object.Status, r.Config.Version) {
-		return ctrl.Result{}, r.update(ctx, object, refuse(object, r.Config.Version, reasonDowngrade, fmt.Sprintf(
+	if status.Downgrades(object.Status, r.Config.Version) {
+		return ctrl.Result{}, r.update(ctx, object, status.Refuse(object, r.Config.Version, status.ReasonDowngrade, fmt.Sprintf(
 			"Version %s has been rolled out, and %s is older: deploy the operator of %s or newer", object.Status.ObservedVersion, r.Config.Version, object.Status.ObservedVersion)))
 	}
 	if controllerutil.AddFinalizer(object, hppv1.Finalizer) {
@@ -110,9 +113,9 @@ func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 	if len(waiting) > 0 {
 		seen.Leaving, again = waiting, poll
 	}
-	status := assess(object, r.Config.Version, seen)
-	measure(status)
-	err = r.update(ctx, object, status)
+	found := status.Assess(object, r.Config.Version, seen)
+	measure(found)
+	err = r.update(ctx, object, found)
 	return ctrl.Result{RequeueAfter: again}, errors.Join(problems, err)
 }
 
@@ -132,7 +135,7 @@ func (r *Reconciler) ignore(ctx context.Context, object, active *hppv1.HostPathP
 	if object.DeletionTimestamp != nil {
 		return r.release(ctx, object)
 	}
-	return r.update(ctx, object, refuse(object, r.Config.Version, reasonSecond, fmt.Sprintf(
+	return r.update(ctx, object, status.Refuse(object, r.Config.Version, status.ReasonSecond, fmt.Sprintf(
 		"The HostPathProvisioner %s is older and is the one that counts: there can be only one. Delete one of the two", active.Name)))
 }
 
@@ -152,39 +155,42 @@ func (r *Reconciler) deploy(ctx context.Context, object *hppv1.HostPathProvision
 	if err != nil {
 		return nil, err
 	}
-	wanted, err := r.manifests.render(r.Config, facts, object)
+	wanted, err := r.manifests.For(r.Config, facts, object).Objects()
 	if err != nil {
 		return nil, err
 	}
 	a := r.applier(ctx, object)
-	render := r.manifests.renderer(r.Config, facts, object)
+	rendered := r.manifests.For(r.Config, facts, object)
 	var problems []error
-	for _, claim := range render.claims() {
+	for _, claim := range rendered.Claims() {
 		problems = append(problems, r.applyClaim(ctx, a, claim))
 	}
 	for _, want := range wanted {
-		problems = append(problems, a.apply(ctx, want))
+		problems = append(problems, a.Apply(ctx, want))
 	}
-	problems = append(problems, a.prune(ctx, r.Config.Namespace, r.prunable(), wanted))
+	problems = append(problems, a.Prune(ctx, r.Config.Namespace, r.prunable(), wanted))
 	problems = append(problems, r.dropCleanUps(ctx, a, wanted))
 	left, err := r.leftovers(ctx, wanted)
 	if err != nil {
 		return nil, errors.Join(append(problems, err)...)
 	}
-	waiting, err = r.cleanUp(ctx, a, render, left)
+	waiting, err = r.cleanUp(ctx, a, rendered, left)
 	return waiting, errors.Join(append(problems, err)...)
 }
 
-func (r *Reconciler) applier(ctx context.Context, object *hppv1.HostPathProvisioner) *applier {
-	return &applier{
-		reader: r.Client,
-		writer: r.Client,
-		changed: func(owned *unstructured.Unstructured, reason string, err error) {
-			kind, text := corev1.EventTypeNormal, describe(owned)
+func (r *Reconciler) applier(ctx context.Context, object *hppv1.HostPathProvisioner) *apply.Applier {
+	return &apply.Applier{
+		Reader: r.Client,
+		Writer: r.Client,
+		Labels: render.Owned,
+		// What has mounted a pool is removed once that is unmounted.
+		Spared: func(object *unstructured.Unstructured) bool { return render.PoolOf(object.GetLabels()) != "" },
+		Changed: func(owned *unstructured.Unstructured, reason string, err error) {
+			kind, text := corev1.EventTypeNormal, apply.Describe(owned)
 			if err != nil {
 				kind, text = corev1.EventTypeWarning, text+": "+err.Error()
 			}
-			log.FromContext(ctx).Info(reason, "object", describe(owned), "err", err)
+			log.FromContext(ctx).Info(reason, "object", apply.Describe(owned), "err", err)
 			r.Recorder.Eventf(object, nil, kind, reason, "Reconcile", "%s", text)
 		},
 	}
@@ -213,14 +219,14 @@ func (r *Reconciler) prunable() []schema.GroupVersionKind {
 }
 
 // facts asks the cluster what rendering has to know.
-func (r *Reconciler) facts(ctx context.Context) (Facts, error) {
-	facts := Facts{
+func (r *Reconciler) facts(ctx context.Context) (render.Facts, error) {
+	facts := render.Facts{
 		OpenShift:         r.Optional.Has(constraintsKind),
 		Monitoring:        r.Optional.Has(prometheusRuleKind) && r.Optional.Has(serviceMonitorKind),
 		Selectors:         map[string]map[string]string{},
 		MetricsTLSVersion: r.MetricsTLSVersion(),
 	}
-	sets, err := r.daemonSets(ctx, driverDaemonSet, legacyDaemonSet)
+	sets, err := r.daemonSets(ctx, render.DriverDaemonSet, render.LegacyDaemonSet)
 	if err != nil {
 		return facts, err
 	}
@@ -229,11 +235,11 @@ func (r *Reconciler) facts(ctx context.Context) (Facts, error) {
 			facts.Selectors[name] = set.Spec.Selector.MatchLabels
 		}
 	}
-	service, err := get[corev1.Service](ctx, r, metricsService)
+	service, err := get[corev1.Service](ctx, r, render.MetricsService)
 	if err != nil {
 		return facts, err
 	}
-	facts.HeadlessMetrics = headless(service)
+	facts.HeadlessMetrics = render.Headless(service)
 	there, err := r.mountersThere(ctx)
 	if err != nil {
 		return facts, err
@@ -243,7 +249,7 @@ func (r *Reconciler) facts(ctx context.Context) (Facts, error) {
 			facts.Selectors[there[i].Name] = there[i].Spec.Selector.MatchLabels
 		}
 	}
-	facts.Nodes, err = r.nodes(ctx, sets[driverDaemonSet], there)
+	facts.Nodes, err = r.nodes(ctx, sets[render.DriverDaemonSet], there)
 	return facts, err
 }
 
@@ -281,14 +287,14 @@ func get[T any](ctx context.Context, r *Reconciler, name string) (*T, error) {
 }
 
 // observe reads what there is of what an object asks for.
-func (r *Reconciler) observe(ctx context.Context, object *hppv1.HostPathProvisioner) (Observed, error) {
-	seen := Observed{Notices: notices(object)}
+func (r *Reconciler) observe(ctx context.Context, object *hppv1.HostPathProvisioner) (status.Observed, error) {
+	seen := status.Observed{Notices: render.Notices(object)}
 	var err error
-	if seen.DaemonSets, err = r.daemonSets(ctx, daemonSets(object)...); err != nil {
+	if seen.DaemonSets, err = r.daemonSets(ctx, render.DaemonSets(object)...); err != nil {
 		return seen, err
 	}
 	pods := &corev1.PodList{}
-	if err := r.Client.List(ctx, pods, client.InNamespace(r.Config.Namespace), client.MatchingLabels{appLabel: app}); err != nil {
+	if err := r.Client.List(ctx, pods, client.InNamespace(r.Config.Namespace), client.MatchingLabels{render.AppLabel: render.App}); err != nil {
 		return seen, err
 	}
 	seen.Pods = slices.DeleteFunc(pods.Items, func(p corev1.Pod) bool { return !ownedPod(&p) })
@@ -304,47 +310,23 @@ func (r *Reconciler) observe(ctx context.Context, object *hppv1.HostPathProvisio
 	return seen, err
 }
 
-// notices are what a user should know of what the object asks for.
-func notices(object *hppv1.HostPathProvisioner) []string {
-	var texts []string
-	if slices.Contains(object.Spec.FeatureGates, hppv1.Snapshotting) {
-		texts = append(texts, "The feature gate Snapshotting has no effect: this version does not make snapshots")
-	}
-	classes := map[string]string{}
-	for _, pool := range pools(object) {
-		if pool.PVCTemplate == nil || !pool.IsShared() {
-			continue
-		}
-		name := pool.OverlayClassName
-		if name == "" {
-			name = hppv1.DefaultOverlayClass
-		}
-		if first, taken := classes[name]; taken {
-			texts = append(texts, fmt.Sprintf("The pool %s has no StorageClass, because %s is that of pool %s: give it an overlayClassName of its own", pool.Name, name, first))
-			continue
-		}
-		classes[name] = pool.Name
-	}
-	return texts
-}
-
 // update writes the status if it has changed.
-func (r *Reconciler) update(ctx context.Context, object *hppv1.HostPathProvisioner, status hppv1.HostPathProvisionerStatus) error {
-	if equality.Semantic.DeepEqual(object.Status, status) {
+func (r *Reconciler) update(ctx context.Context, object *hppv1.HostPathProvisioner, to hppv1.HostPathProvisionerStatus) error {
+	if equality.Semantic.DeepEqual(object.Status, to) {
 		return nil
 	}
 	changed := object.DeepCopy()
-	changed.Status = status
+	changed.Status = to
 	if err := r.Client.Status().Update(ctx, changed); err != nil {
 		return client.IgnoreNotFound(err)
 	}
-	r.announce(object, status)
+	r.announce(object, to)
 	return nil
 }
 
 // announce makes an event of each condition that has changed its value.
-func (r *Reconciler) announce(object *hppv1.HostPathProvisioner, status hppv1.HostPathProvisionerStatus) {
-	for _, condition := range status.Conditions {
+func (r *Reconciler) announce(object *hppv1.HostPathProvisioner, to hppv1.HostPathProvisionerStatus) {
+	for _, condition := range to.Conditions {
 		before := meta.FindStatusCondition(object.Status.Conditions, condition.Type)
 		if before != nil && before.Status == condition.Status && before.Reason == condition.Reason {
 			continue
@@ -355,7 +337,7 @@ func (r *Reconciler) announce(object *hppv1.HostPathProvisioner, status hppv1.Ho
 		}
 		reason := condition.Reason
 		if condition.Type == hppv1.ConditionAvailable && condition.Status == metav1.ConditionTrue {
-			reason = reasonHealthy
+			reason = status.ReasonHealthy
 		}
 		r.Recorder.Eventf(object, nil, kind, reason, "Reconcile", "%s is %s: %s", condition.Type, condition.Status, condition.Message)
 	}

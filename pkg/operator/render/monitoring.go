@@ -1,4 +1,4 @@
-package operator
+package render
 
 import (
 	"fmt"
@@ -11,9 +11,9 @@ import (
 )
 
 // monitoringObjects are how Prometheus gets at the metrics of the driver.
-func (r *renderer) monitoringObjects() []client.Object {
+func (r *Renderer) monitoringObjects() []client.Object {
 	service := r.manifests.metricsService.DeepCopy()
-	service.ObjectMeta = r.meta(metricsService, service.Labels)
+	service.ObjectMeta = r.meta(MetricsService, service.Labels)
 	service.Spec.Selector = map[string]string{metricsLabel: "true"}
 	if !r.facts.HeadlessMetrics {
 		service.Spec.ClusterIP = ""
@@ -39,7 +39,7 @@ func (r *renderer) monitoringObjects() []client.Object {
 }
 
 // serviceMonitor has the Prometheus operator collect the metrics.
-func (r *renderer) serviceMonitor() *unstructured.Unstructured {
+func (r *Renderer) serviceMonitor() *unstructured.Unstructured {
 	monitor := r.manifests.serviceMonitor.DeepCopy()
 	meta := r.meta(serviceMonitor, monitor.GetLabels())
 	meta.Labels["openshift.io/cluster-monitoring"] = ""
@@ -48,7 +48,7 @@ func (r *renderer) serviceMonitor() *unstructured.Unstructured {
 }
 
 // prometheusRule has the rules of the driver and those of the operator, for the operator's namespace.
-func (r *renderer) prometheusRule() (*unstructured.Unstructured, error) {
+func (r *Renderer) prometheusRule() (*unstructured.Unstructured, error) {
 	rule := r.manifests.operatorRule.DeepCopy()
 	setMeta(rule, r.meta(prometheusRule, rule.GetLabels()))
 	groups, err := ruleGroups(rule)
@@ -88,7 +88,7 @@ func rulesOf(group any) []map[string]any {
 }
 
 // adapt sets the namespace and the runbook of one rule of the operator's.
-func (r *renderer) adapt(rule map[string]any) {
+func (r *Renderer) adapt(rule map[string]any) {
 	if expression, ok := rule["expr"].(string); ok {
 		rule["expr"] = strings.ReplaceAll(expression, "namespace='hostpath-provisioner'", "namespace='"+r.config.Namespace+"'")
 	}
@@ -99,7 +99,7 @@ func (r *renderer) adapt(rule map[string]any) {
 	}
 }
 
-// headless says whether a Service is one without an address. A new one is.
-func headless(service *corev1.Service) bool {
+// Headless says whether a Service is one without an address. A new one is.
+func Headless(service *corev1.Service) bool {
 	return service == nil || service.Spec.ClusterIP == corev1.ClusterIPNone
 }

@@ -1,4 +1,4 @@
-package operator
+package render
 
 import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -8,19 +8,16 @@ import (
 
 // What things are called in the clusters of today's users, who have them from the earlier operator.
 const (
-	// FieldManager is the one field manager of all that the operator applies.
-	FieldManager = "hostpath-provisioner-operator"
-
-	driverDaemonSet   = "hostpath-provisioner-csi"
+	DriverDaemonSet   = "hostpath-provisioner-csi"
 	driverAccount     = "hostpath-provisioner-admin-csi"
 	driverConstraints = "hostpath-provisioner-csi"
 	// The pre-CSI provisioner, which pathConfig deploys.
-	legacyDaemonSet   = "hostpath-provisioner"
+	LegacyDaemonSet   = "hostpath-provisioner"
 	legacyAccount     = "hostpath-provisioner-admin"
 	legacyRole        = "hostpath-provisioner"
 	legacyConstraints = "hostpath-provisioner"
 
-	metricsService = "hpp-prometheus-metrics"
+	MetricsService = "hpp-prometheus-metrics"
 	prometheusRule = "prometheus-hpp-rules"
 	serviceMonitor = "service-monitor-hpp"
 	monitoringRole = "hostpath-provisioner-monitoring"
@@ -28,14 +25,14 @@ const (
 	// DriverName is the provisioner of StorageClasses.
 	DriverName = "kubevirt.io.hostpath-provisioner"
 
-	appLabel       = "k8s-app"
-	app            = "hostpath-provisioner"
+	AppLabel       = "k8s-app"
+	App            = "hostpath-provisioner"
 	managedByLabel = "app.kubernetes.io/managed-by"
 	managedBy      = "hostpath-provisioner-operator"
 	nameLabel      = "app.kubernetes.io/name"
 	metricsLabel   = "prometheus.hostpathprovisioner.kubevirt.io"
 	// poolLabel has the name of a pool with "-hpp" behind it.
-	poolLabel = "kubevirt.io.hostpath-provisioner/storagePool"
+	PoolLabel = "kubevirt.io.hostpath-provisioner/storagePool"
 
 	mounterImage = "quay.io/kubevirt/pool-mounter"
 
@@ -44,21 +41,16 @@ const (
 
 	requiredConstraints = "openshift.io/required-scc"
 
-	// appliedAnnotation has a digest of what was applied, by which it is known that something is not wanted any more.
-	appliedAnnotation = "hostpathprovisioner.kubevirt.io/applied"
-	// earlierAnnotation is on everything that the earlier operator has made.
-	earlierAnnotation = "hostpathprovisioner.kubevirt.io/lastAppliedConfiguration"
-
 	kubeletDirectory = "/var/lib/kubelet"
 )
 
-// owned selects what belongs to the operator. The earlier operator has the same labels on its objects.
-var owned = map[string]string{appLabel: app, managedByLabel: managedBy}
+// Owned selects what belongs to the operator. The earlier operator has the same labels on its objects.
+var Owned = map[string]string{AppLabel: App, managedByLabel: managedBy}
 
 // labels are on everything that is deployed, and on its pods.
 func (c Config) labels() map[string]string {
 	labels := map[string]string{
-		appLabel:                      app,
+		AppLabel:                      App,
 		managedByLabel:                managedBy,
 		"app.kubernetes.io/component": "storage",
 	}

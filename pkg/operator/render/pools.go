@@ -1,7 +1,8 @@
-package operator
+package render
 
 import (
 	"encoding/json"
+	"fmt"
 	"path"
 	"slices"
 
@@ -10,8 +11,8 @@ import (
 	hppv1 "kubevirt.io/hostpath-provisioner/api/v1beta1"
 )
 
-// pools are those of an object. The directory of pathConfig is a pool too.
-func pools(object *hppv1.HostPathProvisioner) []hppv1.StoragePool {
+// Pools are those of an object. The directory of pathConfig is a pool too.
+func Pools(object *hppv1.HostPathProvisioner) []hppv1.StoragePool {
 	if config := object.Spec.PathConfig; config != nil {
 		return []hppv1.StoragePool{{Name: hppv1.LegacyPool, Path: config.Path}}
 	}
@@ -61,6 +62,30 @@ func dataDir(from []hppv1.StoragePool) (string, error) {
 	}
 	text, err := json.Marshal(to)
 	return string(text), err
+}
+
+// Notices are what a user should know of what the object asks for.
+func Notices(object *hppv1.HostPathProvisioner) []string {
+	var texts []string
+	if slices.Contains(object.Spec.FeatureGates, hppv1.Snapshotting) {
+		texts = append(texts, "The feature gate Snapshotting has no effect: this version does not make snapshots")
+	}
+	classes := map[string]string{}
+	for _, pool := range Pools(object) {
+		if pool.PVCTemplate == nil || !pool.IsShared() {
+			continue
+		}
+		name := pool.OverlayClassName
+		if name == "" {
+			name = hppv1.DefaultOverlayClass
+		}
+		if first, taken := classes[name]; taken {
+			texts = append(texts, fmt.Sprintf("The pool %s has no StorageClass, because %s is that of pool %s: give it an overlayClassName of its own", pool.Name, name, first))
+			continue
+		}
+		classes[name] = pool.Name
+	}
+	return texts
 }
 
 // addPools gives a container the directories of the pools, at the paths that they have on the host, so that messages

@@ -1,4 +1,4 @@
-package operator
+package render
 
 import (
 	"fmt"
@@ -48,12 +48,13 @@ func shortName(prefix, rest string) string {
 	return fmt.Sprintf("%s%08x", prefix, hash.Sum32())
 }
 
-func poolLabels(pool string) map[string]string {
-	return map[string]string{poolLabel: pool + "-hpp", "hpp-pool": pool + "-hpp"}
+// PoolLabels are on everything that is for a pool.
+func PoolLabels(pool string) map[string]string {
+	return map[string]string{PoolLabel: pool + "-hpp", "hpp-pool": pool + "-hpp"}
 }
 
-// claims are those that the pools with a template need, by name. A claim has no owner: it outlives the object.
-func (r *renderer) claims() []*corev1.PersistentVolumeClaim {
+// Claims are those that the pools with a template need, by name. A claim has no owner: it outlives the object.
+func (r *Renderer) Claims() []*corev1.PersistentVolumeClaim {
 	found := map[string]*corev1.PersistentVolumeClaim{}
 	for i := range r.pools {
 		pool := &r.pools[i]
@@ -62,7 +63,7 @@ func (r *renderer) claims() []*corev1.PersistentVolumeClaim {
 		}
 		for _, node := range r.facts.Nodes {
 			name := claimName(pool, node)
-			meta := r.meta(name, poolLabels(pool.Name))
+			meta := r.meta(name, PoolLabels(pool.Name))
 			meta.OwnerReferences = nil
 			found[name] = &corev1.PersistentVolumeClaim{ObjectMeta: meta, Spec: *pool.PVCTemplate.Spec()}
 		}
@@ -75,7 +76,7 @@ func (r *renderer) claims() []*corev1.PersistentVolumeClaim {
 }
 
 // mounters are the Deployments that keep the claims of pools mounted: one for each pool and node.
-func (r *renderer) mounters() ([]*appsv1.Deployment, error) {
+func (r *Renderer) mounters() ([]*appsv1.Deployment, error) {
 	var all []*appsv1.Deployment
 	for i := range r.pools {
 		if r.pools[i].PVCTemplate == nil {
@@ -92,11 +93,11 @@ func (r *renderer) mounters() ([]*appsv1.Deployment, error) {
 	return all, nil
 }
 
-func (r *renderer) mounter(pool *hppv1.StoragePool, node string) (*appsv1.Deployment, error) {
+func (r *Renderer) mounter(pool *hppv1.StoragePool, node string) (*appsv1.Deployment, error) {
 	name := mounterName(pool.Name, node)
 	d := r.manifests.mounter.DeepCopy()
 	d.ObjectMeta = r.meta(name, d.Labels)
-	maps.Copy(d.Labels, poolLabels(pool.Name))
+	maps.Copy(d.Labels, PoolLabels(pool.Name))
 	d.Annotations = map[string]string{nodeAnnotation: node, pathAnnotation: string(pool.Path)}
 	d.Spec.Selector = &metav1.LabelSelector{MatchLabels: map[string]string{mounterLabel: name}}
 	// The selector of the earlier operator is the same for all nodes of a pool, and cannot change.
@@ -105,7 +106,7 @@ func (r *renderer) mounter(pool *hppv1.StoragePool, node string) (*appsv1.Deploy
 	}
 	labels := d.Spec.Template.Labels
 	maps.Copy(labels, r.config.labels())
-	maps.Copy(labels, poolLabels(pool.Name))
+	maps.Copy(labels, PoolLabels(pool.Name))
 	labels[mounterLabel] = name
 	r.mounterPod(&d.Spec.Template, node)
 	pod := &d.Spec.Template.Spec
@@ -152,7 +153,7 @@ func useVolume(c *corev1.Container) {
 
 // mounterPod sets what the pods of a mounter and of its clean-up have in common. The node is chosen by its name, which
 // its hostname label need not be.
-func (r *renderer) mounterPod(template *corev1.PodTemplateSpec, node string) {
+func (r *Renderer) mounterPod(template *corev1.PodTemplateSpec, node string) {
 	pod := &template.Spec
 	pod.ServiceAccountName = driverAccount
 	pod.ImagePullSecrets = slices.Clone(r.object.Spec.ImagePullSecrets)
@@ -169,7 +170,7 @@ func (r *renderer) mounterPod(template *corev1.PodTemplateSpec, node string) {
 	}
 }
 
-func (r *renderer) mounterContainer(c *corev1.Container) error {
+func (r *Renderer) mounterContainer(c *corev1.Container) error {
 	resources := c.Resources
 	if err := r.container(c); err != nil {
 		return err
@@ -181,24 +182,24 @@ func (r *renderer) mounterContainer(c *corev1.Container) error {
 	return nil
 }
 
-// A leftover is a mounter of a pool or a node that is not wanted any more.
-type leftover struct {
-	deployment       *appsv1.Deployment
-	pool, node, path string
+// A Leftover is a mounter of a pool or a node that is not wanted any more.
+type Leftover struct {
+	Deployment       *appsv1.Deployment
+	Pool, Node, Path string
 }
 
-// leftoverOf reads what a mounter is for: from its annotations, and of one of the earlier operator from its pod.
-func leftoverOf(d *appsv1.Deployment) leftover {
-	l := leftover{deployment: d, pool: poolOf(d.Labels), node: d.Annotations[nodeAnnotation], path: d.Annotations[pathAnnotation]}
-	if l.path == "" && len(d.Spec.Template.Spec.Containers) > 0 {
+// LeftoverOf reads what a mounter is for: from its annotations, and of one of the earlier operator from its pod.
+func LeftoverOf(d *appsv1.Deployment) Leftover {
+	l := Leftover{Deployment: d, Pool: PoolOf(d.Labels), Node: d.Annotations[nodeAnnotation], Path: d.Annotations[pathAnnotation]}
+	if l.Path == "" && len(d.Spec.Template.Spec.Containers) > 0 {
 		c := d.Spec.Template.Spec.Containers[0]
 		words := slices.Concat(c.Command, c.Args)
 		if i := slices.Index(words, "--mountPath"); i >= 0 && i+1 < len(words) {
-			l.path, _ = strings.CutSuffix(words[i+1], "/csi")
+			l.Path, _ = strings.CutSuffix(words[i+1], "/csi")
 		}
 	}
-	if l.node == "" {
-		l.node = hostname(d.Spec.Template.Spec.Affinity)
+	if l.Node == "" {
+		l.Node = hostname(d.Spec.Template.Spec.Affinity)
 	}
 	return l
 }
@@ -218,25 +219,50 @@ func hostname(affinity *corev1.Affinity) string {
 	return ""
 }
 
-// cleanUpName is the name of the Job that unmounts what a mounter has mounted.
-func cleanUpName(mounter string) string {
+// CleanUpName is the name of the Job that unmounts what a mounter has mounted.
+func CleanUpName(mounter string) string {
 	return shortName("cleanup-pool-", strings.TrimPrefix(mounter, "hpp-pool-"))
 }
 
-// cleanUpJob unmounts a pool on a node.
-func (r *renderer) cleanUpJob(l leftover) (*batchv1.Job, error) {
+// CleanUpJob unmounts a pool on a node.
+func (r *Renderer) CleanUpJob(l Leftover) (*batchv1.Job, error) {
 	job := r.manifests.unmount.DeepCopy()
-	job.ObjectMeta = r.meta(cleanUpName(l.deployment.Name), job.Labels)
-	maps.Copy(job.Labels, poolLabels(l.pool))
-	job.Annotations = map[string]string{nodeAnnotation: l.node, pathAnnotation: l.path}
+	job.ObjectMeta = r.meta(CleanUpName(l.Deployment.Name), job.Labels)
+	maps.Copy(job.Labels, PoolLabels(l.Pool))
+	job.Annotations = map[string]string{nodeAnnotation: l.Node, pathAnnotation: l.Path}
 	maps.Copy(job.Spec.Template.Labels, r.config.labels())
-	r.mounterPod(&job.Spec.Template, l.node)
+	r.mounterPod(&job.Spec.Template, l.Node)
 	pod := &job.Spec.Template.Spec
 	for i := range pod.Volumes {
 		if host := pod.Volumes[i].HostPath; host != nil && pod.Volumes[i].Name == "pool" {
-			host.Path = l.path
+			host.Path = l.Path
 		}
 	}
 	moveKubelet(pod, r.object.Spec.KubeletDirectory)
 	return job, r.mounterContainer(&pod.Containers[0])
+}
+
+// NodeOf is the node of a pod of a DaemonSet, also while it is not scheduled.
+func NodeOf(pod *corev1.Pod) string {
+	if pod.Spec.NodeName != "" {
+		return pod.Spec.NodeName
+	}
+	affinity := pod.Spec.Affinity
+	if affinity == nil || affinity.NodeAffinity == nil || affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution == nil {
+		return ""
+	}
+	for _, term := range affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms {
+		for _, field := range term.MatchFields {
+			if field.Key == metav1.ObjectNameField && len(field.Values) == 1 {
+				return field.Values[0]
+			}
+		}
+	}
+	return ""
+}
+
+// PoolOf is the pool that an object is for by its labels, or empty.
+func PoolOf(labels map[string]string) string {
+	name, _ := strings.CutSuffix(labels[PoolLabel], "-hpp")
+	return name
 }

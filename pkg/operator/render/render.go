@@ -1,4 +1,6 @@
-package operator
+// Package render makes the objects that a HostPathProvisioner asks for. They are the manifests of deploy/, with pools,
+// images, placement and names changed by typed code. It reads nothing of the cluster but what Facts has.
+package render
 
 import (
 	"cmp"
@@ -35,24 +37,26 @@ type Facts struct {
 	MetricsTLSVersion string
 }
 
-// A renderer makes objects of one HostPathProvisioner.
-type renderer struct {
-	manifests *manifests
+// A Renderer makes objects of one HostPathProvisioner.
+type Renderer struct {
+	manifests *Manifests
 	config    Config
 	facts     Facts
 	object    *hppv1.HostPathProvisioner
 	pools     []hppv1.StoragePool
 }
 
-// render returns what there should be, in the order in which it is needed.
-func (m *manifests) render(config Config, facts Facts, object *hppv1.HostPathProvisioner) ([]*unstructured.Unstructured, error) {
-	r := m.renderer(config, facts, object)
+// Deleting says whether the HostPathProvisioner is being deleted.
+func (r *Renderer) Deleting() bool { return r.object.DeletionTimestamp != nil }
+
+// Objects are what there should be, in the order in which it is needed, but for claims.
+func (r *Renderer) Objects() ([]*unstructured.Unstructured, error) {
 	driver, err := r.driver()
 	if err != nil {
 		return nil, err
 	}
 	var all []*unstructured.Unstructured
-	if facts.OpenShift {
+	if r.facts.OpenShift {
 		all = append(all, r.constraints())
 	}
 	objects := append(r.driverRights(), r.csiDriver())
@@ -64,7 +68,7 @@ func (m *manifests) render(config Config, facts Facts, object *hppv1.HostPathPro
 			return nil, err
 		}
 		objects = append(objects, legacy...)
-		if facts.OpenShift {
+		if r.facts.OpenShift {
 			all = append(all, r.legacyConstraints())
 		}
 	}
@@ -75,17 +79,17 @@ func (m *manifests) render(config Config, facts Facts, object *hppv1.HostPathPro
 	for _, mounter := range mounters {
 		objects = append(objects, mounter)
 	}
-	if facts.Monitoring {
+	if r.facts.Monitoring {
 		objects = append(objects, r.monitoringObjects()...)
 	}
 	for _, o := range objects {
-		converted, err := convert(o)
+		converted, err := Convert(o)
 		if err != nil {
 			return nil, err
 		}
 		all = append(all, converted)
 	}
-	if facts.Monitoring {
+	if r.facts.Monitoring {
 		rule, err := r.prometheusRule()
 		if err != nil {
 			return nil, err
@@ -95,12 +99,13 @@ func (m *manifests) render(config Config, facts Facts, object *hppv1.HostPathPro
 	return all, nil
 }
 
-func (m *manifests) renderer(config Config, facts Facts, object *hppv1.HostPathProvisioner) *renderer {
-	return &renderer{manifests: m, config: config, facts: facts, object: object, pools: pools(object)}
+// For is what makes the objects of one HostPathProvisioner.
+func (m *Manifests) For(config Config, facts Facts, object *hppv1.HostPathProvisioner) *Renderer {
+	return &Renderer{manifests: m, config: config, facts: facts, object: object, pools: Pools(object)}
 }
 
-// convert is an object as it is applied: with its kind, and without what is empty.
-func convert(from client.Object) (*unstructured.Unstructured, error) {
+// Convert is an object as it is applied: with its kind, and without what is empty.
+func Convert(from client.Object) (*unstructured.Unstructured, error) {
 	kind, err := apiutil.GVKForObject(from, scheme.Scheme)
 	if err != nil {
 		return nil, err
@@ -135,26 +140,26 @@ func dropNulls(value any) {
 }
 
 // meta is that of an object in the operator's namespace, with labels of its own.
-func (r *renderer) meta(name string, labels map[string]string) metav1.ObjectMeta {
+func (r *Renderer) meta(name string, labels map[string]string) metav1.ObjectMeta {
 	meta := r.clusterMeta(name, labels)
 	meta.Namespace = r.config.Namespace
 	return meta
 }
 
-func (r *renderer) clusterMeta(name string, labels map[string]string) metav1.ObjectMeta {
+func (r *Renderer) clusterMeta(name string, labels map[string]string) metav1.ObjectMeta {
 	all := r.config.labels()
 	maps.Copy(all, labels)
 	return metav1.ObjectMeta{Name: name, Labels: all, OwnerReferences: []metav1.OwnerReference{ownerOf(r.object)}}
 }
 
 // driverRights are what the driver's sidecars may do in the manifests.
-func (r *renderer) driverRights() []client.Object {
+func (r *Renderer) driverRights() []client.Object {
 	namespaced := slices.Concat(r.manifests.namespacedRules, r.useOf(r.manifests.constraintsRules, driverConstraints))
 	return r.rights(driverAccount, driverAccount, r.manifests.clusterRules, namespaced)
 }
 
 // useOf are the rules by which pods may use constraints on OpenShift.
-func (r *renderer) useOf(from []rbacv1.PolicyRule, constraints string) []rbacv1.PolicyRule {
+func (r *Renderer) useOf(from []rbacv1.PolicyRule, constraints string) []rbacv1.PolicyRule {
 	if !r.facts.OpenShift {
 		return nil
 	}
@@ -166,7 +171,7 @@ func (r *renderer) useOf(from []rbacv1.PolicyRule, constraints string) []rbacv1.
 }
 
 // rights are an account, and what it may do: in one role in the cluster, and in one in the namespace if it needs that.
-func (r *renderer) rights(account, role string, cluster, namespaced []rbacv1.PolicyRule) []client.Object {
+func (r *Renderer) rights(account, role string, cluster, namespaced []rbacv1.PolicyRule) []client.Object {
 	no := false
 	subjects := []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Name: account, Namespace: r.config.Namespace}}
 	objects := []client.Object{
@@ -191,14 +196,14 @@ func (r *renderer) rights(account, role string, cluster, namespaced []rbacv1.Pol
 	)
 }
 
-func (r *renderer) csiDriver() *storagev1.CSIDriver {
+func (r *Renderer) csiDriver() *storagev1.CSIDriver {
 	driver := r.manifests.csiDriver.DeepCopy()
 	driver.ObjectMeta = r.clusterMeta(driver.Name, driver.Labels)
 	return driver
 }
 
 // constraints are those of the driver's pods on OpenShift.
-func (r *renderer) constraints() *unstructured.Unstructured {
+func (r *Renderer) constraints() *unstructured.Unstructured {
 	constraints := r.manifests.constraints.DeepCopy()
 	setMeta(constraints, r.clusterMeta(driverConstraints, nil))
 	if slices.ContainsFunc(r.pools, func(p hppv1.StoragePool) bool { return p.PVCTemplate != nil }) {
@@ -209,7 +214,7 @@ func (r *renderer) constraints() *unstructured.Unstructured {
 }
 
 // overlayClasses are the StorageClasses of shared claims. They have no owner: volumes outlive the object.
-func (r *renderer) overlayClasses() []client.Object {
+func (r *Renderer) overlayClasses() []client.Object {
 	var classes []client.Object
 	for name, pool := range overlayPools(r.pools) {
 		meta := r.clusterMeta(name, nil)
@@ -248,5 +253,7 @@ func setMeta(object *unstructured.Unstructured, meta metav1.ObjectMeta) {
 	object.SetLabels(meta.Labels)
 	object.SetOwnerReferences(meta.OwnerReferences)
 }
+
+func sortedKeys[V any](of map[string]V) []string { return slices.Sorted(maps.Keys(of)) }
 
 func pointer[T any](value T) *T { return &value }

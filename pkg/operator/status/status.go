@@ -1,4 +1,5 @@
-package operator
+// Package status computes the status of a HostPathProvisioner from what is observed of it.
+package status
 
 import (
 	"cmp"
@@ -14,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/version"
 
 	hppv1 "kubevirt.io/hostpath-provisioner/api/v1beta1"
+	"kubevirt.io/hostpath-provisioner/pkg/operator/render"
 )
 
 // Reasons of conditions.
@@ -24,13 +26,13 @@ const (
 	reasonRollingOut  = "RollingOut"
 	reasonNotReady    = "NodesNotReady"
 	reasonFailed      = "ReconcileFailed"
-	reasonDowngrade   = "DowngradeRefused"
-	reasonSecond      = "AnotherObjectExists"
+	ReasonDowngrade   = "DowngradeRefused"
+	ReasonSecond      = "AnotherObjectExists"
 	reasonDeleting    = "Deleting"
 	reasonPoolProblem = "StoragePoolNotReady"
 	reasonAsExpected  = "AsExpected"
 	reasonUnmounting  = "Unmounting"
-	reasonHealthy     = "ProvisionerHealthy"
+	ReasonHealthy     = "ProvisionerHealthy"
 )
 
 // Observed is what there is in the cluster of what an object asks for.
@@ -53,8 +55,8 @@ type Observed struct {
 	Notices []string
 }
 
-// assess computes the status of an object from what is observed.
-func assess(object *hppv1.HostPathProvisioner, operatorVersion string, seen Observed) hppv1.HostPathProvisionerStatus {
+// Assess computes the status of an object from what is observed.
+func Assess(object *hppv1.HostPathProvisioner, operatorVersion string, seen Observed) hppv1.HostPathProvisionerStatus {
 	status := *object.Status.DeepCopy()
 	status.ObservedGeneration = object.Generation
 	status.OperatorVersion, status.TargetVersion = operatorVersion, operatorVersion
@@ -121,7 +123,7 @@ func (c conditions) degraded(rollingOut bool, nodes []hppv1.NodeStatus, seen Obs
 	var failing []string
 	for _, pod := range seen.Pods {
 		if text, failed := podProblem(&pod); failed || text != "" && !rollingOut {
-			failing = append(failing, nodeOf(&pod)+": "+text)
+			failing = append(failing, render.NodeOf(&pod)+": "+text)
 		}
 	}
 	slices.Sort(failing)
@@ -141,13 +143,13 @@ func (c conditions) degraded(rollingOut bool, nodes []hppv1.NodeStatus, seen Obs
 	}
 }
 
-// refuse is the status of an object that nothing is done for.
-func refuse(object *hppv1.HostPathProvisioner, operatorVersion, reason, message string) hppv1.HostPathProvisionerStatus {
+// Refuse is the status of an object that nothing is done for.
+func Refuse(object *hppv1.HostPathProvisioner, operatorVersion, reason, message string) hppv1.HostPathProvisionerStatus {
 	status := *object.Status.DeepCopy()
 	status.ObservedGeneration = object.Generation
 	status.OperatorVersion = operatorVersion
 	c := conditions{status: &status, generation: object.Generation}
-	if meta.FindStatusCondition(status.Conditions, hppv1.ConditionAvailable) == nil || reason == reasonSecond {
+	if meta.FindStatusCondition(status.Conditions, hppv1.ConditionAvailable) == nil || reason == ReasonSecond {
 		c.set(hppv1.ConditionAvailable, false, reason, message)
 	}
 	c.set(hppv1.ConditionProgressing, false, reason, message)
@@ -155,9 +157,24 @@ func refuse(object *hppv1.HostPathProvisioner, operatorVersion, reason, message 
 	return status
 }
 
-// downgrades says whether a version is older than that which was last rolled out. Versions that are none cannot be
+// Deleting is the status of an object that waits for pods to end.
+func Deleting(object *hppv1.HostPathProvisioner, operatorVersion string, waiting []string, users int) hppv1.HostPathProvisionerStatus {
+	status := *object.Status.DeepCopy()
+	status.ObservedGeneration, status.OperatorVersion = object.Generation, operatorVersion
+	message := "Waiting for " + strings.Join(waiting, ", ")
+	if users > 0 {
+		message += fmt.Sprintf("; %d PersistentVolumes still use the driver: they and their data stay, and pods can use them again once there is a HostPathProvisioner", users)
+	}
+	c := conditions{status: &status, generation: object.Generation}
+	c.set(hppv1.ConditionAvailable, false, reasonDeleting, message)
+	c.set(hppv1.ConditionProgressing, true, reasonDeleting, message)
+	c.set(hppv1.ConditionDegraded, false, reasonDeleting, "")
+	return status
+}
+
+// Downgrades says whether a version is older than that which was last rolled out. Versions that are none cannot be
 // compared, and neither can those of the earlier operator, whose status has no observed generation.
-func downgrades(status hppv1.HostPathProvisionerStatus, to string) bool {
+func Downgrades(status hppv1.HostPathProvisionerStatus, to string) bool {
 	if status.ObservedGeneration == 0 {
 		return false
 	}
@@ -172,7 +189,7 @@ func downgrades(status hppv1.HostPathProvisionerStatus, to string) bool {
 // notRolledOut says what is missing at the DaemonSets.
 func notRolledOut(sets map[string]*appsv1.DaemonSet) []string {
 	var waiting []string
-	for _, name := range sortedKeys(sets) {
+	for _, name := range slices.Sorted(maps.Keys(sets)) {
 		set := sets[name]
 		switch {
 		case set == nil:
@@ -193,7 +210,7 @@ func nodeProblems(pods []corev1.Pod) []hppv1.NodeStatus {
 	var found []hppv1.NodeStatus
 	for i := range pods {
 		if text, _ := podProblem(&pods[i]); text != "" {
-			found = append(found, hppv1.NodeStatus{Node: nodeOf(&pods[i]), Pool: poolOf(pods[i].Labels), Message: text})
+			found = append(found, hppv1.NodeStatus{Node: render.NodeOf(&pods[i]), Pool: render.PoolOf(pods[i].Labels), Message: text})
 		}
 	}
 	slices.SortFunc(found, func(a, b hppv1.NodeStatus) int {
@@ -241,37 +258,12 @@ func starting(reason string) bool {
 	return reason == "ContainerCreating" || reason == "PodInitializing"
 }
 
-// nodeOf is the node of a pod of a DaemonSet, also while it is not scheduled.
-func nodeOf(pod *corev1.Pod) string {
-	if pod.Spec.NodeName != "" {
-		return pod.Spec.NodeName
-	}
-	affinity := pod.Spec.Affinity
-	if affinity == nil || affinity.NodeAffinity == nil || affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution == nil {
-		return ""
-	}
-	for _, term := range affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms {
-		for _, field := range term.MatchFields {
-			if field.Key == metav1.ObjectNameField && len(field.Values) == 1 {
-				return field.Values[0]
-			}
-		}
-	}
-	return ""
-}
-
-// poolOf is the pool that an object is for by its labels, or empty.
-func poolOf(labels map[string]string) string {
-	name, _ := strings.CutSuffix(labels[poolLabel], "-hpp")
-	return name
-}
-
 // poolStatuses are those of all pools. A pool without a template is usable where the driver is.
 func poolStatuses(object *hppv1.HostPathProvisioner, seen Observed) []hppv1.StoragePoolStatus {
 	var statuses []hppv1.StoragePoolStatus
-	for _, pool := range pools(object) {
+	for _, pool := range render.Pools(object) {
 		status := hppv1.StoragePoolStatus{Name: pool.Name, Phase: hppv1.StoragePoolMounting}
-		set := seen.DaemonSets[driverDaemonSet]
+		set := seen.DaemonSets[render.DriverDaemonSet]
 		if set != nil {
 			status.DesiredReady = int(set.Status.DesiredNumberScheduled)
 			status.CurrentReady = int(set.Status.NumberReady)
@@ -300,7 +292,7 @@ func mounted(pool string, mounters []appsv1.Deployment) int {
 	count := 0
 	for i := range mounters {
 		m := &mounters[i]
-		if poolOf(m.Labels) == pool && m.Status.ObservedGeneration == m.Generation && m.Status.ReadyReplicas > 0 {
+		if render.PoolOf(m.Labels) == pool && m.Status.ObservedGeneration == m.Generation && m.Status.ReadyReplicas > 0 {
 			count++
 		}
 	}
@@ -310,7 +302,7 @@ func mounted(pool string, mounters []appsv1.Deployment) int {
 // claimStatuses are those of a pool's claims, and what there is to say of those that are not bound.
 func claimStatuses(pool string, claims []corev1.PersistentVolumeClaim) (statuses []hppv1.ClaimStatus, unbound []string) {
 	for _, claim := range claims {
-		if poolOf(claim.Labels) != pool {
+		if render.PoolOf(claim.Labels) != pool {
 			continue
 		}
 		statuses = append(statuses, hppv1.ClaimStatus{Name: claim.Name, Status: *claim.Status.DeepCopy()})
@@ -336,5 +328,3 @@ func shorten(message string) string {
 	}
 	return strings.ToValidUTF8(message[:most], "") + "…"
 }
-
-func sortedKeys[V any](of map[string]V) []string { return slices.Sorted(maps.Keys(of)) }

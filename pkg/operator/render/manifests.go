@@ -1,4 +1,4 @@
-package operator
+package render
 
 import (
 	"bufio"
@@ -19,8 +19,8 @@ import (
 	"kubevirt.io/hostpath-provisioner/deploy"
 )
 
-// manifests are those of deploy/, decoded and not changed yet.
-type manifests struct {
+// Manifests are those of deploy/, decoded and not changed yet.
+type Manifests struct {
 	daemonSet      appsv1.DaemonSet
 	csiDriver      storagev1.CSIDriver
 	metricsService corev1.Service
@@ -48,9 +48,9 @@ type legacyManifests struct {
 	constraintsRules []rbacv1.PolicyRule
 }
 
-// load decodes the manifests. It fails only if the program was built of broken ones.
-func load() (*manifests, error) {
-	m := &manifests{}
+// Load decodes the manifests. It fails only if the program was built of broken ones.
+func Load() (*Manifests, error) {
+	m := &Manifests{}
 	var cluster, scc rules
 	err := errors.Join(
 		one(&m.daemonSet, "csi/base/daemonset.yaml"),
@@ -109,7 +109,7 @@ func (r *rules) read(file string) error {
 }
 
 // addTags reads the tags that a kustomization has for images.
-func (m *manifests) addTags(file string) error {
+func (m *Manifests) addTags(file string) error {
 	var kustomization struct {
 		Images []struct{ Name, NewTag string }
 	}

@@ -1,4 +1,4 @@
-package operator
+package render
 
 import (
 	"slices"
@@ -16,7 +16,7 @@ import (
 func legacySet(t *testing.T, objects map[string]*unstructured.Unstructured) *appsv1.DaemonSet {
 	t.Helper()
 	set := &appsv1.DaemonSet{}
-	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(objects["DaemonSet "+legacyDaemonSet].Object, set); err != nil {
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(objects["DaemonSet "+LegacyDaemonSet].Object, set); err != nil {
 		t.Fatal(err)
 	}
 	return set
@@ -45,13 +45,13 @@ func TestLegacyNames(t *testing.T) {
 		t.Error(diff)
 	}
 	for _, name := range added {
-		for key, value := range owned {
+		for key, value := range Owned {
 			if with[name].GetLabels()[key] != value {
 				t.Errorf("%s has no label %s=%s, and would stay when pathConfig goes", name, key, value)
 			}
 		}
 	}
-	if diff := cmp.Diff([]string{driverDaemonSet, legacyDaemonSet}, daemonSets(&hppv1.HostPathProvisioner{Spec: spec})); diff != "" {
+	if diff := cmp.Diff([]string{DriverDaemonSet, LegacyDaemonSet}, DaemonSets(&hppv1.HostPathProvisioner{Spec: spec})); diff != "" {
 		t.Errorf("availability does not wait for both DaemonSets: %s", diff)
 	}
 }
@@ -87,9 +87,9 @@ func TestLegacySelector(t *testing.T) {
 		t.Errorf("both select %v", driver.Spec.Selector)
 	}
 	facts := allFacts
-	facts.Selectors = map[string]map[string]string{legacyDaemonSet: {appLabel: app}}
+	facts.Selectors = map[string]map[string]string{LegacyDaemonSet: {AppLabel: App}}
 	kept := legacySet(t, rendered(t, testConfig, facts, legacySpec()))
-	if diff := cmp.Diff(map[string]string{appLabel: app}, kept.Spec.Selector.MatchLabels); diff != "" {
+	if diff := cmp.Diff(map[string]string{AppLabel: App}, kept.Spec.Selector.MatchLabels); diff != "" {
 		t.Error(diff)
 	}
 }

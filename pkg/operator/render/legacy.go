@@ -1,4 +1,4 @@
-package operator
+package render
 
 import (
 	"errors"
@@ -15,9 +15,9 @@ import (
 const legacyContainer = "provisioner"
 
 // legacy is the pre-CSI provisioner, which has its volumes in the path that the driver has its own below.
-func (r *renderer) legacy(config *hppv1.PathConfig) ([]client.Object, error) {
+func (r *Renderer) legacy(config *hppv1.PathConfig) ([]client.Object, error) {
 	from := &r.manifests.legacy
-	set := r.daemonSet(&from.daemonSet, legacyDaemonSet, legacyAccount, legacyConstraints)
+	set := r.daemonSet(&from.daemonSet, LegacyDaemonSet, legacyAccount, legacyConstraints)
 	pod, path := &set.Spec.Template.Spec, string(config.Path)
 	const pool = "pool"
 	volume := slices.IndexFunc(pod.Volumes, func(v corev1.Volume) bool { return v.Name == pool && v.HostPath != nil })
@@ -48,16 +48,16 @@ func (r *renderer) legacy(config *hppv1.PathConfig) ([]client.Object, error) {
 }
 
 // legacyConstraints are those of the provisioner's pods on OpenShift.
-func (r *renderer) legacyConstraints() *unstructured.Unstructured {
+func (r *Renderer) legacyConstraints() *unstructured.Unstructured {
 	constraints := r.manifests.legacy.constraints.DeepCopy()
 	setMeta(constraints, r.clusterMeta(legacyConstraints, nil))
 	return constraints
 }
 
-// daemonSets are the names of the DaemonSets that an object asks for.
-func daemonSets(object *hppv1.HostPathProvisioner) []string {
+// DaemonSets are the names of the DaemonSets that an object asks for.
+func DaemonSets(object *hppv1.HostPathProvisioner) []string {
 	if object.Spec.PathConfig == nil {
-		return []string{driverDaemonSet}
+		return []string{DriverDaemonSet}
 	}
-	return []string{driverDaemonSet, legacyDaemonSet}
+	return []string{DriverDaemonSet, LegacyDaemonSet}
 }

@@ -1,4 +1,4 @@
-package operator
+package render
 
 import (
 	"slices"
@@ -7,7 +7,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	appsv1 "k8s.io/api/apps/v1"
-	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
@@ -16,15 +15,15 @@ import (
 )
 
 // templates are two pools on claims, of which one has a name that the other begins with, on two nodes.
-func templates(t *testing.T, mode corev1.PersistentVolumeMode) *renderer {
+func templates(t *testing.T, mode corev1.PersistentVolumeMode) *Renderer {
 	t.Helper()
-	m, err := load()
+	m, err := Load()
 	if err != nil {
 		t.Fatal(err)
 	}
 	facts := allFacts
 	facts.Nodes = []string{"node-a", "node-b"}
-	return m.renderer(testConfig, facts, &hppv1.HostPathProvisioner{Spec: hppv1.HostPathProvisionerSpec{StoragePools: []hppv1.StoragePool{
+	return m.For(testConfig, facts, &hppv1.HostPathProvisioner{Spec: hppv1.HostPathProvisionerSpec{StoragePools: []hppv1.StoragePool{
 		{Name: "local", Path: "/mnt/local", PVCTemplate: &hppv1.ClaimTemplate{VolumeMode: &mode}, FSType: "ext4", MountOptions: []string{"noatime", "discard"}},
 		{Name: "local-fast", Path: "/mnt/fast", PVCTemplate: &hppv1.ClaimTemplate{
 			VolumeMode: &mode, AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteMany},
@@ -34,7 +33,7 @@ func templates(t *testing.T, mode corev1.PersistentVolumeMode) *renderer {
 
 func TestClaimsHaveTheNamesOfTheEarlierOperator(t *testing.T) {
 	var names []string
-	for _, claim := range templates(t, corev1.PersistentVolumeFilesystem).claims() {
+	for _, claim := range templates(t, corev1.PersistentVolumeFilesystem).Claims() {
 		names = append(names, claim.Name)
 		if len(claim.OwnerReferences) > 0 {
 			t.Errorf("%s has an owner, and would go with it", claim.Name)
@@ -50,7 +49,7 @@ func TestNamesAreValidAtEveryLength(t *testing.T) {
 	seen := map[string]bool{}
 	for length := 1; length <= 253; length++ {
 		name := mounterName("pool", strings.Repeat("n", length))
-		for _, name := range []string{name, cleanUpName(name)} {
+		for _, name := range []string{name, CleanUpName(name)} {
 			if problems := validation.IsDNS1123Label(name); len(problems) > 0 {
 				t.Errorf("%s: %v", name, problems)
 			}
@@ -85,9 +84,9 @@ func TestMounter(t *testing.T) {
 			selectors := map[string]bool{}
 			for _, d := range all {
 				selectors[d.Spec.Selector.MatchLabels[mounterLabel]] = true
-				l := leftoverOf(d)
-				if nodeOf(&corev1.Pod{Spec: d.Spec.Template.Spec}) != l.node || len(d.Spec.Template.Spec.Tolerations) == 0 {
-					t.Errorf("%s does not run on %s whatever its taints and labels", d.Name, l.node)
+				l := LeftoverOf(d)
+				if NodeOf(&corev1.Pod{Spec: d.Spec.Template.Spec}) != l.Node || len(d.Spec.Template.Spec.Tolerations) == 0 {
+					t.Errorf("%s does not run on %s whatever its taints and labels", d.Name, l.Node)
 				}
 			}
 			if len(all) != 4 || len(selectors) != 4 {
@@ -119,7 +118,7 @@ func TestCleanUpIsForOnePool(t *testing.T) {
 		t.Fatal("there is no mounter of local-fast on node-b")
 	}
 	earlier := &appsv1.Deployment{
-		ObjectMeta: metav1.ObjectMeta{Name: all[i].Name, Labels: poolLabels("local-fast")},
+		ObjectMeta: metav1.ObjectMeta{Name: all[i].Name, Labels: PoolLabels("local-fast")},
 		Spec: appsv1.DeploymentSpec{Template: corev1.PodTemplateSpec{Spec: corev1.PodSpec{
 			Containers: []corev1.Container{{Command: []string{"/usr/bin/mounter", "--storagePoolPath", "/source", "--mountPath", "/mnt/fast/csi", "--hostPath", "/host"}}},
 			Affinity: &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{
@@ -131,63 +130,16 @@ func TestCleanUpIsForOnePool(t *testing.T) {
 	}
 	for name, d := range map[string]*appsv1.Deployment{"ours": all[i], "of the earlier operator": earlier} {
 		t.Run(name, func(t *testing.T) {
-			job, err := r.cleanUpJob(leftoverOf(d))
+			job, err := r.CleanUpJob(LeftoverOf(d))
 			if err != nil {
 				t.Fatal(err)
 			}
 			pod := job.Spec.Template.Spec
-			if got := nodeOf(&corev1.Pod{Spec: pod}); job.Name != "cleanup-pool-local-fast-node-b" || got != "node-b" {
+			if got := NodeOf(&corev1.Pod{Spec: pod}); job.Name != "cleanup-pool-local-fast-node-b" || got != "node-b" {
 				t.Errorf("the Job %s is for %s", job.Name, got)
 			}
 			if path := pod.Volumes[0].HostPath.Path; path != "/mnt/fast" {
 				t.Errorf("it unmounts %s", path)
-			}
-		})
-	}
-}
-
-func TestFinished(t *testing.T) {
-	job := &batchv1.Job{Status: batchv1.JobStatus{Conditions: []batchv1.JobCondition{{Type: batchv1.JobFailed, Status: corev1.ConditionTrue}}}}
-	if finished(job, batchv1.JobComplete) || !finished(job, batchv1.JobFailed) {
-		t.Error("a Job that has failed counts as complete")
-	}
-}
-
-// A pool whose claims are not bound, or that is mounted on some nodes only, is not ready, and neither is the object.
-func TestStatusOfPoolsOnClaims(t *testing.T) {
-	object := deployed(hppv1.HostPathProvisionerStatus{ObservedVersion: current})
-	object.Spec.StoragePools = []hppv1.StoragePool{{Name: "local", Path: "/mnt/local", PVCTemplate: &hppv1.ClaimTemplate{}}}
-	claim := func(phase corev1.PersistentVolumeClaimPhase) corev1.PersistentVolumeClaim {
-		return corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Name: "hpp-pool-local-node-a", Labels: poolLabels("local")},
-			Status: corev1.PersistentVolumeClaimStatus{Phase: phase}}
-	}
-	mounter := func(ready int32) appsv1.Deployment {
-		return appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Labels: poolLabels("local")}, Status: appsv1.DeploymentStatus{ReadyReplicas: ready}}
-	}
-	tests := map[string]struct {
-		claims   []corev1.PersistentVolumeClaim
-		mounters []appsv1.Deployment
-		phase    hppv1.StoragePoolPhase
-		words    string
-	}{
-		"claim is lost":        {[]corev1.PersistentVolumeClaim{claim(corev1.ClaimLost)}, nil, hppv1.StoragePoolPreparing, "hpp-pool-local-node-a is Lost"},
-		"none is mounted":      {[]corev1.PersistentVolumeClaim{claim(corev1.ClaimBound)}, []appsv1.Deployment{mounter(0), mounter(0)}, hppv1.StoragePoolMounting, "usable on 0 of 2"},
-		"one is mounted":       {[]corev1.PersistentVolumeClaim{claim(corev1.ClaimBound)}, []appsv1.Deployment{mounter(0), mounter(1)}, hppv1.StoragePoolMounting, "usable on 1 of 2"},
-		"both are mounted":     {[]corev1.PersistentVolumeClaim{claim(corev1.ClaimBound)}, []appsv1.Deployment{mounter(1), mounter(1)}, hppv1.StoragePoolReady, ""},
-		"claim of another one": {[]corev1.PersistentVolumeClaim{{ObjectMeta: metav1.ObjectMeta{Labels: poolLabels("local-fast")}}}, []appsv1.Deployment{mounter(1), mounter(1)}, hppv1.StoragePoolReady, ""},
-	}
-	for name, tt := range tests {
-		t.Run(name, func(t *testing.T) {
-			status := assess(object, current, Observed{DaemonSets: nodes(2, 2, 2), Claims: tt.claims, Mounters: tt.mounters})
-			pool := status.StoragePoolStatuses[0]
-			if pool.Phase != tt.phase || !strings.Contains(pool.Message, tt.words) {
-				t.Errorf("the pool is %s: %q, want %s: %q", pool.Phase, pool.Message, tt.phase, tt.words)
-			}
-			ready := tt.phase == hppv1.StoragePoolReady
-			for _, c := range status.Conditions {
-				if c.Type == hppv1.ConditionAvailable && (c.Status == metav1.ConditionTrue) != ready {
-					t.Errorf("Available is %s: %s", c.Status, c.Message)
-				}
 			}
 		})
 	}

@@ -1,4 +1,4 @@
-package operator
+package render
 
 import (
 	"encoding/json"
@@ -23,20 +23,20 @@ var allFacts = Facts{OpenShift: true, Monitoring: true, HeadlessMetrics: true, M
 // rendered has the objects by "Kind name".
 func rendered(t *testing.T, config Config, facts Facts, spec hppv1.HostPathProvisionerSpec) map[string]*unstructured.Unstructured {
 	t.Helper()
-	m, err := load()
+	m, err := Load()
 	if err != nil {
 		t.Fatal(err)
 	}
 	object := &hppv1.HostPathProvisioner{ObjectMeta: metav1.ObjectMeta{Name: "hpp", UID: "uid"}, Spec: spec}
 	before := object.DeepCopy()
-	all, err := m.render(config, facts, object)
+	all, err := m.For(config, facts, object).Objects()
 	if err != nil {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(before, object); diff != "" {
 		t.Errorf("rendering has changed the object: %s", diff)
 	}
-	again, err := m.render(config, facts, object)
+	again, err := m.For(config, facts, object).Objects()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -57,7 +57,7 @@ func onePoolSpec() hppv1.HostPathProvisionerSpec {
 func driverSet(t *testing.T, objects map[string]*unstructured.Unstructured) *appsv1.DaemonSet {
 	t.Helper()
 	set := &appsv1.DaemonSet{}
-	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(objects["DaemonSet "+driverDaemonSet].Object, set); err != nil {
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(objects["DaemonSet "+DriverDaemonSet].Object, set); err != nil {
 		t.Fatal(err)
 	}
 	return set
@@ -102,7 +102,7 @@ func TestRenderNames(t *testing.T) {
 		t.Error(diff)
 	}
 	for name, o := range objects {
-		for key, value := range owned {
+		for key, value := range Owned {
 			if o.GetLabels()[key] != value {
 				t.Errorf("%s has no label %s=%s", name, key, value)
 			}
@@ -184,13 +184,13 @@ func TestRenderPools(t *testing.T) {
 // A DaemonSet that is there keeps its selector, which cannot change, and its pods have the labels.
 func TestRenderKeepsTheSelector(t *testing.T) {
 	facts := allFacts
-	facts.Selectors = map[string]map[string]string{driverDaemonSet: {appLabel: app}}
+	facts.Selectors = map[string]map[string]string{DriverDaemonSet: {AppLabel: App}}
 	set := driverSet(t, rendered(t, testConfig, facts, onePoolSpec()))
-	if diff := cmp.Diff(map[string]string{appLabel: app}, set.Spec.Selector.MatchLabels); diff != "" {
+	if diff := cmp.Diff(map[string]string{AppLabel: App}, set.Spec.Selector.MatchLabels); diff != "" {
 		t.Error(diff)
 	}
 	fresh := driverSet(t, rendered(t, testConfig, allFacts, onePoolSpec()))
-	if _, legacy := fresh.Spec.Selector.MatchLabels[appLabel]; legacy {
+	if _, legacy := fresh.Spec.Selector.MatchLabels[AppLabel]; legacy {
 		t.Error("a new DaemonSet selects the pods of the other one too")
 	}
 	for _, s := range []*appsv1.DaemonSet{set, fresh} {
@@ -254,10 +254,10 @@ func TestOverlayClasses(t *testing.T) {
 		{Name: "a", Path: "/a", PVCTemplate: shared}, {Name: "b", Path: "/b", PVCTemplate: shared},
 		{Name: "c", Path: "/c", PVCTemplate: shared, OverlayClassName: "own"},
 	}}}
-	if diff := cmp.Diff(map[string]string{hppv1.DefaultOverlayClass: "a", "own": "c"}, overlayPools(pools(object))); diff != "" {
+	if diff := cmp.Diff(map[string]string{hppv1.DefaultOverlayClass: "a", "own": "c"}, overlayPools(Pools(object))); diff != "" {
 		t.Error(diff)
 	}
-	if texts := notices(object); len(texts) != 1 || !strings.Contains(texts[0], "pool b has no StorageClass") {
+	if texts := Notices(object); len(texts) != 1 || !strings.Contains(texts[0], "pool b has no StorageClass") {
 		t.Errorf("the notices are %q", texts)
 	}
 }

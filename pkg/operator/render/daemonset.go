@@ -1,4 +1,4 @@
-package operator
+package render
 
 import (
 	"errors"
@@ -18,8 +18,8 @@ import (
 const driverContainer = "driver"
 
 // driver is the DaemonSet of the CSI driver.
-func (r *renderer) driver() (*appsv1.DaemonSet, error) {
-	set := r.daemonSet(&r.manifests.daemonSet, driverDaemonSet, driverAccount, driverConstraints)
+func (r *Renderer) driver() (*appsv1.DaemonSet, error) {
+	set := r.daemonSet(&r.manifests.daemonSet, DriverDaemonSet, driverAccount, driverConstraints)
 	set.Spec.Template.Labels[metricsLabel] = "true"
 	pod := &set.Spec.Template.Spec
 	i := slices.IndexFunc(pod.Containers, func(c corev1.Container) bool { return c.Name == driverContainer })
@@ -39,7 +39,7 @@ func (r *renderer) driver() (*appsv1.DaemonSet, error) {
 }
 
 // daemonSet is one of the manifests with names, labels and placement changed.
-func (r *renderer) daemonSet(from *appsv1.DaemonSet, name, account, constraints string) *appsv1.DaemonSet {
+func (r *Renderer) daemonSet(from *appsv1.DaemonSet, name, account, constraints string) *appsv1.DaemonSet {
 	set := from.DeepCopy()
 	set.ObjectMeta = r.meta(name, set.Labels)
 	// A selector cannot change, and one from the earlier operator is also that of its other DaemonSet.
@@ -62,7 +62,7 @@ func (r *renderer) daemonSet(from *appsv1.DaemonSet, name, account, constraints 
 }
 
 // container sets what all containers have.
-func (r *renderer) container(c *corev1.Container) error {
+func (r *Renderer) container(c *corev1.Container) error {
 	var err error
 	if c.Image, err = r.image(c.Image); err != nil {
 		return err
@@ -86,20 +86,20 @@ func (r *renderer) container(c *corev1.Container) error {
 }
 
 // configure sets what the driver's own container has.
-func (r *renderer) configure(driver *corev1.Container) error {
+func (r *Renderer) configure(driver *corev1.Container) error {
 	data, err := dataDir(r.pools)
 	if err != nil {
 		return err
 	}
 	setVariable(driver, "DATADIR", data)
 	setVariable(driver, "VERSION", r.config.Version)
-	setVariable(driver, "SERVICE_NAME", metricsService)
+	setVariable(driver, "SERVICE_NAME", MetricsService)
 	setArg(driver, "--metrics-tls-version", r.facts.MetricsTLSVersion)
 	return nil
 }
 
 // image is the one for a container whose image in the manifests is this.
-func (r *renderer) image(name string) (string, error) {
+func (r *Renderer) image(name string) (string, error) {
 	if image := r.config.Images[name]; image != "" {
 		return image, nil
 	}

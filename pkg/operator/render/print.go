@@ -1,4 +1,4 @@
-package operator
+package render
 
 import (
 	"fmt"
@@ -19,11 +19,11 @@ func Print(from io.Reader, to io.Writer, config Config, facts Facts) error {
 	if err := yaml.UnmarshalStrict(text, object); err != nil {
 		return fmt.Errorf("read a HostPathProvisioner: %w", err)
 	}
-	m, err := load()
+	m, err := Load()
 	if err != nil {
 		return err
 	}
-	objects, err := m.render(config, facts, object)
+	objects, err := m.For(config, facts, object).Objects()
 	if err != nil {
 		return err
 	}

@@ -1,4 +1,5 @@
-package operator
+// Package apply brings objects of a cluster to what is wanted, by server-side apply with one field manager.
+package apply
 
 import (
 	"context"
@@ -20,14 +21,28 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// An applier brings the objects of the cluster to what is wanted. It writes only what differs.
-type applier struct {
-	// reader has a cache of all objects with the labels of the operator.
-	reader client.Reader
-	writer client.Client
-	// changed is called for each object that was made, changed or removed.
-	changed func(object *unstructured.Unstructured, reason string, err error)
+// An Applier brings the objects of the cluster to what is wanted. It writes only what differs.
+type Applier struct {
+	// Reader has a cache of all objects with Labels.
+	Reader client.Reader
+	Writer client.Client
+	// Labels are on every object that belongs to the operator.
+	Labels map[string]string
+	// Spared are those of them that Prune leaves alone.
+	Spared func(object *unstructured.Unstructured) bool
+	// Changed is called for each object that was made, changed or removed.
+	Changed func(object *unstructured.Unstructured, reason string, err error)
 }
+
+const (
+	// FieldManager is the one field manager of all that the operator applies.
+	FieldManager = "hostpath-provisioner-operator"
+
+	// appliedAnnotation has a digest of what was applied, by which it is known that something is not wanted any more.
+	appliedAnnotation = "hostpathprovisioner.kubevirt.io/applied"
+	// earlierAnnotation is on everything that the earlier operator has made.
+	earlierAnnotation = "hostpathprovisioner.kubevirt.io/lastAppliedConfiguration"
+)
 
 // Reasons of events about owned objects.
 const (
@@ -43,16 +58,16 @@ const (
 // cluster is lost with them.
 var replaceable = []string{"ClusterRoleBinding", "RoleBinding", "CSIDriver"}
 
-// apply makes one object what is wanted.
-func (a *applier) apply(ctx context.Context, want *unstructured.Unstructured) error {
+// Apply makes one object what is wanted.
+func (a *Applier) Apply(ctx context.Context, want *unstructured.Unstructured) error {
 	if err := stamp(want); err != nil {
 		return err
 	}
 	live := &unstructured.Unstructured{}
 	live.SetGroupVersionKind(want.GroupVersionKind())
-	err := a.reader.Get(ctx, client.ObjectKeyFromObject(want), live)
+	err := a.Reader.Get(ctx, client.ObjectKeyFromObject(want), live)
 	if client.IgnoreNotFound(err) != nil {
-		return fmt.Errorf("read %s: %w", describe(want), err)
+		return fmt.Errorf("read %s: %w", Describe(want), err)
 	}
 	done, failed := reasonCreated, reasonCreateFailed
 	if err == nil {
@@ -61,28 +76,28 @@ func (a *applier) apply(ctx context.Context, want *unstructured.Unstructured) er
 		}
 		done, failed = reasonUpdated, reasonUpdateFailed
 		if err := a.takeOver(ctx, live); err != nil {
-			a.changed(want, failed, err)
+			a.Changed(want, failed, err)
 			return err
 		}
 	}
 	if err := a.write(ctx, want); err != nil {
-		a.changed(want, failed, err)
-		return fmt.Errorf("apply %s: %w", describe(want), err)
+		a.Changed(want, failed, err)
+		return fmt.Errorf("apply %s: %w", Describe(want), err)
 	}
 	// The cache may be behind: then the object was as it should be already.
 	if want.GetResourceVersion() != live.GetResourceVersion() {
-		a.changed(want, done, nil)
+		a.Changed(want, done, nil)
 	}
 	return nil
 }
 
-func (a *applier) write(ctx context.Context, want *unstructured.Unstructured) error {
+func (a *Applier) write(ctx context.Context, want *unstructured.Unstructured) error {
 	apply := func() error {
-		return a.writer.Apply(ctx, client.ApplyConfigurationFromUnstructured(want), client.FieldOwner(FieldManager), client.ForceOwnership)
+		return a.Writer.Apply(ctx, client.ApplyConfigurationFromUnstructured(want), client.FieldOwner(FieldManager), client.ForceOwnership)
 	}
 	err := apply()
 	if apierrors.IsInvalid(err) && slices.Contains(replaceable, want.GetKind()) {
-		if err := a.writer.Delete(ctx, want.DeepCopy()); client.IgnoreNotFound(err) != nil {
+		if err := a.Writer.Delete(ctx, want.DeepCopy()); client.IgnoreNotFound(err) != nil {
 			return err
 		}
 		return apply()
@@ -92,7 +107,7 @@ func (a *applier) write(ctx context.Context, want *unstructured.Unstructured) er
 
 // takeOver makes the fields that the earlier operator owns those of this one, so that what is not wanted any more goes
 // with the apply. The earlier one is known by its annotation, whatever its name.
-func (a *applier) takeOver(ctx context.Context, live *unstructured.Unstructured) error {
+func (a *Applier) takeOver(ctx context.Context, live *unstructured.Unstructured) error {
 	if _, earlier := live.GetAnnotations()[earlierAnnotation]; !earlier {
 		return nil
 	}
@@ -110,8 +125,8 @@ func (a *applier) takeOver(ctx context.Context, live *unstructured.Unstructured)
 	if err != nil || patch == nil {
 		return err
 	}
-	if err := a.writer.Patch(ctx, live, client.RawPatch(types.JSONPatchType, patch), client.FieldOwner(FieldManager)); err != nil {
-		return fmt.Errorf("take %s over from the earlier operator: %w", describe(live), err)
+	if err := a.Writer.Patch(ctx, live, client.RawPatch(types.JSONPatchType, patch), client.FieldOwner(FieldManager)); err != nil {
+		return fmt.Errorf("take %s over from the earlier operator: %w", Describe(live), err)
 	}
 	return nil
 }
@@ -135,62 +150,62 @@ func stamp(want *unstructured.Unstructured) error {
 	return nil
 }
 
-// prune removes the objects of some kinds that carry the operator's labels and are not wanted. keep has those that are.
-func (a *applier) prune(ctx context.Context, namespace string, kinds []schema.GroupVersionKind, keep []*unstructured.Unstructured) error {
+// Prune removes the objects of some kinds that carry the operator's labels and are not wanted. keep has those that are.
+func (a *Applier) Prune(ctx context.Context, namespace string, kinds []schema.GroupVersionKind, keep []*unstructured.Unstructured) error {
 	wanted := map[string]bool{}
 	for _, object := range keep {
-		wanted[describe(object)] = true
+		wanted[Describe(object)] = true
 	}
 	var problems []error
 	for _, kind := range kinds {
 		list := &unstructured.UnstructuredList{}
 		list.SetGroupVersionKind(kind.GroupVersion().WithKind(kind.Kind + "List"))
-		if err := a.reader.List(ctx, list, client.MatchingLabels(owned)); err != nil {
+		if err := a.Reader.List(ctx, list, client.MatchingLabels(a.Labels)); err != nil {
 			problems = append(problems, fmt.Errorf("list %s: %w", kind.Kind, err))
 			continue
 		}
 		for i := range list.Items {
 			object := &list.Items[i]
 			elsewhere := object.GetNamespace() != "" && object.GetNamespace() != namespace
-			// What has mounted a pool is removed once that is unmounted.
-			if elsewhere || poolOf(object.GetLabels()) != "" || wanted[describe(object)] || object.GetDeletionTimestamp() != nil {
+			if elsewhere || a.Spared(object) || wanted[Describe(object)] || object.GetDeletionTimestamp() != nil {
 				continue
 			}
-			problems = append(problems, a.remove(ctx, object))
+			problems = append(problems, a.Remove(ctx, object))
 		}
 	}
 	return errors.Join(problems...)
 }
 
-func (a *applier) remove(ctx context.Context, object *unstructured.Unstructured) error {
+// Remove deletes an object, if it is still the same one.
+func (a *Applier) Remove(ctx context.Context, object *unstructured.Unstructured) error {
 	uid := object.GetUID()
-	err := a.writer.Delete(ctx, object, client.PropagationPolicy(metav1.DeletePropagationBackground), client.Preconditions{UID: &uid})
+	err := a.Writer.Delete(ctx, object, client.PropagationPolicy(metav1.DeletePropagationBackground), client.Preconditions{UID: &uid})
 	switch {
 	case apierrors.IsNotFound(err):
 		return nil
 	case err != nil:
-		a.changed(object, reasonDeleteFailed, err)
-		return fmt.Errorf("delete %s: %w", describe(object), err)
+		a.Changed(object, reasonDeleteFailed, err)
+		return fmt.Errorf("delete %s: %w", Describe(object), err)
 	}
-	a.changed(object, reasonDeleted, nil)
+	a.Changed(object, reasonDeleted, nil)
 	return nil
 }
 
-// describe names an object as messages do.
-func describe(object *unstructured.Unstructured) string {
+// Describe names an object as messages do.
+func Describe(object *unstructured.Unstructured) string {
 	if object.GetNamespace() == "" {
 		return object.GetKind() + " " + object.GetName()
 	}
 	return object.GetKind() + " " + object.GetNamespace() + "/" + object.GetName()
 }
 
-// create makes an object that is not there, and leaves it alone from then on.
-func (a *applier) create(ctx context.Context, want *unstructured.Unstructured) error {
-	err := a.writer.Apply(ctx, client.ApplyConfigurationFromUnstructured(want), client.FieldOwner(FieldManager))
+// Create makes an object that is not there, and leaves it alone from then on.
+func (a *Applier) Create(ctx context.Context, want *unstructured.Unstructured) error {
+	err := a.Writer.Apply(ctx, client.ApplyConfigurationFromUnstructured(want), client.FieldOwner(FieldManager))
 	if err != nil {
-		a.changed(want, reasonCreateFailed, err)
-		return fmt.Errorf("create %s: %w", describe(want), err)
+		a.Changed(want, reasonCreateFailed, err)
+		return fmt.Errorf("create %s: %w", Describe(want), err)
 	}
-	a.changed(want, reasonCreated, nil)
+	a.Changed(want, reasonCreated, nil)
 	return nil
 }

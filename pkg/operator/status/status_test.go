@@ -1,32 +1,31 @@
-package operator
+package status
 
 import (
 	"errors"
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/sets"
 
 	hppv1 "kubevirt.io/hostpath-provisioner/api/v1beta1"
+	"kubevirt.io/hostpath-provisioner/pkg/operator/render"
 )
 
 const current = "v1.2.3"
 
 func deployed(status hppv1.HostPathProvisionerStatus) *hppv1.HostPathProvisioner {
-	return &hppv1.HostPathProvisioner{ObjectMeta: metav1.ObjectMeta{Name: "hpp", Generation: 4}, Spec: onePoolSpec(), Status: status}
+	return &hppv1.HostPathProvisioner{ObjectMeta: metav1.ObjectMeta{Name: "hpp", Generation: 4}, Spec: hppv1.HostPathProvisionerSpec{StoragePools: []hppv1.StoragePool{{Name: "local", Path: "/var/hpvolumes"}}}, Status: status}
 }
 
 // nodes is a DaemonSet on so many nodes, of which some have the newest pod and some are ready.
 func nodes(desired, updated, ready int32) map[string]*appsv1.DaemonSet {
-	return map[string]*appsv1.DaemonSet{driverDaemonSet: {
-		ObjectMeta: metav1.ObjectMeta{Name: driverDaemonSet, Generation: 2},
+	return map[string]*appsv1.DaemonSet{render.DriverDaemonSet: {
+		ObjectMeta: metav1.ObjectMeta{Name: render.DriverDaemonSet, Generation: 2},
 		Status: appsv1.DaemonSetStatus{
 			ObservedGeneration: 2, DesiredNumberScheduled: desired, UpdatedNumberScheduled: updated, NumberReady: ready,
 		},
@@ -46,7 +45,7 @@ func TestAssess(t *testing.T) {
 		return corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: reason, Message: "in words"}}
 	}
 	stale := nodes(2, 2, 2)
-	stale[driverDaemonSet].Generation = 3
+	stale[render.DriverDaemonSet].Generation = 3
 	running := hppv1.HostPathProvisionerStatus{ObservedVersion: current, ObservedGeneration: 3}
 	older := hppv1.HostPathProvisionerStatus{ObservedVersion: "v1.0.0", ObservedGeneration: 3}
 	tests := map[string]struct {
@@ -58,7 +57,7 @@ func TestAssess(t *testing.T) {
 		words   string
 	}{
 		"first install":                     {hppv1.HostPathProvisionerStatus{}, Observed{DaemonSets: nodes(2, 2, 0)}, [3]bool{false, true, false}, "", "0 of 2 nodes are ready"},
-		"not there yet":                     {hppv1.HostPathProvisionerStatus{}, Observed{DaemonSets: map[string]*appsv1.DaemonSet{driverDaemonSet: nil}}, [3]bool{false, true, false}, "", "does not exist yet"},
+		"not there yet":                     {hppv1.HostPathProvisionerStatus{}, Observed{DaemonSets: map[string]*appsv1.DaemonSet{render.DriverDaemonSet: nil}}, [3]bool{false, true, false}, "", "does not exist yet"},
 		"all is well":                       {running, Observed{DaemonSets: nodes(2, 2, 2)}, [3]bool{true, false, false}, current, "Application Available"},
 		"no node matches":                   {running, Observed{DaemonSets: nodes(0, 0, 0)}, [3]bool{true, false, false}, current, "Application Available"},
 		"change is not taken up":            {older, Observed{DaemonSets: stale}, [3]bool{false, true, false}, "v1.0.0", "not taken up yet"},
@@ -72,7 +71,7 @@ func TestAssess(t *testing.T) {
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			got := assess(deployed(tt.status), current, tt.seen)
+			got := Assess(deployed(tt.status), current, tt.seen)
 			is := func(kind string) bool { return meta.IsStatusConditionTrue(got.Conditions, kind) }
 			if values := [3]bool{is(hppv1.ConditionAvailable), is(hppv1.ConditionProgressing), is(hppv1.ConditionDegraded)}; values != tt.want {
 				t.Errorf("available, progressing, degraded are %v, want %v: %+v", values, tt.want, got.Conditions)
@@ -90,7 +89,7 @@ func TestAssess(t *testing.T) {
 			}
 			// Seen once more, nothing changes: no write.
 			again := deployed(got)
-			if diff := cmp.Diff(got, assess(again, current, tt.seen)); diff != "" {
+			if diff := cmp.Diff(got, Assess(again, current, tt.seen)); diff != "" {
 				t.Errorf("a second look changes the status: %s", diff)
 			}
 		})
@@ -115,7 +114,7 @@ func TestDowngrades(t *testing.T) {
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			status := hppv1.HostPathProvisionerStatus{ObservedVersion: tt.before, ObservedGeneration: tt.generation}
-			if got := downgrades(status, tt.to); got != tt.want {
+			if got := Downgrades(status, tt.to); got != tt.want {
 				t.Errorf("downgrades() = %v, want %v", got, tt.want)
 			}
 		})
@@ -127,50 +126,66 @@ func TestAssessDoesNotDependOnOrder(t *testing.T) {
 	crashing := corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "CrashLoopBackOff"}}
 	pods := []corev1.Pod{podOn("node-a", crashing), podOn("node-b", crashing), podOn("node-c", crashing)}
 	object := deployed(hppv1.HostPathProvisionerStatus{ObservedVersion: current})
-	object.Status = assess(object, current, Observed{DaemonSets: nodes(3, 3, 0), Pods: pods})
+	object.Status = Assess(object, current, Observed{DaemonSets: nodes(3, 3, 0), Pods: pods})
 	slices.Reverse(pods)
-	if diff := cmp.Diff(object.Status, assess(object, current, Observed{DaemonSets: nodes(3, 3, 0), Pods: pods})); diff != "" {
+	if diff := cmp.Diff(object.Status, Assess(object, current, Observed{DaemonSets: nodes(3, 3, 0), Pods: pods})); diff != "" {
 		t.Error(diff)
 	}
 }
 
-// The oldest object counts, whatever the order in which they are listed.
-func TestActiveOf(t *testing.T) {
-	made := func(name string, second int64) hppv1.HostPathProvisioner {
-		return hppv1.HostPathProvisioner{ObjectMeta: metav1.ObjectMeta{Name: name, CreationTimestamp: metav1.Unix(second, 0)}}
+// A pool whose claims are not bound, or that is mounted on some nodes only, is not ready, and neither is the object.
+func TestStatusOfPoolsOnClaims(t *testing.T) {
+	object := deployed(hppv1.HostPathProvisionerStatus{ObservedVersion: current})
+	object.Spec.StoragePools = []hppv1.StoragePool{{Name: "local", Path: "/mnt/local", PVCTemplate: &hppv1.ClaimTemplate{}}}
+	claim := func(phase corev1.PersistentVolumeClaimPhase) corev1.PersistentVolumeClaim {
+		return corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Name: "hpp-pool-local-node-a", Labels: render.PoolLabels("local")},
+			Status: corev1.PersistentVolumeClaimStatus{Phase: phase}}
 	}
-	if got := activeOf([]hppv1.HostPathProvisioner{made("b", 2), made("c", 1), made("a", 3)}).Name; got != "c" {
-		t.Errorf("%s counts, want c", got)
+	mounter := func(ready int32) appsv1.Deployment {
+		return appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Labels: render.PoolLabels("local")}, Status: appsv1.DeploymentStatus{ReadyReplicas: ready}}
 	}
-	if got := activeOf([]hppv1.HostPathProvisioner{made("b", 2), made("a", 2)}).Name; got != "a" {
-		t.Errorf("%s counts, want a", got)
+	tests := map[string]struct {
+		claims   []corev1.PersistentVolumeClaim
+		mounters []appsv1.Deployment
+		phase    hppv1.StoragePoolPhase
+		words    string
+	}{
+		"claim is lost":        {[]corev1.PersistentVolumeClaim{claim(corev1.ClaimLost)}, nil, hppv1.StoragePoolPreparing, "hpp-pool-local-node-a is Lost"},
+		"none is mounted":      {[]corev1.PersistentVolumeClaim{claim(corev1.ClaimBound)}, []appsv1.Deployment{mounter(0), mounter(0)}, hppv1.StoragePoolMounting, "usable on 0 of 2"},
+		"one is mounted":       {[]corev1.PersistentVolumeClaim{claim(corev1.ClaimBound)}, []appsv1.Deployment{mounter(0), mounter(1)}, hppv1.StoragePoolMounting, "usable on 1 of 2"},
+		"both are mounted":     {[]corev1.PersistentVolumeClaim{claim(corev1.ClaimBound)}, []appsv1.Deployment{mounter(1), mounter(1)}, hppv1.StoragePoolReady, ""},
+		"claim of another one": {[]corev1.PersistentVolumeClaim{{ObjectMeta: metav1.ObjectMeta{Labels: render.PoolLabels("local-fast")}}}, []appsv1.Deployment{mounter(1), mounter(1)}, hppv1.StoragePoolReady, ""},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			status := Assess(object, current, Observed{DaemonSets: nodes(2, 2, 2), Claims: tt.claims, Mounters: tt.mounters})
+			pool := status.StoragePoolStatuses[0]
+			if pool.Phase != tt.phase || !strings.Contains(pool.Message, tt.words) {
+				t.Errorf("the pool is %s: %q, want %s: %q", pool.Phase, pool.Message, tt.phase, tt.words)
+			}
+			ready := tt.phase == hppv1.StoragePoolReady
+			for _, c := range status.Conditions {
+				if c.Type == hppv1.ConditionAvailable && (c.Status == metav1.ConditionTrue) != ready {
+					t.Errorf("Available is %s: %s", c.Status, c.Message)
+				}
+			}
+		})
 	}
 }
 
-// A node is reported once it has been gone for long enough, and not any more when it is back.
-func TestGoneNodes(t *testing.T) {
-	volume := func(name, node string) corev1.PersistentVolume {
-		return corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.PersistentVolumeSpec{
-			NodeAffinity: &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
-				MatchExpressions: []corev1.NodeSelectorRequirement{{Key: topologyKey, Operator: corev1.NodeSelectorOpIn, Values: []string{node}}},
-			}}}},
-		}}
-	}
-	volumes := []corev1.PersistentVolume{volume("pv-2", "gone"), volume("pv-1", "gone"), volume("pv-3", "here"), {}}
-	left := volumesOfGone(volumes, sets.New("here"))
-	g := &goneNodes{}
-	now := time.Now()
-	if found := g.report(left, now); len(found) > 0 {
-		t.Errorf("reported at once: %v", found)
-	}
-	want := []hppv1.DeletedNode{{Node: "gone", PersistentVolumes: 2, Command: cleanUp([]string{"pv-1", "pv-2"})}}
-	if diff := cmp.Diff(want, g.report(left, now.Add(goneAfter))); diff != "" {
-		t.Error(diff)
-	}
-	if found := g.report(nil, now.Add(goneAfter)); len(found) > 0 {
-		t.Errorf("reported although it is back: %v", found)
-	}
-	if found := g.report(left, now.Add(goneAfter)); len(found) > 0 {
-		t.Errorf("the time that it was gone before counts: %v", found)
+// A pod that waits for its node is a problem of that node, and of nothing else.
+func TestPodThatIsNotScheduled(t *testing.T) {
+	pod := corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "driver-b"}, Status: corev1.PodStatus{
+		Phase:      corev1.PodPending,
+		Conditions: []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Message: "no room"}},
+	}}
+	pod.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{
+		NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchFields: []corev1.NodeSelectorRequirement{{
+			Key: metav1.ObjectNameField, Operator: corev1.NodeSelectorOpIn, Values: []string{"node-b"},
+		}}}},
+	}}}
+	status := Assess(deployed(hppv1.HostPathProvisionerStatus{ObservedVersion: current}), current, Observed{DaemonSets: nodes(2, 2, 1), Pods: []corev1.Pod{pod}})
+	if len(status.NodeStatuses) != 1 || status.NodeStatuses[0].Node != "node-b" || !strings.Contains(status.NodeStatuses[0].Message, "no room") {
+		t.Errorf("the nodes are %+v", status.NodeStatuses)
 	}
 }
