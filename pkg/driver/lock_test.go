@@ -40,8 +40,12 @@ func TestASecondCallOnAVolumeIsAbortedAtOnce(t *testing.T) {
 			_, err := r.NodePublishVolume(t.Context(), publishRequest("vol", r.target("held")))
 			return err
 		},
-		"NodePublishVolume at another target": func() error {
-			_, err := r.NodePublishVolume(t.Context(), publishRequest("vol", r.target("free")))
+		"NodePublishVolume that allows no other target": func() error {
+			_, err := r.NodePublishVolume(t.Context(), publishRequest("vol", r.target("free"), singleWriter))
+			return err
+		},
+		"NodeExpandVolume": func() error {
+			_, err := r.NodeExpandVolume(t.Context(), &csi.NodeExpandVolumeRequest{VolumeId: "vol", VolumePath: r.target("held")})
 			return err
 		},
 		"NodeUnpublishVolume": func() error {
@@ -54,6 +58,10 @@ func TestASecondCallOnAVolumeIsAbortedAtOnce(t *testing.T) {
 	t.Run("another volume at the same target", func(t *testing.T) {
 		_, err := r.NodePublishVolume(t.Context(), publishRequest("second", r.target("held")))
 		wantCode(t, err, codes.Aborted, r.target("held"))
+	})
+	t.Run("the volume at another target", func(t *testing.T) {
+		r.publish(t, "vol", r.target("beside"))
+		wantEqual(t, "where it is published", r.mounts.published(t, r.path("local", ""), "vol"), []string{r.target("beside")})
 	})
 	t.Run("other volumes do not wait", func(t *testing.T) {
 		r.create(t, "third", "")
@@ -79,6 +87,51 @@ func TestASecondCallOnAVolumeIsAbortedAtOnce(t *testing.T) {
 	must.Succeed(t, <-first)
 	r.publish(t, "vol", r.target("held"))
 	r.unpublish(t, "vol", r.target("held"))
+	r.unpublish(t, "vol", r.target("beside"))
+}
+
+func singleWriter(req *csi.NodePublishVolumeRequest) {
+	req.VolumeCapability = capability(csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER)
+}
+
+func TestPublicationThatAllowsNoOtherTargetExcludesOthers(t *testing.T) {
+	held := newGate("held")
+	r := newRig(t, setup{hooks: hooks{publish: held.publish}})
+	r.create(t, "vol", "")
+	first := later(func() error {
+		_, err := r.NodePublishVolume(t.Context(), publishRequest("vol", r.target("held"), singleWriter))
+		return err
+	})
+	<-held.entered
+	_, err := r.NodePublishVolume(t.Context(), publishRequest("vol", r.target("free")))
+	wantCode(t, err, codes.Aborted, "vol")
+	close(held.open)
+	must.Succeed(t, <-first)
+}
+
+// The mark of a node in a shared pool stays while another publication needs it.
+func TestFailedPublicationKeepsMarkOfOther(t *testing.T) {
+	held := newGate("held")
+	pools := `[{"name":"everywhere","path":"` + t.TempDir() + `","shared":true}]`
+	a := newRig(t, setup{pools: pools, node: "node-a", hooks: hooks{publish: held.publish}})
+	b := newRig(t, setup{pools: pools, node: "node-b"})
+	a.create(t, "vol", "")
+	first := later(func() error {
+		_, err := a.NodePublishVolume(t.Context(), publishRequest("vol", a.target("held")))
+		return err
+	})
+	<-held.entered
+	_, err := a.NodePublishVolume(t.Context(), publishRequest("vol", a.target("missing/target")))
+	wantCode(t, err, codes.InvalidArgument)
+	_, err = b.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: "vol"})
+	wantCode(t, err, codes.FailedPrecondition, "node-a")
+	close(held.open)
+	must.Succeed(t, <-first)
+	a.unpublish(t, "vol", a.target("held"))
+	_, err = a.NodePublishVolume(t.Context(), publishRequest("vol", a.target("missing/target")))
+	wantCode(t, err, codes.InvalidArgument)
+	_, err = b.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: "vol"})
+	must.Succeed(t, err)
 }
 
 func TestManyCallsAtOnceLeaveOneMount(t *testing.T) {

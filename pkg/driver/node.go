@@ -48,13 +48,13 @@ func (n *node) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolume
 	if err != nil {
 		return nil, err
 	}
-	unlock, err := n.pools.LockTarget(publication.ID, publication.Target)
+	unlock, err := n.pools.LockToPublish(publication)
 	if err != nil {
 		return nil, err
 	}
 	defer unlock()
 
-	if req.GetVolumeContext()[ephemeralKey] == "true" {
+	if publication.Inline {
 		err = n.publishInline(ctx, req, publication)
 	} else {
 		err = n.pools.Publish(ctx, publication)
@@ -91,6 +91,7 @@ func parsePublication(req *csi.NodePublishVolumeRequest) (pool.Publication, erro
 		ReadOnly:     req.GetReadonly() || wanted.readOnly,
 		SingleTarget: wanted.singleTarget,
 		MultiNode:    wanted.multiNode,
+		Inline:       req.GetVolumeContext()[ephemeralKey] == "true",
 	}, nil
 }
 

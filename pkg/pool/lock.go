@@ -4,14 +4,15 @@ package pool
 //
 //  1. the volume, in this process (Set.volumes);
 //  2. the target, in this process (Set.targets);
-//  3. the byte of the volume, or the byte of promises, in the lock file of a shared pool,
-//     against other nodes. Nobody waits for one of the two while holding the other;
+//  3. the turn at the devices of the volume, in this process (Set.attaching), or
+//     the byte of the volume, or the byte of promises, in the lock file of a shared pool,
+//     against other nodes. Nobody waits for one of the three while holding another;
 //  4. the mutex of the ledger, which is never held across a system call or another lock.
 //
-// Calls do not wait for 1 and 2: who does not get them answers ErrBusy. Recovery does not wait
-// for 3 either, and leaves to another node what that works on. The mutexes inside Locks, roots
-// and the claims of project ids are held for a few instructions, and nothing is taken under
-// them.
+// Calls do not wait for 1 and 2: who does not get them answers ErrBusy. Publications at
+// different targets share 1. Recovery does not wait for 3 either, and leaves to another node
+// what that works on. The mutexes inside Locks, turns, roots and the claims of project ids are
+// held for a few instructions, and nothing is taken under them.
 
 import (
 	"context"
@@ -29,25 +30,91 @@ import (
 // not meet. The zero value is ready for use.
 type Locks[K comparable] struct {
 	mu   sync.Mutex
-	held map[K]struct{}
+	held map[K]int // how many share the key, or exclusive
 }
+
+const exclusive = -1
 
 // TryLock takes the lock of a key, or answers ErrBusy at once.
 func (l *Locks[K]) TryLock(key K) (unlock func(), err error) {
+	return l.change(key, func(now int) (int, bool) { return exclusive, now == 0 }, func(int) int { return 0 })
+}
+
+// TryShare takes the lock of a key together with others who share it, or answers ErrBusy at once.
+func (l *Locks[K]) TryShare(key K) (unlock func(), err error) {
+	return l.change(key, func(now int) (int, bool) { return now + 1, now >= 0 }, func(now int) int { return now - 1 })
+}
+
+// TryAlone makes the lock that the caller shares one that nobody else has, or answers ErrBusy
+// if others share it. Until done is called nobody can join.
+func (l *Locks[K]) TryAlone(key K) (done func(), err error) {
+	return l.change(key, func(now int) (int, bool) { return exclusive, now == 1 }, func(int) int { return 1 })
+}
+
+// change replaces the state of a key unless that is refused, and returns what replaces it again.
+func (l *Locks[K]) change(key K, to func(now int) (int, bool), back func(now int) int) (undo func(), err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if _, busy := l.held[key]; busy {
+	next, ok := to(l.held[key])
+	if !ok {
 		return nil, fmt.Errorf("%w on %v", volume.ErrBusy, key)
 	}
-	if l.held == nil {
-		l.held = make(map[K]struct{})
-	}
-	l.held[key] = struct{}{}
+	l.set(key, next)
 	return func() {
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		delete(l.held, key)
+		l.set(key, back(l.held[key]))
 	}, nil
+}
+
+func (l *Locks[K]) set(key K, to int) {
+	if l.held == nil {
+		l.held = make(map[K]int)
+	}
+	if l.held[key] = to; to == 0 {
+		delete(l.held, key)
+	}
+}
+
+// turns has those who work on the same key wait for each other. The zero value is ready for use.
+type turns[K comparable] struct {
+	mu   sync.Mutex
+	held map[K]chan struct{} // closed at the end of the turn
+}
+
+// wait waits for a turn until ctx ends.
+func (t *turns[K]) wait(ctx context.Context, key K) (done func(), err error) {
+	for {
+		ended, mine := t.take(key)
+		if mine {
+			return func() { t.end(key) }, nil
+		}
+		select {
+		case <-ended:
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+	}
+}
+
+func (t *turns[K]) take(key K) (ended <-chan struct{}, mine bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if ended, busy := t.held[key]; busy {
+		return ended, false
+	}
+	if t.held == nil {
+		t.held = make(map[K]chan struct{})
+	}
+	t.held[key] = make(chan struct{})
+	return nil, true
+}
+
+func (t *turns[K]) end(key K) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	close(t.held[key])
+	delete(t.held, key)
 }
 
 // Lock takes a volume for one call, or answers ErrBusy at once.
@@ -55,14 +122,28 @@ func (s *Set) Lock(id volume.ID) (unlock func(), err error) { return s.volumes.T
 
 // LockTarget takes a volume and a target for one call, or answers ErrBusy at once.
 func (s *Set) LockTarget(id volume.ID, target bind.Target) (unlock func(), err error) {
-	unlockVolume, err := s.volumes.TryLock(id)
+	return s.lockTarget(s.volumes.TryLock, id, target)
+}
+
+// LockToPublish is LockTarget for Publish and PublishInline. Pods that share a volume start
+// together: publications at different targets do not exclude each other, unless one allows no
+// other or makes the volume.
+func (s *Set) LockToPublish(r Publication) (unlock func(), err error) {
+	if r.alone() {
+		return s.LockTarget(r.ID, r.Target)
+	}
+	return s.lockTarget(s.volumes.TryShare, r.ID, r.Target)
+}
+
+func (s *Set) lockTarget(lock func(volume.ID) (func(), error), id volume.ID, target bind.Target) (unlock func(), err error) {
+	unlockVolume, err := lock(id)
 	if err != nil {
 		return nil, err
 	}
 	unlockTarget, err := s.targets.TryLock(target)
 	if err != nil {
 		unlockVolume()
-		return nil, err
+		return nil, fmt.Errorf("volume %s: %w", id, err)
 	}
 	return func() { unlockTarget(); unlockVolume() }, nil
 }
@@ -126,6 +207,23 @@ func (v *visit) tryLockToPromise(id volume.ID) (unlock func(), err error) {
 		return nil, err
 	}
 	return func() { unlockVolume(); unlockPromises() }, nil
+}
+
+// withdraw takes back the mark of a publication that failed. The mark is also that of the
+// publications at other targets that are under way.
+func (v *found) withdraw(r Publication) error {
+	if r.alone() {
+		return v.unmarkPublished()
+	}
+	done, err := v.visit.pool.locks.TryAlone(v.id)
+	if errors.Is(err, volume.ErrBusy) {
+		return nil // if they fail too, recovery takes it back within a minute
+	}
+	if err != nil {
+		return err
+	}
+	defer done()
+	return v.unmarkPublished()
 }
 
 // lock extends the caller's lock of the volume to all nodes of a shared pool, and reads it

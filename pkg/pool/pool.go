@@ -65,14 +65,15 @@ type Options struct {
 
 // A Pool is a directory in which volumes are directories.
 type Pool struct {
-	config  poolconfig.Pool
-	options Options
-	log     logr.Logger
-	at      *store.Location
-	locks   *Locks[volume.ID]
-	serving *Locks[string]  // the uuids of all pools that are open
-	claims  *limit.Registry // the quota ids of all pools
-	roots   *roots          // where all pools are
+	config    poolconfig.Pool
+	options   Options
+	log       logr.Logger
+	at        *store.Location
+	locks     *Locks[volume.ID]
+	attaching *turns[volume.ID]
+	serving   *Locks[string]  // the uuids of all pools that are open
+	claims    *limit.Registry // the quota ids of all pools
+	roots     *roots          // where all pools are
 
 	state    atomic.Pointer[state]
 	hung     atomic.Pointer[state]  // the state while which a call found the pool to hang
@@ -118,16 +119,17 @@ type opened struct {
 func newPool(config poolconfig.Pool, s *Set) *Pool {
 	options := s.options
 	p := &Pool{
-		config:  config,
-		options: options,
-		log:     options.Log.WithValues("pool", config.Name.String()),
-		locks:   &s.volumes,
-		serving: &s.serving,
-		claims:  &s.claims,
-		roots:   &s.roots,
-		nudge:   make(chan struct{}, 1),
-		checked: make(chan struct{}),
-		wake:    make(chan struct{}, 1),
+		config:    config,
+		options:   options,
+		log:       options.Log.WithValues("pool", config.Name.String()),
+		locks:     &s.volumes,
+		attaching: &s.attaching,
+		serving:   &s.serving,
+		claims:    &s.claims,
+		roots:     &s.roots,
+		nudge:     make(chan struct{}, 1),
+		checked:   make(chan struct{}),
+		wake:      make(chan struct{}, 1),
 	}
 	p.state.Store(&state{err: p.unavailable(errNotChecked), errors: volume.Unknown})
 	p.at = &store.Location{

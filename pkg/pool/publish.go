@@ -31,10 +31,14 @@ type Publication struct {
 	SingleTarget bool
 	// MultiNode is the access mode of several nodes.
 	MultiNode bool
+	// Inline makes the volume too.
+	Inline bool
 }
 
-// Publish makes a volume appear at the target. The caller holds the volume's lock
-// and the target's. Errors: ErrInvalid, ErrNotFound, ErrExists for a target that is
+// alone reports whether no other publication of the volume may be under way.
+func (r Publication) alone() bool { return r.SingleTarget || r.Inline }
+
+// Publish makes a volume appear at the target. The caller has LockToPublish. Errors: ErrInvalid, ErrNotFound, ErrExists for a target that is
 // taken, ErrInUse for a second target of a volume for one, ErrNoSpace for a node without
 // loop devices, ErrUnavailable, ErrDamagedRecord, ErrLost, ErrIO, ErrAmbiguous.
 func (s *Set) Publish(ctx context.Context, r Publication) error {
@@ -86,11 +90,24 @@ func (v *found) publish(ctx context.Context, r Publication) error {
 	if err := v.announce(ctx, r); err != nil {
 		return err
 	}
-	at := content.Target{Path: r.Target, Flags: r.Flags, ReadOnly: r.ReadOnly}
-	if err := v.visit.pool.content(v.id, v.entry.Record).Publish(ctx, v.dir, at); err != nil {
-		return errors.Join(err, v.unmarkPublished())
+	if err := v.mount(ctx, r); err != nil {
+		return errors.Join(err, v.withdraw(r))
 	}
 	return nil
+}
+
+// mount makes the content appear at the target. All targets of a block volume share one
+// device, which one of them attaches, or detaches again if it fails.
+func (v *found) mount(ctx context.Context, r Publication) error {
+	if v.entry.Block() {
+		done, err := v.visit.pool.attaching.wait(ctx, v.id)
+		if err != nil {
+			return err
+		}
+		defer done()
+	}
+	at := content.Target{Path: r.Target, Flags: r.Flags, ReadOnly: r.ReadOnly}
+	return v.visit.pool.content(v.id, v.entry.Record).Publish(ctx, v.dir, at)
 }
 
 // announce makes sure that the volume can be published as it is asked for, and informs the
@@ -142,7 +159,7 @@ func (v *found) onlyAt(target bind.Target) error {
 const afterwards = 5 * time.Second
 
 // PublishInline makes a volume that lives as long as its publication, and
-// publishes it. The caller holds the volume's lock and the target's.
+// publishes it. The caller has LockToPublish.
 func (s *Set) PublishInline(ctx context.Context, create Request, r Publication) error {
 	if err := s.outsidePools(r.Target); err != nil {
 		return err
@@ -156,7 +173,7 @@ func (s *Set) PublishInline(ctx context.Context, create Request, r Publication) 
 	if _, err := s.Create(ctx, create); err != nil {
 		return err
 	}
-	r.Pool = p.config.Name
+	r.Pool, r.Inline = p.config.Name, true
 	err = s.publish(ctx, r)
 	if err != nil && !was {
 		// Nobody has seen the volume yet, and nobody else would remove it: also where the

@@ -137,8 +137,9 @@ func (w *world) publish() {
 	if in != "" {
 		p.Pool = poolName(in)
 	}
-	unlock := w.lockTarget(name, target)
-	err := w.set.Publish(background, p)
+	unlock, err := w.set.LockToPublish(p)
+	w.must(err)
+	err = w.set.Publish(background, p)
 	unlock()
 	w.answer(err, want, "publish %s %s of %q at %s, read-only %v, single %v", p.Mode, name, in, target, p.ReadOnly, p.SingleTarget)
 }

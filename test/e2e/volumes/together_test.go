@@ -1,0 +1,70 @@
+package volumes
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"kubevirt.io/hostpath-provisioner/test/drivertest"
+	"kubevirt.io/hostpath-provisioner/test/must"
+	"kubevirt.io/hostpath-provisioner/test/testenv"
+)
+
+// Pods that share a claim start together: kubelet publishes its volume at all their targets at
+// once. None is refused, since kubelet would come back half a second later.
+func TestPublishAtSeveralTargetsAtOnce(t *testing.T) {
+	testenv.NeedRoot(t)
+	driver, err := drivertest.Binary(t.Context(), t.TempDir())
+	must.Succeed(t, err)
+	pool := drivertest.Pool{PoolConfig: drivertest.PoolConfig{Name: "local", Path: testenv.LoopFS(t, "ext4", 256*mib)}}
+	d := drivertest.Start(t, drivertest.Config{Binary: driver, Pools: []drivertest.PoolConfig{pool.PoolConfig}})
+	pool.Driver = d
+	for name, block := range map[string]bool{"directory": false, "block": true} {
+		for _, count := range []int{2, 16} {
+			t.Run(fmt.Sprintf("%s, %d targets", name, count), func(t *testing.T) {
+				d.TB = t
+				v := volume("pvc-"+name, 16*mib)
+				v.Block = block
+				d.Must(second(d.Create(t.Context(), v)))
+				var pods []string
+				for i := range count {
+					pods = append(pods, fmt.Sprintf("pod-%d", i))
+				}
+				publish := func(pod string) error { return d.Publish(t.Context(), v, pod) }
+				inTurn := shortest(func() {
+					for _, pod := range pods {
+						d.Must(publish(pod))
+					}
+				}, func() { unpublishAll(d, v, pods) })
+				atOnce := shortest(func() { d.Together(pods, publish) }, func() {
+					d.Must(pool.MountedAndAttached([]drivertest.Kept{{Volume: v, Pods: pods}}))
+					unpublishAll(d, v, pods)
+				})
+				t.Logf("%d targets at once take %.2f times as long as one after another (%v)", count, float64(atOnce)/float64(inTurn), inTurn)
+				d.Must(d.Delete(t.Context(), v.ID))
+			})
+			d.TB = t
+		}
+	}
+}
+
+// shortest is the time of the fastest of some runs, each of which is undone.
+func shortest(run, undo func()) time.Duration {
+	best := time.Hour
+	for range 5 {
+		began := time.Now()
+		run()
+		best = min(best, time.Since(began))
+		undo()
+	}
+	return best
+}
+
+func unpublishAll(d *drivertest.Driver, v drivertest.Volume, pods []string) {
+	d.Helper()
+	for _, pod := range pods {
+		d.Must(d.Unpublish(d.Context(), v.ID, pod))
+	}
+}
+
+func second[T any](_ T, err error) error { return err }
