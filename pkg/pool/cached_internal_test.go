@@ -69,7 +69,7 @@ func TestCallsDoNotTrustMemoryForAnotherPool(t *testing.T) {
 	}
 	wantCached(t, p, false)
 	// With requireMount, the directory that something was mounted on.
-	p.config.RequireMount = true
+	p.needMount.Store(true)
 	wantCached(t, p, false)
 	if err := errors.Join(os.RemoveAll(filepath.Join(root, "pool")), os.Rename(filepath.Join(root, "away"), filepath.Join(root, "pool"))); err != nil {
 		t.Fatal(err)
@@ -133,4 +133,26 @@ func wantCached(t *testing.T, p *Pool, want bool) {
 	if (err == nil) != want {
 		t.Errorf("found in memory: %v, want %v", err, want)
 	}
+}
+
+// A call that is at work in the bare directory may be making a volume there.
+func TestPoolIsNotReplacedDuringCall(t *testing.T) {
+	testenv.NeedRoot(t)
+	p := onePool(t, filepath.Join(t.TempDir(), "pool"), "false")
+	call, err := p.enter()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Mount("tmpfs", p.config.Path, "tmpfs", 0, "size=16m"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = syscall.Unmount(p.config.Path, syscall.MNT_DETACH) })
+	if st := p.check(t.Context()); !errors.Is(st.err, store.ErrOther) {
+		t.Errorf("checked with a call at work: %v, want %v", st.err, store.ErrOther)
+	}
+	call.close()
+	if st := p.check(t.Context()); st.err != nil {
+		t.Errorf("checked after the call: %v", st.err)
+	}
+	wantEntered(t, p)
 }

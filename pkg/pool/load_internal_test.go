@@ -69,7 +69,7 @@ func aVisit(t *testing.T) *visit {
 	t.Cleanup(func() { s.Close(); must(t, mounts.Close()) })
 	id, err := p.identify(s, f)
 	must(t, err)
-	return &visit{p, s, id.keeper}
+	return &visit{pool: p, store: s, keeper: id.keeper}
 }
 
 // A shared pool is read by calls while a check compares it with the disk: what they read must

@@ -96,6 +96,13 @@ type Pool struct {
 	// belongs to the checks.
 	unrestored map[volume.ID]struct{}
 
+	// vacant says that the last check found nothing of anybody in the pool, and giveUp has the
+	// pool's uuid served by nobody. They belong to the checks.
+	vacant bool
+	giveUp func()
+	// needMount says that a filesystem must be mounted at the pool's path.
+	needMount atomic.Bool
+
 	// What monitoring is shown, beside the state. It takes no lock.
 	surveyed  atomic.Pointer[survey] // nil before the first
 	used      atomic.Int64           // bytes that the volumes hold, or unknownBytes
@@ -114,6 +121,7 @@ type Pool struct {
 type opened struct {
 	*store.Identity
 	keeper *limit.Keeper
+	calls  *atomic.Int64 // at work in it
 }
 
 func newPool(config poolconfig.Pool, s *Set) *Pool {
@@ -144,6 +152,7 @@ func newPool(config poolconfig.Pool, s *Set) *Pool {
 	}
 	p.ledger = ledger.New(ledger.Policy{Pool: config.Name, Overprovision: config.Overprovision, Reserve: config.Reserve})
 	p.used.Store(volume.Unknown)
+	p.needMount.Store(config.RequireMount)
 	return p
 }
 
@@ -185,6 +194,7 @@ func (p *Pool) open(ctx context.Context) (_ *visit, err error) {
 	p.ledger.SetForeign(f.Foreign)
 	v.count()
 	p.synced = time.Now()
+	p.giveUp = giveUp
 	p.identity.Store(id)
 	return v, nil
 }
@@ -199,5 +209,5 @@ func (p *Pool) identify(s *store.Store, f *store.Format) (*opened, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &opened{id, keeper}, nil
+	return &opened{id, keeper, new(atomic.Int64)}, nil
 }

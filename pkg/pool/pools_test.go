@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -15,6 +16,7 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+	"github.com/google/go-cmp/cmp"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind/bindtest"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
@@ -93,6 +95,106 @@ func TestNothingIsWrittenBelowAMountThatWentAway(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A pool that is mounted after the driver started, as a pool mounter does.
+func TestMountedOverStartedPool(t *testing.T) {
+	testenv.NeedRoot(t)
+	const datadir = `[{"name":"local","path":"disk"}]`
+	mounted := func(t *testing.T, test func(t *testing.T, b *bench)) func(*testing.T) {
+		return func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := newBench(t, t.TempDir())
+				b.start(datadir)
+				test(t, b)
+			})
+		}
+	}
+	serves := func(t *testing.T, b *bench, want bool) {
+		t.Helper()
+		b.later(10 * time.Second)
+		if err := b.Status()[0].Err; (err == nil) != want {
+			t.Fatalf("the pool serves: %v, want %v", err, want)
+		}
+		if got := b.capacity(); (got > 0) != want {
+			t.Errorf("capacity %d, want above 0: %v", got, want)
+		}
+	}
+	t.Run("empty is replaced", mounted(t, func(t *testing.T, b *bench) {
+		bare := manifest(t, b.path("disk"))
+		disk(t, b)
+		serves(t, b, true)
+		b.create("pvc-1", mib)
+		must(t, b.publish("pvc-1", "a"))
+		must(t, b.unpublish("pvc-1", "a"))
+		b.delete("pvc-1")
+		b.later(2 * time.Minute)
+
+		must(t, syscall.Unmount(b.path("disk"), 0))
+		serves(t, b, false)
+		_, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-2"), Range: volume.Range{Required: mib}})
+		wantError(t, err, volume.ErrNoSpace)
+		b.later(5 * time.Minute)
+		if diff := cmp.Diff(bare, manifest(t, b.path("disk"))); diff != "" {
+			t.Errorf("the bare directory changed (-before +now):\n%s", diff)
+		}
+
+		disk(t, b) // another one
+		serves(t, b, true)
+		b.create("pvc-2", mib)
+		b.wantVolumes("pvc-2")
+		must(t, syscall.Unmount(b.path("disk"), 0))
+		disk(t, b) // and a third, while the second has a volume
+		serves(t, b, false)
+	}))
+	for name, fill := range map[string]func(b *bench){
+		"with a volume is kept": func(b *bench) { b.create("pvc-1", mib) },
+		"with a directory from before the driver is kept": func(b *bench) {
+			must(b.t, os.Mkdir(b.path("disk", "pvc-by-hand"), 0o755))
+		},
+		"with a record is kept": func(b *bench) {
+			b.create("pvc-1", mib)
+			must(b.t, os.Remove(b.path("disk", "pvc-1")))
+		},
+		"with the trash of another node is kept": func(b *bench) {
+			must(b.t, os.MkdirAll(b.path("disk", ".hostpath-provisioner", "trash", "node-2", "pvc-1.x"), 0o700))
+		},
+		"with a creation of another node is kept": func(b *bench) {
+			must(b.t, os.MkdirAll(b.path("disk", ".hostpath-provisioner", "staging", "node-2", "pvc-1"), 0o700))
+		},
+	} {
+		t.Run(name, mounted(t, func(t *testing.T, b *bench) {
+			fill(b)
+			b.later(15 * time.Second)
+			disk(t, b)
+			serves(t, b, false)
+			if left := names(t, b.path("disk")); len(left) > 0 {
+				t.Errorf("the new filesystem holds %q", left)
+			}
+			must(t, syscall.Unmount(b.path("disk"), 0))
+			serves(t, b, true)
+		}))
+	}
+	t.Run("empty is kept when it was moved away", mounted(t, func(t *testing.T, b *bench) {
+		must(t, os.Rename(b.path("disk"), b.path("away")))
+		must(t, os.Mkdir(b.path("disk"), 0o755))
+		serves(t, b, false)
+	}))
+}
+
+// manifest is all names below a directory, with the times of their last change.
+func manifest(t *testing.T, root string) map[string]time.Time {
+	t.Helper()
+	all := make(map[string]time.Time)
+	must(t, filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		info, err := entry.Info()
+		all[path] = info.ModTime()
+		return err
+	}))
+	return all
 }
 
 func TestAPoolReplacedByAnotherIsRefused(t *testing.T) {

@@ -2,6 +2,7 @@ package pool
 
 import (
 	"errors"
+	"sync/atomic"
 	"time"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
@@ -16,9 +17,15 @@ type visit struct {
 	pool   *Pool
 	store  *store.Store
 	keeper *limit.Keeper
+	calls  *atomic.Int64 // counts this one; nil for a check
 }
 
-func (v *visit) close() { v.store.Close() }
+func (v *visit) close() {
+	v.store.Close()
+	if v.calls != nil {
+		v.calls.Add(-1)
+	}
+}
 
 // enter opens the pool for one call and makes sure that it is the one that was
 // opened at first, and not the bare directory below a mount that went away.
@@ -32,26 +39,32 @@ func (p *Pool) enter() (*visit, error) {
 	if p.hung.Load() == st {
 		return nil, p.hangs()
 	}
+	if id == nil {
+		return nil, p.unavailable(errNotChecked) // as replaced has it for a moment
+	}
 	if err := p.limits().Unfit(id.keeper); err != nil && !st.readOnly() {
 		return nil, p.unavailable(err)
 	}
+	id.calls.Add(1) // before the pool is opened: see replaced
 	v, err := p.openCached(id)
 	if err != nil {
 		v, err = p.openInTime(id, st)
 	}
 	if err != nil {
+		id.calls.Add(-1)
 		return nil, p.unavailable(err)
 	}
+	v.calls = id.calls
 	return v, nil
 }
 
 // openCached opens the pool from memory, where that is possible: see store.OpenCached.
 func (p *Pool) openCached(id *opened) (*visit, error) {
-	s, err := store.OpenCached(p.at, id.Identity, p.root.Load(), p.config.RequireMount)
+	s, err := store.OpenCached(p.at, id.Identity, p.root.Load(), p.needMount.Load())
 	if err != nil {
 		return nil, err
 	}
-	return &visit{p, s, id.keeper}, nil
+	return &visit{pool: p, store: s, keeper: id.keeper}, nil
 }
 
 // visit opens the pool that was opened before.
@@ -60,7 +73,7 @@ func (p *Pool) visit(id *opened) (*visit, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &visit{p, s, id.keeper}, nil
+	return &visit{pool: p, store: s, keeper: id.keeper}, nil
 }
 
 // openInTime is open for callers that the checks of the pool may not have warned yet:

@@ -129,6 +129,9 @@ func (p *Pool) check(ctx context.Context) state {
 	if err != nil {
 		return state{err: p.unavailable(err), errors: volume.Unknown}
 	}
+	if err := s.noteVacancy(); err != nil {
+		return state{err: p.unavailable(err), errors: volume.Unknown}
+	}
 	p.unrecovered = p.unrecovered || space.ReadOnly
 	p.learnForeign(space)
 	return state{systemDisk: p.onSystemDisk(s.store.Root()), space: &space, errors: p.countErrors(s.store.Root())}
@@ -150,7 +153,10 @@ func (p *Pool) checkVisit(ctx context.Context) (*visit, error) {
 	}
 	v, err := p.visit(id)
 	if err != nil {
-		return nil, err
+		if replaced, replaceErr := p.replaced(id, err); !replaced {
+			return nil, errors.Join(err, replaceErr)
+		}
+		return p.open(ctx)
 	}
 	v.store.ProbeWritable()
 	err = p.checkNested(v.store.Root())
@@ -179,22 +185,6 @@ func (v *visit) checkOpen(ctx context.Context) error {
 	}
 	v.pool.synced = time.Now()
 	return v.recover(ctx, eachMinute)
-}
-
-// checkMount answers why a pool that must be a filesystem of its own is none. A
-// mount point alone would not do: in a container every hostPath volume is one.
-func (p *Pool) checkMount(root *dir.Dir) error {
-	if !p.config.RequireMount {
-		return nil
-	}
-	mounted, err := p.options.Mounts.IsFilesystem(root)
-	if err != nil {
-		return err
-	}
-	if !mounted {
-		return errors.New("no filesystem is mounted at its path, and requireMount is set")
-	}
-	return nil
 }
 
 func (p *Pool) onSystemDisk(root *dir.Dir) bool {

@@ -134,7 +134,8 @@ func (s *Store) openVolumes() (err error) {
 	return err
 }
 
-var errOther = errors.New("what is at its path is not the pool that was opened")
+// ErrOther reports that another directory is at the path than the pool that was opened.
+var ErrOther = errors.New("what is at its path is not the pool that was opened")
 
 // Open opens a pool and makes sure that it is the one with that identity, and not the bare
 // directory below a mount that went away.
@@ -145,14 +146,14 @@ func Open(at *Location, id *Identity) (*Store, error) {
 		own: func(root *dir.Dir, name string) (*dir.Dir, error) {
 			own, err := root.Open(name)
 			if errors.Is(err, fs.ErrNotExist) {
-				err = fmt.Errorf("%w: %w", errOther, err)
+				err = fmt.Errorf("%w: %w", ErrOther, err)
 			}
 			return own, err
 		},
 		confirm: func(s *Store) error {
 			same, err := s.is(id)
 			if err == nil && !same {
-				err = errOther
+				err = ErrOther
 			}
 			return err
 		},

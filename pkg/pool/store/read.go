@@ -117,6 +117,30 @@ func (s *Store) volumesIn(d *dir.Dir, of func(dir.Entry) (volume.ID, bool)) iter
 	}
 }
 
+// Vacant reports whether nobody has anything in the pool: no volume, no record, and no node
+// anything in staging or trash.
+func (s *Store) Vacant() (bool, error) {
+	for _, volumes := range []iter.Seq2[volume.ID, error]{s.Directories(), s.Records()} {
+		for _, err := range volumes {
+			return false, err
+		}
+	}
+	vacant := true
+	for _, place := range []Place{InStaging, InTrash} {
+		err := s.EachNode(place, func(_ string, d *dir.Dir) error {
+			for _, err := range d.Entries() {
+				vacant = false
+				return err
+			}
+			return nil
+		})
+		if err != nil {
+			return false, err
+		}
+	}
+	return vacant, nil
+}
+
 // mostLookups is how often a volume is read while calls work on it.
 const mostLookups = 5
 

@@ -1,0 +1,79 @@
+package pool
+
+import (
+	"errors"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
+)
+
+// Another filesystem may be mounted over a pool after the driver opened the bare directory, as
+// a pool mounter does that starts later. If nothing is in what was opened, the pool goes on in
+// that filesystem. From then on one has to be mounted at the pool's path, so that nothing is
+// written into the bare directory once it is unmounted.
+
+// noteVacancy notes whether anybody has anything in the pool, as far as a check can see.
+func (v *visit) noteVacancy() error {
+	p := v.pool
+	p.vacant = false
+	if !p.knownEmpty() {
+		return nil
+	}
+	var err error
+	p.vacant, err = v.store.Vacant()
+	return err
+}
+
+func (p *Pool) knownEmpty() bool {
+	now := p.ledger.Summary()
+	return now.Volumes == 0 && now.Trash.Pieces == 0
+}
+
+// replaced reports whether a pool cannot be opened any more because another filesystem is
+// mounted over it, and nothing was in it. It forgets the pool then. A call that is still at work in it may be making a volume: it is
+// waited for by trying again.
+func (p *Pool) replaced(id *opened, err error) (bool, error) {
+	// The calls first: what they made is known once they have ended, and none can begin while
+	// something else is mounted.
+	if !errors.Is(err, store.ErrOther) || id.calls.Load() > 0 || !p.vacant || !p.knownEmpty() {
+		return false, nil
+	}
+	over, err := p.mountedOver()
+	if err != nil || !over {
+		return false, err
+	}
+	p.log.Info("another filesystem is mounted over the pool, in which nothing was; opening that", "path", p.config.Path)
+	p.needMount.Store(true)
+	p.at.MakePath = false
+	p.state.Store(&state{err: p.unavailable(errNotChecked), errors: p.state.Load().errors})
+	p.identity.Store(nil)
+	p.giveUp()
+	return true, nil
+}
+
+func (p *Pool) mountedOver() (bool, error) {
+	root, err := dir.Open(p.config.Path)
+	if err != nil {
+		return false, err
+	}
+	defer func() { _ = root.Close() }()
+	return p.options.Mounts.IsFilesystem(root)
+}
+
+// checkMount answers why a pool that must be a filesystem of its own is none. A
+// mount point alone would not do: in a container every hostPath volume is one.
+func (p *Pool) checkMount(root *dir.Dir) error {
+	if !p.needMount.Load() {
+		return nil
+	}
+	mounted, err := p.options.Mounts.IsFilesystem(root)
+	switch {
+	case err != nil || mounted:
+		return err
+	case p.config.RequireMount:
+		return errors.New("no filesystem is mounted at its path, and requireMount is set")
+	}
+	return errUnmounted
+}
+
+var errUnmounted = errors.New("the filesystem that was mounted over it is gone")
