@@ -240,6 +240,11 @@ type StoragePool struct {
 	// +kubebuilder:validation:Enum=root;recursive;none
 	Relabel string `json:"relabel,omitempty"`
 
+	// AllowReadWriteMany has volumes made for ReadWriteMany and ReadOnlyMany in a pool that is not shared: for several pods of one
+	// node.
+	// +optional
+	AllowReadWriteMany bool `json:"allowReadWriteMany,omitempty"`
+
 	// FSType is the filesystem that the block device of a template is formatted with, if it is empty: xfs if not set.
 	// +optional
 	// +kubebuilder:validation:Enum=xfs;ext4

@@ -159,8 +159,8 @@ func unconfirmed(req *csi.ValidateVolumeCapabilitiesRequest, v pool.Volume) stri
 	if wanted.mode != v.Mode {
 		return fmt.Sprintf("the volume has the mode %s, not %s", v.Mode, wanted.mode)
 	}
-	if wanted.multiNode && !v.Shared {
-		return fmt.Sprintf("pool %q is not shared between nodes", v.Pool)
+	if wanted.multiNode && !v.MultiNode {
+		return fmt.Sprintf("pool %q is not shared between nodes, nor allows their access modes for several pods of one node", v.Pool)
 	}
 	for _, described := range []map[string]string{req.GetVolumeContext(), req.GetParameters()} {
 		name, err := parsePool(described)

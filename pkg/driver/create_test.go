@@ -246,6 +246,25 @@ func TestASharedPoolHasVolumesForSeveralNodes(t *testing.T) {
 	}
 }
 
+// Several pods, one node.
+func TestPoolAllowsReadWriteMany(t *testing.T) {
+	r := newRig(t, setup{pools: `[{"name":"local","path":"POOLS/local","allowReadWriteMany":true}]`})
+	several := capability(csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER)
+	response, err := r.CreateVolume(t.Context(), createRequest("vol", func(req *csi.CreateVolumeRequest) {
+		req.VolumeCapabilities = []*csi.VolumeCapability{several}
+	}))
+	must.Succeed(t, err)
+	wantEqual(t, "where it is", response.GetVolume().GetAccessibleTopology(), []*csi.Topology{onNode(nodeName)})
+	confirmed, err := r.ValidateVolumeCapabilities(t.Context(), validateRequest("vol", several))
+	must.Succeed(t, err)
+	wantEqual(t, "why it is not confirmed", confirmed.GetMessage(), "")
+	capacity, err := r.GetCapacity(t.Context(), &csi.GetCapacityRequest{VolumeCapabilities: []*csi.VolumeCapability{several}})
+	must.Succeed(t, err)
+	if capacity.GetAvailableCapacity() == 0 {
+		t.Error("no capacity for what can be made")
+	}
+}
+
 func TestCreateVolumeLeavesWhatIsNoVolumeAlone(t *testing.T) {
 	r := newRig(t, setup{pools: `[{"name":"local","path":"POOLS/local","snapshotPath":"POOLS/local/snapshots","snapshotProvider":"reflink"}]`})
 	must.Succeed(t, os.WriteFile(r.path("local", "file"), []byte("kept"), 0o600))

@@ -70,9 +70,6 @@ func TestNodePublishVolumeRefusesWhatCannotBe(t *testing.T) {
 		"an unknown mount flag":                 {withCapability(writer("ro", "nobarrier")), codes.InvalidArgument, []string{`"nobarrier"`}},
 		"two unknown mount flags":               {withCapability(writer("nobarrier", "x=y")), codes.InvalidArgument, []string{`"nobarrier"`, `"x=y"`}},
 		"no access mode":                        {withMode(csi.VolumeCapability_AccessMode_UNKNOWN), codes.InvalidArgument, []string{"access mode", "UNKNOWN"}},
-		"several readers on several nodes":      {withMode(csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY), codes.InvalidArgument, []string{`"local"`, "not shared"}},
-		"one writer on several nodes":           {withMode(csi.VolumeCapability_AccessMode_MULTI_NODE_SINGLE_WRITER), codes.InvalidArgument, []string{`"local"`, "not shared"}},
-		"several writers on several nodes":      {withMode(csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER), codes.InvalidArgument, []string{`"local"`, "not shared"}},
 		"a context with an unknown pool":        {withContext("storagePool", "nowhere"), codes.InvalidArgument, []string{`"nowhere"`, `"local"`}},
 		"a context with a pool that is a path":  {withContext("storagePool", "../etc"), codes.InvalidArgument, []string{`"../etc"`}},
 		"a context with the key misspelled":     {withContext("storagepool", "local"), codes.InvalidArgument, []string{`"storagepool"`, `"storagePool"`}},
@@ -195,6 +192,37 @@ func TestAVolumeForASingleTarget(t *testing.T) {
 				req.VolumeCapability = capability(mode)
 			}))
 			wantCode(t, err, codes.OK)
+		}
+	}
+}
+
+// PersistentVolumes of the upstream KubeVirt driver are ReadWriteMany and pinned to one node:
+// all their pods are there.
+func TestMultiNodeModesOnOneNode(t *testing.T) {
+	r := newRig(t, setup{pools: severalPool})
+	r.create(t, "vol", "local")
+	must.Succeed(t, os.Mkdir(r.path("local", "old"), 0o777)) // without a record
+	for _, c := range []struct {
+		mode  csi.VolumeCapability_AccessMode_Mode
+		flags []string
+	}{
+		{csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER, nil},
+		{csi.VolumeCapability_AccessMode_MULTI_NODE_SINGLE_WRITER, nil},
+		{csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY, []string{"ro"}},
+	} {
+		for _, id := range []string{"vol", "old"} {
+			t.Run(id+" "+c.mode.String(), func(t *testing.T) {
+				for _, pod := range []string{"one", "two"} {
+					_, err := r.NodePublishVolume(t.Context(), publishRequest(id, r.target(pod), func(req *csi.NodePublishVolumeRequest) {
+						req.VolumeCapability = capability(c.mode)
+					}))
+					must.Succeed(t, err)
+					r.mounts.wantFlags(t, r.target(pod), c.flags...)
+				}
+				for _, pod := range []string{"one", "two"} {
+					r.unpublish(t, id, r.target(pod))
+				}
+			})
 		}
 	}
 }

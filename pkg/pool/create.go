@@ -48,8 +48,8 @@ func (s *Set) Create(ctx context.Context, r Request) (Volume, error) {
 	if err := r.Range.Check(); err != nil {
 		return Volume{}, err
 	}
-	if r.MultiNode && !p.config.Shared {
-		return Volume{}, fmt.Errorf("%w: an access mode for several nodes; pool %q is not shared", volume.ErrInvalid, p.config.Name)
+	if r.MultiNode && !p.multiNode() {
+		return Volume{}, fmt.Errorf("%w: an access mode for several nodes; pool %q is not shared, nor allows it for several pods of one node (allowReadWriteMany)", volume.ErrInvalid, p.config.Name)
 	}
 	if r.OtherNodesOnly && !p.config.Shared {
 		if p.has(r.ID) {
@@ -69,6 +69,9 @@ func (s *Set) Create(ctx context.Context, r Request) (Volume, error) {
 	}
 	return v, nil
 }
+
+// multiNode reports whether volumes may be made for the access modes of several nodes.
+func (p *Pool) multiNode() bool { return p.config.Shared || p.config.AllowReadWriteMany }
 
 // elsewhere answers ErrExists if another pool is known to have a volume of that
 // name. The other pools' disks are not asked: one of them may hang.

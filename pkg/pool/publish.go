@@ -29,7 +29,8 @@ type Publication struct {
 	ReadOnly bool
 	// SingleTarget allows the volume at this target alone.
 	SingleTarget bool
-	// MultiNode is the access mode of several nodes.
+	// MultiNode is the access mode of several nodes. A volume of a pool that is not shared has
+	// all its pods on this node, whatever its mode.
 	MultiNode bool
 	// Inline makes the volume too.
 	Inline bool
@@ -57,9 +58,6 @@ func (s *Set) publish(ctx context.Context, r Publication) error {
 		return err
 	}
 	defer v.close()
-	if r.MultiNode && !v.visit.pool.config.Shared {
-		return fmt.Errorf("%w: an access mode for several nodes; pool %q is not shared", volume.ErrInvalid, v.visit.pool.config.Name)
-	}
 	if err := v.publish(ctx, r); err != nil {
 		return fmt.Errorf("publish volume %s: %w", r.ID, err)
 	}
@@ -164,7 +162,7 @@ func (s *Set) PublishInline(ctx context.Context, create Request, r Publication) 
 	if err := s.outsidePools(r.Target); err != nil {
 		return err
 	}
-	create.Inline, create.Mode = true, volume.ModeMount
+	create.Inline, create.Mode, create.MultiNode = true, volume.ModeMount, r.MultiNode
 	p, err := s.pool(create.Pool)
 	if err != nil {
 		return err

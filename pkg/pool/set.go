@@ -156,7 +156,7 @@ func (s *Set) Capacity(name volume.PoolName, multiNode bool) (int64, error) {
 	if err != nil {
 		return 0, err
 	}
-	if multiNode && !p.config.Shared {
+	if multiNode && !p.multiNode() {
 		return 0, nil
 	}
 	return p.free(), nil

@@ -17,6 +17,8 @@ type Volume struct {
 	Pool volume.PoolName
 	// Shared: every node of the pool can publish the volume.
 	Shared bool
+	// MultiNode: the access modes of several nodes are allowed.
+	MultiNode bool
 	// Mode is how the volume is used.
 	Mode volume.Mode
 	// Bytes is the size promised, or the size of the pool where nothing was.
@@ -40,7 +42,7 @@ type Stats struct {
 
 // volume makes the answer from what is known.
 func (p *Pool) volume(id volume.ID, c ledger.Card, space dir.Space) Volume {
-	v := Volume{ID: id, Pool: p.config.Name, Mode: c.Mode(), Shared: p.config.Shared, Bytes: space.SizeBytes, Lost: c.Lost()}
+	v := Volume{ID: id, Pool: p.config.Name, Mode: c.Mode(), Shared: p.config.Shared, MultiNode: p.multiNode(), Bytes: space.SizeBytes, Lost: c.Lost()}
 	v.Enforced = c.Is(ledger.IsBlock) || p.enforced(c)
 	if c.Is(ledger.HasRecord) {
 		v.Bytes = c.Promised

@@ -36,6 +36,7 @@ type driverPool struct {
 	Allocation       string      `json:"allocation,omitempty"`
 	BytesPerInode    int64       `json:"bytesPerInode,omitempty"`
 	Relabel          string      `json:"relabel,omitempty"`
+	AllowMany        bool        `json:"allowReadWriteMany,omitempty"`
 }
 
 // dataDir is the driver's --datadir.
@@ -53,6 +54,7 @@ func dataDir(from []hppv1.StoragePool) (string, error) {
 			Allocation:    p.Allocation,
 			BytesPerInode: p.BytesPerInode,
 			Relabel:       p.Relabel,
+			AllowMany:     p.AllowReadWriteMany,
 		}
 		if p.SnapshotProvider != nil {
 			one.SnapshotProvider = *p.SnapshotProvider

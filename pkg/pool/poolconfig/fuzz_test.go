@@ -26,7 +26,7 @@ func FuzzParse(f *testing.F) {
 		`[{"name":"local","path":"/var/hpvolumes","reserve":"5%"}]`,
 		`[{"name":"a","path":"a/../.."}]`,
 		`[{"name":"a","path":"/a","reserve":4096},{"name":"b","path":"/b/c","snapshotPath":"/b/c/s","snapshotProvider":"reflink","shared":true}]`,
-		`[{"name":"a","path":"/a","overprovision":1e-300,"bytesPerInode":1,"allocation":"thin","relabel":"none","enforcement":"none","requireMount":true}]`,
+		`[{"name":"a","path":"/a","overprovision":1e-300,"bytesPerInode":1,"allocation":"thin","relabel":"none","enforcement":"none","requireMount":true,"allowReadWriteMany":true}]`,
 		`[{"name":"a","path":"/a"},{"NAME":"a","Path":"/a/"}]`, `[{"name":"a","path":"/a","path":"/"}]`, `[null]`, `{}`,
 	} {
 		f.Add(seed)
@@ -65,7 +65,7 @@ func written(t *testing.T, configs []poolconfig.Pool) string {
 	var all []map[string]any
 	for _, c := range configs {
 		one := map[string]any{
-			"name": c.Name.String(), "path": c.Path, "shared": c.Shared, "requireMount": c.RequireMount, "enforcement": c.Enforcement,
+			"name": c.Name.String(), "path": c.Path, "shared": c.Shared, "requireMount": c.RequireMount, "allowReadWriteMany": c.AllowReadWriteMany, "enforcement": c.Enforcement,
 			"overprovision": c.Overprovision, "bytesPerInode": c.BytesPerInode,
 			"allocation": []string{"thick", "thin"}[c.Allocation], "relabel": []string{"root", "recursive", "none"}[c.Relabel],
 		}

@@ -42,6 +42,9 @@ type Pool struct {
 	Allocation loop.Allocation
 	// Relabel says how much of a volume with a foreign SELinux label is relabelled.
 	Relabel label.Scope
+	// AllowReadWriteMany has volumes made for the access modes of several nodes in a pool that
+	// is not shared: for several pods of one node.
+	AllowReadWriteMany bool
 }
 
 // document is one pool as --datadir has it. The first four keys and shared are
@@ -59,11 +62,12 @@ type document struct {
 	BytesPerInode    int64           `json:"bytesPerInode"`
 	Allocation       string          `json:"allocation"`
 	Relabel          string          `json:"relabel"`
+	AllowMany        bool            `json:"allowReadWriteMany"`
 }
 
 // keys are the names that a document may have.
 var keys = []string{"name", "path", "snapshotPath", "snapshotProvider", "shared",
-	"requireMount", "enforcement", "overprovision", "reserve", "bytesPerInode", "allocation", "relabel"}
+	"requireMount", "enforcement", "overprovision", "reserve", "bytesPerInode", "allocation", "relabel", "allowReadWriteMany"}
 
 // Parse reads the JSON array of pools. Relative paths are taken from
 // workdir. All problems are reported together. Nothing is made or changed.
@@ -100,7 +104,7 @@ func parsePool(raw json.RawMessage, workdir string) (Pool, error) {
 	problems := []error{unknownKeys(raw)}
 	note := func(err error) { problems = append(problems, err) }
 
-	config := Pool{Shared: doc.Shared, RequireMount: doc.RequireMount}
+	config := Pool{Shared: doc.Shared, RequireMount: doc.RequireMount, AllowReadWriteMany: doc.AllowMany}
 	var err error
 	config.Name, err = volume.ParsePoolName(doc.Name)
 	note(err)

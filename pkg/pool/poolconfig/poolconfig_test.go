@@ -16,14 +16,14 @@ func TestParse(t *testing.T) {
 	got, err := poolconfig.Parse(`[
 		{"name":"local","path":"/var/hpvolumes/"},
 		{"Name":"fast","path":"fast-data-dir/csi","snapshotPath":"fast-data-dir/csi/snapshots","snapshotProvider":"reflink","shared":true,
-		 "requireMount":true,"enforcement":"required","overprovision":1.5,"reserve":"5%","relabel":"recursive"}]`, "/work")
+		 "requireMount":true,"enforcement":"required","overprovision":1.5,"reserve":"5%","relabel":"recursive","allowReadWriteMany":true}]`, "/work")
 	must.Succeed(t, err)
 	if got[0].Path != "/var/hpvolumes" || got[0].Enforcement != limit.Auto || got[0].Overprovision != 1 || got[0].Relabel != label.Root {
 		t.Errorf("first pool %+v, want the defaults", got[0])
 	}
 	second := got[1]
 	if second.Name.String() != "fast" || second.Path != "/work/fast-data-dir/csi" || second.SnapshotPath != "/work/fast-data-dir/csi/snapshots" ||
-		!second.Shared || !second.RequireMount || second.Enforcement != limit.Required || second.Overprovision != 1.5 || second.Relabel != label.Recursive {
+		!second.Shared || !second.RequireMount || second.Enforcement != limit.Required || second.Overprovision != 1.5 || second.Relabel != label.Recursive || !second.AllowReadWriteMany {
 		t.Errorf("second pool %+v", second)
 	}
 }
