@@ -36,6 +36,8 @@ type Pool struct {
 	Created    time.Time `json:"created,omitzero"`
 	ReadOnly   bool      `json:"readOnly"`
 	SystemDisk bool      `json:"systemDisk"`
+	// SharesWith are the other pools of the node on the same filesystem.
+	SharesWith []string `json:"sharesFilesystemWith,omitempty"`
 	// Quota is who enforces the sizes of new volumes; empty for nobody, and then Unenforced
 	// is why.
 	Quota      string `json:"quota"`

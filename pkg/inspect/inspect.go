@@ -107,6 +107,9 @@ func describe(v pool.View) Pool {
 	p.UUID, p.Created = v.UUID, v.Created
 	p.ReadOnly, p.SystemDisk = v.Space.ReadOnly, v.SystemDisk
 	p.SizeBytes, p.FreeBytes = &v.Space.SizeBytes, &v.Space.FreeBytes
+	for _, name := range v.SharesWith {
+		p.SharesWith = append(p.SharesWith, name.String())
+	}
 	p.PromisedBytes, p.AvailableBytes = &v.Promised, &v.Available
 	if v.Space.Inodes > 0 {
 		p.Inodes, p.InodesFree = &v.Space.Inodes, &v.Space.InodesFree

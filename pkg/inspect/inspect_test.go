@@ -79,7 +79,7 @@ func aNode() inspect.Report {
 			},
 			{
 				Name: "shared", Path: "/mnt/nfs", Shared: true, Readable: true, Abnormal: true, Condition: "the pool's filesystem is read-only", Reason: "read_only",
-				UUID: "zzhioir5avpfwbox", Created: made, ReadOnly: true, SystemDisk: true, Unenforced: "no directory quotas: nfs at /mnt/nfs has none",
+				UUID: "zzhioir5avpfwbox", Created: made, ReadOnly: true, SystemDisk: true, SharesWith: []string{"home", "local"}, Unenforced: "no directory quotas: nfs at /mnt/nfs has none",
 				SizeBytes: number(2048 * gib), FreeBytes: number(0), PromisedBytes: number(0), AvailableBytes: number(0),
 				Volumes: []inspect.Volume{{
 					ID: "pvc-3", Mode: "block", Abnormal: true, Condition: "the pool's filesystem is read-only\nand more", Recorded: true, Enforced: true, Thin: true, Created: &made,

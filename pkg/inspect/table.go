@@ -99,6 +99,7 @@ func (p *Pool) facts() string {
 		{p.Shared, "shared with other nodes"},
 		{p.ReadOnly, "read-only"},
 		{p.SystemDisk, "on the filesystem of the operating system"},
+		{len(p.SharesWith) > 0, "on one filesystem with " + counted(len(p.SharesWith), "other pool") + ": " + clean(strings.Join(p.SharesWith, ", "))},
 	} {
 		if fact.so {
 			facts = append(facts, fact.words)

@@ -125,7 +125,7 @@ var (
 		Name: poolName("local"), Enforced: true, Volumes: 3, Promised: 5 << 30,
 		Space: &dir.Space{SizeBytes: 10 << 30, FreeBytes: 4 << 30, Inodes: 1000, InodesFree: 900}, Errors: 2,
 		Available: 3 << 30, Used: 1 << 30, Unlimited: 1, Unused: 2 << 30, Trash: 2, Stuck: 1, TrashBytes: 1 << 20, TrashSince: time.Unix(1700000000, 5e8),
-		Restored: 4, RemovedFiles: 70, RemovedVolumes: 6, LastError: time.Unix(1600000000, 0),
+		SharesWith: []volume.PoolName{poolName("bare")}, Restored: 4, RemovedFiles: 70, RemovedVolumes: 6, LastError: time.Unix(1600000000, 0),
 		Abnormal: map[health.Reason]int{"no_space": 1, "directory_missing": 0},
 	}
 	away = pool.Status{Name: poolName("away"), Err: volume.ErrUnavailable, Used: volume.Unknown, Unlimited: volume.Unknown, Unused: volume.Unknown, TrashBytes: volume.Unknown}
@@ -164,6 +164,7 @@ func TestPools(t *testing.T) {
 			`hostpath_pool_reaper_removed_volumes_total{pool="local"} 6`,
 			`hostpath_pool_serving{pool="local"} 1`,
 			`hostpath_pool_shared_with_os{pool="local"} 0`,
+			`hostpath_pool_shares_filesystem{pool="local",with="bare"} 1`,
 			`hostpath_pool_size_bytes{pool="local"} 1.073741824e+10`,
 			`hostpath_pool_trash_bytes{pool="local"} 1.048576e+06`,
 			`hostpath_pool_trash_entries{pool="local"} 2`,

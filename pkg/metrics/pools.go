@@ -22,6 +22,9 @@ var anyShared = prometheus.NewDesc("kubevirt_hpp_pool_path_shared_with_os",
 var abnormalVolumes = prometheus.NewDesc("hostpath_pool_abnormal_volumes",
 	"Volumes whose condition is abnormal, by reason. Counted once a minute, and absent before that.", []string{"pool", "reason"}, nil)
 
+var sharesFilesystem = prometheus.NewDesc("hostpath_pool_shares_filesystem",
+	"1 for each other pool of the node on the filesystem of the pool: what one promises, the other cannot. Absent where there is none.", []string{"pool", "with"}, nil)
+
 // perPool are the series with the label "pool" alone.
 var perPool = []series[pool.Status]{
 	gauge("serving", "1 if the pool serves.", func(p pool.Status) (float64, bool) { return number(p.Err == nil), true }),
@@ -97,6 +100,7 @@ func at(t time.Time) (float64, bool) { return float64(t.UnixMilli()) / 1000, !t.
 func (c *poolCollector) Describe(descs chan<- *prometheus.Desc) {
 	descs <- anyShared
 	descs <- abnormalVolumes
+	descs <- sharesFilesystem
 	for _, s := range perPool {
 		descs <- s.desc
 	}
@@ -109,6 +113,9 @@ func (c *poolCollector) Collect(metrics chan<- prometheus.Metric) {
 		shared = shared || p.SystemDisk
 		for _, s := range perPool {
 			s.collect(metrics, p, p.Name.String())
+		}
+		for _, other := range p.SharesWith {
+			metrics <- prometheus.MustNewConstMetric(sharesFilesystem, prometheus.GaugeValue, 1, p.Name.String(), other.String())
 		}
 		for _, reason := range slices.Sorted(maps.Keys(p.Abnormal)) {
 			metrics <- prometheus.MustNewConstMetric(abnormalVolumes, prometheus.GaugeValue, float64(p.Abnormal[reason]), p.Name.String(), string(reason))

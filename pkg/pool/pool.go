@@ -74,6 +74,8 @@ type Pool struct {
 	serving   *Locks[string]  // the uuids of all pools that are open
 	claims    *limit.Registry // the quota ids of all pools
 	roots     *roots          // where all pools are
+	// filesystems is which pools are on one filesystem.
+	filesystems *filesystems
 
 	state    atomic.Pointer[state]
 	hung     atomic.Pointer[state]  // the state while which a call found the pool to hang
@@ -127,17 +129,18 @@ type opened struct {
 func newPool(config poolconfig.Pool, s *Set) *Pool {
 	options := s.options
 	p := &Pool{
-		config:    config,
-		options:   options,
-		log:       options.Log.WithValues("pool", config.Name.String()),
-		locks:     &s.volumes,
-		attaching: &s.attaching,
-		serving:   &s.serving,
-		claims:    &s.claims,
-		roots:     &s.roots,
-		nudge:     make(chan struct{}, 1),
-		checked:   make(chan struct{}),
-		wake:      make(chan struct{}, 1),
+		config:      config,
+		options:     options,
+		log:         options.Log.WithValues("pool", config.Name.String()),
+		locks:       &s.volumes,
+		attaching:   &s.attaching,
+		serving:     &s.serving,
+		claims:      &s.claims,
+		roots:       &s.roots,
+		filesystems: &s.filesystems,
+		nudge:       make(chan struct{}, 1),
+		checked:     make(chan struct{}),
+		wake:        make(chan struct{}, 1),
 	}
 	p.state.Store(&state{err: p.unavailable(errNotChecked), errors: volume.Unknown})
 	p.at = &store.Location{
@@ -187,11 +190,14 @@ func (p *Pool) open(ctx context.Context) (_ *visit, err error) {
 	if err != nil {
 		return nil, errors.New("it is the directory of another pool as well, reached by another path")
 	}
-	if err := v.begin(ctx); err != nil {
+	_, err = v.join(*f)
+	if err == nil {
+		err = v.begin(ctx)
+	}
+	if err != nil {
 		giveUp()
 		return nil, err
 	}
-	p.ledger.SetForeign(f.Foreign)
 	v.count()
 	p.synced = time.Now()
 	p.giveUp = giveUp

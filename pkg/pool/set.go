@@ -23,15 +23,16 @@ var legacyName, _ = volume.ParsePoolName("legacy")
 
 // A Set is all pools of a node.
 type Set struct {
-	options   Options
-	pools     []*Pool // in the order of the configuration
-	byName    map[volume.PoolName]*Pool
-	volumes   Locks[volume.ID]
-	targets   Locks[bind.Target]
-	attaching turns[volume.ID] // devices of block volumes to files
-	serving   Locks[string]
-	claims    limit.Registry
-	roots     roots
+	options     Options
+	pools       []*Pool // in the order of the configuration
+	byName      map[volume.PoolName]*Pool
+	volumes     Locks[volume.ID]
+	targets     Locks[bind.Target]
+	attaching   turns[volume.ID] // devices of block volumes to files
+	serving     Locks[string]
+	claims      limit.Registry
+	roots       roots
+	filesystems filesystems
 
 	stop context.CancelFunc
 	work sync.WaitGroup

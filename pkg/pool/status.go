@@ -15,6 +15,9 @@ type Status struct {
 	// Err is why the pool does not serve; nil if it does.
 	Err        error
 	SystemDisk bool
+	// SharesWith are the other pools of this node on the pool's filesystem, in the order of
+	// their names.
+	SharesWith []volume.PoolName
 	// Enforced: the kernel enforces the sizes of new volumes.
 	Enforced bool
 	// Restored is how often a limit was found missing or different, and put back.
@@ -72,6 +75,7 @@ func (p *Pool) Status() Status {
 		Volumes:        now.Volumes,
 		Promised:       now.Promised,
 		Space:          st.space,
+		SharesWith:     now.SharesWith(),
 		Errors:         st.errors,
 		Used:           volume.Unknown,
 		Unlimited:      volume.Unknown,

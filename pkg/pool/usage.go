@@ -20,7 +20,8 @@ func (p *Pool) learnForeign(space dir.Space) {
 }
 
 // countAll counts what others hold, where quotas count what volumes hold, until ctx
-// ends. It is apart from the checks at a pool: on a slow disk it may take a while.
+// ends. It is apart from the checks at a pool: on a slow disk it may take a while. Of the pools
+// on one filesystem one counts for all.
 func (p *Pool) countAll(ctx context.Context) {
 	tick := time.NewTicker(p.options.SyncEvery)
 	defer tick.Stop()
@@ -29,6 +30,9 @@ func (p *Pool) countAll(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
+		}
+		if !p.countsForAll() {
+			continue
 		}
 		s, err := p.enter()
 		if err != nil {
@@ -39,24 +43,35 @@ func (p *Pool) countAll(ctx context.Context) {
 	}
 }
 
-// count takes what volumes and trash hold from what is taken. If that cannot be
-// known now, the last number stays.
-func (v *visit) count() {
-	if v.keeper.Kind() == "" || v.pool.config.Shared || v.anyUnlimited() {
-		v.pool.used.Store(volume.Unknown)
-		return
+// countsForAll reports whether the pool is the first on its filesystem that serves.
+func (p *Pool) countsForAll() bool {
+	for _, other := range p.filesystems.with(p) {
+		if other == p {
+			return true
+		}
+		if other.state.Load().err == nil {
+			return false
+		}
 	}
+	return true // it was not opened yet
+}
+
+// count takes what volumes and trash of all pools on the filesystem hold from what is taken.
+// If that cannot be known now, the last number stays.
+func (v *visit) count() {
 	before, err := v.store.Space()
 	if err != nil {
 		return
 	}
-	used, trashed, err := v.used()
-	if err != nil {
-		v.pool.noteError()
-		v.pool.log.Error(err, "failed to count what others hold on the pool's filesystem")
+	var held int64
+	known := true
+	for _, p := range v.pool.filesystems.with(v.pool) {
+		bytes, ok := p.held(v)
+		held, known = held+bytes, known && ok
+	}
+	if !known {
 		return
 	}
-	v.pool.used.Store(used)
 	after, err := v.store.Space()
 	if err != nil {
 		return
@@ -64,7 +79,32 @@ func (v *visit) count() {
 	// What was written or erased meanwhile counts as foreign until next time, and not
 	// as free.
 	taken := max(before.TakenBytes(), after.TakenBytes())
-	v.pool.ledger.SetForeign(taken - used - trashed)
+	v.pool.ledger.SetForeign(taken - held)
+}
+
+// held is what the volumes and the trash of a pool hold, if that can be known now. The visit
+// is one of this pool, or of another on its filesystem.
+func (p *Pool) held(by *visit) (bytes int64, known bool) {
+	v := by
+	if v.pool != p {
+		var err error
+		if v, err = p.enter(); err != nil {
+			return 0, false
+		}
+		defer v.close()
+	}
+	if v.keeper.Kind() == "" || p.config.Shared || v.anyUnlimited() {
+		p.used.Store(volume.Unknown)
+		return 0, false
+	}
+	used, trashed, err := v.used()
+	if err != nil {
+		p.noteError()
+		p.log.Error(err, "failed to count what others hold on the pool's filesystem")
+		return 0, false
+	}
+	p.used.Store(used)
+	return used + trashed, true
 }
 
 // anyUnlimited reports whether there is a promise of which nobody counts the use.

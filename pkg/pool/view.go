@@ -38,6 +38,8 @@ type View struct {
 	Space   dir.Space
 	// SystemDisk: the pool shares its filesystem with the operating system.
 	SystemDisk bool
+	// SharesWith are the other pools on the pool's filesystem, in the order of their names.
+	SharesWith []volume.PoolName
 	// Quota is who enforces the sizes of new volumes; empty for nobody, and then
 	// Unenforced is why.
 	Quota      quota.Kind
@@ -53,6 +55,9 @@ type View struct {
 	// Devices is why the loop devices of the node could not be asked; nil if they could,
 	// or if there is no volume that could have one.
 	Devices error
+
+	held  int64 // what volumes and trash hold, in bytes
+	count bool  // whether that is known
 }
 
 // A VolumeView is a volume as it lies on disk.
@@ -112,7 +117,7 @@ const stagedLong = 10 * time.Minute
 // gets nowhere for Options.HangAfter is left behind. The views have the order of the
 // configurations.
 func See(ctx context.Context, configs []poolconfig.Pool, options Options) []View {
-	set := &Set{options: options.withDefaults()}
+	set := &Set{options: options.withDefaults(), pools: make([]*Pool, len(configs))}
 	views := make([]View, len(configs))
 	// Whether one lies in another is told when it is known where all are.
 	var placed, all sync.WaitGroup
@@ -120,6 +125,7 @@ func See(ctx context.Context, configs []poolconfig.Pool, options Options) []View
 	for i, config := range configs {
 		all.Go(func() {
 			p := newPool(config, set)
+			set.pools[i] = p
 			p.at.ReadOnly = true
 			_, err := inSteps(ctx, p, p.seePlace)
 			placed.Done()
@@ -132,6 +138,7 @@ func See(ctx context.Context, configs []poolconfig.Pool, options Options) []View
 		})
 	}
 	all.Wait()
+	set.seeAvailable(views)
 	return views
 }
 
@@ -252,8 +259,8 @@ func (v *visit) see(ctx context.Context, view *View) (err error) {
 		return err
 	}
 	view.Promised = v.pool.ledger.Summary().Promised
-	if view.Err == nil {
-		view.Available = v.seeAvailable(view)
+	if err := v.seePromises(view); err != nil {
+		return err
 	}
 	view.Condition = health.Facts{
 		Pool:             view.Err,
@@ -512,8 +519,9 @@ func (v *visit) leftoverCondition(place store.Place, l Leftover, lately time.Tim
 	return health.Condition{Abnormal: true, Message: fmt.Sprintf("unchanged for %v: %s", since.Truncate(time.Minute), says)}
 }
 
-// seeAvailable does what a driver does that starts, as far as that changes nothing.
-func (v *visit) seeAvailable(view *View) int64 {
+// seePromises counts what the pool owes and holds with that of the other pools on its filesystem,
+// as a driver does that starts, and changes nothing.
+func (v *visit) seePromises(view *View) error {
 	p := v.pool
 	for _, left := range view.Trash {
 		if left.Node == p.options.Node.String() {
@@ -522,13 +530,46 @@ func (v *visit) seeAvailable(view *View) int64 {
 		}
 		p.ledger.OthersHaveTrash()
 	}
-	p.ledger.SetForeign(p.identity.Load().Format.Foreign)
-	// count would make the directories of this node if they were not there.
-	if p.options.Node != (volume.NodeID{}) && v.store.OpenWorkReadOnly() == nil {
-		v.count()
+	if _, err := v.join(p.identity.Load().Format); err != nil {
+		return err
 	}
-	p.learnForeign(view.Space)
-	return p.ledger.Available(view.Space)
+	// held would make the directories of this node if they were not there.
+	if p.options.Node != (volume.NodeID{}) && v.store.OpenWorkReadOnly() == nil {
+		view.held, view.count = p.held(v)
+	}
+	return nil
+}
+
+// seeAvailable is what a driver that starts would still promise. That depends on all pools of a
+// filesystem, which by now have been read.
+func (s *Set) seeAvailable(views []View) {
+	read := make(map[*Pool]*View)
+	for i, p := range s.pools {
+		if views[i].UUID != "" {
+			read[p] = &views[i]
+		}
+	}
+	for p, view := range read {
+		held, known := int64(0), true
+		for _, other := range s.filesystems.with(p) {
+			there := read[other]
+			known = known && there != nil && there.count
+			if known {
+				held += there.held
+			}
+		}
+		if known {
+			p.ledger.SetForeign(view.Space.TakenBytes() - held)
+		}
+		p.learnForeign(view.Space)
+	}
+	for p, view := range read {
+		now := p.ledger.Summary()
+		view.SharesWith = now.SharesWith()
+		if view.Err == nil {
+			view.Available = now.Available(view.Space)
+		}
+	}
 }
 
 // seeDevices adds the loop devices of the volumes. The kernel asks the filesystem of

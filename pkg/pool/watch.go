@@ -133,6 +133,13 @@ func (p *Pool) check(ctx context.Context) state {
 		return state{err: p.unavailable(err), errors: volume.Unknown}
 	}
 	p.unrecovered = p.unrecovered || space.ReadOnly
+	joined, err := s.join(p.identity.Load().Format)
+	if err != nil {
+		return state{err: p.unavailable(err), errors: volume.Unknown}
+	}
+	if joined { // it was unmounted, and is on another device now
+		s.count()
+	}
 	p.learnForeign(space)
 	return state{systemDisk: p.onSystemDisk(s.store.Root()), space: &space, errors: p.countErrors(s.store.Root())}
 }

@@ -1,6 +1,12 @@
 package dir
 
-import "golang.org/x/sys/unix"
+import (
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/internal/ioctl"
+)
 
 // Space is what statfs(2) reports of the filesystem, or the quota, of a
 // directory. All sizes are bytes.
@@ -62,6 +68,40 @@ func (d *Dir) On(f Filesystem) (bool, error) {
 	here, err := d.Filesystem()
 	return err == nil && here.fsid == f.fsid, err
 }
+
+// A SpaceID identifies a filesystem by the space that its directories share. Until the
+// filesystem is unmounted it does not change.
+type SpaceID struct {
+	Filesystem
+	uuid [16]byte // of btrfs, whose subvolumes have device numbers and statfs(2) ids of their own
+}
+
+// SpaceID identifies the filesystem whose space the directory shares with others.
+func (d *Dir) SpaceID() (SpaceID, error) {
+	var st unix.Statfs_t
+	if err := unix.Fstatfs(d.fd, &st); err != nil {
+		return SpaceID{}, pathError("statfs", d.path, err)
+	}
+	if st.Type != unix.BTRFS_SUPER_MAGIC {
+		fs, err := d.Filesystem()
+		return SpaceID{Filesystem: fs}, err
+	}
+	var info btrfsInfo
+	if err := ioctl.Do(d, btrfsGetInfo, &info); err != nil {
+		return SpaceID{}, pathError("ask for the btrfs", d.path, err)
+	}
+	return SpaceID{uuid: info.UUID}, nil
+}
+
+// btrfsInfo is struct btrfs_ioctl_fs_info_args of linux/btrfs.h.
+type btrfsInfo struct {
+	MaxID   uint64
+	Devices uint64
+	UUID    [16]byte
+	_       [992]byte
+}
+
+const btrfsGetInfo = ioctl.Read | unsafe.Sizeof(btrfsInfo{})<<ioctl.Size | ioctl.Btrfs | 31 // BTRFS_IOC_FS_INFO
 
 // Space measures the filesystem of the directory in one system call.
 func (d *Dir) Space() (Space, error) {

@@ -33,6 +33,7 @@ type Ledger struct {
 	// mu guards what follows, and is never held across a system call. Where something that
 	// the summary has was changed, unlock gives it back.
 	mu       sync.Mutex
+	on       *Filesystem // has the sums too
 	sums     sums
 	index    index
 	loads    []*Load // under way, in the order in which they began
@@ -44,9 +45,10 @@ type Ledger struct {
 
 type ids map[volume.ID]struct{}
 
-// New makes an empty ledger.
+// New makes an empty ledger, of a pool of which it is not known yet what filesystem it is on.
 func New(policy Policy) *Ledger {
-	l := &Ledger{policy: policy}
+	l := &Ledger{policy: policy, on: &Filesystem{}}
+	l.on.enter(l, Origin{}, sums{})
 	l.mu.Lock()
 	l.unlock()
 	return l
@@ -60,26 +62,32 @@ type Summary struct {
 	// Erased is how many pieces of trash were erased, and Restored how many limits put back.
 	Erased, Restored uint64
 
-	policy Policy
-	sums   sums
+	ledger *Ledger
+	on     *Filesystem
 }
 
 // Available is what can still be promised in that space, in bytes, rounded down.
-func (s *Summary) Available(space dir.Space) int64 { return s.sums.rounded(space, s.policy) }
+func (s *Summary) Available(space dir.Space) int64 {
+	return s.on.load().rounded(space, s.ledger.policy)
+}
+
+// SharesWith are the other pools on the filesystem, in the order of their names.
+func (s *Summary) SharesWith() []volume.PoolName { return s.on.load().sharing(s.ledger) }
 
 // Summary answers at once, without a lock.
 func (l *Ledger) Summary() *Summary { return l.summary.Load() }
 
 // unlock gives the mutex back after a change.
 func (l *Ledger) unlock() {
+	l.on.set(l, l.sums)
 	l.summary.Store(&Summary{
 		Volumes:  l.index.len(),
 		Promised: l.sums.promised,
 		Trash:    l.trash.sum(),
 		Erased:   l.erased,
 		Restored: l.restored,
-		policy:   l.policy,
-		sums:     l.sums,
+		ledger:   l,
+		on:       l.on,
 	})
 	l.mu.Unlock()
 }
@@ -91,44 +99,23 @@ type sums struct {
 	// trashed is the sum of the promises of volumes that are being removed: what they
 	// still occupy is not sold again before it is free.
 	trashed int64
-	// unknown is how many pieces of trash have an unknown size.
-	unknown int
+	// pieces is how many pieces of trash there are, and unknown how many of them have an
+	// unknown size.
+	pieces, unknown int
 	// others: other nodes have trash in the pool.
 	others bool
-	// foreign is what others occupy on the filesystem, as far as it is known.
-	foreign int64
 }
 
-// available is what can still be promised:
-//
-//	min(free, size × overprovision − Σ promised − foreign use) − reserve
-//
-// Without quotas nobody knows what the volumes hold, and so what others hold: that is at
-// least what exceeds all promises, and was once known exactly.
-func (s *sums) available(space dir.Space, policy Policy) int64 {
-	if space.ReadOnly || space.OutOfInodes() {
-		return 0
-	}
-	taken := space.TakenBytes()
-	foreign := min(taken, max(s.foreign+s.trashed, taken-s.promised))
-	if s.unknown > 0 || s.others {
-		foreign = taken
-	}
-	sellable := space.SizeBytes
-	if policy.Overprovision != 1 {
-		sellable = int64(float64(space.SizeBytes) * policy.Overprovision)
-	}
-	left := min(space.FreeBytes, sellable-s.promised-foreign)
-	return max(0, left-policy.Reserve.Of(space.SizeBytes))
-}
-
-// rounded is what is available as it is reported.
-func (s *sums) rounded(space dir.Space, policy Policy) int64 {
-	step := quantum(space.SizeBytes)
-	return s.available(space, policy) / step * step
+func (s *sums) add(other sums) {
+	s.promised += other.promised
+	s.trashed += other.trashed
+	s.pieces += other.pieces
+	s.unknown += other.unknown
+	s.others = s.others || other.others
 }
 
 func (s *sums) addTrash(promised int64) {
+	s.pieces++
 	if promised == volume.Unknown {
 		s.unknown++
 	} else {
@@ -137,6 +124,7 @@ func (s *sums) addTrash(promised int64) {
 }
 
 func (s *sums) dropTrash(promised int64) {
+	s.pieces--
 	if promised == volume.Unknown {
 		s.unknown--
 	} else {
@@ -156,25 +144,7 @@ func quantum(size int64) int64 {
 func (l *Ledger) Available(space dir.Space) int64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.sums.rounded(space, l.policy)
-}
-
-// SetForeign notes how many bytes others occupy on the pool's filesystem.
-func (l *Ledger) SetForeign(bytes int64) {
-	l.mu.Lock()
-	defer l.unlock()
-	l.sums.foreign = max(0, bytes)
-}
-
-// LearnForeign notes that others occupy no more than all that is taken, and exactly that
-// while nothing can be ours. Where nobody counts what volumes hold it is not known otherwise.
-func (l *Ledger) LearnForeign(taken int64) {
-	l.mu.Lock()
-	defer l.unlock()
-	if l.sums.promised == 0 && len(l.trash.pieces) == 0 {
-		l.sums.foreign = taken
-	}
-	l.sums.foreign = min(l.sums.foreign, taken)
+	return l.on.load().rounded(space, l.policy)
 }
 
 // OthersHaveTrash notes that other nodes have trash in the pool, of unknown size.

@@ -14,39 +14,44 @@ func disk100(taken int64) dir.Space {
 	return dir.Space{SizeBytes: 100 * g, FreeBytes: (100 - taken) * g, UsedBytes: taken * g, BlockBytes: 4096}
 }
 
+// base are the accounts of one pool, with what others are known to occupy.
+func base(foreign int64, owed sums) *accounts {
+	return &accounts{of: []account{{sums: owed}}, base: foreign}
+}
+
 func TestAvailable(t *testing.T) {
 	tenth, err := volume.ParseReserve("10%")
 	if err != nil {
 		t.Fatal(err)
 	}
 	for name, c := range map[string]struct {
-		sums   sums
+		pools  *accounts
 		space  dir.Space
 		policy Policy
 		want   int64 // GiB
 	}{
-		"an empty disk is free":                       {sums{}, disk100(0), Policy{}, 100},
-		"promises count in full":                      {sums{promised: 30 * g}, disk100(0), Policy{}, 70},
-		"what volumes hold is inside their promise":   {sums{promised: 30 * g}, disk100(30), Policy{}, 70},
-		"what others held at first stays theirs":      {sums{promised: 30 * g, foreign: 20 * g}, disk100(20), Policy{}, 50},
-		"and is not volumes' use":                     {sums{promised: 30 * g, foreign: 20 * g}, disk100(50), Policy{}, 50},
-		"use beyond all promises is foreign":          {sums{promised: 30 * g}, disk100(60), Policy{}, 40},
-		"what is taken bounds foreign use":            {sums{foreign: 90 * g}, disk100(10), Policy{}, 90},
-		"trash is not sold again":                     {sums{promised: 50 * g, trashed: 50 * g}, disk100(50), Policy{}, 0},
-		"trash of unknown size counts all as foreign": {sums{promised: 30 * g, unknown: 1}, disk100(30), Policy{}, 40},
-		"nothing below zero":                          {sums{promised: 150 * g}, disk100(0), Policy{}, 0},
-		"a reserve stays free":                        {sums{promised: 30 * g}, disk100(0), Policy{Reserve: tenth}, 60},
-		"promises may exceed the disk":                {sums{promised: 150 * g}, disk100(0), Policy{Overprovision: 2}, 50},
-		"but one volume not what is free":             {sums{}, disk100(40), Policy{Overprovision: 3}, 60},
-		"one that takes no file more has nothing":     {sums{}, dir.Space{SizeBytes: g, FreeBytes: g, Inodes: 512}, Policy{}, 0},
-		"inodes that nobody counts are no matter":     {sums{}, dir.Space{SizeBytes: g, FreeBytes: g}, Policy{}, 1},
-		"a read-only disk has nothing":                {sums{}, dir.Space{SizeBytes: g, FreeBytes: g, ReadOnly: true}, Policy{}, 0},
+		"an empty disk is free":                       {base(0, sums{}), disk100(0), Policy{}, 100},
+		"promises count in full":                      {base(0, sums{promised: 30 * g}), disk100(0), Policy{}, 70},
+		"what volumes hold is inside their promise":   {base(0, sums{promised: 30 * g}), disk100(30), Policy{}, 70},
+		"what others held at first stays theirs":      {base(20*g, sums{promised: 30 * g}), disk100(20), Policy{}, 50},
+		"and is not volumes' use":                     {base(20*g, sums{promised: 30 * g}), disk100(50), Policy{}, 50},
+		"use beyond all promises is foreign":          {base(0, sums{promised: 30 * g}), disk100(60), Policy{}, 40},
+		"what is taken bounds foreign use":            {base(90*g, sums{}), disk100(10), Policy{}, 90},
+		"trash is not sold again":                     {base(0, sums{promised: 50 * g, trashed: 50 * g}), disk100(50), Policy{}, 0},
+		"trash of unknown size counts all as foreign": {base(0, sums{promised: 30 * g, unknown: 1}), disk100(30), Policy{}, 40},
+		"nothing below zero":                          {base(0, sums{promised: 150 * g}), disk100(0), Policy{}, 0},
+		"a reserve stays free":                        {base(0, sums{promised: 30 * g}), disk100(0), Policy{Reserve: tenth}, 60},
+		"promises may exceed the disk":                {base(0, sums{promised: 150 * g}), disk100(0), Policy{Overprovision: 2}, 50},
+		"but one volume not what is free":             {base(0, sums{}), disk100(40), Policy{Overprovision: 3}, 60},
+		"one that takes no file more has nothing":     {base(0, sums{}), dir.Space{SizeBytes: g, FreeBytes: g, Inodes: 512}, Policy{}, 0},
+		"inodes that nobody counts are no matter":     {base(0, sums{}), dir.Space{SizeBytes: g, FreeBytes: g}, Policy{}, 1},
+		"a read-only disk has nothing":                {base(0, sums{}), dir.Space{SizeBytes: g, FreeBytes: g, ReadOnly: true}, Policy{}, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if c.policy.Overprovision == 0 {
 				c.policy.Overprovision = 1
 			}
-			if got := c.sums.available(c.space, c.policy); got != c.want*g {
+			if got := c.pools.available(c.space, c.policy); got != c.want*g {
 				t.Errorf("available %.1f GiB, want %d", float64(got)/g, c.want)
 			}
 		})

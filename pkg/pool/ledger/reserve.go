@@ -23,11 +23,32 @@ func (l *Ledger) Reserve(space dir.Space, bytes int64) (*Reservation, error) {
 	if space.OutOfInodes() {
 		return nil, fmt.Errorf("%w: the filesystem of pool %q has no inode left", volume.ErrNoSpace, l.policy.Pool)
 	}
-	if available := l.sums.available(space, l.policy); bytes > available {
-		return nil, fmt.Errorf("%w: pool %q has %d bytes to promise, %d are asked for", volume.ErrNoSpace, l.policy.Pool, available, bytes)
+	if err := l.reserve(space, bytes); err != nil {
+		return nil, err
 	}
-	l.sums.promised += bytes
 	return &Reservation{ledger: l, bytes: bytes}, nil
+}
+
+// reserve checks and changes the accounts of all pools on the filesystem in one step.
+func (l *Ledger) reserve(space dir.Space, bytes int64) (err error) {
+	owed := l.sums
+	owed.promised += bytes
+	l.on.change(func(a accounts) *accounts {
+		available := a.available(space, l.policy)
+		if bytes <= available {
+			err = nil
+			return a.with(l, owed)
+		}
+		err = fmt.Errorf("%w: pool %q has %d bytes to promise, %d are asked for", volume.ErrNoSpace, l.policy.Pool, available, bytes)
+		if others := a.sharing(l); len(others) > 0 {
+			err = fmt.Errorf("%w; it shares its filesystem with %q", err, others)
+		}
+		return nil
+	})
+	if err == nil {
+		l.sums = owed
+	}
+	return err
 }
 
 // Release gives the bytes back, and reports whether they were still held.

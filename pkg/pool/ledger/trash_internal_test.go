@@ -96,7 +96,7 @@ func TestAPieceOfTrashIsErasedOnce(t *testing.T) {
 		l.TrashTried("pvc-1.u", nil)
 	}
 	l.TrashTried("pvc-1.u", errors.New("it cannot be removed"))
-	if got := l.Summary(); got.Trash.Pieces != 0 || got.Trash.Stuck != 0 || got.Erased != 1 || got.sums.trashed != 0 {
+	if got := l.Summary(); got.Trash.Pieces != 0 || got.Trash.Stuck != 0 || got.Erased != 1 || l.sums.trashed != 0 {
 		t.Errorf("%+v; want one erased and nothing left", got)
 	}
 }
@@ -109,7 +109,7 @@ func TestThrowFoundIgnoresWhatMayBeErased(t *testing.T) {
 	if l.ThrowFound("erased", 1, seen) || l.HasTrash("erased") {
 		t.Error("a piece that was erased since it was found is queued again")
 	}
-	if !l.ThrowFound("left", volume.Unknown, l.Erased()) || l.ThrowFound("left", volume.Unknown, l.Erased()) || l.Summary().sums.unknown != 1 {
+	if !l.ThrowFound("left", volume.Unknown, l.Erased()) || l.ThrowFound("left", volume.Unknown, l.Erased()) || l.sums.unknown != 1 {
 		t.Errorf("%+v; want one piece of unknown size", l.Summary())
 	}
 }

@@ -18,6 +18,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/metrics"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
 func main() {
@@ -96,6 +97,7 @@ func example() *metrics.Metrics {
 		Pools: func() []pool.Status {
 			return []pool.Status{{
 				Space:      &dir.Space{SizeBytes: 1, Inodes: 1},
+				SharesWith: []volume.PoolName{{}},
 				TrashSince: now,
 				LastError:  now,
 				Abnormal:   map[health.Reason]int{health.NoSpace: 1},

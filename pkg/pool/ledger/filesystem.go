@@ -1,0 +1,204 @@
+package ledger
+
+import (
+	"cmp"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
+)
+
+// A Filesystem is what all pools on one filesystem owe together: they share its space. It has
+// no lock, so that a ledger can ask and change it while it holds its own: a change replaces the
+// accounts as a whole, or is tried again if another ledger came first. So the check of a
+// reservation and the reservation are one step also between pools. The zero value is ready for
+// use.
+type Filesystem struct{ now atomic.Pointer[accounts] }
+
+// accounts are those of all pools on a filesystem at one time. They are never changed.
+type accounts struct {
+	of []account
+	// base is what others than these pools occupy on the filesystem, in bytes: counted or
+	// learned since the last of them came, or volume.Unknown.
+	base int64
+}
+
+// An account is what one pool owes.
+type account struct {
+	ledger *Ledger
+	origin Origin
+	sums   sums
+}
+
+// An Origin is what is known of a pool from when it was made.
+type Origin struct {
+	Made time.Time
+	// Foreign is what was taken on the filesystem then, in bytes, also by older pools.
+	Foreign int64
+	// Shared: other nodes promise from the pool too.
+	Shared bool
+}
+
+var noAccounts = &accounts{base: volume.Unknown}
+
+func (f *Filesystem) load() *accounts { return cmp.Or(f.now.Load(), noAccounts) }
+
+// change replaces the accounts. It calls change again if they were replaced meanwhile, and
+// nothing happens if that answers nil.
+func (f *Filesystem) change(change func(accounts) *accounts) {
+	for {
+		before := f.now.Load()
+		after := change(*cmp.Or(before, noAccounts))
+		if after == nil || f.now.CompareAndSwap(before, after) {
+			return
+		}
+	}
+}
+
+// enter adds the account of a ledger. What others occupy has to be found out anew: until now
+// that was also what the volumes of this pool hold.
+func (f *Filesystem) enter(l *Ledger, origin Origin, owed sums) {
+	f.change(func(a accounts) *accounts {
+		a.of = append(slices.Clip(a.of), account{l, origin, owed})
+		a.base = volume.Unknown
+		return &a
+	})
+}
+
+func (f *Filesystem) leave(l *Ledger) {
+	f.change(func(a accounts) *accounts {
+		a.of = slices.DeleteFunc(slices.Clone(a.of), func(one account) bool { return one.ledger == l })
+		a.base = volume.Unknown
+		return &a
+	})
+}
+
+// set makes known what a ledger owes.
+func (f *Filesystem) set(l *Ledger, owed sums) {
+	f.change(func(a accounts) *accounts { return a.with(l, owed) })
+}
+
+// with are the accounts with another sum of one ledger.
+func (a accounts) with(l *Ledger, owed sums) *accounts {
+	a.of = slices.Clone(a.of)
+	for i := range a.of {
+		if a.of[i].ledger == l {
+			a.of[i].sums = owed
+		}
+	}
+	return &a
+}
+
+// owed is the sum over all pools.
+func (a *accounts) owed() (all sums) {
+	for _, one := range a.of {
+		all.add(one.sums)
+	}
+	return all
+}
+
+// foreign is what others than the pools occupy, as far as it is known. Where it was neither
+// counted nor learned since the pools are together, it is what was taken when they were made,
+// less what the volumes of older pools may have held of it.
+func (a *accounts) foreign() (most int64) {
+	if a.base != volume.Unknown {
+		return a.base
+	}
+	for _, one := range a.of {
+		left := one.origin.Foreign
+		for _, other := range a.of {
+			if other.origin.Made.Before(one.origin.Made) {
+				left -= other.sums.promised + other.sums.trashed
+			}
+		}
+		most = max(most, left)
+	}
+	return most
+}
+
+// available is what one of the pools can still promise:
+//
+//	min(free, size × overprovision − Σ promised − foreign use) − reserve
+//
+// Σ goes over all pools, overprovision and reserve are the pool's own. Without quotas nobody
+// knows what the volumes hold, and so what others hold: that is at least what exceeds all
+// promises, and was once known exactly.
+func (a *accounts) available(space dir.Space, policy Policy) int64 {
+	if space.ReadOnly || space.OutOfInodes() {
+		return 0
+	}
+	owed, taken := a.owed(), space.TakenBytes()
+	foreign := min(taken, max(a.foreign()+owed.trashed, taken-owed.promised))
+	if owed.unknown > 0 || owed.others {
+		foreign = taken
+	}
+	sellable := space.SizeBytes
+	if policy.Overprovision != 1 {
+		sellable = int64(float64(space.SizeBytes) * policy.Overprovision)
+	}
+	left := min(space.FreeBytes, sellable-owed.promised-foreign)
+	return max(0, left-policy.Reserve.Of(space.SizeBytes))
+}
+
+// rounded is what is available as it is reported.
+func (a *accounts) rounded(space dir.Space, policy Policy) int64 {
+	step := quantum(space.SizeBytes)
+	return a.available(space, policy) / step * step
+}
+
+// sharing are the pools of the other ledgers, in the order of their names.
+func (a *accounts) sharing(l *Ledger) []volume.PoolName {
+	var with []volume.PoolName
+	for _, one := range a.of {
+		if one.ledger != l {
+			with = append(with, one.ledger.policy.Pool)
+		}
+	}
+	slices.SortFunc(with, func(a, b volume.PoolName) int { return cmp.Compare(a.String(), b.String()) })
+	return with
+}
+
+// Join counts what the ledger owes to a filesystem, and no more to the one that it was on. It
+// reports whether that is another one.
+func (l *Ledger) Join(f *Filesystem, origin Origin) bool {
+	l.mu.Lock()
+	defer l.unlock()
+	if l.on == f {
+		return false
+	}
+	l.on.leave(l)
+	f.enter(l, origin, l.sums)
+	l.on = f
+	return true
+}
+
+// SetForeign notes how many bytes others than the pools occupy on the filesystem, as was
+// counted.
+func (l *Ledger) SetForeign(bytes int64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.on.change(func(a accounts) *accounts {
+		a.base = max(0, bytes)
+		return &a
+	})
+}
+
+// LearnForeign notes that others occupy no more than all that is taken, and exactly that
+// while nothing can be the pools'. Where nobody counts what volumes hold it is not known
+// otherwise, and in a shared pool not even then, for another node may have promised something.
+func (l *Ledger) LearnForeign(taken int64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.on.change(func(a accounts) *accounts {
+		if slices.ContainsFunc(a.of, func(one account) bool { return one.origin.Shared }) {
+			return nil
+		}
+		if owed := a.owed(); (owed.promised != 0 || owed.pieces != 0) && taken >= a.foreign() {
+			return nil
+		}
+		a.base = taken
+		return &a
+	})
+}

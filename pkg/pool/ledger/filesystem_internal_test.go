@@ -1,0 +1,118 @@
+package ledger
+
+import (
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
+)
+
+// joined are the ledgers of so many pools on one filesystem.
+func joined(pools int) []*Ledger {
+	fs := &Filesystem{}
+	var all []*Ledger
+	for range pools {
+		l := New(Policy{Overprovision: 1})
+		l.Join(fs, Origin{})
+		all = append(all, l)
+	}
+	return all
+}
+
+func TestReservationsInSeveralPoolsTogetherFit(t *testing.T) {
+	pools := joined(3)
+	var made atomic.Int64
+	var work sync.WaitGroup
+	for _, l := range pools {
+		for range 4 {
+			work.Go(func() {
+				for range 100 {
+					if _, err := l.Reserve(disk100(0), g); err == nil {
+						made.Add(1)
+					}
+				}
+			})
+		}
+	}
+	work.Wait()
+	if got := made.Load(); got != 100 {
+		t.Errorf("%d GiB of 100 are promised", got)
+	}
+}
+
+func TestWhatOnePoolOwesCountsInTheOther(t *testing.T) {
+	pools := joined(2)
+	a, b := pools[0], pools[1]
+	want := func(gib int64) {
+		t.Helper()
+		if got := b.Summary().Available(disk100(0)) / g; got != gib {
+			t.Errorf("%d GiB are available, want %d", got, gib)
+		}
+	}
+	held, err := a.Reserve(disk100(0), 30*g)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want(70)
+	held.Commit(idOf("pvc-1"), promised(30*g))
+	want(70)
+	a.Note(idOf("pvc-1"), Card{})
+	want(100)
+	read(a.BeginLoad(), "pvc-2").End(nil)
+	if got := b.on.load().owed().promised; got != 4096 {
+		t.Errorf("%d bytes are promised after the other pool was read, want 4096", got)
+	}
+	b.Join(&Filesystem{}, Origin{})
+	a.Note(idOf("pvc-1"), promised(30*g))
+	want(100)
+}
+
+func TestForeignUse(t *testing.T) {
+	made := time.Unix(1000, 0)
+	for name, c := range map[string]struct {
+		pools accounts
+		want  int64
+	}{
+		"one pool":                          {accounts{of: []account{{origin: Origin{Foreign: 10}}}, base: volume.Unknown}, 10},
+		"counted":                           {accounts{of: []account{{origin: Origin{Foreign: 10}}}, base: 7}, 7},
+		"the largest":                       {accounts{of: []account{{origin: Origin{made, 10, false}}, {origin: Origin{made, 20, false}}}, base: volume.Unknown}, 20},
+		"less what an older pool may hold":  {accounts{of: []account{{origin: Origin{made.Add(time.Hour), 60, false}}, {origin: Origin{made, 10, false}, sums: sums{promised: 45, trashed: 2}}}, base: volume.Unknown}, 13},
+		"not less what a younger one holds": {accounts{of: []account{{origin: Origin{made.Add(time.Hour), 10, false}, sums: sums{promised: 45}}, {origin: Origin{made, 10, false}}}, base: volume.Unknown}, 10},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := c.pools.foreign(); got != c.want {
+				t.Errorf("%d bytes, want %d", got, c.want)
+			}
+		})
+	}
+}
+
+// What others occupy is learned while no pool of the filesystem has anything, and no more true
+// when another pool joins, for it held a part of that.
+func TestForeignUseIsLearnedOfAllPools(t *testing.T) {
+	pools := joined(2)
+	a, b := pools[0], pools[1]
+	want := func(what string, bytes int64) {
+		t.Helper()
+		if got := a.on.load().foreign(); got != bytes {
+			t.Errorf("%s: %d bytes are foreign, want %d", what, got, bytes)
+		}
+	}
+	a.LearnForeign(50)
+	want("no promises", 50)
+	b.Throw("pvc-1.u", 0)
+	a.LearnForeign(60)
+	want("trash in the other pool", 50)
+	a.LearnForeign(40)
+	want("less is taken", 40)
+	b.TrashTried("pvc-1.u", nil)
+	b.Note(idOf("pvc-2"), promised(10))
+	b.LearnForeign(60)
+	want("a promise in the other pool", 40)
+	New(Policy{}).Join(a.on, Origin{Foreign: 12})
+	want("a third pool", 12)
+	b.SetForeign(5)
+	want("counted", 5)
+}

@@ -1,0 +1,249 @@
+package pool_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/go-logr/logr/funcr"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
+	"kubevirt.io/hostpath-provisioner/pkg/pool"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
+	"kubevirt.io/hostpath-provisioner/test/testenv"
+)
+
+const neighbours = `[{"name":"a","path":"a"},{"name":"b","path":"b"}]`
+
+func poolNamed(t *testing.T, name string) volume.PoolName {
+	t.Helper()
+	parsed, err := volume.ParsePoolName(name)
+	must(t, err)
+	return parsed
+}
+
+func (b *bench) tryCreateIn(in, name string, bytes int64) error {
+	b.t.Helper()
+	_, err := b.Create(b.t.Context(), pool.Request{ID: id(b.t, name), Pool: poolNamed(b.t, in), Range: volume.Range{Required: bytes}})
+	return err
+}
+
+func (b *bench) createIn(in, name string, bytes int64) {
+	b.t.Helper()
+	must(b.t, b.tryCreateIn(in, name, bytes))
+}
+
+// wantCapacity expects a capacity in MiB, of which filesystems take up to so many themselves.
+func (b *bench) wantCapacity(in string, want, less int64) {
+	b.t.Helper()
+	got, err := b.Capacity(poolNamed(b.t, in), false)
+	must(b.t, err)
+	if got > want*mib || got < (want-less)*mib {
+		b.t.Errorf("capacity of %s is %d MiB, want %d, or up to %d less", in, got/mib, want, less)
+	}
+}
+
+func (b *bench) sharing(in string) []string {
+	b.t.Helper()
+	for _, status := range b.Status() {
+		if status.Name == poolNamed(b.t, in) {
+			var with []string
+			for _, name := range status.SharesWith {
+				with = append(with, name.String())
+			}
+			return with
+		}
+	}
+	b.t.Fatalf("no status of pool %s", in)
+	return nil
+}
+
+func (b *bench) wantSharing(in string, with ...string) {
+	b.t.Helper()
+	if got := b.sharing(in); !slices.Equal(got, with) {
+		b.t.Errorf("pool %s shares its filesystem with %q, want %q", in, got, with)
+	}
+}
+
+// onTmpfs runs a test on a node whose pools are on one filesystem of 256 MiB.
+func onTmpfs(t *testing.T, datadir string, test func(t *testing.T, b *bench)) {
+	t.Helper()
+	testenv.NeedRoot(t)
+	root := testenv.Tmpfs(t, 256*mib)
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, root)
+		b.start(datadir)
+		test(t, b)
+	})
+}
+
+func TestPoolsOnOneFilesystemPromiseItOnce(t *testing.T) {
+	onTmpfs(t, neighbours, func(t *testing.T, b *bench) {
+		b.createIn("a", "pvc-1", 150*mib)
+		b.wantCapacity("a", 106, 2)
+		b.wantCapacity("b", 106, 2)
+		wantError(t, b.tryCreateIn("b", "pvc-2", 150*mib), volume.ErrNoSpace)
+		b.createIn("b", "pvc-2", 50*mib)
+		b.wantCapacity("a", 56, 2)
+		b.wantSharing("a", "b")
+		b.wantSharing("b", "a")
+		b.restart(neighbours)
+		b.wantCapacity("a", 56, 2)
+		b.wantCapacity("b", 56, 2)
+		b.delete("pvc-1")
+		b.settled()
+		b.wantCapacity("b", 206, 2)
+	})
+}
+
+func TestReserveAndOverprovisionStayThoseOfThePool(t *testing.T) {
+	onTmpfs(t, `[{"name":"a","path":"a","reserve":"56Mi"},{"name":"b","path":"b","overprovision":0.5}]`, func(t *testing.T, b *bench) {
+		b.wantCapacity("a", 200, 2)
+		b.wantCapacity("b", 128, 2)
+		b.createIn("a", "pvc-1", 100*mib)
+		b.wantCapacity("a", 100, 2)
+		b.wantCapacity("b", 28, 2)
+	})
+}
+
+// What the volumes of one pool hold is theirs, and no use by others to the other pool.
+func TestWhatAnotherPoolsVolumesHoldCountsOnce(t *testing.T) {
+	onTmpfs(t, neighbours, func(t *testing.T, b *bench) {
+		b.createIn("a", "pvc-1", 100*mib)
+		must(t, os.WriteFile(b.path("a", "pvc-1", "data"), make([]byte, 90*mib), 0o600))
+		b.createIn("b", "pvc-2", 50*mib)
+		b.later(2 * time.Minute)
+		b.wantCapacity("a", 106, 2)
+		b.wantCapacity("b", 106, 2)
+		b.restart(neighbours)
+		b.wantCapacity("a", 106, 2)
+		b.wantCapacity("b", 106, 2)
+	})
+}
+
+func TestAViewOfPoolsOnOneFilesystem(t *testing.T) {
+	onTmpfs(t, neighbours, func(t *testing.T, b *bench) {
+		b.createIn("a", "pvc-1", 150*mib)
+		for _, view := range b.seeAll("node-1", neighbours) {
+			if got := view.Available / mib; got > 106 || got < 104 || len(view.SharesWith) != 1 || view.SharesWith[0] == view.Name {
+				t.Errorf("pool %s has %d MiB available and shares its filesystem with %v, want 106 and the other pool", view.Name, got, view.SharesWith)
+			}
+		}
+	})
+}
+
+// A pool that is added to the configuration later was not there when others wrote.
+func TestAPoolThatIsAddedDoesNotCountWhatTheOtherHoldsTwice(t *testing.T) {
+	onTmpfs(t, `[{"name":"a","path":"a"}]`, func(t *testing.T, b *bench) {
+		b.createIn("a", "pvc-1", 100*mib)
+		must(t, os.WriteFile(b.path("a", "pvc-1", "data"), make([]byte, 90*mib), 0o600))
+		b.later(time.Second) // pools are known by the second in which they were made
+		b.restart(neighbours)
+		b.wantCapacity("a", 156, 2)
+		b.wantCapacity("b", 156, 2)
+	})
+}
+
+func TestTheLastBytesOfAFilesystemArePromisedOnce(t *testing.T) {
+	testenv.NeedRoot(t)
+	root := testenv.Tmpfs(t, 64*mib)
+	b := newBench(t, root)
+	configs, err := poolconfig.Parse(neighbours, root)
+	must(t, err)
+	node, err := volume.ParseNodeID("node-1")
+	must(t, err)
+	b.Set = pool.Start(configs, pool.Options{Node: node, Mounts: b.mounts, Labels: b.labels, Devices: b.loops, Dev: b.dev, DetectQuota: b.detect})
+	must(t, b.Wait(t.Context()))
+	defer func() { must(t, b.Close(t.Context())) }()
+	var made atomic.Int64
+	var work sync.WaitGroup
+	for i := range 32 {
+		work.Go(func() {
+			err := b.tryCreateIn([]string{"a", "b"}[i%2], fmt.Sprintf("pvc-%d", i), 4*mib)
+			switch {
+			case err == nil:
+				made.Add(1)
+			case !errors.Is(err, volume.ErrNoSpace):
+				t.Error(err)
+			}
+		})
+	}
+	work.Wait()
+	if got := made.Load(); got != 15 {
+		t.Errorf("%d volumes of 4 MiB were promised of a filesystem of 64 MiB, which needs some itself; want 15", got)
+	}
+}
+
+func TestAPoolThatJoinsAFilesystemLater(t *testing.T) {
+	testenv.NeedRoot(t)
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, t.TempDir())
+		must(t, os.Mkdir(b.path("disk"), 0o755))
+		must(t, os.Mkdir(b.path("late"), 0o755))
+		disk(t, b) // of 64 MiB
+		b.start(`[{"name":"a","path":"disk/a"},{"name":"b","path":"disk/b"}]`)
+		b.createIn("b", "pvc-2", 20*mib)
+		must(t, os.WriteFile(b.path("disk", "b", "pvc-2", "data"), make([]byte, 18*mib), 0o600))
+		must(t, b.Close(t.Context()))
+		var log bytes.Buffer
+		b.log = funcr.New(func(_, args string) { fmt.Fprintln(&log, args) }, funcr.Options{})
+		b.start(`[{"name":"a","path":"disk/a"},{"name":"b","path":"late","requireMount":true}]`)
+		b.createIn("a", "pvc-1", 24*mib)
+		b.wantSharing("a")
+		must(t, syscall.Mount(b.path("disk", "b"), b.path("late"), "", syscall.MS_BIND, ""))
+		defer func() { must(t, syscall.Unmount(b.path("late"), 0)) }()
+		b.later(10 * time.Second)
+		b.wantSharing("a", "b")
+		b.wantSharing("b", "a")
+		b.wantCapacity("a", 20, 1)
+		b.wantCapacity("b", 20, 1)
+		must(t, b.Close(t.Context()))
+		if !strings.Contains(log.String(), `"msg"="the pool shares its filesystem with others; the promises of all of them count" "pool"="b" "with"=["a"]`) {
+			t.Errorf("log without the pools that share a filesystem:\n%s", log.String())
+		}
+	})
+}
+
+// The subvolumes of a btrfs have device numbers and statfs(2) ids of their own, and one space.
+func TestPoolsInSubvolumesOfOneBtrfs(t *testing.T) {
+	testenv.NeedRoot(t)
+	testenv.NeedPrograms(t, "btrfs")
+	root := testenv.LoopFS(t, "btrfs", 400*mib)
+	run := func(args ...string) {
+		t.Helper()
+		if out, err := exec.CommandContext(t.Context(), "btrfs", args...).CombinedOutput(); err != nil {
+			t.Fatalf("btrfs %v: %v: %s", args, err, out)
+		}
+	}
+	run("quota", "enable", root)
+	run("subvolume", "create", root+"/a")
+	run("subvolume", "create", root+"/b")
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, root)
+		b.real = quota.Detect
+		b.start(neighbours)
+		before, err := b.Capacity(poolNamed(t, "b"), false)
+		must(t, err)
+		b.createIn("a", "pvc-1", 200*mib)
+		b.wantCapacity("b", before/mib-200, 4)
+		wantError(t, b.tryCreateIn("b", "pvc-2", 200*mib), volume.ErrNoSpace)
+		b.wantSharing("a", "b")
+		// What is counted for one pool is no use by others to the other.
+		must(t, os.WriteFile(b.path("a", "pvc-1", "data"), make([]byte, 64*mib), 0o600))
+		syncfs(t, root)
+		b.later(2 * time.Minute)
+		b.wantCapacity("b", before/mib-200, 8)
+		b.wantCapacity("a", before/mib-200, 8)
+	})
+}
