@@ -180,7 +180,7 @@ test-kernel: ## Run what needs quotas on XFS and ext4, and SELinux, in a virtual
 	$(if $(filter ./test/cmd/kernel/lab,$(KERNEL_TESTS)),cd test/cluster && CGO_ENABLED=0 go test -c -o $(CURDIR)/bin/kernel/ $(CLUSTER_FLAGS) ./sandbox)
 	$(if $(filter ./test/cmd/kernel/lab,$(KERNEL_TESTS)),bin/kernel/kernel --env CI --timeout 10m --memory 3072 --selinux off --containers \
 		--run 'bin/kernel/lab.test -test.timeout 9m $(KERNEL_FLAGS)' \
-		--run 'bin/kernel/sandbox.test -test.timeout 9m -test.run ^TestNothingIsLeft|^TestWithoutControlGroups')
+		--run 'bin/kernel/sandbox.test -test.timeout 9m -test.run ^TestSandboxLeavesNothingBehind|^TestMissingControlGroupsAreReported')
 
 # What a machine lacks for a cluster is said before anything is built.
 .PHONY: cluster-check
@@ -229,7 +229,7 @@ monitoring-programs: $(OPERATOR)
 	@test/tools/install-deps monitoring
 	@install -C "$$(PATH=bin/tools:$$PATH command -v prometheus)" bin/cluster/prometheus
 
-# For example CASES='Grow|ReadOnly'. A Ctrl-C has to reach the tests themselves: not go test.
+# For example CASES='Expand|ReadOnly'. A Ctrl-C has to reach the tests themselves: not go test.
 CASES ?= .
 .PHONY: test-cluster
 test-cluster: cluster-programs monitoring-programs ## Install the driver on a real Kubernetes cluster, and do there what users do
@@ -239,7 +239,7 @@ test-cluster: cluster-programs monitoring-programs ## Install the driver on a re
 	@cd test/cluster/lifecycle && exec $(CURDIR)/bin/cluster/lifecycle.test -test.v -test.timeout 15m -programs $(CURDIR)/bin/cluster -test.run '$(CASES)'
 
 # Not only what the host's kernel can: there df in a pod shows the size of its volume.
-KERNEL_CASES ?= ^TestGrowthInUse$$
+KERNEL_CASES ?= ^TestExpandInUse$$
 .PHONY: test-cluster-kernel
 test-cluster-kernel: cluster-programs ## Let a volume grow in a cluster whose pool is XFS, in a virtual machine, in ten minutes
 	@test/tools/install-deps test

@@ -8,7 +8,7 @@ import (
 const (
 	// Kind is the kind of the object that the operator acts on.
 	Kind = "HostPathProvisioner"
-	// Finalizer is on each object that has something deployed. The name is the earlier operator's.
+	// Finalizer is on each object that has something deployed. The name is the upstream operator's.
 	Finalizer = "finalizer.delete.hostpath-provisioner"
 	// LegacyPool is the name of the pool that pathConfig makes.
 	LegacyPool = "legacy"

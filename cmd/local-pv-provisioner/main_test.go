@@ -9,7 +9,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/localpv"
 )
 
-func TestTheCommandLine(t *testing.T) {
+func TestCommandLine(t *testing.T) {
 	defaults := localpv.Options{Node: "n1", Namespace: "ns", MetricsAddress: ":8080", PollingInterval: 5 * time.Minute, RecordDir: "/var/lib/local-pv-provisioner"}
 	all := localpv.Options{Node: "n2", Namespace: "ns2", MetricsAddress: ":9090", PollingInterval: 10 * time.Second, RecordDir: "/records", DefaultConfigMap: "map"}
 	for name, c := range map[string]struct {
@@ -44,7 +44,7 @@ func environment(text string) func(string) string {
 	}
 }
 
-func TestAllProblemsOfTheCommandLineAreReportedAtOnce(t *testing.T) {
+func TestCommandLineReportsAllProblems(t *testing.T) {
 	_, _, err := parse([]string{"--polling-interval=5", "--development=perhaps", "--record-dir=records", "more"}, environment(""), io.Discard)
 	if err == nil {
 		t.Fatal("accepted")

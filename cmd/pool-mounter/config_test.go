@@ -24,7 +24,7 @@ func TestCommandLine(t *testing.T) {
 	}
 }
 
-func TestAllThatIsWrongIsReported(t *testing.T) {
+func TestCommandLineReportsAllProblems(t *testing.T) {
 	_, err := parse(strings.Fields("remount --target pool/../csi --volume /a --device /b --fs-type zfs --mount-options ro,,noatime --check-interval 0s rest"), io.Discard)
 	for _, want := range []string{
 		`"remount" is not a command`, `unexpected argument "rest"`, `--target: "pool/../csi"`, "--volume and --device", `--fs-type: "zfs"`,

@@ -30,7 +30,7 @@ func TestParseAllReportsEveryProblem(t *testing.T) {
 	}
 }
 
-func TestParseAllPrintsTheFlagsWhenAskedTo(t *testing.T) {
+func TestParseAllPrintsHelp(t *testing.T) {
 	set, output, _ := flags()
 	if err := cmdline.ParseAll(set, []string{"--help"}); !errors.Is(err, flag.ErrHelp) || !strings.Contains(output.String(), "a number") {
 		t.Errorf("%v, printed was %q", err, output)

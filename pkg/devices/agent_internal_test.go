@@ -8,7 +8,7 @@ import (
 )
 
 // Its progress stays visible, so that one can see that there is none.
-func TestADeviceThatHangsIsAProblemAndStillBeingCleaned(t *testing.T) {
+func TestHungDeviceIsReportedWithProgress(t *testing.T) {
 	number := rawdev.Number{Major: 7, Minor: 1}
 	hanging := &job{number: number, path: "/dev/x", volume: Volume{Name: "pv"}, cancel: func() {}, done: make(chan struct{}),
 		progress: Progress{Done: 1, Total: 4}, moved: time.Now().Add(-time.Hour)}

@@ -21,7 +21,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/test/testenv/disk"
 )
 
-func TestANewDeviceIsOfferedClean(t *testing.T) {
+func TestNewDeviceIsWiped(t *testing.T) {
 	for _, wipe := range []devices.Wipe{devices.WipeSignatures, devices.WipeDiscard, devices.WipeZero} {
 		t.Run(string(wipe), func(t *testing.T) {
 			w := newWorld(t)
@@ -43,7 +43,7 @@ func TestANewDeviceIsOfferedClean(t *testing.T) {
 	}
 }
 
-func TestTheRangesOfSignatures(t *testing.T) {
+func TestSignatureRanges(t *testing.T) {
 	const gib = 1 << 30
 	for size, want := range map[int64][][2]int64{
 		4096:           {{0, 4096}},
@@ -62,7 +62,7 @@ func TestTheRangesOfSignatures(t *testing.T) {
 }
 
 // The whole life of a device: offered, bound, released, cleaned, offered again. Nothing is cleaned twice.
-func TestADeviceIsOfferedAgainAfterItWasCleaned(t *testing.T) {
+func TestDeviceLifecycle(t *testing.T) {
 	w := newWorld(t)
 	w.config.Wipe = devices.WipeZero
 	d := w.disk("disk", 32*mib)
@@ -92,7 +92,7 @@ func TestADeviceIsOfferedAgainAfterItWasCleaned(t *testing.T) {
 	}
 }
 
-func TestWhoseDataItIsDecides(t *testing.T) {
+func TestOnlyAllowedDataIsWiped(t *testing.T) {
 	for name, c := range map[string]struct {
 		record devices.Record
 		sign   bool
@@ -131,7 +131,7 @@ func TestWhoseDataItIsDecides(t *testing.T) {
 
 // A volume that is deleted after its claim, before its device was cleaned, leaves a device that may be cleaned; one that
 // is deleted in use does not.
-func TestAVolumeThatIsDeletedBeforeItsDeviceIsClean(t *testing.T) {
+func TestVolumeDeletedBeforeCleaning(t *testing.T) {
 	for name, c := range map[string]struct {
 		last func(devices.Volume) devices.Volume
 		want int
@@ -152,7 +152,7 @@ func TestAVolumeThatIsDeletedBeforeItsDeviceIsClean(t *testing.T) {
 }
 
 // Whatever the cache has, the API is asked before a device is overwritten.
-func TestTheAPIHasTheLastWord(t *testing.T) {
+func TestAPIIsReadBeforeWipe(t *testing.T) {
 	for name, c := range map[string]struct {
 		cache, api func(d *testDisk) []devices.Volume
 		err        error
@@ -211,7 +211,7 @@ func cleanUntilKilled(path string, bytes int64, wipe devices.Wipe, records strin
 	return nil
 }
 
-func TestAWipeThatIsKilledGoesOn(t *testing.T) {
+func TestKilledWipeResumes(t *testing.T) {
 	const bytes, steps = 320 * mib, 5
 	for _, wipe := range []devices.Wipe{devices.WipeSignatures, devices.WipeZero} {
 		for killed := range steps + 1 {
@@ -269,7 +269,7 @@ func killAfter(t *testing.T, steps int, d *testDisk, wipe devices.Wipe, records 
 	_ = cmd.Wait() // killed
 }
 
-func TestCleaningThatIsEndedGoesOn(t *testing.T) {
+func TestCanceledCleaningResumes(t *testing.T) {
 	w := newWorld(t)
 	w.config.Wipe = devices.WipeZero
 	d := w.disk("disk", 128*mib)
@@ -292,7 +292,7 @@ func (w *world) ill(name string, bytes int64) (*disk.Disk, *testDisk) {
 	return ill, w.attach(name, ill.Path)
 }
 
-func TestADeviceThatFailsIsNeitherOfferedNorItsVolumeDeleted(t *testing.T) {
+func TestFailingDeviceKeepsVolume(t *testing.T) {
 	for name, operation := range map[string]disk.Operation{"writing": disk.Write, "flushing": disk.Flush} {
 		for _, hasVolume := range []bool{false, true} {
 			t.Run(fmt.Sprint(name, hasVolume), func(t *testing.T) {
@@ -309,7 +309,7 @@ func TestADeviceThatFailsIsNeitherOfferedNorItsVolumeDeleted(t *testing.T) {
 	}
 }
 
-func TestADeviceThatTakesLongKeepsNoOtherOneWaiting(t *testing.T) {
+func TestSlowDeviceDoesNotDelayOthers(t *testing.T) {
 	w := newWorld(t)
 	w.disk("disk-a", 32*mib)
 	w.disk("disk-b", 32*mib)

@@ -11,7 +11,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
-func TestAConfiguration(t *testing.T) {
+func TestConfiguration(t *testing.T) {
 	dir := t.TempDir()
 	data := map[string]string{"volumeMode": "Filesystem", "fsType": "xfs", "deviceDir": dir, "deviceNameFilter": "^sd[b-z]$"}
 	c, err := devices.ParseConfig(data)
@@ -29,7 +29,7 @@ func TestAConfiguration(t *testing.T) {
 	}
 }
 
-func TestAllProblemsOfAConfigurationAreReportedAtOnce(t *testing.T) {
+func TestConfigurationReportsAllProblems(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	must.Succeed(t, os.WriteFile(file, nil, 0o600))
 	for _, c := range []struct {
@@ -56,7 +56,7 @@ func TestAllProblemsOfAConfigurationAreReportedAtOnce(t *testing.T) {
 	}
 }
 
-func TestTheNameOfAVolume(t *testing.T) {
+func TestVolumeName(t *testing.T) {
 	long := strings.Repeat("n", 240)
 	for _, c := range []struct{ node, path, taken, want string }{
 		{"n1", "/dev/disk/by-path/pci-0000:3c:00.0-lun-0", "", "local-n1-pci-0000-3c-00.0-lun-0"},

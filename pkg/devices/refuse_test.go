@@ -20,7 +20,7 @@ import (
 
 // A device that somebody uses is neither offered nor cleaned, whether it has a volume that was released, or none, and
 // also where data of others may be wiped.
-func TestADeviceInUseIsRefused(t *testing.T) {
+func TestDeviceInUseIsRefused(t *testing.T) {
 	for name, c := range map[string]struct {
 		use  func(t *testing.T, w *world, d *testDisk)
 		want devices.Reason
@@ -115,7 +115,7 @@ func swapOn(t *testing.T, node string) {
 	t.Cleanup(func() { must.Succeed(t, call(unix.SYS_SWAPOFF)) })
 }
 
-func TestWhatIsNoDeviceIsRefused(t *testing.T) {
+func TestOtherFilesAreRefused(t *testing.T) {
 	for name, c := range map[string]struct {
 		make func(path string) error
 		want devices.Reason
@@ -134,14 +134,14 @@ func TestWhatIsNoDeviceIsRefused(t *testing.T) {
 	}
 }
 
-func TestADeviceWithoutSizeIsRefused(t *testing.T) {
+func TestEmptyDeviceIsRefused(t *testing.T) {
 	w := newWorld(t)
 	w.disk("disk", 0)
 	w.refused(devices.Empty)
 }
 
 // Each signature is made by the program that users have.
-func TestADeviceWithASignatureIsKept(t *testing.T) {
+func TestDeviceWithSignatureIsKept(t *testing.T) {
 	for name, c := range map[string]struct {
 		bytes int64
 		make  func(t *testing.T, node string)
@@ -203,7 +203,7 @@ func wantNoSignature(t *testing.T, d *testDisk) {
 	}
 }
 
-func TestTwoLinksAreOneDevice(t *testing.T) {
+func TestLinksToOneDeviceMakeOneVolume(t *testing.T) {
 	w := newWorld(t)
 	d := w.disk("disk-b", 32*mib)
 	must.Succeed(t, os.Symlink(d.node, filepath.Join(w.dir, "disk-a")))
@@ -217,8 +217,8 @@ func TestTwoLinksAreOneDevice(t *testing.T) {
 	}
 }
 
-// The earlier program makes two volumes of two links: none of them may be cleaned while the other is used.
-func TestTwoVolumesOfOneDeviceAreNotCleaned(t *testing.T) {
+// The upstream program makes two volumes of two links: none of them may be cleaned while the other is used.
+func TestDeviceOfTwoVolumesIsNotCleaned(t *testing.T) {
 	w := newWorld(t)
 	d := w.disk("disk-a", 32*mib)
 	second := bound(d.volume("pv-b"))
@@ -232,7 +232,7 @@ func TestTwoVolumesOfOneDeviceAreNotCleaned(t *testing.T) {
 	}
 }
 
-func TestADiskWithPartitionsAndPartitionsOfADiskThatIsOffered(t *testing.T) {
+func TestDiskAndItsPartitionsAreNotBothOffered(t *testing.T) {
 	w := newWorld(t)
 	d := w.disk("disk", 32*mib)
 	node := addPartition(t, d.node)
@@ -249,7 +249,7 @@ func TestADiskWithPartitionsAndPartitionsOfADiskThatIsOffered(t *testing.T) {
 }
 
 // What the last user of a disk has made of it does not keep it from being cleaned.
-func TestAReleasedDiskIsCleanedWithItsPartitions(t *testing.T) {
+func TestReleasedDiskIsCleanedWithPartitions(t *testing.T) {
 	w := newWorld(t)
 	d := w.disk("disk", 32*mib)
 	partitionTable(t, d.node, "gpt")
@@ -263,7 +263,7 @@ func TestAReleasedDiskIsCleanedWithItsPartitions(t *testing.T) {
 	w.offered()
 }
 
-func TestADeviceThatVanishesKeepsItsVolume(t *testing.T) {
+func TestMissingDeviceKeepsVolume(t *testing.T) {
 	for name, change := range map[string]func(devices.Volume) devices.Volume{
 		"available": func(v devices.Volume) devices.Volume { return v }, "bound": bound, "released": released,
 	} {
@@ -280,7 +280,7 @@ func TestADeviceThatVanishesKeepsItsVolume(t *testing.T) {
 }
 
 // After a reboot a path may lead to another disk.
-func TestAnotherDiskAtThePathIsNotCleaned(t *testing.T) {
+func TestReplacedDiskIsNotCleaned(t *testing.T) {
 	for name, other := range map[string]int64{"of the same size": 32 * mib, "of another size": 64 * mib} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)

@@ -34,7 +34,7 @@ func (r *rig) attached(t *testing.T, want int) []loop.Device {
 	return devices
 }
 
-func TestABlockVolumeFromItsCreationToItsEnd(t *testing.T) {
+func TestBlockVolumeLifecycle(t *testing.T) {
 	r := newRig(t, setup{})
 	created := r.createBlock(t, "vol")
 	wantEqual(t, "the size", created.GetCapacityBytes(), int64(4*mib))
@@ -78,7 +78,7 @@ func TestABlockVolumeFromItsCreationToItsEnd(t *testing.T) {
 	must.Succeed(t, err)
 }
 
-func TestAModeIsForLife(t *testing.T) {
+func TestVolumeModeIsImmutable(t *testing.T) {
 	r := newRig(t, setup{})
 	r.createBlock(t, "block")
 	r.create(t, "mount", "")
@@ -103,7 +103,7 @@ func TestAModeIsForLife(t *testing.T) {
 	wantContains(t, refused.GetMessage(), "block")
 }
 
-func TestANodeWithoutLoopDevicesIsExhausted(t *testing.T) {
+func TestNoLoopDevicesIsResourceExhausted(t *testing.T) {
 	r := newRig(t, setup{})
 	r.loops.Max = 1
 	for _, name := range []string{"one", "two"} {
@@ -118,7 +118,7 @@ func TestANodeWithoutLoopDevicesIsExhausted(t *testing.T) {
 	}
 }
 
-func TestABlockVolumeThatIsInUseIsNotLetGo(t *testing.T) {
+func TestBlockVolumeInUseIsNotUnpublished(t *testing.T) {
 	r := newRig(t, setup{})
 	r.createBlock(t, "vol")
 	r.createBlock(t, "other")

@@ -11,7 +11,7 @@ import (
 	"k8s.io/klog/v2"
 )
 
-func TestTheTimeThatACallMayTake(t *testing.T) {
+func TestCallTimeout(t *testing.T) {
 	for name, c := range map[string]struct {
 		limit    time.Duration // of the driver
 		deadline time.Duration // of the caller; 0 for none
@@ -52,7 +52,7 @@ func TestTheTimeThatACallMayTake(t *testing.T) {
 	}
 }
 
-func TestAnAnswerInTimeIsPassedOn(t *testing.T) {
+func TestAnswerBeforeTimeout(t *testing.T) {
 	s := NewServer(Config{}, nil, nil, klog.Logger{})
 	response, err := s.bound(t.Context(), "request", nil, func(_ context.Context, req any) (any, error) {
 		return req.(string) + " answered", nil

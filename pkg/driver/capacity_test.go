@@ -52,7 +52,7 @@ func TestGetCapacity(t *testing.T) {
 
 // The scheduler has no words for parameters that no pool is chosen by. So it is led to
 // have CreateVolume called, which has.
-func TestCapacityOfWhatCreateVolumeRefuses(t *testing.T) {
+func TestGetCapacityWithBadParameters(t *testing.T) {
 	r := newRig(t, setup{pools: severalPool})
 	for name, c := range map[string]struct {
 		parameters map[string]string
@@ -81,7 +81,7 @@ func TestCapacityOfWhatCreateVolumeRefuses(t *testing.T) {
 	}
 }
 
-func TestWhatGetCapacityTellsCanBeMadeOnce(t *testing.T) {
+func TestReportedCapacityFitsOneVolume(t *testing.T) {
 	disk := testenv.Tmpfs(t, 64*mib)
 	r := newRig(t, setup{pools: `[{"name":"local","path":"` + disk + `/pool"}]`})
 	withSize := func(bytes int64) func(*csi.CreateVolumeRequest) {
@@ -125,7 +125,7 @@ func (r *rig) wantCondition(t *testing.T, id, target string, abnormal bool, says
 	}
 }
 
-func TestAPoolThatIsFull(t *testing.T) {
+func TestCapacityOfFullPool(t *testing.T) {
 	disk := testenv.Tmpfs(t, 8*mib)
 	r := newRig(t, setup{pools: `[{"name":"local","path":"` + disk + `"}]`})
 	r.create(t, "vol", "")
@@ -146,7 +146,7 @@ func TestAPoolThatIsFull(t *testing.T) {
 	wantEqual(t, "the volumes", r.ids(t), []string(nil))
 }
 
-func TestAPoolThatBecameReadOnly(t *testing.T) {
+func TestCapacityOfReadOnlyPool(t *testing.T) {
 	disk := testenv.Tmpfs(t, 64*mib)
 	r := newRig(t, setup{pools: `[{"name":"local","path":"` + disk + `"}]`})
 	r.create(t, "vol", "")
@@ -169,7 +169,7 @@ func TestAPoolThatBecameReadOnly(t *testing.T) {
 	r.unpublish(t, "vol", r.target("vol"))
 }
 
-func TestAnIDInTwoPools(t *testing.T) {
+func TestVolumeInTwoPools(t *testing.T) {
 	r := newRig(t, setup{pools: severalPool})
 	r.create(t, "vol", "local")
 	must.Succeed(t, os.Mkdir(r.path("other", "vol"), 0o755))
@@ -189,7 +189,7 @@ func TestAnIDInTwoPools(t *testing.T) {
 	r.unpublish(t, "vol", r.target("vol"))
 }
 
-func TestAPoolThatIsAway(t *testing.T) {
+func TestMissingPool(t *testing.T) {
 	r := newRig(t, setup{pools: missingPool})
 	in := func(pool string) func(*csi.CreateVolumeRequest) {
 		return func(req *csi.CreateVolumeRequest) { req.Parameters = map[string]string{"storagePool": pool} }

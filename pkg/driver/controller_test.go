@@ -32,7 +32,7 @@ func TestControllerCapabilities(t *testing.T) {
 	})
 }
 
-func TestCallsThatAreNotAdvertisedAreNotImplemented(t *testing.T) {
+func TestUnadvertisedCallsAreUnimplemented(t *testing.T) {
 	r := newRig(t, setup{})
 	ctx := t.Context()
 	for name, call := range map[string]func() error{
@@ -120,7 +120,7 @@ func TestDeleteVolume(t *testing.T) {
 		r.create(t, "vol", "")
 		wantDeleted(t, "vol")
 	})
-	t.Run("a directory of the earlier driver goes", func(t *testing.T) {
+	t.Run("a directory of the upstream driver goes", func(t *testing.T) {
 		must.Succeed(t, os.Mkdir(r.path("local", "pvc-1"), 0o755))
 		wantDeleted(t, "pvc-1")
 	})
@@ -155,7 +155,7 @@ func TestControllerGetVolume(t *testing.T) {
 		want.Status.PublishedNodeIds = nil
 		wantEqual(t, "after that", r.volume(t, "vol"), want, words)
 	})
-	t.Run("a directory of the earlier driver has the size of its pool", func(t *testing.T) {
+	t.Run("a directory of the upstream driver has the size of its pool", func(t *testing.T) {
 		must.Succeed(t, os.Mkdir(r.path("local", "pvc-1"), 0o755))
 		volume := r.volume(t, "pvc-1").GetVolume()
 		if volume.GetCapacityBytes() < mib || volume.GetVolumeContext()["storagePool"] != "local" {
@@ -187,7 +187,7 @@ func (r *rig) conditions(t *testing.T, id string) map[string]*csi.VolumeConditio
 	return all
 }
 
-func TestTheConditionOfAVolume(t *testing.T) {
+func TestVolumeCondition(t *testing.T) {
 	dir := t.TempDir()
 	pools := `[{"name":"local","path":"` + dir + `"}]`
 	before := newRig(t, setup{pools: pools})
@@ -222,7 +222,7 @@ func TestTheConditionOfAVolume(t *testing.T) {
 	}
 }
 
-func TestALostVolumeIsListedAndKeepsItsSize(t *testing.T) {
+func TestLostVolumeIsListed(t *testing.T) {
 	r := newRig(t, setup{})
 	want := r.create(t, "vol", "")
 	must.Succeed(t, os.RemoveAll(r.path("local", "vol")))
@@ -241,7 +241,7 @@ func TestALostVolumeIsListedAndKeepsItsSize(t *testing.T) {
 	wantGone(t, r.target("vol"))
 }
 
-func TestADamagedRecordHarmsOneVolume(t *testing.T) {
+func TestDamagedRecordAffectsOneVolume(t *testing.T) {
 	r := newRig(t, setup{})
 	r.create(t, "good", "")
 	r.create(t, "torn", "")

@@ -13,7 +13,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
-func TestCreateVolumeTellsWhatItMade(t *testing.T) {
+func TestCreateVolumeResponse(t *testing.T) {
 	r := newRig(t, setup{pools: severalPool})
 	wantEqual(t, "the volume", r.create(t, "vol", "local"), &csi.Volume{
 		VolumeId:           "vol",
@@ -32,7 +32,7 @@ func TestCreateVolumeTellsWhatItMade(t *testing.T) {
 	})
 }
 
-func TestCreateVolumeRefusesWhatCannotBe(t *testing.T) {
+func TestCreateVolumeInvalidRequests(t *testing.T) {
 	r := newRig(t, setup{pools: severalPool})
 	withCapabilities := func(all ...*csi.VolumeCapability) func(*csi.CreateVolumeRequest) {
 		return func(req *csi.CreateVolumeRequest) { req.VolumeCapabilities = all }
@@ -107,7 +107,7 @@ func TestCreateVolumeRefusesWhatCannotBe(t *testing.T) {
 	wantEqual(t, "what the refused calls left", r.ids(t), []string(nil))
 }
 
-func TestCreateVolumeTakesTheSizeAskedFor(t *testing.T) {
+func TestCreateVolumeSize(t *testing.T) {
 	r := newRig(t, setup{})
 	pool, err := dir.Open(r.path("local", ""))
 	must.Succeed(t, err)
@@ -136,7 +136,7 @@ func TestCreateVolumeTakesTheSizeAskedFor(t *testing.T) {
 	}
 }
 
-func TestCreateVolumeAgain(t *testing.T) {
+func TestCreateVolumeIsIdempotent(t *testing.T) {
 	r := newRig(t, setup{pools: severalPool})
 	inPool := func(name string) func(*csi.CreateVolumeRequest) {
 		return func(req *csi.CreateVolumeRequest) { req.Parameters = map[string]string{"storagePool": name} }
@@ -182,7 +182,7 @@ func TestCreateVolumeAgain(t *testing.T) {
 	wantThere(t, r.path("local", "vol")+"/data")
 }
 
-func TestCreateVolumeOnANodeThatWasAskedFor(t *testing.T) {
+func TestCreateVolumeTopology(t *testing.T) {
 	r := newRig(t, setup{pools: severalPool})
 	here, there, nowhere := onNode(nodeName), onNode("node-b"), &csi.Topology{Segments: map[string]string{"zone": "z"}}
 	for name, c := range map[string]struct {
@@ -222,7 +222,7 @@ func TestCreateVolumeOnANodeThatWasAskedFor(t *testing.T) {
 	}
 }
 
-func TestASharedPoolHasVolumesForSeveralNodes(t *testing.T) {
+func TestSharedPoolTopology(t *testing.T) {
 	r := newRig(t, setup{pools: severalPool})
 	for _, mode := range []csi.VolumeCapability_AccessMode_Mode{
 		csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY,
@@ -265,7 +265,7 @@ func TestPoolAllowsReadWriteMany(t *testing.T) {
 	}
 }
 
-func TestCreateVolumeLeavesWhatIsNoVolumeAlone(t *testing.T) {
+func TestCreateVolumeKeepsOtherDirectories(t *testing.T) {
 	r := newRig(t, setup{pools: `[{"name":"local","path":"POOLS/local","snapshotPath":"POOLS/local/snapshots","snapshotProvider":"reflink"}]`})
 	must.Succeed(t, os.WriteFile(r.path("local", "file"), []byte("kept"), 0o600))
 	must.Succeed(t, os.Symlink("/etc", r.path("local", "link")))
@@ -280,7 +280,7 @@ func TestCreateVolumeLeavesWhatIsNoVolumeAlone(t *testing.T) {
 	wantThere(t, r.path("local", "link"))
 }
 
-func TestTheSingleNodeModesAreTaken(t *testing.T) {
+func TestSingleNodeAccessModes(t *testing.T) {
 	r := newRig(t, setup{})
 	for _, mode := range []csi.VolumeCapability_AccessMode_Mode{
 		csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER,
@@ -295,7 +295,7 @@ func TestTheSingleNodeModesAreTaken(t *testing.T) {
 	}
 }
 
-func TestThePoolOfARequestThatNamesNone(t *testing.T) {
+func TestDefaultPoolOfRequest(t *testing.T) {
 	for name, c := range map[string]struct {
 		pools string
 		key   map[string]string

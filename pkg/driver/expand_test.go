@@ -58,7 +58,7 @@ func TestNodeExpandVolume(t *testing.T) {
 	}
 }
 
-func TestNodeExpandVolumeGrowsAndTellsEverywhere(t *testing.T) {
+func TestNodeExpandVolumeIsReportedByAllCalls(t *testing.T) {
 	r := newRig(t, enforced())
 	created := r.create(t, "vol", "")
 	wantEqual(t, "sizeEnforced", created.GetVolumeContext()["sizeEnforced"], "true")

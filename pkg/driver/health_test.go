@@ -216,7 +216,7 @@ var ailments = map[string]ailment{
 }
 
 // Whichever call is asked, the condition is the same, to the letter.
-func TestAllCallsTellTheSameCondition(t *testing.T) {
+func TestAllCallsReportSameCondition(t *testing.T) {
 	testenv.NeedRoot(t)
 	seen := make(map[health.Reason]bool)
 	for name, c := range ailments {

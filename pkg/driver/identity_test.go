@@ -20,7 +20,7 @@ func TestPluginInfo(t *testing.T) {
 	wantEqual(t, "the plugin", response, &csi.GetPluginInfoResponse{Name: "kubevirt.io.hostpath-provisioner", VendorVersion: "v1.2.3"})
 }
 
-func TestTheNameOfADriver(t *testing.T) {
+func TestDriverName(t *testing.T) {
 	for name, good := range map[string]bool{
 		driver.DefaultName: true, "a": true, "A-1.b": true, strings.Repeat("a", 63): true,
 		"": false, ".a": false, "a-": false, "a/b": false, "a b": false, "a_b": false, "a\n": false, strings.Repeat("a", 64): false,
@@ -50,7 +50,7 @@ func TestPluginCapabilities(t *testing.T) {
 	wantEqual(t, "the capabilities", got, map[string]int{"CONTROLLER_SERVICE": 1, "VOLUME_ACCESSIBILITY_CONSTRAINTS": 1, "ONLINE": 1})
 }
 
-func TestProbeIsReadyOnceThePoolsWereLookedAt(t *testing.T) {
+func TestProbeIsReadyAfterFirstCheck(t *testing.T) {
 	hang := make(chan struct{})
 	r := newRig(t, setup{
 		unlooked: true,
@@ -71,7 +71,7 @@ func TestProbeIsReadyOnceThePoolsWereLookedAt(t *testing.T) {
 	wantEqual(t, "ready after", ready(), true)
 }
 
-func TestAPoolThatHangsHoldsNobody(t *testing.T) {
+func TestHungPoolDoesNotDelayOthers(t *testing.T) {
 	hangs, hang := make(chan struct{}, 1), make(chan struct{})
 	r := newRig(t, setup{
 		hooks: hooks{sameFilesystem: func() {

@@ -33,7 +33,7 @@ func (r *rig) publishInline(t *testing.T, id, target string) {
 	must.Succeed(t, err)
 }
 
-func TestAnInlineVolumeLivesAsLongAsItsPublication(t *testing.T) {
+func TestInlineVolumeLifecycle(t *testing.T) {
 	r := newRig(t, setup{pools: severalPool})
 	one, two := r.target("one"), r.target("two")
 	r.publishInline(t, "csi-1", one)
@@ -58,7 +58,7 @@ func TestAnInlineVolumeLivesAsLongAsItsPublication(t *testing.T) {
 	r.unpublish(t, "csi-1", two)
 }
 
-func TestOnlyAnInlineVolumeGoesWhenItIsUnpublished(t *testing.T) {
+func TestUnpublishDeletesOnlyInlineVolumes(t *testing.T) {
 	r := newRig(t, setup{})
 	r.create(t, "csi-persistent", "")
 	must.Succeed(t, os.Mkdir(r.path("local", "csi-adopted"), 0o755))
@@ -77,7 +77,7 @@ func TestOnlyAnInlineVolumeGoesWhenItIsUnpublished(t *testing.T) {
 	}
 }
 
-func TestAnInlineVolumeStaysWhileItsUnmountFails(t *testing.T) {
+func TestInlineVolumeStaysWhenUnmountFails(t *testing.T) {
 	r := newRig(t, setup{})
 	target, data := r.target("vol"), r.path("local", "csi-1")+"/data"
 	r.publishInline(t, "csi-1", target)
@@ -93,7 +93,7 @@ func TestAnInlineVolumeStaysWhileItsUnmountFails(t *testing.T) {
 	wantGone(t, r.path("local", "csi-1"))
 }
 
-func TestInlineVolumesThatCannotBe(t *testing.T) {
+func TestInvalidInlineVolumes(t *testing.T) {
 	r := newRig(t, setup{pools: severalPool})
 	r.create(t, "second", "local")
 	r.publish(t, "second", r.target("taken"))

@@ -50,7 +50,7 @@ func TestListVolumesPages(t *testing.T) {
 }
 
 // A page is in memory several times until it is sent.
-func TestAPageHasAThousandVolumesAtMost(t *testing.T) {
+func TestListVolumesPageLimit(t *testing.T) {
 	const volumes = 2001
 	root := t.TempDir()
 	for i := range volumes {
@@ -68,7 +68,7 @@ func TestAPageHasAThousandVolumesAtMost(t *testing.T) {
 	}
 }
 
-func TestListVolumesTokensSurviveChanges(t *testing.T) {
+func TestListVolumesWhileVolumesChange(t *testing.T) {
 	r := newRig(t, setup{})
 	for _, id := range []string{"a", "b", "c", "d", "e"} {
 		r.create(t, id, "")
@@ -93,7 +93,7 @@ func TestListVolumesTokensSurviveChanges(t *testing.T) {
 	wantEqual(t, "the second page again", idsOf(r.page(t, first.GetNextToken(), 2)), []string{"bb", "d"})
 }
 
-func TestListVolumesRefusesWhatItDidNotGive(t *testing.T) {
+func TestListVolumesInvalidToken(t *testing.T) {
 	r := newRig(t, setup{})
 	r.create(t, "vol", "")
 	for _, token := range []string{"invalid-token", "vol", "1", "..", "a/b", "after:", "after:..", "after:a/b", "AFTER:vol"} {
@@ -108,7 +108,7 @@ func TestListVolumesRefusesWhatItDidNotGive(t *testing.T) {
 	})
 }
 
-func TestListVolumesTellsWhereTheyArePublished(t *testing.T) {
+func TestListVolumesPublishedNodes(t *testing.T) {
 	r := newRig(t, setup{})
 	r.create(t, "idle", "")
 	r.create(t, "vol", "")
@@ -128,7 +128,7 @@ func TestListVolumesTellsWhereTheyArePublished(t *testing.T) {
 	wantEqual(t, "with none", published(), map[string][]string{"idle": nil, "vol": nil})
 }
 
-func TestListVolumesLeavesOutWhatIsNoVolume(t *testing.T) {
+func TestListVolumesSkipsOtherDirectories(t *testing.T) {
 	dir := t.TempDir()
 	for _, name := range []string{"lost+found", ".hidden", "pvc-1", "snapshots/snap-1"} {
 		must.Succeed(t, os.MkdirAll(dir+"/"+name, 0o755))

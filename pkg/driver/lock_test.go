@@ -16,7 +16,7 @@ func later(call func() error) <-chan error {
 	return done
 }
 
-func TestASecondCallOnAVolumeIsAbortedAtOnce(t *testing.T) {
+func TestSecondCallOnVolumeIsAborted(t *testing.T) {
 	held := newGate("held")
 	r := newRig(t, setup{hooks: hooks{publish: held.publish}})
 	r.create(t, "vol", "")
@@ -94,7 +94,7 @@ func singleWriter(req *csi.NodePublishVolumeRequest) {
 	req.VolumeCapability = capability(csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER)
 }
 
-func TestPublicationThatAllowsNoOtherTargetExcludesOthers(t *testing.T) {
+func TestExclusivePublishLocksOutOtherTargets(t *testing.T) {
 	held := newGate("held")
 	r := newRig(t, setup{hooks: hooks{publish: held.publish}})
 	r.create(t, "vol", "")
@@ -134,7 +134,7 @@ func TestFailedPublicationKeepsMarkOfOther(t *testing.T) {
 	must.Succeed(t, err)
 }
 
-func TestManyCallsAtOnceLeaveOneMount(t *testing.T) {
+func TestConcurrentPublishesMountOnce(t *testing.T) {
 	r := newRig(t, setup{})
 	r.create(t, "vol", "")
 	var calls []<-chan error

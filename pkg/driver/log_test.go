@@ -66,7 +66,7 @@ func (l *logged) calls() []string {
 	return calls
 }
 
-func TestTheLogTellsOfACall(t *testing.T) {
+func TestCallIsLogged(t *testing.T) {
 	log := &logged{}
 	r := newRig(t, setup{log: log.logger(2)})
 	r.create(t, "vol", "")
@@ -77,7 +77,7 @@ func TestTheLogTellsOfACall(t *testing.T) {
 	wantContains(t, log.line(t, `"NodePublishVolume"`), `"call"`, `volume="absent"`, `code="NotFound"`, `duration="`, "reason=", "not found")
 }
 
-func TestWhatIsLoggedAtWhichVerbosity(t *testing.T) {
+func TestLogVerbosity(t *testing.T) {
 	const (
 		created   = "I CreateVolume OK"
 		published = "I NodePublishVolume OK"
@@ -123,7 +123,7 @@ func TestWhatIsLoggedAtWhichVerbosity(t *testing.T) {
 	}
 }
 
-func TestTheLogHasNoSecrets(t *testing.T) {
+func TestLogHasNoSecrets(t *testing.T) {
 	const secret = "hunter2"
 	log := &logged{}
 	r := newRig(t, setup{log: log.logger(10)})
@@ -147,7 +147,7 @@ func TestTheLogHasNoSecrets(t *testing.T) {
 	}
 }
 
-func TestAHostileIDIsOneLineOfTheLog(t *testing.T) {
+func TestHostileIDIsOneLogLine(t *testing.T) {
 	log := &logged{}
 	r := newRig(t, setup{log: log.logger(10)})
 	_, err := r.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: "vol\nE1120 forged"})

@@ -35,7 +35,7 @@ func TestNodeGetInfo(t *testing.T) {
 	wantEqual(t, "the node", response, &csi.NodeGetInfoResponse{NodeId: nodeName, AccessibleTopology: onNode(nodeName)})
 }
 
-func TestNodePublishVolumeRefusesWhatCannotBe(t *testing.T) {
+func TestNodePublishVolumeInvalidRequests(t *testing.T) {
 	r := newRig(t, setup{pools: severalPool})
 	r.create(t, "vol", "local")
 	r.create(t, "second", "local")
@@ -101,7 +101,7 @@ func TestNodePublishVolumeRefusesWhatCannotBe(t *testing.T) {
 	wantEqual(t, "where it is published", r.mounts.published(t, r.path("local", ""), "vol"), []string(nil))
 }
 
-func TestPublishingTwiceIsOneMount(t *testing.T) {
+func TestNodePublishVolumeIsIdempotent(t *testing.T) {
 	r := newRig(t, setup{})
 	r.create(t, "vol", "")
 	target := r.target("vol")
@@ -163,7 +163,7 @@ func TestNodePublishVolumeSetsMountFlags(t *testing.T) {
 	}
 }
 
-func TestAVolumeForASingleTarget(t *testing.T) {
+func TestSingleNodeSingleWriter(t *testing.T) {
 	r := newRig(t, setup{})
 	r.create(t, "vol", "")
 	single := func(req *csi.NodePublishVolumeRequest) {
@@ -269,7 +269,7 @@ func TestTargetInsidePool(t *testing.T) {
 	})
 }
 
-func TestNodePublishVolumeFollowsAPathToKubelet(t *testing.T) {
+func TestNodePublishVolumeResolvesKubeletLinks(t *testing.T) {
 	r := newRig(t, setup{})
 	r.create(t, "vol", "")
 	must.Succeed(t, os.Mkdir(r.target("real"), 0o755))

@@ -197,7 +197,7 @@ func volumeOf(req any) string {
 // maxSocket is how long the path of a socket can be, in bytes (unix(7), sun_path).
 const maxSocket = 107
 
-// ParseEndpoint takes the path of a socket: "unix:///csi/csi.sock", as the earlier
+// ParseEndpoint takes the path of a socket: "unix:///csi/csi.sock", as the upstream
 // driver does "unix://csi/csi.sock" for the same, or the bare path.
 func ParseEndpoint(endpoint string) (string, error) {
 	socket := endpoint

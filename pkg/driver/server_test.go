@@ -17,7 +17,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
-func TestAPanicEndsOneCall(t *testing.T) {
+func TestPanicFailsOneCall(t *testing.T) {
 	log := &logged{}
 	r := newRig(t, setup{log: log.logger(2), hooks: hooks{publish: func(target bind.Target) {
 		if filepath.Base(target.String()) == "cursed" {
@@ -40,7 +40,7 @@ func TestAPanicEndsOneCall(t *testing.T) {
 	r.unpublish(t, "vol", r.target("vol"))
 }
 
-func TestACallThatIsStuckIsAnsweredAndKeepsItsVolume(t *testing.T) {
+func TestStuckCallIsAnsweredAndKeepsLock(t *testing.T) {
 	stuck := newGate("stuck")
 	r := newRig(t, setup{hooks: hooks{publish: stuck.publish}})
 	r.create(t, "vol", "")
@@ -60,7 +60,7 @@ func TestACallThatIsStuckIsAnsweredAndKeepsItsVolume(t *testing.T) {
 	r.publish(t, "vol", r.target("stuck"))
 }
 
-func TestACallerThatGivesUpLeavesTheCallToEnd(t *testing.T) {
+func TestCallOutlivesItsCaller(t *testing.T) {
 	held := newGate("held")
 	r := newRig(t, setup{hooks: hooks{publish: held.publish}})
 	r.create(t, "vol", "")
@@ -80,7 +80,7 @@ func TestACallerThatGivesUpLeavesTheCallToEnd(t *testing.T) {
 	wantEqual(t, "where it is published", r.mounts.published(t, r.path("local", ""), "vol"), []string{r.target("held")})
 }
 
-func TestServeEndsAfterTheCallsInFlight(t *testing.T) {
+func TestShutdownWaitsForCalls(t *testing.T) {
 	held := newGate("held")
 	r := newRig(t, setup{hooks: hooks{publish: held.publish}})
 	r.create(t, "vol", "")
@@ -104,7 +104,7 @@ func TestServeEndsAfterTheCallsInFlight(t *testing.T) {
 
 // A connection on which nothing was ever sent, or only the beginning of HTTP/2, must not hold
 // up the end of the process: kubelet's patience is 30 s for all of the pod.
-func TestServeEndsDespiteIdleConnections(t *testing.T) {
+func TestShutdownIgnoresIdleConnections(t *testing.T) {
 	for name, sent := range map[string]string{"nothing sent": "", "preface sent": "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t, setup{})
@@ -123,7 +123,7 @@ func TestServeEndsDespiteIdleConnections(t *testing.T) {
 	}
 }
 
-func TestServeGivesUpCallsThatDoNotEnd(t *testing.T) {
+func TestShutdownTimeout(t *testing.T) {
 	held := newGate("held")
 	log := &logged{}
 	r := newRig(t, setup{hooks: hooks{publish: held.publish}})
@@ -142,7 +142,7 @@ func TestServeGivesUpCallsThatDoNotEnd(t *testing.T) {
 	close(held.open)
 }
 
-func TestServeOfADriverThatIsToldToEndBeforeItBegins(t *testing.T) {
+func TestServeWithCanceledContext(t *testing.T) {
 	r := newRig(t, setup{})
 	listener, err := driver.Listen(filepath.Join(testenv.SocketDir(t), "s"))
 	must.Succeed(t, err)
@@ -153,7 +153,7 @@ func TestServeOfADriverThatIsToldToEndBeforeItBegins(t *testing.T) {
 	refused(t, listener.Addr().String())
 }
 
-func TestServeTellsThatItsSocketFailed(t *testing.T) {
+func TestServeReportsSocketError(t *testing.T) {
 	r := newRig(t, setup{})
 	listener, err := driver.Listen(filepath.Join(testenv.SocketDir(t), "s"))
 	must.Succeed(t, err)
@@ -166,7 +166,7 @@ func TestServeTellsThatItsSocketFailed(t *testing.T) {
 	wantContains(t, err.Error(), listener.Addr().String())
 }
 
-func TestCallsAreCountedByMethodAndCode(t *testing.T) {
+func TestCallMetrics(t *testing.T) {
 	r := newRig(t, setup{})
 	r.create(t, "vol", "")
 	_, err := r.CreateVolume(t.Context(), createRequest(".."))

@@ -16,7 +16,7 @@ func twoNodes(t *testing.T) (a, b *rig) {
 	return newRig(t, setup{pools: pools, node: "node-a"}), newRig(t, setup{pools: pools, node: "node-b"})
 }
 
-func TestAVolumeOfASharedPoolIsTheSameOnBothNodes(t *testing.T) {
+func TestSharedPoolOnTwoNodes(t *testing.T) {
 	a, b := twoNodes(t)
 	made := a.create(t, "vol", "")
 	wantEqual(t, "the volume on the other node", b.volume(t, "vol").GetVolume(), made)
@@ -33,7 +33,7 @@ func TestAVolumeOfASharedPoolIsTheSameOnBothNodes(t *testing.T) {
 	wantCode(t, err, codes.NotFound, "vol")
 }
 
-func TestAVolumeThatAnotherNodeHasPublishedStays(t *testing.T) {
+func TestDeleteRefusesVolumePublishedOnOtherNode(t *testing.T) {
 	a, b := twoNodes(t)
 	a.create(t, "vol", "")
 	publishedOn := func() map[string][]string {

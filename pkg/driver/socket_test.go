@@ -21,8 +21,8 @@ func TestParseEndpoint(t *testing.T) {
 		want     string // empty for a refusal
 	}{
 		"a URL":                               {"unix:///csi/csi.sock", "/csi/csi.sock"},
-		"a URL as the earlier driver takes":   {"unix://csi/csi.sock", "/csi/csi.sock"},
-		"the earlier driver's default":        {"unix://tmp/csi.sock", "/tmp/csi.sock"},
+		"a URL as the upstream driver takes":  {"unix://csi/csi.sock", "/csi/csi.sock"},
+		"the upstream driver's default":       {"unix://tmp/csi.sock", "/tmp/csi.sock"},
 		"a URL without slashes":               {"unix:csi.sock", "/csi.sock"},
 		"a URL with one slash":                {"unix:/csi.sock", "/csi.sock"},
 		"a URL in capitals":                   {"UNIX:///csi/csi.sock", "/csi/csi.sock"},
@@ -56,7 +56,7 @@ func TestParseEndpoint(t *testing.T) {
 	}
 }
 
-func TestListenMakesASocketForRootAlone(t *testing.T) {
+func TestListenSocketMode(t *testing.T) {
 	socket := filepath.Join(testenv.SocketDir(t), "s")
 	listener, err := driver.Listen(socket)
 	must.Succeed(t, err)
@@ -67,7 +67,7 @@ func TestListenMakesASocketForRootAlone(t *testing.T) {
 	wantGone(t, socket)
 }
 
-func TestListenReplacesASocketThatNobodyServes(t *testing.T) {
+func TestListenReplacesStaleSocket(t *testing.T) {
 	socket := filepath.Join(testenv.SocketDir(t), "s")
 	stale, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket})
 	must.Succeed(t, err)
@@ -82,7 +82,7 @@ func TestListenReplacesASocketThatNobodyServes(t *testing.T) {
 	must.Succeed(t, errors.Join(connection.Close(), listener.Close()))
 }
 
-func TestListenLeavesAServedSocketAlone(t *testing.T) {
+func TestListenKeepsServedSocket(t *testing.T) {
 	r := newRig(t, setup{})
 	_, err := driver.Listen(r.socket)
 	if err == nil {
@@ -92,7 +92,7 @@ func TestListenLeavesAServedSocketAlone(t *testing.T) {
 	r.create(t, "vol", "")
 }
 
-func TestListenLeavesTheSocketOfABusyProcessAlone(t *testing.T) {
+func TestListenKeepsSocketOfBusyProcess(t *testing.T) {
 	socket := filepath.Join(testenv.SocketDir(t), "s")
 	fd, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
 	must.Succeed(t, err)
@@ -114,7 +114,7 @@ func TestListenLeavesTheSocketOfABusyProcessAlone(t *testing.T) {
 	wantThere(t, socket)
 }
 
-func TestListenLeavesWhatIsNoSocketAlone(t *testing.T) {
+func TestListenKeepsOtherFiles(t *testing.T) {
 	for name, c := range map[string]struct {
 		place func(path string) error
 	}{
@@ -142,7 +142,7 @@ func TestListenLeavesWhatIsNoSocketAlone(t *testing.T) {
 	}
 }
 
-func TestListenTellsThatTheDirectoryIsNotThere(t *testing.T) {
+func TestListenWithoutDirectory(t *testing.T) {
 	socket := filepath.Join(testenv.SocketDir(t), "no/such")
 	_, err := driver.Listen(socket)
 	if !errors.Is(err, os.ErrNotExist) {

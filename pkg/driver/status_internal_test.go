@@ -43,7 +43,7 @@ var poolErrors = map[string]struct {
 	"ErrAmbiguous":     {volume.ErrAmbiguous, codes.Internal},
 }
 
-func TestEveryErrorOfAPoolHasACode(t *testing.T) {
+func TestPoolErrorsHaveCodes(t *testing.T) {
 	for name, c := range poolErrors {
 		for how, err := range map[string]error{
 			"bare":    c.err,
@@ -96,7 +96,7 @@ func exportedErrors(t *testing.T, dir string) []string {
 	return names
 }
 
-func TestTheCodeOfAnError(t *testing.T) {
+func TestErrorCodes(t *testing.T) {
 	for name, c := range map[string]struct {
 		err  error
 		want codes.Code
@@ -132,7 +132,7 @@ func TestTheCodeOfAnError(t *testing.T) {
 	}
 }
 
-func TestAHandlersAnswerComesWithoutItsError(t *testing.T) {
+func TestNoAnswerWithError(t *testing.T) {
 	for name, want := range map[string]error{"refused": volume.ErrBusy, "answered": nil} {
 		t.Run(name, func(t *testing.T) {
 			response, err := withStatus(t.Context(), nil, nil, grpc.UnaryHandler(func(context.Context, any) (any, error) { return "answer", want }))

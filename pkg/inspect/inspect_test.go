@@ -97,14 +97,14 @@ func aNode() inspect.Report {
 }
 
 // The document is what programs were written for: a change of this file is one for them.
-func TestTheDocumentIsStable(t *testing.T) {
+func TestDocumentFormat(t *testing.T) {
 	report := aNode()
 	var written bytes.Buffer
 	must.Succeed(t, report.WriteJSON(&written))
 	wantGolden(t, "report.json", written.Bytes())
 }
 
-func TestTheTable(t *testing.T) {
+func TestTable(t *testing.T) {
 	report := aNode()
 	var written bytes.Buffer
 	must.Succeed(t, report.WriteTable(&written, noon))
@@ -129,7 +129,7 @@ func wantGolden(t *testing.T, name string, got []byte) {
 	}
 }
 
-func TestATableOfNothingWrong(t *testing.T) {
+func TestTableWithoutProblems(t *testing.T) {
 	report := inspect.Report{Pools: []inspect.Pool{}}
 	var written bytes.Buffer
 	must.Succeed(t, report.WriteTable(&written, noon))
@@ -138,7 +138,7 @@ func TestATableOfNothingWrong(t *testing.T) {
 	}
 }
 
-func TestOnlyOneVolume(t *testing.T) {
+func TestReportOfOneVolume(t *testing.T) {
 	for id, c := range map[string]struct {
 		found                    bool
 		volumes, leftovers, told int
@@ -197,7 +197,7 @@ func TestLook(t *testing.T) {
 }
 
 // A driver serves one of them, and which one is not known from outside.
-func TestLookTellsOfPoolsThatAreOneDirectory(t *testing.T) {
+func TestRunReportsPoolsOfOneDirectory(t *testing.T) {
 	root := t.TempDir()
 	mounts := &bindtest.Fake{}
 	must.Succeed(t, os.Symlink("pool", filepath.Join(root, "link")))

@@ -13,7 +13,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
-func TestTheExampleConfigMapsAreUsable(t *testing.T) {
+func TestExampleConfigMaps(t *testing.T) {
 	files, err := filepath.Glob("../../deploy/devices/example/*.yaml")
 	must.Succeed(t, err)
 	if len(files) != 2 {

@@ -14,7 +14,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
-func TestMetricsAreThoseOfTheDocument(t *testing.T) {
+func TestDocumentedMetricsAreCurrent(t *testing.T) {
 	registry := prometheus.NewPedanticRegistry()
 	m := newMetrics(registry, "n1")
 	m.progress.WithLabelValues("/dev/sda")
@@ -36,7 +36,7 @@ func TestMetricsAreThoseOfTheDocument(t *testing.T) {
 	}
 }
 
-func TestUncleanedVolumesAreReleasedOnesThatNothingIsDoneWith(t *testing.T) {
+func TestUncleanedVolumes(t *testing.T) {
 	var pvs []corev1.PersistentVolume
 	for name, phase := range map[string]corev1.PersistentVolumePhase{
 		"available": corev1.VolumeAvailable, "bound": corev1.VolumeBound, "refused": corev1.VolumeReleased,

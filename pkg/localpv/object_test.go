@@ -23,7 +23,7 @@ func volume() *corev1.PersistentVolume {
 }
 
 // What users' tools read of a volume.
-func TestAVolumeIsAsTheEarlierProgramMadeIt(t *testing.T) {
+func TestVolumeIsCompatibleWithUpstream(t *testing.T) {
 	const want = `
 metadata:
   name: local-n1-pci-0
@@ -60,7 +60,7 @@ spec:
 	}
 }
 
-func TestAVolumeThatWasMadeWithAnotherConfiguration(t *testing.T) {
+func TestVolumeOfOtherConfiguration(t *testing.T) {
 	for name, c := range map[string]struct {
 		change func(*corev1.PersistentVolume)
 		want   string
@@ -87,7 +87,7 @@ func TestAVolumeThatWasMadeWithAnotherConfiguration(t *testing.T) {
 	}
 }
 
-func TestWhatDevicesKnowOfAVolume(t *testing.T) {
+func TestVolumeOf(t *testing.T) {
 	pv := volume()
 	want := devices.Volume{Name: pv.Name, Path: pv.Spec.Local.Path, Bytes: 1<<30 + 512}
 	check := func(want devices.Volume) {
@@ -109,7 +109,7 @@ func TestWhatDevicesKnowOfAVolume(t *testing.T) {
 	}
 }
 
-func TestNothingIsSaidTwice(t *testing.T) {
+func TestProblemsOfOneReasonAreOneEvent(t *testing.T) {
 	r := newReports()
 	node := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}
 	r.add(node, "DeviceMounted", "a")

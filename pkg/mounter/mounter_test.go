@@ -28,7 +28,7 @@ func newMounter(t *testing.T) (m *mounter.Mounter, claim string) {
 	return m, claim
 }
 
-func TestAClaimIsMountedOnceAndUnmounted(t *testing.T) {
+func TestMountOnceAndUnmount(t *testing.T) {
 	m, claim := newMounter(t)
 	must(t, os.WriteFile(filepath.Join(claim, "data"), []byte("kept"), 0o600))
 	wantError(t, m.Check(), mounter.ErrNotMounted)
@@ -44,7 +44,7 @@ func TestAClaimIsMountedOnceAndUnmounted(t *testing.T) {
 	must(t, m.Unmount(t.Context())) // nothing is mounted any more
 }
 
-func TestWhatIsAtThePoolsPathStays(t *testing.T) {
+func TestPathInUseIsKept(t *testing.T) {
 	for name, test := range map[string]struct {
 		occupy func(t *testing.T, target string)
 		want   error
@@ -68,7 +68,7 @@ func TestWhatIsAtThePoolsPathStays(t *testing.T) {
 	}
 }
 
-func TestAClaimThatIsNotMounted(t *testing.T) {
+func TestMissingClaim(t *testing.T) {
 	m, _ := newMounter(t)
 	m.Claim = mounter.Volume{Path: t.TempDir()}
 	if err := m.Mount(t.Context()); err == nil {

@@ -13,39 +13,39 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/operator/status"
 )
 
-// earlierDefects are defects of the earlier operator and of its mounter, by their number in the list that this one was
+// upstreamDefects are defects of the upstream operator and of its mounter, by their number in the list that this one was
 // built from, with the test that fails if one comes back. Of the numbers up to 25, 5 (a deletion waits for a node that is
 // gone), 9 (Jobs are left over), 14 (a second object keeps the first from being deleted), 17 (a mounter mounts again what
 // a Job unmounted) and 20 (a new account deletes the DaemonSet) have no test of their own. 18 and 25 are in what this operator does not have: snapshots and TLS profiles.
-var earlierDefects = []struct {
+var upstreamDefects = []struct {
 	number                  int
 	defect, directory, test string
 }{
 	{1, "a PrometheusRule that was emptied stays empty", "apply", "TestIncludes"},
-	{2, "removing a pool unmounts another one whose name is the beginning of its name", "render", "TestCleanUpIsForOnePool"},
-	{3, "a pool that is removed from the object stays mounted", "../../test/cluster/cases", "TestOperatorWithAPoolOnClaims"},
-	{4, "an unmount that fails counts as done", "../../test/e2e/mounter", "TestUnmountOfAPoolInUse"},
+	{2, "removing a pool unmounts another one whose name is the beginning of its name", "render", "TestCleanUpOfOnePool"},
+	{3, "a pool that is removed from the object stays mounted", "../../test/cluster/cases", "TestOperatorWithPoolOnClaims"},
+	{4, "an unmount that fails counts as done", "../../test/e2e/mounter", "TestUnmountPoolInUse"},
 	{6, "mounters do not run on nodes with taints", "render", "TestMounter"},
 	{7, "available although no pool is mounted", "status", "TestStatusOfPoolsOnClaims"},
-	{8, "a pod that is not scheduled stops everything", "status", "TestPodThatIsNotScheduled"},
-	{10, "fields that a new version drops stay", "../../test/cluster/cases", "TestOperatorTakesOverAClusterOfTheEarlierOne"},
+	{8, "a pod that is not scheduled stops everything", "status", "TestUnscheduledPod"},
+	{10, "fields that a new version drops stay", "../../test/cluster/cases", "TestOperatorAdoptsUpstreamCluster"},
 	{11, "the metric says ready while an error stays", ".", "TestReadyMetric"},
-	{12, "the name of a Job is not valid at one length", "render", "TestNamesAreValidAtEveryLength"},
+	{12, "the name of a Job is not valid at one length", "render", "TestNamesAreValid"},
 	{13, "two shared pools get one StorageClass", "render", "TestOverlayClasses"},
-	{15, "any name of a pool and of a snapshot provider is accepted", "../../test/cluster/cases", "TestProvisionerIsValidated"},
+	{15, "any name of a pool and of a snapshot provider is accepted", "../../test/cluster/cases", "TestObjectValidation"},
 	{16, "mounters do not run on nodes whose hostname label is not their name", "render", "TestMounter"},
 	{19, "the observed version is set before the rollout", "status", "TestAssess"},
 	{19, "a refused downgrade is not in the status", "status", "TestDowngrades"},
 	{21, "the mounters of a pool have one selector", "render", "TestMounter"},
 	{21, "both DaemonSets have one selector", "render", "TestLegacySelector"},
-	{22, "a device is formatted when blkid fails", "../../test/e2e/mounter", "TestFailureOfBlkidIsNotABlankDevice"},
+	{22, "a device is formatted when blkid fails", "../../test/e2e/mounter", "TestBlkidFailureIsNotBlankDevice"},
 	{23, "claims that are a directory of a filesystem are not mounted", "../../test/e2e/mounter", "TestVolume"},
 	{24, "the driver's pods lack the label of the network policies", "render", "TestPodsReachTheAPIServer"},
 }
 
-func TestEveryTestOfAnEarlierDefectExists(t *testing.T) {
+func TestTestsOfUpstreamDefectsExist(t *testing.T) {
 	sources := map[string]string{}
-	for _, d := range earlierDefects {
+	for _, d := range upstreamDefects {
 		if sources[d.directory] == "" {
 			sources[d.directory] = testsIn(t, d.directory)
 		}

@@ -53,7 +53,7 @@ func CacheOptions(namespace string) (cache.Options, error) {
 			&hppv1.HostPathProvisioner{}: everything,
 			&corev1.Node{}:               everything,
 			&corev1.Pod{}:                {Label: labels.SelectorFromSet(labels.Set{render.AppLabel: render.App})},
-			// Those of the earlier operator have no other label.
+			// Those of the upstream operator have no other label.
 			&corev1.PersistentVolumeClaim{}: {Label: labels.NewSelector().Add(*ofPools)},
 		},
 	}, nil

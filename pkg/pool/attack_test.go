@@ -15,7 +15,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
-func TestAPoolOfANodeThatWasRenamedIsRecovered(t *testing.T) {
+func TestRecoveryAfterNodeRename(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, t.TempDir())
 		b.startNode("old-name", local)
@@ -36,7 +36,7 @@ func TestAPoolOfANodeThatWasRenamedIsRecovered(t *testing.T) {
 	})
 }
 
-func TestDirectoriesOfTheLayoutThatWereRemovedByHandComeBack(t *testing.T) {
+func TestRemovedLayoutDirectoriesAreRestored(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		for _, part := range []string{"staging", "trash"} {
 			must(t, os.RemoveAll(b.own(part)))
@@ -47,7 +47,7 @@ func TestDirectoriesOfTheLayoutThatWereRemovedByHandComeBack(t *testing.T) {
 	})
 }
 
-func TestDeepTrashThatIsStuckIsNotForgotten(t *testing.T) {
+func TestStuckDeepTrashIsRetried(t *testing.T) {
 	testenv.NeedRoot(t)
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.create("pvc-1", mib)
@@ -80,7 +80,7 @@ func unmountBelow(t *testing.T, path string) {
 	}
 }
 
-func TestAVolumeThatComesAndGoesIsNeverReportedLost(t *testing.T) {
+func TestListWhileVolumeIsRecreatedIsNotLost(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		done := make(chan struct{})
 		var churn sync.WaitGroup
@@ -123,7 +123,7 @@ func (b *bench) locked(name string, do func()) {
 	}
 }
 
-func TestACopyOfThePoolBelowItsMountIsNotWrittenTo(t *testing.T) {
+func TestCopyOfPoolBelowMountIsNotWritten(t *testing.T) {
 	testenv.NeedRoot(t)
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, t.TempDir())
@@ -143,7 +143,7 @@ func TestACopyOfThePoolBelowItsMountIsNotWrittenTo(t *testing.T) {
 	})
 }
 
-func TestTrashOfOtherNodesIsNotSoldAgain(t *testing.T) {
+func TestCapacityCountsTrashOfOtherNodes(t *testing.T) {
 	testenv.NeedRoot(t)
 	root := testenv.Tmpfs(t, 256*mib)
 	synctest.Test(t, func(t *testing.T) {
@@ -158,7 +158,7 @@ func TestTrashOfOtherNodesIsNotSoldAgain(t *testing.T) {
 	})
 }
 
-func TestASharedPoolThatTurnsReadOnlyLetsPodsEnd(t *testing.T) {
+func TestUnpublishOnReadOnlySharedPool(t *testing.T) {
 	testenv.NeedRoot(t)
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, t.TempDir())
@@ -178,7 +178,7 @@ func TestASharedPoolThatTurnsReadOnlyLetsPodsEnd(t *testing.T) {
 	})
 }
 
-func TestAPodEndsWhoseVolumeWasRestoredFromABackup(t *testing.T) {
+func TestUnpublishAfterRestoreFromBackup(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.create("pvc-1", mib)
 		must(t, b.publish("pvc-1", "a"))
@@ -189,7 +189,7 @@ func TestAPodEndsWhoseVolumeWasRestoredFromABackup(t *testing.T) {
 	})
 }
 
-func TestNodesOfASharedPoolTogetherCannotOversell(t *testing.T) {
+func TestSharedPoolIsNotOversold(t *testing.T) {
 	testenv.NeedRoot(t)
 	root := testenv.Tmpfs(t, 256*mib)
 	synctest.Test(t, func(t *testing.T) {

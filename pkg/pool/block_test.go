@@ -75,7 +75,7 @@ func (b *bench) stat(name string) *syscall.Stat_t {
 	return &st
 }
 
-func TestABlockVolumeIsAFileOfThePromisedSize(t *testing.T) {
+func TestBlockVolumeFileSize(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		v := b.createBlock("pvc-1", 10*mib-1)
 		if v.Mode != volume.ModeBlock || v.Bytes != 10*mib || !v.Enforced {
@@ -103,7 +103,7 @@ func TestABlockVolumeIsAFileOfThePromisedSize(t *testing.T) {
 	})
 }
 
-func TestAModeIsForLife(t *testing.T) {
+func TestVolumeModeIsImmutable(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.createBlock("block", mib)
 		b.create("mount", mib)
@@ -120,7 +120,7 @@ func TestAModeIsForLife(t *testing.T) {
 	})
 }
 
-func TestTargetsShareADeviceUntilTheLastGoes(t *testing.T) {
+func TestTargetsShareDevice(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.createBlock("pvc-1", mib)
 		for range 2 {
@@ -155,7 +155,7 @@ func TestTargetsShareADeviceUntilTheLastGoes(t *testing.T) {
 	})
 }
 
-func TestAVolumeForOneTargetIsNotPublishedAtASecond(t *testing.T) {
+func TestSingleTargetBlockVolume(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.createBlock("pvc-1", mib)
 		for range 2 {
@@ -172,7 +172,7 @@ func TestAVolumeForOneTargetIsNotPublishedAtASecond(t *testing.T) {
 	})
 }
 
-func TestAFailedPublishLeavesNoDevice(t *testing.T) {
+func TestFailedPublishDetachesDevice(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.createBlock("pvc-1", mib)
 		must(t, os.WriteFile(b.path("pods", "taken"), []byte("data"), 0o600))
@@ -181,7 +181,7 @@ func TestAFailedPublishLeavesNoDevice(t *testing.T) {
 	})
 }
 
-func TestANodeWithoutLoopDevicesHasNoSpace(t *testing.T) {
+func TestNoLoopDevices(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.loops.Max = 1
 		b.createBlock("pvc-1", mib)
@@ -191,7 +191,7 @@ func TestANodeWithoutLoopDevicesHasNoSpace(t *testing.T) {
 	})
 }
 
-func TestUnpublishTakesNoOthersDevice(t *testing.T) {
+func TestUnpublishKeepsOtherDevices(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.createBlock("pvc-1", mib)
 		b.createBlock("pvc-2", mib)
@@ -205,7 +205,7 @@ func TestUnpublishTakesNoOthersDevice(t *testing.T) {
 	})
 }
 
-func TestADeviceInUseIsDetachedByTheNextCall(t *testing.T) {
+func TestBusyDeviceIsDetachedByNextCall(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.createBlock("pvc-1", mib)
 		must(t, b.publishBlock("pvc-1", "a"))
@@ -220,7 +220,7 @@ func TestADeviceInUseIsDetachedByTheNextCall(t *testing.T) {
 	})
 }
 
-func TestADeviceOfSomebodyElseCountsAsUse(t *testing.T) {
+func TestForeignDeviceCountsAsUse(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.createBlock("pvc-1", mib)
 		device, err := b.loops.AttachForeign(b.disk("pvc-1"), false)
@@ -233,7 +233,7 @@ func TestADeviceOfSomebodyElseCountsAsUse(t *testing.T) {
 	})
 }
 
-func TestAfterACrashDevicesAreFoundAgainOrDetached(t *testing.T) {
+func TestDevicesAfterCrash(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		for _, name := range []string{"published", "attached", "held", "foreign"} {
 			b.createBlock(name, mib)
@@ -266,7 +266,7 @@ func TestAfterACrashDevicesAreFoundAgainOrDetached(t *testing.T) {
 	})
 }
 
-func TestAPodEndsWhoseBlockVolumeIsLost(t *testing.T) {
+func TestUnpublishLostBlockVolume(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.createBlock("pvc-1", mib)
 		must(t, b.publishBlock("pvc-1", "a"))
@@ -278,7 +278,7 @@ func TestAPodEndsWhoseBlockVolumeIsLost(t *testing.T) {
 	})
 }
 
-func TestAPodEndsWhoseBlockVolumeWasRestoredFromABackup(t *testing.T) {
+func TestUnpublishBlockVolumeAfterRestoreFromBackup(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.createBlock("pvc-1", mib)
 		must(t, b.publishBlock("pvc-1", "a"))
@@ -291,7 +291,7 @@ func TestAPodEndsWhoseBlockVolumeWasRestoredFromABackup(t *testing.T) {
 }
 
 // What a volume is cannot be told from its record then. Its device can.
-func TestABlockVolumeIsInUseWhateverItsRecordSays(t *testing.T) {
+func TestBlockVolumeWithBadRecordIsInUse(t *testing.T) {
 	for name, change := range map[string]func(t *testing.T, record string){
 		"the record is damaged": func(t *testing.T, record string) { must(t, os.Truncate(record, 20)) },
 		"the record is gone":    func(t *testing.T, record string) { must(t, os.Remove(record)) },
@@ -326,7 +326,7 @@ func TestABlockVolumeIsInUseWhateverItsRecordSays(t *testing.T) {
 	}
 }
 
-func TestADeviceWhoseRecordIsDamagedIsDetachedAfterACrash(t *testing.T) {
+func TestDeviceOfDamagedRecordIsDetachedAfterCrash(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.createBlock("pvc-1", mib)
 		_, err := b.loops.Attach(b.disk("pvc-1"), loop.Options{})
@@ -337,7 +337,7 @@ func TestADeviceWhoseRecordIsDamagedIsDetachedAfterACrash(t *testing.T) {
 	})
 }
 
-func TestABlockVolumeWithoutItsFileSaysSo(t *testing.T) {
+func TestBlockVolumeWithoutFile(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.createBlock("pvc-1", mib)
 		b.createBlock("pvc-2", mib)
@@ -362,7 +362,7 @@ func TestABlockVolumeWithoutItsFileSaysSo(t *testing.T) {
 	})
 }
 
-func TestBlockStatsAreTheSizeAndTheCondition(t *testing.T) {
+func TestBlockStats(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.createBlock("pvc-1", 10*mib)
 		_, err := b.Stats(t.Context(), id(t, "pvc-1"), b.target("a"))
@@ -376,7 +376,7 @@ func TestBlockStatsAreTheSizeAndTheCondition(t *testing.T) {
 	})
 }
 
-func TestABlockVolumeGrowsWithItsDevices(t *testing.T) {
+func TestExpandBlockVolumeGrowsDevices(t *testing.T) {
 	withQuota(t, "", func(t *testing.T, b *bench) {
 		b.createBlock("pvc-1", 10*mib)
 		must(t, b.publishBlock("pvc-1", "a"))
@@ -412,7 +412,7 @@ func TestABlockVolumeGrowsWithItsDevices(t *testing.T) {
 
 // A crash came after the file had grown, and before its record was written: in a pool
 // that has not as much free again.
-func TestAnInterruptedGrowthIsFinishedAtTheStart(t *testing.T) {
+func TestInterruptedExpandIsFinishedAtStart(t *testing.T) {
 	testenv.NeedRoot(t)
 	withFaultsAt(t, testenv.Tmpfs(t, 100*mib), local, func(t *testing.T, b *bench, _ *faulty) {
 		b.createBlock("pvc-1", 10*mib)
@@ -437,7 +437,7 @@ func TestAnInterruptedGrowthIsFinishedAtTheStart(t *testing.T) {
 	})
 }
 
-func TestAFileThatDoesNotFitChangesNothing(t *testing.T) {
+func TestExpandBeyondFreeSpaceChangesNothing(t *testing.T) {
 	testenv.NeedRoot(t)
 	withFaultsAt(t, testenv.Tmpfs(t, 64*mib), local, func(t *testing.T, b *bench, f *faulty) {
 		b.createBlock("pvc-1", 10*mib)
@@ -451,7 +451,7 @@ func TestAFileThatDoesNotFitChangesNothing(t *testing.T) {
 	})
 }
 
-func TestALimitThatCannotBeRaisedLeavesTheFile(t *testing.T) {
+func TestExpandKeepsFileWhenLimitFails(t *testing.T) {
 	withFaults(t, local, func(t *testing.T, b *bench, f *faulty) {
 		b.createBlock("pvc-1", 10*mib)
 		must(t, b.publishBlock("pvc-1", "a"))
@@ -463,7 +463,7 @@ func TestALimitThatCannotBeRaisedLeavesTheFile(t *testing.T) {
 	})
 }
 
-func TestAGrowthWhoseRecordDoesNotFitIsTakenBack(t *testing.T) {
+func TestExpandIsUndoneWhenRecordFails(t *testing.T) {
 	testenv.NeedRoot(t)
 	withFaultsAt(t, testenv.Tmpfs(t, 64*mib), local, func(t *testing.T, b *bench, _ *faulty) {
 		b.createBlock("pvc-1", 10*mib)
@@ -487,7 +487,7 @@ func TestAGrowthWhoseRecordDoesNotFitIsTakenBack(t *testing.T) {
 
 // The file is larger than its record, from a growth that could not be taken back, and
 // what is beyond is in use by now: none of it may be cut off.
-func TestAGrowthIsTakenBackToWhatTheFileHad(t *testing.T) {
+func TestExpandIsUndoneToPreviousFileSize(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.createBlock("pvc-1", 10*mib)
 		must(t, b.disk("pvc-1").Grow(t.Context(), 20*mib, loop.Thick))
@@ -520,7 +520,7 @@ func (b *bench) wantUnchanged(name string, bytes int64) {
 }
 
 // What a creation had allocated that a crash interrupted is not free yet.
-func TestAnInterruptedAllocationIsNotSold(t *testing.T) {
+func TestInterruptedAllocationCountsAsUsed(t *testing.T) {
 	testenv.NeedRoot(t)
 	testenv.NeedPrograms(t, "chattr")
 	root := testenv.LoopFS(t, "ext4", 256*mib)
@@ -564,7 +564,7 @@ func chattr(t *testing.T, flag, path string) {
 }
 
 // A volume of the upstream KubeVirt driver is its user's, and so is what he calls a disk.
-func TestADiskOfAUserHoldsNothingUp(t *testing.T) {
+func TestDiskFileOfUserIsIgnored(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		for i, make := range []func(string) error{
 			func(path string) error { return os.Symlink("/etc/passwd", path) },
@@ -583,7 +583,7 @@ func TestADiskOfAUserHoldsNothingUp(t *testing.T) {
 	})
 }
 
-func TestTheLimitOfABlockVolumeLeavesRoomForWhatKeepsTrackOfIt(t *testing.T) {
+func TestBlockVolumeLimitIncludesMetadata(t *testing.T) {
 	withQuota(t, "", func(t *testing.T, b *bench) {
 		b.createBlock("pvc-1", 64*mib)
 		if got := b.limitOf("pvc-1"); got != 69*mib {
@@ -597,7 +597,7 @@ type dead struct{ *looptest.Fake }
 
 func (dead) Inspect(string) (loop.Device, error) { return loop.Device{}, syscall.EIO }
 
-func TestAPodEndsWhoseFilesystemDied(t *testing.T) {
+func TestUnpublishOnDeadFilesystem(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.createBlock("pvc-1", mib)
 		must(t, b.publishBlock("pvc-1", "a"))
@@ -626,7 +626,7 @@ func (mute) Attached() ([]loop.Device, error) { return nil, syscall.EIO }
 
 // What a device does not tell says nothing of the volume: it may be anybody's, with its file
 // on a filesystem that is dead.
-func TestADeviceThatDoesNotAnswerMakesNoVolumeAbnormal(t *testing.T) {
+func TestSilentDeviceIsNotAbnormal(t *testing.T) {
 	for name, devices := range map[string]func(*looptest.Fake) pool.Devices{
 		"one that does not answer":   func(f *looptest.Fake) pool.Devices { return &silent{Fake: f, path: "/elsewhere/pvc-1/disk.img"} },
 		"none that can be asked for": func(f *looptest.Fake) pool.Devices { return mute{f} },
@@ -669,7 +669,7 @@ func (b *bench) conditions(name, target string) map[string]health.Condition {
 	}
 }
 
-func TestADeviceThatDoesNotAnswerCountsForTheVolumeOfItsName(t *testing.T) {
+func TestSilentDeviceCountsForItsVolume(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, t.TempDir())
 		b.devices = &silent{Fake: b.loops, path: "/elsewhere/pvc-1/disk.img"}
@@ -686,7 +686,7 @@ func TestADeviceThatDoesNotAnswerCountsForTheVolumeOfItsName(t *testing.T) {
 
 // Whether a volume of a shared pool is still published cannot be told then: its mark stays, and
 // keeps no pool away and no pod.
-func TestADeviceThatDoesNotAnswerKeepsTheMarkOfItsVolume(t *testing.T) {
+func TestSilentDeviceKeepsPublishedMark(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const shared = `[{"name":"local","path":"pool","shared":true}]`
 		b := newBench(t, t.TempDir())

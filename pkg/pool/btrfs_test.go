@@ -18,7 +18,7 @@ import (
 
 // The whole life of a volume under a limit that the kernel enforces, on the filesystem
 // that has one everywhere.
-func TestLifeOfAVolumeOnBtrfs(t *testing.T) {
+func TestVolumeLifecycleOnBtrfs(t *testing.T) {
 	testenv.NeedRoot(t)
 	testenv.NeedPrograms(t, "btrfs")
 	root := testenv.LoopFS(t, "btrfs", 512*mib)
@@ -70,7 +70,7 @@ func syncfs(t *testing.T, root string) {
 }
 
 // A user of a volume needs no privilege to make a snapshot in it that is read-only.
-func TestASnapshotInAVolumeIsRemovedWithIt(t *testing.T) {
+func TestDeleteRemovesSnapshotsInVolume(t *testing.T) {
 	testenv.NeedRoot(t)
 	testenv.NeedPrograms(t, "btrfs")
 	root := testenv.LoopFS(t, "btrfs", 512*mib)
@@ -98,7 +98,7 @@ func TestASnapshotInAVolumeIsRemovedWithIt(t *testing.T) {
 
 // Btrfs gives a file the compression of its directory, and none of that is kept off
 // copy on write.
-func TestBlockVolumesInACompressedPool(t *testing.T) {
+func TestBlockVolumesInCompressedPool(t *testing.T) {
 	testenv.NeedRoot(t)
 	testenv.NeedPrograms(t, "chattr")
 	root := testenv.LoopFS(t, "btrfs", 512*mib)

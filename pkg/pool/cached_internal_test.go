@@ -19,7 +19,7 @@ import (
 )
 
 // Publishing costs twice as much where a call does not find the pool in memory.
-func TestCallsFindThePoolInMemory(t *testing.T) {
+func TestPoolIsOpenedFromCache(t *testing.T) {
 	for kind, bytes := range map[string]int64{"ext4": 64 << 20, "xfs": 300 << 20, "btrfs": 128 << 20} {
 		for _, requireMount := range []string{"false", "true"} {
 			t.Run(kind+", requireMount "+requireMount, func(t *testing.T) {
@@ -53,7 +53,7 @@ func TestCallsFindThePoolInMemory(t *testing.T) {
 	}
 }
 
-func TestCallsDoNotTrustMemoryForAnotherPool(t *testing.T) {
+func TestCacheOfOtherPoolIsNotUsed(t *testing.T) {
 	root := testenv.LoopFS(t, "ext4", 64<<20)
 	p := onePool(t, filepath.Join(root, "pool"), "false")
 	wantCached(t, p, true)
@@ -78,7 +78,7 @@ func TestCallsDoNotTrustMemoryForAnotherPool(t *testing.T) {
 }
 
 // With each mount, some filesystems have other numbers.
-func TestALookLearnsWhereThePoolIsByNow(t *testing.T) {
+func TestCheckUpdatesCachedIdentity(t *testing.T) {
 	p := onePool(t, filepath.Join(testenv.LoopFS(t, "ext4", 64<<20), "pool"), "false")
 	p.root.Store(&dir.ID{Dev: 1, Ino: 1})
 	wantCached(t, p, false)
@@ -89,7 +89,7 @@ func TestALookLearnsWhereThePoolIsByNow(t *testing.T) {
 }
 
 // Others may ask a server for what is in memory, and wait for it.
-func TestMemoryIsAskedOnlyWhereItAnswersAlone(t *testing.T) {
+func TestCacheIsUsedOnLocalFilesystemsOnly(t *testing.T) {
 	p := onePool(t, testenv.Tmpfs(t, 1<<20), "false")
 	wantCached(t, p, false)
 	wantEntered(t, p)

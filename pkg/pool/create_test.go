@@ -16,7 +16,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
-func TestCreateMakesAVolumeThatEveryPodCanWrite(t *testing.T) {
+func TestCreateMode(t *testing.T) {
 	old := syscall.Umask(0o077)
 	defer syscall.Umask(old)
 	inBubble(t, func(t *testing.T, b *bench) {
@@ -42,7 +42,7 @@ func TestCreateMakesAVolumeThatEveryPodCanWrite(t *testing.T) {
 	})
 }
 
-func TestAnOpenPoolIsClosed(t *testing.T) {
+func TestPoolDirectoryModeIsTightened(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, t.TempDir())
 		must(t, os.Mkdir(b.path("pool"), 0o755))
@@ -55,7 +55,7 @@ func TestAnOpenPoolIsClosed(t *testing.T) {
 	})
 }
 
-func TestCreateAnswersARepeatedCallWithTheFirst(t *testing.T) {
+func TestCreateIsIdempotent(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		first := b.create("pvc-1", mib)
 		must(t, os.WriteFile(b.path("pool", "pvc-1", "data"), []byte("kept"), 0o644))
@@ -71,7 +71,7 @@ func TestCreateAnswersARepeatedCallWithTheFirst(t *testing.T) {
 	})
 }
 
-func TestCreateRefusesANameThatIsTaken(t *testing.T) {
+func TestCreateNameInUse(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, t.TempDir())
 		b.start(`[{"name":"legacy","path":"pool"},{"name":"other","path":"other"}]`)
@@ -93,7 +93,7 @@ func TestCreateRefusesANameThatIsTaken(t *testing.T) {
 	})
 }
 
-func TestCreateRefusesSizesThatNoVolumeCanHave(t *testing.T) {
+func TestCreateInvalidSizes(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		for _, c := range []struct {
 			r    volume.Range
@@ -117,7 +117,7 @@ func TestCreateRefusesSizesThatNoVolumeCanHave(t *testing.T) {
 	})
 }
 
-func TestASizeThatWasNotAskedForIsOneGiBOrTheLimit(t *testing.T) {
+func TestCreateDefaultSize(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		for limit, want := range map[int64]int64{0: gib, 2 * gib: gib, 10000: 8192} {
 			v, err := b.Create(t.Context(), pool.Request{ID: id(t, fmt.Sprint("pvc-", limit)), Range: volume.Range{Limit: limit}})
@@ -129,7 +129,7 @@ func TestASizeThatWasNotAskedForIsOneGiBOrTheLimit(t *testing.T) {
 	})
 }
 
-func TestAnyNumberOfCallsAtOnceCannotOversell(t *testing.T) {
+func TestConcurrentCreatesDoNotOversell(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		available := b.capacity()
 		// Each takes a third and a bit: two fit.
@@ -166,7 +166,7 @@ func length(m *sync.Map) (n int) {
 	return n
 }
 
-func TestCapacityFollowsPromisesNotUse(t *testing.T) {
+func TestCapacityCountsPromises(t *testing.T) {
 	testenv.NeedRoot(t)
 	root := testenv.Tmpfs(t, 256*mib)
 	synctest.Test(t, func(t *testing.T) {
@@ -195,7 +195,7 @@ func TestCapacityFollowsPromisesNotUse(t *testing.T) {
 	})
 }
 
-func TestForeignUseTakesCapacity(t *testing.T) {
+func TestCapacityCountsForeignUse(t *testing.T) {
 	testenv.NeedRoot(t)
 	root := testenv.Tmpfs(t, 256*mib)
 	must(t, os.WriteFile(root+"/foreign", make([]byte, 100*mib), 0o644))
@@ -215,7 +215,7 @@ func TestForeignUseTakesCapacity(t *testing.T) {
 	})
 }
 
-func TestAFullDiskLeavesNothingHalfMade(t *testing.T) {
+func TestCreateOnFullDiskLeavesNothing(t *testing.T) {
 	testenv.NeedRoot(t)
 	root := testenv.Tmpfs(t, 64*mib)
 	synctest.Test(t, func(t *testing.T) {
@@ -273,7 +273,7 @@ func TestReserveAndOverprovision(t *testing.T) {
 	}
 }
 
-func TestALostVolumeIsNotMadeAgain(t *testing.T) {
+func TestCreateDoesNotReplaceLostVolume(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.create("pvc-1", mib)
 		must(t, os.Rename(b.path("pool", "pvc-1"), b.path("elsewhere")))
@@ -294,7 +294,7 @@ func TestALostVolumeIsNotMadeAgain(t *testing.T) {
 	})
 }
 
-func TestALostVolumeCanBeDeleted(t *testing.T) {
+func TestDeleteLostVolume(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.create("pvc-1", mib)
 		must(t, os.Remove(b.path("pool", "pvc-1")))
@@ -304,7 +304,7 @@ func TestALostVolumeCanBeDeleted(t *testing.T) {
 	})
 }
 
-func TestADirectoryOfTheEarlierDriverIsServed(t *testing.T) {
+func TestDirectoryOfUpstreamDriverIsServed(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		must(t, os.Mkdir(b.path("pool", "pvc-old"), 0o755))
 		must(t, os.WriteFile(b.path("pool", "pvc-old", "data"), nil, 0o644))
@@ -328,7 +328,7 @@ func TestADirectoryOfTheEarlierDriverIsServed(t *testing.T) {
 	})
 }
 
-func TestWhatIsNoVolumeIsLeftAlone(t *testing.T) {
+func TestOtherDirectoriesAreKept(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, t.TempDir())
 		outside := t.TempDir()
@@ -358,7 +358,7 @@ func TestWhatIsNoVolumeIsLeftAlone(t *testing.T) {
 	})
 }
 
-func TestTheDefaultPool(t *testing.T) {
+func TestDefaultPool(t *testing.T) {
 	for datadir, want := range map[string]string{
 		`[{"name":"only","path":"a"}]`:                                 "only",
 		`[{"name":"one","path":"a"},{"name":"legacy","path":"b"}]`:     "legacy",

@@ -20,7 +20,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
-func TestDeleteRemovesAVolumeAndAllItHolds(t *testing.T) {
+func TestDeleteRemovesContents(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.create("pvc-1", mib)
 		must(t, os.MkdirAll(b.path("pool", "pvc-1", "a", "b"), 0o755))
@@ -33,7 +33,7 @@ func TestDeleteRemovesAVolumeAndAllItHolds(t *testing.T) {
 	})
 }
 
-func TestDeleteDoesNotFollowLinksOutOfAVolume(t *testing.T) {
+func TestDeleteDoesNotFollowLinks(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		canary := filepath.Join(t.TempDir(), "canary")
 		must(t, os.WriteFile(canary, nil, 0o644))
@@ -48,7 +48,7 @@ func TestDeleteDoesNotFollowLinksOutOfAVolume(t *testing.T) {
 	})
 }
 
-func TestAPublishedVolumeIsNotDeleted(t *testing.T) {
+func TestDeleteRefusesPublishedVolume(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.create("pvc-1", mib)
 		must(t, os.WriteFile(b.path("pool", "pvc-1", "data"), nil, 0o644))
@@ -72,7 +72,7 @@ func TestAPublishedVolumeIsNotDeleted(t *testing.T) {
 	})
 }
 
-func TestAVolumeWhoseInsideIsMountedIsNotDeleted(t *testing.T) {
+func TestDeleteRefusesVolumeMountedBySubpath(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.create("pvc-1", mib)
 		must(t, os.Mkdir(b.path("pool", "pvc-1", "sub"), 0o755))
@@ -86,7 +86,7 @@ func TestAVolumeWhoseInsideIsMountedIsNotDeleted(t *testing.T) {
 	})
 }
 
-func TestADeletedNameIsFreeAtOnce(t *testing.T) {
+func TestNameIsFreeAfterDelete(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		for range 3 {
 			b.create("pvc-1", mib)
@@ -101,7 +101,7 @@ func TestADeletedNameIsFreeAtOnce(t *testing.T) {
 	})
 }
 
-func TestTrashThatCannotBeRemovedIsKeptAndShown(t *testing.T) {
+func TestUnremovableTrashIsReported(t *testing.T) {
 	testenv.NeedRoot(t)
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.create("pvc-1", mib)
@@ -125,7 +125,7 @@ func TestTrashThatCannotBeRemovedIsKeptAndShown(t *testing.T) {
 	})
 }
 
-func TestTheReaperRestsBetweenSmallVolumesToo(t *testing.T) {
+func TestReaperPausesBetweenSmallVolumes(t *testing.T) {
 	withFaults(t, local, func(t *testing.T, b *bench, f *faulty) {
 		const volumes = 33 // one that is erased at once, and two bursts
 		for i := range volumes {
@@ -147,7 +147,7 @@ func TestTheReaperRestsBetweenSmallVolumesToo(t *testing.T) {
 	})
 }
 
-func TestDeleteOfAnUnknownVolumeWaitsForAPoolThatIsAway(t *testing.T) {
+func TestDeleteUnknownVolumeWhilePoolIsMissing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, t.TempDir())
 		must(t, os.Mkdir(b.path("away"), 0o750))
@@ -165,7 +165,7 @@ func TestDeleteOfAnUnknownVolumeWaitsForAPoolThatIsAway(t *testing.T) {
 	})
 }
 
-func TestAnInlineVolumeLivesAsLongAsItsPublications(t *testing.T) {
+func TestInlineVolumeEndsWithLastPublication(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		inline := func(target string) error {
 			return b.PublishInline(t.Context(),
@@ -190,7 +190,7 @@ func TestAnInlineVolumeLivesAsLongAsItsPublications(t *testing.T) {
 
 // Until the pool was checked nobody knows that the volume is inline. An answer of success
 // would be the last that kubelet asks about it.
-func TestAnInlineVolumeGoesWhenItsPoolIsStillBeingOpened(t *testing.T) {
+func TestInlineVolumeIsDeletedWhilePoolOpens(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, t.TempDir())
 		must(t, os.Mkdir(b.path("pool"), 0o755))
@@ -217,10 +217,10 @@ func TestAnInlineVolumeGoesWhenItsPoolIsStillBeingOpened(t *testing.T) {
 	})
 }
 
-func TestAVolumeIsNotInlineByTheLookOfItsName(t *testing.T) {
+func TestInlineIsNotDerivedFromName(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.create("csi-database", mib)
-		must(t, os.Mkdir(b.path("pool", "csi-old"), 0o755)) // of the earlier driver
+		must(t, os.Mkdir(b.path("pool", "csi-old"), 0o755)) // of the upstream driver
 		for _, name := range []string{"csi-database", "csi-old"} {
 			must(t, b.publish(name, name))
 			must(t, b.unpublish(name, name))
@@ -229,7 +229,7 @@ func TestAVolumeIsNotInlineByTheLookOfItsName(t *testing.T) {
 	})
 }
 
-func TestAnInlineVolumeThatCannotBePublishedIsNotLeft(t *testing.T) {
+func TestFailedPublishRemovesInlineVolume(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		must(t, os.WriteFile(b.path("pods", "a"), []byte("x"), 0o644))
 		err := b.PublishInline(t.Context(),
@@ -241,7 +241,7 @@ func TestAnInlineVolumeThatCannotBePublishedIsNotLeft(t *testing.T) {
 	})
 }
 
-func TestAVolumeForOneTargetIsRefusedASecond(t *testing.T) {
+func TestSingleTargetVolume(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.create("pvc-1", mib)
 		single := func(target string) error {
@@ -256,7 +256,7 @@ func TestAVolumeForOneTargetIsRefusedASecond(t *testing.T) {
 	})
 }
 
-func TestUnpublishDoesNotTakeAnotherVolumesMount(t *testing.T) {
+func TestUnpublishKeepsMountOfOtherVolume(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.create("pvc-1", mib)
 		b.create("pvc-2", mib)
@@ -267,7 +267,7 @@ func TestUnpublishDoesNotTakeAnotherVolumesMount(t *testing.T) {
 	})
 }
 
-func TestUnpublishTakesItsOwnOffAndNotWhatIsBelow(t *testing.T) {
+func TestUnpublishKeepsMountBelow(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.create("pvc-1", mib)
 		b.create("pvc-2", mib)
@@ -292,7 +292,7 @@ func (noTable) Published(*dir.Dir) (map[string][]bind.Publication, error) {
 }
 
 // The table has lines for all pods of a node, and each publication changes it.
-func TestADirectoryComesAndGoesWithoutALookAtTheMountTable(t *testing.T) {
+func TestPublishDoesNotReadMountTable(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.create("pvc-1", mib)
 		must(t, b.Close(t.Context()))
@@ -310,7 +310,7 @@ func TestADirectoryComesAndGoesWithoutALookAtTheMountTable(t *testing.T) {
 	})
 }
 
-func TestAVolumeThatCameWithAnotherLabelIsRelabelledOnce(t *testing.T) {
+func TestForeignLabelIsRelabelledOnce(t *testing.T) {
 	for relabel, want := range map[string]string{"root": "container_file_t", "recursive": "container_file_t", "none": "var_t"} {
 		t.Run(relabel, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -356,7 +356,7 @@ func TestStats(t *testing.T) {
 	})
 }
 
-func TestCallsThatAreCancelledDoNothing(t *testing.T) {
+func TestCanceledCallsDoNothing(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.create("pvc-1", mib)
 		ctx, cancel := context.WithCancel(t.Context())

@@ -159,7 +159,7 @@ func (b *bench) wantAbnormal(name, says string) {
 	}
 }
 
-func TestAPoolThatIsSlowToOpenDoesNotHang(t *testing.T) {
+func TestSlowOpenIsNotHung(t *testing.T) {
 	withFaults(t, local, func(t *testing.T, b *bench, f *faulty) {
 		for i := range 20 {
 			b.create(fmt.Sprintf("pvc-%d", i), mib)
@@ -180,7 +180,7 @@ func TestAPoolThatIsSlowToOpenDoesNotHang(t *testing.T) {
 	})
 }
 
-func TestQuotasThatGoAwayAndComeBackAreNoticed(t *testing.T) {
+func TestQuotasLostAndRestored(t *testing.T) {
 	withFaults(t, local, func(t *testing.T, b *bench, f *faulty) {
 		b.create("pvc-1", 10*mib)
 		must(t, b.publish("pvc-1", "a"))
@@ -211,7 +211,7 @@ func TestQuotasThatGoAwayAndComeBackAreNoticed(t *testing.T) {
 	})
 }
 
-func TestAPoolThatMustEnforceStopsWhenItCannotAnyMore(t *testing.T) {
+func TestRequiredQuotasLostStopsPool(t *testing.T) {
 	withFaults(t, `[{"name":"local","path":"pool","enforcement":"required"}]`, func(t *testing.T, b *bench, f *faulty) {
 		b.create("pvc-1", mib)
 		f.off.Store(true)
@@ -230,7 +230,7 @@ func TestAPoolThatMustEnforceStopsWhenItCannotAnyMore(t *testing.T) {
 	})
 }
 
-func TestSwitchedOffMeansNoNewLimitsAndKeepsTheOld(t *testing.T) {
+func TestQuotasOffKeepsExistingLimits(t *testing.T) {
 	withFaults(t, local, func(t *testing.T, b *bench, _ *faulty) {
 		b.create("pvc-1", 10*mib)
 		b.restart(`[{"name":"local","path":"pool","enforcement":"none"}]`)
@@ -254,7 +254,7 @@ func TestSwitchedOffMeansNoNewLimitsAndKeepsTheOld(t *testing.T) {
 	})
 }
 
-func TestALimitThatIsBeingChangedIsNoFinding(t *testing.T) {
+func TestLimitBeingChangedIsNotReported(t *testing.T) {
 	withQuota(t, "", func(t *testing.T, b *bench) {
 		b.create("pvc-1", 10*mib)
 		must(t, b.quota.Limit(b.open("pvc-1"), b.carried("pvc-1"), quota.Limit{Bytes: 20 * mib}))
@@ -268,7 +268,7 @@ func TestALimitThatIsBeingChangedIsNoFinding(t *testing.T) {
 	})
 }
 
-func TestTheIDOfACreationThatFailedIsGivenBack(t *testing.T) {
+func TestProjectIDIsReleasedAfterFailedCreate(t *testing.T) {
 	for when, fault := range map[string]func(*faulty) *atomic.Bool{
 		"before the directory had it": func(f *faulty) *atomic.Bool { return &f.failBefore },
 		"after the directory had it":  func(f *faulty) *atomic.Bool { return &f.failAfter },
@@ -287,7 +287,7 @@ func TestTheIDOfACreationThatFailedIsGivenBack(t *testing.T) {
 	}
 }
 
-func TestTheIDOfALostVolumeIsGivenBack(t *testing.T) {
+func TestProjectIDOfLostVolumeIsReleased(t *testing.T) {
 	withFaults(t, local, func(t *testing.T, b *bench, _ *faulty) {
 		b.create("pvc-1", mib)
 		must(t, os.Remove(b.path("pool", "pvc-1")))
@@ -296,7 +296,7 @@ func TestTheIDOfALostVolumeIsGivenBack(t *testing.T) {
 	})
 }
 
-func TestAnIDThatCouldNotBeGivenBackIsTriedAgain(t *testing.T) {
+func TestProjectIDReleaseIsRetried(t *testing.T) {
 	withFaults(t, local, func(t *testing.T, b *bench, f *faulty) {
 		b.create("pvc-1", mib)
 		f.failEnd.Store(true)
@@ -312,7 +312,7 @@ func TestAnIDThatCouldNotBeGivenBackIsTriedAgain(t *testing.T) {
 	})
 }
 
-func TestALimitThatNoDirectoryHasIsForgottenAtTheStart(t *testing.T) {
+func TestOrphanLimitIsReleasedAtStart(t *testing.T) {
 	withFaults(t, local, func(t *testing.T, b *bench, f *faulty) {
 		b.create("pvc-1", mib)
 		carried := b.carried("pvc-1")
@@ -328,7 +328,7 @@ func TestALimitThatNoDirectoryHasIsForgottenAtTheStart(t *testing.T) {
 	})
 }
 
-func TestOfTwoRecordsWithOneIDTheOneThatCarriesItHasIt(t *testing.T) {
+func TestProjectIDInTwoRecords(t *testing.T) {
 	withFaults(t, local, func(t *testing.T, b *bench, _ *faulty) {
 		b.create("pvc-2", 10*mib)
 		data, err := os.ReadFile(b.own("volumes", "pvc-2.json"))
@@ -352,7 +352,7 @@ func TestOfTwoRecordsWithOneIDTheOneThatCarriesItHasIt(t *testing.T) {
 	})
 }
 
-func TestInodesInUseAreTheVolumesOwn(t *testing.T) {
+func TestInodesUsedPerVolume(t *testing.T) {
 	withFaults(t, `[{"name":"local","path":"pool","bytesPerInode":16384}]`, func(t *testing.T, b *bench, _ *faulty) {
 		b.create("pvc-1", mib)
 		must(t, b.publish("pvc-1", "a"))
@@ -371,7 +371,7 @@ func TestInodesInUseAreTheVolumesOwn(t *testing.T) {
 	})
 }
 
-func TestTrashIsRemovedThatStayedWhenQuotasWentAway(t *testing.T) {
+func TestTrashIsRemovedAfterQuotasAreLost(t *testing.T) {
 	withFaults(t, local, func(t *testing.T, b *bench, f *faulty) {
 		b.create("pvc-1", mib)
 		f.failEnd.Store(true)
@@ -383,7 +383,7 @@ func TestTrashIsRemovedThatStayedWhenQuotasWentAway(t *testing.T) {
 	})
 }
 
-func TestLimitsThatComeBackDoNotUndoAnExpansion(t *testing.T) {
+func TestRestoredLimitsKeepExpansion(t *testing.T) {
 	withFaults(t, local, func(t *testing.T, b *bench, f *faulty) {
 		names := []string{"pvc-1", "pvc-2", "pvc-3", "pvc-4"}
 		for _, name := range names {
@@ -417,7 +417,7 @@ func TestLimitsThatComeBackDoNotUndoAnExpansion(t *testing.T) {
 }
 
 // Each filesystem has its own ids, and the disks of a node begin with the same.
-func TestPoolsOfTwoFilesystemsMayHaveOneIDEach(t *testing.T) {
+func TestPoolsOnTwoFilesystemsShareProjectID(t *testing.T) {
 	testenv.NeedRoot(t)
 	root := t.TempDir()
 	for _, name := range []string{"one", "two"} {
@@ -451,7 +451,7 @@ func mountTmpfs(t *testing.T, at string) {
 	t.Cleanup(func() { must(t, syscall.Unmount(at, 0)) })
 }
 
-func TestWhatIsErasedWhileUsesAreCountedIsNotSold(t *testing.T) {
+func TestCapacityWhileTrashIsErased(t *testing.T) {
 	testenv.NeedRoot(t)
 	withFaultsAt(t, testenv.Tmpfs(t, 300*mib), local, func(t *testing.T, b *bench, f *faulty) {
 		must(t, os.WriteFile(b.path("foreign"), make([]byte, 80*mib), 0o600))
@@ -475,7 +475,7 @@ func TestWhatIsErasedWhileUsesAreCountedIsNotSold(t *testing.T) {
 
 // A panic ends one call, and the process lives: what the call held must not be lost to all
 // others.
-func TestAPanicGivesBackWhatWasReserved(t *testing.T) {
+func TestPanicReleasesReservation(t *testing.T) {
 	withFaults(t, localPool, func(t *testing.T, b *bench, f *faulty) {
 		b.create("pvc-1", 4*mib)
 		b.createBlock("pvc-disk", 4*mib)
@@ -509,7 +509,7 @@ func TestAPanicGivesBackWhatWasReserved(t *testing.T) {
 	})
 }
 
-func TestAllTellTheSameOfAVolumeWhoseUseCannotBeRead(t *testing.T) {
+func TestUnreadableUseIsReportedByAll(t *testing.T) {
 	withFaults(t, local, func(t *testing.T, b *bench, f *faulty) {
 		b.each = true
 		b.restart(local)
@@ -527,7 +527,7 @@ func TestAllTellTheSameOfAVolumeWhoseUseCannotBeRead(t *testing.T) {
 }
 
 // Its alert has people read the log.
-func TestAVolumeThatCannotBeReadIsLoggedWhenThatChanges(t *testing.T) {
+func TestUnreadableVolumeIsLoggedOnce(t *testing.T) {
 	withFaults(t, local, func(t *testing.T, b *bench, f *faulty) {
 		said := &diary{}
 		b.log = funcr.New(said.write, funcr.Options{})

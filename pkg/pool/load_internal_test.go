@@ -31,7 +31,7 @@ func nodeOf(name string) volume.NodeID {
 }
 
 // Pools are opened side by side, and two may have volumes of one name.
-func TestWhatAnotherPoolWorksOnIsNotSkippedAtTheStart(t *testing.T) {
+func TestLockedVolumeIsRecoveredDuringOpen(t *testing.T) {
 	p := &Pool{locks: &Locks[volume.ID]{}}
 	id := idOf("pvc-1")
 	unlock, err := p.locks.TryLock(id)
@@ -74,7 +74,7 @@ func aVisit(t *testing.T) *visit {
 
 // A shared pool is read by calls while a check compares it with the disk: what they read must
 // not look different to that.
-func TestWhatWasJustReadWasSeen(t *testing.T) {
+func TestSyncKeepsConcurrentReads(t *testing.T) {
 	v := aVisit(t)
 	for _, name := range []string{"whole", "plain"} {
 		must(t, os.Mkdir(filepath.Join(v.store.Root().String(), name), 0o755))

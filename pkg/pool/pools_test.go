@@ -37,7 +37,7 @@ func disk(t *testing.T, b *bench) {
 	t.Cleanup(func() { _ = syscall.Unmount(b.path("disk"), syscall.MNT_DETACH) })
 }
 
-func TestAPoolThatIsMissingComesBackByItself(t *testing.T) {
+func TestMissingPoolIsReopened(t *testing.T) {
 	testenv.NeedRoot(t)
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, t.TempDir())
@@ -57,7 +57,7 @@ func TestAPoolThatIsMissingComesBackByItself(t *testing.T) {
 	})
 }
 
-func TestNothingIsWrittenBelowAMountThatWentAway(t *testing.T) {
+func TestUnmountedPoolIsNotWritten(t *testing.T) {
 	testenv.NeedRoot(t)
 	for _, datadir := range []string{twoPools, strings.Replace(twoPools, `,"requireMount":true`, "", 1)} {
 		t.Run(datadir, func(t *testing.T) {
@@ -197,7 +197,7 @@ func manifest(t *testing.T, root string) map[string]time.Time {
 	return all
 }
 
-func TestAPoolReplacedByAnotherIsRefused(t *testing.T) {
+func TestReplacedPoolIsRefused(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.create("pvc-1", mib)
 		must(t, os.Rename(b.path("pool"), b.path("original")))
@@ -210,7 +210,7 @@ func TestAPoolReplacedByAnotherIsRefused(t *testing.T) {
 	})
 }
 
-func TestAPoolIsTheSameWhoeverWroteItsFormat(t *testing.T) {
+func TestPoolIdentityIgnoresFormatWriter(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.create("pvc-1", mib)
 		written, err := os.ReadFile(b.own("format"))
@@ -244,7 +244,7 @@ func newBenchPool(t *testing.T, root string) string {
 	return b.path("pool")
 }
 
-func TestAReadOnlyPoolStillServesItsVolumes(t *testing.T) {
+func TestReadOnlyPoolServesVolumes(t *testing.T) {
 	testenv.NeedRoot(t)
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, t.TempDir())
@@ -277,7 +277,7 @@ func TestAReadOnlyPoolStillServesItsVolumes(t *testing.T) {
 }
 
 // What a crash left is still there when the pool is opened, and goes once it can.
-func TestAPoolThatWasOpenedReadOnlyIsRecoveredWhenItCanBe(t *testing.T) {
+func TestReadOnlyPoolIsRecoveredWhenWritable(t *testing.T) {
 	testenv.NeedRoot(t)
 	root := t.TempDir()
 	mountTmpfs(t, filepath.Join(root, "pool"))
@@ -329,7 +329,7 @@ func TestAPoolThatWasOpenedReadOnlyIsRecoveredWhenItCanBe(t *testing.T) {
 
 // A FUSE filesystem that never answers: no bubble here, since what hangs is a
 // system call and real.
-func TestAPoolThatHangsHoldsNobodyElse(t *testing.T) {
+func TestHungPoolDoesNotDelayOthers(t *testing.T) {
 	testenv.NeedRoot(t)
 	root := t.TempDir()
 	hung := filepath.Join(root, "hung")
@@ -382,7 +382,7 @@ func (h *hanging) IsFilesystem(*dir.Dir) (bool, error) {
 	return true, nil
 }
 
-func TestOneCallWaitsForAPoolThatHangsAndNoOther(t *testing.T) {
+func TestOnlyOneCallWaitsForHungPool(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, t.TempDir())
 		must(t, os.Mkdir(b.path("pool"), 0o755))
@@ -419,7 +419,7 @@ func TestOneCallWaitsForAPoolThatHangsAndNoOther(t *testing.T) {
 }
 
 // However a pool comes to lie in another, the outer one would have it for a volume.
-func TestAPoolThatHasAnotherInItDoesNotServe(t *testing.T) {
+func TestNestedPoolIsRefused(t *testing.T) {
 	testenv.NeedRoot(t)
 	const inOuter = `[{"name":"outer","path":"outer"},{"name":"inner","path":"inner","requireMount":%v}]`
 	bindMount := func(b *bench, from string, to ...string) {
@@ -532,7 +532,7 @@ func (b *bench) wantOuterRefused(t *testing.T, datadir string) {
 	}
 }
 
-func TestPoolsThatLieBesideEachOtherServe(t *testing.T) {
+func TestSiblingPools(t *testing.T) {
 	testenv.NeedRoot(t)
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, t.TempDir())
@@ -554,7 +554,7 @@ func TestPoolsThatLieBesideEachOtherServe(t *testing.T) {
 	})
 }
 
-func TestOneDirectoryIsNotServedAsTwoPools(t *testing.T) {
+func TestOneDirectoryAsTwoPoolsIsRefused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, t.TempDir())
 		must(t, os.Mkdir(b.path("pool"), 0o755))

@@ -50,7 +50,7 @@ func (b *bench) write(name string, bytes int64) error {
 	return b.quota.Write(b.open(name), bytes)
 }
 
-func TestAVolumeHoldsWhatWasPromisedAndNoMore(t *testing.T) {
+func TestVolumeSizeIsEnforced(t *testing.T) {
 	withQuota(t, "", func(t *testing.T, b *bench) {
 		v := b.create("pvc-1", 10*mib)
 		if !v.Enforced {
@@ -65,7 +65,7 @@ func TestAVolumeHoldsWhatWasPromisedAndNoMore(t *testing.T) {
 	})
 }
 
-func TestStatsAreTheVolumesOwn(t *testing.T) {
+func TestStatsWithQuota(t *testing.T) {
 	withQuota(t, "", func(t *testing.T, b *bench) {
 		b.create("pvc-1", 10*mib)
 		must(t, b.publish("pvc-1", "a"))
@@ -82,7 +82,7 @@ func TestStatsAreTheVolumesOwn(t *testing.T) {
 	})
 }
 
-func TestInodesAreLimitedByTheSize(t *testing.T) {
+func TestInodeLimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, t.TempDir())
 		b.quota = &quotatest.Fake{As: quota.Ext4}
@@ -98,7 +98,7 @@ func TestInodesAreLimitedByTheSize(t *testing.T) {
 	})
 }
 
-func TestIDsAreGivenBackWhenTheTreeIsGone(t *testing.T) {
+func TestProjectIDIsReleasedAfterErase(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, t.TempDir())
 		b.quota = &quotatest.Fake{As: quota.XFS}
@@ -123,7 +123,7 @@ func TestIDsAreGivenBackWhenTheTreeIsGone(t *testing.T) {
 	})
 }
 
-func TestLimitsThatWereLostArePutBackAtTheStart(t *testing.T) {
+func TestLostLimitsAreRestoredAtStart(t *testing.T) {
 	withQuota(t, "", func(t *testing.T, b *bench) {
 		b.create("pvc-1", 10*mib)
 		d := b.open("pvc-1")
@@ -149,7 +149,7 @@ func TestLimitsThatWereLostArePutBackAtTheStart(t *testing.T) {
 
 // What a backup brings back carries no project id, and is no subvolume: nothing is wrong
 // with the disk.
-func TestAVolumeFromABackupHasNoLimitAndCanBeRead(t *testing.T) {
+func TestVolumeRestoredFromBackupHasNoLimit(t *testing.T) {
 	withQuota(t, "", func(t *testing.T, b *bench) {
 		b.create("pvc-1", 10*mib)
 		must(t, os.Rename(b.path("pool", "pvc-1"), b.path("pool", ".old")))
@@ -172,7 +172,7 @@ func TestAVolumeFromABackupHasNoLimitAndCanBeRead(t *testing.T) {
 	})
 }
 
-func TestAVolumeFromBeforeThereWereQuotasIsServedAndSaysSo(t *testing.T) {
+func TestVolumeWithoutLimitIsReported(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.create("pvc-1", 10*mib)
 		b.quota = &quotatest.Fake{As: quota.XFS}
@@ -188,7 +188,7 @@ func TestAVolumeFromBeforeThereWereQuotasIsServedAndSaysSo(t *testing.T) {
 	})
 }
 
-func TestAPoolThatMustEnforceAndCannotSaysWhatToDo(t *testing.T) {
+func TestMissingRequiredQuotasAreExplained(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.restart(`[{"name":"local","path":"pool","enforcement":"required"}]`)
 		if err := b.Status()[0].Err; !errors.Is(err, volume.ErrUnavailable) || !strings.Contains(err.Error(), "ask for another filesystem") {
@@ -204,7 +204,7 @@ func TestAPoolThatMustEnforceAndCannotSaysWhatToDo(t *testing.T) {
 	})
 }
 
-func TestForeignUseIsExactWhereUseIsCounted(t *testing.T) {
+func TestForeignUseWithQuotas(t *testing.T) {
 	testenv.NeedRoot(t)
 	root := testenv.Tmpfs(t, 256*mib)
 	synctest.Test(t, func(t *testing.T) {
@@ -271,7 +271,7 @@ func TestExpand(t *testing.T) {
 	})
 }
 
-func TestExpandCannotOversell(t *testing.T) {
+func TestExpandDoesNotOversell(t *testing.T) {
 	testenv.NeedRoot(t)
 	root := testenv.Tmpfs(t, 256*mib)
 	synctest.Test(t, func(t *testing.T) {
@@ -290,7 +290,7 @@ func TestExpandCannotOversell(t *testing.T) {
 	})
 }
 
-func TestACrashBetweenRecordAndLimitIsMendedAtTheStart(t *testing.T) {
+func TestCrashBetweenRecordAndLimit(t *testing.T) {
 	withQuota(t, "", func(t *testing.T, b *bench) {
 		b.create("pvc-1", 10*mib)
 		record := b.own("volumes", "pvc-1.json")
@@ -304,7 +304,7 @@ func TestACrashBetweenRecordAndLimitIsMendedAtTheStart(t *testing.T) {
 	})
 }
 
-func TestPoolsOfOneFilesystemNeverShareAnID(t *testing.T) {
+func TestPoolsOnOneFilesystemShareNoProjectID(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, t.TempDir())
 		b.quota = &quotatest.Fake{As: quota.XFS}
@@ -336,7 +336,7 @@ func TestPoolsOfOneFilesystemNeverShareAnID(t *testing.T) {
 	})
 }
 
-func TestOneVolumeThatCannotBeCountedKeepsNoPoolAway(t *testing.T) {
+func TestPoolOpensWithUncountableVolume(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, t.TempDir())
 		b.quota = &quotatest.Fake{As: quota.XFS}
@@ -353,7 +353,7 @@ func TestOneVolumeThatCannotBeCountedKeepsNoPoolAway(t *testing.T) {
 	})
 }
 
-func TestANodeThatIsLateDoesNotShrinkWhatAnotherGrew(t *testing.T) {
+func TestLateNodeDoesNotShrinkExpandedVolume(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const shared = `[{"name":"local","path":"pool","shared":true}]`
 		one := newBench(t, t.TempDir())
@@ -381,7 +381,7 @@ func TestANodeThatIsLateDoesNotShrinkWhatAnotherGrew(t *testing.T) {
 	})
 }
 
-func TestTrashThatCarriesAnothersIDTakesNothingFromIt(t *testing.T) {
+func TestTrashWithProjectIDOfOtherVolume(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, t.TempDir())
 		b.quota = &quotatest.Fake{As: quota.XFS}

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-func TestTheReaperLeavesMostOfTheTimeToOthers(t *testing.T) {
+func TestReaperPausesInProportion(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const removals, each = 1600, time.Millisecond
 		p, start := &pace{done: new(atomic.Uint64)}, time.Now()
@@ -32,7 +32,7 @@ func TestTheReaperLeavesMostOfTheTimeToOthers(t *testing.T) {
 }
 
 // A hang is no work, and what comes after it is not held up for longer.
-func TestTheReaperRestsNoLongerForADiskThatHung(t *testing.T) {
+func TestReaperPauseIsBoundedAfterHang(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := &pace{done: new(atomic.Uint64)}
 		for i := range burst {
@@ -50,7 +50,7 @@ func TestTheReaperRestsNoLongerForADiskThatHung(t *testing.T) {
 	})
 }
 
-func TestARestEndsWithTheReaper(t *testing.T) {
+func TestReaperPauseEndsAtClose(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const each, end = 20 * time.Millisecond, 700 * time.Millisecond // in the rest after the first burst
 		ctx, stop := context.WithTimeout(t.Context(), end)

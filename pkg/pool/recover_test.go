@@ -19,7 +19,7 @@ import (
 const local = `[{"name":"local","path":"pool"}]`
 
 // Each case is what a crash between two steps leaves on disk.
-func TestRestartFinishesOrUndoesWhatACrashLeft(t *testing.T) {
+func TestRecoveryAfterCrash(t *testing.T) {
 	for name, c := range map[string]struct {
 		// crash changes a pool in which pvc-1 and pvc-2 exist, pvc-1 holding data.
 		crash func(t *testing.T, b *bench)
@@ -95,7 +95,7 @@ func uid(t *testing.T, b *bench, name string) string {
 	return value
 }
 
-func TestALostVolumeIsNotTakenForOneBeingRemoved(t *testing.T) {
+func TestLostVolumeIsNotBeingRemoved(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.create("pvc-1", mib)
 		must(t, b.Close(t.Context()))
@@ -110,7 +110,7 @@ func TestALostVolumeIsNotTakenForOneBeingRemoved(t *testing.T) {
 	})
 }
 
-func TestDirectoriesMovedInByHandAppear(t *testing.T) {
+func TestDirectoriesMovedInByHandAreServed(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.create("pvc-1", mib)
 		must(t, os.Mkdir(b.path("pool", "moved-in"), 0o755))
@@ -124,7 +124,7 @@ func TestDirectoriesMovedInByHandAppear(t *testing.T) {
 	})
 }
 
-func TestWhatAFailedCallLeftInStagingIsSweptInTime(t *testing.T) {
+func TestStaleStagingEntriesAreRemoved(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.create("pvc-1", mib)
 		must(t, os.Rename(b.path("pool", "pvc-1"), b.own("staging", "node-1", "pvc-1")))
@@ -137,7 +137,7 @@ func TestWhatAFailedCallLeftInStagingIsSweptInTime(t *testing.T) {
 }
 
 // Between the names in staging and a check at one of them, the call that was making it ends.
-func TestACreationThatEndsWhileStagingIsSweptIsNoFault(t *testing.T) {
+func TestStagingSweepWhileCreateEnds(t *testing.T) {
 	withFaults(t, local, func(t *testing.T, b *bench, f *faulty) {
 		both := []string{"pvc-1", "pvc-2"}
 		for _, name := range both {
@@ -165,7 +165,7 @@ func TestACreationThatEndsWhileStagingIsSweptIsNoFault(t *testing.T) {
 	})
 }
 
-func TestPagesSurviveWhatComesAndGoesBetweenThem(t *testing.T) {
+func TestListPagesWhileVolumesChange(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, t.TempDir())
 		b.start(`[{"name":"legacy","path":"a"},{"name":"other","path":"b"}]`)
@@ -198,7 +198,7 @@ func TestPagesSurviveWhatComesAndGoesBetweenThem(t *testing.T) {
 	})
 }
 
-func TestTheSameNameInTwoPoolsIsRefusedNotGuessed(t *testing.T) {
+func TestNameInTwoPoolsIsRefused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, t.TempDir())
 		must(t, os.MkdirAll(b.path("a", "pvc-1"), 0o755))
@@ -215,7 +215,7 @@ func TestTheSameNameInTwoPoolsIsRefusedNotGuessed(t *testing.T) {
 	})
 }
 
-func TestNodesOfASharedPoolSeeEachOthersPromises(t *testing.T) {
+func TestSharedPoolCountsPromisesOfOtherNodes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const shared = `[{"name":"local","path":"pool","shared":true}]`
 		one := newBench(t, t.TempDir())
@@ -243,7 +243,7 @@ func TestNodesOfASharedPoolSeeEachOthersPromises(t *testing.T) {
 }
 
 // An upstream KubeVirt driver on another node locks the whole pool for as long as it makes a volume.
-func TestACallThatWaitsForAnotherNodeEndsWithItsContext(t *testing.T) {
+func TestPoolLockWaitIsCanceled(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, t.TempDir())
 		b.start(`[{"name":"legacy","path":"pool","shared":true},{"name":"other","path":"other"}]`)
@@ -280,7 +280,7 @@ func TestACallThatWaitsForAnotherNodeEndsWithItsContext(t *testing.T) {
 	})
 }
 
-func TestWhatANodeThatIsGoneLeftIsTakenOver(t *testing.T) {
+func TestLeftoversOfGoneNodeAreRecovered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, t.TempDir())
 		b.start(`[{"name":"local","path":"pool","shared":true}]`)
@@ -305,7 +305,7 @@ func TestWhatANodeThatIsGoneLeftIsTakenOver(t *testing.T) {
 	})
 }
 
-func TestAVolumeThatAnotherNodeHasPublishedIsNotDeleted(t *testing.T) {
+func TestDeleteRefusesVolumePublishedByOtherNode(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const shared = `[{"name":"local","path":"pool","shared":true}]`
 		one := newBench(t, t.TempDir())
@@ -332,7 +332,7 @@ func TestAVolumeThatAnotherNodeHasPublishedIsNotDeleted(t *testing.T) {
 	})
 }
 
-func TestMarksFromBeforeANodesRestartAreTakenBack(t *testing.T) {
+func TestPublishedMarksAfterNodeRestart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const shared = `[{"name":"local","path":"pool","shared":true}]`
 		b := newBench(t, t.TempDir())
@@ -349,7 +349,7 @@ func TestMarksFromBeforeANodesRestartAreTakenBack(t *testing.T) {
 	})
 }
 
-func TestAMarkFromWhileThePoolWasAwayIsTakenBackInTime(t *testing.T) {
+func TestStaleMarkIsRemovedWhenPoolReturns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, t.TempDir())
 		b.start(`[{"name":"local","path":"pool","shared":true}]`)
@@ -365,7 +365,7 @@ func TestAMarkFromWhileThePoolWasAwayIsTakenBackInTime(t *testing.T) {
 	})
 }
 
-func TestAMarkOfANodeWithoutASignOfLifeDoesNotCount(t *testing.T) {
+func TestMarkOfDeadNodeIsIgnored(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, t.TempDir())
 		b.start(`[{"name":"local","path":"pool","shared":true}]`)
@@ -376,7 +376,7 @@ func TestAMarkOfANodeWithoutASignOfLifeDoesNotCount(t *testing.T) {
 	})
 }
 
-func TestAVolumeForOneTargetIsRefusedOnASecondNode(t *testing.T) {
+func TestSingleTargetVolumeOnSecondNode(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const shared = `[{"name":"local","path":"pool","shared":true}]`
 		one := newBench(t, t.TempDir())

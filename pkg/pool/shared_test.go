@@ -112,7 +112,7 @@ func (b *bench) wantWhole(name string, want bool) {
 	}
 }
 
-func TestAVolumeThatAnotherNodeIsMakingIsRemovedAsAWhole(t *testing.T) {
+func TestDeleteWhileOtherNodeCreates(t *testing.T) {
 	withNodes(t, func(t *testing.T, one, _ *bench, _ *faulty) {
 		end := one.makes("pvc-1")
 		deleted := background(func() error { return one.Delete(t.Context(), id(t, "pvc-1")) })
@@ -123,7 +123,7 @@ func TestAVolumeThatAnotherNodeIsMakingIsRemovedAsAWhole(t *testing.T) {
 	})
 }
 
-func TestAVolumeThatAnotherNodeIsMakingIsPublishedWhenItIsThere(t *testing.T) {
+func TestPublishWhileOtherNodeCreates(t *testing.T) {
 	withNodes(t, func(t *testing.T, one, _ *bench, _ *faulty) {
 		end := one.makes("pvc-1")
 		published := background(func() error { return one.publish("pvc-1", "a") })
@@ -133,7 +133,7 @@ func TestAVolumeThatAnotherNodeIsMakingIsPublishedWhenItIsThere(t *testing.T) {
 	})
 }
 
-func TestWhatAnotherNodeMakesOrRemovesIsNotToldAsLost(t *testing.T) {
+func TestVolumeInWorkOnOtherNodeIsNotLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, said := newBench(t, t.TempDir()), &diary{}
 		b.each, b.log = true, funcr.New(said.write, funcr.Options{})
@@ -164,7 +164,7 @@ func TestWhatAnotherNodeMakesOrRemovesIsNotToldAsLost(t *testing.T) {
 	})
 }
 
-func TestAnotherNodesGrowthIsNoLimitThatDiffers(t *testing.T) {
+func TestExpandOnOtherNodeIsNotLimitMismatch(t *testing.T) {
 	withNodes(t, func(t *testing.T, one, _ *bench, _ *faulty) {
 		one.create("pvc-1", 10*mib)
 		unlock := one.lockVolume("pvc-1")
@@ -177,7 +177,7 @@ func TestAnotherNodesGrowthIsNoLimitThatDiffers(t *testing.T) {
 	})
 }
 
-func TestWhatWasMadeAnewMeanwhileIsPublished(t *testing.T) {
+func TestPublishAfterRecreateOnOtherNode(t *testing.T) {
 	withNodes(t, func(t *testing.T, one, two *bench, _ *faulty) {
 		one.create("pvc-1", mib)
 		trashed := "pvc-1." + uid(t, one, "pvc-1")
@@ -202,7 +202,7 @@ func TestWhatWasMadeAnewMeanwhileIsPublished(t *testing.T) {
 	})
 }
 
-func TestWhatWasRemovedMeanwhileIsNotPublished(t *testing.T) {
+func TestPublishAfterDeleteOnOtherNode(t *testing.T) {
 	withNodes(t, func(t *testing.T, one, two *bench, _ *faulty) {
 		one.create("pvc-1", mib)
 		unlock := one.lockVolume("pvc-1")
@@ -217,7 +217,7 @@ func TestWhatWasRemovedMeanwhileIsNotPublished(t *testing.T) {
 	})
 }
 
-func TestOfTwoNodesOnePublishesAVolumeForOneTarget(t *testing.T) {
+func TestSingleTargetVolumeOnTwoNodesAtOnce(t *testing.T) {
 	withNodes(t, func(t *testing.T, one, two *bench, _ *faulty) {
 		one.create("pvc-1", mib)
 		unlock := one.lockVolume("pvc-1")
@@ -242,7 +242,7 @@ func TestOfTwoNodesOnePublishesAVolumeForOneTarget(t *testing.T) {
 	})
 }
 
-func TestNodesThatWorkOnOneVolumeNeverSeeHalfOfIt(t *testing.T) {
+func TestConcurrentNodesSeeWholeVolumes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		one := newBench(t, t.TempDir())
 		one.start(sharedPool)
@@ -318,7 +318,7 @@ func (b *bench) publishedAsInPool(name, target string) error {
 }
 
 // Allocating a disk can take long, and a node can hang in its midst.
-func TestACreationOnOneNodeHoldsUpNoOtherVolume(t *testing.T) {
+func TestSlowCreateDoesNotDelayOtherNodes(t *testing.T) {
 	withNodes(t, func(t *testing.T, one, two *bench, f *faulty) {
 		one.create("pvc-1", mib)
 		one.create("pvc-2", mib)
@@ -352,7 +352,7 @@ func TestACreationOnOneNodeHoldsUpNoOtherVolume(t *testing.T) {
 	})
 }
 
-func TestAVolumeWhoseGrowthWaitsForACreationIsNotHeldUp(t *testing.T) {
+func TestPublishWhileExpandWaitsForCreate(t *testing.T) {
 	withNodes(t, func(t *testing.T, one, two *bench, f *faulty) {
 		one.create("pvc-1", mib)
 		must(t, one.publish("pvc-1", "a"))
@@ -372,7 +372,7 @@ func TestAVolumeWhoseGrowthWaitsForACreationIsNotHeldUp(t *testing.T) {
 }
 
 // Here the node that hangs has the lock of one volume.
-func TestAGrowthThatWaitsForItsVolumeHoldsUpNoCreation(t *testing.T) {
+func TestCreateWhileExpandWaitsForVolume(t *testing.T) {
 	withNodes(t, func(t *testing.T, one, two *bench, _ *faulty) {
 		one.create("pvc-1", mib)
 		must(t, one.publish("pvc-1", "a"))
@@ -394,7 +394,7 @@ func TestAGrowthThatWaitsForItsVolumeHoldsUpNoCreation(t *testing.T) {
 	})
 }
 
-func TestACallThatWaitsForAVolumesLockEndsWithItsContext(t *testing.T) {
+func TestVolumeLockWaitIsCanceled(t *testing.T) {
 	withNodes(t, func(t *testing.T, one, _ *bench, _ *faulty) {
 		one.create("pvc-1", mib)
 		must(t, one.publish("pvc-1", "a"))
@@ -425,7 +425,7 @@ func TestACallThatWaitsForAVolumesLockEndsWithItsContext(t *testing.T) {
 	})
 }
 
-func TestWhatAnotherNodeIsAtWorkOnIsRecoveredLater(t *testing.T) {
+func TestRecoverySkipsVolumeLockedByOtherNode(t *testing.T) {
 	withNodes(t, func(t *testing.T, one, _ *bench, _ *faulty) {
 		one.createBlock("pvc-disk", mib)
 		one.create("pvc-1", 10*mib)
@@ -479,7 +479,7 @@ func TestWhatAnotherNodeIsAtWorkOnIsRecoveredLater(t *testing.T) {
 }
 
 // Who does not use the pool with others has no locks for that.
-func TestAPoolThatIsNotSharedLocksNothing(t *testing.T) {
+func TestUnsharedPoolTakesNoFileLocks(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		must(t, os.Remove(b.own("lock")))
 		b.create("pvc-1", mib)

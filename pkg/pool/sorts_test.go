@@ -197,7 +197,7 @@ func (b *bench) spoilers() map[string]func(path string) error {
 	return all
 }
 
-func TestABadRecordOfAnySortStaysOneBadVolume(t *testing.T) {
+func TestBadRecordOfAnyKindAffectsOneVolume(t *testing.T) {
 	for name, s := range sorts {
 		t.Run(name, func(t *testing.T) {
 			withSort(t, s, func(t *testing.T, b *bench) {
@@ -271,7 +271,7 @@ func (b *bench) wantToldOf(said *diary) {
 
 // What has no record that can be read does not go with its pod, and goes when that is
 // asked for.
-func TestAVolumeWithABadRecordIsUnpublishedKeptAndDeleted(t *testing.T) {
+func TestUnpublishAndDeleteWithBadRecord(t *testing.T) {
 	for name, s := range sorts {
 		t.Run(name, func(t *testing.T) {
 			withSort(t, s, func(t *testing.T, b *bench) {
@@ -298,7 +298,7 @@ func TestAVolumeWithABadRecordIsUnpublishedKeptAndDeleted(t *testing.T) {
 	}
 }
 
-func TestACopyOfARecordOfAnySortHarmsNobody(t *testing.T) {
+func TestCopiedRecordOfAnyKindIsIgnored(t *testing.T) {
 	for name, s := range sorts {
 		t.Run(name, func(t *testing.T) {
 			withSort(t, s, func(t *testing.T, b *bench) {

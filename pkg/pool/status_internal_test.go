@@ -58,7 +58,7 @@ func surveyedSet(tb testing.TB, volumes int) *Set {
 }
 
 // Were one of these locks needed, the test would not end.
-func TestMonitoringTakesNoLockThatACallWaitsFor(t *testing.T) {
+func TestStatusTakesNoLockOfCalls(t *testing.T) {
 	s := surveyedSet(t, 3)
 	s.volumes.mu.Lock()
 	defer s.volumes.mu.Unlock()
@@ -72,7 +72,7 @@ func TestMonitoringTakesNoLockThatACallWaitsFor(t *testing.T) {
 	}
 }
 
-func TestTheStatusCostsTheSameWithThousandsOfVolumes(t *testing.T) {
+func TestStatusCostIsConstant(t *testing.T) {
 	allocations := func(volumes int) float64 {
 		s := surveyedSet(t, volumes)
 		return testing.AllocsPerRun(100, func() { s.Status() })

@@ -19,7 +19,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
-func TestTheStatusHasTheFilesystemOfThePool(t *testing.T) {
+func TestStatusFilesystem(t *testing.T) {
 	testenv.NeedRoot(t)
 	root := testenv.Tmpfs(t, 256*mib)
 	synctest.Test(t, func(t *testing.T) {
@@ -41,7 +41,7 @@ func TestTheStatusHasTheFilesystemOfThePool(t *testing.T) {
 	})
 }
 
-func TestAPoolThatIsAwayHasNoNumbersOfItsFilesystem(t *testing.T) {
+func TestStatusOfMissingPool(t *testing.T) {
 	testenv.NeedRoot(t)
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, t.TempDir())
@@ -76,7 +76,7 @@ func reasons(numbers map[health.Reason]int) map[health.Reason]int {
 	return all
 }
 
-func TestTheStatusHasWhatQuotasCount(t *testing.T) {
+func TestStatusWithQuotas(t *testing.T) {
 	withQuota(t, "", func(t *testing.T, b *bench) {
 		b.create("pvc-1", 10*mib)
 		b.create("pvc-2", 10*mib)
@@ -99,7 +99,7 @@ func (b *bench) wantTakable(when string, unlimited int, untaken int64) {
 	}
 }
 
-func TestTheStatusTellsWhatVolumesMayStillTake(t *testing.T) {
+func TestStatusUnlimitedAndUnused(t *testing.T) {
 	withFaults(t, local, func(t *testing.T, b *bench, f *faulty) {
 		f.off.Store(true)
 		b.restart(local)
@@ -135,7 +135,7 @@ func TestTheStatusTellsWhatVolumesMayStillTake(t *testing.T) {
 	})
 }
 
-func TestTheStatusTellsWhatVolumesOfASharedPoolMayStillTake(t *testing.T) {
+func TestStatusUnlimitedAndUnusedOfSharedPool(t *testing.T) {
 	const shared = `[{"name":"local","path":"pool","shared":true}]`
 	withFaults(t, shared, func(t *testing.T, b *bench, _ *faulty) {
 		b.create("pvc-1", 8*mib)
@@ -144,7 +144,7 @@ func TestTheStatusTellsWhatVolumesOfASharedPoolMayStillTake(t *testing.T) {
 	})
 }
 
-func TestTheStatusHasTheTrash(t *testing.T) {
+func TestStatusTrash(t *testing.T) {
 	testenv.NeedRoot(t)
 	for _, counted := range []bool{true, false} {
 		t.Run("counted "+strconv.FormatBool(counted), func(t *testing.T) {
@@ -195,7 +195,7 @@ func TestTheStatusHasTheTrash(t *testing.T) {
 	}
 }
 
-func TestAPieceOfTrashThatCannotBeCountedHidesNoOther(t *testing.T) {
+func TestStatusWithUncountableTrash(t *testing.T) {
 	withFaults(t, local, func(t *testing.T, b *bench, f *faulty) {
 		said := &diary{}
 		b.log = funcr.New(said.write, funcr.Options{})
@@ -227,7 +227,7 @@ func TestAPieceOfTrashThatCannotBeCountedHidesNoOther(t *testing.T) {
 	})
 }
 
-func TestTheStatusTellsSinceWhenTrashWaits(t *testing.T) {
+func TestStatusOldestTrash(t *testing.T) {
 	withFaults(t, local, func(t *testing.T, b *bench, f *faulty) {
 		f.slowEnd.Store(true)
 		b.create("pvc-1", mib)
@@ -244,7 +244,7 @@ func TestTheStatusTellsSinceWhenTrashWaits(t *testing.T) {
 	})
 }
 
-func TestASurveyFindsWhatNobodyAsksAbout(t *testing.T) {
+func TestSurveyFindsProblems(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, t.TempDir())
 		b.quota = &quotatest.Fake{As: quota.XFS}
@@ -285,7 +285,7 @@ func TestASurveyFindsWhatNobodyAsksAbout(t *testing.T) {
 	})
 }
 
-func TestASurveyKeepsOfVolumesOnlyWhatIsAskedFor(t *testing.T) {
+func TestSurveyMemory(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.create("pvc-1", mib)
 		b.later(time.Minute)
@@ -295,7 +295,7 @@ func TestASurveyKeepsOfVolumesOnlyWhatIsAskedFor(t *testing.T) {
 	})
 }
 
-func TestASurveyOfASlowDiskDoesNotRestForLong(t *testing.T) {
+func TestSurveyPauseIsBounded(t *testing.T) {
 	withFaults(t, local, func(t *testing.T, b *bench, f *faulty) {
 		b.each = true
 		b.restart(local)
@@ -313,7 +313,7 @@ func TestASurveyOfASlowDiskDoesNotRestForLong(t *testing.T) {
 }
 
 // An administrator can unmount a pool while its volumes are checked.
-func TestASurveyHoldsNothingWhileItRests(t *testing.T) {
+func TestSurveyHoldsNothingOpenWhilePaused(t *testing.T) {
 	testenv.NeedRoot(t)
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, t.TempDir())

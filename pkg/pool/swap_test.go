@@ -182,7 +182,7 @@ var swaps = map[string]swap{
 	"a target of a device and a device": {path: "pods/b", make: node240},
 }
 
-func TestNothingOutsideIsTouchedWhilePathsAreSwapped(t *testing.T) {
+func TestSwappedPathsDoNotEscapePool(t *testing.T) {
 	during, all := make(map[string]int64), 0
 	for name, s := range swaps {
 		t.Run(name, func(t *testing.T) {
@@ -528,7 +528,7 @@ var taken = map[string]struct {
 	}, volume.ErrExists, volume.ErrExists},
 }
 
-func TestWhatIsAtATargetIsLeftThere(t *testing.T) {
+func TestOtherFilesAtTargetAreKept(t *testing.T) {
 	for name, c := range taken {
 		t.Run(name, func(t *testing.T) {
 			a := newArena(t, swap{})

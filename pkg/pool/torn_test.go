@@ -141,7 +141,7 @@ var badRecords = map[string]struct{ text, says string }{
 	"with a block that no disk has":  {`{"version":1,"id":"pvc-1","uid":"0123456789abcdef","mode":"block","bytes":4096,"blockBytes":7}`, "block"},
 }
 
-func TestOneBadRecordStaysOneBadVolume(t *testing.T) {
+func TestBadRecordAffectsOneVolume(t *testing.T) {
 	all := make(map[string]func(string) error)
 	for name, with := range spoilt {
 		all[name] = with
@@ -192,7 +192,7 @@ func (b *bench) wantOneBad(said *diary) {
 }
 
 // A disk that lost its power may have any part of a file.
-func TestARecordThatIsCutOffAnywhereIsKeptAside(t *testing.T) {
+func TestTruncatedRecordIsKept(t *testing.T) {
 	withTwoPools(t, func(t *testing.T, b *bench, _ *diary) {
 		record := b.own("volumes", "pvc-1.json")
 		whole, err := os.ReadFile(record)
@@ -213,7 +213,7 @@ func TestARecordThatIsCutOffAnywhereIsKeptAside(t *testing.T) {
 	})
 }
 
-func TestARecordThatIsChangedByHandCountsAtOnce(t *testing.T) {
+func TestEditedRecordTakesEffect(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.create("pvc-1", 3*mib)
 		written, err := os.ReadFile(b.own("volumes", "pvc-1.json"))
@@ -235,7 +235,7 @@ func TestARecordThatIsChangedByHandCountsAtOnce(t *testing.T) {
 	})
 }
 
-func TestACopyOfARecordPromisesNothing(t *testing.T) {
+func TestCopiedRecordIsNotCounted(t *testing.T) {
 	withTwoPools(t, func(t *testing.T, b *bench, said *diary) {
 		record, err := os.ReadFile(b.own("volumes", "pvc-1.json"))
 		must(t, err)
@@ -265,7 +265,7 @@ func TestACopyOfARecordPromisesNothing(t *testing.T) {
 
 // What is in the directories of the layout and was not put there by the driver is
 // nobody's volume, and keeps nobody from being served.
-func TestStrangeThingsInTheLayoutStayWhatTheyAre(t *testing.T) {
+func TestUnknownEntriesInLayoutAreKept(t *testing.T) {
 	for _, place := range []string{"volumes/.new-pvc-5.json", "published/node-1/pvc-1", "published/node-9/pvc-1",
 		"staging/node-1/pvc-5", "trash/node-1/pvc-5.0123456789abcdef", "staging/node-9", "trash/node-9", "more"} {
 		for name, with := range spoilt {
@@ -302,7 +302,7 @@ var formats = map[string]string{
 	`{"version":1,"uuid":"x","foreignBytes":-1}`:                   "-1 foreign bytes",
 }
 
-func TestAPoolOfAnUnknownFormatIsRefusedUntouched(t *testing.T) {
+func TestUnknownFormatIsRefused(t *testing.T) {
 	all, says := make(map[string]func(string) error), make(map[string]string)
 	for name, with := range spoilt {
 		all[name] = with
@@ -327,7 +327,7 @@ func TestAPoolOfAnUnknownFormatIsRefusedUntouched(t *testing.T) {
 	}
 }
 
-func TestAFormatThatIsCutOffAnywhereIsRefused(t *testing.T) {
+func TestTruncatedFormatIsRefused(t *testing.T) {
 	withTwoPools(t, func(t *testing.T, b *bench, said *diary) {
 		must(t, b.Close(t.Context()))
 		whole, err := os.ReadFile(b.own("format"))
@@ -423,7 +423,7 @@ func tree(t *testing.T, root string) map[string]string {
 
 // A link among the driver's own directories leads nowhere, when the driver starts and
 // while it runs.
-func TestALayoutWithALinkInItIsNotFollowed(t *testing.T) {
+func TestLinksInLayoutAreNotFollowed(t *testing.T) {
 	for _, place := range []string{"", "volumes", "staging", "staging/node-1", "trash", "trash/node-1", "published", "published/node-1", "lock"} {
 		for _, sharing := range []string{"", `,"shared":true`} {
 			t.Run(place+sharing, func(t *testing.T) {

@@ -7,7 +7,7 @@ import (
 )
 
 // A sync reads the names in the trash, and the reaper erases them meanwhile.
-func TestTrashThatIsErasedWhileItIsFoundIsNotQueuedAgain(t *testing.T) {
+func TestSyncDoesNotQueueErasedTrash(t *testing.T) {
 	v := aVisit(t)
 	p := v.pool
 	find := func(name string) {

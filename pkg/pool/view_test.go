@@ -49,7 +49,7 @@ func only(t *testing.T, v pool.View) pool.VolumeView {
 	return v.Volumes[0]
 }
 
-func TestAViewTellsWhatTheDriverTells(t *testing.T) {
+func TestViewMatchesDriver(t *testing.T) {
 	withQuota(t, "", func(t *testing.T, b *bench) {
 		b.create("pvc-1", 10*mib)
 		b.create("pvc-2", 20*mib)
@@ -103,7 +103,7 @@ var wrong = map[string]func(t *testing.T, b *bench){
 	"it is full": func(t *testing.T, b *bench) { must(t, b.write("pvc-1", mib)) },
 }
 
-func TestAViewTellsWhatIsWrongInTheWordsOfTheDriver(t *testing.T) {
+func TestViewReportsProblemsLikeDriver(t *testing.T) {
 	for name, spoil := range wrong {
 		t.Run(name, func(t *testing.T) {
 			withQuota(t, "", func(t *testing.T, b *bench) {
@@ -122,7 +122,7 @@ func TestAViewTellsWhatIsWrongInTheWordsOfTheDriver(t *testing.T) {
 	}
 }
 
-func TestErrorsOfTheFilesystemAreSeenInAllItsVolumes(t *testing.T) {
+func TestFilesystemErrorsAreReportedForAllVolumes(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.create("pvc-1", mib)
 		if since := b.Status()[0].LastError; !since.IsZero() {
@@ -151,7 +151,7 @@ func TestErrorsOfTheFilesystemAreSeenInAllItsVolumes(t *testing.T) {
 	})
 }
 
-func TestAViewOfAPoolThatIsNone(t *testing.T) {
+func TestViewOfOtherDirectory(t *testing.T) {
 	for name, c := range map[string]struct {
 		make func(t *testing.T, b *bench)
 		says string
@@ -192,7 +192,7 @@ func TestAViewOfAPoolThatIsNone(t *testing.T) {
 	}
 }
 
-func TestAViewChangesNothing(t *testing.T) {
+func TestViewIsReadOnly(t *testing.T) {
 	withQuota(t, "", func(t *testing.T, b *bench) {
 		b.create("pvc-1", mib)
 		b.createBlock("disk-1", 4*mib)
@@ -216,7 +216,7 @@ func TestAViewChangesNothing(t *testing.T) {
 
 // What another process is about to make or to remove has its record before and after
 // its directory.
-func TestAViewKnowsVolumesThatAreBeingMadeOrRemoved(t *testing.T) {
+func TestViewOfVolumesInWork(t *testing.T) {
 	for name, half := range map[string]func(t *testing.T, b *bench){
 		"being made": func(t *testing.T, b *bench) {
 			must(t, os.Rename(b.path("pool", "pvc-1"), b.own("staging", "node-1", "pvc-1")))
@@ -265,7 +265,7 @@ func changed(t *testing.T, path string) time.Time {
 }
 
 // A large volume can take hours to erase, and those behind it are in order.
-func TestAViewKnowsTrashThatWaits(t *testing.T) {
+func TestViewOfWaitingTrash(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		must(t, b.Close(t.Context()))
 		for _, name := range []string{"pvc-1.abc", "pvc-2.abc"} {
@@ -297,7 +297,7 @@ func TestAViewKnowsTrashThatWaits(t *testing.T) {
 }
 
 // There a node's directory changes because the node is alive.
-func TestAViewOfASharedPoolKnowsTrashThatIsStuck(t *testing.T) {
+func TestViewOfStuckTrashInSharedPool(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const shared = `[{"name":"local","path":"pool","shared":true}]`
 		b := newBench(t, t.TempDir())
@@ -314,7 +314,7 @@ func TestAViewOfASharedPoolKnowsTrashThatIsStuck(t *testing.T) {
 }
 
 // A removal that was done under another uid is none of this volume.
-func TestAViewSeesALostVolumeBesideTrashOfAnEarlierOne(t *testing.T) {
+func TestViewOfLostVolumeWithTrashOfSameName(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.create("pvc-1", mib)
 		must(t, b.Close(t.Context()))
@@ -325,7 +325,7 @@ func TestAViewSeesALostVolumeBesideTrashOfAnEarlierOne(t *testing.T) {
 	})
 }
 
-func TestAViewOfBlockVolumes(t *testing.T) {
+func TestViewOfBlockVolumes(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.createBlock("disk-1", 4*mib)
 		must(t, b.publishBlock("disk-1", "d"))
@@ -348,7 +348,7 @@ func TestAViewOfBlockVolumes(t *testing.T) {
 }
 
 // The driver makes limit and file larger before the record.
-func TestAViewSeesNothingWrongWithABlockVolumeThatGrows(t *testing.T) {
+func TestViewOfBlockVolumeDuringExpand(t *testing.T) {
 	withQuota(t, "", func(t *testing.T, b *bench) {
 		b.createBlock("disk-1", 4*mib)
 		must(t, b.quota.Limit(b.open("disk-1"), b.carried("disk-1"), quota.Limit{Bytes: 64 * mib}))
@@ -360,7 +360,7 @@ func TestAViewSeesNothingWrongWithABlockVolumeThatGrows(t *testing.T) {
 }
 
 // An expansion writes the record first. What is so for a moment only is no news.
-func TestAViewLooksTwiceAtWhatIsWrong(t *testing.T) {
+func TestViewChecksProblemsTwice(t *testing.T) {
 	withQuota(t, "", func(t *testing.T, b *bench) {
 		b.create("pvc-1", mib)
 		must(t, b.quota.Limit(b.open("pvc-1"), b.carried("pvc-1"), quota.Limit{Bytes: mib / 2}))
@@ -375,7 +375,7 @@ func TestAViewLooksTwiceAtWhatIsWrong(t *testing.T) {
 }
 
 // A slow disk can hold an expansion up between its record and its limit.
-func TestAViewWaitsForAnExpansionThatMayBeUnderWay(t *testing.T) {
+func TestViewWaitsForExpand(t *testing.T) {
 	withQuota(t, "", func(t *testing.T, b *bench) {
 		b.create("pvc-1", mib)
 		must(t, b.Close(t.Context()))
@@ -392,7 +392,7 @@ func TestAViewWaitsForAnExpansionThatMayBeUnderWay(t *testing.T) {
 	})
 }
 
-func TestAViewOfASharedPool(t *testing.T) {
+func TestViewOfSharedPool(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const shared = `[{"name":"local","path":"pool","shared":true}]`
 		root := t.TempDir()
@@ -421,7 +421,7 @@ func TestAViewOfASharedPool(t *testing.T) {
 	})
 }
 
-func TestAViewOfAPoolThatHangsEnds(t *testing.T) {
+func TestViewOfHungPool(t *testing.T) {
 	testenv.NeedRoot(t)
 	root := t.TempDir()
 	release := testenv.Hang(t, filepath.Join(root, "pool"))
@@ -440,7 +440,7 @@ func TestAViewOfAPoolThatHangsEnds(t *testing.T) {
 	release()
 }
 
-func TestAViewOfAReadOnlyPool(t *testing.T) {
+func TestViewOfReadOnlyPool(t *testing.T) {
 	testenv.NeedRoot(t)
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, t.TempDir())

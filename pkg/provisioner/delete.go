@@ -67,7 +67,7 @@ func (p *Provisioner) deletable(ctx context.Context, pv *corev1.PersistentVolume
 // checkAffinity refuses a PersistentVolume whose pods run on other nodes: their directory of that name is not this one.
 func (p *Provisioner) checkAffinity(ctx context.Context, pv *corev1.PersistentVolume) error {
 	if pv.Spec.NodeAffinity == nil || pv.Spec.NodeAffinity.Required == nil {
-		return nil // as the earlier single-node provisioner made them
+		return nil // as the upstream single-node provisioner made them
 	}
 	node, err := p.node(ctx)
 	if err != nil {

@@ -13,7 +13,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
-// CSIDirectory is where the earlier operator puts the pool of the CSI driver inside this one. It is never a volume.
+// CSIDirectory is where the upstream operator puts the pool of the CSI driver inside this one. It is never a volume.
 const CSIDirectory = "csi"
 
 // maxName is the longest directory name, in bytes: what volume.ParseID takes.
@@ -41,7 +41,7 @@ func joinName(prefix, pv string) string {
 	return prefix[:maxName-len(hash)-1-len(pv)] + hash + "-" + pv
 }
 
-// pvName is how both provisioners, these and the earlier ones, name a PersistentVolume: by the uid of its first claim.
+// pvName is how both provisioners, these and the upstream ones, name a PersistentVolume: by the uid of its first claim.
 var pvName = regexp.MustCompile(`^pvc-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
 
 // ownDirectory is the directory of a PersistentVolume that these provisioners made. Its name ends with that of the

@@ -255,7 +255,7 @@ func TestSingleNodeRefusesSeveralNodes(t *testing.T) {
 	}
 }
 
-// own is a PersistentVolume of the earlier provisioner or of this one, whose directory is there.
+// own is a PersistentVolume of the upstream provisioner or of this one, whose directory is there.
 func own(t *testing.T, path string) *corev1.PersistentVolume {
 	t.Helper()
 	must.Succeed(t, os.MkdirAll(filepath.Join(path, name, "sub"), 0o777))

@@ -138,7 +138,7 @@ func volume(pod corev1.PodSpec, name string) (corev1.Volume, bool) {
 	return pod.Volumes[i], true
 }
 
-func TestThePodHasSixContainers(t *testing.T) {
+func TestContainerNames(t *testing.T) {
 	pod := daemonSet(t, render(t, csiDir)).Spec.Template.Spec
 	var got []string
 	for _, c := range pod.Containers {
@@ -153,7 +153,7 @@ func TestThePodHasSixContainers(t *testing.T) {
 	}
 }
 
-func TestThePod(t *testing.T) {
+func TestPodSpec(t *testing.T) {
 	ds := daemonSet(t, render(t, csiDir))
 	pod := ds.Spec.Template.Spec
 	tests := []struct {
@@ -186,7 +186,7 @@ func TestThePod(t *testing.T) {
 	}
 }
 
-func TestEveryContainer(t *testing.T) {
+func TestContainerSpecs(t *testing.T) {
 	pod := daemonSet(t, render(t, csiDir)).Spec.Template.Spec
 	tests := []struct {
 		name  string
@@ -384,7 +384,7 @@ func socketIsTheDrivers(pod corev1.PodSpec, c corev1.Container) error {
 	return nil
 }
 
-func TestFlagsHaveTheValuesTheyNeed(t *testing.T) {
+func TestContainerFlags(t *testing.T) {
 	pod := daemonSet(t, render(t, csiDir)).Spec.Template.Spec
 	for name, want := range map[string]map[string]string{
 		driver: {
@@ -397,7 +397,7 @@ func TestFlagsHaveTheValuesTheyNeed(t *testing.T) {
 		},
 		provisioner: {
 			"node-deployment":                   "true",
-			"node-deployment-immediate-binding": "true", // as the earlier driver has it
+			"node-deployment-immediate-binding": "true", // as the upstream driver has it
 			"strict-topology":                   "true",
 			"immediate-topology":                "false",
 			"enable-capacity":                   "true",
@@ -423,7 +423,7 @@ func TestFlagsHaveTheValuesTheyNeed(t *testing.T) {
 	}
 }
 
-func TestVariablesComeFromThePod(t *testing.T) {
+func TestContainerEnvironment(t *testing.T) {
 	pod := daemonSet(t, render(t, csiDir)).Spec.Template.Spec
 	for name, want := range map[string]map[string]string{
 		driver:      {"NODE_NAME": "spec.nodeName"},
@@ -442,7 +442,7 @@ func TestVariablesComeFromThePod(t *testing.T) {
 	}
 }
 
-func TestTheDriverReportsTheTagOfItsImage(t *testing.T) {
+func TestDriverVersionIsImageTag(t *testing.T) {
 	c := container(t, daemonSet(t, render(t, csiDir)).Spec.Template.Spec, driver)
 	_, tag, _ := strings.Cut(c.Image, ":")
 	i := slices.IndexFunc(c.Env, func(e corev1.EnvVar) bool { return e.Name == "VERSION" })
@@ -453,7 +453,7 @@ func TestTheDriverReportsTheTagOfItsImage(t *testing.T) {
 
 // Kubelet names a target by its path on the host, and sees the mount there only
 // if it is carried out of the container.
-func TestMountsOnTargetsReachTheHost(t *testing.T) {
+func TestTargetMountsPropagateToHost(t *testing.T) {
 	const pods = "/var/lib/kubelet/pods"
 	pod := daemonSet(t, render(t, csiDir)).Spec.Template.Spec
 	c := container(t, pod, driver)
@@ -467,7 +467,7 @@ func TestMountsOnTargetsReachTheHost(t *testing.T) {
 }
 
 // Only what is mounted recursively and keeps following the host has selinuxfs.
-func TestTheDriverSeesTheHostsSELinux(t *testing.T) {
+func TestDriverSeesHostSELinux(t *testing.T) {
 	const selinuxfs = "/sys/fs/selinux"
 	pod := daemonSet(t, render(t, csiDir)).Spec.Template.Spec
 	c := container(t, pod, driver)
@@ -480,7 +480,7 @@ func TestTheDriverSeesTheHostsSELinux(t *testing.T) {
 	}
 }
 
-func TestTheRegistrarWritesWhereKubeletLooks(t *testing.T) {
+func TestRegistrationDirectory(t *testing.T) {
 	pod := daemonSet(t, render(t, csiDir)).Spec.Template.Spec
 	got, err := onHost(pod, container(t, pod, registrar), "/registration")
 	if want := "/var/lib/kubelet/plugins_registry"; err != nil || got != want {
@@ -489,7 +489,7 @@ func TestTheRegistrarWritesWhereKubeletLooks(t *testing.T) {
 }
 
 // A directory of kubelet that is made by a pod would hide a wrong path.
-func TestOnlyOurOwnDirectoriesAreMade(t *testing.T) {
+func TestOnlyOwnHostPathsAreCreated(t *testing.T) {
 	pod := daemonSet(t, render(t, csiDir)).Spec.Template.Spec
 	// Kubelet makes the last with the first block volume of the node.
 	ours := []string{path.Dir(socketOnHost), "/var/hpvolumes", blockTargets}
@@ -507,7 +507,7 @@ func TestOnlyOurOwnDirectoriesAreMade(t *testing.T) {
 	}
 }
 
-func TestProbesAreAnswered(t *testing.T) {
+func TestProbePortsAreServed(t *testing.T) {
 	pod := daemonSet(t, render(t, csiDir)).Spec.Template.Spec
 	// Each probe is answered by the container on the right.
 	for probed, answers := range map[string]string{driver: liveness, registrar: registrar} {
@@ -527,7 +527,7 @@ func TestProbesAreAnswered(t *testing.T) {
 	}
 }
 
-func TestASlowDriverIsNotKilled(t *testing.T) {
+func TestLivenessProbeToleratesSlowDriver(t *testing.T) {
 	pod := daemonSet(t, render(t, csiDir)).Spec.Template.Spec
 	probe := ptr(container(t, pod, driver).LivenessProbe)
 	patience := time.Duration(probe.PeriodSeconds*probe.FailureThreshold) * time.Second
@@ -543,7 +543,7 @@ func TestASlowDriverIsNotKilled(t *testing.T) {
 	}
 }
 
-func TestTheHealthMonitorIsQuiet(t *testing.T) {
+func TestHealthMonitorFlags(t *testing.T) {
 	args := argsOf(container(t, daemonSet(t, render(t, csiDir)).Spec.Template.Spec, health))
 	interval, err := time.ParseDuration(args["list-volumes-interval"])
 	if err != nil || interval < time.Minute {
@@ -558,7 +558,7 @@ func TestTheHealthMonitorIsQuiet(t *testing.T) {
 	}
 }
 
-func TestTheHealthMonitorCanBeLeftOut(t *testing.T) {
+func TestHealthMonitorIsOptional(t *testing.T) {
 	for _, resource := range []string{"$csi", "$csi/openshift"} {
 		t.Run(resource, func(t *testing.T) {
 			with := render(t, strings.Replace(resource, "$csi", csiDir, 1))
@@ -601,7 +601,7 @@ func named(objs objects, wanted func(object) bool) iter.Seq[string] {
 }
 
 // Each node asks for the lease once in the retry period or somewhat later.
-func TestTheElectionIsQuiet(t *testing.T) {
+func TestLeaderElectionRequestRate(t *testing.T) {
 	args := argsOf(container(t, daemonSet(t, render(t, csiDir)).Spec.Template.Spec, resizer))
 	duration := func(flag string) time.Duration {
 		d, err := time.ParseDuration(args[flag])
@@ -625,7 +625,7 @@ func TestTheElectionIsQuiet(t *testing.T) {
 	}
 }
 
-func TestNoTwoContainersListenOnOnePort(t *testing.T) {
+func TestContainerPortsAreUnique(t *testing.T) {
 	pod := daemonSet(t, render(t, csiDir)).Spec.Template.Spec
 	taken := map[int]string{}
 	for _, c := range pod.Containers {
@@ -646,7 +646,7 @@ func TestNoTwoContainersListenOnOnePort(t *testing.T) {
 	}
 }
 
-func TestMetricsAreReachedThroughTheService(t *testing.T) {
+func TestMetricsService(t *testing.T) {
 	objs := render(t, csiDir)
 	ds := daemonSet(t, objs)
 	c := container(t, ds.Spec.Template.Spec, driver)

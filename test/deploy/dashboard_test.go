@@ -64,7 +64,7 @@ func theDashboard(t *testing.T) dashboard {
 // plain has the values that Grafana would put for its variables.
 var plain = strings.NewReplacer("$__rate_interval", "5m", "$node", ".*", "$pool", ".*")
 
-func TestEveryPanelShowsSomethingThatExists(t *testing.T) {
+func TestPanelsQueryExistingMetrics(t *testing.T) {
 	for _, p := range theDashboard(t).Panels {
 		if p.Type == "row" {
 			continue
@@ -102,7 +102,7 @@ func TestEveryPanelShowsSomethingThatExists(t *testing.T) {
 	}
 }
 
-func TestPanelsAreToldApart(t *testing.T) {
+func TestPanelTitlesAndPositionsAreUnique(t *testing.T) {
 	d := theDashboard(t)
 	if d.UID == "" || d.Title == "" {
 		t.Errorf("the dashboard is %q, %q", d.UID, d.Title)
@@ -119,7 +119,7 @@ func TestPanelsAreToldApart(t *testing.T) {
 	}
 }
 
-func TestTheDashboardHasItsVariables(t *testing.T) {
+func TestDashboardVariables(t *testing.T) {
 	var got []string
 	for _, v := range theDashboard(t).Templating.List {
 		got = append(got, v.Name+": "+v.Type)
@@ -130,7 +130,7 @@ func TestTheDashboardHasItsVariables(t *testing.T) {
 }
 
 // A panel says which alert looks at the same numbers, and that one exists.
-func TestTheDashboardNamesOnlyAlertsThatExist(t *testing.T) {
+func TestDashboardAlertsExist(t *testing.T) {
 	var known []string
 	for _, a := range ruleSets[0].alerts(t) {
 		known = append(known, a.Alert)

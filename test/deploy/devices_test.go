@@ -42,7 +42,7 @@ func TestDevicesObjects(t *testing.T) {
 }
 
 // The whole of what the agent asks for, and nothing that it does not. The cases of the cluster show that it suffices.
-func TestDevicesRights(t *testing.T) {
+func TestDevicesRBAC(t *testing.T) {
 	objs := render(t, devicesDir)
 	want := map[right]bool{}
 	add := func(clusterWide bool, resource string, verbs ...string) {
@@ -69,7 +69,7 @@ func TestDevicesRights(t *testing.T) {
 }
 
 // Privileged it has to be, for the devices: the program itself drops what it does not need. The rest is closed.
-func TestDevicesContainerHasNoMoreThanItNeeds(t *testing.T) {
+func TestDevicesContainerPrivileges(t *testing.T) {
 	pod := daemonSet(t, render(t, devicesDir)).Spec.Template.Spec
 	if len(pod.Containers)+len(pod.InitContainers) != 1 {
 		t.Fatalf("the pod has the containers %v and %v", pod.Containers, pod.InitContainers)

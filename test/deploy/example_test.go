@@ -12,7 +12,7 @@ import (
 // blockExampleDir is apart from exampleDir: its pod has to be root.
 const blockExampleDir = "../../deploy/csi/example/block"
 
-func TestTheExamplesUseTheStorageClass(t *testing.T) {
+func TestExamplesUseStorageClass(t *testing.T) {
 	sc := only[storagev1.StorageClass](t, render(t, csiDir), "StorageClass")
 	for dir, mode := range map[string]corev1.PersistentVolumeMode{exampleDir: "", blockExampleDir: corev1.PersistentVolumeBlock} {
 		pvc := only[corev1.PersistentVolumeClaim](t, render(t, dir), "PersistentVolumeClaim")
@@ -31,7 +31,7 @@ func TestTheExamplesUseTheStorageClass(t *testing.T) {
 	}
 }
 
-func TestTheBlockExamplePodHasTheDevice(t *testing.T) {
+func TestBlockExamplePodHasDevice(t *testing.T) {
 	objs := render(t, blockExampleDir)
 	pvc := only[corev1.PersistentVolumeClaim](t, objs, "PersistentVolumeClaim")
 	pod := only[corev1.Pod](t, objs, "Pod").Spec
@@ -45,7 +45,7 @@ func TestTheBlockExamplePodHasTheDevice(t *testing.T) {
 	}
 }
 
-func TestTheExamplePodMountsTheClaim(t *testing.T) {
+func TestExamplePodMountsClaim(t *testing.T) {
 	objs := render(t, exampleDir)
 	pvc := only[corev1.PersistentVolumeClaim](t, objs, "PersistentVolumeClaim")
 	pod := only[corev1.Pod](t, objs, "Pod").Spec
@@ -64,7 +64,7 @@ func TestTheExamplePodMountsTheClaim(t *testing.T) {
 
 // The example shows that a volume needs nothing of a pod: neither root, nor an
 // fsGroup, nor a namespace that admits more than others do.
-func TestTheExamplePodIsRestricted(t *testing.T) {
+func TestExamplePodIsRestricted(t *testing.T) {
 	pod := only[corev1.Pod](t, render(t, exampleDir), "Pod").Spec
 	s := ptr(pod.SecurityContext)
 	if !ptr(s.RunAsNonRoot) || ptr(s.RunAsUser) == 0 {
@@ -77,7 +77,7 @@ func TestTheExamplePodIsRestricted(t *testing.T) {
 }
 
 // A device is root's in the container too, but that is all that its pod needs.
-func TestTheBlockExamplePodIsConfined(t *testing.T) {
+func TestBlockExamplePodIsConfined(t *testing.T) {
 	isConfined(t, only[corev1.Pod](t, render(t, blockExampleDir), "Pod").Spec)
 }
 

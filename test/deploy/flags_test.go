@@ -10,7 +10,7 @@ import (
 var flagLine = regexp.MustCompile(`(?m)^  -([a-z_-]+)`)
 
 // The list of the driver's flags is that of the program itself.
-func TestTheDriverHasTheFlagsOfTheList(t *testing.T) {
+func TestDocumentedFlagsAreCurrent(t *testing.T) {
 	command := exec.CommandContext(t.Context(), "go", "run", "./cmd/hostpath-csi-driver", "--help")
 	command.Dir = "../.."
 	help, err := command.Output()

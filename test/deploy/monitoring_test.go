@@ -24,7 +24,7 @@ const (
 	job = "hostpath-csi-driver"
 )
 
-func TestTheMonitorSelectsTheServiceOfTheDriver(t *testing.T) {
+func TestServiceMonitorSelectsDriver(t *testing.T) {
 	svc := only[corev1.Service](t, render(t, csiDir), "Service")
 	monitor := only[monitoringv1.ServiceMonitor](t, render(t, monitoringDir), "ServiceMonitor")
 
@@ -51,7 +51,7 @@ func TestTheMonitorSelectsTheServiceOfTheDriver(t *testing.T) {
 }
 
 // Series of a pool are told apart by the node, and go on when a pod is replaced.
-func TestTargetsAreNamedByTheirNode(t *testing.T) {
+func TestTargetsHaveNodeLabel(t *testing.T) {
 	monitor := only[monitoringv1.ServiceMonitor](t, render(t, monitoringDir), "ServiceMonitor")
 	labels := map[string]string{ // what the operator gives a target
 		"job": job, "namespace": namespace, "service": "hostpath-csi-metrics",
@@ -84,7 +84,7 @@ func TestTargetsAreNamedByTheirNode(t *testing.T) {
 	}
 }
 
-func TestMonitoringCanLiveWithTheDriverInAnotherNamespace(t *testing.T) {
+func TestMonitoringInOtherNamespace(t *testing.T) {
 	for _, o := range overlay(t, map[string]string{"kustomization.yaml": `
 namespace: elsewhere
 resources: [$csi/../monitoring]
@@ -96,7 +96,7 @@ resources: [$csi/../monitoring]
 }
 
 // The example in the comment of a kustomization is what people copy.
-func TestTheExampleOfAKustomizationOnMonitoringWorks(t *testing.T) {
+func TestMonitoringKustomizationExample(t *testing.T) {
 	objs := overlay(t, map[string]string{"kustomization.yaml": commentedExample(t, monitoringDir+"/kustomization.yaml", "../monitoring", "$csi/../monitoring")})
 	monitor := only[monitoringv1.ServiceMonitor](t, objs, "ServiceMonitor")
 	for _, o := range objs {

@@ -70,7 +70,7 @@ func TestSecurityContextConstraints(t *testing.T) {
 	}
 }
 
-func TestConstraintsAllowTheVolumesOfThePodAndNoOther(t *testing.T) {
+func TestConstraintsAllowOnlyPodVolumes(t *testing.T) {
 	objs := render(t, openshiftDir)
 	scc := only[securityContextConstraints](t, objs, "SecurityContextConstraints")
 	var used []string
@@ -100,7 +100,7 @@ func volumeType(t *testing.T, v corev1.Volume) string {
 }
 
 // OpenShift gets what every cluster gets, and the constraints, and no more.
-func TestOpenShiftAddsTheConstraints(t *testing.T) {
+func TestOpenShiftAddsOnlyConstraints(t *testing.T) {
 	plain := map[string]string{}
 	for _, o := range render(t, csiDir) {
 		plain[o.String()] = string(o.yaml)
@@ -128,7 +128,7 @@ func TestOpenShiftAddsTheConstraints(t *testing.T) {
 	}
 }
 
-func TestOnlyOurConstraintsMayBeUsed(t *testing.T) {
+func TestRoleAllowsOnlyOwnConstraints(t *testing.T) {
 	objs := render(t, openshiftDir)
 	scc := only[securityContextConstraints](t, objs, "SecurityContextConstraints")
 	want := []rbacv1.PolicyRule{{
@@ -143,7 +143,7 @@ func TestOnlyOurConstraintsMayBeUsed(t *testing.T) {
 }
 
 // OpenShift's default node selector would keep the driver off some nodes.
-func TestNoNodeSelectorOfTheClusterApplies(t *testing.T) {
+func TestNamespaceOverridesDefaultNodeSelector(t *testing.T) {
 	ns := only[corev1.Namespace](t, render(t, csiDir), "Namespace")
 	if got, ok := ns.Annotations["openshift.io/node-selector"]; !ok || got != "" {
 		t.Errorf("the node selector of the namespace is %q (set: %t)", got, ok)

@@ -71,7 +71,7 @@ func TestProvisionerObjects(t *testing.T) {
 	}
 }
 
-func TestProvisionerRights(t *testing.T) {
+func TestProvisionerRBAC(t *testing.T) {
 	for _, p := range provisioners {
 		t.Run(p.name, func(t *testing.T) {
 			objs := render(t, p.dir)
@@ -97,7 +97,7 @@ func TestProvisionerRights(t *testing.T) {
 	}
 }
 
-func TestProvisionerContainerHasNoMoreThanItNeeds(t *testing.T) {
+func TestProvisionerContainerPrivileges(t *testing.T) {
 	for _, p := range provisioners {
 		t.Run(p.name, func(t *testing.T) {
 			pod := provisionerPod(t, render(t, p.dir))
@@ -121,7 +121,7 @@ func TestProvisionerContainerHasNoMoreThanItNeeds(t *testing.T) {
 }
 
 // PersistentVolumes say the path that the container sees.
-func TestProvisionerSeesThePoolAtItsPathOnTheHost(t *testing.T) {
+func TestProvisionerMountsPoolAtHostPath(t *testing.T) {
 	for _, p := range provisioners {
 		t.Run(p.name, func(t *testing.T) {
 			pod := provisionerPod(t, render(t, p.dir))
@@ -140,7 +140,7 @@ func TestProvisionerSeesThePoolAtItsPathOnTheHost(t *testing.T) {
 	}
 }
 
-func TestProvisionerConstraintsAllowTheVolumesOfThePod(t *testing.T) {
+func TestProvisionerConstraintsAllowPodVolumes(t *testing.T) {
 	for _, p := range provisioners {
 		t.Run(p.name, func(t *testing.T) {
 			objs := render(t, p.dir+"/openshift")
@@ -191,7 +191,7 @@ func TestProvisionerStorageClasses(t *testing.T) {
 	}
 }
 
-func TestProvisionerUnitLabelsBeforeKubelet(t *testing.T) {
+func TestProvisionerUnitRunsBeforeKubelet(t *testing.T) {
 	unit, err := os.ReadFile("../../deploy/provisioner/host/hostpath-provisioner-selinux.service")
 	if err != nil {
 		t.Fatal(err)

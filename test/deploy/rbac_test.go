@@ -73,7 +73,7 @@ func rights(t *testing.T, objs objects) map[right]bool {
 	return has
 }
 
-func TestNoRuleIsWide(t *testing.T) {
+func TestRBACHasNoWildcards(t *testing.T) {
 	for name, rules := range roles(t, render(t, openshiftDir)) {
 		for _, r := range rules {
 			for _, s := range slices.Concat(r.APIGroups, r.Resources, r.Verbs) {
@@ -99,7 +99,7 @@ func TestNoRuleIsWide(t *testing.T) {
 }
 
 // The whole of what the sidecars ask for, and nothing that they do not.
-func TestTheSidecarsHaveTheRightsTheyUse(t *testing.T) {
+func TestSidecarRBAC(t *testing.T) {
 	want := map[right]bool{}
 	add := func(clusterWide bool, resource string, verbs ...string) {
 		for _, v := range verbs {
@@ -130,7 +130,7 @@ func TestTheSidecarsHaveTheRightsTheyUse(t *testing.T) {
 
 // The resizer makes the name of its lease of that of the driver. Only the making
 // of one cannot be held to a name.
-func TestOnlyTheResizersLeaseMayBeTaken(t *testing.T) {
+func TestLeaseRuleNamesResizerLease(t *testing.T) {
 	lease := "external-resizer-" + strings.ReplaceAll(driverName, ".", "-")
 	want := []rbacv1.PolicyRule{{
 		APIGroups:     []string{"coordination.k8s.io"},
@@ -147,7 +147,7 @@ func TestOnlyTheResizersLeaseMayBeTaken(t *testing.T) {
 	}
 }
 
-func TestEveryBindingJoinsARoleAndTheServiceAccount(t *testing.T) {
+func TestBindings(t *testing.T) {
 	objs := render(t, openshiftDir)
 	sa := only[corev1.ServiceAccount](t, objs, "ServiceAccount")
 	rules := roles(t, objs)
@@ -175,7 +175,7 @@ func TestEveryBindingJoinsARoleAndTheServiceAccount(t *testing.T) {
 	}
 }
 
-func TestThePodRunsAsTheServiceAccount(t *testing.T) {
+func TestPodServiceAccount(t *testing.T) {
 	objs := render(t, csiDir)
 	sa := only[corev1.ServiceAccount](t, objs, "ServiceAccount")
 	if got := daemonSet(t, objs).Spec.Template.Spec.ServiceAccountName; got != sa.Name {

@@ -150,7 +150,7 @@ func only[T any](t *testing.T, objs objects, kind string) T {
 	return found[0]
 }
 
-func TestEveryObjectDecodesStrictly(t *testing.T) {
+func TestObjectsDecodeStrictly(t *testing.T) {
 	for _, dir := range []string{csiDir, openshiftDir, exampleDir, blockExampleDir, monitoringDir} {
 		for _, o := range render(t, dir) {
 			t.Run(o.String(), func(t *testing.T) {
@@ -166,7 +166,7 @@ func TestEveryObjectDecodesStrictly(t *testing.T) {
 	}
 }
 
-func TestEveryObjectIsInTheNamespaceThatIsMade(t *testing.T) {
+func TestObjectNamespaces(t *testing.T) {
 	made := only[corev1.Namespace](t, render(t, csiDir), "Namespace").Name
 	if made != namespace {
 		t.Errorf("the namespace is %q, want %q", made, namespace)
@@ -184,14 +184,14 @@ func TestEveryObjectIsInTheNamespaceThatIsMade(t *testing.T) {
 	}
 }
 
-func TestTheNamespaceAdmitsPrivilegedPods(t *testing.T) {
+func TestNamespaceAdmitsPrivilegedPods(t *testing.T) {
 	ns := only[corev1.Namespace](t, render(t, csiDir), "Namespace")
 	if got := ns.Labels["pod-security.kubernetes.io/enforce"]; got != "privileged" {
 		t.Errorf("pod security is enforced at %q, want privileged", got)
 	}
 }
 
-func TestAnOverlayMayChooseTheNamespace(t *testing.T) {
+func TestOverlayChangesNamespace(t *testing.T) {
 	objs := overlay(t, map[string]string{"kustomization.yaml": `
 namespace: elsewhere
 resources: [$csi/openshift]

@@ -55,7 +55,7 @@ func (s ruleSet) alerts(t *testing.T) []monitoringv1.Rule {
 	return found
 }
 
-func TestEveryAlertSaysWhereAndWhatToDo(t *testing.T) {
+func TestAlertLabelsAndAnnotations(t *testing.T) {
 	forRules(t, func(t *testing.T, set ruleSet) {
 		names := map[string]bool{}
 		for _, a := range set.alerts(t) {
@@ -94,7 +94,7 @@ func (s ruleSet) checkAlert(t *testing.T, a monitoringv1.Rule) {
 	wantExisting(t, a.Expr.String(), documentedIn(t, s.series))
 }
 
-func TestEveryAlertHasARunbookAndEveryRunbookAnAlert(t *testing.T) {
+func TestAlertsMatchRunbooks(t *testing.T) {
 	var want []string
 	for _, set := range ruleSets {
 		for _, a := range set.alerts(t) {
@@ -111,7 +111,7 @@ func TestEveryAlertHasARunbookAndEveryRunbookAnAlert(t *testing.T) {
 	}
 }
 
-func TestEveryRunbookAnswersTheSameQuestions(t *testing.T) {
+func TestRunbookSections(t *testing.T) {
 	forRules(t, func(t *testing.T, set ruleSet) {
 		for _, a := range set.alerts(t) {
 			content, err := os.ReadFile(filepath.Join(runbooks, a.Alert+".md"))
@@ -135,7 +135,7 @@ func TestEveryRunbookAnswersTheSameQuestions(t *testing.T) {
 	})
 }
 
-func TestEveryAlertIsInTheDocumentation(t *testing.T) {
+func TestAlertsAreDocumented(t *testing.T) {
 	forRules(t, func(t *testing.T, set ruleSet) {
 		content, err := os.ReadFile(filepath.Join(docsDir, set.doc))
 		if err != nil {
@@ -199,7 +199,7 @@ func ruleFile(t *testing.T, rules monitoringv1.PrometheusRuleSpec) string {
 	return file
 }
 
-func TestPrometheusTakesTheRules(t *testing.T) {
+func TestRulesAreValid(t *testing.T) {
 	forRules(t, func(t *testing.T, set ruleSet) {
 		promtool(t, "check", "rules", "--lint-fatal", ruleFile(t, set.rules(t)))
 	})
@@ -216,7 +216,7 @@ type alertTests struct {
 	} `json:"tests"`
 }
 
-func TestEveryAlertFiresWhenItShouldAndOnlyThen(t *testing.T) {
+func TestAlertsFire(t *testing.T) {
 	forRules(t, checkFiring)
 }
 

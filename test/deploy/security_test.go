@@ -49,7 +49,7 @@ func rows(t *testing.T, text, chapter string) [][]string {
 	return all[2:]
 }
 
-func TestTheMountsAreThoseThatAreWrittenDown(t *testing.T) {
+func TestDocumentedMountsAreCurrent(t *testing.T) {
 	pod := daemonSet(t, render(t, csiDir)).Spec.Template.Spec
 	written, given := map[string]string{}, map[string]string{}
 	for _, row := range rows(t, securityText(t), "Mounts and devices") {
@@ -71,7 +71,7 @@ func TestTheMountsAreThoseThatAreWrittenDown(t *testing.T) {
 	}
 }
 
-func TestThePortsAreThoseThatAreWrittenDown(t *testing.T) {
+func TestDocumentedPortsAreCurrent(t *testing.T) {
 	pod := daemonSet(t, render(t, csiDir)).Spec.Template.Spec
 	var written, open []string
 	for _, row := range rows(t, securityText(t), "Network") {
@@ -98,7 +98,7 @@ var (
 )
 
 // A promise names the test that shows it.
-func TestEveryTestThatIsNamedExists(t *testing.T) {
+func TestDocumentedTestsExist(t *testing.T) {
 	exist := map[string]bool{}
 	err := filepath.WalkDir(root, func(path string, entry os.DirEntry, err error) error {
 		if err != nil || entry.IsDir() || !strings.HasSuffix(path, "_test.go") {

@@ -95,7 +95,7 @@ func checkPools(pod corev1.PodSpec, c corev1.Container, pools []poolConfig) erro
 	return errors.Join(errs...)
 }
 
-func TestPoolsAreMountedInTheDriver(t *testing.T) {
+func TestDriverMountsPools(t *testing.T) {
 	objs := render(t, csiDir)
 	pod := daemonSet(t, objs).Spec.Template.Spec
 	if err := checkPools(pod, container(t, pod, driver), poolsOf(t, objs)); err != nil {
@@ -104,7 +104,7 @@ func TestPoolsAreMountedInTheDriver(t *testing.T) {
 }
 
 // This is the overlay that the comment in deploy/csi/kustomization.yaml shows.
-func TestAnOverlayMayAddAPool(t *testing.T) {
+func TestOverlayAddsPool(t *testing.T) {
 	objs := overlay(t, map[string]string{
 		"kustomization.yaml": `
 resources:
@@ -146,7 +146,7 @@ patches:
 	}
 }
 
-func TestAChangedPoolRollsTheDaemonSet(t *testing.T) {
+func TestPoolChangeRollsDaemonSet(t *testing.T) {
 	before := daemonSet(t, render(t, csiDir))
 	after := daemonSet(t, overlay(t, map[string]string{
 		"kustomization.yaml": `
@@ -161,7 +161,7 @@ configMapGenerator:
 	}
 }
 
-func TestAnOverlayMayChangeTheImage(t *testing.T) {
+func TestOverlayChangesImage(t *testing.T) {
 	ds := only[appsv1.DaemonSet](t, overlay(t, map[string]string{"kustomization.yaml": `
 resources: [$csi]
 images:

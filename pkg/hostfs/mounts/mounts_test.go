@@ -47,7 +47,7 @@ func state(t *testing.T, p mounts.Place) mounts.State {
 	return s
 }
 
-func TestAClonedDirectoryIsMounted(t *testing.T) {
+func TestMountClone(t *testing.T) {
 	place, path := newPlace(t)
 	source := t.TempDir()
 	must(t, os.WriteFile(filepath.Join(source, "data"), []byte("x"), 0o600))
@@ -79,7 +79,7 @@ func TestAClonedDirectoryIsMounted(t *testing.T) {
 	}
 }
 
-func TestANewFilesystem(t *testing.T) {
+func TestMountNewFilesystem(t *testing.T) {
 	place, path := newPlace(t)
 	tree, err := mounts.New("tmpfs", "source", []string{"ro", "noexec", "size=1m"})
 	must(t, err)
@@ -101,7 +101,7 @@ func TestANewFilesystem(t *testing.T) {
 	}
 }
 
-func TestAUsedMountStays(t *testing.T) {
+func TestUnmountKeepsMountInUse(t *testing.T) {
 	place, path := newPlace(t)
 	tree, err := mounts.New("tmpfs", "source", nil)
 	must(t, err)
@@ -116,7 +116,7 @@ func TestAUsedMountStays(t *testing.T) {
 	must(t, place.Unmount())
 }
 
-func TestStackedMountsAndThoseInside(t *testing.T) {
+func TestStackedAndNestedMounts(t *testing.T) {
 	place, path := newPlace(t)
 	tree, err := mounts.New("tmpfs", "source", nil)
 	must(t, err)
@@ -151,7 +151,7 @@ func TestStackedMountsAndThoseInside(t *testing.T) {
 	must(t, place.Unmount())
 }
 
-func TestALinkIsNotFollowed(t *testing.T) {
+func TestLinkIsNotFollowed(t *testing.T) {
 	place, path := newPlace(t)
 	must(t, os.Symlink(path, path+"-link"))
 	link := mounts.Place{Parent: place.Parent, Name: "place-link"}

@@ -16,7 +16,7 @@ func TestMain(m *testing.M) { testenv.Main(m) }
 
 const mib = 1 << 20
 
-func TestADeviceIsHeldOnce(t *testing.T) {
+func TestDeviceIsOpenedOnce(t *testing.T) {
 	testenv.NeedRoot(t)
 	image := filepath.Join(t.TempDir(), "disk")
 	must.Succeed(t, os.WriteFile(image, make([]byte, 8*mib), 0o600))
@@ -45,7 +45,7 @@ func TestADeviceIsHeldOnce(t *testing.T) {
 	must.Succeed(t, again.Close())
 }
 
-func TestOverwriting(t *testing.T) {
+func TestOverwrite(t *testing.T) {
 	testenv.NeedRoot(t)
 	for name, overwrite := range map[string]func(d *rawdev.Device) error{
 		"zero":       func(d *rawdev.Device) error { return d.Zero(mib, mib) },
@@ -81,7 +81,7 @@ func TestOverwriting(t *testing.T) {
 	}
 }
 
-func TestWhatIsNoDevice(t *testing.T) {
+func TestOtherFilesAreRefused(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	must.Succeed(t, os.WriteFile(file, nil, 0o600))
 	for path, want := range map[string]error{file: rawdev.ErrNotBlock, "/dev/null": rawdev.ErrNotBlock, file + "-none": rawdev.ErrGone} {

@@ -40,8 +40,8 @@ const (
 
 	// appliedAnnotation has a digest of what was applied, by which it is known that something is not wanted any more.
 	appliedAnnotation = "hostpathprovisioner.kubevirt.io/applied"
-	// earlierAnnotation is on everything that the earlier operator has made.
-	earlierAnnotation = "hostpathprovisioner.kubevirt.io/lastAppliedConfiguration"
+	// upstreamAnnotation is on everything that the upstream operator has made.
+	upstreamAnnotation = "hostpathprovisioner.kubevirt.io/lastAppliedConfiguration"
 )
 
 // Reasons of events about owned objects.
@@ -105,16 +105,16 @@ func (a *Applier) write(ctx context.Context, want *unstructured.Unstructured) er
 	return err
 }
 
-// takeOver makes the fields that the earlier operator owns those of this one, so that what is not wanted any more goes
-// with the apply. The earlier one is known by its annotation, whatever its name.
+// takeOver makes the fields that the upstream operator owns those of this one, so that what is not wanted any more goes
+// with the apply. The upstream one is known by its annotation, whatever its name.
 func (a *Applier) takeOver(ctx context.Context, live *unstructured.Unstructured) error {
-	if _, earlier := live.GetAnnotations()[earlierAnnotation]; !earlier {
+	if _, earlier := live.GetAnnotations()[upstreamAnnotation]; !earlier {
 		return nil
 	}
 	managers := sets.New[string]()
 	for _, entry := range live.GetManagedFields() {
 		if entry.Operation == metav1.ManagedFieldsOperationUpdate && entry.Subresource == "" && entry.FieldsV1 != nil &&
-			strings.Contains(entry.FieldsV1.GetRawString(), earlierAnnotation) {
+			strings.Contains(entry.FieldsV1.GetRawString(), upstreamAnnotation) {
 			managers.Insert(entry.Manager)
 		}
 	}
@@ -126,7 +126,7 @@ func (a *Applier) takeOver(ctx context.Context, live *unstructured.Unstructured)
 		return err
 	}
 	if err := a.Writer.Patch(ctx, live, client.RawPatch(types.JSONPatchType, patch), client.FieldOwner(FieldManager)); err != nil {
-		return fmt.Errorf("take %s over from the earlier operator: %w", Describe(live), err)
+		return fmt.Errorf("take %s over from the upstream operator: %w", Describe(live), err)
 	}
 	return nil
 }

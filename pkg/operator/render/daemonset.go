@@ -42,7 +42,7 @@ func (r *Renderer) driver() (*appsv1.DaemonSet, error) {
 func (r *Renderer) daemonSet(from *appsv1.DaemonSet, name, account, constraints string) *appsv1.DaemonSet {
 	set := from.DeepCopy()
 	set.ObjectMeta = r.meta(name, set.Labels)
-	// A selector cannot change, and one from the earlier operator is also that of its other DaemonSet.
+	// A selector cannot change, and one from the upstream operator is also that of its other DaemonSet.
 	if selector := r.facts.Selectors[name]; selector != nil {
 		set.Spec.Selector = &metav1.LabelSelector{MatchLabels: selector}
 	}

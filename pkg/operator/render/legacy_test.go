@@ -79,7 +79,7 @@ func TestLegacyPath(t *testing.T) {
 	}
 }
 
-// Neither DaemonSet selects the pods of the other, but for selectors of the earlier operator, which cannot change.
+// Neither DaemonSet selects the pods of the other, but for selectors of the upstream operator, which cannot change.
 func TestLegacySelector(t *testing.T) {
 	objects := rendered(t, testConfig, allFacts, legacySpec())
 	driver, provisioner := driverSet(t, objects), legacySet(t, objects)

@@ -37,7 +37,7 @@ func claimName(pool *hppv1.StoragePool, node string) string {
 	return mounterName(pool.Name, node)
 }
 
-// shortName is a name that is hashed if it would be too long. The earlier operator has the same names.
+// shortName is a name that is hashed if it would be too long. The upstream operator has the same names.
 func shortName(prefix, rest string) string {
 	name := prefix + rest
 	if len(name) <= maxName {
@@ -100,7 +100,7 @@ func (r *Renderer) mounter(pool *hppv1.StoragePool, node string) (*appsv1.Deploy
 	maps.Copy(d.Labels, PoolLabels(pool.Name))
 	d.Annotations = map[string]string{nodeAnnotation: node, pathAnnotation: string(pool.Path)}
 	d.Spec.Selector = &metav1.LabelSelector{MatchLabels: map[string]string{mounterLabel: name}}
-	// The selector of the earlier operator is the same for all nodes of a pool, and cannot change.
+	// The selector of the upstream operator is the same for all nodes of a pool, and cannot change.
 	if selector := r.facts.Selectors[name]; selector != nil {
 		d.Spec.Selector.MatchLabels = selector
 	}
@@ -188,7 +188,7 @@ type Leftover struct {
 	Pool, Node, Path string
 }
 
-// LeftoverOf reads what a mounter is for: from its annotations, and of one of the earlier operator from its pod.
+// LeftoverOf reads what a mounter is for: from its annotations, and of one of the upstream operator from its pod.
 func LeftoverOf(d *appsv1.Deployment) Leftover {
 	l := Leftover{Deployment: d, Pool: PoolOf(d.Labels), Node: d.Annotations[nodeAnnotation], Path: d.Annotations[pathAnnotation]}
 	if l.Path == "" && len(d.Spec.Template.Spec.Containers) > 0 {
@@ -204,7 +204,7 @@ func LeftoverOf(d *appsv1.Deployment) Leftover {
 	return l
 }
 
-// hostname is the one that the pods of the earlier operator are for. It is the name of the node, whatever its label.
+// hostname is the one that the pods of the upstream operator are for. It is the name of the node, whatever its label.
 func hostname(affinity *corev1.Affinity) string {
 	if affinity == nil || affinity.NodeAffinity == nil || affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution == nil {
 		return ""

@@ -31,7 +31,7 @@ func templates(t *testing.T, mode corev1.PersistentVolumeMode) *Renderer {
 	}}})
 }
 
-func TestClaimsHaveTheNamesOfTheEarlierOperator(t *testing.T) {
+func TestClaimNamesAreCompatibleWithUpstream(t *testing.T) {
 	var names []string
 	for _, claim := range templates(t, corev1.PersistentVolumeFilesystem).Claims() {
 		names = append(names, claim.Name)
@@ -44,8 +44,8 @@ func TestClaimsHaveTheNamesOfTheEarlierOperator(t *testing.T) {
 	}
 }
 
-// Names are valid at every length: the earlier operator's for a Job began with a hyphen at one.
-func TestNamesAreValidAtEveryLength(t *testing.T) {
+// Names are valid at every length: the upstream operator's for a Job began with a hyphen at one.
+func TestNamesAreValid(t *testing.T) {
 	seen := map[string]bool{}
 	for length := 1; length <= 253; length++ {
 		name := mounterName("pool", strings.Repeat("n", length))
@@ -106,8 +106,8 @@ func TestMounter(t *testing.T) {
 	}
 }
 
-// The clean-up of a pool is for that pool alone, and goes by what its mounter says, also one of the earlier operator.
-func TestCleanUpIsForOnePool(t *testing.T) {
+// The clean-up of a pool is for that pool alone, and goes by what its mounter says, also one of the upstream operator.
+func TestCleanUpOfOnePool(t *testing.T) {
 	r := templates(t, corev1.PersistentVolumeBlock)
 	all, err := r.mounters()
 	if err != nil {
@@ -128,7 +128,7 @@ func TestCleanUpIsForOnePool(t *testing.T) {
 			}}},
 		}}},
 	}
-	for name, d := range map[string]*appsv1.Deployment{"ours": all[i], "of the earlier operator": earlier} {
+	for name, d := range map[string]*appsv1.Deployment{"ours": all[i], "of the upstream operator": earlier} {
 		t.Run(name, func(t *testing.T) {
 			job, err := r.CleanUpJob(LeftoverOf(d))
 			if err != nil {

@@ -6,7 +6,7 @@ import (
 	hppv1 "kubevirt.io/hostpath-provisioner/api/v1beta1"
 )
 
-// What things are called in the clusters of today's users, who have them from the earlier operator.
+// What things are called in the clusters of today's users, who have them from the upstream operator.
 const (
 	DriverDaemonSet   = "hostpath-provisioner-csi"
 	driverAccount     = "hostpath-provisioner-admin-csi"
@@ -44,7 +44,7 @@ const (
 	kubeletDirectory = "/var/lib/kubelet"
 )
 
-// Owned selects what belongs to the operator. The earlier operator has the same labels on its objects.
+// Owned selects what belongs to the operator. The upstream operator has the same labels on its objects.
 var Owned = map[string]string{AppLabel: App, managedByLabel: managedBy}
 
 // labels are on everything that is deployed, and on its pods.

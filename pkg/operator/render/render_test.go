@@ -132,7 +132,7 @@ func TestRenderPools(t *testing.T) {
 		want []map[string]any
 	}{
 		"plain": {onePoolSpec(), []map[string]any{{"name": "local", "path": "/var/hpvolumes/csi", "shared": false}}},
-		"path of the earlier provisioner": {
+		"path of the upstream provisioner": {
 			hppv1.HostPathProvisionerSpec{PathConfig: &hppv1.PathConfig{Path: "/var/old"}},
 			[]map[string]any{{"name": "legacy", "path": "/var/old/csi", "shared": false}},
 		},
@@ -202,7 +202,7 @@ func TestRenderKeepsTheSelector(t *testing.T) {
 	}
 }
 
-func TestRenderWhatTheObjectSays(t *testing.T) {
+func TestRenderFollowsObject(t *testing.T) {
 	level := int32(5)
 	spec := onePoolSpec()
 	spec.ImagePullPolicy = corev1.PullAlways

@@ -173,7 +173,7 @@ func Deleting(object *hppv1.HostPathProvisioner, operatorVersion string, waiting
 }
 
 // Downgrades says whether a version is older than that which was last rolled out. Versions that are none cannot be
-// compared, and neither can those of the earlier operator, whose status has no observed generation.
+// compared, and neither can those of the upstream operator, whose status has no observed generation.
 func Downgrades(status hppv1.HostPathProvisionerStatus, to string) bool {
 	if status.ObservedGeneration == 0 {
 		return false

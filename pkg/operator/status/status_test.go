@@ -106,7 +106,7 @@ func TestDowngrades(t *testing.T) {
 		"older":                     {"v1.2.3", 1, "v1.2.2", true},
 		"newer":                     {"v1.2.3", 1, "v1.3.0", false},
 		"the same":                  {"v1.2.3", 1, "v1.2.3", false},
-		"of the earlier operator":   {"v0.25.2", 0, "v0.1.0", false},
+		"of the upstream operator":  {"v0.25.2", 0, "v0.1.0", false},
 		"a version that is none":    {"latest", 1, "v0.1.0", false},
 		"to a version that is none": {"v1.2.3", 1, "dev", false},
 		"nothing before":            {"", 1, "v0.1.0", false},
@@ -174,7 +174,7 @@ func TestStatusOfPoolsOnClaims(t *testing.T) {
 }
 
 // A pod that waits for its node is a problem of that node, and of nothing else.
-func TestPodThatIsNotScheduled(t *testing.T) {
+func TestUnscheduledPod(t *testing.T) {
 	pod := corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "driver-b"}, Status: corev1.PodStatus{
 		Phase:      corev1.PodPending,
 		Conditions: []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Message: "no room"}},

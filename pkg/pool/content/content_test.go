@@ -85,7 +85,7 @@ func (n *node) wantDevices(attached, published int) {
 	}
 }
 
-func TestADirectoryIsOpenToPods(t *testing.T) {
+func TestDirectoryMode(t *testing.T) {
 	n := newNode(t)
 	c := content.Directory{Host: n.host, ID: n.id, Relabel: label.Root}
 	must(t, c.Make(t.Context(), n.dir))
@@ -101,7 +101,7 @@ func TestADirectoryIsOpenToPods(t *testing.T) {
 	must(t, n.mounts.Unpublish(at.Path, nil))
 }
 
-func TestADiskIsPublishedAsOneDevice(t *testing.T) {
+func TestDiskIsPublishedAsOneDevice(t *testing.T) {
 	n := newNode(t)
 	c := n.disk(mib)
 	must(t, c.Check(n.dir))
@@ -122,7 +122,7 @@ func TestADiskIsPublishedAsOneDevice(t *testing.T) {
 	n.wantDevices(0, 0)
 }
 
-func TestADiskThatCannotBePublishedIsDetached(t *testing.T) {
+func TestFailedDiskPublishDetaches(t *testing.T) {
 	n := newNode(t)
 	c := n.disk(mib)
 	at := n.target("directory")
@@ -133,7 +133,7 @@ func TestADiskThatCannotBePublishedIsDetached(t *testing.T) {
 	n.wantDevices(0, 0)
 }
 
-func TestALostDisk(t *testing.T) {
+func TestLostDisk(t *testing.T) {
 	for name, lose := range map[string]func(file string) error{
 		"missing":   os.Remove,
 		"truncated": func(file string) error { return os.Truncate(file, mib-512) },
@@ -157,7 +157,7 @@ func TestALostDisk(t *testing.T) {
 	}
 }
 
-func TestADiskGrows(t *testing.T) {
+func TestDiskGrows(t *testing.T) {
 	n := newNode(t)
 	c := n.disk(mib)
 	must(t, c.Publish(t.Context(), n.dir, n.target("disk")))

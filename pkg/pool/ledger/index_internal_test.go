@@ -105,7 +105,7 @@ func (x *indexed) list(t *rapid.T, after volume.ID, most int) {
 	}
 }
 
-func TestIndexIsLikeAMap(t *testing.T) {
+func TestIndexMatchesMap(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		x := &indexed{want: make(map[volume.ID]Card)}
 		t.Repeat(map[string]func(*rapid.T){
@@ -138,7 +138,7 @@ func (x *indexed) get(t *rapid.T, id volume.ID) {
 	}
 }
 
-func TestMarksAreOnCardsUntilTheyArePut(t *testing.T) {
+func TestMarksUntilPut(t *testing.T) {
 	var x index
 	one, two := idOf("pvc-1"), idOf("pvc-2")
 	x.put(one, Card{flags: HasDirectory})
@@ -172,7 +172,7 @@ func claimNames(volumes int) []volume.ID {
 	return ids
 }
 
-func TestAVolumeCostsLittleMemory(t *testing.T) {
+func TestMemoryPerVolume(t *testing.T) {
 	const volumes, most = 100_000, 100 // bytes for each
 	heap := func() int64 {
 		var m runtime.MemStats

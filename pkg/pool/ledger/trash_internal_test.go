@@ -11,7 +11,7 @@ import (
 )
 
 // Of a name that comes again while an older piece is stuck, there is one piece.
-func TestANameThatComesAgainIsErasedOnce(t *testing.T) {
+func TestReusedNameIsErasedOnce(t *testing.T) {
 	var trash trash
 	trash.add("stuck", 1, time.Now())
 	trash.tried("stuck", errors.New("it cannot be removed"))
@@ -31,7 +31,7 @@ func TestANameThatComesAgainIsErasedOnce(t *testing.T) {
 }
 
 // How long the reaper keeps one waiting that it cannot erase says nothing of whether it keeps up.
-func TestTheOldestPieceOfTrashIsNoneThatIsStuck(t *testing.T) {
+func TestOldestTrashIgnoresStuck(t *testing.T) {
 	var trash trash
 	began := time.Now()
 	for i, name := range []string{"pvc-1.u", "pvc-2.u", "pvc-3.u"} {
@@ -57,7 +57,7 @@ func TestTheOldestPieceOfTrashIsNoneThatIsStuck(t *testing.T) {
 	}
 }
 
-func TestTheOldestOfManyPiecesOfTrashIsKnown(t *testing.T) {
+func TestOldestTrash(t *testing.T) {
 	var trash trash
 	first := time.Now()
 	want := func(since time.Time) {
@@ -86,7 +86,7 @@ type sum struct {
 	since time.Time
 }
 
-func TestAPieceOfTrashIsErasedOnce(t *testing.T) {
+func TestTrashIsErasedOnce(t *testing.T) {
 	l := New(Policy{})
 	l.Throw("pvc-1.u", 1)
 	for range 2 {

@@ -49,7 +49,7 @@ func TestParseReportsEveryProblemAtOnce(t *testing.T) {
 	}
 }
 
-func TestParseRefusesWhatIsNoListOfPools(t *testing.T) {
+func TestParseInvalidList(t *testing.T) {
 	for _, text := range []string{"", "{}", "[]", "null", "[1]", `[{"name":"a","path":"/a"}`, `[null]`} {
 		if got, err := poolconfig.Parse(text, "/"); !errors.Is(err, volume.ErrInvalid) {
 			t.Errorf("Parse(%s) = %+v, %v; want ErrInvalid", text, got, err)
@@ -57,7 +57,7 @@ func TestParseRefusesWhatIsNoListOfPools(t *testing.T) {
 	}
 }
 
-func TestAllocationIsThickOrThin(t *testing.T) {
+func TestAllocationThickAndThin(t *testing.T) {
 	for text, good := range map[string]bool{"thick": true, "thin": true, "": true, "sparse": false} {
 		_, err := poolconfig.Parse(`[{"name":"local","path":"/pool","allocation":"`+text+`"}]`, "/")
 		if good != (err == nil) || !good && (!errors.Is(err, volume.ErrInvalid) || !strings.Contains(err.Error(), "thin")) {

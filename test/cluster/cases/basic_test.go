@@ -11,7 +11,7 @@ import (
 
 // A claim waits for its first pod, is bound on the node of that, holds what pods
 // write for as long as it is there, and leaves nothing.
-func TestVolumeFromClaimToRemoval(t *testing.T) {
+func TestVolumeLifecycleOnCluster(t *testing.T) {
 	s := begin(t)
 	s.claim("data", "64Mi")
 	s.wantEvent("PersistentVolumeClaim", "data", "WaitForFirstConsumer")

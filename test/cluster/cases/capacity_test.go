@@ -136,7 +136,7 @@ func (s *scene) settle(node string, promised int64) {
 
 // There is one object for each class and node, which says what the disk has free
 // and what was promised of it.
-func TestCapacityTellsTheTruth(t *testing.T) {
+func TestCapacityObjects(t *testing.T) {
 	s := begin(t)
 	s.settle(nodeA, 0)
 	s.settle(nodeB, 0)
@@ -159,7 +159,7 @@ func TestCapacityTellsTheTruth(t *testing.T) {
 
 // A volume takes its size from its own pool on its own node, before anything is
 // written to it, and gives it back.
-func TestCapacityFollowsVolumes(t *testing.T) {
+func TestCapacityCountsVolumeSizes(t *testing.T) {
 	s := begin(t)
 	s.settle(nodeA, 0)
 	s.settle(nodeB, 0)
@@ -187,7 +187,7 @@ const polls = 20 * time.Second
 // Each rewrite of an object goes to every scheduler. So there is none while nothing
 // changes. A capacity that was just above a multiple of the quantum may become the one
 // below, once, by what the filesystem takes for itself.
-func TestCapacityIsNotRewritten(t *testing.T) {
+func TestCapacityObjectsAreStable(t *testing.T) {
 	s := begin(t)
 	s.settle(nodeA, 0)
 	s.settle(nodeB, 0)
@@ -250,7 +250,7 @@ func (s *scene) fill(node string, leave int64) (taken int64) {
 
 // A node can be filled right after a volume was deleted, though btrfs frees its space only
 // with one of the next commits, and the driver counts what is not its own once a minute.
-func TestFillAfterAVolume(t *testing.T) {
+func TestNodeCanBeFilledAfterDelete(t *testing.T) {
 	s := begin(t)
 	s.claim("data", "256Mi")
 	s.pod("user", with("data", "/data"), on(nodeA))
@@ -263,7 +263,7 @@ func TestFillAfterAVolume(t *testing.T) {
 
 // A pod that fits only on one node lands there, also if it would rather be on the
 // other.
-func TestCapacityDrivesScheduling(t *testing.T) {
+func TestSchedulingByCapacity(t *testing.T) {
 	s := begin(t)
 	s.fill(nodeA, 512*mib)
 	for i := range 3 {
@@ -287,7 +287,7 @@ func TestCapacityDrivesScheduling(t *testing.T) {
 // the end, one of them on the other node, to which it was rescheduled when the driver
 // refused its volume. If the scheduler hears of the first volume in time there is no race,
 // and they try again.
-func TestRaceForTheLastSpace(t *testing.T) {
+func TestPodIsRescheduledWhenSpaceIsTaken(t *testing.T) {
 	s := begin(t)
 	taken := s.fill(nodeA, 1536*mib)
 	for try := range 5 {
@@ -333,7 +333,7 @@ func (s *scene) rescheduled(claims []string) bool {
 
 // A pod that fits nowhere waits, and an event says why. When there is room it
 // runs.
-func TestNoRoomAnywhere(t *testing.T) {
+func TestPodWaitsUntilSpaceIsFree(t *testing.T) {
 	s := begin(t)
 	for _, node := range []string{nodeA, nodeB} {
 		s.fill(node, 512*mib)

@@ -226,7 +226,7 @@ func TestNewDevices(t *testing.T) {
 			_ = c.Client.CoreV1().PersistentVolumes().Delete(context.Background(), pv, metav1.DeleteOptions{})
 		}
 	})
-	// As the earlier program made it.
+	// As the upstream program made it.
 	size := int64(64 * mib)
 	s.addDisk(nodeB, "disk-old", size)
 	mode := corev1.PersistentVolumeBlock

@@ -16,7 +16,7 @@ import (
 
 // A volume grows under the pod that uses it: the claim, the limit that the kernel
 // keeps, what df shows in the pod, and what kubelet shows of it.
-func TestGrowthInUse(t *testing.T) {
+func TestExpandInUse(t *testing.T) {
 	s := begin(t)
 	s.claim("data", "64Mi")
 	s.pod("user", with("data", "/data"))
@@ -40,7 +40,7 @@ func TestGrowthInUse(t *testing.T) {
 // Volumes that a kubelet had mounted before it was started again grow like others: what
 // is asked for while it is away, and what is asked for later. Of a device it has to
 // know anew where it is.
-func TestGrowthAfterKubeletIsStartedAgain(t *testing.T) {
+func TestExpandAfterKubeletRestart(t *testing.T) {
 	s := begin(t)
 	node := c.Nodes[nodeA]
 	s.claim("data", "64Mi")
@@ -82,7 +82,7 @@ func TestGrowthAfterKubeletIsStartedAgain(t *testing.T) {
 
 // A claim that is larger than its pool keeps its volume, and its pods start: also later
 // ones. The claim says why it did not grow, and grows when it is lowered to what fits.
-func TestGrowthBeyondThePool(t *testing.T) {
+func TestExpandBeyondPoolCapacity(t *testing.T) {
 	s := begin(t)
 	s.claim("data", "64Mi")
 	s.pod("user", with("data", "/data"))

@@ -13,7 +13,7 @@ import (
 
 // What the driver says of a volume reaches who has the claim: that it is lost, and that it
 // is back. A stand-in for the health monitor makes the events of it.
-func TestLostVolumeIsToldOnItsClaim(t *testing.T) {
+func TestLostVolumeIsReportedOnClaim(t *testing.T) {
 	s := begin(t)
 	for _, name := range []string{"lost", "well"} {
 		s.claim(name, "64Mi")

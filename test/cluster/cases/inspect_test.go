@@ -24,7 +24,7 @@ type aLook struct {
 
 // What a person types first: in the driver's container, which has no shell, without a
 // word on the pools.
-func TestInspectInTheDriversContainer(t *testing.T) {
+func TestInspectInDriverContainer(t *testing.T) {
 	s := begin(t)
 	s.claim("inspected", "64Mi")
 	s.pod("inspected", with("inspected", "/data"), on(nodeA))

@@ -144,7 +144,7 @@ const slowest = 1.5
 // Pods with volumes of this driver start about as fast as pods with volumes that are
 // there already. No claim is as fast as emptyDir: the scheduler looks once a second
 // whether it is bound, and kubelet asks the API for it.
-func TestTwentyPodsAgainstWhatNeedsNoDriver(t *testing.T) {
+func TestPodStartTimeComparedWithLocalVolumes(t *testing.T) {
 	s := begin(t)
 	// Others on the machine make some times longer and none shorter: more rounds bring each
 	// nearer to what it is.
@@ -182,7 +182,7 @@ func TestTwentyPodsAgainstWhatNeedsNoDriver(t *testing.T) {
 }
 
 // A node carries as many volumes as it carries pods.
-func TestHundredVolumesOnANode(t *testing.T) {
+func TestHundredVolumesOnOneNode(t *testing.T) {
 	s := begin(t)
 	empty := s.took("empty", 100, emptyDir, allOn(nodeA)).Seconds()
 	s.removeSet("empty")

@@ -13,9 +13,9 @@ import (
 	"kubevirt.io/hostpath-provisioner/test/cluster"
 )
 
-// A cluster of the earlier operator is taken over in place: the same objects, with what only the earlier one wanted
+// A cluster of the upstream operator is taken over in place: the same objects, with what only the upstream one wanted
 // removed from them, and the same volumes, in pods that go on. Neither a second driver nor a second DaemonSet appears.
-func TestOperatorTakesOverAClusterOfTheEarlierOne(t *testing.T) {
+func TestOperatorAdoptsUpstreamCluster(t *testing.T) {
 	s := begin(t)
 	client := s.withOperator()
 	ctx := t.Context()
@@ -25,8 +25,8 @@ func TestOperatorTakesOverAClusterOfTheEarlierOne(t *testing.T) {
 		}
 	}
 	scale("0")
-	// The name of the earlier operator's field manager is the same as ours, but for the operation.
-	if out, err := c.Kubectl(ctx, "create", "--field-manager=hostpath-provisioner-operator", "-f", "testdata/earlier-objects.yaml"); err != nil {
+	// The name of the upstream operator's field manager is the same as ours, but for the operation.
+	if out, err := c.Kubectl(ctx, "create", "--field-manager=hostpath-provisioner-operator", "-f", "testdata/upstream-objects.yaml"); err != nil {
 		t.Fatal(out, err)
 	}
 	set := func() (uid, revision string) {
@@ -69,13 +69,13 @@ func TestOperatorTakesOverAClusterOfTheEarlierOne(t *testing.T) {
 	}
 	for _, v := range got.Spec.Template.Spec.Volumes {
 		if strings.HasSuffix(v.Name, "-dir") {
-			t.Errorf("the volume %s of the earlier operator is still there", v.Name)
+			t.Errorf("the volume %s of the upstream operator is still there", v.Name)
 		}
 	}
 	for _, kind := range []string{"daemonset", "clusterrole", "csidriver", "serviceaccount"} {
 		out, err := c.Kubectl(ctx, "get", "-n", cluster.Namespace, kind, "-l", "k8s-app=hostpath-provisioner", "-o", "yaml")
 		if err != nil || strings.Contains(out, "lastAppliedConfiguration") {
-			t.Errorf("the annotation of the earlier operator is still on a %s (%v)", kind, err)
+			t.Errorf("the annotation of the upstream operator is still on a %s (%v)", kind, err)
 		}
 	}
 	role, err := c.Client.RbacV1().ClusterRoles().Get(ctx, "hostpath-provisioner-admin-csi", metav1.GetOptions{})
@@ -84,7 +84,7 @@ func TestOperatorTakesOverAClusterOfTheEarlierOne(t *testing.T) {
 	}
 	for _, rule := range role.Rules {
 		if slices.Contains(rule.Resources, "nodes") {
-			t.Error("a right that only the earlier operator gave is still there")
+			t.Error("a right that only the upstream operator gave is still there")
 		}
 	}
 

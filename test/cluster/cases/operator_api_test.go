@@ -60,8 +60,8 @@ func onePool(more string) string {
 }
 
 // The API server refuses by itself what can be known to be wrong without looking at anything else, and says what to
-// change. The earlier operator accepts all of them but the first two.
-func TestProvisionerIsValidated(t *testing.T) {
+// change. The upstream operator accepts all of them but the first two.
+func TestObjectValidation(t *testing.T) {
 	s := begin(t)
 	client := s.withAPI(crdFile)
 	pools := func(pools string) string { return "storagePools: [" + pools + "]" }
@@ -103,7 +103,7 @@ func TestProvisionerIsValidated(t *testing.T) {
 }
 
 // What would leave volumes behind cannot be changed; the rest can.
-func TestProvisionerChanges(t *testing.T) {
+func TestImmutableFields(t *testing.T) {
 	s := begin(t)
 	client := s.withAPI(crdFile)
 	template := func(mode, size, more string) string {
@@ -138,12 +138,12 @@ func TestProvisionerChanges(t *testing.T) {
 	}
 }
 
-// An object that the earlier operator has stored is read, its removed fields are dropped, and it can be changed although
+// An object that the upstream operator has stored is read, its removed fields are dropped, and it can be changed although
 // its old conditions are not what they have to be now.
-func TestProvisionerOfTheEarlierOperatorIsRead(t *testing.T) {
+func TestUpstreamObjectIsRead(t *testing.T) {
 	s := begin(t)
-	s.withAPI("testdata/earlier-crd.yaml")
-	if out, err := c.Kubectl(t.Context(), "apply", "-f", "testdata/earlier-provisioner.yaml"); err != nil {
+	s.withAPI("testdata/upstream-crd.yaml")
+	if out, err := c.Kubectl(t.Context(), "apply", "-f", "testdata/upstream-provisioner.yaml"); err != nil {
 		t.Fatal(out, err)
 	}
 	client := s.withAPI(crdFile)

@@ -15,7 +15,7 @@ import (
 
 // A pool with a template gets a claim and a mounter on each node, and serves volumes. Removed from the object, it is
 // unmounted on each node, although another pool's name is the beginning of its own, and its claims stay.
-func TestOperatorWithAPoolOnClaims(t *testing.T) {
+func TestOperatorWithPoolOnClaims(t *testing.T) {
 	const class = "hostpath-operator-claims"
 	s := begin(t)
 	client := s.withOperator()

@@ -99,7 +99,7 @@ func (s *scene) condition(client dynamic.ResourceInterface, name, condition, wan
 
 // The operator and one object make a cluster on which a claim binds and a pod writes. What is changed or removed by hand
 // comes back, what others added stays, and then nothing is written any more. The removal of the object leaves the data.
-func TestOperatorWithAPlainPool(t *testing.T) {
+func TestOperatorWithHostPathPool(t *testing.T) {
 	s := begin(t)
 	client := s.withOperator()
 	if _, err := client.Create(t.Context(), provisioner(t, "plain", onePool("")), metav1.CreateOptions{}); err != nil {

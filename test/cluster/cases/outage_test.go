@@ -95,7 +95,7 @@ func (s *scene) wantUninterrupted(all []writer) {
 
 // The driver may go away under pods that write: their volumes are mounts of the
 // kernel. The next one takes over.
-func TestDriverIsDeletedWhileVolumesAreWritten(t *testing.T) {
+func TestWritesSurviveDriverRestart(t *testing.T) {
 	s := begin(t)
 	all := s.writers(10)
 	old := s.driverPods()
@@ -142,7 +142,7 @@ func (s *scene) driverPods() []string {
 }
 
 // A kubelet that is started again finds the volumes that it had mounted.
-func TestKubeletIsStartedAgain(t *testing.T) {
+func TestVolumesSurviveKubeletRestart(t *testing.T) {
 	s := begin(t)
 	all := s.writers(10, on(nodeA))
 	node := c.Nodes[nodeA]
@@ -167,7 +167,7 @@ func TestKubeletIsStartedAgain(t *testing.T) {
 
 // A pod whose volume is on a node that takes no pods waits for that node, and has
 // its data when it is back.
-func TestPodWaitsForItsNode(t *testing.T) {
+func TestPodWaitsForCordonedNode(t *testing.T) {
 	s := begin(t)
 	s.statefulSet("set", 1, claimTemplate("hostpath-csi", "64Mi"))
 	node := s.ready("set-0").Spec.NodeName

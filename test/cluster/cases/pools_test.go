@@ -39,7 +39,7 @@ func TestTwoPools(t *testing.T) {
 
 // Who names a pool that there is not reads so on the claim, with the pools that there
 // are, and has the volume once the class is right.
-func TestUnknownPool(t *testing.T) {
+func TestUnknownPoolIsReportedOnClaim(t *testing.T) {
 	s := begin(t)
 	class := s.namespace
 	s.class(class, "nowhere", storagev1.VolumeBindingWaitForFirstConsumer)
@@ -81,7 +81,7 @@ func TestImmediateBinding(t *testing.T) {
 }
 
 // Also a claim that is bound at once says that its pool is not there.
-func TestImmediateBindingToAnUnknownPool(t *testing.T) {
+func TestImmediateBindingToUnknownPool(t *testing.T) {
 	s := begin(t)
 	s.class(s.namespace, "nowhere", storagev1.VolumeBindingImmediate)
 	s.claim("data", "64Mi", ofClass(s.namespace))

@@ -148,7 +148,7 @@ func (s *scene) foreignVolumes() {
 	s.must(os.Mkdir(outside, 0o755))
 	s.Cleanup(func() { s.must(os.RemoveAll(outside)) })
 	const uid = "pvc-11111111-2222-3333-4444-555555555555"
-	// As the earlier provisioner left it: without a record.
+	// As the upstream provisioner left it: without a record.
 	earlier := filepath.Join(c.Nodes[nodeA].Disk(perNode.path), uid)
 	s.must(os.MkdirAll(filepath.Join(earlier, "sub"), 0o777))
 	for name, path := range map[string]string{"case-outside": "/var/plain/.outside", uid: perNode.path + "/" + uid} {
@@ -189,7 +189,7 @@ spec:
 	s.kubectl("patch", "pv", "case-outside", "--type=merge", "--patch", `{"metadata":{"finalizers":null}}`)
 }
 
-func TestProvisionerForASingleNode(t *testing.T) {
+func TestProvisionerOnSingleNode(t *testing.T) {
 	s := begin(t)
 	s.install(singleNode)
 	example := singleNode.overlay + "/example"

@@ -13,7 +13,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/test/cluster"
 )
 
-// An old volume is one that the earlier driver has left.
+// An old volume is one that the upstream driver has left.
 type old struct {
 	claim, node, class, pool, handle string
 }
@@ -70,9 +70,9 @@ func (o old) make(s *scene) *corev1.PersistentVolume {
 	return volume
 }
 
-// What the earlier driver has made is mounted, reported and deleted like what
+// What the upstream driver has made is mounted, reported and deleted like what
 // this one makes, each on its own.
-func TestVolumesOfTheEarlierDriver(t *testing.T) {
+func TestVolumesOfUpstreamDriver(t *testing.T) {
 	s := begin(t)
 	all := []old{
 		{claim: "first", node: nodeA, class: "hostpath-csi", pool: "local", handle: "pvc-1b4e28ba-2fa1-11d2-883f-0016d3cca427"},
@@ -116,7 +116,7 @@ func (s *scene) sizeOf(path string) int64 {
 
 // Who takes the driver off the cluster keeps the data, and who puts it back has
 // it again. Pods that run meanwhile do not notice.
-func TestUninstallAndInstallAgain(t *testing.T) {
+func TestReinstallKeepsVolumes(t *testing.T) {
 	s := begin(t)
 	all := s.writers(2)
 	s.claim("data", "64Mi")

@@ -85,7 +85,7 @@ func TestWrite(t *testing.T) {
 	}
 }
 
-func TestWriteWithoutItsProgram(t *testing.T) {
+func TestWriteWithoutProgram(t *testing.T) {
 	missing := image.Image{Files: map[string]string{"/program": filepath.Join(t.TempDir(), "missing")}}
 	if err := missing.Write(filepath.Join(t.TempDir(), "image.tar")); err == nil {
 		t.Error("an image was made of a file that is not there")

@@ -198,7 +198,7 @@ func (t *terminal) documented(words string) string {
 }
 
 // A person starts a cluster, does there what the document says, and ends it.
-func TestUpAndDown(t *testing.T) {
+func TestClusterUpAndDown(t *testing.T) {
 	term := open(t)
 	up := term.start(term.cluster("up"))
 	t.Cleanup(func() {
@@ -265,7 +265,7 @@ func TestUpAndDown(t *testing.T) {
 }
 
 // Who interrupts the start is left with nothing.
-func TestInterruptedStart(t *testing.T) {
+func TestInterruptedStartLeavesNothing(t *testing.T) {
 	term := open(t)
 	up := term.start(term.cluster("up"))
 	up.until("nodes node-a and node-b")
@@ -282,7 +282,7 @@ func TestInterruptedStart(t *testing.T) {
 }
 
 // A cluster that is up for another process ends with that, also while it starts.
-func TestUpForAProcessThatEnds(t *testing.T) {
+func TestClusterEndsWithItsProcess(t *testing.T) {
 	term := open(t)
 	other := exec.Command("sleep", "infinity")
 	other.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
@@ -306,9 +306,9 @@ func TestUpForAProcessThatEnds(t *testing.T) {
 
 // Who interrupts the tests, while their pods write into volumes, is left with the
 // logs alone.
-func TestInterruptedTests(t *testing.T) {
+func TestInterruptedTestsLeaveOnlyLogs(t *testing.T) {
 	term := open(t)
-	tests := term.start(term.command("../cases", "cases.test", "-test.v", "-test.run", "^TestDriverIsDeletedWhileVolumesAreWritten$",
+	tests := term.start(term.command("../cases", "cases.test", "-test.v", "-test.run", "^TestWritesSurviveDriverRestart$",
 		"-programs", term.programs, "-logs", term.logs))
 	tests.until("=== RUN")
 	box := term.sandbox()
@@ -342,7 +342,7 @@ func (t *terminal) await(what string, look func(context.Context) (string, error)
 }
 
 // The logs of all components are there when something has failed.
-func TestFailureKeepsTheLogs(t *testing.T) {
+func TestLogsAreKeptAfterFailure(t *testing.T) {
 	term := open(t)
 	failing := term.start(term.cluster("run", "false"))
 	failing.until("kubectl apply -k")

@@ -25,7 +25,7 @@ func TestKubeletConfigHasKnownSettings(t *testing.T) {
 
 // Nodes share one network, so nothing of theirs may have the same port, bridge or
 // range of addresses.
-func TestNodesDiffer(t *testing.T) {
+func TestNodesShareNoPortOrAddress(t *testing.T) {
 	seen := map[any]bool{}
 	for _, n := range []*Node{testNode(1), testNode(2)} {
 		var network struct {

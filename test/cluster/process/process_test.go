@@ -29,7 +29,7 @@ func start(t *testing.T, script string) (*process.Process, string) {
 
 func notYet(context.Context) error { return errors.New("not yet") }
 
-func TestReadyWhenTheCheckSucceeds(t *testing.T) {
+func TestReadyWhenCheckSucceeds(t *testing.T) {
 	p, log := start(t, "echo listening; exec sleep infinity")
 	err := p.UntilReady(t.Context(), func(context.Context) error {
 		if !strings.Contains(process.Tail(log, 1), "listening") {
@@ -45,7 +45,7 @@ func TestReadyWhenTheCheckSucceeds(t *testing.T) {
 	}
 }
 
-func TestNotReadyWhenItEnds(t *testing.T) {
+func TestNotReadyWhenProcessExits(t *testing.T) {
 	p, _ := start(t, "echo last words; exit 3")
 	err := p.UntilReady(t.Context(), notYet)
 	if err == nil || !strings.Contains(err.Error(), "last words") || !strings.Contains(err.Error(), "exit status 3") {
@@ -53,7 +53,7 @@ func TestNotReadyWhenItEnds(t *testing.T) {
 	}
 }
 
-func TestNotReadyInTime(t *testing.T) {
+func TestReadyTimeout(t *testing.T) {
 	p, _ := start(t, "exec sleep infinity")
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 	defer cancel()
@@ -62,7 +62,7 @@ func TestNotReadyInTime(t *testing.T) {
 	}
 }
 
-func TestStopOfWhatDoesNotWantTo(t *testing.T) {
+func TestStopKillsProcessThatIgnoresSIGTERM(t *testing.T) {
 	p, log := start(t, "trap '' TERM; echo deaf; while :; do sleep 1; done")
 	if err := p.UntilReady(t.Context(), func(context.Context) error {
 		if process.Tail(log, 1) != "deaf" {
@@ -82,7 +82,7 @@ func TestStopOfWhatDoesNotWantTo(t *testing.T) {
 	}
 }
 
-func TestTheEndOfAnotherProcessIsSeen(t *testing.T) {
+func TestExitOfOtherProcess(t *testing.T) {
 	cmd := exec.Command("sleep", "infinity")
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)

@@ -11,7 +11,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/test/cluster/progress"
 )
 
-func TestUntilItIsOver(t *testing.T) {
+func TestUntilConditionHolds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var out strings.Builder
 		start := time.Now()
@@ -30,7 +30,7 @@ func TestUntilItIsOver(t *testing.T) {
 	})
 }
 
-func TestUntilTheTimeIsUp(t *testing.T) {
+func TestUntilTimeout(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		err := progress.New(&strings.Builder{}).Until(t.Context(), time.Minute, "tea", func(context.Context) (string, error) { return "cold", nil })
 		if err == nil || !strings.Contains(err.Error(), "60 s: cold") {
@@ -39,7 +39,7 @@ func TestUntilTheTimeIsUp(t *testing.T) {
 	})
 }
 
-func TestUntilItFails(t *testing.T) {
+func TestUntilError(t *testing.T) {
 	broken := errors.New("the kettle is broken")
 	err := progress.New(&strings.Builder{}).Until(t.Context(), time.Minute, "tea", func(context.Context) (string, error) { return "", broken })
 	if !errors.Is(err, broken) {
@@ -49,7 +49,7 @@ func TestUntilItFails(t *testing.T) {
 
 // A client that is asked to wait longer than it may says only that: what it was asked
 // for is what a person needs to know.
-func TestUntilItFailsLater(t *testing.T) {
+func TestUntilErrorNamesLastState(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		seen := 0
 		err := progress.New(&strings.Builder{}).Until(t.Context(), time.Minute, "tea", func(context.Context) (string, error) {
@@ -64,7 +64,7 @@ func TestUntilItFailsLater(t *testing.T) {
 	})
 }
 
-func TestSlowerStretchesTheTime(t *testing.T) {
+func TestSlowerMultipliesTimeout(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		start := time.Now()
 		log := progress.New(&strings.Builder{}).Slower(3)

@@ -107,7 +107,7 @@ func attachDevice(disk string) error {
 }
 
 // However a sandbox ends, the machine is as it was.
-func TestNothingIsLeft(t *testing.T) {
+func TestSandboxLeavesNothingBehind(t *testing.T) {
 	testenv.NeedRoot(t)
 	for name, end := range map[string]func(outside *os.Process, stdin io.Closer, box sandboxtest.Sandbox) error{
 		"when the program ends":     func(_ *os.Process, stdin io.Closer, _ sandboxtest.Sandbox) error { return stdin.Close() },
@@ -161,7 +161,7 @@ func TestNothingIsLeft(t *testing.T) {
 
 // Inside, what a program works with has to be what it is outside: in a repository that
 // is hidden there nobody would see the logs, or that a cluster is up.
-func TestWhatIsHiddenInsideIsRefused(t *testing.T) {
+func TestHiddenPathsAreRefused(t *testing.T) {
 	hidden, err := os.MkdirTemp("/var/tmp", "hostpath-sandbox-") //nolint:usetesting // it has to be below /var
 	if err != nil {
 		t.Fatal(err)
@@ -190,7 +190,7 @@ func TestWhatIsHiddenInsideIsRefused(t *testing.T) {
 	}
 }
 
-func TestWithoutControlGroups(t *testing.T) {
+func TestMissingControlGroupsAreReported(t *testing.T) {
 	testenv.NeedRoot(t)
 	testenv.NeedPrograms(t, "unshare", "umount")
 	tmp := t.TempDir()

@@ -62,7 +62,7 @@ var sections = []section{
 	{"hostpath_csi_", "Calls", ""},
 	{"hostpath_tracing_", "Tracing", ""},
 	{"hostpath_build_", "The program", ""},
-	{"kubevirt_", "Of the earlier driver", ""},
+	{"kubevirt_", "Of the upstream driver", ""},
 }
 
 func write(w io.Writer) error {

@@ -111,7 +111,7 @@ func operated(t *testing.T, file string) []object {
 
 // The operator deploys what kustomize renders of deploy/, but for what it is there to change: names, the pool's directory
 // csi, tolerations, and that pools are in a variable and not in a ConfigMap.
-func TestTheOperatorDeploysTheManifests(t *testing.T) {
+func TestOperatorRendersManifestsOfDriver(t *testing.T) {
 	byHand, byOperator := rendered(t, "../../../deploy/csi/openshift"), operated(t, "plain.yaml")
 	want, got := only[appsv1.DaemonSet](t, byHand, "DaemonSet").Spec, only[appsv1.DaemonSet](t, byOperator, "DaemonSet").Spec
 	if diff := cmp.Diff(want.Selector, got.Selector); diff != "" {
@@ -136,7 +136,7 @@ func TestTheOperatorDeploysTheManifests(t *testing.T) {
 }
 
 // For pathConfig the operator deploys what kustomize renders of deploy/provisioner beside the driver.
-func TestTheOperatorDeploysThePreCSIProvisioner(t *testing.T) {
+func TestOperatorRendersManifestsOfProvisioner(t *testing.T) {
 	byHand, byOperator := rendered(t, "../../../deploy/provisioner/openshift"), operated(t, "legacy.yaml")
 	const name = "hostpath-provisioner"
 	want, got := only[appsv1.DaemonSet](t, byHand, "DaemonSet").Spec, named(t, byOperator, "DaemonSet", name, func(s appsv1.DaemonSet) string { return s.Name }).Spec

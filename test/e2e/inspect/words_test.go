@@ -16,7 +16,7 @@ import (
 
 // What docs/troubleshooting.md and the runbooks quote “so”, the driver says. An ellipsis
 // stands for names and numbers.
-func TestTroubleshootingQuotesTheDriver(t *testing.T) {
+func TestDocumentedMessagesExist(t *testing.T) {
 	documents, err := filepath.Glob("../../../docs/runbooks/*.md")
 	must.Succeed(t, err)
 	said := literals(t, "../../../pkg", "../../../cmd")

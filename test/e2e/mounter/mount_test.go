@@ -167,7 +167,7 @@ func TestVolume(t *testing.T) {
 }
 
 // A rolling update, or a node that is unsure, may have two at a time.
-func TestTwoMountersMakeOneMount(t *testing.T) {
+func TestConcurrentMountersMountOnce(t *testing.T) {
 	h := newHost(t)
 	d := newDisk(t, 400*mib)
 	mount := []string{"mount", "--device", d.Path}
@@ -184,7 +184,7 @@ func TestTwoMountersMakeOneMount(t *testing.T) {
 }
 
 // While volumes keep the filesystem mounted, an unmounted pool is mounted again: neither formatted nor checked.
-func TestPoolComesBackUnderPublishedVolumes(t *testing.T) {
+func TestRemountUnderPublishedVolumes(t *testing.T) {
 	for _, kind := range []string{"xfs", "btrfs"} {
 		t.Run(kind, func(t *testing.T) {
 			h := newHost(t)
@@ -231,7 +231,7 @@ func TestFullDevice(t *testing.T) {
 }
 
 // A failed unmount is a failure, and changes nothing.
-func TestUnmountOfAPoolInUse(t *testing.T) {
+func TestUnmountPoolInUse(t *testing.T) {
 	h := newHost(t)
 	d := newDisk(t, 400*mib)
 	p := h.start("", "mount", "--device", d.Path)
@@ -270,7 +270,7 @@ func TestUnmountOfAPoolInUse(t *testing.T) {
 }
 
 // Without the claim, unmount takes down what is there, mounts that lie on each other included.
-func TestUnmountWithoutTheClaim(t *testing.T) {
+func TestUnmountWithoutClaim(t *testing.T) {
 	h := newHost(t)
 	must.Succeed(t, os.Mkdir(h.Target, 0o755))
 	for range 2 {

@@ -17,7 +17,7 @@ import (
 func contains(s, part string) bool { return strings.Contains(s, part) }
 
 // A device with anything on it that is no pool is refused with its name, and stays as it is.
-func TestForeignDeviceIsNotFormatted(t *testing.T) {
+func TestUsedDeviceIsNotFormatted(t *testing.T) {
 	for name, test := range map[string]struct {
 		fill func(t *testing.T, d *disk)
 		want string
@@ -96,7 +96,7 @@ func TestUnreadableDeviceIsNotFormatted(t *testing.T) {
 }
 
 // What blkid says when it fails, or cannot be run, is never that the device is blank.
-func TestFailureOfBlkidIsNotABlankDevice(t *testing.T) {
+func TestBlkidFailureIsNotBlankDevice(t *testing.T) {
 	for name, script := range map[string]string{
 		"status 1":               "exit 1",
 		"status 2 with a reason": "echo error: cannot open >&2; exit 2",
@@ -120,7 +120,7 @@ func TestFailureOfBlkidIsNotABlankDevice(t *testing.T) {
 }
 
 // mount-utils asks blkid again, and takes status 2 for blank. A filesystem that was there a moment ago stays.
-func TestFilesystemThatBlkidLosesIsNotFormatted(t *testing.T) {
+func TestChangedBlkidAnswerIsNotBlankDevice(t *testing.T) {
 	h := newHost(t)
 	d := newDisk(t, 16*mib)
 	tool(t, "mkfs.ext4", "-q", d.Path)
@@ -145,7 +145,7 @@ func with(t *testing.T, name, script string) (setup string) {
 }
 
 // Nothing is mounted over what is not the pool's.
-func TestTakenTarget(t *testing.T) {
+func TestTargetInUseIsRefused(t *testing.T) {
 	for name, test := range map[string]struct {
 		make func(t *testing.T, h *host)
 		want string
@@ -181,7 +181,7 @@ func TestTakenTarget(t *testing.T) {
 }
 
 // A mount that only the container sees would be no pool.
-func TestPathThatIsNotShared(t *testing.T) {
+func TestPrivatePropagationIsRefused(t *testing.T) {
 	h := newHost(t)
 	d := newDisk(t, 16*mib)
 	before := d.sum()
@@ -195,7 +195,7 @@ func TestPathThatIsNotShared(t *testing.T) {
 }
 
 // A volume that kubelet has not mounted is a directory of the container, and no claim.
-func TestVolumeThatIsNotMounted(t *testing.T) {
+func TestMissingVolumeIsRefused(t *testing.T) {
 	h := newHost(t)
 	status, said := h.run("", "mount", "--volume", t.TempDir(), "--patience", "0")
 	if status != 1 || !contains(said, "is not mounted at") {

@@ -149,7 +149,7 @@ func TestMountReportsMissingProgram(t *testing.T) {
 	wantNames(t, parent)
 }
 
-func TestMountRefusesAnUnknownKind(t *testing.T) {
+func TestMountRefusesUnknownFilesystem(t *testing.T) {
 	err := loopfs.Mount(t.Context(), t.TempDir(), "ntfs", size)
 	if err == nil || errors.Is(err, loopfs.ErrMissing) {
 		t.Errorf("Mount of ntfs = %v, want an error that is not ErrMissing", err)

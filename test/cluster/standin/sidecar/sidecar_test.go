@@ -24,7 +24,7 @@ func (identity) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*csi.
 }
 
 // The containers of a pod start at once, so that a sidecar may come first.
-func TestDriverNameOfADriverThatComesLater(t *testing.T) {
+func TestDriverNameWaitsForDriver(t *testing.T) {
 	socket := filepath.Join(testenv.SocketDir(t), "csi.sock")
 	connection, err := sidecar.Dial(socket)
 	if err != nil {
@@ -45,7 +45,7 @@ func TestDriverNameOfADriverThatComesLater(t *testing.T) {
 	}
 }
 
-func TestHealthIsWhatTheCheckSays(t *testing.T) {
+func TestHealth(t *testing.T) {
 	listener, err := net.Listen("tcp4", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

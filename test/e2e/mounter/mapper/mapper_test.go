@@ -143,7 +143,7 @@ func wantMount(t *testing.T, at, device, kind string, bytes int64) {
 }
 
 // A device whose every sector fails looks blank to blkid.
-func TestDeviceThatFailsIsNotFormatted(t *testing.T) {
+func TestFailingDeviceIsNotFormatted(t *testing.T) {
 	mounter, at := program(t), target(t)
 	device := mapped(t, fmt.Sprintf("0 %d error", 400*mib/sector))
 	output, err := exec.Command(mounter, "mount", "--target", at, "--device", device, "--patience", "0").CombinedOutput()
@@ -153,7 +153,7 @@ func TestDeviceThatFailsIsNotFormatted(t *testing.T) {
 }
 
 // The disk below a device of device mapper, such as one path of a multipath device, is in use.
-func TestDiskBelowADeviceIsNotFormatted(t *testing.T) {
+func TestDiskOfOtherDeviceIsNotFormatted(t *testing.T) {
 	mounter, at := program(t), target(t)
 	disk := backing(t, 400*mib)
 	mapped(t, linear(disk, 400*mib))
