@@ -53,10 +53,10 @@ const (
 )
 
 // parseInspection reads the command line and reports all problems at once.
-func parseInspection(args []string, getenv func(string) string, output io.Writer) (inspection, error) {
+func parseInspection(command string, args []string, getenv func(string) string, output io.Writer) (inspection, error) {
 	var i inspection
 	var datadir, node, endpoint, poolName, volumeID, format string
-	flags := flag.NewFlagSet("hostpath-csi-driver "+inspectCommand, flag.ContinueOnError)
+	flags := flag.NewFlagSet("hostpath-csi-driver "+command, flag.ContinueOnError)
 	flags.SetOutput(output)
 	flags.StringVar(&datadir, "datadir", getenv(datadirVariable), "storage pools, the driver's --datadir; default $"+datadirVariable)
 	flags.StringVar(&node, "nodeid", getenv(nodeVariable), "name of this Kubernetes node, the driver's --nodeid; default $"+nodeVariable)
@@ -64,8 +64,12 @@ func parseInspection(args []string, getenv func(string) string, output io.Writer
 		"directory of device nodes, the driver's --device-nodes; default $"+deviceNodesVariable+" or /dev")
 	flags.StringVar(&endpoint, "endpoint", defaultEndpoint, "the driver's socket; its filesystem is taken as the operating system's disk")
 	flags.StringVar(&poolName, "pool", "", "inspect only this pool")
-	flags.StringVar(&volumeID, "volume", "", "show only this volume")
-	flags.StringVar(&format, "output", "table", "output format: table or json")
+	if command == inspectCommand {
+		flags.StringVar(&volumeID, "volume", "", "show only this volume")
+		flags.StringVar(&format, "output", "table", "output format: table or json")
+	} else {
+		flags.StringVar(&volumeID, "volume", "", "the volume to remove; required")
+	}
 
 	problems := cmdline.ParseAll(flags, args)
 	if errors.Is(problems, flag.ErrHelp) {
@@ -81,7 +85,7 @@ func parseInspection(args []string, getenv func(string) string, output io.Writer
 		i.node, err = volume.ParseNodeID(node)
 		note("nodeid", err)
 	}
-	if volumeID != "" {
+	if volumeID != "" || command == removeInlineCommand {
 		i.volume, err = volume.ParseID(volumeID)
 		note("volume", err)
 	}
@@ -93,7 +97,7 @@ func parseInspection(args []string, getenv func(string) string, output io.Writer
 		i.pools, err = onlyPool(i.pools, poolName)
 		note("pool", err)
 	}
-	i.write, err = writer(format)
+	i.write, err = writer(cmp.Or(format, "table"))
 	note("output", err)
 	return i, problems
 }
@@ -131,7 +135,7 @@ func writer(format string) (func(*inspect.Report, io.Writer) error, error) {
 
 // runInspect inspects the node and returns the exit status.
 func runInspect(args []string, getenv func(string) string, stdout, stderr io.Writer) int {
-	i, err := parseInspection(args, getenv, stdout)
+	i, err := parseInspection(inspectCommand, args, getenv, stdout)
 	if errors.Is(err, flag.ErrHelp) {
 		return healthy
 	}
@@ -148,15 +152,30 @@ func runInspect(args []string, getenv func(string) string, stdout, stderr io.Wri
 func (i inspection) run(stdout io.Writer) (status int, err error) {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
-	mounts, err := bind.NewKernel()
+	report, err := i.report(ctx)
 	if err != nil {
 		return failed, err
+	}
+	if err := i.write(&report, stdout); err != nil {
+		return failed, err
+	}
+	if report.Abnormal > 0 {
+		return abnormal, nil
+	}
+	return healthy, nil
+}
+
+// report is what the pools hold, or only the volume that is asked for.
+func (i inspection) report(ctx context.Context) (inspect.Report, error) {
+	mounts, err := bind.NewKernel()
+	if err != nil {
+		return inspect.Report{}, err
 	}
 	// Neither is closed: the check of a pool that hangs keeps using them until the
 	// process exits.
 	nodes, err := dir.Open(i.deviceNodes)
 	if err != nil {
-		return failed, fmt.Errorf("--device-nodes: %w", err)
+		return inspect.Report{}, fmt.Errorf("--device-nodes: %w", err)
 	}
 	report := inspect.Look(ctx, i.pools, pool.Options{
 		Node:       i.node,
@@ -166,16 +185,10 @@ func (i inspection) run(stdout io.Writer) (status int, err error) {
 		SystemPath: filepath.Dir(i.socket),
 	})
 	if ctx.Err() != nil {
-		return failed, errors.New("interrupted")
+		return report, errors.New("interrupted")
 	}
 	if i.volume != (volume.ID{}) && !report.Only(i.volume) && report.Answered() {
-		return failed, fmt.Errorf("no pool has volume %s", i.volume)
+		return report, fmt.Errorf("no pool has volume %s", i.volume)
 	}
-	if err := i.write(&report, stdout); err != nil {
-		return failed, err
-	}
-	if report.Abnormal > 0 {
-		return abnormal, nil
-	}
-	return healthy, nil
+	return report, nil
 }

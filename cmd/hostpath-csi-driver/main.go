@@ -1,7 +1,8 @@
 // Command hostpath-csi-driver serves CSI for volumes that are directories, or devices
 // made of files, on a node's storage pools. It needs no Kubernetes API.
 //
-// With the argument inspect it reports the pools and volumes of the node, and exits.
+// With the argument inspect it reports the pools and volumes of the node, and exits. With
+// remove-inline it has the driver remove an inline volume that its pod left behind.
 package main
 
 import (
@@ -47,8 +48,13 @@ const (
 func init() { runtime.LockOSThread() }
 
 func main() {
-	if len(os.Args) > 1 && os.Args[1] == inspectCommand {
-		os.Exit(runInspect(os.Args[2:], os.Getenv, os.Stdout, os.Stderr))
+	if len(os.Args) > 1 {
+		switch os.Args[1] {
+		case inspectCommand:
+			os.Exit(runInspect(os.Args[2:], os.Getenv, os.Stdout, os.Stderr))
+		case removeInlineCommand:
+			os.Exit(runRemoveInline(os.Args[2:], os.Getenv, os.Stdout, os.Stderr))
+		}
 	}
 	config, err := parse(os.Args[1:], os.Stdout)
 	if errors.Is(err, flag.ErrHelp) {

@@ -28,6 +28,8 @@ const (
 	LimitOff         Reason = "limit_off"
 	NoSpace          Reason = "no_space"
 	NoInodes         Reason = "no_inodes"
+	// InlineUnpublished is a volume that its pod has left behind.
+	InlineUnpublished Reason = "inline_unpublished"
 	// FilesystemErrors may be long past, or concern other volumes: whatever is known of
 	// this one comes before it.
 	FilesystemErrors Reason = "filesystem_errors"
@@ -37,7 +39,7 @@ const (
 func Reasons() []Reason {
 	return []Reason{
 		PoolNotServing, RecordUnreadable, DirectoryMissing, ReadFailed, ReadOnly,
-		FileShort, LimitDiffers, LimitOff, NoSpace, NoInodes, FilesystemErrors,
+		FileShort, LimitDiffers, LimitOff, NoSpace, NoInodes, InlineUnpublished, FilesystemErrors,
 	}
 }
 
@@ -69,6 +71,9 @@ type Facts struct {
 	// LimitOff is what kept the size when the volume was made and does so no more;
 	// empty if that is not so.
 	LimitOff string
+	// InlineUnpublished: the volume lives as long as its publication, and has had none for
+	// long.
+	InlineUnpublished bool
 	// Unenforced: the kernel does not keep the volume's size, and what is told of its
 	// space is the whole pool's.
 	Unenforced bool
@@ -99,6 +104,8 @@ func (f Facts) Condition() Condition {
 		return abnormal(NoSpace, "no space is left")
 	case f.InodesCounted && f.FreeInodes == 0:
 		return abnormal(NoInodes, "no inodes are left")
+	case f.InlineUnpublished:
+		return abnormal(InlineUnpublished, "the inline volume is published nowhere, for more than an hour: its pod is gone; `hostpath-csi-driver remove-inline --volume=ID`, in the driver's container, removes it with its data")
 	case f.FilesystemErrors > 0:
 		return abnormal(FilesystemErrors, "the pool's filesystem has counted %d errors, which may concern this volume or others; the kernel's log has them, and docs/answers.md how to reset the count", f.FilesystemErrors)
 	case f.Unpromised:

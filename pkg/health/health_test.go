@@ -42,6 +42,7 @@ func TestCondition(t *testing.T) {
 		"a small volume with as much left":              {with(func(f *health.Facts) { f.FreeBytes, f.SizeBytes = 16<<10, 64<<10 }), "", "in order"},
 		"a volume with a large block left":              {with(func(f *health.Facts) { f.FreeBytes, f.SizeBytes = 64<<10, 1<<30 }), "", "in order"},
 		"a volume without inodes":                       {with(func(f *health.Facts) { f.FreeInodes = 0 }), health.NoInodes, "inodes"},
+		"an inline volume without its pod":              {with(func(f *health.Facts) { f.InlineUnpublished = true }), health.InlineUnpublished, "remove-inline"},
 		"no inodes where they are not counted is fine":  {health.Facts{FreeBytes: 1}, "", "in order"},
 		"space that was not asked for is not a finding": {health.Facts{FreeBytes: -1}, "", "in order"},
 		"a promise that is not kept is told":            {with(func(f *health.Facts) { f.Unenforced = true }), "", "not enforced"},

@@ -57,6 +57,7 @@ type bench struct {
 	each    bool         // each volume is surveyed for itself
 	errors  atomic.Int64 // that the filesystem has counted
 	log     logr.Logger
+	up      time.Duration // since the node was booted
 }
 
 // inBubble runs a test on a node with one pool, named "local", at root/pool.
@@ -95,6 +96,8 @@ func (b *bench) detect(d *dir.Dir) (quota.Facility, error) {
 
 func (b *bench) countErrors(*dir.Dir) (int64, error) { return b.errors.Load(), nil }
 
+func (b *bench) sinceBoot() time.Duration { return b.up }
+
 func (b *bench) startNode(name, datadir string) {
 	b.t.Helper()
 	b.begin(name, datadir)
@@ -113,7 +116,7 @@ func (b *bench) begin(name, datadir string) {
 	if b.table != nil {
 		mounts = b.table
 	}
-	b.Set = pool.Start(configs, pool.Options{Node: node, Mounts: mounts, Labels: b.labels, Devices: b.allDevices(), Dev: b.dev, Log: b.log, SystemPath: b.root, DetectQuota: b.detect, CountErrors: b.countErrors, EachVolume: b.each})
+	b.Set = pool.Start(configs, pool.Options{Node: node, Mounts: mounts, Labels: b.labels, Devices: b.allDevices(), Dev: b.dev, Log: b.log, SystemPath: b.root, DetectQuota: b.detect, CountErrors: b.countErrors, EachVolume: b.each, SinceBoot: b.sinceBoot})
 	set := b.Set
 	b.t.Cleanup(func() { must(b.t, set.Close(context.Background())) })
 }

@@ -126,11 +126,7 @@ func (l *listing) read() (err error) {
 	if l.space, err = l.visit.store.Space(); err != nil {
 		return err
 	}
-	if l.published, err = l.pool.options.Mounts.Published(l.visit.store.Root()); err != nil {
-		return err
-	}
-	l.elsewhere, err = l.visit.store.PublishedElsewhere()
-	return err
+	return l.readPublished()
 }
 
 func (l *listing) close() {
@@ -167,6 +163,7 @@ func (l *listing) describe(id volume.ID, e store.Entry, d *dir.Dir) Volume {
 		return l.answer(id, cardOf(e), health.Facts{Pool: l.err}, l.published[id.String()])
 	}
 	_, facts := l.visit.measure(id, d, e, l.space)
+	facts.InlineUnpublished = l.leftBehind(id, e)
 	devices := l.devices(&found{id: id, entry: e, dir: d})
 	return l.answer(id, cardOf(e), facts, append(slices.Clone(l.published[id.String()]), devices...))
 }

@@ -50,6 +50,8 @@ type Options struct {
 	// CountErrors asks how many errors a pool's filesystem has counted; nil for
 	// errorcount.Of.
 	CountErrors func(*dir.Dir) (int64, error)
+	// SinceBoot is how long the node is up; nil for what the kernel says.
+	SinceBoot func() time.Duration
 	// SystemPath is a directory on the operating system's disk.
 	SystemPath string
 	// LookEvery is how often a pool that serves is checked, RetryEvery one that

@@ -63,6 +63,9 @@ func (o Options) withDefaults() Options {
 	if o.CountErrors == nil {
 		o.CountErrors = errorcount.Of
 	}
+	if o.SinceBoot == nil {
+		o.SinceBoot = sinceBoot
+	}
 	set := func(d *time.Duration, value time.Duration) {
 		if *d == 0 {
 			*d = value

@@ -176,6 +176,7 @@ func (l *listing) survey(id volume.ID) (Surveyed, bool) {
 	}
 	c := cardOf(e)
 	used, facts := l.visit.measure(id, d, e, l.space)
+	facts.InlineUnpublished = l.leftBehind(id, e)
 	v := l.surveyed(id, c, facts)
 	if l.visit.keeper.Enforces(c) && d != nil && !e.Block() {
 		v.Used = used.UsedBytes

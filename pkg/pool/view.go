@@ -371,6 +371,7 @@ func (l *listing) view(id volume.ID, e store.Entry, d *dir.Dir) VolumeView {
 	}
 	_, facts := s.measure(id, d, e, l.space)
 	facts.Pool = l.err
+	facts.InlineUnpublished = l.leftBehind(id, e)
 	if e.Record != nil {
 		v.Thin, v.Inline, v.Created, v.uid = e.Record.Thin, e.Record.Inline, e.Record.Created, e.Record.UID
 		v.ProjectID = quota.ID(e.Record.ProjectID)

@@ -38,7 +38,7 @@ func (b *bench) seeAll(name, datadir string) []pool.View {
 	must(b.t, err)
 	node, err := volume.ParseNodeID(name)
 	must(b.t, err)
-	return pool.See(b.t.Context(), configs, pool.Options{Node: node, Mounts: b.mounts, Devices: b.allDevices(), Dev: b.dev, SystemPath: b.root, DetectQuota: b.detect, CountErrors: b.countErrors})
+	return pool.See(b.t.Context(), configs, pool.Options{Node: node, Mounts: b.mounts, Devices: b.allDevices(), Dev: b.dev, SystemPath: b.root, DetectQuota: b.detect, CountErrors: b.countErrors, SinceBoot: b.sinceBoot})
 }
 
 func only(t *testing.T, v pool.View) pool.VolumeView {

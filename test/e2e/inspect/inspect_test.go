@@ -49,6 +49,7 @@ type bench struct {
 	*drivertest.Driver
 	program, pool string
 	pools         []drivertest.PoolConfig
+	upTwoHours    bool // for inspect, the node was booted that long ago
 }
 
 func newBench(t *testing.T, program string, more ...drivertest.PoolConfig) *bench {
@@ -79,12 +80,13 @@ func (b *bench) run(args ...string) (output string, status int) {
 	b.Helper()
 	ctx, cancel := context.WithTimeout(b.Context(), inTime)
 	defer cancel()
-	pools, err := json.Marshal(b.pools)
-	b.Must(err)
 	launcher, err := os.Executable()
 	b.Must(err)
 	cmd := exec.CommandContext(ctx, launcher, append([]string{"inspect"}, args...)...)
-	cmd.Env = append(os.Environ(), programVariable+"="+b.program, "DATADIR="+string(pools), "NODE_NAME="+drivertest.NodeName)
+	if b.upTwoHours {
+		cmd = upTwoHours(ctx, launcher, cmd.Args[1:])
+	}
+	cmd.Env = append(b.environment(), programVariable+"="+b.program)
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	if err := cmd.Run(); err != nil && cmd.ProcessState == nil {
@@ -94,6 +96,14 @@ func (b *bench) run(args ...string) (output string, status int) {
 		b.Errorf("inspect %q complains: %s", args, stderr.String())
 	}
 	return stdout.String(), cmd.ProcessState.ExitCode()
+}
+
+// environment has the variables that the manifests set.
+func (b *bench) environment() []string {
+	b.Helper()
+	pools, err := json.Marshal(b.pools)
+	b.Must(err)
+	return append(os.Environ(), "DATADIR="+string(pools), "NODE_NAME="+drivertest.NodeName)
 }
 
 // report is what inspect tells programs.

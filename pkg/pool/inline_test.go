@@ -1,0 +1,63 @@
+package pool_test
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"kubevirt.io/hostpath-provisioner/pkg/health"
+	"kubevirt.io/hostpath-provisioner/pkg/pool"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
+)
+
+// An inline volume whose pod is gone, as after kubeadm reset, is abnormal an hour later.
+func TestInlineVolumeLeftBehindIsAbnormal(t *testing.T) {
+	for name, shared := range map[string]string{"local": local, "shared": sharedPool} {
+		t.Run(name, func(t *testing.T) { testInlineLeftBehind(t, shared) })
+	}
+}
+
+func testInlineLeftBehind(t *testing.T, datadir string) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, t.TempDir())
+		b.start(datadir)
+		target := b.target("pod")
+		must(t, b.PublishInline(t.Context(), pool.Request{ID: id(t, "csi-1"), Range: volume.Range{Required: mib}}, pool.Publication{ID: id(t, "csi-1"), Target: target}))
+		b.create("pvc-1", mib)
+		b.later(2 * time.Hour)
+		b.up = 2 * time.Hour
+		b.wantLeftBehind("published", datadir, 0)
+
+		must(t, b.mounts.Unpublish(target, nil))
+		b.up = 59 * time.Minute
+		b.wantLeftBehind("rebooted lately", datadir, 0)
+		b.up = 61 * time.Minute
+		b.wantLeftBehind("unpublished for an hour", datadir, 1)
+
+		must(t, b.Publish(t.Context(), pool.Publication{ID: id(t, "csi-1"), Target: target}))
+		b.wantLeftBehind("published again", datadir, 0)
+		must(t, b.Unpublish(t.Context(), id(t, "csi-1"), target))
+		b.wantVolumes("pvc-1")
+	})
+}
+
+// wantLeftBehind expects so many volumes, all of them csi-1, to be reported as left behind by their pods.
+func (b *bench) wantLeftBehind(when, datadir string, want int) {
+	b.t.Helper()
+	b.later(2 * time.Minute)
+	counted := b.Status()[0].Abnormal[health.InlineUnpublished]
+	var told, seen int
+	for _, name := range []string{"csi-1", "pvc-1"} {
+		if b.volume(name).Condition.Reason == health.InlineUnpublished {
+			told++
+		}
+	}
+	for _, v := range b.see(datadir).Volumes {
+		if v.Condition.Reason == health.InlineUnpublished && v.ID == id(b.t, "csi-1") {
+			seen++
+		}
+	}
+	if counted != want || told != want || seen != want {
+		b.t.Errorf("%s: %d volumes are counted as left behind, %d answered and %d inspected, want %d", when, counted, told, seen, want)
+	}
+}

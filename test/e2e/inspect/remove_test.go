@@ -1,0 +1,80 @@
+package inspect
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"kubevirt.io/hostpath-provisioner/pkg/health"
+	"kubevirt.io/hostpath-provisioner/test/drivertest"
+	"kubevirt.io/hostpath-provisioner/test/must"
+	"kubevirt.io/hostpath-provisioner/test/testenv"
+)
+
+// An administrator removes an inline volume that its pod left behind, by the command that
+// inspect names, and can remove no other by it.
+func TestRemoveInline(t *testing.T) {
+	testenv.NeedRoot(t)
+	testenv.NeedPrograms(t, "unshare")
+	program, err := drivertest.Binary(t.Context(), t.TempDir())
+	must.Succeed(t, err)
+	b := &bench{program: program, upTwoHours: true, pool: filepath.Join(t.TempDir(), "pool")}
+	b.pools = []drivertest.PoolConfig{{Name: "local", Path: b.pool}}
+	b.Driver = drivertest.Start(t, drivertest.Config{Binary: program, Pools: b.pools})
+	inline := func(id string) drivertest.Volume {
+		return drivertest.Volume{ID: id, Pool: "local", Bytes: mib, Inline: true}
+	}
+	b.create(directory("pvc-1", mib))
+	b.Must(b.Publish(t.Context(), inline("csi-1"), "gone"))
+	b.Must(b.Publish(t.Context(), inline("csi-2"), "alive"))
+	for _, id := range []string{"csi-1", "csi-2"} {
+		b.age(id)
+	}
+	b.Must(syscall.Unmount(b.Target("gone"), 0)) // as a reboot does, and kubelet never comes back
+
+	if v := volume(t, b.report(2), "csi-1"); v.Reason != string(health.InlineUnpublished) || !strings.Contains(v.Condition, "remove-inline --volume=ID") {
+		t.Errorf("the volume is %+v, want the reason %s and the command that removes it", v, health.InlineUnpublished)
+	}
+	for id, says := range map[string]string{"pvc-1": "no inline volume", "csi-2": "not left behind", "csi-3": "no pool has", "": "--volume"} {
+		if output, err := b.removeInline(id); err == nil || !strings.Contains(output, says) {
+			t.Errorf("remove %q: %v, %s; want an error with %q", id, err, output, says)
+		}
+	}
+	if output, err := b.removeInline("csi-1"); err != nil || output != "removed csi-1\n" {
+		t.Errorf("remove csi-1: %v, %s", err, output)
+	}
+	report := b.report(0)
+	if ids := report.Pools[0].Volumes; len(ids) != 2 || ids[0].ID != "csi-2" || ids[1].ID != "pvc-1" {
+		t.Errorf("the volumes are %+v, want csi-2 and pvc-1", ids)
+	}
+	b.Must(b.Unpublish(t.Context(), "csi-2", "alive"))
+}
+
+// age has a volume be from a day before the node was booted.
+func (b *bench) age(id string) {
+	b.Helper()
+	path := filepath.Join(b.pool, ".hostpath-provisioner", "volumes", id+".json")
+	record, err := os.ReadFile(path)
+	b.Must(err)
+	at := bytes.Index(record, []byte(`"created":"`)) + len(`"created":"`)
+	b.Must(os.WriteFile(path, append(record[:at:at], append([]byte("2020"), record[at+4:]...)...), 0o600))
+}
+
+// removeInline runs the command beside the driver.
+func (b *bench) removeInline(id string) (output string, err error) {
+	b.Helper()
+	cmd := upTwoHours(b.Context(), b.program, []string{"remove-inline", "--endpoint=" + b.Process.Endpoint(), "--volume=" + id})
+	cmd.Env = b.environment()
+	all, err := cmd.CombinedOutput()
+	return string(all), err
+}
+
+// upTwoHours runs a program that finds the node up for two hours more than it is.
+func upTwoHours(ctx context.Context, program string, args []string) *exec.Cmd {
+	return exec.CommandContext(ctx, "unshare", append([]string{"--time", "--boottime=7200", program}, args...)...)
+}
