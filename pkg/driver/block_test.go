@@ -103,6 +103,17 @@ func TestVolumeModeIsImmutable(t *testing.T) {
 	wantContains(t, refused.GetMessage(), "block")
 }
 
+func TestBlockVolumeWithoutDeviceNodes(t *testing.T) {
+	r := newRig(t, setup{})
+	r.loops.Nodes = loop.ErrNodes
+	_, err := r.CreateVolume(t.Context(), createRequest("block", func(req *csi.CreateVolumeRequest) {
+		req.VolumeCapabilities = []*csi.VolumeCapability{block()}
+	}))
+	wantCode(t, err, codes.ResourceExhausted, loop.ErrNodes.Error())
+	wantEqual(t, "the volumes", r.ids(t), []string(nil))
+	r.create(t, "directory", "")
+}
+
 func TestNoLoopDevicesIsResourceExhausted(t *testing.T) {
 	r := newRig(t, setup{})
 	r.loops.Max = 1

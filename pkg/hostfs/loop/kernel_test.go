@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"testing"
 	"time"
 
@@ -513,6 +514,27 @@ func TestAttached_deadFilesystem(t *testing.T) {
 	release()
 	_, err = k.Inspect(d.Name)
 	must.ErrorIs(t, err, loop.ErrNotAttached)
+}
+
+// A container's own /dev is a tmpfs with copies from its start.
+func TestCheckNodes(t *testing.T) {
+	testenv.NeedRoot(t)
+	must.Succeed(t, kernel(t).CheckNodes())
+	bound := t.TempDir()
+	must.Succeed(t, unix.Mount("/dev", bound, "", unix.MS_BIND, ""))
+	t.Cleanup(func() { must.Succeed(t, unix.Unmount(bound, unix.MNT_DETACH)) })
+	own := testenv.Tmpfs(t, 1<<20)
+	must.Succeed(t, unix.Mknod(own+"/loop-control", unix.S_IFCHR|0o600, int(unix.Mkdev(10, 237))))
+	for path, want := range map[string]error{bound: nil, own: loop.ErrNodes, t.TempDir(): loop.ErrNodes} {
+		dev, err := dir.Open(path)
+		must.Succeed(t, err)
+		if err := loop.NewKernel(dev).CheckNodes(); !errors.Is(err, want) {
+			t.Errorf("%s: %v, want %v", path, err, want)
+		} else if want != nil && !strings.Contains(err.Error(), "mount the host's /dev into the driver's container") {
+			t.Errorf("%v does not say which mount is missing", err)
+		}
+		must.Succeed(t, dev.Close())
+	}
 }
 
 // Such is the /dev of a container that was not given the host's.

@@ -35,6 +35,8 @@ var (
 	ErrSilent = errors.New("the filesystem of the loop device's file does not answer")
 	// ErrGone reports a device whose file's filesystem is gone.
 	ErrGone = errors.New("the filesystem of the loop device's file is gone")
+	// ErrNodes reports that no loop device can be made or reached.
+	ErrNodes = errors.New("loop devices cannot be used")
 	// ErrSize reports a size that is negative, smaller than before, or not a
 	// multiple of Unit.
 	ErrSize = errors.New("unusable size")

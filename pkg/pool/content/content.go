@@ -37,6 +37,7 @@ type Devices interface {
 	Inspect(name string) (loop.Device, error)
 	Grow(d loop.Device) (loop.Device, error)
 	Detach(ctx context.Context, d loop.Device) error
+	CheckNodes() error
 }
 
 // A Host is what contents need of the node.

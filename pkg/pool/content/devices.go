@@ -91,7 +91,7 @@ func DeviceError(err error) error {
 	switch {
 	case errors.Is(err, loop.ErrSilent):
 		return fmt.Errorf("%w: %w", volume.ErrUnavailable, err)
-	case errors.Is(err, loop.ErrNoDevice):
+	case errors.Is(err, loop.ErrNoDevice), errors.Is(err, loop.ErrNodes):
 		return fmt.Errorf("%w: %w", volume.ErrNoSpace, err)
 	case errors.Is(err, loop.ErrBusy), errors.Is(err, loop.ErrForeign):
 		return fmt.Errorf("%w: %w", volume.ErrInUse, err)

@@ -117,7 +117,7 @@ func lacks() []lack {
 	return append(all, lack{
 		name:     "/dev/loop-control",
 		takeAway: func(c *container) { c.Devices = slices.DeleteFunc(c.Devices, is(loopControl)) },
-		fails:    ofDevices(publish),
+		fails:    ofDevices(create),
 	}, lack{
 		name:     "/dev/loop*",
 		takeAway: func(c *container) { c.Devices = slices.DeleteFunc(c.Devices, is(loopDevices)) },

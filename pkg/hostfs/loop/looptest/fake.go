@@ -26,6 +26,9 @@ type Fake struct {
 	// BlockBytes is what a device has unless it is asked for another; 0 for 512.
 	BlockBytes int64
 
+	// Nodes is what CheckNodes answers.
+	Nodes error
+
 	dev     *dir.Dir
 	mu      sync.Mutex
 	devices map[int]*device
@@ -39,6 +42,9 @@ type device struct {
 
 // NewFake takes the directory in which nodes are made.
 func NewFake(dev *dir.Dir) *Fake { return &Fake{dev: dev, devices: make(map[int]*device)} }
+
+// CheckNodes is loop.Kernel.CheckNodes.
+func (f *Fake) CheckNodes() error { return f.Nodes }
 
 // Attach is loop.Kernel.Attach.
 func (f *Fake) Attach(file *loop.File, o loop.Options) (loop.Device, error) {
