@@ -160,7 +160,7 @@ KERNEL_TESTS := ./test/cmd/kernel/lab ./pkg/hostfs/quota ./pkg/hostfs/label ./te
 # there too. On the host, where btrfs keeps the limits, make test has them always. pkg/pool is not among KERNEL_TESTS:
 # it uses no filesystem of the guest, and takes an emulated processor minutes.
 KERNEL_FLAGS ?= -test.short
-# The second is the shorter one, so that a test which hangs tells where.
+# The second is the shorter one, so that a test which hangs reports where.
 KERNEL_TIMEOUT ?= 30m
 KERNEL_TEST_TIMEOUT ?= 25m
 
@@ -274,7 +274,7 @@ cluster-up: cluster-programs ## Start a Kubernetes cluster with the driver, to p
 cluster-down: ## End that cluster; nothing of it stays
 	@[[ ! -x bin/cluster/cluster ]] || exec bin/cluster/cluster down
 
-# How long each fuzz target runs. As part of test-hard that is 5m, unless make is told otherwise.
+# How long each fuzz target runs. As part of test-hard that is 5m, unless given on the command line.
 FUZZTIME ?= 20s
 
 .PHONY: fuzz
@@ -297,7 +297,7 @@ lint: bin/tools/golangci-lint bin/tools/controller-gen ## Check the format, the 
 		export CGO_ENABLED=0 GOFLAGS="$$(go env GOFLAGS) -gcflags=$(NO_DWARF)" && go vet ./... && $(CURDIR)/$< run --config $(CURDIR)/.golangci.yml ./...); done
 
 .PHONY: vuln
-vuln: bin/tools/govulncheck ## Look for known vulnerabilities in what the programs call
+vuln: bin/tools/govulncheck ## Find known vulnerabilities in what the programs call
 	test/tools/vuln $< ./...
 
 .PHONY: image

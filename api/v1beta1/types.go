@@ -76,7 +76,7 @@ type HostPathProvisionerSpec struct {
 	// +kubebuilder:validation:MaxItems=16
 	ImagePullSecrets []corev1.LocalObjectReference `json:"imagePullSecrets,omitempty"`
 
-	// PathConfig is deprecated: use storagePools. It deploys the provisioner from before CSI beside the driver. The
+	// PathConfig is deprecated: use storagePools. It deploys the provisioner from before CSI next to the driver. The
 	// directory is the driver's pool "legacy" as well.
 	// +optional
 	PathConfig *PathConfig `json:"pathConfig,omitempty"`
@@ -129,7 +129,7 @@ type ComponentResources struct {
 	// Driver is the container that makes and mounts volumes, and that of the provisioner which pathConfig deploys.
 	// +optional
 	Driver *corev1.ResourceRequirements `json:"driver,omitempty"`
-	// Sidecars are each of the other containers beside the driver.
+	// Sidecars are each of the other containers next to the driver.
 	// +optional
 	Sidecars *corev1.ResourceRequirements `json:"sidecars,omitempty"`
 	// Mounter is what mounts pools that have a pvcTemplate.

@@ -18,7 +18,7 @@ type group struct {
 
 var groups = []group{
 	{"mounts", "Publishing", prepareMounts},
-	{"calls", "Calls that only tell", prepareCalls},
+	{"calls", "Calls that only report", prepareCalls},
 	{"creation", "Making and removing", prepareCreation},
 	{"removal", "Removing what is full", prepareRemoval},
 	{"parallel", "Making many at once", prepareParallel},

@@ -36,7 +36,7 @@ What ` + "`GET /metrics`" + ` shows. [configuration.md](configuration.md#metrics
 
 A scrape answers from memory. It takes no lock that a call waits for and asks no filesystem, so a pool that hangs does
 not hold it up, and it costs the same with one volume as with ten thousand, unless each volume is shown. So the numbers
-have an age: those of a pool's filesystem are from the last look, up to 10 seconds ago, and what is counted volume by
+have an age: those of a pool's filesystem are from the last check, up to 10 seconds ago, and what is counted volume by
 volume is up to a minute old, or older where there are very many. What is not known is absent, and never 0.
 
 | to know | ask |
