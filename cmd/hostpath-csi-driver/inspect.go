@@ -85,7 +85,7 @@ func parseInspection(command string, args []string, getenv func(string) string, 
 		i.node, err = volume.ParseNodeID(node)
 		note("nodeid", err)
 	}
-	if volumeID != "" || command == removeInlineCommand {
+	if volumeID != "" || command != inspectCommand {
 		i.volume, err = volume.ParseID(volumeID)
 		note("volume", err)
 	}

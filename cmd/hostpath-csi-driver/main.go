@@ -2,7 +2,8 @@
 // made of files, on a node's storage pools. It needs no Kubernetes API.
 //
 // With the argument inspect it reports the pools and volumes of the node, and exits. With
-// remove-inline it has the driver remove an inline volume that its pod left behind.
+// remove-inline it has the driver remove an inline volume that its pod left behind, and with
+// remove-lost the record of a volume whose directory is gone.
 package main
 
 import (
@@ -52,8 +53,8 @@ func main() {
 		switch os.Args[1] {
 		case inspectCommand:
 			os.Exit(runInspect(os.Args[2:], os.Getenv, os.Stdout, os.Stderr))
-		case removeInlineCommand:
-			os.Exit(runRemoveInline(os.Args[2:], os.Getenv, os.Stdout, os.Stderr))
+		case removeInlineCommand, removeLostCommand:
+			os.Exit(runRemove(os.Args[1], os.Args[2:], os.Getenv, os.Stdout, os.Stderr))
 		}
 	}
 	config, err := parse(os.Args[1:], os.Stdout)

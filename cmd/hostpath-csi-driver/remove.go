@@ -17,37 +17,46 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
-const removeInlineCommand = "remove-inline"
+const (
+	removeInlineCommand = "remove-inline"
+	removeLostCommand   = "remove-lost"
+)
+
+// removable says of each command which volumes it removes: why not, or nil.
+var removable = map[string]func(inspect.Volume) error{
+	removeInlineCommand: leftBehind,
+	removeLostCommand:   lost,
+}
 
 // removeWithin is how long the driver may take to remove a volume.
 const removeWithin = 30 * time.Second
 
-// runRemoveInline removes an inline volume that its pod left behind, and returns the exit
-// status. It removes no other: what has a PersistentVolume is deleted by that.
-func runRemoveInline(args []string, getenv func(string) string, stdout, stderr io.Writer) int {
-	i, err := parseInspection(removeInlineCommand, args, getenv, stdout)
+// runRemove removes a volume that inspect names, if it is of the kind that the command is
+// for, and returns the exit status. Others are deleted with their PersistentVolume.
+func runRemove(command string, args []string, getenv func(string) string, stdout, stderr io.Writer) int {
+	i, err := parseInspection(command, args, getenv, stdout)
 	if errors.Is(err, flag.ErrHelp) {
 		return healthy
 	}
 	if err == nil {
-		err = i.removeInline()
+		err = i.remove(removable[command])
 	}
 	if err != nil {
-		fmt.Fprintf(stderr, "hostpath-csi-driver %s: %v\n", removeInlineCommand, err)
+		fmt.Fprintf(stderr, "hostpath-csi-driver %s: %v\n", command, err)
 		return failed
 	}
 	fmt.Fprintf(stdout, "removed %s\n", i.volume)
 	return healthy
 }
 
-func (i inspection) removeInline() error {
+func (i inspection) remove(check func(inspect.Volume) error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), removeWithin)
 	defer cancel()
 	report, err := i.report(ctx)
 	if err != nil {
 		return err
 	}
-	if err := leftBehind(&report, i.volume); err != nil {
+	if err := onlyRemovable(&report, i.volume, check); err != nil {
 		return err
 	}
 	// The driver knows what it is doing with the volume at the moment, and refuses one that is
@@ -60,22 +69,38 @@ func (i inspection) removeInline() error {
 	return errors.Join(err, conn.Close())
 }
 
-// leftBehind answers why a volume is not one that its pod left behind; nil if it is.
-func leftBehind(r *inspect.Report, id volume.ID) error {
+// onlyRemovable answers why a volume is not to be removed; nil if it is.
+func onlyRemovable(r *inspect.Report, id volume.ID, check func(inspect.Volume) error) error {
 	found := 0
 	for _, p := range r.Pools {
 		for _, v := range p.Volumes {
-			switch {
-			case !v.Inline:
-				return fmt.Errorf("volume %s is no inline volume: delete its PersistentVolume instead", id)
-			case v.Reason != string(health.InlineUnpublished):
-				return fmt.Errorf("volume %s is not left behind: %s", id, v.Condition)
+			if err := check(v); err != nil {
+				return err
 			}
 			found++
 		}
 	}
 	if found != 1 {
 		return fmt.Errorf("volume %s is in %d of the pools that could be read", id, found)
+	}
+	return nil
+}
+
+// leftBehind answers why a volume is not one that its pod left behind; nil if it is.
+func leftBehind(v inspect.Volume) error {
+	switch {
+	case !v.Inline:
+		return fmt.Errorf("volume %s is no inline volume: delete its PersistentVolume instead", v.ID)
+	case v.Reason != string(health.InlineUnpublished):
+		return fmt.Errorf("volume %s is not left behind: %s", v.ID, v.Condition)
+	}
+	return nil
+}
+
+// lost answers why a volume is not one of which there is a record alone; nil if it is.
+func lost(v inspect.Volume) error {
+	if !v.Lost {
+		return fmt.Errorf("volume %s has its directory: delete its PersistentVolume instead", v.ID)
 	}
 	return nil
 }

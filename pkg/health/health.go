@@ -89,7 +89,7 @@ func (f Facts) Condition() Condition {
 	case f.Damaged != nil:
 		return abnormal(RecordUnreadable, "the volume's record is unreadable: %v", f.Damaged)
 	case f.Missing:
-		return abnormal(DirectoryMissing, "the volume's directory is missing; its record is kept")
+		return abnormal(DirectoryMissing, "the volume's directory is missing; its record is kept: put the directory back, or remove the record with `hostpath-csi-driver remove-lost --volume=ID`, in the driver's container")
 	case f.IO != nil:
 		return abnormal(ReadFailed, "reading the volume failed: %v", f.IO)
 	case f.ReadOnly:

@@ -55,6 +55,36 @@ func TestRemoveInline(t *testing.T) {
 	b.Must(b.Unpublish(t.Context(), "csi-2", "alive"))
 }
 
+// The upstream driver deletes volumes and knows no records. Only an administrator can say
+// that a directory will not come back.
+func TestRemoveLost(t *testing.T) {
+	testenv.NeedRoot(t)
+	program, err := drivertest.Binary(t.Context(), t.TempDir())
+	must.Succeed(t, err)
+	b := &bench{program: program, pool: filepath.Join(t.TempDir(), "pool")}
+	b.pools = []drivertest.PoolConfig{{Name: "local", Path: b.pool}}
+	b.Driver = drivertest.Start(t, drivertest.Config{Binary: program, Pools: b.pools})
+	b.create(directory("pvc-1", mib))
+	b.create(directory("pvc-2", 3*mib))
+	must.Succeed(t, os.Remove(filepath.Join(b.pool, "pvc-1")))
+
+	if v := volume(t, b.report(2), "pvc-1"); v.Reason != string(health.DirectoryMissing) || !strings.Contains(v.Condition, "remove-lost --volume=ID") {
+		t.Errorf("the volume is %+v, want the reason %s and the command that removes its record", v, health.DirectoryMissing)
+	}
+	for id, says := range map[string]string{"pvc-2": "has its directory", "pvc-3": "no pool has", "": "--volume"} {
+		if output, err := b.remove("remove-lost", id); err == nil || !strings.Contains(output, says) {
+			t.Errorf("remove %q: %v, %s; want an error with %q", id, err, output, says)
+		}
+	}
+	if output, err := b.remove("remove-lost", "pvc-1"); err != nil || output != "removed pvc-1\n" {
+		t.Errorf("remove pvc-1: %v, %s", err, output)
+	}
+	pool := b.report(0).Pools[0]
+	if len(pool.Volumes) != 1 || *pool.PromisedBytes != 3*mib {
+		t.Errorf("the pool has %+v and promises %d bytes, want pvc-2 alone", pool.Volumes, *pool.PromisedBytes)
+	}
+}
+
 // age has a volume be from a day before the node was booted.
 func (b *bench) age(id string) {
 	b.Helper()
@@ -68,7 +98,17 @@ func (b *bench) age(id string) {
 // removeInline runs the command beside the driver.
 func (b *bench) removeInline(id string) (output string, err error) {
 	b.Helper()
-	cmd := upTwoHours(b.Context(), b.program, []string{"remove-inline", "--endpoint=" + b.Process.Endpoint(), "--volume=" + id})
+	return b.remove("remove-inline", id)
+}
+
+// remove runs one of the commands that remove a volume, beside the driver.
+func (b *bench) remove(command, id string) (output string, err error) {
+	b.Helper()
+	args := []string{command, "--endpoint=" + b.Process.Endpoint(), "--volume=" + id}
+	cmd := exec.CommandContext(b.Context(), b.program, args...)
+	if b.upTwoHours {
+		cmd = upTwoHours(b.Context(), b.program, args)
+	}
 	cmd.Env = b.environment()
 	all, err := cmd.CombinedOutput()
 	return string(all), err
