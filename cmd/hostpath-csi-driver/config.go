@@ -14,6 +14,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/driver"
 	"kubevirt.io/hostpath-provisioner/pkg/metrics"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
+	"kubevirt.io/hostpath-provisioner/pkg/tlsprofile"
 	"kubevirt.io/hostpath-provisioner/pkg/trace"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
@@ -40,7 +41,7 @@ type config struct {
 // nothing on the host.
 func parse(args []string, output io.Writer) (config, error) {
 	var c config
-	var version, node, endpoint, datadir, tlsVersion, collector string
+	var version, node, endpoint, datadir, tlsVersion, tlsSuites, collector string
 	flags := flag.NewFlagSet("hostpath-csi-driver", flag.ContinueOnError)
 	flags.SetOutput(output)
 	flags.StringVar(&c.driver.Name, "drivername", driver.DefaultName, "CSI driver name")
@@ -49,10 +50,7 @@ func parse(args []string, output io.Writer) (config, error) {
 	flags.StringVar(&version, "version", "", "driver version to report in GetPluginInfo (required)")
 	flags.StringVar(&datadir, "datadir", defaultPools, "storage pools as a JSON array; see docs/configuration.md")
 	flags.StringVar(&c.deviceNodes, "device-nodes", "/dev", "directory where the kernel creates device nodes (devtmpfs)")
-	flags.StringVar(&c.metricsAddress, "metrics-address", ":8443", "address to serve metrics on, with TLS; empty disables metrics")
-	flags.StringVar(&c.metricsTLS.CertFile, "metrics-cert-file", "", "TLS certificate of the metrics endpoint; default: a self-signed one")
-	flags.StringVar(&c.metricsTLS.KeyFile, "metrics-key-file", "", "private key of --metrics-cert-file")
-	flags.StringVar(&tlsVersion, "metrics-tls-version", "VersionTLS13", "minimum TLS version of the metrics endpoint")
+	c.metricsFlags(flags, &tlsVersion, &tlsSuites)
 	flags.BoolVar(&c.volumeMetrics, "volume-metrics", false, "export metrics per volume")
 	flags.StringVar(&collector, "tracing-endpoint", "", "OTLP collector to export traces to, such as http://ADDRESS:4318; overrides OTEL_EXPORTER_OTLP_ENDPOINT; see docs/tracing.md")
 	klog.InitFlags(flags)
@@ -79,8 +77,8 @@ func parse(args []string, output io.Writer) (config, error) {
 	note("endpoint", err)
 	c.pools, err = poolconfig.Parse(datadir, workdir)
 	note("datadir", err)
-	c.metricsTLS.MinVersion, err = metrics.ParseTLSVersion(tlsVersion)
-	note("metrics-tls-version", err)
+	c.metricsTLS.Accepted, err = tlsprofile.Parse(tlsVersion, tlsSuites)
+	note("metrics-tls-version, --metrics-tls-cipher-suites", err)
 	if !path.IsAbs(c.deviceNodes) {
 		note("device-nodes", fmt.Errorf("%q is not an absolute path such as /dev", c.deviceNodes))
 	}
@@ -93,4 +91,12 @@ func parse(args []string, output io.Writer) (config, error) {
 	c.tracing, err = trace.New(trace.Config{Endpoint: collector, Service: "hostpath-csi-driver", Version: version, Node: node})
 	note("tracing-endpoint and OTEL_* variables", err)
 	return c, problems
+}
+
+func (c *config) metricsFlags(flags *flag.FlagSet, tlsVersion, tlsSuites *string) {
+	flags.StringVar(&c.metricsAddress, "metrics-address", ":8443", "address to serve metrics on, with TLS; empty disables metrics")
+	flags.StringVar(&c.metricsTLS.CertFile, "metrics-cert-file", "", "TLS certificate of the metrics endpoint; default: a self-signed one")
+	flags.StringVar(&c.metricsTLS.KeyFile, "metrics-key-file", "", "private key of --metrics-cert-file")
+	flags.StringVar(tlsVersion, "metrics-tls-version", "VersionTLS13", "minimum TLS version of the metrics endpoint")
+	flags.StringVar(tlsSuites, "metrics-tls-cipher-suites", "", "cipher suites of the metrics endpoint for TLS 1.2 and older, as Go names them, separated by commas; default: those of Go")
 }

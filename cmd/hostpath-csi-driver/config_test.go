@@ -44,7 +44,7 @@ func (c config) facts() facts {
 		Metrics:    c.metricsAddress,
 		CertFile:   c.metricsTLS.CertFile,
 		KeyFile:    c.metricsTLS.KeyFile,
-		MinVersion: c.metricsTLS.MinVersion,
+		MinVersion: c.metricsTLS.Accepted.MinVersion,
 		EachVolume: c.volumeMetrics,
 	}
 	for _, p := range c.pools {

@@ -5,6 +5,7 @@
 package main
 
 import (
+	"crypto/tls"
 	"errors"
 	"flag"
 	"fmt"
@@ -21,9 +22,6 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/operator"
 	"kubevirt.io/hostpath-provisioner/pkg/operator/render"
 )
-
-// metricsTLSVersion is the least that the driver's metrics accept.
-const metricsTLSVersion = "VersionTLS12"
 
 // A settings is what the flags say.
 type settings struct {
@@ -46,7 +44,7 @@ func main() {
 	}
 	if flag.Arg(0) == "render" {
 		err = render.Print(os.Stdin, os.Stdout, config, render.Facts{
-			OpenShift: true, Monitoring: true, HeadlessMetrics: true, MetricsTLSVersion: metricsTLSVersion,
+			OpenShift: true, Monitoring: true, HeadlessMetrics: true, TLS: operator.NewTLSPolicy(config.TLSCiphers, config.TLSMinVersion).Now(),
 		})
 	} else {
 		err = run(s, config)
@@ -71,6 +69,7 @@ func run(s settings, config render.Config) error {
 	if err != nil {
 		return err
 	}
+	policy := operator.NewTLSPolicy(config.TLSCiphers, config.TLSMinVersion)
 	grace := 10 * time.Second
 	m, err := ctrl.NewManager(cluster, manager.Options{
 		Scheme:                  scheme,
@@ -88,18 +87,19 @@ func run(s settings, config render.Config) error {
 			BindAddress:    s.metrics,
 			SecureServing:  true,
 			FilterProvider: operator.Authorize,
+			TLSOpts:        []func(*tls.Config){policy.Configure},
 		},
 	})
 	if err != nil {
 		return err
 	}
 	r := &operator.Reconciler{
-		Client:            m.GetClient(),
-		APIReader:         m.GetAPIReader(),
-		Recorder:          m.GetEventRecorder("operator-controller"),
-		Config:            config,
-		MetricsTLSVersion: func() string { return metricsTLSVersion },
-		Optional:          &operator.OptionalKinds{},
+		Client:    m.GetClient(),
+		APIReader: m.GetAPIReader(),
+		Recorder:  m.GetEventRecorder("operator-controller"),
+		Config:    config,
+		TLS:       policy,
+		Optional:  &operator.OptionalKinds{},
 	}
 	err = errors.Join(
 		operator.RegisterMetrics(metrics.Registry),

@@ -22,6 +22,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/metrics"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
 	"kubevirt.io/hostpath-provisioner/pkg/provisioner"
+	"kubevirt.io/hostpath-provisioner/pkg/tlsprofile"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
@@ -41,7 +42,7 @@ type config struct {
 // parse reads the command line and the environment and reports all that is wrong with them. It changes nothing.
 func parse(args []string, getenv func(string) string, output io.Writer) (config, error) {
 	var c config
-	var mode, node, dir, prefix, policy, shared, options, tlsVersion string
+	var mode, node, dir, prefix, policy, shared, options, tlsVersion, tlsSuites string
 	flags := flag.NewFlagSet("hostpath-provisioner", flag.ContinueOnError)
 	flags.SetOutput(output)
 	flags.StringVar(&mode, "mode", string(provisioner.PerNode), "node: one instance on each node; single-node: one instance for a cluster of one node")
@@ -55,7 +56,7 @@ func parse(args []string, getenv func(string) string, output io.Writer) (config,
 	flags.StringVar(&c.kubeconfig, "kubeconfig", "", "file that says how to reach the API server; not needed inside a cluster")
 	flags.StringVar(&c.systemPath, "system-path", "", "directory on the operating system's disk, for the metric that says whether the pool shares it; empty if unknown")
 	flags.StringVar(&c.healthAddress, "health-address", ":9808", "address to serve /healthz and /readyz on; empty for none")
-	c.metricsFlags(flags, &tlsVersion)
+	c.metricsFlags(flags, &tlsVersion, &tlsSuites)
 	klog.InitFlags(flags)
 
 	problems := cmdline.ParseAll(flags, args)
@@ -84,17 +85,18 @@ func parse(args []string, getenv func(string) string, output io.Writer) (config,
 	note("pod-namespace", checkNamespace(c.namespace))
 	note("health-address", cmdline.CheckAddress(c.healthAddress))
 	note("metrics-address", cmdline.CheckAddress(c.metricsAddress))
-	c.metricsTLS.MinVersion, err = metrics.ParseTLSVersion(tlsVersion)
-	note("metrics-tls-version", err)
+	c.metricsTLS.Accepted, err = tlsprofile.Parse(tlsVersion, tlsSuites)
+	note("metrics-tls-version, --metrics-tls-cipher-suites", err)
 	note("metrics-cert-file", checkCertificate(c.metricsTLS))
 	return c, problems
 }
 
-func (c *config) metricsFlags(flags *flag.FlagSet, tlsVersion *string) {
+func (c *config) metricsFlags(flags *flag.FlagSet, tlsVersion, tlsSuites *string) {
 	flags.StringVar(&c.metricsAddress, "metrics-address", ":8443", "address to serve metrics on with TLS; empty for none")
 	flags.StringVar(&c.metricsTLS.CertFile, "metrics-cert-file", "", "certificate for the metrics; without one the program makes its own")
 	flags.StringVar(&c.metricsTLS.KeyFile, "metrics-key-file", "", "key of that certificate")
 	flags.StringVar(tlsVersion, "metrics-tls-version", "VersionTLS13", "lowest version of TLS for the metrics")
+	flags.StringVar(tlsSuites, "metrics-tls-cipher-suites", "", "cipher suites for the metrics with TLS 1.2 and older, as Go names them, separated by commas; default: those of Go")
 }
 
 func checkMode(mode provisioner.Mode) error {

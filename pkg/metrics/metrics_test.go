@@ -29,6 +29,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/metrics"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
+	"kubevirt.io/hostpath-provisioner/pkg/tlsprofile"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 	"kubevirt.io/hostpath-provisioner/test/must"
 )
@@ -338,7 +339,7 @@ func TestMinimumTLSVersion(t *testing.T) {
 		"1.1 does not take 1.0": {tls.VersionTLS11, tls.VersionTLS10, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			address := serve(t, metrics.New(metrics.Options{Version: "v1", Pools: noPools}), metrics.TLS{MinVersion: c.server})
+			address := serve(t, metrics.New(metrics.Options{Version: "v1", Pools: noPools}), metrics.TLS{Accepted: tlsprofile.Profile{MinVersion: c.server}})
 			dialer := tls.Dialer{Config: &tls.Config{InsecureSkipVerify: true, MinVersion: c.client, MaxVersion: c.client}}
 			connection, err := dialer.DialContext(t.Context(), "tcp", address)
 			if err == nil {
@@ -351,26 +352,20 @@ func TestMinimumTLSVersion(t *testing.T) {
 	}
 }
 
-func TestParseTLSVersion(t *testing.T) {
-	for name, want := range map[string]uint16{
-		"VersionTLS10": tls.VersionTLS10,
-		"VersionTLS11": tls.VersionTLS11,
-		"VersionTLS12": tls.VersionTLS12,
-		"VersionTLS13": tls.VersionTLS13,
-		"VersionTLS14": 0,
-		"TLS13":        0,
-		"versiontls13": 0,
-		"":             0,
-	} {
-		t.Run(name, func(t *testing.T) {
-			got, err := metrics.ParseTLSVersion(name)
-			if got != want || (err == nil) != (want != 0) {
-				t.Errorf("the version is %x, %v; want %x", got, err, want)
-			}
-			if err != nil && !strings.Contains(err.Error(), "VersionTLS13") {
-				t.Errorf("the error %q does not say what is possible", err)
-			}
-		})
+// A client that has only suites which are not accepted does not get in with TLS 1.2.
+func TestCipherSuites(t *testing.T) {
+	const accepted, other = tls.TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384, tls.TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256
+	profile := tlsprofile.Profile{MinVersion: tls.VersionTLS12, CipherSuites: []uint16{accepted}}
+	address := serve(t, metrics.New(metrics.Options{Version: "v1", Pools: noPools}), metrics.TLS{Accepted: profile})
+	for suite, taken := range map[uint16]bool{accepted: true, other: false} {
+		dialer := tls.Dialer{Config: &tls.Config{InsecureSkipVerify: true, MaxVersion: tls.VersionTLS12, CipherSuites: []uint16{suite}}}
+		connection, err := dialer.DialContext(t.Context(), "tcp", address)
+		if err == nil {
+			connection.Close()
+		}
+		if (err == nil) != taken {
+			t.Errorf("the handshake with %s ends with %v, want it taken: %v", tls.CipherSuiteName(suite), err, taken)
+		}
 	}
 }
 

@@ -19,13 +19,16 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"golang.org/x/net/netutil"
+
+	"kubevirt.io/hostpath-provisioner/pkg/tlsprofile"
 )
 
 // TLS is how the metrics are served. Without files the certificate is the
 // driver's own, signed by itself.
 type TLS struct {
 	CertFile, KeyFile string
-	MinVersion        uint16
+	// Accepted are versions and cipher suites.
+	Accepted tlsprofile.Profile
 }
 
 // Check answers what is wrong with the files.
@@ -35,23 +38,6 @@ func (t TLS) Check() error {
 	}
 	_, err := newCertificates(t).current()
 	return err
-}
-
-// versions are the values that --metrics-tls-version takes.
-var versions = map[string]uint16{
-	"VersionTLS10": tls.VersionTLS10,
-	"VersionTLS11": tls.VersionTLS11,
-	"VersionTLS12": tls.VersionTLS12,
-	"VersionTLS13": tls.VersionTLS13,
-}
-
-// ParseTLSVersion takes the names of crypto/tls.
-func ParseTLSVersion(name string) (uint16, error) {
-	version, ok := versions[name]
-	if !ok {
-		return 0, fmt.Errorf("%q is not one of VersionTLS10, VersionTLS11, VersionTLS12, VersionTLS13", name)
-	}
-	return version, nil
 }
 
 // Serve serves /metrics on the listener until ctx ends, and then ends the calls
@@ -73,9 +59,9 @@ func (m *Metrics) serve(ctx context.Context, listener net.Listener, config TLS, 
 	server := l.server()
 	server.Handler = mux
 	server.TLSConfig = &tls.Config{
-		MinVersion:     config.MinVersion,
 		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return certificate.current() },
 	}
+	config.Accepted.Configure(server.TLSConfig)
 	stop := context.AfterFunc(ctx, func() { _ = server.Close() })
 	defer stop()
 	if err := server.ServeTLS(netutil.LimitListener(listener, l.connections), "", ""); !errors.Is(err, http.ErrServerClosed) {

@@ -16,7 +16,7 @@ import (
 // upstreamDefects are defects of the upstream operator and of its mounter, by their number in the list that this one was
 // built from, with the test that fails if one comes back. Of the numbers up to 25, 5 (a deletion waits for a node that is
 // gone), 9 (Jobs are left over), 14 (a second object keeps the first from being deleted), 17 (a mounter mounts again what
-// a Job unmounted) and 20 (a new account deletes the DaemonSet) have no test of their own. 18 and 25 are in what this operator does not have: snapshots and TLS profiles.
+// a Job unmounted) and 20 (a new account deletes the DaemonSet) have no test of their own. 18 is in what this operator does not have: snapshots.
 var upstreamDefects = []struct {
 	number                  int
 	defect, directory, test string
@@ -41,6 +41,7 @@ var upstreamDefects = []struct {
 	{22, "a device is formatted when blkid fails", "../../test/e2e/mounter", "TestBlkidFailureIsNotBlankDevice"},
 	{23, "claims that are a directory of a filesystem are not mounted", "../../test/e2e/mounter", "TestVolume"},
 	{24, "the driver's pods lack the label of the network policies", "render", "TestPodsReachTheAPIServer"},
+	{25, "a TLS profile without content ends the program", ".", "TestTLSProfileIsFollowed"},
 }
 
 func TestTestsOfUpstreamDefectsExist(t *testing.T) {

@@ -98,10 +98,16 @@ func (r *Reconciler) Add(manager ctrl.Manager) error {
 			return fmt.Errorf("watch %s: %w", kind.Kind, err)
 		}
 	}
-	r.discover = func() error {
-		return r.Optional.discover(manager.GetRESTMapper(), func(kind schema.GroupVersionKind) error { return watch(empty(kind)) })
+	if err := c.Watch(source.Channel(r.TLS.changed, handler.EnqueueRequestsFromMapFunc(r.everyObject))); err != nil {
+		return err
 	}
-	return r.discover()
+	r.discover = func(ctx context.Context) (err error) {
+		if !r.followsTLS {
+			r.followsTLS, err = r.TLS.follow(ctx, manager)
+		}
+		return errors.Join(err, r.Optional.discover(manager.GetRESTMapper(), func(kind schema.GroupVersionKind) error { return watch(empty(kind)) }))
+	}
+	return r.discover(context.Background())
 }
 
 // everyObject are requests for all HostPathProvisioners there are, which is one as a rule: what happens to any object may

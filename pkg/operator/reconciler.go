@@ -40,8 +40,8 @@ type Reconciler struct {
 	APIReader client.Reader
 	Recorder  events.EventRecorder
 	Config    render.Config
-	// MetricsTLSVersion is the least that the driver's metrics shall accept, at this moment.
-	MetricsTLSVersion func() string
+	// TLS is what the driver's metrics shall accept.
+	TLS *TLSPolicy
 	// Optional are the kinds which not every cluster has, of those in optionalKinds.
 	Optional *OptionalKinds
 
@@ -49,7 +49,8 @@ type Reconciler struct {
 	Now func() time.Time
 
 	manifests  *render.Manifests
-	discover   func() error
+	discover   func(context.Context) error
+	followsTLS bool
 	discovered time.Time
 	gone       goneNodes
 }
@@ -62,18 +63,18 @@ func (r *Reconciler) now() time.Time {
 }
 
 // look asks, at most once in the time of a resync, which kinds the cluster has by now.
-func (r *Reconciler) look() error {
+func (r *Reconciler) look(ctx context.Context) error {
 	if r.now().Sub(r.discovered) < resync {
 		return nil
 	}
 	r.discovered = r.now()
-	return r.discover()
+	return r.discover(ctx)
 }
 
 // Reconcile brings everything to what the objects of the cluster ask for. It is called with the name of an object, but
 // there is only one that counts.
 func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Result, error) {
-	if err := r.look(); err != nil {
+	if err := r.look(ctx); err != nil {
 		return ctrl.Result{}, err
 	}
 	all := &hppv1.HostPathProvisionerList{}
@@ -221,10 +222,10 @@ func (r *Reconciler) prunable() []schema.GroupVersionKind {
 // facts asks the cluster what rendering has to know.
 func (r *Reconciler) facts(ctx context.Context) (render.Facts, error) {
 	facts := render.Facts{
-		OpenShift:         r.Optional.Has(constraintsKind),
-		Monitoring:        r.Optional.Has(prometheusRuleKind) && r.Optional.Has(serviceMonitorKind),
-		Selectors:         map[string]map[string]string{},
-		MetricsTLSVersion: r.MetricsTLSVersion(),
+		OpenShift:  r.Optional.Has(constraintsKind),
+		Monitoring: r.Optional.Has(prometheusRuleKind) && r.Optional.Has(serviceMonitorKind),
+		Selectors:  map[string]map[string]string{},
+		TLS:        r.TLS.Now(),
 	}
 	sets, err := r.daemonSets(ctx, render.DriverDaemonSet, render.LegacyDaemonSet)
 	if err != nil {

@@ -37,7 +37,7 @@ const (
 var flags = map[string][]string{
 	driver: {
 		"drivername", "endpoint", "nodeid", "version", "datadir",
-		"device-nodes", "metrics-address", "metrics-cert-file", "metrics-key-file", "metrics-tls-version", "volume-metrics", "tracing-endpoint", "v",
+		"device-nodes", "metrics-address", "metrics-cert-file", "metrics-key-file", "metrics-tls-version", "metrics-tls-cipher-suites", "volume-metrics", "tracing-endpoint", "v",
 	},
 	provisioner: {
 		"csi-address", "node-deployment", "node-deployment-immediate-binding", "strict-topology",

@@ -23,6 +23,8 @@ type Config struct {
 	MonitoringNamespace string
 	// RunbookURL has one %s, for the name of an alert, in the URL of its runbook.
 	RunbookURL string
+	// TLSCiphers and TLSMinVersion go before the TLS profile of the cluster, if they are not empty.
+	TLSCiphers, TLSMinVersion string
 }
 
 // imageVariables are the environment variables that name an image, by the image's name in the manifests.
@@ -54,6 +56,8 @@ func ConfigFromEnvironment(getenv func(string) string) (Config, error) {
 		Verbosity:           -1,
 		MonitoringNamespace: or("MONITORING_NAMESPACE", "monitoring"),
 		RunbookURL:          or("RUNBOOK_URL_TEMPLATE", "https://kubevirt.io/monitoring/runbooks/%s"),
+		TLSCiphers:          getenv("TLS_CIPHERS_OVERRIDE"),
+		TLSMinVersion:       getenv("TLS_MIN_VERSION_OVERRIDE"),
 	}
 	var problems []error
 	if c.Namespace == "" {

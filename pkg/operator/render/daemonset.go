@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	hppv1 "kubevirt.io/hostpath-provisioner/api/v1beta1"
+	"kubevirt.io/hostpath-provisioner/pkg/tlsprofile"
 )
 
 const driverContainer = "driver"
@@ -94,8 +95,17 @@ func (r *Renderer) configure(driver *corev1.Container) error {
 	setVariable(driver, "DATADIR", data)
 	setVariable(driver, "VERSION", r.config.Version)
 	setVariable(driver, "SERVICE_NAME", MetricsService)
-	setArg(driver, "--metrics-tls-version", r.facts.MetricsTLSVersion)
+	r.metricsTLS(driver)
 	return nil
+}
+
+// metricsTLS sets what the metrics of a container accept. Flags, and so new pods, are how the driver learns of another
+// profile: it has no access to the API.
+func (r *Renderer) metricsTLS(c *corev1.Container) {
+	setArg(c, "--metrics-tls-version", tlsprofile.VersionName(r.facts.TLS.MinVersion))
+	if suites := tlsprofile.SuiteNames(r.facts.TLS.CipherSuites); suites != "" {
+		setArg(c, "--metrics-tls-cipher-suites", suites)
+	}
 }
 
 // image is the one for a container whose image in the manifests is this.

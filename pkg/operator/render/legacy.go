@@ -34,7 +34,7 @@ func (r *Renderer) legacy(config *hppv1.PathConfig) ([]client.Object, error) {
 	}
 	setVariable(c, "PV_DIR", path)
 	setVariable(c, "USE_NAMING_PREFIX", strconv.FormatBool(config.UseNamingPrefix))
-	setArg(c, "--metrics-tls-version", r.facts.MetricsTLSVersion)
+	r.metricsTLS(c)
 	if err := r.container(c); err != nil {
 		return nil, err
 	}

@@ -19,6 +19,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 
 	hppv1 "kubevirt.io/hostpath-provisioner/api/v1beta1"
+	"kubevirt.io/hostpath-provisioner/pkg/tlsprofile"
 )
 
 // Facts are what is known of the cluster that matters for what is deployed.
@@ -33,8 +34,8 @@ type Facts struct {
 	Nodes []string
 	// HeadlessMetrics says whether the Service of the metrics is, or will be, without an address, which cannot change.
 	HeadlessMetrics bool
-	// MetricsTLSVersion is the least that the driver's metrics accept, as VersionTLS12.
-	MetricsTLSVersion string
+	// TLS is what the metrics of what is deployed accept.
+	TLS tlsprofile.Profile
 }
 
 // A Renderer makes objects of one HostPathProvisioner.

@@ -18,7 +18,7 @@ import (
 
 var testConfig = Config{Namespace: "storage", Version: "v1.2.3", Verbosity: -1, MonitoringNamespace: "monitoring", RunbookURL: "https://example.com/%s.md"}
 
-var allFacts = Facts{OpenShift: true, Monitoring: true, HeadlessMetrics: true, MetricsTLSVersion: "VersionTLS12"}
+var allFacts = Facts{OpenShift: true, Monitoring: true, HeadlessMetrics: true}
 
 // rendered has the objects by "Kind name".
 func rendered(t *testing.T, config Config, facts Facts, spec hppv1.HostPathProvisionerSpec) map[string]*unstructured.Unstructured {
@@ -118,7 +118,7 @@ func TestRenderNames(t *testing.T) {
 }
 
 func TestRenderWithoutOpenShiftAndMonitoring(t *testing.T) {
-	for name := range rendered(t, testConfig, Facts{MetricsTLSVersion: "VersionTLS12"}, onePoolSpec()) {
+	for name := range rendered(t, testConfig, Facts{}, onePoolSpec()) {
 		if strings.HasPrefix(name, "Security") || strings.Contains(name, "rometheus") || strings.Contains(name, "onitor") {
 			t.Errorf("%s is made in a cluster that does not know its kind", name)
 		}

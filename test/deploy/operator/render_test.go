@@ -178,7 +178,7 @@ func adapted(pod corev1.PodSpec) corev1.PodSpec {
 	for i := range pod.Containers {
 		c := &pod.Containers[i]
 		c.ImagePullPolicy = ""
-		c.Args = slices.DeleteFunc(c.Args, func(a string) bool { return strings.HasPrefix(a, "--metrics-tls-version=") })
+		c.Args = slices.DeleteFunc(c.Args, func(a string) bool { return strings.HasPrefix(a, "--metrics-tls-") })
 		c.Env = slices.DeleteFunc(c.Env, func(e corev1.EnvVar) bool { return e.Name == "DATADIR" || e.Name == "SERVICE_NAME" })
 		slices.SortFunc(c.VolumeMounts, func(a, b corev1.VolumeMount) int { return strings.Compare(a.MountPath, b.MountPath) })
 	}

@@ -1,0 +1,123 @@
+package operator
+
+import (
+	"context"
+	"crypto/tls"
+	"slices"
+	"strings"
+	"sync/atomic"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	toolscache "k8s.io/client-go/tools/cache"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+
+	hppv1 "kubevirt.io/hostpath-provisioner/api/v1beta1"
+	"kubevirt.io/hostpath-provisioner/pkg/tlsprofile"
+)
+
+// apiServerKind is that of OpenShift's object which has the TLS profile of the cluster.
+var apiServerKind = schema.GroupVersionKind{Group: "config.openshift.io", Version: "v1", Kind: "APIServer"}
+
+// apiServerName is the name of the one object of that kind.
+const apiServerName = "cluster"
+
+// A TLSPolicy is what the TLS servers of the operator, and of what it deploys, accept at this moment.
+type TLSPolicy struct {
+	overrides tlsprofile.Settings
+	now       atomic.Pointer[tlsprofile.Profile]
+	// changed has something in it when the policy has changed since it was last received from.
+	changed chan event.GenericEvent
+}
+
+// NewTLSPolicy is the policy of a cluster without a profile. The overrides go before any profile.
+func NewTLSPolicy(ciphersOverride, minVersionOverride string) *TLSPolicy {
+	p := &TLSPolicy{
+		overrides: tlsprofile.Settings{CiphersOverride: ciphersOverride, MinVersionOverride: minVersionOverride},
+		changed:   make(chan event.GenericEvent, 1),
+	}
+	p.set(nil)
+	return p
+}
+
+// Now is what servers accept.
+func (p *TLSPolicy) Now() tlsprofile.Profile { return *p.now.Load() }
+
+// Configure has a server follow the policy: each handshake goes by that of its moment.
+func (p *TLSPolicy) Configure(c *tls.Config) {
+	// HTTP/2 wants cipher suites of its own, which a profile need not have (RFC 9113, section 9.2.2).
+	c.NextProtos = []string{"http/1.1"}
+	c.GetConfigForClient = func(*tls.ClientHelloInfo) (*tls.Config, error) {
+		now := c.Clone()
+		now.GetConfigForClient = nil
+		p.Now().Configure(now)
+		return now, nil
+	}
+}
+
+// set takes the profile of an APIServer, or nil where there is none.
+func (p *TLSPolicy) set(apiServer *unstructured.Unstructured) {
+	settings := p.overrides
+	if apiServer != nil {
+		// What has another type than it should is as if it were not there.
+		of := func(path ...string) string {
+			text, _, _ := unstructured.NestedString(apiServer.Object, append([]string{"spec", "tlsSecurityProfile"}, path...)...)
+			return text
+		}
+		settings.Type, settings.MinVersion = of("type"), of("custom", "minTLSVersion")
+		settings.Ciphers, _, _ = unstructured.NestedStringSlice(apiServer.Object, "spec", "tlsSecurityProfile", "custom", "ciphers")
+	}
+	profile, problems := settings.Profile()
+	if len(problems) > 0 {
+		ctrl.Log.Info("parts of the TLS profile are not usable", "profile", settings.Type, "problems", strings.Join(problems, "; "))
+	}
+	before := p.now.Swap(&profile)
+	if before == nil || before.MinVersion == profile.MinVersion && slices.Equal(before.CipherSuites, profile.CipherSuites) {
+		return
+	}
+	ctrl.Log.Info("the TLS profile has changed", "profile", settings.Type, "least", tls.VersionName(profile.MinVersion))
+	select {
+	case p.changed <- event.GenericEvent{Object: &hppv1.HostPathProvisioner{}}:
+	default: // the one that is there already is enough
+	}
+}
+
+// follow watches the APIServer of OpenShift, if the cluster has that kind. It says whether it does. The watch is on every
+// replica, also on one that waits for the lease: it has servers too.
+func (p *TLSPolicy) follow(ctx context.Context, manager ctrl.Manager) (bool, error) {
+	if _, err := manager.GetRESTMapper().RESTMapping(apiServerKind.GroupKind(), apiServerKind.Version); err != nil {
+		if meta.IsNoMatchError(err) {
+			return false, nil
+		}
+		return false, err
+	}
+	// Not the cache of the manager, which has what carries the operator's labels.
+	profiles, err := cache.New(manager.GetConfig(), cache.Options{
+		HTTPClient: manager.GetHTTPClient(), Scheme: manager.GetScheme(), Mapper: manager.GetRESTMapper(),
+		DefaultFieldSelector: fields.OneTermEqualSelector("metadata.name", apiServerName),
+	})
+	if err != nil {
+		return false, err
+	}
+	informer, err := profiles.GetInformer(ctx, empty(apiServerKind), cache.BlockUntilSynced(false))
+	if err != nil {
+		return false, err
+	}
+	take := func(object any) {
+		if apiServer, ok := object.(*unstructured.Unstructured); ok {
+			p.set(apiServer)
+		}
+	}
+	if _, err := informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
+		AddFunc:    take,
+		UpdateFunc: func(_, object any) { take(object) },
+		DeleteFunc: func(any) { p.set(nil) },
+	}); err != nil {
+		return false, err
+	}
+	return true, manager.Add(profiles)
+}

@@ -1,0 +1,129 @@
+package operator
+
+import (
+	"crypto/tls"
+	"errors"
+	"io"
+	"net"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	certutil "k8s.io/client-go/util/cert"
+)
+
+func apiServer(profile map[string]any) *unstructured.Unstructured {
+	return &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{"tlsSecurityProfile": profile}}}
+}
+
+// A running server goes by the profile of the moment, and survives any.
+func TestTLSProfileIsFollowed(t *testing.T) {
+	policy := NewTLSPolicy("", "")
+	dial := serveTLS(t, policy)
+	const ofOld = tls.TLS_ECDHE_RSA_WITH_AES_128_CBC_SHA
+	steps := []struct {
+		name            string
+		profile         *unstructured.Unstructured
+		old, tls12, any bool
+	}{
+		{"none", nil, false, true, true},
+		{"Old", apiServer(map[string]any{"type": "Old"}), true, true, true},
+		{"Modern", apiServer(map[string]any{"type": "Modern"}), false, false, true},
+		{"Custom that is empty", apiServer(map[string]any{"type": "Custom"}), false, true, true},
+		{"Custom that is null", apiServer(map[string]any{"type": "Custom", "custom": nil}), false, true, true},
+		{"Custom", apiServer(map[string]any{"type": "Custom", "custom": map[string]any{"ciphers": []any{"ECDHE-RSA-AES128-SHA"}, "minTLSVersion": "VersionTLS12"}}), true, true, true},
+		{"Custom with unknown names", apiServer(map[string]any{"type": "Custom", "custom": map[string]any{"ciphers": []any{"x"}, "minTLSVersion": "y"}}), false, false, true},
+		{"of another form", apiServer(map[string]any{"type": 1, "custom": "x"}), false, true, true},
+		{"without a type", apiServer(nil), false, true, true},
+		{"gone", nil, false, true, true},
+	}
+	for _, step := range steps {
+		policy.set(step.profile)
+		for what, try := range map[string]struct {
+			config *tls.Config
+			want   bool
+		}{
+			"TLS 1.2 with a suite of Old": {&tls.Config{MaxVersion: tls.VersionTLS12, CipherSuites: []uint16{ofOld}}, step.old},
+			"TLS 1.2":                     {&tls.Config{MaxVersion: tls.VersionTLS12, CipherSuites: []uint16{ofOld, tls.TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256}}, step.tls12},
+			"any version":                 {&tls.Config{}, step.any},
+		} {
+			if err := dial(try.config); (err == nil) != try.want {
+				t.Errorf("profile %s: %s ends with %v, want it taken: %v", step.name, what, err, try.want)
+			}
+		}
+	}
+}
+
+// Each change of the profile has the driver's flags rendered anew, and what changes nothing does not.
+func TestTLSProfileThatChangesIsRolledOut(t *testing.T) {
+	policy := NewTLSPolicy("", "")
+	changed := func() bool {
+		select {
+		case <-policy.changed:
+			return true
+		default:
+			return false
+		}
+	}
+	policy.set(apiServer(map[string]any{"type": "Intermediate"}))
+	if changed() {
+		t.Error("Intermediate is what there was")
+	}
+	policy.set(apiServer(map[string]any{"type": "Modern"}))
+	policy.set(apiServer(map[string]any{"type": "Old"}))
+	if !changed() || changed() {
+		t.Error("two changes that nobody has seen are not one event")
+	}
+}
+
+func TestTLSOverrides(t *testing.T) {
+	policy := NewTLSPolicy("", "VersionTLS12")
+	policy.set(apiServer(map[string]any{"type": "Modern"}))
+	if got := policy.Now().MinVersion; got != tls.VersionTLS12 {
+		t.Errorf("the lowest version is %s, want that of the override", tls.VersionName(got))
+	}
+}
+
+// serveTLS serves with a policy. It returns a function that makes a connection.
+func serveTLS(t *testing.T, policy *TLSPolicy) (dial func(*tls.Config) error) {
+	t.Helper()
+	certificate, key, err := certutil.GenerateSelfSignedCertKey("localhost", nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pair, err := tls.X509KeyPair(certificate, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	config := &tls.Config{}
+	policy.Configure(config)
+	config.Certificates = []tls.Certificate{pair} // after Configure, as controller-runtime does
+	listener, err := tls.Listen("tcp", "127.0.0.1:0", config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			connection, err := listener.Accept()
+			if errors.Is(err, net.ErrClosed) {
+				return
+			}
+			if err == nil {
+				_, _ = connection.Write([]byte("."))
+				_ = connection.Close()
+			}
+		}
+	}()
+	t.Cleanup(func() { _ = listener.Close(); <-done })
+	return func(config *tls.Config) error {
+		config.InsecureSkipVerify = true
+		connection, err := (&tls.Dialer{Config: config}).DialContext(t.Context(), "tcp", listener.Addr().String())
+		if err != nil {
+			return err
+		}
+		defer func() { _ = connection.Close() }()
+		_, err = io.ReadFull(connection, make([]byte, 1))
+		return err
+	}
+}
