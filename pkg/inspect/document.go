@@ -47,6 +47,8 @@ type Pool struct {
 	FreeBytes      *int64 `json:"freeBytes"`
 	PromisedBytes  *int64 `json:"promisedBytes"`
 	AvailableBytes *int64 `json:"availableBytes"`
+	// TrashHeldBytes is what cannot be promised until the trash is erased.
+	TrashHeldBytes *int64 `json:"trashHeldBytes"`
 	Inodes         *int64 `json:"inodes"`
 	InodesFree     *int64 `json:"inodesFree"`
 
@@ -111,8 +113,10 @@ type Leftover struct {
 	Name      string    `json:"name"`
 	Changed   time.Time `json:"changed"`
 	UsedBytes *int64    `json:"usedBytes"`
-	Abnormal  bool      `json:"abnormal"`
-	Condition string    `json:"condition"`
+	// HeldBytes is what cannot be promised until it is erased; null for what is being made.
+	HeldBytes *int64 `json:"heldBytes"`
+	Abnormal  bool   `json:"abnormal"`
+	Condition string `json:"condition"`
 }
 
 // WriteJSON writes the report for programs.

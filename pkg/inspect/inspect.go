@@ -110,7 +110,7 @@ func describe(v pool.View) Pool {
 	for _, name := range v.SharesWith {
 		p.SharesWith = append(p.SharesWith, name.String())
 	}
-	p.PromisedBytes, p.AvailableBytes = &v.Promised, &v.Available
+	p.PromisedBytes, p.TrashHeldBytes, p.AvailableBytes = &v.Promised, known(v.Held), &v.Available
 	if v.Space.Inodes > 0 {
 		p.Inodes, p.InodesFree = &v.Space.Inodes, &v.Space.InodesFree
 	}
@@ -177,6 +177,7 @@ func leftovers(all []pool.Leftover) []Leftover {
 			Name:      l.Name,
 			Changed:   l.Changed.UTC(),
 			UsedBytes: known(l.UsedBytes),
+			HeldBytes: known(l.HeldBytes),
 			Abnormal:  l.Condition.Abnormal,
 			Condition: l.Condition.Message,
 		})

@@ -45,7 +45,7 @@ func aNode() inspect.Report {
 			{
 				Name: "local", Path: "/var/hpvolumes", Readable: true, Condition: "in order",
 				UUID: "kwinljr55icti4ji", Created: made, Quota: "xfs",
-				SizeBytes: number(100 * gib), FreeBytes: number(60 * gib), PromisedBytes: number(31 * gib), AvailableBytes: number(55 * gib),
+				SizeBytes: number(100 * gib), FreeBytes: number(60 * gib), PromisedBytes: number(31 * gib), TrashHeldBytes: number(13 * mib), AvailableBytes: number(55 * gib),
 				Inodes: number(52428800), InodesFree: number(52428000),
 				Volumes: []inspect.Volume{
 					{
@@ -73,14 +73,14 @@ func aNode() inspect.Report {
 				},
 				Staging: []inspect.Leftover{{Node: "node-a", Name: "pvc-9", Changed: noon.Add(-3 * time.Second), Condition: "being made"}},
 				Trash: []inspect.Leftover{
-					{Node: "node-a", Name: "pvc-8.abcdefgh", Changed: noon.Add(-90 * time.Minute), UsedBytes: number(3 * mib), Abnormal: true, Condition: "unchanged for 1h30m0s: cannot be erased, or no driver runs on its node"},
-					{Node: "node-b", Name: "pvc-7.abcdefgh", Changed: noon.Add(-72 * time.Hour), Condition: "being erased"},
+					{Node: "node-a", Name: "pvc-8.abcdefgh+10485760", Changed: noon.Add(-90 * time.Minute), UsedBytes: number(3 * mib), HeldBytes: number(10 * mib), Abnormal: true, Condition: "unchanged for 1h30m0s: cannot be erased, or no driver runs on its node"},
+					{Node: "node-b", Name: "pvc-7.abcdefgh", Changed: noon.Add(-72 * time.Hour), HeldBytes: number(3 * mib), Condition: "being erased"},
 				},
 			},
 			{
 				Name: "shared", Path: "/mnt/nfs", Shared: true, Readable: true, Abnormal: true, Condition: "the pool's filesystem is read-only", Reason: "read_only",
 				UUID: "zzhioir5avpfwbox", Created: made, ReadOnly: true, SystemDisk: true, SharesWith: []string{"home", "local"}, Unenforced: "no directory quotas: nfs at /mnt/nfs has none",
-				SizeBytes: number(2048 * gib), FreeBytes: number(0), PromisedBytes: number(0), AvailableBytes: number(0),
+				SizeBytes: number(2048 * gib), FreeBytes: number(0), PromisedBytes: number(0), TrashHeldBytes: number(0), AvailableBytes: number(0),
 				Volumes: []inspect.Volume{{
 					ID: "pvc-3", Mode: "block", Abnormal: true, Condition: "the pool's filesystem is read-only\nand more", Recorded: true, Enforced: true, Thin: true, Created: &made,
 					PromisedBytes: number(0), Published: []inspect.Place{}, Nodes: []string{"node-b", "node-c"}, Devices: []inspect.Device{},
@@ -126,6 +126,15 @@ func wantGolden(t *testing.T, name string, got []byte) {
 	must.Succeed(t, err)
 	if diff := cmp.Diff(string(want), string(got)); diff != "" {
 		t.Errorf("%s is not what was written; if that is meant, -update writes it anew (-want +got):\n%s", path, diff)
+	}
+}
+
+func TestTableWithTrashOfUnknownSize(t *testing.T) {
+	report := inspect.Report{Pools: []inspect.Pool{{Name: "local", Readable: true, Trash: []inspect.Leftover{{Name: "pvc-1.abcdefgh", Condition: "being erased"}}}}}
+	var written bytes.Buffer
+	must.Succeed(t, report.WriteTable(&written, noon))
+	if want := "all that is in use held for trash of unknown size"; !strings.Contains(written.String(), want) {
+		t.Errorf("the table lacks %q:\n%s", want, written.String())
 	}
 }
 

@@ -3,6 +3,7 @@ package inspect
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"strings"
 	"text/tabwriter"
@@ -75,12 +76,18 @@ func (p *Pool) write(text *strings.Builder, now time.Time) {
 	writeTable(text, "", volumeHeader, rows(p.Volumes, Volume.row))
 	writeTable(text, "published", placeHeader, p.places())
 	writeTable(text, "staging", leftoverHeader, rows(p.Staging, func(l Leftover) []string { return l.row(now) }))
-	writeTable(text, "trash", leftoverHeader, rows(p.Trash, func(l Leftover) []string { return l.row(now) }))
+	writeTable(text, "trash", trashHeader, rows(p.Trash, func(l Leftover) []string { return slices.Insert(l.row(now), 4, size(l.HeldBytes)) }))
 }
 
 func (p *Pool) numbers() string {
 	line := fmt.Sprintf("size %s, free %s, promised %s, available %s",
 		size(p.SizeBytes), size(p.FreeBytes), size(p.PromisedBytes), size(p.AvailableBytes))
+	switch {
+	case len(p.Trash) > 0 && p.TrashHeldBytes == nil:
+		line += ", all that is in use held for trash of unknown size"
+	case len(p.Trash) > 0:
+		line += ", held for trash " + size(p.TrashHeldBytes)
+	}
 	if p.Inodes != nil && p.InodesFree != nil {
 		line += fmt.Sprintf(", inodes free %d of %d", *p.InodesFree, *p.Inodes)
 	}
@@ -164,7 +171,10 @@ func (p *Pool) places() [][]string {
 	return places
 }
 
-var leftoverHeader = []string{"NODE", "NAME", "CHANGED", "USED", "CONDITION"}
+var (
+	leftoverHeader = []string{"NODE", "NAME", "CHANGED", "USED", "CONDITION"}
+	trashHeader    = []string{"NODE", "NAME", "CHANGED", "USED", "HELD", "CONDITION"}
+)
 
 func (l Leftover) row(now time.Time) []string {
 	return []string{clean(l.Node), clean(l.Name), ago(now.Sub(l.Changed)), size(l.UsedBytes), condition(l.Abnormal, l.Condition)}

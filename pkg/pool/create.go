@@ -295,7 +295,7 @@ func (v *visit) throwStaged(staging *dir.Dir, name string) error {
 	if err != nil {
 		return err
 	}
-	return v.throw(staging, name, name+"."+suffix, bytes)
+	return v.throw(staging, name, store.Thrown{Of: name, UID: suffix, Promised: bytes})
 }
 
 // stagedBytes is what an entry of a staging directory occupies: a directory volume
@@ -305,7 +305,16 @@ func (v *visit) stagedBytes(staging *dir.Dir, name string, carried quota.ID) (in
 	if err != nil || !hasDisk {
 		return 0, err
 	}
-	return v.keeper.UsedByID(v.store.Root(), carried), nil
+	return v.heldBy(staging, name, carried), nil
+}
+
+// heldBy is what an entry occupies of which it is not known what it was promised, in bytes, or
+// volume.Unknown.
+func (v *visit) heldBy(in *dir.Dir, name string, carried quota.ID) int64 {
+	if bytes := v.keeper.UsedByID(v.store.Root(), carried); bytes != volume.Unknown {
+		return bytes
+	}
+	return store.Measured(in, name)
 }
 
 // noSpace turns the answers of a filesystem that takes nothing more into ErrNoSpace.

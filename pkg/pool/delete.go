@@ -85,7 +85,7 @@ func (v *visit) remove(id volume.ID, e store.Entry) error {
 		v.releaseLost(id, e)
 		return nil
 	}
-	promised, thrown := e.Promised(), store.Trashed(id, e)
+	thrown := store.Trashed(id, e)
 	if err := v.store.Remove(id, thrown); err != nil {
 		return err
 	}
@@ -94,17 +94,17 @@ func (v *visit) remove(id volume.ID, e store.Entry) error {
 	if err := v.store.DropRecord(id); err != nil {
 		return err
 	}
-	v.pool.thrown(thrown, promised)
+	v.pool.thrown(thrown)
 	v.pool.note(id, store.Entry{})
 	return nil
 }
 
 // throw moves an entry that is no volume into the trash, where the reaper removes
 // it. The ledger keeps its promise until then.
-func (v *visit) throw(from *dir.Dir, name, as string, promised int64) error {
-	if err := v.store.Throw(from, name, as); err != nil {
+func (v *visit) throw(from *dir.Dir, name string, as store.Thrown) error {
+	if err := v.store.Throw(from, name, as.String()); err != nil {
 		return err
 	}
-	v.pool.thrown(as, promised)
+	v.pool.thrown(as.String())
 	return nil
 }

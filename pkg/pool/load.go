@@ -80,7 +80,7 @@ func (v *visit) loadShared() error {
 	err := v.read(l)
 	if err == nil {
 		// After the records: a volume whose record was gone is in the trash by then.
-		var others bool
+		var others int64
 		others, err = v.store.OthersTrash()
 		l.SetOthers(others)
 	}

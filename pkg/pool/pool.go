@@ -153,7 +153,7 @@ func newPool(config poolconfig.Pool, s *Set) *Pool {
 		MakePath: !config.RequireMount,
 		Verify:   p.checkMount,
 		Nested:   p.checkNested,
-		Thrown:   func(name string) { p.thrown(name, volume.Unknown) },
+		Thrown:   p.thrown,
 	}
 	p.ledger = ledger.New(ledger.Policy{Pool: config.Name, Overprovision: config.Overprovision, Reserve: config.Reserve})
 	p.used.Store(volume.Unknown)

@@ -6,11 +6,13 @@ import (
 	"time"
 
 	"kubevirt.io/hostpath-provisioner/pkg/pool/ledger"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
 // thrown queues an entry of the trash for the reaper.
-func (p *Pool) thrown(name string, promised int64) {
-	if p.ledger.Throw(name, promised) {
+func (p *Pool) thrown(name string) {
+	if p.ledger.Throw(name, store.ParseThrown(name).Promised) {
 		p.wakeReaper()
 	}
 }
@@ -64,16 +66,32 @@ func (p *Pool) reapAll(ctx context.Context, stuckToo bool) {
 		if err != nil {
 			p.noteError()
 			p.log.Error(err, "failed to erase trash; it is kept and tried again", "trash", name)
+			s.measureStuck(ctx, name)
 			continue
 		}
 		p.log.V(4).Info("removed trash", "trash", name, "duration", time.Since(start))
 	}
 }
 
+// measureStuck finds out what a piece of trash occupies that stays and had too many files to
+// count them at the start. Until then all that is taken on the filesystem counts as foreign.
+func (v *visit) measureStuck(ctx context.Context, name string) {
+	if v.pool.ledger.TrashPromise(name) != volume.Unknown {
+		return
+	}
+	pace := &pace{done: new(atomic.Uint64)}
+	bytes, err := v.store.Trash().Occupied(name, func() error { return pace.step(ctx) })
+	if err != nil {
+		v.pool.log.Error(err, "failed to measure trash that is kept", "trash", name)
+		return
+	}
+	v.pool.ledger.TrashHolds(name, bytes)
+}
+
 // erase removes a piece of trash, and then gives its id back: not before, for what
 // is left of the tree would count against the next volume.
 func (v *visit) erase(ctx context.Context, name string, pause func(context.Context) error) error {
-	id, err := v.keeper.Lift(v.store.Trash(), name)
+	id, err := v.keeper.Lift(v.store.Trash(), name, store.ParseThrown(name).UID)
 	if err != nil {
 		return err
 	}

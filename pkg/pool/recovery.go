@@ -3,7 +3,6 @@ package pool
 import (
 	"context"
 	"errors"
-	"strings"
 	"time"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
@@ -185,8 +184,7 @@ func (v *visit) undoStaged(id volume.ID) error {
 }
 
 // recoverTrash finishes removals that had not dropped their record, and queues all trash
-// that was not known: from before a start, and of volumes whose deletion failed. Where
-// nobody counts what it holds, all use counts as foreign until it is gone.
+// that was not known: from before a start, and of volumes whose deletion failed.
 func (v *visit) recoverTrash(context.Context) error {
 	thrown, err := store.Names(v.store.Trash())
 	if err != nil {
@@ -218,13 +216,17 @@ func (v *visit) recoverTrashed(name string) error {
 		if err != nil {
 			return err
 		}
-		v.keeper.Claims().Try(id, name[strings.LastIndexByte(name, '.')+1:])
-		if v.pool.ledger.ThrowFound(name, v.keeper.UsedByID(v.store.Root(), id), erased) {
+		t := store.ParseThrown(name)
+		v.keeper.Claims().Try(id, t.UID)
+		if t.Promised == volume.Unknown {
+			t.Promised = v.heldBy(v.store.Trash(), name, id)
+		}
+		if v.pool.ledger.ThrowFound(name, t.Promised, erased) {
 			v.pool.wakeReaper()
 		}
 		return nil
 	}
-	id, _ := store.TrashedID(name)
+	id, _ := store.ParseThrown(name).Volume()
 	return v.unlessBusyOr(id, queue)
 }
 
@@ -270,7 +272,7 @@ func (v *visit) takeTrash(left *dir.Dir, node string) error {
 			v.pool.log.Info("taking over the trash of a departed node", "trash", name, "node", node)
 			return v.takePiece(left, name)
 		}
-		id, _ := store.TrashedID(name)
+		id, _ := store.ParseThrown(name).Volume()
 		if err := v.unlessBusyOr(id, take); err != nil {
 			return err
 		}
@@ -288,12 +290,16 @@ func (v *visit) takePiece(left *dir.Dir, name string) error {
 		return err
 	}
 	// The index may have had the volume, and its record the id.
-	uid := v.keeper.Claims().Owner(carried)
-	if uid == "" || !strings.HasSuffix(name, "."+uid) {
-		uid = store.RandomSuffix()
+	t := store.ParseThrown(name)
+	if uid := v.keeper.Claims().Owner(carried); uid == "" || uid != t.UID {
+		t.UID = store.RandomSuffix()
 	}
-	v.keeper.Claims().Try(carried, uid)
-	return v.throw(left, name, store.RandomSuffix()+"."+uid, volume.Unknown)
+	v.keeper.Claims().Try(carried, t.UID)
+	if t.Promised == volume.Unknown {
+		t.Promised = v.heldBy(left, name, carried)
+	}
+	t.Of = store.RandomSuffix()
+	return v.throw(left, name, t)
 }
 
 // recoverMarks removes the marks of what this node has published no more: it was restarted, or

@@ -21,9 +21,9 @@ func TestSyncDoesNotQueueErasedTrash(t *testing.T) {
 		}
 	}
 
-	p.thrown("erased", 1)
-	p.ledger.TrashTried("erased", nil)
-	find("erased")
+	p.thrown("erased+1")
+	p.ledger.TrashTried("erased+1", nil)
+	find("erased+1")
 	want("after what was listed is erased", 0)
 
 	if err := os.Mkdir(filepath.Join(v.store.Trash().String(), "left"), 0o700); err != nil {

@@ -44,10 +44,10 @@ type View struct {
 	// Unenforced is why.
 	Quota      quota.Kind
 	Unenforced error
-	// Promised is the sum of all promises, and Available what a driver that started now
-	// would still give, in bytes.
-	Promised, Available int64
-	Condition           health.Condition
+	// Promised is the sum of all promises, Held what is kept for trash, or NotKnown, and
+	// Available what a driver that started now would still give, in bytes.
+	Promised, Held, Available int64
+	Condition                 health.Condition
 	// Volumes are in the order of their ids. Those that a call is about to make or to
 	// remove are among Staging and Trash.
 	Volumes        []VolumeView
@@ -95,6 +95,10 @@ type Leftover struct {
 	Changed time.Time
 	// UsedBytes is what it holds; NotKnown where nobody counts that.
 	UsedBytes int64
+	// HeldBytes is what the ledger keeps for trash until it is erased: its promise, or what it
+	// occupies where nobody knows that; NotKnown where that cannot be measured, and for what
+	// is being made.
+	HeldBytes int64
 	Condition health.Condition
 }
 
@@ -443,7 +447,7 @@ func (v *visit) leftovers(place store.Place) (all []Leftover, err error) {
 		var here []Leftover
 		for _, name := range entries {
 			v.pool.steps.Add(1)
-			left, err := v.leftover(d, name)
+			left, err := v.leftover(place, d, name)
 			if dir.IsMissing(err) {
 				continue
 			}
@@ -466,17 +470,24 @@ func (v *visit) leftovers(place store.Place) (all []Leftover, err error) {
 	return all, err
 }
 
-func (v *visit) leftover(in *dir.Dir, name string) (Leftover, error) {
-	left := Leftover{Name: name, UsedBytes: volume.Unknown}
+func (v *visit) leftover(place store.Place, in *dir.Dir, name string) (Leftover, error) {
+	left := Leftover{Name: name, UsedBytes: volume.Unknown, HeldBytes: volume.Unknown}
 	var err error
 	if left.Changed, err = in.Changed(name); err != nil {
 		return left, err
 	}
 	id, err := v.keeper.IDIn(in, name)
-	if err == nil {
-		left.UsedBytes = v.keeper.UsedByID(v.store.Root(), id)
+	if err != nil {
+		return left, err
 	}
-	return left, err
+	left.UsedBytes = v.keeper.UsedByID(v.store.Root(), id)
+	if place == store.InTrash {
+		left.HeldBytes = store.ParseThrown(name).Promised
+		if left.HeldBytes == volume.Unknown {
+			left.HeldBytes = v.heldBy(in, name, id)
+		}
+	}
+	return left, nil
 }
 
 // workedOn is when anything in the trash of a node last changed. Creations do not wait for
@@ -524,13 +535,19 @@ func (v *visit) leftoverCondition(place store.Place, l Leftover, lately time.Tim
 // as a driver does that starts, and changes nothing.
 func (v *visit) seePromises(view *View) error {
 	p := v.pool
+	var others int64
 	for _, left := range view.Trash {
-		if left.Node == p.options.Node.String() {
-			p.thrown(left.Name, left.UsedBytes)
-			continue
+		switch {
+		case left.Node == p.options.Node.String():
+			p.ledger.Throw(left.Name, left.HeldBytes)
+		case left.HeldBytes == volume.Unknown || others == volume.Unknown:
+			others = volume.Unknown
+		default:
+			others += left.HeldBytes
 		}
-		p.ledger.OthersHaveTrash()
 	}
+	p.ledger.SetOthersTrash(others)
+	view.Held = p.ledger.Summary().Held
 	if _, err := v.join(p.identity.Load().Format); err != nil {
 		return err
 	}

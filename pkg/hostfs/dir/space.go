@@ -1,6 +1,8 @@
 package dir
 
 import (
+	"errors"
+	"io/fs"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -127,3 +129,51 @@ func (d *Dir) Space() (Space, error) {
 		ReadOnly:   st.Flags&unix.ST_RDONLY != 0,
 	}, nil
 }
+
+// Occupied is how many bytes the filesystem has allocated for an entry and everything below it,
+// without what is mounted there. Each name of a file counts. It calls step for each entry, and
+// stops at an error from that. A missing name has 0.
+func (d *Dir) Occupied(name string, step func() error) (int64, error) {
+	o := &occupied{step: step}
+	top, err := d.OpenInside(name)
+	switch {
+	case errors.Is(err, ErrNotDirectory):
+		err = o.File(d, name)
+		return o.bytes, err
+	case errors.Is(err, fs.ErrNotExist):
+		return 0, nil
+	case err != nil:
+		return 0, err
+	}
+	defer func() { _ = top.Close() }()
+	if err := o.File(d, name); err != nil {
+		return 0, err
+	}
+	err = top.Visit(o)
+	return o.bytes, err
+}
+
+// occupied is a Visitor that adds up what entries occupy.
+type occupied struct {
+	step  func() error
+	bytes int64
+}
+
+func (o *occupied) File(in *Dir, name string) error {
+	if err := o.step(); err != nil {
+		return err
+	}
+	var st unix.Stat_t
+	err := unix.Fstatat(in.fd, name, &st, unix.AT_SYMLINK_NOFOLLOW)
+	if errors.Is(err, unix.ENOENT) {
+		return nil
+	}
+	if err != nil {
+		return in.pathError("stat", name, err)
+	}
+	o.bytes += st.Blocks * 512 // stat(2)
+	return nil
+}
+
+func (o *occupied) Enter(_, in *Dir, name string) error { return o.File(in, name) }
+func (o *occupied) Leave(*Dir) error                    { return nil }

@@ -110,7 +110,7 @@ func (a *accounts) foreign() (most int64) {
 		left := one.origin.Foreign
 		for _, other := range a.of {
 			if other.origin.Made.Before(one.origin.Made) {
-				left -= other.sums.promised + other.sums.trashed
+				left -= other.sums.promised + max(0, other.sums.held())
 			}
 		}
 		most = max(most, left)
@@ -129,10 +129,9 @@ func (a *accounts) available(space dir.Space, policy Policy) int64 {
 	if space.ReadOnly || space.OutOfInodes() {
 		return 0
 	}
-	owed, taken := a.owed(), space.TakenBytes()
-	foreign := min(taken, max(a.foreign()+owed.trashed, taken-owed.promised))
-	if owed.unknown > 0 || owed.others {
-		foreign = taken
+	owed, foreign := a.owed(), space.TakenBytes()
+	if held := owed.held(); held != volume.Unknown {
+		foreign = min(foreign, max(a.foreign()+held, foreign-owed.promised))
 	}
 	sellable := space.SizeBytes
 	if policy.Overprovision != 1 {

@@ -21,7 +21,7 @@ func joined(pools int) []*Ledger {
 	return all
 }
 
-func TestReservationsInSeveralPoolsTogetherFit(t *testing.T) {
+func TestConcurrentReservationsInSeveralPools(t *testing.T) {
 	pools := joined(3)
 	var made atomic.Int64
 	var work sync.WaitGroup
@@ -42,7 +42,7 @@ func TestReservationsInSeveralPoolsTogetherFit(t *testing.T) {
 	}
 }
 
-func TestWhatOnePoolOwesCountsInTheOther(t *testing.T) {
+func TestPromisesOfOnePoolCountInTheOther(t *testing.T) {
 	pools := joined(2)
 	a, b := pools[0], pools[1]
 	want := func(gib int64) {
@@ -91,7 +91,7 @@ func TestForeignUse(t *testing.T) {
 
 // What others occupy is learned while no pool of the filesystem has anything, and no more true
 // when another pool joins, for it held a part of that.
-func TestForeignUseIsLearnedOfAllPools(t *testing.T) {
+func TestForeignUseIsLearnedForAllPools(t *testing.T) {
 	pools := joined(2)
 	a, b := pools[0], pools[1]
 	want := func(what string, bytes int64) {

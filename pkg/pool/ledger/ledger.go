@@ -59,6 +59,9 @@ type Summary struct {
 	Volumes  int
 	Promised int64 // bytes
 	Trash    TrashSum
+	// Held is what trash may still occupy, also that of other nodes: the sum of the promises,
+	// in bytes, or volume.Unknown.
+	Held int64
 	// Erased is how many pieces of trash were erased, and Restored how many limits put back.
 	Erased, Restored uint64
 
@@ -84,6 +87,7 @@ func (l *Ledger) unlock() {
 		Volumes:  l.index.len(),
 		Promised: l.sums.promised,
 		Trash:    l.trash.sum(),
+		Held:     l.sums.held(),
 		Erased:   l.erased,
 		Restored: l.restored,
 		ledger:   l,
@@ -102,8 +106,8 @@ type sums struct {
 	// pieces is how many pieces of trash there are, and unknown how many of them have an
 	// unknown size.
 	pieces, unknown int
-	// others: other nodes have trash in the pool.
-	others bool
+	// others is the sum of the promises of what other nodes are removing, or volume.Unknown.
+	others int64
 }
 
 func (s *sums) add(other sums) {
@@ -111,7 +115,19 @@ func (s *sums) add(other sums) {
 	s.trashed += other.trashed
 	s.pieces += other.pieces
 	s.unknown += other.unknown
-	s.others = s.others || other.others
+	if s.others == volume.Unknown || other.others == volume.Unknown {
+		s.others = volume.Unknown
+	} else {
+		s.others += other.others
+	}
+}
+
+// held is what trash may still occupy, or volume.Unknown.
+func (s *sums) held() int64 {
+	if s.unknown > 0 || s.others == volume.Unknown {
+		return volume.Unknown
+	}
+	return s.trashed + s.others
 }
 
 func (s *sums) addTrash(promised int64) {
@@ -147,11 +163,12 @@ func (l *Ledger) Available(space dir.Space) int64 {
 	return l.on.load().rounded(space, l.policy)
 }
 
-// OthersHaveTrash notes that other nodes have trash in the pool, of unknown size.
-func (l *Ledger) OthersHaveTrash() {
+// SetOthersTrash notes what the trash of other nodes in the pool may still occupy, in bytes, or
+// volume.Unknown.
+func (l *Ledger) SetOthersTrash(held int64) {
 	l.mu.Lock()
 	defer l.unlock()
-	l.sums.others = true
+	l.sums.others = held
 }
 
 // Restored counts a limit that was put back.

@@ -14,9 +14,9 @@ import (
 type Load struct {
 	ledger *Ledger
 	index  index
-	others bool // other nodes have trash
-	noted  ids  // what calls have noted meanwhile
-	passed bool // one that began later is over
+	others int64 // what the trash of other nodes may occupy
+	noted  ids   // what calls have noted meanwhile
+	passed bool  // one that began later is over
 }
 
 // BeginLoad begins a load, which is informed of what calls note until its End.
@@ -37,8 +37,8 @@ func (l *Load) Put(id volume.ID, c Card) { l.index.put(id, c) }
 // Get is what was read of a volume so far.
 func (l *Load) Get(id volume.ID) Card { return l.index.get(id) }
 
-// SetOthers notes whether other nodes have trash.
-func (l *Load) SetOthers(trash bool) { l.others = trash }
+// SetOthers notes what the trash of other nodes may still occupy, in bytes, or volume.Unknown.
+func (l *Load) SetOthers(held int64) { l.others = held }
 
 // End takes over what was read, unless reading failed with the error that is given.
 func (l *Load) End(err error) {

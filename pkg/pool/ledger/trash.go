@@ -212,6 +212,28 @@ func (l *Ledger) TrashUnmeasured(name string) (last int64, report bool) {
 	return l.trash.uncounted(name, time.Now())
 }
 
+// TrashHolds notes what a piece of trash occupies of which no promise is known, in bytes.
+func (l *Ledger) TrashHolds(name string, bytes int64) {
+	l.mu.Lock()
+	defer l.unlock()
+	if p := l.trash.pieces[name]; p != nil && p.promised == volume.Unknown {
+		l.sums.dropTrash(p.promised)
+		p.promised = bytes
+		l.sums.addTrash(bytes)
+	}
+}
+
+// TrashPromise is the promise of a piece of trash, in bytes, or volume.Unknown. One that is not
+// there has none.
+func (l *Ledger) TrashPromise(name string) int64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if p := l.trash.pieces[name]; p != nil {
+		return p.promised
+	}
+	return 0
+}
+
 // TrashTried notes how an attempt to erase a piece ended. The promise of an erased piece ends.
 func (l *Ledger) TrashTried(name string, err error) {
 	l.mu.Lock()

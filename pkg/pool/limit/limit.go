@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"strings"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
@@ -214,14 +213,15 @@ func (k *Keeper) Apply(d *dir.Dir, c ledger.Card) error {
 }
 
 // Lift takes the limit off a piece of trash: on btrfs removing can need more than
-// a full subvolume has. It answers the id that the trash carries.
-func (k *Keeper) Lift(trash *dir.Dir, name string) (quota.ID, error) {
+// a full subvolume has. It answers the id that the trash carries. The uid is the one that the
+// name has.
+func (k *Keeper) Lift(trash *dir.Dir, name, uid string) (quota.ID, error) {
 	id, err := k.IDIn(trash, name)
 	if err != nil || id == 0 {
 		return 0, err
 	}
 	// A copy, and a tree whose owner changed its id, carry what is another's.
-	if uid := k.claims.Owner(id); uid != "" && !strings.HasSuffix(name, "."+uid) {
+	if owner := k.claims.Owner(id); owner != "" && owner != uid {
 		return 0, nil
 	}
 	d, err := trash.Open(name)

@@ -14,6 +14,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"sync"
 	"sync/atomic"
 	"syscall"
 
@@ -40,10 +41,12 @@ type Location struct {
 	// Nested is a check of its own that another pool does not lie in the directory. Only
 	// Create and OpenReadOnly make it.
 	Nested func(root *dir.Dir) error
-	// Thrown is reported of what the store itself puts into the trash, of unknown size.
+	// Thrown is reported of what the store itself puts into the trash.
 	Thrown func(name string)
 	// Refuses is set by ProbeWritable while the filesystem refuses changes and does not say so.
 	Refuses atomic.Bool
+
+	measured sync.Map // of names in the trash of other nodes, by heldBy
 }
 
 // A Store is a pool's directories, open for one call. Nothing is held between calls, so that

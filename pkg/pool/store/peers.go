@@ -178,34 +178,32 @@ func (s *Store) addMarks(published map[string][]volume.NodeID, all *dir.Dir, nod
 	return err
 }
 
-// OthersTrash reports whether other nodes have removed volumes that still occupy space.
-func (s *Store) OthersTrash() (bool, error) {
-	trash, err := s.own.Open(trashName)
-	if err != nil {
-		return false, err
-	}
-	defer func() { _ = trash.Close() }()
-	nodes, err := Names(trash)
-	if err != nil {
-		return false, err
-	}
-	for _, node := range nodes {
+// OthersTrash is what volumes that other nodes have removed may still occupy, in bytes, or
+// volume.Unknown.
+func (s *Store) OthersTrash() (held int64, err error) {
+	seen := make(map[any]bool)
+	err = s.EachNode(InTrash, func(node string, trash *dir.Dir) error {
 		if node == s.at.Node.String() {
-			continue
+			return nil
 		}
-		left, err := trash.Open(node)
-		if dir.IsMissing(err) {
-			continue
+		thrown, err := Names(trash)
+		for _, name := range thrown {
+			seen[node+"/"+name] = true
+			if bytes := s.heldBy(trash, node, name); bytes == volume.Unknown || held == volume.Unknown {
+				held = volume.Unknown
+			} else {
+				held += bytes
+			}
 		}
-		if err != nil {
-			return false, err
+		return err
+	})
+	s.at.measured.Range(func(key, _ any) bool {
+		if !seen[key] {
+			s.at.measured.Delete(key)
 		}
-		thrown, err := Names(left)
-		if err := errors.Join(err, left.Close()); err != nil || len(thrown) > 0 {
-			return true, err
-		}
-	}
-	return false, nil
+		return true
+	})
+	return held, err
 }
 
 // UnseenAfter is when what another node of a shared pool left unfinished is taken

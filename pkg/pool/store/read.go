@@ -189,19 +189,24 @@ func (s *Store) unchanged(id volume.ID, e Entry, d *dir.Dir) (bool, error) {
 }
 
 // inProgress reports whether any node has a volume in staging or in the trash.
-func (s *Store) inProgress(id volume.ID, uid string) (bool, error) {
-	for place, name := range map[Place]string{InStaging: id.String(), InTrash: id.String() + "." + uid} {
-		found := false
-		err := s.EachNode(place, func(_ string, d *dir.Dir) (err error) {
-			there, err := d.Exists(name)
-			found = found || there
-			return err
-		})
-		if err != nil || found {
-			return found, err
-		}
+func (s *Store) inProgress(id volume.ID, uid string) (found bool, err error) {
+	err = s.EachNode(InStaging, func(_ string, d *dir.Dir) error {
+		there, err := d.Exists(id.String())
+		found = found || there
+		return err
+	})
+	if err != nil || found {
+		return found, err
 	}
-	return false, nil
+	err = s.EachNode(InTrash, func(_ string, d *dir.Dir) error {
+		thrown, err := Names(d)
+		found = found || slices.ContainsFunc(thrown, func(name string) bool {
+			t := ParseThrown(name) // the promise may have grown since the record was read
+			return t.Of == id.String() && t.UID == uid
+		})
+		return err
+	})
+	return found, err
 }
 
 // A Place is a directory of the layout in which each node has one of its own.

@@ -160,7 +160,7 @@ func (s *Store) drop(from *dir.Dir, name string) error {
 	if err := s.OpenWork(); err != nil {
 		return err
 	}
-	as := RandomSuffix()
+	as := Thrown{UID: RandomSuffix(), Promised: Measured(from, name)}.String()
 	if err := s.Throw(from, name, as); err != nil {
 		return err
 	}

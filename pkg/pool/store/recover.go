@@ -4,7 +4,6 @@ import (
 	"errors"
 	"io/fs"
 	"iter"
-	"strings"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
@@ -67,7 +66,8 @@ func (s *Store) UndoRecord(id volume.ID) error {
 // FinishRemoval drops the record of a volume that is in the trash, and reports whether there
 // was one. Nothing may be erased before that: see Remove.
 func (s *Store) FinishRemoval(name string) (id volume.ID, dropped bool, err error) {
-	id, ok := TrashedID(name)
+	t := ParseThrown(name)
+	id, ok := t.Volume()
 	if !ok {
 		return id, false, nil // not a volume's: it is only removed
 	}
@@ -75,20 +75,10 @@ func (s *Store) FinishRemoval(name string) (id volume.ID, dropped bool, err erro
 	if d != nil {
 		_ = d.Close()
 	}
-	if err != nil || e.Present || e.Record == nil || e.Record.UID != name[len(id.String())+1:] {
+	if err != nil || e.Present || e.Record == nil || e.Record.UID != t.UID {
 		return id, false, err
 	}
 	return id, true, s.DropRecord(id)
-}
-
-// TrashedID is the volume that a piece of trash was, if it was one.
-func TrashedID(name string) (volume.ID, bool) {
-	at := strings.LastIndexByte(name, '.')
-	if at < 0 {
-		return volume.ID{}, false
-	}
-	id, err := volume.ParseID(name[:at])
-	return id, err == nil
 }
 
 // StagedFile reports whether what is staged by a name has a file, which may occupy space. What

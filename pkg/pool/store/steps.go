@@ -61,13 +61,14 @@ func notDurable(err error) error {
 }
 
 // Trashed is the name that a volume gets in the trash. By the record's own name for the volume,
-// recovery sees that its removal was begun, and not that the directory was lost.
+// recovery sees that its removal was begun, and not that the directory was lost. What a
+// directory without a record holds was foreign use and stays that until it is erased.
 func Trashed(id volume.ID, e Entry) string {
-	suffix := RandomSuffix()
+	t := Thrown{Of: id.String(), UID: RandomSuffix(), Promised: e.Promised()}
 	if e.Record != nil {
-		suffix = e.Record.UID
+		t.UID = e.Record.UID
 	}
-	return id.String() + "." + suffix
+	return t.String()
 }
 
 // Remove moves the directory of a volume into the trash, durably and in one step. After it

@@ -148,12 +148,13 @@ func cutNumber(key string) (name, number string, ok bool) {
 	return key[:space], key[space+1:], true
 }
 
-// differing is what differs from run to run: names that are made at random, and the numbers of devices.
+// differing is what differs from run to run: names that are made at random, what a creation had taken when it was killed, and the
+// numbers of devices.
 var differing = []struct {
 	what *regexp.Regexp
 	with string
 }{
-	{regexp.MustCompile(`(/trash/[^/]+/[^/]+)\.[a-z2-7]{16}\b`), "$1.RANDOM"},
+	{regexp.MustCompile(`(/trash/[^/]+/[^/]+)\.[a-z2-7]{16}\+[0-9]+\b`), "$1.RANDOM+BYTES"},
 	{regexp.MustCompile(`/loop[0-9]+`), "/loopN"},
 }
 

@@ -88,7 +88,7 @@ func onTmpfs(t *testing.T, datadir string, test func(t *testing.T, b *bench)) {
 	})
 }
 
-func TestPoolsOnOneFilesystemPromiseItOnce(t *testing.T) {
+func TestPoolsShareFilesystem(t *testing.T) {
 	onTmpfs(t, neighbours, func(t *testing.T, b *bench) {
 		b.createIn("a", "pvc-1", 150*mib)
 		b.wantCapacity("a", 106, 2)
@@ -107,7 +107,7 @@ func TestPoolsOnOneFilesystemPromiseItOnce(t *testing.T) {
 	})
 }
 
-func TestReserveAndOverprovisionStayThoseOfThePool(t *testing.T) {
+func TestReserveAndOverprovisionOfPoolsThatShareFilesystem(t *testing.T) {
 	onTmpfs(t, `[{"name":"a","path":"a","reserve":"56Mi"},{"name":"b","path":"b","overprovision":0.5}]`, func(t *testing.T, b *bench) {
 		b.wantCapacity("a", 200, 2)
 		b.wantCapacity("b", 128, 2)
@@ -118,7 +118,7 @@ func TestReserveAndOverprovisionStayThoseOfThePool(t *testing.T) {
 }
 
 // What the volumes of one pool hold is theirs, and no use by others to the other pool.
-func TestWhatAnotherPoolsVolumesHoldCountsOnce(t *testing.T) {
+func TestUseOfAnotherPoolIsNotForeign(t *testing.T) {
 	onTmpfs(t, neighbours, func(t *testing.T, b *bench) {
 		b.createIn("a", "pvc-1", 100*mib)
 		must(t, os.WriteFile(b.path("a", "pvc-1", "data"), make([]byte, 90*mib), 0o600))
@@ -132,7 +132,7 @@ func TestWhatAnotherPoolsVolumesHoldCountsOnce(t *testing.T) {
 	})
 }
 
-func TestAViewOfPoolsOnOneFilesystem(t *testing.T) {
+func TestViewOfPoolsThatShareFilesystem(t *testing.T) {
 	onTmpfs(t, neighbours, func(t *testing.T, b *bench) {
 		b.createIn("a", "pvc-1", 150*mib)
 		for _, view := range b.seeAll("node-1", neighbours) {
@@ -144,7 +144,7 @@ func TestAViewOfPoolsOnOneFilesystem(t *testing.T) {
 }
 
 // A pool that is added to the configuration later was not there when others wrote.
-func TestAPoolThatIsAddedDoesNotCountWhatTheOtherHoldsTwice(t *testing.T) {
+func TestUseOfOlderPoolIsNotForeign(t *testing.T) {
 	onTmpfs(t, `[{"name":"a","path":"a"}]`, func(t *testing.T, b *bench) {
 		b.createIn("a", "pvc-1", 100*mib)
 		must(t, os.WriteFile(b.path("a", "pvc-1", "data"), make([]byte, 90*mib), 0o600))
@@ -155,7 +155,7 @@ func TestAPoolThatIsAddedDoesNotCountWhatTheOtherHoldsTwice(t *testing.T) {
 	})
 }
 
-func TestTheLastBytesOfAFilesystemArePromisedOnce(t *testing.T) {
+func TestConcurrentCreatesInPoolsThatShareFilesystem(t *testing.T) {
 	testenv.NeedRoot(t)
 	root := testenv.Tmpfs(t, 64*mib)
 	b := newBench(t, root)
@@ -185,7 +185,7 @@ func TestTheLastBytesOfAFilesystemArePromisedOnce(t *testing.T) {
 	}
 }
 
-func TestAPoolThatJoinsAFilesystemLater(t *testing.T) {
+func TestPoolMountedLaterSharesFilesystem(t *testing.T) {
 	testenv.NeedRoot(t)
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, t.TempDir())
@@ -216,7 +216,7 @@ func TestAPoolThatJoinsAFilesystemLater(t *testing.T) {
 }
 
 // The subvolumes of a btrfs have device numbers and statfs(2) ids of their own, and one space.
-func TestPoolsInSubvolumesOfOneBtrfs(t *testing.T) {
+func TestPoolsInSubvolumesShareFilesystem(t *testing.T) {
 	testenv.NeedRoot(t)
 	testenv.NeedPrograms(t, "btrfs")
 	root := testenv.LoopFS(t, "btrfs", 400*mib)

@@ -1,0 +1,101 @@
+package store
+
+import (
+	"strconv"
+	"strings"
+	"time"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
+)
+
+// A Thrown is what the name of an entry in the trash says: <volume id>.<uid>+<bytes>. The
+// promise goes with the entry by its name, so that a restart and other nodes know how much of
+// the pool it may still occupy. An id has no "+".
+type Thrown struct {
+	// Of is the name that the entry had before; empty for what was no volume.
+	Of string
+	// UID is that of its record, or random.
+	UID string
+	// Promised is what it may occupy, in bytes; volume.Unknown for an entry that an earlier
+	// version of the driver has thrown, or somebody else.
+	Promised int64
+}
+
+// ParseThrown reads any name.
+func ParseThrown(name string) Thrown {
+	t := Thrown{UID: name, Promised: volume.Unknown}
+	if at := strings.LastIndexByte(name, '+'); at >= 0 {
+		bytes, err := strconv.ParseUint(name[at+1:], 10, 63)
+		if err == nil && bytes <= volume.MaxBytes && strconv.FormatUint(bytes, 10) == name[at+1:] {
+			t.UID, t.Promised = name[:at], int64(bytes)
+		}
+	}
+	if at := strings.LastIndexByte(t.UID, '.'); at >= 0 {
+		t.Of, t.UID = t.UID[:at], t.UID[at+1:]
+	}
+	return t
+}
+
+// String is the name.
+func (t Thrown) String() string {
+	name := t.UID
+	if t.Of != "" {
+		name = t.Of + "." + name
+	}
+	if t.Promised == volume.Unknown {
+		return name
+	}
+	return name + "+" + strconv.FormatInt(t.Promised, 10)
+}
+
+// Volume is the volume that the entry was, if it was one.
+func (t Thrown) Volume() (volume.ID, bool) {
+	id, err := volume.ParseID(t.Of)
+	return id, err == nil
+}
+
+// mostMeasured bounds the files and directories that are counted to measure an entry, so that
+// a start and an answer take some ten milliseconds for it, and not minutes.
+const mostMeasured = 10_000
+
+// Measured is what an entry occupies of which no name says what it was promised, in bytes;
+// volume.Unknown if it cannot be read, or has too many files to count them.
+func Measured(in *dir.Dir, name string) int64 {
+	left := mostMeasured
+	bytes, err := in.Occupied(name, func() error {
+		if left--; left < 0 {
+			return dir.ErrTooLarge
+		}
+		return nil
+	})
+	if err != nil {
+		return volume.Unknown
+	}
+	return bytes
+}
+
+// measurement is what an entry of another node's trash occupied when it was as it is now.
+type measurement struct {
+	changed time.Time
+	bytes   int64
+}
+
+// heldBy is the promise of an entry of another node's trash. What has to be measured is
+// measured again only when the entry has changed: this is asked for each answer.
+func (s *Store) heldBy(trash *dir.Dir, node, name string) int64 {
+	if t := ParseThrown(name); t.Promised != volume.Unknown {
+		return t.Promised
+	}
+	changed, err := trash.Changed(name)
+	if err != nil {
+		return 0 // erased meanwhile
+	}
+	key := node + "/" + name
+	if last, ok := s.at.measured.Load(key); ok && last.(measurement).changed.Equal(changed) {
+		return last.(measurement).bytes
+	}
+	bytes := Measured(trash, name)
+	s.at.measured.Store(key, measurement{changed, bytes})
+	return bytes
+}

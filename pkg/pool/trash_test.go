@@ -1,0 +1,123 @@
+package pool_test
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"kubevirt.io/hostpath-provisioner/test/testenv"
+)
+
+const sharedOnTmpfs = `[{"name":"local","path":"pool","shared":true}]`
+
+// halfFull runs a test on a tmpfs of 256 MiB with a volume of 128 MiB that is full.
+func halfFull(t *testing.T, datadir string, test func(t *testing.T, b *bench)) {
+	t.Helper()
+	testenv.NeedRoot(t)
+	root := testenv.Tmpfs(t, 256*mib)
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, root)
+		b.start(datadir)
+		b.create("pvc-1", 128*mib)
+		must(t, os.WriteFile(b.path("pool", "pvc-1", "data"), make([]byte, 127*mib), 0o600))
+		test(t, b)
+	})
+}
+
+// keep has a piece of trash of this node that cannot be erased: something is mounted in it.
+func (b *bench) keep(name string, content int64) {
+	b.t.Helper()
+	at := b.own("trash", "node-1", name)
+	must(b.t, os.MkdirAll(filepath.Join(at, "mounted"), 0o700))
+	must(b.t, os.WriteFile(filepath.Join(at, "mounted", "data"), make([]byte, content), 0o600))
+	must(b.t, syscall.Mount("tmpfs", filepath.Join(at, "mounted"), "tmpfs", 0, ""))
+	b.t.Cleanup(func() { _ = syscall.Unmount(filepath.Join(at, "mounted"), syscall.MNT_DETACH) })
+}
+
+func TestTrashOfAnotherNodeHoldsItsPromise(t *testing.T) {
+	for name, c := range map[string]struct {
+		entry   string
+		content int64
+		held    int64 // MiB
+	}{
+		"a promise":                        {"pvc-9.0123456789abcdef+20971520", 4096, 20},
+		"an empty directory from before":   {"pvc-9.0123456789abcdef", 0, 0},
+		"a full directory from before":     {"pvc-9.0123456789abcdef", 30 * mib, 30},
+		"a name that only looks like that": {"pvc-9.0123456789abcdef+020971520", 4096, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			halfFull(t, sharedOnTmpfs, func(t *testing.T, b *bench) {
+				at := b.own("trash", "node-2", c.entry)
+				must(t, os.MkdirAll(at, 0o700))
+				must(t, os.WriteFile(filepath.Join(at, "data"), make([]byte, c.content), 0o600))
+				b.wantCapacity("local", 128-c.held, 2)
+				view := b.see(sharedOnTmpfs)
+				if held := view.Held / mib; held != c.held || view.Trash[0].HeldBytes/mib != c.held || view.Available/mib < 126-c.held {
+					t.Errorf("inspect has %d MiB held, and %d available, want %d and about %d", held, view.Available/mib, c.held, 128-c.held)
+				}
+				must(t, os.WriteFile(filepath.Join(at, "more"), make([]byte, 8*mib), 0o600))
+				if !strings.HasSuffix(c.entry, "+20971520") || c.held == 0 {
+					b.wantCapacity("local", 120-c.held, 2)
+				}
+				must(t, os.RemoveAll(at))
+				b.wantCapacity("local", 128, 2)
+			})
+		})
+	}
+}
+
+// A restart knows what was promised to volumes that could not be erased.
+func TestStuckTrashHoldsItsPromiseAfterRestart(t *testing.T) {
+	halfFull(t, local, func(t *testing.T, b *bench) {
+		b.create("pvc-2", 40*mib)
+		must(t, os.Mkdir(b.path("pool", "pvc-2", "mounted"), 0o700))
+		must(t, syscall.Mount("tmpfs", b.path("pool", "pvc-2", "mounted"), "tmpfs", 0, ""))
+		defer func() {
+			must(t, syscall.Unmount(b.own("trash", "node-1", names(t, b.own("trash", "node-1"))[0], "mounted"), 0))
+		}()
+		b.delete("pvc-2")
+		b.settled()
+		b.wantCapacity("local", 88, 2)
+		b.restart(local)
+		b.later(time.Minute)
+		b.wantCapacity("local", 88, 2)
+		if got := b.see(local); got.Held != 40*mib || got.Trash[0].HeldBytes != 40*mib || got.Available/mib < 86 {
+			t.Errorf("inspect has %d MiB held, and %d available, want 40 and about 88", got.Held/mib, got.Available/mib)
+		}
+	})
+}
+
+func TestStuckTrashWithoutPromiseIsMeasured(t *testing.T) {
+	halfFull(t, local, func(t *testing.T, b *bench) {
+		must(t, b.Close(t.Context()))
+		b.keep("pvc-9.0123456789abcdef", 20*mib)
+		b.start(local)
+		b.wantCapacity("local", 108, 2)
+		b.later(time.Minute)
+		b.wantCapacity("local", 108, 2)
+	})
+}
+
+// What has too many files to count them at a start is measured when it turns out to stay.
+func TestStuckTrashWithManyFilesIsMeasuredInBackground(t *testing.T) {
+	halfFull(t, local, func(t *testing.T, b *bench) {
+		must(t, b.Close(t.Context()))
+		b.keep("pvc-9.0123456789abcdef", 20*mib)
+		many := b.own("trash", "node-1", "pvc-9.0123456789abcdef", "many")
+		must(t, os.Mkdir(many, 0o700))
+		for i := range 10_001 {
+			must(t, os.WriteFile(filepath.Join(many, fmt.Sprint(i)), nil, 0o600))
+		}
+		if got := b.see(local); got.Held != -1 {
+			t.Errorf("inspect has %d bytes held, want that it is not known", got.Held)
+		}
+		b.start(local)
+		b.later(time.Hour) // the reaper rests
+		b.wantCapacity("local", 108, 2)
+	})
+}
