@@ -20,7 +20,6 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop"
 	"kubevirt.io/hostpath-provisioner/pkg/inspect"
-	"kubevirt.io/hostpath-provisioner/pkg/pool"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
@@ -177,7 +176,7 @@ func (i inspection) report(ctx context.Context) (inspect.Report, error) {
 	if err != nil {
 		return inspect.Report{}, fmt.Errorf("--device-nodes: %w", err)
 	}
-	report := inspect.Look(ctx, i.pools, pool.Options{
+	report := inspect.Look(ctx, i.pools, inspect.Options{
 		Node:       i.node,
 		Mounts:     mounts,
 		Devices:    loop.NewKernel(nodes),

@@ -1,30 +1,77 @@
 // Package inspect is a check at a node: what its pools hold, what was promised, where
 // it is published and what is not in order, as a document for programs and as tables
-// for people. It changes nothing, and works beside the driver as well as without it.
-// What it tells is seen by pkg/pool, and the conditions are those that the driver
-// answers.
+// for people. It changes nothing, and works beside the driver as well as without it. It reads
+// pools by the packages that the driver reads them by, so that conditions are those which the
+// driver answers.
 package inspect
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"kubevirt.io/hostpath-provisioner/pkg/health"
-	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop"
-	"kubevirt.io/hostpath-provisioner/pkg/pool"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/errorcount"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/content"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/nested"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/scan"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
-// Look looks at pools, at all of them at once, so that one which hangs holds no other
-// up. The report has them in the order of the configuration.
-func Look(ctx context.Context, configs []poolconfig.Pool, options pool.Options) Report {
-	report := Report{Version: documentVersion, Node: options.Node.String(), Pools: []Pool{}}
-	for _, view := range pool.See(ctx, configs, options) {
-		report.Pools = append(report.Pools, describe(view))
+// Mounts has what the mounts of the node say, as bind.Kernel does.
+type Mounts interface {
+	content.Mounts
+	nested.Mounts
+	scan.Mounts
+}
+
+// Options say how to read the pools of a node.
+type Options struct {
+	// Node is this one; the zero NodeID if it is not known.
+	Node   volume.NodeID
+	Mounts Mounts
+	// Devices are those of block volumes, and Dev has their nodes: the host's /dev.
+	Devices content.Devices
+	Dev     *dir.Dir
+	// SystemPath is a directory on the operating system's disk.
+	SystemPath string
+	// DetectQuota asks a pool's filesystem who enforces the sizes of directories; nil
+	// for quota.Detect.
+	DetectQuota func(*dir.Dir) (quota.Facility, error)
+	// CountErrors asks how many errors a pool's filesystem has counted; nil for
+	// errorcount.Of.
+	CountErrors func(*dir.Dir) (int64, error)
+	// SinceBoot is how long the node is up; nil for what the kernel says.
+	SinceBoot func() time.Duration
+	// HangAfter is when a pool of which nothing more is read counts as one that hangs; 0 for
+	// 5 seconds.
+	HangAfter time.Duration
+}
+
+func (o Options) withDefaults() Options {
+	if o.DetectQuota == nil {
+		o.DetectQuota = quota.Detect
 	}
+	if o.CountErrors == nil {
+		o.CountErrors = errorcount.Of
+	}
+	if o.SinceBoot == nil {
+		o.SinceBoot = scan.SinceBoot
+	}
+	o.HangAfter = cmp.Or(o.HangAfter, 5*time.Second)
+	return o
+}
+
+// Look reads pools, all of them at once, so that one which hangs holds no other up. The report
+// has them in the order of the configuration.
+func Look(ctx context.Context, configs []poolconfig.Pool, options Options) Report {
+	report := Report{Version: documentVersion, Node: options.Node.String(), Pools: readAll(ctx, configs, options)}
 	report.compare()
 	report.count()
 	return report
@@ -86,108 +133,4 @@ func (r *Report) count() {
 			note(l.Abnormal)
 		}
 	}
-}
-
-func describe(v pool.View) Pool {
-	p := Pool{
-		Name:      v.Name.String(),
-		Path:      v.Path,
-		Shared:    v.Shared,
-		Abnormal:  v.Condition.Abnormal,
-		Condition: v.Condition.Message,
-		Reason:    string(v.Condition.Reason),
-		Readable:  v.UUID != "",
-		Volumes:   []Volume{},
-		Staging:   leftovers(v.Staging),
-		Trash:     leftovers(v.Trash),
-	}
-	if !p.Readable {
-		return p
-	}
-	p.UUID, p.Created = v.UUID, v.Created
-	p.ReadOnly, p.SystemDisk = v.Space.ReadOnly, v.SystemDisk
-	p.SizeBytes, p.FreeBytes = &v.Space.SizeBytes, &v.Space.FreeBytes
-	for _, name := range v.SharesWith {
-		p.SharesWith = append(p.SharesWith, name.String())
-	}
-	p.PromisedBytes, p.TrashHeldBytes, p.AvailableBytes = &v.Promised, known(v.Held), &v.Available
-	if v.Space.Inodes > 0 {
-		p.Inodes, p.InodesFree = &v.Space.Inodes, &v.Space.InodesFree
-	}
-	p.Quota = string(v.Quota)
-	if v.Unenforced != nil {
-		p.Unenforced = v.Unenforced.Error()
-	}
-	if v.Devices != nil {
-		p.DevicesError = v.Devices.Error()
-	}
-	for _, volume := range v.Volumes {
-		p.Volumes = append(p.Volumes, describeVolume(volume))
-	}
-	return p
-}
-
-func describeVolume(v pool.VolumeView) Volume {
-	d := Volume{
-		ID:             v.ID.String(),
-		Mode:           string(v.Mode),
-		Abnormal:       v.Condition.Abnormal,
-		Condition:      v.Condition.Message,
-		Reason:         string(v.Condition.Reason),
-		Recorded:       v.Recorded,
-		Lost:           v.Lost,
-		Enforced:       v.Enforced,
-		Thin:           v.Thin,
-		Inline:         v.Inline,
-		LimitBytes:     known(v.LimitBytes),
-		UsedBytes:      known(v.UsedBytes),
-		QuotaID:        uint64(v.Carried),
-		RecordQuotaID:  uint64(v.ProjectID),
-		FileBytes:      known(v.FileBytes),
-		AllocatedBytes: known(v.AllocatedBytes),
-		Published:      []Place{},
-		Nodes:          []string{},
-		Devices:        []Device{},
-	}
-	if !v.Created.IsZero() {
-		d.Created, d.PromisedBytes = &v.Created, &v.Bytes
-	}
-	for _, at := range v.Published {
-		d.Published = append(d.Published, Place{Path: at.Path, Inside: at.Inside})
-	}
-	slices.SortFunc(d.Published, func(a, b Place) int { return strings.Compare(a.Path, b.Path) })
-	for _, node := range v.Nodes {
-		d.Nodes = append(d.Nodes, node.String())
-	}
-	for _, device := range v.Devices {
-		d.Devices = append(d.Devices, describeDevice(device))
-	}
-	return d
-}
-
-func describeDevice(d loop.Device) Device {
-	return Device{Name: d.Name, SizeBytes: d.SizeBytes, ReadOnly: d.ReadOnly, Foreign: !d.Ours}
-}
-
-func leftovers(all []pool.Leftover) []Leftover {
-	described := []Leftover{}
-	for _, l := range all {
-		described = append(described, Leftover{
-			Node:      l.Node,
-			Name:      l.Name,
-			Changed:   l.Changed.UTC(),
-			UsedBytes: known(l.UsedBytes),
-			HeldBytes: known(l.HeldBytes),
-			Abnormal:  l.Condition.Abnormal,
-			Condition: l.Condition.Message,
-		})
-	}
-	return described
-}
-
-func known(bytes int64) *int64 {
-	if bytes == volume.Unknown {
-		return nil
-	}
-	return &bytes
 }

@@ -192,7 +192,7 @@ func TestLook(t *testing.T) {
 	_, err = set.Create(t.Context(), pool.Request{ID: id, Range: volume.Range{Required: mib}})
 	must.Succeed(t, err)
 
-	report := inspect.Look(t.Context(), configs, options)
+	report := inspect.Look(t.Context(), configs, inspect.Options{Node: options.Node, Mounts: mounts, Devices: options.Devices})
 	if report.Node != "node-1" || report.Version != 1 || report.Abnormal != 1 || report.Answered() {
 		t.Errorf("the report is %+v, want one thing not in order", report)
 	}
@@ -217,7 +217,7 @@ func TestRunReportsPoolsOfOneDirectory(t *testing.T) {
 	t.Cleanup(func() { must.Succeed(t, errors.Join(set.Close(context.Background()), mounts.Close())) })
 	must.Succeed(t, set.Wait(t.Context()))
 
-	report := inspect.Look(t.Context(), configs, options)
+	report := inspect.Look(t.Context(), configs, inspect.Options{Node: options.Node, Mounts: mounts, Devices: options.Devices})
 	if report.Abnormal != 2 {
 		t.Errorf("%d things are not in order, want 2", report.Abnormal)
 	}

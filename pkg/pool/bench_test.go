@@ -17,6 +17,7 @@ import (
 
 	"github.com/go-logr/logr"
 
+	"kubevirt.io/hostpath-provisioner/pkg/health"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind/bindtest"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
@@ -25,6 +26,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop/looptest"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota/quotatest"
+	"kubevirt.io/hostpath-provisioner/pkg/inspect"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
@@ -127,6 +129,27 @@ func (b *bench) allDevices() pool.Devices {
 		return b.loops
 	}
 	return b.devices
+}
+
+// look inspects pools beside the driver of the bench.
+func (b *bench) look(datadir string) []inspect.Pool {
+	b.t.Helper()
+	configs, err := poolconfig.Parse(datadir, b.root)
+	must(b.t, err)
+	node, err := volume.ParseNodeID("node-1")
+	must(b.t, err)
+	options := inspect.Options{Node: node, Mounts: b.mounts, Devices: b.allDevices(), Dev: b.dev, SystemPath: b.root, DetectQuota: b.detect, CountErrors: b.countErrors, SinceBoot: b.sinceBoot}
+	return inspect.Look(b.t.Context(), configs, options).Pools
+}
+
+// seen is the condition that inspect reports of the only volume of the first pool.
+func (b *bench) seen(datadir string) health.Condition {
+	b.t.Helper()
+	volumes := b.look(datadir)[0].Volumes
+	if len(volumes) != 1 {
+		b.t.Fatalf("%+v are seen, want one volume", volumes)
+	}
+	return health.Condition{Abnormal: volumes[0].Abnormal, Message: volumes[0].Condition, Reason: health.Reason(volumes[0].Reason)}
 }
 
 // restart is a new process on the same disk.

@@ -665,7 +665,7 @@ func (b *bench) conditions(name, target string) map[string]health.Condition {
 		"List":     page[0].Condition,
 		"Stats":    stats.Condition,
 		"Surveyed": surveyed[0].Condition,
-		"See":      only(b.t, b.see(localPool)).Condition,
+		"inspect":  b.seen(local),
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/content"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/scan"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 	"kubevirt.io/hostpath-provisioner/pkg/trace"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
@@ -48,7 +49,7 @@ func (s *Set) Create(ctx context.Context, r Request) (Volume, error) {
 	if err := r.Range.Check(); err != nil {
 		return Volume{}, err
 	}
-	if r.MultiNode && !p.multiNode() {
+	if r.MultiNode && !p.config.MultiNode() {
 		return Volume{}, fmt.Errorf("%w: an access mode for several nodes; pool %q is not shared, nor allows it for several pods of one node (allowReadWriteMany)", volume.ErrInvalid, p.config.Name)
 	}
 	if r.OtherNodesOnly && !p.config.Shared {
@@ -69,9 +70,6 @@ func (s *Set) Create(ctx context.Context, r Request) (Volume, error) {
 	}
 	return v, nil
 }
-
-// multiNode reports whether volumes may be made for the access modes of several nodes.
-func (p *Pool) multiNode() bool { return p.config.Shared || p.config.AllowReadWriteMany }
 
 // elsewhere answers ErrExists if another pool is known to have a volume of that
 // name. The other pools' disks are not asked: one of them may hang.
@@ -113,14 +111,14 @@ func (p *Pool) create(ctx context.Context, r Request) (Volume, error) {
 		return Volume{}, err
 	}
 	defer unlock()
-	if err := s.loadShared(); err != nil {
+	if err := s.scan().LoadShared(); err != nil {
 		return Volume{}, err
 	}
 	space, err := s.store.Space()
 	if err != nil {
 		return Volume{}, err
 	}
-	e, d, err := s.lookup(r.ID)
+	e, d, err := s.scan().Lookup(r.ID)
 	if err != nil {
 		return Volume{}, err
 	}
@@ -153,7 +151,7 @@ func (v *visit) existing(r Request, e store.Entry, d *dir.Dir, space dir.Space) 
 		return Volume{}, fmt.Errorf("%w: its record is there, but its directory is missing; "+
 			"delete the volume before creating another of its name", volume.ErrLost)
 	}
-	found := v.pool.volume(r.ID, cardOf(e), space)
+	found := v.scan().Volume(r.ID, scan.CardOf(e), space)
 	if !r.Range.Allows(found.Bytes) {
 		return Volume{}, fmt.Errorf("%w with %d bytes", volume.ErrExists, found.Bytes)
 	}
@@ -163,7 +161,7 @@ func (v *visit) existing(r Request, e store.Entry, d *dir.Dir, space dir.Space) 
 	if e.Inline() != r.Inline {
 		return Volume{}, fmt.Errorf("%w with another life cycle: inline is %v", volume.ErrExists, e.Inline())
 	}
-	if err := v.pool.content(r.ID, e.Record).Check(d); err != nil {
+	if err := v.scan().Content(r.ID, e.Record).Check(d); err != nil {
 		return Volume{}, err
 	}
 	// The call that made it may have failed at its last step.
@@ -201,8 +199,8 @@ func (v *visit) createNew(ctx context.Context, r Request, space dir.Space) (Volu
 		return Volume{}, noSpace(err)
 	}
 	e := store.Entry{Record: rec, Present: true}
-	held.Commit(r.ID, cardOf(e))
-	return v.pool.volume(r.ID, cardOf(e), space), nil
+	held.Commit(r.ID, scan.CardOf(e))
+	return v.scan().Volume(r.ID, scan.CardOf(e), space), nil
 }
 
 // build makes the volume aside and then puts it in its place in one step.
@@ -224,7 +222,7 @@ func (v *visit) build(ctx context.Context, id volume.ID, rec *store.Record) erro
 func (v *visit) makeLimited(ctx context.Context, rec *store.Record) func(*dir.Dir) (*dir.Dir, error) {
 	return func(staging *dir.Dir) (*dir.Dir, error) {
 		step := trace.Begin(ctx, "make the directory and its limit")
-		d, kept, err := v.keeper.Make(v.store.Root(), staging, rec.ID, rec.UID, cardOf(store.Entry{Record: rec}))
+		d, kept, err := v.keeper.Make(v.store.Root(), staging, rec.ID, rec.UID, scan.CardOf(store.Entry{Record: rec}))
 		if err := step.EndWith(err); err != nil {
 			return nil, err
 		}
@@ -236,7 +234,7 @@ func (v *visit) makeLimited(ctx context.Context, rec *store.Record) func(*dir.Di
 // fill makes the content of a new volume, and notes in the record what it has chosen.
 func (v *visit) fill(ctx context.Context, id volume.ID, rec *store.Record) func(*dir.Dir) error {
 	return func(d *dir.Dir) error {
-		made := v.pool.content(id, rec)
+		made := v.scan().Content(id, rec)
 		if err := made.Make(ctx, d); err != nil {
 			return err
 		}
@@ -262,7 +260,7 @@ func (v *visit) undo(id volume.ID) {
 		v.pool.log.Error(err, "failed to clean up after a failed creation", "volume", id.String())
 	}
 	// The last step may have failed after it took effect: then the volume is there.
-	e, d, err := v.lookup(id)
+	e, d, err := v.scan().Lookup(id)
 	if d != nil {
 		_ = d.Close()
 	}
@@ -305,16 +303,7 @@ func (v *visit) stagedBytes(staging *dir.Dir, name string, carried quota.ID) (in
 	if err != nil || !hasDisk {
 		return 0, err
 	}
-	return v.heldBy(staging, name, carried), nil
-}
-
-// heldBy is what an entry occupies of which it is not known what it was promised, in bytes, or
-// volume.Unknown.
-func (v *visit) heldBy(in *dir.Dir, name string, carried quota.ID) int64 {
-	if bytes := v.keeper.UsedByID(v.store.Root(), carried); bytes != volume.Unknown {
-		return bytes
-	}
-	return store.Measured(in, name)
+	return v.scan().HeldBy(staging, name, carried), nil
 }
 
 // noSpace turns the answers of a filesystem that takes nothing more into ErrNoSpace.

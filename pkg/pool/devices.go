@@ -14,22 +14,11 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/content"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/ledger"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/scan"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 	"kubevirt.io/hostpath-provisioner/pkg/trace"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
-
-// content is what a volume consists of, as its record says.
-func (p *Pool) content(id volume.ID, rec *store.Record) content.Content {
-	if rec == nil || rec.Mode != volume.ModeBlock {
-		return content.Directory{Host: p.host(), ID: id, Relabel: p.config.Relabel}
-	}
-	return p.disk(id, rec)
-}
-
-func (p *Pool) disk(id volume.ID, rec *store.Record) *content.Disk {
-	return &content.Disk{Host: p.host(), ID: id, Bytes: rec.Bytes, BlockBytes: rec.BlockBytes, Thin: rec.Thin}
-}
 
 // host is what contents need of the node.
 func (p *Pool) host() content.Host { return p.options.host(p.log) }
@@ -45,11 +34,11 @@ func (v *found) growContent(ctx context.Context, to store.Entry) (had int64, err
 	if had, err = content.FileBytes(v.id, v.dir); err != nil {
 		return 0, err
 	}
-	if err = keeper.Apply(v.dir, cardOf(to)); err == nil {
-		err = v.visit.pool.content(v.id, v.entry.Record).Grow(ctx, v.dir, to.Record.Bytes)
+	if err = keeper.Apply(v.dir, scan.CardOf(to)); err == nil {
+		err = v.visit.scan().Content(v.id, v.entry.Record).Grow(ctx, v.dir, to.Record.Bytes)
 	}
 	if err != nil {
-		return 0, errors.Join(err, keeper.Apply(v.dir, cardOf(v.entry)))
+		return 0, errors.Join(err, keeper.Apply(v.dir, scan.CardOf(v.entry)))
 	}
 	return had, nil
 }
@@ -59,7 +48,7 @@ func (v *found) cutFile(had int64) error {
 	if !v.entry.Block() || v.entry.Record.Bytes > had {
 		return nil
 	}
-	return errors.Join(v.visit.pool.disk(v.id, v.entry.Record).Cut(v.dir, had), v.visit.keeper.Apply(v.dir, cardOf(v.entry)))
+	return errors.Join(v.visit.scan().Disk(v.id, v.entry.Record).Cut(v.dir, had), v.visit.keeper.Apply(v.dir, scan.CardOf(v.entry)))
 }
 
 // attachments are those of the node, if each of them reports whether it is the volume's. One
@@ -72,19 +61,8 @@ func (v *found) attachments() (content.Attachments, error) {
 	return all, all.Silent(v.id)
 }
 
-// file identifies what devices of a volume are attached to. It answers false where
-// there is nothing that could be: the volume is no block volume, or its file is lost.
-// Without a readable record, the directory shows what a volume is.
-func (v *found) file() (id dir.ID, ok bool, err error) {
-	if v.dir == nil || !cardOf(v.entry).MayBeBlock() {
-		return dir.ID{}, false, nil
-	}
-	id, err = content.FileID(v.id, v.dir)
-	if errors.Is(err, volume.ErrLost) {
-		return dir.ID{}, false, nil
-	}
-	return id, err == nil, err
-}
+// file identifies what devices of a volume are attached to: see scan.FileOf.
+func (v *found) file() (id dir.ID, ok bool, err error) { return scan.FileOf(v.id, v.entry, v.dir) }
 
 // detachUnpublished detaches the volume's devices that are published nowhere.
 func (v *found) detachUnpublished(ctx context.Context) error {

@@ -8,6 +8,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/ledger"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/scan"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 	"kubevirt.io/hostpath-provisioner/pkg/trace"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
@@ -53,7 +54,7 @@ func (v *found) expand(ctx context.Context, r volume.Range) (int64, error) {
 		return 0, err
 	}
 	defer unlock()
-	if err := v.visit.loadShared(); err != nil {
+	if err := v.visit.scan().LoadShared(); err != nil {
 		return 0, err
 	}
 	if err := v.again(); err != nil {
@@ -63,13 +64,13 @@ func (v *found) expand(ctx context.Context, r volume.Range) (int64, error) {
 	if err != nil {
 		return 0, err
 	}
-	has := v.visit.pool.volume(v.id, cardOf(v.entry), space).Bytes
+	has := v.visit.scan().Volume(v.id, scan.CardOf(v.entry), space).Bytes
 	switch {
 	case r.Limit > 0 && r.Limit < has:
 		return 0, fmt.Errorf("%w: it has %d bytes, and volumes do not shrink", volume.ErrOutOfRange, has)
 	case r.Required <= has:
 		return has, errors.Join(v.visit.restoreIfLimited(v.id, v.entry), v.growDevices())
-	case v.entry.Record != nil && v.entry.Record.Quota != "" && !v.visit.keeper.Enforces(cardOf(v.entry)):
+	case v.entry.Record != nil && v.entry.Record.Quota != "" && !v.visit.keeper.Enforces(scan.CardOf(v.entry)):
 		return 0, fmt.Errorf("%w: the volume was made under a limit of %s, which the pool cannot change as it is mounted and configured now",
 			volume.ErrCannotGrow, v.entry.Record.Quota)
 	case v.entry.Record == nil:
@@ -129,11 +130,11 @@ func (v *found) grow(ctx context.Context, bytes int64, held *ledger.Reservation)
 		}
 		return errors.Join(noSpace(err), v.cutFile(had))
 	}
-	held.Commit(v.id, cardOf(e))
+	held.Commit(v.id, scan.CardOf(e))
 	if v.entry.Block() {
 		return trace.Step(ctx, "make the devices larger", v.growDevices)
 	}
-	return trace.Step(ctx, "set the limit", func() error { return s.keeper.Apply(v.dir, cardOf(e)) })
+	return trace.Step(ctx, "set the limit", func() error { return s.keeper.Apply(v.dir, scan.CardOf(e)) })
 }
 
 // again reads the volume anew: another node may have changed it before this one had
@@ -147,7 +148,7 @@ func (v *found) again() error {
 
 // restoreIfLimited makes a repeated call finish what the first had left.
 func (v *visit) restoreIfLimited(id volume.ID, e store.Entry) error {
-	if c := cardOf(e); v.keeper.Enforces(c) {
+	if c := scan.CardOf(e); v.keeper.Enforces(c) {
 		return v.restoreLimit(id, c)
 	}
 	return nil

@@ -2,46 +2,18 @@ package pool
 
 import (
 	"cmp"
+	"context"
 	"slices"
-	"sync"
+	"time"
 
-	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/ledger"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 )
 
-// filesystems says which pools of a process are on one filesystem, as they were when they were
-// last checked. The zero value is ready for use.
-type filesystems struct {
-	mu sync.Mutex
-	on map[*Pool]dir.SpaceID
-	by map[dir.SpaceID]*ledger.Filesystem
-}
-
-// settle notes the filesystem of a pool, and answers what its pools owe.
-func (f *filesystems) settle(p *Pool, on dir.SpaceID) *ledger.Filesystem {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.on == nil {
-		f.on, f.by = make(map[*Pool]dir.SpaceID), make(map[dir.SpaceID]*ledger.Filesystem)
-	}
-	f.on[p] = on
-	if f.by[on] == nil {
-		f.by[on] = &ledger.Filesystem{}
-	}
-	return f.by[on]
-}
-
-// with are the pools on the filesystem of one, and that itself, in the order of their names.
-func (f *filesystems) with(p *Pool) []*Pool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	var pools []*Pool
-	for other, on := range f.on {
-		if on == f.on[p] {
-			pools = append(pools, other)
-		}
-	}
+// onFilesystem are the pools on the filesystem of this one, and that itself, in the order of their
+// names.
+func (p *Pool) onFilesystem() []*Pool {
+	pools := p.filesystems.With(p)
 	slices.SortFunc(pools, func(a, b *Pool) int { return cmp.Compare(a.config.Name.String(), b.config.Name.String()) })
 	return pools
 }
@@ -54,9 +26,86 @@ func (v *visit) join(f store.Format) (joined bool, err error) {
 		return false, err
 	}
 	p := v.pool
-	joined = p.ledger.Join(p.filesystems.settle(p, on), ledger.Origin{Made: f.Created, Foreign: f.Foreign, Shared: p.config.Shared})
+	joined = p.ledger.Join(p.filesystems.Settle(p, on), ledger.Origin{Made: f.Created, Foreign: f.Foreign, Shared: p.config.Shared})
 	if with := p.ledger.Summary().SharesWith(); joined && len(with) > 0 {
 		p.log.Info("the pool shares its filesystem with others; the promises of all of them count", "with", with)
 	}
 	return joined, nil
+}
+
+// countAll counts what others hold, where quotas count what volumes hold, until ctx
+// ends. It is apart from the checks at a pool: on a slow disk it may take a while. Of the pools
+// on one filesystem one counts for all.
+func (p *Pool) countAll(ctx context.Context) {
+	tick := time.NewTicker(p.options.SyncEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		if !p.countsForAll() {
+			continue
+		}
+		s, err := p.enter()
+		if err != nil {
+			continue
+		}
+		s.count()
+		s.close()
+	}
+}
+
+// countsForAll reports whether the pool is the first on its filesystem that serves.
+func (p *Pool) countsForAll() bool {
+	for _, other := range p.onFilesystem() {
+		if other == p {
+			return true
+		}
+		if other.state.Load().err == nil {
+			return false
+		}
+	}
+	return true // it was not opened yet
+}
+
+// count takes what volumes and trash of all pools on the filesystem hold from what is taken.
+// If that cannot be known now, the last number stays.
+func (v *visit) count() {
+	before, err := v.store.Space()
+	if err != nil {
+		return
+	}
+	var held int64
+	known := true
+	for _, p := range v.pool.onFilesystem() {
+		bytes, ok := p.held(v)
+		held, known = held+bytes, known && ok
+	}
+	if !known {
+		return
+	}
+	after, err := v.store.Space()
+	if err != nil {
+		return
+	}
+	// What was written or erased meanwhile counts as foreign until next time, and not
+	// as free.
+	taken := max(before.TakenBytes(), after.TakenBytes())
+	v.pool.ledger.SetForeign(taken - held)
+}
+
+// held is what the volumes and the trash of a pool hold, if that can be known now. The visit
+// is one of this pool, or of another on its filesystem.
+func (p *Pool) held(by *visit) (bytes int64, known bool) {
+	v := by
+	if v.pool != p {
+		var err error
+		if v, err = p.enter(); err != nil {
+			return 0, false
+		}
+		defer v.close()
+	}
+	return v.scan().Held(&p.used)
 }

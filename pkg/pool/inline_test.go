@@ -52,8 +52,8 @@ func (b *bench) wantLeftBehind(when, datadir string, want int) {
 			told++
 		}
 	}
-	for _, v := range b.see(datadir).Volumes {
-		if v.Condition.Reason == health.InlineUnpublished && v.ID == id(b.t, "csi-1") {
+	for _, v := range b.look(datadir)[0].Volumes {
+		if v.Reason == string(health.InlineUnpublished) && v.ID == "csi-1" {
 			seen++
 		}
 	}

@@ -2,13 +2,10 @@ package pool
 
 import (
 	"context"
-	"errors"
-	"iter"
 
-	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
-	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/ledger"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/limit"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/scan"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
@@ -27,7 +24,9 @@ func (v *visit) checkQuota() error {
 	if v.keeper.Kind() != "" {
 		v.restoreAgain()
 	}
-	return v.unfit(keeper)
+	now := v.scan()
+	now.Keeper = keeper
+	return now.Unfit(v.pool.limits())
 }
 
 // limits are the options that say who is to enforce the sizes of the pool's volumes.
@@ -35,19 +34,6 @@ func (p *Pool) limits() limit.Options {
 	return limit.Options{
 		Detect: p.options.DetectQuota, Enforcement: p.config.Enforcement, BytesPerInode: p.config.BytesPerInode,
 	}
-}
-
-// unfit is why the pool must not serve now: an ext4 that is read-only has its quotas off, and
-// serves what it has all the same, since nothing in it can grow.
-func (v *visit) unfit(keeper *limit.Keeper) error {
-	err := v.pool.limits().Unfit(keeper)
-	if err == nil {
-		return nil
-	}
-	if space, spaceErr := v.store.Space(); spaceErr == nil && space.ReadOnly {
-		return nil
-	}
-	return err
 }
 
 // changeKeeper has the calls to come use what this visit has.
@@ -66,7 +52,7 @@ func (v *visit) changeKeeper() {
 // queueLimitChecks has the checks compare all limits with the promises.
 func (v *visit) queueLimitChecks() {
 	v.pool.unrestored = make(map[volume.ID]struct{})
-	for id := range v.limited() {
+	for id := range v.scan().Limited() {
 		v.pool.unrestored[id] = struct{}{}
 	}
 }
@@ -81,11 +67,11 @@ func (v *visit) restoreAgain() {
 			continue
 		}
 		delete(v.pool.unrestored, id)
-		e, d, err := v.lookup(id)
+		e, d, err := v.scan().Lookup(id)
 		if d != nil {
 			_ = d.Close()
 		}
-		if c := cardOf(e); err == nil && v.keeps(c) {
+		if c := scan.CardOf(e); err == nil && v.scan().Keeps(c) {
 			err = v.restoreLimit(id, c)
 		}
 		unlock()
@@ -108,17 +94,10 @@ func (p *Pool) enforcing() bool {
 	return id != nil && id.keeper.Unenforced() == nil
 }
 
-// enforced reports whether the kernel enforces the size of a volume; not before the pool is
-// opened.
-func (p *Pool) enforced(c ledger.Card) bool {
-	id := p.identity.Load()
-	return id != nil && id.keeper.Enforces(c)
-}
-
 // releaseLost gives back the id of a lost volume that was deleted. Should its
 // directory be somewhere else, it keeps the id, which is then not given again.
 func (v *visit) releaseLost(id volume.ID, e store.Entry) {
-	c := cardOf(e)
+	c := scan.CardOf(e)
 	if !v.keeper.Enforces(c) {
 		return
 	}
@@ -139,19 +118,6 @@ func (v *visit) releaseUnused(context.Context) error {
 	return nil
 }
 
-// claim notes the id that counts a volume, and reports two records with one id.
-func (v *visit) claim(id volume.ID, e store.Entry) {
-	if e.Record == nil || e.Record.ProjectID == 0 {
-		return
-	}
-	project := quota.ID(e.Record.ProjectID)
-	if !v.keeper.Claim(v.store.Root(), id.String(), project, e.Record.UID) && !v.pool.ledger.Known(id).Recorded() {
-		v.pool.log.Error(errTwoRecords, "the size of one of them is not enforced", "volume", id.String(), "projectID", project)
-	}
-}
-
-var errTwoRecords = errors.New("two volumes are recorded with one project id: copy the content of the one that is abnormal into a new volume")
-
 // restoreLimits compares all limits with the promises. One that cannot be put back
 // is logged, and shows in the condition of its volume; the others are served.
 func (v *visit) restoreLimits(context.Context) error {
@@ -160,7 +126,7 @@ func (v *visit) restoreLimits(context.Context) error {
 		v.restoreAgain()
 		return nil
 	}
-	for id, c := range v.limited() {
+	for id, c := range v.scan().Limited() {
 		v.pool.steps.Add(1)
 		v.logUnrestored(id, v.restoreLimit(id, c))
 	}
@@ -182,37 +148,3 @@ func (v *visit) restoreLimit(id volume.ID, c ledger.Card) error {
 	v.pool.ledger.Restored()
 	return nil
 }
-
-// limitDiffers reports whether the kernel enforces another size than was promised. The
-// caller holds no lock, so that both may be changing: what differs is checked again
-// while no call works on the volume.
-func (v *visit) limitDiffers(id volume.ID, d *dir.Dir, c ledger.Card, has quota.Limit) (bool, error) {
-	if ok, err := v.keeper.Agrees(d, c, has); err != nil || ok {
-		return false, err
-	}
-	unlock, err := v.tryLock(id)
-	if errors.Is(err, volume.ErrBusy) {
-		return false, nil // a call is at work on it
-	}
-	if err != nil {
-		return false, err
-	}
-	defer unlock()
-	rec, err := v.store.ReadRecord(id)
-	if err != nil || rec == nil {
-		return false, err
-	}
-	c = cardOf(store.Entry{Record: rec})
-	usage, err := v.keeper.Usage(d, c)
-	if err != nil {
-		return false, err
-	}
-	ok, err := v.keeper.Agrees(d, c, usage.Limit)
-	return err == nil && !ok, err
-}
-
-// keeps reports whether the volume is there and the kernel enforces its size.
-func (v *visit) keeps(c ledger.Card) bool { return c.Is(ledger.HasDirectory) && v.keeper.Enforces(c) }
-
-// limited are the volumes whose size is kept.
-func (v *visit) limited() iter.Seq2[volume.ID, ledger.Card] { return v.pool.ledger.Each(v.keeps) }

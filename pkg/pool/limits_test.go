@@ -476,7 +476,7 @@ func TestCapacityWhileTrashIsErased(t *testing.T) {
 // A panic ends one call, and the process lives: what the call held must not be lost to all
 // others.
 func TestPanicReleasesReservation(t *testing.T) {
-	withFaults(t, localPool, func(t *testing.T, b *bench, f *faulty) {
+	withFaults(t, local, func(t *testing.T, b *bench, f *faulty) {
 		b.create("pvc-1", 4*mib)
 		b.createBlock("pvc-disk", 4*mib)
 		must(t, b.publishBlock("pvc-disk", "disk"))

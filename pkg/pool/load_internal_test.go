@@ -1,14 +1,11 @@
 package pool
 
 import (
-	"os"
-	"path/filepath"
 	"testing"
 
 	"github.com/go-logr/logr"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind/bindtest"
-	"kubevirt.io/hostpath-provisioner/pkg/pool/ledger"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
@@ -70,22 +67,4 @@ func aVisit(t *testing.T) *visit {
 	id, err := p.identify(s, f)
 	must(t, err)
 	return &visit{pool: p, store: s, keeper: id.keeper}
-}
-
-// A shared pool is read by calls while a check compares it with the disk: what they read must
-// not look different to that.
-func TestSyncKeepsConcurrentReads(t *testing.T) {
-	v := aVisit(t)
-	for _, name := range []string{"whole", "plain"} {
-		must(t, os.Mkdir(filepath.Join(v.store.Root().String(), name), 0o755))
-	}
-	for _, name := range []string{"whole", "lost"} {
-		must(t, v.store.WriteRecord(store.NewRecord(idOf(name), volume.ModeMount, 4096)))
-	}
-	ledgerOf := v.pool.ledger
-	ledgerOf.Unmark()
-	must(t, v.load())
-	if got := ledgerOf.Summary().Volumes; got != 3 || ledgerOf.Any(ledger.Card.Unseen) {
-		t.Errorf("of %d volumes, some look different: %+v", got, ledgerOf.After(volume.ID{}, 3))
-	}
 }

@@ -11,10 +11,10 @@ package pool
 //
 // Calls do not wait for 1 and 2: who does not get them answers ErrBusy. Publications at
 // different targets share 1. Recovery does not wait for 3 either, and leaves to another node
-// what that works on. The mutexes inside Locks, turns, roots, filesystems and the claims of
-// project ids are held for a few instructions, and nothing is taken under them. What the pools
-// of one filesystem owe together has no lock: a ledger changes it by compare and swap while it
-// holds its own mutex.
+// what that works on. The mutexes inside Locks, turns, the places of pools, filesystems and the
+// claims of project ids are held for a few instructions, and nothing is taken under them. What
+// the pools of one filesystem owe together has no lock: a ledger changes it by compare and swap
+// while it holds its own mutex.
 
 import (
 	"context"

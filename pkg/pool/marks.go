@@ -11,7 +11,7 @@ import (
 // reread reads the volume again, as lock does after it has waited. It answers ErrNotFound for a volume
 // that is not there any more.
 func (v *found) reread() error {
-	e, d, err := v.visit.lookup(v.id)
+	e, d, err := v.visit.scan().Lookup(v.id)
 	if err != nil {
 		return err
 	}

@@ -3,7 +3,6 @@ package pool
 import (
 	"context"
 	"errors"
-	"fmt"
 	"sync/atomic"
 	"time"
 
@@ -15,7 +14,9 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/pool/content"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/ledger"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/limit"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/nested"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/scan"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
@@ -35,6 +36,12 @@ type Labels = content.Labels
 
 // Devices makes files block devices: loop.Kernel, or a stand-in that keeps its contract.
 type Devices = content.Devices
+
+// A Volume is what is reported of one.
+type Volume = scan.Volume
+
+// Surveyed is what the last check at a volume saw.
+type Surveyed = scan.Surveyed
 
 // Options are what all pools of a process share.
 type Options struct {
@@ -75,9 +82,9 @@ type Pool struct {
 	attaching *turns[volume.ID]
 	serving   *Locks[string]  // the uuids of all pools that are open
 	claims    *limit.Registry // the quota ids of all pools
-	roots     *roots          // where all pools are
+	place     *nested.Place   // among all pools
 	// filesystems is which pools are on one filesystem.
-	filesystems *filesystems
+	filesystems *scan.Filesystems[*Pool]
 
 	state    atomic.Pointer[state]
 	hung     atomic.Pointer[state]  // the state while which a call found the pool to hang
@@ -87,8 +94,6 @@ type Pool struct {
 	nudge    chan struct{}          // one token: the next check is to come now
 	// steps counts what a check has done, by which one that is slow differs from one that hangs.
 	steps atomic.Uint64
-	// logged says that the log has why a check could not know whether another pool is inside.
-	logged atomic.Bool
 	// unrecovered says that the pool is to be recovered once it can be: it was read-only, or
 	// something was skipped. It belongs to the checks.
 	unrecovered bool
@@ -108,8 +113,8 @@ type Pool struct {
 	needMount atomic.Bool
 
 	// What monitoring is shown, beside the state. It takes no lock.
-	surveyed  atomic.Pointer[survey] // nil before the first
-	used      atomic.Int64           // bytes that the volumes hold, or unknownBytes
+	surveyed  atomic.Pointer[scan.Survey] // nil before the first
+	used      atomic.Int64                // bytes that the volumes hold, or unknownBytes
 	lastError atomic.Pointer[time.Time]
 	// erasedFiles is how many files and directories the reaper has taken on.
 	erasedFiles atomic.Uint64
@@ -138,12 +143,12 @@ func newPool(config poolconfig.Pool, s *Set) *Pool {
 		attaching:   &s.attaching,
 		serving:     &s.serving,
 		claims:      &s.claims,
-		roots:       &s.roots,
 		filesystems: &s.filesystems,
 		nudge:       make(chan struct{}, 1),
 		checked:     make(chan struct{}),
 		wake:        make(chan struct{}, 1),
 	}
+	p.place = s.places.Add(config.Name, options.Mounts, p.log, p.checkNow)
 	p.state.Store(&state{err: p.unavailable(errNotChecked), errors: volume.Unknown})
 	p.at = &store.Location{
 		Path:     config.Path,
@@ -152,7 +157,7 @@ func newPool(config poolconfig.Pool, s *Set) *Pool {
 		Shared:   config.Shared,
 		MakePath: !config.RequireMount,
 		Verify:   p.checkMount,
-		Nested:   p.checkNested,
+		Nested:   p.place.Check,
 		Thrown:   p.thrown,
 	}
 	p.ledger = ledger.New(ledger.Policy{Pool: config.Name, Overprovision: config.Overprovision, Reserve: config.Reserve})
@@ -161,12 +166,10 @@ func newPool(config poolconfig.Pool, s *Set) *Pool {
 	return p
 }
 
-func (p *Pool) unavailable(err error) error {
-	if errors.Is(err, volume.ErrUnavailable) {
-		return err
-	}
-	return fmt.Errorf("%w: pool %q at %s: %w", volume.ErrUnavailable, p.config.Name, p.config.Path, err)
-}
+func (p *Pool) unavailable(err error) error { return scan.Unavailable(&p.config, err) }
+
+// note brings the ledger in line with what is on disk of a volume.
+func (p *Pool) note(id volume.ID, e store.Entry) { p.ledger.Note(id, scan.CardOf(e)) }
 
 // open makes the layout, finishes what a crash interrupted, and fills the index.
 func (p *Pool) open(ctx context.Context) (_ *visit, err error) {
@@ -185,7 +188,7 @@ func (p *Pool) open(ctx context.Context) (_ *visit, err error) {
 		return nil, err
 	}
 	v.keeper = id.keeper
-	if err := v.unfit(v.keeper); err != nil {
+	if err := v.scan().Unfit(p.limits()); err != nil {
 		return nil, err
 	}
 	giveUp, err := p.serving.TryLock(f.UUID)

@@ -105,7 +105,7 @@ func (v *found) mount(ctx context.Context, r Publication) error {
 		defer done()
 	}
 	at := content.Target{Path: r.Target, Flags: r.Flags, ReadOnly: r.ReadOnly}
-	return v.visit.pool.content(v.id, v.entry.Record).Publish(ctx, v.dir, at)
+	return v.visit.scan().Content(v.id, v.entry.Record).Publish(ctx, v.dir, at)
 }
 
 // announce makes sure that the volume can be published as it is asked for, and informs the
@@ -336,6 +336,14 @@ func (v *found) afterUnpublish(ctx context.Context) error {
 	return err
 }
 
+// Stats are what a published volume holds.
+type Stats struct {
+	Mode volume.Mode
+	// Space is what is in use and free; of a block volume only the size is known.
+	Space     dir.Space
+	Condition health.Condition
+}
+
 // Stats measures a published volume. It answers ErrNotFound if the volume is not
 // published at the path. Of one that is lost, or whose pool does not serve, there is the
 // condition alone.
@@ -365,7 +373,7 @@ func (s *Set) stats(v *found, at bind.Target) (Stats, error) {
 	if err != nil {
 		return Stats{Mode: v.entry.Mode(), Condition: health.Facts{Pool: err}.Condition()}, nil //nolint:nilerr // the condition says it
 	}
-	space, facts := v.visit.measure(v.id, v.dir, v.entry, whole)
+	space, facts := v.visit.scan().Measure(v.id, v.dir, v.entry, whole)
 	if immeasurable {
 		space = dir.Space{}
 	}

@@ -158,7 +158,7 @@ func TestVolumeRestoredFromBackupHasNoLimit(t *testing.T) {
 			if c := b.volume("pvc-1").Condition; c.Reason != health.LimitDiffers {
 				t.Errorf("the condition is %+v, want that of a limit that is missing", c)
 			}
-			if c := only(t, b.see(local)).Condition; c.Reason != health.LimitDiffers {
+			if c := b.seen(local); c.Reason != health.LimitDiffers {
 				t.Errorf("from outside the condition is %+v, want that of a limit that is missing", c)
 			}
 			must(t, b.publish("pvc-1", "a"))

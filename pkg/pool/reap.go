@@ -54,7 +54,7 @@ func (p *Pool) reapAll(ctx context.Context, stuckToo bool) {
 	if err := s.work(); err != nil {
 		return
 	}
-	s.measureTrash()
+	s.scan().MeasureTrash()
 	pace := &pace{done: &p.erasedFiles} // of all pieces: small ones have less than a burst
 	for _, name := range queued {
 		start := time.Now()

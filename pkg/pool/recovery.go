@@ -45,7 +45,7 @@ var recovery = []recoveryStep{
 	{what: "undo creations", at: atOpen | again | eachMinute, writable: atOpen | eachMinute, together: true, do: func(v *visit, _ context.Context) error { return v.recoverStaging(v.store.Staging()) }},
 	{what: "finish removals and queue the trash", at: atOpen | again | eachMinute, writable: atOpen | eachMinute, together: true, do: (*visit).recoverTrash},
 	{what: "take over what this node left under another name", at: atOpen | again, writable: atOpen, only: notShared, do: func(v *visit, _ context.Context) error { return v.takeOverAll(false) }},
-	{what: "load the index", at: atOpen, do: func(v *visit, _ context.Context) error { return v.load() }},
+	{what: "load the index", at: atOpen, do: func(v *visit, _ context.Context) error { return v.scan().Load() }},
 	{what: "finish growths of files", at: atOpen | again, do: (*visit).finishFiles},
 	{what: "restore limits", at: atOpen, do: (*visit).restoreLimits},
 	{what: "restore limits beside calls", at: again, do: func(v *visit, _ context.Context) error {
@@ -117,6 +117,47 @@ func (v *visit) recoverAgain(ctx context.Context) (done bool, err error) {
 	}
 	v.pool.unrecovered, v.pool.tried = v.pool.skipped, time.Now()
 	return true, nil
+}
+
+// resyncAll compares the index with the disk while the pool serves: directories that were moved
+// here by hand appear, and lost ones are noticed.
+func (v *visit) resyncAll(context.Context) error {
+	different, err := v.scan().Differing()
+	if err != nil {
+		return err
+	}
+	for id := range different {
+		v.pool.steps.Add(1)
+		if err := v.resync(id); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// resync takes one volume from the disk, unless a call is working on it.
+func (v *visit) resync(id volume.ID) error {
+	unlock, err := v.tryLock(id)
+	if errors.Is(err, volume.ErrBusy) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	e, d, err := v.scan().Lookup(id)
+	if d != nil {
+		_ = d.Close()
+	}
+	if err != nil {
+		return err
+	}
+	if e.Exists() && e.Lost() && !v.pool.ledger.Known(id).Lost() {
+		v.pool.log.Error(volume.ErrNotFound, "the directory of a volume is missing; its record is kept", "volume", id.String())
+	}
+	v.scan().Claim(id, e)
+	v.pool.note(id, e)
+	return nil
 }
 
 // recoverRecords removes records that were being written.
@@ -219,7 +260,7 @@ func (v *visit) recoverTrashed(name string) error {
 		t := store.ParseThrown(name)
 		v.keeper.Claims().Try(id, t.UID)
 		if t.Promised == volume.Unknown {
-			t.Promised = v.heldBy(v.store.Trash(), name, id)
+			t.Promised = v.scan().HeldBy(v.store.Trash(), name, id)
 		}
 		if v.pool.ledger.ThrowFound(name, t.Promised, erased) {
 			v.pool.wakeReaper()
@@ -296,7 +337,7 @@ func (v *visit) takePiece(left *dir.Dir, name string) error {
 	}
 	v.keeper.Claims().Try(carried, t.UID)
 	if t.Promised == volume.Unknown {
-		t.Promised = v.heldBy(left, name, carried)
+		t.Promised = v.scan().HeldBy(left, name, carried)
 	}
 	t.Of = store.RandomSuffix()
 	return v.throw(left, name, t)
@@ -314,7 +355,7 @@ func (v *visit) recoverMark(id volume.ID) error {
 		return nil // a call is at work on it, and sees to it
 	}
 	defer unlock()
-	e, d, err := v.lookup(id)
+	e, d, err := v.scan().Lookup(id)
 	if err != nil {
 		return err
 	}

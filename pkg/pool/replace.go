@@ -4,6 +4,7 @@ import (
 	"errors"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/scan"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 )
 
@@ -60,18 +61,13 @@ func (p *Pool) mountedOver() (bool, error) {
 	return p.options.Mounts.IsFilesystem(root)
 }
 
-// checkMount answers why a pool that must be a filesystem of its own is none. A
-// mount point alone would not do: in a container every hostPath volume is one.
+// checkMount answers why a pool that must be a filesystem of its own is none.
 func (p *Pool) checkMount(root *dir.Dir) error {
-	if !p.needMount.Load() {
-		return nil
+	if p.config.RequireMount || !p.needMount.Load() {
+		return scan.CheckMount(&p.config, p.options.Mounts, root)
 	}
-	mounted, err := p.options.Mounts.IsFilesystem(root)
-	switch {
-	case err != nil || mounted:
+	if mounted, err := p.options.Mounts.IsFilesystem(root); err != nil || mounted {
 		return err
-	case p.config.RequireMount:
-		return errors.New("no filesystem is mounted at its path, and requireMount is set")
 	}
 	return errUnmounted
 }

@@ -13,7 +13,9 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/errorcount"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/limit"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/nested"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/scan"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
@@ -31,8 +33,8 @@ type Set struct {
 	attaching   turns[volume.ID] // devices of block volumes to files
 	serving     Locks[string]
 	claims      limit.Registry
-	roots       roots
-	filesystems filesystems
+	places      nested.Places
+	filesystems scan.Filesystems[*Pool]
 
 	stop context.CancelFunc
 	work sync.WaitGroup
@@ -64,7 +66,7 @@ func (o Options) withDefaults() Options {
 		o.CountErrors = errorcount.Of
 	}
 	if o.SinceBoot == nil {
-		o.SinceBoot = sinceBoot
+		o.SinceBoot = scan.SinceBoot
 	}
 	set := func(d *time.Duration, value time.Duration) {
 		if *d == 0 {
@@ -160,7 +162,7 @@ func (s *Set) Capacity(name volume.PoolName, multiNode bool) (int64, error) {
 	if err != nil {
 		return 0, err
 	}
-	if multiNode && !p.multiNode() {
+	if multiNode && !p.config.MultiNode() {
 		return 0, nil
 	}
 	return p.free(), nil
@@ -262,7 +264,7 @@ func (p *Pool) find(id volume.ID) (*found, error) {
 	if err != nil {
 		return nil, err
 	}
-	e, d, err := s.lookup(id)
+	e, d, err := s.scan().Lookup(id)
 	if err != nil || !e.Exists() {
 		s.close()
 		return nil, err
@@ -277,7 +279,7 @@ func (s *Set) findSettled(id volume.ID) (*found, error) {
 	if err != nil || !v.entry.Lost() {
 		return v, err
 	}
-	v.entry, v.dir, err = v.visit.lookupSettled(id)
+	v.entry, v.dir, err = v.visit.scan().LookupSettled(id)
 	if err == nil && !v.entry.Exists() {
 		err = fmt.Errorf("volume %s: %w: it is being made or removed", id, volume.ErrNotFound)
 	}

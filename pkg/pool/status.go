@@ -63,6 +63,12 @@ func (p *Pool) noteError() {
 	p.lastError.Store(&now)
 }
 
+// failed logs what could not be done in the background, and has monitoring know.
+func (p *Pool) failed(err error, what string, about ...any) {
+	p.noteError()
+	p.log.Error(err, what, about...)
+}
+
 // Status answers from memory, and takes no lock.
 func (p *Pool) Status() Status {
 	st, now := p.state.Load(), p.ledger.Summary()
@@ -92,7 +98,7 @@ func (p *Pool) Status() Status {
 		status.Used = p.used.Load()
 	}
 	if last := p.surveyed.Load(); last != nil && st.err == nil {
-		status.Unlimited, status.Unused = last.unlimited, last.unused
+		status.Unlimited, status.Unused = last.Unlimited, last.Unused
 	}
 	status.Abnormal = p.abnormal(st, now)
 	if failed := p.lastError.Load(); failed != nil {
@@ -111,7 +117,7 @@ func (p *Pool) abnormal(st *state, now *ledger.Summary) map[health.Reason]int {
 	abnormal := make(map[health.Reason]int)
 	for _, reason := range health.Reasons() {
 		if st.err == nil {
-			abnormal[reason] = last.abnormal[reason]
+			abnormal[reason] = last.Abnormal[reason]
 		} else {
 			abnormal[reason] = 0
 		}
@@ -120,4 +126,21 @@ func (p *Pool) abnormal(st *state, now *ledger.Summary) map[health.Reason]int {
 		abnormal[health.PoolNotServing] = now.Volumes
 	}
 	return abnormal
+}
+
+// free is the capacity of the pool, rounded down; 0 while it does not serve.
+func (p *Pool) free() int64 {
+	s, err := p.enter()
+	if err != nil {
+		return 0
+	}
+	defer s.close()
+	if err := s.scan().LoadShared(); err != nil {
+		return 0
+	}
+	space, err := s.store.Space()
+	if err != nil {
+		return 0
+	}
+	return p.ledger.Available(space)
 }

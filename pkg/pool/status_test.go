@@ -327,3 +327,31 @@ func TestSurveyHoldsNothingOpenWhilePaused(t *testing.T) {
 		must(t, syscall.Unmount(b.path("disk"), 0))
 	})
 }
+
+func TestFilesystemErrorsAreReportedForAllVolumes(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		b.create("pvc-1", mib)
+		if since := b.Status()[0].LastError; !since.IsZero() {
+			t.Errorf("there was an error at %v", since)
+		}
+		b.errors.Store(3)
+		b.later(10 * time.Second) // the next check
+		status := b.Status()[0]
+		if status.Errors != 3 || status.Err != nil || !status.LastError.Equal(time.Now()) {
+			t.Errorf("status %+v, want 3 errors just now, and that it serves", status)
+		}
+		if c := b.volume("pvc-1").Condition; c.Reason != health.FilesystemErrors {
+			t.Errorf("condition %+v, want it to report the errors", c)
+		}
+		b.later(time.Minute)
+		if diff := cmp.Diff(reasons(map[health.Reason]int{health.FilesystemErrors: 1}), b.Status()[0].Abnormal); diff != "" {
+			t.Errorf("abnormal volumes (-want +got):\n%s", diff)
+		}
+		b.create("pvc-2", mib) // it is served all the same
+		b.errors.Store(0)
+		b.later(10 * time.Second)
+		if c := b.volume("pvc-1").Condition; c.Abnormal {
+			t.Errorf("condition %+v after the count was reset", c)
+		}
+	})
+}

@@ -21,6 +21,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/label"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop"
+	"kubevirt.io/hostpath-provisioner/pkg/inspect"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
@@ -216,7 +217,7 @@ func TestSwappedPathsDoNotEscapePool(t *testing.T) {
 }
 
 // calls are those that resolve a path.
-var calls = []string{"Create", "Publish", "PublishInline", "Expand", "Stats", "Volume", "List", "See", "Start", "Unpublish", "Delete"}
+var calls = []string{"Create", "Publish", "PublishInline", "Expand", "Stats", "Volume", "List", "Look", "Start", "Unpublish", "Delete"}
 
 // attack makes all calls while something is swapped: for some time, and until it was.
 func (a *arena) attack(s swap) {
@@ -226,7 +227,9 @@ func (a *arena) attack(s swap) {
 	began := time.Now()
 	for round := 0; time.Since(began) < a.bound() || a.swapped.Load() == 0; round++ {
 		a.callAll(round, s)
-		a.count("See", func() { pool.See(a.t.Context(), a.configs, a.options) })
+		a.count("Look", func() {
+			inspect.Look(a.t.Context(), a.configs, inspect.Options{Node: a.options.Node, Mounts: a.mounts, Devices: a.loops, Dev: a.options.Dev})
+		})
 		// The pool itself may be a link. To where, a process learns when it starts.
 		if round%5 == 0 && s.path != "pool" {
 			a.count("Start", a.restart)

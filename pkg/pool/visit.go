@@ -5,10 +5,10 @@ import (
 	"sync/atomic"
 	"time"
 
-	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/limit"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/nested"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/scan"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
-	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
 // A visit is one call's work in a pool: the pool's directories, and who enforces the sizes of
@@ -33,7 +33,7 @@ func (p *Pool) enter() (*visit, error) {
 	// The state first: once it says that the pool serves, there is an identity.
 	st, id := p.state.Load(), p.identity.Load()
 	// What a disk cannot be asked for any more may be in memory, and must not deceive.
-	if st.err != nil && (id == nil || st.hung || errors.Is(st.err, errUnreadable) || errors.Is(st.err, errNested)) {
+	if st.err != nil && (id == nil || st.hung || errors.Is(st.err, errUnreadable) || errors.Is(st.err, nested.ErrNested)) {
 		return nil, st.err
 	}
 	if p.hung.Load() == st {
@@ -108,13 +108,24 @@ func (p *Pool) openInTime(id *opened, st *state) (*visit, error) {
 	}
 }
 
-// lookup reads what the disk has of a volume. The directory, if it is not nil, must be closed.
-func (v *visit) lookup(id volume.ID) (store.Entry, *dir.Dir, error) {
-	e, d, err := v.store.Lookup(id)
-	if err != nil {
-		err = v.pool.unavailable(err)
+// scan is the pool for reading it.
+func (v *visit) scan() *scan.Pool {
+	s := v.pool.scan()
+	s.Store, s.Keeper, s.Lock = v.store, v.keeper, v.tryLock
+	return s
+}
+
+// scan is what memory has of the pool.
+func (p *Pool) scan() *scan.Pool {
+	s := &scan.Pool{
+		Config: &p.config, Node: p.options.Node, Host: p.host(), Ledger: p.ledger, Errors: p.state.Load().errors,
+		SinceBoot: p.options.SinceBoot,
+		Steps:     &p.steps, Log: p.log, Failed: p.failed,
 	}
-	return e, d, err
+	if id := p.identity.Load(); id != nil {
+		s.Keeper = id.keeper
+	}
+	return s
 }
 
 // work opens what only calls that make or remove volumes need.
@@ -123,22 +134,4 @@ func (v *visit) work() error {
 		return v.pool.unavailable(err)
 	}
 	return nil
-}
-
-// lookupSettled is lookup for callers that hold no lock: of a volume that a call makes or
-// removes at the moment, on whatever node, it answers that there is none.
-func (v *visit) lookupSettled(id volume.ID) (store.Entry, *dir.Dir, error) {
-	e, d, err := v.lookup(id)
-	if err != nil || !e.Lost() {
-		return e, d, err
-	}
-	unlock, err := v.tryLock(id)
-	if errors.Is(err, volume.ErrBusy) {
-		return store.Entry{}, nil, nil
-	}
-	if err != nil {
-		return store.Entry{}, nil, err
-	}
-	defer unlock()
-	return v.lookup(id)
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/scan"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
@@ -67,6 +68,14 @@ func (p *Pool) await(result <-chan state, late func()) {
 
 func (p *Pool) hangs() error {
 	return p.unavailable(fmt.Errorf("no answer for %v: its filesystem hangs", p.options.HangAfter))
+}
+
+// checkNow has the next check come without the rest before it.
+func (p *Pool) checkNow() {
+	select {
+	case p.nudge <- struct{}{}:
+	default: // it will
+	}
 }
 
 func (p *Pool) rest(ctx context.Context) {
@@ -140,17 +149,8 @@ func (p *Pool) check(ctx context.Context) state {
 	if joined { // it was unmounted, and is on another device now
 		s.count()
 	}
-	p.learnForeign(space)
-	return state{systemDisk: p.onSystemDisk(s.store.Root()), space: &space, errors: p.countErrors(s.store.Root())}
-}
-
-// countErrors answers NotKnown where the filesystem does not count.
-func (p *Pool) countErrors(root *dir.Dir) int64 {
-	count, err := p.options.CountErrors(root)
-	if err != nil {
-		return volume.Unknown
-	}
-	return count
+	s.scan().LearnForeign(space)
+	return state{systemDisk: scan.OnSystemDisk(p.options.Mounts, p.options.SystemPath, s.store.Root()), space: &space, errors: scan.CountErrors(p.options.CountErrors, s.store.Root())}
 }
 
 func (p *Pool) checkVisit(ctx context.Context) (*visit, error) {
@@ -166,7 +166,7 @@ func (p *Pool) checkVisit(ctx context.Context) (*visit, error) {
 		return p.open(ctx)
 	}
 	v.store.ProbeWritable()
-	err = p.checkNested(v.store.Root())
+	err = p.place.Check(v.store.Root())
 	if err == nil {
 		err = v.checkOpen(ctx)
 	}
@@ -192,17 +192,4 @@ func (v *visit) checkOpen(ctx context.Context) error {
 	}
 	v.pool.synced = time.Now()
 	return v.recover(ctx, eachMinute)
-}
-
-func (p *Pool) onSystemDisk(root *dir.Dir) bool {
-	if p.options.SystemPath == "" {
-		return false
-	}
-	system, err := dir.Open(p.options.SystemPath)
-	if err != nil {
-		return false
-	}
-	defer func() { _ = system.Close() }()
-	same, err := p.options.Mounts.SameFilesystem(root, system)
-	return err == nil && same
 }

@@ -282,3 +282,6 @@ func (p Pool) Reserved() string {
 	name, _, _ := strings.Cut(below, "/")
 	return name
 }
+
+// MultiNode reports whether volumes may be made for the access modes of several nodes.
+func (p Pool) MultiNode() bool { return p.Shared || p.AllowReadWriteMany }

@@ -1,4 +1,4 @@
-package pool
+package scan
 
 import (
 	"errors"
@@ -32,46 +32,38 @@ type Volume struct {
 	Condition health.Condition
 }
 
-// Stats are what a published volume holds.
-type Stats struct {
-	Mode volume.Mode
-	// Space is what is in use and free; of a block volume only the size is known.
-	Space     dir.Space
-	Condition health.Condition
-}
-
-// volume makes the answer from what is known.
-func (p *Pool) volume(id volume.ID, c ledger.Card, space dir.Space) Volume {
-	v := Volume{ID: id, Pool: p.config.Name, Mode: c.Mode(), Shared: p.config.Shared, MultiNode: p.multiNode(), Bytes: space.SizeBytes, Lost: c.Lost()}
-	v.Enforced = c.Is(ledger.IsBlock) || p.enforced(c)
+// Volume makes the answer from what is known.
+func (p *Pool) Volume(id volume.ID, c ledger.Card, space dir.Space) Volume {
+	v := Volume{ID: id, Pool: p.Config.Name, Mode: c.Mode(), Shared: p.Config.Shared, MultiNode: p.Config.MultiNode(), Bytes: space.SizeBytes, Lost: c.Lost()}
+	v.Enforced = c.Is(ledger.IsBlock) || p.enforces(c)
 	if c.Is(ledger.HasRecord) {
 		v.Bytes = c.Promised
 	}
 	return v
 }
 
-// measure is what a volume holds and may hold, and what is to be said of it. Where
+// Measure is what a volume holds and may hold, and what is to be said of it. Where
 // nobody keeps its size that is what the whole pool holds. The caller holds no lock.
-func (v *visit) measure(id volume.ID, d *dir.Dir, e store.Entry, whole dir.Space) (dir.Space, health.Facts) {
-	space, c := whole, cardOf(e)
+func (p *Pool) Measure(id volume.ID, d *dir.Dir, e store.Entry, whole dir.Space) (dir.Space, health.Facts) {
+	space, c := whole, CardOf(e)
 	facts := health.Facts{
 		Missing:    e.Lost(),
 		Damaged:    e.Damage,
 		ReadOnly:   whole.ReadOnly,
 		Unenforced: true,
 	}
-	facts.FilesystemErrors = max(0, v.pool.state.Load().errors)
+	facts.FilesystemErrors = max(0, p.Errors)
 	switch {
 	case e.Record == nil:
 		facts.Unpromised = true
-	case !v.keeper.Enforces(c):
+	case !p.Keeper.Enforces(c):
 		facts.LimitOff = e.Record.Quota
 	case d != nil:
 		facts.Unenforced = false
-		usage, err := v.keeper.Usage(d, c)
+		usage, err := p.Keeper.Usage(d, c)
 		switch {
 		case err == nil:
-			facts.LimitDiffers, facts.IO = v.limitDiffers(id, d, c, usage.Limit)
+			facts.LimitDiffers, facts.IO = p.limitDiffers(id, d, c, usage.Limit)
 		case errors.Is(err, quota.ErrPlain): // as a backup brings it back
 			facts.LimitDiffers = true
 		default:
@@ -83,7 +75,7 @@ func (v *visit) measure(id volume.ID, d *dir.Dir, e store.Entry, whole dir.Space
 	facts.InodesCounted = space.Inodes > 0
 	facts.FreeInodes = space.InodesFree
 	if d != nil {
-		space = v.pool.content(id, e.Record).Measure(d, space, whole, &facts)
+		space = p.Content(id, e.Record).Measure(d, space, whole, &facts)
 	}
 	return space, facts
 }
@@ -119,22 +111,30 @@ func spaceOf(usage quota.Usage, promised int64, whole dir.Space) dir.Space {
 	return space
 }
 
-// cardOf is what of an entry stays in memory.
-func cardOf(e store.Entry) ledger.Card {
-	var flags ledger.Flags
-	set := func(flag ledger.Flags, is bool) {
-		if is {
-			flags |= flag
-		}
+// limitDiffers reports whether the kernel enforces another size than was promised. The
+// caller holds no lock, so that both may be changing: what differs is checked again
+// while no call works on the volume.
+func (p *Pool) limitDiffers(id volume.ID, d *dir.Dir, c ledger.Card, has quota.Limit) (bool, error) {
+	if ok, err := p.Keeper.Agrees(d, c, has); err != nil || ok {
+		return false, err
 	}
-	set(ledger.HasDirectory, e.Present)
-	set(ledger.HasDamage, e.Damage != nil)
-	rec := e.Record
-	if rec == nil {
-		return ledger.NewCard(0, "", 0, flags)
+	unlock, err := p.Lock(id)
+	if errors.Is(err, volume.ErrBusy) {
+		return false, nil // a call is at work on it
 	}
-	set(ledger.HasRecord, true)
-	set(ledger.IsBlock, rec.Mode == volume.ModeBlock)
-	set(ledger.IsInline, rec.Inline)
-	return ledger.NewCard(rec.Bytes, rec.UID, quota.ID(rec.ProjectID), flags|ledger.By(quota.Kind(rec.Quota)))
+	if err != nil {
+		return false, err
+	}
+	defer unlock()
+	rec, err := p.Store.ReadRecord(id)
+	if err != nil || rec == nil {
+		return false, err
+	}
+	c = CardOf(store.Entry{Record: rec})
+	usage, err := p.Keeper.Usage(d, c)
+	if err != nil {
+		return false, err
+	}
+	ok, err := p.Keeper.Agrees(d, c, usage.Limit)
+	return err == nil && !ok, err
 }

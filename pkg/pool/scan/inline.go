@@ -1,4 +1,4 @@
-package pool
+package scan
 
 import (
 	"syscall"
@@ -14,44 +14,44 @@ import (
 // kubelet publishes it again or unpublishes it.
 const leftBehindAfter = time.Hour
 
-// leftBehind reports whether a volume is inline, and neither a pod nor kubelet will come for
+// LeftBehind reports whether a volume is inline, and neither a pod nor kubelet will come for
 // it: kubelet knows pods by their directories on this node, and those are gone. The caller
 // holds no lock.
-func (l *listing) leftBehind(id volume.ID, e store.Entry) bool {
-	if !e.Inline() || min(time.Since(e.Record.Created), l.pool.options.SinceBoot()) < leftBehindAfter {
+func (l *Listing) LeftBehind(id volume.ID, e store.Entry) bool {
+	if !e.Inline() || min(time.Since(e.Record.Created), l.SinceBoot()) < leftBehindAfter {
 		return false
 	}
-	if l.published == nil && l.readPublished() != nil || l.isPublished(id) {
+	if l.Published == nil && l.readPublished() != nil || l.isPublished(id) {
 		return false
 	}
 	// Unpublishing unmounts a volume before it removes it, and holds the lock meanwhile.
-	unlock, err := l.visit.tryLock(id)
+	unlock, err := l.Lock(id)
 	if err != nil {
 		return false
 	}
 	defer unlock()
-	exists, err := l.visit.store.Root().Exists(id.String())
+	exists, err := l.Store.Root().Exists(id.String())
 	return err == nil && exists && l.readPublished() == nil && !l.isPublished(id)
 }
 
 // readPublished reads where the volumes of the pool are published.
-func (l *listing) readPublished() (err error) {
-	if l.published, err = l.pool.options.Mounts.Published(l.visit.store.Root()); err != nil {
+func (l *Listing) readPublished() (err error) {
+	if l.Published, err = l.Host.Mounts.Published(l.Store.Root()); err != nil {
 		return err
 	}
-	if l.published == nil {
-		l.published = make(map[string][]bind.Publication)
+	if l.Published == nil {
+		l.Published = make(map[string][]bind.Publication)
 	}
-	l.elsewhere, err = l.visit.store.PublishedElsewhere()
+	l.Elsewhere, err = l.Store.PublishedElsewhere()
 	return err
 }
 
-func (l *listing) isPublished(id volume.ID) bool {
-	return len(l.published[id.String()])+len(l.elsewhere[id.String()]) > 0
+func (l *Listing) isPublished(id volume.ID) bool {
+	return len(l.Published[id.String()])+len(l.Elsewhere[id.String()]) > 0
 }
 
-// sinceBoot is how long the node is up, suspension included (sysinfo(2)).
-func sinceBoot() time.Duration {
+// SinceBoot is how long the node is up, suspension included (sysinfo(2)).
+func SinceBoot() time.Duration {
 	var info syscall.Sysinfo_t
 	if err := syscall.Sysinfo(&info); err != nil {
 		return 0

@@ -1,10 +1,16 @@
-package pool
+// Package nested knows where the pools of a process are, and whether one lies in another: that
+// one must not serve, for it would take the other for a volume, or have it in one, and could
+// remove it.
+package nested
 
 import (
 	"errors"
 	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
+
+	"github.com/go-logr/logr"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
@@ -12,12 +18,34 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
-// roots are where the pools of a process were when they were last checked. So it is known
+// Mounts has the mount table, as bind.Kernel does.
+type Mounts interface {
+	Locate(d *dir.Dir) (bind.Place, error)
+}
+
+// Places are where the pools of a process were when they were last checked. So it is known
 // that one lies in another without a check at a disk that may hang. The zero value is ready
 // for use.
-type roots struct {
+type Places struct {
 	mu sync.Mutex
-	of map[*Pool]root
+	of map[*Place]root
+}
+
+// A Place is where one pool is.
+type Place struct {
+	all     *Places
+	name    volume.PoolName
+	mounts  Mounts
+	log     logr.Logger
+	recheck func()
+	// logged says that the log has why it could not be known whether another pool is inside.
+	logged atomic.Bool
+}
+
+// Add adds a pool, whose place is noted when it is checked. To recheck has its next check come
+// now, and must not block: the mutex of Places is held.
+func (p *Places) Add(name volume.PoolName, mounts Mounts, log logr.Logger, recheck func()) *Place {
+	return &Place{all: p, name: name, mounts: mounts, log: log, recheck: recheck}
 }
 
 type root struct {
@@ -27,42 +55,41 @@ type root struct {
 
 // settle notes where a pool is, and answers where the others are. Those that came before
 // check again: this one may lie in them.
-func (r *roots) settle(p *Pool, at root) map[*Pool]root {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.of == nil {
-		r.of = make(map[*Pool]root)
+func (p *Places) settle(of *Place, at root) map[*Place]root {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.of == nil {
+		p.of = make(map[*Place]root)
 	}
-	was, known := r.of[p]
-	r.of[p] = at
-	others := make(map[*Pool]root)
-	for other, there := range r.of {
-		if other == p {
+	was, known := p.of[of]
+	p.of[of] = at
+	others := make(map[*Place]root)
+	for other, there := range p.of {
+		if other == of {
 			continue
 		}
 		others[other] = there
 		if !known || was.id != at.id {
-			other.checkNow()
+			other.recheck()
 		}
 	}
 	return others
 }
 
-// checkNow has the next check come without the rest before it.
-func (p *Pool) checkNow() {
-	select {
-	case p.nudge <- struct{}{}:
-	default: // it will
+// ErrNested reports a pool that has another where its volumes are, or where it keeps its own.
+var ErrNested = errors.New("another pool lies in it; give each a directory of its own")
+
+// Note notes where the pool is, if that can be told.
+func (p *Place) Note(own *dir.Dir) {
+	if at, err := p.locate(own); err == nil {
+		p.all.settle(p, at)
 	}
 }
 
-var errNested = errors.New("another pool lies in it; give each a directory of its own")
-
-// checkNested answers errNested for a pool that has another where its volumes are, or where
-// it keeps its own. It must not serve, for it would take the other for a volume, or have it in
-// one, and could remove it. The other has nothing of this one, and serves. Where it cannot be
-// told, nothing is known against the pool.
-func (p *Pool) checkNested(own *dir.Dir) error {
+// Check notes where the pool is, and answers ErrNested for one that has another in it. The
+// other has nothing of this one, and serves. Where it cannot be told, nothing is known against
+// the pool.
+func (p *Place) Check(own *dir.Dir) error {
 	here, err := p.locate(own)
 	if errors.Is(err, errPlace) {
 		p.logOnce("cannot tell where the pool is mounted, nor whether another pool is inside it", err)
@@ -71,7 +98,7 @@ func (p *Pool) checkNested(own *dir.Dir) error {
 	if err != nil {
 		return err
 	}
-	for other, at := range p.roots.settle(p, here) {
+	for other, at := range p.all.settle(p, here) {
 		for _, path := range at.place.Below(here.place) {
 			if !touches(path) {
 				continue
@@ -79,7 +106,7 @@ func (p *Pool) checkNested(own *dir.Dir) error {
 			if is, err := reaches(own, path, at.id); err != nil {
 				p.logOnce("cannot tell whether another pool is inside it", err)
 			} else if is {
-				return fmt.Errorf("%w: pool %q at %s", errNested, other.config.Name, path)
+				return fmt.Errorf("%w: pool %q at %s", ErrNested, other.name, path)
 			}
 		}
 	}
@@ -89,12 +116,12 @@ func (p *Pool) checkNested(own *dir.Dir) error {
 var errPlace = errors.New("its place among the mounts")
 
 // locate answers where the pool is, or errPlace.
-func (p *Pool) locate(own *dir.Dir) (root, error) {
+func (p *Place) locate(own *dir.Dir) (root, error) {
 	id, err := own.ID()
 	if err != nil {
 		return root{}, err
 	}
-	place, err := p.options.Mounts.Locate(own)
+	place, err := p.mounts.Locate(own)
 	if err != nil {
 		return root{}, fmt.Errorf("%w: %w", errPlace, err)
 	}
@@ -102,7 +129,7 @@ func (p *Pool) locate(own *dir.Dir) (root, error) {
 }
 
 // logOnce logs once what each check would find again.
-func (p *Pool) logOnce(what string, err error) {
+func (p *Place) logOnce(what string, err error) {
 	if !p.logged.Swap(true) {
 		p.log.Error(err, what)
 	}

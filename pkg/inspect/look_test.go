@@ -1,0 +1,646 @@
+package inspect_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/go-logr/logr"
+	"github.com/google/go-cmp/cmp"
+
+	"kubevirt.io/hostpath-provisioner/pkg/health"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind/bindtest"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/label/labeltest"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop/looptest"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota/quotatest"
+	"kubevirt.io/hostpath-provisioner/pkg/inspect"
+	"kubevirt.io/hostpath-provisioner/pkg/pool"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
+	"kubevirt.io/hostpath-provisioner/test/must"
+	"kubevirt.io/hostpath-provisioner/test/testenv"
+)
+
+func TestMain(m *testing.M) { testenv.Main(m) }
+
+const (
+	// twoPools are one on a filesystem of its own, mounted at root/disk, and another.
+	twoPools     = `[{"name":"legacy","path":"disk","requireMount":true},{"name":"other","path":"other"}]`
+	localPool    = `[{"name":"local","path":"pool"}]`
+	requiredPool = `[{"name":"local","path":"pool","enforcement":"required"}]`
+)
+
+// a bench is a node with pools, a driver that serves them, and what inspect needs to read them.
+type bench struct {
+	*pool.Set
+	t      *testing.T
+	root   string
+	mounts *bindtest.Fake
+	loops  *looptest.Fake
+	dev    *dir.Dir
+	quota  *quotatest.Fake // nil: nobody enforces the sizes
+	errors atomic.Int64    // that the filesystem has counted
+}
+
+func newBench(t *testing.T, root string) *bench {
+	b := &bench{t: t, root: root, mounts: &bindtest.Fake{}}
+	must.Succeed(t, os.Mkdir(filepath.Join(root, "pods"), 0o755))
+	must.Succeed(t, os.Mkdir(filepath.Join(root, "dev"), 0o755))
+	var err error
+	b.dev, err = dir.Open(filepath.Join(root, "dev"))
+	must.Succeed(t, err)
+	b.loops = looptest.NewFake(b.dev)
+	t.Cleanup(func() { must.Succeed(t, errors.Join(b.mounts.Close(), b.loops.Close(), b.dev.Close())) })
+	return b
+}
+
+// inBubble runs a test on a node with one pool, named "local", at root/pool.
+func inBubble(t *testing.T, test func(t *testing.T, b *bench)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, t.TempDir())
+		b.start("node-1", localPool)
+		test(t, b)
+	})
+}
+
+// withQuota is inBubble with a quota of each kind.
+func withQuota(t *testing.T, test func(t *testing.T, b *bench)) {
+	t.Helper()
+	for _, kind := range []quota.Kind{quota.XFS, quota.Btrfs} {
+		t.Run(string(kind), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := newBench(t, t.TempDir())
+				b.quota = &quotatest.Fake{As: kind}
+				b.start("node-1", requiredPool)
+				test(t, b)
+			})
+		})
+	}
+}
+
+func (b *bench) start(node, datadir string) {
+	b.t.Helper()
+	b.Set = pool.Start(b.configs(datadir), pool.Options{
+		Node: b.node(node), Mounts: b.mounts, Labels: &labeltest.Fake{}, Devices: b.loops, Dev: b.dev,
+		SystemPath: b.root, DetectQuota: b.detect, CountErrors: b.countErrors, Log: logr.Discard(),
+	})
+	set := b.Set
+	b.t.Cleanup(func() { must.Succeed(b.t, set.Close(context.Background())) })
+	must.Succeed(b.t, b.Wait(b.t.Context()))
+	synctest.Wait()
+}
+
+func (b *bench) configs(datadir string) []poolconfig.Pool {
+	b.t.Helper()
+	configs, err := poolconfig.Parse(datadir, b.root)
+	must.Succeed(b.t, err)
+	return configs
+}
+
+func (b *bench) node(name string) volume.NodeID {
+	b.t.Helper()
+	node, err := volume.ParseNodeID(name)
+	must.Succeed(b.t, err)
+	return node
+}
+
+func (b *bench) detect(*dir.Dir) (quota.Facility, error) {
+	if b.quota == nil {
+		return nil, fmt.Errorf("%w: ask for another filesystem", quota.ErrNone)
+	}
+	return b.quota, nil
+}
+
+func (b *bench) countErrors(*dir.Dir) (int64, error) { return b.errors.Load(), nil }
+
+// later lets time pass, so that pools are checked again.
+func (b *bench) later(d time.Duration) {
+	time.Sleep(d) // the bubble's time
+	synctest.Wait()
+}
+
+func (b *bench) path(elements ...string) string {
+	return filepath.Join(append([]string{b.root}, elements...)...)
+}
+
+func (b *bench) own(elements ...string) string {
+	return b.path(append([]string{"pool", ".hostpath-provisioner"}, elements...)...)
+}
+
+func (b *bench) id(name string) volume.ID {
+	b.t.Helper()
+	id, err := volume.ParseID(name)
+	must.Succeed(b.t, err)
+	return id
+}
+
+func (b *bench) create(name string, bytes int64) { b.createAs(volume.ModeMount, name, bytes) }
+
+func (b *bench) createAs(mode volume.Mode, name string, bytes int64) {
+	b.t.Helper()
+	_, err := b.Create(b.t.Context(), pool.Request{ID: b.id(name), Range: volume.Range{Required: bytes}, Mode: mode})
+	must.Succeed(b.t, err)
+}
+
+func (b *bench) publish(mode volume.Mode, name, target string) {
+	b.t.Helper()
+	at, err := bind.ParseTarget(b.path("pods", target))
+	must.Succeed(b.t, err)
+	must.Succeed(b.t, b.Publish(b.t.Context(), pool.Publication{ID: b.id(name), Target: at, Mode: mode}))
+}
+
+func (b *bench) open(name string) *dir.Dir {
+	b.t.Helper()
+	d, err := dir.Open(b.path("pool", name))
+	must.Succeed(b.t, err)
+	b.t.Cleanup(func() { _ = d.Close() })
+	return d
+}
+
+func (b *bench) write(name string, bytes int64) error { return b.quota.Write(b.open(name), bytes) }
+
+func (b *bench) carried(name string) quota.ID {
+	b.t.Helper()
+	id, err := b.quota.IDOf(b.open(name))
+	must.Succeed(b.t, err)
+	return id
+}
+
+// condition is what the driver answers.
+func (b *bench) condition(name string) health.Condition {
+	b.t.Helper()
+	v, err := b.Volume(b.t.Context(), b.id(name))
+	must.Succeed(b.t, err)
+	return v.Condition
+}
+
+// see inspects the first pool of a configuration, beside the driver of the bench.
+func (b *bench) see(datadir string) inspect.Pool { return b.seeAs("node-1", datadir) }
+
+func (b *bench) seeAs(node, datadir string) inspect.Pool {
+	b.t.Helper()
+	report := inspect.Look(b.t.Context(), b.configs(datadir), inspect.Options{
+		Node: b.node(node), Mounts: b.mounts, Devices: b.loops, Dev: b.dev,
+		SystemPath: b.root, DetectQuota: b.detect, CountErrors: b.countErrors,
+	})
+	return report.Pools[0]
+}
+
+// conditionOf is what inspect says of a volume.
+func conditionOf(v inspect.Volume) health.Condition {
+	return health.Condition{Abnormal: v.Abnormal, Message: v.Condition, Reason: health.Reason(v.Reason)}
+}
+
+func only(t *testing.T, p inspect.Pool) inspect.Volume {
+	t.Helper()
+	if len(p.Volumes) != 1 {
+		t.Fatalf("the pool is seen as %+v, want one volume", p)
+	}
+	return p.Volumes[0]
+}
+
+// tree is all that can be seen of the files below a directory, but for the times of reading.
+func tree(t *testing.T, root string) map[string]string {
+	t.Helper()
+	all := make(map[string]string)
+	must.Succeed(t, filepath.WalkDir(root, func(path string, _ fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		var st syscall.Stat_t
+		err = syscall.Lstat(path, &st)
+		all[path] = fmt.Sprintf("inode %d, mode %o, %d links, owner %d:%d, %d bytes, modified %d, changed %d",
+			st.Ino, st.Mode, st.Nlink, st.Uid, st.Gid, st.Size, st.Mtim.Nano(), st.Ctim.Nano())
+		return err
+	}))
+	return all
+}
+
+func (b *bench) uid(name string) string {
+	b.t.Helper()
+	data, err := os.ReadFile(b.own("volumes", name+".json"))
+	must.Succeed(b.t, err)
+	var record struct{ UID string }
+	must.Succeed(b.t, json.Unmarshal(data, &record))
+	return record.UID
+}
+
+func TestLookAgreesWithDriver(t *testing.T) {
+	withQuota(t, func(t *testing.T, b *bench) {
+		b.create("pvc-1", 10*mib)
+		b.create("pvc-2", 20*mib)
+		must.Succeed(t, b.write("pvc-1", 3*mib))
+		b.publish(volume.ModeMount, "pvc-1", "a")
+		must.Succeed(t, os.Mkdir(b.path("pool", "by-hand"), 0o755))
+		b.later(time.Minute)
+
+		v := b.see(requiredPool)
+		if v.Abnormal || v.Quota != string(b.quota.Kind()) || v.UUID == "" || len(v.Volumes) != 3 {
+			t.Errorf("the pool is seen as %+v, want it in order and enforced", v)
+		}
+		capacity, err := b.Capacity(volume.PoolName{}, false)
+		must.Succeed(t, err)
+		if *v.PromisedBytes != 30*mib || *v.AvailableBytes != capacity {
+			t.Errorf("%d bytes are seen as promised and %d as available, want %d and %d", *v.PromisedBytes, *v.AvailableBytes, 30*mib, capacity)
+		}
+		page, _ := b.List(t.Context(), volume.ID{}, 10)
+		for i, listed := range page {
+			seen := v.Volumes[i]
+			if seen.ID != listed.ID.String() || seen.Mode != string(listed.Mode) || seen.Enforced != listed.Enforced || seen.Lost != listed.Lost ||
+				conditionOf(seen) != listed.Condition || !slices.EqualFunc(seen.Nodes, listed.Nodes, func(a string, b volume.NodeID) bool { return a == b.String() }) ||
+				seen.PromisedBytes != nil && *seen.PromisedBytes != listed.Bytes {
+				t.Errorf("seen as %+v, listed as %+v", seen, listed)
+			}
+		}
+		first := v.Volumes[1]
+		if *first.LimitBytes != 10*mib || *first.UsedBytes < 3*mib || *first.UsedBytes > 4*mib || first.QuotaID != uint64(b.carried("pvc-1")) {
+			t.Errorf("the volume is seen as %+v, want its limit, use and id", first)
+		}
+		if len(first.Published) != 1 || first.Published[0].Path != b.path("pods", "a") {
+			t.Errorf("the volume is seen as published at %+v", first.Published)
+		}
+		if hand := v.Volumes[0]; hand.Recorded || hand.Abnormal || !strings.Contains(hand.Condition, "without a record") {
+			t.Errorf("a directory without a record is seen as %+v", hand)
+		}
+	})
+}
+
+// wrong are ways in which a volume pvc-1 is not in order.
+var wrong = map[string]func(t *testing.T, b *bench){
+	"its directory is lost": func(t *testing.T, b *bench) {
+		must.Succeed(t, os.Rename(b.path("pool", "pvc-1"), b.path("aside")))
+	},
+	"its limit is another": func(t *testing.T, b *bench) {
+		must.Succeed(t, b.quota.Limit(b.open("pvc-1"), b.carried("pvc-1"), quota.Limit{Bytes: 3 * mib}))
+	},
+	"its record is torn": func(t *testing.T, b *bench) {
+		must.Succeed(t, os.WriteFile(b.own("volumes", "pvc-1.json"), []byte(`{"version":1,"id":"pvc`), 0o600))
+	},
+	"its record is of a newer version": func(t *testing.T, b *bench) {
+		must.Succeed(t, os.WriteFile(b.own("volumes", "pvc-1.json"), []byte(`{"version":7}`), 0o600))
+	},
+	"it is full": func(t *testing.T, b *bench) { must.Succeed(t, b.write("pvc-1", mib)) },
+}
+
+func TestLookConditionIsThatOfDriver(t *testing.T) {
+	for name, spoil := range wrong {
+		t.Run(name, func(t *testing.T) {
+			withQuota(t, func(t *testing.T, b *bench) {
+				b.create("pvc-1", mib)
+				b.create("pvc-2", mib)
+				spoil(t, b)
+				v := b.see(localPool)
+				if len(v.Volumes) != 2 || !v.Volumes[0].Abnormal || v.Volumes[1].Abnormal {
+					t.Fatalf("the pool is seen as %+v, want pvc-1 abnormal and pvc-2 in order", v)
+				}
+				if diff := cmp.Diff(b.condition("pvc-1"), conditionOf(v.Volumes[0])); diff != "" {
+					t.Errorf("the driver says something else (-driver +view):\n%s", diff)
+				}
+			})
+		})
+	}
+}
+
+func TestLookErrorsOfTheFilesystem(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		b.create("pvc-1", mib)
+		b.errors.Store(3)
+		b.later(10 * time.Second) // the next check
+		p := b.see(localPool)
+		if p.Reason != string(health.FilesystemErrors) || conditionOf(only(t, p)) != b.condition("pvc-1") {
+			t.Errorf("seen as %+v, want the condition of pool and volume to report the errors", p)
+		}
+	})
+}
+
+func TestLookUnreadablePool(t *testing.T) {
+	for name, c := range map[string]struct {
+		make func(t *testing.T, b *bench)
+		says string
+	}{
+		"a path that does not exist": {func(*testing.T, *bench) {}, "no such file"},
+		"a bare directory":           {func(t *testing.T, b *bench) { must.Succeed(t, os.Mkdir(b.path("pool"), 0o755)) }, "no driver has served it yet"},
+		"a layout without its format": {func(t *testing.T, b *bench) {
+			must.Succeed(t, os.MkdirAll(b.own("volumes"), 0o700))
+		}, "no driver has served it yet"},
+		"an unknown format": {func(t *testing.T, b *bench) {
+			must.Succeed(t, os.MkdirAll(b.own("volumes"), 0o700))
+			must.Succeed(t, os.WriteFile(b.own("format"), []byte(`{"version":9}`), 0o600))
+		}, "has version 9"},
+		"a torn format": {func(t *testing.T, b *bench) {
+			must.Succeed(t, os.MkdirAll(b.own("volumes"), 0o700))
+			must.Succeed(t, os.WriteFile(b.own("format"), []byte(`{"ver`), 0o600))
+		}, "is unreadable"},
+		"a link in the place of the layout": {func(t *testing.T, b *bench) {
+			must.Succeed(t, os.MkdirAll(b.path("pool"), 0o700))
+			must.Succeed(t, os.Symlink("/", b.own()))
+		}, "not a directory"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := newBench(t, t.TempDir())
+				c.make(t, b)
+				before := tree(t, b.root)
+				v := b.see(localPool)
+				if v.Readable || v.Reason != string(health.PoolNotServing) || !strings.Contains(v.Condition, c.says) {
+					t.Errorf("the condition is %+v, want it to say %q", v.Condition, c.says)
+				}
+				if diff := cmp.Diff(before, tree(t, b.root)); diff != "" {
+					t.Errorf("looking changed (-before +after):\n%s", diff)
+				}
+			})
+		})
+	}
+}
+
+func TestLookChangesNothing(t *testing.T) {
+	withQuota(t, func(t *testing.T, b *bench) {
+		b.create("pvc-1", mib)
+		b.createAs(volume.ModeBlock, "disk-1", 4*mib)
+		b.publish(volume.ModeBlock, "disk-1", "d")
+		b.create("pvc-2", mib)
+		must.Succeed(t, os.Rename(b.path("pool", "pvc-2"), b.path("aside")))
+		must.Succeed(t, b.Close(t.Context())) // so that nothing else does
+		must.Succeed(t, os.RemoveAll(b.own("trash", "node-1")))
+		must.Succeed(t, os.MkdirAll(b.own("staging", "node-1", "pvc-9"), 0o700))
+		must.Succeed(t, os.MkdirAll(b.own("trash", "node-2", "pvc-8.abc"), 0o700))
+		must.Succeed(t, os.WriteFile(b.own("volumes", ".new-pvc-7.json"), []byte("{"), 0o600))
+		before := tree(t, b.root)
+		if v := b.see(localPool); v.Reason == string(health.PoolNotServing) || len(v.Volumes) != 3 || len(v.Staging) != 1 || len(v.Trash) != 1 {
+			t.Errorf("the pool is seen as %+v, want three volumes, and one entry in staging and in trash", v)
+		}
+		if diff := cmp.Diff(before, tree(t, b.root)); diff != "" {
+			t.Errorf("looking changed (-before +after):\n%s", diff)
+		}
+	})
+}
+
+// What another process is about to make or to remove has its record before and after
+// its directory.
+func TestLookVolumeBeingMadeOrRemoved(t *testing.T) {
+	for name, half := range map[string]func(t *testing.T, b *bench){
+		"being made": func(t *testing.T, b *bench) {
+			must.Succeed(t, os.Rename(b.path("pool", "pvc-1"), b.own("staging", "node-1", "pvc-1")))
+		},
+		"being made by another node": func(t *testing.T, b *bench) {
+			must.Succeed(t, os.MkdirAll(b.own("staging", "node-2"), 0o700))
+			must.Succeed(t, os.Rename(b.path("pool", "pvc-1"), b.own("staging", "node-2", "pvc-1")))
+		},
+		"being removed": func(t *testing.T, b *bench) {
+			must.Succeed(t, os.Rename(b.path("pool", "pvc-1"), b.own("trash", "node-1", "pvc-1."+b.uid("pvc-1"))))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T, b *bench) {
+				b.create("pvc-1", mib)
+				must.Succeed(t, b.Close(t.Context()))
+				half(t, b)
+				v := b.see(localPool)
+				if len(v.Volumes) > 0 || len(v.Staging)+len(v.Trash) != 1 {
+					t.Fatalf("the pool is seen as %+v, want no volume and one leftover", v)
+				}
+				for _, l := range append(v.Staging, v.Trash...) {
+					if l.Abnormal {
+						t.Errorf("%+v is seen as abnormal", l)
+					}
+				}
+				// After so long it is not about to happen any more. The bubble's clock
+				// begins before the times of files.
+				time.Sleep(time.Until(changed(t, b.own())) + 25*time.Hour + time.Minute)
+				v = b.see(localPool)
+				for _, l := range append(v.Staging, v.Trash...) {
+					if !l.Abnormal || !strings.HasPrefix(l.Condition, "unchanged for 25h") {
+						t.Errorf("%+v is not seen as abnormal", l)
+					}
+				}
+			})
+		})
+	}
+}
+
+func changed(t *testing.T, path string) time.Time {
+	t.Helper()
+	var st syscall.Stat_t
+	must.Succeed(t, syscall.Stat(path, &st))
+	return time.Unix(st.Ctim.Unix())
+}
+
+// A large volume can take hours to erase, and those behind it are in order.
+func TestLookTrashThatWaits(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		must.Succeed(t, b.Close(t.Context()))
+		for _, name := range []string{"pvc-1.abc", "pvc-2.abc"} {
+			must.Succeed(t, os.MkdirAll(b.own("trash", "node-1", name, "data"), 0o700))
+		}
+		wantTrash := func(abnormal bool, says ...string) {
+			t.Helper()
+			seen := b.see(localPool).Trash
+			if len(seen) != len(says) {
+				t.Fatalf("%d pieces of trash are seen, want %d", len(seen), len(says))
+			}
+			for i, l := range seen {
+				if l.Abnormal != abnormal || !strings.HasPrefix(l.Condition, says[i]) {
+					t.Errorf("%s is seen as %+v, want it to be %q", l.Name, l.Condition, says[i])
+				}
+			}
+		}
+		// The bubble's clock begins before the times of files.
+		time.Sleep(time.Until(changed(t, b.own("trash", "node-1"))) + time.Minute)
+		wantTrash(false, "being erased", "being erased")
+		time.Sleep(2 * time.Hour)
+		wantTrash(true, "unchanged for 2h", "unchanged for 2h")
+		now := time.Now()
+		must.Succeed(t, os.Chtimes(b.own("trash", "node-1"), now, now)) // as when a piece is gone
+		wantTrash(false, "waits to be erased", "waits to be erased")
+		time.Sleep(2 * time.Hour)
+		wantTrash(true, "unchanged for 4h", "unchanged for 4h")
+	})
+}
+
+// There a node's directory changes because the node is alive.
+func TestLookStuckTrashOfSharedPool(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const shared = `[{"name":"local","path":"pool","shared":true}]`
+		b := newBench(t, t.TempDir())
+		b.start("node-1", shared)
+		must.Succeed(t, b.Close(t.Context()))
+		must.Succeed(t, os.Mkdir(b.own("trash", "node-1", "pvc-1.abc"), 0o700))
+		time.Sleep(time.Until(changed(t, b.own("trash", "node-1"))) + 2*time.Hour)
+		now := time.Now()
+		must.Succeed(t, os.Chtimes(b.own("trash", "node-1"), now, now))
+		if seen := b.seeAs("node-1", shared).Trash; len(seen) != 1 || !seen[0].Abnormal {
+			t.Errorf("the trash is seen as %+v, want it to be abnormal", seen)
+		}
+	})
+}
+
+// A removal that was done under another uid is none of this volume.
+func TestLookLostVolumeBesideTrashOfEarlierOne(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		b.create("pvc-1", mib)
+		must.Succeed(t, b.Close(t.Context()))
+		must.Succeed(t, os.Rename(b.path("pool", "pvc-1"), b.own("trash", "node-1", "pvc-1.ofanearlierone")))
+		if v := only(t, b.see(localPool)); !v.Lost || !v.Abnormal {
+			t.Errorf("the volume is seen as %+v, want it lost", v)
+		}
+	})
+}
+
+func TestLookBlockVolume(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		b.createAs(volume.ModeBlock, "disk-1", 4*mib)
+		b.publish(volume.ModeBlock, "disk-1", "d")
+		attached, err := b.loops.Attached()
+		must.Succeed(t, err)
+		if len(attached) != 1 {
+			t.Fatalf("%d devices are attached, want 1", len(attached))
+		}
+		device := attached[0]
+		v := only(t, b.see(localPool))
+		if v.Abnormal || *v.FileBytes != 4*mib || *v.AllocatedBytes < 4*mib {
+			t.Errorf("the volume is seen as %+v, want it in order, with its file", v)
+		}
+		if len(v.Devices) != 1 || v.Devices[0].Name != device.Name || len(v.Published) != 1 || v.Published[0].Path != b.path("pods", "d") {
+			t.Errorf("the volume is seen as %+v, want it published as %s", v, device.Name)
+		}
+		if len(v.Nodes) != 1 || v.Nodes[0] != "node-1" {
+			t.Errorf("the volume is seen on the nodes %v", v.Nodes)
+		}
+		must.Succeed(t, os.Truncate(b.path("pool", "disk-1", "disk.img"), mib))
+		if v := only(t, b.see(localPool)); conditionOf(v) != b.condition("disk-1") || !v.Abnormal {
+			t.Errorf("a file that is too small is seen as %+v", v.Condition)
+		}
+	})
+}
+
+// The driver makes limit and file larger before the record.
+func TestLookGrowingBlockVolume(t *testing.T) {
+	withQuota(t, func(t *testing.T, b *bench) {
+		b.createAs(volume.ModeBlock, "disk-1", 4*mib)
+		must.Succeed(t, b.quota.Limit(b.open("disk-1"), b.carried("disk-1"), quota.Limit{Bytes: 64 * mib}))
+		must.Succeed(t, os.Truncate(b.path("pool", "disk-1", "disk.img"), 8*mib))
+		if v := only(t, b.see(localPool)); v.Abnormal {
+			t.Errorf("the volume is seen as %+v", v.Condition)
+		}
+	})
+}
+
+// An expansion writes the record first. What is so for a moment only is no news.
+func TestLookReadsAbnormalVolumeAgain(t *testing.T) {
+	withQuota(t, func(t *testing.T, b *bench) {
+		b.create("pvc-1", mib)
+		must.Succeed(t, b.quota.Limit(b.open("pvc-1"), b.carried("pvc-1"), quota.Limit{Bytes: mib / 2}))
+		done := make(chan inspect.Pool, 1)
+		go func() { done <- b.see(localPool) }()
+		synctest.Wait() // it has looked once, and waits
+		must.Succeed(t, b.quota.Limit(b.open("pvc-1"), b.carried("pvc-1"), quota.Limit{Bytes: mib}))
+		if v := only(t, <-done); v.Abnormal {
+			t.Errorf("the volume is seen as %+v", v.Condition)
+		}
+	})
+}
+
+// A slow disk can hold an expansion up between its record and its limit.
+func TestLookExpansionUnderWay(t *testing.T) {
+	withQuota(t, func(t *testing.T, b *bench) {
+		b.create("pvc-1", mib)
+		must.Succeed(t, b.Close(t.Context()))
+		must.Succeed(t, b.quota.Limit(b.open("pvc-1"), b.carried("pvc-1"), quota.Limit{Bytes: mib / 2}))
+		// The bubble's clock begins before the times of files.
+		time.Sleep(time.Until(changed(t, b.own("volumes", "pvc-1.json"))) + 10*time.Second)
+		if v := only(t, b.see(localPool)); v.Abnormal {
+			t.Errorf("10 s after its record was written the volume is seen as %+v", v.Condition)
+		}
+		time.Sleep(time.Minute)
+		if v := only(t, b.see(localPool)); !v.Abnormal {
+			t.Errorf("a minute later the volume is seen as %+v", v.Condition)
+		}
+	})
+}
+
+func TestLookSharedPool(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const shared = `[{"name":"local","path":"pool","shared":true}]`
+		root := t.TempDir()
+		one := newBench(t, root)
+		one.start("node-1", shared)
+		two := &bench{t: t, root: root, mounts: &bindtest.Fake{}, loops: looptest.NewFake(one.dev), dev: one.dev}
+		t.Cleanup(func() { must.Succeed(t, two.mounts.Close()) })
+		two.start("node-2", shared)
+		one.create("pvc-1", mib)
+		one.publish(volume.ModeMount, "pvc-1", "a")
+		two.publish(volume.ModeMount, "pvc-1", "b")
+		two.create("pvc-2", mib)
+		must.Succeed(t, two.Delete(t.Context(), two.id("pvc-2")))
+		for name, c := range map[string]struct {
+			seen inspect.Pool
+			at   string
+		}{
+			"node-1": {one.seeAs("node-1", shared), "a"},
+			"node-2": {two.seeAs("node-2", shared), "b"},
+		} {
+			v := only(t, c.seen)
+			if len(v.Nodes) != 2 || v.Nodes[0] != name || len(v.Published) != 1 || filepath.Base(v.Published[0].Path) != c.at {
+				t.Errorf("%s sees %+v, want both nodes, itself first, and its own mount", name, v)
+			}
+		}
+	})
+}
+
+func TestLookPoolThatHangs(t *testing.T) {
+	testenv.NeedRoot(t)
+	root := t.TempDir()
+	release := testenv.Hang(t, filepath.Join(root, "pool"))
+	configs, err := poolconfig.Parse(localPool, root)
+	must.Succeed(t, err)
+	mounts := &bindtest.Fake{}
+	defer func() { must.Succeed(t, mounts.Close()) }()
+	v := inspect.Look(t.Context(), configs, inspect.Options{Mounts: mounts, HangAfter: time.Second}).Pools[0]
+	if v.Readable || v.Reason != string(health.PoolNotServing) || !strings.Contains(v.Condition, "no answer for 1s") {
+		t.Errorf("the condition is %+v, want it to tell of the hang", v.Condition)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	v = inspect.Look(ctx, configs, inspect.Options{Mounts: mounts, HangAfter: time.Hour}).Pools[0]
+	if v.Readable || !strings.Contains(v.Condition, context.Canceled.Error()) {
+		t.Errorf("the condition is %+v, want it to say that the caller ended", v.Condition)
+	}
+	release()
+}
+
+func TestLookReadOnlyPool(t *testing.T) {
+	testenv.NeedRoot(t)
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, t.TempDir())
+		must.Succeed(t, os.Mkdir(b.path("disk"), 0o755))
+		must.Succeed(t, syscall.Mount("tmpfs", b.path("disk"), "tmpfs", 0, "size=64m"))
+		t.Cleanup(func() { _ = syscall.Unmount(b.path("disk"), syscall.MNT_DETACH) })
+		b.start("node-1", twoPools)
+		b.create("pvc-1", mib)
+		must.Succeed(t, syscall.Mount("", b.path("disk"), "", syscall.MS_REMOUNT|syscall.MS_RDONLY, ""))
+		v := b.see(twoPools)
+		if *v.AvailableBytes != 0 || !strings.Contains(v.Condition, "read-only") || conditionOf(v.Volumes[0]) != b.condition("pvc-1") {
+			t.Errorf("the pool is seen as %+v", v)
+		}
+		must.Succeed(t, syscall.Unmount(b.path("disk"), syscall.MNT_DETACH))
+		v = b.see(twoPools)
+		if !strings.Contains(v.Condition, "requireMount") || len(v.Volumes) > 0 {
+			t.Errorf("a pool that is not mounted is seen as %+v", v)
+		}
+	})
+}

@@ -1,0 +1,357 @@
+package inspect
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"kubevirt.io/hostpath-provisioner/pkg/health"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/hang"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/content"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/ledger"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/limit"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/nested"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/scan"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
+)
+
+// A reader reads one pool beside the driver that serves it, or without one. It changes nothing
+// and takes no lock that others would wait for.
+type reader struct {
+	scan.Pool
+	options Options
+	limits  limit.Options
+	claims  *limit.Registry // the quota ids of all pools
+	at      *store.Location
+	place   *nested.Place
+	steps   atomic.Uint64
+
+	format      *store.Format
+	unavailable error // why a driver would not serve the pool; nil if it would
+	volumes     []seen
+	trash       []Leftover
+	space       dir.Space
+	// held is what volumes and trash hold, in bytes, if that is counted.
+	held    int64
+	counted bool
+
+	filesystems *scan.Filesystems[*reader]
+}
+
+// node is what the readers of all pools share.
+type node struct {
+	options     Options
+	claims      limit.Registry
+	places      nested.Places
+	filesystems scan.Filesystems[*reader]
+}
+
+func (n *node) reader(config *poolconfig.Pool) *reader {
+	o := n.options
+	r := &reader{
+		Pool: scan.Pool{
+			Config:    config,
+			Node:      o.Node,
+			Host:      content.Host{Mounts: o.Mounts, Devices: o.Devices, Dev: o.Dev},
+			Ledger:    ledger.New(ledger.Policy{Pool: config.Name, Overprovision: config.Overprovision, Reserve: config.Reserve}),
+			SinceBoot: o.SinceBoot,
+			// The locks of the driver are in another process.
+			Lock:   func(volume.ID) (func(), error) { return func() {}, nil },
+			Failed: func(error, string, ...any) {},
+		},
+		options: o,
+		limits:  limit.Options{Detect: o.DetectQuota, Enforcement: config.Enforcement, BytesPerInode: config.BytesPerInode},
+		claims:  &n.claims,
+
+		filesystems: &n.filesystems,
+	}
+	r.Steps = &r.steps
+	r.place = n.places.Add(config.Name, o.Mounts, r.Log, func() {})
+	r.at = &store.Location{
+		Path:     config.Path,
+		Node:     o.Node,
+		Reserved: config.Reserved(),
+		Shared:   config.Shared,
+		ReadOnly: true,
+		Verify:   func(root *dir.Dir) error { return scan.CheckMount(config, o.Mounts, root) },
+		Nested:   r.place.Check,
+	}
+	return r
+}
+
+// readAll reads all pools at once. One that gets nowhere for Options.HangAfter is left behind.
+func readAll(ctx context.Context, configs []poolconfig.Pool, options Options) []Pool {
+	n := &node{options: options.withDefaults()}
+	pools, readers := make([]Pool, len(configs)), make([]*reader, len(configs))
+	// Whether one lies in another is known when it is known where all are.
+	var placed, all sync.WaitGroup
+	placed.Add(len(configs))
+	for i := range configs {
+		all.Go(func() {
+			r := n.reader(&configs[i])
+			readers[i] = r
+			_, err := whileStepping(ctx, r, r.notePlace)
+			placed.Done()
+			if err != nil {
+				pools[i] = r.unreadable(err)
+				return
+			}
+			placed.Wait()
+			pools[i] = r.report(ctx)
+		})
+	}
+	all.Wait()
+	addAvailable(pools, readers)
+	return pools
+}
+
+// notePlace notes where the pool is, if that can be told. If not, reading it says why.
+func (r *reader) notePlace() (struct{}, error) {
+	if root, err := dir.Open(r.Config.Path); err == nil {
+		r.place.Note(root)
+		_ = root.Close() // opened for reading
+	}
+	return struct{}{}, nil
+}
+
+func (r *reader) report(ctx context.Context) Pool {
+	p, err := whileStepping(ctx, r, func() (Pool, error) { return r.read(ctx) })
+	if err != nil {
+		return r.unreadable(err)
+	}
+	if slices.ContainsFunc(r.volumes, func(v seen) bool { return v.file != dir.ID{} }) {
+		if err := r.addDevices(ctx); err != nil {
+			p.DevicesError = err.Error()
+		}
+	}
+	for _, v := range r.volumes {
+		p.Volumes = append(p.Volumes, v.describe())
+	}
+	return p
+}
+
+// whileStepping waits for an answer about a pool for as long as there are steps towards it, and
+// ctx does not end.
+func whileStepping[T any](ctx context.Context, r *reader, do func() (T, error)) (T, error) {
+	call := hang.Start(do)
+	for before := r.steps.Load(); ; before = r.steps.Load() {
+		answer, err := call.Wait(ctx, r.options.HangAfter)
+		if errors.Is(err, hang.ErrTimeout) {
+			if r.steps.Load() != before {
+				continue
+			}
+			err = fmt.Errorf("no answer for %v: its filesystem hangs", r.options.HangAfter)
+		}
+		if err != nil {
+			call.Abandon(nil)
+		}
+		return answer, err
+	}
+}
+
+// blank is the report of a pool that was not read yet.
+func (r *reader) blank() Pool {
+	return Pool{
+		Name: r.Config.Name.String(), Path: r.Config.Path, Shared: r.Config.Shared,
+		Volumes: []Volume{}, Staging: []Leftover{}, Trash: []Leftover{},
+	}
+}
+
+// unreadable is the report of a pool that could not be read.
+func (r *reader) unreadable(err error) Pool {
+	p := r.blank()
+	p.setCondition(health.Facts{Pool: scan.Unavailable(r.Config, err)})
+	return p
+}
+
+func (p *Pool) setCondition(facts health.Facts) {
+	c := facts.Condition()
+	p.Abnormal, p.Condition, p.Reason = c.Abnormal, c.Message, string(c.Reason)
+}
+
+// read reports on the pool, all but the loop devices and what is published by them.
+func (r *reader) read(ctx context.Context) (Pool, error) {
+	var err error
+	if r.Store, r.format, err = store.OpenReadOnly(r.at); err != nil {
+		return Pool{}, err
+	}
+	defer r.Store.Close()
+	id, err := r.Store.Identify(r.format)
+	if err != nil {
+		return Pool{}, err
+	}
+	if r.Keeper, err = r.limits.Keeper(r.Store.Root(), r.claims.On(id.Filesystem)); err != nil {
+		return Pool{}, err
+	}
+	if err := cmp.Or(r.place.Check(r.Store.Root()), r.Unfit(r.limits)); err != nil {
+		r.unavailable = scan.Unavailable(r.Config, err)
+	}
+	// As a check of the driver does, so that conditions are the same.
+	r.Errors = scan.CountErrors(r.options.CountErrors, r.Store.Root())
+	if r.Errors > 0 {
+		r.Store.ProbeWritable() // what made an ext4 read-only was counted
+	}
+	if err := r.Load(); err != nil {
+		return Pool{}, err
+	}
+	p := r.blank()
+	if p.Staging, err = r.leftovers(store.InStaging); err != nil {
+		return Pool{}, err
+	}
+	if r.trash, err = r.leftovers(store.InTrash); err != nil {
+		return Pool{}, err
+	}
+	p.Trash = r.trash
+	l := &scan.Listing{Pool: &r.Pool, Err: r.unavailable}
+	if err := l.Read(); err != nil {
+		return Pool{}, err
+	}
+	if r.volumes, err = r.readVolumes(ctx, l); err != nil {
+		return Pool{}, err
+	}
+	r.space = l.Space
+	r.describe(&p, l.Space)
+	return p, r.join()
+}
+
+// describe fills in what is said of the pool as a whole.
+func (r *reader) describe(p *Pool, space dir.Space) {
+	p.Readable, p.UUID, p.Created = true, r.format.UUID, r.format.Created
+	p.ReadOnly = space.ReadOnly
+	p.SystemDisk = scan.OnSystemDisk(r.options.Mounts, r.options.SystemPath, r.Store.Root())
+	if why := r.Keeper.Unenforced(); why != nil {
+		p.Unenforced = why.Error()
+	} else {
+		p.Quota = string(r.Keeper.Kind())
+	}
+	p.SizeBytes, p.FreeBytes = &space.SizeBytes, &space.FreeBytes
+	if space.Inodes > 0 {
+		p.Inodes, p.InodesFree = &space.Inodes, &space.InodesFree
+	}
+	promised := r.Ledger.Summary().Promised
+	p.PromisedBytes = &promised
+	p.setCondition(health.Facts{
+		Pool:             r.unavailable,
+		FilesystemErrors: max(0, r.Errors),
+		ReadOnly:         space.ReadOnly,
+		FreeBytes:        space.FreeBytes,
+		SizeBytes:        space.SizeBytes,
+		InodesCounted:    space.Inodes > 0,
+		FreeInodes:       space.InodesFree,
+	})
+}
+
+// join counts what the pool owes and holds with that of the other pools on its filesystem, as a
+// driver does that starts, and changes nothing.
+func (r *reader) join() error {
+	var others int64
+	for _, left := range r.trash {
+		held := orUnknown(left.HeldBytes)
+		switch {
+		case left.Node == r.Node.String():
+			r.Ledger.Throw(left.Name, held)
+		case held == volume.Unknown || others == volume.Unknown:
+			others = volume.Unknown
+		default:
+			others += held
+		}
+	}
+	r.Ledger.SetOthersTrash(others)
+	on, err := r.Store.Root().SpaceID()
+	if err != nil {
+		return err
+	}
+	r.Ledger.Join(r.filesystems.Settle(r, on), ledger.Origin{Made: r.format.Created, Foreign: r.format.Foreign, Shared: r.Config.Shared})
+	// Held would make the directories of this node if they were not there.
+	if r.Node != (volume.NodeID{}) && r.Store.OpenWorkReadOnly() == nil {
+		r.held, r.counted = r.Held(new(atomic.Int64))
+	}
+	return nil
+}
+
+// addAvailable adds what a driver that starts would still promise. That depends on all pools of a
+// filesystem, which by now have been read.
+func addAvailable(pools []Pool, readers []*reader) {
+	read := make(map[*reader]*Pool)
+	for i, r := range readers {
+		if pools[i].Readable {
+			read[r] = &pools[i]
+		}
+	}
+	for r := range read {
+		held, known := int64(0), true
+		for _, other := range r.filesystems.With(r) {
+			if known = known && read[other] != nil && other.counted; known {
+				held += other.held
+			}
+		}
+		if known {
+			r.Ledger.SetForeign(r.space.TakenBytes() - held)
+		}
+		r.LearnForeign(r.space)
+	}
+	for r, p := range read {
+		now, available := r.Ledger.Summary(), int64(0)
+		for _, name := range now.SharesWith() {
+			p.SharesWith = append(p.SharesWith, name.String())
+		}
+		if r.unavailable == nil {
+			available = now.Available(r.space)
+		}
+		p.TrashHeldBytes, p.AvailableBytes = known(now.Held), &available
+	}
+}
+
+// addDevices adds the loop devices of the volumes. The kernel asks the filesystem of
+// each device about its file, and any of them may hang.
+func (r *reader) addDevices(ctx context.Context) error {
+	all, err := hang.Run(ctx, r.options.HangAfter, r.Host.Attachments, nil)
+	if errors.Is(err, hang.ErrTimeout) {
+		err = fmt.Errorf("the node's loop devices: no answer for %v: the filesystem of one of them hangs", r.options.HangAfter)
+	}
+	if err != nil {
+		return err
+	}
+	var problems error
+	for i := range r.volumes {
+		v := &r.volumes[i]
+		if (v.file == dir.ID{}) {
+			continue
+		}
+		problems = errors.Join(problems, all.Silent(v.ID))
+		v.devices = all.Of(v.file)
+		at := all.Publications(v.file)
+		v.published = append(v.published, at...)
+		if len(at) > 0 && !slices.Contains(v.Nodes, r.Node) {
+			v.Nodes = r.Nodes(at, v.Nodes)
+		}
+	}
+	return problems
+}
+
+func orUnknown(bytes *int64) int64 {
+	if bytes == nil {
+		return volume.Unknown
+	}
+	return *bytes
+}
+
+// rest waits, unless ctx ends.
+func rest(ctx context.Context, how time.Duration) error {
+	timer := time.NewTimer(how)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}

@@ -1,0 +1,137 @@
+package scan
+
+import (
+	"errors"
+	"iter"
+	"sync"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/ledger"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
+)
+
+// Load fills the index from the disk.
+func (p *Pool) Load() error {
+	l := p.Ledger.BeginLoad()
+	err := p.read(l)
+	l.End(err)
+	return err
+}
+
+func (p *Pool) read(l *ledger.Load) error {
+	for id, err := range p.Store.Directories() {
+		if err != nil {
+			return err
+		}
+		l.Put(id, CardOf(store.Entry{Present: true}).Seen())
+	}
+	some := make([]volume.ID, 0, recordsAtOnce)
+	for id, err := range p.Store.Records() {
+		if err != nil {
+			return err
+		}
+		if some = append(some, id); len(some) == recordsAtOnce {
+			p.readRecords(some, l)
+			some = some[:0]
+		}
+	}
+	p.readRecords(some, l)
+	return nil
+}
+
+const (
+	// readers is how many records are read at a time, so that a disk has several requests
+	// to order, and each CPU one to parse.
+	readers = 8
+	// recordsAtOnce is how many are in memory, with all that they say.
+	recordsAtOnce = 1024
+)
+
+// readRecords adds what some records say to a load of the directories.
+func (p *Pool) readRecords(of []volume.ID, to *ledger.Load) {
+	entries := make([]store.Entry, len(of))
+	var work sync.WaitGroup
+	for first := range readers {
+		work.Go(func() {
+			for i := first; i < len(of); i += readers {
+				p.Steps.Add(1)
+				entries[i].Record, entries[i].Damage = p.Store.ReadRecord(of[i])
+			}
+		})
+	}
+	work.Wait()
+	for i, id := range of {
+		e := entries[i]
+		e.Present = !to.Get(id).Lost()
+		if e.Damage != nil && !p.Ledger.Known(id).Is(ledger.HasDamage) {
+			p.Log.Error(e.Damage, "record is unreadable; calls on its volume are refused", "volume", id.String())
+		}
+		p.Claim(id, e)
+		to.Put(id, CardOf(e).Seen())
+	}
+}
+
+// LoadShared brings in what other nodes wrote.
+func (p *Pool) LoadShared() error {
+	if !p.Config.Shared {
+		return nil
+	}
+	l := p.Ledger.BeginLoad()
+	err := p.read(l)
+	if err == nil {
+		// After the records: a volume whose record was gone is in the trash by then.
+		var others int64
+		others, err = p.Store.OthersTrash()
+		l.SetOthers(others)
+	}
+	l.End(err)
+	return err
+}
+
+// Differing are the volumes of which index and disk say different things, and those that
+// calls changed meanwhile. What is the same is marked in the index and remembered nowhere
+// else, so that large pools cost no memory here.
+func (p *Pool) Differing() (map[volume.ID]struct{}, error) {
+	different := make(map[volume.ID]struct{})
+	p.Ledger.Unmark()
+	for id, err := range p.Store.Directories() {
+		if err != nil {
+			return nil, err
+		}
+		if !p.Ledger.MarkDirectory(id) {
+			different[id] = struct{}{}
+		}
+	}
+	for id, err := range p.Store.Records() {
+		if err != nil {
+			return nil, err
+		}
+		if !p.Ledger.MarkRecord(id) {
+			different[id] = struct{}{}
+		}
+	}
+	for id := range p.Ledger.Each(ledger.Card.Unseen) {
+		different[id] = struct{}{}
+	}
+	return different, nil
+}
+
+// Claim notes the id that counts a volume, and reports two records with one id.
+func (p *Pool) Claim(id volume.ID, e store.Entry) {
+	if e.Record == nil || e.Record.ProjectID == 0 {
+		return
+	}
+	project := quota.ID(e.Record.ProjectID)
+	if !p.Keeper.Claim(p.Store.Root(), id.String(), project, e.Record.UID) && !p.Ledger.Known(id).Recorded() {
+		p.Log.Error(errTwoRecords, "the size of one of them is not enforced", "volume", id.String(), "projectID", project)
+	}
+}
+
+var errTwoRecords = errors.New("two volumes are recorded with one project id: copy the content of the one that is abnormal into a new volume")
+
+// Keeps reports whether the volume is there and the kernel enforces its size.
+func (p *Pool) Keeps(c ledger.Card) bool { return c.Is(ledger.HasDirectory) && p.Keeper.Enforces(c) }
+
+// Limited are the volumes whose size is kept.
+func (p *Pool) Limited() iter.Seq2[volume.ID, ledger.Card] { return p.Ledger.Each(p.Keeps) }

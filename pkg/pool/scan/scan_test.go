@@ -1,0 +1,98 @@
+package scan_test
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+	"testing"
+
+	"github.com/go-logr/logr"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/ledger"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/limit"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/scan"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
+	"kubevirt.io/hostpath-provisioner/test/must"
+)
+
+// aPool is an empty pool without quotas.
+func aPool(t *testing.T) *scan.Pool {
+	t.Helper()
+	configs, err := poolconfig.Parse(`[{"name":"local","path":"`+t.TempDir()+`"}]`, "/")
+	must.Succeed(t, err)
+	config := &configs[0]
+	node, err := volume.ParseNodeID("node-1")
+	must.Succeed(t, err)
+	ignore := func(*dir.Dir) error { return nil }
+	s, _, err := store.Create(context.Background(), &store.Location{Path: config.Path, Node: node, Verify: ignore, Nested: ignore})
+	must.Succeed(t, err)
+	t.Cleanup(s.Close)
+	limits := limit.Options{Detect: func(*dir.Dir) (quota.Facility, error) { return nil, quota.ErrNone }}
+	keeper, err := limits.Keeper(s.Root(), &limit.Claims{})
+	must.Succeed(t, err)
+	return &scan.Pool{
+		Config: config, Node: node, Store: s, Keeper: keeper, Ledger: ledger.New(ledger.Policy{Overprovision: 1}),
+		Steps: new(atomic.Uint64), Log: logr.Discard(),
+	}
+}
+
+func idOf(t *testing.T, name string) volume.ID {
+	t.Helper()
+	id, err := volume.ParseID(name)
+	must.Succeed(t, err)
+	return id
+}
+
+// A shared pool is read by calls while a check compares it with the disk: what they read must
+// not look different to that.
+func TestLoad(t *testing.T) {
+	p := aPool(t)
+	for _, name := range []string{"whole", "plain"} {
+		must.Succeed(t, os.Mkdir(filepath.Join(p.Config.Path, name), 0o755))
+	}
+	for _, name := range []string{"whole", "lost"} {
+		must.Succeed(t, p.Store.WriteRecord(store.NewRecord(idOf(t, name), volume.ModeMount, 4096)))
+	}
+	p.Ledger.Unmark()
+	must.Succeed(t, p.Load())
+	if got := p.Ledger.Summary(); got.Volumes != 3 || got.Promised != 2*4096 || p.Ledger.Any(ledger.Card.Unseen) {
+		t.Errorf("%+v, want three volumes that are all seen: %+v", got, p.Ledger.After(volume.ID{}, 3))
+	}
+}
+
+func TestDiffering(t *testing.T) {
+	p := aPool(t)
+	for _, name := range []string{"same", "gone"} {
+		must.Succeed(t, os.Mkdir(filepath.Join(p.Config.Path, name), 0o755))
+	}
+	must.Succeed(t, p.Load())
+	must.Succeed(t, os.Remove(filepath.Join(p.Config.Path, "gone")))
+	must.Succeed(t, os.Mkdir(filepath.Join(p.Config.Path, "new"), 0o755))
+	different, err := p.Differing()
+	must.Succeed(t, err)
+	for name, want := range map[string]bool{"same": false, "gone": true, "new": true} {
+		if _, got := different[idOf(t, name)]; got != want {
+			t.Errorf("%s differs: %v, want %v", name, got, want)
+		}
+	}
+}
+
+// A record whose directory is not there is a lost volume, unless a call has the lock.
+func TestLookupSettled(t *testing.T) {
+	p := aPool(t)
+	id := idOf(t, "pvc-1")
+	must.Succeed(t, p.Store.WriteRecord(store.NewRecord(id, volume.ModeMount, 4096)))
+	for name, busy := range map[string]error{"no call": nil, "a call": volume.ErrBusy} {
+		p.Lock = func(volume.ID) (func(), error) { return func() {}, busy }
+		e, _, err := p.LookupSettled(id)
+		must.Succeed(t, err)
+		if e.Exists() != (busy == nil) {
+			t.Errorf("with %s at work the entry is %+v", name, e)
+		}
+	}
+}

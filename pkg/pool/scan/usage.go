@@ -1,0 +1,109 @@
+package scan
+
+import (
+	"sync/atomic"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/ledger"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
+)
+
+// LearnForeign notes what others hold on the pool's filesystem while nothing at all
+// can be ours. Where nobody counts what volumes hold it is not known otherwise.
+func (p *Pool) LearnForeign(space dir.Space) {
+	if p.Config.Shared || p.Keeper.Unenforced() == nil {
+		return // what others promised meanwhile is not known, or Held knows better
+	}
+	p.Ledger.LearnForeign(space.TakenBytes())
+}
+
+// Held is what the volumes and the trash of the pool hold, in bytes, if that can be known now. It
+// stores what the volumes hold of that, or volume.Unknown.
+func (p *Pool) Held(volumes *atomic.Int64) (bytes int64, known bool) {
+	if p.Keeper.Kind() == "" || p.Config.Shared || p.anyUnlimited() {
+		volumes.Store(volume.Unknown)
+		return 0, false
+	}
+	used, trashed, err := p.used()
+	if err != nil {
+		p.Failed(err, "failed to count what others hold on the pool's filesystem")
+		return 0, false
+	}
+	volumes.Store(used)
+	return used + trashed, true
+}
+
+// anyUnlimited reports whether there is a promise of which nobody counts the use.
+func (p *Pool) anyUnlimited() bool {
+	return p.Ledger.Any(func(c ledger.Card) bool { return c.Is(ledger.HasRecord) && !p.Keeper.Enforces(c) })
+}
+
+// used is what the volumes of the pool hold, and what its trash does, in bytes.
+func (p *Pool) used() (volumes, trash int64, err error) {
+	for id, c := range p.Limited() {
+		p.Steps.Add(1) // when the pool is opened this is part of the check
+		used, err := p.Keeper.UsedBy(p.Store.Root(), id.String(), c)
+		if err != nil {
+			return 0, 0, err
+		}
+		volumes += used
+	}
+	if err := p.Store.OpenWork(); err != nil {
+		return 0, 0, err
+	}
+	return volumes, p.usedByTrash(), nil
+}
+
+// usedByTrash is what the trash holds, and notes it of each piece. One that cannot be
+// counted holds what it did at last.
+func (p *Pool) usedByTrash() (sum int64) {
+	for _, name := range p.Ledger.Trash(true) {
+		used, err := p.usedByPiece(name)
+		switch {
+		case err != nil:
+			used = p.uncounted(name, err)
+		case used != volume.Unknown:
+			p.Ledger.TrashMeasured(name, used)
+		}
+		sum += max(0, used)
+	}
+	return sum
+}
+
+// usedByPiece is what a piece of trash holds. Of one that came without a limit nobody
+// knows.
+func (p *Pool) usedByPiece(name string) (int64, error) {
+	id, err := p.Keeper.IDIn(p.Store.Trash(), name)
+	if err != nil || id == 0 {
+		return volume.Unknown, err
+	}
+	return p.Keeper.UsedIn(p.Store.Trash(), name, id)
+}
+
+// MeasureTrash has monitoring know what is about to be erased. Without quotas nobody does.
+func (p *Pool) MeasureTrash() {
+	if p.Keeper.Kind() != "" {
+		p.usedByTrash()
+	}
+}
+
+// HeldBy is what an entry occupies of which it is not known what it was promised, in bytes, or
+// volume.Unknown.
+func (p *Pool) HeldBy(in *dir.Dir, name string, carried quota.ID) int64 {
+	if bytes := p.Keeper.UsedByID(p.Store.Root(), carried); bytes != volume.Unknown {
+		return bytes
+	}
+	return store.Measured(in, name)
+}
+
+// uncounted logs, once in a while, a piece of trash that cannot be counted, and
+// answers what it held at last.
+func (p *Pool) uncounted(name string, err error) int64 {
+	last, tell := p.Ledger.TrashUnmeasured(name)
+	if tell {
+		p.Failed(err, "failed to count what a trash entry holds", "trash", name)
+	}
+	return last
+}
