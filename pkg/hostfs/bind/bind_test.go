@@ -227,6 +227,40 @@ func TestIsFilesystem_bindMount(t *testing.T) {
 	}
 }
 
+// In a container, what the host has mounted below a volume counts, and volumes do not.
+func TestIsFilesystem_mountBelowVolume(t *testing.T) {
+	k, root := kernel(t), testenv.Tmpfs(t, 1<<20) // the host
+	container := t.TempDir()
+	at := func(elements ...string) string { return filepath.Join(append([]string{root}, elements...)...) }
+	for _, name := range []string{"disk/exports", "pool/csi", "pool/other", "pool/volume", "pool/late"} {
+		must.Succeed(t, os.MkdirAll(at(name), 0o755))
+	}
+	mount := func(from, to string) {
+		must.Succeed(t, syscall.Mount(from, to, "", syscall.MS_BIND, ""))
+		t.Cleanup(func() { must.Succeed(t, syscall.Unmount(to, syscall.MNT_DETACH)) })
+	}
+	isFilesystem := func(path string) bool {
+		d, err := dir.Open(path)
+		must.Succeed(t, err)
+		defer func() { must.Succeed(t, d.Close()) }()
+		is, err := k.IsFilesystem(d)
+		must.Succeed(t, err)
+		return is
+	}
+	volume := filepath.Join(container, "pool")
+	must.Succeed(t, os.Mkdir(volume, 0o755))
+	mount(at("pool"), volume)                                    // kubelet
+	mount(at("pool", "volume"), filepath.Join(volume, "volume")) // kubelet, a volume in a volume
+	mount(at("disk", "exports"), filepath.Join(volume, "csi"))   // by propagation
+	mount(filepath.Join(volume, "late"), filepath.Join(volume, "late"))
+	mount(at("disk", "exports"), filepath.Join(volume, "late")) // the second on it
+	for name, want := range map[string]bool{".": false, "csi": true, "other": false, "volume": false, "late": true} {
+		if got := isFilesystem(filepath.Join(volume, name)); got != want {
+			t.Errorf("IsFilesystem(%s) = %v, want %v", name, got, want)
+		}
+	}
+}
+
 // A directory is visible wherever its filesystem, or a part with the directory, is mounted.
 func TestLocate(t *testing.T) {
 	s := newScene(t)

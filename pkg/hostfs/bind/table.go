@@ -121,8 +121,8 @@ func (k *Kernel) SameFilesystem(a, b *dir.Dir) (bool, error) {
 	return at.Major == bt.Major && at.Minor == bt.Minor, nil
 }
 
-// IsFilesystem reports whether a directory is the root of a mounted filesystem or
-// subvolume, rather than a directory that is bind-mounted.
+// IsFilesystem reports whether a directory is the root of a mounted filesystem or subvolume, or a directory that the host
+// has mounted below a volume of this container.
 func (k *Kernel) IsFilesystem(d *dir.Dir) (bool, error) {
 	found, err := examine(d.Fd())
 	if err != nil || !found.mounted {
@@ -133,9 +133,32 @@ func (k *Kernel) IsFilesystem(d *dir.Dir) (bool, error) {
 		return false, err
 	}
 	at, err := locate(d, mounts)
+	if err != nil {
+		return false, err
+	}
 	// On btrfs exactly the roots of subvolumes have this inode number
 	// (BTRFS_FIRST_FREE_OBJECTID).
-	return at.prefix == "/" || at.fsType == "btrfs" && found.id.Ino == 256, err
+	if at.prefix == "/" || at.fsType == "btrfs" && found.id.Ino == 256 {
+		return true, nil
+	}
+	m, err := mountAt(d, mounts)
+	return m != nil && ofHost(m, mounts), err
+}
+
+// ofHost reports whether a bind mount comes from the host. The mount of a hostPath volume says nothing of the host: kubelet
+// makes one of a bare directory too. But what is mounted below such a volume has come to the container from the host, by
+// propagation, if it shows another directory than the one that it covers. What kubelet makes of a volume in another
+// volume shows the same.
+func ofHost(m *mountinfo.Info, mounts []*mountinfo.Info) bool {
+	volume := mountOf(uint64(m.Parent), mounts)
+	for volume != nil && volume.Mountpoint == m.Mountpoint && volume.Mountpoint != "/" { // several on one directory
+		volume = mountOf(uint64(volume.Parent), mounts)
+	}
+	if volume == nil || volume.Mountpoint == "/" {
+		return false
+	}
+	covered, ok := placeIn(volume, m.Mountpoint)
+	return ok && (m.Major != covered.Major || m.Minor != covered.Minor || withSlash(m.Root) != covered.prefix)
 }
 
 // A place is the location of a directory in its filesystem: the device number in the mount
@@ -146,16 +169,25 @@ type place struct {
 	fsType       string
 }
 
-func locate(d *dir.Dir, mounts []*mountinfo.Info) (place, error) {
+// mountAt is the mount that a directory lies in, or nil if that is in another namespace.
+func mountAt(d *dir.Dir, mounts []*mountinfo.Info) (*mountinfo.Info, error) {
 	var st unix.Statx_t
 	if err := unix.Statx(d.Fd(), "", unix.AT_EMPTY_PATH, unix.STATX_MNT_ID, &st); err != nil {
-		return place{}, fmt.Errorf("find the mount of %s: %w", d, err)
+		return nil, fmt.Errorf("find the mount of %s: %w", d, err)
+	}
+	return mountOf(st.Mnt_id, mounts), nil
+}
+
+func locate(d *dir.Dir, mounts []*mountinfo.Info) (place, error) {
+	m, err := mountAt(d, mounts)
+	if err != nil {
+		return place{}, err
 	}
 	seen, err := os.Readlink(d.HandlePath())
 	if err != nil {
 		return place{}, fmt.Errorf("find the mount of %s: %w", d, err)
 	}
-	if m := mountOf(st.Mnt_id, mounts); m != nil {
+	if m != nil {
 		if at, ok := placeIn(m, seen); ok {
 			return at, nil
 		}

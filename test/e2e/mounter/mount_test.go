@@ -152,6 +152,7 @@ func TestVolume(t *testing.T) {
 			if _, err := os.Stat(filepath.Join(source, "file")); err != nil {
 				t.Errorf("the pool is not on the claim: %v", err)
 			}
+			h.wantServed(true)
 			p.stop(syscall.SIGKILL)
 			h.wantMounted(test.kind)
 			// The next pod has a mount of its own of the same directory.
@@ -162,6 +163,7 @@ func TestVolume(t *testing.T) {
 				t.Errorf("unmount: status %d, %s", status, said)
 			}
 			h.wantUnmounted()
+			h.wantServed(false)
 		})
 	}
 }

@@ -19,6 +19,8 @@ import (
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 	"kubevirt.io/hostpath-provisioner/test/testenv/loopfs"
@@ -89,6 +91,24 @@ func (h *host) wantUnmounted() {
 	h.t.Helper()
 	if found := h.mounts(); len(found) != 0 {
 		h.t.Fatalf("the host sees %d mounts at the target, the first %+v", len(found), *found[0])
+	}
+}
+
+// wantServed checks what the driver makes of the target with requireMount, in a container that has the pool's path as a
+// volume.
+func (h *host) wantServed(want bool) {
+	h.t.Helper()
+	volume := h.t.TempDir()
+	must.Succeed(h.t, unix.Mount(h.Path, volume, "", unix.MS_BIND|unix.MS_REC, ""))
+	defer func() { must.Succeed(h.t, unix.Unmount(volume, unix.MNT_DETACH)) }()
+	kernel, err := bind.NewKernel()
+	must.Succeed(h.t, err)
+	defer func() { must.Succeed(h.t, kernel.Close()) }()
+	pool, err := dir.Open(filepath.Join(volume, filepath.Base(h.Target)))
+	must.Succeed(h.t, err)
+	defer func() { _ = pool.Close() }()
+	if got, err := kernel.IsFilesystem(pool); err != nil || got != want {
+		h.t.Errorf("the driver serves the pool: %v, %v; want %v", got, err, want)
 	}
 }
 
