@@ -100,6 +100,7 @@ func (h *host) wantServed(want bool) {
 	h.t.Helper()
 	volume := h.t.TempDir()
 	must.Succeed(h.t, unix.Mount(h.Path, volume, "", unix.MS_BIND|unix.MS_REC, ""))
+	must.Succeed(h.t, unix.Mount("", volume, "", unix.MS_SLAVE|unix.MS_REC, "")) // HostToContainer
 	defer func() { must.Succeed(h.t, unix.Unmount(volume, unix.MNT_DETACH)) }()
 	kernel, err := bind.NewKernel()
 	must.Succeed(h.t, err)
