@@ -113,7 +113,7 @@ func TestStuckTrashWithManyFilesIsMeasuredInBackground(t *testing.T) {
 		for i := range 10_001 {
 			must(t, os.WriteFile(filepath.Join(many, fmt.Sprint(i)), nil, 0o600))
 		}
-		if got := b.look(local)[0]; *got.TrashHeldBytes != -1 {
+		if got := b.look(local)[0]; got.TrashHeldBytes != nil {
 			t.Errorf("inspect has %d bytes held, want that it is not known", *got.TrashHeldBytes)
 		}
 		b.start(local)
