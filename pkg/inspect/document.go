@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"io"
 	"time"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop"
 )
 
 // documentVersion is that of the JSON document. It grows when a field changes its
@@ -57,6 +59,8 @@ type Pool struct {
 	Trash   []Leftover `json:"trash"`
 	// DevicesError is why no loop device is reported of any volume.
 	DevicesError string `json:"devicesError,omitempty"`
+	// OnDeleted are loop devices of the driver on deleted files of the pool's filesystem.
+	OnDeleted []Orphan `json:"devicesOnDeletedFiles,omitempty"`
 }
 
 // A Volume is one of a pool's volumes.
@@ -105,6 +109,19 @@ type Device struct {
 	ReadOnly  bool   `json:"readOnly"`
 	// Foreign: the driver did not attach it.
 	Foreign bool `json:"foreign"`
+}
+
+// An Orphan is a loop device whose file is deleted. It keeps the file and its filesystem.
+type Orphan struct {
+	Name string `json:"name"`
+	// File is where the file was, as far as the kernel knows.
+	File      string `json:"file"`
+	Condition string `json:"condition"`
+}
+
+func describeOrphan(d loop.Device) Orphan {
+	return Orphan{Name: d.Name, File: d.FormerPath, Condition: "its file is deleted, and it keeps the filesystem busy; " +
+		"the driver detaches it within a minute unless it is in use: `losetup --detach /dev/" + d.Name + "` has it end with its last user"}
 }
 
 // A Leftover is what is in staging or in the trash.

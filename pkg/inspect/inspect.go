@@ -9,6 +9,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"path"
 	"slices"
 	"strings"
 	"time"
@@ -99,6 +100,7 @@ func (r *Report) Only(id volume.ID) bool {
 		p := &r.Pools[i]
 		p.Volumes = slices.DeleteFunc(p.Volumes, func(v Volume) bool { return v.ID != id.String() })
 		p.Staging = slices.DeleteFunc(p.Staging, func(l Leftover) bool { return l.Name != id.String() })
+		p.OnDeleted = slices.DeleteFunc(p.OnDeleted, func(o Orphan) bool { return path.Base(path.Dir(o.File)) != id.String() })
 		// In the trash the name has a suffix, which has no dot.
 		p.Trash = slices.DeleteFunc(p.Trash, func(l Leftover) bool {
 			suffix, ok := strings.CutPrefix(l.Name, id.String()+".")
@@ -126,6 +128,9 @@ func (r *Report) count() {
 	for _, p := range r.Pools {
 		note(p.Abnormal)
 		note(p.DevicesError != "")
+		for range p.OnDeleted {
+			note(true)
+		}
 		for _, v := range p.Volumes {
 			note(v.Abnormal)
 		}

@@ -217,6 +217,13 @@ func (r *reader) read(ctx context.Context) (Pool, error) {
 	if r.volumes, err = r.readVolumes(ctx, l); err != nil {
 		return Pool{}, err
 	}
+	orphans, err := r.Host.Orphans(r.Store.Root())
+	if err != nil {
+		return Pool{}, err
+	}
+	for _, d := range orphans {
+		p.OnDeleted = append(p.OnDeleted, describeOrphan(d))
+	}
 	r.space = l.Space
 	r.describe(&p, l.Space)
 	return p, r.join()

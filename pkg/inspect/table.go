@@ -75,6 +75,7 @@ func (p *Pool) write(text *strings.Builder, now time.Time) {
 	}
 	writeTable(text, "", volumeHeader, rows(p.Volumes, Volume.row))
 	writeTable(text, "published", placeHeader, p.places())
+	writeTable(text, "on deleted files", orphanHeader, rows(p.OnDeleted, Orphan.row))
 	writeTable(text, "staging", leftoverHeader, rows(p.Staging, func(l Leftover) []string { return l.row(now) }))
 	writeTable(text, "trash", trashHeader, rows(p.Trash, func(l Leftover) []string { return slices.Insert(l.row(now), 4, size(l.HeldBytes)) }))
 }
@@ -169,6 +170,12 @@ func (p *Pool) places() [][]string {
 		}
 	}
 	return places
+}
+
+var orphanHeader = []string{"DEVICE", "FILE", "CONDITION"}
+
+func (o Orphan) row() []string {
+	return []string{clean(o.Name), clean(o.File), condition(true, o.Condition)}
 }
 
 var (

@@ -266,6 +266,40 @@ func TestDevicesAfterCrash(t *testing.T) {
 	})
 }
 
+// As the upstream driver leaves it, which removes the directory and knows of no device.
+func TestDeviceOnDeletedFileIsDetached(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		for _, name := range []string{"published", "attached", "held", "foreign"} {
+			b.createBlock(name, mib)
+		}
+		must(t, b.publishBlock("published", "a"))
+		_, err := b.loops.Attach(b.disk("attached"), loop.Options{})
+		must(t, err)
+		held, err := b.loops.Attach(b.disk("held"), loop.Options{})
+		must(t, err)
+		release, err := b.loops.Hold(held.Name)
+		must(t, err)
+		foreign, err := b.loops.AttachForeign(b.disk("foreign"), false)
+		must(t, err)
+		must(t, b.Close(t.Context()))
+		for _, name := range []string{"published", "attached", "held", "foreign"} {
+			must(t, os.RemoveAll(b.path("pool", name)))
+			must(t, os.Remove(b.own("volumes", name+".json")))
+		}
+		b.start(local)
+		b.attached(3)
+		release()
+		b.later(time.Minute)
+		b.attached(2)
+		must(t, b.unpublish("published", "a"))
+		b.later(time.Minute)
+		if left := b.attached(1); left[0].Name != foreign.Name {
+			t.Errorf("%+v is left, want the device that somebody else attached", left)
+		}
+		must(t, b.loops.End(foreign.Name))
+	})
+}
+
 func TestUnpublishLostBlockVolume(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.createBlock("pvc-1", mib)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"path"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -312,6 +313,34 @@ func (v *visit) sweepDevice(ctx context.Context, id volume.ID, leaked map[dir.ID
 		return err
 	}
 	return v.pool.host().DetachUnpublished(ctx, file)
+}
+
+// sweepDeleted detaches what keeps deleted files of the pool and is published nowhere: another
+// driver removed the volume, and knew of no device. Nobody can unmount the pool before.
+func (v *visit) sweepDeleted(ctx context.Context) error {
+	orphans, err := v.pool.host().Orphans(v.store.Root())
+	if err != nil {
+		v.pool.log.Error(err, "failed to check for devices on deleted files")
+		return nil
+	}
+	ctx, stop := context.WithTimeout(ctx, sweepLimit)
+	defer stop()
+	for _, device := range orphans {
+		id, _ := volume.ParseID(path.Base(path.Dir(device.FormerPath))) // in the trash it has no id
+		err := v.unlessBusyOr(id, func() error {
+			// It may have been published since.
+			published, err := v.pool.options.Mounts.Published(v.pool.options.Dev)
+			if err != nil || len(published[device.Name]) > 0 {
+				return err
+			}
+			v.pool.log.Info("detaching a device on a deleted file", "device", device.Name, "file", device.FormerPath)
+			return v.pool.options.Devices.Detach(ctx, device)
+		})
+		if err != nil {
+			v.pool.log.Error(err, "failed to detach a device on a deleted file", "device", device.Name, "file", device.FormerPath)
+		}
+	}
+	return nil
 }
 
 // finishFiles finishes growths that a crash came upon between file and record: the record

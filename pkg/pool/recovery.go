@@ -55,6 +55,7 @@ var recovery = []recoveryStep{
 	}},
 	{what: "remove limits that nothing has", at: atOpen, do: (*visit).releaseUnused},
 	{what: "detach devices that are not published", at: atOpen | eachMinute, writable: eachMinute, do: (*visit).sweepDevices},
+	{what: "detach devices on deleted files", at: atOpen | eachMinute, writable: eachMinute, do: (*visit).sweepDeleted},
 	{what: "finish growths of devices", at: atOpen | again, do: (*visit).finishDevices},
 	{what: "take over from nodes that are gone", at: eachMinute, writable: eachMinute, only: shared, do: (*visit).takeOver},
 	{what: "remove stale marks of this node", at: atOpen | eachMinute, writable: eachMinute, only: func(p *Pool, at moment) bool { return at == atOpen || p.config.Shared }, do: (*visit).recoverMarks},

@@ -36,6 +36,14 @@ type Filesystem struct {
 	dev    uint64
 	fsid   [2]int32
 	cached bool
+	// subvolumes: parts of it have device numbers of their own (btrfs).
+	subvolumes bool
+}
+
+// MayHold reports whether what has that id can be on the filesystem. On btrfs the number of a
+// subvolume says no more than that it is none of a disk.
+func (f Filesystem) MayHold(id ID) bool {
+	return id.Dev == f.dev || f.subvolumes && unix.Major(id.Dev) == 0
 }
 
 // Cached reports that the filesystem serves cached data without asking a server or another
@@ -52,7 +60,7 @@ func (d *Dir) Filesystem() (Filesystem, error) {
 	if err := unix.Fstatfs(d.fd, &st); err != nil {
 		return Filesystem{}, pathError("statfs", d.path, err)
 	}
-	return Filesystem{dev: id.Dev, fsid: st.Fsid.Val, cached: alone(int64(st.Type))}, nil
+	return Filesystem{dev: id.Dev, fsid: st.Fsid.Val, cached: alone(int64(st.Type)), subvolumes: int64(st.Type) == unix.BTRFS_SUPER_MAGIC}, nil
 }
 
 func alone(kind int64) bool {

@@ -359,7 +359,7 @@ func (k *Kernel) detach(ctx context.Context, d Device) error {
 		return err
 	case now.Gone && !d.Gone:
 		return ErrGone
-	case now.Backing != d.Backing, now.FormerPath != d.FormerPath:
+	case now.Backing != d.Backing, now.Gone && now.FormerPath != d.FormerPath:
 		return nil
 	case !now.Ours && !now.Gone:
 		return ErrForeign

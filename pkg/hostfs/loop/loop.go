@@ -81,7 +81,7 @@ type Device struct {
 	// known.
 	Silent bool
 	// FormerPath is where the file was when it was attached, as the kernel has it now: where
-	// a mount went away, only the part below that. Set if Gone or Silent.
+	// a mount went away, only the part below that. Set if Gone or Silent, and by OnDeleted.
 	FormerPath string
 }
 

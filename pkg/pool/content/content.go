@@ -38,6 +38,7 @@ type Devices interface {
 	Grow(d loop.Device) (loop.Device, error)
 	Detach(ctx context.Context, d loop.Device) error
 	CheckNodes() error
+	OnDeleted(fileName string) ([]loop.Device, error)
 }
 
 // A Host is what contents need of the node.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
@@ -58,6 +59,20 @@ func (a Attachments) Publications(file dir.ID) (all []bind.Publication) {
 
 // Unused reports whether a device is ours to detach.
 func (a Attachments) Unused(d loop.Device) bool { return d.Ours && len(a.Published[d.Name]) == 0 }
+
+// Orphans are the devices of the driver on deleted files of block volumes that can have been on
+// the filesystem of that directory. Whose they were the kernel cannot tell any more.
+func (h Host) Orphans(root *dir.Dir) ([]loop.Device, error) {
+	deleted, err := h.Devices.OnDeleted(FileName)
+	if err != nil || len(deleted) == 0 {
+		return nil, err
+	}
+	here, err := root.Filesystem()
+	if err != nil {
+		return nil, err
+	}
+	return slices.DeleteFunc(deleted, func(d loop.Device) bool { return !here.MayHold(d.Backing) }), nil
+}
 
 // DetachUnpublished detaches the devices of a file that are published nowhere. It
 // answers ErrInUse for one that a process has open.

@@ -85,6 +85,33 @@ func TestRemoveLost(t *testing.T) {
 	}
 }
 
+// Another driver removed a block volume, and knew of no device: the device keeps the pool's
+// filesystem busy. That of the pool here is a btrfs, whose volumes are subvolumes.
+func TestDeviceOnDeletedFile(t *testing.T) {
+	testenv.NeedRoot(t)
+	program, err := drivertest.Binary(t.Context(), t.TempDir())
+	must.Succeed(t, err)
+	b := newBench(t, program)
+	disk := device("disk-1", 32*mib)
+	b.create(disk)
+	b.Must(b.Publish(t.Context(), disk, "a"))
+	b.Must(b.Process.Stop())
+	b.Must(syscall.Unmount(b.Target("a"), 0))
+	b.Must(os.RemoveAll(filepath.Join(b.pool, "disk-1")))
+	b.Must(os.Remove(filepath.Join(b.pool, ".hostpath-provisioner", "volumes", "disk-1.json")))
+
+	report := b.report(2)
+	if found := report.Pools[0].OnDeleted; len(found) != 1 || !strings.HasSuffix(found[0].File, "/disk-1/disk.img") ||
+		!strings.Contains(found[0].Condition, "losetup --detach /dev/"+found[0].Name) {
+		t.Errorf("devices on deleted files are %+v, want that of disk-1 and the command that detaches it", found)
+	}
+	b.Must(b.Process.Restart(t.Context()))
+	b.AwaitServing()
+	if found := b.report(0).Pools[0].OnDeleted; len(found) > 0 {
+		t.Errorf("the driver has left %+v", found)
+	}
+}
+
 // age has a volume be from a day before the node was booted.
 func (b *bench) age(id string) {
 	b.Helper()

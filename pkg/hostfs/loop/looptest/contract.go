@@ -3,12 +3,14 @@ package looptest
 import (
 	"context"
 	"errors"
+	"slices"
 	"strconv"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop"
@@ -22,6 +24,7 @@ type Devices interface {
 	Inspect(name string) (loop.Device, error)
 	Grow(d loop.Device) (loop.Device, error)
 	Detach(ctx context.Context, d loop.Device) error
+	OnDeleted(fileName string) ([]loop.Device, error)
 }
 
 // A Subject is one implementation under test.
@@ -193,8 +196,21 @@ func foundAgain(t *testing.T, b *bench) {
 func unlinked(t *testing.T, b *bench) {
 	f := b.file(t, "a", mib)
 	d := b.attach(t, f, loop.Options{})
+	kept := b.file(t, "kept", mib)
+	b.attach(t, kept, loop.Options{})
 	must.Succeed(t, b.Root.Remove("a"))
 	b.expect(t, f, d)
+	d.FormerPath = b.Root.String() + "/a"
+	for name, want := range map[string][]loop.Device{"a": {d}, "kept": nil, "other": nil} {
+		found, err := b.OnDeleted(name)
+		must.Succeed(t, err)
+		found = slices.DeleteFunc(found, func(other loop.Device) bool { return other.Name != d.Name })
+		if diff := cmp.Diff(want, found, cmpopts.EquateEmpty()); diff != "" {
+			t.Errorf("devices on deleted files with the name %s (-want +got):\n%s", name, diff)
+		}
+	}
+	must.Succeed(t, b.Detach(t.Context(), d))
+	b.expect(t, f)
 }
 
 func detached(t *testing.T, b *bench) {

@@ -10,7 +10,10 @@ import (
 	"io/fs"
 	"maps"
 	"os"
+	"path"
 	"slices"
+	"strconv"
+	"strings"
 	"sync"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
@@ -42,6 +45,25 @@ type device struct {
 
 // NewFake takes the directory in which nodes are made.
 func NewFake(dev *dir.Dir) *Fake { return &Fake{dev: dev, devices: make(map[int]*device)} }
+
+// OnDeleted is loop.Kernel.OnDeleted.
+func (f *Fake) OnDeleted(fileName string) ([]loop.Device, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var all []loop.Device
+	for _, d := range f.sorted() {
+		at, err := os.Readlink("/proc/self/fd/" + strconv.Itoa(int(d.file.Fd())))
+		if err != nil {
+			return nil, err
+		}
+		if was, gone := strings.CutSuffix(at, " (deleted)"); gone && d.Ours && path.Base(was) == fileName {
+			found := d.Device
+			found.FormerPath = was
+			all = append(all, found)
+		}
+	}
+	return all, nil
+}
 
 // CheckNodes is loop.Kernel.CheckNodes.
 func (f *Fake) CheckNodes() error { return f.Nodes }
