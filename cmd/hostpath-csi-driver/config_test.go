@@ -184,18 +184,18 @@ func TestHelp(t *testing.T) {
 		if !errors.Is(err, flag.ErrHelp) {
 			t.Errorf("%q returned %v", args, err)
 		}
-		var told []string
+		var reported []string
 		for line := range strings.Lines(output.String()) {
 			if name, ok := strings.CutPrefix(line, "  -"); ok {
-				told = append(told, strings.Fields(name)[0])
+				reported = append(reported, strings.Fields(name)[0])
 			}
 		}
 		for _, name := range []string{
 			"datadir", "drivername", "endpoint", "nodeid", "version", "v",
 			"metrics-address", "metrics-cert-file", "metrics-key-file", "metrics-tls-version", "volume-metrics",
 		} {
-			if !slices.Contains(told, name) {
-				t.Errorf("%q lists %q, but not --%s", args, told, name)
+			if !slices.Contains(reported, name) {
+				t.Errorf("%q lists %q, but not --%s", args, reported, name)
 			}
 		}
 	}

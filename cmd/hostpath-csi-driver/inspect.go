@@ -176,7 +176,7 @@ func (i inspection) report(ctx context.Context) (inspect.Report, error) {
 	if err != nil {
 		return inspect.Report{}, fmt.Errorf("--device-nodes: %w", err)
 	}
-	report := inspect.Look(ctx, i.pools, inspect.Options{
+	report := inspect.Run(ctx, i.pools, inspect.Options{
 		Node:       i.node,
 		Mounts:     mounts,
 		Devices:    loop.NewKernel(nodes),

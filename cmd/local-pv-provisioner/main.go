@@ -1,4 +1,4 @@
-// Command local-pv-provisioner makes a PersistentVolume of each block device of its node that it is told to offer,
+// Command local-pv-provisioner makes a PersistentVolume of each block device of its node that its configuration offers,
 // cleans the device when the volume is released, and offers it again.
 package main
 
@@ -86,7 +86,7 @@ func parse(args []string, getenv func(string) string, output io.Writer) (localpv
 		"ConfigMap of a node without the annotation local-pv-provisioner.cybozu.io/pv-spec-configmap (LP_DEFAULT_PV_SPEC_CONFIGMAP)")
 	flags.StringVar(&o.RecordDir, "record-dir", env("LP_RECORD_DIR", "/var/lib/local-pv-provisioner"),
 		"directory on the node that remembers which devices are ours (LP_RECORD_DIR)")
-	interval := flags.String("polling-interval", env("LP_POLLING_INTERVAL", "5m"), "how often devices are looked for, besides when they appear (LP_POLLING_INTERVAL)")
+	interval := flags.String("polling-interval", env("LP_POLLING_INTERVAL", "5m"), "how often to search for devices, besides when one appears (LP_POLLING_INTERVAL)")
 	development := flags.String("development", env("LP_DEVELOPMENT", "false"), "log for people rather than programs (LP_DEVELOPMENT)")
 	if err := flags.Parse(boolean(args)); err != nil {
 		return o, log, err

@@ -111,7 +111,7 @@ type Request struct {
 	Retry bool
 }
 
-// A pass is one look at all devices.
+// A pass is one check of all devices.
 type pass struct {
 	*Agent
 	Request
@@ -176,7 +176,7 @@ func (p *pass) problem(volume, path string, reason Reason, format string, args .
 	p.report.Problems = append(p.report.Problems, Problem{volume, path, reason, fmt.Sprintf(format, args...)})
 }
 
-// volume looks after the device of a volume.
+// volume takes care of the device of a volume.
 func (p *pass) volume(v Volume, seen map[rawdev.Number]bool) {
 	number, err := rawdev.At(v.Path)
 	if err != nil {
@@ -238,7 +238,7 @@ func (p *pass) note(v Volume, number rawdev.Number) error {
 	return p.Records.Put(next)
 }
 
-// scan looks for devices that are no volumes.
+// scan searches for devices that are no volumes.
 func (p *pass) scan(seen map[rawdev.Number]bool) {
 	found, directories, problems := Scan(*p.Offer)
 	p.report.Directories = directories

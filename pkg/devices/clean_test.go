@@ -186,7 +186,7 @@ func TestAPIIsReadBeforeWipe(t *testing.T) {
 	}
 }
 
-// cleanIn has this test binary clean the disk of a test, and stop after each step until it is told to go on.
+// cleanIn has this test binary clean the disk of a test, and stop after each step until it is asked to go on.
 const cleanIn = "DEVICES_TEST_CLEAN"
 
 func cleanUntilKilled(path string, bytes int64, wipe devices.Wipe, records string) error {
@@ -196,10 +196,10 @@ func cleanUntilKilled(path string, bytes int64, wipe devices.Wipe, records strin
 		return err
 	}
 	api := &world{volumes: []devices.Volume{released(devices.Volume{Name: "pv", Path: path, Bytes: bytes})}}
-	told := bufio.NewReader(os.Stdin)
+	input := bufio.NewReader(os.Stdin)
 	step := func() {
 		fmt.Println("step")
-		if _, err := told.ReadString('\n'); err != nil {
+		if _, err := input.ReadString('\n'); err != nil {
 			os.Exit(2)
 		}
 	}

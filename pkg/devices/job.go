@@ -13,7 +13,7 @@ import (
 // noteEvery is how often the progress of cleaning is made durable.
 var noteEvery = 2 * time.Second
 
-// A job checks one device, and cleans it if that is allowed and needed. Different devices have jobs beside each other.
+// A job checks one device, and cleans it if that is allowed and needed. Different devices have jobs in parallel.
 type job struct {
 	number rawdev.Number
 	path   string
@@ -231,7 +231,7 @@ func (a *Agent) clean(ctx context.Context, j *job, held *Held, record Record) er
 	return a.Records.Put(next)
 }
 
-// detail is a problem without what its report has beside it.
+// detail is a problem without the rest of its report.
 func detail(err error) string {
 	if p, ok := errors.AsType[Problem](err); ok {
 		return p.Detail

@@ -32,11 +32,11 @@ func TestCallTimeout(t *testing.T) {
 					defer cancel()
 				}
 				release := make(chan struct{})
-				var told error // what the handler sees
+				var handlerErr error // what the handler sees
 				start := time.Now()
 				_, err := s.bound(ctx, nil, nil, func(ctx context.Context, _ any) (any, error) {
 					<-release
-					told = ctx.Err()
+					handlerErr = ctx.Err()
 					return "late", nil
 				})
 				if got := time.Since(start); got != c.want || status.Code(err) != codes.DeadlineExceeded {
@@ -44,8 +44,8 @@ func TestCallTimeout(t *testing.T) {
 				}
 				close(release)
 				s.calls.Wait()
-				if told != context.DeadlineExceeded {
-					t.Errorf("the handler is told %v", told)
+				if handlerErr != context.DeadlineExceeded {
+					t.Errorf("the handler's context ends with %v", handlerErr)
 				}
 			})
 		})

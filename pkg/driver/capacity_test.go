@@ -43,7 +43,7 @@ func TestGetCapacity(t *testing.T) {
 				t.Errorf("available are %d bytes, want some: %v", got, c.some)
 			}
 			if response.GetMaximumVolumeSize() == nil {
-				t.Fatal("the largest volume is not told")
+				t.Fatal("the largest volume is not reported")
 			}
 			wantEqual(t, "the largest volume", response.GetMaximumVolumeSize().GetValue(), response.GetAvailableCapacity())
 		})
@@ -93,11 +93,11 @@ func TestReportedCapacityFitsOneVolume(t *testing.T) {
 		must.Succeed(t, err)
 		return response.GetAvailableCapacity()
 	}
-	told := capacity()
-	if told <= 60*mib || told > 64*mib {
-		t.Errorf("%d bytes are told of an empty disk of 64 MiB", told)
+	reported := capacity()
+	if reported <= 60*mib || reported > 64*mib {
+		t.Errorf("%d bytes are reported of an empty disk of 64 MiB", reported)
 	}
-	_, err := r.CreateVolume(t.Context(), createRequest("large", withSize(told-8*mib)))
+	_, err := r.CreateVolume(t.Context(), createRequest("large", withSize(reported-8*mib)))
 	must.Succeed(t, err)
 	wantEqual(t, "what is left", capacity(), int64(8*mib))
 	_, err = r.CreateVolume(t.Context(), createRequest("too-large", withSize(9*mib)))
@@ -110,16 +110,16 @@ func TestReportedCapacityFitsOneVolume(t *testing.T) {
 	wantEqual(t, "all volumes", r.ids(t), []string{"large", "last"})
 }
 
-// wantCondition asks all calls that tell a condition for that of a published volume.
+// wantCondition asks all calls that report a condition for that of a published volume.
 func (r *rig) wantCondition(t *testing.T, id, target string, abnormal bool, says string) {
 	t.Helper()
-	told := r.conditions(t, id)
+	reported := r.conditions(t, id)
 	stats, err := r.NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: id, VolumePath: target})
 	must.Succeed(t, err)
-	told["NodeGetVolumeStats"] = stats.GetVolumeCondition()
-	for call, condition := range told {
+	reported["NodeGetVolumeStats"] = stats.GetVolumeCondition()
+	for call, condition := range reported {
 		if condition.GetAbnormal() != abnormal {
-			t.Errorf("%s tells %v, want abnormal: %v", call, condition, abnormal)
+			t.Errorf("%s reports %v, want abnormal: %v", call, condition, abnormal)
 		}
 		wantContains(t, condition.GetMessage(), says)
 	}
@@ -212,11 +212,11 @@ func TestMissingPool(t *testing.T) {
 	})
 	// A volume that is not seen may be in the pool that is not seen.
 	for name, call := range map[string]func(t *testing.T) error{
-		"a volume is not told to be deleted": func(t *testing.T) error {
+		"a volume is not reported as deleted": func(t *testing.T) error {
 			_, err := r.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: "unseen"})
 			return err
 		},
-		"a volume is not told to be absent": func(t *testing.T) error {
+		"a volume is not reported as absent": func(t *testing.T) error {
 			_, err := r.ControllerGetVolume(t.Context(), &csi.ControllerGetVolumeRequest{VolumeId: "unseen"})
 			return err
 		},

@@ -24,7 +24,7 @@ type controller struct {
 	pools  *pool.Set
 }
 
-// ControllerGetCapabilities tells what the controller service can do.
+// ControllerGetCapabilities reports what the controller service can do.
 func (c *controller) ControllerGetCapabilities(context.Context, *csi.ControllerGetCapabilitiesRequest) (*csi.ControllerGetCapabilitiesResponse, error) {
 	var capabilities []*csi.ControllerServiceCapability
 	for _, t := range []csi.ControllerServiceCapability_RPC_Type{
@@ -245,7 +245,7 @@ func (c *controller) ControllerGetVolume(ctx context.Context, req *csi.Controlle
 	}, nil
 }
 
-// GetCapacity tells what a pool can still promise. A pool that does not serve has
+// GetCapacity reports what a pool can still promise. A pool that does not serve has
 // nothing: an error would leave the scheduler with the last number. The largest
 // volume is the same, since the scheduler prefers that field.
 //

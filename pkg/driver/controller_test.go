@@ -138,7 +138,7 @@ func TestControllerGetVolume(t *testing.T) {
 		_, err := r.ControllerGetVolume(t.Context(), &csi.ControllerGetVolumeRequest{VolumeId: "elsewhere"})
 		wantCode(t, err, codes.NotFound, "elsewhere")
 	})
-	t.Run("a volume is told with its pool, its node and where it is published", func(t *testing.T) {
+	t.Run("a volume is reported with its pool, its node and where it is published", func(t *testing.T) {
 		volume := r.create(t, "vol", "other")
 		want := &csi.ControllerGetVolumeResponse{
 			Volume: volume,
@@ -173,7 +173,7 @@ func TestControllerGetVolume(t *testing.T) {
 	})
 }
 
-// conditions are those of a volume in the answers that tell it.
+// conditions are those of a volume in the answers that report it.
 func (r *rig) conditions(t *testing.T, id string) map[string]*csi.VolumeCondition {
 	t.Helper()
 	all := map[string]*csi.VolumeCondition{"ControllerGetVolume": r.volume(t, id).GetStatus().GetVolumeCondition()}
@@ -210,11 +210,11 @@ func TestVolumeCondition(t *testing.T) {
 		"torn":    {true, "record"},
 	} {
 		t.Run(id, func(t *testing.T) {
-			told := r.conditions(t, id)
-			wantEqual(t, "how many calls tell it", len(told), 2)
-			for call, got := range told {
+			reported := r.conditions(t, id)
+			wantEqual(t, "how many calls report it", len(reported), 2)
+			for call, got := range reported {
 				if got == nil || got.GetAbnormal() != c.abnormal {
-					t.Errorf("%s tells %v, want abnormal: %v", call, got, c.abnormal)
+					t.Errorf("%s reports %v, want abnormal: %v", call, got, c.abnormal)
 				}
 				wantContains(t, got.GetMessage(), c.says)
 			}

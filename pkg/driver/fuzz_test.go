@@ -88,7 +88,7 @@ func FuzzCall(f *testing.F) {
 			t.Errorf("%s panicked with %v", m.path, request)
 		}
 		if got, err := os.ReadFile(canary); err != nil || string(got) != "canary" {
-			t.Errorf("%s of %v changed what is beside the pools: %q, %v", m.path, request, got, err)
+			t.Errorf("%s of %v changed what is outside the pools: %q, %v", m.path, request, got, err)
 		}
 		if names, err := filepath.Glob(filepath.Join(r.dir, "*")); err != nil || len(names) != len([]string{"away", "canary", "everywhere", "local", "other"}) {
 			t.Errorf("after %s of %v there are %q", m.path, request, names)
@@ -177,7 +177,7 @@ func restore(t testing.TB, r *rig) {
 
 func inLocal(r *csi.CreateVolumeRequest) { r.Parameters = map[string]string{"storagePool": "local"} }
 
-// confine puts the paths of a request below a directory, and tells if they stay there:
+// confine puts the paths of a request below a directory, and reports if they stay there:
 // that no path leads out of it is not for a test to find out on the machine that it
 // runs on, see FuzzParseTarget.
 func confine(request protoreflect.Message, below string) bool {

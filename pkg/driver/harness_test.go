@@ -325,7 +325,7 @@ func wantContains(t *testing.T, text string, words ...string) {
 	}
 }
 
-// wantThere and wantGone look for a path on the disk.
+// wantThere and wantGone search for a path on the disk.
 func wantThere(t *testing.T, path string) {
 	t.Helper()
 	if _, err := os.Lstat(path); err != nil {
@@ -431,7 +431,7 @@ func (g *gate) publish(target bind.Target) {
 	}
 }
 
-// calls remembers what an Observer is told.
+// calls records what an Observer gets.
 type calls struct {
 	mu       sync.Mutex
 	answered []string

@@ -223,15 +223,15 @@ func TestAllCallsReportSameCondition(t *testing.T) {
 		seen[c.reason] = true
 		t.Run(name, func(t *testing.T) {
 			p := newPatient(t, c)
-			told := p.conditions(t, "vol")
+			reported := p.conditions(t, "vol")
 			stats, err := p.NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: "vol", VolumePath: p.target("vol")})
 			must.Succeed(t, err)
-			told["NodeGetVolumeStats"] = stats.GetVolumeCondition()
-			wantEqual(t, "how many calls tell it", len(told), 3)
-			for call, condition := range told {
-				wantEqual(t, "the condition by "+call, condition, told["ListVolumes"])
+			reported["NodeGetVolumeStats"] = stats.GetVolumeCondition()
+			wantEqual(t, "how many calls report it", len(reported), 3)
+			for call, condition := range reported {
+				wantEqual(t, "the condition by "+call, condition, reported["ListVolumes"])
 				if condition.GetAbnormal() != (c.reason != "") || !strings.Contains(condition.GetMessage(), c.says) {
-					t.Errorf("%s tells %v, want the reason %q and the words %q", call, condition, c.reason, c.says)
+					t.Errorf("%s reports %v, want the reason %q and the words %q", call, condition, c.reason, c.says)
 				}
 			}
 			if c.reason == health.PoolNotServing {

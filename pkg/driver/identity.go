@@ -15,7 +15,7 @@ type identity struct {
 	pools  *pool.Set
 }
 
-// GetPluginInfo tells the driver's name and version.
+// GetPluginInfo reports the driver's name and version.
 func (i *identity) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*csi.GetPluginInfoResponse, error) {
 	return &csi.GetPluginInfoResponse{Name: i.config.Name, VendorVersion: i.config.Version}, nil
 }
@@ -35,7 +35,7 @@ func (i *identity) GetPluginCapabilities(context.Context, *csi.GetPluginCapabili
 }
 
 // Probe is ready once every pool was checked. A pool that is missing or hangs
-// does not make it unready: callers restart a driver that is, which mends no pool
+// does not make it unready: callers restart a driver that is, which repairs no pool
 // and takes the others away. It asks nothing of any filesystem, so it always
 // answers at once; docs/decisions/0006-probe.md has the reasons.
 func (i *identity) Probe(context.Context, *csi.ProbeRequest) (*csi.ProbeResponse, error) {

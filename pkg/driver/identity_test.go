@@ -77,7 +77,7 @@ func TestHungPoolDoesNotDelayOthers(t *testing.T) {
 		hooks: hooks{sameFilesystem: func() {
 			select {
 			case hangs <- struct{}{}:
-			default: // a later look
+			default: // a later check
 			}
 			<-hang
 		}},

@@ -60,8 +60,8 @@ func TestSecondCallOnVolumeIsAborted(t *testing.T) {
 		wantCode(t, err, codes.Aborted, r.target("held"))
 	})
 	t.Run("the volume at another target", func(t *testing.T) {
-		r.publish(t, "vol", r.target("beside"))
-		wantEqual(t, "where it is published", r.mounts.published(t, r.path("local", ""), "vol"), []string{r.target("beside")})
+		r.publish(t, "vol", r.target("sibling"))
+		wantEqual(t, "where it is published", r.mounts.published(t, r.path("local", ""), "vol"), []string{r.target("sibling")})
 	})
 	t.Run("other volumes do not wait", func(t *testing.T) {
 		r.create(t, "third", "")
@@ -87,7 +87,7 @@ func TestSecondCallOnVolumeIsAborted(t *testing.T) {
 	must.Succeed(t, <-first)
 	r.publish(t, "vol", r.target("held"))
 	r.unpublish(t, "vol", r.target("held"))
-	r.unpublish(t, "vol", r.target("beside"))
+	r.unpublish(t, "vol", r.target("sibling"))
 }
 
 func singleWriter(req *csi.NodePublishVolumeRequest) {

@@ -18,7 +18,7 @@ type node struct {
 	pools  *pool.Set
 }
 
-// NodeGetCapabilities tells what the node service can do.
+// NodeGetCapabilities reports what the node service can do.
 func (n *node) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequest) (*csi.NodeGetCapabilitiesResponse, error) {
 	var capabilities []*csi.NodeServiceCapability
 	for _, t := range []csi.NodeServiceCapability_RPC_Type{
@@ -34,7 +34,7 @@ func (n *node) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequ
 	return &csi.NodeGetCapabilitiesResponse{Capabilities: capabilities}, nil
 }
 
-// NodeGetInfo tells the node's id and its topology segment.
+// NodeGetInfo reports the node's id and its topology segment.
 func (n *node) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
 	return &csi.NodeGetInfoResponse{
 		NodeId:             n.config.Node.String(),

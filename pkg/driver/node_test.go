@@ -406,7 +406,7 @@ func TestNodeGetVolumeStats(t *testing.T) {
 			}
 		}
 		if !units[csi.VolumeUsage_BYTES] {
-			t.Errorf("no bytes are told: %v", response)
+			t.Errorf("no bytes are reported: %v", response)
 		}
 		if response.GetVolumeCondition() == nil || response.GetVolumeCondition().GetAbnormal() {
 			t.Errorf("the condition is %v", response.GetVolumeCondition())

@@ -108,7 +108,7 @@ func parseAccesses(capabilities []*csi.VolumeCapability) (access, error) {
 }
 
 // parsePool reads the pool from StorageClass parameters or a volume context.
-// Unknown keys are left alone, since existing classes may have any; one that is
+// Unknown keys are ignored, since existing classes may have any; one that is
 // ours but for upper and lower case would choose the wrong pool unseen.
 func parsePool(parameters map[string]string) (volume.PoolName, error) {
 	for key := range parameters {

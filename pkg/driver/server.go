@@ -30,7 +30,7 @@ import (
 type Observer interface {
 	// Call reports on one answered call.
 	Call(method, code string, duration time.Duration)
-	// Panic tells of a handler that panicked.
+	// Panic records a handler that panicked.
 	Panic(method string)
 }
 
@@ -96,7 +96,7 @@ func (s *Server) Serve(ctx context.Context, listener net.Listener, grace time.Du
 
 // bound answers in time even if the handler does not: a system call on a hanging
 // filesystem cannot be interrupted. The handler keeps its locks until it returns,
-// so that a repeated call is told ABORTED.
+// so that a repeated call gets ABORTED.
 func (s *Server) bound(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.limit)
 	defer cancel() // an abandoned handler's context has ended already

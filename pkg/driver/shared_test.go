@@ -27,7 +27,7 @@ func TestSharedPoolOnTwoNodes(t *testing.T) {
 	must.Succeed(t, err)
 	wantEqual(t, "the list here", a.ids(t), []string(nil))
 	if got := a.volume(t, "vol"); got != nil {
-		t.Errorf("the volume is still told: %v", got)
+		t.Errorf("the volume is still reported: %v", got)
 	}
 	_, err = a.NodePublishVolume(t.Context(), publishRequest("vol", a.target("vol")))
 	wantCode(t, err, codes.NotFound, "vol")
@@ -39,9 +39,9 @@ func TestDeleteRefusesVolumePublishedOnOtherNode(t *testing.T) {
 	publishedOn := func() map[string][]string {
 		t.Helper()
 		return map[string][]string{
-			"told by a":   a.volume(t, "vol").GetStatus().GetPublishedNodeIds(),
-			"told by b":   b.volume(t, "vol").GetStatus().GetPublishedNodeIds(),
-			"listed by a": a.page(t, "", 0).GetEntries()[0].GetStatus().GetPublishedNodeIds(),
+			"reported by a": a.volume(t, "vol").GetStatus().GetPublishedNodeIds(),
+			"reported by b": b.volume(t, "vol").GetStatus().GetPublishedNodeIds(),
+			"listed by a":   a.page(t, "", 0).GetEntries()[0].GetStatus().GetPublishedNodeIds(),
 		}
 	}
 	wantRefused := func(says string) {
@@ -50,19 +50,19 @@ func TestDeleteRefusesVolumePublishedOnOtherNode(t *testing.T) {
 		wantCode(t, err, codes.FailedPrecondition, "vol", says)
 	}
 	b.publish(t, "vol", b.target("vol"))
-	wantEqual(t, "published by b", publishedOn(), map[string][]string{"told by a": {"node-b"}, "told by b": {"node-b"}, "listed by a": {"node-b"}})
+	wantEqual(t, "published by b", publishedOn(), map[string][]string{"reported by a": {"node-b"}, "reported by b": {"node-b"}, "listed by a": {"node-b"}})
 	wantRefused("node-b")
 
 	a.publish(t, "vol", a.target("vol"))
 	wantEqual(t, "published by both", publishedOn(), map[string][]string{
-		"told by a": {"node-a", "node-b"}, "told by b": {"node-b", "node-a"}, "listed by a": {"node-a", "node-b"},
+		"reported by a": {"node-a", "node-b"}, "reported by b": {"node-b", "node-a"}, "listed by a": {"node-a", "node-b"},
 	})
 	b.unpublish(t, "vol", b.target("vol"))
-	wantEqual(t, "published by a", publishedOn(), map[string][]string{"told by a": {"node-a"}, "told by b": {"node-a"}, "listed by a": {"node-a"}})
+	wantEqual(t, "published by a", publishedOn(), map[string][]string{"reported by a": {"node-a"}, "reported by b": {"node-a"}, "listed by a": {"node-a"}})
 	wantRefused(a.target("vol"))
 
 	a.unpublish(t, "vol", a.target("vol"))
-	wantEqual(t, "published by none", publishedOn(), map[string][]string{"told by a": nil, "told by b": nil, "listed by a": nil})
+	wantEqual(t, "published by none", publishedOn(), map[string][]string{"reported by a": nil, "reported by b": nil, "listed by a": nil})
 	_, err := b.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: "vol"})
 	must.Succeed(t, err)
 }

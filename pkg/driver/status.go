@@ -15,7 +15,7 @@ import (
 // errorCodes is the one place where errors become codes, first match first. The
 // meanings are those of the CSI specification v1.12, "Error Scheme" and the tables
 // of each call. RESOURCE_EXHAUSTED is what makes external-provisioner try another
-// node; ABORTED and UNAVAILABLE tell it that the call may still be under way.
+// node; ABORTED and UNAVAILABLE mean that the call may still be under way.
 var errorCodes = []struct {
 	err  error
 	code codes.Code

@@ -1,6 +1,6 @@
 // Package health decides what the condition of a volume is from facts that others
 // gathered. It reads nothing itself, so every surface that shows a condition
-// (statistics, listings, a look at the node) shows the same one.
+// (statistics, listings, inspect) shows the same one.
 package health
 
 import "fmt"
@@ -13,7 +13,7 @@ type Condition struct {
 	Reason Reason
 }
 
-// A Reason tells kinds of conditions apart. The words are part of what monitoring is shown.
+// A Reason distinguishes kinds of conditions. The words are part of what monitoring is shown.
 type Reason string
 
 // The reasons, the worst first.
@@ -61,7 +61,7 @@ type Facts struct {
 	FreeBytes int64
 	// SizeBytes is what it may take in all.
 	SizeBytes int64
-	// InodesCounted tells whether FreeInodes means anything.
+	// InodesCounted reports whether FreeInodes means anything.
 	InodesCounted bool
 	FreeInodes    int64
 	// Short: the file of a block volume is smaller than what was promised.
@@ -74,7 +74,7 @@ type Facts struct {
 	// InlineUnpublished: the volume lives as long as its publication, and has had none for
 	// long.
 	InlineUnpublished bool
-	// Unenforced: the kernel does not keep the volume's size, and what is told of its
+	// Unenforced: the kernel does not keep the volume's size, and what is reported of its
 	// space is the whole pool's.
 	Unenforced bool
 	// Unpromised: no size was promised.
@@ -116,7 +116,7 @@ func (f Facts) Condition() Condition {
 	return Condition{Message: "in order"}
 }
 
-// full tells of a volume that refuses writes. What is left can be less than a filesystem
+// full describes a volume that refuses writes. What is left can be less than a filesystem
 // needs for the next one, up to its largest block: btrfs leaves 16 KiB.
 func (f Facts) full() bool {
 	return f.FreeBytes == 0 || f.FreeBytes > 0 && f.FreeBytes < min(largestBlock, f.SizeBytes/16)

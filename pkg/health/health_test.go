@@ -45,7 +45,7 @@ func TestCondition(t *testing.T) {
 		"an inline volume without its pod":              {with(func(f *health.Facts) { f.InlineUnpublished = true }), health.InlineUnpublished, "remove-inline"},
 		"no inodes where they are not counted is fine":  {health.Facts{FreeBytes: 1}, "", "in order"},
 		"space that was not asked for is not a finding": {health.Facts{FreeBytes: -1}, "", "in order"},
-		"a promise that is not kept is told":            {with(func(f *health.Facts) { f.Unenforced = true }), "", "not enforced"},
+		"a promise that is not kept is reported":        {with(func(f *health.Facts) { f.Unenforced = true }), "", "not enforced"},
 		"the pool outweighs the volume":                 {health.Facts{Pool: broken, Missing: true}, health.PoolNotServing, "pool"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -1,6 +1,6 @@
 // Package inspect is a check at a node: what its pools hold, what was promised, where
 // it is published and what is not in order, as a document for programs and as tables
-// for people. It changes nothing, and works beside the driver as well as without it. It reads
+// for people. It changes nothing, and works while the driver runs as well as without it. It reads
 // pools by the packages that the driver reads them by, so that conditions are those which the
 // driver answers.
 package inspect
@@ -69,16 +69,16 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// Look reads pools, all of them at once, so that one which hangs holds no other up. The report
+// Run reads pools, all of them at once, so that one which hangs holds no other up. The report
 // has them in the order of the configuration.
-func Look(ctx context.Context, configs []poolconfig.Pool, options Options) Report {
+func Run(ctx context.Context, configs []poolconfig.Pool, options Options) Report {
 	report := Report{Version: documentVersion, Node: options.Node.String(), Pools: readAll(ctx, configs, options)}
 	report.compare()
 	report.count()
 	return report
 }
 
-// compare tells of pools that are one directory, or copies of each other. A driver serves
+// compare finds pools that are one directory, or copies of each other. A driver serves
 // the one that it opened first, and only that driver knows which.
 func (r *Report) compare() {
 	for i := range r.Pools {

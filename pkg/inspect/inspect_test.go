@@ -35,7 +35,7 @@ var noon = time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)
 
 func number(n int64) *int64 { return &n }
 
-// aNode has one of each thing that a report can tell.
+// aNode has one of everything that a report can have.
 func aNode() inspect.Report {
 	made := noon.Add(-26 * time.Hour)
 	const kubelet = "/var/lib/kubelet/pods/6f1c9c1e-5f0e-4b5c-9d0f-3a1f6f6c2b11/volumes/kubernetes.io~csi/pvc-2/mount"
@@ -149,8 +149,8 @@ func TestTableWithoutProblems(t *testing.T) {
 
 func TestReportOfOneVolume(t *testing.T) {
 	for id, c := range map[string]struct {
-		found                    bool
-		volumes, leftovers, told int
+		found                        bool
+		volumes, leftovers, reported int
 	}{
 		"pvc-1": {true, 1, 0, 4}, // the two pools and the devices count on
 		"pvc-8": {true, 0, 1, 4},
@@ -169,14 +169,14 @@ func TestReportOfOneVolume(t *testing.T) {
 				volumes += len(p.Volumes)
 				leftovers += len(p.Staging) + len(p.Trash)
 			}
-			if volumes != c.volumes || leftovers != c.leftovers || report.Abnormal != c.told {
+			if volumes != c.volumes || leftovers != c.leftovers || report.Abnormal != c.reported {
 				t.Errorf("%d volumes, %d leftovers and %d things not in order are left, want %+v", volumes, leftovers, report.Abnormal, c)
 			}
 		})
 	}
 }
 
-func TestLook(t *testing.T) {
+func TestRun(t *testing.T) {
 	root := t.TempDir()
 	mounts := &bindtest.Fake{}
 	configs, err := poolconfig.Parse(`[{"name":"served","path":"pool"},{"name":"missing","path":"missing"}]`, root)
@@ -192,7 +192,7 @@ func TestLook(t *testing.T) {
 	_, err = set.Create(t.Context(), pool.Request{ID: id, Range: volume.Range{Required: mib}})
 	must.Succeed(t, err)
 
-	report := inspect.Look(t.Context(), configs, inspect.Options{Node: options.Node, Mounts: mounts, Devices: options.Devices})
+	report := inspect.Run(t.Context(), configs, inspect.Options{Node: options.Node, Mounts: mounts, Devices: options.Devices})
 	if report.Node != "node-1" || report.Version != 1 || report.Abnormal != 1 || report.Answered() {
 		t.Errorf("the report is %+v, want one thing not in order", report)
 	}
@@ -217,7 +217,7 @@ func TestRunReportsPoolsOfOneDirectory(t *testing.T) {
 	t.Cleanup(func() { must.Succeed(t, errors.Join(set.Close(context.Background()), mounts.Close())) })
 	must.Succeed(t, set.Wait(t.Context()))
 
-	report := inspect.Look(t.Context(), configs, inspect.Options{Node: options.Node, Mounts: mounts, Devices: options.Devices})
+	report := inspect.Run(t.Context(), configs, inspect.Options{Node: options.Node, Mounts: mounts, Devices: options.Devices})
 	if report.Abnormal != 2 {
 		t.Errorf("%d things are not in order, want 2", report.Abnormal)
 	}

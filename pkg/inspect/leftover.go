@@ -91,7 +91,7 @@ func (r *reader) workedOn(place store.Place, in *dir.Dir, here []Leftover) (last
 	return last, nil
 }
 
-// leftoverCondition tells work in progress from what stays. The reaper erases one piece
+// leftoverCondition distinguishes work in progress from what stays. The reaper erases one piece
 // after the other, so one that waits behind a large one is no sign of trouble as long as
 // the node gets on.
 func (r *reader) leftoverCondition(place store.Place, l Leftover, lately time.Time) (abnormal bool, condition string) {

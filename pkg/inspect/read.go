@@ -23,7 +23,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
-// A reader reads one pool beside the driver that serves it, or without one. It changes nothing
+// A reader reads one pool next to the driver that serves it, or without one. It changes nothing
 // and takes no lock that others would wait for.
 type reader struct {
 	scan.Pool
@@ -113,7 +113,7 @@ func readAll(ctx context.Context, configs []poolconfig.Pool, options Options) []
 	return pools
 }
 
-// notePlace notes where the pool is, if that can be told. If not, reading it says why.
+// notePlace notes where the pool is, if that can be known. If not, reading it says why.
 func (r *reader) notePlace() (struct{}, error) {
 	if root, err := dir.Open(r.Config.Path); err == nil {
 		r.place.Note(root)

@@ -18,7 +18,7 @@ import (
 )
 
 const (
-	// releasedAgain is how often released volumes are looked at, whatever the polling interval is.
+	// releasedAgain is how often released volumes are checked, whatever the polling interval is.
 	releasedAgain = time.Hour
 	// progressEvery is how often the annotation of a volume whose device is being cleaned changes.
 	progressEvery = 30 * time.Second

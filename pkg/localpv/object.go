@@ -1,5 +1,5 @@
 // Package localpv keeps the PersistentVolumes of a node as its devices are. What may be done to a device is decided by
-// pkg/devices; this package tells that the volumes, and the API what has become of them.
+// pkg/devices; this package gives it the volumes, and reports to the API what has become of them.
 package localpv
 
 import (

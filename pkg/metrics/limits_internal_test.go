@@ -169,7 +169,7 @@ func TestClientThatDoesNotReadIsDisconnected(t *testing.T) {
 	response, err := http.ReadResponse(bufio.NewReader(conn), nil)
 	if err == nil {
 		_, err = io.Copy(io.Discard, response.Body)
-		_ = response.Body.Close() // which tells the same
+		_ = response.Body.Close() // which reports the same
 	}
 	if err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("it reads an answer with %v, want it cut off", err)

@@ -70,7 +70,7 @@ func New(o Options) *Metrics {
 	return m
 }
 
-// goCollector has what the last collection left in the heap, beside the usual. What is in
+// goCollector adds what the last collection left in the heap to the usual series. What is in
 // use at some moment, and when the next collection comes, say little of what grows.
 func goCollector() prometheus.Collector {
 	live := collectors.GoRuntimeMetricsRule{Matcher: regexp.MustCompile(`^/gc/heap/live:bytes$`)}
@@ -91,12 +91,12 @@ func buildInfo(o Options) prometheus.Collector {
 	return build
 }
 
-// Call tells of one answered call.
+// Call records one answered call.
 func (m *Metrics) Call(method, code string, duration time.Duration) {
 	m.calls.WithLabelValues(method, code).Observe(duration.Seconds())
 }
 
-// Panic tells of a handler that panicked.
+// Panic records a handler that panicked.
 func (m *Metrics) Panic(method string) { m.panics.WithLabelValues(method).Inc() }
 
 // Gatherer has what a scrape shows.

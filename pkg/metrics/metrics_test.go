@@ -64,7 +64,7 @@ func wantClosed(t *testing.T, listener net.Listener) {
 
 func noPools() []pool.Status { return nil }
 
-// anyCertificate is a client's configuration that looks at no certificate.
+// anyCertificate is a client's configuration that checks no certificate.
 func anyCertificate() *tls.Config { return &tls.Config{InsecureSkipVerify: true} }
 
 // get asks for a path with a connection of its own.
@@ -176,7 +176,7 @@ func TestPools(t *testing.T) {
 			`hostpath_pool_volumes{pool="local"} 3`,
 			"kubevirt_hpp_pool_path_shared_with_os 0",
 		}},
-		"a pool that is away, of which little is known, and not told as 0": {[]pool.Status{away}, []string{
+		"a missing pool, of which little is known, and not reported as 0": {[]pool.Status{away}, []string{
 			`hostpath_pool_available_bytes{pool="away"} 0`,
 			`hostpath_pool_limits_restored_total{pool="away"} 0`,
 			`hostpath_pool_promised_bytes{pool="away"} 0`,

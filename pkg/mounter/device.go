@@ -212,7 +212,7 @@ func (d *Device) Grow(at *mountinfo.Info) error {
 	if err != nil || size == d.grownBytes {
 		return err
 	}
-	// xfs_growfs and resize2fs look for the device by its name in the mount table.
+	// xfs_growfs and resize2fs search for the device by its name in the mount table.
 	if strings.HasPrefix(at.Source, "/dev/") {
 		if err := device.Node(at.Source); err != nil && !errors.Is(err, fs.ErrExist) {
 			return err

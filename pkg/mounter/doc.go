@@ -9,6 +9,6 @@
 //
 // Nothing is remembered but what Device.prepare notes while it formats: the kernel knows what is
 // mounted, by device and inode numbers. So a mounter that was killed at any step, or a second
-// one beside it, goes on from what is there. A mount outlives the mounter. Only Unmount
+// another instance, goes on from what is there. A mount outlives the mounter. Only Unmount
 // takes it down.
 package mounter

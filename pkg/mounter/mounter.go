@@ -30,7 +30,7 @@ var (
 	ErrForeign = errors.New("device is not blank, and has no filesystem for a pool")
 )
 
-// lockFile is beside the mount point: two mounters of one pool work one after another.
+// lockFile is next to the mount point: two mounters of one pool work one after another.
 const lockFile = ".pool-mounter.lock"
 
 // A Claim is the volume that a pool is to be on.
@@ -38,7 +38,7 @@ type Claim interface {
 	// Tree makes a mount of the claim that is attached nowhere yet. State is the directory in
 	// which the mount point is. Only one mounter at a time calls it.
 	Tree(state *dir.Dir) (*mounts.Tree, error)
-	// Is tells whether a mount is one of this claim, given the root directory of the mount.
+	// Is reports whether a mount is one of this claim, given the root directory of the mount.
 	Is(mount *mountinfo.Info, root dir.ID) (bool, error)
 	// Grow has the filesystem fill a claim that became larger. It is mounted at a path.
 	Grow(mount *mountinfo.Info) error

@@ -8,7 +8,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 )
 
-// noteFile is beside the mount point while a blank device is formatted. It names the device as it is in
+// noteFile is next to the mount point while a blank device is formatted. It names the device as it is in
 // this boot. What a mkfs that was killed has left on it is not blank and not a filesystem, and with the
 // note is formatted again, as nobody has used the device since.
 const noteFile = ".pool-mounter.formatting"
@@ -23,7 +23,7 @@ func note(state *dir.Dir, device blockdev.Device) error {
 	return state.WriteFile(noteFile, []byte(instance))
 }
 
-// noted tells whether the device was blank when a mounter began to format it, in this boot.
+// noted reports whether the device was blank when a mounter began to format it, in this boot.
 func noted(state *dir.Dir, device blockdev.Device) (bool, error) {
 	content, err := state.ReadFile(noteFile, noteBytes)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -67,7 +67,7 @@ func parse(device, output string) (content, error) {
 	return found, nil
 }
 
-// unfinished tells that what was found can be what mkfs leaves that is killed: nothing that has a name, or an
+// unfinished reports whether what was found can be what a killed mkfs leaves: nothing that has a name, or an
 // XFS that is marked as being made.
 func (c content) unfinished(device blockdev.Device) bool {
 	if c.nothing() {

@@ -70,7 +70,7 @@ func (v Volume) Is(mount *mountinfo.Info, root dir.ID) (bool, error) {
 	return onServer(own) && own.FSType == mount.FSType && own.Source == mount.Source && own.Root == mount.Root, nil
 }
 
-// onServer tells that the source of a mount names a server and what it exports: HOST:/PATH of
+// onServer reports whether the source of a mount names a server and what it exports: HOST:/PATH of
 // NFS and Ceph, //HOST/SHARE of CIFS.
 func onServer(m *mountinfo.Info) bool {
 	return strings.Contains(m.Source, ":/") || strings.HasPrefix(m.Source, "//")

@@ -17,7 +17,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/operator/status"
 )
 
-// poll is how often nodes are looked at while a deletion waits for pods: of nodes nothing but their being there is
+// poll is how often nodes are checked while a deletion waits for pods: of nodes &
 // watched.
 const poll = 10 * time.Second
 

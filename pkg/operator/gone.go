@@ -26,19 +26,19 @@ const (
 
 // goneNodes remembers since when nodes are gone that volumes name.
 type goneNodes struct {
-	mu     sync.Mutex
-	looked time.Time
-	since  map[string]time.Time
-	found  []hppv1.DeletedNode
+	mu      sync.Mutex
+	checked time.Time
+	since   map[string]time.Time
+	found   []hppv1.DeletedNode
 }
 
-// deletedNodes are the nodes that are gone but for volumes that name them. It looks at most once in the time of a resync.
+// deletedNodes are the nodes that are gone but for volumes that name them. It checks at most once in the time of a resync.
 func (r *Reconciler) deletedNodes(ctx context.Context) ([]hppv1.DeletedNode, error) {
 	g := &r.gone
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	now := r.now()
-	if now.Sub(g.looked) < resync {
+	if now.Sub(g.checked) < resync {
 		return g.found, nil
 	}
 	volumes, err := r.volumes(ctx)
@@ -54,7 +54,7 @@ func (r *Reconciler) deletedNodes(ctx context.Context) ([]hppv1.DeletedNode, err
 	for _, node := range nodes.Items {
 		there.Insert(node.Name)
 	}
-	g.looked, g.found = now, g.report(volumesOfGone(volumes, there), now)
+	g.checked, g.found = now, g.report(volumesOfGone(volumes, there), now)
 	return g.found, nil
 }
 

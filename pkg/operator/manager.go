@@ -65,7 +65,7 @@ func empty(kind schema.GroupVersionKind) *unstructured.Unstructured {
 	return object
 }
 
-// Add registers the reconciler with a manager, and watches everything that it looks at.
+// Add registers the reconciler with a manager, and watches everything that it reads.
 func (r *Reconciler) Add(manager ctrl.Manager) error {
 	var err error
 	if r.manifests, err = render.Load(); err != nil {

@@ -28,8 +28,8 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/operator/status"
 )
 
-// resync is how often what no watch shows is looked at: nodes that are gone, and kinds that were added to the cluster.
-// Such a look only reads.
+// resync is how often what no watch shows is checked: nodes that are gone, and kinds that were added to the cluster.
+// Such a check only reads.
 const resync = 5 * time.Minute
 
 // A Reconciler brings a cluster to what its HostPathProvisioner asks for.
@@ -62,7 +62,7 @@ func (r *Reconciler) now() time.Time {
 	return time.Now()
 }
 
-// look asks, at most once in the time of a resync, which kinds the cluster has by now.
+// findKinds asks, at most once in the time of a resync, which kinds the cluster has by now.
 func (r *Reconciler) look(ctx context.Context) error {
 	if r.now().Sub(r.discovered) < resync {
 		return nil

@@ -131,21 +131,21 @@ func (b *bench) allDevices() pool.Devices {
 	return b.devices
 }
 
-// look inspects pools beside the driver of the bench.
-func (b *bench) look(datadir string) []inspect.Pool {
+// inspect inspects pools while the driver of the bench runs.
+func (b *bench) inspect(datadir string) []inspect.Pool {
 	b.t.Helper()
 	configs, err := poolconfig.Parse(datadir, b.root)
 	must(b.t, err)
 	node, err := volume.ParseNodeID("node-1")
 	must(b.t, err)
 	options := inspect.Options{Node: node, Mounts: b.mounts, Devices: b.allDevices(), Dev: b.dev, SystemPath: b.root, DetectQuota: b.detect, CountErrors: b.countErrors, SinceBoot: b.sinceBoot}
-	return inspect.Look(b.t.Context(), configs, options).Pools
+	return inspect.Run(b.t.Context(), configs, options).Pools
 }
 
 // seen is the condition that inspect reports of the only volume of the first pool.
 func (b *bench) seen(datadir string) health.Condition {
 	b.t.Helper()
-	volumes := b.look(datadir)[0].Volumes
+	volumes := b.inspect(datadir)[0].Volumes
 	if len(volumes) != 1 {
 		b.t.Fatalf("%+v are seen, want one volume", volumes)
 	}

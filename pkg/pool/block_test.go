@@ -324,7 +324,7 @@ func TestUnpublishBlockVolumeAfterRestoreFromBackup(t *testing.T) {
 	})
 }
 
-// What a volume is cannot be told from its record then. Its device can.
+// What a volume is cannot be read from its record then, but from its device.
 func TestBlockVolumeWithBadRecordIsInUse(t *testing.T) {
 	for name, change := range map[string]func(t *testing.T, record string){
 		"the record is damaged": func(t *testing.T, record string) { must(t, os.Truncate(record, 20)) },
@@ -658,7 +658,7 @@ type mute struct{ *looptest.Fake }
 
 func (mute) Attached() ([]loop.Device, error) { return nil, syscall.EIO }
 
-// What a device does not tell says nothing of the volume: it may be anybody's, with its file
+// What a device does not report says nothing of the volume: it may be anybody's, with its file
 // on a filesystem that is dead.
 func TestSilentDeviceIsNotAbnormal(t *testing.T) {
 	for name, devices := range map[string]func(*looptest.Fake) pool.Devices{
@@ -684,7 +684,7 @@ func TestSilentDeviceIsNotAbnormal(t *testing.T) {
 	}
 }
 
-// conditions is how a volume is, by all who tell it.
+// conditions is how a volume is, by all calls that report it.
 func (b *bench) conditions(name, target string) map[string]health.Condition {
 	b.t.Helper()
 	page, _ := b.List(b.t.Context(), volume.ID{}, 2)
@@ -718,7 +718,7 @@ func TestSilentDeviceCountsForItsVolume(t *testing.T) {
 	})
 }
 
-// Whether a volume of a shared pool is still published cannot be told then: its mark stays, and
+// Whether a volume of a shared pool is still published cannot be known then: its mark stays, and
 // keeps no pool away and no pod.
 func TestSilentDeviceKeepsPublishedMark(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -56,7 +56,7 @@ func TestDeleteRefusesPublishedVolume(t *testing.T) {
 		err := b.Delete(t.Context(), id(t, "pvc-1"))
 		wantError(t, err, volume.ErrInUse)
 		if !strings.Contains(err.Error(), b.path("pods", "a")) {
-			t.Errorf("%v does not tell where the volume is published", err)
+			t.Errorf("%v does not report where the volume is published", err)
 		}
 		// An unmount that failed never leads to a delete.
 		release := b.mounts.Hold(b.target("a"))

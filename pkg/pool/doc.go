@@ -1,5 +1,5 @@
 // Package pool keeps volumes in storage pools: directories in which each volume is
-// a directory, beside a record of what was promised. It decides what exists, what
+// a directory, next to a record of what was promised. It decides what exists, what
 // fits and what may be removed, and keeps that true through crashes; the layout is
 // in docs/layout.md. It knows nothing of gRPC or Kubernetes, and reaches Linux
 // through the packages below pkg/hostfs.

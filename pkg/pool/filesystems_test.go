@@ -135,7 +135,7 @@ func TestUseOfAnotherPoolIsNotForeign(t *testing.T) {
 func TestViewOfPoolsThatShareFilesystem(t *testing.T) {
 	onTmpfs(t, neighbours, func(t *testing.T, b *bench) {
 		b.createIn("a", "pvc-1", 150*mib)
-		for _, view := range b.look(neighbours) {
+		for _, view := range b.inspect(neighbours) {
 			if got := *view.AvailableBytes / mib; got > 106 || got < 104 || len(view.SharesWith) != 1 || view.SharesWith[0] == view.Name {
 				t.Errorf("pool %s has %d MiB available and shares its filesystem with %v, want 106 and the other pool", view.Name, got, view.SharesWith)
 			}

@@ -46,18 +46,18 @@ func (b *bench) wantLeftBehind(when, datadir string, want int) {
 	b.t.Helper()
 	b.later(2 * time.Minute)
 	counted := b.Status()[0].Abnormal[health.InlineUnpublished]
-	var told, seen int
+	var reported, seen int
 	for _, name := range []string{"csi-1", "pvc-1"} {
 		if b.volume(name).Condition.Reason == health.InlineUnpublished {
-			told++
+			reported++
 		}
 	}
-	for _, v := range b.look(datadir)[0].Volumes {
+	for _, v := range b.inspect(datadir)[0].Volumes {
 		if v.Reason == string(health.InlineUnpublished) && v.ID == "csi-1" {
 			seen++
 		}
 	}
-	if counted != want || told != want || seen != want {
-		b.t.Errorf("%s: %d volumes are counted as left behind, %d answered and %d inspected, want %d", when, counted, told, seen, want)
+	if counted != want || reported != want || seen != want {
+		b.t.Errorf("%s: %d volumes are counted as left behind, %d answered and %d inspected, want %d", when, counted, reported, seen, want)
 	}
 }

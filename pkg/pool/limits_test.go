@@ -167,7 +167,7 @@ func TestSlowOpenIsNotHung(t *testing.T) {
 		f.slow.Store(true)
 		b.restart(local) // waits until it was checked, or that takes long
 		if err := b.Status()[0].Err; !errors.Is(err, volume.ErrUnavailable) || strings.Contains(err.Error(), "hangs") {
-			t.Errorf("error %v, want one that tells of the opening", err)
+			t.Errorf("error %v, want one that reports the opening", err)
 		}
 		_, err := b.Create(t.Context(), pool.Request{ID: id(t, "new"), Range: volume.Range{Required: mib}})
 		wantError(t, err, volume.ErrUnavailable)
@@ -400,7 +400,7 @@ func TestRestoredLimitsKeepExpansion(t *testing.T) {
 		for _, name := range names {
 			unlock, err := b.Lock(id(t, name))
 			if err != nil {
-				continue // the look is at this very one
+				continue // the limit being changed is this one
 			}
 			_, err = b.Expand(t.Context(), id(t, name), b.target(name), "", volume.Range{Required: 20 * mib})
 			must(t, err)
@@ -538,14 +538,14 @@ func TestUnreadableVolumeIsLoggedOnce(t *testing.T) {
 			t.Helper()
 			b.later(3 * time.Minute)
 			if got := said.count("failed to read a volume"); got != lines {
-				t.Errorf("%s: the log tells it %d times, want %d", when, got, lines)
+				t.Errorf("%s: the log has it %d times, want %d", when, got, lines)
 			}
 		}
 		want("when all is well", 0)
 		f.uncounted.Store(uint32(b.carried("pvc-1")))
 		want("when one cannot be read", 1)
 		if said.count("pvc-1") == 0 || said.count(errFault.Error()) == 0 {
-			t.Error("the log tells neither which volume it is nor why")
+			t.Error("the log reports neither which volume it is nor why")
 		}
 		if since := time.Since(b.Status()[0].LastError); since > time.Minute {
 			t.Errorf("the last error was %v ago", since)

@@ -112,7 +112,7 @@ type Pool struct {
 	// needMount says that a filesystem must be mounted at the pool's path.
 	needMount atomic.Bool
 
-	// What monitoring is shown, beside the state. It takes no lock.
+	// What monitoring reads, in addition to the state. It takes no lock.
 	surveyed  atomic.Pointer[scan.Survey] // nil before the first
 	used      atomic.Int64                // bytes that the volumes hold, or unknownBytes
 	lastError atomic.Pointer[time.Time]

@@ -369,7 +369,7 @@ func TestHungPoolDoesNotDelayOthers(t *testing.T) {
 	must(t, set.Close(context.Background()))
 }
 
-// hanging are mounts that are not told about until something is received.
+// hanging are mounts that are not watched until something is received.
 type hanging struct {
 	*bindtest.Fake
 	until atomic.Pointer[chan struct{}]
@@ -489,7 +489,7 @@ func TestNestedPoolIsRefused(t *testing.T) {
 			bindMount(b, "inner", "outer", "sub")
 			b.later(10 * time.Second)
 			b.wantOuterRefused(t, fmt.Sprintf(inOuter, true))
-			if v := b.look(fmt.Sprintf(inOuter, true))[0]; v.UUID == "" || *v.AvailableBytes != 0 {
+			if v := b.inspect(fmt.Sprintf(inOuter, true))[0]; v.UUID == "" || *v.AvailableBytes != 0 {
 				t.Errorf("the outer pool is seen as %+v, want what is in it all the same", v)
 			}
 			must(t, syscall.Unmount(b.path("outer", "sub"), 0))
@@ -497,7 +497,7 @@ func TestNestedPoolIsRefused(t *testing.T) {
 			b.later(10 * time.Second)
 			for _, status := range b.Status() {
 				if status.Err != nil {
-					t.Errorf("pools that lie beside each other again: %v", status.Err)
+					t.Errorf("pools that are siblings again: %v", status.Err)
 				}
 			}
 		})
@@ -513,7 +513,7 @@ func (b *bench) wantOuterRefused(t *testing.T, datadir string) {
 	if status[1].Err != nil {
 		t.Errorf("the inner pool: %v, want it to serve", status[1].Err)
 	}
-	if seen := b.look(datadir); !strings.HasSuffix(seen[0].Condition, status[0].Err.Error()) || seen[1].Abnormal {
+	if seen := b.inspect(datadir); !strings.HasSuffix(seen[0].Condition, status[0].Err.Error()) || seen[1].Abnormal {
 		t.Errorf("the pools are seen as %+v, want what the driver says", seen)
 	}
 	_, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-1"), Pool: poolName(t, "inner"), Range: volume.Range{Required: mib}})

@@ -133,7 +133,7 @@ func TestLostLimitsAreRestoredAtStart(t *testing.T) {
 		v, err := b.Volume(t.Context(), id(t, "pvc-1"))
 		must(t, err)
 		if !v.Condition.Abnormal || !strings.Contains(v.Condition.Message, "limit") {
-			t.Errorf("condition %+v, want it to tell of the limit", v.Condition)
+			t.Errorf("condition %+v, want it to report the limit", v.Condition)
 		}
 		b.restart(local)
 		usage, err := b.quota.Usage(d, carried)

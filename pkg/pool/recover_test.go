@@ -320,7 +320,7 @@ func TestDeleteRefusesVolumePublishedByOtherNode(t *testing.T) {
 		err := one.Delete(t.Context(), id(t, "pvc-1"))
 		wantError(t, err, volume.ErrInUse)
 		if !strings.Contains(err.Error(), "node-2") {
-			t.Errorf("%v does not tell on which node", err)
+			t.Errorf("%v does not report on which node", err)
 		}
 		v, err := one.Volume(t.Context(), id(t, "pvc-1"))
 		must(t, err)

@@ -48,7 +48,7 @@ var recovery = []recoveryStep{
 	{what: "load the index", at: atOpen, do: func(v *visit, _ context.Context) error { return v.scan().Load() }},
 	{what: "finish growths of files", at: atOpen | again, do: (*visit).finishFiles},
 	{what: "restore limits", at: atOpen, do: (*visit).restoreLimits},
-	{what: "restore limits beside calls", at: again, do: func(v *visit, _ context.Context) error {
+	{what: "restore limits during calls", at: again, do: func(v *visit, _ context.Context) error {
 		v.queueLimitChecks()
 		v.restoreAgain()
 		return nil

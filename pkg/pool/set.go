@@ -192,7 +192,7 @@ func (v *found) close() {
 	v.visit.close()
 }
 
-// find looks for a volume: in the named pool, or in the one that is known to have
+// find searches for a volume: in the named pool, or in the one that is known to have
 // it, or in all. It answers ErrNotFound only if every pool could be asked, for a
 // volume of a pool that is away is not gone.
 func (s *Set) find(id volume.ID, name volume.PoolName) (*found, error) {

@@ -39,7 +39,7 @@ func withNodes(t *testing.T, test func(t *testing.T, one, two *bench, f *faulty)
 	})
 }
 
-// another is a node beside the first, with mounts of its own.
+// another is a node next to the first, with mounts of its own.
 func (b *bench) another(node string) *bench {
 	b.t.Helper()
 	n := &bench{t: b.t, root: b.root, mounts: &bindtest.Fake{}, labels: b.labels, loops: b.loops, dev: b.dev}
@@ -148,18 +148,18 @@ func TestVolumeInWorkOnOtherNodeIsNotLost(t *testing.T) {
 			surveyed := slices.ContainsFunc(b.Surveyed(), func(v pool.Surveyed) bool { return v.Condition.Abnormal })
 			listed := slices.Contains(b.volumes(), "pvc-1")
 			if v.Lost != surveyed || v.Lost != listed {
-				t.Errorf("lost: %v, %v when surveyed and %v in a list; want it told everywhere or nowhere", v.Lost, surveyed, listed)
+				t.Errorf("lost: %v, %v when surveyed and %v in a list; want it reported everywhere or nowhere", v.Lost, surveyed, listed)
 			}
 			return v.Lost
 		}
 		unlock := b.lockVolume("pvc-1")
 		b.record("pvc-1", mib)
 		if tellsLost() || said.count("is missing") > 0 {
-			t.Error("what another node is at work on is told as lost")
+			t.Error("what another node is at work on is reported as lost")
 		}
 		unlock()
 		if !tellsLost() {
-			t.Error("a record without a directory is not told as lost, and nobody is at work on it")
+			t.Error("a record without a directory is not reported as lost, and nobody is at work on it")
 		}
 	})
 }
@@ -247,7 +247,7 @@ func TestConcurrentNodesSeeWholeVolumes(t *testing.T) {
 		one := newBench(t, t.TempDir())
 		one.start(sharedPool)
 		two := one.another("node-2")
-		three := one.another("node-3") // no call of its own keeps it from looking
+		three := one.another("node-3") // no call of its own delays its checks
 		var churn sync.WaitGroup
 		for i, b := range []*bench{one, two} {
 			churn.Go(func() {
@@ -258,13 +258,13 @@ func TestConcurrentNodesSeeWholeVolumes(t *testing.T) {
 		}
 		done := make(chan struct{})
 		go func() { churn.Wait(); close(done) }()
-		for looks, running := 0, true; running; looks++ {
+		for checks, running := 0, true; running; checks++ {
 			select {
 			case <-done:
 				running = false
 			default:
 			}
-			if looks%10 == 0 { // those who wait for a lock need time to go by, which it does not meanwhile
+			if checks%10 == 0 { // those who wait for a lock need time to go by, which it does not meanwhile
 				time.Sleep(time.Millisecond)
 			}
 			page, _ := three.List(t.Context(), volume.ID{}, 10)
@@ -273,7 +273,7 @@ func TestConcurrentNodesSeeWholeVolumes(t *testing.T) {
 			}
 			for _, v := range page {
 				if v.Condition.Abnormal {
-					t.Errorf("%s is told as abnormal: %+v", v.ID, v.Condition)
+					t.Errorf("%s is reported as abnormal: %+v", v.ID, v.Condition)
 				}
 			}
 		}

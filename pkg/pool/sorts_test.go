@@ -27,7 +27,7 @@ type sort struct {
 	block, thin, inline, published bool
 }
 
-// sorts are all that there are, beside the directory of which every byte is tried.
+// sorts are all kinds of volumes, except the directory of which every byte is tried.
 var sorts = map[string]sort{
 	"a directory that is published":          {published: true},
 	"a directory that XFS limits":            {keeper: quota.XFS},
@@ -262,10 +262,10 @@ func (s sort) wantOneBad(b *bench, want state) {
 func (b *bench) wantToldOf(said *diary) {
 	b.t.Helper()
 	if n := said.count("record is unreadable", "pvc-1"); n != 1 {
-		b.t.Errorf("the log tells %d times of the bad record, want once: %q", n, said.lines)
+		b.t.Errorf("the log has %d times of the bad record, want once: %q", n, said.lines)
 	}
 	if v := b.volume("pvc-1"); !v.Condition.Abnormal || !strings.Contains(v.Condition.Message, "record") {
-		b.t.Errorf("the condition is %+v, want it to tell of the record", v.Condition)
+		b.t.Errorf("the condition is %+v, want it to report the record", v.Condition)
 	}
 }
 
@@ -309,7 +309,7 @@ func TestCopiedRecordOfAnyKindIsIgnored(t *testing.T) {
 				for range 2 {
 					said := b.restartSaying(s.pools())
 					if v := b.volume("pvc-9"); !v.Lost || said.count("record is unreadable", "pvc-9") != 1 {
-						t.Errorf("volume %+v, want it lost, and told of", v)
+						t.Errorf("volume %+v, want it lost, and reported", v)
 					}
 					b.later(2 * time.Minute)
 				}

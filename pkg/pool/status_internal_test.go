@@ -18,7 +18,7 @@ import (
 )
 
 // surveyedSet is a set with one pool of directories that came without a record, after it has
-// looked at all of them.
+// checked all of them.
 func surveyedSet(tb testing.TB, volumes int) *Set {
 	tb.Helper()
 	root := tb.TempDir()

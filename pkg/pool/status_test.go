@@ -92,7 +92,7 @@ func TestStatusWithQuotas(t *testing.T) {
 // bytes that the others may still take.
 func (b *bench) wantTakable(when string, unlimited int, untaken int64) {
 	b.t.Helper()
-	b.later(2 * time.Minute) // until what was made by hand is known, and looked at
+	b.later(2 * time.Minute) // until what was made by hand is known, and checked
 	status := b.Status()[0]
 	if status.Unlimited != unlimited || status.Unused > untaken || status.Unused < untaken-mib/2 {
 		b.t.Errorf("%s: %d volumes are without a limit and the others may take %d bytes, want %d and about %d", when, status.Unlimited, status.Unused, unlimited, untaken)
@@ -211,14 +211,14 @@ func TestStatusWithUncountableTrash(t *testing.T) {
 		f.uncounted.Store(uint32(unread))
 		b.delete("pvc-2")
 		b.later(2 * time.Minute)
-		told := b.Status()[0].LastError
+		reported := b.Status()[0].LastError
 		b.later(30 * time.Minute)
 		status := b.Status()[0]
 		if status.Stuck != 2 || status.TrashBytes < 8*mib || status.TrashBytes > 9*mib {
 			t.Errorf("status %+v, want two pieces of stuck trash of some 4 MiB each", status)
 		}
-		if n := said.count("failed to count"); n != 1 || !status.LastError.Equal(told) {
-			t.Errorf("the log tells %d times that trash could not be counted, the last error is from %v; want once, and none since %v", n, status.LastError, told)
+		if n := said.count("failed to count"); n != 1 || !status.LastError.Equal(reported) {
+			t.Errorf("the log has %d times that trash could not be counted, the last error is from %v; want once, and none since %v", n, status.LastError, reported)
 		}
 		f.failBefore.Store(false)
 		f.uncounted.Store(0)

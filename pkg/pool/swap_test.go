@@ -217,7 +217,7 @@ func TestSwappedPathsDoNotEscapePool(t *testing.T) {
 }
 
 // calls are those that resolve a path.
-var calls = []string{"Create", "Publish", "PublishInline", "Expand", "Stats", "Volume", "List", "Look", "Start", "Unpublish", "Delete"}
+var calls = []string{"Create", "Publish", "PublishInline", "Expand", "Stats", "Volume", "List", "Inspect", "Start", "Unpublish", "Delete"}
 
 // attack makes all calls while something is swapped: for some time, and until it was.
 func (a *arena) attack(s swap) {
@@ -227,8 +227,8 @@ func (a *arena) attack(s swap) {
 	began := time.Now()
 	for round := 0; time.Since(began) < a.bound() || a.swapped.Load() == 0; round++ {
 		a.callAll(round, s)
-		a.count("Look", func() {
-			inspect.Look(a.t.Context(), a.configs, inspect.Options{Node: a.options.Node, Mounts: a.mounts, Devices: a.loops, Dev: a.options.Dev})
+		a.count("Inspect", func() {
+			inspect.Run(a.t.Context(), a.configs, inspect.Options{Node: a.options.Node, Mounts: a.mounts, Devices: a.loops, Dev: a.options.Dev})
 		})
 		// The pool itself may be a link. To where, a process learns when it starts.
 		if round%5 == 0 && s.path != "pool" {
@@ -250,7 +250,7 @@ func (a *arena) bound() time.Duration {
 }
 
 // exchange begins to swap, and stop ends it with the real thing at its path. Calls
-// remove and make what is swapped, so that the two are told by their kinds.
+// remove and make what is swapped, so that the two are distinguished by their kinds.
 func (a *arena) exchange(s swap) (stop func()) {
 	path, decoy := a.path(s.path), a.path("decoy")
 	if s.make == nil {
@@ -338,7 +338,7 @@ func (a *arena) makeAll() {
 	}
 }
 
-// hold takes the lock of a volume, which calls have and the pool's looks take too.
+// hold takes the lock of a volume, which calls have and the pool's checks take too.
 func (a *arena) hold(name string) (unlock func()) {
 	a.t.Helper()
 	a.eventually("lock "+name, func() (err error) {
@@ -348,7 +348,7 @@ func (a *arena) hold(name string) (unlock func()) {
 	return unlock
 }
 
-// callAll makes every call, whatever it answers, and looks at what was published.
+// callAll makes every call, whatever it answers, and checks what was published.
 // Devices take their time: they are left to the swaps that are about them, and to one
 // round in ten of the others.
 func (a *arena) callAll(round int, s swap) {
@@ -365,7 +365,7 @@ func (a *arena) callOn(name, at string, mode volume.Mode, s swap) {
 	ctx, vol, target := a.t.Context(), id(a.t, name), a.target(at)
 	unlock, err := a.LockTarget(vol, target)
 	if err != nil {
-		return // the pool is being looked at
+		return // the pool is being checked
 	}
 	defer unlock()
 	request := pool.Request{ID: vol, Mode: mode, Range: volume.Range{Required: mib}}
@@ -409,7 +409,7 @@ func (a *arena) wantNoCanaryAt(target string) {
 	}
 }
 
-// canaries are what can be told of all that is outside without touching it, the times
+// canaries are what can be seen of all that is outside without touching it, the times
 // of the last access included.
 func canaries(t *testing.T, outside string) map[string]string {
 	t.Helper()

@@ -171,7 +171,7 @@ func TestBadRecordAffectsOneVolume(t *testing.T) {
 	}
 }
 
-// wantOneBad says that pvc-1 is out of order and told of, and nothing else is.
+// wantOneBad says that pvc-1 is out of order and reported, and nothing else is.
 func (b *bench) wantOneBad(said *diary) {
 	b.t.Helper()
 	b.wantVolumes("pvc-1", "pvc-2", "pvc-3")
@@ -250,7 +250,7 @@ func TestCopiedRecordIsNotCounted(t *testing.T) {
 			t.Errorf("%d bytes are promised, want 2 MiB", promised)
 		}
 		if v := b.volume("pvc-9"); !v.Lost || !strings.Contains(v.Condition.Message, `"pvc-1"`) || said.count("record is unreadable", "pvc-9") != 1 {
-			t.Errorf("volume %+v, want it lost, and told of", v)
+			t.Errorf("volume %+v, want it lost, and reported", v)
 		}
 		_, err = b.Create(t.Context(), pool.Request{ID: id(t, "pvc-9"), Range: volume.Range{Required: mib}})
 		wantError(t, err, volume.ErrDamagedRecord)
@@ -365,10 +365,10 @@ func (b *bench) wantRefused(said *diary, words string) {
 	b.later(time.Minute)
 	status := b.Status()[0]
 	if wantError(b.t, status.Err, volume.ErrUnavailable); !strings.Contains(fmt.Sprint(status.Err), words) || !strings.Contains(fmt.Sprint(status.Err), "format") {
-		b.t.Errorf("%v does not tell of the format and %q", status.Err, words)
+		b.t.Errorf("%v does not report the format and %q", status.Err, words)
 	}
 	if said.count("pool does not serve", "legacy", words) == 0 {
-		b.t.Errorf("the log does not tell of it: %q", said.lines)
+		b.t.Errorf("the log does not report it: %q", said.lines)
 	}
 	for _, name := range []string{"pvc-1", "pvc-9"} {
 		_, err := b.Create(b.t.Context(), pool.Request{ID: id(b.t, name), Pool: poolName(b.t, "legacy"), Range: volume.Range{Required: mib}})
@@ -392,7 +392,7 @@ func files(t *testing.T, root string) map[string]string {
 	return all
 }
 
-// tree is all that can be told of a directory and what is below it, but for when it
+// tree is all that can be seen of a directory and what is below it, but for when it
 // was read.
 func tree(t *testing.T, root string) map[string]string {
 	t.Helper()

@@ -56,7 +56,7 @@ func TestTrashOfAnotherNodeHoldsItsPromise(t *testing.T) {
 				must(t, os.MkdirAll(at, 0o700))
 				must(t, os.WriteFile(filepath.Join(at, "data"), make([]byte, c.content), 0o600))
 				b.wantCapacity("local", 128-c.held, 2)
-				view := b.look(sharedOnTmpfs)[0]
+				view := b.inspect(sharedOnTmpfs)[0]
 				if held := *view.TrashHeldBytes / mib; held != c.held || *view.Trash[0].HeldBytes/mib != c.held || *view.AvailableBytes/mib < 126-c.held {
 					t.Errorf("inspect has %d MiB held, and %d available, want %d and about %d", held, *view.AvailableBytes/mib, c.held, 128-c.held)
 				}
@@ -86,7 +86,7 @@ func TestStuckTrashHoldsItsPromiseAfterRestart(t *testing.T) {
 		b.restart(local)
 		b.later(time.Minute)
 		b.wantCapacity("local", 88, 2)
-		if got := b.look(local)[0]; *got.TrashHeldBytes != 40*mib || *got.Trash[0].HeldBytes != 40*mib || *got.AvailableBytes/mib < 86 {
+		if got := b.inspect(local)[0]; *got.TrashHeldBytes != 40*mib || *got.Trash[0].HeldBytes != 40*mib || *got.AvailableBytes/mib < 86 {
 			t.Errorf("inspect has %d MiB held, and %d available, want 40 and about 88", *got.TrashHeldBytes/mib, *got.AvailableBytes/mib)
 		}
 	})
@@ -113,7 +113,7 @@ func TestStuckTrashWithManyFilesIsMeasuredInBackground(t *testing.T) {
 		for i := range 10_001 {
 			must(t, os.WriteFile(filepath.Join(many, fmt.Sprint(i)), nil, 0o600))
 		}
-		if got := b.look(local)[0]; got.TrashHeldBytes != nil {
+		if got := b.inspect(local)[0]; got.TrashHeldBytes != nil {
 			t.Errorf("inspect has %d bytes held, want that it is not known", *got.TrashHeldBytes)
 		}
 		b.start(local)

@@ -105,7 +105,7 @@ func (p *Provisioner) ShouldDelete(ctx context.Context, pv *corev1.PersistentVol
 		return false
 	}
 	if pv.Status.Phase != corev1.VolumeReleased {
-		return true // the controller looks at that itself
+		return true // the controller checks that itself
 	}
 	if pv.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimRetain && pv.Spec.HostPath != nil {
 		p.events.note(ctx, pv, "VolumeRetained", fmt.Sprintf("the claim is deleted; its data stays in %s on node %s until somebody removes it", pv.Spec.HostPath.Path, p.config.Node))

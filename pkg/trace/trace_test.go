@@ -257,7 +257,7 @@ func TestSilentCollector(t *testing.T) {
 	}
 }
 
-// Most drivers trace nothing: then a step costs nothing but a look into the context.
+// Most drivers trace nothing: then a step costs nothing but a lookup in the context.
 func TestStepWithoutTracing(t *testing.T) {
 	ctx := t.Context()
 	if n := testing.AllocsPerRun(100, func() {

@@ -124,7 +124,7 @@ func (r Reserve) Of(size int64) int64 {
 	}
 	share := float64(size) * r.percent / 100
 	if share >= float64(size) {
-		return size // which a float may not be able to tell
+		return size // which a float may not represent
 	}
 	return int64(share)
 }

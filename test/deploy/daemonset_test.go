@@ -355,7 +355,7 @@ func tokenIsWhereItIsUsed(pod corev1.PodSpec, c corev1.Container) error {
 	calls := c.Name == provisioner || c.Name == resizer || c.Name == health
 	switch {
 	case calls && !slices.Equal(has, []string{inCluster}):
-		return fmt.Errorf("the token is at %q, and is looked for at %s", has, inCluster)
+		return fmt.Errorf("the token is at %q, and is searched for at %s", has, inCluster)
 	case !calls && len(has) != 0:
 		return fmt.Errorf("it has the token, at %q", has)
 	}

@@ -129,7 +129,7 @@ func TestDashboardVariables(t *testing.T) {
 	}
 }
 
-// A panel says which alert looks at the same numbers, and that one exists.
+// A panel says which alert uses the same numbers, and that alert exists.
 func TestDashboardAlertsExist(t *testing.T) {
 	var known []string
 	for _, a := range ruleSets[0].alerts(t) {

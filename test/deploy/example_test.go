@@ -81,7 +81,7 @@ func TestBlockExamplePodIsConfined(t *testing.T) {
 	isConfined(t, only[corev1.Pod](t, render(t, blockExampleDir), "Pod").Spec)
 }
 
-// isConfined looks for what is more than a pod needs to use a volume.
+// isConfined searches for & to use a volume.
 func isConfined(t *testing.T, pod corev1.PodSpec) {
 	t.Helper()
 	s := ptr(pod.SecurityContext)

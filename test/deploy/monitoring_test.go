@@ -50,7 +50,7 @@ func TestServiceMonitorSelectsDriver(t *testing.T) {
 	}
 }
 
-// Series of a pool are told apart by the node, and go on when a pod is replaced.
+// Series of a pool are distinguished by the node, and go on when a pod is replaced.
 func TestTargetsHaveNodeLabel(t *testing.T) {
 	monitor := only[monitoringv1.ServiceMonitor](t, render(t, monitoringDir), "ServiceMonitor")
 	labels := map[string]string{ // what the operator gives a target
@@ -154,7 +154,7 @@ func dashboardJSON(t *testing.T) []byte {
 	return content
 }
 
-// documented are the metrics of docs/metrics.md, which a test beside its generator keeps
+// documented are the metrics of docs/metrics.md, which a test of its generator keeps
 // to what the driver serves, and those of the library, which it only mentions.
 func documented(t *testing.T) []string {
 	t.Helper()

@@ -205,7 +205,7 @@ func TestRulesAreValid(t *testing.T) {
 	})
 }
 
-// alertTests is the part of a file of promtool's tests that is looked at here.
+// alertTests is the part of a file of promtool's tests that is checked here.
 type alertTests struct {
 	Tests []struct {
 		Name           string `json:"name"`
@@ -254,7 +254,7 @@ func checkFiring(t *testing.T, set ruleSet) {
 			delete(rule.Annotations, "runbook_url")
 		}
 	}
-	// promtool looks for the rules beside its tests.
+	// promtool searches for the rules next to its tests.
 	tests := filepath.Join(filepath.Dir(ruleFile(t, tried)), "alerts.yaml")
 	if err := os.WriteFile(tests, content, 0o600); err != nil {
 		t.Fatal(err)

@@ -181,8 +181,8 @@ func TestCSIDriver(t *testing.T) {
 	}{
 		{"has the driver's name", d.Name == driverName},
 		{"attaches nothing", is(d.Spec.AttachRequired, false)},
-		{"tells the scheduler its capacity", is(d.Spec.StorageCapacity, true)},
-		{"is told about the pod", is(d.Spec.PodInfoOnMount, true)},
+		{"reports its capacity to the scheduler", is(d.Spec.StorageCapacity, true)},
+		{"gets the pod's information", is(d.Spec.PodInfoOnMount, true)},
 		{"leaves fsGroup to kubelet", ptr(d.Spec.FSGroupPolicy) == storagev1.FileFSGroupPolicy},
 		{"leaves the SELinux context of its filesystem alone", is(d.Spec.SELinuxMount, false)},
 		{"is not asked again for what it published", is(d.Spec.RequiresRepublish, false)},

@@ -135,12 +135,12 @@ func (c *Client) Stats(ctx context.Context, id, pod string) (*csi.NodeGetVolumeS
 	return c.Kubelet().NodeGetVolumeStats(ctx, &csi.NodeGetVolumeStatsRequest{VolumeId: id, VolumePath: c.Target(pod)})
 }
 
-// Get is what the driver tells of a volume.
+// Get is what the driver reports of a volume.
 func (c *Client) Get(ctx context.Context, id string) (*csi.ControllerGetVolumeResponse, error) {
 	return c.Controller().ControllerGetVolume(ctx, &csi.ControllerGetVolumeRequest{VolumeId: id})
 }
 
-// List is what the driver tells of all volumes, page by page. A page has as many as the
+// List is what the driver reports of all volumes, page by page. A page has as many as the
 // driver likes if pageSize is 0.
 func (c *Client) List(ctx context.Context, pageSize int32) ([]*csi.ListVolumesResponse_Entry, error) {
 	var all []*csi.ListVolumesResponse_Entry

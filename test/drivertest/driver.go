@@ -137,7 +137,7 @@ func (d *Driver) AwaitNoTrash(pool string) {
 	})
 }
 
-// empty looks for a single entry: of ten thousand, the others are in nobody's interest.
+// empty searches for a single entry: of ten thousand, the others are in nobody's interest.
 func (d *Driver) empty(path string) bool {
 	d.Helper()
 	f, err := os.Open(path)

@@ -15,7 +15,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/test/testenv/mountns"
 )
 
-// twoPools are one on a filesystem of its own, and one beside it.
+// twoPools are one on a filesystem of its own, and another pool.
 func twoPools(t *testing.T) Config {
 	t.Helper()
 	program, err := Binary(t.Context(), t.TempDir())

@@ -35,7 +35,7 @@ type Kept struct {
 	Pods []string
 }
 
-// A Record is what the driver has written of a volume, as docs/layout.md tells.
+// A Record is what the driver has written of a volume, as in docs/layout.md.
 type Record struct {
 	ID        string `json:"id"`
 	UID       string `json:"uid"`
@@ -124,7 +124,7 @@ func (p *Pool) Holds(all []Kept) error {
 	return errors.Join(problems...)
 }
 
-// Lists expects the driver to tell of these volumes of the pool, all of them in order.
+// Lists expects the driver to report these volumes of the pool, all of them in order.
 func (p *Pool) Lists(all []Kept) error {
 	got, err := p.List(p.Context(), 0)
 	if err != nil {
@@ -141,7 +141,7 @@ func (p *Pool) Lists(all []Kept) error {
 		}
 		v, want := wanted[e.GetVolume().GetVolumeId()]
 		delete(wanted, v.ID)
-		problems = append(problems, tells(e, v, want))
+		problems = append(problems, matches(e, v, want))
 	}
 	for id := range wanted {
 		problems = append(problems, fmt.Errorf("%s is not listed", id))
@@ -149,8 +149,8 @@ func (p *Pool) Lists(all []Kept) error {
 	return errors.Join(problems...)
 }
 
-// tells expects an entry of a list to be about a volume in order.
-func tells(e *csi.ListVolumesResponse_Entry, v Kept, want bool) error {
+// matches expects an entry of a list to be about a volume in order.
+func matches(e *csi.ListVolumesResponse_Entry, v Kept, want bool) error {
 	id, status := e.GetVolume().GetVolumeId(), e.GetStatus()
 	switch {
 	case !want:
@@ -207,7 +207,7 @@ func (p *Pool) Attached() ([]Device, error) {
 	files, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
 	var all []Device
 	for _, file := range files {
-		// A device may go while it is looked at; then it is not one of these.
+		// A device may go while it is checked; then it is not one of these.
 		content, _ := os.ReadFile(file)
 		if backing := strings.TrimSpace(string(content)); strings.HasPrefix(backing, p.Path+"/") {
 			all = append(all, Device{Name: strings.Split(file, "/")[3], File: backing})
@@ -374,7 +374,7 @@ func (p *Pool) Unleaked() error {
 func (p *Pool) recorded(id quota.ID) bool {
 	names, err := Names(p.Own("volumes"))
 	if err != nil {
-		return true // Holds tells
+		return true // Holds reports it
 	}
 	return slices.ContainsFunc(names, func(name string) bool {
 		r, err := p.Record(strings.TrimSuffix(name, ".json"))

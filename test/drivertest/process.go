@@ -19,7 +19,7 @@ import (
 )
 
 const (
-	// startBound is far above what a driver needs: it tells a broken one from a slow
+	// startBound is far above what a driver needs: it distinguishes a broken one from a slow
 	// machine.
 	startBound = 30 * time.Second
 	// stopBound is what Kubernetes allows. A driver allows itself 23 s of it after SIGTERM:

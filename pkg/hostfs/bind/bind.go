@@ -324,7 +324,7 @@ func (k *Kernel) Unpublish(target Target, of *dir.ID) error {
 	}
 	defer func() { _ = parent.Close() }()
 	for {
-		kind, err := look(parent, target, of)
+		kind, err := stateOf(parent, target, of)
 		if err != nil {
 			return err
 		}
@@ -356,8 +356,8 @@ const (
 	mount
 )
 
-// look reports what is at the target.
-func look(parent *dir.Dir, target Target, of *dir.ID) (kind, error) {
+// stateOf reports what is at the target.
+func stateOf(parent *dir.Dir, target Target, of *dir.ID) (kind, error) {
 	fd, err := openAt(parent, target.base())
 	if errors.Is(err, unix.ENOENT) {
 		return missing, nil

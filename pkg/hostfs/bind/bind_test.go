@@ -346,7 +346,7 @@ func TestWithin(t *testing.T) {
 	testenv.NeedPrograms(t, "btrfs")
 	root := testenv.LoopFS(t, "btrfs", 128<<20)
 	pool := filepath.Join(root, "pool")
-	must.Succeed(t, os.MkdirAll(filepath.Join(root, "beside"), 0o755))
+	must.Succeed(t, os.MkdirAll(filepath.Join(root, "sibling"), 0o755))
 	must.Succeed(t, os.MkdirAll(filepath.Join(pool, "directory", "sub"), 0o755))
 	if out, err := exec.CommandContext(t.Context(), "btrfs", "subvolume", "create", pool+"/subvolume").CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
@@ -368,7 +368,7 @@ func TestWithin(t *testing.T) {
 		again + "/target":              1,
 		again + "/subvolume/target":    1,
 		root + "/target":               -1,
-		root + "/beside/target":        -1,
+		root + "/sibling/target":       -1,
 		root + "/missing/target":       -1,
 		t.TempDir() + "/target":        -1,
 	} {

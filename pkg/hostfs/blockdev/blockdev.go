@@ -109,7 +109,7 @@ func (d Device) event(key string) (string, error) {
 	return "", fmt.Errorf("find %s of %s: the kernel has none", key, d)
 }
 
-// plain tells that device mapper's udev rules use a name as it is.
+// plain reports whether device mapper's udev rules use a name as it is.
 func plain(name string) bool {
 	const allowed = "#+-.:=@_"
 	for _, c := range name {
@@ -139,7 +139,7 @@ func (d Device) Node(at string) error {
 	return nil
 }
 
-// Instance tells this device from any other that had or will have its number: the kernel
+// Instance distinguishes this device from any other that had or will have its number: the kernel
 // numbers disks in the order of their appearance (diskseq, Linux 5.15), anew after each boot.
 func (d Device) Instance() (string, error) {
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
@@ -196,14 +196,14 @@ func (d Device) open(flags int) (*os.File, error) {
 }
 
 const (
-	// probed is how much is read at each end of the device: all that libblkid looks at to
+	// probed is how much is read at each end of the device: all that libblkid checks to
 	// find a signature, VMFS included, which begins at 2 MiB.
 	probed = 4 << 20
 	// head is what has to be zero: the first block, which hardly any use of a device leaves empty.
 	head = 4096
 )
 
-// StartsBlank reads both ends of the device, where signatures are, and tells whether its first
+// StartsBlank reads both ends of the device, where signatures are, and reports whether its first
 // 4096 bytes are zero. A device that cannot be read is an error, and never blank.
 func (d Device) StartsBlank() (bool, error) {
 	f, err := d.open(unix.O_RDONLY)

@@ -118,7 +118,7 @@ func hostile(t testing.TB, at string) {
 		unix.Setxattr(in("file"), "user.text", []byte("value"), 0),
 		unix.Setxattr(in("a"), "trusted.t", []byte{0, 1, 2}, 0),
 		unix.Lsetxattr(in("link"), "trusted.l", []byte("of a link"), 0),
-		// An ACL that gives user 1234 r-x beside the usual three, and a default of it.
+		// An ACL that gives user 1234 r-x next to the usual three, and a default of it.
 		unix.Setxattr(in("a/b"), "system.posix_acl_access", acl, 0),
 		unix.Setxattr(in("a/b"), "system.posix_acl_default", acl, 0),
 	)

@@ -65,7 +65,7 @@ type copier struct {
 	dst     descent
 	links   *dir.Dir // files that have several names, by their inode
 	round   int
-	since   moment // entries that are older are left alone; unset in the first pass
+	since   moment // entries that are older are skipped; unset in the first pass
 	whole   int    // how many levels of the path are copied whole although since is set
 	buffers xattrBuffers
 	entries int64

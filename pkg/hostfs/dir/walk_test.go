@@ -73,7 +73,7 @@ func buildUp(t *testing.T, d *dir.Dir, subvolumes bool) {
 		for n := range max(2, 300-100*i) {
 			must.Succeed(t, os.WriteFile(filepath.Join(d.HandlePath(), fmt.Sprint(n)), nil, 0o600))
 		}
-		must.Succeed(t, os.MkdirAll(filepath.Join(d.HandlePath(), "beside", "below"), 0o755))
+		must.Succeed(t, os.MkdirAll(filepath.Join(d.HandlePath(), "sibling", "below"), 0o755))
 		if subvolumes && i%20 == 0 {
 			d = subvolume(t, d, "d")
 		} else {

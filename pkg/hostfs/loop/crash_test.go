@@ -17,7 +17,7 @@ import (
 )
 
 // attachIn has this test binary attach and detach the file "a" in a directory until
-// it is killed. It says what it has done, and goes on when it is told to.
+// it is killed. It says what it has done, and goes on when asked to.
 const attachIn = "LOOP_TEST_ATTACH_IN"
 
 func TestMain(m *testing.M) {
@@ -42,21 +42,21 @@ func attachAndDetach(root string) error {
 		return err
 	}
 	k := loop.NewKernel(dev)
-	told := bufio.NewReader(os.Stdin)
+	input := bufio.NewReader(os.Stdin)
 	for {
 		device, err := k.Attach(f, loop.Options{})
 		if err != nil {
 			return err
 		}
 		fmt.Println("attached")
-		if _, err := told.ReadString('\n'); err != nil {
+		if _, err := input.ReadString('\n'); err != nil {
 			return err
 		}
 		if err := k.Detach(context.Background(), device); err != nil {
 			return err
 		}
 		fmt.Println("detached")
-		if _, err := told.ReadString('\n'); err != nil {
+		if _, err := input.ReadString('\n'); err != nil {
 			return err
 		}
 	}

@@ -28,7 +28,7 @@ const Attempts = attempts
 // UsableBlock chooses the block for an alignment.
 func UsableBlock(align int64) int64 { return usableBlock(align) }
 
-// DeviceBlock is the block where the filesystem does not tell it.
+// DeviceBlock is the block where the filesystem does not report it.
 func DeviceBlock(dev uint64) int64 { return deviceBlock(dev) }
 
 // Discard discards a range of a device: where it begins, and its length.

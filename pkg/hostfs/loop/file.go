@@ -177,7 +177,7 @@ func (f *File) Grow(ctx context.Context, bytes int64, how Allocation) error {
 }
 
 // Cut takes off what Grow added, back to a size that the file had. It is for a growth
-// that nobody was told of: what is beyond is gone, and a device that has become larger
+// that no caller got an answer for: what is beyond is gone, and a device that has become larger
 // would have no file there.
 func (f *File) Cut(bytes int64) error {
 	w, err := f.reopen(unix.O_RDWR)
@@ -249,7 +249,7 @@ func (f *File) BlockBytes() (int64, error) {
 		return 0, &fs.PathError{Op: "statfs", Path: f.f.Name(), Err: err}
 	}
 	if uint32(fsys.Type) == unix.BTRFS_SUPER_MAGIC {
-		// The loop driver cannot tell, but btrfs falls back to the page cache for less
+		// The loop driver does not report it, but btrfs falls back to the page cache for less
 		// than a whole block.
 		return usableBlock(int64(fsys.Bsize)), nil
 	}

@@ -102,7 +102,7 @@ func (k *Kernel) attach(f *File, o Options) (Device, error) {
 	return k.make(f, o)
 }
 
-// sameName tells whether a device may be that of a file: it has its name, in a directory of
+// sameName reports whether a device may be that of a file: it has its name, in a directory of
 // the same name.
 func sameName(d Device, f *File) bool {
 	in, name := path.Split(f.String())
@@ -159,7 +159,7 @@ func (k *Kernel) make(f *File, o Options) (Device, error) {
 		}
 	}
 	// Without LO_FLAGS_PARTSCAN: partition tables are the user's business, not the
-	// kernel's (it reads them all the same if it was told to by loop.max_part).
+	// kernel's (it reads them all the same if loop.max_part says so).
 	//
 	// The device keeps what it is given: nothing that allows more than it needs, or
 	// the filesystem could not be mounted read-only for a device that only reads.
@@ -218,7 +218,7 @@ func (k *Kernel) configure(name string, mode int, config unix.LoopConfig, o Opti
 }
 
 // Attached are all attached devices, those of others included, in the order of their
-// numbers. It opens each for an instant. Those whose filesystem cannot tell the file
+// numbers. It opens each for an instant. Those whose filesystem cannot name the file
 // any more, being gone, are left out.
 func (k *Kernel) Attached() ([]Device, error) {
 	numbers, err := attachedNumbers()
@@ -253,10 +253,10 @@ func filesystemGone(err error) bool {
 }
 
 // Inspect asks about one device by the name of its node, in microseconds. It answers
-// ErrNotAttached. One whose filesystem cannot tell the file any more is Gone.
+// ErrNotAttached. One whose filesystem cannot name the file any more is Gone.
 //
 // The kernel asks the file's filesystem for the numbers of the file (LOOP_GET_STATUS64 calls
-// vfs_getattr), and tells nothing without them, not even the mark. That may be an NFS whose
+// vfs_getattr), and reports nothing without them, not even the mark. That may be an NFS whose
 // server is dead, below a device of somebody else: one that does not answer within a second
 // is Silent, and is not asked again before it has.
 func (k *Kernel) Inspect(name string) (Device, error) {
@@ -320,13 +320,13 @@ func (k *Kernel) Grow(d Device) (Device, error) {
 
 // Detach takes a device off its file. One that is not attached to it any more is no
 // error. Errors: ErrForeign for another's, ErrGone, and ErrBusy for one that somebody has open,
-// which then stays attached. Those that only look at devices as they come and go, as
+// which then stays attached. Those that only check devices as they come and go, as
 // udev does, get half a second to let go of it, or as long as ctx has.
 //
 // A mount of the node does not keep the device: it would show the next file that gets
 // the same one. See to it that it is published nowhere.
 //
-// Of a device that is Gone nobody can tell whose it is, or whether it was open: that it is
+// Of a device that is Gone it is unknown whose it is, and whether it was open: that it is
 // the caller's own has to be known, and it goes with its last user.
 func (k *Kernel) Detach(ctx context.Context, d Device) error {
 	for wait := time.Millisecond; ; wait *= 2 {
@@ -334,7 +334,7 @@ func (k *Kernel) Detach(ctx context.Context, d Device) error {
 		if err == nil {
 			return nil
 		}
-		// The kernel does not tell when the last user closes a device: ask again.
+		// The kernel does not report when the last user closes a device: ask again.
 		if errors.Is(err, ErrBusy) && wait <= longestPause && k.pause(ctx, wait) == nil {
 			continue
 		}

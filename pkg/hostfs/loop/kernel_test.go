@@ -156,7 +156,7 @@ func ofAnother(t *testing.T) (hanging *disk.Disk, name string) {
 	return hanging, filepath.Base(device.Name())
 }
 
-// awaitAnswer waits until a device that was silent tells of itself.
+// awaitAnswer waits until a device that was silent reports itself.
 func awaitAnswer(t *testing.T, k *loop.Kernel, name string) loop.Device {
 	t.Helper()
 	for began := time.Now(); ; runtime.Gosched() {
@@ -171,7 +171,7 @@ func awaitAnswer(t *testing.T, k *loop.Kernel, name string) loop.Device {
 	}
 }
 
-// Nobody can tell whether it is the device of the file: there must not be two.
+// It is unknown whether it is the device of the file: there must not be two.
 func TestAttach_silentDeviceIsRefused(t *testing.T) {
 	k := kernel(t)
 	image, at := filepath.Join(t.TempDir(), "image"), filepath.Join(t.TempDir(), "pvc-1")
@@ -383,7 +383,7 @@ func TestDetach_waitsForShortOpens(t *testing.T) {
 			return nil
 		})
 		must.Succeed(t, k.Detach(t.Context(), d))
-		// More where somebody else on the machine looks at it too.
+		// More where another program on the machine opens it too.
 		if pauses < 3 {
 			t.Errorf("%d pauses, want 3", pauses)
 		}

@@ -46,8 +46,8 @@ var (
 // of a device, so that the last block is complete.
 const Unit = 4096
 
-// mark tells the devices of this package from others. The kernel keeps it as the
-// device's lo_file_name, which it does not look at: since LOOP_CONFIGURE takes a
+// mark distinguishes the devices of this package from others. The kernel keeps it as the
+// device's lo_file_name, which it does not use: since LOOP_CONFIGURE takes a
 // descriptor it is a reference of the user's own (losetup(8) --loop-ref), and udev
 // makes a link /dev/disk/by-loop-ref/ of it. It must not change: devices outlive the
 // program that attached them.

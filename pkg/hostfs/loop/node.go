@@ -136,7 +136,7 @@ func (k *Kernel) open(name string, flags int) (node, error) {
 	return n, nil
 }
 
-// known tells whether the kernel has a device of that name.
+// known reports whether the kernel has a device of that name.
 func known(name string) bool {
 	_, err := os.Stat(path.Join(sysBlock, name))
 	return err == nil
@@ -170,7 +170,7 @@ func (n node) status() (*unix.LoopInfo64, error) {
 	return info, nil
 }
 
-// inspect asks for all that a Device tells. The kernel's lo_device and lo_inode are
+// inspect asks for all fields of a Device. The kernel's lo_device and lo_inode are
 // those of stat(2) on the file.
 func (n node) inspect() (Device, error) {
 	info, err := n.status()
@@ -300,14 +300,14 @@ func (n node) discards() bool {
 	return err != nil || limit != "0"
 }
 
-// refusesAll tells that the device refuses discards that its file could take.
+// refusesAll reports whether the device refuses discards that its file could take.
 func (n node) refusesAll() bool {
 	limit, err := n.limit(discardHardwareLimit)
 	return err == nil && limit != "0" && !n.discards()
 }
 
 // ignoring has the device refuse discards, and answers it as it is then. Where that
-// cannot be had, sysfs being read-only, Device.Discard tells.
+// cannot be set, sysfs being read-only, Device.Discard says so.
 func (n node) ignoring() (Device, error) {
 	// It takes the kernel some 20 ms to set it, and none to say that it is set.
 	if n.discards() {

@@ -22,9 +22,9 @@ func (p Place) String() string { return p.Parent.String() + "/" + p.Name }
 
 // A State is what is at a place.
 type State struct {
-	// Missing tells that there is nothing of that name.
+	// Missing says that there is nothing of that name.
 	Missing bool
-	// Mounted tells that something is mounted there. Dead tells that its filesystem answers
+	// Mounted says that something is mounted there. Dead says that its filesystem answers
 	// with an error, and that no more is known of it.
 	Mounted bool
 	Dead    error
@@ -32,7 +32,7 @@ type State struct {
 	// or the directory itself if nothing is mounted.
 	MountID uint64
 	ID      dir.ID
-	// IsDir tells that it is a directory.
+	// IsDir says that it is a directory.
 	IsDir bool
 }
 

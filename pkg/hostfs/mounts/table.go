@@ -78,7 +78,7 @@ func (t Table) MountOf(d *dir.Dir) (*mountinfo.Info, error) {
 	return m, nil
 }
 
-// IsShared tells that what is mounted on a mount appears in other namespaces too.
+// IsShared reports whether what is mounted on a mount appears in other namespaces too.
 func IsShared(m *mountinfo.Info) bool { return strings.Contains(m.Optional, "shared:") }
 
 // A Watch waits for changes of the mount table.

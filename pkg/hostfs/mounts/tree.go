@@ -129,7 +129,7 @@ func (t *Tree) ID() (dir.ID, error) {
 	return dir.ID{Dev: st.Dev, Ino: st.Ino}, nil
 }
 
-// ReadOnly tells that nothing can be written through the mount.
+// ReadOnly reports whether nothing can be written through the mount.
 func (t *Tree) ReadOnly() (bool, error) {
 	var st unix.Statfs_t
 	if err := unix.Fstatfs(t.fd, &st); err != nil {

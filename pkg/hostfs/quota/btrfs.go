@@ -309,7 +309,7 @@ func subvolumeExists(d *dir.Dir, id ID) (bool, error) {
 		return true, nil
 	}
 	if err != nil {
-		return false, fmt.Errorf("look for subvolume %d of %s: %w", id, d, err)
+		return false, fmt.Errorf("find subvolume %d of %s: %w", id, d, err)
 	}
 	return found != nil, nil
 }

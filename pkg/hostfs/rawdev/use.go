@@ -221,7 +221,7 @@ func (f Facts) mountsIn(table []byte) (found []string) {
 	return found
 }
 
-// Writable reports what keeps the device from being written, if it can be told without opening it exclusively:
+// Writable reports what keeps the device from being written, if it can be known without opening it exclusively:
 // BLKROGET is the answer that counts for a descriptor.
 func (d *Device) Writable() error {
 	value, err := unix.IoctlGetInt(int(d.file.Fd()), unix.BLKROGET)

@@ -5,14 +5,14 @@ import (
 	"slices"
 )
 
-// listKeys are the fields by which elements of lists are told apart that several may have elements in: those of pods
+// listKeys are the fields that identify elements of lists to which several parties add: those of pods
 // and services, which are the kinds where users add some of their own.
 var listKeys = []string{"name", "mountPath", "devicePath", "containerPort", "port", "uid"}
 
 // mergedKinds are those with such lists. The lists of all other kinds are owned whole, as are rules and subjects.
 var mergedKinds = []string{"DaemonSet", "Deployment", "Job", "Service", "PersistentVolumeClaim"}
 
-// includes says whether a live object has all that is wanted of it. What users or the API server added is left alone,
+// includes says whether a live object has all that is wanted of it. What users or the API server added is ignored,
 // but not in a list that is owned whole.
 func includes(kind string, live, want map[string]any) bool {
 	c := comparison{merged: slices.Contains(mergedKinds, kind)}

@@ -19,7 +19,7 @@ func Pools(object *hppv1.HostPathProvisioner) []hppv1.StoragePool {
 	return object.Spec.StoragePools
 }
 
-// dataDirectory is where the volumes of a pool are, beside what the provisioner from before CSI has in its path.
+// dataDirectory is where the volumes of a pool are, next to what the provisioner from before CSI has in its path.
 func dataDirectory(p hppv1.StoragePool) string { return path.Join(string(p.Path), "csi") }
 
 // A driverPool is a pool as the driver's --datadir has it.

@@ -262,7 +262,7 @@ func TestOverlayClasses(t *testing.T) {
 	}
 }
 
-// The operator's own rules are for its namespace, with the runbooks that are configured, and the driver's are beside them.
+// The operator's own rules are for its namespace, with the runbooks that are configured, and the driver's are next to them.
 func TestRenderRules(t *testing.T) {
 	rule := rendered(t, testConfig, allFacts, onePoolSpec())["PrometheusRule prometheus-hpp-rules"]
 	text, err := json.Marshal(rule.Object)

@@ -90,7 +90,7 @@ func TestAssess(t *testing.T) {
 			// Seen once more, nothing changes: no write.
 			again := deployed(got)
 			if diff := cmp.Diff(got, Assess(again, current, tt.seen)); diff != "" {
-				t.Errorf("a second look changes the status: %s", diff)
+				t.Errorf("a second check changes the status: %s", diff)
 			}
 		})
 	}

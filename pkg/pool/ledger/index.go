@@ -21,7 +21,7 @@ type index struct {
 
 // A page has some volumes that follow each other.
 type page struct {
-	first string   // id: to find a page takes no look into others
+	first string   // id: so that finding a page reads no others
 	ids   []byte   // one after the other
 	ends  []uint16 // of each in ids
 	cards []Card

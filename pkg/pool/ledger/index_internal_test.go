@@ -45,7 +45,7 @@ func aCard(t *rapid.T) Card {
 	}
 }
 
-// An indexed is an index beside what it should be.
+// An indexed is an index next to what it should be.
 type indexed struct {
 	index index
 	want  map[volume.ID]Card

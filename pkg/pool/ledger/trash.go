@@ -26,7 +26,7 @@ type piece struct {
 	holds    int64 // bytes that it occupies, or unknownBytes
 	since    time.Time
 	err      error     // why it could not be removed; nil if that was not tried
-	told     time.Time // when it was told that what it occupies cannot be counted
+	told     time.Time // when it was last logged that what it occupies cannot be counted
 	// id is what it was counted by, once that is known: it is to be given back also
 	// when nothing is left of the tree.
 	id quota.ID
@@ -58,16 +58,16 @@ func (t *trash) measured(name string, bytes int64) {
 }
 
 // uncounted is what a piece occupied at last, or unknownBytes, and whether it is time to
-// tell that this cannot be counted any more.
-func (t *trash) uncounted(name string, now time.Time) (last int64, tell bool) {
+// report that this cannot be counted any more.
+func (t *trash) uncounted(name string, now time.Time) (last int64, report bool) {
 	r := t.pieces[name]
 	if r == nil {
 		return volume.Unknown, false // erased meanwhile
 	}
-	if tell = now.Sub(r.told) >= RetryStuck; tell {
+	if report = now.Sub(r.told) >= RetryStuck; report {
 		r.told = now
 	}
-	return r.holds, tell
+	return r.holds, report
 }
 
 // count adds what a piece occupies to the sums, or takes it from them.

@@ -36,7 +36,7 @@ type Claims struct {
 	below quota.ID
 }
 
-// from is where to look for a free id.
+// from is where to search for a free id.
 func (c *Claims) from() quota.ID {
 	c.mu.Lock()
 	defer c.mu.Unlock()

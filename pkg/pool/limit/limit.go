@@ -194,7 +194,7 @@ func (k *Keeper) unclaim(d *dir.Dir, id quota.ID) error {
 }
 
 // claimID takes an id that nothing on the filesystem has. No lock is held while
-// the filesystem is asked: of two calls that are told the same id, one asks again.
+// the filesystem is asked: of two calls that get the same id, one asks again.
 func (k *Keeper) claimID(root *dir.Dir, uid string, from quota.ID) (quota.ID, error) {
 	for {
 		id, err := k.facility.NewID(root, from, k.claims.holds)

@@ -79,7 +79,7 @@ func (p *Places) settle(of *Place, at root) map[*Place]root {
 // ErrNested reports a pool that has another where its volumes are, or where it keeps its own.
 var ErrNested = errors.New("another pool lies in it; give each a directory of its own")
 
-// Note notes where the pool is, if that can be told.
+// Note notes where the pool is, if that can be known.
 func (p *Place) Note(own *dir.Dir) {
 	if at, err := p.locate(own); err == nil {
 		p.all.settle(p, at)
@@ -87,12 +87,12 @@ func (p *Place) Note(own *dir.Dir) {
 }
 
 // Check notes where the pool is, and answers ErrNested for one that has another in it. The
-// other has nothing of this one, and serves. Where it cannot be told, nothing is known against
+// other has nothing of this one, and serves. Where it cannot be known, nothing is known against
 // the pool.
 func (p *Place) Check(own *dir.Dir) error {
 	here, err := p.locate(own)
 	if errors.Is(err, errPlace) {
-		p.logOnce("cannot tell where the pool is mounted, nor whether another pool is inside it", err)
+		p.logOnce("cannot determine where the pool is mounted, nor whether another pool is inside it", err)
 		return nil
 	}
 	if err != nil {
@@ -104,7 +104,7 @@ func (p *Place) Check(own *dir.Dir) error {
 				continue
 			}
 			if is, err := reaches(own, path, at.id); err != nil {
-				p.logOnce("cannot tell whether another pool is inside it", err)
+				p.logOnce("cannot determine whether another pool is inside it", err)
 			} else if is {
 				return fmt.Errorf("%w: pool %q at %s", ErrNested, other.name, path)
 			}

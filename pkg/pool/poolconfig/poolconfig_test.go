@@ -44,7 +44,7 @@ func TestParseReportsEveryProblemAtOnce(t *testing.T) {
 		"path is missing", "without snapshotPath", `"c/d"`, "same path /a", "root directory", `"lvm"`, "pool 6",
 	} {
 		if !strings.Contains(err.Error(), want) {
-			t.Errorf("the error does not tell of %s:\n%v", want, err)
+			t.Errorf("the error does not report %s:\n%v", want, err)
 		}
 	}
 }

@@ -49,7 +49,7 @@ func idOf(t *testing.T, name string) volume.ID {
 }
 
 // A shared pool is read by calls while a check compares it with the disk: what they read must
-// not look different to that.
+// not differ for that.
 func TestLoad(t *testing.T) {
 	p := aPool(t)
 	for _, name := range []string{"whole", "plain"} {

@@ -101,8 +101,8 @@ func (p *Pool) HeldBy(in *dir.Dir, name string, carried quota.ID) int64 {
 // uncounted logs, once in a while, a piece of trash that cannot be counted, and
 // answers what it held at last.
 func (p *Pool) uncounted(name string, err error) int64 {
-	last, tell := p.Ledger.TrashUnmeasured(name)
-	if tell {
+	last, report := p.Ledger.TrashUnmeasured(name)
+	if report {
 		p.Failed(err, "failed to count what a trash entry holds", "trash", name)
 	}
 	return last

@@ -60,7 +60,7 @@ type Store struct {
 	staging, trash *dir.Dir
 }
 
-// An Identity tells a pool from another that is at its path later.
+// An Identity distinguishes a pool from another that is at its path later.
 type Identity struct {
 	Format Format
 	// written is the format's file as this driver would write it.
@@ -274,7 +274,7 @@ func (s *Store) Space() (dir.Space, error) {
 	return space, err
 }
 
-// ProbeWritable finds out what statfs(2) does not tell since Linux 6.12: that an error made an
+// ProbeWritable finds out what statfs(2) does not report since Linux 6.12: that an error made an
 // ext4 read-only.
 func (s *Store) ProbeWritable() {
 	s.at.Refuses.Store(errors.Is(s.root.Sync(), syscall.EROFS))

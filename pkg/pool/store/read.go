@@ -23,7 +23,7 @@ type Entry struct {
 // Exists reports whether there is anything of the volume at all.
 func (e Entry) Exists() bool { return e.Present || e.Record != nil || e.Damage != nil }
 
-// Lost tells of a promise whose directory is gone.
+// Lost is a promise whose directory is gone.
 func (e Entry) Lost() bool { return !e.Present }
 
 // Promised is the size set aside, in bytes.

@@ -26,7 +26,7 @@ const (
 type Record struct {
 	Version int    `json:"version"`
 	ID      string `json:"id"`
-	// UID tells this volume from an earlier one of the same name.
+	// UID distinguishes this volume from an earlier one of the same name.
 	UID  string      `json:"uid"`
 	Mode volume.Mode `json:"mode"`
 	// Bytes is the size promised.
@@ -110,7 +110,7 @@ func validBlock(r Record) bool {
 }
 
 // validProject reports whether the id is one that the driver gives. Limits of others
-// are left alone.
+// are not changed.
 func validProject(r Record) bool {
 	id := quota.ID(r.ProjectID)
 	switch quota.Kind(r.Quota) {

@@ -21,7 +21,7 @@ import (
 const (
 	mib = 1 << 20
 	gib = 1 << 30
-	// quantum is what the capacity of a pool of 8 GiB is told in multiples of.
+	// quantum is the unit in which the capacity of a pool of 8 GiB is reported.
 	quantum = 16 * mib
 	// step leaves room for what the pool itself writes in the meantime: one quantum more.
 	step = 2 * quantum
@@ -98,7 +98,7 @@ func (s *scene) free(node, pool string) int64 {
 }
 
 // near says whether two capacities are the same but for what the filesystem takes for
-// itself: a few bytes can be a whole quantum of what is told.
+// itself: a few bytes can be a whole quantum of what is reported.
 func near(a, b int64) bool { return max(a-b, b-a) <= quantum }
 
 // settle waits until the space of earlier volumes on a node is free and the cluster
@@ -319,7 +319,7 @@ func TestPodIsRescheduledWhenSpaceIsTaken(t *testing.T) {
 	t.Error("no volume was refused on its way in any try: there was no race")
 }
 
-// rescheduled tells whether the driver had to refuse a volume of one of the claims.
+// rescheduled reports whether the driver had to refuse a volume of one of the claims.
 func (s *scene) rescheduled(claims []string) bool {
 	s.Helper()
 	events, err := c.Client.CoreV1().Events(s.namespace).List(s.Context(), metav1.ListOptions{})

@@ -8,8 +8,8 @@ import (
 	"kubevirt.io/hostpath-provisioner/test/cluster"
 )
 
-// aLook is what of the document of inspect is looked at here.
-type aLook struct {
+// aReport is the part of inspect's document that is checked here.
+type aReport struct {
 	Node  string `json:"node"`
 	Pools []struct {
 		Volumes []struct {
@@ -33,7 +33,7 @@ func TestInspectInDriverContainer(t *testing.T) {
 	seen := 0
 	for _, pod := range s.driverPods() {
 		out, err := s.exec(cluster.Namespace, pod, "driver", "/hostpath-csi-driver", "inspect", "--output=json")
-		var report aLook
+		var report aReport
 		if jsonErr := json.Unmarshal([]byte(out), &report); jsonErr != nil {
 			t.Fatalf("inspect in %s: %v, %v:\n%s", pod, err, jsonErr, out)
 		}

@@ -1,4 +1,4 @@
-// Package cases_test does on a real cluster what users do, and looks at the
+// Package cases_test does on a real cluster what users do, and checks the
 // cluster and at the disks of its nodes for what has come of it.
 package cases_test
 

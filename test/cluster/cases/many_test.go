@@ -142,7 +142,7 @@ func (s *scene) localVolumes(class string, perNode int) {
 const slowest = 1.5
 
 // Pods with volumes of this driver start about as fast as pods with volumes that are
-// there already. No claim is as fast as emptyDir: the scheduler looks once a second
+// there already. No claim is as fast as emptyDir: the scheduler checks once a second
 // whether it is bound, and kubelet asks the API for it.
 func TestPodStartTimeComparedWithLocalVolumes(t *testing.T) {
 	s := begin(t)

@@ -43,7 +43,7 @@ func ofClass(class string) func(*corev1.PersistentVolumeClaim) {
 	return func(claim *corev1.PersistentVolumeClaim) { claim.Spec.StorageClassName = &class }
 }
 
-// idle is what a container does that is there to be looked at.
+// idle is what a container does that has nothing to do.
 const idle = "trap exit TERM; sleep infinity & wait"
 
 // pod makes a pod with a shell that does nothing, or what changes make of it.

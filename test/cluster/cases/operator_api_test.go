@@ -59,7 +59,7 @@ func onePool(more string) string {
 	return "storagePools: [{name: local, path: /var/hpvolumes" + more + "}]"
 }
 
-// The API server refuses by itself what can be known to be wrong without looking at anything else, and says what to
+// The API server refuses by itself what can be known to be wrong without checking anything else, and says what to
 // change. The upstream operator accepts all of them but the first two.
 func TestObjectValidation(t *testing.T) {
 	s := begin(t)

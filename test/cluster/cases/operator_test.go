@@ -240,7 +240,7 @@ func quiet(t *testing.T, s *scene) {
 	}
 }
 
-// quietFor is a look that is content after a time.
+// quietFor is a check that succeeds after a time without changes.
 func quietFor(d time.Duration) func(context.Context) (string, error) {
 	end := time.Now().Add(d)
 	return func(context.Context) (string, error) {

@@ -154,10 +154,10 @@ func (s *scene) configuration(dir string) any {
 	})
 	config["rule_files"] = []string{filepath.Join(dir, "rules-*")}
 	job := jobs[0].(map[string]any)
-	// What targets looks for in its stead.
+	// What the targets search for instead.
 	want := []any{map[string]any{"role": "endpoints", "namespaces": map[string]any{"names": []any{cluster.Namespace}}}}
 	if diff := cmp.Diff(want, job["kubernetes_sd_configs"]); diff != "" {
-		s.Fatalf("targets are looked for elsewhere (-want +got):\n%s", diff)
+		s.Fatalf("targets are searched for elsewhere (-want +got):\n%s", diff)
 	}
 	delete(job, "kubernetes_sd_configs")
 	job["file_sd_configs"] = []any{map[string]any{"files": []string{filepath.Join(dir, "targets.json")}}}

@@ -146,19 +146,19 @@ func onDisks() (string, error) {
 
 // until waits for something that has to come within a time that a user would
 // accept.
-func (s *scene) until(what string, look func(context.Context) (string, error)) {
+func (s *scene) until(what string, check func(context.Context) (string, error)) {
 	s.Helper()
-	if err := c.Log.Until(s.Context(), long, what, patient(look)); err != nil {
+	if err := c.Log.Until(s.Context(), long, what, patient(check)); err != nil {
 		s.Fatal(err)
 	}
 }
 
-// patient is a look that what it asks may be unable to answer for the moment: kubelet has
+// patient is a check of something that may be unable to answer for the moment: kubelet has
 // no statistics in its first seconds, the API server waits for its disk, a connection ends
 // with the process on its other side.
-func patient(look func(context.Context) (string, error)) func(context.Context) (string, error) {
+func patient(check func(context.Context) (string, error)) func(context.Context) (string, error) {
 	return func(ctx context.Context) (string, error) {
-		state, err := look(ctx)
+		state, err := check(ctx)
 		if apierrors.IsInternalError(err) || apierrors.IsTimeout(err) || apierrors.IsServerTimeout(err) ||
 			apierrors.IsServiceUnavailable(err) || apierrors.IsTooManyRequests(err) ||
 			utilnet.IsConnectionRefused(err) || utilnet.IsConnectionReset(err) || utilnet.IsHTTP2ConnectionLost(err) || utilnet.IsProbableEOF(err) {

@@ -199,7 +199,7 @@ func (p *Plane) program(name string, args ...string) (*process.Process, error) {
 	return p.run(name, append(args, "--kubeconfig="+kubeconfig)...)
 }
 
-// serviceAccounts tells whether pods can be made yet in the namespace default.
+// serviceAccounts reports whether pods can be made yet in the namespace default.
 func (p *Plane) serviceAccounts(ctx context.Context) error {
 	config, err := p.Config(Admin)
 	if err != nil {

@@ -1,5 +1,5 @@
 // Package lifecycle_test starts clusters as a person does, ends them in the ways
-// that a person can, and looks at what they say, keep and leave behind.
+// that a person can, and checks what they say, keep and leave behind.
 //
 // Whatever ends the tests themselves ends their clusters.
 package lifecycle_test
@@ -44,7 +44,7 @@ func open(t *testing.T) *terminal {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Kept when the test fails, also by what is looked at last.
+	// Kept when the test fails, also by the last check.
 	kept := filepath.Join(dir, "lifecycle", t.Name())
 	if err := os.RemoveAll(kept); err != nil {
 		t.Fatal(err)
@@ -76,7 +76,7 @@ func (t *terminal) cluster(args ...string) *exec.Cmd {
 	return t.command(repository, "cluster", append(flags, args...)...)
 }
 
-// command is one of the cluster's programs in a directory. It is told to end when
+// command is one of the cluster's programs in a directory. It is asked to end when
 // the tests end without it.
 func (t *terminal) command(dir, program string, args ...string) *exec.Cmd {
 	cmd := exec.Command(filepath.Join(t.programs, program), args...)
@@ -86,7 +86,7 @@ func (t *terminal) command(dir, program string, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// A session is a program at work, whose lines are looked at.
+// A session is a program at work, whose lines are checked.
 type session struct {
 	*terminal
 	cmd    *exec.Cmd
@@ -333,10 +333,10 @@ func (t *terminal) untilWritten(box sandboxtest.Sandbox, count int) {
 	})
 }
 
-// await looks until there is nothing left to wait for, as package progress has it.
-func (t *terminal) await(what string, look func(context.Context) (string, error)) {
+// await checks until there is nothing left to wait for, as package progress has it.
+func (t *terminal) await(what string, check func(context.Context) (string, error)) {
 	t.Helper()
-	if err := progress.New(io.Discard).Until(t.Context(), 2*time.Minute, what, look); err != nil {
+	if err := progress.New(io.Discard).Until(t.Context(), 2*time.Minute, what, check); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -32,7 +32,7 @@ type Pool struct {
 // A Config is what a node is made of.
 type Config struct {
 	Name string
-	// Number tells this node from the others, from 1 on.
+	// Number distinguishes this node from the others, from 1 on.
 	Number int
 	// Dir has the files of the node. Its name must be short: there are sockets
 	// in there.
@@ -82,7 +82,7 @@ func Start(ctx context.Context, config Config) (*Node, error) {
 
 func (n *Node) file(name string) string { return filepath.Join(n.Dir, name) }
 
-// Disk is where a pool of the node can be looked at from outside the node.
+// Disk is where a pool of the node can be read from outside the node.
 func (n *Node) Disk(pool string) string { return n.file("pools" + pool) }
 
 func (n *Node) makePools(ctx context.Context) error {

@@ -1,4 +1,4 @@
-// Package progress tells a person what is being waited for, and waits.
+// Package progress waits, and prints what it waits for.
 package progress
 
 import (
@@ -37,16 +37,16 @@ func (l *Log) Printf(format string, args ...any) {
 	fmt.Fprintf(l.to, "%7.1fs  %s\n", time.Since(l.start).Seconds(), fmt.Sprintf(format, args...))
 }
 
-// between is how long to wait before looking again.
+// between is how long to wait before checking again.
 const between = 100 * time.Millisecond
 
-// Until looks again and again until there is nothing left to wait for. A look
+// Until checks again and again until there is nothing left to wait for. A check
 // says what there is, or "" when it is over; an error ends the wait, and comes
 // with what was seen before it. What is waited for is printed when it is seen
 // first and whenever it has changed, but not more often than once in five
 // seconds. When the time is up, the allowed one or with Slower a multiple of it,
 // the error says what was seen last.
-func (l *Log) Until(ctx context.Context, allowed time.Duration, what string, look func(context.Context) (string, error)) error {
+func (l *Log) Until(ctx context.Context, allowed time.Duration, what string, check func(context.Context) (string, error)) error {
 	ctx, cancel := context.WithTimeout(ctx, l.Limit(allowed))
 	defer cancel()
 	tick := time.NewTicker(between)
@@ -54,7 +54,7 @@ func (l *Log) Until(ctx context.Context, allowed time.Duration, what string, loo
 	printed, last, start := "", "", time.Now()
 	nextPrint := start.Add(time.Second)
 	for {
-		state, err := look(ctx)
+		state, err := check(ctx)
 		switch {
 		case err != nil && ctx.Err() == nil:
 			if last != "" {

@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// grace is how long the program inside may take to end when it is told to.
+// grace is how long the program inside may take to end when asked to.
 const grace = 20 * time.Second
 
 // initMain is process 1: it makes the sandbox fit to live in, starts the program

@@ -82,6 +82,6 @@ func within(allowed time.Duration, try func() error) error {
 		if err == nil || time.Now().After(deadline) {
 			return err
 		}
-		time.Sleep(20 * time.Millisecond) // between two looks
+		time.Sleep(20 * time.Millisecond) // between two checks
 	}
 }

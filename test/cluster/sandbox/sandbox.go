@@ -24,7 +24,7 @@ import (
 	"syscall"
 )
 
-// What the runs tell each other by their environment.
+// What the runs pass to each other in their environment.
 const (
 	roleVariable   = "HOSTPATH_SANDBOX_ROLE"
 	cgroupVariable = "HOSTPATH_SANDBOX_CGROUP"
@@ -111,7 +111,7 @@ func Shared(path string) error {
 	return nil
 }
 
-// Outside tells whether this is the run that was called. Only there what Enter
+// Outside reports whether this is the run that was called. Only there what Enter
 // is given matters.
 func Outside() bool { return os.Getenv(roleVariable) == "" }
 

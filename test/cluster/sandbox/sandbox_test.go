@@ -22,7 +22,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/test/testenv/loopfs"
 )
 
-// messy tells the test's own program to make a mess in a sandbox.
+// messy has the test's own program make a mess in a sandbox.
 const messy = "HOSTPATH_SANDBOX_TEST"
 
 func TestMain(m *testing.M) {
@@ -60,7 +60,7 @@ func makeMess(box *sandbox.Sandbox) error {
 	if err != nil {
 		return err
 	}
-	// Nothing that is told to its group reaches this one.
+	// No signal to its group reaches this one.
 	orphan := exec.Command("sleep", "infinity")
 	orphan.Dir = disk
 	orphan.SysProcAttr = &syscall.SysProcAttr{Setsid: true}

@@ -70,11 +70,11 @@ func TestMeasure(t *testing.T) {
 		shows string
 		wants error
 	}{
-		"in a directory":                   {ours: 0.9, shows: `"ratio": 0.9`},
-		"on a filesystem of its own":       {kind: "xfs", ours: 0.9, shows: `"filesystem": "xfs"`},
-		"a device that is much slower":     {ours: 0.1, shows: `"exceeded": true`, wants: errBudget},
-		"slower than what losetup has":     {ours: 0.9, plain: 1.3, shows: `"limit": "a device of losetup on such a file"`, wants: errBudget},
-		"a measurement that cannot be had": {kind: "ext4", fails: os.ErrDeadlineExceeded, wants: os.ErrDeadlineExceeded},
+		"in a directory":               {ours: 0.9, shows: `"ratio": 0.9`},
+		"on a filesystem of its own":   {kind: "xfs", ours: 0.9, shows: `"filesystem": "xfs"`},
+		"a device that is much slower": {ours: 0.1, shows: `"exceeded": true`, wants: errBudget},
+		"slower than what losetup has": {ours: 0.9, plain: 1.3, shows: `"limit": "a device of losetup on such a file"`, wants: errBudget},
+		"a measurement that fails":     {kind: "ext4", fails: os.ErrDeadlineExceeded, wants: os.ErrDeadlineExceeded},
 	} {
 		t.Run(name, func(t *testing.T) {
 			o := short(t.TempDir())
@@ -119,12 +119,12 @@ func TestEveryGroupIsMeasured(t *testing.T) {
 			}
 			for _, g := range groups {
 				if !measured[g.title] {
-					t.Errorf("nothing is told of %s", g.name)
+					t.Errorf("nothing is reported of %s", g.name)
 				}
 			}
 			wantRows(t, got.Results)
 			if kind == "btrfs" && !got.Machine.Quotas {
-				t.Errorf("on btrfs it tells of %s, want quotas", got.Machine)
+				t.Errorf("on btrfs it reports %s, want quotas", got.Machine)
 			}
 			wantNothingLeft(t, o.dir)
 		})
@@ -132,7 +132,7 @@ func TestEveryGroupIsMeasured(t *testing.T) {
 }
 
 // wantRows says that each figure which is to be measured is there with its budget, and none
-// beside. Whoever changes one of these changes what the project promises.
+// other. Whoever changes one of these changes what the project promises.
 func wantRows(t *testing.T, results []result) {
 	t.Helper()
 	most := func(allowed float64) budget { return budget{AtMost: allowed} }

@@ -124,11 +124,11 @@ func (s *scene) makePlainDisk(ctx context.Context, a *actor, as string) (device 
 	}
 	cmd := exec.CommandContext(ctx, "losetup", "--find", "--show", "--direct-io=on", "--sector-size", strconv.Itoa(block),
 		filepath.Join(a.pool(), id, diskFile))
-	var told bytes.Buffer
-	cmd.Stderr = &told
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
 	output, err := cmd.Output()
 	if err != nil {
-		return "", fmt.Errorf("%s: %w: %s", cmd, err, bytes.TrimSpace(told.Bytes()))
+		return "", fmt.Errorf("%s: %w: %s", cmd, err, bytes.TrimSpace(stderr.Bytes()))
 	}
 	device = string(bytes.TrimSpace(output))
 	return device, writeDisk(device, s.order.disk)
@@ -169,11 +169,11 @@ func fio(ctx context.Context, l load, path string, size int64, duration time.Dur
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	var told bytes.Buffer
-	cmd.Stderr = &told
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
 	output, err := cmd.Output()
 	if err != nil {
-		return 0, fmt.Errorf("%s: %w: %s", cmd, err, bytes.TrimSpace(told.Bytes()))
+		return 0, fmt.Errorf("%s: %w: %s", cmd, err, bytes.TrimSpace(stderr.Bytes()))
 	}
 	return readFio(output)
 }
@@ -195,10 +195,10 @@ func readFio(output []byte) (float64, error) {
 		output = output[at:]
 	}
 	if err := json.Unmarshal(output, &read); err != nil {
-		return 0, fmt.Errorf("read what fio told: %w", err)
+		return 0, fmt.Errorf("read the output of fio: %w", err)
 	}
 	if len(read.Jobs) != 1 || read.Jobs[0].Error != 0 {
-		return 0, fmt.Errorf("fio told of %+v, want one job without an error", read.Jobs)
+		return 0, fmt.Errorf("fio reported %+v, want one job without an error", read.Jobs)
 	}
 	return read.Jobs[0].Read.Bytes + read.Jobs[0].Write.Bytes, nil
 }

@@ -12,7 +12,7 @@ import (
 // A measureFunc measures once.
 type measureFunc func(ctx context.Context) (float64, error)
 
-// A comparison is a figure of the driver's beside its limit, in the same unit.
+// A comparison is a figure of the driver and its limit, in the same unit.
 type comparison struct {
 	name string
 	unit unit
@@ -75,7 +75,7 @@ type result struct {
 	Exceeded bool `json:"exceeded"`
 }
 
-// unclear tells that the noise is more than the budget can excuse.
+// unclear reports whether the noise is more than the budget can excuse.
 func (r result) unclear() bool { return r.Budget != budget{} && r.Noise > r.Budget.excused() }
 
 // compare measures everything in each round, ours and bare next to each other and in

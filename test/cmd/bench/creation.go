@@ -72,7 +72,7 @@ func prepareCreation(ctx context.Context, s *scene) ([]comparison, error) {
 	return all, nil
 }
 
-// maker works beside an actor's pool, on the same filesystem. It is closed when the
+// maker works outside an actor's pool, on the same filesystem. It is closed when the
 // scene is struck.
 func (s *scene) maker(a *actor) (*maker, error) {
 	m, err := newMaker(filepath.Join(a.dir, "bare"))

@@ -46,7 +46,7 @@ type order struct {
 	output    string
 }
 
-// scales are those that the documentation tells of.
+// scales are those in the documentation.
 var scales = []int{0, 1_000, 10_000, 100_000}
 
 func parse(args []string) (order, error) {

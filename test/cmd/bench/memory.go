@@ -60,7 +60,7 @@ func (a *actor) scrape(ctx context.Context) error {
 	return err
 }
 
-// memory is a size that the kernel tells of the driver's process (proc_pid_status(5)).
+// memory is a size that the kernel reports of the driver's process (proc_pid_status(5)).
 func (a *actor) memory(field string) measureFunc {
 	return func(context.Context) (float64, error) {
 		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", a.Process.Pid()))
@@ -74,6 +74,6 @@ func (a *actor) memory(field string) measureFunc {
 				return kib / 1024, err
 			}
 		}
-		return 0, fmt.Errorf("the kernel tells no %s of process %d", field, a.Process.Pid())
+		return 0, fmt.Errorf("the kernel reports no %s of process %d", field, a.Process.Pid())
 	}
 }

@@ -20,7 +20,7 @@ import (
 // A unit is what a figure is counted in.
 type unit string
 
-// Times are told in what people read easily, whatever they were measured in.
+// Times are printed in units that people read easily, whatever they were measured in.
 const (
 	micros     unit = "µs"
 	mebibytes  unit = "MiB"
@@ -41,13 +41,13 @@ type facts struct {
 	CPUs   int    `json:"cpus"`
 	// Filesystem is the kind that the pool is on.
 	Filesystem string `json:"filesystem"`
-	// Quotas tells whether it keeps the sizes of volumes.
+	// Quotas reports whether it keeps the sizes of volumes.
 	Quotas bool `json:"quotas"`
 	// Load is how many programs wanted a CPU in the minute before.
 	Load float64 `json:"load"`
 }
 
-// busy tells that others want the CPUs, and that ratios suffer: more threads work for
+// busy reports whether others want the CPUs, and that ratios suffer: more threads work for
 // each request to a device than for one to a file, and each has to wait for its turn.
 func (f facts) busy() bool { return f.Load > float64(f.CPUs) }
 
@@ -123,7 +123,7 @@ func (r report) writeTable(out io.Writer) error {
 	fmt.Fprintln(table, strings.Join([]string{"", "ours", "limit", "ratio", "noise", "budget", "", "  the limit"}, "\t"))
 	for _, r := range r.Results {
 		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t±%s\t%s\t%s\t%s\n",
-			r.Name, r.told(r.Ours), r.told(r.Bare), ratio(r.Ratio), r.noise(), r.Budget.told(r.Unit), r.verdict(), apart(r.Limit))
+			r.Name, r.figure(r.Ours), r.figure(r.Bare), ratio(r.Ratio), r.noise(), r.Budget.figure(r.Unit), r.verdict(), apart(r.Limit))
 	}
 	return table.Flush()
 }
@@ -138,7 +138,7 @@ func (r report) writeMarkdown(out io.Writer) error {
 			fmt.Fprintf(out, "\n### %s\n\n| | driver | limit | | ratio | noise | budget | |\n|---|--:|--:|---|--:|--:|--:|---|\n", group)
 		}
 		fmt.Fprintf(out, "| %s | %s | %s | %s | %s | ±%s | %s | %s |\n",
-			r.Name, r.told(r.Ours), r.told(r.Bare), r.Limit, ratio(r.Ratio), r.noise(), r.Budget.told(r.Unit), r.verdict())
+			r.Name, r.figure(r.Ours), r.figure(r.Bare), r.Limit, ratio(r.Ratio), r.noise(), r.Budget.figure(r.Unit), r.verdict())
 	}
 	return nil
 }
@@ -151,8 +151,8 @@ func apart(text string) string {
 	return "  " + text
 }
 
-// told is a figure with its unit; nothing where there is none.
-func (r result) told(value float64) string {
+// figure is a figure with its unit; nothing where there is none.
+func (r result) figure(value float64) string {
 	switch {
 	case value == 0:
 		return ""
@@ -186,19 +186,19 @@ func (r result) noise() string {
 		if r.Noise == 0 {
 			return "0"
 		}
-		return r.told(r.Noise)
+		return r.figure(r.Noise)
 	}
 	return fmt.Sprintf("%.2f", r.Noise)
 }
 
-func (b budget) told(u unit) string {
+func (b budget) figure(u unit) string {
 	switch {
 	case b.AtMost > 0:
 		return fmt.Sprintf("≤ %.2f", b.AtMost)
 	case b.AtLeast > 0:
 		return fmt.Sprintf("≥ %.2f", b.AtLeast)
 	case b.Max > 0:
-		return "≤ " + result{Unit: u}.told(b.Max)
+		return "≤ " + result{Unit: u}.figure(b.Max)
 	}
 	return ""
 }

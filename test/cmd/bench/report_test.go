@@ -68,8 +68,8 @@ func TestBusyMachineIsReported(t *testing.T) {
 		if err := (report{Machine: facts{CPUs: 2, Load: load}}).writeTable(&out); err != nil {
 			t.Fatal(err)
 		}
-		if told := strings.Contains(out.String(), "busy"); told != busy {
-			t.Errorf("that the machine is busy is told: %v, want %v at a load of %g", told, busy, load)
+		if reported := strings.Contains(out.String(), "busy"); reported != busy {
+			t.Errorf("that the machine is busy is reported: %v, want %v at a load of %g", reported, busy, load)
 		}
 	}
 }

@@ -187,7 +187,7 @@ func (s *scene) starts(a, none *actor, volumes int) []comparison {
 	return []comparison{start, most, compared}
 }
 
-// openPage does what cannot be left out to tell which volumes of a page are there.
+// openPage does what is needed to know which volumes of a page are there.
 func (a *actor) openPage(context.Context) error {
 	root, err := os.OpenRoot(a.pool())
 	if err != nil {

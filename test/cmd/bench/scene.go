@@ -34,7 +34,7 @@ type scene struct {
 type actor struct {
 	drivertest.Client
 	dir string
-	// ends end what works beside it.
+	// ends stop what was started for it.
 	ends []func() error
 }
 

@@ -9,7 +9,7 @@ import (
 // binaryBudget is how large the program may be, in MB.
 const binaryBudget = 18
 
-// prepareSize tells how large the program is, on disk and in memory.
+// prepareSize reports how large the program is, on disk and in memory.
 func prepareSize(ctx context.Context, s *scene) ([]comparison, error) {
 	idle, err := s.enter(ctx, nil)
 	if err != nil {

@@ -63,7 +63,7 @@ func (s *scene) askRoom(ctx context.Context) (answer, error) {
 	return fine("%s", size(room))
 }
 
-// askRoomLeft allows for the capacity being told in steps of up to 64 MiB.
+// askRoomLeft allows for the capacity being reported in steps of up to 64 MiB.
 func (s *scene) askRoomLeft(ctx context.Context) (answer, error) {
 	const rounding = 64 << 20
 	before := s.room
@@ -173,7 +173,7 @@ func (s *scene) stats(ctx context.Context) (answer, error) {
 	return fine("%s of %s used", size(told.GetUsed()), size(told.GetTotal()))
 }
 
-// statsFull expects a volume to be told apart from its pool.
+// statsFull expects a volume to be distinguished from its pool.
 func (s *scene) statsFull(ctx context.Context) (answer, error) {
 	return s.statsBetween(ctx, small, filler, smallBytes-slack, smallBytes)
 }

@@ -73,7 +73,7 @@ func (s *scene) startDriver(ctx context.Context, table *table) error {
 
 func (s *scene) pool() string { return filepath.Join(s.dir, "pool") }
 
-// close takes the scene down, whatever state it is in, and looks whether
+// close takes the scene down, whatever state it is in, and checks whether
 // anything is left.
 func (s *scene) close() error {
 	var problems []error
@@ -94,7 +94,7 @@ func (s *scene) close() error {
 	return errors.Join(problems...)
 }
 
-// leftovers looks for mounts and loop devices of a directory that is gone.
+// leftovers searches for mounts and loop devices of a directory that is gone.
 func leftovers(dir string) error {
 	var problems []error
 	mounts, err := mountns.Below(dir)

@@ -157,7 +157,7 @@ func TestImageWithUnexpectedContents(t *testing.T) {
 			i := good(t)
 			c.change(&i)
 			if found, err := check(i.write(t), program, image{}); err == nil || !strings.Contains(err.Error(), c.says) {
-				t.Errorf("found %q, %v; want it to tell of %q", found, err, c.says)
+				t.Errorf("found %q, %v; want it to name %q", found, err, c.says)
 			}
 		})
 	}
@@ -200,7 +200,7 @@ func TestImageWithDebianPrograms(t *testing.T) {
 			i := goodDebian(t)
 			i.layers[1] = c.change(i.layers[1])
 			if found, err := check(i.write(t), program, debian); err == nil || !strings.Contains(err.Error(), c.says) {
-				t.Errorf("found %q, %v; want it to report %q", found, err, c.says)
+				t.Errorf("found %q, %v; want it to name %q", found, err, c.says)
 			}
 		})
 	}

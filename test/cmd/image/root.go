@@ -116,7 +116,7 @@ func (r *root) fill(ctx context.Context, programs []string) error {
 	return r.describe(ctx)
 }
 
-// links has the tree and the image find in usr what programs look for in /lib and the like: the package that
+// links has the tree and the image find in usr what programs search for in /lib and the like: the package that
 // does so on a whole system is not among those that are unpacked.
 func (r *root) links() error {
 	for _, name := range merged {
@@ -178,7 +178,7 @@ func needs(file *elf.File, machine elf.Machine) ([]string, error) {
 	}
 	for _, tag := range []elf.DynTag{elf.DT_RPATH, elf.DT_RUNPATH} {
 		if at, err := file.DynString(tag); err == nil && len(at) > 0 {
-			return nil, fmt.Errorf("it looks for libraries in %s, where this tool does not", at)
+			return nil, fmt.Errorf("it searches for libraries in %s, where this tool does not", at)
 		}
 	}
 	found, err := file.ImportedLibraries()
@@ -198,7 +198,7 @@ func needs(file *elf.File, machine elf.Machine) ([]string, error) {
 	return found, nil
 }
 
-// library is the path of a library in the tree, where Debian's loader looks for it.
+// library is the path of a library in the tree, where Debian's loader searches for it.
 func (r *root) library(name string) (string, error) {
 	if path.IsAbs(name) {
 		return name, nil
@@ -268,7 +268,7 @@ func (r *root) write(name string, content []byte, mode fs.FileMode) error {
 }
 
 // describe adds the control files of the packages that files came from, where scanners for known vulnerabilities
-// look for them in an image without dpkg, and their licenses.
+// search for them in an image without dpkg, and their licenses.
 func (r *root) describe(ctx context.Context) error {
 	packages, err := filepath.Glob(filepath.Join(r.tree, "var/cache/apt/archives/*.deb"))
 	if err != nil {

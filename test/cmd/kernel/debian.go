@@ -151,7 +151,7 @@ func download(ctx context.Context, name, dir string) (string, error) {
 }
 
 // mergeUsr brings the trees of all releases into one form: the modules are in
-// /usr/lib since Debian 13, and kmod looks where its own release has them.
+// /usr/lib since Debian 13, and kmod searches where its own release has them.
 func mergeUsr(tree string) error {
 	lib, usr := filepath.Join(tree, "lib"), filepath.Join(tree, "usr")
 	if err := os.MkdirAll(usr, 0o755); err != nil {

@@ -40,7 +40,7 @@ var hostTools = map[string][]string{
 	"xz-utils":        {"xz"},
 }
 
-// checkTools tells at once which packages have to be installed.
+// checkTools reports at once which packages have to be installed.
 func checkTools() error {
 	var missing []string
 	for _, packages := range []map[string][]string{tools, hostTools} {
@@ -170,14 +170,14 @@ func (i image) applets(ctx context.Context) error {
 			return err
 		}
 	}
-	// Where the kernel looks for it.
+	// Where the kernel searches for it.
 	return i.Symlink("/sbin/modprobe", "/usr/bin/busybox")
 }
 
 // sharedLibraries returns the libraries of all these programs; static ones have
 // none.
 func sharedLibraries(ctx context.Context, files []string) ([]string, error) {
-	// It fails if one of them is static, but tells of the others.
+	// It fails if one of them is static, but lists the others.
 	text, err := output(ctx, "ldd", files...)
 	if ctx.Err() != nil {
 		return nil, err

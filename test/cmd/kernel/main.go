@@ -25,7 +25,7 @@ const (
 )
 
 func init() {
-	// Children are told to die with the thread that started them, so that must be
+	// Children are set to die with the thread that started them, so that must be
 	// one that lives as long as the process: the main one.
 	runtime.LockOSThread()
 }

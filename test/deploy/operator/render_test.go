@@ -135,7 +135,7 @@ func TestOperatorRendersManifestsOfDriver(t *testing.T) {
 	}
 }
 
-// For pathConfig the operator deploys what kustomize renders of deploy/provisioner beside the driver.
+// For pathConfig the operator deploys what kustomize renders of deploy/provisioner as well.
 func TestOperatorRendersManifestsOfProvisioner(t *testing.T) {
 	byHand, byOperator := rendered(t, "../../../deploy/provisioner/openshift"), operated(t, "legacy.yaml")
 	const name = "hostpath-provisioner"

@@ -85,7 +85,7 @@ func (b *bench) expand(name, pod string, bytes int64) error {
 }
 
 // wantInOrder expects the driver to find nothing wrong with a published volume, and to
-// tell its size.
+// report its size.
 func (b *bench) wantInOrder(name, pod string, bytes int64) {
 	b.Helper()
 	got, err := b.Stats(b.Context(), name, pod)
@@ -96,7 +96,7 @@ func (b *bench) wantInOrder(name, pod string, bytes int64) {
 	}
 }
 
-// wantDevices expects that many devices on files of the pool. What looks at devices as
+// wantDevices expects that many devices on files of the pool. What opens devices as
 // they come and go may keep one for an instant.
 func (b *bench) wantDevices(want int) []string {
 	b.Helper()

@@ -93,7 +93,7 @@ func filesystems() []filesystem {
 	}
 }
 
-// guest tells whether this is the guest of test/cmd/kernel, whose processor may be emulated.
+// guest reports whether this is the guest of test/cmd/kernel, whose processor may be emulated.
 func guest() bool { return os.Getenv("HOSTPATH_KERNEL") != "" }
 
 func onLoop(kind string) func(*testing.T) string {

@@ -89,7 +89,7 @@ func (b *bench) pick(random *rand.Rand, v *volume) (call func() error) {
 }
 
 // killDuring kills the driver a while after a call began and starts it again. It
-// tells whether the call had no answer yet.
+// returns whether the call had no answer yet.
 func (b *bench) killDuring(call func() error, after time.Duration) (interrupted bool) {
 	b.Helper()
 	answer := make(chan error, 1)

@@ -46,7 +46,7 @@ func (d *disk) close() {
 	d.buffer = nil
 }
 
-// write writes that many bytes from a place on; what, tells the generation.
+// write writes that many bytes from an offset on; what is the generation.
 func (d *disk) write(from, length int64, generation uint64) {
 	d.t.Helper()
 	must.Succeed(d.t, d.tryWrite(from, length, generation))
@@ -81,7 +81,7 @@ func (d *disk) want(from, length int64, generation uint64) {
 	}
 }
 
-// fill makes content that tells its place and generation: no word is like another.
+// fill makes content that encodes its place and generation: no word is like another.
 func fill(chunk []byte, at int64, generation uint64) {
 	for i := 0; i < len(chunk); i += 8 {
 		word := (uint64(at)+uint64(i))*0x9e3779b97f4a7c15 + generation*0xbf58476d1ce4e5b9

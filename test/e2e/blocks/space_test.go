@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// fillUp has others take all that is free beside the pool, and returns what gives it
+// fillUp has others use all that is free outside the pool, and returns what gives it
 // back.
 func (b *bench) fillUp() (giveBack func()) {
 	b.Helper()

@@ -1,7 +1,7 @@
 // Package crash tests that nothing is ever half done: the real driver is killed before
 // every system call by which it changes anything, started again, and asked again. A
-// seccomp filter tells of those calls one by one, so that each run dies where it is told
-// to, and not where the clock had it.
+// seccomp filter reports those calls one by one, so that each run is killed at a chosen one,
+// and not at a random time.
 //
 // What a kernel keeps when the power goes, and not only the process, is tested here too:
 // see power_test.go.
@@ -274,12 +274,12 @@ func (w *world) crashStart(at int) (steps []step, killed bool) {
 	return steps, true
 }
 
-// judge looks at what a driver has made of a crash, and asks it again.
+// judge checks what a driver has made of a crash, and asks it again.
 func (w *world) judge(s scenario, c crash) {
 	w.Helper()
 	where := c.where
 	possible := append([]state{s.to, s.from}, s.between...)
-	if left := w.look(); s.to.block && s.from.bytes < left.bytes && left.bytes < s.to.bytes {
+	if left := w.observe(); s.to.block && s.from.bytes < left.bytes && left.bytes < s.to.bytes {
 		// A signal had interrupted fallocate(2): the file has grown by less, and is served as it is.
 		partly := s.to
 		partly.bytes = left.bytes

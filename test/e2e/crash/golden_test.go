@@ -18,7 +18,7 @@ import (
 
 var update = flag.Bool("update", false, "write testdata/steps from what the driver does now")
 
-// The guest of test/cmd/kernel has no files beside the program.
+// The guest of test/cmd/kernel has no files next to the program.
 //
 //go:embed testdata/steps
 var testdata embed.FS

@@ -7,7 +7,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
-// guest tells whether this is the guest of test/cmd/kernel.
+// guest reports whether this is the guest of test/cmd/kernel.
 func guest() bool { return os.Getenv("HOSTPATH_KERNEL") != "" }
 
 // onDisk is where the guest has mounted one of its disks.

@@ -14,19 +14,19 @@ import (
 )
 
 // capacitySlack is what the filesystem itself may take or give, and the step in which
-// capacity is told. No volume is as small.
+// capacity is reported. No volume is as small.
 const capacitySlack = 4 * mib
 
-// tellBound is how long the ledger may take to be told of what is gone. It is below the
-// minute after which the driver compares its memory with the disk: that would mend a
+// ledgerBound is how long the ledger may take to notice what is gone. It is below the
+// minute after which the driver compares its memory with the disk: that would correct a
 // ledger that is wrong.
-const tellBound = 30 * time.Second
+const ledgerBound = 30 * time.Second
 
 // wantState expects the victim to be in one of some states, the pool to be in order for
 // that, and the volumes of others to be as they were.
 func (w *world) wantState(where string, possible ...state) {
 	w.Helper()
-	is := w.look()
+	is := w.observe()
 	w.now = is
 	if !slices.Contains(possible, is) {
 		w.Errorf("%s: the volume is %+v, want one of %+v", where, is, possible)
@@ -58,8 +58,8 @@ func (w *world) expected(victimIs state) []drivertest.Kept {
 	return all
 }
 
-// look finds what there is of the victim, by what the disk and the kernel have.
-func (w *world) look() state {
+// observe finds what there is of the victim, by what the disk and the kernel have.
+func (w *world) observe() state {
 	w.Helper()
 	var is state
 	r, err := w.pool.Record(victim)
@@ -117,8 +117,8 @@ func (w *world) has(v drivertest.Kept, path string) error {
 }
 
 // capacityOf learns what the pool has left in a state that no crash has led to. It has to
-// agree with what is known of others: a single look may come before the reaper has told
-// the ledger what it removed on the way to this state.
+// agree with what is known of others: a single check may come before the reaper has entered
+// into the ledger what it removed on the way to this state.
 func (w *world) capacityOf(s state) {
 	w.Helper()
 	if w.now != s {
@@ -165,8 +165,8 @@ func (w *world) capacityIs(s state) error {
 		w.Must(errors.Join(w.Process.Stop(), w.Process.Restart(w.Context())))
 	}
 	// What is free is no number of the driver's, and the reaper, which has emptied the
-	// trash, is about to tell the ledger.
-	for deadline := time.Now().Add(tellBound); !near(); w.Must(w.pool.Settle()) {
+	// trash, is about to update the ledger.
+	for deadline := time.Now().Add(ledgerBound); !near(); w.Must(w.pool.Settle()) {
 		if time.Now().After(deadline) {
 			return fmt.Errorf("the capacity is %d bytes, want %d", w.capacity(), want)
 		}

@@ -15,7 +15,7 @@ import (
 // A step is a system call that changes what outlives the process, in words.
 type step string
 
-// A call tells of a trapped system call whether it changes anything, and of what.
+// A call describes a trapped system call: whether it changes anything, and what.
 type call struct {
 	name string
 	// changes is nil for a call that always does.
@@ -120,7 +120,7 @@ func (s step) verb() string {
 	return verb
 }
 
-// toFile tells a file from the sockets and pipes that the driver answers and logs to.
+// toFile distinguishes a file from the sockets and pipes that the driver answers and logs to.
 func toFile(n *notification) bool {
 	target := n.descriptor(0)
 	return strings.HasPrefix(target, "/") && target != os.DevNull

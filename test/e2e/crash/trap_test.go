@@ -64,7 +64,7 @@ func install() (listener int, err error) {
 	)
 	machine, known := machines[runtime.GOARCH]
 	if !known {
-		return 0, fmt.Errorf("system calls of %s cannot be told", runtime.GOARCH)
+		return 0, fmt.Errorf("system calls of %s cannot be known", runtime.GOARCH)
 	}
 	program := []unix.SockFilter{
 		{Code: load, K: offArch},
@@ -165,7 +165,7 @@ func (tr *trap) armToFail(f failure) {
 	tr.failure = &f
 }
 
-// disarm tells the steps since arm, the last of which was not taken if the driver was killed.
+// disarm returns the steps since arm, the last of which was not taken if the driver was killed.
 func (tr *trap) disarm() (steps []step, killed bool) {
 	tr.mu.Lock()
 	defer tr.mu.Unlock()
@@ -289,7 +289,7 @@ func (d trappedDriver) answerOne() error {
 	return err
 }
 
-// stop counts a step, and tells whether it is the one that must not be taken, and if not, the error that it gets; 0 for
+// stop counts a step, and reports whether it is the one that must not be taken, and if not, the error that it gets; 0 for
 // none.
 func (tr *trap) stop(n *notification) (kill bool, errno unix.Errno) {
 	tr.mu.Lock()

@@ -112,7 +112,7 @@ func (w *world) awaitReaped() {
 	})
 }
 
-// reaped is how often the driver has told that the reaper is done with something.
+// reaped is how often the driver has logged that the reaper is done with something.
 func (w *world) reaped() int { return strings.Count(w.Process.Log(), "removed trash") }
 
 // arm counts the driver's steps from here on.

@@ -19,7 +19,7 @@ import (
 )
 
 // bound is what any call may take during a fault. The driver finds a hang within 15
-// seconds: that of its look every 10, and the 5 after which one that gets no answer counts.
+// seconds: that of its check every 10, and the 5 after which one that gets no answer counts.
 // The rest is for machines that are slow.
 func bound() time.Duration {
 	if guest() {
@@ -75,7 +75,7 @@ func (w *world) wantAnswers(during string, want answers) {
 }
 
 // wantAnswer makes a call. The answer to one that fails has to name the pool, or the
-// volume, so that a person knows where to look.
+// volume, so that a person knows where to search.
 func (w *world) wantAnswer(during string, c call, want codes.Code) {
 	w.Helper()
 	began := time.Now()
@@ -122,14 +122,14 @@ func (w *world) wantListed(during string, abnormal func(v drivertest.Volume) boo
 		}
 		got, err := w.Get(w.Context(), v.ID)
 		if is := got.GetStatus().GetVolumeCondition(); err != nil || is.GetAbnormal() != condition.GetAbnormal() {
-			w.Errorf("%s, get: %s is told with %v, %v; listed with %v", during, v.ID, is, err, condition)
+			w.Errorf("%s, get: %s is reported with %v, %v; listed with %v", during, v.ID, is, err, condition)
 		}
 		if len(v.Pods) == 0 {
 			continue
 		}
 		stats, err := w.Stats(w.Context(), v.ID, v.ID)
 		if is := stats.GetVolumeCondition(); err != nil || is.GetAbnormal() != condition.GetAbnormal() {
-			w.Errorf("%s, stats: %s is told with %v, %v; listed with %v", during, v.ID, is, err, condition)
+			w.Errorf("%s, stats: %s is reported with %v, %v; listed with %v", during, v.ID, is, err, condition)
 		}
 	}
 }
@@ -174,7 +174,7 @@ func (w *world) wantAlive(during string) {
 // serving expects the metric to say so, or not, within some seconds.
 func (w *world) awaitServing(serving bool) {
 	w.Helper()
-	w.Eventually(fmt.Sprintf("the metric tells that the pool serves: %v", serving), func() bool {
+	w.Eventually(fmt.Sprintf("the metric reports that the pool serves: %v", serving), func() bool {
 		return w.metric("hostpath_pool_serving", "local") == map[bool]float64{true: 1}[serving]
 	})
 }

@@ -87,7 +87,7 @@ func (w *world) wantToldAsFailing() {
 		w.Log("mounting it anew: ", err)
 	}
 	if err := w.delete(doomed); err == nil || strings.Contains(err.Error(), "not the pool that was opened") {
-		w.Errorf("delete: %v, want an error that tells of the disk", err)
+		w.Errorf("delete: %v, want an error that reports the disk", err)
 	}
 }
 
@@ -100,7 +100,7 @@ func (w *world) repair() {
 		// It counts the errors until it is checked.
 		output, err := exec.CommandContext(w.Context(), "e2fsck", "-f", "-y", w.mount.device).CombinedOutput()
 		var exit *exec.ExitError
-		if err != nil && (!errors.As(err, &exit) || exit.ExitCode() != 1) { // 1: mended
+		if err != nil && (!errors.As(err, &exit) || exit.ExitCode() != 1) { // 1: repaired
 			w.Fatalf("e2fsck: %v\n%s", err, output)
 		}
 	}
@@ -115,7 +115,7 @@ func (w *world) repair() {
 	w.Eventually("all is in order again", func() bool { return w.pool.Lists(w.acknowledged) == nil })
 }
 
-// wantUnacknowledgedWhole looks at what was asked for while the disk failed: it may be
+// wantUnacknowledgedWhole checks what was asked for while the disk failed: it may be
 // there or not, and asked for again it has to be.
 func (w *world) wantUnacknowledgedWhole() {
 	w.Helper()

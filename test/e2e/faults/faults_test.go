@@ -21,7 +21,7 @@ const (
 	mib = 1 << 20
 )
 
-// guest tells whether this is the guest of test/cmd/kernel, whose processor may be emulated, and
+// guest reports whether this is the guest of test/cmd/kernel, whose processor may be emulated, and
 // where XFS and ext4 have quotas.
 func guest() bool { return os.Getenv("HOSTPATH_KERNEL") != "" }
 

@@ -31,7 +31,7 @@ func TestFullPool(t *testing.T) {
 			if got := w.capacity(); got != 0 {
 				t.Errorf("the capacity is %d bytes", got)
 			}
-			// A disk has its space; of a directory there is none left to be had.
+			// A disk has its space; of a directory none is left.
 			w.wantListed("full", func(v drivertest.Volume) bool { return !v.Block })
 			w.wantAnswers("full", full)
 			w.wantAlive("full")
@@ -124,7 +124,7 @@ func (w *world) wantFits(what string, err error, refused ...codes.Code) {
 	w.Errorf("%s: %v, want success or one of %v", what, err, refused)
 }
 
-// fillUp has others take all that is free beside the driver's volumes, but for so many
+// fillUp has others use all that is free except the driver's volumes, but for so many
 // bytes, and returns what gives it back.
 func (w *world) fillUp(left int64) (giveBack func()) {
 	w.Helper()

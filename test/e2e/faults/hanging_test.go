@@ -24,7 +24,7 @@ const patient = 3 * time.Second
 func TestHangingDisk(t *testing.T) {
 	unlessShort(t)
 	driver := program(t)
-	// On XFS and ext4, where the look asks the disk itself: see dir.AskDisk.
+	// On XFS and ext4, where the check asks the disk itself: see dir.AskDisk.
 	for _, fs := range filesystems()[:2] {
 		t.Run(fs.kind, func(t *testing.T) { testADiskThatHangs(t, driver, fs) })
 	}
@@ -33,12 +33,12 @@ func TestHangingDisk(t *testing.T) {
 func testADiskThatHangs(t *testing.T, driver string, fs filesystem) {
 	m, d := newFaultyMount(t, fs)
 	w := newWorld(t, driver, m)
-	beside := w.beside()
+	others := w.others()
 	d.Hang()
 	hanging := w.begin(late)
 	d.AwaitHanging()
 	// At once, before the driver can have noticed.
-	for _, v := range beside {
+	for _, v := range others {
 		w.inTime("unpublish in another pool", func() error { return w.Unpublish(w.Context(), v.ID, v.ID) })
 	}
 	w.wantAlive("hanging")
@@ -50,14 +50,14 @@ func testADiskThatHangs(t *testing.T, driver string, fs filesystem) {
 	w.awaitServing(true)
 	w.Eventually("the call that hung has ended", func() bool { return status.Code(w.create(late)) != codes.Aborted })
 	w.Must(w.create(late))
-	for _, v := range beside {
+	for _, v := range others {
 		w.Must(w.Delete(w.Context(), v.ID))
 	}
 	w.end()
 }
 
 // A call that is past the opening of its pool keeps its volume until the disk answers. What
-// kubelet tries again meanwhile is told so at once, before the driver can have noticed and
+// kubelet tries again meanwhile gets that answer at once, before the driver can have noticed and
 // after.
 func TestRetriesOnHangingDisk(t *testing.T) {
 	unlessShort(t)
@@ -84,7 +84,7 @@ func TestRetriesOnHangingDisk(t *testing.T) {
 	w.end()
 }
 
-// wantBusy expects all calls on a volume to be told at once that another is at work on it.
+// wantBusy expects all calls on a volume to fail at once because another is at work on it.
 func (w *world) wantBusy(when string, v drivertest.Volume) {
 	w.Helper()
 	for name, call := range map[string]func(drivertest.Volume) error{
@@ -94,7 +94,7 @@ func (w *world) wantBusy(when string, v drivertest.Volume) {
 		err := call(v)
 		w.WantCode(when+": "+name, err, codes.Aborted)
 		if took := time.Since(began); took > patient || !strings.Contains(status.Convert(err).Message(), "another call is in progress") {
-			w.Errorf("%s: %s: %v after %v, want to be told of the other call within %v", when, name, err, took, patient)
+			w.Errorf("%s: %s: %v after %v, want the error for the other call within %v", when, name, err, took, patient)
 		}
 	}
 }
@@ -115,7 +115,7 @@ func (w *world) wantNoticed() {
 	}
 }
 
-// A driver that is told to end does so while a pool hangs: it takes no more calls, and is
+// A driver that is asked to end does so while a pool hangs: it accepts no new calls, and is
 // gone as soon as the kernel lets it go.
 func TestStopWithHangingDisk(t *testing.T) {
 	unlessShort(t)
@@ -158,9 +158,9 @@ func TestHangingFilesystem(t *testing.T) {
 	w := newWorld(t, driver, m)
 	hanging := filepath.Join(t.TempDir(), "hanging")
 	testenv.Hang(t, hanging)
-	beside := w.beside()
+	others := w.others()
 	w.Must(unix.Mount(hanging, m.at, "", unix.MS_BIND, ""))
-	for _, v := range beside {
+	for _, v := range others {
 		w.inTime("unpublish in another pool", func() error { return w.Unpublish(w.Context(), v.ID, v.ID) })
 	}
 	w.wantAlive("hanging")
@@ -170,7 +170,7 @@ func TestHangingFilesystem(t *testing.T) {
 	w.awaitServing(false)
 	w.wantListed("noticed", all)
 	w.wantAlive("noticed")
-	for _, v := range beside {
+	for _, v := range others {
 		w.Must(w.Delete(w.Context(), v.ID))
 	}
 
@@ -182,7 +182,7 @@ func TestHangingFilesystem(t *testing.T) {
 	w.end()
 }
 
-// begin begins to make a volume, and answers what a caller is told who is patient.
+// begin begins to make a volume, and returns the answer that a caller gets who waits.
 func (w *world) begin(v drivertest.Volume) <-chan error {
 	return w.inBackground(func(ctx context.Context) error {
 		_, err := w.Create(ctx, v)
@@ -190,19 +190,19 @@ func (w *world) begin(v drivertest.Volume) <-chan error {
 	})
 }
 
-// inBackground makes a call, and answers what a caller is told who is patient.
+// inBackground makes a call, and returns the answer that a caller gets who waits.
 func (w *world) inBackground(call func(context.Context) error) <-chan error {
-	told := make(chan error, 1)
+	reported := make(chan error, 1)
 	go func() {
 		ctx, cancel := context.WithTimeout(w.Context(), patient)
 		defer cancel()
-		told <- call(ctx)
+		reported <- call(ctx)
 	}()
-	return told
+	return reported
 }
 
-// beside are volumes that are published of the other pool.
-func (w *world) beside() []drivertest.Volume {
+// others are published volumes of the other pool.
+func (w *world) others() []drivertest.Volume {
 	w.Helper()
 	volumes := []drivertest.Volume{
 		{ID: "pvc-beside", Pool: "other", Bytes: small},

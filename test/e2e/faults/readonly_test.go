@@ -47,7 +47,7 @@ func TestPoolTurnsReadOnly(t *testing.T) {
 			w.Must(w.publish(idle))
 			w.Must(w.unpublish(idle))
 			w.mount.remount(0)
-			// An ext4 has its quotas off while it is read-only, and the next look sees them again.
+			// An ext4 has its quotas off while it is read-only, and the next check sees them again.
 			w.Eventually("a volume can be made", func() bool { return w.create(late) == nil })
 			w.wantListed("read-write again", none)
 			w.end()

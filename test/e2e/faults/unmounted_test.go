@@ -20,7 +20,7 @@ import (
 )
 
 // away is what calls are answered while the pool is not there. What is remembered of
-// volumes is told, and that they are abnormal.
+// volumes is reported, and their abnormal condition.
 var away = answers{
 	"create":             codes.ResourceExhausted, // and so on another node
 	"create disk":        codes.ResourceExhausted,
@@ -47,7 +47,7 @@ func TestUnmountedPool(t *testing.T) {
 			m := newMount(t, fs)
 			w := newWorld(t, driver, m)
 			m.unmount()
-			bare := look(t, m.at)
+			bare := snapshot(t, m.at)
 			// At once, and once the driver has noticed.
 			for _, during := range []string{"unmounted", "unmounted and noticed"} {
 				w.wantAnswers(during, away)
@@ -87,7 +87,7 @@ func (w *world) anotherFilesystem(bare map[string]entry) {
 		w.Must(os.MkdirAll(filepath.Dir(path), 0o755))
 		w.Must(os.WriteFile(path, []byte(content), 0o600))
 	}
-	theirs := look(w, w.mount.at)
+	theirs := snapshot(w, w.mount.at)
 	w.wantAnswers("another filesystem mounted", away)
 	wantSame(w, "another filesystem mounted", w.mount.at, theirs)
 	w.Must(loopfs.Unmount(w.mount.at))
@@ -100,9 +100,9 @@ func TestPoolUnmountedRepeatedly(t *testing.T) {
 	fs := filesystems()[1]
 	m := newMount(t, fs)
 	w := newWorld(t, driver, m)
-	w.Must(w.unpublish(raw)) // the kernel tells files by a path that changes
+	w.Must(w.unpublish(raw)) // the kernel names files by a path that changes
 	m.unmount()
-	bare := look(t, m.at)
+	bare := snapshot(t, m.at)
 	m.mount()
 
 	const callers = 4
@@ -123,9 +123,9 @@ func TestPoolUnmountedRepeatedly(t *testing.T) {
 				results[caller] = append(results[caller], h)
 				switch {
 				case h.deleted:
-					tell(deleting)
+					notify(deleting)
 				case h.kept():
-					tell(keeping)
+					notify(keeping)
 				}
 			}
 		})
@@ -174,21 +174,21 @@ type history struct {
 	deleted bool
 }
 
-// kept tells whether a user's data has to be there.
+// kept reports whether a user's data has to be there.
 func (h history) kept() bool { return h.filled && !h.asked }
 
-// tell tells those who wait for it, if there are any.
-func tell(waiting chan<- struct{}) {
+// notify wakes those who wait for it, if there are any.
+func notify(waiting chan<- struct{}) {
 	select {
 	case waiting <- struct{}{}:
 	default:
 	}
 }
 
-func await(t *testing.T, told <-chan struct{}) {
+func await(t *testing.T, reported <-chan struct{}) {
 	t.Helper()
 	select {
-	case <-told:
+	case <-reported:
 	case <-time.After(5 * time.Minute):
 		t.Fatal("no call succeeds while the filesystem comes and goes")
 	}
@@ -239,8 +239,8 @@ type entry struct {
 	Content  string
 }
 
-// look sees all that is in a directory, and the directory itself.
-func look(t testing.TB, root string) map[string]entry {
+// snapshot records all that is in a directory, and the directory itself.
+func snapshot(t testing.TB, root string) map[string]entry {
 	t.Helper()
 	tree := make(map[string]entry)
 	must.Succeed(t, filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
@@ -272,7 +272,7 @@ func look(t testing.TB, root string) map[string]entry {
 // wantSame expects a directory tree to be as it was, to the last byte and the times.
 func wantSame(t testing.TB, when, root string, want map[string]entry) {
 	t.Helper()
-	if diff := cmp.Diff(want, look(t, root)); diff != "" {
+	if diff := cmp.Diff(want, snapshot(t, root)); diff != "" {
 		t.Fatalf("%s: %s has changed (-want +got):\n%s", when, root, diff)
 	}
 }

@@ -114,7 +114,7 @@ func (m *mount) remount(flags uintptr) {
 	must.Succeed(m, unix.Mount("", m.at, "", unix.MS_REMOUNT|flags, ""))
 }
 
-// A world is a driver with a pool that something happens to, and one beside it.
+// A world is a driver with a pool that something happens to, and another pool.
 type world struct {
 	*drivertest.Driver
 	mount *mount
@@ -162,7 +162,7 @@ func newWorld(t *testing.T, driver string, m *mount) *world {
 	return w
 }
 
-// detach takes down what a test that failed has left of the device: the kernel tells its
+// detach takes down what a test that failed has left of the device: the kernel knows its
 // file by another path once the pool was unmounted.
 func (w *world) detach() error {
 	if !w.attached() {
@@ -171,7 +171,7 @@ func (w *world) detach() error {
 	return loopfs.DetachDevice("/dev/" + w.device.Name)
 }
 
-// attached tells whether the device of the volume raw has its file.
+// attached reports whether the device of the volume raw has its file.
 func (w *world) attached() bool {
 	file, err := os.ReadFile("/sys/block/" + w.device.Name + "/loop/backing_file")
 	return err == nil && strings.HasSuffix(string(file), "/"+raw.ID+"/disk.img\n")
@@ -370,5 +370,5 @@ func (w *world) end() {
 }
 
 // capacitySlack is what a filesystem keeps of what was in use for a while, and the step
-// in which capacity is told.
+// in which capacity is reported.
 const capacitySlack = 16 * mib

@@ -34,7 +34,7 @@ func TestMain(m *testing.M) { testenv.Main(m) }
 
 const (
 	mib = 1 << 20
-	// inTime is far above the 10 seconds after which a pool is looked at again.
+	// inTime is far above the 10 seconds after which a pool is checked again.
 	inTime = time.Minute
 )
 
@@ -71,29 +71,29 @@ func (d *driver) publish(t *testing.T, id string) {
 // conditions are what the calls say of a published volume.
 func (d *driver) conditions(t *testing.T, id string) map[string]*csi.VolumeCondition {
 	t.Helper()
-	told := make(map[string]*csi.VolumeCondition)
+	reported := make(map[string]*csi.VolumeCondition)
 	list, err := d.List(t.Context(), 0)
 	must.Succeed(t, err)
 	for _, entry := range list {
 		if entry.GetVolume().GetVolumeId() == id {
-			told["ListVolumes"] = entry.GetStatus().GetVolumeCondition()
+			reported["ListVolumes"] = entry.GetStatus().GetVolumeCondition()
 		}
 	}
 	got, err := d.Get(t.Context(), id)
 	must.Succeed(t, err)
-	told["ControllerGetVolume"] = got.GetStatus().GetVolumeCondition()
+	reported["ControllerGetVolume"] = got.GetStatus().GetVolumeCondition()
 	stats, err := d.Stats(t.Context(), id, id)
 	must.Succeed(t, err)
-	told["NodeGetVolumeStats"] = stats.GetVolumeCondition()
-	return told
+	reported["NodeGetVolumeStats"] = stats.GetVolumeCondition()
+	return reported
 }
 
 // wantCondition says that all calls say the same of a published volume.
 func (d *driver) wantCondition(t *testing.T, id string, abnormal bool, says string) {
 	t.Helper()
-	told := d.conditions(t, id)
-	for call, condition := range told {
-		if diff := cmp.Diff(told["ListVolumes"], condition, protocmp.Transform()); diff != "" {
+	reported := d.conditions(t, id)
+	for call, condition := range reported {
+		if diff := cmp.Diff(reported["ListVolumes"], condition, protocmp.Transform()); diff != "" {
 			t.Errorf("%s says something else of %s than ListVolumes (-list +call):\n%s", call, id, diff)
 		}
 		if condition.GetAbnormal() != abnormal || !strings.Contains(condition.GetMessage(), says) {
@@ -124,7 +124,7 @@ func (d *driver) scrape(t *testing.T) string {
 	t.Helper()
 	found := metricsAddress.FindStringSubmatch(d.Process.Log())
 	if found == nil {
-		t.Fatalf("the log tells no address of the metrics:\n%s", d.Process.Log())
+		t.Fatalf("the log reports no address of the metrics:\n%s", d.Process.Log())
 	}
 	transport := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}
 	defer transport.CloseIdleConnections()
@@ -178,7 +178,7 @@ func TestErrorBelowVolumeRoot(t *testing.T) {
 	binary := build(t)
 	for _, kind := range rotten.Kinds() {
 		t.Run(kind, func(t *testing.T) {
-			t.Parallel() // most of it is waiting for the next look
+			t.Parallel() // most of it is waiting for the next check
 			disk := rotten.New(t, kind)
 			d := start(t, binary, filepath.Join(disk.Path, filepath.Dir(rotten.Volume)))
 			volume := filepath.Base(rotten.Volume)
@@ -188,7 +188,7 @@ func TestErrorBelowVolumeRoot(t *testing.T) {
 				t.Errorf("the metrics do not say that there are no errors yet:\n%s", scraped)
 			}
 			disk.Touch(t)
-			// The pool may be looked at between two of the calls.
+			// The pool may be checked between two of the calls.
 			eventually(t, "all calls say that the volume is abnormal", func() bool {
 				for _, condition := range d.conditions(t, volume) {
 					if !condition.GetAbnormal() {
@@ -203,13 +203,13 @@ func TestErrorBelowVolumeRoot(t *testing.T) {
 				t.Errorf("the metrics do not count the errors:\n%s", scraped)
 			}
 			if !strings.Contains(d.Process.Log(), "the pool's filesystem reports errors") {
-				t.Errorf("the log does not tell the errors:\n%s", d.Process.Log())
+				t.Errorf("the log does not report the errors:\n%s", d.Process.Log())
 			}
 		})
 	}
 }
 
-// Since Linux 6.12 statfs(2) does not tell of it.
+// Since Linux 6.12 statfs(2) does not report it.
 func TestErrorRemountsReadOnly(t *testing.T) {
 	disk := rotten.New(t, "ext4", "errors=remount-ro")
 	binary, pool := build(t), filepath.Join(disk.Path, filepath.Dir(rotten.Volume))

@@ -1,5 +1,5 @@
-// Package inspect tests the real program's look at a node, on real filesystems: that
-// it tells what is there, changes nothing, ends, and raises no false alarm beside a
+// Package inspect tests inspect of the real program, on real filesystems: that
+// it reports what is there, changes nothing, ends, and raises no false alarm during the calls of a
 // driver that is at work.
 package inspect
 
@@ -40,7 +40,7 @@ func TestMain(m *testing.M) {
 const (
 	mib = 1 << 20
 	gib = 1 << 30
-	// inTime is far above what a look takes, with a pool that hangs in it.
+	// inTime is far above what a check takes, with a pool that hangs in it.
 	inTime = 60 * time.Second
 )
 
@@ -74,7 +74,7 @@ func (b *bench) create(v drivertest.Volume) {
 	b.Must(err)
 }
 
-// run runs inspect as the manifests have it run: the environment says what to look at. It is
+// run runs inspect as the manifests have it run: the environment says what to check. It is
 // killed if it syncs.
 func (b *bench) run(args ...string) (output string, status int) {
 	b.Helper()
@@ -106,7 +106,7 @@ func (b *bench) environment() []string {
 	return append(os.Environ(), "DATADIR="+string(pools), "NODE_NAME="+drivertest.NodeName)
 }
 
-// report is what inspect tells programs.
+// report is inspect's output for programs.
 func (b *bench) report(wantStatus int, args ...string) inspect.Report {
 	b.Helper()
 	output, status := b.run(append([]string{"--output=json"}, args...)...)
@@ -139,7 +139,7 @@ func TestInspect(t *testing.T) {
 	program, err := drivertest.Binary(t.Context(), t.TempDir())
 	must.Succeed(t, err)
 	for name, test := range map[string]func(t *testing.T, program string){
-		"tells what is there, and changes nothing":        testTellsAndChangesNothing,
+		"reports what is there, and changes nothing":      testTellsAndChangesNothing,
 		"raises no alarm while volumes come and go":       testComingAndGoing,
 		"ends with a pool that hangs, and shows the rest": testHang,
 	} {
@@ -202,9 +202,9 @@ func testTellsAndChangesNothing(t *testing.T, program string) {
 	b.wantSame(before)
 }
 
-// testComingAndGoing looks on and on while clients have volumes made, used and removed.
+// testComingAndGoing checks on and on while clients have volumes made, used and removed.
 func testComingAndGoing(t *testing.T, program string) {
-	const clients, looks = 4, 12
+	const clients, checks = 4, 12
 	b := newBench(t, program)
 	var lives atomic.Int64
 	lived := make(chan struct{}, 1)
@@ -234,8 +234,8 @@ func testComingAndGoing(t *testing.T, program string) {
 		})
 	}
 	seen := make(map[string]bool)
-	for range looks {
-		<-lived // so that each look meets calls that none has met
+	for range checks {
+		<-lived // so that each check meets calls that none has met
 		report := b.report(0)
 		for _, v := range report.Pools[0].Volumes {
 			seen[v.ID] = true
@@ -247,7 +247,7 @@ func testComingAndGoing(t *testing.T, program string) {
 			return
 		}
 	}
-	t.Logf("%d lives of volumes, of which %d were seen in %d looks", lives.Load(), len(seen), looks)
+	t.Logf("%d lives of volumes, of which %d were seen in %d checks", lives.Load(), len(seen), checks)
 	if len(seen) == 0 {
 		t.Error("no volume was ever seen")
 	}
@@ -292,7 +292,7 @@ func testHang(t *testing.T, program string) {
 	release()
 }
 
-// tree is all that can be told of the files of the node.
+// tree is all that can be seen of the files of the node.
 func (b *bench) tree() map[string]string {
 	b.Helper()
 	all := make(map[string]string)
@@ -324,6 +324,6 @@ func (b *bench) tree() map[string]string {
 func (b *bench) wantSame(before map[string]string) {
 	b.Helper()
 	if diff := cmp.Diff(before, b.tree()); diff != "" {
-		b.Errorf("looking changed (-before +after):\n%s", diff)
+		b.Errorf("inspecting changed (-before +after):\n%s", diff)
 	}
 }

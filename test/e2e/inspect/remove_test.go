@@ -122,7 +122,7 @@ func (b *bench) age(id string) {
 	b.Must(os.WriteFile(path, append(record[:at:at], append([]byte("2020"), record[at+4:]...)...), 0o600))
 }
 
-// removeInline runs the command beside the driver.
+// removeInline runs the command while the driver runs.
 func (b *bench) removeInline(id string) (output string, err error) {
 	b.Helper()
 	return b.remove("remove-inline", id)

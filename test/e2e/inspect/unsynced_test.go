@@ -43,7 +43,7 @@ func forbid(calls []uintptr) error {
 	)
 	machine, known := machines[runtime.GOARCH]
 	if !known {
-		return errors.New("system calls of " + runtime.GOARCH + " cannot be told")
+		return errors.New("system calls of " + runtime.GOARCH + " cannot be known")
 	}
 	program := []unix.SockFilter{
 		{Code: load, K: offArch},

@@ -26,7 +26,7 @@ type recorder struct {
 type phase struct {
 	methods map[string]*measured
 	// wide phases also have the calls that are only in part in them: those that something
-	// holds up until the phase ends are what is looked for.
+	// holds up until the phase ends are the ones of interest.
 	wide bool
 }
 
@@ -114,7 +114,7 @@ func quantile(sorted []time.Duration, part float64) time.Duration {
 	return sorted[min(int(part*float64(len(sorted))), len(sorted)-1)]
 }
 
-// table tells of a phase that has ended, by method.
+// table summarises a phase that has ended, by method.
 func (p *phase) table() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%-28s %8s %10s %10s %10s  %s\n", "method", "calls", "p50", "p99", "max", "answers")

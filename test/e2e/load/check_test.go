@@ -21,7 +21,7 @@ import (
 )
 
 // check expects the driver, its metrics, the pools and the kernel to have what the clients
-// were told, and nothing else. The clients make no calls meanwhile.
+// got as answers, and nothing else. The clients make no calls meanwhile.
 func (w *world) check() {
 	w.Helper()
 	w.lap("all checked", func() {

@@ -124,7 +124,7 @@ func (c *client) act(ctx context.Context) error {
 }
 
 // ask makes a call until it is not in the way of another one. A list that another client
-// asks for may look at a volume just then, and the reaper's look once a minute.
+// asks for may use a volume just then, and the reaper's check once a minute.
 func ask[T any](ctx context.Context, call func() (T, error)) (T, error) {
 	again := time.NewTicker(time.Millisecond)
 	defer again.Stop()
@@ -195,12 +195,12 @@ func (c *client) make(ctx context.Context, v *volume) error {
 	return c.same(made.GetVolume(), v)
 }
 
-// same compares what is told of a volume with what its client knows.
+// same compares what is reported of a volume with what its client knows.
 func (c *client) same(got *csi.Volume, v *volume) error {
 	kept := v.Block || c.place(v.Pool).kept()
 	if got.GetVolumeId() != v.ID || got.GetCapacityBytes() != v.Bytes ||
 		got.GetVolumeContext()["storagePool"] != v.Pool || got.GetVolumeContext()["sizeEnforced"] != fmt.Sprint(kept) {
-		return fmt.Errorf("told is %v, want %s in %s with %d bytes, enforced: %v", got, v.ID, v.Pool, v.Bytes, kept)
+		return fmt.Errorf("reported is %v, want %s in %s with %d bytes, enforced: %v", got, v.ID, v.Pool, v.Bytes, kept)
 	}
 	return nil
 }
@@ -213,7 +213,7 @@ func (v *volume) sameStatus(nodes []string, condition *csi.VolumeCondition) erro
 	return nil
 }
 
-// attach publishes a volume for a pod and looks for what was written in it.
+// attach publishes a volume for a pod and searches for what was written in it.
 func (c *client) attach(ctx context.Context, v *volume, pod string, readOnly bool) error {
 	if err := just(ctx, func() error { return c.mount(ctx, v.Volume, pod, readOnly) }); err != nil {
 		return fmt.Errorf("publish %s for %s, read-only %v: %w", v.ID, pod, readOnly, err)

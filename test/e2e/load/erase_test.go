@@ -171,7 +171,7 @@ func (e *erasure) large() string {
 	return v.ID
 }
 
-// erasing tells whether something of a volume is left.
+// erasing reports whether something of a volume is left.
 func (e *erasure) erasing(name string) bool {
 	e.Helper()
 	left, err := drivertest.Names(e.Own("trash", drivertest.NodeName))

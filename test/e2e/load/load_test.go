@@ -42,7 +42,7 @@ func extentOfRun() extent {
 	return extent{callers: 64, volumes: 10000, warm: 30 * time.Second, during: 5 * time.Minute, files: 100000}
 }
 
-// guest tells whether this is the guest of test/cmd/kernel, whose processor may be emulated.
+// guest reports whether this is the guest of test/cmd/kernel, whose processor may be emulated.
 func guest() bool { return os.Getenv("HOSTPATH_KERNEL") != "" }
 
 func TestLoad(t *testing.T) {

@@ -22,9 +22,9 @@ type usage struct {
 // scrape is what Prometheus gets, by name and labels.
 func (w *world) scrape() map[string]float64 {
 	w.Helper()
-	const told = `"Serving metrics" address="`
+	const reported = `"Serving metrics" address="`
 	log := w.Process.Log()
-	address, _, _ := strings.Cut(log[strings.LastIndex(log, told)+len(told):], `"`)
+	address, _, _ := strings.Cut(log[strings.LastIndex(log, reported)+len(reported):], `"`)
 	request, err := http.NewRequestWithContext(w.Context(), http.MethodGet, "https://"+address+"/metrics", http.NoBody)
 	w.Must(err)
 	response, err := w.scraper.RoundTrip(request)
@@ -47,7 +47,7 @@ func (w *world) scrape() map[string]float64 {
 
 // settled measures a driver that has nothing to do: the least that it has in a time that
 // the garbage collector needs for some rounds. Only what calls leave behind makes that
-// more; what one of the looks at a pool holds for a moment, or the scrape, does not. The
+// more; what one of the checks of a pool holds for a moment, or the scrape, does not. The
 // collector comes when enough is thrown away: pages of the list are.
 func (w *world) settled() usage {
 	w.Helper()
@@ -55,7 +55,7 @@ func (w *world) settled() usage {
 		// Two rounds empty what is kept for another use, the third counts what is left.
 		rounds = 3
 		after  = 3
-		// scrapes are enough to meet a moment in which no pool is looked at.
+		// scrapes are enough to meet a moment in which no pool is checked.
 		scrapes = 50
 	)
 	least := usage{math.Inf(1), math.Inf(1), math.Inf(1), math.Inf(1)}
@@ -66,9 +66,9 @@ func (w *world) settled() usage {
 			w.Must(err)
 			got := w.scrape()
 			collected := got["go_gc_duration_seconds_count"]
-			live, told := got["go_gc_heap_live_bytes"]
-			if !told {
-				w.Fatal("the metrics do not tell what the last round left")
+			live, reported := got["go_gc_heap_live_bytes"]
+			if !reported {
+				w.Fatal("the metrics do not have what the last round left")
 			}
 			if first < 0 {
 				first = collected
@@ -99,7 +99,7 @@ func (u *usage) lower(by usage) {
 	u.threads = min(u.threads, by.threads)
 }
 
-// String tells it to people.
+// String formats it for people.
 func (u usage) String() string {
 	return fmt.Sprintf("heap %.1f MiB, %.0f goroutines, %.0f descriptors, %.0f threads", u.heap/mib, u.goroutines, u.files, u.threads)
 }
@@ -122,7 +122,7 @@ func (w *world) wantFlat(before, after usage) {
 		w.Errorf("before: %v, after: %v; want a heap of at most %.1f MiB", before, after, bound/mib)
 	}
 	// Go never ends a thread. Each call can be in one system call, and so have one; the
-	// rest are those of the collector, of the looks at pools, and of the reapers.
+	// rest are those of the collector, of the checks of pools, and of the reapers.
 	if bound := float64(w.callers + 6*len(w.places) + 20); after.threads > bound {
 		w.Errorf("before: %v, after: %v; want at most %.0f threads", before, after, bound)
 	}

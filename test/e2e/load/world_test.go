@@ -27,7 +27,7 @@ type place struct {
 	root *dir.Dir
 }
 
-// kept tells whether the kernel keeps the sizes of directories.
+// kept reports whether the kernel keeps the sizes of directories.
 func (p *place) kept() bool { return p.Enforcement == "required" }
 
 // A world is a driver, and those who call it.
@@ -129,7 +129,7 @@ func (w *world) all(do func(c *client, ctx context.Context) error) func() {
 		var working sync.WaitGroup
 		for _, c := range w.clients {
 			working.Go(func() {
-				// The first failure is told, and not what follows when the others are stopped.
+				// The first failure is reported, and not what follows when the others are stopped.
 				if err := do(c, ctx); err != nil && ctx.Err() == nil {
 					stop()
 					w.Errorf("client %d, -load.seed=%d: %v", c.number, *seed, err)
@@ -186,7 +186,7 @@ func (w *world) deleteAll() {
 	}
 }
 
-// lap does something and tells how long it took.
+// lap does something and reports how long it took.
 func (w *world) lap(what string, do func()) {
 	w.Helper()
 	begin := time.Now()
@@ -194,8 +194,8 @@ func (w *world) lap(what string, do func()) {
 	w.Logf("%s in %v", what, time.Since(begin).Round(time.Millisecond))
 }
 
-// wantNoRace looks for what the race detector writes. It also ends the driver with status
-// 66, which Stop tells, but not if the driver was killed.
+// wantNoRace searches for what the race detector writes. It also ends the driver with status
+// 66, which Stop returns, but not if the driver was killed.
 func (w *world) wantNoRace() {
 	w.Helper()
 	if at := strings.Index(w.Process.Log(), "WARNING: DATA RACE"); at >= 0 {

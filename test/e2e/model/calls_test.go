@@ -266,7 +266,7 @@ func (w *world) mayExpand(name, target string, mode volume.Mode, r volume.Range)
 	return bytes, nil
 }
 
-// carries tells whether a target carries a volume as what it is.
+// carries reports whether a target carries a volume as what it is.
 func (w *world) carries(target string, v *modelVolume) bool {
 	at := w.targets[target]
 	return at != nil && at.dir == v.dir
@@ -339,7 +339,7 @@ func (w *world) sorted() (names []string) {
 	return names
 }
 
-// bytes is the size that is told of a volume.
+// bytes is the size that is reported of a volume.
 func (w *world) bytes(v *modelVolume) int64 {
 	if v.promised() {
 		return v.record.bytes

@@ -125,7 +125,7 @@ func (w *world) checkStamp(path string, of *directory) (size int64) {
 	return info.Size()
 }
 
-// same compares what is told of a volume.
+// same compares what is reported of a volume.
 func (w *world) same(got pool.Volume) {
 	v := w.volumes[got.ID.String()]
 	if v == nil {

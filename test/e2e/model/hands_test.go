@@ -14,14 +14,14 @@ import (
 // driver is started anew.
 func (w *world) hand() {
 	name := pick(w, "id", ids...)
-	change := pick(w, "change", "move out", "move in", "bring in", "drop the record", "tear the record", "mend the record")
+	change := pick(w, "change", "move out", "move in", "bring in", "drop the record", "tear the record", "repair the record")
 	done := map[string]func(string, *modelVolume) bool{
-		"move out":        w.moveOut,
-		"move in":         w.moveIn,
-		"bring in":        w.bringIn,
-		"drop the record": w.dropRecord,
-		"tear the record": w.tearRecord,
-		"mend the record": w.mendRecord,
+		"move out":          w.moveOut,
+		"move in":           w.moveIn,
+		"bring in":          w.bringIn,
+		"drop the record":   w.dropRecord,
+		"tear the record":   w.tearRecord,
+		"repair the record": w.repairRecord,
 	}[change](name, w.volumes[name])
 	if !done {
 		w.Skip()
@@ -108,7 +108,7 @@ func (w *world) tearRecord(name string, v *modelVolume) bool {
 	return true
 }
 
-func (w *world) mendRecord(name string, v *modelVolume) bool {
+func (w *world) repairRecord(name string, v *modelVolume) bool {
 	if v == nil || !v.torn {
 		return false
 	}

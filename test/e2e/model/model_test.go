@@ -44,7 +44,7 @@ func TestRandomCallsMatchModel(t *testing.T) {
 			defer w.end()
 			rt.Repeat(w.actions())
 		})
-		// Again, in the goroutine where rapid waits for it. It tells failures by where
+		// Again, in the goroutine where rapid waits for it. It identifies failures by where
 		// they come from, and this one only says that a shorter walk has no more steps.
 		if fmt.Sprintf("%T", failure) == "rapid.invalidData" {
 			panic(failure)

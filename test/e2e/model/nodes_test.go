@@ -56,7 +56,7 @@ func TestConcurrentNodesLoseNoVolume(t *testing.T) {
 		}
 	}
 	wantWholeVolumes(t, disk)
-	// A node that starts anew finds nothing to mend, and the same volumes as the others.
+	// A node that starts anew finds nothing to repair, and the same volumes as the others.
 	again := join(t, disk, "node-1-again")
 	for _, n := range append(nodes, again) {
 		n.wantSame(disk)
@@ -188,7 +188,7 @@ func (m *member) wantMounted(vol volume.ID, target bind.Target) {
 	}
 }
 
-// lucky tells whether each call has succeeded on this node.
+// lucky reports whether each call has succeeded on this node.
 func (m *member) lucky() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -203,7 +203,7 @@ func (m *member) wantSame(disk string) {
 	for _, v := range page {
 		listed = append(listed, v.ID.String())
 		if v.Condition.Abnormal || len(v.Nodes) > 0 {
-			m.Errorf("%s tells of %s: %+v", m.name, v.ID, v)
+			m.Errorf("%s reports %s: %+v", m.name, v.ID, v)
 		}
 	}
 	there := volumesOf(m.T, disk)

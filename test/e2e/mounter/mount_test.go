@@ -15,7 +15,7 @@ import (
 )
 
 // A Block claim is formatted once, survives every end of its mounter, comes back when it was unmounted, grows with its
-// device, and goes when it is told to.
+// device, and goes when asked to.
 func TestDevice(t *testing.T) {
 	for _, kind := range []string{"xfs", "ext4", "btrfs"} {
 		t.Run(kind, func(t *testing.T) {

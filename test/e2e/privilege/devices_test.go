@@ -29,7 +29,7 @@ var (
 )
 
 // deviceGroup makes a control group, which may use these devices alone, until the test
-// ends. It is one of version 2, which every kernel has beside the others.
+// ends. It is one of version 2, which every kernel has.
 func deviceGroup(t *testing.T, allowed ...device) string {
 	t.Helper()
 	top := t.TempDir()
@@ -138,10 +138,10 @@ func bpf(command uintptr, attributes unsafe.Pointer, size uintptr) (int, error) 
 	return int(result), nil
 }
 
-// Go's runtime sends signals to its threads, and each ends the kernel's look at a filter.
+// Go's runtime sends signals to its threads, and each interrupts the kernel's check of a filter.
 func TestDeviceFilterLoadsDespiteSignals(t *testing.T) {
 	testenv.NeedRoot(t)
-	deviceGroup(t) // says so where such filters cannot be had
+	deviceGroup(t) // says so where such filters are not available
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	thread, ended := unix.Gettid(), make(chan struct{})

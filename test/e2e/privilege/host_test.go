@@ -127,9 +127,9 @@ func (h *host) expand(v drivertest.Volume) error {
 
 func (h *host) remove(v drivertest.Volume) error { return h.Delete(h.Context(), v.ID) }
 
-// serving waits until the driver has looked at the pool: it answers before that.
+// serving waits until the driver has checked the pool: it answers before that.
 func (h *host) serving(drivertest.Volume) error {
-	h.Eventually("the pool is looked at", func() bool { return h.log("pool serves") || h.log("pool does not serve") })
+	h.Eventually("the pool is checked", func() bool { return h.log("pool serves") || h.log("pool does not serve") })
 	if h.log("pool serves") {
 		return nil
 	}
@@ -153,7 +153,7 @@ func (h *host) trash(v drivertest.Volume) []string {
 	return found
 }
 
-// log tells whether the driver has written a line with all these words.
+// log reports whether the driver has written a line with all these words.
 func (h *host) log(words ...string) bool {
 	for line := range strings.Lines(h.Process.Log()) {
 		if !slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(line, w) }) {

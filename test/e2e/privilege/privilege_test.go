@@ -66,7 +66,7 @@ func places() []place {
 	}
 }
 
-// guest tells whether this is the guest of test/cmd/kernel.
+// guest reports whether this is the guest of test/cmd/kernel.
 func guest() bool { return os.Getenv("HOSTPATH_KERNEL") != "" }
 
 // variable is one that the guest has.
@@ -106,7 +106,7 @@ func lacks() []lack {
 		takeAway: func(c *container) { c.mount("sys-fs").Alone = true },
 		fails: func(_ place, w work) string {
 			if w.labels {
-				return "look at the label"
+				return "check the label"
 			}
 			return ""
 		},
@@ -138,7 +138,7 @@ func lacks() []lack {
 	})
 }
 
-// ofDevices tells that block volumes fail at a step, and others not.
+// ofDevices says that block volumes fail at a step, and others not.
 func ofDevices(s step) func(place, work) string {
 	return func(_ place, w work) string {
 		if w.block {
@@ -184,7 +184,7 @@ func TestRequiredPrivileges(t *testing.T) {
 func run(t *testing.T, driver string, p place, mounted string, l lack) {
 	h := newHost(t, driver, p, mounted, l)
 	if c := l.capability; c != 0 && !h.log("Missing capabilities", c.String()) {
-		t.Errorf("the driver does not tell that %s is missing", c)
+		t.Errorf("the driver does not report that %s is missing", c)
 	}
 	noticed := l.name == "nothing"
 	for _, w := range works {

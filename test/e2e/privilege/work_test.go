@@ -31,7 +31,7 @@ type work struct {
 	without map[privilege.Capability]string
 
 	block, published, labels bool
-	// only tells where there is something to do; nil for everywhere.
+	// only says where there is something to do; nil for everywhere.
 	only func(p place) bool
 }
 
@@ -92,7 +92,7 @@ var works = []work{{
 	only:    func(p place) bool { return p.name == "btrfs" },
 }, {
 	name:  "a directory that came with another label",
-	steps: []step{serve, {"bring", migrated}, publish, see, {"look at the label", labelled}, unpublish, remove, erase},
+	steps: []step{serve, {"bring", migrated}, publish, see, {"check the label", labelled}, unpublish, remove, erase},
 	without: map[privilege.Capability]string{
 		privilege.SysAdmin: "publish",
 		privilege.Fowner:   "publish",
@@ -107,7 +107,7 @@ func (w work) volume() drivertest.Volume {
 	return drivertest.Volume{ID: strings.ReplaceAll(w.name, " ", "-"), Block: w.block, Bytes: 8 * mib}
 }
 
-// do does a work, and tells the step that failed, "" for none.
+// do does a work, and reports the step that failed, "" for none.
 func (h *host) do(w work) (failed string, err error) {
 	v := w.volume()
 	for _, s := range w.steps {
@@ -170,7 +170,7 @@ func grown(h *host, v drivertest.Volume) error {
 	return nil
 }
 
-// discardsRefused looks at what the driver writes to sysfs.
+// discardsRefused checks what the driver writes to sysfs.
 func discardsRefused(h *host, _ drivertest.Volume) error {
 	devices, err := loopfs.Devices(h.pool)
 	if err != nil || len(devices) != 1 {

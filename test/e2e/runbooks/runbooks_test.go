@@ -108,7 +108,7 @@ func (s *scene) block(document, heading string) string {
 }
 
 // run has a shell do what is written, with the names of this scene, and answers what it
-// prints. Its status is that of a search at the end as often as not, so nobody looks at it.
+// prints. Its status is that of a search at the end as often as not, so nobody checks it.
 func (s *scene) run(commands, entry string) string {
 	s.Helper()
 	commands = strings.NewReplacer("<pool>", s.pool, "<volume id>", s.volume.ID,
@@ -181,8 +181,8 @@ func testStuckTrash(t *testing.T, s *scene) {
 		t.Errorf("%q does not find 8 MiB in the trash", du)
 	}
 
-	mend := regexp.MustCompile("`(chattr [^`]+)`").FindStringSubmatch(s.section("runbooks/HostPathTrashStuck.md", "What to do"))
-	s.run(mend[1]+" "+entries[0], entry)
+	repair := regexp.MustCompile("`(chattr [^`]+)`").FindStringSubmatch(s.section("runbooks/HostPathTrashStuck.md", "What to do"))
+	s.run(repair[1]+" "+entries[0], entry)
 	s.Restart()
 	s.AwaitNoTrash(s.pool)
 }
@@ -215,7 +215,7 @@ func testRecord(t *testing.T, s *scene) {
 }
 
 // A driver that is too old must touch nothing of what a newer one wrote, and its runbook has
-// to tell that from a record that is torn.
+// to distinguish that from a record that is torn.
 func testNewerRecord(t *testing.T, s *scene) {
 	newer := []byte(`{"version":2,"id":"pvc-1","bytes":"64Mi","data":{}}`)
 	written, err := os.ReadFile(s.record())

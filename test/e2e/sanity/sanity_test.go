@@ -49,7 +49,7 @@ func TestSanity(t *testing.T) {
 	}
 }
 
-// testPool runs csi-sanity on a pool and looks at what it leaves.
+// testPool runs csi-sanity on a pool and checks what it leaves.
 func testPool(t *testing.T, driver string, c configuration) []spec {
 	pool, dir := c.pool(t), t.TempDir()
 	mounts := mountsBelow(t, pool)
@@ -114,7 +114,7 @@ func wantCapabilities(t *testing.T, n *drivertest.Process) {
 	}
 }
 
-// wantNothingLeft looks for volumes that csi-sanity's own clean-up should have had
+// wantNothingLeft searches for volumes that csi-sanity's own clean-up should have had
 // removed. The trash may still be full: it is emptied later.
 func wantNothingLeft(t *testing.T, n *drivertest.Process, pool string) {
 	t.Helper()

@@ -45,7 +45,7 @@ func (r run) problems() []string {
 	return found
 }
 
-// summarise tells people how each run ended, which specs were skipped, and why.
+// summarise prints how each run ended, which specs were skipped, and why.
 func summarise(runs []run) string {
 	var b strings.Builder
 	counts(&b, runs)

@@ -117,7 +117,7 @@ func (b *bench) capacity() int64 {
 	return got
 }
 
-// wantSpace expects driver and df to tell a published volume's size, and what of it
+// wantSpace expects driver and df to report a published volume's size, and what of it
 // is in use but for the slack.
 func (b *bench) wantSpace(name, pod string, size, used int64) {
 	b.Helper()

@@ -13,7 +13,7 @@ import (
 type filesystem struct {
 	kind  quota.Kind
 	mount func(t *testing.T) string
-	// full is what a writer is told that wants more than the limit.
+	// full is the error of a writer that wants more than the limit.
 	full syscall.Errno
 	// rootIsExempt: the limit is not for those with CAP_SYS_RESOURCE.
 	rootIsExempt bool
@@ -42,7 +42,7 @@ func filesystems() []filesystem {
 	}
 }
 
-// guest tells whether this is the guest of test/cmd/kernel.
+// guest reports whether this is the guest of test/cmd/kernel.
 func guest() bool { return os.Getenv("HOSTPATH_KERNEL") != "" }
 
 // variable is one that the guest has.

@@ -77,7 +77,7 @@ func (b *bench) wantOwnLimits(names []string, promise int64) {
 	}
 }
 
-// wantCapacity allows for the steps in which it is told, and for what driver and
+// wantCapacity allows for the steps in which it is reported, and for what driver and
 // filesystem keep of each volume: a record, two inodes, and their names.
 func (b *bench) wantCapacity(want int64, volumes int) {
 	b.Helper()

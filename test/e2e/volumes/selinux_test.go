@@ -139,7 +139,7 @@ func migratedIsRelabelled(b *bench) {
 func (b *bench) wantTold(relabel string, times int) {
 	b.Helper()
 	if want := map[bool]int{true: 0, false: 1}[relabel == "none"]; times != want {
-		b.Errorf("relabel %s: the driver tells %d times that it has, want %d", relabel, times, want)
+		b.Errorf("relabel %s: the driver reports %d times that it has, want %d", relabel, times, want)
 	}
 }
 

@@ -130,7 +130,7 @@ func limitsArePutBack(b *bench) {
 		b.Must(b.facility.Limit(d, b.ids[name], l))
 		b.Must(d.Close())
 		if c := b.condition(name); !c.GetAbnormal() || !strings.Contains(c.GetMessage(), "limit") {
-			b.Errorf("the condition of a volume whose limit was %s: %v, want it to tell", name, c)
+			b.Errorf("the condition of a volume whose limit was %s: %v, want it to say so", name, c)
 		}
 	}
 	b.Restart()
@@ -139,8 +139,8 @@ func limitsArePutBack(b *bench) {
 		if c := b.condition(name); c.GetAbnormal() {
 			b.Errorf("the condition of a volume whose limit was %s and is right again: %v", name, c)
 		}
-		if told := `"restored the limit of a volume" pool="local" volume="` + name + `"`; !strings.Contains(b.Process.Log(), told) {
-			b.Errorf("the driver does not tell: %s", told)
+		if reported := `"restored the limit of a volume" pool="local" volume="` + name + `"`; !strings.Contains(b.Process.Log(), reported) {
+			b.Errorf("the driver does not report: %s", reported)
 		}
 	}
 }

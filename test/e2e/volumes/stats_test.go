@@ -52,7 +52,7 @@ func statsAreCheap(b *bench) {
 		b.Errorf("NodeGetVolumeStats takes %v, more than %d times as long as Probe, %v", got, bound, least)
 	}
 	if walk < bound*least {
-		b.Errorf("a walk over %d files takes %v: they are too few to be told from Probe, %v", files, walk, least)
+		b.Errorf("a walk over %d files takes %v: they are too few to show a difference from Probe, %v", files, walk, least)
 	}
 	b.unpublish("full-of-files", "pod")
 }

@@ -22,7 +22,7 @@ const writerVariable = "VOLUMES_WRITER"
 const nobody = 65534
 
 // A writer is a process that appends to a file and syncs it, and that goes on after
-// it was refused. What it writes tells its place in the file.
+// it was refused. What it writes encodes its place in the file.
 type writer struct {
 	b       *bench
 	path    string

@@ -3,8 +3,8 @@
 // mounts that, is left to others.
 //
 // It is a file of a FUSE filesystem, for a loop device: what a filesystem on that sends to
-// its disk comes here as a write, before the filesystem is told that it is written, and
-// each flush as an fsync, before it is told that all is flushed. The loop driver has no
+// its disk comes here as a write, before the filesystem gets the answer that it is written, and
+// each flush as an fsync, before it gets the answer that all is flushed. The loop driver has no
 // forced unit access: the kernel makes a write and a flush of it.
 package disk
 
@@ -46,7 +46,7 @@ type Disk struct {
 	now     Image // what a read gives
 	durable Image // what the last flush has made sure of
 	pending []piece
-	// flushed is told of each flush.
+	// flushed is called with each flush.
 	flushed func(Image)
 	failing []Operation
 	hanging chan struct{} // closed when that ends; nil if the disk does not hang
@@ -158,7 +158,7 @@ func New(t testing.TB, file, dir string) *Disk {
 }
 
 // refusePoll has the kernel ask once whether the file can be polled, and never again once
-// it is told that it cannot (ENOSYS). Go would ask by opening the file, in a call of which
+// it gets the answer that it cannot (ENOSYS). Go would ask by opening the file, in a call of which
 // its scheduler knows nothing (epoll_ctl): should the collector of garbage stop all
 // goroutines just then, the one that answers were stopped, and both would wait for ever.
 func (d *Disk) refusePoll() error {
@@ -198,7 +198,7 @@ func (d *Disk) AfterPowerLoss(keep func() bool) Image {
 	return left
 }
 
-// OnFlush has f be told of what is durable at each flush; nil for nobody.
+// OnFlush has f called with what is durable at each flush; nil for nobody.
 func (d *Disk) OnFlush(f func(Image)) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -367,7 +367,7 @@ func (d *Disk) answer(operation uint32, node uint64, in []byte) (body []byte, er
 		}
 		return append(words(diskNode, 0, 0, 0, 3600, 0, 0, 0, 0, 0), d.attributes(diskNode)...), 0, true
 	case fuseGetattr:
-		// For no time: a disk that hangs tells nothing of its file either, as a dead NFS.
+		// For no time: a disk that hangs reports nothing of its file either, as a dead NFS.
 		return append(words(0, 0, 0, 0), d.attributes(node)...), 0, true
 	case fuseOpen:
 		const directIO = 1 // nothing is kept in the page cache, and so nothing twice

@@ -172,7 +172,7 @@ func sparseFile(dir string, bytes int64) (string, error) {
 	return file.Name(), nil
 }
 
-// explain tells a machine that cannot from a mount that failed. It looks only
+// explain distinguishes a machine that cannot from a mount that failed. It checks only
 // afterwards because mounting is what loads a filesystem's module.
 func explain(kind string, err error) error {
 	if _, e := os.Stat("/dev/loop-control"); e != nil {
@@ -202,7 +202,7 @@ func Devices(dir string) ([]string, error) {
 	}
 	var found []string
 	for _, file := range files {
-		// A device may go while it is looked at; then it is not one of these.
+		// A device may go while it is checked; then it is not one of these.
 		if name, _ := os.ReadFile(file); bytes.HasPrefix(name, []byte(dir+"/")) {
 			found = append(found, "/dev/"+filepath.Base(filepath.Dir(filepath.Dir(file))))
 		}
@@ -210,18 +210,18 @@ func Devices(dir string) ([]string, error) {
 	return found, nil
 }
 
-// Others look at all devices and have each open for an instant, so that one which is to
+// Other programs open all devices and have each open for an instant, so that one which is to
 // go may stay a little longer.
 const (
-	lookBound = 3 * time.Second
-	lookAgain = 5 * time.Millisecond
+	busyBound = 3 * time.Second
+	busyRetry = 5 * time.Millisecond
 )
 
 // Left are the devices that Devices lists and goes on listing for seconds.
 func Left(dir string) (found []string, err error) {
-	again := time.NewTicker(lookAgain)
+	again := time.NewTicker(busyRetry)
 	defer again.Stop()
-	for deadline := time.Now().Add(lookBound); ; <-again.C {
+	for deadline := time.Now().Add(busyBound); ; <-again.C {
 		found, err = Devices(dir)
 		if err != nil || len(found) == 0 || time.Now().After(deadline) {
 			return found, err
@@ -266,9 +266,9 @@ func DetachDevice(device string) error {
 	if err = errors.Join(err, file.Close()); err != nil && !errors.Is(err, unix.ENXIO) {
 		return err
 	}
-	again := time.NewTicker(lookAgain)
+	again := time.NewTicker(busyRetry)
 	defer again.Stop()
-	for deadline := time.Now().Add(lookBound); ; <-again.C {
+	for deadline := time.Now().Add(busyBound); ; <-again.C {
 		err := unix.IoctlSetInt(int(control.Fd()), unix.LOOP_CTL_REMOVE, number)
 		if !errors.Is(err, unix.EBUSY) || time.Now().After(deadline) {
 			return err

@@ -92,16 +92,16 @@ func TestDetach(t *testing.T) {
 	}
 }
 
-// Whoever looks at all devices has this one open too.
+// A program that opens all devices has this one open too.
 func TestDetachWaitsForOpenDevice(t *testing.T) {
 	testenv.NeedRoot(t)
 	testenv.NeedPrograms(t, "losetup")
 	dir := t.TempDir()
 	attach(t, filepath.Join(dir, "disk"))
-	looking, err := os.Open(loopDevices(t, dir)[0])
+	opened, err := os.Open(loopDevices(t, dir)[0])
 	must.Succeed(t, err)
 	closed := make(chan error, 1)
-	time.AfterFunc(100*time.Millisecond, func() { closed <- looking.Close() })
+	time.AfterFunc(100*time.Millisecond, func() { closed <- opened.Close() })
 	if err := loopfs.Detach(dir); err != nil {
 		t.Error(err)
 	}

@@ -13,8 +13,8 @@ import (
 	"syscall"
 )
 
-// outer is the variable that tells the inner run in which mount namespace the
-// outer one is.
+// outer is the variable that gives the inner run the mount namespace of the
+// outer one.
 const outer = "HOSTPATH_OUTER_MOUNTS"
 
 // Inside reports whether this process, or the one that started it, was started

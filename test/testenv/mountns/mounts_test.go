@@ -14,13 +14,13 @@ import (
 func TestBelow(t *testing.T) {
 	pool := testenv.Tmpfs(t, 1<<20)
 	odd := filepath.Join(pool, `a b\c`)
-	beside := pool + "2"
-	for _, dir := range []string{odd, beside} {
+	sibling := pool + "2"
+	for _, dir := range []string{odd, sibling} {
 		if err := os.Mkdir(dir, 0o755); err != nil {
 			t.Fatal(err)
 		}
 	}
-	for _, dir := range []string{odd, odd, beside} {
+	for _, dir := range []string{odd, odd, sibling} {
 		if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, ""); err != nil {
 			t.Fatal(err)
 		}

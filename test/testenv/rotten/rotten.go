@@ -126,7 +126,7 @@ func blockSize(t testing.TB, image string) int64 {
 			return parsed
 		}
 	}
-	t.Fatal("debugfs tells no size of blocks")
+	t.Fatal("debugfs reports no size of blocks")
 	return 0
 }
 

@@ -322,7 +322,7 @@ func ended(t *testing.T, b *bench) {
 	release := b.Hold(t, d)
 	b.End(t, d)
 	release()
-	// The kernel does not tell when whoever looks at all devices has let go of it.
+	// The kernel does not report when a program that opens all devices has closed it.
 	for deadline := time.Now().Add(10 * time.Second); len(b.of(t, f)) > 0; time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("%s still has the devices %+v", f, b.of(t, f))

@@ -182,7 +182,7 @@ func (f files) follow(ctx context.Context, cmd *exec.Cmd) error {
 	}
 }
 
-// running tells whether a cluster is up, and which process serves it.
+// running reports whether a cluster is up, and which process serves it.
 func (f files) running() (int, bool) {
 	text, err := os.ReadFile(f.pid())
 	if err != nil {
@@ -224,7 +224,7 @@ func (f files) down() error {
 	return err
 }
 
-// serve runs the cluster until it is told to end, or a process ends.
+// serve runs the cluster until it is asked to end, or a process ends.
 func (f files) serve(kustomization string, while int) error {
 	// Made outside, so that it listens in the network of the machine.
 	var outside []*os.File

@@ -118,7 +118,7 @@ func (s Sandbox) WantNothing(t *testing.T) {
 		if time.Now().After(deadline) {
 			t.Fatalf("left behind: %q", left)
 		}
-		time.Sleep(20 * time.Millisecond) // between two looks
+		time.Sleep(20 * time.Millisecond) // between two checks
 	}
 }
 

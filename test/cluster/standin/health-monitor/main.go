@@ -1,7 +1,7 @@
 // health-monitor stands in for csi-external-health-monitor-controller: it lists
 // the driver's volumes now and then, says on the claim of each abnormal one what is
 // wrong with it, and says so of those that are well again. It goes by what
-// docs/decisions/0017-health-monitor.md tells of the real one, and proves nothing of that.
+// docs/decisions/0017-health-monitor.md describes the real one, and proves nothing of that.
 package main
 
 import (
@@ -70,7 +70,7 @@ func run(ctx context.Context, address string, interval, timeout time.Duration) e
 	tick := time.NewTicker(interval)
 	defer tick.Stop()
 	for {
-		if err := m.look(ctx, timeout); err != nil {
+		if err := m.check(ctx, timeout); err != nil {
 			log.Print(err)
 		}
 		select {
@@ -96,14 +96,14 @@ type monitor struct {
 
 func (m monitor) component() string { return "csi-pv-monitor-controller-" + m.driver }
 
-// look lists the volumes once. Those that are not in the list are passed over: they are
+// check lists the volumes once. Those that are not in the list are passed over: they are
 // other nodes'.
-func (m monitor) look(ctx context.Context, timeout time.Duration) error {
+func (m monitor) check(ctx context.Context, timeout time.Duration) error {
 	conditions, err := m.conditions(ctx, timeout)
 	if err != nil || len(conditions) == 0 {
 		return err
 	}
-	told, err := m.told(ctx)
+	reported, err := m.reported(ctx)
 	if err != nil {
 		return err
 	}
@@ -121,7 +121,7 @@ func (m monitor) look(ctx context.Context, timeout time.Duration) error {
 		case !listed:
 		case condition.GetAbnormal():
 			m.events.Event(claim, corev1.EventTypeWarning, abnormal, condition.GetMessage())
-		case told[claim.UID]:
+		case reported[claim.UID]:
 			m.events.Event(claim, corev1.EventTypeNormal, normal, "the volume is well again")
 		}
 	}
@@ -147,9 +147,9 @@ func (m monitor) conditions(ctx context.Context, timeout time.Duration) (map[str
 	}
 }
 
-// told are the claims of which it was said that their volume is abnormal, as long as that
+// reported are the claims of which it was said that their volume is abnormal, as long as that
 // event is there.
-func (m monitor) told(ctx context.Context) (map[types.UID]bool, error) {
+func (m monitor) reported(ctx context.Context) (map[types.UID]bool, error) {
 	events, err := m.cluster.CoreV1().Events("").List(ctx, metav1.ListOptions{FieldSelector: "reason=" + abnormal})
 	if err != nil {
 		return nil, err

@@ -1,5 +1,5 @@
-// livenessprobe stands in for the real one: asked at /healthz, it asks the
-// driver whether it is well.
+// livenessprobe stands in for the real one: a request for /healthz probes the
+// driver.
 package main
 
 import (

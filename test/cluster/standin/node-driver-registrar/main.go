@@ -1,5 +1,5 @@
-// node-driver-registrar stands in for the real one: it tells kubelet of the
-// driver, by the socket in /registration that kubelet looks for.
+// node-driver-registrar stands in for the real one: it registers the
+// driver with kubelet, by a socket in /registration.
 package main
 
 import (
@@ -80,7 +80,7 @@ type registrar struct {
 	failed         chan<- error
 }
 
-// GetInfo tells kubelet who the driver is and where.
+// GetInfo gives kubelet the driver's name and socket.
 func (r *registrar) GetInfo(context.Context, *registration.InfoRequest) (*registration.PluginInfo, error) {
 	return &registration.PluginInfo{
 		Type:              registration.CSIPlugin,

@@ -118,7 +118,7 @@ func setUp(plan Plan) error {
 
 // leaveRootfs makes a layer above the first root filesystem the root. The first one
 // itself cannot be left with pivot_root(2), as container runtimes do, and is no
-// filesystem whose space a kubelet could tell.
+// filesystem whose space a kubelet could report.
 func leaveRootfs() error {
 	const upper, work, root = "/layer/upper", "/layer/work", "/layer/root"
 	if err := mountAll([]mount{{"tmpfs", "/layer", "mode=755"}}); err != nil {
@@ -141,7 +141,7 @@ func leaveRootfs() error {
 	if err := os.Chdir(root); err != nil {
 		return err
 	}
-	// Over the first one, and not only somewhere below it: there setns(2) looks for the root.
+	// Over the first one, and not only somewhere below it: there setns(2) searches for the root.
 	if err := syscall.Mount(".", "/", "", syscall.MS_MOVE, ""); err != nil {
 		return fmt.Errorf("move the root: %w", err)
 	}

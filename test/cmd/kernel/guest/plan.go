@@ -54,7 +54,7 @@ type Run struct {
 	Env  []string
 }
 
-// A Message tells the host of one thing that happened.
+// A Message reports one event to the host.
 type Message struct {
 	// Result says how a run ended.
 	Result *Result `json:",omitempty"`

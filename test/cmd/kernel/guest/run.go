@@ -113,7 +113,7 @@ func exitStatus(status syscall.WaitStatus) int {
 	return status.ExitStatus()
 }
 
-// say writes a line where a program's output goes. There is nobody else to tell if
+// say writes a line where a program's output goes. There is no one else to inform if
 // that fails.
 func say(port int, format string, args ...any) {
 	_, _ = syscall.Write(port, fmt.Appendf(nil, format+"\n", args...))

@@ -41,7 +41,7 @@ func needSELinux(t *testing.T) {
 type filesystem struct {
 	kind string
 	path string
-	// full is what a program is told that wants more than its limit.
+	// full is the error of a program that wants more than its limit.
 	full string
 }
 
@@ -206,7 +206,7 @@ func TestNodeFacilities(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The fifth field is where a mount is, and the optional ones tell whether it is shared; see
+	// The fifth field is where a mount is, and the optional ones say whether it is shared; see
 	// proc_pid_mountinfo(5).
 	if !regexp.MustCompile(`(?m)^\S+ \S+ \S+ \S+ / .* shared:`).Match(mounts) {
 		t.Errorf("/ is not shared:\n%s", mounts)

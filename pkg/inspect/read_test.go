@@ -189,12 +189,12 @@ func (b *bench) condition(name string) health.Condition {
 	return v.Condition
 }
 
-// see inspects the first pool of a configuration, beside the driver of the bench.
+// see inspects the first pool of a configuration, while the driver of the bench runs.
 func (b *bench) see(datadir string) inspect.Pool { return b.seeAs("node-1", datadir) }
 
 func (b *bench) seeAs(node, datadir string) inspect.Pool {
 	b.t.Helper()
-	report := inspect.Look(b.t.Context(), b.configs(datadir), inspect.Options{
+	report := inspect.Run(b.t.Context(), b.configs(datadir), inspect.Options{
 		Node: b.node(node), Mounts: b.mounts, Devices: b.loops, Dev: b.dev,
 		SystemPath: b.root, DetectQuota: b.detect, CountErrors: b.countErrors,
 	})
@@ -361,7 +361,7 @@ func TestLookUnreadablePool(t *testing.T) {
 					t.Errorf("the condition is %+v, want it to say %q", v.Condition, c.says)
 				}
 				if diff := cmp.Diff(before, tree(t, b.root)); diff != "" {
-					t.Errorf("looking changed (-before +after):\n%s", diff)
+					t.Errorf("inspecting changed (-before +after):\n%s", diff)
 				}
 			})
 		})
@@ -385,7 +385,7 @@ func TestLookChangesNothing(t *testing.T) {
 			t.Errorf("the pool is seen as %+v, want three volumes, and one entry in staging and in trash", v)
 		}
 		if diff := cmp.Diff(before, tree(t, b.root)); diff != "" {
-			t.Errorf("looking changed (-before +after):\n%s", diff)
+			t.Errorf("inspecting changed (-before +after):\n%s", diff)
 		}
 	})
 }
@@ -547,7 +547,7 @@ func TestLookReadsAbnormalVolumeAgain(t *testing.T) {
 		must.Succeed(t, b.quota.Limit(b.open("pvc-1"), b.carried("pvc-1"), quota.Limit{Bytes: mib / 2}))
 		done := make(chan inspect.Pool, 1)
 		go func() { done <- b.see(localPool) }()
-		synctest.Wait() // it has looked once, and waits
+		synctest.Wait() // it has checked once, and waits
 		must.Succeed(t, b.quota.Limit(b.open("pvc-1"), b.carried("pvc-1"), quota.Limit{Bytes: mib}))
 		if v := only(t, <-done); v.Abnormal {
 			t.Errorf("the volume is seen as %+v", v.Condition)
@@ -610,13 +610,13 @@ func TestLookPoolThatHangs(t *testing.T) {
 	must.Succeed(t, err)
 	mounts := &bindtest.Fake{}
 	defer func() { must.Succeed(t, mounts.Close()) }()
-	v := inspect.Look(t.Context(), configs, inspect.Options{Mounts: mounts, HangAfter: time.Second}).Pools[0]
+	v := inspect.Run(t.Context(), configs, inspect.Options{Mounts: mounts, HangAfter: time.Second}).Pools[0]
 	if v.Readable || v.Reason != string(health.PoolNotServing) || !strings.Contains(v.Condition, "no answer for 1s") {
-		t.Errorf("the condition is %+v, want it to tell of the hang", v.Condition)
+		t.Errorf("the condition is %+v, want it to report the hang", v.Condition)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	v = inspect.Look(ctx, configs, inspect.Options{Mounts: mounts, HangAfter: time.Hour}).Pools[0]
+	v = inspect.Run(ctx, configs, inspect.Options{Mounts: mounts, HangAfter: time.Hour}).Pools[0]
 	if v.Readable || !strings.Contains(v.Condition, context.Canceled.Error()) {
 		t.Errorf("the condition is %+v, want it to say that the caller ended", v.Condition)
 	}
