@@ -33,6 +33,21 @@ func TestSharedPoolOnTwoNodes(t *testing.T) {
 	wantCode(t, err, codes.NotFound, "vol")
 }
 
+// Each node's external-provisioner deletes the volumes of a shared pool, and a request names no
+// pool. A node that does not know the pool yet, during its rollout, cannot tell such a volume
+// from one that is gone. The volume stays where it is, and can still be deleted.
+func TestDeleteOnNodeWithoutSharedPool(t *testing.T) {
+	a, _ := twoNodes(t)
+	a.create(t, "vol", "")
+	before := newRig(t, setup{node: "node-b"})
+	_, err := before.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: "vol"})
+	must.Succeed(t, err)
+	wantEqual(t, "the list of the node that has the pool", a.ids(t), []string{"vol"})
+	_, err = a.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: "vol"})
+	must.Succeed(t, err)
+	wantEqual(t, "the list afterwards", a.ids(t), []string(nil))
+}
+
 func TestDeleteRefusesVolumePublishedOnOtherNode(t *testing.T) {
 	a, b := twoNodes(t)
 	a.create(t, "vol", "")

@@ -97,6 +97,35 @@ func TestUnmountedPoolIsNotWritten(t *testing.T) {
 	}
 }
 
+// The answer to a creation is lost, and after a reboot the pool is not mounted: the call that
+// is repeated cannot know of the volume, and has another node tried. Nobody has seen the
+// volume yet. It is there when the pool is, and the same call finds it.
+func TestRepeatedCreateWhilePoolIsAwayAfterRestart(t *testing.T) {
+	testenv.NeedRoot(t)
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, t.TempDir())
+		must(t, os.Mkdir(b.path("disk"), 0o755))
+		must(t, os.Mkdir(b.path("aside"), 0o755))
+		disk(t, b)
+		must(t, syscall.Mount(b.path("disk"), b.path("aside"), "", syscall.MS_BIND, ""))
+		t.Cleanup(func() { must(t, syscall.Unmount(b.path("aside"), syscall.MNT_DETACH)) })
+		b.start(twoPools)
+		made := b.create("pvc-1", mib)
+		must(t, b.Close(t.Context()))
+		must(t, syscall.Unmount(b.path("disk"), 0))
+
+		b.start(twoPools)
+		_, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-1"), Range: volume.Range{Required: mib}})
+		wantError(t, err, volume.ErrNoSpace)
+		must(t, syscall.Mount(b.path("aside"), b.path("disk"), "", syscall.MS_BIND, ""))
+		b.later(10 * time.Second)
+		b.wantVolumes("pvc-1")
+		if again := b.create("pvc-1", mib); again.Bytes != made.Bytes {
+			t.Errorf("made again it is %+v, want %+v", again, made)
+		}
+	})
+}
+
 // A pool that is mounted after the driver started, as a pool mounter does.
 func TestMountedOverStartedPool(t *testing.T) {
 	testenv.NeedRoot(t)

@@ -3,6 +3,7 @@ package quota
 import (
 	"errors"
 	"fmt"
+	"math/rand/v2"
 
 	"golang.org/x/sys/unix"
 
@@ -79,19 +80,55 @@ func (p projects) Kind() Kind { return p.kind }
 func (p projects) Make(parent *dir.Dir, name string) (*dir.Dir, error) { return parent.Make(name) }
 
 func (p projects) NewID(fs *dir.Dir, from ID, taken func(ID) bool) (ID, error) {
-	for id := max(from, FirstID); id <= LastID; id++ {
+	id, err := freeID(max(from, FirstID), func(id ID) (bool, error) {
 		if taken(id) {
-			continue
+			return false, nil
 		}
 		q, err := p.control.get(fs, id)
-		if err != nil {
-			return 0, err
+		return err == nil && !q.limited() && q.Blocks|q.Inodes == 0, err
+	})
+	if errors.Is(err, ErrNoID) {
+		err = fmt.Errorf("%w: %d to %d are in use on %s", ErrNoID, FirstID, LastID, fs)
+	}
+	return id, err
+}
+
+// inARow is how many ids are asked about one after the other, and then how many at random.
+const inARow = 64
+
+// freeID finds an id that is free, the lowest if it is near. Whoever owns files can give each
+// another id of the range (FS_IOC_FSSETXATTR), and a million of them would be passed one by
+// one for each new volume: so the search goes on at random, and through all ids only where
+// nearly all are in use.
+func freeID(from ID, free func(ID) (bool, error)) (ID, error) {
+	near := min(from+inARow, LastID+1)
+	if id, err := firstFree(from, near, free); id != 0 || err != nil {
+		return id, err
+	}
+	for range inARow {
+		if near > LastID {
+			break
 		}
-		if !q.limited() && q.Blocks|q.Inodes == 0 {
-			return id, nil
+		id := near + rand.N(LastID-near+1)
+		if ok, err := free(id); ok || err != nil {
+			return id, err
 		}
 	}
-	return 0, fmt.Errorf("%w: %d to %d are in use on %s", ErrNoID, FirstID, LastID, fs)
+	id, err := firstFree(near, LastID+1, free)
+	if err == nil && id == 0 {
+		err = ErrNoID
+	}
+	return id, err
+}
+
+// firstFree is the first of the ids up to an end that is free; 0 for none.
+func firstFree(from, end ID, free func(ID) (bool, error)) (ID, error) {
+	for id := from; id < end; id++ {
+		if ok, err := free(id); ok || err != nil {
+			return id, err
+		}
+	}
+	return 0, nil
 }
 
 func (p projects) Limit(d *dir.Dir, id ID, l Limit) error {

@@ -90,8 +90,9 @@ type Facility interface {
 	// needs free space in a subvolume to remove one that its user created in it.
 	Make(parent *dir.Dir, name string) (*dir.Dir, error)
 
-	// NewID returns the lowest project id of the range, not below from, that is not taken
-	// and has neither limit nor usage on the filesystem, or ErrNoID. It does not reserve
+	// NewID returns a project id of the range, not below from, that is not taken and has
+	// neither limit nor usage on the filesystem, or ErrNoID. It is the lowest, unless that is
+	// far from the first one asked about. It does not reserve
 	// the id: until Limit has used it, taken must return true for it. On btrfs it
 	// returns 0, because the kernel chose the subvolume's id in Make.
 	NewID(fs *dir.Dir, from ID, taken func(ID) bool) (ID, error)
