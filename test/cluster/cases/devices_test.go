@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -15,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"kubevirt.io/hostpath-provisioner/test/cluster/audit"
 	"kubevirt.io/hostpath-provisioner/test/testenv/loopfs"
 )
 
@@ -101,7 +103,12 @@ func (s *scene) offer(node string, data map[string]string) {
 
 func (s *scene) annotate(node, value string) {
 	s.Helper()
-	patch := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:%s}}}`, configAnnotation, value)
+	s.annotateWith(node, configAnnotation, value)
+}
+
+func (s *scene) annotateWith(node, key, value string) {
+	s.Helper()
+	patch := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:%s}}}`, key, value)
 	_, err := c.Client.CoreV1().Nodes().Patch(context.Background(), node, types.MergePatchType, patch, metav1.PatchOptions{})
 	must(s, err)
 }
@@ -258,6 +265,35 @@ func TestNewDevices(t *testing.T) {
 	if took := time.Since(began); took > 2*time.Second {
 		t.Errorf("a new device was a volume after %s, want 2 s", took)
 	}
+	s.wantNoRequests("local-pv-provisioner/local-pv-provisioner")
+}
+
+// wantNoRequests says that a program asks the API server for nothing, watches apart, while nothing that it takes part in
+// changes.
+func (s *scene) wantNoRequests(account string) {
+	s.Helper()
+	requests := func() (own []audit.Request) {
+		all, err := audit.Requests(audit.Path(c.Logs))
+		must(s, err)
+		return slices.DeleteFunc(all, func(r audit.Request) bool { return r.Account != account || r.Verb == "watch" })
+	}
+	before := requests()
+	s.until("the requests of "+account+" to end", func(context.Context) (string, error) {
+		last := before
+		before = requests()
+		if len(before) != len(last) {
+			return fmt.Sprintf("%d requests", len(before)), nil
+		}
+		return "", nil
+	})
+	for range 5 {
+		s.annotateWith(nodeB, "example.com/tick", fmt.Sprintf("%q", time.Now().Format(time.RFC3339Nano)))
+	}
+	s.until("time to pass in which nothing happens", quietFor(5*time.Second))
+	if after := requests(); len(after) > len(before) {
+		s.Errorf("%s sent requests in a steady state: %v", account, after[len(before):])
+	}
+	c.Log.Printf("%s sent %d requests in all, %d of them writes, from %d nodes", account, len(before), len(audit.Writes(before)), len(c.Nodes))
 }
 
 func must(s interface {

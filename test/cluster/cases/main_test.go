@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -89,6 +90,13 @@ func run(m *testing.M, logs string, options cluster.Options) int {
 	status := start(ctx, options)
 	if status == 0 {
 		status = m.Run()
+	}
+	// Only all cases together use all rights.
+	if status == 0 && slices.Contains([]string{"", "."}, flag.Lookup("test.run").Value.String()) {
+		if err := rights(ctx, logs); err != nil {
+			fmt.Printf("rights of the programs:\n%v\nFAIL\n", err)
+			status = 1
+		}
 	}
 	if status != 0 {
 		c.Summarize(ctx, os.Stdout)

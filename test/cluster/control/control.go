@@ -22,6 +22,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
+	"kubevirt.io/hostpath-provisioner/test/cluster/audit"
 	"kubevirt.io/hostpath-provisioner/test/cluster/process"
 )
 
@@ -135,6 +136,9 @@ func (p *Plane) startEtcd(ctx context.Context) error {
 }
 
 func (p *Plane) startServer(ctx context.Context) error {
+	if err := os.WriteFile(p.file("audit-policy.yaml"), []byte(audit.Policy), 0o600); err != nil {
+		return err
+	}
 	server, err := p.run("kube-apiserver",
 		"--etcd-servers="+etcdURL,
 		"--bind-address=0.0.0.0", "--secure-port="+Port, "--advertise-address="+Address,
@@ -147,6 +151,7 @@ func (p *Plane) startServer(ctx context.Context) error {
 		"--authorization-mode=Node,RBAC",
 		"--enable-admission-plugins=NodeRestriction",
 		"--allow-privileged=true",
+		"--audit-policy-file="+p.file("audit-policy.yaml"), "--audit-log-path="+audit.Path(p.logs),
 		// Else it looks nodes up by their names to fetch logs.
 		"--kubelet-preferred-address-types=InternalIP",
 		"--v=1",

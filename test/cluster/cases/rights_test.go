@@ -1,0 +1,183 @@
+package cases_test
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"regexp"
+	"slices"
+	"strings"
+
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
+	"sigs.k8s.io/yaml"
+
+	"kubevirt.io/hostpath-provisioner/test/cluster/audit"
+)
+
+// What gives the programs their rights.
+var installations = []string{
+	"../overlay", "../overlay/provisioner", "../overlay/single-node", "../overlay/operator", "../../../deploy/devices",
+}
+
+// unneeded are the rights, as describe writes them, that no case needs.
+var unneeded = regexp.MustCompile(strings.Join([]string{
+	// No API of OpenShift, nor of the Prometheus operator, is there while the operator of this project is.
+	`securitycontextconstraints`, `monitoring\.coreos\.com`, `operator: .* (services|endpoints|endpointslices\.discovery\.k8s\.io|.*reviews\.auth.*)$`,
+	// A program stands in for the health monitor, which reads its events back.
+	`health-monitor: (get|watch) events`,
+	// A claim that fits nowhere on its node loses its selected node.
+	`kubevirt-hostpath-provisioner: update persistentvolumeclaims`,
+	// Objects with a pathConfig, and those of shared pools.
+	`operator: (patch|delete) clusterrole(binding)?s\.\S+ hostpath-provisioner$`, `operator: (create|patch) storageclasses`,
+	// The disks of the cases are cleaned before there is progress to report, and each event comes once.
+	`local-pv-provisioner: patch (persistentvolumes|events)`,
+}, "|"))
+
+// A role is one of an installation, with the accounts that have it.
+type role struct {
+	name     string
+	accounts []string
+	rules    []rbacv1.PolicyRule
+}
+
+// rights says what is wrong with the rights of the programs, after all cases have run: a right that none of them has used
+// could be left out, and a request that was denied is one for which a rule is missing.
+func rights(ctx context.Context, logs string) error {
+	requests, err := audit.Requests(audit.Path(logs))
+	if err != nil {
+		return err
+	}
+	var all []role
+	for _, installation := range installations {
+		found, err := rolesOf(ctx, installation)
+		if err != nil {
+			return err
+		}
+		all = append(all, found...)
+	}
+	problems := denied(all, requests)
+	for _, r := range all {
+		for _, rule := range r.rules {
+			for _, one := range audit.Split(rule) {
+				right := describe(r.name, one)
+				if !used(r, one, requests) && !handedOn(all, r, one) && !unneeded.MatchString(right) {
+					problems = append(problems, errors.New("no case uses "+right))
+				}
+			}
+		}
+	}
+	return errors.Join(problems...)
+}
+
+// Verbs that are needed with another one, and give nothing more: who watches sees what get and list show, and lists where
+// the API server does not stream; a server-side apply, which is a patch, creates what is not there.
+// https://kubernetes.io/docs/reference/using-api/server-side-apply/#api-implementation
+var needed = map[string]string{"get": "watch", "list": "watch", "create": "patch"}
+
+// used says whether an account with a role has sent a request that needs a right.
+func used(r role, right rbacv1.PolicyRule, requests []audit.Request) bool {
+	with := right
+	with.Verbs = append(slices.Clone(right.Verbs), needed[right.Verbs[0]])
+	return slices.ContainsFunc(requests, func(q audit.Request) bool {
+		return !q.Denied && slices.Contains(r.accounts, q.Account) && audit.Allows(with, q)
+	})
+}
+
+func describe(role string, rule rbacv1.PolicyRule) string {
+	return strings.TrimSpace(fmt.Sprintf("%s: %s %s %s", role, rule.Verbs[0],
+		strings.TrimSuffix(rule.Resources[0]+"."+rule.APIGroups[0], "."), strings.Join(rule.ResourceNames, "")))
+}
+
+// denied are the requests of accounts with roles for which there was no rule. A program may be there before its rules
+// are known, and then asks again.
+func denied(all []role, requests []audit.Request) []error {
+	said := map[string]bool{}
+	for _, q := range requests {
+		known := slices.ContainsFunc(all, func(r role) bool { return slices.Contains(r.accounts, q.Account) })
+		again := slices.ContainsFunc(requests, func(other audit.Request) bool {
+			q := q
+			q.Denied = false
+			return other == q
+		})
+		if q.Denied && known && !again {
+			said[fmt.Sprintf("%s was denied: %s", q.Account, q)] = true
+		}
+	}
+	var problems []error
+	for _, text := range slices.Sorted(maps.Keys(said)) {
+		problems = append(problems, errors.New(text))
+	}
+	return problems
+}
+
+// handedOn says whether the operator needs a right only because a role that it makes has it: nobody may give rights that
+// he does not have.
+// https://kubernetes.io/docs/reference/access-authn-authz/rbac/#privilege-escalation-prevention-and-bootstrapping
+func handedOn(all []role, of role, right rbacv1.PolicyRule) bool {
+	if !strings.Contains(of.name, "operator") {
+		return false
+	}
+	request := audit.Request{Verb: right.Verbs[0], Group: right.APIGroups[0], Resource: right.Resources[0], Name: strings.Join(right.ResourceNames, "")}
+	return slices.ContainsFunc(all, func(r role) bool {
+		return r.name != of.name && slices.ContainsFunc(r.rules, func(rule rbacv1.PolicyRule) bool { return audit.Allows(rule, request) })
+	})
+}
+
+// rolesOf are the roles of an installation.
+func rolesOf(ctx context.Context, installation string) ([]role, error) {
+	out, err := c.Kubectl(ctx, "kustomize", installation)
+	if err != nil {
+		return nil, err
+	}
+	found := map[string]*role{}
+	of := func(kind, namespace, name string) *role {
+		key := kind + " " + namespace + "/" + name
+		if found[key] == nil {
+			found[key] = &role{name: kind + " " + name}
+		}
+		return found[key]
+	}
+	objects := utilyaml.NewYAMLReader(bufio.NewReader(strings.NewReader(out)))
+	for {
+		text, err := objects.Read()
+		if errors.Is(err, io.EOF) {
+			break
+		} else if err != nil {
+			return nil, err
+		}
+		// A ClusterRole and its binding have the fields of a Role and of its.
+		var object struct {
+			metav1.TypeMeta   `json:",inline"`
+			metav1.ObjectMeta `json:"metadata"`
+			Rules             []rbacv1.PolicyRule `json:"rules"`
+			RoleRef           rbacv1.RoleRef      `json:"roleRef"`
+			Subjects          []rbacv1.Subject    `json:"subjects"`
+		}
+		if err := yaml.Unmarshal(text, &object); err != nil {
+			return nil, err
+		}
+		switch object.Kind {
+		case "Role", "ClusterRole":
+			of(object.Kind, object.Namespace, object.Name).rules = object.Rules
+		case "RoleBinding", "ClusterRoleBinding":
+			namespace := object.Namespace
+			if object.RoleRef.Kind == "ClusterRole" {
+				namespace = ""
+			}
+			bound := of(object.RoleRef.Kind, namespace, object.RoleRef.Name)
+			for _, subject := range object.Subjects {
+				bound.accounts = append(bound.accounts, subject.Namespace+"/"+subject.Name)
+			}
+		}
+	}
+	var all []role
+	for _, key := range slices.Sorted(maps.Keys(found)) {
+		all = append(all, *found[key])
+	}
+	return all, nil
+}
