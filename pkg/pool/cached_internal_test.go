@@ -13,6 +13,7 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind/bindtest"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop/looptest"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
@@ -101,10 +102,14 @@ func onePool(t *testing.T, path, requireMount string) *Pool {
 	if err != nil {
 		t.Fatal(err)
 	}
-	mounts := &bindtest.Fake{}
-	s := Start(configs, Options{Node: nodeOf("node-1"), Mounts: mounts, CheckEvery: time.Hour, SyncEvery: time.Hour, Log: logr.Discard()})
+	dev, err := dir.Open(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	mounts, loops := &bindtest.Fake{}, looptest.NewFake(dev)
+	s := Start(configs, Options{Node: nodeOf("node-1"), Mounts: mounts, Devices: loops, Dev: dev, CheckEvery: time.Hour, SyncEvery: time.Hour, Log: logr.Discard()})
 	t.Cleanup(func() {
-		if err := errors.Join(s.Close(context.WithoutCancel(t.Context())), mounts.Close()); err != nil {
+		if err := errors.Join(s.Close(context.WithoutCancel(t.Context())), mounts.Close(), loops.Close(), dev.Close()); err != nil {
 			t.Error(err)
 		}
 	})

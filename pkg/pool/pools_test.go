@@ -21,6 +21,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind/bindtest"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/label/labeltest"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop/looptest"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
@@ -364,13 +365,15 @@ func TestHungPoolDoesNotDelayOthers(t *testing.T) {
 	hung := filepath.Join(root, "hung")
 	release := testenv.Hang(t, hung)
 
-	mounts, labels := &bindtest.Fake{}, &labeltest.Fake{}
-	defer func() { must(t, mounts.Close()) }()
+	dev, err := dir.Open(t.TempDir())
+	must(t, err)
+	mounts, labels, loops := &bindtest.Fake{}, &labeltest.Fake{}, looptest.NewFake(dev)
+	defer func() { must(t, errors.Join(mounts.Close(), loops.Close(), dev.Close())) }()
 	node, err := volume.ParseNodeID("node-1")
 	must(t, err)
 	configs, err := poolconfig.Parse(`[{"name":"legacy","path":"pool"},{"name":"hung","path":"hung"}]`, root)
 	must(t, err)
-	set := pool.Start(configs, pool.Options{Node: node, Mounts: mounts, Labels: labels, Log: logr.Discard(), HangAfter: time.Second})
+	set := pool.Start(configs, pool.Options{Node: node, Mounts: mounts, Labels: labels, Devices: loops, Dev: dev, Log: logr.Discard(), HangAfter: time.Second})
 	must(t, set.Wait(t.Context()))
 
 	name, err := volume.ParsePoolName("hung")
