@@ -18,14 +18,17 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
+	webhookserver "sigs.k8s.io/controller-runtime/pkg/webhook"
 
 	"kubevirt.io/hostpath-provisioner/pkg/operator"
 	"kubevirt.io/hostpath-provisioner/pkg/operator/render"
+	"kubevirt.io/hostpath-provisioner/pkg/operator/webhook"
 )
 
 // A settings is what the flags say.
 type settings struct {
 	health, metrics string
+	webhook         int
 	elect           bool
 }
 
@@ -33,6 +36,7 @@ func main() {
 	var s settings
 	flag.StringVar(&s.health, "health-address", ":6060", "where /livez and /readyz are served")
 	flag.StringVar(&s.metrics, "metrics-address", ":8443", "where metrics are served, with TLS, to who may read /metrics; 0 for no metrics")
+	flag.IntVar(&s.webhook, "webhook-port", 9443, "where the validating webhook is served, if deploy/operator/webhook is applied; 0 for none")
 	flag.BoolVar(&s.elect, "leader-elect", true, "whether to work only while holding the Lease "+operator.LeaderElection)
 	klog.InitFlags(nil)
 	flag.Parse()
@@ -106,9 +110,23 @@ func run(s settings, config render.Config) error {
 		r.Add(m),
 		m.AddHealthzCheck("ping", healthz.Ping),
 		m.AddReadyzCheck("ping", healthz.Ping),
+		addWebhook(m, s.webhook, config.Namespace, policy),
 	)
 	if err != nil {
 		return err
 	}
 	return m.Start(ctrl.SetupSignalHandler())
+}
+
+// addWebhook has the manager serve the webhook on a port, if that is not 0.
+func addWebhook(m manager.Manager, port int, namespace string, policy *operator.TLSPolicy) error {
+	if port == 0 {
+		return nil
+	}
+	certificates := webhook.NewCertificates(m.GetAPIReader(), m.GetClient(), namespace)
+	server := webhookserver.NewServer(webhookserver.Options{
+		Port: port, TLSOpts: []func(*tls.Config){policy.Configure, certificates.Configure},
+	})
+	server.Register(webhook.Path, (&webhook.Validator{Reader: m.GetAPIReader()}).Handler(m.GetScheme()))
+	return errors.Join(m.Add(server), m.Add(certificates))
 }

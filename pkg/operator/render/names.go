@@ -24,6 +24,8 @@ const (
 
 	// DriverName is the provisioner of StorageClasses.
 	DriverName = "kubevirt.io.hostpath-provisioner"
+	// PoolParameter is the parameter of StorageClasses, and the attribute of PersistentVolumes, that names a pool.
+	PoolParameter = "storagePool"
 
 	AppLabel       = "k8s-app"
 	App            = "hostpath-provisioner"

@@ -19,8 +19,8 @@ func Pools(object *hppv1.HostPathProvisioner) []hppv1.StoragePool {
 	return object.Spec.StoragePools
 }
 
-// dataDirectory is where the volumes of a pool are, next to what the provisioner from before CSI has in its path.
-func dataDirectory(p hppv1.StoragePool) string { return path.Join(string(p.Path), "csi") }
+// DataDirectory is where the volumes of a pool are, next to what the provisioner from before CSI has in its path.
+func DataDirectory(p hppv1.StoragePool) string { return path.Join(string(p.Path), "csi") }
 
 // A driverPool is a pool as the driver's --datadir has it.
 type driverPool struct {
@@ -45,7 +45,7 @@ func dataDir(from []hppv1.StoragePool) (string, error) {
 	for _, p := range from {
 		one := driverPool{
 			Name:          p.Name,
-			Path:          dataDirectory(p),
+			Path:          DataDirectory(p),
 			Shared:        p.IsShared(),
 			RequireMount:  p.PVCTemplate != nil || p.RequireMount != nil && *p.RequireMount,
 			Enforcement:   p.Enforcement,

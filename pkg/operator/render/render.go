@@ -223,7 +223,7 @@ func (r *Renderer) overlayClasses() []client.Object {
 		classes = append(classes, &storagev1.StorageClass{
 			ObjectMeta:        meta,
 			Provisioner:       DriverName,
-			Parameters:        map[string]string{"storagePool": pool, "overlayCSI": "true"},
+			Parameters:        map[string]string{PoolParameter: pool, "overlayCSI": "true"},
 			ReclaimPolicy:     pointer(corev1.PersistentVolumeReclaimDelete),
 			VolumeBindingMode: pointer(storagev1.VolumeBindingImmediate),
 		})

@@ -1,0 +1,223 @@
+package webhook
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"net"
+	"testing"
+	"time"
+
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+)
+
+// A world is an API server with the webhook configured, and replicas of the operator.
+type world struct {
+	t        *testing.T
+	api      client.Client
+	now      time.Time
+	replicas []*Certificates
+}
+
+func newWorld(t *testing.T, annotations map[string]string, replicas int) *world {
+	t.Helper()
+	configuration := &admissionv1.ValidatingWebhookConfiguration{
+		ObjectMeta: metav1.ObjectMeta{Name: Name, Annotations: annotations},
+		Webhooks:   []admissionv1.ValidatingWebhook{{Name: webhookName}},
+	}
+	w := &world{t: t, now: time.Now(), api: fake.NewClientBuilder().WithScheme(clientgoscheme.Scheme).WithObjects(configuration).Build()}
+	for range replicas {
+		c := NewCertificates(w.api, w.api, "storage")
+		c.now = func() time.Time { return w.now }
+		c.rotation.lifetime, c.rotation.announced = 30*time.Hour, time.Hour
+		w.replicas = append(w.replicas, c)
+	}
+	return w
+}
+
+// caBundle is what the API server accepts.
+func (w *world) caBundle() []byte {
+	w.t.Helper()
+	configuration := &admissionv1.ValidatingWebhookConfiguration{}
+	if err := w.api.Get(w.t.Context(), client.ObjectKey{Name: Name}, configuration); err != nil {
+		w.t.Fatal(err)
+	}
+	return configuration.Webhooks[0].ClientConfig.CABundle
+}
+
+// call makes a connection as the API server does, with what it accepted at some moment.
+func (w *world) call(c *Certificates, bundle []byte) error {
+	w.t.Helper()
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(bundle)
+	config := &tls.Config{}
+	c.Configure(config)
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		connection, err := listener.Accept()
+		if err != nil {
+			return
+		}
+		server := tls.Server(connection, config)
+		_ = server.HandshakeContext(context.Background())
+		_ = server.Close()
+	}()
+	defer func() { _ = listener.Close(); <-done }()
+	dialer := &tls.Dialer{Config: &tls.Config{RootCAs: roots, ServerName: service + ".storage.svc", Time: func() time.Time { return w.now }}}
+	connection, err := dialer.DialContext(w.t.Context(), "tcp", listener.Addr().String())
+	if err != nil {
+		return err
+	}
+	return connection.Close()
+}
+
+// Over several lifetimes every replica can be called at every moment, also with what the API server accepted a while ago,
+// and also if one replica is behind.
+func TestCertificatesAreRenewedWithoutABreak(t *testing.T) {
+	w := newWorld(t, nil, 2)
+	seen := map[string]bool{}
+	var before []byte
+	for step := range 200 {
+		for i, c := range w.replicas {
+			if i == 1 && step%2 == 1 {
+				continue // behind
+			}
+			if err := c.refresh(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		now := w.caBundle()
+		for i, c := range w.replicas {
+			for what, bundle := range map[string][]byte{"now": now, "a moment ago": before} {
+				if bundle == nil {
+					continue
+				}
+				if err := w.call(c, bundle); err != nil {
+					t.Fatalf("step %d: replica %d with the bundle of %s: %v", step, i, what, err)
+				}
+			}
+		}
+		before = now
+		seen[string(w.replicas[0].served.Load().Certificate[0])] = true
+		w.now = w.now.Add(40 * time.Minute)
+	}
+	if len(seen) < 5 {
+		t.Errorf("in %v there were %d certificates, of 30h each", 200*40*time.Minute, len(seen))
+	}
+}
+
+// While nothing is due nothing is written.
+func TestCertificatesAreQuiet(t *testing.T) {
+	w := newWorld(t, nil, 1)
+	version := func() string {
+		t.Helper()
+		if err := w.replicas[0].refresh(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		secret, configuration := &corev1.Secret{}, &admissionv1.ValidatingWebhookConfiguration{}
+		err := errors.Join(w.api.Get(t.Context(), client.ObjectKey{Namespace: "storage", Name: Name}, secret),
+			w.api.Get(t.Context(), client.ObjectKey{Name: Name}, configuration))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return secret.ResourceVersion + " " + configuration.ResourceVersion
+	}
+	first := version()
+	if again := version(); again != first {
+		t.Errorf("the versions are %s, before %s", again, first)
+	}
+}
+
+// What somebody damages or deletes is made anew.
+func TestDamagedCertificatesAreMadeAnew(t *testing.T) {
+	for name, damage := range map[string]func(w *world) error{
+		"the Secret is gone": func(w *world) error {
+			return w.api.Delete(t.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "storage", Name: Name}})
+		},
+		"the key is of another":   func(w *world) error { return w.setSecret(servedKey, []byte("no key")) },
+		"the certificate is none": func(w *world) error { return w.setSecret(servedCertificate, []byte("no certificate")) },
+		"the bundle is empty": func(w *world) error {
+			configuration := &admissionv1.ValidatingWebhookConfiguration{}
+			if err := w.api.Get(t.Context(), client.ObjectKey{Name: Name}, configuration); err != nil {
+				return err
+			}
+			configuration.Webhooks[0].ClientConfig.CABundle = nil
+			return w.api.Update(t.Context(), configuration)
+		},
+		"time has passed": func(w *world) error { w.now = w.now.Add(1000 * time.Hour); return nil },
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, nil, 1)
+			if err := w.replicas[0].refresh(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if err := damage(w); err != nil {
+				t.Fatal(err)
+			}
+			if err := w.replicas[0].refresh(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if err := w.call(w.replicas[0], w.caBundle()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+func (w *world) setSecret(key string, value []byte) error {
+	secret := &corev1.Secret{}
+	if err := w.api.Get(w.t.Context(), client.ObjectKey{Namespace: "storage", Name: Name}, secret); err != nil {
+		return err
+	}
+	secret.Data[key] = value
+	return w.api.Update(w.t.Context(), secret)
+}
+
+// With the annotation the Secret is cert-manager's: it is read and never written, and so is the bundle.
+func TestCertManagerIsLeftAlone(t *testing.T) {
+	w := newWorld(t, map[string]string{injectAnnotation: "storage/cert"}, 1)
+	if err := w.replicas[0].refresh(t.Context()); err == nil {
+		t.Error("there is no Secret, and no error")
+	}
+	data, _, err := w.replicas[0].rotation.step(nil, w.now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "storage", Name: Name}, Data: data}
+	if err := w.api.Create(t.Context(), secret); err != nil {
+		t.Fatal(err)
+	}
+	w.now = w.now.Add(29 * time.Hour) // ours would be renewed
+	if err := w.replicas[0].refresh(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.call(w.replicas[0], data[servedCertificate]); err != nil {
+		t.Error(err)
+	}
+	if bundle := w.caBundle(); bundle != nil {
+		t.Errorf("the bundle is %q", bundle)
+	}
+}
+
+// Without a configuration nothing is made.
+func TestWithoutTheWebhookThereIsNoSecret(t *testing.T) {
+	api := fake.NewClientBuilder().WithScheme(clientgoscheme.Scheme).Build()
+	if err := NewCertificates(api, api, "storage").refresh(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	secrets := &corev1.SecretList{}
+	if err := api.List(t.Context(), secrets); err != nil || len(secrets.Items) > 0 {
+		t.Errorf("the Secrets are %v: %v", secrets.Items, err)
+	}
+}

@@ -1,0 +1,216 @@
+// Package webhook checks HostPathProvisioner objects against other objects of the cluster, which the rules of their
+// definition cannot. It is optional: what it finds is found by the reconciler too, or is a mistake that the user may make.
+package webhook
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
+
+	hppv1 "kubevirt.io/hostpath-provisioner/api/v1beta1"
+	"kubevirt.io/hostpath-provisioner/pkg/operator/render"
+)
+
+// Path is where the webhook is served. It is the upstream operator's.
+const Path = "/validate-hostpathprovisioner-kubevirt-io-v1beta1-hostpathprovisioner"
+
+// A Validator is what the API server asks about objects that are created or changed.
+type Validator struct {
+	// Reader reads from the API server.
+	Reader client.Reader
+}
+
+// Handler answers the calls of the API server.
+func (v *Validator) Handler(scheme *runtime.Scheme) *admission.Webhook {
+	return admission.WithValidator(scheme, v)
+}
+
+// ValidateCreate refuses an object beside another one, and pools that cannot work.
+func (v *Validator) ValidateCreate(ctx context.Context, object *hppv1.HostPathProvisioner) (admission.Warnings, error) {
+	all := &hppv1.HostPathProvisionerList{}
+	if err := v.Reader.List(ctx, all); err != nil {
+		return nil, err
+	}
+	for _, other := range all.Items {
+		if other.Name != object.Name && other.DeletionTimestamp == nil {
+			return nil, fmt.Errorf("there can be only one HostPathProvisioner, and there is %s", other.Name)
+		}
+	}
+	return v.check(ctx, object, render.Pools(object))
+}
+
+// ValidateUpdate refuses to remove pools with volumes, and to add such that cannot work. Everything else about an object that
+// is there was accepted once, and stays so.
+func (v *Validator) ValidateUpdate(ctx context.Context, before, after *hppv1.HostPathProvisioner) (admission.Warnings, error) {
+	// Finalizers and labels of an object that is being deleted, or with a spec as it was, are none of our business.
+	if after.DeletionTimestamp != nil || equality.Semantic.DeepEqual(before.Spec, after.Spec) {
+		return nil, nil
+	}
+	had, has := render.Pools(before), render.Pools(after)
+	if removed := without(had, has); len(removed) > 0 {
+		if err := v.unused(ctx, removed); err != nil {
+			return nil, err
+		}
+	}
+	return v.check(ctx, after, without(has, had))
+}
+
+// ValidateDelete is not called: an object can always be deleted.
+func (v *Validator) ValidateDelete(context.Context, *hppv1.HostPathProvisioner) (admission.Warnings, error) {
+	return nil, nil
+}
+
+// without are the pools that have no namesake among others.
+func without(pools, others []hppv1.StoragePool) []hppv1.StoragePool {
+	return slices.DeleteFunc(slices.Clone(pools), func(p hppv1.StoragePool) bool {
+		return slices.ContainsFunc(others, func(o hppv1.StoragePool) bool { return o.Name == p.Name })
+	})
+}
+
+// check checks pools that are new.
+func (v *Validator) check(ctx context.Context, object *hppv1.HostPathProvisioner, added []hppv1.StoragePool) (admission.Warnings, error) {
+	warnings := append(deprecations(object), render.Notices(object)...)
+	var problems []error
+	for _, pool := range added {
+		warning, err := v.checkClass(ctx, pool)
+		problems = append(problems, err)
+		if warning != "" {
+			warnings = append(warnings, warning)
+		}
+	}
+	if len(added) > 0 {
+		around, err := v.checkPaths(ctx, added)
+		warnings, problems = append(warnings, around...), append(problems, err)
+	}
+	return warnings, errors.Join(problems...)
+}
+
+// deprecations are what a user should write in another way.
+func deprecations(object *hppv1.HostPathProvisioner) admission.Warnings {
+	var warnings admission.Warnings
+	if config := object.Spec.PathConfig; config != nil {
+		warnings = append(warnings, fmt.Sprintf("spec.pathConfig is deprecated: a storagePool with the name %s and the path %s has the same volumes of the CSI driver",
+			hppv1.LegacyPool, config.Path))
+	}
+	for _, pool := range object.Spec.StoragePools {
+		template := pool.PVCTemplate
+		switch {
+		case template == nil && (pool.FSType != "" || len(pool.MountOptions) > 0):
+			warnings = append(warnings, fmt.Sprintf("pool %s: fsType and mountOptions have no effect without a pvcTemplate", pool.Name))
+		case template != nil && template.VolumeMode == nil:
+			warnings = append(warnings, fmt.Sprintf("pool %s: pvcTemplate has no volumeMode, which means Filesystem; Block is formatted and mounted by the operator", pool.Name))
+		case template != nil && *template.VolumeMode == corev1.PersistentVolumeFilesystem && (pool.FSType != "" || len(pool.MountOptions) > 0):
+			warnings = append(warnings, fmt.Sprintf("pool %s: fsType and mountOptions have no effect with the volumeMode Filesystem", pool.Name))
+		}
+	}
+	return warnings
+}
+
+// checkClass refuses a template whose claims would be volumes of their own pool.
+func (v *Validator) checkClass(ctx context.Context, pool hppv1.StoragePool) (warning string, err error) {
+	if pool.PVCTemplate == nil || pool.PVCTemplate.StorageClassName == nil || *pool.PVCTemplate.StorageClassName == "" {
+		return "", nil
+	}
+	name := *pool.PVCTemplate.StorageClassName
+	class := &storagev1.StorageClass{}
+	if err := v.Reader.Get(ctx, client.ObjectKey{Name: name}, class); apierrors.IsNotFound(err) {
+		return fmt.Sprintf("pool %s: there is no StorageClass %s yet", pool.Name, name), nil
+	} else if err != nil {
+		return "", err
+	}
+	of := class.Parameters[render.PoolParameter]
+	if class.Provisioner == render.DriverName && (of == pool.Name || of == "" && pool.Name == hppv1.LegacyPool) {
+		return "", fmt.Errorf("pool %s: the volumes of the StorageClass %s lie in this pool, which cannot lie on one of them", pool.Name, name)
+	}
+	return "", nil
+}
+
+// unused refuses if PersistentVolumes are in pools that are to be removed.
+func (v *Validator) unused(ctx context.Context, removed []hppv1.StoragePool) error {
+	volumes := map[string][]string{}
+	err := v.eachVolume(ctx, func(volume *corev1.PersistentVolume) {
+		csi := volume.Spec.CSI
+		if csi == nil || csi.Driver != render.DriverName {
+			return
+		}
+		pool := csi.VolumeAttributes[render.PoolParameter]
+		if pool == "" {
+			pool = hppv1.LegacyPool
+		}
+		volumes[pool] = append(volumes[pool], volume.Name)
+	})
+	if err != nil {
+		return err
+	}
+	var problems []error
+	for _, pool := range removed {
+		if left := volumes[pool.Name]; len(left) > 0 {
+			problems = append(problems, fmt.Errorf("pool %s has %d PersistentVolumes, such as %s: delete their claims before the pool", pool.Name, len(left), slices.Min(left)))
+		}
+	}
+	return errors.Join(problems...)
+}
+
+// checkPaths refuses pools in directories that have volumes of somebody else, and warns of those that are in such a volume.
+func (v *Validator) checkPaths(ctx context.Context, added []hppv1.StoragePool) (warnings admission.Warnings, err error) {
+	const most = 5
+	var problems []error
+	err = v.eachVolume(ctx, func(volume *corev1.PersistentVolume) {
+		directory := directoryOf(volume)
+		if directory == "" {
+			return
+		}
+		for _, pool := range added {
+			switch data := render.DataDirectory(pool); {
+			case inside(directory, data) && len(problems) < most:
+				problems = append(problems, fmt.Errorf("pool %s: the PersistentVolume %s is %s, which lies in the pool's directory %s", pool.Name, volume.Name, directory, data))
+			case inside(data, directory) && len(warnings) < most:
+				warnings = append(warnings, fmt.Sprintf("pool %s: its directory %s lies in the PersistentVolume %s, which is %s", pool.Name, data, volume.Name, directory))
+			}
+		}
+	})
+	return warnings, errors.Join(append(problems, err)...)
+}
+
+// directoryOf is the directory of a node that a volume is, or empty.
+func directoryOf(volume *corev1.PersistentVolume) string {
+	switch {
+	case volume.Spec.HostPath != nil:
+		return path.Clean(volume.Spec.HostPath.Path)
+	case volume.Spec.Local != nil:
+		return path.Clean(volume.Spec.Local.Path)
+	}
+	return ""
+}
+
+// inside says whether a clean path is another one or lies in it.
+func inside(inner, outer string) bool {
+	return inner == outer || strings.HasPrefix(inner, strings.TrimSuffix(outer, "/")+"/")
+}
+
+// eachVolume reads all PersistentVolumes page by page.
+func (v *Validator) eachVolume(ctx context.Context, do func(*corev1.PersistentVolume)) error {
+	list := &corev1.PersistentVolumeList{}
+	for {
+		if err := v.Reader.List(ctx, list, client.Limit(500), client.Continue(list.Continue)); err != nil {
+			return err
+		}
+		for i := range list.Items {
+			do(&list.Items[i])
+		}
+		if list.Continue == "" {
+			return nil
+		}
+	}
+}
