@@ -103,6 +103,13 @@ type qgroupCreateArgs struct {
 	ID     uint64
 }
 
+// qgroupAssignArgs is struct btrfs_ioctl_qgroup_assign_args of linux/btrfs.h.
+type qgroupAssignArgs struct {
+	Assign uint64
+	From   uint64
+	To     uint64
+}
+
 // rescanArgs is struct btrfs_ioctl_quota_rescan_args of linux/btrfs.h.
 type rescanArgs struct {
 	Running uint64
@@ -154,6 +161,7 @@ const (
 	qgroupLimit        = 244
 	statusOn           = 1
 	statusInconsistent = 4
+	statusSimple       = 8 // BTRFS_QGROUP_STATUS_FLAG_SIMPLE_MODE, Linux 6.7
 	maxReferenced      = 1
 )
 
@@ -162,6 +170,7 @@ const (
 	btrfsInoLookup    = ioctl.Read | ioctl.Write | unsafe.Sizeof(lookupArgs{})<<ioctl.Size | ioctl.Btrfs | 18 // BTRFS_IOC_INO_LOOKUP
 	btrfsCreate       = ioctl.Write | unsafe.Sizeof(createArgs{})<<ioctl.Size | ioctl.Btrfs | 24              // BTRFS_IOC_SUBVOL_CREATE_V2
 	btrfsSearch       = ioctl.Read | ioctl.Write | searchArgsSize<<ioctl.Size | ioctl.Btrfs | 17              // BTRFS_IOC_TREE_SEARCH_V2
+	btrfsQgroupAssign = ioctl.Write | unsafe.Sizeof(qgroupAssignArgs{})<<ioctl.Size | ioctl.Btrfs | 41        // BTRFS_IOC_QGROUP_ASSIGN
 	btrfsQgroupCreate = ioctl.Write | unsafe.Sizeof(qgroupCreateArgs{})<<ioctl.Size | ioctl.Btrfs | 42        // BTRFS_IOC_QGROUP_CREATE
 	btrfsQgroupLimit  = ioctl.Read | unsafe.Sizeof(qgroupLimitArgs{})<<ioctl.Size | ioctl.Btrfs | 43          // BTRFS_IOC_QGROUP_LIMIT
 	btrfsRescanStatus = ioctl.Read | unsafe.Sizeof(rescanArgs{})<<ioctl.Size | ioctl.Btrfs | 45               // BTRFS_IOC_QUOTA_RESCAN_STATUS

@@ -19,7 +19,13 @@ import (
 // a reflink shares it with another subvolume, so the content cannot exceed the limit when
 // the other is deleted. (A limit on exclusive bytes would be exceeded by that. With simple
 // quotas, Linux 6.7, shared bytes count only for the subvolume that wrote them first.)
+//
+// With simple quotas the limit is that of a group of level 1 for each subvolume: a subvolume
+// that somebody makes in it is in its groups from the beginning (qgroup_auto_inherit in
+// fs/btrfs/qgroup.c), so that it counts and is limited too.
 type subvolumes struct {
+	simple bool
+
 	mu    sync.Mutex
 	dying map[ID]bool // released, but not yet cleaned up by the kernel
 }
@@ -36,7 +42,7 @@ func detectSubvolumes(d *dir.Dir) (Facility, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &subvolumes{}, nil
+	return &subvolumes{simple: status.flags()&statusSimple != 0}, nil
 }
 
 // counting returns ErrNone if the kernel's accounting is inconsistent and no rescan is
@@ -100,21 +106,79 @@ func (s *subvolumes) Limit(d *dir.Dir, id ID, l Limit) error {
 	if id != 0 && id != own {
 		return fmt.Errorf("limit %s as subvolume %d: %w: %d", d, id, ErrOtherID, own)
 	}
-	args := qgroupLimitArgs{ID: uint64(own), Flags: maxReferenced, MaxReferenced: uint64(bytes)}
-	if bytes == 0 {
-		args.MaxReferenced = math.MaxUint64 // removes the limit; 0 would forbid any write
-	}
 	// Through the parent directory: the ioctl's own metadata is charged to the subvolume
 	// that it is called on, which fails for one that is over its limit.
 	above, err := dir.Open(d.HandlePath() + "/..")
 	if err != nil {
 		return err
 	}
-	err = ioctl.Do(above, btrfsQgroupLimit, &args)
-	if err := errors.Join(err, above.Close()); err != nil {
+	if err := errors.Join(s.limit(above, own, bytes), above.Close()); err != nil {
 		return fmt.Errorf("limit %s, subvolume %d, to %d bytes: %w", d, own, bytes, err)
 	}
 	return nil
+}
+
+// limit sets the limit of a subvolume, or of its group.
+func (s *subvolumes) limit(above *dir.Dir, own ID, bytes int64) error {
+	group, grouped := s.group(own)
+	if !grouped {
+		return setLimit(above, own, bytes)
+	}
+	if bytes == 0 {
+		// That of the subvolume itself is from before simple quotas were known.
+		return errors.Join(ifThere(setLimit(above, group, 0)), ifThere(setLimit(above, own, 0)))
+	}
+	if err := makeGroup(above, own, group); err != nil {
+		return err
+	}
+	if err := setLimit(above, group, bytes); err != nil {
+		return err
+	}
+	before, err := searchItem(above, qgroupLimit, own)
+	if err != nil || before.limitFlags()&maxReferenced == 0 {
+		return ifThere(err)
+	}
+	return setLimit(above, own, 0)
+}
+
+func setLimit(d *dir.Dir, id ID, bytes int64) error {
+	args := qgroupLimitArgs{ID: uint64(id), Flags: maxReferenced, MaxReferenced: uint64(bytes)}
+	if bytes == 0 {
+		args.MaxReferenced = math.MaxUint64 // removes the limit; 0 would forbid any write
+	}
+	return ioctl.Do(d, btrfsQgroupLimit, &args)
+}
+
+// makeGroup makes the group of a subvolume, and puts the subvolume into it.
+func makeGroup(d *dir.Dir, own, group ID) error {
+	err := ioctl.Do(d, btrfsQgroupCreate, &qgroupCreateArgs{Create: 1, ID: uint64(group)})
+	if err == nil || errors.Is(err, unix.EEXIST) {
+		err = ioctl.Do(d, btrfsQgroupAssign, &qgroupAssignArgs{Assign: 1, From: uint64(own), To: uint64(group)})
+	}
+	if errors.Is(err, unix.EEXIST) {
+		return nil
+	}
+	return err
+}
+
+// ifThere ignores that a qgroup is not there.
+func ifThere(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+// groups begins the ids of the groups: level 1, and "HP" in the upper bytes of what is left,
+// far above the ids that administrators use. The rest is the subvolume's id.
+const (
+	groups      = ID(1)<<48 | 0x4850<<32
+	mostGrouped = ID(1)<<32 - 1
+)
+
+// group is the qgroup that has the limit of a subvolume, where that is not its own.
+func (s *subvolumes) group(own ID) (ID, bool) {
+	return groups | own, s.simple && own <= mostGrouped
 }
 
 func (s *subvolumes) ownID(d *dir.Dir) (ID, error) {
@@ -134,7 +198,17 @@ func (s *subvolumes) Usage(d *dir.Dir, id ID) (Usage, error) {
 		id = own
 	}
 	usage := Usage{Inodes: Unknown}
+	counted := id
 	info, err := searchItem(d, qgroupInfo, id)
+	if group, grouped := s.group(id); grouped {
+		// The limit of a subvolume without its group does not hold for those in it.
+		counted = group
+		if all, groupErr := searchItem(d, qgroupInfo, group); groupErr == nil {
+			info, err = all, nil
+		} else if !errors.Is(groupErr, fs.ErrNotExist) {
+			return Usage{}, groupErr
+		}
+	}
 	if errors.Is(err, fs.ErrNotExist) {
 		return usage, nil
 	}
@@ -142,7 +216,7 @@ func (s *subvolumes) Usage(d *dir.Dir, id ID) (Usage, error) {
 		return Usage{}, err
 	}
 	usage.Bytes = info.referenced()
-	limit, err := searchItem(d, qgroupLimit, id)
+	limit, err := searchItem(d, qgroupLimit, counted)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return Usage{}, err
 	}
@@ -187,6 +261,9 @@ func (s *subvolumes) Release(fs *dir.Dir, id ID) error {
 // of Release. It reports whether the qgroup is gone. The caller holds the mutex.
 func (s *subvolumes) release(fs *dir.Dir, id ID) (gone bool, err error) {
 	gone, err = destroy(fs, id)
+	if group, grouped := s.group(id); grouped && gone && err == nil {
+		gone, err = destroy(fs, group)
+	}
 	if gone {
 		delete(s.dying, id)
 		return true, err
@@ -202,12 +279,28 @@ func (s *subvolumes) release(fs *dir.Dir, id ID) (gone bool, err error) {
 // Linux 6.10 the qgroups would stay for ever. It returns how many are gone; Release retries
 // the others.
 func (s *subvolumes) ReleaseUnused(fs *dir.Dir, taken func(ID) bool) (released int, err error) {
-	for id := ID(firstSubvolume); ; id++ {
+	released, err = s.releaseUnused(fs, 0, taken)
+	if err != nil || !s.simple {
+		return released, err
+	}
+	more, err := s.releaseUnused(fs, groups, taken)
+	return released + more, err
+}
+
+// releaseUnused releases those whose limits are of qgroups from an id on: their own, or their
+// groups.
+func (s *subvolumes) releaseUnused(fs *dir.Dir, base ID, taken func(ID) bool) (released int, err error) {
+	last := lastSubvolume
+	if base != 0 {
+		last = base | mostGrouped
+	}
+	for at := base | firstSubvolume; ; at++ {
 		var limit item
-		id, limit, err = nextLimit(fs, id)
-		if err != nil || id > lastSubvolume {
+		at, limit, err = nextLimit(fs, at, last)
+		if err != nil || at > last {
 			return released, err
 		}
+		id := at &^ base
 		if limit.limitFlags()&maxReferenced == 0 || taken(id) {
 			continue
 		}
@@ -281,15 +374,15 @@ func searchItem(d *dir.Dir, kind uint32, id ID) (item, error) {
 }
 
 // nextLimit returns the first limit with at least the given id. There is none if the returned
-// id is greater than lastSubvolume.
-func nextLimit(d *dir.Dir, from ID) (ID, item, error) {
+// id is greater than the last.
+func nextLimit(d *dir.Dir, from, last ID) (ID, item, error) {
 	found, err := search(d, searchKey{
 		Tree:    quotaTree,
 		MinType: qgroupLimit, MaxType: qgroupLimit,
-		MinOffset: uint64(from), MaxOffset: uint64(lastSubvolume),
+		MinOffset: uint64(from), MaxOffset: uint64(last),
 	})
 	if errors.Is(err, fs.ErrNotExist) || err == nil && found == nil { // quotas were disabled, or that was the last
-		return lastSubvolume + 1, item{}, nil
+		return last + 1, item{}, nil
 	}
 	if err != nil {
 		return 0, item{}, fmt.Errorf("read the limits of %s: %w", d, err)

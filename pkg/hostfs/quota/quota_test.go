@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strconv"
@@ -179,6 +180,68 @@ func enableQuotas(t testing.TB, d *dir.Dir, command uint64) {
 	quota.Ioctl(t, d, 3<<30|16<<16|0x94<<8|40, &args) // BTRFS_IOC_QUOTA_CTL
 	if command == enable {
 		quota.Ioctl[int](t, d, 0x94<<8|46, nil) // BTRFS_IOC_QUOTA_RESCAN_WAIT
+	}
+}
+
+// Whoever can write to a subvolume can make another in it. With simple quotas that is limited
+// with it.
+func TestNestedSubvolume_simpleQuotas(t *testing.T) {
+	testenv.NeedRoot(t)
+	testenv.NeedPrograms(t, "btrfs")
+	if _, err := os.Stat("/sys/fs/btrfs/features/simple_quota"); err != nil {
+		t.Skip("simple quotas need Linux 6.7")
+	}
+	root := open(t, btrfs(t, enableSimple))
+	facility, err := quota.Detect(root)
+	must.Succeed(t, err)
+	d, err := facility.Make(root, "volume")
+	must.Succeed(t, err)
+	own, err := facility.IDOf(d)
+	must.Succeed(t, err)
+	// As an earlier version of the driver limited it: by the subvolume's own qgroup.
+	run(t, "btrfs", "qgroup", "limit", "16M", d.String())
+	if usage, err := facility.Usage(d, own); usage.Limit.Bytes != 0 || err != nil {
+		t.Errorf("without its group the volume has %+v, %v; want no limit", usage, err)
+	}
+	for range 2 {
+		must.Succeed(t, facility.Limit(d, own, quota.Limit{Bytes: 8 << 20}))
+	}
+	nested := d.String() + "/nested"
+	run(t, "btrfs", "-q", "subvolume", "create", nested)
+	err = os.WriteFile(nested+"/file", make([]byte, 32<<20), 0o600)
+	if err == nil {
+		err = unix.Syncfs(root.Fd())
+	}
+	if !errors.Is(err, unix.EDQUOT) {
+		t.Errorf("wrote 32 MiB into a volume of 8 MiB: %v, want EDQUOT", err)
+	}
+	must.Succeed(t, os.Remove(nested+"/file"))
+	must.Succeed(t, unix.Syncfs(root.Fd()))
+	must.Succeed(t, os.WriteFile(nested+"/file", make([]byte, 4<<20), 0o600))
+	must.Succeed(t, unix.Syncfs(root.Fd()))
+	usage, err := facility.Usage(d, own)
+	must.Succeed(t, err)
+	if usage.Limit.Bytes != 8<<20 || usage.Bytes < 4<<20 || usage.Bytes > 8<<20 {
+		t.Errorf("the volume has %+v, want a limit of 8 MiB and what is in the nested subvolume", usage)
+	}
+	// Grown beyond what its own qgroup had.
+	must.Succeed(t, facility.Limit(d, own, quota.Limit{Bytes: 40 << 20}))
+	must.Succeed(t, os.WriteFile(d.String()+"/file", make([]byte, 24<<20), 0o600))
+
+	must.Succeed(t, errors.Join(facility.Limit(d, own, quota.Limit{}), d.Close())) // open, it would not be cleaned up
+	must.Succeed(t, root.RemoveTree(t.Context(), "volume", func(ctx context.Context) error { return ctx.Err() }))
+	deadline := time.Now().Add(time.Minute)
+	for {
+		must.Succeed(t, unix.Syncfs(root.Fd()))
+		must.Succeed(t, facility.Release(root, own))
+		out, err := exec.CommandContext(t.Context(), "btrfs", "qgroup", "show", "--raw", root.String()).CombinedOutput()
+		must.Succeed(t, err)
+		if !strings.Contains(string(out), "1/") {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("the group of the removed volume is still there:\n%s", out)
+		}
 	}
 }
 
