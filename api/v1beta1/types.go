@@ -230,10 +230,11 @@ type StoragePool struct {
 	// +kubebuilder:validation:Enum=thick;thin
 	Allocation string `json:"allocation,omitempty"`
 
-	// BytesPerInode gives a volume one inode for so many bytes of its size.
+	// BytesPerInode gives a volume one inode for so many bytes of its size; 0 is for no limit. If it is not set, new
+	// volumes on XFS have one for 16384 bytes, and others no limit.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
-	BytesPerInode int64 `json:"bytesPerInode,omitempty"`
+	BytesPerInode *int64 `json:"bytesPerInode,omitempty"`
 
 	// Relabel says what of a volume gets the SELinux label of containers: root, recursive or none.
 	// +optional

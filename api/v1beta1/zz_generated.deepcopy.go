@@ -346,6 +346,11 @@ func (in *StoragePool) DeepCopyInto(out *StoragePool) {
 		*out = new(bool)
 		**out = **in
 	}
+	if in.BytesPerInode != nil {
+		in, out := &in.BytesPerInode, &out.BytesPerInode
+		*out = new(int64)
+		**out = **in
+	}
 	if in.MountOptions != nil {
 		in, out := &in.MountOptions, &out.MountOptions
 		*out = make([]string, len(*in))

@@ -61,7 +61,7 @@ func (n *node) reader(config *poolconfig.Pool) *reader {
 			Config:    config,
 			Node:      o.Node,
 			Host:      content.Host{Mounts: o.Mounts, Devices: o.Devices, Dev: o.Dev},
-			Ledger:    ledger.New(ledger.Policy{Pool: config.Name, Overprovision: config.Overprovision, Reserve: config.Reserve}),
+			Ledger:    ledger.New(ledger.Policy{Pool: config.Name, Overprovision: config.Overprovision, Reserve: config.Reserve, BytesPerInode: config.BytesPerInode}),
 			SinceBoot: o.SinceBoot,
 			// The locks of the driver are in another process.
 			Lock:   func(volume.ID) (func(), error) { return func() {}, nil },
@@ -276,6 +276,7 @@ func (r *reader) join() error {
 	if err != nil {
 		return err
 	}
+	r.Ledger.SetNewInodes(r.Keeper.NewInodes())
 	r.Ledger.Join(r.filesystems.Settle(r, on), ledger.Origin{Made: r.format.Created, Foreign: r.format.Foreign, Shared: r.Config.Shared})
 	// Held would make the directories of this node if they were not there.
 	if r.Node != (volume.NodeID{}) && r.Store.OpenWorkReadOnly() == nil {

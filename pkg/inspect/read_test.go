@@ -544,11 +544,13 @@ func TestLookGrowingBlockVolume(t *testing.T) {
 func TestLookReadsAbnormalVolumeAgain(t *testing.T) {
 	withQuota(t, func(t *testing.T, b *bench) {
 		b.create("pvc-1", mib)
+		made, err := b.quota.Usage(b.open("pvc-1"), b.carried("pvc-1"))
+		must.Succeed(t, err)
 		must.Succeed(t, b.quota.Limit(b.open("pvc-1"), b.carried("pvc-1"), quota.Limit{Bytes: mib / 2}))
 		done := make(chan inspect.Pool, 1)
 		go func() { done <- b.see(localPool) }()
 		synctest.Wait() // it has checked once, and waits
-		must.Succeed(t, b.quota.Limit(b.open("pvc-1"), b.carried("pvc-1"), quota.Limit{Bytes: mib}))
+		must.Succeed(t, b.quota.Limit(b.open("pvc-1"), b.carried("pvc-1"), made.Limit))
 		if v := only(t, <-done); v.Abnormal {
 			t.Errorf("the volume is seen as %+v", v.Condition)
 		}

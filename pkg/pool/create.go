@@ -180,7 +180,8 @@ func (v *visit) createNew(ctx context.Context, r Request, space dir.Space) (Volu
 	if err := ctx.Err(); err != nil {
 		return Volume{}, err
 	}
-	held, err := v.pool.ledger.Reserve(space, bytes)
+	rec := v.newRecord(r, bytes)
+	held, err := v.pool.ledger.Reserve(space, v.pool.ledger.Owed(scan.CardOf(store.Entry{Record: rec})))
 	if err != nil {
 		return Volume{}, err
 	}
@@ -189,9 +190,6 @@ func (v *visit) createNew(ctx context.Context, r Request, space dir.Space) (Volu
 			v.undo(r.ID)
 		}
 	}()
-	rec := store.NewRecord(r.ID, r.Mode, bytes)
-	rec.Thin = r.Mode == volume.ModeBlock && v.pool.config.Allocation == loop.Thin
-	rec.Inline = r.Inline
 	if err := v.build(ctx, r.ID, rec); err != nil {
 		if errors.Is(err, fs.ErrExist) {
 			return Volume{}, fmt.Errorf("%w as something that is no volume: %w", volume.ErrExists, err)
@@ -201,6 +199,21 @@ func (v *visit) createNew(ctx context.Context, r Request, space dir.Space) (Volu
 	e := store.Entry{Record: rec, Present: true}
 	held.Commit(r.ID, scan.CardOf(e))
 	return v.scan().Volume(r.ID, scan.CardOf(e), space), nil
+}
+
+// newRecord is the record of a volume that is to be made.
+func (v *visit) newRecord(r Request, bytes int64) *store.Record {
+	rec := store.NewRecord(r.ID, r.Mode, bytes)
+	rec.Inline = r.Inline
+	if r.Mode == volume.ModeBlock {
+		rec.Thin = v.pool.config.Allocation == loop.Thin
+	} else {
+		rec.BytesPerInode = v.keeper.RecordedInodes()
+	}
+	if v.keeper.Unenforced() == nil {
+		rec.Quota = string(v.keeper.Kind())
+	}
+	return rec
 }
 
 // build makes the volume aside and then puts it in its place in one step.

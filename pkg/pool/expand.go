@@ -91,7 +91,7 @@ func (v *found) expand(ctx context.Context, r volume.Range) (int64, error) {
 	if err := ctx.Err(); err != nil {
 		return 0, err
 	}
-	held, err := v.visit.pool.ledger.Reserve(space, bytes-has)
+	held, err := v.visit.pool.ledger.Reserve(space, v.grownBy(bytes))
 	if err != nil {
 		return 0, fmt.Errorf("%w: %v", volume.ErrCannotGrow, err)
 	}
@@ -104,6 +104,14 @@ func (v *found) expand(ctx context.Context, r volume.Range) (int64, error) {
 		return 0, err
 	}
 	return bytes, nil
+}
+
+// grownBy is what the volume takes more of the pool at a size, in bytes.
+func (v *found) grownBy(bytes int64) int64 {
+	grown := *v.entry.Record
+	grown.Bytes = bytes
+	l := v.visit.pool.ledger
+	return l.Owed(scan.CardOf(store.Entry{Record: &grown})) - l.Owed(scan.CardOf(v.entry))
 }
 
 // grow writes the new promise and then lets the kernel enforce it. After a crash in

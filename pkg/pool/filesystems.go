@@ -26,6 +26,7 @@ func (v *visit) join(f store.Format) (joined bool, err error) {
 		return false, err
 	}
 	p := v.pool
+	p.ledger.SetNewInodes(v.keeper.NewInodes())
 	joined = p.ledger.Join(p.filesystems.Settle(p, on), ledger.Origin{Made: f.Created, Foreign: f.Foreign, Shared: p.config.Shared})
 	if with := p.ledger.Summary().SharesWith(); joined && len(with) > 0 {
 		p.log.Info("the pool shares its filesystem with others; the promises of all of them count", "with", with)

@@ -41,6 +41,7 @@ func (v *visit) changeKeeper() {
 	now := *v.pool.identity.Load()
 	now.keeper = v.keeper
 	v.pool.identity.Store(&now)
+	v.pool.ledger.SetNewInodes(v.keeper.NewInodes())
 	if why := v.keeper.Unenforced(); why != nil {
 		v.pool.log.Error(why, "from now on the sizes of new volumes are promised but not enforced")
 	} else {

@@ -160,7 +160,7 @@ func newPool(config poolconfig.Pool, s *Set) *Pool {
 		Nested:   p.place.Check,
 		Thrown:   p.thrown,
 	}
-	p.ledger = ledger.New(ledger.Policy{Pool: config.Name, Overprovision: config.Overprovision, Reserve: config.Reserve})
+	p.ledger = ledger.New(ledger.Policy{Pool: config.Name, Overprovision: config.Overprovision, Reserve: config.Reserve, BytesPerInode: config.BytesPerInode})
 	p.used.Store(volume.Unknown)
 	p.needMount.Store(config.RequireMount)
 	return p

@@ -210,7 +210,7 @@ func TestForeignUseWithQuotas(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, root)
 		b.quota = &quotatest.Fake{As: quota.XFS}
-		b.start(local)
+		b.start(`[{"name":"local","path":"pool","bytesPerInode":0}]`)
 		b.create("pvc-1", 100*mib)
 		// Others write while the volume is empty: without counts that would be taken
 		// for the volume's own.

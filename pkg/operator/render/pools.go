@@ -34,7 +34,7 @@ type driverPool struct {
 	Reserve          string      `json:"reserve,omitempty"`
 	Overprovision    json.Number `json:"overprovision,omitempty"`
 	Allocation       string      `json:"allocation,omitempty"`
-	BytesPerInode    int64       `json:"bytesPerInode,omitempty"`
+	BytesPerInode    *int64      `json:"bytesPerInode,omitempty"`
 	Relabel          string      `json:"relabel,omitempty"`
 	AllowMany        bool        `json:"allowReadWriteMany,omitempty"`
 }

@@ -139,12 +139,12 @@ func TestRenderPools(t *testing.T) {
 		"all options": {
 			hppv1.HostPathProvisionerSpec{StoragePools: []hppv1.StoragePool{{
 				Name: "fast", Path: "/mnt/fast", SnapshotProvider: &reflink, RequireMount: &yes, Enforcement: "required", Reserve: "5%",
-				Overprovision: "1.5", Allocation: "thin", BytesPerInode: 16384, Relabel: "none", AllowReadWriteMany: true,
+				Overprovision: "1.5", Allocation: "thin", BytesPerInode: new(int64), Relabel: "none", AllowReadWriteMany: true,
 			}}},
 			[]map[string]any{{
 				"name": "fast", "path": "/mnt/fast/csi", "shared": false, "snapshotProvider": "reflink", "snapshotPath": "/mnt/fast/csi/snapshots",
 				"requireMount": true, "enforcement": "required", "reserve": "5%", "overprovision": 1.5, "allocation": "thin",
-				"bytesPerInode": float64(16384), "relabel": "none", "allowReadWriteMany": true,
+				"bytesPerInode": float64(0), "relabel": "none", "allowReadWriteMany": true,
 			}},
 		},
 		"claims": {

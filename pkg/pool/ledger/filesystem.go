@@ -141,10 +141,16 @@ func (a *accounts) available(space dir.Space, policy Policy) int64 {
 	return max(0, left-policy.Reserve.Of(space.SizeBytes))
 }
 
-// rounded is what is available as it is reported.
-func (a *accounts) rounded(space dir.Space, policy Policy) int64 {
+// rounded is what is available as it is reported: the size of a volume that can be made.
+func (a *accounts) rounded(space dir.Space, l *Ledger) int64 {
+	left := a.available(space, l.policy)
+	for _, one := range a.of {
+		if per := one.sums.newInodes; one.ledger == l && per > 0 {
+			left = max(0, left-inodeShare) / (per + inodeShare) * per
+		}
+	}
 	step := quantum(space.SizeBytes)
-	return a.available(space, policy) / step * step
+	return left / step * step
 }
 
 // sharing are the pools of the other ledgers, in the order of their names.

@@ -15,8 +15,11 @@ import (
 type index struct {
 	pages []page // in order; none is empty
 	count int
-	// promised is the sum of all promises.
-	promised int64
+	// promised is the sum of all promises, with what their inodes may take, and overhead the
+	// part of it that is for those.
+	promised, overhead int64
+	// option is the pool option bytesPerInode.
+	option int64
 }
 
 // A page has some volumes that follow each other.
@@ -64,18 +67,25 @@ func (x *index) page(id volume.ID) int {
 func (x *index) put(id volume.ID, c Card) (promised int64) {
 	before := x.promised
 	if old := x.at(id); old != nil {
-		x.promised -= old.Promised
+		x.sum(*old, -1)
 		if c.Exists() {
 			*old = c
-			x.promised += c.Promised
+			x.sum(c, 1)
 		} else {
 			x.remove(id)
 		}
 	} else if c.Exists() {
 		x.insert(id, c)
-		x.promised += c.Promised
+		x.sum(c, 1)
 	}
 	return x.promised - before
+}
+
+// sum counts what a volume owes, or takes it out again.
+func (x *index) sum(c Card, sign int64) {
+	overhead := c.overhead(x.option)
+	x.promised += sign * (c.Promised + overhead)
+	x.overhead += sign * overhead
 }
 
 func (x *index) insert(id volume.ID, c Card) {

@@ -21,6 +21,8 @@ type Policy struct {
 	Overprovision float64
 	// Reserve stays free.
 	Reserve volume.Reserve
+	// BytesPerInode is the pool option of that name; volume.Unknown if it is not set.
+	BytesPerInode int64
 }
 
 // A Ledger is that of one pool.
@@ -47,7 +49,7 @@ type ids map[volume.ID]struct{}
 
 // New makes an empty ledger, of a pool of which it is not known yet what filesystem it is on.
 func New(policy Policy) *Ledger {
-	l := &Ledger{policy: policy, on: &Filesystem{}}
+	l := &Ledger{policy: policy, on: &Filesystem{}, index: index{option: policy.BytesPerInode}}
 	l.on.enter(l, Origin{}, sums{})
 	l.mu.Lock()
 	l.unlock()
@@ -57,7 +59,9 @@ func New(policy Policy) *Ledger {
 // A Summary is what is shown of a ledger.
 type Summary struct {
 	Volumes  int
-	Promised int64 // bytes
+	Promised int64 // bytes, without Overhead
+	// Overhead is what is set aside for inodes that quotas do not count, in bytes.
+	Overhead int64
 	Trash    TrashSum
 	// Held is what trash may still occupy, also that of other nodes: the sum of the promises,
 	// in bytes, or volume.Unknown.
@@ -71,7 +75,7 @@ type Summary struct {
 
 // Available is what can still be promised in that space, in bytes, rounded down.
 func (s *Summary) Available(space dir.Space) int64 {
-	return s.on.load().rounded(space, s.ledger.policy)
+	return s.on.load().rounded(space, s.ledger)
 }
 
 // SharesWith are the other pools on the filesystem, in the order of their names.
@@ -85,7 +89,8 @@ func (l *Ledger) unlock() {
 	l.on.set(l, l.sums)
 	l.summary.Store(&Summary{
 		Volumes:  l.index.len(),
-		Promised: l.sums.promised,
+		Promised: l.sums.promised - l.index.overhead,
+		Overhead: l.index.overhead,
 		Trash:    l.trash.sum(),
 		Held:     l.sums.held(),
 		Erased:   l.erased,
@@ -98,8 +103,11 @@ func (l *Ledger) unlock() {
 
 // sums are what a pool owes, in bytes.
 type sums struct {
-	// promised is the sum over all records and all creations under way.
+	// promised is the sum over all records and all creations under way, with what their
+	// inodes may take that no quota counts.
 	promised int64
+	// newInodes is the size for which a new volume has one such inode, in bytes; 0 for none.
+	newInodes int64
 	// trashed is the sum of the promises of volumes that are being removed: what they
 	// still occupy is not sold again before it is free.
 	trashed int64
@@ -160,7 +168,23 @@ func quantum(size int64) int64 {
 func (l *Ledger) Available(space dir.Space) int64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.on.load().rounded(space, l.policy)
+	return l.on.load().rounded(space, l)
+}
+
+// SetNewInodes notes for how many bytes of its size a new volume has an inode that no quota
+// counts; 0 for none.
+func (l *Ledger) SetNewInodes(bytesPerInode int64) {
+	l.mu.Lock()
+	defer l.unlock()
+	l.sums.newInodes = bytesPerInode
+}
+
+// Owed is what a volume takes of the pool, in bytes: its promise, and what its inodes may take.
+func (l *Ledger) Owed(c Card) int64 { return c.Promised + c.overhead(l.policy.BytesPerInode) }
+
+// InodesHold is what so many inodes of a volume take of what is set aside for them, in bytes.
+func (l *Ledger) InodesHold(c Card, inodes int64) int64 {
+	return max(0, min(inodes*inodeBytes, c.overhead(l.policy.BytesPerInode)))
 }
 
 // SetOthersTrash notes what the trash of other nodes in the pool may still occupy, in bytes, or

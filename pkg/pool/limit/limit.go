@@ -30,9 +30,15 @@ type Options struct {
 	// there is none and what to do.
 	Detect      func(d *dir.Dir) (quota.Facility, error)
 	Enforcement Enforcement
-	// BytesPerInode gives a volume one inode for so many bytes of its size; 0 for no limit.
+	// BytesPerInode gives a volume one inode for so many bytes of its size; 0 for no limit, and
+	// volume.Unknown for what its record says, which is DefaultBytesPerInode on XFS.
 	BytesPerInode int64
 }
+
+// DefaultBytesPerInode gives new volumes on XFS one inode for so many bytes of their size, as
+// mkfs.ext4(8) does for a filesystem. XFS makes inodes as they are needed, and counts them for no
+// project: 512 bytes each, so at most a thirtieth of the volume's size.
+const DefaultBytesPerInode = 16 << 10
 
 // A Keeper makes the kernel enforce the sizes of the volumes on one filesystem, as far as it
 // can. It does not change; a filesystem that gains or loses its quotas gets another one.
@@ -114,6 +120,27 @@ func (k *Keeper) Like(other *Keeper) bool {
 	return k.Kind() == other.Kind() && (k.unenforced == nil) == (other.unenforced == nil)
 }
 
+// NewInodes is for how many bytes of its size a new volume has an inode that its quota does not
+// count; 0 where inodes are not limited, or take no space of their own.
+func (k *Keeper) NewInodes() int64 {
+	switch {
+	case k.unenforced != nil || k.Kind() != quota.XFS:
+		return 0
+	case k.bytesPerInode == volume.Unknown:
+		return DefaultBytesPerInode
+	}
+	return k.bytesPerInode
+}
+
+// RecordedInodes is what of that the record of a new volume has: the option, which others may
+// set later, is not in it.
+func (k *Keeper) RecordedInodes() int64 {
+	if k.bytesPerInode != volume.Unknown {
+		return 0
+	}
+	return k.NewInodes()
+}
+
 // Limit is what the kernel enforces for a promise.
 func (k *Keeper) Limit(c ledger.Card) quota.Limit {
 	if c.Is(ledger.IsBlock) {
@@ -122,11 +149,7 @@ func (k *Keeper) Limit(c ledger.Card) quota.Limit {
 		// from the next, in nodes that may be half empty; on the others less.
 		return quota.Limit{Bytes: c.Promised + c.Promised/16 + 1<<20}
 	}
-	limit := quota.Limit{Bytes: c.Promised}
-	if k.bytesPerInode > 0 {
-		limit.Inodes = 1 + c.Promised/k.bytesPerInode // one is the volume's root
-	}
-	return limit
+	return quota.Limit{Bytes: c.Promised, Inodes: c.Inodes(k.bytesPerInode)}
 }
 
 // Enforces reports whether the kernel enforces the size of a volume. One that was made
@@ -363,14 +386,14 @@ func (k *Keeper) UsedByID(root *dir.Dir, id quota.ID) int64 {
 	return usage.Bytes
 }
 
-// UsedBy is what a volume holds, in bytes: by its id, or, where the kernel chose that, by its
-// directory.
-func (k *Keeper) UsedBy(root *dir.Dir, name string, c ledger.Card) (int64, error) {
+// UsedBy is what a volume holds, in bytes and inodes: by its id, or, where the kernel chose that,
+// by its directory.
+func (k *Keeper) UsedBy(root *dir.Dir, name string, c ledger.Card) (quota.Usage, error) {
 	if c.QuotaID() == 0 {
-		return k.UsedIn(root, name, 0)
+		bytes, err := k.UsedIn(root, name, 0)
+		return quota.Usage{Bytes: bytes, Inodes: quota.Unknown}, err
 	}
-	usage, err := k.facility.Usage(root, c.QuotaID())
-	return usage.Bytes, err
+	return k.facility.Usage(root, c.QuotaID())
 }
 
 // UsedIn is what one directory holds, in bytes. One that went away meanwhile holds nothing.

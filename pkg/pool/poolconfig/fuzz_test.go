@@ -38,7 +38,7 @@ func FuzzParse(f *testing.F) {
 			return
 		}
 		for i, c := range configs {
-			if !filepath.IsAbs(c.Path) || filepath.Clean(c.Path) != c.Path || c.Path == "/" || c.Overprovision <= 0 || c.BytesPerInode < 0 {
+			if !filepath.IsAbs(c.Path) || filepath.Clean(c.Path) != c.Path || c.Path == "/" || c.Overprovision <= 0 || c.BytesPerInode < volume.Unknown {
 				t.Errorf("%+v is a pool", c)
 			}
 			for _, other := range configs[:i] {
@@ -66,8 +66,11 @@ func written(t *testing.T, configs []poolconfig.Pool) string {
 	for _, c := range configs {
 		one := map[string]any{
 			"name": c.Name.String(), "path": c.Path, "shared": c.Shared, "requireMount": c.RequireMount, "allowReadWriteMany": c.AllowReadWriteMany, "enforcement": c.Enforcement,
-			"overprovision": c.Overprovision, "bytesPerInode": c.BytesPerInode,
-			"allocation": []string{"thick", "thin"}[c.Allocation], "relabel": []string{"root", "recursive", "none"}[c.Relabel],
+			"overprovision": c.Overprovision,
+			"allocation":    []string{"thick", "thin"}[c.Allocation], "relabel": []string{"root", "recursive", "none"}[c.Relabel],
+		}
+		if c.BytesPerInode != volume.Unknown {
+			one["bytesPerInode"] = c.BytesPerInode
 		}
 		if c.SnapshotPath != "" {
 			one["snapshotPath"] = c.SnapshotPath

@@ -35,8 +35,8 @@ type Pool struct {
 	// Overprovision is the factor by which promises may exceed the pool's size.
 	Overprovision float64
 	Reserve       volume.Reserve
-	// BytesPerInode gives a volume one inode for so many bytes of its size; 0 for
-	// no limit.
+	// BytesPerInode gives a volume one inode for so many bytes of its size; 0 for no limit,
+	// and volume.Unknown for the default of the filesystem.
 	BytesPerInode int64
 	// Allocation says whether the space of a block volume is set aside when it is made.
 	Allocation loop.Allocation
@@ -59,7 +59,7 @@ type document struct {
 	Enforcement      string          `json:"enforcement"`
 	Overprovision    *float64        `json:"overprovision"`
 	Reserve          json.RawMessage `json:"reserve"`
-	BytesPerInode    int64           `json:"bytesPerInode"`
+	BytesPerInode    *int64          `json:"bytesPerInode"`
 	Allocation       string          `json:"allocation"`
 	Relabel          string          `json:"relabel"`
 	AllowMany        bool            `json:"allowReadWriteMany"`
@@ -124,10 +124,8 @@ func parsePool(raw json.RawMessage, workdir string) (Pool, error) {
 	note(err)
 	config.Reserve, err = parseReserve(doc.Reserve)
 	note(err)
-	config.BytesPerInode = doc.BytesPerInode
-	if doc.BytesPerInode < 0 {
-		note(fmt.Errorf("%w: bytesPerInode %d is negative", volume.ErrInvalid, doc.BytesPerInode))
-	}
+	config.BytesPerInode, err = parseBytesPerInode(doc.BytesPerInode)
+	note(err)
 	config.Allocation, err = parseAllocation(doc.Allocation)
 	note(err)
 	config.Relabel, err = parseRelabel(doc.Relabel)
@@ -199,6 +197,16 @@ func parseOverprovision(factor *float64) (float64, error) {
 		return 0, fmt.Errorf("%w: overprovision %v is not a factor above 0 and up to 1000", volume.ErrInvalid, *factor)
 	}
 	return *factor, nil
+}
+
+func parseBytesPerInode(bytes *int64) (int64, error) {
+	switch {
+	case bytes == nil:
+		return volume.Unknown, nil
+	case *bytes < 0:
+		return 0, fmt.Errorf("%w: bytesPerInode %d is negative", volume.ErrInvalid, *bytes)
+	}
+	return *bytes, nil
 }
 
 // parseReserve takes a string, or a plain number of bytes.

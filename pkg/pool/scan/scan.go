@@ -94,7 +94,7 @@ func CardOf(e store.Entry) ledger.Card {
 	set(ledger.HasRecord, true)
 	set(ledger.IsBlock, rec.Mode == volume.ModeBlock)
 	set(ledger.IsInline, rec.Inline)
-	return ledger.NewCard(rec.Bytes, rec.UID, quota.ID(rec.ProjectID), flags|ledger.By(quota.Kind(rec.Quota)))
+	return ledger.NewCard(rec.Bytes, rec.UID, quota.ID(rec.ProjectID), flags|ledger.By(quota.Kind(rec.Quota))).WithInodes(rec.BytesPerInode)
 }
 
 // Content is what a volume consists of, as its record says.

@@ -26,13 +26,13 @@ func (p *Pool) Held(volumes *atomic.Int64) (bytes int64, known bool) {
 		volumes.Store(volume.Unknown)
 		return 0, false
 	}
-	used, trashed, err := p.used()
+	used, inodes, trashed, err := p.used()
 	if err != nil {
 		p.Failed(err, "failed to count what others hold on the pool's filesystem")
 		return 0, false
 	}
 	volumes.Store(used)
-	return used + trashed, true
+	return used + inodes + trashed, true
 }
 
 // anyUnlimited reports whether there is a promise of which nobody counts the use.
@@ -40,20 +40,22 @@ func (p *Pool) anyUnlimited() bool {
 	return p.Ledger.Any(func(c ledger.Card) bool { return c.Is(ledger.HasRecord) && !p.Keeper.Enforces(c) })
 }
 
-// used is what the volumes of the pool hold, and what its trash does, in bytes.
-func (p *Pool) used() (volumes, trash int64, err error) {
+// used is what the volumes of the pool hold, what their inodes take that no quota counts, and what
+// its trash holds, in bytes.
+func (p *Pool) used() (volumes, inodes, trash int64, err error) {
 	for id, c := range p.Limited() {
 		p.Steps.Add(1) // when the pool is opened this is part of the check
 		used, err := p.Keeper.UsedBy(p.Store.Root(), id.String(), c)
 		if err != nil {
-			return 0, 0, err
+			return 0, 0, 0, err
 		}
-		volumes += used
+		volumes += used.Bytes
+		inodes += p.Ledger.InodesHold(c, used.Inodes)
 	}
 	if err := p.Store.OpenWork(); err != nil {
-		return 0, 0, err
+		return 0, 0, 0, err
 	}
-	return volumes, p.usedByTrash(), nil
+	return volumes, inodes, p.usedByTrash(), nil
 }
 
 // usedByTrash is what the trash holds, and notes it of each piece. One that cannot be

@@ -35,6 +35,9 @@ type Record struct {
 	Quota string `json:"quota,omitempty"`
 	// ProjectID is the id that the directory is counted by, where ids are given.
 	ProjectID uint64 `json:"projectID,omitempty"`
+	// BytesPerInode is the size for which the volume has one inode, in bytes, where it was made
+	// with the default of its filesystem; 0 for no limit.
+	BytesPerInode int64 `json:"bytesPerInode,omitempty"`
 	// Thin says that a block volume has no space set aside in the filesystem.
 	Thin bool `json:"thin,omitempty"`
 	// BlockBytes is the logical block of a block volume's devices: what was written
@@ -86,6 +89,8 @@ func decodeRecord(id volume.ID, data []byte) (*Record, error) {
 		return damaged("its logical block has %d bytes", r.BlockBytes)
 	case r.Bytes < 0 || r.Bytes > volume.MaxBytes:
 		return damaged("it promises %d bytes", r.Bytes)
+	case r.BytesPerInode < 0 || r.BytesPerInode >= 64<<20 || r.BytesPerInode%1024 != 0:
+		return damaged("it has an inode for each %d bytes", r.BytesPerInode)
 	case !validProject(r):
 		return damaged("its project id is %d", r.ProjectID)
 	case !validName(r.UID) || len(r.UID) > 32 || strings.Contains(r.UID, "."):

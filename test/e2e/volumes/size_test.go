@@ -147,7 +147,11 @@ func limitsArePutBack(b *bench) {
 
 func (b *bench) wantLimit(name string, bytes int64) {
 	b.Helper()
-	if got, want := b.limit(name), (quota.Limit{Bytes: bytes}); got != want {
+	want := quota.Limit{Bytes: bytes}
+	if b.fs.kind == quota.XFS {
+		want.Inodes = inodesOf(bytes)
+	}
+	if got := b.limit(name); got != want {
 		b.Errorf("the limit of %s is %+v, want %+v", name, got, want)
 	}
 }

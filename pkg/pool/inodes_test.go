@@ -1,0 +1,99 @@
+package pool_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota/quotatest"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
+	"kubevirt.io/hostpath-provisioner/test/testenv"
+)
+
+// onQuota runs a test on a node whose pool is on a tmpfs of 256 MiB and counts as that kind.
+func onQuota(t *testing.T, kind quota.Kind, datadir string, test func(t *testing.T, b *bench)) {
+	t.Helper()
+	testenv.NeedRoot(t)
+	root := testenv.Tmpfs(t, 256*mib)
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, root)
+		b.quota = &quotatest.Fake{As: kind}
+		b.start(datadir)
+		test(t, b)
+	})
+}
+
+func (b *bench) wantInodes(name string, want int64) {
+	b.t.Helper()
+	usage, err := b.quota.Usage(b.open(name), b.carried(name))
+	must(b.t, err)
+	if usage.Limit.Inodes != want {
+		b.t.Errorf("%s may have %d inodes, want %d", name, usage.Limit.Inodes, want)
+	}
+}
+
+func TestDefaultOfInodes(t *testing.T) {
+	for name, c := range map[string]struct {
+		kind     quota.Kind
+		options  string
+		inodes   int64
+		capacity int64 // MiB, beside a volume of 100 MiB
+	}{
+		"XFS":           {quota.XFS, ``, 6401, 147},
+		"XFS, no limit": {quota.XFS, `,"bytesPerInode":0`, 0, 156},
+		"XFS, option":   {quota.XFS, `,"bytesPerInode":1048576`, 101, 155},
+		"ext4":          {quota.Ext4, ``, 0, 156},
+	} {
+		t.Run(name, func(t *testing.T) {
+			datadir := `[{"name":"local","path":"pool"` + c.options + `}]`
+			onQuota(t, c.kind, datadir, func(t *testing.T, b *bench) {
+				b.create("pvc-1", 100*mib)
+				b.wantInodes("pvc-1", c.inodes)
+				b.wantCapacity("local", c.capacity, 2)
+				b.restart(datadir)
+				b.wantInodes("pvc-1", c.inodes)
+				b.wantCapacity("local", c.capacity, 2)
+				left := b.capacity()
+				b.create("pvc-2", left)
+				b.wantCapacity("local", 0, 0)
+				b.delete("pvc-2")
+				b.settled()
+				must(t, b.publish("pvc-1", "a"))
+				if _, err := b.Expand(t.Context(), id(t, "pvc-1"), b.target("a"), "", volume.Range{Required: 200 * mib}); err != nil {
+					t.Error(err)
+				}
+				b.wantCapacity("local", c.capacity-100, 2)
+			})
+		})
+	}
+}
+
+// A volume from before the default may have more inodes than that allows.
+func TestVolumeFromBeforeTheDefaultOfInodesKeepsNone(t *testing.T) {
+	onQuota(t, quota.XFS, local, func(t *testing.T, b *bench) {
+		b.create("pvc-1", 16*mib)
+		b.wantInodes("pvc-1", 1025)
+		data, err := os.ReadFile(b.own("volumes", "pvc-1.json"))
+		must(t, err)
+		must(t, b.Close(t.Context()))
+		older := bytes.Replace(data, []byte(`,"bytesPerInode":16384`), nil, 1)
+		if bytes.Equal(older, data) || !json.Valid(older) {
+			t.Fatalf("the record %s has no number of inodes", data)
+		}
+		must(t, os.WriteFile(b.own("volumes", "pvc-1.json"), older, 0o600))
+		must(t, b.quota.Limit(b.open("pvc-1"), b.carried("pvc-1"), quota.Limit{Bytes: 16 * mib}))
+		b.start(local)
+		b.later(2 * time.Minute)
+		b.wantInodes("pvc-1", 0)
+		must(t, b.publish("pvc-1", "a"))
+		_, err = b.Expand(t.Context(), id(t, "pvc-1"), b.target("a"), "", volume.Range{Required: 32 * mib})
+		must(t, err)
+		b.wantInodes("pvc-1", 0)
+		b.restart(`[{"name":"local","path":"pool","bytesPerInode":16384}]`)
+		b.wantInodes("pvc-1", 2049)
+	})
+}
