@@ -8,12 +8,29 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime/debug"
+	"sync"
+	"testing"
+
+	"kubevirt.io/hostpath-provisioner/test/must"
+	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
 // BinaryVariable names a driver that is already built, in place of a fresh one.
 const BinaryVariable = "HOSTPATH_CSI_DRIVER"
 
 const command = "kubevirt.io/hostpath-provisioner/cmd/hostpath-csi-driver"
+
+// Built is Binary, built once for all tests of a package that has testenv.Main, which removes it.
+// These tests need root.
+func Built(t testing.TB) string {
+	t.Helper()
+	testenv.NeedRoot(t)
+	path, err := built()
+	must.Succeed(t, err)
+	return path
+}
+
+var built = sync.OnceValues(func() (string, error) { return Binary(context.Background(), os.TempDir()) })
 
 // Binary returns the path of the driver's program: the one that $HOSTPATH_CSI_DRIVER
 // names, or one built into dir. That has the race detector if the caller has it.

@@ -28,11 +28,7 @@ func short(dir string) order {
 
 func needDriver(t *testing.T) {
 	t.Helper()
-	testenv.NeedRoot(t)
-	binary, err := drivertest.Binary(t.Context(), t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	binary := drivertest.Built(t)
 	t.Setenv(drivertest.BinaryVariable, binary)
 }
 

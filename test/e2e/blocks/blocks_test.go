@@ -9,7 +9,6 @@ import (
 	"testing"
 
 	"kubevirt.io/hostpath-provisioner/test/drivertest"
-	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
@@ -39,10 +38,8 @@ var checks = []check{
 }
 
 func TestBlocks(t *testing.T) {
-	testenv.NeedRoot(t)
 	testenv.NeedPrograms(t, "losetup")
-	driver, err := drivertest.Binary(t.Context(), t.TempDir())
-	must.Succeed(t, err)
+	driver := drivertest.Built(t)
 	for _, fs := range filesystems() {
 		t.Run(fs.name, func(t *testing.T) {
 			mounted := fs.mount(t)

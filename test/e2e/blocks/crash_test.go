@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"slices"
+	"testing"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -22,12 +23,16 @@ type volume struct {
 }
 
 // crashesAnywhere kills the driver at moments from the beginning of a call to shortly
-// after its answer. The call is repeated, as kubelet does, until it is answered.
+// after its answer. The call is repeated, as kubelet does, until it is answered. With -short it
+// takes a third of the time: test/e2e/crash has each step.
 func crashesAnywhere(b *bench) {
 	const seed = 4
 	allowed := 12 * time.Second
 	if guest() {
 		allowed = 25 * time.Second
+	}
+	if testing.Short() {
+		allowed /= 3
 	}
 	random := rand.New(rand.NewPCG(seed, seed))
 	var volumes []*volume

@@ -14,7 +14,6 @@ import (
 	"testing"
 
 	"kubevirt.io/hostpath-provisioner/test/drivertest"
-	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
@@ -27,9 +26,7 @@ func TestMain(m *testing.M) {
 }
 
 func TestCrashAtEveryStep(t *testing.T) {
-	testenv.NeedRoot(t)
-	driver, err := drivertest.Binary(t.Context(), t.TempDir())
-	must.Succeed(t, err)
+	driver := drivertest.Built(t)
 	for _, p := range places() {
 		t.Run(p.name, func(t *testing.T) {
 			p.mounted = p.mount(t)

@@ -13,8 +13,6 @@ import (
 	"google.golang.org/grpc/status"
 
 	"kubevirt.io/hostpath-provisioner/test/drivertest"
-	"kubevirt.io/hostpath-provisioner/test/must"
-	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
 // notFinal are the codes after which external-provisioner repeats CreateVolume on this node, and kubelet takes the volume
@@ -25,9 +23,7 @@ var notFinal = []codes.Code{codes.Canceled, codes.DeadlineExceeded, codes.Unavai
 // Each system call of a creation fails in turn. A final error means that there is no volume: otherwise it would stay, and
 // another node would make a second one.
 func TestFinalErrorLeavesNoVolume(t *testing.T) {
-	testenv.NeedRoot(t)
-	driver, err := drivertest.Binary(t.Context(), t.TempDir())
-	must.Succeed(t, err)
+	driver := drivertest.Built(t)
 	p := places()[1]
 	p.mounted = p.mount(t)
 	w := newWorld(t, p, driver)

@@ -55,9 +55,7 @@ type loss struct {
 // What was acknowledged is there when the power goes, whatever of the rest the disk has
 // stored.
 func TestPowerLoss(t *testing.T) {
-	testenv.NeedRoot(t)
-	driver, err := drivertest.Binary(t.Context(), t.TempDir())
-	must.Succeed(t, err)
+	driver := drivertest.Built(t)
 	sample := 19 // with -short, one of so many
 	if guest() {
 		sample = 31

@@ -6,15 +6,12 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/test/drivertest"
 	"kubevirt.io/hostpath-provisioner/test/must"
-	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
 // The first start of all makes the pool. Killed in whatever it does, it leaves something
 // that the next one makes a pool of, or that is one.
 func TestCrashDuringFirstStart(t *testing.T) {
-	testenv.NeedRoot(t)
-	driver, err := drivertest.Binary(t.Context(), t.TempDir())
-	must.Succeed(t, err)
+	driver := drivertest.Built(t)
 	for i, p := range places() {
 		t.Run(p.name, func(t *testing.T) {
 			p.mounted = p.mount(t)

@@ -18,7 +18,7 @@ import (
 // What a disk that fails could not store is not acknowledged, and what was acknowledged
 // before is there when the disk is well again.
 func TestFailingDisk(t *testing.T) {
-	driver := program(t)
+	driver := drivertest.Built(t)
 	for _, fs := range filesystems() {
 		for name, failing := range map[string][]disk.Operation{
 			"everything":         {disk.Read, disk.Write, disk.Flush},
@@ -136,7 +136,7 @@ func (w *world) wantUnacknowledgedWhole() {
 // once it is well.
 func TestUnreadableDiskAtOpen(t *testing.T) {
 	unlessShort(t)
-	driver := program(t)
+	driver := drivertest.Built(t)
 	fs := filesystems()[0]
 	m, d := newFaultyMount(t, fs)
 	w := newWorld(t, driver, m)

@@ -9,8 +9,6 @@ import (
 	"os"
 	"testing"
 
-	"kubevirt.io/hostpath-provisioner/test/drivertest"
-	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
@@ -31,15 +29,6 @@ func unlessShort(t *testing.T) {
 	if testing.Short() {
 		t.Skip("this takes long: make test-faults has it")
 	}
-}
-
-// program is the driver, built once.
-func program(t *testing.T) string {
-	t.Helper()
-	testenv.NeedRoot(t)
-	path, err := drivertest.Binary(t.Context(), t.TempDir())
-	must.Succeed(t, err)
-	return path
 }
 
 // A filesystem is one that pools are on.

@@ -16,7 +16,7 @@ import (
 
 // A disk that others have filled takes no new volume, and hinders none that is there.
 func TestFullPool(t *testing.T) {
-	driver := program(t)
+	driver := drivertest.Built(t)
 	for _, fs := range filesystems() {
 		t.Run(fs.kind, func(t *testing.T) {
 			w := newWorld(t, driver, newMount(t, fs))
@@ -53,7 +53,7 @@ func TestFullPool(t *testing.T) {
 
 // However little is left, a volume is made in full or not at all, and so it grows.
 func TestNearlyFullPool(t *testing.T) {
-	driver := program(t)
+	driver := drivertest.Built(t)
 	for _, fs := range someFilesystems(1) {
 		t.Run(fs.kind, func(t *testing.T) {
 			w := newWorld(t, driver, newMount(t, fs))

@@ -23,7 +23,7 @@ const patient = 3 * time.Second
 // A disk that does not answer holds the calls on its pool, and nobody else.
 func TestHangingDisk(t *testing.T) {
 	unlessShort(t)
-	driver := program(t)
+	driver := drivertest.Built(t)
 	// On XFS and ext4, where the check asks the disk itself: see dir.AskDisk.
 	for _, fs := range filesystems()[:2] {
 		t.Run(fs.kind, func(t *testing.T) { testADiskThatHangs(t, driver, fs) })
@@ -61,7 +61,7 @@ func testADiskThatHangs(t *testing.T, driver string, fs filesystem) {
 // after.
 func TestRetriesOnHangingDisk(t *testing.T) {
 	unlessShort(t)
-	driver := program(t)
+	driver := drivertest.Built(t)
 	m, d := newFaultyMount(t, filesystems()[0])
 	w := newWorld(t, driver, m)
 	d.Hang()
@@ -119,7 +119,7 @@ func (w *world) wantNoticed() {
 // gone as soon as the kernel lets it go.
 func TestStopWithHangingDisk(t *testing.T) {
 	unlessShort(t)
-	driver := program(t)
+	driver := drivertest.Built(t)
 	m, d := newFaultyMount(t, filesystems()[0])
 	w := newWorld(t, driver, m)
 	d.Hang()
@@ -153,7 +153,7 @@ func TestHangingFilesystem(t *testing.T) {
 	if guest() {
 		unlessShort(t) // what hangs is of no kind: the host has it
 	}
-	driver := program(t)
+	driver := drivertest.Built(t)
 	m := newMount(t, filesystems()[0])
 	w := newWorld(t, driver, m)
 	hanging := filepath.Join(t.TempDir(), "hanging")

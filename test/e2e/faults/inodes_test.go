@@ -14,7 +14,7 @@ import (
 
 // A filesystem that can hold no more files takes no volume, however much space it has.
 func TestPoolWithoutFreeInodes(t *testing.T) {
-	driver := program(t)
+	driver := drivertest.Built(t)
 	for _, fs := range filesystems() {
 		switch {
 		case fs.kind == "ext4":

@@ -5,11 +5,13 @@ import (
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
+
+	"kubevirt.io/hostpath-provisioner/test/drivertest"
 )
 
 // What is on a filesystem that takes no writes can still be read, and pods can end.
 func TestPoolTurnsReadOnly(t *testing.T) {
-	driver := program(t)
+	driver := drivertest.Built(t)
 	for _, fs := range someFilesystems(2) {
 		t.Run(fs.kind, func(t *testing.T) {
 			w := newWorld(t, driver, newMount(t, fs))

@@ -41,7 +41,7 @@ var away = answers{
 // Nothing is ever written into the directory below a mount that went away, nor on
 // another filesystem that is mounted in its place.
 func TestUnmountedPool(t *testing.T) {
-	driver := program(t)
+	driver := drivertest.Built(t)
 	for _, fs := range someFilesystems(1) {
 		t.Run(fs.kind, func(t *testing.T) {
 			m := newMount(t, fs)
@@ -96,7 +96,7 @@ func (w *world) anotherFilesystem(bare map[string]entry) {
 
 // A mount that comes and goes while calls are at work never has them write below it.
 func TestPoolUnmountedRepeatedly(t *testing.T) {
-	driver := program(t)
+	driver := drivertest.Built(t)
 	fs := filesystems()[1]
 	m := newMount(t, fs)
 	w := newWorld(t, driver, m)

@@ -48,13 +48,6 @@ func start(t *testing.T, binary, pool string) *driver {
 	})}
 }
 
-func build(t *testing.T) string {
-	t.Helper()
-	binary, err := drivertest.Binary(t.Context(), t.TempDir())
-	must.Succeed(t, err)
-	return binary
-}
-
 func (d *driver) create(t *testing.T, id string, bytes int64) {
 	t.Helper()
 	_, err := d.Create(t.Context(), drivertest.Volume{ID: id, Bytes: bytes})
@@ -140,7 +133,7 @@ func (d *driver) scrape(t *testing.T) string {
 func TestAbnormalVolume(t *testing.T) {
 	fs := testenv.CountingBtrfs(t, 256*mib)
 	pool := filepath.Join(fs, "pool")
-	d := start(t, build(t), pool)
+	d := start(t, drivertest.Built(t), pool)
 	for _, id := range []string{"good", "lost", "torn", "full"} {
 		d.create(t, id, 16*mib)
 		d.publish(t, id)
@@ -175,7 +168,7 @@ func TestAbnormalVolume(t *testing.T) {
 // What is wrong below the root of a volume is seen by nobody but its user, and by the
 // filesystem, which counts it.
 func TestErrorBelowVolumeRoot(t *testing.T) {
-	binary := build(t)
+	binary := drivertest.Built(t)
 	for _, kind := range rotten.Kinds() {
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel() // most of it is waiting for the next check
@@ -212,7 +205,7 @@ func TestErrorBelowVolumeRoot(t *testing.T) {
 // Since Linux 6.12 statfs(2) does not report it.
 func TestErrorRemountsReadOnly(t *testing.T) {
 	disk := rotten.New(t, "ext4", "errors=remount-ro")
-	binary, pool := build(t), filepath.Join(disk.Path, filepath.Dir(rotten.Volume))
+	binary, pool := drivertest.Built(t), filepath.Join(disk.Path, filepath.Dir(rotten.Volume))
 	d := start(t, binary, pool)
 	volume := filepath.Base(rotten.Volume)
 	d.publish(t, volume)

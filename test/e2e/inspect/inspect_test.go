@@ -25,7 +25,6 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/pkg/inspect"
 	"kubevirt.io/hostpath-provisioner/test/drivertest"
-	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
@@ -135,9 +134,7 @@ func volume(t *testing.T, r inspect.Report, id string) inspect.Volume {
 
 // All that needs the program is here, so that it is built once.
 func TestInspect(t *testing.T) {
-	testenv.NeedRoot(t)
-	program, err := drivertest.Binary(t.Context(), t.TempDir())
-	must.Succeed(t, err)
+	program := drivertest.Built(t)
 	for name, test := range map[string]func(t *testing.T, program string){
 		"reports what is there, and changes nothing":      testTellsAndChangesNothing,
 		"raises no alarm while volumes come and go":       testComingAndGoing,

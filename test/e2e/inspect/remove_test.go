@@ -19,10 +19,8 @@ import (
 // An administrator removes an inline volume that its pod left behind, by the command that
 // inspect names, and can remove no other by it.
 func TestRemoveInline(t *testing.T) {
-	testenv.NeedRoot(t)
 	testenv.NeedPrograms(t, "unshare")
-	program, err := drivertest.Binary(t.Context(), t.TempDir())
-	must.Succeed(t, err)
+	program := drivertest.Built(t)
 	b := &bench{program: program, upTwoHours: true, pool: filepath.Join(t.TempDir(), "pool")}
 	b.pools = []drivertest.PoolConfig{{Name: "local", Path: b.pool}}
 	b.Driver = drivertest.Start(t, drivertest.Config{Binary: program, Pools: b.pools})
@@ -58,9 +56,7 @@ func TestRemoveInline(t *testing.T) {
 // The upstream driver deletes volumes and knows no records. Only an administrator can say
 // that a directory will not come back.
 func TestRemoveLost(t *testing.T) {
-	testenv.NeedRoot(t)
-	program, err := drivertest.Binary(t.Context(), t.TempDir())
-	must.Succeed(t, err)
+	program := drivertest.Built(t)
 	b := &bench{program: program, pool: filepath.Join(t.TempDir(), "pool")}
 	b.pools = []drivertest.PoolConfig{{Name: "local", Path: b.pool}}
 	b.Driver = drivertest.Start(t, drivertest.Config{Binary: program, Pools: b.pools})
@@ -88,9 +84,7 @@ func TestRemoveLost(t *testing.T) {
 // Another driver removed a block volume, and knew of no device: the device keeps the pool's
 // filesystem busy. That of the pool here is a btrfs, whose volumes are subvolumes.
 func TestDeviceOnDeletedFile(t *testing.T) {
-	testenv.NeedRoot(t)
-	program, err := drivertest.Binary(t.Context(), t.TempDir())
-	must.Succeed(t, err)
+	program := drivertest.Built(t)
 	b := newBench(t, program)
 	disk := device("disk-1", 32*mib)
 	b.create(disk)

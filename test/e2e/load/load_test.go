@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"kubevirt.io/hostpath-provisioner/test/drivertest"
-	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
@@ -46,9 +45,7 @@ func extentOfRun() extent {
 func guest() bool { return os.Getenv("HOSTPATH_KERNEL") != "" }
 
 func TestLoad(t *testing.T) {
-	testenv.NeedRoot(t)
-	program, err := drivertest.Binary(t.Context(), t.TempDir())
-	must.Succeed(t, err)
+	program := drivertest.Built(t)
 	t.Run("many callers leave nothing", func(t *testing.T) { manyCallers(t, program) })
 	if guest() {
 		return // what follows compares times, and takes many minutes there

@@ -16,7 +16,6 @@ import (
 	"testing"
 
 	"kubevirt.io/hostpath-provisioner/test/drivertest"
-	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
@@ -130,10 +129,8 @@ func only(block, word string) string {
 
 // All is in one test, so that the program is built once.
 func TestRunbooks(t *testing.T) {
-	testenv.NeedRoot(t)
 	testenv.NeedPrograms(t, "btrfs", "chattr", "lsattr", "findmnt", "find", "du")
-	program, err := drivertest.Binary(t.Context(), t.TempDir())
-	must.Succeed(t, err)
+	program := drivertest.Built(t)
 	for name, test := range map[string]func(*testing.T, *scene){
 		"trash that cannot be erased": testStuckTrash,
 		"a volume from a backup":      testBackup,

@@ -31,11 +31,7 @@ const (
 )
 
 func TestSanity(t *testing.T) {
-	testenv.NeedRoot(t)
-	driver, err := drivertest.Binary(t.Context(), t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	driver := drivertest.Built(t)
 	var runs []run
 	for _, c := range configurations() {
 		name := c.name + " " + c.access

@@ -6,16 +6,13 @@ import (
 	"time"
 
 	"kubevirt.io/hostpath-provisioner/test/drivertest"
-	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
 // Pods that share a claim start together: kubelet publishes its volume at all their targets at
 // once. None is refused, since kubelet would come back half a second later.
 func TestPublishAtSeveralTargetsAtOnce(t *testing.T) {
-	testenv.NeedRoot(t)
-	driver, err := drivertest.Binary(t.Context(), t.TempDir())
-	must.Succeed(t, err)
+	driver := drivertest.Built(t)
 	pool := drivertest.Pool{PoolConfig: drivertest.PoolConfig{Name: "local", Path: testenv.LoopFS(t, "ext4", 256*mib)}}
 	d := drivertest.Start(t, drivertest.Config{Binary: driver, Pools: []drivertest.PoolConfig{pool.PoolConfig}})
 	pool.Driver = d
