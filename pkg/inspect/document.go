@@ -49,6 +49,8 @@ type Pool struct {
 	FreeBytes      *int64 `json:"freeBytes"`
 	PromisedBytes  *int64 `json:"promisedBytes"`
 	AvailableBytes *int64 `json:"availableBytes"`
+	// InodeBytes is what is set aside beside the promises for inodes that quotas do not count.
+	InodeBytes *int64 `json:"inodeBytes"`
 	// TrashHeldBytes is what cannot be promised until the trash is erased.
 	TrashHeldBytes *int64 `json:"trashHeldBytes"`
 	Inodes         *int64 `json:"inodes"`

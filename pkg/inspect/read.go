@@ -243,8 +243,9 @@ func (r *reader) describe(p *Pool, space dir.Space) {
 	if space.Inodes > 0 {
 		p.Inodes, p.InodesFree = &space.Inodes, &space.InodesFree
 	}
-	promised := r.Ledger.Summary().Promised
-	p.PromisedBytes = &promised
+	now := r.Ledger.Summary()
+	promised, overhead := now.Promised, now.Overhead
+	p.PromisedBytes, p.InodeBytes = &promised, &overhead
 	p.setCondition(health.Facts{
 		Pool:             r.unavailable,
 		FilesystemErrors: max(0, r.Errors),

@@ -646,3 +646,14 @@ func TestLookReadOnlyPool(t *testing.T) {
 		}
 	})
 }
+
+// What is set aside for inodes makes the sum of promises and capacity whole.
+func TestLookInodesBesideQuota(t *testing.T) {
+	withQuota(t, func(t *testing.T, b *bench) {
+		b.create("pvc-1", 16*mib)
+		want := map[quota.Kind]int64{quota.XFS: 1025 * 544, quota.Btrfs: 0}[b.quota.Kind()]
+		if got := b.see(localPool); got.InodeBytes == nil || *got.InodeBytes != want || *got.PromisedBytes != 16*mib {
+			t.Errorf("the pool is seen as %+v, want %d bytes for inodes and 16 MiB promised", got, want)
+		}
+	})
+}

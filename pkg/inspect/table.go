@@ -83,6 +83,9 @@ func (p *Pool) write(text *strings.Builder, now time.Time) {
 func (p *Pool) numbers() string {
 	line := fmt.Sprintf("size %s, free %s, promised %s, available %s",
 		size(p.SizeBytes), size(p.FreeBytes), size(p.PromisedBytes), size(p.AvailableBytes))
+	if p.InodeBytes != nil && *p.InodeBytes > 0 {
+		line += ", set aside for inodes " + size(p.InodeBytes)
+	}
 	switch {
 	case len(p.Trash) > 0 && p.TrashHeldBytes == nil:
 		line += ", all that is in use held for trash of unknown size"
