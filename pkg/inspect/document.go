@@ -56,9 +56,9 @@ type Pool struct {
 	Inodes         *int64 `json:"inodes"`
 	InodesFree     *int64 `json:"inodesFree"`
 
-	Volumes []Volume   `json:"volumes"`
-	Staging []Leftover `json:"staging"`
-	Trash   []Leftover `json:"trash"`
+	Volumes  []Volume   `json:"volumes"`
+	Creating []Leftover `json:"creating"`
+	Trash    []Leftover `json:"trash"`
 	// DevicesError is why no loop device is reported of any volume.
 	DevicesError string `json:"devicesError,omitempty"`
 	// OnDeleted are loop devices of the driver on deleted files of the pool's filesystem.
@@ -126,7 +126,7 @@ func describeOrphan(d loop.Device) Orphan {
 		"the driver detaches it within a minute unless it is in use: `losetup --detach /dev/" + d.Name + "` has it end with its last user"}
 }
 
-// A Leftover is what is in staging or in the trash.
+// A Leftover is what is in creating/ or in the trash.
 type Leftover struct {
 	Node      string    `json:"node"`
 	Name      string    `json:"name"`

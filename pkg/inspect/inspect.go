@@ -99,14 +99,14 @@ func (r *Report) Only(id volume.ID) bool {
 	for i := range r.Pools {
 		p := &r.Pools[i]
 		p.Volumes = slices.DeleteFunc(p.Volumes, func(v Volume) bool { return v.ID != id.String() })
-		p.Staging = slices.DeleteFunc(p.Staging, func(l Leftover) bool { return l.Name != id.String() })
+		p.Creating = slices.DeleteFunc(p.Creating, func(l Leftover) bool { return l.Name != id.String() })
 		p.OnDeleted = slices.DeleteFunc(p.OnDeleted, func(o Orphan) bool { return path.Base(path.Dir(o.File)) != id.String() })
 		// In the trash the name has a suffix, which has no dot.
 		p.Trash = slices.DeleteFunc(p.Trash, func(l Leftover) bool {
 			suffix, ok := strings.CutPrefix(l.Name, id.String()+".")
 			return !ok || strings.Contains(suffix, ".")
 		})
-		found = found || len(p.Volumes)+len(p.Staging)+len(p.Trash) > 0
+		found = found || len(p.Volumes)+len(p.Creating)+len(p.Trash) > 0
 	}
 	r.count()
 	return found
@@ -134,7 +134,7 @@ func (r *Report) count() {
 		for _, v := range p.Volumes {
 			note(v.Abnormal)
 		}
-		for _, l := range slices.Concat(p.Staging, p.Trash) {
+		for _, l := range slices.Concat(p.Creating, p.Trash) {
 			note(l.Abnormal)
 		}
 	}

@@ -71,7 +71,7 @@ func aNode() inspect.Report {
 						Nodes:     []string{"node-a"}, Devices: []inspect.Device{},
 					},
 				},
-				Staging: []inspect.Leftover{{Node: "node-a", Name: "pvc-9", Changed: noon.Add(-3 * time.Second), Condition: "being made"}},
+				Creating: []inspect.Leftover{{Node: "node-a", Name: "pvc-9", Changed: noon.Add(-3 * time.Second), Condition: "being made"}},
 				Trash: []inspect.Leftover{
 					{Node: "node-a", Name: "pvc-8.abcdefgh+10485760", Changed: noon.Add(-90 * time.Minute), UsedBytes: number(3 * mib), HeldBytes: number(10 * mib), Abnormal: true, Condition: "unchanged for 1h30m0s: cannot be erased, or no driver runs on its node"},
 					{Node: "node-b", Name: "pvc-7.abcdefgh", Changed: noon.Add(-72 * time.Hour), HeldBytes: number(3 * mib), Condition: "being erased"},
@@ -85,12 +85,12 @@ func aNode() inspect.Report {
 					ID: "pvc-3", Mode: "block", Abnormal: true, Condition: "the pool's filesystem is read-only\nand more", Recorded: true, Enforced: true, Thin: true, Created: &made,
 					PromisedBytes: number(0), Published: []inspect.Place{}, Nodes: []string{"node-b", "node-c"}, Devices: []inspect.Device{},
 				}},
-				Staging: []inspect.Leftover{}, Trash: []inspect.Leftover{},
+				Creating: []inspect.Leftover{}, Trash: []inspect.Leftover{},
 				DevicesError: "the node's loop devices: no answer for 5s",
 			},
 			{
 				Name: "away", Path: "/mnt/away", Abnormal: true, Condition: "the pool does not serve: no answer for 5s: its filesystem hangs",
-				Volumes: []inspect.Volume{}, Staging: []inspect.Leftover{}, Trash: []inspect.Leftover{},
+				Volumes: []inspect.Volume{}, Creating: []inspect.Leftover{}, Trash: []inspect.Leftover{},
 			},
 		},
 	}
@@ -167,7 +167,7 @@ func TestReportOfOneVolume(t *testing.T) {
 			volumes, leftovers := 0, 0
 			for _, p := range report.Pools {
 				volumes += len(p.Volumes)
-				leftovers += len(p.Staging) + len(p.Trash)
+				leftovers += len(p.Creating) + len(p.Trash)
 			}
 			if volumes != c.volumes || leftovers != c.leftovers || report.Abnormal != c.reported {
 				t.Errorf("%d volumes, %d leftovers and %d things not in order are left, want %+v", volumes, leftovers, report.Abnormal, c)

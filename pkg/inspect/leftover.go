@@ -11,10 +11,10 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
-// stagedLong is how long no creation takes: its call has an end.
-const stagedLong = 10 * time.Minute
+// longestCreation is how long no creation takes: its call has an end.
+const longestCreation = 10 * time.Minute
 
-// leftovers are the entries of staging or trash, of all nodes: volumes that are being made or
+// leftovers are the entries of creating/ or trash/, of all nodes: volumes that are being made or
 // removed, and what was left of that.
 func (r *reader) leftovers(place store.Place) ([]Leftover, error) {
 	all := []Leftover{}
@@ -96,8 +96,8 @@ func (r *reader) workedOn(place store.Place, in *dir.Dir, here []Leftover) (last
 // the node gets on.
 func (r *reader) leftoverCondition(place store.Place, l Leftover, lately time.Time) (abnormal bool, condition string) {
 	limit, normal, says := ledger.RetryStuck, "being erased", "cannot be erased, or no driver runs on its node"
-	if place == store.InStaging {
-		limit, normal, says = stagedLong, "being made", "a creation that did not end; the driver of its node removes it when it runs"
+	if place == store.InCreation {
+		limit, normal, says = longestCreation, "being made", "a creation that did not end; the driver of its node removes it when it runs"
 	}
 	if r.Config.Shared && l.Node != r.Node.String() {
 		limit = store.UnseenAfter // then others take it over

@@ -161,7 +161,7 @@ func whileStepping[T any](ctx context.Context, r *reader, do func() (T, error)) 
 func (r *reader) blank() Pool {
 	return Pool{
 		Name: r.Config.Name.String(), Path: r.Config.Path, Shared: r.Config.Shared,
-		Volumes: []Volume{}, Staging: []Leftover{}, Trash: []Leftover{},
+		Volumes: []Volume{}, Creating: []Leftover{}, Trash: []Leftover{},
 	}
 }
 
@@ -203,7 +203,7 @@ func (r *reader) read(ctx context.Context) (Pool, error) {
 		return Pool{}, err
 	}
 	p := r.blank()
-	if p.Staging, err = r.leftovers(store.InStaging); err != nil {
+	if p.Creating, err = r.leftovers(store.InCreation); err != nil {
 		return Pool{}, err
 	}
 	if r.trash, err = r.leftovers(store.InTrash); err != nil {

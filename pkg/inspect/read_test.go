@@ -377,12 +377,12 @@ func TestLookChangesNothing(t *testing.T) {
 		must.Succeed(t, os.Rename(b.path("pool", "pvc-2"), b.path("aside")))
 		must.Succeed(t, b.Close(t.Context())) // so that nothing else does
 		must.Succeed(t, os.RemoveAll(b.own("trash", "node-1")))
-		must.Succeed(t, os.MkdirAll(b.own("staging", "node-1", "pvc-9"), 0o700))
+		must.Succeed(t, os.MkdirAll(b.own("creating", "node-1", "pvc-9"), 0o700))
 		must.Succeed(t, os.MkdirAll(b.own("trash", "node-2", "pvc-8.abc"), 0o700))
 		must.Succeed(t, os.WriteFile(b.own("volumes", ".new-pvc-7.json"), []byte("{"), 0o600))
 		before := tree(t, b.root)
-		if v := b.see(localPool); v.Reason == string(health.PoolNotServing) || len(v.Volumes) != 3 || len(v.Staging) != 1 || len(v.Trash) != 1 {
-			t.Errorf("the pool is seen as %+v, want three volumes, and one entry in staging and in trash", v)
+		if v := b.see(localPool); v.Reason == string(health.PoolNotServing) || len(v.Volumes) != 3 || len(v.Creating) != 1 || len(v.Trash) != 1 {
+			t.Errorf("the pool is seen as %+v, want three volumes, and one entry in creating/ and in trash/", v)
 		}
 		if diff := cmp.Diff(before, tree(t, b.root)); diff != "" {
 			t.Errorf("inspecting changed (-before +after):\n%s", diff)
@@ -395,11 +395,11 @@ func TestLookChangesNothing(t *testing.T) {
 func TestLookVolumeBeingMadeOrRemoved(t *testing.T) {
 	for name, half := range map[string]func(t *testing.T, b *bench){
 		"being made": func(t *testing.T, b *bench) {
-			must.Succeed(t, os.Rename(b.path("pool", "pvc-1"), b.own("staging", "node-1", "pvc-1")))
+			must.Succeed(t, os.Rename(b.path("pool", "pvc-1"), b.own("creating", "node-1", "pvc-1")))
 		},
 		"being made by another node": func(t *testing.T, b *bench) {
-			must.Succeed(t, os.MkdirAll(b.own("staging", "node-2"), 0o700))
-			must.Succeed(t, os.Rename(b.path("pool", "pvc-1"), b.own("staging", "node-2", "pvc-1")))
+			must.Succeed(t, os.MkdirAll(b.own("creating", "node-2"), 0o700))
+			must.Succeed(t, os.Rename(b.path("pool", "pvc-1"), b.own("creating", "node-2", "pvc-1")))
 		},
 		"being removed": func(t *testing.T, b *bench) {
 			must.Succeed(t, os.Rename(b.path("pool", "pvc-1"), b.own("trash", "node-1", "pvc-1."+b.uid("pvc-1"))))
@@ -411,10 +411,10 @@ func TestLookVolumeBeingMadeOrRemoved(t *testing.T) {
 				must.Succeed(t, b.Close(t.Context()))
 				half(t, b)
 				v := b.see(localPool)
-				if len(v.Volumes) > 0 || len(v.Staging)+len(v.Trash) != 1 {
+				if len(v.Volumes) > 0 || len(v.Creating)+len(v.Trash) != 1 {
 					t.Fatalf("the pool is seen as %+v, want no volume and one leftover", v)
 				}
-				for _, l := range append(v.Staging, v.Trash...) {
+				for _, l := range append(v.Creating, v.Trash...) {
 					if l.Abnormal {
 						t.Errorf("%+v is seen as abnormal", l)
 					}
@@ -423,7 +423,7 @@ func TestLookVolumeBeingMadeOrRemoved(t *testing.T) {
 				// begins before the times of files.
 				time.Sleep(time.Until(changed(t, b.own())) + 25*time.Hour + time.Minute)
 				v = b.see(localPool)
-				for _, l := range append(v.Staging, v.Trash...) {
+				for _, l := range append(v.Creating, v.Trash...) {
 					if !l.Abnormal || !strings.HasPrefix(l.Condition, "unchanged for 25h") {
 						t.Errorf("%+v is not seen as abnormal", l)
 					}

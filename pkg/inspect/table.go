@@ -76,7 +76,7 @@ func (p *Pool) write(text *strings.Builder, now time.Time) {
 	writeTable(text, "", volumeHeader, rows(p.Volumes, Volume.row))
 	writeTable(text, "published", placeHeader, p.places())
 	writeTable(text, "on deleted files", orphanHeader, rows(p.OnDeleted, Orphan.row))
-	writeTable(text, "staging", leftoverHeader, rows(p.Staging, func(l Leftover) []string { return l.row(now) }))
+	writeTable(text, "creating", leftoverHeader, rows(p.Creating, func(l Leftover) []string { return l.row(now) }))
 	writeTable(text, "trash", trashHeader, rows(p.Trash, func(l Leftover) []string { return slices.Insert(l.row(now), 4, size(l.HeldBytes)) }))
 }
 

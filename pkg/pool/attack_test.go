@@ -24,11 +24,11 @@ func TestRecoveryAfterNodeRename(t *testing.T) {
 		u := uid(t, b, "pvc-1")
 		must(t, b.Close(t.Context()))
 		must(t, os.Rename(b.path("pool", "pvc-1"), b.own("trash", "old-name", "pvc-1."+u)))
-		must(t, os.Rename(b.path("pool", "pvc-2"), b.own("staging", "old-name", "pvc-2")))
+		must(t, os.Rename(b.path("pool", "pvc-2"), b.own("creating", "old-name", "pvc-2")))
 		b.start(local)
 		b.wantVolumes()
 		b.wantClean()
-		for _, part := range []string{"staging", "trash"} {
+		for _, part := range []string{"creating", "trash"} {
 			if left := names(t, b.own(part, "old-name")); len(left) > 0 {
 				t.Errorf("%s of the old name has %q", part, left)
 			}
@@ -38,7 +38,7 @@ func TestRecoveryAfterNodeRename(t *testing.T) {
 
 func TestRemovedLayoutDirectoriesAreRestored(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
-		for _, part := range []string{"staging", "trash"} {
+		for _, part := range []string{"creating", "trash"} {
 			must(t, os.RemoveAll(b.own(part)))
 		}
 		b.create("pvc-1", mib)

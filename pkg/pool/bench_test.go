@@ -232,7 +232,7 @@ func (b *bench) wantVolumes(want ...string) {
 func (b *bench) wantClean() {
 	b.t.Helper()
 	b.settled()
-	for _, d := range []string{b.own("staging", "node-1"), b.own("trash", "node-1")} {
+	for _, d := range []string{b.own("creating", "node-1"), b.own("trash", "node-1")} {
 		if left := names(b.t, d); len(left) > 0 {
 			b.t.Errorf("%s has %q, want nothing", d, left)
 		}

@@ -218,7 +218,7 @@ func (v *visit) newRecord(r Request, bytes int64) *store.Record {
 
 // build makes the volume aside and then puts it in its place in one step.
 func (v *visit) build(ctx context.Context, id volume.ID, rec *store.Record) error {
-	if err := v.discardStaging(id.String()); err != nil {
+	if err := v.discardCreation(id.String()); err != nil {
 		return err
 	}
 	if err := v.store.Stage(v.makeLimited(ctx, rec), v.fill(ctx, id, rec)); err != nil {
@@ -233,9 +233,9 @@ func (v *visit) build(ctx context.Context, id volume.ID, rec *store.Record) erro
 // makeLimited makes the directory of a new volume, under its limit from the beginning, and
 // notes in the record who enforces it.
 func (v *visit) makeLimited(ctx context.Context, rec *store.Record) func(*dir.Dir) (*dir.Dir, error) {
-	return func(staging *dir.Dir) (*dir.Dir, error) {
+	return func(creating *dir.Dir) (*dir.Dir, error) {
 		step := trace.Begin(ctx, "make the directory and its limit")
-		d, kept, err := v.keeper.Make(v.store.Root(), staging, rec.ID, rec.UID, scan.CardOf(store.Entry{Record: rec}))
+		d, kept, err := v.keeper.Make(v.store.Root(), creating, rec.ID, rec.UID, scan.CardOf(store.Entry{Record: rec}))
 		if err := step.EndWith(err); err != nil {
 			return nil, err
 		}
@@ -269,7 +269,7 @@ func unit(mode volume.Mode, space dir.Space) int64 {
 // undo removes what a failed creation left, the record first: a record without a
 // directory would be a lost volume. What cannot be undone now, recovery undoes.
 func (v *visit) undo(id volume.ID) {
-	if err := v.undoStaged(id); err != nil {
+	if err := v.undoCreation(id); err != nil {
 		v.pool.log.Error(err, "failed to clean up after a failed creation", "volume", id.String())
 	}
 	// The last step may have failed after it took effect: then the volume is there.
@@ -282,19 +282,19 @@ func (v *visit) undo(id volume.ID) {
 	}
 }
 
-// discardStaging gives an entry of the staging directory to the reaper.
-func (v *visit) discardStaging(name string) error {
-	err := v.throwStaged(v.store.Staging(), name)
+// discardCreation gives an entry of the directory of creating/ to the reaper.
+func (v *visit) discardCreation(name string) error {
+	err := v.throwCreation(v.store.Creating(), name)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	return err
 }
 
-// throwStaged throws an entry of a staging directory away. The name in the trash
+// throwCreation throws an entry of a directory of creating/ away. The name in the trash
 // says whose the id is that it carries, so that the reaper gives it back.
-func (v *visit) throwStaged(staging *dir.Dir, name string) error {
-	carried, err := v.keeper.IDIn(staging, name)
+func (v *visit) throwCreation(creating *dir.Dir, name string) error {
+	carried, err := v.keeper.IDIn(creating, name)
 	if err != nil {
 		return err
 	}
@@ -302,21 +302,21 @@ func (v *visit) throwStaged(staging *dir.Dir, name string) error {
 	if suffix == "" {
 		suffix = store.RandomSuffix()
 	}
-	bytes, err := v.stagedBytes(staging, name, carried)
+	bytes, err := v.creationBytes(creating, name, carried)
 	if err != nil {
 		return err
 	}
-	return v.throw(staging, name, store.Thrown{Of: name, UID: suffix, Promised: bytes})
+	return v.throw(creating, name, store.Thrown{Of: name, UID: suffix, Promised: bytes})
 }
 
-// stagedBytes is what an entry of a staging directory occupies: a directory volume
+// creationBytes is what an entry of a directory of creating/ occupies: a directory volume
 // nothing yet, a file up to all of its size.
-func (v *visit) stagedBytes(staging *dir.Dir, name string, carried quota.ID) (int64, error) {
-	hasDisk, err := store.StagedFile(staging, name, content.FileName)
+func (v *visit) creationBytes(creating *dir.Dir, name string, carried quota.ID) (int64, error) {
+	hasDisk, err := store.HasFile(creating, name, content.FileName)
 	if err != nil || !hasDisk {
 		return 0, err
 	}
-	return v.scan().HeldBy(staging, name, carried), nil
+	return v.scan().HeldBy(creating, name, carried), nil
 }
 
 // noSpace turns the answers of a filesystem that takes nothing more into ErrNoSpace.

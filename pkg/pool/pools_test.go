@@ -190,7 +190,7 @@ func TestMountedOverStartedPool(t *testing.T) {
 			must(b.t, os.MkdirAll(b.path("disk", ".hostpath-provisioner", "trash", "node-2", "pvc-1.x"), 0o700))
 		},
 		"with a creation of another node is kept": func(b *bench) {
-			must(b.t, os.MkdirAll(b.path("disk", ".hostpath-provisioner", "staging", "node-2", "pvc-1"), 0o700))
+			must(b.t, os.MkdirAll(b.path("disk", ".hostpath-provisioner", "creating", "node-2", "pvc-1"), 0o700))
 		},
 	} {
 		t.Run(name, mounted(t, func(t *testing.T, b *bench) {
@@ -322,7 +322,7 @@ func TestReadOnlyPoolIsRecoveredWhenWritable(t *testing.T) {
 
 		must(t, os.WriteFile(b.own("volumes", ".new-pvc-4.json"), []byte(`{"vers`), 0o600))
 		must(t, os.WriteFile(b.own("volumes", ".new-no id.json"), []byte(`{"vers`), 0o600))
-		must(t, os.Rename(b.path("pool", "pvc-1"), b.own("staging", "node-1", "pvc-1")))
+		must(t, os.Rename(b.path("pool", "pvc-1"), b.own("creating", "node-1", "pvc-1")))
 		must(t, os.MkdirAll(b.own("trash", "node-before"), 0o700))
 		must(t, os.Rename(b.path("pool", "pvc-2"), b.own("trash", "node-before", "pvc-2."+uid(t, b, "pvc-2"))))
 		must(t, b.quota.Limit(b.open("pvc-3"), b.carried("pvc-3"), quota.Limit{Bytes: 2 * mib}))

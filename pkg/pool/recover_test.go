@@ -27,14 +27,14 @@ func TestRecoveryAfterCrash(t *testing.T) {
 	}{
 		"nothing": {func(*testing.T, *bench) {}, []string{"pvc-1", "pvc-2"}},
 		"create, after the directory was made aside": {func(t *testing.T, b *bench) {
-			must(t, os.Mkdir(b.own("staging", "node-1", "pvc-3"), 0o777))
+			must(t, os.Mkdir(b.own("creating", "node-1", "pvc-3"), 0o777))
 		}, []string{"pvc-1", "pvc-2"}},
 		"create, while the record was written": {func(t *testing.T, b *bench) {
-			must(t, os.Mkdir(b.own("staging", "node-1", "pvc-3"), 0o777))
+			must(t, os.Mkdir(b.own("creating", "node-1", "pvc-3"), 0o777))
 			must(t, os.WriteFile(b.own("volumes", ".new-pvc-3.json"), []byte(`{"vers`), 0o600))
 		}, []string{"pvc-1", "pvc-2"}},
 		"create, after the record was written": {func(t *testing.T, b *bench) {
-			must(t, os.Rename(b.path("pool", "pvc-2"), b.own("staging", "node-1", "pvc-2")))
+			must(t, os.Rename(b.path("pool", "pvc-2"), b.own("creating", "node-1", "pvc-2")))
 		}, []string{"pvc-1"}},
 		"create, after its last step": {func(*testing.T, *bench) {}, []string{"pvc-1", "pvc-2"}},
 		"a creation that failed and whose remains were being thrown away": {func(t *testing.T, b *bench) {
@@ -124,11 +124,11 @@ func TestDirectoriesMovedInByHandAreServed(t *testing.T) {
 	})
 }
 
-func TestStaleStagingEntriesAreRemoved(t *testing.T) {
+func TestStaleCreationsAreRemoved(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.create("pvc-1", mib)
-		must(t, os.Rename(b.path("pool", "pvc-1"), b.own("staging", "node-1", "pvc-1")))
-		must(t, os.Mkdir(b.own("staging", "node-1", ".odd"), 0o755))
+		must(t, os.Rename(b.path("pool", "pvc-1"), b.own("creating", "node-1", "pvc-1")))
+		must(t, os.Mkdir(b.own("creating", "node-1", ".odd"), 0o755))
 		// A check that meets another at the volume leaves it to the next.
 		b.later(5 * time.Minute)
 		b.wantVolumes()
@@ -136,12 +136,12 @@ func TestStaleStagingEntriesAreRemoved(t *testing.T) {
 	})
 }
 
-// Between the names in staging and a check at one of them, the call that was making it ends.
-func TestStagingSweepWhileCreateEnds(t *testing.T) {
+// Between the names in creating/ and a check at one of them, the call that was making it ends.
+func TestSweepOfCreationsWhileCreateEnds(t *testing.T) {
 	withFaults(t, local, func(t *testing.T, b *bench, f *faulty) {
 		both := []string{"pvc-1", "pvc-2"}
 		for _, name := range both {
-			must(t, os.Mkdir(b.own("staging", "node-1", name), 0o777))
+			must(t, os.Mkdir(b.own("creating", "node-1", name), 0o777))
 		}
 		createOther := func() {
 			for _, name := range both {
@@ -230,11 +230,11 @@ func TestSharedPoolCountsPromisesOfOtherNodes(t *testing.T) {
 		}
 		two.wantVolumes("pvc-1")
 		two.create("pvc-1", 512*mib)
-		// Staging and trash of the other node are not touched by a restart.
-		must(t, os.Mkdir(one.own("staging", "node-1", "pvc-2"), 0o777))
+		// creating/ and trash/ of the other node are not touched by a restart.
+		must(t, os.Mkdir(one.own("creating", "node-1", "pvc-2"), 0o777))
 		must(t, two.Close(t.Context()))
 		two.startNode("node-2", shared)
-		if _, err := os.Stat(one.own("staging", "node-1", "pvc-2")); err != nil {
+		if _, err := os.Stat(one.own("creating", "node-1", "pvc-2")); err != nil {
 			t.Error(err)
 		}
 		two.delete("pvc-1")
@@ -285,7 +285,7 @@ func TestLeftoversOfGoneNodeAreRecovered(t *testing.T) {
 		b := newBench(t, t.TempDir())
 		b.start(`[{"name":"local","path":"pool","shared":true}]`)
 		for _, node := range []string{"alive", "gone"} {
-			must(t, os.MkdirAll(b.own("staging", node, "pvc-1"), 0o700))
+			must(t, os.MkdirAll(b.own("creating", node, "pvc-1"), 0o700))
 			must(t, os.MkdirAll(b.own("trash", node, "pvc-2.0123456789abcdef", "data"), 0o700))
 		}
 		// The bubble's clock starts in the year 2000; the disk's does not.
@@ -293,8 +293,8 @@ func TestLeftoversOfGoneNodeAreRecovered(t *testing.T) {
 		must(t, os.Chtimes(b.own("trash", "gone"), time.Now(), time.Now().Add(-25*time.Hour)))
 		b.later(2 * time.Minute)
 		for node, want := range map[string]int{"alive": 1, "gone": 0, "node-1": 0} {
-			for _, part := range []string{"staging", "trash"} {
-				if node == "node-1" && part == "staging" {
+			for _, part := range []string{"creating", "trash"} {
+				if node == "node-1" && part == "creating" {
 					continue
 				}
 				if got := names(t, b.own(part, node)); len(got) != want {

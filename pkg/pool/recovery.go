@@ -42,7 +42,7 @@ var recovery = []recoveryStep{
 	{what: "compare the index with the disk", at: eachMinute, do: (*visit).resyncAll},
 	{what: "open the directories of this node", at: eachMinute, writable: eachMinute, do: func(v *visit, _ context.Context) error { return v.work() }},
 	{what: "remove records that were being written", at: atOpen | again, writable: atOpen, together: true, do: (*visit).recoverRecords},
-	{what: "undo creations", at: atOpen | again | eachMinute, writable: atOpen | eachMinute, together: true, do: func(v *visit, _ context.Context) error { return v.recoverStaging(v.store.Staging()) }},
+	{what: "undo creations", at: atOpen | again | eachMinute, writable: atOpen | eachMinute, together: true, do: func(v *visit, _ context.Context) error { return v.recoverCreations(v.store.Creating()) }},
 	{what: "finish removals and queue the trash", at: atOpen | again | eachMinute, writable: atOpen | eachMinute, together: true, do: (*visit).recoverTrash},
 	{what: "take over what this node left under another name", at: atOpen | again, writable: atOpen, only: notShared, do: func(v *visit, _ context.Context) error { return v.takeOverAll(false) }},
 	{what: "load the index", at: atOpen, do: func(v *visit, _ context.Context) error { return v.scan().Load() }},
@@ -174,30 +174,30 @@ func (v *visit) recoverRecords(context.Context) error {
 	return nil
 }
 
-// recoverStaging undoes the creations that a staging directory has: none of them was
+// recoverCreations undoes the creations that a directory of creating/ has: none of them was
 // answered.
-func (v *visit) recoverStaging(staging *dir.Dir) error {
-	staged, err := store.Names(staging)
+func (v *visit) recoverCreations(creating *dir.Dir) error {
+	names, err := store.Names(creating)
 	if err != nil {
 		return err
 	}
-	for _, name := range staged {
+	for _, name := range names {
 		v.pool.steps.Add(1)
-		if err := v.recoverStaged(staging, name); err != nil {
+		if err := v.recoverCreation(creating, name); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (v *visit) recoverStaged(staging *dir.Dir, name string) error {
+func (v *visit) recoverCreation(creating *dir.Dir, name string) error {
 	undo := func() error {
 		// The call that was making it may have ended since the names were read.
-		if exists, err := staging.Exists(name); err != nil || !exists {
+		if exists, err := creating.Exists(name); err != nil || !exists {
 			return err
 		}
-		v.pool.log.Info("undoing an interrupted creation", "volume", name, "in", staging.String())
-		return v.undoNamed(staging, name)
+		v.pool.log.Info("undoing an interrupted creation", "volume", name, "in", creating.String())
+		return v.undoNamed(creating, name)
 	}
 	id, err := volume.ParseID(name)
 	if err != nil {
@@ -206,23 +206,23 @@ func (v *visit) recoverStaged(staging *dir.Dir, name string) error {
 	return v.unlessBusy(id, undo)
 }
 
-// undoNamed undoes the creation that an entry of a staging directory is of.
-func (v *visit) undoNamed(staging *dir.Dir, name string) error {
+// undoNamed undoes the creation that an entry of a directory of creating/ is of.
+func (v *visit) undoNamed(creating *dir.Dir, name string) error {
 	if id, err := volume.ParseID(name); err == nil {
 		if err := v.store.UndoRecord(id); err != nil {
 			return err
 		}
 	}
-	return v.throwStaged(staging, name)
+	return v.throwCreation(creating, name)
 }
 
-// undoStaged undoes a creation of this node, the record first: what is in staging
+// undoCreation undoes a creation of this node, the record first: what is in creating/
 // is the sign that there is something to undo.
-func (v *visit) undoStaged(id volume.ID) error {
+func (v *visit) undoCreation(id volume.ID) error {
 	if err := v.store.UndoRecord(id); err != nil {
 		return err
 	}
-	return v.discardStaging(id.String())
+	return v.discardCreation(id.String())
 }
 
 // recoverTrash finishes removals that had not dropped their record, and queues all trash
@@ -299,8 +299,8 @@ func (v *visit) takeOver(context.Context) error {
 
 // takeOverAll takes over from all other nodes, or from those that are gone.
 func (v *visit) takeOverAll(goneOnly bool) error {
-	return v.store.EachLeft(goneOnly, func(node string, staging, trash *dir.Dir) error {
-		return errors.Join(v.recoverStaging(staging), v.takeTrash(trash, node))
+	return v.store.EachLeft(goneOnly, func(node string, creating, trash *dir.Dir) error {
+		return errors.Join(v.recoverCreations(creating), v.takeTrash(trash, node))
 	})
 }
 

@@ -87,10 +87,10 @@ func (b *bench) makes(name string) (end func()) {
 	b.t.Helper()
 	unlock := b.lockVolume(name)
 	must(b.t, os.MkdirAll(b.own("trash", "node-9"), 0o700))
-	must(b.t, os.MkdirAll(b.own("staging", "node-9", name), 0o700))
+	must(b.t, os.MkdirAll(b.own("creating", "node-9", name), 0o700))
 	b.record(name, mib)
 	return func() {
-		must(b.t, os.Rename(b.own("staging", "node-9", name), b.path("pool", name)))
+		must(b.t, os.Rename(b.own("creating", "node-9", name), b.path("pool", name)))
 		unlock()
 	}
 }
@@ -331,7 +331,7 @@ func TestSlowCreateDoesNotDelayOtherNodes(t *testing.T) {
 			t.Errorf("calls on other volumes waited for %v", waited)
 		}
 		must(t, os.WriteFile(one.own("volumes", ".new-pvc-5.json"), nil, 0o600))
-		must(t, os.Mkdir(one.own("staging", "node-1", "pvc-6"), 0o700))
+		must(t, os.Mkdir(one.own("creating", "node-1", "pvc-6"), 0o700))
 		must(t, os.MkdirAll(one.own("published", "node-1"), 0o700))
 		must(t, os.WriteFile(one.own("published", "node-1", ".new-pvc-2"), nil, 0o600))
 		one.restart(sharedPool)
@@ -437,14 +437,14 @@ func TestRecoverySkipsVolumeLockedByOtherNode(t *testing.T) {
 		must(t, os.Truncate(one.path("pool", "pvc-disk", "disk.img"), 2*mib))
 		must(t, one.quota.Limit(one.open("pvc-1"), one.carried("pvc-1"), quota.Limit{Bytes: 20 * mib}))
 		must(t, os.WriteFile(one.own("volumes", ".new-pvc-5.json"), nil, 0o600))
-		must(t, os.Mkdir(one.own("staging", "node-1", "pvc-6"), 0o700))
+		must(t, os.Mkdir(one.own("creating", "node-1", "pvc-6"), 0o700))
 		one.record("pvc-6", mib)
 		must(t, os.Mkdir(one.own("trash", "node-1", "pvc-7.0123456789abcdef"), 0o700))
 		one.record("pvc-7", mib)
 		must(t, os.MkdirAll(one.own("published", "node-1"), 0o700))
 		must(t, os.WriteFile(one.own("published", "node-1", ".new-pvc-8"), nil, 0o600))
 		left := func() []string {
-			return slices.Concat(names(t, one.own("volumes")), names(t, one.own("staging", "node-1")), names(t, one.own("trash", "node-1")), names(t, one.own("published", "node-1")))
+			return slices.Concat(names(t, one.own("volumes")), names(t, one.own("creating", "node-1")), names(t, one.own("trash", "node-1")), names(t, one.own("published", "node-1")))
 		}
 		all := left()
 		one.start(sharedPool)

@@ -267,7 +267,7 @@ func TestCopiedRecordIsNotCounted(t *testing.T) {
 // nobody's volume, and keeps nobody from being served.
 func TestUnknownEntriesInLayoutAreKept(t *testing.T) {
 	for _, place := range []string{"volumes/.new-pvc-5.json", "published/node-1/pvc-1", "published/node-9/pvc-1",
-		"staging/node-1/pvc-5", "trash/node-1/pvc-5.0123456789abcdef", "staging/node-9", "trash/node-9", "more"} {
+		"creating/node-1/pvc-5", "trash/node-1/pvc-5.0123456789abcdef", "creating/node-9", "trash/node-9", "more"} {
 		for name, with := range spoilt {
 			t.Run(place+", "+name, func(t *testing.T) {
 				withTwoPools(t, func(t *testing.T, b *bench, _ *diary) {
@@ -352,8 +352,8 @@ func TestTruncatedFormatIsRefused(t *testing.T) {
 func (b *bench) litter(t *testing.T) {
 	t.Helper()
 	must(t, os.Chmod(b.path("pool"), 0o755))
-	must(t, os.Mkdir(b.own("staging", "node-1", "pvc-7"), 0o700))
-	must(t, os.Mkdir(b.own("staging", "node-1", "pvc-2"), 0o700))
+	must(t, os.Mkdir(b.own("creating", "node-1", "pvc-7"), 0o700))
+	must(t, os.Mkdir(b.own("creating", "node-1", "pvc-2"), 0o700))
 	must(t, os.Mkdir(b.own("trash", "node-1", "pvc-8.0123456789abcdef"), 0o700))
 	must(t, os.WriteFile(b.own("volumes", ".new-pvc-7.json"), []byte("{"), 0o600))
 }
@@ -424,7 +424,7 @@ func tree(t *testing.T, root string) map[string]string {
 // A link among the driver's own directories leads nowhere, when the driver starts and
 // while it runs.
 func TestLinksInLayoutAreNotFollowed(t *testing.T) {
-	for _, place := range []string{"", "volumes", "staging", "staging/node-1", "trash", "trash/node-1", "published", "published/node-1", "lock"} {
+	for _, place := range []string{"", "volumes", "creating", "creating/node-1", "trash", "trash/node-1", "published", "published/node-1", "lock"} {
 		for _, sharing := range []string{"", `,"shared":true`} {
 			t.Run(place+sharing, func(t *testing.T) {
 				withTwoPools(t, func(t *testing.T, b *bench, _ *diary) {
@@ -432,7 +432,7 @@ func TestLinksInLayoutAreNotFollowed(t *testing.T) {
 					b.restart(datadir)
 					must(t, b.publish("pvc-1", "a"))
 					outside := b.path("outside")
-					for _, d := range []string{"pvc-1", "pvc-5.0123456789abcdef", "staging/node-1/pvc-6", "trash/node-1/pvc-7.0123456789abcdef"} {
+					for _, d := range []string{"pvc-1", "pvc-5.0123456789abcdef", "creating/node-1/pvc-6", "trash/node-1/pvc-7.0123456789abcdef"} {
 						must(t, os.MkdirAll(filepath.Join(outside, d), 0o755))
 					}
 					must(t, os.WriteFile(filepath.Join(outside, "pvc-1.json"), []byte("{"), 0o600))

@@ -100,7 +100,7 @@ func (p *Pool) Holds(all []Kept) error {
 			published = append(published, v.ID)
 		}
 	}
-	own := []string{"format", "lock", "staging", "trash", "volumes"}
+	own := []string{"format", "lock", "creating", "trash", "volumes"}
 	if _, err := os.Lstat(p.Own("published")); published != nil || p.Shared && err == nil {
 		own = append(own, "published") // stays, once it is made
 	}
@@ -109,8 +109,8 @@ func (p *Pool) Holds(all []Kept) error {
 		p.Path:                       volumes,
 		p.Own():                      own,
 		p.Own("volumes"):             records,
-		p.Own("staging"):             {NodeName},
-		p.Own("staging", NodeName):   nil,
+		p.Own("creating"):            {NodeName},
+		p.Own("creating", NodeName):  nil,
 		p.Own("trash"):               {NodeName},
 		p.Own("trash", NodeName):     nil,
 		p.Own("published", NodeName): published,

@@ -18,11 +18,11 @@ const OwnName = ".hostpath-provisioner"
 // The names of the layout. None is a volume id, since none of what lies in the
 // pool itself starts with a letter or digit.
 const (
-	formatName  = "format"
-	volumesName = "volumes"
-	stagingName = "staging"
-	trashName   = "trash"
-	lockName    = "lock"
+	formatName   = "format"
+	volumesName  = "volumes"
+	creatingName = "creating"
+	trashName    = "trash"
+	lockName     = "lock"
 	// publishedName has what each node of a shared pool has published, as empty files
 	// published/<node>/<volume id>: a kernel knows its own mounts alone, and a volume that is
 	// in use on any node must not be removed.

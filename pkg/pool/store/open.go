@@ -26,7 +26,7 @@ import (
 type Location struct {
 	// Path is the pool's directory, absolute.
 	Path string
-	// Node works on the pool: its own directories are in staging, trash and published.
+	// Node works on the pool: its own directories are in creating/, trash/ and published/.
 	Node volume.NodeID
 	// Reserved is a name that is never a volume; empty for none.
 	Reserved string
@@ -56,8 +56,8 @@ type Store struct {
 	root    *dir.Dir // the pool's directory
 	own     *dir.Dir // OwnName in it
 	volumes *dir.Dir // has the records
-	// staging and trash are those of this node, opened by OpenWork.
-	staging, trash *dir.Dir
+	// creating/ and trash/ are those of this node, opened by OpenWork.
+	creating, trash *dir.Dir
 }
 
 // An Identity distinguishes a pool from another that is at its path later.
@@ -81,7 +81,7 @@ func (s *Store) Identify(f *Format) (*Identity, error) {
 
 // Close closes the directories.
 func (s *Store) Close() {
-	for _, d := range []*dir.Dir{s.trash, s.staging, s.volumes, s.own, s.root} {
+	for _, d := range []*dir.Dir{s.trash, s.creating, s.volumes, s.own, s.root} {
 		if d != nil {
 			_ = d.Close() // opened for reading: nothing can be lost
 		}
@@ -91,8 +91,8 @@ func (s *Store) Close() {
 // Root is the pool's directory.
 func (s *Store) Root() *dir.Dir { return s.root }
 
-// Staging is the directory in which this node makes volumes. OpenWork opens it.
-func (s *Store) Staging() *dir.Dir { return s.staging }
+// Creating is the directory in which this node makes volumes. OpenWork opens it.
+func (s *Store) Creating() *dir.Dir { return s.creating }
 
 // Trash is the directory of what this node is to erase. OpenWork opens it.
 func (s *Store) Trash() *dir.Dir { return s.trash }
@@ -334,10 +334,10 @@ func (s *Store) openLayout(get func(*dir.Dir, string) (*dir.Dir, error)) (err er
 // dir.Ensure.
 func (s *Store) openWork(get func(*dir.Dir, string) (*dir.Dir, error)) (err error) {
 	node := s.at.Node.String()
-	if s.staging != nil {
-		_ = s.staging.Close()
+	if s.creating != nil {
+		_ = s.creating.Close()
 	}
-	if s.staging, err = openNested(s.own, stagingName, node, get); err != nil {
+	if s.creating, err = openNested(s.own, creatingName, node, get); err != nil {
 		return err
 	}
 	s.trash, err = openNested(s.own, trashName, node, get)

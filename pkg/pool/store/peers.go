@@ -220,8 +220,8 @@ func seenLately(trash *dir.Dir) (bool, error) {
 func (s *Store) Touch() error { return s.trash.Touch() }
 
 // EachLeft goes over what other nodes left, or only those that were not seen for a day, with
-// the staging and the trash of each.
-func (s *Store) EachLeft(goneOnly bool, do func(node string, staging, trash *dir.Dir) error) error {
+// creating/ and trash/ of each.
+func (s *Store) EachLeft(goneOnly bool, do func(node string, creating, trash *dir.Dir) error) error {
 	trash, err := s.own.Open(trashName)
 	if err != nil {
 		return err
@@ -239,7 +239,7 @@ func (s *Store) EachLeft(goneOnly bool, do func(node string, staging, trash *dir
 	return errors.Join(problems...)
 }
 
-func (s *Store) left(trash *dir.Dir, node string, goneOnly bool, do func(node string, staging, trash *dir.Dir) error) error {
+func (s *Store) left(trash *dir.Dir, node string, goneOnly bool, do func(node string, creating, trash *dir.Dir) error) error {
 	left, err := trash.Open(node)
 	if err != nil {
 		return err
@@ -248,10 +248,10 @@ func (s *Store) left(trash *dir.Dir, node string, goneOnly bool, do func(node st
 	if alive, err := seenLately(left); err != nil || alive && goneOnly {
 		return err
 	}
-	staging, err := openNested(s.own, stagingName, node, (*dir.Dir).Ensure)
+	creating, err := openNested(s.own, creatingName, node, (*dir.Dir).Ensure)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = staging.Close() }()
-	return do(node, staging, left)
+	defer func() { _ = creating.Close() }()
+	return do(node, creating, left)
 }

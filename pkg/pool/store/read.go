@@ -118,7 +118,7 @@ func (s *Store) volumesIn(d *dir.Dir, of func(dir.Entry) (volume.ID, bool)) iter
 }
 
 // Vacant reports whether nobody has anything in the pool: no volume, no record, and no node
-// anything in staging or trash.
+// anything in creating/ or trash/.
 func (s *Store) Vacant() (bool, error) {
 	for _, volumes := range []iter.Seq2[volume.ID, error]{s.Directories(), s.Records()} {
 		for _, err := range volumes {
@@ -126,7 +126,7 @@ func (s *Store) Vacant() (bool, error) {
 		}
 	}
 	vacant := true
-	for _, place := range []Place{InStaging, InTrash} {
+	for _, place := range []Place{InCreation, InTrash} {
 		err := s.EachNode(place, func(_ string, d *dir.Dir) error {
 			for _, err := range d.Entries() {
 				vacant = false
@@ -165,7 +165,7 @@ func (s *Store) LookupUnlocked(id volume.ID) (Entry, *dir.Dir, error) {
 }
 
 // unchanged reads half a volume again. A record is written before its directory comes out of
-// staging, and removed after that is in the trash: so there is no moment at which a volume
+// creating/, and removed after that is in the trash: so there is no moment at which a volume
 // that is not lost has a record, and nothing in any of the three places, nor one at which a
 // directory has no record that it should have.
 func (s *Store) unchanged(id volume.ID, e Entry, d *dir.Dir) (bool, error) {
@@ -188,9 +188,9 @@ func (s *Store) unchanged(id volume.ID, e Entry, d *dir.Dir) (bool, error) {
 	return d.Same(again)
 }
 
-// inProgress reports whether any node has a volume in staging or in the trash.
+// inProgress reports whether any node has a volume in creating/ or in the trash.
 func (s *Store) inProgress(id volume.ID, uid string) (found bool, err error) {
-	err = s.EachNode(InStaging, func(_ string, d *dir.Dir) error {
+	err = s.EachNode(InCreation, func(_ string, d *dir.Dir) error {
 		there, err := d.Exists(id.String())
 		found = found || there
 		return err
@@ -214,8 +214,8 @@ type Place string
 
 // The places.
 const (
-	InStaging Place = stagingName // what is being made
-	InTrash   Place = trashName   // what is being erased
+	InCreation Place = creatingName // what is being made
+	InTrash    Place = trashName    // what is being erased
 )
 
 // EachNode opens what the nodes have in one place of the layout, in the order of their names.

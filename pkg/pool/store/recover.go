@@ -54,7 +54,7 @@ func (s *Store) RemoveUnwritten(t Temporary) error {
 }
 
 // UndoRecord drops the record of a creation that had not put its directory in place. What is
-// in staging is the sign that there is something to undo, so that goes after it.
+// in creating/ is the sign that there is something to undo, so that goes after it.
 func (s *Store) UndoRecord(id volume.ID) error {
 	present, err := s.root.IsDir(id.String())
 	if err != nil || present {
@@ -81,10 +81,10 @@ func (s *Store) FinishRemoval(name string) (id volume.ID, dropped bool, err erro
 	return id, true, s.DropRecord(id)
 }
 
-// StagedFile reports whether what is staged by a name has a file, which may occupy space. What
+// HasFile reports whether what is in creating/ by a name has a file, which may occupy space. What
 // is not there has none.
-func StagedFile(staging *dir.Dir, name, file string) (bool, error) {
-	d, err := staging.Open(name)
+func HasFile(creating *dir.Dir, name, file string) (bool, error) {
+	d, err := creating.Open(name)
 	if dir.IsMissing(err) {
 		return false, nil
 	}

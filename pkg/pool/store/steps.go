@@ -7,7 +7,7 @@ package store
 // Growing a directory volume:  WriteRecord → limit.
 // Growing a block volume:      limit → file → WriteRecord → device.
 //
-// What is in staging is a creation that was not answered: UndoRecord, then Throw. What is in
+// What is in creating/ is a creation that was not answered: UndoRecord, then Throw. What is in
 // the trash with the uid of a record is a removal: FinishRemoval.
 
 import (
@@ -22,8 +22,8 @@ import (
 
 // Stage makes what is to be a volume aside, where nothing is a volume: makes the directory by
 // that name in a directory, fills it, and makes it durable.
-func (s *Store) Stage(make func(staging *dir.Dir) (*dir.Dir, error), fill func(d *dir.Dir) error) (err error) {
-	d, err := make(s.staging)
+func (s *Store) Stage(make func(creating *dir.Dir) (*dir.Dir, error), fill func(d *dir.Dir) error) (err error) {
+	d, err := make(s.creating)
 	if err != nil {
 		return err
 	}
@@ -38,7 +38,7 @@ func (s *Store) Stage(make func(staging *dir.Dir) (*dir.Dir, error), fill func(d
 // WriteRecord. Before that step nothing is a volume; after it everything is there. Errors:
 // volume.ErrUnavailable if only making that durable failed.
 func (s *Store) Commit(id volume.ID) error {
-	if err := s.staging.Rename(id.String(), s.root, id.String()); err != nil {
+	if err := s.creating.Rename(id.String(), s.root, id.String()); err != nil {
 		return err
 	}
 	return notDurable(s.root.Sync())

@@ -128,7 +128,7 @@ func (s *scene) remains(ctx context.Context) (string, error) {
 func onDisks() (string, error) {
 	for name, n := range c.Nodes {
 		for _, pool := range slices.AppendSeq(slices.Collect(maps.Values(poolPaths)), maps.Values(casePaths)) {
-			for _, pattern := range []string{"*", ".hostpath-provisioner/staging/*/*", ".hostpath-provisioner/trash/*/*", ".hostpath-provisioner/volumes/*"} {
+			for _, pattern := range []string{"*", ".hostpath-provisioner/creating/*/*", ".hostpath-provisioner/trash/*/*", ".hostpath-provisioner/volumes/*"} {
 				found, err := filepath.Glob(filepath.Join(n.Disk(pool), pattern))
 				if err != nil {
 					return "", err

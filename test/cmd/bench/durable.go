@@ -18,7 +18,7 @@ import (
 // that is needed for a crash to find them whole or not at all, and with no other: it
 // parses, locks, checks and remembers nothing. It is the limit of what a driver can do.
 type maker struct {
-	root, volumes, staging, trash *dir.Dir
+	root, volumes, creating, trash *dir.Dir
 	// quota keeps the sizes; nil where nobody does.
 	quota quota.Facility
 	// lazy makers leave it to sync to bring what they make to the disk.
@@ -43,7 +43,7 @@ func newMaker(path string) (_ *maker, err error) {
 	}{
 		{&m.root, path},
 		{&m.volumes, filepath.Join(own, "volumes")},
-		{&m.staging, filepath.Join(own, "staging", nodeName)},
+		{&m.creating, filepath.Join(own, "creating", nodeName)},
 		{&m.trash, filepath.Join(own, "trash", nodeName)},
 	} {
 		if err := os.MkdirAll(d.path, 0o700); err != nil {
@@ -63,7 +63,7 @@ func newMaker(path string) (_ *maker, err error) {
 
 func (m *maker) close() error {
 	var problems []error
-	for _, d := range []*dir.Dir{m.trash, m.staging, m.volumes, m.root} {
+	for _, d := range []*dir.Dir{m.trash, m.creating, m.volumes, m.root} {
 		if d != nil {
 			problems = append(problems, d.Close())
 		}
@@ -80,7 +80,7 @@ func (m *maker) make(id string) error {
 	if err := m.writeRecord(id, kept); err != nil {
 		return fmt.Errorf("write the record of %s: %w", id, err)
 	}
-	if err := unix.Renameat(m.staging.Fd(), id, m.root.Fd(), id); err != nil {
+	if err := unix.Renameat(m.creating.Fd(), id, m.root.Fd(), id); err != nil {
 		return fmt.Errorf("put %s in its place: %w", id, err)
 	}
 	return m.fsync(m.root.Fd())
@@ -90,10 +90,10 @@ func (m *maker) make(id string) error {
 func (m *maker) stage(id string) (kept string, err error) {
 	var fd int
 	if m.quota == nil {
-		if err := unix.Mkdirat(m.staging.Fd(), id, 0o700); err != nil {
+		if err := unix.Mkdirat(m.creating.Fd(), id, 0o700); err != nil {
 			return "", err
 		}
-		if fd, err = unix.Openat(m.staging.Fd(), id, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0); err != nil {
+		if fd, err = unix.Openat(m.creating.Fd(), id, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0); err != nil {
 			return "", err
 		}
 		defer func() { err = errors.Join(err, unix.Close(fd)) }()
@@ -115,7 +115,7 @@ func (m *maker) stage(id string) (kept string, err error) {
 }
 
 func (m *maker) limited(id string) (*dir.Dir, quota.ID, error) {
-	d, err := m.quota.Make(m.staging, id)
+	d, err := m.quota.Make(m.creating, id)
 	if err != nil {
 		return nil, 0, err
 	}

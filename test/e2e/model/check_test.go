@@ -73,7 +73,7 @@ func (w *world) checkDisk(in string) {
 		w.path(in):                       present,
 		w.own(in, "volumes"):             recorded,
 		w.own(in, "published", nodeName): marked,
-		w.own(in, "staging", nodeName):   nothing,
+		w.own(in, "creating", nodeName):  nothing,
 		w.own(in, "trash", nodeName):     nothing,
 	} {
 		if diff := cmp.Diff(want, w.names(path)); diff != "" {

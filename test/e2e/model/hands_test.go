@@ -120,12 +120,12 @@ func (w *world) repairRecord(name string, v *modelVolume) bool {
 // crash ends the driver between two steps of a call that is not answered: the disk is
 // brought to what is there then.
 func (w *world) crash() {
-	during := pick(w, "during", "staging", "record", "create", "delete", "expand", "publish", "attach")
+	during := pick(w, "during", "creating", "record", "create", "delete", "expand", "publish", "attach")
 	var leave func()
 	switch during {
-	case "staging", "record":
+	case "creating", "record":
 		name, in := pick(w, "id", ids...), pick(w, "pool", pools...)
-		leave = func() { w.crashInStaging(name, in, during == "record") }
+		leave = func() { w.crashInCreation(name, in, during == "record") }
 	case "publish":
 		target, device := pick(w, "target", targets...), w.flip("device")
 		if _, left := w.left[target]; left || w.targets[target] != nil {
@@ -159,7 +159,7 @@ func (w *world) unused(during string) (names []string) {
 func (w *world) crashIn(during, name string, v *modelVolume) {
 	switch during {
 	case "create":
-		w.must(os.Rename(w.path(v.pool, name), w.own(v.pool, "staging", nodeName, name)))
+		w.must(os.Rename(w.path(v.pool, name), w.own(v.pool, "creating", nodeName, name)))
 		delete(w.volumes, name)
 	case "delete":
 		w.must(os.Rename(w.path(v.pool, name), w.own(v.pool, "trash", nodeName, name+"."+w.fields(name, v)["uid"].(string))))
@@ -171,11 +171,11 @@ func (w *world) crashIn(during, name string, v *modelVolume) {
 	}
 }
 
-// crashInStaging leaves what a creation has made aside, with its record or the
+// crashInCreation leaves what a creation has made aside, with its record or the
 // beginning of it.
-func (w *world) crashInStaging(name, in string, recorded bool) {
-	w.must(os.Mkdir(w.own(in, "staging", nodeName, name), 0o700))
-	w.must(os.WriteFile(w.own(in, "staging", nodeName, name, "disk.img"), make([]byte, mib), 0o600))
+func (w *world) crashInCreation(name, in string, recorded bool) {
+	w.must(os.Mkdir(w.own(in, "creating", nodeName, name), 0o700))
+	w.must(os.WriteFile(w.own(in, "creating", nodeName, name, "disk.img"), make([]byte, mib), 0o600))
 	if recorded {
 		w.must(os.WriteFile(w.own(in, "volumes", ".new-"+name+".json"), []byte(`{"version":1,"id`), 0o600))
 	}

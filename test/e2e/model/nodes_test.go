@@ -229,7 +229,7 @@ func wantWholeVolumes(t *testing.T, disk string) {
 	if there := volumesOf(t, disk); fmt.Sprint(there) != fmt.Sprint(recorded) {
 		t.Errorf("there are the volumes %v, and records of %v", there, recorded)
 	}
-	for _, part := range []string{"staging", "published"} {
+	for _, part := range []string{"creating", "published"} {
 		for _, node := range entries(t, filepath.Join(own, part)) {
 			if left := entries(t, filepath.Join(own, part, node)); len(left) > 0 {
 				t.Errorf("%s of %s has %v", part, node, left)

@@ -122,7 +122,7 @@ func wantNothingLeft(t *testing.T, n *drivertest.Process, pool string) {
 	if err != nil || len(listed.GetEntries()) > 0 {
 		t.Errorf("volumes left behind: %v, %v", listed.GetEntries(), err)
 	}
-	for _, pattern := range []string{"*", ".hostpath-provisioner/volumes/*", ".hostpath-provisioner/staging/*/*"} {
+	for _, pattern := range []string{"*", ".hostpath-provisioner/volumes/*", ".hostpath-provisioner/creating/*/*"} {
 		if found := names(t, pool, pattern); len(found) > 0 {
 			t.Errorf("left behind in the pool: %s", strings.Join(found, ", "))
 		}
