@@ -218,6 +218,21 @@ func (d *Dir) Same(other *Dir) (bool, error) {
 	return id == otherID, err
 }
 
+// SameMount reports whether both are reached through the same mount. Between two mounts rename(2) and
+// link(2) fail with EXDEV, even if they are of one filesystem.
+func (d *Dir) SameMount(other *Dir) (bool, error) {
+	var ids [2]uint64
+	for i, at := range []*Dir{d, other} {
+		var st unix.Statx_t
+		// Linux 5.8.
+		if err := unix.Statx(at.fd, "", unix.AT_EMPTY_PATH, unix.STATX_MNT_ID, &st); err != nil {
+			return false, pathError("statx", at.path, err)
+		}
+		ids[i] = st.Mnt_id
+	}
+	return ids[0] == ids[1], nil
+}
+
 // IsDir reports whether name is a directory in d. A missing entry is not an error.
 func (d *Dir) IsDir(name string) (bool, error) {
 	format, err := d.format(name)

@@ -560,3 +560,26 @@ func TestAskDisk_unalignedDirectRead(t *testing.T) {
 		}
 	}
 }
+
+// Two mounts of one filesystem: the device numbers are the same, and rename(2) fails.
+func TestSameMount(t *testing.T) {
+	testenv.NeedRoot(t)
+	root := t.TempDir()
+	for _, name := range []string{"pool", "pool/below", "again"} {
+		must.Succeed(t, os.Mkdir(filepath.Join(root, name), 0o755))
+	}
+	must.Succeed(t, syscall.Mount(filepath.Join(root, "pool"), filepath.Join(root, "again"), "", syscall.MS_BIND, ""))
+	t.Cleanup(func() { must.Succeed(t, syscall.Unmount(filepath.Join(root, "again"), 0)) })
+	pool := open(t, filepath.Join(root, "pool"))
+	for name, want := range map[string]bool{"pool/below": true, "again": false, "again/below": false} {
+		other := open(t, filepath.Join(root, name))
+		if same, err := pool.SameMount(other); same != want || err != nil {
+			t.Errorf("%s: %v (%v)", name, same, err)
+		}
+		must.Succeed(t, os.Mkdir(filepath.Join(root, "pool", "x"), 0o755))
+		if err := pool.Rename("x", other, "y"); (err == nil) != want {
+			t.Errorf("rename to %s: %v", name, err)
+		}
+		must.Succeed(t, os.RemoveAll(filepath.Join(root, "pool", "x")))
+	}
+}

@@ -6,6 +6,7 @@ package store
 // Removing:  Remove (rename, sync both) → DropRecord → the reaper may erase → answer.
 // Growing a directory volume:  WriteRecord → limit.
 // Growing a block volume:      limit → file → WriteRecord → device.
+// Moving to another directory: Take (rename, sync both) → KeepRecord there → DropRecord here.
 //
 // What is in creating/ is a creation that was not answered: UndoRecord, then Throw. What is in
 // the trash with the uid of a record is a removal: FinishRemoval.
