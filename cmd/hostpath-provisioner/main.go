@@ -1,5 +1,6 @@
 // Command hostpath-provisioner makes hostPath PersistentVolumes from directories of a node: KubeVirt's provisioner from
-// before CSI, and with --mode=single-node the one for clusters of one node.
+// before CSI, and with --mode=single-node the one for clusters of one node. With the argument migrate it turns their
+// PersistentVolumes into ones of the CSI driver.
 package main
 
 import (
@@ -54,6 +55,10 @@ func buildVersion() string {
 func init() { runtime.LockOSThread() }
 
 func main() {
+	if len(os.Args) > 1 && os.Args[1] == migrateCommand {
+		migrateMain(os.Args[2:])
+		return
+	}
 	config, err := parse(os.Args[1:], os.Getenv, os.Stdout)
 	if errors.Is(err, flag.ErrHelp) {
 		return

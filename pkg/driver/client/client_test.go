@@ -1,0 +1,100 @@
+package client_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	"github.com/google/go-cmp/cmp"
+
+	"kubevirt.io/hostpath-provisioner/pkg/driver"
+	"kubevirt.io/hostpath-provisioner/pkg/driver/client"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind/bindtest"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/label/labeltest"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop/looptest"
+	"kubevirt.io/hostpath-provisioner/pkg/pool"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
+	"kubevirt.io/hostpath-provisioner/test/must"
+	"kubevirt.io/hostpath-provisioner/test/testenv"
+)
+
+// start serves a pool named "local" on a socket.
+func start(t *testing.T) (*pool.Set, *client.Client) {
+	t.Helper()
+	configs, err := poolconfig.Parse(fmt.Sprintf(`[{"name":"local","path":%q}]`, t.TempDir()), "/")
+	must.Succeed(t, err)
+	node, err := volume.ParseNodeID("node-a")
+	must.Succeed(t, err)
+	dev, err := dir.Open(t.TempDir())
+	must.Succeed(t, err)
+	mounts, loops := &bindtest.Fake{}, looptest.NewFake(dev)
+	set := pool.Start(configs, pool.Options{Node: node, Mounts: mounts, Labels: &labeltest.Fake{}, Devices: loops, Dev: dev, Log: logr.Discard()})
+	must.Succeed(t, set.Wait(t.Context()))
+	socket := filepath.Join(testenv.SocketDir(t), "s")
+	listener, err := driver.Listen(socket)
+	must.Succeed(t, err)
+	ctx, stop := context.WithCancel(context.WithoutCancel(t.Context()))
+	served := make(chan error, 1)
+	go func() {
+		served <- driver.NewServer(driver.Config{Name: "test.example.com", Node: node}, set, unobserved{}, logr.Discard()).Serve(ctx, listener, time.Minute)
+	}()
+	c, err := client.New(socket)
+	must.Succeed(t, err)
+	t.Cleanup(func() {
+		must.Succeed(t, c.Close())
+		stop()
+		must.Succeed(t, <-served)
+		must.Succeed(t, set.Close(context.WithoutCancel(t.Context())))
+		must.Succeed(t, errors.Join(mounts.Close(), loops.Close(), dev.Close()))
+	})
+	return set, c
+}
+
+func TestClient(t *testing.T) {
+	set, c := start(t)
+	if name, err := c.Name(t.Context()); name != "test.example.com" || err != nil {
+		t.Errorf("name %q (%v)", name, err)
+	}
+	if bytes, err := c.Available(t.Context(), map[string]string{"storagePool": "local"}); bytes <= 0 || err != nil {
+		t.Errorf("%d bytes (%v)", bytes, err)
+	}
+	if _, err := c.Available(t.Context(), map[string]string{"storagePool": "other"}); err == nil {
+		t.Error("a pool that is not there")
+	}
+	id, err := volume.ParseID("pvc-1")
+	must.Succeed(t, err)
+	_, err = c.Volume(t.Context(), id)
+	must.ErrorIs(t, err, volume.ErrNotFound)
+	_, err = set.Create(t.Context(), pool.Request{ID: id, Range: volume.Range{Required: 1 << 20}})
+	must.Succeed(t, err)
+	got, err := c.Volume(t.Context(), id)
+	must.Succeed(t, err)
+	want := client.Volume{
+		Context:  map[string]string{"storagePool": "local", "sizeEnforced": got.Context["sizeEnforced"]},
+		Segments: []map[string]string{{"topology.hostpath.csi/node": "node-a"}},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestClientWithoutADriver(t *testing.T) {
+	c, err := client.New(filepath.Join(t.TempDir(), "none"))
+	must.Succeed(t, err)
+	defer func() { must.Succeed(t, c.Close()) }()
+	if _, err := c.Name(t.Context()); err == nil {
+		t.Error("nobody answers, and there is no error")
+	}
+}
+
+// unobserved takes no note of calls.
+type unobserved struct{}
+
+func (unobserved) Call(string, string, time.Duration) {}
+func (unobserved) Panic(string)                       {}

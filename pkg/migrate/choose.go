@@ -1,0 +1,338 @@
+package migrate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
+	"kubevirt.io/hostpath-provisioner/pkg/provisioner"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
+)
+
+// Chosen says which claims of this node are meant: those that are named, and those that have all of the rest.
+type Chosen struct {
+	Claims    []types.NamespacedName
+	Namespace string
+	Class     string // of the old objects
+	All       bool
+}
+
+// Empty reports whether nothing is chosen.
+func (c Chosen) Empty() bool {
+	return len(c.Claims) == 0 && c.Namespace == "" && c.Class == "" && !c.All
+}
+
+func (c Chosen) named(claim types.NamespacedName) bool { return slices.Contains(c.Claims, claim) }
+
+func (c Chosen) includes(claim types.NamespacedName, class string) bool {
+	if c.named(claim) {
+		return true
+	}
+	some := c.All || c.Namespace != "" || c.Class != ""
+	return some && (c.Namespace == "" || c.Namespace == claim.Namespace) && (c.Class == "" || c.Class == class)
+}
+
+// localPath is the provisioner name of rancher's local-path-provisioner.
+const localPath = "rancher.io/local-path"
+
+// provisioners are those whose PersistentVolumes can be migrated.
+var provisioners = []string{provisioner.PerNodeName, provisioner.SingleNodeName, localPath}
+
+// choice is what was found of what was chosen.
+type choice struct {
+	here      []*saved
+	elsewhere map[string]int // by node
+	missing   []types.NamespacedName
+}
+
+// A target is where volumes go.
+type target struct {
+	driver     string
+	pool       poolconfig.Pool
+	parameters map[string]string
+}
+
+// findTarget finds the driver, the class and the pool, and all that is wrong with them. The way back needs none.
+func (m *migration) findTarget(ctx context.Context) (t target, err error) {
+	if m.Undo {
+		return t, nil
+	}
+	if t.driver, err = m.driver.Name(ctx); err != nil {
+		return t, fmt.Errorf("ask the driver on this node: %w", err)
+	}
+	class, err := m.client.StorageV1().StorageClasses().Get(ctx, m.Class, metav1.GetOptions{})
+	if err != nil {
+		return t, fmt.Errorf("read the StorageClass of the new volumes: %w", err)
+	}
+	if class.Provisioner != t.driver {
+		return t, fmt.Errorf("StorageClass %s is of %s, and the driver on this node is %s", class.Name, class.Provisioner, t.driver)
+	}
+	if t.pool, err = m.poolOf(class.Parameters["storagePool"]); err != nil {
+		return t, fmt.Errorf("StorageClass %s: %w", class.Name, err)
+	}
+	if _, err := m.driver.Available(ctx, class.Parameters); err != nil {
+		return t, fmt.Errorf("StorageClass %s: the driver on this node answers: %w", class.Name, err)
+	}
+	t.parameters = class.Parameters
+	return t, nil
+}
+
+func (m *migration) poolOf(name string) (poolconfig.Pool, error) {
+	if name == "" && len(m.Pools) == 1 {
+		return m.Pools[0], nil
+	}
+	for _, p := range m.Pools {
+		if p.Name.String() == name {
+			return p, nil
+		}
+	}
+	return poolconfig.Pool{}, fmt.Errorf("no pool is named %q here", name)
+}
+
+// choose finds the volumes that are meant: of the way back those that have a file.
+func (m *migration) choose(ctx context.Context) (found choice, err error) {
+	found.elsewhere = make(map[string]int)
+	files, err := m.load()
+	if err != nil {
+		return found, err
+	}
+	begun := make(map[string]bool) // by the name of the PersistentVolume, which stays
+	for _, s := range files {
+		begun[s.Volume.Name] = true
+		if m.Chosen.includes(s.claimName(), s.Volume.Spec.StorageClassName) {
+			found.here = append(found.here, s)
+		}
+	}
+	if !m.Undo {
+		if err := m.chooseNew(ctx, begun, &found); err != nil {
+			return found, err
+		}
+	}
+	for _, name := range m.Chosen.Claims {
+		if !slices.ContainsFunc(found.here, func(s *saved) bool { return s.claimName() == name }) {
+			found.missing = append(found.missing, name)
+		}
+	}
+	return found, nil
+}
+
+func (m *migration) chooseNew(ctx context.Context, begun map[string]bool, found *choice) error {
+	volumes, err := m.client.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return err
+	}
+	here, only, err := m.node(ctx)
+	if err != nil {
+		return err
+	}
+	for i := range volumes.Items {
+		pv := &volumes.Items[i]
+		if begun[pv.Name] || pathOf(pv) == "" || pv.Spec.ClaimRef == nil {
+			continue
+		}
+		name := types.NamespacedName{Namespace: pv.Spec.ClaimRef.Namespace, Name: pv.Spec.ClaimRef.Name}
+		known := slices.Contains(provisioners, pv.Annotations[provisioner.ProvisionedBy])
+		if !m.Chosen.includes(name, pv.Spec.StorageClassName) || !known && !m.Chosen.named(name) {
+			continue
+		}
+		if is, node := isOn(pv, here, only); !is {
+			found.elsewhere[node]++
+			continue
+		}
+		claim, err := m.client.CoreV1().PersistentVolumeClaims(name.Namespace).Get(ctx, name.Name, metav1.GetOptions{})
+		if err != nil && !apierrors.IsNotFound(err) {
+			return err
+		}
+		s := m.newSaved(pv, claim)
+		s.missing = err
+		found.here = append(found.here, s)
+	}
+	return nil
+}
+
+// node is this process's, and whether it is the only one.
+func (m *migration) node(ctx context.Context) (here *corev1.Node, only bool, err error) {
+	nodes, err := m.client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, false, err
+	}
+	for i := range nodes.Items {
+		if nodes.Items[i].Name == m.Node {
+			return &nodes.Items[i], len(nodes.Items) == 1, nil
+		}
+	}
+	return nil, false, fmt.Errorf("there is no node %s", m.Node)
+}
+
+// isOn reports whether the directory of a PersistentVolume is on a node, or else the name of its node as it is known.
+func isOn(pv *corev1.PersistentVolume, here *corev1.Node, only bool) (is bool, node string) {
+	owner := pv.Annotations[provisioner.Identity]
+	if pv.Spec.NodeAffinity == nil || pv.Spec.NodeAffinity.Required == nil {
+		// As the single-node provisioner makes them.
+		return owner == here.Name || owner == "" && only, owner
+	}
+	var others []string
+	for _, term := range pv.Spec.NodeAffinity.Required.NodeSelectorTerms {
+		matches := len(term.MatchExpressions) > 0 && len(term.MatchFields) == 0
+		for _, r := range term.MatchExpressions {
+			if r.Operator != corev1.NodeSelectorOpIn || !slices.Contains(r.Values, here.Labels[r.Key]) {
+				matches, others = false, append(others, r.Values...)
+			}
+		}
+		if matches {
+			return true, here.Name
+		}
+	}
+	return false, strings.Join(others, ",")
+}
+
+// pathOf is the directory of a PersistentVolume that can be migrated; empty for others.
+func pathOf(pv *corev1.PersistentVolume) string {
+	switch {
+	case pv.Spec.HostPath != nil:
+		return pv.Spec.HostPath.Path
+	case pv.Spec.Local != nil:
+		return pv.Spec.Local.Path
+	}
+	return ""
+}
+
+// handle is the name of the directory as a volume of the driver: its own, or that of the PersistentVolume where
+// local-path made a name that is too long.
+func handle(pv *corev1.PersistentVolume) string {
+	name := filepath.Base(pathOf(pv))
+	if _, err := volume.ParseID(name); err != nil {
+		return pv.Name
+	}
+	return name
+}
+
+// check finds all that would stop a migration that has not begun, and completes what is to be saved.
+func (m *migration) check(ctx context.Context, s *saved) error {
+	if s.missing != nil {
+		return fmt.Errorf("the claim of the PersistentVolume is gone: %w", s.missing)
+	}
+	problems := append(s.checkObjects(), m.checkOwner(s), m.checkOthers(ctx, s), m.checkServed(ctx, s))
+	h := s.handover(csi)
+	err := h.Check()
+	problems = append(problems, err)
+	if err != nil {
+		return errors.Join(problems...)
+	}
+	where, err := h.Find()
+	if err != nil {
+		return errors.Join(append(problems, err)...)
+	}
+	request := s.Claim.Spec.Resources.Requests[corev1.ResourceStorage]
+	promised, err := h.Promise(request.Value())
+	s.Recorded, s.Bytes = where.From.Recorded, max(where.From.Bytes, promised)
+	return errors.Join(append(problems, err)...)
+}
+
+// checkOwner refuses what no known provisioner made, and paths that nobody has said may be moved.
+func (m *migration) checkOwner(s *saved) error {
+	by := s.Volume.Annotations[provisioner.ProvisionedBy]
+	if !slices.Contains(provisioners, by) {
+		return fmt.Errorf("it was made by %q, and can be migrated only if it is of one of %s", by, strings.Join(provisioners, ", "))
+	}
+	path := pathOf(s.Volume)
+	if !filepath.IsAbs(path) || filepath.Clean(path) != path {
+		return fmt.Errorf("path %q is not clean", path)
+	}
+	if s.From.Directory != s.To.Directory && !slices.Contains(m.From, s.From.Directory) {
+		return fmt.Errorf("path %s is not a directory in the pool %s, nor in one that --from-dir names", path, s.To.Directory)
+	}
+	return nil
+}
+
+// checkObjects finds in the objects what would stop the migration, or would not be the same after it.
+func (s *saved) checkObjects() (problems []error) {
+	refuse := func(is bool, format string, args ...any) {
+		if is {
+			problems = append(problems, fmt.Errorf(format, args...))
+		}
+	}
+	pv, claim := s.Volume, s.Claim
+	refuse(pv.Status.Phase != corev1.VolumeBound || claim.Status.Phase != corev1.ClaimBound || pv.Spec.ClaimRef.UID != claim.UID || claim.Spec.VolumeName != pv.Name,
+		"the claim and the PersistentVolume are not bound to each other (%s, %s)", claim.Status.Phase, pv.Status.Phase)
+	refuse(pv.DeletionTimestamp != nil || claim.DeletionTimestamp != nil, "it is being deleted")
+	refuse(pv.Spec.VolumeMode != nil && *pv.Spec.VolumeMode != corev1.PersistentVolumeFilesystem, "it is a block volume")
+	refuse(len(pv.Spec.MountOptions) > 0, "the PersistentVolume has mountOptions %q, which had no effect and would have one", pv.Spec.MountOptions)
+	for _, finalizer := range slices.Concat(pv.Finalizers, claim.Finalizers) {
+		refuse(!slices.Contains(ours, finalizer), "it has the finalizer %s, whose owner would have to agree to its deletion", finalizer)
+	}
+	return problems
+}
+
+// checkOthers refuses a directory that another PersistentVolume has too.
+func (m *migration) checkOthers(ctx context.Context, s *saved) error {
+	volumes, err := m.client.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return err
+	}
+	here, only, err := m.node(ctx)
+	if err != nil {
+		return err
+	}
+	for i := range volumes.Items {
+		other := &volumes.Items[i]
+		if on, _ := isOn(other, here, only); other.Name != s.Volume.Name && on && pathOf(other) == pathOf(s.Volume) {
+			return fmt.Errorf("PersistentVolume %s has the same directory", other.Name)
+		}
+		if c := other.Spec.CSI; c != nil && c.Driver == s.Driver && c.VolumeHandle == s.To.Name {
+			return fmt.Errorf("PersistentVolume %s has the volume handle %s already", other.Name, s.To.Name)
+		}
+	}
+	return nil
+}
+
+// checkServed refuses a pool that a provisioner from before CSI serves too: each would clean up what the other makes.
+func (m *migration) checkServed(ctx context.Context, s *saved) error {
+	pods, err := m.client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + m.Node})
+	if err != nil {
+		return err
+	}
+	for _, pod := range pods.Items {
+		for _, container := range pod.Spec.Containers {
+			serves := slices.ContainsFunc(container.Env, func(e corev1.EnvVar) bool {
+				return e.Name == "PV_DIR" && filepath.Clean(e.Value) == s.To.Directory
+			})
+			if serves && pod.Spec.NodeName == m.Node {
+				return fmt.Errorf("pod %s/%s has PV_DIR=%s, so that two programs serve this pool: delete its DaemonSet or Deployment first", pod.Namespace, pod.Name, s.To.Directory)
+			}
+		}
+	}
+	return nil
+}
+
+// summarize says what there was besides the claims that were listed.
+func (m *migration) summarize(found choice, failed int) {
+	m.print("%d claims on node %s, %d stopped\n", len(found.here), m.Node, failed)
+	for _, node := range slices.Sorted(maps.Keys(found.elsewhere)) {
+		if node == "" {
+			m.print("%d claims whose PersistentVolumes do not say on which node they are\n", found.elsewhere[node])
+			continue
+		}
+		m.print("%d claims on node %s: run the command there\n", found.elsewhere[node], node)
+	}
+	for _, name := range found.missing {
+		if m.Undo {
+			m.print("claim %s: no migration of it is saved on this node\n", name)
+			continue
+		}
+		m.print("claim %s: no volume of it on this node can be migrated\n", name)
+	}
+	if !m.Apply {
+		m.print("nothing was changed; --apply does it\n")
+	}
+}

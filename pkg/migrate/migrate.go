@@ -1,0 +1,189 @@
+// Package migrate turns PersistentVolumes of the provisioners from before CSI, and of rancher's local-path, into ones
+// of the CSI driver, on the same directory. It runs on the node of the directories.
+//
+// A volume is migrated in steps (step.go), each of which can be repeated. What has been done is not kept: before each
+// step it is read from the file with the old objects, from the cluster and from the disk. So a run that was ended
+// anywhere is continued by the next one, forward or back.
+package migrate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"k8s.io/client-go/kubernetes"
+
+	"kubevirt.io/hostpath-provisioner/pkg/driver/client"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
+)
+
+// A Config is what a user says of one run.
+type Config struct {
+	// Node is the name of the Node object that this process runs on.
+	Node string
+	// Pools are those of the driver on this node, of which the names and paths count.
+	Pools []poolconfig.Pool
+	// From are directories, besides the pool, whose children may be moved into the pool. Absolute and clean.
+	From []string
+	// Class is the StorageClass of the new objects, which says the pool.
+	Class string
+	// Directory has the files with the old objects.
+	Directory string
+	Chosen    Chosen
+	// Apply has the steps done, and not only listed; Undo goes back to the old objects.
+	Apply, Undo bool
+	// Steps is how many steps are done for each claim in this run; 0 for all.
+	Steps int
+	// Timeout is how long is waited for the cluster in one step.
+	Timeout time.Duration
+}
+
+func (c Config) want() form {
+	if c.Undo {
+		return plain
+	}
+	return csi
+}
+
+// Driver is the driver on this node.
+type Driver interface {
+	Name(ctx context.Context) (string, error)
+	Available(ctx context.Context, parameters map[string]string) (int64, error)
+	Volume(ctx context.Context, id volume.ID) (client.Volume, error)
+}
+
+// A migration is one run.
+type migration struct {
+	Config
+	client kubernetes.Interface
+	driver Driver
+	out    io.Writer
+	saved  *dir.Dir // nil if there is no such directory yet
+	target target
+}
+
+// errStopped reports claims that could not be migrated; the output says which and why.
+var errStopped = errors.New("not all of the chosen claims can be migrated")
+
+// Run lists what is to be done for the chosen claims and what would stop it, and does it if Config.Apply is set.
+func Run(ctx context.Context, config Config, client kubernetes.Interface, driver Driver, out io.Writer) error {
+	m := &migration{Config: config, client: client, driver: driver, out: out}
+	unlock, err := m.openSaved(ctx)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if m.target, err = m.findTarget(ctx); err != nil {
+		return err
+	}
+	chosen, err := m.choose(ctx)
+	if err != nil {
+		return err
+	}
+	failed := 0
+	for _, c := range chosen.here {
+		if err := m.one(ctx, c); err != nil {
+			failed++
+			m.print("  stopped: %v\n", err)
+		}
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+	}
+	m.summarize(chosen, failed)
+	// What has nothing to go back to is where it should be.
+	if failed > 0 || len(chosen.missing) > 0 && !m.Undo {
+		return errStopped
+	}
+	return nil
+}
+
+func (m *migration) print(format string, args ...any) { fmt.Fprintf(m.out, format, args...) }
+
+// one lists the steps of a claim, or does them.
+func (m *migration) one(ctx context.Context, s *saved) error {
+	m.print("%s (PersistentVolume %s, %s)\n", s.claimName(), s.Volume.Name, s.From)
+	var problems error
+	if !s.onDisk {
+		problems = m.check(ctx, s)
+	}
+	now, err := m.observe(ctx, s)
+	if err != nil {
+		return errors.Join(problems, err)
+	}
+	if problems != nil {
+		_, err := next(m.want(), now.seen)
+		return errors.Join(problems, err)
+	}
+	if s.Finished && now.volume == absent && !m.Undo {
+		m.print("  migrated, and deleted since; %s is not needed any more\n", s.file())
+		return nil
+	}
+	if !m.Apply {
+		steps, err := plan(m.want(), now.seen)
+		for _, step := range steps {
+			m.print("  %s\n", m.describe(step, s))
+		}
+		if len(steps) == 0 && err == nil {
+			m.print("  nothing to do\n")
+		}
+		return err
+	}
+	return m.carryOut(ctx, s)
+}
+
+// pause is how long is waited before the cluster is asked again.
+const pause = 500 * time.Millisecond
+
+// carryOut does one step after the other until nothing is left to do.
+func (m *migration) carryOut(ctx context.Context, s *saved) error {
+	var waiting step
+	var since time.Time
+	for done := 0; ; {
+		now, err := m.observe(ctx, s)
+		if err != nil {
+			return err
+		}
+		step, err := next(m.want(), now.seen)
+		if err != nil || step == nothing {
+			return err
+		}
+		if m.Steps > 0 && done == m.Steps {
+			m.print("  stopped after %d steps; repeat the command to go on\n", done)
+			return nil
+		}
+		if !step.waits() {
+			m.print("  %s\n", m.describe(step, s))
+			if err := m.do(ctx, step, s, now); err != nil {
+				return err
+			}
+			done++
+			continue
+		}
+		if step != waiting {
+			waiting, since = step, time.Now()
+			m.print("  %s\n", m.describe(step, s))
+		}
+		if time.Since(since) > m.Timeout {
+			return fmt.Errorf("%s: not within %v (%s); repeat the command when it can go on", m.describe(step, s), m.Timeout, now.seen)
+		}
+		if err := sleep(ctx, pause); err != nil {
+			return err
+		}
+	}
+}
+
+func sleep(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-timer.C:
+		return nil
+	}
+}

@@ -1,0 +1,485 @@
+package migrate
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+
+	"kubevirt.io/hostpath-provisioner/pkg/driver/client"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind/bindtest"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/label/labeltest"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop/looptest"
+	"kubevirt.io/hostpath-provisioner/pkg/pool"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
+	"kubevirt.io/hostpath-provisioner/pkg/provisioner"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
+	"kubevirt.io/hostpath-provisioner/test/must"
+)
+
+const (
+	driverName = "kubevirt.io.hostpath-provisioner"
+	pvName     = "pvc-11111111-2222-3333-4444-555555555555"
+)
+
+// A rig is a node with real directories: the pool "local" of the driver, and beside it the directory of a provisioner.
+// The API server is the client library's stand-in, which binds and deletes at once. What a real one does with
+// finalizers and preconditions is asked in test/cluster.
+type rig struct {
+	*testing.T
+	config Config
+	client *fake.Clientset
+	driver Driver
+	output bytes.Buffer
+}
+
+// A driver has one pool.
+type driver struct{ set *pool.Set }
+
+func (driver) Name(context.Context) (string, error) { return driverName, nil }
+
+func (d driver) Available(_ context.Context, parameters map[string]string) (int64, error) {
+	name, err := volume.ParsePoolName(parameters["storagePool"])
+	if err != nil {
+		return 0, err
+	}
+	return d.set.Capacity(name, false)
+}
+
+func (d driver) Volume(ctx context.Context, id volume.ID) (client.Volume, error) {
+	v, err := d.set.Volume(ctx, id)
+	return client.Volume{
+		Context:  map[string]string{"storagePool": v.Pool.String()},
+		Segments: []map[string]string{{"topology.hostpath.csi/node": "node-a"}},
+	}, err
+}
+
+// serve starts a process that serves a pool until the test ends.
+func serve(t *testing.T, name, path string) *pool.Set {
+	t.Helper()
+	configs := parsePools(t, name, path)
+	node, err := volume.ParseNodeID("node-a")
+	must.Succeed(t, err)
+	dev, err := dir.Open(t.TempDir())
+	must.Succeed(t, err)
+	loops := looptest.NewFake(dev)
+	set := pool.Start(configs, pool.Options{Node: node, Mounts: &bindtest.Fake{}, Labels: &labeltest.Fake{}, Devices: loops, Dev: dev, Log: logr.Discard()})
+	t.Cleanup(func() {
+		must.Succeed(t, set.Close(context.WithoutCancel(t.Context())))
+		must.Succeed(t, errors.Join(loops.Close(), dev.Close()))
+	})
+	must.Succeed(t, set.Wait(t.Context()))
+	return set
+}
+
+func parsePools(t *testing.T, name, path string) []poolconfig.Pool {
+	t.Helper()
+	configs, err := poolconfig.Parse(fmt.Sprintf(`[{"name":%q,"path":%q,"enforcement":"none"}]`, name, path), "/")
+	must.Succeed(t, err)
+	return configs
+}
+
+// newRig has one volume of the provisioner, in the directory that is given, below root.
+func newRig(t *testing.T, directory string, changes ...func(*corev1.PersistentVolume, *corev1.PersistentVolumeClaim)) *rig {
+	t.Helper()
+	root := t.TempDir()
+	pools, from := filepath.Join(root, "pool"), filepath.Join(root, directory)
+	r := &rig{T: t, driver: driver{serve(t, "local", pools)}, config: Config{
+		Node: "node-a", Pools: parsePools(t, "local", pools), From: []string{filepath.Join(root, "old")}, Class: "hostpath-csi",
+		Directory: filepath.Join(root, "saved"), Chosen: Chosen{All: true}, Timeout: time.Minute,
+	}}
+	pv, claim := pair(filepath.Join(from, pvName))
+	for _, change := range changes {
+		change(pv, claim)
+	}
+	must.Succeed(t, os.MkdirAll(pathOf(pv), 0o777))
+	must.Succeed(t, os.WriteFile(filepath.Join(pathOf(pv), "data"), []byte("kept"), 0o600))
+	r.client = fake.NewClientset(pv, claim,
+		&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-a", Labels: map[string]string{corev1.LabelHostname: "host-a"}}},
+		&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-b"}},
+		&storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: "hostpath-csi"}, Provisioner: driverName, Parameters: map[string]string{"storagePool": "local"}},
+	)
+	r.control()
+	return r
+}
+
+// control has claims bound to the PersistentVolumes that are made for them, as the controllers do.
+func (r *rig) control() {
+	made := 0
+	r.client.PrependReactor("create", "*", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		made++
+		action.(clienttesting.CreateAction).GetObject().(metav1.Object).SetUID(types.UID(fmt.Sprintf("uid-%d", made)))
+		return false, nil, nil
+	})
+	volumes, claims := corev1.SchemeGroupVersion.WithResource("persistentvolumes"), corev1.SchemeGroupVersion.WithResource("persistentvolumeclaims")
+	r.client.PrependReactor("get", "persistentvolumes", func(clienttesting.Action) (bool, runtime.Object, error) {
+		v, errV := r.client.Tracker().Get(volumes, "", pvName)
+		c, errC := r.client.Tracker().Get(claims, "space", "data")
+		if errV != nil || errC != nil {
+			return false, nil, nil //nolint:nilerr // there is nothing to bind
+		}
+		pv, claim := v.(*corev1.PersistentVolume), c.(*corev1.PersistentVolumeClaim)
+		if ref := pv.Spec.ClaimRef; ref.UID == "" || ref.UID == claim.UID && claim.Status.Phase != corev1.ClaimBound {
+			ref.UID, pv.Status.Phase, claim.Status.Phase = claim.UID, corev1.VolumeBound, corev1.ClaimBound
+			err := errors.Join(r.client.Tracker().Update(volumes, pv, ""), r.client.Tracker().Update(claims, claim, "space"))
+			return err != nil, nil, err
+		}
+		return false, nil, nil
+	})
+}
+
+// pair is what the provisioner makes.
+func pair(path string) (*corev1.PersistentVolume, *corev1.PersistentVolumeClaim) {
+	class, size := "hostpath-provisioner", corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1000001")}
+	meta := func(name string, annotations map[string]string) metav1.ObjectMeta {
+		annotations["example.com/note"] = "stays"
+		return metav1.ObjectMeta{
+			Name: name, UID: types.UID(name + "-uid"), Labels: map[string]string{"app": "db"}, Annotations: annotations,
+			OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "ConfigMap", Name: "owner", UID: "owner-uid"}},
+		}
+	}
+	claim := &corev1.PersistentVolumeClaim{
+		ObjectMeta: meta("data", map[string]string{bindCompleted: "yes", provisioner.StorageProvisioner: provisioner.PerNodeName}),
+		Spec: corev1.PersistentVolumeClaimSpec{
+			AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteMany}, StorageClassName: &class, VolumeName: pvName,
+			Resources: corev1.VolumeResourceRequirements{Requests: size},
+		},
+		Status: corev1.PersistentVolumeClaimStatus{Phase: corev1.ClaimBound},
+	}
+	claim.Namespace = "space"
+	pv := &corev1.PersistentVolume{
+		ObjectMeta: meta(pvName, map[string]string{provisioner.ProvisionedBy: provisioner.PerNodeName, provisioner.Identity: "node-a"}),
+		Spec: corev1.PersistentVolumeSpec{
+			// As the provisioner of KubeVirt says: that of the disk.
+			Capacity:    corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Ti")},
+			AccessModes: claim.Spec.AccessModes, PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimDelete, StorageClassName: class,
+			ClaimRef:               &corev1.ObjectReference{APIVersion: "v1", Kind: "PersistentVolumeClaim", Namespace: "space", Name: "data", UID: claim.UID},
+			PersistentVolumeSource: corev1.PersistentVolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: path}},
+			NodeAffinity:           affinity([]map[string]string{{corev1.LabelHostname: "host-a"}}),
+		},
+		Status: corev1.PersistentVolumeStatus{Phase: corev1.VolumeBound},
+	}
+	pv.Finalizers = []string{volumeProtection, provisionerFinalizer}
+	return pv, claim
+}
+
+// run runs the command once.
+func (r *rig) run(change func(*Config)) error {
+	c := r.config
+	change(&c)
+	return Run(r.Context(), c, r.client, r.driver, &r.output)
+}
+
+func apply(c *Config) { c.Apply = true }
+func undo(c *Config)  { c.Apply, c.Undo = true, true }
+
+func (r *rig) objects() (*corev1.PersistentVolume, *corev1.PersistentVolumeClaim) {
+	r.Helper()
+	pv, err := r.client.CoreV1().PersistentVolumes().Get(r.Context(), pvName, metav1.GetOptions{})
+	must.Succeed(r.T, err)
+	claim, err := r.client.CoreV1().PersistentVolumeClaims("space").Get(r.Context(), "data", metav1.GetOptions{})
+	must.Succeed(r.T, err)
+	return pv, claim
+}
+
+// wantCSI checks everything that a migration makes.
+func (r *rig) wantCSI() {
+	r.Helper()
+	pv, claim := r.objects()
+	if claim.Status.Phase != corev1.ClaimBound || *claim.Spec.StorageClassName != "hostpath-csi" || pv.Spec.StorageClassName != "hostpath-csi" {
+		r.Errorf("claim %s, of classes %s and %s", claim.Status.Phase, *claim.Spec.StorageClassName, pv.Spec.StorageClassName)
+	}
+	if pv.Spec.CSI == nil || pv.Spec.CSI.Driver != driverName || pv.Spec.CSI.VolumeHandle != pvName || pv.Spec.PersistentVolumeReclaimPolicy != corev1.PersistentVolumeReclaimDelete {
+		r.Errorf("PersistentVolume %+v", pv.Spec)
+	}
+	if pv.Annotations[provisioner.ProvisionedBy] != driverName || claim.Annotations[provisioner.StorageProvisioner] != "" {
+		r.Errorf("annotations %v and %v", pv.Annotations, claim.Annotations)
+	}
+	if got := pv.Spec.AccessModes; len(got) != 1 || got[0] != corev1.ReadWriteMany {
+		r.Errorf("access modes %v", got)
+	}
+	if pv.Spec.NodeAffinity.Required.NodeSelectorTerms[0].MatchExpressions[0].Key != "topology.hostpath.csi/node" {
+		r.Errorf("affinity %v", pv.Spec.NodeAffinity)
+	}
+	for _, meta := range []metav1.ObjectMeta{pv.ObjectMeta, claim.ObjectMeta} {
+		if meta.Labels["app"] != "db" || meta.Annotations["example.com/note"] != "stays" || len(meta.OwnerReferences) != 1 {
+			r.Errorf("%s lost labels, annotations or owners: %+v", meta.Name, meta)
+		}
+	}
+	r.wantData(filepath.Join(r.config.Pools[0].Path, pvName))
+	id, err := volume.ParseID(pvName)
+	must.Succeed(r.T, err)
+	v, err := r.driver.(driver).set.Volume(r.Context(), id)
+	if capacity := pv.Spec.Capacity.Storage().Value(); err != nil || v.Bytes != 1003520 || capacity != v.Bytes {
+		r.Errorf("the driver reports %+v (%v), the PersistentVolume has %d", v, err, capacity)
+	}
+}
+
+func (r *rig) wantData(directory string) {
+	r.Helper()
+	if data, err := os.ReadFile(filepath.Join(directory, "data")); err != nil || string(data) != "kept" {
+		r.Errorf("data %q (%v)", data, err)
+	}
+}
+
+// wantPlain checks that everything is as it was.
+func (r *rig) wantPlain(pv *corev1.PersistentVolume, claim *corev1.PersistentVolumeClaim) {
+	r.Helper()
+	gotPV, gotClaim := r.objects()
+	pv, claim = pv.DeepCopy(), claim.DeepCopy()
+	delete(claim.Annotations, bindCompleted) // the controller's, which is not here
+	claim.UID, pv.UID, pv.Spec.ClaimRef.UID, pv.Finalizers = gotClaim.UID, gotPV.UID, gotClaim.UID, nil
+	claim.ResourceVersion, pv.ResourceVersion, gotPV.Finalizers = gotClaim.ResourceVersion, gotPV.ResourceVersion, nil
+	delete(gotClaim.Annotations, bindCompleted)
+	gotPV.Status, gotClaim.Status = pv.Status, claim.Status
+	gotPV.TypeMeta, gotClaim.TypeMeta = pv.TypeMeta, claim.TypeMeta
+	gotPV.ManagedFields, gotClaim.ManagedFields, pv.ManagedFields, claim.ManagedFields = nil, nil, nil, nil
+	if diff := cmp.Diff(pv, gotPV) + cmp.Diff(claim, gotClaim); diff != "" {
+		r.Error(diff)
+	}
+	r.wantData(pathOf(pv))
+	if left, err := filepath.Glob(filepath.Join(r.config.Directory, "*.json")); err != nil || len(left) > 0 {
+		r.Errorf("left: %v (%v)", left, err)
+	}
+}
+
+// records are those of a directory.
+func records(directory string) []string {
+	found, _ := filepath.Glob(filepath.Join(directory, ".hostpath-provisioner/volumes/*"))
+	return found
+}
+
+// Each run is ended after some steps, and the next goes on, or back.
+func TestStopAfterEachStep(t *testing.T) {
+	for _, directory := range []string{"old", "pool"} {
+		t.Run(directory, func(t *testing.T) {
+			r := newRig(t, directory)
+			pv, claim := r.objects()
+			for steps := 1; ; steps++ {
+				r.output.Reset()
+				must.Succeed(t, r.run(func(c *Config) { c.Apply, c.Steps = true, steps }))
+				complete := !strings.Contains(r.output.String(), "stopped after")
+				must.Succeed(t, r.run(undo))
+				r.wantPlain(pv, claim)
+				if left := records(r.config.Pools[0].Path); len(left) > 0 {
+					t.Errorf("records %v", left)
+				}
+				must.Succeed(t, r.run(apply))
+				r.wantCSI()
+				must.Succeed(t, r.run(func(c *Config) { undo(c); c.Steps = steps }))
+				must.Succeed(t, r.run(apply))
+				r.wantCSI()
+				must.Succeed(t, r.run(undo))
+				if t.Failed() || steps > 20 {
+					t.Fatalf("with %d steps a run:\n%s", steps, r.output.String())
+				}
+				if complete {
+					return
+				}
+			}
+		})
+	}
+}
+
+func TestDryRunChangesNothing(t *testing.T) {
+	r := newRig(t, "old")
+	pv, claim := r.objects()
+	must.Succeed(t, r.run(func(*Config) {}))
+	for _, words := range []string{"space/data (PersistentVolume " + pvName, "save both objects", "Retain", "rename " + pathOf(pv) + " to ",
+		"(1003520 bytes)", "StorageClass hostpath-csi", "back to Delete", "1 claims on node node-a, 0 stopped", "nothing was changed"} {
+		if !strings.Contains(r.output.String(), words) {
+			t.Errorf("%q is missing in:\n%s", words, r.output.String())
+		}
+	}
+	for _, action := range r.client.Actions() {
+		if verb := action.GetVerb(); verb != "get" && verb != "list" {
+			t.Errorf("%s of %s", verb, action.GetResource().Resource)
+		}
+	}
+	r.wantPlain(pv, claim)
+}
+
+func TestRefused(t *testing.T) {
+	type objects = func(*corev1.PersistentVolume, *corev1.PersistentVolumeClaim)
+	pod := func(phase corev1.PodPhase) *corev1.Pod {
+		return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "space", Name: "user"}, Status: corev1.PodStatus{Phase: phase},
+			Spec: corev1.PodSpec{NodeName: "node-a", Volumes: []corev1.Volume{{VolumeSource: corev1.VolumeSource{
+				PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "data"}}}}}}
+	}
+	tests := map[string]struct {
+		objects objects
+		rig     func(*rig) error
+		want    string
+	}{
+		"a pod uses the claim": {nil, func(r *rig) error { return r.client.Tracker().Add(pod(corev1.PodRunning)) }, "in use by pod user"},
+		"a pod waits for it":   {nil, func(r *rig) error { return r.client.Tracker().Add(pod(corev1.PodPending)) }, "in use by pod user"},
+		"of nobody known": {func(pv *corev1.PersistentVolume, _ *corev1.PersistentVolumeClaim) {
+			delete(pv.Annotations, provisioner.ProvisionedBy)
+		}, choosing, `made by ""`},
+		"another directory": {nil, func(r *rig) error { r.config.From = nil; return nil }, "nor in one that --from-dir names"},
+		"not bound": {func(pv *corev1.PersistentVolume, _ *corev1.PersistentVolumeClaim) {
+			pv.Status.Phase = corev1.VolumeReleased
+		}, nil, "not bound to each other"},
+		"a foreign finalizer": {func(_ *corev1.PersistentVolume, c *corev1.PersistentVolumeClaim) {
+			c.Finalizers = []string{"example.com/backup"}
+		}, nil, "finalizer example.com/backup"},
+		"mount options": {func(pv *corev1.PersistentVolume, _ *corev1.PersistentVolumeClaim) {
+			pv.Spec.MountOptions = []string{"noatime"}
+		}, nil, "mountOptions"},
+		"the directory is gone": {nil, func(r *rig) error { return os.RemoveAll(r.path()) }, "is not a directory"},
+		"the name is taken":     {nil, func(r *rig) error { return os.Mkdir(filepath.Join(r.config.Pools[0].Path, pvName), 0o700) }, "is there already"},
+		"another volume has it": {nil, func(r *rig) error {
+			pv, _ := r.objects()
+			pv.Name = "other"
+			return r.client.Tracker().Add(pv)
+		}, "PersistentVolume other has the same directory"},
+		"the driver is away":   {nil, func(r *rig) error { r.driver = away{}; return nil }, "ask the driver"},
+		"another pool's class": {nil, func(r *rig) error { r.config.Class = "none"; return nil }, `"none" not found`},
+		"a claim that is not here": {nil, func(r *rig) error {
+			r.config.Chosen = Chosen{Claims: []types.NamespacedName{{Namespace: "space", Name: "else"}}}
+			return nil
+		},
+			"claim space/else: no volume"},
+		"two programs in one pool": {nil, func(r *rig) error {
+			p := pod(corev1.PodRunning)
+			p.Spec.Volumes, p.Spec.Containers = nil, []corev1.Container{{Env: []corev1.EnvVar{{Name: "PV_DIR", Value: r.config.Pools[0].Path}}}}
+			return r.client.Tracker().Add(p)
+		}, "two programs serve this pool"},
+	}
+	for title, tt := range tests {
+		t.Run(title, func(t *testing.T) {
+			var changes []objects
+			if tt.objects != nil {
+				changes = append(changes, tt.objects)
+			}
+			r := newRig(t, "old", changes...)
+			if tt.rig != nil {
+				must.Succeed(t, tt.rig(r))
+			}
+			err := r.run(apply)
+			if said := fmt.Sprint(r.output.String(), err); err == nil || !strings.Contains(said, tt.want) {
+				t.Errorf("%v, without %q:\n%s", err, tt.want, r.output.String())
+			}
+			if left, _ := filepath.Glob(filepath.Join(r.config.Directory, "*.json")); len(left) > 0 {
+				t.Errorf("it was begun: %v", left)
+			}
+			for _, action := range r.client.Actions() {
+				if verb := action.GetVerb(); verb != "get" && verb != "list" {
+					t.Errorf("%s of %s", verb, action.GetResource().Resource)
+				}
+			}
+		})
+	}
+}
+
+func choosing(r *rig) error {
+	r.config.Chosen = Chosen{Claims: []types.NamespacedName{{Namespace: "space", Name: "data"}}}
+	return nil
+}
+
+func (r *rig) path() string {
+	pv, _ := r.objects()
+	return pathOf(pv)
+}
+
+type away struct{ Driver }
+
+func (away) Name(context.Context) (string, error) { return "", errors.New("no such file") }
+
+// A local volume of rancher's provisioner has a name that is too long for the driver.
+func TestLocalPath(t *testing.T) {
+	long := pvName + "_space_" + strings.Repeat("n", 200)
+	r := newRig(t, "pool", func(pv *corev1.PersistentVolume, _ *corev1.PersistentVolumeClaim) {
+		path := filepath.Join(filepath.Dir(pathOf(pv)), long)
+		pv.Annotations[provisioner.ProvisionedBy] = "rancher.io/local-path"
+		pv.Spec.PersistentVolumeSource = corev1.PersistentVolumeSource{Local: &corev1.LocalVolumeSource{Path: path}}
+	})
+	pv, claim := r.objects()
+	must.Succeed(t, r.run(apply))
+	r.wantCSI()
+	must.Succeed(t, r.run(undo))
+	r.wantPlain(pv, claim)
+}
+
+// The record of the provisioner's own pool goes along, and comes back, with the size that it has by then.
+func TestTheRecordGoesAlong(t *testing.T) {
+	r := newRig(t, "old")
+	old := filepath.Dir(r.path())
+	serve(t, "provisioner", old)
+	h := pool.Handover{From: pool.Place{Directory: old, Name: pvName}, To: pool.Place{Directory: old, Name: pvName}}
+	must.Succeed(t, h.Record(1003520))
+	written, err := os.ReadFile(records(old)[0])
+	must.Succeed(t, err)
+	must.Succeed(t, r.run(apply))
+	r.wantCSI()
+	if left := records(old); len(left) > 0 {
+		t.Errorf("left: %v", left)
+	}
+	moved, err := os.ReadFile(records(r.config.Pools[0].Path)[0])
+	if err != nil || !bytes.Equal(moved, written) {
+		t.Errorf("%s (%v), was %s", moved, err, written)
+	}
+	must.Succeed(t, r.run(undo))
+	if back, err := os.ReadFile(records(old)[0]); err != nil || !bytes.Equal(back, written) || len(records(r.config.Pools[0].Path)) > 0 {
+		t.Errorf("%s (%v), was %s", back, err, written)
+	}
+}
+
+func TestAnotherNodesVolumesAreNamed(t *testing.T) {
+	r := newRig(t, "old", func(pv *corev1.PersistentVolume, _ *corev1.PersistentVolumeClaim) {
+		pv.Spec.NodeAffinity = affinity([]map[string]string{{corev1.LabelHostname: "host-b"}})
+	})
+	must.Succeed(t, r.run(apply))
+	if !strings.Contains(r.output.String(), "1 claims on node host-b: run the command there") {
+		t.Error(r.output.String())
+	}
+}
+
+// A claim that somebody else makes meanwhile is not taken for one's own.
+func TestAForeignClaimStopsIt(t *testing.T) {
+	r := newRig(t, "old")
+	must.Succeed(t, r.run(func(c *Config) { c.Apply, c.Steps = true, 4 })) // both objects are deleted
+	_, claim := pair(r.config.From[0])
+	claim.Spec.VolumeName = ""
+	_, err := r.client.CoreV1().PersistentVolumeClaims("space").Create(t.Context(), claim, metav1.CreateOptions{})
+	must.Succeed(t, err)
+	if err := r.run(apply); err == nil || !strings.Contains(r.output.String(), "somebody else made it") {
+		t.Errorf("%v\n%s", err, r.output.String())
+	}
+	must.Succeed(t, r.client.CoreV1().PersistentVolumeClaims("space").Delete(t.Context(), "data", metav1.DeleteOptions{}))
+	must.Succeed(t, r.run(apply))
+	r.wantCSI()
+}
+
+func TestAVolumeThatWasDeletedAfterItsMigration(t *testing.T) {
+	r := newRig(t, "old")
+	must.Succeed(t, r.run(apply))
+	must.Succeed(t, r.client.CoreV1().PersistentVolumeClaims("space").Delete(t.Context(), "data", metav1.DeleteOptions{}))
+	must.Succeed(t, r.client.CoreV1().PersistentVolumes().Delete(t.Context(), pvName, metav1.DeleteOptions{}))
+	// And there is another claim of its name.
+	_, claim := pair(r.config.From[0])
+	claim.Spec.VolumeName = "pvc-other"
+	_, err := r.client.CoreV1().PersistentVolumeClaims("space").Create(t.Context(), claim, metav1.CreateOptions{})
+	must.Succeed(t, err)
+	must.Succeed(t, r.run(apply))
+	if !strings.Contains(r.output.String(), "migrated, and deleted since") {
+		t.Error(r.output.String())
+	}
+}
