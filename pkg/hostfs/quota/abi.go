@@ -46,6 +46,20 @@ type diskQuota struct {
 
 func (q diskQuota) limited() bool { return q.BlockHard|q.BlockSoft|q.InodeHard|q.InodeSoft != 0 }
 
+// without has no limit that is a default: such a one says nothing of the project.
+func (q diskQuota) without(defaults diskQuota) diskQuota {
+	clear := func(limit *uint64, unset uint64) {
+		if *limit == unset {
+			*limit = 0
+		}
+	}
+	clear(&q.BlockHard, defaults.BlockHard)
+	clear(&q.BlockSoft, defaults.BlockSoft)
+	clear(&q.InodeHard, defaults.InodeHard)
+	clear(&q.InodeSoft, defaults.InodeSoft)
+	return q
+}
+
 // unused reports a limit whose project has no files: a directory with the project id
 // counts as at least one inode.
 func (q diskQuota) unused() bool { return q.limited() && q.Blocks|q.Inodes == 0 }

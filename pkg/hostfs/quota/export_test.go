@@ -21,3 +21,6 @@ func Ioctl[T any](t testing.TB, d *dir.Dir, request uintptr, arg *T) {
 		t.Fatalf("ioctl %#x on %s: %v", request, d, err)
 	}
 }
+
+// SetDefaultLimit sets the limit of project 0, which on XFS is the default of all projects.
+func SetDefaultLimit(d *dir.Dir, l Limit) error { return newControl().set(d, 0, l) }

@@ -80,12 +80,16 @@ func (p projects) Kind() Kind { return p.kind }
 func (p projects) Make(parent *dir.Dir, name string) (*dir.Dir, error) { return parent.Make(name) }
 
 func (p projects) NewID(fs *dir.Dir, from ID, taken func(ID) bool) (ID, error) {
+	defaults, err := p.defaults(fs)
+	if err != nil {
+		return 0, err
+	}
 	id, err := freeID(max(from, FirstID), func(id ID) (bool, error) {
 		if taken(id) {
 			return false, nil
 		}
 		q, err := p.control.get(fs, id)
-		return err == nil && !q.limited() && q.Blocks|q.Inodes == 0, err
+		return err == nil && !q.without(defaults).limited() && q.Blocks|q.Inodes == 0, err
 	})
 	if errors.Is(err, ErrNoID) {
 		err = fmt.Errorf("%w: %d to %d are in use on %s", ErrNoID, FirstID, LastID, fs)
@@ -131,6 +135,19 @@ func firstFree(from, end ID, free func(ID) (bool, error)) (ID, error) {
 	return 0, nil
 }
 
+// defaults are the limits that XFS gives a project which has none, each time its usage changes
+// (xfs_qm_adjust_dqlimits): those of project 0.
+func (p projects) defaults(d *dir.Dir) (diskQuota, error) {
+	if p.kind != XFS {
+		return diskQuota{}, nil
+	}
+	return p.control.get(d, 0)
+}
+
+// noLimit is what is set where a default would take the place of none: more blocks, and more
+// inodes, than any filesystem has.
+const noLimit = 1 << 50
+
 func (p projects) Limit(d *dir.Dir, id ID, l Limit) error {
 	if err := checkProject(id); err != nil {
 		return fmt.Errorf("limit %s: %w", d, err)
@@ -141,20 +158,31 @@ func (p projects) Limit(d *dir.Dir, id ID, l Limit) error {
 	}
 	// Set the id first: if the rest fails or is interrupted, IDOf finds it.
 	given, err := giveID(d, id)
-	if given {
-		err = p.checkAlone(d, id)
+	if err != nil {
+		return err
+	}
+	defaults, err := p.defaults(d)
+	if err == nil && given {
+		err = p.checkAlone(d, id, defaults)
 	}
 	if err != nil {
 		return err
 	}
-	return p.control.set(d, id, Limit{Bytes: bytes, Inodes: l.Inodes})
+	has := Limit{Bytes: bytes, Inodes: l.Inodes}
+	if has.Bytes == 0 && defaults.BlockHard|defaults.BlockSoft != 0 {
+		has.Bytes = noLimit * quotaBlock
+	}
+	if has.Inodes == 0 && defaults.InodeHard|defaults.InodeSoft != 0 {
+		has.Inodes = noLimit
+	}
+	return p.control.set(d, id, has)
 }
 
 // checkAlone takes the id that a directory was just given off again and answers ErrTaken if something else is counted
 // by it: another process had NewID answer the same. Of two directories the later one, at least, finds both counted.
-func (p projects) checkAlone(d *dir.Dir, id ID) error {
+func (p projects) checkAlone(d *dir.Dir, id ID, defaults diskQuota) error {
 	q, err := p.control.get(d, id)
-	if err == nil && !q.limited() && q.Inodes == 1 {
+	if err == nil && !q.without(defaults).limited() && q.Inodes == 1 {
 		return nil
 	}
 	if err == nil {
@@ -210,6 +238,12 @@ func (p projects) Usage(d *dir.Dir, id ID) (Usage, error) {
 		return Usage{}, fmt.Errorf("read the usage of %s: %w", d, err)
 	}
 	q, err := p.control.get(d, id)
+	if q.BlockHard >= noLimit {
+		q.BlockHard = 0
+	}
+	if q.InodeHard >= noLimit {
+		q.InodeHard = 0
+	}
 	return Usage{
 		Limit:  Limit{Bytes: int64(q.BlockHard * quotaBlock), Inodes: int64(q.InodeHard)},
 		Bytes:  int64(q.Blocks * quotaBlock),

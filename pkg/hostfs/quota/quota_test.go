@@ -396,6 +396,53 @@ func TestRemoveTree_otherProjects(t *testing.T) {
 	}
 }
 
+// On XFS an administrator can set limits for all projects that have none.
+func TestLimit_defaultOfProjects(t *testing.T) {
+	testenv.NeedRoot(t)
+	path := mountedByTheMachine()["xfs"]
+	if path == "" {
+		t.Skip("the virtual machine of make test-kernel has such a filesystem")
+	}
+	s := (&filesystem{name: "xfs"}).subject(t, path)
+	must.Succeed(t, quota.SetDefaultLimit(s.Root, quota.Limit{Bytes: 1 << 20, Inodes: 10}))
+	t.Cleanup(func() { must.Succeed(t, quota.SetDefaultLimit(s.Root, quota.Limit{})) })
+	d, err := s.Make(s.Root, "a")
+	must.Succeed(t, err)
+	defer func() { must.Succeed(t, d.Close()) }()
+	id, err := s.NewID(s.Root, 0, func(quota.ID) bool { return false })
+	must.Succeed(t, err)
+	want := quota.Limit{Bytes: 64 << 20}
+	must.Succeed(t, s.Limit(d, id, want))
+	for i := range 20 {
+		must.Succeed(t, os.WriteFile(filepath.Join(d.HandlePath(), strconv.Itoa(i)), make([]byte, 1<<20), 0o600))
+	}
+	must.Succeed(t, unix.Syncfs(s.Root.Fd()))
+	if usage, err := s.Usage(d, id); usage.Limit != want || err != nil {
+		t.Errorf("the volume has %+v, %v; want the limit %+v", usage, err, want)
+	}
+	must.Succeed(t, s.Limit(d, id, quota.Limit{}))
+	must.Succeed(t, os.WriteFile(filepath.Join(d.HandlePath(), "more"), make([]byte, 8<<20), 0o600))
+	if usage, err := s.Usage(d, id); usage.Limit != (quota.Limit{}) || err != nil {
+		t.Errorf("without a limit it has %+v, %v", usage, err)
+	}
+	must.Succeed(t, s.Root.RemoveTree(t.Context(), "a", func(ctx context.Context) error { return ctx.Err() }))
+	must.Succeed(t, d.Close())
+	d, err = s.Make(s.Root, "b")
+	must.Succeed(t, err)
+	deadline := time.Now().Add(10 * time.Second)
+	for {
+		must.Succeed(t, s.Release(s.Root, id))
+		again, err := s.NewID(s.Root, id, func(quota.ID) bool { return false })
+		must.Succeed(t, err)
+		if again == id {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("the id %d of a removed volume is not given again, but %d", id, again)
+		}
+	}
+}
+
 func BenchmarkFacility(b *testing.B) {
 	testenv.NeedRoot(b)
 	for _, fs := range filesystems() {
