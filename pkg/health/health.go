@@ -26,8 +26,10 @@ const (
 	FileShort        Reason = "file_short"
 	LimitDiffers     Reason = "limit_differs"
 	LimitOff         Reason = "limit_off"
-	NoSpace          Reason = "no_space"
-	NoInodes         Reason = "no_inodes"
+	// OutsideLimit is a volume in which its users made what is not limited.
+	OutsideLimit Reason = "outside_limit"
+	NoSpace      Reason = "no_space"
+	NoInodes     Reason = "no_inodes"
 	// InlineUnpublished is a volume that its pod has left behind.
 	InlineUnpublished Reason = "inline_unpublished"
 	// FilesystemErrors may be long past, or concern other volumes: whatever is known of
@@ -39,7 +41,7 @@ const (
 func Reasons() []Reason {
 	return []Reason{
 		PoolNotServing, RecordUnreadable, DirectoryMissing, ReadFailed, ReadOnly,
-		FileShort, LimitDiffers, LimitOff, NoSpace, NoInodes, InlineUnpublished, FilesystemErrors,
+		FileShort, LimitDiffers, LimitOff, OutsideLimit, NoSpace, NoInodes, InlineUnpublished, FilesystemErrors,
 	}
 }
 
@@ -68,6 +70,8 @@ type Facts struct {
 	Short bool
 	// LimitDiffers: the limit that the kernel keeps is not what was promised.
 	LimitDiffers bool
+	// Outside is how many subvolumes its users made in it that are not in its limit.
+	Outside int
 	// LimitOff is what kept the size when the volume was made and does so no more;
 	// empty if that is not so.
 	LimitOff string
@@ -100,6 +104,8 @@ func (f Facts) Condition() Condition {
 		return abnormal(LimitDiffers, "the kernel's limit is missing or is not what was promised")
 	case f.LimitOff != "":
 		return abnormal(LimitOff, "the size was limited by the quotas of %s, which the pool does not have now", f.LimitOff)
+	case f.Outside > 0:
+		return abnormal(OutsideLimit, "%d subvolumes that were made in the volume are outside its limit, and can fill the pool", f.Outside)
 	case f.full():
 		return abnormal(NoSpace, "no space is left")
 	case f.InodesCounted && f.FreeInodes == 0:

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"kubevirt.io/hostpath-provisioner/pkg/health"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
@@ -46,6 +47,13 @@ func TestVolumeLifecycleOnBtrfs(t *testing.T) {
 		must(t, err)
 		if s := stats.Space; s.SizeBytes != 64*mib || s.UsedBytes < 32*mib || s.UsedBytes > 33*mib {
 			t.Errorf("space %+v, want 32 MiB of 64 in use", s)
+		}
+		nested := b.path("pool", "pvc-1", "nested")
+		if out, err := exec.CommandContext(t.Context(), "btrfs", "subvolume", "create", nested).CombinedOutput(); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		if c := b.volume("pvc-1").Condition; c.Reason != health.OutsideLimit {
+			t.Errorf("with a subvolume of its user the volume is %+v, want the reason %s", c, health.OutsideLimit)
 		}
 		must(t, b.unpublish("pvc-1", "a"))
 		b.restart(local)

@@ -226,6 +226,38 @@ func (s *subvolumes) Usage(d *dir.Dir, id ID) (Usage, error) {
 	return usage, nil
 }
 
+func (s *subvolumes) Outside(d *dir.Dir) (int, error) {
+	own, err := s.IDOf(d)
+	if err != nil || own == 0 {
+		return 0, err
+	}
+	var nested rootRefArgs
+	err = ioctl.Do(d, btrfsRootRef, &nested)
+	if err != nil && !errors.Is(err, unix.EOVERFLOW) {
+		return 0, fmt.Errorf("list the subvolumes in %s: %w", d, err)
+	}
+	group, grouped := s.group(own)
+	if !grouped {
+		return int(nested.Count), nil
+	}
+	outside := 0
+	for _, ref := range nested.Refs[:nested.Count] {
+		found, err := search(d, searchKey{
+			Tree:      quotaTree,
+			MinObject: ref.Tree, MaxObject: ref.Tree,
+			MinType: qgroupRelation, MaxType: qgroupRelation,
+			MinOffset: uint64(group), MaxOffset: uint64(group),
+		})
+		if err != nil {
+			return 0, fmt.Errorf("read the groups of subvolume %d in %s: %w", ref.Tree, d, err)
+		}
+		if found == nil {
+			outside++
+		}
+	}
+	return outside, nil
+}
+
 func (*subvolumes) IDOf(d *dir.Dir) (ID, error) {
 	inode, err := d.ID()
 	if err != nil || inode.Ino != ioctl.SubvolumeRoot {

@@ -251,6 +251,8 @@ func (p projects) Usage(d *dir.Dir, id ID) (Usage, error) {
 	}, err
 }
 
+func (p projects) Outside(*dir.Dir) (int, error) { return 0, nil }
+
 func (p projects) IDOf(d *dir.Dir) (ID, error) {
 	attr, err := attrOf(d)
 	// A filesystem without project ids: no id.

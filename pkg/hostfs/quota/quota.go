@@ -116,6 +116,11 @@ type Facility interface {
 	// at a sync. Id 0 is as in Limit; otherwise d can be any directory.
 	Usage(d *dir.Dir, id ID) (Usage, error)
 
+	// Outside counts what lies directly in the directory and is not in its limit: subvolumes
+	// that its users made, on btrfs with ordinary quotas, or before simple ones were switched
+	// on. It counts at most 255, and none elsewhere.
+	Outside(d *dir.Dir) (int, error)
+
 	// IDOf returns the id of the directory, 0 if it has none.
 	IDOf(d *dir.Dir) (ID, error)
 

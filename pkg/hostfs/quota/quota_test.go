@@ -183,6 +183,31 @@ func enableQuotas(t testing.TB, d *dir.Dir, command uint64) {
 	}
 }
 
+func TestNestedSubvolume_ordinaryQuotas(t *testing.T) {
+	testenv.NeedRoot(t)
+	testenv.NeedPrograms(t, "btrfs")
+	root := open(t, btrfs(t, enable))
+	facility, err := quota.Detect(root)
+	must.Succeed(t, err)
+	d, err := facility.Make(root, "volume")
+	must.Succeed(t, err)
+	defer func() { must.Succeed(t, d.Close()) }()
+	wantOutside(t, facility, d, 0)
+	must.Succeed(t, os.Mkdir(d.String()+"/directory", 0o755))
+	run(t, "btrfs", "-q", "subvolume", "create", d.String()+"/directory/nested")
+	run(t, "btrfs", "-q", "subvolume", "create", d.String()+"/nested")
+	wantOutside(t, facility, d, 2)
+	directory := open(t, d.String()+"/directory")
+	wantOutside(t, facility, directory, 0)
+}
+
+func wantOutside(t *testing.T, facility quota.Facility, d *dir.Dir, want int) {
+	t.Helper()
+	if got, err := facility.Outside(d); got != want || err != nil {
+		t.Errorf("%d subvolumes are outside the limit of %s, %v; want %d", got, d, err, want)
+	}
+}
+
 // Whoever can write to a subvolume can make another in it. With simple quotas that is limited
 // with it.
 func TestNestedSubvolume_simpleQuotas(t *testing.T) {
@@ -198,6 +223,7 @@ func TestNestedSubvolume_simpleQuotas(t *testing.T) {
 	must.Succeed(t, err)
 	own, err := facility.IDOf(d)
 	must.Succeed(t, err)
+	run(t, "btrfs", "-q", "subvolume", "create", d.String()+"/before")
 	// As an earlier version of the driver limited it: by the subvolume's own qgroup.
 	run(t, "btrfs", "qgroup", "limit", "16M", d.String())
 	if usage, err := facility.Usage(d, own); usage.Limit.Bytes != 0 || err != nil {
@@ -208,6 +234,7 @@ func TestNestedSubvolume_simpleQuotas(t *testing.T) {
 	}
 	nested := d.String() + "/nested"
 	run(t, "btrfs", "-q", "subvolume", "create", nested)
+	wantOutside(t, facility, d, 1) // the one from before
 	err = os.WriteFile(nested+"/file", make([]byte, 32<<20), 0o600)
 	if err == nil {
 		err = unix.Syncfs(root.Fd())

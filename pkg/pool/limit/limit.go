@@ -360,6 +360,9 @@ func (k *Keeper) Usage(d *dir.Dir, c ledger.Card) (quota.Usage, error) {
 	return k.facility.Usage(d, c.QuotaID())
 }
 
+// Outside counts what users made in a volume that its limit does not include.
+func (k *Keeper) Outside(d *dir.Dir) (int, error) { return k.facility.Outside(d) }
+
 // Counted is what the kernel counts for any directory, and by which id; an id of 0 if it does
 // not, or cannot be asked.
 func (k *Keeper) Counted(d *dir.Dir) (usage quota.Usage, id quota.ID, ok bool) {

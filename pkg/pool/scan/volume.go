@@ -64,6 +64,9 @@ func (p *Pool) Measure(id volume.ID, d *dir.Dir, e store.Entry, whole dir.Space)
 		switch {
 		case err == nil:
 			facts.LimitDiffers, facts.IO = p.limitDiffers(id, d, c, usage.Limit)
+			if facts.IO == nil {
+				facts.Outside, facts.IO = p.Keeper.Outside(d)
+			}
 		case errors.Is(err, quota.ErrPlain): // as a backup brings it back
 			facts.LimitDiffers = true
 		default:

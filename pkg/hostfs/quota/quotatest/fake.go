@@ -165,6 +165,9 @@ func (f *Fake) Usage(d *dir.Dir, id quota.ID) (quota.Usage, error) {
 	return usage, nil
 }
 
+// Outside is 0: nobody makes subvolumes in a fake.
+func (f *Fake) Outside(*dir.Dir) (int, error) { return 0, nil }
+
 // IDOf is quota.Facility.IDOf.
 func (f *Fake) IDOf(d *dir.Dir) (quota.ID, error) {
 	f.mu.Lock()
