@@ -5,7 +5,6 @@
 package blocks
 
 import (
-	"os"
 	"testing"
 
 	"kubevirt.io/hostpath-provisioner/test/drivertest"
@@ -67,31 +66,19 @@ const poolBytes = 1 << 30
 
 // filesystems are those that this kernel has.
 func filesystems() []filesystem {
-	if !guest() {
+	if !testenv.Guest() {
 		return []filesystem{
 			{"xfs", onLoop("xfs"), "auto"},
 			{"ext4", onLoop("ext4"), "auto"},
 			{"btrfs enforced", onCountingBtrfs, "required"},
 		}
 	}
-	disk := func(name string) func(*testing.T) string {
-		return func(t *testing.T) string {
-			t.Helper()
-			path := os.Getenv(name)
-			if path == "" {
-				t.Fatalf("$HOSTPATH_KERNEL is set, but $%s is not", name)
-			}
-			return path
-		}
-	}
+	disk := testenv.GuestDisk
 	return []filesystem{
 		{"xfs enforced", disk("HOSTPATH_KERNEL_XFS"), "required"},
 		{"ext4 enforced", disk("HOSTPATH_KERNEL_EXT4"), "required"},
 	}
 }
-
-// guest reports whether this is the guest of test/cmd/kernel, whose processor may be emulated.
-func guest() bool { return os.Getenv("HOSTPATH_KERNEL") != "" }
 
 func onLoop(kind string) func(*testing.T) string {
 	return func(t *testing.T) string { return testenv.LoopFS(t, kind, poolBytes) }

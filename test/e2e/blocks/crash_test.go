@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"kubevirt.io/hostpath-provisioner/test/testenv"
 	"kubevirt.io/hostpath-provisioner/test/testenv/mountns"
 )
 
@@ -28,7 +29,7 @@ type volume struct {
 func crashesAnywhere(b *bench) {
 	const seed = 4
 	allowed := 12 * time.Second
-	if guest() {
+	if testenv.Guest() {
 		allowed = 25 * time.Second
 	}
 	if testing.Short() {

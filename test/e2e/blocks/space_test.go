@@ -9,6 +9,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
 // fillUp has others use all that is free outside the pool, and returns what gives it
@@ -109,7 +111,7 @@ func takesWhatIsWritten(b *bench) {
 // be. The filesystem keeps track of them within the volume's limit.
 func takesWritesInAnyOrder(b *bench) {
 	size := int64(64 * mib)
-	if testing.Short() && guest() {
+	if testing.Short() && testenv.Guest() {
 		size = 16 * mib
 	}
 	b.create("disk", size)

@@ -108,7 +108,7 @@ func (w *world) attacks(step int, variants []scenario) (all []attack) {
 		all = append(all, attack{v, step, well})
 	}
 	switch alternating := variants[step%len(variants)]; {
-	case !guest():
+	case !testenv.Guest():
 		all = append(all, attack{alternating, step, oneByOne})
 	case w.steps%4 == 0:
 		all = append(all, attack{alternating, step, oneByOther})

@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"kubevirt.io/hostpath-provisioner/test/must"
+	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
 var update = flag.Bool("update", false, "write testdata/steps from what the driver does now")
@@ -44,7 +45,7 @@ func openGolden(t *testing.T, name string) *golden {
 		got:  make(map[string]string),
 	}
 	if *update {
-		if guest() {
+		if testenv.Guest() {
 			g.path = filepath.Join("/out", filepath.Base(g.path))
 		}
 		return g

@@ -32,7 +32,7 @@ func poweredFilesystems() []powered {
 	xfs := powered{"xfs", []string{"mkfs.xfs", "-q"}, "", false}
 	// What ext4 has left to do after mkfs.ext4 it would do meanwhile, for minutes.
 	ext4 := powered{"ext4", []string{"mkfs.ext4", "-q", "-F", "-E", "lazy_itable_init=0,lazy_journal_init=0"}, "", false}
-	if guest() {
+	if testenv.Guest() {
 		xfs.options, xfs.enforced = "prjquota,", true
 		ext4.options, ext4.enforced = "prjquota,", true
 		ext4.format = append(ext4.format, "-O", "quota,project", "-E", "quotatype=prjquota,lazy_itable_init=0,lazy_journal_init=0")
@@ -57,7 +57,7 @@ type loss struct {
 func TestPowerLoss(t *testing.T) {
 	driver := drivertest.Built(t)
 	sample := 19 // with -short, one of so many
-	if guest() {
+	if testenv.Guest() {
 		sample = 31
 	}
 	for _, fs := range poweredFilesystems() {
@@ -99,7 +99,7 @@ func (r *recorder) record(p place, driver string) {
 	r.bytes = d.Bytes
 	mountImage(r.T, r.fs.kind, r.fs.options, d.Path, func(mounted string) {
 		if r.fs.kind == "btrfs" {
-			enableQuotas(r.T, mounted)
+			must.Succeed(r, loopfs.SwitchQuotasOn(r.Context(), mounted))
 		}
 		p.mounted = mounted
 		w := newEmptyWorld(r.T, p, driver, filepath.Join(mounted, "pool"))

@@ -113,8 +113,8 @@ const (
 
 func places() []place {
 	both, mountOnly, blockOnly := []bool{mountMode, blockMode}, []bool{mountMode}, []bool{blockMode}
-	if guest() {
-		xfs, ext4 := onDisk("HOSTPATH_KERNEL_XFS"), onDisk("HOSTPATH_KERNEL_EXT4")
+	if testenv.Guest() {
+		xfs, ext4 := testenv.GuestDisk("HOSTPATH_KERNEL_XFS"), testenv.GuestDisk("HOSTPATH_KERNEL_EXT4")
 		all := []place{
 			{name: "xfs with limits", kind: quota.XFS, enforced: true, mount: xfs, modes: both, every: 11},
 			{name: "ext4 with limits", kind: quota.Ext4, enforced: true, mount: ext4, modes: both, every: 17},
@@ -128,7 +128,7 @@ func places() []place {
 		return all
 	}
 	return []place{
-		{name: "btrfs with limits", kind: quota.Btrfs, enforced: true, mount: countingBtrfs, modes: both, every: 1},
+		{name: "btrfs with limits", kind: quota.Btrfs, enforced: true, mount: func(t *testing.T) string { return testenv.CountingBtrfs(t, 1<<30) }, modes: both, every: 1},
 		{name: "ext4", mount: onLoop("ext4"), modes: both, every: 7},
 		{name: "xfs thin", thin: true, mount: onLoop("xfs"), modes: blockOnly, every: 7},
 		{name: "ext4 shared", shared: true, mount: onLoop("ext4"), modes: both, every: 7},

@@ -6,6 +6,7 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/test/drivertest"
 	"kubevirt.io/hostpath-provisioner/test/must"
+	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
 // The first start of all makes the pool. Killed in whatever it does, it leaves something
@@ -28,7 +29,7 @@ func TestCrashDuringFirstStart(t *testing.T) {
 			steps := w.startKnown(firstStart)
 			w.wantNewPool()
 			every := 1
-			if testing.Short() && (i > 0 || guest()) && !*update {
+			if testing.Short() && (i > 0 || testenv.Guest()) && !*update {
 				every = 3 * p.every
 			}
 			for n := 1; n <= steps; n += every {

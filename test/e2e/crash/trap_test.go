@@ -3,10 +3,12 @@ package crash
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"sync"
 	"syscall"
 	"testing"
@@ -15,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubevirt.io/hostpath-provisioner/test/must"
+	"kubevirt.io/hostpath-provisioner/test/testenv/seccomp"
 )
 
 // Variables that make this program the launcher of the driver: the socket that gets the
@@ -49,44 +52,12 @@ func launch(socket string) error {
 	return syscall.Exec(driver, append([]string{driver}, os.Args[1:]...), os.Environ())
 }
 
-// machines are how seccomp_data names the architecture of a call.
-var machines = map[string]uint32{"amd64": unix.AUDIT_ARCH_X86_64, "arm64": unix.AUDIT_ARCH_AARCH64}
-
-// install has this thread notify of the calls that are trapped. Without no_new_privs,
-// which would keep SELinux from its transitions, that needs CAP_SYS_ADMIN.
+// install has this thread notify of the calls that are trapped.
 func install() (listener int, err error) {
-	const (
-		load    = unix.BPF_LD | unix.BPF_W | unix.BPF_ABS
-		equal   = unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K
-		answer  = unix.BPF_RET | unix.BPF_K
-		offNr   = 0 // of struct seccomp_data
-		offArch = 4
-	)
-	machine, known := machines[runtime.GOARCH]
-	if !known {
-		return 0, fmt.Errorf("system calls of %s cannot be known", runtime.GOARCH)
-	}
-	program := []unix.SockFilter{
-		{Code: load, K: offArch},
-		{Code: equal, Jt: 1, K: machine},
-		{Code: answer, K: unix.SECCOMP_RET_KILL_PROCESS}, // it would get by unseen
-		{Code: load, K: offNr},
-	}
-	for number := range trapped {
-		program = append(program,
-			unix.SockFilter{Code: equal, Jf: 1, K: uint32(number)},
-			unix.SockFilter{Code: answer, K: unix.SECCOMP_RET_USER_NOTIF})
-	}
-	program = append(program, unix.SockFilter{Code: answer, K: unix.SECCOMP_RET_ALLOW})
-	filter := unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]}
 	// Once a notification is received no other signal than SIGKILL interrupts the call
 	// (Linux 5.19): it would be made anew, and counted twice.
-	fd, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER,
-		unix.SECCOMP_FILTER_FLAG_NEW_LISTENER|unix.SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV, uintptr(unsafe.Pointer(&filter)))
-	if errno != 0 {
-		return 0, fmt.Errorf("install a seccomp filter with a listener: %w", errno)
-	}
-	return int(fd), nil
+	return seccomp.Install(slices.Collect(maps.Keys(trapped)), unix.SECCOMP_RET_USER_NOTIF,
+		unix.SECCOMP_FILTER_FLAG_NEW_LISTENER|unix.SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV)
 }
 
 // A notification is struct seccomp_notif: a thread waits before a call.

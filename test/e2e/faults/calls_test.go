@@ -16,13 +16,14 @@ import (
 	"google.golang.org/grpc/status"
 
 	"kubevirt.io/hostpath-provisioner/test/drivertest"
+	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
 // bound is what any call may take during a fault. The driver finds a hang within 15
 // seconds: that of its check every 10, and the 5 after which one that gets no answer counts.
 // The rest is for machines that are slow.
 func bound() time.Duration {
-	if guest() {
+	if testenv.Guest() {
 		return 3 * time.Minute
 	}
 	return time.Minute

@@ -6,7 +6,6 @@
 package faults
 
 import (
-	"os"
 	"testing"
 
 	"kubevirt.io/hostpath-provisioner/test/testenv"
@@ -18,10 +17,6 @@ const (
 	kib = 1 << 10
 	mib = 1 << 20
 )
-
-// guest reports whether this is the guest of test/cmd/kernel, whose processor may be emulated, and
-// where XFS and ext4 have quotas.
-func guest() bool { return os.Getenv("HOSTPATH_KERNEL") != "" }
 
 // unlessShort is for tests that wait for most of a minute.
 func unlessShort(t *testing.T) {
@@ -44,7 +39,7 @@ type filesystem struct {
 // has quotas on XFS or ext4.
 func someFilesystems(few int) []filesystem {
 	all := filesystems()
-	if testing.Short() && !guest() {
+	if testing.Short() && !testenv.Guest() {
 		return all[:min(few, len(all))]
 	}
 	return all
@@ -54,7 +49,7 @@ func someFilesystems(few int) []filesystem {
 func filesystems() []filesystem {
 	// What ext4 has left to do after mkfs.ext4 it would do meanwhile.
 	const eager = "lazy_itable_init=0,lazy_journal_init=0"
-	if guest() {
+	if testenv.Guest() {
 		quota := []string{"prjquota"}
 		return []filesystem{
 			{kind: "xfs", bytes: 320 * mib, options: quota, enforced: true},

@@ -150,7 +150,7 @@ func TestStopWithHangingDisk(t *testing.T) {
 // A filesystem that answers nothing at all, not even what is read from memory elsewhere,
 // holds nobody but its own pool: not before that was noticed, and not the driver's end.
 func TestHangingFilesystem(t *testing.T) {
-	if guest() {
+	if testenv.Guest() {
 		unlessShort(t) // what hangs is of no kind: the host has it
 	}
 	driver := drivertest.Built(t)

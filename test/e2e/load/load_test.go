@@ -7,7 +7,6 @@ import (
 	"flag"
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"testing"
 	"time"
 
@@ -35,19 +34,16 @@ func extentOfRun() extent {
 	if testing.Short() {
 		return extent{callers: 64, volumes: 640, warm: time.Second, during: 6 * time.Second, files: 20000}
 	}
-	if guest() {
+	if testenv.Guest() {
 		return extent{callers: 64, volumes: 640, warm: 10 * time.Second, during: time.Minute}
 	}
 	return extent{callers: 64, volumes: 10000, warm: 30 * time.Second, during: 5 * time.Minute, files: 100000}
 }
 
-// guest reports whether this is the guest of test/cmd/kernel, whose processor may be emulated.
-func guest() bool { return os.Getenv("HOSTPATH_KERNEL") != "" }
-
 func TestLoad(t *testing.T) {
 	program := drivertest.Built(t)
 	t.Run("many callers leave nothing", func(t *testing.T) { manyCallers(t, program) })
-	if guest() {
+	if testenv.Guest() {
 		return // what follows compares times, and takes many minutes there
 	}
 	t.Run("others go on while large volumes are erased", func(t *testing.T) { largeVolumes(t, program) })

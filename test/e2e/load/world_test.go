@@ -52,7 +52,7 @@ func newWorld(t *testing.T, program string, e extent) *world {
 	t.Cleanup(w.scraper.CloseIdleConnections)
 	const size = 16 << 30
 	enforcement := ""
-	if guest() {
+	if testenv.Guest() {
 		enforcement = "required"
 	}
 	pools := []drivertest.PoolConfig{
@@ -91,32 +91,19 @@ func newWorld(t *testing.T, program string, e extent) *world {
 // directories, and are smaller.
 func onXFS(t *testing.T, bytes int64) string {
 	t.Helper()
-	if guest() {
-		return onDisk(t, "HOSTPATH_KERNEL_XFS")
+	if testenv.Guest() {
+		return testenv.GuestDir(t, "HOSTPATH_KERNEL_XFS")
 	}
 	return testenv.LoopFS(t, "xfs", bytes)
 }
 
 func onExt4(t *testing.T, bytes int64) string {
 	t.Helper()
-	if guest() {
-		return onDisk(t, "HOSTPATH_KERNEL_EXT4")
+	if testenv.Guest() {
+		return testenv.GuestDir(t, "HOSTPATH_KERNEL_EXT4")
 	}
 	// What ext4 puts off at mkfs would be done during the test.
 	return testenv.LoopFS(t, "ext4", bytes, "noinit_itable")
-}
-
-// onDisk makes a directory on a disk of the guest.
-func onDisk(t *testing.T, variable string) string {
-	t.Helper()
-	disk := os.Getenv(variable)
-	if disk == "" {
-		t.Fatalf("$HOSTPATH_KERNEL is set, but $%s is not", variable)
-	}
-	path, err := os.MkdirTemp(disk, "load-") //nolint:usetesting // t.TempDir is on another filesystem
-	must.Succeed(t, err)
-	t.Cleanup(func() { must.Succeed(t, os.RemoveAll(path)) })
-	return path
 }
 
 // all has the clients do something, all of them at once. One that meets an answer that

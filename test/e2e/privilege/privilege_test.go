@@ -50,33 +50,18 @@ type place struct {
 
 // places are those that this kernel has.
 func places() []place {
-	if !guest() {
+	if !testenv.Guest() {
 		noSELinux := map[string]bool{"mounts below sys-fs": true}
 		return []place{
 			{name: "tmpfs", mount: func(t *testing.T) string { return testenv.Tmpfs(t, 256*mib) }, without: noSELinux},
 			{name: "btrfs", mount: func(t *testing.T) string { return testenv.CountingBtrfs(t, 1<<30) }, enforced: true, asks: serve, without: noSELinux},
 		}
 	}
-	disk := func(name string) func(*testing.T) string {
-		return func(t *testing.T) string { return variable(t, name) }
-	}
+	disk := testenv.GuestDisk
 	return []place{
 		{name: "xfs", mount: disk("HOSTPATH_KERNEL_XFS"), enforced: true, asks: create, selinux: true},
 		{name: "ext4", mount: disk("HOSTPATH_KERNEL_EXT4"), enforced: true, asks: create, selinux: true},
 	}
-}
-
-// guest reports whether this is the guest of test/cmd/kernel.
-func guest() bool { return os.Getenv("HOSTPATH_KERNEL") != "" }
-
-// variable is one that the guest has.
-func variable(t *testing.T, name string) string {
-	t.Helper()
-	value := os.Getenv(name)
-	if value == "" {
-		t.Fatalf("$HOSTPATH_KERNEL is set, but $%s is not", name)
-	}
-	return value
 }
 
 // A lack is what a container does not have of what is written down.
@@ -111,7 +96,7 @@ func lacks() []lack {
 			return ""
 		},
 	})
-	if guest() {
+	if testenv.Guest() {
 		return all // the others are the same on all filesystems
 	}
 	return append(all, lack{

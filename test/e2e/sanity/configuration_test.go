@@ -1,7 +1,6 @@
 package sanity
 
 import (
-	"os"
 	"testing"
 
 	"kubevirt.io/hostpath-provisioner/test/testenv"
@@ -20,7 +19,7 @@ type configuration struct {
 // configurations are all that this kernel can have. The host's may lack project
 // quotas; the guest of test/cmd/kernel has them on both of its disks.
 func configurations() []configuration {
-	if os.Getenv("HOSTPATH_KERNEL") != "" {
+	if testenv.Guest() {
 		return []configuration{
 			{"xfs enforced", "mount", "required", onDisk("HOSTPATH_KERNEL_XFS")},
 			{"xfs enforced", "block", "required", onDisk("HOSTPATH_KERNEL_XFS")},
@@ -38,25 +37,8 @@ func configurations() []configuration {
 	}
 }
 
-// onDisk makes a directory on the filesystem that a variable names.
 func onDisk(variable string) func(*testing.T) string {
-	return func(t *testing.T) string {
-		t.Helper()
-		mounted := os.Getenv(variable)
-		if mounted == "" {
-			t.Fatalf("$HOSTPATH_KERNEL is set, but $%s is not", variable)
-		}
-		path, err := os.MkdirTemp(mounted, "sanity-") //nolint:usetesting // t.TempDir is on one filesystem
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() {
-			if err := os.RemoveAll(path); err != nil {
-				t.Error(err)
-			}
-		})
-		return path
-	}
+	return func(t *testing.T) string { return testenv.GuestDir(t, variable) }
 }
 
 func onLoop(kind string) func(*testing.T) string {

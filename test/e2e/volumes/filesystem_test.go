@@ -1,7 +1,6 @@
 package volumes
 
 import (
-	"os"
 	"syscall"
 	"testing"
 
@@ -29,28 +28,13 @@ func (fs filesystem) slack() int64 { return 4 * fs.block }
 
 // filesystems are those that this kernel has.
 func filesystems() []filesystem {
-	if !guest() {
+	if !testenv.Guest() {
 		mount := func(t *testing.T) string { return testenv.CountingBtrfs(t, 4<<30) }
 		return []filesystem{{kind: quota.Btrfs, mount: mount, full: syscall.EDQUOT, block: 16 << 10}}
 	}
-	disk := func(name string) func(*testing.T) string {
-		return func(t *testing.T) string { return variable(t, name) }
-	}
+	disk := testenv.GuestDisk
 	return []filesystem{
 		{kind: quota.XFS, mount: disk("HOSTPATH_KERNEL_XFS"), full: syscall.ENOSPC, statfsTellsLimit: true, block: 4 << 10},
 		{kind: quota.Ext4, mount: disk("HOSTPATH_KERNEL_EXT4"), full: syscall.EDQUOT, rootIsExempt: true, statfsTellsLimit: true, block: 4 << 10},
 	}
-}
-
-// guest reports whether this is the guest of test/cmd/kernel.
-func guest() bool { return os.Getenv("HOSTPATH_KERNEL") != "" }
-
-// variable is one that the guest has.
-func variable(t *testing.T, name string) string {
-	t.Helper()
-	value := os.Getenv(name)
-	if value == "" {
-		t.Fatalf("$HOSTPATH_KERNEL is set, but $%s is not", name)
-	}
-	return value
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
+	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
 // manyVolumes makes ten thousand volumes. With -short there are fewer, which still make several
@@ -14,7 +15,7 @@ import (
 func manyVolumes(b *bench) {
 	count := 10000
 	switch {
-	case testing.Short() && guest():
+	case testing.Short() && testenv.Guest():
 		count = 300
 	case testing.Short():
 		count = 2000

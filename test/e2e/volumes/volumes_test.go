@@ -49,8 +49,8 @@ var confinement = []check{
 func TestVolumes(t *testing.T) {
 	driver := drivertest.Built(t)
 	all := checks
-	if guest() {
-		variable(t, "HOSTPATH_KERNEL_SELINUX")
+	if testenv.Guest() {
+		testenv.GuestVariable(t, "HOSTPATH_KERNEL_SELINUX")
 		all = append(confinement, all...)
 	}
 	for _, fs := range filesystems() {

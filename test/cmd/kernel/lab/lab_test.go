@@ -24,7 +24,7 @@ func TestMain(m *testing.M) { testenv.Main(m) }
 // that this one is run in the guest.
 func needGuest(t *testing.T) {
 	t.Helper()
-	if os.Getenv("HOSTPATH_KERNEL") == "" {
+	if !testenv.Guest() {
 		t.Skip("this is not the guest of test/cmd/kernel")
 	}
 }

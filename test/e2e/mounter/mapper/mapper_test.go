@@ -28,14 +28,10 @@ const (
 // program is where the guest has the mounter.
 func program(t *testing.T) string {
 	t.Helper()
-	if os.Getenv("HOSTPATH_KERNEL") == "" {
+	if !testenv.Guest() {
 		t.Skip("this is not the guest of test/cmd/kernel")
 	}
-	path := os.Getenv("POOL_MOUNTER")
-	if path == "" {
-		t.Fatal("$HOSTPATH_KERNEL is set, but $POOL_MOUNTER is not")
-	}
-	return path
+	return testenv.GuestVariable(t, "POOL_MOUNTER")
 }
 
 // backing is a loop device on a sparse file.
