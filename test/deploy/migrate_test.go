@@ -1,0 +1,85 @@
+package deploy_test
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+)
+
+const (
+	migrateDir       = "../../deploy/migrate"
+	migrateNamespace = "hostpath-migrate"
+)
+
+func TestMigrationObjects(t *testing.T) {
+	objs := render(t, migrateDir)
+	for _, o := range objs {
+		k, ok := kinds[o.APIVersion+" "+o.Kind]
+		if !ok {
+			t.Fatalf("%s of %s is not expected here", o.Kind, o.APIVersion)
+		}
+		if err := k.decode(o.yaml); err != nil {
+			t.Error(err)
+		}
+		if k.namespaced && o.Namespace != migrateNamespace {
+			t.Errorf("%s is in namespace %q", o, o.Namespace)
+		}
+	}
+	if ns := only[corev1.Namespace](t, objs, "Namespace"); ns.Labels["pod-security.kubernetes.io/enforce"] != "privileged" {
+		t.Errorf("the namespace has the labels %v", ns.Labels)
+	}
+}
+
+func TestMigrationRights(t *testing.T) {
+	objs := render(t, migrateDir)
+	want := map[right]bool{}
+	for resource, verbs := range map[string][]string{
+		"persistentvolumes":             {"get", "list", "create", "patch", "delete"},
+		"persistentvolumeclaims":        {"get", "create", "delete"},
+		"pods":                          {"list"},
+		"nodes":                         {"list"},
+		"storageclasses.storage.k8s.io": {"get"},
+	} {
+		for _, verb := range verbs {
+			want[right{resource, verb, true}] = true
+		}
+	}
+	if diff := cmp.Diff(want, rights(t, objs), cmp.AllowUnexported(right{})); diff != "" {
+		t.Errorf("(- want, + got):\n%s", diff)
+	}
+}
+
+// The plan that a pod writes into its log, and the commands in it, are for the driver that deploy/csi installs.
+func TestMigrationIsForTheDriverAsItIsInstalled(t *testing.T) {
+	pod := only[appsv1.DaemonSet](t, render(t, migrateDir), "DaemonSet").Spec.Template.Spec
+	c := pod.Containers[0]
+	want := corev1.Capabilities{Drop: []corev1.Capability{"ALL"}, Add: []corev1.Capability{"DAC_OVERRIDE", "FOWNER"}}
+	if diff := cmp.Diff(&want, c.SecurityContext.Capabilities); diff != "" || c.SecurityContext.Privileged != nil {
+		t.Errorf("the security context is %+v:\n%s", c.SecurityContext, diff)
+	}
+	if !slices.Equal(c.Args, []string{"migrate", "--all", "--stay"}) {
+		t.Errorf("it runs %q", c.Args)
+	}
+	driver := only[appsv1.DaemonSet](t, render(t, csiDir), "DaemonSet").Spec.Template.Spec
+	host := func(pod corev1.PodSpec, container corev1.Container, path string) string {
+		for _, m := range container.VolumeMounts {
+			for _, v := range pod.Volumes {
+				if m.MountPath == path && m.Name == v.Name && v.HostPath != nil {
+					return v.HostPath.Path
+				}
+			}
+		}
+		return ""
+	}
+	for _, path := range []string{"/csi", "/var/hpvolumes"} {
+		if got, want := host(pod, c, path), host(driver, driver.Containers[0], path); got == "" || got != want {
+			t.Errorf("%s is %q of the host, in the driver %q", path, got, want)
+		}
+	}
+	if host(pod, c, "/var/lib/hostpath-migrate") == "" {
+		t.Error("what is saved does not stay on the node")
+	}
+}
