@@ -115,6 +115,29 @@ func (s *subvolumes) Limit(d *dir.Dir, id ID, l Limit) error {
 	if err := errors.Join(s.limit(above, own, bytes), above.Close()); err != nil {
 		return fmt.Errorf("limit %s, subvolume %d, to %d bytes: %w", d, own, bytes, err)
 	}
+	if bytes == 0 {
+		return nil
+	}
+	return s.takeIn(d, own)
+}
+
+// takeIn puts subvolumes into the group of the one that they lie directly in: those that were
+// made before that had a group. What they hold counts at once, also if it is beyond the limit.
+func (s *subvolumes) takeIn(d *dir.Dir, own ID) error {
+	group, grouped := s.group(own)
+	if !grouped {
+		return nil
+	}
+	outside, err := s.outside(d, own)
+	if err != nil {
+		return err
+	}
+	for _, nested := range outside {
+		err := ioctl.Do(d, btrfsQgroupAssign, &qgroupAssignArgs{Assign: 1, From: uint64(nested), To: uint64(group)})
+		if err != nil && !errors.Is(err, unix.EEXIST) && !errors.Is(err, unix.ENOENT) { // ENOENT: removed meanwhile
+			return fmt.Errorf("take subvolume %d into the limit of %s: %w", nested, d, err)
+		}
+	}
 	return nil
 }
 
@@ -231,17 +254,23 @@ func (s *subvolumes) Outside(d *dir.Dir) (int, error) {
 	if err != nil || own == 0 {
 		return 0, err
 	}
+	outside, err := s.outside(d, own)
+	return len(outside), err
+}
+
+// outside are the subvolumes directly in one that are not in its group, or all where it has none.
+func (s *subvolumes) outside(d *dir.Dir, own ID) (outside []ID, err error) {
 	var nested rootRefArgs
 	err = ioctl.Do(d, btrfsRootRef, &nested)
 	if err != nil && !errors.Is(err, unix.EOVERFLOW) {
-		return 0, fmt.Errorf("list the subvolumes in %s: %w", d, err)
+		return nil, fmt.Errorf("list the subvolumes in %s: %w", d, err)
 	}
 	group, grouped := s.group(own)
-	if !grouped {
-		return int(nested.Count), nil
-	}
-	outside := 0
 	for _, ref := range nested.Refs[:nested.Count] {
+		if !grouped {
+			outside = append(outside, ID(ref.Tree))
+			continue
+		}
 		found, err := search(d, searchKey{
 			Tree:      quotaTree,
 			MinObject: ref.Tree, MaxObject: ref.Tree,
@@ -249,10 +278,10 @@ func (s *subvolumes) Outside(d *dir.Dir) (int, error) {
 			MinOffset: uint64(group), MaxOffset: uint64(group),
 		})
 		if err != nil {
-			return 0, fmt.Errorf("read the groups of subvolume %d in %s: %w", ref.Tree, d, err)
+			return nil, fmt.Errorf("read the groups of subvolume %d in %s: %w", ref.Tree, d, err)
 		}
 		if found == nil {
-			outside++
+			outside = append(outside, ID(ref.Tree))
 		}
 	}
 	return outside, nil
