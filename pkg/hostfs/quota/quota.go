@@ -8,8 +8,7 @@
 // by default). The kernel leaves two ways around a limit: the owner of a file can change
 // its project id, unless in a user namespace (FS_IOC_FSSETXATTR), and whoever can write
 // to a subvolume can create another in it, which has its own qgroup, unless quotas are
-// simple (Linux 6.7). So limits keep
-// volumes from filling the disk by accident, not by intent.
+// simple (Linux 6.7). So limits keep volumes from filling the disk by accident, not by intent.
 //
 // The package starts no child process. Constants of quotactl(2) and ioctl(2) that
 // x/sys/unix lacks are in abi.go, each with its header.
