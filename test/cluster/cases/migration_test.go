@@ -1,0 +1,173 @@
+package cases_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+const (
+	migrateOverlay   = "../overlay/migrate"
+	migrateNamespace = "hostpath-migrate"
+)
+
+// migrate runs the command on a node, as docs/migration.md has it, and returns what it says.
+func (s *scene) migrate(node string, args ...string) (string, error) {
+	s.Helper()
+	pods, err := c.Client.CoreV1().Pods(migrateNamespace).List(s.Context(), metav1.ListOptions{FieldSelector: "spec.nodeName=" + node})
+	if err != nil || len(pods.Items) != 1 {
+		s.Fatalf("%d pods on %s (%v)", len(pods.Items), node, err)
+	}
+	return s.exec(migrateNamespace, pods.Items[0].Name, "", append([]string{"/hostpath-provisioner", "migrate"}, args...)...)
+}
+
+func (s *scene) mustMigrate(node string, args ...string) string {
+	s.Helper()
+	out, err := s.migrate(node, args...)
+	if err != nil {
+		s.Fatalf("%q: %v\n%s", args, err, out)
+	}
+	return out
+}
+
+// migrateStepwise ends the process after each step, and starts it again until nothing is left to do.
+func (s *scene) migrateStepwise(node string, args ...string) (runs int) {
+	s.Helper()
+	for runs = 1; ; runs++ {
+		if out := s.mustMigrate(node, append(args, "--apply", "--steps=1")...); !strings.Contains(out, "stopped after") {
+			return runs
+		}
+		if runs > 20 {
+			s.Fatal("no end")
+		}
+	}
+}
+
+// wrote has a new pod append a line to a file of the claim, and returns the file.
+func (s *scene) wrote(claim, line string) string {
+	s.Helper()
+	s.pod("writer", with(claim, "/data"))
+	s.ready("writer")
+	out := s.mustRun("writer", "echo "+line+" >>/data/file; cat /data/file")
+	s.remove("writer")
+	return out
+}
+
+func labelled(claim *corev1.PersistentVolumeClaim) {
+	claim.Labels = map[string]string{"app": "db"}
+	claim.Annotations = map[string]string{"example.com/note": "stays"}
+}
+
+func TestMigrationToCSI(t *testing.T) {
+	s := begin(t)
+	s.install(perNode)
+	s.apply("-k", migrateOverlay)
+	s.provisioners(form{namespace: migrateNamespace}, len(c.Nodes), true)
+	s.provisioners(perNode, len(c.Nodes), true)
+
+	s.claim("data", "10Mi", ofClass("hostpath-provisioner"), labelled)
+	s.pod("user", with("data", "/data"))
+	s.ready("user")
+	s.mustRun("user", "echo before >/data/file")
+	old, node, directory := s.hostPath("data")
+	args := []string{"--claim=" + s.namespace + "/data"}
+	if out, err := s.migrate(node, append(args, "--apply")...); err == nil || !strings.Contains(out, "in use by pod user") {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	s.remove("user")
+	if out := s.mustMigrate(node, args...); !strings.Contains(out, "rename "+old.Spec.HostPath.Path+" to /var/plain/"+old.Name) {
+		t.Error(out)
+	}
+
+	t.Logf("migrated in %d runs", s.migrateStepwise(node, args...))
+	now := s.volume("data")
+	if now.Spec.CSI == nil || now.Spec.CSI.VolumeHandle != old.Name || now.Spec.PersistentVolumeReclaimPolicy != corev1.PersistentVolumeReclaimDelete {
+		t.Errorf("PersistentVolume %+v", now.Spec)
+	}
+	claim, err := c.Client.CoreV1().PersistentVolumeClaims(s.namespace).Get(t.Context(), "data", metav1.GetOptions{})
+	if err != nil || claim.Labels["app"] != "db" || claim.Annotations["example.com/note"] != "stays" || *claim.Spec.StorageClassName != "hostpath-csi-plain" {
+		t.Errorf("claim %+v (%v)", claim, err)
+	}
+	s.wantGone(directory)
+	if got := s.wrote("data", "between"); got != "before\nbetween\n" {
+		t.Errorf("the pod reads %q", got)
+	}
+
+	// Back, and there again in one run.
+	t.Logf("undone in %d runs", s.migrateStepwise(node, append(args, "--undo")...))
+	if back, at, path := s.hostPath("data"); back.Spec.HostPath.Path != old.Spec.HostPath.Path || at != node || path != directory {
+		t.Errorf("PersistentVolume %+v", back.Spec)
+	}
+	if got := s.wrote("data", "after"); got != "before\nbetween\nafter\n" {
+		t.Errorf("the pod reads %q", got)
+	}
+	s.mustMigrate(node, append(args, "--apply")...)
+	s.pod("user", with("data", "/data"))
+	s.ready("user")
+	if got := s.mustRun("user", "cat /data/file"); got != "before\nbetween\nafter\n" {
+		t.Errorf("the pod reads %q", got)
+	}
+	// It can do what volumes of the driver can, and the driver deletes it.
+	s.resize("data", "20Mi")
+	s.wantClaimSize("data", "20Mi")
+	s.remove("user")
+	s.removeClaim("data")
+}
+
+// Rancher's provisioner has a pool's directory as its own.
+func TestMigrationOfLocalPath(t *testing.T) {
+	s := begin(t)
+	s.apply("-k", migrateOverlay)
+	s.provisioners(form{namespace: migrateNamespace}, len(c.Nodes), true)
+	for i, source := range []string{"hostPath", "local"} {
+		name := fmt.Sprintf("pvc-22222222-2222-3333-4444-55555555555%d", i)
+		path := "/var/plain/" + name + "_" + s.namespace + "_" + strings.ToLower(source)
+		s.must(os.Mkdir(c.Nodes[nodeB].Disk(path), 0o777))
+		s.must(os.WriteFile(filepath.Join(c.Nodes[nodeB].Disk(path), "file"), []byte("before\n"), 0o644))
+		s.applyText(fmt.Sprintf(`
+apiVersion: v1
+kind: PersistentVolume
+metadata:
+  name: %[1]s
+  annotations: {pv.kubernetes.io/provisioned-by: rancher.io/local-path}
+spec:
+  capacity: {storage: 10Mi}
+  accessModes: [ReadWriteOnce]
+  persistentVolumeReclaimPolicy: Retain
+  storageClassName: local-path
+  %[2]s: {path: %[3]s}
+  claimRef: {apiVersion: v1, kind: PersistentVolumeClaim, namespace: %[4]s, name: %[5]s}
+  nodeAffinity:
+    required:
+      nodeSelectorTerms:
+      - matchExpressions: [{key: kubernetes.io/hostname, operator: In, values: [%[6]s]}]
+`, name, source, path, s.namespace, strings.ToLower(source), nodeB))
+		s.claim(strings.ToLower(source), "10Mi", ofClass("local-path"))
+	}
+	for _, claim := range []string{"hostpath", "local"} {
+		s.until("claim "+claim+" to be bound", func(ctx context.Context) (string, error) {
+			bound, err := c.Client.CoreV1().PersistentVolumeClaims(s.namespace).Get(ctx, claim, metav1.GetOptions{})
+			if err != nil || bound.Status.Phase == corev1.ClaimBound {
+				return "", err
+			}
+			return string(bound.Status.Phase), nil
+		})
+	}
+	if out := s.mustMigrate(nodeA, "--from-class=local-path", "--apply"); !strings.Contains(out, "2 claims on node "+nodeB) {
+		t.Error(out)
+	}
+	s.mustMigrate(nodeB, "--from-class=local-path", "--apply")
+	for _, claim := range []string{"hostpath", "local"} {
+		if got := s.wrote(claim, "after"); got != "before\nafter\n" {
+			t.Errorf("the pod reads %q", got)
+		}
+		s.kubectl("patch", "pv", s.volume(claim).Name, "--patch", `{"spec":{"persistentVolumeReclaimPolicy":"Delete"}}`)
+		s.removeClaim(claim)
+	}
+}
