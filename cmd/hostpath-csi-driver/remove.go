@@ -97,7 +97,7 @@ func leftBehind(v inspect.Volume) error {
 	return nil
 }
 
-// lost answers why a volume is not one of which there is a record alone; nil if it is.
+// lost answers why a volume does not consist of only a record; nil if it does.
 func lost(v inspect.Volume) error {
 	if !v.Lost {
 		return fmt.Errorf("volume %s has its directory: delete its PersistentVolume instead", v.ID)

@@ -115,7 +115,7 @@ func parse(args []string, getenv func(string) string, output io.Writer) (localpv
 	return o, log, errors.Join(problems...)
 }
 
-// boolean has --development alone mean true, as for every flag that is one.
+// boolean makes --development without a value mean true, as for every flag that is one.
 func boolean(args []string) []string {
 	var all []string
 	for _, arg := range args {

@@ -16,7 +16,7 @@ func TestCommandLine(t *testing.T) {
 		args, env string
 		want      localpv.Options
 	}{
-		"flags alone":    {"--node-name=n1 --namespace-name=ns", "", defaults},
+		"only flags":     {"--node-name=n1 --namespace-name=ns", "", defaults},
 		"variables":      {"", "LP_NODE_NAME=n2 LP_NAMESPACE_NAME=ns2 LP_METRICS_ADDR=:9090 LP_POLLING_INTERVAL=10s LP_RECORD_DIR=/records LP_DEFAULT_PV_SPEC_CONFIGMAP=map LP_DEVELOPMENT=true", all},
 		"flags first":    {"--node-name=n1 --namespace-name ns --metrics-addr=:8080 --polling-interval=5m --record-dir=/var/lib/local-pv-provisioner", "LP_NODE_NAME=n2 LP_METRICS_ADDR=:9090 LP_POLLING_INTERVAL=10s", defaults},
 		"of the loggers": {"--node-name=n1 --namespace-name=ns --development --v=2 --zap-log-level=debug", "", defaults},

@@ -69,7 +69,7 @@ var keys = []string{KeyStorageClass, KeyVolumeMode, KeyFSType, KeyDeviceDir, Key
 type Config struct {
 	StorageClass string
 	VolumeMode   string
-	FSType       string // of Filesystem volumes alone
+	FSType       string // only of Filesystem volumes
 	DeviceDir    string
 	Filter       *regexp.Regexp
 	ExistingData ExistingData

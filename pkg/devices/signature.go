@@ -47,7 +47,7 @@ func Signatures(ctx context.Context, d *rawdev.Device) ([]Signature, error) {
 }
 
 // eraseSignatures erases them, without backups. --force: we hold the device, so that wipefs could not, and it would
-// leave partition tables alone.
+// do not erase partition tables.
 func eraseSignatures(ctx context.Context, d *rawdev.Device) error {
 	_, err := wipefs(ctx, d, "--all", "--force", "--quiet")
 	return err

@@ -199,7 +199,7 @@ func (w *world) refused(want devices.Reason) refusal {
 	w.t.Helper()
 	r := w.pass()
 	if len(r.Problems) != 1 || r.Problems[0].Reason != want || len(r.Offers) > 0 || len(r.Cleaned) > 0 {
-		w.t.Fatalf("problems %v, offers %+v, cleaned %v; want %s alone", r.Problems, r.Offers, r.Cleaned, want)
+		w.t.Fatalf("problems %v, offers %+v, cleaned %v; want only %s", r.Problems, r.Offers, r.Cleaned, want)
 	}
 	return refusal(r.Problems[0])
 }

@@ -119,8 +119,8 @@ func TestCreateVolumeSize(t *testing.T) {
 		"a size is rounded up to whole blocks":   {block + 1, 0, 2 * block},
 		"one byte is one block":                  {1, 0, block},
 		"a size that is also the limit is kept":  {3 * block, 3 * block, 3 * block},
-		"a limit alone is the size":              {0, 5 * block, 5 * block},
-		"a limit alone is rounded down":          {0, 5*block + 1, 5 * block},
+		"only a limit is the size":               {0, 5 * block, 5 * block},
+		"only a limit is rounded down":           {0, 5*block + 1, 5 * block},
 		"rounding up stops short of a limit":     {block + 1, 2 * block, 2 * block},
 		"the limit is no reason to make it more": {block, 10 * block, block},
 	} {

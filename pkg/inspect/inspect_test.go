@@ -227,6 +227,6 @@ func TestRunReportsPoolsOfOneDirectory(t *testing.T) {
 		}
 	}
 	if p := report.Pools[2]; p.Abnormal {
-		t.Errorf("the pool that is alone is %+v", p)
+		t.Errorf("the only pool is %+v", p)
 	}
 }

@@ -25,7 +25,7 @@ var abnormalVolumes = prometheus.NewDesc("hostpath_pool_abnormal_volumes",
 var sharesFilesystem = prometheus.NewDesc("hostpath_pool_shares_filesystem",
 	"1 for each other pool of the node on the filesystem of the pool: what one promises, the other cannot. Absent where there is none.", []string{"pool", "with"}, nil)
 
-// perPool are the series with the label "pool" alone.
+// perPool are the series with only the label "pool".
 var perPool = []series[pool.Status]{
 	gauge("serving", "1 if the pool serves.", func(p pool.Status) (float64, bool) { return number(p.Err == nil), true }),
 	gauge("last_error_timestamp_seconds", "Time at which the pool last failed a health check, or its background work failed. Absent if neither has happened since the driver started.", func(p pool.Status) (float64, bool) { return at(p.LastError) }),

@@ -111,7 +111,7 @@ func (m *Mounter) find(place mounts.Place) (*mountinfo.Info, error) {
 			return nil, fmt.Errorf("%s: %w: %s is mounted there (%s, root %s). Unmount that, or give the pool another path", place, ErrOccupied, mount.Source, mount.FSType, mount.Root)
 		}
 		if !mounts.IsShared(mount) {
-			return nil, fmt.Errorf("%s: %w: it is mounted in this container alone", place, ErrNotShared)
+			return nil, fmt.Errorf("%s: %w: it is mounted only in this container", place, ErrNotShared)
 		}
 	}
 	if count := table.Stacked(state.MountID); count > 1 {

@@ -56,7 +56,7 @@ func TestPathInUseIsKept(t *testing.T) {
 			must(t, unix.Mount("other", target, "tmpfs", 0, ""))
 			t.Cleanup(func() { must(t, unix.Unmount(target, 0)) })
 		}, mounter.ErrOccupied},
-		"a parent of this container alone": {func(t *testing.T, target string) {
+		"a parent only of this container": {func(t *testing.T, target string) {
 			must(t, unix.Mount("", filepath.Dir(target), "", unix.MS_PRIVATE, ""))
 		}, mounter.ErrNotShared},
 	} {

@@ -56,7 +56,7 @@ func (s *Set) Create(ctx context.Context, r Request) (Volume, error) {
 		if p.has(r.ID) {
 			return Volume{}, fmt.Errorf("volume %s: %w on node %s, which the request leaves out", r.ID, volume.ErrExists, s.options.Node)
 		}
-		return Volume{}, fmt.Errorf("%w on the nodes asked for: pool %q is reached from node %s alone", volume.ErrNoSpace, p.config.Name, s.options.Node)
+		return Volume{}, fmt.Errorf("%w on the nodes asked for: pool %q is reached only from node %s", volume.ErrNoSpace, p.config.Name, s.options.Node)
 	}
 	if r.ID.String() == p.at.Reserved {
 		return Volume{}, fmt.Errorf("%w: the name %s is taken by the snapshots of pool %q", volume.ErrInvalid, r.ID, p.config.Name)

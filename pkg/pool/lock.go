@@ -131,7 +131,7 @@ func (s *Set) LockTarget(id volume.ID, target bind.Target) (unlock func(), err e
 // together: publications at different targets do not exclude each other, unless one allows no
 // other or makes the volume.
 func (s *Set) LockToPublish(r Publication) (unlock func(), err error) {
-	if r.alone() {
+	if r.exclusive() {
 		return s.LockTarget(r.ID, r.Target)
 	}
 	return s.lockTarget(s.volumes.TryShare, r.ID, r.Target)
@@ -214,7 +214,7 @@ func (v *visit) tryLockToPromise(id volume.ID) (unlock func(), err error) {
 // withdraw takes back the mark of a publication that failed. The mark is also that of the
 // publications at other targets that are under way.
 func (v *found) withdraw(r Publication) error {
-	if r.alone() {
+	if r.exclusive() {
 		return v.unmarkPublished()
 	}
 	done, err := v.visit.pool.locks.TryAlone(v.id)

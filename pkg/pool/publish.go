@@ -27,7 +27,7 @@ type Publication struct {
 	// Flags are those of the mount of a directory.
 	Flags    bind.Flags
 	ReadOnly bool
-	// SingleTarget allows the volume at this target alone.
+	// SingleTarget allows the volume only at this target.
 	SingleTarget bool
 	// MultiNode is the access mode of several nodes. A volume of a pool that is not shared has
 	// all its pods on this node, whatever its mode.
@@ -36,8 +36,8 @@ type Publication struct {
 	Inline bool
 }
 
-// alone reports whether no other publication of the volume may be under way.
-func (r Publication) alone() bool { return r.SingleTarget || r.Inline }
+// exclusive reports whether no other publication of the volume may be under way.
+func (r Publication) exclusive() bool { return r.SingleTarget || r.Inline }
 
 // Publish makes a volume appear at the target. The caller has LockToPublish. Errors: ErrInvalid, ErrNotFound, ErrExists for a target that is
 // taken, ErrInUse for a second target of a volume for one, ErrNoSpace for a node without
@@ -235,7 +235,7 @@ func (v *found) unpublishOwn(ctx context.Context, target bind.Target) (done bool
 	return true, content.MountError(step.EndWith(err))
 }
 
-// unpublishAny unmounts what is at the target, and detaches a device that was there alone.
+// unpublishAny unmounts what is at the target, and detaches a device that was published only there.
 func (s *Set) unpublishAny(ctx context.Context, id volume.ID, target bind.Target) error {
 	device, err := s.deviceAt(target)
 	if err != nil {
@@ -345,8 +345,8 @@ type Stats struct {
 }
 
 // Stats measures a published volume. It answers ErrNotFound if the volume is not
-// published at the path. Of one that is lost, or whose pool does not serve, there is the
-// condition alone.
+// published at the path. Of one that is lost, or whose pool does not serve, there is only
+// the condition.
 func (s *Set) Stats(_ context.Context, id volume.ID, at bind.Target) (Stats, error) {
 	v, err := s.findSettled(id)
 	if err != nil {

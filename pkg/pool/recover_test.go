@@ -119,7 +119,7 @@ func TestDirectoriesMovedInByHandAreServed(t *testing.T) {
 		b.wantVolumes("moved-in", "pvc-1")
 		page, _ := b.List(t.Context(), volume.ID{}, 10)
 		if page[0].Lost || !page[1].Lost {
-			t.Errorf("list %+v, want pvc-1 alone to be lost", page)
+			t.Errorf("list %+v, want only pvc-1 to be lost", page)
 		}
 	})
 }
@@ -344,7 +344,7 @@ func TestPublishedMarksAfterNodeRestart(t *testing.T) {
 		must(t, b.mounts.Unpublish(b.target("a"), nil)) // as a reboot does
 		b.restart(shared)
 		if got := names(t, b.own("published", "node-1")); len(got) != 1 || got[0] != "pvc-2" {
-			t.Errorf("marks %q, want that of pvc-2 alone", got)
+			t.Errorf("marks %q, want only that of pvc-2", got)
 		}
 	})
 }

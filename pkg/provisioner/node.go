@@ -22,9 +22,9 @@ func (p *Provisioner) node(ctx context.Context) (*corev1.Node, error) {
 	return node, nil
 }
 
-// alone refuses, in SingleNode mode, a cluster in which pods could run on a node that has another directory at the same
+// refuseOtherNodes refuses, in SingleNode mode, a cluster in which pods could run on a node that has another directory at the same
 // path.
-func (p *Provisioner) alone(ctx context.Context) error {
+func (p *Provisioner) refuseOtherNodes(ctx context.Context) error {
 	if p.config.Mode != SingleNode || p.config.Shared {
 		return nil
 	}

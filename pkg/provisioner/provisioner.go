@@ -106,7 +106,7 @@ func (p *Provisioner) Provision(ctx context.Context, o controller.ProvisionOptio
 	if err := p.config.checkRequest(o); err != nil {
 		return nil, controller.ProvisioningFinished, err
 	}
-	if err := p.alone(ctx); err != nil {
+	if err := p.refuseOtherNodes(ctx); err != nil {
 		return nil, controller.ProvisioningFinished, err
 	}
 	node, err := p.node(ctx)

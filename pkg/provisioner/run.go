@@ -108,7 +108,7 @@ func (i *Instance) Ready(ctx context.Context) error {
 	if !i.controller.HasRun() || !i.volumes.HasSynced() {
 		return errors.New("the claims and PersistentVolumes of the cluster are not read yet")
 	}
-	return i.provisioner.alone(ctx)
+	return i.provisioner.refuseOtherNodes(ctx)
 }
 
 // ownVolumes informs of the PersistentVolumes that this instance has to do with. Those of other nodes are not kept:

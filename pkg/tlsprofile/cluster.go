@@ -28,7 +28,7 @@ const (
 )
 
 // Profile is what the settings ask for. Problems are parts of them that are not usable, in words. What cannot be
-// understood never makes a server accept more: without a usable suite it accepts TLS 1.3 alone, and a lowest version
+// understood never makes a server accept more: without a usable suite it accepts only TLS 1.3, and a lowest version
 // that is not known is TLS 1.3.
 func (s Settings) Profile() (p Profile, problems []string) {
 	ciphers, version := split(gcmAndChaCha), "VersionTLS12"

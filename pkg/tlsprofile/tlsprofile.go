@@ -18,7 +18,7 @@ type Profile struct {
 	CipherSuites []uint16
 }
 
-// Configure sets what a server accepts. It leaves the rest of the configuration alone.
+// Configure sets what a server accepts. It does not change the rest of the configuration.
 func (p Profile) Configure(c *tls.Config) {
 	c.MinVersion, c.CipherSuites = p.MinVersion, slices.Clone(p.CipherSuites)
 }

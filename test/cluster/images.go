@@ -110,7 +110,7 @@ func suiteImages(ctx context.Context, programs string, shell image.Image) ([]ima
 	} else if err != nil {
 		return nil, err
 	}
-	// The shell of busybox knows its own dd alone.
+	// The shell of busybox knows only its own dd.
 	gnu, err := withOwn(ctx, shell, "dd", "sh")
 	if err != nil {
 		return nil, err

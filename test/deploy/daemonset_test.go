@@ -315,7 +315,7 @@ func privilegeIsTheDrivers(_ corev1.PodSpec, c corev1.Container) error {
 		errs = append(errs, errors.New("it may make any system call"))
 	}
 	if s.RunAsUser == nil || *s.RunAsUser != 0 {
-		errs = append(errs, errors.New("it is not root, whose alone the socket is"))
+		errs = append(errs, errors.New("it is not root, and only root may use the socket"))
 	}
 	return errors.Join(errs...)
 }

@@ -80,7 +80,7 @@ func TestDevicesContainerPrivileges(t *testing.T) {
 		t.Errorf("security context (- want, + got):\n%s", diff)
 	}
 	if pod.HostNetwork || pod.HostIPC || !pod.HostPID {
-		t.Errorf("host network %t, IPC %t, PID %t; want PID alone", pod.HostNetwork, pod.HostIPC, pod.HostPID)
+		t.Errorf("host network %t, IPC %t, PID %t; want only PID", pod.HostNetwork, pod.HostIPC, pod.HostPID)
 	}
 	wantMounts := []corev1.VolumeMount{
 		{Name: "dev", MountPath: "/dev", ReadOnly: true},

@@ -48,7 +48,7 @@ func roles(t *testing.T, objs objects) map[string][]rbacv1.PolicyRule {
 
 // A right is one verb on one resource, in the driver's namespace or everywhere.
 type right struct {
-	resource    string // resource.group, or resource alone for the core group
+	resource    string // resource.group, or only resource for the core group
 	verb        string
 	clusterWide bool
 }

@@ -184,7 +184,7 @@ func TestCSIDriver(t *testing.T) {
 		{"reports its capacity to the scheduler", is(d.Spec.StorageCapacity, true)},
 		{"gets the pod's information", is(d.Spec.PodInfoOnMount, true)},
 		{"leaves fsGroup to kubelet", ptr(d.Spec.FSGroupPolicy) == storagev1.FileFSGroupPolicy},
-		{"leaves the SELinux context of its filesystem alone", is(d.Spec.SELinuxMount, false)},
+		{"does not change the SELinux context of its filesystem", is(d.Spec.SELinuxMount, false)},
 		{"is not asked again for what it published", is(d.Spec.RequiresRepublish, false)},
 		{"wants no token", len(d.Spec.TokenRequests) == 0},
 		{"has persistent and inline volumes", slices.Equal(

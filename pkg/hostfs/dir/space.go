@@ -60,10 +60,10 @@ func (d *Dir) Filesystem() (Filesystem, error) {
 	if err := unix.Fstatfs(d.fd, &st); err != nil {
 		return Filesystem{}, pathError("statfs", d.path, err)
 	}
-	return Filesystem{dev: id.Dev, fsid: st.Fsid.Val, cached: alone(int64(st.Type)), subvolumes: int64(st.Type) == unix.BTRFS_SUPER_MAGIC}, nil
+	return Filesystem{dev: id.Dev, fsid: st.Fsid.Val, cached: answersFromMemory(int64(st.Type)), subvolumes: int64(st.Type) == unix.BTRFS_SUPER_MAGIC}, nil
 }
 
-func alone(kind int64) bool {
+func answersFromMemory(kind int64) bool {
 	return kind == unix.XFS_SUPER_MAGIC || kind == unix.EXT4_SUPER_MAGIC || kind == unix.BTRFS_SUPER_MAGIC
 }
 

@@ -25,7 +25,7 @@ var abandoned atomic.Int64
 func Abandoned() int64 { return abandoned.Load() }
 
 // Run returns what do returns. If that takes longer than limit, Run abandons it with
-// ErrTimeout; if ctx ends first, with the cause. A limit of 0 leaves it to ctx alone. The
+// ErrTimeout; if ctx ends first, with the cause. With a limit of 0 only ctx ends it. The
 // result of an abandoned call goes to late, which may be nil: it has to release what the
 // result holds, and runs in the goroutine of the call.
 func Run[T any](ctx context.Context, limit time.Duration, do func() (T, error), late func(T, error)) (T, error) {

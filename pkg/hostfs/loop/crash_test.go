@@ -95,7 +95,7 @@ func TestCrash_deviceIsFoundAgain(t *testing.T) {
 }
 
 // runUntilKilled kills the process after so many steps of it, two rounds each: while it waits
-// to be told, and in whatever it does after that.
+// to be asked, and in whatever it does after that.
 func runUntilKilled(t *testing.T, at string, round int) {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "/proc/self/exe")

@@ -11,7 +11,7 @@ import (
 const deleted = " (deleted)"
 
 // OnDeleted are the devices of this package on files which had that name, and are deleted:
-// the device alone keeps the file, and with it the filesystem. Other devices are not opened.
+// only the device keeps the file, and with it the filesystem. Other devices are not opened.
 // FormerPath is the path that the file had.
 func (k *Kernel) OnDeleted(fileName string) ([]Device, error) {
 	numbers, err := attachedNumbers()

@@ -87,7 +87,7 @@ func adopt(f *os.File) (*File, error) {
 	return &File{f: f, id: dir.ID{Dev: st.Dev, Ino: st.Ino}}, nil
 }
 
-// noCopyOnWrite has an effect on empty files alone (ioctl_iflags(2)).
+// noCopyOnWrite has an effect only on empty files (ioctl_iflags(2)).
 func noCopyOnWrite(f *os.File) error {
 	var st unix.Statfs_t
 	if err := unix.Fstatfs(int(f.Fd()), &st); err != nil {

@@ -10,7 +10,7 @@ import (
 
 // CheckNodes answers ErrNodes where no file can be made a device: without the loop driver, and
 // where the directory of nodes is not a devtmpfs, since the kernel makes the nodes of new
-// devices there alone. It attaches nothing.
+// devices only there. It attaches nothing.
 func (k *Kernel) CheckNodes() error {
 	var st unix.Statx_t
 	if err := unix.Statx(k.dev.Fd(), "", unix.AT_EMPTY_PATH, unix.STATX_MNT_ID, &st); err != nil {

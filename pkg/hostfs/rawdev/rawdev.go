@@ -70,7 +70,7 @@ type Device struct {
 
 // Open opens the device at a path exclusively.
 func Open(path string) (*Device, error) {
-	// What is no block device is not opened: that alone rewinds a tape.
+	// What is no block device is not opened: opening a tape rewinds it.
 	at, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, explain("open", path, err)

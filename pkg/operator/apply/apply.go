@@ -28,7 +28,7 @@ type Applier struct {
 	Writer client.Client
 	// Labels are on every object that belongs to the operator.
 	Labels map[string]string
-	// Spared are those of them that Prune leaves alone.
+	// Spared are those of them that Prune keeps.
 	Spared func(object *unstructured.Unstructured) bool
 	// Changed is called for each object that was made, changed or removed.
 	Changed func(object *unstructured.Unstructured, reason string, err error)
@@ -199,7 +199,7 @@ func Describe(object *unstructured.Unstructured) string {
 	return object.GetKind() + " " + object.GetNamespace() + "/" + object.GetName()
 }
 
-// Create makes an object that is not there, and leaves it alone from then on.
+// Create makes an object that is not there, and does not change it from then on.
 func (a *Applier) Create(ctx context.Context, want *unstructured.Unstructured) error {
 	err := a.Writer.Apply(ctx, client.ApplyConfigurationFromUnstructured(want), client.FieldOwner(FieldManager))
 	if err != nil {

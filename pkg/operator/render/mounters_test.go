@@ -106,7 +106,7 @@ func TestMounter(t *testing.T) {
 	}
 }
 
-// The clean-up of a pool is for that pool alone, and goes by what its mounter says, also one of the upstream operator.
+// The clean-up of a pool is only for that pool, and follows the annotations of its mounter, also one of the upstream operator.
 func TestCleanUpOfOnePool(t *testing.T) {
 	r := templates(t, corev1.PersistentVolumeBlock)
 	all, err := r.mounters()

@@ -26,7 +26,7 @@ type piece struct {
 	holds    int64 // bytes that it occupies, or unknownBytes
 	since    time.Time
 	err      error     // why it could not be removed; nil if that was not tried
-	told     time.Time // when it was last logged that what it occupies cannot be counted
+	logged   time.Time // when it was last logged that what it occupies cannot be counted
 	// id is what it was counted by, once that is known: it is to be given back also
 	// when nothing is left of the tree.
 	id quota.ID
@@ -64,8 +64,8 @@ func (t *trash) uncounted(name string, now time.Time) (last int64, report bool) 
 	if r == nil {
 		return volume.Unknown, false // erased meanwhile
 	}
-	if report = now.Sub(r.told) >= RetryStuck; report {
-		r.told = now
+	if report = now.Sub(r.logged) >= RetryStuck; report {
+		r.logged = now
 	}
 	return r.holds, report
 }

@@ -16,7 +16,7 @@ type Mounts interface {
 }
 
 // CheckMount answers why a pool that must be a filesystem of its own is none. A
-// mount point alone would not do: in a container every hostPath volume is one.
+// mount point would not be enough: in a container every hostPath volume is one.
 func CheckMount(c *poolconfig.Pool, mounts Mounts, root *dir.Dir) error {
 	if !c.RequireMount {
 		return nil

@@ -24,7 +24,7 @@ const (
 	trashName    = "trash"
 	lockName     = "lock"
 	// publishedName has what each node of a shared pool has published, as empty files
-	// published/<node>/<volume id>: a kernel knows its own mounts alone, and a volume that is
+	// published/<node>/<volume id>: a kernel knows only its own mounts, and a volume that is
 	// in use on any node must not be removed.
 	publishedName = "published"
 

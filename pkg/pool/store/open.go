@@ -1,6 +1,6 @@
 // Package store has the layout of a pool on disk: it opens pools, reads and writes records,
 // and has the steps by which volumes come and go. The order of those steps is what makes a
-// crash harmless, and it is written here alone: steps.go does them, recover.go finishes or
+// crash harmless, and it is written only here: steps.go does them, recover.go finishes or
 // undoes one that was interrupted. It also has what the nodes of a shared pool write for each
 // other. It keeps nothing in memory and decides nothing. docs/layout.md describes the layout.
 package store

@@ -305,7 +305,7 @@ func TestClusterEndsWithItsProcess(t *testing.T) {
 }
 
 // Who interrupts the tests, while their pods write into volumes, is left with the
-// logs alone.
+// logs only.
 func TestInterruptedTestsLeaveOnlyLogs(t *testing.T) {
 	term := open(t)
 	tests := term.start(term.command("../cases", "cases.test", "-test.v", "-test.run", "^TestWritesSurviveDriverRestart$",

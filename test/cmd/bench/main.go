@@ -55,7 +55,7 @@ func parse(args []string) (order, error) {
 	flags.IntVar(&o.rounds, "rounds", 7, "how often everything is measured")
 	flags.IntVar(&o.samples, "samples", 100, "how often what takes microseconds is measured in each round")
 	flags.DurationVar(&o.duration, "duration", time.Second, "how long each measurement of IO takes, in whole seconds")
-	only := flags.String("only", "", "measure these `groups` alone, with commas between them: "+strings.Join(groupNames(), ", "))
+	only := flags.String("only", "", "measure only these `groups`, with commas between them: "+strings.Join(groupNames(), ", "))
 	flags.StringVar(&o.kind, "filesystem", "", "make this `kind` for the pools, xfs, ext4 or btrfs, in a loop file; without it the pools are on what --dir is on")
 	flags.StringVar(&o.dir, "dir", os.TempDir(), "the `directory` to work in, which should be on a disk")
 	mib := flags.Int64("disk", 512, "the size of the block volume in `MiB`")

@@ -37,14 +37,14 @@ var metricsAddress = regexp.MustCompile(`"Serving metrics" address="([^"]+)"`)
 
 // scrape asks for the metrics at where the driver said last that they are.
 func (a *actor) scrape(ctx context.Context) error {
-	told := metricsAddress.FindAllStringSubmatch(a.Process.Log(), -1)
-	if told == nil {
+	found := metricsAddress.FindAllStringSubmatch(a.Process.Log(), -1)
+	if found == nil {
 		return errors.New("the driver does not say where it serves metrics")
 	}
 	// The certificate is the driver's own.
 	transport := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}} //nolint:gosec // see above
 	defer transport.CloseIdleConnections()
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+told[len(told)-1][1]+"/metrics", http.NoBody)
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+found[len(found)-1][1]+"/metrics", http.NoBody)
 	if err != nil {
 		return err
 	}

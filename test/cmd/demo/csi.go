@@ -67,14 +67,14 @@ func (s *scene) askRoom(ctx context.Context) (answer, error) {
 func (s *scene) askRoomLeft(ctx context.Context) (answer, error) {
 	const rounding = 64 << 20
 	before := s.room
-	told, err := s.askRoom(ctx)
+	left, err := s.askRoom(ctx)
 	if err != nil {
 		return answer{}, err
 	}
 	if s.room > before-volumeBytes+rounding {
 		return answer{}, fmt.Errorf("%s of %s left, although %s are promised", size(s.room), size(before), size(volumeBytes))
 	}
-	return fine("%s, %s less", told.text, size(before-s.room))
+	return fine("%s, %s less", left.text, size(before-s.room))
 }
 
 func (s *scene) create(ctx context.Context) (answer, error) {
@@ -163,14 +163,14 @@ func (s *scene) wantMounts(pod string, want int) error {
 }
 
 func (s *scene) stats(ctx context.Context) (answer, error) {
-	told, err := s.bytesOf(ctx, large, writer)
+	usage, err := s.bytesOf(ctx, large, writer)
 	if err != nil {
 		return answer{}, err
 	}
-	if told.GetUsed() < int64(len(data())) {
-		return answer{}, fmt.Errorf("%s used, although %s are written", size(told.GetUsed()), size(int64(len(data()))))
+	if usage.GetUsed() < int64(len(data())) {
+		return answer{}, fmt.Errorf("%s used, although %s are written", size(usage.GetUsed()), size(int64(len(data()))))
 	}
-	return fine("%s of %s used", size(told.GetUsed()), size(told.GetTotal()))
+	return fine("%s of %s used", size(usage.GetUsed()), size(usage.GetTotal()))
 }
 
 // statsFull expects a volume to be distinguished from its pool.
@@ -186,27 +186,27 @@ func (s *scene) statsBetween(ctx context.Context, v drivertest.Volume, pod strin
 	if !s.enforced() {
 		return notTried, nil
 	}
-	told, err := s.bytesOf(ctx, v, pod)
+	usage, err := s.bytesOf(ctx, v, pod)
 	if err != nil {
 		return answer{}, err
 	}
-	if used := told.GetUsed(); told.GetTotal() != total || used < low || used > low+2*slack {
-		return answer{}, fmt.Errorf("%d of %d bytes used, want about %d of %d", used, told.GetTotal(), low, total)
+	if used := usage.GetUsed(); usage.GetTotal() != total || used < low || used > low+2*slack {
+		return answer{}, fmt.Errorf("%d of %d bytes used, want about %d of %d", used, usage.GetTotal(), low, total)
 	}
-	return fine("%s of %s used", size(told.GetUsed()), size(told.GetTotal()))
+	return fine("%s of %s used", size(usage.GetUsed()), size(usage.GetTotal()))
 }
 
 func (s *scene) bytesOf(ctx context.Context, v drivertest.Volume, pod string) (*csi.VolumeUsage, error) {
-	told, err := s.Stats(ctx, v.ID, pod)
+	stats, err := s.Stats(ctx, v.ID, pod)
 	if err != nil {
 		return nil, err
 	}
-	for _, usage := range told.GetUsage() {
+	for _, usage := range stats.GetUsage() {
 		if usage.GetUnit() == csi.VolumeUsage_BYTES {
 			return usage, nil
 		}
 	}
-	return nil, fmt.Errorf("no usage in bytes: %v", told.GetUsage())
+	return nil, fmt.Errorf("no usage in bytes: %v", stats.GetUsage())
 }
 
 func (s *scene) publishReadOnly(ctx context.Context) (answer, error) {

@@ -34,7 +34,7 @@ type scene struct {
 	spent time.Duration
 
 	keeper quota.Kind // who keeps the sizes of volumes; empty for nobody
-	room   int64      // the capacity last told, in bytes
+	room   int64      // the capacity last reported, in bytes
 	device string     // that of the disk, such as loop7
 }
 

@@ -235,7 +235,7 @@ func (c *contents) entry(h *tar.Header, content []byte) error {
 		c.seen[name] = true
 		return c.static(mode, content)
 	case len(c.image.debian) == 0:
-		return errors.New("the image is to hold the program alone")
+		return errors.New("the image is to hold only the program")
 	case mode.IsDir():
 		return nil
 	}

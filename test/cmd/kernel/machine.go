@@ -99,7 +99,7 @@ func newMachine(ctx context.Context, o options, kernel string, image *os.File) *
 
 func (m *machine) add(args ...string) { m.emulator.Args = append(m.emulator.Args, args...) }
 
-// kvmUsable reports whether the processor can be lent to a guest. A /dev/kvm alone
+// kvmUsable reports whether the processor can be lent to a guest. A /dev/kvm by itself
 // says little: a machine that is virtual itself may have one, and a QEMU that tries
 // it aborts.
 func kvmUsable() bool {

@@ -71,7 +71,7 @@ func parse(args []string, messages io.Writer) (options, error) {
 		return o.addRun(strings.Fields(s))
 	})
 	flags.Func("add", "put this `file or directory:path` into the guest, a program with its shared libraries; a relative path is below /work", o.addFile)
-	flags.Func("env", "set `name=value` for the programs; the name alone passes a variable on", o.addVariable)
+	flags.Func("env", "set `name=value` for the programs; a name without a value passes a variable on", o.addVariable)
 	flags.StringVar(&o.out, "out", "", "copy what the programs leave in /out to this `directory`")
 	flags.Func("selinux", "`on` (default) or off", func(s string) error {
 		o.selinux = s == "on"

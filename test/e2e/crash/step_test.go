@@ -114,7 +114,7 @@ func (n *notification) step() (step, bool) {
 	return step(c.name + " " + c.on(n)), true
 }
 
-// verb is the call alone.
+// verb is only the call.
 func (s step) verb() string {
 	verb, _, _ := strings.Cut(string(s), " ")
 	return verb

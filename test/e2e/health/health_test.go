@@ -212,7 +212,7 @@ func TestErrorRemountsReadOnly(t *testing.T) {
 	if scraped := d.scrape(t); !strings.Contains(scraped, "hostpath_pool_read_only{pool=\"local\"} 0\n") {
 		t.Errorf("the metrics do not say that the pool can be written to:\n%s", scraped)
 	}
-	syncFS(t, pool) // what the journal alone has is lost with it
+	syncFS(t, pool) // what only the journal has is lost with it
 	disk.Touch(t)
 	eventually(t, "the pool has no room", func() bool {
 		got, err := d.Capacity(t.Context(), "")

@@ -189,8 +189,8 @@ func testTellsAndChangesNothing(t *testing.T, program string) {
 	if v := volume(t, report, "pvc-3"); !v.Abnormal || !strings.Contains(v.Condition, "record") || !strings.Contains(v.Condition, "pvc-3") {
 		t.Errorf("the volume with a torn record is %+v", v)
 	}
-	if alone := b.report(0, "--pool=local", "--volume=pvc-1"); len(alone.Pools) != 1 || len(alone.Pools[0].Volumes) != 1 {
-		t.Errorf("the report of one volume is %+v", alone)
+	if one := b.report(0, "--pool=local", "--volume=pvc-1"); len(one.Pools) != 1 || len(one.Pools[0].Volumes) != 1 {
+		t.Errorf("the report of one volume is %+v", one)
 	}
 	table, status := b.run()
 	if status != 2 || strings.Count(table, "ABNORMAL: ") != 2 || !strings.HasSuffix(table, "2 things not in order: see the lines with ABNORMAL\n") {

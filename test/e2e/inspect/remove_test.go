@@ -77,7 +77,7 @@ func TestRemoveLost(t *testing.T) {
 	}
 	pool := b.report(0).Pools[0]
 	if len(pool.Volumes) != 1 || *pool.PromisedBytes != 3*mib {
-		t.Errorf("the pool has %+v and promises %d bytes, want pvc-2 alone", pool.Volumes, *pool.PromisedBytes)
+		t.Errorf("the pool has %+v and promises %d bytes, want only pvc-2", pool.Volumes, *pool.PromisedBytes)
 	}
 }
 

@@ -26,7 +26,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
-// Nodes of a shared pool know each other by the disk alone. Each has callers that make,
+// Nodes of a shared pool know each other only by the disk. Each has callers that make,
 // publish and delete the same few volumes at once, in real time: which answers they get is a
 // matter of luck, so what is checked is what has to hold whatever they are.
 func TestConcurrentNodesLoseNoVolume(t *testing.T) {

@@ -69,7 +69,7 @@ func (p propagation) flags() uintptr {
 // socketVolume is the volume of the socket's directory.
 const socketVolume = "socket"
 
-// become makes this process the driver in its container. It returns on errors alone.
+// become makes this process the driver in its container. It returns only on errors.
 func become(encoded string) error {
 	var c container
 	if err := json.Unmarshal([]byte(encoded), &c); err != nil {
@@ -106,7 +106,7 @@ func (c container) build() error {
 	if err := c.bind(c.Driver, entrypoint, unix.MS_PRIVATE, false); err != nil {
 		return err
 	}
-	// Of /proc, a process's own entries alone.
+	// Of /proc, only a process's own entries.
 	for _, fs := range []struct{ kind, at, options string }{{"proc", "/proc", "subset=pid"}, {"sysfs", "/sys", ""}} {
 		at := filepath.Join(c.Root, fs.at)
 		if err := os.Mkdir(at, 0o555); err != nil {
@@ -133,7 +133,7 @@ func (c container) build() error {
 	return readOnly(c.Root)
 }
 
-// readOnly changes the mount at a path alone, and none below it.
+// readOnly changes only the mount at a path, and none below it.
 func readOnly(path string) error {
 	if err := unix.Mount("", path, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""); err != nil {
 		return fmt.Errorf("have %s read-only: %w", path, err)

@@ -28,7 +28,7 @@ var (
 	loopDevices = device{true, 7, -1}
 )
 
-// deviceGroup makes a control group, which may use these devices alone, until the test
+// deviceGroup makes a control group, which may use only these devices, until the test
 // ends. It is one of version 2, which every kernel has.
 func deviceGroup(t *testing.T, allowed ...device) string {
 	t.Helper()
@@ -89,7 +89,7 @@ func filter(allowed []device) []instruction {
 	return append(code, instruction{move, 0, 0, 0}, instruction{exit, 0, 0, 0})
 }
 
-// allow has a control group use these devices alone.
+// allow has a control group use only these devices.
 func allow(group string, allowed []device) error {
 	program, err := loadFilter(allowed)
 	if err != nil {

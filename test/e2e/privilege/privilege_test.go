@@ -1,6 +1,6 @@
 // Package privilege tests that the driver needs what docs/security.md says, and no
 // more. The real program runs in a container that is made of the mounts of deploy/csi,
-// with those capabilities and devices alone, and does all that it is for. Then one of
+// with only those capabilities and devices, and does all that it is for. Then one of
 // them after the other is taken away, and something has to fail. In the guest of
 // test/cmd/kernel the same is done with quotas of XFS and ext4, and with SELinux.
 package privilege

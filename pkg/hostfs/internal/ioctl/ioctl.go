@@ -1,5 +1,5 @@
 // Package ioctl makes the ioctl(2) calls on directories that golang.org/x/sys/unix lacks, and
-// has the structures that several packages pass to them. A structure that one package alone
+// has the structures that several packages pass to them. A structure that only one package
 // needs stays there.
 package ioctl
 
