@@ -8,7 +8,6 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"kubevirt.io/hostpath-provisioner/pkg/health"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
@@ -351,16 +350,4 @@ func orUnknown(bytes *int64) int64 {
 		return volume.Unknown
 	}
 	return *bytes
-}
-
-// rest waits, unless ctx ends.
-func rest(ctx context.Context, how time.Duration) error {
-	timer := time.NewTimer(how)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
 }

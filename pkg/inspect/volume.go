@@ -13,6 +13,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/content"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/limit"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/pace"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/scan"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
@@ -72,7 +73,7 @@ func (r *reader) readAgain(ctx context.Context, l *scan.Listing, all *[]seen) (s
 	if !slices.ContainsFunc(*all, func(v seen) bool { return v.Condition.Abnormal }) {
 		return true, nil
 	}
-	if err := rest(ctx, betweenReadings); err != nil {
+	if err := pace.Rest(ctx, betweenReadings); err != nil {
 		return false, err
 	}
 	// The ids as well: one that was read of a record which is gone by now may be another's.

@@ -218,7 +218,7 @@ func (v *visit) newRecord(r Request, bytes int64) *store.Record {
 
 // build makes the volume aside and then puts it in its place in one step.
 func (v *visit) build(ctx context.Context, id volume.ID, rec *store.Record) error {
-	if err := v.discardCreation(id.String()); err != nil {
+	if err := v.discard().DiscardCreation(id.String()); err != nil {
 		return err
 	}
 	if err := v.store.Stage(v.makeLimited(ctx, rec), v.fill(ctx, id, rec)); err != nil {
@@ -269,7 +269,7 @@ func unit(mode volume.Mode, space dir.Space) int64 {
 // undo removes what a failed creation left, the record first: a record without a
 // directory would be a lost volume. What cannot be undone now, recovery undoes.
 func (v *visit) undo(id volume.ID) {
-	if err := v.undoCreation(id); err != nil {
+	if err := v.discard().UndoCreation(id); err != nil {
 		v.pool.log.Error(err, "failed to clean up after a failed creation", "volume", id.String())
 	}
 	// The last step may have failed after it took effect: then the volume is there.
@@ -280,43 +280,6 @@ func (v *visit) undo(id volume.ID) {
 	if err == nil {
 		v.pool.note(id, e)
 	}
-}
-
-// discardCreation gives an entry of the directory of creating/ to the reaper.
-func (v *visit) discardCreation(name string) error {
-	err := v.throwCreation(v.store.Creating(), name)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	return err
-}
-
-// throwCreation throws an entry of a directory of creating/ away. The name in the trash
-// says whose the id is that it carries, so that the reaper gives it back.
-func (v *visit) throwCreation(creating *dir.Dir, name string) error {
-	carried, err := v.keeper.IDIn(creating, name)
-	if err != nil {
-		return err
-	}
-	suffix := v.keeper.Claims().Owner(carried)
-	if suffix == "" {
-		suffix = store.RandomSuffix()
-	}
-	bytes, err := v.creationBytes(creating, name, carried)
-	if err != nil {
-		return err
-	}
-	return v.throw(creating, name, store.Thrown{Of: name, UID: suffix, Promised: bytes})
-}
-
-// creationBytes is what an entry of a directory of creating/ occupies: a directory volume
-// nothing yet, a file up to all of its size.
-func (v *visit) creationBytes(creating *dir.Dir, name string, carried quota.ID) (int64, error) {
-	hasDisk, err := store.HasFile(creating, name, content.FileName)
-	if err != nil || !hasDisk {
-		return 0, err
-	}
-	return v.scan().HeldBy(creating, name, carried), nil
 }
 
 // noSpace turns the answers of a filesystem that takes nothing more into ErrNoSpace.

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"syscall"
 
-	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 	"kubevirt.io/hostpath-provisioner/pkg/trace"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
@@ -96,15 +95,5 @@ func (v *visit) remove(id volume.ID, e store.Entry) error {
 	}
 	v.pool.thrown(thrown)
 	v.pool.note(id, store.Entry{})
-	return nil
-}
-
-// throw moves an entry that is no volume into the trash, where the reaper removes
-// it. The ledger keeps its promise until then.
-func (v *visit) throw(from *dir.Dir, name string, as store.Thrown) error {
-	if err := v.store.Throw(from, name, as.String()); err != nil {
-		return err
-	}
-	v.pool.thrown(as.String())
 	return nil
 }

@@ -10,19 +10,19 @@ import (
 
 	"github.com/go-logr/logr"
 
-	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/content"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/ledger"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/scan"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
-	"kubevirt.io/hostpath-provisioner/pkg/trace"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
 // host is what contents need of the node.
 func (p *Pool) host() content.Host { return p.options.host(p.log) }
+
+func (s *Set) host() content.Host { return s.options.host(s.options.Log) }
 
 func (o Options) host(log logr.Logger) content.Host {
 	return content.Host{Mounts: o.Mounts, Labels: o.Labels, Devices: o.Devices, Dev: o.Dev, Log: log}
@@ -108,27 +108,6 @@ func (v *found) detached(ctx context.Context) error {
 	return nil
 }
 
-// deviceAt is the loop device that is published at the target; nil if there is none.
-func (s *Set) deviceAt(target bind.Target) (*loop.Device, error) {
-	published, err := s.options.Mounts.Published(s.options.Dev)
-	if err != nil {
-		return nil, err
-	}
-	for name, all := range published {
-		for _, p := range all {
-			if !target.Is(p.Path) {
-				continue
-			}
-			device, err := s.options.Devices.Inspect(name)
-			if errors.Is(err, loop.ErrNotAttached) {
-				return nil, nil
-			}
-			return &device, err
-		}
-	}
-	return nil, nil
-}
-
 // ofAnother reports whether a device that is published is that of another volume. One
 // whose volume went away, or was restored from a backup, is nobody's: a pod can end.
 func (s *Set) ofAnother(id volume.ID, device *loop.Device) bool {
@@ -177,59 +156,6 @@ func (v *visit) backing(id volume.ID) (file dir.ID, ok bool, err error) {
 	}
 	defer func() { _ = d.Close() }()
 	return (&found{id: id, dir: d}).file()
-}
-
-// detach takes the device of a volume off its file if it is published nowhere any more.
-func (s *Set) detach(ctx context.Context, id volume.ID, device *loop.Device) error {
-	if device == nil || device.Silent {
-		return nil // the sweep detaches it when it answers
-	}
-	if device.Gone {
-		return s.detachGone(ctx, id, *device)
-	}
-	all, err := s.options.host(s.options.Log).Attachments()
-	if err != nil || !all.Unused(*device) {
-		return err
-	}
-	return trace.Step(ctx, "detach loop device", func() error {
-		return content.DeviceError(s.options.Devices.Detach(ctx, *device))
-	})
-}
-
-// detachGone is detach where the filesystem of the file is gone. The device would keep what
-// is left of that, which could not be repaired then. What it was published for shows whose
-// it is: a volume of that name, and the kernel has that name of the file too.
-func (s *Set) detachGone(ctx context.Context, id volume.ID, device loop.Device) error {
-	if !device.HadPath(id.String(), content.FileName) {
-		return nil
-	}
-	published, err := s.options.Mounts.Published(s.options.Dev)
-	if err != nil || len(published[device.Name]) > 0 {
-		return err
-	}
-	return content.DeviceError(s.options.Devices.Detach(ctx, device))
-}
-
-// publishedDeviceAt answers ErrNotFound unless the path carries a device of the volume.
-func (s *Set) publishedDeviceAt(v *found, at bind.Target) error {
-	file, err := content.FileID(v.id, v.dir)
-	if err != nil {
-		return err
-	}
-	device, err := s.deviceAt(at)
-	if err != nil {
-		return err
-	}
-	if device != nil && device.Gone {
-		return fmt.Errorf("%w: the filesystem of the device at %s is gone", volume.ErrIO, at)
-	}
-	if device != nil && device.Silent {
-		return fmt.Errorf("%w: the device at %s: %w", volume.ErrUnavailable, at, loop.ErrSilent)
-	}
-	if device == nil || device.Backing != file {
-		return fmt.Errorf("%w: it is not published at %s", volume.ErrNotFound, at)
-	}
-	return nil
 }
 
 // grownTo is the size to promise where a growth was interrupted: that of the file,

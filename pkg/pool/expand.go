@@ -165,14 +165,14 @@ func (v *visit) restoreIfLimited(id volume.ID, e store.Entry) error {
 // publishedAt answers ErrNotFound unless the volume is published at the path.
 func (s *Set) publishedAt(v *found, at bind.Target) error {
 	if v.entry.Block() {
-		return s.publishedDeviceAt(v, at)
+		return s.host().CheckPublished(v.id, v.dir, at)
 	}
 	err := s.publishedDirAt(v, at)
 	if !errors.Is(err, volume.ErrNotFound) {
 		return err
 	}
 	if _, ok, fileErr := v.file(); ok && fileErr == nil {
-		return s.publishedDeviceAt(v, at)
+		return s.host().CheckPublished(v.id, v.dir, at)
 	}
 	return err
 }

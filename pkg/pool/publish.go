@@ -237,7 +237,7 @@ func (v *found) unpublishOwn(ctx context.Context, target bind.Target) (done bool
 
 // unpublishAny unmounts what is at the target, and detaches a device that was published only there.
 func (s *Set) unpublishAny(ctx context.Context, id volume.ID, target bind.Target) error {
-	device, err := s.deviceAt(target)
+	device, err := s.host().DeviceAt(target)
 	if err != nil {
 		// A pod can end whose filesystem died, and with it the file of its device.
 		s.options.Log.Error(err, "cannot determine what is published at the target; unmounting it", "target", target.String())
@@ -248,7 +248,7 @@ func (s *Set) unpublishAny(ctx context.Context, id volume.ID, target bind.Target
 	if err := trace.Step(ctx, "unmount", func() error { return s.unmount(id, target) }); err != nil {
 		return err
 	}
-	return s.detach(ctx, id, device)
+	return s.host().DetachPublished(ctx, id, device)
 }
 
 // unmount takes off whatever is mounted at the target, unless that is another

@@ -7,6 +7,7 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/pkg/health"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/ledger"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/pace"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/scan"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
@@ -71,12 +72,12 @@ const (
 // last survey stays.
 func (p *Pool) survey(ctx context.Context) {
 	found := &scan.Survey{Abnormal: make(map[health.Reason]int), Unread: make(map[volume.ID]string)}
-	for some := p.ledger.After(volume.ID{}, burst); len(some) > 0; some = p.ledger.After(some[len(some)-1].ID, burst) {
+	for some := p.ledger.After(volume.ID{}, pace.Burst); len(some) > 0; some = p.ledger.After(some[len(some)-1].ID, pace.Burst) {
 		began := time.Now()
 		if err := p.surveySome(some, found); err != nil {
 			return // the check of the pool says why
 		}
-		if rest(ctx, min(leisure*time.Since(began), longestLeisure)) != nil {
+		if pace.Rest(ctx, min(leisure*time.Since(began), longestLeisure)) != nil {
 			return
 		}
 	}

@@ -1,10 +1,12 @@
 package pool
 
 import (
+	"context"
 	"errors"
 	"sync/atomic"
-	"time"
 
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/hang"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/discard"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/limit"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/nested"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/scan"
@@ -81,31 +83,17 @@ func (p *Pool) visit(id *opened) (*visit, error) {
 // that come after them not at all, until a check has found out more than st says. What is
 // opened after all is closed by itself.
 func (p *Pool) openInTime(id *opened, st *state) (*visit, error) {
-	type result struct {
-		visit *visit
-		err   error
-	}
-	results, late := make(chan result), make(chan struct{})
-	defer close(late)
-	go func() {
-		v, err := p.visit(id)
-		select {
-		case results <- result{v, err}:
-		case <-late:
+	v, err := hang.Run(context.Background(), p.options.HangAfter, func() (*visit, error) { return p.visit(id) },
+		func(v *visit, err error) {
 			if err == nil {
 				v.close()
 			}
-		}
-	}()
-	timer := time.NewTimer(p.options.HangAfter)
-	defer timer.Stop()
-	select {
-	case r := <-results:
-		return r.visit, r.err
-	case <-timer.C:
+		})
+	if errors.Is(err, hang.ErrTimeout) {
 		p.hung.Store(st)
-		return nil, p.hangs()
+		err = p.hangs()
 	}
+	return v, err
 }
 
 // scan is the pool for reading it.
@@ -126,6 +114,12 @@ func (p *Pool) scan() *scan.Pool {
 		s.Keeper = id.keeper
 	}
 	return s
+}
+
+// discard is the pool for undoing creations and for the trash. The directories of this node have
+// to be open.
+func (v *visit) discard() *discard.Pool {
+	return &discard.Pool{Pool: v.scan(), UnlessBusy: v.unlessBusyOr, Thrown: v.pool.thrown, Wake: v.pool.wakeReaper}
 }
 
 // work opens what only calls that make or remove volumes need.

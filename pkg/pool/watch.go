@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/hang"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/scan"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
@@ -39,9 +40,7 @@ var (
 func (p *Pool) watch(ctx context.Context) {
 	first := sync.OnceFunc(func() { close(p.checked) })
 	for ctx.Err() == nil {
-		result := make(chan state, 1)
-		go func() { result <- p.check(ctx) }()
-		p.await(result, first)
+		p.await(hang.Start(func() (state, error) { return p.check(ctx), nil }), first)
 		first()
 		p.rest(ctx)
 	}
@@ -49,20 +48,17 @@ func (p *Pool) watch(ctx context.Context) {
 
 // await settles what a check finds. It calls late for one that takes long; one that also
 // gets nowhere counts as a hang until it comes back.
-func (p *Pool) await(result <-chan state, late func()) {
-	tick := time.NewTicker(p.options.HangAfter)
-	defer tick.Stop()
+func (p *Pool) await(check *hang.Call[state], late func()) {
 	for steps := p.steps.Load(); ; steps = p.steps.Load() {
-		select {
-		case st := <-result:
+		st, err := check.Wait(context.Background(), p.options.HangAfter)
+		if err == nil {
 			p.settle(st)
 			return
-		case <-tick.C:
-			if p.steps.Load() == steps {
-				p.settle(state{hung: true, errors: volume.Unknown, err: p.hangs()})
-			}
-			late()
 		}
+		if p.steps.Load() == steps {
+			p.settle(state{hung: true, errors: volume.Unknown, err: p.hangs()})
+		}
+		late()
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop"
+	"kubevirt.io/hostpath-provisioner/pkg/trace"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
@@ -112,4 +113,78 @@ func DeviceError(err error) error {
 		return fmt.Errorf("%w: %w", volume.ErrInUse, err)
 	}
 	return err
+}
+
+// DeviceAt is the loop device that is published at the target; nil if there is none.
+func (h Host) DeviceAt(target bind.Target) (*loop.Device, error) {
+	published, err := h.Mounts.Published(h.Dev)
+	if err != nil {
+		return nil, err
+	}
+	for name, all := range published {
+		for _, p := range all {
+			if !target.Is(p.Path) {
+				continue
+			}
+			device, err := h.Devices.Inspect(name)
+			if errors.Is(err, loop.ErrNotAttached) {
+				return nil, nil
+			}
+			return &device, err
+		}
+	}
+	return nil, nil
+}
+
+// DetachPublished takes the device of a volume off its file if it is published nowhere any more.
+func (h Host) DetachPublished(ctx context.Context, id volume.ID, device *loop.Device) error {
+	if device == nil || device.Silent {
+		return nil // the sweep detaches it when it answers
+	}
+	if device.Gone {
+		return h.detachGone(ctx, id, *device)
+	}
+	all, err := h.Attachments()
+	if err != nil || !all.Unused(*device) {
+		return err
+	}
+	return trace.Step(ctx, "detach loop device", func() error {
+		return DeviceError(h.Devices.Detach(ctx, *device))
+	})
+}
+
+// detachGone is DetachPublished where the filesystem of the file is gone. The device would keep what
+// is left of that, which could not be repaired then. What it was published for shows whose
+// it is: a volume of that name, and the kernel has that name of the file too.
+func (h Host) detachGone(ctx context.Context, id volume.ID, device loop.Device) error {
+	if !device.HadPath(id.String(), FileName) {
+		return nil
+	}
+	published, err := h.Mounts.Published(h.Dev)
+	if err != nil || len(published[device.Name]) > 0 {
+		return err
+	}
+	return DeviceError(h.Devices.Detach(ctx, device))
+}
+
+// CheckPublished answers volume.ErrNotFound unless the path carries a device of the volume.
+func (h Host) CheckPublished(id volume.ID, d *dir.Dir, at bind.Target) error {
+	file, err := FileID(id, d)
+	if err != nil {
+		return err
+	}
+	device, err := h.DeviceAt(at)
+	if err != nil {
+		return err
+	}
+	if device != nil && device.Gone {
+		return fmt.Errorf("%w: the filesystem of the device at %s is gone", volume.ErrIO, at)
+	}
+	if device != nil && device.Silent {
+		return fmt.Errorf("%w: the device at %s: %w", volume.ErrUnavailable, at, loop.ErrSilent)
+	}
+	if device == nil || device.Backing != file {
+		return fmt.Errorf("%w: it is not published at %s", volume.ErrNotFound, at)
+	}
+	return nil
 }

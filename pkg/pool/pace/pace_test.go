@@ -1,4 +1,4 @@
-package pool
+package pace_test
 
 import (
 	"context"
@@ -7,16 +7,18 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"kubevirt.io/hostpath-provisioner/pkg/pool/pace"
 )
 
 func TestReaperPausesInProportion(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const removals, each = 1600, time.Millisecond
-		p, start := &pace{done: new(atomic.Uint64)}, time.Now()
+		p, start := &pace.Pace{Done: new(atomic.Uint64)}, time.Now()
 		longest := time.Duration(0)
 		for worked := time.Duration(0); worked < removals*each; worked += each {
 			before := time.Now()
-			if err := p.step(t.Context()); err != nil {
+			if err := p.Step(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 			longest = max(longest, time.Since(before))
@@ -34,16 +36,16 @@ func TestReaperPausesInProportion(t *testing.T) {
 // A hang is no work, and what comes after it is not held up for longer.
 func TestReaperPauseIsBoundedAfterHang(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := &pace{done: new(atomic.Uint64)}
-		for i := range burst {
-			if i == burst/2 {
+		p := &pace.Pace{Done: new(atomic.Uint64)}
+		for i := range pace.Burst {
+			if i == pace.Burst/2 {
 				time.Sleep(time.Hour)
 			}
 			before := time.Now()
-			if err := p.step(t.Context()); err != nil {
+			if err := p.Step(t.Context()); err != nil {
 				t.Fatal(err)
 			}
-			if rested := time.Since(before); rested > time.Second || i == burst-1 && rested == 0 {
+			if rested := time.Since(before); rested > time.Second || i == pace.Burst-1 && rested == 0 {
 				t.Errorf("it rests for %v after removal %d, want a second at most, and a rest after the last", rested, i+1)
 			}
 		}
@@ -55,11 +57,11 @@ func TestReaperPauseEndsAtClose(t *testing.T) {
 		const each, end = 20 * time.Millisecond, 700 * time.Millisecond // in the rest after the first burst
 		ctx, stop := context.WithTimeout(t.Context(), end)
 		defer stop()
-		p, start := &pace{done: new(atomic.Uint64)}, time.Now()
+		p, start := &pace.Pace{Done: new(atomic.Uint64)}, time.Now()
 		var err error
-		for range burst {
+		for range pace.Burst {
 			time.Sleep(each)
-			err = p.step(ctx)
+			err = p.Step(ctx)
 		}
 		if took := time.Since(start); !errors.Is(err, context.DeadlineExceeded) || took != end {
 			t.Errorf("%v after %v, want the end of the context after %v", err, took, end)

@@ -3,11 +3,6 @@ package pool
 import (
 	"testing"
 
-	"github.com/go-logr/logr"
-
-	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind/bindtest"
-	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
-	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
@@ -52,19 +47,4 @@ func must(t *testing.T, err error) {
 	if err != nil {
 		t.Fatal(err)
 	}
-}
-
-// aVisit is one of an empty pool that no background work touches.
-func aVisit(t *testing.T) *visit {
-	t.Helper()
-	configs, err := poolconfig.Parse(`[{"name":"local","path":"`+t.TempDir()+`"}]`, "/")
-	must(t, err)
-	mounts := &bindtest.Fake{}
-	p := newPool(configs[0], &Set{options: Options{Node: nodeOf("node-1"), Mounts: mounts, Log: logr.Discard()}.withDefaults()})
-	s, f, err := store.Create(t.Context(), p.at)
-	must(t, err)
-	t.Cleanup(func() { s.Close(); must(t, mounts.Close()) })
-	id, err := p.identify(s, f)
-	must(t, err)
-	return &visit{pool: p, store: s, keeper: id.keeper}
 }

@@ -1,0 +1,74 @@
+// Package discard is about what is no volume, or no volume any more: creations that did not end
+// are undone, removals are finished, what departed nodes left is taken over, and trash is erased.
+// The order of the steps on disk is that of pkg/pool/store.
+package discard
+
+import (
+	"errors"
+	"io/fs"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/content"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/scan"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
+)
+
+// A Pool is one whose directories of this node are open: see store.OpenWork.
+type Pool struct {
+	*scan.Pool
+	// UnlessBusy does something about a volume, unless a call works on it, here or on another
+	// node: then it is left to that. The zero id stands for something that is about no volume.
+	UnlessBusy func(id volume.ID, do func() error) error
+	// Thrown is called with what was put into the trash, and Wake when trash was found.
+	Thrown func(name string)
+	Wake   func()
+}
+
+// throw moves an entry that is no volume into the trash, where the reaper removes
+// it. The ledger keeps its promise until then.
+func (p *Pool) throw(from *dir.Dir, name string, as store.Thrown) error {
+	if err := p.Store.Throw(from, name, as.String()); err != nil {
+		return err
+	}
+	p.Thrown(as.String())
+	return nil
+}
+
+// DiscardCreation gives an entry of the directory of creating/ to the reaper.
+func (p *Pool) DiscardCreation(name string) error {
+	err := p.throwCreation(p.Store.Creating(), name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+// throwCreation throws an entry of a directory of creating/ away. The name in the trash
+// says whose the id is that it carries, so that the reaper gives it back.
+func (p *Pool) throwCreation(creating *dir.Dir, name string) error {
+	carried, err := p.Keeper.IDIn(creating, name)
+	if err != nil {
+		return err
+	}
+	suffix := p.Keeper.Claims().Owner(carried)
+	if suffix == "" {
+		suffix = store.RandomSuffix()
+	}
+	bytes, err := p.creationBytes(creating, name, carried)
+	if err != nil {
+		return err
+	}
+	return p.throw(creating, name, store.Thrown{Of: name, UID: suffix, Promised: bytes})
+}
+
+// creationBytes is what an entry of a directory of creating/ occupies: a directory volume
+// nothing yet, a file up to all of its size.
+func (p *Pool) creationBytes(creating *dir.Dir, name string, carried quota.ID) (int64, error) {
+	hasDisk, err := store.HasFile(creating, name, content.FileName)
+	if err != nil || !hasDisk {
+		return 0, err
+	}
+	return p.HeldBy(creating, name, carried), nil
+}

@@ -1,0 +1,61 @@
+package discard
+
+import (
+	"context"
+	"sync/atomic"
+	"time"
+
+	"kubevirt.io/hostpath-provisioner/pkg/pool/pace"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
+)
+
+// Erase removes pieces of trash, the first ones first, until ctx ends. Files counts the files and
+// directories that were taken on.
+func (p *Pool) Erase(ctx context.Context, names []string, files *atomic.Uint64) {
+	p.MeasureTrash()
+	slowly := &pace.Pace{Done: files} // of all pieces: small ones have less than a burst
+	for _, name := range names {
+		start := time.Now()
+		err := p.erase(ctx, name, slowly.Step)
+		if ctx.Err() != nil {
+			return
+		}
+		p.Ledger.TrashTried(name, err)
+		if err != nil {
+			p.Failed(err, "failed to erase trash; it is kept and tried again", "trash", name)
+			p.measureStuck(ctx, name)
+			continue
+		}
+		p.Log.V(4).Info("removed trash", "trash", name, "duration", time.Since(start))
+	}
+}
+
+// measureStuck finds out what a piece of trash occupies that stays and had too many files to
+// count them at the start. Until then all that is taken on the filesystem counts as foreign.
+func (p *Pool) measureStuck(ctx context.Context, name string) {
+	if p.Ledger.TrashPromise(name) != volume.Unknown {
+		return
+	}
+	slowly := &pace.Pace{Done: new(atomic.Uint64)}
+	bytes, err := p.Store.Trash().Occupied(name, func() error { return slowly.Step(ctx) })
+	if err != nil {
+		p.Log.Error(err, "failed to measure trash that is kept", "trash", name)
+		return
+	}
+	p.Ledger.TrashHolds(name, bytes)
+}
+
+// erase removes a piece of trash, and then gives its id back: not before, for what
+// is left of the tree would count against the next volume.
+func (p *Pool) erase(ctx context.Context, name string, pause func(context.Context) error) error {
+	id, err := p.Keeper.Lift(p.Store.Trash(), name, store.ParseThrown(name).UID)
+	if err != nil {
+		return err
+	}
+	id = p.Ledger.TrashID(name, id)
+	if err := p.Store.Trash().RemoveTree(ctx, name, pause); err != nil {
+		return err
+	}
+	return p.Keeper.Release(p.Store.Root(), id)
+}
