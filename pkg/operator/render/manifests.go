@@ -37,6 +37,7 @@ type Manifests struct {
 	driverRule       *unstructured.Unstructured
 	operatorRule     *unstructured.Unstructured
 	serviceMonitor   *unstructured.Unstructured
+	operatorMonitor  *unstructured.Unstructured
 }
 
 // legacyManifests are those of the pre-CSI provisioner.
@@ -64,6 +65,7 @@ func Load() (*Manifests, error) {
 		one(&m.driverRule, "monitoring/prometheusrule.yaml"),
 		one(&m.operatorRule, "operator/monitoring/prometheusrule.yaml"),
 		one(&m.serviceMonitor, "monitoring/servicemonitor.yaml"),
+		one(&m.operatorMonitor, "operator/monitoring/servicemonitor.yaml"),
 	)
 	if err != nil {
 		return nil, err

@@ -38,10 +38,10 @@ func (r *Renderer) monitoringObjects() []client.Object {
 	}
 }
 
-// serviceMonitor has the Prometheus operator collect the metrics.
-func (r *Renderer) serviceMonitor() *unstructured.Unstructured {
-	monitor := r.manifests.serviceMonitor.DeepCopy()
-	meta := r.meta(serviceMonitor, monitor.GetLabels())
+// serviceMonitor has the Prometheus operator collect the metrics of the driver, or of the operator.
+func (r *Renderer) serviceMonitor(from *unstructured.Unstructured, name string) *unstructured.Unstructured {
+	monitor := from.DeepCopy()
+	meta := r.meta(name, monitor.GetLabels())
 	meta.Labels["openshift.io/cluster-monitoring"] = ""
 	setMeta(monitor, meta)
 	return monitor

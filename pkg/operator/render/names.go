@@ -17,10 +17,11 @@ const (
 	legacyRole        = "hostpath-provisioner"
 	legacyConstraints = "hostpath-provisioner"
 
-	MetricsService = "hpp-prometheus-metrics"
-	prometheusRule = "prometheus-hpp-rules"
-	serviceMonitor = "service-monitor-hpp"
-	monitoringRole = "hostpath-provisioner-monitoring"
+	MetricsService  = "hpp-prometheus-metrics"
+	prometheusRule  = "prometheus-hpp-rules"
+	serviceMonitor  = "service-monitor-hpp"
+	operatorMonitor = "service-monitor-hpp-operator"
+	monitoringRole  = "hostpath-provisioner-monitoring"
 
 	// DriverName is the provisioner of StorageClasses.
 	DriverName = "kubevirt.io.hostpath-provisioner"

@@ -95,7 +95,7 @@ func (r *Renderer) Objects() ([]*unstructured.Unstructured, error) {
 		if err != nil {
 			return nil, err
 		}
-		all = append(all, rule, r.serviceMonitor())
+		all = append(all, rule, r.serviceMonitor(r.manifests.serviceMonitor, serviceMonitor), r.serviceMonitor(r.manifests.operatorMonitor, operatorMonitor))
 	}
 	return all, nil
 }

@@ -97,6 +97,7 @@ func TestRenderNames(t *testing.T) {
 		"Service hpp-prometheus-metrics",
 		"ServiceAccount hostpath-provisioner-admin-csi",
 		"ServiceMonitor service-monitor-hpp",
+		"ServiceMonitor service-monitor-hpp-operator",
 	}
 	if diff := cmp.Diff(want, sortedKeys(objects)); diff != "" {
 		t.Error(diff)

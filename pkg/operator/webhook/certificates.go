@@ -30,7 +30,7 @@ const (
 	lifetime  = 90 * 24 * time.Hour
 	announced = time.Hour
 	// refresh is how often the Secret is read. It is also how long what somebody has changed stays.
-	refresh = 30 * time.Second
+	refresh = 10 * time.Second
 )
 
 // Certificates has the certificate that the webhook serves. It makes and renews it, and has the API server know it. It works in

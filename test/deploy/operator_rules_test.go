@@ -1,0 +1,92 @@
+package deploy_test
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"testing"
+
+	monitoringv1 "github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1"
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/yaml"
+)
+
+const operatorDir = "../../deploy/operator"
+
+// The alerts of the operator have names, labels and runbooks that users have from upstream, and not those of ruleSets.
+func TestOperatorAlertsFire(t *testing.T) {
+	content, err := os.ReadFile(operatorDir + "/monitoring/prometheusrule.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var rule monitoringv1.PrometheusRule
+	if err := yaml.UnmarshalStrict(content, &rule); err != nil {
+		t.Fatal(err)
+	}
+	rules := ruleFile(t, rule.Spec)
+	promtool(t, "check", "rules", "--lint-fatal", "--lint=duplicate-rules", rules)
+	tests, err := os.ReadFile("testdata/operator-alerts.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(filepath.Dir(rules), "tests.yaml")
+	if err := os.WriteFile(file, tests, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	promtool(t, "test", "rules", file)
+}
+
+// The operator is what HPPOperatorDown looks for, and its metrics ask for a token.
+func TestOperatorServiceMonitor(t *testing.T) {
+	content, err := os.ReadFile(operatorDir + "/monitoring/servicemonitor.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var monitor monitoringv1.ServiceMonitor
+	if err := yaml.UnmarshalStrict(content, &monitor); err != nil {
+		t.Fatal(err)
+	}
+	objs := render(t, operatorDir)
+	services := all[corev1.Service](t, objs, "Service")
+	if len(services) != 1 {
+		t.Fatalf("deploy/operator has %d Services, want 1", len(services))
+	}
+	service, endpoint := services[0], monitor.Spec.Endpoints[0]
+	for key, value := range monitor.Spec.Selector.MatchLabels {
+		if service.Labels[key] != value {
+			t.Errorf("the Service has the labels %v, want %s=%s", service.Labels, key, value)
+		}
+	}
+	token := endpoint.BearerTokenFile //nolint:staticcheck // what replaces it wants a Secret; this is Prometheus' own token
+	if endpoint.Port != service.Spec.Ports[0].Name || token == "" {
+		t.Errorf("the endpoint %+v is not the port %+v, with a token", endpoint, service.Spec.Ports[0])
+	}
+}
+
+// The unit in the MachineConfig is that of deploy/provisioner, without comments.
+func TestOperatorMachineConfig(t *testing.T) {
+	unit, err := os.ReadFile("../../deploy/provisioner/host/hostpath-provisioner-selinux.service")
+	if err != nil {
+		t.Fatal(err)
+	}
+	content, err := os.ReadFile(operatorDir + "/example/machineconfig-selinux.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var machineConfig struct {
+		Spec struct {
+			Config struct {
+				Systemd struct {
+					Units []struct{ Contents string } `json:"units"`
+				} `json:"systemd"`
+			} `json:"config"`
+		} `json:"spec"`
+	}
+	if err := yaml.Unmarshal(content, &machineConfig); err != nil {
+		t.Fatal(err)
+	}
+	want := regexp.MustCompile("(?m)^#.*\n").ReplaceAllString(string(unit), "")
+	if got := machineConfig.Spec.Config.Systemd.Units[0].Contents; got != want {
+		t.Errorf("the unit is\n%s\nwant\n%s", got, want)
+	}
+}
