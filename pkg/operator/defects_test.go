@@ -14,9 +14,7 @@ import (
 )
 
 // upstreamDefects are defects of the upstream operator and of its mounter, by their number in the list that this one was
-// built from, with the test that fails if one comes back. Of the numbers up to 25, 5 (a deletion waits for a node that is
-// gone), 9 (Jobs are left over), 14 (a second object keeps the first from being deleted), 17 (a mounter mounts again what
-// a Job unmounted) and 20 (a new account deletes the DaemonSet) have no test of their own. 18 is in what this operator does not have: snapshots.
+// built from, with the test that fails if one comes back. 18 is in what this operator does not have: snapshots.
 var upstreamDefects = []struct {
 	number                  int
 	defect, directory, test string
@@ -25,17 +23,22 @@ var upstreamDefects = []struct {
 	{2, "removing a pool unmounts another one whose name is the beginning of its name", "render", "TestCleanUpOfOnePool"},
 	{3, "a pool that is removed from the object stays mounted", "../../test/cluster/cases", "TestOperatorWithPoolOnClaims"},
 	{4, "an unmount that fails counts as done", "../../test/e2e/mounter", "TestUnmountPoolInUse"},
+	{5, "a deletion waits for a node that is gone", ".", "TestDeletionDoesNotWaitForNodes"},
 	{6, "mounters do not run on nodes with taints", "render", "TestMounter"},
 	{7, "available although no pool is mounted", "status", "TestStatusOfPoolsOnClaims"},
 	{8, "a pod that is not scheduled stops everything", "status", "TestUnscheduledPod"},
+	{9, "Jobs are left over", ".", "TestCleanUpIsAfterTheMounter"},
 	{10, "fields that a new version drops stay", "../../test/cluster/cases", "TestOperatorAdoptsUpstreamCluster"},
 	{11, "the metric says ready while an error stays", ".", "TestReadyMetric"},
 	{12, "the name of a Job is not valid at one length", "render", "TestNamesAreValid"},
 	{13, "two shared pools get one StorageClass", "render", "TestOverlayClasses"},
+	{14, "a second object keeps the first from being deleted", ".", "TestSecondObjectDoesNotKeepTheFirst"},
 	{15, "any name of a pool and of a snapshot provider is accepted", "../../test/cluster/cases", "TestObjectValidation"},
 	{16, "mounters do not run on nodes whose hostname label is not their name", "render", "TestMounter"},
+	{17, "a mounter mounts again what a Job unmounted", ".", "TestCleanUpIsAfterTheMounter"},
 	{19, "the observed version is set before the rollout", "status", "TestAssess"},
 	{19, "a refused downgrade is not in the status", "status", "TestDowngrades"},
+	{20, "a new account deletes the DaemonSet", ".", "TestDeletedAccountIsReplacedAlone"},
 	{21, "the mounters of a pool have one selector", "render", "TestMounter"},
 	{21, "both DaemonSets have one selector", "render", "TestLegacySelector"},
 	{22, "a device is formatted when blkid fails", "../../test/e2e/mounter", "TestBlkidFailureIsNotBlankDevice"},

@@ -1,0 +1,194 @@
+package operator
+
+import (
+	"context"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/events"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+
+	hppv1 "kubevirt.io/hostpath-provisioner/api/v1beta1"
+	"kubevirt.io/hostpath-provisioner/pkg/operator/render"
+)
+
+// A stage is a cluster without nodes that do anything: pods, nodes and Jobs are what a test makes of them.
+type stage struct {
+	t *testing.T
+	client.Client
+	reconciler *Reconciler
+}
+
+func newStage(t *testing.T, objects ...client.Object) *stage {
+	t.Helper()
+	scheme, err := Scheme()
+	if err != nil {
+		t.Fatal(err)
+	}
+	manifests, err := render.Load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	api := fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(&hppv1.HostPathProvisioner{}).WithObjects(objects...).Build()
+	t.Cleanup(func() { ready.Set(noObject) })
+	return &stage{t: t, Client: api, reconciler: &Reconciler{
+		Client: api, APIReader: api, Recorder: events.NewFakeRecorder(1000), Optional: &OptionalKinds{}, TLS: NewTLSPolicy("", ""),
+		Config:    render.Config{Namespace: "storage", Version: "v1", Verbosity: -1},
+		manifests: manifests, discover: func(context.Context) error { return nil },
+	}}
+}
+
+func (s *stage) reconcile(name string) {
+	s.t.Helper()
+	if _, err := s.reconciler.Reconcile(s.t.Context(), ctrl.Request{NamespacedName: client.ObjectKey{Name: name}}); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// has says whether an object is there, and reads it.
+func (s *stage) has(object client.Object) bool {
+	s.t.Helper()
+	err := s.Get(s.t.Context(), client.ObjectKeyFromObject(object), object)
+	if err != nil && !apierrors.IsNotFound(err) {
+		s.t.Fatal(err)
+	}
+	return err == nil
+}
+
+func (s *stage) must(err error) {
+	s.t.Helper()
+	if err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+func stored(name string, created int64, deleted bool) *hppv1.HostPathProvisioner {
+	o := &hppv1.HostPathProvisioner{ObjectMeta: metav1.ObjectMeta{
+		Name: name, UID: types.UID("uid of " + name), CreationTimestamp: metav1.Unix(created, 0), Finalizers: []string{hppv1.Finalizer},
+	}}
+	o.Spec.StoragePools = []hppv1.StoragePool{{Name: "local", Path: "/var/hpvolumes"}}
+	if deleted {
+		now := metav1.Now()
+		o.DeletionTimestamp = &now
+	}
+	return o
+}
+
+// mounterOf is what keeps a pool mounted on a node.
+func mounterOf(pool, node string) *appsv1.Deployment {
+	one := int32(1)
+	labels := render.PoolLabels(pool)
+	for key, value := range render.Owned {
+		labels[key] = value
+	}
+	return &appsv1.Deployment{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "storage", Name: "hpp-pool-" + pool + "-" + node, Labels: labels, Annotations: map[string]string{
+			"hostpathprovisioner.kubevirt.io/node": node, "hostpathprovisioner.kubevirt.io/path": "/mnt/" + pool,
+		}},
+		Spec: appsv1.DeploymentSpec{Replicas: &one, Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"x": "y"}}},
+	}
+}
+
+func cleanUpOf(mounter *appsv1.Deployment) *batchv1.Job {
+	return &batchv1.Job{ObjectMeta: metav1.ObjectMeta{Namespace: "storage", Name: render.CleanUpName(mounter.Name)}}
+}
+
+func nodeThat(name string, ready corev1.ConditionStatus) *corev1.Node {
+	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}, Status: corev1.NodeStatus{
+		Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: ready}},
+	}}
+}
+
+// Neither a node that is gone nor one that is not ready keeps an object from being deleted.
+func TestDeletionDoesNotWaitForNodes(t *testing.T) {
+	gone, down := mounterOf("local", "gone"), mounterOf("local", "down")
+	s := newStage(t, stored("hpp", 1, true), nodeThat("down", corev1.ConditionUnknown), gone, down)
+	s.reconcile("hpp")
+	s.reconcile("hpp")
+	if s.has(stored("hpp", 1, true)) || s.has(gone) || s.has(down) {
+		t.Error("the object or one of its mounters is still there")
+	}
+}
+
+// A second object does not keep the first from being deleted, and then counts.
+func TestSecondObjectDoesNotKeepTheFirst(t *testing.T) {
+	s := newStage(t, stored("first", 1, true), stored("second", 2, false))
+	s.reconcile("first")
+	if s.has(stored("first", 1, true)) {
+		t.Fatal("the first object is still there")
+	}
+	s.reconcile("second")
+	if !s.has(&appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "storage", Name: render.DriverDaemonSet}}) {
+		t.Error("the second object is not deployed")
+	}
+}
+
+// A pool is unmounted only once no mounter is at work that would mount it again, and of several pools on several nodes no
+// Job is left over.
+func TestCleanUpIsAfterTheMounter(t *testing.T) {
+	var objects []client.Object
+	var mounters []*appsv1.Deployment
+	var pods []*corev1.Pod
+	for _, node := range []string{"node-a", "node-b"} {
+		objects = append(objects, nodeThat(node, corev1.ConditionTrue))
+		for _, pool := range []string{"one", "two"} {
+			mounter := mounterOf(pool, node)
+			pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "storage", Name: mounter.Name, Labels: mounter.Labels}, Spec: corev1.PodSpec{NodeName: node}}
+			objects, mounters, pods = append(objects, mounter, pod), append(mounters, mounter), append(pods, pod)
+		}
+	}
+	s := newStage(t, append(objects, stored("hpp", 1, true))...)
+	s.reconcile("hpp")
+	s.reconcile("hpp")
+	for _, mounter := range mounters {
+		if !s.has(mounter) || *mounter.Spec.Replicas != 0 || s.has(cleanUpOf(mounter)) {
+			t.Fatalf("%s is not ended before it is unmounted", mounter.Name)
+		}
+	}
+	for _, pod := range pods {
+		s.must(s.Delete(t.Context(), pod))
+	}
+	s.reconcile("hpp")
+	for _, mounter := range mounters {
+		job := cleanUpOf(mounter)
+		if !s.has(job) || !s.has(mounter) {
+			t.Fatalf("%s is not unmounted", mounter.Name)
+		}
+		job.Status.Conditions = []batchv1.JobCondition{{Type: batchv1.JobComplete, Status: corev1.ConditionTrue}}
+		s.must(s.Status().Update(t.Context(), job))
+	}
+	s.reconcile("hpp")
+	s.reconcile("hpp")
+	for _, mounter := range mounters {
+		if s.has(mounter) || s.has(cleanUpOf(mounter)) {
+			t.Errorf("%s or its clean-up is left over", mounter.Name)
+		}
+	}
+	if s.has(stored("hpp", 1, true)) {
+		t.Error("the object is still there")
+	}
+}
+
+// An account that was deleted is made anew, and the DaemonSet stays as it is.
+func TestDeletedAccountIsReplacedAlone(t *testing.T) {
+	s := newStage(t, stored("hpp", 1, false))
+	s.reconcile("hpp")
+	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "storage", Name: "hostpath-provisioner-admin-csi"}}
+	set := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "storage", Name: render.DriverDaemonSet}}
+	if !s.has(account) || !s.has(set) {
+		t.Fatal("nothing is deployed")
+	}
+	before := set.ResourceVersion
+	s.must(s.Delete(t.Context(), account))
+	s.reconcile("hpp")
+	if !s.has(account) || !s.has(set) || set.ResourceVersion != before {
+		t.Errorf("the account is not back, or the DaemonSet was written: version %s, before %s", set.ResourceVersion, before)
+	}
+}
