@@ -246,7 +246,8 @@ func TestAllCallsReportSameCondition(t *testing.T) {
 		})
 	}
 	for _, reason := range health.Reasons() {
-		if !seen[reason] {
+		// A volume that is published nowhere has no statistics: see TestInlineVolumeLeftBehindIsAbnormal of pkg/pool.
+		if !seen[reason] && reason != health.InlineUnpublished {
 			t.Errorf("no ailment has the reason %s", reason)
 		}
 	}

@@ -34,10 +34,12 @@ type Pool struct {
 	// Reason is what is wrong, in one word of pkg/health.
 	Reason string `json:"reason,omitempty"`
 
-	UUID       string    `json:"uuid,omitempty"`
-	Created    time.Time `json:"created,omitzero"`
-	ReadOnly   bool      `json:"readOnly"`
-	SystemDisk bool      `json:"systemDisk"`
+	UUID    string    `json:"uuid,omitempty"`
+	Created time.Time `json:"created,omitzero"`
+	// Server is the driver that serves the pool, unless it is shared.
+	Server     *Server `json:"server,omitempty"`
+	ReadOnly   bool    `json:"readOnly"`
+	SystemDisk bool    `json:"systemDisk"`
 	// SharesWith are the other pools of the node on the same filesystem.
 	SharesWith []string `json:"sharesFilesystemWith,omitempty"`
 	// Quota is who enforces the sizes of new volumes; empty for nobody, and then Unenforced
@@ -63,6 +65,13 @@ type Pool struct {
 	DevicesError string `json:"devicesError,omitempty"`
 	// OnDeleted are loop devices of the driver on deleted files of the pool's filesystem.
 	OnDeleted []Orphan `json:"devicesOnDeletedFiles,omitempty"`
+}
+
+// A Server is a driver.
+type Server struct {
+	Node  string    `json:"node"`
+	Host  string    `json:"host"`
+	Since time.Time `json:"since"`
 }
 
 // A Volume is one of a pool's volumes.

@@ -34,7 +34,8 @@ type reader struct {
 	steps   atomic.Uint64
 
 	format      *store.Format
-	unavailable error // why a driver would not serve the pool; nil if it would
+	server      *store.Server // the driver that serves the pool; nil for none
+	unavailable error         // why a driver would not serve the pool; nil if it would
 	volumes     []seen
 	trash       []Leftover
 	space       dir.Space
@@ -190,7 +191,9 @@ func (r *reader) read(ctx context.Context) (Pool, error) {
 	if r.Keeper, err = r.limits.Keeper(r.Store.Root(), r.claims.On(id.Filesystem)); err != nil {
 		return Pool{}, err
 	}
-	if err := cmp.Or(r.place.Check(r.Store.Root()), r.Unfit(r.limits)); err != nil {
+	var served error
+	r.server, served = r.Store.ServedTo(r.options.Dev, r.format.UUID)
+	if err := cmp.Or(r.place.Check(r.Store.Root()), r.Unfit(r.limits), served); err != nil {
 		r.unavailable = scan.Unavailable(r.Config, err)
 	}
 	// As a check of the driver does, so that conditions are the same.
@@ -232,6 +235,9 @@ func (r *reader) read(ctx context.Context) (Pool, error) {
 func (r *reader) describe(p *Pool, space dir.Space) {
 	p.Readable, p.UUID, p.Created = true, r.format.UUID, r.format.Created
 	p.ReadOnly = space.ReadOnly
+	if r.server != nil {
+		p.Server = &Server{Node: r.server.Node, Host: r.server.Host, Since: r.server.Since}
+	}
 	p.SystemDisk = scan.OnSystemDisk(r.options.Mounts, r.options.SystemPath, r.Store.Root())
 	if why := r.Keeper.Unenforced(); why != nil {
 		p.Unenforced = why.Error()

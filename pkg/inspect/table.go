@@ -103,6 +103,9 @@ func (p *Pool) facts() string {
 	if p.Quota == "" {
 		facts[0] = "sizes not enforced: " + clean(p.Unenforced)
 	}
+	if p.Server != nil && p.Server.Host != "" {
+		facts = append(facts, fmt.Sprintf("served by %s since %s", clean(p.Server.Host), p.Server.Since.Format(time.RFC3339)))
+	}
 	for _, fact := range []struct {
 		so    bool
 		words string

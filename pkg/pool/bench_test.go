@@ -76,6 +76,7 @@ func newBench(t *testing.T, root string) *bench {
 	b := &bench{t: t, root: root, mounts: &bindtest.Fake{}, labels: &labeltest.Fake{}}
 	must(t, os.Mkdir(filepath.Join(root, "pods"), 0o755))
 	must(t, os.Mkdir(filepath.Join(root, "dev"), 0o755))
+	must(t, os.WriteFile(filepath.Join(root, "dev", "null"), nil, 0o600))
 	var err error
 	b.dev, err = dir.Open(filepath.Join(root, "dev"))
 	must(t, err)
@@ -134,9 +135,15 @@ func (b *bench) allDevices() pool.Devices {
 // inspect inspects pools while the driver of the bench runs.
 func (b *bench) inspect(datadir string) []inspect.Pool {
 	b.t.Helper()
+	return b.inspectAs("node-1", datadir)
+}
+
+// inspectAs is inspect on a node.
+func (b *bench) inspectAs(name, datadir string) []inspect.Pool {
+	b.t.Helper()
 	configs, err := poolconfig.Parse(datadir, b.root)
 	must(b.t, err)
-	node, err := volume.ParseNodeID("node-1")
+	node, err := volume.ParseNodeID(name)
 	must(b.t, err)
 	options := inspect.Options{Node: node, Mounts: b.mounts, Devices: b.allDevices(), Dev: b.dev, SystemPath: b.root, DetectQuota: b.detect, CountErrors: b.countErrors, SinceBoot: b.sinceBoot}
 	return inspect.Run(b.t.Context(), configs, options).Pools

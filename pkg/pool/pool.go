@@ -112,6 +112,9 @@ type Pool struct {
 	// needMount says that a filesystem must be mounted at the pool's path.
 	needMount atomic.Bool
 
+	guard   guard
+	guarded atomic.Bool // no other driver serves the pool
+
 	// What monitoring reads, in addition to the state. It takes no lock.
 	surveyed  atomic.Pointer[scan.Survey] // nil before the first
 	used      atomic.Int64                // bytes that the volumes hold, or unknownBytes
@@ -195,7 +198,10 @@ func (p *Pool) open(ctx context.Context) (_ *visit, err error) {
 	if err != nil {
 		return nil, errors.New("it is the directory of another pool as well, reached by another path")
 	}
-	_, err = v.join(*f)
+	err = v.guardPool(f.UUID)
+	if err == nil {
+		_, err = v.join(*f)
+	}
 	if err == nil {
 		err = v.begin(ctx)
 	}

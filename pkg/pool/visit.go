@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"sync/atomic"
@@ -43,6 +44,9 @@ func (p *Pool) enter() (*visit, error) {
 	}
 	if id == nil {
 		return nil, p.unavailable(errNotChecked) // as replaced has it for a moment
+	}
+	if !p.config.Shared && !p.guarded.Load() {
+		return nil, p.unavailable(cmp.Or(st.err, errUnguarded))
 	}
 	if err := p.limits().Unfit(id.keeper); err != nil && !st.readOnly() {
 		return nil, p.unavailable(err)

@@ -44,6 +44,7 @@ func (p *Pool) watch(ctx context.Context) {
 		first()
 		p.rest(ctx)
 	}
+	p.leave()
 }
 
 // await settles what a check finds. It calls late for one that takes long; one that also
@@ -162,7 +163,10 @@ func (p *Pool) checkVisit(ctx context.Context) (*visit, error) {
 		return p.open(ctx)
 	}
 	v.store.ProbeWritable()
-	err = p.place.Check(v.store.Root())
+	err = v.guardPool(id.Format.UUID)
+	if err == nil {
+		err = p.place.Check(v.store.Root())
+	}
 	if err == nil {
 		err = v.checkOpen(ctx)
 	}

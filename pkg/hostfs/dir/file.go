@@ -237,26 +237,48 @@ func (d *Dir) OpenNode(name string, flags int) (*os.File, error) {
 // The kernel's own wait (F_OFD_SETLKW) can only be ended by a signal, so Lock polls. The order
 // of waiters is not kept.
 func (d *Dir) Lock(ctx context.Context, name string) (unlock func(), err error) {
-	return d.lock(name, 0, 0, func(try func() error) error { return retry(ctx, try) })
+	return d.lock(name, unix.O_CREAT, 0, 0, func(try func() error) error { return retry(ctx, try) })
 }
 
 // LockByte is Lock for a single byte of the file, which may lie beyond its end. Locks on other
 // bytes do not conflict.
 func (d *Dir) LockByte(ctx context.Context, name string, at int64) (unlock func(), err error) {
-	return d.lock(name, at, 1, func(try func() error) error { return retry(ctx, try) })
+	return d.lock(name, unix.O_CREAT, at, 1, func(try func() error) error { return retry(ctx, try) })
 }
 
 // TryLockByte is LockByte, but returns ErrLocked instead of waiting.
 func (d *Dir) TryLockByte(name string, at int64) (unlock func(), err error) {
-	return d.lock(name, at, 1, func(try func() error) error { return try() })
+	return d.lock(name, unix.O_CREAT, at, 1, func(try func() error) error { return try() })
 }
 
-// lock opens a file and locks length bytes of it, or all if length is 0.
-func (d *Dir) lock(name string, start, length int64, take func(try func() error) error) (unlock func(), err error) {
+// TryLockExisting is TryLockByte for a file that must be there already.
+func (d *Dir) TryLockExisting(name string, at int64) (unlock func(), err error) {
+	return d.lock(name, 0, at, 1, func(try func() error) error { return try() })
+}
+
+// Rewrite replaces what a file holds, in place: a reader may see anything in between, and so
+// may the next start after a crash. It makes no file, and syncs nothing.
+func (d *Dir) Rewrite(name string, data []byte) error {
+	if err := checkName(name); err != nil {
+		return err
+	}
+	f, err := d.openFile(name, unix.O_WRONLY|unix.O_NONBLOCK)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteAt(data, 0)
+	if err := errors.Join(err, f.Truncate(int64(len(data))), f.Close()); err != nil {
+		return fmt.Errorf("rewrite %s: %w", d.join(name), err)
+	}
+	return nil
+}
+
+// lock opens a file with additional flags, and locks length bytes of it, or all if length is 0.
+func (d *Dir) lock(name string, flags uint64, start, length int64, take func(try func() error) error) (unlock func(), err error) {
 	if err := checkName(name); err != nil {
 		return nil, err
 	}
-	f, err := d.openFile(name, unix.O_RDWR|unix.O_CREAT)
+	f, err := d.openFile(name, unix.O_RDWR|flags)
 	if err != nil {
 		return nil, err
 	}

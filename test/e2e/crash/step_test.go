@@ -39,7 +39,7 @@ var trapped = map[int]call{
 	unix.SYS_WRITE:         {"write", toFile, fd},
 	unix.SYS_PWRITE64:      {"pwrite64", toFile, fd},
 	unix.SYS_WRITEV:        {"writev", toFile, fd},
-	unix.SYS_FTRUNCATE:     {"ftruncate", nil, fd},
+	unix.SYS_FTRUNCATE:     {"ftruncate", toFile, fd},
 	unix.SYS_FALLOCATE:     {"fallocate", nil, fd},
 	unix.SYS_FSYNC:         {"fsync", nil, fd},
 	unix.SYS_FDATASYNC:     {"fdatasync", nil, fd},
@@ -121,10 +121,11 @@ func (s step) verb() string {
 	return verb
 }
 
-// toFile distinguishes a file from the sockets and pipes that the driver answers and logs to.
+// toFile distinguishes a file from the sockets and pipes that the driver answers and logs to, and from
+// the sign of life in the file lock, which no order depends on.
 func toFile(n *notification) bool {
 	target := n.descriptor(0)
-	return strings.HasPrefix(target, "/") && target != os.DevNull
+	return strings.HasPrefix(target, "/") && target != os.DevNull && !strings.HasSuffix(target, "/.hostpath-provisioner/lock")
 }
 
 func fd(n *notification) string { return n.descriptor(0) }

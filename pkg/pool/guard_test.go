@@ -1,0 +1,116 @@
+package pool_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"kubevirt.io/hostpath-provisioner/pkg/health"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind/bindtest"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/pool"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
+)
+
+// second is another driver on the same disk. On another node, it is as if both saw one
+// directory of NFS.
+func (b *bench) second(node, datadir string) *bench {
+	b.t.Helper()
+	n := &bench{t: b.t, root: b.root, mounts: &bindtest.Fake{}, labels: b.labels, loops: b.loops, dev: b.dev}
+	b.t.Cleanup(func() { must(b.t, n.mounts.Close()) })
+	if node != "node-1" {
+		must(b.t, os.MkdirAll(b.path("dev-"+node), 0o755))
+		must(b.t, os.WriteFile(b.path("dev-"+node, "null"), nil, 0o600))
+		var err error
+		n.dev, err = dir.Open(b.path("dev-" + node))
+		must(b.t, err)
+		b.t.Cleanup(func() { must(b.t, n.dev.Close()) })
+	}
+	n.startNode(node, datadir)
+	return n
+}
+
+func TestSecondDriverWaitsForPool(t *testing.T) {
+	for name, node := range map[string]string{"same node": "node-1", "another node": "node-2"} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T, one *bench) {
+				one.create("pvc-1", mib)
+				two := one.second(node, local)
+				for range 10 { // for longer than a driver counts as alive without a sign
+					one.later(10 * time.Second)
+					two.wantServedBy("node-1")
+					must(t, one.Status()[0].Err)
+				}
+				if _, err := two.Create(t.Context(), pool.Request{ID: id(t, "pvc-2"), Range: volume.Range{Required: mib}}); !errors.Is(err, volume.ErrNoSpace) {
+					t.Errorf("create: %v, want ErrNoSpace", err)
+				}
+				wantError(t, two.Delete(t.Context(), id(t, "pvc-1")), volume.ErrUnavailable)
+				one.wantVolumes("pvc-1")
+				if seen := two.inspectAs(node, local)[0]; seen.Reason != string(health.PoolNotServing) || !strings.Contains(seen.Condition, `on node "node-1"`) {
+					t.Errorf("inspect reports %+v, want that node-1 serves the pool and another driver is there", seen.Condition)
+				}
+
+				must(t, one.Close(context.Background()))
+				two.later(2 * time.Second)
+				two.create("pvc-2", mib)
+				two.wantVolumes("pvc-1", "pvc-2")
+				if seen := two.inspectAs(node, local)[0]; seen.Abnormal || seen.Server == nil || seen.Server.Node != node {
+					t.Errorf("inspect reports %+v, served by %v; want it in order and served by %s", seen.Condition, seen.Server, node)
+				}
+			})
+		})
+	}
+}
+
+// A driver that was killed leaves its sign of life: its own node goes on at once, another one
+// when the sign has not changed for a while.
+func TestKilledDriverIsFollowed(t *testing.T) {
+	for node, after := range map[string]time.Duration{"node-1": 0, "node-2": 32 * time.Second} {
+		t.Run(node, func(t *testing.T) {
+			inBubble(t, func(t *testing.T, one *bench) {
+				sign, err := os.ReadFile(one.own("lock"))
+				must(t, err)
+				must(t, one.Close(context.Background()))
+				must(t, os.WriteFile(one.own("lock"), sign, 0o600))
+				two := one.second(node, local)
+				if after > 0 {
+					two.later(after - 4*time.Second)
+					two.wantServedBy("node-1")
+					two.later(4 * time.Second)
+				}
+				must(t, two.Status()[0].Err)
+			})
+		})
+	}
+}
+
+// wantServedBy expects the pool not to be served here, and the reason to name who serves it.
+func (b *bench) wantServedBy(node string) {
+	b.t.Helper()
+	host, err := os.Hostname()
+	must(b.t, err)
+	status := b.Status()[0]
+	if status.Err == nil || !strings.Contains(status.Err.Error(), node) || !strings.Contains(status.Err.Error(), host) {
+		b.t.Errorf("the pool does not serve because of %v, want the node %s and the host %s", status.Err, node, host)
+	}
+}
+
+// A driver from before the lock, or inspect, does not keep a driver from serving.
+func TestPoolIsServedBesideInspect(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		for range 3 {
+			if seen := b.inspect(local)[0]; seen.Abnormal || seen.Server == nil {
+				t.Fatalf("inspect reports %+v, served by %v", seen.Condition, seen.Server)
+			}
+			b.restart(local)
+			must(t, b.Status()[0].Err)
+		}
+		must(t, b.Close(context.Background()))
+		if seen := b.inspect(local)[0]; seen.Abnormal || seen.Server != nil {
+			t.Errorf("inspect reports %+v, served by %v; want nobody", seen.Condition, seen.Server)
+		}
+	})
+}

@@ -1,0 +1,106 @@
+package store
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"io"
+	"time"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
+)
+
+// A Server is the driver that serves a pool which is not shared, as it writes into the file
+// lock at each check.
+type Server struct {
+	Node string `json:"node"`
+	Host string `json:"host"` // its host name, which is the name of its pod
+	// Since is when it began, by the clock of its node.
+	Since time.Time `json:"since"`
+	// Instance is of this process alone.
+	Instance string `json:"instance"`
+	// Beat grows with each check: it is the sign of life.
+	Beat uint64 `json:"beat"`
+}
+
+func (s Server) String() string {
+	if s.Instance == "" {
+		return "unknown"
+	}
+	return fmt.Sprintf("%q on node %q, since %s", s.Host, s.Node, s.Since.Format(time.RFC3339))
+}
+
+const maxServer = 4 << 10 // bytes
+
+// Server is the driver that served the pool last, and its sign of life, which differs as long
+// as it is alive. Both are zero where it has ended well, and the driver where that was being
+// written.
+func (s *Store) Server() (by Server, sign string, err error) {
+	data, err := s.own.ReadFile(lockName, maxServer)
+	if err != nil || json.Unmarshal(data, &by) != nil {
+		by = Server{}
+	}
+	return by, string(data), err
+}
+
+// WriteServer writes who serves the pool, or with nil that nobody does. It is no more than a
+// sign: it is written in place, and not synced.
+func (s *Store) WriteServer(by *Server) error {
+	if by == nil {
+		return s.own.Rewrite(lockName, nil)
+	}
+	data, err := json.Marshal(by)
+	if err != nil {
+		return err
+	}
+	return s.own.Rewrite(lockName, append(data, '\n'))
+}
+
+// ErrServed reports a pool that is not for this driver.
+var ErrServed = errors.New("another driver serves it, and it is not shared")
+
+// lockedDevice is a file in /dev that all drivers of a node see.
+const lockedDevice = "null"
+
+// LockServer locks a byte of a pool against the drivers of this node, which see dev, the node's
+// /dev. Errors: dir.ErrLocked.
+func LockServer(dev *dir.Dir, at int64) (unlock func(), err error) {
+	return dev.TryLockExisting(lockedDevice, at)
+}
+
+// ServedTo is the driver that serves the pool, nil for none, as a node sees it that has dev,
+// and why that keeps another driver of the node from serving it.
+func (s *Store) ServedTo(dev *dir.Dir, uuid string) (*Server, error) {
+	by, _, err := s.Server()
+	if s.at.Shared || dev == nil || err != nil || by.Instance == "" {
+		return nil, nil //nolint:nilerr // it informs people
+	}
+	locked := func(at int64) bool {
+		unlock, err := LockServer(dev, at)
+		if err == nil {
+			unlock()
+		}
+		return errors.Is(err, dir.ErrLocked)
+	}
+	here, waits := locked(ServerByte(uuid)), locked(ServerByte(uuid)+1)
+	foreign := s.at.Node != (volume.NodeID{}) && by.Node != s.at.Node.String()
+	switch {
+	case here && foreign:
+		return &by, fmt.Errorf("%w: it is served by %s", ErrServed, by)
+	case here && waits:
+		return &by, fmt.Errorf("two drivers of this node are configured with it: it is served by %s, and another waits", by)
+	case !here && !foreign:
+		return nil, nil // it was killed
+	}
+	return &by, nil
+}
+
+// ServerByte is the byte of a pool in the file that the drivers of one node lock. The byte
+// after it is of a driver that waits for the pool.
+func ServerByte(uuid string) int64 {
+	h := fnv.New64a()
+	_, _ = io.WriteString(h, uuid) // never fails
+	return int64(h.Sum64()>>2) &^ 1
+}
