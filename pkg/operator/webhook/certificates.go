@@ -85,8 +85,8 @@ func (c *Certificates) Start(ctx context.Context) error {
 // is no webhook, and nothing to do.
 func (c *Certificates) refresh(ctx context.Context) error {
 	configuration := &admissionv1.ValidatingWebhookConfiguration{}
-	if err := c.reader.Get(ctx, client.ObjectKey{Name: Name}, configuration); apierrors.IsNotFound(err) || apierrors.IsForbidden(err) {
-		return nil // deploy/operator/webhook, which has the right too, is not applied
+	if err := c.reader.Get(ctx, client.ObjectKey{Name: Name}, configuration); apierrors.IsNotFound(err) {
+		return nil // deploy/operator/webhook is not applied
 	} else if err != nil {
 		return err
 	}

@@ -27,7 +27,7 @@ var installations = []string{
 // unneeded are the rights, as describe writes them, that no case needs.
 var unneeded = regexp.MustCompile(strings.Join([]string{
 	// No API of OpenShift, nor of the Prometheus operator, is there while the operator of this project is.
-	`securitycontextconstraints`, `monitoring\.coreos\.com`, `operator: .* (services|endpoints|endpointslices\.discovery\.k8s\.io|.*reviews\.auth.*)$`,
+	`securitycontextconstraints`, `apiservers\.config\.openshift\.io`, `monitoring\.coreos\.com`, `operator: .* (services|endpoints|endpointslices\.discovery\.k8s\.io|.*reviews\.auth.*)$`,
 	// A program stands in for the health monitor, which reads its events back.
 	`health-monitor: (get|watch) events`,
 	// A claim that fits nowhere on its node loses its selected node.
