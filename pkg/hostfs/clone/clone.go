@@ -9,8 +9,10 @@
 package clone
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 
 	"golang.org/x/sys/unix"
@@ -35,18 +37,41 @@ const (
 )
 
 // File makes dst, an empty regular file that is open for writing, a copy of src. It
-// answers ErrNotSupported where Share is not possible. Nothing is synced.
-func File(dst, src *os.File, method Method) error {
+// answers ErrNotSupported where Share is not possible. Nothing is synced. The end of ctx ends
+// Copy, within 16 MiB.
+func File(ctx context.Context, dst, src *os.File, method Method) error {
 	var err error
 	if method == Share {
 		err = share(int(dst.Fd()), int(src.Fd()))
 	} else {
-		err = copyData(int(dst.Fd()), int(src.Fd()), func() error { return nil })
+		err = copyData(int(dst.Fd()), int(src.Fd()), ctx.Err)
 	}
 	if err != nil {
 		return fmt.Errorf("clone %s to %s: %w", src.Name(), dst.Name(), err)
 	}
 	return nil
+}
+
+// Supported reports whether files of the filesystem of d can share blocks. It tries with two
+// empty files that have no name (O_TMPFILE).
+func Supported(d *dir.Dir) (bool, error) {
+	var files [2]int
+	for i := range files {
+		fd, err := unix.Openat(d.Fd(), ".", unix.O_TMPFILE|unix.O_RDWR|unix.O_CLOEXEC, 0o600)
+		if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EISDIR) || errors.Is(err, unix.ENOENT) {
+			return false, nil // no filesystem whose files share blocks is without O_TMPFILE
+		}
+		if err != nil {
+			return false, &fs.PathError{Op: "make a file without a name in", Path: d.String(), Err: err}
+		}
+		defer func() { _ = unix.Close(fd) }() // nothing is in it
+		files[i] = fd
+	}
+	err := share(files[0], files[1])
+	if errors.Is(err, ErrNotSupported) || errors.Is(err, unix.EINVAL) {
+		return false, nil
+	}
+	return err == nil, err
 }
 
 // share is FICLONE. On btrfs, files with and without copy-on-write share no blocks

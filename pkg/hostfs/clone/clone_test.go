@@ -12,11 +12,11 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/clone"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/clone/clonetest"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
@@ -75,76 +75,16 @@ func tree(t testing.TB, src, dst string, o clone.Options) clone.Result {
 	return result
 }
 
-// same compares two trees with all their attributes, by the program that people trust.
-func same(t testing.TB, a, b string) {
-	t.Helper()
-	testenv.NeedPrograms(t, "rsync")
-	out, err := exec.CommandContext(t.Context(), "rsync", "-aHAXS", "--dry-run", "--checksum", "--delete",
-		"--itemize-changes", a+"/", b+"/").CombinedOutput()
-	if err != nil || len(bytes.TrimSpace(out)) > 0 {
-		t.Errorf("the copy differs: %v\n%s", err, out)
-	}
-}
-
-// hostile makes one entry of each kind that a tree can have.
-func hostile(t testing.TB, at string) {
-	t.Helper()
-	in := func(name string) string { return filepath.Join(at, name) }
-	write(t, in("file"), "content")
-	write(t, in("empty"), "")
-	must(t, os.Mkdir(in("a"), 0o2775), os.Mkdir(in("a/b"), 0o700), os.Mkdir(in("locked"), 0o000))
-	write(t, in("a/one"), "two names")
-	must(t,
-		os.Link(in("a/one"), in("a/b/two")), os.Link(in("a/one"), in("three")),
-		os.Symlink("/etc/passwd", in("link")), os.Symlink("a/b", in("inside")), os.Symlink("nowhere", in("a/dangling")),
-		os.Lchown(in("link"), 1234, 4321),
-		unix.Mkfifo(in("fifo"), 0o620),
-		unix.Mknod(in("socket"), unix.S_IFSOCK|0o666, 0),
-		unix.Mknod(in("null"), unix.S_IFCHR|0o640, int(unix.Mkdev(1, 3))),
-		unix.Mknod(in("loop"), unix.S_IFBLK|0o600, int(unix.Mkdev(7, 200))),
-		os.Link(in("fifo"), in("a/fifo")), os.Link(in("link"), in("a/link")),
-		os.WriteFile(in("not utf-8 \xff\xfe\n\t*"), nil, 0o600),
-		os.WriteFile(in(strings.Repeat("n", 255)), []byte("long"), 0o600),
-	)
-	write(t, in("setuid"), "#!/bin/sh")
-	must(t, os.Chown(in("setuid"), 1000, 1000), os.Chmod(in("setuid"), 0o755|os.ModeSetuid|os.ModeSetgid),
-		os.Chmod(in("a"), 0o755|os.ModeSticky))
-	write(t, in("capable"), "binary")
-	must(t,
-		os.Chown(in("capable"), 7, 8),
-		// cap_net_raw+ep, as setcap(8) writes it.
-		unix.Setxattr(in("capable"), "security.capability", []byte("\x01\x00\x00\x02\x00\x20\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"), 0),
-		unix.Setxattr(in("file"), "user.empty", nil, 0),
-		unix.Setxattr(in("file"), "user.text", []byte("value"), 0),
-		unix.Setxattr(in("a"), "trusted.t", []byte{0, 1, 2}, 0),
-		unix.Lsetxattr(in("link"), "trusted.l", []byte("of a link"), 0),
-		// An ACL that gives user 1234 r-x next to the usual three, and a default of it.
-		unix.Setxattr(in("a/b"), "system.posix_acl_access", acl, 0),
-		unix.Setxattr(in("a/b"), "system.posix_acl_default", acl, 0),
-	)
-	sparse, err := os.Create(in("sparse"))
-	must(t, err)
-	_, err = sparse.WriteAt([]byte("far"), 64*mib)
-	must(t, err, sparse.Truncate(96*mib), sparse.Close())
-	old := time.Date(1999, 12, 31, 23, 59, 59, 123456789, time.UTC)
-	must(t, os.Chtimes(in("file"), old, old), os.Chtimes(in("a/b"), old, old))
-}
-
-// acl is struct posix_acl_xattr_header and five entries: owner, user 1234, group, mask, others.
-var acl = []byte("\x02\x00\x00\x00" +
-	"\x01\x00\x07\x00\xff\xff\xff\xff" + "\x02\x00\x05\x00\xd2\x04\x00\x00" + "\x04\x00\x05\x00\xff\xff\xff\xff" +
-	"\x10\x00\x05\x00\xff\xff\xff\xff" + "\x20\x00\x00\x00\xff\xff\xff\xff")
-
 func TestTree(t *testing.T) {
 	t.Run("every kind of entry with all attributes", func(t *testing.T) {
 		onEach(t, func(t *testing.T, src, dst string, method clone.Method) {
-			hostile(t, src)
+			clonetest.Hostile(t, src)
 			must(t, os.Chown(src, 107, 107), os.Chmod(src, 0o770))
 			result := tree(t, src, dst, clone.Options{Method: method, Rounds: 3})
 			if !result.PointInTime || result.Shared != (method == clone.Share) || result.Entries < 20 {
 				t.Errorf("%+v, want a point in time", result)
 			}
-			same(t, src, dst)
+			clonetest.Same(t, src, dst)
 			blocks := func(path string) int64 {
 				var st unix.Stat_t
 				must(t, unix.Stat(path, &st))
@@ -311,7 +251,7 @@ func TestTreeInUse(t *testing.T) {
 						t.Errorf("%+v, want %+v", result, tt.want)
 					}
 					if tt.equal {
-						same(t, src, dst)
+						clonetest.Same(t, src, dst)
 					}
 				})
 			}
@@ -378,7 +318,7 @@ func TestFile(t *testing.T) {
 		to, err := os.OpenFile(filepath.Join(dst, "disk"), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 		must(t, err)
 		defer to.Close()
-		must(t, clone.File(to, from, method))
+		must(t, clone.File(t.Context(), to, from, method))
 		got, err := io.ReadAll(to)
 		if err != nil || !bytes.Equal(got, content) {
 			t.Errorf("the copy has %d other bytes (%v)", len(got), err)
@@ -395,7 +335,7 @@ func TestFile(t *testing.T) {
 		if result := tree(t, filepath.Join(root, "src"), filepath.Join(root, "dst"), clone.Options{Rounds: 1}); !result.PointInTime {
 			t.Errorf("%+v", result)
 		}
-		same(t, filepath.Join(root, "src"), filepath.Join(root, "dst"))
+		clonetest.Same(t, filepath.Join(root, "src"), filepath.Join(root, "dst"))
 	})
 }
 
@@ -425,12 +365,12 @@ func TestSubvolume(t *testing.T) {
 	}
 	src := filepath.Join(root, "src")
 	subvolume(src)
-	hostile(t, src)
+	clonetest.Hostile(t, src)
 	must(t, os.Mkdir(filepath.Join(root, "to"), 0o755))
 	to := open(t, filepath.Join(root, "to"))
 
 	must(t, clone.Subvolume(open(t, src), to, "snapshot"))
-	same(t, src, filepath.Join(root, "to", "snapshot"))
+	clonetest.Same(t, src, filepath.Join(root, "to", "snapshot"))
 	if err := clone.Subvolume(open(t, src), to, "snapshot"); !errors.Is(err, os.ErrExist) {
 		t.Errorf("a second snapshot of that name: %v, want ErrExist", err)
 	}
@@ -446,6 +386,9 @@ func TestSubvolume(t *testing.T) {
 	t.Run("a directory is no subvolume", func(t *testing.T) {
 		if err := clone.Subvolume(open(t, filepath.Join(src, "a")), to, "other"); !errors.Is(err, clone.ErrNotSupported) {
 			t.Errorf("%v, want ErrNotSupported", err)
+		}
+		if _, err := clone.Nested(open(t, filepath.Join(src, "a"))); !errors.Is(err, clone.ErrNotSupported) {
+			t.Errorf("the subvolumes in a directory: %v, want ErrNotSupported", err)
 		}
 		xfs := testenv.LoopFS(t, "xfs", 512*mib)
 		if err := clone.Subvolume(open(t, xfs), open(t, xfs), "other"); !errors.Is(err, clone.ErrNotSupported) {

@@ -59,12 +59,22 @@ func Subvolume(src, to *dir.Dir, name string) error {
 	return &fs.PathError{Op: "snapshot", Path: src.String() + " to " + to.String() + "/" + name, Err: err}
 }
 
+// subvolumeRoot is the inode number of the root of each subvolume: BTRFS_FIRST_FREE_OBJECTID.
+const subvolumeRoot = 256
+
 // Nested counts the subvolumes that lie directly in the subvolume d, at whatever depth of
 // directories, at most 255 of them. It answers ErrNotSupported if d is no subvolume
 // (Linux 4.18).
 func Nested(d *dir.Dir) (int, error) {
 	args := rootRefArgs{}
-	err := ioctl.Do(d, getRootRef, &args)
+	// Of a directory in a subvolume it would list those of that.
+	st, err := statSelf(d)
+	if err == nil && st.Ino != subvolumeRoot {
+		err = unix.EINVAL
+	}
+	if err == nil {
+		err = ioctl.Do(d, getRootRef, &args)
+	}
 	switch {
 	case err == nil, errors.Is(err, unix.EOVERFLOW):
 		return int(args.Items), nil
