@@ -305,10 +305,14 @@ func wantConfined(t *testing.T, d *running) {
 	if len(threads) < 2 {
 		t.Fatalf("driver has threads %q", threads)
 	}
-	needed := uint64(0)
+	needed, permitted := uint64(0), uint64(0)
 	for _, c := range privilege.Needed {
 		needed |= 1 << c
 	}
+	for _, c := range privilege.ForCopies {
+		permitted |= 1 << c
+	}
+	permitted |= needed
 	for _, thread := range threads {
 		status, err := os.ReadFile(thread)
 		// ESRCH: the thread exited after its file was opened.
@@ -316,7 +320,7 @@ func wantConfined(t *testing.T, d *running) {
 			continue // exited
 		}
 		must.Succeed(t, err)
-		for field, want := range map[string]uint64{"CapInh": 0, "CapPrm": needed, "CapEff": needed, "CapBnd": needed, "CapAmb": 0} {
+		for field, want := range map[string]uint64{"CapInh": 0, "CapPrm": permitted, "CapEff": needed, "CapBnd": permitted, "CapAmb": 0} {
 			if line := fmt.Sprintf("%s:\t%016x\n", field, want); !strings.Contains(string(status), line) {
 				t.Errorf("%s lacks %q:\n%s", thread, line, status)
 			}

@@ -82,7 +82,7 @@ func main() {
 
 // confine drops the capabilities that the driver does not need: a privileged container has all.
 func confine() error {
-	missing, err := privilege.Keep(privilege.Needed)
+	missing, err := privilege.Keep(privilege.Needed, privilege.ForCopies...)
 	switch {
 	case errors.Is(err, errors.ErrUnsupported):
 		klog.InfoS("Keeping all capabilities: this binary was built with cgo")

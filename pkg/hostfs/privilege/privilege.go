@@ -41,12 +41,28 @@ const (
 // Needed is the driver's set.
 var Needed = []Capability{DACOverride, Fowner, SysAdmin}
 
+// Capabilities that copying a tree needs besides, which With raises for its time.
+const (
+	// Gives files to others than the driver.
+	Chown Capability = unix.CAP_CHOWN
+	// Keeps setuid and setgid bits of files of other groups.
+	FsetID Capability = unix.CAP_FSETID
+	// Sets the capabilities of files.
+	SetFcap Capability = unix.CAP_SETFCAP
+)
+
+// ForCopies is what copying a tree needs besides Needed.
+var ForCopies = []Capability{Chown, FsetID, SetFcap, MakeNode}
+
 var names = map[Capability]string{
 	DACOverride: "CAP_DAC_OVERRIDE",
 	Fowner:      "CAP_FOWNER",
 	SysAdmin:    "CAP_SYS_ADMIN",
 	MakeNode:    "CAP_MKNOD",
 	SysResource: "CAP_SYS_RESOURCE",
+	Chown:       "CAP_CHOWN",
+	FsetID:      "CAP_FSETID",
+	SetFcap:     "CAP_SETFCAP",
 }
 
 // String is the name in capabilities(7), for those listed above.
@@ -65,11 +81,12 @@ func (s set) has(c Capability) bool { return s&(1<<c) != 0 }
 // Keep drops all but the given capabilities, permanently and in all threads of this process:
 // it removes the others from the effective, permitted and bounding sets, empties the
 // inheritable and ambient sets, and sets no_new_privs, so that execve(2) cannot regain them.
-// It returns those of the given ones that the process lacks.
+// It returns those of the given ones that the process lacks. The later ones stay permitted, and
+// are not effective but in With.
 //
 // Capabilities are per thread. A program with cgo may have threads unknown to Go, so Keep drops
 // nothing there and returns errors.ErrUnsupported.
-func Keep(capabilities []Capability) (missing []Capability, err error) {
+func Keep(capabilities []Capability, later ...Capability) (missing []Capability, err error) {
 	had, err := effective()
 	if err != nil {
 		return nil, err
@@ -82,17 +99,23 @@ func Keep(capabilities []Capability) (missing []Capability, err error) {
 			missing = append(missing, c)
 		}
 	}
+	permitted := keep
+	for _, c := range later {
+		if had.has(c) {
+			permitted |= 1 << c
+		}
+	}
 	// Changing the bounding set needs CAP_SETPCAP. Without it the set stays: under
 	// no_new_privs execve(2) cannot gain what is not permitted.
 	if had.has(unix.CAP_SETPCAP) {
-		if err := bound(keep); err != nil {
+		if err := bound(permitted); err != nil {
 			return nil, err
 		}
 	}
 	if err := prctl(unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL); err != nil {
 		return nil, fmt.Errorf("clear ambient capabilities: %w", err)
 	}
-	if err := permit(keep); err != nil {
+	if err := permit(keep, permitted); err != nil {
 		return nil, err
 	}
 	if err := prctl(unix.PR_SET_NO_NEW_PRIVS, 1); err != nil {
@@ -128,10 +151,12 @@ func bound(keep set) error {
 }
 
 // permit sets the effective and permitted sets, and clears the inheritable one.
-func permit(keep set) error {
+func permit(keep, permitted set) error {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
-	low, high := uint32(keep), uint32(keep>>32)
-	data := [2]unix.CapUserData{{Effective: low, Permitted: low}, {Effective: high, Permitted: high}}
+	data := [2]unix.CapUserData{
+		{Effective: uint32(keep), Permitted: uint32(permitted)},
+		{Effective: uint32(keep >> 32), Permitted: uint32(permitted >> 32)},
+	}
 	_, _, errno := syscall.AllThreadsSyscall(unix.SYS_CAPSET, uintptr(unsafe.Pointer(&header)), uintptr(unsafe.Pointer(&data[0])), 0)
 	if errno != 0 {
 		return fmt.Errorf("drop capabilities: %w", os.NewSyscallError("capset", errno))
