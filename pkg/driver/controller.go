@@ -34,6 +34,10 @@ func (c *controller) ControllerGetCapabilities(context.Context, *csi.ControllerG
 		csi.ControllerServiceCapability_RPC_VOLUME_CONDITION,
 		csi.ControllerServiceCapability_RPC_GET_CAPACITY,
 		csi.ControllerServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER,
+		csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT,
+		csi.ControllerServiceCapability_RPC_LIST_SNAPSHOTS,
+		csi.ControllerServiceCapability_RPC_GET_SNAPSHOT,
+		csi.ControllerServiceCapability_RPC_CLONE_VOLUME,
 	} {
 		capabilities = append(capabilities, &csi.ControllerServiceCapability{
 			Type: &csi.ControllerServiceCapability_Rpc{Rpc: &csi.ControllerServiceCapability_RPC{Type: t}},
@@ -58,7 +62,9 @@ func (c *controller) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequ
 	if err != nil {
 		return nil, err
 	}
-	return &csi.CreateVolumeResponse{Volume: c.describe(v)}, nil
+	made := c.describe(v)
+	made.ContentSource = req.GetVolumeContentSource() // or it would not be what was asked for
+	return &csi.CreateVolumeResponse{Volume: made}, nil
 }
 
 func (c *controller) parseCreate(req *csi.CreateVolumeRequest) (pool.Request, error) {
@@ -77,11 +83,12 @@ func (c *controller) parseCreate(req *csi.CreateVolumeRequest) (pool.Request, er
 	if err != nil {
 		return pool.Request{}, err
 	}
-	switch {
-	case req.GetVolumeContentSource() != nil:
-		return pool.Request{}, invalid("a volume cannot be made from a snapshot or another volume")
-	case len(req.GetMutableParameters()) > 0:
+	if len(req.GetMutableParameters()) > 0 {
 		return pool.Request{}, errMutable
+	}
+	source, err := c.parseSource(req)
+	if err != nil {
+		return pool.Request{}, err
 	}
 	requirements := req.GetAccessibilityRequirements()
 	allowed := slices.Concat(requirements.GetRequisite(), requirements.GetPreferred())
@@ -92,6 +99,7 @@ func (c *controller) parseCreate(req *csi.CreateVolumeRequest) (pool.Request, er
 		Mode:           wanted.mode,
 		MultiNode:      wanted.multiNode,
 		OtherNodesOnly: !c.config.includes(allowed),
+		Source:         source,
 	}, nil
 }
 

@@ -29,6 +29,10 @@ func TestControllerCapabilities(t *testing.T) {
 		"VOLUME_CONDITION":         1,
 		"GET_CAPACITY":             1,
 		"SINGLE_NODE_MULTI_WRITER": 1,
+		"CREATE_DELETE_SNAPSHOT":   1,
+		"LIST_SNAPSHOTS":           1,
+		"GET_SNAPSHOT":             1,
+		"CLONE_VOLUME":             1,
 	})
 }
 
@@ -52,9 +56,6 @@ func TestUnadvertisedCallsAreUnimplemented(t *testing.T) {
 			_, err := r.ControllerModifyVolume(ctx, &csi.ControllerModifyVolumeRequest{})
 			return err
 		},
-		"CreateSnapshot":    func() error { _, err := r.CreateSnapshot(ctx, &csi.CreateSnapshotRequest{}); return err },
-		"DeleteSnapshot":    func() error { _, err := r.DeleteSnapshot(ctx, &csi.DeleteSnapshotRequest{}); return err },
-		"ListSnapshots":     func() error { _, err := r.ListSnapshots(ctx, &csi.ListSnapshotsRequest{}); return err },
 		"NodeStageVolume":   func() error { _, err := r.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{}); return err },
 		"NodeUnstageVolume": func() error { _, err := r.NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{}); return err },
 	} {

@@ -92,16 +92,30 @@ func TestCreateVolumeInvalidRequests(t *testing.T) {
 			wantCode(t, err, codes.InvalidArgument, c.says)
 		})
 	}
-	for name, source := range map[string]*csi.VolumeContentSource{
-		"a snapshot":       {Type: &csi.VolumeContentSource_Snapshot{Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: "s"}}},
-		"another volume":   {Type: &csi.VolumeContentSource_Volume{Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: "v"}}},
-		"an unnamed thing": {},
+	snapshot := func(id string) *csi.VolumeContentSource {
+		return &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: id}}}
+	}
+	another := func(id string) *csi.VolumeContentSource {
+		return &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: id}}}
+	}
+	for name, c := range map[string]struct {
+		source *csi.VolumeContentSource
+		code   codes.Code
+		says   string
+	}{
+		"an unnamed thing":            {&csi.VolumeContentSource{}, codes.InvalidArgument, "neither a snapshot nor a volume"},
+		"a snapshot without an id":    {snapshot(""), codes.InvalidArgument, "empty"},
+		"a snapshot that is a path":   {snapshot("../s@node"), codes.InvalidArgument, `"../s"`},
+		"a snapshot that is not here": {snapshot("s"), codes.NotFound, "snapshot s"},
+		"one of another node":         {snapshot("s@elsewhere"), codes.ResourceExhausted, "snapshot s"},
+		"a volume that is not here":   {another("v"), codes.NotFound, "volume v"},
+		"a volume that is a snapshot": {another("~s"), codes.InvalidArgument, `"~s"`},
 	} {
 		t.Run("the content of "+name, func(t *testing.T) {
 			_, err := r.CreateVolume(t.Context(), createRequest("vol", withParameter("storagePool", "local"), func(req *csi.CreateVolumeRequest) {
-				req.VolumeContentSource = source
+				req.VolumeContentSource = c.source
 			}))
-			wantCode(t, err, codes.InvalidArgument, "cannot be made from")
+			wantCode(t, err, c.code, c.says)
 		})
 	}
 	wantEqual(t, "what the refused calls left", r.ids(t), []string(nil))

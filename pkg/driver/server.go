@@ -178,7 +178,7 @@ func levelOf(method string, code codes.Code) int {
 		return 1
 	}
 	switch method {
-	case "CreateVolume", "DeleteVolume", "NodePublishVolume", "NodeUnpublishVolume", "NodeExpandVolume":
+	case "CreateVolume", "DeleteVolume", "NodePublishVolume", "NodeUnpublishVolume", "NodeExpandVolume", "CreateSnapshot", "DeleteSnapshot":
 		return 2
 	}
 	return 5

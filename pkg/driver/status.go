@@ -24,6 +24,7 @@ var errorCodes = []struct {
 	// Not OUT_OF_RANGE: kubelet expands at each mount a volume whose claim was enlarged, and
 	// mounts it at its old size only after this code.
 	{volume.ErrCannotGrow, codes.FailedPrecondition},
+	{volume.ErrPrecondition, codes.FailedPrecondition},
 	{volume.ErrNoSpace, codes.ResourceExhausted},
 	{volume.ErrOutOfRange, codes.OutOfRange},
 	{volume.ErrExists, codes.AlreadyExists},

@@ -32,6 +32,7 @@ var poolErrors = map[string]struct {
 	"ErrNotFound":      {volume.ErrNotFound, codes.NotFound},
 	"ErrExists":        {volume.ErrExists, codes.AlreadyExists},
 	"ErrInUse":         {volume.ErrInUse, codes.FailedPrecondition},
+	"ErrPrecondition":  {volume.ErrPrecondition, codes.FailedPrecondition},
 	"ErrNoSpace":       {volume.ErrNoSpace, codes.ResourceExhausted},
 	"ErrOutOfRange":    {volume.ErrOutOfRange, codes.OutOfRange},
 	"ErrCannotGrow":    {volume.ErrCannotGrow, codes.FailedPrecondition},

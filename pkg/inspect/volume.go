@@ -45,7 +45,7 @@ const (
 // readVolumes reads all volumes, and again those that are not in order.
 func (r *reader) readVolumes(ctx context.Context, l *scan.Listing) ([]seen, error) {
 	var all []seen
-	for _, known := range r.Ledger.After(volume.ID{}, math.MaxInt) {
+	for _, known := range r.Ledger.Volumes(volume.ID{}, math.MaxInt) {
 		v, ok, err := r.readVolume(l, known.ID)
 		if err != nil {
 			return nil, err

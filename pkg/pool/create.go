@@ -32,6 +32,8 @@ type Request struct {
 	MultiNode bool
 	// Inline asks for one that lives as long as its publication.
 	Inline bool
+	// Source is what the volume is to be made from; nil for an empty volume.
+	Source *Source
 }
 
 // Create makes a volume, or answers the one that is there if it is what the
@@ -64,6 +66,15 @@ func (s *Set) Create(ctx context.Context, r Request) (Volume, error) {
 	if err := s.elsewhere(r.ID, p); err != nil {
 		return Volume{}, err
 	}
+	if r.Source != nil {
+		if err := s.sourceElsewhere(r.Source.ID, p); err != nil {
+			return Volume{}, err
+		}
+		// Copying may take longer than the call.
+		own, end := s.untilClose(ctx)
+		defer end()
+		ctx = own
+	}
 	v, err := p.create(ctx, r)
 	if err != nil {
 		return Volume{}, fmt.Errorf("create volume %s in pool %q: %w", r.ID, p.config.Name, err)
@@ -76,7 +87,7 @@ func (s *Set) Create(ctx context.Context, r Request) (Volume, error) {
 func (s *Set) elsewhere(id volume.ID, chosen *Pool) error {
 	for _, p := range s.holders(id) {
 		if p != chosen {
-			return fmt.Errorf("volume %s: %w in pool %q", id, volume.ErrExists, p.config.Name)
+			return fmt.Errorf("%s: %w in pool %q", id.Named(), volume.ErrExists, p.config.Name)
 		}
 	}
 	return nil
@@ -161,11 +172,14 @@ func (v *visit) existing(r Request, e store.Entry, d *dir.Dir, space dir.Space) 
 	if e.Inline() != r.Inline {
 		return Volume{}, fmt.Errorf("%w with another life cycle: inline is %v", volume.ErrExists, e.Inline())
 	}
+	if !r.Source.isOf(e.Record) {
+		return Volume{}, fmt.Errorf("%w, made from something else", volume.ErrExists)
+	}
 	if err := v.scan().Content(r.ID, e.Record).Check(d); err != nil {
 		return Volume{}, err
 	}
 	// The call that made it may have failed at its last step.
-	return found, v.store.SyncRoot()
+	return found, v.store.SyncParent(r.ID)
 }
 
 func (v *visit) createNew(ctx context.Context, r Request, space dir.Space) (Volume, error) {
@@ -173,7 +187,19 @@ func (v *visit) createNew(ctx context.Context, r Request, space dir.Space) (Volu
 	if err := v.pool.limits().Unfit(v.keeper); err != nil {
 		return Volume{}, v.pool.noCapacity(r.ID, v.pool.unavailable(err))
 	}
+	var src *source
+	if r.Source != nil {
+		var err error
+		if src, err = v.openRequested(r); err != nil {
+			return Volume{}, err
+		}
+		defer src.close()
+		r.Range = src.atLeast(r.Range)
+	}
 	bytes, err := r.Range.Promise(unit(r.Mode, space))
+	if err == nil && src != nil {
+		err = src.fits(bytes)
+	}
 	if err != nil {
 		return Volume{}, err
 	}
@@ -190,7 +216,14 @@ func (v *visit) createNew(ctx context.Context, r Request, space dir.Space) (Volu
 			v.undo(r.ID)
 		}
 	}()
-	if err := v.build(ctx, r.ID, rec); err != nil {
+	make, fill := v.makeLimited(ctx, rec), v.fill(ctx, r.ID, rec)
+	if src != nil {
+		if err := src.begin(rec); err != nil {
+			return Volume{}, err
+		}
+		make, fill = src.make(ctx, rec), src.restore(ctx, rec)
+	}
+	if err := v.build(ctx, rec, make, fill); err != nil {
 		if errors.Is(err, fs.ErrExist) {
 			return Volume{}, fmt.Errorf("%w as something that is no volume: %w", volume.ErrExists, err)
 		}
@@ -216,12 +249,16 @@ func (v *visit) newRecord(r Request, bytes int64) *store.Record {
 	return rec
 }
 
-// build makes the volume aside and then puts it in its place in one step.
-func (v *visit) build(ctx context.Context, id volume.ID, rec *store.Record) error {
-	if err := v.discard().DiscardCreation(id.String()); err != nil {
+// build makes a volume or a snapshot aside and then puts it in its place in one step.
+func (v *visit) build(ctx context.Context, rec *store.Record, make func(*dir.Dir) (*dir.Dir, error), fill func(*dir.Dir) error) error {
+	id, err := volume.ParseEntry(rec.ID)
+	if err != nil {
 		return err
 	}
-	if err := v.store.Stage(v.makeLimited(ctx, rec), v.fill(ctx, id, rec)); err != nil {
+	if err := v.discard().DiscardCreation(rec.ID); err != nil {
+		return err
+	}
+	if err := v.store.Stage(make, fill); err != nil {
 		return err
 	}
 	if err := trace.Step(ctx, "write the record", func() error { return v.store.WriteRecord(rec) }); err != nil {

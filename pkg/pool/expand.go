@@ -32,6 +32,9 @@ func (s *Set) Expand(ctx context.Context, id volume.ID, at bind.Target, mode vol
 	if err := v.entry.Usable(id); err != nil {
 		return 0, err
 	}
+	if err := s.pins.free(id); err != nil {
+		return 0, err
+	}
 	if mode != "" {
 		err = v.entry.UsedAs(mode)
 	}

@@ -136,7 +136,11 @@ func (v *visit) restoreLimits(context.Context) error {
 
 // restoreLimit puts back a limit that is not what was promised.
 func (v *visit) restoreLimit(id volume.ID, c ledger.Card) error {
-	d, err := v.store.Root().Open(id.String())
+	in, err := v.store.Parent(id)
+	if err != nil {
+		return err
+	}
+	d, err := in.Open(id.String())
 	if err != nil {
 		return err
 	}

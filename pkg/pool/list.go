@@ -46,7 +46,7 @@ func (s *Set) List(_ context.Context, after volume.ID, most int) (page []Volume,
 		l, done := p.list(after == volume.ID{})
 		defer done()
 		listings[p] = l
-		for _, v := range p.ledger.After(after, most+1) {
+		for _, v := range p.ledger.Volumes(after, most+1) {
 			all = append(all, at{v.ID, p})
 		}
 	}

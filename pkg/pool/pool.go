@@ -80,6 +80,7 @@ type Pool struct {
 	at        *store.Location
 	locks     *Locks[volume.ID]
 	attaching *turns[volume.ID]
+	pins      *pins           // of all pools
 	serving   *Locks[string]  // the uuids of all pools that are open
 	claims    *limit.Registry // the quota ids of all pools
 	place     *nested.Place   // among all pools
@@ -144,6 +145,7 @@ func newPool(config poolconfig.Pool, s *Set) *Pool {
 		log:         options.Log.WithValues("pool", config.Name.String()),
 		locks:       &s.volumes,
 		attaching:   &s.attaching,
+		pins:        &s.pins,
 		serving:     &s.serving,
 		claims:      &s.claims,
 		filesystems: &s.filesystems,

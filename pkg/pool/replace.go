@@ -27,7 +27,7 @@ func (v *visit) noteVacancy() error {
 
 func (p *Pool) knownEmpty() bool {
 	now := p.ledger.Summary()
-	return now.Volumes == 0 && now.Trash.Pieces == 0
+	return now.Volumes == 0 && now.Snapshots.Count == 0 && now.Trash.Pieces == 0
 }
 
 // replaced reports whether a pool cannot be opened any more because another filesystem is

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -32,12 +33,16 @@ type Set struct {
 	targets     Locks[bind.Target]
 	attaching   turns[volume.ID] // devices of block volumes to files
 	serving     Locks[string]
+	pins        pins
 	claims      limit.Registry
 	places      nested.Places
 	filesystems scan.Filesystems[*Pool]
 
 	stop context.CancelFunc
-	work sync.WaitGroup
+	// untilClose is a context for work that goes on when the call that began it ends: Close
+	// ends it, and waits until end is called.
+	untilClose func(call context.Context) (ctx context.Context, end func())
+	work       sync.WaitGroup
 }
 
 // Start begins to serve pools. Each is opened in the background, so that one that
@@ -46,6 +51,12 @@ type Set struct {
 func Start(configs []poolconfig.Pool, options Options) *Set {
 	ctx, stop := context.WithCancel(context.Background())
 	s := &Set{options: options.withDefaults(), byName: make(map[volume.PoolName]*Pool), stop: stop}
+	s.untilClose = func(call context.Context) (context.Context, func()) {
+		s.work.Add(1)
+		own, cancel := context.WithCancel(context.WithoutCancel(call))
+		unhook := context.AfterFunc(ctx, cancel)
+		return own, func() { unhook(); cancel(); s.work.Done() }
+	}
 	for _, config := range configs {
 		p := newPool(config, s)
 		s.pools = append(s.pools, p)
@@ -168,6 +179,12 @@ func (s *Set) Capacity(name volume.PoolName, multiNode bool) (int64, error) {
 	return p.free(), nil
 }
 
+// HasSnapshotPath reports whether a pool is configured with a directory of snapshots of the
+// upstream KubeVirt driver.
+func (s *Set) HasSnapshotPath() bool {
+	return slices.ContainsFunc(s.pools, func(p *Pool) bool { return p.config.SnapshotPath != "" })
+}
+
 // Shared reports whether a pool is served by several nodes.
 func (s *Set) Shared(name volume.PoolName) (bool, error) {
 	p, err := s.pool(name)
@@ -244,7 +261,7 @@ func findIn(pools []*Pool, id volume.ID) (*found, error) {
 			first := at.visit.pool.config.Name
 			v.close()
 			at.close()
-			return nil, fmt.Errorf("volume %s %w: %q and %q; move one of the two away", id, volume.ErrAmbiguous, first, p.config.Name)
+			return nil, fmt.Errorf("%s %w: %q and %q; move one of the two away", id.Named(), volume.ErrAmbiguous, first, p.config.Name)
 		case v != nil:
 			at = v
 		}
@@ -253,9 +270,9 @@ func findIn(pools []*Pool, id volume.ID) (*found, error) {
 	case at != nil:
 		return at, nil
 	case len(unavailable) > 0:
-		return nil, fmt.Errorf("volume %s: %w", id, errors.Join(unavailable...))
+		return nil, fmt.Errorf("%s: %w", id.Named(), errors.Join(unavailable...))
 	}
-	return nil, fmt.Errorf("volume %s: %w", id, volume.ErrNotFound)
+	return nil, fmt.Errorf("%s: %w", id.Named(), volume.ErrNotFound)
 }
 
 // find answers nil if the pool has no such volume.
@@ -281,7 +298,7 @@ func (s *Set) findSettled(id volume.ID) (*found, error) {
 	}
 	v.entry, v.dir, err = v.visit.scan().LookupSettled(id)
 	if err == nil && !v.entry.Exists() {
-		err = fmt.Errorf("volume %s: %w: it is being made or removed", id, volume.ErrNotFound)
+		err = fmt.Errorf("%s: %w: it is being made or removed", id.Named(), volume.ErrNotFound)
 	}
 	if err != nil {
 		v.close()

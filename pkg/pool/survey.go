@@ -72,7 +72,7 @@ const (
 // last survey stays.
 func (p *Pool) survey(ctx context.Context) {
 	found := &scan.Survey{Abnormal: make(map[health.Reason]int), Unread: make(map[volume.ID]string)}
-	for some := p.ledger.After(volume.ID{}, pace.Burst); len(some) > 0; some = p.ledger.After(some[len(some)-1].ID, pace.Burst) {
+	for some := p.ledger.Volumes(volume.ID{}, pace.Burst); len(some) > 0; some = p.ledger.Volumes(some[len(some)-1].ID, pace.Burst) {
 		began := time.Now()
 		if err := p.surveySome(some, found); err != nil {
 			return // the check of the pool says why

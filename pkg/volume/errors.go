@@ -13,6 +13,9 @@ var (
 	ErrExists = errors.New("already exists")
 	// ErrInUse reports a volume that is published.
 	ErrInUse = errors.New("in use")
+	// ErrPrecondition reports a request that the state of its source or its pool does not allow
+	// now.
+	ErrPrecondition = errors.New("not possible now")
 	// ErrNoSpace reports that a promise does not fit into the pool now.
 	ErrNoSpace = errors.New("not enough space")
 	// ErrOutOfRange reports a size that no volume can have.

@@ -26,6 +26,8 @@ type Pool struct {
 	// Largest is the most bytes that a block volume was asked to have: the limit of its
 	// directory may stay where a growth that was not finished had it.
 	Largest int64
+	// Snapshots are the names of those that there should be.
+	Snapshots []string
 }
 
 // A Kept volume is one that there should be.
@@ -104,8 +106,17 @@ func (p *Pool) Holds(all []Kept) error {
 	if _, err := os.Lstat(p.Own("published")); published != nil || p.Shared && err == nil {
 		own = append(own, "published") // stays, once it is made
 	}
+	if _, err := os.Lstat(p.Own("snapshots")); err == nil {
+		own = append(own, "snapshots") // stays, once it is made
+	}
+	var snapshots []string
+	for _, name := range p.Snapshots {
+		snapshots = append(snapshots, "~"+name)
+		records = append(records, "~"+name+".json")
+	}
 	var problems []error
 	for path, want := range map[string][]string{
+		p.Own("snapshots"):           snapshots,
 		p.Path:                       volumes,
 		p.Own():                      own,
 		p.Own("volumes"):             records,

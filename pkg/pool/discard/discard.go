@@ -9,7 +9,6 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
-	"kubevirt.io/hostpath-provisioner/pkg/pool/content"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/scan"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
@@ -64,10 +63,10 @@ func (p *Pool) throwCreation(creating *dir.Dir, name string) error {
 }
 
 // creationBytes is what an entry of a directory of creating/ occupies: a directory volume
-// nothing yet, a file up to all of its size.
+// nothing yet, unless it is a copy; a file up to all of its size.
 func (p *Pool) creationBytes(creating *dir.Dir, name string, carried quota.ID) (int64, error) {
-	hasDisk, err := store.HasFile(creating, name, content.FileName)
-	if err != nil || !hasDisk {
+	empty, err := store.IsEmpty(creating, name)
+	if err != nil || empty {
 		return 0, err
 	}
 	return p.HeldBy(creating, name, carried), nil

@@ -47,7 +47,7 @@ func (p *Pool) recoverCreation(creating *dir.Dir, name string) error {
 		p.Log.Info("undoing an interrupted creation", "volume", name, "in", creating.String())
 		return p.undoNamed(creating, name)
 	}
-	id, err := volume.ParseID(name)
+	id, err := volume.ParseEntry(name)
 	if err != nil {
 		return undo()
 	}
@@ -56,7 +56,7 @@ func (p *Pool) recoverCreation(creating *dir.Dir, name string) error {
 
 // undoNamed undoes the creation that an entry of a directory of creating/ is of.
 func (p *Pool) undoNamed(creating *dir.Dir, name string) error {
-	if id, err := volume.ParseID(name); err == nil {
+	if id, err := volume.ParseEntry(name); err == nil {
 		if err := p.Store.UndoRecord(id); err != nil {
 			return err
 		}

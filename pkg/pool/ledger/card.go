@@ -31,7 +31,9 @@ const (
 	HasDamage          // an unreadable one
 	IsBlock
 	IsInline
-	ByXFS // who enforces the size, by the record
+	IsSnapshot
+	Shares // blocks with other entries
+	ByXFS  // who enforces the size, by the record
 	ByExt4
 	ByBtrfs
 	sawDirectory // marks of index.mark
@@ -60,7 +62,7 @@ func (c Card) Inodes(option int64) int64 {
 	if option == volume.Unknown {
 		option = int64(c.inodes) << 10
 	}
-	if option == 0 || c.Is(IsBlock) {
+	if option == 0 || c.Is(IsBlock|IsSnapshot) {
 		return 0
 	}
 	return 1 + c.Promised/option
@@ -74,6 +76,14 @@ const (
 	// directories 525 were measured.
 	inodeShare = 544
 )
+
+// OfInodes is what so many inodes may take that no quota of that kind counts, in bytes.
+func OfInodes(kind quota.Kind, inodes int64) int64 {
+	if kind != quota.XFS {
+		return 0
+	}
+	return max(0, inodes) * inodeShare
+}
 
 // overhead is what the inodes of the volume may take that no quota counts, in bytes. Without a
 // limit of inodes that is not known.
@@ -127,7 +137,8 @@ func (c Card) Mode() volume.Mode {
 func (c Card) MayBeBlock() bool { return c.Is(IsBlock) || !c.Is(HasRecord) }
 
 // MayHaveDevices reports whether devices may be attached to the volume's content.
-func (c Card) MayHaveDevices() bool { return c.Is(HasDirectory) && c.MayBeBlock() }
+// Snapshots never have any.
+func (c Card) MayHaveDevices() bool { return c.Is(HasDirectory) && c.MayBeBlock() && !c.Is(IsSnapshot) }
 
 // Recorded reports whether the volume has a readable record.
 func (c Card) Recorded() bool { return c.Is(HasRecord) }

@@ -20,6 +20,27 @@ type index struct {
 	promised, overhead int64
 	// option is the pool option bytesPerInode.
 	option int64
+	// snapshots are those among the volumes.
+	snapshots SnapshotSum
+}
+
+// A SnapshotSum describes the snapshots of a pool.
+type SnapshotSum struct {
+	Count    int
+	Lost     int   // those whose directory is missing
+	Promised int64 // bytes
+}
+
+// add counts a card, or takes it out again.
+func (s *SnapshotSum) add(c Card, sign int) {
+	if !c.Is(IsSnapshot) || !c.Exists() {
+		return
+	}
+	s.Count += sign
+	s.Promised += int64(sign) * c.Promised
+	if c.Lost() {
+		s.Lost += sign
+	}
 }
 
 // A page has some volumes that follow each other.
@@ -66,7 +87,12 @@ func (x *index) page(id volume.ID) int {
 // much the promises change.
 func (x *index) put(id volume.ID, c Card) (promised int64) {
 	before := x.promised
+	if id.IsSnapshot() {
+		c.flags |= IsSnapshot
+	}
+	x.snapshots.add(c, 1)
 	if old := x.at(id); old != nil {
+		x.snapshots.add(*old, -1)
 		x.sum(*old, -1)
 		if c.Exists() {
 			*old = c
@@ -148,7 +174,7 @@ func (x *index) after(id volume.ID, most int) []Volume {
 				return found
 			}
 			if string(p.id(at)) > id.String() {
-				next, _ := volume.ParseID(string(p.id(at))) // it was one when it was put
+				next, _ := volume.ParseEntry(string(p.id(at))) // it was one when it was put
 				found = append(found, Volume{next, p.cards[at]})
 			}
 		}
@@ -173,7 +199,7 @@ func (x *index) unmark(from volume.ID) (next volume.ID, more bool) {
 	for n, first := x.page(from), x.page(from); n < len(x.pages); n++ {
 		p := &x.pages[n]
 		if n-first == chunk/pageSize {
-			next, _ = volume.ParseID(p.first)
+			next, _ = volume.ParseEntry(p.first)
 			return next, true
 		}
 		for at := range p.cards {

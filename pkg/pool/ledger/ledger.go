@@ -7,6 +7,7 @@ package ledger
 import (
 	"iter"
 	"math/bits"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -58,8 +59,9 @@ func New(policy Policy) *Ledger {
 
 // A Summary is what is shown of a ledger.
 type Summary struct {
-	Volumes  int
-	Promised int64 // bytes, without Overhead
+	Volumes   int
+	Promised  int64 // bytes, those of snapshots included, without Overhead
+	Snapshots SnapshotSum
 	// Overhead is what is set aside for inodes that quotas do not count, in bytes.
 	Overhead int64
 	Trash    TrashSum
@@ -88,15 +90,16 @@ func (l *Ledger) Summary() *Summary { return l.summary.Load() }
 func (l *Ledger) unlock() {
 	l.on.set(l, l.sums)
 	l.summary.Store(&Summary{
-		Volumes:  l.index.len(),
-		Promised: l.sums.promised - l.index.overhead,
-		Overhead: l.index.overhead,
-		Trash:    l.trash.sum(),
-		Held:     l.sums.held(),
-		Erased:   l.erased,
-		Restored: l.restored,
-		ledger:   l,
-		on:       l.on,
+		Volumes:   l.index.len() - l.index.snapshots.Count,
+		Snapshots: l.index.snapshots,
+		Promised:  l.sums.promised - l.index.overhead,
+		Overhead:  l.index.overhead,
+		Trash:     l.trash.sum(),
+		Held:      l.sums.held(),
+		Erased:    l.erased,
+		Restored:  l.restored,
+		ledger:    l,
+		on:        l.on,
 	})
 	l.mu.Unlock()
 }
@@ -225,7 +228,17 @@ func (l *Ledger) Known(id volume.ID) Card {
 	return l.index.get(id)
 }
 
-// After is up to most volumes that follow an id; the zero id comes before all.
+// Volumes is After without the snapshots, which follow all volumes.
+func (l *Ledger) Volumes(id volume.ID, most int) []Volume {
+	all := l.After(id, most)
+	first := slices.IndexFunc(all, func(v Volume) bool { return v.ID.IsSnapshot() })
+	if first < 0 {
+		return all
+	}
+	return all[:first]
+}
+
+// After is up to most volumes and snapshots that follow an id; the zero id comes before all.
 func (l *Ledger) After(id volume.ID, most int) []Volume {
 	var all []Volume
 	for most > len(all) {
@@ -249,8 +262,13 @@ func (l *Ledger) after(id volume.ID, most int) []Volume {
 // held while the caller works on one, or chooses, and of a large pool only a few are
 // remembered. The card is as it is when its turn comes.
 func (l *Ledger) Each(which func(Card) bool) iter.Seq2[volume.ID, Card] {
+	return l.EachAfter(volume.ID{}, which)
+}
+
+// EachAfter is Each of those that follow an id.
+func (l *Ledger) EachAfter(last volume.ID, which func(Card) bool) iter.Seq2[volume.ID, Card] {
 	return func(yield func(volume.ID, Card) bool) {
-		var last volume.ID
+		last := last
 		for some := l.after(last, chunk); len(some) > 0; some = l.after(last, chunk) {
 			for _, v := range some {
 				if !which(v.Card) {

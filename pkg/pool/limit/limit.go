@@ -149,8 +149,17 @@ func (k *Keeper) Limit(c ledger.Card) quota.Limit {
 		// from the next, in nodes that may be half empty; on the others less.
 		return quota.Limit{Bytes: c.Promised + c.Promised/16 + 1<<20}
 	}
-	return quota.Limit{Bytes: c.Promised, Inodes: c.Inodes(k.bytesPerInode)}
+	limit := quota.Limit{Bytes: c.Promised, Inodes: c.Inodes(k.bytesPerInode)}
+	if c.Is(ledger.Shares) && k.Kind() == quota.XFS {
+		// To overwrite a block that is shared XFS needs a new one before it lets the old one
+		// go, and charges both meanwhile: a full volume could not even write what it has.
+		limit.Bytes += slackBytes
+	}
+	return limit
 }
+
+// slackBytes is what a directory on XFS gets besides its promise if it shares blocks.
+const slackBytes = 1 << 20
 
 // Enforces reports whether the kernel enforces the size of a volume. One that was made
 // without a limit cannot be given one: what it holds would not be counted.
@@ -179,11 +188,24 @@ func (k *Keeper) Make(root, parent *dir.Dir, name, uid string, c ledger.Card) (*
 	if err != nil {
 		return nil, Kept{}, err
 	}
-	id, err := k.limitNew(root, d, uid, c)
+	kept, err := k.Adopt(root, d, uid, c)
 	if err != nil {
 		return nil, Kept{}, errors.Join(err, d.Close())
 	}
-	return d, Kept{k.facility.Kind(), id}, nil
+	return d, kept, nil
+}
+
+// Adopt is Make for a directory that was made by other means, as a snapshot of a subvolume,
+// whose content the filesystem counts already.
+func (k *Keeper) Adopt(root, d *dir.Dir, uid string, c ledger.Card) (Kept, error) {
+	if k.unenforced != nil {
+		return Kept{}, nil //nolint:nilerr // nobody is to keep its size
+	}
+	id, err := k.limitNew(root, d, uid, c)
+	if err != nil {
+		return Kept{}, err
+	}
+	return Kept{k.facility.Kind(), id}, nil
 }
 
 func (k *Keeper) limitNew(root, d *dir.Dir, uid string, c ledger.Card) (quota.ID, error) {

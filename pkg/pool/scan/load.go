@@ -123,7 +123,11 @@ func (p *Pool) Claim(id volume.ID, e store.Entry) {
 		return
 	}
 	project := quota.ID(e.Record.ProjectID)
-	if !p.Keeper.Claim(p.Store.Root(), id.String(), project, e.Record.UID) && !p.Ledger.Known(id).Recorded() {
+	in, err := p.Store.Parent(id)
+	if err != nil {
+		in = p.Store.Root() // there are no snapshots, so no directory carries the id
+	}
+	if !p.Keeper.Claim(in, id.String(), project, e.Record.UID) && !p.Ledger.Known(id).Recorded() {
 		p.Log.Error(errTwoRecords, "the size of one of them is not enforced", "volume", id.String(), "projectID", project)
 	}
 }

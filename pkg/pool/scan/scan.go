@@ -94,6 +94,8 @@ func CardOf(e store.Entry) ledger.Card {
 	set(ledger.HasRecord, true)
 	set(ledger.IsBlock, rec.Mode == volume.ModeBlock)
 	set(ledger.IsInline, rec.Inline)
+	set(ledger.Shares, rec.Family != "")
+	set(ledger.IsSnapshot, rec.IsSnapshot())
 	return ledger.NewCard(rec.Bytes, rec.UID, quota.ID(rec.ProjectID), flags|ledger.By(quota.Kind(rec.Quota))).WithInodes(rec.BytesPerInode)
 }
 

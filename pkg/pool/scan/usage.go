@@ -43,19 +43,48 @@ func (p *Pool) anyUnlimited() bool {
 // used is what the volumes of the pool hold, what their inodes take that no quota counts, and what
 // its trash holds, in bytes.
 func (p *Pool) used() (volumes, inodes, trash int64, err error) {
+	families := make(map[string]int64)
 	for id, c := range p.Limited() {
 		p.Steps.Add(1) // when the pool is opened this is part of the check
-		used, err := p.Keeper.UsedBy(p.Store.Root(), id.String(), c)
+		used, err := p.usedBy(id, c)
+		if err == nil && c.Is(ledger.Shares) {
+			err = p.addToFamily(families, id, used.Bytes)
+			used.Bytes = 0
+		}
 		if err != nil {
 			return 0, 0, 0, err
 		}
 		volumes += used.Bytes
 		inodes += p.Ledger.InodesHold(c, used.Inodes)
 	}
+	for _, most := range families {
+		volumes += most
+	}
 	if err := p.Store.OpenWork(); err != nil {
 		return 0, 0, 0, err
 	}
 	return volumes, inodes, p.usedByTrash(), nil
+}
+
+func (p *Pool) usedBy(id volume.ID, c ledger.Card) (quota.Usage, error) {
+	in, err := p.Store.Parent(id)
+	if err != nil {
+		return quota.Usage{}, err
+	}
+	return p.Keeper.UsedBy(in, id.String(), c)
+}
+
+// addToFamily keeps the largest use of each family. All members are charged in full for the
+// blocks that they share, which are there once: the sum of their uses would be more than what
+// is taken, and would hide what others hold. The largest is the least that the family can
+// take, so that what it takes besides counts as foreign, and is not sold.
+func (p *Pool) addToFamily(families map[string]int64, id volume.ID, used int64) error {
+	rec, err := p.Store.ReadRecord(id)
+	if err != nil || rec == nil {
+		return err // without a record it is being removed
+	}
+	families[rec.Family] = max(families[rec.Family], used)
+	return nil
 }
 
 // usedByTrash is what the trash holds, and notes it of each piece. One that cannot be

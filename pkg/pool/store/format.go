@@ -22,7 +22,9 @@ const (
 	volumesName  = "volumes"
 	creatingName = "creating"
 	trashName    = "trash"
-	lockName     = "lock"
+	// snapshotsName has the snapshots. It is made with the first.
+	snapshotsName = "snapshots"
+	lockName      = "lock"
 	// publishedName has what each node of a shared pool has published, as empty files
 	// published/<node>/<volume id>: a kernel knows only its own mounts, and a volume that is
 	// in use on any node must not be removed.

@@ -56,6 +56,8 @@ type Store struct {
 	root    *dir.Dir // the pool's directory
 	own     *dir.Dir // OwnName in it
 	volumes *dir.Dir // has the records
+	// snapshots is opened by Parent.
+	snapshots *dir.Dir
 	// creating/ and trash/ are those of this node, opened by OpenWork.
 	creating, trash *dir.Dir
 }
@@ -81,7 +83,7 @@ func (s *Store) Identify(f *Format) (*Identity, error) {
 
 // Close closes the directories.
 func (s *Store) Close() {
-	for _, d := range []*dir.Dir{s.trash, s.creating, s.volumes, s.own, s.root} {
+	for _, d := range []*dir.Dir{s.snapshots, s.trash, s.creating, s.volumes, s.own, s.root} {
 		if d != nil {
 			_ = d.Close() // opened for reading: nothing can be lost
 		}
@@ -90,6 +92,23 @@ func (s *Store) Close() {
 
 // Root is the pool's directory.
 func (s *Store) Root() *dir.Dir { return s.root }
+
+// Parent is the directory that the directory of an entry lies in: the root for a volume, and a
+// directory of the layout for a snapshot. It answers fs.ErrNotExist where there are no
+// snapshots. It stays open until Close.
+func (s *Store) Parent(id volume.ID) (*dir.Dir, error) {
+	if !id.IsSnapshot() {
+		return s.root, nil
+	}
+	return s.openSnapshots((*dir.Dir).Open)
+}
+
+func (s *Store) openSnapshots(get func(*dir.Dir, string) (*dir.Dir, error)) (_ *dir.Dir, err error) {
+	if s.snapshots == nil {
+		s.snapshots, err = get(s.own, snapshotsName)
+	}
+	return s.snapshots, err
+}
 
 // Creating is the directory in which this node makes volumes. OpenWork opens it.
 func (s *Store) Creating() *dir.Dir { return s.creating }

@@ -60,11 +60,11 @@ func (e Entry) UsedAs(mode volume.Mode) error {
 func (e Entry) Usable(id volume.ID) error {
 	switch {
 	case !e.Exists():
-		return fmt.Errorf("volume %s: %w", id, volume.ErrNotFound)
+		return fmt.Errorf("%s: %w", id.Named(), volume.ErrNotFound)
 	case e.Damage != nil:
-		return fmt.Errorf("volume %s: %w", id, e.Damage)
+		return fmt.Errorf("%s: %w", id.Named(), e.Damage)
 	case e.Lost():
-		return fmt.Errorf("volume %s: its directory is lost, only its record is left: %w", id, volume.ErrNotFound)
+		return fmt.Errorf("%s: its directory is lost, only its record is left: %w", id.Named(), volume.ErrNotFound)
 	}
 	return nil
 }
@@ -76,7 +76,7 @@ func (s *Store) Lookup(id volume.ID) (Entry, *dir.Dir, error) {
 		return Entry{}, nil, nil
 	}
 	var e Entry
-	d, err := s.root.Open(id.String())
+	d, err := s.openEntry(id)
 	switch {
 	case dir.IsMissing(err):
 	case err != nil:
@@ -88,15 +88,43 @@ func (s *Store) Lookup(id volume.ID) (Entry, *dir.Dir, error) {
 	return e, d, nil
 }
 
-// Directories are the volumes that the disk has a directory of.
+// openEntry opens the directory of a volume or of a snapshot.
+func (s *Store) openEntry(id volume.ID) (*dir.Dir, error) {
+	in, err := s.Parent(id)
+	if err != nil {
+		return nil, err
+	}
+	return in.Open(id.String())
+}
+
+// Directories are the volumes, and then the snapshots, that the disk has a directory of.
 func (s *Store) Directories() iter.Seq2[volume.ID, error] {
-	return s.volumesIn(s.root, func(entry dir.Entry) (volume.ID, bool) {
+	volumes := s.volumesIn(s.root, func(entry dir.Entry) (volume.ID, bool) {
 		id, err := volume.ParseID(entry.Name)
 		return id, err == nil && entry.IsDir
 	})
+	return func(yield func(volume.ID, error) bool) {
+		for id, err := range volumes {
+			if !yield(id, err) || err != nil {
+				return
+			}
+		}
+		in, err := s.Parent(volume.FirstSnapshot())
+		if errors.Is(err, fs.ErrNotExist) {
+			return
+		}
+		if err != nil {
+			yield(volume.ID{}, err)
+			return
+		}
+		s.volumesIn(in, func(entry dir.Entry) (volume.ID, bool) {
+			id, err := volume.ParseEntry(entry.Name)
+			return id, err == nil && id.IsSnapshot() && entry.IsDir
+		})(yield)
+	}
 }
 
-// Records are the volumes that the disk has a record of.
+// Records are the volumes and snapshots that the disk has a record of.
 func (s *Store) Records() iter.Seq2[volume.ID, error] {
 	return s.volumesIn(s.volumes, func(entry dir.Entry) (volume.ID, bool) { return recordID(entry.Name) })
 }

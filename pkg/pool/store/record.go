@@ -44,7 +44,13 @@ type Record struct {
 	// with one may not be readable with another.
 	BlockBytes int64 `json:"blockBytes,omitempty"`
 	// Inline says that the volume lives as long as its publication.
-	Inline  bool      `json:"inline,omitempty"`
+	Inline bool `json:"inline,omitempty"`
+	// Origin is what a snapshot is of, or what a volume was made from; nil for a volume that
+	// was made empty.
+	Origin *volume.Origin `json:"origin,omitempty"`
+	// Family is the uid of the entry whose blocks this one shares, its own for the first;
+	// empty as long as it shares none.
+	Family  string    `json:"family,omitempty"`
 	Created time.Time `json:"created"`
 }
 
@@ -59,6 +65,9 @@ func NewRecord(id volume.ID, mode volume.Mode, bytes int64) *Record {
 		Created: time.Now().UTC().Truncate(time.Second),
 	}
 }
+
+// IsSnapshot reports whether the record is of a snapshot, and not of a volume.
+func (r *Record) IsSnapshot() bool { return strings.HasPrefix(r.ID, volume.FirstSnapshot().String()) }
 
 // RandomSuffix is short and never repeats.
 func RandomSuffix() string { return strings.ToLower(rand.Text()[:16]) }
@@ -93,6 +102,10 @@ func decodeRecord(id volume.ID, data []byte) (*Record, error) {
 		return damaged("it has an inode for each %d bytes", r.BytesPerInode)
 	case !validProject(r):
 		return damaged("its project id is %d", r.ProjectID)
+	case !validOrigin(r, id):
+		return damaged("its origin is %+v", r.Origin)
+	case r.Family != "" && !validName(r.Family):
+		return damaged("its family is %q", r.Family)
 	case !validName(r.UID) || len(r.UID) > 32 || strings.Contains(r.UID, "."):
 		return damaged("its uid is %q", r.UID)
 	}
@@ -103,6 +116,16 @@ func decodeRecord(id volume.ID, data []byte) (*Record, error) {
 func validName(uid string) bool {
 	_, err := volume.ParseID(uid)
 	return err == nil
+}
+
+// validOrigin reports whether the record says what it is made from, as a snapshot has to.
+func validOrigin(r Record, id volume.ID) bool {
+	if r.Origin == nil {
+		return !id.IsSnapshot()
+	}
+	_, err := volume.ParseEntry(r.Origin.ID)
+	return err == nil && validName(r.Origin.UID) && 0 <= r.Origin.Bytes && r.Origin.Bytes <= volume.MaxBytes &&
+		r.Origin.Method.Valid() && r.Origin.Consistency.Valid()
 }
 
 // validBlock reports whether the block is one that a device of that mode can have.
@@ -179,7 +202,7 @@ func recordID(file string) (volume.ID, bool) {
 	if !ok {
 		return volume.ID{}, false
 	}
-	id, err := volume.ParseID(name)
+	id, err := volume.ParseEntry(name)
 	return id, err == nil
 }
 

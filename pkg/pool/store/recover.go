@@ -56,8 +56,14 @@ func (s *Store) RemoveUnwritten(t Temporary) error {
 // UndoRecord drops the record of a creation that had not put its directory in place. What is
 // in creating/ is the sign that there is something to undo, so that goes after it.
 func (s *Store) UndoRecord(id volume.ID) error {
-	present, err := s.root.IsDir(id.String())
-	if err != nil || present {
+	in, err := s.Parent(id)
+	if err == nil {
+		var present bool
+		if present, err = in.IsDir(id.String()); present {
+			return nil
+		}
+	}
+	if err != nil && !dir.IsMissing(err) {
 		return err
 	}
 	return s.DropRecord(id)
@@ -81,16 +87,19 @@ func (s *Store) FinishRemoval(name string) (id volume.ID, dropped bool, err erro
 	return id, true, s.DropRecord(id)
 }
 
-// HasFile reports whether what is in creating/ by a name has a file, which may occupy space. What
-// is not there has none.
-func HasFile(creating *dir.Dir, name, file string) (bool, error) {
+// IsEmpty reports whether what is in creating/ by a name has nothing in it that may occupy space,
+// or is not there.
+func IsEmpty(creating *dir.Dir, name string) (bool, error) {
 	d, err := creating.Open(name)
 	if dir.IsMissing(err) {
-		return false, nil
+		return true, nil
 	}
 	if err != nil {
 		return false, err
 	}
 	defer func() { _ = d.Close() }()
-	return d.Exists(file)
+	for _, err := range d.Entries() {
+		return false, err
+	}
+	return true, nil
 }

@@ -7,6 +7,10 @@ package store
 // Growing a directory volume:  WriteRecord → limit.
 // Growing a block volume:      limit → file → WriteRecord → device.
 // Moving to another directory: Take (rename, sync both) → KeepRecord there → DropRecord here.
+// Sharing blocks of a volume:  WriteRecord (family) → limit → Stage of the entry that shares.
+//
+// Snapshots come and go by the same steps as volumes: the directory of the snapshots is to them
+// what the pool's root is to a volume. MakeParent makes it before Stage.
 //
 // What is in creating/ is a creation that was not answered: UndoRecord, then Throw. What is in
 // the trash with the uid of a record is a removal: FinishRemoval.
@@ -39,16 +43,36 @@ func (s *Store) Stage(make func(creating *dir.Dir) (*dir.Dir, error), fill func(
 // WriteRecord. Before that step nothing is a volume; after it everything is there. Errors:
 // volume.ErrUnavailable if only making that durable failed.
 func (s *Store) Commit(id volume.ID) error {
-	if err := s.creating.Rename(id.String(), s.root, id.String()); err != nil {
+	to, err := s.Parent(id)
+	if err != nil {
 		return err
 	}
-	return notDurable(s.root.Sync())
+	if err := s.creating.Rename(id.String(), to, id.String()); err != nil {
+		return err
+	}
+	return notDurable(to.Sync())
 }
 
-// SyncRoot makes durable what an earlier call may have left at its last step. Errors:
+// MakeParent makes the directory of the snapshots, durably, unless it is there.
+func (s *Store) MakeParent(id volume.ID) error {
+	_, err := s.Parent(id)
+	if !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if _, err := s.openSnapshots((*dir.Dir).Ensure); err != nil {
+		return err
+	}
+	return s.own.Sync()
+}
+
+// SyncParent makes durable what an earlier call may have left at its last step. Errors:
 // volume.ErrUnavailable.
-func (s *Store) SyncRoot() error {
-	return notDurable(IgnoreReadOnly(s.root.Sync()))
+func (s *Store) SyncParent(id volume.ID) error {
+	in, err := s.Parent(id)
+	if err != nil {
+		return err
+	}
+	return notDurable(IgnoreReadOnly(in.Sync()))
 }
 
 // notDurable is the error of a volume that is in place. It hides the cause from callers that
@@ -76,10 +100,14 @@ func Trashed(id volume.ID, e Entry) string {
 // comes DropRecord, and only then may anything be erased: a record with neither directory nor
 // trash is a lost volume.
 func (s *Store) Remove(id volume.ID, as string) error {
-	if err := s.root.Rename(id.String(), s.trash, as); err != nil {
+	from, err := s.Parent(id)
+	if err != nil {
 		return err
 	}
-	return errors.Join(s.trash.Sync(), s.root.Sync())
+	if err := from.Rename(id.String(), s.trash, as); err != nil {
+		return err
+	}
+	return errors.Join(s.trash.Sync(), from.Sync())
 }
 
 // DropRecord removes a record durably. One that is not there is no error.

@@ -51,7 +51,7 @@ func (t Thrown) String() string {
 
 // Volume is the volume that the entry was, if it was one.
 func (t Thrown) Volume() (volume.ID, bool) {
-	id, err := volume.ParseID(t.Of)
+	id, err := volume.ParseEntry(t.Of)
 	return id, err == nil
 }
 

@@ -157,6 +157,8 @@ var differing = []struct {
 }{
 	{regexp.MustCompile(`(/trash/[^/]+/[^/]+)\.[a-z2-7]{16}\+[0-9]+\b`), "$1.RANDOM+BYTES"},
 	{regexp.MustCompile(`/loop[0-9]+`), "/loopN"},
+	{regexp.MustCompile(`/\.clone-[A-Z2-7]+`), "/.clone-RANDOM"},
+	{regexp.MustCompile(`/#[0-9]+ \(deleted\)`), "/UNNAMED"},
 }
 
 const (

@@ -122,7 +122,11 @@ func wantNothingLeft(t *testing.T, n *drivertest.Process, pool string) {
 	if err != nil || len(listed.GetEntries()) > 0 {
 		t.Errorf("volumes left behind: %v, %v", listed.GetEntries(), err)
 	}
-	for _, pattern := range []string{"*", ".hostpath-provisioner/volumes/*", ".hostpath-provisioner/creating/*/*"} {
+	snapshots, err := csi.NewControllerClient(n.Conn()).ListSnapshots(t.Context(), &csi.ListSnapshotsRequest{})
+	if err != nil || len(snapshots.GetEntries()) > 0 {
+		t.Errorf("snapshots left behind: %v, %v", snapshots.GetEntries(), err)
+	}
+	for _, pattern := range []string{"*", ".hostpath-provisioner/volumes/*", ".hostpath-provisioner/snapshots/*", ".hostpath-provisioner/creating/*/*"} {
 		if found := names(t, pool, pattern); len(found) > 0 {
 			t.Errorf("left behind in the pool: %s", strings.Join(found, ", "))
 		}

@@ -1,0 +1,252 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"kubevirt.io/hostpath-provisioner/pkg/pool"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
+)
+
+// consistencyKey is the parameter of a VolumeSnapshotClass that says what to do with a
+// directory that is written to while it is copied.
+const consistencyKey = "consistency"
+
+// A handle names a snapshot in CSI: its name and the node that has it. A snapshot that was moved
+// with its disk is found by its name; the node tells one that is elsewhere from one that is gone.
+type handle struct {
+	id   volume.ID
+	node string // empty if the handle names none
+}
+
+// handleSeparator is no character of names.
+const handleSeparator = "@"
+
+// parseHandle takes a snapshot id as describeSnapshot answers it.
+func parseHandle(id string) (handle, error) {
+	if id == "" {
+		return handle{}, invalid("the snapshot id is empty")
+	}
+	name, node, _ := strings.Cut(id, handleSeparator)
+	parsed, err := volume.ParseSnapshot(name)
+	if err != nil {
+		return handle{}, err
+	}
+	return handle{id: parsed, node: node}, nil
+}
+
+// elsewhere reports whether a snapshot that is not here may be on another node.
+func (c *controller) elsewhere(h handle) bool {
+	return h.node != "" && h.node != c.config.Node.String()
+}
+
+// CreateSnapshot makes a snapshot of a volume on this node. Repeating it gives the same answer,
+// and ABORTED while it is being made: that may take longer than a call.
+func (c *controller) CreateSnapshot(ctx context.Context, req *csi.CreateSnapshotRequest) (*csi.CreateSnapshotResponse, error) {
+	request, err := parseCreateSnapshot(req)
+	if err != nil {
+		return nil, err
+	}
+	unlock, err := c.pools.Lock(request.ID)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+
+	made, err := c.pools.Snapshot(ctx, request)
+	if err != nil {
+		return nil, err
+	}
+	return &csi.CreateSnapshotResponse{Snapshot: c.describeSnapshot(made)}, nil
+}
+
+func parseCreateSnapshot(req *csi.CreateSnapshotRequest) (pool.SnapshotRequest, error) {
+	if req.GetName() == "" {
+		return pool.SnapshotRequest{}, invalid("the snapshot name is empty")
+	}
+	if req.GetSourceVolumeId() == "" {
+		return pool.SnapshotRequest{}, invalid("the source volume id is empty")
+	}
+	id, err := volume.ParseSnapshot(req.GetName())
+	if err != nil {
+		return pool.SnapshotRequest{}, err
+	}
+	source, err := volume.ParseID(req.GetSourceVolumeId())
+	if err != nil {
+		return pool.SnapshotRequest{}, err
+	}
+	accept, err := parseConsistency(req.GetParameters())
+	return pool.SnapshotRequest{ID: id, Source: source, AcceptUnverified: accept}, err
+}
+
+// parseConsistency reads the parameters of a VolumeSnapshotClass. Unknown keys are left alone,
+// as those of a StorageClass are.
+func parseConsistency(parameters map[string]string) (accept bool, err error) {
+	for _, key := range slices.Sorted(maps.Keys(parameters)) {
+		if key != consistencyKey && strings.EqualFold(key, consistencyKey) {
+			return false, invalid("the parameter %q is unknown, it is spelled %q", key, consistencyKey)
+		}
+	}
+	switch value := parameters[consistencyKey]; value {
+	case "", "verify":
+		return false, nil
+	case "accept":
+		return true, nil
+	default:
+		return false, invalid(`the parameter %q is %q; "verify" and "accept" are supported`, consistencyKey, value)
+	}
+}
+
+// DeleteSnapshot removes a snapshot. Deleting one that does not exist succeeds, unless its id
+// says that it is on another node, or may be one of the upstream KubeVirt driver.
+func (c *controller) DeleteSnapshot(ctx context.Context, req *csi.DeleteSnapshotRequest) (*csi.DeleteSnapshotResponse, error) {
+	if req.GetSnapshotId() == "" {
+		return nil, invalid("the snapshot id is empty")
+	}
+	h, err := parseHandle(req.GetSnapshotId())
+	if err != nil {
+		return &csi.DeleteSnapshotResponse{}, nil // there is none of such an id
+	}
+	unlock, err := c.pools.Lock(h.id)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+
+	err = c.pools.DeleteSnapshot(ctx, h.id)
+	if errors.Is(err, volume.ErrNotFound) {
+		err = c.absent(h)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return &csi.DeleteSnapshotResponse{}, nil
+}
+
+// absent answers ErrPrecondition for a snapshot that may be, though it is not in a pool here.
+func (c *controller) absent(h handle) error {
+	name, _ := h.id.Snapshot()
+	switch {
+	case c.elsewhere(h):
+		return fmt.Errorf("%w: snapshot %s is on node %s, this is %s", volume.ErrPrecondition, name, h.node, c.config.Node)
+	case h.node == "" && c.pools.HasSnapshotPath():
+		return fmt.Errorf("%w: %s may be a snapshot of the upstream KubeVirt driver in a snapshotPath, which is not served; remove it by hand",
+			volume.ErrPrecondition, name)
+	}
+	return nil
+}
+
+// GetSnapshot reports on one snapshot.
+func (c *controller) GetSnapshot(ctx context.Context, req *csi.GetSnapshotRequest) (*csi.GetSnapshotResponse, error) {
+	h, err := parseHandle(req.GetSnapshotId())
+	if err != nil {
+		return nil, err
+	}
+	found, err := c.pools.FindSnapshot(ctx, h.id)
+	if err != nil {
+		return nil, err
+	}
+	return &csi.GetSnapshotResponse{Snapshot: c.describeSnapshot(found)}, nil
+}
+
+// ListSnapshots lists the snapshots of this node in the order of their names. A token is the
+// last name of a page, so that it survives what comes and goes between pages.
+func (c *controller) ListSnapshots(ctx context.Context, req *csi.ListSnapshotsRequest) (*csi.ListSnapshotsResponse, error) {
+	if req.GetMaxEntries() < 0 {
+		return nil, invalid("max_entries is negative: %d", req.GetMaxEntries())
+	}
+	after, err := parseSnapshotToken(req.GetStartingToken())
+	if err != nil {
+		return nil, err
+	}
+	if req.GetSnapshotId() != "" {
+		return c.listOne(ctx, req)
+	}
+	var of volume.ID
+	if req.GetSourceVolumeId() != "" {
+		if of, err = volume.ParseID(req.GetSourceVolumeId()); err != nil {
+			return &csi.ListSnapshotsResponse{}, nil //nolint:nilerr // there is no volume of such an id
+		}
+	}
+	most := int(req.GetMaxEntries())
+	if most == 0 || most > maxPage {
+		most = maxPage
+	}
+	page, next := c.pools.Snapshots(ctx, after, of, most)
+	response := &csi.ListSnapshotsResponse{}
+	for _, s := range page {
+		response.Entries = append(response.Entries, &csi.ListSnapshotsResponse_Entry{Snapshot: c.describeSnapshot(s)})
+	}
+	if name, more := next.Snapshot(); more {
+		response.NextToken = tokenPrefix + name
+	}
+	return response, nil
+}
+
+// listOne answers an empty list for an unknown id.
+func (c *controller) listOne(ctx context.Context, req *csi.ListSnapshotsRequest) (*csi.ListSnapshotsResponse, error) {
+	h, err := parseHandle(req.GetSnapshotId())
+	if err != nil {
+		return &csi.ListSnapshotsResponse{}, nil //nolint:nilerr // there is none of such an id
+	}
+	found, err := c.pools.FindSnapshot(ctx, h.id)
+	switch {
+	case errors.Is(err, volume.ErrNotFound):
+		return &csi.ListSnapshotsResponse{}, nil
+	case err != nil:
+		return nil, err
+	case req.GetSourceVolumeId() != "" && req.GetSourceVolumeId() != found.Origin.ID:
+		return &csi.ListSnapshotsResponse{}, nil
+	}
+	return &csi.ListSnapshotsResponse{Entries: []*csi.ListSnapshotsResponse_Entry{{Snapshot: c.describeSnapshot(found)}}}, nil
+}
+
+func parseSnapshotToken(token string) (volume.ID, error) {
+	if token == "" {
+		return volume.ID{}, nil
+	}
+	name, ok := strings.CutPrefix(token, tokenPrefix)
+	id, err := volume.ParseSnapshot(name)
+	if !ok || err != nil {
+		return volume.ID{}, status.Errorf(codes.Aborted, "the starting token %q is not one of this driver; begin again without one", token)
+	}
+	return id, nil
+}
+
+// describeSnapshot is a snapshot as CSI has it. Its size is that of the smallest volume that can
+// be made from it.
+func (c *controller) describeSnapshot(s pool.Snapshot) *csi.Snapshot {
+	name, _ := s.ID.Snapshot()
+	return &csi.Snapshot{
+		SnapshotId:     name + handleSeparator + c.config.Node.String(),
+		SourceVolumeId: s.Origin.ID,
+		SizeBytes:      s.Origin.Bytes,
+		CreationTime:   timestamppb.New(s.Origin.Cut),
+		ReadyToUse:     !s.Lost,
+	}
+}
+
+// parseSource is what a new volume is to be made from; nil for nothing.
+func (c *controller) parseSource(req *csi.CreateVolumeRequest) (*pool.Source, error) {
+	content := req.GetVolumeContentSource()
+	switch {
+	case content == nil:
+		return nil, nil
+	case content.GetSnapshot() != nil:
+		h, err := parseHandle(content.GetSnapshot().GetSnapshotId())
+		return &pool.Source{ID: h.id, Elsewhere: c.elsewhere(h)}, err
+	case content.GetVolume() != nil:
+		id, err := volume.ParseID(content.GetVolume().GetVolumeId())
+		return &pool.Source{ID: id, Elsewhere: req.GetAccessibilityRequirements() != nil}, err
+	}
+	return nil, invalid("the content source is neither a snapshot nor a volume")
+}

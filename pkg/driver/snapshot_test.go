@@ -1,0 +1,87 @@
+package driver_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+
+	"kubevirt.io/hostpath-provisioner/test/must"
+)
+
+func inPool(name string) func(*csi.CreateVolumeRequest) {
+	return func(req *csi.CreateVolumeRequest) { req.Parameters = map[string]string{"storagePool": name} }
+}
+
+func TestCreateSnapshotRequests(t *testing.T) {
+	r := newRig(t, setup{pools: severalPool})
+	_, err := r.CreateVolume(t.Context(), createRequest("vol", inPool("local")))
+	must.Succeed(t, err)
+	_, err = r.CreateVolume(t.Context(), createRequest("shared", inPool("everywhere")))
+	must.Succeed(t, err)
+	parameter := func(key, value string) map[string]string { return map[string]string{key: value} }
+	for name, c := range map[string]struct {
+		request *csi.CreateSnapshotRequest
+		code    codes.Code
+		says    []string
+	}{
+		"no name":                      {&csi.CreateSnapshotRequest{SourceVolumeId: "vol"}, codes.InvalidArgument, []string{"name is empty"}},
+		"no source":                    {&csi.CreateSnapshotRequest{Name: "s"}, codes.InvalidArgument, []string{"source volume id is empty"}},
+		"a name that is a path":        {&csi.CreateSnapshotRequest{Name: "../s", SourceVolumeId: "vol"}, codes.InvalidArgument, []string{`"../s"`}},
+		"a name that is too long":      {&csi.CreateSnapshotRequest{Name: strings.Repeat("s", 200), SourceVolumeId: "vol"}, codes.InvalidArgument, []string{"200 bytes"}},
+		"a source that is a path":      {&csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: "../vol"}, codes.InvalidArgument, []string{`"../vol"`}},
+		"a source that is a snapshot":  {&csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: "~s"}, codes.InvalidArgument, []string{`"~s"`}},
+		"a source that is not here":    {&csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: "gone"}, codes.NotFound, []string{"gone"}},
+		"a source in a shared pool":    {&csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: "shared"}, codes.FailedPrecondition, []string{"everywhere"}},
+		"freezing":                     {&csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: "vol", Parameters: parameter("consistency", "freeze")}, codes.InvalidArgument, []string{`"verify"`, `"accept"`}},
+		"the parameter in other cases": {&csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: "vol", Parameters: parameter("Consistency", "accept")}, codes.InvalidArgument, []string{`"consistency"`}},
+		"an unknown parameter":         {&csi.CreateSnapshotRequest{Name: "t", SourceVolumeId: "vol", Parameters: parameter("other", "x")}, codes.OK, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := r.CreateSnapshot(t.Context(), c.request)
+			wantCode(t, err, c.code, c.says...)
+		})
+	}
+}
+
+func TestListSnapshotsPages(t *testing.T) {
+	r := newRig(t, setup{})
+	_, err := r.CreateVolume(t.Context(), createRequest("vol", inPool("local")))
+	must.Succeed(t, err)
+	for _, name := range []string{"s-3", "s-1", "s-2"} {
+		_, err := r.CreateSnapshot(t.Context(), &csi.CreateSnapshotRequest{Name: name, SourceVolumeId: "vol"})
+		must.Succeed(t, err)
+	}
+	var got []string
+	token := ""
+	for {
+		page, err := r.ListSnapshots(t.Context(), &csi.ListSnapshotsRequest{MaxEntries: 1, StartingToken: token})
+		must.Succeed(t, err)
+		for _, e := range page.GetEntries() {
+			name, _, _ := strings.Cut(e.GetSnapshot().GetSnapshotId(), "@")
+			got = append(got, name)
+		}
+		if token = page.GetNextToken(); token == "" {
+			break
+		}
+		// What a token names may be gone when it comes back.
+		_, err = r.DeleteSnapshot(t.Context(), &csi.DeleteSnapshotRequest{SnapshotId: got[len(got)-1]})
+		must.Succeed(t, err)
+	}
+	wantEqual(t, "the pages together", got, []string{"s-1", "s-2", "s-3"})
+	_, err = r.ListSnapshots(t.Context(), &csi.ListSnapshotsRequest{StartingToken: "s-1"})
+	wantCode(t, err, codes.Aborted, "starting token")
+	_, err = r.ListSnapshots(t.Context(), &csi.ListSnapshotsRequest{MaxEntries: -1})
+	wantCode(t, err, codes.InvalidArgument, "negative")
+	for _, id := range []string{"s-9", "../s", "s-9@elsewhere"} {
+		list, err := r.ListSnapshots(t.Context(), &csi.ListSnapshotsRequest{SnapshotId: id})
+		must.Succeed(t, err)
+		wantEqual(t, "the list of "+id, len(list.GetEntries()), 0)
+	}
+	got2, err := r.GetSnapshot(t.Context(), &csi.GetSnapshotRequest{SnapshotId: "s-3"})
+	must.Succeed(t, err)
+	wantEqual(t, "the source", got2.GetSnapshot().GetSourceVolumeId(), "vol")
+	_, err = r.GetSnapshot(t.Context(), &csi.GetSnapshotRequest{SnapshotId: "s-1"})
+	wantCode(t, err, codes.NotFound, "snapshot s-1")
+}

@@ -1,0 +1,119 @@
+package content
+
+import (
+	"context"
+	"errors"
+	"os"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/clone"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/trace"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
+)
+
+// verifyRounds is how often what changed in a tree is copied again before it counts as one
+// that never holds still.
+const verifyRounds = 3
+
+// MethodFor is how the content of a directory is copied within its filesystem: as a snapshot
+// of a btrfs subvolume that has no other in it, by reference, or by reading it.
+func MethodFor(src *dir.Dir, isDisk bool) (volume.CopyMethod, error) {
+	if !isDisk {
+		// Subvolumes inside would be empty in the snapshot.
+		inside, err := clone.Nested(src)
+		if err == nil && inside == 0 {
+			return volume.BySubvolume, nil
+		}
+		if err != nil && !errors.Is(err, clone.ErrNotSupported) {
+			return "", err
+		}
+	}
+	shares, err := clone.Supported(src)
+	if err == nil && shares {
+		return volume.ByReference, nil
+	}
+	return volume.ByCopy, err
+}
+
+// methodOf is what pkg/hostfs/clone calls a method that goes file by file.
+func methodOf(m volume.CopyMethod) clone.Method {
+	if m == volume.ByCopy {
+		return clone.Copy
+	}
+	return clone.Share
+}
+
+// CopyTree makes an empty directory a copy of another, durably, and answers whether it is a
+// point in time: what changed while it was copied is copied again, at most verifyRounds times,
+// or not at all with once.
+func CopyTree(ctx context.Context, src, dst *dir.Dir, m volume.CopyMethod, once bool) (pointInTime bool, err error) {
+	rounds := verifyRounds
+	if once {
+		rounds = 1
+	}
+	step := trace.Begin(ctx, "copy the tree")
+	result, err := clone.Tree(ctx, src, dst, clone.Options{Method: methodOf(m), Rounds: rounds})
+	if err == nil {
+		err = clone.Sync(dst)
+	}
+	return result.PointInTime, step.EndWith(err)
+}
+
+// CopySubvolume makes a snapshot of a btrfs subvolume under a name in a directory, and opens it.
+func CopySubvolume(ctx context.Context, src, to *dir.Dir, name string) (*dir.Dir, error) {
+	if err := trace.Step(ctx, "snapshot the subvolume", func() error { return clone.Subvolume(src, to, name) }); err != nil {
+		return nil, err
+	}
+	return to.Open(name)
+}
+
+// Copy makes the file of a block volume in dst, durably, from that in src, as it is at one
+// moment. What users of a device have written without a flush is in it where the host keeps it
+// in memory, since that is flushed first.
+func (c *Disk) Copy(ctx context.Context, src, dst *dir.Dir, m volume.CopyMethod) (err error) {
+	if err := c.flush(src); err != nil {
+		return err
+	}
+	from, err := src.OpenFile(FileName)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = from.Close() }() // opened for reading
+	to, err := dst.MakeFile(FileName)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, to.Close()) }()
+	return trace.Step(ctx, "copy the file", func() error {
+		if err := clone.File(ctx, to, from, methodOf(m)); err != nil {
+			return err
+		}
+		return to.Sync()
+	})
+}
+
+// flush writes what the devices of the file have in their page cache into the file: a copy of
+// the file alone would not have it.
+func (c *Disk) flush(src *dir.Dir) error {
+	file, err := FileID(c.ID, src)
+	if err != nil {
+		return err
+	}
+	all, err := c.Host.Attachments()
+	if err != nil {
+		return err
+	}
+	if err := all.Silent(c.ID); err != nil {
+		return err
+	}
+	for _, d := range all.Of(file) {
+		node, err := c.Host.Dev.OpenNode(d.Name, os.O_RDONLY)
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(node.Sync(), node.Close()); err != nil {
+			return err
+		}
+	}
+	return nil
+}

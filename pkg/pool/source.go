@@ -1,0 +1,185 @@
+package pool
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/privilege"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/content"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/scan"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
+)
+
+// A source is a volume or a snapshot whose content is copied, kept from going away meanwhile.
+type source struct {
+	*found
+	method volume.CopyMethod
+	// inUse: pods or devices may write to it.
+	inUse   bool
+	release func()
+}
+
+// openSource finds a source in the pool and decides how to copy it. It has the source's lock
+// until pin, or close.
+func (v *visit) openSource(id volume.ID) (_ *source, err error) {
+	unlock, err := v.pool.locks.TryLock(id)
+	if err != nil {
+		return nil, err
+	}
+	src := &source{found: &found{id: id, visit: v}, release: unlock}
+	defer func() {
+		if err != nil {
+			src.close()
+		}
+	}()
+	if src.entry, src.dir, err = v.scan().Lookup(id); err != nil {
+		return nil, err
+	}
+	if err := src.entry.Usable(id); err != nil {
+		return nil, err
+	}
+	if err := src.copyable(); err != nil {
+		return nil, err
+	}
+	if src.inUse, err = src.written(); err != nil {
+		return nil, err
+	}
+	if src.method, err = content.MethodFor(src.dir, src.entry.Block()); err != nil {
+		return nil, err
+	}
+	if src.method == volume.ByCopy && src.inUse {
+		return nil, fmt.Errorf("%w: %s is published, and files of this filesystem cannot share blocks: only what nobody can write to is copied", volume.ErrPrecondition, id.Named())
+	}
+	return src, nil
+}
+
+// copyable answers ErrPrecondition for what no copy can be promised for.
+func (s *source) copyable() error {
+	switch {
+	case s.visit.pool.config.Shared:
+		return fmt.Errorf("%w: pool %q is shared between nodes, where snapshots and clones are not supported", volume.ErrPrecondition, s.visit.pool.config.Name)
+	case s.entry.Record == nil:
+		return fmt.Errorf("%w: volume %s came without a promise, so that a copy of it has no size", volume.ErrPrecondition, s.id)
+	case s.entry.Inline():
+		return fmt.Errorf("%w: volume %s goes with its pod", volume.ErrPrecondition, s.id)
+	}
+	return s.visit.scan().Content(s.id, s.entry.Record).Check(s.dir)
+}
+
+// written reports whether anybody may write to the source. A snapshot is never published.
+func (s *source) written() (bool, error) {
+	if s.id.IsSnapshot() {
+		return false, nil
+	}
+	return s.used()
+}
+
+// pin gives the lock of the source back, so that it can be published and measured meanwhile,
+// and keeps it from being deleted and from growing until close. What is read and written anew
+// stays locked: nobody may write to it.
+func (s *source) pin() {
+	if s.method == volume.ByCopy && !s.id.IsSnapshot() {
+		return
+	}
+	unlock := s.release
+	s.release = s.visit.pool.pins.pin(s.id)
+	unlock()
+}
+
+func (s *source) close() {
+	s.release()
+	if s.dir != nil {
+		_ = s.dir.Close() // opened for reading
+	}
+}
+
+// bytes is the size that the source promises.
+func (s *source) bytes() int64 {
+	if s.id.IsSnapshot() {
+		return s.entry.Record.Origin.Bytes
+	}
+	return s.entry.Record.Bytes
+}
+
+// begin notes in the record of a copy where it comes from, and lets others use the source again
+// as far as that does no harm. The time of the cut and its consistency follow when it is made.
+func (s *source) begin(rec *store.Record) error {
+	rec.BlockBytes = s.entry.Record.BlockBytes
+	rec.Origin = &volume.Origin{ID: s.id.String(), UID: s.entry.Record.UID, Bytes: s.bytes(), Method: s.method}
+	if err := s.join(rec); err != nil {
+		return err
+	}
+	s.pin()
+	return nil
+}
+
+// join makes a record one of the family of the source, if they share blocks, and the source
+// one of it. The source then has room to overwrite what it shares.
+func (s *source) join(rec *store.Record) error {
+	if s.method == volume.ByCopy {
+		return nil
+	}
+	rec.Family = s.entry.Record.Family
+	if rec.Family != "" {
+		return nil
+	}
+	rec.Family = s.entry.Record.UID
+	sharing := *s.entry.Record
+	sharing.Family = rec.Family
+	if err := s.visit.store.WriteRecord(&sharing); err != nil {
+		return err
+	}
+	s.entry.Record = &sharing
+	s.visit.pool.note(s.id, s.entry)
+	return s.visit.keeper.Apply(s.dir, scan.CardOf(s.entry))
+}
+
+// make makes the directory of a copy in creating/, under its limit. A snapshot of a subvolume is
+// complete with that.
+func (s *source) make(ctx context.Context, rec *store.Record) func(*dir.Dir) (*dir.Dir, error) {
+	if s.method != volume.BySubvolume {
+		return s.visit.makeLimited(ctx, rec)
+	}
+	return func(creating *dir.Dir) (*dir.Dir, error) {
+		d, err := content.CopySubvolume(ctx, s.dir, creating, rec.ID)
+		if err != nil {
+			return nil, err
+		}
+		kept, err := s.visit.keeper.Adopt(s.visit.store.Root(), d, rec.UID, scan.CardOf(store.Entry{Record: rec}))
+		if err != nil {
+			return nil, errors.Join(err, d.Close())
+		}
+		rec.Quota, rec.ProjectID = string(kept.Kind), uint64(kept.ID)
+		return d, nil
+	}
+}
+
+// fill copies the content into a directory that make has made, and answers what can be said of
+// its consistency. With once, what changes meanwhile is not copied again.
+func (s *source) fill(ctx context.Context, d *dir.Dir, once bool) (volume.Consistency, error) {
+	if s.method == volume.BySubvolume { // which was made before it is asked for
+		written, err := s.written()
+		if s.inUse || written {
+			return volume.CrashConsistent, err
+		}
+		return volume.PointInTime, err
+	}
+	if s.entry.Block() {
+		return volume.PointInTime, s.visit.scan().Disk(s.id, s.entry.Record).Copy(ctx, s.dir, d, s.method)
+	}
+	var pointInTime bool
+	err := privilege.With(privilege.ForCopies, func() (err error) {
+		pointInTime, err = content.CopyTree(ctx, s.dir, d, s.method, once)
+		return err
+	})
+	if pointInTime {
+		return volume.PointInTime, err
+	}
+	return volume.Unverified, err
+}
+
+// errUnstill is the answer to who wants a consistent copy of a tree that never held still.
+var errUnstill = fmt.Errorf("%w: its files changed while they were copied, each time they were copied again", volume.ErrPrecondition)

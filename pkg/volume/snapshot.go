@@ -1,0 +1,103 @@
+package volume
+
+import (
+	"fmt"
+	"strings"
+	"time"
+)
+
+// snapshotPrefix begins the id of a snapshot. No volume id begins with it, and all volume ids
+// come before it in the order of their bytes.
+const snapshotPrefix = "~"
+
+// ParseSnapshot is the id of the snapshot of a name, which is one as ParseID takes. A pool
+// keeps volumes and snapshots by ids of one kind, so that both have the same records, limits,
+// promises, steps and locks. ParseID never answers the id of a snapshot: no call on a volume
+// reaches one.
+func ParseSnapshot(name string) (ID, error) {
+	if err := checkElement("snapshot name", name); err != nil {
+		return ID{}, err
+	}
+	if len(name) > maxID-len(snapshotPrefix) {
+		return ID{}, fmt.Errorf("%w: the snapshot name has %d bytes, at most %d are allowed", ErrInvalid, len(name), maxID-len(snapshotPrefix))
+	}
+	return ID{name: snapshotPrefix + name}, nil
+}
+
+// ParseEntry takes the id of a volume or of a snapshot, as String answers it.
+func ParseEntry(s string) (ID, error) {
+	if name, is := strings.CutPrefix(s, snapshotPrefix); is {
+		return ParseSnapshot(name)
+	}
+	return ParseID(s)
+}
+
+// FirstSnapshot comes after all volumes and before all snapshots.
+func FirstSnapshot() ID { return ID{name: snapshotPrefix} }
+
+// Snapshot is the name of the snapshot that has the id; false for a volume.
+func (id ID) Snapshot() (name string, is bool) {
+	return strings.CutPrefix(id.name, snapshotPrefix)
+}
+
+// Named is the id with what it is of, for errors: "volume pvc-1", "snapshot daily".
+func (id ID) Named() string {
+	if name, is := id.Snapshot(); is {
+		return "snapshot " + name
+	}
+	return "volume " + id.name
+}
+
+// IsSnapshot reports whether the id is that of a snapshot.
+func (id ID) IsSnapshot() bool { return strings.HasPrefix(id.name, snapshotPrefix) }
+
+// A CopyMethod is how a snapshot, or a volume made from another entry, got its content.
+type CopyMethod string
+
+// The methods.
+const (
+	// ByReference shares the blocks of each file (ioctl_ficlone(2)).
+	ByReference CopyMethod = "reflink"
+	// BySubvolume is a snapshot of a btrfs subvolume.
+	BySubvolume CopyMethod = "subvolume"
+	// ByCopy reads and writes all data.
+	ByCopy CopyMethod = "copy"
+)
+
+// A Consistency is what a snapshot can promise of its content.
+type Consistency string
+
+// The consistencies, the strongest first.
+const (
+	// PointInTime is what the source was at one moment.
+	PointInTime Consistency = "point-in-time"
+	// CrashConsistent has all that was synced before; of what was written since, some may be
+	// there and some not, as after a power cut.
+	CrashConsistent Consistency = "crash-consistent"
+	// Unverified is of a tree that changed while it was read: its files may be of different
+	// moments.
+	Unverified Consistency = "unverified"
+)
+
+// Valid reports whether the consistency is one of those.
+func (c Consistency) Valid() bool {
+	return c == PointInTime || c == CrashConsistent || c == Unverified
+}
+
+// Valid reports whether the method is one of those.
+func (m CopyMethod) Valid() bool { return m == ByReference || m == BySubvolume || m == ByCopy }
+
+// An Origin is what a snapshot, or a volume, was made from.
+type Origin struct {
+	// ID of the volume or the snapshot, as Parse functions take it.
+	ID string `json:"id"`
+	// UID tells it from an earlier one of the same name.
+	UID string `json:"uid"`
+	// Bytes is the size that it promised, which no volume made from it can be smaller than.
+	Bytes  int64      `json:"bytes"`
+	Method CopyMethod `json:"method"`
+	// Consistency of the content.
+	Consistency Consistency `json:"consistency"`
+	// Cut is when the content was read: the time at which reading ended.
+	Cut time.Time `json:"cut"`
+}

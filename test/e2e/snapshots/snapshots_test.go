@@ -1,0 +1,409 @@
+// Package snapshots tests snapshots, restores and clones with the real program on real
+// filesystems: on XFS, whose files share blocks, on btrfs with its limits, which has snapshots of
+// its own, and on ext4, where all is copied.
+package snapshots
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/clone/clonetest"
+	"kubevirt.io/hostpath-provisioner/test/drivertest"
+	"kubevirt.io/hostpath-provisioner/test/must"
+	"kubevirt.io/hostpath-provisioner/test/testenv"
+)
+
+func TestMain(m *testing.M) { testenv.Main(m) }
+
+const (
+	mib  = 1 << 20
+	size = 128 * mib
+)
+
+// A bench is a driver with one pool.
+type bench struct {
+	*drivertest.Driver
+	pool *drivertest.Pool
+	// copies: files of the filesystem share no blocks.
+	copies bool
+}
+
+var filesystems = []struct {
+	name        string
+	mount       func(t *testing.T) string
+	enforcement string
+	copies      bool
+}{
+	{"xfs", func(t *testing.T) string { return testenv.LoopFS(t, "xfs", 1<<30) }, "auto", false},
+	{"btrfs with limits", func(t *testing.T) string { return testenv.CountingBtrfs(t, 1<<30) }, "required", false},
+	{"btrfs", func(t *testing.T) string { return testenv.LoopFS(t, "btrfs", 1<<30) }, "auto", false},
+	{"ext4", func(t *testing.T) string { return testenv.LoopFS(t, "ext4", 1<<30) }, "auto", true},
+}
+
+var checks = []struct {
+	name string
+	run  func(b *bench)
+}{
+	{"a tree is restored as it was, also after its volume is deleted", restoresTree},
+	{"a disk is restored as it was, also to a larger one", restoresDisk},
+	{"a clone is a volume of its own", clones},
+	{"repeated and conflicting calls", repeats},
+	{"a volume in use", snapshotsInUse},
+	{"what is promised is kept and given back", accounts},
+	{"a restart keeps what was made", survivesRestart},
+}
+
+func TestSnapshots(t *testing.T) {
+	testenv.NeedRoot(t)
+	testenv.NeedPrograms(t, "rsync")
+	driver, err := drivertest.Binary(t.Context(), t.TempDir())
+	must.Succeed(t, err)
+	for _, fs := range filesystems {
+		t.Run(fs.name, func(t *testing.T) {
+			mounted := fs.mount(t)
+			config := drivertest.PoolConfig{Name: "local", Path: mounted, Enforcement: fs.enforcement}
+			d := drivertest.Start(t, drivertest.Config{Binary: driver, Pools: []drivertest.PoolConfig{config}, Flags: []string{"--v=4"}})
+			b := &bench{Driver: d, pool: &drivertest.Pool{Driver: d, PoolConfig: config}, copies: fs.copies}
+			for _, c := range checks {
+				t.Run(c.name, func(t *testing.T) {
+					b.TB = t
+					c.run(b)
+					if !t.Failed() {
+						b.wantEmpty()
+					}
+				})
+				if b.TB = t; t.Failed() {
+					return // the others would start from what is wrong
+				}
+			}
+		})
+	}
+}
+
+func directory(id string, bytes int64) drivertest.Volume {
+	return drivertest.Volume{ID: id, Pool: "local", Bytes: bytes}
+}
+
+func disk(id string, bytes int64) drivertest.Volume {
+	return drivertest.Volume{ID: id, Pool: "local", Block: true, Bytes: bytes}
+}
+
+func (b *bench) path(id string) string { return filepath.Join(b.pool.Path, id) }
+
+func (b *bench) create(v drivertest.Volume) {
+	b.Helper()
+	_, err := b.Create(b.Context(), v)
+	b.Must(err)
+}
+
+func (b *bench) delete(ids ...string) {
+	b.Helper()
+	for _, id := range ids {
+		b.Must(b.Delete(b.Context(), id))
+	}
+}
+
+func (b *bench) snapshot(name, of string) string {
+	b.Helper()
+	made, err := b.Snapshot(b.Context(), name, of, "")
+	b.Must(err)
+	if !made.GetReadyToUse() || made.GetSourceVolumeId() != of || made.GetSizeBytes() != size || made.GetCreationTime().AsTime().IsZero() {
+		b.Errorf("the snapshot is %v", made)
+	}
+	return made.GetSnapshotId()
+}
+
+// wantEmpty expects nothing to be left of volumes and snapshots.
+func (b *bench) wantEmpty() {
+	b.Helper()
+	b.AwaitNoTrash(b.pool.Path)
+	list, err := b.Snapshots(b.Context(), "")
+	if err != nil || len(list) > 0 {
+		b.Errorf("snapshots are left: %v, %v", list, err)
+	}
+	for _, path := range []string{b.pool.Path, b.pool.Own("volumes"), b.pool.Own("snapshots"), b.pool.Own("creating", drivertest.NodeName)} {
+		names, err := drivertest.Names(path)
+		names = slices.DeleteFunc(names, func(name string) bool { return name == ".hostpath-provisioner" })
+		if err != nil || len(names) > 0 {
+			b.Errorf("%s holds %q, %v", path, names, err)
+		}
+	}
+	b.Must(b.pool.Settle())
+	b.Must(b.pool.Unleaked())
+}
+
+func restoresTree(b *bench) {
+	b.create(directory("pvc-source", size))
+	source := b.path("pvc-source")
+	clonetest.Hostile(b, source)
+	b.Must(os.Chown(source, 107, 107))
+	kept := b.TempDir() // on another filesystem, to compare with after the source is gone
+	clonetest.Copy(b, source, kept)
+	id := b.snapshot("snapshot-1", "pvc-source")
+	clonetest.Same(b, kept, b.pool.Own("snapshots", "~snapshot-1"))
+	b.Must(os.WriteFile(filepath.Join(source, "later"), []byte("not in the snapshot"), 0o600))
+	b.Must(os.WriteFile(filepath.Join(source, "file"), []byte("overwritten"), 0o600))
+	clonetest.Same(b, kept, b.pool.Own("snapshots", "~snapshot-1"))
+	b.delete("pvc-source")
+	b.AwaitNoTrash(b.pool.Path)
+
+	v := directory("pvc-restored", size)
+	made, err := b.Restore(b.Context(), v, id)
+	b.Must(err)
+	if made.GetVolume().GetContentSource().GetSnapshot().GetSnapshotId() != id || made.GetVolume().GetCapacityBytes() != size {
+		b.Errorf("the restored volume is %v", made)
+	}
+	clonetest.Same(b, kept, b.path("pvc-restored"))
+	b.Must(b.DeleteSnapshot(b.Context(), id))
+	b.AwaitNoTrash(b.pool.Path)
+	clonetest.Same(b, kept, b.path("pvc-restored"))
+	b.Must(b.Publish(b.Context(), v, "pod"))
+	b.Must(os.WriteFile(filepath.Join(b.Target("pod"), "file"), []byte("written by a pod"), 0o600))
+	b.Must(b.Unpublish(b.Context(), "pvc-restored", "pod"))
+	b.delete("pvc-restored")
+}
+
+// pattern is so many bytes of which no block is as another.
+func pattern(n int, salt string) []byte {
+	var all bytes.Buffer
+	for i := 0; all.Len() < n; i++ {
+		all.WriteString(strings.Repeat(salt+string(rune('a'+i%26)), 100))
+	}
+	return all.Bytes()[:n]
+}
+
+func (b *bench) writeDisk(id string, at int64, data []byte) {
+	b.Helper()
+	f, err := os.OpenFile(b.pool.Image(id), os.O_WRONLY, 0)
+	b.Must(err)
+	_, err = f.WriteAt(data, at)
+	b.Must(err)
+	b.Must(f.Sync())
+	b.Must(f.Close())
+}
+
+func (b *bench) wantDisk(path string, at int64, want []byte) {
+	b.Helper()
+	f, err := os.Open(path)
+	b.Must(err)
+	defer f.Close()
+	got := make([]byte, len(want))
+	if _, err := f.ReadAt(got, at); err != nil || !bytes.Equal(got, want) {
+		b.Errorf("%s has other bytes at %d (%v)", path, at, err)
+	}
+}
+
+func restoresDisk(b *bench) {
+	b.create(disk("pvc-disk", size))
+	before := pattern(3*mib, "before")
+	b.writeDisk("pvc-disk", 64*mib, before)
+	id := b.snapshot("snapshot-disk", "pvc-disk")
+	b.writeDisk("pvc-disk", 64*mib, pattern(3*mib, "after"))
+	b.delete("pvc-disk")
+	b.AwaitNoTrash(b.pool.Path)
+	for name, bytes := range map[string]int64{"pvc-same": size, "pvc-larger": size + 32*mib} {
+		v := disk(name, bytes)
+		_, err := b.Restore(b.Context(), v, id)
+		b.Must(err)
+		b.Must(b.pool.InOrder(drivertest.Kept{Volume: v}))
+		b.Must(b.Publish(b.Context(), v, name))
+		b.wantDisk(b.Target(name), 64*mib, before)
+		b.wantDisk(b.Target(name), bytes-mib, make([]byte, mib))
+		b.Must(b.Unpublish(b.Context(), name, name))
+		b.delete(name)
+	}
+	_, err := b.Restore(b.Context(), disk("pvc-smaller", size-mib), id)
+	b.WantCode("a smaller volume", err, codes.OutOfRange)
+	_, err = b.Restore(b.Context(), directory("pvc-directory", size), id)
+	b.WantCode("another mode", err, codes.InvalidArgument)
+	b.Must(b.DeleteSnapshot(b.Context(), id))
+}
+
+func clones(b *bench) {
+	b.create(directory("pvc-source", size))
+	clonetest.Hostile(b, b.path("pvc-source"))
+	_, err := b.Clone(b.Context(), directory("pvc-clone", 2*size), "pvc-source")
+	b.Must(err)
+	clonetest.Same(b, b.path("pvc-source"), b.path("pvc-clone"))
+	b.Must(os.WriteFile(filepath.Join(b.path("pvc-clone"), "file"), []byte("of the clone"), 0o600))
+	if got, err := os.ReadFile(filepath.Join(b.path("pvc-source"), "file")); err != nil || string(got) != "content" {
+		b.Errorf("the source has %q, %v", got, err)
+	}
+	b.delete("pvc-source")
+	b.delete("pvc-clone")
+	_, err = b.Clone(b.Context(), directory("pvc-clone", size), "pvc-source")
+	b.WantCode("a source that is gone", err, codes.NotFound)
+}
+
+func repeats(b *bench) {
+	b.create(directory("pvc-a", size))
+	b.create(directory("pvc-b", size))
+	first, err := b.Snapshot(b.Context(), "snapshot-1", "pvc-a", "")
+	b.Must(err)
+	again, err := b.Snapshot(b.Context(), "snapshot-1", "pvc-a", "")
+	if err != nil || !proto.Equal(first, again) {
+		b.Errorf("the repeated call answered %v, %v; want %v", again, err, first)
+	}
+	_, err = b.Snapshot(b.Context(), "snapshot-1", "pvc-b", "")
+	b.WantCode("the name for another source", err, codes.AlreadyExists)
+	_, err = b.Snapshot(b.Context(), "snapshot-2", "pvc-none", "")
+	b.WantCode("no source", err, codes.NotFound)
+	_, err = b.Snapshot(b.Context(), "snapshot-2", "pvc-a", "freeze")
+	b.WantCode("a consistency that is not supported", err, codes.InvalidArgument)
+
+	id := first.GetSnapshotId()
+	v := directory("pvc-c", size)
+	_, err = b.Restore(b.Context(), v, id)
+	b.Must(err)
+	b.Must(os.WriteFile(filepath.Join(b.path("pvc-c"), "written"), []byte("since"), 0o600))
+	_, err = b.Restore(b.Context(), v, id)
+	b.Must(err)
+	if _, err := os.Stat(filepath.Join(b.path("pvc-c"), "written")); err != nil {
+		b.Errorf("a repeated call copied again: %v", err)
+	}
+	_, err = b.Create(b.Context(), v)
+	b.WantCode("the name without a source", err, codes.AlreadyExists)
+	_, err = b.Clone(b.Context(), v, "pvc-a")
+	b.WantCode("the name with another source", err, codes.AlreadyExists)
+	_, err = b.Clone(b.Context(), directory("pvc-a", size), "pvc-b")
+	b.WantCode("the name of an empty volume with a source", err, codes.AlreadyExists)
+	_, err = b.Restore(b.Context(), directory("pvc-d", size), "snapshot-1@elsewhere")
+	b.Must(err) // the disk was moved here
+	_, err = b.Restore(b.Context(), directory("pvc-e", size), "snapshot-9@elsewhere")
+	b.WantCode("a snapshot of another node", err, codes.ResourceExhausted)
+	_, err = b.Restore(b.Context(), directory("pvc-e", size), "snapshot-9@"+drivertest.NodeName)
+	b.WantCode("a snapshot that is gone", err, codes.NotFound)
+	b.WantCode("deleting one of another node", b.DeleteSnapshot(b.Context(), "snapshot-9@elsewhere"), codes.FailedPrecondition)
+	b.WantCode("deleting one that is gone", b.DeleteSnapshot(b.Context(), "snapshot-9@"+drivertest.NodeName), codes.OK)
+	for of, want := range map[string]int{"": 1, "pvc-a": 1, "pvc-b": 0} {
+		if list, err := b.Snapshots(b.Context(), of); err != nil || len(list) != want {
+			b.Errorf("snapshots of %q: %v, %v; want %d", of, list, err, want)
+		}
+	}
+	if listed, err := b.List(b.Context(), 0); err != nil || len(listed) != 4 {
+		b.Errorf("volumes: %v, %v; want 4 and no snapshot", listed, err)
+	}
+	b.Must(b.DeleteSnapshot(b.Context(), id))
+	b.delete("pvc-a", "pvc-b", "pvc-c", "pvc-d")
+}
+
+func snapshotsInUse(b *bench) {
+	for _, v := range []drivertest.Volume{directory("pvc-used", size), disk("pvc-used", size)} {
+		b.create(v)
+		b.Must(b.Publish(b.Context(), v, "pod"))
+		written := b.Target("pod")
+		if !v.Block {
+			written = filepath.Join(written, "file")
+		}
+		data := pattern(mib, "used")
+		f, err := os.OpenFile(written, os.O_RDWR|os.O_CREATE, 0o600)
+		b.Must(err)
+		_, err = f.Write(data) // and no flush
+		b.Must(err)
+		_, err = b.Snapshot(b.Context(), "snapshot-used", v.ID, "")
+		b.Must(f.Close())
+		if b.copies {
+			b.WantCode("a copy of what is published", err, codes.FailedPrecondition)
+			b.Must(b.Unpublish(b.Context(), v.ID, "pod"))
+			b.delete(v.ID)
+			b.AwaitNoTrash(b.pool.Path)
+			continue
+		}
+		b.Must(err)
+		name := "file"
+		if v.Block {
+			name = "disk.img"
+		}
+		b.wantDisk(b.pool.Own("snapshots", "~snapshot-used", name), 0, data)
+		b.Must(b.Unpublish(b.Context(), v.ID, "pod"))
+		b.delete(v.ID)
+		b.Must(b.DeleteSnapshot(b.Context(), "snapshot-used@"+drivertest.NodeName))
+		b.AwaitNoTrash(b.pool.Path)
+	}
+}
+
+// accounts expects the capacity to fall by what a snapshot and a restored volume are promised,
+// and to come back when they are gone.
+func accounts(b *bench) {
+	b.create(directory("pvc-source", size))
+	b.Must(os.WriteFile(filepath.Join(b.path("pvc-source"), "file"), pattern(32*mib, "held"), 0o600))
+	b.Must(b.pool.Settle())
+	before := b.capacity()
+	id := b.snapshot("snapshot-1", "pvc-source")
+	r, err := b.pool.Record("~snapshot-1")
+	b.Must(err)
+	least, most := int64(size), int64(size)
+	if b.pool.Enforcement == "required" { // what it holds is counted
+		least, most = 32*mib, 36*mib
+	}
+	if r.Bytes < least || r.Bytes > most {
+		b.Errorf("the snapshot is promised %d bytes, want %d to %d", r.Bytes, least, most)
+	}
+	b.wantCapacity("with a snapshot", before-r.Bytes)
+	_, err = b.Restore(b.Context(), directory("pvc-restored", size), id)
+	b.Must(err)
+	b.wantCapacity("with a restored volume", before-r.Bytes-size)
+	// A snapshot that does not fit is refused, and leaves nothing.
+	filler := b.capacity() - 16*mib
+	b.create(directory("pvc-filler", filler))
+	_, err = b.Snapshot(b.Context(), "snapshot-2", "pvc-source", "")
+	b.WantCode("a snapshot that does not fit", err, codes.FailedPrecondition)
+	b.delete("pvc-restored", "pvc-filler")
+	b.Must(b.DeleteSnapshot(b.Context(), id))
+	b.AwaitNoTrash(b.pool.Path)
+	b.wantCapacity("when both are gone", before)
+	b.delete("pvc-source")
+}
+
+func (b *bench) capacity() int64 {
+	b.Helper()
+	got, err := b.Capacity(b.Context(), "local")
+	b.Must(err)
+	return got
+}
+
+// wantCapacity allows for what the filesystem takes for itself, and for how capacity is rounded.
+func (b *bench) wantCapacity(when string, want int64) {
+	b.Helper()
+	const slack = 40 * mib // 32 of which a filesystem without limits may have for what a copy holds
+	var got int64
+	near := func() bool {
+		b.Must(b.pool.Settle())
+		got = b.capacity()
+		return got > want-slack && got < want+slack
+	}
+	if b.Eventually(when, near); !near() {
+		b.Errorf("%s the capacity is %d, want %d", when, got, want)
+	}
+}
+
+func survivesRestart(b *bench) {
+	b.create(directory("pvc-source", size))
+	b.Must(os.WriteFile(filepath.Join(b.path("pvc-source"), "file"), []byte("content"), 0o600))
+	id := b.snapshot("snapshot-1", "pvc-source")
+	list, err := b.Snapshots(b.Context(), "")
+	b.Must(err)
+	for _, again := range []func(){b.Restart, b.Crash} {
+		again()
+		now, err := b.Snapshots(b.Context(), "")
+		if err != nil || len(now) != 1 || !proto.Equal(now[0], list[0]) {
+			b.Errorf("after a restart: %v, %v; want %v", now, err, list)
+		}
+	}
+	b.delete("pvc-source")
+	// A directory that is gone is reported, and the snapshot can be deleted.
+	b.Must(os.RemoveAll(b.pool.Own("snapshots", "~snapshot-1")))
+	if list, err = b.Snapshots(b.Context(), ""); err != nil || len(list) != 1 || list[0].GetReadyToUse() {
+		b.Errorf("a lost snapshot is listed as %v, %v; want one that is not ready", list, err)
+	}
+	_, err = b.Restore(b.Context(), directory("pvc-restored", size), id)
+	b.WantCode("restoring a lost snapshot", err, codes.NotFound)
+	b.Must(b.DeleteSnapshot(b.Context(), id))
+}
