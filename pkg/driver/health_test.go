@@ -27,7 +27,8 @@ type patient struct {
 	*rig
 	pool   string // its directory
 	quota  *quotatest.Fake
-	broken atomic.Bool // reading a quota fails
+	broken atomic.Bool  // reading a quota fails
+	nested atomic.Int64 // subvolumes that users made
 	errors int64
 }
 
@@ -59,6 +60,8 @@ func (s sick) Usage(d *dir.Dir, id quota.ID) (quota.Usage, error) {
 	}
 	return s.Facility.Usage(d, id)
 }
+
+func (s sick) Outside(*dir.Dir) (int, error) { return int(s.patient.nested.Load()), nil }
 
 func (p *patient) start(t *testing.T, options string) {
 	t.Helper()
@@ -195,6 +198,9 @@ var ailments = map[string]ailment{
 	}},
 	"a plain directory in its place":                {reason: health.LimitDiffers, says: "limit is missing", before: putPlain},
 	"a plain directory in the place of a subvolume": {keeper: quota.Btrfs, reason: health.LimitDiffers, says: "limit is missing", before: putPlain},
+	"a subvolume of its user": {keeper: quota.Btrfs, reason: health.OutsideLimit, says: "1 subvolumes", after: func(_ *testing.T, p *patient) {
+		p.nested.Store(1)
+	}},
 	"quotas that were switched off": {reason: health.LimitOff, says: "xfs", before: func(_ *testing.T, p *patient) {
 		p.quota = nil
 	}},
