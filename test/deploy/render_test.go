@@ -52,6 +52,7 @@ var kinds = map[string]struct {
 	"storage.k8s.io/v1 CSIDriver":                         {strictly[storagev1.CSIDriver], false},
 	"storage.k8s.io/v1 StorageClass":                      {strictly[storagev1.StorageClass], false},
 	"security.openshift.io/v1 SecurityContextConstraints": {strictly[securityContextConstraints], false},
+	"snapshot.storage.k8s.io/v1 VolumeSnapshotClass":      {strictly[volumeSnapshotClass], false},
 	"monitoring.coreos.com/v1 ServiceMonitor":             {strictly[monitoringv1.ServiceMonitor], true},
 	"monitoring.coreos.com/v1 PrometheusRule":             {strictly[monitoringv1.PrometheusRule], true},
 }
