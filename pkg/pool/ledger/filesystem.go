@@ -193,6 +193,7 @@ func (l *Ledger) SetForeign(bytes int64) {
 // LearnForeign notes that others occupy no more than all that is taken, and exactly that
 // while nothing can be the pools'. Where nobody counts what volumes hold it is not known
 // otherwise, and in a shared pool not even then, for another node may have promised something.
+// Nor is it while one of the pools was not read yet.
 func (l *Ledger) LearnForeign(taken int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -200,7 +201,8 @@ func (l *Ledger) LearnForeign(taken int64) {
 		if slices.ContainsFunc(a.of, func(one account) bool { return one.origin.Shared }) {
 			return nil
 		}
-		if owed := a.owed(); (owed.promised != 0 || owed.pieces != 0) && taken >= a.foreign() {
+		owed := a.owed()
+		if owed.unread || (owed.promised != 0 || owed.pieces != 0) && taken >= a.foreign() {
 			return nil
 		}
 		a.base = taken

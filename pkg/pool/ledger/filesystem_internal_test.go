@@ -16,6 +16,7 @@ func joined(pools int) []*Ledger {
 	for range pools {
 		l := New(Policy{Overprovision: 1})
 		l.Join(fs, Origin{})
+		l.BeginLoad().End(nil)
 		all = append(all, l)
 	}
 	return all
@@ -113,6 +114,9 @@ func TestForeignUseIsLearnedForAllPools(t *testing.T) {
 	want("a promise in the other pool", 40)
 	New(Policy{}).Join(a.on, Origin{Foreign: 12})
 	want("a third pool", 12)
+	b.Note(idOf("pvc-2"), Card{})
+	b.LearnForeign(3)
+	want("the third pool was not read yet", 12)
 	b.SetForeign(5)
 	want("counted", 5)
 }

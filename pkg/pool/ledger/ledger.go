@@ -51,7 +51,8 @@ type ids map[volume.ID]struct{}
 // New makes an empty ledger, of a pool of which it is not known yet what filesystem it is on.
 func New(policy Policy) *Ledger {
 	l := &Ledger{policy: policy, on: &Filesystem{}, index: index{option: policy.BytesPerInode}}
-	l.on.enter(l, Origin{}, sums{})
+	l.sums.unread = true
+	l.on.enter(l, Origin{}, l.sums)
 	l.mu.Lock()
 	l.unlock()
 	return l
@@ -119,6 +120,8 @@ type sums struct {
 	pieces, unknown int
 	// others is the sum of the promises of what other nodes are removing, or volume.Unknown.
 	others int64
+	// unread: the pool was not read yet, so that it may owe more.
+	unread bool
 }
 
 func (s *sums) add(other sums) {
@@ -126,6 +129,7 @@ func (s *sums) add(other sums) {
 	s.trashed += other.trashed
 	s.pieces += other.pieces
 	s.unknown += other.unknown
+	s.unread = s.unread || other.unread
 	if s.others == volume.Unknown || other.others == volume.Unknown {
 		s.others = volume.Unknown
 	} else {

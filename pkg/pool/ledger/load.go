@@ -58,7 +58,7 @@ func (l *Load) End(err error) {
 		l.index.put(id, in.index.get(id))
 	}
 	in.sums.promised += l.index.promised - in.index.promised
-	in.sums.others = l.others
+	in.sums.others, in.sums.unread = l.others, false
 	in.index = l.index
 }
 
