@@ -253,8 +253,7 @@ func TestAllCallsReportSameCondition(t *testing.T) {
 	}
 	for _, reason := range health.Reasons() {
 		// A volume that is published nowhere has no statistics: see TestInlineVolumeLeftBehindIsAbnormal of pkg/pool.
-		// Subvolumes need a real btrfs: see btrfs_test.go there.
-		if !seen[reason] && reason != health.InlineUnpublished && reason != health.OutsideLimit {
+		if !seen[reason] && reason != health.InlineUnpublished {
 			t.Errorf("no ailment has the reason %s", reason)
 		}
 	}

@@ -70,7 +70,7 @@ func dataDir(from []hppv1.StoragePool) (string, error) {
 func Notices(object *hppv1.HostPathProvisioner) []string {
 	var texts []string
 	if slices.Contains(object.Spec.FeatureGates, hppv1.Snapshotting) {
-		texts = append(texts, "The feature gate Snapshotting has no effect: this version does not make snapshots")
+		texts = append(texts, "The feature gate Snapshotting has no effect: csi-snapshotter is not deployed")
 	}
 	classes := map[string]string{}
 	for _, pool := range Pools(object) {
