@@ -187,7 +187,7 @@ type StoragePool struct {
 	// +kubebuilder:validation:XValidation:rule="(has(self.volumeMode) ? self.volumeMode : 'Filesystem') == (has(oldSelf.volumeMode) ? oldSelf.volumeMode : 'Filesystem')",message="volumeMode must not change"
 	PVCTemplate *ClaimTemplate `json:"pvcTemplate,omitempty"`
 
-	// SnapshotProvider is passed to the driver, which does not make snapshots in this version. Only reflink is known.
+	// SnapshotProvider is passed to the driver. Only reflink is known.
 	// +optional
 	// +kubebuilder:validation:Enum=reflink
 	SnapshotProvider *string `json:"snapshotProvider,omitempty"`
