@@ -40,9 +40,17 @@ var unneeded = regexp.MustCompile(strings.Join([]string{
 
 // A role is one of an installation, with the accounts that have it.
 type role struct {
-	name     string
-	accounts []string
-	rules    []rbacv1.PolicyRule
+	name string
+	// namespace is the only one that it counts in, if any.
+	namespace string
+	accounts  []string
+	rules     []rbacv1.PolicyRule
+}
+
+// allows says whether the role allows a request.
+func (r role) allows(q audit.Request) bool {
+	return slices.Contains(r.accounts, q.Account) && (r.namespace == "" || r.namespace == q.Namespace) &&
+		slices.ContainsFunc(r.rules, func(rule rbacv1.PolicyRule) bool { return audit.Allows(rule, q) })
 }
 
 // rights says what is wrong with the rights of the programs, after all cases have run: a right that none of them has used
@@ -93,18 +101,14 @@ func describe(role string, rule rbacv1.PolicyRule) string {
 		strings.TrimSuffix(rule.Resources[0]+"."+rule.APIGroups[0], "."), strings.Join(rule.ResourceNames, "")))
 }
 
-// denied are the requests of accounts with roles for which there was no rule. A program may be there before its rules
-// are known, and then asks again.
+// denied are the requests of accounts with roles that none of these allows. One that is allowed was sent before the API
+// server knew the role.
 func denied(all []role, requests []audit.Request) []error {
 	said := map[string]bool{}
 	for _, q := range requests {
 		known := slices.ContainsFunc(all, func(r role) bool { return slices.Contains(r.accounts, q.Account) })
-		again := slices.ContainsFunc(requests, func(other audit.Request) bool {
-			q := q
-			q.Denied = false
-			return other == q
-		})
-		if q.Denied && known && !again {
+		allowed := slices.ContainsFunc(all, func(r role) bool { return r.allows(q) })
+		if q.Denied && known && !allowed {
 			said[fmt.Sprintf("%s was denied: %s", q.Account, q)] = true
 		}
 	}
@@ -138,7 +142,7 @@ func rolesOf(ctx context.Context, installation string) ([]role, error) {
 	of := func(kind, namespace, name string) *role {
 		key := kind + " " + namespace + "/" + name
 		if found[key] == nil {
-			found[key] = &role{name: kind + " " + name}
+			found[key] = &role{name: kind + " " + name, namespace: namespace}
 		}
 		return found[key]
 	}
@@ -163,7 +167,11 @@ func rolesOf(ctx context.Context, installation string) ([]role, error) {
 		}
 		switch object.Kind {
 		case "Role", "ClusterRole":
-			of(object.Kind, object.Namespace, object.Name).rules = object.Rules
+			namespace := object.Namespace
+			if object.Kind == "ClusterRole" {
+				namespace = ""
+			}
+			of(object.Kind, namespace, object.Name).rules = object.Rules
 		case "RoleBinding", "ClusterRoleBinding":
 			namespace := object.Namespace
 			if object.RoleRef.Kind == "ClusterRole" {
