@@ -59,7 +59,7 @@ type bench struct {
 	each    bool         // each volume is surveyed for itself
 	errors  atomic.Int64 // that the filesystem has counted
 	log     logr.Logger
-	up      time.Duration // since the node was booted
+	up      atomic.Int64 // nanoseconds since the node was booted
 }
 
 // inBubble runs a test on a node with one pool, named "local", at root/pool.
@@ -99,7 +99,7 @@ func (b *bench) detect(d *dir.Dir) (quota.Facility, error) {
 
 func (b *bench) countErrors(*dir.Dir) (int64, error) { return b.errors.Load(), nil }
 
-func (b *bench) sinceBoot() time.Duration { return b.up }
+func (b *bench) sinceBoot() time.Duration { return time.Duration(b.up.Load()) }
 
 func (b *bench) startNode(name, datadir string) {
 	b.t.Helper()

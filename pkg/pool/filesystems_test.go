@@ -1,13 +1,11 @@
 package pool_test
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -196,8 +194,8 @@ func TestPoolMountedLaterSharesFilesystem(t *testing.T) {
 		b.createIn("b", "pvc-2", 20*mib)
 		must(t, os.WriteFile(b.path("disk", "b", "pvc-2", "data"), make([]byte, 18*mib), 0o600))
 		must(t, b.Close(t.Context()))
-		var log bytes.Buffer
-		b.log = funcr.New(func(_, args string) { fmt.Fprintln(&log, args) }, funcr.Options{})
+		var said diary
+		b.log = funcr.New(said.write, funcr.Options{})
 		b.start(`[{"name":"a","path":"disk/a"},{"name":"b","path":"late","requireMount":true}]`)
 		b.createIn("a", "pvc-1", 24*mib)
 		b.wantSharing("a")
@@ -209,8 +207,8 @@ func TestPoolMountedLaterSharesFilesystem(t *testing.T) {
 		b.wantCapacity("a", 20, 1)
 		b.wantCapacity("b", 20, 1)
 		must(t, b.Close(t.Context()))
-		if !strings.Contains(log.String(), `"msg"="the pool shares its filesystem with others; the promises of all of them count" "pool"="b" "with"=["a"]`) {
-			t.Errorf("log without the pools that share a filesystem:\n%s", log.String())
+		if said.count(`"msg"="the pool shares its filesystem with others; the promises of all of them count" "pool"="b" "with"=["a"]`) == 0 {
+			t.Errorf("log without the pools that share a filesystem: %q", said.lines)
 		}
 	})
 }

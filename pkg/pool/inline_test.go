@@ -25,13 +25,13 @@ func testInlineLeftBehind(t *testing.T, datadir string) {
 		must(t, b.PublishInline(t.Context(), pool.Request{ID: id(t, "csi-1"), Range: volume.Range{Required: mib}}, pool.Publication{ID: id(t, "csi-1"), Target: target}))
 		b.create("pvc-1", mib)
 		b.later(2 * time.Hour)
-		b.up = 2 * time.Hour
+		b.up.Store(int64(2 * time.Hour))
 		b.wantLeftBehind("published", datadir, 0)
 
 		must(t, b.mounts.Unpublish(target, nil))
-		b.up = 59 * time.Minute
+		b.up.Store(int64(59 * time.Minute))
 		b.wantLeftBehind("rebooted lately", datadir, 0)
-		b.up = 61 * time.Minute
+		b.up.Store(int64(61 * time.Minute))
 		b.wantLeftBehind("unpublished for an hour", datadir, 1)
 
 		must(t, b.Publish(t.Context(), pool.Publication{ID: id(t, "csi-1"), Target: target}))

@@ -70,10 +70,10 @@ var wrongs = []struct {
 		_, err := c.Controller().ControllerExpandVolume(ctx, &csi.ControllerExpandVolumeRequest{VolumeId: "wrong"})
 		return err
 	}, codes.Unimplemented},
-	{"list snapshots", func(c *client, ctx context.Context) error {
-		_, err := c.Controller().ListSnapshots(ctx, &csi.ListSnapshotsRequest{})
+	{"make a snapshot of nothing", func(c *client, ctx context.Context) error {
+		_, err := c.Controller().CreateSnapshot(ctx, &csi.CreateSnapshotRequest{Name: "wrong", SourceVolumeId: "nothing"})
 		return err
-	}, codes.Unimplemented},
+	}, codes.NotFound},
 	{"stage", func(c *client, ctx context.Context) error {
 		_, err := c.Kubelet().NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{VolumeId: "wrong"})
 		return err

@@ -87,7 +87,7 @@ func (w *world) start() {
 	node, err := volume.ParseNodeID(nodeName)
 	w.must(err)
 	configs, err := poolconfig.Parse(fmt.Sprintf(`[
-		{"name":%q,"path":%q,"reserve":"10%%"},
+		{"name":%q,"path":%q,"reserve":"10%%","bytesPerInode":0},
 		{"name":%q,"path":%q,"allocation":"thin","overprovision":2},
 		{"name":%q,"path":%q,"shared":true}]`,
 		kept, w.path(kept), thin, w.path(thin), shared, w.path(shared)), "/")
