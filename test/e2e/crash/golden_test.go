@@ -61,6 +61,9 @@ func openGolden(t *testing.T, name string) *golden {
 	return g
 }
 
+// unknown is a golden of which nothing is known: no sequence is compared.
+func unknown() *golden { return &golden{} }
+
 // after is the key of the start after a call, or a start, that was killed when it had taken so many steps.
 func after(name string, steps int) string { return fmt.Sprintf("start after %s %d", name, steps) }
 
@@ -78,7 +81,7 @@ func keysOf(heading string) (keys []string) {
 
 // compare expects a sequence to be the known one, if it has a key.
 func (g *golden) compare(key string, steps []string) {
-	if key == "" {
+	if key == "" || g.path == "" {
 		return
 	}
 	got := strings.Join(withoutOrder(steps), "\n")
@@ -105,6 +108,9 @@ func (g *golden) problem(format string, args ...any) {
 // close reports what differs, or writes the file.
 func (g *golden) close(t testing.TB) {
 	t.Helper()
+	if g.path == "" {
+		return
+	}
 	if *update && g.complete && !t.Failed() {
 		must.Succeed(t, os.MkdirAll(filepath.Dir(g.path), 0o755))
 		must.Succeed(t, os.WriteFile(g.path, []byte(g.text()), 0o644)) //nolint:gosec // a source file

@@ -67,7 +67,10 @@ func TestSnapshotCrashAtEveryStep(t *testing.T) {
 		t.Run(p.name, func(t *testing.T) {
 			p.mounted = p.mount(t)
 			w := newWorld(t, p, driver)
-			w.golden = openGolden(t, "snapshots on "+p.name)
+			// The guest has quotas on XFS and ext4, and so other steps; what is there after a crash is checked there too.
+			if w.golden = unknown(); !testenv.Guest() {
+				w.golden = openGolden(t, "snapshots on "+p.name)
+			}
 			defer w.golden.close(t)
 			for _, block := range p.modes {
 				for _, c := range snapshotCalls {

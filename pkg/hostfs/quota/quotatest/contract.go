@@ -454,9 +454,10 @@ func release(t *testing.T, b *bench) {
 		return usage.Limit == quota.Limit{} && usage.Bytes == 0 && usage.Inodes <= 0
 	})
 	if !b.subvolumes() {
-		delete(b.taken, id)
-		if got := b.newID(t); got != id {
-			t.Errorf("new id %d, want %d again", got, id)
+		got, err := b.NewID(b.Root, id, func(quota.ID) bool { return false })
+		must.Succeed(t, err)
+		if got != id {
+			t.Errorf("new id %d, want %d again, from which was asked for", got, id)
 		}
 	}
 	again, _ := b.limited(t, "a", quota.Limit{Bytes: 2 * mib})
@@ -472,14 +473,13 @@ func newID(t *testing.T, b *bench) {
 	}
 	first, second := b.newID(t), b.newID(t)
 	wantBetween(t, "the first id", int64(first), int64(quota.FirstID), int64(quota.LastID))
-	if second <= first {
-		t.Errorf("ids %d and %d, want the lowest first", first, second)
+	if second == first {
+		t.Errorf("id %d is new twice, and was claimed in between", first)
 	}
-	// Two ids are unclaimed, but one has a limit, so it is in use.
+	// It is unclaimed now, but has a limit, so it is in use.
 	must.Succeed(t, b.Limit(b.make(t, "a"), first, quota.Limit{Bytes: mib}))
-	clear(b.taken)
-	if got := b.newID(t); got != second {
-		t.Errorf("new id %d, want %d", got, second)
+	if got, err := b.NewID(b.Root, first, func(quota.ID) bool { return false }); err != nil || got == first {
+		t.Errorf("new id %d, %v; want another than %d, which has a limit", got, err, first)
 	}
 	if id, err := b.NewID(b.Root, second+100, func(quota.ID) bool { return false }); err != nil || id != second+100 {
 		t.Errorf("new id %d, %v; want %d, from which was asked for", id, err, second+100)
