@@ -59,14 +59,25 @@ func (i inspection) remove(check func(inspect.Volume) error) error {
 	if err := onlyRemovable(&report, i.volume, check); err != nil {
 		return err
 	}
-	// The driver knows what it is doing with the volume at the moment, and refuses one that is
-	// published.
 	conn, err := grpc.NewClient("unix://"+i.socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		return err
 	}
-	_, err = csi.NewControllerClient(conn).DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: i.volume.String()})
-	return errors.Join(err, conn.Close())
+	return errors.Join(removeAbnormal(ctx, csi.NewControllerClient(conn), i.volume), conn.Close())
+}
+
+// removeAbnormal has the driver delete a volume that the driver finds abnormal too: another directory
+// may have been inspected than the one that it serves. It refuses a volume that is published.
+func removeAbnormal(ctx context.Context, driver csi.ControllerClient, id volume.ID) error {
+	found, err := driver.ControllerGetVolume(ctx, &csi.ControllerGetVolumeRequest{VolumeId: id.String()})
+	if err != nil {
+		return err
+	}
+	if condition := found.GetStatus().GetVolumeCondition(); !condition.GetAbnormal() {
+		return fmt.Errorf("volume %s is in order for the driver (%s): is it the driver of the pool that was inspected?", id, condition.GetMessage())
+	}
+	_, err = driver.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: id.String()})
+	return err
 }
 
 // onlyRemovable answers why a volume is not to be removed; nil if it is.

@@ -3,6 +3,7 @@ package inspect
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -72,6 +73,15 @@ func TestRemoveLost(t *testing.T) {
 			t.Errorf("remove %q: %v, %s; want an error with %q", id, err, output, says)
 		}
 	}
+	// In a copy of the pool, such as a backup, it is lost; in the pool that the driver serves it is not.
+	backup := t.TempDir()
+	if out, err := exec.CommandContext(t.Context(), "cp", "-a", filepath.Join(b.pool, ".hostpath-provisioner"), backup).CombinedOutput(); err != nil {
+		t.Fatalf("cp: %v: %s", err, out)
+	}
+	other := fmt.Sprintf(`--datadir=[{"name":"local","path":%q}]`, backup)
+	if output, err := b.remove("remove-lost", "pvc-2", other); err == nil || !strings.Contains(output, "in order for the driver") {
+		t.Errorf("remove pvc-2, which is lost in a backup: %v, %s; want it refused", err, output)
+	}
 	if output, err := b.remove("remove-lost", "pvc-1"); err != nil || output != "removed pvc-1\n" {
 		t.Errorf("remove pvc-1: %v, %s", err, output)
 	}
@@ -123,9 +133,9 @@ func (b *bench) removeInline(id string) (output string, err error) {
 }
 
 // remove runs one of the commands that remove a volume, beside the driver.
-func (b *bench) remove(command, id string) (output string, err error) {
+func (b *bench) remove(command, id string, more ...string) (output string, err error) {
 	b.Helper()
-	args := []string{command, "--endpoint=" + b.Process.Endpoint(), "--volume=" + id}
+	args := append([]string{command, "--endpoint=" + b.Process.Endpoint(), "--volume=" + id}, more...)
 	cmd := exec.CommandContext(b.Context(), b.program, args...)
 	if b.upTwoHours {
 		cmd = upTwoHours(b.Context(), b.program, args)
