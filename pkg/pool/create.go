@@ -5,13 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"syscall"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop"
-	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/content"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/limit"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/scan"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/snapshot"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 	"kubevirt.io/hostpath-provisioner/pkg/trace"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
@@ -172,7 +172,7 @@ func (v *visit) existing(r Request, e store.Entry, d *dir.Dir, space dir.Space) 
 	if e.Inline() != r.Inline {
 		return Volume{}, fmt.Errorf("%w with another life cycle: inline is %v", volume.ErrExists, e.Inline())
 	}
-	if !r.Source.isOf(e.Record) {
+	if !r.Source.IsOf(e.Record) {
 		return Volume{}, fmt.Errorf("%w, made from something else", volume.ErrExists)
 	}
 	if err := v.scan().Content(r.ID, e.Record).Check(d); err != nil {
@@ -187,18 +187,18 @@ func (v *visit) createNew(ctx context.Context, r Request, space dir.Space) (Volu
 	if err := v.pool.limits().Unfit(v.keeper); err != nil {
 		return Volume{}, v.pool.noCapacity(r.ID, v.pool.unavailable(err))
 	}
-	var src *source
+	var src *snapshot.Source
 	if r.Source != nil {
 		var err error
 		if src, err = v.openRequested(r); err != nil {
 			return Volume{}, err
 		}
-		defer src.close()
-		r.Range = src.atLeast(r.Range)
+		defer src.Close()
+		r.Range = src.AtLeast(r.Range)
 	}
 	bytes, err := r.Range.Promise(unit(r.Mode, space))
 	if err == nil && src != nil {
-		err = src.fits(bytes)
+		err = src.Fits(bytes)
 	}
 	if err != nil {
 		return Volume{}, err
@@ -213,21 +213,21 @@ func (v *visit) createNew(ctx context.Context, r Request, space dir.Space) (Volu
 	}
 	defer func() {
 		if held.Release() {
-			v.undo(r.ID)
+			v.Undo(r.ID)
 		}
 	}()
-	make, fill := v.makeLimited(ctx, rec), v.fill(ctx, r.ID, rec)
+	make, fill := v.Limited(ctx, rec), v.fill(ctx, r.ID, rec)
 	if src != nil {
-		if err := src.begin(rec); err != nil {
+		if err := src.Begin(rec); err != nil {
 			return Volume{}, err
 		}
-		make, fill = src.make(ctx, rec), src.restore(ctx, rec)
+		make, fill = src.Make(ctx, rec), src.Restore(ctx, rec)
 	}
-	if err := v.build(ctx, rec, make, fill); err != nil {
+	if err := v.Build(ctx, rec, make, fill); err != nil {
 		if errors.Is(err, fs.ErrExist) {
 			return Volume{}, fmt.Errorf("%w as something that is no volume: %w", volume.ErrExists, err)
 		}
-		return Volume{}, noSpace(err)
+		return Volume{}, limit.NoSpace(err)
 	}
 	e := store.Entry{Record: rec, Present: true}
 	held.Commit(r.ID, scan.CardOf(e))
@@ -249,8 +249,8 @@ func (v *visit) newRecord(r Request, bytes int64) *store.Record {
 	return rec
 }
 
-// build makes a volume or a snapshot aside and then puts it in its place in one step.
-func (v *visit) build(ctx context.Context, rec *store.Record, make func(*dir.Dir) (*dir.Dir, error), fill func(*dir.Dir) error) error {
+// Build makes a volume or a snapshot aside and then puts it in its place in one step.
+func (v *visit) Build(ctx context.Context, rec *store.Record, make func(*dir.Dir) (*dir.Dir, error), fill func(*dir.Dir) error) error {
 	id, err := volume.ParseEntry(rec.ID)
 	if err != nil {
 		return err
@@ -267,9 +267,9 @@ func (v *visit) build(ctx context.Context, rec *store.Record, make func(*dir.Dir
 	return trace.Step(ctx, "move into the pool", func() error { return v.store.Commit(id) })
 }
 
-// makeLimited makes the directory of a new volume, under its limit from the beginning, and
+// Limited makes the directory of a new volume, under its limit from the beginning, and
 // notes in the record who enforces it.
-func (v *visit) makeLimited(ctx context.Context, rec *store.Record) func(*dir.Dir) (*dir.Dir, error) {
+func (v *visit) Limited(ctx context.Context, rec *store.Record) func(*dir.Dir) (*dir.Dir, error) {
 	return func(creating *dir.Dir) (*dir.Dir, error) {
 		step := trace.Begin(ctx, "make the directory and its limit")
 		d, kept, err := v.keeper.Make(v.store.Root(), creating, rec.ID, rec.UID, scan.CardOf(store.Entry{Record: rec}))
@@ -303,9 +303,9 @@ func unit(mode volume.Mode, space dir.Space) int64 {
 	return space.BlockBytes
 }
 
-// undo removes what a failed creation left, the record first: a record without a
+// Undo removes what a failed creation left, the record first: a record without a
 // directory would be a lost volume. What cannot be undone now, recovery undoes.
-func (v *visit) undo(id volume.ID) {
+func (v *visit) Undo(id volume.ID) {
 	if err := v.discard().UndoCreation(id); err != nil {
 		v.pool.log.Error(err, "failed to clean up after a failed creation", "volume", id.String())
 	}
@@ -317,12 +317,4 @@ func (v *visit) undo(id volume.ID) {
 	if err == nil {
 		v.pool.note(id, e)
 	}
-}
-
-// noSpace turns the answers of a filesystem that takes nothing more into ErrNoSpace.
-func noSpace(err error) error {
-	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) || errors.Is(err, syscall.EROFS) || errors.Is(err, quota.ErrNoID) {
-		return fmt.Errorf("%w: %w", volume.ErrNoSpace, err)
-	}
-	return err
 }

@@ -21,7 +21,7 @@ func (s *Set) Delete(ctx context.Context, id volume.ID) error {
 		return err
 	}
 	defer in.close()
-	if err := s.pins.free(id); err != nil {
+	if err := s.pins.Free(id); err != nil {
 		return err
 	}
 	return in.delete(ctx)

@@ -8,6 +8,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/ledger"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/limit"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/scan"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 	"kubevirt.io/hostpath-provisioner/pkg/trace"
@@ -32,7 +33,7 @@ func (s *Set) Expand(ctx context.Context, id volume.ID, at bind.Target, mode vol
 	if err := v.entry.Usable(id); err != nil {
 		return 0, err
 	}
-	if err := s.pins.free(id); err != nil {
+	if err := s.pins.Free(id); err != nil {
 		return 0, err
 	}
 	if mode != "" {
@@ -131,15 +132,15 @@ func (v *found) grow(ctx context.Context, bytes int64, held *ledger.Reservation)
 		step := trace.Begin(ctx, "make the file larger")
 		had, err = v.growContent(ctx, e)
 		if step.EndWith(err) != nil {
-			return noSpace(err)
+			return limit.NoSpace(err)
 		}
 	}
 	if err := trace.Step(ctx, "write the record", func() error { return s.store.WriteRecord(&grown) }); err != nil {
 		if againErr := v.again(); againErr != nil {
 			// Which record there is now is not known. A file that is too large does no harm.
-			return errors.Join(noSpace(err), againErr)
+			return errors.Join(limit.NoSpace(err), againErr)
 		}
-		return errors.Join(noSpace(err), v.cutFile(had))
+		return errors.Join(limit.NoSpace(err), v.cutFile(had))
 	}
 	held.Commit(v.id, scan.CardOf(e))
 	if v.entry.Block() {

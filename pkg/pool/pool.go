@@ -17,6 +17,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/pool/nested"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/scan"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/snapshot"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
@@ -80,7 +81,7 @@ type Pool struct {
 	at        *store.Location
 	locks     *Locks[volume.ID]
 	attaching *turns[volume.ID]
-	pins      *pins           // of all pools
+	pins      *snapshot.Pins  // of all pools
 	serving   *Locks[string]  // the uuids of all pools that are open
 	claims    *limit.Registry // the quota ids of all pools
 	place     *nested.Place   // among all pools

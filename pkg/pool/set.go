@@ -17,6 +17,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/pool/nested"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/scan"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/snapshot"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
@@ -33,7 +34,7 @@ type Set struct {
 	targets     Locks[bind.Target]
 	attaching   turns[volume.ID] // devices of block volumes to files
 	serving     Locks[string]
-	pins        pins
+	pins        snapshot.Pins
 	claims      limit.Registry
 	places      nested.Places
 	filesystems scan.Filesystems[*Pool]

@@ -6,37 +6,23 @@ import (
 	"fmt"
 	"slices"
 	"syscall"
-	"time"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
-	"kubevirt.io/hostpath-provisioner/pkg/pool/content"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/ledger"
-	"kubevirt.io/hostpath-provisioner/pkg/pool/scan"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/snapshot"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 	"kubevirt.io/hostpath-provisioner/pkg/trace"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
 // A SnapshotRequest is for a new snapshot.
-type SnapshotRequest struct {
-	// ID is one that volume.ParseSnapshot made.
-	ID     volume.ID
-	Source volume.ID
-	// AcceptUnverified takes a tree as it comes if it does not hold still while it is copied.
-	AcceptUnverified bool
-}
+type SnapshotRequest = snapshot.Request
 
 // A Snapshot is what is reported of one.
-type Snapshot struct {
-	ID     volume.ID
-	Pool   volume.PoolName
-	Mode   volume.Mode
-	Origin volume.Origin
-	// Promised is what the pool keeps for it, in bytes.
-	Promised int64
-	// Lost: there is a record, but no directory.
-	Lost bool
-}
+type Snapshot = snapshot.Snapshot
+
+// A Source is what a new volume is to be made from.
+type Source = snapshot.Wanted
 
 // Snapshot makes a snapshot, or answers the one that is there if it is of the same source.
 // When it returns, the snapshot is durable. Once it has begun it goes on when ctx ends, and
@@ -73,28 +59,7 @@ func (s *Set) snapshotMade(r SnapshotRequest) (Snapshot, error) {
 		return Snapshot{}, err
 	}
 	defer in.close()
-	return in.visit.existingSnapshot(r, in.entry)
-}
-
-func (v *visit) existingSnapshot(r SnapshotRequest, e store.Entry) (Snapshot, error) {
-	switch {
-	case e.Damage != nil:
-		return Snapshot{}, e.Damage
-	case e.Record == nil:
-		return Snapshot{}, fmt.Errorf("%w of %s: there is none", volume.ErrDamagedRecord, r.ID.Named())
-	case e.Record.Origin.ID != r.Source.String():
-		return Snapshot{}, fmt.Errorf("%s: %w, of volume %s", r.ID.Named(), volume.ErrExists, e.Record.Origin.ID)
-	case e.Lost():
-		return Snapshot{}, fmt.Errorf("%s: %w: only its record is left", r.ID.Named(), volume.ErrLost)
-	}
-	// The call that made it may have failed at its last step.
-	return v.pool.describeSnapshot(r.ID, e), v.store.SyncParent(r.ID)
-}
-
-func (p *Pool) describeSnapshot(id volume.ID, e store.Entry) Snapshot {
-	return Snapshot{
-		ID: id, Pool: p.config.Name, Mode: e.Record.Mode, Origin: *e.Record.Origin, Promised: e.Record.Bytes, Lost: e.Lost(),
-	}
+	return in.visit.snapshots().Existing(r, in.entry)
 }
 
 func (p *Pool) snapshot(ctx context.Context, r SnapshotRequest) (Snapshot, error) {
@@ -114,115 +79,48 @@ func (p *Pool) snapshot(ctx context.Context, r SnapshotRequest) (Snapshot, error
 		return Snapshot{}, err
 	}
 	if p.note(r.ID, e); e.Exists() {
-		return v.existingSnapshot(r, e)
+		return v.snapshots().Existing(r, e)
 	}
-	src, err := v.openSource(r.Source)
+	unlock, err := p.locks.TryLock(r.Source)
 	if err != nil {
 		return Snapshot{}, err
 	}
-	defer src.close()
-	return v.snapshotNew(ctx, r, src)
-}
-
-func (v *visit) snapshotNew(ctx context.Context, r SnapshotRequest, src *source) (Snapshot, error) {
-	if err := v.pool.limits().Unfit(v.keeper); err != nil {
-		return Snapshot{}, v.pool.unavailable(err)
-	}
-	space, err := v.store.Space()
+	src, err := v.snapshots().Open(r.Source, unlock)
 	if err != nil {
 		return Snapshot{}, err
 	}
-	if space.ReadOnly {
-		return Snapshot{}, v.pool.unavailable(syscall.EROFS)
+	defer src.Close()
+	return v.snapshots().Make(ctx, r, src)
+}
+
+// snapshots is the pool for copying what is in it.
+func (v *visit) snapshots() *snapshot.Pool {
+	return &snapshot.Pool{Pool: v.scan(), Entries: v, Limits: v.pool.limits(), Pins: v.pool.pins}
+}
+
+// Used reports whether pods or devices of this node may write to a volume.
+func (v *visit) Used(id volume.ID, e store.Entry, d *dir.Dir) (bool, error) {
+	return (&found{id: id, visit: v, entry: e, dir: d}).used()
+}
+
+// sourceElsewhere answers ErrInvalid for a source that is known to be in another pool. Pools
+// may lie on different filesystems, whose files share no blocks.
+func (s *Set) sourceElsewhere(id volume.ID, chosen *Pool) error {
+	for _, p := range s.holders(id) {
+		if p != chosen {
+			return fmt.Errorf("%w: its source, %s, is in pool %q, and a volume is made in the pool of its source", volume.ErrInvalid, id.Named(), p.config.Name)
+		}
 	}
-	bytes, err := src.mostHeld(space)
+	return nil
+}
+
+// openRequested opens what a volume is to be made from.
+func (v *visit) openRequested(r Request) (*snapshot.Source, error) {
+	unlock, err := v.pool.locks.TryLock(r.Source.ID)
 	if err != nil {
-		return Snapshot{}, err
+		return nil, fmt.Errorf("its source: %w", err)
 	}
-	held, err := v.pool.ledger.Reserve(space, bytes)
-	if err != nil {
-		return Snapshot{}, notPossible(err)
-	}
-	defer func() {
-		if held.Release() {
-			v.undo(r.ID)
-		}
-	}()
-	rec := store.NewRecord(r.ID, src.entry.Mode(), bytes)
-	rec.Thin = src.entry.Record.Thin
-	if err := v.store.MakeParent(r.ID); err != nil {
-		return Snapshot{}, notPossible(noSpace(err))
-	}
-	if err := src.begin(rec); err != nil {
-		return Snapshot{}, err
-	}
-	if err := v.build(ctx, rec, src.make(ctx, rec), v.cut(ctx, r, src, rec)); err != nil {
-		return Snapshot{}, notPossible(noSpace(err))
-	}
-	e := store.Entry{Record: rec, Present: true}
-	held.Commit(r.ID, scan.CardOf(e))
-	return v.pool.describeSnapshot(r.ID, e), nil
-}
-
-// notPossible is ErrPrecondition for a snapshot that does not fit: after RESOURCE_EXHAUSTED
-// csi-snapshotter takes a snapshot for one that may still be made, and never lets go of it.
-// docs/decisions/0031-snapshots.md has the reasons.
-func notPossible(err error) error {
-	if errors.Is(err, volume.ErrNoSpace) {
-		return fmt.Errorf("%w: %v", volume.ErrPrecondition, err)
-	}
-	return err
-}
-
-// mostHeld is what a copy of the source may hold, in bytes: what the source does and a
-// little more, where that is counted, or else all that it was promised.
-func (s *source) mostHeld(space dir.Space) (int64, error) {
-	c, promised := scan.CardOf(s.entry), s.entry.Record.Bytes
-	if s.entry.Block() || !s.visit.keeper.Enforces(c) {
-		return promised, nil
-	}
-	usage, err := s.visit.keeper.Usage(s.dir, c)
-	if err != nil {
-		return 0, err
-	}
-	return inBlocks(usage.Bytes+usage.Bytes/16+1<<20+ledger.OfInodes(s.visit.keeper.Kind(), usage.Inodes), space.BlockBytes), nil
-}
-
-func inBlocks(bytes, block int64) int64 { return (bytes + block - 1) / block * block }
-
-// cut copies the source, notes in the record what came of that, and lowers the promise to what
-// the copy holds: it cannot grow.
-func (v *visit) cut(ctx context.Context, r SnapshotRequest, src *source, rec *store.Record) func(*dir.Dir) error {
-	return func(d *dir.Dir) error {
-		consistency, err := src.fill(ctx, d, r.AcceptUnverified)
-		if err != nil {
-			return err
-		}
-		if consistency == volume.Unverified && !r.AcceptUnverified {
-			return errUnstill
-		}
-		rec.Origin.Consistency, rec.Origin.Cut = consistency, time.Now().UTC()
-		held, err := v.heldBy(d, rec)
-		if err != nil || held >= rec.Bytes {
-			return err
-		}
-		rec.Bytes = held
-		return v.keeper.Apply(d, scan.CardOf(store.Entry{Record: rec}))
-	}
-}
-
-// heldBy is what a copy holds, in bytes, where that is known, or else what is promised to it.
-func (v *visit) heldBy(d *dir.Dir, rec *store.Record) (int64, error) {
-	c := scan.CardOf(store.Entry{Record: rec})
-	switch {
-	case rec.Mode == volume.ModeBlock:
-		id, err := volume.ParseEntry(rec.ID)
-		return content.Allocated(id, d), err
-	case !v.keeper.Enforces(c):
-		return rec.Bytes, nil
-	}
-	usage, err := v.keeper.Usage(d, c)
-	return usage.Bytes + ledger.OfInodes(v.keeper.Kind(), usage.Inodes), err
+	return v.snapshots().Requested(r.Source, r.Mode, unlock)
 }
 
 // DeleteSnapshot removes a snapshot, or answers ErrNotFound. When it returns the snapshot is
@@ -234,7 +132,7 @@ func (s *Set) DeleteSnapshot(ctx context.Context, id volume.ID) error {
 		return err
 	}
 	defer in.close()
-	if err := s.pins.free(id); err != nil {
+	if err := s.pins.Free(id); err != nil {
 		return err
 	}
 	if err := ctx.Err(); err != nil {
@@ -263,7 +161,7 @@ func (s *Set) FindSnapshot(_ context.Context, id volume.ID) (Snapshot, error) {
 	case in.entry.Record == nil:
 		return Snapshot{}, fmt.Errorf("%w of %s: there is none", volume.ErrDamagedRecord, id.Named())
 	}
-	return in.visit.pool.describeSnapshot(id, in.entry), nil
+	return in.visit.snapshots().Describe(id, in.entry), nil
 }
 
 // Snapshots are up to most snapshots in the order of their ids, beginning after an id; the zero

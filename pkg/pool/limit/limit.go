@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"syscall"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
@@ -438,4 +439,12 @@ func (k *Keeper) UsedIn(parent *dir.Dir, name string, id quota.ID) (int64, error
 	}
 	usage, err := k.facility.Usage(d, id)
 	return usage.Bytes, err
+}
+
+// NoSpace turns the answers of a filesystem that takes nothing more into volume.ErrNoSpace.
+func NoSpace(err error) error {
+	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) || errors.Is(err, syscall.EROFS) || errors.Is(err, quota.ErrNoID) {
+		return fmt.Errorf("%w: %w", volume.ErrNoSpace, err)
+	}
+	return err
 }

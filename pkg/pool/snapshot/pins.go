@@ -1,4 +1,4 @@
-package pool
+package snapshot
 
 import (
 	"fmt"
@@ -7,16 +7,16 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
-// pins has the volumes and snapshots that are being copied. They are taken and looked at under
+// Pins has the volumes and snapshots that are being copied. They are taken and looked at under
 // the lock of their id, so that whoever has that and finds none knows that none comes. The
 // zero value is ready for use.
-type pins struct {
+type Pins struct {
 	mu   sync.Mutex
 	held map[volume.ID]int
 }
 
-// pin keeps an entry from being deleted and from growing.
-func (p *pins) pin(id volume.ID) (unpin func()) {
+// Pin keeps an entry from being deleted and from growing.
+func (p *Pins) Pin(id volume.ID) (unpin func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.held == nil {
@@ -32,8 +32,8 @@ func (p *pins) pin(id volume.ID) (unpin func()) {
 	}
 }
 
-// free answers ErrBusy for an entry that is being copied.
-func (p *pins) free(id volume.ID) error {
+// Free answers ErrBusy for an entry that is being copied.
+func (p *Pins) Free(id volume.ID) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.held[id] > 0 {

@@ -1,4 +1,4 @@
-package pool
+package snapshot
 
 import (
 	"context"
@@ -13,29 +13,28 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
-// A source is a volume or a snapshot whose content is copied, kept from going away meanwhile.
-type source struct {
-	*found
+// A Source is a volume or a snapshot whose content is copied, kept from going away meanwhile.
+type Source struct {
+	pool   *Pool
+	id     volume.ID
+	entry  store.Entry
+	dir    *dir.Dir
 	method volume.CopyMethod
 	// inUse: pods or devices may write to it.
 	inUse   bool
 	release func()
 }
 
-// openSource finds a source in the pool and decides how to copy it. It has the source's lock
-// until pin, or close.
-func (v *visit) openSource(id volume.ID) (_ *source, err error) {
-	unlock, err := v.pool.locks.TryLock(id)
-	if err != nil {
-		return nil, err
-	}
-	src := &source{found: &found{id: id, visit: v}, release: unlock}
+// Open finds a source in the pool and decides how to copy it. It takes over the source's lock,
+// and has that until Begin, or Close.
+func (p *Pool) Open(id volume.ID, unlock func()) (_ *Source, err error) {
+	src := &Source{pool: p, id: id, release: unlock}
 	defer func() {
 		if err != nil {
-			src.close()
+			src.Close()
 		}
 	}()
-	if src.entry, src.dir, err = v.scan().Lookup(id); err != nil {
+	if src.entry, src.dir, err = p.Lookup(id); err != nil {
 		return nil, err
 	}
 	if err := src.entry.Usable(id); err != nil {
@@ -57,39 +56,40 @@ func (v *visit) openSource(id volume.ID) (_ *source, err error) {
 }
 
 // copyable answers ErrPrecondition for what no copy can be promised for.
-func (s *source) copyable() error {
+func (s *Source) copyable() error {
 	switch {
-	case s.visit.pool.config.Shared:
-		return fmt.Errorf("%w: pool %q is shared between nodes, where snapshots and clones are not supported", volume.ErrPrecondition, s.visit.pool.config.Name)
+	case s.pool.Config.Shared:
+		return fmt.Errorf("%w: pool %q is shared between nodes, where snapshots and clones are not supported", volume.ErrPrecondition, s.pool.Config.Name)
 	case s.entry.Record == nil:
 		return fmt.Errorf("%w: volume %s came without a promise, so that a copy of it has no size", volume.ErrPrecondition, s.id)
 	case s.entry.Inline():
 		return fmt.Errorf("%w: volume %s goes with its pod", volume.ErrPrecondition, s.id)
 	}
-	return s.visit.scan().Content(s.id, s.entry.Record).Check(s.dir)
+	return s.pool.Content(s.id, s.entry.Record).Check(s.dir)
 }
 
 // written reports whether anybody may write to the source. A snapshot is never published.
-func (s *source) written() (bool, error) {
+func (s *Source) written() (bool, error) {
 	if s.id.IsSnapshot() {
 		return false, nil
 	}
-	return s.used()
+	return s.pool.Entries.Used(s.id, s.entry, s.dir)
 }
 
 // pin gives the lock of the source back, so that it can be published and measured meanwhile,
 // and keeps it from being deleted and from growing until close. What is read and written anew
 // stays locked: nobody may write to it.
-func (s *source) pin() {
+func (s *Source) pin() {
 	if s.method == volume.ByCopy && !s.id.IsSnapshot() {
 		return
 	}
 	unlock := s.release
-	s.release = s.visit.pool.pins.pin(s.id)
+	s.release = s.pool.Pins.Pin(s.id)
 	unlock()
 }
 
-func (s *source) close() {
+// Close lets others use the source again.
+func (s *Source) Close() {
 	s.release()
 	if s.dir != nil {
 		_ = s.dir.Close() // opened for reading
@@ -97,16 +97,16 @@ func (s *source) close() {
 }
 
 // bytes is the size that the source promises.
-func (s *source) bytes() int64 {
+func (s *Source) bytes() int64 {
 	if s.id.IsSnapshot() {
 		return s.entry.Record.Origin.Bytes
 	}
 	return s.entry.Record.Bytes
 }
 
-// begin notes in the record of a copy where it comes from, and lets others use the source again
+// Begin notes in the record of a copy where it comes from, and lets others use the source again
 // as far as that does no harm. The time of the cut and its consistency follow when it is made.
-func (s *source) begin(rec *store.Record) error {
+func (s *Source) Begin(rec *store.Record) error {
 	rec.BlockBytes = s.entry.Record.BlockBytes
 	rec.Origin = &volume.Origin{ID: s.id.String(), UID: s.entry.Record.UID, Bytes: s.bytes(), Method: s.method}
 	if err := s.join(rec); err != nil {
@@ -118,7 +118,7 @@ func (s *source) begin(rec *store.Record) error {
 
 // join makes a record one of the family of the source, if they share blocks, and the source
 // one of it. The source then has room to overwrite what it shares.
-func (s *source) join(rec *store.Record) error {
+func (s *Source) join(rec *store.Record) error {
 	if s.method == volume.ByCopy {
 		return nil
 	}
@@ -129,26 +129,26 @@ func (s *source) join(rec *store.Record) error {
 	rec.Family = s.entry.Record.UID
 	sharing := *s.entry.Record
 	sharing.Family = rec.Family
-	if err := s.visit.store.WriteRecord(&sharing); err != nil {
+	if err := s.pool.Store.WriteRecord(&sharing); err != nil {
 		return err
 	}
 	s.entry.Record = &sharing
-	s.visit.pool.note(s.id, s.entry)
-	return s.visit.keeper.Apply(s.dir, scan.CardOf(s.entry))
+	s.pool.Ledger.Note(s.id, scan.CardOf(s.entry))
+	return s.pool.Keeper.Apply(s.dir, scan.CardOf(s.entry))
 }
 
-// make makes the directory of a copy in creating/, under its limit. A snapshot of a subvolume is
+// Make makes the directory of a copy in creating/, under its limit. A snapshot of a subvolume is
 // complete with that.
-func (s *source) make(ctx context.Context, rec *store.Record) func(*dir.Dir) (*dir.Dir, error) {
+func (s *Source) Make(ctx context.Context, rec *store.Record) func(*dir.Dir) (*dir.Dir, error) {
 	if s.method != volume.BySubvolume {
-		return s.visit.makeLimited(ctx, rec)
+		return s.pool.Entries.Limited(ctx, rec)
 	}
 	return func(creating *dir.Dir) (*dir.Dir, error) {
 		d, err := content.CopySubvolume(ctx, s.dir, creating, rec.ID)
 		if err != nil {
 			return nil, err
 		}
-		kept, err := s.visit.keeper.Adopt(s.visit.store.Root(), d, rec.UID, scan.CardOf(store.Entry{Record: rec}))
+		kept, err := s.pool.Keeper.Adopt(s.pool.Store.Root(), d, rec.UID, scan.CardOf(store.Entry{Record: rec}))
 		if err != nil {
 			return nil, errors.Join(err, d.Close())
 		}
@@ -157,9 +157,9 @@ func (s *source) make(ctx context.Context, rec *store.Record) func(*dir.Dir) (*d
 	}
 }
 
-// fill copies the content into a directory that make has made, and answers what can be said of
+// fill copies the content into a directory that Make has made, and answers what can be said of
 // its consistency. With once, what changes meanwhile is not copied again.
-func (s *source) fill(ctx context.Context, d *dir.Dir, once bool) (volume.Consistency, error) {
+func (s *Source) fill(ctx context.Context, d *dir.Dir, once bool) (volume.Consistency, error) {
 	if s.method == volume.BySubvolume { // which was made before it is asked for
 		written, err := s.written()
 		if s.inUse || written {
@@ -168,7 +168,7 @@ func (s *source) fill(ctx context.Context, d *dir.Dir, once bool) (volume.Consis
 		return volume.PointInTime, err
 	}
 	if s.entry.Block() {
-		return volume.PointInTime, s.visit.scan().Disk(s.id, s.entry.Record).Copy(ctx, s.dir, d, s.method)
+		return volume.PointInTime, s.pool.Disk(s.id, s.entry.Record).Copy(ctx, s.dir, d, s.method)
 	}
 	var pointInTime bool
 	err := privilege.With(privilege.ForCopies, func() (err error) {

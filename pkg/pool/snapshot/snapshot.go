@@ -1,0 +1,188 @@
+// Package snapshot decides how volumes and snapshots are copied within a pool: what can be a source
+// and is kept from going away meanwhile, what a copy may hold and promises, and how consistent it
+// is. Where entries lie on disk, and in which order they come to be, is that of volumes; locks are
+// up to pkg/pool.
+package snapshot
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"syscall"
+	"time"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/content"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/ledger"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/limit"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/scan"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
+)
+
+// A Pool is one whose directories of this node are open: see store.OpenWork.
+type Pool struct {
+	*scan.Pool
+	Entries Entries
+	Limits  limit.Options
+	Pins    *Pins
+}
+
+// Entries are those of the pool, volumes and snapshots, as calls make and use them.
+type Entries interface {
+	// Used reports whether pods or devices of this node may write to an entry.
+	Used(id volume.ID, e store.Entry, d *dir.Dir) (bool, error)
+	// Limited makes the directory of a new entry in creating/, and notes in its record who
+	// enforces its size.
+	Limited(ctx context.Context, rec *store.Record) func(creating *dir.Dir) (*dir.Dir, error)
+	// Build makes an entry aside and then puts it in its place in one step.
+	Build(ctx context.Context, rec *store.Record, make func(*dir.Dir) (*dir.Dir, error), fill func(*dir.Dir) error) error
+	// Undo removes what a failed Build left.
+	Undo(id volume.ID)
+}
+
+// A Request is for a new snapshot.
+type Request struct {
+	// ID is one that volume.ParseSnapshot made.
+	ID     volume.ID
+	Source volume.ID
+	// AcceptUnverified takes a tree as it comes if it does not hold still while it is copied.
+	AcceptUnverified bool
+}
+
+// A Snapshot is what is reported of one.
+type Snapshot struct {
+	ID     volume.ID
+	Pool   volume.PoolName
+	Mode   volume.Mode
+	Origin volume.Origin
+	// Promised is what the pool keeps for it, in bytes.
+	Promised int64
+	// Lost: there is a record, but no directory.
+	Lost bool
+}
+
+// Existing answers a repeated call.
+func (p *Pool) Existing(r Request, e store.Entry) (Snapshot, error) {
+	switch {
+	case e.Damage != nil:
+		return Snapshot{}, e.Damage
+	case e.Record == nil:
+		return Snapshot{}, fmt.Errorf("%w of %s: there is none", volume.ErrDamagedRecord, r.ID.Named())
+	case e.Record.Origin.ID != r.Source.String():
+		return Snapshot{}, fmt.Errorf("%s: %w, of volume %s", r.ID.Named(), volume.ErrExists, e.Record.Origin.ID)
+	case e.Lost():
+		return Snapshot{}, fmt.Errorf("%s: %w: only its record is left", r.ID.Named(), volume.ErrLost)
+	}
+	// The call that made it may have failed at its last step.
+	return p.Describe(r.ID, e), p.Store.SyncParent(r.ID)
+}
+
+// Describe is what is reported of a snapshot that has a record.
+func (p *Pool) Describe(id volume.ID, e store.Entry) Snapshot {
+	return Snapshot{
+		ID: id, Pool: p.Config.Name, Mode: e.Record.Mode, Origin: *e.Record.Origin, Promised: e.Record.Bytes, Lost: e.Lost(),
+	}
+}
+
+// Make makes a snapshot of a source, which is open.
+func (p *Pool) Make(ctx context.Context, r Request, src *Source) (Snapshot, error) {
+	if err := p.Limits.Unfit(p.Keeper); err != nil {
+		return Snapshot{}, scan.Unavailable(p.Config, err)
+	}
+	space, err := p.Store.Space()
+	if err != nil {
+		return Snapshot{}, err
+	}
+	if space.ReadOnly {
+		return Snapshot{}, scan.Unavailable(p.Config, syscall.EROFS)
+	}
+	bytes, err := src.mostHeld(space)
+	if err != nil {
+		return Snapshot{}, err
+	}
+	held, err := p.Ledger.Reserve(space, bytes)
+	if err != nil {
+		return Snapshot{}, notPossible(err)
+	}
+	defer func() {
+		if held.Release() {
+			p.Entries.Undo(r.ID)
+		}
+	}()
+	rec := store.NewRecord(r.ID, src.entry.Mode(), bytes)
+	rec.Thin = src.entry.Record.Thin
+	if err := p.Store.MakeParent(r.ID); err != nil {
+		return Snapshot{}, notPossible(limit.NoSpace(err))
+	}
+	if err := src.Begin(rec); err != nil {
+		return Snapshot{}, err
+	}
+	if err := p.Entries.Build(ctx, rec, src.Make(ctx, rec), p.cut(ctx, r, src, rec)); err != nil {
+		return Snapshot{}, notPossible(limit.NoSpace(err))
+	}
+	e := store.Entry{Record: rec, Present: true}
+	held.Commit(r.ID, scan.CardOf(e))
+	return p.Describe(r.ID, e), nil
+}
+
+// notPossible is ErrPrecondition for a snapshot that does not fit: after RESOURCE_EXHAUSTED
+// csi-snapshotter takes a snapshot for one that may still be made, and never lets go of it.
+// docs/decisions/0031-snapshots.md has the reasons.
+func notPossible(err error) error {
+	if errors.Is(err, volume.ErrNoSpace) {
+		return fmt.Errorf("%w: %v", volume.ErrPrecondition, err)
+	}
+	return err
+}
+
+// mostHeld is what a copy of the source may hold, in bytes: what the source does and a
+// little more, where that is counted, or else all that it was promised.
+func (s *Source) mostHeld(space dir.Space) (int64, error) {
+	c, promised := scan.CardOf(s.entry), s.entry.Record.Bytes
+	if s.entry.Block() || !s.pool.Keeper.Enforces(c) {
+		return promised, nil
+	}
+	usage, err := s.pool.Keeper.Usage(s.dir, c)
+	if err != nil {
+		return 0, err
+	}
+	return inBlocks(usage.Bytes+usage.Bytes/16+1<<20+ledger.OfInodes(s.pool.Keeper.Kind(), usage.Inodes), space.BlockBytes), nil
+}
+
+func inBlocks(bytes, block int64) int64 { return (bytes + block - 1) / block * block }
+
+// cut copies the source, notes in the record what came of that, and lowers the promise to what
+// the copy holds: it cannot grow.
+func (p *Pool) cut(ctx context.Context, r Request, src *Source, rec *store.Record) func(*dir.Dir) error {
+	return func(d *dir.Dir) error {
+		consistency, err := src.fill(ctx, d, r.AcceptUnverified)
+		if err != nil {
+			return err
+		}
+		if consistency == volume.Unverified && !r.AcceptUnverified {
+			return errUnstill
+		}
+		rec.Origin.Consistency, rec.Origin.Cut = consistency, time.Now().UTC()
+		held, err := p.heldBy(d, rec)
+		if err != nil || held >= rec.Bytes {
+			return err
+		}
+		rec.Bytes = held
+		return p.Keeper.Apply(d, scan.CardOf(store.Entry{Record: rec}))
+	}
+}
+
+// heldBy is what a copy holds, in bytes, where that is known, or else what is promised to it.
+func (p *Pool) heldBy(d *dir.Dir, rec *store.Record) (int64, error) {
+	c := scan.CardOf(store.Entry{Record: rec})
+	switch {
+	case rec.Mode == volume.ModeBlock:
+		id, err := volume.ParseEntry(rec.ID)
+		return content.Allocated(id, d), err
+	case !p.Keeper.Enforces(c):
+		return rec.Bytes, nil
+	}
+	usage, err := p.Keeper.Usage(d, c)
+	return usage.Bytes + ledger.OfInodes(p.Keeper.Kind(), usage.Inodes), err
+}
