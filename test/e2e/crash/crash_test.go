@@ -9,19 +9,16 @@ package crash
 
 import (
 	"fmt"
-	"os"
 	"strings"
 	"testing"
 
 	"kubevirt.io/hostpath-provisioner/test/drivertest"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
+	"kubevirt.io/hostpath-provisioner/test/testenv/trap"
 )
 
 func TestMain(m *testing.M) {
-	if socket := os.Getenv(socketVariable); socket != "" {
-		fmt.Fprintln(os.Stderr, launch(socket)) // there is no error but this, and no return
-		os.Exit(1)
-	}
+	trap.Launch()
 	testenv.Main(m)
 }
 
@@ -123,7 +120,7 @@ func (w *world) learn(s scenario) {
 	w.capacityOf(s.from)
 	w.arm(0)
 	w.answer = w.attempt(s, s.call)
-	w.learnt, _ = w.trap.disarm()
+	w.learnt, _ = w.trap.Disarm()
 	w.golden.compare(s.name, w.stable(w.learnt))
 	w.now = s.to
 	w.wantState("without a crash", s.to)
@@ -173,7 +170,7 @@ func (w *world) startKnown(key string) int {
 	w.Must(w.start())
 	w.AwaitServing()
 	w.awaitNoTrash()
-	steps, _ := w.trap.disarm()
+	steps, _ := w.trap.Disarm()
 	w.golden.compare(key, w.stable(steps))
 	return len(steps)
 }
@@ -227,18 +224,18 @@ func (w *world) crashOnce(a attack) (c crash, died bool) {
 	w.Must(w.Process.Kill())
 	at, expected := steps[a.step-1], w.learnt[a.step-1]
 	c.where = fmt.Sprintf("%s, killed at step %d of %d, %s", a.name, a.step, len(w.learnt), w.words(steps[a.step-1:]))
-	if again := a.step > 1 && at.verb() == "fallocate" && at == steps[a.step-2]; !again { // else it had done some or nothing when it was interrupted
+	if again := a.step > 1 && at.Verb() == "fallocate" && at == steps[a.step-2]; !again { // else it had done some or nothing when it was interrupted
 		c.key = after(a.name, len(w.stable(steps[:a.step-1])))
 	}
-	if at.verb() != expected.verb() {
-		w.Logf("%s: in the first run it was %s", c.where, w.words([]step{expected}))
+	if at.Verb() != expected.Verb() {
+		w.Logf("%s: in the first run it was %s", c.where, w.words([]trap.Step{expected}))
 	}
 	c.acknowledged = given.err == nil
 	return c, true
 }
 
 // strike makes the call of an attack.
-func (w *world) strike(a attack) (given answer, steps []step, killed bool) {
+func (w *world) strike(a attack) (given answer, steps []trap.Step, killed bool) {
 	w.Helper()
 	w.reach(a.from)
 	w.arm(a.step)
@@ -246,7 +243,7 @@ func (w *world) strike(a attack) (given answer, steps []step, killed bool) {
 	if given.err == nil && a.reaps {
 		w.awaitReaped()
 	}
-	if steps, killed = w.trap.disarm(); !killed && given.err == nil {
+	if steps, killed = w.trap.Disarm(); !killed && given.err == nil {
 		w.now = a.to
 	}
 	return given, steps, killed
@@ -254,14 +251,14 @@ func (w *world) strike(a attack) (given answer, steps []step, killed bool) {
 
 // crashStart starts the driver, which dies at a step of that, or of the work in the
 // background that follows, if there are as many.
-func (w *world) crashStart(at int) (steps []step, killed bool) {
+func (w *world) crashStart(at int) (steps []trap.Step, killed bool) {
 	w.Helper()
 	w.arm(at)
 	err := w.start()
 	if err == nil {
-		w.Eventually("the trash is empty", func() bool { return w.trap.hasKilled() || len(w.trash()) == 0 })
+		w.Eventually("the trash is empty", func() bool { return w.trap.HasKilled() || len(w.trash()) == 0 })
 	}
-	if steps, killed = w.trap.disarm(); !killed {
+	if steps, killed = w.trap.Disarm(); !killed {
 		w.Must(err)
 		return nil, false
 	}
@@ -305,7 +302,7 @@ func (w *world) judge(s scenario, c crash) {
 }
 
 // words are steps without what makes their paths long.
-func (w *world) words(steps []step) string {
+func (w *world) words(steps []trap.Step) string {
 	var lines []string
 	for _, s := range steps {
 		lines = append(lines, string(s))

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"kubevirt.io/hostpath-provisioner/test/drivertest"
+	"kubevirt.io/hostpath-provisioner/test/testenv/trap"
 )
 
 // notFinal are the codes after which external-provisioner repeats CreateVolume on this node, and kubelet takes the volume
@@ -50,30 +51,30 @@ func (w *world) failEach(s scenario, errno unix.Errno) {
 	w.reach(s.from)
 	w.arm(0)
 	w.Must(s.call(w).err)
-	steps, _ := w.trap.disarm()
+	steps, _ := w.trap.Disarm()
 	w.now = s.to
 	for n, at := range steps {
-		alone := func(number int, _ step) bool { return number == n+1 }
-		w.failOnce(s, fmt.Sprintf("%s of %s alone", errno, w.words([]step{at})), failure{errno, alone})
-		if at.verb() != "fsync" {
+		alone := func(number int, _ trap.Step) bool { return number == n+1 }
+		w.failOnce(s, fmt.Sprintf("%s of %s alone", errno, w.words([]trap.Step{at})), trap.Failure{Errno: errno, Fails: alone})
+		if at.Verb() != "fsync" {
 			continue
 		}
-		onward := func(number int, s step) bool { return number > n && s.verb() == "fsync" }
-		w.failOnce(s, fmt.Sprintf("%s of %s and each fsync after it", errno, w.words([]step{at})), failure{errno, onward})
+		onward := func(number int, s trap.Step) bool { return number > n && s.Verb() == "fsync" }
+		w.failOnce(s, fmt.Sprintf("%s of %s and each fsync after it", errno, w.words([]trap.Step{at})), trap.Failure{Errno: errno, Fails: onward})
 	}
 }
 
-func (w *world) failOnce(s scenario, where string, f failure) {
+func (w *world) failOnce(s scenario, where string, f trap.Failure) {
 	w.Helper()
 	w.reach(s.from)
-	w.trap.armToFail(f)
+	w.trap.ArmToFail(f)
 	for range 2 {
 		err := s.call(w).err
 		if err != nil && !slices.Contains(notFinal, status.Code(err)) && w.there() {
 			w.Errorf("%s: the volume is there after the final error %v", where, err)
 		}
 	}
-	w.trap.disarm()
+	w.trap.Disarm()
 	w.Must(s.call(w).err)
 	w.now = s.to
 	if err := w.pool.Problems(w.expected(s.to)); err != nil {

@@ -15,6 +15,7 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
+	"kubevirt.io/hostpath-provisioner/test/testenv/trap"
 )
 
 var update = flag.Bool("update", false, "write testdata/steps from what the driver does now")
@@ -178,7 +179,7 @@ const (
 
 // stable are steps in words that are the same in each run. The socket is made while pools are opened. Another process can take
 // a device between the step that finds one free and the step that takes it. A signal interrupts fallocate(2), which goes on.
-func (w *world) stable(steps []step) (all []string) {
+func (w *world) stable(steps []trap.Step) (all []string) {
 	for s := range strings.SplitSeq(w.words(steps), "\n") {
 		for _, d := range differing {
 			s = d.what.ReplaceAllString(s, d.with)

@@ -100,7 +100,7 @@ func (w *world) enumerateCopy(c snapshotCall, block bool) {
 	if c.removes {
 		w.awaitReaped()
 	}
-	w.learnt, _ = w.trap.disarm()
+	w.learnt, _ = w.trap.Disarm()
 	w.golden.compare(c.name, w.stable(w.learnt))
 	w.wantCopied("without a crash", c, block, true)
 	w.clearCopies()
@@ -130,7 +130,7 @@ func (w *world) crashCopy(c snapshotCall, block bool, step int) {
 	if err == nil && c.removes {
 		w.awaitReaped()
 	}
-	steps, killed := w.trap.disarm()
+	steps, killed := w.trap.Disarm()
 	if !killed {
 		w.Fatalf("%s: nobody died at step %d: %v; the steps were\n%s\nwant\n%s", c.name, step, err, w.words(steps), w.words(w.learnt))
 	}

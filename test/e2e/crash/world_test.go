@@ -11,6 +11,7 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/test/drivertest"
 	"kubevirt.io/hostpath-provisioner/test/must"
+	"kubevirt.io/hostpath-provisioner/test/testenv/trap"
 )
 
 const mib = 1 << 20
@@ -20,15 +21,15 @@ type world struct {
 	*drivertest.Driver
 	place  place
 	pool   *drivertest.Pool
-	trap   *trap
+	trap   *trap.Trap
 	golden *golden
 
 	now        state  // of the victim
 	answer     answer // of a call without a crash
 	capacities map[state]int64
-	learnt     []step // of the call at hand, without a crash
-	steps      int    // of all calls so far
-	filled     bool   // something is written in the victim
+	learnt     []trap.Step // of the call at hand, without a crash
+	steps      int         // of all calls so far
+	filled     bool        // something is written in the victim
 	// reapedBefore is how much the reaper had done when the trap was armed.
 	reapedBefore int
 }
@@ -48,7 +49,7 @@ func newWorld(t *testing.T, p place, driver string) *world {
 	must.Succeed(t, err)
 	t.Cleanup(func() { must.Succeed(t, os.RemoveAll(path)) })
 	w := &world{place: p, pool: p.pool(path), capacities: make(map[state]int64)}
-	w.trap = newTrap(t, driver)
+	w.trap = trap.New(t, driver)
 	self, err := os.Executable() // which launches the driver
 	must.Succeed(t, err)
 	w.run(t, self)
@@ -108,7 +109,7 @@ func (w *world) awaitNoTrash() {
 func (w *world) awaitReaped() {
 	w.Helper()
 	w.Eventually("what was removed is gone", func() bool {
-		return w.trap.hasKilled() || w.reaped() > w.reapedBefore && len(w.trash()) == 0
+		return w.trap.HasKilled() || w.reaped() > w.reapedBefore && len(w.trash()) == 0
 	})
 }
 
@@ -118,5 +119,5 @@ func (w *world) reaped() int { return strings.Count(w.Process.Log(), "removed tr
 // arm counts the driver's steps from here on.
 func (w *world) arm(killAt int) {
 	w.reapedBefore = w.reaped()
-	w.trap.arm(killAt)
+	w.trap.Arm(killAt)
 }

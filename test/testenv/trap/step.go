@@ -1,4 +1,4 @@
-package crash
+package trap
 
 import (
 	"bytes"
@@ -12,10 +12,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A step is a system call that changes what outlives the process, in words.
-type step string
+// A Step is a system call that changes what outlives the process, in words.
+type Step string
 
-// A call describes a trapped system call: whether it changes anything, and what.
+// A call describes a system call that is trapped: whether it changes anything, and what.
 type call struct {
 	name string
 	// changes is nil for a call that always does.
@@ -24,9 +24,9 @@ type call struct {
 	on func(n *notification) string
 }
 
-// trapped are all calls of Linux by which files, limits, mounts and devices are changed,
-// of those that Go and the driver use.
-var trapped = map[int]call{
+// calls are all calls of Linux by which files, limits, mounts and devices are changed,
+// of those that Go and the programs use.
+var calls = map[int]call{
 	unix.SYS_OPENAT:        {"openat", func(n *notification) bool { return n.args[2]&making != 0 }, named(0, 1)},
 	unix.SYS_OPENAT2:       {"openat2", func(n *notification) bool { return n.word(n.args[2])&making != 0 }, named(0, 1)},
 	unix.SYS_MKDIRAT:       {"mkdirat", nil, named(0, 1)},
@@ -36,7 +36,7 @@ var trapped = map[int]call{
 	unix.SYS_SYMLINKAT:     {"symlinkat", nil, named(1, 2)},
 	unix.SYS_RENAMEAT:      {"renameat", nil, named(2, 3)},
 	unix.SYS_RENAMEAT2:     {"renameat2", nil, named(2, 3)},
-	unix.SYS_WRITE:         {"write", toFile, fd},
+	unix.SYS_WRITE:         {"write", func(n *notification) bool { return n.args[0] == output || toFile(n) }, written},
 	unix.SYS_PWRITE64:      {"pwrite64", toFile, fd},
 	unix.SYS_WRITEV:        {"writev", toFile, fd},
 	unix.SYS_FTRUNCATE:     {"ftruncate", toFile, fd},
@@ -65,10 +65,13 @@ var trapped = map[int]call{
 	unix.SYS_UMOUNT2:       {"umount2", nil, pathname},
 }
 
+// output is the standard output. What a program says there is a step too: it may say what it is about to have others do.
+const output = 1
+
 // making are the flags of open(2) that change something.
 const making = unix.O_CREAT | unix.O_TRUNC
 
-// readingRequests are the ioctls by which the driver only asks.
+// readingRequests are the ioctls by which programs only ask.
 var readingRequests = map[uint32]bool{
 	unix.TCGETS:              true,
 	unix.BLKGETSIZE64:        true,
@@ -107,25 +110,34 @@ var readingCommands = map[uint32]bool{
 	0x5809:   true, // Q_XGETNEXTQUOTA
 }
 
-func (n *notification) step() (step, bool) {
-	c := trapped[int(n.nr)]
+func (n *notification) step() (Step, bool) {
+	c := calls[int(n.nr)]
 	if c.changes != nil && !c.changes(n) {
 		return "", false
 	}
-	return step(c.name + " " + c.on(n)), true
+	return Step(c.name + " " + c.on(n)), true
 }
 
-// verb is only the call.
-func (s step) verb() string {
+// Verb is only the call.
+func (s Step) Verb() string {
 	verb, _, _ := strings.Cut(string(s), " ")
 	return verb
 }
 
-// toFile distinguishes a file from the sockets and pipes that the driver answers and logs to, and from
+// toFile distinguishes a file from the sockets and pipes that programs answer and log to, and from
 // the sign of life in the file lock, which no order depends on.
 func toFile(n *notification) bool {
 	target := n.descriptor(0)
 	return strings.HasPrefix(target, "/") && target != os.DevNull && !strings.HasSuffix(target, "/.hostpath-provisioner/lock")
+}
+
+// written is the file that is written to, or the line that is printed.
+func written(n *notification) string {
+	if n.args[0] == output {
+		line, _, _ := strings.Cut(string(n.memory(n.args[1], int(min(n.args[2], unix.PathMax)))), "\n")
+		return line
+	}
+	return n.descriptor(0)
 }
 
 func fd(n *notification) string { return n.descriptor(0) }
@@ -141,7 +153,7 @@ func named(dir, name int) func(*notification) string {
 	}
 }
 
-// pathname is a path, which may begin with a descriptor of the driver.
+// pathname is a path, which may begin with a descriptor of the program.
 func pathname(n *notification) string {
 	at := n.text(n.args[0])
 	rest, ok := strings.CutPrefix(at, "/proc/self/fd/")

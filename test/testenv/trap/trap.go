@@ -1,4 +1,7 @@
-package crash
+// Package trap has a program stop before each system call by which it changes anything that outlives it, and kills it
+// there, or has the call fail. A seccomp filter reports these calls one by one, so that a run ends at a chosen one and
+// not at a random time.
+package trap
 
 import (
 	"errors"
@@ -20,14 +23,23 @@ import (
 	"kubevirt.io/hostpath-provisioner/test/testenv/seccomp"
 )
 
-// Variables that make this program the launcher of the driver: the socket that gets the
-// listener, and the driver's program.
+// Variables that make a test the launcher of the program: the socket that gets the
+// listener, and the program.
 const (
-	socketVariable = "CRASH_TEST_SOCKET"
-	driverVariable = "CRASH_TEST_DRIVER"
+	socketVariable  = "TRAP_SOCKET"
+	programVariable = "TRAP_PROGRAM"
 )
 
-// launch becomes the driver, all of whose threads ask before they change anything: the
+// Launch is the first call of TestMain. It returns in the process that runs the tests. One that such a process has
+// started to be a trapped program becomes that.
+func Launch() {
+	if socket := os.Getenv(socketVariable); socket != "" {
+		fmt.Fprintln(os.Stderr, launch(socket)) // there is no error but this, and no return
+		os.Exit(1)
+	}
+}
+
+// launch becomes the program, all of whose threads ask before they change anything: the
 // filter outlives execve(2), and new threads inherit it.
 func launch(socket string) error {
 	// A filter is the thread's own, and that thread is the one that becomes the driver.
@@ -48,15 +60,15 @@ func launch(socket string) error {
 	if _, err := conn.Read(make([]byte, 1)); err != nil {
 		return err
 	}
-	driver := os.Getenv(driverVariable)
-	return syscall.Exec(driver, append([]string{driver}, os.Args[1:]...), os.Environ())
+	program := os.Getenv(programVariable)
+	return syscall.Exec(program, append([]string{program}, os.Args[1:]...), os.Environ())
 }
 
 // install has this thread notify of the calls that are trapped.
 func install() (listener int, err error) {
 	// Once a notification is received no other signal than SIGKILL interrupts the call
 	// (Linux 5.19): it would be made anew, and counted twice.
-	return seccomp.Install(slices.Collect(maps.Keys(trapped)), unix.SECCOMP_RET_USER_NOTIF,
+	return seccomp.Install(slices.Collect(maps.Keys(calls)), unix.SECCOMP_RET_USER_NOTIF,
 		unix.SECCOMP_FILTER_FLAG_NEW_LISTENER|unix.SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV)
 }
 
@@ -78,29 +90,29 @@ type reply struct {
 	flags uint32
 }
 
-// A failure is an error that steps get instead of being taken.
-type failure struct {
-	errno unix.Errno
-	fails func(number int, s step) bool // numbers begin at 1
+// A Failure is an error that steps get instead of being taken.
+type Failure struct {
+	Errno unix.Errno
+	Fails func(number int, s Step) bool // numbers begin at 1
 }
 
-// A trap lets a driver take so many steps and then kills it. Between Arm and Disarm it
+// A Trap lets a program take so many steps and then kills it. Between Arm and Disarm it
 // counts them; else it lets all pass.
-type trap struct {
+type Trap struct {
 	listener net.Listener
 	fail     func(error)
 
 	mu      sync.Mutex
 	armed   bool
 	killAt  int // the step that is not taken; 0 for none
-	failure *failure
-	steps   []step
+	failure *Failure
+	steps   []Step
 	killed  bool
-	idle    sync.WaitGroup // ends with the driver
+	idle    sync.WaitGroup // ends with the program
 }
 
-// newTrap has the drivers that are started from now on be trapped, until the test ends.
-func newTrap(t *testing.T, driver string) *trap {
+// New has the test's own executable, whenever it is started until the test ends, become this program in a trap.
+func New(t *testing.T, program string) *Trap {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "trap")
 	if len(path) >= len(unix.RawSockaddrUnix{}.Path) {
@@ -108,9 +120,9 @@ func newTrap(t *testing.T, driver string) *trap {
 	}
 	listener, err := net.Listen("unix", path)
 	must.Succeed(t, err)
-	tr := &trap{listener: listener, fail: func(err error) { t.Error(err) }}
+	tr := &Trap{listener: listener, fail: func(err error) { t.Error(err) }}
 	t.Setenv(socketVariable, path)
-	t.Setenv(driverVariable, driver)
+	t.Setenv(programVariable, program)
 	var accepting sync.WaitGroup
 	accepting.Go(tr.accept)
 	t.Cleanup(func() {
@@ -121,36 +133,37 @@ func newTrap(t *testing.T, driver string) *trap {
 	return tr
 }
 
-// arm counts the steps from here on and kills the driver before one of them.
-func (tr *trap) arm(killAt int) {
+// Arm counts the steps from here on and kills the program before one of them, from 1 on; 0 for none.
+func (tr *Trap) Arm(killAt int) {
 	tr.mu.Lock()
 	defer tr.mu.Unlock()
 	tr.armed, tr.killAt, tr.failure, tr.steps, tr.killed = true, killAt, nil, nil, false
 }
 
-// armToFail counts the steps from here on, and has some of them fail.
-func (tr *trap) armToFail(f failure) {
-	tr.arm(0)
+// ArmToFail counts the steps from here on, and has some of them fail.
+func (tr *Trap) ArmToFail(f Failure) {
+	tr.Arm(0)
 	tr.mu.Lock()
 	defer tr.mu.Unlock()
 	tr.failure = &f
 }
 
-// disarm returns the steps since arm, the last of which was not taken if the driver was killed.
-func (tr *trap) disarm() (steps []step, killed bool) {
+// Disarm returns the steps since Arm, the last of which was not taken if the program was killed.
+func (tr *Trap) Disarm() (steps []Step, killed bool) {
 	tr.mu.Lock()
 	defer tr.mu.Unlock()
 	tr.armed = false
 	return tr.steps, tr.killed
 }
 
-func (tr *trap) hasKilled() bool {
+// HasKilled reports whether the program was killed since Arm.
+func (tr *Trap) HasKilled() bool {
 	tr.mu.Lock()
 	defer tr.mu.Unlock()
 	return tr.killed
 }
 
-func (tr *trap) accept() {
+func (tr *Trap) accept() {
 	for {
 		conn, err := tr.listener.Accept()
 		if errors.Is(err, net.ErrClosed) {
@@ -160,14 +173,14 @@ func (tr *trap) accept() {
 			err = tr.attend(conn.(*net.UnixConn))
 		}
 		if err != nil {
-			tr.fail(fmt.Errorf("trap a driver: %w", err))
+			tr.fail(fmt.Errorf("trap a program: %w", err))
 			return
 		}
 	}
 }
 
-// attend takes the listener of a driver that is about to start.
-func (tr *trap) attend(conn *net.UnixConn) error {
+// attend takes the listener of a program that is about to start.
+func (tr *Trap) attend(conn *net.UnixConn) error {
 	defer func() { _ = conn.Close() }()
 	rights := make([]byte, unix.CmsgSpace(4))
 	_, n, _, _, err := conn.ReadMsgUnix(make([]byte, 1), rights)
@@ -183,7 +196,7 @@ func (tr *trap) attend(conn *net.UnixConn) error {
 		return fmt.Errorf("%d descriptors: %w", len(fds), err)
 	}
 	unix.CloseOnExec(fds[0])
-	d := trappedDriver{trap: tr, listener: fds[0]}
+	d := process{trap: tr, listener: fds[0]}
 	if d.pid, err = peer(conn); err != nil {
 		return err
 	}
@@ -213,13 +226,13 @@ func peer(conn *net.UnixConn) (pid int, err error) {
 	return int(credentials.Pid), nil
 }
 
-type trappedDriver struct {
-	trap          *trap
+type process struct {
+	trap          *Trap
 	listener, pid int
 }
 
-// serve answers until the driver has ended.
-func (d trappedDriver) serve() error {
+// serve answers until the program has ended.
+func (d process) serve() error {
 	for {
 		waiting := []unix.PollFd{{Fd: int32(d.listener), Events: unix.POLLIN}}
 		if _, err := unix.Poll(waiting, -1); err != nil && !errors.Is(err, unix.EINTR) {
@@ -235,7 +248,7 @@ func (d trappedDriver) serve() error {
 	}
 }
 
-func (d trappedDriver) answerOne() error {
+func (d process) answerOne() error {
 	var n notification
 	err := control(d.listener, unix.SECCOMP_IOCTL_NOTIF_RECV, unsafe.Pointer(&n))
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EINTR) {
@@ -262,7 +275,7 @@ func (d trappedDriver) answerOne() error {
 
 // stop counts a step, and reports whether it is the one that must not be taken, and if not, the error that it gets; 0 for
 // none.
-func (tr *trap) stop(n *notification) (kill bool, errno unix.Errno) {
+func (tr *Trap) stop(n *notification) (kill bool, errno unix.Errno) {
 	tr.mu.Lock()
 	defer tr.mu.Unlock()
 	if tr.killed {
@@ -277,8 +290,8 @@ func (tr *trap) stop(n *notification) (kill bool, errno unix.Errno) {
 	}
 	tr.steps = append(tr.steps, s)
 	tr.killed = len(tr.steps) == tr.killAt
-	if f := tr.failure; f != nil && f.fails(len(tr.steps), s) {
-		return false, f.errno
+	if f := tr.failure; f != nil && f.Fails(len(tr.steps), s) {
+		return false, f.Errno
 	}
 	return tr.killed, 0
 }
