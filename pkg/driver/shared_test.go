@@ -68,7 +68,12 @@ func TestDeleteRefusesVolumePublishedOnOtherNode(t *testing.T) {
 	wantEqual(t, "published by b", publishedOn(), map[string][]string{"reported by a": {"node-b"}, "reported by b": {"node-b"}, "listed by a": {"node-b"}})
 	wantRefused("node-b")
 
-	a.publish(t, "vol", a.target("vol"))
+	_, err := a.NodePublishVolume(t.Context(), publishRequest("vol", a.target("vol")))
+	wantCode(t, err, codes.FailedPrecondition, "vol", "node-b", "its access mode allows one node")
+	_, err = a.NodePublishVolume(t.Context(), publishRequest("vol", a.target("vol"), func(r *csi.NodePublishVolumeRequest) {
+		r.VolumeCapability.AccessMode.Mode = csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER
+	}))
+	must.Succeed(t, err)
 	wantEqual(t, "published by both", publishedOn(), map[string][]string{
 		"reported by a": {"node-a", "node-b"}, "reported by b": {"node-b", "node-a"}, "listed by a": {"node-a", "node-b"},
 	})
@@ -78,6 +83,6 @@ func TestDeleteRefusesVolumePublishedOnOtherNode(t *testing.T) {
 
 	a.unpublish(t, "vol", a.target("vol"))
 	wantEqual(t, "published by none", publishedOn(), map[string][]string{"reported by a": nil, "reported by b": nil, "listed by a": nil})
-	_, err := b.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: "vol"})
+	_, err = b.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: "vol"})
 	must.Succeed(t, err)
 }

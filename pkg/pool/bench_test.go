@@ -56,8 +56,9 @@ type bench struct {
 	devices pool.Devices
 	quota   *quotatest.Fake // nil: nobody keeps the sizes
 	real    func(*dir.Dir) (quota.Facility, error)
-	each    bool         // each volume is surveyed for itself
-	errors  atomic.Int64 // that the filesystem has counted
+	each    bool          // each volume is surveyed for itself
+	every   time.Duration // of checks; 0 for as usual
+	errors  atomic.Int64  // that the filesystem has counted
 	log     logr.Logger
 	up      atomic.Int64 // nanoseconds since the node was booted
 }
@@ -119,7 +120,7 @@ func (b *bench) begin(name, datadir string) {
 	if b.table != nil {
 		mounts = b.table
 	}
-	b.Set = pool.Start(configs, pool.Options{Node: node, Mounts: mounts, Labels: b.labels, Devices: b.allDevices(), Dev: b.dev, Log: b.log, SystemPath: b.root, DetectQuota: b.detect, CountErrors: b.countErrors, EachVolume: b.each, SinceBoot: b.sinceBoot})
+	b.Set = pool.Start(configs, pool.Options{Node: node, Mounts: mounts, Labels: b.labels, Devices: b.allDevices(), Dev: b.dev, Log: b.log, SystemPath: b.root, DetectQuota: b.detect, CountErrors: b.countErrors, EachVolume: b.each, CheckEvery: b.every, SinceBoot: b.sinceBoot})
 	set := b.Set
 	b.t.Cleanup(func() { must(b.t, set.Close(context.Background())) })
 }

@@ -61,11 +61,11 @@ func (v *found) unused() error {
 	if len(published) > 0 {
 		return fmt.Errorf("it is %w, published at %s", volume.ErrInUse, published[0].Path)
 	}
-	elsewhere, err := v.visit.store.PublishedElsewhere()
+	nodes, err := v.visit.store.PublishedBy(v.id, store.UnseenAfter)
 	if err != nil {
 		return err
 	}
-	if nodes := elsewhere[v.id.String()]; len(nodes) > 0 {
+	if len(nodes) > 0 {
 		return fmt.Errorf("it is %w, published on node %s", volume.ErrInUse, nodes[0])
 	}
 	return nil

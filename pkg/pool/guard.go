@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/alive"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 )
 
@@ -30,9 +31,7 @@ type guard struct {
 	// unlock gives up the lock of the node, and stopWaiting the place of who waits for it;
 	// nil without.
 	unlock, stopWaiting func()
-	// sign is what another node wrote last, and seen when that was new.
-	sign string
-	seen time.Time
+	signs               alive.Signs
 }
 
 var errUnguarded = errors.New("another driver may have begun to serve it")
@@ -41,6 +40,7 @@ var errUnguarded = errors.New("another driver may have begun to serve it")
 func (v *visit) guardPool(uuid string) error {
 	p := v.pool
 	if p.config.Shared {
+		v.meetNodes()
 		return nil
 	}
 	err := v.lockNode(uuid)
@@ -49,6 +49,14 @@ func (v *visit) guardPool(uuid string) error {
 	}
 	p.guarded.Store(err == nil)
 	return err
+}
+
+// meetNodes shows the other nodes of a shared pool that this one is alive, and looks which of
+// them are. A pool that is full or read-only is served all the same.
+func (v *visit) meetNodes() {
+	if err := errors.Join(v.store.ShowAlive(), v.store.SeeOthers()); err != nil {
+		v.pool.log.V(4).Info("failed to write or read who is alive", "err", err.Error())
+	}
 }
 
 // lockNode keeps other drivers of this node from serving the pool until unguard.
@@ -91,7 +99,7 @@ func (v *visit) claimPool() error {
 		return err
 	}
 	node := v.pool.options.Node.String()
-	if sign != "" && by.Node != node && v.alive(sign) {
+	if sign != "" && by.Node != node && g.signs.Unchanged("server", sign) < aliveFor {
 		return v.served()
 	}
 	if g.self.Instance == "" {
@@ -104,15 +112,6 @@ func (v *visit) claimPool() error {
 		v.pool.log.V(4).Info("failed to write who serves the pool", "err", err.Error())
 	}
 	return nil
-}
-
-// alive reports whether a sign of life has changed lately.
-func (v *visit) alive(sign string) bool {
-	g := &v.pool.guard
-	if g.sign != sign {
-		g.sign, g.seen = sign, time.Now()
-	}
-	return time.Since(g.seen) < aliveFor
 }
 
 func (v *visit) served() error {

@@ -1,10 +1,12 @@
 package pool
 
 import (
+	"context"
 	"errors"
 	"fmt"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/ledger"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
@@ -42,4 +44,66 @@ func (v *found) unmarkPublished() error {
 		return err
 	}
 	return s.store.Unmark(v.id)
+}
+
+// restoreMarks marks what this node has published without a mark: the pool was not shared before,
+// or somebody took the node for gone.
+func (v *visit) restoreMarks(context.Context) error {
+	marked, err := v.store.Marked()
+	if err != nil {
+		return err
+	}
+	published, err := v.publishedHere()
+	if err != nil {
+		return err
+	}
+	for id := range published {
+		if marked[id.String()] {
+			continue
+		}
+		if err := v.unlessBusy(id, func() error { return v.restoreMark(id) }); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// publishedHere are the volumes that this node has published. It holds no lock.
+func (v *visit) publishedHere() (map[volume.ID]bool, error) {
+	mounts, err := v.pool.options.Mounts.Published(v.store.Root())
+	if err != nil {
+		return nil, err
+	}
+	published := make(map[volume.ID]bool)
+	for name := range mounts {
+		if id, err := volume.ParseID(name); err == nil {
+			published[id] = true
+		}
+	}
+	if !v.pool.ledger.Any(ledger.Card.MayHaveDevices) {
+		return published, nil
+	}
+	attached, err := v.pool.host().Attachments()
+	if err != nil {
+		return nil, err
+	}
+	for id := range v.pool.ledger.Each(ledger.Card.MayHaveDevices) {
+		if file, ok, err := v.backing(id); err == nil && ok && len(attached.Publications(file)) > 0 {
+			published[id] = true
+		}
+	}
+	return published, nil
+}
+
+func (v *visit) restoreMark(id volume.ID) error {
+	e, d, err := v.scan().Lookup(id)
+	if err != nil || d == nil {
+		return err
+	}
+	defer func() { _ = d.Close() }() // opened for reading
+	used, err := (&found{id: id, visit: v, entry: e, dir: d}).used()
+	if err != nil || !used {
+		return err
+	}
+	return v.store.Mark(id)
 }

@@ -12,6 +12,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/content"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/ledger"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 	"kubevirt.io/hostpath-provisioner/pkg/trace"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
@@ -123,34 +124,42 @@ func (v *found) announce(ctx context.Context, r Publication) error {
 		return err
 	}
 	v.visit.pool.note(v.id, v.entry) // it may have been moved here by hand
-	if r.SingleTarget {
-		if err := v.onlyAt(r.Target); err != nil {
-			return err
-		}
+	if err := v.admit(r); err != nil {
+		return err
 	}
 	return v.visit.store.Mark(v.id)
 }
 
-// onlyAt answers ErrInUse if the volume is published anywhere but at the target.
-func (v *found) onlyAt(target bind.Target) error {
-	elsewhere, err := v.visit.store.PublishedElsewhere()
-	if err != nil {
-		return err
+// admit answers ErrInUse if the access mode is for one node, and another has the volume
+// published, or if it is for one target, and there is another. What is at its target
+// already stays: Publish answers.
+func (v *found) admit(r Publication) error {
+	var nodes []volume.NodeID
+	if !r.MultiNode {
+		var err error
+		if nodes, err = v.visit.store.PublishedBy(v.id, store.GoneAfter); err != nil {
+			return err
+		}
 	}
-	if nodes := elsewhere[v.id.String()]; len(nodes) > 0 {
-		return fmt.Errorf("it is %w on node %s, and its access mode allows one target", volume.ErrInUse, nodes[0])
+	if len(nodes) == 0 && !r.SingleTarget {
+		return nil
 	}
 	published, err := v.published()
 	if err != nil {
 		return err
 	}
-	// Here already: Publish answers. Kubelet mounts the node of a block volume once
-	// more for itself, so that others do not count then.
-	here := func(p bind.Publication) bool { return p.Inside == "" && target.Is(p.Path) }
-	if len(published) == 0 || slices.ContainsFunc(published, here) {
+	// Kubelet mounts the node of a block volume once more for itself, so that others do not
+	// count if it is here.
+	here := func(p bind.Publication) bool { return p.Inside == "" && r.Target.Is(p.Path) }
+	switch {
+	case slices.ContainsFunc(published, here):
 		return nil
+	case len(nodes) > 0:
+		return fmt.Errorf("it is %w, published on node %s, and its access mode allows one node", volume.ErrInUse, nodes[0])
+	case len(published) > 0:
+		return fmt.Errorf("it is %w at %s, and its access mode allows one target", volume.ErrInUse, published[0].Path)
 	}
-	return fmt.Errorf("it is %w at %s, and its access mode allows one target", volume.ErrInUse, published[0].Path)
+	return nil
 }
 
 // afterwards is how long cleaning up after a call may take whose own time is over.

@@ -72,6 +72,8 @@ var recovery = []recoveryStep{
 	{at: eachMinute, writable: eachMinute, only: shared, do: func(v *visit, _ context.Context) error { return v.discard().TakeOver() }},
 	// Remove stale marks of this node.
 	{at: atOpen | eachMinute, writable: eachMinute, only: func(p *Pool, at moment) bool { return at == atOpen || p.config.Shared }, do: (*visit).recoverMarks},
+	// Restore marks of what this node has published.
+	{at: atOpen | eachMinute, writable: atOpen | eachMinute, only: shared, do: (*visit).restoreMarks},
 }
 
 func shared(p *Pool, _ moment) bool    { return p.config.Shared }

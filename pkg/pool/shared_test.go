@@ -15,6 +15,7 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind/bindtest"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop/looptest"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota/quotatest"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
@@ -39,11 +40,16 @@ func withNodes(t *testing.T, test func(t *testing.T, one, two *bench, f *faulty)
 	})
 }
 
-// another is a node next to the first, with mounts of its own.
+// another is a node next to the first, with mounts and devices of its own.
 func (b *bench) another(node string) *bench {
 	b.t.Helper()
-	n := &bench{t: b.t, root: b.root, mounts: &bindtest.Fake{}, labels: b.labels, loops: b.loops, dev: b.dev}
-	b.t.Cleanup(func() { must(b.t, n.mounts.Close()) })
+	n := &bench{t: b.t, root: b.root, mounts: &bindtest.Fake{}, labels: b.labels}
+	must(b.t, os.Mkdir(b.path("dev-"+node), 0o755))
+	var err error
+	n.dev, err = dir.Open(b.path("dev-" + node))
+	must(b.t, err)
+	n.loops = looptest.NewFake(n.dev)
+	b.t.Cleanup(func() { must(b.t, errors.Join(n.mounts.Close(), n.loops.Close(), n.dev.Close())) })
 	n.startNode(node, sharedPool)
 	return n
 }
@@ -217,31 +223,6 @@ func TestPublishAfterDeleteOnOtherNode(t *testing.T) {
 	})
 }
 
-func TestSingleTargetVolumeOnTwoNodesAtOnce(t *testing.T) {
-	withNodes(t, func(t *testing.T, one, two *bench, _ *faulty) {
-		one.create("pvc-1", mib)
-		unlock := one.lockVolume("pvc-1")
-		publish := func(b *bench, target string) func() error {
-			return func() error {
-				return b.Publish(t.Context(), pool.Publication{ID: id(t, "pvc-1"), Target: b.target(target), SingleTarget: true})
-			}
-		}
-		first := background(publish(one, "on-one"))
-		second := background(publish(two, "on-two"))
-		unlock()
-		var refused int
-		for _, err := range []error{<-first, <-second} {
-			if err != nil {
-				wantError(t, err, volume.ErrInUse)
-				refused++
-			}
-		}
-		if refused != 1 {
-			t.Errorf("%d of two were refused, want one", refused)
-		}
-	})
-}
-
 func TestConcurrentNodesSeeWholeVolumes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		one := newBench(t, t.TempDir())
@@ -293,7 +274,7 @@ func (b *bench) livesOnce(name, target string) {
 	}
 	_, err := b.Create(b.t.Context(), pool.Request{ID: id(b.t, name), Range: volume.Range{Required: mib}})
 	try(err)
-	if try(b.publish(name, target), volume.ErrNotFound) {
+	if try(b.publish(name, target), volume.ErrNotFound, volume.ErrInUse) {
 		try(b.publishedAsInPool(name, target))
 		try(b.unpublish(name, target))
 	}
@@ -362,7 +343,7 @@ func TestPublishWhileExpandWaitsForCreate(t *testing.T) {
 			return err
 		})
 		began := time.Now()
-		must(t, two.publish("pvc-1", "b"))
+		must(t, two.Publish(t.Context(), pool.Publication{ID: id(t, "pvc-1"), Target: two.target("b"), MultiNode: true}))
 		if waited := time.Since(began); waited > 0 {
 			t.Errorf("publishing waited for %v", waited)
 		}

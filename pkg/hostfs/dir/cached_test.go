@@ -63,11 +63,11 @@ func TestCached_hungFilesystemDoesNotBlock(t *testing.T) {
 
 func TestOpenCached_allOperationsWork(t *testing.T) {
 	root := t.TempDir()
-	must.Succeed(t, os.Mkdir(filepath.Join(root, "sub"), 0o700))
+	must.Succeed(t, os.MkdirAll(filepath.Join(root, "sub", "below"), 0o700))
 	for name, use := range map[string]func(d *dir.Dir) error{
 		"Sync":      (*dir.Dir).Sync,
 		"Chmod":     func(d *dir.Dir) error { return d.Chmod(0o710) },
-		"Touch":     (*dir.Dir).Touch,
+		"Touch":     func(d *dir.Dir) error { return d.Touch("below") },
 		"WriteFile": func(d *dir.Dir) error { return d.WriteFile("file", []byte("content")) },
 		"Space":     func(d *dir.Dir) error { _, err := d.Space(); return err },
 		"ReadFd": func(d *dir.Dir) error {

@@ -369,10 +369,16 @@ func checkName(name string) error {
 	return nil
 }
 
-// Touch sets the directory's times to now.
-func (d *Dir) Touch() error {
-	now := time.Now()
-	return os.Chtimes(d.HandlePath(), now, now)
+// Touch sets the times of an entry to now, by the clock of this process.
+func (d *Dir) Touch(name string) error {
+	if err := checkName(name); err != nil {
+		return err
+	}
+	now := unix.NsecToTimespec(time.Now().UnixNano())
+	if err := unix.UtimesNanoAt(d.fd, name, []unix.Timespec{now, now}, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		return d.pathError("touch", name, err)
+	}
+	return nil
 }
 
 // Modified is the time of the last change of an entry in the directory, or of Touch (st_mtime).

@@ -132,14 +132,10 @@ func (p *Pool) finishRemoval(name string) error {
 	return err
 }
 
-// TakeOver shows that this node is alive, and finishes what nodes left that are gone. What
-// cannot be taken over now is tried again: it does not keep the pool from serving.
+// TakeOver finishes what nodes left that are gone. What cannot be taken over now is tried
+// again: it does not keep the pool from serving.
 func (p *Pool) TakeOver() error {
-	err := p.Store.Touch()
-	if err == nil {
-		err = p.TakeOverAll(true)
-	}
-	if err != nil {
+	if err := p.TakeOverAll(true); err != nil {
 		p.Log.Error(err, "cleanup of departed nodes failed")
 	}
 	return nil

@@ -19,6 +19,7 @@ import (
 	"syscall"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/alive"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
@@ -46,7 +47,8 @@ type Location struct {
 	// Refuses is set by ProbeWritable while the filesystem refuses changes and does not say so.
 	Refuses atomic.Bool
 
-	measured sync.Map // of names in the trash of other nodes, by heldBy
+	measured sync.Map    // of names in the trash of other nodes, by heldBy
+	signs    alive.Signs // of life, of other nodes
 }
 
 // A Store is a pool's directories, open for one call. Nothing is held between calls, so that

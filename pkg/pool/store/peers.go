@@ -54,19 +54,56 @@ func (s *Store) TryLockByte(at int64) (unlock func(), err error) {
 	return unlock, err
 }
 
-// Mark says that this node is about to publish a volume. The caller has locked that on all
-// nodes, as deleting does: either this node has seen the volume gone, or the other one sees
+// Mark says that this node is about to publish a volume, durably. The caller has locked that on
+// all nodes, as deleting does: either this node has seen the volume gone, or the other one sees
 // the mark.
 func (s *Store) Mark(id volume.ID) error {
 	if !s.at.Shared {
 		return nil
 	}
-	marks, err := openNested(s.own, publishedName, s.at.Node.String(), (*dir.Dir).Ensure)
+	marks, err := s.ensureMarks()
 	if err != nil {
 		return IgnoreReadOnly(err)
 	}
 	defer func() { _ = marks.Close() }()
 	return IgnoreReadOnly(marks.WriteFile(id.String(), nil))
+}
+
+// ensureMarks opens those of this node, and makes the directory for them, durably.
+func (s *Store) ensureMarks() (*dir.Dir, error) {
+	marks, err := s.marks()
+	if err != nil || marks != nil {
+		return marks, err
+	}
+	all, err := s.own.Ensure(publishedName)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = all.Close() }()
+	marks, err = all.Ensure(s.at.Node.String())
+	if err != nil {
+		return nil, err
+	}
+	if err := errors.Join(all.Sync(), s.own.Sync()); err != nil {
+		_ = marks.Close()
+		return nil, err
+	}
+	return marks, nil
+}
+
+// Marked are the volumes of which this node has said that it publishes them.
+func (s *Store) Marked() (map[string]bool, error) {
+	marks, err := s.marks()
+	if err != nil || marks == nil {
+		return nil, err
+	}
+	defer func() { _ = marks.Close() }()
+	names, err := Names(marks)
+	marked := make(map[string]bool, len(names))
+	for _, name := range names {
+		marked[name] = true
+	}
+	return marked, err
 }
 
 // Unmark removes the mark of this node.
@@ -123,47 +160,69 @@ func (s *Store) RecoverMarks(unwritten func(of volume.ID, remove func() error) e
 	return nil
 }
 
-// PublishedElsewhere is what other nodes have published, by volume. The word of a
-// node that was not seen for a day counts no more.
+// PublishedElsewhere is what other nodes have published, by volume. The word of a node that
+// was not seen for a day counts no more.
 func (s *Store) PublishedElsewhere() (map[string][]volume.NodeID, error) {
+	published := make(map[string][]volume.NodeID)
+	err := s.eachPeer(UnseenAfter, func(node volume.NodeID, marks *dir.Dir) error {
+		marked, err := Names(marks)
+		for _, id := range marked {
+			published[id] = append(published[id], node)
+		}
+		return err
+	})
+	return published, err
+}
+
+// PublishedBy are the other nodes that have a volume published. The word of a node whose sign of
+// life has not changed for that long counts no more.
+func (s *Store) PublishedBy(id volume.ID, within time.Duration) (nodes []volume.NodeID, err error) {
+	err = s.eachPeer(within, func(node volume.NodeID, marks *dir.Dir) error {
+		marked, err := marks.Exists(id.String())
+		if marked {
+			nodes = append(nodes, node)
+		}
+		return err
+	})
+	return nodes, err
+}
+
+// eachPeer goes over the marks of the other nodes of a shared pool, unless the sign of life of
+// a node has not changed for that long.
+func (s *Store) eachPeer(within time.Duration, do func(node volume.NodeID, marks *dir.Dir) error) error {
 	if !s.at.Shared {
-		return nil, nil
+		return nil
 	}
 	all, err := s.own.Open(publishedName)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
+		return nil
 	}
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer func() { _ = all.Close() }()
 	nodes, err := Names(all)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	published := make(map[string][]volume.NodeID)
 	for _, name := range nodes {
 		node, err := volume.ParseNodeID(name)
 		if err != nil || node == s.at.Node {
 			continue
 		}
-		if err := s.addMarks(published, all, node); err != nil {
-			return nil, fmt.Errorf("what node %s has published: %w", node, err)
+		if err := s.peer(all, node, within, do); err != nil {
+			return fmt.Errorf("what node %s has published: %w", node, err)
 		}
 	}
-	return published, nil
+	return nil
 }
 
-func (s *Store) addMarks(published map[string][]volume.NodeID, all *dir.Dir, node volume.NodeID) error {
-	life, err := openNested(s.own, trashName, node.String(), (*dir.Dir).Open)
+func (s *Store) peer(all *dir.Dir, node volume.NodeID, within time.Duration, do func(node volume.NodeID, marks *dir.Dir) error) error {
+	silent, err := s.silentFor(node.String())
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil // without a sign of life
 	}
-	if err != nil {
-		return err
-	}
-	defer func() { _ = life.Close() }()
-	if alive, err := seenLately(life); err != nil || !alive {
+	if err != nil || silent >= within {
 		return err
 	}
 	marks, err := all.Open(node.String())
@@ -171,11 +230,7 @@ func (s *Store) addMarks(published map[string][]volume.NodeID, all *dir.Dir, nod
 		return err
 	}
 	defer func() { _ = marks.Close() }()
-	marked, err := Names(marks)
-	for _, id := range marked {
-		published[id] = append(published[id], node)
-	}
-	return err
+	return do(node, marks)
 }
 
 // OthersTrash is what volumes that other nodes have removed may still occupy, in bytes, or
@@ -206,18 +261,61 @@ func (s *Store) OthersTrash() (held int64, err error) {
 	return held, err
 }
 
-// UnseenAfter is when what another node of a shared pool left unfinished is taken
-// over. The clocks of nodes differ by less.
-const UnseenAfter = 24 * time.Hour
+// How long the sign of life of another node of a shared pool has to be the same, as this
+// process sees it:
+const (
+	// GoneAfter is when what it has published hinders nobody any more who wants a volume for one
+	// node. Kubernetes evicts pods from a node that does not answer after as long, and an
+	// update of the driver takes less.
+	GoneAfter = 5 * time.Minute
+	// UnseenAfter is when a volume may be deleted that it has published, and when what it left
+	// unfinished is taken over.
+	UnseenAfter = 24 * time.Hour
+)
 
-// seenLately reports whether a node is alive by its trash directory.
-func seenLately(trash *dir.Dir) (bool, error) {
-	seen, err := trash.Modified()
-	return time.Since(seen) < UnseenAfter, err
+// silentFor is for how long a node has shown no sign of life: that is when its directories for
+// trash and for marks were changed last, by whatever clock. Errors: fs.ErrNotExist for a node
+// that never showed any.
+func (s *Store) silentFor(node string) (time.Duration, error) {
+	changed := func(part string) (at time.Time, err error) {
+		d, err := openNested(s.own, part, node, (*dir.Dir).Open)
+		if err != nil {
+			return at, err
+		}
+		defer func() { _ = d.Close() }()
+		return d.Modified()
+	}
+	trash, err := changed(trashName)
+	if err != nil {
+		return 0, err
+	}
+	marks, err := changed(publishedName)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return 0, err
+	}
+	return s.at.signs.Unchanged(node, fmt.Sprint(trash.UnixNano(), marks.UnixNano())), nil
 }
 
-// Touch shows the other nodes that this one is alive: its trash directory is its sign of life.
-func (s *Store) Touch() error { return s.trash.Touch() }
+// ShowAlive shows the other nodes of a shared pool that this one is alive.
+func (s *Store) ShowAlive() error {
+	trash, err := s.own.Open(trashName)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = trash.Close() }()
+	return IgnoreReadOnly(trash.Touch(s.at.Node.String()))
+}
+
+// SeeOthers notes the signs of life of the other nodes of a shared pool.
+func (s *Store) SeeOthers() error {
+	return s.EachNode(InTrash, func(node string, _ *dir.Dir) error {
+		if node == s.at.Node.String() {
+			return nil
+		}
+		_, err := s.silentFor(node)
+		return err
+	})
+}
 
 // EachLeft goes over what other nodes left, or only those that were not seen for a day, with
 // creating/ and trash/ of each.
@@ -240,14 +338,16 @@ func (s *Store) EachLeft(goneOnly bool, do func(node string, creating, trash *di
 }
 
 func (s *Store) left(trash *dir.Dir, node string, goneOnly bool, do func(node string, creating, trash *dir.Dir) error) error {
+	if goneOnly {
+		if silent, err := s.silentFor(node); err != nil || silent < UnseenAfter {
+			return err
+		}
+	}
 	left, err := trash.Open(node)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = left.Close() }()
-	if alive, err := seenLately(left); err != nil || alive && goneOnly {
-		return err
-	}
 	creating, err := openNested(s.own, creatingName, node, (*dir.Dir).Ensure)
 	if err != nil {
 		return err

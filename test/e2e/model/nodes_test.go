@@ -150,19 +150,47 @@ func (m *member) try(what string, vol volume.ID, do func() error) bool {
 	return true
 }
 
-// use publishes a vol, and takes it off again. Meanwhile no node may remove it.
+// use publishes a vol for one node, and takes it off again. Meanwhile no node may remove it, or
+// publish it too.
 func (m *member) use(ctx context.Context, vol volume.ID, target bind.Target) {
 	publish := func() error { return m.set.Publish(ctx, pool.Publication{ID: vol, Target: target}) }
 	if !m.try("publish", vol, publish) {
 		return
 	}
+	m.wantAlone(vol, 1)
 	for range 3 {
 		m.wantMounted(vol, target)
 	}
+	m.wantAlone(vol, -1)
 	unpublish := func() error { return m.set.Unpublish(background, vol, target) }
 	for !m.try("unpublish", vol, unpublish) {
 		if m.Failed() {
 			return
+		}
+	}
+}
+
+// published is how many targets of a volume each node has.
+var published struct {
+	sync.Mutex
+	on map[volume.ID]map[string]int
+}
+
+// wantAlone notes that this node has more targets of a volume, or fewer, and expects no other
+// node to have any.
+func (m *member) wantAlone(vol volume.ID, more int) {
+	published.Lock()
+	defer published.Unlock()
+	if published.on == nil {
+		published.on = make(map[volume.ID]map[string]int)
+	}
+	if published.on[vol] == nil {
+		published.on[vol] = make(map[string]int)
+	}
+	published.on[vol][m.name] += more
+	for node, targets := range published.on[vol] {
+		if node != m.name && targets > 0 {
+			m.Errorf("%s is published on %s and on %s at once", vol, m.name, node)
 		}
 	}
 }

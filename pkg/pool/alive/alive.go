@@ -1,0 +1,36 @@
+// Package alive tells others that are gone from others that are slow, by a sign that each of
+// them changes now and then. Only whether a sign has changed counts, while the monotonic clock of
+// this process runs: the clocks of two machines are never compared, so that a node whose clock
+// is wrong is no less alive, and whoever has just begun to look takes everybody for alive.
+package alive
+
+import (
+	"sync"
+	"time"
+)
+
+// Signs are what was seen of others, by name. The zero value has seen nobody, and is ready for use.
+type Signs struct {
+	mu   sync.Mutex
+	seen map[string]sighting
+}
+
+type sighting struct {
+	sign string
+	at   time.Time // with the monotonic clock: see package time
+}
+
+// Unchanged notes the sign of somebody, and answers for how long it has been the same.
+func (s *Signs) Unchanged(of, sign string) time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	last, known := s.seen[of]
+	if known && last.sign == sign {
+		return time.Since(last.at)
+	}
+	if s.seen == nil {
+		s.seen = make(map[string]sighting)
+	}
+	s.seen[of] = sighting{sign, time.Now()}
+	return 0
+}

@@ -1,0 +1,31 @@
+package alive_test
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"kubevirt.io/hostpath-provisioner/pkg/pool/alive"
+)
+
+func TestUnchanged(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var signs alive.Signs
+		want := func(of, sign string, want time.Duration) {
+			t.Helper()
+			if got := signs.Unchanged(of, sign); got != want {
+				t.Errorf("%s with the sign %q is unchanged for %v, want %v", of, sign, got, want)
+			}
+		}
+		want("a", "1970", 0)
+		time.Sleep(time.Minute)
+		want("a", "1970", time.Minute)
+		want("b", "2100", 0)
+		time.Sleep(time.Minute)
+		want("a", "1969", 0) // a clock that was set back
+		want("b", "2100", time.Minute)
+		time.Sleep(time.Minute)
+		want("a", "1969", time.Minute)
+		want("b", "2100", 2*time.Minute)
+	})
+}

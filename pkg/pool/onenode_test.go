@@ -1,0 +1,211 @@
+package pool_test
+
+import (
+	"context"
+	"os"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"kubevirt.io/hostpath-provisioner/pkg/pool"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
+)
+
+// inShared runs a test on two nodes of a shared pool, each with devices of its own.
+func inShared(t *testing.T, test func(t *testing.T, one, two *bench)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		one := newBench(t, t.TempDir())
+		one.start(sharedPool)
+		test(t, one, one.another("node-2"))
+	})
+}
+
+// wantRefusedFor expects a publication to be refused because of a node.
+func wantRefusedFor(t *testing.T, err error, node string) {
+	t.Helper()
+	wantError(t, err, volume.ErrInUse)
+	if err != nil && !strings.Contains(err.Error(), "on node "+node) {
+		t.Errorf("%v, want it to name %s", err, node)
+	}
+}
+
+func TestSingleNodeModes_otherNodeHasVolume(t *testing.T) {
+	for name, as := range map[string]func(*pool.Publication){
+		"directory":              func(*pool.Publication) {},
+		"directory, read-only":   func(r *pool.Publication) { r.ReadOnly = true },
+		"directory, one target":  func(r *pool.Publication) { r.SingleTarget = true },
+		"block device":           func(r *pool.Publication) { r.Mode = volume.ModeBlock },
+		"block device, read":     func(r *pool.Publication) { r.Mode, r.ReadOnly = volume.ModeBlock, true },
+		"block device, one path": func(r *pool.Publication) { r.Mode, r.SingleTarget = volume.ModeBlock, true },
+	} {
+		t.Run(name, func(t *testing.T) {
+			inShared(t, func(t *testing.T, one, two *bench) {
+				r := pool.Publication{ID: id(t, "pvc-1"), Target: one.target("on-one")}
+				as(&r)
+				if r.Mode == volume.ModeBlock {
+					one.createBlock("pvc-1", mib)
+				} else {
+					one.create("pvc-1", mib)
+				}
+				must(t, one.Publish(t.Context(), r))
+				must(t, one.Publish(t.Context(), r)) // again at the same target
+				there := r
+				there.Target = two.target("on-two")
+				wantRefusedFor(t, two.Publish(t.Context(), there), "node-1")
+				wantGone(t, two.path("pods", "on-two"))
+				wantGone(t, two.own("published", "node-2", "pvc-1"))
+
+				several := there
+				several.MultiNode, several.SingleTarget = true, false
+				must(t, two.Publish(t.Context(), several))
+				must(t, one.Publish(t.Context(), r)) // its pods run on
+				must(t, two.unpublish("pvc-1", "on-two"))
+
+				must(t, one.unpublish("pvc-1", "on-one"))
+				must(t, two.Publish(t.Context(), there))
+				wantRefusedFor(t, one.Publish(t.Context(), r), "node-2")
+			})
+		})
+	}
+}
+
+func TestSingleNodeVolume_twoNodesAtOnce(t *testing.T) {
+	inShared(t, func(t *testing.T, one, two *bench) {
+		one.create("pvc-1", mib)
+		unlock := one.lockVolume("pvc-1")
+		first := background(func() error { return one.publish("pvc-1", "on-one") })
+		second := background(func() error { return two.publish("pvc-1", "on-two") })
+		unlock()
+		var refused int
+		for _, err := range []error{<-first, <-second} {
+			if err != nil {
+				wantError(t, err, volume.ErrInUse)
+				refused++
+			}
+		}
+		if refused != 1 {
+			t.Errorf("%d of two were refused, want one", refused)
+		}
+	})
+}
+
+// A driver that is replaced leaves its volumes mounted, and says nothing for a while.
+func TestSingleNodeVolume_driverRestarts(t *testing.T) {
+	inShared(t, func(t *testing.T, one, two *bench) {
+		one.create("pvc-1", mib)
+		must(t, one.publish("pvc-1", "on-one"))
+		must(t, one.Close(context.Background()))
+		two.later(4 * time.Minute)
+		wantRefusedFor(t, two.publish("pvc-1", "on-two"), "node-1")
+		one.start(sharedPool)
+		two.later(time.Hour)
+		wantRefusedFor(t, two.publish("pvc-1", "on-two"), "node-1")
+
+		// A reboot takes the mounts.
+		must(t, one.Close(context.Background()))
+		must(t, one.mounts.Unpublish(one.target("on-one"), nil))
+		one.start(sharedPool)
+		must(t, two.publish("pvc-1", "on-two"))
+	})
+}
+
+func TestSingleNodeVolume_nodeIsGone(t *testing.T) {
+	inShared(t, func(t *testing.T, one, two *bench) {
+		one.create("pvc-1", mib)
+		must(t, one.publish("pvc-1", "on-one"))
+		must(t, one.Close(context.Background()))
+		// Who begins just now has not seen yet whether the other one is alive.
+		two.later(4 * time.Minute)
+		must(t, two.Close(context.Background()))
+		two.startNode("node-2", sharedPool)
+		two.later(4 * time.Minute)
+		wantRefusedFor(t, two.publish("pvc-1", "on-two"), "node-1")
+		two.later(2 * time.Minute)
+		must(t, two.publish("pvc-1", "on-two"))
+		// It was only slow after all. Its pods run on, and it gets no more of them.
+		one.start(sharedPool)
+		must(t, one.publish("pvc-1", "on-one"))
+		wantRefusedFor(t, one.publish("pvc-1", "also-on-one"), "node-2")
+		wantRefusedFor(t, two.publish("pvc-1", "also-on-two"), "node-1")
+	})
+}
+
+// The times on the disk are those of the clocks of other machines.
+func TestNodeWithOtherClockIsAlive(t *testing.T) {
+	for name, epoch := range map[string]time.Time{
+		"1970": time.Unix(0, 0),
+		"2100": time.Date(2100, 1, 1, 0, 0, 0, 0, time.UTC),
+	} {
+		t.Run(name, func(t *testing.T) {
+			inShared(t, func(t *testing.T, one, two *bench) {
+				one.create("pvc-1", mib)
+				must(t, two.publish("pvc-1", "on-two"))
+				must(t, two.Close(context.Background())) // in its place, this is what it would do
+				began := time.Now()
+				sign := func() {
+					now := epoch.Add(time.Since(began))
+					for _, part := range []string{"trash", "published"} {
+						must(t, os.Chtimes(one.own(part, "node-2"), now, now))
+					}
+				}
+				for range 60 {
+					sign()
+					one.later(time.Minute)
+				}
+				wantRefusedFor(t, one.publish("pvc-1", "on-one"), "node-2")
+				wantError(t, one.Delete(t.Context(), id(t, "pvc-1")), volume.ErrInUse)
+				one.later(6 * time.Minute)
+				must(t, one.publish("pvc-1", "on-one"))
+			})
+		})
+	}
+}
+
+// A pool that becomes shared has volumes that are published without marks.
+func TestMarksAreRestoredFromMounts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		one := newBench(t, t.TempDir())
+		one.start(local)
+		one.create("pvc-1", mib)
+		one.createBlock("pvc-disk", mib)
+		must(t, one.publish("pvc-1", "a"))
+		must(t, one.publishBlock("pvc-disk", "b"))
+		one.restart(sharedPool)
+		two := one.another("node-2")
+		wantRefusedFor(t, two.publish("pvc-1", "on-two"), "node-1")
+		wantRefusedFor(t, two.publishBlock("pvc-disk", "on-two"), "node-1")
+		// Somebody took the node for gone.
+		must(t, os.RemoveAll(one.own("published", "node-1")))
+		one.later(2 * time.Minute)
+		wantRefusedFor(t, two.publish("pvc-1", "on-two"), "node-1")
+		must(t, one.unpublish("pvc-1", "a"))
+		must(t, two.publish("pvc-1", "on-two"))
+	})
+}
+
+// What a crash leaves between mark and mount, or between unmount and mark, is no publication.
+func TestMarkWithoutMountIsRemovedAtStart(t *testing.T) {
+	inShared(t, func(t *testing.T, one, two *bench) {
+		one.create("pvc-1", mib)
+		must(t, one.publish("pvc-1", "a"))
+		must(t, one.unpublish("pvc-1", "a"))
+		must(t, os.WriteFile(one.own("published", "node-1", "pvc-1"), nil, 0o600))
+		wantRefusedFor(t, two.publish("pvc-1", "on-two"), "node-1")
+		one.restart(sharedPool)
+		must(t, two.publish("pvc-1", "on-two"))
+	})
+}
+
+// A mark that cannot be written is one that others do not see.
+func TestPublishWithoutMarkFails(t *testing.T) {
+	inShared(t, func(t *testing.T, one, _ *bench) {
+		one.create("pvc-1", mib)
+		must(t, os.WriteFile(one.own("published"), nil, 0o600)) // no directory can be made there
+		if err := one.publish("pvc-1", "a"); err == nil {
+			t.Error("a volume was published of which other nodes cannot know")
+		}
+		wantGone(t, one.path("pods", "a"))
+	})
+}
