@@ -81,6 +81,7 @@ type Pool interface {
 	Create(ctx context.Context, r pool.Request) (pool.Volume, error)
 	Delete(ctx context.Context, id volume.ID) error
 	Lock(id volume.ID) (unlock func(), err error)
+	List(ctx context.Context, after volume.ID, most int) (page []pool.Volume, next volume.ID)
 }
 
 // A Provisioner is what the controller of sig-storage-lib-external-provisioner calls: a controller.Provisioner,

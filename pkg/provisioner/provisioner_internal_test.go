@@ -6,11 +6,13 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/go-logr/logr"
+	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -166,6 +168,12 @@ func TestProvision(t *testing.T) {
 			if pv.Spec.HostPath == nil || pv.Spec.HostPath.Path != filepath.Join(r.config.Path, tt.directory) || *pv.Spec.HostPath.Type != corev1.HostPathDirectory {
 				t.Errorf("the source is %+v", pv.Spec.PersistentVolumeSource)
 			}
+			if onNode := pv.Annotations[ProvisionOnNode]; onNode != map[Mode]string{PerNode: "node-a"}[tt.config.Mode] {
+				t.Errorf("%s is %q", ProvisionOnNode, onNode)
+			}
+			if diff := cmp.Diff([]corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}, pv.Spec.AccessModes); diff != "" {
+				t.Error(diff)
+			}
 			if pv.Name != name || pv.Annotations[Identity] != "node-a" || pv.Spec.Capacity.Storage().Value() != 1000001 {
 				t.Errorf("the PersistentVolume is %+v", pv)
 			}
@@ -192,6 +200,39 @@ func TestProvision(t *testing.T) {
 				t.Errorf("left: %v", left)
 			}
 		})
+	}
+}
+
+func TestShouldProvision_annotationWinsOverScheduler(t *testing.T) {
+	tests := map[string]struct {
+		annotations map[string]string
+		mode        Mode
+		want        bool
+	}{
+		"the scheduler chose this node":             {map[string]string{SelectedNode: "node-a"}, PerNode, true},
+		"the scheduler chose another":               {map[string]string{SelectedNode: "node-b"}, PerNode, false},
+		"it names this node, whatever was chosen":   {map[string]string{SelectedNode: "node-b", ProvisionOnNode: "node-a"}, PerNode, true},
+		"it names another node, and this is chosen": {map[string]string{SelectedNode: "node-a", ProvisionOnNode: "node-b"}, PerNode, false},
+		"it names this node, of an immediate class": {map[string]string{ProvisionOnNode: "node-a"}, PerNode, true},
+		"no node":                   {nil, PerNode, false},
+		"no node, on a single node": {nil, SingleNode, true},
+	}
+	for title, tt := range tests {
+		t.Run(title, func(t *testing.T) {
+			claim := request().PVC
+			claim.Annotations = tt.annotations
+			if got := newRig(t, Config{Mode: tt.mode}).ShouldProvision(t.Context(), claim); got != tt.want {
+				t.Errorf("got %t", got)
+			}
+		})
+	}
+}
+
+func TestReclaimPolicyOfTheClass_isHonoured(t *testing.T) {
+	retain := corev1.PersistentVolumeReclaimRetain
+	pv, _, err := newRig(t, Config{Mode: PerNode}).Provision(t.Context(), request(func(o *controller.ProvisionOptions) { o.StorageClass.ReclaimPolicy = &retain }))
+	if err != nil || pv.Spec.PersistentVolumeReclaimPolicy != retain {
+		t.Errorf("%+v, %v", pv, err)
 	}
 }
 
@@ -376,6 +417,87 @@ func TestStraysAreReportedOnce(t *testing.T) {
 	events := strings.Join(r.events(), "\n")
 	if strings.Count(events, "\n") != 1 || !strings.Contains(events, `"node-z", which does not exist`) || !strings.Contains(events, "binds immediately") {
 		t.Errorf("the events are\n%s", events)
+	}
+}
+
+// A pod's claims name their nodes, or one does and the scheduler chose for the other.
+func TestPodWithClaimsOfTwoNodes_isReportedOnBoth(t *testing.T) {
+	claim := func(name string, annotations map[string]string) *corev1.PersistentVolumeClaim {
+		c := request().PVC
+		c.Name, c.UID, c.Annotations, c.Spec.VolumeName = name, types.UID("uid-"+name), annotations, "pvc-"+name
+		c.Annotations[StorageProvisioner] = PerNodeName
+		return c
+	}
+	pod := func(name, node string, claims ...string) *corev1.Pod {
+		p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "space", Name: name}, Spec: corev1.PodSpec{NodeName: node}}
+		for _, c := range append(claims, "foreign", "missing") {
+			p.Spec.Volumes = append(p.Spec.Volumes, corev1.Volume{VolumeSource: corev1.VolumeSource{
+				PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: c}}})
+		}
+		return p
+	}
+	foreign := claim("foreign", map[string]string{SelectedNode: "node-b"})
+	foreign.Annotations[StorageProvisioner] = "example.com/other"
+	r := newRig(t, Config{Mode: PerNode}, foreign,
+		claim("here", map[string]string{ProvisionOnNode: "node-a", SelectedNode: "node-b"}),
+		claim("too", map[string]string{ProvisionOnNode: "node-a"}),
+		claim("named", map[string]string{ProvisionOnNode: "node-b"}),
+		claim("selected", map[string]string{SelectedNode: "node-b"}),
+		pod("both-named", "", "here", "named"),
+		pod("both-ways", "", "too", "selected"),
+		pod("one-node", "", "here", "too"),
+		pod("not-here", "", "named", "selected"),
+		pod("runs", "node-a", "too", "named"))
+	s := &strays{Provisioner: r.Provisioner, checked: make(map[types.UID]time.Time)}
+	for range 2 {
+		s.check(t.Context(), time.Now())
+	}
+	list, err := r.client.CoreV1().Events("").List(t.Context(), metav1.ListOptions{})
+	must.Succeed(t, err)
+	var got []string
+	for _, e := range list.Items {
+		name, _, _ := strings.Cut(e.Message, " cannot")
+		got = append(got, e.InvolvedObject.Name+" "+e.Reason+" "+name)
+	}
+	slices.Sort(got)
+	want := []string{"here NodesDiffer pod both-named", "named NodesDiffer pod both-named", "selected NodesDiffer pod both-ways", "too NodesDiffer pod both-ways"}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// As after a kill between the directory and its PersistentVolume.
+func TestDirectoryOfNobody_isRemovedIfItIsEmptyAndOurs(t *testing.T) {
+	uids := map[string]string{ // by what there is besides the directory
+		"nothing": "00000000-2222-3333-4444-555555555555", "content": "11111111-2222-3333-4444-555555555555", "claim": "22222222-2222-3333-4444-555555555555",
+		"volume": "33333333-2222-3333-4444-555555555555", "no record": "44444444-2222-3333-4444-555555555555",
+	}
+	claim := request().PVC
+	claim.UID = types.UID(uids["claim"])
+	r := newRig(t, Config{Mode: PerNode, NamePrefix: true}, claim)
+	var names []string
+	for what, uid := range uids {
+		name := "claim-pvc-" + uid
+		if what == "no record" {
+			must.Succeed(t, os.Mkdir(filepath.Join(r.config.Path, name), 0o777))
+		} else {
+			_, _, err := r.Provision(t.Context(), request(func(o *controller.ProvisionOptions) { o.PVName = "pvc-" + uid }))
+			must.Succeed(t, err)
+		}
+		if what != "nothing" {
+			names = append(names, name)
+		}
+	}
+	must.Succeed(t, os.WriteFile(filepath.Join(r.config.Path, "claim-pvc-"+uids["content"], "file"), nil, 0o600))
+	_, err := r.client.CoreV1().PersistentVolumes().Create(t.Context(), &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "pvc-" + uids["volume"]}}, metav1.CreateOptions{})
+	must.Succeed(t, err)
+	a := &abandoned{Provisioner: r.Provisioner, kept: make(map[volume.ID]bool)}
+	for range 2 {
+		a.remove(t.Context())
+	}
+	slices.Sort(names)
+	if diff := cmp.Diff(names, r.directories()); diff != "" {
+		t.Errorf("(- want, + got):\n%s", diff)
 	}
 }
 

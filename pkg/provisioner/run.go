@@ -98,18 +98,21 @@ func (i *Instance) Run(ctx context.Context) {
 	defer background.Wait()
 	i.factory.Start(ctx.Done())
 	background.Go(func() { i.volumes.RunWithContext(ctx) })
-	background.Go(func() { i.provisioner.watchStrays(ctx) })
+	background.Go(func() { i.watch(ctx) })
 	i.controller.Run(ctx)
 	i.workers.Wait()
 }
 
 // Ready says why claims are not served; nil if they are.
 func (i *Instance) Ready(ctx context.Context) error {
-	if !i.controller.HasRun() || !i.volumes.HasSynced() {
+	if !i.synced() {
 		return errors.New("the claims and PersistentVolumes of the cluster are not read yet")
 	}
 	return i.provisioner.refuseOtherNodes(ctx)
 }
+
+// synced reports whether all claims and PersistentVolumes have been read once.
+func (i *Instance) synced() bool { return i.controller.HasRun() && i.volumes.HasSynced() }
 
 // ownVolumes informs of the PersistentVolumes that this instance has to do with. Those of other nodes are not kept:
 // each instance would have all of them in memory, and add its finalizer to them.

@@ -1,6 +1,7 @@
 package provisioner
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"time"
@@ -12,10 +13,12 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/sig-storage-lib-external-provisioner/v13/util"
+
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
 const (
-	// strayEvery is how often claims are checked that no instance serves.
+	// strayEvery is how often claims are checked that no instance serves, and directories that are nobody's.
 	strayEvery = 10 * time.Second
 	// strayAfter is how long the instance that a claim may be for has to serve it.
 	strayAfter = 10 * time.Second
@@ -24,18 +27,18 @@ const (
 )
 
 // strays reports claims that no instance will ever serve: each of them leaves such a claim to another one. All
-// instances check, and the reporter makes one event of what they find.
+// instances check, and the reporter makes one event of what they find. It reports pods as well that can never start,
+// because their claims are on several nodes.
 type strays struct {
 	*Provisioner
 	checked map[types.UID]time.Time
 }
 
-// watchStrays checks until ctx ends.
-func (p *Provisioner) watchStrays(ctx context.Context) {
-	if p.config.Mode == SingleNode {
-		return // it serves all claims itself
-	}
-	s := &strays{Provisioner: p, checked: make(map[types.UID]time.Time)}
+// watch checks, until ctx ends, what no request asks for.
+func (i *Instance) watch(ctx context.Context) {
+	p := i.provisioner
+	claims := &strays{Provisioner: p, checked: make(map[types.UID]time.Time)}
+	directories := &abandoned{Provisioner: p, kept: make(map[volume.ID]bool)}
 	tick := time.NewTicker(strayEvery)
 	defer tick.Stop()
 	for {
@@ -43,7 +46,13 @@ func (p *Provisioner) watchStrays(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case now := <-tick.C:
-			s.check(ctx, now)
+			if !i.synced() {
+				continue
+			}
+			directories.remove(ctx)
+			if p.config.Mode == PerNode { // else it serves all claims itself
+				claims.check(ctx, now)
+			}
 		}
 	}
 }
@@ -71,16 +80,18 @@ func (s *strays) check(ctx context.Context, now time.Time) {
 		pending[claim.UID] = now
 	}
 	s.checked = pending
+	s.checkPods(ctx, claims)
 }
 
 // waits reports whether a claim of this provisioner waits for another instance, longer than that should take.
 func (s *strays) waits(claim *corev1.PersistentVolumeClaim, now time.Time) bool {
-	provisioner := claim.Annotations[StorageProvisioner]
-	if provisioner == "" {
-		provisioner = claim.Annotations["volume.beta.kubernetes.io/storage-provisioner"]
-	}
-	return provisioner == s.config.Name() && claim.Spec.VolumeName == "" && claim.DeletionTimestamp == nil &&
+	return s.config.serves(claim) && claim.Spec.VolumeName == "" && claim.DeletionTimestamp == nil &&
 		now.Sub(claim.CreationTimestamp.Time) > strayAfter && nodeOf(claim) != s.config.Node
+}
+
+// serves reports whether a claim is for the provisioners of this name, on whatever node.
+func (c Config) serves(claim *corev1.PersistentVolumeClaim) bool {
+	return cmp.Or(claim.Annotations[StorageProvisioner], claim.Annotations["volume.beta.kubernetes.io/storage-provisioner"]) == c.Name()
 }
 
 func (s *strays) checkClaim(ctx context.Context, claim *corev1.PersistentVolumeClaim) error {
