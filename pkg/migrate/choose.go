@@ -296,9 +296,14 @@ func (m *migration) checkOthers(ctx context.Context, s *saved) error {
 	return nil
 }
 
-// checkServed refuses a pool that a provisioner from before CSI serves too: each would clean up what the other makes.
+// checkServed refuses a pool that a provisioner from before CSI serves too, of a shared pool on whatever node: each would
+// clean up what the other makes.
 func (m *migration) checkServed(ctx context.Context, s *saved) error {
-	pods, err := m.client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + m.Node})
+	var on metav1.ListOptions
+	if !m.target.pool.Shared {
+		on.FieldSelector = "spec.nodeName=" + m.Node
+	}
+	pods, err := m.client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, on)
 	if err != nil {
 		return err
 	}
@@ -307,7 +312,7 @@ func (m *migration) checkServed(ctx context.Context, s *saved) error {
 			serves := slices.ContainsFunc(container.Env, func(e corev1.EnvVar) bool {
 				return e.Name == "PV_DIR" && filepath.Clean(e.Value) == s.To.Directory
 			})
-			if serves && pod.Spec.NodeName == m.Node {
+			if serves && (m.target.pool.Shared || pod.Spec.NodeName == m.Node) {
 				return fmt.Errorf("pod %s/%s has PV_DIR=%s, so that two programs serve this pool: delete its DaemonSet or Deployment first", pod.Namespace, pod.Name, s.To.Directory)
 			}
 		}

@@ -442,6 +442,73 @@ func TestTheRecordGoesAlong(t *testing.T) {
 	}
 }
 
+func TestChosen(t *testing.T) {
+	named := types.NamespacedName{Namespace: "space", Name: "data"}
+	tests := map[string]struct {
+		chosen Chosen
+		want   bool
+	}{
+		"by name":                        {Chosen{Claims: []types.NamespacedName{named}}, true},
+		"another name":                   {Chosen{Claims: []types.NamespacedName{{Namespace: "space", Name: "other"}}}, false},
+		"by name, whatever else":         {Chosen{Claims: []types.NamespacedName{named}, Namespace: "other", Class: "other"}, true},
+		"by namespace":                   {Chosen{Namespace: "space"}, true},
+		"another namespace":              {Chosen{Namespace: "other"}, false},
+		"by class":                       {Chosen{Class: "class"}, true},
+		"another class":                  {Chosen{Class: "other"}, false},
+		"by namespace and class":         {Chosen{Namespace: "space", Class: "class"}, true},
+		"by namespace, of another class": {Chosen{Namespace: "space", Class: "other"}, false},
+		"all":                            {Chosen{All: true}, true},
+		"all of another namespace":       {Chosen{All: true, Namespace: "other"}, false},
+		"none":                           {Chosen{}, false},
+	}
+	for title, tt := range tests {
+		t.Run(title, func(t *testing.T) {
+			if got := tt.chosen.includes(named, "class"); got != tt.want {
+				t.Errorf("got %t", got)
+			}
+		})
+	}
+}
+
+// As of a provisioner with PV_DIR_SHARED: any node has the directory, before and after.
+func TestSharedPool_volumeStaysOfNoNode(t *testing.T) {
+	r := newRig(t, "old", func(pv *corev1.PersistentVolume, _ *corev1.PersistentVolumeClaim) {
+		pv.Annotations[provisioner.ProvisionedBy] = provisioner.SingleNodeName
+		pv.Spec.NodeAffinity = nil
+	})
+	r.config.Pools[0].Shared = true
+	r.driver = ofNoNode{r.driver}
+	pv, claim := r.objects()
+	must.Succeed(t, r.run(apply))
+	if now, _ := r.objects(); now.Spec.CSI == nil || now.Spec.NodeAffinity != nil {
+		t.Errorf("PersistentVolume %+v", now.Spec)
+	}
+	r.wantData(filepath.Join(r.config.Pools[0].Path, pvName))
+	must.Succeed(t, r.run(undo))
+	r.wantPlain(pv, claim)
+}
+
+// ofNoNode is a driver whose pool is shared.
+type ofNoNode struct{ Driver }
+
+func (d ofNoNode) Volume(ctx context.Context, id volume.ID) (client.Volume, error) {
+	v, err := d.Driver.Volume(ctx, id)
+	v.Segments = nil
+	return v, err
+}
+
+func TestProvisionerOnAnotherNode_stopsOnlySharedPools(t *testing.T) {
+	for shared, want := range map[bool]string{true: "two programs serve this pool", false: ""} {
+		r := newRig(t, "old")
+		r.config.Pools[0].Shared = shared
+		must.Succeed(t, r.client.Tracker().Add(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "system", Name: "provisioner"}, Spec: corev1.PodSpec{
+			NodeName: "node-b", Containers: []corev1.Container{{Env: []corev1.EnvVar{{Name: "PV_DIR", Value: r.config.Pools[0].Path}}}}}}))
+		if err := r.run(apply); (err != nil) != shared || !strings.Contains(r.output.String(), want) {
+			t.Errorf("shared %t: %v\n%s", shared, err, r.output.String())
+		}
+	}
+}
+
 func TestAnotherNodesVolumesAreNamed(t *testing.T) {
 	r := newRig(t, "old", func(pv *corev1.PersistentVolume, _ *corev1.PersistentVolumeClaim) {
 		pv.Spec.NodeAffinity = affinity([]map[string]string{{corev1.LabelHostname: "host-b"}})

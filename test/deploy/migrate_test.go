@@ -83,3 +83,39 @@ func TestMigrationIsForTheDriverAsItIsInstalled(t *testing.T) {
 		t.Error("what is saved does not stay on the node")
 	}
 }
+
+// On OpenShift the pods get what is everywhere, and constraints that allow that and no more, for their account alone.
+func TestMigrationConstraints_allowWhatThePodHas(t *testing.T) {
+	objs := render(t, migrateDir+"/openshift")
+	scc := only[securityContextConstraints](t, objs, "SecurityContextConstraints")
+	pod := only[appsv1.DaemonSet](t, objs, "DaemonSet").Spec.Template.Spec
+	used := []string{"projected"} // the token
+	for _, v := range pod.Volumes {
+		used = append(used, volumeType(t, v))
+	}
+	slices.Sort(used)
+	if diff := cmp.Diff(slices.Compact(used), scc.Volumes); diff != "" {
+		t.Errorf("volumes (- used, + allowed):\n%s", diff)
+	}
+	var capabilities []string
+	for _, c := range pod.Containers[0].SecurityContext.Capabilities.Add {
+		capabilities = append(capabilities, string(c))
+	}
+	if diff := cmp.Diff(capabilities, scc.AllowedCapabilities); diff != "" {
+		t.Errorf("capabilities (- used, + allowed):\n%s", diff)
+	}
+	if scc.AllowPrivilegedContainer || !scc.AllowHostDirVolumePlugin || scc.AllowHostNetwork || scc.AllowHostPID || !scc.ReadOnlyRootFilesystem || len(scc.Users)+len(scc.Groups) != 0 {
+		t.Errorf("%+v", scc)
+	}
+	if rules := roles(t, objs)["Role hostpath-migrate-scc"]; len(rules) != 1 || !slices.Equal(rules[0].ResourceNames, []string{scc.Name}) {
+		t.Errorf("the constraints that may be used: %v", rules)
+	}
+	for _, b := range bindings(t, objs) {
+		if len(b.subjects) != 1 || b.subjects[0].Name != pod.ServiceAccountName || b.subjects[0].Namespace != migrateNamespace {
+			t.Errorf("%s is for %v", b.name, b.subjects)
+		}
+	}
+	if got, want := len(objs), len(render(t, migrateDir))+3; got != want {
+		t.Errorf("%d objects, want %d: those of every cluster, and the constraints with their role and its binding", got, want)
+	}
+}
