@@ -1,0 +1,200 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/go-logr/logr"
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
+	"kubevirt.io/hostpath-provisioner/pkg/pool"
+	"kubevirt.io/hostpath-provisioner/pkg/provisioner"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
+	"kubevirt.io/hostpath-provisioner/test/drivertest"
+	"kubevirt.io/hostpath-provisioner/test/must"
+	"kubevirt.io/hostpath-provisioner/test/testenv"
+)
+
+const mib = 1 << 20
+
+func TestMain(m *testing.M) { testenv.Main(m) }
+
+// guestDisks are the filesystems of the virtual machine, which have project quotas.
+func guestDisks(t *testing.T) map[string]string {
+	t.Helper()
+	if !testenv.Guest() {
+		t.Skip("make test-kernel has this: it needs quotas of XFS and ext4, and SELinux")
+	}
+	return map[string]string{"xfs": "HOSTPATH_KERNEL_XFS", "ext4": "HOSTPATH_KERNEL_EXT4"}
+}
+
+// serve serves a directory as the program does, until the test ends.
+func serve(t *testing.T, path string) *pool.Set {
+	t.Helper()
+	c, err := parseQuietly(t, map[string]string{"NODE_NAME": "node-a", "PV_DIR": path})
+	must.Succeed(t, err)
+	set, closePool, err := openPool(c, logr.Discard())
+	must.Succeed(t, err)
+	t.Cleanup(func() { must.Succeed(t, closePool()) })
+	must.Succeed(t, set.Wait(t.Context()))
+	return set
+}
+
+func create(ctx context.Context, set *pool.Set, name string) error {
+	id, err := volume.ParseID(name)
+	if err != nil {
+		return err
+	}
+	_, err = set.Create(ctx, pool.Request{ID: id, Range: volume.Range{Required: mib}})
+	return err
+}
+
+func remove(ctx context.Context, set *pool.Set, name string) error {
+	id, err := volume.ParseID(name)
+	if err != nil {
+		return err
+	}
+	return set.Delete(ctx, id)
+}
+
+// A container may use a new directory without anybody's chcon: with the policy of a host, it would inherit the pool's label.
+func TestNewDirectory_containersMayUseIt(t *testing.T) {
+	for kind, variable := range guestDisks(t) {
+		t.Run(kind, func(t *testing.T) {
+			path := testenv.GuestDir(t, variable)
+			must.Succeed(t, unix.Lsetxattr(path, "security.selinux", []byte("system_u:object_r:var_t:s0"), 0))
+			must.Succeed(t, create(t.Context(), serve(t, path), "pvc-1"))
+			label := make([]byte, 256)
+			n, err := unix.Lgetxattr(filepath.Join(path, "pvc-1"), "security.selinux", label)
+			must.Succeed(t, err)
+			if got := strings.TrimRight(string(label[:n]), "\x00"); got != "system_u:object_r:container_file_t:s0" {
+				t.Errorf("the label is %s", got)
+			}
+		})
+	}
+}
+
+func TestWriteBeyondSize_isRefused(t *testing.T) {
+	for kind, variable := range guestDisks(t) {
+		t.Run(kind, func(t *testing.T) {
+			path := testenv.GuestDir(t, variable)
+			must.Succeed(t, create(t.Context(), serve(t, path), "pvc-1"))
+			file := filepath.Join(path, "pvc-1", "file")
+			must.Succeed(t, os.WriteFile(file, make([]byte, mib/2), 0o600))
+			if err := os.WriteFile(file, make([]byte, 2*mib), 0o600); !errors.Is(err, unix.ENOSPC) && !errors.Is(err, unix.EDQUOT) {
+				t.Errorf("2 MiB are written to a volume of 1 MiB: %v", err)
+			}
+		})
+	}
+}
+
+// As the upstream operator has it: the driver's pool is the directory csi in that of the provisioner. The two are
+// processes that know nothing of each other.
+func TestProvisionerAndDriverAtOnce_noProjectHasTwoVolumes(t *testing.T) {
+	each := 1000
+	if testing.Short() {
+		each = 120
+	}
+	for kind, variable := range guestDisks(t) {
+		t.Run(kind, func(t *testing.T) {
+			path := testenv.GuestDir(t, variable)
+			csi := filepath.Join(path, provisioner.CSIDirectory)
+			set := serve(t, path)
+			driver := drivertest.Start(t, drivertest.Config{
+				Binary: drivertest.Built(t),
+				Pools:  []drivertest.PoolConfig{{Name: "local", Path: csi, Enforcement: "required"}},
+			})
+			// Every other one is deleted again, so that ids come free in between.
+			const workers = 4
+			var all sync.WaitGroup
+			failures := make(chan error, 2*workers)
+			for worker := range workers {
+				all.Go(func() {
+					failures <- churn(each/workers, fmt.Sprintf("pvc-a%d", worker),
+						func(name string) error { return create(t.Context(), set, name) },
+						func(name string) error { return remove(t.Context(), set, name) })
+				})
+				all.Go(func() {
+					failures <- churn(each/workers, fmt.Sprintf("pvc-b%d", worker),
+						func(name string) error {
+							_, err := driver.Create(t.Context(), drivertest.Volume{ID: name, Pool: "local", Bytes: mib})
+							return err
+						},
+						func(name string) error { return driver.Delete(t.Context(), name) })
+				})
+			}
+			all.Wait()
+			close(failures)
+			for err := range failures {
+				must.Succeed(t, err)
+			}
+			owners := make(map[quota.ID]string)
+			wantProjects(t, path, owners, each/2)
+			wantProjects(t, csi, owners, each/2)
+			wantNoRecordOf(t, path, provisioner.CSIDirectory)
+		})
+	}
+}
+
+// churn makes volumes and deletes every other one of them.
+func churn(count int, prefix string, create, remove func(name string) error) error {
+	for i := range count {
+		name := fmt.Sprintf("%s-%d", prefix, i)
+		if err := create(name); err != nil {
+			return fmt.Errorf("create %s: %w", name, err)
+		}
+		if i%2 == 0 {
+			continue
+		}
+		if err := remove(name); err != nil {
+			return fmt.Errorf("delete %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// wantProjects expects so many volumes in a pool, each in a project with its limit that no other has.
+func wantProjects(t *testing.T, path string, owners map[quota.ID]string, want int) {
+	t.Helper()
+	root, err := dir.Open(path)
+	must.Succeed(t, err)
+	defer func() { must.Succeed(t, root.Close()) }()
+	facility, err := quota.Detect(root)
+	must.Succeed(t, err)
+	found, err := filepath.Glob(filepath.Join(path, "pvc-*"))
+	must.Succeed(t, err)
+	if len(found) != want {
+		t.Errorf("%d volumes in %s, want %d", len(found), path, want)
+	}
+	for _, v := range found {
+		d, err := root.Open(filepath.Base(v))
+		must.Succeed(t, err)
+		id, err := facility.IDOf(d)
+		must.Succeed(t, err)
+		must.Succeed(t, d.Close())
+		if other := owners[id]; other != "" {
+			t.Errorf("project %d has %s and %s", id, other, v)
+		}
+		owners[id] = v
+		usage, err := facility.Usage(root, id)
+		must.Succeed(t, err)
+		if usage.Limit.Bytes != mib || usage.Inodes != 1 {
+			t.Errorf("project %d of %s has %+v", id, v, usage)
+		}
+	}
+}
+
+func wantNoRecordOf(t *testing.T, path, name string) {
+	t.Helper()
+	if _, err := os.Stat(filepath.Join(path, ".hostpath-provisioner", "volumes", name+".json")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("%s has a record in %s (%v)", name, path, err)
+	}
+}
