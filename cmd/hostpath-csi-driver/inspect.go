@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bufio"
 	"cmp"
 	"context"
 	"errors"
@@ -11,6 +12,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"slices"
+	"strings"
 	"syscall"
 	"time"
 
@@ -38,9 +40,11 @@ type inspection struct {
 	pools       []poolconfig.Pool
 	node        volume.NodeID
 	volume      volume.ID // the zero id for all
+	snapshots   bool      // nothing else is shown
+	from, to    volume.ID // snapshots to compare: the zero id for none, and for the volume itself
 	deviceNodes string
 	socket      string
-	write       func(*inspect.Report, io.Writer) error
+	json        bool
 }
 
 // The manifests set these variables in the driver's container, so that inspect needs no
@@ -54,7 +58,8 @@ const (
 // parseInspection reads the command line and reports all problems at once.
 func parseInspection(command string, args []string, getenv func(string) string, output io.Writer) (inspection, error) {
 	var i inspection
-	var datadir, node, endpoint, poolName, volumeID, format string
+	var datadir, node, endpoint, poolName, volumeID, format, from, to string
+	args, to = takeSecond(args)
 	flags := flag.NewFlagSet("hostpath-csi-driver "+command, flag.ContinueOnError)
 	flags.SetOutput(output)
 	flags.StringVar(&datadir, "datadir", getenv(datadirVariable), "storage pools, the driver's --datadir; default $"+datadirVariable)
@@ -64,7 +69,9 @@ func parseInspection(command string, args []string, getenv func(string) string, 
 	flags.StringVar(&endpoint, "endpoint", defaultEndpoint, "the driver's socket; its filesystem is taken as the operating system's disk")
 	flags.StringVar(&poolName, "pool", "", "inspect only this pool")
 	if command == inspectCommand {
-		flags.StringVar(&volumeID, "volume", "", "show only this volume")
+		flags.StringVar(&volumeID, "volume", "", "show only this volume and its snapshots")
+		flags.BoolVar(&i.snapshots, "snapshots", false, "show only snapshots")
+		flags.StringVar(&from, "diff", "", "two snapshots of a volume: list what changed from the first to the second, or with one, to the volume as it is on the disk")
 		flags.StringVar(&format, "output", "table", "output format: table or json")
 	} else {
 		flags.StringVar(&volumeID, "volume", "", "the volume to remove; required")
@@ -96,9 +103,39 @@ func parseInspection(command string, args []string, getenv func(string) string, 
 		i.pools, err = onlyPool(i.pools, poolName)
 		note("pool", err)
 	}
-	i.write, err = writer(cmp.Or(format, "table"))
+	i.json, err = isJSON(cmp.Or(format, "table"))
 	note("output", err)
+	i.from, err = parseCompared(from)
+	note("diff", err)
+	i.to, err = parseCompared(to)
+	note("diff", err)
 	return i, problems
+}
+
+// takeSecond takes the second argument of --diff out of a command line, if it has one.
+func takeSecond(args []string) (rest []string, second string) {
+	for at, arg := range args {
+		name, _, joined := strings.Cut(strings.TrimLeft(arg, "-"), "=")
+		if !strings.HasPrefix(arg, "-") || name != "diff" {
+			continue
+		}
+		if !joined {
+			at++
+		}
+		if at++; at < len(args) && !strings.HasPrefix(args[at], "-") {
+			return slices.Delete(slices.Clone(args), at, at+1), args[at]
+		}
+	}
+	return args, ""
+}
+
+// parseCompared takes the name of a snapshot, or its id in CSI; the zero id for none.
+func parseCompared(name string) (volume.ID, error) {
+	if name == "" {
+		return volume.ID{}, nil
+	}
+	name, _, _ = strings.Cut(name, "@")
+	return volume.ParseSnapshot(name)
 }
 
 // inspectedPools has no default, unlike the driver: whoever forgot the flag would see a
@@ -122,14 +159,12 @@ func onlyPool(pools []poolconfig.Pool, name string) ([]poolconfig.Pool, error) {
 	return pools[at : at+1], nil
 }
 
-func writer(format string) (func(*inspect.Report, io.Writer) error, error) {
+func isJSON(format string) (bool, error) {
 	switch format {
-	case "table":
-		return func(r *inspect.Report, w io.Writer) error { return r.WriteTable(w, time.Now()) }, nil
-	case "json":
-		return (*inspect.Report).WriteJSON, nil
+	case "table", "json":
+		return format == "json", nil
 	}
-	return nil, fmt.Errorf("%q is neither table nor json", format)
+	return false, fmt.Errorf("%q is neither table nor json", format)
 }
 
 // runInspect inspects the node and returns the exit status.
@@ -151,11 +186,19 @@ func runInspect(args []string, getenv func(string) string, stdout, stderr io.Wri
 func (i inspection) run(stdout io.Writer) (status int, err error) {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
+	if i.from != (volume.ID{}) {
+		return i.compare(ctx, stdout)
+	}
 	report, err := i.report(ctx)
 	if err != nil {
 		return failed, err
 	}
-	if err := i.write(&report, stdout); err != nil {
+	if i.json {
+		err = report.WriteJSON(stdout)
+	} else {
+		err = report.WriteTable(stdout, time.Now())
+	}
+	if err != nil {
 		return failed, err
 	}
 	if report.Abnormal > 0 {
@@ -164,30 +207,58 @@ func (i inspection) run(stdout io.Writer) (status int, err error) {
 	return healthy, nil
 }
 
-// report is what the pools hold, or only the volume that is asked for.
-func (i inspection) report(ctx context.Context) (inspect.Report, error) {
+// compare lists what changed between two snapshots.
+func (i inspection) compare(ctx context.Context, stdout io.Writer) (status int, err error) {
+	out := bufio.NewWriter(stdout)
+	write := inspect.Difference.WriteText
+	if i.json {
+		write = inspect.Difference.WriteJSON
+	}
+	options, err := i.options()
+	if err == nil {
+		err = inspect.Compare(ctx, i.pools, options, i.from, i.to, func(d inspect.Difference) error { return write(d, out) })
+	}
+	if err := errors.Join(err, out.Flush()); err != nil {
+		return failed, err
+	}
+	return healthy, nil
+}
+
+// options say how to read the pools. What they have open is not closed: the check of a pool that
+// hangs keeps using it until the process exits.
+func (i inspection) options() (inspect.Options, error) {
 	mounts, err := bind.NewKernel()
 	if err != nil {
-		return inspect.Report{}, err
+		return inspect.Options{}, err
 	}
-	// Neither is closed: the check of a pool that hangs keeps using them until the
-	// process exits.
 	nodes, err := dir.Open(i.deviceNodes)
 	if err != nil {
-		return inspect.Report{}, fmt.Errorf("--device-nodes: %w", err)
+		return inspect.Options{}, fmt.Errorf("--device-nodes: %w", err)
 	}
-	report := inspect.Run(ctx, i.pools, inspect.Options{
+	return inspect.Options{
 		Node:       i.node,
 		Mounts:     mounts,
 		Devices:    loop.NewKernel(nodes),
 		Dev:        nodes,
 		SystemPath: filepath.Dir(i.socket),
-	})
+	}, nil
+}
+
+// report is what the pools hold, or only the volume that is asked for.
+func (i inspection) report(ctx context.Context) (inspect.Report, error) {
+	options, err := i.options()
+	if err != nil {
+		return inspect.Report{}, err
+	}
+	report := inspect.Run(ctx, i.pools, options)
 	if ctx.Err() != nil {
 		return report, errors.New("interrupted")
 	}
 	if i.volume != (volume.ID{}) && !report.Only(i.volume) && report.Answered() {
 		return report, fmt.Errorf("no pool has volume %s", i.volume)
+	}
+	if i.snapshots {
+		report.OnlySnapshots()
 	}
 	return report, nil
 }

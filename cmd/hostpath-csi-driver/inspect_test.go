@@ -108,3 +108,22 @@ func TestInspectUnknownVolume(t *testing.T) {
 		t.Errorf("exit status %d, stderr %q", status, stderr.String())
 	}
 }
+
+func TestTakeSecond(t *testing.T) {
+	for args, want := range map[string]string{
+		"--diff a b":               "--diff a, b",
+		"-diff=a b --pool=local":   "-diff=a --pool=local, b",
+		"--pool local --diff a b":  "--pool local --diff a, b",
+		"--diff a --output json":   "--diff a --output json, ",
+		"--diff a":                 "--diff a, ",
+		"--diff":                   "--diff, ",
+		"--diff=a":                 "--diff=a, ",
+		"--different a b":          "--different a b, ",
+		"--volume pvc-1 unrelated": "--volume pvc-1 unrelated, ",
+	} {
+		rest, second := takeSecond(strings.Fields(args))
+		if got := strings.Join(rest, " ") + ", " + second; got != want {
+			t.Errorf("of %q the second is taken as %q, want %q", args, got, want)
+		}
+	}
+}

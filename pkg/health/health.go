@@ -122,6 +122,26 @@ func (f Facts) Condition() Condition {
 	return Condition{Message: "in order"}
 }
 
+// OfSnapshot is the condition if the facts are of a snapshot. Nothing is written to one: it is
+// never full, and its limit and a read-only filesystem do it no harm.
+func (f Facts) OfSnapshot() Condition {
+	switch {
+	case f.Pool != nil:
+		return abnormal(PoolNotServing, "the pool does not serve: %v", f.Pool)
+	case f.Damaged != nil:
+		return abnormal(RecordUnreadable, "the snapshot's record is unreadable: %v", f.Damaged)
+	case f.Missing:
+		return abnormal(DirectoryMissing, "the snapshot is lost: its directory is missing, and its record is kept: put the directory back, or delete the snapshot")
+	case f.IO != nil:
+		return abnormal(ReadFailed, "reading the snapshot failed: %v", f.IO)
+	case f.Short:
+		return abnormal(FileShort, "the snapshot's file is smaller than its volume was")
+	case f.FilesystemErrors > 0:
+		return abnormal(FilesystemErrors, "the pool's filesystem has counted %d errors, which may concern this snapshot or others; the kernel's log has them, and docs/answers.md how to reset the count", f.FilesystemErrors)
+	}
+	return Condition{Message: "in order"}
+}
+
 // full describes a volume that refuses writes. What is left can be less than a filesystem
 // needs for the next one, up to its largest block: btrfs leaves 16 KiB.
 func (f Facts) full() bool {

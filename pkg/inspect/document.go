@@ -17,7 +17,7 @@ const documentVersion = 1
 type Report struct {
 	Version int    `json:"version"`
 	Node    string `json:"node,omitempty"`
-	// Abnormal is how many pools, volumes and leftovers are not in order.
+	// Abnormal is how many pools, volumes, snapshots and leftovers are not in order.
 	Abnormal int    `json:"abnormal"`
 	Pools    []Pool `json:"pools"`
 }
@@ -58,9 +58,10 @@ type Pool struct {
 	Inodes         *int64 `json:"inodes"`
 	InodesFree     *int64 `json:"inodesFree"`
 
-	Volumes  []Volume   `json:"volumes"`
-	Creating []Leftover `json:"creating"`
-	Trash    []Leftover `json:"trash"`
+	Volumes   []Volume   `json:"volumes"`
+	Snapshots []Snapshot `json:"snapshots"`
+	Creating  []Leftover `json:"creating"`
+	Trash     []Leftover `json:"trash"`
 	// DevicesError is why no loop device is reported of any volume.
 	DevicesError string `json:"devicesError,omitempty"`
 	// OnDeleted are loop devices of the driver on deleted files of the pool's filesystem.
@@ -105,6 +106,29 @@ type Volume struct {
 	Published []Place  `json:"published"`
 	Nodes     []string `json:"nodes"`
 	Devices   []Device `json:"devices"`
+}
+
+// A Snapshot is one of a pool's snapshots.
+type Snapshot struct {
+	Name      string `json:"name"`
+	Abnormal  bool   `json:"abnormal"`
+	Condition string `json:"condition"`
+	// Reason is what is wrong, in one word of pkg/health.
+	Reason string `json:"reason,omitempty"`
+	// Lost: there is a record, but no directory.
+	Lost bool `json:"lost"`
+
+	// What follows is from the record, and absent without a readable one. Source is the id of
+	// the volume.
+	Source string `json:"source,omitempty"`
+	Mode   string `json:"mode,omitempty"`
+	// SizeBytes is the size of the smallest volume that can be made from it, and HeldBytes what
+	// the pool keeps for it.
+	SizeBytes   *int64     `json:"sizeBytes"`
+	HeldBytes   *int64     `json:"heldBytes"`
+	Method      string     `json:"method,omitempty"`
+	Consistency string     `json:"consistency,omitempty"`
+	Cut         *time.Time `json:"cut"`
 }
 
 // A Place is where a volume, or what is inside it at that path, is mounted.

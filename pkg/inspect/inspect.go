@@ -93,12 +93,13 @@ func (r *Report) compare() {
 	}
 }
 
-// Only leaves nothing in the report but one volume, and reports whether it is there.
+// Only leaves nothing in the report but one volume and its snapshots, and reports whether it is there.
 func (r *Report) Only(id volume.ID) bool {
 	found := false
 	for i := range r.Pools {
 		p := &r.Pools[i]
 		p.Volumes = slices.DeleteFunc(p.Volumes, func(v Volume) bool { return v.ID != id.String() })
+		p.Snapshots = slices.DeleteFunc(p.Snapshots, func(s Snapshot) bool { return s.Source != id.String() })
 		p.Creating = slices.DeleteFunc(p.Creating, func(l Leftover) bool { return l.Name != id.String() })
 		p.OnDeleted = slices.DeleteFunc(p.OnDeleted, func(o Orphan) bool { return path.Base(path.Dir(o.File)) != id.String() })
 		// In the trash the name has a suffix, which has no dot.
@@ -106,7 +107,7 @@ func (r *Report) Only(id volume.ID) bool {
 			suffix, ok := strings.CutPrefix(l.Name, id.String()+".")
 			return !ok || strings.Contains(suffix, ".")
 		})
-		found = found || len(p.Volumes)+len(p.Creating)+len(p.Trash) > 0
+		found = found || len(p.Volumes)+len(p.Snapshots)+len(p.Creating)+len(p.Trash) > 0
 	}
 	r.count()
 	return found
@@ -133,6 +134,9 @@ func (r *Report) count() {
 		}
 		for _, v := range p.Volumes {
 			note(v.Abnormal)
+		}
+		for _, s := range p.Snapshots {
+			note(s.Abnormal)
 		}
 		for _, l := range slices.Concat(p.Creating, p.Trash) {
 			note(l.Abnormal)

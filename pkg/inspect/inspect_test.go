@@ -40,7 +40,7 @@ func aNode() inspect.Report {
 	made := noon.Add(-26 * time.Hour)
 	const kubelet = "/var/lib/kubelet/pods/6f1c9c1e-5f0e-4b5c-9d0f-3a1f6f6c2b11/volumes/kubernetes.io~csi/pvc-2/mount"
 	return inspect.Report{
-		Version: 1, Node: "node-a", Abnormal: 6,
+		Version: 1, Node: "node-a", Abnormal: 8,
 		Pools: []inspect.Pool{
 			{
 				Name: "local", Path: "/var/hpvolumes", Readable: true, Condition: "in order",
@@ -71,6 +71,17 @@ func aNode() inspect.Report {
 						Nodes:     []string{"node-a"}, Devices: []inspect.Device{},
 					},
 				},
+				Snapshots: []inspect.Snapshot{
+					{
+						Name: "before-upgrade", Condition: "in order", Source: "pvc-2", Mode: "mount", SizeBytes: number(gib), HeldBytes: number(12 * mib),
+						Method: "reflink", Consistency: "point-in-time", Cut: &made,
+					},
+					{
+						Name: "daily", Abnormal: true, Lost: true, Condition: "the snapshot is lost", Reason: "directory_missing", Source: "pvc-1", Mode: "mount",
+						SizeBytes: number(20 * gib), HeldBytes: number(20 * gib), Method: "copy", Consistency: "crash-consistent", Cut: &made,
+					},
+					{Name: "torn", Abnormal: true, Condition: "the snapshot's record is unreadable", Reason: "record_unreadable"},
+				},
 				Creating: []inspect.Leftover{{Node: "node-a", Name: "pvc-9", Changed: noon.Add(-3 * time.Second), Condition: "being made"}},
 				Trash: []inspect.Leftover{
 					{Node: "node-a", Name: "pvc-8.abcdefgh+10485760", Changed: noon.Add(-90 * time.Minute), UsedBytes: number(3 * mib), HeldBytes: number(10 * mib), Abnormal: true, Condition: "unchanged for 1h30m0s: cannot be erased, or no driver runs on its node"},
@@ -85,12 +96,12 @@ func aNode() inspect.Report {
 					ID: "pvc-3", Mode: "block", Abnormal: true, Condition: "the pool's filesystem is read-only\nand more", Recorded: true, Enforced: true, Thin: true, Created: &made,
 					PromisedBytes: number(0), Published: []inspect.Place{}, Nodes: []string{"node-b", "node-c"}, Devices: []inspect.Device{},
 				}},
-				Creating: []inspect.Leftover{}, Trash: []inspect.Leftover{},
+				Snapshots: []inspect.Snapshot{}, Creating: []inspect.Leftover{}, Trash: []inspect.Leftover{},
 				DevicesError: "the node's loop devices: no answer for 5s",
 			},
 			{
 				Name: "away", Path: "/mnt/away", Abnormal: true, Condition: "the pool does not serve: no answer for 5s: its filesystem hangs",
-				Volumes: []inspect.Volume{}, Creating: []inspect.Leftover{}, Trash: []inspect.Leftover{},
+				Volumes: []inspect.Volume{}, Snapshots: []inspect.Snapshot{}, Creating: []inspect.Leftover{}, Trash: []inspect.Leftover{},
 			},
 		},
 	}
@@ -142,7 +153,7 @@ func TestTableWithoutProblems(t *testing.T) {
 	report := inspect.Report{Pools: []inspect.Pool{}}
 	var written bytes.Buffer
 	must.Succeed(t, report.WriteTable(&written, noon))
-	if want := "0 pools, 0 volumes, 0 in the trash; all in order\n"; written.String() != want {
+	if want := "0 pools, 0 volumes, 0 snapshots, 0 in the trash; all in order\n"; written.String() != want {
 		t.Errorf("the table is %q, want %q", written.String(), want)
 	}
 }
@@ -152,7 +163,7 @@ func TestReportOfOneVolume(t *testing.T) {
 		found                        bool
 		volumes, leftovers, reported int
 	}{
-		"pvc-1": {true, 1, 0, 4}, // the two pools and the devices count on
+		"pvc-1": {true, 1, 0, 5}, // the two pools and the devices count on, and its snapshot
 		"pvc-8": {true, 0, 1, 4},
 		"pvc-9": {true, 0, 1, 3},
 		"pvc":   {false, 0, 0, 3},
@@ -173,6 +184,17 @@ func TestReportOfOneVolume(t *testing.T) {
 				t.Errorf("%d volumes, %d leftovers and %d things not in order are left, want %+v", volumes, leftovers, report.Abnormal, c)
 			}
 		})
+	}
+}
+
+func TestReportOfSnapshots(t *testing.T) {
+	report := aNode()
+	report.OnlySnapshots()
+	if p := report.Pools[0]; len(p.Snapshots) != 3 || len(p.Volumes)+len(p.Creating)+len(p.Trash) > 0 {
+		t.Errorf("the report is %+v, want its three snapshots alone", p)
+	}
+	if report.Abnormal != 4 { // two snapshots, and two pools
+		t.Errorf("%d things are not in order, want 4", report.Abnormal)
 	}
 }
 

@@ -1,6 +1,7 @@
 package inspect
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"time"
@@ -11,12 +12,13 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
-// longestCreation is how long no creation takes: its call has an end.
+// longestCreation is how long no creation goes on without a change in what it makes. A copy of
+// a large volume takes longer than that, and its call goes on without its caller.
 const longestCreation = 10 * time.Minute
 
 // leftovers are the entries of creating/ or trash/, of all nodes: volumes that are being made or
 // removed, and what was left of that.
-func (r *reader) leftovers(place store.Place) ([]Leftover, error) {
+func (r *reader) leftovers(ctx context.Context, place store.Place) ([]Leftover, error) {
 	all := []Leftover{}
 	err := r.Store.EachNode(place, func(node string, d *dir.Dir) error {
 		entries, err := store.Names(d)
@@ -27,7 +29,7 @@ func (r *reader) leftovers(place store.Place) ([]Leftover, error) {
 		var here []Leftover
 		for _, name := range entries {
 			r.steps.Add(1)
-			left, err := r.leftover(place, d, name)
+			left, err := r.leftover(ctx, place, d, name)
 			if dir.IsMissing(err) {
 				continue
 			}
@@ -50,10 +52,16 @@ func (r *reader) leftovers(place store.Place) ([]Leftover, error) {
 	return all, err
 }
 
-func (r *reader) leftover(place store.Place, in *dir.Dir, name string) (Leftover, error) {
+func (r *reader) leftover(ctx context.Context, place store.Place, in *dir.Dir, name string) (Leftover, error) {
 	changed, err := in.Changed(name)
 	if err != nil {
 		return Leftover{}, err
+	}
+	if place == store.InCreation && time.Since(changed) > longestCreation {
+		changed, err = in.LastChange(ctx, name, func() { r.steps.Add(1) })
+		if err != nil {
+			return Leftover{}, err
+		}
 	}
 	left := Leftover{Name: name, Changed: changed.UTC()}
 	id, err := r.Keeper.IDIn(in, name)

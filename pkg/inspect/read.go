@@ -36,7 +36,7 @@ type reader struct {
 	format      *store.Format
 	server      *store.Server // the driver that serves the pool; nil for none
 	unavailable error         // why a driver would not serve the pool; nil if it would
-	volumes     []seen
+	volumes     []seen        // and snapshots
 	trash       []Leftover
 	space       dir.Space
 	// held is what volumes and trash hold, in bytes, if that is counted.
@@ -133,7 +133,11 @@ func (r *reader) report(ctx context.Context) Pool {
 		}
 	}
 	for _, v := range r.volumes {
-		p.Volumes = append(p.Volumes, v.describe())
+		if v.ID.IsSnapshot() {
+			p.Snapshots = append(p.Snapshots, v.describeSnapshot())
+		} else {
+			p.Volumes = append(p.Volumes, v.describe())
+		}
 	}
 	return p
 }
@@ -161,7 +165,7 @@ func whileStepping[T any](ctx context.Context, r *reader, do func() (T, error)) 
 func (r *reader) blank() Pool {
 	return Pool{
 		Name: r.Config.Name.String(), Path: r.Config.Path, Shared: r.Config.Shared,
-		Volumes: []Volume{}, Creating: []Leftover{}, Trash: []Leftover{},
+		Volumes: []Volume{}, Snapshots: []Snapshot{}, Creating: []Leftover{}, Trash: []Leftover{},
 	}
 }
 
@@ -205,10 +209,10 @@ func (r *reader) read(ctx context.Context) (Pool, error) {
 		return Pool{}, err
 	}
 	p := r.blank()
-	if p.Creating, err = r.leftovers(store.InCreation); err != nil {
+	if p.Creating, err = r.leftovers(ctx, store.InCreation); err != nil {
 		return Pool{}, err
 	}
-	if r.trash, err = r.leftovers(store.InTrash); err != nil {
+	if r.trash, err = r.leftovers(ctx, store.InTrash); err != nil {
 		return Pool{}, err
 	}
 	p.Trash = r.trash

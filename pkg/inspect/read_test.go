@@ -433,6 +433,59 @@ func TestLookVolumeBeingMadeOrRemoved(t *testing.T) {
 	}
 }
 
+// A copy of a large volume takes longer than any call.
+func TestLookLongCopy(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		must.Succeed(t, b.Close(t.Context()))
+		must.Succeed(t, os.MkdirAll(b.own("creating", "node-1", "~daily", "a", "b"), 0o700))
+		time.Sleep(time.Until(changed(t, b.own("creating", "node-1", "~daily"))) + time.Hour)
+		if l := b.see(localPool).Creating; len(l) != 1 || !l[0].Abnormal {
+			t.Errorf("a copy that has stopped is seen as %+v, want it to be abnormal", l)
+		}
+		// The clock that gives files their ctime is not that of the bubble: see from there.
+		must.Succeed(t, os.WriteFile(b.own("creating", "node-1", "~daily", "a", "b", "file"), []byte("x"), 0o600))
+		was := changed(t, b.own("creating", "node-1", "~daily", "a", "b", "file"))
+		if l := b.see(localPool).Creating; len(l) != 1 || l[0].Changed.Before(was) {
+			t.Errorf("a copy that goes on is seen as %+v, want it to have changed at %v", l, was)
+		}
+	})
+}
+
+// Snapshots are reported, and not as volumes.
+func TestLookSnapshots(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		b.create("pvc-1", mib)
+		b.createAs(volume.ModeBlock, "disk-1", 4*mib)
+		made := make(map[string]pool.Snapshot)
+		for name, of := range map[string]string{"daily": "pvc-1", "image": "disk-1", "lost": "pvc-1", "torn": "pvc-1", "short": "disk-1"} {
+			id, err := volume.ParseSnapshot(name)
+			must.Succeed(t, err)
+			made[name], err = b.Snapshot(t.Context(), pool.SnapshotRequest{ID: id, Source: b.id(of)})
+			must.Succeed(t, err)
+		}
+		must.Succeed(t, os.Rename(b.own("snapshots", "~lost"), b.path("aside")))
+		must.Succeed(t, os.WriteFile(b.own("volumes", "~torn.json"), []byte("{"), 0o600))
+		must.Succeed(t, os.Truncate(b.own("snapshots", "~short", "disk.img"), mib))
+		p := b.see(localPool)
+		if len(p.Volumes) != 2 || len(p.Snapshots) != 5 {
+			t.Fatalf("%d volumes and %d snapshots are seen, want 2 and 5", len(p.Volumes), len(p.Snapshots))
+		}
+		for i, want := range []struct{ name, reason, source, mode string }{
+			{"daily", "", "pvc-1", "mount"}, {"image", "", "disk-1", "block"}, {"lost", "directory_missing", "pvc-1", "mount"},
+			{"short", "file_short", "disk-1", "block"}, {"torn", "record_unreadable", "", ""},
+		} {
+			s := p.Snapshots[i]
+			if s.Name != want.name || s.Reason != want.reason || s.Abnormal != (want.reason != "") || s.Source != want.source || s.Mode != want.mode || s.Lost != (want.name == "lost") {
+				t.Errorf("a snapshot is seen as %+v, want %+v", s, want)
+			}
+			if m := made[want.name]; want.source != "" && (*s.SizeBytes != m.Origin.Bytes || *s.HeldBytes != m.Promised || s.Method != string(m.Origin.Method) ||
+				s.Consistency != string(m.Origin.Consistency) || !s.Cut.Equal(m.Origin.Cut)) {
+				t.Errorf("a snapshot is seen as %+v, want %+v", s, m)
+			}
+		}
+	})
+}
+
 func changed(t *testing.T, path string) time.Time {
 	t.Helper()
 	var st syscall.Stat_t

@@ -28,9 +28,10 @@ func (r *Report) WriteTable(w io.Writer, now time.Time) error {
 
 // summary is the last line, which stays in view when the rest has scrolled away.
 func (r *Report) summary() string {
-	volumes, trash := 0, 0
+	volumes, snapshots, trash := 0, 0, 0
 	for _, p := range r.Pools {
 		volumes += len(p.Volumes)
+		snapshots += len(p.Snapshots)
 		trash += len(p.Trash)
 	}
 	where := ""
@@ -41,7 +42,7 @@ func (r *Report) summary() string {
 	if r.Abnormal > 0 {
 		verdict = counted(r.Abnormal, "thing") + " not in order: see the lines with " + abnormalWord
 	}
-	return fmt.Sprintf("%s%s, %s, %d in the trash; %s", where, counted(len(r.Pools), "pool"), counted(volumes, "volume"), trash, verdict)
+	return fmt.Sprintf("%s%s, %s, %s, %d in the trash; %s", where, counted(len(r.Pools), "pool"), counted(volumes, "volume"), counted(snapshots, "snapshot"), trash, verdict)
 }
 
 func counted(n int, what string) string {
@@ -74,6 +75,7 @@ func (p *Pool) write(text *strings.Builder, now time.Time) {
 		fmt.Fprintf(text, "  %s\n", condition(true, p.DevicesError))
 	}
 	writeTable(text, "", volumeHeader, rows(p.Volumes, Volume.row))
+	writeTable(text, "snapshots", snapshotHeader, rows(p.Snapshots, func(s Snapshot) []string { return s.row(now) }))
 	writeTable(text, "published", placeHeader, p.places())
 	writeTable(text, "on deleted files", orphanHeader, rows(p.OnDeleted, Orphan.row))
 	writeTable(text, "creating", leftoverHeader, rows(p.Creating, func(l Leftover) []string { return l.row(now) }))

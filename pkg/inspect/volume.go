@@ -42,10 +42,10 @@ const (
 	moreReadings    = 5
 )
 
-// readVolumes reads all volumes, and again those that are not in order.
+// readVolumes reads all volumes and snapshots, and again those that are not in order.
 func (r *reader) readVolumes(ctx context.Context, l *scan.Listing) ([]seen, error) {
 	var all []seen
-	for _, known := range r.Ledger.Volumes(volume.ID{}, math.MaxInt) {
+	for _, known := range r.Ledger.After(volume.ID{}, math.MaxInt) {
 		v, ok, err := r.readVolume(l, known.ID)
 		if err != nil {
 			return nil, err
@@ -121,6 +121,9 @@ func (r *reader) readVolume(l *scan.Listing, id volume.ID) (seen, bool, error) {
 
 // see has what the answers of CSI on one volume would, and more.
 func (r *reader) see(l *scan.Listing, id volume.ID, e store.Entry, d *dir.Dir) seen {
+	if id.IsSnapshot() {
+		return r.seeSnapshot(l, id, e, d)
+	}
 	v := seen{
 		Volume:         r.Volume(id, scan.CardOf(e), l.Space),
 		entry:          e,

@@ -48,13 +48,23 @@ func (v visitor) Leave(d *Dir) error              { return v.leave(d) }
 // Visit is Walk for a visitor that is also called for each directory before its content.
 // Enter and Leave are called in pairs for the directories below d, not for d itself.
 func (d *Dir) Visit(v Visitor) error {
-	fd, err := unix.Openat(d.Fd(), ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	root, err := d.Reopen()
 	if err != nil {
-		return pathError("open", d.path, err)
+		return err
 	}
-	w := walker{root: d.path, visitor: v, open: []*reader{{dir: adopt(fd, d.path)}}}
+	w := walker{root: d.path, visitor: v, open: []*reader{{dir: root}}}
 	err = w.walk()
 	return errors.Join(err, w.close())
+}
+
+// Reopen opens the directory once more: the handle has a read offset of its own, and can be
+// closed alone.
+func (d *Dir) Reopen() (*Dir, error) {
+	fd, err := unix.Openat(d.Fd(), ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, pathError("open", d.path, err)
+	}
+	return adopt(fd, d.path), nil
 }
 
 type walker struct {

@@ -139,6 +139,7 @@ func TestInspect(t *testing.T) {
 		"reports what is there, and changes nothing":      testTellsAndChangesNothing,
 		"raises no alarm while volumes come and go":       testComingAndGoing,
 		"ends with a pool that hangs, and shows the rest": testHang,
+		"lists snapshots, and what changed between them":  testSnapshots,
 	} {
 		t.Run(name, func(t *testing.T) { test(t, program) })
 	}
@@ -267,6 +268,68 @@ func (b *bench) life(v drivertest.Volume) error {
 		}
 	}
 	return nil
+}
+
+func testSnapshots(t *testing.T, program string) {
+	b := newBench(t, program)
+	ctx := t.Context()
+	b.create(directory("pvc-1", 64*mib))
+	b.create(device("disk-1", 32*mib))
+	snapshot := func(name, of string) {
+		t.Helper()
+		_, err := b.Snapshot(ctx, name, of, "")
+		b.Must(err)
+	}
+	write := func(path string, at int64) {
+		t.Helper()
+		f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o644)
+		b.Must(err)
+		_, err = f.WriteAt([]byte("changed"), at)
+		b.Must(errors.Join(err, f.Sync(), f.Close()))
+	}
+	in := func(name string) string { return filepath.Join(b.pool, "pvc-1", name) }
+	image := filepath.Join(b.pool, "disk-1", "disk.img")
+	write(in("kept"), 0)
+	write(in("removed"), 0)
+	snapshot("monday", "pvc-1")
+	snapshot("image-monday", "disk-1")
+	write(in("kept"), 5)
+	write(in("added\nhere"), 0)
+	b.Must(os.Remove(in("removed")))
+	write(image, 5*mib)
+	snapshot("tuesday", "pvc-1")
+	snapshot("image-tuesday", "disk-1")
+	write(in("later"), 0)
+
+	before := b.tree()
+	snapshots := b.report(0, "--snapshots").Pools[0].Snapshots
+	if len(snapshots) != 4 || snapshots[2].Name != "monday" || snapshots[2].Source != "pvc-1" || *snapshots[2].SizeBytes != 64*mib ||
+		snapshots[2].Method != "subvolume" || *snapshots[2].HeldBytes >= 64*mib {
+		t.Errorf("the snapshots are %+v", snapshots)
+	}
+	table, status := b.run("--snapshots", "--volume=disk-1")
+	if status != 0 || !strings.Contains(table, "image-monday") || strings.Contains(table, "tuesday  pvc-1") || strings.Contains(table, "VOLUME") {
+		t.Errorf("the table of one volume's snapshots ends with %d, and is\n%s", status, table)
+	}
+	for args, want := range map[string]string{
+		"--diff monday tuesday":                           "added     -                 added\\nhere\nchanged   size,mtime        kept\nremoved   -                 removed\n",
+		"--diff tuesday":                                  "added     -                 later\n",
+		"--diff monday monday":                            "",
+		"--diff image-monday@node image-tuesday@node":     "changed   4096 bytes at 5242880\n",
+		"--diff=image-monday image-tuesday --output json": `{"change":"changed","offset":5242880,"bytes":4096}` + "\n",
+		"--output=json --diff tuesday monday":             `{"change":"removed","path":"added\nhere"}` + "\n" + `{"change":"changed","path":"kept","what":["size","mtime"]}` + "\n" + `{"change":"added","path":"removed"}` + "\n",
+	} {
+		if got, status := b.run(strings.Fields(args)...); got != want || status != 0 {
+			t.Errorf("inspect %s ends with %d, and prints\n%swant\n%s", args, status, got, want)
+		}
+	}
+	b.wantSame(before)
+
+	b.Must(b.Process.Stop())
+	b.Must(os.Rename(filepath.Join(b.pool, ".hostpath-provisioner", "snapshots", "~monday"), filepath.Join(filepath.Dir(b.pool), "aside")))
+	if lost := b.report(2, "--snapshots").Pools[0].Snapshots[2]; !lost.Lost || lost.Reason != "directory_missing" {
+		t.Errorf("the lost snapshot is %+v", lost)
+	}
 }
 
 func testHang(t *testing.T, program string) {

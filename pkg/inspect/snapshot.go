@@ -1,0 +1,62 @@
+package inspect
+
+import (
+	"slices"
+	"strings"
+	"time"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/scan"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
+)
+
+// seeSnapshot has what is reported of a snapshot.
+func (r *reader) seeSnapshot(l *scan.Listing, id volume.ID, e store.Entry, d *dir.Dir) seen {
+	v := seen{Volume: r.Volume(id, scan.CardOf(e), l.Space), entry: e}
+	v.Condition = l.Snapshot(id, e, d)
+	return v
+}
+
+func (v *seen) describeSnapshot() Snapshot {
+	name, _ := v.ID.Snapshot()
+	s := Snapshot{
+		Name:      name,
+		Abnormal:  v.Condition.Abnormal,
+		Condition: v.Condition.Message,
+		Reason:    string(v.Condition.Reason),
+		Lost:      v.Lost,
+	}
+	if rec := v.entry.Record; rec != nil {
+		of := rec.Origin
+		s.Source, s.Mode, s.SizeBytes, s.HeldBytes = of.ID, string(rec.Mode), &of.Bytes, &rec.Bytes
+		s.Method, s.Consistency, s.Cut = string(of.Method), string(of.Consistency), &of.Cut
+	}
+	return s
+}
+
+// OnlySnapshots leaves nothing in the report but the snapshots, those that are being made, and
+// those that are being erased.
+func (r *Report) OnlySnapshots() {
+	other := func(l Leftover) bool { return !strings.HasPrefix(l.Name, volume.FirstSnapshot().String()) }
+	for i := range r.Pools {
+		p := &r.Pools[i]
+		p.Volumes, p.OnDeleted, p.DevicesError = []Volume{}, nil, ""
+		p.Creating = slices.DeleteFunc(p.Creating, other)
+		p.Trash = slices.DeleteFunc(p.Trash, other)
+	}
+	r.count()
+}
+
+var snapshotHeader = []string{"SNAPSHOT", "SOURCE", "MODE", "SIZE", "HELD", "METHOD", "CONSISTENCY", "AGE", "CONDITION"}
+
+func (s Snapshot) row(now time.Time) []string {
+	age := "-"
+	if s.Cut != nil {
+		age = ago(now.Sub(*s.Cut))
+	}
+	return []string{
+		clean(s.Name), orDash(clean(s.Source)), orDash(s.Mode), size(s.SizeBytes), size(s.HeldBytes), orDash(s.Method), orDash(s.Consistency),
+		age, condition(s.Abnormal, s.Condition),
+	}
+}
