@@ -107,7 +107,7 @@ func parseConsistency(parameters map[string]string) (accept bool, err error) {
 }
 
 // DeleteSnapshot removes a snapshot. Deleting one that does not exist succeeds, unless its id
-// says that it is on another node, or may be one of the upstream KubeVirt driver.
+// says that it is on another node.
 func (c *controller) DeleteSnapshot(ctx context.Context, req *csi.DeleteSnapshotRequest) (*csi.DeleteSnapshotResponse, error) {
 	if req.GetSnapshotId() == "" {
 		return nil, invalid("the snapshot id is empty")
@@ -124,7 +124,7 @@ func (c *controller) DeleteSnapshot(ctx context.Context, req *csi.DeleteSnapshot
 
 	err = c.pools.DeleteSnapshot(ctx, h.id)
 	if errors.Is(err, volume.ErrNotFound) {
-		err = c.absent(h)
+		err = c.deleteAbsent(ctx, h)
 	}
 	if err != nil {
 		return nil, err
@@ -132,17 +132,31 @@ func (c *controller) DeleteSnapshot(ctx context.Context, req *csi.DeleteSnapshot
 	return &csi.DeleteSnapshotResponse{}, nil
 }
 
-// absent answers ErrPrecondition for a snapshot that may be, though it is not in a pool here.
-func (c *controller) absent(h handle) error {
-	name, _ := h.id.Snapshot()
-	switch {
-	case c.elsewhere(h):
+// deleteAbsent removes what is no snapshot of this driver on this node. An id without a node may be
+// one of the upstream KubeVirt driver; one of another node is ErrPrecondition.
+func (c *controller) deleteAbsent(ctx context.Context, h handle) error {
+	if c.elsewhere(h) {
+		name, _ := h.id.Snapshot()
 		return fmt.Errorf("%w: snapshot %s is on node %s, this is %s", volume.ErrPrecondition, name, h.node, c.config.Node)
-	case h.node == "" && c.pools.HasSnapshotPath():
-		return fmt.Errorf("%w: %s may be a snapshot of the upstream KubeVirt driver in a snapshotPath, which is not served; remove it by hand",
-			volume.ErrPrecondition, name)
 	}
-	return nil
+	if h.node != "" {
+		return nil
+	}
+	err := c.pools.DeleteUpstream(ctx, h.id)
+	if errors.Is(err, volume.ErrNotFound) {
+		return nil
+	}
+	return err
+}
+
+// findSnapshot finds a snapshot of this driver, or one of the upstream KubeVirt driver, whose ids name
+// no node.
+func (c *controller) findSnapshot(ctx context.Context, h handle) (pool.Snapshot, error) {
+	found, err := c.pools.FindSnapshot(ctx, h.id)
+	if h.node == "" && errors.Is(err, volume.ErrNotFound) {
+		return c.pools.FindUpstream(ctx, h.id)
+	}
+	return found, err
 }
 
 // GetSnapshot reports on one snapshot.
@@ -151,7 +165,7 @@ func (c *controller) GetSnapshot(ctx context.Context, req *csi.GetSnapshotReques
 	if err != nil {
 		return nil, err
 	}
-	found, err := c.pools.FindSnapshot(ctx, h.id)
+	found, err := c.findSnapshot(ctx, h)
 	if err != nil {
 		return nil, err
 	}
@@ -198,7 +212,7 @@ func (c *controller) listOne(ctx context.Context, req *csi.ListSnapshotsRequest)
 	if err != nil {
 		return &csi.ListSnapshotsResponse{}, nil //nolint:nilerr // there is none of such an id
 	}
-	found, err := c.pools.FindSnapshot(ctx, h.id)
+	found, err := c.findSnapshot(ctx, h)
 	switch {
 	case errors.Is(err, volume.ErrNotFound):
 		return &csi.ListSnapshotsResponse{}, nil
@@ -223,11 +237,14 @@ func parseSnapshotToken(token string) (volume.ID, error) {
 }
 
 // describeSnapshot is a snapshot as CSI has it. Its size is that of the smallest volume that can
-// be made from it.
+// be made from it, and 0 of one of the upstream KubeVirt driver, which is not known.
 func (c *controller) describeSnapshot(s pool.Snapshot) *csi.Snapshot {
-	name, _ := s.ID.Snapshot()
+	id, _ := s.ID.Snapshot()
+	if !s.Upstream {
+		id += handleSeparator + c.config.Node.String()
+	}
 	return &csi.Snapshot{
-		SnapshotId:     name + handleSeparator + c.config.Node.String(),
+		SnapshotId:     id,
 		SourceVolumeId: s.Origin.ID,
 		SizeBytes:      s.Origin.Bytes,
 		CreationTime:   timestamppb.New(s.Origin.Cut),
@@ -243,7 +260,7 @@ func (c *controller) parseSource(req *csi.CreateVolumeRequest) (*pool.Source, er
 		return nil, nil
 	case content.GetSnapshot() != nil:
 		h, err := parseHandle(content.GetSnapshot().GetSnapshotId())
-		return &pool.Source{ID: h.id, Elsewhere: c.elsewhere(h)}, err
+		return &pool.Source{ID: h.id, Elsewhere: c.elsewhere(h), Upstream: h.node == ""}, err
 	case content.GetVolume() != nil:
 		id, err := volume.ParseID(content.GetVolume().GetVolumeId())
 		return &pool.Source{ID: id, Elsewhere: req.GetAccessibilityRequirements() != nil}, err

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -178,12 +177,6 @@ func (s *Set) Capacity(name volume.PoolName, multiNode bool) (int64, error) {
 		return 0, nil
 	}
 	return p.free(), nil
-}
-
-// HasSnapshotPath reports whether a pool is configured with a directory of snapshots of the
-// upstream KubeVirt driver.
-func (s *Set) HasSnapshotPath() bool {
-	return slices.ContainsFunc(s.pools, func(p *Pool) bool { return p.config.SnapshotPath != "" })
 }
 
 // Shared reports whether a pool is served by several nodes.

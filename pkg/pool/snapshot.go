@@ -120,6 +120,13 @@ func (v *visit) openRequested(r Request) (*snapshot.Source, error) {
 	if err != nil {
 		return nil, fmt.Errorf("its source: %w", err)
 	}
+	if r.Source.Upstream && !v.pool.ledger.Known(r.Source.ID).Exists() {
+		src, err := v.sourceUpstream(r.Source.ID, r.Mode, unlock)
+		if err != nil {
+			return nil, fmt.Errorf("its source: %w", err)
+		}
+		return src, nil
+	}
 	return v.snapshots().Requested(r.Source, r.Mode, unlock)
 }
 
@@ -167,7 +174,8 @@ func (s *Set) FindSnapshot(_ context.Context, id volume.ID) (Snapshot, error) {
 // Snapshots are up to most snapshots in the order of their ids, beginning after an id; the zero
 // id comes before all. If others follow, next is the id to go on after. Only those of a source
 // are reported, if it is not the zero id. Pools that do not serve are left out, and so is a
-// snapshot whose record cannot be read: nobody knows of what it is.
+// snapshot whose record cannot be read: nobody knows of what it is. Those of the upstream KubeVirt
+// driver are among them.
 func (s *Set) Snapshots(ctx context.Context, after, of volume.ID, most int) (page []Snapshot, next volume.ID) {
 	if after == (volume.ID{}) {
 		after = volume.FirstSnapshot()
@@ -177,10 +185,18 @@ func (s *Set) Snapshots(ctx context.Context, after, of volume.ID, most int) (pag
 		for id := range p.ledger.EachAfter(after, ledger.Card.Exists) {
 			all = append(all, id)
 		}
+		for _, id := range p.upstreamSnapshots() {
+			if id.Compare(after) > 0 {
+				all = append(all, id)
+			}
+		}
 	}
 	slices.SortFunc(all, volume.ID.Compare)
 	for _, id := range slices.Compact(all) {
 		found, err := s.FindSnapshot(ctx, id)
+		if err != nil {
+			found, err = s.FindUpstream(ctx, id)
+		}
 		if err != nil || of != (volume.ID{}) && found.Origin.ID != of.String() {
 			continue
 		}

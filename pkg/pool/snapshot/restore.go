@@ -17,6 +17,8 @@ type Wanted struct {
 	ID volume.ID
 	// Elsewhere: if it is not here it may be on another node, which the caller can choose.
 	Elsewhere bool
+	// Upstream: it may be a snapshot of the upstream KubeVirt driver.
+	Upstream bool
 }
 
 // IsOf reports whether a record says that its volume was made from the source; of nil, that it

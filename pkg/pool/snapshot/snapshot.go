@@ -60,6 +60,8 @@ type Snapshot struct {
 	Promised int64
 	// Lost: there is a record, but no directory.
 	Lost bool
+	// Upstream: it is of the upstream KubeVirt driver, in a snapshotPath.
+	Upstream bool
 }
 
 // Existing answers a repeated call.

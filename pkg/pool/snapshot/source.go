@@ -55,6 +55,20 @@ func (p *Pool) Open(id volume.ID, unlock func()) (_ *Source, err error) {
 	return src, nil
 }
 
+// Foreign is a source that is no entry of the pool, but has the origin of a snapshot. It is read
+// and written anew: so it shares nothing with what the ledger does not know. Foreign takes over
+// its directory and its lock.
+func (p *Pool) Foreign(id volume.ID, of volume.Origin, d *dir.Dir, unlock func()) (*Source, error) {
+	rec := store.NewRecord(id, volume.ModeMount, 0)
+	rec.UID, rec.Origin = of.UID, &of
+	src := &Source{pool: p, id: id, entry: store.Entry{Record: rec, Present: true}, dir: d, method: volume.ByCopy, release: unlock}
+	if err := src.copyable(); err != nil {
+		src.Close()
+		return nil, err
+	}
+	return src, nil
+}
+
 // copyable answers ErrPrecondition for what no copy can be promised for.
 func (s *Source) copyable() error {
 	switch {

@@ -1,0 +1,153 @@
+package pool
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"syscall"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/hang"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/pace"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/snapshot"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/upstream"
+	"kubevirt.io/hostpath-provisioner/pkg/trace"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
+)
+
+// FindUpstream reports on a snapshot of the upstream KubeVirt driver. Errors: ErrNotFound,
+// ErrUnavailable, and ErrDamagedRecord or ErrPrecondition for what is none, or none that is whole.
+func (s *Set) FindUpstream(_ context.Context, id volume.ID) (Snapshot, error) {
+	var found Snapshot
+	err := s.anyUpstream(id, func(p *Pool, in *dir.Dir) error {
+		is, err := upstream.Read(in, id)
+		if err == nil {
+			found = Snapshot{ID: id, Pool: p.config.Name, Mode: volume.ModeMount, Origin: is.Origin(), Upstream: true}
+		}
+		return err
+	})
+	return found, err
+}
+
+// DeleteUpstream removes a snapshot of the upstream KubeVirt driver where it lies, with its
+// content. Once it has begun it goes on when ctx ends, and the caller, who holds the lock of its
+// id, keeps that until it returns. Errors: ErrNotFound, ErrBusy while a volume is made from it,
+// ErrUnavailable, ErrPrecondition for a directory that is no such snapshot.
+func (s *Set) DeleteUpstream(ctx context.Context, id volume.ID) error {
+	if err := s.pins.Free(id); err != nil {
+		return err
+	}
+	ctx, end := s.untilClose(ctx)
+	defer end()
+	slowly := &pace.Pace{Done: new(atomic.Uint64)}
+	return s.anyUpstream(id, func(p *Pool, in *dir.Dir) error {
+		err := trace.Step(ctx, "remove the upstream snapshot", func() error { return upstream.Remove(ctx, in, id, slowly.Step) })
+		if errors.Is(err, syscall.EROFS) {
+			return p.unavailable(err)
+		}
+		return err
+	})
+}
+
+// anyUpstream looks for a snapshot in the snapshotPath of each pool. It answers ErrNotFound only
+// if every one of them could be asked.
+func (s *Set) anyUpstream(id volume.ID, do func(p *Pool, in *dir.Dir) error) error {
+	var problems []error
+	done := false
+	for _, p := range s.pools {
+		err := p.withUpstream(func(in *dir.Dir) error { return do(p, in) })
+		switch {
+		case err == nil:
+			done = true
+		case !errors.Is(err, volume.ErrNotFound):
+			problems = append(problems, err)
+		}
+	}
+	switch {
+	case done:
+		return nil
+	case len(problems) > 0:
+		return fmt.Errorf("%s: %w", id.Named(), errors.Join(problems...))
+	}
+	return fmt.Errorf("%s: %w", id.Named(), volume.ErrNotFound)
+}
+
+// withUpstream opens the pool's snapshotPath; ErrNotFound if there is none.
+func (p *Pool) withUpstream(do func(in *dir.Dir) error) error {
+	if p.config.SnapshotPath == "" {
+		return volume.ErrNotFound
+	}
+	v, err := p.enter()
+	if err != nil {
+		return err
+	}
+	defer v.close()
+	in, err := v.openUpstream()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = in.Close() }() // opened for reading
+	return do(in)
+}
+
+// openUpstream opens the pool's snapshotPath; ErrNotFound if there is none. Outside of the pool it
+// may be on a filesystem that hangs.
+func (v *visit) openUpstream() (in *dir.Dir, err error) {
+	c := &v.pool.config
+	if _, inside := upstream.Below(c); inside {
+		in, err = upstream.In(v.store.Root(), c)
+	} else {
+		in, err = hang.Run(context.Background(), v.pool.options.HangAfter, func() (*dir.Dir, error) { return upstream.In(nil, c) }, closeLate)
+	}
+	switch {
+	case errors.Is(err, hang.ErrTimeout):
+		return nil, fmt.Errorf("%w: the snapshotPath of pool %q: %w", volume.ErrUnavailable, c.Name, err)
+	case err == nil && in == nil:
+		return nil, volume.ErrNotFound
+	}
+	return in, err
+}
+
+func closeLate(d *dir.Dir, _ error) {
+	if d != nil {
+		_ = d.Close() // opened for reading
+	}
+}
+
+// upstreamSnapshots are the ids of what may be snapshots in the pool's snapshotPath, as far as that
+// can be read.
+func (p *Pool) upstreamSnapshots() (all []volume.ID) {
+	err := p.withUpstream(func(in *dir.Dir) (err error) {
+		all, err = upstream.List(in)
+		return err
+	})
+	if err != nil && !errors.Is(err, volume.ErrNotFound) {
+		p.log.Error(err, "failed to list the snapshots of the upstream driver")
+	}
+	return all
+}
+
+// sourceUpstream opens a snapshot of the upstream KubeVirt driver to make a volume from it. It takes
+// over the lock of its id.
+func (v *visit) sourceUpstream(id volume.ID, mode volume.Mode, unlock func()) (*snapshot.Source, error) {
+	is, data, err := v.dataUpstream(id)
+	if err == nil && mode != volume.ModeMount {
+		err = fmt.Errorf("%w: %s is of the upstream KubeVirt driver, which had no volumes of mode %s", volume.ErrInvalid, id.Named(), mode)
+		_ = data.Close() // opened for reading
+	}
+	if err != nil {
+		unlock()
+		return nil, err
+	}
+	return v.snapshots().Foreign(id, is.Origin(), data, unlock)
+}
+
+func (v *visit) dataUpstream(id volume.ID) (upstream.Snapshot, *dir.Dir, error) {
+	in, err := v.openUpstream()
+	if err != nil {
+		return upstream.Snapshot{}, nil, fmt.Errorf("%s: %w", id.Named(), err)
+	}
+	defer func() { _ = in.Close() }() // opened for reading
+	return upstream.Open(in, id)
+}
