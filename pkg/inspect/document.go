@@ -64,6 +64,8 @@ type Pool struct {
 	Trash     []Leftover `json:"trash"`
 	// DevicesError is why no loop device is reported of any volume.
 	DevicesError string `json:"devicesError,omitempty"`
+	// SnapshotsError is why those of the upstream KubeVirt driver could not be listed.
+	SnapshotsError string `json:"snapshotsError,omitempty"`
 	// OnDeleted are loop devices of the driver on deleted files of the pool's filesystem.
 	OnDeleted []Orphan `json:"devicesOnDeletedFiles,omitempty"`
 }
@@ -129,6 +131,8 @@ type Snapshot struct {
 	Method      string     `json:"method,omitempty"`
 	Consistency string     `json:"consistency,omitempty"`
 	Cut         *time.Time `json:"cut"`
+	// Upstream: it is of the upstream KubeVirt driver, in the pool's snapshotPath.
+	Upstream bool `json:"upstream,omitempty"`
 }
 
 // A Place is where a volume, or what is inside it at that path, is mounted.

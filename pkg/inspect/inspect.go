@@ -129,6 +129,7 @@ func (r *Report) count() {
 	for _, p := range r.Pools {
 		note(p.Abnormal)
 		note(p.DevicesError != "")
+		note(p.SnapshotsError != "")
 		for range p.OnDeleted {
 			note(true)
 		}

@@ -132,13 +132,15 @@ func (r *reader) report(ctx context.Context) Pool {
 			p.DevicesError = err.Error()
 		}
 	}
+	var snapshots []Snapshot
 	for _, v := range r.volumes {
 		if v.ID.IsSnapshot() {
-			p.Snapshots = append(p.Snapshots, v.describeSnapshot())
+			snapshots = append(snapshots, v.describeSnapshot())
 		} else {
 			p.Volumes = append(p.Volumes, v.describe())
 		}
 	}
+	p.Snapshots = append(snapshots, p.Snapshots...)
 	return p
 }
 
@@ -223,6 +225,7 @@ func (r *reader) read(ctx context.Context) (Pool, error) {
 	if r.volumes, err = r.readVolumes(ctx, l); err != nil {
 		return Pool{}, err
 	}
+	r.addUpstream(&p)
 	orphans, err := r.Host.Orphans(r.Store.Root())
 	if err != nil {
 		return Pool{}, err

@@ -486,6 +486,35 @@ func TestLookSnapshots(t *testing.T) {
 	})
 }
 
+// Snapshots of the upstream KubeVirt driver have no records.
+func TestLookUpstreamSnapshots(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const inside = `[{"name":"local","path":"pool","snapshotPath":"pool/snapshots","snapshotProvider":"reflink"}]`
+		b := newBench(t, t.TempDir())
+		b.start("node-1", inside)
+		b.create("pvc-1", mib)
+		if p := b.see(inside); len(p.Snapshots) > 0 || p.SnapshotsError != "" {
+			t.Errorf("before the upstream driver made one the pool is seen as %+v", p)
+		}
+		for _, name := range []string{"snapshot-1/data", "snapshot-1/pvc-1", "half/data"} {
+			must.Succeed(t, os.MkdirAll(b.path("pool", "snapshots", name), 0o755))
+		}
+		p := b.see(inside)
+		if len(p.Snapshots) != 2 || len(p.Volumes) != 1 {
+			t.Fatalf("the pool is seen as %+v, want two snapshots and a volume", p)
+		}
+		if s := p.Snapshots[0]; !s.Abnormal || !s.Upstream || s.Name != "half" || !strings.Contains(s.Condition, "did not end") {
+			t.Errorf("half of a snapshot is seen as %+v", s)
+		}
+		if s := p.Snapshots[1]; s.Abnormal || !s.Upstream || s.Name != "snapshot-1" || s.Source != "pvc-1" || s.Consistency != "unverified" || s.HeldBytes != nil || s.SizeBytes != nil {
+			t.Errorf("a snapshot is seen as %+v", s)
+		}
+		if p := b.see(`[{"name":"local","path":"pool","snapshotPath":"away"}]`); !strings.Contains(p.SnapshotsError, "snapshotPath") {
+			t.Errorf("without its snapshotPath the pool is seen as %+v", p)
+		}
+	})
+}
+
 func changed(t *testing.T, path string) time.Time {
 	t.Helper()
 	var st syscall.Stat_t

@@ -5,9 +5,11 @@ import (
 	"strings"
 	"time"
 
+	"kubevirt.io/hostpath-provisioner/pkg/health"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/scan"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/upstream"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
@@ -33,6 +35,40 @@ func (v *seen) describeSnapshot() Snapshot {
 		s.Method, s.Consistency, s.Cut = string(of.Method), string(of.Consistency), &of.Cut
 	}
 	return s
+}
+
+// addUpstream adds the snapshots of the upstream KubeVirt driver in the pool's snapshotPath.
+func (r *reader) addUpstream(p *Pool) {
+	in, err := upstream.In(r.Store.Root(), r.Config)
+	if err == nil && in == nil {
+		return
+	}
+	var all []volume.ID
+	if err == nil {
+		defer func() { _ = in.Close() }() // opened for reading
+		all, err = upstream.List(in)
+	}
+	if err != nil {
+		p.SnapshotsError = err.Error()
+	}
+	for _, id := range all {
+		r.steps.Add(1)
+		p.Snapshots = append(p.Snapshots, describeUpstream(in, id))
+	}
+}
+
+func describeUpstream(in *dir.Dir, id volume.ID) Snapshot {
+	name, _ := id.Snapshot()
+	is, err := upstream.Read(in, id)
+	if err != nil {
+		c := health.Facts{IO: err}.OfSnapshot()
+		return Snapshot{Name: name, Upstream: true, Abnormal: c.Abnormal, Condition: c.Message, Reason: string(c.Reason)}
+	}
+	of := is.Origin()
+	return Snapshot{
+		Name: name, Upstream: true, Condition: "of the upstream driver: a copy that failed half-way looks like a whole one",
+		Source: of.ID, Mode: string(volume.ModeMount), Method: string(of.Method), Consistency: string(of.Consistency), Cut: &of.Cut,
+	}
 }
 
 // OnlySnapshots leaves nothing in the report but the snapshots, those that are being made, and

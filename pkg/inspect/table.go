@@ -74,6 +74,9 @@ func (p *Pool) write(text *strings.Builder, now time.Time) {
 	if p.DevicesError != "" {
 		fmt.Fprintf(text, "  %s\n", condition(true, p.DevicesError))
 	}
+	if p.SnapshotsError != "" {
+		fmt.Fprintf(text, "  %s\n", condition(true, p.SnapshotsError))
+	}
 	writeTable(text, "", volumeHeader, rows(p.Volumes, Volume.row))
 	writeTable(text, "snapshots", snapshotHeader, rows(p.Snapshots, func(s Snapshot) []string { return s.row(now) }))
 	writeTable(text, "published", placeHeader, p.places())

@@ -29,6 +29,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/metrics"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/ledger"
 	"kubevirt.io/hostpath-provisioner/pkg/tlsprofile"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 	"kubevirt.io/hostpath-provisioner/test/must"
@@ -127,7 +128,9 @@ var (
 		Space: &dir.Space{SizeBytes: 10 << 30, FreeBytes: 4 << 30, Inodes: 1000, InodesFree: 900}, Errors: 2,
 		Available: 3 << 30, Used: 1 << 30, Unlimited: 1, Unused: 2 << 30, Trash: 2, Stuck: 1, TrashBytes: 1 << 20, TrashSince: time.Unix(1700000000, 5e8),
 		SharesWith: []volume.PoolName{poolName("bare")}, Restored: 4, RemovedFiles: 70, RemovedVolumes: 6, LastError: time.Unix(1600000000, 0),
-		Abnormal: map[health.Reason]int{"no_space": 1, "directory_missing": 0},
+		Abnormal:  map[health.Reason]int{"no_space": 1, "directory_missing": 0},
+		Snapshots: ledger.SnapshotSum{Count: 7, Lost: 2, Promised: 4096, PointInTime: 2, CrashConsistent: 1, Unverified: 3}, Copying: 1,
+		Copies: map[volume.CopyMethod]pool.CopySum{volume.ByReference: {Count: 6, Took: 1500 * time.Millisecond}},
 	}
 	away = pool.Status{Name: poolName("away"), Err: volume.ErrUnavailable, Used: volume.Unknown, Unlimited: volume.Unknown, Unused: volume.Unknown, TrashBytes: volume.Unknown}
 )
@@ -151,12 +154,16 @@ func TestPools(t *testing.T) {
 			`hostpath_pool_abnormal_volumes{pool="local",reason="directory_missing"} 0`,
 			`hostpath_pool_abnormal_volumes{pool="local",reason="no_space"} 1`,
 			`hostpath_pool_available_bytes{pool="local"} 3.221225472e+09`,
+			`hostpath_pool_copies_in_progress{pool="local"} 1`,
+			`hostpath_pool_copy_duration_seconds_count{method="reflink",pool="local"} 6`,
+			`hostpath_pool_copy_duration_seconds_sum{method="reflink",pool="local"} 1.5`,
 			`hostpath_pool_filesystem_errors{pool="local"} 2`,
 			`hostpath_pool_free_bytes{pool="local"} 4.294967296e+09`,
 			`hostpath_pool_free_inodes{pool="local"} 900`,
 			`hostpath_pool_inodes{pool="local"} 1000`,
 			`hostpath_pool_last_error_timestamp_seconds{pool="local"} 1.6e+09`,
 			`hostpath_pool_limits_restored_total{pool="local"} 4`,
+			`hostpath_pool_lost_snapshots{pool="local"} 2`,
 			`hostpath_pool_promised_bytes{pool="local"} 5.36870912e+09`,
 			`hostpath_pool_promised_unused_bytes{pool="local"} 2.147483648e+09`,
 			`hostpath_pool_quota_enforced{pool="local"} 1`,
@@ -167,6 +174,10 @@ func TestPools(t *testing.T) {
 			`hostpath_pool_shared_with_os{pool="local"} 0`,
 			`hostpath_pool_shares_filesystem{pool="local",with="bare"} 1`,
 			`hostpath_pool_size_bytes{pool="local"} 1.073741824e+10`,
+			`hostpath_pool_snapshot_promised_bytes{pool="local"} 4096`,
+			`hostpath_pool_snapshots{consistency="crash-consistent",pool="local"} 1`,
+			`hostpath_pool_snapshots{consistency="point-in-time",pool="local"} 2`,
+			`hostpath_pool_snapshots{consistency="unverified",pool="local"} 3`,
 			`hostpath_pool_trash_bytes{pool="local"} 1.048576e+06`,
 			`hostpath_pool_trash_entries{pool="local"} 2`,
 			`hostpath_pool_trash_oldest_timestamp_seconds{pool="local"} 1.7000000005e+09`,
@@ -178,12 +189,18 @@ func TestPools(t *testing.T) {
 		}},
 		"a missing pool, of which little is known, and not reported as 0": {[]pool.Status{away}, []string{
 			`hostpath_pool_available_bytes{pool="away"} 0`,
+			`hostpath_pool_copies_in_progress{pool="away"} 0`,
 			`hostpath_pool_limits_restored_total{pool="away"} 0`,
+			`hostpath_pool_lost_snapshots{pool="away"} 0`,
 			`hostpath_pool_promised_bytes{pool="away"} 0`,
 			`hostpath_pool_quota_enforced{pool="away"} 0`,
 			`hostpath_pool_reaper_removed_files_total{pool="away"} 0`,
 			`hostpath_pool_reaper_removed_volumes_total{pool="away"} 0`,
 			`hostpath_pool_serving{pool="away"} 0`,
+			`hostpath_pool_snapshot_promised_bytes{pool="away"} 0`,
+			`hostpath_pool_snapshots{consistency="crash-consistent",pool="away"} 0`,
+			`hostpath_pool_snapshots{consistency="point-in-time",pool="away"} 0`,
+			`hostpath_pool_snapshots{consistency="unverified",pool="away"} 0`,
 			`hostpath_pool_trash_entries{pool="away"} 0`,
 			`hostpath_pool_trash_stuck_entries{pool="away"} 0`,
 			`hostpath_pool_volumes{pool="away"} 0`,
@@ -191,8 +208,10 @@ func TestPools(t *testing.T) {
 		}},
 		"one that shares its filesystem with the system": {[]pool.Status{bare}, []string{
 			`hostpath_pool_available_bytes{pool="bare"} 0`,
+			`hostpath_pool_copies_in_progress{pool="bare"} 0`,
 			`hostpath_pool_free_bytes{pool="bare"} 512`,
 			`hostpath_pool_limits_restored_total{pool="bare"} 0`,
+			`hostpath_pool_lost_snapshots{pool="bare"} 0`,
 			`hostpath_pool_promised_bytes{pool="bare"} 0`,
 			`hostpath_pool_promised_unused_bytes{pool="bare"} 0`,
 			`hostpath_pool_quota_enforced{pool="bare"} 0`,
@@ -202,6 +221,10 @@ func TestPools(t *testing.T) {
 			`hostpath_pool_serving{pool="bare"} 1`,
 			`hostpath_pool_shared_with_os{pool="bare"} 1`,
 			`hostpath_pool_size_bytes{pool="bare"} 1024`,
+			`hostpath_pool_snapshot_promised_bytes{pool="bare"} 0`,
+			`hostpath_pool_snapshots{consistency="crash-consistent",pool="bare"} 0`,
+			`hostpath_pool_snapshots{consistency="point-in-time",pool="bare"} 0`,
+			`hostpath_pool_snapshots{consistency="unverified",pool="bare"} 0`,
 			`hostpath_pool_trash_bytes{pool="bare"} 0`,
 			`hostpath_pool_trash_entries{pool="bare"} 0`,
 			`hostpath_pool_trash_stuck_entries{pool="bare"} 0`,

@@ -25,6 +25,12 @@ var abnormalVolumes = prometheus.NewDesc("hostpath_pool_abnormal_volumes",
 var sharesFilesystem = prometheus.NewDesc("hostpath_pool_shares_filesystem",
 	"1 for each other pool of the node on the filesystem of the pool: what one promises, the other cannot. Absent where there is none.", []string{"pool", "with"}, nil)
 
+var snapshots = prometheus.NewDesc("hostpath_pool_snapshots",
+	"Snapshots whose record can be read, by what they promise of their content.", []string{"pool", "consistency"}, nil)
+
+var copyDuration = prometheus.NewDesc("hostpath_pool_copy_duration_seconds",
+	"Duration of making snapshots, restores and clones, by how their content was copied. Those that failed are not counted.", []string{"pool", "method"}, nil)
+
 // perPool are the series with only the label "pool".
 var perPool = []series[pool.Status]{
 	gauge("serving", "1 if the pool serves.", func(p pool.Status) (float64, bool) { return number(p.Err == nil), true }),
@@ -34,7 +40,7 @@ var perPool = []series[pool.Status]{
 	gauge("size_bytes", "Size of the pool's filesystem. Absent while the pool does not serve.", onFilesystem(func(f dir.Space) float64 { return float64(f.SizeBytes) })),
 	gauge("free_bytes", "Free space of the pool's filesystem for unprivileged users. Absent while the pool does not serve.", onFilesystem(func(f dir.Space) float64 { return float64(f.FreeBytes) })),
 	gauge("available_bytes", "Space that new volumes can be promised, as of the last health check. GetCapacity computes it anew, and in a shared pool includes volumes that other nodes have created since. 0 while the pool does not serve.", func(p pool.Status) (float64, bool) { return float64(p.Available), true }),
-	gauge("promised_bytes", "Space promised to volumes.", func(p pool.Status) (float64, bool) { return float64(p.Promised), true }),
+	gauge("promised_bytes", "Space promised to volumes and snapshots.", func(p pool.Status) (float64, bool) { return float64(p.Promised), true }),
 	gauge("used_bytes", "Space that volumes use, counted once a minute. Absent without quotas, in a shared pool, and where a volume has no limit.", known(func(p pool.Status) int64 { return p.Used })),
 	gauge("unlimited_volumes", "Volumes whose size is not enforced, or not known, and that can fill the filesystem. Counted about once a minute, in large pools less often. Absent before that and while the pool does not serve.", known(func(p pool.Status) int64 { return int64(p.Unlimited) })),
 	gauge("promised_unused_bytes", "Space promised to the other volumes that they have not used yet. Fully allocated block volumes have none. Absent like hostpath_pool_unlimited_volumes.", known(func(p pool.Status) int64 { return p.Unused })),
@@ -43,6 +49,9 @@ var perPool = []series[pool.Status]{
 	gauge("read_only", "1 if the pool's filesystem is read-only. Absent while the pool does not serve.", onFilesystem(func(f dir.Space) float64 { return number(f.ReadOnly) })),
 	gauge("filesystem_errors", "Errors that the filesystem has counted: ext4 since its last check, btrfs since its statistics were reset. Absent on others.", fsErrors),
 	gauge("volumes", "Volumes in the pool, including lost ones.", func(p pool.Status) (float64, bool) { return float64(p.Volumes), true }),
+	gauge("snapshot_promised_bytes", "The part of hostpath_pool_promised_bytes that is promised to snapshots.", func(p pool.Status) (float64, bool) { return float64(p.Snapshots.Promised), true }),
+	gauge("lost_snapshots", "Snapshots that cannot be restored, because their directory is missing or their record cannot be read.", func(p pool.Status) (float64, bool) { return float64(p.Snapshots.Lost), true }),
+	gauge("copies_in_progress", "Snapshots, restores and clones that are being made.", func(p pool.Status) (float64, bool) { return float64(p.Copying), true }),
 	counter("limits_restored_total", "Limits of volumes that were missing or wrong and were restored.", func(p pool.Status) (float64, bool) { return float64(p.Restored), true }),
 	gauge("trash_entries", "Deleted volumes and remains of failed creations that still use space.", func(p pool.Status) (float64, bool) { return float64(p.Trash), true }),
 	gauge("trash_stuck_entries", "Deleted volumes and remains of failed creations that could not be removed. The log has the reason.", func(p pool.Status) (float64, bool) { return float64(p.Stuck), true }),
@@ -101,6 +110,8 @@ func (c *poolCollector) Describe(descs chan<- *prometheus.Desc) {
 	descs <- anyShared
 	descs <- abnormalVolumes
 	descs <- sharesFilesystem
+	descs <- snapshots
+	descs <- copyDuration
 	for _, s := range perPool {
 		descs <- s.desc
 	}
@@ -117,9 +128,22 @@ func (c *poolCollector) Collect(metrics chan<- prometheus.Metric) {
 		for _, other := range p.SharesWith {
 			metrics <- prometheus.MustNewConstMetric(sharesFilesystem, prometheus.GaugeValue, 1, p.Name.String(), other.String())
 		}
+		collectSnapshots(metrics, p)
 		for _, reason := range slices.Sorted(maps.Keys(p.Abnormal)) {
 			metrics <- prometheus.MustNewConstMetric(abnormalVolumes, prometheus.GaugeValue, float64(p.Abnormal[reason]), p.Name.String(), string(reason))
 		}
 	}
 	metrics <- prometheus.MustNewConstMetric(anyShared, prometheus.GaugeValue, number(shared))
+}
+
+func collectSnapshots(metrics chan<- prometheus.Metric, p pool.Status) {
+	name := p.Name.String()
+	for consistency, count := range map[volume.Consistency]int{
+		volume.PointInTime: p.Snapshots.PointInTime, volume.CrashConsistent: p.Snapshots.CrashConsistent, volume.Unverified: p.Snapshots.Unverified,
+	} {
+		metrics <- prometheus.MustNewConstMetric(snapshots, prometheus.GaugeValue, float64(count), name, string(consistency))
+	}
+	for method, sum := range p.Copies {
+		metrics <- prometheus.MustNewConstSummary(copyDuration, sum.Count, sum.Took.Seconds(), nil, name, string(method))
+	}
 }

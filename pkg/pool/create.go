@@ -250,10 +250,14 @@ func (v *visit) newRecord(r Request, bytes int64) *store.Record {
 }
 
 // Build makes a volume or a snapshot aside and then puts it in its place in one step.
-func (v *visit) Build(ctx context.Context, rec *store.Record, make func(*dir.Dir) (*dir.Dir, error), fill func(*dir.Dir) error) error {
+func (v *visit) Build(ctx context.Context, rec *store.Record, make func(*dir.Dir) (*dir.Dir, error), fill func(*dir.Dir) error) (err error) {
 	id, err := volume.ParseEntry(rec.ID)
 	if err != nil {
 		return err
+	}
+	if rec.Origin != nil {
+		end := v.pool.copies.begin(rec.Origin.Method)
+		defer func() { end(err) }()
 	}
 	if err := v.discard().DiscardCreation(rec.ID); err != nil {
 		return err

@@ -124,6 +124,8 @@ type Pool struct {
 	// erasedFiles is how many files and directories the reaper has taken on.
 	erasedFiles atomic.Uint64
 
+	copies copies
+
 	// synced is when the index was last compared with the disk. It belongs to the checks.
 	synced time.Time
 

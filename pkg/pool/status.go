@@ -24,6 +24,11 @@ type Status struct {
 	Restored uint64
 	Volumes  int
 	Promised int64 // bytes
+	// Snapshots are those of this driver, and Copying how many of them and of volumes from a
+	// source are being made. Copies are those that were made.
+	Snapshots ledger.SnapshotSum
+	Copying   int
+	Copies    map[volume.CopyMethod]CopySum
 	// Space is that of the pool's filesystem at the last check; nil if the pool does not
 	// serve. Available is what Capacity answers with that.
 	Space     *dir.Space
@@ -69,7 +74,7 @@ func (p *Pool) failed(err error, what string, about ...any) {
 	p.log.Error(err, what, about...)
 }
 
-// Status answers from memory, and takes no lock.
+// Status answers from memory, and takes no lock that a call waits for.
 func (p *Pool) Status() Status {
 	st, now := p.state.Load(), p.ledger.Summary()
 	status := Status{
@@ -80,6 +85,7 @@ func (p *Pool) Status() Status {
 		Restored:       now.Restored,
 		Volumes:        now.Volumes,
 		Promised:       now.Promised,
+		Snapshots:      now.Snapshots,
 		Space:          st.space,
 		SharesWith:     now.SharesWith(),
 		Errors:         st.errors,
@@ -93,6 +99,7 @@ func (p *Pool) Status() Status {
 		RemovedFiles:   p.erasedFiles.Load(),
 		RemovedVolumes: now.Erased,
 	}
+	status.Copying, status.Copies = p.copies.counted()
 	if st.space != nil {
 		status.Available = now.Available(*st.space)
 		status.Used = p.used.Load()

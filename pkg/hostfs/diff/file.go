@@ -177,9 +177,9 @@ const (
 
 // extentMap is struct fiemap.
 type extentMap struct {
-	start, length           uint64
-	flags, mapped, count, _ uint32
-	extents                 [128]struct {
+	start, length       uint64
+	_, mapped, count, _ uint32
+	extents             [128]struct {
 		logical, physical, length uint64
 		_                         [2]uint64
 		flags                     uint32

@@ -36,6 +36,8 @@ const (
 	ByXFS  // who enforces the size, by the record
 	ByExt4
 	ByBtrfs
+	IsCrashConsistent // what a snapshot can promise, if it is not a point in time
+	IsUnverified
 	sawDirectory // marks of index.mark
 	sawRecord
 )
@@ -120,6 +122,17 @@ func (c Card) Is(f Flags) bool { return c.flags&f != 0 }
 
 // Exists reports whether there is anything of the volume.
 func (c Card) Exists() bool { return c.Is(HasDirectory | HasRecord | HasDamage) }
+
+// Consistency is what a snapshot can promise of its content.
+func (c Card) Consistency() volume.Consistency {
+	switch {
+	case c.Is(IsUnverified):
+		return volume.Unverified
+	case c.Is(IsCrashConsistent):
+		return volume.CrashConsistent
+	}
+	return volume.PointInTime
+}
 
 // Lost reports that the directory is missing.
 func (c Card) Lost() bool { return !c.Is(HasDirectory) }

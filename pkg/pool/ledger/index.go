@@ -26,9 +26,12 @@ type index struct {
 
 // A SnapshotSum describes the snapshots of a pool.
 type SnapshotSum struct {
-	Count    int
-	Lost     int   // those whose directory is missing
+	Count int
+	// Lost are those whose directory is missing, or whose record cannot be read.
+	Lost     int
 	Promised int64 // bytes
+	// PointInTime, CrashConsistent and Unverified are those that have a readable record.
+	PointInTime, CrashConsistent, Unverified int
 }
 
 // add counts a card, or takes it out again.
@@ -38,8 +41,19 @@ func (s *SnapshotSum) add(c Card, sign int) {
 	}
 	s.Count += sign
 	s.Promised += int64(sign) * c.Promised
-	if c.Lost() {
+	if c.Lost() || !c.Recorded() {
 		s.Lost += sign
+	}
+	if !c.Recorded() {
+		return
+	}
+	switch c.Consistency() {
+	case volume.PointInTime:
+		s.PointInTime += sign
+	case volume.CrashConsistent:
+		s.CrashConsistent += sign
+	case volume.Unverified:
+		s.Unverified += sign
 	}
 }
 

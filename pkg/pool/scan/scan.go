@@ -96,6 +96,8 @@ func CardOf(e store.Entry) ledger.Card {
 	set(ledger.IsInline, rec.Inline)
 	set(ledger.Shares, rec.Family != "")
 	set(ledger.IsSnapshot, rec.IsSnapshot())
+	set(ledger.IsCrashConsistent, rec.Origin != nil && rec.Origin.Consistency == volume.CrashConsistent)
+	set(ledger.IsUnverified, rec.Origin != nil && rec.Origin.Consistency == volume.Unverified)
 	return ledger.NewCard(rec.Bytes, rec.UID, quota.ID(rec.ProjectID), flags|ledger.By(quota.Kind(rec.Quota))).WithInodes(rec.BytesPerInode)
 }
 

@@ -47,6 +47,8 @@ volume is up to a minute old, or older where there are very many. What is not kn
 | whether volumes can take more than is free | ` + "`hostpath_pool_unlimited_volumes > 0 or hostpath_pool_promised_unused_bytes > hostpath_pool_free_bytes`" + ` |
 | how much was promised beyond the disk | ` + "`hostpath_pool_promised_bytes / hostpath_pool_size_bytes`" + ` |
 | whether volumes are in trouble, and why | ` + "`hostpath_pool_abnormal_volumes > 0`" + `; [answers.md](answers.md#conditions) has the reasons |
+| whether snapshots are lost | ` + "`hostpath_pool_lost_snapshots > 0`" + ` |
+| how long a snapshot takes | ` + "`rate(hostpath_pool_copy_duration_seconds_sum[1h]) / rate(hostpath_pool_copy_duration_seconds_count[1h])`" + ` |
 | how long trash has been waiting | ` + "`time() - hostpath_pool_trash_oldest_timestamp_seconds`" + ` |
 | how fast trash is erased | ` + "`rate(hostpath_pool_reaper_removed_files_total[5m])`" + ` |
 | how slow calls are | ` + "`histogram_quantile(0.99, sum by (method, le) (rate(hostpath_csi_call_duration_seconds_bucket[5m])))`" + ` |
@@ -101,6 +103,7 @@ func example() *metrics.Metrics {
 				TrashSince: now,
 				LastError:  now,
 				Abnormal:   map[health.Reason]int{health.NoSpace: 1},
+				Copies:     map[volume.CopyMethod]pool.CopySum{volume.ByReference: {}},
 			}}
 		},
 		Volumes:      func() []pool.Surveyed { return []pool.Surveyed{{}} },

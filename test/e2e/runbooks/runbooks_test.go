@@ -137,6 +137,7 @@ func TestRunbooks(t *testing.T) {
 		"a record by hand":            testRecord,
 		"a record of a newer driver":  testNewerRecord,
 		"a volume that is full":       testFull,
+		"a snapshot that is lost":     testLostSnapshot,
 	} {
 		t.Run(name, func(t *testing.T) { test(t, newScene(t, program, testenv.CountingBtrfs(t, 512*mib))) })
 	}
@@ -234,6 +235,45 @@ func testNewerRecord(t *testing.T, s *scene) {
 	// As if that were installed again.
 	s.Must(os.WriteFile(s.record(), written, 0o600))
 	s.wantMended()
+}
+
+func testLostSnapshot(t *testing.T, s *scene) {
+	const runbook = "runbooks/HostPathSnapshotsLost.md"
+	made, err := s.Snapshot(t.Context(), "daily", s.volume.ID, "")
+	s.Must(err)
+	ready := func() bool {
+		t.Helper()
+		list, err := s.Snapshots(t.Context(), "")
+		s.Must(err)
+		return len(list) == 1 && list[0].GetReadyToUse()
+	}
+	place := filepath.Join(filepath.Dir(s.pool), "aside")
+	s.Must(os.Rename(filepath.Join(s.pool, ".hostpath-provisioner/snapshots/~daily"), place))
+	named := strings.NewReplacer("SNAPSHOT", "daily", "PLACE", place)
+	check := named.Replace(s.block(runbook, "How to check"))
+	if printed := s.run(only(check, "ls")+"; "+only(check, "cat"), ""); strings.Contains(printed, "~daily\n") || !strings.Contains(printed, `"id":"~daily"`) || ready() {
+		t.Errorf("the snapshot does not show to be lost:\n%s", printed)
+	}
+	restored := drivertest.Volume{ID: "pvc-2", Bytes: s.volume.Bytes}
+	_, err = s.Restore(t.Context(), restored, made.GetSnapshotId())
+	if err == nil || !strings.Contains(s.section(runbook, "What users see"), "“its directory is lost, only its record is left”") || !strings.Contains(err.Error(), "its directory is lost, only its record is left") {
+		t.Errorf("restoring it: %v, want what the runbook quotes", err)
+	}
+	s.run(strings.TrimSpace(only(strings.ReplaceAll(named.Replace(s.block(runbook, "What to do")), "  mv", "mv"), "mv")), "")
+	if !ready() {
+		t.Error("the snapshot is not ready after its directory is back")
+	}
+	_, err = s.Restore(t.Context(), restored, made.GetSnapshotId())
+	s.Must(err)
+	data, err := os.ReadFile(filepath.Join(s.pool, "pvc-2/data"))
+	if err != nil || string(data) != content {
+		t.Errorf("the restored volume has %q, %v", data, err)
+	}
+	s.Must(os.Rename(filepath.Join(s.pool, ".hostpath-provisioner/snapshots/~daily"), place))
+	s.Must(s.DeleteSnapshot(t.Context(), made.GetSnapshotId()))
+	if _, err := os.Stat(filepath.Join(s.pool, ".hostpath-provisioner/volumes/~daily.json")); !os.IsNotExist(err) {
+		t.Errorf("its record after it was deleted: %v", err)
+	}
 }
 
 func testFull(t *testing.T, s *scene) {
