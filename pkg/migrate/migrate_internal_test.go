@@ -28,6 +28,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/label/labeltest"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop/looptest"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/handover"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
 	"kubevirt.io/hostpath-provisioner/pkg/provisioner"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
@@ -423,7 +424,7 @@ func TestTheRecordGoesAlong(t *testing.T) {
 	r := newRig(t, "old")
 	old := filepath.Dir(r.path())
 	serve(t, "provisioner", old)
-	h := pool.Handover{From: pool.Place{Directory: old, Name: pvName}, To: pool.Place{Directory: old, Name: pvName}}
+	h := handover.Handover{From: handover.Place{Directory: old, Name: pvName}, To: handover.Place{Directory: old, Name: pvName}}
 	must.Succeed(t, h.Record(1003520))
 	written, err := os.ReadFile(records(old)[0])
 	must.Succeed(t, err)

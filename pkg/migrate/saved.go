@@ -17,7 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
-	"kubevirt.io/hostpath-provisioner/pkg/pool"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/handover"
 )
 
 const (
@@ -33,9 +33,9 @@ type saved struct {
 	Version int       `json:"version"`
 	Saved   time.Time `json:"saved"`
 	// Finished says that everything was done, so that objects which are missing were deleted later.
-	Finished bool       `json:"finished"`
-	From     pool.Place `json:"from"`
-	To       pool.Place `json:"to"`
+	Finished bool           `json:"finished"`
+	From     handover.Place `json:"from"`
+	To       handover.Place `json:"to"`
 	// Recorded: the directory had a record when it was found.
 	Recorded bool `json:"recorded"`
 	// Bytes is the size of the new volume.
@@ -60,8 +60,8 @@ func (s *saved) claimName() types.NamespacedName {
 }
 
 // handover is the way to a form.
-func (s *saved) handover(want form) pool.Handover {
-	h := pool.Handover{From: s.From, To: s.To}
+func (s *saved) handover(want form) handover.Handover {
+	h := handover.Handover{From: s.From, To: s.To}
 	if want == plain {
 		return h.Reverse()
 	}
@@ -148,9 +148,9 @@ func (m *migration) newSaved(pv *corev1.PersistentVolume, claim *corev1.Persiste
 	from := pathOf(pv)
 	s := &saved{
 		Version: savedVersion, Saved: time.Now().UTC().Truncate(time.Second),
-		From:  pool.Place{Directory: filepath.Dir(from), Name: filepath.Base(from)},
+		From:  handover.Place{Directory: filepath.Dir(from), Name: filepath.Base(from)},
 		Class: m.Class, Driver: m.target.driver, Volume: pv, Claim: claim, directory: m.Directory,
 	}
-	s.To = pool.Place{Directory: m.target.pool.Path, Name: handle(pv)}
+	s.To = handover.Place{Directory: m.target.pool.Path, Name: handle(pv)}
 	return s
 }

@@ -3,6 +3,7 @@ package pool
 import (
 	"testing"
 
+	"kubevirt.io/hostpath-provisioner/pkg/pool/keylock"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
@@ -24,7 +25,7 @@ func nodeOf(name string) volume.NodeID {
 
 // Pools are opened side by side, and two may have volumes of one name.
 func TestLockedVolumeIsRecoveredDuringOpen(t *testing.T) {
-	p := &Pool{locks: &Locks[volume.ID]{}}
+	p := &Pool{locks: &keylock.Locks[volume.ID]{}}
 	id := idOf("pvc-1")
 	unlock, err := p.locks.TryLock(id)
 	must(t, err)

@@ -12,6 +12,8 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/content"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/guard"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/keylock"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/ledger"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/limit"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/nested"
@@ -79,12 +81,12 @@ type Pool struct {
 	options   Options
 	log       logr.Logger
 	at        *store.Location
-	locks     *Locks[volume.ID]
-	attaching *turns[volume.ID]
-	pins      *snapshot.Pins  // of all pools
-	serving   *Locks[string]  // the uuids of all pools that are open
-	claims    *limit.Registry // the quota ids of all pools
-	place     *nested.Place   // among all pools
+	locks     *keylock.Locks[volume.ID]
+	attaching *keylock.Turns[volume.ID]
+	pins      *snapshot.Pins         // of all pools
+	serving   *keylock.Locks[string] // the uuids of all pools that are open
+	claims    *limit.Registry        // the quota ids of all pools
+	place     *nested.Place          // among all pools
 	// filesystems is which pools are on one filesystem.
 	filesystems *scan.Filesystems[*Pool]
 
@@ -114,7 +116,7 @@ type Pool struct {
 	// needMount says that a filesystem must be mounted at the pool's path.
 	needMount atomic.Bool
 
-	guard   guard
+	guard   guard.Guard // belongs to the checks
 	guarded atomic.Bool // no other driver serves the pool
 
 	// What monitoring reads, in addition to the state. It takes no lock.
@@ -145,6 +147,7 @@ func newPool(config poolconfig.Pool, s *Set) *Pool {
 	p := &Pool{
 		config:      config,
 		options:     options,
+		guard:       guard.Guard{Dev: options.Dev, Node: options.Node, Log: options.Log.WithValues("pool", config.Name.String())},
 		log:         options.Log.WithValues("pool", config.Name.String()),
 		locks:       &s.volumes,
 		attaching:   &s.attaching,

@@ -99,7 +99,7 @@ func (v *found) publish(ctx context.Context, r Publication) error {
 // device, which one of them attaches, or detaches again if it fails.
 func (v *found) mount(ctx context.Context, r Publication) error {
 	if v.entry.Block() {
-		done, err := v.visit.pool.attaching.wait(ctx, v.id)
+		done, err := v.visit.pool.attaching.Wait(ctx, v.id)
 		if err != nil {
 			return err
 		}

@@ -12,6 +12,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/errorcount"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/keylock"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/limit"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/nested"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
@@ -29,10 +30,10 @@ type Set struct {
 	options     Options
 	pools       []*Pool // in the order of the configuration
 	byName      map[volume.PoolName]*Pool
-	volumes     Locks[volume.ID]
-	targets     Locks[bind.Target]
-	attaching   turns[volume.ID] // devices of block volumes to files
-	serving     Locks[string]
+	volumes     keylock.Locks[volume.ID]
+	targets     keylock.Locks[bind.Target]
+	attaching   keylock.Turns[volume.ID] // devices of block volumes to files
+	serving     keylock.Locks[string]
 	pins        snapshot.Pins
 	claims      limit.Registry
 	places      nested.Places

@@ -10,7 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
-	"kubevirt.io/hostpath-provisioner/pkg/pool"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/handover"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
@@ -90,8 +90,8 @@ func (a *abandoned) removeOne(ctx context.Context, id volume.ID, pv string) (rem
 	defer unlock()
 	// What has no record was made by somebody else, and what has content was a volume: its PersistentVolume was deleted, and
 	// the directory retained.
-	place := pool.Place{Directory: a.config.Path, Name: id.String()}
-	found, err := pool.Handover{From: place, To: place}.Find()
+	place := handover.Place{Directory: a.config.Path, Name: id.String()}
+	found, err := handover.Handover{From: place, To: place}.Find()
 	if err != nil || !found.From.Directory || !found.From.Recorded {
 		return false, err
 	}

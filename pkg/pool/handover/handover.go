@@ -1,4 +1,6 @@
-package pool
+// Package handover moves the directory of a volume from where one process serves it to where another one does. It
+// works on the disk beside both.
+package handover
 
 import (
 	"errors"
@@ -17,10 +19,9 @@ type Place struct {
 // String is the path.
 func (p Place) String() string { return p.Directory + "/" + p.Name }
 
-// A Handover moves the directory of a volume, with its record, from where one process serves it to where
-// another one does, or leaves it where it is for the other one. It works beside both, which learn of it
-// when they next read the disk for the volume, and within a minute. Nobody may use the volume
-// meanwhile. Each step can be repeated, and Reverse goes back.
+// A Handover moves a directory with its record from one place to another, or leaves it in its place for another
+// process. The processes that serve the two places learn of it when they next read the disk for the volume, and
+// within a minute. Nobody may use the volume meanwhile. Each step can be repeated, and Reverse goes back.
 type Handover struct{ From, To Place }
 
 // Reverse is the way back.

@@ -1,0 +1,89 @@
+package guard_test
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/go-logr/logr"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/guard"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
+	"kubevirt.io/hostpath-provisioner/test/must"
+)
+
+const uuid = "kwinljr55icti4ji"
+
+func TestOneDriverServes(t *testing.T) {
+	for title, c := range map[string]struct {
+		otherNode bool
+		leave     func(*guard.Guard, *store.Store)
+		after     time.Duration
+	}{
+		"same node, released":       {false, func(g *guard.Guard, _ *store.Store) { g.Release() }, 0},
+		"another node, withdrawn":   {true, (*guard.Guard).Withdraw, 0},
+		"another node, not renewed": {true, func(*guard.Guard, *store.Store) {}, 30 * time.Second},
+	} {
+		t.Run(title, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s, dev := aPool(t), aDev(t)
+				one := aGuard(t, "node-1", dev)
+				must.Succeed(t, one.Acquire(s, uuid))
+				two := aGuard(t, "node-1", dev)
+				if c.otherNode {
+					two = aGuard(t, "node-2", aDev(t))
+				}
+				for range 4 { // for longer than a sign counts
+					time.Sleep(10 * time.Second)
+					must.Succeed(t, one.Acquire(s, uuid))
+					must.ErrorIs(t, two.Acquire(s, uuid), store.ErrServed)
+				}
+				c.leave(one, s)
+				if c.after > 0 {
+					time.Sleep(c.after - time.Second)
+					must.ErrorIs(t, two.Acquire(s, uuid), store.ErrServed)
+					time.Sleep(time.Second)
+				}
+				must.Succeed(t, two.Acquire(s, uuid))
+			})
+		})
+	}
+}
+
+func aGuard(t *testing.T, node string, dev *dir.Dir) *guard.Guard {
+	t.Helper()
+	g := &guard.Guard{Dev: dev, Node: nodeID(t, node), Log: logr.Discard()}
+	t.Cleanup(g.Release)
+	return g
+}
+
+func nodeID(t *testing.T, name string) volume.NodeID {
+	t.Helper()
+	id, err := volume.ParseNodeID(name)
+	must.Succeed(t, err)
+	return id
+}
+
+// aDev is the /dev of a node.
+func aDev(t *testing.T) *dir.Dir {
+	t.Helper()
+	path := t.TempDir()
+	must.Succeed(t, os.WriteFile(filepath.Join(path, "null"), nil, 0o600))
+	dev, err := dir.Open(path)
+	must.Succeed(t, err)
+	t.Cleanup(func() { must.Succeed(t, dev.Close()) })
+	return dev
+}
+
+func aPool(t *testing.T) *store.Store {
+	t.Helper()
+	ignore := func(*dir.Dir) error { return nil }
+	s, _, err := store.Create(t.Context(), &store.Location{Path: t.TempDir(), Node: nodeID(t, "node-1"), Verify: ignore, Nested: ignore})
+	must.Succeed(t, err)
+	t.Cleanup(s.Close)
+	return s
+}

@@ -1,0 +1,78 @@
+package keylock_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+
+	"kubevirt.io/hostpath-provisioner/pkg/pool/keylock"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
+	"kubevirt.io/hostpath-provisioner/test/must"
+)
+
+func TestLocks(t *testing.T) {
+	var l keylock.Locks[string]
+	type lock func(string) (func(), error)
+	take := func(title string, by lock, want error) (undo func()) {
+		t.Helper()
+		undo, err := by("a")
+		if !errors.Is(err, want) {
+			t.Fatalf("%s: %v, want %v", title, err, want)
+		}
+		return undo
+	}
+	unlock := take("lock", l.TryLock, nil)
+	take("second lock", l.TryLock, volume.ErrBusy)
+	take("share of what is locked", l.TryShare, volume.ErrBusy)
+	other, err := l.TryLock("b")
+	must.Succeed(t, err)
+	other()
+	unlock()
+	one := take("share", l.TryShare, nil)
+	two := take("second share", l.TryShare, nil)
+	take("lock of what is shared", l.TryLock, volume.ErrBusy)
+	take("alone, with another share", l.TryAlone, volume.ErrBusy)
+	two()
+	done := take("alone", l.TryAlone, nil)
+	take("share of what one has alone", l.TryShare, volume.ErrBusy)
+	done()
+	take("share again", l.TryShare, nil)()
+	one()
+	take("lock of what is free again", l.TryLock, nil)()
+}
+
+func TestTurns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var turns keylock.Turns[string]
+		end, err := turns.Wait(t.Context(), "a")
+		must.Succeed(t, err)
+		ended, cancel := context.WithCancelCause(t.Context())
+		reason := errors.New("the call is over")
+		cancel(reason)
+		if _, err := turns.Wait(ended, "a"); !errors.Is(err, reason) {
+			t.Errorf("waited with an ended context: %v, want %v", err, reason)
+		}
+		had := make(chan int, 2)
+		for i := range 2 {
+			go func() {
+				end, err := turns.Wait(context.Background(), "a")
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				had <- i
+				end()
+			}()
+		}
+		synctest.Wait()
+		if len(had) > 0 {
+			t.Error("two had the turn at once")
+		}
+		end()
+		synctest.Wait()
+		if len(had) != 2 {
+			t.Errorf("%d of 2 who waited had their turn", len(had))
+		}
+	})
+}
