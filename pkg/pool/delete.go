@@ -84,7 +84,7 @@ func (v *visit) remove(id volume.ID, e store.Entry) error {
 			return err
 		}
 		v.pool.note(id, store.Entry{})
-		v.releaseLost(id, e)
+		v.discard().ReleaseLost(id, e)
 		return nil
 	}
 	thrown := store.Trashed(id, e)

@@ -161,7 +161,7 @@ func (v *found) again() error {
 // restoreIfLimited makes a repeated call finish what the first had left.
 func (v *visit) restoreIfLimited(id volume.ID, e store.Entry) error {
 	if c := scan.CardOf(e); v.keeper.Enforces(c) {
-		return v.restoreLimit(id, c)
+		return v.repair().Limit(id, c)
 	}
 	return nil
 }

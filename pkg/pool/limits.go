@@ -3,11 +3,7 @@ package pool
 import (
 	"context"
 
-	"kubevirt.io/hostpath-provisioner/pkg/pool/ledger"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/limit"
-	"kubevirt.io/hostpath-provisioner/pkg/pool/scan"
-	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
-	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
 // checkQuota notices quotas that were switched on or off since the pool was opened,
@@ -22,7 +18,7 @@ func (v *visit) checkQuota() error {
 		v.changeKeeper()
 	}
 	if v.keeper.Kind() != "" {
-		v.restoreAgain()
+		v.restoreQueued()
 	}
 	now := v.scan()
 	now.Keeper = keeper
@@ -51,41 +47,13 @@ func (v *visit) changeKeeper() {
 }
 
 // queueLimitChecks has the checks compare all limits with the promises.
-func (v *visit) queueLimitChecks() {
-	v.pool.unrestored = make(map[volume.ID]struct{})
-	for id := range v.scan().Limited() {
-		v.pool.unrestored[id] = struct{}{}
-	}
-}
+func (v *visit) queueLimitChecks() { v.pool.unrestored = v.repair().AllLimits() }
 
-// restoreAgain puts limits back while the pool serves, each when no call works on its
-// volume: what is busy now is left for the next check.
-func (v *visit) restoreAgain() {
-	for id := range v.pool.unrestored {
-		v.pool.steps.Add(1)
-		unlock, err := v.tryLock(id)
-		if err != nil {
-			continue
-		}
-		delete(v.pool.unrestored, id)
-		e, d, err := v.scan().Lookup(id)
-		if d != nil {
-			_ = d.Close()
-		}
-		if c := scan.CardOf(e); err == nil && v.scan().Keeps(c) {
-			err = v.restoreLimit(id, c)
-		}
-		unlock()
-		v.logUnrestored(id, err)
-	}
+// restoreQueued restores limits while the pool serves. What is busy now is left for the next check.
+func (v *visit) restoreQueued() {
+	v.repair().LimitsOf(v.pool.unrestored)
 	if len(v.pool.unrestored) == 0 {
 		v.pool.unrestored = nil // a map keeps the room of what it once had
-	}
-}
-
-func (v *visit) logUnrestored(id volume.ID, err error) {
-	if err != nil {
-		v.pool.log.Error(err, "failed to restore the limit of a volume", "volume", id.String())
 	}
 }
 
@@ -95,61 +63,18 @@ func (p *Pool) enforcing() bool {
 	return id != nil && id.keeper.Unenforced() == nil
 }
 
-// releaseLost gives back the id of a lost volume that was deleted. Should its
-// directory be somewhere else, it keeps the id, which is then not given again.
-func (v *visit) releaseLost(id volume.ID, e store.Entry) {
-	c := scan.CardOf(e)
-	if !v.keeper.Enforces(c) {
-		return
-	}
-	if err := v.keeper.Release(v.store.Root(), c.QuotaID()); err != nil {
-		v.pool.log.Error(err, "the limit of a deleted volume is still there", "volume", id.String())
-	}
-}
-
-// releaseUnused removes limits that nothing is counted by.
-func (v *visit) releaseUnused(context.Context) error {
-	released, err := v.keeper.ReleaseUnused(v.store.Root())
-	if err != nil {
-		v.pool.log.Error(err, "failed to remove limits that no directory has")
-	}
-	if released > 0 {
-		v.pool.log.Info("removed limits that no directory has", "limits", released)
-	}
-	return nil
-}
-
-// restoreLimits compares all limits with the promises. One that cannot be put back
-// is logged, and shows in the condition of its volume; the others are served.
-func (v *visit) restoreLimits(context.Context) error {
+// restoreLimits compares all limits with the promises, before the pool serves.
+func (v *visit) restoreLimits(ctx context.Context) error {
 	if v.locksNodes() { // others may be changing both
-		v.queueLimitChecks()
-		v.restoreAgain()
-		return nil
+		return v.restoreLimitsAgain(ctx)
 	}
-	for id, c := range v.scan().Limited() {
-		v.pool.steps.Add(1)
-		v.logUnrestored(id, v.restoreLimit(id, c))
-	}
+	v.repair().Limits()
 	return nil
 }
 
-// restoreLimit puts back a limit that is not what was promised.
-func (v *visit) restoreLimit(id volume.ID, c ledger.Card) error {
-	in, err := v.store.Parent(id)
-	if err != nil {
-		return err
-	}
-	d, err := in.Open(id.String())
-	if err != nil {
-		return err
-	}
-	defer func() { _ = d.Close() }() // opened for reading
-	found, restored, err := v.keeper.Restore(d, c)
-	if err != nil || !restored {
-		return err
-	}
-	v.pool.log.Info("restored the limit of a volume", "volume", id.String(), "had", found.Bytes, "promised", v.keeper.Limit(c).Bytes)
-	v.pool.ledger.Restored()
+// restoreLimitsAgain is restoreLimits while calls or other nodes work in the pool.
+func (v *visit) restoreLimitsAgain(context.Context) error {
+	v.queueLimitChecks()
+	v.restoreQueued()
 	return nil
 }

@@ -104,20 +104,6 @@ func (v *visit) lockToPromise(ctx context.Context, id volume.ID) (unlock func(),
 	}
 }
 
-// tryLockToPromise is lockToPromise that answers ErrBusy instead of waiting.
-func (v *visit) tryLockToPromise(id volume.ID) (unlock func(), err error) {
-	unlockPromises, err := v.store.TryLockByte(store.PromisesByte)
-	if err != nil {
-		return nil, err
-	}
-	unlockVolume, err := v.store.TryLockByte(store.VolumeByte(id))
-	if err != nil {
-		unlockPromises()
-		return nil, err
-	}
-	return func() { unlockVolume(); unlockPromises() }, nil
-}
-
 // withdraw takes back the mark of a publication that failed. The mark is also that of the
 // publications at other targets that are under way.
 func (v *found) withdraw(r Publication) error {
@@ -155,6 +141,22 @@ func (v *visit) unlessBusy(id volume.ID, do func() error) error {
 		unlock, err := v.store.TryLockByte(store.VolumeByte(id))
 		if errors.Is(err, volume.ErrBusy) {
 			v.pool.skipped = true
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		defer unlock()
+		return do()
+	})
+}
+
+// unlessPromising is unlessBusy with nobody promising anything meanwhile, on whatever node.
+func (v *visit) unlessPromising(id volume.ID, do func() error) error {
+	return v.unlessBusy(id, func() error {
+		unlock, err := v.store.TryLockByte(store.PromisesByte)
+		if errors.Is(err, volume.ErrBusy) {
+			v.pool.skipped = true // another node may be about to write the record
 			return nil
 		}
 		if err != nil {

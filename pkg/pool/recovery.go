@@ -37,7 +37,7 @@ type recoveryStep struct {
 // recovery is all that recovery does, in its order. docs/layout.md has the same table for users.
 var recovery = []recoveryStep{
 	// Compare the index with the disk.
-	{at: eachMinute, do: (*visit).resyncAll},
+	{at: eachMinute, do: func(v *visit, _ context.Context) error { return v.scan().Resync() }},
 	// Open the directories of this node.
 	{at: eachMinute, writable: eachMinute, do: func(v *visit, _ context.Context) error { return v.work() }},
 	// Remove records that were being written.
@@ -51,29 +51,33 @@ var recovery = []recoveryStep{
 	// Load the index.
 	{at: atOpen, do: func(v *visit, _ context.Context) error { return v.scan().Load() }},
 	// Finish growths of files.
-	{at: atOpen | again, do: (*visit).finishFiles},
+	{at: atOpen | again, do: quietly(func(v *visit, _ context.Context) { v.repair().Records() })},
 	// Restore limits.
 	{at: atOpen, do: (*visit).restoreLimits},
 	// Restore limits during calls.
-	{at: again, do: func(v *visit, _ context.Context) error {
-		v.queueLimitChecks()
-		v.restoreAgain()
-		return nil
-	}},
+	{at: again, do: (*visit).restoreLimitsAgain},
 	// Remove limits that nothing has.
-	{at: atOpen, do: (*visit).releaseUnused},
+	{at: atOpen, do: quietly(func(v *visit, _ context.Context) { v.discard().ReleaseUnused() })},
 	// Detach devices that are not published.
-	{at: atOpen | eachMinute, writable: eachMinute, do: (*visit).sweepDevices},
+	{at: atOpen | eachMinute, writable: eachMinute, do: quietly(func(v *visit, ctx context.Context) { v.repair().DetachUnpublished(ctx) })},
 	// Detach devices on deleted files.
-	{at: atOpen | eachMinute, writable: eachMinute, do: (*visit).sweepDeleted},
+	{at: atOpen | eachMinute, writable: eachMinute, do: quietly(func(v *visit, ctx context.Context) { v.repair().DetachDeleted(ctx) })},
 	// Finish growths of devices.
-	{at: atOpen | again, do: (*visit).finishDevices},
+	{at: atOpen | again, do: quietly(func(v *visit, _ context.Context) { v.repair().Devices() })},
 	// Take over from nodes that are gone.
 	{at: eachMinute, writable: eachMinute, only: shared, do: func(v *visit, _ context.Context) error { return v.discard().TakeOver() }},
 	// Remove stale marks of this node.
 	{at: atOpen | eachMinute, writable: eachMinute, only: func(p *Pool, at moment) bool { return at == atOpen || p.config.Shared }, do: (*visit).recoverMarks},
 	// Restore marks of what this node has published.
 	{at: atOpen | eachMinute, writable: atOpen | eachMinute, only: shared, do: (*visit).restoreMarks},
+}
+
+// quietly is a step that logs what it cannot do, and does not keep the pool from serving.
+func quietly(do func(v *visit, ctx context.Context)) func(v *visit, ctx context.Context) error {
+	return func(v *visit, ctx context.Context) error {
+		do(v, ctx)
+		return nil
+	}
 }
 
 func shared(p *Pool, _ moment) bool    { return p.config.Shared }
@@ -135,59 +139,15 @@ func (v *visit) recoverAgain(ctx context.Context) (done bool, err error) {
 	return true, nil
 }
 
-// resyncAll compares the index with the disk while the pool serves: directories that were moved
-// here by hand appear, and lost ones are noticed.
-func (v *visit) resyncAll(context.Context) error {
-	different, err := v.scan().Differing()
-	if err != nil {
-		return err
-	}
-	for id := range different {
-		v.pool.steps.Add(1)
-		if err := v.resync(id); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// resync takes one volume from the disk, unless a call is working on it.
-func (v *visit) resync(id volume.ID) error {
-	unlock, err := v.tryLock(id)
-	if errors.Is(err, volume.ErrBusy) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	defer unlock()
-	e, d, err := v.scan().Lookup(id)
-	if d != nil {
-		_ = d.Close()
-	}
-	if err != nil {
-		return err
-	}
-	if e.Exists() && e.Lost() && !v.pool.ledger.Known(id).Lost() {
-		v.pool.log.Error(volume.ErrNotFound, "the directory of a volume is missing; its record is kept", "volume", id.String())
-	}
-	v.scan().Claim(id, e)
-	v.pool.note(id, e)
-	return nil
-}
-
 // recoverMarks removes the marks of what this node has published no more: it was restarted, or
 // the pool was away when a volume was unpublished.
 func (v *visit) recoverMarks(context.Context) error {
-	return v.store.RecoverMarks(v.unlessBusyOr, v.recoverMark)
+	return v.store.RecoverMarks(v.unlessBusyOr, func(id volume.ID) error {
+		return v.pool.unlessBusy(id, func() error { return v.recoverMark(id) })
+	})
 }
 
 func (v *visit) recoverMark(id volume.ID) error {
-	unlock, err := v.pool.locks.TryLock(id)
-	if err != nil {
-		return nil // a call is at work on it, and sees to it
-	}
-	defer unlock()
 	e, d, err := v.scan().Lookup(id)
 	if err != nil {
 		return err

@@ -10,6 +10,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/pool/discard"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/limit"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/nested"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/repair"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/scan"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 )
@@ -124,6 +125,13 @@ func (p *Pool) scan() *scan.Pool {
 // to be open.
 func (v *visit) discard() *discard.Pool {
 	return &discard.Pool{Pool: v.scan(), UnlessBusy: v.unlessBusyOr, Thrown: v.pool.thrown, Wake: v.pool.wakeReaper}
+}
+
+// repair is the pool for bringing its volumes in line with their records.
+func (v *visit) repair() *repair.Pool {
+	return &repair.Pool{
+		Pool: v.scan(), UnlessBusy: v.pool.unlessBusy, UnlessBusyAnywhere: v.unlessBusyOr, UnlessPromising: v.unlessPromising,
+	}
 }
 
 // work opens what only calls that make or remove volumes need.

@@ -89,10 +89,10 @@ func (p *Pool) LoadShared() error {
 	return err
 }
 
-// Differing are the volumes of which index and disk say different things, and those that
+// differing are the volumes of which index and disk say different things, and those that
 // calls changed meanwhile. What is the same is marked in the index and remembered nowhere
 // else, so that large pools cost no memory here.
-func (p *Pool) Differing() (map[volume.ID]struct{}, error) {
+func (p *Pool) differing() (map[volume.ID]struct{}, error) {
 	different := make(map[volume.ID]struct{})
 	p.Ledger.Unmark()
 	for id, err := range p.Store.Directories() {
@@ -115,6 +115,47 @@ func (p *Pool) Differing() (map[volume.ID]struct{}, error) {
 		different[id] = struct{}{}
 	}
 	return different, nil
+}
+
+// Resync compares the index with the disk while the pool serves: directories that were moved here by hand appear,
+// and lost ones are noticed.
+func (p *Pool) Resync() error {
+	different, err := p.differing()
+	if err != nil {
+		return err
+	}
+	for id := range different {
+		p.Steps.Add(1)
+		if err := p.resync(id); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// resync takes one volume from the disk, unless a call works on it.
+func (p *Pool) resync(id volume.ID) error {
+	unlock, err := p.Lock(id)
+	if errors.Is(err, volume.ErrBusy) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	e, d, err := p.Lookup(id)
+	if d != nil {
+		_ = d.Close() // opened for reading
+	}
+	if err != nil {
+		return err
+	}
+	if e.Exists() && e.Lost() && !p.Ledger.Known(id).Lost() {
+		p.Log.Error(volume.ErrNotFound, "the directory of a volume is missing; its record is kept", "volume", id.String())
+	}
+	p.Claim(id, e)
+	p.Ledger.Note(id, CardOf(e))
+	return nil
 }
 
 // Claim notes the id that counts a volume, and reports two records with one id.

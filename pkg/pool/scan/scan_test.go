@@ -65,20 +65,24 @@ func TestLoad(t *testing.T) {
 	}
 }
 
-func TestDiffering(t *testing.T) {
-	p := aPool(t)
-	for _, name := range []string{"same", "gone"} {
-		must.Succeed(t, os.Mkdir(filepath.Join(p.Config.Path, name), 0o755))
-	}
-	must.Succeed(t, p.Load())
-	must.Succeed(t, os.Remove(filepath.Join(p.Config.Path, "gone")))
-	must.Succeed(t, os.Mkdir(filepath.Join(p.Config.Path, "new"), 0o755))
-	different, err := p.Differing()
-	must.Succeed(t, err)
-	for name, want := range map[string]bool{"same": false, "gone": true, "new": true} {
-		if _, got := different[idOf(t, name)]; got != want {
-			t.Errorf("%s differs: %v, want %v", name, got, want)
-		}
+func TestResync(t *testing.T) {
+	for title, busy := range map[string]error{"no call": nil, "a call on each volume": volume.ErrBusy} {
+		t.Run(title, func(t *testing.T) {
+			p := aPool(t)
+			p.Lock = func(volume.ID) (func(), error) { return func() {}, busy }
+			for _, name := range []string{"same", "gone"} {
+				must.Succeed(t, os.Mkdir(filepath.Join(p.Config.Path, name), 0o755))
+			}
+			must.Succeed(t, p.Load())
+			must.Succeed(t, os.Remove(filepath.Join(p.Config.Path, "gone")))
+			must.Succeed(t, os.Mkdir(filepath.Join(p.Config.Path, "new"), 0o755))
+			must.Succeed(t, p.Resync())
+			for name, want := range map[string]bool{"same": true, "gone": busy != nil, "new": busy == nil} {
+				if got := p.Ledger.Known(idOf(t, name)).Exists(); got != want {
+					t.Errorf("%s is known: %v, want %v", name, got, want)
+				}
+			}
+		})
 	}
 }
 
