@@ -10,6 +10,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/hang"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
 )
 
@@ -55,7 +56,11 @@ func New(o Options) *Metrics {
 			Help: "CSI calls that panicked and were answered with INTERNAL.",
 		}, []string{"method"}),
 	}
-	m.registry.MustRegister(m.calls, m.panics, buildInfo(o), &poolCollector{pools: o.Pools},
+	abandoned := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "hostpath_abandoned_calls",
+		Help: "CSI calls, checks and system calls that ran out of time and have not returned since. Others were answered without them. More than 0 for minutes: a filesystem or a device hangs.",
+	}, func() float64 { return float64(hang.Abandoned()) })
+	m.registry.MustRegister(m.calls, m.panics, abandoned, buildInfo(o), &poolCollector{pools: o.Pools},
 		goCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	m.registry.MustRegister(o.More...)
 	if o.Volumes != nil {

@@ -27,6 +27,7 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/pkg/health"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/hang"
 	"kubevirt.io/hostpath-provisioner/pkg/metrics"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/ledger"
@@ -315,6 +316,27 @@ func TestCalls(t *testing.T) {
 			break
 		}
 	}
+}
+
+func TestAbandonedCalls(t *testing.T) {
+	address := serve(t, metrics.New(metrics.Options{Pools: noPools}), metrics.TLS{})
+	want := func(want string) {
+		t.Helper()
+		if got := series(scrape(t, address), "hostpath_abandoned_calls"); !slices.Equal(got, []string{"hostpath_abandoned_calls " + want}) {
+			t.Errorf("%q, want %s", got, want)
+		}
+	}
+	want("0")
+	answer, returned := make(chan struct{}), make(chan struct{})
+	_, err := hang.Run(t.Context(), time.Millisecond, func() (bool, error) {
+		<-answer
+		return true, nil
+	}, func(bool, error) { close(returned) })
+	must.ErrorIs(t, err, hang.ErrTimeout)
+	want("1")
+	close(answer)
+	<-returned
+	want("0")
 }
 
 func TestNamesFollowConventions(t *testing.T) {

@@ -52,6 +52,7 @@ volume is up to a minute old, or older where there are very many. What is not kn
 | how long trash has been waiting | ` + "`time() - hostpath_pool_trash_oldest_timestamp_seconds`" + ` |
 | how fast trash is erased | ` + "`rate(hostpath_pool_reaper_removed_files_total[5m])`" + ` |
 | how slow calls are | ` + "`histogram_quantile(0.99, sum by (method, le) (rate(hostpath_csi_call_duration_seconds_bucket[5m])))`" + ` |
+| whether a disk hangs | ` + "`hostpath_abandoned_calls > 0`" + ` |
 | which calls fail | ` + "`sum by (method, code) (rate(hostpath_csi_call_duration_seconds_count{code!=\"OK\"}[5m]))`" + ` |
 `
 
@@ -62,6 +63,7 @@ var sections = []section{
 	{"hostpath_pool_", "Pools", "One series for each pool of the node. In a shared pool the volumes and promises are those that the node knows of."},
 	{"hostpath_volume_", "Volumes", "Only with `--volume-metrics`. Kubelet has the size and use of volumes that pods use, as `kubelet_volume_stats_*`\nwith the names of their claims, so leave it off unless you need those of the others too. Four series for each volume\nare as many as a Prometheus server is glad to have from one node if there are thousands."},
 	{"hostpath_csi_", "Calls", ""},
+	{"hostpath_abandoned_", "What hangs", ""},
 	{"hostpath_tracing_", "Tracing", ""},
 	{"hostpath_build_", "The program", ""},
 	{"kubevirt_", "Of the upstream driver", ""},
