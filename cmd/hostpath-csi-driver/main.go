@@ -3,7 +3,8 @@
 //
 // With the argument inspect it reports the pools and volumes of the node, and exits. With
 // remove-inline it has the driver remove an inline volume that its pod left behind, and with
-// remove-lost the record of a volume whose directory is gone.
+// remove-lost the record of a volume whose directory is gone. With freezer it is the process that
+// freezes pods for the driver, and thaws them whatever becomes of that.
 package main
 
 import (
@@ -24,6 +25,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/driver"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/freezer"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/label"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/privilege"
@@ -55,6 +57,8 @@ func main() {
 			os.Exit(runInspect(os.Args[2:], os.Getenv, os.Stdout, os.Stderr))
 		case removeInlineCommand, removeLostCommand:
 			os.Exit(runRemove(os.Args[1], os.Args[2:], os.Getenv, os.Stdout, os.Stderr))
+		case freezerCommand:
+			os.Exit(runFreezer(os.Args[2:], os.Stdout, os.Stderr))
 		}
 	}
 	config, err := parse(os.Args[1:], os.Stdout)
@@ -127,6 +131,7 @@ func run(ctx context.Context, c config) (err error) {
 		Labels:     label.NewKernel(),
 		Devices:    loop.NewKernel(nodes),
 		Dev:        nodes,
+		Freezer:    freezer.Client{Socket: freezerSocket(c.socket)},
 		SystemPath: filepath.Dir(c.socket),
 		EachVolume: c.volumeMetrics,
 		Log:        log,

@@ -1,12 +1,14 @@
 package driver
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
@@ -17,9 +19,13 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
-// consistencyKey is the parameter of a VolumeSnapshotClass that says what to do with a
-// directory that is written to while it is copied.
-const consistencyKey = "consistency"
+// Parameters of a VolumeSnapshotClass.
+const (
+	// consistencyKey says what to do with a directory that is written to while it is copied.
+	consistencyKey = "consistency"
+	// maxStallKey is for how long a snapshot may stop those who write, as Go has durations.
+	maxStallKey = "maxStall"
+)
 
 // A handle names a snapshot in CSI: its name and the node that has it. A snapshot that was moved
 // with its disk is found by its name; the node tells one that is elsewhere from one that is gone.
@@ -84,26 +90,31 @@ func parseCreateSnapshot(req *csi.CreateSnapshotRequest) (pool.SnapshotRequest, 
 	if err != nil {
 		return pool.SnapshotRequest{}, err
 	}
-	accept, err := parseConsistency(req.GetParameters())
-	return pool.SnapshotRequest{ID: id, Source: source, AcceptUnverified: accept}, err
+	request := pool.SnapshotRequest{ID: id, Source: source}
+	request.Way, err = parseWay(req.GetParameters())
+	return request, err
 }
 
-// parseConsistency reads the parameters of a VolumeSnapshotClass. Unknown keys are left alone,
-// as those of a StorageClass are.
-func parseConsistency(parameters map[string]string) (accept bool, err error) {
+// parseWay reads the parameters of a VolumeSnapshotClass. Unknown keys are left alone, as those of a
+// StorageClass are.
+func parseWay(parameters map[string]string) (way pool.CopyWay, err error) {
 	for _, key := range slices.Sorted(maps.Keys(parameters)) {
-		if key != consistencyKey && strings.EqualFold(key, consistencyKey) {
-			return false, invalid("the parameter %q is unknown, it is spelled %q", key, consistencyKey)
+		for _, known := range []string{consistencyKey, maxStallKey} {
+			if key != known && strings.EqualFold(key, known) {
+				return way, invalid("the parameter %q is unknown, it is spelled %q", key, known)
+			}
 		}
 	}
-	switch value := parameters[consistencyKey]; value {
-	case "", "verify":
-		return false, nil
-	case "accept":
-		return true, nil
-	default:
-		return false, invalid(`the parameter %q is %q; "verify" and "accept" are supported`, consistencyKey, value)
+	way.WhenWritten = volume.WhenWritten(cmp.Or(parameters[consistencyKey], string(volume.Verify)))
+	if !way.WhenWritten.Valid() {
+		return way, invalid(`the parameter %q is %q; "verify", "freeze" and "accept" are supported`, consistencyKey, way.WhenWritten)
 	}
+	if value := parameters[maxStallKey]; value != "" {
+		if way.MaxStall, err = time.ParseDuration(value); err != nil || way.MaxStall <= 0 {
+			return way, invalid("the parameter %q is %q; it takes a time such as 500ms or 2s", maxStallKey, value)
+		}
+	}
+	return way, nil
 }
 
 // DeleteSnapshot removes a snapshot. Deleting one that does not exist succeeds, unless its id

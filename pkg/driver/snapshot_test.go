@@ -34,7 +34,10 @@ func TestCreateSnapshotRequests(t *testing.T) {
 		"a source that is a snapshot":  {&csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: "~s"}, codes.InvalidArgument, []string{`"~s"`}},
 		"a source that is not here":    {&csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: "gone"}, codes.NotFound, []string{"gone"}},
 		"a source in a shared pool":    {&csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: "shared"}, codes.FailedPrecondition, []string{"everywhere"}},
-		"freezing":                     {&csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: "vol", Parameters: parameter("consistency", "freeze")}, codes.InvalidArgument, []string{`"verify"`, `"accept"`}},
+		"an unknown word":              {&csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: "vol", Parameters: parameter("consistency", "stop")}, codes.InvalidArgument, []string{`"verify"`, `"freeze"`, `"accept"`}},
+		"no time":                      {&csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: "vol", Parameters: parameter("maxStall", "500")}, codes.InvalidArgument, []string{"500ms"}},
+		"no time at all":               {&csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: "vol", Parameters: parameter("maxStall", "0s")}, codes.InvalidArgument, []string{"maxStall"}},
+		"misspelled time":              {&csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: "vol", Parameters: parameter("maxstall", "1s")}, codes.InvalidArgument, []string{`"maxStall"`}},
 		"the parameter in other cases": {&csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: "vol", Parameters: parameter("Consistency", "accept")}, codes.InvalidArgument, []string{`"consistency"`}},
 		"an unknown parameter":         {&csi.CreateSnapshotRequest{Name: "t", SourceVolumeId: "vol", Parameters: parameter("other", "x")}, codes.OK, nil},
 	} {

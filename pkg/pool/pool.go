@@ -54,6 +54,8 @@ type Options struct {
 	// Devices are those of block volumes, and Dev has their nodes: the host's /dev.
 	Devices Devices
 	Dev     *dir.Dir
+	// Freezer stops pods while a snapshot is made that asks for it: freezer.Client, or a stand-in.
+	Freezer snapshot.Freezer
 	// DetectQuota asks a pool's filesystem who enforces the sizes of directories; nil
 	// for quota.Detect.
 	DetectQuota func(*dir.Dir) (quota.Facility, error)

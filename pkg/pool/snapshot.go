@@ -21,6 +21,9 @@ type SnapshotRequest = snapshot.Request
 // A Snapshot is what is reported of one.
 type Snapshot = snapshot.Snapshot
 
+// A CopyWay is how a snapshot is to be made.
+type CopyWay = snapshot.Way
+
 // A Source is what a new volume is to be made from.
 type Source = snapshot.Wanted
 
@@ -85,7 +88,7 @@ func (p *Pool) snapshot(ctx context.Context, r SnapshotRequest) (Snapshot, error
 	if err != nil {
 		return Snapshot{}, err
 	}
-	src, err := v.snapshots().Open(r.Source, unlock)
+	src, err := v.snapshots().Open(r.Source, r.Way, unlock)
 	if err != nil {
 		return Snapshot{}, err
 	}
@@ -95,12 +98,22 @@ func (p *Pool) snapshot(ctx context.Context, r SnapshotRequest) (Snapshot, error
 
 // snapshots is the pool for copying what is in it.
 func (v *visit) snapshots() *snapshot.Pool {
-	return &snapshot.Pool{Pool: v.scan(), Entries: v, Limits: v.pool.limits(), Pins: v.pool.pins}
+	return &snapshot.Pool{Pool: v.scan(), Entries: v, Limits: v.pool.limits(), Pins: v.pool.pins, Freezer: v.pool.options.Freezer}
 }
 
 // Used reports whether pods or devices of this node may write to a volume.
 func (v *visit) Used(id volume.ID, e store.Entry, d *dir.Dir) (bool, error) {
 	return (&found{id: id, visit: v, entry: e, dir: d}).used()
+}
+
+// PublishedAt are the paths at which this node has a volume, or what is inside it.
+func (v *visit) PublishedAt(id volume.ID, e store.Entry, d *dir.Dir) ([]string, error) {
+	published, err := (&found{id: id, visit: v, entry: e, dir: d}).published()
+	var paths []string
+	for _, p := range published {
+		paths = append(paths, p.Path)
+	}
+	return paths, err
 }
 
 // sourceElsewhere answers ErrInvalid for a source that is known to be in another pool. Pools

@@ -79,10 +79,26 @@ const (
 	Unverified Consistency = "unverified"
 )
 
+// WhenWritten says what to do if a directory changes while it is copied.
+type WhenWritten string
+
+// What can be done.
+const (
+	// Verify copies again what changed, and fails if it never holds still.
+	Verify WhenWritten = "verify"
+	// Freeze stops the pods that use the volume for the time that it takes to copy what changed.
+	Freeze WhenWritten = "freeze"
+	// Accept takes it as it comes.
+	Accept WhenWritten = "accept"
+)
+
 // Valid reports whether the consistency is one of those.
 func (c Consistency) Valid() bool {
 	return c == PointInTime || c == CrashConsistent || c == Unverified
 }
+
+// Valid reports whether it is one of those.
+func (w WhenWritten) Valid() bool { return w == Verify || w == Freeze || w == Accept }
 
 // Valid reports whether the method is one of those.
 func (m CopyMethod) Valid() bool { return m == ByReference || m == BySubvolume || m == ByCopy }
@@ -100,4 +116,8 @@ type Origin struct {
 	Consistency Consistency `json:"consistency"`
 	// Cut is when the content was read: the time at which reading ended.
 	Cut time.Time `json:"cut"`
+	// TookMillis is how long reading took, and StallMillis for how long writers had to wait at most:
+	// while the blocks of one file were shared, or their pods were frozen.
+	TookMillis  int64 `json:"tookMillis,omitempty"`
+	StallMillis int64 `json:"stallMillis,omitempty"`
 }

@@ -84,3 +84,31 @@ func wantSnapshotter(t *testing.T, objs objects) {
 		t.Errorf("its mounts are not those of the other sidecars (-want +got):\n%s", diff)
 	}
 }
+
+// The freezer is the driver's program in a container without any capability, which alone sees the
+// control groups of the node.
+func TestFreezeComponent(t *testing.T) {
+	objs := overlay(t, map[string]string{"kustomization.yaml": `
+resources: [$csi]
+components: [$csi/snapshots, $csi/freeze]
+`})
+	pod := daemonSet(t, objs).Spec.Template.Spec
+	c, of := container(t, pod, "freezer"), container(t, pod, driver)
+	if c.Image != of.Image || c.Args[0] != "freezer" {
+		t.Errorf("it runs %s %q, the driver is %s", c.Image, c.Args, of.Image)
+	}
+	if diff := cmp.Diff(container(t, pod, snapshotter).SecurityContext, c.SecurityContext); diff != "" {
+		t.Errorf("its rights (- csi-snapshotter, + freezer)\n%s", diff)
+	}
+	for _, other := range pod.Containers {
+		for _, m := range other.VolumeMounts {
+			v, _ := volume(pod, m.Name)
+			if v.HostPath != nil && strings.HasPrefix(v.HostPath.Path, "/sys/fs/cgroup") && (other.Name != "freezer" || m.ReadOnly || m.MountPath != argsOf(c)["cgroups"]) {
+				t.Errorf("%s mounts %s at %s, read-only: %v", other.Name, v.HostPath.Path, m.MountPath, m.ReadOnly)
+			}
+		}
+	}
+	if got := argsOf(c)["socket"]; got != "/csi/freezer.sock" || argsOf(of)["endpoint"] != "unix:///csi/csi.sock" {
+		t.Errorf("it serves at %s, the driver at %s", got, argsOf(of)["endpoint"])
+	}
+}

@@ -47,6 +47,12 @@ type Record struct {
 	ProjectID uint64 `json:"projectID"`
 	Inline    bool   `json:"inline"`
 	Thin      bool   `json:"thin"`
+	Origin    struct {
+		Method      string `json:"method"`
+		Consistency string `json:"consistency"`
+		TookMillis  int64  `json:"tookMillis"`
+		StallMillis int64  `json:"stallMillis"`
+	} `json:"origin"`
 }
 
 // Own is the path of something of the driver's own in the pool.

@@ -18,7 +18,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
-	"kubevirt.io/hostpath-provisioner/pkg/hostfs/internal/ioctl"
 )
 
 // ErrNotSupported reports a filesystem whose files cannot share blocks, or which has no
@@ -191,17 +190,6 @@ func retryInterrupted(call func() (int, error)) (int, error) {
 			return n, err
 		}
 	}
-}
-
-// Extents is how many extents a file has: sharing its blocks takes some 30 microseconds
-// for each, and its writers wait meanwhile. It reads no extent (FS_IOC_FSGETXATTR,
-// fsx_nextents), and is 0 where the filesystem does not count them (btrfs, ext4).
-func Extents(f *os.File) (int, error) {
-	var attr ioctl.FileAttr
-	if err := ioctl.Do(file{f}, ioctl.GetFileAttr, &attr); err != nil {
-		return 0, fmt.Errorf("count the extents of %s: %w", f.Name(), err)
-	}
-	return int(attr.Extents), nil
 }
 
 // A file takes ioctl(2) as a directory does.

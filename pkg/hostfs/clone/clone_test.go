@@ -246,7 +246,7 @@ func TestTreeInUse(t *testing.T) {
 						tt.change(t, src, nth)
 						return nil
 					}})
-					result.Entries, result.Shared = 0, false
+					result.Entries, result.Shared, result.Stall = 0, false, 0
 					if result != tt.want {
 						t.Errorf("%+v, want %+v", result, tt.want)
 					}
@@ -339,18 +339,102 @@ func TestFile(t *testing.T) {
 	})
 }
 
-func TestExtents(t *testing.T) {
-	root := testenv.LoopFS(t, "xfs", 512*mib)
-	f, err := os.Create(filepath.Join(root, "fragmented"))
+// A tree that never holds still is copied as it was when its writers were stopped, on filesystems
+// that share blocks and on those that do not.
+func TestTreeIsHeld(t *testing.T) {
+	for kind, method := range map[string]clone.Method{"xfs": clone.Share, "btrfs": clone.Share, "ext4": clone.Copy} {
+		t.Run(kind, func(t *testing.T) {
+			root := testenv.LoopFS(t, kind, 512*mib)
+			src, dst := filepath.Join(root, "src"), filepath.Join(root, "dst")
+			must(t, os.Mkdir(src, 0o755), os.Mkdir(dst, 0o700), os.Mkdir(filepath.Join(src, "a"), 0o755))
+			change := func(nth int) {
+				write(t, filepath.Join(src, "a", "same"), "content")
+				write(t, filepath.Join(src, "a", "1"), fmt.Sprint("changed ", nth))
+				write(t, filepath.Join(src, "2"), fmt.Sprint("changed ", nth))
+			}
+			change(0)
+			held, released, nth := false, false, 0
+			o := clone.Options{Method: method, Rounds: 1, Pause: func(context.Context) error {
+				if nth++; !held {
+					change(nth)
+				}
+				return nil
+			}, Hold: func(ctx context.Context) (context.Context, func() error, error) {
+				held = true
+				return ctx, func() error { released = true; return nil }, nil
+			}}
+			result := tree(t, src, dst, o)
+			if !result.PointInTime || !held || !released || result.Stall == 0 {
+				t.Errorf("%+v, held %v, released %v", result, held, released)
+			}
+			clonetest.Same(t, src, dst)
+
+			// Who writes all the same is found out, and whoever says that they did is believed.
+			must(t, os.RemoveAll(dst), os.Mkdir(dst, 0o700))
+			o.Pause = func(context.Context) error { nth++; change(nth); return nil }
+			if result := tree(t, src, dst, o); result.PointInTime || result.Changed == 0 {
+				t.Errorf("while it is written to: %+v", result)
+			}
+			must(t, os.RemoveAll(dst), os.Mkdir(dst, 0o700))
+			o.Hold = func(ctx context.Context) (context.Context, func() error, error) {
+				return ctx, func() error { return errThawed }, nil
+			}
+			if _, err := clone.Tree(t.Context(), open(t, src), open(t, dst), o); !errors.Is(err, errThawed) {
+				t.Errorf("the writers were not held all the time: %v", err)
+			}
+		})
+	}
+}
+
+var errThawed = errors.New("thawed")
+
+// aFragmentedFile has some hundred extents.
+func aFragmentedFile(t *testing.T, path string) *os.File {
+	t.Helper()
+	f, err := os.Create(path)
 	must(t, err)
-	defer f.Close()
+	t.Cleanup(func() { must(t, f.Close()) })
 	for i := range int64(100) {
 		_, err := f.WriteAt([]byte("x"), i*2*4096*16)
 		must(t, err)
 	}
 	must(t, f.Sync())
-	if n, err := clone.Extents(f); err != nil || n < 100 || n > 300 {
-		t.Errorf("%d extents (%v), want about one for each of 100 writes", n, err)
+	return f
+}
+
+func TestExtents(t *testing.T) {
+	for _, kind := range []string{"xfs", "btrfs", "ext4"} {
+		t.Run(kind, func(t *testing.T) {
+			f := aFragmentedFile(t, filepath.Join(testenv.LoopFS(t, kind, 512*mib), "fragmented"))
+			if n, err := clone.Extents(f); err != nil || n < 100 || n > 300 {
+				t.Errorf("%d extents (%v), want about one for each of 100 writes", n, err)
+			}
+		})
+	}
+}
+
+// A file that would stop its writers for too long is not shared.
+func TestLimit(t *testing.T) {
+	for _, kind := range []string{"xfs", "btrfs"} {
+		t.Run(kind, func(t *testing.T) {
+			root := testenv.LoopFS(t, kind, 512*mib)
+			src, dst := filepath.Join(root, "src"), filepath.Join(root, "dst")
+			must(t, os.Mkdir(src, 0o755), os.Mkdir(dst, 0o700))
+			f := aFragmentedFile(t, filepath.Join(src, "fragmented"))
+			few, many := clone.Limit(clone.Stall(50)), clone.Limit(clone.Stall(1000))
+			if err := few.Check(f); !errors.Is(err, clone.ErrFragmented) {
+				t.Errorf("the file, with a limit for 50 extents: %v, want ErrFragmented", err)
+			}
+			must(t, many.Check(f), clone.Limit(0).Check(f))
+			_, err := clone.Tree(t.Context(), open(t, src), open(t, dst), clone.Options{Rounds: 1, MaxStall: few})
+			if !errors.Is(err, clone.ErrFragmented) {
+				t.Errorf("the tree, with a limit for 50 extents: %v, want ErrFragmented", err)
+			}
+			must(t, os.RemoveAll(dst), os.Mkdir(dst, 0o700))
+			if result := tree(t, src, dst, clone.Options{Rounds: 1, MaxStall: many}); result.Stall == 0 {
+				t.Errorf("it does not say how long the writers waited: %+v", result)
+			}
+		})
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"strconv"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -92,7 +93,7 @@ func (c *copier) fill(dst, src int, from source) error {
 	switch {
 	case from.st.Size == 0: // shares nothing; one that has grown meanwhile has changed
 	case c.method == Share:
-		err = share(dst, src)
+		err = c.share(dst, src, from)
 	default:
 		err = copyData(dst, src, c.next)
 	}
@@ -103,6 +104,19 @@ func (c *copier) fill(dst, src int, from source) error {
 		return fmt.Errorf("copy the owner and mode of %s: %w", from, err)
 	}
 	return c.buffers.copy(descriptor(src), descriptor(dst), from.String())
+}
+
+// share shares the blocks of a file, if that does not stop its writers for too long.
+func (c *copier) share(dst, src int, from source) error {
+	if c.maxStall.mayExceed(from.st.Size) {
+		if err := c.maxStall.check(descriptor(src), from.String()); err != nil {
+			return err
+		}
+	}
+	began := time.Now()
+	err := share(dst, src)
+	c.stall = max(c.stall, time.Since(began))
+	return err
 }
 
 // openRegular opens a regular file for reading. Whoever writes to the source may put a
@@ -218,6 +232,9 @@ type holder interface {
 }
 
 type descriptor int
+
+// ReadFd is for ioctl(2).
+func (d descriptor) ReadFd() (int, error) { return int(d), nil }
 
 func (d descriptor) list(into []byte) (int, error) { return unix.Flistxattr(int(d), into) }
 func (d descriptor) get(name string, into []byte) (int, error) {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -18,6 +19,12 @@ type Options struct {
 	// Rounds is how often changed entries are copied again before Tree gives up on a
 	// consistent copy. With 0 the source is not checked at all.
 	Rounds int
+	// Hold has all who write to the source stop, and answers what lets them go on, and a context that
+	// ends if they do before. If it is set, the source is copied once while they write; if anything
+	// has changed by then they are stopped, and what has changed is copied again. Rounds must be 1.
+	Hold func(context.Context) (still context.Context, release func() error, err error)
+	// MaxStall is for how long sharing one file may stop its writers: see Limit.
+	MaxStall Limit
 	// Pause is called before each entry and each 16 MiB, if it is set: to let others
 	// work. Its error ends the copying.
 	Pause func(context.Context) error
@@ -33,6 +40,9 @@ type Result struct {
 	PointInTime bool
 	// Changed is how many entries had changed when they were last checked.
 	Changed int64
+	// Stall is the longest time that writers of a file had to wait, while it was shared or while
+	// Hold had them stopped.
+	Stall time.Duration
 }
 
 // Tree copies all that lies below src into dst, an empty directory to which nobody else
@@ -47,7 +57,7 @@ type Result struct {
 // those through a shared mapping, because the filesystem is synced first and a page that
 // is clean must fault before it is written.
 func Tree(ctx context.Context, src, dst *dir.Dir, o Options) (Result, error) {
-	c := &copier{ctx: ctx, src: src, method: o.Method, pause: o.Pause}
+	c := &copier{ctx: ctx, src: src, method: o.Method, hold: o.Hold, maxStall: o.MaxStall, pause: o.Pause}
 	result, err := c.run(dst, o.Rounds)
 	if err != nil {
 		return Result{}, fmt.Errorf("copy the tree %s: %w", src, err)
@@ -60,7 +70,11 @@ type copier struct {
 	ctx    context.Context
 	src    *dir.Dir
 	method Method
+	hold   func(context.Context) (still context.Context, release func() error, err error)
 	pause  func(context.Context) error
+
+	maxStall Limit
+	stall    time.Duration // the longest so far
 
 	dst     descent
 	links   *dir.Dir // files that have several names, by their inode
@@ -109,6 +123,9 @@ func (c *copier) passes(rounds int) (Result, error) {
 			result.PointInTime = true
 			break
 		}
+		if c.hold != nil {
+			return c.standstill(start, result)
+		}
 		if rounds == 1 {
 			break
 		}
@@ -121,7 +138,56 @@ func (c *copier) passes(rounds int) (Result, error) {
 			return Result{}, err
 		}
 	}
+	result.Stall = c.stall
 	return result, nil
+}
+
+// standstill copies what has changed since the first pass began while nobody writes, and checks
+// that nobody did.
+func (c *copier) standstill(start moment, first Result) (result Result, err error) {
+	if err := Sync(c.src); err != nil { // what is written now keeps nobody waiting later
+		return Result{}, err
+	}
+	began := time.Now()
+	before := c.ctx
+	still, release, err := c.hold(before)
+	if err != nil {
+		return Result{}, err
+	}
+	c.ctx = still
+	defer func() {
+		c.ctx = before
+		err = errors.Join(err, release())
+		c.stall = max(c.stall, time.Since(began))
+		result.Stall = c.stall
+	}()
+	c.since = start
+	if start, err = c.beginStill(); err != nil {
+		return Result{}, err
+	}
+	if err := c.again(); err != nil {
+		return Result{}, err
+	}
+	changed, err := c.check(start)
+	if err != nil {
+		return Result{}, err
+	}
+	return Result{Entries: c.entries, Shared: first.Shared, Changed: changed.entries, PointInTime: changed.entries == 0}, nil
+}
+
+// beginStill is begin while nobody writes: it answers a time that is later than their last write by
+// the clock of the filesystem, which ticks each few milliseconds.
+func (c *copier) beginStill() (moment, error) {
+	last, err := c.begin(true)
+	for now := last; err == nil; now, err = c.now() {
+		if last.changed != now.changed {
+			return now, nil
+		}
+		if err := c.ctx.Err(); err != nil {
+			return moment{}, err
+		}
+	}
+	return moment{}, err
 }
 
 // begin notes the time before a pass. Writes through mappings that are under way do not

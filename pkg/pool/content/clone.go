@@ -4,16 +4,13 @@ import (
 	"context"
 	"errors"
 	"os"
+	"time"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/clone"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/trace"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
-
-// verifyRounds is how often what changed in a tree is copied again before it counts as one
-// that never holds still.
-const verifyRounds = 3
 
 // MethodFor is how the content of a directory is copied within its filesystem: as a snapshot
 // of a btrfs subvolume that has no other in it, by reference, or by reading it.
@@ -43,20 +40,15 @@ func methodOf(m volume.CopyMethod) clone.Method {
 	return clone.Share
 }
 
-// CopyTree makes an empty directory a copy of another, durably, and answers whether it is a
-// point in time: what changed while it was copied is copied again, at most verifyRounds times,
-// or not at all with once.
-func CopyTree(ctx context.Context, src, dst *dir.Dir, m volume.CopyMethod, once bool) (pointInTime bool, err error) {
-	rounds := verifyRounds
-	if once {
-		rounds = 1
-	}
+// CopyTree makes an empty directory a copy of another, durably.
+func CopyTree(ctx context.Context, src, dst *dir.Dir, m volume.CopyMethod, o clone.Options) (clone.Result, error) {
+	o.Method = methodOf(m)
 	step := trace.Begin(ctx, "copy the tree")
-	result, err := clone.Tree(ctx, src, dst, clone.Options{Method: methodOf(m), Rounds: rounds})
+	result, err := clone.Tree(ctx, src, dst, o)
 	if err == nil {
 		err = clone.Sync(dst)
 	}
-	return result.PointInTime, step.EndWith(err)
+	return result, step.EndWith(err)
 }
 
 // CopySubvolume makes a snapshot of a btrfs subvolume under a name in a directory, and opens it.
@@ -69,27 +61,40 @@ func CopySubvolume(ctx context.Context, src, to *dir.Dir, name string) (*dir.Dir
 
 // Copy makes the file of a block volume in dst, durably, from that in src, as it is at one
 // moment. What users of a device have written without a flush is in it where the host keeps it
-// in memory, since that is flushed first.
-func (c *Disk) Copy(ctx context.Context, src, dst *dir.Dir, m volume.CopyMethod) (err error) {
+// in memory, since that is flushed first. It answers how long writers had to wait at most, and
+// clone.ErrFragmented if that were longer than the limit.
+func (c *Disk) Copy(ctx context.Context, src, dst *dir.Dir, m volume.CopyMethod, limit clone.Limit) (stall time.Duration, err error) {
 	if err := c.flush(src); err != nil {
-		return err
+		return 0, err
 	}
 	from, err := src.OpenFile(FileName)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	defer func() { _ = from.Close() }() // opened for reading
+	// What was written has no extents before it is flushed.
+	if m == volume.ByReference && limit > 0 {
+		if err := errors.Join(from.Sync(), limit.Check(from)); err != nil {
+			return 0, err
+		}
+	}
 	to, err := dst.MakeFile(FileName)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	defer func() { err = errors.Join(err, to.Close()) }()
-	return trace.Step(ctx, "copy the file", func() error {
+	err = trace.Step(ctx, "copy the file", func() error {
+		began := time.Now()
 		if err := clone.File(ctx, to, from, methodOf(m)); err != nil {
 			return err
 		}
+		stall = time.Since(began)
 		return to.Sync()
 	})
+	if m == volume.ByCopy { // nobody writes
+		stall = 0
+	}
+	return stall, err
 }
 
 // flush writes what the devices of the file have in their page cache into the file: a copy of

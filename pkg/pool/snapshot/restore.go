@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
@@ -32,7 +31,7 @@ func (s *Wanted) IsOf(rec *store.Record) bool {
 
 // Requested opens what a volume of a mode is to be made from, with its lock.
 func (p *Pool) Requested(w *Wanted, mode volume.Mode, unlock func()) (*Source, error) {
-	src, err := p.Open(w.ID, unlock)
+	src, err := p.Open(w.ID, Way{WhenWritten: volume.Verify}, unlock)
 	if errors.Is(err, volume.ErrNotFound) && w.Elsewhere {
 		// The scheduler knows nothing of sources: this makes it try another node.
 		return nil, fmt.Errorf("%w for a copy of %s, which is not on node %s", volume.ErrNoSpace, w.ID.Named(), p.Node)
@@ -70,14 +69,12 @@ func (s *Source) Fits(bytes int64) error {
 // consistent it is: a copy of a snapshot as the snapshot.
 func (s *Source) Restore(ctx context.Context, rec *store.Record) func(*dir.Dir) error {
 	return func(d *dir.Dir) error {
-		consistency, err := s.fill(ctx, d, false)
-		if err != nil {
+		if err := s.fill(ctx, d, rec.Origin); err != nil {
 			return err
 		}
-		if consistency == volume.Unverified {
+		if rec.Origin.Consistency == volume.Unverified {
 			return errUnstill
 		}
-		rec.Origin.Consistency, rec.Origin.Cut = consistency, time.Now().UTC()
 		if s.id.IsSnapshot() {
 			rec.Origin.Consistency, rec.Origin.Cut = s.entry.Record.Origin.Consistency, s.entry.Record.Origin.Cut
 		}

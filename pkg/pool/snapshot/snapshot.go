@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/freezer"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/content"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/ledger"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/limit"
@@ -26,12 +27,21 @@ type Pool struct {
 	Entries Entries
 	Limits  limit.Options
 	Pins    *Pins
+	Freezer Freezer
+}
+
+// Freezer stops all processes of pods until thaw, as freezer.Client does. The context ends if they
+// go on before.
+type Freezer interface {
+	Freeze(ctx context.Context, pods []freezer.Pod) (still context.Context, thaw func() error, err error)
 }
 
 // Entries are those of the pool, volumes and snapshots, as calls make and use them.
 type Entries interface {
 	// Used reports whether pods or devices of this node may write to an entry.
 	Used(id volume.ID, e store.Entry, d *dir.Dir) (bool, error)
+	// PublishedAt are the paths at which an entry, or what is inside it, is mounted on this node.
+	PublishedAt(id volume.ID, e store.Entry, d *dir.Dir) ([]string, error)
 	// Limited makes the directory of a new entry in creating/, and notes in its record who
 	// enforces its size.
 	Limited(ctx context.Context, rec *store.Record) func(creating *dir.Dir) (*dir.Dir, error)
@@ -46,8 +56,15 @@ type Request struct {
 	// ID is one that volume.ParseSnapshot made.
 	ID     volume.ID
 	Source volume.ID
-	// AcceptUnverified takes a tree as it comes if it does not hold still while it is copied.
-	AcceptUnverified bool
+	Way    Way
+}
+
+// A Way is how an entry is to be copied that others use.
+type Way struct {
+	// WhenWritten says what to do with a directory that is written to meanwhile.
+	WhenWritten volume.WhenWritten
+	// MaxStall is for how long those who write may be stopped; 0 for no limit.
+	MaxStall time.Duration
 }
 
 // A Snapshot is what is reported of one.
@@ -120,9 +137,12 @@ func (p *Pool) Make(ctx context.Context, r Request, src *Source) (Snapshot, erro
 	if err := src.Begin(rec); err != nil {
 		return Snapshot{}, err
 	}
-	if err := p.Entries.Build(ctx, rec, src.Make(ctx, rec), p.cut(ctx, r, src, rec)); err != nil {
-		return Snapshot{}, notPossible(limit.NoSpace(err))
+	if err := p.Entries.Build(ctx, rec, src.Make(ctx, rec), p.cut(ctx, src, rec)); err != nil {
+		return Snapshot{}, notPossible(limit.NoSpace(refused(err)))
 	}
+	name, _ := r.ID.Snapshot()
+	p.Log.Info("made a snapshot", "snapshot", name, "volume", r.Source.String(), "method", rec.Origin.Method, "consistency", rec.Origin.Consistency,
+		"took", millis(rec.Origin.TookMillis).String(), "stalled", millis(rec.Origin.StallMillis).String())
 	e := store.Entry{Record: rec, Present: true}
 	held.Commit(r.ID, scan.CardOf(e))
 	return p.Describe(r.ID, e), nil
@@ -137,6 +157,9 @@ func notPossible(err error) error {
 	}
 	return err
 }
+
+// millis is a number of milliseconds of a record.
+func millis(n int64) time.Duration { return time.Duration(n) * time.Millisecond }
 
 // mostHeld is what a copy of the source may hold, in bytes: what the source does and a
 // little more, where that is counted, or else all that it was promised.
@@ -156,16 +179,14 @@ func inBlocks(bytes, block int64) int64 { return (bytes + block - 1) / block * b
 
 // cut copies the source, notes in the record what came of that, and lowers the promise to what
 // the copy holds: it cannot grow.
-func (p *Pool) cut(ctx context.Context, r Request, src *Source, rec *store.Record) func(*dir.Dir) error {
+func (p *Pool) cut(ctx context.Context, src *Source, rec *store.Record) func(*dir.Dir) error {
 	return func(d *dir.Dir) error {
-		consistency, err := src.fill(ctx, d, r.AcceptUnverified)
-		if err != nil {
+		if err := src.fill(ctx, d, rec.Origin); err != nil {
 			return err
 		}
-		if consistency == volume.Unverified && !r.AcceptUnverified {
+		if rec.Origin.Consistency == volume.Unverified && src.way.WhenWritten != volume.Accept {
 			return errUnstill
 		}
-		rec.Origin.Consistency, rec.Origin.Cut = consistency, time.Now().UTC()
 		held, err := p.heldBy(d, rec)
 		if err != nil || held >= rec.Bytes {
 			return err

@@ -4,8 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/clone"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/freezer"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/privilege"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/content"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/scan"
@@ -20,15 +23,17 @@ type Source struct {
 	entry  store.Entry
 	dir    *dir.Dir
 	method volume.CopyMethod
+	way    Way
 	// inUse: pods or devices may write to it.
 	inUse   bool
+	frozen  []freezer.Pod // those that were frozen; nil if none were
 	release func()
 }
 
 // Open finds a source in the pool and decides how to copy it. It takes over the source's lock,
 // and has that until Begin, or Close.
-func (p *Pool) Open(id volume.ID, unlock func()) (_ *Source, err error) {
-	src := &Source{pool: p, id: id, release: unlock}
+func (p *Pool) Open(id volume.ID, way Way, unlock func()) (_ *Source, err error) {
+	src := &Source{pool: p, id: id, way: way, release: unlock}
 	defer func() {
 		if err != nil {
 			src.Close()
@@ -49,8 +54,8 @@ func (p *Pool) Open(id volume.ID, unlock func()) (_ *Source, err error) {
 	if src.method, err = content.MethodFor(src.dir, src.entry.Block()); err != nil {
 		return nil, err
 	}
-	if src.method == volume.ByCopy && src.inUse {
-		return nil, fmt.Errorf("%w: %s is published, and files of this filesystem cannot share blocks: only what nobody can write to is copied", volume.ErrPrecondition, id.Named())
+	if src.exclusive() && src.inUse {
+		return nil, fmt.Errorf("%w: %s is published, and files of this filesystem cannot share blocks: only what nobody can write to is copied, or a directory whose pods are frozen (consistency: freeze)", volume.ErrPrecondition, id.Named())
 	}
 	return src, nil
 }
@@ -90,11 +95,16 @@ func (s *Source) written() (bool, error) {
 	return s.pool.Entries.Used(s.id, s.entry, s.dir)
 }
 
+// exclusive reports whether nobody may write to the source while it is copied.
+func (s *Source) exclusive() bool {
+	return s.method == volume.ByCopy && !s.id.IsSnapshot() && (s.way.WhenWritten != volume.Freeze || s.entry.Block())
+}
+
 // pin gives the lock of the source back, so that it can be published and measured meanwhile,
 // and keeps it from being deleted and from growing until close. What is read and written anew
 // stays locked: nobody may write to it.
 func (s *Source) pin() {
-	if s.method == volume.ByCopy && !s.id.IsSnapshot() {
+	if s.exclusive() {
 		return
 	}
 	unlock := s.release
@@ -158,7 +168,7 @@ func (s *Source) Make(ctx context.Context, rec *store.Record) func(*dir.Dir) (*d
 		return s.pool.Entries.Limited(ctx, rec)
 	}
 	return func(creating *dir.Dir) (*dir.Dir, error) {
-		d, err := content.CopySubvolume(ctx, s.dir, creating, rec.ID)
+		d, err := s.subvolume(ctx, creating, rec)
 		if err != nil {
 			return nil, err
 		}
@@ -171,28 +181,80 @@ func (s *Source) Make(ctx context.Context, rec *store.Record) func(*dir.Dir) (*d
 	}
 }
 
-// fill copies the content into a directory that Make has made, and answers what can be said of
-// its consistency. With once, what changes meanwhile is not copied again.
-func (s *Source) fill(ctx context.Context, d *dir.Dir, once bool) (volume.Consistency, error) {
-	if s.method == volume.BySubvolume { // which was made before it is asked for
+// subvolume makes a snapshot of a subvolume, which stops those who write for as long as it takes if
+// they are frozen.
+func (s *Source) subvolume(ctx context.Context, creating *dir.Dir, rec *store.Record) (d *dir.Dir, err error) {
+	began := time.Now()
+	defer func() { rec.Origin.TookMillis = time.Since(began).Milliseconds() }()
+	if !s.inUse || s.way.WhenWritten != volume.Freeze {
+		return content.CopySubvolume(ctx, s.dir, creating, rec.ID)
+	}
+	if err := clone.Sync(s.dir); err != nil { // what is written now keeps nobody waiting later
+		return nil, err
+	}
+	frozen := time.Now()
+	still, thaw, err := s.freeze(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if d, err = content.CopySubvolume(still, s.dir, creating, rec.ID); err == nil {
+		err = s.sameUsers()
+	}
+	if err = errors.Join(err, thaw()); err != nil && d != nil {
+		err = errors.Join(err, d.Close())
+	}
+	rec.Origin.StallMillis = time.Since(frozen).Milliseconds()
+	return d, err
+}
+
+// fill copies the content into a directory that Make has made, and notes what can be said of it.
+func (s *Source) fill(ctx context.Context, d *dir.Dir, o *volume.Origin) error {
+	began := time.Now()
+	stall, err := s.copy(ctx, d, o)
+	if s.method != volume.BySubvolume {
+		o.TookMillis, o.StallMillis = time.Since(began).Milliseconds(), stall.Milliseconds()
+	}
+	o.Cut = time.Now().UTC()
+	return err
+}
+
+func (s *Source) copy(ctx context.Context, d *dir.Dir, o *volume.Origin) (stall time.Duration, err error) {
+	o.Consistency = volume.PointInTime
+	switch {
+	case s.method == volume.BySubvolume: // which was made before it is asked for
 		written, err := s.written()
-		if s.inUse || written {
-			return volume.CrashConsistent, err
+		if (s.inUse || written) && s.frozen == nil {
+			o.Consistency = volume.CrashConsistent
 		}
-		return volume.PointInTime, err
+		return 0, err
+	case s.entry.Block():
+		return s.pool.Disk(s.id, s.entry.Record).Copy(ctx, s.dir, d, s.method, clone.Limit(s.way.MaxStall))
 	}
-	if s.entry.Block() {
-		return volume.PointInTime, s.pool.Disk(s.id, s.entry.Record).Copy(ctx, s.dir, d, s.method)
-	}
-	var pointInTime bool
-	err := privilege.With(privilege.ForCopies, func() (err error) {
-		pointInTime, err = content.CopyTree(ctx, s.dir, d, s.method, once)
+	var result clone.Result
+	err = privilege.With(privilege.ForCopies, func() (err error) {
+		result, err = content.CopyTree(ctx, s.dir, d, s.method, s.options())
 		return err
 	})
-	if pointInTime {
-		return volume.PointInTime, err
+	if !result.PointInTime {
+		o.Consistency = volume.Unverified
 	}
-	return volume.Unverified, err
+	return result.Stall, err
+}
+
+// verifyRounds is how often what changed in a tree is copied again before it counts as one
+// that never holds still.
+const verifyRounds = 3
+
+// options are how a tree is copied.
+func (s *Source) options() clone.Options {
+	o := clone.Options{Rounds: verifyRounds, MaxStall: clone.Limit(s.way.MaxStall)}
+	switch s.way.WhenWritten {
+	case volume.Accept:
+		o.Rounds = 1
+	case volume.Freeze:
+		o.Rounds, o.Hold = 1, s.freeze
+	}
+	return o
 }
 
 // errUnstill is the answer to who wants a consistent copy of a tree that never held still.

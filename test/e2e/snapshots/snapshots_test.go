@@ -5,12 +5,14 @@ package snapshots
 
 import (
 	"bytes"
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
 
@@ -56,6 +58,7 @@ var checks = []struct {
 	{"a clone is a volume of its own", clones},
 	{"repeated and conflicting calls", repeats},
 	{"a volume in use", snapshotsInUse},
+	{"a file of many extents", limitsStall},
 	{"what is promised is kept and given back", accounts},
 	{"a restart keeps what was made", survivesRestart},
 }
@@ -406,4 +409,35 @@ func survivesRestart(b *bench) {
 	_, err = b.Restore(b.Context(), directory("pvc-restored", size), id)
 	b.WantCode("restoring a lost snapshot", err, codes.NotFound)
 	b.Must(b.DeleteSnapshot(b.Context(), id))
+}
+
+// limitsStall has a class refuse a file that takes too long to share, where files are shared.
+func limitsStall(b *bench) {
+	b.create(directory("pvc-1", size))
+	f, err := os.Create(filepath.Join(b.path("pvc-1"), "fragmented"))
+	b.Must(err)
+	for i := range int64(100) {
+		_, err := f.WriteAt([]byte("x"), i*128<<10)
+		b.Must(err)
+	}
+	b.Must(errors.Join(f.Sync(), f.Close()))
+	ask := func(name, maxStall string) error {
+		_, err := b.Controller().CreateSnapshot(b.Context(), &csi.CreateSnapshotRequest{
+			Name: name, SourceVolumeId: "pvc-1", Parameters: map[string]string{"maxStall": maxStall},
+		})
+		return err
+	}
+	b.Must(ask("s-2", "1s")) // for 33,000 extents
+	record, err := b.pool.Record("~s-2")
+	b.Must(err)
+	err = ask("s-1", "1ms") // for 33
+	if record.Origin.Method != "reflink" {
+		b.Must(err)
+	} else if b.WantCode("a millisecond", err, codes.FailedPrecondition); !strings.Contains(err.Error(), "fragmented") || !strings.Contains(err.Error(), "maxStall") {
+		b.Errorf("the refusal does not name the file and what to do: %v", err)
+	}
+	for _, name := range []string{"s-1", "s-2"} {
+		b.Must(b.DeleteSnapshot(b.Context(), name+"@"+drivertest.NodeName))
+	}
+	b.delete("pvc-1")
 }

@@ -1,0 +1,94 @@
+package snapshot
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/clone"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/freezer"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
+)
+
+// freeze stops the pods that have the source published, for no longer than is allowed.
+func (s *Source) freeze(ctx context.Context) (still context.Context, thaw func() error, err error) {
+	pods, err := s.pods()
+	if err != nil {
+		return nil, nil, err
+	}
+	if len(pods) == 0 {
+		return ctx, func() error { return nil }, nil
+	}
+	limit := freezer.Limit
+	if s.way.MaxStall > 0 {
+		limit = min(limit, s.way.MaxStall)
+	}
+	limited, cancel := context.WithTimeoutCause(ctx, limit, errTooLong)
+	still, thawed, err := s.pool.Freezer.Freeze(limited, pods)
+	if err != nil {
+		cancel()
+		return nil, nil, err
+	}
+	s.frozen = pods
+	return still, func() error {
+		defer cancel()
+		err := thawed()
+		if errors.Is(context.Cause(limited), errTooLong) {
+			return fmt.Errorf("%w: %s", errTooLong, limit)
+		}
+		return err
+	}, nil
+}
+
+// errTooLong reports a copy that takes longer than pods may be frozen.
+var errTooLong = errors.New("what changed could not be copied within the time for which pods may be frozen")
+
+// pods are those that have the source published, by the mount table.
+func (s *Source) pods() ([]freezer.Pod, error) {
+	paths, err := s.pool.Entries.PublishedAt(s.id, s.entry, s.dir)
+	if err != nil {
+		return nil, err
+	}
+	var pods []freezer.Pod
+	for _, path := range paths {
+		pod, ok := freezer.PodAt(path)
+		if !ok {
+			return nil, fmt.Errorf("%w: it is published at %s, which is no directory of a pod, so that it is not known what to freeze", volume.ErrPrecondition, path)
+		}
+		pods = append(pods, pod)
+	}
+	slices.SortFunc(pods, func(a, b freezer.Pod) int { return strings.Compare(a.String(), b.String()) })
+	return slices.Compact(pods), nil
+}
+
+// sameUsers answers ErrBusy if others than the pods that are frozen have the source published by now.
+func (s *Source) sameUsers() error {
+	now, err := s.pods()
+	if err != nil {
+		return err
+	}
+	for _, pod := range now {
+		if !slices.Contains(s.frozen, pod) {
+			return fmt.Errorf("%w: pod %s began to use it meanwhile", volume.ErrBusy, pod)
+		}
+	}
+	return nil
+}
+
+// refused turns the reasons against stopping those who write into errors of the domain.
+func refused(err error) error {
+	switch {
+	case errors.Is(err, freezer.ErrBusy):
+		return fmt.Errorf("%w: a pod that uses it is frozen: %w", volume.ErrBusy, err)
+	case errors.Is(err, freezer.ErrUnavailable):
+		return fmt.Errorf("%w: the class asks for consistency: freeze, which needs the component deploy/csi/freeze: %w", volume.ErrPrecondition, err)
+	case errors.Is(err, freezer.ErrThawed), errors.Is(err, errTooLong):
+		return fmt.Errorf("%w: %w", volume.ErrPrecondition, err)
+	case errors.Is(err, clone.ErrFragmented):
+		return fmt.Errorf("%w: %w, longer than maxStall of the VolumeSnapshotClass allows: have the file rewritten "+
+			"(xfs_fsr, btrfs filesystem defragment), or choose a class with a larger maxStall", volume.ErrPrecondition, err)
+	}
+	return err
+}

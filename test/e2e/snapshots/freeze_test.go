@@ -1,0 +1,255 @@
+package snapshots
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+
+	"kubevirt.io/hostpath-provisioner/test/drivertest"
+	"kubevirt.io/hostpath-provisioner/test/must"
+	"kubevirt.io/hostpath-provisioner/test/testenv"
+)
+
+const (
+	podUID = "0a1b2c3d-0000-4000-8000-00000000000f"
+	// published is what the path of a target has in it, as kubelet makes it.
+	published = "pods/" + podUID + "/volumes/kubernetes.io~csi/pvc-1"
+	// frozenAtMost is what no pod may exceed, whatever is killed.
+	frozenAtMost = 10 * time.Second
+	files        = 100
+)
+
+// hierarchies are those of this machine that can freeze.
+func hierarchies(t *testing.T) map[string]string {
+	t.Helper()
+	found := make(map[string]string)
+	for _, at := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/freezer", "/sys/fs/cgroup/unified"} {
+		if _, err := os.Stat(at + "/cgroup.controllers"); err == nil {
+			found["cgroup v2"] = at
+		} else if _, err := os.Stat(at + "/cgroup.clone_children"); err == nil {
+			found["cgroup v1"] = at
+		}
+	}
+	if len(found) == 0 {
+		t.Fatal("no control groups are mounted at /sys/fs/cgroup")
+	}
+	return found
+}
+
+// A pod is a process that writes to a volume, in the control group of a pod.
+type pod struct {
+	*bench
+	hierarchy, root, group string
+	data                   string
+}
+
+// startPod makes the control groups of a pod, as kubelet and the runtime do, publishes the volume
+// and writes to it: a number into each of many files, one after the other, then the next. So at
+// each moment no two files are more than one apart, and those that come first are not behind.
+// A file of some bytes, of which a copy takes a while where blocks are not shared, changes with each
+// number.
+func startPod(b *bench, hierarchy string, bytes int64) *pod {
+	b.Helper()
+	p := &pod{bench: b, hierarchy: hierarchy, root: filepath.Join(hierarchy, fmt.Sprintf("hostpath-test-%d-%d", os.Getpid(), time.Now().UnixNano()))}
+	p.group = filepath.Join(p.root, "kubepods.slice", "kubepods-burstable.slice", "kubepods-burstable-pod"+strings.ReplaceAll(podUID, "-", "_")+".slice")
+	container := filepath.Join(p.group, "container")
+	b.Must(os.MkdirAll(container, 0o755))
+	b.Cleanup(func() {
+		for at := container; len(at) >= len(p.root); at = filepath.Dir(at) {
+			b.Eventually("the control group is empty", func() bool {
+				err := os.Remove(at)
+				if !errors.Is(err, syscall.EBUSY) {
+					must.Succeed(b, err)
+				}
+				return err == nil
+			})
+		}
+	})
+	v := directory("pvc-1", size)
+	b.create(v)
+	b.Must(b.Publish(b.Context(), v, published))
+	p.data = b.Target(published)
+	b.Must(os.WriteFile(filepath.Join(p.data, "large"), make([]byte, bytes), 0o600))
+	script := `cd "$1" && echo $$ >"$0/cgroup.procs" || exit 1
+i=0; while :; do i=$((i+1)); echo $i >>large; f=0; while [ $f -lt ` + strconv.Itoa(files) + ` ]; do echo $i >f$f.new && mv f$f.new f$f; f=$((f+1)); done; done`
+	cmd := exec.Command("sh", "-c", script, container, p.data)
+	b.Must(cmd.Start())
+	b.Cleanup(func() {
+		if p.frozen() { // and would not die
+			b.Errorf("the pod was left frozen; thawing it: %v", p.thaw())
+		}
+		must.Succeed(b, cmd.Process.Kill())
+		_ = cmd.Wait()
+		if b.Failed() {
+			return
+		}
+		b.Eventually("the pod has ended", func() bool { // with what the shell had started
+			left, err := os.ReadFile(container + "/cgroup.procs")
+			return err == nil && len(left) == 0
+		})
+		ended := context.Background() // that of the test has
+		must.Succeed(b, b.Unpublish(ended, v.ID, published))
+		must.Succeed(b, b.Delete(ended, v.ID))
+	})
+	b.Eventually("the pod writes", func() bool {
+		_, err := os.Stat(filepath.Join(p.data, "f"+strconv.Itoa(files-1)))
+		return err == nil
+	})
+	return p
+}
+
+// thaw is for pods that should not be frozen.
+func (p *pod) thaw() error {
+	if p.v1() {
+		return os.WriteFile(filepath.Join(p.group, "freezer.state"), []byte("THAWED"), 0)
+	}
+	return os.WriteFile(filepath.Join(p.group, "cgroup.freeze"), []byte("0"), 0)
+}
+
+func (p *pod) v1() bool {
+	_, err := os.Stat(filepath.Join(p.group, "freezer.state"))
+	return err == nil
+}
+
+func (p *pod) frozen() bool {
+	p.Helper()
+	for file, has := range map[string]string{"cgroup.events": "frozen 1", "freezer.state": "FROZEN"} {
+		if data, err := os.ReadFile(filepath.Join(p.group, file)); err == nil && strings.Contains(string(data), has) {
+			return true
+		}
+	}
+	return false
+}
+
+// wantMoment expects the files of a directory to be of one moment.
+func (p *pod) wantMoment(at string) {
+	p.Helper()
+	before, first := 0, 0
+	for i := range files {
+		data, err := os.ReadFile(filepath.Join(at, fmt.Sprint("f", i)))
+		p.Must(err)
+		n, err := strconv.Atoi(strings.TrimSpace(string(data)))
+		p.Must(err)
+		if i == 0 {
+			first = n
+		} else if n > before || n < first-1 {
+			p.Fatalf("file %d has %d, the one before %d, the first %d: not of one moment", i, n, before, first)
+		}
+		before = n
+	}
+}
+
+// startFreezer runs the watchdog beside the driver, as the second container does.
+func startFreezer(b *bench, binary string, p *pod) *exec.Cmd {
+	b.Helper()
+	socket := filepath.Join(filepath.Dir(strings.TrimPrefix(b.Process.Endpoint(), "unix://")), "freezer.sock")
+	cmd := exec.Command(binary, "freezer", "--socket="+socket, "--cgroups="+p.root)
+	cmd.Stderr = os.Stderr
+	b.Must(cmd.Start())
+	b.Eventually("the freezer serves", func() bool {
+		_, err := os.Stat(socket)
+		return err == nil
+	})
+	b.Cleanup(func() {
+		_ = cmd.Process.Kill() // it may have been already
+		_ = cmd.Wait()
+		_ = os.Remove(socket)
+	})
+	return cmd
+}
+
+func (p *pod) freezeSnapshot(name string) error {
+	_, err := p.Snapshot(p.Context(), name, "pvc-1", "freeze")
+	return err
+}
+
+// TestFreeze makes snapshots of a volume whose pod never stops writing, on each filesystem and with
+// each kind of control groups.
+func TestFreeze(t *testing.T) {
+	testenv.NeedRoot(t)
+	driver, err := drivertest.Binary(t.Context(), t.TempDir())
+	must.Succeed(t, err)
+	for _, fs := range filesystems {
+		for version, hierarchy := range hierarchies(t) {
+			if testing.Short() && version != "cgroup v2" && fs.name != "xfs" {
+				continue // the freezer's own tests have both
+			}
+			t.Run(fs.name+" with "+version, func(t *testing.T) {
+				config := drivertest.PoolConfig{Name: "local", Path: fs.mount(t), Enforcement: fs.enforcement}
+				d := drivertest.Start(t, drivertest.Config{Binary: driver, Pools: []drivertest.PoolConfig{config}})
+				b := &bench{Driver: d, pool: &drivertest.Pool{Driver: d, PoolConfig: config}, copies: fs.copies}
+				p := startPod(b, hierarchy, mib)
+				b.WantCode("without a freezer", p.freezeSnapshot("without"), codes.FailedPrecondition)
+				startFreezer(b, driver, p)
+				b.Must(p.freezeSnapshot("s-1"))
+				if p.frozen() {
+					t.Error("the pod is frozen after all")
+				}
+				p.wantMoment(b.pool.Own("snapshots", "~s-1"))
+				record, err := b.pool.Record("~s-1")
+				b.Must(err)
+				if record.Origin.Consistency != "point-in-time" {
+					t.Errorf("it is recorded as %+v", record.Origin)
+				}
+				b.Must(b.DeleteSnapshot(b.Context(), "s-1@"+drivertest.NodeName))
+			})
+		}
+	}
+}
+
+// TestFrozenPodsGoOn kills the driver and the freezer while a pod is frozen, and stops them, which
+// is worse. Nothing stays frozen for longer than ten seconds.
+func TestFrozenPodsGoOn(t *testing.T) {
+	testenv.NeedRoot(t)
+	driver, err := drivertest.Binary(t.Context(), t.TempDir())
+	must.Succeed(t, err)
+	config := drivertest.PoolConfig{Name: "local", Path: testenv.LoopFS(t, "ext4", 1<<30)}
+	for version, hierarchy := range hierarchies(t) {
+		for name, strike := range map[string]func(driver, freezer *os.Process) error{
+			"driver killed":   func(d, _ *os.Process) error { return d.Kill() },
+			"driver stopped":  func(d, _ *os.Process) error { return d.Signal(syscall.SIGSTOP) },
+			"freezer killed":  func(_, f *os.Process) error { return f.Kill() },
+			"freezer stopped": func(_, f *os.Process) error { return f.Signal(syscall.SIGSTOP) },
+		} {
+			// Who is stopped keeps the pod frozen up to the limit, which takes its time.
+			if strings.HasSuffix(name, "stopped") && testing.Short() && (name != "driver stopped" || version != "cgroup v2") {
+				continue
+			}
+			t.Run(name+" with "+version, func(t *testing.T) {
+				d := drivertest.Start(t, drivertest.Config{Binary: driver, Pools: []drivertest.PoolConfig{config}})
+				b := &bench{Driver: d, pool: &drivertest.Pool{Driver: d, PoolConfig: config}}
+				p := startPod(b, hierarchy, 64*mib)
+				f := startFreezer(b, driver, p)
+				own, err := os.FindProcess(d.Process.Pid())
+				b.Must(err)
+				done := make(chan error, 1)
+				go func() { done <- p.freezeSnapshot("s-1") }()
+				b.Eventually("the pod is frozen", p.frozen)
+				began := time.Now()
+				b.Must(strike(own, f.Process))
+				b.Eventually("the pod goes on", func() bool { return !p.frozen() })
+				if took := time.Since(began); took > frozenAtMost {
+					t.Errorf("the pod was frozen for %s", took)
+				}
+				_ = own.Signal(syscall.SIGCONT)
+				_ = f.Process.Signal(syscall.SIGCONT)
+				t.Logf("the call was answered with %v", <-done)
+				d.Crash()
+				if _, err := os.Stat(b.pool.Own("snapshots", "~s-1")); err == nil {
+					p.wantMoment(b.pool.Own("snapshots", "~s-1"))
+				}
+				b.Must(b.DeleteSnapshot(b.Context(), "s-1@"+drivertest.NodeName))
+			})
+		}
+	}
+}
