@@ -20,7 +20,7 @@ func (v *visit) checkQuota() error {
 	if v.keeper.Kind() != "" {
 		v.restoreQueued()
 	}
-	now := v.scan()
+	now := *v.scan()
 	now.Keeper = keeper
 	return now.Unfit(v.pool.limits())
 }

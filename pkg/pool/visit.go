@@ -22,6 +22,8 @@ type visit struct {
 	store  *store.Store
 	keeper *limit.Keeper
 	calls  *atomic.Int64 // counts this one; nil for a check
+	// reading is what scan has made.
+	reading *scan.Pool
 }
 
 func (v *visit) close() {
@@ -101,11 +103,13 @@ func (p *Pool) openInTime(id *opened, st *state) (*visit, error) {
 	return v, err
 }
 
-// scan is the pool for reading it.
+// scan is the pool for reading it. A call asks for it several times.
 func (v *visit) scan() *scan.Pool {
-	s := v.pool.scan()
-	s.Store, s.Keeper, s.Lock = v.store, v.keeper, v.tryLock
-	return s
+	if v.reading == nil || v.reading.Keeper != v.keeper {
+		v.reading = v.pool.scan()
+		v.reading.Store, v.reading.Keeper, v.reading.Lock = v.store, v.keeper, v.tryLock
+	}
+	return v.reading
 }
 
 // scan is what memory has of the pool.
