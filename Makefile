@@ -154,7 +154,7 @@ sanity: ## Run csi-sanity against the real binary with real mounts
 	$(GO_TEST) -v ./test/e2e/sanity/...
 
 # What the host's kernel may lack is tested in a virtual machine, one after another in one boot.
-KERNEL_TESTS := ./test/cmd/kernel/lab ./pkg/hostfs/quota ./pkg/hostfs/label ./test/e2e/sanity ./test/e2e/volumes ./test/e2e/blocks ./test/e2e/crash ./test/e2e/faults ./test/e2e/privilege ./test/e2e/mounter/mapper
+KERNEL_TESTS := ./test/cmd/kernel/lab ./pkg/hostfs/quota ./pkg/hostfs/label ./cmd/hostpath-provisioner ./test/e2e/sanity ./test/e2e/volumes ./test/e2e/blocks ./test/e2e/crash ./test/e2e/faults ./test/e2e/privilege ./test/e2e/mounter/mapper
 
 # An emulated processor needs many minutes for ten thousand volumes: make test-kernel KERNEL_FLAGS= has them
 # there too. On the host, where btrfs keeps the limits, make test has them always. pkg/pool is not among KERNEL_TESTS:
@@ -229,13 +229,16 @@ monitoring-programs: $(OPERATOR)
 	@test/tools/install-deps monitoring
 	@install -C "$$(PATH=bin/tools:$$PATH command -v prometheus)" bin/cluster/prometheus
 
+# Before each so many of their steps programs are killed.
+KILL_EVERY ?= 12
+
 # For example CASES='Expand|ReadOnly'. A Ctrl-C has to reach the tests themselves: not go test.
 CASES ?= .
 .PHONY: test-cluster
 test-cluster: cluster-programs monitoring-programs ## Install the driver on a real Kubernetes cluster, and do there what users do
 	cd test/cluster && CGO_ENABLED=0 go test -c $(CLUSTER_FLAGS) -o $(CURDIR)/bin/cluster/cases.test ./cases
 	cd test/cluster && CGO_ENABLED=0 go test -c $(CLUSTER_FLAGS) -o $(CURDIR)/bin/cluster/lifecycle.test ./lifecycle
-	@cd test/cluster/cases && exec $(CURDIR)/bin/cluster/cases.test -test.v -test.timeout 30m -programs $(CURDIR)/bin/cluster -test.run '$(CASES)'
+	@cd test/cluster/cases && exec $(CURDIR)/bin/cluster/cases.test -test.v -test.timeout 30m -programs $(CURDIR)/bin/cluster -kill-every $(KILL_EVERY) -test.run '$(CASES)'
 	@cd test/cluster/lifecycle && exec $(CURDIR)/bin/cluster/lifecycle.test -test.v -test.timeout 15m -programs $(CURDIR)/bin/cluster -test.run '$(CASES)'
 
 # Not only what the host's kernel can: there df in a pod shows the size of its volume.

@@ -18,6 +18,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/test/cluster"
 	"kubevirt.io/hostpath-provisioner/test/cluster/progress"
 	"kubevirt.io/hostpath-provisioner/test/cluster/sandbox"
+	"kubevirt.io/hostpath-provisioner/test/testenv/trap"
 )
 
 const (
@@ -34,6 +35,7 @@ var c *cluster.Cluster
 var poolKind string
 
 func TestMain(m *testing.M) {
+	trap.Launch()
 	box := sandbox.Enter()
 	programs := flag.String("programs", "../../../bin/cluster", "directory with the programs of the cluster")
 	logs := flag.String("logs", "", "directory for the logs of the cluster, which is emptied; logs below that of the programs if not given")
@@ -41,6 +43,7 @@ func TestMain(m *testing.M) {
 	slower := flag.Int("slower", 1, "everything may take so many times as long as on a real machine")
 	images := flag.String("images", "", "directory with the images, as cluster images makes it; they are made if not given")
 	flag.StringVar(&poolKind, "pools", "btrfs", "filesystem of the pools with quotas: btrfs or xfs")
+	flag.IntVar(&killEvery, "kill-every", 12, "kill programs before each so many of their steps, or four times as often where that is fast; 1 for all")
 	flag.Parse()
 	if *logs == "" {
 		*logs = filepath.Join(*programs, "logs")

@@ -99,8 +99,8 @@ func TestMigrationToCSI(t *testing.T) {
 		t.Errorf("the pod reads %q", got)
 	}
 
-	// Back, and there again in one run.
-	t.Logf("undone in %d runs", s.migrateStepwise(node, append(args, "--undo")...))
+	// Back, and there again, in one run each.
+	s.mustMigrate(node, append(args, "--undo", "--apply")...)
 	if back, at, path := s.hostPath("data"); back.Spec.HostPath.Path != old.Spec.HostPath.Path || at != node || path != directory {
 		t.Errorf("PersistentVolume %+v", back.Spec)
 	}
@@ -120,54 +120,60 @@ func TestMigrationToCSI(t *testing.T) {
 	s.removeClaim("data")
 }
 
+// oldVolume is a directory of a node as a provisioner from before CSI has made it for a claim: an empty one, whose name
+// begins with that of its PersistentVolume.
+func (s *scene) oldVolume(node, provisioner, source, path, claim string) {
+	s.Helper()
+	name, _, _ := strings.Cut(filepath.Base(path), "_")
+	disk := c.Nodes[node].Disk(path)
+	s.must(os.MkdirAll(disk, 0o777))
+	s.must(os.Chmod(disk, 0o777))
+	s.applyText(fmt.Sprintf(`
+apiVersion: v1
+kind: PersistentVolume
+metadata:
+  name: %[1]s
+  annotations: {pv.kubernetes.io/provisioned-by: %[2]s}
+spec:
+  capacity: {storage: 10Mi}
+  accessModes: [ReadWriteOnce]
+  persistentVolumeReclaimPolicy: Delete
+  storageClassName: old-volumes
+  %[3]s: {path: %[4]s}
+  claimRef: {apiVersion: v1, kind: PersistentVolumeClaim, namespace: %[5]s, name: %[6]s}
+  nodeAffinity:
+    required:
+      nodeSelectorTerms:
+      - matchExpressions: [{key: kubernetes.io/hostname, operator: In, values: [%[7]s]}]
+`, name, provisioner, source, path, s.namespace, claim, node))
+	s.claim(claim, "10Mi", ofClass("old-volumes"))
+	s.until("claim "+claim+" to be bound", func(ctx context.Context) (string, error) {
+		bound, err := c.Client.CoreV1().PersistentVolumeClaims(s.namespace).Get(ctx, claim, metav1.GetOptions{})
+		if err != nil || bound.Status.Phase == corev1.ClaimBound {
+			return "", err
+		}
+		return string(bound.Status.Phase), nil
+	})
+}
+
 // Rancher's provisioner has a pool's directory as its own.
 func TestMigrationOfLocalPath(t *testing.T) {
 	s := begin(t)
 	s.apply("-k", migrateOverlay)
 	s.provisioners(form{namespace: migrateNamespace}, len(c.Nodes), true)
 	for i, source := range []string{"hostPath", "local"} {
-		name := fmt.Sprintf("pvc-22222222-2222-3333-4444-55555555555%d", i)
-		path := "/var/plain/" + name + "_" + s.namespace + "_" + strings.ToLower(source)
-		s.must(os.Mkdir(c.Nodes[nodeB].Disk(path), 0o777))
+		path := fmt.Sprintf("/var/plain/pvc-22222222-2222-3333-4444-55555555555%d_%s_%s", i, s.namespace, strings.ToLower(source))
+		s.oldVolume(nodeB, "rancher.io/local-path", source, path, strings.ToLower(source))
 		s.must(os.WriteFile(filepath.Join(c.Nodes[nodeB].Disk(path), "file"), []byte("before\n"), 0o644))
-		s.applyText(fmt.Sprintf(`
-apiVersion: v1
-kind: PersistentVolume
-metadata:
-  name: %[1]s
-  annotations: {pv.kubernetes.io/provisioned-by: rancher.io/local-path}
-spec:
-  capacity: {storage: 10Mi}
-  accessModes: [ReadWriteOnce]
-  persistentVolumeReclaimPolicy: Retain
-  storageClassName: local-path
-  %[2]s: {path: %[3]s}
-  claimRef: {apiVersion: v1, kind: PersistentVolumeClaim, namespace: %[4]s, name: %[5]s}
-  nodeAffinity:
-    required:
-      nodeSelectorTerms:
-      - matchExpressions: [{key: kubernetes.io/hostname, operator: In, values: [%[6]s]}]
-`, name, source, path, s.namespace, strings.ToLower(source), nodeB))
-		s.claim(strings.ToLower(source), "10Mi", ofClass("local-path"))
 	}
-	for _, claim := range []string{"hostpath", "local"} {
-		s.until("claim "+claim+" to be bound", func(ctx context.Context) (string, error) {
-			bound, err := c.Client.CoreV1().PersistentVolumeClaims(s.namespace).Get(ctx, claim, metav1.GetOptions{})
-			if err != nil || bound.Status.Phase == corev1.ClaimBound {
-				return "", err
-			}
-			return string(bound.Status.Phase), nil
-		})
-	}
-	if out := s.mustMigrate(nodeA, "--from-class=local-path", "--apply"); !strings.Contains(out, "2 claims on node "+nodeB) {
+	if out := s.mustMigrate(nodeA, "--from-class=old-volumes", "--apply"); !strings.Contains(out, "2 claims on node "+nodeB) {
 		t.Error(out)
 	}
-	s.mustMigrate(nodeB, "--from-class=local-path", "--apply")
+	s.mustMigrate(nodeB, "--from-class=old-volumes", "--apply")
 	for _, claim := range []string{"hostpath", "local"} {
 		if got := s.wrote(claim, "after"); got != "before\nafter\n" {
 			t.Errorf("the pod reads %q", got)
 		}
-		s.kubectl("patch", "pv", s.volume(claim).Name, "--patch", `{"spec":{"persistentVolumeReclaimPolicy":"Delete"}}`)
 		s.removeClaim(claim)
 	}
 }

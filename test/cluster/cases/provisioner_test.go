@@ -2,9 +2,14 @@ package cases_test
 
 import (
 	"context"
+	"crypto/tls"
+	"errors"
 	"fmt"
+	"io"
+	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -107,7 +112,9 @@ func madeOn(node string) func(*corev1.PersistentVolumeClaim) {
 func TestProvisionerOnEachNode(t *testing.T) {
 	s := begin(t)
 	s.install(perNode)
-	s.provisioners(perNode, len(c.Nodes), true)
+	for _, pod := range s.provisioners(perNode, len(c.Nodes), true) {
+		s.wantEndpoints(pod, "")
+	}
 
 	// What a user applies.
 	example := perNode.overlay + "/example"
@@ -137,8 +144,95 @@ func TestProvisionerOnEachNode(t *testing.T) {
 	s.wantEvent("PersistentVolumeClaim", "unnamed", "ProvisioningFailed", "binds immediately")
 	s.wantEvent("PersistentVolumeClaim", "shared", "ProvisioningFailed", "ReadWriteMany is not supported")
 	s.foreignVolumes()
+
+	// A pod cannot have two nodes, which the scheduler says without a word of why.
+	s.claim("here", "10Mi", ofClass(class), madeOn(nodeA))
+	here, _, hereDirectory := s.hostPath("here")
+	s.pod("mixed", with("named", "/named"), with("here", "/here"))
+	s.wantEvent("PersistentVolumeClaim", "named", "NodesDiffer", "pod mixed cannot start", "its claim here for node "+nodeA)
+	s.wantEvent("PersistentVolumeClaim", "here", "NodesDiffer", "pod mixed cannot start", "its claim named for node "+nodeB)
+	s.remove("mixed")
+
 	s.kubectl("delete", "pvc", "-n", s.namespace, "--all")
 	s.wantVolumeGone(named.Name, namedDirectory)
+	s.wantVolumeGone(here.Name, hereDirectory)
+	for _, pod := range s.provisioners(perNode, len(c.Nodes), true) {
+		if pod.Spec.NodeName == nodeB {
+			s.wantEndpoints(pod, "", ofClaims...)
+		}
+	}
+}
+
+// Metrics of claims and PersistentVolumes, which are there after the first of each.
+var ofClaims = []string{"hostpath_provisioner_persistentvolumeclaim_provision_total", "hostpath_provisioner_persistentvolume_delete_total"}
+
+// wantEndpoints asks a provisioner for its health and its metrics. If it does not serve claims it says why.
+func (s *scene) wantEndpoints(pod corev1.Pod, refusal string, more ...string) {
+	s.Helper()
+	if status, text := s.fetch("http", pod, 9808, "/healthz"); status != http.StatusOK || text != "ok\n" {
+		s.Errorf("%s: healthz answers %d %q", pod.Name, status, text)
+	}
+	want := http.StatusOK
+	if refusal != "" {
+		want = http.StatusServiceUnavailable
+	}
+	s.until("readyz of "+pod.Name, func(context.Context) (string, error) {
+		if status, text := s.fetch("http", pod, 9808, "/readyz"); status != want || !strings.Contains(text, refusal) {
+			return fmt.Sprintf("%d %q", status, text), nil
+		}
+		return "", nil
+	})
+	metrics := s.metricsOf(pod)
+	for _, name := range append(more, "hostpath_pool_serving", "hostpath_pool_promised_bytes", "kubevirt_hpp_pool_path_shared_with_os") {
+		if !metrics[name] {
+			s.Errorf("%s has no metric %s, but %q", pod.Name, name, sorted(metrics))
+		}
+	}
+	// What both programs have has one name, and what only one has says whose it is.
+	drivers, err := c.Client.CoreV1().Pods(cluster.Namespace).List(s.Context(), metav1.ListOptions{
+		LabelSelector: "app.kubernetes.io/name=" + cluster.DaemonSet, FieldSelector: "spec.nodeName=" + pod.Spec.NodeName})
+	if err != nil || len(drivers.Items) == 0 {
+		s.Fatalf("%d drivers on %s (%v)", len(drivers.Items), pod.Spec.NodeName, err)
+	}
+	ofDriver := s.metricsOf(drivers.Items[0])
+	for name := range metrics {
+		if !ofDriver[name] && !slices.Contains(sometimes, name) && !strings.HasPrefix(name, "hostpath_provisioner_") {
+			s.Errorf("%s has the metric %s, which the driver has not", pod.Name, name)
+		}
+	}
+}
+
+// fetch asks a pod over HTTP.
+func (s *scene) fetch(scheme string, pod corev1.Pod, port int, path string) (status int, text string) {
+	s.Helper()
+	request, err := http.NewRequestWithContext(s.Context(), http.MethodGet, fmt.Sprintf("%s://%s:%d%s", scheme, pod.Status.PodIP, port, path), nil)
+	s.must(err)
+	// The certificate is one that the program has made for itself.
+	client := http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, DisableKeepAlives: true}}
+	s.until("an answer of "+pod.Name, func(context.Context) (string, error) {
+		response, err := client.Do(request)
+		if err != nil {
+			return "", err
+		}
+		status = response.StatusCode
+		body, err := io.ReadAll(response.Body)
+		text = string(body)
+		return "", errors.Join(err, response.Body.Close())
+	})
+	return status, text
+}
+
+// metricsOf are the names of a pod's metrics.
+func (s *scene) metricsOf(pod corev1.Pod) map[string]bool {
+	s.Helper()
+	_, text := s.fetch("https", pod, 8443, "/metrics")
+	names := make(map[string]bool)
+	for line := range strings.SplitSeq(text, "\n") {
+		if words := strings.Fields(line); len(words) == 4 && words[1] == "TYPE" {
+			names[words[2]] = true
+		}
+	}
+	return names
 }
 
 // foreignVolumes makes PersistentVolumes that claim to be of the provisioner and are not: their directories stay.
@@ -194,19 +288,13 @@ func TestProvisionerOnSingleNode(t *testing.T) {
 	s.install(singleNode)
 	example := singleNode.overlay + "/example"
 
-	// With two nodes it would make two directories of one volume.
-	pod := s.provisioners(singleNode, 1, false)[0]
-	s.kubectl("apply", "-n", s.namespace, "-k", example)
-	s.wantEvent("PersistentVolumeClaim", "test-claim", "ProvisioningFailed", "node-a, node-b", "PV_DIR_SHARED")
-
-	other := nodeA
-	if pod.Spec.NodeName == nodeA {
-		other = nodeB
+	if len(c.Nodes) > 1 {
+		s.refusedOnTwoNodes(example)
+	} else {
+		s.kubectl("apply", "-n", s.namespace, "-k", example)
 	}
-	s.cordon(other, true)
-	t.Cleanup(func() { s.cordon(other, false) })
 	s.ready("test-pod")
-	s.provisioners(singleNode, 1, true)
+	pod := s.provisioners(singleNode, 1, true)[0]
 	volume, _, directory := s.hostPath("test-claim")
 	if want := s.namespace + "-test-claim-" + volume.Name; filepath.Base(directory) != want {
 		t.Errorf("the directory is %s, want %s", filepath.Base(directory), want)
@@ -217,4 +305,20 @@ func TestProvisionerOnSingleNode(t *testing.T) {
 	s.wantFile(filepath.Join(directory, "SUCCESS"), "Hello\n")
 	s.kubectl("delete", "-n", s.namespace, "-k", example)
 	s.wantVolumeGone(volume.Name, directory)
+	s.wantEndpoints(pod, "", ofClaims...)
+}
+
+// refusedOnTwoNodes has the example wait until there is one node: of one volume there would be two directories.
+func (s *scene) refusedOnTwoNodes(example string) {
+	s.Helper()
+	pod := s.provisioners(singleNode, 1, false)[0]
+	s.wantEndpoints(pod, "node-a, node-b")
+	s.kubectl("apply", "-n", s.namespace, "-k", example)
+	s.wantEvent("PersistentVolumeClaim", "test-claim", "ProvisioningFailed", "node-a, node-b", "PV_DIR_SHARED")
+	other := nodeA
+	if pod.Spec.NodeName == nodeA {
+		other = nodeB
+	}
+	s.cordon(other, true)
+	s.Cleanup(func() { s.cordon(other, false) })
 }
