@@ -61,6 +61,10 @@ components: [$csi/snapshots]
 func wantSnapshotter(t *testing.T, objs objects) {
 	t.Helper()
 	pod := daemonSet(t, objs).Spec.Template.Spec
+	// Users' own patches name containers by their number, and kubectl shows the logs of the first.
+	if first, last := pod.Containers[0].Name, pod.Containers[len(pod.Containers)-1].Name; first != "driver" || last != snapshotter {
+		t.Errorf("the containers begin with %s and end with %s", first, last)
+	}
 	c, other := container(t, pod, snapshotter), container(t, pod, "csi-provisioner")
 	args := argsOf(c)
 	if _, given := args["node-deployment"]; !given || args["csi-address"] != argsOf(other)["csi-address"] {
