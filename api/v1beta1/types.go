@@ -1,6 +1,8 @@
 package v1beta1
 
 import (
+	"slices"
+
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
@@ -14,7 +16,7 @@ const (
 	LegacyPool = "legacy"
 	// DefaultOverlayClass is the StorageClass of a shared pool that names none.
 	DefaultOverlayClass = "hpp-overlay"
-	// Snapshotting is the one feature gate there is. It has no effect.
+	// Snapshotting is the one feature gate there is: the driver's pods make snapshots.
 	Snapshotting = "Snapshotting"
 )
 
@@ -85,8 +87,8 @@ type HostPathProvisionerSpec struct {
 	// +optional
 	Workload NodePlacement `json:"workload,omitempty"`
 
-	// FeatureGates are for objects of earlier versions. Snapshotting is accepted and has no effect: this version does not
-	// make snapshots.
+	// FeatureGates add what not every cluster can have. Snapshotting deploys csi-snapshotter, which needs the
+	// CustomResourceDefinitions and the snapshot-controller of external-snapshotter.
 	// +optional
 	// +listType=set
 	// +kubebuilder:validation:MaxItems=16
@@ -287,6 +289,11 @@ type ClaimTemplate struct {
 	DataSourceRef *corev1.TypedObjectReference `json:"dataSourceRef,omitempty"`
 	// +optional
 	VolumeAttributesClassName *string `json:"volumeAttributesClassName,omitempty"`
+}
+
+// HasFeature says whether a feature gate is given.
+func (p *HostPathProvisioner) HasFeature(gate string) bool {
+	return slices.Contains(p.Spec.FeatureGates, gate)
 }
 
 // Spec is that of a claim which is made from the template.

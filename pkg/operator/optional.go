@@ -15,12 +15,24 @@ var (
 	serviceMonitorKind = schema.GroupVersionKind{Group: "monitoring.coreos.com", Version: "v1", Kind: "ServiceMonitor"}
 )
 
+// snapshotKind is one that is only looked for.
+var snapshotKind = schema.GroupVersionKind{Group: "snapshot.storage.k8s.io", Version: "v1", Kind: "VolumeSnapshotContent"}
+
 var optionalKinds = []schema.GroupVersionKind{constraintsKind, prometheusRuleKind, serviceMonitorKind}
 
 // OptionalKinds are those of the kinds that not every cluster has which this one has.
 type OptionalKinds struct {
 	mu      sync.Mutex
 	present []schema.GroupVersionKind
+	// snapshots says that there is snapshotKind.
+	snapshots bool
+}
+
+// Snapshots says whether the cluster has the kinds of external-snapshotter.
+func (o *OptionalKinds) Snapshots() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.snapshots
 }
 
 // Has says whether the cluster has a kind.
@@ -53,5 +65,12 @@ func (o *OptionalKinds) discover(mapper meta.RESTMapper, watch func(schema.Group
 		o.present = append(o.present, kind)
 		o.mu.Unlock()
 	}
+	_, err := mapper.RESTMapping(snapshotKind.GroupKind(), snapshotKind.Version)
+	if err != nil && !meta.IsNoMatchError(err) {
+		return err
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.snapshots = err == nil
 	return nil
 }

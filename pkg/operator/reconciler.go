@@ -290,6 +290,10 @@ func get[T any](ctx context.Context, r *Reconciler, name string) (*T, error) {
 // observe reads what there is of what an object asks for.
 func (r *Reconciler) observe(ctx context.Context, object *hppv1.HostPathProvisioner) (status.Observed, error) {
 	seen := status.Observed{Notices: render.Notices(object)}
+	if object.HasFeature(hppv1.Snapshotting) && !r.Optional.Snapshots() {
+		seen.Notices = append(seen.Notices, "The feature gate Snapshotting has no effect: the cluster has no VolumeSnapshots. "+
+			"Install the CustomResourceDefinitions and the snapshot-controller of external-snapshotter")
+	}
 	var err error
 	if seen.DaemonSets, err = r.daemonSets(ctx, render.DaemonSets(object)...); err != nil {
 		return seen, err

@@ -34,6 +34,7 @@ var imageVariables = map[string]string{
 	"quay.io/kubevirt/hostpath-provisioner":                              "PROVISIONER_IMAGE",
 	"registry.k8s.io/sig-storage/csi-provisioner":                        "CSI_SIG_STORAGE_PROVISIONER_IMAGE",
 	"registry.k8s.io/sig-storage/csi-resizer":                            "CSI_RESIZER_IMAGE",
+	"registry.k8s.io/sig-storage/csi-snapshotter":                        "CSI_SNAPSHOT_IMAGE",
 	"registry.k8s.io/sig-storage/csi-node-driver-registrar":              "NODE_DRIVER_REG_IMAGE",
 	"registry.k8s.io/sig-storage/livenessprobe":                          "LIVENESS_PROBE_IMAGE",
 	"registry.k8s.io/sig-storage/csi-external-health-monitor-controller": "CSI_HEALTH_MONITOR_IMAGE",

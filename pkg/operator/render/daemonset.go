@@ -29,6 +29,10 @@ func (r *Renderer) driver() (*appsv1.DaemonSet, error) {
 	}
 	driver := &pod.Containers[i]
 	removePool(pod, driver)
+	if r.snapshotting() {
+		pod.Containers = append(pod.Containers, *r.manifests.snapshotter.DeepCopy())
+		driver = &pod.Containers[i]
+	}
 	moveKubelet(pod, r.object.Spec.KubeletDirectory)
 	addPools(pod, driver, r.pools)
 	for i := range pod.Containers {

@@ -39,6 +39,11 @@ func TestExamples(t *testing.T) {
 				t.Errorf("%s: %v", file, err)
 			}
 			classes[file] = class.Parameters[PoolParameter]
+		case strings.Contains(string(content), "\nkind: VolumeSnapshotClass\n"):
+			var class struct{ Driver string }
+			if err := yaml.Unmarshal(content, &class); err != nil || class.Driver != DriverName {
+				t.Errorf("%s is for the driver %q, %v", file, class.Driver, err)
+			}
 		}
 	}
 	for file, pool := range classes {

@@ -21,13 +21,15 @@ import (
 
 // Manifests are those of deploy/, decoded and not changed yet.
 type Manifests struct {
-	daemonSet      appsv1.DaemonSet
+	daemonSet appsv1.DaemonSet
+	// snapshotter is added to the DaemonSet for snapshots.
+	snapshotter    corev1.Container
 	csiDriver      storagev1.CSIDriver
 	metricsService corev1.Service
-	// clusterRules and namespacedRules are those of all sidecars together.
-	clusterRules, namespacedRules []rbacv1.PolicyRule
-	mounter                       appsv1.Deployment
-	unmount                       batchv1.Job
+	// clusterRules and namespacedRules are those of all sidecars together, but for snapshotRules, those for snapshots.
+	clusterRules, namespacedRules, snapshotRules []rbacv1.PolicyRule
+	mounter                                      appsv1.Deployment
+	unmount                                      batchv1.Job
 	// images have the tag of each image by its name.
 	images map[string]string
 	legacy legacyManifests
@@ -52,14 +54,18 @@ type legacyManifests struct {
 // Load decodes the manifests. It fails only if the program was built of broken ones.
 func Load() (*Manifests, error) {
 	m := &Manifests{}
-	var cluster, scc rules
+	var cluster, snapshots, scc rules
+	// A patch, by RFC 6902, that adds a container.
+	var additions []struct{ Value corev1.Container }
 	err := errors.Join(
 		one(&m.daemonSet, "csi/base/daemonset.yaml"),
+		one(&additions, "csi/snapshots/csi-snapshotter.yaml"),
 		one(&m.csiDriver, "csi/base/csidriver.yaml"),
 		one(&m.mounter, "operator/mounter/deployment.yaml"),
 		one(&m.unmount, "operator/mounter/unmount.yaml"),
 		one(&m.metricsService, "csi/base/metrics-service.yaml"),
 		cluster.read("csi/base/rbac.yaml"),
+		snapshots.read("csi/snapshots/rbac.yaml"),
 		scc.read("csi/openshift/rbac.yaml"),
 		one(&m.constraints, "csi/openshift/securitycontextconstraints.yaml"),
 		one(&m.driverRule, "monitoring/prometheusrule.yaml"),
@@ -70,9 +76,13 @@ func Load() (*Manifests, error) {
 	if err != nil {
 		return nil, err
 	}
-	m.clusterRules, m.namespacedRules, m.constraintsRules = cluster.cluster, cluster.namespaced, scc.namespaced
+	if len(additions) != 1 {
+		return nil, fmt.Errorf("deploy/csi/snapshots/csi-snapshotter.yaml adds %d containers, want 1", len(additions))
+	}
+	m.snapshotter = additions[0].Value
+	m.clusterRules, m.namespacedRules, m.snapshotRules, m.constraintsRules = cluster.cluster, cluster.namespaced, snapshots.cluster, scc.namespaced
 	m.images = map[string]string{}
-	if err := errors.Join(m.legacy.load(), m.addTags("csi/base/kustomization.yaml"), m.addTags("provisioner/base/kustomization.yaml")); err != nil {
+	if err := errors.Join(m.legacy.load(), m.addTags("csi/base/kustomization.yaml"), m.addTags("csi/snapshots/kustomization.yaml"), m.addTags("provisioner/base/kustomization.yaml")); err != nil {
 		return nil, err
 	}
 	// The mounter is of the same release as the driver.

@@ -69,9 +69,6 @@ func dataDir(from []hppv1.StoragePool) (string, error) {
 // Notices are what a user should know of what the object asks for.
 func Notices(object *hppv1.HostPathProvisioner) []string {
 	var texts []string
-	if slices.Contains(object.Spec.FeatureGates, hppv1.Snapshotting) {
-		texts = append(texts, "The feature gate Snapshotting has no effect: csi-snapshotter is not deployed")
-	}
 	classes := map[string]string{}
 	for _, pool := range Pools(object) {
 		if pool.PVCTemplate == nil || !pool.IsShared() {

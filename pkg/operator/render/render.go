@@ -156,8 +156,15 @@ func (r *Renderer) clusterMeta(name string, labels map[string]string) metav1.Obj
 // driverRights are what the driver's sidecars may do in the manifests.
 func (r *Renderer) driverRights() []client.Object {
 	namespaced := slices.Concat(r.manifests.namespacedRules, r.useOf(r.manifests.constraintsRules, driverConstraints))
-	return r.rights(driverAccount, driverAccount, r.manifests.clusterRules, namespaced)
+	cluster := r.manifests.clusterRules
+	if r.snapshotting() {
+		cluster = slices.Concat(cluster, r.manifests.snapshotRules)
+	}
+	return r.rights(driverAccount, driverAccount, cluster, namespaced)
 }
+
+// snapshotting says whether the driver's pods make snapshots.
+func (r *Renderer) snapshotting() bool { return r.object.HasFeature(hppv1.Snapshotting) }
 
 // useOf are the rules by which pods may use constraints on OpenShift.
 func (r *Renderer) useOf(from []rbacv1.PolicyRule, constraints string) []rbacv1.PolicyRule {

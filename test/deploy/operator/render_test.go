@@ -112,7 +112,14 @@ func operated(t *testing.T, file string) []object {
 // The operator deploys what kustomize renders of deploy/, but for what it is there to change: names, the pool's directory
 // csi, tolerations, and that pools are in a variable and not in a ConfigMap.
 func TestOperatorRendersManifestsOfDriver(t *testing.T) {
-	byHand, byOperator := rendered(t, "../../../deploy/csi/openshift"), operated(t, "plain.yaml")
+	for example, manifests := range map[string]string{"plain.yaml": "../../../deploy/csi/openshift", "snapshots.yaml": "testdata/snapshots"} {
+		t.Run(example, func(t *testing.T) { wantDriver(t, rendered(t, manifests), operated(t, example)) })
+	}
+}
+
+// wantDriver compares the driver that kustomize renders with that which the operator deploys.
+func wantDriver(t *testing.T, byHand, byOperator []object) {
+	t.Helper()
 	want, got := only[appsv1.DaemonSet](t, byHand, "DaemonSet").Spec, only[appsv1.DaemonSet](t, byOperator, "DaemonSet").Spec
 	if diff := cmp.Diff(want.Selector, got.Selector); diff != "" {
 		t.Errorf("selector: %s", diff)
