@@ -19,6 +19,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 	webhookserver "sigs.k8s.io/controller-runtime/pkg/webhook"
+	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
 	"kubevirt.io/hostpath-provisioner/pkg/operator"
 	"kubevirt.io/hostpath-provisioner/pkg/operator/render"
@@ -36,7 +37,7 @@ func main() {
 	var s settings
 	flag.StringVar(&s.health, "health-address", ":6060", "where /livez and /readyz are served")
 	flag.StringVar(&s.metrics, "metrics-address", ":8443", "where metrics are served, with TLS, to who may read /metrics; 0 for no metrics")
-	flag.IntVar(&s.webhook, "webhook-port", 9443, "where the validating webhook is served, if deploy/operator/webhook is applied; 0 for none")
+	flag.IntVar(&s.webhook, "webhook-port", 9443, "where the webhooks are served, if deploy/operator/webhook or deploy/operator/restores is applied; 0 for none")
 	flag.BoolVar(&s.elect, "leader-elect", true, "whether to work only while holding the Lease "+operator.LeaderElection)
 	klog.InitFlags(nil)
 	flag.Parse()
@@ -128,5 +129,6 @@ func addWebhook(m manager.Manager, port int, namespace string, policy *operator.
 		Port: port, TLSOpts: []func(*tls.Config){policy.Configure, certificates.Configure},
 	})
 	server.Register(webhook.Path, (&webhook.Validator{Reader: m.GetAPIReader()}).Handler(m.GetScheme()))
+	server.Register(webhook.RestoresPath, &admission.Webhook{Handler: &webhook.Restores{Reader: m.GetAPIReader()}})
 	return errors.Join(m.Add(server), m.Add(certificates))
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"sync/atomic"
 	"time"
@@ -22,6 +23,9 @@ const (
 	Name = "hostpath-provisioner-operator-webhook"
 	// webhookName is that of the one webhook in it.
 	webhookName = "validate.hostpathprovisioner.kubevirt.io"
+	// restoresName is that of the MutatingWebhookConfiguration, and restoresWebhook that of the one webhook in it.
+	restoresName    = "hostpath-provisioner-operator-restores"
+	restoresWebhook = "restores.hostpathprovisioner.kubevirt.io"
 	// service is the Service that the API server calls.
 	service = "hostpath-provisioner-operator-webhook-service"
 	// injectAnnotation has cert-manager make the certificate.
@@ -101,7 +105,8 @@ func (c *Certificates) refresh(ctx context.Context) error {
 			return err
 		}
 		// The API server knows a certificate before it is served.
-		if err := c.announce(ctx, configuration, bundle(secret.Data)); err != nil {
+		accepted := bundle(secret.Data)
+		if err := errors.Join(c.announce(ctx, configuration, accepted), c.announceRestores(ctx, accepted)); err != nil {
 			return err
 		}
 	}
@@ -135,6 +140,24 @@ func (c *Certificates) announce(ctx context.Context, live *admissionv1.Validatin
 		}
 		want := admissionapply.ValidatingWebhookConfiguration(Name).WithWebhooks(
 			admissionapply.ValidatingWebhook().WithName(webhookName).WithClientConfig(
+				admissionapply.WebhookClientConfig().WithCABundle(bundle...)))
+		return c.writer.Apply(ctx, want, client.FieldOwner(Name), client.ForceOwnership)
+	}
+	return nil
+}
+
+// announceRestores does the same for the webhook of claims, if deploy/operator/restores is applied.
+func (c *Certificates) announceRestores(ctx context.Context, bundle []byte) error {
+	live := &admissionv1.MutatingWebhookConfiguration{}
+	if err := c.reader.Get(ctx, client.ObjectKey{Name: restoresName}, live); err != nil {
+		return client.IgnoreNotFound(err)
+	}
+	for _, hook := range live.Webhooks {
+		if hook.Name != restoresWebhook || bytes.Equal(hook.ClientConfig.CABundle, bundle) {
+			continue
+		}
+		want := admissionapply.MutatingWebhookConfiguration(restoresName).WithWebhooks(
+			admissionapply.MutatingWebhook().WithName(restoresWebhook).WithClientConfig(
 				admissionapply.WebhookClientConfig().WithCABundle(bundle...)))
 		return c.writer.Apply(ctx, want, client.FieldOwner(Name), client.ForceOwnership)
 	}

@@ -117,6 +117,37 @@ func TestCertificatesAreRenewedWithoutABreak(t *testing.T) {
 	}
 }
 
+// The webhook of claims accepts the same certificates as the other one, once it is there.
+func TestCertificatesOfRestores(t *testing.T) {
+	w := newWorld(t, nil, 1)
+	if err := w.replicas[0].refresh(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	restores := &admissionv1.MutatingWebhookConfiguration{
+		ObjectMeta: metav1.ObjectMeta{Name: restoresName},
+		Webhooks:   []admissionv1.MutatingWebhook{{Name: restoresWebhook}},
+	}
+	if err := w.api.Create(t.Context(), restores); err != nil {
+		t.Fatal(err)
+	}
+	var versions []string
+	for range 2 {
+		if err := w.replicas[0].refresh(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if err := w.api.Get(t.Context(), client.ObjectKeyFromObject(restores), restores); err != nil {
+			t.Fatal(err)
+		}
+		versions = append(versions, restores.ResourceVersion)
+	}
+	if err := w.call(w.replicas[0], restores.Webhooks[0].ClientConfig.CABundle); err != nil {
+		t.Error(err)
+	}
+	if versions[0] != versions[1] {
+		t.Error("it is written again while nothing is due")
+	}
+}
+
 // While nothing is due nothing is written.
 func TestCertificatesAreQuiet(t *testing.T) {
 	w := newWorld(t, nil, 1)

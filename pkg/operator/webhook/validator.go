@@ -1,5 +1,6 @@
 // Package webhook checks HostPathProvisioner objects against other objects of the cluster, which the rules of their
-// definition cannot. It is optional: what it finds is found by the reconciler too, or is a mistake that the user may make.
+// definition cannot, and chooses the node of claims that are made from something. It is optional: what it finds is found by
+// the reconciler too, or is a mistake that the user may make, and claims find their node by themselves in the end.
 package webhook
 
 import (
