@@ -72,6 +72,8 @@ type Facts struct {
 	LimitDiffers bool
 	// Outside is how many subvolumes its users made in it that are not in its limit.
 	Outside int
+	// Strays is how many files and directories in it its users took out of its limit.
+	Strays int
 	// LimitOff is what kept the size when the volume was made and does so no more;
 	// empty if that is not so.
 	LimitOff string
@@ -106,6 +108,8 @@ func (f Facts) Condition() Condition {
 		return abnormal(LimitOff, "the size was limited by the quotas of %s, which the pool does not have now", f.LimitOff)
 	case f.Outside > 0:
 		return abnormal(OutsideLimit, "%d subvolumes that were made in the volume are outside its limit, and can fill the pool", f.Outside)
+	case f.Strays > 0:
+		return abnormal(OutsideLimit, "%d files or directories of the volume are outside its limit, because their owner changed their project, and can fill the pool; docs/quotas.md has how to find them", f.Strays)
 	case f.full():
 		return abnormal(NoSpace, "no space is left")
 	case f.InodesCounted && f.FreeInodes == 0:

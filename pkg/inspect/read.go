@@ -74,6 +74,9 @@ func (n *node) reader(config *poolconfig.Pool) *reader {
 		filesystems: &n.filesystems,
 	}
 	r.Steps = &r.steps
+	if o.Files {
+		r.Strays = r.strays
+	}
 	r.place = n.places.Add(config.Name, o.Mounts, r.Log, func() {})
 	r.at = &store.Location{
 		Path:     config.Path,
@@ -111,6 +114,17 @@ func readAll(ctx context.Context, configs []poolconfig.Pool, options Options) []
 	all.Wait()
 	addAvailable(pools, readers)
 	return pools
+}
+
+// strays is how many files of a volume are outside its limit, as far as they can be read.
+func (r *reader) strays(id volume.ID) int {
+	e, d, err := r.Store.LookupUnlocked(id)
+	if err != nil || d == nil {
+		return 0
+	}
+	defer func() { _ = d.Close() }() // opened for reading
+	found, _ := r.Keeper.Strays(d, scan.CardOf(e), func() error { r.steps.Add(1); return nil })
+	return found
 }
 
 // notePlace notes where the pool is, if that can be known. If not, reading it says why.

@@ -161,7 +161,7 @@ func (b *bench) publish(mode volume.Mode, name, target string) {
 	b.t.Helper()
 	at, err := bind.ParseTarget(b.path("pods", target))
 	must.Succeed(b.t, err)
-	must.Succeed(b.t, b.Publish(b.t.Context(), pool.Publication{ID: b.id(name), Target: at, Mode: mode}))
+	must.Succeed(b.t, b.Publish(b.t.Context(), pool.Publication{ID: b.id(name), Target: at, Mode: mode, MultiNode: true}))
 }
 
 func (b *bench) open(name string) *dir.Dir {

@@ -3,6 +3,7 @@ package pool
 import (
 	"context"
 	"errors"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -125,6 +126,8 @@ type Pool struct {
 	surveyed  atomic.Pointer[scan.Survey] // nil before the first
 	used      atomic.Int64                // bytes that the volumes hold, or unknownBytes
 	lastError atomic.Pointer[time.Time]
+	// strays is how many files left the limit of a volume, an int by volume.ID.
+	strays sync.Map
 	// erasedFiles is how many files and directories the reaper has taken on.
 	erasedFiles atomic.Uint64
 
@@ -182,7 +185,12 @@ func newPool(config poolconfig.Pool, s *Set) *Pool {
 func (p *Pool) unavailable(err error) error { return scan.Unavailable(&p.config, err) }
 
 // note brings the ledger in line with what is on disk of a volume.
-func (p *Pool) note(id volume.ID, e store.Entry) { p.ledger.Note(id, scan.CardOf(e)) }
+func (p *Pool) note(id volume.ID, e store.Entry) {
+	p.ledger.Note(id, scan.CardOf(e))
+	if !e.Exists() {
+		p.strays.Delete(id)
+	}
+}
 
 // open makes the layout, finishes what a crash interrupted, and fills the index.
 func (p *Pool) open(ctx context.Context) (_ *visit, err error) {

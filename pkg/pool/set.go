@@ -66,6 +66,7 @@ func Start(configs []poolconfig.Pool, options Options) *Set {
 		s.work.Go(func() { p.reap(ctx) })
 		s.work.Go(func() { p.countAll(ctx) })
 		s.work.Go(func() { p.surveyAll(ctx) })
+		s.work.Go(func() { p.searchAll(ctx) })
 	}
 	return s
 }

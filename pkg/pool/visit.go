@@ -117,6 +117,7 @@ func (p *Pool) scan() *scan.Pool {
 	s := &scan.Pool{
 		Config: &p.config, Node: p.options.Node, Host: p.host(), Ledger: p.ledger, Errors: p.state.Load().errors,
 		SinceBoot: p.options.SinceBoot,
+		Strays:    p.strayed,
 		Steps:     &p.steps, Log: p.log, Failed: p.failed,
 	}
 	if id := p.identity.Load(); id != nil {

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -70,9 +69,7 @@ func TestTwoProcessesNeverTakeOneID(t *testing.T) {
 	}
 	for kind, mounted := range mountedByTheMachine() {
 		t.Run(kind, func(t *testing.T) {
-			path := filepath.Join(mounted, rand.Text())
-			must.Succeed(t, os.Mkdir(path, 0o755))
-			t.Cleanup(func() { must.Succeed(t, os.RemoveAll(path)) })
+			path := below(t, mounted)
 			var both sync.WaitGroup
 			var outputs [2][]byte
 			var failures [2]error

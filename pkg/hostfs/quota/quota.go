@@ -121,6 +121,11 @@ type Facility interface {
 	// on. It counts at most 255, and none elsewhere.
 	Outside(d *dir.Dir) (int, error)
 
+	// Strays counts the files and directories below the directory that are not counted by the id:
+	// their owners have changed their project. It calls step before each entry, and ends with its
+	// error. Where nothing can leave a limit in this way it answers 0.
+	Strays(d *dir.Dir, id ID, step func() error) (int, error)
+
 	// IDOf returns the id of the directory, 0 if it has none.
 	IDOf(d *dir.Dir) (ID, error)
 

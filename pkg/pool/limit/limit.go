@@ -386,6 +386,15 @@ func (k *Keeper) Usage(d *dir.Dir, c ledger.Card) (quota.Usage, error) {
 // Outside counts what users made in a volume that its limit does not include.
 func (k *Keeper) Outside(d *dir.Dir) (int, error) { return k.facility.Outside(d) }
 
+// Strays counts what was taken out of a volume's limit by changing its project. It calls step
+// before each entry of the volume, and ends with its error. Nobody reaches the file of a block volume.
+func (k *Keeper) Strays(d *dir.Dir, c ledger.Card, step func() error) (int, error) {
+	if !k.Enforces(c) || c.Is(ledger.IsBlock) {
+		return 0, nil
+	}
+	return k.facility.Strays(d, c.QuotaID(), step)
+}
+
 // Counted is what the kernel counts for any directory, and by which id; an id of 0 if it does
 // not, or cannot be asked.
 func (k *Keeper) Counted(d *dir.Dir) (usage quota.Usage, id quota.ID, ok bool) {

@@ -67,6 +67,9 @@ func (p *Pool) Measure(id volume.ID, d *dir.Dir, e store.Entry, whole dir.Space)
 			if facts.IO == nil {
 				facts.Outside, facts.IO = p.Keeper.Outside(d)
 			}
+			if p.Strays != nil {
+				facts.Strays = p.Strays(id)
+			}
 		case errors.Is(err, quota.ErrPlain): // as a backup brings it back
 			facts.LimitDiffers = true
 		default:

@@ -1,0 +1,89 @@
+package quota
+
+import (
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/internal/ioctl"
+)
+
+func (p projects) Strays(d *dir.Dir, id ID, step func() error) (int, error) {
+	s := &strays{id: id, step: step}
+	err := d.Visit(s)
+	return s.found, err
+}
+
+// Strays is 0: the kernel chooses what a subvolume counts.
+func (*subvolumes) Strays(*dir.Dir, ID, func() error) (int, error) { return 0, nil }
+
+// strays counts what is in a tree and not in its project.
+type strays struct {
+	id    ID
+	step  func() error
+	found int
+}
+
+func (s *strays) File(in *dir.Dir, name string) error {
+	if err := s.step(); err != nil {
+		return err
+	}
+	id, ok, err := projectOf(in, name)
+	if err != nil {
+		return fmt.Errorf("read the project of a file in %s: %w", in, err)
+	}
+	if ok && id != s.id {
+		s.found++
+	}
+	return nil
+}
+
+func (s *strays) Enter(d, _ *dir.Dir, _ string) error {
+	if err := s.step(); err != nil {
+		return err
+	}
+	attr, err := attrOf(d)
+	if err == nil && ID(attr.Project) != s.id {
+		s.found++
+	}
+	return err
+}
+
+func (*strays) Leave(*dir.Dir) error { return nil }
+
+// projectOf is the project of a regular file. It answers false for all else, which holds no
+// data, and for what is gone by now. Only what is known to be a regular file is opened: opening
+// a device node that somebody made in a volume could do anything.
+func projectOf(in *dir.Dir, name string) (id ID, ok bool, err error) {
+	node, err := in.OpenNode(name, unix.O_PATH)
+	if dir.IsMissing(err) || errors.Is(err, unix.ELOOP) {
+		return 0, false, nil
+	}
+	if err != nil {
+		return 0, false, err
+	}
+	defer node.Close()
+	var st unix.Stat_t
+	if err := unix.Fstat(int(node.Fd()), &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFREG {
+		return 0, false, err
+	}
+	fd, err := unix.Open(dir.HandlePath(int(node.Fd())), unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		return 0, false, nil // somebody has a lease of it, and is not to lose that
+	}
+	if err != nil {
+		return 0, false, err
+	}
+	defer func() { _ = unix.Close(fd) }() // opened for reading
+	var attr ioctl.FileAttr
+	if err := ioctl.Do(descriptor(fd), ioctl.GetFileAttr, &attr); err != nil {
+		return 0, false, err
+	}
+	return ID(attr.Project), true, nil
+}
+
+type descriptor int
+
+func (d descriptor) ReadFd() (int, error) { return int(d), nil }

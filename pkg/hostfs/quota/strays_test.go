@@ -1,0 +1,52 @@
+package quota_test
+
+import (
+	"errors"
+	"os"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
+	"kubevirt.io/hostpath-provisioner/test/must"
+	"kubevirt.io/hostpath-provisioner/test/testenv"
+)
+
+// The owner of a file can change its project, with quotas and without.
+func TestStrays(t *testing.T) {
+	testenv.NeedRoot(t)
+	testenv.NeedPrograms(t, "chattr")
+	root := testenv.LoopFS(t, "xfs", 512<<20)
+	in := func(name string) string { return root + "/volume/" + name }
+	must.Succeed(t, os.Mkdir(root+"/volume", 0o755))
+	run(t, "chattr", "-p", "1213202432", "+P", root+"/volume")
+	must.Succeed(t, os.MkdirAll(in("a/b"), 0o755))
+	for _, name := range []string{"kept", "a/gone", "a/b/moved"} {
+		must.Succeed(t, os.WriteFile(in(name), []byte("data"), 0o600))
+	}
+	must.Succeed(t, os.Symlink("/etc/passwd", in("link")))
+	must.Succeed(t, unix.Mkfifo(in("fifo"), 0o600))
+	// A device that would be opened gives ENXIO.
+	must.Succeed(t, unix.Mknod(in("device"), unix.S_IFCHR|0o600, int(unix.Mkdev(240, 77))))
+	want := func(want, steps int) {
+		t.Helper()
+		taken := 0
+		got, err := quota.Strays(open(t, root+"/volume"), 1213202432, func() error { taken++; return nil })
+		if got != want || err != nil || taken != steps {
+			t.Errorf("%d left the project, %v, of %d; want %d of %d", got, err, taken, want, steps)
+		}
+	}
+	want(0, 8)
+	run(t, "chattr", "-p", "0", in("a/gone"))
+	run(t, "chattr", "-p", "1213202433", in("a/b/moved"))
+	want(2, 8)
+	run(t, "chattr", "-p", "0", in("a/b"))
+	must.Succeed(t, os.WriteFile(in("a/b/later"), []byte("data"), 0o600)) // by its parent
+	must.Succeed(t, os.Remove(in("kept")))
+	want(4, 8)
+
+	stop := errors.New("stop")
+	if _, err := quota.Strays(open(t, root+"/volume"), 1213202432, func() error { return stop }); !errors.Is(err, stop) {
+		t.Errorf("the search ends with %v, want what its step gave", err)
+	}
+}

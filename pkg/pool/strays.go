@@ -1,0 +1,99 @@
+package pool
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"kubevirt.io/hostpath-provisioner/pkg/pool/pace"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/scan"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
+)
+
+// The owner of a file on XFS or ext4 can take it out of its project, and so out of the limit of
+// its volume. That shows only at the file, so all files of such volumes are looked at, slowly.
+
+const (
+	// searchEvery is how long a search of a pool rests before the next.
+	searchEvery = time.Hour
+	// searchBurst is how many files are looked at between two rests. A rest is as many times as
+	// long as the burst as leisure says, and at least searchRest: that bounds the rate, also
+	// where all is in memory, to 2,560 files in a second.
+	searchBurst = 256
+	searchRest  = 100 * time.Millisecond
+	// longestSearch bounds the time for one volume. The rest of it is not looked at: as long as
+	// a volume is searched, its filesystem cannot be unmounted.
+	longestSearch = 10 * time.Minute
+)
+
+var errStrays = errors.New("their owner changed their project")
+
+// strayed is how many files and directories left the limit of a volume, as the last search found.
+func (p *Pool) strayed(id volume.ID) int {
+	n, _ := p.strays.Load(id)
+	found, _ := n.(int)
+	return found
+}
+
+// searchAll searches the volumes of the pool for what left their limits, until ctx ends.
+func (p *Pool) searchAll(ctx context.Context) {
+	for pace.Rest(ctx, p.options.SyncEvery) == nil {
+		p.search(ctx)
+		if pace.Rest(ctx, searchEvery) != nil {
+			return
+		}
+	}
+}
+
+// search goes over the volumes in the order of their ids, and holds nothing between two.
+func (p *Pool) search(ctx context.Context) {
+	there := make(map[any]bool)
+	for some := p.ledger.Volumes(volume.ID{}, 1); len(some) > 0 && ctx.Err() == nil; some = p.ledger.Volumes(some[0].ID, 1) {
+		id := some[0].ID
+		there[id] = true
+		if err := p.searchVolume(ctx, id); err != nil && ctx.Err() == nil {
+			p.log.V(2).Info("failed to search a volume for files outside its limit", "volume", id.String(), "err", err.Error())
+		}
+	}
+	p.strays.Range(func(id, _ any) bool {
+		if !there[id] {
+			p.strays.Delete(id)
+		}
+		return true
+	})
+}
+
+func (p *Pool) searchVolume(ctx context.Context, id volume.ID) error {
+	v, err := p.find(id)
+	if err != nil || v == nil {
+		return err
+	}
+	defer v.close()
+	if v.dir == nil {
+		return nil
+	}
+	limited, stop := context.WithTimeout(ctx, longestSearch)
+	defer stop()
+	found, err := v.visit.keeper.Strays(v.dir, scan.CardOf(v.entry), unhurried(limited))
+	if err != nil && !errors.Is(err, context.DeadlineExceeded) {
+		return err
+	}
+	if found > 0 && p.strayed(id) == 0 {
+		p.log.Error(errStrays, "a volume has files outside its limit", "volume", id.String(), "files", found)
+	}
+	p.strays.Store(id, found)
+	return nil
+}
+
+// unhurried rests after each burst of steps, and ends with ctx.
+func unhurried(ctx context.Context) func() error {
+	steps, began := 0, time.Now()
+	return func() error {
+		if steps++; steps%searchBurst != 0 {
+			return ctx.Err()
+		}
+		err := pace.Rest(ctx, min(max(leisure*time.Since(began), searchRest), longestLeisure))
+		began = time.Now()
+		return err
+	}
+}

@@ -1,0 +1,115 @@
+package pool_test
+
+import (
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/go-logr/logr/funcr"
+
+	"kubevirt.io/hostpath-provisioner/pkg/health"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota/quotatest"
+)
+
+// escaping is a facility whose directories have so many files that are not in their limit.
+type escaping struct {
+	quota.Facility
+	files, strays atomic.Int64
+}
+
+func (e *escaping) Strays(_ *dir.Dir, _ quota.ID, step func() error) (int, error) {
+	for range e.files.Load() {
+		if err := step(); err != nil {
+			return int(e.strays.Load()), err
+		}
+	}
+	return int(e.strays.Load()), nil
+}
+
+// inEscaping runs a test on a pool with quotas of XFS whose files can leave them.
+func inEscaping(t *testing.T, test func(t *testing.T, b *bench, e *escaping, said *diary)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		b, said := newBench(t, t.TempDir()), &diary{}
+		e := &escaping{Facility: &quotatest.Fake{As: quota.XFS}}
+		b.real = func(*dir.Dir) (quota.Facility, error) { return e, nil }
+		b.log = funcr.New(said.write, funcr.Options{})
+		b.start(local)
+		test(t, b, e, said)
+	})
+}
+
+func (b *bench) wantOutside(name, says string) {
+	b.t.Helper()
+	if c := b.volume(name).Condition; c.Reason != health.OutsideLimit || !strings.Contains(c.Message, says) {
+		b.t.Errorf("volume %s is %+v, want it to have %s outside its limit", name, c, says)
+	}
+}
+
+func TestStraysMakeVolumeAbnormal(t *testing.T) {
+	inEscaping(t, func(t *testing.T, b *bench, e *escaping, said *diary) {
+		b.create("pvc-1", mib)
+		b.createBlock("pvc-disk", mib)
+		e.strays.Store(3)
+		b.later(2 * time.Minute)
+		b.wantOutside("pvc-1", "3 files")
+		if c := b.volume("pvc-disk").Condition; c.Abnormal {
+			t.Errorf("a block volume, whose file nobody reaches, is %+v", c)
+		}
+		b.later(time.Minute) // a survey
+		if got := b.Status()[0].Abnormal[health.OutsideLimit]; got != 1 {
+			t.Errorf("%d volumes are counted, want 1", got)
+		}
+		b.later(2 * time.Hour)
+		if got := said.count("outside its limit"); got != 1 {
+			t.Errorf("it is logged %d times, want once", got)
+		}
+		e.strays.Store(0)
+		b.later(2 * time.Hour)
+		if c := b.volume("pvc-1").Condition; c.Abnormal {
+			t.Errorf("when the files are back it is %+v", c)
+		}
+	})
+}
+
+// A search takes its time, and stops at the end of that or of the driver.
+func TestSearchForStraysIsBounded(t *testing.T) {
+	inEscaping(t, func(t *testing.T, b *bench, e *escaping, _ *diary) {
+		b.create("pvc-1", mib)
+		e.files.Store(256 * 10 * 60 * 5) // 5 minutes
+		e.strays.Store(1)
+		b.later(5 * time.Minute)
+		if c := b.volume("pvc-1").Condition; c.Abnormal {
+			t.Error("all files were looked at faster than that is bounded")
+		}
+		b.later(2 * time.Minute)
+		b.wantOutside("pvc-1", "1 files")
+
+		e.files.Store(1 << 40)
+		e.strays.Store(2)
+		b.later(time.Hour + 12*time.Minute) // what was seen of it counts
+		b.wantOutside("pvc-1", "2 files")
+		b.later(time.Hour) // in the midst of the next
+		b.restart(local)
+	})
+}
+
+// A volume that takes the name of one that is gone has its own files.
+func TestStraysEndWithTheirVolume(t *testing.T) {
+	inEscaping(t, func(t *testing.T, b *bench, e *escaping, _ *diary) {
+		b.create("pvc-1", mib)
+		e.strays.Store(1)
+		b.later(2 * time.Minute)
+		b.wantOutside("pvc-1", "1 files")
+		b.delete("pvc-1")
+		e.strays.Store(0)
+		b.create("pvc-1", mib)
+		if c := b.volume("pvc-1").Condition; c.Abnormal {
+			t.Errorf("a new volume is %+v", c)
+		}
+	})
+}
