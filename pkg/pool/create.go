@@ -203,7 +203,7 @@ func (v *visit) createNew(ctx context.Context, r Request, space dir.Space) (Volu
 	if err != nil {
 		return Volume{}, err
 	}
-	if err := ctx.Err(); err != nil {
+	if err := errors.Join(ctx.Err(), v.pool.othersAreRead()); err != nil {
 		return Volume{}, err
 	}
 	rec := v.newRecord(r, bytes)

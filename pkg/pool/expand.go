@@ -92,7 +92,7 @@ func (v *found) expand(ctx context.Context, r volume.Range) (int64, error) {
 	if bytes, err = v.grownTo(bytes, r); err != nil {
 		return 0, err
 	}
-	if err := ctx.Err(); err != nil {
+	if err := errors.Join(ctx.Err(), v.visit.pool.othersAreRead()); err != nil {
 		return 0, err
 	}
 	held, err := v.visit.pool.ledger.Reserve(space, v.grownBy(bytes))

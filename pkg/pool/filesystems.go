@@ -3,6 +3,8 @@ package pool
 import (
 	"cmp"
 	"context"
+	"errors"
+	"fmt"
 	"slices"
 	"time"
 
@@ -16,6 +18,18 @@ func (p *Pool) onFilesystem() []*Pool {
 	pools := p.filesystems.With(p)
 	slices.SortFunc(pools, func(a, b *Pool) int { return cmp.Compare(a.config.Name.String(), b.config.Name.String()) })
 	return pools
+}
+
+// othersAreRead answers ErrUnavailable while another pool is being opened that may be on the same
+// filesystem: what it has promised is not known yet, and would be promised again. It is known
+// when its first check ends, or, if that gets nowhere, it counts as a pool that hangs.
+func (p *Pool) othersAreRead() error {
+	for _, other := range *p.all {
+		if other != p && errors.Is(other.state.Load().err, errNotChecked) && !p.filesystems.Apart(p, other) {
+			return p.unavailable(fmt.Errorf("pool %q is being opened, which may be on the same filesystem: what it has promised is not known yet", other.config.Name))
+		}
+	}
+	return nil
 }
 
 // join has the promises of the pool count against the filesystem that it is on, with those of

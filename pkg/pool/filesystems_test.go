@@ -15,6 +15,7 @@ import (
 
 	"github.com/go-logr/logr/funcr"
 
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
@@ -243,5 +244,46 @@ func TestPoolsInSubvolumesShareFilesystem(t *testing.T) {
 		b.later(2 * time.Minute)
 		b.wantCapacity("b", before/mib-200, 8)
 		b.wantCapacity("a", before/mib-200, 8)
+	})
+}
+
+// opening is a pool, named b, that is being opened until release is called.
+func opening(t *testing.T) (b *bench, release func()) {
+	t.Helper()
+	b = newBench(t, t.TempDir())
+	b.start(neighbours)
+	b.createIn("b", "pvc-b", mib)
+	must(t, b.Close(t.Context()))
+	until := make(chan struct{})
+	b.real = func(d *dir.Dir) (quota.Facility, error) {
+		if d.String() == b.path("b") {
+			<-until
+		}
+		return nil, quota.ErrNone
+	}
+	b.begin("node-1", neighbours)
+	b.later(time.Second)
+	release = sync.OnceFunc(func() { close(until) })
+	t.Cleanup(release)
+	return b, release
+}
+
+func TestNothingIsPromisedBeforeOtherPoolIsRead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, release := opening(t)
+		wantError(t, b.tryCreateIn("a", "pvc-a", mib), volume.ErrUnavailable)
+		release()
+		b.later(time.Second)
+		b.createIn("a", "pvc-a", mib)
+	})
+}
+
+// One pool that hangs holds up another for a few seconds at most.
+func TestPoolThatHangsAtStartHoldsUpNoOther(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, _ := opening(t)
+		wantError(t, b.tryCreateIn("a", "pvc-a", mib), volume.ErrUnavailable)
+		b.later(5 * time.Second)
+		b.createIn("a", "pvc-a", mib)
 	})
 }

@@ -90,6 +90,7 @@ type Pool struct {
 	serving   *keylock.Locks[string] // the uuids of all pools that are open
 	claims    *limit.Registry        // the quota ids of all pools
 	place     *nested.Place          // among all pools
+	all       *[]*Pool               // this one and the others
 	// filesystems is which pools are on one filesystem.
 	filesystems *scan.Filesystems[*Pool]
 
@@ -159,6 +160,7 @@ func newPool(config poolconfig.Pool, s *Set) *Pool {
 		pins:        &s.pins,
 		serving:     &s.serving,
 		claims:      &s.claims,
+		all:         &s.pools,
 		filesystems: &s.filesystems,
 		nudge:       make(chan struct{}, 1),
 		checked:     make(chan struct{}),

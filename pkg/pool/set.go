@@ -62,6 +62,8 @@ func Start(configs []poolconfig.Pool, options Options) *Set {
 		p := newPool(config, s)
 		s.pools = append(s.pools, p)
 		s.byName[config.Name] = p
+	}
+	for _, p := range s.pools {
 		s.work.Go(func() { p.watch(ctx) })
 		s.work.Go(func() { p.reap(ctx) })
 		s.work.Go(func() { p.countAll(ctx) })

@@ -84,6 +84,9 @@ func (p *Pool) snapshot(ctx context.Context, r SnapshotRequest) (Snapshot, error
 	if p.note(r.ID, e); e.Exists() {
 		return v.snapshots().Existing(r, e)
 	}
+	if err := p.othersAreRead(); err != nil {
+		return Snapshot{}, err
+	}
 	unlock, err := p.locks.TryLock(r.Source)
 	if err != nil {
 		return Snapshot{}, err

@@ -29,6 +29,15 @@ func (f *Filesystems[P]) Settle(p P, on dir.SpaceID) *ledger.Filesystem {
 	return f.by[on]
 }
 
+// Apart reports whether two pools are known to be on different filesystems.
+func (f *Filesystems[P]) Apart(p, other P) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	on, known := f.on[p]
+	otherOn, otherKnown := f.on[other]
+	return known && otherKnown && on != otherOn
+}
+
 // With are the pools on the filesystem of one, and that itself, in no order.
 func (f *Filesystems[P]) With(p P) []P {
 	f.mu.Lock()
