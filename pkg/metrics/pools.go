@@ -50,7 +50,7 @@ var perPool = []series[pool.Status]{
 	gauge("filesystem_errors", "Errors that the filesystem has counted: ext4 since its last check, btrfs since its statistics were reset. Absent on others.", fsErrors),
 	gauge("volumes", "Volumes in the pool, including lost ones.", func(p pool.Status) (float64, bool) { return float64(p.Volumes), true }),
 	gauge("snapshot_promised_bytes", "The part of hostpath_pool_promised_bytes that is promised to snapshots.", func(p pool.Status) (float64, bool) { return float64(p.Snapshots.Promised), true }),
-	gauge("lost_snapshots", "Snapshots that cannot be restored, because their directory is missing or their record cannot be read.", func(p pool.Status) (float64, bool) { return float64(p.Snapshots.Lost), true }),
+	gauge("lost_snapshots", "Snapshots that cannot be restored, because their directory is missing, their record or directory cannot be read, or the file of a block volume is short. Counted once a minute.", func(p pool.Status) (float64, bool) { return float64(p.Snapshots.Lost), true }),
 	gauge("copies_in_progress", "Snapshots, restores and clones that are being made.", func(p pool.Status) (float64, bool) { return float64(p.Copying), true }),
 	counter("limits_restored_total", "Limits of volumes that were missing or wrong and were restored.", func(p pool.Status) (float64, bool) { return float64(p.Restored), true }),
 	gauge("trash_entries", "Deleted volumes and remains of failed creations that still use space.", func(p pool.Status) (float64, bool) { return float64(p.Trash), true }),

@@ -24,8 +24,9 @@ type Status struct {
 	Restored uint64
 	Volumes  int
 	Promised int64 // bytes
-	// Snapshots are those of this driver, and Copying how many of them and of volumes from a
-	// source are being made. Copies are those that were made.
+	// Snapshots are those of this driver; lost are also those that the last survey found
+	// so. Copying is how many of them and of volumes from a source are being made, and Copies those
+	// that were made.
 	Snapshots ledger.SnapshotSum
 	Copying   int
 	Copies    map[volume.CopyMethod]CopySum
@@ -106,6 +107,7 @@ func (p *Pool) Status() Status {
 	}
 	if last := p.surveyed.Load(); last != nil && st.err == nil {
 		status.Unlimited, status.Unused = last.Unlimited, last.Unused
+		status.Snapshots.Lost = max(status.Snapshots.Lost, last.LostSnapshots)
 	}
 	status.Abnormal = p.abnormal(st, now)
 	if failed := p.lastError.Load(); failed != nil {

@@ -15,6 +15,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota/quotatest"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/ledger"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
@@ -37,6 +38,48 @@ func TestStatusFilesystem(t *testing.T) {
 		}
 		if status.Used != volume.Unknown {
 			t.Errorf("%d bytes in use, where nobody counts them", status.Used)
+		}
+	})
+}
+
+func TestStatusOfSnapshots(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		b.create("pvc-1", mib)
+		source := id(t, "pvc-1")
+		var promised int64
+		for _, name := range []string{"daily", "weekly"} {
+			id, err := volume.ParseSnapshot(name)
+			must(t, err)
+			made, err := b.Snapshot(t.Context(), pool.SnapshotRequest{ID: id, Source: source})
+			must(t, err)
+			promised += made.Promised
+		}
+		status := b.Status()[0]
+		s := status.Snapshots
+		if status.Volumes != 1 || s.Count != 2 || s.PointInTime != 2 || s.Lost != 0 || s.Promised != promised || promised == 0 {
+			t.Errorf("%d volumes and the snapshots %+v, want one and two", status.Volumes, s)
+		}
+		var copies uint64
+		for _, sum := range status.Copies {
+			copies += sum.Count
+		}
+		if copies != 2 || status.Copying != 0 {
+			t.Errorf("%d copies were made and %d go on, want 2 and none", copies, status.Copying)
+		}
+		must(t, os.Rename(b.own("snapshots", "~daily"), b.path("aside")))
+		must(t, os.WriteFile(b.own("volumes", "~weekly.json"), []byte("{"), 0o600))
+		b.later(2 * time.Minute)
+		if s := b.Status()[0].Snapshots; s.Count != 2 || s.Lost != 2 {
+			t.Errorf("the snapshots are %+v, want both lost", s)
+		}
+		for _, name := range []string{"daily", "weekly"} {
+			id, err := volume.ParseSnapshot(name)
+			must(t, err)
+			must(t, b.DeleteSnapshot(t.Context(), id))
+		}
+		b.later(2 * time.Minute)
+		if s := b.Status()[0].Snapshots; s != (ledger.SnapshotSum{}) {
+			t.Errorf("after they were deleted the snapshots are %+v", s)
 		}
 	})
 }

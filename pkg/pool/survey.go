@@ -67,12 +67,12 @@ const (
 	longestLeisure = 10 * time.Second
 )
 
-// survey goes over the volumes in the order of their ids, some at a time. In between nothing
+// survey goes over the volumes and then the snapshots in the order of their ids, some at a time. In between nothing
 // is held, so that an administrator can unmount the pool. If the pool ceases to serve, the
 // last survey stays.
 func (p *Pool) survey(ctx context.Context) {
 	found := &scan.Survey{Abnormal: make(map[health.Reason]int), Unread: make(map[volume.ID]string)}
-	for some := p.ledger.Volumes(volume.ID{}, pace.Burst); len(some) > 0; some = p.ledger.Volumes(some[len(some)-1].ID, pace.Burst) {
+	for some := p.ledger.After(volume.ID{}, pace.Burst); len(some) > 0; some = p.ledger.After(some[len(some)-1].ID, pace.Burst) {
 		began := time.Now()
 		if err := p.surveySome(some, found); err != nil {
 			return // the check of the pool says why
@@ -98,6 +98,12 @@ func (p *Pool) surveySome(some []ledger.Volume, found *scan.Survey) error {
 	}
 	l := &scan.Listing{Pool: s.scan(), Space: space}
 	for _, known := range some {
+		if known.ID.IsSnapshot() {
+			if l.SnapshotLost(known.ID) {
+				found.LostSnapshots++
+			}
+			continue
+		}
 		v, ok := l.Survey(known.ID)
 		if !ok {
 			continue

@@ -122,7 +122,8 @@ func (p *Pool) upstreamSnapshots() (all []volume.ID) {
 		all, err = upstream.List(in)
 		return err
 	})
-	if err != nil && !errors.Is(err, volume.ErrNotFound) {
+	// Why it is unavailable is logged when that begins, or an answer to who asks for one of them.
+	if err != nil && !errors.Is(err, volume.ErrNotFound) && !errors.Is(err, volume.ErrUnavailable) {
 		p.log.Error(err, "failed to list the snapshots of the upstream driver")
 	}
 	return all

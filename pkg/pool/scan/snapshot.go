@@ -22,6 +22,20 @@ func (l *Listing) Snapshot(id volume.ID, e store.Entry, d *dir.Dir) health.Condi
 	return facts.OfSnapshot()
 }
 
+// SnapshotLost reports whether a snapshot cannot be restored. One that a call is making or
+// removing is not lost.
+func (l *Listing) SnapshotLost(id volume.ID) bool {
+	e, d, err := l.LookupSettled(id)
+	if err != nil {
+		return true
+	}
+	if d != nil {
+		defer func() { _ = d.Close() }() // opened for reading
+	}
+	c := l.Snapshot(id, e, d)
+	return e.Exists() && c.Abnormal && c.Reason != health.FilesystemErrors
+}
+
 // incomplete reports whether the file of a block volume's snapshot is not all there, and what
 // reading the directory gave.
 func (l *Listing) incomplete(id volume.ID, rec *store.Record, d *dir.Dir) (short bool, err error) {

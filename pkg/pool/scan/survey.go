@@ -30,6 +30,8 @@ type Survey struct {
 	// others may still take of their promises, in bytes.
 	Unlimited int
 	Unused    int64
+	// LostSnapshots is how many snapshots cannot be restored.
+	LostSnapshots int
 	// Unread has what was logged of the volumes that could not be read.
 	Unread  map[volume.ID]string
 	Volumes []Surveyed // if they are asked for
