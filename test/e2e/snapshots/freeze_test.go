@@ -18,6 +18,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/test/drivertest"
 	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
+	"kubevirt.io/hostpath-provisioner/test/testenv/trap"
 )
 
 const (
@@ -26,7 +27,6 @@ const (
 	published = "pods/" + podUID + "/volumes/kubernetes.io~csi/pvc-1"
 	// frozenAtMost is what no pod may exceed, whatever is killed.
 	frozenAtMost = 10 * time.Second
-	files        = 100
 )
 
 // hierarchies are those of this machine that can freeze.
@@ -51,6 +51,7 @@ type pod struct {
 	*bench
 	hierarchy, root, group string
 	data                   string
+	files                  int
 }
 
 // startPod makes the control groups of a pod, as kubelet and the runtime do, publishes the volume
@@ -58,9 +59,9 @@ type pod struct {
 // each moment no two files are more than one apart, and those that come first are not behind.
 // A file of some bytes, of which a copy takes a while where blocks are not shared, changes with each
 // number.
-func startPod(b *bench, hierarchy string, bytes int64) *pod {
+func startPod(b *bench, hierarchy string, files int, bytes int64) *pod {
 	b.Helper()
-	p := &pod{bench: b, hierarchy: hierarchy, root: filepath.Join(hierarchy, fmt.Sprintf("hostpath-test-%d-%d", os.Getpid(), time.Now().UnixNano()))}
+	p := &pod{bench: b, files: files, hierarchy: hierarchy, root: filepath.Join(hierarchy, fmt.Sprintf("hostpath-test-%d-%d", os.Getpid(), time.Now().UnixNano()))}
 	p.group = filepath.Join(p.root, "kubepods.slice", "kubepods-burstable.slice", "kubepods-burstable-pod"+strings.ReplaceAll(podUID, "-", "_")+".slice")
 	container := filepath.Join(p.group, "container")
 	b.Must(os.MkdirAll(container, 0o755))
@@ -135,7 +136,7 @@ func (p *pod) frozen() bool {
 func (p *pod) wantMoment(at string) {
 	p.Helper()
 	before, first := 0, 0
-	for i := range files {
+	for i := range p.files {
 		data, err := os.ReadFile(filepath.Join(at, fmt.Sprint("f", i)))
 		p.Must(err)
 		n, err := strconv.Atoi(strings.TrimSpace(string(data)))
@@ -177,8 +178,7 @@ func (p *pod) freezeSnapshot(name string) error {
 // each kind of control groups.
 func TestFreeze(t *testing.T) {
 	testenv.NeedRoot(t)
-	driver, err := drivertest.Binary(t.Context(), t.TempDir())
-	must.Succeed(t, err)
+	driver := drivertest.Built(t)
 	for _, fs := range filesystems {
 		for version, hierarchy := range hierarchies(t) {
 			if testing.Short() && version != "cgroup v2" && fs.name != "xfs" {
@@ -188,7 +188,7 @@ func TestFreeze(t *testing.T) {
 				config := drivertest.PoolConfig{Name: "local", Path: fs.mount(t), Enforcement: fs.enforcement}
 				d := drivertest.Start(t, drivertest.Config{Binary: driver, Pools: []drivertest.PoolConfig{config}})
 				b := &bench{Driver: d, pool: &drivertest.Pool{Driver: d, PoolConfig: config}, copies: fs.copies}
-				p := startPod(b, hierarchy, mib)
+				p := startPod(b, hierarchy, 100, mib)
 				b.WantCode("without a freezer", p.freezeSnapshot("without"), codes.FailedPrecondition)
 				startFreezer(b, driver, p)
 				b.Must(p.freezeSnapshot("s-1"))
@@ -211,8 +211,7 @@ func TestFreeze(t *testing.T) {
 // is worse. Nothing stays frozen for longer than ten seconds.
 func TestFrozenPodsGoOn(t *testing.T) {
 	testenv.NeedRoot(t)
-	driver, err := drivertest.Binary(t.Context(), t.TempDir())
-	must.Succeed(t, err)
+	driver := drivertest.Built(t)
 	config := drivertest.PoolConfig{Name: "local", Path: testenv.LoopFS(t, "ext4", 1<<30)}
 	for version, hierarchy := range hierarchies(t) {
 		for name, strike := range map[string]func(driver, freezer *os.Process) error{
@@ -228,7 +227,7 @@ func TestFrozenPodsGoOn(t *testing.T) {
 			t.Run(name+" with "+version, func(t *testing.T) {
 				d := drivertest.Start(t, drivertest.Config{Binary: driver, Pools: []drivertest.PoolConfig{config}})
 				b := &bench{Driver: d, pool: &drivertest.Pool{Driver: d, PoolConfig: config}}
-				p := startPod(b, hierarchy, 64*mib)
+				p := startPod(b, hierarchy, 100, 64*mib)
 				f := startFreezer(b, driver, p)
 				own, err := os.FindProcess(d.Process.Pid())
 				b.Must(err)
@@ -251,5 +250,52 @@ func TestFrozenPodsGoOn(t *testing.T) {
 				b.Must(b.DeleteSnapshot(b.Context(), "s-1@"+drivertest.NodeName))
 			})
 		}
+	}
+}
+
+// TestFrozenPodsGoOnAtEachStep kills the driver before each system call by which a snapshot is made
+// while the pod is frozen for it.
+func TestFrozenPodsGoOnAtEachStep(t *testing.T) {
+	testenv.NeedRoot(t)
+	driver := drivertest.Built(t)
+	self, err := os.Executable() // which launches the driver
+	must.Succeed(t, err)
+	config := drivertest.PoolConfig{Name: "local", Path: testenv.LoopFS(t, "xfs", 1<<30)}
+	for version, hierarchy := range hierarchies(t) {
+		every := 1
+		if testing.Short() {
+			if every = 9; version != "cgroup v2" {
+				continue
+			}
+		}
+		t.Run(version, func(t *testing.T) {
+			steps := trap.New(t, driver)
+			d := drivertest.Start(t, drivertest.Config{Binary: self, Pools: []drivertest.PoolConfig{config}})
+			b := &bench{Driver: d, pool: &drivertest.Pool{Driver: d, PoolConfig: config}}
+			p := startPod(b, hierarchy, 4, 4096)
+			startFreezer(b, driver, p)
+			longest, kills := time.Duration(0), 0
+			for at, killed := 1, true; killed; at += every {
+				steps.Arm(at)
+				err := p.freezeSnapshot("s-1")
+				began := time.Now()
+				if _, killed = steps.Disarm(); killed {
+					kills++
+					b.Eventually("the pod goes on", func() bool { return !p.frozen() })
+					longest = max(longest, time.Since(began))
+					b.Must(errors.Join(d.Process.Kill(), d.Process.Restart(b.Context())))
+					b.AwaitServing()
+				} else {
+					b.Must(err)
+				}
+				if _, err := os.Stat(b.pool.Own("snapshots", "~s-1")); err == nil {
+					p.wantMoment(b.pool.Own("snapshots", "~s-1"))
+				}
+				b.Must(b.DeleteSnapshot(b.Context(), "s-1@"+drivertest.NodeName))
+			}
+			if t.Logf("killed %d times; after that the pod was frozen for %s at most", kills, longest); longest > frozenAtMost || kills < 4 {
+				t.Errorf("killed %d times; the pod was frozen for %s", kills, longest)
+			}
+		})
 	}
 }
