@@ -148,7 +148,13 @@ func (k *Keeper) Limit(c ledger.Card) quota.Limit {
 		// The file keeps the size. What the filesystem needs to keep track of the file
 		// counts as well: on btrfs up to 78 bytes for each block of 4 KiB, were each apart
 		// from the next, in nodes that may be half empty; on the others less.
-		return quota.Limit{Bytes: c.Promised + c.Promised/16 + 1<<20}
+		limit := quota.Limit{Bytes: c.Promised + c.Promised/16 + 1<<20}
+		if c.Is(ledger.Shares) && k.Kind() == quota.Btrfs {
+			// A shared block is written elsewhere, and btrfs counts the extent that it was in
+			// until all of that is overwritten: the file may be counted twice.
+			limit.Bytes += c.Promised
+		}
+		return limit
 	}
 	limit := quota.Limit{Bytes: c.Promised, Inodes: c.Inodes(k.bytesPerInode)}
 	if c.Is(ledger.Shares) && k.Kind() == quota.XFS {

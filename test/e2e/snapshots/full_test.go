@@ -1,0 +1,104 @@
+package snapshots
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"kubevirt.io/hostpath-provisioner/test/drivertest"
+	"kubevirt.io/hostpath-provisioner/test/testenv"
+)
+
+// TestFullOfSnapshots promises all of a pool to snapshots of different content, restores and other volumes,
+// and then overwrites every block that was promised: each shared one needs a new one. None is
+// missing.
+func TestFullOfSnapshots(t *testing.T) {
+	testenv.NeedRoot(t)
+	driver := drivertest.Built(t)
+	const bytes = 32 * mib
+	for _, fs := range filesystems {
+		if fs.copies {
+			continue // nothing is shared
+		}
+		for mode, volumeOf := range map[string]func(string, int64) drivertest.Volume{"directories": directory, "disks": disk} {
+			if testing.Short() && mode == "directories" {
+				continue
+			}
+			if mode == "directories" && fs.enforcement == "required" {
+				continue // on btrfs a directory near its limit cannot overwrite what it has, also without snapshots
+			}
+			t.Run(fs.name+", "+mode, func(t *testing.T) {
+				config := drivertest.PoolConfig{Name: "local", Path: fs.mount(t), Enforcement: fs.enforcement}
+				d := drivertest.Start(t, drivertest.Config{Binary: driver, Pools: []drivertest.PoolConfig{config}})
+				b := &bench{Driver: d, pool: &drivertest.Pool{Driver: d, PoolConfig: config}}
+				reserve := b.capacity() - 8*bytes // the rest of a large filesystem
+				b.create(volumeOf("pvc-rest", reserve))
+				b.create(volumeOf("pvc-source", bytes))
+				volumes, snapshots := []string{"pvc-source"}, []string{}
+				for n := 1; ; n++ {
+					b.Must(b.overwrite(volumes[len(volumes)-1], bytes, n)) // what the next snapshot shares with no other
+					made, err := b.Snapshot(b.Context(), fmt.Sprint("s-", n), volumes[len(volumes)-1], "")
+					if status.Code(err) == codes.FailedPrecondition {
+						break
+					}
+					b.Must(err)
+					snapshots = append(snapshots, made.GetSnapshotId())
+					restored := fmt.Sprint("pvc-", n)
+					_, err = b.Restore(b.Context(), volumeOf(restored, bytes), made.GetSnapshotId())
+					if status.Code(err) == codes.ResourceExhausted {
+						break
+					}
+					b.Must(err)
+					volumes = append(volumes, restored)
+				}
+				if len(snapshots) < 2 || b.capacity() > 2*bytes {
+					t.Fatalf("%d snapshots, and %d bytes are left", len(snapshots), b.capacity())
+				}
+				if left := b.capacity(); left > 0 {
+					b.create(volumeOf("pvc-last", left))
+					volumes = append(volumes, "pvc-last")
+				}
+				for n, id := range volumes {
+					if err := b.overwrite(id, 0, 100+n); err != nil {
+						t.Errorf("a block that was promised to %s is missing: %v", id, err)
+					}
+				}
+				for _, id := range snapshots {
+					b.Must(b.DeleteSnapshot(b.Context(), id))
+				}
+				b.delete(append(volumes, "pvc-rest")...)
+			})
+		}
+	}
+}
+
+// overwrite writes all blocks of a volume anew, on disk: up to that size, or if it is 0 what is there
+// of its file.
+func (b *bench) overwrite(id string, bytes int64, seed int) (err error) {
+	b.Helper()
+	name := filepath.Join(b.path(id), "disk.img")
+	if _, err := os.Stat(name); err != nil {
+		name = filepath.Join(b.path(id), "file")
+		bytes = bytes * 7 / 8 // the directory has blocks of its own
+	}
+	f, err := os.OpenFile(name, os.O_RDWR|os.O_CREATE, 0o600)
+	b.Must(err)
+	defer func() { err = errors.Join(err, f.Close()) }()
+	if bytes == 0 {
+		is, err := f.Stat()
+		b.Must(err)
+		bytes = is.Size()
+	}
+	content := pattern(mib, fmt.Sprint(seed))
+	for at := int64(0); at < bytes; at += mib {
+		if _, err := f.WriteAt(content[:min(mib, bytes-at)], at); err != nil {
+			return err
+		}
+	}
+	return f.Sync()
+}
