@@ -11,7 +11,9 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/metadata"
 
+	"kubevirt.io/hostpath-provisioner/pkg/driver"
 	"kubevirt.io/hostpath-provisioner/pkg/health"
 	"kubevirt.io/hostpath-provisioner/pkg/inspect"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
@@ -22,10 +24,16 @@ const (
 	removeLostCommand   = "remove-lost"
 )
 
-// removable says of each command which volumes it removes: why not, or nil.
-var removable = map[string]func(inspect.Volume) error{
-	removeInlineCommand: leftBehind,
-	removeLostCommand:   lost,
+// A removal is what a command removes: check answers why not a volume, or nil, and only is the
+// reason for which the driver, too, must find it abnormal.
+type removal struct {
+	check func(inspect.Volume) error
+	only  health.Reason
+}
+
+var removable = map[string]removal{
+	removeInlineCommand: {leftBehind, health.InlineUnpublished},
+	removeLostCommand:   {lost, health.DirectoryMissing},
 }
 
 // removeWithin is how long the driver may take to remove a volume.
@@ -49,35 +57,26 @@ func runRemove(command string, args []string, getenv func(string) string, stdout
 	return healthy
 }
 
-func (i inspection) remove(check func(inspect.Volume) error) error {
+// remove has the driver delete the volume, if the driver, under the volume's lock, finds it
+// abnormal for the same reason: another directory may have been inspected than the one that it
+// serves, and what was inspected may have changed.
+func (i inspection) remove(r removal) error {
 	ctx, cancel := context.WithTimeout(context.Background(), removeWithin)
 	defer cancel()
 	report, err := i.report(ctx)
 	if err != nil {
 		return err
 	}
-	if err := onlyRemovable(&report, i.volume, check); err != nil {
+	if err := onlyRemovable(&report, i.volume, r.check); err != nil {
 		return err
 	}
 	conn, err := grpc.NewClient("unix://"+i.socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		return err
 	}
-	return errors.Join(removeAbnormal(ctx, csi.NewControllerClient(conn), i.volume), conn.Close())
-}
-
-// removeAbnormal has the driver delete a volume that the driver finds abnormal too: another directory
-// may have been inspected than the one that it serves. It refuses a volume that is published.
-func removeAbnormal(ctx context.Context, driver csi.ControllerClient, id volume.ID) error {
-	found, err := driver.ControllerGetVolume(ctx, &csi.ControllerGetVolumeRequest{VolumeId: id.String()})
-	if err != nil {
-		return err
-	}
-	if condition := found.GetStatus().GetVolumeCondition(); !condition.GetAbnormal() {
-		return fmt.Errorf("volume %s is in order for the driver (%s): is it the driver of the pool that was inspected?", id, condition.GetMessage())
-	}
-	_, err = driver.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: id.String()})
-	return err
+	ctx = metadata.AppendToOutgoingContext(ctx, driver.OnlyIfKey, string(r.only))
+	_, err = csi.NewControllerClient(conn).DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: i.volume.String()})
+	return errors.Join(err, conn.Close())
 }
 
 // onlyRemovable answers why a volume is not to be removed; nil if it is.

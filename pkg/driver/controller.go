@@ -10,6 +10,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
@@ -118,10 +119,23 @@ func (c *controller) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequ
 	}
 	defer unlock()
 
-	if err := c.pools.Delete(ctx, id); err != nil && !errors.Is(err, volume.ErrNotFound) {
+	only := onlyIf(ctx)
+	err = c.pools.DeleteOnly(ctx, id, only)
+	if err != nil && (only != "" || !errors.Is(err, volume.ErrNotFound)) {
 		return nil, err
 	}
 	return &csi.DeleteVolumeResponse{}, nil
+}
+
+// OnlyIfKey is metadata of a DeleteVolume by an administrator: the volume is deleted only if it
+// is abnormal for the reason that is the value, as package health has them.
+const OnlyIfKey = "hostpath-only-if"
+
+func onlyIf(ctx context.Context) health.Reason {
+	if values := metadata.ValueFromIncomingContext(ctx, OnlyIfKey); len(values) > 0 {
+		return health.Reason(values[0])
+	}
+	return ""
 }
 
 // ValidateVolumeCapabilities confirms what a volume can be used for.

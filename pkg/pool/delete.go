@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"syscall"
 
+	"kubevirt.io/hostpath-provisioner/pkg/health"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 	"kubevirt.io/hostpath-provisioner/pkg/trace"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
@@ -15,7 +16,11 @@ import (
 // while it is published: the kernel would let the data of a mounted directory go.
 // When it returns the volume is gone durably; its content goes later. The caller
 // holds the volume's lock.
-func (s *Set) Delete(ctx context.Context, id volume.ID) error {
+func (s *Set) Delete(ctx context.Context, id volume.ID) error { return s.DeleteOnly(ctx, id, "") }
+
+// DeleteOnly is Delete for a volume that is abnormal for a reason, and answers ErrPrecondition for
+// any other. That is judged under the lock that the deletion has. An empty reason is for any volume.
+func (s *Set) DeleteOnly(ctx context.Context, id volume.ID, only health.Reason) error {
 	in, err := s.find(id, volume.PoolName{})
 	if err != nil {
 		return err
@@ -24,15 +29,20 @@ func (s *Set) Delete(ctx context.Context, id volume.ID) error {
 	if err := s.pins.Free(id); err != nil {
 		return err
 	}
-	return in.delete(ctx)
+	return in.deleteOnly(ctx, only)
 }
 
-func (v *found) delete(ctx context.Context) error {
+func (v *found) delete(ctx context.Context) error { return v.deleteOnly(ctx, "") }
+
+func (v *found) deleteOnly(ctx context.Context, only health.Reason) error {
 	unlock, err := v.lock(ctx)
 	if err != nil {
 		return fmt.Errorf("delete volume %s: %w", v.id, err)
 	}
 	defer unlock()
+	if c := v.condition(only); c.Reason != only {
+		return fmt.Errorf("delete volume %s: %w: the driver finds it %q, and it was to be removed only for %s", v.id, volume.ErrPrecondition, c.Message, only)
+	}
 	if err := v.unused(); err != nil {
 		return fmt.Errorf("delete volume %s: %w", v.id, err)
 	}
@@ -50,6 +60,16 @@ func (v *found) delete(ctx context.Context) error {
 		return fmt.Errorf("delete volume %s: %w", v.id, err)
 	}
 	return nil
+}
+
+// condition is how the volume is, if a reason is asked for. The caller has its lock.
+func (v *found) condition(asked health.Reason) health.Condition {
+	if asked == "" {
+		return health.Condition{}
+	}
+	in := v.visit.scan()
+	in.Lock = func(volume.ID) (func(), error) { return func() {}, nil }
+	return in.List(nil).Describe(v.id, v.entry, v.dir).Condition
 }
 
 // unused answers ErrInUse, with the place, for a volume that is published.

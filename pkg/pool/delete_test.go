@@ -12,6 +12,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"kubevirt.io/hostpath-provisioner/pkg/health"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind/bindtest"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
@@ -390,5 +391,21 @@ func TestLocks(t *testing.T) {
 		unlock, err = b.Lock(id(t, "a"))
 		must(t, err)
 		unlock()
+	})
+}
+
+// What an administrator saw may have changed by the time of the deletion.
+func TestDeleteOnly(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bench) {
+		b.create("pvc-1", mib)
+		for _, reason := range []health.Reason{health.DirectoryMissing, health.InlineUnpublished} {
+			wantError(t, b.DeleteOnly(t.Context(), id(t, "pvc-1"), reason), volume.ErrPrecondition)
+		}
+		b.wantVolumes("pvc-1")
+		must(t, os.Remove(b.path("pool", "pvc-1")))
+		wantError(t, b.DeleteOnly(t.Context(), id(t, "pvc-1"), health.InlineUnpublished), volume.ErrPrecondition)
+		must(t, b.DeleteOnly(t.Context(), id(t, "pvc-1"), health.DirectoryMissing))
+		b.wantVolumes()
+		wantError(t, b.DeleteOnly(t.Context(), id(t, "pvc-1"), health.DirectoryMissing), volume.ErrNotFound)
 	})
 }
