@@ -265,13 +265,17 @@ func (p *pass) scan(seen map[rawdev.Number]bool) {
 func (p *pass) follow(number rawdev.Number, wanted *job) {
 	j := p.jobs[number]
 	if j != nil && j.finished() && (j.stale(wanted) || p.Retry && j.err != nil) {
+		if !j.stale(wanted) {
+			wanted.before = j.err
+		}
 		p.drop(number)
 		j = nil
 	}
 	if j == nil {
 		wanted.number = number
 		p.start(wanted)
-		return // what comes of it is reported when it is known
+		p.stillRefused(wanted) // what comes of it is reported when it is known
+		return
 	}
 	status := j.status()
 	switch {
@@ -279,6 +283,8 @@ func (p *pass) follow(number rawdev.Number, wanted *job) {
 		p.report.Wiping = append(p.report.Wiping, Wiping{j.volume.Name, j.path, status.progress})
 		if quiet := time.Since(status.moved); quiet > hangs {
 			p.problem(j.volume.Name, j.path, Hangs, "it has not answered for %s", quiet.Round(time.Second))
+		} else if status.progress.Total == 0 {
+			p.stillRefused(j)
 		}
 	case j.err != nil:
 		p.problem(j.volume.Name, j.path, reasonOf(j.err), "%s", detail(j.err))
@@ -288,6 +294,13 @@ func (p *pass) follow(number rawdev.Number, wanted *job) {
 		name := VolumeName(p.Node, j.path, func(name string) bool { return p.names[name] })
 		p.names[name] = true
 		p.report.Offers = append(p.report.Offers, Offer{name, j.path, j.held.Facts.SizeBytes, number})
+	}
+}
+
+// stillRefused reports why a device was refused while it is checked again, so that nothing seems to change.
+func (p *pass) stillRefused(j *job) {
+	if j.before != nil {
+		p.problem(j.volume.Name, j.path, reasonOf(j.before), "%s", detail(j.before))
 	}
 }
 

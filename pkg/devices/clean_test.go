@@ -2,14 +2,14 @@ package devices_test
 
 import (
 	"bufio"
-	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"sync/atomic"
+	"strings"
 	"testing"
 	"time"
 
@@ -17,6 +17,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"kubevirt.io/hostpath-provisioner/pkg/devices"
+	"kubevirt.io/hostpath-provisioner/pkg/devices/devicestest"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/rawdev"
 	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv/disk"
 )
@@ -24,20 +26,20 @@ import (
 func TestNewDeviceIsWiped(t *testing.T) {
 	for _, wipe := range []devices.Wipe{devices.WipeSignatures, devices.WipeDiscard, devices.WipeZero} {
 		t.Run(string(wipe), func(t *testing.T) {
-			w := newWorld(t)
-			w.config.Wipe = wipe
-			const bytes = 256 * mib
-			d := w.disk("disk", bytes)
-			want := devices.Offer{Name: "local-node-disk", Path: d.path, Bytes: bytes}
-			if got := w.offered(); got.Name != want.Name || got.Path != want.Path || got.Bytes != want.Bytes {
+			w := devicestest.New(t)
+			t.Cleanup(devices.UseSmallSteps())
+			w.Config.Wipe = wipe
+			d := w.Disk("disk", 8*mib)
+			want := devices.Offer{Name: "local-node-disk", Path: d.Path, Bytes: 8 * mib}
+			if got := w.Offered(); got.Name != want.Name || got.Path != want.Path || got.Bytes != want.Bytes {
 				t.Errorf("offered %+v, want %+v", got, want)
 			}
-			wantZero(t, d, 0, 100*mib)
-			wantZero(t, d, 156*mib, 256*mib)
+			d.WantZero(0, 2*mib)
+			d.WantZero(6*mib, 8*mib)
 			if wipe == devices.WipeSignatures {
-				wantPattern(t, d, 100*mib, 156*mib)
+				d.WantPattern(2*mib, 6*mib)
 			} else {
-				wantZero(t, d, 100*mib, 156*mib)
+				d.WantZero(2*mib, 6*mib)
 			}
 		})
 	}
@@ -63,32 +65,31 @@ func TestSignatureRanges(t *testing.T) {
 
 // The whole life of a device: offered, bound, released, cleaned, offered again. Nothing is cleaned twice.
 func TestDeviceLifecycle(t *testing.T) {
-	w := newWorld(t)
-	w.config.Wipe = devices.WipeZero
-	d := w.disk("disk", 32*mib)
-	o := w.offered()
-	run(t, "mkfs.ext4", "-q", "-F", d.node)
-	w.volumes = []devices.Volume{bound(d.volume(o.Name))}
-	sum := d.sum()
-	if r := w.pass(); r.Available != 1 || len(r.Problems) > 0 || d.sum() != sum {
+	w := devicestest.New(t)
+	w.Config.Wipe = devices.WipeZero
+	d := w.Disk("disk", 32*mib)
+	o := w.Offered()
+	devicestest.Run(t, "mkfs.ext4", "-q", "-F", d.Node)
+	w.PVs = []devices.Volume{devicestest.Bound(d.Volume(o.Name))}
+	sum := d.Sum()
+	if r := w.Pass(); r.Available != 1 || len(r.Problems) > 0 || d.Sum() != sum {
 		t.Fatalf("a bound volume: %+v", r)
 	}
-	w.volumes = []devices.Volume{released(d.volume(o.Name))}
-	if r := w.pass(); len(r.Cleaned) != 1 || r.Cleaned[0] != o.Name {
+	w.PVs = []devices.Volume{devicestest.Released(d.Volume(o.Name))}
+	if r := w.Pass(); len(r.Cleaned) != 1 || r.Cleaned[0] != o.Name {
 		t.Fatalf("a released volume: %+v, want it cleaned", r)
 	}
-	wantZero(t, d, 0, 32*mib)
-	wiped := w.wiped
+	d.WantZero(0, 32*mib)
+	wiped := w.Wiped()
 	// The agent is restarted before the volume is deleted.
-	w.agent.Close()
-	w.start()
-	if r := w.pass(); len(r.Cleaned) != 1 {
+	w.Restart()
+	if r := w.Pass(); len(r.Cleaned) != 1 {
 		t.Fatalf("after a restart: %+v, want it cleaned", r)
 	}
-	w.volumes = nil
-	w.offered()
-	if w.wiped != wiped {
-		t.Errorf("%d bytes were overwritten again", w.wiped-wiped)
+	w.PVs = nil
+	w.Offered()
+	if w.Wiped() != wiped {
+		t.Errorf("%d bytes were overwritten again", w.Wiped()-wiped)
 	}
 }
 
@@ -109,22 +110,22 @@ func TestOnlyAllowedDataIsWiped(t *testing.T) {
 		"the volume of nobody was deleted":                     {devices.Record{State: devices.Offered}, false, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
-			d := w.disk("disk", 32*mib)
+			w := devicestest.New(t)
+			d := w.Disk("disk", 32*mib)
 			if c.sign {
-				run(t, "mkfs.ext4", "-q", "-F", d.node)
+				devicestest.Run(t, "mkfs.ext4", "-q", "-F", d.Node)
 			}
-			c.record.Path = d.path
+			c.record.Path = d.Path
 			if c.record.Bytes == 0 {
-				c.record.Bytes = d.bytes()
+				c.record.Bytes = d.Bytes()
 			}
-			must.Succeed(t, w.records.Put(c.record))
+			must.Succeed(t, w.Records.Put(c.record))
 			if c.want == "" {
-				w.offered()
+				w.Offered()
 				return
 			}
-			d.untouched()
-			w.refused(c.want)
+			d.Untouched()
+			w.Refused(c.want)
 		})
 	}
 }
@@ -135,16 +136,16 @@ func TestVolumeDeletedBeforeCleaning(t *testing.T) {
 	for name, c := range map[string]struct {
 		last func(devices.Volume) devices.Volume
 		want int
-	}{"released": {released, 1}, "bound": {bound, 0}} {
+	}{"released": {devicestest.Released, 1}, "bound": {devicestest.Bound, 0}} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
-			d := w.disk("disk", 32*mib)
-			w.volumes = []devices.Volume{bound(d.volume("pv"))}
-			w.pass()
-			run(t, "mkfs.ext4", "-q", "-F", d.node)
-			w.volumes = nil
-			must.Succeed(t, w.agent.Deleted(c.last(d.volume("pv"))))
-			if r := w.pass(); len(r.Offers) != c.want || len(r.Problems) != 1-c.want {
+			w := devicestest.New(t)
+			d := w.Disk("disk", 32*mib)
+			w.PVs = []devices.Volume{devicestest.Bound(d.Volume("pv"))}
+			w.Pass()
+			devicestest.Run(t, "mkfs.ext4", "-q", "-F", d.Node)
+			w.PVs = nil
+			must.Succeed(t, w.Agent.Deleted(c.last(d.Volume("pv"))))
+			if r := w.Pass(); len(r.Offers) != c.want || len(r.Problems) != 1-c.want {
 				t.Errorf("found %+v, want %d offers", r, c.want)
 			}
 		})
@@ -154,90 +155,115 @@ func TestVolumeDeletedBeforeCleaning(t *testing.T) {
 // Whatever the cache has, the API is asked before a device is overwritten.
 func TestAPIIsReadBeforeWipe(t *testing.T) {
 	for name, c := range map[string]struct {
-		cache, api func(d *testDisk) []devices.Volume
+		cache, api func(d *devicestest.Disk) []devices.Volume
 		err        error
 	}{
-		"the volume was just made": {nil, func(d *testDisk) []devices.Volume { return []devices.Volume{d.volume("pv")} }, nil},
-		"the volume is in use again": {func(d *testDisk) []devices.Volume { return []devices.Volume{released(d.volume("pv"))} },
-			func(d *testDisk) []devices.Volume { return []devices.Volume{bound(d.volume("pv"))} }, nil},
-		"the volume is another one": {func(d *testDisk) []devices.Volume { return []devices.Volume{released(d.volume("pv"))} },
-			func(d *testDisk) []devices.Volume { return []devices.Volume{released(d.volume("pv-2"))} }, nil},
-		"the volume is gone": {func(d *testDisk) []devices.Volume { return []devices.Volume{released(d.volume("pv"))} }, nil, nil},
-		"the API does not answer": {func(d *testDisk) []devices.Volume { return []devices.Volume{released(d.volume("pv"))} },
+		"the volume was just made": {nil, func(d *devicestest.Disk) []devices.Volume { return []devices.Volume{d.Volume("pv")} }, nil},
+		"the volume is in use again": {func(d *devicestest.Disk) []devices.Volume {
+			return []devices.Volume{devicestest.Released(d.Volume("pv"))}
+		},
+			func(d *devicestest.Disk) []devices.Volume { return []devices.Volume{devicestest.Bound(d.Volume("pv"))} }, nil},
+		"the volume is another one": {func(d *devicestest.Disk) []devices.Volume {
+			return []devices.Volume{devicestest.Released(d.Volume("pv"))}
+		},
+			func(d *devicestest.Disk) []devices.Volume {
+				return []devices.Volume{devicestest.Released(d.Volume("pv-2"))}
+			}, nil},
+		"the volume is gone": {func(d *devicestest.Disk) []devices.Volume {
+			return []devices.Volume{devicestest.Released(d.Volume("pv"))}
+		}, nil, nil},
+		"the API does not answer": {func(d *devicestest.Disk) []devices.Volume {
+			return []devices.Volume{devicestest.Released(d.Volume("pv"))}
+		},
 			nil, errors.New("no answer")},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
-			d := w.disk("disk", 32*mib)
-			d.untouched()
+			w := devicestest.New(t)
+			d := w.Disk("disk", 32*mib)
+			d.Untouched()
 			if c.cache != nil {
-				w.volumes = c.cache(d)
+				w.PVs = c.cache(d)
 			}
-			w.api = func() (volumes []devices.Volume, err error) {
+			w.API = func() (volumes []devices.Volume, err error) {
 				if c.api != nil {
 					volumes = c.api(d)
 				}
 				return volumes, c.err
 			}
-			if r := w.pass(); len(r.Offers) > 0 || len(r.Cleaned) > 0 {
+			if r := w.Pass(); len(r.Offers) > 0 || len(r.Cleaned) > 0 {
 				t.Errorf("found %+v, want nothing offered or cleaned", r)
 			}
 		})
 	}
 }
 
-// cleanIn has this test binary clean the disk of a test, and stop after each step until it is asked to go on.
-const cleanIn = "DEVICES_TEST_CLEAN"
+// childVariable has this test binary clean a disk, and stop after each step until it is asked to go on. It has the disk's
+// path, the way of cleaning, and the directory of the records.
+const childVariable = "DEVICES_TEST_CLEAN"
 
-func cleanUntilKilled(path string, bytes int64, wipe devices.Wipe, records string) error {
-	devices.NoteEachStep()
-	r, err := devices.OpenRecords(records)
+// cleanStepwise is what that binary does.
+func cleanStepwise(disk string, wipe devices.Wipe, dir string) error {
+	devices.UseSmallSteps()
+	records, err := devices.OpenRecords(dir)
 	if err != nil {
 		return err
 	}
-	api := &world{volumes: []devices.Volume{released(devices.Volume{Name: "pv", Path: path, Bytes: bytes})}}
+	number, err := rawdev.At(disk)
+	if err != nil {
+		return err
+	}
+	facts, err := rawdev.Inspect(number)
+	if err != nil {
+		return err
+	}
+	api := list{devicestest.Released(devices.Volume{Name: "pv", Path: disk, Bytes: facts.SizeBytes})}
 	input := bufio.NewReader(os.Stdin)
-	step := func() {
+	step := func(int64) {
 		fmt.Println("step")
 		if _, err := input.ReadString('\n'); err != nil {
 			os.Exit(2)
 		}
 	}
-	a := devices.NewAgent(devices.Options{Node: "node", Records: r, API: api, Log: logr.Discard(), Changed: func() {}, Wiped: func(int64) { step() }})
-	request := devices.Request{Volumes: api.volumes, Wipe: wipe}
-	a.Pass(request)
-	a.Settle()
-	fmt.Println(a.Pass(request).Cleaned)
-	return nil
+	changed := make(chan struct{}, 100)
+	a := devices.NewAgent(devices.Options{Node: "node", Records: records, API: api, Log: logr.Discard(), Changed: func() { changed <- struct{}{} }, Wiped: step})
+	for len(a.Pass(devices.Request{Volumes: api, Wipe: wipe}).Cleaned) == 0 {
+		<-changed
+	}
+	return errors.New("was not killed")
 }
 
+type list []devices.Volume
+
+func (l list) Volumes(context.Context) ([]devices.Volume, error) { return l, nil }
+
+// What was durable before the kill is not cleaned again, and what was not, is.
 func TestKilledWipeResumes(t *testing.T) {
-	const bytes, steps = 320 * mib, 5
-	for _, wipe := range []devices.Wipe{devices.WipeSignatures, devices.WipeZero} {
+	const bytes, steps = 8 * mib, 8
+	for _, wipe := range []devices.Wipe{devices.WipeSignatures, devices.WipeDiscard, devices.WipeZero} {
 		for killed := range steps + 1 {
 			t.Run(fmt.Sprintf("%s after step %d", wipe, killed), func(t *testing.T) {
-				w := newWorld(t)
-				w.config.Wipe = wipe
-				d := w.disk("disk", bytes)
-				run(t, "mkfs.xfs", "-q", "-f", d.node)
+				w := devicestest.New(t)
+				t.Cleanup(devices.UseSmallSteps())
+				w.Config.Wipe = wipe
+				d := w.Disk("disk", bytes)
+				devicestest.Run(t, "mkfs.ext4", "-q", "-F", d.Node)
 				records := t.TempDir()
 				killAfter(t, killed, d, wipe, records)
-				var err error
-				w.records, err = devices.OpenRecords(records)
-				must.Succeed(t, err)
-				w.start()
-				w.volumes = []devices.Volume{released(d.volume("pv"))}
-				if r := w.pass(); len(r.Cleaned) != 1 {
+				w.Open(records)
+				w.Restart()
+				w.PVs = []devices.Volume{devicestest.Released(d.Volume("pv"))}
+				if r := w.Pass(); len(r.Cleaned) != 1 {
 					t.Fatalf("found %+v, want it cleaned", r)
 				}
-				wantNoSignature(t, d)
-				wantZero(t, d, 0, 100*mib)
-				wantZero(t, d, 220*mib, 320*mib)
-				if wipe == devices.WipeZero {
-					wantZero(t, d, 100*mib, 220*mib)
-					if most := int64(steps-max(killed-1, 0)) * 64 * mib; w.wiped > most {
-						t.Errorf("%d bytes were overwritten after the restart, want at most %d", w.wiped, most)
-					}
+				d.WantNoSignature()
+				d.WantZero(0, 2*mib)
+				d.WantZero(6*mib, 8*mib)
+				if wipe == devices.WipeSignatures {
+					return
+				}
+				d.WantZero(0, bytes)
+				if most := int64(steps-max(killed-1, 0)) * mib; w.Wiped() > most {
+					t.Errorf("%d bytes were overwritten after the restart, want at most %d", w.Wiped(), most)
 				}
 			})
 		}
@@ -245,11 +271,10 @@ func TestKilledWipeResumes(t *testing.T) {
 }
 
 // killAfter kills an agent when it has overwritten so many steps.
-func killAfter(t *testing.T, steps int, d *testDisk, wipe devices.Wipe, records string) {
+func killAfter(t *testing.T, steps int, d *devicestest.Disk, wipe devices.Wipe, records string) {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "/proc/self/exe")
-	cmd.Env = append(os.Environ(), cleanIn+"="+d.path, "DEVICES_TEST_WIPE="+string(wipe), "DEVICES_TEST_RECORDS="+records,
-		fmt.Sprintf("DEVICES_TEST_BYTES=%d", d.bytes()))
+	cmd.Env = append(os.Environ(), childVariable+"="+strings.Join([]string{d.Path, string(wipe), records}, " "))
 	input, err := cmd.StdinPipe()
 	must.Succeed(t, err)
 	output, err := cmd.StdoutPipe()
@@ -257,8 +282,11 @@ func killAfter(t *testing.T, steps int, d *testDisk, wipe devices.Wipe, records 
 	must.Succeed(t, cmd.Start())
 	lines := bufio.NewReader(output)
 	for n := range steps {
+		if wipe == devices.WipeSignatures && n == 4 {
+			break // it has no more
+		}
 		if line, err := lines.ReadString('\n'); err != nil || line != "step\n" {
-			break // signatures have fewer steps
+			t.Fatalf("step %d: %q, %v", n, line, err)
 		}
 		if n < steps-1 {
 			_, err = io.WriteString(input, "\n")
@@ -270,91 +298,73 @@ func killAfter(t *testing.T, steps int, d *testDisk, wipe devices.Wipe, records 
 }
 
 func TestCanceledCleaningResumes(t *testing.T) {
-	w := newWorld(t)
-	w.config.Wipe = devices.WipeZero
-	d := w.disk("disk", 128*mib)
-	w.volumes = []devices.Volume{released(d.volume("pv"))}
-	w.agent.Pass(devices.Request{Volumes: w.volumes, Wipe: devices.WipeZero})
-	w.agent.Close()
-	w.start()
-	if r := w.pass(); len(r.Cleaned) != 1 {
+	w := devicestest.New(t)
+	w.Config.Wipe = devices.WipeZero
+	d := w.Disk("disk", 128*mib)
+	w.PVs = []devices.Volume{devicestest.Released(d.Volume("pv"))}
+	w.Agent.Pass(devices.Request{Volumes: w.PVs, Wipe: devices.WipeZero})
+	w.Restart()
+	if r := w.Pass(); len(r.Cleaned) != 1 {
 		t.Fatalf("found %+v, want it cleaned", r)
 	}
-	wantZero(t, d, 0, 128*mib)
+	d.WantZero(0, 128*mib)
 }
 
-// ill is a disk that does wrong, and holds a pattern.
-func (w *world) ill(name string, bytes int64) (*disk.Disk, *testDisk) {
-	w.t.Helper()
-	file := filepath.Join(w.files, name)
-	must.Succeed(w.t, os.WriteFile(file, make([]byte, bytes), 0o600))
-	ill := disk.New(w.t, file, w.t.TempDir())
-	return ill, w.attach(name, ill.Path)
+// ill makes a disk that does wrong when it is told to.
+func ill(w *devicestest.World, name string, bytes int64) (*disk.Disk, *devicestest.Disk) {
+	w.Helper()
+	file := filepath.Join(w.TempDir(), name)
+	must.Succeed(w, os.WriteFile(file, make([]byte, bytes), 0o600))
+	ill := disk.New(w, file, w.TempDir())
+	return ill, w.Attach(name, ill.Path)
 }
 
 func TestFailingDeviceKeepsVolume(t *testing.T) {
 	for name, operation := range map[string]disk.Operation{"writing": disk.Write, "flushing": disk.Flush} {
 		for _, hasVolume := range []bool{false, true} {
 			t.Run(fmt.Sprint(name, hasVolume), func(t *testing.T) {
-				w := newWorld(t)
-				ill, d := w.ill("disk", 32*mib)
+				w := devicestest.New(t)
+				ill, d := ill(w, "disk", 32*mib)
 				if hasVolume {
-					w.volumes = []devices.Volume{released(d.volume("pv"))}
+					w.PVs = []devices.Volume{devicestest.Released(d.Volume("pv"))}
 				}
 				ill.Fail(operation)
-				w.refused(devices.Failed)
+				w.Refused(devices.Failed)
 				ill.Heal()
 			})
 		}
 	}
 }
 
-func TestSlowDeviceDoesNotDelayOthers(t *testing.T) {
-	w := newWorld(t)
-	w.disk("disk-a", 32*mib)
-	w.disk("disk-b", 32*mib)
-	release := make(chan struct{})
-	var asked atomic.Int32
-	w.api = func() ([]devices.Volume, error) {
-		if asked.Add(1) == 1 {
-			<-release
-		}
-		return nil, nil
-	}
-	changed := make(chan struct{}, 64)
-	w.agent.Changed = func() { changed <- struct{}{} }
-	request := devices.Request{Wipe: w.config.Wipe, Offer: &w.config}
-	for r := w.agent.Pass(request); len(r.Offers) < 1; r = w.agent.Pass(request) {
-		select {
-		case <-changed:
-		case <-time.After(time.Minute):
-			t.Fatal("no device is offered while the other one is being cleaned")
-		}
-	}
-	close(release)
-}
-
-func wantZero(t *testing.T, d *testDisk, from, to int64) {
-	t.Helper()
-	want(t, d, from, to, make([]byte, mib))
-}
-
-func wantPattern(t *testing.T, d *testDisk, from, to int64) {
-	t.Helper()
-	want(t, d, from, to, pattern())
-}
-
-func want(t *testing.T, d *testDisk, from, to int64, content []byte) {
-	t.Helper()
-	device, err := os.Open(d.node)
-	must.Succeed(t, err)
-	defer device.Close()
-	buffer := make([]byte, mib)
-	for at := from; at < to; at += mib {
-		_, err := device.ReadAt(buffer, at)
-		must.Succeed(t, err)
-		if !bytes.Equal(buffer, content) {
-			t.Fatalf("the MiB at %d of %s is not as it should be", at, d.path)
+// While a device takes no byte any more, others are cleaned beside it, new ones are found, and its progress is shown. It
+// goes on when it answers again.
+func TestHungDeviceDelaysNoOther(t *testing.T) {
+	w := devicestest.New(t)
+	hung, slow := ill(w, "disk-slow", 32*mib)
+	w.Disk("disk-a", 32*mib)
+	w.Config.Wipe = devices.WipeZero
+	w.PVs = []devices.Volume{devicestest.Released(slow.Volume("pv"))}
+	hung.Hang()
+	t.Cleanup(hung.Heal)
+	pass := func(what string, is func(devices.Report) bool) {
+		t.Helper()
+		for late := time.After(time.Minute); ; {
+			r := w.Agent.Pass(w.Request())
+			if is(r) {
+				return
+			}
+			select {
+			case <-w.Changed():
+			case <-late:
+				t.Fatalf("found %+v, want %s", r, what)
+			}
 		}
 	}
+	pass("disk-a offered, and disk-slow being cleaned", func(r devices.Report) bool {
+		return len(r.Offers) == 1 && len(r.Wiping) == 1 && r.Wiping[0].Volume == "pv"
+	})
+	w.Disk("disk-b", 32*mib)
+	pass("disk-b offered too", func(r devices.Report) bool { return len(r.Offers) == 2 && len(r.Cleaned) == 0 })
+	hung.Heal()
+	pass("disk-slow cleaned", func(r devices.Report) bool { return len(r.Cleaned) == 1 && len(r.Wiping) == 0 })
 }

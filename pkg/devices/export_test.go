@@ -1,8 +1,5 @@
 package devices
 
-// Settle waits until no device is being checked or cleaned.
-func (a *Agent) Settle() { a.wait.Wait() }
-
 // Spans are what a way of cleaning overwrites, as pairs of offsets.
 func (w Wipe) Spans(size int64) (pairs [][2]int64) {
 	for _, s := range w.spans(size) {
@@ -11,5 +8,10 @@ func (w Wipe) Spans(size int64) (pairs [][2]int64) {
 	return pairs
 }
 
-// NoteEachStep has the progress of cleaning be durable after each step.
-func NoteEachStep() { noteEvery = 0 }
+// UseSmallSteps has a device be cleaned in steps of one MiB that are durable each, with ranges of two MiB, until
+// restored.
+func UseSmallSteps() (restore func()) {
+	step, size, note := stepBytes, rangeBytes, noteEvery
+	stepBytes, rangeBytes, noteEvery = mib, 2*mib, 0
+	return func() { stepBytes, rangeBytes, noteEvery = step, size, note }
+}

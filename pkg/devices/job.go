@@ -21,6 +21,8 @@ type job struct {
 	volume   Volume
 	wipe     Wipe
 	existing ExistingData
+	// before is why the device was refused the last time that it was checked.
+	before error
 	// unsigned says that the device was found without signatures.
 	unsigned bool
 

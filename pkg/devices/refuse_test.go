@@ -2,6 +2,9 @@ package devices_test
 
 import (
 	"context"
+	"encoding/binary"
+	"errors"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -12,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubevirt.io/hostpath-provisioner/pkg/devices"
+	"kubevirt.io/hostpath-provisioner/pkg/devices/devicestest"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/rawdev"
 	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
@@ -22,47 +26,47 @@ import (
 // also where data of others may be wiped.
 func TestDeviceInUseIsRefused(t *testing.T) {
 	for name, c := range map[string]struct {
-		use  func(t *testing.T, w *world, d *testDisk)
+		use  func(t *testing.T, w *devicestest.World, d *devicestest.Disk)
 		want devices.Reason
 	}{
-		"mounted": {func(t *testing.T, w *world, d *testDisk) {
-			run(t, "mkfs.ext4", "-q", "-F", d.node)
-			mount(t, d.node, t.TempDir())
+		"mounted": {func(t *testing.T, w *devicestest.World, d *devicestest.Disk) {
+			devicestest.Run(t, "mkfs.ext4", "-q", "-F", d.Node)
+			mount(t, d.Node, t.TempDir())
 		}, devices.Mounted},
-		"mounted in another mount namespace": {func(t *testing.T, w *world, d *testDisk) {
-			run(t, "mkfs.ext4", "-q", "-F", d.node)
-			mountElsewhere(t, d.node)
+		"mounted in another mount namespace": {func(t *testing.T, w *devicestest.World, d *devicestest.Disk) {
+			devicestest.Run(t, "mkfs.ext4", "-q", "-F", d.Node)
+			mountElsewhere(t, d.Node)
 		}, devices.Mounted},
-		"swap": {func(t *testing.T, w *world, d *testDisk) {
-			run(t, "mkswap", d.node)
-			swapOn(t, d.node)
+		"swap": {func(t *testing.T, w *devicestest.World, d *devicestest.Disk) {
+			devicestest.Run(t, "mkswap", d.Node)
+			swapOn(t, d.Node)
 		}, devices.IsSwap},
-		"held exclusively": {func(t *testing.T, w *world, d *testDisk) {
-			held, err := rawdev.Open(d.node)
+		"held exclusively": {func(t *testing.T, w *devicestest.World, d *devicestest.Disk) {
+			held, err := rawdev.Open(d.Node)
 			must.Succeed(t, err)
 			t.Cleanup(func() { must.Succeed(t, held.Close()) })
 		}, devices.InUse},
-		"file of a loop device": {func(t *testing.T, w *world, d *testDisk) {
-			device, err := loopfs.Attach(d.node)
+		"file of a loop device": {func(t *testing.T, w *devicestest.World, d *devicestest.Disk) {
+			device, err := loopfs.Attach(d.Node)
 			must.Succeed(t, err)
 			t.Cleanup(func() { device.Close() })
 		}, devices.HasLoop},
-		"read-only": {func(t *testing.T, w *world, d *testDisk) {
-			run(t, "blockdev", "--setro", d.node)
-			t.Cleanup(func() { run(t, "blockdev", "--setrw", d.node) })
+		"read-only": {func(t *testing.T, w *devicestest.World, d *devicestest.Disk) {
+			devicestest.Run(t, "blockdev", "--setro", d.Node)
+			t.Cleanup(func() { devicestest.Run(t, "blockdev", "--setrw", d.Node) })
 		}, devices.ReadOnly},
 	} {
 		for _, hasVolume := range []bool{false, true} {
 			t.Run(name+map[bool]string{true: " and released", false: ""}[hasVolume], func(t *testing.T) {
-				w := newWorld(t)
-				w.config.ExistingData = devices.Erase
-				d := w.disk("disk", 32*mib)
+				w := devicestest.New(t)
+				w.Config.ExistingData = devices.Erase
+				d := w.Disk("disk", 32*mib)
 				if hasVolume {
-					w.volumes = []devices.Volume{released(d.volume("pv"))}
+					w.PVs = []devices.Volume{devicestest.Released(d.Volume("pv"))}
 				}
 				c.use(t, w, d)
-				d.untouched()
-				w.refused(c.want)
+				d.Untouched()
+				w.Refused(c.want)
 			})
 		}
 	}
@@ -127,60 +131,62 @@ func TestOtherFilesAreRefused(t *testing.T) {
 		"a link to itself":   {func(path string) error { return os.Symlink(path, path) }, devices.Gone},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
-			must.Succeed(t, c.make(filepath.Join(w.dir, "disk")))
-			w.refused(c.want)
+			w := devicestest.New(t)
+			must.Succeed(t, c.make(filepath.Join(w.Dir, "disk")))
+			w.Refused(c.want)
 		})
 	}
 }
 
 func TestEmptyDeviceIsRefused(t *testing.T) {
-	w := newWorld(t)
-	w.disk("disk", 0)
-	w.refused(devices.Empty)
+	w := devicestest.New(t)
+	w.Disk("disk", 0)
+	w.Refused(devices.Empty)
 }
 
-// Each signature is made by the program that users have.
+// Each signature is made by the program that users have, where Debian has one that runs without a kernel module or a
+// cluster. test/e2e/devices has those of md.
 func TestDeviceWithSignatureIsKept(t *testing.T) {
 	for name, c := range map[string]struct {
 		bytes int64
 		make  func(t *testing.T, node string)
 	}{
-		"ext4":  {32 * mib, func(t *testing.T, node string) { run(t, "mkfs.ext4", "-q", "-F", node) }},
-		"xfs":   {320 * mib, func(t *testing.T, node string) { run(t, "mkfs.xfs", "-q", "-f", node) }},
-		"btrfs": {128 * mib, func(t *testing.T, node string) { run(t, "mkfs.btrfs", "-q", "-f", node) }},
-		"swap":  {32 * mib, func(t *testing.T, node string) { run(t, "mkswap", node) }},
+		"ext4":  {32 * mib, func(t *testing.T, node string) { devicestest.Run(t, "mkfs.ext4", "-q", "-F", node) }},
+		"xfs":   {320 * mib, func(t *testing.T, node string) { devicestest.Run(t, "mkfs.xfs", "-q", "-f", node) }},
+		"btrfs": {128 * mib, func(t *testing.T, node string) { devicestest.Run(t, "mkfs.btrfs", "-q", "-f", node) }},
+		"swap":  {32 * mib, func(t *testing.T, node string) { devicestest.Run(t, "mkswap", node) }},
 		"gpt":   {32 * mib, func(t *testing.T, node string) { partitionTable(t, node, "gpt") }},
 		"dos":   {32 * mib, func(t *testing.T, node string) { partitionTable(t, node, "dos") }},
 		"LVM2_member": {32 * mib, func(t *testing.T, node string) {
-			run(t, "pvcreate", "--quiet", "--yes", "--force", "--devices", node, "--config", `devices{use_devicesfile=0} activation{udev_sync=0 udev_rules=0}`, node)
+			devicestest.Run(t, "pvcreate", "--quiet", "--yes", "--force", "--devices", node, "--config", `devices{use_devicesfile=0} activation{udev_sync=0 udev_rules=0}`, node)
 		}},
 		"crypto_LUKS": {32 * mib, func(t *testing.T, node string) {
 			key := filepath.Join(t.TempDir(), "key")
 			must.Succeed(t, os.WriteFile(key, []byte("secret"), 0o600))
-			run(t, "cryptsetup", "luksFormat", "--batch-mode", "--type", "luks2", "--pbkdf", "pbkdf2", "--pbkdf-force-iterations", "1000", "--key-file", key, node)
+			devicestest.Run(t, "cryptsetup", "luksFormat", "--batch-mode", "--type", "luks2", "--pbkdf", "pbkdf2", "--pbkdf-force-iterations", "1000", "--key-file", key, node)
 		}},
+		"zfs_member":     {64 * mib, zfsLabels},
+		"ceph_bluestore": {32 * mib, bluestoreLabel},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
-			d := w.disk("disk", c.bytes)
-			c.make(t, d.node)
-			d.untouched()
-			if p := w.refused(devices.HasSignature); !strings.Contains(p.Detail, name) {
+			w := devicestest.New(t)
+			d := w.Disk("disk", c.bytes)
+			c.make(t, d.Node)
+			d.Untouched()
+			if p := w.Refused(devices.HasSignature); !strings.Contains(p.Detail, name) {
 				t.Errorf("the problem is %q, want it to name %s", p.Detail, name)
 			}
 			// Also after a restart, and again and again.
-			w.agent.Close()
-			w.start()
-			w.refused(devices.HasSignature)
+			w.Restart()
+			w.Refused(devices.HasSignature)
 		})
 		t.Run(name+" that may be wiped", func(t *testing.T) {
-			w := newWorld(t)
-			w.config.ExistingData = devices.Erase
-			d := w.disk("disk", c.bytes)
-			c.make(t, d.node)
-			w.offered()
-			wantNoSignature(t, d)
+			w := devicestest.New(t)
+			w.Config.ExistingData = devices.Erase
+			d := w.Disk("disk", c.bytes)
+			c.make(t, d.Node)
+			w.Offered()
+			d.WantNoSignature()
 		})
 	}
 }
@@ -195,84 +201,109 @@ func partitionTable(t *testing.T, node, label string) {
 	}
 }
 
-func wantNoSignature(t *testing.T, d *testDisk) {
+// zfsLabels writes what libblkid knows a disk of ZFS by: uberblocks, in the second half of each of four labels of 256 KiB,
+// two at the head and two at the tail (OpenZFS, include/sys/vdev_impl.h, struct vdev_label; uberblock_impl.h,
+// UBERBLOCK_MAGIC).
+func zfsLabels(t *testing.T, node string) {
 	t.Helper()
-	output, err := exec.CommandContext(t.Context(), "wipefs", "--no-act", d.node).CombinedOutput()
-	if err != nil || len(output) > 0 {
-		t.Errorf("signatures on %s: %s, %v; want none", d.node, output, err)
+	const label, uberblock, magic = 256 << 10, 1 << 10, 0x00bab10c
+	device, err := os.OpenFile(node, os.O_RDWR, 0)
+	must.Succeed(t, err)
+	defer device.Close()
+	size, err := device.Seek(0, io.SeekEnd)
+	must.Succeed(t, err)
+	block := make([]byte, uberblock)
+	binary.LittleEndian.PutUint64(block, magic)
+	binary.LittleEndian.PutUint64(block[8:], 5000) // the version of all pools with feature flags
+	for _, start := range []int64{0, label, size - 2*label, size - label} {
+		for at := start + label/2; at < start+label; at += uberblock {
+			_, err := device.WriteAt(block, at)
+			must.Succeed(t, err)
+		}
 	}
+	must.Succeed(t, device.Sync())
+}
+
+// bluestoreLabel writes the first line of the label of Ceph's BlueStore (src/os/bluestore/BlueStore.cc, _write_bdev_label).
+func bluestoreLabel(t *testing.T, node string) {
+	t.Helper()
+	device, err := os.OpenFile(node, os.O_RDWR, 0)
+	must.Succeed(t, err)
+	defer device.Close()
+	_, err = device.WriteString("bluestore block device\n7e5d6f1c-2f0a-4c39-9d77-5f6d4a1f9a10\n")
+	must.Succeed(t, errors.Join(err, device.Sync()))
 }
 
 func TestLinksToOneDeviceMakeOneVolume(t *testing.T) {
-	w := newWorld(t)
-	d := w.disk("disk-b", 32*mib)
-	must.Succeed(t, os.Symlink(d.node, filepath.Join(w.dir, "disk-a")))
-	must.Succeed(t, os.Mkdir(filepath.Join(w.dir, "below"), 0o755))
-	must.Succeed(t, os.Symlink(d.path, filepath.Join(w.dir, "below", "disk-c")))
-	if o := w.offered(); o.Name != "local-node-disk-c" {
+	w := devicestest.New(t)
+	d := w.Disk("disk-b", 32*mib)
+	must.Succeed(t, os.Symlink(d.Node, filepath.Join(w.Dir, "disk-a")))
+	must.Succeed(t, os.Mkdir(filepath.Join(w.Dir, "below"), 0o755))
+	must.Succeed(t, os.Symlink(d.Path, filepath.Join(w.Dir, "below", "disk-c")))
+	if o := w.Offered(); o.Name != "local-node-disk-c" {
 		t.Errorf("offered as %s, want the first path", o.Name)
 	}
-	if r := w.pass(); len(r.Offers) > 0 || len(r.Problems) > 0 || r.Available != 1 {
+	if r := w.Pass(); len(r.Offers) > 0 || len(r.Problems) > 0 || r.Available != 1 {
 		t.Errorf("then %+v, want one volume and nothing else", r)
 	}
 }
 
 // The upstream program makes two volumes of two links: none of them may be cleaned while the other is used.
 func TestDeviceOfTwoVolumesIsNotCleaned(t *testing.T) {
-	w := newWorld(t)
-	d := w.disk("disk-a", 32*mib)
-	second := bound(d.volume("pv-b"))
-	second.Path = filepath.Join(w.dir, "disk-b")
-	must.Succeed(t, os.Symlink(d.node, second.Path))
-	w.volumes = []devices.Volume{released(d.volume("pv-a")), second}
-	d.untouched()
-	r := w.pass()
+	w := devicestest.New(t)
+	d := w.Disk("disk-a", 32*mib)
+	second := devicestest.Bound(d.Volume("pv-b"))
+	second.Path = filepath.Join(w.Dir, "disk-b")
+	must.Succeed(t, os.Symlink(d.Node, second.Path))
+	w.PVs = []devices.Volume{devicestest.Released(d.Volume("pv-a")), second}
+	d.Untouched()
+	r := w.Pass()
 	if len(r.Problems) != 2 || r.Problems[0].Reason != devices.Twice || len(r.Cleaned) > 0 || len(r.Wiping) > 0 {
 		t.Errorf("found %+v, want two problems and nothing cleaned", r)
 	}
 }
 
 func TestDiskAndItsPartitionsAreNotBothOffered(t *testing.T) {
-	w := newWorld(t)
-	d := w.disk("disk", 32*mib)
-	node := addPartition(t, d.node)
-	d.untouched()
-	if p := w.refused(devices.HasPartitions); p.Path != d.path {
+	w := devicestest.New(t)
+	d := w.Disk("disk", 32*mib)
+	node := addPartition(t, d.Node)
+	d.Untouched()
+	if p := w.Refused(devices.HasPartitions); p.Path != d.Path {
 		t.Errorf("refused is %s", p.Path)
 	}
 	// Now the disk is a volume in use, and its user makes a partition of it.
-	w.volumes = []devices.Volume{bound(d.volume("pv"))}
-	must.Succeed(t, os.Symlink(node, d.path+"-part1"))
-	if p := w.refused(devices.DiskInUse); p.Path != d.path+"-part1" {
+	w.PVs = []devices.Volume{devicestest.Bound(d.Volume("pv"))}
+	must.Succeed(t, os.Symlink(node, d.Path+"-part1"))
+	if p := w.Refused(devices.DiskInUse); p.Path != d.Path+"-part1" {
 		t.Errorf("refused is %s", p.Path)
 	}
 }
 
 // What the last user of a disk has made of it does not keep it from being cleaned.
 func TestReleasedDiskIsCleanedWithPartitions(t *testing.T) {
-	w := newWorld(t)
-	d := w.disk("disk", 32*mib)
-	partitionTable(t, d.node, "gpt")
-	addPartition(t, d.node)
-	w.volumes = []devices.Volume{released(d.volume("pv"))}
-	if r := w.pass(); len(r.Cleaned) != 1 || len(r.Problems) > 0 {
+	w := devicestest.New(t)
+	d := w.Disk("disk", 32*mib)
+	partitionTable(t, d.Node, "gpt")
+	addPartition(t, d.Node)
+	w.PVs = []devices.Volume{devicestest.Released(d.Volume("pv"))}
+	if r := w.Pass(); len(r.Cleaned) != 1 || len(r.Problems) > 0 {
 		t.Fatalf("found %+v, want it cleaned", r)
 	}
-	wantNoSignature(t, d)
-	w.volumes = nil
-	w.offered()
+	d.WantNoSignature()
+	w.PVs = nil
+	w.Offered()
 }
 
 func TestMissingDeviceKeepsVolume(t *testing.T) {
 	for name, change := range map[string]func(devices.Volume) devices.Volume{
-		"available": func(v devices.Volume) devices.Volume { return v }, "bound": bound, "released": released,
+		"available": func(v devices.Volume) devices.Volume { return v }, "bound": devicestest.Bound, "released": devicestest.Released,
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
-			d := w.disk("disk", 32*mib)
-			w.volumes = []devices.Volume{change(d.volume("pv"))}
-			must.Succeed(t, os.Remove(d.path))
-			if p := w.refused(devices.Gone); p.Volume != "pv" {
+			w := devicestest.New(t)
+			d := w.Disk("disk", 32*mib)
+			w.PVs = []devices.Volume{change(d.Volume("pv"))}
+			must.Succeed(t, os.Remove(d.Path))
+			if p := w.Refused(devices.Gone); p.Volume != "pv" {
 				t.Errorf("the problem is %+v, want one of the volume", p)
 			}
 		})
@@ -283,19 +314,36 @@ func TestMissingDeviceKeepsVolume(t *testing.T) {
 func TestReplacedDiskIsNotCleaned(t *testing.T) {
 	for name, other := range map[string]int64{"of the same size": 32 * mib, "of another size": 64 * mib} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
-			d := w.disk("disk", 32*mib)
-			w.volumes = []devices.Volume{bound(d.volume("pv"))}
-			if r := w.pass(); r.Available != 1 {
+			w := devicestest.New(t)
+			d := w.Disk("disk", 32*mib)
+			w.PVs = []devices.Volume{devicestest.Bound(d.Volume("pv"))}
+			if r := w.Pass(); r.Available != 1 {
 				t.Fatalf("found %+v", r)
 			}
-			must.Succeed(t, os.Remove(d.path))
-			other := w.disk("disk2", other)
-			must.Succeed(t, os.Rename(other.path, d.path))
-			other.untouched()
-			w.refused(devices.OtherDevice)
-			w.volumes = []devices.Volume{released(w.volumes[0])}
-			w.refused(devices.OtherDevice)
+			must.Succeed(t, os.Remove(d.Path))
+			other := w.Disk("disk2", other)
+			must.Succeed(t, os.Rename(other.Path, d.Path))
+			other.Untouched()
+			w.Refused(devices.OtherDevice)
+			w.PVs = []devices.Volume{devicestest.Released(w.PVs[0])}
+			w.Refused(devices.OtherDevice)
 		})
 	}
+}
+
+// Checked again at each poll, a refused device stays refused meanwhile.
+func TestRefusedDeviceIsCheckedAgain(t *testing.T) {
+	w := devicestest.New(t)
+	d := w.Disk("disk", 8*mib)
+	devicestest.Run(t, "mkswap", d.Node)
+	w.Refused(devices.HasSignature)
+	again := w.Request()
+	again.Retry = true
+	for range 3 {
+		if r := w.Agent.Pass(again); len(r.Problems) != 1 || r.Problems[0].Reason != devices.HasSignature {
+			t.Errorf("found %+v while it is checked, want it refused", r)
+		}
+	}
+	devicestest.Run(t, "wipefs", "--all", d.Node)
+	w.Offered()
 }

@@ -28,8 +28,11 @@ func (s Signature) String() string {
 	return text
 }
 
-// Signatures are all that util-linux finds on a device, at its head and its tail.
+// Signatures are all that util-linux finds on a device, at its head and its tail. It is an error if these cannot be read.
 func Signatures(ctx context.Context, d *rawdev.Device) ([]Signature, error) {
+	if err := d.ReadEnds(); err != nil {
+		return nil, err
+	}
 	output, err := wipefs(ctx, d, "--no-act", "--json")
 	if err != nil {
 		return nil, err

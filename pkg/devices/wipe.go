@@ -13,10 +13,13 @@ import (
 const (
 	mib = 1 << 20
 	gib = 1 << 30
+)
+
+var (
 	// stepBytes is overwritten in one system call, which cannot be interrupted: a second on a slow disk.
-	stepBytes = 64 * mib
+	stepBytes int64 = 64 * mib
 	// rangeBytes is overwritten at the head, at the tail and at each of the starts.
-	rangeBytes = 100 * mib
+	rangeBytes int64 = 100 * mib
 )
 
 // starts are where copies of labels are that wipefs does not erase: those of Ceph's BlueStore at the head and after
@@ -156,13 +159,21 @@ func (w *wiper) choose() {
 	if w.wipe != WipeDiscard {
 		return
 	}
-	for _, way := range []func(int64, int64) error{w.device.Deallocate, w.device.SecureErase} {
+	for _, way := range []func(int64, int64) error{w.device.Deallocate, w.eraseAndZero} {
 		// The head is to be overwritten anyway.
 		if err := way(0, min(mib, w.device.Facts.SizeBytes)); !errors.Is(err, errors.ErrUnsupported) {
 			w.overwrite = way
 			return
 		}
 	}
+}
+
+// eraseAndZero is for a device that erases all copies, and promises nothing of what is read afterwards (BLKSECDISCARD).
+func (w *wiper) eraseAndZero(offset, bytes int64) error {
+	if err := w.device.SecureErase(offset, bytes); err != nil {
+		return err
+	}
+	return w.device.Zero(offset, bytes)
 }
 
 func describe(signatures []Signature) string {

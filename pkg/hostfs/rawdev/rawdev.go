@@ -112,6 +112,26 @@ func (d *Device) Size() (int64, error) {
 	return int64(bytes), nil
 }
 
+// probed is how much of each end libblkid reads to find a signature, in bytes: VMFS, which has the innermost one, begins at
+// 2 MiB.
+const probed = 4 << 20
+
+// ReadEnds reads both ends of the device, where signatures are. Its error is why one of them cannot be read: to libblkid,
+// such a device looks like an empty one.
+func (d *Device) ReadEnds() error {
+	size, err := d.Size()
+	if err != nil {
+		return err
+	}
+	end := make([]byte, min(size, probed))
+	for _, offset := range []int64{0, size - int64(len(end))} {
+		if _, err := d.file.ReadAt(end, offset); err != nil {
+			return explain("read", d.file.Name(), err)
+		}
+	}
+	return nil
+}
+
 // Zero writes zeroes (BLKZEROOUT). The kernel has the device do so itself if it can. The space stays allocated where
 // the device has thin provisioning.
 func (d *Device) Zero(offset, bytes int64) error {

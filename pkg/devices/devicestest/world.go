@@ -1,0 +1,320 @@
+// Package devicestest has nodes with disks for tests of what pkg/devices does to them: real devices full of a pattern,
+// and an agent whose API is a list.
+package devicestest
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"hash/maphash"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"sync/atomic"
+	"testing"
+
+	"github.com/go-logr/logr/testr"
+
+	"kubevirt.io/hostpath-provisioner/pkg/devices"
+	"kubevirt.io/hostpath-provisioner/test/must"
+	"kubevirt.io/hostpath-provisioner/test/testenv"
+	"kubevirt.io/hostpath-provisioner/test/testenv/loopfs"
+)
+
+const mib = 1 << 20
+
+// A World is a node with disks, and what its API has.
+type World struct {
+	*testing.T
+	// Dir is the directory of the configuration.
+	Dir     string
+	Config  devices.Config
+	Records *devices.Records
+	Agent   *devices.Agent
+	// PVs are what a cache has; API is what the API has, if that is different.
+	PVs []devices.Volume
+	API func() ([]devices.Volume, error)
+	// Step is called after each step of cleaning, if it is set.
+	Step func()
+
+	files   string
+	wiped   atomic.Int64
+	changed chan struct{}
+}
+
+// New makes a node without disks, whose configuration offers those whose name begins with "disk".
+func New(t *testing.T) *World {
+	t.Helper()
+	testenv.NeedRoot(t)
+	testenv.NeedPrograms(t, "wipefs")
+	w := &World{T: t, files: t.TempDir(), Dir: t.TempDir(), changed: make(chan struct{}, 1)}
+	w.Config = devices.Config{VolumeMode: devices.Block, DeviceDir: w.Dir, Filter: regexp.MustCompile(`^disk`),
+		ExistingData: devices.Keep, Wipe: devices.WipeSignatures}
+	w.Open(t.TempDir())
+	w.Start()
+	t.Cleanup(func() { w.Agent.Close() })
+	return w
+}
+
+// Open has the records of a directory be those of the node.
+func (w *World) Open(dir string) {
+	w.Helper()
+	records, err := devices.OpenRecords(dir)
+	must.Succeed(w, err)
+	w.Records = records
+	w.Cleanup(func() { must.Succeed(w, records.Close()) })
+}
+
+// Start starts an agent, as after a restart.
+func (w *World) Start() {
+	w.Agent = devices.NewAgent(devices.Options{
+		Node: "node", Records: w.Records, API: w, Log: testr.New(w.T),
+		Changed: func() {
+			select {
+			case w.changed <- struct{}{}:
+			default:
+			}
+		},
+		Wiped: func(bytes int64) {
+			w.wiped.Add(bytes)
+			if w.Step != nil {
+				w.Step()
+			}
+		},
+	})
+}
+
+// Restart ends the agent, and starts another one.
+func (w *World) Restart() {
+	w.Agent.Close()
+	w.Start()
+}
+
+// Volumes implements devices.API.
+func (w *World) Volumes(context.Context) ([]devices.Volume, error) {
+	if w.API != nil {
+		return w.API()
+	}
+	return w.PVs, nil
+}
+
+// Wiped is how many bytes were overwritten.
+func (w *World) Wiped() int64 { return w.wiped.Load() }
+
+// Changed has something each time when a pass would find something new.
+func (w *World) Changed() <-chan struct{} { return w.changed }
+
+// Request is what a pass works on.
+func (w *World) Request() devices.Request {
+	return devices.Request{Volumes: w.PVs, Wipe: w.Config.Wipe, Offer: &w.Config}
+}
+
+// Pass starts what a pass starts, waits for it, and answers what is reported then.
+func (w *World) Pass() devices.Report {
+	w.Helper()
+	r := w.Request()
+	r.Retry = true
+	w.Agent.Pass(r)
+	r.Retry = false
+	for {
+		report := w.Agent.Pass(r)
+		if len(report.Wiping) == 0 {
+			return report
+		}
+		<-w.changed
+	}
+}
+
+// Offered makes a volume of the only offer.
+func (w *World) Offered() devices.Offer {
+	w.Helper()
+	r := w.Pass()
+	if len(r.Offers) != 1 || len(r.Problems) > 0 {
+		w.Fatalf("offers %+v, problems %v; want one offer", r.Offers, r.Problems)
+	}
+	o := r.Offers[0]
+	must.Succeed(w, w.Agent.Offering(o))
+	w.PVs = append(w.PVs, devices.Volume{Name: o.Name, Path: o.Path, Bytes: o.Bytes})
+	w.Agent.Offered(o)
+	return o
+}
+
+// A Refusal is a problem that is expected, and so no error.
+type Refusal devices.Problem
+
+// Refused wants a problem of a device, and nothing else.
+func (w *World) Refused(want devices.Reason) Refusal {
+	w.Helper()
+	r := w.Pass()
+	if len(r.Problems) != 1 || r.Problems[0].Reason != want || len(r.Offers) > 0 || len(r.Cleaned) > 0 {
+		w.Fatalf("problems %v, offers %+v, cleaned %v; want only %s", r.Problems, r.Offers, r.Cleaned, want)
+	}
+	return Refusal(r.Problems[0])
+}
+
+// A Disk is a device of the node.
+type Disk struct {
+	testing.TB
+	// Path is in the directory of the configuration, Node is the device itself, and Image its file, if it has one.
+	Path, Node, Image string
+}
+
+// Disk makes a disk, a loop device, that is full of a pattern up to 256 MiB.
+func (w *World) Disk(name string, bytes int64) *Disk {
+	w.Helper()
+	image := filepath.Join(w.files, name)
+	file, err := os.Create(image)
+	must.Succeed(w, err)
+	fill(w, file, min(bytes, 256*mib))
+	must.Succeed(w, errors.Join(file.Truncate(bytes), file.Close()))
+	return w.Attach(name, image)
+}
+
+func fill(t testing.TB, to io.WriterAt, bytes int64) {
+	t.Helper()
+	content := Pattern()
+	for at := int64(0); at < bytes; at += mib {
+		_, err := to.WriteAt(content, at)
+		must.Succeed(t, err)
+	}
+}
+
+// Pattern is one MiB without zeroes.
+func Pattern() []byte {
+	content := make([]byte, mib)
+	for at := range content {
+		content[at] = byte(at%251) + 1
+	}
+	return content
+}
+
+// Attach makes a file a disk, as it is.
+func (w *World) Attach(name, image string) *Disk {
+	w.Helper()
+	device, err := loopfs.Attach(image)
+	must.Succeed(w, err)
+	w.Cleanup(func() { device.Close() })
+	d := w.Link(name, device.Name())
+	d.Image = image
+	return d
+}
+
+// Link makes a device that there is a disk, as it is.
+func (w *World) Link(name, node string) *Disk {
+	w.Helper()
+	d := &Disk{TB: w, Path: filepath.Join(w.Dir, name), Node: node}
+	must.Succeed(w, os.Symlink(node, d.Path))
+	return d
+}
+
+// Fill overwrites the disk with the pattern.
+func (d *Disk) Fill() {
+	d.Helper()
+	device, err := os.OpenFile(d.Node, os.O_RDWR, 0)
+	must.Succeed(d, err)
+	fill(d, device, d.Bytes())
+	must.Succeed(d, errors.Join(device.Sync(), device.Close()))
+}
+
+// Bytes is the size of the disk.
+func (d *Disk) Bytes() int64 {
+	d.Helper()
+	device, err := os.Open(d.Node)
+	must.Succeed(d, err)
+	defer device.Close()
+	bytes, err := device.Seek(0, io.SeekEnd)
+	must.Succeed(d, err)
+	return bytes
+}
+
+var seed = maphash.MakeSeed()
+
+// Sum is of all that is on the disk.
+func (d *Disk) Sum() uint64 {
+	d.Helper()
+	device, err := os.Open(d.Node)
+	must.Succeed(d, err)
+	defer device.Close()
+	var h maphash.Hash // an emulated processor takes a hundred times as long for SHA-256
+	h.SetSeed(seed)
+	_, err = io.Copy(&h, device)
+	must.Succeed(d, err)
+	return h.Sum64()
+}
+
+// Untouched fails the test if the disk is not as it is now, in any byte, when that ends.
+func (d *Disk) Untouched() {
+	d.Helper()
+	before := d.Sum()
+	d.Cleanup(func() {
+		if d.Sum() != before {
+			d.Errorf("%s was written to", d.Path)
+		}
+	})
+}
+
+// Volume is a volume of the disk.
+func (d *Disk) Volume(name string) devices.Volume {
+	d.Helper()
+	return devices.Volume{Name: name, Path: d.Path, Bytes: d.Bytes()}
+}
+
+// WantZero wants zeroes on a part of the disk, in bytes.
+func (d *Disk) WantZero(from, to int64) {
+	d.Helper()
+	d.want(from, to, make([]byte, mib))
+}
+
+// WantPattern wants the pattern on a part of the disk, in bytes.
+func (d *Disk) WantPattern(from, to int64) {
+	d.Helper()
+	d.want(from, to, Pattern())
+}
+
+func (d *Disk) want(from, to int64, content []byte) {
+	d.Helper()
+	device, err := os.Open(d.Node)
+	must.Succeed(d, err)
+	defer device.Close()
+	buffer := make([]byte, mib)
+	for at := from; at < to; at += mib {
+		_, err := device.ReadAt(buffer, at)
+		must.Succeed(d, err)
+		if !bytes.Equal(buffer, content) {
+			d.Fatalf("the MiB at %d of %s is not as it should be", at, d.Path)
+		}
+	}
+}
+
+// WantNoSignature asks util-linux.
+func (d *Disk) WantNoSignature() {
+	d.Helper()
+	output, err := exec.CommandContext(d.Context(), "wipefs", "--no-act", d.Node).CombinedOutput()
+	if err != nil || len(output) > 0 {
+		d.Errorf("signatures on %s: %s, %v; want none", d.Node, output, err)
+	}
+}
+
+// Bound is a volume that a claim has.
+func Bound(v devices.Volume) devices.Volume {
+	v.Used, v.ClaimUID, v.Claim = true, "uid-1", "default/data"
+	return v
+}
+
+// Released is a volume whose claim was deleted.
+func Released(v devices.Volume) devices.Volume {
+	v = Bound(v)
+	v.Used, v.Released = false, true
+	return v
+}
+
+// Run runs a program, which has to succeed.
+func Run(t testing.TB, args ...string) {
+	t.Helper()
+	testenv.NeedPrograms(t, args[0])
+	if output, err := exec.CommandContext(context.WithoutCancel(t.Context()), args[0], args[1:]...).CombinedOutput(); err != nil {
+		t.Fatalf("%q: %v: %s", args, err, output)
+	}
+}

@@ -1,0 +1,21 @@
+package devices_test
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	"kubevirt.io/hostpath-provisioner/pkg/devices"
+	"kubevirt.io/hostpath-provisioner/test/testenv"
+)
+
+func TestMain(m *testing.M) {
+	if child := strings.Fields(os.Getenv(childVariable)); len(child) == 3 {
+		fmt.Fprintln(os.Stderr, cleanStepwise(child[0], devices.Wipe(child[1]), child[2])) // it returns with an error only
+		os.Exit(1)
+	}
+	testenv.Main(m)
+}
+
+const mib = 1 << 20
