@@ -3,7 +3,9 @@ package localpv
 import (
 	"context"
 	"fmt"
+	"net/http"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -37,6 +39,7 @@ type controller struct {
 	metrics *metrics
 	watcher *watcher
 	log     logr.Logger
+	ready   atomic.Bool
 
 	// What is below belongs to Reconcile, which runs once at a time.
 	nextPoll  time.Time
@@ -77,21 +80,24 @@ func (c *controller) Reconcile(ctx context.Context, _ reconcile.Request) (reconc
 	problems := newReports()
 	config, named, err := c.config(ctx, node)
 	if err != nil {
-		c.metrics.config.Set(1)
+		c.metrics.configIs(invalid)
+		c.once("config problems", "The ConfigMap cannot be used", "problems", err.Error())
 		c.metrics.uncleaned.Set(float64(uncleaned(list.Items, devices.Report{})))
 		problems.add(node, "InvalidPVSpecConfigMap", err.Error())
 		if config.DeviceDir != "" {
 			c.watcher.watch([]string{nearest(config.DeviceDir)})
 		}
 		c.report(problems, "InvalidPVSpecConfigMap")
+		c.ready.Store(true)
 		return result, nil
 	}
 	request := devices.Request{Volumes: volumesOf(list.Items), Wipe: devices.WipeSignatures, Retry: poll || c.changedConfig(config)}
-	c.metrics.config.Set(0)
+	c.metrics.configIs("")
+	delete(c.reported, "config problems")
 	if named {
 		request.Wipe, request.Offer = config.Wipe, &config
 		if different := conflicts(list.Items, config); len(different) > 0 {
-			c.metrics.config.Set(1)
+			c.metrics.configIs(conflict)
 			request.Offer = nil
 			problems.add(node, "PVSpecConflict", "The configuration takes effect when these PersistentVolumes are gone: "+strings.Join(different, "; "))
 		}
@@ -102,7 +108,20 @@ func (c *controller) Reconcile(ctx context.Context, _ reconcile.Request) (reconc
 	}
 	err = c.apply(ctx, node, config, list.Items, report)
 	c.show(node, list.Items, report, problems)
+	if err == nil {
+		c.ready.Store(true)
+	}
 	return result, err
+}
+
+// readyPath is where the kubelet asks, beside the metrics.
+const readyPath = "/readyz"
+
+// ServeHTTP answers the kubelet whether devices and volumes have been compared once, which takes all rights and the records.
+func (c *controller) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
+	if !c.ready.Load() {
+		http.Error(w, "no pass over the devices has succeeded yet", http.StatusServiceUnavailable)
+	}
 }
 
 // config reads the configuration of the node; named is false if there is none.

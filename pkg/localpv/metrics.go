@@ -4,10 +4,10 @@ import "github.com/prometheus/client_golang/prometheus"
 
 // metrics are those of a node, which all have its name as a label.
 type metrics struct {
-	available, errors, config, missing, wiping, uncleaned prometheus.Gauge
-	progress                                              *prometheus.GaugeVec
-	wiped                                                 prometheus.Counter
-	writes                                                *prometheus.CounterVec
+	available, errors, missing, wiping, uncleaned prometheus.Gauge
+	config, progress                              *prometheus.GaugeVec
+	wiped                                         prometheus.Counter
+	writes                                        *prometheus.CounterVec
 }
 
 func newMetrics(registry prometheus.Registerer, node string) *metrics {
@@ -20,10 +20,12 @@ func newMetrics(registry prometheus.Registerer, node string) *metrics {
 	m := &metrics{
 		available: gauge("available_devices", "Devices that are PersistentVolumes, in use or not."),
 		errors:    gauge("error_devices", "Devices that cannot be offered or cleaned, and PersistentVolumes whose device is missing or another one. Events say why."),
-		config:    gauge("config_error", "1 while the ConfigMap of the node cannot be used or differs from that of its PersistentVolumes."),
 		missing:   gauge("missing_devices", "PersistentVolumes whose device is not there."),
 		uncleaned: gauge("uncleaned_volumes", "Released PersistentVolumes whose device is neither clean nor being cleaned."),
 		wiping:    gauge("wiping_devices", "Devices that are being checked or cleaned."),
+		config: prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "local_pv_provisioner_config_error",
+			Help:        "1 while the ConfigMap of the node cannot be used (invalid) or differs from that of its PersistentVolumes (conflict).",
+			ConstLabels: labels}, []string{"reason"}),
 		progress: prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "local_pv_provisioner_wipe_progress_ratio",
 			Help: "How much of a device is cleaned, from 0 to 1.", ConstLabels: labels}, []string{"device"}),
 		wiped: prometheus.NewCounter(prometheus.CounterOpts{Name: "local_pv_provisioner_wiped_bytes_total",
@@ -31,6 +33,23 @@ func newMetrics(registry prometheus.Registerer, node string) *metrics {
 		writes: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "local_pv_provisioner_api_writes_total",
 			Help: "Changes of PersistentVolumes that were asked of the API server.", ConstLabels: labels}, []string{"verb"}),
 	}
-	registry.MustRegister(m.progress, m.wiped, m.writes)
+	registry.MustRegister(m.config, m.progress, m.wiped, m.writes)
 	return m
+}
+
+// Reasons of a configuration without effect.
+const (
+	invalid  = "invalid"
+	conflict = "conflict"
+)
+
+// configIs notes which of the reasons is the case; none is the empty string.
+func (m *metrics) configIs(reason string) {
+	for _, r := range []string{invalid, conflict} {
+		value := 0.0
+		if r == reason {
+			value = 1
+		}
+		m.config.WithLabelValues(r).Set(value)
+	}
 }

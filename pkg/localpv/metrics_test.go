@@ -19,6 +19,7 @@ func TestDocumentedMetricsAreCurrent(t *testing.T) {
 	m := newMetrics(registry, "n1")
 	m.progress.WithLabelValues("/dev/sda")
 	m.writes.WithLabelValues("create")
+	m.configIs(invalid)
 	families, err := registry.Gather()
 	must.Succeed(t, err)
 	var served, documented []string

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -45,11 +46,12 @@ func Run(ctx context.Context, api *rest.Config, o Options) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, records.Close()) }()
-	log := ctrl.Log.WithValues("node", o.Node)
+	c := &controller{Options: o, metrics: newMetrics(ctrlmetrics.Registry, o.Node), log: ctrl.Log.WithValues("node", o.Node),
+		reported: make(map[string]string), annotated: make(map[string]time.Time)}
 	manager, err := ctrl.NewManager(api, ctrl.Options{
 		Cache:   cache.Options{ByObject: ownObjects(o)},
-		Metrics: server.Options{BindAddress: o.MetricsAddress},
-		Logger:  log,
+		Metrics: server.Options{BindAddress: o.MetricsAddress, ExtraHandlers: map[string]http.Handler{readyPath: c}},
+		Logger:  c.log,
 		// Metrics and names are of the process; tests have several in one.
 		Controller: ctrlconfig.Controller{SkipNameValidation: new(true)},
 	})
@@ -63,13 +65,11 @@ func Run(ctx context.Context, api *rest.Config, o Options) (err error) {
 		default: // a pass is about to run, and finds it
 		}
 	}
-	c := &controller{Options: o, Client: manager.GetClient(), fresh: manager.GetAPIReader(),
-		events: manager.GetEventRecorder("local-pv-provisioner"), metrics: newMetrics(ctrlmetrics.Registry, o.Node), log: log,
-		reported: make(map[string]string), annotated: make(map[string]time.Time)}
-	c.agent = devices.NewAgent(devices.Options{Node: o.Node, Records: records, API: c, Log: log, Changed: changed,
+	c.Client, c.fresh, c.events = manager.GetClient(), manager.GetAPIReader(), manager.GetEventRecorder("local-pv-provisioner")
+	c.agent = devices.NewAgent(devices.Options{Node: o.Node, Records: records, API: c, Log: c.log, Changed: changed,
 		Wiped: func(bytes int64) { c.metrics.wiped.Add(float64(bytes)) }})
 	defer c.agent.Close()
-	if c.watcher, err = newWatcher(log, changed); err != nil {
+	if c.watcher, err = newWatcher(c.log, changed); err != nil {
 		return err
 	}
 	if err := errors.Join(manager.Add(c.watcher), c.watch(manager, changes)); err != nil {

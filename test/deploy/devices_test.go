@@ -7,6 +7,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	monitoringv1 "github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1"
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	storagev1 "k8s.io/api/storage/v1"
 )
 
@@ -16,7 +17,7 @@ const (
 )
 
 func TestDevicesObjects(t *testing.T) {
-	for _, dir := range []string{devicesDir, devicesDir + "/monitoring"} {
+	for _, dir := range []string{devicesDir, devicesDir + "/monitoring", devicesDir + "/openshift"} {
 		for _, o := range render(t, dir) {
 			k, ok := kinds[o.APIVersion+" "+o.Kind]
 			if !ok {
@@ -94,11 +95,56 @@ func TestDevicesContainerPrivileges(t *testing.T) {
 			t.Errorf("%s is not at its path on the host, which PersistentVolumes and records name", m.Name)
 		}
 	}
-	if c.LivenessProbe == nil || len(c.Resources.Requests) != 2 {
-		t.Error("the probe or a request is missing")
+	if c.LivenessProbe == nil || c.ReadinessProbe == nil || c.ReadinessProbe.HTTPGet.Path != "/readyz" || len(c.Resources.Requests) != 2 {
+		t.Error("a probe or a request is missing")
 	}
 	if !slices.Contains(pod.Tolerations, corev1.Toleration{Operator: corev1.TolerationOpExists}) {
 		t.Error("tainted nodes have no agent")
+	}
+}
+
+// The constraints allow what the pod asks for, to the agent alone, and no more.
+func TestDevicesOnOpenShift(t *testing.T) {
+	objs := render(t, devicesDir+"/openshift")
+	scc := only[securityContextConstraints](t, objs, "SecurityContextConstraints")
+	pod := daemonSet(t, objs).Spec.Template.Spec
+	allowed := []bool{scc.AllowPrivilegedContainer, scc.ReadOnlyRootFilesystem, scc.AllowHostPID, scc.AllowHostNetwork, scc.AllowHostIPC, scc.AllowHostPorts}
+	c := container(t, pod, "provisioner")
+	asked := []bool{ptr(c.SecurityContext.Privileged), ptr(c.SecurityContext.ReadOnlyRootFilesystem), pod.HostPID, pod.HostNetwork, pod.HostIPC, false}
+	if diff := cmp.Diff(asked, allowed); diff != "" {
+		t.Errorf("privileged, read-only, PID, network, IPC, ports (- asked for, + allowed):\n%s", diff)
+	}
+	if n := len(scc.AllowedCapabilities) + len(scc.DefaultAddCapabilities) + len(scc.Users) + len(scc.Groups) + len(scc.SeccompProfiles); n > 0 {
+		t.Errorf("the constraints allow more: %+v", scc)
+	}
+	if scc.RunAsUser.Type != "RunAsAny" || scc.SELinuxContext.Type != "RunAsAny" || scc.FSGroup.Type == "" || scc.SupplementalGroups.Type == "" {
+		t.Errorf("the constraints leave something out: %+v", scc)
+	}
+	// Of its own the pod has directories of the host, and the token is projected into it.
+	if diff := cmp.Diff([]string{"hostPath", "projected"}, scc.Volumes); diff != "" {
+		t.Errorf("volumes (- want, + got):\n%s", diff)
+	}
+	want := []rbacv1.PolicyRule{{APIGroups: []string{"security.openshift.io"}, Resources: []string{"securitycontextconstraints"},
+		ResourceNames: []string{scc.Name}, Verbs: []string{"use"}}}
+	if diff := cmp.Diff(want, roles(t, objs)["Role local-pv-provisioner-scc"]); diff != "" {
+		t.Errorf("(- want, + got):\n%s", diff)
+	}
+	plain := map[string]string{}
+	for _, o := range render(t, devicesDir) {
+		plain[o.String()] = string(o.yaml)
+	}
+	added := 0
+	for _, o := range objs {
+		was, ok := plain[o.String()]
+		if !ok {
+			added++
+		} else if was != string(o.yaml) {
+			t.Errorf("%s differs on OpenShift", o)
+		}
+		delete(plain, o.String())
+	}
+	if added != 3 || len(plain) > 0 {
+		t.Errorf("%d objects are added, want the constraints, a role and its binding; missing: %v", added, plain)
 	}
 }
 

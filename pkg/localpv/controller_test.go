@@ -1,0 +1,359 @@
+package localpv
+
+import (
+	"context"
+	"fmt"
+	"net/http/httptest"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr/funcr"
+	"github.com/prometheus/client_golang/prometheus"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/tools/events"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"kubevirt.io/hostpath-provisioner/pkg/devices"
+	"kubevirt.io/hostpath-provisioner/pkg/devices/devicestest"
+	"kubevirt.io/hostpath-provisioner/test/must"
+	"kubevirt.io/hostpath-provisioner/test/testenv"
+)
+
+func TestMain(m *testing.M) { testenv.Main(m) }
+
+const mib = 1 << 20
+
+// A cluster is an API in memory, and a controller on a node with real disks.
+type cluster struct {
+	*controller
+	*devicestest.World
+	said    *events.FakeRecorder
+	changed chan struct{}
+	logged  strings.Builder
+}
+
+const node = "n1"
+
+func newCluster(t *testing.T, o Options) *cluster {
+	t.Helper()
+	o.Node, o.Namespace = node, "ns"
+	if o.PollingInterval == 0 {
+		o.PollingInterval = time.Minute
+	}
+	c := &cluster{World: devicestest.New(t), said: events.NewFakeRecorder(100), changed: make(chan struct{}, 1000)}
+	api := fake.NewClientBuilder().WithScheme(scheme.Scheme).WithStatusSubresource(&corev1.PersistentVolume{}).
+		WithObjects(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node, UID: "node-uid", Labels: map[string]string{corev1.LabelHostname: node}}}).Build()
+	changed := func() { c.changed <- struct{}{} }
+	log := funcr.New(func(_, args string) { fmt.Fprintln(&c.logged, args) }, funcr.Options{})
+	watcher, err := newWatcher(log, changed)
+	must.Succeed(t, err)
+	t.Cleanup(func() { must.Succeed(t, watcher.inotify.Close()) })
+	c.controller = &controller{Options: o, Client: api, fresh: api, events: c.said, metrics: newMetrics(prometheus.NewRegistry(), node),
+		watcher: watcher, log: log, reported: make(map[string]string), annotated: make(map[string]time.Time)}
+	c.agent = devices.NewAgent(devices.Options{Node: node, Records: c.Records, API: c.controller, Log: log, Changed: changed, Wiped: func(int64) {}})
+	t.Cleanup(c.agent.Close)
+	return c
+}
+
+// configure writes the ConfigMap "map", for the directory of the disks.
+func (c *cluster) configure(data map[string]string) {
+	c.Helper()
+	if data[devices.KeyDeviceDir] == "" {
+		data[devices.KeyDeviceDir] = c.Dir
+	}
+	if data[devices.KeyFilter] == "" {
+		data[devices.KeyFilter] = "^disk"
+	}
+	object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "map"}, Data: data}
+	_ = c.Delete(c.Context(), &corev1.ConfigMap{ObjectMeta: object.ObjectMeta}) // there may be none yet
+	must.Succeed(c.World, c.Create(c.Context(), object))
+}
+
+// pass reconciles once, as at a poll.
+func (c *cluster) pass() reconcile.Result {
+	c.Helper()
+	c.nextPoll = time.Time{}
+	result, err := c.Reconcile(c.Context(), reconcile.Request{})
+	must.Succeed(c.World, err)
+	return result
+}
+
+// until reconciles each time when something has changed, the volumes included, until that is the case.
+func (c *cluster) until(what string, is func() bool) {
+	c.Helper()
+	late := time.After(time.Minute)
+	c.pass()
+	for before := -1; !is(); {
+		if n := len(c.volumes()); n == before {
+			select {
+			case <-c.changed:
+			case <-late:
+				c.Fatalf("%s: volumes %+v, log:\n%s", what, c.volumes(), c.logged.String())
+			}
+		} else {
+			before = n
+		}
+		_, err := c.Reconcile(c.Context(), reconcile.Request{})
+		must.Succeed(c.World, err)
+	}
+}
+
+func (c *cluster) volumes() []corev1.PersistentVolume {
+	c.Helper()
+	var list corev1.PersistentVolumeList
+	must.Succeed(c.World, c.List(context.Background(), &list))
+	return list.Items
+}
+
+// awaitVolumes waits until there are so many volumes.
+func (c *cluster) awaitVolumes(n int) []corev1.PersistentVolume {
+	c.Helper()
+	c.until(fmt.Sprintf("%d volumes", n), func() bool { return len(c.volumes()) == n })
+	return c.volumes()
+}
+
+// release has the claim of a volume be deleted.
+func (c *cluster) release(pv *corev1.PersistentVolume) {
+	c.Helper()
+	pv.Spec.ClaimRef = &corev1.ObjectReference{Namespace: "default", Name: "data", UID: "claim"}
+	must.Succeed(c.World, c.Update(c.Context(), pv))
+	pv.Status.Phase = corev1.VolumeReleased
+	must.Succeed(c.World, c.Status().Update(c.Context(), pv))
+}
+
+// wantEvent wants one of the events, all of which are then forgotten, to have these words.
+func (c *cluster) wantEvent(words ...string) {
+	c.Helper()
+	var all []string
+	for len(c.said.Events) > 0 {
+		all = append(all, <-c.said.Events)
+	}
+	for _, e := range all {
+		has := true
+		for _, word := range words {
+			has = has && strings.Contains(e, word)
+		}
+		if has {
+			return
+		}
+	}
+	c.Errorf("the events are %q, want one with %q", all, words)
+}
+
+// value is the sum of a metric.
+func value(metric prometheus.Collector) (sum float64) {
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(metric)
+	families, err := registry.Gather()
+	if err != nil {
+		panic(err)
+	}
+	for _, family := range families {
+		for _, m := range family.GetMetric() {
+			sum += m.GetGauge().GetValue() + m.GetCounter().GetValue()
+		}
+	}
+	return sum
+}
+
+func (c *cluster) wantMetric(metric prometheus.Collector, want float64) {
+	c.Helper()
+	if got := value(metric); got != want {
+		c.Errorf("the metric is %v, want %v", got, want)
+	}
+}
+
+func block() map[string]string { return map[string]string{devices.KeyVolumeMode: devices.Block} }
+
+func TestNothingIsOfferedWithoutConfigMap(t *testing.T) {
+	c := newCluster(t, Options{})
+	c.Disk("disk", 8*mib).Untouched()
+	c.configure(block())
+	c.pass()
+	c.pass()
+	if n := len(c.volumes()); n > 0 || strings.Count(c.logged.String(), "nothing is offered") != 1 {
+		t.Errorf("%d volumes, and the log is %s", n, c.logged.String())
+	}
+}
+
+func TestConfigMapOfAnnotationComesFirst(t *testing.T) {
+	c := newCluster(t, Options{DefaultConfigMap: "none"})
+	c.Disk("disk", 8*mib)
+	c.configure(block())
+	var n corev1.Node
+	must.Succeed(t, c.Get(t.Context(), client.ObjectKey{Name: node}, &n))
+	n.Annotations = map[string]string{configAnnotation: "map"}
+	must.Succeed(t, c.Update(t.Context(), &n))
+	c.awaitVolumes(1)
+}
+
+// Nothing is changed by a wrong ConfigMap, and all that is wrong is said at once.
+func TestWrongConfigMap(t *testing.T) {
+	c := newCluster(t, Options{DefaultConfigMap: "map"})
+	d := c.Disk("disk", 8*mib)
+	c.configure(block())
+	pv := c.awaitVolumes(1)[0]
+	c.release(&pv)
+	c.configure(map[string]string{devices.KeyVolumeMode: "Raw", devices.KeyDeviceDir: "/no/such/directory", devices.KeyFilter: "("})
+	before := d.Sum()
+	c.Disk("disk-2", 8*mib)
+	c.pass()
+	c.pass()
+	if len(c.volumes()) != 1 || d.Sum() != before {
+		t.Errorf("volumes %+v, or the disk was written to", c.volumes())
+	}
+	c.wantEvent("InvalidPVSpecConfigMap", `volumeMode is "Raw"`, "there is no /no/such/directory", `deviceNameFilter is "("`)
+	c.wantMetric(c.metrics.config.WithLabelValues(invalid), 1)
+	if n := strings.Count(c.logged.String(), "The ConfigMap cannot be used"); n != 1 {
+		t.Errorf("the log has it %d times", n)
+	}
+	c.configure(block())
+	c.until("the released volume to be made anew, and one of the other disk", func() bool {
+		now := c.volumes()
+		return len(now) == 2 && now[0].Spec.ClaimRef == nil
+	})
+	c.wantMetric(c.metrics.config.WithLabelValues(invalid), 0)
+}
+
+func TestChangedConfigMapWaitsForVolumes(t *testing.T) {
+	c := newCluster(t, Options{DefaultConfigMap: "map"})
+	c.Disk("disk", 8*mib)
+	c.configure(block())
+	pv := c.awaitVolumes(1)[0]
+	c.configure(map[string]string{devices.KeyVolumeMode: devices.Filesystem, devices.KeyFSType: "xfs"})
+	c.Disk("disk-2", 8*mib)
+	c.pass()
+	c.pass()
+	c.wantEvent("PVSpecConflict", pv.Name, `volumeMode "Block", not "Filesystem"`)
+	c.wantMetric(c.metrics.config.WithLabelValues(conflict), 1)
+	if n := len(c.volumes()); n != 1 {
+		t.Errorf("%d volumes, want the old one", n)
+	}
+	must.Succeed(t, c.Delete(t.Context(), &pv))
+	c.until("volumes of the new configuration", func() bool {
+		now := c.volumes()
+		return len(now) == 2 && *now[0].Spec.VolumeMode == corev1.PersistentVolumeFilesystem && *now[0].Spec.Local.FSType == "xfs"
+	})
+	c.wantMetric(c.metrics.config.WithLabelValues(conflict), 0)
+}
+
+// A volume whose device cannot be cleaned stays, and says why. It is tried again at each poll.
+func TestVolumeStaysUntilItsDeviceIsClean(t *testing.T) {
+	c := newCluster(t, Options{DefaultConfigMap: "map"})
+	d := c.Disk("disk", 8*mib)
+	c.configure(block())
+	pv := c.awaitVolumes(1)[0]
+	c.release(&pv)
+	devicestest.Run(t, "blockdev", "--setro", d.Node)
+	c.until("an error device", func() bool { return value(c.metrics.errors) == 1 })
+	c.wantEvent("DeviceReadOnly")
+	c.wantMetric(c.metrics.uncleaned, 1)
+	if now := c.volumes(); len(now) != 1 || now[0].UID != pv.UID || now[0].Status.Phase != corev1.VolumeReleased {
+		t.Errorf("the volumes are %+v, want the released one", now)
+	}
+	devicestest.Run(t, "blockdev", "--setrw", d.Node)
+	c.until("the volume made anew", func() bool {
+		now := c.volumes()
+		return len(now) == 1 && now[0].Spec.ClaimRef == nil
+	})
+	c.wantEvent("DeviceCleaned")
+	c.wantMetric(c.metrics.errors, 0)
+}
+
+func TestVolumeOfMissingDeviceStays(t *testing.T) {
+	for _, phase := range []corev1.PersistentVolumePhase{corev1.VolumeAvailable, corev1.VolumeBound, corev1.VolumeReleased} {
+		t.Run(string(phase), func(t *testing.T) {
+			c := newCluster(t, Options{DefaultConfigMap: "map"})
+			d := c.Disk("disk", 8*mib)
+			c.configure(block())
+			pv := c.awaitVolumes(1)[0]
+			if phase != corev1.VolumeAvailable {
+				c.release(&pv)
+				pv.Status.Phase = phase
+				must.Succeed(t, c.Status().Update(t.Context(), &pv))
+			}
+			must.Succeed(t, os.Remove(d.Path))
+			c.pass()
+			c.wantEvent("DeviceGone", d.Path)
+			c.wantMetric(c.metrics.missing, 1)
+			if now := c.volumes(); len(now) != 1 || now[0].DeletionTimestamp != nil {
+				t.Errorf("the volumes are %+v, want the one that was there", now)
+			}
+		})
+	}
+}
+
+// Released volumes are checked each hour, however long the polling interval is.
+func TestPollingInterval(t *testing.T) {
+	for interval, want := range map[time.Duration]time.Duration{time.Minute: time.Minute, 24 * time.Hour: time.Hour} {
+		c := newCluster(t, Options{DefaultConfigMap: "map", PollingInterval: interval})
+		c.configure(block())
+		if after := c.pass().RequeueAfter; after > want+time.Second || after < want-10*time.Second {
+			t.Errorf("with an interval of %s the next pass is after %s, want %s", interval, after, want)
+		}
+	}
+}
+
+func TestNothingIsWrittenInSteadyState(t *testing.T) {
+	c := newCluster(t, Options{DefaultConfigMap: "map"})
+	c.Disk("disk-1", 8*mib)
+	refused := c.Disk("disk-2", 8*mib)
+	devicestest.Run(t, "mkswap", refused.Node)
+	c.configure(block())
+	c.awaitVolumes(1)
+	c.until("an error device", func() bool { return value(c.metrics.errors) == 1 })
+	writes, said := value(c.metrics.writes.WithLabelValues("create")), len(c.said.Events)
+	for range 5 {
+		c.pass()
+		c.wantMetric(c.metrics.errors, 1)
+	}
+	c.wantMetric(c.metrics.writes.WithLabelValues("create"), writes)
+	if n := value(c.metrics.writes); n != writes || len(c.said.Events) != said {
+		t.Errorf("%v writes, of which %v made volumes, %d events after %d", n, writes, len(c.said.Events), said)
+	}
+}
+
+func TestProgressAnnotation(t *testing.T) {
+	c := newCluster(t, Options{DefaultConfigMap: "map"})
+	c.Disk("disk", 8*mib)
+	c.configure(block())
+	pv := c.awaitVolumes(1)[0]
+	annotation := func(done int64) string {
+		t.Helper()
+		must.Succeed(t, c.annotate(t.Context(), &pv, devices.Progress{Done: done, Total: 100}))
+		return c.volumes()[0].Annotations[progressAnnotation]
+	}
+	if got := annotation(10); got != "" {
+		t.Errorf("at once it is %q: a short one needs none", got)
+	}
+	c.annotated[pv.Name] = time.Now().Add(-progressEvery)
+	if got := annotation(20); got != "20%" {
+		t.Errorf("after %s it is %q, want 20%%", progressEvery, got)
+	}
+	if got := annotation(21); got != "20%" {
+		t.Errorf("right after that it is %q", got)
+	}
+}
+
+// An agent is ready when it was through once.
+func TestReadiness(t *testing.T) {
+	c := newCluster(t, Options{DefaultConfigMap: "map"})
+	status := func() int {
+		answer := httptest.NewRecorder()
+		c.ServeHTTP(answer, httptest.NewRequest("GET", readyPath, nil))
+		return answer.Code
+	}
+	if got := status(); got != 503 {
+		t.Errorf("before the first pass it is %d", got)
+	}
+	c.pass() // whose ConfigMap is missing
+	if got := status(); got != 200 {
+		t.Errorf("after the first pass it is %d", got)
+	}
+}
