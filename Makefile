@@ -154,7 +154,7 @@ sanity: ## Run csi-sanity against the real binary with real mounts
 	$(GO_TEST) -v ./test/e2e/sanity/...
 
 # What the host's kernel may lack is tested in a virtual machine, one after another in one boot.
-KERNEL_TESTS := ./test/cmd/kernel/lab ./pkg/hostfs/quota ./pkg/hostfs/label ./cmd/hostpath-provisioner ./test/e2e/sanity ./test/e2e/volumes ./test/e2e/blocks ./test/e2e/crash ./test/e2e/faults ./test/e2e/privilege ./test/e2e/mounter/mapper
+KERNEL_TESTS := ./test/cmd/kernel/lab ./pkg/hostfs/quota ./pkg/hostfs/label ./cmd/hostpath-provisioner ./test/e2e/sanity ./test/e2e/volumes ./test/e2e/blocks ./test/e2e/crash ./test/e2e/faults ./test/e2e/privilege ./test/e2e/mounter/mapper ./test/e2e/devices
 
 # An emulated processor needs many minutes for ten thousand volumes: make test-kernel KERNEL_FLAGS= has them
 # there too. On the host, where btrfs keeps the limits, make test has them always. pkg/pool is not among KERNEL_TESTS:

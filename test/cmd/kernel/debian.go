@@ -20,6 +20,7 @@ var modules = []string{
 	"xfs", "ext4", "btrfs", "overlay", "fuse", "loop",
 	"quota_v1", "quota_v2",
 	"dm_mod", "dm_thin_pool", "dm_snapshot", "dm_flakey",
+	"raid1", "bcache", "null_blk", "scsi_debug", "sd_mod",
 	"bridge", "veth",
 	// What filesystems ask for by the name of an algorithm only.
 	"crc32c_generic", "xxhash_generic", "blake2b_generic", "sha256_generic",

@@ -21,14 +21,16 @@ import (
 // package, besides what busybox is.
 var tools = map[string][]string{
 	"attr":           {"getfattr", "setfattr"},
+	"bcache-tools":   {"make-bcache"},
 	"btrfs-progs":    {"btrfs", "mkfs.btrfs"},
 	"busybox-static": {"busybox"},
 	"coreutils":      {"chcon", "ls", "runcon", "stat"},
 	"dash":           {"dash"},
 	"dmsetup":        {"dmsetup"},
 	"e2fsprogs":      {"chattr", "e2fsck", "lsattr", "mkfs.ext4", "resize2fs", "tune2fs"},
+	"mdadm":          {"mdadm"},
 	"mount":          {"losetup", "mount", "umount"},
-	"util-linux":     {"blkid", "blockdev", "fallocate", "findmnt", "fsck", "lsblk", "mountpoint", "nsenter", "unshare"},
+	"util-linux":     {"blkid", "blockdev", "fallocate", "findmnt", "fsck", "lsblk", "mountpoint", "nsenter", "unshare", "wipefs"},
 	"xfsprogs":       {"mkfs.xfs", "xfs_growfs", "xfs_io", "xfs_quota", "xfs_repair"},
 }
 

@@ -1,0 +1,238 @@
+// Package devices has pkg/devices decide on disks that the kernel of the host may lack, in the guest of test/cmd/kernel:
+// those that device mapper, md and bcache are made of, those that fail, and those that can forget.
+package devices
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"kubevirt.io/hostpath-provisioner/pkg/devices"
+	"kubevirt.io/hostpath-provisioner/pkg/devices/devicestest"
+	"kubevirt.io/hostpath-provisioner/test/must"
+	"kubevirt.io/hostpath-provisioner/test/testenv"
+)
+
+func TestMain(m *testing.M) { testenv.Main(m) }
+
+const (
+	mib    = 1 << 20
+	sector = 512
+)
+
+func newWorld(t *testing.T) *devicestest.World {
+	t.Helper()
+	if !testenv.Guest() {
+		t.Skip("this is not the guest of test/cmd/kernel")
+	}
+	return devicestest.New(t)
+}
+
+// mapped makes a device of device mapper, until the test ends.
+func mapped(t *testing.T, table string) (node string) {
+	t.Helper()
+	name := fmt.Sprintf("test-%d", os.Getpid())
+	shell(t, "printf %s \"$1\" | dmsetup create --noudevsync --verifyudev "+name, table)
+	t.Cleanup(func() { devicestest.Run(t, "dmsetup", "remove", "--noudevsync", "--retry", name) })
+	return "/dev/mapper/" + name
+}
+
+// load replaces the table of a device.
+func load(t *testing.T, node, table string) {
+	t.Helper()
+	shell(t, `printf %s "$1" | dmsetup reload --noudevsync "$2" && dmsetup resume --noudevsync "$2"`, table, filepath.Base(node))
+}
+
+func shell(t *testing.T, script string, args ...string) {
+	t.Helper()
+	devicestest.Run(t, append([]string{"sh", "-c", script, "sh"}, args...)...)
+}
+
+// linear is a table, or a part of one, that maps to the same place of another device.
+func linear(node string, from, to int64) string {
+	return fmt.Sprintf("%d %d linear %s %d", from/sector, (to-from)/sector, node, from/sector)
+}
+
+func write(t *testing.T, file, content string) {
+	t.Helper()
+	must.Succeed(t, os.WriteFile(file, []byte(content), 0))
+}
+
+// holders make another device of a disk, and answer its name.
+var holders = map[string]func(t *testing.T, d *devicestest.Disk) string{
+	"device mapper": func(t *testing.T, d *devicestest.Disk) string {
+		mapped(t, linear(d.Node, 0, d.Bytes()))
+		return "dm-"
+	},
+	"md": func(t *testing.T, d *devicestest.Disk) string {
+		array(t, d, "1.2")
+		// So that it does not write itself.
+		devicestest.Run(t, "mdadm", "--readonly", md)
+		return filepath.Base(md)
+	},
+	"bcache": func(t *testing.T, d *devicestest.Disk) string {
+		devicestest.Run(t, "modprobe", "bcache")
+		devicestest.Run(t, "make-bcache", "-B", "--wipe-bcache", d.Node)
+		write(t, "/sys/fs/bcache/register", d.Node)
+		t.Cleanup(func() { write(t, filepath.Join("/sys/block", filepath.Base(d.Node), "bcache/stop"), "1") })
+		return "bcache0"
+	},
+}
+
+const md = "/dev/md7"
+
+// array makes half a mirror of a disk, until the test ends.
+func array(t *testing.T, d *devicestest.Disk, metadata string) {
+	t.Helper()
+	devicestest.Run(t, "modprobe", "raid1")
+	t.Setenv("MDADM_NO_UDEV", "1")
+	devicestest.Run(t, "mdadm", "--create", md, "--run", "--quiet", "--level=1", "--raid-devices=2", "--metadata="+metadata, d.Node, "missing")
+	t.Cleanup(func() { stop(t) })
+}
+
+func stop(t *testing.T) {
+	t.Helper()
+	if _, err := os.Stat("/sys/block/md7/md/array_state"); err == nil {
+		devicestest.Run(t, "mdadm", "--stop", "--quiet", md)
+	}
+}
+
+// A disk that another device is made of is neither offered nor cleaned, also where data of others may be wiped.
+func TestDiskOfOtherDeviceIsRefused(t *testing.T) {
+	for name, hold := range holders {
+		for _, hasVolume := range []bool{true, false} {
+			if testing.Short() && !hasVolume {
+				continue
+			}
+			t.Run(fmt.Sprintf("%s, volume %t", name, hasVolume), func(t *testing.T) {
+				w := newWorld(t)
+				w.Config.ExistingData = devices.Erase
+				d := w.Disk("disk", 8*mib)
+				holder := hold(t, d)
+				if hasVolume {
+					w.PVs = []devices.Volume{devicestest.Released(d.Volume("pv"))}
+				}
+				d.Untouched()
+				if p := w.Refused(devices.HasHolders); !strings.Contains(p.Detail, holder) {
+					t.Errorf("the problem is %q, want it to name %s", p.Detail, holder)
+				}
+			})
+		}
+	}
+}
+
+// A member of an array that is not assembled carries the signature of md, at its head or its tail.
+func TestMemberOfArrayIsKept(t *testing.T) {
+	versions := []string{"0.90", "1.0", "1.1", "1.2"}
+	if testing.Short() {
+		versions = versions[:1]
+	}
+	for _, metadata := range versions {
+		for _, may := range []devices.ExistingData{devices.Keep, devices.Erase} {
+			t.Run(metadata+" "+string(may), func(t *testing.T) {
+				w := newWorld(t)
+				w.Config.ExistingData = may
+				d := w.Disk("disk", 8*mib)
+				array(t, d, metadata)
+				stop(t)
+				if may == devices.Erase {
+					w.Offered()
+					d.WantNoSignature()
+					return
+				}
+				d.Untouched()
+				if p := w.Refused(devices.HasSignature); !strings.Contains(p.Detail, "linux_raid_member") {
+					t.Errorf("the problem is %q, want it to name the array", p.Detail)
+				}
+			})
+		}
+	}
+}
+
+// A volume stays until all of its disk could be overwritten.
+func TestDiskWithBadSectorsKeepsVolume(t *testing.T) {
+	for name, bad := range map[string]int64{"at the head": 0, "in the middle": 4 * mib, "at the tail": 7 * mib} {
+		if testing.Short() && bad != 4*mib {
+			continue
+		}
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			w.Config.Wipe = devices.WipeZero
+			disk := w.Disk("below", 8*mib)
+			good := linear(disk.Node, 0, 8*mib)
+			node := mapped(t, good)
+			d := w.Link("disk", node)
+			w.PVs = []devices.Volume{devicestest.Released(d.Volume("pv"))}
+			failing := []string{fmt.Sprintf("%d %d error", bad/sector, mib/sector)}
+			if bad > 0 {
+				failing = append([]string{linear(disk.Node, 0, bad)}, failing...)
+			}
+			if bad+mib < 8*mib {
+				failing = append(failing, linear(disk.Node, bad+mib, 8*mib))
+			}
+			load(t, node, strings.Join(failing, "\n"))
+			w.Refused(devices.Failed)
+			load(t, node, good)
+			if r := w.Pass(); len(r.Cleaned) != 1 || len(r.Problems) > 0 {
+				t.Fatalf("found %+v, want it cleaned once its sectors can be written", r)
+			}
+			d.WantZero(0, 8*mib)
+		})
+	}
+}
+
+// What cannot be read may be a signature: util-linux takes such a device for an empty one.
+func TestUnreadableDiskIsNotTakenForEmpty(t *testing.T) {
+	for name, bad := range map[string]int64{"head": 0, "tail": 7 * mib} {
+		if testing.Short() && bad > 0 {
+			continue
+		}
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			disk := w.Disk("below", 8*mib)
+			table := fmt.Sprintf("0 %d error\n%s", mib/sector, linear(disk.Node, mib, 8*mib))
+			if bad > 0 {
+				table = fmt.Sprintf("%s\n%d %d error", linear(disk.Node, 0, bad), bad/sector, mib/sector)
+			}
+			w.Link("disk", mapped(t, table))
+			disk.Untouched()
+			w.Refused(devices.Failed)
+		})
+	}
+}
+
+// scsiDisk makes a disk of 8 MiB in the memory of the guest that can forget, and promises zeroes. It stays.
+func scsiDisk(t *testing.T, w *devicestest.World) *devicestest.Disk {
+	t.Helper()
+	devicestest.Run(t, "modprobe", "sd_mod")
+	devicestest.Run(t, "modprobe", "scsi_debug", "dev_size_mb=8", "lbpu=1", "lbpws=1", "lbprz=1")
+	for {
+		found, err := filepath.Glob("/sys/bus/pseudo/drivers/scsi_debug/adapter*/host*/target*/*/block/sd*")
+		must.Succeed(t, err)
+		if len(found) == 1 {
+			d := w.Link("disk", filepath.Join("/dev", filepath.Base(found[0])))
+			if _, err := os.Stat(d.Node); err == nil {
+				return d
+			}
+			must.Succeed(t, os.Remove(d.Path))
+		}
+	}
+}
+
+// A disk that can forget, and promises zeroes for that, gives the space back.
+func TestDiscard(t *testing.T) {
+	w := newWorld(t)
+	w.Config.Wipe = devices.WipeDiscard
+	d := scsiDisk(t, w)
+	d.Fill()
+	w.Offered()
+	d.WantZero(0, d.Bytes())
+	// Which blocks the disk has, https://sg.danny.cz/sg/scsi_debug.html
+	left, err := os.ReadFile("/sys/bus/pseudo/drivers/scsi_debug/map")
+	must.Succeed(t, err)
+	if text := strings.TrimSpace(string(left)); text != "" {
+		t.Errorf("the disk still has the blocks %s", text)
+	}
+}
