@@ -8,9 +8,11 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/pkg/devices"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
+	"kubevirt.io/hostpath-provisioner/test/testenv/trap"
 )
 
 func TestMain(m *testing.M) {
+	trap.Launch()
 	if child := strings.Fields(os.Getenv(childVariable)); len(child) == 3 {
 		fmt.Fprintln(os.Stderr, cleanStepwise(child[0], devices.Wipe(child[1]), child[2])) // it returns with an error only
 		os.Exit(1)

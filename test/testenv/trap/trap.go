@@ -259,8 +259,11 @@ func (d process) answerOne() error {
 	}
 	kill, errno := d.trap.stop(&n)
 	if kill {
-		// The thread waits until it is dead: the call is never made.
-		return unix.Kill(d.pid, unix.SIGKILL)
+		// The thread waits until it is dead: the call is never made. It may be one of a program that the trapped one
+		// runs, which ends with it, as in a container.
+		err := unix.Kill(d.pid, unix.SIGKILL)
+		_ = unix.Kill(int(n.pid), unix.SIGKILL) // it has gone already if it is a thread of the trapped one
+		return err
 	}
 	r := reply{id: n.id, flags: unix.SECCOMP_USER_NOTIF_FLAG_CONTINUE}
 	if errno != 0 {
