@@ -47,6 +47,7 @@ type Record struct {
 	ProjectID uint64 `json:"projectID"`
 	Inline    bool   `json:"inline"`
 	Thin      bool   `json:"thin"`
+	Family    string `json:"family"`
 	Origin    struct {
 		Method      string `json:"method"`
 		Consistency string `json:"consistency"`
@@ -305,6 +306,9 @@ func (p *Pool) limited(v Kept, r Record) error {
 			// The file keeps the size. The limit leaves room for what keeps track of it.
 			largest := max(v.Bytes, p.Largest)
 			least, most = v.Bytes+mib, largest+largest/16+2*mib
+			if r.Family != "" && f.Kind() == quota.Btrfs { // which counts overwritten extents for a while
+				least, most = least+v.Bytes, most+largest
+			}
 		}
 		if usage.Limit.Bytes < least || usage.Limit.Bytes > most {
 			return fmt.Errorf("the limit of %s is %d bytes, want %d to %d", v.ID, usage.Limit.Bytes, least, most)

@@ -63,6 +63,7 @@ var checks = []struct {
 	{"repeated and conflicting calls", repeats},
 	{"a volume in use", snapshotsInUse},
 	{"a file of many extents", limitsStall},
+	{"a torn record", tornRecords},
 	{"what is promised is kept and given back", accounts},
 	{"a restart keeps what was made", survivesRestart},
 }
@@ -262,7 +263,7 @@ func repeats(b *bench) {
 	b.WantCode("the name for another source", err, codes.AlreadyExists)
 	_, err = b.Snapshot(b.Context(), "snapshot-2", "pvc-none", "")
 	b.WantCode("no source", err, codes.NotFound)
-	_, err = b.Snapshot(b.Context(), "snapshot-2", "pvc-a", "freeze")
+	_, err = b.Snapshot(b.Context(), "snapshot-2", "pvc-a", "sometimes")
 	b.WantCode("a consistency that is not supported", err, codes.InvalidArgument)
 
 	id := first.GetSnapshotId()
@@ -444,4 +445,45 @@ func limitsStall(b *bench) {
 		b.Must(b.DeleteSnapshot(b.Context(), name+"@"+drivertest.NodeName))
 	}
 	b.delete("pvc-1")
+}
+
+// tornRecords spoils the record of a snapshot: that snapshot cannot be used, all else can, and it
+// is whole again with its record.
+func tornRecords(b *bench) {
+	b.create(directory("pvc-1", size))
+	b.Must(os.WriteFile(filepath.Join(b.path("pvc-1"), "file"), []byte("content"), 0o600))
+	torn, whole := b.snapshot("s-torn", "pvc-1"), b.snapshot("s-whole", "pvc-1")
+	file := b.pool.Own("volumes", "~s-torn.json")
+	record, err := os.ReadFile(file)
+	b.Must(err)
+	for name, spoilt := range map[string]string{
+		"empty":              "",
+		"half":               string(record[:len(record)/2]),
+		"of another":         strings.Replace(string(record), "~s-torn", "~s-other", 1),
+		"without a source":   strings.Replace(string(record), `"origin"`, `"original"`, 1),
+		"an unknown method":  strings.Replace(string(record), `"method":"`, `"method":"un`, 1),
+		"a source elsewhere": strings.Replace(string(record), `"id":"pvc-1"`, `"id":"../pvc-1"`, 1),
+		"of a later version": strings.Replace(string(record), `"version":1`, `"version":9`, 1),
+	} {
+		if spoilt == string(record) {
+			b.Fatalf("%s: nothing is spoilt in %s", name, record)
+		}
+		b.Must(os.WriteFile(file, []byte(spoilt), 0o600))
+		b.Restart()
+		_, err := b.Restore(b.Context(), directory("pvc-2", size), torn)
+		b.WantCode(name+", restore", err, codes.Internal)
+		_, err = b.Snapshot(b.Context(), "s-torn", "pvc-1", "")
+		b.WantCode(name+", the repeated call", err, codes.Internal)
+		_, err = b.Restore(b.Context(), directory("pvc-2", size), whole)
+		b.Must(err)
+		b.delete("pvc-2")
+	}
+	b.Must(os.WriteFile(file, record, 0o600))
+	b.Restart()
+	_, err = b.Restore(b.Context(), directory("pvc-2", size), torn)
+	b.Must(err)
+	// Deleting one that cannot be read succeeds: it is gone either way.
+	b.Must(os.WriteFile(file, nil, 0o600))
+	b.Must(errors.Join(b.DeleteSnapshot(b.Context(), torn), b.DeleteSnapshot(b.Context(), whole)))
+	b.delete("pvc-1", "pvc-2")
 }
