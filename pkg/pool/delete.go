@@ -46,7 +46,7 @@ func (v *found) deleteOnly(ctx context.Context, only health.Reason) error {
 	if err := v.unused(); err != nil {
 		return fmt.Errorf("delete volume %s: %w", v.id, err)
 	}
-	if err := v.detached(ctx); err != nil {
+	if err := v.use().Detach(ctx); err != nil {
 		return fmt.Errorf("delete volume %s: %w", v.id, err)
 	}
 	if err := ctx.Err(); err != nil {
@@ -74,7 +74,7 @@ func (v *found) condition(asked health.Reason) health.Condition {
 
 // unused answers ErrInUse, with the place, for a volume that is published.
 func (v *found) unused() error {
-	published, err := v.published()
+	published, err := v.use().Published()
 	if err != nil {
 		return err
 	}

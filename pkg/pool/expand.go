@@ -6,7 +6,6 @@ import (
 	"fmt"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
-	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/ledger"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/limit"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/scan"
@@ -40,7 +39,7 @@ func (s *Set) Expand(ctx context.Context, id volume.ID, at bind.Target, mode vol
 		err = v.entry.UsedAs(mode)
 	}
 	if err == nil {
-		err = s.publishedAt(v, at)
+		err = v.use().CheckPublished(at)
 	}
 	if err != nil {
 		return 0, fmt.Errorf("expand volume %s: %w", id, err)
@@ -73,7 +72,7 @@ func (v *found) expand(ctx context.Context, r volume.Range) (int64, error) {
 	case r.Limit > 0 && r.Limit < has:
 		return 0, fmt.Errorf("%w: it has %d bytes, and volumes do not shrink", volume.ErrOutOfRange, has)
 	case r.Required <= has:
-		return has, errors.Join(v.visit.restoreIfLimited(v.id, v.entry), v.growDevices())
+		return has, errors.Join(v.visit.restoreIfLimited(v.id, v.entry), v.use().GrowDevices())
 	case v.entry.Record != nil && v.entry.Record.Quota != "" && !v.visit.keeper.Enforces(scan.CardOf(v.entry)):
 		return 0, fmt.Errorf("%w: the volume was made under a limit of %s, which the pool cannot change as it is mounted and configured now",
 			volume.ErrCannotGrow, v.entry.Record.Quota)
@@ -144,7 +143,7 @@ func (v *found) grow(ctx context.Context, bytes int64, held *ledger.Reservation)
 	}
 	held.Commit(v.id, scan.CardOf(e))
 	if v.entry.Block() {
-		return trace.Step(ctx, "make the devices larger", v.growDevices)
+		return trace.Step(ctx, "make the devices larger", v.use().GrowDevices)
 	}
 	return trace.Step(ctx, "set the limit", func() error { return s.keeper.Apply(v.dir, scan.CardOf(e)) })
 }
@@ -164,35 +163,4 @@ func (v *visit) restoreIfLimited(id volume.ID, e store.Entry) error {
 		return v.repair().Limit(id, c)
 	}
 	return nil
-}
-
-// publishedAt answers ErrNotFound unless the volume is published at the path.
-func (s *Set) publishedAt(v *found, at bind.Target) error {
-	if v.entry.Block() {
-		return s.host().CheckPublished(v.id, v.dir, at)
-	}
-	err := s.publishedDirAt(v, at)
-	if !errors.Is(err, volume.ErrNotFound) {
-		return err
-	}
-	if _, ok, fileErr := v.file(); ok && fileErr == nil {
-		return s.host().CheckPublished(v.id, v.dir, at)
-	}
-	return err
-}
-
-func (s *Set) publishedDirAt(v *found, at bind.Target) error {
-	d, err := v.visit.pool.options.Mounts.Open(at)
-	if dir.IsMissing(err) || errors.Is(err, bind.ErrTarget) {
-		return fmt.Errorf("%w: %w", volume.ErrNotFound, err)
-	}
-	if err != nil {
-		return err
-	}
-	defer func() { _ = d.Close() }()
-	same, err := d.Same(v.dir)
-	if err == nil && !same {
-		err = fmt.Errorf("%w: it is not published at %s", volume.ErrNotFound, at)
-	}
-	return err
 }

@@ -6,7 +6,7 @@ import (
 	"fmt"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop"
-	"kubevirt.io/hostpath-provisioner/pkg/pool/ledger"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/use"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
@@ -36,7 +36,7 @@ func (v *found) unmarkPublished() error {
 	if !s.pool.config.Shared {
 		return nil
 	}
-	used, err := v.used()
+	used, err := v.use().Used()
 	if errors.Is(err, loop.ErrSilent) {
 		return nil
 	}
@@ -53,7 +53,7 @@ func (v *visit) restoreMarks(context.Context) error {
 	if err != nil {
 		return err
 	}
-	published, err := v.publishedHere()
+	published, err := use.OfPool(v.scan())
 	if err != nil {
 		return err
 	}
@@ -68,40 +68,13 @@ func (v *visit) restoreMarks(context.Context) error {
 	return nil
 }
 
-// publishedHere are the volumes that this node has published. It holds no lock.
-func (v *visit) publishedHere() (map[volume.ID]bool, error) {
-	mounts, err := v.pool.options.Mounts.Published(v.store.Root())
-	if err != nil {
-		return nil, err
-	}
-	published := make(map[volume.ID]bool)
-	for name := range mounts {
-		if id, err := volume.ParseID(name); err == nil {
-			published[id] = true
-		}
-	}
-	if !v.pool.ledger.Any(ledger.Card.MayHaveDevices) {
-		return published, nil
-	}
-	attached, err := v.pool.host().Attachments()
-	if err != nil {
-		return nil, err
-	}
-	for id := range v.pool.ledger.Each(ledger.Card.MayHaveDevices) {
-		if file, ok, err := v.backing(id); err == nil && ok && len(attached.Publications(file)) > 0 {
-			published[id] = true
-		}
-	}
-	return published, nil
-}
-
 func (v *visit) restoreMark(id volume.ID) error {
 	e, d, err := v.scan().Lookup(id)
 	if err != nil || d == nil {
 		return err
 	}
 	defer func() { _ = d.Close() }() // opened for reading
-	used, err := (&found{id: id, visit: v, entry: e, dir: d}).used()
+	used, err := (&found{id: id, visit: v, entry: e, dir: d}).use().Used()
 	if err != nil || !used {
 		return err
 	}

@@ -29,7 +29,6 @@ import (
 type Mounts interface {
 	content.Mounts
 	Unpublish(target bind.Target, of *dir.ID) error
-	Open(target bind.Target) (*dir.Dir, error)
 	SameFilesystem(a, b *dir.Dir) (bool, error)
 	IsFilesystem(d *dir.Dir) (bool, error)
 	Locate(d *dir.Dir) (bind.Place, error)

@@ -144,7 +144,7 @@ func (v *found) admit(r Publication) error {
 	if len(nodes) == 0 && !r.SingleTarget {
 		return nil
 	}
-	published, err := v.published()
+	published, err := v.use().Published()
 	if err != nil {
 		return err
 	}
@@ -326,7 +326,7 @@ func (s *Set) knownInline(id volume.ID) bool {
 // inline and published nowhere any more.
 func (v *found) afterUnpublish(ctx context.Context) error {
 	// A device may be left from an earlier call that did not get that far.
-	if err := v.detachUnpublished(ctx); err != nil {
+	if err := v.use().DetachUnpublished(ctx); err != nil {
 		return err
 	}
 	if err := v.unmarkPublished(); err != nil {
@@ -373,7 +373,7 @@ func (s *Set) Stats(_ context.Context, id volume.ID, at bind.Target) (Stats, err
 func (s *Set) stats(v *found, at bind.Target) (Stats, error) {
 	immeasurable := v.entry.Lost()
 	if !immeasurable {
-		err := s.publishedAt(v, at)
+		err := v.use().CheckPublished(at)
 		if immeasurable = volume.IsDamage(err); err != nil && !immeasurable {
 			return Stats{}, err
 		}
@@ -387,18 +387,4 @@ func (s *Set) stats(v *found, at bind.Target) (Stats, error) {
 		space = dir.Space{}
 	}
 	return Stats{Mode: v.entry.Mode(), Space: space, Condition: facts.Condition()}, nil
-}
-
-// published are the mounts of a volume, of what is inside it, and of its devices.
-func (v *found) published() ([]bind.Publication, error) {
-	all, err := v.visit.pool.options.Mounts.Published(v.visit.store.Root())
-	if err != nil {
-		return nil, err
-	}
-	file, ok, err := v.file()
-	if err != nil || !ok {
-		return all[v.id.String()], err
-	}
-	attached, err := v.attachments()
-	return append(slices.Clone(all[v.id.String()]), attached.Publications(file)...), err
 }

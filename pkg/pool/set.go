@@ -19,6 +19,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/pool/scan"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/snapshot"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/use"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
@@ -205,6 +206,11 @@ func (v *found) close() {
 		_ = v.dir.Close()
 	}
 	v.visit.close()
+}
+
+// use is how this node uses the volume.
+func (v *found) use() *use.Volume {
+	return &use.Volume{Pool: v.visit.scan(), ID: v.id, Entry: v.entry, Dir: v.dir}
 }
 
 // find searches for a volume: in the named pool, or in the one that is known to have

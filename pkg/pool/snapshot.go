@@ -106,12 +106,12 @@ func (v *visit) snapshots() *snapshot.Pool {
 
 // Used reports whether pods or devices of this node may write to a volume.
 func (v *visit) Used(id volume.ID, e store.Entry, d *dir.Dir) (bool, error) {
-	return (&found{id: id, visit: v, entry: e, dir: d}).used()
+	return (&found{id: id, visit: v, entry: e, dir: d}).use().Used()
 }
 
 // PublishedAt are the paths at which this node has a volume, or what is inside it.
 func (v *visit) PublishedAt(id volume.ID, e store.Entry, d *dir.Dir) ([]string, error) {
-	published, err := (&found{id: id, visit: v, entry: e, dir: d}).published()
+	published, err := (&found{id: id, visit: v, entry: e, dir: d}).use().Published()
 	var paths []string
 	for _, p := range published {
 		paths = append(paths, p.Path)

@@ -23,6 +23,7 @@ type Mounts interface {
 	Publish(source *dir.Dir, target bind.Target, flags bind.Flags) error
 	PublishDevice(dev *dir.Dir, name string, target bind.Target) error
 	Published(parent *dir.Dir) (map[string][]bind.Publication, error)
+	Open(target bind.Target) (*dir.Dir, error)
 }
 
 // Labels labels directories for containers, as label.Kernel does.

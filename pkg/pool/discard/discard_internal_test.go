@@ -8,14 +8,7 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"github.com/go-logr/logr"
-
-	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
-	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
-	"kubevirt.io/hostpath-provisioner/pkg/pool/ledger"
-	"kubevirt.io/hostpath-provisioner/pkg/pool/limit"
-	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
-	"kubevirt.io/hostpath-provisioner/pkg/pool/scan"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/scan/scantest"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 	"kubevirt.io/hostpath-provisioner/test/must"
@@ -24,22 +17,8 @@ import (
 // aPool is an empty pool without quotas, on which no call works.
 func aPool(t *testing.T) *Pool {
 	t.Helper()
-	configs, err := poolconfig.Parse(`[{"name":"local","path":"`+t.TempDir()+`"}]`, "/")
-	must.Succeed(t, err)
-	node, err := volume.ParseNodeID("node-1")
-	must.Succeed(t, err)
-	ignore := func(*dir.Dir) error { return nil }
-	s, _, err := store.Create(t.Context(), &store.Location{Path: configs[0].Path, Node: node, Verify: ignore, Nested: ignore})
-	must.Succeed(t, err)
-	t.Cleanup(s.Close)
-	limits := limit.Options{Detect: func(*dir.Dir) (quota.Facility, error) { return nil, quota.ErrNone }}
-	keeper, err := limits.Keeper(s.Root(), &limit.Claims{})
-	must.Succeed(t, err)
 	p := &Pool{
-		Pool: &scan.Pool{
-			Config: &configs[0], Node: node, Store: s, Keeper: keeper, Ledger: ledger.New(ledger.Policy{Overprovision: 1}),
-			Steps: new(atomic.Uint64), Log: logr.Discard(), Failed: func(err error, _ string, _ ...any) { t.Error(err) },
-		},
+		Pool:       scantest.New(t, nil),
 		UnlessBusy: func(_ volume.ID, do func() error) error { return do() },
 		Wake:       func() {},
 	}

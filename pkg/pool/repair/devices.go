@@ -37,7 +37,7 @@ func (p *Pool) DetachUnpublished(ctx context.Context) {
 	ctx, stop := context.WithTimeout(ctx, detachLimit)
 	defer stop()
 	p.eachWithDevices("failed to detach the device of a volume that is not published", func(id volume.ID) error {
-		file, ok, err := p.file(id)
+		file, ok, err := p.File(id)
 		if err != nil || !ok || !unused[file] {
 			return err
 		}
@@ -130,7 +130,7 @@ func (p *Pool) Devices() {
 		return
 	}
 	p.eachWithDevices("failed to grow the device of a volume", func(id volume.ID) error {
-		file, ok, err := p.file(id)
+		file, ok, err := p.File(id)
 		if err != nil || !ok {
 			return err
 		}

@@ -4,9 +4,7 @@
 package repair
 
 import (
-	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/scan"
-	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
@@ -19,14 +17,4 @@ type Pool struct {
 	UnlessBusyAnywhere func(id volume.ID, do func() error) error
 	// UnlessPromising is UnlessBusyAnywhere, with nobody promising anything meanwhile.
 	UnlessPromising func(id volume.ID, do func() error) error
-}
-
-// file identifies what devices of a volume are attached to, whatever its record says: see scan.FileOf.
-func (p *Pool) file(id volume.ID) (file dir.ID, ok bool, err error) {
-	d, err := p.Store.Root().Open(id.String())
-	if err != nil {
-		return dir.ID{}, false, err
-	}
-	defer func() { _ = d.Close() }() // opened for reading
-	return scan.FileOf(id, store.Entry{}, d)
 }

@@ -131,6 +131,16 @@ func FileOf(id volume.ID, e store.Entry, d *dir.Dir) (file dir.ID, ok bool, err 
 	return file, err == nil, err
 }
 
+// File is FileOf for a volume whatever its record says.
+func (p *Pool) File(id volume.ID) (file dir.ID, ok bool, err error) {
+	d, err := p.Store.Root().Open(id.String())
+	if err != nil {
+		return dir.ID{}, false, err
+	}
+	defer func() { _ = d.Close() }() // opened for reading
+	return FileOf(id, store.Entry{}, d)
+}
+
 // enforces reports whether the kernel enforces the size of a volume; not before the pool is
 // opened.
 func (p *Pool) enforces(c ledger.Card) bool { return p.Keeper != nil && p.Keeper.Enforces(c) }

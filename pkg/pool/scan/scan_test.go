@@ -1,45 +1,16 @@
 package scan_test
 
 import (
-	"context"
 	"os"
 	"path/filepath"
-	"sync/atomic"
 	"testing"
 
-	"github.com/go-logr/logr"
-
-	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
-	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/ledger"
-	"kubevirt.io/hostpath-provisioner/pkg/pool/limit"
-	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
-	"kubevirt.io/hostpath-provisioner/pkg/pool/scan"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/scan/scantest"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 	"kubevirt.io/hostpath-provisioner/test/must"
 )
-
-// aPool is an empty pool without quotas.
-func aPool(t *testing.T) *scan.Pool {
-	t.Helper()
-	configs, err := poolconfig.Parse(`[{"name":"local","path":"`+t.TempDir()+`"}]`, "/")
-	must.Succeed(t, err)
-	config := &configs[0]
-	node, err := volume.ParseNodeID("node-1")
-	must.Succeed(t, err)
-	ignore := func(*dir.Dir) error { return nil }
-	s, _, err := store.Create(context.Background(), &store.Location{Path: config.Path, Node: node, Verify: ignore, Nested: ignore})
-	must.Succeed(t, err)
-	t.Cleanup(s.Close)
-	limits := limit.Options{Detect: func(*dir.Dir) (quota.Facility, error) { return nil, quota.ErrNone }}
-	keeper, err := limits.Keeper(s.Root(), &limit.Claims{})
-	must.Succeed(t, err)
-	return &scan.Pool{
-		Config: config, Node: node, Store: s, Keeper: keeper, Ledger: ledger.New(ledger.Policy{Overprovision: 1}),
-		Steps: new(atomic.Uint64), Log: logr.Discard(),
-	}
-}
 
 func idOf(t *testing.T, name string) volume.ID {
 	t.Helper()
@@ -51,7 +22,7 @@ func idOf(t *testing.T, name string) volume.ID {
 // A shared pool is read by calls while a check compares it with the disk: what they read must
 // not differ for that.
 func TestLoad(t *testing.T) {
-	p := aPool(t)
+	p := scantest.New(t, nil)
 	for _, name := range []string{"whole", "plain"} {
 		must.Succeed(t, os.Mkdir(filepath.Join(p.Config.Path, name), 0o755))
 	}
@@ -68,7 +39,7 @@ func TestLoad(t *testing.T) {
 func TestResync(t *testing.T) {
 	for title, busy := range map[string]error{"no call": nil, "a call on each volume": volume.ErrBusy} {
 		t.Run(title, func(t *testing.T) {
-			p := aPool(t)
+			p := scantest.New(t, nil)
 			p.Lock = func(volume.ID) (func(), error) { return func() {}, busy }
 			for _, name := range []string{"same", "gone"} {
 				must.Succeed(t, os.Mkdir(filepath.Join(p.Config.Path, name), 0o755))
@@ -88,7 +59,7 @@ func TestResync(t *testing.T) {
 
 // A record whose directory is not there is a lost volume, unless a call has the lock.
 func TestLookupSettled(t *testing.T) {
-	p := aPool(t)
+	p := scantest.New(t, nil)
 	id := idOf(t, "pvc-1")
 	must.Succeed(t, p.Store.WriteRecord(store.NewRecord(id, volume.ModeMount, 4096)))
 	for name, busy := range map[string]error{"no call": nil, "a call": volume.ErrBusy} {
