@@ -1,7 +1,6 @@
 package mounter_test
 
 import (
-	"errors"
 	"os"
 	"path/filepath"
 	"testing"
@@ -10,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubevirt.io/hostpath-provisioner/pkg/mounter"
+	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
@@ -22,26 +22,26 @@ func newMounter(t *testing.T) (m *mounter.Mounter, claim string) {
 	t.Helper()
 	claim = testenv.Tmpfs(t, mib)
 	shared := testenv.Tmpfs(t, mib)
-	must(t, unix.Mount("", shared, "", unix.MS_SHARED, ""))
+	must.Succeed(t, unix.Mount("", shared, "", unix.MS_SHARED, ""))
 	m = &mounter.Mounter{Target: filepath.Join(shared, "pool"), Claim: mounter.Volume{Path: claim}, Log: testr.New(t)}
-	must(t, os.Mkdir(m.Target, 0o755))
+	must.Succeed(t, os.Mkdir(m.Target, 0o755))
 	return m, claim
 }
 
 func TestMountOnceAndUnmount(t *testing.T) {
 	m, claim := newMounter(t)
-	must(t, os.WriteFile(filepath.Join(claim, "data"), []byte("kept"), 0o600))
-	wantError(t, m.Check(), mounter.ErrNotMounted)
+	must.Succeed(t, os.WriteFile(filepath.Join(claim, "data"), []byte("kept"), 0o600))
+	must.ErrorIs(t, m.Check(), mounter.ErrNotMounted)
 	for range 2 { // the second finds the mount of the first
-		must(t, m.Mount(t.Context()))
-		must(t, m.Check())
+		must.Succeed(t, m.Mount(t.Context()))
+		must.Succeed(t, m.Check())
 	}
 	if data, err := os.ReadFile(filepath.Join(m.Target, "data")); err != nil || string(data) != "kept" {
 		t.Errorf("the pool has %q, %v", data, err)
 	}
-	must(t, m.Unmount(t.Context()))
-	wantError(t, m.Check(), mounter.ErrNotMounted)
-	must(t, m.Unmount(t.Context())) // nothing is mounted any more
+	must.Succeed(t, m.Unmount(t.Context()))
+	must.ErrorIs(t, m.Check(), mounter.ErrNotMounted)
+	must.Succeed(t, m.Unmount(t.Context())) // nothing is mounted any more
 }
 
 func TestPathInUseIsKept(t *testing.T) {
@@ -50,20 +50,20 @@ func TestPathInUseIsKept(t *testing.T) {
 		want   error
 	}{
 		"data": {func(t *testing.T, target string) {
-			must(t, os.WriteFile(filepath.Join(target, "data"), nil, 0o600))
+			must.Succeed(t, os.WriteFile(filepath.Join(target, "data"), nil, 0o600))
 		}, mounter.ErrOccupied},
 		"another filesystem": {func(t *testing.T, target string) {
-			must(t, unix.Mount("other", target, "tmpfs", 0, ""))
-			t.Cleanup(func() { must(t, unix.Unmount(target, 0)) })
+			must.Succeed(t, unix.Mount("other", target, "tmpfs", 0, ""))
+			t.Cleanup(func() { must.Succeed(t, unix.Unmount(target, 0)) })
 		}, mounter.ErrOccupied},
 		"a parent only of this container": {func(t *testing.T, target string) {
-			must(t, unix.Mount("", filepath.Dir(target), "", unix.MS_PRIVATE, ""))
+			must.Succeed(t, unix.Mount("", filepath.Dir(target), "", unix.MS_PRIVATE, ""))
 		}, mounter.ErrNotShared},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m, _ := newMounter(t)
 			test.occupy(t, m.Target)
-			wantError(t, m.Mount(t.Context()), test.want)
+			must.ErrorIs(t, m.Mount(t.Context()), test.want)
 		})
 	}
 }
@@ -74,19 +74,5 @@ func TestMissingClaim(t *testing.T) {
 	if err := m.Mount(t.Context()); err == nil {
 		t.Error("a directory of the container became a pool")
 	}
-	wantError(t, m.Check(), mounter.ErrNotMounted)
-}
-
-func wantError(t *testing.T, got, want error) {
-	t.Helper()
-	if !errors.Is(got, want) {
-		t.Errorf("got %v, want %v", got, want)
-	}
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.ErrorIs(t, m.Check(), mounter.ErrNotMounted)
 }

@@ -6,10 +6,10 @@ import (
 	"testing"
 )
 
-// Succeed ends the test at an error.
-func Succeed(t testing.TB, err error) {
+// Succeed ends the test if there are errors.
+func Succeed(t testing.TB, errs ...error) {
 	t.Helper()
-	if err != nil {
+	if err := errors.Join(errs...); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/blockdev"
+	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 	"kubevirt.io/hostpath-provisioner/test/testenv/loopfs"
 )
@@ -24,21 +25,21 @@ func attach(t *testing.T, size int, content byte) (path string, device blockdev.
 	t.Helper()
 	testenv.NeedRoot(t)
 	image := filepath.Join(t.TempDir(), "disk")
-	must(t, os.WriteFile(image, bytes.Repeat([]byte{content}, size), 0o600))
+	must.Succeed(t, os.WriteFile(image, bytes.Repeat([]byte{content}, size), 0o600))
 	loop, err := loopfs.Attach(image)
-	must(t, err)
-	t.Cleanup(func() { must(t, loop.Close()) })
+	must.Succeed(t, err)
+	t.Cleanup(func() { must.Succeed(t, loop.Close()) })
 	device, err = blockdev.Find(loop.Name())
-	must(t, err)
+	must.Succeed(t, err)
 	return loop.Name(), device
 }
 
 func TestFind(t *testing.T) {
 	path, device := attach(t, 8*mib, 0)
 	link := filepath.Join(t.TempDir(), "link")
-	must(t, os.Symlink(path, link))
+	must.Succeed(t, os.Symlink(path, link))
 	linked, err := blockdev.Find(link)
-	must(t, err)
+	must.Succeed(t, err)
 	if linked.Number() != device.Number() || linked.Path() != link {
 		t.Errorf("by a link it is %s, want %s", linked, device)
 	}
@@ -60,13 +61,13 @@ func TestNode(t *testing.T) {
 	_, device := attach(t, mib, 0)
 	at := filepath.Join(t.TempDir(), "mapper", "name")
 	for range 2 { // the second finds the node of the first
-		must(t, device.Node(at))
+		must.Succeed(t, device.Node(at))
 	}
 	if made, err := blockdev.Find(at); err != nil || made.Number() != device.Number() {
 		t.Errorf("made %s, %v; want %s", made, err, device)
 	}
 	other := filepath.Join(t.TempDir(), "file")
-	must(t, os.WriteFile(other, nil, 0o600))
+	must.Succeed(t, os.WriteFile(other, nil, 0o600))
 	if err := device.Node(other); !errors.Is(err, fs.ErrExist) {
 		t.Errorf("where a file is: %v, want ErrExist", err)
 	}
@@ -74,17 +75,17 @@ func TestNode(t *testing.T) {
 
 func TestADeviceInUse(t *testing.T) {
 	path, device := attach(t, mib, 'x')
-	must(t, device.CheckUnused())
+	must.Succeed(t, device.CheckUnused())
 	user, err := unix.Open(path, unix.O_RDONLY|unix.O_EXCL|unix.O_CLOEXEC, 0)
-	must(t, err)
+	must.Succeed(t, err)
 	if err := device.CheckUnused(); !errors.Is(err, blockdev.ErrInUse) {
 		t.Errorf("held: %v, want ErrInUse", err)
 	}
 	if err := device.Blank(); !errors.Is(err, blockdev.ErrInUse) {
 		t.Errorf("blanked while it is held: %v, want ErrInUse", err)
 	}
-	must(t, unix.Close(user))
-	must(t, device.CheckUnused())
+	must.Succeed(t, unix.Close(user))
+	must.Succeed(t, device.CheckUnused())
 	if b, err := device.ByteAt(0); err != nil || b != 'x' {
 		t.Errorf("the first byte is %q, %v; want it kept", b, err)
 	}
@@ -95,7 +96,7 @@ func TestStartsBlank(t *testing.T) {
 	if blank, err := device.StartsBlank(); err != nil || blank {
 		t.Errorf("data: blank %t, %v", blank, err)
 	}
-	must(t, device.Blank())
+	must.Succeed(t, device.Blank())
 	if blank, err := device.StartsBlank(); err != nil || !blank {
 		t.Errorf("after Blank: blank %t, %v", blank, err)
 	}
@@ -114,19 +115,12 @@ func TestInstance(t *testing.T) {
 	_, first := attach(t, mib, 0)
 	_, second := attach(t, mib, 0)
 	a, err := first.Instance()
-	must(t, err)
+	must.Succeed(t, err)
 	again, err := first.Instance()
-	must(t, err)
+	must.Succeed(t, err)
 	b, err := second.Instance()
-	must(t, err)
+	must.Succeed(t, err)
 	if a != again || a == b {
 		t.Errorf("instances %q, %q of one device, %q of another", a, again, b)
-	}
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
 	}
 }

@@ -18,6 +18,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/clone"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/clone/clonetest"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
@@ -42,36 +43,29 @@ func onEach(t *testing.T, test func(t *testing.T, src, dst string, method clone.
 		t.Run(f.kind, func(t *testing.T) {
 			root := testenv.LoopFS(t, f.kind, f.bytes)
 			src, dst := filepath.Join(root, "src"), filepath.Join(root, "dst")
-			must(t, os.Mkdir(src, 0o755), os.Mkdir(dst, 0o700))
+			must.Succeed(t, os.Mkdir(src, 0o755), os.Mkdir(dst, 0o700))
 			test(t, src, dst, f.method)
 		})
-	}
-}
-
-func must(t testing.TB, errs ...error) {
-	t.Helper()
-	if err := errors.Join(errs...); err != nil {
-		t.Fatal(err)
 	}
 }
 
 func open(t testing.TB, path string) *dir.Dir {
 	t.Helper()
 	d, err := dir.Open(path)
-	must(t, err)
+	must.Succeed(t, err)
 	t.Cleanup(func() { _ = d.Close() })
 	return d
 }
 
 func write(t testing.TB, path, content string) {
 	t.Helper()
-	must(t, os.WriteFile(path, []byte(content), 0o644))
+	must.Succeed(t, os.WriteFile(path, []byte(content), 0o644))
 }
 
 func tree(t testing.TB, src, dst string, o clone.Options) clone.Result {
 	t.Helper()
 	result, err := clone.Tree(t.Context(), open(t, src), open(t, dst), o)
-	must(t, err)
+	must.Succeed(t, err)
 	return result
 }
 
@@ -79,7 +73,7 @@ func TestTree(t *testing.T) {
 	t.Run("every kind of entry with all attributes", func(t *testing.T) {
 		onEach(t, func(t *testing.T, src, dst string, method clone.Method) {
 			clonetest.Hostile(t, src)
-			must(t, os.Chown(src, 107, 107), os.Chmod(src, 0o770))
+			must.Succeed(t, os.Chown(src, 107, 107), os.Chmod(src, 0o770))
 			result := tree(t, src, dst, clone.Options{Method: method, Rounds: 3})
 			if !result.PointInTime || result.Shared != (method == clone.Share) || result.Entries < 20 {
 				t.Errorf("%+v, want a point in time", result)
@@ -87,7 +81,7 @@ func TestTree(t *testing.T) {
 			clonetest.Same(t, src, dst)
 			blocks := func(path string) int64 {
 				var st unix.Stat_t
-				must(t, unix.Stat(path, &st))
+				must.Succeed(t, unix.Stat(path, &st))
 				return st.Blocks * 512
 			}
 			if got := blocks(filepath.Join(dst, "sparse")); got > mib {
@@ -102,23 +96,23 @@ func TestTree(t *testing.T) {
 			at := open(t, src)
 			for range levels {
 				next, err := at.Make("d")
-				must(t, err, at.Close())
+				must.Succeed(t, err, at.Close())
 				at = next
 			}
 			f, err := at.MakeFile("bottom")
-			must(t, err, f.Close(), at.Close())
+			must.Succeed(t, err, f.Close(), at.Close())
 			awaitTick(t, dst)
 
 			var before unix.Rlimit
-			must(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &before))
-			must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 400, Max: before.Max}))
-			defer func() { must(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &before)) }()
+			must.Succeed(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &before))
+			must.Succeed(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 400, Max: before.Max}))
+			defer func() { must.Succeed(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &before)) }()
 			result := tree(t, src, dst, clone.Options{Method: method, Rounds: 1})
 			if result.Entries != levels+1 || !result.PointInTime {
 				t.Errorf("%+v, want %d entries", result, levels+1)
 			}
 			depth := 0
-			must(t, open(t, dst).Walk(func(_ *dir.Dir, name string) error {
+			must.Succeed(t, open(t, dst).Walk(func(_ *dir.Dir, name string) error {
 				if name != "bottom" || depth != 0 {
 					t.Errorf("found %s after %d directories", name, depth)
 				}
@@ -132,8 +126,8 @@ func TestTree(t *testing.T) {
 
 	t.Run("what is mounted inside stays out", func(t *testing.T) {
 		onEach(t, func(t *testing.T, src, dst string, method clone.Method) {
-			must(t, os.Mkdir(filepath.Join(src, "mounted"), 0o755), syscall.Mount("tmpfs", filepath.Join(src, "mounted"), "tmpfs", 0, ""))
-			defer func() { must(t, syscall.Unmount(filepath.Join(src, "mounted"), 0)) }()
+			must.Succeed(t, os.Mkdir(filepath.Join(src, "mounted"), 0o755), syscall.Mount("tmpfs", filepath.Join(src, "mounted"), "tmpfs", 0, ""))
+			defer func() { must.Succeed(t, syscall.Unmount(filepath.Join(src, "mounted"), 0)) }()
 			write(t, filepath.Join(src, "mounted", "secret"), "of another filesystem")
 			tree(t, src, dst, clone.Options{Method: method})
 			if _, err := os.Stat(filepath.Join(dst, "mounted", "secret")); !errors.Is(err, os.ErrNotExist) {
@@ -144,7 +138,7 @@ func TestTree(t *testing.T) {
 
 	t.Run("sharing is refused where the filesystem cannot", func(t *testing.T) {
 		root := testenv.LoopFS(t, "ext4", 64*mib)
-		must(t, os.Mkdir(filepath.Join(root, "src"), 0o755), os.Mkdir(filepath.Join(root, "dst"), 0o755))
+		must.Succeed(t, os.Mkdir(filepath.Join(root, "src"), 0o755), os.Mkdir(filepath.Join(root, "dst"), 0o755))
 		write(t, filepath.Join(root, "src", "file"), "content")
 		_, err := clone.Tree(t.Context(), open(t, filepath.Join(root, "src")), open(t, filepath.Join(root, "dst")), clone.Options{})
 		if !errors.Is(err, clone.ErrNotSupported) {
@@ -154,7 +148,7 @@ func TestTree(t *testing.T) {
 
 	t.Run("the end of the context ends it", func(t *testing.T) {
 		root := testenv.LoopFS(t, "xfs", 512*mib)
-		must(t, os.Mkdir(filepath.Join(root, "src"), 0o755), os.Mkdir(filepath.Join(root, "dst"), 0o755))
+		must.Succeed(t, os.Mkdir(filepath.Join(root, "src"), 0o755), os.Mkdir(filepath.Join(root, "dst"), 0o755))
 		for i := range 10 {
 			write(t, filepath.Join(root, "src", fmt.Sprint(i)), "content")
 		}
@@ -207,7 +201,7 @@ func TestTreeInUse(t *testing.T) {
 		}, clone.Result{PointInTime: true}, true},
 		{"files are made, removed and renamed", func(t *testing.T, src string, nth int) {
 			if nth == 11 {
-				must(t, os.Remove(filepath.Join(src, "a", "1")), os.Rename(filepath.Join(src, "b"), filepath.Join(src, "c")),
+				must.Succeed(t, os.Remove(filepath.Join(src, "a", "1")), os.Rename(filepath.Join(src, "b"), filepath.Join(src, "c")),
 					os.Rename(filepath.Join(src, "root"), filepath.Join(src, "c", "root")), os.Mkdir(filepath.Join(src, "b"), 0o700))
 				write(t, filepath.Join(src, "b", "new"), "new")
 				write(t, filepath.Join(src, "new"), "new")
@@ -215,7 +209,7 @@ func TestTreeInUse(t *testing.T) {
 		}, clone.Result{PointInTime: true}, true},
 		{"a directory takes the place of a file", func(t *testing.T, src string, nth int) {
 			if nth == 11 {
-				must(t, os.Remove(filepath.Join(src, "root")), os.Mkdir(filepath.Join(src, "root"), 0o700))
+				must.Succeed(t, os.Remove(filepath.Join(src, "root")), os.Mkdir(filepath.Join(src, "root"), 0o700))
 				write(t, filepath.Join(src, "root", "new"), "new")
 			}
 		}, clone.Result{PointInTime: true}, true},
@@ -230,15 +224,15 @@ func TestTreeInUse(t *testing.T) {
 				t.Run(kind, func(t *testing.T) {
 					root := testenv.LoopFS(t, kind, 512*mib)
 					src, dst := filepath.Join(root, "src"), filepath.Join(root, "dst")
-					must(t, os.Mkdir(src, 0o755), os.Mkdir(dst, 0o700))
+					must.Succeed(t, os.Mkdir(src, 0o755), os.Mkdir(dst, 0o700))
 					for _, name := range []string{"a", "b"} {
-						must(t, os.Mkdir(filepath.Join(src, name), 0o755))
+						must.Succeed(t, os.Mkdir(filepath.Join(src, name), 0o755))
 						for i := range 4 {
 							write(t, filepath.Join(src, name, fmt.Sprint(i)), "content")
 						}
 					}
 					write(t, filepath.Join(src, "root"), "content")
-					must(t, os.Link(filepath.Join(src, "a", "3"), filepath.Join(src, "b", "linked")))
+					must.Succeed(t, os.Link(filepath.Join(src, "a", "3"), filepath.Join(src, "b", "linked")))
 					awaitTick(t, root)
 					nth := 0
 					result := tree(t, src, dst, clone.Options{Rounds: 3, Pause: func(context.Context) error {
@@ -266,12 +260,12 @@ func awaitTick(t testing.TB, root string) {
 	ctime := func() unix.Timespec {
 		write(t, name, "")
 		var st unix.Stat_t
-		must(t, unix.Stat(name, &st))
+		must.Succeed(t, unix.Stat(name, &st))
 		return st.Ctim
 	}
 	for first := ctime(); ctime() == first; {
 	}
-	must(t, os.Remove(name))
+	must.Succeed(t, os.Remove(name))
 }
 
 // TestWritesThroughMappings: a page that was dirty before the copying began must still
@@ -281,15 +275,15 @@ func TestWritesThroughMappings(t *testing.T) {
 		t.Run(kind, func(t *testing.T) {
 			root := testenv.LoopFS(t, kind, 512*mib)
 			src, dst := filepath.Join(root, "src"), filepath.Join(root, "dst")
-			must(t, os.Mkdir(src, 0o755), os.Mkdir(dst, 0o700))
+			must.Succeed(t, os.Mkdir(src, 0o755), os.Mkdir(dst, 0o700))
 			var pages [][]byte
 			for _, name := range []string{"a", "b"} {
 				write(t, filepath.Join(src, name), strings.Repeat("0", 4096))
 				f, err := os.OpenFile(filepath.Join(src, name), os.O_RDWR, 0)
-				must(t, err)
+				must.Succeed(t, err)
 				page, err := unix.Mmap(int(f.Fd()), 0, 4096, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-				must(t, err, f.Close())
-				defer func() { must(t, unix.Munmap(page)) }()
+				must.Succeed(t, err, f.Close())
+				defer func() { must.Succeed(t, unix.Munmap(page)) }()
 				page[0] = 'x' // dirty and mapped writable from here on
 				pages = append(pages, page)
 			}
@@ -311,14 +305,14 @@ func TestWritesThroughMappings(t *testing.T) {
 func TestFile(t *testing.T) {
 	onEach(t, func(t *testing.T, src, dst string, method clone.Method) {
 		content := bytes.Repeat([]byte("0123456789abcdef"), 5*mib/16)
-		must(t, os.WriteFile(filepath.Join(src, "disk"), content, 0o600))
+		must.Succeed(t, os.WriteFile(filepath.Join(src, "disk"), content, 0o600))
 		from, err := os.Open(filepath.Join(src, "disk"))
-		must(t, err)
+		must.Succeed(t, err)
 		defer from.Close()
 		to, err := os.OpenFile(filepath.Join(dst, "disk"), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
-		must(t, err)
+		must.Succeed(t, err)
 		defer to.Close()
-		must(t, clone.File(t.Context(), to, from, method))
+		must.Succeed(t, clone.File(t.Context(), to, from, method))
 		got, err := io.ReadAll(to)
 		if err != nil || !bytes.Equal(got, content) {
 			t.Errorf("the copy has %d other bytes (%v)", len(got), err)
@@ -328,8 +322,8 @@ func TestFile(t *testing.T) {
 	t.Run("without copy-on-write on btrfs", func(t *testing.T) {
 		testenv.NeedPrograms(t, "chattr")
 		root := testenv.LoopFS(t, "btrfs", 256*mib)
-		must(t, os.Mkdir(filepath.Join(root, "src"), 0o755), os.Mkdir(filepath.Join(root, "dst"), 0o755))
-		must(t, exec.CommandContext(t.Context(), "chattr", "+C", filepath.Join(root, "src")).Run())
+		must.Succeed(t, os.Mkdir(filepath.Join(root, "src"), 0o755), os.Mkdir(filepath.Join(root, "dst"), 0o755))
+		must.Succeed(t, exec.CommandContext(t.Context(), "chattr", "+C", filepath.Join(root, "src")).Run())
 		write(t, filepath.Join(root, "src", "disk.img"), strings.Repeat("x", mib))
 		awaitTick(t, root)
 		if result := tree(t, filepath.Join(root, "src"), filepath.Join(root, "dst"), clone.Options{Rounds: 1}); !result.PointInTime {
@@ -346,7 +340,7 @@ func TestTreeIsHeld(t *testing.T) {
 		t.Run(kind, func(t *testing.T) {
 			root := testenv.LoopFS(t, kind, 512*mib)
 			src, dst := filepath.Join(root, "src"), filepath.Join(root, "dst")
-			must(t, os.Mkdir(src, 0o755), os.Mkdir(dst, 0o700), os.Mkdir(filepath.Join(src, "a"), 0o755))
+			must.Succeed(t, os.Mkdir(src, 0o755), os.Mkdir(dst, 0o700), os.Mkdir(filepath.Join(src, "a"), 0o755))
 			change := func(nth int) {
 				write(t, filepath.Join(src, "a", "same"), "content")
 				write(t, filepath.Join(src, "a", "1"), fmt.Sprint("changed ", nth))
@@ -370,12 +364,12 @@ func TestTreeIsHeld(t *testing.T) {
 			clonetest.Same(t, src, dst)
 
 			// Who writes all the same is found out, and whoever says that they did is believed.
-			must(t, os.RemoveAll(dst), os.Mkdir(dst, 0o700))
+			must.Succeed(t, os.RemoveAll(dst), os.Mkdir(dst, 0o700))
 			o.Pause = func(context.Context) error { nth++; change(nth); return nil }
 			if result := tree(t, src, dst, o); result.PointInTime || result.Changed == 0 {
 				t.Errorf("while it is written to: %+v", result)
 			}
-			must(t, os.RemoveAll(dst), os.Mkdir(dst, 0o700))
+			must.Succeed(t, os.RemoveAll(dst), os.Mkdir(dst, 0o700))
 			o.Hold = func(ctx context.Context) (context.Context, func() error, error) {
 				return ctx, func() error { return errThawed }, nil
 			}
@@ -392,13 +386,13 @@ var errThawed = errors.New("thawed")
 func aFragmentedFile(t *testing.T, path string) *os.File {
 	t.Helper()
 	f, err := os.Create(path)
-	must(t, err)
-	t.Cleanup(func() { must(t, f.Close()) })
+	must.Succeed(t, err)
+	t.Cleanup(func() { must.Succeed(t, f.Close()) })
 	for i := range int64(100) {
 		_, err := f.WriteAt([]byte("x"), i*2*4096*16)
-		must(t, err)
+		must.Succeed(t, err)
 	}
-	must(t, f.Sync())
+	must.Succeed(t, f.Sync())
 	return f
 }
 
@@ -419,18 +413,18 @@ func TestLimit(t *testing.T) {
 		t.Run(kind, func(t *testing.T) {
 			root := testenv.LoopFS(t, kind, 512*mib)
 			src, dst := filepath.Join(root, "src"), filepath.Join(root, "dst")
-			must(t, os.Mkdir(src, 0o755), os.Mkdir(dst, 0o700))
+			must.Succeed(t, os.Mkdir(src, 0o755), os.Mkdir(dst, 0o700))
 			f := aFragmentedFile(t, filepath.Join(src, "fragmented"))
 			few, many := clone.Limit(clone.Stall(50)), clone.Limit(clone.Stall(1000))
 			if err := few.Check(f); !errors.Is(err, clone.ErrFragmented) {
 				t.Errorf("the file, with a limit for 50 extents: %v, want ErrFragmented", err)
 			}
-			must(t, many.Check(f), clone.Limit(0).Check(f))
+			must.Succeed(t, many.Check(f), clone.Limit(0).Check(f))
 			_, err := clone.Tree(t.Context(), open(t, src), open(t, dst), clone.Options{Rounds: 1, MaxStall: few})
 			if !errors.Is(err, clone.ErrFragmented) {
 				t.Errorf("the tree, with a limit for 50 extents: %v, want ErrFragmented", err)
 			}
-			must(t, os.RemoveAll(dst), os.Mkdir(dst, 0o700))
+			must.Succeed(t, os.RemoveAll(dst), os.Mkdir(dst, 0o700))
 			if result := tree(t, src, dst, clone.Options{Rounds: 1, MaxStall: many}); result.Stall == 0 {
 				t.Errorf("it does not say how long the writers waited: %+v", result)
 			}
@@ -450,10 +444,10 @@ func TestSubvolume(t *testing.T) {
 	src := filepath.Join(root, "src")
 	subvolume(src)
 	clonetest.Hostile(t, src)
-	must(t, os.Mkdir(filepath.Join(root, "to"), 0o755))
+	must.Succeed(t, os.Mkdir(filepath.Join(root, "to"), 0o755))
 	to := open(t, filepath.Join(root, "to"))
 
-	must(t, clone.Subvolume(open(t, src), to, "snapshot"))
+	must.Succeed(t, clone.Subvolume(open(t, src), to, "snapshot"))
 	clonetest.Same(t, src, filepath.Join(root, "to", "snapshot"))
 	if err := clone.Subvolume(open(t, src), to, "snapshot"); !errors.Is(err, os.ErrExist) {
 		t.Errorf("a second snapshot of that name: %v, want ErrExist", err)

@@ -12,6 +12,7 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/mounts"
+	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
@@ -22,11 +23,11 @@ func newPlace(t *testing.T) (place mounts.Place, path string) {
 	t.Helper()
 	testenv.NeedRoot(t)
 	path = filepath.Join(t.TempDir(), "place")
-	must(t, os.Mkdir(path, 0o755))
+	must.Succeed(t, os.Mkdir(path, 0o755))
 	place = mounts.Place{Parent: open(t, filepath.Dir(path)), Name: filepath.Base(path)}
 	t.Cleanup(func() {
 		for state(t, place).Mounted {
-			must(t, place.Unmount())
+			must.Succeed(t, place.Unmount())
 		}
 	})
 	return place, path
@@ -35,31 +36,31 @@ func newPlace(t *testing.T) (place mounts.Place, path string) {
 func open(t *testing.T, path string) *dir.Dir {
 	t.Helper()
 	d, err := dir.Open(path)
-	must(t, err)
-	t.Cleanup(func() { must(t, d.Close()) })
+	must.Succeed(t, err)
+	t.Cleanup(func() { must.Succeed(t, d.Close()) })
 	return d
 }
 
 func state(t *testing.T, p mounts.Place) mounts.State {
 	t.Helper()
 	s, err := p.State()
-	must(t, err)
+	must.Succeed(t, err)
 	return s
 }
 
 func TestMountClone(t *testing.T) {
 	place, path := newPlace(t)
 	source := t.TempDir()
-	must(t, os.WriteFile(filepath.Join(source, "data"), []byte("x"), 0o600))
+	must.Succeed(t, os.WriteFile(filepath.Join(source, "data"), []byte("x"), 0o600))
 	tree, err := mounts.Clone(open(t, source))
-	must(t, err)
+	must.Succeed(t, err)
 	if s := state(t, place); s.Mounted || !s.IsDir {
 		t.Errorf("before it is attached: %+v", s)
 	}
-	must(t, tree.Attach(place))
+	must.Succeed(t, tree.Attach(place))
 	id, err := tree.ID()
-	must(t, err)
-	must(t, tree.Close())
+	must.Succeed(t, err)
+	must.Succeed(t, tree.Close())
 	s := state(t, place)
 	if !s.Mounted || s.ID != id {
 		t.Errorf("attached: %+v, want %v mounted", s, id)
@@ -68,12 +69,12 @@ func TestMountClone(t *testing.T) {
 		t.Error(err)
 	}
 	table, err := mounts.ReadTable()
-	must(t, err)
+	must.Succeed(t, err)
 	if m := table.ByID(s.MountID); m == nil || m.Mountpoint != path || mounts.IsShared(m) || table.Stacked(s.MountID) != 1 {
 		t.Errorf("the table has %+v", m)
 	}
-	must(t, place.Unmount())
-	must(t, place.Unmount()) // nothing is mounted any more
+	must.Succeed(t, place.Unmount())
+	must.Succeed(t, place.Unmount()) // nothing is mounted any more
 	if s := state(t, place); s.Mounted {
 		t.Errorf("unmounted: %+v", s)
 	}
@@ -82,14 +83,14 @@ func TestMountClone(t *testing.T) {
 func TestMountNewFilesystem(t *testing.T) {
 	place, path := newPlace(t)
 	tree, err := mounts.New("tmpfs", "source", []string{"ro", "noexec", "size=1m"})
-	must(t, err)
+	must.Succeed(t, err)
 	if readOnly, err := tree.ReadOnly(); err != nil || !readOnly {
 		t.Errorf("read-only %t, %v", readOnly, err)
 	}
-	must(t, tree.Attach(place))
-	must(t, tree.Close())
+	must.Succeed(t, tree.Attach(place))
+	must.Succeed(t, tree.Close())
 	var st unix.Statfs_t
-	must(t, unix.Statfs(path, &st))
+	must.Succeed(t, unix.Statfs(path, &st))
 	if bytes := int64(st.Blocks) * st.Bsize; bytes != 1<<20 || st.Flags&unix.ST_NOEXEC == 0 {
 		t.Errorf("%d bytes, flags %#x", bytes, st.Flags)
 	}
@@ -104,56 +105,56 @@ func TestMountNewFilesystem(t *testing.T) {
 func TestUnmountKeepsMountInUse(t *testing.T) {
 	place, path := newPlace(t)
 	tree, err := mounts.New("tmpfs", "source", nil)
-	must(t, err)
-	must(t, tree.Attach(place))
-	must(t, tree.Close())
+	must.Succeed(t, err)
+	must.Succeed(t, tree.Attach(place))
+	must.Succeed(t, tree.Close())
 	user, err := os.Create(filepath.Join(path, "used"))
-	must(t, err)
+	must.Succeed(t, err)
 	if err := place.Unmount(); !errors.Is(err, mounts.ErrBusy) {
 		t.Errorf("unmounted while it is used: %v, want ErrBusy", err)
 	}
-	must(t, user.Close())
-	must(t, place.Unmount())
+	must.Succeed(t, user.Close())
+	must.Succeed(t, place.Unmount())
 }
 
 func TestStackedAndNestedMounts(t *testing.T) {
 	place, path := newPlace(t)
 	tree, err := mounts.New("tmpfs", "source", nil)
-	must(t, err)
-	must(t, tree.Attach(place))
-	must(t, tree.Close())
+	must.Succeed(t, err)
+	must.Succeed(t, tree.Attach(place))
+	must.Succeed(t, tree.Close())
 	pool := open(t, path)
 	volume, err := pool.Make("volume")
-	must(t, err)
+	must.Succeed(t, err)
 	inside, err := mounts.Clone(volume)
-	must(t, errors.Join(err, volume.Close()))
+	must.Succeed(t, errors.Join(err, volume.Close()))
 	other, _ := newPlace(t)
-	must(t, inside.Attach(other))
-	must(t, inside.Close())
+	must.Succeed(t, inside.Attach(other))
+	must.Succeed(t, inside.Close())
 	table, err := mounts.ReadTable()
-	must(t, err)
+	must.Succeed(t, err)
 	below, err := table.MountOf(pool)
-	must(t, err)
+	must.Succeed(t, err)
 	if found := table.Inside(below); len(found) != 1 || uint64(found[0].ID) != state(t, other).MountID {
 		t.Errorf("inside %s are %+v", below.Mountpoint, found)
 	}
-	must(t, other.Unmount())
+	must.Succeed(t, other.Unmount())
 
 	over, err := mounts.New("tmpfs", "source", nil)
-	must(t, err)
-	must(t, over.Attach(place))
-	must(t, over.Close())
+	must.Succeed(t, err)
+	must.Succeed(t, over.Attach(place))
+	must.Succeed(t, over.Close())
 	table, err = mounts.ReadTable()
-	must(t, err)
+	must.Succeed(t, err)
 	if count := table.Stacked(state(t, place).MountID); count != 2 {
 		t.Errorf("%d mounts lie on each other, want 2", count)
 	}
-	must(t, place.Unmount())
+	must.Succeed(t, place.Unmount())
 }
 
 func TestLinkIsNotFollowed(t *testing.T) {
 	place, path := newPlace(t)
-	must(t, os.Symlink(path, path+"-link"))
+	must.Succeed(t, os.Symlink(path, path+"-link"))
 	link := mounts.Place{Parent: place.Parent, Name: "place-link"}
 	if s := state(t, link); s.IsDir || s.Missing {
 		t.Errorf("a link to a directory is %+v, want it not followed", s)
@@ -166,14 +167,14 @@ func TestLinkIsNotFollowed(t *testing.T) {
 func TestWatch(t *testing.T) {
 	place, _ := newPlace(t)
 	watch, err := mounts.NewWatch()
-	must(t, err)
-	defer func() { must(t, watch.Close()) }()
+	must.Succeed(t, err)
+	defer func() { must.Succeed(t, watch.Close()) }()
 	tree, err := mounts.New("tmpfs", "source", nil)
-	must(t, err)
-	must(t, tree.Attach(place))
-	must(t, tree.Close())
+	must.Succeed(t, err)
+	must.Succeed(t, tree.Attach(place))
+	must.Succeed(t, tree.Close())
 	began := time.Now()
-	must(t, watch.Wait(t.Context(), time.Hour))
+	must.Succeed(t, watch.Wait(t.Context(), time.Hour))
 	if took := time.Since(began); took > time.Minute {
 		t.Errorf("a change was reported after %v", took)
 	}
@@ -181,12 +182,5 @@ func TestWatch(t *testing.T) {
 	cancel()
 	if err := watch.Wait(ctx, time.Hour); !errors.Is(err, context.Canceled) {
 		t.Errorf("waiting ended with %v, want Canceled", err)
-	}
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
 	}
 }

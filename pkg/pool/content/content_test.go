@@ -17,6 +17,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop/looptest"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/content"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
+	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
 const mib = 1 << 20
@@ -37,26 +38,26 @@ func newNode(t *testing.T) *node {
 	n.dir = n.open(n.path)
 	dev := n.open(t.TempDir())
 	devices := looptest.NewFake(dev)
-	t.Cleanup(func() { must(t, errors.Join(devices.Close(), n.mounts.Close())) })
+	t.Cleanup(func() { must.Succeed(t, errors.Join(devices.Close(), n.mounts.Close())) })
 	n.host = content.Host{Mounts: n.mounts, Labels: &labeltest.Fake{}, Devices: devices, Dev: dev, Log: testr.New(t)}
 	var err error
 	n.id, err = volume.ParseID("pvc-1")
-	must(t, err)
+	must.Succeed(t, err)
 	return n
 }
 
 func (n *node) open(path string) *dir.Dir {
 	n.t.Helper()
 	d, err := dir.Open(path)
-	must(n.t, err)
-	n.t.Cleanup(func() { must(n.t, d.Close()) })
+	must.Succeed(n.t, err)
+	n.t.Cleanup(func() { must.Succeed(n.t, d.Close()) })
 	return d
 }
 
 func (n *node) target(name string) content.Target {
 	n.t.Helper()
 	target, err := bind.ParseTarget(filepath.Join(n.t.TempDir(), name))
-	must(n.t, err)
+	must.Succeed(n.t, err)
 	return content.Target{Path: target}
 }
 
@@ -64,7 +65,7 @@ func (n *node) target(name string) content.Target {
 func (n *node) disk(bytes int64) *content.Disk {
 	n.t.Helper()
 	c := &content.Disk{Host: n.host, ID: n.id, Bytes: bytes, Thin: true}
-	must(n.t, c.Make(n.t.Context(), n.dir))
+	must.Succeed(n.t, c.Make(n.t.Context(), n.dir))
 	return c
 }
 
@@ -72,9 +73,9 @@ func (n *node) disk(bytes int64) *content.Disk {
 func (n *node) devices() (attached, published int) {
 	n.t.Helper()
 	all, err := n.host.Attachments()
-	must(n.t, err)
+	must.Succeed(n.t, err)
 	file, err := content.FileID(n.id, n.dir)
-	must(n.t, err)
+	must.Succeed(n.t, err)
 	return len(all.Of(file)), len(all.Publications(file))
 }
 
@@ -88,37 +89,37 @@ func (n *node) wantDevices(attached, published int) {
 func TestDirectoryMode(t *testing.T) {
 	n := newNode(t)
 	c := content.Directory{Host: n.host, ID: n.id, Relabel: label.Root}
-	must(t, c.Make(t.Context(), n.dir))
+	must.Succeed(t, c.Make(t.Context(), n.dir))
 	if mode, err := n.dir.Mode(); err != nil || mode&0o777 != 0o777 {
 		t.Errorf("mode %#o, %v", mode, err)
 	}
 	at := n.target("directory")
 	at.ReadOnly = true
-	must(t, c.Publish(t.Context(), n.dir, at))
+	must.Succeed(t, c.Publish(t.Context(), n.dir, at))
 	if err := c.Publish(t.Context(), n.dir, content.Target{Path: at.Path}); !errors.Is(err, volume.ErrExists) {
 		t.Errorf("published writable where it is read-only: %v, want ErrExists", err)
 	}
-	must(t, n.mounts.Unpublish(at.Path, nil))
+	must.Succeed(t, n.mounts.Unpublish(at.Path, nil))
 }
 
 func TestDiskIsPublishedAsOneDevice(t *testing.T) {
 	n := newNode(t)
 	c := n.disk(mib)
-	must(t, c.Check(n.dir))
+	must.Succeed(t, c.Check(n.dir))
 	first, second := n.target("first"), n.target("second")
 	for range 2 { // a repeated call changes nothing
-		must(t, c.Publish(t.Context(), n.dir, first))
+		must.Succeed(t, c.Publish(t.Context(), n.dir, first))
 		n.wantDevices(1, 1)
 	}
-	must(t, c.Publish(t.Context(), n.dir, second))
+	must.Succeed(t, c.Publish(t.Context(), n.dir, second))
 	n.wantDevices(1, 2)
 	file, err := content.FileID(n.id, n.dir)
-	must(t, err)
-	must(t, n.mounts.Unpublish(first.Path, nil))
-	must(t, n.host.DetachUnpublished(t.Context(), file))
+	must.Succeed(t, err)
+	must.Succeed(t, n.mounts.Unpublish(first.Path, nil))
+	must.Succeed(t, n.host.DetachUnpublished(t.Context(), file))
 	n.wantDevices(1, 1)
-	must(t, n.mounts.Unpublish(second.Path, nil))
-	must(t, n.host.DetachUnpublished(t.Context(), file))
+	must.Succeed(t, n.mounts.Unpublish(second.Path, nil))
+	must.Succeed(t, n.host.DetachUnpublished(t.Context(), file))
 	n.wantDevices(0, 0)
 }
 
@@ -126,7 +127,7 @@ func TestFailedDiskPublishDetaches(t *testing.T) {
 	n := newNode(t)
 	c := n.disk(mib)
 	at := n.target("directory")
-	must(t, os.MkdirAll(filepath.Join(at.Path.String(), "data"), 0o755))
+	must.Succeed(t, os.MkdirAll(filepath.Join(at.Path.String(), "data"), 0o755))
 	if err := c.Publish(t.Context(), n.dir, at); err == nil {
 		t.Error("published on a directory")
 	}
@@ -141,7 +142,7 @@ func TestLostDisk(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(t)
 			c := n.disk(mib)
-			must(t, lose(filepath.Join(n.path, content.FileName)))
+			must.Succeed(t, lose(filepath.Join(n.path, content.FileName)))
 			if err := c.Check(n.dir); !errors.Is(err, volume.ErrLost) {
 				t.Errorf("checked: %v, want ErrLost", err)
 			}
@@ -160,28 +161,21 @@ func TestLostDisk(t *testing.T) {
 func TestDiskGrows(t *testing.T) {
 	n := newNode(t)
 	c := n.disk(mib)
-	must(t, c.Publish(t.Context(), n.dir, n.target("disk")))
-	must(t, c.Grow(t.Context(), n.dir, 3*mib))
-	must(t, c.Cut(n.dir, 2*mib)) // of a growth that was not recorded
+	must.Succeed(t, c.Publish(t.Context(), n.dir, n.target("disk")))
+	must.Succeed(t, c.Grow(t.Context(), n.dir, 3*mib))
+	must.Succeed(t, c.Cut(n.dir, 2*mib)) // of a growth that was not recorded
 	if bytes, err := content.FileBytes(n.id, n.dir); err != nil || bytes != 2*mib {
 		t.Errorf("the file has %d bytes, %v", bytes, err)
 	}
 	all, err := n.host.Attachments()
-	must(t, err)
-	must(t, n.host.Grow(all.Devices, 2*mib))
+	must.Succeed(t, err)
+	must.Succeed(t, n.host.Grow(all.Devices, 2*mib))
 	all, err = n.host.Attachments()
-	must(t, err)
+	must.Succeed(t, err)
 	if bytes := all.Devices[0].SizeBytes; bytes != 2*mib {
 		t.Errorf("its device has %d bytes", bytes)
 	}
 	c.Bytes = 2 * mib
-	must(t, c.Cut(n.dir, mib)) // recorded: it stays
-	must(t, c.Check(n.dir))
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Succeed(t, c.Cut(n.dir, mib)) // recorded: it stays
+	must.Succeed(t, c.Check(n.dir))
 }

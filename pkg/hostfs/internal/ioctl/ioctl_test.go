@@ -8,6 +8,7 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/internal/ioctl"
+	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
@@ -19,17 +20,17 @@ func TestFileAttributesAreSetAndRead(t *testing.T) {
 	for _, kind := range []string{"xfs", "ext4", "btrfs"} {
 		t.Run(kind, func(t *testing.T) {
 			d, err := dir.Open(testenv.LoopFS(t, kind, 512<<20))
-			must(t, err)
-			defer func() { must(t, d.Close()) }()
+			must.Succeed(t, err)
+			defer func() { must.Succeed(t, d.Close()) }()
 			var attr ioctl.FileAttr
-			must(t, ioctl.Do(d, ioctl.GetFileAttr, &attr))
+			must.Succeed(t, ioctl.Do(d, ioctl.GetFileAttr, &attr))
 			if attr.Flags&noDump != 0 {
 				t.Fatalf("a new directory has %+v", attr)
 			}
 			attr.Flags |= noDump
-			must(t, ioctl.Do(d, ioctl.SetFileAttr, &attr))
+			must.Succeed(t, ioctl.Do(d, ioctl.SetFileAttr, &attr))
 			var got ioctl.FileAttr
-			must(t, ioctl.Do(d, ioctl.GetFileAttr, &got))
+			must.Succeed(t, ioctl.Do(d, ioctl.GetFileAttr, &got))
 			if got.Flags&noDump == 0 {
 				t.Errorf("read %+v after setting %+v", got, attr)
 			}
@@ -39,16 +40,9 @@ func TestFileAttributesAreSetAndRead(t *testing.T) {
 
 func TestAnUnknownRequestIsAnError(t *testing.T) {
 	d, err := dir.Open(t.TempDir())
-	must(t, err)
-	defer func() { must(t, d.Close()) }()
+	must.Succeed(t, err)
+	defer func() { must.Succeed(t, d.Close()) }()
 	if err := ioctl.Do(d, ioctl.Read|ioctl.Btrfs|255, new(uint64)); !errors.Is(err, unix.ENOTTY) {
 		t.Errorf("answered %v, want ENOTTY", err)
-	}
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
 	}
 }
