@@ -233,20 +233,28 @@ func TestForeignDeviceCountsAsUse(t *testing.T) {
 	})
 }
 
+// fourDevices makes volumes whose devices are published, attached, held open by a process until release, and attached by
+// somebody else.
+func (b *bench) fourDevices(readOnly bool) (release func(), foreign loop.Device) {
+	b.t.Helper()
+	for _, name := range []string{"published", "attached", "held", "foreign"} {
+		b.createBlock(name, mib)
+	}
+	must(b.t, b.publishBlock("published", "a"))
+	_, err := b.loops.Attach(b.disk("attached"), loop.Options{})
+	must(b.t, err)
+	held, err := b.loops.Attach(b.disk("held"), loop.Options{})
+	must(b.t, err)
+	release, err = b.loops.Hold(held.Name)
+	must(b.t, err)
+	foreign, err = b.loops.AttachForeign(b.disk("foreign"), readOnly)
+	must(b.t, err)
+	return release, foreign
+}
+
 func TestDevicesAfterCrash(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
-		for _, name := range []string{"published", "attached", "held", "foreign"} {
-			b.createBlock(name, mib)
-		}
-		must(t, b.publishBlock("published", "a"))
-		_, err := b.loops.Attach(b.disk("attached"), loop.Options{})
-		must(t, err)
-		held, err := b.loops.Attach(b.disk("held"), loop.Options{})
-		must(t, err)
-		release, err := b.loops.Hold(held.Name)
-		must(t, err)
-		foreign, err := b.loops.AttachForeign(b.disk("foreign"), true)
-		must(t, err)
+		release, foreign := b.fourDevices(true)
 
 		b.restart(local)
 		left := b.attached(3)
@@ -269,18 +277,7 @@ func TestDevicesAfterCrash(t *testing.T) {
 // As the upstream driver leaves it, which removes the directory and knows of no device.
 func TestDeviceOnDeletedFileIsDetached(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
-		for _, name := range []string{"published", "attached", "held", "foreign"} {
-			b.createBlock(name, mib)
-		}
-		must(t, b.publishBlock("published", "a"))
-		_, err := b.loops.Attach(b.disk("attached"), loop.Options{})
-		must(t, err)
-		held, err := b.loops.Attach(b.disk("held"), loop.Options{})
-		must(t, err)
-		release, err := b.loops.Hold(held.Name)
-		must(t, err)
-		foreign, err := b.loops.AttachForeign(b.disk("foreign"), false)
-		must(t, err)
+		release, foreign := b.fourDevices(false)
 		must(t, b.Close(t.Context()))
 		for _, name := range []string{"published", "attached", "held", "foreign"} {
 			must(t, os.RemoveAll(b.path("pool", name)))
