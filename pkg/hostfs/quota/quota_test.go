@@ -218,27 +218,6 @@ func TestNestedSubvolume_ordinaryQuotas(t *testing.T) {
 	wantOutside(t, facility, directory, 0)
 }
 
-// Why nested subvolumes are not taken into a group with ordinary quotas: see decision 0032. Without a group a
-// snapshot, which every owner of a subvolume can make, harms nobody.
-func TestSnapshotOfGroupMember_ordinaryQuotas(t *testing.T) {
-	testenv.NeedRoot(t)
-	testenv.NeedPrograms(t, "btrfs")
-	for _, grouped := range []bool{false, true} {
-		path := btrfs(t, enable)
-		run(t, "btrfs", "-q", "subvolume", "create", path+"/volume")
-		if grouped {
-			run(t, "btrfs", "qgroup", "create", "1/100", path)
-			run(t, "btrfs", "qgroup", "assign", "--no-rescan", "0/256", "1/100", path)
-		}
-		run(t, "btrfs", "subvolume", "snapshot", path+"/volume", path+"/volume/snapshot")
-		root := open(t, path)
-		must.Succeed(t, unix.Syncfs(root.Fd()))
-		if _, err := quota.Detect(root); errors.Is(err, quota.ErrNone) != grouped {
-			t.Errorf("in a group: %v; after a snapshot the quotas give %v", grouped, err)
-		}
-	}
-}
-
 func wantOutside(t *testing.T, facility quota.Facility, d *dir.Dir, want int) {
 	t.Helper()
 	if got, err := facility.Outside(d); got != want || err != nil {
