@@ -193,6 +193,8 @@ KUBERNETES := bin/cluster/kube-apiserver
 CLUSTER_FLAGS := -gcflags $(NO_DWARF)
 KUBERNETES_VERSION := $(shell sed -n 's|.*k8s.io/kubernetes \(v[^ ]*\).*|\1|p' test/cluster/kubernetes/go.mod)
 KUBERNETES_FLAGS := $(CLUSTER_FLAGS) -ldflags '-s -w -X k8s.io/component-base/version.gitVersion=$(KUBERNETES_VERSION)'
+# The manifests of the snapshot-controller and of its kinds, which that has in two modules.
+SNAPSHOTTER := bin/cluster/external-snapshotter
 $(KUBERNETES): test/cluster/kubernetes/go.mod test/cluster/kubernetes/go.sum | cluster-check
 	@mkdir -p bin/cluster
 	@# A kubelet without a version is not let into a cluster. Packages are counted, so that a person sees
@@ -200,6 +202,10 @@ $(KUBERNETES): test/cluster/kubernetes/go.mod test/cluster/kubernetes/go.sum | c
 	cd test/cluster/kubernetes && CGO_ENABLED=0 go build -v -o $(CURDIR)/bin/cluster/ \
 		$(KUBERNETES_FLAGS) $$(go list tool | grep -v -e /agnhost -e /ginkgo) 2>&1 | \
 		awk '!/^[^ :]+$$/ { print; next } ++n % 100 == 0 { print n, "packages"; fflush() }'
+	@rm -rf $(SNAPSHOTTER) && mkdir $(SNAPSHOTTER)
+	@cd test/cluster/kubernetes && dir() { go list -m -f '{{.Dir}}' github.com/kubernetes-csi/external-snapshotter/$$1; } && \
+		cp -r --no-preserve=mode "$$(dir v8)/deploy/kubernetes/snapshot-controller" $(CURDIR)/$(SNAPSHOTTER)/controller && \
+		cp -r --no-preserve=mode "$$(dir client/v8)/config/crd" $(CURDIR)/$(SNAPSHOTTER)/crd
 	@touch $@
 
 # What the nodes run besides: the image from the Dockerfile, and stand-ins for sidecars that are no Go modules.
@@ -238,7 +244,7 @@ CASES ?= .
 test-cluster: cluster-programs monitoring-programs ## Install the driver on a real Kubernetes cluster, and do there what users do
 	cd test/cluster && CGO_ENABLED=0 go test -c $(CLUSTER_FLAGS) -o $(CURDIR)/bin/cluster/cases.test ./cases
 	cd test/cluster && CGO_ENABLED=0 go test -c $(CLUSTER_FLAGS) -o $(CURDIR)/bin/cluster/lifecycle.test ./lifecycle
-	@cd test/cluster/cases && exec $(CURDIR)/bin/cluster/cases.test -test.v -test.timeout 30m -programs $(CURDIR)/bin/cluster -kill-every $(KILL_EVERY) -test.run '$(CASES)'
+	@cd test/cluster/cases && exec $(CURDIR)/bin/cluster/cases.test -test.v -test.parallel 8 -test.timeout 30m -programs $(CURDIR)/bin/cluster -kill-every $(KILL_EVERY) -test.run '$(CASES)'
 	@cd test/cluster/lifecycle && exec $(CURDIR)/bin/cluster/lifecycle.test -test.v -test.timeout 15m -programs $(CURDIR)/bin/cluster -test.run '$(CASES)'
 
 # Not only what the host's kernel can: there df in a pod shows the size of its volume.
@@ -261,7 +267,7 @@ $(SUITE): test/cluster/kubernetes/go.mod test/cluster/kubernetes/go.sum test/clu
 
 # Left out: see docs/cluster.md.
 SUITE_FOCUS ?= External.Storage
-SUITE_SKIP ?= \[(Disruptive|Feature:.*)\]|any volume data source
+SUITE_SKIP ?= \[(Disruptive|Feature:([^V]|Volume[^S]|VolumeSource)[^]]*)\]|any volume data source
 .PHONY: test-k8s-storage
 test-k8s-storage: $(SUITE) cluster-programs ## Run the tests of Kubernetes for storage drivers
 	@# Most of them wait most of the time. Ginkgo compares its version with that of the module that the program

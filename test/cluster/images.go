@@ -22,8 +22,8 @@ const pauseImage = "localhost/pause:test"
 // products are our own programs, whose images are made from the Dockerfile.
 var products = []string{"hostpath-csi-driver", "hostpath-provisioner"}
 
-// sidecars are the programs that the overlay has an image of.
-var sidecars = []string{"csi-provisioner", "csi-resizer", "node-driver-registrar", "livenessprobe", "health-monitor"}
+// sidecars are the programs that the overlays have an image of.
+var sidecars = []string{"csi-provisioner", "csi-resizer", "csi-snapshotter", "node-driver-registrar", "livenessprobe", "health-monitor", "snapshot-controller"}
 
 // MakeImages writes the images of a node into a directory and returns their
 // files, with that of the driver, which is among the programs already.

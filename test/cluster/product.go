@@ -18,6 +18,18 @@ const (
 	DriverName = "kubevirt.io.hostpath-provisioner"
 )
 
+// InstallSnapshotController applies a kustomization with the snapshot-controller and its kinds, and waits until these can
+// be used.
+func (c *Cluster) InstallSnapshotController(ctx context.Context, kustomization string) error {
+	c.Log.Printf("kubectl apply -k %s", kustomization)
+	if _, err := c.Kubectl(ctx, "apply", "--server-side", "-k", kustomization); err != nil {
+		return err
+	}
+	_, err := c.Kubectl(ctx, "wait", "--for=condition=Established", "--timeout=30s", "crd",
+		"volumesnapshots.snapshot.storage.k8s.io", "volumesnapshotcontents.snapshot.storage.k8s.io", "volumesnapshotclasses.snapshot.storage.k8s.io")
+	return err
+}
+
 // Install applies a kustomization of the product, and waits until it is ready.
 func (c *Cluster) Install(ctx context.Context, kustomization string) error {
 	c.Log.Printf("kubectl apply -k %s", kustomization)

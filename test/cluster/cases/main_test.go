@@ -25,7 +25,8 @@ const (
 	nodeA = "node-a"
 	nodeB = "node-b"
 
-	kustomization = "../overlay"
+	kustomization      = "../overlay"
+	snapshotController = "../overlay/snapshot-controller"
 )
 
 // c is the cluster of all cases.
@@ -119,6 +120,9 @@ func start(ctx context.Context, options cluster.Options) int {
 	c, err = cluster.Up(ctx, options)
 	if err == nil {
 		c.Log.Printf("the cluster is up after %.1f s", time.Since(begin).Seconds())
+		err = c.InstallSnapshotController(ctx, snapshotController)
+	}
+	if err == nil {
 		err = c.Install(ctx, kustomization)
 	}
 	if err != nil {

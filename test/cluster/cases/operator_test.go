@@ -102,7 +102,7 @@ func (s *scene) condition(client dynamic.ResourceInterface, name, condition, wan
 func TestOperatorWithHostPathPool(t *testing.T) {
 	s := begin(t)
 	client := s.withOperator()
-	if _, err := client.Create(t.Context(), provisioner(t, "plain", onePool("")), metav1.CreateOptions{}); err != nil {
+	if _, err := client.Create(t.Context(), provisioner(t, "plain", onePool("")+"\nfeatureGates: [Snapshotting]"), metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	// Also after a failure: what has a finalizer is removed while its operator is there.
@@ -120,6 +120,7 @@ func TestOperatorWithHostPathPool(t *testing.T) {
 
 	t.Run("drift is repaired", func(t *testing.T) { drift(t, s) })
 	t.Run("nothing is written when all is well", func(t *testing.T) { quiet(t, s) })
+	t.Run("restores go to their node", func(t *testing.T) { operatorRestores(s.in(t)) })
 
 	s.remove("writer")
 	s.removeProvisioner("plain")

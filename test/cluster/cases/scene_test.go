@@ -73,7 +73,13 @@ func (s *scene) end() {
 	ctx := context.Background()
 	options := metav1.DeleteOptions{}
 	all := metav1.ListOptions{}
+	snapshots, err := snapshotKinds("volumesnapshots", s.namespace)
+	if err != nil {
+		s.Error(err)
+		return
+	}
 	if err := errors.Join(
+		snapshots.DeleteCollection(ctx, options, all),
 		c.Client.AppsV1().StatefulSets(s.namespace).DeleteCollection(ctx, options, all),
 		c.Client.CoreV1().Pods(s.namespace).DeleteCollection(ctx, options, all),
 		c.Client.CoreV1().PersistentVolumeClaims(s.namespace).DeleteCollection(ctx, options, all),
@@ -120,6 +126,9 @@ func (s *scene) remains(ctx context.Context) (string, error) {
 			return fmt.Sprintf("%s is %s: %s", volume.Name, volume.Status.Phase, volume.Status.Message), nil
 		}
 	}
+	if left, err := snapshotsLeft(ctx, s.namespace); left != "" || err != nil {
+		return left, err
+	}
 	return onDisks()
 }
 
@@ -128,7 +137,7 @@ func (s *scene) remains(ctx context.Context) (string, error) {
 func onDisks() (string, error) {
 	for name, n := range c.Nodes {
 		for _, pool := range slices.AppendSeq(slices.Collect(maps.Values(poolPaths)), maps.Values(casePaths)) {
-			for _, pattern := range []string{"*", ".hostpath-provisioner/creating/*/*", ".hostpath-provisioner/trash/*/*", ".hostpath-provisioner/volumes/*"} {
+			for _, pattern := range []string{"*", ".hostpath-provisioner/creating/*/*", ".hostpath-provisioner/trash/*/*", ".hostpath-provisioner/volumes/*", ".hostpath-provisioner/snapshots/*"} {
 				found, err := filepath.Glob(filepath.Join(n.Disk(pool), pattern))
 				if err != nil {
 					return "", err

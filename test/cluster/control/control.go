@@ -150,6 +150,8 @@ func (p *Plane) startServer(ctx context.Context) error {
 		"--token-auth-file="+p.file("tokens.csv"),
 		"--authorization-mode=Node,RBAC",
 		"--enable-admission-plugins=NodeRestriction",
+		// Webhooks are called at the addresses of their pods: there is no proxy that knows the addresses of Services.
+		"--enable-aggregator-routing=true",
 		"--allow-privileged=true",
 		"--audit-policy-file="+p.file("audit-policy.yaml"), "--audit-log-path="+audit.Path(p.logs),
 		// Else it looks nodes up by their names to fetch logs.

@@ -26,9 +26,14 @@ import (
 	"kubevirt.io/hostpath-provisioner/test/cluster/sandbox"
 )
 
+// kustomizations are what is installed on a cluster: the product, and what it needs for snapshots.
+type kustomizations struct{ product, snapshots string }
+
 func main() {
 	programs := flag.String("programs", "bin/cluster", "directory with the programs of the cluster")
-	kustomization := flag.String("install", "test/cluster/overlay", "kustomization to install; empty for none")
+	var install kustomizations
+	flag.StringVar(&install.product, "install", "test/cluster/overlay", "kustomization to install; empty for none")
+	flag.StringVar(&install.snapshots, "snapshots", "test/cluster/overlay/snapshot-controller", "kustomization with the snapshot-controller, installed before it")
 	state := flag.String("state", "", "directory for what is to be found of a cluster that is up; run below that of the programs if not given")
 	while := flag.Int("while", 0, "number of a process with whose end a cluster that is up ends too; 0 for none")
 	logs := flag.String("logs", "", "directory for the logs of a cluster for one program, which is emptied; logs below that of the programs if not given")
@@ -62,9 +67,9 @@ func main() {
 	case "down":
 		err = up.down()
 	case "serve":
-		err = up.serve(*kustomization, *while)
+		err = up.serve(install, *while)
 	case "run":
-		err = runOne(dir, logsOfOne, *kustomization, flag.Args()[1:])
+		err = runOne(dir, logsOfOne, install, flag.Args()[1:])
 	case "images":
 		err = writeImages(dir, flag.Arg(1))
 	default:
@@ -225,7 +230,7 @@ func (f files) down() error {
 }
 
 // serve runs the cluster until it is asked to end, or a process ends.
-func (f files) serve(kustomization string, while int) error {
+func (f files) serve(install kustomizations, while int) error {
 	// Made outside, so that it listens in the network of the machine.
 	var outside []*os.File
 	if sandbox.Outside() {
@@ -243,7 +248,7 @@ func (f files) serve(kustomization string, while int) error {
 	box := sandbox.Enter(outside...)
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
-	c, err := start(ctx, box, f.programs, f.logs(), kustomization)
+	c, err := start(ctx, box, f.programs, f.logs(), install)
 	if err != nil {
 		return err
 	}
@@ -271,7 +276,7 @@ func (f files) serve(kustomization string, while int) error {
 }
 
 // start starts a cluster inside a sandbox, with what is to be installed.
-func start(ctx context.Context, box *sandbox.Sandbox, programs, logs, kustomization string) (*cluster.Cluster, error) {
+func start(ctx context.Context, box *sandbox.Sandbox, programs, logs string, install kustomizations) (*cluster.Cluster, error) {
 	c, err := cluster.Up(ctx, cluster.Options{
 		Sandbox:  box,
 		Programs: programs,
@@ -280,8 +285,10 @@ func start(ctx context.Context, box *sandbox.Sandbox, programs, logs, kustomizat
 		Pools:    cluster.Pools("btrfs"),
 		Log:      progress.New(os.Stdout),
 	})
-	if err == nil && kustomization != "" {
-		err = c.Install(ctx, kustomization)
+	if err == nil && install.product != "" {
+		if err = c.InstallSnapshotController(ctx, install.snapshots); err == nil {
+			err = c.Install(ctx, install.product)
+		}
 	}
 	if err != nil {
 		c.Summarize(context.WithoutCancel(ctx), os.Stdout)
@@ -291,7 +298,7 @@ func start(ctx context.Context, box *sandbox.Sandbox, programs, logs, kustomizat
 
 // runOne runs a program inside, with a cluster of its own that $KUBECONFIG leads
 // to.
-func runOne(programs, logs, kustomization string, args []string) error {
+func runOne(programs, logs string, install kustomizations, args []string) error {
 	if len(args) == 0 {
 		return errors.New("name the program to run")
 	}
@@ -301,7 +308,7 @@ func runOne(programs, logs, kustomization string, args []string) error {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
-	c, err := start(ctx, box, programs, logs, kustomization)
+	c, err := start(ctx, box, programs, logs, install)
 	if err != nil {
 		return err
 	}
