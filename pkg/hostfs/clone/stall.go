@@ -13,7 +13,7 @@ import (
 )
 
 // PerExtent is how long sharing one extent of a file takes, in which its writers wait: from 22 to 34
-// microseconds were measured on XFS. `make bench` measures it.
+// microseconds were measured on XFS.
 const PerExtent = 30 * time.Microsecond
 
 // ErrFragmented reports a file of so many extents that sharing it would stop its writers for

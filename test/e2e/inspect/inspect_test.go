@@ -365,6 +365,11 @@ func (b *bench) tree() map[string]string {
 			if err := syscall.Lstat(path, &st); err != nil {
 				return err
 			}
+			if strings.HasSuffix(path, "/.hostpath-provisioner/lock") {
+				// A driver that runs writes its sign of life there.
+				all[path] = fmt.Sprintf("inode %d, mode %o", st.Ino, st.Mode)
+				return nil
+			}
 			content := ""
 			if d.Type().IsRegular() {
 				data, err := os.ReadFile(path)
