@@ -271,7 +271,7 @@ func (c *controller) parseSource(req *csi.CreateVolumeRequest) (*pool.Source, er
 		return nil, nil
 	case content.GetSnapshot() != nil:
 		h, err := parseHandle(content.GetSnapshot().GetSnapshotId())
-		return &pool.Source{ID: h.id, Elsewhere: c.elsewhere(h), Upstream: h.node == ""}, err
+		return &pool.Source{ID: h.id, Elsewhere: c.elsewhere(h), On: h.node, Upstream: h.node == ""}, err
 	case content.GetVolume() != nil:
 		id, err := volume.ParseID(content.GetVolume().GetVolumeId())
 		return &pool.Source{ID: id, Elsewhere: req.GetAccessibilityRequirements() != nil}, err

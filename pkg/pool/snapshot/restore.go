@@ -16,6 +16,8 @@ type Wanted struct {
 	ID volume.ID
 	// Elsewhere: if it is not here it may be on another node, which the caller can choose.
 	Elsewhere bool
+	// On is the node that has it, as its id says; empty where the id does not say it.
+	On string
 	// Upstream: it may be a snapshot of the upstream KubeVirt driver.
 	Upstream bool
 }
@@ -34,7 +36,11 @@ func (p *Pool) Requested(w *Wanted, mode volume.Mode, unlock func()) (*Source, e
 	src, err := p.Open(w.ID, Way{WhenWritten: volume.Verify}, unlock)
 	if errors.Is(err, volume.ErrNotFound) && w.Elsewhere {
 		// The scheduler knows nothing of sources: this makes it try another node.
-		return nil, fmt.Errorf("%w for a copy of %s, which is not on node %s", volume.ErrNoSpace, w.ID.Named(), p.Node)
+		where := "is not on node " + p.Node.String()
+		if w.On != "" {
+			where = "is on node " + w.On + ", not on node " + p.Node.String()
+		}
+		return nil, fmt.Errorf("%w for a copy of %s, which %s", volume.ErrNoSpace, w.ID.Named(), where)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("its source: %w", err)
