@@ -257,7 +257,8 @@ func (d *Dir) TryLockExisting(name string, at int64) (unlock func(), err error) 
 }
 
 // Rewrite replaces what a file holds, in place: a reader may see anything in between, and so
-// may the next start after a crash. It makes no file, and syncs nothing.
+// may the next start after a crash. It makes no file, and syncs nothing. What cannot be written for want
+// of space leaves no hole in its place.
 func (d *Dir) Rewrite(name string, data []byte) error {
 	if err := checkName(name); err != nil {
 		return err
@@ -266,8 +267,10 @@ func (d *Dir) Rewrite(name string, data []byte) error {
 	if err != nil {
 		return err
 	}
-	_, err = f.WriteAt(data, 0)
-	if err := errors.Join(err, f.Truncate(int64(len(data))), f.Close()); err != nil {
+	if _, err = f.WriteAt(data, 0); err == nil {
+		err = f.Truncate(int64(len(data)))
+	}
+	if err := errors.Join(err, f.Close()); err != nil {
 		return fmt.Errorf("rewrite %s: %w", d.join(name), err)
 	}
 	return nil
