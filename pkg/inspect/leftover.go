@@ -49,7 +49,38 @@ func (r *reader) leftovers(ctx context.Context, place store.Place) ([]Leftover, 
 		}
 		return nil
 	})
-	return all, err
+	if err != nil || place != store.InTrash {
+		return all, err
+	}
+	here, err := r.removedInPlace(ctx)
+	return append(all, here...), err
+}
+
+// removedInPlace are the volumes that were removed where they were, for want of room in the trash.
+func (r *reader) removedInPlace(ctx context.Context) (all []Leftover, err error) {
+	pieces, err := r.Store.RemovedInPlace()
+	if err != nil {
+		return nil, err
+	}
+	for _, name := range pieces {
+		err := r.Store.InPiece(name, func(in *dir.Dir, entry string) error {
+			left, err := r.leftover(ctx, store.InTrash, in, entry)
+			if err != nil {
+				return err
+			}
+			left.Name, left.Node = name, r.Node.String()
+			if promised := store.ParseThrown(name).Promised; promised != volume.Unknown {
+				left.HeldBytes = known(promised)
+			}
+			left.Abnormal, left.Condition = r.leftoverCondition(store.InTrash, left, left.Changed)
+			all = append(all, left)
+			return nil
+		})
+		if err != nil && !dir.IsMissing(err) {
+			return nil, err
+		}
+	}
+	return all, nil
 }
 
 func (r *reader) leftover(ctx context.Context, place store.Place, in *dir.Dir, name string) (Leftover, error) {

@@ -112,9 +112,6 @@ func (p *Pool) create(ctx context.Context, r Request) (Volume, error) {
 		return Volume{}, p.noCapacity(r.ID, err)
 	}
 	defer s.close()
-	if err := s.work(); err != nil {
-		return Volume{}, err
-	}
 	// Other nodes promise from a shared pool too: one at a time, and each reads
 	// what the others wrote.
 	unlock, err := s.lockToPromise(ctx, r.ID)
@@ -139,6 +136,12 @@ func (p *Pool) create(ctx context.Context, r Request) (Volume, error) {
 	p.note(r.ID, e)
 	if e.Exists() {
 		return s.existing(r, e, d, space)
+	}
+	if e.Removed != "" {
+		return Volume{}, fmt.Errorf("%w: one of its name is being removed", volume.ErrUnavailable)
+	}
+	if err := s.work(); err != nil {
+		return Volume{}, limit.NoSpace(err)
 	}
 	return s.createNew(ctx, r, space)
 }

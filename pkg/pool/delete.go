@@ -52,7 +52,7 @@ func (v *found) deleteOnly(ctx context.Context, only health.Reason) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	err = trace.Step(ctx, "move to the trash", func() error { return v.visit.remove(v.id, v.entry) })
+	err = trace.Step(ctx, "move to the trash", func() error { return v.visit.remove(ctx, v.id, v.entry) })
 	if errors.Is(err, syscall.EROFS) {
 		err = v.visit.pool.unavailable(err)
 	}
@@ -94,21 +94,23 @@ func (v *found) unused() error {
 // remove takes a volume out of the pool in one step, and then its record. The reaper
 // hears of it after that: were there no trash any more, but a record, recovery would
 // find a volume that was lost.
-func (v *visit) remove(id volume.ID, e store.Entry) error {
-	if err := v.work(); err != nil {
-		return err
-	}
+func (v *visit) remove(ctx context.Context, id volume.ID, e store.Entry) error {
 	defer v.pool.ledger.Keep(id)()
 	if e.Lost() {
 		if err := v.store.DropRecord(id); err != nil {
 			return err
 		}
+		if e.Removed != "" { // only its record was left: the reaper gives the id back
+			v.pool.thrown(e.Removed)
+			v.pool.note(id, store.Entry{})
+			return nil
+		}
 		v.pool.note(id, store.Entry{})
 		v.discard().ReleaseLost(id, e)
 		return nil
 	}
-	thrown := store.Trashed(id, e)
-	if err := v.store.Remove(id, thrown); err != nil {
+	thrown, err := v.store.Remove(ctx, id, store.Trashed(id, e))
+	if err != nil {
 		return err
 	}
 	e.Present = false

@@ -196,6 +196,9 @@ func (p *Pool) note(id volume.ID, e store.Entry) {
 // open makes the layout, finishes what a crash interrupted, and fills the index.
 func (p *Pool) open(ctx context.Context) (_ *visit, err error) {
 	s, f, err := store.Create(ctx, p.at)
+	if errors.Is(err, store.ErrNoRoom) && !p.config.Shared {
+		s, f, err = store.CreateBare(p.at)
+	}
 	if err != nil {
 		return nil, err
 	}

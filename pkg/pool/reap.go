@@ -2,6 +2,7 @@ package pool
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"kubevirt.io/hostpath-provisioner/pkg/pool/ledger"
@@ -49,8 +50,11 @@ func (p *Pool) reapAll(ctx context.Context, stuckToo bool) {
 		return // the watcher wakes the reaper when the pool is back
 	}
 	defer s.close()
-	if err := s.work(); err != nil {
+	if err := s.work(); err != nil && !errors.Is(err, store.ErrNoRoom) {
 		return
 	}
 	s.discard().Erase(ctx, queued, &p.erasedFiles)
+	if p.state.Load().lacks != nil {
+		p.checkNow() // there may be room now
+	}
 }

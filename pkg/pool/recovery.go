@@ -27,6 +27,8 @@ type recoveryStep struct {
 	at moment // the moments at which it is done
 	// writable are the moments at which it is left out while the pool is read-only.
 	writable moment
+	// work: it is left out while nothing more fits and the directories of this node are missing.
+	work bool
 	// only says in which pools it is done; nil for all.
 	only func(p *Pool, at moment) bool
 	// together: steps that follow each other and have it are all done, also if one fails.
@@ -38,16 +40,16 @@ type recoveryStep struct {
 var recovery = []recoveryStep{
 	// Compare the index with the disk.
 	{at: eachMinute, do: func(v *visit, _ context.Context) error { return v.scan().Resync() }},
-	// Open the directories of this node.
-	{at: eachMinute, writable: eachMinute, do: func(v *visit, _ context.Context) error { return v.work() }},
 	// Remove records that were being written.
 	{at: atOpen | again, writable: atOpen, together: true, do: func(v *visit, _ context.Context) error { return v.discard().RecoverRecords() }},
 	// Undo creations.
-	{at: atOpen | again | eachMinute, writable: atOpen | eachMinute, together: true, do: func(v *visit, _ context.Context) error { return v.discard().RecoverCreations(v.store.Creating()) }},
+	{at: atOpen | again | eachMinute, writable: atOpen | eachMinute, work: true, together: true, do: func(v *visit, _ context.Context) error { return v.discard().RecoverCreations(v.store.Creating()) }},
 	// Finish removals and queue the trash.
 	{at: atOpen | again | eachMinute, writable: atOpen | eachMinute, together: true, do: func(v *visit, _ context.Context) error { return v.discard().RecoverTrash() }},
+	// End the search for volumes that were removed in place.
+	{at: again | eachMinute, writable: eachMinute, do: func(v *visit, ctx context.Context) error { return v.store.ForgetMarks(ctx) }},
 	// Take over what this node left under another name.
-	{at: atOpen | again, writable: atOpen, only: notShared, do: func(v *visit, _ context.Context) error { return v.discard().TakeOverAll(false) }},
+	{at: atOpen | again, writable: atOpen, work: true, only: notShared, do: func(v *visit, _ context.Context) error { return v.discard().TakeOverAll(false) }},
 	// Load the index.
 	{at: atOpen, do: func(v *visit, _ context.Context) error { return v.scan().Load() }},
 	// Finish growths of files.
@@ -57,7 +59,7 @@ var recovery = []recoveryStep{
 	// Restore limits during calls.
 	{at: again, do: (*visit).restoreLimitsAgain},
 	// Remove limits that nothing has.
-	{at: atOpen, do: quietly(func(v *visit, _ context.Context) { v.discard().ReleaseUnused() })},
+	{at: atOpen, work: true, do: quietly(func(v *visit, _ context.Context) { v.discard().ReleaseUnused() })},
 	// Detach devices that are not published.
 	{at: atOpen | eachMinute, writable: eachMinute, do: quietly(func(v *visit, ctx context.Context) { v.repair().DetachUnpublished(ctx) })},
 	// Detach devices on deleted files.
@@ -65,7 +67,7 @@ var recovery = []recoveryStep{
 	// Finish growths of devices.
 	{at: atOpen | again, do: quietly(func(v *visit, _ context.Context) { v.repair().Devices() })},
 	// Take over from nodes that are gone.
-	{at: eachMinute, writable: eachMinute, only: shared, do: func(v *visit, _ context.Context) error { return v.discard().TakeOver() }},
+	{at: eachMinute, writable: eachMinute, work: true, only: shared, do: func(v *visit, _ context.Context) error { return v.discard().TakeOver() }},
 	// Remove stale marks of this node.
 	{at: atOpen | eachMinute, writable: eachMinute, only: func(p *Pool, at moment) bool { return at == atOpen || p.config.Shared }, do: (*visit).recoverMarks},
 	// Restore marks of what this node has published.
@@ -92,10 +94,16 @@ func (v *visit) recover(ctx context.Context, at moment) error {
 	if space.ReadOnly && at == atOpen {
 		v.pool.unrecovered = true
 	}
+	open := true
+	if !space.ReadOnly {
+		if open, err = v.workIfRoom(); err != nil {
+			return err
+		}
+	}
 	var problems error
 	for _, step := range recovery {
 		switch {
-		case step.at&at == 0, step.writable&at != 0 && space.ReadOnly, step.only != nil && !step.only(v.pool, at):
+		case step.at&at == 0, step.writable&at != 0 && space.ReadOnly, step.work && !open, step.only != nil && !step.only(v.pool, at):
 			continue
 		case problems != nil && !step.together:
 			return problems
@@ -128,7 +136,10 @@ func (v *visit) recoverAgain(ctx context.Context) (done bool, err error) {
 	if space, err := v.store.Space(); err != nil || space.ReadOnly {
 		return false, err
 	}
-	if err := errors.Join(v.store.CloseMode(), v.work()); err != nil {
+	if open, err := v.workIfRoom(); err != nil || !open {
+		return false, err
+	}
+	if err := v.store.CloseMode(); err != nil {
 		return false, err
 	}
 	v.pool.skipped = false

@@ -9,6 +9,7 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/ledger"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/limit"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/snapshot"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 	"kubevirt.io/hostpath-provisioner/pkg/trace"
@@ -71,9 +72,6 @@ func (p *Pool) snapshot(ctx context.Context, r SnapshotRequest) (Snapshot, error
 		return Snapshot{}, err
 	}
 	defer v.close()
-	if err := v.work(); err != nil {
-		return Snapshot{}, err
-	}
 	e, d, err := v.scan().Lookup(r.ID)
 	if d != nil {
 		_ = d.Close()
@@ -84,8 +82,14 @@ func (p *Pool) snapshot(ctx context.Context, r SnapshotRequest) (Snapshot, error
 	if p.note(r.ID, e); e.Exists() {
 		return v.snapshots().Existing(r, e)
 	}
+	if e.Removed != "" {
+		return Snapshot{}, fmt.Errorf("%w: one of its name is being removed", volume.ErrUnavailable)
+	}
 	if err := p.othersAreRead(); err != nil {
 		return Snapshot{}, err
+	}
+	if err := v.work(); err != nil {
+		return Snapshot{}, limit.NoSpace(err)
 	}
 	unlock, err := p.locks.TryLock(r.Source)
 	if err != nil {
@@ -161,7 +165,7 @@ func (s *Set) DeleteSnapshot(ctx context.Context, id volume.ID) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	err = trace.Step(ctx, "move to the trash", func() error { return in.visit.remove(id, in.entry) })
+	err = trace.Step(ctx, "move to the trash", func() error { return in.visit.remove(ctx, id, in.entry) })
 	if errors.Is(err, syscall.EROFS) {
 		err = in.visit.pool.unavailable(err)
 	}

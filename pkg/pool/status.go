@@ -15,6 +15,9 @@ type Status struct {
 	// Err is why the pool does not serve; nil if it does.
 	Err        error
 	SystemDisk bool
+	// Lacks is what the filesystem is too full for, although the pool serves: what is there is
+	// published and deleted, and nothing is created. Nil for nothing.
+	Lacks error
 	// SharesWith are the other pools of this node on the pool's filesystem, in the order of
 	// their names.
 	SharesWith []volume.PoolName
@@ -81,6 +84,7 @@ func (p *Pool) Status() Status {
 	status := Status{
 		Name:           p.config.Name,
 		Err:            st.err,
+		Lacks:          st.lacks,
 		SystemDisk:     st.systemDisk,
 		Enforced:       p.enforcing(),
 		Restored:       now.Restored,
@@ -102,7 +106,9 @@ func (p *Pool) Status() Status {
 	}
 	status.Copying, status.Copies = p.copies.counted()
 	if st.space != nil {
-		status.Available = now.Available(*st.space)
+		if st.lacks == nil {
+			status.Available = now.Available(*st.space)
+		}
 		status.Used = p.used.Load()
 	}
 	if last := p.surveyed.Load(); last != nil && st.err == nil {
@@ -144,6 +150,9 @@ func (p *Pool) free() int64 {
 		return 0
 	}
 	defer s.close()
+	if s.lacks() != nil {
+		return 0
+	}
 	if err := s.scan().LoadShared(); err != nil {
 		return 0
 	}

@@ -139,10 +139,20 @@ func (v *visit) repair() *repair.Pool {
 	}
 }
 
-// work opens what only calls that make or remove volumes need.
+// work opens what only calls that make volumes need. Errors: store.ErrNoRoom.
 func (v *visit) work() error {
 	if err := v.store.OpenWork(); err != nil {
 		return v.pool.unavailable(err)
 	}
 	return nil
+}
+
+// workIfRoom is work that leaves the directories of this node for later if nothing more fits.
+func (v *visit) workIfRoom() (open bool, err error) {
+	err = v.work()
+	if errors.Is(err, store.ErrNoRoom) {
+		v.pool.unrecovered = true
+		return false, nil
+	}
+	return err == nil, err
 }

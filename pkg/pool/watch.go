@@ -23,6 +23,8 @@ type state struct {
 	space *dir.Space
 	// errors is how many the filesystem has counted, or NotKnown.
 	errors int64
+	// lacks is what the filesystem is too full for, although the pool serves; nil for nothing.
+	lacks error
 }
 
 func (s *state) readOnly() bool { return s.space != nil && s.space.ReadOnly }
@@ -77,7 +79,7 @@ func (p *Pool) checkNow() {
 
 func (p *Pool) rest(ctx context.Context) {
 	pause := p.options.CheckEvery
-	if p.state.Load().err != nil {
+	if st := p.state.Load(); st.err != nil || st.lacks != nil {
 		pause = p.options.RetryEvery
 	}
 	timer := time.NewTimer(pause)
@@ -101,6 +103,9 @@ func (p *Pool) settle(st state) {
 	case st.err == nil && old.err != nil:
 		p.logServing(st)
 	}
+	if st.err == nil && !errors.Is(old.lacks, st.lacks) {
+		p.logLacking(st)
+	}
 	if st.errors > max(0, old.errors) {
 		p.log.Error(errFilesystem, "the pool's filesystem reports errors; all its volumes are abnormal until the error count is reset", "errors", st.errors)
 	}
@@ -117,6 +122,14 @@ func (p *Pool) logServing(st state) {
 		return
 	}
 	log.Info("pool serves; the kernel enforces volume sizes", "quota", id.keeper.Kind())
+}
+
+func (p *Pool) logLacking(st state) {
+	if st.lacks != nil {
+		p.log.Error(st.lacks, "the pool's filesystem is full", "path", p.config.Path)
+		return
+	}
+	p.log.Info("the pool has all directories that it needs", "path", p.config.Path)
 }
 
 // check opens the pool at first, and later makes sure that it is still there.
@@ -147,7 +160,7 @@ func (p *Pool) check(ctx context.Context) state {
 		s.count()
 	}
 	s.scan().LearnForeign(space)
-	return state{systemDisk: scan.OnSystemDisk(p.options.Mounts, p.options.SystemPath, s.store.Root()), space: &space, errors: scan.CountErrors(p.options.CountErrors, s.store.Root())}
+	return state{lacks: s.lacks(), systemDisk: scan.OnSystemDisk(p.options.Mounts, p.options.SystemPath, s.store.Root()), space: &space, errors: scan.CountErrors(p.options.CountErrors, s.store.Root())}
 }
 
 func (p *Pool) checkVisit(ctx context.Context) (*visit, error) {
@@ -156,6 +169,13 @@ func (p *Pool) checkVisit(ctx context.Context) (*visit, error) {
 		return p.open(ctx)
 	}
 	v, err := p.visit(id)
+	if err == nil && id.Bare() {
+		equipped, err := p.equip(ctx)
+		if err != nil || equipped != nil {
+			v.close()
+			return equipped, err
+		}
+	}
 	if err != nil {
 		if replaced, replaceErr := p.replaced(id, err); !replaced {
 			return nil, errors.Join(err, replaceErr)

@@ -208,6 +208,19 @@ func (d *Dir) ID() (ID, error) {
 	return ID{Dev: st.Dev, Ino: st.Ino}, nil
 }
 
+// Born is when the directory was made (stx_btime of statx(2)), which nobody can set. It is 1970 on a
+// filesystem that does not say.
+func (d *Dir) Born() (time.Time, error) {
+	var st unix.Statx_t
+	if err := unix.Statx(d.fd, "", unix.AT_EMPTY_PATH, unix.STATX_BTIME, &st); err != nil {
+		return time.Time{}, pathError("stat", d.path, err)
+	}
+	if st.Mask&unix.STATX_BTIME == 0 {
+		return time.Unix(0, 0), nil
+	}
+	return time.Unix(st.Btime.Sec, int64(st.Btime.Nsec)), nil
+}
+
 // Same reports whether two handles refer to the same directory.
 func (d *Dir) Same(other *Dir) (bool, error) {
 	id, err := d.ID()

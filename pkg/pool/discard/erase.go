@@ -2,9 +2,12 @@ package discard
 
 import (
 	"context"
+	"errors"
 	"sync/atomic"
 	"time"
 
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/pace"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
@@ -17,9 +20,12 @@ func (p *Pool) Erase(ctx context.Context, names []string, files *atomic.Uint64) 
 	slowly := &pace.Pace{Done: files} // of all pieces: small ones have less than a burst
 	for _, name := range names {
 		start := time.Now()
-		err := p.erase(ctx, name, slowly.Step)
+		err := p.eraseAlone(ctx, name, slowly.Step)
 		if ctx.Err() != nil {
 			return
+		}
+		if errors.Is(err, volume.ErrBusy) {
+			err = nil // another node erases it; what that leaves is found again
 		}
 		p.Ledger.TrashTried(name, err)
 		if err != nil {
@@ -38,7 +44,11 @@ func (p *Pool) measureStuck(ctx context.Context, name string) {
 		return
 	}
 	slowly := &pace.Pace{Done: new(atomic.Uint64)}
-	bytes, err := p.Store.Trash().Occupied(name, func() error { return slowly.Step(ctx) })
+	var bytes int64
+	err := p.Store.InPiece(name, func(in *dir.Dir, entry string) (err error) {
+		bytes, err = in.Occupied(entry, func() error { return slowly.Step(ctx) })
+		return err
+	})
 	if err != nil {
 		p.Log.Error(err, "failed to measure trash that is kept", "trash", name)
 		return
@@ -46,16 +56,28 @@ func (p *Pool) measureStuck(ctx context.Context, name string) {
 	p.Ledger.TrashHolds(name, bytes)
 }
 
-// erase removes a piece of trash, and then gives its id back: not before, for what
-// is left of the tree would count against the next volume.
-func (p *Pool) erase(ctx context.Context, name string, pause func(context.Context) error) error {
-	id, err := p.Keeper.Lift(p.Store.Trash(), name, store.ParseThrown(name).UID)
+func (p *Pool) eraseAlone(ctx context.Context, name string, pause func(context.Context) error) error {
+	unlock, err := p.Store.LockPiece(name)
 	if err != nil {
 		return err
 	}
-	id = p.Ledger.TrashID(name, id)
-	if err := p.Store.Trash().RemoveTree(ctx, name, pause); err != nil {
+	defer unlock()
+	return p.erase(ctx, name, pause)
+}
+
+// erase removes a piece of trash, and then gives its id back: not before, for what
+// is left of the tree would count against the next volume.
+func (p *Pool) erase(ctx context.Context, name string, pause func(context.Context) error) error {
+	var id quota.ID
+	err := p.Store.InPiece(name, func(in *dir.Dir, entry string) (err error) {
+		if id, err = p.Keeper.Lift(in, entry, store.ParseThrown(name).UID); err != nil {
+			return err
+		}
+		id = p.Ledger.TrashID(name, id)
+		return in.RemoveTree(ctx, entry, pause)
+	})
+	if err != nil {
 		return err
 	}
-	return p.Keeper.Release(p.Store.Root(), id)
+	return p.Keeper.Release(p.Store.Root(), p.Ledger.TrashID(name, id))
 }

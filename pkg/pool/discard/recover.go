@@ -76,7 +76,7 @@ func (p *Pool) UndoCreation(id volume.ID) error {
 // RecoverTrash finishes removals that had not dropped their record, and queues all trash
 // that was not known: from before a start, and of volumes whose deletion failed.
 func (p *Pool) RecoverTrash() error {
-	thrown, err := store.Names(p.Store.Trash())
+	thrown, err := p.Store.Pieces()
 	if err != nil {
 		return err
 	}
@@ -95,26 +95,28 @@ func (p *Pool) RecoverTrash() error {
 func (p *Pool) recoverTrashed(name string) error {
 	queue := func() error {
 		erased := p.Ledger.Erased()
-		// The reaper may have erased and forgotten it since the trash was listed.
-		if exists, err := p.Store.Trash().Exists(name); err != nil || !exists {
-			return err
-		}
-		if err := p.finishRemoval(name); err != nil {
-			return err
-		}
-		id, err := p.Keeper.IDIn(p.Store.Trash(), name)
-		if err != nil {
-			return err
-		}
-		t := store.ParseThrown(name)
-		p.Keeper.Claims().Try(id, t.UID)
-		if t.Promised == volume.Unknown {
-			t.Promised = p.HeldBy(p.Store.Trash(), name, id)
-		}
-		if p.Ledger.ThrowFound(name, t.Promised, erased) {
-			p.Wake()
-		}
-		return nil
+		return p.Store.InPiece(name, func(in *dir.Dir, entry string) error {
+			// The reaper may have erased and forgotten it since the trash was listed.
+			if exists, err := in.Exists(entry); err != nil || !exists {
+				return err
+			}
+			if err := p.finishRemoval(name); err != nil {
+				return err
+			}
+			id, err := p.Keeper.IDIn(in, entry)
+			if err != nil {
+				return err
+			}
+			t := store.ParseThrown(name)
+			p.Keeper.Claims().Try(id, t.UID)
+			if t.Promised == volume.Unknown {
+				t.Promised = p.HeldBy(in, entry, id)
+			}
+			if p.Ledger.ThrowFound(name, t.Promised, erased) {
+				p.Wake()
+			}
+			return nil
+		})
 	}
 	id, _ := store.ParseThrown(name).Volume()
 	return p.UnlessBusy(id, queue)

@@ -1,6 +1,7 @@
 package scan
 
 import (
+	"errors"
 	"sync/atomic"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
@@ -60,7 +61,7 @@ func (p *Pool) used() (volumes, inodes, trash int64, err error) {
 	for _, most := range families {
 		volumes += most
 	}
-	if err := p.Store.OpenWork(); err != nil {
+	if err := p.Store.OpenWork(); err != nil && !errors.Is(err, store.ErrNoRoom) {
 		return 0, 0, 0, err
 	}
 	return volumes, inodes, p.usedByTrash(), nil
@@ -105,12 +106,16 @@ func (p *Pool) usedByTrash() (sum int64) {
 
 // usedByPiece is what a piece of trash holds. Of one that came without a limit nobody
 // knows.
-func (p *Pool) usedByPiece(name string) (int64, error) {
-	id, err := p.Keeper.IDIn(p.Store.Trash(), name)
-	if err != nil || id == 0 {
-		return volume.Unknown, err
-	}
-	return p.Keeper.UsedIn(p.Store.Trash(), name, id)
+func (p *Pool) usedByPiece(name string) (used int64, err error) {
+	used = volume.Unknown
+	err = p.Store.InPiece(name, func(in *dir.Dir, entry string) error {
+		id, err := p.Keeper.IDIn(in, entry)
+		if err == nil && id != 0 {
+			used, err = p.Keeper.UsedIn(in, entry, id)
+		}
+		return err
+	})
+	return used, err
 }
 
 // MeasureTrash has monitoring know what is about to be erased. Without quotas nobody does.

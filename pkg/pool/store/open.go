@@ -47,6 +47,7 @@ type Location struct {
 	// Refuses is set by ProbeWritable while the filesystem refuses changes and does not say so.
 	Refuses atomic.Bool
 
+	marking  sync.Mutex  // see removeInPlace
 	measured sync.Map    // of names in the trash of other nodes, by heldBy
 	signs    alive.Signs // of life, of other nodes
 }
@@ -56,11 +57,12 @@ type Location struct {
 type Store struct {
 	at      *Location
 	root    *dir.Dir // the pool's directory
-	own     *dir.Dir // OwnName in it
+	own     *dir.Dir // OwnName in it; nil without a layout, as volumes is then
 	volumes *dir.Dir // has the records
 	// snapshots is opened by Parent.
 	snapshots *dir.Dir
-	// creating/ and trash/ are those of this node, opened by OpenWork.
+	// creating/ and trash/ are those of this node, opened by OpenWork; nil where they are not there
+	// and nothing more fits.
 	creating, trash *dir.Dir
 }
 
@@ -70,7 +72,12 @@ type Identity struct {
 	// written is the format's file as this driver would write it.
 	written    []byte
 	Filesystem dir.Filesystem
+	// bare is the pool's directory, by which a pool is known that has no layout; nil for others.
+	bare *dir.ID
 }
+
+// Bare reports whether the pool has no layout.
+func (id *Identity) Bare() bool { return id.bare != nil }
 
 // Identify is the identity of a pool that has that format.
 func (s *Store) Identify(f *Format) (*Identity, error) {
@@ -79,7 +86,11 @@ func (s *Store) Identify(f *Format) (*Identity, error) {
 	if id.written, err = f.encode(); err != nil {
 		return nil, err
 	}
-	id.Filesystem, err = s.root.Filesystem()
+	if id.Filesystem, err = s.root.Filesystem(); err != nil || !s.Bare() {
+		return id, err
+	}
+	root, err := s.root.ID()
+	id.bare = &root
 	return id, err
 }
 
@@ -101,6 +112,9 @@ func (s *Store) Root() *dir.Dir { return s.root }
 func (s *Store) Parent(id volume.ID) (*dir.Dir, error) {
 	if !id.IsSnapshot() {
 		return s.root, nil
+	}
+	if s.Bare() {
+		return nil, fs.ErrNotExist
 	}
 	return s.openSnapshots((*dir.Dir).Open)
 }
@@ -153,10 +167,12 @@ func (o opening) open(at *Location) (_ *Store, err error) {
 	return s, o.rest(s)
 }
 
-func (s *Store) openVolumes() (err error) {
-	s.volumes, err = s.own.Open(volumesName)
+func (s *Store) openVolumes(get func(*dir.Dir, string) (*dir.Dir, error)) (err error) {
+	s.volumes, err = get(s.own, volumesName)
 	return err
 }
+
+func (s *Store) findVolumes() error { return s.openVolumes((*dir.Dir).Open) }
 
 // ErrOther reports that another directory is at the path than the pool that was opened.
 var ErrOther = errors.New("what is at its path is not the pool that was opened")
@@ -164,6 +180,10 @@ var ErrOther = errors.New("what is at its path is not the pool that was opened")
 // Open opens a pool and makes sure that it is the one with that identity, and not the bare
 // directory below a mount that went away.
 func Open(at *Location, id *Identity) (*Store, error) {
+	if id.Bare() {
+		s, _, err := openBare(at, func(root *dir.Dir) error { return id.isBare(at, root) })
+		return s, err
+	}
 	return opening{
 		root:   dir.Open,
 		verify: at.Verify,
@@ -181,7 +201,7 @@ func Open(at *Location, id *Identity) (*Store, error) {
 			}
 			return err
 		},
-		rest: (*Store).openVolumes,
+		rest: (*Store).findVolumes,
 	}.open(at)
 }
 
@@ -193,7 +213,7 @@ var ErrNotCached = errors.New("not known from memory whether it is the pool that
 // does. What it answers an error for, Open has to open. The root is the pool's directory as it
 // was checked last; with requireMount it must still be the root of a mount.
 func OpenCached(at *Location, id *Identity, root *dir.ID, requireMount bool) (*Store, error) {
-	if root == nil || !id.Filesystem.Cached() {
+	if root == nil || !id.Filesystem.Cached() || id.Bare() {
 		return nil, ErrNotCached
 	}
 	return opening{
@@ -238,25 +258,45 @@ func Create(ctx context.Context, at *Location) (_ *Store, f *Format, err error) 
 			}
 			return at.Nested(root)
 		},
-		own: (*dir.Dir).Ensure,
+		own: func(root *dir.Dir, name string) (*dir.Dir, error) {
+			own, err := root.Ensure(name)
+			return own, roomFor(err)
+		},
 		confirm: func(s *Store) (err error) {
 			// Before the format is known, nothing is changed.
 			if f, err = s.ensureFormat(ctx); err != nil {
-				return err
+				return roomFor(err)
 			}
 			s.ProbeWritable()
 			return s.CloseMode()
 		},
 		rest: func(s *Store) error {
-			err := s.openLayout((*dir.Dir).Open)
-			if errors.Is(err, fs.ErrNotExist) {
-				err = s.openLayout((*dir.Dir).Ensure)
+			if err := s.openVolumes((*dir.Dir).Open); errors.Is(err, fs.ErrNotExist) {
+				if err := s.openVolumes((*dir.Dir).Ensure); err != nil {
+					return roomFor(err)
+				}
+			} else if err != nil {
+				return err
 			}
-			return err
+			if err := s.OpenWork(); !errors.Is(err, ErrNoRoom) {
+				return err
+			}
+			return nil // what is there can be published and removed
 		},
 	}.open(at)
 	return s, f, err
 }
+
+// roomFor has a filesystem that takes nothing more report ErrNoRoom.
+func roomFor(err error) error {
+	if noRoom(err) && !errors.Is(err, ErrNoRoom) {
+		return fmt.Errorf("%w: %w", ErrNoRoom, err)
+	}
+	return err
+}
+
+// mostForLayout is more than the layout of a pool takes on any filesystem, in bytes.
+const mostForLayout = 64 << 10
 
 // ErrNoLayout reports a directory in which no driver has made a pool.
 var ErrNoLayout = errors.New("no driver has served it yet, or its filesystem is not mounted")
@@ -265,7 +305,11 @@ var ErrNoLayout = errors.New("no driver has served it yet, or its filesystem is 
 func OpenReadOnly(at *Location) (_ *Store, f *Format, err error) {
 	// Another pool in this one may be why it has no layout.
 	missing := func(root *dir.Dir, what string) error {
-		return cmp.Or(at.Nested(root), fmt.Errorf("%w: it has no %s", ErrNoLayout, what))
+		full := error(nil)
+		if space, err := root.Space(); err == nil && (space.FreeBytes < mostForLayout || space.OutOfInodes()) {
+			full = fmt.Errorf("%w: no space is left for %s; a driver publishes and deletes what is there, and creates nothing until there is room", ErrNoLayout, what)
+		}
+		return cmp.Or(at.Nested(root), full, fmt.Errorf("%w: it has no %s", ErrNoLayout, what))
 	}
 	s, err := opening{
 		root:   dir.Open,
@@ -283,7 +327,7 @@ func OpenReadOnly(at *Location) (_ *Store, f *Format, err error) {
 			}
 			return err
 		},
-		rest: (*Store).openVolumes,
+		rest: (*Store).findVolumes,
 	}.open(at)
 	return s, f, err
 }
@@ -302,7 +346,12 @@ func (s *Store) ProbeWritable() {
 }
 
 // ProbeDisk reads what calls may find in memory, so that a disk that does not answer shows.
-func (s *Store) ProbeDisk() error { return s.own.AskDisk(formatName) }
+func (s *Store) ProbeDisk() error {
+	if s.Bare() {
+		return nil
+	}
+	return s.own.AskDisk(formatName)
+}
 
 // is reports whether the pool has an identity.
 func (s *Store) is(id *Identity) (bool, error) {
@@ -326,30 +375,23 @@ func (s *Store) is(id *Identity) (bool, error) {
 }
 
 // OpenWork opens what only calls need that make or remove volumes: the directories of this
-// node. It makes what was removed by hand.
+// node. It makes what is missing. Errors: ErrNoRoom.
 func (s *Store) OpenWork() error {
 	if s.trash != nil {
 		return nil
 	}
+	if s.Bare() {
+		return ErrNoRoom
+	}
 	err := s.openWork((*dir.Dir).Open)
 	if errors.Is(err, fs.ErrNotExist) {
-		err = s.openWork((*dir.Dir).Ensure)
+		err = roomFor(s.openWork((*dir.Dir).Ensure))
 	}
 	return err
 }
 
 // OpenWorkReadOnly is OpenWork that makes nothing.
 func (s *Store) OpenWorkReadOnly() error { return s.openWork((*dir.Dir).Open) }
-
-func (s *Store) openLayout(get func(*dir.Dir, string) (*dir.Dir, error)) (err error) {
-	if s.volumes != nil {
-		_ = s.volumes.Close()
-	}
-	if s.volumes, err = get(s.own, volumesName); err != nil {
-		return err
-	}
-	return s.openWork(get)
-}
 
 // openWork opens the directories of this node by dir.Open, or makes them by
 // dir.Ensure.

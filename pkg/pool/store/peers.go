@@ -61,12 +61,27 @@ func (s *Store) Mark(id volume.ID) error {
 	if !s.at.Shared {
 		return nil
 	}
+	err := s.markByFile(id)
+	if noRoom(err) {
+		return s.publishInPlace(id)
+	}
+	return IgnoreReadOnly(err)
+}
+
+func (s *Store) markByFile(id volume.ID) error {
+	// A mark counts together with a sign of life, which the trash is.
+	if err := s.OpenWork(); err != nil {
+		return err
+	}
 	marks, err := s.ensureMarks()
 	if err != nil {
-		return IgnoreReadOnly(err)
+		return err
 	}
 	defer func() { _ = marks.Close() }()
-	return IgnoreReadOnly(marks.WriteFile(id.String(), nil))
+	if err := marks.WriteFile(id.String(), nil); err != nil {
+		return err
+	}
+	return s.unpublishInPlace(id)
 }
 
 // ensureMarks opens those of this node, and makes the directory for them, durably.
@@ -108,6 +123,9 @@ func (s *Store) Marked() (map[string]bool, error) {
 
 // Unmark removes the mark of this node.
 func (s *Store) Unmark(id volume.ID) error {
+	if err := s.unpublishInPlace(id); err != nil {
+		return IgnoreReadOnly(err)
+	}
 	marks, err := s.marks()
 	if err != nil || marks == nil {
 		return err
@@ -122,6 +140,9 @@ func (s *Store) Unmark(id volume.ID) error {
 
 // marks opens those of this node; nil if there are none.
 func (s *Store) marks() (*dir.Dir, error) {
+	if s.Bare() {
+		return nil, nil
+	}
 	marks, err := openNested(s.own, publishedName, s.at.Node.String(), (*dir.Dir).Open)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -184,7 +205,11 @@ func (s *Store) PublishedBy(id volume.ID, within time.Duration) (nodes []volume.
 		}
 		return err
 	})
-	return nodes, err
+	if err != nil || !s.at.Shared {
+		return nodes, err
+	}
+	here, err := s.publishedInPlace(id)
+	return append(nodes, here...), err
 }
 
 // eachPeer goes over the marks of the other nodes of a shared pool, unless the sign of life of
@@ -320,7 +345,24 @@ func (s *Store) SeeOthers() error {
 // EachLeft goes over what other nodes left, or only those that were not seen for a day, with
 // creating/ and trash/ of each.
 func (s *Store) EachLeft(goneOnly bool, do func(node string, creating, trash *dir.Dir) error) error {
+	return s.eachLeft(goneOnly, func(node string, trash *dir.Dir) error {
+		creating, err := openNested(s.own, creatingName, node, (*dir.Dir).Ensure)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = creating.Close() }()
+		return do(node, creating, trash)
+	})
+}
+
+func (s *Store) eachLeft(goneOnly bool, do func(node string, trash *dir.Dir) error) error {
+	if s.Bare() {
+		return nil
+	}
 	trash, err := s.own.Open(trashName)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
 	if err != nil {
 		return err
 	}
@@ -337,7 +379,7 @@ func (s *Store) EachLeft(goneOnly bool, do func(node string, creating, trash *di
 	return errors.Join(problems...)
 }
 
-func (s *Store) left(trash *dir.Dir, node string, goneOnly bool, do func(node string, creating, trash *dir.Dir) error) error {
+func (s *Store) left(trash *dir.Dir, node string, goneOnly bool, do func(node string, trash *dir.Dir) error) error {
 	if goneOnly {
 		if silent, err := s.silentFor(node); err != nil || silent < UnseenAfter {
 			return err
@@ -348,10 +390,5 @@ func (s *Store) left(trash *dir.Dir, node string, goneOnly bool, do func(node st
 		return err
 	}
 	defer func() { _ = left.Close() }()
-	creating, err := openNested(s.own, creatingName, node, (*dir.Dir).Ensure)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = creating.Close() }()
-	return do(node, creating, left)
+	return do(node, left)
 }

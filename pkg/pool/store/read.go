@@ -18,6 +18,9 @@ type Entry struct {
 	Present bool
 	// Damage is why the record cannot be read; nil if it can, or if there is none.
 	Damage error
+	// Removed is the piece of trash that the directory of that name is, which was the volume: it is
+	// not Present. Empty for none.
+	Removed string
 }
 
 // Exists reports whether there is anything of the volume at all.
@@ -82,7 +85,17 @@ func (s *Store) Lookup(id volume.ID) (Entry, *dir.Dir, error) {
 	case err != nil:
 		return Entry{}, nil, err
 	default:
-		e.Present = true
+		mark, removed, err := s.mark(d, id)
+		if removed || err != nil {
+			_ = d.Close()
+			d = nil
+		}
+		if err != nil {
+			return Entry{}, nil, err
+		}
+		if e.Present = !removed; removed {
+			e.Removed = inPlace + id.String() + "." + mark
+		}
 	}
 	e.Record, e.Damage = s.ReadRecord(id)
 	return e, d, nil
@@ -99,10 +112,7 @@ func (s *Store) openEntry(id volume.ID) (*dir.Dir, error) {
 
 // Directories are the volumes, and then the snapshots, that the disk has a directory of.
 func (s *Store) Directories() iter.Seq2[volume.ID, error] {
-	volumes := s.volumesIn(s.root, func(entry dir.Entry) (volume.ID, bool) {
-		id, err := volume.ParseID(entry.Name)
-		return id, err == nil && entry.IsDir
-	})
+	volumes := s.directoriesIn(s.root, volume.ParseID)
 	return func(yield func(volume.ID, error) bool) {
 		for id, err := range volumes {
 			if !yield(id, err) || err != nil {
@@ -117,10 +127,38 @@ func (s *Store) Directories() iter.Seq2[volume.ID, error] {
 			yield(volume.ID{}, err)
 			return
 		}
-		s.volumesIn(in, func(entry dir.Entry) (volume.ID, bool) {
-			id, err := volume.ParseEntry(entry.Name)
-			return id, err == nil && id.IsSnapshot() && entry.IsDir
+		s.directoriesIn(in, func(name string) (volume.ID, error) {
+			id, err := volume.ParseEntry(name)
+			if err == nil && !id.IsSnapshot() {
+				err = volume.ErrInvalid
+			}
+			return id, err
 		})(yield)
+	}
+}
+
+// directoriesIn are the directories in one whose names are parsed, but for those that were removed
+// in place.
+func (s *Store) directoriesIn(d *dir.Dir, parse func(name string) (volume.ID, error)) iter.Seq2[volume.ID, error] {
+	all := s.volumesIn(d, func(entry dir.Entry) (volume.ID, bool) {
+		id, err := parse(entry.Name)
+		return id, err == nil && entry.IsDir
+	})
+	return func(yield func(volume.ID, error) bool) {
+		marks, err := anyMarked(d)
+		if err != nil {
+			yield(volume.ID{}, err)
+			return
+		}
+		for id, err := range all {
+			removed := false
+			if err == nil && marks {
+				_, removed, err = s.markIn(d, id)
+			}
+			if !removed && !yield(id, err) || err != nil {
+				return
+			}
+		}
 	}
 }
 
@@ -132,6 +170,9 @@ func (s *Store) Records() iter.Seq2[volume.ID, error] {
 // volumesIn are the entries of a directory that are of volumes. It ends at the first error.
 func (s *Store) volumesIn(d *dir.Dir, of func(dir.Entry) (volume.ID, bool)) iter.Seq2[volume.ID, error] {
 	return func(yield func(volume.ID, error) bool) {
+		if d == nil {
+			return // without a layout
+		}
 		for entry, err := range d.Entries() {
 			id, ok := of(entry)
 			switch {
@@ -180,6 +221,9 @@ func (s *Store) LookupUnlocked(id volume.ID) (Entry, *dir.Dir, error) {
 		e, d, err := s.Lookup(id)
 		if err != nil || !e.Exists() || e.Present && e.Record != nil || e.Damage != nil {
 			return e, d, err
+		}
+		if e.Removed != "" {
+			return Entry{Removed: e.Removed}, nil, nil
 		}
 		same, err := s.unchanged(id, e, d)
 		if err != nil || same {
@@ -248,6 +292,9 @@ const (
 
 // EachNode opens what the nodes have in one place of the layout, in the order of their names.
 func (s *Store) EachNode(place Place, do func(node string, d *dir.Dir) error) error {
+	if s.Bare() {
+		return nil
+	}
 	all, err := s.own.Open(string(place))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil

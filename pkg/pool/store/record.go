@@ -165,6 +165,9 @@ func (r *Record) encode() ([]byte, error) {
 
 // ReadRecord answers nil where there is none. Errors: ErrDamagedRecord, ErrIO.
 func (s *Store) ReadRecord(id volume.ID) (*Record, error) {
+	if s.Bare() {
+		return nil, nil
+	}
 	data, err := s.volumes.ReadFile(id.String()+recordSuffix, maxRecord)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"hash/fnv"
 	"io"
+	"io/fs"
 	"time"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
@@ -38,6 +39,9 @@ const maxServer = 4 << 10 // bytes
 // as it is alive. Both are zero where it has ended well, and the driver where that was being
 // written.
 func (s *Store) Server() (by Server, sign string, err error) {
+	if s.Bare() {
+		return Server{}, "", fs.ErrNotExist
+	}
 	data, err := s.own.ReadFile(lockName, maxServer)
 	if err != nil || json.Unmarshal(data, &by) != nil {
 		by = Server{}
@@ -48,6 +52,9 @@ func (s *Store) Server() (by Server, sign string, err error) {
 // WriteServer writes who serves the pool, or with nil that nobody does. It is no more than a
 // sign: it is written in place, and not synced.
 func (s *Store) WriteServer(by *Server) error {
+	if s.Bare() {
+		return ErrNoRoom
+	}
 	if by == nil {
 		return s.own.Rewrite(lockName, nil)
 	}

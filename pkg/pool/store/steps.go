@@ -3,7 +3,7 @@ package store
 // The order of steps that makes a crash harmless at each of them.
 //
 // Creating:  Stage (limit, content, sync) → WriteRecord → Commit (rename, sync) → answer.
-// Removing:  Remove (rename, sync both) → DropRecord → the reaper may erase → answer.
+// Removing:  Remove (rename, sync both; or mark, sync) → DropRecord → the reaper may erase → answer.
 // Growing a directory volume:  WriteRecord → limit.
 // Growing a block volume:      limit → file → WriteRecord → device.
 // Moving to another directory: Take (rename, sync both) → KeepRecord there → DropRecord here.
@@ -16,6 +16,7 @@ package store
 // the trash with the uid of a record is a removal: FinishRemoval.
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -96,22 +97,36 @@ func Trashed(id volume.ID, e Entry) string {
 	return t.String()
 }
 
-// Remove moves the directory of a volume into the trash, durably and in one step. After it
-// comes DropRecord, and only then may anything be erased: a record with neither directory nor
-// trash is a lost volume.
-func (s *Store) Remove(id volume.ID, as string) error {
+// Remove makes the directory of a volume trash, durably and in one step: it moves it into the
+// trash, or marks it where that has no room. After it comes DropRecord, and only then may anything
+// be erased: a record with neither directory nor trash is a lost volume. It answers the name of the
+// piece of trash.
+func (s *Store) Remove(ctx context.Context, id volume.ID, as string) (piece string, err error) {
+	if err := s.OpenWork(); err != nil && !noRoom(err) {
+		return "", err
+	}
 	from, err := s.Parent(id)
 	if err != nil {
-		return err
+		return "", err
 	}
-	if err := from.Rename(id.String(), s.trash, as); err != nil {
-		return err
+	err = ErrNoRoom
+	if s.trash != nil {
+		err = from.Rename(id.String(), s.trash, as)
 	}
-	return errors.Join(s.trash.Sync(), from.Sync())
+	switch {
+	case err == nil:
+		return as, errors.Join(s.trash.Sync(), from.Sync())
+	case noRoom(err):
+		return inPlace + as, s.removeInPlace(ctx, id, as)
+	}
+	return "", err
 }
 
 // DropRecord removes a record durably. One that is not there is no error.
 func (s *Store) DropRecord(id volume.ID) error {
+	if s.Bare() {
+		return nil
+	}
 	err := s.drop(s.volumes, id.String()+recordSuffix)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil

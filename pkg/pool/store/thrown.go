@@ -22,8 +22,9 @@ type Thrown struct {
 	Promised int64
 }
 
-// ParseThrown reads any name.
+// ParseThrown reads any name, also that of a piece that does not lie in the trash of this node.
 func ParseThrown(name string) Thrown {
+	name = name[strings.LastIndexByte(name, '/')+1:]
 	t := Thrown{UID: name, Promised: volume.Unknown}
 	if at := strings.LastIndexByte(name, '+'); at >= 0 {
 		bytes, err := strconv.ParseUint(name[at+1:], 10, 63)

@@ -33,6 +33,7 @@ type filesystem struct {
 	mkfs     []string
 	options  []string
 	enforced bool // its quotas are on
+	lack     shortage
 }
 
 // someFilesystems are the first few where time is short. The guest has both: what is in use

@@ -1,0 +1,316 @@
+package faults
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"kubevirt.io/hostpath-provisioner/test/drivertest"
+	"kubevirt.io/hostpath-provisioner/test/must"
+)
+
+// A start is one for which the driver would make directories, if there were room.
+type start struct {
+	name   string
+	node   string
+	shared bool
+	// served: a driver on another node, or of another name, has made the volumes.
+	served bool
+}
+
+var starts = []start{
+	{name: "first start over an earlier driver's volumes", node: "node-1"},
+	{name: "renamed node", node: "node-2", served: true},
+	{name: "new node in a shared pool", node: "node-2", served: true, shared: true},
+}
+
+// A shortage is what a filesystem has none of.
+type shortage struct {
+	name          string
+	bytes, inodes bool
+}
+
+var shortages = []shortage{
+	{"no bytes and no inodes", true, true},
+	{"no bytes", true, false},
+	{"no inodes", false, true},
+}
+
+// Publishing, unpublishing and deleting need no new block and no new inode, whatever is missing of the
+// driver's own directories. As soon as there is room, all is as usual without a restart.
+func TestStartOnFullDisk(t *testing.T) {
+	driver := drivertest.Built(t)
+	for _, fs := range filesystems() {
+		for _, lack := range shortages {
+			if fs.kind == "btrfs" && lack.inodes != lack.bytes || testing.Short() && lack.inodes != lack.bytes {
+				continue // btrfs has inodes as long as it has space
+			}
+			for i, start := range starts {
+				if testing.Short() && fs.kind == "btrfs" && i > 0 {
+					continue // to fill it takes most of a minute
+				}
+				t.Run(fs.kind+"/"+lack.name+"/"+start.name, func(t *testing.T) {
+					testStartOnFullDisk(t, driver, fs.lacking(lack), start)
+				})
+			}
+		}
+	}
+}
+
+func (fs filesystem) lacking(lack shortage) filesystem {
+	fs.mkfs = slices.Clone(fs.mkfs)
+	switch {
+	case fs.kind == "ext4":
+		fs.mkfs = append(fs.mkfs, "-m", "0")
+		if lack.inodes {
+			fs.mkfs = append(fs.mkfs, "-N", "512")
+		}
+	case fs.kind == "xfs" && lack.inodes:
+		fs.mkfs = append(fs.mkfs, "-i", "maxpct=1")
+	case fs.kind == "btrfs":
+		fs.bytes = 128 * mib
+	}
+	fs.lack = lack
+	return fs
+}
+
+// volumesBefore are so many that the pool's directory on XFS has no room for another name.
+const volumesBefore = 6
+
+func testStartOnFullDisk(t *testing.T, driver string, fs filesystem, start start) {
+	t.Helper()
+	m := newMount(t, fs)
+	pool := drivertest.PoolConfig{Name: "local", Path: m.at, Shared: start.shared}
+	config := drivertest.Config{Binary: driver, Name: "node-1", Pools: []drivertest.PoolConfig{pool}, Flags: []string{"--v=4"}}
+	s := &fullStart{mount: m, start: start}
+	for i := range volumesBefore {
+		s.volumes = append(s.volumes, volume(fmt.Sprintf("pvc-00000000-0000-0000-0000-%012d", i), false))
+		s.volumes[i].Bytes = mib
+	}
+	if start.served {
+		disk := volume("pvc-disk", true)
+		disk.Bytes = mib
+		s.volumes = append(s.volumes, disk)
+	}
+	s.make(config)
+	m.fillCompletely(fs.lack)
+	config.Name = start.node
+	s.Driver = drivertest.Start(t, config)
+	s.pool = &drivertest.Pool{Driver: s.Driver, PoolConfig: pool}
+	s.wantServed()
+	s.wantDeleted(0)
+	s.Crash()
+	s.wantDeleted(1)
+	s.wantServed()
+
+	m.giveBack()
+	s.wantUsual()
+}
+
+// A fullStart is a driver that has started on a full disk.
+type fullStart struct {
+	*drivertest.Driver
+	mount   *mount
+	start   start
+	pool    *drivertest.Pool
+	volumes []drivertest.Volume
+}
+
+// make has an earlier driver make the volumes, and users fill them.
+func (s *fullStart) make(config drivertest.Config) {
+	t := s.mount
+	t.Helper()
+	if s.start.served {
+		before := drivertest.Start(t, config)
+		for _, v := range s.volumes {
+			_, err := before.Create(t.Context(), v)
+			must.Succeed(t, err)
+		}
+		must.Succeed(t, before.Process.Close())
+	}
+	for _, v := range s.volumes {
+		if v.Block {
+			continue
+		}
+		must.Succeed(t, os.MkdirAll(filepath.Join(t.at, v.ID), 0o777))
+		must.Succeed(t, os.WriteFile(s.file(v), []byte(content), 0o600))
+	}
+}
+
+func (s *fullStart) file(v drivertest.Volume) string { return filepath.Join(s.mount.at, v.ID, "file") }
+
+// wantServed expects all volumes to be usable, and no other to be made.
+func (s *fullStart) wantServed() {
+	s.Helper()
+	ctx := s.Context()
+	if got, err := s.Capacity(ctx, "local"); err != nil || got != 0 {
+		s.Errorf("the capacity is %d bytes, %v", got, err)
+	}
+	s.wantCode("create", codes.ResourceExhausted, func() error { _, err := s.Create(ctx, late); return err })
+	for _, v := range s.volumes {
+		if s.start.served {
+			s.wantCode("create again", codes.OK, func() error { _, err := s.Create(ctx, v); return err })
+		}
+		s.wantCode("publish "+v.ID, codes.OK, func() error { return s.Publish(ctx, v, v.ID) })
+		s.wantCode("stats", codes.OK, func() error { _, err := s.Stats(ctx, v.ID, v.ID); return err })
+		s.wantCode("delete what is published", codes.FailedPrecondition, func() error { return s.Delete(ctx, v.ID) })
+		s.wantCode("unpublish", codes.OK, func() error { return s.Unpublish(ctx, v.ID, v.ID) })
+		if got, err := os.ReadFile(s.file(v)); !v.Block && string(got) != content {
+			s.Errorf("%s has %q, %v", s.file(v), got, err)
+		}
+	}
+	s.wantListed()
+}
+
+// wantCode repeats a call while the pool is opened anew, because there is room for its layout.
+func (s *fullStart) wantCode(what string, want codes.Code, call func() error) {
+	s.Helper()
+	var err error
+	s.Eventually(what, func() bool {
+		err = call()
+		return status.Code(err) != codes.Unavailable
+	})
+	s.WantCode(what, err, want)
+}
+
+func (s *fullStart) wantListed() {
+	s.Helper()
+	entries, err := s.List(s.Context(), 0)
+	s.Must(err)
+	if len(entries) != len(s.volumes) {
+		s.Errorf("%d volumes are listed, want %d: %v", len(entries), len(s.volumes), entries)
+	}
+}
+
+// wantDeleted deletes a volume.
+func (s *fullStart) wantDeleted(i int) {
+	s.Helper()
+	v := s.volumes[i]
+	s.wantCode("delete", codes.OK, func() error { return s.Delete(s.Context(), v.ID) })
+	s.wantCode("delete again", codes.OK, func() error { return s.Delete(s.Context(), v.ID) })
+	s.wantCode("publish what is deleted", codes.NotFound, func() error { return s.Publish(s.Context(), v, v.ID) })
+	s.volumes = slices.Delete(s.volumes, i, i+1)
+	s.wantListed()
+	s.Eventually("what was deleted is erased", func() bool {
+		_, err := os.Lstat(filepath.Join(s.mount.at, v.ID))
+		return errors.Is(err, fs.ErrNotExist)
+	})
+	s.AwaitNoTrash(s.mount.at)
+}
+
+// wantUsual expects what each pool can do that has room, and nothing else to be left.
+func (s *fullStart) wantUsual() {
+	s.Helper()
+	s.Eventually("volumes can be created", func() bool {
+		_, err := s.Create(s.Context(), late)
+		return err == nil
+	})
+	for _, v := range append(s.volumes, late) {
+		s.wantCode("publish", codes.OK, func() error { return s.Publish(s.Context(), v, v.ID) })
+		s.wantCode("unpublish", codes.OK, func() error { return s.Unpublish(s.Context(), v.ID, v.ID) })
+		s.wantCode("delete", codes.OK, func() error { return s.Delete(s.Context(), v.ID) })
+	}
+	s.volumes = nil
+	s.AwaitNoTrash(s.mount.at)
+	s.wantListed()
+	s.Restart()
+	if err := s.pool.Unleaked(); err != nil {
+		s.Error(err)
+	}
+	for _, name := range []string{"creating", "trash"} {
+		if _, err := os.Stat(s.pool.Own(name, s.start.node)); err != nil {
+			s.Error(err)
+		}
+	}
+}
+
+// fillCompletely has others use all that there is.
+func (m *mount) fillCompletely(lack shortage) {
+	m.Helper()
+	if lack.bytes {
+		m.fillWithLarge()
+		m.fillWith(2 * kib)
+	}
+	if m.kind == "btrfs" {
+		m.fillMetadata()
+	}
+	if lack.inodes || m.kind != "ext4" {
+		m.fillWith(0)
+	}
+}
+
+// fillMetadata takes most of what btrfs has for names and attributes, in fewer steps than by
+// empty files.
+func (m *mount) fillMetadata() {
+	m.Helper()
+	for i := 0; ; i++ {
+		file := filepath.Join(m.foreign(), fmt.Sprintf("attribute-%d", i))
+		err := os.WriteFile(file, nil, 0o600)
+		if err == nil {
+			err = unix.Setxattr(file, "user.large", make([]byte, 12*kib), 0)
+		}
+		if errors.Is(err, unix.ENOSPC) {
+			return
+		}
+		must.Succeed(m, err)
+	}
+}
+
+func (m *mount) fillWithLarge() {
+	m.Helper()
+	file, err := os.Create(filepath.Join(m.foreign(), "large"))
+	must.Succeed(m, err)
+	size := int64(0)
+	for step := int64(64 * mib); step >= 4*kib; {
+		err := unix.Fallocate(int(file.Fd()), 0, size, step)
+		switch {
+		case err == nil:
+			size += step
+		case errors.Is(err, unix.ENOSPC):
+			step /= 2
+		case !errors.Is(err, unix.EINTR):
+			m.Fatal(err)
+		}
+	}
+	must.Succeed(m, errors.Join(file.Sync(), file.Close()))
+}
+
+// fillWith takes what is left for small files. Btrfs may find more after it said that it is full,
+// so it is asked again once all is written.
+func (m *mount) fillWith(bytes int) {
+	m.Helper()
+	made := 0
+	for i, full := 0, 0; full < 4; i++ {
+		err := os.WriteFile(filepath.Join(m.foreign(), fmt.Sprintf("small-%d-%d", bytes, i)), make([]byte, bytes), 0o600)
+		switch {
+		case err == nil:
+			full = 0
+			made++
+		case errors.Is(err, unix.ENOSPC):
+			full++
+			d, err := os.Open(m.at)
+			must.Succeed(m, err)
+			must.Succeed(m, errors.Join(unix.Syncfs(int(d.Fd())), d.Close()))
+		default:
+			m.Fatal(err)
+		}
+	}
+	m.Logf("%d files of %d bytes", made, bytes)
+}
+
+func (m *mount) giveBack() {
+	m.Helper()
+	files, err := filepath.Glob(filepath.Join(m.foreign(), "*"))
+	must.Succeed(m, err)
+	for _, file := range files {
+		must.Succeed(m, os.Remove(file))
+	}
+}
