@@ -144,7 +144,9 @@ func collectSnapshots(metrics chan<- prometheus.Metric, p pool.Status) {
 	} {
 		metrics <- prometheus.MustNewConstMetric(snapshots, prometheus.GaugeValue, float64(count), name, string(consistency))
 	}
-	for method, sum := range p.Copies {
+	// Also of a method that was not used yet: a rate begins with the first copy only if there was a zero before.
+	for _, method := range []volume.CopyMethod{volume.ByReference, volume.BySubvolume, volume.ByCopy} {
+		sum := p.Copies[method]
 		metrics <- prometheus.MustNewConstSummary(copyDuration, sum.Count, sum.Took.Seconds(), nil, name, string(method))
 	}
 }
