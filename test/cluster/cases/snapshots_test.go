@@ -485,7 +485,7 @@ func TestSnapshotControllerWithoutDistributedSnapshotting(t *testing.T) {
 		}
 	}
 	s.controllerArgs("--v=2")
-	t.Cleanup(func() { s.controllerArgs("--enable-distributed-snapshotting", "--v=2") })
+	t.Cleanup(func() { s.controllerArgs("--enable-distributed-snapshotting", "--resync-period=10s", "--v=2") })
 	failed := ""
 	for _, command := range commands {
 		if _, err := s.shell(command); err != nil {
@@ -510,7 +510,7 @@ func TestSnapshotControllerWithoutDistributedSnapshotting(t *testing.T) {
 	if label, ok := content.GetLabels()[managedBy]; ok {
 		t.Errorf("the content has the label %q without the flag", label)
 	}
-	s.controllerArgs("--enable-distributed-snapshotting", "--v=2")
+	s.controllerArgs("--enable-distributed-snapshotting", "--resync-period=10s", "--v=2")
 	s.snapshot("made", "data")
 	s.snapshotReady("made")
 	if got := s.snapshotUntil("unmade", "still waiting", func(volumeSnapshot) string { return "" }); got.Status.ReadyToUse || got.Status.Error.Message != "" {
