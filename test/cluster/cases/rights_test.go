@@ -32,6 +32,8 @@ var unneeded = regexp.MustCompile(strings.Join([]string{
 	`health-monitor: (get|watch) events`,
 	// A claim that fits nowhere on its node loses its selected node.
 	`kubevirt-hostpath-provisioner: update persistentvolumeclaims`,
+	// The certificate of the webhook is renewed after months.
+	`operator-webhook: update secrets`,
 	// Objects with a pathConfig, and those of shared pools.
 	`operator: (patch|delete) clusterrole(binding)?s\.\S+ hostpath-provisioner$`, `operator: (create|patch) storageclasses`,
 	// The disks of the cases are cleaned before there is progress to report, and each event comes once.
