@@ -118,9 +118,9 @@ test-hard: test-crash test-volumes test-faults test-model test-hostile test-load
 	@$(MAKE) test-kernel KERNEL_TESTS='./test/cmd/kernel/lab ./pkg/hostfs/bind ./test/e2e/crash ./test/e2e/volumes ./test/e2e/faults ./test/e2e/load' KERNEL_FLAGS= KERNEL_TIMEOUT=190m KERNEL_TEST_TIMEOUT=170m
 
 .PHONY: test-crash
-test-crash: ## Kill the driver at every step of each call and of its start, and the pool mounter, and take the power away, in full
+test-crash: ## Kill the driver at every step of each call and of its start, the pool mounter and the cleaning of devices, and take the power away, in full
 	@test/tools/install-deps test
-	$(GO_TEST) -timeout 3h ./test/e2e/crash ./test/e2e/mounter
+	$(GO_TEST) -timeout 3h ./test/e2e/crash ./test/e2e/mounter ./pkg/devices
 
 .PHONY: test-volumes
 test-volumes: ## Try what is promised of sizes, with ten thousand volumes
@@ -236,7 +236,7 @@ monitoring-programs: $(OPERATOR)
 	@install -C "$$(PATH=bin/tools:$$PATH command -v prometheus)" bin/cluster/prometheus
 
 # Before each so many of their steps programs are killed.
-KILL_EVERY ?= 12
+KILL_EVERY ?= 24
 
 # For example CASES='Expand|ReadOnly'. A Ctrl-C has to reach the tests themselves: not go test.
 CASES ?= .

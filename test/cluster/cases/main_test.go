@@ -44,7 +44,7 @@ func TestMain(m *testing.M) {
 	slower := flag.Int("slower", 1, "everything may take so many times as long as on a real machine")
 	images := flag.String("images", "", "directory with the images, as cluster images makes it; they are made if not given")
 	flag.StringVar(&poolKind, "pools", "btrfs", "filesystem of the pools with quotas: btrfs or xfs")
-	flag.IntVar(&killEvery, "kill-every", 12, "kill programs before each so many of their steps, or four times as often where that is fast; 1 for all")
+	flag.IntVar(&killEvery, "kill-every", 24, "kill programs before each so many of their steps, or four times as often where that is fast; 1 for all")
 	flag.Parse()
 	if *logs == "" {
 		*logs = filepath.Join(*programs, "logs")
