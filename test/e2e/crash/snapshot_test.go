@@ -11,7 +11,6 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 	"kubevirt.io/hostpath-provisioner/test/drivertest"
-	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
@@ -56,8 +55,7 @@ var snapshotCalls = []snapshotCall{
 // afterwards is whole or not there, and the repeated call succeeds.
 func TestSnapshotCrashAtEveryStep(t *testing.T) {
 	testenv.NeedRoot(t)
-	driver, err := drivertest.Binary(t.Context(), t.TempDir())
-	must.Succeed(t, err)
+	driver := drivertest.Built(t)
 	both := []bool{mountMode, blockMode}
 	for _, p := range []place{
 		{name: "btrfs with limits", kind: quota.Btrfs, enforced: true, mount: func(t *testing.T) string { return testenv.CountingBtrfs(t, 1<<30) }, modes: both, every: 9},

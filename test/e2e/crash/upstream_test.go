@@ -16,8 +16,7 @@ import (
 // the repeated call leaves nothing of it.
 func TestUpstreamSnapshotCrashAtEveryStep(t *testing.T) {
 	testenv.NeedRoot(t)
-	driver, err := drivertest.Binary(t.Context(), t.TempDir())
-	must.Succeed(t, err)
+	driver := drivertest.Built(t)
 	pool := filepath.Join(testenv.LoopFS(t, "ext4", 256*mib), "pool")
 	path := filepath.Join(pool, "snapshots")
 	tr := trap.New(t, driver)

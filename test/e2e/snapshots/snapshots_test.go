@@ -18,7 +18,6 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/clone/clonetest"
 	"kubevirt.io/hostpath-provisioner/test/drivertest"
-	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 	"kubevirt.io/hostpath-provisioner/test/testenv/trap"
 )
@@ -71,8 +70,7 @@ var checks = []struct {
 func TestSnapshots(t *testing.T) {
 	testenv.NeedRoot(t)
 	testenv.NeedPrograms(t, "rsync")
-	driver, err := drivertest.Binary(t.Context(), t.TempDir())
-	must.Succeed(t, err)
+	driver := drivertest.Built(t)
 	for _, fs := range filesystems {
 		t.Run(fs.name, func(t *testing.T) {
 			mounted := fs.mount(t)
