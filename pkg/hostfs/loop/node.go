@@ -233,7 +233,8 @@ func inspectSilent(name string) (Device, error) {
 // formerPath is the kernel's name of a device's file, from its memory.
 func formerPath(name string) (string, error) {
 	former, err := os.ReadFile(path.Join(sysBlock, name, "loop", "backing_file"))
-	if errors.Is(err, fs.ErrNotExist) {
+	// ENODEV: the device was detached after the file was opened (kernfs_fop_read_iter() of the kernel).
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV) {
 		err = fmt.Errorf("%s: %w", name, ErrNotAttached)
 	}
 	return strings.TrimSuffix(string(former), "\n"), err
