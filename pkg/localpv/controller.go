@@ -43,6 +43,7 @@ type controller struct {
 
 	// What is below belongs to Reconcile, which runs once at a time.
 	nextPoll  time.Time
+	retry     retry
 	lastData  string
 	reported  map[string]string
 	annotated map[string]time.Time
@@ -91,7 +92,7 @@ func (c *controller) Reconcile(ctx context.Context, _ reconcile.Request) (reconc
 		c.ready.Store(true)
 		return result, nil
 	}
-	request := devices.Request{Volumes: volumesOf(list.Items), Wipe: devices.WipeSignatures, Retry: poll || c.changedConfig(config)}
+	request := devices.Request{Volumes: volumesOf(list.Items), Wipe: devices.WipeSignatures, Retry: poll || c.changedConfig(config) || c.retry.due(now)}
 	c.metrics.configIs("")
 	delete(c.reported, "config problems")
 	if named {
@@ -103,6 +104,7 @@ func (c *controller) Reconcile(ctx context.Context, _ reconcile.Request) (reconc
 		}
 	}
 	report := c.agent.Pass(request)
+	result.RequeueAfter = time.Until(c.retry.next(report.Problems, now, c.nextPoll)) + time.Millisecond
 	if request.Offer != nil {
 		c.watcher.watch(report.Directories)
 	}

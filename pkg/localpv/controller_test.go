@@ -6,6 +6,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -264,6 +265,32 @@ func TestVolumeStaysUntilItsDeviceIsClean(t *testing.T) {
 	})
 	c.wantEvent("DeviceCleaned")
 	c.wantMetric(c.metrics.errors, 0)
+}
+
+func TestDeviceStillInUseAfterRelease_isCleanedSoon(t *testing.T) {
+	c := newCluster(t, Options{DefaultConfigMap: "map", PollingInterval: time.Hour})
+	d := c.Disk("disk", 8*mib)
+	c.configure(block())
+	pv := c.awaitVolumes(1)[0]
+	c.release(&pv)
+	user, err := os.OpenFile(d.Node, os.O_RDWR|syscall.O_EXCL, 0)
+	must.Succeed(t, err)
+	c.until("an error device", func() bool { return value(c.metrics.errors) == 1 })
+	must.Succeed(t, user.Close())
+	late := time.After(time.Minute)
+	for {
+		result, err := c.Reconcile(t.Context(), reconcile.Request{})
+		must.Succeed(t, err)
+		if len(c.volumes()) == 0 { // it is made anew when the API server says that it is gone
+			return
+		}
+		select {
+		case <-c.changed:
+		case <-time.After(result.RequeueAfter):
+		case <-late:
+			t.Fatalf("the volumes are %+v, log:\n%s", c.volumes(), c.logged.String())
+		}
+	}
 }
 
 func TestVolumeOfMissingDeviceStays(t *testing.T) {
