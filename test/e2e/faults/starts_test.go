@@ -15,6 +15,7 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/test/drivertest"
 	"kubevirt.io/hostpath-provisioner/test/must"
+	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
 // A start is one for which the driver would make directories, if there were room.
@@ -49,6 +50,9 @@ var shortages = []shortage{
 func TestStartOnFullDisk(t *testing.T) {
 	driver := drivertest.Built(t)
 	for _, fs := range filesystems() {
+		if testenv.Guest() && (fs.kind == "ext4" || testing.Short()) {
+			continue // with the label of SELinux an inode of 256 bytes has no room for the mark; and it takes minutes there
+		}
 		for _, lack := range shortages {
 			if fs.kind == "btrfs" && lack.inodes != lack.bytes || testing.Short() && lack.inodes != lack.bytes {
 				continue // btrfs has inodes as long as it has space
