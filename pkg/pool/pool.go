@@ -118,6 +118,8 @@ type Pool struct {
 	giveUp func()
 	// needMount says that a filesystem must be mounted at the pool's path.
 	needMount atomic.Bool
+	// seen is where the kernel had the pool's directory when it was opened first.
+	seen atomic.Pointer[string]
 
 	guard   guard.Guard // belongs to the checks
 	guarded atomic.Bool // no other driver serves the pool
@@ -173,7 +175,7 @@ func newPool(config poolconfig.Pool, s *Set) *Pool {
 		Reserved: config.Reserved(),
 		Shared:   config.Shared,
 		MakePath: !config.RequireMount,
-		Verify:   p.checkMount,
+		Verify:   p.checkRoot,
 		Nested:   p.place.Check,
 		Thrown:   p.thrown,
 	}
@@ -213,6 +215,10 @@ func (p *Pool) open(ctx context.Context) (_ *visit, err error) {
 		return nil, err
 	}
 	v.keeper = id.keeper
+	seen, err := s.Root().Seen()
+	if err != nil {
+		return nil, err
+	}
 	if err := v.scan().Unfit(p.limits()); err != nil {
 		return nil, err
 	}
@@ -234,6 +240,7 @@ func (p *Pool) open(ctx context.Context) (_ *visit, err error) {
 	v.count()
 	p.synced = time.Now()
 	p.giveUp = giveUp
+	p.seen.CompareAndSwap(nil, &seen)
 	p.identity.Store(id)
 	return v, nil
 }

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -210,6 +211,33 @@ func TestMountedOverStartedPool(t *testing.T) {
 		must(t, os.Mkdir(b.path("disk"), 0o755))
 		serves(t, b, false)
 	}))
+	t.Run("empty is kept when a link takes its place", mounted(t, func(t *testing.T, b *bench) {
+		outside := testenv.Tmpfs(t, 64*mib)
+		must(t, os.Rename(b.path("disk"), b.path("away")))
+		must(t, os.Symlink(outside, b.path("disk")))
+		serves(t, b, false)
+		if left := names(t, outside); len(left) > 0 {
+			t.Errorf("where the link leads is %q now", left)
+		}
+		must(t, os.Remove(b.path("disk")))
+		must(t, os.Rename(b.path("away"), b.path("disk")))
+		serves(t, b, true)
+	}))
+	t.Run("empty is replaced where a link leads that was there first", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			b := newBench(t, t.TempDir())
+			must(t, os.Mkdir(b.path("disk"), 0o755))
+			must(t, os.Symlink(b.path("disk"), b.path("link")))
+			b.start(`[{"name":"local","path":"link"}]`)
+			serves(t, b, true)
+			disk(t, b)
+			serves(t, b, true)
+			b.create("pvc-1", mib)
+			if got := names(t, b.path("disk")); !slices.Contains(got, "pvc-1") {
+				t.Errorf("what is mounted holds %q, want the volume", got)
+			}
+		})
+	})
 }
 
 // manifest is all names below a directory, with the times of their last change.

@@ -11,7 +11,8 @@ import (
 // Another filesystem may be mounted over a pool after the driver opened the bare directory, as
 // a pool mounter does that starts later. If nothing is in what was opened, the pool goes on in
 // that filesystem. From then on one has to be mounted at the pool's path, so that nothing is
-// written into the bare directory once it is unmounted.
+// written into the bare directory once it is unmounted. It has to be mounted where that directory
+// was: a symbolic link that takes the place of the directory is not followed.
 
 // noteVacancy notes whether anybody has anything in the pool, as far as a check can see.
 func (v *visit) noteVacancy() error {
@@ -39,8 +40,7 @@ func (p *Pool) replaced(id *opened, err error) (bool, error) {
 	if !errors.Is(err, store.ErrOther) || id.calls.Load() > 0 || !p.vacant || !p.knownEmpty() {
 		return false, nil
 	}
-	over, err := p.mountedOver()
-	if err != nil || !over {
+	if over, err := p.mountedOver(); err != nil || !over {
 		return false, err
 	}
 	p.log.Info("another filesystem is mounted over the pool, in which nothing was; opening that", "path", p.config.Path)
@@ -58,7 +58,38 @@ func (p *Pool) mountedOver() (bool, error) {
 		return false, err
 	}
 	defer func() { _ = root.Close() }()
-	return p.options.Mounts.IsFilesystem(root)
+	mounted, err := p.options.Mounts.IsFilesystem(root)
+	if err != nil || !mounted {
+		return false, err
+	}
+	return true, p.checkSeen(root)
+}
+
+// errElsewhere reports a link, or another directory, in the place of the one that was opened.
+var errElsewhere = errors.New("its path leads to another place than when it was opened first")
+
+// checkSeen answers errElsewhere for a directory that is elsewhere.
+func (p *Pool) checkSeen(root *dir.Dir) error {
+	first := p.seen.Load()
+	if first == nil {
+		return nil
+	}
+	at, err := root.Seen()
+	if err == nil && at != *first {
+		err = errElsewhere
+	}
+	return err
+}
+
+// checkRoot answers why the pool must not be opened in a directory. One whose identity is known by its
+// format may be anywhere.
+func (p *Pool) checkRoot(root *dir.Dir) error {
+	if p.identity.Load() == nil {
+		if err := p.checkSeen(root); err != nil {
+			return err
+		}
+	}
+	return p.checkMount(root)
 }
 
 // checkMount answers why a pool that must be a filesystem of its own is none.

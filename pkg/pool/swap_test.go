@@ -327,11 +327,10 @@ func kind(path string) fs.FileMode {
 	return info.Mode().Type()
 }
 
-// makeAll makes the volume and the block volume of the calls, and one that stays: a pool in which nothing is goes on in
-// a filesystem that takes its path, as the one outside does.
+// makeAll makes the volume and the block volume of the calls.
 func (a *arena) makeAll() {
 	a.t.Helper()
-	for name, mode := range map[string]volume.Mode{"pvc-1": volume.ModeMount, "pvc-2": volume.ModeBlock, "pvc-5": volume.ModeMount} {
+	for name, mode := range map[string]volume.Mode{"pvc-1": volume.ModeMount, "pvc-2": volume.ModeBlock} {
 		unlock := a.hold(name)
 		_, err := a.Create(a.t.Context(), pool.Request{ID: id(a.t, name), Mode: mode, Range: volume.Range{Required: mib}})
 		must(a.t, err)

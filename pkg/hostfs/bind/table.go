@@ -183,7 +183,7 @@ func locate(d *dir.Dir, mounts []*mountinfo.Info) (place, error) {
 	if err != nil {
 		return place{}, err
 	}
-	seen, err := os.Readlink(d.HandlePath())
+	seen, err := d.Seen()
 	if err != nil {
 		return place{}, fmt.Errorf("find the mount of %s: %w", d, err)
 	}

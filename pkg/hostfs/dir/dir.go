@@ -117,6 +117,10 @@ func (d *Dir) HandlePath() string { return HandlePath(d.Fd()) }
 // String is the path that the directory was opened by.
 func (d *Dir) String() string { return d.path }
 
+// Seen is the path at which the kernel has the directory now, without links, for this process. What is mounted
+// over a directory has the same one.
+func (d *Dir) Seen() (string, error) { return os.Readlink(d.HandlePath()) }
+
 // Close closes the handle. All later operations fail with EBADF.
 func (d *Dir) Close() error {
 	if d.fd < 0 {
