@@ -117,16 +117,17 @@ type pass struct {
 	Request
 	// owners are the volumes of a device, by its number.
 	owners map[rawdev.Number][]Volume
-	names  map[string]bool
-	report Report
+	// names and paths are those of the volumes.
+	names, paths map[string]bool
+	report       Report
 }
 
 // Pass compares devices and volumes, starts what takes time, and answers what is known. It does not wait for any
 // device. It must not be called by two at once.
 func (a *Agent) Pass(r Request) Report {
-	p := &pass{Agent: a, Request: r, owners: make(map[rawdev.Number][]Volume), names: make(map[string]bool)}
+	p := &pass{Agent: a, Request: r, owners: make(map[rawdev.Number][]Volume), names: make(map[string]bool), paths: make(map[string]bool)}
 	for _, v := range r.Volumes {
-		p.names[v.Name] = true
+		p.names[v.Name], p.paths[v.Path] = true, true
 		if number, err := rawdev.At(v.Path); err == nil {
 			p.owners[number] = append(p.owners[number], v)
 		}
@@ -242,7 +243,11 @@ func (p *pass) note(v Volume, number rawdev.Number) error {
 func (p *pass) scan(seen map[rawdev.Number]bool) {
 	found, directories, problems := Scan(*p.Offer)
 	p.report.Directories = directories
-	p.report.Problems = append(p.report.Problems, problems...)
+	for _, problem := range problems {
+		if !p.paths[problem.Path] { // else it is a problem of the volume
+			p.report.Problems = append(p.report.Problems, problem)
+		}
+	}
 	for _, f := range found {
 		seen[f.Number] = true
 		if len(p.owners[f.Number]) > 0 {

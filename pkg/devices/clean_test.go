@@ -310,6 +310,50 @@ func TestCanceledCleaningResumes(t *testing.T) {
 	d.WantZero(0, 128*mib)
 }
 
+// Cleaning stays with the device that is held, wherever its path leads meanwhile.
+func TestPathChangesWhileDeviceIsCleaned(t *testing.T) {
+	w := devicestest.New(t)
+	t.Cleanup(devices.UseSmallSteps())
+	w.Config.Wipe = devices.WipeZero
+	d, other := w.Disk("disk", 8*mib), w.Disk("other", 8*mib)
+	other.Untouched()
+	w.PVs = []devices.Volume{devicestest.Released(d.Volume("pv"))}
+	w.Step = func() {
+		w.Step = nil
+		if err := errors.Join(os.Remove(d.Path), os.Symlink(other.Node, d.Path)); err != nil {
+			t.Error(err)
+		}
+	}
+	w.Pass()
+	w.Refused(devices.OtherDevice)
+	d.WantZero(0, mib)
+}
+
+// A loop device whose file is cut off while it is cleaned is as one that was removed: nothing of it can be read, nor
+// does anything fail. It is not clean.
+func TestDeviceLosesItsSizeWhileItIsCleaned(t *testing.T) {
+	for name, left := range map[string]int64{"all": 0, "a part": 4 * mib} {
+		t.Run(name, func(t *testing.T) {
+			w := devicestest.New(t)
+			w.Config.Wipe = devices.WipeZero
+			d := w.Disk("disk", 8*mib)
+			w.PVs = []devices.Volume{devicestest.Released(d.Volume("pv"))}
+			w.Step = func() { // after the only one
+				w.Step = nil
+				if err := d.Resize(left); err != nil {
+					t.Error(err)
+				}
+			}
+			w.Refused(devices.OtherDevice)
+			must.Succeed(t, d.Resize(8*mib))
+			if r := w.Pass(); len(r.Cleaned) != 1 || len(r.Problems) > 0 {
+				t.Fatalf("found %+v, want it cleaned once it is back", r)
+			}
+			d.WantZero(0, 8*mib)
+		})
+	}
+}
+
 // ill makes a disk that does wrong when it is told to.
 func ill(w *devicestest.World, name string, bytes int64) (*disk.Disk, *devicestest.Disk) {
 	w.Helper()

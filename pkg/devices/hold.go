@@ -45,15 +45,20 @@ func (h *Held) check(ours bool) error {
 		return err
 	}
 	h.Facts = facts
-	bytes, err := h.Size()
-	if err == nil {
-		err = h.Writable()
-	}
-	if err != nil {
+	if err := h.Writable(); err != nil {
 		return Problem{Path: path, Reason: reasonOf(err), Detail: err.Error()}
 	}
-	if bytes != facts.SizeBytes {
-		return Problem{Path: path, Reason: OtherDevice, Detail: fmt.Sprintf("its size has just changed from %d to %d bytes", facts.SizeBytes, bytes)}
+	return h.checkSize()
+}
+
+// checkSize refuses a device whose size is not as it was when it was held. One that was removed has none.
+func (h *Held) checkSize() error {
+	bytes, err := h.Size()
+	if err != nil {
+		return Problem{Path: h.String(), Reason: reasonOf(err), Detail: err.Error()}
+	}
+	if bytes != h.Facts.SizeBytes {
+		return Problem{Path: h.String(), Reason: OtherDevice, Detail: fmt.Sprintf("its size has changed from %d to %d bytes", h.Facts.SizeBytes, bytes)}
 	}
 	return nil
 }

@@ -153,7 +153,7 @@ func (j *job) unclaimedNeeds(ctx context.Context, held *Held, record Record) (bo
 	if record.State == Cleaning && !record.Erased {
 		return true, nil
 	}
-	signatures, err := Signatures(ctx, held.Device)
+	signatures, err := Signatures(ctx, held)
 	if err != nil {
 		return false, err
 	}

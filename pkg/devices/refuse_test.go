@@ -306,8 +306,30 @@ func TestMissingDeviceKeepsVolume(t *testing.T) {
 			if p := w.Refused(devices.Gone); p.Volume != "pv" {
 				t.Errorf("the problem is %+v, want one of the volume", p)
 			}
+			must.Succeed(t, os.Symlink("/dev/none", d.Path))
+			if p := w.Refused(devices.Gone); p.Volume != "pv" {
+				t.Errorf("with a dangling link the problem is %+v, want one of the volume", p)
+			}
 		})
 	}
+}
+
+// A path that leads to another device than it just did is not followed.
+func TestDeviceIsHeldByNumber(t *testing.T) {
+	w := devicestest.New(t)
+	first, second := w.Disk("disk-1", mib), w.Disk("disk-2", mib)
+	number, err := rawdev.At(first.Path)
+	must.Succeed(t, err)
+	must.Succeed(t, errors.Join(os.Remove(first.Path), os.Symlink(second.Node, first.Path)))
+	_, err = devices.Hold(first.Path, number, true)
+	if p, ok := errors.AsType[devices.Problem](err); !ok || p.Reason != devices.OtherDevice {
+		t.Errorf("Hold = %v, want %s", err, devices.OtherDevice)
+	}
+	free, err := rawdev.Open(second.Node)
+	if err != nil {
+		t.Fatalf("the other device is still held: %v", err)
+	}
+	must.Succeed(t, free.Close())
 }
 
 // After a reboot a path may lead to another disk.

@@ -28,13 +28,18 @@ func (s Signature) String() string {
 	return text
 }
 
-// Signatures are all that util-linux finds on a device, at its head and its tail. It is an error if these cannot be read.
-func Signatures(ctx context.Context, d *rawdev.Device) ([]Signature, error) {
-	if err := d.ReadEnds(); err != nil {
+// Signatures are all that util-linux finds on a device, at its head and its tail. It is an error if these cannot be read,
+// or are not where they were when it was held.
+func Signatures(ctx context.Context, h *Held) ([]Signature, error) {
+	if err := h.ReadEnds(); err != nil {
 		return nil, err
 	}
-	output, err := wipefs(ctx, d, "--no-act", "--json")
+	output, err := wipefs(ctx, h.Device, "--no-act", "--json")
 	if err != nil {
+		return nil, err
+	}
+	// One that was removed has no end any more, and nothing is found on it.
+	if err := h.checkSize(); err != nil {
 		return nil, err
 	}
 	var list struct {
@@ -44,7 +49,7 @@ func Signatures(ctx context.Context, d *rawdev.Device) ([]Signature, error) {
 		return nil, nil // it writes nothing if there are none
 	}
 	if err := json.Unmarshal(output, &list); err != nil {
-		return nil, fmt.Errorf("signatures of %s: %v: %s", d, err, output)
+		return nil, fmt.Errorf("signatures of %s: %v: %s", h, err, output)
 	}
 	return list.Signatures, nil
 }

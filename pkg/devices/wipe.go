@@ -114,7 +114,7 @@ func (w *wiper) erase(ctx context.Context) error {
 
 // none makes sure that no signature is left.
 func (w *wiper) none(ctx context.Context) error {
-	left, err := Signatures(ctx, w.device.Device)
+	left, err := Signatures(ctx, w.device)
 	if err == nil && len(left) > 0 {
 		err = fmt.Errorf("%s still has %s after it was erased", w.device, describe(left))
 	}

@@ -335,6 +335,7 @@ func TestNothingIsWrittenInSteadyState(t *testing.T) {
 	c.configure(block())
 	c.awaitVolumes(1)
 	c.until("an error device", func() bool { return value(c.metrics.errors) == 1 })
+	c.wantEvent("DeviceHasSignature", refused.Path, "swap")
 	writes, said := value(c.metrics.writes.WithLabelValues("create")), len(c.said.Events)
 	for range 5 {
 		c.pass()

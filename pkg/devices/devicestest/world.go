@@ -218,6 +218,23 @@ func (d *Disk) Fill() {
 	must.Succeed(d, errors.Join(device.Sync(), device.Close()))
 }
 
+// Write has the disk begin with this.
+func (d *Disk) Write(content []byte) {
+	d.Helper()
+	device, err := os.OpenFile(d.Node, os.O_RDWR, 0)
+	must.Succeed(d, err)
+	_, err = device.WriteAt(content, 0)
+	must.Succeed(d, errors.Join(err, device.Sync(), device.Close()))
+}
+
+// Resize gives the disk's file, and so the disk, another size, in bytes.
+func (d *Disk) Resize(bytes int64) error {
+	if err := os.Truncate(d.Image, bytes); err != nil {
+		return err
+	}
+	return loopfs.Resized(d.Node)
+}
+
 // Bytes is the size of the disk.
 func (d *Disk) Bytes() int64 {
 	d.Helper()

@@ -110,6 +110,15 @@ func Attach(path string) (*os.File, error) {
 	}
 }
 
+// Resized has a loop device take the size that its file has now.
+func Resized(device string) error {
+	file, err := os.Open(device)
+	if err != nil {
+		return err
+	}
+	return errors.Join(unix.IoctlSetInt(int(file.Fd()), unix.LOOP_SET_CAPACITY, 0), file.Close())
+}
+
 // MountDevice mounts what a device has.
 func MountDevice(ctx context.Context, device, dir, kind string, options ...string) error {
 	args := []string{"mount", "-t", kind, device, dir}
