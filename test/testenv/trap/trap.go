@@ -90,7 +90,7 @@ type reply struct {
 	flags uint32
 }
 
-// A Failure is an error that steps get instead of being taken.
+// A Failure is an error that steps get instead of being taken. Without an error they are said to be taken, and are not.
 type Failure struct {
 	Errno unix.Errno
 	Fails func(number int, s Step) bool // numbers begin at 1
@@ -257,7 +257,7 @@ func (d process) answerOne() error {
 	if err != nil {
 		return err
 	}
-	kill, errno := d.trap.stop(&n)
+	kill, instead := d.trap.stop(&n)
 	if kill {
 		// The thread waits until it is dead: the call is never made. It may be one of a program that the trapped one
 		// runs, which ends with it, as in a container.
@@ -266,8 +266,8 @@ func (d process) answerOne() error {
 		return err
 	}
 	r := reply{id: n.id, flags: unix.SECCOMP_USER_NOTIF_FLAG_CONTINUE}
-	if errno != 0 {
-		r = reply{id: n.id, errno: -int32(errno)}
+	if instead != nil {
+		r = reply{id: n.id, errno: -int32(*instead)}
 	}
 	err = control(d.listener, unix.SECCOMP_IOCTL_NOTIF_SEND, unsafe.Pointer(&r))
 	if errors.Is(err, unix.ENOENT) {
@@ -276,27 +276,27 @@ func (d process) answerOne() error {
 	return err
 }
 
-// stop counts a step, and reports whether it is the one that must not be taken, and if not, the error that it gets; 0 for
-// none.
-func (tr *Trap) stop(n *notification) (kill bool, errno unix.Errno) {
+// stop counts a step, and reports whether it is the one that must not be taken, and if not, the error that it gets instead
+// of being taken; nil to take it.
+func (tr *Trap) stop(n *notification) (kill bool, instead *unix.Errno) {
 	tr.mu.Lock()
 	defer tr.mu.Unlock()
 	if tr.killed {
-		return false, 0 // what other threads still ask for: they are dying
+		return false, nil // what other threads still ask for: they are dying
 	}
 	if !tr.armed {
-		return false, 0
+		return false, nil
 	}
 	s, ok := n.step()
 	if !ok {
-		return false, 0
+		return false, nil
 	}
 	tr.steps = append(tr.steps, s)
 	tr.killed = len(tr.steps) == tr.killAt
 	if f := tr.failure; f != nil && f.Fails(len(tr.steps), s) {
-		return false, f.Errno
+		return false, &f.Errno
 	}
-	return tr.killed, 0
+	return tr.killed, nil
 }
 
 func control(fd int, request uint, argument unsafe.Pointer) error {
