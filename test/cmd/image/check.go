@@ -151,6 +151,9 @@ func (c checker) single(content []byte) ([]string, error) {
 		problems = append(problems, files.layer(layer))
 	}
 	problems = append(problems, files.missing())
+	if files.bytes > c.image.mostBytes {
+		problems = append(problems, fmt.Errorf("its files have %d bytes, and may have %d", files.bytes, c.image.mostBytes))
+	}
 	if err := errors.Join(problems...); err != nil {
 		return nil, fmt.Errorf("the image for %s: %w", configured.Architecture, err)
 	}
@@ -184,6 +187,8 @@ type contents struct {
 	// seen are the entries that are no directories, by their path; loaded is what programs load.
 	seen   map[string]bool
 	loaded []string
+	// bytes are those of all files.
+	bytes int64
 }
 
 // layer checks the entries of a layer.
@@ -207,6 +212,7 @@ func (c *contents) layer(layer []byte) (err error) {
 		if err != nil {
 			return err
 		}
+		c.bytes += int64(len(content))
 		if err := c.entry(header, content); err != nil {
 			problems = append(problems, fmt.Errorf("%s, %v, of %d:%d: %v", header.Name, header.FileInfo().Mode(), header.Uid, header.Gid, err))
 		}

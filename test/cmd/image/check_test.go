@@ -67,6 +67,9 @@ func tarOf(t *testing.T, files []file) []byte {
 
 const program = "hostpath-csi-driver"
 
+// plain is an image of the program alone.
+var plain = image{mostBytes: 1000}
+
 // A fakeImage is what goes into an archive.
 type fakeImage struct {
 	layers [][]file
@@ -120,7 +123,7 @@ func TestImageWithProgramOnly(t *testing.T) {
 		i := good(t)
 		i.zipped = zipped
 		i.config.Config.Env = []string{"PATH=/bin"}
-		if found, err := check(i.write(t), program, image{}); err != nil || !slices.Equal(found, []string{"amd64"}) {
+		if found, err := check(i.write(t), program, plain); err != nil || !slices.Equal(found, []string{"amd64"}) {
 			t.Errorf("found %q, %v; want it good for amd64", found, err)
 		}
 	}
@@ -152,11 +155,12 @@ func TestImageWithUnexpectedContents(t *testing.T) {
 		"a port":          {func(i *fakeImage) { i.config.Config.ExposedPorts = map[string]struct{}{"80/tcp": {}} }, "ports"},
 		"a variable":      {func(i *fakeImage) { i.config.Config.Env = []string{"LD_PRELOAD=/x"} }, "LD_PRELOAD"},
 		"another system":  {func(i *fakeImage) { i.config.OS = "windows" }, "windows"},
+		"too much":        {func(i *fakeImage) { f := &i.layers[0][0]; f.content = append(f.content, make([]byte, 1000)...) }, "may have 1000"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			i := good(t)
 			c.change(&i)
-			if found, err := check(i.write(t), program, image{}); err == nil || !strings.Contains(err.Error(), c.says) {
+			if found, err := check(i.write(t), program, plain); err == nil || !strings.Contains(err.Error(), c.says) {
 				t.Errorf("found %q, %v; want it to name %q", found, err, c.says)
 			}
 		})
@@ -164,7 +168,7 @@ func TestImageWithUnexpectedContents(t *testing.T) {
 }
 
 // debian is an image with a program and a library of Debian's.
-var debian = image{debian: map[string][]string{"util-linux": {"/usr/sbin/wipefs"}}}
+var debian = image{mostBytes: 1000, debian: map[string][]string{"util-linux": {"/usr/sbin/wipefs"}}}
 
 func goodDebian(t *testing.T) fakeImage {
 	t.Helper()
@@ -234,7 +238,7 @@ func TestInvalidArchive(t *testing.T) {
 		"no archive":                  bytes.Repeat([]byte("x"), 2048),
 	} {
 		must.Succeed(t, os.WriteFile(path, content, 0o600))
-		if found, err := check(path, program, image{}); err == nil {
+		if found, err := check(path, program, plain); err == nil {
 			t.Errorf("%s: found %q", name, found)
 		}
 	}

@@ -23,15 +23,19 @@ type image struct {
 	debian map[string][]string
 	// user is the one it runs as, root if empty.
 	user string
+	// mostBytes is what its files may have together, for any architecture: some tenth more than they have.
+	mostBytes int64
 }
+
+const mb = 1_000_000
 
 // images are all of them, by program; the Dockerfile has a stage for each.
 var images = map[string]image{
-	"hostpath-csi-driver":           {},
-	"hostpath-provisioner-operator": {user: "65534:65534"},
-	"local-pv-provisioner":          {debian: map[string][]string{"util-linux": {"/usr/sbin/wipefs"}}},
-	"hostpath-provisioner":          {},
-	"pool-mounter": {debian: map[string][]string{
+	"hostpath-csi-driver":           {mostBytes: 18 * mb},
+	"hostpath-provisioner-operator": {mostBytes: 37 * mb, user: "65534:65534"},
+	"local-pv-provisioner":          {mostBytes: 40 * mb, debian: map[string][]string{"util-linux": {"/usr/sbin/wipefs"}}},
+	"hostpath-provisioner":          {mostBytes: 38 * mb},
+	"pool-mounter": {mostBytes: 14 * mb, debian: map[string][]string{
 		"btrfs-progs": {"/usr/bin/btrfs", "/usr/sbin/mkfs.btrfs"},
 		// mke2fs and e2fsck are what the other two names lead to.
 		"e2fsprogs":  {"/usr/sbin/e2fsck", "/usr/sbin/fsck.ext4", "/usr/sbin/mke2fs", "/usr/sbin/mkfs.ext4", "/usr/sbin/resize2fs"},
