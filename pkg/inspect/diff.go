@@ -7,9 +7,11 @@ import (
 	"fmt"
 	"io"
 	"strings"
+	"time"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/diff"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/hang"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/content"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
@@ -47,33 +49,88 @@ func (d Difference) WriteText(w io.Writer) error {
 }
 
 // Compare calls found for what changed from one snapshot to another of the same volume, or to
-// the volume itself if to is the zero id. Errors: volume.ErrNotFound, ErrInvalid for snapshots
-// that are not of one volume, ErrDamagedRecord.
+// the volume itself if to is the zero id. A pool that gets nowhere for Options.HangAfter is left
+// behind. Errors: volume.ErrNotFound, ErrInvalid for snapshots that are not of one volume,
+// ErrDamagedRecord.
 func Compare(ctx context.Context, configs []poolconfig.Pool, options Options, from, to volume.ID, found func(Difference) error) error {
 	n := &node{options: options.withDefaults()}
 	var problems []error
 	for i := range configs {
 		r := n.reader(&configs[i])
-		if _, err := r.notePlace(); err != nil {
-			return err
-		}
-		s, _, err := store.OpenReadOnly(r.at)
-		if err != nil {
-			problems = append(problems, fmt.Errorf("pool %q: %w", r.Config.Name, err))
-			continue
-		}
-		r.Store = s
-		defer s.Close()
-		has, err := r.Store.ReadRecord(from)
-		if has != nil || err != nil {
+		has, err := whileStepping(ctx, r, func() (bool, error) { return r.holds(from) })
+		switch {
+		case has:
 			return r.compare(ctx, from, to, found)
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
+		case err != nil:
+			problems = append(problems, fmt.Errorf("pool %q: %w", r.Config.Name, err))
 		}
 	}
 	return errors.Join(append(problems, fmt.Errorf("%s: %w", from.Named(), volume.ErrNotFound))...)
 }
 
-// compare compares two entries of the pool.
+// holds opens the pool's layout, and leaves it open if the pool has an entry.
+func (r *reader) holds(id volume.ID) (bool, error) {
+	if _, err := r.notePlace(); err != nil {
+		return false, err
+	}
+	s, _, err := store.OpenReadOnly(r.at)
+	if err != nil {
+		return false, err
+	}
+	if has, err := s.ReadRecord(id); has == nil && err == nil {
+		s.Close()
+		return false, nil
+	}
+	r.Store = s
+	return true, nil
+}
+
+// compare hands over what changed as it is found. Only reading has to get on: found may wait for
+// somebody who reads its output page by page.
 func (r *reader) compare(ctx context.Context, from, to volume.ID, found func(Difference) error) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	all := make(chan Difference)
+	reading := hang.Start(func() (struct{}, error) {
+		defer close(all)
+		defer r.Store.Close()
+		return struct{}{}, r.differences(ctx, from, to, func(d Difference) error {
+			select {
+			case all <- d:
+				return nil
+			case <-ctx.Done():
+				return context.Cause(ctx)
+			}
+		})
+	})
+	for {
+		var err error
+		before := r.steps.Load()
+		select {
+		case d, more := <-all:
+			if !more {
+				_, err := reading.Wait(ctx, 0)
+				return err
+			}
+			err = found(d)
+		case <-time.After(r.options.HangAfter):
+			if r.steps.Load() == before {
+				err = fmt.Errorf("pool %q: %w", r.Config.Name, r.hangs())
+			}
+		case <-ctx.Done():
+			err = context.Cause(ctx)
+		}
+		if err != nil {
+			reading.Abandon(nil)
+			return err
+		}
+	}
+}
+
+// differences compares two entries of the pool.
+func (r *reader) differences(ctx context.Context, from, to volume.ID, found func(Difference) error) error {
 	a, inA, err := r.openToCompare(from)
 	if err != nil {
 		return err
@@ -97,10 +154,14 @@ func (r *reader) compare(ctx context.Context, from, to volume.ID, found func(Dif
 	if of.ID != is.ID || of.UID != is.UID {
 		return fmt.Errorf("%w: %s is of volume %s (%s), and %s of volume %s (%s)", volume.ErrInvalid, from.Named(), of.ID, of.UID, to.Named(), is.ID, is.UID)
 	}
-	if a.Mode == volume.ModeBlock {
-		return compareImages(ctx, inA, inB, found)
+	step := func() error {
+		r.steps.Add(1)
+		return ctx.Err()
 	}
-	return diff.Trees(ctx, inA, inB, func(c diff.Change) error {
+	if a.Mode == volume.ModeBlock {
+		return compareImages(step, inA, inB, found)
+	}
+	return diff.Trees(step, inA, inB, func(c diff.Change) error {
 		return found(Difference{Change: string(c.Kind), Path: c.Path, What: c.What})
 	})
 }
@@ -123,7 +184,7 @@ func (r *reader) openToCompare(id volume.ID) (*store.Record, *dir.Dir, error) {
 	return e.Record, d, nil
 }
 
-func compareImages(ctx context.Context, from, to *dir.Dir, found func(Difference) error) error {
+func compareImages(step func() error, from, to *dir.Dir, found func(Difference) error) error {
 	a, err := from.OpenFile(content.FileName)
 	if err != nil {
 		return err
@@ -134,7 +195,7 @@ func compareImages(ctx context.Context, from, to *dir.Dir, found func(Difference
 		return err
 	}
 	defer func() { _ = b.Close() }() // opened for reading
-	return diff.Files(ctx, a, b, func(r diff.Range) error {
+	return diff.Files(step, a, b, func(r diff.Range) error {
 		return found(Difference{Change: string(diff.Changed), Offset: &r.Offset, Bytes: &r.Bytes})
 	})
 }

@@ -168,13 +168,17 @@ func whileStepping[T any](ctx context.Context, r *reader, do func() (T, error)) 
 			if r.steps.Load() != before {
 				continue
 			}
-			err = fmt.Errorf("no answer for %v: its filesystem hangs", r.options.HangAfter)
+			err = r.hangs()
 		}
 		if err != nil {
 			call.Abandon(nil)
 		}
 		return answer, err
 	}
+}
+
+func (r *reader) hangs() error {
+	return fmt.Errorf("no answer for %v: its filesystem hangs", r.options.HangAfter)
 }
 
 // blank is the report of a pool that was not read yet.

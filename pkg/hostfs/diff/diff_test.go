@@ -46,7 +46,7 @@ func open(t *testing.T, path string) *dir.Dir {
 func trees(t *testing.T, from, to string) []string {
 	t.Helper()
 	var all []string
-	must.Succeed(t, diff.Trees(t.Context(), open(t, from), open(t, to), func(c diff.Change) error {
+	must.Succeed(t, diff.Trees(t.Context().Err, open(t, from), open(t, to), func(c diff.Change) error {
 		all = append(all, strings.TrimSuffix(string(c.Kind)+" "+c.Path+" "+strings.Join(c.What, ","), " "))
 		return nil
 	}))
@@ -187,7 +187,7 @@ func TestFiles(t *testing.T) {
 			b, err := os.Open(to)
 			must.Succeed(t, err)
 			defer b.Close()
-			must.Succeed(t, diff.Files(t.Context(), a, b, func(r diff.Range) error { all = append(all, r); return nil }))
+			must.Succeed(t, diff.Files(t.Context().Err, a, b, func(r diff.Range) error { all = append(all, r); return nil }))
 			return all
 		}
 		if all := ranges(); len(all) > 0 {
@@ -224,14 +224,14 @@ func TestFilesReadsNothingThatIsShared(t *testing.T) {
 	unreadable, err := os.OpenFile(paths[1], os.O_WRONLY, 0)
 	must.Succeed(t, err)
 	defer unreadable.Close()
-	must.Succeed(t, diff.Files(t.Context(), a, unreadable, func(r diff.Range) error { t.Errorf("%v differs", r); return nil }))
+	must.Succeed(t, diff.Files(t.Context().Err, a, unreadable, func(r diff.Range) error { t.Errorf("%v differs", r); return nil }))
 }
 
 func TestTreesEndWithContext(t *testing.T) {
 	from, to := copied(t, testenv.LoopFS(t, "xfs", 512*mib), clone.Share)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := diff.Trees(ctx, open(t, from), open(t, to), func(diff.Change) error { return nil }); !errors.Is(err, context.Canceled) {
+	if err := diff.Trees(ctx.Err, open(t, from), open(t, to), func(diff.Change) error { return nil }); !errors.Is(err, context.Canceled) {
 		t.Errorf("%v, want context.Canceled", err)
 	}
 }

@@ -6,7 +6,6 @@ package diff
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"io/fs"
 	"os"
@@ -43,13 +42,14 @@ type Change struct {
 // Trees compares two trees, and calls found for what differs, a directory before its content
 // and otherwise in the order of names. It enters nothing that is mounted in them, follows no link,
 // and opens nothing but directories and regular files. It holds a few descriptors, and the
-// names of the directories on the way.
-func Trees(ctx context.Context, from, to *dir.Dir, found func(Change) error) error {
+// names of the directories on the way. Before each entry and each MiB that is read it calls step,
+// whose error ends it.
+func Trees(step func() error, from, to *dir.Dir, found func(Change) error) error {
 	p, err := reopen(from, to)
 	if err != nil {
 		return err
 	}
-	c := &comparer{ctx: ctx, found: found}
+	c := &comparer{step: step, found: found}
 	defer func() { p.close() }()
 	if err := c.attributes(&p); err != nil {
 		return err
@@ -93,19 +93,19 @@ func (p *pair) open(name string) (sub pair, err error) {
 }
 
 type comparer struct {
-	ctx   context.Context
+	step  func() error
 	found func(Change) error
 	path  []string
 }
 
 // level compares the content of a directory.
 func (c *comparer) level(p *pair) error {
-	all, err := names(p)
+	all, err := c.names(p)
 	if err != nil {
 		return err
 	}
 	for _, name := range all {
-		if err := c.ctx.Err(); err != nil {
+		if err := c.step(); err != nil {
 			return err
 		}
 		if err := c.entry(p, name); err != nil {
@@ -116,10 +116,13 @@ func (c *comparer) level(p *pair) error {
 }
 
 // names are those that either directory has, in order.
-func names(p *pair) ([]string, error) {
+func (c *comparer) names(p *pair) ([]string, error) {
 	var all []string
 	for _, d := range []*dir.Dir{p.from, p.to} {
 		for entry, err := range d.Entries() {
+			if err == nil {
+				err = c.step()
+			}
 			if err != nil {
 				return nil, err
 			}
@@ -146,7 +149,7 @@ func (c *comparer) entry(p *pair, name string) error {
 	case to == nil:
 		return c.report(Change{Kind: Removed}, name, from)
 	}
-	what, err := differences(c.ctx, p, name, from, to)
+	what, err := c.differences(p, name, from, to)
 	if err == nil && len(what) > 0 {
 		err = c.report(Change{Kind: Changed, What: what}, name, to)
 	}
@@ -225,7 +228,7 @@ func stat(in *dir.Dir, name string) (*unix.Stat_t, error) {
 }
 
 // differences are those between two entries that are there.
-func differences(ctx context.Context, p *pair, name string, from, to *unix.Stat_t) ([]string, error) {
+func (c *comparer) differences(p *pair, name string, from, to *unix.Stat_t) ([]string, error) {
 	if format(from) != format(to) || from.Rdev != to.Rdev {
 		return []string{"type"}, nil
 	}
@@ -239,7 +242,7 @@ func differences(ctx context.Context, p *pair, name string, from, to *unix.Stat_
 		same, err = sameTarget(p, name)
 	case unix.S_IFREG:
 		if from.Size == to.Size {
-			same, err = sameContent(ctx, p, name)
+			same, err = c.sameContent(p, name)
 		}
 	}
 	if !same {
@@ -283,7 +286,7 @@ func sameTarget(p *pair, name string) (bool, error) {
 
 var errDiffers = errors.New("differs")
 
-func sameContent(ctx context.Context, p *pair, name string) (bool, error) {
+func (c *comparer) sameContent(p *pair, name string) (bool, error) {
 	from, err := openRegular(p.from, name)
 	if err != nil {
 		return false, err
@@ -294,7 +297,7 @@ func sameContent(ctx context.Context, p *pair, name string) (bool, error) {
 		return false, err
 	}
 	defer func() { _ = to.Close() }()
-	err = Files(ctx, from, to, func(Range) error { return errDiffers })
+	err = Files(c.step, from, to, func(Range) error { return errDiffers })
 	if errors.Is(err, errDiffers) {
 		return false, nil
 	}

@@ -1,8 +1,13 @@
 package faults
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
+	"errors"
 	"net"
+	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -226,4 +231,42 @@ func (w *world) inTime(what string, call func() error) {
 		w.Errorf("%s: %v after %v, want success within %v", what, err, took, bound())
 	}
 	w.Logf("%s took %v", what, took.Round(time.Millisecond))
+}
+
+// Comparing snapshots ends although what it reads does not come. All but the content of the file
+// is in memory, so that it is the comparison that hangs.
+func TestCompareOnHangingDisk(t *testing.T) {
+	unlessShort(t)
+	program := drivertest.Built(t)
+	m, d := newFaultyMount(t, filesystems()[1])
+	pools := []drivertest.PoolConfig{{Name: "local", Path: filepath.Join(m.at, "pool")}}
+	driver := drivertest.Start(t, drivertest.Config{Binary: program, Pools: pools})
+	_, err := driver.Create(t.Context(), drivertest.Volume{ID: "pvc-1", Pool: "local", Bytes: 16 * mib})
+	driver.Must(err)
+	file := filepath.Join(pools[0].Path, "pvc-1", "file")
+	driver.Must(os.WriteFile(file, bytes.Repeat([]byte{1}, mib), 0o644))
+	_, err = driver.Snapshot(t.Context(), "monday", "pvc-1", "")
+	driver.Must(err)
+	compare := func() (output string, exit int) {
+		datadir, err := json.Marshal(pools)
+		driver.Must(err)
+		cmd := exec.CommandContext(t.Context(), program, "inspect", "--diff", "monday", "--datadir", string(datadir))
+		out, err := cmd.CombinedOutput()
+		if cmd.ProcessState == nil {
+			driver.Must(err)
+		}
+		return string(out), cmd.ProcessState.ExitCode()
+	}
+	if output, exit := compare(); exit != 0 || output != "" {
+		t.Fatalf("before it hangs comparing ends with %d, and prints %q", exit, output)
+	}
+	f, err := os.Open(file)
+	driver.Must(err)
+	driver.Must(errors.Join(f.Sync(), unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED), f.Close()))
+	d.Hang()
+	if output, exit := compare(); exit != 1 || !strings.Contains(output, `pool "local": no answer for 5s`) {
+		t.Errorf("comparing ends with %d, and prints %q", exit, output)
+	}
+	d.AwaitHanging()
+	d.Heal()
 }

@@ -14,6 +14,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -348,6 +349,13 @@ func testHang(t *testing.T, program string) {
 	// One volume, of a pool that may have it.
 	if report := b.report(2, "--volume=pvc-9"); report.Pools[1].Condition == "" {
 		t.Errorf("the report is %+v", report)
+	}
+	_, err := b.Snapshot(t.Context(), "monday", "pvc-1", "")
+	b.Must(err)
+	b.Must(os.WriteFile(filepath.Join(b.pool, "pvc-1", "new"), nil, 0o644))
+	slices.Reverse(b.pools) // that which hangs is asked first
+	if output, status := b.run("--diff", "monday"); status != 0 || !strings.Contains(output, "new") {
+		t.Errorf("comparing ends with %d, and prints %q", status, output)
 	}
 	release()
 }
