@@ -131,6 +131,10 @@ type Snapshot struct {
 	Method      string     `json:"method,omitempty"`
 	Consistency string     `json:"consistency,omitempty"`
 	Cut         *time.Time `json:"cut"`
+	// TookMillis is how long reading the volume took, and StallMillis for how long those who write to
+	// it had to wait at most.
+	TookMillis  *int64 `json:"tookMillis"`
+	StallMillis *int64 `json:"stallMillis"`
 	// Upstream: it is of the upstream KubeVirt driver, in the pool's snapshotPath.
 	Upstream bool `json:"upstream,omitempty"`
 }

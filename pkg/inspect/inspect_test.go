@@ -74,11 +74,11 @@ func aNode() inspect.Report {
 				Snapshots: []inspect.Snapshot{
 					{
 						Name: "before-upgrade", Condition: "in order", Source: "pvc-2", Mode: "mount", SizeBytes: number(gib), HeldBytes: number(12 * mib),
-						Method: "reflink", Consistency: "point-in-time", Cut: &made,
+						Method: "reflink", Consistency: "point-in-time", Cut: &made, TookMillis: number(1250), StallMillis: number(0),
 					},
 					{
 						Name: "daily", Abnormal: true, Lost: true, Condition: "the snapshot is lost", Reason: "directory_missing", Source: "pvc-1", Mode: "mount",
-						SizeBytes: number(20 * gib), HeldBytes: number(20 * gib), Method: "copy", Consistency: "crash-consistent", Cut: &made,
+						SizeBytes: number(20 * gib), HeldBytes: number(20 * gib), Method: "copy", Consistency: "crash-consistent", Cut: &made, TookMillis: number(90_000), StallMillis: number(340),
 					},
 					{Name: "torn", Abnormal: true, Condition: "the snapshot's record is unreadable", Reason: "record_unreadable"},
 				},

@@ -479,7 +479,7 @@ func TestLookSnapshots(t *testing.T) {
 				t.Errorf("a snapshot is seen as %+v, want %+v", s, want)
 			}
 			if m := made[want.name]; want.source != "" && (*s.SizeBytes != m.Origin.Bytes || *s.HeldBytes != m.Promised || s.Method != string(m.Origin.Method) ||
-				s.Consistency != string(m.Origin.Consistency) || !s.Cut.Equal(m.Origin.Cut)) {
+				s.Consistency != string(m.Origin.Consistency) || !s.Cut.Equal(m.Origin.Cut) || *s.TookMillis != m.Origin.TookMillis || *s.StallMillis != m.Origin.StallMillis) {
 				t.Errorf("a snapshot is seen as %+v, want %+v", s, m)
 			}
 		}

@@ -33,6 +33,7 @@ func (v *seen) describeSnapshot() Snapshot {
 		of := rec.Origin
 		s.Source, s.Mode, s.SizeBytes, s.HeldBytes = of.ID, string(rec.Mode), &of.Bytes, &rec.Bytes
 		s.Method, s.Consistency, s.Cut = string(of.Method), string(of.Consistency), &of.Cut
+		s.TookMillis, s.StallMillis = &of.TookMillis, &of.StallMillis
 	}
 	return s
 }
@@ -84,7 +85,7 @@ func (r *Report) OnlySnapshots() {
 	r.count()
 }
 
-var snapshotHeader = []string{"SNAPSHOT", "SOURCE", "MODE", "SIZE", "HELD", "METHOD", "CONSISTENCY", "AGE", "CONDITION"}
+var snapshotHeader = []string{"SNAPSHOT", "SOURCE", "MODE", "SIZE", "HELD", "METHOD", "CONSISTENCY", "TOOK", "STALL", "AGE", "CONDITION"}
 
 func (s Snapshot) row(now time.Time) []string {
 	age := "-"
@@ -93,6 +94,17 @@ func (s Snapshot) row(now time.Time) []string {
 	}
 	return []string{
 		clean(s.Name), orDash(clean(s.Source)), orDash(s.Mode), size(s.SizeBytes), size(s.HeldBytes), orDash(s.Method), orDash(s.Consistency),
-		age, condition(s.Abnormal, s.Condition),
+		millis(s.TookMillis), millis(s.StallMillis), age, condition(s.Abnormal, s.Condition),
 	}
+}
+
+// millis is a number of milliseconds, as people read it.
+func millis(n *int64) string {
+	switch {
+	case n == nil:
+		return "-"
+	case *n == 0:
+		return "<1ms"
+	}
+	return (time.Duration(*n) * time.Millisecond).String()
 }
