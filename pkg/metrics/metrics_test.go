@@ -130,10 +130,10 @@ var (
 		Available: 3 << 30, Used: 1 << 30, Unlimited: 1, Unused: 2 << 30, Trash: 2, Stuck: 1, TrashBytes: 1 << 20, TrashSince: time.Unix(1700000000, 5e8),
 		SharesWith: []volume.PoolName{poolName("bare")}, Restored: 4, RemovedFiles: 70, RemovedVolumes: 6, LastError: time.Unix(1600000000, 0),
 		Abnormal:  map[health.Reason]int{"no_space": 1, "directory_missing": 0},
-		Snapshots: ledger.SnapshotSum{Count: 7, Lost: 2, Promised: 4096, PointInTime: 2, CrashConsistent: 1, Unverified: 3}, Copying: 1,
-		Copies: map[volume.CopyMethod]pool.CopySum{volume.ByReference: {Count: 6, Took: 1500 * time.Millisecond}},
+		Snapshots: ledger.SnapshotSum{Count: 7, Lost: 2, Promised: 4096, PointInTime: 2, CrashConsistent: 1, Unverified: 3}, Copying: 1, Upstream: 5,
+		Copies: map[volume.CopyMethod]pool.CopySum{volume.ByReference: {Count: 6, Failed: 2, Took: 1500 * time.Millisecond, Stalled: 250 * time.Millisecond}},
 	}
-	away = pool.Status{Name: poolName("away"), Err: volume.ErrUnavailable, Used: volume.Unknown, Unlimited: volume.Unknown, Unused: volume.Unknown, TrashBytes: volume.Unknown}
+	away = pool.Status{Name: poolName("away"), Err: volume.ErrUnavailable, Used: volume.Unknown, Unlimited: volume.Unknown, Unused: volume.Unknown, TrashBytes: volume.Unknown, Upstream: volume.Unknown}
 )
 
 func TestPools(t *testing.T) {
@@ -141,7 +141,7 @@ func TestPools(t *testing.T) {
 	address := serve(t, metrics.New(metrics.Options{Pools: func() []pool.Status { return pools }}), metrics.TLS{})
 	// bare is on a filesystem that is read-only, and counts no inodes and no errors.
 	bare := pool.Status{
-		Name: poolName("bare"), SystemDisk: true, Used: volume.Unknown,
+		Name: poolName("bare"), SystemDisk: true, Used: volume.Unknown, Upstream: volume.Unknown,
 		Space: &dir.Space{SizeBytes: 1024, FreeBytes: 512, ReadOnly: true}, Errors: volume.Unknown,
 	}
 	for name, c := range map[string]struct {
@@ -162,6 +162,15 @@ func TestPools(t *testing.T) {
 			`hostpath_pool_copy_duration_seconds_sum{method="copy",pool="local"} 0`,
 			`hostpath_pool_copy_duration_seconds_sum{method="reflink",pool="local"} 1.5`,
 			`hostpath_pool_copy_duration_seconds_sum{method="subvolume",pool="local"} 0`,
+			`hostpath_pool_copy_stall_seconds_count{method="copy",pool="local"} 0`,
+			`hostpath_pool_copy_stall_seconds_count{method="reflink",pool="local"} 6`,
+			`hostpath_pool_copy_stall_seconds_count{method="subvolume",pool="local"} 0`,
+			`hostpath_pool_copy_stall_seconds_sum{method="copy",pool="local"} 0`,
+			`hostpath_pool_copy_stall_seconds_sum{method="reflink",pool="local"} 0.25`,
+			`hostpath_pool_copy_stall_seconds_sum{method="subvolume",pool="local"} 0`,
+			`hostpath_pool_failed_copies_total{method="copy",pool="local"} 0`,
+			`hostpath_pool_failed_copies_total{method="reflink",pool="local"} 2`,
+			`hostpath_pool_failed_copies_total{method="subvolume",pool="local"} 0`,
 			`hostpath_pool_filesystem_errors{pool="local"} 2`,
 			`hostpath_pool_free_bytes{pool="local"} 4.294967296e+09`,
 			`hostpath_pool_free_inodes{pool="local"} 900`,
@@ -189,6 +198,7 @@ func TestPools(t *testing.T) {
 			`hostpath_pool_trash_oldest_timestamp_seconds{pool="local"} 1.7000000005e+09`,
 			`hostpath_pool_trash_stuck_entries{pool="local"} 1`,
 			`hostpath_pool_unlimited_volumes{pool="local"} 1`,
+			`hostpath_pool_upstream_snapshots{pool="local"} 5`,
 			`hostpath_pool_used_bytes{pool="local"} 1.073741824e+09`,
 			`hostpath_pool_volumes{pool="local"} 3`,
 			"kubevirt_hpp_pool_path_shared_with_os 0",
@@ -202,6 +212,15 @@ func TestPools(t *testing.T) {
 			`hostpath_pool_copy_duration_seconds_sum{method="copy",pool="away"} 0`,
 			`hostpath_pool_copy_duration_seconds_sum{method="reflink",pool="away"} 0`,
 			`hostpath_pool_copy_duration_seconds_sum{method="subvolume",pool="away"} 0`,
+			`hostpath_pool_copy_stall_seconds_count{method="copy",pool="away"} 0`,
+			`hostpath_pool_copy_stall_seconds_count{method="reflink",pool="away"} 0`,
+			`hostpath_pool_copy_stall_seconds_count{method="subvolume",pool="away"} 0`,
+			`hostpath_pool_copy_stall_seconds_sum{method="copy",pool="away"} 0`,
+			`hostpath_pool_copy_stall_seconds_sum{method="reflink",pool="away"} 0`,
+			`hostpath_pool_copy_stall_seconds_sum{method="subvolume",pool="away"} 0`,
+			`hostpath_pool_failed_copies_total{method="copy",pool="away"} 0`,
+			`hostpath_pool_failed_copies_total{method="reflink",pool="away"} 0`,
+			`hostpath_pool_failed_copies_total{method="subvolume",pool="away"} 0`,
 			`hostpath_pool_limits_restored_total{pool="away"} 0`,
 			`hostpath_pool_lost_snapshots{pool="away"} 0`,
 			`hostpath_pool_promised_bytes{pool="away"} 0`,
@@ -227,6 +246,15 @@ func TestPools(t *testing.T) {
 			`hostpath_pool_copy_duration_seconds_sum{method="copy",pool="bare"} 0`,
 			`hostpath_pool_copy_duration_seconds_sum{method="reflink",pool="bare"} 0`,
 			`hostpath_pool_copy_duration_seconds_sum{method="subvolume",pool="bare"} 0`,
+			`hostpath_pool_copy_stall_seconds_count{method="copy",pool="bare"} 0`,
+			`hostpath_pool_copy_stall_seconds_count{method="reflink",pool="bare"} 0`,
+			`hostpath_pool_copy_stall_seconds_count{method="subvolume",pool="bare"} 0`,
+			`hostpath_pool_copy_stall_seconds_sum{method="copy",pool="bare"} 0`,
+			`hostpath_pool_copy_stall_seconds_sum{method="reflink",pool="bare"} 0`,
+			`hostpath_pool_copy_stall_seconds_sum{method="subvolume",pool="bare"} 0`,
+			`hostpath_pool_failed_copies_total{method="copy",pool="bare"} 0`,
+			`hostpath_pool_failed_copies_total{method="reflink",pool="bare"} 0`,
+			`hostpath_pool_failed_copies_total{method="subvolume",pool="bare"} 0`,
 			`hostpath_pool_free_bytes{pool="bare"} 512`,
 			`hostpath_pool_incomplete{pool="bare"} 0`,
 			`hostpath_pool_limits_restored_total{pool="bare"} 0`,

@@ -29,7 +29,13 @@ var snapshots = prometheus.NewDesc("hostpath_pool_snapshots",
 	"Snapshots whose record can be read, by what they promise of their content.", []string{"pool", "consistency"}, nil)
 
 var copyDuration = prometheus.NewDesc("hostpath_pool_copy_duration_seconds",
-	"Duration of making snapshots, restores and clones, by how their content was copied. Those that failed are not counted.", []string{"pool", "method"}, nil)
+	"Duration of making snapshots, restores and clones, by how their content was copied. Those that failed are counted by hostpath_pool_failed_copies_total.", []string{"pool", "method"}, nil)
+
+var copyStall = prometheus.NewDesc("hostpath_pool_copy_stall_seconds",
+	"How long those who write to the source of a copy had to wait at most: while the blocks of one file were shared, or while their pods were frozen. Of the same copies as hostpath_pool_copy_duration_seconds.", []string{"pool", "method"}, nil)
+
+var failedCopies = prometheus.NewDesc("hostpath_pool_failed_copies_total",
+	"Snapshots, restores and clones that were begun and failed, by how their content was to be copied. What is refused before is not counted here: hostpath_csi_call_duration_seconds has all calls.", []string{"pool", "method"}, nil)
 
 // perPool are the series with only the label "pool".
 var perPool = []series[pool.Status]{
@@ -52,6 +58,7 @@ var perPool = []series[pool.Status]{
 	gauge("volumes", "Volumes in the pool, including lost ones.", func(p pool.Status) (float64, bool) { return float64(p.Volumes), true }),
 	gauge("snapshot_promised_bytes", "The part of hostpath_pool_promised_bytes that is promised to snapshots.", func(p pool.Status) (float64, bool) { return float64(p.Snapshots.Promised), true }),
 	gauge("lost_snapshots", "Snapshots that cannot be restored, because their directory is missing, their record or directory cannot be read, or the file of a block volume is short. Counted once a minute.", func(p pool.Status) (float64, bool) { return float64(p.Snapshots.Lost), true }),
+	gauge("upstream_snapshots", "Snapshots of the upstream KubeVirt driver in a snapshotPath within the pool, whole or not. Counted once a minute; absent without one, before that, and while it cannot be read.", known(func(p pool.Status) int64 { return int64(p.Upstream) })),
 	gauge("copies_in_progress", "Snapshots, restores and clones that are being made.", func(p pool.Status) (float64, bool) { return float64(p.Copying), true }),
 	counter("limits_restored_total", "Limits of volumes that were missing or wrong and were restored.", func(p pool.Status) (float64, bool) { return float64(p.Restored), true }),
 	gauge("trash_entries", "Deleted volumes and remains of failed creations that still use space.", func(p pool.Status) (float64, bool) { return float64(p.Trash), true }),
@@ -113,6 +120,8 @@ func (c *poolCollector) Describe(descs chan<- *prometheus.Desc) {
 	descs <- sharesFilesystem
 	descs <- snapshots
 	descs <- copyDuration
+	descs <- copyStall
+	descs <- failedCopies
 	for _, s := range perPool {
 		descs <- s.desc
 	}
@@ -148,5 +157,7 @@ func collectSnapshots(metrics chan<- prometheus.Metric, p pool.Status) {
 	for _, method := range []volume.CopyMethod{volume.ByReference, volume.BySubvolume, volume.ByCopy} {
 		sum := p.Copies[method]
 		metrics <- prometheus.MustNewConstSummary(copyDuration, sum.Count, sum.Took.Seconds(), nil, name, string(method))
+		metrics <- prometheus.MustNewConstSummary(copyStall, sum.Count, sum.Stalled.Seconds(), nil, name, string(method))
+		metrics <- prometheus.MustNewConstMetric(failedCopies, prometheus.CounterValue, float64(sum.Failed), name, string(method))
 	}
 }

@@ -16,30 +16,35 @@ type copies struct {
 	done    map[volume.CopyMethod]CopySum
 }
 
-// A CopySum is how many copies were made by a method, and how long that took.
+// A CopySum is how many copies were made by a method, how long that took, and for how long those
+// who write to their sources had to wait at most. Of those that Failed there is only the number.
 type CopySum struct {
-	Count uint64
-	Took  time.Duration
+	Count, Failed uint64
+	Took, Stalled time.Duration
 }
 
-// begin counts a copy that begins. Those that fail are not counted when they end.
-func (c *copies) begin(method volume.CopyMethod) (end func(error)) {
+// begin counts a copy that begins.
+func (c *copies) begin(method volume.CopyMethod) (end func(stalled time.Duration, err error)) {
 	began := time.Now()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.running++
-	return func(err error) {
+	return func(stalled time.Duration, err error) {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		c.running--
-		if err != nil {
-			return
-		}
 		if c.done == nil {
 			c.done = make(map[volume.CopyMethod]CopySum)
 		}
 		sum := c.done[method]
-		c.done[method] = CopySum{Count: sum.Count + 1, Took: sum.Took + time.Since(began)}
+		if err != nil {
+			sum.Failed++
+		} else {
+			sum.Count++
+			sum.Took += time.Since(began)
+			sum.Stalled += stalled
+		}
+		c.done[method] = sum
 	}
 }
 

@@ -22,10 +22,10 @@ func TestCopiesAreCounted(t *testing.T) {
 		first, second, third := c.begin(volume.ByReference), c.begin(volume.ByCopy), c.begin(volume.ByReference)
 		want(3, CopySum{}, CopySum{})
 		time.Sleep(time.Second) // the bubble's
-		first(nil)
+		first(250*time.Millisecond, nil)
 		time.Sleep(time.Second)
-		second(volume.ErrNoSpace)
-		third(nil)
-		want(0, CopySum{Count: 2, Took: 3 * time.Second}, CopySum{})
+		second(time.Minute, volume.ErrNoSpace)
+		third(500*time.Millisecond, nil)
+		want(0, CopySum{Count: 2, Took: 3 * time.Second, Stalled: 750 * time.Millisecond}, CopySum{Failed: 1})
 	})
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"time"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop"
@@ -260,7 +261,7 @@ func (v *visit) Build(ctx context.Context, rec *store.Record, make func(*dir.Dir
 	}
 	if rec.Origin != nil {
 		end := v.pool.copies.begin(rec.Origin.Method)
-		defer func() { end(err) }()
+		defer func() { end(time.Duration(rec.Origin.StallMillis)*time.Millisecond, err) }()
 	}
 	if err := v.discard().DiscardCreation(rec.ID); err != nil {
 		return err

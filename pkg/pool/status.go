@@ -29,10 +29,14 @@ type Status struct {
 	Promised int64 // bytes
 	// Snapshots are those of this driver; lost are also those that the last survey found
 	// so. Copying is how many of them and of volumes from a source are being made, and Copies those
-	// that were made.
+	// that were made or failed.
 	Snapshots ledger.SnapshotSum
 	Copying   int
 	Copies    map[volume.CopyMethod]CopySum
+	// Upstream is how many snapshots of the upstream KubeVirt driver the snapshotPath seems to have,
+	// counted once a minute, or NotKnown: without one in the pool, before that, and while it cannot
+	// be read.
+	Upstream int
 	// Space is that of the pool's filesystem at the last check; nil if the pool does not
 	// serve. Available is what Capacity answers with that.
 	Space     *dir.Space
@@ -97,6 +101,7 @@ func (p *Pool) Status() Status {
 		Used:           volume.Unknown,
 		Unlimited:      volume.Unknown,
 		Unused:         volume.Unknown,
+		Upstream:       volume.Unknown,
 		Trash:          now.Trash.Pieces,
 		Stuck:          now.Trash.Stuck,
 		TrashBytes:     now.Trash.Bytes,
@@ -113,6 +118,7 @@ func (p *Pool) Status() Status {
 	}
 	if last := p.surveyed.Load(); last != nil && st.err == nil {
 		status.Unlimited, status.Unused = last.Unlimited, last.Unused
+		status.Upstream = last.Upstream
 		status.Snapshots.Lost = max(status.Snapshots.Lost, last.LostSnapshots)
 	}
 	status.Abnormal = p.abnormal(st, now)

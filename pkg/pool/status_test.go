@@ -84,6 +84,31 @@ func TestStatusOfSnapshots(t *testing.T) {
 	})
 }
 
+func TestStatusOfUpstreamSnapshots(t *testing.T) {
+	testenv.NeedRoot(t)
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, t.TempDir())
+		must(t, os.MkdirAll(b.path("away", "snapshot-1"), 0o755))
+		b.start(`[{"name":"none","path":"a"},{"name":"inside","path":"b","snapshotPath":"b/csi/snapshots","snapshotProvider":"reflink"},` +
+			`{"name":"outside","path":"c","snapshotPath":"away","snapshotProvider":"reflink"}]`)
+		want := func(when string, want ...int) {
+			t.Helper()
+			b.later(2 * time.Minute)
+			for i, status := range b.Status() {
+				if status.Upstream != want[i] {
+					t.Errorf("%s pool %s has %d snapshots of the upstream driver, want %d", when, status.Name, status.Upstream, want[i])
+				}
+			}
+		}
+		want("before there is one", volume.Unknown, 0, volume.Unknown)
+		must(t, os.MkdirAll(b.path("b", "csi", "snapshots", "snapshot-2"), 0o755))
+		want("with one", volume.Unknown, 1, volume.Unknown)
+		must(t, os.RemoveAll(b.path("b", "csi")))
+		must(t, os.WriteFile(b.path("b", "csi"), nil, 0o644))
+		want("with a file in its way", volume.Unknown, volume.Unknown, volume.Unknown)
+	})
+}
+
 func TestStatusOfMissingPool(t *testing.T) {
 	testenv.NeedRoot(t)
 	synctest.Test(t, func(t *testing.T) {

@@ -81,6 +81,7 @@ func (p *Pool) survey(ctx context.Context) {
 			return
 		}
 	}
+	found.Upstream = p.countUpstream()
 	if p.state.Load().err == nil {
 		p.surveyed.Store(found)
 	}

@@ -129,6 +129,24 @@ func (p *Pool) upstreamSnapshots() (all []volume.ID) {
 	return all
 }
 
+// countUpstream is how many snapshots the pool's snapshotPath seems to have; NotKnown if it cannot be
+// read. One outside of the pool is not asked: if its filesystem hangs, each survey would leave a
+// thread behind.
+func (p *Pool) countUpstream() int {
+	if _, inside := upstream.Below(&p.config); !inside {
+		return volume.Unknown
+	}
+	var all []volume.ID
+	err := p.withUpstream(func(in *dir.Dir) (err error) {
+		all, err = upstream.List(in)
+		return err
+	})
+	if err != nil && !errors.Is(err, volume.ErrNotFound) { // who asks for one of them is told why
+		return volume.Unknown
+	}
+	return len(all)
+}
+
 // sourceUpstream opens a snapshot of the upstream KubeVirt driver to make a volume from it. It takes
 // over the lock of its id.
 func (v *visit) sourceUpstream(id volume.ID, mode volume.Mode, unlock func()) (*snapshot.Source, error) {

@@ -32,6 +32,8 @@ type Survey struct {
 	Unused    int64
 	// LostSnapshots is how many snapshots cannot be restored.
 	LostSnapshots int
+	// Upstream is how many snapshots of the upstream KubeVirt driver there seem to be, or NotKnown.
+	Upstream int
 	// Unread has what was logged of the volumes that could not be read.
 	Unread  map[volume.ID]string
 	Volumes []Surveyed // if they are asked for

@@ -49,6 +49,8 @@ volume is up to a minute old, or older where there are very many. What is not kn
 | whether volumes are in trouble, and why | ` + "`hostpath_pool_abnormal_volumes > 0`" + `; [answers.md](answers.md#conditions) has the reasons |
 | whether snapshots are lost | ` + "`hostpath_pool_lost_snapshots > 0`" + ` |
 | how long a snapshot takes | ` + "`rate(hostpath_pool_copy_duration_seconds_sum[1h]) / rate(hostpath_pool_copy_duration_seconds_count[1h])`" + ` |
+| how long writers waited for it | ` + "`rate(hostpath_pool_copy_stall_seconds_sum[1h]) / rate(hostpath_pool_copy_stall_seconds_count[1h])`" + ` |
+| whether snapshots fail | ` + "`increase(hostpath_pool_failed_copies_total[1h]) > 0`" + ` |
 | how long trash has been waiting | ` + "`time() - hostpath_pool_trash_oldest_timestamp_seconds`" + ` |
 | how fast trash is erased | ` + "`rate(hostpath_pool_reaper_removed_files_total[5m])`" + ` |
 | how slow calls are | ` + "`histogram_quantile(0.99, sum by (method, le) (rate(hostpath_csi_call_duration_seconds_bucket[5m])))`" + ` |
