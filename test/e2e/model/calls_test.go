@@ -17,19 +17,24 @@ var background = context.Background()
 
 func (w *world) actions() map[string]func(*rapid.T) {
 	return map[string]func(*rapid.T){
-		"create":         func(*rapid.T) { w.create() },
-		"delete":         func(*rapid.T) { w.delete() },
-		"publish":        func(*rapid.T) { w.publish() },
-		"publish inline": func(*rapid.T) { w.publishInline() },
-		"unpublish":      func(*rapid.T) { w.unpublish() },
-		"expand":         func(*rapid.T) { w.expand() },
-		"stats":          func(*rapid.T) { w.stats() },
-		"list":           func(*rapid.T) { w.list() },
-		"wait":           func(*rapid.T) { w.wait() },
-		"restart":        func(*rapid.T) { w.restart() },
-		"crash":          func(*rapid.T) { w.crash() },
-		"hand":           func(*rapid.T) { w.hand() },
-		"":               func(*rapid.T) { w.check() },
+		"create":          func(*rapid.T) { w.create() },
+		"copy":            func(*rapid.T) { w.copy() },
+		"delete":          func(*rapid.T) { w.delete() },
+		"snapshot":        func(*rapid.T) { w.snapshot() },
+		"delete snapshot": func(*rapid.T) { w.deleteSnapshot() },
+		"list snapshots":  func(*rapid.T) { w.listSnapshots() },
+		"write":           func(*rapid.T) { w.write() },
+		"publish":         func(*rapid.T) { w.publish() },
+		"publish inline":  func(*rapid.T) { w.publishInline() },
+		"unpublish":       func(*rapid.T) { w.unpublish() },
+		"expand":          func(*rapid.T) { w.expand() },
+		"stats":           func(*rapid.T) { w.stats() },
+		"list":            func(*rapid.T) { w.list() },
+		"wait":            func(*rapid.T) { w.wait() },
+		"restart":         func(*rapid.T) { w.restart() },
+		"crash":           func(*rapid.T) { w.crash() },
+		"hand":            func(*rapid.T) { w.hand() },
+		"":                func(*rapid.T) { w.check() },
 	}
 }
 
@@ -55,53 +60,98 @@ func (w *world) answer(got, want error, call string, arguments ...any) {
 	}
 }
 
+// A creation is one that is asked for.
+type creation struct {
+	name, pool string
+	mode       volume.Mode
+	sizes      volume.Range
+	inline     bool
+	// source is what the volume is to be made from; empty for nothing.
+	source string
+	// elsewhere: the source may be on another node.
+	elsewhere bool
+}
+
 func (w *world) create() {
-	name, in, mode, r := pick(w, "id", ids...), pick(w, "pool", pools...), pick(w, "mode", volume.ModeMount, volume.ModeBlock), w.sizes()
-	want := w.mayCreate(name, in, mode, r, false)
-	unlock := w.lock(name)
-	got, err := w.set.Create(background, pool.Request{ID: id(name), Pool: poolName(in), Mode: mode, Range: r})
+	w.make(creation{
+		name: pick(w, "id", ids...), pool: pick(w, "pool", pools...), mode: pick(w, "mode", volume.ModeMount, volume.ModeBlock), sizes: w.sizes(),
+	})
+}
+
+func (w *world) make(c creation) {
+	want := w.mayCreate(c)
+	request := pool.Request{ID: id(c.name), Pool: poolName(c.pool), Mode: c.mode, Range: c.sizes}
+	if c.source != "" {
+		request.Source = &pool.Source{ID: id(c.source), Elsewhere: c.elsewhere}
+		w.awaitTick(c.source)
+	}
+	unlock := w.lock(c.name)
+	got, err := w.set.Create(background, request)
 	unlock()
-	w.answer(err, want, "create %s %s in %s of %d to %d", mode, name, in, r.Required, r.Limit)
+	w.answer(err, want, "create %+v", c)
 	if err != nil {
 		return
 	}
-	v := w.volumes[name]
-	w.stamp(name, v)
-	if got.ID.String() != name || got.Pool.String() != in || got.Mode != mode || got.Bytes != w.bytes(v) {
+	v := w.volumes[c.name]
+	w.stamp(c.name, v)
+	if got.ID.String() != c.name || got.Pool.String() != c.pool || got.Mode != c.mode || got.Bytes != w.bytes(v) {
 		w.Fatalf("created %+v, want %+v", got, v)
 	}
 }
 
 // mayCreate is the answer to a creation. If it is nil the model has the volume.
-func (w *world) mayCreate(name, in string, mode volume.Mode, r volume.Range, inline bool) error {
-	v := w.volumes[name]
+func (w *world) mayCreate(c creation) error {
+	v, source := w.volumes[c.name], w.volumes[c.source]
 	switch {
-	case r.Limit > 0 && r.Required > r.Limit:
+	case c.sizes.Limit > 0 && c.sizes.Required > c.sizes.Limit:
 		return volume.ErrOutOfRange
-	case v != nil && v.pool != in:
+	case v != nil && v.pool != c.pool:
 		return volume.ErrExists
+	case source != nil && source.pool != c.pool:
+		return volume.ErrInvalid
 	case v != nil && v.torn:
 		return volume.ErrDamagedRecord
 	case v != nil && v.dir == nil:
 		return volume.ErrLost
 	case v != nil:
-		has := w.bytes(v)
-		if has < r.Required || r.Limit > 0 && has > r.Limit || v.promise().mode != mode || v.promise().inline != inline {
-			return volume.ErrExists
-		}
-		return nil
+		return w.mayRepeat(c, v)
 	}
-	bytes, err := round(r)
+	dir, from := &directory{disk: c.mode == volume.ModeBlock}, origin{}
+	if c.source != "" {
+		if err := w.mayCopyTo(c); err != nil {
+			return err
+		}
+		dir.stamp, from = source.dir.stamp, origin{c.source, least(c.source, source)}
+		if c.sizes.Required == 0 {
+			c.sizes.Required = from.bytes
+			if c.sizes.Limit > 0 {
+				c.sizes.Required = min(from.bytes, c.sizes.Limit)
+			}
+		}
+	}
+	bytes, err := round(c.sizes)
 	if err != nil {
 		return err
 	}
-	if bytes > w.available(in) {
+	if bytes < from.bytes {
+		return volume.ErrOutOfRange
+	}
+	if bytes > w.available(c.pool) {
 		return volume.ErrNoSpace
 	}
-	w.volumes[name] = &modelVolume{
-		pool:   in,
-		dir:    &directory{disk: mode == volume.ModeBlock},
-		record: &record{bytes: bytes, mode: mode, kept: in == kept, inline: inline},
+	w.volumes[c.name] = &modelVolume{
+		pool:   c.pool,
+		dir:    dir,
+		record: &record{bytes: bytes, mode: c.mode, kept: c.pool == kept, inline: c.inline, origin: from},
+	}
+	return nil
+}
+
+// mayRepeat is the answer to a creation of a volume that is there.
+func (w *world) mayRepeat(c creation, v *modelVolume) error {
+	has, p := w.bytes(v), v.promise()
+	if has < c.sizes.Required || c.sizes.Limit > 0 && has > c.sizes.Limit || p.mode != c.mode || p.inline != c.inline || p.origin.id != c.source {
+		return volume.ErrExists
 	}
 	return nil
 }
@@ -175,7 +225,7 @@ func (w *world) publishInline() {
 	name, target, p := w.publication(volume.ModeMount)
 	in, r := pick(w, "pool", pools...), w.sizes()
 	was := w.volumes[name] != nil
-	want := w.mayCreate(name, in, volume.ModeMount, r, true)
+	want := w.mayCreate(creation{name: name, pool: in, mode: volume.ModeMount, sizes: r, inline: true})
 	v := w.volumes[name]
 	if want == nil {
 		want = w.mayPublish(name, target, in, p)
@@ -297,7 +347,7 @@ func (w *world) stats() {
 
 func (w *world) list() {
 	after, most := pick(w, "after", append([]string{""}, ids...)...), pick(w, "most", 1, 2, 10)
-	want := w.sorted()
+	want := slices.DeleteFunc(w.sorted(), isSnapshot)
 	want = want[len(want)-w.countAfter(want, after):]
 	var from volume.ID
 	if after != "" {

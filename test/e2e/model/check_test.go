@@ -21,9 +21,13 @@ func (w *world) check() {
 		w.checkDisk(status.Name.String())
 	}
 	for name, v := range w.volumes {
-		got, err := w.set.Volume(background, id(name))
-		w.must(err)
-		w.same(got)
+		if isSnapshot(name) {
+			w.checkSnapshot(name, v)
+		} else {
+			got, err := w.set.Volume(background, id(name))
+			w.must(err)
+			w.same(got)
+		}
 		if v.dir != nil {
 			w.checkDirectory(name, v)
 		}
@@ -33,11 +37,18 @@ func (w *world) check() {
 
 func (w *world) checkPool(status pool.Status) {
 	in := status.Name.String()
-	volumes := 0
-	for _, v := range w.volumes {
-		if v.pool == in {
+	volumes, snapshots := 0, 0
+	for name, v := range w.volumes {
+		switch {
+		case v.pool != in:
+		case isSnapshot(name):
+			snapshots++
+		default:
 			volumes++
 		}
+	}
+	if status.Snapshots.Count != snapshots {
+		w.Fatalf("pool %+v, want it to have %d snapshots", status, snapshots)
 	}
 	if promised := w.promises(in); status.Err != nil || status.Volumes != volumes || status.Promised != promised || status.Trash != 0 {
 		w.Fatalf("pool %+v, want it to serve %d volumes with %d bytes promised, and no trash", status, volumes, promised)
@@ -53,12 +64,17 @@ func (w *world) checkPool(status pool.Status) {
 // checkDisk says that volumes, records and marks are those of the model, and that
 // nothing else is there.
 func (w *world) checkDisk(in string) {
-	present, recorded, marked := make(map[string]bool), make(map[string]bool), make(map[string]bool)
+	present, copied := make(map[string]bool), make(map[string]bool)
+	recorded, marked := make(map[string]bool), make(map[string]bool)
 	for name, v := range w.volumes {
 		if v.pool != in {
 			continue
 		}
-		if v.dir != nil {
+		switch {
+		case v.dir == nil:
+		case isSnapshot(name):
+			copied[name] = true
+		default:
 			present[name] = true
 		}
 		if v.record != nil {
@@ -71,6 +87,7 @@ func (w *world) checkDisk(in string) {
 	nothing := make(map[string]bool)
 	for path, want := range map[string]map[string]bool{
 		w.path(in):                       present,
+		w.own(in, "snapshots"):           copied,
 		w.own(in, "volumes"):             recorded,
 		w.own(in, "published", nodeName): marked,
 		w.own(in, "creating", nodeName):  nothing,
@@ -84,11 +101,11 @@ func (w *world) checkDisk(in string) {
 
 // checkDirectory says that it is the one that was made, and that its size is kept.
 func (w *world) checkDirectory(name string, v *modelVolume) {
-	path := w.path(v.pool, name)
+	path := w.entry(name, v)
 	size := w.checkStamp(filepath.Join(path, v.dir.file()), v.dir)
 	p := v.promise()
-	if p.mode == volume.ModeBlock && size < p.bytes {
-		w.Fatalf("the file of %s has %d bytes, want %d", name, size, p.bytes)
+	if p.mode == volume.ModeBlock && size < least(name, v) {
+		w.Fatalf("the file of %s has %d bytes, want %d", name, size, least(name, v))
 	}
 	if !p.kept {
 		return

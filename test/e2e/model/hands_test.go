@@ -13,7 +13,7 @@ import (
 // hand is a change that an administrator makes, or a disk. Then time passes, or the
 // driver is started anew.
 func (w *world) hand() {
-	name := pick(w, "id", ids...)
+	name := pick(w, "id", entryIDs...)
 	change := pick(w, "change", "move out", "move in", "bring in", "drop the record", "tear the record", "repair the record")
 	done := map[string]func(string, *modelVolume) bool{
 		"move out":          w.moveOut,
@@ -40,7 +40,7 @@ func (w *world) moveOut(name string, v *modelVolume) bool {
 	if v == nil || v.dir == nil || w.outside[name] != nil || v.pool == shared && len(w.published(v, "")) > 0 {
 		return false
 	}
-	w.must(os.Rename(w.path(v.pool, name), w.out(v.pool, name)))
+	w.must(os.Rename(w.entry(name, v), w.out(v.pool, name)))
 	w.outside[name] = &modelVolume{pool: v.pool, dir: v.dir}
 	if v.dir = nil; v.record == nil {
 		delete(w.volumes, name)
@@ -53,7 +53,7 @@ func (w *world) moveIn(name string, v *modelVolume) bool {
 	if from == nil || v != nil && (v.dir != nil || v.pool != from.pool) {
 		return false
 	}
-	w.must(os.Rename(w.out(from.pool, name), w.path(from.pool, name)))
+	w.must(os.Rename(w.out(from.pool, name), w.entry(name, from)))
 	delete(w.outside, name)
 	if v == nil {
 		v = &modelVolume{pool: from.pool}
@@ -68,7 +68,7 @@ func (w *world) moveIn(name string, v *modelVolume) bool {
 
 func (w *world) bringIn(name string, v *modelVolume) bool {
 	in, bytes := pick(w, "pool", pools...), pick(w, "bytes", 0, mib, 20*mib)
-	if _, free := w.space(in); v != nil || free < int64(bytes)+mib {
+	if _, free := w.space(in); v != nil || isSnapshot(name) || free < int64(bytes)+mib {
 		return false
 	}
 	v = &modelVolume{pool: in, dir: &directory{}}
@@ -124,7 +124,7 @@ func (w *world) crash() {
 	var leave func()
 	switch during {
 	case "creating", "record":
-		name, in := pick(w, "id", ids...), pick(w, "pool", pools...)
+		name, in := pick(w, "id", entryIDs...), pick(w, "pool", pools...)
 		leave = func() { w.crashInCreation(name, in, during == "record") }
 	case "publish":
 		target, device := pick(w, "target", targets...), w.flip("device")
@@ -142,10 +142,13 @@ func (w *world) crash() {
 	w.start()
 }
 
-// unused are the volumes that calls of that kind can be at work on.
+// unused are the volumes and snapshots that calls of that kind can be at work on.
 func (w *world) unused(during string) (names []string) {
 	for _, name := range w.sorted() {
 		v := w.volumes[name]
+		if isSnapshot(name) && during != "create" && during != "delete" {
+			continue
+		}
 		if v.dir != nil && v.promised() && len(w.published(v, "")) == 0 && (during != "attach" || v.record.mode == volume.ModeBlock) {
 			names = append(names, name)
 		}
@@ -159,10 +162,10 @@ func (w *world) unused(during string) (names []string) {
 func (w *world) crashIn(during, name string, v *modelVolume) {
 	switch during {
 	case "create":
-		w.must(os.Rename(w.path(v.pool, name), w.own(v.pool, "creating", nodeName, name)))
+		w.must(os.Rename(w.entry(name, v), w.own(v.pool, "creating", nodeName, name)))
 		delete(w.volumes, name)
 	case "delete":
-		w.must(os.Rename(w.path(v.pool, name), w.own(v.pool, "trash", nodeName, name+"."+w.fields(name, v)["uid"].(string))))
+		w.must(os.Rename(w.entry(name, v), w.own(v.pool, "trash", nodeName, name+"."+w.fields(name, v)["uid"].(string))))
 		delete(w.volumes, name)
 	case "expand":
 		w.crashInExpand(name, v)

@@ -11,6 +11,7 @@ import (
 	"flag"
 	"fmt"
 	"math"
+	"slices"
 	"testing"
 	"testing/synctest"
 
@@ -73,10 +74,14 @@ var (
 	pools   = []string{kept, thin, shared}
 	ids     = []string{"pvc-1", "pvc-2", "pvc-3", "csi-4"}
 	targets = []string{"a", "b", "c"}
-	sizes   = []int64{0, 1, block, mib, 5*mib + 1, 20 * mib, 50 * mib, 100 * mib, math.MaxInt64}
+	// snapshots are the ids of those that can be made.
+	snapshots = []string{"~s-1", "~s-2", "~s-3"}
+	// entryIDs can have a directory and a record.
+	entryIDs = slices.Concat(ids, snapshots)
+	sizes    = []int64{0, 1, block, mib, 5*mib + 1, 20 * mib, 50 * mib, 100 * mib, math.MaxInt64}
 )
 
-// A modelVolume is what a pool has under an id.
+// A modelVolume is what a pool has under an id: that of a volume, or of a snapshot.
 type modelVolume struct {
 	pool   string
 	dir    *directory // nil: lost
@@ -89,6 +94,13 @@ type record struct {
 	bytes        int64
 	mode         volume.Mode
 	kept, inline bool
+	origin       origin
+}
+
+// An origin is what a volume or a snapshot was made from; the zero value stands for nothing.
+type origin struct {
+	id    string
+	bytes int64 // which it promised
 }
 
 // A directory is what is known by its stamp wherever it is moved.

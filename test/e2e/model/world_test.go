@@ -146,6 +146,16 @@ func (w *world) own(in string, elements ...string) string {
 	return w.path(in, append([]string{".hostpath-provisioner"}, elements...)...)
 }
 
+// entry is the directory of a volume or of a snapshot.
+func (w *world) entry(name string, v *modelVolume) string {
+	if isSnapshot(name) {
+		return w.own(v.pool, "snapshots", name)
+	}
+	return w.path(v.pool, name)
+}
+
+func isSnapshot(name string) bool { return strings.HasPrefix(name, "~") }
+
 func (w *world) out(in, name string) string { return filepath.Join(w.disks[in], "out", name) }
 
 func (w *world) pod(target string) string { return filepath.Join(w.root, "pods", target) }
@@ -163,7 +173,7 @@ func (w *world) stamp(name string, v *modelVolume) {
 	}
 	w.stamps++
 	v.dir.stamp = fmt.Sprintf("stamp %04d", w.stamps)
-	file, err := os.OpenFile(w.path(v.pool, name, v.dir.file()), os.O_WRONLY|os.O_CREATE, 0o600)
+	file, err := os.OpenFile(filepath.Join(w.entry(name, v), v.dir.file()), os.O_WRONLY|os.O_CREATE, 0o600)
 	w.must(err)
 	_, err = file.WriteString(v.dir.stamp)
 	w.must(errors.Join(err, file.Close()))
@@ -210,7 +220,7 @@ func (w *world) must(err error) {
 }
 
 func id(name string) volume.ID {
-	parsed, err := volume.ParseID(name)
+	parsed, err := volume.ParseEntry(name)
 	if err != nil {
 		panic(err)
 	}
