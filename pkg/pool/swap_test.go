@@ -58,7 +58,7 @@ func newArena(t *testing.T, s swap) *arena {
 	for _, d := range []string{"pvc-1/sub", "pvc-9", "a"} {
 		must(t, os.MkdirAll(filepath.Join(a.outside, d), 0o755))
 	}
-	for _, file := range []string{"canary", "a/canary", "pvc-1/canary", "disk.img", "pvc-2/disk.img", "pvc-1.json"} {
+	for _, file := range []string{"canary", "a/canary", "pvc-1/canary", "~s-1/canary", "disk.img", "pvc-2/disk.img", "~s-2/disk.img", "pvc-1.json"} {
 		must(t, os.MkdirAll(filepath.Dir(filepath.Join(a.outside, file)), 0o755))
 		must(t, os.WriteFile(filepath.Join(a.outside, file), make([]byte, mib), 0o644))
 	}
@@ -172,6 +172,16 @@ var swaps = map[string]swap{
 	"what is published":                 {path: "pool/.hostpath-provisioner/published", shared: true},
 	"what this node has published":      {path: "pool/.hostpath-provisioner/published/node-1", shared: true},
 	"where a volume is published":       {path: "pool/.hostpath-provisioner/published/node-1/pvc-1", to: "canary", shared: true},
+	"the snapshots":                     {path: "pool/.hostpath-provisioner/snapshots"},
+	"a snapshot":                        {path: "pool/.hostpath-provisioner/snapshots/~s-1", to: "pvc-1"},
+	"the record of a snapshot":          {path: "pool/.hostpath-provisioner/volumes/~s-1.json", to: "pvc-1.json"},
+	"the file of a disk's snapshot":     {path: "pool/.hostpath-provisioner/snapshots/~s-2/disk.img", to: "disk.img"},
+	"that file and a FIFO":              {path: "pool/.hostpath-provisioner/snapshots/~s-2/disk.img", make: func(path string) error { return unix.Mkfifo(path, 0o600) }},
+	"a directory that is copied":        {path: "pool/pvc-5/sub", to: "a"},
+	"a file that is copied":             {path: "pool/pvc-5/sub/file", to: "canary"},
+	"what is restored":                  {path: "pool/pvc-6", to: "pvc-1"},
+	"the snapshots, with quotas":        {path: "pool/.hostpath-provisioner/snapshots", counted: true},
+	"a snapshot, with quotas":           {path: "pool/.hostpath-provisioner/snapshots/~s-1", to: "pvc-1", counted: true},
 	"the pool, with quotas":             {path: "pool", counted: true},
 	"a volume, with quotas":             {path: "pool/pvc-1", to: "pvc-1", counted: true},
 	"what is made, with quotas":         {path: "pool/.hostpath-provisioner/creating/node-1", counted: true},
@@ -217,7 +227,8 @@ func TestSwappedPathsDoNotEscapePool(t *testing.T) {
 }
 
 // calls are those that resolve a path.
-var calls = []string{"Create", "Publish", "PublishInline", "Expand", "Stats", "Volume", "List", "Inspect", "Start", "Unpublish", "Delete"}
+var calls = []string{"Create", "Publish", "PublishInline", "Expand", "Stats", "Volume", "List", "Inspect", "Start", "Unpublish", "Delete",
+	"Snapshot", "Restore", "FindSnapshot", "Snapshots", "DeleteSnapshot"}
 
 // attack makes all calls while something is swapped: for some time, and until it was.
 func (a *arena) attack(s swap) {
@@ -336,13 +347,17 @@ func (a *arena) makeAll() {
 		must(a.t, err)
 		unlock()
 	}
+	must(a.t, os.Mkdir(a.path("pool", "pvc-5", "sub"), 0o755))
+	must(a.t, os.WriteFile(a.path("pool", "pvc-5", "sub", "file"), []byte("data"), 0o644))
 }
 
-// hold takes the lock of a volume, which calls have and the pool's checks take too.
+// hold takes the lock of a volume or of a snapshot, which calls have and the pool's checks take too.
 func (a *arena) hold(name string) (unlock func()) {
 	a.t.Helper()
+	of, err := volume.ParseEntry(name)
+	must(a.t, err)
 	a.eventually("lock "+name, func() (err error) {
-		unlock, err = a.Lock(id(a.t, name))
+		unlock, err = a.Lock(of)
 		return err
 	})
 	return unlock
@@ -352,13 +367,83 @@ func (a *arena) hold(name string) (unlock func()) {
 // Devices take their time: they are left to the swaps that are about them, and to one
 // round in ten of the others.
 func (a *arena) callAll(round int, s swap) {
-	if !strings.Contains(s.path, "pvc-2") && !strings.Contains(s.path, "pods/b") {
+	if !strings.Contains(s.path, "pvc-2") && !strings.Contains(s.path, "pods/b") && !strings.Contains(s.path, "~s-2") {
 		a.callOn("pvc-1", "a", volume.ModeMount, s)
+		if s.ofCopies() || round%4 == 1 {
+			source := "pvc-5"
+			if strings.Contains(s.path, "pvc-1") {
+				source = "pvc-1"
+			}
+			a.copyOf(source, "~s-1", volume.ModeMount, s)
+		}
 		if strings.Contains(s.path, "pvc-1") || s.counted || round%10 > 0 {
 			return
 		}
 	}
 	a.callOn("pvc-2", "b", volume.ModeBlock, s)
+	a.copyOf("pvc-2", "~s-2", volume.ModeBlock, s)
+}
+
+// ofCopies reports whether the swap is about making copies.
+func (s swap) ofCopies() bool {
+	return strings.Contains(s.path, "snapshots") || strings.Contains(s.path, "~s-1") || strings.Contains(s.path, "pvc-5") || strings.Contains(s.path, "pvc-6")
+}
+
+// copyOf makes a snapshot of a volume and a volume of that, whatever the calls answer, and expects
+// nothing in it that is from outside.
+func (a *arena) copyOf(name, snapshot string, mode volume.Mode, s swap) {
+	ctx, of, copied := a.t.Context(), id(a.t, name), id(a.t, "pvc-6")
+	taken, err := volume.ParseEntry(snapshot)
+	must(a.t, err)
+	request := pool.Request{ID: of, Mode: mode, Range: volume.Range{Required: mib}}
+	unlock := a.hold(name)
+	_, _ = a.Create(ctx, request)
+	unlock()
+	unlock = a.hold(snapshot)
+	a.count("Snapshot", func() {
+		_, _ = a.Snapshot(ctx, pool.SnapshotRequest{ID: taken, Source: of, Way: pool.CopyWay{WhenWritten: volume.Accept}})
+	})
+	unlock()
+	a.count("FindSnapshot", func() { _, _ = a.FindSnapshot(ctx, taken) })
+	a.count("Snapshots", func() { a.Snapshots(ctx, volume.ID{}, of, 10) })
+	awaitTick(a.t, a.root)
+	unlock = a.hold("pvc-6")
+	request.ID, request.Source = copied, &pool.Source{ID: taken}
+	a.count("Restore", func() { _, err = a.Create(ctx, request) })
+	if err == nil && !strings.Contains(s.path, "pvc-6") {
+		a.wantNoCanaryBelow("pvc-6")
+	}
+	a.count("Delete", func() { _ = a.Delete(ctx, copied) })
+	unlock()
+	unlock = a.hold(snapshot)
+	a.count("DeleteSnapshot", func() { _ = a.DeleteSnapshot(ctx, taken) })
+	unlock()
+}
+
+// awaitTick waits until what changes on a filesystem gets another ctime than what has changed so far,
+// which a copy would take for a change under its eyes.
+func awaitTick(t *testing.T, filesystem string) {
+	t.Helper()
+	name := filepath.Join(filesystem, "tick")
+	var first, now syscall.Stat_t
+	for first.Ctim == now.Ctim {
+		must(t, os.WriteFile(name, nil, 0o600))
+		if must(t, syscall.Stat(name, &now)); first.Ino == 0 {
+			first = now
+		}
+	}
+	must(t, os.Remove(name))
+}
+
+// wantNoCanaryBelow says that no directory of a volume has what is outside. What was copied of a link is
+// one, which is not followed.
+func (a *arena) wantNoCanaryBelow(name string) {
+	_ = filepath.WalkDir(a.path("pool", name), func(path string, d fs.DirEntry, err error) error {
+		if err == nil && d.Name() == "canary" {
+			a.t.Errorf("%s was copied from outside", path)
+		}
+		return err
+	})
 }
 
 func (a *arena) callOn(name, at string, mode volume.Mode, s swap) {

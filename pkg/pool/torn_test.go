@@ -191,6 +191,125 @@ func (b *bench) wantOneBad(said *diary) {
 	b.settled()
 }
 
+// withTwoSnapshots runs a test on the node of withTwoPools, where pvc-1 has the snapshots s-1 and s-2.
+func withTwoSnapshots(t *testing.T, test func(t *testing.T, b *bench)) {
+	t.Helper()
+	withTwoPools(t, func(t *testing.T, b *bench, _ *diary) {
+		must(t, b.snapshot("s-1", "pvc-1"))
+		must(t, b.snapshot("s-2", "pvc-1"))
+		test(t, b)
+	})
+}
+
+func snapshotID(t *testing.T, name string) volume.ID {
+	t.Helper()
+	id, err := volume.ParseSnapshot(name)
+	must(t, err)
+	return id
+}
+
+// snapshot makes one that is not verified: what a test has just written counts as changed.
+func (b *bench) snapshot(name, of string) error {
+	_, err := b.Snapshot(b.t.Context(), pool.SnapshotRequest{
+		ID: snapshotID(b.t, name), Source: id(b.t, of), Way: pool.CopyWay{WhenWritten: volume.Accept},
+	})
+	return err
+}
+
+func (b *bench) restore(name, from string) (pool.Volume, error) {
+	awaitTick(b.t, b.root)
+	return b.Create(b.t.Context(), pool.Request{
+		ID: id(b.t, name), Pool: poolName(b.t, "legacy"), Source: &pool.Source{ID: snapshotID(b.t, from)},
+	})
+}
+
+// wantOneBadSnapshot says that s-1 cannot be used, whole or not, and that all else can.
+func (b *bench) wantOneBadSnapshot() {
+	b.t.Helper()
+	_, err := b.FindSnapshot(b.t.Context(), snapshotID(b.t, "s-1"))
+	wantError(b.t, err, volume.ErrDamagedRecord)
+	wantError(b.t, b.snapshot("s-1", "pvc-1"), volume.ErrDamagedRecord)
+	_, err = b.restore("pvc-4", "s-1")
+	wantError(b.t, err, volume.ErrDamagedRecord)
+	if page, _ := b.Snapshots(b.t.Context(), volume.ID{}, volume.ID{}, 10); len(page) != 1 || page[0].ID != snapshotID(b.t, "s-2") {
+		b.t.Errorf("listed are the snapshots %+v, want s-2", page)
+	}
+	if s := b.Status()[0].Snapshots; s.Count != 2 || s.Lost != 1 {
+		b.t.Errorf("the snapshots are %+v, want one of two lost", s)
+	}
+	if data, err := os.ReadFile(b.own("snapshots", "~s-1", "data")); err != nil || string(data) != "data" {
+		b.t.Errorf("the snapshot holds %q, %v", data, err)
+	}
+	b.wantServed("pvc-1", "pvc-2", "pvc-3")
+	_, err = b.restore("pvc-4", "s-2")
+	must(b.t, err)
+	b.delete("pvc-4")
+	b.settled()
+}
+
+// badSnapshots are texts that are no records of s-1.
+var badSnapshots = map[string]string{
+	"of a volume":                `{"version":1,"id":"pvc-2","uid":"0123456789abcdef","mode":"mount","bytes":1}`,
+	"of a snapshot of nothing":   `{"version":1,"id":"~s-1","uid":"0123456789abcdef","mode":"mount","bytes":1}`,
+	"of a source that climbs":    `{"version":1,"id":"~s-1","uid":"0123456789abcdef","mode":"mount","bytes":1,"origin":{"id":"../pvc-1","uid":"x","bytes":1,"method":"copy","consistency":"unverified"}}`,
+	"made in an unknown way":     `{"version":1,"id":"~s-1","uid":"0123456789abcdef","mode":"mount","bytes":1,"origin":{"id":"pvc-1","uid":"x","bytes":1,"method":"tape","consistency":"unverified"}}`,
+	"of an unknown consistency":  `{"version":1,"id":"~s-1","uid":"0123456789abcdef","mode":"mount","bytes":1,"origin":{"id":"pvc-1","uid":"x","bytes":1,"method":"copy","consistency":"good"}}`,
+	"of a source without a size": `{"version":1,"id":"~s-1","uid":"0123456789abcdef","mode":"mount","bytes":1,"origin":{"id":"pvc-1","uid":"x","bytes":-1,"method":"copy","consistency":"unverified"}}`,
+}
+
+func TestBadRecordAffectsOneSnapshot(t *testing.T) {
+	all := make(map[string]func(string) error)
+	for name, with := range spoilt {
+		all[name] = with
+	}
+	for name, text := range badSnapshots {
+		all[name] = func(path string) error { return os.WriteFile(path, []byte(text), 0o600) }
+	}
+	for name, with := range all {
+		t.Run(name, func(t *testing.T) {
+			withTwoSnapshots(t, func(t *testing.T, b *bench) {
+				spoil(t, b.own("volumes", "~s-1.json"), with)
+				before := tree(t, b.own("volumes", "~s-1.json"))
+				b.restart(aPoolAndAnother)
+				b.wantOneBadSnapshot()
+				if diff := cmp.Diff(before, tree(t, b.own("volumes", "~s-1.json"))); diff != "" {
+					t.Errorf("the bad record was not kept as it was (-before +after):\n%s", diff)
+				}
+				must(t, os.RemoveAll(b.own("volumes", "~s-1.json.was")))
+				for _, name := range []string{"s-1", "s-2"} {
+					must(t, b.DeleteSnapshot(t.Context(), snapshotID(t, name)))
+				}
+				b.wantVolumes("pvc-1", "pvc-2", "pvc-3")
+				b.wantClean()
+			})
+		})
+	}
+}
+
+func TestTruncatedSnapshotRecordIsKept(t *testing.T) {
+	every := 1
+	if testing.Short() {
+		every = 16
+	}
+	withTwoSnapshots(t, func(t *testing.T, b *bench) {
+		record := b.own("volumes", "~s-1.json")
+		whole, err := os.ReadFile(record)
+		must(t, err)
+		for length := 0; length < len(whole)-1; length += every { // the last byte is the end of the line
+			must(t, os.WriteFile(record, whole[:length], 0o600))
+			b.restart(aPoolAndAnother)
+			b.wantOneBadSnapshot()
+			if t.Failed() {
+				t.Fatalf("with %d bytes of the record", length)
+			}
+		}
+		must(t, os.WriteFile(record, whole[:len(whole)-1], 0o600))
+		b.restart(aPoolAndAnother)
+		_, err = b.restore("pvc-4", "s-1")
+		must(t, err)
+	})
+}
+
 // A disk that lost its power may have any part of a file.
 func TestTruncatedRecordIsKept(t *testing.T) {
 	withTwoPools(t, func(t *testing.T, b *bench, _ *diary) {
@@ -267,6 +386,7 @@ func TestCopiedRecordIsNotCounted(t *testing.T) {
 // nobody's volume, and keeps nobody from being served.
 func TestUnknownEntriesInLayoutAreKept(t *testing.T) {
 	for _, place := range []string{"volumes/.new-pvc-5.json", "published/node-1/pvc-1", "published/node-9/pvc-1",
+		"snapshots/pvc-5", "snapshots/~s-5", "creating/node-1/~s-5", "trash/node-1/~s-5.0123456789abcdef",
 		"creating/node-1/pvc-5", "trash/node-1/pvc-5.0123456789abcdef", "creating/node-9", "trash/node-9", "more"} {
 		for name, with := range spoilt {
 			t.Run(place+", "+name, func(t *testing.T) {
@@ -424,15 +544,16 @@ func tree(t *testing.T, root string) map[string]string {
 // A link among the driver's own directories leads nowhere, when the driver starts and
 // while it runs.
 func TestLinksInLayoutAreNotFollowed(t *testing.T) {
-	for _, place := range []string{"", "volumes", "creating", "creating/node-1", "trash", "trash/node-1", "published", "published/node-1", "lock"} {
+	for _, place := range []string{"", "volumes", "snapshots", "snapshots/~s-1", "creating", "creating/node-1", "trash", "trash/node-1", "published", "published/node-1", "lock"} {
 		for _, sharing := range []string{"", `,"shared":true`} {
 			t.Run(place+sharing, func(t *testing.T) {
 				withTwoPools(t, func(t *testing.T, b *bench, _ *diary) {
 					datadir := strings.Replace(aPoolAndAnother, `"path":"pool"`, `"path":"pool"`+sharing, 1)
+					must(t, b.snapshot("s-1", "pvc-1"))
 					b.restart(datadir)
 					must(t, b.publish("pvc-1", "a"))
 					outside := b.path("outside")
-					for _, d := range []string{"pvc-1", "pvc-5.0123456789abcdef", "creating/node-1/pvc-6", "trash/node-1/pvc-7.0123456789abcdef"} {
+					for _, d := range []string{"pvc-1", "~s-1", "~s-1/~s-1", "pvc-5.0123456789abcdef", "creating/node-1/pvc-6", "trash/node-1/pvc-7.0123456789abcdef"} {
 						must(t, os.MkdirAll(filepath.Join(outside, d), 0o755))
 					}
 					must(t, os.WriteFile(filepath.Join(outside, "pvc-1.json"), []byte("{"), 0o600))
@@ -465,8 +586,17 @@ func (b *bench) tryAll() {
 		_, _ = b.Expand(b.t.Context(), id(b.t, name), b.target(name), "", volume.Range{Required: 2 * mib})
 		_, _ = b.Stats(b.t.Context(), id(b.t, name), b.target(name))
 		_ = b.unpublish(name, name)
+		_ = b.snapshot("s-1", name)
+		_ = b.snapshot("s-2", name)
+		_, _ = b.restore("pvc-6", "s-1")
+		_ = b.Delete(b.t.Context(), id(b.t, "pvc-6"))
 		_ = b.Delete(b.t.Context(), id(b.t, name))
 	}
+	for _, name := range []string{"s-1", "s-2"} {
+		_, _ = b.FindSnapshot(b.t.Context(), snapshotID(b.t, name))
+		_ = b.DeleteSnapshot(b.t.Context(), snapshotID(b.t, name))
+	}
+	b.Snapshots(b.t.Context(), volume.ID{}, volume.ID{}, 10)
 	b.capacity()
 	b.settled()
 }
