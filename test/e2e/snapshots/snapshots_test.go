@@ -6,6 +6,7 @@ package snapshots
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -63,6 +64,7 @@ var checks = []struct {
 	{"a volume in use", snapshotsInUse},
 	{"a file of many extents", limitsStall},
 	{"a torn record", tornRecords},
+	{"a volume that came without a record", cameWithoutRecord},
 	{"what is promised is kept and given back", accounts},
 	{"a restart keeps what was made", survivesRestart},
 }
@@ -484,4 +486,27 @@ func tornRecords(b *bench) {
 	b.Must(os.WriteFile(file, nil, 0o600))
 	b.Must(errors.Join(b.DeleteSnapshot(b.Context(), torn), b.DeleteSnapshot(b.Context(), whole)))
 	b.delete("pvc-1", "pvc-2")
+}
+
+// cameWithoutRecord refuses a volume of which nobody knows the size, until somebody writes it down.
+func cameWithoutRecord(b *bench) {
+	b.Must(os.Mkdir(b.path("pvc-came"), 0o777))
+	b.Must(os.WriteFile(filepath.Join(b.path("pvc-came"), "file"), []byte("content"), 0o600))
+	_, err := b.Snapshot(b.Context(), "s-1", "pvc-came", "")
+	if b.WantCode("without a record", err, codes.FailedPrecondition); !strings.Contains(err.Error(), "without a promise") {
+		b.Errorf("the refusal does not say why: %v", err)
+	}
+	record := fmt.Sprintf(`{"version":1,"id":"pvc-came","uid":"byhand","mode":"mount","bytes":%d,"created":"2026-11-20T18:56:54Z"}`+"\n", size)
+	b.Must(os.WriteFile(b.pool.Own("volumes", "pvc-came.json"), []byte(record), 0o600))
+	b.Restart()
+	id := b.snapshot("s-1", "pvc-came")
+	b.Must(os.WriteFile(filepath.Join(b.path("pvc-came"), "later"), nil, 0o600))
+	_, err = b.Restore(b.Context(), directory("pvc-restored", size), id)
+	b.Must(err)
+	names, err := drivertest.Names(b.path("pvc-restored"))
+	if err != nil || !slices.Equal(names, []string{"file"}) {
+		b.Errorf("the restored volume has %q, %v", names, err)
+	}
+	b.delete("pvc-came", "pvc-restored")
+	b.Must(b.DeleteSnapshot(b.Context(), id))
 }
