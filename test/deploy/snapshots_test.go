@@ -97,6 +97,9 @@ resources: [$csi]
 components: [$csi/snapshots, $csi/freeze]
 `})
 	pod := daemonSet(t, objs).Spec.Template.Spec
+	if first := pod.Containers[0].Name; first != driver {
+		t.Errorf("the first container is %s", first)
+	}
 	c, of := container(t, pod, "freezer"), container(t, pod, driver)
 	if c.Image != of.Image || c.Args[0] != "freezer" {
 		t.Errorf("it runs %s %q, the driver is %s", c.Image, c.Args, of.Image)
