@@ -176,19 +176,37 @@ func TestCleanUpIsAfterTheMounter(t *testing.T) {
 	}
 }
 
-// An account that was deleted is made anew, and the DaemonSet stays as it is.
+// An account that was deleted is made anew, and the DaemonSet stays: its pods, whose tokens are of the account from before,
+// are replaced one after the other.
 func TestDeletedAccountIsReplacedAlone(t *testing.T) {
+	const annotation = "hostpathprovisioner.kubevirt.io/account"
 	s := newStage(t, stored("hpp", 1, false))
+	account := func(uid types.UID) *corev1.ServiceAccount {
+		return &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "storage", Name: "hostpath-provisioner-admin-csi", UID: uid}}
+	}
+	s.must(s.Create(t.Context(), account("first")))
 	s.reconcile("hpp")
-	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "storage", Name: "hostpath-provisioner-admin-csi"}}
 	set := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "storage", Name: render.DriverDaemonSet}}
-	if !s.has(account) || !s.has(set) {
-		t.Fatal("nothing is deployed")
+	if !s.has(set) || set.Spec.Template.Annotations[annotation] != "first" {
+		t.Fatalf("the pods are not those of the account: %v", set.Spec.Template.Annotations)
 	}
 	before := set.ResourceVersion
-	s.must(s.Delete(t.Context(), account))
 	s.reconcile("hpp")
-	if !s.has(account) || !s.has(set) || set.ResourceVersion != before {
-		t.Errorf("the account is not back, or the DaemonSet was written: version %s, before %s", set.ResourceVersion, before)
+	if !s.has(set) || set.ResourceVersion != before {
+		t.Error("the DaemonSet was written although its account is the same")
+	}
+
+	set.Annotations["example.com/mark"] = "the same DaemonSet"
+	s.must(s.Update(t.Context(), set))
+	s.must(s.Delete(t.Context(), account("")))
+	s.reconcile("hpp")
+	if !s.has(account("")) || !s.has(set) || set.Annotations["example.com/mark"] == "" {
+		t.Fatal("the account is not back, or the DaemonSet is another one")
+	}
+	s.must(s.Delete(t.Context(), account("")))
+	s.must(s.Create(t.Context(), account("second")))
+	s.reconcile("hpp")
+	if !s.has(set) || set.Spec.Template.Annotations[annotation] != "second" || set.Annotations["example.com/mark"] == "" {
+		t.Errorf("the pods have tokens of the account from before: %v", set.Spec.Template.Annotations)
 	}
 }

@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -31,6 +32,9 @@ import (
 // resync is how often what no watch shows is checked: nodes that are gone, and kinds that were added to the cluster.
 // Such a check only reads.
 const resync = 5 * time.Minute
+
+// accountAnnotation of a pod has the UID of the ServiceAccount that its token is for.
+const accountAnnotation = "hostpathprovisioner.kubevirt.io/account"
 
 // A Reconciler brings a cluster to what its HostPathProvisioner asks for.
 type Reconciler struct {
@@ -62,7 +66,7 @@ func (r *Reconciler) now() time.Time {
 	return time.Now()
 }
 
-// findKinds asks, at most once in the time of a resync, which kinds the cluster has by now.
+// look asks, at most once in the time of a resync, which kinds the cluster has by now.
 func (r *Reconciler) look(ctx context.Context) error {
 	if r.now().Sub(r.discovered) < resync {
 		return nil
@@ -166,8 +170,16 @@ func (r *Reconciler) deploy(ctx context.Context, object *hppv1.HostPathProvision
 	for _, claim := range rendered.Claims() {
 		problems = append(problems, r.applyClaim(ctx, a, claim))
 	}
+	accounts := map[string]types.UID{}
 	for _, want := range wanted {
-		problems = append(problems, a.Apply(ctx, want))
+		err := bindToAccount(want, accounts)
+		if err == nil {
+			err = a.Apply(ctx, want)
+		}
+		if err == nil && want.GetKind() == "ServiceAccount" {
+			accounts[want.GetName()] = want.GetUID()
+		}
+		problems = append(problems, err)
 	}
 	problems = append(problems, a.Prune(ctx, r.Config.Namespace, r.prunable(), wanted))
 	problems = append(problems, r.dropCleanUps(ctx, a, wanted))
@@ -177,6 +189,20 @@ func (r *Reconciler) deploy(ctx context.Context, object *hppv1.HostPathProvision
 	}
 	waiting, err = r.cleanUp(ctx, a, rendered, left)
 	return waiting, errors.Join(append(problems, err)...)
+}
+
+// bindToAccount has a DaemonSet replace its pods, one node after the other, when their account was deleted and made anew: the
+// API server does not take their tokens any more, and kubelet renews these only after most of an hour.
+func bindToAccount(want *unstructured.Unstructured, accounts map[string]types.UID) error {
+	if want.GetKind() != "DaemonSet" {
+		return nil
+	}
+	name, _, _ := unstructured.NestedString(want.Object, "spec", "template", "spec", "serviceAccountName")
+	uid, known := accounts[name]
+	if !known {
+		return fmt.Errorf("%s: its account %s is not there", apply.Describe(want), name)
+	}
+	return unstructured.SetNestedField(want.Object, string(uid), "spec", "template", "metadata", "annotations", accountAnnotation)
 }
 
 func (r *Reconciler) applier(ctx context.Context, object *hppv1.HostPathProvisioner) *apply.Applier {

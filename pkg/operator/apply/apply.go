@@ -58,7 +58,7 @@ const (
 // cluster is lost with them.
 var replaceable = []string{"ClusterRoleBinding", "RoleBinding", "CSIDriver"}
 
-// Apply makes one object what is wanted.
+// Apply makes one object what is wanted. Without an error, want then has the UID of the object.
 func (a *Applier) Apply(ctx context.Context, want *unstructured.Unstructured) error {
 	if err := stamp(want); err != nil {
 		return err
@@ -72,6 +72,7 @@ func (a *Applier) Apply(ctx context.Context, want *unstructured.Unstructured) er
 	done, failed := reasonCreated, reasonCreateFailed
 	if err == nil {
 		if live.GetDeletionTimestamp() != nil || includes(want.GetKind(), live.Object, want.Object) {
+			want.SetUID(live.GetUID())
 			return nil
 		}
 		done, failed = reasonUpdated, reasonUpdateFailed
