@@ -31,6 +31,7 @@ type settings struct {
 	health, metrics string
 	webhook         int
 	elect           bool
+	goneAfter       time.Duration
 }
 
 func main() {
@@ -39,6 +40,7 @@ func main() {
 	flag.StringVar(&s.metrics, "metrics-address", ":8443", "where metrics are served, with TLS, to who may read /metrics; 0 for no metrics")
 	flag.IntVar(&s.webhook, "webhook-port", 9443, "where the webhooks are served, if deploy/operator/webhook or deploy/operator/restores is applied; 0 for none")
 	flag.BoolVar(&s.elect, "leader-elect", true, "whether to work only while holding the Lease "+operator.LeaderElection)
+	flag.DurationVar(&s.goneAfter, "deleted-node-after", operator.GoneAfter, "how long a node has to be gone from the cluster before the volumes of it are reported, or removed")
 	klog.InitFlags(nil)
 	flag.Parse()
 	ctrl.SetLogger(klog.Background())
@@ -105,6 +107,7 @@ func run(s settings, config render.Config) error {
 		Config:    config,
 		TLS:       policy,
 		Optional:  &operator.OptionalKinds{},
+		GoneAfter: s.goneAfter,
 	}
 	err = errors.Join(
 		operator.RegisterMetrics(metrics.Registry),

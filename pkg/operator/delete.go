@@ -17,8 +17,8 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/operator/status"
 )
 
-// poll is how often nodes are checked while a deletion waits for pods: of nodes &
-// watched.
+// poll is how often nodes are checked while a deletion waits for pods: no watch shows whether a node is
+// ready.
 const poll = 10 * time.Second
 
 // delete removes what was deployed, and then lets the object go. Claims, StorageClasses and all data stay. Nothing waits
@@ -53,7 +53,13 @@ func (r *Reconciler) delete(ctx context.Context, object *hppv1.HostPathProvision
 		if err != nil {
 			return ctrl.Result{}, err
 		}
-		return ctrl.Result{RequeueAfter: poll}, r.update(ctx, object, status.Deleting(object, r.Config.Version, waiting, len(users)))
+		legacy := 0
+		for i := range users {
+			if ofLegacyProvisioner(&users[i]) {
+				legacy++
+			}
+		}
+		return ctrl.Result{RequeueAfter: poll}, r.update(ctx, object, status.Deleting(object, r.Config.Version, waiting, len(users)-legacy, legacy))
 	}
 	if err := a.Prune(ctx, r.Config.Namespace, r.prunable(), nil); err != nil {
 		return ctrl.Result{}, err
@@ -105,7 +111,7 @@ func (r *Reconciler) answers(ctx context.Context, name string) (there, ready boo
 	}), nil
 }
 
-// volumes are the PersistentVolumes of the driver, read page by page: there may be many of others.
+// volumes are the PersistentVolumes of the driver and of the pre-CSI provisioner, read page by page: there may be many of others.
 func (r *Reconciler) volumes(ctx context.Context) ([]corev1.PersistentVolume, error) {
 	var found []corev1.PersistentVolume
 	list := &corev1.PersistentVolumeList{}
@@ -114,7 +120,7 @@ func (r *Reconciler) volumes(ctx context.Context) ([]corev1.PersistentVolume, er
 			return nil, err
 		}
 		for _, volume := range list.Items {
-			if volume.Spec.CSI != nil && volume.Spec.CSI.Driver == render.DriverName {
+			if volume.Spec.CSI != nil && volume.Spec.CSI.Driver == render.DriverName || ofLegacyProvisioner(&volume) {
 				found = append(found, volume)
 			}
 		}
@@ -122,4 +128,9 @@ func (r *Reconciler) volumes(ctx context.Context) ([]corev1.PersistentVolume, er
 			return found, nil
 		}
 	}
+}
+
+// ofLegacyProvisioner says whether a volume was made by the pre-CSI provisioner that pathConfig deploys.
+func ofLegacyProvisioner(volume *corev1.PersistentVolume) bool {
+	return volume.Spec.HostPath != nil && volume.Annotations["pv.kubernetes.io/provisioned-by"] == render.LegacyName
 }

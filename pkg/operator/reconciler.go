@@ -29,9 +29,9 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/operator/status"
 )
 
-// resync is how often what no watch shows is checked: nodes that are gone, and kinds that were added to the cluster.
-// Such a check only reads.
-const resync = 5 * time.Minute
+// longestResync is how often what no watch shows is checked: nodes that are gone, and kinds that were added to the cluster.
+// Such a check only reads, but for volumes of nodes that are gone.
+const longestResync = 5 * time.Minute
 
 // accountAnnotation of a pod has the UID of the ServiceAccount that its token is for.
 const accountAnnotation = "hostpathprovisioner.kubevirt.io/account"
@@ -49,6 +49,8 @@ type Reconciler struct {
 	// Optional are the kinds which not every cluster has, of those in optionalKinds.
 	Optional *OptionalKinds
 
+	// GoneAfter is how long a node has to be gone before it counts as deleted; 0 for the constant of this name.
+	GoneAfter time.Duration
 	// Now is the time; nil for the real one.
 	Now func() time.Time
 
@@ -66,9 +68,11 @@ func (r *Reconciler) now() time.Time {
 	return time.Now()
 }
 
+func (r *Reconciler) resync() time.Duration { return min(longestResync, r.goneAfter()) }
+
 // look asks, at most once in the time of a resync, which kinds the cluster has by now.
 func (r *Reconciler) look(ctx context.Context) error {
-	if r.now().Sub(r.discovered) < resync {
+	if r.now().Sub(r.discovered) < r.resync() {
 		return nil
 	}
 	r.discovered = r.now()
@@ -107,14 +111,17 @@ func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 		}
 	}
 	waiting, problems := r.deploy(ctx, object)
+	gone, err := r.deletedNodes(ctx, object)
+	problems = errors.Join(problems, err)
 	seen, err := r.observe(ctx, object)
 	if err != nil {
 		return ctrl.Result{}, errors.Join(problems, err)
 	}
+	seen.DeletedNodes = gone
 	if problems != nil {
 		seen.Problems = append(seen.Problems, problems)
 	}
-	again := resync
+	again := r.resync()
 	if len(waiting) > 0 {
 		seen.Leaving, again = waiting, poll
 	}
@@ -334,10 +341,7 @@ func (r *Reconciler) observe(ctx context.Context, object *hppv1.HostPathProvisio
 		return seen, err
 	}
 	seen.Claims = claims.Items
-	if seen.Mounters, err = r.mountersThere(ctx); err != nil {
-		return seen, err
-	}
-	seen.DeletedNodes, err = r.deletedNodes(ctx)
+	seen.Mounters, err = r.mountersThere(ctx)
 	return seen, err
 }
 

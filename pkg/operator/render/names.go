@@ -25,6 +25,8 @@ const (
 
 	// DriverName is the provisioner of StorageClasses.
 	DriverName = "kubevirt.io.hostpath-provisioner"
+	// LegacyName is the same of the pre-CSI provisioner.
+	LegacyName = "kubevirt.io/hostpath-provisioner"
 	// PoolParameter is the parameter of StorageClasses, and the attribute of PersistentVolumes, that names a pool.
 	PoolParameter = "storagePool"
 

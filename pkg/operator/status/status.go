@@ -111,7 +111,12 @@ func (c conditions) set(kind string, value bool, reason, message string) {
 
 func (c conditions) available(waiting []string, nodes []hppv1.NodeStatus, seen Observed) {
 	if len(waiting) == 0 {
-		c.set(hppv1.ConditionAvailable, true, reasonComplete, joined("Application Available", seen.Notices))
+		notices := slices.Clone(seen.Notices)
+		for _, node := range seen.DeletedNodes {
+			notices = append(notices, fmt.Sprintf("The node %s was deleted, and %d PersistentVolumes are left of it: deletedNodes of this status has the command that removes them",
+				node.Node, node.PersistentVolumes))
+		}
+		c.set(hppv1.ConditionAvailable, true, reasonComplete, joined("Application Available", notices))
 		return
 	}
 	c.set(hppv1.ConditionAvailable, false, reasonNotReady, joined(strings.Join(waiting, "; "), nodeTexts(nodes)))
@@ -157,13 +162,17 @@ func Refuse(object *hppv1.HostPathProvisioner, operatorVersion, reason, message 
 	return status
 }
 
-// Deleting is the status of an object that waits for pods to end.
-func Deleting(object *hppv1.HostPathProvisioner, operatorVersion string, waiting []string, users int) hppv1.HostPathProvisionerStatus {
+// Deleting is the status of an object that waits for pods to end. Users and legacy are how many PersistentVolumes there are of
+// the driver and of the pre-CSI provisioner.
+func Deleting(object *hppv1.HostPathProvisioner, operatorVersion string, waiting []string, users, legacy int) hppv1.HostPathProvisionerStatus {
 	status := *object.Status.DeepCopy()
 	status.ObservedGeneration, status.OperatorVersion = object.Generation, operatorVersion
 	message := "Waiting for " + strings.Join(waiting, ", ")
 	if users > 0 {
 		message += fmt.Sprintf("; %d PersistentVolumes still use the driver: they and their data stay, and pods can use them again once there is a HostPathProvisioner", users)
+	}
+	if legacy > 0 {
+		message += fmt.Sprintf("; %d PersistentVolumes are of the pre-CSI provisioner: pods can go on using them, and they and their data stay until there is a HostPathProvisioner with the same pathConfig", legacy)
 	}
 	c := conditions{status: &status, generation: object.Generation}
 	c.set(hppv1.ConditionAvailable, false, reasonDeleting, message)

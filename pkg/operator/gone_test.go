@@ -1,0 +1,184 @@
+package operator
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+
+	hppv1 "kubevirt.io/hostpath-provisioner/api/v1beta1"
+	"kubevirt.io/hostpath-provisioner/pkg/operator/render"
+)
+
+// volumeOn is a volume of the driver on a node, as its provisioner makes it.
+func volumeOn(name, node string, changes ...func(*corev1.PersistentVolume)) *corev1.PersistentVolume {
+	volume := &corev1.PersistentVolume{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Finalizers: []string{"kubernetes.io/pv-protection", "external-provisioner.volume.kubernetes.io/finalizer"}},
+		Spec: corev1.PersistentVolumeSpec{
+			PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimDelete,
+			PersistentVolumeSource:        corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: render.DriverName, VolumeHandle: name}},
+			ClaimRef:                      &corev1.ObjectReference{Namespace: "space", Name: "claim-of-" + name},
+			NodeAffinity: &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+				MatchExpressions: []corev1.NodeSelectorRequirement{{Key: topologyKey, Operator: corev1.NodeSelectorOpIn, Values: []string{node}}},
+			}}}},
+		},
+		Status: corev1.PersistentVolumeStatus{Phase: corev1.VolumeBound},
+	}
+	for _, change := range changes {
+		change(volume)
+	}
+	return volume
+}
+
+// ofProvisioner has a volume be one of the pre-CSI provisioner.
+func ofProvisioner(node string) func(*corev1.PersistentVolume) {
+	return func(v *corev1.PersistentVolume) {
+		v.Annotations = map[string]string{"pv.kubernetes.io/provisioned-by": render.LegacyName, legacyNode: node}
+		v.Spec.PersistentVolumeSource = corev1.PersistentVolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/var/old/" + v.Name}}
+		v.Spec.NodeAffinity = nil
+	}
+}
+
+func released(v *corev1.PersistentVolume) { v.Status.Phase = corev1.VolumeReleased }
+func retained(v *corev1.PersistentVolume) {
+	v.Spec.PersistentVolumeReclaimPolicy = corev1.PersistentVolumeReclaimRetain
+}
+func unclaimed(v *corev1.PersistentVolume) { v.Spec.ClaimRef = nil }
+func foreign(v *corev1.PersistentVolume)   { v.Spec.CSI.Driver = "example.com" }
+
+// A node is reported once it has been gone for long enough, and not any more when it is back.
+func TestGoneNodes(t *testing.T) {
+	volumes := []corev1.PersistentVolume{
+		*volumeOn("pv-2", "gone"), *volumeOn("pv-1", "gone", released), *volumeOn("pv-3", "here"), *volumeOn("pv-4", "", ofProvisioner("gone")), {},
+	}
+	left := volumesOfGone(volumes, sets.New("here"))
+	g := &goneNodes{}
+	now := time.Now()
+	if found := g.note(left, GoneAfter, now); len(found) > 0 {
+		t.Errorf("reported at once: %v", found)
+	}
+	found := g.note(left, GoneAfter, now.Add(GoneAfter))
+	if len(found) != 1 {
+		t.Fatalf("after %v %d nodes are gone, want 1", GoneAfter, len(found))
+	}
+	// Not the claim of pv-1: what has its name by now is another one.
+	want := hppv1.DeletedNode{Node: "gone", PersistentVolumes: 3, Claims: 2, Command: "kubectl delete pvc --ignore-not-found --wait=false -n space claim-of-pv-2 claim-of-pv-4" +
+		" && kubectl delete pv --wait=false pv-1 pv-2 pv-4 && kubectl patch pv pv-1 pv-2 pv-4 --type=merge -p '{\"metadata\":{\"finalizers\":null}}'"}
+	if diff := cmp.Diff(want, found[0].report()); diff != "" {
+		t.Error(diff)
+	}
+	if found := g.note(nil, GoneAfter, now.Add(GoneAfter)); len(found) > 0 {
+		t.Errorf("reported although it is back: %v", found)
+	}
+	if found := g.note(left, GoneAfter, now.Add(GoneAfter)); len(found) > 0 {
+		t.Errorf("the time that it was gone before counts: %v", found)
+	}
+}
+
+// Volumes of deleted nodes are removed only where the object says so, after a time, and of claims. Nodes that are not ready,
+// that are back, and what others have made keep theirs.
+func TestVolumesOfDeletedNodes(t *testing.T) {
+	const late = "example.com/not-done"
+	volumes := func() []client.Object {
+		return []client.Object{
+			volumeOn("bound", "gone"), volumeOn("released", "gone", released), volumeOn("legacy", "", ofProvisioner("gone")),
+			volumeOn("retained", "gone", retained), volumeOn("unclaimed", "gone", unclaimed), volumeOn("foreign", "gone", foreign),
+			volumeOn("not-ready", "down"), volumeOn("ready", "here"), volumeOn("back", "back"),
+			volumeOn("held", "gone", func(v *corev1.PersistentVolume) { v.Finalizers = append(v.Finalizers, late) }),
+		}
+	}
+	for _, tt := range []struct {
+		policy  hppv1.DeletedNodesPolicy
+		removed []string
+		left    int
+	}{
+		{"", nil, 6},
+		{hppv1.ReportVolumes, nil, 6},
+		{hppv1.RemoveVolumes, []string{"bound", "released", "legacy"}, 2},
+	} {
+		t.Run("policy "+string(tt.policy), func(t *testing.T) {
+			object := stored("hpp", 1, false)
+			object.Spec.DeletedNodes = tt.policy
+			s := newStage(t, append(volumes(), object, nodeThat("here", corev1.ConditionTrue), nodeThat("down", corev1.ConditionUnknown), nodeThat("back", corev1.ConditionTrue))...)
+			s.reconciler.Client = interceptor.NewClient(s.Client.(client.WithWatch), interceptor.Funcs{List: withoutNode("back")})
+			now := time.Now()
+			s.reconciler.Now = func() time.Time { return now }
+			s.reconcile("hpp")
+			if gone := s.gone(volumes()); len(gone) > 0 {
+				t.Fatalf("%q are removed at once", gone)
+			}
+			now = now.Add(GoneAfter)
+			s.reconcile("hpp")
+			if diff := cmp.Diff(tt.removed, s.gone(volumes())); diff != "" {
+				t.Errorf("removed: %s", diff)
+			}
+			s.has(object)
+			if len(object.Status.DeletedNodes) != 2 || object.Status.DeletedNodes[1].Node != "gone" || object.Status.DeletedNodes[1].PersistentVolumes != tt.left {
+				t.Errorf("the status reports %+v, want %d volumes of the node gone", object.Status.DeletedNodes, tt.left)
+			}
+			held := volumeOn("held", "gone")
+			if s.has(held); len(tt.removed) > 0 && (held.DeletionTimestamp == nil || cmp.Diff([]string{late}, held.Finalizers) != "") {
+				t.Errorf("the volume that something else holds has the finalizers %q, deleted at %v", held.Finalizers, held.DeletionTimestamp)
+			}
+		})
+	}
+}
+
+// gone are the names of those volumes that are not there any more.
+func (s *stage) gone(volumes []client.Object) []string {
+	s.t.Helper()
+	var names []string
+	for _, volume := range volumes {
+		err := s.Get(s.t.Context(), client.ObjectKeyFromObject(volume), &corev1.PersistentVolume{})
+		if apierrors.IsNotFound(err) {
+			names = append(names, volume.GetName())
+		} else if err != nil {
+			s.t.Fatal(err)
+		}
+	}
+	return names
+}
+
+// withoutNode is a cache that does not have a node yet.
+func withoutNode(name string) func(context.Context, client.WithWatch, client.ObjectList, ...client.ListOption) error {
+	return func(ctx context.Context, api client.WithWatch, list client.ObjectList, options ...client.ListOption) error {
+		err := api.List(ctx, list, options...)
+		if nodes, ok := list.(*metav1.PartialObjectMetadataList); ok {
+			for i := range nodes.Items {
+				if nodes.Items[i].Name == name {
+					nodes.Items[i].Name = "not " + name
+				}
+			}
+		}
+		return err
+	}
+}
+
+// A deletion that waits says which volumes still use what goes.
+func TestDeletionWarnsOfVolumes(t *testing.T) {
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "storage", Name: "driver", Labels: map[string]string{render.AppLabel: render.App},
+			OwnerReferences: []metav1.OwnerReference{{Kind: "DaemonSet", Name: render.DriverDaemonSet}}},
+		Spec: corev1.PodSpec{NodeName: "here"},
+	}
+	object := stored("hpp", 1, true)
+	s := newStage(t, object, nodeThat("here", corev1.ConditionTrue), pod, volumeOn("one", "here"), volumeOn("two", "here"),
+		volumeOn("legacy", "", ofProvisioner("here")), volumeOn("foreign", "here", foreign))
+	s.reconcile("hpp")
+	s.has(object)
+	condition := meta.FindStatusCondition(object.Status.Conditions, hppv1.ConditionAvailable)
+	for _, want := range []string{"pod driver on here", "2 PersistentVolumes still use the driver", "1 PersistentVolumes are of the pre-CSI provisioner"} {
+		if condition == nil || !strings.Contains(condition.Message, want) {
+			t.Errorf("the condition is %+v, want it to say %q", condition, want)
+		}
+	}
+}
