@@ -5,5 +5,5 @@ import "embed"
 
 // Files are the manifests of the driver, of the pre-CSI provisioner and of their monitoring, by their paths in this directory.
 //
-//go:embed csi/base/*.yaml csi/openshift/*.yaml csi/snapshots/*.yaml provisioner/base/*.yaml provisioner/openshift/*.yaml monitoring/*.yaml operator/monitoring/*.yaml operator/mounter/*.yaml
+//go:embed csi/base/*.yaml csi/openshift/*.yaml csi/snapshots/*.yaml csi/freeze/*.yaml provisioner/base/*.yaml provisioner/openshift/*.yaml monitoring/*.yaml operator/monitoring/*.yaml operator/mounter/*.yaml
 var Files embed.FS

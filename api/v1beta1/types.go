@@ -16,8 +16,14 @@ const (
 	LegacyPool = "legacy"
 	// DefaultOverlayClass is the StorageClass of a shared pool that names none.
 	DefaultOverlayClass = "hpp-overlay"
-	// Snapshotting is the one feature gate there is: the driver's pods make snapshots.
+)
+
+// Feature gates.
+const (
+	// Snapshotting has the driver's pods make snapshots.
 	Snapshotting = "Snapshotting"
+	// Freezing lets the driver stop the pods that use a volume while a snapshot of it is made, where a class asks for that.
+	Freezing = "Freezing"
 )
 
 // Types of conditions.
@@ -88,11 +94,12 @@ type HostPathProvisionerSpec struct {
 	Workload NodePlacement `json:"workload,omitempty"`
 
 	// FeatureGates add what not every cluster can have. Snapshotting deploys csi-snapshotter, which needs the
-	// CustomResourceDefinitions and the snapshot-controller of external-snapshotter.
+	// CustomResourceDefinitions and the snapshot-controller of external-snapshotter. Freezing deploys the container that
+	// "consistency: freeze" of a VolumeSnapshotClass needs, which can stop every pod of its node.
 	// +optional
 	// +listType=set
 	// +kubebuilder:validation:MaxItems=16
-	// +kubebuilder:validation:items:Enum=Snapshotting
+	// +kubebuilder:validation:items:Enum=Snapshotting;Freezing
 	FeatureGates []string `json:"featureGates,omitempty"`
 
 	// StoragePools are the places on each node that volumes are made in.

@@ -31,8 +31,13 @@ func (r *Renderer) driver() (*appsv1.DaemonSet, error) {
 	removePool(pod, driver)
 	if r.snapshotting() {
 		pod.Containers = append(pod.Containers, *r.manifests.snapshotter.DeepCopy())
-		driver = &pod.Containers[i]
 	}
+	if r.object.HasFeature(hppv1.Freezing) {
+		added := r.manifests.freezer.DeepCopy().Spec.Template.Spec
+		pod.Containers = append(pod.Containers, added.Containers...)
+		pod.Volumes = append(pod.Volumes, added.Volumes...)
+	}
+	driver = &pod.Containers[i]
 	moveKubelet(pod, r.object.Spec.KubeletDirectory)
 	addPools(pod, driver, r.pools)
 	for i := range pod.Containers {

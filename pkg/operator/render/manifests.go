@@ -23,7 +23,9 @@ import (
 type Manifests struct {
 	daemonSet appsv1.DaemonSet
 	// snapshotter is added to the DaemonSet for snapshots.
-	snapshotter    corev1.Container
+	snapshotter corev1.Container
+	// freezer has what is added for freezing.
+	freezer        appsv1.DaemonSet
 	csiDriver      storagev1.CSIDriver
 	metricsService corev1.Service
 	// clusterRules and namespacedRules are those of all sidecars together, but for snapshotRules, those for snapshots.
@@ -60,6 +62,7 @@ func Load() (*Manifests, error) {
 	err := errors.Join(
 		one(&m.daemonSet, "csi/base/daemonset.yaml"),
 		one(&additions, "csi/snapshots/csi-snapshotter.yaml"),
+		one(&m.freezer, "csi/freeze/freezer.yaml"),
 		one(&m.csiDriver, "csi/base/csidriver.yaml"),
 		one(&m.mounter, "operator/mounter/deployment.yaml"),
 		one(&m.unmount, "operator/mounter/unmount.yaml"),

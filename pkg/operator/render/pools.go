@@ -69,6 +69,9 @@ func dataDir(from []hppv1.StoragePool) (string, error) {
 // Notices are what a user should know of what the object asks for.
 func Notices(object *hppv1.HostPathProvisioner) []string {
 	var texts []string
+	if object.HasFeature(hppv1.Freezing) && !object.HasFeature(hppv1.Snapshotting) {
+		texts = append(texts, "The feature gate Freezing has no effect without Snapshotting")
+	}
 	classes := map[string]string{}
 	for _, pool := range Pools(object) {
 		if pool.PVCTemplate == nil || !pool.IsShared() {

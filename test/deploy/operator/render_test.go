@@ -2,12 +2,13 @@
 package operator_test
 
 import (
-	"bytes"
+	"fmt"
 	"os"
 	"os/exec"
 	"path"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -81,21 +82,52 @@ func only[T any](t *testing.T, objects []object, kind string) T {
 	return found[0]
 }
 
-// operated is what the operator deploys for an example.
-func operated(t *testing.T, file string) []object {
+// example is one of deploy/operator.
+func example(t *testing.T, file string) string {
 	t.Helper()
-	build := exec.CommandContext(t.Context(), "go", "build", "-gcflags", "all=-dwarf=false", "-o", path.Join(t.TempDir(), "operator"), "./cmd/hostpath-provisioner-operator")
-	build.Dir = "../../.."
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("build the operator: %v: %s", err, out)
-	}
-	example, err := os.ReadFile("../../../deploy/operator/example/" + file)
+	text, err := os.ReadFile("../../../deploy/operator/example/" + file)
 	if err != nil {
 		t.Fatal(err)
 	}
-	run := exec.CommandContext(t.Context(), build.Args[5], "render")
+	return string(text)
+}
+
+// directory is where the operator is built.
+var directory string
+
+func TestMain(m *testing.M) {
+	var err error
+	if directory, err = os.MkdirTemp("", "operator-"); err != nil {
+		panic(err)
+	}
+	status := m.Run()
+	if err := os.RemoveAll(directory); err != nil {
+		panic(err)
+	}
+	os.Exit(status)
+}
+
+// operator is the program, built once.
+var operator = sync.OnceValues(func() (string, error) {
+	program := path.Join(directory, "operator")
+	build := exec.Command("go", "build", "-gcflags", "all=-dwarf=false", "-o", program, "./cmd/hostpath-provisioner-operator")
+	build.Dir = "../../.."
+	if out, err := build.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("build the operator: %w: %s", err, out)
+	}
+	return program, nil
+})
+
+// operated is what the operator deploys for an object.
+func operated(t *testing.T, asked string) []object {
+	t.Helper()
+	program, err := operator()
+	if err != nil {
+		t.Fatal(err)
+	}
+	run := exec.CommandContext(t.Context(), program, "render")
 	run.Env = []string{"POD_NAMESPACE=hostpath-provisioner", "VERSION=v0.1.0"}
-	run.Stdin = bytes.NewReader(example)
+	run.Stdin = strings.NewReader(asked)
 	out, err := run.Output()
 	if err != nil {
 		t.Fatalf("render: %v", err)
@@ -112,8 +144,12 @@ func operated(t *testing.T, file string) []object {
 // The operator deploys what kustomize renders of deploy/, but for what it is there to change: names, the pool's directory
 // csi, tolerations, and that pools are in a variable and not in a ConfigMap.
 func TestOperatorRendersManifestsOfDriver(t *testing.T) {
-	for example, manifests := range map[string]string{"plain.yaml": "../../../deploy/csi/openshift", "snapshots.yaml": "testdata/snapshots"} {
-		t.Run(example, func(t *testing.T) { wantDriver(t, rendered(t, manifests), operated(t, example)) })
+	for name, c := range map[string]struct{ example, manifests string }{
+		"plain":     {example(t, "plain.yaml"), "../../../deploy/csi/openshift"},
+		"snapshots": {example(t, "snapshots.yaml"), "testdata/snapshots"},
+		"freezing":  {strings.Replace(example(t, "snapshots.yaml"), "[Snapshotting]", "[Snapshotting, Freezing]", 1), "testdata/freezing"},
+	} {
+		t.Run(name, func(t *testing.T) { wantDriver(t, rendered(t, c.manifests), operated(t, c.example)) })
 	}
 }
 
@@ -144,7 +180,7 @@ func wantDriver(t *testing.T, byHand, byOperator []object) {
 
 // For pathConfig the operator deploys what kustomize renders of deploy/provisioner as well.
 func TestOperatorRendersManifestsOfProvisioner(t *testing.T) {
-	byHand, byOperator := rendered(t, "../../../deploy/provisioner/openshift"), operated(t, "legacy.yaml")
+	byHand, byOperator := rendered(t, "../../../deploy/provisioner/openshift"), operated(t, example(t, "legacy.yaml"))
 	const name = "hostpath-provisioner"
 	want, got := only[appsv1.DaemonSet](t, byHand, "DaemonSet").Spec, named(t, byOperator, "DaemonSet", name, func(s appsv1.DaemonSet) string { return s.Name }).Spec
 	if diff := cmp.Diff(want.Selector, got.Selector); diff != "" {
@@ -181,6 +217,8 @@ func named[T any](t *testing.T, objects []object, kind, name string, nameOf func
 func adapted(pod corev1.PodSpec) corev1.PodSpec {
 	pod = *pod.DeepCopy()
 	pod.ServiceAccountName, pod.Tolerations = "", nil
+	// Kustomize puts a container that a component adds before the others. The order means nothing.
+	slices.SortFunc(pod.Containers, func(a, b corev1.Container) int { return strings.Compare(a.Name, b.Name) })
 	slices.SortFunc(pod.Volumes, func(a, b corev1.Volume) int { return strings.Compare(a.Name, b.Name) })
 	for i := range pod.Containers {
 		c := &pod.Containers[i]
