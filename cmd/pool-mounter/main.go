@@ -17,9 +17,6 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/privilege"
 )
 
-// needed is what the mounter's system calls and programs may do that other processes may not; docs/pools.md has why.
-var needed = []privilege.Capability{privilege.DACOverride, privilege.SysAdmin, privilege.SysResource, privilege.MakeNode}
-
 func main() {
 	command, err := parse(os.Args[1:], os.Stdout)
 	if errors.Is(err, flag.ErrHelp) {
@@ -58,7 +55,7 @@ func run(ctx context.Context, c command) error {
 
 // confine gives up what the mounter does not need: a privileged container has everything.
 func confine() error {
-	missing, err := privilege.Keep(needed)
+	missing, err := privilege.Keep(privilege.ForMounter)
 	switch {
 	case errors.Is(err, errors.ErrUnsupported):
 		klog.V(2).InfoS("All privileges are kept: this binary was built with cgo")

@@ -30,7 +30,7 @@ const (
 	SysAdmin Capability = unix.CAP_SYS_ADMIN
 )
 
-// Additional capabilities of the mounter.
+// Capabilities that the mounter needs besides some of these.
 const (
 	// Creates device nodes.
 	MakeNode Capability = unix.CAP_MKNOD
@@ -40,6 +40,10 @@ const (
 
 // Needed is the driver's set.
 var Needed = []Capability{DACOverride, Fowner, SysAdmin}
+
+// ForMounter is the set of the program that mounts pools on claims, and of the tools that it runs. docs/pools.md explains why
+// each is needed; test/e2e/mounter checks that none is superfluous.
+var ForMounter = []Capability{DACOverride, SysAdmin, SysResource, MakeNode}
 
 // Capabilities that copying a tree needs besides, which With raises for its time.
 const (
