@@ -13,7 +13,8 @@ import (
 )
 
 // PerExtent is how long sharing one extent of a file takes, in which its writers wait: from 22 to 34
-// microseconds were measured on XFS.
+// microseconds were measured on XFS. `make bench` compares it with what a file takes on XFS and on
+// btrfs.
 const PerExtent = 30 * time.Microsecond
 
 // ErrFragmented reports a file of so many extents that sharing it would stop its writers for

@@ -75,7 +75,7 @@ func prepareCreation(ctx context.Context, s *scene) ([]comparison, error) {
 // maker works outside an actor's pool, on the same filesystem. It is closed when the
 // scene is struck.
 func (s *scene) maker(a *actor) (*maker, error) {
-	m, err := newMaker(filepath.Join(a.dir, "bare"))
+	m, err := newMaker(a.beside("bare"))
 	if err == nil {
 		a.ends = append(a.ends, m.close)
 	}

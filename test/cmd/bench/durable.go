@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -10,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/clone"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 )
@@ -73,11 +75,22 @@ func (m *maker) close() error {
 
 // make makes a volume of volumeBytes.
 func (m *maker) make(id string) error {
-	kept, err := m.stage(id)
+	return m.makeWith(id, volumeBytes, func(int) error { return nil })
+}
+
+// makeWith makes a volume of some bytes with a content.
+func (m *maker) makeWith(id string, bytes int64, fill func(fd int) error) error {
+	return m.put(id, bytes, func() (string, error) { return m.stage(id, bytes, fill) })
+}
+
+// put has a directory made aside, and makes it a volume. What stage answers is for the record: who
+// keeps the size.
+func (m *maker) put(id string, bytes int64, stage func() (kept string, err error)) error {
+	kept, err := stage()
 	if err != nil {
 		return fmt.Errorf("make the directory of %s: %w", id, err)
 	}
-	if err := m.writeRecord(id, kept); err != nil {
+	if err := m.writeRecord(id, bytes, kept); err != nil {
 		return fmt.Errorf("write the record of %s: %w", id, err)
 	}
 	if err := unix.Renameat(m.creating.Fd(), id, m.root.Fd(), id); err != nil {
@@ -86,8 +99,8 @@ func (m *maker) make(id string) error {
 	return m.fsync(m.root.Fd())
 }
 
-// stage makes the directory aside. What it answers is for the record: who keeps the size.
-func (m *maker) stage(id string) (kept string, err error) {
+// stage makes the directory and its content.
+func (m *maker) stage(id string, bytes int64, fill func(fd int) error) (kept string, err error) {
 	var fd int
 	if m.quota == nil {
 		if err := unix.Mkdirat(m.creating.Fd(), id, 0o700); err != nil {
@@ -98,7 +111,7 @@ func (m *maker) stage(id string) (kept string, err error) {
 		}
 		defer func() { err = errors.Join(err, unix.Close(fd)) }()
 	} else {
-		d, project, err := m.limited(id)
+		d, project, err := m.limited(id, bytes)
 		if err != nil {
 			return "", err
 		}
@@ -108,13 +121,13 @@ func (m *maker) stage(id string) (kept string, err error) {
 			kept += fmt.Sprintf(`"projectID":%d,`, project)
 		}
 	}
-	if err := unix.Fchmod(fd, 0o777); err != nil {
+	if err := errors.Join(fill(fd), unix.Fchmod(fd, 0o777)); err != nil {
 		return "", err
 	}
 	return kept, m.fsync(fd)
 }
 
-func (m *maker) limited(id string) (*dir.Dir, quota.ID, error) {
+func (m *maker) limited(id string, bytes int64) (*dir.Dir, quota.ID, error) {
 	d, err := m.quota.Make(m.creating, id)
 	if err != nil {
 		return nil, 0, err
@@ -123,15 +136,27 @@ func (m *maker) limited(id string) (*dir.Dir, quota.ID, error) {
 	if m.quota.Kind() != quota.Btrfs {
 		project = quota.ID(m.last.Add(^uint64(0)))
 	}
-	if err := m.quota.Limit(d, project, quota.Limit{Bytes: volumeBytes}); err != nil {
+	if err := m.quota.Limit(d, project, quota.Limit{Bytes: bytes}); err != nil {
 		return nil, 0, errors.Join(err, d.Close())
 	}
 	return d, project, nil
 }
 
-func (m *maker) writeRecord(id, kept string) error {
+// snapshot makes one of a subvolume aside.
+func (m *maker) snapshot(id, of string) (*dir.Dir, error) {
+	source, err := dir.Open(of)
+	if err != nil {
+		return nil, err
+	}
+	if err := errors.Join(clone.Subvolume(source, m.creating, id), source.Close()); err != nil {
+		return nil, err
+	}
+	return m.creating.Open(id)
+}
+
+func (m *maker) writeRecord(id string, bytes int64, kept string) error {
 	record := fmt.Sprintf(`{"version":1,"id":%q,"uid":"handmade","mode":"mount","bytes":%d,%s"created":%q}`+"\n",
-		id, volumeBytes, kept, time.Now().UTC().Format(time.RFC3339))
+		id, bytes, kept, time.Now().UTC().Format(time.RFC3339))
 	temp := ".new-" + id + ".json"
 	fd, err := unix.Openat(m.volumes.Fd(), temp, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_CLOEXEC, 0o600)
 	if err != nil {
@@ -164,7 +189,7 @@ func (m *maker) remove(id string) error {
 	return m.fsync(m.volumes.Fd())
 }
 
-// empty empties the trash of a volume that had nothing in it.
+// empty empties the trash of a volume.
 func (m *maker) empty(id string) error {
 	name := id + ".handmade"
 	var project quota.ID
@@ -178,7 +203,7 @@ func (m *maker) empty(id string) error {
 			return err
 		}
 	}
-	if err := m.trash.RemoveDir(name); err != nil {
+	if err := m.trash.RemoveTree(context.Background(), name, func(context.Context) error { return nil }); err != nil {
 		return err
 	}
 	if m.quota == nil {

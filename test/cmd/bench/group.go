@@ -21,6 +21,7 @@ var groups = []group{
 	{"calls", "Calls that only report", prepareCalls},
 	{"creation", "Making and removing", prepareCreation},
 	{"removal", "Removing what is full", prepareRemoval},
+	{"snapshots", "Snapshots", prepareSnapshots},
 	{"parallel", "Making many at once", prepareParallel},
 	{"scale", "With many volumes", prepareScale},
 	{"size", "Size", prepareSize},

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"os"
-	"path/filepath"
 
 	"github.com/go-logr/logr"
 
@@ -45,7 +44,7 @@ func (a *actor) inside(ctx context.Context, name string) (*insiders, volume.ID, 
 	return pools, id, pools.Wait(ctx)
 }
 
-func (a *actor) insidePool() string { return filepath.Join(a.dir, "inside") }
+func (a *actor) insidePool() string { return a.beside("inside") }
 
 // serve serves a pool in this process.
 func serve(path string) (_ *insiders, err error) {

@@ -136,6 +136,7 @@ func measure(ctx context.Context, o order, out io.Writer, drive driveFunc) (err 
 		}
 		report.Results = append(report.Results, results...)
 	}
+	report.Missing = s.missing
 	if err := formats[o.output](report, out); err != nil {
 		return err
 	}

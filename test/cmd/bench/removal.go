@@ -27,7 +27,7 @@ func prepareRemoval(ctx context.Context, s *scene) ([]comparison, error) {
 		if _, err := a.Create(ctx, drivertest.Volume{ID: full, Pool: poolName, Bytes: fullBytes}); err != nil {
 			return err
 		}
-		return scatter(ctx, filepath.Join(a.pool(), full), s.order.files)
+		return scatter(ctx, filepath.Join(a.pool(), full), s.order.files, nil)
 	}
 	create := func(ctx context.Context) error { return a.create(ctx, fresh) }
 	// While the files were made the driver slept, and its first call is slower.
@@ -50,9 +50,9 @@ func prepareRemoval(ctx context.Context, s *scene) ([]comparison, error) {
 // inEach is how many files are in a directory.
 const inEach = 1000
 
-// scatter makes empty files in directories, and brings them to the disk: what waits
+// scatter makes files of one content in directories, and brings them to the disk: what waits
 // to be written would be written by whoever syncs next.
-func scatter(ctx context.Context, path string, files int) error {
+func scatter(ctx context.Context, path string, files int, content []byte) error {
 	for i := range files {
 		d := filepath.Join(path, fmt.Sprintf("dir-%d", i/inEach))
 		if i%inEach == 0 {
@@ -60,7 +60,7 @@ func scatter(ctx context.Context, path string, files int) error {
 				return err
 			}
 		}
-		if err := os.WriteFile(filepath.Join(d, fmt.Sprintf("file-%d", i)), nil, 0o600); err != nil {
+		if err := os.WriteFile(filepath.Join(d, fmt.Sprintf("file-%d", i)), content, 0o600); err != nil {
 			return err
 		}
 	}

@@ -33,6 +33,8 @@ type report struct {
 	Machine facts    `json:"machine"`
 	Rounds  int      `json:"rounds"`
 	Results []result `json:"results"`
+	// Missing is what could not be measured, and why.
+	Missing []string `json:"missing,omitempty"`
 }
 
 // facts are what figures depend on.
@@ -125,7 +127,13 @@ func (r report) writeTable(out io.Writer) error {
 		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t±%s\t%s\t%s\t%s\n",
 			r.Name, r.figure(r.Ours), r.figure(r.Bare), ratio(r.Ratio), r.noise(), r.Budget.figure(r.Unit), r.verdict(), apart(r.Limit))
 	}
-	return table.Flush()
+	if err := table.Flush(); err != nil {
+		return err
+	}
+	for _, missing := range r.Missing {
+		fmt.Fprintf(out, "\nNot measured: %s\n", missing)
+	}
+	return nil
 }
 
 // writeMarkdown makes what docs/performance.md has: a table for each group.
@@ -139,6 +147,9 @@ func (r report) writeMarkdown(out io.Writer) error {
 		}
 		fmt.Fprintf(out, "| %s | %s | %s | %s | %s | ±%s | %s | %s |\n",
 			r.Name, r.figure(r.Ours), r.figure(r.Bare), r.Limit, ratio(r.Ratio), r.noise(), r.Budget.figure(r.Unit), r.verdict())
+	}
+	for _, missing := range r.Missing {
+		fmt.Fprintf(out, "\nNot measured: %s\n", missing)
 	}
 	return nil
 }

@@ -28,12 +28,16 @@ type scene struct {
 	dir    string
 	binary string
 	actors []*actor
+	// missing is what could not be measured, and why.
+	missing []string
 }
 
 // An actor is a driver with one pool, and who asks it.
 type actor struct {
 	drivertest.Client
 	dir string
+	// disk is where the pool is, and what is compared with it: the filesystem of dir, or another.
+	disk string
 	// ends stop what was started for it.
 	ends []func() error
 }
@@ -61,11 +65,15 @@ func (s *scene) makeFilesystem(ctx context.Context) error {
 	if err != nil || s.order.kind == "" {
 		return err
 	}
-	if err := loopfs.Mount(ctx, s.filesystem(), s.order.kind, filesystemBytes); err != nil {
+	return makeFilesystem(ctx, s.filesystem(), s.order.kind)
+}
+
+func makeFilesystem(ctx context.Context, path, kind string) error {
+	if err := loopfs.Mount(ctx, path, kind, filesystemBytes); err != nil {
 		return err
 	}
-	if s.order.kind == "btrfs" {
-		return loopfs.SwitchQuotasOn(ctx, s.filesystem())
+	if kind == "btrfs" {
+		return loopfs.SwitchQuotasOn(ctx, path)
 	}
 	return nil
 }
@@ -73,20 +81,51 @@ func (s *scene) makeFilesystem(ctx context.Context) error {
 // enter starts a driver on a pool of its own. What is to be in the pool before that
 // is filled in by fill, unless it is nil.
 func (s *scene) enter(ctx context.Context, fill func(pool string) error) (*actor, error) {
-	a := &actor{dir: filepath.Join(s.filesystem(), fmt.Sprintf("actor-%d", len(s.actors)))}
-	s.actors = append(s.actors, a)
-	a.Targets = filepath.Join(a.dir, "pods")
-	for _, dir := range []string{a.dir, a.pool(), a.Targets} {
-		if err := os.Mkdir(dir, 0o750); err != nil {
-			return nil, err
-		}
+	a, err := s.newActor()
+	if err != nil {
+		return nil, err
+	}
+	a.disk = a.dir
+	if err := os.Mkdir(a.pool(), 0o750); err != nil {
+		return nil, err
 	}
 	if fill != nil {
 		if err := fill(a.pool()); err != nil {
 			return nil, err
 		}
 	}
-	var err error
+	return a, s.start(ctx, a)
+}
+
+// enterOn starts a driver whose pool is on a filesystem of its own. Where its volumes are published
+// is not. Errors: loopfs.ErrMissing.
+func (s *scene) enterOn(ctx context.Context, kind string) (*actor, error) {
+	a, err := s.newActor()
+	if err != nil {
+		return nil, err
+	}
+	a.disk = filepath.Join(s.dir, kind)
+	if err := os.Mkdir(a.disk, 0o750); err != nil {
+		return nil, err
+	}
+	if err := makeFilesystem(ctx, a.disk, kind); err != nil {
+		return nil, err
+	}
+	if err := os.Mkdir(a.pool(), 0o750); err != nil {
+		return nil, err
+	}
+	return a, s.start(ctx, a)
+}
+
+func (s *scene) newActor() (*actor, error) {
+	a := &actor{dir: filepath.Join(s.filesystem(), fmt.Sprintf("actor-%d", len(s.actors)))}
+	s.actors = append(s.actors, a)
+	a.Targets = filepath.Join(a.dir, "pods")
+	return a, os.MkdirAll(a.Targets, 0o750)
+}
+
+// start starts the driver of an actor.
+func (s *scene) start(ctx context.Context, a *actor) (err error) {
 	a.Process, err = drivertest.StartProcess(ctx, drivertest.Config{
 		Binary:  s.binary,
 		Name:    nodeName,
@@ -94,10 +133,13 @@ func (s *scene) enter(ctx context.Context, fill func(pool string) error) (*actor
 		Pools:   []drivertest.PoolConfig{{Name: poolName, Path: a.pool()}},
 		Flags:   manifestFlags,
 	})
-	return a, err
+	return err
 }
 
-func (a *actor) pool() string { return filepath.Join(a.dir, "pool") }
+func (a *actor) pool() string { return a.beside("pool") }
+
+// beside is a path next to the pool, on its filesystem.
+func (a *actor) beside(name string) string { return filepath.Join(a.disk, name) }
 
 // strike ends the drivers and removes all that they had, mounts first.
 func (s *scene) strike() error {
