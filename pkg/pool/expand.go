@@ -95,6 +95,9 @@ func (v *found) expand(ctx context.Context, r volume.Range) (int64, error) {
 		return 0, err
 	}
 	held, err := v.visit.pool.ledger.Reserve(space, v.grownBy(bytes))
+	if errors.Is(err, volume.ErrUnavailable) {
+		return 0, err
+	}
 	if err != nil {
 		return 0, fmt.Errorf("%w: %v", volume.ErrCannotGrow, err)
 	}

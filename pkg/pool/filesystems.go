@@ -8,7 +8,9 @@ import (
 	"slices"
 	"time"
 
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/ledger"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/nested"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 )
 
@@ -30,6 +32,55 @@ func (p *Pool) othersAreRead() error {
 		}
 	}
 	return nil
+}
+
+// readPromises has the promises of a pool that cannot be served count against its filesystem, as far
+// as they can be read, and changes nothing in it. What cannot be read keeps the other pools there from
+// promising anything. Another driver may go on in it, so it is read each minute.
+func (p *Pool) readPromises() {
+	if !p.ledger.Unread() && time.Since(p.synced) < p.options.SyncEvery {
+		return
+	}
+	root, err := dir.Open(p.config.Path)
+	if err != nil {
+		return // it is not here
+	}
+	defer func() { _ = root.Close() }()
+	on, err := root.SpaceID()
+	if err != nil || p.checkMount(root) != nil {
+		return
+	}
+	s, f, err := store.OpenReadOnly(p.at)
+	if errors.Is(err, store.ErrNoLayout) || errors.Is(err, nested.ErrNested) {
+		return // no driver has made a pool of it
+	}
+	if err == nil {
+		defer s.Close()
+		err = p.readAll(s, f)
+	}
+	if err != nil {
+		p.ledger.Join(p.filesystems.Settle(p, on), ledger.Origin{Shared: p.config.Shared})
+		p.log.V(2).Info("failed to read what the pool has promised", "err", err.Error())
+		return
+	}
+	p.synced = time.Now()
+}
+
+func (p *Pool) readAll(s *store.Store, f *store.Format) error {
+	id, err := p.identify(s, f)
+	if err != nil {
+		return err
+	}
+	v := &visit{pool: p, store: s, keeper: id.keeper}
+	if _, err := v.join(*f); err != nil {
+		return err
+	}
+	held, err := s.AllTrash()
+	if err != nil {
+		return err
+	}
+	p.ledger.SetOthersTrash(held)
+	return v.scan().Load()
 }
 
 // join has the promises of the pool count against the filesystem that it is on, with those of

@@ -287,3 +287,57 @@ func TestPoolThatHangsAtStartHoldsUpNoOther(t *testing.T) {
 		b.createIn("a", "pvc-a", mib)
 	})
 }
+
+// A pool that cannot be served after a restart keeps its promises.
+func TestPromisesOfPoolThatDoesNotServe(t *testing.T) {
+	onTmpfs(t, neighbours, func(t *testing.T, b *bench) {
+		b.createIn("b", "pvc-b", 150*mib)
+		b.restart(`[{"name":"a","path":"a"},{"name":"b","path":"b","enforcement":"required"}]`)
+		b.wantCapacity("a", 106, 2)
+		b.wantSharing("a", "b")
+		wantError(t, b.tryCreateIn("a", "pvc-a", 150*mib), volume.ErrNoSpace)
+		b.createIn("a", "pvc-a", 100*mib)
+		b.restart(neighbours) // it serves again
+		b.wantCapacity("a", 6, 2)
+		b.delete("pvc-b")
+		b.settled()
+		b.wantCapacity("a", 156, 2)
+	})
+}
+
+// Another driver that serves a pool goes on promising.
+func TestPromisesOfPoolThatAnotherDriverServes(t *testing.T) {
+	onTmpfs(t, `[{"name":"b","path":"b"}]`, func(t *testing.T, one *bench) {
+		one.createIn("b", "pvc-1", 50*mib)
+		two := one.second("node-1", neighbours)
+		two.wantCapacity("a", 206, 2)
+		one.createIn("b", "pvc-2", 100*mib)
+		two.later(2 * time.Minute)
+		two.wantCapacity("a", 106, 2)
+		must(t, one.Close(t.Context()))
+		two.later(10 * time.Second)
+		two.wantCapacity("b", 106, 2)
+	})
+}
+
+// What a pool has promised whose layout cannot be read is not promised again.
+func TestNothingIsPromisedBesideUnreadablePool(t *testing.T) {
+	onTmpfs(t, neighbours, func(t *testing.T, b *bench) {
+		b.createIn("a", "pvc-a", 20*mib)
+		b.createIn("b", "pvc-b", 150*mib)
+		must(t, b.Close(t.Context()))
+		format := b.path("b", ".hostpath-provisioner", "format")
+		whole, err := os.ReadFile(format)
+		must(t, err)
+		must(t, os.WriteFile(format, []byte("{"), 0o600))
+		b.start(neighbours)
+		must(t, b.publish("pvc-a", "a"))
+		b.wantCapacity("a", 0, 0)
+		wantError(t, b.tryCreateIn("a", "pvc-2", mib), volume.ErrUnavailable)
+		_, err = b.Expand(t.Context(), id(t, "pvc-a"), b.target("a"), volume.ModeMount, volume.Range{Required: 30 * mib})
+		wantError(t, err, volume.ErrUnavailable)
+		must(t, os.WriteFile(format, whole, 0o600))
+		b.later(10 * time.Second)
+		b.wantCapacity("a", 86, 2)
+	})
+}

@@ -195,8 +195,19 @@ func (p *Pool) note(id volume.ID, e store.Entry) {
 	}
 }
 
-// open makes the layout, finishes what a crash interrupted, and fills the index.
-func (p *Pool) open(ctx context.Context) (_ *visit, err error) {
+// open makes the layout, finishes what a crash interrupted, and fills the index. If that fails,
+// what the pool has promised counts all the same.
+func (p *Pool) open(ctx context.Context) (*visit, error) {
+	v, err := p.openToServe(ctx)
+	if err != nil && !errors.Is(err, errTwice) {
+		p.readPromises()
+	}
+	return v, err
+}
+
+var errTwice = errors.New("it is the directory of another pool as well, reached by another path")
+
+func (p *Pool) openToServe(ctx context.Context) (_ *visit, err error) {
 	s, f, err := store.Create(ctx, p.at)
 	if errors.Is(err, store.ErrNoRoom) && !p.config.Shared {
 		s, f, err = store.CreateBare(p.at)
@@ -224,7 +235,7 @@ func (p *Pool) open(ctx context.Context) (_ *visit, err error) {
 	}
 	giveUp, err := p.serving.TryLock(f.UUID)
 	if err != nil {
-		return nil, errors.New("it is the directory of another pool as well, reached by another path")
+		return nil, errTwice
 	}
 	err = v.guardPool(f.UUID)
 	if err == nil {

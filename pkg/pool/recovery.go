@@ -122,6 +122,9 @@ func (v *visit) begin(ctx context.Context) error {
 	if err := v.recover(ctx, atOpen); err != nil {
 		return err
 	}
+	if !v.pool.config.Shared {
+		v.pool.ledger.SetOthersTrash(0) // where the pool was read before, that was its own
+	}
 	// What other nodes work on they finish. What they only read is left to this one.
 	v.pool.unrecovered, v.pool.tried = v.pool.unrecovered || v.pool.skipped, time.Now()
 	return nil

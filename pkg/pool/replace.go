@@ -48,6 +48,8 @@ func (p *Pool) replaced(id *opened, err error) (bool, error) {
 	p.at.MakePath = false
 	p.state.Store(&state{err: p.unavailable(errNotChecked), errors: p.state.Load().errors})
 	p.identity.Store(nil)
+	p.filesystems.Forget(p)
+	p.ledger.Leave()
 	p.giveUp()
 	return true, nil
 }

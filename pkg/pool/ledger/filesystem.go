@@ -141,8 +141,17 @@ func (a *accounts) available(space dir.Space, policy Policy) int64 {
 	return max(0, left-policy.Reserve.Of(space.SizeBytes))
 }
 
+// awaited are the pools of other ledgers that have to be read before this one promises anything,
+// in the order of their names.
+func (a *accounts) awaited(l *Ledger) []volume.PoolName {
+	return a.names(func(one account) bool { return one.ledger != l && one.sums.unread && !one.sums.hangs })
+}
+
 // rounded is what is available as it is reported: the size of a volume that can be made.
 func (a *accounts) rounded(space dir.Space, l *Ledger) int64 {
+	if len(a.awaited(l)) > 0 {
+		return 0
+	}
 	left := a.available(space, l.policy)
 	for _, one := range a.of {
 		if per := one.sums.newInodes; one.ledger == l && per > 0 {
@@ -155,14 +164,18 @@ func (a *accounts) rounded(space dir.Space, l *Ledger) int64 {
 
 // sharing are the pools of the other ledgers, in the order of their names.
 func (a *accounts) sharing(l *Ledger) []volume.PoolName {
-	var with []volume.PoolName
+	return a.names(func(one account) bool { return one.ledger != l })
+}
+
+func (a *accounts) names(which func(account) bool) []volume.PoolName {
+	var names []volume.PoolName
 	for _, one := range a.of {
-		if one.ledger != l {
-			with = append(with, one.ledger.policy.Pool)
+		if which(one) {
+			names = append(names, one.ledger.policy.Pool)
 		}
 	}
-	slices.SortFunc(with, func(a, b volume.PoolName) int { return cmp.Compare(a.String(), b.String()) })
-	return with
+	slices.SortFunc(names, func(a, b volume.PoolName) int { return cmp.Compare(a.String(), b.String()) })
+	return names
 }
 
 // Join counts what the ledger owes to a filesystem, and no more to the one that it was on. It
@@ -177,6 +190,17 @@ func (l *Ledger) Join(f *Filesystem, origin Origin) bool {
 	f.enter(l, origin, l.sums)
 	l.on = f
 	return true
+}
+
+// Leave counts what the ledger owes to no filesystem until it joins one, and notes that it is to be
+// read anew: another filesystem is at the pool's path.
+func (l *Ledger) Leave() {
+	l.mu.Lock()
+	defer l.unlock()
+	l.on.leave(l)
+	l.on = &Filesystem{}
+	l.sums.unread = true
+	l.on.enter(l, Origin{}, l.sums)
 }
 
 // SetForeign notes how many bytes others than the pools occupy on the filesystem, as was

@@ -1,6 +1,7 @@
 package ledger
 
 import (
+	"errors"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -119,4 +120,31 @@ func TestForeignUseIsLearnedForAllPools(t *testing.T) {
 	want("the third pool was not read yet", 12)
 	b.SetForeign(5)
 	want("counted", 5)
+}
+
+// A pool that comes to a filesystem may owe what was not read yet.
+func TestNothingIsReservedBesideUnreadPool(t *testing.T) {
+	a := joined(1)[0]
+	b := New(Policy{Overprovision: 1})
+	b.Join(a.on, Origin{})
+	load := b.BeginLoad()
+	if _, err := a.Reserve(disk100(0), g); !errors.Is(err, volume.ErrUnavailable) {
+		t.Errorf("reserve: %v, want ErrUnavailable", err)
+	}
+	b.SetHangs(true)
+	held, err := a.Reserve(disk100(0), g)
+	if err != nil {
+		t.Errorf("reserve beside a pool that hangs: %v", err)
+	}
+	held.Release()
+	b.SetHangs(false)
+	load.Put(idOf("pvc-1"), promised(60*g))
+	load.End(nil)
+	if _, err := a.Reserve(disk100(0), 50*g); !errors.Is(err, volume.ErrNoSpace) {
+		t.Errorf("reserve: %v, want ErrNoSpace", err)
+	}
+	b.Leave()
+	if _, err := a.Reserve(disk100(0), 50*g); err != nil {
+		t.Errorf("reserve after the other pool has left: %v", err)
+	}
 }

@@ -16,7 +16,8 @@ type Reservation struct {
 }
 
 // Reserve sets bytes aside, if they fit: the check and the reservation are one step. They are
-// held until Commit or Release. Errors: volume.ErrNoSpace.
+// held until Commit or Release. Errors: volume.ErrNoSpace, volume.ErrUnavailable while another pool
+// on the filesystem is not read.
 func (l *Ledger) Reserve(space dir.Space, bytes int64) (*Reservation, error) {
 	l.mu.Lock()
 	defer l.unlock()
@@ -34,6 +35,10 @@ func (l *Ledger) reserve(space dir.Space, bytes int64) (err error) {
 	owed := l.sums
 	owed.promised += bytes
 	l.on.change(func(a accounts) *accounts {
+		if others := a.awaited(l); len(others) > 0 {
+			err = fmt.Errorf("%w: the promises of the pools %q on the same filesystem are not known", volume.ErrUnavailable, others)
+			return nil
+		}
 		available := a.available(space, l.policy)
 		if bytes <= available {
 			err = nil

@@ -38,6 +38,13 @@ func (f *Filesystems[P]) Apart(p, other P) bool {
 	return known && otherKnown && on != otherOn
 }
 
+// Forget has a pool be on no filesystem that is known.
+func (f *Filesystems[P]) Forget(p P) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.on, p)
+}
+
 // With are the pools on the filesystem of one, and that itself, in no order.
 func (f *Filesystems[P]) With(p P) []P {
 	f.mu.Lock()

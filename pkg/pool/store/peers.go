@@ -260,10 +260,15 @@ func (s *Store) peer(all *dir.Dir, node volume.NodeID, within time.Duration, do 
 
 // OthersTrash is what volumes that other nodes have removed may still occupy, in bytes, or
 // volume.Unknown.
-func (s *Store) OthersTrash() (held int64, err error) {
+func (s *Store) OthersTrash() (held int64, err error) { return s.trashExcept(s.at.Node.String()) }
+
+// AllTrash is OthersTrash with what this node has removed.
+func (s *Store) AllTrash() (held int64, err error) { return s.trashExcept("") }
+
+func (s *Store) trashExcept(own string) (held int64, err error) {
 	seen := make(map[any]bool)
 	err = s.EachNode(InTrash, func(node string, trash *dir.Dir) error {
-		if node == s.at.Node.String() {
+		if node == own {
 			return nil
 		}
 		thrown, err := Names(trash)
