@@ -10,6 +10,7 @@ import (
 	"crypto/x509/pkix"
 	"encoding/pem"
 	"errors"
+	"fmt"
 	"io"
 	"math/big"
 	"net"
@@ -172,6 +173,9 @@ func TestPools(t *testing.T) {
 			`hostpath_pool_failed_copies_total{method="reflink",pool="local"} 2`,
 			`hostpath_pool_failed_copies_total{method="subvolume",pool="local"} 0`,
 			`hostpath_pool_filesystem_errors{pool="local"} 2`,
+			`hostpath_pool_filesystem_promised_bytes{pool="local"} 5.36870912e+09`,
+			`hostpath_pool_filesystem_promised_unused_bytes{pool="local"} 2.147483648e+09`,
+			`hostpath_pool_filesystem_unlimited_volumes{pool="local"} 1`,
 			`hostpath_pool_free_bytes{pool="local"} 4.294967296e+09`,
 			`hostpath_pool_free_inodes{pool="local"} 900`,
 			`hostpath_pool_incomplete{pool="local"} 0`,
@@ -221,6 +225,7 @@ func TestPools(t *testing.T) {
 			`hostpath_pool_failed_copies_total{method="copy",pool="away"} 0`,
 			`hostpath_pool_failed_copies_total{method="reflink",pool="away"} 0`,
 			`hostpath_pool_failed_copies_total{method="subvolume",pool="away"} 0`,
+			`hostpath_pool_filesystem_promised_bytes{pool="away"} 0`,
 			`hostpath_pool_limits_restored_total{pool="away"} 0`,
 			`hostpath_pool_lost_snapshots{pool="away"} 0`,
 			`hostpath_pool_promised_bytes{pool="away"} 0`,
@@ -255,6 +260,9 @@ func TestPools(t *testing.T) {
 			`hostpath_pool_failed_copies_total{method="copy",pool="bare"} 0`,
 			`hostpath_pool_failed_copies_total{method="reflink",pool="bare"} 0`,
 			`hostpath_pool_failed_copies_total{method="subvolume",pool="bare"} 0`,
+			`hostpath_pool_filesystem_promised_bytes{pool="bare"} 0`,
+			`hostpath_pool_filesystem_promised_unused_bytes{pool="bare"} 0`,
+			`hostpath_pool_filesystem_unlimited_volumes{pool="bare"} 0`,
 			`hostpath_pool_free_bytes{pool="bare"} 512`,
 			`hostpath_pool_incomplete{pool="bare"} 0`,
 			`hostpath_pool_limits_restored_total{pool="bare"} 0`,
@@ -288,6 +296,33 @@ func TestPools(t *testing.T) {
 				t.Errorf("the series of pools (-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+// What all pools on a filesystem owe is reported of each. Of one that does not serve only promises are known.
+func TestPoolsOnOneFilesystem(t *testing.T) {
+	pools := func() []pool.Status {
+		return []pool.Status{
+			{Name: poolName("a"), SharesWith: []volume.PoolName{poolName("b")}, Promised: 60, Unlimited: 1, Unused: 20},
+			{Name: poolName("b"), SharesWith: []volume.PoolName{poolName("a")}, Promised: 60, Unlimited: 2, Unused: 30},
+			{Name: poolName("c"), SharesWith: []volume.PoolName{poolName("d")}, Promised: 1},
+			{Name: poolName("d"), SharesWith: []volume.PoolName{poolName("c")}, Promised: 2, Unlimited: volume.Unknown, Unused: volume.Unknown},
+		}
+	}
+	address := serve(t, metrics.New(metrics.Options{Pools: pools}), metrics.TLS{})
+	var want []string
+	for _, name := range []string{"promised_bytes", "promised_unused_bytes", "unlimited_volumes"} {
+		sums := map[string]int{"promised_bytes": 120, "promised_unused_bytes": 50, "unlimited_volumes": 3}
+		for _, p := range []string{"a", "b"} {
+			want = append(want, fmt.Sprintf("hostpath_pool_filesystem_%s{pool=%q} %d", name, p, sums[name]))
+		}
+		if name == "promised_bytes" {
+			want = append(want, `hostpath_pool_filesystem_promised_bytes{pool="c"} 3`, `hostpath_pool_filesystem_promised_bytes{pool="d"} 3`)
+		}
+	}
+	got := slices.DeleteFunc(series(scrape(t, address), "hostpath_pool_filesystem_"), func(s string) bool { return strings.Contains(s, "_errors") })
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("the series of filesystems (-want +got):\n%s", diff)
 	}
 }
 

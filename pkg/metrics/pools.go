@@ -37,6 +37,43 @@ var copyStall = prometheus.NewDesc("hostpath_pool_copy_stall_seconds",
 var failedCopies = prometheus.NewDesc("hostpath_pool_failed_copies_total",
 	"Snapshots, restores and clones that were begun and failed, by how their content was to be copied. What is refused before is not counted here: hostpath_csi_call_duration_seconds has all calls.", []string{"pool", "method"}, nil)
 
+// A filesystemSum is over all pools of the node on one filesystem.
+type filesystemSum struct{ promised, unlimited, unused int64 }
+
+// perFilesystem are the series of pools about all pools on their filesystem together.
+var perFilesystem = []series[filesystemSum]{
+	filesystemGauge("promised_bytes", "Space promised to volumes and snapshots of all pools of the node on the pool's filesystem.", func(s filesystemSum) int64 { return s.promised }),
+	filesystemGauge("unlimited_volumes", "The sum of hostpath_pool_unlimited_volumes over all pools of the node on the pool's filesystem. Absent where one of them is.", func(s filesystemSum) int64 { return s.unlimited }),
+	filesystemGauge("promised_unused_bytes", "The sum of hostpath_pool_promised_unused_bytes over all pools of the node on the pool's filesystem. Absent where one of them is.", func(s filesystemSum) int64 { return s.unused }),
+}
+
+func filesystemGauge(name, help string, value func(filesystemSum) int64) series[filesystemSum] {
+	return series[filesystemSum]{
+		prometheus.NewDesc("hostpath_pool_filesystem_"+name, help, []string{"pool"}, nil), prometheus.GaugeValue,
+		func(s filesystemSum) (float64, bool) { return float64(value(s)), value(s) != volume.Unknown },
+	}
+}
+
+// sumOf adds what is known of a pool and of those that share its filesystem.
+func sumOf(p pool.Status, all []pool.Status) filesystemSum {
+	sum := filesystemSum{p.Promised, int64(p.Unlimited), p.Unused}
+	add := func(to *int64, of int64) {
+		if *to == volume.Unknown || of == volume.Unknown {
+			*to = volume.Unknown
+		} else {
+			*to += of
+		}
+	}
+	for _, other := range all {
+		if slices.Contains(p.SharesWith, other.Name) {
+			add(&sum.promised, other.Promised)
+			add(&sum.unlimited, int64(other.Unlimited))
+			add(&sum.unused, other.Unused)
+		}
+	}
+	return sum
+}
+
 // perPool are the series with only the label "pool".
 var perPool = []series[pool.Status]{
 	gauge("serving", "1 if the pool serves.", func(p pool.Status) (float64, bool) { return number(p.Err == nil), true }),
@@ -125,15 +162,21 @@ func (c *poolCollector) Describe(descs chan<- *prometheus.Desc) {
 	for _, s := range perPool {
 		descs <- s.desc
 	}
+	for _, s := range perFilesystem {
+		descs <- s.desc
+	}
 }
 
 // Collect implements prometheus.Collector.
 func (c *poolCollector) Collect(metrics chan<- prometheus.Metric) {
-	shared := false
-	for _, p := range c.pools() {
+	shared, pools := false, c.pools()
+	for _, p := range pools {
 		shared = shared || p.SystemDisk
 		for _, s := range perPool {
 			s.collect(metrics, p, p.Name.String())
+		}
+		for _, s := range perFilesystem {
+			s.collect(metrics, sumOf(p, pools), p.Name.String())
 		}
 		for _, other := range p.SharesWith {
 			metrics <- prometheus.MustNewConstMetric(sharesFilesystem, prometheus.GaugeValue, 1, p.Name.String(), other.String())

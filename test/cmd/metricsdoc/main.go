@@ -44,8 +44,8 @@ volume is up to a minute old, or older where there are very many. What is not kn
 | whether a pool works | ` + "`hostpath_pool_serving`, `hostpath_pool_read_only`, `hostpath_pool_filesystem_errors`" + ` |
 | how much can still be promised | ` + "`hostpath_pool_available_bytes`" + ` |
 | how full the disk is | ` + "`1 - hostpath_pool_free_bytes / hostpath_pool_size_bytes`" + `; of inodes ` + "`1 - hostpath_pool_free_inodes / hostpath_pool_inodes`" + ` |
-| whether volumes can take more than is free | ` + "`hostpath_pool_unlimited_volumes > 0 or hostpath_pool_promised_unused_bytes > hostpath_pool_free_bytes`" + ` |
-| how much was promised beyond the disk | ` + "`hostpath_pool_promised_bytes / hostpath_pool_size_bytes`" + ` |
+| whether volumes can take more than is free | ` + "`hostpath_pool_filesystem_unlimited_volumes > 0 or hostpath_pool_filesystem_promised_unused_bytes > hostpath_pool_free_bytes`" + ` |
+| how much was promised beyond the disk | ` + "`hostpath_pool_filesystem_promised_bytes / hostpath_pool_size_bytes`" + ` |
 | whether volumes are in trouble, and why | ` + "`hostpath_pool_abnormal_volumes > 0`" + `; [answers.md](answers.md#conditions) has the reasons |
 | whether snapshots are lost | ` + "`hostpath_pool_lost_snapshots > 0`" + ` |
 | how long a snapshot takes | ` + "`rate(hostpath_pool_copy_duration_seconds_sum[1h]) / rate(hostpath_pool_copy_duration_seconds_count[1h])`" + ` |
