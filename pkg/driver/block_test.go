@@ -105,12 +105,22 @@ func TestVolumeModeIsImmutable(t *testing.T) {
 
 func TestBlockVolumeWithoutDeviceNodes(t *testing.T) {
 	r := newRig(t, setup{})
+	r.createBlock(t, "source")
+	made, err := r.CreateSnapshot(t.Context(), &csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: "source"})
+	must.Succeed(t, err)
 	r.loops.Nodes = loop.ErrNodes
-	_, err := r.CreateVolume(t.Context(), createRequest("block", func(req *csi.CreateVolumeRequest) {
-		req.VolumeCapabilities = []*csi.VolumeCapability{block()}
-	}))
-	wantCode(t, err, codes.ResourceExhausted, loop.ErrNodes.Error())
-	wantEqual(t, "the volumes", r.ids(t), []string(nil))
+	for name, source := range map[string]*csi.VolumeContentSource{
+		"new":     nil,
+		"clone":   {Type: &csi.VolumeContentSource_Volume{Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: "source"}}},
+		"restore": {Type: &csi.VolumeContentSource_Snapshot{Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: made.GetSnapshot().GetSnapshotId()}}},
+	} {
+		_, err := r.CreateVolume(t.Context(), createRequest(name, func(req *csi.CreateVolumeRequest) {
+			req.VolumeCapabilities = []*csi.VolumeCapability{block()}
+			req.VolumeContentSource = source
+		}))
+		wantCode(t, err, codes.ResourceExhausted, loop.ErrNodes.Error())
+	}
+	wantEqual(t, "the volumes", r.ids(t), []string{"source"})
 	r.create(t, "directory", "")
 }
 

@@ -191,6 +191,12 @@ func (v *visit) createNew(ctx context.Context, r Request, space dir.Space) (Volu
 	if err := v.pool.limits().Unfit(v.keeper); err != nil {
 		return Volume{}, v.pool.noCapacity(r.ID, v.pool.unavailable(err))
 	}
+	if r.Mode == volume.ModeBlock {
+		// Now, and not when a pod waits for its device.
+		if err := content.DeviceError(v.pool.options.Devices.CheckNodes()); err != nil {
+			return Volume{}, err
+		}
+	}
 	var src *snapshot.Source
 	if r.Source != nil {
 		var err error

@@ -41,10 +41,6 @@ func (c *Disk) Make(ctx context.Context, d *dir.Dir) error {
 }
 
 func (c *Disk) make(ctx context.Context, d *dir.Dir) (err error) {
-	// Now, and not when a pod waits for its device.
-	if err := DeviceError(c.Host.Devices.CheckNodes()); err != nil {
-		return err
-	}
 	disk, err := loop.Create(d, FileName)
 	if err != nil {
 		return err
