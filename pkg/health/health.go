@@ -3,7 +3,11 @@
 // (statistics, listings, inspect) shows the same one.
 package health
 
-import "fmt"
+import (
+	"fmt"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
+)
 
 // A Condition is what CSI v1.12 calls a VolumeCondition.
 type Condition struct {
@@ -72,8 +76,10 @@ type Facts struct {
 	LimitDiffers bool
 	// Outside is how many subvolumes its users made in it that are not in its limit.
 	Outside int
-	// Strays is how many files and directories in it its users took out of its limit.
-	Strays int
+	// Strays are what its users took out of its limit, and Unsearched is why not all of it was
+	// searched for that; nil if it was.
+	Strays     quota.Strays
+	Unsearched error
 	// LimitOff is what kept the size when the volume was made and does so no more;
 	// empty if that is not so.
 	LimitOff string
@@ -108,8 +114,8 @@ func (f Facts) Condition() Condition {
 		return abnormal(LimitOff, "the size was limited by the quotas of %s, which the pool does not have now", f.LimitOff)
 	case f.Outside > 0:
 		return abnormal(OutsideLimit, "%d subvolumes that were made in the volume are outside its limit, and can fill the pool", f.Outside)
-	case f.Strays > 0:
-		return abnormal(OutsideLimit, "%d files or directories of the volume are outside its limit, because their owner changed their project, and can fill the pool; docs/quotas.md has how to find them", f.Strays)
+	case f.Strays.Outside > 0:
+		return abnormal(OutsideLimit, "%d files or directories of the volume are outside its limit, because their owner changed their project, and can fill the pool; docs/quotas.md has how to find them", f.Strays.Outside)
 	case f.full():
 		return abnormal(NoSpace, "no space is left")
 	case f.InodesCounted && f.FreeInodes == 0:
@@ -118,6 +124,10 @@ func (f Facts) Condition() Condition {
 		return abnormal(InlineUnpublished, "the inline volume is published nowhere, for more than an hour: its pod is gone; `hostpath-csi-driver remove-inline --volume=ID`, in the driver's container, removes it with its data")
 	case f.FilesystemErrors > 0:
 		return abnormal(FilesystemErrors, "the pool's filesystem has counted %d errors, which may concern this volume or others; the kernel's log has them, and docs/answers.md how to reset the count", f.FilesystemErrors)
+	case f.Unsearched != nil:
+		return Condition{Message: fmt.Sprintf("in order as far as is known; the search for files outside its limit failed: %v", f.Unsearched)}
+	case f.Strays.Unseen > 0:
+		return Condition{Message: fmt.Sprintf("in order as far as is known; %d files could not be checked for being outside its limit, because processes have leases of them", f.Strays.Unseen)}
 	case f.Unpromised:
 		return Condition{Message: "in order; no size was promised and none is enforced: the volume came without a record, and the numbers are the whole pool's"}
 	case f.Unenforced:

@@ -37,7 +37,7 @@ func TestCondition(t *testing.T) {
 		"a file that is too short":                      {with(func(f *health.Facts) { f.Short = true }), health.FileShort, "smaller"},
 		"quotas that are gone":                          {with(func(f *health.Facts) { f.LimitOff = "xfs" }), health.LimitOff, "xfs"},
 		"subvolumes outside the limit":                  {with(func(f *health.Facts) { f.Outside = 2 }), health.OutsideLimit, "2 subvolumes"},
-		"files outside the limit":                       {with(func(f *health.Facts) { f.Strays = 3 }), health.OutsideLimit, "3 files"},
+		"files outside the limit":                       {with(func(f *health.Facts) { f.Strays.Outside = 3 }), health.OutsideLimit, "3 files"},
 		"no promise":                                    {with(func(f *health.Facts) { f.Unpromised = true }), "", "no size was promised"},
 		"a full volume":                                 {with(func(f *health.Facts) { f.FreeBytes = 0 }), health.NoSpace, "space"},
 		"a volume with too little left to write":        {with(func(f *health.Facts) { f.FreeBytes, f.SizeBytes = 16<<10, 1<<30 }), health.NoSpace, "space"},

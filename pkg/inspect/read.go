@@ -12,6 +12,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/health"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/hang"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/content"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/ledger"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/limit"
@@ -116,15 +117,14 @@ func readAll(ctx context.Context, configs []poolconfig.Pool, options Options) []
 	return pools
 }
 
-// strays is how many files of a volume are outside its limit, as far as they can be read.
-func (r *reader) strays(id volume.ID) int {
+// strays are the files of a volume that are outside its limit.
+func (r *reader) strays(id volume.ID) (quota.Strays, error) {
 	e, d, err := r.Store.LookupUnlocked(id)
 	if err != nil || d == nil {
-		return 0
+		return quota.Strays{}, err
 	}
 	defer func() { _ = d.Close() }() // opened for reading
-	found, _ := r.Keeper.Strays(d, scan.CardOf(e), func() error { r.steps.Add(1); return nil })
-	return found
+	return r.Keeper.Strays(d, scan.CardOf(e), func() error { r.steps.Add(1); return nil })
 }
 
 // notePlace notes where the pool is, if that can be known. If not, reading it says why.

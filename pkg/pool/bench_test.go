@@ -57,6 +57,7 @@ type bench struct {
 	quota   *quotatest.Fake // nil: nobody keeps the sizes
 	real    func(*dir.Dir) (quota.Facility, error)
 	each    bool          // each volume is surveyed for itself
+	files   bool          // inspect looks at all files
 	every   time.Duration // of checks; 0 for as usual
 	errors  atomic.Int64  // that the filesystem has counted
 	log     logr.Logger
@@ -146,7 +147,7 @@ func (b *bench) inspectAs(name, datadir string) []inspect.Pool {
 	must(b.t, err)
 	node, err := volume.ParseNodeID(name)
 	must(b.t, err)
-	options := inspect.Options{Node: node, Mounts: b.mounts, Devices: b.allDevices(), Dev: b.dev, SystemPath: b.root, DetectQuota: b.detect, CountErrors: b.countErrors, SinceBoot: b.sinceBoot}
+	options := inspect.Options{Node: node, Mounts: b.mounts, Devices: b.allDevices(), Dev: b.dev, SystemPath: b.root, DetectQuota: b.detect, CountErrors: b.countErrors, SinceBoot: b.sinceBoot, Files: b.files}
 	return inspect.Run(b.t.Context(), configs, options).Pools
 }
 

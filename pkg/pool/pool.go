@@ -128,7 +128,7 @@ type Pool struct {
 	surveyed  atomic.Pointer[scan.Survey] // nil before the first
 	used      atomic.Int64                // bytes that the volumes hold, or unknownBytes
 	lastError atomic.Pointer[time.Time]
-	// strays is how many files left the limit of a volume, an int by volume.ID.
+	// strays has how the last search of a volume ended, by volume.ID.
 	strays sync.Map
 	// erasedFiles is how many files and directories the reaper has taken on.
 	erasedFiles atomic.Uint64

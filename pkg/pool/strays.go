@@ -1,10 +1,13 @@
 package pool
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/pace"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/scan"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
@@ -26,13 +29,23 @@ const (
 	longestSearch = 10 * time.Minute
 )
 
-var errStrays = errors.New("their owner changed their project")
+var (
+	errStrays = errors.New("their owner changed their project")
+	errLeases = errors.New("processes have leases of them")
+	errLong   = fmt.Errorf("it took more than %v; the rest is not searched", longestSearch)
+)
 
-// strayed is how many files and directories left the limit of a volume, as the last search found.
-func (p *Pool) strayed(id volume.ID) int {
+// searched is how the last search of a volume ended.
+type searched struct {
+	found quota.Strays
+	err   error
+}
+
+// strayed is what left the limit of a volume, as the last search found.
+func (p *Pool) strayed(id volume.ID) (quota.Strays, error) {
 	n, _ := p.strays.Load(id)
-	found, _ := n.(int)
-	return found
+	last, _ := n.(searched)
+	return last.found, last.err
 }
 
 // searchAll searches the volumes of the pool for what left their limits, until ctx ends.
@@ -75,13 +88,20 @@ func (p *Pool) searchVolume(ctx context.Context, id volume.ID) error {
 	limited, stop := context.WithTimeout(ctx, longestSearch)
 	defer stop()
 	found, err := v.visit.keeper.Strays(v.dir, scan.CardOf(v.entry), unhurried(limited))
-	if err != nil && !errors.Is(err, context.DeadlineExceeded) {
+	if ctx.Err() != nil {
 		return err
 	}
-	if found > 0 && p.strayed(id) == 0 {
-		p.log.Error(errStrays, "a volume has files outside its limit", "volume", id.String(), "files", found)
+	if errors.Is(err, context.DeadlineExceeded) {
+		err = errLong
 	}
-	p.strays.Store(id, found)
+	last, lastErr := p.strayed(id)
+	if found.Outside > 0 && last.Outside == 0 {
+		p.log.Error(errStrays, "a volume has files outside its limit", "volume", id.String(), "files", found.Outside)
+	}
+	if found.Unseen > 0 && last.Unseen == 0 || err != nil && lastErr == nil {
+		p.log.Error(cmp.Or(err, errLeases), "files of a volume could not be checked for being outside its limit", "volume", id.String(), "files", found.Unseen)
+	}
+	p.strays.Store(id, searched{found, err})
 	return nil
 }
 

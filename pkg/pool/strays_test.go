@@ -3,6 +3,7 @@ package pool_test
 import (
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -18,16 +19,21 @@ import (
 // escaping is a facility whose directories have so many files that are not in their limit.
 type escaping struct {
 	quota.Facility
-	files, strays atomic.Int64
+	files, strays, unseen atomic.Int64
+	broken                atomic.Bool
 }
 
-func (e *escaping) Strays(_ *dir.Dir, _ quota.ID, step func() error) (int, error) {
+func (e *escaping) Strays(_ *dir.Dir, _ quota.ID, step func() error) (quota.Strays, error) {
+	found := quota.Strays{Outside: int(e.strays.Load()), Unseen: int(e.unseen.Load())}
 	for range e.files.Load() {
 		if err := step(); err != nil {
-			return int(e.strays.Load()), err
+			return found, err
 		}
 	}
-	return int(e.strays.Load()), nil
+	if e.broken.Load() {
+		return found, syscall.EIO
+	}
+	return found, nil
 }
 
 // inEscaping runs a test on a pool with quotas of XFS whose files can leave them.
@@ -110,6 +116,40 @@ func TestStraysEndWithTheirVolume(t *testing.T) {
 		b.create("pvc-1", mib)
 		if c := b.volume("pvc-1").Condition; c.Abnormal {
 			t.Errorf("a new volume is %+v", c)
+		}
+	})
+}
+
+// What could not be looked at is not said to be in its limit.
+func TestSearchThatDoesNotSeeAllIsReported(t *testing.T) {
+	inEscaping(t, func(t *testing.T, b *bench, e *escaping, said *diary) {
+		b.create("pvc-1", mib)
+		b.files = true
+		want := func(words string) {
+			t.Helper()
+			if c := b.volume("pvc-1").Condition; c.Abnormal || !strings.Contains(c.Message, words) {
+				t.Errorf("the volume is %+v, want %q", c, words)
+			}
+			if c := b.seen(local); c.Abnormal || !strings.Contains(c.Message, words) {
+				t.Errorf("inspect --files reports %+v, want %q", c, words)
+			}
+		}
+		e.unseen.Store(2)
+		b.later(2 * time.Minute)
+		want("2 files could not be checked")
+		e.broken.Store(true)
+		b.later(time.Hour + time.Minute)
+		want("search for files outside its limit failed: input/output error")
+		if got := said.count("could not be checked for being outside its limit"); got != 2 {
+			t.Errorf("it is logged %d times, want twice", got)
+		}
+		e.unseen.Store(0)
+		e.broken.Store(false)
+		b.later(time.Hour + time.Minute)
+		want("in order")
+		e.strays.Store(4)
+		if c := b.seen(local); c.Reason != health.OutsideLimit || !strings.Contains(c.Message, "4 files") {
+			t.Errorf("inspect --files reports %+v, want 4 files outside", c)
 		}
 	})
 }

@@ -25,5 +25,7 @@ func Ioctl[T any](t testing.TB, d *dir.Dir, request uintptr, arg *T) {
 // SetDefaultLimit sets the limit of project 0, which on XFS is the default of all projects.
 func SetDefaultLimit(d *dir.Dir, l Limit) error { return newControl().set(d, 0, l) }
 
-// Strays is Facility.Strays of XFS and ext4, whether quotas are on or not.
-func Strays(d *dir.Dir, id ID, step func() error) (int, error) { return projects{}.Strays(d, id, step) }
+// StraysOf is Facility.Strays of XFS and ext4, whether quotas are on or not.
+func StraysOf(d *dir.Dir, id ID, step func() error) (Strays, error) {
+	return projects{}.Strays(d, id, step)
+}

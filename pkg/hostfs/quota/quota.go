@@ -77,6 +77,14 @@ type Usage struct {
 	Inodes int64 // Unknown on btrfs
 }
 
+// Strays are the files and directories of a tree that a limit does not count.
+type Strays struct {
+	Outside int
+	// Unseen is how many files could not be asked. Opening a file that a process has a write lease
+	// of (fcntl(2), F_SETLEASE) answers EWOULDBLOCK.
+	Unseen int
+}
+
 // A Facility enforces limits on one filesystem. All directories passed to it must be on
 // that filesystem. Its methods are safe for concurrent use.
 type Facility interface {
@@ -123,8 +131,8 @@ type Facility interface {
 
 	// Strays counts the files and directories below the directory that are not counted by the id:
 	// their owners have changed their project. It calls step before each entry, and ends with its
-	// error. Where nothing can leave a limit in this way it answers 0.
-	Strays(d *dir.Dir, id ID, step func() error) (int, error)
+	// error. Where nothing can leave a limit in this way it answers none.
+	Strays(d *dir.Dir, id ID, step func() error) (Strays, error)
 
 	// IDOf returns the id of the directory, 0 if it has none.
 	IDOf(d *dir.Dir) (ID, error)

@@ -231,7 +231,7 @@ func TestNestedSubvolume_simpleQuotas(t *testing.T) {
 	testenv.NeedRoot(t)
 	testenv.NeedPrograms(t, "btrfs")
 	if _, err := os.Stat("/sys/fs/btrfs/features/simple_quota"); err != nil {
-		t.Skip("simple quotas need Linux 6.7")
+		testenv.Missing(t, "simple quotas of btrfs, Linux 6.7 or newer")
 	}
 	root := open(t, btrfs(t, enableSimple))
 	facility, err := quota.Detect(root)

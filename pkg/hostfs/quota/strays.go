@@ -10,52 +10,55 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/internal/ioctl"
 )
 
-func (p projects) Strays(d *dir.Dir, id ID, step func() error) (int, error) {
-	s := &strays{id: id, step: step}
+func (p projects) Strays(d *dir.Dir, id ID, step func() error) (Strays, error) {
+	s := &straySearch{id: id, step: step}
 	err := d.Visit(s)
 	return s.found, err
 }
 
-// Strays is 0: the kernel chooses what a subvolume counts.
-func (*subvolumes) Strays(*dir.Dir, ID, func() error) (int, error) { return 0, nil }
+// Strays is none: the kernel chooses what a subvolume counts.
+func (*subvolumes) Strays(*dir.Dir, ID, func() error) (Strays, error) { return Strays{}, nil }
 
-// strays counts what is in a tree and not in its project.
-type strays struct {
+// straySearch counts what is in a tree and not in its project.
+type straySearch struct {
 	id    ID
 	step  func() error
-	found int
+	found Strays
 }
 
-func (s *strays) File(in *dir.Dir, name string) error {
+func (s *straySearch) File(in *dir.Dir, name string) error {
 	if err := s.step(); err != nil {
 		return err
 	}
 	id, ok, err := projectOf(in, name)
-	if err != nil {
+	switch {
+	case errors.Is(err, unix.EWOULDBLOCK):
+		s.found.Unseen++
+	case err != nil:
 		return fmt.Errorf("read the project of a file in %s: %w", in, err)
-	}
-	if ok && id != s.id {
-		s.found++
+	case ok && id != s.id:
+		s.found.Outside++
 	}
 	return nil
 }
 
-func (s *strays) Enter(d, _ *dir.Dir, _ string) error {
+func (s *straySearch) Enter(d, _ *dir.Dir, _ string) error {
 	if err := s.step(); err != nil {
 		return err
 	}
 	attr, err := attrOf(d)
 	if err == nil && ID(attr.Project) != s.id {
-		s.found++
+		s.found.Outside++
 	}
 	return err
 }
 
-func (*strays) Leave(*dir.Dir) error { return nil }
+func (*straySearch) Leave(*dir.Dir) error { return nil }
 
 // projectOf is the project of a regular file. It answers false for all else, which holds no
 // data, and for what is gone by now. Only what is known to be a regular file is opened: opening
-// a device node that somebody made in a volume could do anything.
+// a device node that somebody made in a volume could do anything. It answers EWOULDBLOCK for a file
+// that a process has a write lease of.
 func projectOf(in *dir.Dir, name string) (id ID, ok bool, err error) {
 	node, err := in.OpenNode(name, unix.O_PATH)
 	if dir.IsMissing(err) || errors.Is(err, unix.ELOOP) {
@@ -70,9 +73,6 @@ func projectOf(in *dir.Dir, name string) (id ID, ok bool, err error) {
 		return 0, false, err
 	}
 	fd, err := unix.Open(dir.HandlePath(int(node.Fd())), unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
-	if errors.Is(err, unix.EWOULDBLOCK) {
-		return 0, false, nil // somebody has a lease of it, and is not to lose that
-	}
 	if err != nil {
 		return 0, false, err
 	}

@@ -3,6 +3,7 @@ package quota_test
 import (
 	"errors"
 	"os"
+	"os/signal"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -14,9 +15,16 @@ import (
 
 // The owner of a file can change its project, with quotas and without.
 func TestStrays(t *testing.T) {
-	testenv.NeedRoot(t)
 	testenv.NeedPrograms(t, "chattr")
-	root := testenv.LoopFS(t, "xfs", 512<<20)
+	t.Run("xfs", func(t *testing.T) { testStrays(t, testenv.LoopFS(t, "xfs", 512<<20)) })
+	// ext4 has projects only where the kernel has quotas.
+	for kind, path := range mountedByTheMachine() {
+		t.Run(kind+" with quotas", func(t *testing.T) { testStrays(t, below(t, path)) })
+	}
+}
+
+func testStrays(t *testing.T, root string) {
+	t.Helper()
 	in := func(name string) string { return root + "/volume/" + name }
 	must.Succeed(t, os.Mkdir(root+"/volume", 0o755))
 	run(t, "chattr", "-p", "1213202432", "+P", root+"/volume")
@@ -31,8 +39,8 @@ func TestStrays(t *testing.T) {
 	want := func(want, steps int) {
 		t.Helper()
 		taken := 0
-		got, err := quota.Strays(open(t, root+"/volume"), 1213202432, func() error { taken++; return nil })
-		if got != want || err != nil || taken != steps {
+		got, err := quota.StraysOf(open(t, root+"/volume"), 1213202432, func() error { taken++; return nil })
+		if got != (quota.Strays{Outside: want}) || err != nil || taken != steps {
 			t.Errorf("%d left the project, %v, of %d; want %d of %d", got, err, taken, want, steps)
 		}
 	}
@@ -46,7 +54,33 @@ func TestStrays(t *testing.T) {
 	want(4, 8)
 
 	stop := errors.New("stop")
-	if _, err := quota.Strays(open(t, root+"/volume"), 1213202432, func() error { return stop }); !errors.Is(err, stop) {
+	if _, err := quota.StraysOf(open(t, root+"/volume"), 1213202432, func() error { return stop }); !errors.Is(err, stop) {
 		t.Errorf("the search ends with %v, want what its step gave", err)
+	}
+}
+
+// A process with a write lease of a file keeps the search from opening it, and does not hide that.
+func TestStraysBehindLeases(t *testing.T) {
+	testenv.NeedRoot(t)
+	testenv.NeedPrograms(t, "chattr")
+	root := testenv.LoopFS(t, "xfs", 512<<20)
+	must.Succeed(t, os.Mkdir(root+"/volume", 0o755))
+	run(t, "chattr", "-p", "1213202432", "+P", root+"/volume")
+	for _, name := range []string{"leased", "other"} {
+		must.Succeed(t, os.WriteFile(root+"/volume/"+name, []byte("data"), 0o600))
+		run(t, "chattr", "-p", "0", root+"/volume/"+name)
+	}
+	leased, err := os.OpenFile(root+"/volume/leased", os.O_RDWR, 0)
+	must.Succeed(t, err)
+	defer func() { must.Succeed(t, leased.Close()) }()
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, unix.SIGIO) // which else ends the process
+	defer signal.Stop(signals)
+	if _, err := unix.FcntlInt(leased.Fd(), unix.F_SETLEASE, unix.F_WRLCK); err != nil {
+		t.Fatal(err)
+	}
+	got, err := quota.StraysOf(open(t, root+"/volume"), 1213202432, func() error { return nil })
+	if want := (quota.Strays{Outside: 1, Unseen: 1}); got != want || err != nil {
+		t.Errorf("%+v, %v; want %+v", got, err, want)
 	}
 }

@@ -394,9 +394,9 @@ func (k *Keeper) Outside(d *dir.Dir) (int, error) { return k.facility.Outside(d)
 
 // Strays counts what was taken out of a volume's limit by changing its project. It calls step
 // before each entry of the volume, and ends with its error. Nobody reaches the file of a block volume.
-func (k *Keeper) Strays(d *dir.Dir, c ledger.Card, step func() error) (int, error) {
+func (k *Keeper) Strays(d *dir.Dir, c ledger.Card, step func() error) (quota.Strays, error) {
 	if !k.Enforces(c) || c.Is(ledger.IsBlock) {
-		return 0, nil
+		return quota.Strays{}, nil
 	}
 	return k.facility.Strays(d, c.QuotaID(), step)
 }

@@ -38,9 +38,9 @@ type Pool struct {
 	// Steps counts what is done, by which a disk that is slow differs from one that hangs.
 	Steps *atomic.Uint64
 	Log   logr.Logger
-	// Strays is how many files and directories left the limit of a volume, as the last search
-	// found it; nil where none was made.
-	Strays func(volume.ID) int
+	// Strays is what left the limit of a volume, as the last search found it, and why that did not
+	// come to its end; nil where none was made.
+	Strays func(volume.ID) (quota.Strays, error)
 	// Failed reports what could not be done in the background.
 	Failed func(err error, what string, about ...any)
 }

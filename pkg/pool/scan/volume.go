@@ -68,7 +68,7 @@ func (p *Pool) Measure(id volume.ID, d *dir.Dir, e store.Entry, whole dir.Space)
 				facts.Outside, facts.IO = p.Keeper.Outside(d)
 			}
 			if p.Strays != nil {
-				facts.Strays = p.Strays(id)
+				facts.Strays, facts.Unsearched = p.Strays(id)
 			}
 		case errors.Is(err, quota.ErrPlain): // as a backup brings it back
 			facts.LimitDiffers = true

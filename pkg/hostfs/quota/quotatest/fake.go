@@ -168,8 +168,10 @@ func (f *Fake) Usage(d *dir.Dir, id quota.ID) (quota.Usage, error) {
 // Outside is 0: nobody makes subvolumes in a fake.
 func (f *Fake) Outside(*dir.Dir) (int, error) { return 0, nil }
 
-// Strays is 0: nobody changes a project in a fake.
-func (f *Fake) Strays(*dir.Dir, quota.ID, func() error) (int, error) { return 0, nil }
+// Strays is none: nobody changes a project in a fake.
+func (f *Fake) Strays(*dir.Dir, quota.ID, func() error) (quota.Strays, error) {
+	return quota.Strays{}, nil
+}
 
 // IDOf is quota.Facility.IDOf.
 func (f *Fake) IDOf(d *dir.Dir) (quota.ID, error) {
