@@ -12,6 +12,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind/bindtest"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
+	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
@@ -22,9 +23,9 @@ func TestRecoveryAfterNodeRename(t *testing.T) {
 		b.create("pvc-1", mib)
 		b.create("pvc-2", mib)
 		u := uid(t, b, "pvc-1")
-		must(t, b.Close(t.Context()))
-		must(t, os.Rename(b.path("pool", "pvc-1"), b.own("trash", "old-name", "pvc-1."+u)))
-		must(t, os.Rename(b.path("pool", "pvc-2"), b.own("creating", "old-name", "pvc-2")))
+		must.Succeed(t, b.Close(t.Context()))
+		must.Succeed(t, os.Rename(b.path("pool", "pvc-1"), b.own("trash", "old-name", "pvc-1."+u)))
+		must.Succeed(t, os.Rename(b.path("pool", "pvc-2"), b.own("creating", "old-name", "pvc-2")))
 		b.start(local)
 		b.wantVolumes()
 		b.wantClean()
@@ -39,7 +40,7 @@ func TestRecoveryAfterNodeRename(t *testing.T) {
 func TestRemovedLayoutDirectoriesAreRestored(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		for _, part := range []string{"creating", "trash"} {
-			must(t, os.RemoveAll(b.own(part)))
+			must.Succeed(t, os.RemoveAll(b.own(part)))
 		}
 		b.create("pvc-1", mib)
 		b.delete("pvc-1")
@@ -55,8 +56,8 @@ func TestStuckDeepTrashIsRetried(t *testing.T) {
 		for range 70 {
 			deep += "/d"
 		}
-		must(t, os.MkdirAll(deep, 0o755))
-		must(t, syscall.Mount("tmpfs", deep, "tmpfs", 0, ""))
+		must.Succeed(t, os.MkdirAll(deep, 0o755))
+		must.Succeed(t, syscall.Mount("tmpfs", deep, "tmpfs", 0, ""))
 		b.delete("pvc-1")
 		b.settled()
 		b.later(2 * time.Hour)
@@ -128,15 +129,15 @@ func TestCopyOfPoolBelowMountIsNotWritten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, t.TempDir())
 		b.start(local)
-		must(t, b.Close(t.Context()))
+		must.Succeed(t, b.Close(t.Context()))
 		// The pool moves to a disk of its own, and the old directory stays below.
-		must(t, os.Mkdir(b.path("disk"), 0o750))
-		must(t, syscall.Mount("tmpfs", b.path("disk"), "tmpfs", 0, "size=64m"))
-		must(t, os.CopyFS(b.path("disk"), os.DirFS(b.path("pool"))))
-		must(t, syscall.Mount(b.path("disk"), b.path("pool"), "", syscall.MS_MOVE, ""))
+		must.Succeed(t, os.Mkdir(b.path("disk"), 0o750))
+		must.Succeed(t, syscall.Mount("tmpfs", b.path("disk"), "tmpfs", 0, "size=64m"))
+		must.Succeed(t, os.CopyFS(b.path("disk"), os.DirFS(b.path("pool"))))
+		must.Succeed(t, syscall.Mount(b.path("disk"), b.path("pool"), "", syscall.MS_MOVE, ""))
 		b.start(local)
 		b.create("pvc-1", mib)
-		must(t, syscall.Unmount(b.path("pool"), 0))
+		must.Succeed(t, syscall.Unmount(b.path("pool"), 0))
 		_, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-2"), Range: volume.Range{Required: mib}})
 		wantError(t, err, volume.ErrNoSpace)
 		wantGone(t, b.path("pool", "pvc-2"))
@@ -149,8 +150,8 @@ func TestCapacityCountsTrashOfOtherNodes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, root)
 		b.start(`[{"name":"local","path":"pool","shared":true}]`)
-		must(t, os.MkdirAll(b.own("trash", "node-2", "pvc-9.0123456789abcdef"), 0o700))
-		must(t, os.WriteFile(b.own("trash", "node-2", "pvc-9.0123456789abcdef", "data"), make([]byte, 100*mib), 0o600))
+		must.Succeed(t, os.MkdirAll(b.own("trash", "node-2", "pvc-9.0123456789abcdef"), 0o700))
+		must.Succeed(t, os.WriteFile(b.own("trash", "node-2", "pvc-9.0123456789abcdef", "data"), make([]byte, 100*mib), 0o600))
 		b.create("pvc-1", 100*mib)
 		if got := b.capacity(); got > 56*mib {
 			t.Errorf("capacity %d, want at most 56 MiB: 256 less 100 promised and 100 in another node's trash", got)
@@ -162,16 +163,16 @@ func TestUnpublishOnReadOnlySharedPool(t *testing.T) {
 	testenv.NeedRoot(t)
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, t.TempDir())
-		must(t, os.Mkdir(b.path("disk"), 0o755))
+		must.Succeed(t, os.Mkdir(b.path("disk"), 0o755))
 		disk(t, b)
 		const shared = `[{"name":"local","path":"disk","shared":true}]`
 		b.start(shared)
 		b.create("pvc-1", mib)
-		must(t, b.publish("pvc-1", "a"))
-		must(t, syscall.Mount("", b.path("disk"), "", syscall.MS_REMOUNT|syscall.MS_RDONLY, ""))
-		must(t, b.unpublish("pvc-1", "a"))
-		must(t, b.publish("pvc-1", "b"))
-		must(t, b.unpublish("pvc-1", "b"))
+		must.Succeed(t, b.publish("pvc-1", "a"))
+		must.Succeed(t, syscall.Mount("", b.path("disk"), "", syscall.MS_REMOUNT|syscall.MS_RDONLY, ""))
+		must.Succeed(t, b.unpublish("pvc-1", "a"))
+		must.Succeed(t, b.publish("pvc-1", "b"))
+		must.Succeed(t, b.unpublish("pvc-1", "b"))
 		_, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-2"), Range: volume.Range{Required: mib}})
 		wantError(t, err, volume.ErrNoSpace)
 		b.create("pvc-1", mib) // the answer of before
@@ -181,10 +182,10 @@ func TestUnpublishOnReadOnlySharedPool(t *testing.T) {
 func TestUnpublishAfterRestoreFromBackup(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.create("pvc-1", mib)
-		must(t, b.publish("pvc-1", "a"))
-		must(t, os.Rename(b.path("pool", "pvc-1"), b.path("broken")))
-		must(t, os.Mkdir(b.path("pool", "pvc-1"), 0o777))
-		must(t, b.unpublish("pvc-1", "a"))
+		must.Succeed(t, b.publish("pvc-1", "a"))
+		must.Succeed(t, os.Rename(b.path("pool", "pvc-1"), b.path("broken")))
+		must.Succeed(t, os.Mkdir(b.path("pool", "pvc-1"), 0o777))
+		must.Succeed(t, b.unpublish("pvc-1", "a"))
 		wantGone(t, b.path("pods", "a"))
 	})
 }
@@ -197,7 +198,7 @@ func TestSharedPoolIsNotOversold(t *testing.T) {
 		one := newBench(t, root)
 		one.start(shared)
 		two := &bench{t: t, root: root, mounts: &bindtest.Fake{}, labels: one.labels, loops: one.loops, dev: one.dev}
-		defer func() { must(t, two.mounts.Close()) }()
+		defer func() { must.Succeed(t, two.mounts.Close()) }()
 		two.startNode("node-2", shared)
 
 		var calls sync.WaitGroup

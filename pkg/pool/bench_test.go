@@ -21,7 +21,6 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind/bindtest"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
-	"kubevirt.io/hostpath-provisioner/pkg/hostfs/label"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/label/labeltest"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop/looptest"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
@@ -30,6 +29,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
+	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
@@ -76,14 +76,14 @@ func inBubble(t *testing.T, test func(t *testing.T, b *bench)) {
 
 func newBench(t *testing.T, root string) *bench {
 	b := &bench{t: t, root: root, mounts: &bindtest.Fake{}, labels: &labeltest.Fake{}}
-	must(t, os.Mkdir(filepath.Join(root, "pods"), 0o755))
-	must(t, os.Mkdir(filepath.Join(root, "dev"), 0o755))
-	must(t, os.WriteFile(filepath.Join(root, "dev", "null"), nil, 0o600))
+	must.Succeed(t, os.Mkdir(filepath.Join(root, "pods"), 0o755))
+	must.Succeed(t, os.Mkdir(filepath.Join(root, "dev"), 0o755))
+	must.Succeed(t, os.WriteFile(filepath.Join(root, "dev", "null"), nil, 0o600))
 	var err error
 	b.dev, err = dir.Open(filepath.Join(root, "dev"))
-	must(t, err)
+	must.Succeed(t, err)
 	b.loops = looptest.NewFake(b.dev)
-	t.Cleanup(func() { must(t, errors.Join(b.mounts.Close(), b.loops.Close(), b.dev.Close())) })
+	t.Cleanup(func() { must.Succeed(t, errors.Join(b.mounts.Close(), b.loops.Close(), b.dev.Close())) })
 	return b
 }
 
@@ -106,7 +106,7 @@ func (b *bench) sinceBoot() time.Duration { return time.Duration(b.up.Load()) }
 func (b *bench) startNode(name, datadir string) {
 	b.t.Helper()
 	b.begin(name, datadir)
-	must(b.t, b.Wait(b.t.Context()))
+	must.Succeed(b.t, b.Wait(b.t.Context()))
 	b.settled()
 }
 
@@ -114,16 +114,16 @@ func (b *bench) startNode(name, datadir string) {
 func (b *bench) begin(name, datadir string) {
 	b.t.Helper()
 	node, err := volume.ParseNodeID(name)
-	must(b.t, err)
+	must.Succeed(b.t, err)
 	configs, err := poolconfig.Parse(datadir, b.root)
-	must(b.t, err)
+	must.Succeed(b.t, err)
 	var mounts pool.Mounts = b.mounts
 	if b.table != nil {
 		mounts = b.table
 	}
 	b.Set = pool.Start(configs, pool.Options{Node: node, Mounts: mounts, Labels: b.labels, Devices: b.allDevices(), Dev: b.dev, Log: b.log, SystemPath: b.root, DetectQuota: b.detect, CountErrors: b.countErrors, EachVolume: b.each, CheckEvery: b.every, SinceBoot: b.sinceBoot})
 	set := b.Set
-	b.t.Cleanup(func() { must(b.t, set.Close(context.Background())) })
+	b.t.Cleanup(func() { must.Succeed(b.t, set.Close(context.Background())) })
 }
 
 // allDevices are those of the node.
@@ -144,9 +144,9 @@ func (b *bench) inspect(datadir string) []inspect.Pool {
 func (b *bench) inspectAs(name, datadir string) []inspect.Pool {
 	b.t.Helper()
 	configs, err := poolconfig.Parse(datadir, b.root)
-	must(b.t, err)
+	must.Succeed(b.t, err)
 	node, err := volume.ParseNodeID(name)
-	must(b.t, err)
+	must.Succeed(b.t, err)
 	options := inspect.Options{Node: node, Mounts: b.mounts, Devices: b.allDevices(), Dev: b.dev, SystemPath: b.root, DetectQuota: b.detect, CountErrors: b.countErrors, SinceBoot: b.sinceBoot, Files: b.files}
 	return inspect.Run(b.t.Context(), configs, options).Pools
 }
@@ -164,7 +164,7 @@ func (b *bench) seen(datadir string) health.Condition {
 // restart is a new process on the same disk.
 func (b *bench) restart(datadir string) {
 	b.t.Helper()
-	must(b.t, b.Close(b.t.Context()))
+	must.Succeed(b.t, b.Close(b.t.Context()))
 	b.start(datadir)
 }
 
@@ -188,20 +188,20 @@ func (b *bench) own(elements ...string) string {
 func (b *bench) target(name string) bind.Target {
 	b.t.Helper()
 	target, err := bind.ParseTarget(b.path("pods", name))
-	must(b.t, err)
+	must.Succeed(b.t, err)
 	return target
 }
 
 func (b *bench) create(name string, bytes int64) pool.Volume {
 	b.t.Helper()
 	v, err := b.Create(b.t.Context(), pool.Request{ID: id(b.t, name), Range: volume.Range{Required: bytes}})
-	must(b.t, err)
+	must.Succeed(b.t, err)
 	return v
 }
 
 func (b *bench) delete(name string) {
 	b.t.Helper()
-	must(b.t, b.Delete(b.t.Context(), id(b.t, name)))
+	must.Succeed(b.t, b.Delete(b.t.Context(), id(b.t, name)))
 }
 
 func (b *bench) publish(name, target string) error {
@@ -217,7 +217,7 @@ func (b *bench) unpublish(name, target string) error {
 func (b *bench) capacity() int64 {
 	b.t.Helper()
 	bytes, err := b.Capacity(volume.PoolName{}, false)
-	must(b.t, err)
+	must.Succeed(b.t, err)
 	return bytes
 }
 
@@ -272,8 +272,8 @@ func (b *bench) recorded() (sum int64) {
 			Bytes int64 `json:"bytes"`
 		}
 		data, err := os.ReadFile(b.own("volumes", file))
-		must(b.t, err)
-		must(b.t, json.Unmarshal(data, &record))
+		must.Succeed(b.t, err)
+		must.Succeed(b.t, json.Unmarshal(data, &record))
 		sum += record.Bytes
 	}
 	return sum
@@ -290,14 +290,14 @@ func ids(volumes []pool.Volume) []string {
 func id(t *testing.T, name string) volume.ID {
 	t.Helper()
 	parsed, err := volume.ParseID(name)
-	must(t, err)
+	must.Succeed(t, err)
 	return parsed
 }
 
 func names(t *testing.T, path string) []string {
 	t.Helper()
 	entries, err := os.ReadDir(path)
-	must(t, err)
+	must.Succeed(t, err)
 	var all []string
 	for _, e := range entries {
 		all = append(all, e.Name())
@@ -308,10 +308,10 @@ func names(t *testing.T, path string) []string {
 func labelOf(t *testing.T, b *bench, path string) string {
 	t.Helper()
 	d, err := dir.Open(path)
-	must(t, err)
-	defer func() { must(t, d.Close()) }()
+	must.Succeed(t, err)
+	defer func() { must.Succeed(t, d.Close()) }()
 	got, err := b.labels.Get(d)
-	must(t, err)
+	must.Succeed(t, err)
 	return got
 }
 
@@ -322,18 +322,9 @@ func wantGone(t *testing.T, path string) {
 	}
 }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
 func wantError(t *testing.T, got, want error) {
 	t.Helper()
 	if !errors.Is(got, want) {
 		t.Errorf("error %v, want %v", got, want)
 	}
 }
-
-var _ pool.Labels = label.Kernel{}

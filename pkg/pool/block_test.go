@@ -21,6 +21,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop/looptest"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
+	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
@@ -33,7 +34,7 @@ func (b *bench) tryCreateBlock(name string, bytes int64) (pool.Volume, error) {
 func (b *bench) createBlock(name string, bytes int64) pool.Volume {
 	b.t.Helper()
 	v, err := b.tryCreateBlock(name, bytes)
-	must(b.t, err)
+	must.Succeed(b.t, err)
 	return v
 }
 
@@ -53,7 +54,7 @@ func asDirectory(p *pool.Publication) { p.Mode = volume.ModeMount }
 func (b *bench) attached(want int) []loop.Device {
 	b.t.Helper()
 	devices, err := b.loops.Attached()
-	must(b.t, err)
+	must.Succeed(b.t, err)
 	if len(devices) != want {
 		b.t.Errorf("%d devices are attached (%+v), want %d", len(devices), devices, want)
 	}
@@ -63,15 +64,15 @@ func (b *bench) attached(want int) []loop.Device {
 func (b *bench) disk(name string) *loop.File {
 	b.t.Helper()
 	f, err := loop.Open(b.open(name), "disk.img")
-	must(b.t, err)
-	b.t.Cleanup(func() { must(b.t, f.Close()) })
+	must.Succeed(b.t, err)
+	b.t.Cleanup(func() { must.Succeed(b.t, f.Close()) })
 	return f
 }
 
 func (b *bench) stat(name string) *syscall.Stat_t {
 	b.t.Helper()
 	var st syscall.Stat_t
-	must(b.t, syscall.Stat(b.path("pool", name, "disk.img"), &st))
+	must.Succeed(b.t, syscall.Stat(b.path("pool", name, "disk.img"), &st))
 	return &st
 }
 
@@ -113,10 +114,10 @@ func TestVolumeModeIsImmutable(t *testing.T) {
 		wantError(t, err, volume.ErrExists)
 		wantError(t, b.publishBlock("mount", "a"), volume.ErrInvalid)
 		wantError(t, b.publishBlock("block", "a", asDirectory), volume.ErrInvalid)
-		must(t, b.publishBlock("block", "a"))
+		must.Succeed(t, b.publishBlock("block", "a"))
 		_, err = b.Expand(t.Context(), id(t, "block"), b.target("a"), volume.ModeMount, volume.Range{Required: 2 * mib})
 		wantError(t, err, volume.ErrInvalid)
-		must(t, b.unpublish("block", "a"))
+		must.Succeed(t, b.unpublish("block", "a"))
 	})
 }
 
@@ -124,13 +125,13 @@ func TestTargetsShareDevice(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.createBlock("pvc-1", mib)
 		for range 2 {
-			must(t, b.publishBlock("pvc-1", "a"))
-			must(t, b.publishBlock("pvc-1", "b"))
+			must.Succeed(t, b.publishBlock("pvc-1", "a"))
+			must.Succeed(t, b.publishBlock("pvc-1", "b"))
 		}
 		if device := b.attached(1)[0]; device.SizeBytes != mib || device.ReadOnly || device.Discard {
 			t.Errorf("device %+v, want 1 MiB that can be written and keeps what was allocated", device)
 		}
-		must(t, b.publishBlock("pvc-1", "c", readOnly))
+		must.Succeed(t, b.publishBlock("pvc-1", "c", readOnly))
 		if device := b.attached(2)[1]; !device.ReadOnly {
 			t.Errorf("device %+v, want it read-only", device)
 		}
@@ -143,13 +144,13 @@ func TestTargetsShareDevice(t *testing.T) {
 			t.Errorf("list %+v, want the volume published on this node", page)
 		}
 
-		must(t, b.unpublish("pvc-1", "a"))
+		must.Succeed(t, b.unpublish("pvc-1", "a"))
 		b.attached(2)
-		must(t, b.unpublish("pvc-1", "c"))
+		must.Succeed(t, b.unpublish("pvc-1", "c"))
 		b.attached(1)
-		must(t, b.unpublish("pvc-1", "b"))
+		must.Succeed(t, b.unpublish("pvc-1", "b"))
 		b.attached(0)
-		must(t, b.unpublish("pvc-1", "b"))
+		must.Succeed(t, b.unpublish("pvc-1", "b"))
 		b.delete("pvc-1")
 		b.wantClean()
 	})
@@ -159,15 +160,15 @@ func TestSingleTargetBlockVolume(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.createBlock("pvc-1", mib)
 		for range 2 {
-			must(t, b.publishBlock("pvc-1", "a", singleUse))
+			must.Succeed(t, b.publishBlock("pvc-1", "a", singleUse))
 		}
 		wantError(t, b.publishBlock("pvc-1", "b", singleUse), volume.ErrInUse)
 		// Kubelet mounts the node once more for itself.
-		must(t, b.mounts.PublishDevice(b.dev, b.attached(1)[0].Name, b.target("kubelet")))
-		must(t, b.publishBlock("pvc-1", "a", singleUse))
+		must.Succeed(t, b.mounts.PublishDevice(b.dev, b.attached(1)[0].Name, b.target("kubelet")))
+		must.Succeed(t, b.publishBlock("pvc-1", "a", singleUse))
 		wantError(t, b.publishBlock("pvc-1", "b", singleUse), volume.ErrInUse)
-		must(t, b.mounts.Unpublish(b.target("kubelet"), nil))
-		must(t, b.unpublish("pvc-1", "a"))
+		must.Succeed(t, b.mounts.Unpublish(b.target("kubelet"), nil))
+		must.Succeed(t, b.unpublish("pvc-1", "a"))
 		b.attached(0)
 	})
 }
@@ -175,7 +176,7 @@ func TestSingleTargetBlockVolume(t *testing.T) {
 func TestFailedPublishDetachesDevice(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.createBlock("pvc-1", mib)
-		must(t, os.WriteFile(b.path("pods", "taken"), []byte("data"), 0o600))
+		must.Succeed(t, os.WriteFile(b.path("pods", "taken"), []byte("data"), 0o600))
 		wantError(t, b.publishBlock("pvc-1", "taken"), volume.ErrExists)
 		b.attached(0)
 	})
@@ -186,7 +187,7 @@ func TestNoLoopDevices(t *testing.T) {
 		b.loops.Max = 1
 		b.createBlock("pvc-1", mib)
 		b.createBlock("pvc-2", mib)
-		must(t, b.publishBlock("pvc-1", "a"))
+		must.Succeed(t, b.publishBlock("pvc-1", "a"))
 		wantError(t, b.publishBlock("pvc-2", "b"), volume.ErrNoSpace)
 	})
 }
@@ -196,25 +197,25 @@ func TestUnpublishKeepsOtherDevices(t *testing.T) {
 		b.createBlock("pvc-1", mib)
 		b.createBlock("pvc-2", mib)
 		b.create("pvc-3", mib)
-		must(t, b.publishBlock("pvc-1", "a"))
+		must.Succeed(t, b.publishBlock("pvc-1", "a"))
 		wantError(t, b.unpublish("pvc-2", "a"), volume.ErrInUse)
 		wantError(t, b.unpublish("pvc-3", "a"), volume.ErrInUse)
 		wantError(t, b.unpublish("no-volume", "a"), volume.ErrInUse)
 		b.attached(1)
-		must(t, b.unpublish("pvc-1", "a"))
+		must.Succeed(t, b.unpublish("pvc-1", "a"))
 	})
 }
 
 func TestBusyDeviceIsDetachedByNextCall(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.createBlock("pvc-1", mib)
-		must(t, b.publishBlock("pvc-1", "a"))
+		must.Succeed(t, b.publishBlock("pvc-1", "a"))
 		release, err := b.loops.Hold(b.attached(1)[0].Name)
-		must(t, err)
+		must.Succeed(t, err)
 		wantError(t, b.unpublish("pvc-1", "a"), volume.ErrInUse)
 		wantError(t, b.Delete(t.Context(), id(t, "pvc-1")), volume.ErrInUse)
 		release()
-		must(t, b.unpublish("pvc-1", "a"))
+		must.Succeed(t, b.unpublish("pvc-1", "a"))
 		b.attached(0)
 		b.delete("pvc-1")
 	})
@@ -224,10 +225,10 @@ func TestForeignDeviceCountsAsUse(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.createBlock("pvc-1", mib)
 		device, err := b.loops.AttachForeign(b.disk("pvc-1"), false)
-		must(t, err)
+		must.Succeed(t, err)
 		wantError(t, b.Delete(t.Context(), id(t, "pvc-1")), volume.ErrInUse)
 		wantError(t, b.publishBlock("pvc-1", "a"), volume.ErrInUse)
-		must(t, b.loops.End(device.Name))
+		must.Succeed(t, b.loops.End(device.Name))
 		b.delete("pvc-1")
 		b.wantClean()
 	})
@@ -240,15 +241,15 @@ func (b *bench) fourDevices(readOnly bool) (release func(), foreign loop.Device)
 	for _, name := range []string{"published", "attached", "held", "foreign"} {
 		b.createBlock(name, mib)
 	}
-	must(b.t, b.publishBlock("published", "a"))
+	must.Succeed(b.t, b.publishBlock("published", "a"))
 	_, err := b.loops.Attach(b.disk("attached"), loop.Options{})
-	must(b.t, err)
+	must.Succeed(b.t, err)
 	held, err := b.loops.Attach(b.disk("held"), loop.Options{})
-	must(b.t, err)
+	must.Succeed(b.t, err)
 	release, err = b.loops.Hold(held.Name)
-	must(b.t, err)
+	must.Succeed(b.t, err)
 	foreign, err = b.loops.AttachForeign(b.disk("foreign"), readOnly)
-	must(b.t, err)
+	must.Succeed(b.t, err)
 	return release, foreign
 }
 
@@ -258,16 +259,16 @@ func TestDevicesAfterCrash(t *testing.T) {
 
 		b.restart(local)
 		left := b.attached(3)
-		must(t, b.publishBlock("published", "a"))
-		must(t, b.publishBlock("published", "b"))
+		must.Succeed(t, b.publishBlock("published", "a"))
+		must.Succeed(t, b.publishBlock("published", "b"))
 		b.attached(3)
 		release()
 		b.later(time.Minute)
 		b.attached(2)
-		must(t, b.unpublish("published", "a"))
-		must(t, b.unpublish("published", "b"))
+		must.Succeed(t, b.unpublish("published", "a"))
+		must.Succeed(t, b.unpublish("published", "b"))
 		b.attached(1)
-		must(t, b.loops.End(foreign.Name))
+		must.Succeed(t, b.loops.End(foreign.Name))
 		if left[0].Name == foreign.Name {
 			t.Errorf("the device that was published is not the first of %+v", left)
 		}
@@ -278,31 +279,31 @@ func TestDevicesAfterCrash(t *testing.T) {
 func TestDeviceOnDeletedFileIsDetached(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		release, foreign := b.fourDevices(false)
-		must(t, b.Close(t.Context()))
+		must.Succeed(t, b.Close(t.Context()))
 		for _, name := range []string{"published", "attached", "held", "foreign"} {
-			must(t, os.RemoveAll(b.path("pool", name)))
-			must(t, os.Remove(b.own("volumes", name+".json")))
+			must.Succeed(t, os.RemoveAll(b.path("pool", name)))
+			must.Succeed(t, os.Remove(b.own("volumes", name+".json")))
 		}
 		b.start(local)
 		b.attached(3)
 		release()
 		b.later(time.Minute)
 		b.attached(2)
-		must(t, b.unpublish("published", "a"))
+		must.Succeed(t, b.unpublish("published", "a"))
 		b.later(time.Minute)
 		if left := b.attached(1); left[0].Name != foreign.Name {
 			t.Errorf("%+v is left, want the device that somebody else attached", left)
 		}
-		must(t, b.loops.End(foreign.Name))
+		must.Succeed(t, b.loops.End(foreign.Name))
 	})
 }
 
 func TestUnpublishLostBlockVolume(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.createBlock("pvc-1", mib)
-		must(t, b.publishBlock("pvc-1", "a"))
-		must(t, os.RemoveAll(b.path("pool", "pvc-1")))
-		must(t, b.unpublish("pvc-1", "a"))
+		must.Succeed(t, b.publishBlock("pvc-1", "a"))
+		must.Succeed(t, os.RemoveAll(b.path("pool", "pvc-1")))
+		must.Succeed(t, b.unpublish("pvc-1", "a"))
 		b.attached(0)
 		b.delete("pvc-1")
 		b.wantClean()
@@ -312,10 +313,10 @@ func TestUnpublishLostBlockVolume(t *testing.T) {
 func TestUnpublishBlockVolumeAfterRestoreFromBackup(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.createBlock("pvc-1", mib)
-		must(t, b.publishBlock("pvc-1", "a"))
-		must(t, os.Rename(b.path("pool", "pvc-1"), b.path("broken")))
-		must(t, os.CopyFS(b.path("pool", "pvc-1"), os.DirFS(b.path("broken"))))
-		must(t, b.unpublish("pvc-1", "a"))
+		must.Succeed(t, b.publishBlock("pvc-1", "a"))
+		must.Succeed(t, os.Rename(b.path("pool", "pvc-1"), b.path("broken")))
+		must.Succeed(t, os.CopyFS(b.path("pool", "pvc-1"), os.DirFS(b.path("broken"))))
+		must.Succeed(t, b.unpublish("pvc-1", "a"))
 		b.attached(0)
 		wantGone(t, b.path("pods", "a"))
 	})
@@ -324,14 +325,14 @@ func TestUnpublishBlockVolumeAfterRestoreFromBackup(t *testing.T) {
 // What a volume is cannot be read from its record then, but from its device.
 func TestBlockVolumeWithBadRecordIsInUse(t *testing.T) {
 	for name, change := range map[string]func(t *testing.T, record string){
-		"the record is damaged": func(t *testing.T, record string) { must(t, os.Truncate(record, 20)) },
-		"the record is gone":    func(t *testing.T, record string) { must(t, os.Remove(record)) },
+		"the record is damaged": func(t *testing.T, record string) { must.Succeed(t, os.Truncate(record, 20)) },
+		"the record is gone":    func(t *testing.T, record string) { must.Succeed(t, os.Remove(record)) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T, b *bench) {
 				b.createBlock("pvc-1", mib)
 				b.createBlock("pvc-2", mib)
-				must(t, b.publishBlock("pvc-1", "a"))
+				must.Succeed(t, b.publishBlock("pvc-1", "a"))
 				change(t, b.own("volumes", "pvc-1.json"))
 				for range 2 {
 					wantError(t, b.Delete(t.Context(), id(t, "pvc-1")), volume.ErrInUse)
@@ -347,7 +348,7 @@ func TestBlockVolumeWithBadRecordIsInUse(t *testing.T) {
 					}
 					b.restart(local)
 				}
-				must(t, b.unpublish("pvc-1", "a"))
+				must.Succeed(t, b.unpublish("pvc-1", "a"))
 				b.attached(0)
 				b.delete("pvc-1")
 				b.delete("pvc-2")
@@ -361,8 +362,8 @@ func TestDeviceOfDamagedRecordIsDetachedAfterCrash(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.createBlock("pvc-1", mib)
 		_, err := b.loops.Attach(b.disk("pvc-1"), loop.Options{})
-		must(t, err)
-		must(t, os.Truncate(b.own("volumes", "pvc-1.json"), 20))
+		must.Succeed(t, err)
+		must.Succeed(t, os.Truncate(b.own("volumes", "pvc-1.json"), 20))
 		b.restart(local)
 		b.attached(0)
 	})
@@ -372,14 +373,14 @@ func TestBlockVolumeWithoutFile(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.createBlock("pvc-1", mib)
 		b.createBlock("pvc-2", mib)
-		must(t, os.Remove(b.path("pool", "pvc-1", "disk.img")))
-		must(t, os.Truncate(b.path("pool", "pvc-2", "disk.img"), mib/2))
+		must.Succeed(t, os.Remove(b.path("pool", "pvc-1", "disk.img")))
+		must.Succeed(t, os.Truncate(b.path("pool", "pvc-2", "disk.img"), mib/2))
 		wantError(t, b.publishBlock("pvc-1", "a"), volume.ErrLost)
 		wantError(t, b.publishBlock("pvc-2", "a"), volume.ErrLost)
 		_, err := b.tryCreateBlock("pvc-2", mib)
 		wantError(t, err, volume.ErrLost)
 		stats, err := b.Stats(t.Context(), id(t, "pvc-1"), b.target("a"))
-		must(t, err)
+		must.Succeed(t, err)
 		if !stats.Condition.Abnormal {
 			t.Errorf("stats %+v, want them abnormal", stats)
 		}
@@ -398,9 +399,9 @@ func TestBlockStats(t *testing.T) {
 		b.createBlock("pvc-1", 10*mib)
 		_, err := b.Stats(t.Context(), id(t, "pvc-1"), b.target("a"))
 		wantError(t, err, volume.ErrNotFound)
-		must(t, b.publishBlock("pvc-1", "a"))
+		must.Succeed(t, b.publishBlock("pvc-1", "a"))
 		stats, err := b.Stats(t.Context(), id(t, "pvc-1"), b.target("a"))
-		must(t, err)
+		must.Succeed(t, err)
 		if stats.Mode != volume.ModeBlock || stats.Space != (dir.Space{SizeBytes: 10 * mib}) || stats.Condition.Abnormal {
 			t.Errorf("stats %+v, want 10 MiB in order", stats)
 		}
@@ -410,14 +411,14 @@ func TestBlockStats(t *testing.T) {
 func TestExpandBlockVolumeGrowsDevices(t *testing.T) {
 	withQuota(t, "", func(t *testing.T, b *bench) {
 		b.createBlock("pvc-1", 10*mib)
-		must(t, b.publishBlock("pvc-1", "a"))
-		must(t, b.publishBlock("pvc-1", "b", readOnly))
+		must.Succeed(t, b.publishBlock("pvc-1", "a"))
+		must.Succeed(t, b.publishBlock("pvc-1", "b", readOnly))
 		expand := func(r volume.Range) (int64, error) {
 			return b.Expand(t.Context(), id(t, "pvc-1"), b.target("a"), volume.ModeBlock, r)
 		}
 		for range 2 {
 			bytes, err := expand(volume.Range{Required: 20*mib - 1})
-			must(t, err)
+			must.Succeed(t, err)
 			if bytes != 20*mib {
 				t.Errorf("expanded to %d, want 20 MiB", bytes)
 			}
@@ -447,8 +448,8 @@ func TestInterruptedExpandIsFinishedAtStart(t *testing.T) {
 	testenv.NeedRoot(t)
 	withFaultsAt(t, testenv.Tmpfs(t, 100*mib), local, func(t *testing.T, b *bench, _ *faulty) {
 		b.createBlock("pvc-1", 10*mib)
-		must(t, b.publishBlock("pvc-1", "a"))
-		must(t, b.disk("pvc-1").Grow(t.Context(), 70*mib, loop.Thick))
+		must.Succeed(t, b.publishBlock("pvc-1", "a"))
+		must.Succeed(t, b.disk("pvc-1").Grow(t.Context(), 70*mib, loop.Thick))
 		b.restart(local)
 		if v := b.volume("pvc-1"); v.Bytes != 70*mib || v.Condition.Abnormal || b.limitOf("pvc-1") < 70*mib {
 			t.Errorf("volume %+v under a limit of %d, want 70 MiB in order", v, b.limitOf("pvc-1"))
@@ -460,7 +461,7 @@ func TestInterruptedExpandIsFinishedAtStart(t *testing.T) {
 			t.Errorf("capacity %d, want 30 MiB at most", got)
 		}
 		bytes, err := b.Expand(t.Context(), id(t, "pvc-1"), b.target("a"), volume.ModeBlock, volume.Range{Required: 70 * mib})
-		must(t, err)
+		must.Succeed(t, err)
 		if bytes != 70*mib {
 			t.Errorf("expanded to %d, want 70 MiB", bytes)
 		}
@@ -472,9 +473,9 @@ func TestExpandBeyondFreeSpaceChangesNothing(t *testing.T) {
 	testenv.NeedRoot(t)
 	withFaultsAt(t, testenv.Tmpfs(t, 64*mib), local, func(t *testing.T, b *bench, f *faulty) {
 		b.createBlock("pvc-1", 10*mib)
-		must(t, b.publishBlock("pvc-1", "a"))
+		must.Succeed(t, b.publishBlock("pvc-1", "a"))
 		// Others take what is free between the check and the allocation.
-		fill := func() { must(t, os.WriteFile(b.path("filler"), make([]byte, 30*mib), 0o600)) }
+		fill := func() { must.Succeed(t, os.WriteFile(b.path("filler"), make([]byte, 30*mib), 0o600)) }
 		f.meanwhile.Store(&fill)
 		_, err := b.Expand(t.Context(), id(t, "pvc-1"), b.target("a"), volume.ModeBlock, volume.Range{Required: 40 * mib})
 		wantError(t, err, volume.ErrNoSpace)
@@ -485,7 +486,7 @@ func TestExpandBeyondFreeSpaceChangesNothing(t *testing.T) {
 func TestExpandKeepsFileWhenLimitFails(t *testing.T) {
 	withFaults(t, local, func(t *testing.T, b *bench, f *faulty) {
 		b.createBlock("pvc-1", 10*mib)
-		must(t, b.publishBlock("pvc-1", "a"))
+		must.Succeed(t, b.publishBlock("pvc-1", "a"))
 		f.failBefore.Store(true)
 		_, err := b.Expand(t.Context(), id(t, "pvc-1"), b.target("a"), volume.ModeBlock, volume.Range{Required: 20 * mib})
 		wantError(t, err, errFault)
@@ -498,7 +499,7 @@ func TestExpandIsUndoneWhenRecordFails(t *testing.T) {
 	testenv.NeedRoot(t)
 	withFaultsAt(t, testenv.Tmpfs(t, 64*mib), local, func(t *testing.T, b *bench, _ *faulty) {
 		b.createBlock("pvc-1", 10*mib)
-		must(t, b.publishBlock("pvc-1", "a"))
+		must.Succeed(t, b.publishBlock("pvc-1", "a"))
 		expand := func(bytes int64) error {
 			_, err := b.Expand(t.Context(), id(t, "pvc-1"), b.target("a"), volume.ModeBlock, volume.Range{Required: bytes})
 			return err
@@ -511,7 +512,7 @@ func TestExpandIsUndoneWhenRecordFails(t *testing.T) {
 		wantError(t, err, volume.ErrNoSpace)
 		wantError(t, err, volume.ErrCannotGrow)
 		b.wantUnchanged("pvc-1", 10*mib)
-		must(t, expand(12*mib))
+		must.Succeed(t, expand(12*mib))
 		b.wantUnchanged("pvc-1", 12*mib)
 	})
 }
@@ -521,10 +522,10 @@ func TestExpandIsUndoneWhenRecordFails(t *testing.T) {
 func TestExpandIsUndoneToPreviousFileSize(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.createBlock("pvc-1", 10*mib)
-		must(t, b.disk("pvc-1").Grow(t.Context(), 20*mib, loop.Thick))
-		must(t, b.publishBlock("pvc-1", "a"))
+		must.Succeed(t, b.disk("pvc-1").Grow(t.Context(), 20*mib, loop.Thick))
+		must.Succeed(t, b.publishBlock("pvc-1", "a"))
 		// The record cannot be written.
-		must(t, os.MkdirAll(b.own("volumes", ".new-pvc-1.json", "in the way"), 0o700))
+		must.Succeed(t, os.MkdirAll(b.own("volumes", ".new-pvc-1.json", "in the way"), 0o700))
 		_, err := b.Expand(t.Context(), id(t, "pvc-1"), b.target("a"), volume.ModeBlock, volume.Range{Required: 30 * mib})
 		if err == nil {
 			t.Error("grew without a record")
@@ -560,14 +561,14 @@ func TestInterruptedAllocationCountsAsUsed(t *testing.T) {
 		b.start(local)
 		b.create("pvc-0", 100*mib)
 		before := b.capacity()
-		must(t, b.Close(t.Context()))
+		must.Succeed(t, b.Close(t.Context()))
 		half := b.own("creating", "node-1", "pvc-1")
-		must(t, os.Mkdir(half, 0o700))
+		must.Succeed(t, os.Mkdir(half, 0o700))
 		d, err := dir.Open(half)
-		must(t, err)
+		must.Succeed(t, err)
 		f, err := loop.Create(d, "disk.img")
-		must(t, err)
-		must(t, errors.Join(f.Grow(t.Context(), 90*mib, loop.Thick), f.Close(), d.Close()))
+		must.Succeed(t, err)
+		must.Succeed(t, errors.Join(f.Grow(t.Context(), 90*mib, loop.Thick), f.Close(), d.Close()))
 		// So that it stays in the trash.
 		chattr(t, "+i", filepath.Join(half, "disk.img"))
 		b.start(local)
@@ -575,7 +576,7 @@ func TestInterruptedAllocationCountsAsUsed(t *testing.T) {
 			t.Errorf("capacity %d with 90 MiB in the trash, want at most %d", got, before-90*mib)
 		}
 		left, err := filepath.Glob(b.own("trash", "node-1", "*", "disk.img"))
-		must(t, err)
+		must.Succeed(t, err)
 		for _, file := range left {
 			chattr(t, "-i", file)
 		}
@@ -604,10 +605,10 @@ func TestDiskFileOfUserIsIgnored(t *testing.T) {
 			func(path string) error { return syscall.Mknod(path, syscall.S_IFSOCK|0o600, 0) },
 		} {
 			name := fmt.Sprintf("old-%d", i)
-			must(t, os.Mkdir(b.path("pool", name), 0o777))
-			must(t, make(b.path("pool", name, "disk.img")))
-			must(t, b.publish(name, "a"))
-			must(t, b.unpublish(name, "a"))
+			must.Succeed(t, os.Mkdir(b.path("pool", name), 0o777))
+			must.Succeed(t, make(b.path("pool", name, "disk.img")))
+			must.Succeed(t, b.publish(name, "a"))
+			must.Succeed(t, b.unpublish(name, "a"))
 			b.delete(name)
 		}
 		b.wantClean()
@@ -631,10 +632,10 @@ func (dead) Inspect(string) (loop.Device, error) { return loop.Device{}, syscall
 func TestUnpublishOnDeadFilesystem(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.createBlock("pvc-1", mib)
-		must(t, b.publishBlock("pvc-1", "a"))
+		must.Succeed(t, b.publishBlock("pvc-1", "a"))
 		b.devices = dead{b.loops}
 		b.restart(local)
-		must(t, b.unpublish("pvc-1", "a"))
+		must.Succeed(t, b.unpublish("pvc-1", "a"))
 		wantGone(t, b.path("pods", "a"))
 	})
 }
@@ -668,7 +669,7 @@ func TestSilentDeviceIsNotAbnormal(t *testing.T) {
 				b.each = true
 				b.start(local)
 				b.createBlock("pvc-1", mib)
-				must(t, b.publishBlock("pvc-1", "a"))
+				must.Succeed(t, b.publishBlock("pvc-1", "a"))
 				b.devices = devices(b.loops)
 				b.restart(local)
 				for call, condition := range b.conditions("pvc-1", "a") {
@@ -686,7 +687,7 @@ func (b *bench) conditions(name, target string) map[string]health.Condition {
 	b.t.Helper()
 	page, _ := b.List(b.t.Context(), volume.ID{}, 2)
 	stats, err := b.Stats(b.t.Context(), id(b.t, name), b.target(target))
-	must(b.t, err)
+	must.Succeed(b.t, err)
 	surveyed := b.Surveyed()
 	if len(page) != 1 || len(surveyed) != 1 {
 		b.t.Fatalf("listed are %+v, surveyed %+v; want one volume", page, surveyed)
@@ -707,7 +708,7 @@ func TestSilentDeviceCountsForItsVolume(t *testing.T) {
 		b.start(local)
 		for name, want := range map[string]error{"pvc-1": volume.ErrUnavailable, "pvc-2": nil} {
 			_, err := b.Create(t.Context(), pool.Request{ID: id(t, name), Mode: volume.ModeBlock, Range: volume.Range{Required: mib}})
-			must(t, err)
+			must.Succeed(t, err)
 			if err := b.Delete(t.Context(), id(t, name)); !errors.Is(err, want) {
 				t.Errorf("deleting %s: %v, want %v", name, err, want)
 			}
@@ -724,12 +725,12 @@ func TestSilentDeviceKeepsPublishedMark(t *testing.T) {
 		b.start(shared)
 		b.createBlock("pvc-1", mib)
 		b.create("pvc-2", mib)
-		must(t, b.publishBlock("pvc-1", "a"))
-		must(t, b.mounts.Unpublish(b.target("a"), nil)) // as a node that was started again
+		must.Succeed(t, b.publishBlock("pvc-1", "a"))
+		must.Succeed(t, b.mounts.Unpublish(b.target("a"), nil)) // as a node that was started again
 		b.devices = &silent{Fake: b.loops, path: "/elsewhere/pvc-1/disk.img"}
 		b.restart(shared)
-		must(t, b.publish("pvc-2", "b"))
-		must(t, b.unpublish("pvc-1", "a"))
+		must.Succeed(t, b.publish("pvc-2", "b"))
+		must.Succeed(t, b.unpublish("pvc-1", "a"))
 		mark := b.own("published", "node-1", "pvc-1")
 		if _, err := os.Stat(mark); err != nil {
 			t.Errorf("the mark is gone: %v", err)

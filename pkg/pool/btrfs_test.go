@@ -14,6 +14,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
+	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
@@ -31,20 +32,20 @@ func TestVolumeLifecycleOnBtrfs(t *testing.T) {
 		b.real = quota.Detect
 		b.start(`[{"name":"local","path":"pool","enforcement":"required"}]`)
 		b.create("pvc-1", 16*mib)
-		must(t, b.publish("pvc-1", "a"))
+		must.Succeed(t, b.publish("pvc-1", "a"))
 		data := b.path("pool", "pvc-1", "data")
 		if err := os.WriteFile(data, make([]byte, 32*mib), 0o644); !errors.Is(err, syscall.EDQUOT) {
 			t.Errorf("writing 32 MiB into 16: %v, want EDQUOT", err)
 		}
-		must(t, os.Remove(data))
+		must.Succeed(t, os.Remove(data))
 		syncfs(t, root)
 		if _, err := b.Expand(t.Context(), id(t, "pvc-1"), b.target("a"), "", volume.Range{Required: 64 * mib}); err != nil {
 			t.Error(err)
 		}
-		must(t, os.WriteFile(data, make([]byte, 32*mib), 0o644))
+		must.Succeed(t, os.WriteFile(data, make([]byte, 32*mib), 0o644))
 		syncfs(t, root)
 		stats, err := b.Stats(t.Context(), id(t, "pvc-1"), b.target("a"))
-		must(t, err)
+		must.Succeed(t, err)
 		if s := stats.Space; s.SizeBytes != 64*mib || s.UsedBytes < 32*mib || s.UsedBytes > 33*mib {
 			t.Errorf("space %+v, want 32 MiB of 64 in use", s)
 		}
@@ -55,14 +56,14 @@ func TestVolumeLifecycleOnBtrfs(t *testing.T) {
 		if c := b.volume("pvc-1").Condition; c.Reason != health.OutsideLimit {
 			t.Errorf("with a subvolume of its user the volume is %+v, want the reason %s", c, health.OutsideLimit)
 		}
-		must(t, b.unpublish("pvc-1", "a"))
+		must.Succeed(t, b.unpublish("pvc-1", "a"))
 		b.restart(local)
 		// A tower cannot be moved out of its subvolume.
 		deep := b.path("pool", "pvc-1")
 		for range 100 {
 			deep += "/d"
 		}
-		must(t, os.MkdirAll(deep, 0o755))
+		must.Succeed(t, os.MkdirAll(deep, 0o755))
 		b.delete("pvc-1")
 		b.wantVolumes()
 		b.wantClean()
@@ -72,9 +73,9 @@ func TestVolumeLifecycleOnBtrfs(t *testing.T) {
 func syncfs(t *testing.T, root string) {
 	t.Helper()
 	d, err := dir.Open(root)
-	must(t, err)
-	defer func() { must(t, d.Close()) }()
-	must(t, unix.Syncfs(d.Fd()))
+	must.Succeed(t, err)
+	defer func() { must.Succeed(t, d.Close()) }()
+	must.Succeed(t, unix.Syncfs(d.Fd()))
 }
 
 // A user of a volume needs no privilege to make a snapshot in it that is read-only.
@@ -96,8 +97,8 @@ func TestDeleteRemovesSnapshotsInVolume(t *testing.T) {
 		b.create("pvc-1", 64*mib)
 		made, snapshot := b.path("pool", "pvc-1", "made"), b.path("pool", "pvc-1", "snapshot")
 		run("subvolume", "create", made)
-		must(t, os.MkdirAll(made+"/deep/er", 0o755))
-		must(t, os.WriteFile(made+"/deep/er/file", make([]byte, mib), 0o644))
+		must.Succeed(t, os.MkdirAll(made+"/deep/er", 0o755))
+		must.Succeed(t, os.WriteFile(made+"/deep/er/file", make([]byte, mib), 0o644))
 		run("subvolume", "snapshot", "-r", made, snapshot)
 		b.delete("pvc-1")
 		b.wantClean()
@@ -110,7 +111,7 @@ func TestBlockVolumesInCompressedPool(t *testing.T) {
 	testenv.NeedRoot(t)
 	testenv.NeedPrograms(t, "chattr")
 	root := testenv.LoopFS(t, "btrfs", 512*mib)
-	must(t, os.Mkdir(root+"/pool", 0o750))
+	must.Succeed(t, os.Mkdir(root+"/pool", 0o750))
 	chattr(t, "+c", root+"/pool")
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, root)

@@ -12,6 +12,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/pool/content"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/limit"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/scan"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/serve"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/snapshot"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 	"kubevirt.io/hostpath-provisioner/pkg/trace"
@@ -52,17 +53,17 @@ func (s *Set) Create(ctx context.Context, r Request) (Volume, error) {
 	if err := r.Range.Check(); err != nil {
 		return Volume{}, err
 	}
-	if r.MultiNode && !p.config.MultiNode() {
-		return Volume{}, fmt.Errorf("%w: an access mode for several nodes; pool %q is not shared, nor allows it for several pods of one node (allowReadWriteMany)", volume.ErrInvalid, p.config.Name)
+	if r.MultiNode && !p.Config.MultiNode() {
+		return Volume{}, fmt.Errorf("%w: an access mode for several nodes; pool %q is not shared, nor allows it for several pods of one node (allowReadWriteMany)", volume.ErrInvalid, p.Config.Name)
 	}
-	if r.OtherNodesOnly && !p.config.Shared {
-		if p.has(r.ID) {
-			return Volume{}, fmt.Errorf("volume %s: %w on node %s, which the request leaves out", r.ID, volume.ErrExists, s.options.Node)
+	if r.OtherNodesOnly && !p.Config.Shared {
+		if s.has(p, r.ID) {
+			return Volume{}, fmt.Errorf("volume %s: %w on node %s, which the request leaves out", r.ID, volume.ErrExists, s.Options.Node)
 		}
-		return Volume{}, fmt.Errorf("%w on the nodes asked for: pool %q is reached only from node %s", volume.ErrNoSpace, p.config.Name, s.options.Node)
+		return Volume{}, fmt.Errorf("%w on the nodes asked for: pool %q is reached only from node %s", volume.ErrNoSpace, p.Config.Name, s.Options.Node)
 	}
-	if r.ID.String() == p.at.Reserved {
-		return Volume{}, fmt.Errorf("%w: the name %s is taken by the snapshots of pool %q", volume.ErrInvalid, r.ID, p.config.Name)
+	if r.ID.String() == p.Config.Reserved() {
+		return Volume{}, fmt.Errorf("%w: the name %s is taken by the snapshots of pool %q", volume.ErrInvalid, r.ID, p.Config.Name)
 	}
 	if err := s.elsewhere(r.ID, p); err != nil {
 		return Volume{}, err
@@ -72,33 +73,33 @@ func (s *Set) Create(ctx context.Context, r Request) (Volume, error) {
 			return Volume{}, err
 		}
 		// Copying may take longer than the call.
-		own, end := s.untilClose(ctx)
+		own, end := s.UntilClose(ctx)
 		defer end()
 		ctx = own
 	}
-	v, err := p.create(ctx, r)
+	v, err := s.create(ctx, p, r)
 	if err != nil {
-		return Volume{}, fmt.Errorf("create volume %s in pool %q: %w", r.ID, p.config.Name, err)
+		return Volume{}, fmt.Errorf("create volume %s in pool %q: %w", r.ID, p.Config.Name, err)
 	}
 	return v, nil
 }
 
 // elsewhere answers ErrExists if another pool is known to have a volume of that
 // name. The other pools' disks are not asked: one of them may hang.
-func (s *Set) elsewhere(id volume.ID, chosen *Pool) error {
+func (s *Set) elsewhere(id volume.ID, chosen *serve.Pool) error {
 	for _, p := range s.holders(id) {
 		if p != chosen {
-			return fmt.Errorf("%s: %w in pool %q", id.Named(), volume.ErrExists, p.config.Name)
+			return fmt.Errorf("%s: %w in pool %q", id.Named(), volume.ErrExists, p.Config.Name)
 		}
 	}
 	return nil
 }
 
 // has reports whether the pool holds a volume, as far as it can be seen.
-func (p *Pool) has(id volume.ID) bool {
-	v, err := p.find(id)
+func (s *Set) has(p *serve.Pool, id volume.ID) bool {
+	v, err := s.findAt(p, id)
 	if err != nil {
-		return p.ledger.Known(id).Exists()
+		return p.Ledger.Known(id).Exists()
 	}
 	if v == nil {
 		return false
@@ -107,51 +108,51 @@ func (p *Pool) has(id volume.ID) bool {
 	return true
 }
 
-func (p *Pool) create(ctx context.Context, r Request) (Volume, error) {
-	s, err := p.enter()
+func (s *Set) create(ctx context.Context, p *serve.Pool, r Request) (Volume, error) {
+	v, err := s.enter(p)
 	if err != nil {
-		return Volume{}, p.noCapacity(r.ID, err)
+		return Volume{}, noCapacity(p, r.ID, err)
 	}
-	defer s.close()
+	defer v.Close()
 	// Other nodes promise from a shared pool too: one at a time, and each reads
 	// what the others wrote.
-	unlock, err := s.lockToPromise(ctx, r.ID)
+	unlock, err := v.LockToPromise(ctx, r.ID)
 	if err != nil {
 		return Volume{}, err
 	}
 	defer unlock()
-	if err := s.scan().LoadShared(); err != nil {
+	if err := v.Scan().LoadShared(); err != nil {
 		return Volume{}, err
 	}
-	space, err := s.store.Space()
+	space, err := v.Store.Space()
 	if err != nil {
 		return Volume{}, err
 	}
-	e, d, err := s.scan().Lookup(r.ID)
+	e, d, err := v.Scan().Lookup(r.ID)
 	if err != nil {
 		return Volume{}, err
 	}
 	if d != nil {
 		defer func() { _ = d.Close() }()
 	}
-	p.note(r.ID, e)
+	p.Note(r.ID, e)
 	if e.Exists() {
-		return s.existing(r, e, d, space)
+		return v.existing(r, e, d, space)
 	}
 	if e.Removed != "" {
 		return Volume{}, fmt.Errorf("%w: one of its name is being removed", volume.ErrUnavailable)
 	}
-	if err := s.work(); err != nil {
+	if err := v.Work(); err != nil {
 		return Volume{}, limit.NoSpace(err)
 	}
-	return s.createNew(ctx, r, space)
+	return v.createNew(ctx, r, space)
 }
 
 // noCapacity is the answer of a pool that does not serve: it has no space, and
 // ErrNoSpace is what makes the scheduler try another node. If the volume is known
 // to be here, or the pool is only being opened, the caller has to wait instead.
-func (p *Pool) noCapacity(id volume.ID, err error) error {
-	if p.ledger.Known(id).Exists() || errors.Is(err, errNotChecked) {
+func noCapacity(p *serve.Pool, id volume.ID, err error) error {
+	if p.Ledger.Known(id).Exists() || errors.Is(err, serve.ErrNotChecked) {
 		return err
 	}
 	return fmt.Errorf("%w: %w", volume.ErrNoSpace, err)
@@ -166,7 +167,7 @@ func (v *visit) existing(r Request, e store.Entry, d *dir.Dir, space dir.Space) 
 		return Volume{}, fmt.Errorf("%w: its record is there, but its directory is missing; "+
 			"delete the volume before creating another of its name", volume.ErrLost)
 	}
-	found := v.scan().Volume(r.ID, scan.CardOf(e), space)
+	found := v.Scan().Volume(r.ID, scan.CardOf(e), space)
 	if !r.Range.Allows(found.Bytes) {
 		return Volume{}, fmt.Errorf("%w with %d bytes", volume.ErrExists, found.Bytes)
 	}
@@ -179,21 +180,21 @@ func (v *visit) existing(r Request, e store.Entry, d *dir.Dir, space dir.Space) 
 	if !r.Source.IsOf(e.Record) {
 		return Volume{}, fmt.Errorf("%w, made from something else", volume.ErrExists)
 	}
-	if err := v.scan().Content(r.ID, e.Record).Check(d); err != nil {
+	if err := v.Scan().Content(r.ID, e.Record).Check(d); err != nil {
 		return Volume{}, err
 	}
 	// The call that made it may have failed at its last step.
-	return found, v.store.SyncParent(r.ID)
+	return found, v.Store.SyncParent(r.ID)
 }
 
 func (v *visit) createNew(ctx context.Context, r Request, space dir.Space) (Volume, error) {
 	// The pool may serve all the same: what is read-only needs no limits.
-	if err := v.pool.limits().Unfit(v.keeper); err != nil {
-		return Volume{}, v.pool.noCapacity(r.ID, v.pool.unavailable(err))
+	if err := v.Pool.Limits().Unfit(v.Keeper); err != nil {
+		return Volume{}, noCapacity(v.Pool, r.ID, v.Pool.Unavailable(err))
 	}
 	if r.Mode == volume.ModeBlock {
 		// Now, and not when a pod waits for its device.
-		if err := content.DeviceError(v.pool.options.Devices.CheckNodes()); err != nil {
+		if err := content.DeviceError(v.Pool.Options.Devices.CheckNodes()); err != nil {
 			return Volume{}, err
 		}
 	}
@@ -213,11 +214,11 @@ func (v *visit) createNew(ctx context.Context, r Request, space dir.Space) (Volu
 	if err != nil {
 		return Volume{}, err
 	}
-	if err := errors.Join(ctx.Err(), v.pool.othersAreRead()); err != nil {
+	if err := errors.Join(ctx.Err(), v.Pool.OthersAreRead()); err != nil {
 		return Volume{}, err
 	}
 	rec := v.newRecord(r, bytes)
-	held, err := v.pool.ledger.Reserve(space, v.pool.ledger.Owed(scan.CardOf(store.Entry{Record: rec})))
+	held, err := v.Pool.Ledger.Reserve(space, v.Pool.Ledger.Owed(scan.CardOf(store.Entry{Record: rec})))
 	if err != nil {
 		return Volume{}, err
 	}
@@ -241,7 +242,7 @@ func (v *visit) createNew(ctx context.Context, r Request, space dir.Space) (Volu
 	}
 	e := store.Entry{Record: rec, Present: true}
 	held.Commit(r.ID, scan.CardOf(e))
-	return v.scan().Volume(r.ID, scan.CardOf(e), space), nil
+	return v.Scan().Volume(r.ID, scan.CardOf(e), space), nil
 }
 
 // newRecord is the record of a volume that is to be made.
@@ -249,12 +250,12 @@ func (v *visit) newRecord(r Request, bytes int64) *store.Record {
 	rec := store.NewRecord(r.ID, r.Mode, bytes)
 	rec.Inline = r.Inline
 	if r.Mode == volume.ModeBlock {
-		rec.Thin = v.pool.config.Allocation == loop.Thin
+		rec.Thin = v.Pool.Config.Allocation == loop.Thin
 	} else {
-		rec.BytesPerInode = v.keeper.RecordedInodes()
+		rec.BytesPerInode = v.Keeper.RecordedInodes()
 	}
-	if v.keeper.Unenforced() == nil {
-		rec.Quota = string(v.keeper.Kind())
+	if v.Keeper.Unenforced() == nil {
+		rec.Quota = string(v.Keeper.Kind())
 	}
 	return rec
 }
@@ -266,19 +267,19 @@ func (v *visit) Build(ctx context.Context, rec *store.Record, make func(*dir.Dir
 		return err
 	}
 	if rec.Origin != nil {
-		end := v.pool.copies.begin(rec.Origin.Method)
+		end := v.Pool.CountCopy(rec.Origin.Method)
 		defer func() { end(time.Duration(rec.Origin.StallMillis)*time.Millisecond, err) }()
 	}
-	if err := v.discard().DiscardCreation(rec.ID); err != nil {
+	if err := v.Discard().DiscardCreation(rec.ID); err != nil {
 		return err
 	}
-	if err := v.store.Stage(make, fill); err != nil {
+	if err := v.Store.Stage(make, fill); err != nil {
 		return err
 	}
-	if err := trace.Step(ctx, "write the record", func() error { return v.store.WriteRecord(rec) }); err != nil {
+	if err := trace.Step(ctx, "write the record", func() error { return v.Store.WriteRecord(rec) }); err != nil {
 		return err
 	}
-	return trace.Step(ctx, "move into the pool", func() error { return v.store.Commit(id) })
+	return trace.Step(ctx, "move into the pool", func() error { return v.Store.Commit(id) })
 }
 
 // Limited makes the directory of a new volume, under its limit from the beginning, and
@@ -286,7 +287,7 @@ func (v *visit) Build(ctx context.Context, rec *store.Record, make func(*dir.Dir
 func (v *visit) Limited(ctx context.Context, rec *store.Record) func(*dir.Dir) (*dir.Dir, error) {
 	return func(creating *dir.Dir) (*dir.Dir, error) {
 		step := trace.Begin(ctx, "make the directory and its limit")
-		d, kept, err := v.keeper.Make(v.store.Root(), creating, rec.ID, rec.UID, scan.CardOf(store.Entry{Record: rec}))
+		d, kept, err := v.Keeper.Make(v.Store.Root(), creating, rec.ID, rec.UID, scan.CardOf(store.Entry{Record: rec}))
 		if err := step.EndWith(err); err != nil {
 			return nil, err
 		}
@@ -298,7 +299,7 @@ func (v *visit) Limited(ctx context.Context, rec *store.Record) func(*dir.Dir) (
 // fill makes the content of a new volume, and notes in the record what it has chosen.
 func (v *visit) fill(ctx context.Context, id volume.ID, rec *store.Record) func(*dir.Dir) error {
 	return func(d *dir.Dir) error {
-		made := v.scan().Content(id, rec)
+		made := v.Scan().Content(id, rec)
 		if err := made.Make(ctx, d); err != nil {
 			return err
 		}
@@ -320,15 +321,15 @@ func unit(mode volume.Mode, space dir.Space) int64 {
 // Undo removes what a failed creation left, the record first: a record without a
 // directory would be a lost volume. What cannot be undone now, recovery undoes.
 func (v *visit) Undo(id volume.ID) {
-	if err := v.discard().UndoCreation(id); err != nil {
-		v.pool.log.Error(err, "failed to clean up after a failed creation", "volume", id.String())
+	if err := v.Discard().UndoCreation(id); err != nil {
+		v.Pool.Log.Error(err, "failed to clean up after a failed creation", "volume", id.String())
 	}
 	// The last step may have failed after it took effect: then the volume is there.
-	e, d, err := v.scan().Lookup(id)
+	e, d, err := v.Scan().Lookup(id)
 	if d != nil {
 		_ = d.Close()
 	}
 	if err == nil {
-		v.pool.note(id, e)
+		v.Pool.Note(id, e)
 	}
 }

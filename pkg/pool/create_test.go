@@ -13,6 +13,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/label"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
+	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
@@ -25,12 +26,12 @@ func TestCreateMode(t *testing.T) {
 			t.Errorf("%d bytes, want the size asked for in whole blocks", v.Bytes)
 		}
 		info, err := os.Stat(b.path("pool", "pvc-1"))
-		must(t, err)
+		must.Succeed(t, err)
 		if info.Mode().Perm() != 0o777 {
 			t.Errorf("the volume has mode %o, want 777", info.Mode().Perm())
 		}
 		info, err = os.Stat(b.path("pool"))
-		must(t, err)
+		must.Succeed(t, err)
 		if info.Mode().Perm() != 0o750 {
 			t.Errorf("the pool has mode %o, want 750", info.Mode().Perm())
 		}
@@ -45,10 +46,10 @@ func TestCreateMode(t *testing.T) {
 func TestPoolDirectoryModeIsTightened(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, t.TempDir())
-		must(t, os.Mkdir(b.path("pool"), 0o755))
+		must.Succeed(t, os.Mkdir(b.path("pool"), 0o755))
 		b.start(`[{"name":"local","path":"pool"}]`)
 		info, err := os.Stat(b.path("pool"))
-		must(t, err)
+		must.Succeed(t, err)
 		if info.Mode().Perm() != 0o750 {
 			t.Errorf("the pool has mode %o, want 750", info.Mode().Perm())
 		}
@@ -58,7 +59,7 @@ func TestPoolDirectoryModeIsTightened(t *testing.T) {
 func TestCreateIsIdempotent(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		first := b.create("pvc-1", mib)
-		must(t, os.WriteFile(b.path("pool", "pvc-1", "data"), []byte("kept"), 0o644))
+		must.Succeed(t, os.WriteFile(b.path("pool", "pvc-1", "data"), []byte("kept"), 0o644))
 		again := b.create("pvc-1", mib)
 		if first.Bytes != again.Bytes {
 			t.Errorf("%d bytes, then %d", first.Bytes, again.Bytes)
@@ -77,7 +78,7 @@ func TestCreateNameInUse(t *testing.T) {
 		b.start(`[{"name":"legacy","path":"pool"},{"name":"other","path":"other"}]`)
 		b.create("pvc-1", 2*mib)
 		other, err := volume.ParsePoolName("other")
-		must(t, err)
+		must.Succeed(t, err)
 		for name, request := range map[string]pool.Request{
 			"larger":       {Range: volume.Range{Required: 3 * mib}},
 			"smaller":      {Range: volume.Range{Required: mib, Limit: mib}},
@@ -121,7 +122,7 @@ func TestCreateDefaultSize(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		for limit, want := range map[int64]int64{0: gib, 2 * gib: gib, 10000: 8192} {
 			v, err := b.Create(t.Context(), pool.Request{ID: id(t, fmt.Sprint("pvc-", limit)), Range: volume.Range{Limit: limit}})
-			must(t, err)
+			must.Succeed(t, err)
 			if v.Bytes != want {
 				t.Errorf("limit %d: %d bytes, want %d", limit, v.Bytes, want)
 			}
@@ -183,7 +184,7 @@ func TestCapacityCountsPromises(t *testing.T) {
 		_, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-2"), Range: volume.Range{Required: 200 * mib}})
 		wantError(t, err, volume.ErrNoSpace)
 		// What the volume holds is inside its promise.
-		must(t, os.WriteFile(b.path("pool", "pvc-1", "data"), make([]byte, 50*mib), 0o644))
+		must.Succeed(t, os.WriteFile(b.path("pool", "pvc-1", "data"), make([]byte, 50*mib), 0o644))
 		if got := before - b.capacity(); got < 100*mib || got > 101*mib {
 			t.Errorf("after 50 MiB were written into it, the promise of 100 MiB takes %d", got)
 		}
@@ -198,7 +199,7 @@ func TestCapacityCountsPromises(t *testing.T) {
 func TestCapacityCountsForeignUse(t *testing.T) {
 	testenv.NeedRoot(t)
 	root := testenv.Tmpfs(t, 256*mib)
-	must(t, os.WriteFile(root+"/foreign", make([]byte, 100*mib), 0o644))
+	must.Succeed(t, os.WriteFile(root+"/foreign", make([]byte, 100*mib), 0o644))
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, root)
 		b.start(`[{"name":"local","path":"pool"}]`)
@@ -228,7 +229,7 @@ func TestCreateOnFullDiskLeavesNothing(t *testing.T) {
 		wantError(t, err, volume.ErrNoSpace)
 		wantGone(t, b.path("pool", "pvc-2"))
 		b.wantClean()
-		must(t, os.Remove(b.path("filler")))
+		must.Succeed(t, os.Remove(b.path("filler")))
 		b.create("pvc-2", 4096)
 	})
 }
@@ -237,8 +238,8 @@ func TestCreateOnFullDiskLeavesNothing(t *testing.T) {
 func fill(t *testing.T, path string) {
 	t.Helper()
 	f, err := os.Create(path)
-	must(t, err)
-	defer func() { must(t, f.Close()) }()
+	must.Succeed(t, err)
+	defer func() { must.Succeed(t, f.Close()) }()
 	for size := 1 << 20; size >= 1; {
 		if _, err := f.Write(make([]byte, size)); err != nil {
 			size /= 2
@@ -276,7 +277,7 @@ func TestReserveAndOverprovision(t *testing.T) {
 func TestCreateDoesNotReplaceLostVolume(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.create("pvc-1", mib)
-		must(t, os.Rename(b.path("pool", "pvc-1"), b.path("elsewhere")))
+		must.Succeed(t, os.Rename(b.path("pool", "pvc-1"), b.path("elsewhere")))
 		_, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-1"), Range: volume.Range{Required: mib}})
 		wantError(t, err, volume.ErrLost)
 		wantGone(t, b.path("pool", "pvc-1"))
@@ -287,9 +288,9 @@ func TestCreateDoesNotReplaceLostVolume(t *testing.T) {
 		}
 		wantError(t, b.publish("pvc-1", "a"), volume.ErrNotFound)
 		// It comes back when its directory does.
-		must(t, os.Rename(b.path("elsewhere"), b.path("pool", "pvc-1")))
-		must(t, b.publish("pvc-1", "a"))
-		must(t, b.unpublish("pvc-1", "a"))
+		must.Succeed(t, os.Rename(b.path("elsewhere"), b.path("pool", "pvc-1")))
+		must.Succeed(t, b.publish("pvc-1", "a"))
+		must.Succeed(t, b.unpublish("pvc-1", "a"))
 		b.wantClean()
 	})
 }
@@ -297,7 +298,7 @@ func TestCreateDoesNotReplaceLostVolume(t *testing.T) {
 func TestDeleteLostVolume(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.create("pvc-1", mib)
-		must(t, os.Remove(b.path("pool", "pvc-1")))
+		must.Succeed(t, os.Remove(b.path("pool", "pvc-1")))
 		b.delete("pvc-1")
 		b.wantVolumes()
 		b.wantClean()
@@ -306,11 +307,11 @@ func TestDeleteLostVolume(t *testing.T) {
 
 func TestDirectoryOfUpstreamDriverIsServed(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
-		must(t, os.Mkdir(b.path("pool", "pvc-old"), 0o755))
-		must(t, os.WriteFile(b.path("pool", "pvc-old", "data"), nil, 0o644))
-		must(t, b.publish("pvc-old", "a"))
+		must.Succeed(t, os.Mkdir(b.path("pool", "pvc-old"), 0o755))
+		must.Succeed(t, os.WriteFile(b.path("pool", "pvc-old", "data"), nil, 0o644))
+		must.Succeed(t, b.publish("pvc-old", "a"))
 		v, err := b.Volume(t.Context(), id(t, "pvc-old"))
-		must(t, err)
+		must.Succeed(t, err)
 		if v.Lost || v.Condition.Abnormal || v.Bytes < gib {
 			t.Errorf("volume %+v, want one of the pool's size, in order", v)
 		}
@@ -318,7 +319,7 @@ func TestDirectoryOfUpstreamDriverIsServed(t *testing.T) {
 		if again := b.create("pvc-old", mib); again.Bytes != v.Bytes {
 			t.Errorf("created again it has %d bytes, want %d", again.Bytes, v.Bytes)
 		}
-		must(t, b.unpublish("pvc-old", "a"))
+		must.Succeed(t, b.unpublish("pvc-old", "a"))
 		if _, err := os.Stat(b.path("pool", "pvc-old", "data")); err != nil {
 			t.Error(err)
 		}
@@ -333,10 +334,10 @@ func TestOtherDirectoriesAreKept(t *testing.T) {
 		b := newBench(t, t.TempDir())
 		outside := t.TempDir()
 		for _, name := range []string{"lost+found", "csi-snapshots", ".hidden"} {
-			must(t, os.MkdirAll(b.path("pool", name, "content"), 0o755))
+			must.Succeed(t, os.MkdirAll(b.path("pool", name, "content"), 0o755))
 		}
-		must(t, os.WriteFile(b.path("pool", "file"), nil, 0o644))
-		must(t, os.Symlink(outside, b.path("pool", "link")))
+		must.Succeed(t, os.WriteFile(b.path("pool", "file"), nil, 0o644))
+		must.Succeed(t, os.Symlink(outside, b.path("pool", "link")))
 		b.start(`[{"name":"local","path":"pool","snapshotPath":"pool/csi-snapshots/here","snapshotProvider":"reflink"}]`)
 		b.wantVolumes()
 		for _, name := range []string{"csi-snapshots", "file", "link"} {

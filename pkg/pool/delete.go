@@ -54,7 +54,7 @@ func (v *found) deleteOnly(ctx context.Context, only health.Reason) error {
 	}
 	err = trace.Step(ctx, "move to the trash", func() error { return v.visit.remove(ctx, v.id, v.entry) })
 	if errors.Is(err, syscall.EROFS) {
-		err = v.visit.pool.unavailable(err)
+		err = v.visit.Pool.Unavailable(err)
 	}
 	if err != nil {
 		return fmt.Errorf("delete volume %s: %w", v.id, err)
@@ -67,7 +67,7 @@ func (v *found) condition(asked health.Reason) health.Condition {
 	if asked == "" {
 		return health.Condition{}
 	}
-	in := v.visit.scan()
+	in := v.visit.Scan()
 	in.Lock = func(volume.ID) (func(), error) { return func() {}, nil }
 	return in.List(nil).Describe(v.id, v.entry, v.dir).Condition
 }
@@ -81,7 +81,7 @@ func (v *found) unused() error {
 	if len(published) > 0 {
 		return fmt.Errorf("it is %w, published at %s", volume.ErrInUse, published[0].Path)
 	}
-	nodes, err := v.visit.store.PublishedBy(v.id, store.UnseenAfter)
+	nodes, err := v.visit.Store.PublishedBy(v.id, store.UnseenAfter)
 	if err != nil {
 		return err
 	}
@@ -95,30 +95,30 @@ func (v *found) unused() error {
 // hears of it after that: were there no trash any more, but a record, recovery would
 // find a volume that was lost.
 func (v *visit) remove(ctx context.Context, id volume.ID, e store.Entry) error {
-	defer v.pool.ledger.Keep(id)()
+	defer v.Pool.Ledger.Keep(id)()
 	if e.Lost() {
-		if err := v.store.DropRecord(id); err != nil {
+		if err := v.Store.DropRecord(id); err != nil {
 			return err
 		}
 		if e.Removed != "" { // only its record was left: the reaper gives the id back
-			v.pool.thrown(e.Removed)
-			v.pool.note(id, store.Entry{})
+			v.Pool.Thrown(e.Removed)
+			v.Pool.Note(id, store.Entry{})
 			return nil
 		}
-		v.pool.note(id, store.Entry{})
-		v.discard().ReleaseLost(id, e)
+		v.Pool.Note(id, store.Entry{})
+		v.Discard().ReleaseLost(id, e)
 		return nil
 	}
-	thrown, err := v.store.Remove(ctx, id, store.Trashed(id, e))
+	thrown, err := v.Store.Remove(ctx, id, store.Trashed(id, e))
 	if err != nil {
 		return err
 	}
 	e.Present = false
-	v.pool.note(id, e)
-	if err := v.store.DropRecord(id); err != nil {
+	v.Pool.Note(id, e)
+	if err := v.Store.DropRecord(id); err != nil {
 		return err
 	}
-	v.pool.thrown(thrown)
-	v.pool.note(id, store.Entry{})
+	v.Pool.Thrown(thrown)
+	v.Pool.Note(id, store.Entry{})
 	return nil
 }

@@ -18,14 +18,15 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
+	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
 func TestDeleteRemovesContents(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.create("pvc-1", mib)
-		must(t, os.MkdirAll(b.path("pool", "pvc-1", "a", "b"), 0o755))
-		must(t, os.WriteFile(b.path("pool", "pvc-1", "a", "file"), nil, 0o400))
+		must.Succeed(t, os.MkdirAll(b.path("pool", "pvc-1", "a", "b"), 0o755))
+		must.Succeed(t, os.WriteFile(b.path("pool", "pvc-1", "a", "file"), nil, 0o400))
 		b.delete("pvc-1")
 		wantGone(t, b.path("pool", "pvc-1"))
 		wantError(t, b.Delete(t.Context(), id(t, "pvc-1")), volume.ErrNotFound)
@@ -37,10 +38,10 @@ func TestDeleteRemovesContents(t *testing.T) {
 func TestDeleteDoesNotFollowLinks(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		canary := filepath.Join(t.TempDir(), "canary")
-		must(t, os.WriteFile(canary, nil, 0o644))
+		must.Succeed(t, os.WriteFile(canary, nil, 0o644))
 		b.create("pvc-1", mib)
-		must(t, os.Symlink(filepath.Dir(canary), b.path("pool", "pvc-1", "dir")))
-		must(t, os.Symlink(canary, b.path("pool", "pvc-1", "file")))
+		must.Succeed(t, os.Symlink(filepath.Dir(canary), b.path("pool", "pvc-1", "dir")))
+		must.Succeed(t, os.Symlink(canary, b.path("pool", "pvc-1", "file")))
 		b.delete("pvc-1")
 		b.wantClean()
 		if _, err := os.Stat(canary); err != nil {
@@ -52,8 +53,8 @@ func TestDeleteDoesNotFollowLinks(t *testing.T) {
 func TestDeleteRefusesPublishedVolume(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.create("pvc-1", mib)
-		must(t, os.WriteFile(b.path("pool", "pvc-1", "data"), nil, 0o644))
-		must(t, b.publish("pvc-1", "a"))
+		must.Succeed(t, os.WriteFile(b.path("pool", "pvc-1", "data"), nil, 0o644))
+		must.Succeed(t, b.publish("pvc-1", "a"))
 		err := b.Delete(t.Context(), id(t, "pvc-1"))
 		wantError(t, err, volume.ErrInUse)
 		if !strings.Contains(err.Error(), b.path("pods", "a")) {
@@ -67,7 +68,7 @@ func TestDeleteRefusesPublishedVolume(t *testing.T) {
 		if _, err := os.Stat(b.path("pool", "pvc-1", "data")); err != nil {
 			t.Error(err)
 		}
-		must(t, b.unpublish("pvc-1", "a"))
+		must.Succeed(t, b.unpublish("pvc-1", "a"))
 		b.delete("pvc-1")
 		b.wantClean()
 	})
@@ -76,13 +77,13 @@ func TestDeleteRefusesPublishedVolume(t *testing.T) {
 func TestDeleteRefusesVolumeMountedBySubpath(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.create("pvc-1", mib)
-		must(t, os.Mkdir(b.path("pool", "pvc-1", "sub"), 0o755))
+		must.Succeed(t, os.Mkdir(b.path("pool", "pvc-1", "sub"), 0o755))
 		sub, err := dir.Open(b.path("pool", "pvc-1", "sub"))
-		must(t, err)
-		defer func() { must(t, sub.Close()) }()
-		must(t, b.mounts.Publish(sub, b.target("subpath"), bind.Flags{}))
+		must.Succeed(t, err)
+		defer func() { must.Succeed(t, sub.Close()) }()
+		must.Succeed(t, b.mounts.Publish(sub, b.target("subpath"), bind.Flags{}))
 		wantError(t, b.Delete(t.Context(), id(t, "pvc-1")), volume.ErrInUse)
-		must(t, b.mounts.Unpublish(b.target("subpath"), nil))
+		must.Succeed(t, b.mounts.Unpublish(b.target("subpath"), nil))
 		b.delete("pvc-1")
 	})
 }
@@ -91,7 +92,7 @@ func TestNameIsFreeAfterDelete(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		for range 3 {
 			b.create("pvc-1", mib)
-			must(t, os.WriteFile(b.path("pool", "pvc-1", "data"), nil, 0o644))
+			must.Succeed(t, os.WriteFile(b.path("pool", "pvc-1", "data"), nil, 0o644))
 			b.delete("pvc-1")
 		}
 		b.create("pvc-1", mib)
@@ -106,9 +107,9 @@ func TestUnremovableTrashIsReported(t *testing.T) {
 	testenv.NeedRoot(t)
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.create("pvc-1", mib)
-		must(t, os.Mkdir(b.path("pool", "pvc-1", "mounted"), 0o755))
-		must(t, os.WriteFile(b.path("pool", "pvc-1", "file"), nil, 0o644))
-		must(t, syscall.Mount("tmpfs", b.path("pool", "pvc-1", "mounted"), "tmpfs", 0, ""))
+		must.Succeed(t, os.Mkdir(b.path("pool", "pvc-1", "mounted"), 0o755))
+		must.Succeed(t, os.WriteFile(b.path("pool", "pvc-1", "file"), nil, 0o644))
+		must.Succeed(t, syscall.Mount("tmpfs", b.path("pool", "pvc-1", "mounted"), "tmpfs", 0, ""))
 		b.delete("pvc-1")
 		b.settled()
 		status := b.Status()[0]
@@ -120,7 +121,7 @@ func TestUnremovableTrashIsReported(t *testing.T) {
 			t.Fatalf("trash %q, want one piece", trash)
 		}
 		// Once the reason is gone, time removes it.
-		must(t, syscall.Unmount(b.own("trash", "node-1", trash[0], "mounted"), 0))
+		must.Succeed(t, syscall.Unmount(b.own("trash", "node-1", trash[0], "mounted"), 0))
 		b.later(time.Hour)
 		b.wantClean()
 	})
@@ -151,14 +152,14 @@ func TestReaperPausesBetweenSmallVolumes(t *testing.T) {
 func TestDeleteUnknownVolumeWhilePoolIsMissing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, t.TempDir())
-		must(t, os.Mkdir(b.path("away"), 0o750))
+		must.Succeed(t, os.Mkdir(b.path("away"), 0o750))
 		b.start(`[{"name":"local","path":"pool"},{"name":"away","path":"away","requireMount":true}]`)
 		// It may be in the pool that is away: saying that it is gone would leak it.
 		wantError(t, b.Delete(t.Context(), id(t, "pvc-1")), volume.ErrUnavailable)
 		local, err := volume.ParsePoolName("local")
-		must(t, err)
+		must.Succeed(t, err)
 		_, err = b.Create(t.Context(), pool.Request{ID: id(t, "pvc-2"), Pool: local, Range: volume.Range{Required: mib}})
-		must(t, err)
+		must.Succeed(t, err)
 		b.delete("pvc-2")
 		if left := names(t, b.path("away")); len(left) > 0 {
 			t.Errorf("the bare mount point holds %q", left)
@@ -173,17 +174,17 @@ func TestInlineVolumeEndsWithLastPublication(t *testing.T) {
 				pool.Request{ID: id(t, "csi-1"), Range: volume.Range{Required: mib}},
 				pool.Publication{ID: id(t, "csi-1"), Target: b.target(target)})
 		}
-		must(t, inline("a"))
-		must(t, inline("a"))
-		must(t, inline("b"))
-		must(t, b.unpublish("csi-1", "a"))
+		must.Succeed(t, inline("a"))
+		must.Succeed(t, inline("a"))
+		must.Succeed(t, inline("b"))
+		must.Succeed(t, b.unpublish("csi-1", "a"))
 		b.wantVolumes("csi-1")
 		release := b.mounts.Hold(b.target("b"))
 		wantError(t, b.unpublish("csi-1", "b"), volume.ErrInUse)
 		b.wantVolumes("csi-1")
 		release()
-		must(t, b.unpublish("csi-1", "b"))
-		must(t, b.unpublish("csi-1", "b"))
+		must.Succeed(t, b.unpublish("csi-1", "b"))
+		must.Succeed(t, b.unpublish("csi-1", "b"))
 		b.wantVolumes()
 		b.wantClean()
 	})
@@ -194,15 +195,15 @@ func TestInlineVolumeEndsWithLastPublication(t *testing.T) {
 func TestInlineVolumeIsDeletedWhilePoolOpens(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, t.TempDir())
-		must(t, os.Mkdir(b.path("pool"), 0o755))
+		must.Succeed(t, os.Mkdir(b.path("pool"), 0o755))
 		mounts := &hanging{Fake: b.mounts}
 		b.table = mounts
 		const datadir = `[{"name":"local","path":"pool","requireMount":true}]`
 		b.start(datadir)
-		must(t, b.PublishInline(t.Context(),
+		must.Succeed(t, b.PublishInline(t.Context(),
 			pool.Request{ID: id(t, "csi-1"), Range: volume.Range{Required: mib}},
 			pool.Publication{ID: id(t, "csi-1"), Target: b.target("a")}))
-		must(t, b.Close(t.Context()))
+		must.Succeed(t, b.Close(t.Context()))
 
 		opened := make(chan struct{})
 		mounts.until.Store(&opened)
@@ -211,8 +212,8 @@ func TestInlineVolumeIsDeletedWhilePoolOpens(t *testing.T) {
 		wantGone(t, b.path("pods", "a"))
 		mounts.until.Store(nil)
 		close(opened)
-		must(t, b.Wait(t.Context()))
-		must(t, b.unpublish("csi-1", "a"))
+		must.Succeed(t, b.Wait(t.Context()))
+		must.Succeed(t, b.unpublish("csi-1", "a"))
 		b.wantVolumes()
 		b.wantClean()
 	})
@@ -221,10 +222,10 @@ func TestInlineVolumeIsDeletedWhilePoolOpens(t *testing.T) {
 func TestInlineIsNotDerivedFromName(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.create("csi-database", mib)
-		must(t, os.Mkdir(b.path("pool", "csi-old"), 0o755)) // of the upstream driver
+		must.Succeed(t, os.Mkdir(b.path("pool", "csi-old"), 0o755)) // of the upstream driver
 		for _, name := range []string{"csi-database", "csi-old"} {
-			must(t, b.publish(name, name))
-			must(t, b.unpublish(name, name))
+			must.Succeed(t, b.publish(name, name))
+			must.Succeed(t, b.unpublish(name, name))
 		}
 		b.wantVolumes("csi-database", "csi-old")
 	})
@@ -232,7 +233,7 @@ func TestInlineIsNotDerivedFromName(t *testing.T) {
 
 func TestFailedPublishRemovesInlineVolume(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
-		must(t, os.WriteFile(b.path("pods", "a"), []byte("x"), 0o644))
+		must.Succeed(t, os.WriteFile(b.path("pods", "a"), []byte("x"), 0o644))
 		err := b.PublishInline(t.Context(),
 			pool.Request{ID: id(t, "csi-1"), Range: volume.Range{Required: mib}},
 			pool.Publication{ID: id(t, "csi-1"), Target: b.target("a")})
@@ -248,12 +249,12 @@ func TestSingleTargetVolume(t *testing.T) {
 		single := func(target string) error {
 			return b.Publish(t.Context(), pool.Publication{ID: id(t, "pvc-1"), Target: b.target(target), SingleTarget: true})
 		}
-		must(t, single("a"))
-		must(t, single("a"))
+		must.Succeed(t, single("a"))
+		must.Succeed(t, single("a"))
 		wantError(t, single("b"), volume.ErrInUse)
 		wantGone(t, b.path("pods", "b"))
-		must(t, b.unpublish("pvc-1", "a"))
-		must(t, single("b"))
+		must.Succeed(t, b.unpublish("pvc-1", "a"))
+		must.Succeed(t, single("b"))
 	})
 }
 
@@ -261,10 +262,10 @@ func TestUnpublishKeepsMountOfOtherVolume(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.create("pvc-1", mib)
 		b.create("pvc-2", mib)
-		must(t, b.publish("pvc-1", "a"))
+		must.Succeed(t, b.publish("pvc-1", "a"))
 		wantError(t, b.unpublish("pvc-2", "a"), volume.ErrInUse)
 		wantError(t, b.unpublish("absent", "a"), volume.ErrInUse)
-		must(t, b.unpublish("pvc-1", "a"))
+		must.Succeed(t, b.unpublish("pvc-1", "a"))
 	})
 }
 
@@ -272,15 +273,15 @@ func TestUnpublishKeepsMountBelow(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.create("pvc-1", mib)
 		b.create("pvc-2", mib)
-		must(t, b.publish("pvc-1", "a"))
+		must.Succeed(t, b.publish("pvc-1", "a"))
 		over, err := dir.Open(b.path("pool", "pvc-2"))
-		must(t, err)
-		must(t, b.mounts.Stack(over, b.target("a")))
-		must(t, over.Close())
+		must.Succeed(t, err)
+		must.Succeed(t, b.mounts.Stack(over, b.target("a")))
+		must.Succeed(t, over.Close())
 		wantError(t, b.unpublish("pvc-2", "a"), volume.ErrInUse)
 		_, err = b.Stats(t.Context(), id(t, "pvc-1"), b.target("a"))
-		must(t, err)
-		must(t, b.unpublish("pvc-1", "a"))
+		must.Succeed(t, err)
+		must.Succeed(t, b.unpublish("pvc-1", "a"))
 		b.delete("pvc-2")
 	})
 }
@@ -296,17 +297,17 @@ func (noTable) Published(*dir.Dir) (map[string][]bind.Publication, error) {
 func TestPublishDoesNotReadMountTable(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.create("pvc-1", mib)
-		must(t, b.Close(t.Context()))
+		must.Succeed(t, b.Close(t.Context()))
 		b.table = noTable{b.mounts}
 		b.start(local)
 		for range 2 {
-			must(t, b.publish("pvc-1", "a"))
-			must(t, b.publish("pvc-1", "a"))
+			must.Succeed(t, b.publish("pvc-1", "a"))
+			must.Succeed(t, b.publish("pvc-1", "a"))
 			_, err := b.Stats(t.Context(), id(t, "pvc-1"), b.target("a"))
-			must(t, err)
-			must(t, b.unpublish("pvc-1", "a"))
+			must.Succeed(t, err)
+			must.Succeed(t, b.unpublish("pvc-1", "a"))
 			wantGone(t, b.path("pods", "a"))
-			must(t, b.unpublish("pvc-1", "a"))
+			must.Succeed(t, b.unpublish("pvc-1", "a"))
 		}
 	})
 }
@@ -316,13 +317,13 @@ func TestForeignLabelIsRelabelledOnce(t *testing.T) {
 		t.Run(relabel, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				b := newBench(t, t.TempDir())
-				must(t, os.MkdirAll(b.path("pool", "pvc-old"), 0o755))
+				must.Succeed(t, os.MkdirAll(b.path("pool", "pvc-old"), 0o755))
 				b.start(`[{"name":"local","path":"pool","relabel":"` + relabel + `"}]`)
 				d, err := dir.Open(b.path("pool", "pvc-old"))
-				must(t, err)
-				defer func() { must(t, d.Close()) }()
-				must(t, b.labels.Set(d, "system_u:object_r:var_t:s0"))
-				must(t, b.publish("pvc-old", "a"))
+				must.Succeed(t, err)
+				defer func() { must.Succeed(t, d.Close()) }()
+				must.Succeed(t, b.labels.Set(d, "system_u:object_r:var_t:s0"))
+				must.Succeed(t, b.publish("pvc-old", "a"))
 				if got := labelOf(t, b, b.path("pool", "pvc-old")); !strings.Contains(got, want) {
 					t.Errorf("label %q, want %s", got, want)
 				}
@@ -337,9 +338,9 @@ func TestStats(t *testing.T) {
 		b.create("pvc-2", mib)
 		_, err := b.Stats(t.Context(), id(t, "pvc-1"), b.target("a"))
 		wantError(t, err, volume.ErrNotFound)
-		must(t, b.publish("pvc-1", "a"))
+		must.Succeed(t, b.publish("pvc-1", "a"))
 		stats, err := b.Stats(t.Context(), id(t, "pvc-1"), b.target("a"))
-		must(t, err)
+		must.Succeed(t, err)
 		if stats.Space.SizeBytes < gib || stats.Condition.Abnormal || !strings.Contains(stats.Condition.Message, "not enforced") {
 			t.Errorf("stats %+v, want the pool's numbers, and that the size is not enforced", stats)
 		}
@@ -348,9 +349,9 @@ func TestStats(t *testing.T) {
 		_, err = b.Stats(t.Context(), id(t, "none"), b.target("a"))
 		wantError(t, err, volume.ErrNotFound)
 		// The directory is lost under the mount.
-		must(t, os.Rename(b.path("pool", "pvc-1"), b.path("elsewhere")))
+		must.Succeed(t, os.Rename(b.path("pool", "pvc-1"), b.path("elsewhere")))
 		stats, err = b.Stats(t.Context(), id(t, "pvc-1"), b.target("a"))
-		must(t, err)
+		must.Succeed(t, err)
 		if !stats.Condition.Abnormal {
 			t.Errorf("stats of a lost volume: %+v, want it abnormal", stats)
 		}
@@ -373,23 +374,23 @@ func TestCanceledCallsDoNothing(t *testing.T) {
 func TestLocks(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		unlock, err := b.Lock(id(t, "a"))
-		must(t, err)
+		must.Succeed(t, err)
 		if _, err := b.Lock(id(t, "a")); !errors.Is(err, volume.ErrBusy) {
 			t.Errorf("a second lock on one volume: %v, want ErrBusy", err)
 		}
 		other, err := b.LockTarget(id(t, "b"), b.target("x"))
-		must(t, err)
+		must.Succeed(t, err)
 		if _, err := b.LockTarget(id(t, "c"), b.target("x")); !errors.Is(err, volume.ErrBusy) {
 			t.Errorf("a second lock on one target: %v, want ErrBusy", err)
 		}
 		// The volume of the refused call is free.
 		free, err := b.Lock(id(t, "c"))
-		must(t, err)
+		must.Succeed(t, err)
 		free()
 		other()
 		unlock()
 		unlock, err = b.Lock(id(t, "a"))
-		must(t, err)
+		must.Succeed(t, err)
 		unlock()
 	})
 }
@@ -402,9 +403,9 @@ func TestDeleteOnly(t *testing.T) {
 			wantError(t, b.DeleteOnly(t.Context(), id(t, "pvc-1"), reason), volume.ErrPrecondition)
 		}
 		b.wantVolumes("pvc-1")
-		must(t, os.Remove(b.path("pool", "pvc-1")))
+		must.Succeed(t, os.Remove(b.path("pool", "pvc-1")))
 		wantError(t, b.DeleteOnly(t.Context(), id(t, "pvc-1"), health.InlineUnpublished), volume.ErrPrecondition)
-		must(t, b.DeleteOnly(t.Context(), id(t, "pvc-1"), health.DirectoryMissing))
+		must.Succeed(t, b.DeleteOnly(t.Context(), id(t, "pvc-1"), health.DirectoryMissing))
 		b.wantVolumes()
 		wantError(t, b.DeleteOnly(t.Context(), id(t, "pvc-1"), health.DirectoryMissing), volume.ErrNotFound)
 	})

@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/go-logr/logr"
-
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/content"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/scan"
@@ -15,24 +13,15 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
-// host is what contents need of the node.
-func (p *Pool) host() content.Host { return p.options.host(p.log) }
-
-func (s *Set) host() content.Host { return s.options.host(s.options.Log) }
-
-func (o Options) host(log logr.Logger) content.Host {
-	return content.Host{Mounts: o.Mounts, Labels: o.Labels, Devices: o.Devices, Dev: o.Dev, Log: log}
-}
-
 // growContent makes the content of a volume larger, and its limit before that, and answers the
 // size that it had. What of it fails changes nothing.
 func (v *found) growContent(ctx context.Context, to store.Entry) (had int64, err error) {
-	keeper := v.visit.keeper
+	keeper := v.visit.Keeper
 	if had, err = content.FileBytes(v.id, v.dir); err != nil {
 		return 0, err
 	}
 	if err = keeper.Apply(v.dir, scan.CardOf(to)); err == nil {
-		err = v.visit.scan().Content(v.id, v.entry.Record).Grow(ctx, v.dir, to.Record.Bytes)
+		err = v.visit.Scan().Content(v.id, v.entry.Record).Grow(ctx, v.dir, to.Record.Bytes)
 	}
 	if err != nil {
 		return 0, errors.Join(err, keeper.Apply(v.dir, scan.CardOf(v.entry)))
@@ -45,7 +34,7 @@ func (v *found) cutFile(had int64) error {
 	if !v.entry.Block() || v.entry.Record.Bytes > had {
 		return nil
 	}
-	return errors.Join(v.visit.scan().Disk(v.id, v.entry.Record).Cut(v.dir, had), v.visit.keeper.Apply(v.dir, scan.CardOf(v.entry)))
+	return errors.Join(v.visit.Scan().Disk(v.id, v.entry.Record).Cut(v.dir, had), v.visit.Keeper.Apply(v.dir, scan.CardOf(v.entry)))
 }
 
 // ofAnother reports whether a device that is published is that of another volume. One
@@ -54,13 +43,13 @@ func (s *Set) ofAnother(id volume.ID, device *loop.Device) bool {
 	if device == nil || !device.Ours || s.isOf(id, device) {
 		return false
 	}
-	for _, p := range s.pools {
-		in, err := p.enter()
+	for _, p := range s.Pools {
+		in, err := p.Enter()
 		if err != nil {
 			continue // the target would hang with the pool
 		}
-		held := use.Holds(in.scan(), device.Backing)
-		in.close()
+		held := use.Holds(in.Scan(), device.Backing)
+		in.Close()
 		if held {
 			return true
 		}

@@ -52,34 +52,34 @@ func (s *Set) Expand(ctx context.Context, id volume.ID, at bind.Target, mode vol
 }
 
 func (v *found) expand(ctx context.Context, r volume.Range) (int64, error) {
-	unlock, err := v.visit.lockToPromise(ctx, v.id)
+	unlock, err := v.visit.LockToPromise(ctx, v.id)
 	if err != nil {
 		return 0, err
 	}
 	defer unlock()
-	if err := v.visit.scan().LoadShared(); err != nil {
+	if err := v.visit.Scan().LoadShared(); err != nil {
 		return 0, err
 	}
 	if err := v.again(); err != nil {
 		return 0, err
 	}
-	space, err := v.visit.store.Space()
+	space, err := v.visit.Store.Space()
 	if err != nil {
 		return 0, err
 	}
-	has := v.visit.scan().Volume(v.id, scan.CardOf(v.entry), space).Bytes
+	has := v.visit.Scan().Volume(v.id, scan.CardOf(v.entry), space).Bytes
 	switch {
 	case r.Limit > 0 && r.Limit < has:
 		return 0, fmt.Errorf("%w: it has %d bytes, and volumes do not shrink", volume.ErrOutOfRange, has)
 	case r.Required <= has:
 		return has, errors.Join(v.visit.restoreIfLimited(v.id, v.entry), v.use().GrowDevices())
-	case v.entry.Record != nil && v.entry.Record.Quota != "" && !v.visit.keeper.Enforces(scan.CardOf(v.entry)):
+	case v.entry.Record != nil && v.entry.Record.Quota != "" && !v.visit.Keeper.Enforces(scan.CardOf(v.entry)):
 		return 0, fmt.Errorf("%w: the volume was made under a limit of %s, which the pool cannot change as it is mounted and configured now",
 			volume.ErrCannotGrow, v.entry.Record.Quota)
 	case v.entry.Record == nil:
 		return 0, fmt.Errorf("%w: it came without a promise and has its pool's size", volume.ErrCannotGrow)
 	case space.ReadOnly:
-		return 0, fmt.Errorf("%w: pool %q is read-only", volume.ErrCannotGrow, v.visit.pool.config.Name)
+		return 0, fmt.Errorf("%w: pool %q is read-only", volume.ErrCannotGrow, v.visit.Pool.Config.Name)
 	}
 	bytes, err := r.Promise(unit(v.entry.Mode(), space))
 	if err != nil && r.Limit == 0 {
@@ -91,10 +91,10 @@ func (v *found) expand(ctx context.Context, r volume.Range) (int64, error) {
 	if bytes, err = v.grownTo(bytes, r); err != nil {
 		return 0, err
 	}
-	if err := errors.Join(ctx.Err(), v.visit.pool.othersAreRead()); err != nil {
+	if err := errors.Join(ctx.Err(), v.visit.Pool.OthersAreRead()); err != nil {
 		return 0, err
 	}
-	held, err := v.visit.pool.ledger.Reserve(space, v.grownBy(bytes))
+	held, err := v.visit.Pool.Ledger.Reserve(space, v.grownBy(bytes))
 	if errors.Is(err, volume.ErrUnavailable) {
 		return 0, err
 	}
@@ -116,7 +116,7 @@ func (v *found) expand(ctx context.Context, r volume.Range) (int64, error) {
 func (v *found) grownBy(bytes int64) int64 {
 	grown := *v.entry.Record
 	grown.Bytes = bytes
-	l := v.visit.pool.ledger
+	l := v.visit.Pool.Ledger
 	return l.Owed(scan.CardOf(store.Entry{Record: &grown})) - l.Owed(scan.CardOf(v.entry))
 }
 
@@ -137,7 +137,7 @@ func (v *found) grow(ctx context.Context, bytes int64, held *ledger.Reservation)
 			return limit.NoSpace(err)
 		}
 	}
-	if err := trace.Step(ctx, "write the record", func() error { return s.store.WriteRecord(&grown) }); err != nil {
+	if err := trace.Step(ctx, "write the record", func() error { return s.Store.WriteRecord(&grown) }); err != nil {
 		if againErr := v.again(); againErr != nil {
 			// Which record there is now is not known. A file that is too large does no harm.
 			return errors.Join(limit.NoSpace(err), againErr)
@@ -148,7 +148,7 @@ func (v *found) grow(ctx context.Context, bytes int64, held *ledger.Reservation)
 	if v.entry.Block() {
 		return trace.Step(ctx, "make the devices larger", v.use().GrowDevices)
 	}
-	return trace.Step(ctx, "set the limit", func() error { return s.keeper.Apply(v.dir, scan.CardOf(e)) })
+	return trace.Step(ctx, "set the limit", func() error { return s.Keeper.Apply(v.dir, scan.CardOf(e)) })
 }
 
 // again reads the volume anew: another node may have changed it before this one had
@@ -162,8 +162,8 @@ func (v *found) again() error {
 
 // restoreIfLimited makes a repeated call finish what the first had left.
 func (v *visit) restoreIfLimited(id volume.ID, e store.Entry) error {
-	if c := scan.CardOf(e); v.keeper.Enforces(c) {
-		return v.repair().Limit(id, c)
+	if c := scan.CardOf(e); v.Keeper.Enforces(c) {
+		return v.Repair().Limit(id, c)
 	}
 	return nil
 }

@@ -20,6 +20,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
+	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
@@ -28,7 +29,7 @@ const neighbours = `[{"name":"a","path":"a"},{"name":"b","path":"b"}]`
 func poolNamed(t *testing.T, name string) volume.PoolName {
 	t.Helper()
 	parsed, err := volume.ParsePoolName(name)
-	must(t, err)
+	must.Succeed(t, err)
 	return parsed
 }
 
@@ -40,14 +41,14 @@ func (b *bench) tryCreateIn(in, name string, bytes int64) error {
 
 func (b *bench) createIn(in, name string, bytes int64) {
 	b.t.Helper()
-	must(b.t, b.tryCreateIn(in, name, bytes))
+	must.Succeed(b.t, b.tryCreateIn(in, name, bytes))
 }
 
 // wantCapacity expects a capacity in MiB, of which filesystems take up to so many themselves.
 func (b *bench) wantCapacity(in string, want, less int64) {
 	b.t.Helper()
 	got, err := b.Capacity(poolNamed(b.t, in), false)
-	must(b.t, err)
+	must.Succeed(b.t, err)
 	if got > want*mib || got < (want-less)*mib {
 		b.t.Errorf("capacity of %s is %d MiB, want %d, or up to %d less", in, got/mib, want, less)
 	}
@@ -120,7 +121,7 @@ func TestReserveAndOverprovisionOfPoolsThatShareFilesystem(t *testing.T) {
 func TestUseOfAnotherPoolIsNotForeign(t *testing.T) {
 	onTmpfs(t, neighbours, func(t *testing.T, b *bench) {
 		b.createIn("a", "pvc-1", 100*mib)
-		must(t, os.WriteFile(b.path("a", "pvc-1", "data"), make([]byte, 90*mib), 0o600))
+		must.Succeed(t, os.WriteFile(b.path("a", "pvc-1", "data"), make([]byte, 90*mib), 0o600))
 		b.createIn("b", "pvc-2", 50*mib)
 		b.later(2 * time.Minute)
 		b.wantCapacity("a", 106, 2)
@@ -146,7 +147,7 @@ func TestViewOfPoolsThatShareFilesystem(t *testing.T) {
 func TestUseOfOlderPoolIsNotForeign(t *testing.T) {
 	onTmpfs(t, `[{"name":"a","path":"a"}]`, func(t *testing.T, b *bench) {
 		b.createIn("a", "pvc-1", 100*mib)
-		must(t, os.WriteFile(b.path("a", "pvc-1", "data"), make([]byte, 90*mib), 0o600))
+		must.Succeed(t, os.WriteFile(b.path("a", "pvc-1", "data"), make([]byte, 90*mib), 0o600))
 		b.later(time.Second) // pools are known by the second in which they were made
 		b.restart(neighbours)
 		b.wantCapacity("a", 156, 2)
@@ -159,12 +160,12 @@ func TestConcurrentCreatesInPoolsThatShareFilesystem(t *testing.T) {
 	root := testenv.Tmpfs(t, 64*mib)
 	b := newBench(t, root)
 	configs, err := poolconfig.Parse(neighbours, root)
-	must(t, err)
+	must.Succeed(t, err)
 	node, err := volume.ParseNodeID("node-1")
-	must(t, err)
+	must.Succeed(t, err)
 	b.Set = pool.Start(configs, pool.Options{Node: node, Mounts: b.mounts, Labels: b.labels, Devices: b.loops, Dev: b.dev, DetectQuota: b.detect})
-	must(t, b.Wait(t.Context()))
-	defer func() { must(t, b.Close(t.Context())) }()
+	must.Succeed(t, b.Wait(t.Context()))
+	defer func() { must.Succeed(t, b.Close(t.Context())) }()
 	var made atomic.Int64
 	var work sync.WaitGroup
 	for i := range 32 {
@@ -188,26 +189,26 @@ func TestPoolMountedLaterSharesFilesystem(t *testing.T) {
 	testenv.NeedRoot(t)
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, t.TempDir())
-		must(t, os.Mkdir(b.path("disk"), 0o755))
-		must(t, os.Mkdir(b.path("late"), 0o755))
+		must.Succeed(t, os.Mkdir(b.path("disk"), 0o755))
+		must.Succeed(t, os.Mkdir(b.path("late"), 0o755))
 		disk(t, b) // of 64 MiB
 		b.start(`[{"name":"a","path":"disk/a"},{"name":"b","path":"disk/b"}]`)
 		b.createIn("b", "pvc-2", 20*mib)
-		must(t, os.WriteFile(b.path("disk", "b", "pvc-2", "data"), make([]byte, 18*mib), 0o600))
-		must(t, b.Close(t.Context()))
+		must.Succeed(t, os.WriteFile(b.path("disk", "b", "pvc-2", "data"), make([]byte, 18*mib), 0o600))
+		must.Succeed(t, b.Close(t.Context()))
 		var said diary
 		b.log = funcr.New(said.write, funcr.Options{})
 		b.start(`[{"name":"a","path":"disk/a"},{"name":"b","path":"late","requireMount":true}]`)
 		b.createIn("a", "pvc-1", 24*mib)
 		b.wantSharing("a")
-		must(t, syscall.Mount(b.path("disk", "b"), b.path("late"), "", syscall.MS_BIND, ""))
-		defer func() { must(t, syscall.Unmount(b.path("late"), 0)) }()
+		must.Succeed(t, syscall.Mount(b.path("disk", "b"), b.path("late"), "", syscall.MS_BIND, ""))
+		defer func() { must.Succeed(t, syscall.Unmount(b.path("late"), 0)) }()
 		b.later(10 * time.Second)
 		b.wantSharing("a", "b")
 		b.wantSharing("b", "a")
 		b.wantCapacity("a", 20, 1)
 		b.wantCapacity("b", 20, 1)
-		must(t, b.Close(t.Context()))
+		must.Succeed(t, b.Close(t.Context()))
 		if said.count(`"msg"="the pool shares its filesystem with others; the promises of all of them count" "pool"="b" "with"=["a"]`) == 0 {
 			t.Errorf("log without the pools that share a filesystem: %q", said.lines)
 		}
@@ -233,13 +234,13 @@ func TestPoolsInSubvolumesShareFilesystem(t *testing.T) {
 		b.real = quota.Detect
 		b.start(neighbours)
 		before, err := b.Capacity(poolNamed(t, "b"), false)
-		must(t, err)
+		must.Succeed(t, err)
 		b.createIn("a", "pvc-1", 200*mib)
 		b.wantCapacity("b", before/mib-200, 4)
 		wantError(t, b.tryCreateIn("b", "pvc-2", 200*mib), volume.ErrNoSpace)
 		b.wantSharing("a", "b")
 		// What is counted for one pool is no use by others to the other.
-		must(t, os.WriteFile(b.path("a", "pvc-1", "data"), make([]byte, 64*mib), 0o600))
+		must.Succeed(t, os.WriteFile(b.path("a", "pvc-1", "data"), make([]byte, 64*mib), 0o600))
 		syncfs(t, root)
 		b.later(2 * time.Minute)
 		b.wantCapacity("b", before/mib-200, 8)
@@ -253,7 +254,7 @@ func opening(t *testing.T) (b *bench, release func()) {
 	b = newBench(t, t.TempDir())
 	b.start(neighbours)
 	b.createIn("b", "pvc-b", mib)
-	must(t, b.Close(t.Context()))
+	must.Succeed(t, b.Close(t.Context()))
 	until := make(chan struct{})
 	b.real = func(d *dir.Dir) (quota.Facility, error) {
 		if d.String() == b.path("b") {
@@ -314,7 +315,7 @@ func TestPromisesOfPoolThatAnotherDriverServes(t *testing.T) {
 		one.createIn("b", "pvc-2", 100*mib)
 		two.later(2 * time.Minute)
 		two.wantCapacity("a", 106, 2)
-		must(t, one.Close(t.Context()))
+		must.Succeed(t, one.Close(t.Context()))
 		two.later(10 * time.Second)
 		two.wantCapacity("b", 106, 2)
 	})
@@ -325,18 +326,18 @@ func TestNothingIsPromisedBesideUnreadablePool(t *testing.T) {
 	onTmpfs(t, neighbours, func(t *testing.T, b *bench) {
 		b.createIn("a", "pvc-a", 20*mib)
 		b.createIn("b", "pvc-b", 150*mib)
-		must(t, b.Close(t.Context()))
+		must.Succeed(t, b.Close(t.Context()))
 		format := b.path("b", ".hostpath-provisioner", "format")
 		whole, err := os.ReadFile(format)
-		must(t, err)
-		must(t, os.WriteFile(format, []byte("{"), 0o600))
+		must.Succeed(t, err)
+		must.Succeed(t, os.WriteFile(format, []byte("{"), 0o600))
 		b.start(neighbours)
-		must(t, b.publish("pvc-a", "a"))
+		must.Succeed(t, b.publish("pvc-a", "a"))
 		b.wantCapacity("a", 0, 0)
 		wantError(t, b.tryCreateIn("a", "pvc-2", mib), volume.ErrUnavailable)
 		_, err = b.Expand(t.Context(), id(t, "pvc-a"), b.target("a"), volume.ModeMount, volume.Range{Required: 30 * mib})
 		wantError(t, err, volume.ErrUnavailable)
-		must(t, os.WriteFile(format, whole, 0o600))
+		must.Succeed(t, os.WriteFile(format, whole, 0o600))
 		b.later(10 * time.Second)
 		b.wantCapacity("a", 86, 2)
 	})

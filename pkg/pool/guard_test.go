@@ -13,6 +13,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
+	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
 // second is another driver on the same disk. On another node, it is as if both saw one
@@ -20,14 +21,14 @@ import (
 func (b *bench) second(node, datadir string) *bench {
 	b.t.Helper()
 	n := &bench{t: b.t, root: b.root, mounts: &bindtest.Fake{}, labels: b.labels, loops: b.loops, dev: b.dev}
-	b.t.Cleanup(func() { must(b.t, n.mounts.Close()) })
+	b.t.Cleanup(func() { must.Succeed(b.t, n.mounts.Close()) })
 	if node != "node-1" {
-		must(b.t, os.MkdirAll(b.path("dev-"+node), 0o755))
-		must(b.t, os.WriteFile(b.path("dev-"+node, "null"), nil, 0o600))
+		must.Succeed(b.t, os.MkdirAll(b.path("dev-"+node), 0o755))
+		must.Succeed(b.t, os.WriteFile(b.path("dev-"+node, "null"), nil, 0o600))
 		var err error
 		n.dev, err = dir.Open(b.path("dev-" + node))
-		must(b.t, err)
-		b.t.Cleanup(func() { must(b.t, n.dev.Close()) })
+		must.Succeed(b.t, err)
+		b.t.Cleanup(func() { must.Succeed(b.t, n.dev.Close()) })
 	}
 	n.startNode(node, datadir)
 	return n
@@ -42,7 +43,7 @@ func TestSecondDriverWaitsForPool(t *testing.T) {
 				for range 10 { // for longer than a driver counts as alive without a sign
 					one.later(10 * time.Second)
 					two.wantServedBy("node-1")
-					must(t, one.Status()[0].Err)
+					must.Succeed(t, one.Status()[0].Err)
 				}
 				if _, err := two.Create(t.Context(), pool.Request{ID: id(t, "pvc-2"), Range: volume.Range{Required: mib}}); !errors.Is(err, volume.ErrNoSpace) {
 					t.Errorf("create: %v, want ErrNoSpace", err)
@@ -53,7 +54,7 @@ func TestSecondDriverWaitsForPool(t *testing.T) {
 					t.Errorf("inspect reports %+v, want that node-1 serves the pool and another driver is there", seen.Condition)
 				}
 
-				must(t, one.Close(context.Background()))
+				must.Succeed(t, one.Close(context.Background()))
 				two.later(2 * time.Second)
 				two.create("pvc-2", mib)
 				two.wantVolumes("pvc-1", "pvc-2")
@@ -72,16 +73,16 @@ func TestKilledDriverIsFollowed(t *testing.T) {
 		t.Run(node, func(t *testing.T) {
 			inBubble(t, func(t *testing.T, one *bench) {
 				sign, err := os.ReadFile(one.own("lock"))
-				must(t, err)
-				must(t, one.Close(context.Background()))
-				must(t, os.WriteFile(one.own("lock"), sign, 0o600))
+				must.Succeed(t, err)
+				must.Succeed(t, one.Close(context.Background()))
+				must.Succeed(t, os.WriteFile(one.own("lock"), sign, 0o600))
 				two := one.second(node, local)
 				if after > 0 {
 					two.later(after - 4*time.Second)
 					two.wantServedBy("node-1")
 					two.later(4 * time.Second)
 				}
-				must(t, two.Status()[0].Err)
+				must.Succeed(t, two.Status()[0].Err)
 			})
 		})
 	}
@@ -91,7 +92,7 @@ func TestKilledDriverIsFollowed(t *testing.T) {
 func (b *bench) wantServedBy(node string) {
 	b.t.Helper()
 	host, err := os.Hostname()
-	must(b.t, err)
+	must.Succeed(b.t, err)
 	status := b.Status()[0]
 	if status.Err == nil || !strings.Contains(status.Err.Error(), node) || !strings.Contains(status.Err.Error(), host) {
 		b.t.Errorf("the pool does not serve because of %v, want the node %s and the host %s", status.Err, node, host)
@@ -106,9 +107,9 @@ func TestPoolIsServedBesideInspect(t *testing.T) {
 				t.Fatalf("inspect reports %+v, served by %v", seen.Condition, seen.Server)
 			}
 			b.restart(local)
-			must(t, b.Status()[0].Err)
+			must.Succeed(t, b.Status()[0].Err)
 		}
-		must(t, b.Close(context.Background()))
+		must.Succeed(t, b.Close(context.Background()))
 		if seen := b.inspect(local)[0]; seen.Abnormal || seen.Server != nil {
 			t.Errorf("inspect reports %+v, served by %v; want nobody", seen.Condition, seen.Server)
 		}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"kubevirt.io/hostpath-provisioner/pkg/pool/handover"
+	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
 // provisionerAndDriver are two processes with a pool each, and a volume of the first that goes to the second.
@@ -14,13 +15,13 @@ func provisionerAndDriver(t *testing.T) (provisioner, driver *bench, h handover.
 	root := t.TempDir()
 	var sides []*bench
 	for _, name := range []string{"provisioner", "driver"} {
-		must(t, os.Mkdir(filepath.Join(root, name), 0o755))
+		must.Succeed(t, os.Mkdir(filepath.Join(root, name), 0o755))
 		b := newBench(t, filepath.Join(root, name))
 		b.start(`[{"name":"local","path":"pool"}]`)
 		sides = append(sides, b)
 	}
 	sides[0].create("pvc-1", 10*mib)
-	must(t, os.WriteFile(sides[0].path("pool", "pvc-1", "data"), []byte("kept"), 0o600))
+	must.Succeed(t, os.WriteFile(sides[0].path("pool", "pvc-1", "data"), []byte("kept"), 0o600))
 	return sides[0], sides[1], handover.Handover{
 		From: handover.Place{Directory: sides[0].path("pool"), Name: "pvc-1"},
 		To:   handover.Place{Directory: sides[1].path("pool"), Name: "pvc-1"},
@@ -32,15 +33,15 @@ func provisionerAndDriver(t *testing.T) (provisioner, driver *bench, h handover.
 func TestAHandoverIsNoticedByBothSides(t *testing.T) {
 	inBubble(t, func(t *testing.T, _ *bench) {
 		provisioner, driver, h := provisionerAndDriver(t)
-		must(t, h.Check())
-		must(t, h.Move())
-		must(t, h.Record(1))
+		must.Succeed(t, h.Check())
+		must.Succeed(t, h.Move())
+		must.Succeed(t, h.Record(1))
 		got, err := driver.Volume(t.Context(), id(t, "pvc-1"))
 		if err != nil || got.Bytes != 10*mib {
 			t.Errorf("%+v (%v)", got, err)
 		}
-		must(t, driver.publish("pvc-1", "a"))
-		must(t, driver.unpublish("pvc-1", "a"))
+		must.Succeed(t, driver.publish("pvc-1", "a"))
+		must.Succeed(t, driver.unpublish("pvc-1", "a"))
 		driver.later(time.Minute)
 		driver.wantVolumes("pvc-1")
 		provisioner.wantVolumes()
@@ -48,9 +49,9 @@ func TestAHandoverIsNoticedByBothSides(t *testing.T) {
 			t.Errorf("the driver counts a promise of %d, the provisioner one of %d", a, b)
 		}
 		// And back.
-		must(t, h.Reverse().Check())
-		must(t, h.Reverse().Move())
-		must(t, h.Reverse().Record(1))
+		must.Succeed(t, h.Reverse().Check())
+		must.Succeed(t, h.Reverse().Move())
+		must.Succeed(t, h.Reverse().Record(1))
 		driver.later(time.Minute)
 		provisioner.wantVolumes("pvc-1")
 		driver.wantVolumes()

@@ -8,6 +8,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/health"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
+	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
 // An inline volume whose pod is gone, as after kubeadm reset, is abnormal an hour later.
@@ -22,21 +23,21 @@ func testInlineLeftBehind(t *testing.T, datadir string) {
 		b := newBench(t, t.TempDir())
 		b.start(datadir)
 		target := b.target("pod")
-		must(t, b.PublishInline(t.Context(), pool.Request{ID: id(t, "csi-1"), Range: volume.Range{Required: mib}}, pool.Publication{ID: id(t, "csi-1"), Target: target}))
+		must.Succeed(t, b.PublishInline(t.Context(), pool.Request{ID: id(t, "csi-1"), Range: volume.Range{Required: mib}}, pool.Publication{ID: id(t, "csi-1"), Target: target}))
 		b.create("pvc-1", mib)
 		b.later(2 * time.Hour)
 		b.up.Store(int64(2 * time.Hour))
 		b.wantLeftBehind("published", datadir, 0)
 
-		must(t, b.mounts.Unpublish(target, nil))
+		must.Succeed(t, b.mounts.Unpublish(target, nil))
 		b.up.Store(int64(59 * time.Minute))
 		b.wantLeftBehind("rebooted lately", datadir, 0)
 		b.up.Store(int64(61 * time.Minute))
 		b.wantLeftBehind("unpublished for an hour", datadir, 1)
 
-		must(t, b.Publish(t.Context(), pool.Publication{ID: id(t, "csi-1"), Target: target}))
+		must.Succeed(t, b.Publish(t.Context(), pool.Publication{ID: id(t, "csi-1"), Target: target}))
 		b.wantLeftBehind("published again", datadir, 0)
-		must(t, b.Unpublish(t.Context(), id(t, "csi-1"), target))
+		must.Succeed(t, b.Unpublish(t.Context(), id(t, "csi-1"), target))
 		b.wantVolumes("pvc-1")
 	})
 }

@@ -11,6 +11,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota/quotatest"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
+	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
@@ -30,7 +31,7 @@ func onQuota(t *testing.T, kind quota.Kind, datadir string, test func(t *testing
 func (b *bench) wantInodes(name string, want int64) {
 	b.t.Helper()
 	usage, err := b.quota.Usage(b.open(name), b.carried(name))
-	must(b.t, err)
+	must.Succeed(b.t, err)
 	if usage.Limit.Inodes != want {
 		b.t.Errorf("%s may have %d inodes, want %d", name, usage.Limit.Inodes, want)
 	}
@@ -62,7 +63,7 @@ func TestDefaultOfInodes(t *testing.T) {
 				b.wantCapacity("local", 0, 0)
 				b.delete("pvc-2")
 				b.settled()
-				must(t, b.publish("pvc-1", "a"))
+				must.Succeed(t, b.publish("pvc-1", "a"))
 				if _, err := b.Expand(t.Context(), id(t, "pvc-1"), b.target("a"), "", volume.Range{Required: 200 * mib}); err != nil {
 					t.Error(err)
 				}
@@ -78,20 +79,20 @@ func TestVolumeFromBeforeTheDefaultOfInodesKeepsNone(t *testing.T) {
 		b.create("pvc-1", 16*mib)
 		b.wantInodes("pvc-1", 1025)
 		data, err := os.ReadFile(b.own("volumes", "pvc-1.json"))
-		must(t, err)
-		must(t, b.Close(t.Context()))
+		must.Succeed(t, err)
+		must.Succeed(t, b.Close(t.Context()))
 		older := bytes.Replace(data, []byte(`,"bytesPerInode":16384`), nil, 1)
 		if bytes.Equal(older, data) || !json.Valid(older) {
 			t.Fatalf("the record %s has no number of inodes", data)
 		}
-		must(t, os.WriteFile(b.own("volumes", "pvc-1.json"), older, 0o600))
-		must(t, b.quota.Limit(b.open("pvc-1"), b.carried("pvc-1"), quota.Limit{Bytes: 16 * mib}))
+		must.Succeed(t, os.WriteFile(b.own("volumes", "pvc-1.json"), older, 0o600))
+		must.Succeed(t, b.quota.Limit(b.open("pvc-1"), b.carried("pvc-1"), quota.Limit{Bytes: 16 * mib}))
 		b.start(local)
 		b.later(2 * time.Minute)
 		b.wantInodes("pvc-1", 0)
-		must(t, b.publish("pvc-1", "a"))
+		must.Succeed(t, b.publish("pvc-1", "a"))
 		_, err = b.Expand(t.Context(), id(t, "pvc-1"), b.target("a"), "", volume.Range{Required: 32 * mib})
-		must(t, err)
+		must.Succeed(t, err)
 		b.wantInodes("pvc-1", 0)
 		b.restart(`[{"name":"local","path":"pool","bytesPerInode":16384}]`)
 		b.wantInodes("pvc-1", 2049)

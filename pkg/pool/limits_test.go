@@ -23,6 +23,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota/quotatest"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
+	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
@@ -123,21 +124,21 @@ func withFaultsAt(t *testing.T, root, datadir string, test func(t *testing.T, b 
 func (b *bench) carried(name string) quota.ID {
 	b.t.Helper()
 	id, err := b.quota.IDOf(b.open(name))
-	must(b.t, err)
+	must.Succeed(b.t, err)
 	return id
 }
 
 func (b *bench) limitOf(name string) int64 {
 	b.t.Helper()
 	usage, err := b.quota.Usage(b.open(name), b.carried(name))
-	must(b.t, err)
+	must.Succeed(b.t, err)
 	return usage.Limit.Bytes
 }
 
 func (b *bench) volume(name string) pool.Volume {
 	b.t.Helper()
 	v, err := b.Volume(b.t.Context(), id(b.t, name))
-	must(b.t, err)
+	must.Succeed(b.t, err)
 	return v
 }
 
@@ -183,7 +184,7 @@ func TestSlowOpenIsNotHung(t *testing.T) {
 func TestQuotasLostAndRestored(t *testing.T) {
 	withFaults(t, local, func(t *testing.T, b *bench, f *faulty) {
 		b.create("pvc-1", 10*mib)
-		must(t, b.publish("pvc-1", "a"))
+		must.Succeed(t, b.publish("pvc-1", "a"))
 		f.off.Store(true)
 		b.later(time.Minute)
 		if b.Status()[0].Enforced {
@@ -196,7 +197,7 @@ func TestQuotasLostAndRestored(t *testing.T) {
 		_, err := b.Expand(t.Context(), id(t, "pvc-1"), b.target("a"), "", volume.Range{Required: 20 * mib})
 		wantError(t, err, volume.ErrCannotGrow)
 
-		must(t, f.Fake.Limit(b.open("pvc-1"), b.carried("pvc-1"), quota.Limit{Bytes: mib}))
+		must.Succeed(t, f.Fake.Limit(b.open("pvc-1"), b.carried("pvc-1"), quota.Limit{Bytes: mib}))
 		f.off.Store(false)
 		b.later(time.Minute)
 		if got := b.limitOf("pvc-1"); got != 10*mib {
@@ -237,16 +238,16 @@ func TestQuotasOffKeepsExistingLimits(t *testing.T) {
 		if v := b.create("pvc-2", mib); v.Enforced || b.carried("pvc-2") != 0 {
 			t.Errorf("volume %+v with id %d, want no limit", v, b.carried("pvc-2"))
 		}
-		must(t, b.publish("pvc-1", "a"))
+		must.Succeed(t, b.publish("pvc-1", "a"))
 		bytes, err := b.Expand(t.Context(), id(t, "pvc-1"), b.target("a"), "", volume.Range{Required: 20 * mib})
-		must(t, err)
+		must.Succeed(t, err)
 		if bytes != 20*mib || b.limitOf("pvc-1") != 20*mib || !b.volume("pvc-1").Enforced {
 			t.Errorf("expanded to %d under a limit of %d, want 20 MiB", bytes, b.limitOf("pvc-1"))
 		}
 		if b.Status()[0].Enforced {
 			t.Error("the pool is said to be enforced")
 		}
-		must(t, b.unpublish("pvc-1", "a"))
+		must.Succeed(t, b.unpublish("pvc-1", "a"))
 		b.delete("pvc-1")
 		b.settled()
 		b.restart(local)
@@ -257,9 +258,9 @@ func TestQuotasOffKeepsExistingLimits(t *testing.T) {
 func TestLimitBeingChangedIsNotReported(t *testing.T) {
 	withQuota(t, "", func(t *testing.T, b *bench) {
 		b.create("pvc-1", 10*mib)
-		must(t, b.quota.Limit(b.open("pvc-1"), b.carried("pvc-1"), quota.Limit{Bytes: 20 * mib}))
+		must.Succeed(t, b.quota.Limit(b.open("pvc-1"), b.carried("pvc-1"), quota.Limit{Bytes: 20 * mib}))
 		unlock, err := b.Lock(id(t, "pvc-1"))
-		must(t, err)
+		must.Succeed(t, err)
 		if v := b.volume("pvc-1"); v.Condition.Abnormal || !v.Enforced {
 			t.Errorf("volume %+v, want it in order while a call works on it", v)
 		}
@@ -290,7 +291,7 @@ func TestProjectIDIsReleasedAfterFailedCreate(t *testing.T) {
 func TestProjectIDOfLostVolumeIsReleased(t *testing.T) {
 	withFaults(t, local, func(t *testing.T, b *bench, _ *faulty) {
 		b.create("pvc-1", mib)
-		must(t, os.Remove(b.path("pool", "pvc-1")))
+		must.Succeed(t, os.Remove(b.path("pool", "pvc-1")))
 		b.delete("pvc-1")
 		b.wantFirstID("pvc-2")
 	})
@@ -332,13 +333,13 @@ func TestProjectIDInTwoRecords(t *testing.T) {
 	withFaults(t, local, func(t *testing.T, b *bench, _ *faulty) {
 		b.create("pvc-2", 10*mib)
 		data, err := os.ReadFile(b.own("volumes", "pvc-2.json"))
-		must(t, err)
+		must.Succeed(t, err)
 		// Copies on either side of the alphabet, since records are read in any order.
 		for _, name := range []string{"pvc-1", "pvc-3"} {
-			must(t, os.Mkdir(b.path("pool", name), 0o777))
+			must.Succeed(t, os.Mkdir(b.path("pool", name), 0o777))
 			copied := strings.Replace(string(data), `"pvc-2"`, `"`+name+`"`, 1)
 			copied = regexp.MustCompile(`"uid":"\w+"`).ReplaceAllString(copied, `"uid":"copy`+name+`"`)
-			must(t, os.WriteFile(filepath.Join(b.own("volumes"), name+".json"), []byte(copied), 0o600))
+			must.Succeed(t, os.WriteFile(filepath.Join(b.own("volumes"), name+".json"), []byte(copied), 0o600))
 		}
 		b.restart(local)
 		for _, name := range []string{"pvc-1", "pvc-3"} {
@@ -355,15 +356,15 @@ func TestProjectIDInTwoRecords(t *testing.T) {
 func TestInodesUsedPerVolume(t *testing.T) {
 	withFaults(t, `[{"name":"local","path":"pool","bytesPerInode":16384}]`, func(t *testing.T, b *bench, _ *faulty) {
 		b.create("pvc-1", mib)
-		must(t, b.publish("pvc-1", "a"))
-		must(t, b.write("pvc-1", 1))
+		must.Succeed(t, b.publish("pvc-1", "a"))
+		must.Succeed(t, b.write("pvc-1", 1))
 		stats, err := b.Stats(t.Context(), id(t, "pvc-1"), b.target("a"))
-		must(t, err)
+		must.Succeed(t, err)
 		if s := stats.Space; s.Inodes != 65 || s.InodesUsed != 2 || s.InodesFree != 63 {
 			t.Errorf("space %+v, want 2 of 65 inodes in use", s)
 		}
 		for range 63 {
-			must(t, b.write("pvc-1", 1))
+			must.Succeed(t, b.write("pvc-1", 1))
 		}
 		if err := b.write("pvc-1", 1); !errors.Is(err, syscall.ENOSPC) {
 			t.Errorf("one more file: %v", err)
@@ -388,7 +389,7 @@ func TestRestoredLimitsKeepExpansion(t *testing.T) {
 		names := []string{"pvc-1", "pvc-2", "pvc-3", "pvc-4"}
 		for _, name := range names {
 			b.create(name, 10*mib)
-			must(t, b.publish(name, name))
+			must.Succeed(t, b.publish(name, name))
 		}
 		f.off.Store(true)
 		b.later(time.Minute)
@@ -403,7 +404,7 @@ func TestRestoredLimitsKeepExpansion(t *testing.T) {
 				continue // the limit being changed is this one
 			}
 			_, err = b.Expand(t.Context(), id(t, name), b.target(name), "", volume.Range{Required: 20 * mib})
-			must(t, err)
+			must.Succeed(t, err)
 			unlock()
 		}
 		f.slow.Store(false)
@@ -434,9 +435,9 @@ func TestPoolsOnTwoFilesystemsShareProjectID(t *testing.T) {
 		b.create("pvc-2", mib)
 		b.restart("[" + one + "," + two + "]")
 		for _, name := range []string{"pvc-1", "pvc-2"} {
-			must(t, b.publish(name, name))
+			must.Succeed(t, b.publish(name, name))
 			_, err := b.Expand(t.Context(), id(t, name), b.target(name), "", volume.Range{Required: 2 * mib})
-			must(t, err)
+			must.Succeed(t, err)
 			if v := b.volume(name); !v.Enforced || v.Condition.Abnormal {
 				t.Errorf("volume %+v, want it enforced and in order", v)
 			}
@@ -446,21 +447,21 @@ func TestPoolsOnTwoFilesystemsShareProjectID(t *testing.T) {
 
 func mountTmpfs(t *testing.T, at string) {
 	t.Helper()
-	must(t, os.Mkdir(at, 0o755))
-	must(t, syscall.Mount("tmpfs", at, "tmpfs", 0, ""))
-	t.Cleanup(func() { must(t, syscall.Unmount(at, 0)) })
+	must.Succeed(t, os.Mkdir(at, 0o755))
+	must.Succeed(t, syscall.Mount("tmpfs", at, "tmpfs", 0, ""))
+	t.Cleanup(func() { must.Succeed(t, syscall.Unmount(at, 0)) })
 }
 
 func TestCapacityWhileTrashIsErased(t *testing.T) {
 	testenv.NeedRoot(t)
 	withFaultsAt(t, testenv.Tmpfs(t, 300*mib), local, func(t *testing.T, b *bench, f *faulty) {
-		must(t, os.WriteFile(b.path("foreign"), make([]byte, 80*mib), 0o600))
+		must.Succeed(t, os.WriteFile(b.path("foreign"), make([]byte, 80*mib), 0o600))
 		b.create("full", 80*mib)
-		must(t, os.WriteFile(b.path("pool", "full", "data"), make([]byte, 80*mib), 0o600))
-		must(t, b.write("full", 80*mib))
+		must.Succeed(t, os.WriteFile(b.path("pool", "full", "data"), make([]byte, 80*mib), 0o600))
+		must.Succeed(t, b.write("full", 80*mib))
 		b.create("empty", 80*mib)
 		deleted := func() {
-			must(t, b.Delete(context.Background(), id(t, "full")))
+			must.Succeed(t, b.Delete(context.Background(), id(t, "full")))
 			time.Sleep(time.Second) // the reaper's, and the bubble's
 		}
 		b.later(time.Minute)
@@ -479,7 +480,7 @@ func TestPanicReleasesReservation(t *testing.T) {
 	withFaults(t, local, func(t *testing.T, b *bench, f *faulty) {
 		b.create("pvc-1", 4*mib)
 		b.createBlock("pvc-disk", 4*mib)
-		must(t, b.publishBlock("pvc-disk", "disk"))
+		must.Succeed(t, b.publishBlock("pvc-disk", "disk"))
 		for name, call := range map[string]func() error{
 			"a creation": func() error {
 				_, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-2"), Range: volume.Range{Required: mib}})
@@ -514,7 +515,7 @@ func TestUnreadableUseIsReportedByAll(t *testing.T) {
 		b.each = true
 		b.restart(local)
 		b.create("pvc-1", mib)
-		must(t, b.publish("pvc-1", "a"))
+		must.Succeed(t, b.publish("pvc-1", "a"))
 		f.uncounted.Store(uint32(b.carried("pvc-1")))
 		b.later(time.Minute)
 		want := health.Condition{Abnormal: true, Reason: health.ReadFailed, Message: "reading the volume failed: " + errFault.Error()}

@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"kubevirt.io/hostpath-provisioner/pkg/pool/scan"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/serve"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
@@ -17,7 +18,7 @@ func (s *Set) Volume(_ context.Context, id volume.ID) (Volume, error) {
 		return s.remembered(id, err)
 	}
 	defer v.close()
-	return v.visit.scan().List(nil).Describe(v.id, v.entry, v.dir), nil
+	return v.visit.Scan().List(nil).Describe(v.id, v.entry, v.dir), nil
 }
 
 // remembered describes a volume that could not be read, as List does; or says why, if no
@@ -27,7 +28,7 @@ func (s *Set) remembered(id volume.ID, why error) (Volume, error) {
 	if !errors.Is(why, volume.ErrUnavailable) || len(holders) != 1 {
 		return Volume{}, why
 	}
-	l, done := holders[0].list(true)
+	l, done := list(holders[0], true)
 	defer done()
 	return l.Report(id), nil
 }
@@ -38,15 +39,15 @@ func (s *Set) remembered(id volume.ID, why error) (Volume, error) {
 func (s *Set) List(_ context.Context, after volume.ID, most int) (page []Volume, next volume.ID) {
 	type at struct {
 		id   volume.ID
-		pool *Pool
+		pool *serve.Pool
 	}
 	var all []at
-	listings := make(map[*Pool]*scan.Listing)
-	for _, p := range s.pools {
-		l, done := p.list(after == volume.ID{})
+	listings := make(map[*serve.Pool]*scan.Listing)
+	for _, p := range s.Pools {
+		l, done := list(p, after == volume.ID{})
 		defer done()
 		listings[p] = l
-		for _, v := range p.ledger.Volumes(after, most+1) {
+		for _, v := range p.Ledger.Volumes(after, most+1) {
 			all = append(all, at{v.ID, p})
 		}
 	}
@@ -77,14 +78,14 @@ func (s *Set) lost(id volume.ID) bool {
 
 // list begins a listing. With the first page of a list it sees what other nodes of a shared
 // pool have made.
-func (p *Pool) list(first bool) (_ *scan.Listing, done func()) {
-	v, err := p.enter()
+func list(p *serve.Pool, first bool) (_ *scan.Listing, done func()) {
+	v, err := p.Enter()
 	if err != nil {
-		return p.scan().List(err), func() {}
+		return p.Scan().List(err), func() {}
 	}
-	s := v.scan()
+	s := v.Scan()
 	if first { // it reads all records
 		err = s.LoadShared()
 	}
-	return s.List(err), v.close
+	return s.List(err), v.Close
 }

@@ -10,6 +10,7 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
+	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
 // inShared runs a test on two nodes of a shared pool, each with devices of its own.
@@ -49,8 +50,8 @@ func TestSingleNodeModes_otherNodeHasVolume(t *testing.T) {
 				} else {
 					one.create("pvc-1", mib)
 				}
-				must(t, one.Publish(t.Context(), r))
-				must(t, one.Publish(t.Context(), r)) // again at the same target
+				must.Succeed(t, one.Publish(t.Context(), r))
+				must.Succeed(t, one.Publish(t.Context(), r)) // again at the same target
 				there := r
 				there.Target = two.target("on-two")
 				wantRefusedFor(t, two.Publish(t.Context(), there), "node-1")
@@ -59,12 +60,12 @@ func TestSingleNodeModes_otherNodeHasVolume(t *testing.T) {
 
 				several := there
 				several.MultiNode, several.SingleTarget = true, false
-				must(t, two.Publish(t.Context(), several))
-				must(t, one.Publish(t.Context(), r)) // its pods run on
-				must(t, two.unpublish("pvc-1", "on-two"))
+				must.Succeed(t, two.Publish(t.Context(), several))
+				must.Succeed(t, one.Publish(t.Context(), r)) // its pods run on
+				must.Succeed(t, two.unpublish("pvc-1", "on-two"))
 
-				must(t, one.unpublish("pvc-1", "on-one"))
-				must(t, two.Publish(t.Context(), there))
+				must.Succeed(t, one.unpublish("pvc-1", "on-one"))
+				must.Succeed(t, two.Publish(t.Context(), there))
 				wantRefusedFor(t, one.Publish(t.Context(), r), "node-2")
 			})
 		})
@@ -95,8 +96,8 @@ func TestSingleNodeVolume_twoNodesAtOnce(t *testing.T) {
 func TestSingleNodeVolume_driverRestarts(t *testing.T) {
 	inShared(t, func(t *testing.T, one, two *bench) {
 		one.create("pvc-1", mib)
-		must(t, one.publish("pvc-1", "on-one"))
-		must(t, one.Close(context.Background()))
+		must.Succeed(t, one.publish("pvc-1", "on-one"))
+		must.Succeed(t, one.Close(context.Background()))
 		two.later(4 * time.Minute)
 		wantRefusedFor(t, two.publish("pvc-1", "on-two"), "node-1")
 		one.start(sharedPool)
@@ -104,29 +105,29 @@ func TestSingleNodeVolume_driverRestarts(t *testing.T) {
 		wantRefusedFor(t, two.publish("pvc-1", "on-two"), "node-1")
 
 		// A reboot takes the mounts.
-		must(t, one.Close(context.Background()))
-		must(t, one.mounts.Unpublish(one.target("on-one"), nil))
+		must.Succeed(t, one.Close(context.Background()))
+		must.Succeed(t, one.mounts.Unpublish(one.target("on-one"), nil))
 		one.start(sharedPool)
-		must(t, two.publish("pvc-1", "on-two"))
+		must.Succeed(t, two.publish("pvc-1", "on-two"))
 	})
 }
 
 func TestSingleNodeVolume_nodeIsGone(t *testing.T) {
 	inShared(t, func(t *testing.T, one, two *bench) {
 		one.create("pvc-1", mib)
-		must(t, one.publish("pvc-1", "on-one"))
-		must(t, one.Close(context.Background()))
+		must.Succeed(t, one.publish("pvc-1", "on-one"))
+		must.Succeed(t, one.Close(context.Background()))
 		// Who begins just now has not seen yet whether the other one is alive.
 		two.later(4 * time.Minute)
-		must(t, two.Close(context.Background()))
+		must.Succeed(t, two.Close(context.Background()))
 		two.startNode("node-2", sharedPool)
 		two.later(4 * time.Minute)
 		wantRefusedFor(t, two.publish("pvc-1", "on-two"), "node-1")
 		two.later(2 * time.Minute)
-		must(t, two.publish("pvc-1", "on-two"))
+		must.Succeed(t, two.publish("pvc-1", "on-two"))
 		// It was only slow after all. Its pods run on, and it gets no more of them.
 		one.start(sharedPool)
-		must(t, one.publish("pvc-1", "on-one"))
+		must.Succeed(t, one.publish("pvc-1", "on-one"))
 		wantRefusedFor(t, one.publish("pvc-1", "also-on-one"), "node-2")
 		wantRefusedFor(t, two.publish("pvc-1", "also-on-two"), "node-1")
 	})
@@ -141,13 +142,13 @@ func TestNodeWithOtherClockIsAlive(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			inShared(t, func(t *testing.T, one, two *bench) {
 				one.create("pvc-1", mib)
-				must(t, two.publish("pvc-1", "on-two"))
-				must(t, two.Close(context.Background())) // in its place, this is what it would do
+				must.Succeed(t, two.publish("pvc-1", "on-two"))
+				must.Succeed(t, two.Close(context.Background())) // in its place, this is what it would do
 				began := time.Now()
 				sign := func() {
 					now := epoch.Add(time.Since(began))
 					for _, part := range []string{"trash", "published"} {
-						must(t, os.Chtimes(one.own(part, "node-2"), now, now))
+						must.Succeed(t, os.Chtimes(one.own(part, "node-2"), now, now))
 					}
 				}
 				for range 60 {
@@ -157,7 +158,7 @@ func TestNodeWithOtherClockIsAlive(t *testing.T) {
 				wantRefusedFor(t, one.publish("pvc-1", "on-one"), "node-2")
 				wantError(t, one.Delete(t.Context(), id(t, "pvc-1")), volume.ErrInUse)
 				one.later(6 * time.Minute)
-				must(t, one.publish("pvc-1", "on-one"))
+				must.Succeed(t, one.publish("pvc-1", "on-one"))
 			})
 		})
 	}
@@ -170,18 +171,18 @@ func TestMarksAreRestoredFromMounts(t *testing.T) {
 		one.start(local)
 		one.create("pvc-1", mib)
 		one.createBlock("pvc-disk", mib)
-		must(t, one.publish("pvc-1", "a"))
-		must(t, one.publishBlock("pvc-disk", "b"))
+		must.Succeed(t, one.publish("pvc-1", "a"))
+		must.Succeed(t, one.publishBlock("pvc-disk", "b"))
 		one.restart(sharedPool)
 		two := one.another("node-2")
 		wantRefusedFor(t, two.publish("pvc-1", "on-two"), "node-1")
 		wantRefusedFor(t, two.publishBlock("pvc-disk", "on-two"), "node-1")
 		// Somebody took the node for gone.
-		must(t, os.RemoveAll(one.own("published", "node-1")))
+		must.Succeed(t, os.RemoveAll(one.own("published", "node-1")))
 		one.later(2 * time.Minute)
 		wantRefusedFor(t, two.publish("pvc-1", "on-two"), "node-1")
-		must(t, one.unpublish("pvc-1", "a"))
-		must(t, two.publish("pvc-1", "on-two"))
+		must.Succeed(t, one.unpublish("pvc-1", "a"))
+		must.Succeed(t, two.publish("pvc-1", "on-two"))
 	})
 }
 
@@ -189,12 +190,12 @@ func TestMarksAreRestoredFromMounts(t *testing.T) {
 func TestMarkWithoutMountIsRemovedAtStart(t *testing.T) {
 	inShared(t, func(t *testing.T, one, two *bench) {
 		one.create("pvc-1", mib)
-		must(t, one.publish("pvc-1", "a"))
-		must(t, one.unpublish("pvc-1", "a"))
-		must(t, os.WriteFile(one.own("published", "node-1", "pvc-1"), nil, 0o600))
+		must.Succeed(t, one.publish("pvc-1", "a"))
+		must.Succeed(t, one.unpublish("pvc-1", "a"))
+		must.Succeed(t, os.WriteFile(one.own("published", "node-1", "pvc-1"), nil, 0o600))
 		wantRefusedFor(t, two.publish("pvc-1", "on-two"), "node-1")
 		one.restart(sharedPool)
-		must(t, two.publish("pvc-1", "on-two"))
+		must.Succeed(t, two.publish("pvc-1", "on-two"))
 	})
 }
 
@@ -202,7 +203,7 @@ func TestMarkWithoutMountIsRemovedAtStart(t *testing.T) {
 func TestPublishWithoutMarkFails(t *testing.T) {
 	inShared(t, func(t *testing.T, one, _ *bench) {
 		one.create("pvc-1", mib)
-		must(t, os.WriteFile(one.own("published"), nil, 0o600)) // no directory can be made there
+		must.Succeed(t, os.WriteFile(one.own("published"), nil, 0o600)) // no directory can be made there
 		if err := one.publish("pvc-1", "a"); err == nil {
 			t.Error("a volume was published of which other nodes cannot know")
 		}

@@ -27,6 +27,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
+	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
@@ -35,7 +36,7 @@ const twoPools = `[{"name":"legacy","path":"disk","requireMount":true},{"name":"
 
 func disk(t *testing.T, b *bench) {
 	t.Helper()
-	must(t, syscall.Mount("tmpfs", b.path("disk"), "tmpfs", 0, "size=64m"))
+	must.Succeed(t, syscall.Mount("tmpfs", b.path("disk"), "tmpfs", 0, "size=64m"))
 	t.Cleanup(func() { _ = syscall.Unmount(b.path("disk"), syscall.MNT_DETACH) })
 }
 
@@ -43,7 +44,7 @@ func TestMissingPoolIsReopened(t *testing.T) {
 	testenv.NeedRoot(t)
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, t.TempDir())
-		must(t, os.Mkdir(b.path("disk"), 0o755))
+		must.Succeed(t, os.Mkdir(b.path("disk"), 0o755))
 		b.start(twoPools)
 		if got := b.capacity(); got != 0 {
 			t.Errorf("capacity %d of a pool that is not mounted, want 0", got)
@@ -65,15 +66,15 @@ func TestUnmountedPoolIsNotWritten(t *testing.T) {
 		t.Run(datadir, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				b := newBench(t, t.TempDir())
-				must(t, os.Mkdir(b.path("disk"), 0o755))
+				must.Succeed(t, os.Mkdir(b.path("disk"), 0o755))
 				disk(t, b)
 				b.start(datadir)
 				b.create("pvc-1", mib)
 				// Nothing holds the filesystem: it can be unmounted and kept by a bind.
-				must(t, os.Mkdir(b.path("aside"), 0o755))
-				must(t, syscall.Mount(b.path("disk"), b.path("aside"), "", syscall.MS_BIND, ""))
-				defer func() { must(t, syscall.Unmount(b.path("aside"), 0)) }()
-				must(t, syscall.Unmount(b.path("disk"), 0))
+				must.Succeed(t, os.Mkdir(b.path("aside"), 0o755))
+				must.Succeed(t, syscall.Mount(b.path("disk"), b.path("aside"), "", syscall.MS_BIND, ""))
+				defer func() { must.Succeed(t, syscall.Unmount(b.path("aside"), 0)) }()
+				must.Succeed(t, syscall.Unmount(b.path("disk"), 0))
 
 				_, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-2"), Range: volume.Range{Required: mib}})
 				wantError(t, err, volume.ErrNoSpace)
@@ -91,7 +92,7 @@ func TestUnmountedPoolIsNotWritten(t *testing.T) {
 					t.Errorf("list %+v, want pvc-1 as abnormal", page)
 				}
 				// Mounted again, it is the same pool.
-				must(t, syscall.Mount(b.path("aside"), b.path("disk"), "", syscall.MS_BIND, ""))
+				must.Succeed(t, syscall.Mount(b.path("aside"), b.path("disk"), "", syscall.MS_BIND, ""))
 				b.later(10 * time.Second)
 				b.delete("pvc-1")
 			})
@@ -106,20 +107,20 @@ func TestRepeatedCreateWhilePoolIsAwayAfterRestart(t *testing.T) {
 	testenv.NeedRoot(t)
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, t.TempDir())
-		must(t, os.Mkdir(b.path("disk"), 0o755))
-		must(t, os.Mkdir(b.path("aside"), 0o755))
+		must.Succeed(t, os.Mkdir(b.path("disk"), 0o755))
+		must.Succeed(t, os.Mkdir(b.path("aside"), 0o755))
 		disk(t, b)
-		must(t, syscall.Mount(b.path("disk"), b.path("aside"), "", syscall.MS_BIND, ""))
-		t.Cleanup(func() { must(t, syscall.Unmount(b.path("aside"), syscall.MNT_DETACH)) })
+		must.Succeed(t, syscall.Mount(b.path("disk"), b.path("aside"), "", syscall.MS_BIND, ""))
+		t.Cleanup(func() { must.Succeed(t, syscall.Unmount(b.path("aside"), syscall.MNT_DETACH)) })
 		b.start(twoPools)
 		made := b.create("pvc-1", mib)
-		must(t, b.Close(t.Context()))
-		must(t, syscall.Unmount(b.path("disk"), 0))
+		must.Succeed(t, b.Close(t.Context()))
+		must.Succeed(t, syscall.Unmount(b.path("disk"), 0))
 
 		b.start(twoPools)
 		_, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-1"), Range: volume.Range{Required: mib}})
 		wantError(t, err, volume.ErrNoSpace)
-		must(t, syscall.Mount(b.path("aside"), b.path("disk"), "", syscall.MS_BIND, ""))
+		must.Succeed(t, syscall.Mount(b.path("aside"), b.path("disk"), "", syscall.MS_BIND, ""))
 		b.later(10 * time.Second)
 		b.wantVolumes("pvc-1")
 		if again := b.create("pvc-1", mib); again.Bytes != made.Bytes {
@@ -156,12 +157,12 @@ func TestMountedOverStartedPool(t *testing.T) {
 		disk(t, b)
 		serves(t, b, true)
 		b.create("pvc-1", mib)
-		must(t, b.publish("pvc-1", "a"))
-		must(t, b.unpublish("pvc-1", "a"))
+		must.Succeed(t, b.publish("pvc-1", "a"))
+		must.Succeed(t, b.unpublish("pvc-1", "a"))
 		b.delete("pvc-1")
 		b.later(2 * time.Minute)
 
-		must(t, syscall.Unmount(b.path("disk"), 0))
+		must.Succeed(t, syscall.Unmount(b.path("disk"), 0))
 		serves(t, b, false)
 		_, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-2"), Range: volume.Range{Required: mib}})
 		wantError(t, err, volume.ErrNoSpace)
@@ -174,24 +175,24 @@ func TestMountedOverStartedPool(t *testing.T) {
 		serves(t, b, true)
 		b.create("pvc-2", mib)
 		b.wantVolumes("pvc-2")
-		must(t, syscall.Unmount(b.path("disk"), 0))
+		must.Succeed(t, syscall.Unmount(b.path("disk"), 0))
 		disk(t, b) // and a third, while the second has a volume
 		serves(t, b, false)
 	}))
 	for name, fill := range map[string]func(b *bench){
 		"with a volume is kept": func(b *bench) { b.create("pvc-1", mib) },
 		"with a directory from before the driver is kept": func(b *bench) {
-			must(b.t, os.Mkdir(b.path("disk", "pvc-by-hand"), 0o755))
+			must.Succeed(b.t, os.Mkdir(b.path("disk", "pvc-by-hand"), 0o755))
 		},
 		"with a record is kept": func(b *bench) {
 			b.create("pvc-1", mib)
-			must(b.t, os.Remove(b.path("disk", "pvc-1")))
+			must.Succeed(b.t, os.Remove(b.path("disk", "pvc-1")))
 		},
 		"with the trash of another node is kept": func(b *bench) {
-			must(b.t, os.MkdirAll(b.path("disk", ".hostpath-provisioner", "trash", "node-2", "pvc-1.x"), 0o700))
+			must.Succeed(b.t, os.MkdirAll(b.path("disk", ".hostpath-provisioner", "trash", "node-2", "pvc-1.x"), 0o700))
 		},
 		"with a creation of another node is kept": func(b *bench) {
-			must(b.t, os.MkdirAll(b.path("disk", ".hostpath-provisioner", "creating", "node-2", "pvc-1"), 0o700))
+			must.Succeed(b.t, os.MkdirAll(b.path("disk", ".hostpath-provisioner", "creating", "node-2", "pvc-1"), 0o700))
 		},
 	} {
 		t.Run(name, mounted(t, func(t *testing.T, b *bench) {
@@ -202,32 +203,32 @@ func TestMountedOverStartedPool(t *testing.T) {
 			if left := names(t, b.path("disk")); len(left) > 0 {
 				t.Errorf("the new filesystem holds %q", left)
 			}
-			must(t, syscall.Unmount(b.path("disk"), 0))
+			must.Succeed(t, syscall.Unmount(b.path("disk"), 0))
 			serves(t, b, true)
 		}))
 	}
 	t.Run("empty is kept when it was moved away", mounted(t, func(t *testing.T, b *bench) {
-		must(t, os.Rename(b.path("disk"), b.path("away")))
-		must(t, os.Mkdir(b.path("disk"), 0o755))
+		must.Succeed(t, os.Rename(b.path("disk"), b.path("away")))
+		must.Succeed(t, os.Mkdir(b.path("disk"), 0o755))
 		serves(t, b, false)
 	}))
 	t.Run("empty is kept when a link takes its place", mounted(t, func(t *testing.T, b *bench) {
 		outside := testenv.Tmpfs(t, 64*mib)
-		must(t, os.Rename(b.path("disk"), b.path("away")))
-		must(t, os.Symlink(outside, b.path("disk")))
+		must.Succeed(t, os.Rename(b.path("disk"), b.path("away")))
+		must.Succeed(t, os.Symlink(outside, b.path("disk")))
 		serves(t, b, false)
 		if left := names(t, outside); len(left) > 0 {
 			t.Errorf("where the link leads is %q now", left)
 		}
-		must(t, os.Remove(b.path("disk")))
-		must(t, os.Rename(b.path("away"), b.path("disk")))
+		must.Succeed(t, os.Remove(b.path("disk")))
+		must.Succeed(t, os.Rename(b.path("away"), b.path("disk")))
 		serves(t, b, true)
 	}))
 	t.Run("empty is replaced where a link leads that was there first", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			b := newBench(t, t.TempDir())
-			must(t, os.Mkdir(b.path("disk"), 0o755))
-			must(t, os.Symlink(b.path("disk"), b.path("link")))
+			must.Succeed(t, os.Mkdir(b.path("disk"), 0o755))
+			must.Succeed(t, os.Symlink(b.path("disk"), b.path("link")))
 			b.start(`[{"name":"local","path":"link"}]`)
 			serves(t, b, true)
 			disk(t, b)
@@ -244,7 +245,7 @@ func TestMountedOverStartedPool(t *testing.T) {
 func manifest(t *testing.T, root string) map[string]time.Time {
 	t.Helper()
 	all := make(map[string]time.Time)
-	must(t, filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
+	must.Succeed(t, filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}
@@ -258,13 +259,13 @@ func manifest(t *testing.T, root string) map[string]time.Time {
 func TestReplacedPoolIsRefused(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.create("pvc-1", mib)
-		must(t, os.Rename(b.path("pool"), b.path("original")))
+		must.Succeed(t, os.Rename(b.path("pool"), b.path("original")))
 		other := newBenchPool(t, b.path("made"))
-		must(t, os.Rename(other, b.path("pool")))
+		must.Succeed(t, os.Rename(other, b.path("pool")))
 		wantError(t, b.publish("pvc-1", "a"), volume.ErrUnavailable)
-		must(t, os.Rename(b.path("pool"), b.path("other")))
-		must(t, os.Rename(b.path("original"), b.path("pool")))
-		must(t, b.publish("pvc-1", "a"))
+		must.Succeed(t, os.Rename(b.path("pool"), b.path("other")))
+		must.Succeed(t, os.Rename(b.path("original"), b.path("pool")))
+		must.Succeed(t, b.publish("pvc-1", "a"))
 	})
 }
 
@@ -272,7 +273,7 @@ func TestPoolIdentityIgnoresFormatWriter(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.create("pvc-1", mib)
 		written, err := os.ReadFile(b.own("format"))
-		must(t, err)
+		must.Succeed(t, err)
 		spaced := bytes.ReplaceAll(written, []byte(`,"`), []byte(`, "`))
 		for name, test := range map[string]struct {
 			format []byte
@@ -284,7 +285,7 @@ func TestPoolIdentityIgnoresFormatWriter(t *testing.T) {
 			"of a later version":  {bytes.Replace(written, []byte(`"version":1`), []byte(`"version":2`), 1), volume.ErrUnavailable},
 			"that cannot be read": {written[:len(written)/2], volume.ErrUnavailable},
 		} {
-			must(t, os.WriteFile(b.own("format"), test.format, 0o600))
+			must.Succeed(t, os.WriteFile(b.own("format"), test.format, 0o600))
 			if err := b.publish("pvc-1", "a"); !errors.Is(err, test.wants) {
 				t.Errorf("a format %s: %v, want %v", name, err, test.wants)
 			}
@@ -295,10 +296,10 @@ func TestPoolIdentityIgnoresFormatWriter(t *testing.T) {
 // newBenchPool makes a pool of its own with another driver.
 func newBenchPool(t *testing.T, root string) string {
 	t.Helper()
-	must(t, os.Mkdir(root, 0o755))
+	must.Succeed(t, os.Mkdir(root, 0o755))
 	b := newBench(t, root)
 	b.start(local)
-	must(t, b.Close(t.Context()))
+	must.Succeed(t, b.Close(t.Context()))
 	return b.path("pool")
 }
 
@@ -306,30 +307,30 @@ func TestReadOnlyPoolServesVolumes(t *testing.T) {
 	testenv.NeedRoot(t)
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, t.TempDir())
-		must(t, os.Mkdir(b.path("disk"), 0o755))
+		must.Succeed(t, os.Mkdir(b.path("disk"), 0o755))
 		disk(t, b)
 		b.start(twoPools)
 		b.create("pvc-1", mib)
-		must(t, syscall.Mount("", b.path("disk"), "", syscall.MS_REMOUNT|syscall.MS_RDONLY, ""))
+		must.Succeed(t, syscall.Mount("", b.path("disk"), "", syscall.MS_REMOUNT|syscall.MS_RDONLY, ""))
 		b.restart(twoPools)
 		if got := b.capacity(); got != 0 {
 			t.Errorf("capacity %d of a read-only pool, want 0", got)
 		}
 		_, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-2"), Range: volume.Range{Required: mib}})
 		wantError(t, err, volume.ErrNoSpace)
-		must(t, b.publish("pvc-1", "a"))
+		must.Succeed(t, b.publish("pvc-1", "a"))
 		_, err = b.Expand(t.Context(), id(t, "pvc-1"), b.target("a"), "", volume.Range{Required: 2 * mib})
 		wantError(t, err, volume.ErrCannotGrow)
 		v, err := b.Volume(t.Context(), id(t, "pvc-1"))
-		must(t, err)
+		must.Succeed(t, err)
 		if !v.Condition.Abnormal {
 			t.Errorf("condition %+v, want it abnormal", v.Condition)
 		}
-		must(t, b.unpublish("pvc-1", "a"))
+		must.Succeed(t, b.unpublish("pvc-1", "a"))
 		if b.Delete(t.Context(), id(t, "pvc-1")) == nil {
 			t.Error("deleted from a read-only pool")
 		}
-		must(t, syscall.Mount("", b.path("disk"), "", syscall.MS_REMOUNT, ""))
+		must.Succeed(t, syscall.Mount("", b.path("disk"), "", syscall.MS_REMOUNT, ""))
 		b.delete("pvc-1")
 	})
 }
@@ -344,26 +345,26 @@ func TestReadOnlyPoolIsRecoveredWhenWritable(t *testing.T) {
 		b.create("pvc-2", mib)
 		b.create("pvc-3", mib)
 		_, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-disk"), Mode: volume.ModeBlock, Range: volume.Range{Required: mib}})
-		must(t, err)
+		must.Succeed(t, err)
 		limit := b.limitOf("pvc-3")
-		must(t, b.Close(t.Context()))
+		must.Succeed(t, b.Close(t.Context()))
 
-		must(t, os.WriteFile(b.own("volumes", ".new-pvc-4.json"), []byte(`{"vers`), 0o600))
-		must(t, os.WriteFile(b.own("volumes", ".new-no id.json"), []byte(`{"vers`), 0o600))
-		must(t, os.Rename(b.path("pool", "pvc-1"), b.own("creating", "node-1", "pvc-1")))
-		must(t, os.MkdirAll(b.own("trash", "node-before"), 0o700))
-		must(t, os.Rename(b.path("pool", "pvc-2"), b.own("trash", "node-before", "pvc-2."+uid(t, b, "pvc-2"))))
-		must(t, b.quota.Limit(b.open("pvc-3"), b.carried("pvc-3"), quota.Limit{Bytes: 2 * mib}))
-		must(t, os.Truncate(b.path("pool", "pvc-disk", "disk.img"), 2*mib))
-		must(t, os.Chmod(b.path("pool"), 0o755))
+		must.Succeed(t, os.WriteFile(b.own("volumes", ".new-pvc-4.json"), []byte(`{"vers`), 0o600))
+		must.Succeed(t, os.WriteFile(b.own("volumes", ".new-no id.json"), []byte(`{"vers`), 0o600))
+		must.Succeed(t, os.Rename(b.path("pool", "pvc-1"), b.own("creating", "node-1", "pvc-1")))
+		must.Succeed(t, os.MkdirAll(b.own("trash", "node-before"), 0o700))
+		must.Succeed(t, os.Rename(b.path("pool", "pvc-2"), b.own("trash", "node-before", "pvc-2."+uid(t, b, "pvc-2"))))
+		must.Succeed(t, b.quota.Limit(b.open("pvc-3"), b.carried("pvc-3"), quota.Limit{Bytes: 2 * mib}))
+		must.Succeed(t, os.Truncate(b.path("pool", "pvc-disk", "disk.img"), 2*mib))
+		must.Succeed(t, os.Chmod(b.path("pool"), 0o755))
 
-		must(t, syscall.Mount("", b.path("pool"), "", syscall.MS_REMOUNT|syscall.MS_RDONLY, ""))
+		must.Succeed(t, syscall.Mount("", b.path("pool"), "", syscall.MS_REMOUNT|syscall.MS_RDONLY, ""))
 		f.failBefore.Store(true)
 		b.start(local)
 		b.later(2 * time.Minute)
-		must(t, b.publish("pvc-3", "a"))
+		must.Succeed(t, b.publish("pvc-3", "a"))
 		f.failBefore.Store(false)
-		must(t, syscall.Mount("", b.path("pool"), "", syscall.MS_REMOUNT, ""))
+		must.Succeed(t, syscall.Mount("", b.path("pool"), "", syscall.MS_REMOUNT, ""))
 		b.later(10 * time.Second)
 		b.wantVolumes("pvc-3", "pvc-disk")
 		b.wantClean()
@@ -377,7 +378,7 @@ func TestReadOnlyPoolIsRecoveredWhenWritable(t *testing.T) {
 			t.Errorf("a disk of %d bytes promises %d", 2*mib, got)
 		}
 		info, err := os.Stat(b.path("pool"))
-		must(t, err)
+		must.Succeed(t, err)
 		if got := info.Mode().Perm(); got != 0o750 {
 			t.Errorf("the pool has the mode %o, want 750", got)
 		}
@@ -394,18 +395,18 @@ func TestHungPoolDoesNotDelayOthers(t *testing.T) {
 	release := testenv.Hang(t, hung)
 
 	dev, err := dir.Open(t.TempDir())
-	must(t, err)
+	must.Succeed(t, err)
 	mounts, labels, loops := &bindtest.Fake{}, &labeltest.Fake{}, looptest.NewFake(dev)
-	defer func() { must(t, errors.Join(mounts.Close(), loops.Close(), dev.Close())) }()
+	defer func() { must.Succeed(t, errors.Join(mounts.Close(), loops.Close(), dev.Close())) }()
 	node, err := volume.ParseNodeID("node-1")
-	must(t, err)
+	must.Succeed(t, err)
 	configs, err := poolconfig.Parse(`[{"name":"legacy","path":"pool"},{"name":"hung","path":"hung"}]`, root)
-	must(t, err)
+	must.Succeed(t, err)
 	set := pool.Start(configs, pool.Options{Node: node, Mounts: mounts, Labels: labels, Devices: loops, Dev: dev, Log: logr.Discard(), HangAfter: time.Second})
-	must(t, set.Wait(t.Context()))
+	must.Succeed(t, set.Wait(t.Context()))
 
 	name, err := volume.ParsePoolName("hung")
-	must(t, err)
+	must.Succeed(t, err)
 	if bytes, err := set.Capacity(name, false); bytes != 0 || err != nil {
 		t.Errorf("capacity of the hanging pool: %d, %v; want 0", bytes, err)
 	}
@@ -415,7 +416,7 @@ func TestHungPoolDoesNotDelayOthers(t *testing.T) {
 		t.Errorf("%v does not say that the pool hangs", err)
 	}
 	_, err = set.Create(t.Context(), pool.Request{ID: id(t, "pvc-2"), Range: volume.Range{Required: mib}})
-	must(t, err)
+	must.Succeed(t, err)
 	status := set.Status()
 	if status[0].Err != nil || status[0].Space == nil || status[1].Err == nil || status[1].Space != nil || status[1].LastError.IsZero() {
 		t.Errorf("status %+v, want that of a pool that serves and of one that hangs", status)
@@ -423,10 +424,10 @@ func TestHungPoolDoesNotDelayOthers(t *testing.T) {
 	if page, _ := set.List(t.Context(), volume.ID{}, 10); len(page) != 1 || page[0].Condition.Abnormal {
 		t.Errorf("list %+v, want the one volume of the pool that serves, in order", page)
 	}
-	must(t, set.Delete(t.Context(), id(t, "pvc-2")))
+	must.Succeed(t, set.Delete(t.Context(), id(t, "pvc-2")))
 
 	release()
-	must(t, set.Close(context.Background()))
+	must.Succeed(t, set.Close(context.Background()))
 }
 
 // hanging are mounts that are not watched until something is received.
@@ -445,7 +446,7 @@ func (h *hanging) IsFilesystem(*dir.Dir) (bool, error) {
 func TestOnlyOneCallWaitsForHungPool(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, t.TempDir())
-		must(t, os.Mkdir(b.path("pool"), 0o755))
+		must.Succeed(t, os.Mkdir(b.path("pool"), 0o755))
 		mounts := &hanging{Fake: b.mounts}
 		b.table = mounts
 		b.start(`[{"name":"local","path":"pool","requireMount":true}]`)
@@ -472,8 +473,8 @@ func TestOnlyOneCallWaitsForHungPool(t *testing.T) {
 			mounts.until.Store(nil)
 			close(until)
 			b.later(time.Minute)
-			must(t, b.publish("pvc-1", "a"))
-			must(t, b.unpublish("pvc-1", "a"))
+			must.Succeed(t, b.publish("pvc-1", "a"))
+			must.Succeed(t, b.unpublish("pvc-1", "a"))
 		}
 	})
 }
@@ -484,41 +485,41 @@ func TestNestedPoolIsRefused(t *testing.T) {
 	const inOuter = `[{"name":"outer","path":"outer"},{"name":"inner","path":"inner","requireMount":%v}]`
 	bindMount := func(b *bench, from string, to ...string) {
 		to = append([]string{b.root}, to...)
-		must(b.t, os.MkdirAll(filepath.Join(to...), 0o755))
-		must(b.t, syscall.Mount(b.path(from), filepath.Join(to...), "", syscall.MS_BIND, ""))
+		must.Succeed(b.t, os.MkdirAll(filepath.Join(to...), 0o755))
+		must.Succeed(b.t, syscall.Mount(b.path(from), filepath.Join(to...), "", syscall.MS_BIND, ""))
 		b.t.Cleanup(func() { _ = syscall.Unmount(filepath.Join(to...), syscall.MNT_DETACH) })
 	}
 	for name, nest := range map[string]func(b *bench){
 		"by a link to a volume": func(b *bench) {
-			must(b.t, os.Symlink("outer/sub", b.path("inner")))
+			must.Succeed(b.t, os.Symlink("outer/sub", b.path("inner")))
 		},
 		"by a link to what is in a volume": func(b *bench) {
-			must(b.t, os.MkdirAll(b.path("outer", "sub", "deep"), 0o755))
-			must(b.t, os.Symlink("outer/sub/deep", b.path("inner")))
+			must.Succeed(b.t, os.MkdirAll(b.path("outer", "sub", "deep"), 0o755))
+			must.Succeed(b.t, os.Symlink("outer/sub/deep", b.path("inner")))
 		},
 		"by a mount of a volume": func(b *bench) {
 			bindMount(b, "outer/sub", "inner")
 		},
 		"by a mount of what is in a volume": func(b *bench) {
-			must(b.t, os.MkdirAll(b.path("outer", "sub", "deep"), 0o755))
+			must.Succeed(b.t, os.MkdirAll(b.path("outer", "sub", "deep"), 0o755))
 			bindMount(b, "outer/sub/deep", "inner")
 		},
 		"by a mount on a volume": func(b *bench) {
-			must(b.t, os.Mkdir(b.path("inner"), 0o755))
-			must(b.t, syscall.Mount("tmpfs", b.path("inner"), "tmpfs", 0, ""))
-			b.t.Cleanup(func() { must(b.t, syscall.Unmount(b.path("inner"), 0)) })
+			must.Succeed(b.t, os.Mkdir(b.path("inner"), 0o755))
+			must.Succeed(b.t, syscall.Mount("tmpfs", b.path("inner"), "tmpfs", 0, ""))
+			b.t.Cleanup(func() { must.Succeed(b.t, syscall.Unmount(b.path("inner"), 0)) })
 			bindMount(b, "inner", "outer", "sub")
 		},
 		"in a directory that is mounted on a volume": func(b *bench) {
-			must(b.t, os.MkdirAll(b.path("real", "inner"), 0o755))
-			must(b.t, os.Symlink("real/inner", b.path("inner")))
+			must.Succeed(b.t, os.MkdirAll(b.path("real", "inner"), 0o755))
+			must.Succeed(b.t, os.Symlink("real/inner", b.path("inner")))
 			bindMount(b, "real", "outer", "sub")
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				b := newBench(t, t.TempDir())
-				must(t, os.MkdirAll(b.path("outer", "sub"), 0o755))
+				must.Succeed(t, os.MkdirAll(b.path("outer", "sub"), 0o755))
 				nest(b)
 				b.start(fmt.Sprintf(inOuter, false))
 				b.wantOuterRefused(t, fmt.Sprintf(inOuter, false))
@@ -528,8 +529,8 @@ func TestNestedPoolIsRefused(t *testing.T) {
 	t.Run("where no volume can be", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			b := newBench(t, t.TempDir())
-			must(t, os.MkdirAll(b.path("outer", ".pools", "inner"), 0o755))
-			must(t, os.Symlink("outer/.pools/inner", b.path("inner")))
+			must.Succeed(t, os.MkdirAll(b.path("outer", ".pools", "inner"), 0o755))
+			must.Succeed(t, os.Symlink("outer/.pools/inner", b.path("inner")))
 			b.start(fmt.Sprintf(inOuter, false))
 			for _, status := range b.Status() {
 				if status.Err != nil {
@@ -541,10 +542,10 @@ func TestNestedPoolIsRefused(t *testing.T) {
 	t.Run("from some time on", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			b := newBench(t, t.TempDir())
-			must(t, os.Mkdir(b.path("inner"), 0o755))
-			must(t, os.MkdirAll(b.path("outer"), 0o755))
+			must.Succeed(t, os.Mkdir(b.path("inner"), 0o755))
+			must.Succeed(t, os.MkdirAll(b.path("outer"), 0o755))
 			b.start(fmt.Sprintf(inOuter, true))
-			must(t, syscall.Mount("tmpfs", b.path("inner"), "tmpfs", 0, ""))
+			must.Succeed(t, syscall.Mount("tmpfs", b.path("inner"), "tmpfs", 0, ""))
 			t.Cleanup(func() { _ = syscall.Unmount(b.path("inner"), syscall.MNT_DETACH) })
 			bindMount(b, "inner", "outer", "sub")
 			b.later(10 * time.Second)
@@ -552,8 +553,8 @@ func TestNestedPoolIsRefused(t *testing.T) {
 			if v := b.inspect(fmt.Sprintf(inOuter, true))[0]; v.UUID == "" || *v.AvailableBytes != 0 {
 				t.Errorf("the outer pool is seen as %+v, want what is in it all the same", v)
 			}
-			must(t, syscall.Unmount(b.path("outer", "sub"), 0))
-			must(t, os.Remove(b.path("outer", "sub")))
+			must.Succeed(t, syscall.Unmount(b.path("outer", "sub"), 0))
+			must.Succeed(t, os.Remove(b.path("outer", "sub")))
 			b.later(10 * time.Second)
 			for _, status := range b.Status() {
 				if status.Err != nil {
@@ -577,7 +578,7 @@ func (b *bench) wantOuterRefused(t *testing.T, datadir string) {
 		t.Errorf("the pools are seen as %+v, want what the driver says", seen)
 	}
 	_, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-1"), Pool: poolName(t, "inner"), Range: volume.Range{Required: mib}})
-	must(t, err)
+	must.Succeed(t, err)
 	if err := b.publish("sub", "a"); !errors.Is(err, volume.ErrUnavailable) {
 		t.Errorf("publishing the inner pool as a volume: %v", err)
 	}
@@ -597,12 +598,12 @@ func TestSiblingPools(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, t.TempDir())
 		for _, name := range []string{"pool", "pool-2", "third", "in", "pool/volume"} {
-			must(t, os.Mkdir(b.path(name), 0o755))
+			must.Succeed(t, os.Mkdir(b.path(name), 0o755))
 		}
 		// Its own volume is mounted where a publication is, and another pool on itself.
 		for from, to := range map[string]string{"pool/volume": "pods", "third": "third", "pool-2": "in"} {
-			must(t, syscall.Mount(b.path(from), b.path(to), "", syscall.MS_BIND, ""))
-			t.Cleanup(func() { must(t, syscall.Unmount(b.path(to), 0)) })
+			must.Succeed(t, syscall.Mount(b.path(from), b.path(to), "", syscall.MS_BIND, ""))
+			t.Cleanup(func() { must.Succeed(t, syscall.Unmount(b.path(to), 0)) })
 		}
 		b.start(`[{"name":"one","path":"pool"},{"name":"two","path":"in"},{"name":"three","path":"third"}]`)
 		b.later(time.Minute)
@@ -617,8 +618,8 @@ func TestSiblingPools(t *testing.T) {
 func TestOneDirectoryAsTwoPoolsIsRefused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, t.TempDir())
-		must(t, os.Mkdir(b.path("pool"), 0o755))
-		must(t, os.Symlink("pool", b.path("alias")))
+		must.Succeed(t, os.Mkdir(b.path("pool"), 0o755))
+		must.Succeed(t, os.Symlink("pool", b.path("alias")))
 		b.start(`[{"name":"one","path":"pool"},{"name":"two","path":"alias"}]`)
 		b.later(time.Minute)
 		status := b.Status()

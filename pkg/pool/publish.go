@@ -12,6 +12,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/content"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/ledger"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/serve"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 	"kubevirt.io/hostpath-provisioner/pkg/trace"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
@@ -39,6 +40,16 @@ type Publication struct {
 
 // exclusive reports whether no other publication of the volume may be under way.
 func (r Publication) exclusive() bool { return r.SingleTarget || r.Inline }
+
+// LockToPublish is LockTarget for Publish and PublishInline. Pods that share a volume start
+// together: publications at different targets do not exclude each other, unless one allows no
+// other or makes the volume.
+func (s *Set) LockToPublish(r Publication) (unlock func(), err error) {
+	if r.exclusive() {
+		return s.LockTarget(r.ID, r.Target)
+	}
+	return s.ShareTarget(r.ID, r.Target)
+}
 
 // Publish makes a volume appear at the target. The caller has LockToPublish. Errors: ErrInvalid, ErrNotFound, ErrExists for a target that is
 // taken, ErrInUse for a second target of a volume for one, ErrNoSpace for a node without
@@ -69,9 +80,9 @@ func (s *Set) publish(ctx context.Context, r Publication) error {
 // would hide a volume or the driver's own directories, and what unpublishing removes would be
 // theirs. Pools that were not opened yet are not known.
 func (s *Set) outsidePools(target bind.Target) error {
-	roots := make([]dir.ID, len(s.pools))
-	for i, p := range s.pools {
-		if root := p.root.Load(); root != nil {
+	roots := make([]dir.ID, len(s.Pools))
+	for i, p := range s.Pools {
+		if root := p.Root(); root != nil {
 			roots[i] = *root
 		}
 	}
@@ -82,7 +93,7 @@ func (s *Set) outsidePools(target bind.Target) error {
 	if i < 0 {
 		return nil
 	}
-	return fmt.Errorf("%w: the target path %s lies inside pool %q", volume.ErrInvalid, target, s.pools[i].config.Name)
+	return fmt.Errorf("%w: the target path %s lies inside pool %q", volume.ErrInvalid, target, s.Pools[i].Config.Name)
 }
 
 func (v *found) publish(ctx context.Context, r Publication) error {
@@ -99,14 +110,23 @@ func (v *found) publish(ctx context.Context, r Publication) error {
 // device, which one of them attaches, or detaches again if it fails.
 func (v *found) mount(ctx context.Context, r Publication) error {
 	if v.entry.Block() {
-		done, err := v.visit.pool.attaching.Wait(ctx, v.id)
+		done, err := v.visit.TurnAtDevices(ctx, v.id)
 		if err != nil {
 			return err
 		}
 		defer done()
 	}
 	at := content.Target{Path: r.Target, Flags: r.Flags, ReadOnly: r.ReadOnly}
-	return v.visit.scan().Content(v.id, v.entry.Record).Publish(ctx, v.dir, at)
+	return v.visit.Scan().Content(v.id, v.entry.Record).Publish(ctx, v.dir, at)
+}
+
+// withdraw takes back the mark of a publication that failed. The mark is also that of the
+// publications at other targets that are under way: if they fail too, recovery takes it back within a minute.
+func (v *found) withdraw(r Publication) error {
+	if r.exclusive() {
+		return v.unmarkPublished()
+	}
+	return v.visit.UnlessShared(v.id, v.unmarkPublished)
 }
 
 // announce makes sure that the volume can be published as it is asked for, and informs the
@@ -123,11 +143,11 @@ func (v *found) announce(ctx context.Context, r Publication) error {
 	if err := v.entry.UsedAs(r.Mode); err != nil {
 		return err
 	}
-	v.visit.pool.note(v.id, v.entry) // it may have been moved here by hand
+	v.visit.Pool.Note(v.id, v.entry) // it may have been moved here by hand
 	if err := v.admit(r); err != nil {
 		return err
 	}
-	return v.visit.store.Mark(v.id)
+	return v.visit.Store.Mark(v.id)
 }
 
 // admit answers ErrInUse if the access mode is for one node, and another has the volume
@@ -137,7 +157,7 @@ func (v *found) admit(r Publication) error {
 	var nodes []volume.NodeID
 	if !r.MultiNode {
 		var err error
-		if nodes, err = v.visit.store.PublishedBy(v.id, store.GoneAfter); err != nil {
+		if nodes, err = v.visit.Store.PublishedBy(v.id, store.GoneAfter); err != nil {
 			return err
 		}
 	}
@@ -176,11 +196,11 @@ func (s *Set) PublishInline(ctx context.Context, create Request, r Publication) 
 	if err != nil {
 		return err
 	}
-	was := p.has(create.ID)
+	was := s.has(p, create.ID)
 	if _, err := s.Create(ctx, create); err != nil {
 		return err
 	}
-	r.Pool, r.Inline = p.config.Name, true
+	r.Pool, r.Inline = p.Config.Name, true
 	err = s.publish(ctx, r)
 	if err != nil && !was {
 		// Nobody has seen the volume yet, and nobody else would remove it: also where the
@@ -214,7 +234,7 @@ func (s *Set) Unpublish(ctx context.Context, id volume.ID, target bind.Target) e
 	switch {
 	case errors.Is(unfound, volume.ErrNotFound), volume.IsDamage(unfound):
 		return nil
-	case errors.Is(unfound, volume.ErrUnavailable) && !errors.Is(unfound, errNotChecked) && !s.knownInline(id):
+	case errors.Is(unfound, volume.ErrUnavailable) && !errors.Is(unfound, serve.ErrNotChecked) && !s.knownInline(id):
 		return nil // a pod can end whose pool went away
 	case unfound != nil:
 		return unfound
@@ -237,7 +257,7 @@ func (v *found) unpublishOwn(ctx context.Context, target bind.Target) (done bool
 		return false, nil //nolint:nilerr // its filesystem died, and the pod can end all the same
 	}
 	step := trace.Begin(ctx, "unmount")
-	err = v.visit.pool.options.Mounts.Unpublish(target, &own)
+	err = v.visit.Pool.Options.Mounts.Unpublish(target, &own)
 	if errors.Is(err, bind.ErrOccupied) {
 		return false, nil
 	}
@@ -246,10 +266,10 @@ func (v *found) unpublishOwn(ctx context.Context, target bind.Target) (done bool
 
 // unpublishAny unmounts what is at the target, and detaches a device that was published only there.
 func (s *Set) unpublishAny(ctx context.Context, id volume.ID, target bind.Target) error {
-	device, err := s.host().DeviceAt(target)
+	device, err := s.Options.Host(s.Options.Log).DeviceAt(target)
 	if err != nil {
 		// A pod can end whose filesystem died, and with it the file of its device.
-		s.options.Log.Error(err, "cannot determine what is published at the target; unmounting it", "target", target.String())
+		s.Options.Log.Error(err, "cannot determine what is published at the target; unmounting it", "target", target.String())
 	}
 	if s.ofAnother(id, device) {
 		return fmt.Errorf("%w: %s carries %s, the device of another volume", volume.ErrInUse, target, device.Name)
@@ -257,7 +277,7 @@ func (s *Set) unpublishAny(ctx context.Context, id volume.ID, target bind.Target
 	if err := trace.Step(ctx, "unmount", func() error { return s.unmount(id, target) }); err != nil {
 		return err
 	}
-	return s.host().DetachPublished(ctx, id, device)
+	return s.Options.Host(s.Options.Log).DetachPublished(ctx, id, device)
 }
 
 // unmount takes off whatever is mounted at the target, unless that is another
@@ -271,7 +291,7 @@ func (s *Set) unmount(id volume.ID, target bind.Target) error {
 	if other != "" {
 		return fmt.Errorf("%w: %s carries the volume %s", volume.ErrInUse, target, other)
 	}
-	err = s.options.Mounts.Unpublish(target, nil)
+	err = s.Options.Mounts.Unpublish(target, nil)
 	if errors.Is(err, bind.ErrOccupied) {
 		return fmt.Errorf("%w: %w", volume.ErrInUse, err)
 	}
@@ -281,13 +301,13 @@ func (s *Set) unmount(id volume.ID, target bind.Target) error {
 // otherAt is another volume that is published at the target; empty if there is
 // none. Pools that do not serve are not asked: the target would hang with them.
 func (s *Set) otherAt(id volume.ID, target bind.Target) (string, error) {
-	for _, p := range s.pools {
-		in, err := p.enter()
+	for _, p := range s.Pools {
+		in, err := p.Enter()
 		if err != nil {
 			continue
 		}
-		other, err := in.otherAt(id, target)
-		in.close()
+		other, err := otherAt(in, id, target)
+		in.Close()
 		if err != nil || other != "" {
 			return other, err
 		}
@@ -295,8 +315,8 @@ func (s *Set) otherAt(id volume.ID, target bind.Target) (string, error) {
 	return "", nil
 }
 
-func (v *visit) otherAt(id volume.ID, target bind.Target) (string, error) {
-	published, err := v.pool.options.Mounts.Published(v.store.Root())
+func otherAt(v *serve.Visit, id volume.ID, target bind.Target) (string, error) {
+	published, err := v.Pool.Options.Mounts.Published(v.Store.Root())
 	if err != nil {
 		return "", err
 	}
@@ -314,8 +334,8 @@ func (v *visit) otherAt(id volume.ID, target bind.Target) (string, error) {
 }
 
 func (s *Set) knownInline(id volume.ID) bool {
-	for _, p := range s.pools {
-		if p.ledger.Known(id).Is(ledger.IsInline) {
+	for _, p := range s.Pools {
+		if p.Ledger.Known(id).Is(ledger.IsInline) {
 			return true
 		}
 	}
@@ -378,11 +398,11 @@ func (s *Set) stats(v *found, at bind.Target) (Stats, error) {
 			return Stats{}, err
 		}
 	}
-	whole, err := v.visit.store.Space()
+	whole, err := v.visit.Store.Space()
 	if err != nil {
 		return Stats{Mode: v.entry.Mode(), Condition: health.Facts{Pool: err}.Condition()}, nil //nolint:nilerr // the condition says it
 	}
-	space, facts := v.visit.scan().Measure(v.id, v.dir, v.entry, whole)
+	space, facts := v.visit.Scan().Measure(v.id, v.dir, v.entry, whole)
 	if immeasurable {
 		space = dir.Space{}
 	}

@@ -19,6 +19,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota/quotatest"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
+	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
@@ -40,7 +41,7 @@ func withQuota(t *testing.T, options string, test func(t *testing.T, b *bench)) 
 func (b *bench) open(name string) *dir.Dir {
 	b.t.Helper()
 	d, err := dir.Open(b.path("pool", name))
-	must(b.t, err)
+	must.Succeed(b.t, err)
 	b.t.Cleanup(func() { _ = d.Close() })
 	return d
 }
@@ -56,22 +57,22 @@ func TestVolumeSizeIsEnforced(t *testing.T) {
 		if !v.Enforced {
 			t.Error("the volume is not said to be enforced")
 		}
-		must(t, b.write("pvc-1", 9*mib))
+		must.Succeed(t, b.write("pvc-1", 9*mib))
 		if err := b.write("pvc-1", 2*mib); !errors.Is(err, syscall.ENOSPC) && !errors.Is(err, syscall.EDQUOT) {
 			t.Errorf("writing beyond the promise: %v", err)
 		}
 		b.create("pvc-2", 10*mib)
-		must(t, b.write("pvc-2", 9*mib))
+		must.Succeed(t, b.write("pvc-2", 9*mib))
 	})
 }
 
 func TestStatsWithQuota(t *testing.T) {
 	withQuota(t, "", func(t *testing.T, b *bench) {
 		b.create("pvc-1", 10*mib)
-		must(t, b.publish("pvc-1", "a"))
-		must(t, b.write("pvc-1", 4*mib))
+		must.Succeed(t, b.publish("pvc-1", "a"))
+		must.Succeed(t, b.write("pvc-1", 4*mib))
 		stats, err := b.Stats(t.Context(), id(t, "pvc-1"), b.target("a"))
-		must(t, err)
+		must.Succeed(t, err)
 		s := stats.Space
 		if s.SizeBytes != 10*mib || s.UsedBytes < 4*mib || s.UsedBytes > 5*mib || s.FreeBytes != s.SizeBytes-s.UsedBytes {
 			t.Errorf("space %+v, want 4 MiB of 10 in use", s)
@@ -89,9 +90,9 @@ func TestInodeLimit(t *testing.T) {
 		b.start(`[{"name":"local","path":"pool","bytesPerInode":16384}]`)
 		b.create("pvc-1", mib)
 		id, err := b.quota.IDOf(b.open("pvc-1"))
-		must(t, err)
+		must.Succeed(t, err)
 		usage, err := b.quota.Usage(b.open("pvc-1"), id)
-		must(t, err)
+		must.Succeed(t, err)
 		if want := (quota.Limit{Bytes: mib, Inodes: 65}); usage.Limit != want {
 			t.Errorf("limit %+v, want %+v", usage.Limit, want)
 		}
@@ -108,7 +109,7 @@ func TestProjectIDIsReleasedAfterErase(t *testing.T) {
 			name := fmt.Sprintf("pvc-%d", i)
 			b.create(name, mib)
 			id, err := b.quota.IDOf(b.open(name))
-			must(t, err)
+			must.Succeed(t, err)
 			ids[id] = true
 			if i%2 == 0 {
 				b.delete(name)
@@ -128,16 +129,16 @@ func TestLostLimitsAreRestoredAtStart(t *testing.T) {
 		b.create("pvc-1", 10*mib)
 		d := b.open("pvc-1")
 		carried, err := b.quota.IDOf(d)
-		must(t, err)
-		must(t, b.quota.Limit(d, carried, quota.Limit{Bytes: 20 * mib}))
+		must.Succeed(t, err)
+		must.Succeed(t, b.quota.Limit(d, carried, quota.Limit{Bytes: 20 * mib}))
 		v, err := b.Volume(t.Context(), id(t, "pvc-1"))
-		must(t, err)
+		must.Succeed(t, err)
 		if !v.Condition.Abnormal || !strings.Contains(v.Condition.Message, "limit") {
 			t.Errorf("condition %+v, want it to report the limit", v.Condition)
 		}
 		b.restart(local)
 		usage, err := b.quota.Usage(d, carried)
-		must(t, err)
+		must.Succeed(t, err)
 		if usage.Limit.Bytes != 10*mib {
 			t.Errorf("the limit is %d after a restart, want 10 MiB", usage.Limit.Bytes)
 		}
@@ -152,8 +153,8 @@ func TestLostLimitsAreRestoredAtStart(t *testing.T) {
 func TestVolumeRestoredFromBackupHasNoLimit(t *testing.T) {
 	withQuota(t, "", func(t *testing.T, b *bench) {
 		b.create("pvc-1", 10*mib)
-		must(t, os.Rename(b.path("pool", "pvc-1"), b.path("pool", ".old")))
-		must(t, os.Mkdir(b.path("pool", "pvc-1"), 0o777))
+		must.Succeed(t, os.Rename(b.path("pool", "pvc-1"), b.path("pool", ".old")))
+		must.Succeed(t, os.Mkdir(b.path("pool", "pvc-1"), 0o777))
 		for range 2 {
 			if c := b.volume("pvc-1").Condition; c.Reason != health.LimitDiffers {
 				t.Errorf("the condition is %+v, want that of a limit that is missing", c)
@@ -161,9 +162,9 @@ func TestVolumeRestoredFromBackupHasNoLimit(t *testing.T) {
 			if c := b.seen(local); c.Reason != health.LimitDiffers {
 				t.Errorf("from outside the condition is %+v, want that of a limit that is missing", c)
 			}
-			must(t, b.publish("pvc-1", "a"))
+			must.Succeed(t, b.publish("pvc-1", "a"))
 			stats, err := b.Stats(t.Context(), id(t, "pvc-1"), b.target("a"))
-			must(t, err)
+			must.Succeed(t, err)
 			if stats.Condition.Reason != health.LimitDiffers {
 				t.Errorf("the statistics have the condition %+v, want that of a limit that is missing", stats.Condition)
 			}
@@ -178,7 +179,7 @@ func TestVolumeWithoutLimitIsReported(t *testing.T) {
 		b.quota = &quotatest.Fake{As: quota.XFS}
 		b.restart(local)
 		v, err := b.Volume(t.Context(), id(t, "pvc-1"))
-		must(t, err)
+		must.Succeed(t, err)
 		if v.Enforced || v.Condition.Abnormal || !strings.Contains(v.Condition.Message, "not enforced") {
 			t.Errorf("volume %+v, want it in order and not enforced", v)
 		}
@@ -194,7 +195,7 @@ func TestMissingRequiredQuotasAreExplained(t *testing.T) {
 		if err := b.Status()[0].Err; !errors.Is(err, volume.ErrUnavailable) || !strings.Contains(err.Error(), "ask for another filesystem") {
 			t.Errorf("error %v, want one that says what to do", err)
 		}
-		must(t, b.Close(t.Context()))
+		must.Succeed(t, b.Close(t.Context()))
 		b.quota = &quotatest.Fake{As: quota.Ext4}
 		b.start(`[{"name":"local","path":"pool","enforcement":"required"}]`)
 		b.create("pvc-1", mib)
@@ -214,14 +215,14 @@ func TestForeignUseWithQuotas(t *testing.T) {
 		b.create("pvc-1", 100*mib)
 		// Others write while the volume is empty: without counts that would be taken
 		// for the volume's own.
-		must(t, os.WriteFile(b.path("foreign"), make([]byte, 50*mib), 0o644))
+		must.Succeed(t, os.WriteFile(b.path("foreign"), make([]byte, 50*mib), 0o644))
 		b.later(time.Minute)
 		if got := b.capacity(); got > 106*mib || got < 104*mib {
 			t.Errorf("capacity %d, want about 106 MiB: 256 less 100 promised and 50 foreign", got)
 		}
 		// What the volume writes is inside its promise.
-		must(t, os.WriteFile(b.path("pool", "pvc-1", "data"), make([]byte, 60*mib), 0o644))
-		must(t, b.write("pvc-1", 60*mib))
+		must.Succeed(t, os.WriteFile(b.path("pool", "pvc-1", "data"), make([]byte, 60*mib), 0o644))
+		must.Succeed(t, b.write("pvc-1", 60*mib))
 		b.later(time.Minute)
 		if got := b.capacity(); got > 106*mib || got < 104*mib {
 			t.Errorf("capacity %d after the volume wrote, want about 106 MiB", got)
@@ -237,17 +238,17 @@ func TestExpand(t *testing.T) {
 		}
 		_, err := expand(volume.Range{Required: 20 * mib})
 		wantError(t, err, volume.ErrNotFound) // not published there
-		must(t, b.publish("pvc-1", "a"))
-		must(t, b.write("pvc-1", 9*mib))
+		must.Succeed(t, b.publish("pvc-1", "a"))
+		must.Succeed(t, b.write("pvc-1", 9*mib))
 
 		for range 2 {
 			bytes, err := expand(volume.Range{Required: 20*mib - 1})
-			must(t, err)
+			must.Succeed(t, err)
 			if bytes != 20*mib {
 				t.Errorf("expanded to %d, want 20 MiB", bytes)
 			}
 		}
-		must(t, b.write("pvc-1", 10*mib))
+		must.Succeed(t, b.write("pvc-1", 10*mib))
 		if bytes, err := expand(volume.Range{Required: 5 * mib}); err != nil || bytes != 20*mib {
 			t.Errorf("asked for less: %d, %v; want it to stay", bytes, err)
 		}
@@ -280,12 +281,12 @@ func TestExpandDoesNotOversell(t *testing.T) {
 		b.start(local)
 		b.create("pvc-1", 100*mib)
 		b.create("pvc-2", 100*mib)
-		must(t, b.publish("pvc-1", "a"))
+		must.Succeed(t, b.publish("pvc-1", "a"))
 		_, err := b.Expand(t.Context(), id(t, "pvc-1"), b.target("a"), "", volume.Range{Required: 200 * mib})
 		wantError(t, err, volume.ErrCannotGrow)
 		b.wantClean()
 		_, err = b.Expand(t.Context(), id(t, "pvc-1"), b.target("a"), "", volume.Range{Required: 140 * mib})
-		must(t, err)
+		must.Succeed(t, err)
 		b.wantClean()
 	})
 }
@@ -295,11 +296,11 @@ func TestCrashBetweenRecordAndLimit(t *testing.T) {
 		b.create("pvc-1", 10*mib)
 		record := b.own("volumes", "pvc-1.json")
 		data, err := os.ReadFile(record)
-		must(t, err)
-		must(t, b.Close(t.Context()))
-		must(t, os.WriteFile(record, []byte(strings.Replace(string(data), `"bytes":10485760`, `"bytes":20971520`, 1)), 0o600))
+		must.Succeed(t, err)
+		must.Succeed(t, b.Close(t.Context()))
+		must.Succeed(t, os.WriteFile(record, []byte(strings.Replace(string(data), `"bytes":10485760`, `"bytes":20971520`, 1)), 0o600))
 		b.start(local)
-		must(t, b.write("pvc-1", 19*mib))
+		must.Succeed(t, b.write("pvc-1", 19*mib))
 		b.wantClean()
 	})
 }
@@ -312,7 +313,7 @@ func TestPoolsOnOneFilesystemShareNoProjectID(t *testing.T) {
 		var calls sync.WaitGroup
 		for i := range 60 {
 			name, err := volume.ParsePoolName([]string{"one", "two"}[i%2])
-			must(t, err)
+			must.Succeed(t, err)
 			calls.Go(func() {
 				request := pool.Request{ID: id(t, fmt.Sprintf("pvc-%d", i)), Pool: name, Range: volume.Range{Required: mib}}
 				if _, err := b.Create(t.Context(), request); err != nil {
@@ -325,9 +326,9 @@ func TestPoolsOnOneFilesystemShareNoProjectID(t *testing.T) {
 		for i := range 60 {
 			path := b.path([]string{"one", "two"}[i%2], fmt.Sprintf("pvc-%d", i))
 			d, err := dir.Open(path)
-			must(t, err)
+			must.Succeed(t, err)
 			carried, err := b.quota.IDOf(d)
-			must(t, errors.Join(err, d.Close()))
+			must.Succeed(t, errors.Join(err, d.Close()))
 			if other, twice := given[carried]; twice {
 				t.Errorf("%s and %s are both counted by %d", other, path, carried)
 			}
@@ -344,9 +345,9 @@ func TestPoolOpensWithUncountableVolume(t *testing.T) {
 		b.create("pvc-1", mib)
 		record := b.own("volumes", "pvc-1.json")
 		data, err := os.ReadFile(record)
-		must(t, err)
+		must.Succeed(t, err)
 		// An id that is not the driver's to count by.
-		must(t, os.WriteFile(record, regexp.MustCompile(`"projectID":\d+`).ReplaceAll(data, []byte(`"projectID":7`)), 0o600))
+		must.Succeed(t, os.WriteFile(record, regexp.MustCompile(`"projectID":\d+`).ReplaceAll(data, []byte(`"projectID":7`)), 0o600))
 		b.restart(local)
 		b.create("pvc-2", mib)
 		wantError(t, b.publish("pvc-1", "a"), volume.ErrDamagedRecord)
@@ -362,7 +363,7 @@ func TestLateNodeDoesNotShrinkExpandedVolume(t *testing.T) {
 		two := &bench{t: t, root: one.root, mounts: one.mounts, labels: one.labels, loops: one.loops, dev: one.dev, quota: one.quota}
 		two.startNode("node-2", shared)
 		one.create("pvc-1", 10*mib)
-		must(t, one.publish("pvc-1", "a"))
+		must.Succeed(t, one.publish("pvc-1", "a"))
 		var calls sync.WaitGroup
 		for i, b := range []*bench{one, two} {
 			calls.Go(func() {
@@ -374,7 +375,7 @@ func TestLateNodeDoesNotShrinkExpandedVolume(t *testing.T) {
 		}
 		calls.Wait()
 		v, err := one.Volume(t.Context(), id(t, "pvc-1"))
-		must(t, err)
+		must.Succeed(t, err)
 		if v.Bytes != 30*mib || v.Condition.Abnormal {
 			t.Errorf("volume %+v, want 30 MiB in order", v)
 		}
@@ -389,13 +390,13 @@ func TestTrashWithProjectIDOfOtherVolume(t *testing.T) {
 		b.create("pvc-1", 10*mib)
 		b.create("pvc-2", 10*mib)
 		// The volume is put aside by hand, and that copy is deleted.
-		must(t, os.Rename(b.path("pool", "pvc-1"), b.path("pool", "pvc-1-old")))
+		must.Succeed(t, os.Rename(b.path("pool", "pvc-1"), b.path("pool", "pvc-1-old")))
 		carried, err := b.quota.IDOf(b.open("pvc-1-old"))
-		must(t, err)
+		must.Succeed(t, err)
 		b.delete("pvc-1-old")
 		b.settled()
 		usage, err := b.quota.Usage(b.open("pvc-2"), carried)
-		must(t, err)
+		must.Succeed(t, err)
 		if usage.Limit.Bytes != 10*mib {
 			t.Errorf("the limit of the id that a record still has is %d, want 10 MiB", usage.Limit.Bytes)
 		}

@@ -14,6 +14,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
+	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
 const local = `[{"name":"local","path":"pool"}]`
@@ -27,43 +28,43 @@ func TestRecoveryAfterCrash(t *testing.T) {
 	}{
 		"nothing": {func(*testing.T, *bench) {}, []string{"pvc-1", "pvc-2"}},
 		"create, after the directory was made aside": {func(t *testing.T, b *bench) {
-			must(t, os.Mkdir(b.own("creating", "node-1", "pvc-3"), 0o777))
+			must.Succeed(t, os.Mkdir(b.own("creating", "node-1", "pvc-3"), 0o777))
 		}, []string{"pvc-1", "pvc-2"}},
 		"create, while the record was written": {func(t *testing.T, b *bench) {
-			must(t, os.Mkdir(b.own("creating", "node-1", "pvc-3"), 0o777))
-			must(t, os.WriteFile(b.own("volumes", ".new-pvc-3.json"), []byte(`{"vers`), 0o600))
+			must.Succeed(t, os.Mkdir(b.own("creating", "node-1", "pvc-3"), 0o777))
+			must.Succeed(t, os.WriteFile(b.own("volumes", ".new-pvc-3.json"), []byte(`{"vers`), 0o600))
 		}, []string{"pvc-1", "pvc-2"}},
 		"create, after the record was written": {func(t *testing.T, b *bench) {
-			must(t, os.Rename(b.path("pool", "pvc-2"), b.own("creating", "node-1", "pvc-2")))
+			must.Succeed(t, os.Rename(b.path("pool", "pvc-2"), b.own("creating", "node-1", "pvc-2")))
 		}, []string{"pvc-1"}},
 		"create, after its last step": {func(*testing.T, *bench) {}, []string{"pvc-1", "pvc-2"}},
 		"a creation that failed and whose remains were being thrown away": {func(t *testing.T, b *bench) {
-			must(t, os.Mkdir(b.own("trash", "node-1", "pvc-3.0123456789abcdef"), 0o777))
+			must.Succeed(t, os.Mkdir(b.own("trash", "node-1", "pvc-3.0123456789abcdef"), 0o777))
 		}, []string{"pvc-1", "pvc-2"}},
 		"delete, after the directory was thrown away": {func(t *testing.T, b *bench) {
-			must(t, os.Rename(b.path("pool", "pvc-1"), b.own("trash", "node-1", "pvc-1."+uid(t, b, "pvc-1"))))
+			must.Succeed(t, os.Rename(b.path("pool", "pvc-1"), b.own("trash", "node-1", "pvc-1."+uid(t, b, "pvc-1"))))
 		}, []string{"pvc-2"}},
 		"delete, after its last step": {func(t *testing.T, b *bench) {
-			must(t, os.Rename(b.path("pool", "pvc-1"), b.own("trash", "node-1", "pvc-1."+uid(t, b, "pvc-1"))))
-			must(t, os.Remove(b.own("volumes", "pvc-1.json")))
+			must.Succeed(t, os.Rename(b.path("pool", "pvc-1"), b.own("trash", "node-1", "pvc-1."+uid(t, b, "pvc-1"))))
+			must.Succeed(t, os.Remove(b.own("volumes", "pvc-1.json")))
 		}, []string{"pvc-2"}},
 		"delete of a volume without a record": {func(t *testing.T, b *bench) {
-			must(t, os.Mkdir(b.own("trash", "node-1", "pvc-old.0123456789abcdef"), 0o755))
+			must.Succeed(t, os.Mkdir(b.own("trash", "node-1", "pvc-old.0123456789abcdef"), 0o755))
 		}, []string{"pvc-1", "pvc-2"}},
 		"a reaper in the middle of a deep tree": {func(t *testing.T, b *bench) {
-			must(t, os.MkdirAll(b.own("trash", "node-1", ".new-deep-7", "a", "b"), 0o755))
+			must.Succeed(t, os.MkdirAll(b.own("trash", "node-1", ".new-deep-7", "a", "b"), 0o755))
 		}, []string{"pvc-1", "pvc-2"}},
 		"the first start, after the layout's directory": {func(t *testing.T, b *bench) {
-			must(t, os.RemoveAll(b.own()))
-			must(t, os.Mkdir(b.own(), 0o700))
+			must.Succeed(t, os.RemoveAll(b.own()))
+			must.Succeed(t, os.Mkdir(b.own(), 0o700))
 		}, []string{"pvc-1", "pvc-2"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T, b *bench) {
 				b.create("pvc-1", mib)
-				must(t, os.WriteFile(b.path("pool", "pvc-1", "data"), nil, 0o644))
+				must.Succeed(t, os.WriteFile(b.path("pool", "pvc-1", "data"), nil, 0o644))
 				b.create("pvc-2", mib)
-				must(t, b.Close(t.Context()))
+				must.Succeed(t, b.Close(t.Context()))
 				c.crash(t, b)
 				b.start(local)
 				b.wantVolumes(c.want...)
@@ -86,7 +87,7 @@ func TestRecoveryAfterCrash(t *testing.T) {
 func uid(t *testing.T, b *bench, name string) string {
 	t.Helper()
 	data, err := os.ReadFile(b.own("volumes", name+".json"))
-	must(t, err)
+	must.Succeed(t, err)
 	_, rest, _ := strings.Cut(string(data), `"uid":"`)
 	value, _, ok := strings.Cut(rest, `"`)
 	if !ok {
@@ -98,10 +99,10 @@ func uid(t *testing.T, b *bench, name string) string {
 func TestLostVolumeIsNotBeingRemoved(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.create("pvc-1", mib)
-		must(t, b.Close(t.Context()))
+		must.Succeed(t, b.Close(t.Context()))
 		// An earlier volume of the same name is still in the trash.
-		must(t, os.Mkdir(b.own("trash", "node-1", "pvc-1.0123456789abcdef"), 0o755))
-		must(t, os.Remove(b.path("pool", "pvc-1")))
+		must.Succeed(t, os.Mkdir(b.own("trash", "node-1", "pvc-1.0123456789abcdef"), 0o755))
+		must.Succeed(t, os.Remove(b.path("pool", "pvc-1")))
 		b.start(local)
 		page, _ := b.List(t.Context(), volume.ID{}, 10)
 		if len(page) != 1 || !page[0].Lost {
@@ -113,8 +114,8 @@ func TestLostVolumeIsNotBeingRemoved(t *testing.T) {
 func TestDirectoriesMovedInByHandAreServed(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.create("pvc-1", mib)
-		must(t, os.Mkdir(b.path("pool", "moved-in"), 0o755))
-		must(t, os.Rename(b.path("pool", "pvc-1"), b.path("moved-out")))
+		must.Succeed(t, os.Mkdir(b.path("pool", "moved-in"), 0o755))
+		must.Succeed(t, os.Rename(b.path("pool", "pvc-1"), b.path("moved-out")))
 		b.later(2 * time.Minute)
 		b.wantVolumes("moved-in", "pvc-1")
 		page, _ := b.List(t.Context(), volume.ID{}, 10)
@@ -127,8 +128,8 @@ func TestDirectoriesMovedInByHandAreServed(t *testing.T) {
 func TestStaleCreationsAreRemoved(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.create("pvc-1", mib)
-		must(t, os.Rename(b.path("pool", "pvc-1"), b.own("creating", "node-1", "pvc-1")))
-		must(t, os.Mkdir(b.own("creating", "node-1", ".odd"), 0o755))
+		must.Succeed(t, os.Rename(b.path("pool", "pvc-1"), b.own("creating", "node-1", "pvc-1")))
+		must.Succeed(t, os.Mkdir(b.own("creating", "node-1", ".odd"), 0o755))
 		// A check that meets another at the volume leaves it to the next.
 		b.later(5 * time.Minute)
 		b.wantVolumes()
@@ -141,7 +142,7 @@ func TestSweepOfCreationsWhileCreateEnds(t *testing.T) {
 	withFaults(t, local, func(t *testing.T, b *bench, f *faulty) {
 		both := []string{"pvc-1", "pvc-2"}
 		for _, name := range both {
-			must(t, os.Mkdir(b.own("creating", "node-1", name), 0o777))
+			must.Succeed(t, os.Mkdir(b.own("creating", "node-1", name), 0o777))
 		}
 		createOther := func() {
 			for _, name := range both {
@@ -170,14 +171,14 @@ func TestListPagesWhileVolumesChange(t *testing.T) {
 		b := newBench(t, t.TempDir())
 		b.start(`[{"name":"legacy","path":"a"},{"name":"other","path":"b"}]`)
 		other, err := volume.ParsePoolName("other")
-		must(t, err)
+		must.Succeed(t, err)
 		for i := range 10 {
 			request := pool.Request{ID: id(t, fmt.Sprintf("pvc-%d", i)), Range: volume.Range{Required: mib}}
 			if i%2 == 1 {
 				request.Pool = other
 			}
 			_, err := b.Create(t.Context(), request)
-			must(t, err)
+			must.Succeed(t, err)
 		}
 		page, next := b.List(t.Context(), volume.ID{}, 4)
 		if got := strings.Join(ids(page), " "); got != "pvc-0 pvc-1 pvc-2 pvc-3" || next.String() != "pvc-3" {
@@ -201,8 +202,8 @@ func TestListPagesWhileVolumesChange(t *testing.T) {
 func TestNameInTwoPoolsIsRefused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, t.TempDir())
-		must(t, os.MkdirAll(b.path("a", "pvc-1"), 0o755))
-		must(t, os.MkdirAll(b.path("b", "pvc-1"), 0o755))
+		must.Succeed(t, os.MkdirAll(b.path("a", "pvc-1"), 0o755))
+		must.Succeed(t, os.MkdirAll(b.path("b", "pvc-1"), 0o755))
 		b.start(`[{"name":"a","path":"a"},{"name":"b","path":"b"}]`)
 		err := b.Delete(t.Context(), id(t, "pvc-1"))
 		wantError(t, err, volume.ErrAmbiguous)
@@ -210,8 +211,8 @@ func TestNameInTwoPoolsIsRefused(t *testing.T) {
 			t.Errorf("the error is %q", got)
 		}
 		name, err := volume.ParsePoolName("b")
-		must(t, err)
-		must(t, b.Publish(t.Context(), pool.Publication{ID: id(t, "pvc-1"), Pool: name, Target: b.target("x")}))
+		must.Succeed(t, err)
+		must.Succeed(t, b.Publish(t.Context(), pool.Publication{ID: id(t, "pvc-1"), Pool: name, Target: b.target("x")}))
 	})
 }
 
@@ -231,8 +232,8 @@ func TestSharedPoolCountsPromisesOfOtherNodes(t *testing.T) {
 		two.wantVolumes("pvc-1")
 		two.create("pvc-1", 512*mib)
 		// creating/ and trash/ of the other node are not touched by a restart.
-		must(t, os.Mkdir(one.own("creating", "node-1", "pvc-2"), 0o777))
-		must(t, two.Close(t.Context()))
+		must.Succeed(t, os.Mkdir(one.own("creating", "node-1", "pvc-2"), 0o777))
+		must.Succeed(t, two.Close(t.Context()))
 		two.startNode("node-2", shared)
 		if _, err := os.Stat(one.own("creating", "node-1", "pvc-2")); err != nil {
 			t.Error(err)
@@ -249,10 +250,10 @@ func TestPoolLockWaitIsCanceled(t *testing.T) {
 		b.start(`[{"name":"legacy","path":"pool","shared":true},{"name":"other","path":"other"}]`)
 		b.create("pvc-1", mib)
 		own, err := dir.Open(b.own())
-		must(t, err)
-		defer func() { must(t, own.Close()) }()
+		must.Succeed(t, err)
+		defer func() { must.Succeed(t, own.Close()) }()
 		unlock, err := own.Lock(t.Context(), "lock")
-		must(t, err)
+		must.Succeed(t, err)
 		inTime := func(call func(context.Context) error) error {
 			ctx, stop := context.WithTimeout(t.Context(), 3*time.Second)
 			defer stop()
@@ -273,7 +274,7 @@ func TestPoolLockWaitIsCanceled(t *testing.T) {
 			}
 		}
 		_, err = b.Create(t.Context(), pool.Request{ID: id(t, "pvc-3"), Pool: poolName(t, "other"), Range: volume.Range{Required: mib}})
-		must(t, err)
+		must.Succeed(t, err)
 		unlock()
 		b.delete("pvc-1")
 		b.create("pvc-2", mib)
@@ -286,13 +287,13 @@ func TestLeftoversOfGoneNodeAreRecovered(t *testing.T) {
 		b.every = time.Hour
 		b.start(`[{"name":"local","path":"pool","shared":true}]`)
 		for _, node := range []string{"alive", "gone"} {
-			must(t, os.MkdirAll(b.own("creating", node, "pvc-1"), 0o700))
-			must(t, os.MkdirAll(b.own("trash", node, "pvc-2.0123456789abcdef", "data"), 0o700))
+			must.Succeed(t, os.MkdirAll(b.own("creating", node, "pvc-1"), 0o700))
+			must.Succeed(t, os.MkdirAll(b.own("trash", node, "pvc-2.0123456789abcdef", "data"), 0o700))
 		}
 		// Whatever its clock says, who is alive changes what others see.
-		must(t, os.Chtimes(b.own("trash", "gone"), time.Now(), time.Now().Add(-48*time.Hour)))
+		must.Succeed(t, os.Chtimes(b.own("trash", "gone"), time.Now(), time.Now().Add(-48*time.Hour)))
 		for hour := range 26 {
-			must(t, os.Chtimes(b.own("trash", "alive"), time.Now(), time.Unix(int64(hour), 0)))
+			must.Succeed(t, os.Chtimes(b.own("trash", "alive"), time.Now(), time.Unix(int64(hour), 0)))
 			b.later(time.Hour)
 		}
 		for node, want := range map[string]int{"alive": 1, "gone": 0, "node-1": 0} {
@@ -315,10 +316,10 @@ func TestDeleteRefusesVolumePublishedByOtherNode(t *testing.T) {
 		one.start(shared)
 		// Another node has mounts of its own.
 		two := &bench{t: t, root: one.root, mounts: &bindtest.Fake{}, labels: one.labels, loops: one.loops, dev: one.dev}
-		defer func() { must(t, two.mounts.Close()) }()
+		defer func() { must.Succeed(t, two.mounts.Close()) }()
 		two.startNode("node-2", shared)
 		one.create("pvc-1", mib)
-		must(t, two.publish("pvc-1", "on-two"))
+		must.Succeed(t, two.publish("pvc-1", "on-two"))
 
 		err := one.Delete(t.Context(), id(t, "pvc-1"))
 		wantError(t, err, volume.ErrInUse)
@@ -326,11 +327,11 @@ func TestDeleteRefusesVolumePublishedByOtherNode(t *testing.T) {
 			t.Errorf("%v does not report on which node", err)
 		}
 		v, err := one.Volume(t.Context(), id(t, "pvc-1"))
-		must(t, err)
+		must.Succeed(t, err)
 		if len(v.Nodes) != 1 || v.Nodes[0].String() != "node-2" {
 			t.Errorf("published on %v, want node-2", v.Nodes)
 		}
-		must(t, two.unpublish("pvc-1", "on-two"))
+		must.Succeed(t, two.unpublish("pvc-1", "on-two"))
 		one.delete("pvc-1")
 	})
 }
@@ -342,9 +343,9 @@ func TestPublishedMarksAfterNodeRestart(t *testing.T) {
 		b.start(shared)
 		b.create("pvc-1", mib)
 		b.create("pvc-2", mib)
-		must(t, b.publish("pvc-1", "a"))
-		must(t, b.publish("pvc-2", "b"))
-		must(t, b.mounts.Unpublish(b.target("a"), nil)) // as a reboot does
+		must.Succeed(t, b.publish("pvc-1", "a"))
+		must.Succeed(t, b.publish("pvc-2", "b"))
+		must.Succeed(t, b.mounts.Unpublish(b.target("a"), nil)) // as a reboot does
 		b.restart(shared)
 		if got := names(t, b.own("published", "node-1")); len(got) != 1 || got[0] != "pvc-2" {
 			t.Errorf("marks %q, want only that of pvc-2", got)
@@ -357,10 +358,10 @@ func TestStaleMarkIsRemovedWhenPoolReturns(t *testing.T) {
 		b := newBench(t, t.TempDir())
 		b.start(`[{"name":"local","path":"pool","shared":true}]`)
 		b.create("pvc-1", mib)
-		must(t, b.publish("pvc-1", "a"))
-		must(t, os.Rename(b.path("pool"), b.path("away")))
-		must(t, b.unpublish("pvc-1", "a"))
-		must(t, os.Rename(b.path("away"), b.path("pool")))
+		must.Succeed(t, b.publish("pvc-1", "a"))
+		must.Succeed(t, os.Rename(b.path("pool"), b.path("away")))
+		must.Succeed(t, b.unpublish("pvc-1", "a"))
+		must.Succeed(t, os.Rename(b.path("away"), b.path("pool")))
 		b.later(2 * time.Minute)
 		if got := names(t, b.own("published", "node-1")); len(got) > 0 {
 			t.Errorf("marks %q, want none", got)
@@ -373,8 +374,8 @@ func TestMarkOfDeadNodeIsIgnored(t *testing.T) {
 		b := newBench(t, t.TempDir())
 		b.start(`[{"name":"local","path":"pool","shared":true}]`)
 		b.create("pvc-1", mib)
-		must(t, os.MkdirAll(b.own("published", "node-9"), 0o700))
-		must(t, os.WriteFile(b.own("published", "node-9", "pvc-1"), nil, 0o600))
+		must.Succeed(t, os.MkdirAll(b.own("published", "node-9"), 0o700))
+		must.Succeed(t, os.WriteFile(b.own("published", "node-9", "pvc-1"), nil, 0o600))
 		b.delete("pvc-1")
 	})
 }

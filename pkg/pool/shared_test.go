@@ -20,6 +20,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota/quotatest"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
+	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
 const sharedPool = `[{"name":"local","path":"pool","shared":true}]`
@@ -34,7 +35,7 @@ func withNodes(t *testing.T, test func(t *testing.T, one, two *bench, f *faulty)
 		one.start(sharedPool)
 		f := &faulty{Fake: one.quota}
 		two := &bench{t: t, root: one.root, mounts: &bindtest.Fake{}, labels: one.labels, loops: one.loops, dev: one.dev, quota: one.quota, real: f.detect}
-		t.Cleanup(func() { must(t, two.mounts.Close()) })
+		t.Cleanup(func() { must.Succeed(t, two.mounts.Close()) })
 		two.startNode("node-2", sharedPool)
 		test(t, one, two, f)
 	})
@@ -44,12 +45,12 @@ func withNodes(t *testing.T, test func(t *testing.T, one, two *bench, f *faulty)
 func (b *bench) another(node string) *bench {
 	b.t.Helper()
 	n := &bench{t: b.t, root: b.root, mounts: &bindtest.Fake{}, labels: b.labels}
-	must(b.t, os.Mkdir(b.path("dev-"+node), 0o755))
+	must.Succeed(b.t, os.Mkdir(b.path("dev-"+node), 0o755))
 	var err error
 	n.dev, err = dir.Open(b.path("dev-" + node))
-	must(b.t, err)
+	must.Succeed(b.t, err)
 	n.loops = looptest.NewFake(n.dev)
-	b.t.Cleanup(func() { must(b.t, errors.Join(n.mounts.Close(), n.loops.Close(), n.dev.Close())) })
+	b.t.Cleanup(func() { must.Succeed(b.t, errors.Join(n.mounts.Close(), n.loops.Close(), n.dev.Close())) })
 	n.startNode(node, sharedPool)
 	return n
 }
@@ -81,9 +82,9 @@ func background(call func() error) (ended <-chan error) {
 func (b *bench) lockVolume(name string) (unlock func()) {
 	b.t.Helper()
 	own, err := dir.Open(b.own())
-	must(b.t, err)
+	must.Succeed(b.t, err)
 	unlock, err = pool.LockVolume(own, id(b.t, name))
-	must(b.t, errors.Join(err, own.Close()))
+	must.Succeed(b.t, errors.Join(err, own.Close()))
 	return unlock
 }
 
@@ -92,11 +93,11 @@ func (b *bench) lockVolume(name string) (unlock func()) {
 func (b *bench) makes(name string) (end func()) {
 	b.t.Helper()
 	unlock := b.lockVolume(name)
-	must(b.t, os.MkdirAll(b.own("trash", "node-9"), 0o700))
-	must(b.t, os.MkdirAll(b.own("creating", "node-9", name), 0o700))
+	must.Succeed(b.t, os.MkdirAll(b.own("trash", "node-9"), 0o700))
+	must.Succeed(b.t, os.MkdirAll(b.own("creating", "node-9", name), 0o700))
 	b.record(name, mib)
 	return func() {
-		must(b.t, os.Rename(b.own("creating", "node-9", name), b.path("pool", name)))
+		must.Succeed(b.t, os.Rename(b.own("creating", "node-9", name), b.path("pool", name)))
 		unlock()
 	}
 }
@@ -105,7 +106,7 @@ func (b *bench) makes(name string) (end func()) {
 func (b *bench) record(name string, bytes int64) {
 	b.t.Helper()
 	record := fmt.Sprintf(`{"version":1,"id":%q,"uid":"0123456789abcdef","mode":"mount","bytes":%d,"created":"2026-11-20T18:56:54Z"}`+"\n", name, bytes)
-	must(b.t, os.WriteFile(b.own("volumes", name+".json"), []byte(record), 0o600))
+	must.Succeed(b.t, os.WriteFile(b.own("volumes", name+".json"), []byte(record), 0o600))
 }
 
 // wantWhole says that a volume has both a directory and a record, or neither.
@@ -123,7 +124,7 @@ func TestDeleteWhileOtherNodeCreates(t *testing.T) {
 		end := one.makes("pvc-1")
 		deleted := background(func() error { return one.Delete(t.Context(), id(t, "pvc-1")) })
 		end()
-		must(t, <-deleted)
+		must.Succeed(t, <-deleted)
 		one.wantWhole("pvc-1", false)
 		one.wantVolumes()
 	})
@@ -134,7 +135,7 @@ func TestPublishWhileOtherNodeCreates(t *testing.T) {
 		end := one.makes("pvc-1")
 		published := background(func() error { return one.publish("pvc-1", "a") })
 		end()
-		must(t, <-published)
+		must.Succeed(t, <-published)
 		one.wantWhole("pvc-1", true)
 	})
 }
@@ -174,7 +175,7 @@ func TestExpandOnOtherNodeIsNotLimitMismatch(t *testing.T) {
 	withNodes(t, func(t *testing.T, one, _ *bench, _ *faulty) {
 		one.create("pvc-1", 10*mib)
 		unlock := one.lockVolume("pvc-1")
-		must(t, one.quota.Limit(one.open("pvc-1"), one.carried("pvc-1"), quota.Limit{Bytes: 20 * mib}))
+		must.Succeed(t, one.quota.Limit(one.open("pvc-1"), one.carried("pvc-1"), quota.Limit{Bytes: 20 * mib}))
 		if v := one.volume("pvc-1"); v.Condition.Abnormal {
 			t.Errorf("while another node is at work on it: %+v", v.Condition)
 		}
@@ -189,18 +190,18 @@ func TestPublishAfterRecreateOnOtherNode(t *testing.T) {
 		trashed := "pvc-1." + uid(t, one, "pvc-1")
 		unlock := one.lockVolume("pvc-1")
 		published := background(func() error { return one.publish("pvc-1", "a") })
-		must(t, os.MkdirAll(one.own("trash", "node-9"), 0o700))
-		must(t, os.Rename(one.path("pool", "pvc-1"), one.own("trash", "node-9", trashed)))
-		must(t, os.Mkdir(one.path("pool", "pvc-1"), 0o777))
+		must.Succeed(t, os.MkdirAll(one.own("trash", "node-9"), 0o700))
+		must.Succeed(t, os.Rename(one.path("pool", "pvc-1"), one.own("trash", "node-9", trashed)))
+		must.Succeed(t, os.Mkdir(one.path("pool", "pvc-1"), 0o777))
 		one.record("pvc-1", mib)
 		unlock()
-		must(t, <-published)
+		must.Succeed(t, <-published)
 		at, err := one.mounts.Open(one.target("a"))
-		must(t, err)
+		must.Succeed(t, err)
 		got, err := at.ID()
-		must(t, errors.Join(err, at.Close()))
+		must.Succeed(t, errors.Join(err, at.Close()))
 		now, err := one.open("pvc-1").ID()
-		must(t, err)
+		must.Succeed(t, err)
 		if got != now {
 			t.Error("what is published is not what is in the pool now")
 		}
@@ -213,8 +214,8 @@ func TestPublishAfterDeleteOnOtherNode(t *testing.T) {
 		one.create("pvc-1", mib)
 		unlock := one.lockVolume("pvc-1")
 		published := background(func() error { return one.publish("pvc-1", "a") })
-		must(t, os.Remove(one.own("volumes", "pvc-1.json")))
-		must(t, os.Remove(one.path("pool", "pvc-1")))
+		must.Succeed(t, os.Remove(one.own("volumes", "pvc-1.json")))
+		must.Succeed(t, os.Remove(one.path("pool", "pvc-1")))
 		unlock()
 		wantError(t, <-published, volume.ErrNotFound)
 		wantGone(t, one.path("pods", "a"))
@@ -305,16 +306,16 @@ func TestSlowCreateDoesNotDelayOtherNodes(t *testing.T) {
 		one.create("pvc-2", mib)
 		began := time.Now()
 		finish := f.begin(t, func() error { _, err := two.tryCreateBlock("pvc-disk", mib); return err })
-		must(t, one.publish("pvc-1", "a"))
-		must(t, one.unpublish("pvc-1", "a"))
+		must.Succeed(t, one.publish("pvc-1", "a"))
+		must.Succeed(t, one.unpublish("pvc-1", "a"))
 		one.delete("pvc-1")
 		if waited := time.Since(began); waited > 0 {
 			t.Errorf("calls on other volumes waited for %v", waited)
 		}
-		must(t, os.WriteFile(one.own("volumes", ".new-pvc-5.json"), nil, 0o600))
-		must(t, os.Mkdir(one.own("creating", "node-1", "pvc-6"), 0o700))
-		must(t, os.MkdirAll(one.own("published", "node-1"), 0o700))
-		must(t, os.WriteFile(one.own("published", "node-1", ".new-pvc-2"), nil, 0o600))
+		must.Succeed(t, os.WriteFile(one.own("volumes", ".new-pvc-5.json"), nil, 0o600))
+		must.Succeed(t, os.Mkdir(one.own("creating", "node-1", "pvc-6"), 0o700))
+		must.Succeed(t, os.MkdirAll(one.own("published", "node-1"), 0o700))
+		must.Succeed(t, os.WriteFile(one.own("published", "node-1", ".new-pvc-2"), nil, 0o600))
 		one.restart(sharedPool)
 		if status := one.Status()[0]; status.Err != nil || time.Since(began) > 0 {
 			t.Errorf("a start gives %v after %v", status.Err, time.Since(began))
@@ -327,7 +328,7 @@ func TestSlowCreateDoesNotDelayOtherNodes(t *testing.T) {
 		defer stop()
 		_, err := one.Create(ctx, pool.Request{ID: id(t, "pvc-3"), Range: volume.Range{Required: mib}})
 		wantError(t, err, context.DeadlineExceeded) // one sells at a time
-		must(t, finish())
+		must.Succeed(t, finish())
 		one.create("pvc-3", mib)
 		one.wantVolumes("pvc-2", "pvc-3", "pvc-disk")
 	})
@@ -336,19 +337,19 @@ func TestSlowCreateDoesNotDelayOtherNodes(t *testing.T) {
 func TestPublishWhileExpandWaitsForCreate(t *testing.T) {
 	withNodes(t, func(t *testing.T, one, two *bench, f *faulty) {
 		one.create("pvc-1", mib)
-		must(t, one.publish("pvc-1", "a"))
+		must.Succeed(t, one.publish("pvc-1", "a"))
 		finish := f.begin(t, func() error { _, err := two.tryCreateBlock("pvc-disk", mib); return err })
 		grown := background(func() error {
 			_, err := one.Expand(t.Context(), id(t, "pvc-1"), one.target("a"), "", volume.Range{Required: 2 * mib})
 			return err
 		})
 		began := time.Now()
-		must(t, two.Publish(t.Context(), pool.Publication{ID: id(t, "pvc-1"), Target: two.target("b"), MultiNode: true}))
+		must.Succeed(t, two.Publish(t.Context(), pool.Publication{ID: id(t, "pvc-1"), Target: two.target("b"), MultiNode: true}))
 		if waited := time.Since(began); waited > 0 {
 			t.Errorf("publishing waited for %v", waited)
 		}
-		must(t, finish())
-		must(t, <-grown)
+		must.Succeed(t, finish())
+		must.Succeed(t, <-grown)
 	})
 }
 
@@ -356,7 +357,7 @@ func TestPublishWhileExpandWaitsForCreate(t *testing.T) {
 func TestCreateWhileExpandWaitsForVolume(t *testing.T) {
 	withNodes(t, func(t *testing.T, one, two *bench, _ *faulty) {
 		one.create("pvc-1", mib)
-		must(t, one.publish("pvc-1", "a"))
+		must.Succeed(t, one.publish("pvc-1", "a"))
 		unlock := one.lockVolume("pvc-1")
 		grown := background(func() error {
 			_, err := one.Expand(t.Context(), id(t, "pvc-1"), one.target("a"), "", volume.Range{Required: 2 * mib})
@@ -368,7 +369,7 @@ func TestCreateWhileExpandWaitsForVolume(t *testing.T) {
 			t.Errorf("a creation waited for %v", waited)
 		}
 		unlock()
-		must(t, <-grown)
+		must.Succeed(t, <-grown)
 		if got := two.volume("pvc-1").Bytes; got != 2*mib {
 			t.Errorf("it has %d bytes, want 2 MiB", got)
 		}
@@ -378,7 +379,7 @@ func TestCreateWhileExpandWaitsForVolume(t *testing.T) {
 func TestVolumeLockWaitIsCanceled(t *testing.T) {
 	withNodes(t, func(t *testing.T, one, _ *bench, _ *faulty) {
 		one.create("pvc-1", mib)
-		must(t, one.publish("pvc-1", "a"))
+		must.Succeed(t, one.publish("pvc-1", "a"))
 		unlock := one.lockVolume("pvc-1")
 		for name, call := range map[string]func(context.Context) error{
 			"create": func(ctx context.Context) error {
@@ -400,7 +401,7 @@ func TestVolumeLockWaitIsCanceled(t *testing.T) {
 			}
 			stop()
 		}
-		must(t, one.unpublish("pvc-1", "a")) // a pod can end, whatever other nodes do
+		must.Succeed(t, one.unpublish("pvc-1", "a")) // a pod can end, whatever other nodes do
 		unlock()
 		one.delete("pvc-1")
 	})
@@ -410,20 +411,20 @@ func TestRecoverySkipsVolumeLockedByOtherNode(t *testing.T) {
 	withNodes(t, func(t *testing.T, one, _ *bench, _ *faulty) {
 		one.createBlock("pvc-disk", mib)
 		one.create("pvc-1", 10*mib)
-		must(t, one.Close(t.Context()))
+		must.Succeed(t, one.Close(t.Context()))
 		var unlock []func()
 		for _, name := range []string{"pvc-disk", "pvc-1", "pvc-5", "pvc-6", "pvc-7", "pvc-8"} {
 			unlock = append(unlock, one.lockVolume(name))
 		}
-		must(t, os.Truncate(one.path("pool", "pvc-disk", "disk.img"), 2*mib))
-		must(t, one.quota.Limit(one.open("pvc-1"), one.carried("pvc-1"), quota.Limit{Bytes: 20 * mib}))
-		must(t, os.WriteFile(one.own("volumes", ".new-pvc-5.json"), nil, 0o600))
-		must(t, os.Mkdir(one.own("creating", "node-1", "pvc-6"), 0o700))
+		must.Succeed(t, os.Truncate(one.path("pool", "pvc-disk", "disk.img"), 2*mib))
+		must.Succeed(t, one.quota.Limit(one.open("pvc-1"), one.carried("pvc-1"), quota.Limit{Bytes: 20 * mib}))
+		must.Succeed(t, os.WriteFile(one.own("volumes", ".new-pvc-5.json"), nil, 0o600))
+		must.Succeed(t, os.Mkdir(one.own("creating", "node-1", "pvc-6"), 0o700))
 		one.record("pvc-6", mib)
-		must(t, os.Mkdir(one.own("trash", "node-1", "pvc-7.0123456789abcdef"), 0o700))
+		must.Succeed(t, os.Mkdir(one.own("trash", "node-1", "pvc-7.0123456789abcdef"), 0o700))
 		one.record("pvc-7", mib)
-		must(t, os.MkdirAll(one.own("published", "node-1"), 0o700))
-		must(t, os.WriteFile(one.own("published", "node-1", ".new-pvc-8"), nil, 0o600))
+		must.Succeed(t, os.MkdirAll(one.own("published", "node-1"), 0o700))
+		must.Succeed(t, os.WriteFile(one.own("published", "node-1", ".new-pvc-8"), nil, 0o600))
 		left := func() []string {
 			return slices.Concat(names(t, one.own("volumes")), names(t, one.own("creating", "node-1")), names(t, one.own("trash", "node-1")), names(t, one.own("published", "node-1")))
 		}
@@ -462,14 +463,14 @@ func TestRecoverySkipsVolumeLockedByOtherNode(t *testing.T) {
 // Who does not use the pool with others has no locks for that.
 func TestUnsharedPoolTakesNoFileLocks(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
-		must(t, os.Remove(b.own("lock")))
+		must.Succeed(t, os.Remove(b.own("lock")))
 		b.create("pvc-1", mib)
-		must(t, b.publish("pvc-1", "a"))
+		must.Succeed(t, b.publish("pvc-1", "a"))
 		_, err := b.Expand(t.Context(), id(t, "pvc-1"), b.target("a"), "", volume.Range{Required: 2 * mib})
-		must(t, err)
-		must(t, b.unpublish("pvc-1", "a"))
+		must.Succeed(t, err)
+		must.Succeed(t, b.unpublish("pvc-1", "a"))
 		b.delete("pvc-1")
-		must(t, os.WriteFile(b.own("volumes", ".new-pvc-5.json"), nil, 0o600))
+		must.Succeed(t, os.WriteFile(b.own("volumes", ".new-pvc-5.json"), nil, 0o600))
 		b.restart(local)
 		b.wantClean()
 		wantGone(t, b.own("lock"))

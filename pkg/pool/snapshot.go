@@ -10,6 +10,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/ledger"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/limit"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/serve"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/snapshot"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 	"kubevirt.io/hostpath-provisioner/pkg/trace"
@@ -43,22 +44,22 @@ func (s *Set) Snapshot(ctx context.Context, r SnapshotRequest) (Snapshot, error)
 		return Snapshot{}, err
 	}
 	in.close() // it is read again under its lock
-	p := in.visit.pool
+	p := in.visit.Pool
 	if err := s.elsewhere(r.ID, p); err != nil {
 		return Snapshot{}, err
 	}
-	ctx, end := s.untilClose(ctx)
+	ctx, end := s.UntilClose(ctx)
 	defer end()
-	made, err = p.snapshot(ctx, r)
+	made, err = s.snapshot(ctx, p, r)
 	if err != nil {
-		return Snapshot{}, fmt.Errorf("snapshot volume %s in pool %q: %w", r.Source, p.config.Name, err)
+		return Snapshot{}, fmt.Errorf("snapshot volume %s in pool %q: %w", r.Source, p.Config.Name, err)
 	}
 	return made, nil
 }
 
 // snapshotMade answers a repeated call. The source may be gone by then.
 func (s *Set) snapshotMade(r SnapshotRequest) (Snapshot, error) {
-	in, err := findIn(s.holders(r.ID), r.ID)
+	in, err := s.findIn(s.holders(r.ID), r.ID)
 	if err != nil {
 		return Snapshot{}, err
 	}
@@ -66,32 +67,32 @@ func (s *Set) snapshotMade(r SnapshotRequest) (Snapshot, error) {
 	return in.visit.snapshots().Existing(r, in.entry)
 }
 
-func (p *Pool) snapshot(ctx context.Context, r SnapshotRequest) (Snapshot, error) {
-	v, err := p.enter()
+func (s *Set) snapshot(ctx context.Context, p *serve.Pool, r SnapshotRequest) (Snapshot, error) {
+	v, err := s.enter(p)
 	if err != nil {
 		return Snapshot{}, err
 	}
-	defer v.close()
-	e, d, err := v.scan().Lookup(r.ID)
+	defer v.Close()
+	e, d, err := v.Scan().Lookup(r.ID)
 	if d != nil {
 		_ = d.Close()
 	}
 	if err != nil {
 		return Snapshot{}, err
 	}
-	if p.note(r.ID, e); e.Exists() {
+	if p.Note(r.ID, e); e.Exists() {
 		return v.snapshots().Existing(r, e)
 	}
 	if e.Removed != "" {
 		return Snapshot{}, fmt.Errorf("%w: one of its name is being removed", volume.ErrUnavailable)
 	}
-	if err := p.othersAreRead(); err != nil {
+	if err := p.OthersAreRead(); err != nil {
 		return Snapshot{}, err
 	}
-	if err := v.work(); err != nil {
+	if err := v.Work(); err != nil {
 		return Snapshot{}, limit.NoSpace(err)
 	}
-	unlock, err := p.locks.TryLock(r.Source)
+	unlock, err := v.LockSource(r.Source)
 	if err != nil {
 		return Snapshot{}, err
 	}
@@ -105,17 +106,17 @@ func (p *Pool) snapshot(ctx context.Context, r SnapshotRequest) (Snapshot, error
 
 // snapshots is the pool for copying what is in it.
 func (v *visit) snapshots() *snapshot.Pool {
-	return &snapshot.Pool{Pool: v.scan(), Entries: v, Limits: v.pool.limits(), Pins: v.pool.pins, Freezer: v.pool.options.Freezer}
+	return &snapshot.Pool{Pool: v.Scan(), Entries: v, Limits: v.Pool.Limits(), Pins: v.pins, Freezer: v.Pool.Options.Freezer}
 }
 
 // Used reports whether pods or devices of this node may write to a volume.
 func (v *visit) Used(id volume.ID, e store.Entry, d *dir.Dir) (bool, error) {
-	return (&found{id: id, visit: v, entry: e, dir: d}).use().Used()
+	return v.Use(id, e, d).Used()
 }
 
 // PublishedAt are the paths at which this node has a volume, or what is inside it.
 func (v *visit) PublishedAt(id volume.ID, e store.Entry, d *dir.Dir) ([]string, error) {
-	published, err := (&found{id: id, visit: v, entry: e, dir: d}).use().Published()
+	published, err := v.Use(id, e, d).Published()
 	var paths []string
 	for _, p := range published {
 		paths = append(paths, p.Path)
@@ -125,10 +126,10 @@ func (v *visit) PublishedAt(id volume.ID, e store.Entry, d *dir.Dir) ([]string, 
 
 // sourceElsewhere answers ErrInvalid for a source that is known to be in another pool. Pools
 // may lie on different filesystems, whose files share no blocks.
-func (s *Set) sourceElsewhere(id volume.ID, chosen *Pool) error {
+func (s *Set) sourceElsewhere(id volume.ID, chosen *serve.Pool) error {
 	for _, p := range s.holders(id) {
 		if p != chosen {
-			return fmt.Errorf("%w: its source, %s, is in pool %q, and a volume is made in the pool of its source", volume.ErrInvalid, id.Named(), p.config.Name)
+			return fmt.Errorf("%w: its source, %s, is in pool %q, and a volume is made in the pool of its source", volume.ErrInvalid, id.Named(), p.Config.Name)
 		}
 	}
 	return nil
@@ -136,11 +137,11 @@ func (s *Set) sourceElsewhere(id volume.ID, chosen *Pool) error {
 
 // openRequested opens what a volume is to be made from.
 func (v *visit) openRequested(r Request) (*snapshot.Source, error) {
-	unlock, err := v.pool.locks.TryLock(r.Source.ID)
+	unlock, err := v.LockSource(r.Source.ID)
 	if err != nil {
 		return nil, fmt.Errorf("its source: %w", err)
 	}
-	if r.Source.Upstream && !v.pool.ledger.Known(r.Source.ID).Exists() {
+	if r.Source.Upstream && !v.Pool.Ledger.Known(r.Source.ID).Exists() {
 		src, err := v.sourceUpstream(r.Source.ID, r.Mode, unlock)
 		if err != nil {
 			return nil, fmt.Errorf("its source: %w", err)
@@ -167,7 +168,7 @@ func (s *Set) DeleteSnapshot(ctx context.Context, id volume.ID) error {
 	}
 	err = trace.Step(ctx, "move to the trash", func() error { return in.visit.remove(ctx, id, in.entry) })
 	if errors.Is(err, syscall.EROFS) {
-		err = in.visit.pool.unavailable(err)
+		err = in.visit.Pool.Unavailable(err)
 	}
 	if err != nil {
 		return fmt.Errorf("delete %s: %w", id.Named(), err)
@@ -201,11 +202,11 @@ func (s *Set) Snapshots(ctx context.Context, after, of volume.ID, most int) (pag
 		after = volume.FirstSnapshot()
 	}
 	var all []volume.ID
-	for _, p := range s.pools {
-		for id := range p.ledger.EachAfter(after, ledger.Card.Exists) {
+	for _, p := range s.Pools {
+		for id := range p.Ledger.EachAfter(after, ledger.Card.Exists) {
 			all = append(all, id)
 		}
-		for _, id := range p.upstreamSnapshots() {
+		for _, id := range upstreamSnapshots(p) {
 			if id.Compare(after) > 0 {
 				all = append(all, id)
 			}

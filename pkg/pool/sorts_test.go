@@ -17,6 +17,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota/quotatest"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
+	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
@@ -56,20 +57,20 @@ func (s sort) make(b *bench) {
 	request := pool.Request{ID: id(b.t, "pvc-1"), Range: volume.Range{Required: mib}}
 	switch {
 	case s.inline:
-		must(b.t, b.PublishInline(b.t.Context(), request, pool.Publication{ID: request.ID, Target: b.target("pod")}))
+		must.Succeed(b.t, b.PublishInline(b.t.Context(), request, pool.Publication{ID: request.ID, Target: b.target("pod")}))
 	case s.block:
 		b.createBlock("pvc-1", mib)
 	default:
 		b.create("pvc-1", mib)
 	}
 	if s.published && !s.inline {
-		must(b.t, s.publish(b, "pod"))
+		must.Succeed(b.t, s.publish(b, "pod"))
 	}
 	f, err := os.OpenFile(s.data(b), os.O_WRONLY|os.O_CREATE, 0o600)
-	must(b.t, err)
+	must.Succeed(b.t, err)
 	_, err = f.WriteString("data")
-	must(b.t, err)
-	must(b.t, f.Close())
+	must.Succeed(b.t, err)
+	must.Succeed(b.t, f.Close())
 }
 
 func (s sort) publish(b *bench, target string) error {
@@ -99,11 +100,11 @@ type state struct {
 func (s sort) state(b *bench) state {
 	b.t.Helper()
 	f, err := os.Open(s.data(b))
-	must(b.t, err)
+	must.Succeed(b.t, err)
 	defer f.Close()
 	content := make([]byte, len("data"))
 	_, err = f.Read(content)
-	must(b.t, err)
+	must.Succeed(b.t, err)
 	now := state{
 		Data:  string(content),
 		Inode: tree(b.t, s.data(b))[s.data(b)],
@@ -113,7 +114,7 @@ func (s sort) state(b *bench) state {
 		now.ID, now.Limit = b.carried("pvc-1"), b.limitOf("pvc-1")
 	}
 	devices, err := b.loops.Attached()
-	must(b.t, err)
+	must.Succeed(b.t, err)
 	for _, d := range devices {
 		now.Device = append(now.Device, d.Name)
 	}
@@ -133,8 +134,8 @@ func withSort(t *testing.T, s sort, test func(t *testing.T, b *bench)) {
 		s.make(b)
 		b.create("pvc-2", mib)
 		_, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-3"), Pool: poolName(t, "other"), Range: volume.Range{Required: mib}})
-		must(t, err)
-		must(t, os.WriteFile(b.path("canary"), []byte("canary"), 0o600))
+		must.Succeed(t, err)
+		must.Succeed(t, os.WriteFile(b.path("canary"), []byte("canary"), 0o600))
 		test(t, b)
 	})
 }
@@ -166,11 +167,11 @@ var badFields = map[string]map[string]any{
 func with(t *testing.T, record []byte, fields map[string]any) []byte {
 	t.Helper()
 	var all map[string]any
-	must(t, json.Unmarshal(record, &all))
+	must.Succeed(t, json.Unmarshal(record, &all))
 	maps.Copy(all, fields)
 	maps.DeleteFunc(all, func(_ string, value any) bool { return value == nil })
 	text, err := json.Marshal(all)
-	must(t, err)
+	must.Succeed(t, err)
 	return text
 }
 
@@ -179,9 +180,9 @@ func with(t *testing.T, record []byte, fields map[string]any) []byte {
 func (b *bench) spoilers() map[string]func(path string) error {
 	b.t.Helper()
 	whole, err := os.ReadFile(b.own("volumes", "pvc-1.json"))
-	must(b.t, err)
+	must.Succeed(b.t, err)
 	another, err := os.ReadFile(b.own("volumes", "pvc-2.json"))
-	must(b.t, err)
+	must.Succeed(b.t, err)
 	texts := map[string][]byte{"that of another volume": another, "twice": append(whole[:len(whole):len(whole)], whole...)}
 	for name, fields := range badFields {
 		texts[name] = with(b.t, whole, fields)
@@ -205,8 +206,8 @@ func TestBadRecordOfAnyKindAffectsOneVolume(t *testing.T) {
 				for name, with := range b.spoilers() {
 					spoil(t, record, with)
 					s.wantOneBad(b, want)
-					must(t, os.RemoveAll(record))
-					must(t, os.Rename(record+".was", record))
+					must.Succeed(t, os.RemoveAll(record))
+					must.Succeed(t, os.Rename(record+".was", record))
 					if t.Failed() {
 						t.Fatalf("with the record replaced by %s", name)
 					}
@@ -218,8 +219,8 @@ func TestBadRecordOfAnyKindAffectsOneVolume(t *testing.T) {
 				if diff := cmp.Diff(want, s.state(b)); diff != "" {
 					t.Errorf("with its record back it is another (-before +after):\n%s", diff)
 				}
-				must(t, s.publish(b, "again"))
-				must(t, b.unpublish("pvc-1", "again"))
+				must.Succeed(t, s.publish(b, "again"))
+				must.Succeed(t, b.unpublish("pvc-1", "again"))
 			})
 		})
 	}
@@ -276,9 +277,9 @@ func TestUnpublishAndDeleteWithBadRecord(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			withSort(t, s, func(t *testing.T, b *bench) {
 				want := s.state(b)
-				must(t, os.WriteFile(b.own("volumes", "pvc-1.json"), []byte("{"), 0o600))
+				must.Succeed(t, os.WriteFile(b.own("volumes", "pvc-1.json"), []byte("{"), 0o600))
 				b.restart(s.pools())
-				must(t, b.unpublish("pvc-1", "pod"))
+				must.Succeed(t, b.unpublish("pvc-1", "pod"))
 				want.Nodes, want.Device = 0, nil
 				if diff := cmp.Diff(want, s.state(b)); diff != "" {
 					t.Errorf("unpublished it is not what it was (-before +after):\n%s", diff)
@@ -304,8 +305,8 @@ func TestCopiedRecordOfAnyKindIsIgnored(t *testing.T) {
 			withSort(t, s, func(t *testing.T, b *bench) {
 				want := s.state(b)
 				record, err := os.ReadFile(b.own("volumes", "pvc-1.json"))
-				must(t, err)
-				must(t, os.WriteFile(b.own("volumes", "pvc-9.json"), record, 0o600))
+				must.Succeed(t, err)
+				must.Succeed(t, os.WriteFile(b.own("volumes", "pvc-9.json"), record, 0o600))
 				for range 2 {
 					said := b.restartSaying(s.pools())
 					if v := b.volume("pvc-9"); !v.Lost || said.count("record is unreadable", "pvc-9") != 1 {

@@ -17,6 +17,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/ledger"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
+	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
@@ -27,7 +28,7 @@ func TestStatusFilesystem(t *testing.T) {
 		b := newBench(t, root)
 		b.start(local)
 		b.create("pvc-1", 100*mib)
-		must(t, os.WriteFile(b.path("pool", "pvc-1", "data"), make([]byte, 10*mib), 0o644))
+		must.Succeed(t, os.WriteFile(b.path("pool", "pvc-1", "data"), make([]byte, 10*mib), 0o644))
 		b.later(time.Minute)
 		status := b.Status()[0]
 		if status.Space == nil || status.Space.SizeBytes != 256*mib || status.Space.FreeBytes > 246*mib || status.Space.Inodes == 0 {
@@ -49,9 +50,9 @@ func TestStatusOfSnapshots(t *testing.T) {
 		var promised int64
 		for _, name := range []string{"daily", "weekly"} {
 			id, err := volume.ParseSnapshot(name)
-			must(t, err)
+			must.Succeed(t, err)
 			made, err := b.Snapshot(t.Context(), pool.SnapshotRequest{ID: id, Source: source})
-			must(t, err)
+			must.Succeed(t, err)
 			promised += made.Promised
 		}
 		status := b.Status()[0]
@@ -66,16 +67,16 @@ func TestStatusOfSnapshots(t *testing.T) {
 		if copies != 2 || status.Copying != 0 {
 			t.Errorf("%d copies were made and %d go on, want 2 and none", copies, status.Copying)
 		}
-		must(t, os.Rename(b.own("snapshots", "~daily"), b.path("aside")))
-		must(t, os.WriteFile(b.own("volumes", "~weekly.json"), []byte("{"), 0o600))
+		must.Succeed(t, os.Rename(b.own("snapshots", "~daily"), b.path("aside")))
+		must.Succeed(t, os.WriteFile(b.own("volumes", "~weekly.json"), []byte("{"), 0o600))
 		b.later(2 * time.Minute)
 		if s := b.Status()[0].Snapshots; s.Count != 2 || s.Lost != 2 {
 			t.Errorf("the snapshots are %+v, want both lost", s)
 		}
 		for _, name := range []string{"daily", "weekly"} {
 			id, err := volume.ParseSnapshot(name)
-			must(t, err)
-			must(t, b.DeleteSnapshot(t.Context(), id))
+			must.Succeed(t, err)
+			must.Succeed(t, b.DeleteSnapshot(t.Context(), id))
 		}
 		b.later(2 * time.Minute)
 		if s := b.Status()[0].Snapshots; s != (ledger.SnapshotSum{}) {
@@ -88,7 +89,7 @@ func TestStatusOfUpstreamSnapshots(t *testing.T) {
 	testenv.NeedRoot(t)
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, t.TempDir())
-		must(t, os.MkdirAll(b.path("away", "snapshot-1"), 0o755))
+		must.Succeed(t, os.MkdirAll(b.path("away", "snapshot-1"), 0o755))
 		b.start(`[{"name":"none","path":"a"},{"name":"inside","path":"b","snapshotPath":"b/csi/snapshots","snapshotProvider":"reflink"},` +
 			`{"name":"outside","path":"c","snapshotPath":"away","snapshotProvider":"reflink"}]`)
 		want := func(when string, want ...int) {
@@ -101,10 +102,10 @@ func TestStatusOfUpstreamSnapshots(t *testing.T) {
 			}
 		}
 		want("before there is one", volume.Unknown, 0, volume.Unknown)
-		must(t, os.MkdirAll(b.path("b", "csi", "snapshots", "snapshot-2"), 0o755))
+		must.Succeed(t, os.MkdirAll(b.path("b", "csi", "snapshots", "snapshot-2"), 0o755))
 		want("with one", volume.Unknown, 1, volume.Unknown)
-		must(t, os.RemoveAll(b.path("b", "csi")))
-		must(t, os.WriteFile(b.path("b", "csi"), nil, 0o644))
+		must.Succeed(t, os.RemoveAll(b.path("b", "csi")))
+		must.Succeed(t, os.WriteFile(b.path("b", "csi"), nil, 0o644))
 		want("with a file in its way", volume.Unknown, volume.Unknown, volume.Unknown)
 	})
 }
@@ -113,14 +114,14 @@ func TestStatusOfMissingPool(t *testing.T) {
 	testenv.NeedRoot(t)
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, t.TempDir())
-		must(t, os.Mkdir(b.path("disk"), 0o755))
+		must.Succeed(t, os.Mkdir(b.path("disk"), 0o755))
 		disk(t, b)
 		b.start(twoPools)
 		b.create("pvc-1", mib)
 		if status := b.Status()[0]; status.Space == nil || status.Available == 0 || !status.LastError.IsZero() {
 			t.Errorf("status %+v, want numbers and no error", status)
 		}
-		must(t, syscall.Unmount(b.path("disk"), 0))
+		must.Succeed(t, syscall.Unmount(b.path("disk"), 0))
 		b.later(10 * time.Second)
 		status := b.Status()[0]
 		if status.Space != nil || status.Available != 0 || status.Used != volume.Unknown || !status.LastError.Equal(time.Now()) {
@@ -148,7 +149,7 @@ func TestStatusWithQuotas(t *testing.T) {
 	withQuota(t, "", func(t *testing.T, b *bench) {
 		b.create("pvc-1", 10*mib)
 		b.create("pvc-2", 10*mib)
-		must(t, b.write("pvc-1", 4*mib))
+		must.Succeed(t, b.write("pvc-1", 4*mib))
 		b.later(time.Minute)
 		if used := b.Status()[0].Used; used < 4*mib || used > 5*mib {
 			t.Errorf("%d bytes are in use, want about 4 MiB", used)
@@ -177,29 +178,29 @@ func TestStatusUnlimitedAndUnused(t *testing.T) {
 		b.restart(thin)
 		b.createBlock("disk-2", 4*mib)
 		b.wantTakable("with a thin one", 0, 4*mib)
-		must(t, os.WriteFile(b.path("pool", "disk-2", "disk.img"), make([]byte, 4*mib), 0o600))
+		must.Succeed(t, os.WriteFile(b.path("pool", "disk-2", "disk.img"), make([]byte, 4*mib), 0o600))
 		b.wantTakable("with a thin one that is full", 0, 0)
 		b.create("pvc-1", 4*mib)
-		must(t, os.Mkdir(b.path("pool", "by-hand"), 0o755))
+		must.Succeed(t, os.Mkdir(b.path("pool", "by-hand"), 0o755))
 		b.wantTakable("with directories", 2, 0)
 		f.off.Store(false)
 		b.later(10 * time.Second) // the next check
 		b.create("pvc-2", 8*mib)
-		must(t, b.write("pvc-2", 2*mib))
+		must.Succeed(t, b.write("pvc-2", 2*mib))
 		b.wantTakable("with quotas that were switched on later", 2, 6*mib)
 		b.create("pvc-3", 8*mib)
-		must(t, b.quota.Limit(b.open("pvc-3"), b.carried("pvc-3"), quota.Limit{}))
+		must.Succeed(t, b.quota.Limit(b.open("pvc-3"), b.carried("pvc-3"), quota.Limit{}))
 		b.wantTakable("with a limit that was removed", 3, 6*mib)
-		must(t, os.Rename(b.path("pool", "pvc-3"), b.path("aside")))
+		must.Succeed(t, os.Rename(b.path("pool", "pvc-3"), b.path("aside")))
 		b.wantTakable("with a volume that is lost", 2, 6*mib)
 		f.uncounted.Store(uint32(b.carried("pvc-2")))
 		b.wantTakable("with one that cannot be read", 3, 0)
-		must(t, os.Rename(b.own(), b.path("away")))
+		must.Succeed(t, os.Rename(b.own(), b.path("away")))
 		b.later(time.Minute)
 		if status := b.Status()[0]; status.Unlimited != volume.Unknown || status.Unused != volume.Unknown {
 			t.Errorf("status %+v of a pool that is away", status)
 		}
-		must(t, os.Rename(b.path("away"), b.own()))
+		must.Succeed(t, os.Rename(b.path("away"), b.own()))
 	})
 }
 
@@ -207,7 +208,7 @@ func TestStatusUnlimitedAndUnusedOfSharedPool(t *testing.T) {
 	const shared = `[{"name":"local","path":"pool","shared":true}]`
 	withFaults(t, shared, func(t *testing.T, b *bench, _ *faulty) {
 		b.create("pvc-1", 8*mib)
-		must(t, b.write("pvc-1", 2*mib))
+		must.Succeed(t, b.write("pvc-1", 2*mib))
 		b.wantTakable("with quotas", 0, 6*mib)
 	})
 }
@@ -228,10 +229,10 @@ func TestStatusTrash(t *testing.T) {
 				b.create("pvc-1", 10*mib)
 				b.create("pvc-2", 10*mib)
 				if counted {
-					must(t, b.write("pvc-1", 4*mib))
+					must.Succeed(t, b.write("pvc-1", 4*mib))
 				}
-				must(t, os.Mkdir(b.path("pool", "pvc-1", "mounted"), 0o755))
-				must(t, syscall.Mount("tmpfs", b.path("pool", "pvc-1", "mounted"), "tmpfs", 0, ""))
+				must.Succeed(t, os.Mkdir(b.path("pool", "pvc-1", "mounted"), 0o755))
+				must.Succeed(t, syscall.Mount("tmpfs", b.path("pool", "pvc-1", "mounted"), "tmpfs", 0, ""))
 				b.delete("pvc-1")
 				b.later(time.Second)
 				b.delete("pvc-2") // is erased at once
@@ -253,7 +254,7 @@ func TestStatusTrash(t *testing.T) {
 				if status := b.Status()[0]; status.Trash != 1 || (status.TrashBytes == volume.Unknown) == counted {
 					t.Errorf("status %+v after a restart", status)
 				}
-				must(t, syscall.Unmount(b.own("trash", "node-1", names(t, b.own("trash", "node-1"))[0], "mounted"), 0))
+				must.Succeed(t, syscall.Unmount(b.own("trash", "node-1", names(t, b.own("trash", "node-1"))[0], "mounted"), 0))
 				b.later(time.Hour)
 				if status := b.Status()[0]; status.TrashBytes != 0 || status.Stuck != 0 || !status.TrashSince.IsZero() || status.RemovedVolumes != 1 {
 					t.Errorf("status %+v after the trash was erased", status)
@@ -270,8 +271,8 @@ func TestStatusWithUncountableTrash(t *testing.T) {
 		b.restart(local)
 		b.create("pvc-1", 10*mib)
 		b.create("pvc-2", 10*mib)
-		must(t, b.write("pvc-1", 4*mib))
-		must(t, b.write("pvc-2", 4*mib))
+		must.Succeed(t, b.write("pvc-1", 4*mib))
+		must.Succeed(t, b.write("pvc-2", 4*mib))
 		unread := b.carried("pvc-1")
 		f.failBefore.Store(true) // so that neither can be erased
 		b.delete("pvc-1")
@@ -325,10 +326,10 @@ func TestSurveyFindsProblems(t *testing.T) {
 		for i := range 200 {
 			b.create("pvc-"+strconv.Itoa(100+i), mib)
 		}
-		must(t, b.write("pvc-100", mib))
-		must(t, b.write("pvc-101", mib/2))
-		must(t, os.Remove(b.path("pool", "pvc-200")))
-		must(t, os.WriteFile(b.own("volumes", "pvc-299.json"), []byte("{"), 0o600))
+		must.Succeed(t, b.write("pvc-100", mib))
+		must.Succeed(t, b.write("pvc-101", mib/2))
+		must.Succeed(t, os.Remove(b.path("pool", "pvc-200")))
+		must.Succeed(t, os.WriteFile(b.own("volumes", "pvc-299.json"), []byte("{"), 0o600))
 		b.later(time.Minute)
 		want := reasons(map[health.Reason]int{health.NoSpace: 1, health.DirectoryMissing: 1, health.RecordUnreadable: 1})
 		if diff := cmp.Diff(want, b.Status()[0].Abnormal); diff != "" {
@@ -385,14 +386,14 @@ func TestSurveyHoldsNothingOpenWhilePaused(t *testing.T) {
 	testenv.NeedRoot(t)
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, t.TempDir())
-		must(t, os.Mkdir(b.path("disk"), 0o755))
+		must.Succeed(t, os.Mkdir(b.path("disk"), 0o755))
 		disk(t, b)
 		b.start(twoPools)
 		for i := range 200 {
 			b.create("pvc-"+strconv.Itoa(i), 4096)
 		}
 		b.later(time.Minute)
-		must(t, syscall.Unmount(b.path("disk"), 0))
+		must.Succeed(t, syscall.Unmount(b.path("disk"), 0))
 	})
 }
 

@@ -25,6 +25,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
+	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 	"kubevirt.io/hostpath-provisioner/test/testenv/mountns"
 )
@@ -53,26 +54,26 @@ func newArena(t *testing.T, s swap) *arena {
 	} else {
 		a.root = testenv.Tmpfs(t, 64*mib)
 	}
-	must(t, syscall.Mount("", a.outside, "", syscall.MS_REMOUNT|syscall.MS_STRICTATIME, ""))
-	must(t, os.Mkdir(a.path("pods"), 0o755))
+	must.Succeed(t, syscall.Mount("", a.outside, "", syscall.MS_REMOUNT|syscall.MS_STRICTATIME, ""))
+	must.Succeed(t, os.Mkdir(a.path("pods"), 0o755))
 	for _, d := range []string{"pvc-1/sub", "pvc-9", "a"} {
-		must(t, os.MkdirAll(filepath.Join(a.outside, d), 0o755))
+		must.Succeed(t, os.MkdirAll(filepath.Join(a.outside, d), 0o755))
 	}
 	for _, file := range []string{"canary", "a/canary", "pvc-1/canary", "~s-1/canary", "disk.img", "pvc-2/disk.img", "~s-2/disk.img", "pvc-1.json"} {
-		must(t, os.MkdirAll(filepath.Dir(filepath.Join(a.outside, file)), 0o755))
-		must(t, os.WriteFile(filepath.Join(a.outside, file), make([]byte, mib), 0o644))
+		must.Succeed(t, os.MkdirAll(filepath.Dir(filepath.Join(a.outside, file)), 0o755))
+		must.Succeed(t, os.WriteFile(filepath.Join(a.outside, file), make([]byte, mib), 0o644))
 	}
 	dev, err := dir.Open("/dev")
-	must(t, err)
-	t.Cleanup(func() { must(t, dev.Close()) })
+	must.Succeed(t, err)
+	t.Cleanup(func() { must.Succeed(t, dev.Close()) })
 	a.mounts, err = bind.NewKernel()
-	must(t, err)
-	t.Cleanup(func() { must(t, a.mounts.Close()) })
+	must.Succeed(t, err)
+	t.Cleanup(func() { must.Succeed(t, a.mounts.Close()) })
 	a.loops = loop.NewKernel(dev)
 	node, err := volume.ParseNodeID("node-1")
-	must(t, err)
+	must.Succeed(t, err)
 	a.configs, err = poolconfig.Parse(fmt.Sprintf(`[{"name":"local","path":"pool","relabel":"recursive","shared":%v}]`, s.shared), a.root)
-	must(t, err)
+	must.Succeed(t, err)
 	a.options = pool.Options{Node: node, Mounts: a.mounts, Labels: label.Kernel{}, Devices: a.loops, Dev: dev,
 		CheckEvery: 10 * time.Millisecond, SyncEvery: 20 * time.Millisecond, RetryEvery: 10 * time.Millisecond}
 	a.start()
@@ -83,13 +84,13 @@ func newArena(t *testing.T, s swap) *arena {
 func (a *arena) start() {
 	a.t.Helper()
 	a.Set = pool.Start(a.configs, a.options)
-	must(a.t, a.Wait(a.t.Context()))
+	must.Succeed(a.t, a.Wait(a.t.Context()))
 }
 
 // restart is a new process on the same disk.
 func (a *arena) restart() {
 	a.t.Helper()
-	must(a.t, a.Close(a.t.Context()))
+	must.Succeed(a.t, a.Close(a.t.Context()))
 	a.start()
 }
 
@@ -99,23 +100,23 @@ func (a *arena) path(elements ...string) string {
 
 func (a *arena) target(name string) bind.Target {
 	target, err := bind.ParseTarget(a.path("pods", name))
-	must(a.t, err)
+	must.Succeed(a.t, err)
 	return target
 }
 
 // end leaves no mount and no device behind, whatever happened.
 func (a *arena) end() {
-	must(a.t, a.Close(context.WithoutCancel(a.t.Context())))
+	must.Succeed(a.t, a.Close(context.WithoutCancel(a.t.Context())))
 	for _, under := range []string{a.root, a.outside} {
 		points, err := mountns.Below(under)
-		must(a.t, err)
+		must.Succeed(a.t, err)
 		for _, point := range points {
 			if point != under {
-				must(a.t, syscall.Unmount(point, syscall.MNT_DETACH))
+				must.Succeed(a.t, syscall.Unmount(point, syscall.MNT_DETACH))
 			}
 		}
 	}
-	must(a.t, errors.Join(a.detach(a.root), a.detach(a.outside)))
+	must.Succeed(a.t, errors.Join(a.detach(a.root), a.detach(a.outside)))
 }
 
 // detach takes the devices off what lies on a filesystem.
@@ -128,9 +129,9 @@ func (a *arena) detach(filesystem string) (err error) {
 
 func (a *arena) devicesOn(filesystem string) (found []loop.Device) {
 	var st syscall.Stat_t
-	must(a.t, syscall.Stat(filesystem, &st))
+	must.Succeed(a.t, syscall.Stat(filesystem, &st))
 	all, err := a.loops.Attached()
-	must(a.t, err)
+	must.Succeed(a.t, err)
 	for _, d := range all {
 		if d.Backing.Dev == st.Dev {
 			found = append(found, d)
@@ -268,7 +269,7 @@ func (a *arena) exchange(s swap) (stop func()) {
 		to := filepath.Join(a.outside, s.to)
 		s.make = func(path string) error { return os.Symlink(to, path) }
 	}
-	must(a.t, s.make(decoy))
+	must.Succeed(a.t, s.make(decoy))
 	fake := kind(decoy)
 	end := make(chan struct{})
 	var work sync.WaitGroup
@@ -303,7 +304,7 @@ func (a *arena) exchange(s swap) (stop func()) {
 			if errors.Is(err, fs.ErrNotExist) { // nothing real is left
 				err = os.Remove(path)
 			}
-			must(a.t, err)
+			must.Succeed(a.t, err)
 		}
 		a.removeMounted(decoy)
 	}
@@ -344,18 +345,18 @@ func (a *arena) makeAll() {
 	for name, mode := range map[string]volume.Mode{"pvc-1": volume.ModeMount, "pvc-2": volume.ModeBlock} {
 		unlock := a.hold(name)
 		_, err := a.Create(a.t.Context(), pool.Request{ID: id(a.t, name), Mode: mode, Range: volume.Range{Required: mib}})
-		must(a.t, err)
+		must.Succeed(a.t, err)
 		unlock()
 	}
-	must(a.t, os.Mkdir(a.path("pool", "pvc-5", "sub"), 0o755))
-	must(a.t, os.WriteFile(a.path("pool", "pvc-5", "sub", "file"), []byte("data"), 0o644))
+	must.Succeed(a.t, os.Mkdir(a.path("pool", "pvc-5", "sub"), 0o755))
+	must.Succeed(a.t, os.WriteFile(a.path("pool", "pvc-5", "sub", "file"), []byte("data"), 0o644))
 }
 
 // hold takes the lock of a volume or of a snapshot, which calls have and the pool's checks take too.
 func (a *arena) hold(name string) (unlock func()) {
 	a.t.Helper()
 	of, err := volume.ParseEntry(name)
-	must(a.t, err)
+	must.Succeed(a.t, err)
 	a.eventually("lock "+name, func() (err error) {
 		unlock, err = a.Lock(of)
 		return err
@@ -394,7 +395,7 @@ func (s swap) ofCopies() bool {
 func (a *arena) copyOf(name, snapshot string, mode volume.Mode, s swap) {
 	ctx, of, copied := a.t.Context(), id(a.t, name), id(a.t, "pvc-6")
 	taken, err := volume.ParseEntry(snapshot)
-	must(a.t, err)
+	must.Succeed(a.t, err)
 	request := pool.Request{ID: of, Mode: mode, Range: volume.Range{Required: mib}}
 	unlock := a.hold(name)
 	_, _ = a.Create(ctx, request)
@@ -427,12 +428,12 @@ func awaitTick(t *testing.T, filesystem string) {
 	name := filepath.Join(filesystem, "tick")
 	var first, now syscall.Stat_t
 	for first.Ctim == now.Ctim {
-		must(t, os.WriteFile(name, nil, 0o600))
-		if must(t, syscall.Stat(name, &now)); first.Ino == 0 {
+		must.Succeed(t, os.WriteFile(name, nil, 0o600))
+		if must.Succeed(t, syscall.Stat(name, &now)); first.Ino == 0 {
 			first = now
 		}
 	}
-	must(t, os.Remove(name))
+	must.Succeed(t, os.Remove(name))
 }
 
 // wantNoCanaryBelow says that no directory of a volume has what is outside. What was copied of a link is
@@ -502,7 +503,7 @@ func canaries(t *testing.T, outside string) map[string]string {
 	// Reading a directory is an access: the first walk does it, and the times are taken
 	// after that.
 	var paths []string
-	must(t, filepath.WalkDir(outside, func(path string, _ fs.DirEntry, err error) error {
+	must.Succeed(t, filepath.WalkDir(outside, func(path string, _ fs.DirEntry, err error) error {
 		paths = append(paths, path)
 		return err
 	}))
@@ -548,7 +549,7 @@ func canary(path string) string {
 func (a *arena) unpublishAll() {
 	for vol, name := range map[string]string{"pvc-1": "a", "pvc-2": "b"} {
 		target, err := bind.ParseTarget(filepath.Join(a.outside, name))
-		must(a.t, err)
+		must.Succeed(a.t, err)
 		unlock := a.hold(vol)
 		if err := a.Unpublish(a.t.Context(), id(a.t, vol), target); err != nil && !errors.Is(err, volume.ErrInUse) {
 			a.t.Error(err)
@@ -569,9 +570,9 @@ func (a *arena) wantWhole() {
 			_, err := a.Create(a.t.Context(), pool.Request{ID: id(a.t, c.name), Mode: c.mode, Range: volume.Range{Required: mib}})
 			return err
 		})
-		must(a.t, a.Publish(a.t.Context(), pool.Publication{ID: id(a.t, c.name), Target: a.target(c.target), Mode: c.mode}))
-		must(a.t, a.Unpublish(a.t.Context(), id(a.t, c.name), a.target(c.target)))
-		must(a.t, a.Delete(a.t.Context(), id(a.t, c.name)))
+		must.Succeed(a.t, a.Publish(a.t.Context(), pool.Publication{ID: id(a.t, c.name), Target: a.target(c.target), Mode: c.mode}))
+		must.Succeed(a.t, a.Unpublish(a.t.Context(), id(a.t, c.name), a.target(c.target)))
+		must.Succeed(a.t, a.Delete(a.t.Context(), id(a.t, c.name)))
 		unlock()
 	}
 }
@@ -621,11 +622,11 @@ func TestOtherFilesAtTargetAreKept(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			a := newArena(t, swap{})
 			a.makeAll()
-			must(t, c.make(a, a.path("pods", "a")))
+			must.Succeed(t, c.make(a, a.path("pods", "a")))
 			pods := files(t, a.path("pods"))
 			outside := canaries(t, a.outside)
 			points, err := mountns.Below(a.root)
-			must(t, err)
+			must.Succeed(t, err)
 			for vol, want := range map[string]error{"pvc-1": c.directory, "pvc-2": c.block} {
 				mode := map[string]volume.Mode{"pvc-1": volume.ModeMount, "pvc-2": volume.ModeBlock}[vol]
 				unlock := a.hold(vol)

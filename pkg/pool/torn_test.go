@@ -18,6 +18,7 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
+	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
@@ -61,11 +62,11 @@ func withTwoPools(t *testing.T, test func(t *testing.T, b *bench, said *diary)) 
 		b.log = funcr.New(said.write, funcr.Options{})
 		b.start(aPoolAndAnother)
 		b.create("pvc-1", mib)
-		must(t, os.WriteFile(b.path("pool", "pvc-1", "data"), []byte("data"), 0o644))
+		must.Succeed(t, os.WriteFile(b.path("pool", "pvc-1", "data"), []byte("data"), 0o644))
 		b.create("pvc-2", mib)
 		_, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-3"), Pool: poolName(t, "other"), Range: volume.Range{Required: mib}})
-		must(t, err)
-		must(t, os.WriteFile(b.path("canary"), []byte("canary"), 0o600))
+		must.Succeed(t, err)
+		must.Succeed(t, os.WriteFile(b.path("canary"), []byte("canary"), 0o600))
 		test(t, b, said)
 		if data, err := os.ReadFile(b.path("canary")); err != nil || string(data) != "canary" {
 			t.Errorf("the canary outside is %q, %v", data, err)
@@ -76,7 +77,7 @@ func withTwoPools(t *testing.T, test func(t *testing.T, b *bench, said *diary)) 
 func poolName(t *testing.T, s string) volume.PoolName {
 	t.Helper()
 	name, err := volume.ParsePoolName(s)
-	must(t, err)
+	must.Succeed(t, err)
 	return name
 }
 
@@ -84,8 +85,8 @@ func poolName(t *testing.T, s string) volume.PoolName {
 func (b *bench) wantServed(volumes ...string) {
 	b.t.Helper()
 	for _, name := range volumes {
-		must(b.t, b.publish(name, "served"))
-		must(b.t, b.unpublish(name, "served"))
+		must.Succeed(b.t, b.publish(name, "served"))
+		must.Succeed(b.t, b.unpublish(name, "served"))
 		if v := b.volume(name); v.Condition.Abnormal {
 			b.t.Errorf("the condition of %s is %+v, want it in order", name, v.Condition)
 		}
@@ -122,8 +123,8 @@ var spoilt = map[string]func(path string) error{
 // spoil puts a file aside and something else in its place.
 func spoil(t *testing.T, path string, with func(string) error) {
 	t.Helper()
-	must(t, os.Rename(path, path+".was"))
-	must(t, with(path))
+	must.Succeed(t, os.Rename(path, path+".was"))
+	must.Succeed(t, with(path))
 }
 
 // badRecords are texts that are no records of pvc-1, with what is said of them.
@@ -163,7 +164,7 @@ func TestBadRecordAffectsOneVolume(t *testing.T) {
 					t.Errorf("the bad record was not kept as it was (-before +after):\n%s", diff)
 				}
 				b.delete("pvc-1")
-				must(t, os.RemoveAll(b.own("volumes", "pvc-1.json.was")))
+				must.Succeed(t, os.RemoveAll(b.own("volumes", "pvc-1.json.was")))
 				b.wantVolumes("pvc-2", "pvc-3")
 				b.wantClean()
 			})
@@ -181,7 +182,7 @@ func (b *bench) wantOneBad(said *diary) {
 	wantError(b.t, err, volume.ErrDamagedRecord)
 	_, err = b.Expand(b.t.Context(), id(b.t, "pvc-1"), b.target("a"), "", volume.Range{Required: 2 * mib})
 	wantError(b.t, err, volume.ErrDamagedRecord)
-	must(b.t, b.unpublish("pvc-1", "a"))
+	must.Succeed(b.t, b.unpublish("pvc-1", "a"))
 	if data, err := os.ReadFile(b.path("pool", "pvc-1", "data")); err != nil || string(data) != "data" {
 		b.t.Errorf("the volume holds %q, %v", data, err)
 	}
@@ -195,8 +196,8 @@ func (b *bench) wantOneBad(said *diary) {
 func withTwoSnapshots(t *testing.T, test func(t *testing.T, b *bench)) {
 	t.Helper()
 	withTwoPools(t, func(t *testing.T, b *bench, _ *diary) {
-		must(t, b.snapshot("s-1", "pvc-1"))
-		must(t, b.snapshot("s-2", "pvc-1"))
+		must.Succeed(t, b.snapshot("s-1", "pvc-1"))
+		must.Succeed(t, b.snapshot("s-2", "pvc-1"))
 		test(t, b)
 	})
 }
@@ -204,7 +205,7 @@ func withTwoSnapshots(t *testing.T, test func(t *testing.T, b *bench)) {
 func snapshotID(t *testing.T, name string) volume.ID {
 	t.Helper()
 	id, err := volume.ParseSnapshot(name)
-	must(t, err)
+	must.Succeed(t, err)
 	return id
 }
 
@@ -242,7 +243,7 @@ func (b *bench) wantOneBadSnapshot() {
 	}
 	b.wantServed("pvc-1", "pvc-2", "pvc-3")
 	_, err = b.restore("pvc-4", "s-2")
-	must(b.t, err)
+	must.Succeed(b.t, err)
 	b.delete("pvc-4")
 	b.settled()
 }
@@ -275,9 +276,9 @@ func TestBadRecordAffectsOneSnapshot(t *testing.T) {
 				if diff := cmp.Diff(before, tree(t, b.own("volumes", "~s-1.json"))); diff != "" {
 					t.Errorf("the bad record was not kept as it was (-before +after):\n%s", diff)
 				}
-				must(t, os.RemoveAll(b.own("volumes", "~s-1.json.was")))
+				must.Succeed(t, os.RemoveAll(b.own("volumes", "~s-1.json.was")))
 				for _, name := range []string{"s-1", "s-2"} {
-					must(t, b.DeleteSnapshot(t.Context(), snapshotID(t, name)))
+					must.Succeed(t, b.DeleteSnapshot(t.Context(), snapshotID(t, name)))
 				}
 				b.wantVolumes("pvc-1", "pvc-2", "pvc-3")
 				b.wantClean()
@@ -294,19 +295,19 @@ func TestTruncatedSnapshotRecordIsKept(t *testing.T) {
 	withTwoSnapshots(t, func(t *testing.T, b *bench) {
 		record := b.own("volumes", "~s-1.json")
 		whole, err := os.ReadFile(record)
-		must(t, err)
+		must.Succeed(t, err)
 		for length := 0; length < len(whole)-1; length += every { // the last byte is the end of the line
-			must(t, os.WriteFile(record, whole[:length], 0o600))
+			must.Succeed(t, os.WriteFile(record, whole[:length], 0o600))
 			b.restart(aPoolAndAnother)
 			b.wantOneBadSnapshot()
 			if t.Failed() {
 				t.Fatalf("with %d bytes of the record", length)
 			}
 		}
-		must(t, os.WriteFile(record, whole[:len(whole)-1], 0o600))
+		must.Succeed(t, os.WriteFile(record, whole[:len(whole)-1], 0o600))
 		b.restart(aPoolAndAnother)
 		_, err = b.restore("pvc-4", "s-1")
-		must(t, err)
+		must.Succeed(t, err)
 	})
 }
 
@@ -315,9 +316,9 @@ func TestTruncatedRecordIsKept(t *testing.T) {
 	withTwoPools(t, func(t *testing.T, b *bench, _ *diary) {
 		record := b.own("volumes", "pvc-1.json")
 		whole, err := os.ReadFile(record)
-		must(t, err)
+		must.Succeed(t, err)
 		for length := range len(whole) - 1 { // the last byte is the end of the line
-			must(t, os.WriteFile(record, whole[:length], 0o600))
+			must.Succeed(t, os.WriteFile(record, whole[:length], 0o600))
 			said := &diary{}
 			b.log = funcr.New(said.write, funcr.Options{})
 			b.restart(aPoolAndAnother)
@@ -326,7 +327,7 @@ func TestTruncatedRecordIsKept(t *testing.T) {
 				t.Fatalf("with %d bytes of the record", length)
 			}
 		}
-		must(t, os.WriteFile(record, whole[:len(whole)-1], 0o600))
+		must.Succeed(t, os.WriteFile(record, whole[:len(whole)-1], 0o600))
 		b.restart(aPoolAndAnother)
 		b.wantServed("pvc-1", "pvc-2")
 	})
@@ -336,16 +337,16 @@ func TestEditedRecordTakesEffect(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.create("pvc-1", 3*mib)
 		written, err := os.ReadFile(b.own("volumes", "pvc-1.json"))
-		must(t, err)
+		must.Succeed(t, err)
 		for range 2 {
 			for bytesPromised, text := range map[int64]string{
 				3 * mib: string(written),
 				7 * mib: strings.Replace(string(written), strconv.Itoa(3*mib), strconv.Itoa(7*mib), 1),
 				5 * mib: strings.Replace(string(written), `:`+strconv.Itoa(3*mib), `: `+strconv.Itoa(5*mib), 1),
 			} {
-				must(t, os.WriteFile(b.own("volumes", "pvc-1.json"), []byte(text), 0o600))
+				must.Succeed(t, os.WriteFile(b.own("volumes", "pvc-1.json"), []byte(text), 0o600))
 				v, err := b.Volume(t.Context(), id(t, "pvc-1"))
-				must(t, err)
+				must.Succeed(t, err)
 				if v.Bytes != bytesPromised {
 					t.Errorf("with the record %s the volume has %d bytes, want %d", text, v.Bytes, bytesPromised)
 				}
@@ -357,9 +358,9 @@ func TestEditedRecordTakesEffect(t *testing.T) {
 func TestCopiedRecordIsNotCounted(t *testing.T) {
 	withTwoPools(t, func(t *testing.T, b *bench, said *diary) {
 		record, err := os.ReadFile(b.own("volumes", "pvc-1.json"))
-		must(t, err)
+		must.Succeed(t, err)
 		for _, name := range []string{"pvc-9.json", "pvc-1.json.bak", "pvc-1.JSON", ".pvc-1.json", "x y.json", "..json", ".json"} {
-			must(t, os.WriteFile(b.own("volumes", name), record, 0o600))
+			must.Succeed(t, os.WriteFile(b.own("volumes", name), record, 0o600))
 		}
 		before := files(t, b.own("volumes"))
 		b.restart(aPoolAndAnother)
@@ -392,8 +393,8 @@ func TestUnknownEntriesInLayoutAreKept(t *testing.T) {
 			t.Run(place+", "+name, func(t *testing.T) {
 				withTwoPools(t, func(t *testing.T, b *bench, _ *diary) {
 					path := b.own(place)
-					must(t, os.MkdirAll(filepath.Dir(path), 0o700))
-					must(t, with(path))
+					must.Succeed(t, os.MkdirAll(filepath.Dir(path), 0o700))
+					must.Succeed(t, with(path))
 					for _, datadir := range []string{aPoolAndAnother, strings.Replace(aPoolAndAnother, `"path":"pool"`, `"path":"pool","shared":true`, 1)} {
 						b.restart(datadir)
 						if err := b.Status()[0].Err; err != nil {
@@ -433,7 +434,7 @@ func TestUnknownFormatIsRefused(t *testing.T) {
 	for name, with := range all {
 		t.Run(name, func(t *testing.T) {
 			withTwoPools(t, func(t *testing.T, b *bench, said *diary) {
-				must(t, b.Close(t.Context()))
+				must.Succeed(t, b.Close(t.Context()))
 				b.litter(t)
 				spoil(t, b.own("format"), with)
 				before := tree(t, b.path("pool"))
@@ -449,20 +450,20 @@ func TestUnknownFormatIsRefused(t *testing.T) {
 
 func TestTruncatedFormatIsRefused(t *testing.T) {
 	withTwoPools(t, func(t *testing.T, b *bench, said *diary) {
-		must(t, b.Close(t.Context()))
+		must.Succeed(t, b.Close(t.Context()))
 		whole, err := os.ReadFile(b.own("format"))
-		must(t, err)
+		must.Succeed(t, err)
 		for length := range len(whole) - 1 {
-			must(t, os.WriteFile(b.own("format"), whole[:length], 0o600))
+			must.Succeed(t, os.WriteFile(b.own("format"), whole[:length], 0o600))
 			before := tree(t, b.path("pool"))
 			b.start(aPoolAndAnother)
 			b.wantRefused(said, "unreadable")
-			must(t, b.Close(t.Context()))
+			must.Succeed(t, b.Close(t.Context()))
 			if diff := cmp.Diff(before, tree(t, b.path("pool"))); diff != "" || t.Failed() {
 				t.Fatalf("with %d bytes of the format (-before +after):\n%s", length, diff)
 			}
 		}
-		must(t, os.WriteFile(b.own("format"), whole[:len(whole)-1], 0o600))
+		must.Succeed(t, os.WriteFile(b.own("format"), whole[:len(whole)-1], 0o600))
 		b.start(aPoolAndAnother)
 		b.wantServed("pvc-1", "pvc-2", "pvc-3")
 	})
@@ -471,11 +472,11 @@ func TestTruncatedFormatIsRefused(t *testing.T) {
 // litter leaves what recovery acts on.
 func (b *bench) litter(t *testing.T) {
 	t.Helper()
-	must(t, os.Chmod(b.path("pool"), 0o755))
-	must(t, os.Mkdir(b.own("creating", "node-1", "pvc-7"), 0o700))
-	must(t, os.Mkdir(b.own("creating", "node-1", "pvc-2"), 0o700))
-	must(t, os.Mkdir(b.own("trash", "node-1", "pvc-8.0123456789abcdef"), 0o700))
-	must(t, os.WriteFile(b.own("volumes", ".new-pvc-7.json"), []byte("{"), 0o600))
+	must.Succeed(t, os.Chmod(b.path("pool"), 0o755))
+	must.Succeed(t, os.Mkdir(b.own("creating", "node-1", "pvc-7"), 0o700))
+	must.Succeed(t, os.Mkdir(b.own("creating", "node-1", "pvc-2"), 0o700))
+	must.Succeed(t, os.Mkdir(b.own("trash", "node-1", "pvc-8.0123456789abcdef"), 0o700))
+	must.Succeed(t, os.WriteFile(b.own("volumes", ".new-pvc-7.json"), []byte("{"), 0o600))
 }
 
 // wantRefused says that the first pool is served by no call, with words, and that the
@@ -495,7 +496,7 @@ func (b *bench) wantRefused(said *diary, words string) {
 		wantError(b.t, err, volume.ErrNoSpace)
 		wantError(b.t, b.Delete(b.t.Context(), id(b.t, name)), volume.ErrUnavailable)
 		wantError(b.t, b.publish(name, "a"), volume.ErrUnavailable)
-		must(b.t, b.unpublish(name, "a"))
+		must.Succeed(b.t, b.unpublish(name, "a"))
 	}
 	if got := b.capacity(); got != 0 {
 		b.t.Errorf("capacity %d, want 0", got)
@@ -517,7 +518,7 @@ func files(t *testing.T, root string) map[string]string {
 func tree(t *testing.T, root string) map[string]string {
 	t.Helper()
 	all := make(map[string]string)
-	must(t, filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+	must.Succeed(t, filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}
@@ -549,19 +550,19 @@ func TestLinksInLayoutAreNotFollowed(t *testing.T) {
 			t.Run(place+sharing, func(t *testing.T) {
 				withTwoPools(t, func(t *testing.T, b *bench, _ *diary) {
 					datadir := strings.Replace(aPoolAndAnother, `"path":"pool"`, `"path":"pool"`+sharing, 1)
-					must(t, b.snapshot("s-1", "pvc-1"))
+					must.Succeed(t, b.snapshot("s-1", "pvc-1"))
 					b.restart(datadir)
-					must(t, b.publish("pvc-1", "a"))
+					must.Succeed(t, b.publish("pvc-1", "a"))
 					outside := b.path("outside")
 					for _, d := range []string{"pvc-1", "~s-1", "~s-1/~s-1", "pvc-5.0123456789abcdef", "creating/node-1/pvc-6", "trash/node-1/pvc-7.0123456789abcdef"} {
-						must(t, os.MkdirAll(filepath.Join(outside, d), 0o755))
+						must.Succeed(t, os.MkdirAll(filepath.Join(outside, d), 0o755))
 					}
-					must(t, os.WriteFile(filepath.Join(outside, "pvc-1.json"), []byte("{"), 0o600))
-					must(t, os.WriteFile(filepath.Join(outside, ".new-pvc-1.json"), []byte("{"), 0o600))
+					must.Succeed(t, os.WriteFile(filepath.Join(outside, "pvc-1.json"), []byte("{"), 0o600))
+					must.Succeed(t, os.WriteFile(filepath.Join(outside, ".new-pvc-1.json"), []byte("{"), 0o600))
 					before := tree(t, outside)
-					must(t, os.RemoveAll(b.own(place)))
-					must(t, os.MkdirAll(filepath.Dir(b.own(place)), 0o700))
-					must(t, os.Symlink(outside, b.own(place)))
+					must.Succeed(t, os.RemoveAll(b.own(place)))
+					must.Succeed(t, os.MkdirAll(filepath.Dir(b.own(place)), 0o700))
+					must.Succeed(t, os.Symlink(outside, b.own(place)))
 					for range 2 {
 						b.tryAll()
 						b.later(5 * time.Minute)

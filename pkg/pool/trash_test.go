@@ -10,6 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
@@ -24,7 +25,7 @@ func halfFull(t *testing.T, datadir string, test func(t *testing.T, b *bench)) {
 		b := newBench(t, root)
 		b.start(datadir)
 		b.create("pvc-1", 128*mib)
-		must(t, os.WriteFile(b.path("pool", "pvc-1", "data"), make([]byte, 127*mib), 0o600))
+		must.Succeed(t, os.WriteFile(b.path("pool", "pvc-1", "data"), make([]byte, 127*mib), 0o600))
 		test(t, b)
 	})
 }
@@ -33,9 +34,9 @@ func halfFull(t *testing.T, datadir string, test func(t *testing.T, b *bench)) {
 func (b *bench) keep(name string, content int64) {
 	b.t.Helper()
 	at := b.own("trash", "node-1", name)
-	must(b.t, os.MkdirAll(filepath.Join(at, "mounted"), 0o700))
-	must(b.t, os.WriteFile(filepath.Join(at, "mounted", "data"), make([]byte, content), 0o600))
-	must(b.t, syscall.Mount("tmpfs", filepath.Join(at, "mounted"), "tmpfs", 0, ""))
+	must.Succeed(b.t, os.MkdirAll(filepath.Join(at, "mounted"), 0o700))
+	must.Succeed(b.t, os.WriteFile(filepath.Join(at, "mounted", "data"), make([]byte, content), 0o600))
+	must.Succeed(b.t, syscall.Mount("tmpfs", filepath.Join(at, "mounted"), "tmpfs", 0, ""))
 	b.t.Cleanup(func() { _ = syscall.Unmount(filepath.Join(at, "mounted"), syscall.MNT_DETACH) })
 }
 
@@ -53,18 +54,18 @@ func TestTrashOfAnotherNodeHoldsItsPromise(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			halfFull(t, sharedOnTmpfs, func(t *testing.T, b *bench) {
 				at := b.own("trash", "node-2", c.entry)
-				must(t, os.MkdirAll(at, 0o700))
-				must(t, os.WriteFile(filepath.Join(at, "data"), make([]byte, c.content), 0o600))
+				must.Succeed(t, os.MkdirAll(at, 0o700))
+				must.Succeed(t, os.WriteFile(filepath.Join(at, "data"), make([]byte, c.content), 0o600))
 				b.wantCapacity("local", 128-c.held, 2)
 				view := b.inspect(sharedOnTmpfs)[0]
 				if held := *view.TrashHeldBytes / mib; held != c.held || *view.Trash[0].HeldBytes/mib != c.held || *view.AvailableBytes/mib < 126-c.held {
 					t.Errorf("inspect has %d MiB held, and %d available, want %d and about %d", held, *view.AvailableBytes/mib, c.held, 128-c.held)
 				}
-				must(t, os.WriteFile(filepath.Join(at, "more"), make([]byte, 8*mib), 0o600))
+				must.Succeed(t, os.WriteFile(filepath.Join(at, "more"), make([]byte, 8*mib), 0o600))
 				if !strings.HasSuffix(c.entry, "+20971520") || c.held == 0 {
 					b.wantCapacity("local", 120-c.held, 2)
 				}
-				must(t, os.RemoveAll(at))
+				must.Succeed(t, os.RemoveAll(at))
 				b.wantCapacity("local", 128, 2)
 			})
 		})
@@ -75,10 +76,10 @@ func TestTrashOfAnotherNodeHoldsItsPromise(t *testing.T) {
 func TestStuckTrashHoldsItsPromiseAfterRestart(t *testing.T) {
 	halfFull(t, local, func(t *testing.T, b *bench) {
 		b.create("pvc-2", 40*mib)
-		must(t, os.Mkdir(b.path("pool", "pvc-2", "mounted"), 0o700))
-		must(t, syscall.Mount("tmpfs", b.path("pool", "pvc-2", "mounted"), "tmpfs", 0, ""))
+		must.Succeed(t, os.Mkdir(b.path("pool", "pvc-2", "mounted"), 0o700))
+		must.Succeed(t, syscall.Mount("tmpfs", b.path("pool", "pvc-2", "mounted"), "tmpfs", 0, ""))
 		defer func() {
-			must(t, syscall.Unmount(b.own("trash", "node-1", names(t, b.own("trash", "node-1"))[0], "mounted"), 0))
+			must.Succeed(t, syscall.Unmount(b.own("trash", "node-1", names(t, b.own("trash", "node-1"))[0], "mounted"), 0))
 		}()
 		b.delete("pvc-2")
 		b.settled()
@@ -94,7 +95,7 @@ func TestStuckTrashHoldsItsPromiseAfterRestart(t *testing.T) {
 
 func TestStuckTrashWithoutPromiseIsMeasured(t *testing.T) {
 	halfFull(t, local, func(t *testing.T, b *bench) {
-		must(t, b.Close(t.Context()))
+		must.Succeed(t, b.Close(t.Context()))
 		b.keep("pvc-9.0123456789abcdef", 20*mib)
 		b.start(local)
 		b.wantCapacity("local", 108, 2)
@@ -106,12 +107,12 @@ func TestStuckTrashWithoutPromiseIsMeasured(t *testing.T) {
 // What has too many files to count them at a start is measured when it turns out to stay.
 func TestStuckTrashWithManyFilesIsMeasuredInBackground(t *testing.T) {
 	halfFull(t, local, func(t *testing.T, b *bench) {
-		must(t, b.Close(t.Context()))
+		must.Succeed(t, b.Close(t.Context()))
 		b.keep("pvc-9.0123456789abcdef", 20*mib)
 		many := b.own("trash", "node-1", "pvc-9.0123456789abcdef", "many")
-		must(t, os.Mkdir(many, 0o700))
+		must.Succeed(t, os.Mkdir(many, 0o700))
 		for i := range 10_001 {
-			must(t, os.WriteFile(filepath.Join(many, fmt.Sprint(i)), nil, 0o600))
+			must.Succeed(t, os.WriteFile(filepath.Join(many, fmt.Sprint(i)), nil, 0o600))
 		}
 		if got := b.inspect(local)[0]; got.TrashHeldBytes != nil {
 			t.Errorf("inspect has %d bytes held, want that it is not known", *got.TrashHeldBytes)

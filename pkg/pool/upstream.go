@@ -10,6 +10,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/hang"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/pace"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/serve"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/snapshot"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/upstream"
 	"kubevirt.io/hostpath-provisioner/pkg/trace"
@@ -20,10 +21,10 @@ import (
 // ErrUnavailable, and ErrDamagedRecord or ErrPrecondition for what is none, or none that is whole.
 func (s *Set) FindUpstream(_ context.Context, id volume.ID) (Snapshot, error) {
 	var found Snapshot
-	err := s.anyUpstream(id, func(p *Pool, in *dir.Dir) error {
+	err := s.anyUpstream(id, func(p *serve.Pool, in *dir.Dir) error {
 		is, err := upstream.Read(in, id)
 		if err == nil {
-			found = Snapshot{ID: id, Pool: p.config.Name, Mode: volume.ModeMount, Origin: is.Origin(), Upstream: true}
+			found = Snapshot{ID: id, Pool: p.Config.Name, Mode: volume.ModeMount, Origin: is.Origin(), Upstream: true}
 		}
 		return err
 	})
@@ -38,13 +39,13 @@ func (s *Set) DeleteUpstream(ctx context.Context, id volume.ID) error {
 	if err := s.pins.Free(id); err != nil {
 		return err
 	}
-	ctx, end := s.untilClose(ctx)
+	ctx, end := s.UntilClose(ctx)
 	defer end()
 	slowly := &pace.Pace{Done: new(atomic.Uint64)}
-	return s.anyUpstream(id, func(p *Pool, in *dir.Dir) error {
+	return s.anyUpstream(id, func(p *serve.Pool, in *dir.Dir) error {
 		err := trace.Step(ctx, "remove the upstream snapshot", func() error { return upstream.Remove(ctx, in, id, slowly.Step) })
 		if errors.Is(err, syscall.EROFS) {
-			return p.unavailable(err)
+			return p.Unavailable(err)
 		}
 		return err
 	})
@@ -52,11 +53,11 @@ func (s *Set) DeleteUpstream(ctx context.Context, id volume.ID) error {
 
 // anyUpstream looks for a snapshot in the snapshotPath of each pool. It answers ErrNotFound only
 // if every one of them could be asked.
-func (s *Set) anyUpstream(id volume.ID, do func(p *Pool, in *dir.Dir) error) error {
+func (s *Set) anyUpstream(id volume.ID, do func(p *serve.Pool, in *dir.Dir) error) error {
 	var problems []error
 	done := false
-	for _, p := range s.pools {
-		err := p.withUpstream(func(in *dir.Dir) error { return do(p, in) })
+	for _, p := range s.Pools {
+		err := withUpstream(p, func(in *dir.Dir) error { return do(p, in) })
 		switch {
 		case err == nil:
 			done = true
@@ -74,16 +75,16 @@ func (s *Set) anyUpstream(id volume.ID, do func(p *Pool, in *dir.Dir) error) err
 }
 
 // withUpstream opens the pool's snapshotPath; ErrNotFound if there is none.
-func (p *Pool) withUpstream(do func(in *dir.Dir) error) error {
-	if p.config.SnapshotPath == "" {
+func withUpstream(p *serve.Pool, do func(in *dir.Dir) error) error {
+	if p.Config.SnapshotPath == "" {
 		return volume.ErrNotFound
 	}
-	v, err := p.enter()
+	v, err := p.Enter()
 	if err != nil {
 		return err
 	}
-	defer v.close()
-	in, err := v.openUpstream()
+	defer v.Close()
+	in, err := openUpstream(v)
 	if err != nil {
 		return err
 	}
@@ -93,12 +94,12 @@ func (p *Pool) withUpstream(do func(in *dir.Dir) error) error {
 
 // openUpstream opens the pool's snapshotPath; ErrNotFound if there is none. Outside of the pool it
 // may be on a filesystem that hangs.
-func (v *visit) openUpstream() (in *dir.Dir, err error) {
-	c := &v.pool.config
+func openUpstream(v *serve.Visit) (in *dir.Dir, err error) {
+	c := &v.Pool.Config
 	if _, inside := upstream.Below(c); inside {
-		in, err = upstream.In(v.store.Root(), c)
+		in, err = upstream.In(v.Store.Root(), c)
 	} else {
-		in, err = hang.Run(context.Background(), v.pool.options.HangAfter, func() (*dir.Dir, error) { return upstream.In(nil, c) }, closeLate)
+		in, err = hang.Run(context.Background(), v.Pool.Options.HangAfter, func() (*dir.Dir, error) { return upstream.In(nil, c) }, closeLate)
 	}
 	switch {
 	case errors.Is(err, hang.ErrTimeout):
@@ -117,34 +118,16 @@ func closeLate(d *dir.Dir, _ error) {
 
 // upstreamSnapshots are the ids of what may be snapshots in the pool's snapshotPath, as far as that
 // can be read.
-func (p *Pool) upstreamSnapshots() (all []volume.ID) {
-	err := p.withUpstream(func(in *dir.Dir) (err error) {
+func upstreamSnapshots(p *serve.Pool) (all []volume.ID) {
+	err := withUpstream(p, func(in *dir.Dir) (err error) {
 		all, err = upstream.List(in)
 		return err
 	})
 	// Why it is unavailable is logged when that begins, or an answer to who asks for one of them.
 	if err != nil && !errors.Is(err, volume.ErrNotFound) && !errors.Is(err, volume.ErrUnavailable) {
-		p.log.Error(err, "failed to list the snapshots of the upstream driver")
+		p.Log.Error(err, "failed to list the snapshots of the upstream driver")
 	}
 	return all
-}
-
-// countUpstream is how many snapshots the pool's snapshotPath seems to have; NotKnown if it cannot be
-// read. One outside of the pool is not asked: if its filesystem hangs, each survey would leave a
-// thread behind.
-func (p *Pool) countUpstream() int {
-	if _, inside := upstream.Below(&p.config); !inside {
-		return volume.Unknown
-	}
-	var all []volume.ID
-	err := p.withUpstream(func(in *dir.Dir) (err error) {
-		all, err = upstream.List(in)
-		return err
-	})
-	if err != nil && !errors.Is(err, volume.ErrNotFound) { // who asks for one of them is told why
-		return volume.Unknown
-	}
-	return len(all)
 }
 
 // sourceUpstream opens a snapshot of the upstream KubeVirt driver to make a volume from it. It takes
@@ -163,7 +146,7 @@ func (v *visit) sourceUpstream(id volume.ID, mode volume.Mode, unlock func()) (*
 }
 
 func (v *visit) dataUpstream(id volume.ID) (upstream.Snapshot, *dir.Dir, error) {
-	in, err := v.openUpstream()
+	in, err := openUpstream(v.Visit)
 	if err != nil {
 		return upstream.Snapshot{}, nil, fmt.Errorf("%s: %w", id.Named(), err)
 	}

@@ -77,14 +77,14 @@ func (s *Store) removeInPlace(ctx context.Context, id volume.ID, as string) (err
 	return errors.Join(d.SetAttribute(removedMark, []byte(mark)), d.Sync())
 }
 
-// lockMarks keeps others from setting marks, and from removing removedInside.
+// lockMarks keeps others from setting marks, and from removing removedInside. The byte of a shared
+// pool holds against calls of this process too.
 func (s *Store) lockMarks(ctx context.Context) (unlock func(), err error) {
-	unlockNodes, err := s.LockByte(ctx, inPlaceByte)
-	if err != nil {
-		return nil, err
+	if s.at.Shared {
+		return s.LockByte(ctx, inPlaceByte)
 	}
 	s.at.marking.Lock()
-	return func() { s.at.marking.Unlock(); unlockNodes() }, nil
+	return s.at.marking.Unlock, nil
 }
 
 // mark is that of a directory, which is then no volume. It counts only on the directory that it was

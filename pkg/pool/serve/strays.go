@@ -1,4 +1,4 @@
-package pool
+package serve
 
 import (
 	"cmp"
@@ -50,7 +50,7 @@ func (p *Pool) strayed(id volume.ID) (quota.Strays, error) {
 
 // searchAll searches the volumes of the pool for what left their limits, until ctx ends.
 func (p *Pool) searchAll(ctx context.Context) {
-	for pace.Rest(ctx, p.options.SyncEvery) == nil {
+	for pace.Rest(ctx, p.Options.SyncEvery) == nil {
 		p.search(ctx)
 		if pace.Rest(ctx, searchEvery) != nil {
 			return
@@ -61,11 +61,11 @@ func (p *Pool) searchAll(ctx context.Context) {
 // search goes over the volumes in the order of their ids, and holds nothing between two.
 func (p *Pool) search(ctx context.Context) {
 	there := make(map[any]bool)
-	for some := p.ledger.Volumes(volume.ID{}, 1); len(some) > 0 && ctx.Err() == nil; some = p.ledger.Volumes(some[0].ID, 1) {
+	for some := p.Ledger.Volumes(volume.ID{}, 1); len(some) > 0 && ctx.Err() == nil; some = p.Ledger.Volumes(some[0].ID, 1) {
 		id := some[0].ID
 		there[id] = true
 		if err := p.searchVolume(ctx, id); err != nil && ctx.Err() == nil {
-			p.log.V(2).Info("failed to search a volume for files outside its limit", "volume", id.String(), "err", err.Error())
+			p.Log.V(2).Info("failed to search a volume for files outside its limit", "volume", id.String(), "err", err.Error())
 		}
 	}
 	p.strays.Range(func(id, _ any) bool {
@@ -77,17 +77,19 @@ func (p *Pool) search(ctx context.Context) {
 }
 
 func (p *Pool) searchVolume(ctx context.Context, id volume.ID) error {
-	v, err := p.find(id)
-	if err != nil || v == nil {
+	v, err := p.Enter()
+	if err != nil {
 		return err
 	}
-	defer v.close()
-	if v.dir == nil {
-		return nil
+	defer v.Close()
+	e, d, err := v.Scan().Lookup(id)
+	if err != nil || d == nil {
+		return err
 	}
+	defer func() { _ = d.Close() }() // opened for reading
 	limited, stop := context.WithTimeout(ctx, longestSearch)
 	defer stop()
-	found, err := v.visit.keeper.Strays(v.dir, scan.CardOf(v.entry), unhurried(limited))
+	found, err := v.Keeper.Strays(d, scan.CardOf(e), unhurried(limited))
 	if ctx.Err() != nil {
 		return err
 	}
@@ -96,10 +98,10 @@ func (p *Pool) searchVolume(ctx context.Context, id volume.ID) error {
 	}
 	last, lastErr := p.strayed(id)
 	if found.Outside > 0 && last.Outside == 0 {
-		p.log.Error(errStrays, "a volume has files outside its limit", "volume", id.String(), "files", found.Outside)
+		p.Log.Error(errStrays, "a volume has files outside its limit", "volume", id.String(), "files", found.Outside)
 	}
 	if found.Unseen > 0 && last.Unseen == 0 || err != nil && lastErr == nil {
-		p.log.Error(cmp.Or(err, errLeases), "files of a volume could not be checked for being outside its limit", "volume", id.String(), "files", found.Unseen)
+		p.Log.Error(cmp.Or(err, errLeases), "files of a volume could not be checked for being outside its limit", "volume", id.String(), "files", found.Unseen)
 	}
 	p.strays.Store(id, searched{found, err})
 	return nil

@@ -1,4 +1,4 @@
-package pool
+package serve
 
 import (
 	"context"
@@ -31,10 +31,10 @@ func (s *state) readOnly() bool { return s.space != nil && s.space.ReadOnly }
 
 var errFilesystem = errors.New("what is on the disk, or the disk, is damaged; the kernel's log has more")
 
-var (
-	errNotChecked = errors.New("it is being opened")
-	errUnreadable = errors.New("its disk cannot be read")
-)
+// ErrNotChecked reports a pool whose first check has not ended.
+var ErrNotChecked = errors.New("it is being opened")
+
+var errUnreadable = errors.New("its disk cannot be read")
 
 // watch checks the pool until ctx ends and the check that is under way has come
 // back. Each check has its own goroutine, so that a filesystem that hangs holds that
@@ -53,7 +53,7 @@ func (p *Pool) watch(ctx context.Context) {
 // gets nowhere counts as a hang until it comes back.
 func (p *Pool) await(check *hang.Call[state], late func()) {
 	for steps := p.steps.Load(); ; steps = p.steps.Load() {
-		st, err := check.Wait(context.Background(), p.options.HangAfter)
+		st, err := check.Wait(context.Background(), p.Options.HangAfter)
 		if err == nil {
 			p.settle(st)
 			return
@@ -66,7 +66,7 @@ func (p *Pool) await(check *hang.Call[state], late func()) {
 }
 
 func (p *Pool) hangs() error {
-	return p.unavailable(fmt.Errorf("no answer for %v: its filesystem hangs", p.options.HangAfter))
+	return p.Unavailable(fmt.Errorf("no answer for %v: its filesystem hangs", p.Options.HangAfter))
 }
 
 // checkNow has the next check come without the rest before it.
@@ -78,9 +78,9 @@ func (p *Pool) checkNow() {
 }
 
 func (p *Pool) rest(ctx context.Context) {
-	pause := p.options.CheckEvery
+	pause := p.Options.CheckEvery
 	if st := p.state.Load(); st.err != nil || st.lacks != nil {
-		pause = p.options.RetryEvery
+		pause = p.Options.RetryEvery
 	}
 	timer := time.NewTimer(pause)
 	defer timer.Stop()
@@ -95,14 +95,14 @@ func (p *Pool) rest(ctx context.Context) {
 func (p *Pool) settle(st state) {
 	old := p.state.Swap(&st)
 	if st.hung != old.hung {
-		p.ledger.SetHangs(st.hung)
+		p.Ledger.SetHangs(st.hung)
 	}
 	if st.err != nil || st.errors > old.errors && old.errors != volume.Unknown {
 		p.noteError()
 	}
 	switch {
 	case st.err != nil && (old.err == nil || old.err.Error() != st.err.Error()):
-		p.log.Error(st.err, "pool does not serve", "path", p.config.Path)
+		p.Log.Error(st.err, "pool does not serve", "path", p.Config.Path)
 	case st.err == nil && old.err != nil:
 		p.logServing(st)
 	}
@@ -110,7 +110,7 @@ func (p *Pool) settle(st state) {
 		p.logLacking(st)
 	}
 	if st.errors > max(0, old.errors) {
-		p.log.Error(errFilesystem, "the pool's filesystem reports errors; all its volumes are abnormal until the error count is reset", "errors", st.errors)
+		p.Log.Error(errFilesystem, "the pool's filesystem reports errors; all its volumes are abnormal until the error count is reset", "errors", st.errors)
 	}
 	if st.err == nil {
 		p.wakeReaper()
@@ -118,7 +118,7 @@ func (p *Pool) settle(st state) {
 }
 
 func (p *Pool) logServing(st state) {
-	log := p.log.WithValues("path", p.config.Path, "volumes", p.Status().Volumes, "systemDisk", st.systemDisk)
+	log := p.Log.WithValues("path", p.Config.Path, "volumes", p.Status().Volumes, "systemDisk", st.systemDisk)
 	id := p.identity.Load()
 	if id.keeper.Unenforced() != nil {
 		log.Info("pool serves; volume sizes are promised but not enforced", "why", id.keeper.Unenforced().Error())
@@ -129,44 +129,44 @@ func (p *Pool) logServing(st state) {
 
 func (p *Pool) logLacking(st state) {
 	if st.lacks != nil {
-		p.log.Error(st.lacks, "the pool's filesystem is full", "path", p.config.Path)
+		p.Log.Error(st.lacks, "the pool's filesystem is full", "path", p.Config.Path)
 		return
 	}
-	p.log.Info("the pool has all directories that it needs", "path", p.config.Path)
+	p.Log.Info("the pool has all directories that it needs", "path", p.Config.Path)
 }
 
 // check opens the pool at first, and later makes sure that it is still there.
 func (p *Pool) check(ctx context.Context) state {
 	s, err := p.checkVisit(ctx)
 	if err != nil {
-		return state{err: p.unavailable(err), errors: volume.Unknown}
+		return state{err: p.Unavailable(err), errors: volume.Unknown}
 	}
-	defer s.close()
-	root, err := s.store.Root().ID()
+	defer s.Close()
+	root, err := s.Store.Root().ID()
 	if err != nil {
-		return state{err: p.unavailable(err), errors: volume.Unknown}
+		return state{err: p.Unavailable(err), errors: volume.Unknown}
 	}
 	p.root.Store(&root)
-	space, err := s.store.Space()
+	space, err := s.Store.Space()
 	if err != nil {
-		return state{err: p.unavailable(err), errors: volume.Unknown}
+		return state{err: p.Unavailable(err), errors: volume.Unknown}
 	}
 	if err := s.noteVacancy(); err != nil {
-		return state{err: p.unavailable(err), errors: volume.Unknown}
+		return state{err: p.Unavailable(err), errors: volume.Unknown}
 	}
 	p.unrecovered = p.unrecovered || space.ReadOnly
 	joined, err := s.join(p.identity.Load().Format)
 	if err != nil {
-		return state{err: p.unavailable(err), errors: volume.Unknown}
+		return state{err: p.Unavailable(err), errors: volume.Unknown}
 	}
 	if joined { // it was unmounted, and is on another device now
 		s.count()
 	}
-	s.scan().LearnForeign(space)
-	return state{lacks: s.lacks(), systemDisk: scan.OnSystemDisk(p.options.Mounts, p.options.SystemPath, s.store.Root()), space: &space, errors: scan.CountErrors(p.options.CountErrors, s.store.Root())}
+	s.Scan().LearnForeign(space)
+	return state{lacks: s.lacks(), systemDisk: scan.OnSystemDisk(p.Options.Mounts, p.Options.SystemPath, s.Store.Root()), space: &space, errors: scan.CountErrors(p.Options.CountErrors, s.Store.Root())}
 }
 
-func (p *Pool) checkVisit(ctx context.Context) (*visit, error) {
+func (p *Pool) checkVisit(ctx context.Context) (*Visit, error) {
 	id := p.identity.Load()
 	if id == nil {
 		return p.open(ctx)
@@ -175,7 +175,7 @@ func (p *Pool) checkVisit(ctx context.Context) (*visit, error) {
 	if err == nil && id.Bare() {
 		equipped, err := p.equip(ctx)
 		if err != nil || equipped != nil {
-			v.close()
+			v.Close()
 			return equipped, err
 		}
 	}
@@ -185,34 +185,34 @@ func (p *Pool) checkVisit(ctx context.Context) (*visit, error) {
 		}
 		return p.open(ctx)
 	}
-	v.store.ProbeWritable()
+	v.Store.ProbeWritable()
 	err = v.guardPool(id.Format.UUID)
 	if err == nil {
-		err = p.place.Check(v.store.Root())
+		err = p.place.Check(v.Store.Root())
 	}
 	if err == nil {
 		err = v.checkOpen(ctx)
 	}
 	if err != nil {
-		v.close()
+		v.Close()
 		return nil, err
 	}
 	return v, nil
 }
 
 // checkOpen checks a pool that is open.
-func (v *visit) checkOpen(ctx context.Context) error {
+func (v *Visit) checkOpen(ctx context.Context) error {
 	// What calls read may all be in memory. Their first write would be the one to hang.
-	if err := v.store.ProbeDisk(); err != nil {
+	if err := v.Store.ProbeDisk(); err != nil {
 		return fmt.Errorf("%w: %w", errUnreadable, err)
 	}
 	if err := v.checkQuota(); err != nil {
 		return err
 	}
 	recovered, err := v.recoverAgain(ctx)
-	if err != nil || !recovered && time.Since(v.pool.synced) < v.pool.options.SyncEvery {
+	if err != nil || !recovered && time.Since(v.Pool.synced) < v.Pool.Options.SyncEvery {
 		return err
 	}
-	v.pool.synced = time.Now()
+	v.Pool.synced = time.Now()
 	return v.recover(ctx, eachMinute)
 }

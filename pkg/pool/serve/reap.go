@@ -1,4 +1,4 @@
-package pool
+package serve
 
 import (
 	"context"
@@ -9,9 +9,9 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 )
 
-// thrown queues an entry of the trash for the reaper.
-func (p *Pool) thrown(name string) {
-	if p.ledger.Throw(name, store.ParseThrown(name).Promised) {
+// Thrown queues an entry of the trash for the reaper.
+func (p *Pool) Thrown(name string) {
+	if p.Ledger.Throw(name, store.ParseThrown(name).Promised) {
 		p.wakeReaper()
 	}
 }
@@ -41,19 +41,19 @@ func (p *Pool) reap(ctx context.Context) {
 
 // reapAll removes what is queued, as long as the pool serves.
 func (p *Pool) reapAll(ctx context.Context, stuckToo bool) {
-	queued := p.ledger.Trash(stuckToo)
+	queued := p.Ledger.Trash(stuckToo)
 	if len(queued) == 0 {
 		return
 	}
-	s, err := p.enter()
+	s, err := p.Enter()
 	if err != nil {
 		return // the watcher wakes the reaper when the pool is back
 	}
-	defer s.close()
-	if err := s.work(); err != nil && !errors.Is(err, store.ErrNoRoom) {
+	defer s.Close()
+	if err := s.Work(); err != nil && !errors.Is(err, store.ErrNoRoom) {
 		return
 	}
-	s.discard().Erase(ctx, queued, &p.erasedFiles)
+	s.Discard().Erase(ctx, queued, &p.erasedFiles)
 	if p.state.Load().lacks != nil {
 		p.checkNow() // there may be room now
 	}

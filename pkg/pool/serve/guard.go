@@ -1,4 +1,4 @@
-package pool
+package serve
 
 import (
 	"errors"
@@ -7,21 +7,21 @@ import (
 var errUnguarded = errors.New("another driver may have begun to serve it")
 
 // guardPool makes sure that no other driver serves the pool, unless it is shared.
-func (v *visit) guardPool(uuid string) error {
-	if v.pool.config.Shared {
+func (v *Visit) guardPool(uuid string) error {
+	if v.Pool.Config.Shared {
 		v.meetNodes()
 		return nil
 	}
-	err := v.pool.guard.Acquire(v.store, uuid)
-	v.pool.guarded.Store(err == nil)
+	err := v.Pool.guard.Acquire(v.Store, uuid)
+	v.Pool.guarded.Store(err == nil)
 	return err
 }
 
 // meetNodes shows the other nodes of a shared pool that this one is alive, and checks which of
 // them are. A pool that is full or read-only is served all the same.
-func (v *visit) meetNodes() {
-	if err := errors.Join(v.store.ShowAlive(), v.store.SeeOthers()); err != nil {
-		v.pool.log.V(4).Info("failed to write or read who is alive", "err", err.Error())
+func (v *Visit) meetNodes() {
+	if err := errors.Join(v.Store.ShowAlive(), v.Store.SeeOthers()); err != nil {
+		v.Pool.Log.V(4).Info("failed to write or read who is alive", "err", err.Error())
 	}
 }
 
@@ -36,6 +36,6 @@ func (p *Pool) leave() {
 	if err != nil {
 		return
 	}
-	defer v.close()
-	p.guard.Withdraw(v.store)
+	defer v.Close()
+	p.guard.Withdraw(v.Store)
 }

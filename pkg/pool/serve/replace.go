@@ -1,4 +1,4 @@
-package pool
+package serve
 
 import (
 	"errors"
@@ -15,19 +15,19 @@ import (
 // was: a symbolic link that takes the place of the directory is not followed.
 
 // noteVacancy notes whether anybody has anything in the pool, as far as a check can see.
-func (v *visit) noteVacancy() error {
-	p := v.pool
+func (v *Visit) noteVacancy() error {
+	p := v.Pool
 	p.vacant = false
 	if !p.knownEmpty() {
 		return nil
 	}
 	var err error
-	p.vacant, err = v.store.Vacant()
+	p.vacant, err = v.Store.Vacant()
 	return err
 }
 
 func (p *Pool) knownEmpty() bool {
-	now := p.ledger.Summary()
+	now := p.Ledger.Summary()
 	return now.Volumes == 0 && now.Snapshots.Count == 0 && now.Trash.Pieces == 0
 }
 
@@ -43,24 +43,24 @@ func (p *Pool) replaced(id *opened, err error) (bool, error) {
 	if over, err := p.mountedOver(); err != nil || !over {
 		return false, err
 	}
-	p.log.Info("another filesystem is mounted over the pool, in which nothing was; opening that", "path", p.config.Path)
+	p.Log.Info("another filesystem is mounted over the pool, in which nothing was; opening that", "path", p.Config.Path)
 	p.needMount.Store(true)
 	p.at.MakePath = false
-	p.state.Store(&state{err: p.unavailable(errNotChecked), errors: p.state.Load().errors})
+	p.state.Store(&state{err: p.Unavailable(ErrNotChecked), errors: p.state.Load().errors})
 	p.identity.Store(nil)
-	p.filesystems.Forget(p)
-	p.ledger.Leave()
+	p.node.filesystems.Forget(p)
+	p.Ledger.Leave()
 	p.giveUp()
 	return true, nil
 }
 
 func (p *Pool) mountedOver() (bool, error) {
-	root, err := dir.Open(p.config.Path)
+	root, err := dir.Open(p.Config.Path)
 	if err != nil {
 		return false, err
 	}
 	defer func() { _ = root.Close() }()
-	mounted, err := p.options.Mounts.IsFilesystem(root)
+	mounted, err := p.Options.Mounts.IsFilesystem(root)
 	if err != nil || !mounted {
 		return false, err
 	}
@@ -96,10 +96,10 @@ func (p *Pool) checkRoot(root *dir.Dir) error {
 
 // checkMount answers why a pool that must be a filesystem of its own is none.
 func (p *Pool) checkMount(root *dir.Dir) error {
-	if p.config.RequireMount || !p.needMount.Load() {
-		return scan.CheckMount(&p.config, p.options.Mounts, root)
+	if p.Config.RequireMount || !p.needMount.Load() {
+		return scan.CheckMount(&p.Config, p.Options.Mounts, root)
 	}
-	if mounted, err := p.options.Mounts.IsFilesystem(root); err != nil || mounted {
+	if mounted, err := p.Options.Mounts.IsFilesystem(root); err != nil || mounted {
 		return err
 	}
 	return errUnmounted

@@ -1,4 +1,4 @@
-package pool
+package serve
 
 import (
 	"context"
@@ -15,11 +15,12 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop/looptest"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
+	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
-// surveyedSet is a set with one pool of directories that came without a record, after it has
+// surveyedNode is a node with one pool of directories that came without a record, after it has
 // checked all of them.
-func surveyedSet(tb testing.TB, volumes int) *Set {
+func surveyedNode(tb testing.TB, volumes int) *Node {
 	tb.Helper()
 	root := tb.TempDir()
 	for i := range volumes {
@@ -47,7 +48,7 @@ func surveyedSet(tb testing.TB, volumes int) *Set {
 	}
 	again := time.NewTicker(time.Millisecond)
 	defer again.Stop()
-	for s.pools[0].surveyed.Load() == nil {
+	for s.Pools[0].surveyed.Load() == nil {
 		select {
 		case <-again.C:
 		case <-tb.Context().Done():
@@ -58,10 +59,10 @@ func surveyedSet(tb testing.TB, volumes int) *Set {
 }
 
 func TestStatusDoesNotWaitForCalls(t *testing.T) {
-	s := surveyedSet(t, 3)
+	s := surveyedNode(t, 3)
 	for _, v := range s.Surveyed() {
 		unlock, err := s.Lock(v.ID)
-		must(t, err)
+		must.Succeed(t, err)
 		defer unlock()
 	}
 	if status := s.Status()[0]; status.Volumes != 3 || status.Err != nil || status.Space == nil {
@@ -74,7 +75,7 @@ func TestStatusDoesNotWaitForCalls(t *testing.T) {
 
 func TestStatusCostIsConstant(t *testing.T) {
 	allocations := func(volumes int) float64 {
-		s := surveyedSet(t, volumes)
+		s := surveyedNode(t, volumes)
 		return testing.AllocsPerRun(100, func() { s.Status() })
 	}
 	if few, many := allocations(1), allocations(10_000); many > few {
@@ -85,7 +86,7 @@ func TestStatusCostIsConstant(t *testing.T) {
 func BenchmarkStatus(b *testing.B) {
 	for _, volumes := range []int{0, 10_000} {
 		b.Run(fmt.Sprint(volumes), func(b *testing.B) {
-			s := surveyedSet(b, volumes)
+			s := surveyedNode(b, volumes)
 			for b.Loop() {
 				if got := s.Status()[0].Volumes; got != volumes {
 					b.Fatalf("%d volumes, want %d", got, volumes)

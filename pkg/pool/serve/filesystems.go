@@ -1,4 +1,4 @@
-package pool
+package serve
 
 import (
 	"cmp"
@@ -17,18 +17,18 @@ import (
 // onFilesystem are the pools on the filesystem of this one, and that itself, in the order of their
 // names.
 func (p *Pool) onFilesystem() []*Pool {
-	pools := p.filesystems.With(p)
-	slices.SortFunc(pools, func(a, b *Pool) int { return cmp.Compare(a.config.Name.String(), b.config.Name.String()) })
+	pools := p.node.filesystems.With(p)
+	slices.SortFunc(pools, func(a, b *Pool) int { return cmp.Compare(a.Config.Name.String(), b.Config.Name.String()) })
 	return pools
 }
 
-// othersAreRead answers ErrUnavailable while another pool is being opened that may be on the same
+// OthersAreRead answers ErrUnavailable while another pool is being opened that may be on the same
 // filesystem: what it has promised is not known yet, and would be promised again. It is known
 // when its first check ends, or, if that gets nowhere, it counts as a pool that hangs.
-func (p *Pool) othersAreRead() error {
-	for _, other := range *p.all {
-		if other != p && errors.Is(other.state.Load().err, errNotChecked) && !p.filesystems.Apart(p, other) {
-			return p.unavailable(fmt.Errorf("pool %q is being opened, which may be on the same filesystem: what it has promised is not known yet", other.config.Name))
+func (p *Pool) OthersAreRead() error {
+	for _, other := range p.node.Pools {
+		if other != p && errors.Is(other.state.Load().err, ErrNotChecked) && !p.node.filesystems.Apart(p, other) {
+			return p.Unavailable(fmt.Errorf("pool %q is being opened, which may be on the same filesystem: what it has promised is not known yet", other.Config.Name))
 		}
 	}
 	return nil
@@ -38,10 +38,10 @@ func (p *Pool) othersAreRead() error {
 // as they can be read, and changes nothing in it. What cannot be read keeps the other pools there from
 // promising anything. Another driver may go on in it, so it is read each minute.
 func (p *Pool) readPromises() {
-	if !p.ledger.Unread() && time.Since(p.synced) < p.options.SyncEvery {
+	if !p.Ledger.Unread() && time.Since(p.synced) < p.Options.SyncEvery {
 		return
 	}
-	root, err := dir.Open(p.config.Path)
+	root, err := dir.Open(p.Config.Path)
 	if err != nil {
 		return // it is not here
 	}
@@ -59,8 +59,8 @@ func (p *Pool) readPromises() {
 		err = p.readAll(s, f)
 	}
 	if err != nil {
-		p.ledger.Join(p.filesystems.Settle(p, on), ledger.Origin{Shared: p.config.Shared})
-		p.log.V(2).Info("failed to read what the pool has promised", "err", err.Error())
+		p.Ledger.Join(p.node.filesystems.Settle(p, on), ledger.Origin{Shared: p.Config.Shared})
+		p.Log.V(2).Info("failed to read what the pool has promised", "err", err.Error())
 		return
 	}
 	p.synced = time.Now()
@@ -71,7 +71,7 @@ func (p *Pool) readAll(s *store.Store, f *store.Format) error {
 	if err != nil {
 		return err
 	}
-	v := &visit{pool: p, store: s, keeper: id.keeper}
+	v := &Visit{Pool: p, Store: s, Keeper: id.keeper}
 	if _, err := v.join(*f); err != nil {
 		return err
 	}
@@ -79,22 +79,22 @@ func (p *Pool) readAll(s *store.Store, f *store.Format) error {
 	if err != nil {
 		return err
 	}
-	p.ledger.SetOthersTrash(held)
-	return v.scan().Load()
+	p.Ledger.SetOthersTrash(held)
+	return v.Scan().Load()
 }
 
 // join has the promises of the pool count against the filesystem that it is on, with those of
 // the other pools there. It reports whether that is another one than before.
-func (v *visit) join(f store.Format) (joined bool, err error) {
-	on, err := v.store.Root().SpaceID()
+func (v *Visit) join(f store.Format) (joined bool, err error) {
+	on, err := v.Store.Root().SpaceID()
 	if err != nil {
 		return false, err
 	}
-	p := v.pool
-	p.ledger.SetNewInodes(v.keeper.NewInodes())
-	joined = p.ledger.Join(p.filesystems.Settle(p, on), ledger.Origin{Made: f.Created, Foreign: f.Foreign, Shared: p.config.Shared})
-	if with := p.ledger.Summary().SharesWith(); joined && len(with) > 0 {
-		p.log.Info("the pool shares its filesystem with others; the promises of all of them count", "with", with)
+	p := v.Pool
+	p.Ledger.SetNewInodes(v.Keeper.NewInodes())
+	joined = p.Ledger.Join(p.node.filesystems.Settle(p, on), ledger.Origin{Made: f.Created, Foreign: f.Foreign, Shared: p.Config.Shared})
+	if with := p.Ledger.Summary().SharesWith(); joined && len(with) > 0 {
+		p.Log.Info("the pool shares its filesystem with others; the promises of all of them count", "with", with)
 	}
 	return joined, nil
 }
@@ -103,7 +103,7 @@ func (v *visit) join(f store.Format) (joined bool, err error) {
 // ends. It is apart from the checks at a pool: on a slow disk it may take a while. Of the pools
 // on one filesystem one counts for all.
 func (p *Pool) countAll(ctx context.Context) {
-	tick := time.NewTicker(p.options.SyncEvery)
+	tick := time.NewTicker(p.Options.SyncEvery)
 	defer tick.Stop()
 	for {
 		select {
@@ -114,12 +114,12 @@ func (p *Pool) countAll(ctx context.Context) {
 		if !p.countsForAll() {
 			continue
 		}
-		s, err := p.enter()
+		s, err := p.Enter()
 		if err != nil {
 			continue
 		}
 		s.count()
-		s.close()
+		s.Close()
 	}
 }
 
@@ -138,40 +138,40 @@ func (p *Pool) countsForAll() bool {
 
 // count takes what volumes and trash of all pools on the filesystem hold from what is taken.
 // If that cannot be known now, the last number stays.
-func (v *visit) count() {
-	before, err := v.store.Space()
+func (v *Visit) count() {
+	before, err := v.Store.Space()
 	if err != nil {
 		return
 	}
 	var held int64
 	known := true
-	for _, p := range v.pool.onFilesystem() {
+	for _, p := range v.Pool.onFilesystem() {
 		bytes, ok := p.held(v)
 		held, known = held+bytes, known && ok
 	}
 	if !known {
 		return
 	}
-	after, err := v.store.Space()
+	after, err := v.Store.Space()
 	if err != nil {
 		return
 	}
 	// What was written or erased meanwhile counts as foreign until next time, and not
 	// as free.
 	taken := max(before.TakenBytes(), after.TakenBytes())
-	v.pool.ledger.SetForeign(taken - held)
+	v.Pool.Ledger.SetForeign(taken - held)
 }
 
 // held is what the volumes and the trash of a pool hold, if that can be known now. The visit
 // is one of this pool, or of another on its filesystem.
-func (p *Pool) held(by *visit) (bytes int64, known bool) {
+func (p *Pool) held(by *Visit) (bytes int64, known bool) {
 	v := by
-	if v.pool != p {
+	if v.Pool != p {
 		var err error
-		if v, err = p.enter(); err != nil {
+		if v, err = p.Enter(); err != nil {
 			return 0, false
 		}
-		defer v.close()
+		defer v.Close()
 	}
-	return v.scan().Held(&p.used)
+	return v.Scan().Held(&p.used)
 }

@@ -1,4 +1,4 @@
-package pool
+package serve
 
 import (
 	"maps"
@@ -52,4 +52,9 @@ func (c *copies) counted() (running int, done map[volume.CopyMethod]CopySum) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.running, maps.Clone(c.done)
+}
+
+// CountCopy counts a copy that begins.
+func (p *Pool) CountCopy(method volume.CopyMethod) (end func(stalled time.Duration, err error)) {
+	return p.copies.begin(method)
 }

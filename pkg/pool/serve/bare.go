@@ -1,4 +1,4 @@
-package pool
+package serve
 
 import (
 	"context"
@@ -16,11 +16,11 @@ var (
 )
 
 // lacks is what the filesystem is too full for; nil for nothing.
-func (v *visit) lacks() error {
+func (v *Visit) lacks() error {
 	switch {
-	case v.store.Bare():
+	case v.Store.Bare():
 		return errNoLayout
-	case errors.Is(v.store.OpenWork(), store.ErrNoRoom):
+	case errors.Is(v.Store.OpenWork(), store.ErrNoRoom):
 		return errNoDirectories
 	}
 	return nil
@@ -28,7 +28,7 @@ func (v *visit) lacks() error {
 
 // equip makes the layout of a pool that had no room for it, and opens the pool anew. It answers
 // nil as long as there is none.
-func (p *Pool) equip(ctx context.Context) (*visit, error) {
+func (p *Pool) equip(ctx context.Context) (*Visit, error) {
 	s, _, err := store.Create(ctx, p.at)
 	if errors.Is(err, store.ErrNoRoom) {
 		return nil, nil

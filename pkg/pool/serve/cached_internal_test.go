@@ -1,4 +1,4 @@
-package pool
+package serve
 
 import (
 	"context"
@@ -40,7 +40,7 @@ func TestPoolIsOpenedFromCache(t *testing.T) {
 						t.Fatal(err)
 					}
 					if s, err := p.openCached(p.identity.Load()); err == nil {
-						s.close()
+						s.Close()
 						t.Errorf("a pool that was %s is found in memory", name)
 					}
 					wantEntered(t, p)
@@ -116,24 +116,24 @@ func onePool(t *testing.T, path, requireMount string) *Pool {
 	if err := s.Wait(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	wantEntered(t, s.pools[0])
-	return s.pools[0]
+	wantEntered(t, s.Pools[0])
+	return s.Pools[0]
 }
 
 func wantEntered(t *testing.T, p *Pool) {
 	t.Helper()
-	s, err := p.enter()
+	s, err := p.Enter()
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.close()
+	s.Close()
 }
 
 func wantCached(t *testing.T, p *Pool, want bool) {
 	t.Helper()
 	s, err := p.openCached(p.identity.Load())
 	if err == nil {
-		s.close()
+		s.Close()
 	}
 	if (err == nil) != want {
 		t.Errorf("found in memory: %v, want %v", err, want)
@@ -144,18 +144,18 @@ func wantCached(t *testing.T, p *Pool, want bool) {
 func TestPoolIsNotReplacedDuringCall(t *testing.T) {
 	testenv.NeedRoot(t)
 	p := onePool(t, filepath.Join(t.TempDir(), "pool"), "false")
-	call, err := p.enter()
+	call, err := p.Enter()
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := syscall.Mount("tmpfs", p.config.Path, "tmpfs", 0, "size=16m"); err != nil {
+	if err := syscall.Mount("tmpfs", p.Config.Path, "tmpfs", 0, "size=16m"); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = syscall.Unmount(p.config.Path, syscall.MNT_DETACH) })
+	t.Cleanup(func() { _ = syscall.Unmount(p.Config.Path, syscall.MNT_DETACH) })
 	if st := p.check(t.Context()); !errors.Is(st.err, store.ErrOther) {
 		t.Errorf("checked with a call at work: %v, want %v", st.err, store.ErrOther)
 	}
-	call.close()
+	call.Close()
 	if st := p.check(t.Context()); st.err != nil {
 		t.Errorf("checked after the call: %v", st.err)
 	}

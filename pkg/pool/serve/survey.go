@@ -1,4 +1,4 @@
-package pool
+package serve
 
 import (
 	"context"
@@ -9,14 +9,15 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/pool/ledger"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/pace"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/scan"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/upstream"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
 // Surveyed reports on each volume, from memory and without a lock, if the options ask for
 // that. It is as old as the last survey.
-func (s *Set) Surveyed() []Surveyed {
+func (n *Node) Surveyed() []Surveyed {
 	var all []Surveyed
-	for _, p := range s.pools {
+	for _, p := range n.Pools {
 		if last := p.surveyed.Load(); last != nil {
 			all = append(all, p.upToDate(last.Volumes)...)
 		}
@@ -48,7 +49,7 @@ func (p *Pool) surveyAll(ctx context.Context) {
 	case <-ctx.Done():
 		return
 	}
-	tick := time.NewTicker(p.options.SyncEvery)
+	tick := time.NewTicker(p.Options.SyncEvery)
 	defer tick.Stop()
 	for {
 		p.survey(ctx)
@@ -72,7 +73,7 @@ const (
 // last survey stays.
 func (p *Pool) survey(ctx context.Context) {
 	found := &scan.Survey{Abnormal: make(map[health.Reason]int), Unread: make(map[volume.ID]string)}
-	for some := p.ledger.After(volume.ID{}, pace.Burst); len(some) > 0; some = p.ledger.After(some[len(some)-1].ID, pace.Burst) {
+	for some := p.Ledger.After(volume.ID{}, pace.Burst); len(some) > 0; some = p.Ledger.After(some[len(some)-1].ID, pace.Burst) {
 		began := time.Now()
 		if err := p.surveySome(some, found); err != nil {
 			return // the check of the pool says why
@@ -87,17 +88,44 @@ func (p *Pool) survey(ctx context.Context) {
 	}
 }
 
+// countUpstream is how many snapshots the pool's snapshotPath seems to have; NotKnown if it cannot be
+// read. One outside of the pool is not asked: if its filesystem hangs, each survey would leave a
+// thread behind.
+func (p *Pool) countUpstream() int {
+	if _, inside := upstream.Below(&p.Config); !inside {
+		return volume.Unknown
+	}
+	s, err := p.Enter()
+	if err != nil {
+		return volume.Unknown
+	}
+	defer s.Close()
+	in, err := upstream.In(s.Store.Root(), &p.Config)
+	if in == nil && err == nil {
+		return 0 // the upstream driver has made none
+	}
+	if err != nil { // who asks for one of them is told why
+		return volume.Unknown
+	}
+	defer func() { _ = in.Close() }() // opened for reading
+	all, err := upstream.List(in)
+	if err != nil {
+		return volume.Unknown
+	}
+	return len(all)
+}
+
 func (p *Pool) surveySome(some []ledger.Volume, found *scan.Survey) error {
-	s, err := p.enter()
+	s, err := p.Enter()
 	if err != nil {
 		return err
 	}
-	defer s.close()
-	space, err := s.store.Space()
+	defer s.Close()
+	space, err := s.Store.Space()
 	if err != nil {
 		return err
 	}
-	l := &scan.Listing{Pool: s.scan(), Space: space}
+	l := &scan.Listing{Pool: s.Scan(), Space: space}
 	for _, known := range some {
 		if known.ID.IsSnapshot() {
 			if l.SnapshotLost(known.ID) {
@@ -113,7 +141,7 @@ func (p *Pool) surveySome(some []ledger.Volume, found *scan.Survey) error {
 		if v.Condition.Reason == health.ReadFailed {
 			p.logUnread(v, found)
 		}
-		if p.options.EachVolume {
+		if p.Options.EachVolume {
 			found.Volumes = append(found.Volumes, v)
 		}
 	}
@@ -125,6 +153,6 @@ func (p *Pool) logUnread(v Surveyed, found *scan.Survey) {
 	p.noteError()
 	found.Unread[v.ID] = v.Condition.Message
 	if last := p.surveyed.Load(); last == nil || last.Unread[v.ID] != v.Condition.Message {
-		p.log.Error(errors.New(v.Condition.Message), "failed to read a volume", "volume", v.ID.String())
+		p.Log.Error(errors.New(v.Condition.Message), "failed to read a volume", "volume", v.ID.String())
 	}
 }

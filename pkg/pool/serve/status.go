@@ -1,4 +1,4 @@
-package pool
+package serve
 
 import (
 	"time"
@@ -79,14 +79,14 @@ func (p *Pool) noteError() {
 // failed logs what could not be done in the background, and has monitoring know.
 func (p *Pool) failed(err error, what string, about ...any) {
 	p.noteError()
-	p.log.Error(err, what, about...)
+	p.Log.Error(err, what, about...)
 }
 
 // Status answers from memory, and takes no lock that a call waits for.
 func (p *Pool) Status() Status {
-	st, now := p.state.Load(), p.ledger.Summary()
+	st, now := p.state.Load(), p.Ledger.Summary()
 	status := Status{
-		Name:           p.config.Name,
+		Name:           p.Config.Name,
 		Err:            st.err,
 		Lacks:          st.lacks,
 		SystemDisk:     st.systemDisk,
@@ -149,22 +149,22 @@ func (p *Pool) abnormal(st *state, now *ledger.Summary) map[health.Reason]int {
 	return abnormal
 }
 
-// free is the capacity of the pool, rounded down; 0 while it does not serve.
-func (p *Pool) free() int64 {
-	s, err := p.enter()
+// Free is the capacity of the pool, rounded down; 0 while it does not serve.
+func (p *Pool) Free() int64 {
+	s, err := p.Enter()
 	if err != nil {
 		return 0
 	}
-	defer s.close()
+	defer s.Close()
 	if s.lacks() != nil {
 		return 0
 	}
-	if err := s.scan().LoadShared(); err != nil {
+	if err := s.Scan().LoadShared(); err != nil {
 		return 0
 	}
-	space, err := s.store.Space()
+	space, err := s.Store.Space()
 	if err != nil {
 		return 0
 	}
-	return p.ledger.Available(space)
+	return p.Ledger.Available(space)
 }

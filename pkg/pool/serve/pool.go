@@ -1,4 +1,4 @@
-package pool
+package serve
 
 import (
 	"context"
@@ -14,7 +14,6 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/content"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/guard"
-	"kubevirt.io/hostpath-provisioner/pkg/pool/keylock"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/ledger"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/limit"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/nested"
@@ -39,9 +38,6 @@ type Labels = content.Labels
 
 // Devices makes files block devices: loop.Kernel, or a stand-in that keeps its contract.
 type Devices = content.Devices
-
-// A Volume is what is reported of one.
-type Volume = scan.Volume
 
 // Surveyed is what the last check at a volume saw.
 type Surveyed = scan.Surveyed
@@ -77,21 +73,21 @@ type Options struct {
 	Log        logr.Logger
 }
 
+// Host is what contents need of the node.
+func (o Options) Host(log logr.Logger) content.Host {
+	return content.Host{Mounts: o.Mounts, Labels: o.Labels, Devices: o.Devices, Dev: o.Dev, Log: log}
+}
+
 // A Pool is a directory in which volumes are directories.
 type Pool struct {
-	config    poolconfig.Pool
-	options   Options
-	log       logr.Logger
-	at        *store.Location
-	locks     *keylock.Locks[volume.ID]
-	attaching *keylock.Turns[volume.ID]
-	pins      *snapshot.Pins         // of all pools
-	serving   *keylock.Locks[string] // the uuids of all pools that are open
-	claims    *limit.Registry        // the quota ids of all pools
-	place     *nested.Place          // among all pools
-	all       *[]*Pool               // this one and the others
-	// filesystems is which pools are on one filesystem.
-	filesystems *scan.Filesystems[*Pool]
+	Config  poolconfig.Pool
+	Options Options
+	Log     logr.Logger
+	Ledger  *ledger.Ledger // what the pool has promised
+
+	node  *Node // this pool and the others
+	at    *store.Location
+	place *nested.Place // among all pools
 
 	state    atomic.Pointer[state]
 	hung     atomic.Pointer[state]  // the state while which a call found the pool to hang
@@ -126,7 +122,7 @@ type Pool struct {
 
 	// What monitoring reads, in addition to the state. It takes no lock.
 	surveyed  atomic.Pointer[scan.Survey] // nil before the first
-	used      atomic.Int64                // bytes that the volumes hold, or unknownBytes
+	used      atomic.Int64                // bytes that the volumes hold, or volume.Unknown
 	lastError atomic.Pointer[time.Time]
 	// strays has how the last search of a volume ended, by volume.ID.
 	strays sync.Map
@@ -138,9 +134,11 @@ type Pool struct {
 	// synced is when the index was last compared with the disk. It belongs to the checks.
 	synced time.Time
 
-	ledger *ledger.Ledger
-	wake   chan struct{} // one token: there is trash to remove
+	wake chan struct{} // one token: there is trash to remove
 }
+
+// Root identifies the pool's directory, as the last check that opened it found it; nil before that.
+func (p *Pool) Root() *dir.ID { return p.root.Load() }
 
 // opened is what a pool was found to be when it was opened.
 type opened struct {
@@ -149,26 +147,21 @@ type opened struct {
 	calls  *atomic.Int64 // at work in it
 }
 
-func newPool(config poolconfig.Pool, s *Set) *Pool {
-	options := s.options
+func (n *Node) newPool(config poolconfig.Pool) *Pool {
+	options, log := n.Options, n.Options.Log.WithValues("pool", config.Name.String())
 	p := &Pool{
-		config:      config,
-		options:     options,
-		guard:       guard.Guard{Dev: options.Dev, Node: options.Node, Log: options.Log.WithValues("pool", config.Name.String())},
-		log:         options.Log.WithValues("pool", config.Name.String()),
-		locks:       &s.volumes,
-		attaching:   &s.attaching,
-		pins:        &s.pins,
-		serving:     &s.serving,
-		claims:      &s.claims,
-		all:         &s.pools,
-		filesystems: &s.filesystems,
-		nudge:       make(chan struct{}, 1),
-		checked:     make(chan struct{}),
-		wake:        make(chan struct{}, 1),
+		Config:  config,
+		Options: options,
+		Log:     log,
+		Ledger:  ledger.New(ledger.Policy{Pool: config.Name, Overprovision: config.Overprovision, Reserve: config.Reserve, BytesPerInode: config.BytesPerInode}),
+		node:    n,
+		guard:   guard.Guard{Dev: options.Dev, Node: options.Node, Log: log},
+		nudge:   make(chan struct{}, 1),
+		checked: make(chan struct{}),
+		wake:    make(chan struct{}, 1),
 	}
-	p.place = s.places.Add(config.Name, options.Mounts, p.log, p.checkNow)
-	p.state.Store(&state{err: p.unavailable(errNotChecked), errors: volume.Unknown})
+	p.place = n.places.Add(config.Name, options.Mounts, log, p.checkNow)
+	p.state.Store(&state{err: p.Unavailable(ErrNotChecked), errors: volume.Unknown})
 	p.at = &store.Location{
 		Path:     config.Path,
 		Node:     options.Node,
@@ -177,19 +170,19 @@ func newPool(config poolconfig.Pool, s *Set) *Pool {
 		MakePath: !config.RequireMount,
 		Verify:   p.checkRoot,
 		Nested:   p.place.Check,
-		Thrown:   p.thrown,
+		Thrown:   p.Thrown,
 	}
-	p.ledger = ledger.New(ledger.Policy{Pool: config.Name, Overprovision: config.Overprovision, Reserve: config.Reserve, BytesPerInode: config.BytesPerInode})
 	p.used.Store(volume.Unknown)
 	p.needMount.Store(config.RequireMount)
 	return p
 }
 
-func (p *Pool) unavailable(err error) error { return scan.Unavailable(&p.config, err) }
+// Unavailable is an error about a pool that does not serve.
+func (p *Pool) Unavailable(err error) error { return scan.Unavailable(&p.Config, err) }
 
-// note brings the ledger in line with what is on disk of a volume.
-func (p *Pool) note(id volume.ID, e store.Entry) {
-	p.ledger.Note(id, scan.CardOf(e))
+// Note brings the ledger in line with what is on disk of a volume.
+func (p *Pool) Note(id volume.ID, e store.Entry) {
+	p.Ledger.Note(id, scan.CardOf(e))
 	if !e.Exists() {
 		p.strays.Delete(id)
 	}
@@ -197,7 +190,7 @@ func (p *Pool) note(id volume.ID, e store.Entry) {
 
 // open makes the layout, finishes what a crash interrupted, and fills the index. If that fails,
 // what the pool has promised counts all the same.
-func (p *Pool) open(ctx context.Context) (*visit, error) {
+func (p *Pool) open(ctx context.Context) (*Visit, error) {
 	v, err := p.openToServe(ctx)
 	if err != nil && !errors.Is(err, errTwice) {
 		p.readPromises()
@@ -207,33 +200,33 @@ func (p *Pool) open(ctx context.Context) (*visit, error) {
 
 var errTwice = errors.New("it is the directory of another pool as well, reached by another path")
 
-func (p *Pool) openToServe(ctx context.Context) (_ *visit, err error) {
+func (p *Pool) openToServe(ctx context.Context) (_ *Visit, err error) {
 	s, f, err := store.Create(ctx, p.at)
-	if errors.Is(err, store.ErrNoRoom) && !p.config.Shared {
+	if errors.Is(err, store.ErrNoRoom) && !p.Config.Shared {
 		s, f, err = store.CreateBare(p.at)
 	}
 	if err != nil {
 		return nil, err
 	}
-	v := &visit{pool: p, store: s}
+	v := &Visit{Pool: p, Store: s}
 	defer func() {
 		if err != nil {
-			v.close()
+			v.Close()
 		}
 	}()
 	id, err := p.identify(s, f)
 	if err != nil {
 		return nil, err
 	}
-	v.keeper = id.keeper
+	v.Keeper = id.keeper
 	seen, err := s.Root().Seen()
 	if err != nil {
 		return nil, err
 	}
-	if err := v.scan().Unfit(p.limits()); err != nil {
+	if err := v.Scan().Unfit(p.Limits()); err != nil {
 		return nil, err
 	}
-	giveUp, err := p.serving.TryLock(f.UUID)
+	giveUp, err := p.node.claim(f.UUID)
 	if err != nil {
 		return nil, errTwice
 	}
@@ -262,7 +255,7 @@ func (p *Pool) identify(s *store.Store, f *store.Format) (*opened, error) {
 	if err != nil {
 		return nil, err
 	}
-	keeper, err := p.limits().Keeper(s.Root(), p.claims.On(id.Filesystem))
+	keeper, err := p.Limits().Keeper(s.Root(), p.node.claims.On(id.Filesystem))
 	if err != nil {
 		return nil, err
 	}

@@ -1,0 +1,179 @@
+package pool
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/serve"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/snapshot"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/use"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
+)
+
+// A visit is one call's work in a pool.
+type visit struct {
+	*serve.Visit
+	pins *snapshot.Pins // of all pools
+}
+
+func (s *Set) enter(p *serve.Pool) (*visit, error) {
+	v, err := p.Enter()
+	if err != nil {
+		return nil, err
+	}
+	return &visit{v, &s.pins}, nil
+}
+
+// A found volume is one that a call works on.
+type found struct {
+	id    volume.ID
+	visit *visit
+	entry store.Entry
+	dir   *dir.Dir // nil if the directory is lost
+}
+
+func (v *found) close() {
+	if v.dir != nil {
+		_ = v.dir.Close()
+	}
+	v.visit.Close()
+}
+
+// use is how this node uses the volume.
+func (v *found) use() *use.Volume { return v.visit.Use(v.id, v.entry, v.dir) }
+
+// lock extends the caller's lock of the volume to all nodes of a shared pool, and reads it
+// again: another node may have removed it since it was found, or made another.
+func (v *found) lock(ctx context.Context) (unlock func(), err error) {
+	unlock, err = v.visit.LockNodes(ctx, v.id)
+	if err != nil || !v.visit.Pool.Config.Shared {
+		return unlock, err
+	}
+	if err := v.reread(); err != nil {
+		unlock()
+		return nil, err
+	}
+	return unlock, nil
+}
+
+// reread reads the volume again, as lock does after it has waited. It answers ErrNotFound for a volume
+// that is not there any more.
+func (v *found) reread() error {
+	e, d, err := v.visit.Scan().Lookup(v.id)
+	if err != nil {
+		return err
+	}
+	if v.dir != nil {
+		_ = v.dir.Close() // opened for reading
+	}
+	v.entry, v.dir = e, d
+	v.visit.Pool.Note(v.id, e)
+	if !e.Exists() {
+		return fmt.Errorf("volume %s: %w any more", v.id, volume.ErrNotFound)
+	}
+	return nil
+}
+
+// unmarkPublished takes the mark back once the volume is published nowhere on this node.
+func (v *found) unmarkPublished() error { return v.visit.UnmarkPublished(v.use()) }
+
+// find searches for a volume: in the named pool, or in the one that is known to have
+// it, or in all. It answers ErrNotFound only if every pool could be asked, for a
+// volume of a pool that is away is not gone.
+func (s *Set) find(id volume.ID, name volume.PoolName) (*found, error) {
+	if name != (volume.PoolName{}) {
+		p, err := s.pool(name)
+		if err != nil {
+			return nil, err
+		}
+		return s.findIn([]*serve.Pool{p}, id)
+	}
+	// Not the others, of which one may be about to hang.
+	v, err := s.findIn(s.holders(id), id)
+	if !errors.Is(err, volume.ErrNotFound) {
+		return v, err
+	}
+	return s.findIn(s.Pools, id)
+}
+
+// Holder names the pool that is known to have a volume, from memory. It answers false for
+// none, and for several.
+func (s *Set) Holder(id volume.ID) (volume.PoolName, bool) {
+	holders := s.holders(id)
+	if len(holders) != 1 {
+		return volume.PoolName{}, false
+	}
+	return holders[0].Config.Name, true
+}
+
+// holders are the pools whose index has a volume.
+func (s *Set) holders(id volume.ID) []*serve.Pool {
+	var holders []*serve.Pool
+	for _, p := range s.Pools {
+		if p.Ledger.Known(id).Exists() {
+			holders = append(holders, p)
+		}
+	}
+	return holders
+}
+
+func (s *Set) findIn(pools []*serve.Pool, id volume.ID) (*found, error) {
+	var at *found
+	var unavailable []error
+	for _, p := range pools {
+		v, err := s.findAt(p, id)
+		switch {
+		case err != nil:
+			unavailable = append(unavailable, err)
+		case v != nil && at != nil:
+			first := at.visit.Pool.Config.Name
+			v.close()
+			at.close()
+			return nil, fmt.Errorf("%s %w: %q and %q; move one of the two away", id.Named(), volume.ErrAmbiguous, first, p.Config.Name)
+		case v != nil:
+			at = v
+		}
+	}
+	switch {
+	case at != nil:
+		return at, nil
+	case len(unavailable) > 0:
+		return nil, fmt.Errorf("%s: %w", id.Named(), errors.Join(unavailable...))
+	}
+	return nil, fmt.Errorf("%s: %w", id.Named(), volume.ErrNotFound)
+}
+
+// findAt answers nil if the pool has no such volume.
+func (s *Set) findAt(p *serve.Pool, id volume.ID) (*found, error) {
+	v, err := s.enter(p)
+	if err != nil {
+		return nil, err
+	}
+	e, d, err := v.Scan().Lookup(id)
+	if err != nil || !e.Exists() {
+		v.Close()
+		return nil, err
+	}
+	return &found{id: id, visit: v, entry: e, dir: d}, nil
+}
+
+// findSettled is find for callers that hold no lock. A record without a directory is a
+// moment of making and removing a volume: only what is so under the lock is lost.
+func (s *Set) findSettled(id volume.ID) (*found, error) {
+	v, err := s.find(id, volume.PoolName{})
+	if err != nil || !v.entry.Lost() {
+		return v, err
+	}
+	v.entry, v.dir, err = v.visit.Scan().LookupSettled(id)
+	if err == nil && !v.entry.Exists() {
+		err = fmt.Errorf("%s: %w: it is being made or removed", id.Named(), volume.ErrNotFound)
+	}
+	if err != nil {
+		v.close()
+		return nil, err
+	}
+	return v, nil
+}

@@ -1,0 +1,80 @@
+package serve
+
+import (
+	"context"
+
+	"kubevirt.io/hostpath-provisioner/pkg/pool/limit"
+)
+
+// checkQuota notices quotas that were switched on or off since the pool was opened,
+// or that the filesystem was mounted anew without or with.
+func (v *Visit) checkQuota() error {
+	keeper, err := v.Pool.Limits().Keeper(v.Store.Root(), v.Keeper.Claims())
+	if err != nil {
+		return err
+	}
+	if !keeper.Like(v.Keeper) {
+		v.Keeper = keeper
+		v.changeKeeper()
+	}
+	if v.Keeper.Kind() != "" {
+		v.restoreQueued()
+	}
+	now := *v.Scan()
+	now.Keeper = keeper
+	return now.Unfit(v.Pool.Limits())
+}
+
+// Limits are the options that say who is to enforce the sizes of the pool's volumes.
+func (p *Pool) Limits() limit.Options {
+	return limit.Options{
+		Detect: p.Options.DetectQuota, Enforcement: p.Config.Enforcement, BytesPerInode: p.Config.BytesPerInode,
+	}
+}
+
+// changeKeeper has the calls to come use what this visit has.
+func (v *Visit) changeKeeper() {
+	now := *v.Pool.identity.Load()
+	now.keeper = v.Keeper
+	v.Pool.identity.Store(&now)
+	v.Pool.Ledger.SetNewInodes(v.Keeper.NewInodes())
+	if why := v.Keeper.Unenforced(); why != nil {
+		v.Pool.Log.Error(why, "from now on the sizes of new volumes are promised but not enforced")
+	} else {
+		v.Pool.Log.Info("from now on the kernel enforces the sizes of new volumes", "quota", v.Keeper.Kind())
+	}
+	v.queueLimitChecks()
+}
+
+// queueLimitChecks has the checks compare all limits with the promises.
+func (v *Visit) queueLimitChecks() { v.Pool.unrestored = v.Repair().AllLimits() }
+
+// restoreQueued restores limits while the pool serves. What is busy now is left for the next check.
+func (v *Visit) restoreQueued() {
+	v.Repair().LimitsOf(v.Pool.unrestored)
+	if len(v.Pool.unrestored) == 0 {
+		v.Pool.unrestored = nil // a map keeps the room of what it once had
+	}
+}
+
+// enforcing reports whether new volumes get limits.
+func (p *Pool) enforcing() bool {
+	id := p.identity.Load()
+	return id != nil && id.keeper.Unenforced() == nil
+}
+
+// restoreLimits compares all limits with the promises, before the pool serves.
+func (v *Visit) restoreLimits(ctx context.Context) error {
+	if v.Pool.Config.Shared { // others may be changing both
+		return v.restoreLimitsAgain(ctx)
+	}
+	v.Repair().Limits()
+	return nil
+}
+
+// restoreLimitsAgain is restoreLimits while calls or other nodes work in the pool.
+func (v *Visit) restoreLimitsAgain(context.Context) error {
+	v.queueLimitChecks()
+	v.restoreQueued()
+	return nil
+}

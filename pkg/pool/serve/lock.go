@@ -1,0 +1,187 @@
+package serve
+
+// This is the only file that takes two locks. Their order:
+//
+//  1. the volume, in this process (Node.volumes);
+//  2. the target, in this process (Node.targets);
+//  3. the turn at the devices of the volume, in this process (Node.attaching), or
+//     the byte of the volume, or the byte of promises, in the lock file of a shared pool,
+//     against other nodes. Nobody waits for one of the three while holding another;
+//  4. the marks of volumes that are removed in place: in a shared pool a byte of the lock file, in another a
+//     mutex of the store. Nothing is taken under them;
+//  5. the mutex of the ledger, which is never held across a system call or another lock.
+//
+// Calls do not wait for 1 and 2: who does not get them answers ErrBusy. So a call that copies
+// takes the source, by 1, whatever it has of 1 to 3. Publications at different targets share 1.
+// Recovery does not wait for 3 either, and leaves to another node what that works on.
+//
+// What a pool is served under is taken before all others, and had as long as it is served: its uuid, in this
+// process (Node.serving), and a byte against other drivers of the node (pkg/pool/guard). Nobody waits
+// for either while holding any other.
+//
+// The mutexes inside keylock, the places of pools, filesystems, pins, the count of copies, signs of life
+// and the claims of project ids are held for a few instructions, and nothing is taken under them. What
+// the pools of one filesystem owe together has no lock: a ledger changes it by compare and swap
+// while it holds its own mutex.
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
+)
+
+// Lock takes a volume for one call, or answers ErrBusy at once.
+func (n *Node) Lock(id volume.ID) (unlock func(), err error) { return n.volumes.TryLock(id) }
+
+// LockTarget takes a volume and a target for one call, or answers ErrBusy at once.
+func (n *Node) LockTarget(id volume.ID, target bind.Target) (unlock func(), err error) {
+	return n.lockTarget(n.volumes.TryLock, id, target)
+}
+
+// ShareTarget is LockTarget that does not exclude calls on the volume which share it at other targets.
+func (n *Node) ShareTarget(id volume.ID, target bind.Target) (unlock func(), err error) {
+	return n.lockTarget(n.volumes.TryShare, id, target)
+}
+
+func (n *Node) lockTarget(lock func(volume.ID) (func(), error), id volume.ID, target bind.Target) (unlock func(), err error) {
+	unlockVolume, err := lock(id)
+	if err != nil {
+		return nil, err
+	}
+	unlockTarget, err := n.targets.TryLock(target)
+	if err != nil {
+		unlockVolume()
+		return nil, fmt.Errorf("volume %s: %w", id, err)
+	}
+	return func() { unlockTarget(); unlockVolume() }, nil
+}
+
+// LockNodes extends the lock that the caller has of a volume to all nodes of a shared pool.
+func (v *Visit) LockNodes(ctx context.Context, id volume.ID) (unlock func(), err error) {
+	return v.Store.LockByte(ctx, store.VolumeByte(id))
+}
+
+// tryLock takes a volume on this node, and in a shared pool on all, or answers ErrBusy at once.
+func (v *Visit) tryLock(id volume.ID) (unlock func(), err error) {
+	unlockHere, err := v.Pool.node.volumes.TryLock(id)
+	if err != nil {
+		return nil, err
+	}
+	unlockNodes, err := v.Store.TryLockByte(store.VolumeByte(id))
+	if err != nil {
+		unlockHere()
+		return nil, err
+	}
+	return func() { unlockNodes(); unlockHere() }, nil
+}
+
+// LockToPromise extends the lock that the caller has of a volume to all nodes of a shared
+// pool, and keeps those from promising anything. While it waits for one of the two it does
+// not have the other: a volume is published while its growth waits for a disk that another
+// node allocates, and volumes are made while that of a node which hangs is waited for.
+func (v *Visit) LockToPromise(ctx context.Context, id volume.ID) (unlock func(), err error) {
+	for {
+		unlockPromises, err := v.Store.LockByte(ctx, store.PromisesByte)
+		if err != nil {
+			return nil, err
+		}
+		unlockVolume, err := v.Store.TryLockByte(store.VolumeByte(id))
+		if err == nil {
+			return func() { unlockVolume(); unlockPromises() }, nil
+		}
+		unlockPromises()
+		if !errors.Is(err, volume.ErrBusy) {
+			return nil, err
+		}
+		if unlockVolume, err = v.LockNodes(ctx, id); err != nil {
+			return nil, err
+		}
+		unlockVolume()
+	}
+}
+
+// UnlessShared does something about a volume whose lock the caller shares, unless others share it too.
+func (v *Visit) UnlessShared(id volume.ID, do func() error) error {
+	done, err := v.Pool.node.volumes.TryAlone(id)
+	if errors.Is(err, volume.ErrBusy) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer done()
+	return do()
+}
+
+// LockSource takes what is to be copied, while the caller has the lock of the copy, or answers
+// ErrBusy at once.
+func (v *Visit) LockSource(id volume.ID) (unlock func(), err error) {
+	return v.Pool.node.volumes.TryLock(id)
+}
+
+// TurnAtDevices waits for the turn at the devices of a block volume until ctx ends.
+func (v *Visit) TurnAtDevices(ctx context.Context, id volume.ID) (done func(), err error) {
+	return v.Pool.node.attaching.Wait(ctx, id)
+}
+
+// claim has the pool of a uuid served by the caller alone, in this process, or answers ErrBusy at once.
+func (n *Node) claim(uuid string) (giveUp func(), err error) { return n.serving.TryLock(uuid) }
+
+// unlessBusy is Pool.unlessBusy for what other nodes of a shared pool may be at work on too.
+func (v *Visit) unlessBusy(id volume.ID, do func() error) error {
+	return v.Pool.unlessBusy(id, func() error {
+		unlock, err := v.Store.TryLockByte(store.VolumeByte(id))
+		if errors.Is(err, volume.ErrBusy) {
+			v.Pool.skipped = true
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		defer unlock()
+		return do()
+	})
+}
+
+// unlessPromising is unlessBusy with nobody promising anything meanwhile, on whatever node.
+func (v *Visit) unlessPromising(id volume.ID, do func() error) error {
+	return v.unlessBusy(id, func() error {
+		unlock, err := v.Store.TryLockByte(store.PromisesByte)
+		if errors.Is(err, volume.ErrBusy) {
+			v.Pool.skipped = true // another node may be about to write the record
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		defer unlock()
+		return do()
+	})
+}
+
+// unlessBusyOr is unlessBusy for what may be about no volume, on which no call can work: then
+// the id is the zero one.
+func (v *Visit) unlessBusyOr(id volume.ID, do func() error) error {
+	if id == (volume.ID{}) {
+		return do()
+	}
+	return v.unlessBusy(id, do)
+}
+
+// unlessBusy does something about a volume, unless a call is at work on it: then it is skipped.
+// Before the pool was opened none can be: whoever holds the lock is at work in another pool.
+func (p *Pool) unlessBusy(id volume.ID, do func() error) error {
+	unlock, err := p.node.volumes.TryLock(id)
+	switch {
+	case err == nil:
+		defer unlock()
+	case p.identity.Load() != nil:
+		p.skipped = true
+		return nil
+	}
+	return do()
+}

@@ -1,0 +1,62 @@
+package serve
+
+import (
+	"context"
+	"errors"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/use"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
+)
+
+// UnmarkPublished takes the mark of a volume back once that is published nowhere on this
+// node. As long as a device that may be the volume's does not answer, nobody knows, and
+// the mark stays for the next check: it keeps other nodes from deleting, and nobody else.
+func (v *Visit) UnmarkPublished(of *use.Volume) error {
+	if !v.Pool.Config.Shared {
+		return nil
+	}
+	used, err := of.Used()
+	if errors.Is(err, loop.ErrSilent) {
+		return nil
+	}
+	if err != nil || used {
+		return err
+	}
+	return v.Store.Unmark(of.ID)
+}
+
+// restoreMarks marks what this node has published without a mark: the pool was not shared before,
+// or somebody took the node for gone.
+func (v *Visit) restoreMarks(context.Context) error {
+	marked, err := v.Store.Marked()
+	if err != nil {
+		return err
+	}
+	published, err := use.OfPool(v.Scan())
+	if err != nil {
+		return err
+	}
+	for id := range published {
+		if marked[id.String()] {
+			continue
+		}
+		if err := v.unlessBusy(id, func() error { return v.restoreMark(id) }); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (v *Visit) restoreMark(id volume.ID) error {
+	e, d, err := v.Scan().Lookup(id)
+	if err != nil || d == nil {
+		return err
+	}
+	defer func() { _ = d.Close() }() // opened for reading
+	used, err := v.Use(id, e, d).Used()
+	if err != nil || !used {
+		return err
+	}
+	return v.Store.Mark(id)
+}

@@ -1,0 +1,173 @@
+package serve
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
+)
+
+// A moment is when recovery is done.
+type moment uint8
+
+const (
+	// atOpen is before the pool serves: no call works on it.
+	atOpen moment = 1 << iota
+	// again is while it serves, after a start that could not recover all: the pool was
+	// read-only, or another node worked on a volume.
+	again
+	// eachMinute is while it serves, for what changes by hand, and what failed calls and
+	// departed nodes left.
+	eachMinute
+)
+
+// A recoveryStep brings one thing on disk or in memory in order.
+type recoveryStep struct {
+	at moment // the moments at which it is done
+	// writable are the moments at which it is left out while the pool is read-only.
+	writable moment
+	// work: it is left out while nothing more fits and the directories of this node are missing.
+	work bool
+	// only says in which pools it is done; nil for all.
+	only func(p *Pool, at moment) bool
+	// together: steps that follow each other and have it are all done, also if one fails.
+	together bool
+	do       func(v *Visit, ctx context.Context) error
+}
+
+// recovery is all that recovery does, in its order. docs/layout.md has the same table for users.
+var recovery = []recoveryStep{
+	// Compare the index with the disk.
+	{at: eachMinute, do: func(v *Visit, _ context.Context) error { return v.Scan().Resync() }},
+	// Remove records that were being written.
+	{at: atOpen | again, writable: atOpen, together: true, do: func(v *Visit, _ context.Context) error { return v.Discard().RecoverRecords() }},
+	// Undo creations.
+	{at: atOpen | again | eachMinute, writable: atOpen | eachMinute, work: true, together: true, do: func(v *Visit, _ context.Context) error { return v.Discard().RecoverCreations(v.Store.Creating()) }},
+	// Finish removals and queue the trash.
+	{at: atOpen | again | eachMinute, writable: atOpen | eachMinute, together: true, do: func(v *Visit, _ context.Context) error { return v.Discard().RecoverTrash() }},
+	// End the search for volumes that were removed in place.
+	{at: again | eachMinute, writable: eachMinute, do: func(v *Visit, ctx context.Context) error { return v.Store.ForgetMarks(ctx) }},
+	// Take over what this node left under another name.
+	{at: atOpen | again, writable: atOpen, work: true, only: notShared, do: func(v *Visit, _ context.Context) error { return v.Discard().TakeOverAll(false) }},
+	// Load the index.
+	{at: atOpen, do: func(v *Visit, _ context.Context) error { return v.Scan().Load() }},
+	// Finish growths of files.
+	{at: atOpen | again, do: quietly(func(v *Visit, _ context.Context) { v.Repair().Records() })},
+	// Restore limits.
+	{at: atOpen, do: (*Visit).restoreLimits},
+	// Restore limits during calls.
+	{at: again, do: (*Visit).restoreLimitsAgain},
+	// Remove limits that nothing has.
+	{at: atOpen, work: true, do: quietly(func(v *Visit, _ context.Context) { v.Discard().ReleaseUnused() })},
+	// Detach devices that are not published.
+	{at: atOpen | eachMinute, writable: eachMinute, do: quietly(func(v *Visit, ctx context.Context) { v.Repair().DetachUnpublished(ctx) })},
+	// Detach devices on deleted files.
+	{at: atOpen | eachMinute, writable: eachMinute, do: quietly(func(v *Visit, ctx context.Context) { v.Repair().DetachDeleted(ctx) })},
+	// Finish growths of devices.
+	{at: atOpen | again, do: quietly(func(v *Visit, _ context.Context) { v.Repair().Devices() })},
+	// Take over from nodes that are gone.
+	{at: eachMinute, writable: eachMinute, work: true, only: shared, do: func(v *Visit, _ context.Context) error { return v.Discard().TakeOver() }},
+	// Remove stale marks of this node.
+	{at: atOpen | eachMinute, writable: eachMinute, only: func(p *Pool, at moment) bool { return at == atOpen || p.Config.Shared }, do: (*Visit).recoverMarks},
+	// Restore marks of what this node has published.
+	{at: atOpen | eachMinute, writable: atOpen | eachMinute, only: shared, do: (*Visit).restoreMarks},
+}
+
+// quietly is a step that logs what it cannot do, and does not keep the pool from serving.
+func quietly(do func(v *Visit, ctx context.Context)) func(v *Visit, ctx context.Context) error {
+	return func(v *Visit, ctx context.Context) error {
+		do(v, ctx)
+		return nil
+	}
+}
+
+func shared(p *Pool, _ moment) bool    { return p.Config.Shared }
+func notShared(p *Pool, _ moment) bool { return !p.Config.Shared }
+
+// recover does what is to be done at a moment. What a call works on is left to that.
+func (v *Visit) recover(ctx context.Context, at moment) error {
+	space, err := v.Store.Space()
+	if err != nil {
+		return err
+	}
+	if space.ReadOnly && at == atOpen {
+		v.Pool.unrecovered = true
+	}
+	open := true
+	if !space.ReadOnly {
+		if open, err = v.workIfRoom(); err != nil {
+			return err
+		}
+	}
+	var problems error
+	for _, step := range recovery {
+		switch {
+		case step.at&at == 0, step.writable&at != 0 && space.ReadOnly, step.work && !open, step.only != nil && !step.only(v.Pool, at):
+			continue
+		case problems != nil && !step.together:
+			return problems
+		}
+		err := step.do(v, ctx)
+		if err != nil && !step.together {
+			return err
+		}
+		problems = errors.Join(problems, err)
+	}
+	return problems
+}
+
+// begin brings disk and memory in line before the pool serves.
+func (v *Visit) begin(ctx context.Context) error {
+	if err := v.recover(ctx, atOpen); err != nil {
+		return err
+	}
+	if !v.Pool.Config.Shared {
+		v.Pool.Ledger.SetOthersTrash(0) // where the pool was read before, that was its own
+	}
+	// What other nodes work on they finish. What they only read is left to this one.
+	v.Pool.unrecovered, v.Pool.tried = v.Pool.unrecovered || v.Pool.skipped, time.Now()
+	return nil
+}
+
+// recoverAgain does what begin could not do: the pool was read-only, or another node worked on
+// a volume. Calls are at work by then.
+func (v *Visit) recoverAgain(ctx context.Context) (done bool, err error) {
+	if !v.Pool.unrecovered || v.Pool.skipped && time.Since(v.Pool.tried) < v.Pool.Options.SyncEvery {
+		return false, nil
+	}
+	if space, err := v.Store.Space(); err != nil || space.ReadOnly {
+		return false, err
+	}
+	if open, err := v.workIfRoom(); err != nil || !open {
+		return false, err
+	}
+	if err := v.Store.CloseMode(); err != nil {
+		return false, err
+	}
+	v.Pool.skipped = false
+	if err := v.recover(ctx, again); err != nil {
+		return false, err
+	}
+	v.Pool.unrecovered, v.Pool.tried = v.Pool.skipped, time.Now()
+	return true, nil
+}
+
+// recoverMarks removes the marks of what this node has published no more: it was restarted, or
+// the pool was away when a volume was unpublished.
+func (v *Visit) recoverMarks(context.Context) error {
+	return v.Store.RecoverMarks(v.unlessBusyOr, func(id volume.ID) error {
+		return v.Pool.unlessBusy(id, func() error { return v.recoverMark(id) })
+	})
+}
+
+func (v *Visit) recoverMark(id volume.ID) error {
+	e, d, err := v.Scan().Lookup(id)
+	if err != nil {
+		return err
+	}
+	if d != nil {
+		defer func() { _ = d.Close() }()
+	}
+	return v.UnmarkPublished(v.Use(id, e, d))
+}

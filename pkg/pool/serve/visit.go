@@ -1,0 +1,167 @@
+package serve
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"sync/atomic"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/hang"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/discard"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/limit"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/nested"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/repair"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/scan"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/use"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
+)
+
+// A Visit is one call's work in a pool: the pool's directories, and who enforces the sizes of
+// its volumes, both as they were when it began.
+type Visit struct {
+	Pool   *Pool
+	Store  *store.Store
+	Keeper *limit.Keeper
+	calls  *atomic.Int64 // counts this one; nil for a check
+	// reading is what Scan has made.
+	reading *scan.Pool
+}
+
+// Close ends the work.
+func (v *Visit) Close() {
+	v.Store.Close()
+	if v.calls != nil {
+		v.calls.Add(-1)
+	}
+}
+
+// Enter opens the pool for one call and makes sure that it is the one that was
+// opened at first, and not the bare directory below a mount that went away.
+func (p *Pool) Enter() (*Visit, error) {
+	// The state first: once it says that the pool serves, there is an identity.
+	st, id := p.state.Load(), p.identity.Load()
+	// What a disk cannot be asked for any more may be in memory, and must not deceive.
+	if st.err != nil && (id == nil || st.hung || errors.Is(st.err, errUnreadable) || errors.Is(st.err, nested.ErrNested)) {
+		return nil, st.err
+	}
+	if p.hung.Load() == st {
+		return nil, p.hangs()
+	}
+	if id == nil {
+		return nil, p.Unavailable(ErrNotChecked) // as replaced has it for a moment
+	}
+	if !p.Config.Shared && !p.guarded.Load() {
+		return nil, p.Unavailable(cmp.Or(st.err, errUnguarded))
+	}
+	if err := p.Limits().Unfit(id.keeper); err != nil && !st.readOnly() {
+		return nil, p.Unavailable(err)
+	}
+	id.calls.Add(1) // before the pool is opened: see replaced
+	v, err := p.openCached(id)
+	if err != nil {
+		v, err = p.openInTime(id, st)
+	}
+	if err != nil {
+		id.calls.Add(-1)
+		return nil, p.Unavailable(err)
+	}
+	v.calls = id.calls
+	return v, nil
+}
+
+// openCached opens the pool from memory, where that is possible: see store.OpenCached.
+func (p *Pool) openCached(id *opened) (*Visit, error) {
+	s, err := store.OpenCached(p.at, id.Identity, p.root.Load(), p.needMount.Load())
+	if err != nil {
+		return nil, err
+	}
+	return &Visit{Pool: p, Store: s, Keeper: id.keeper}, nil
+}
+
+// visit opens the pool that was opened before.
+func (p *Pool) visit(id *opened) (*Visit, error) {
+	s, err := store.Open(p.at, id.Identity)
+	if err != nil {
+		return nil, err
+	}
+	return &Visit{Pool: p, Store: s, Keeper: id.keeper}, nil
+}
+
+// openInTime is open for callers that the checks of the pool may not have warned yet:
+// they, and the volumes that they hold, do not wait for a filesystem that hangs, and those
+// that come after them not at all, until a check has found out more than st says. What is
+// opened after all is closed by itself.
+func (p *Pool) openInTime(id *opened, st *state) (*Visit, error) {
+	v, err := hang.Run(context.Background(), p.Options.HangAfter, func() (*Visit, error) { return p.visit(id) },
+		func(v *Visit, err error) {
+			if err == nil {
+				v.Close()
+			}
+		})
+	if errors.Is(err, hang.ErrTimeout) {
+		p.hung.Store(st)
+		err = p.hangs()
+	}
+	return v, err
+}
+
+// Scan is the pool for reading it. A call asks for it several times.
+func (v *Visit) Scan() *scan.Pool {
+	if v.reading == nil || v.reading.Keeper != v.Keeper {
+		v.reading = v.Pool.Scan()
+		v.reading.Store, v.reading.Keeper, v.reading.Lock = v.Store, v.Keeper, v.tryLock
+	}
+	return v.reading
+}
+
+// Scan is what memory has of the pool.
+func (p *Pool) Scan() *scan.Pool {
+	s := &scan.Pool{
+		Config: &p.Config, Node: p.Options.Node, Host: p.Options.Host(p.Log), Ledger: p.Ledger, Errors: p.state.Load().errors,
+		SinceBoot: p.Options.SinceBoot,
+		Strays:    p.strayed,
+		Steps:     &p.steps, Log: p.Log, Failed: p.failed,
+	}
+	if id := p.identity.Load(); id != nil {
+		s.Keeper = id.keeper
+	}
+	return s
+}
+
+// Discard is the pool for undoing creations and for the trash. The directories of this node have
+// to be open.
+func (v *Visit) Discard() *discard.Pool {
+	return &discard.Pool{Pool: v.Scan(), UnlessBusy: v.unlessBusyOr, Thrown: v.Pool.Thrown, Wake: v.Pool.wakeReaper}
+}
+
+// Repair is the pool for bringing its volumes in line with their records.
+func (v *Visit) Repair() *repair.Pool {
+	return &repair.Pool{
+		Pool: v.Scan(), UnlessBusy: v.Pool.unlessBusy, UnlessBusyAnywhere: v.unlessBusyOr, UnlessPromising: v.unlessPromising,
+	}
+}
+
+// Use is how this node uses a volume.
+func (v *Visit) Use(id volume.ID, e store.Entry, d *dir.Dir) *use.Volume {
+	return &use.Volume{Pool: v.Scan(), ID: id, Entry: e, Dir: d}
+}
+
+// Work opens what only calls that make volumes need. Errors: store.ErrNoRoom.
+func (v *Visit) Work() error {
+	if err := v.Store.OpenWork(); err != nil {
+		return v.Pool.Unavailable(err)
+	}
+	return nil
+}
+
+// workIfRoom is Work that leaves the directories of this node for later if nothing more fits.
+func (v *Visit) workIfRoom() (open bool, err error) {
+	err = v.Work()
+	if errors.Is(err, store.ErrNoRoom) {
+		v.Pool.unrecovered = true
+		return false, nil
+	}
+	return err == nil, err
+}
