@@ -55,9 +55,12 @@ func (s *Set) LockToPublish(r Publication) (unlock func(), err error) {
 // taken, ErrInUse for a second target of a volume for one, ErrNoSpace for a node without
 // loop devices, ErrUnavailable, ErrDamagedRecord, ErrLost, ErrIO, ErrAmbiguous.
 func (s *Set) Publish(ctx context.Context, r Publication) error {
-	if err := s.outsidePools(r.Target); err != nil {
+	held, release, err := s.holdOutside(r.Target)
+	if err != nil {
 		return err
 	}
+	defer release()
+	r.Target = held
 	return s.publish(ctx, r)
 }
 
@@ -76,24 +79,31 @@ func (s *Set) publish(ctx context.Context, r Publication) error {
 	return nil
 }
 
-// outsidePools answers ErrInvalid for a target inside a pool, by whatever path: a mount there
-// would hide a volume or the driver's own directories, and what unpublishing removes would be
-// theirs. Pools that were not opened yet are not known.
-func (s *Set) outsidePools(target bind.Target) error {
+// holdOutside holds a target, and answers ErrInvalid for one inside a pool, by whatever path: a
+// mount there would hide a volume or the driver's own directories, and what unpublishing removes
+// would be theirs. Pools that were not opened yet are not known.
+func (s *Set) holdOutside(target bind.Target) (held bind.Target, release func(), err error) {
 	roots := make([]dir.ID, len(s.Pools))
 	for i, p := range s.Pools {
 		if root := p.Root(); root != nil {
 			roots[i] = *root
 		}
 	}
-	i, err := target.Within(roots)
+	held, release, err = target.Hold()
 	if err != nil {
-		return content.MountError(err)
+		return target, nil, content.MountError(err)
 	}
-	if i < 0 {
-		return nil
+	i, err := held.Within(roots)
+	switch {
+	case err != nil:
+		err = content.MountError(err)
+	case i >= 0:
+		err = fmt.Errorf("%w: the target path %s lies inside pool %q", volume.ErrInvalid, target, s.Pools[i].Config.Name)
+	default:
+		return held, release, nil
 	}
-	return fmt.Errorf("%w: the target path %s lies inside pool %q", volume.ErrInvalid, target, s.Pools[i].Config.Name)
+	release()
+	return target, nil, err
 }
 
 func (v *found) publish(ctx context.Context, r Publication) error {
@@ -188,9 +198,12 @@ const afterwards = 5 * time.Second
 // PublishInline makes a volume that lives as long as its publication, and
 // publishes it. The caller has LockToPublish.
 func (s *Set) PublishInline(ctx context.Context, create Request, r Publication) error {
-	if err := s.outsidePools(r.Target); err != nil {
+	held, release, err := s.holdOutside(r.Target)
+	if err != nil {
 		return err
 	}
+	defer release()
+	r.Target = held
 	create.Inline, create.Mode, create.MultiNode = true, volume.ModeMount, r.MultiNode
 	p, err := s.pool(create.Pool)
 	if err != nil {
@@ -217,9 +230,11 @@ func (s *Set) PublishInline(ctx context.Context, create Request, r Publication) 
 // caller holds both locks. Errors: ErrInvalid, ErrInUse for a publication that a
 // process uses and for a target that carries another volume or holds data.
 func (s *Set) Unpublish(ctx context.Context, id volume.ID, target bind.Target) error {
-	if err := s.outsidePools(target); err != nil {
+	target, release, err := s.holdOutside(target)
+	if err != nil {
 		return fmt.Errorf("unpublish volume %s: %w", id, err)
 	}
+	defer release()
 	v, unfound := s.find(id, volume.PoolName{})
 	if v != nil {
 		defer v.close()

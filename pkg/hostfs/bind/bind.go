@@ -37,7 +37,10 @@ var (
 // A Target is the path at which a directory or device is published. Only ParseTarget makes
 // one. Links on the way to it are followed, since kubelet's directory may be one;
 // its last element must not be a link.
-type Target struct{ path string }
+type Target struct {
+	path   string
+	parent *dir.Dir // open while the target is held
+}
 
 // ParseTarget takes an absolute path without "." and ".." elements, below the root
 // and at most PATH_MAX long, its elements at most NAME_MAX. It does not access the filesystem.
@@ -71,11 +74,11 @@ func (t Target) Is(mounted string) bool {
 	if path.Base(mounted) != t.base() {
 		return false
 	}
-	parent, err := dir.OpenParent(t.path)
+	parent, done, err := t.openParent()
 	if err != nil {
 		return false
 	}
-	defer func() { _ = parent.Close() }()
+	defer done()
 	resolved, err := os.Readlink(parent.HandlePath())
 	return err == nil && resolved == path.Dir(mounted)
 }
@@ -89,13 +92,31 @@ func (t Target) aside() string {
 	return prefix + base[:min(len(base), unix.NAME_MAX-len(prefix))]
 }
 
-// openParent opens the target's parent directory.
-func (t Target) openParent() (*dir.Dir, error) {
-	parent, err := dir.OpenParent(t.path)
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP) {
-		return nil, fmt.Errorf("%w: its parent directory: %w", ErrTarget, err)
+// Hold opens the target's parent directory for all that is done at the held target until release: where
+// Within has found it, Publish mounts and Unpublish unmounts, whatever becomes of the path. A target
+// without a parent is not held.
+func (t Target) Hold() (held Target, release func(), err error) {
+	parent, release, err := t.openParent()
+	if errors.Is(err, ErrTarget) {
+		return t, func() {}, nil
 	}
-	return parent, err
+	return Target{path: t.path, parent: parent}, release, err
+}
+
+// openParent opens the target's parent directory, unless the target is held. It returns ErrTarget if
+// there is none.
+func (t Target) openParent() (parent *dir.Dir, done func(), err error) {
+	if t.parent != nil {
+		return t.parent, func() {}, nil
+	}
+	parent, err = dir.OpenParent(t.path)
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP) {
+		err = fmt.Errorf("%w: its parent directory: %w", ErrTarget, err)
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	return parent, func() { _ = parent.Close() }, nil
 }
 
 // A Publication is one mount of a directory, of something inside it, or of a
@@ -167,11 +188,11 @@ type origin struct {
 func (o origin) isDir() bool { return o.format == unix.S_IFDIR }
 
 func publish(source origin, target Target, flags Flags) error {
-	parent, err := target.openParent()
+	parent, done, err := target.openParent()
 	if err != nil {
 		return err
 	}
-	defer func() { _ = parent.Close() }()
+	defer done()
 
 	made, err := makeTarget(source, parent, target)
 	if err != nil {
@@ -315,14 +336,14 @@ func samePublication(source origin, at int, mounted dir.ID, target Target, flags
 // mount of that directory or node, and returns ErrOccupied for any other. A missing
 // target is not an error.
 func (k *Kernel) Unpublish(target Target, of *dir.ID) error {
-	parent, err := target.openParent()
+	parent, done, err := target.openParent()
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	defer func() { _ = parent.Close() }()
+	defer done()
 	for {
 		kind, err := stateOf(parent, target, of)
 		if err != nil {

@@ -374,10 +374,48 @@ func TestWithin(t *testing.T) {
 	} {
 		target, err := bind.ParseTarget(path)
 		must.Succeed(t, err)
-		got, err := target.Within([]dir.ID{{}, id(pool)})
-		if got != want || err != nil {
-			t.Errorf("%s is within %d, %v; want %d", path, got, err, want)
+		held, release, err := target.Hold()
+		must.Succeed(t, err)
+		for _, at := range []bind.Target{target, held} {
+			got, err := at.Within([]dir.ID{{}, id(pool)})
+			if got != want || err != nil {
+				t.Errorf("%s is within %d, %v; want %d", path, got, err, want)
+			}
 		}
+		release()
+	}
+}
+
+// A link into the pool that takes the parent's place after Within has found none is not followed.
+func TestHeldTargetKeepsItsParent(t *testing.T) {
+	s := newScene(t)
+	pods, away := filepath.Join(s.pods, "pods"), filepath.Join(s.pods, "away")
+	must.Succeed(t, os.Mkdir(pods, 0o755))
+	target, err := bind.ParseTarget(filepath.Join(pods, "a"))
+	must.Succeed(t, err)
+	held, release, err := target.Hold()
+	must.Succeed(t, err)
+	defer release()
+	must.Succeed(t, os.Rename(pods, away), os.Symlink(s.volume.String(), pods))
+	own, err := s.volume.ID()
+	must.Succeed(t, err)
+	for at, want := range map[bind.Target]int{held: -1, target: 0} {
+		if got, err := at.Within([]dir.ID{own}); got != want || err != nil {
+			t.Errorf("within %d, %v; want %d", got, err, want)
+		}
+	}
+
+	must.Succeed(t, s.kernel.Publish(s.volume, held, bind.Flags{}))
+	must.Succeed(t, s.kernel.Publish(s.volume, held, bind.Flags{})) // the same again
+	if _, err := os.Stat(filepath.Join(away, "a", "program")); err != nil {
+		t.Errorf("the parent that was held: %v", err)
+	}
+	if there, err := s.volume.Exists("a"); there || err != nil {
+		t.Errorf("the volume has the target: %v, %v", there, err)
+	}
+	must.Succeed(t, s.kernel.Unpublish(held, &own))
+	if left, err := os.ReadDir(away); len(left) > 0 || err != nil {
+		t.Errorf("after Unpublish the parent has %v, %v", left, err)
 	}
 }
 

@@ -15,14 +15,14 @@ import (
 // there; -1 for none, and where the target's parent is missing. Zero ids are skipped. What a
 // filesystem holds that is mounted inside one of the directories does not count.
 func (t Target) Within(roots []dir.ID) (int, error) {
-	parent, err := t.openParent()
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, ErrTarget) {
+	parent, done, err := t.openParent()
+	if errors.Is(err, ErrTarget) {
 		return -1, nil
 	}
 	if err != nil {
 		return -1, err
 	}
-	defer func() { _ = parent.Close() }()
+	defer done()
 	// What is missing there, or dead, is none of the directories.
 	if own, err := standingAt(parent, t.base()); err == nil {
 		if i := slices.Index(roots, own.id); i >= 0 {

@@ -52,7 +52,7 @@ func (n *Node) lockTarget(lock func(volume.ID) (func(), error), id volume.ID, ta
 	if err != nil {
 		return nil, err
 	}
-	unlockTarget, err := n.targets.TryLock(target)
+	unlockTarget, err := n.targets.TryLock(target.String())
 	if err != nil {
 		unlockVolume()
 		return nil, fmt.Errorf("volume %s: %w", id, err)

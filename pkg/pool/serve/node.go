@@ -9,7 +9,6 @@ import (
 	"sync"
 	"time"
 
-	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/errorcount"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/keylock"
@@ -26,7 +25,7 @@ type Node struct {
 	Pools   []*Pool // in the order of the configuration
 
 	volumes     keylock.Locks[volume.ID]
-	targets     keylock.Locks[bind.Target]
+	targets     keylock.Locks[string]    // by path
 	attaching   keylock.Turns[volume.ID] // devices of block volumes to files
 	serving     keylock.Locks[string]    // the uuids of all pools that are open
 	claims      limit.Registry           // the quota ids of all pools
