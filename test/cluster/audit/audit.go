@@ -40,6 +40,8 @@ type Request struct {
 	// Resource has its subresource after a slash.
 	Resource        string
 	Namespace, Name string
+	// URI has the selectors of a list or watch.
+	URI string
 	// Denied says that no rule allows it.
 	Denied bool
 }
@@ -56,6 +58,7 @@ func (r Request) String() string {
 type event struct {
 	Stage string `json:"stage"`
 	Verb  string `json:"verb"`
+	URI   string `json:"requestURI"`
 	User  struct {
 		Username string `json:"username"`
 	} `json:"user"`
@@ -90,7 +93,7 @@ func Requests(path string) ([]Request, error) {
 		}
 		r := Request{
 			Account: strings.Replace(account, ":", "/", 1), Verb: e.Verb,
-			Group: e.Object.APIGroup, Resource: e.Object.Resource, Namespace: e.Object.Namespace, Name: e.Object.Name,
+			Group: e.Object.APIGroup, Resource: e.Object.Resource, Namespace: e.Object.Namespace, Name: e.Object.Name, URI: e.URI,
 			Denied: e.Status.Code == http.StatusForbidden && e.Annotations["authorization.k8s.io/decision"] == "forbid",
 		}
 		if e.Object.Subresource != "" {

@@ -2,21 +2,30 @@ package cases_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io"
+	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
+	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	"kubevirt.io/hostpath-provisioner/test/cluster/audit"
+	"kubevirt.io/hostpath-provisioner/test/testenv/disk"
 	"kubevirt.io/hostpath-provisioner/test/testenv/loopfs"
 )
 
@@ -78,12 +87,25 @@ patches:
 // addDisk gives a node a disk, and answers its device.
 func (s *scene) addDisk(node, name string, bytes int64) string {
 	s.Helper()
-	image := filepath.Join(s.TempDir(), name)
+	return s.attachDisk(node, name, s.image(bytes))
+}
+
+// image is an empty file for a disk.
+func (s *scene) image(bytes int64) string {
+	s.Helper()
+	image := filepath.Join(s.TempDir(), "disk")
 	must(s, os.WriteFile(image, nil, 0o600))
 	must(s, os.Truncate(image, bytes))
+	return image
+}
+
+// attachDisk makes a file a disk of a node, and answers its device.
+func (s *scene) attachDisk(node, name, image string) string {
+	s.Helper()
 	device, err := loopfs.Attach(image)
 	must(s, err)
 	s.Cleanup(func() { device.Close() })
+	must(s, os.MkdirAll(disks(node), 0o755))
 	must(s, os.Symlink(device.Name(), filepath.Join(disks(node), name)))
 	s.Cleanup(func() { os.Remove(filepath.Join(disks(node), name)) })
 	return device.Name()
@@ -141,25 +163,39 @@ func ofLocalStorage(claim *corev1.PersistentVolumeClaim) {
 	claim.Spec.StorageClassName = &class
 }
 
-// Devices are offered, used, cleaned and offered again, in each way that a volume can be used.
+// Devices are offered, used, cleaned and offered again, in each way that a volume can be used, on all nodes at once.
 func TestDevices(t *testing.T) {
 	s := begin(t)
 	s.installDevices()
-	t.Cleanup(func() {
-		for _, node := range []string{nodeA, nodeB} {
+	s.withoutVolumes(nodeA, nodeB)
+	t.Run("nodes", func(t *testing.T) { // ends when all of them have
+		for node, kinds := range map[string][]string{nodeA: {"block", "xfs"}, nodeB: {"ext4", "btrfs"}} {
+			t.Run(node, func(t *testing.T) {
+				t.Parallel()
+				s := &scene{t, s.namespace}
+				for _, kind := range kinds {
+					s.useDevice(node, kind)
+				}
+			})
+		}
+		t.Run(nodeC, func(t *testing.T) {
+			t.Parallel()
+			s := &scene{t, s.namespace}
+			s.comeAndGo()
+		})
+	})
+}
+
+// withoutVolumes has nodes without devices at the end, as they were.
+func (s *scene) withoutVolumes(nodes ...string) {
+	s.Cleanup(func() {
+		for _, node := range nodes {
 			s.annotate(node, "null")
 			for _, pv := range s.volumesOn(node) {
 				_ = c.Client.CoreV1().PersistentVolumes().Delete(context.Background(), pv, metav1.DeleteOptions{})
 			}
 		}
 	})
-	for _, fsType := range []string{"", "ext4", "xfs", "btrfs"} {
-		data := map[string]string{"volumeMode": "Block", "wipe": "zero"}
-		if fsType != "" {
-			data = map[string]string{"volumeMode": "Filesystem", "fsType": fsType, "wipe": "zero"}
-		}
-		s.useDevice(data, fsType)
-	}
 }
 
 func (s *scene) volumesOn(node string) (names []string) {
@@ -171,129 +207,370 @@ func (s *scene) volumesOn(node string) (names []string) {
 	return names
 }
 
-func (s *scene) useDevice(data map[string]string, fsType string) {
-	kind := fsType
-	if kind == "" {
-		kind = "block"
+// useDevice has a pod use a device of a node: kind is the filesystem, or block.
+func (s *scene) useDevice(node, kind string) {
+	data := map[string]string{"volumeMode": "Filesystem", "fsType": kind, "wipe": "zero"}
+	claim, use := "claim-"+kind, with("claim-"+kind, "/data")
+	changes := []func(*corev1.PersistentVolumeClaim){ofLocalStorage}
+	script := "echo a-secret >/data/file && sync"
+	if kind == "block" {
+		data = map[string]string{"volumeMode": "Block", "wipe": "zero"}
+		use = withDevice(claim, "/dev/disk")
+		changes = append(changes, asBlock)
+		script = "echo a-secret | dd of=/dev/disk bs=1M seek=150 conv=notrunc,fsync"
 	}
-	disk := s.addDisk(nodeA, "disk-"+kind, 320*mib)
-	s.offer(nodeA, data)
-	pv := s.deviceVolumes(nodeA, corev1.VolumeAvailable, 1)[0]
-	if pv.Name != "local-"+nodeA+"-disk-"+kind || pv.Spec.Capacity.Storage().Value() != 320*mib || len(pv.OwnerReferences) != 1 {
+	disk := s.addDisk(node, "disk-"+kind, 320*mib)
+	s.offer(node, data)
+	pv := s.deviceVolumes(node, corev1.VolumeAvailable, 1)[0]
+	if pv.Name != "local-"+node+"-disk-"+kind || pv.Spec.Capacity.Storage().Value() != 320*mib || len(pv.OwnerReferences) != 1 {
 		s.Errorf("the volume is %s of %s, owned by %v", pv.Name, pv.Spec.Capacity.Storage(), pv.OwnerReferences)
 	}
-	claim := "claim-" + kind
-	if fsType == "" {
-		s.claim(claim, "100Mi", ofLocalStorage, asBlock)
-		s.pod(claim, withDevice(claim, "/dev/disk"))
-	} else {
-		s.claim(claim, "100Mi", ofLocalStorage)
-		s.pod(claim, with(claim, "/data"))
-	}
+	s.claim(claim, "100Mi", changes...)
+	s.pod(claim, use, on(node))
 	s.ready(claim)
-	if fsType == "" {
-		s.mustRun(claim, "echo a-secret | dd of=/dev/disk bs=1M seek=150 conv=notrunc,fsync")
-	} else {
-		s.mustRun(claim, "echo a-secret >/data/file && sync")
-	}
-	s.deviceVolumes(nodeA, corev1.VolumeBound, 1)
+	s.mustRun(claim, script)
+	s.deviceVolumes(node, corev1.VolumeBound, 1)
 	s.remove(claim)
+	s.releaseDevice(claim)
+	s.untilOfferedAgain(pv)
+	s.wantNothingOn(disk)
+	// The next kind begins without any.
+	must(s, os.Remove(filepath.Join(disks(node), "disk-"+kind)))
+	must(s, c.Client.CoreV1().PersistentVolumes().Delete(s.Context(), pv.Name, metav1.DeleteOptions{}))
+	s.until("the volume to be gone", func(context.Context) (string, error) {
+		return strings.Join(s.volumesOn(node), ", "), nil
+	})
+}
+
+// releaseDevice deletes a claim.
+func (s *scene) releaseDevice(claim string) {
+	s.Helper()
 	must(s, c.Client.CoreV1().PersistentVolumeClaims(s.namespace).Delete(s.Context(), claim, metav1.DeleteOptions{}))
-	old := pv.UID
-	s.until("the volume to be offered again", func(ctx context.Context) (string, error) {
-		now, err := c.Client.CoreV1().PersistentVolumes().Get(ctx, pv.Name, metav1.GetOptions{})
+}
+
+// untilOfferedAgain waits until a volume has been made anew.
+func (s *scene) untilOfferedAgain(old corev1.PersistentVolume) {
+	s.Helper()
+	s.until("the volume "+old.Name+" to be offered again", func(ctx context.Context) (string, error) {
+		now, err := c.Client.CoreV1().PersistentVolumes().Get(ctx, old.Name, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
 			return "deleted", nil
 		}
-		if err != nil || now.UID != old && now.Status.Phase == corev1.VolumeAvailable {
+		if err != nil || now.UID != old.UID && now.Status.Phase == corev1.VolumeAvailable {
 			return "", err
 		}
 		return string(now.Status.Phase), nil
 	})
+}
+
+func (s *scene) wantNothingOn(disk string) {
+	s.Helper()
 	content, err := os.ReadFile(disk)
 	must(s, err)
 	if left := strings.Trim(string(content), "\x00"); left != "" {
-		s.Errorf("%s: %d bytes of the disk can still be read", kind, len(left))
+		s.Errorf("%d bytes of the disk can still be read", len(left))
 	}
-	// The next kind begins without any.
-	must(s, os.Remove(filepath.Join(disks(nodeA), "disk-"+kind)))
-	must(s, c.Client.CoreV1().PersistentVolumes().Delete(s.Context(), pv.Name, metav1.DeleteOptions{}))
-	s.until("the volume to be gone", func(context.Context) (string, error) {
-		return strings.Join(s.volumesOn(nodeA), ", "), nil
+}
+
+// nodeC is a node that no kubelet has: what the agent does there needs none.
+const nodeC = "node-c"
+
+// comeAndGo has a disk vanish and come back, one be cleaned for half a minute, and their node be deleted and come back.
+func (s *scene) comeAndGo() {
+	s.addNode()
+	slow := disk.New(s.T, s.image(72*mib), s.TempDir())
+	s.attachDisk(nodeC, "disk-slow", slow.Path)
+	s.addDisk(nodeC, "disk-out", 8*mib)
+	s.startDevices(nodeC)
+	s.offer(nodeC, map[string]string{"volumeMode": "Block", "wipe": "zero"})
+	found := s.deviceVolumes(nodeC, corev1.VolumeAvailable, 2)
+	out, cleaned := found[0], found[1] // by their names
+	if at := out.Spec.NodeAffinity.Required.NodeSelectorTerms[0].MatchExpressions[0]; at.Key != corev1.LabelHostname || !slices.Equal(at.Values, []string{nodeC + ".example.com"}) {
+		s.Errorf("the volume is for %v, want the label of its node", at)
+	}
+
+	s.claim("claim-slow", "1Mi", ofLocalStorage, asBlock, func(claim *corev1.PersistentVolumeClaim) { claim.Spec.VolumeName = cleaned.Name })
+	s.deviceVolumes(nodeC, corev1.VolumeBound, 1)
+	// The first step of cleaning is 64 MiB. The second would take 80 s, of which the progress shows after 30.
+	slow.Slow(64*mib, 8*mib/80)
+	s.releaseDevice("claim-slow")
+
+	path := filepath.Join(disks(nodeC), "disk-out")
+	device, err := os.Readlink(path)
+	must(s, err)
+	var said int32
+	for range 2 {
+		must(s, os.Remove(path))
+		s.untilMetric("missing_devices", "1")
+		said = s.saidAgain(out.Name, "DeviceGone", said)
+		must(s, os.Symlink(device, path))
+		s.untilMetric("missing_devices", "0")
+	}
+	s.until("the progress of cleaning on the volume", func(ctx context.Context) (string, error) {
+		s.annotateWith(nodeC, "example.com/tick", fmt.Sprintf("%q", time.Now().Format(time.RFC3339Nano)))
+		now, err := c.Client.CoreV1().PersistentVolumes().Get(ctx, cleaned.Name, metav1.GetOptions{})
+		if err != nil || now.Annotations["local-pv-provisioner.cybozu.io/wipe-progress"] == "88%" {
+			return "", err
+		}
+		return fmt.Sprint(now.Status.Phase, now.Annotations), nil
+	})
+	s.untilMetric("wipe_progress_ratio", "0.88")
+	slow.Heal()
+	s.untilOfferedAgain(cleaned)
+
+	must(s, c.Client.CoreV1().Nodes().Delete(s.Context(), nodeC, metav1.DeleteOptions{}))
+	s.deviceVolumes(nodeC, corev1.VolumeAvailable, 0)
+	s.until("no volume to be left", func(context.Context) (string, error) { return strings.Join(s.volumesOn(nodeC), ", "), nil })
+	s.addNode()
+	s.annotate(nodeC, `"devices-`+nodeC+`"`)
+	s.deviceVolumes(nodeC, corev1.VolumeAvailable, 2)
+	must(s, c.Client.CoreV1().Nodes().Delete(s.Context(), nodeC, metav1.DeleteOptions{}))
+	s.until("no volume to be left", func(context.Context) (string, error) { return strings.Join(s.volumesOn(nodeC), ", "), nil })
+}
+
+// addNode makes the node that no kubelet has. Without its label for the system, nobody's pods are put there.
+func (s *scene) addNode() {
+	s.Helper()
+	_, err := c.Client.CoreV1().Nodes().Create(s.Context(), &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: nodeC, Labels: map[string]string{corev1.LabelHostname: nodeC + ".example.com"}},
+		Spec:       corev1.NodeSpec{Unschedulable: true},
+	}, metav1.CreateOptions{})
+	must(s, err)
+	s.Cleanup(func() {
+		_ = c.Client.CoreV1().Nodes().Delete(context.Background(), nodeC, metav1.DeleteOptions{}) // it is gone if all went well
 	})
 }
 
-// A new disk is a volume within two seconds, and one with a filesystem on it is kept.
-func TestNewDevices(t *testing.T) {
-	s := begin(t)
-	s.installDevices()
-	t.Cleanup(func() {
-		s.annotate(nodeB, "null")
-		for _, pv := range s.volumesOn(nodeB) {
-			_ = c.Client.CoreV1().PersistentVolumes().Delete(context.Background(), pv, metav1.DeleteOptions{})
+// devicesMetrics is where the agent that has no pod serves its metrics.
+const devicesMetrics = "127.0.0.1:19810"
+
+// startDevices runs the agent of a node without a pod, with the rights that it has in one.
+func (s *scene) startDevices(node string) {
+	s.Helper()
+	token, err := c.Client.CoreV1().ServiceAccounts(devicesNamespace).CreateToken(s.Context(), "local-pv-provisioner", &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
+	must(s, err)
+	kubeconfig := filepath.Join(s.TempDir(), "kubeconfig")
+	must(s, clientcmd.WriteToFile(clientcmdapi.Config{
+		Clusters:       map[string]*clientcmdapi.Cluster{"test": {Server: c.Config.Host, CertificateAuthorityData: c.Config.CAData}},
+		AuthInfos:      map[string]*clientcmdapi.AuthInfo{"agent": {Token: token.Status.Token}},
+		Contexts:       map[string]*clientcmdapi.Context{"test": {Cluster: "test", AuthInfo: "agent"}},
+		CurrentContext: "test",
+	}, kubeconfig))
+	log, err := os.Create(filepath.Join(c.Logs, "local-pv-provisioner-"+node+".log"))
+	must(s, err)
+	cmd := exec.CommandContext(context.WithoutCancel(s.Context()), program(s.T, "local-pv-provisioner"), "--node-name="+node, "--namespace-name="+devicesNamespace,
+		"--metrics-addr="+devicesMetrics, "--record-dir="+s.TempDir())
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+kubeconfig)
+	cmd.Stdout, cmd.Stderr = log, log
+	must(s, cmd.Start())
+	s.Cleanup(func() {
+		_ = cmd.Process.Signal(syscall.SIGTERM)
+		if err := errors.Join(cmd.Wait(), log.Close()); err != nil {
+			s.Errorf("the agent of %s: %v", node, err)
 		}
 	})
-	// As the upstream program made it.
-	size := int64(64 * mib)
-	s.addDisk(nodeB, "disk-old", size)
-	mode := corev1.PersistentVolumeBlock
-	_, err := c.Client.CoreV1().PersistentVolumes().Create(t.Context(), &corev1.PersistentVolume{
-		ObjectMeta: metav1.ObjectMeta{Name: "local-" + nodeB + "-disk-old", Labels: map[string]string{legacyLabel: nodeB},
-			Annotations: map[string]string{
-				"local-pv-provisioner.cybozu.io/volumeMode": "Block", "local-pv-provisioner.cybozu.io/deviceDir": disks(nodeB),
-				"local-pv-provisioner.cybozu.io/deviceNameFilter": "^disk",
-			}},
-		Spec: corev1.PersistentVolumeSpec{
-			Capacity:    corev1.ResourceList{corev1.ResourceStorage: *resource.NewQuantity(size, resource.BinarySI)},
-			AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}, PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimRetain,
-			StorageClassName: "local-storage", VolumeMode: &mode,
-			PersistentVolumeSource: corev1.PersistentVolumeSource{Local: &corev1.LocalVolumeSource{Path: filepath.Join(disks(nodeB), "disk-old")}},
-			NodeAffinity: &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
-				MatchExpressions: []corev1.NodeSelectorRequirement{{Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpIn, Values: []string{nodeB}}}}}}},
-		},
-	}, metav1.CreateOptions{})
-	must(s, err)
-	s.offer(nodeB, map[string]string{"volumeMode": "Block"})
-	s.deviceVolumes(nodeB, corev1.VolumeAvailable, 1)
-	s.addDisk(nodeB, "disk-0", 64*mib)
-	s.deviceVolumes(nodeB, corev1.VolumeAvailable, 2)
+}
 
+// untilMetric waits for a value of a metric of the agent without a pod.
+func (s *scene) untilMetric(name, value string) {
+	s.Helper()
+	s.until(name+" to be "+value, func(ctx context.Context) (string, error) {
+		request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+devicesMetrics+"/metrics", nil)
+		if err != nil {
+			return "", err
+		}
+		answer, err := http.DefaultClient.Do(request)
+		if err != nil {
+			return "", err
+		}
+		defer answer.Body.Close()
+		text, err := io.ReadAll(answer.Body)
+		if err != nil {
+			return "", err
+		}
+		for line := range strings.Lines(string(text)) {
+			if strings.HasPrefix(line, "local_pv_provisioner_"+name+"{") {
+				_, now, _ := strings.Cut(strings.TrimSpace(line), "} ")
+				if strings.HasPrefix(now, value) {
+					return "", nil
+				}
+				return now, nil
+			}
+		}
+		return "missing", nil
+	})
+}
+
+// saidAgain waits for an event about a volume to be said once more than before, and answers how often that is.
+func (s *scene) saidAgain(volume, reason string, before int32) (times int32) {
+	s.Helper()
+	s.until(reason+" of "+volume+" to be said", func(ctx context.Context) (string, error) {
+		events, err := c.Client.EventsV1().Events(metav1.NamespaceDefault).List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return "", err
+		}
+		for _, e := range events.Items {
+			if e.Regarding.Kind != "PersistentVolume" || e.Regarding.Name != volume || e.Reason != reason {
+				continue
+			}
+			if times = 1; e.Series != nil {
+				times = e.Series.Count
+			}
+			if times > before {
+				return "", nil
+			}
+		}
+		return fmt.Sprintf("said %d times", times), nil
+	})
+	return times
+}
+
+// upstreamVolume is what the upstream program makes of a disk, version 0.5.3.
+func (s *scene) upstreamVolume(node, disk string, bytes int64) *corev1.PersistentVolume {
+	s.Helper()
+	owner, err := c.Client.CoreV1().Nodes().Get(s.Context(), node, metav1.GetOptions{})
+	must(s, err)
+	const prefix = "local-pv-provisioner.cybozu.io/"
+	return &corev1.PersistentVolume{
+		ObjectMeta: metav1.ObjectMeta{
+			Name:   "local-" + node + "-" + disk,
+			Labels: map[string]string{legacyLabel: node, prefix + "node": node},
+			Annotations: map[string]string{
+				prefix + "storageClassName": "local-storage", prefix + "volumeMode": "Block", prefix + "deviceDir": disks(node), prefix + "deviceNameFilter": "^disk",
+			},
+			OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: node, UID: owner.UID, Controller: pointer(true), BlockOwnerDeletion: pointer(true)}},
+		},
+		Spec: corev1.PersistentVolumeSpec{
+			Capacity:    corev1.ResourceList{corev1.ResourceStorage: *resource.NewQuantity(bytes, resource.BinarySI)},
+			AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}, PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimRetain,
+			StorageClassName: "local-storage", VolumeMode: pointer(corev1.PersistentVolumeBlock),
+			PersistentVolumeSource: corev1.PersistentVolumeSource{Local: &corev1.LocalVolumeSource{Path: filepath.Join(disks(node), disk)}},
+			NodeAffinity: &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+				MatchExpressions: []corev1.NodeSelectorRequirement{{Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpIn, Values: []string{node}}}}}}},
+		},
+	}
+}
+
+// The volumes of the upstream program are taken over as they are, one in use and one that an early version made, and again
+// by the next version of the agent. The pod that uses one does not notice.
+func (s *scene) takeOverDevices() {
+	const bytes = 160 * mib
+	disk := s.addDisk(nodeB, "disk-used", bytes)
+	s.addDisk(nodeB, "disk-early", bytes)
+	used, early := s.upstreamVolume(nodeB, "disk-used", bytes), s.upstreamVolume(nodeB, "disk-early", bytes)
+	delete(early.Labels, "local-pv-provisioner.cybozu.io/node")
+	delete(early.Annotations, "local-pv-provisioner.cybozu.io/storageClassName")
+	volumes := c.Client.CoreV1().PersistentVolumes()
+	for _, pv := range []*corev1.PersistentVolume{used, early} {
+		_, err := volumes.Create(s.Context(), pv, metav1.CreateOptions{})
+		must(s, err)
+	}
+	s.claim("used", "1Mi", ofLocalStorage, asBlock, func(claim *corev1.PersistentVolumeClaim) { claim.Spec.VolumeName = used.Name })
+	s.pod("user", withDevice("used", "/dev/disk"))
+	s.ready("user")
+	s.mustRun("user", "echo from before | dd of=/dev/disk bs=1M seek=120 conv=notrunc,fsync")
+	before, err := volumes.Get(s.Context(), used.Name, metav1.GetOptions{})
+	must(s, err)
+
+	s.installDevices()
+	s.withoutVolumes(nodeB)
+	s.offer(nodeB, map[string]string{"volumeMode": "Block", "wipe": "zero"})
+	s.addDisk(nodeB, "disk-0", 8*mib)
+	s.deviceVolumes(nodeB, corev1.VolumeAvailable, 2) // it has seen the others
+	for _, command := range []string{"restart", "status"} {
+		_, err := c.Kubectl(s.Context(), "--namespace="+devicesNamespace, "rollout", command, "daemonset/local-pv-provisioner")
+		must(s, err)
+	}
+	after, err := volumes.Get(s.Context(), used.Name, metav1.GetOptions{})
+	must(s, err)
+	if after.ResourceVersion != before.ResourceVersion || after.Status.Phase != corev1.VolumeBound {
+		s.Errorf("the volume in use was changed from %+v to %+v", before, after)
+	}
+	if got := s.mustRun("user", "dd if=/dev/disk bs=1M skip=120 count=1 2>&- | head -c 11"); got != "from before" {
+		s.Errorf("the pod reads %q", got)
+	}
+	if pod := s.ready("user"); pod.Status.ContainerStatuses[0].RestartCount > 0 {
+		s.Error("the pod was restarted")
+	}
+	s.remove("user")
+	s.releaseDevice("used")
+	s.untilOfferedAgain(*after)
+	s.wantNothingOn(disk)
+}
+
+// A new disk is a volume within two seconds, also beside those of the upstream program, and costs the API server two requests.
+func TestNewDevices(t *testing.T) {
+	s := begin(t)
+	s.takeOverDevices()
+	before := s.settledRequests()
 	began := time.Now()
 	s.addDisk(nodeB, "disk-1", 64*mib)
-	s.deviceVolumes(nodeB, corev1.VolumeAvailable, 3)
+	s.deviceVolumes(nodeB, corev1.VolumeAvailable, 4)
 	c.Log.Printf("a new device was a volume after %s", time.Since(began))
 	if took := time.Since(began); took > 2*time.Second {
 		t.Errorf("a new device was a volume after %s, want 2 s", took)
 	}
-	s.wantNoRequests("local-pv-provisioner/local-pv-provisioner")
-}
-
-// wantNoRequests says that a program asks the API server for nothing, watches apart, while nothing that it takes part in
-// changes.
-func (s *scene) wantNoRequests(account string) {
-	s.Helper()
-	requests := func() (own []audit.Request) {
-		all, err := audit.Requests(audit.Path(c.Logs))
-		must(s, err)
-		return slices.DeleteFunc(all, func(r audit.Request) bool { return r.Account != account || r.Verb == "watch" })
+	after := s.settledRequests()
+	var sent []string
+	for _, r := range after[len(before):] {
+		sent = append(sent, r.Verb+" "+r.Resource)
 	}
-	before := requests()
-	s.until("the requests of "+account+" to end", func(context.Context) (string, error) {
-		last := before
-		before = requests()
-		if len(before) != len(last) {
-			return fmt.Sprintf("%d requests", len(before)), nil
-		}
-		return "", nil
-	})
+	// The list is of those who may have it, right before it is overwritten.
+	if want := []string{"list persistentvolumes", "create persistentvolumes"}; !slices.Equal(sent, want) {
+		t.Errorf("for a new device the agents sent %q, want %q", sent, want)
+	}
 	for range 5 {
 		s.annotateWith(nodeB, "example.com/tick", fmt.Sprintf("%q", time.Now().Format(time.RFC3339Nano)))
 	}
 	s.until("time to pass in which nothing happens", quietFor(5*time.Second))
-	if after := requests(); len(after) > len(before) {
-		s.Errorf("%s sent requests in a steady state: %v", account, after[len(before):])
+	if now := s.settledRequests(); len(now) > len(after) {
+		t.Errorf("the agents sent requests in a steady state: %v", now[len(after):])
 	}
-	c.Log.Printf("%s sent %d requests in all, %d of them writes, from %d nodes", account, len(before), len(audit.Writes(before)), len(c.Nodes))
+	s.wantOwnWatches()
+}
+
+// agentRequests are what the agents of all nodes have asked of the API server.
+func (s *scene) agentRequests() []audit.Request {
+	s.Helper()
+	all, err := audit.Requests(audit.Path(c.Logs))
+	must(s, err)
+	return slices.DeleteFunc(all, func(r audit.Request) bool { return r.Account != devicesNamespace+"/local-pv-provisioner" })
+}
+
+// settledRequests are those of the agents, watches apart, once they have sent all that they have to.
+func (s *scene) settledRequests() (sent []audit.Request) {
+	s.Helper()
+	s.until("the requests of the agents to end", func(context.Context) (string, error) {
+		last := len(sent)
+		sent = slices.DeleteFunc(s.agentRequests(), func(r audit.Request) bool { return r.Verb == "watch" })
+		if len(sent) != last {
+			return fmt.Sprintf("%d requests", len(sent)), nil
+		}
+		return "", nil
+	})
+	return sent
+}
+
+// wantOwnWatches says that an agent watches its own node, the volumes of that, and the ConfigMaps of its namespace.
+func (s *scene) wantOwnWatches() {
+	s.Helper()
+	own := map[string]string{
+		"nodes": "fieldSelector=metadata.name%3Dnode-", "persistentvolumes": "labelSelector=local-pv-provisioner.cybozu.com%2Fnode%3Dnode-",
+		"configmaps": "/namespaces/" + devicesNamespace + "/configmaps",
+	}
+	seen := make(map[string]bool)
+	for _, r := range s.agentRequests() {
+		if r.Verb != "watch" {
+			continue
+		}
+		seen[r.Resource] = true
+		if only := own[r.Resource]; only == "" || !strings.Contains(r.URI, only) {
+			s.Errorf("an agent watches %s; want only its own", r.URI)
+		}
+	}
+	if len(seen) != len(own) {
+		s.Errorf("the agents watch %q, want three", sorted(seen))
+	}
 }
 
 func must(s interface {

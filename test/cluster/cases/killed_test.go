@@ -38,13 +38,13 @@ type victim struct {
 
 func (s *scene) victim(node string, environment []string, args ...string) victim {
 	s.Helper()
-	return victim{s, trap.New(s.T, program(s.T)), node, environment, append(args, "--kubeconfig="+c.Kubeconfig)}
+	return victim{s, trap.New(s.T, program(s.T, "hostpath-provisioner")), node, environment, append(args, "--kubeconfig="+c.Kubeconfig)}
 }
 
-// program is hostpath-provisioner as it was built for the images.
-func program(t *testing.T) string {
+// program is one of the programs as it was built for the images.
+func program(t *testing.T, name string) string {
 	t.Helper()
-	path := filepath.Join(c.Programs, "..", "linux_"+runtime.GOARCH, "hostpath-provisioner")
+	path := filepath.Join(c.Programs, "..", "linux_"+runtime.GOARCH, name)
 	if _, err := os.Stat(path); err != nil {
 		t.Fatal(err)
 	}
@@ -118,7 +118,7 @@ func TestProvisionerKilledBeforeEachStep_nothingIsHalfDone(t *testing.T) {
 
 func TestProvisionerWithWrongConfiguration_exitsWithStatus1(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "pool")
-	cmd := exec.CommandContext(t.Context(), program(t))
+	cmd := exec.CommandContext(t.Context(), program(t, "hostpath-provisioner"))
 	cmd.Env = []string{"PV_DIR=" + dir, "USE_NAMING_PREFIX=maybe"}
 	out, err := cmd.CombinedOutput()
 	if cmd.ProcessState.ExitCode() != 1 || !hasAll(string(out), []string{"--node-name", "--use-naming-prefix"}) {

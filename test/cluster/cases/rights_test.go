@@ -36,8 +36,6 @@ var unneeded = regexp.MustCompile(strings.Join([]string{
 	`operator-webhook: update secrets`,
 	// Objects with a pathConfig, and those of shared pools.
 	`operator: (patch|delete) clusterrole(binding)?s\.\S+ hostpath-provisioner$`, `operator: (create|patch) storageclasses`,
-	// The disks of the cases are cleaned before there is progress to report, and each event comes once.
-	`local-pv-provisioner: patch (persistentvolumes|events)`,
 }, "|"))
 
 // A role is one of an installation, with the accounts that have it.

@@ -1,5 +1,5 @@
 // Package disk is a disk in memory that does wrong what disks do wrong: it forgets what
-// was not flushed when the power goes, it fails, and it hangs. What is on it, and who
+// was not flushed when the power goes, it fails, it hangs, and it is slow. What is on it, and who
 // mounts that, is left to others.
 //
 // It is a file of a FUSE filesystem, for a loop device: what a filesystem on that sends to
@@ -49,8 +49,10 @@ type Disk struct {
 	// flushed is called with each flush.
 	flushed func(Image)
 	failing []Operation
-	hanging chan struct{} // closed when that ends; nil if the disk does not hang
-	asked   chan struct{} // somebody may take note of a request that is not answered
+	// From slowFrom on, slowRate bytes are written in a second; 0 for as many as can be.
+	slowFrom, slowRate int64
+	hanging            chan struct{} // closed when that ends; nil if the disk does not hang
+	asked              chan struct{} // somebody may take note of a request that is not answered
 }
 
 // unit is what a disk writes as a whole, in bytes.
@@ -231,11 +233,28 @@ func (d *Disk) Hang() {
 	}
 }
 
+// Slow has writes at this offset and behind it take their time. All else is answered in between.
+func (d *Disk) Slow(from, bytesPerSecond int64) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.slowFrom, d.slowRate = from, bytesPerSecond
+}
+
+func (d *Disk) writeTakes(offset, bytes int64) time.Duration {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.slowRate == 0 || offset < d.slowFrom {
+		return 0
+	}
+	return time.Duration(bytes) * time.Second / time.Duration(d.slowRate)
+}
+
 // Heal has the disk answer everything again, what it was asked meanwhile included.
 func (d *Disk) Heal() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.failing = nil
+	d.slowRate = 0
 	if d.hanging != nil {
 		close(d.hanging)
 		d.hanging = nil
@@ -377,8 +396,9 @@ func (d *Disk) answer(operation uint32, node uint64, in []byte) (body []byte, er
 		d.read(b, int64(binary.NativeEndian.Uint64(in[8:])))
 		return b, 0, true
 	case fuseWrite:
-		size := binary.NativeEndian.Uint32(in[16:])
-		d.write(in[fuseWriteIn:fuseWriteIn+size], int64(binary.NativeEndian.Uint64(in[8:])))
+		size, offset := binary.NativeEndian.Uint32(in[16:]), int64(binary.NativeEndian.Uint64(in[8:]))
+		time.Sleep(d.writeTakes(offset, int64(size)))
+		d.write(in[fuseWriteIn:fuseWriteIn+size], offset)
 		return words(size, 0), 0, true
 	case fuseFsync:
 		d.flush()
