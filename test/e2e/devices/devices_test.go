@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"kubevirt.io/hostpath-provisioner/pkg/devices"
 	"kubevirt.io/hostpath-provisioner/pkg/devices/devicestest"
@@ -203,21 +204,87 @@ func TestUnreadableDiskIsNotTakenForEmpty(t *testing.T) {
 	}
 }
 
-// scsiDisk makes a disk of 8 MiB in the memory of the guest that can forget, and promises zeroes. It stays.
+// scsiDisk makes a disk of 8 MiB in the memory of the guest that can forget, and promises zeroes. The next test has the
+// same.
 func scsiDisk(t *testing.T, w *devicestest.World) *devicestest.Disk {
 	t.Helper()
 	devicestest.Run(t, "modprobe", "sd_mod")
 	devicestest.Run(t, "modprobe", "scsi_debug", "dev_size_mb=8", "lbpu=1", "lbpws=1", "lbprz=1")
-	for {
-		found, err := filepath.Glob("/sys/bus/pseudo/drivers/scsi_debug/adapter*/host*/target*/*/block/sd*")
+	return w.Link("disk", awaitSCSI(t))
+}
+
+// scsiHost is the directory of the adapter that the disk is on.
+const scsiHost = "/sys/bus/pseudo/drivers/scsi_debug/adapter*/host*"
+
+// awaitSCSI waits for the node of the disk.
+func awaitSCSI(t *testing.T) (node string) {
+	t.Helper()
+	for late := time.Now().Add(time.Minute); time.Now().Before(late); {
+		found, err := filepath.Glob(scsiHost + "/target*/*/block/sd*")
 		must.Succeed(t, err)
 		if len(found) == 1 {
-			d := w.Link("disk", filepath.Join("/dev", filepath.Base(found[0])))
-			if _, err := os.Stat(d.Node); err == nil {
-				return d
+			node := filepath.Join("/dev", filepath.Base(found[0]))
+			if _, err := os.Stat(node); err == nil {
+				return node
 			}
-			must.Succeed(t, os.Remove(d.Path))
 		}
+	}
+	t.Fatal("the disk did not come")
+	return ""
+}
+
+// A disk that is pulled out while it is cleaned is not clean, before its first byte is overwritten nor after its last one.
+// Once it is back, under whatever name, it is cleaned.
+func TestDiskIsPulledOutWhileItIsCleaned(t *testing.T) {
+	for name, during := range map[string]func(w *devicestest.World, pull func()){
+		"before": func(w *devicestest.World, pull func()) {
+			w.API = func() ([]devices.Volume, error) {
+				w.API = nil
+				pull()
+				return w.PVs, nil
+			}
+		},
+		"after": func(w *devicestest.World, pull func()) {
+			w.Step = func() {
+				w.Step = nil
+				pull()
+			}
+		},
+	} {
+		if testing.Short() && name == "before" {
+			continue
+		}
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			w.Config.Wipe = devices.WipeZero
+			d := scsiDisk(t, w)
+			d.Fill()
+			w.PVs = []devices.Volume{devicestest.Released(d.Volume("pv"))}
+			during(w, func() {
+				if err := os.WriteFile(filepath.Join("/sys/block", filepath.Base(d.Node), "device/delete"), []byte("1"), 0); err != nil {
+					t.Error(err)
+				}
+			})
+			if p := w.Refused(devices.Gone); p.Volume != "pv" {
+				t.Errorf("the problem is %+v, want one of the volume", p)
+			}
+			w.Restart()
+			if r, err := w.Records.Get(d.Path); err != nil || r.State == devices.Clean {
+				t.Errorf("the record is %+v, %v; want it not to be clean", r, err)
+			}
+			hosts, err := filepath.Glob(scsiHost + "/scsi_host/host*/scan")
+			must.Succeed(t, err)
+			if len(hosts) != 1 {
+				t.Fatalf("the adapters are %q, want one", hosts)
+			}
+			write(t, hosts[0], "- - -")
+			must.Succeed(t, os.Remove(d.Path))
+			d = w.Link("disk", awaitSCSI(t))
+			if r := w.Pass(); len(r.Cleaned) != 1 || len(r.Problems) > 0 {
+				t.Fatalf("found %+v, want it cleaned once it is back", r)
+			}
+			d.WantZero(0, d.Bytes())
+		})
 	}
 }
 
