@@ -30,12 +30,10 @@ func (r *Renderer) driver() (*appsv1.DaemonSet, error) {
 	driver := &pod.Containers[i]
 	removePool(pod, driver)
 	if r.snapshotting() {
-		pod.Containers = append(pod.Containers, *r.manifests.snapshotter.DeepCopy())
+		r.manifests.snapshotter.to(pod)
 	}
 	if r.object.HasFeature(hppv1.Freezing) {
-		added := r.manifests.freezer.DeepCopy().Spec.Template.Spec
-		pod.Containers = append(pod.Containers, added.Containers...)
-		pod.Volumes = append(pod.Volumes, added.Volumes...)
+		r.manifests.freezer.to(pod)
 	}
 	driver = &pod.Containers[i]
 	moveKubelet(pod, r.object.Spec.KubeletDirectory)

@@ -3,6 +3,7 @@ package render
 import (
 	"bufio"
 	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -22,12 +23,10 @@ import (
 // Manifests are those of deploy/, decoded and not changed yet.
 type Manifests struct {
 	daemonSet appsv1.DaemonSet
-	// snapshotter is added to the DaemonSet for snapshots.
-	snapshotter corev1.Container
-	// freezer has what is added for freezing.
-	freezer        appsv1.DaemonSet
-	csiDriver      storagev1.CSIDriver
-	metricsService corev1.Service
+	// snapshotter and freezer are added to the DaemonSet with their feature gates.
+	snapshotter, freezer addition
+	csiDriver            storagev1.CSIDriver
+	metricsService       corev1.Service
 	// clusterRules and namespacedRules are those of all sidecars together, but for snapshotRules, those for snapshots.
 	clusterRules, namespacedRules, snapshotRules []rbacv1.PolicyRule
 	mounter                                      appsv1.Deployment
@@ -57,12 +56,10 @@ type legacyManifests struct {
 func Load() (*Manifests, error) {
 	m := &Manifests{}
 	var cluster, snapshots, scc rules
-	// A patch, by RFC 6902, that adds a container.
-	var additions []struct{ Value corev1.Container }
 	err := errors.Join(
 		one(&m.daemonSet, "csi/base/daemonset.yaml"),
-		one(&additions, "csi/snapshots/csi-snapshotter.yaml"),
-		one(&m.freezer, "csi/freeze/freezer.yaml"),
+		m.snapshotter.read("csi/snapshots/csi-snapshotter.yaml"),
+		m.freezer.read("csi/freeze/freezer.yaml"),
 		one(&m.csiDriver, "csi/base/csidriver.yaml"),
 		one(&m.mounter, "operator/mounter/deployment.yaml"),
 		one(&m.unmount, "operator/mounter/unmount.yaml"),
@@ -79,10 +76,6 @@ func Load() (*Manifests, error) {
 	if err != nil {
 		return nil, err
 	}
-	if len(additions) != 1 {
-		return nil, fmt.Errorf("deploy/csi/snapshots/csi-snapshotter.yaml adds %d containers, want 1", len(additions))
-	}
-	m.snapshotter = additions[0].Value
 	m.clusterRules, m.namespacedRules, m.snapshotRules, m.constraintsRules = cluster.cluster, cluster.namespaced, snapshots.cluster, scc.namespaced
 	m.images = map[string]string{}
 	if err := errors.Join(m.legacy.load(), m.addTags("csi/base/kustomization.yaml"), m.addTags("csi/snapshots/kustomization.yaml"), m.addTags("provisioner/base/kustomization.yaml")); err != nil {
@@ -91,6 +84,49 @@ func Load() (*Manifests, error) {
 	// The mounter is of the same release as the driver.
 	m.images[mounterImage] = m.images["quay.io/kubevirt/hostpath-csi-driver"]
 	return m, nil
+}
+
+// An addition is what a patch by RFC 6902 adds to the lists of a pod.
+type addition struct {
+	containers []corev1.Container
+	volumes    []corev1.Volume
+}
+
+func (a *addition) read(file string) error {
+	var operations []struct {
+		Op, Path string
+		Value    json.RawMessage
+	}
+	if err := one(&operations, file); err != nil {
+		return err
+	}
+	for _, o := range operations {
+		var err error
+		switch o.Op + " " + o.Path {
+		case "add /spec/template/spec/containers/-":
+			a.containers = append(a.containers, corev1.Container{})
+			err = json.Unmarshal(o.Value, &a.containers[len(a.containers)-1])
+		case "add /spec/template/spec/volumes/-":
+			a.volumes = append(a.volumes, corev1.Volume{})
+			err = json.Unmarshal(o.Value, &a.volumes[len(a.volumes)-1])
+		default:
+			err = errors.New("it is known how to add a container or a volume at the end")
+		}
+		if err != nil {
+			return fmt.Errorf("decode deploy/%s: %s %s: %w", file, o.Op, o.Path, err)
+		}
+	}
+	return nil
+}
+
+// to adds to a pod.
+func (a *addition) to(pod *corev1.PodSpec) {
+	for i := range a.containers {
+		pod.Containers = append(pod.Containers, *a.containers[i].DeepCopy())
+	}
+	for i := range a.volumes {
+		pod.Volumes = append(pod.Volumes, *a.volumes[i].DeepCopy())
+	}
 }
 
 func (m *legacyManifests) load() error {

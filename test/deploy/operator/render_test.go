@@ -128,9 +128,11 @@ func operated(t *testing.T, asked string) []object {
 	run := exec.CommandContext(t.Context(), program, "render")
 	run.Env = []string{"POD_NAMESPACE=hostpath-provisioner", "VERSION=v0.1.0"}
 	run.Stdin = strings.NewReader(asked)
+	var complaint strings.Builder
+	run.Stderr = &complaint
 	out, err := run.Output()
 	if err != nil {
-		t.Fatalf("render: %v", err)
+		t.Fatalf("render: %v: %s", err, &complaint)
 	}
 	var found []object
 	for document := range strings.SplitSeq(string(out), "---\n") {
@@ -217,8 +219,6 @@ func named[T any](t *testing.T, objects []object, kind, name string, nameOf func
 func adapted(pod corev1.PodSpec) corev1.PodSpec {
 	pod = *pod.DeepCopy()
 	pod.ServiceAccountName, pod.Tolerations = "", nil
-	// Kustomize puts a container that a component adds before the others. The order means nothing.
-	slices.SortFunc(pod.Containers, func(a, b corev1.Container) int { return strings.Compare(a.Name, b.Name) })
 	slices.SortFunc(pod.Volumes, func(a, b corev1.Volume) int { return strings.Compare(a.Name, b.Name) })
 	for i := range pod.Containers {
 		c := &pod.Containers[i]
