@@ -151,6 +151,10 @@ func (m *migration) do(ctx context.Context, what step, s *saved, o observation) 
 	h := s.handover(m.want())
 	switch what {
 	case save:
+		// The provisioner, which may run on, removes an empty directory that it does not know to have had a PersistentVolume.
+		if err := h.Confirm(); err != nil {
+			return err
+		}
 		return m.write(s)
 	case reopen:
 		s.Finished = false

@@ -443,6 +443,31 @@ func TestTheRecordGoesAlong(t *testing.T) {
 	}
 }
 
+// The provisioner, which may run on, removes empty directories whose records are provisional. It was killed before it
+// had confirmed this one.
+func TestTheRecordIsConfirmedBeforeObjectsAreDeleted(t *testing.T) {
+	r := newRig(t, "old")
+	must.Succeed(t, os.RemoveAll(r.path()))
+	old := filepath.Dir(r.path())
+	set := serve(t, "provisioner", old)
+	id, err := volume.ParseID(pvName)
+	must.Succeed(t, err)
+	_, err = set.Create(t.Context(), pool.Request{ID: id, Range: volume.Range{Required: 1000001}, Provisional: true})
+	must.Succeed(t, err)
+	h := handover.Handover{From: handover.Place{Directory: old, Name: pvName}, To: handover.Place{Directory: old, Name: pvName}}
+	for steps, want := range []bool{true, false} {
+		if steps > 0 {
+			must.Succeed(t, r.run(func(c *Config) { c.Apply, c.Steps = true, steps }))
+		}
+		if found, err := h.Find(); err != nil || found.From.Provisional != want {
+			t.Errorf("after %d steps: %+v (%v)", steps, found, err)
+		}
+	}
+	must.Succeed(t, r.run(apply))
+	must.Succeed(t, os.WriteFile(filepath.Join(r.config.Pools[0].Path, pvName, "data"), []byte("kept"), 0o600))
+	r.wantCSI()
+}
+
 func TestChosen(t *testing.T) {
 	named := types.NamespacedName{Namespace: "space", Name: "data"}
 	tests := map[string]struct {

@@ -34,6 +34,8 @@ type Request struct {
 	MultiNode bool
 	// Inline asks for one that lives as long as its publication.
 	Inline bool
+	// Provisional asks for one that is recorded as such until Confirm.
+	Provisional bool
 	// Source is what the volume is to be made from; nil for an empty volume.
 	Source *Source
 }
@@ -248,7 +250,7 @@ func (v *visit) createNew(ctx context.Context, r Request, space dir.Space) (Volu
 // newRecord is the record of a volume that is to be made.
 func (v *visit) newRecord(r Request, bytes int64) *store.Record {
 	rec := store.NewRecord(r.ID, r.Mode, bytes)
-	rec.Inline = r.Inline
+	rec.Inline, rec.Provisional = r.Inline, r.Provisional
 	if r.Mode == volume.ModeBlock {
 		rec.Thin = v.Pool.Config.Allocation == loop.Thin
 	} else {

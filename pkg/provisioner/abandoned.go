@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
@@ -16,34 +17,35 @@ import (
 
 // abandoned are directories that were made for a claim and are nobody's: the process that made them was killed before it
 // had saved the PersistentVolume, and the claim was deleted before the next process started. No PersistentVolume will
-// ever have them deleted.
+// ever have them deleted. Their records are provisional: a directory whose PersistentVolume has been seen once stays,
+// whether that was retained or is replaced by a migration.
 type abandoned struct {
 	*Provisioner
-	kept map[volume.ID]bool // checked, and not to be removed
+	settled map[volume.ID]bool // nothing is left to do for them
 }
 
 // page is how many volumes of the pool are read at once.
 const page = 500
 
-// remove removes what is abandoned and empty.
+// remove removes what is abandoned and empty, and confirms what has its PersistentVolume.
 func (a *abandoned) remove(ctx context.Context) {
-	known, err := a.names()
-	if err != nil {
-		a.events.log.Error(err, "failed to list claims and PersistentVolumes")
-		return
-	}
 	for after := (volume.ID{}); ; {
 		volumes, next := a.pool.List(ctx, after, page)
+		known, err := a.known()
+		if err != nil {
+			a.events.log.Error(err, "failed to list claims and PersistentVolumes")
+			return
+		}
 		for _, v := range volumes {
-			name := pvOf(v.ID)
-			if name == "" || known[name] || a.kept[v.ID] {
+			pv := pvOf(v.ID)
+			if pv == "" || a.settled[v.ID] || known[pv] == claimed {
 				continue
 			}
-			removed, err := a.removeOne(ctx, v.ID, name)
+			err := a.settle(ctx, v.ID, pv, known[pv])
 			if err != nil {
-				a.events.log.Error(err, "failed to check a directory without a PersistentVolume", "volume", v.ID)
+				a.events.log.Error(err, "failed to check a directory that may have no PersistentVolume", "volume", v.ID)
 			}
-			a.kept[v.ID] = !removed && err == nil
+			a.settled[v.ID] = err == nil
 		}
 		if after = next; next == (volume.ID{}) {
 			return
@@ -51,19 +53,28 @@ func (a *abandoned) remove(ctx context.Context) {
 	}
 }
 
-// names are those of PersistentVolumes that are there, and of those that are to be made for the claims that are there.
-func (a *abandoned) names() (map[string]bool, error) {
-	known := make(map[string]bool)
-	volumes, err := a.volumes.List(labels.Everything())
+// A trace is what the cluster has of a directory.
+type trace int
+
+const (
+	none    trace = iota
+	claimed       // the PersistentVolume is to be made
+	saved
+)
+
+// known is what there is by the name of the PersistentVolume.
+func (a *abandoned) known() (map[string]trace, error) {
+	known := make(map[string]trace)
+	claims, err := a.claims.List(labels.Everything())
 	if err != nil {
 		return nil, err
 	}
-	for _, pv := range volumes {
-		known[pv.Name] = true
-	}
-	claims, err := a.claims.List(labels.Everything())
 	for _, claim := range claims {
-		known["pvc-"+string(claim.UID)] = true
+		known["pvc-"+string(claim.UID)] = claimed
+	}
+	volumes, err := a.volumes.List(labels.Everything())
+	for _, pv := range volumes {
+		known[pv.Name] = saved
 	}
 	return known, err
 }
@@ -77,32 +88,46 @@ func pvOf(id volume.ID) string {
 	return id.String()[at:]
 }
 
-func (a *abandoned) removeOne(ctx context.Context, id volume.ID, pv string) (removed bool, err error) {
-	// Of another node's PersistentVolumes this process keeps none.
-	_, err = a.client.CoreV1().PersistentVolumes().Get(ctx, pv, metav1.GetOptions{})
-	if !apierrors.IsNotFound(err) {
-		return false, err
-	}
+func (a *abandoned) settle(ctx context.Context, id volume.ID, pv string, has trace) error {
 	unlock, err := a.pool.Lock(id)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if has == saved {
+		return a.pool.Confirm(ctx, id)
+	}
+	place := handover.Place{Directory: a.config.Path, Name: id.String()}
+	found, err := handover.Handover{From: place, To: place}.Find()
+	if err != nil || !found.From.Directory || !found.From.Provisional {
+		return err
+	}
+	if used, err := a.used(ctx, id, pv); err != nil || used {
+		return err
+	}
+	// Somebody has written there, however that may be.
+	if empty, err := isEmpty(a.config.Path, id.String()); err != nil || !empty {
+		return err
+	}
+	if err := a.pool.Delete(ctx, id); err != nil {
+		return fmt.Errorf("delete: %w", err)
+	}
+	a.events.log.Info("removed the directory of a claim that was deleted before its PersistentVolume was made", "volume", id)
+	return nil
+}
+
+// used asks the API server whether the PersistentVolume is there, or another one that names the directory.
+func (a *abandoned) used(ctx context.Context, id volume.ID, pv string) (bool, error) {
+	_, err := a.client.CoreV1().PersistentVolumes().Get(ctx, pv, metav1.GetOptions{})
+	if !apierrors.IsNotFound(err) {
+		return err == nil, err
+	}
+	node, err := a.node(ctx)
 	if err != nil {
 		return false, err
 	}
-	defer unlock()
-	// What has no record was made by somebody else, and what has content was a volume: its PersistentVolume was deleted, and
-	// the directory retained.
-	place := handover.Place{Directory: a.config.Path, Name: id.String()}
-	found, err := handover.Handover{From: place, To: place}.Find()
-	if err != nil || !found.From.Directory || !found.From.Recorded {
-		return false, err
-	}
-	if empty, err := isEmpty(a.config.Path, id.String()); err != nil || !empty {
-		return false, err
-	}
-	if err := a.pool.Delete(ctx, id); err != nil {
-		return false, fmt.Errorf("delete: %w", err)
-	}
-	a.events.log.Info("removed the directory of a claim that was deleted before its PersistentVolume was made", "volume", id)
-	return true, nil
+	users, err := a.users(ctx, id, node.Labels[corev1.LabelHostname])
+	return len(users) > 0, err
 }
 
 func isEmpty(path, name string) (bool, error) {

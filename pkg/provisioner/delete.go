@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path"
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/labels"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/sig-storage-lib-external-provisioner/v13/controller"
 
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
@@ -58,22 +60,29 @@ func (p *Provisioner) deletable(ctx context.Context, pv *corev1.PersistentVolume
 	if err != nil {
 		return volume.ID{}, err
 	}
-	if err := p.checkAffinity(ctx, pv); err != nil {
+	node, err := p.node(ctx)
+	if err != nil {
 		return volume.ID{}, err
 	}
-	return id, p.unsharedDirectory(pv, id)
+	hostname := node.Labels[corev1.LabelHostname]
+	if err := checkAffinity(pv, hostname); err != nil {
+		return volume.ID{}, err
+	}
+	users, err := p.users(ctx, id, hostname)
+	if err != nil {
+		return volume.ID{}, err
+	}
+	if others := slices.DeleteFunc(users, func(user string) bool { return user == pv.Name }); len(others) > 0 {
+		return volume.ID{}, fmt.Errorf("its directory is that of PersistentVolume %s too: delete that first", shorten(others))
+	}
+	return id, nil
 }
 
 // checkAffinity refuses a PersistentVolume whose pods run on other nodes: their directory of that name is not this one.
-func (p *Provisioner) checkAffinity(ctx context.Context, pv *corev1.PersistentVolume) error {
+func checkAffinity(pv *corev1.PersistentVolume, hostname string) error {
 	if pv.Spec.NodeAffinity == nil || pv.Spec.NodeAffinity.Required == nil {
 		return nil // as the upstream single-node provisioner made them
 	}
-	node, err := p.node(ctx)
-	if err != nil {
-		return err
-	}
-	hostname := node.Labels[corev1.LabelHostname]
 	for _, term := range pv.Spec.NodeAffinity.Required.NodeSelectorTerms {
 		for _, r := range term.MatchExpressions {
 			if r.Key == corev1.LabelHostname && !slices.Contains(r.Values, hostname) {
@@ -84,18 +93,33 @@ func (p *Provisioner) checkAffinity(ctx context.Context, pv *corev1.PersistentVo
 	return nil
 }
 
-// unsharedDirectory refuses a directory that another PersistentVolume of this node names as well.
-func (p *Provisioner) unsharedDirectory(pv *corev1.PersistentVolume, id volume.ID) error {
-	all, err := p.volumes.List(labels.Everything())
+// users names the PersistentVolumes that pods of this node find a directory by, or something in it, whoever made them.
+// It asks the API server: this instance keeps only those that it has to do with.
+func (p *Provisioner) users(ctx context.Context, id volume.ID, hostname string) (names []string, err error) {
+	all, err := p.client.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{})
 	if err != nil {
-		return err
+		return nil, fmt.Errorf("list PersistentVolumes: %w", err)
 	}
-	for _, other := range all {
-		if other.Name != pv.Name && other.Spec.HostPath != nil && other.Spec.HostPath.Path == p.config.path(id) {
-			return fmt.Errorf("PersistentVolume %s uses the same directory", other.Name)
+	for i := range all.Items {
+		pv := &all.Items[i]
+		at := path.Clean(pathOf(pv))
+		inside := at == p.config.path(id) || strings.HasPrefix(at, p.config.path(id)+"/")
+		if inside && checkAffinity(pv, hostname) == nil {
+			names = append(names, pv.Name)
 		}
 	}
-	return nil
+	return names, nil
+}
+
+// pathOf is the directory of a PersistentVolume; empty if it has none.
+func pathOf(pv *corev1.PersistentVolume) string {
+	switch {
+	case pv.Spec.HostPath != nil:
+		return pv.Spec.HostPath.Path
+	case pv.Spec.Local != nil:
+		return pv.Spec.Local.Path
+	}
+	return ""
 }
 
 // ShouldDelete reports on what is not deleted: where the data of a retained volume is, and a PersistentVolume that is

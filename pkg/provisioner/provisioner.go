@@ -79,6 +79,7 @@ func (c Config) Name() string {
 // Pool keeps the directories: a *pool.Set of one pool.
 type Pool interface {
 	Create(ctx context.Context, r pool.Request) (pool.Volume, error)
+	Confirm(ctx context.Context, id volume.ID) error
 	Delete(ctx context.Context, id volume.ID) error
 	Lock(id volume.ID) (unlock func(), err error)
 	List(ctx context.Context, after volume.ID, most int) (page []pool.Volume, next volume.ID)
@@ -135,7 +136,7 @@ func (p *Provisioner) create(ctx context.Context, id volume.ID, claim *corev1.Pe
 	}
 	defer unlock()
 	request := claim.Spec.Resources.Requests[corev1.ResourceStorage]
-	_, err = p.pool.Create(ctx, pool.Request{ID: id, Range: volume.Range{Required: request.Value()}})
+	_, err = p.pool.Create(ctx, pool.Request{ID: id, Range: volume.Range{Required: request.Value()}, Provisional: true})
 	return err
 }
 

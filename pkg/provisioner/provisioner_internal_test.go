@@ -21,7 +21,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes/fake"
-	"k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/sig-storage-lib-external-provisioner/v13/controller"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind/bindtest"
@@ -44,7 +43,8 @@ const (
 type rig struct {
 	*testing.T
 	*Provisioner
-	client *fake.Clientset
+	instance *Instance
+	client   *fake.Clientset
 }
 
 func newRig(t *testing.T, config Config, objects ...runtime.Object) *rig {
@@ -69,14 +69,8 @@ func newRig(t *testing.T, config Config, objects ...runtime.Object) *rig {
 	must.Succeed(t, set.Wait(t.Context()))
 	objects = append(objects, nodeNamed("node-a", "host-a"))
 	r := &rig{T: t, client: fake.NewClientset(objects...)}
-	volumes := cache.NewIndexer(cache.MetaNamespaceKeyFunc, nil)
-	for _, o := range objects {
-		if pv, ok := o.(*corev1.PersistentVolume); ok {
-			must.Succeed(t, volumes.Add(pv))
-		}
-	}
 	instance := New(t.Context(), config, set, r.client)
-	r.Provisioner = instance.provisioner
+	r.Provisioner, r.instance = instance.provisioner, instance
 	must.Succeed(t, addAll(instance, objects))
 	return r
 }
@@ -87,6 +81,9 @@ func addAll(i *Instance, objects []runtime.Object) error {
 		var err error
 		switch o := o.(type) {
 		case *corev1.PersistentVolume:
+			if !i.provisioner.config.concerns(o) {
+				continue
+			}
 			err = i.volumes.GetIndexer().Add(o)
 		case *corev1.PersistentVolumeClaim:
 			err = i.factory.Core().V1().PersistentVolumeClaims().Informer().GetIndexer().Add(o)
@@ -354,13 +351,41 @@ func TestDeleteRemovesOnlyItsOwn(t *testing.T) {
 	}
 }
 
+// The others are made by hand: no provisioner has annotated them.
 func TestDeleteRefusesADirectoryOfTwoPersistentVolumes(t *testing.T) {
-	path := t.TempDir()
-	other := own(t, path)
-	other.Name = "by-hand"
-	r := newRig(t, Config{Mode: PerNode, Path: path}, other)
-	if err := r.Delete(t.Context(), own(t, path)); err == nil || !strings.Contains(err.Error(), "by-hand") {
-		t.Errorf("deleted with %v", err)
+	byHand := func(source corev1.PersistentVolumeSource) *corev1.PersistentVolume {
+		return &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "by-hand"}, Spec: corev1.PersistentVolumeSpec{PersistentVolumeSource: source}}
+	}
+	hostPath := func(path string) *corev1.PersistentVolume {
+		return byHand(corev1.PersistentVolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: path}})
+	}
+	tests := map[string]struct {
+		other   func(path string) *corev1.PersistentVolume
+		removed bool
+	}{
+		"the same path":        {hostPath, false},
+		"written in other way": {func(path string) *corev1.PersistentVolume { return hostPath(path + "/") }, false},
+		"inside of it":         {func(path string) *corev1.PersistentVolume { return hostPath(path + "/sub") }, false},
+		"as a local volume": {func(path string) *corev1.PersistentVolume {
+			return byHand(corev1.PersistentVolumeSource{Local: &corev1.LocalVolumeSource{Path: path}})
+		}, false},
+		"on another node": {func(path string) *corev1.PersistentVolume {
+			pv := hostPath(path)
+			pv.Spec.NodeAffinity = onHost("host-b")
+			return pv
+		}, true},
+		"a longer name": {func(path string) *corev1.PersistentVolume { return hostPath(path + "-2") }, true},
+	}
+	for title, tt := range tests {
+		t.Run(title, func(t *testing.T) {
+			pool := t.TempDir()
+			pv := own(t, pool)
+			r := newRig(t, Config{Mode: PerNode, Path: pool}, tt.other(filepath.Join(pool, name)))
+			err := r.Delete(t.Context(), pv)
+			if removed := len(r.directories()) == 0; removed != tt.removed || (err == nil) != tt.removed || err != nil && !strings.Contains(err.Error(), "by-hand") {
+				t.Errorf("removed: %t (%v)", removed, err)
+			}
+		})
 	}
 }
 
@@ -468,9 +493,10 @@ func TestPodWithClaimsOfTwoNodes_isReportedOnBoth(t *testing.T) {
 
 // As after a kill between the directory and its PersistentVolume.
 func TestDirectoryOfNobody_isRemovedIfItIsEmptyAndOurs(t *testing.T) {
-	uids := map[string]string{ // by what there is besides the directory
+	uids := map[string]string{ // by what there is besides the directory, or was
 		"nothing": "00000000-2222-3333-4444-555555555555", "content": "11111111-2222-3333-4444-555555555555", "claim": "22222222-2222-3333-4444-555555555555",
 		"volume": "33333333-2222-3333-4444-555555555555", "no record": "44444444-2222-3333-4444-555555555555",
+		"volume of another name": "55555555-2222-3333-4444-555555555555", "volume, once": "66666666-2222-3333-4444-555555555555",
 	}
 	claim := request().PVC
 	claim.UID = types.UID(uids["claim"])
@@ -489,12 +515,26 @@ func TestDirectoryOfNobody_isRemovedIfItIsEmptyAndOurs(t *testing.T) {
 		}
 	}
 	must.Succeed(t, os.WriteFile(filepath.Join(r.config.Path, "claim-pvc-"+uids["content"], "file"), nil, 0o600))
-	_, err := r.client.CoreV1().PersistentVolumes().Create(t.Context(), &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "pvc-" + uids["volume"]}}, metav1.CreateOptions{})
-	must.Succeed(t, err)
-	a := &abandoned{Provisioner: r.Provisioner, kept: make(map[volume.ID]bool)}
-	for range 2 {
-		a.remove(t.Context())
+	for _, pv := range []*corev1.PersistentVolume{
+		{ObjectMeta: metav1.ObjectMeta{Name: "pvc-" + uids["volume"]}},
+		{ObjectMeta: metav1.ObjectMeta{Name: "by-hand"}, Spec: corev1.PersistentVolumeSpec{PersistentVolumeSource: corev1.PersistentVolumeSource{
+			HostPath: &corev1.HostPathVolumeSource{Path: filepath.Join(r.config.Path, "claim-pvc-"+uids["volume of another name"])}}}},
+	} {
+		_, err := r.client.CoreV1().PersistentVolumes().Create(t.Context(), pv, metav1.CreateOptions{})
+		must.Succeed(t, err)
 	}
+	once := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "pvc-" + uids["volume, once"]}}
+	must.Succeed(t, r.instance.volumes.GetIndexer().Add(once))
+	check := func() {
+		a := &abandoned{Provisioner: r.Provisioner, settled: make(map[volume.ID]bool)}
+		for range 2 {
+			a.remove(t.Context())
+		}
+	}
+	check()
+	// It was retained, and deleted by hand, or is being migrated. Then the provisioner is restarted.
+	must.Succeed(t, r.instance.volumes.GetIndexer().Delete(once))
+	check()
 	slices.Sort(names)
 	if diff := cmp.Diff(names, r.directories()); diff != "" {
 		t.Errorf("(- want, + got):\n%s", diff)

@@ -38,7 +38,7 @@ type strays struct {
 func (i *Instance) watch(ctx context.Context) {
 	p := i.provisioner
 	claims := &strays{Provisioner: p, checked: make(map[types.UID]time.Time)}
-	directories := &abandoned{Provisioner: p, kept: make(map[volume.ID]bool)}
+	directories := &abandoned{Provisioner: p, settled: make(map[volume.ID]bool)}
 	tick := time.NewTicker(strayEvery)
 	defer tick.Stop()
 	for {

@@ -39,6 +39,8 @@ type Presence struct {
 	Recorded  bool
 	// Bytes is what the record promises.
 	Bytes int64
+	// Provisional: nobody is known to know of the volume.
+	Provisional bool
 	// Limited: the record says that the kernel enforces the size.
 	Limited bool
 }
@@ -66,7 +68,7 @@ func find(side *store.Side, name string) (p Presence, err error) {
 	if rec.Mode != volume.ModeMount {
 		return p, fmt.Errorf("%w: %s/%s is a block volume", volume.ErrInvalid, side.Root(), name)
 	}
-	p.Recorded, p.Bytes, p.Limited = true, rec.Bytes, rec.Quota != ""
+	p.Recorded, p.Bytes, p.Provisional, p.Limited = true, rec.Bytes, rec.Provisional, rec.Quota != ""
 	return p, nil
 }
 
@@ -118,6 +120,12 @@ func (h Handover) checkMove(from, to *store.Side) error {
 			"have a directory above both mounted here", h.From.Directory, h.To.Directory))
 	}
 	return errors.Join(problems...)
+}
+
+// Confirm records that the volume is not provisional, so that nobody removes its directory while no PersistentVolume
+// names it.
+func (h Handover) Confirm() error {
+	return h.open(func(from, _ *store.Side) error { return from.Confirm(h.From.Name) })
 }
 
 // Move renames the directory, durably.

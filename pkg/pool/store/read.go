@@ -48,6 +48,9 @@ func (e Entry) Mode() volume.Mode {
 // Block reports whether the volume is a block device.
 func (e Entry) Block() bool { return e.Mode() == volume.ModeBlock }
 
+// Provisional reports whether nobody is known to know of the volume.
+func (e Entry) Provisional() bool { return e.Record != nil && e.Record.Provisional }
+
 // Inline reports whether the volume goes when it is unpublished.
 func (e Entry) Inline() bool { return e.Record != nil && e.Record.Inline }
 

@@ -57,6 +57,16 @@ func (s *Side) Record(name string) (*Record, error) {
 	return s.pool.ReadRecord(id)
 }
 
+// Confirm records that a volume is not provisional. One without a record is not.
+func (s *Side) Confirm(name string) error {
+	rec, err := s.Record(name)
+	if err != nil || rec == nil || !rec.Provisional {
+		return err
+	}
+	rec.Provisional = false
+	return s.pool.WriteRecord(rec)
+}
+
 // Take moves a directory here from the other side, under a name that is free, durably and in one step.
 // After it come KeepRecord here, and then DropRecord on the other side.
 func (s *Side) Take(from *Side, name, as string) error {
@@ -91,7 +101,7 @@ func (s *Side) KeepRecord(other *Side, name, as string, bytes int64) error {
 	if rec == nil {
 		rec = NewRecord(id, volume.ModeMount, bytes)
 	}
-	rec.ID = as
+	rec.ID, rec.Provisional = as, false
 	return s.pool.WriteRecord(rec)
 }
 
