@@ -33,6 +33,7 @@ type config struct {
 	pool           poolconfig.Pool
 	namespace      string
 	kubeconfig     string // empty inside a cluster
+	deviceNodes    string
 	systemPath     string
 	healthAddress  string // empty for no probes
 	metricsAddress string // empty for no metrics
@@ -53,10 +54,7 @@ func parse(args []string, getenv func(string) string, output io.Writer) (config,
 	flags.StringVar(&policy, "pv-reclaim-policy", getenv("PV_RECLAIM_POLICY"), "Delete or Retain, in place of what the StorageClass says; with --mode=single-node; default $PV_RECLAIM_POLICY")
 	flags.StringVar(&shared, "pv-dir-shared", getenv("PV_DIR_SHARED"), "true if --pv-dir is the same directory on all nodes; with --mode=single-node; default $PV_DIR_SHARED")
 	flags.StringVar(&options, "pool-options", cmp.Or(getenv("POOL_OPTIONS"), "{}"), "options of the pool, a JSON object; see docs/provisioner.md; default $POOL_OPTIONS")
-	flags.StringVar(&c.kubeconfig, "kubeconfig", "", "file that says how to reach the API server; not needed inside a cluster")
-	flags.StringVar(&c.systemPath, "system-path", "", "directory on the operating system's disk, for the metric that says whether the pool shares it; empty if unknown")
-	flags.StringVar(&c.healthAddress, "health-address", ":9808", "address to serve /healthz and /readyz on; empty for none")
-	c.metricsFlags(flags, &tlsVersion, &tlsSuites)
+	c.processFlags(flags, &tlsVersion, &tlsSuites)
 	klog.InitFlags(flags)
 
 	problems := cmdline.ParseAll(flags, args)
@@ -73,8 +71,9 @@ func parse(args []string, getenv func(string) string, output io.Writer) (config,
 	var err error
 	c.node, err = parseNode(node)
 	note("node-name", err)
+	note("pv-dir", checkDir(dir))
 	c.pool, err = parsePool(dir, options)
-	note("pv-dir", err)
+	note("pool-options", err)
 	c.provisioner.Path = c.pool.Path
 	c.provisioner.NamePrefix, err = parseBool(prefix)
 	note("use-naming-prefix", err)
@@ -83,6 +82,7 @@ func parse(args []string, getenv func(string) string, output io.Writer) (config,
 	c.provisioner.ReclaimPolicy, err = parsePolicy(policy, c.provisioner.Mode)
 	note("pv-reclaim-policy", err)
 	note("pod-namespace", checkNamespace(c.namespace))
+	note("device-nodes", checkDevices(c.deviceNodes))
 	note("health-address", cmdline.CheckAddress(c.healthAddress))
 	note("metrics-address", cmdline.CheckAddress(c.metricsAddress))
 	c.metricsTLS.Accepted, err = tlsprofile.Parse(tlsVersion, tlsSuites)
@@ -91,7 +91,12 @@ func parse(args []string, getenv func(string) string, output io.Writer) (config,
 	return c, problems
 }
 
-func (c *config) metricsFlags(flags *flag.FlagSet, tlsVersion, tlsSuites *string) {
+// processFlags are those that do not concern volumes.
+func (c *config) processFlags(flags *flag.FlagSet, tlsVersion, tlsSuites *string) {
+	flags.StringVar(&c.kubeconfig, "kubeconfig", "", "file that says how to reach the API server; not needed inside a cluster")
+	flags.StringVar(&c.deviceNodes, "device-nodes", "/dev", "the host's /dev, by which programs that serve one directory of a node see each other")
+	flags.StringVar(&c.systemPath, "system-path", "", "directory on the operating system's disk, for the metric that says whether the pool shares it; empty if unknown")
+	flags.StringVar(&c.healthAddress, "health-address", ":9808", "address to serve /healthz and /readyz on; empty for none")
 	flags.StringVar(&c.metricsAddress, "metrics-address", ":8443", "address to serve metrics on with TLS; empty for none")
 	flags.StringVar(&c.metricsTLS.CertFile, "metrics-cert-file", "", "certificate for the metrics; without one the program makes its own")
 	flags.StringVar(&c.metricsTLS.KeyFile, "metrics-key-file", "", "key of that certificate")
@@ -165,24 +170,41 @@ const poolName = "provisioner"
 // optionKeys are those of a pool in docs/configuration.md that concern directories.
 var optionKeys = []string{"bytesPerInode", "enforcement", "overprovision", "relabel", "requireMount", "reserve"}
 
-// parsePool has the options parsed by who parses those of the CSI driver's pools.
-func parsePool(dir, options string) (poolconfig.Pool, error) {
+func checkDir(dir string) error {
 	if dir == "" {
-		return poolconfig.Pool{}, errors.New("is missing; set it, or the variable PV_DIR, to the directory of the volumes")
+		return errors.New("is missing; set it, or the variable PV_DIR, to the directory of the volumes")
 	}
 	if !filepath.IsAbs(dir) {
-		return poolconfig.Pool{}, fmt.Errorf("%q is not an absolute path such as /var/hpvolumes", dir)
+		return fmt.Errorf("%q is not an absolute path such as /var/hpvolumes", dir)
 	}
+	return nil
+}
+
+func checkDevices(nodes string) error {
+	if !filepath.IsAbs(nodes) {
+		return fmt.Errorf("%q is not an absolute path such as /dev", nodes)
+	}
+	return nil
+}
+
+// parsePool has the options parsed by who parses those of the CSI driver's pools. It finds all that is wrong with them,
+// whatever the directory is.
+func parsePool(dir, options string) (poolconfig.Pool, error) {
 	document := map[string]any{}
 	decoder := json.NewDecoder(bytes.NewReader([]byte(options)))
 	decoder.UseNumber()
 	if err := decoder.Decode(&document); err != nil {
-		return poolconfig.Pool{}, fmt.Errorf("--pool-options is not a JSON object such as {\"reserve\":\"5%%\"}: %w", err)
+		return poolconfig.Pool{}, fmt.Errorf("it is not a JSON object such as {\"reserve\":\"5%%\"}: %w", err)
 	}
+	var problems []error
 	for _, key := range slices.Sorted(maps.Keys(document)) {
 		if !slices.Contains(optionKeys, key) {
-			return poolconfig.Pool{}, fmt.Errorf("--pool-options has the unknown key %q; known are %s", key, strings.Join(optionKeys, ", "))
+			problems = append(problems, fmt.Errorf("unknown key %q; known are %s", key, strings.Join(optionKeys, ", ")))
+			delete(document, key)
 		}
+	}
+	if checkDir(dir) != nil {
+		dir = "/unknown" // that is reported already
 	}
 	document["name"], document["path"] = poolName, dir
 	text, err := json.Marshal([]any{document})
@@ -190,8 +212,8 @@ func parsePool(dir, options string) (poolconfig.Pool, error) {
 		return poolconfig.Pool{}, err
 	}
 	configs, err := poolconfig.Parse(string(text), "/")
-	if err != nil {
-		return poolconfig.Pool{}, err
+	if problems = append(problems, err); errors.Join(problems...) != nil {
+		return poolconfig.Pool{}, errors.Join(problems...)
 	}
 	configs[0].Except = provisioner.CSIDirectory
 	return configs[0], nil

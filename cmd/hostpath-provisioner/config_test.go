@@ -62,6 +62,13 @@ func TestParseReportsAllProblemsAndTouchesNothing(t *testing.T) {
 			t.Errorf("%v does not say %q", err, word)
 		}
 	}
+	// Of the options too, whatever is wrong with the directory.
+	_, err = parseQuietly(t, map[string]string{"NODE_NAME": "node-a"}, `--pool-options={"snapshotPath":"/x","reserve":"much","overprovision":-1}`, "--device-nodes=dev")
+	for _, words := range []string{"--pv-dir: is missing", "--pool-options: ", "snapshotPath", "reserve", "overprovision", "--device-nodes"} {
+		if err == nil || !strings.Contains(err.Error(), words) {
+			t.Errorf("%v does not say %q", err, words)
+		}
+	}
 	if _, err := os.Stat(dir); !os.IsNotExist(err) {
 		t.Errorf("%s was made (%v)", dir, err)
 	}

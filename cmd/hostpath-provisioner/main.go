@@ -146,10 +146,11 @@ func openPool(c config, log klog.Logger) (*pool.Set, func() error, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	// No block volumes are made here, and none of others are touched.
-	devices, err := dir.Open("/dev")
+	// No block volumes are made here, and none of others are touched. By the host's /dev/null the programs of a node see
+	// who serves a directory.
+	devices, err := dir.Open(c.deviceNodes)
 	if err != nil {
-		return nil, nil, errors.Join(err, mounts.Close())
+		return nil, nil, errors.Join(fmt.Errorf("--device-nodes: %w", err), mounts.Close())
 	}
 	set := pool.Start([]poolconfig.Pool{c.pool}, pool.Options{
 		Node:       c.node,

@@ -141,6 +141,21 @@ func TestProvisionerMountsPoolAtHostPath(t *testing.T) {
 	}
 }
 
+// Programs that serve directories see each other by the host's null device, and not by a container's own.
+func TestProvisionerHasTheDevicesOfTheHost(t *testing.T) {
+	for _, p := range provisioners {
+		t.Run(p.name, func(t *testing.T) {
+			pod := provisionerPod(t, render(t, p.dir))
+			c := pod.Containers[0]
+			mounted := slices.ContainsFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return m.Name == "dev" && m.MountPath == "/host/dev" && m.ReadOnly })
+			of := slices.ContainsFunc(pod.Volumes, func(v corev1.Volume) bool { return v.Name == "dev" && v.HostPath.Path == "/dev" })
+			if !mounted || !of || !slices.Contains(c.Args, "--device-nodes=/host/dev") {
+				t.Errorf("the host's /dev is not used: %v", c.Args)
+			}
+		})
+	}
+}
+
 func TestProvisionerConstraintsAllowPodVolumes(t *testing.T) {
 	for _, p := range provisioners {
 		t.Run(p.name, func(t *testing.T) {
