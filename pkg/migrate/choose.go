@@ -2,6 +2,7 @@ package migrate
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"maps"
@@ -68,7 +69,7 @@ func (m *migration) findTarget(ctx context.Context) (t target, err error) {
 		return t, nil
 	}
 	if t.driver, err = m.driver.Name(ctx); err != nil {
-		return t, fmt.Errorf("ask the driver on this node: %w", err)
+		return t, fmt.Errorf("ask the driver on this node, whose socket --socket names: %w", err)
 	}
 	class, err := m.client.StorageV1().StorageClasses().Get(ctx, m.Class, metav1.GetOptions{})
 	if err != nil {
@@ -80,11 +81,29 @@ func (m *migration) findTarget(ctx context.Context) (t target, err error) {
 	if t.pool, err = m.poolOf(class.Parameters["storagePool"]); err != nil {
 		return t, fmt.Errorf("StorageClass %s: %w", class.Name, err)
 	}
-	if _, err := m.driver.Available(ctx, class.Parameters); err != nil {
+	if err := m.checkServes(ctx, class.Parameters); err != nil {
 		return t, fmt.Errorf("StorageClass %s: the driver on this node answers: %w", class.Name, err)
 	}
 	t.parameters = class.Parameters
 	return t, nil
+}
+
+// checkServes refuses a pool that the driver does not serve, for which it answers the capacity 0: the old objects would be
+// deleted, and the driver not report the volume. A full pool, which has that capacity too, can take a directory that is
+// there already. Then a driver that serves its pools knows of a volume that it is not there.
+func (m *migration) checkServes(ctx context.Context, parameters map[string]string) error {
+	available, err := m.driver.Available(ctx, parameters)
+	if err != nil || available > 0 {
+		return err
+	}
+	id, err := volume.ParseID("migrate-" + rand.Text())
+	if err != nil {
+		return err
+	}
+	if _, err = m.driver.Volume(ctx, id); errors.Is(err, volume.ErrNotFound) {
+		return nil
+	}
+	return fmt.Errorf("a pool does not serve: %w", err)
 }
 
 func (m *migration) poolOf(name string) (poolconfig.Pool, error) {
@@ -96,7 +115,11 @@ func (m *migration) poolOf(name string) (poolconfig.Pool, error) {
 			return p, nil
 		}
 	}
-	return poolconfig.Pool{}, fmt.Errorf("no pool is named %q here", name)
+	var names []string
+	for _, p := range m.Pools {
+		names = append(names, p.Name.String())
+	}
+	return poolconfig.Pool{}, fmt.Errorf("its storagePool is %q, and --datadir (DATADIR) has the pools %q: give both the same", name, names)
 }
 
 // choose finds the volumes that are meant: of the way back those that have a file.
@@ -247,7 +270,7 @@ func (m *migration) checkOwner(s *saved) error {
 	}
 	path := pathOf(s.Volume)
 	if !filepath.IsAbs(path) || filepath.Clean(path) != path {
-		return fmt.Errorf("path %q is not clean", path)
+		return fmt.Errorf("path %q of the PersistentVolume has empty parts, . or ..: make a PersistentVolume by hand that names %s", path, filepath.Clean(path))
 	}
 	if s.From.Directory != s.To.Directory && !slices.Contains(m.From, s.From.Directory) {
 		return fmt.Errorf("path %s is not a directory in the pool %s, nor in one that --from-dir names", path, s.To.Directory)
@@ -264,9 +287,9 @@ func (s *saved) checkObjects() (problems []error) {
 	}
 	pv, claim := s.Volume, s.Claim
 	refuse(pv.Status.Phase != corev1.VolumeBound || claim.Status.Phase != corev1.ClaimBound || pv.Spec.ClaimRef.UID != claim.UID || claim.Spec.VolumeName != pv.Name,
-		"the claim and the PersistentVolume are not bound to each other (%s, %s)", claim.Status.Phase, pv.Status.Phase)
+		"the claim and the PersistentVolume are not bound to each other (%s, %s): only data that a claim has can be migrated", claim.Status.Phase, pv.Status.Phase)
 	refuse(pv.DeletionTimestamp != nil || claim.DeletionTimestamp != nil, "it is being deleted")
-	refuse(pv.Spec.VolumeMode != nil && *pv.Spec.VolumeMode != corev1.PersistentVolumeFilesystem, "it is a block volume")
+	refuse(pv.Spec.VolumeMode != nil && *pv.Spec.VolumeMode != corev1.PersistentVolumeFilesystem, "it is a block volume, which a directory cannot become: copy its content")
 	refuse(len(pv.Spec.MountOptions) > 0, "the PersistentVolume has mountOptions %q, which had no effect and would have one", pv.Spec.MountOptions)
 	for _, finalizer := range slices.Concat(pv.Finalizers, claim.Finalizers) {
 		refuse(!slices.Contains(ours, finalizer), "it has the finalizer %s, whose owner would have to agree to its deletion", finalizer)
@@ -287,7 +310,7 @@ func (m *migration) checkOthers(ctx context.Context, s *saved) error {
 	for i := range volumes.Items {
 		other := &volumes.Items[i]
 		if on, _ := isOn(other, here, only); other.Name != s.Volume.Name && on && pathOf(other) == pathOf(s.Volume) {
-			return fmt.Errorf("PersistentVolume %s has the same directory", other.Name)
+			return fmt.Errorf("PersistentVolume %s has the same directory: delete the one that nobody uses", other.Name)
 		}
 		if c := other.Spec.CSI; c != nil && c.Driver == s.Driver && c.VolumeHandle == s.To.Name {
 			return fmt.Errorf("PersistentVolume %s has the volume handle %s already", other.Name, s.To.Name)
@@ -308,16 +331,34 @@ func (m *migration) checkServed(ctx context.Context, s *saved) error {
 		return err
 	}
 	for _, pod := range pods.Items {
-		for _, container := range pod.Spec.Containers {
-			serves := slices.ContainsFunc(container.Env, func(e corev1.EnvVar) bool {
-				return e.Name == "PV_DIR" && filepath.Clean(e.Value) == s.To.Directory
-			})
-			if serves && (m.target.pool.Shared || pod.Spec.NodeName == m.Node) {
-				return fmt.Errorf("pod %s/%s has PV_DIR=%s, so that two programs serve this pool: delete its DaemonSet or Deployment first", pod.Namespace, pod.Name, s.To.Directory)
-			}
+		if serves(&pod, s.To.Directory) && (m.target.pool.Shared || pod.Spec.NodeName == m.Node) {
+			return fmt.Errorf("pod %s/%s is a provisioner with PV_DIR=%s, so that two programs serve this pool: delete its DaemonSet or Deployment first", pod.Namespace, pod.Name, s.To.Directory)
 		}
 	}
 	return nil
+}
+
+// serves reports whether a pod is a provisioner from before CSI whose directory this is. Where its configuration is not in
+// the pod, it is one that mounts the directory.
+func serves(pod *corev1.Pod, directory string) bool {
+	mounts := slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool {
+		return v.HostPath != nil && filepath.Clean(v.HostPath.Path) == directory
+	})
+	is := func(path string) bool {
+		return path != "" && filepath.Clean(path) == directory || strings.Contains(path, "$(") && mounts
+	}
+	return slices.ContainsFunc(pod.Spec.Containers, func(c corev1.Container) bool {
+		words := append(slices.Clone(c.Command), c.Args...)
+		byFlag := slices.ContainsFunc(words, func(word string) bool {
+			path, found := strings.CutPrefix(strings.TrimPrefix(word, "-"), "-pv-dir=")
+			return found && is(path)
+		})
+		at := slices.IndexFunc(words, func(word string) bool { return word == "--pv-dir" || word == "-pv-dir" })
+		byEnv := slices.ContainsFunc(c.Env, func(e corev1.EnvVar) bool {
+			return e.Name == "PV_DIR" && (is(e.Value) || e.ValueFrom != nil && mounts)
+		})
+		return byFlag || byEnv || 0 <= at && at+1 < len(words) && is(words[at+1])
+	})
 }
 
 // summarize says what there was besides the claims that were listed.

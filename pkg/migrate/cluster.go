@@ -113,7 +113,7 @@ func (m *migration) observeDisk(s *saved, o *observation) error {
 	inPlace := s.From == s.To
 	switch {
 	case where.From.Directory && where.To.Directory && !inPlace:
-		return fmt.Errorf("both %s and %s are there", s.From, s.To)
+		return fmt.Errorf("both %s and %s are there: move the one away that is not the volume's", s.From, s.To)
 	case where.From.Directory && inPlace:
 		o.directory = m.want()
 	case where.From.Directory:

@@ -141,7 +141,7 @@ const pause = 500 * time.Millisecond
 
 // carryOut does one step after the other until nothing is left to do.
 func (m *migration) carryOut(ctx context.Context, s *saved) error {
-	var waiting step
+	var last step // waited for, or to be done again because the object had changed
 	var since time.Time
 	for done := 0; ; {
 		now, err := m.observe(ctx, s)
@@ -156,20 +156,19 @@ func (m *migration) carryOut(ctx context.Context, s *saved) error {
 			m.print("  stopped after %d steps; repeat the command to go on\n", done)
 			return nil
 		}
-		if !step.waits() {
+		again := step == last
+		if !again {
+			last, since = step, time.Now()
 			m.print("  %s\n", m.describe(step, s))
-			if err := m.do(ctx, step, s, now); err != nil {
-				return err
-			}
+		} else if time.Since(since) > m.Timeout {
+			return fmt.Errorf("%s: not within %v (%s); repeat the command when it can go on", m.describe(step, s), m.Timeout, now.seen)
+		}
+		if err := m.do(ctx, step, s, now); err != nil {
+			return err
+		}
+		if !again && !step.waits() {
 			done++
 			continue
-		}
-		if step != waiting {
-			waiting, since = step, time.Now()
-			m.print("  %s\n", m.describe(step, s))
-		}
-		if time.Since(since) > m.Timeout {
-			return fmt.Errorf("%s: not within %v (%s); repeat the command when it can go on", m.describe(step, s), m.Timeout, now.seen)
 		}
 		if err := sleep(ctx, pause); err != nil {
 			return err

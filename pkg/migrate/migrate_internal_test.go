@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -363,6 +364,7 @@ func TestRefused(t *testing.T) {
 			p.Spec.Volumes, p.Spec.Containers = nil, []corev1.Container{{Env: []corev1.EnvVar{{Name: "PV_DIR", Value: r.config.Pools[0].Path}}}}
 			return r.client.Tracker().Add(p)
 		}, "two programs serve this pool"},
+		"a pool that the driver does not serve": {nil, func(r *rig) error { r.driver = hangs{r.driver}; return nil }, "pool hangs"},
 	}
 	for title, tt := range tests {
 		t.Run(title, func(t *testing.T) {
@@ -398,6 +400,67 @@ func choosing(r *rig) error {
 func (r *rig) path() string {
 	pv, _ := r.objects()
 	return pathOf(pv)
+}
+
+// hangs is a driver whose pool does not answer.
+type hangs struct{ Driver }
+
+func (hangs) Available(context.Context, map[string]string) (int64, error) { return 0, nil }
+func (hangs) Volume(context.Context, volume.ID) (client.Volume, error) {
+	return client.Volume{}, fmt.Errorf("%w: pool hangs", volume.ErrUnavailable)
+}
+
+// full is one whose pool has no room.
+type full struct{ Driver }
+
+func (full) Available(context.Context, map[string]string) (int64, error) { return 0, nil }
+
+func TestAFullPoolTakesWhatIsThere(t *testing.T) {
+	r := newRig(t, "pool")
+	whole := r.driver
+	r.driver = full{whole}
+	must.Succeed(t, r.run(apply))
+	r.driver = whole
+	r.wantCSI()
+}
+
+func TestServes(t *testing.T) {
+	const pool = "/var/pool"
+	mounted := []corev1.Volume{{VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: pool + "/"}}}}
+	elsewhere := &corev1.EnvVarSource{}
+	tests := map[string]struct {
+		container corev1.Container
+		volumes   []corev1.Volume
+		want      bool
+	}{
+		"by its variable":                       {corev1.Container{Env: []corev1.EnvVar{{Name: "PV_DIR", Value: pool + "/"}}}, nil, true},
+		"by a variable from a ConfigMap":        {corev1.Container{Env: []corev1.EnvVar{{Name: "PV_DIR", ValueFrom: elsewhere}}}, mounted, true},
+		"by such a variable, of something else": {corev1.Container{Env: []corev1.EnvVar{{Name: "PV_DIR", ValueFrom: elsewhere}}}, nil, false},
+		"by a flag":                             {corev1.Container{Args: []string{"--v=2", "--pv-dir=" + pool}}, nil, true},
+		"by a flag in two words":                {corev1.Container{Command: []string{"/hostpath-provisioner", "-pv-dir", pool}}, nil, true},
+		"by a flag that takes a variable":       {corev1.Container{Args: []string{"--pv-dir=$(DIR)"}}, mounted, true},
+		"of another directory":                  {corev1.Container{Args: []string{"--pv-dir=/var/other", "--pv-dir"}, Env: []corev1.EnvVar{{Name: "PV_DIR", Value: "/var/other"}}}, mounted, false},
+		"not a provisioner":                     {corev1.Container{Args: []string{pool}, Env: []corev1.EnvVar{{Name: "OTHER", Value: pool}}}, mounted, false},
+	}
+	for title, tt := range tests {
+		t.Run(title, func(t *testing.T) {
+			if got := serves(&corev1.Pod{Spec: corev1.PodSpec{Containers: []corev1.Container{tt.container}, Volumes: tt.volumes}}, pool); got != tt.want {
+				t.Errorf("got %t", got)
+			}
+		})
+	}
+}
+
+// Somebody changes the PersistentVolume all the time.
+func TestAStepThatIsNeverDone_endsInTime(t *testing.T) {
+	r := newRig(t, "old")
+	r.config.Timeout = time.Millisecond
+	r.client.PrependReactor("patch", "persistentvolumes", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return true, nil, apierrors.NewConflict(corev1.Resource("persistentvolumes"), pvName, errors.New("changed"))
+	})
+	if err := r.run(apply); err == nil || !strings.Contains(r.output.String(), "to Retain: not within 1ms") {
+		t.Errorf("%v\n%s", err, r.output.String())
+	}
 }
 
 type away struct{ Driver }

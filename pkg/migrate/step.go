@@ -138,7 +138,7 @@ func next(want form, s seen) (step, error) {
 func nextOnDisk(want form, s seen) (step, error) {
 	switch {
 	case s.directory == absent:
-		return nothing, fmt.Errorf("%w: it is in neither place", errMoved)
+		return nothing, fmt.Errorf("%w: it is neither there nor in the pool; find it, or restore it from a backup, and repeat the command", errMoved)
 	case s.directory != want:
 		return move, nil
 	case !s.recorded:
