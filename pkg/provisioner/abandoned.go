@@ -126,7 +126,7 @@ func (a *abandoned) used(ctx context.Context, id volume.ID, pv string) (bool, er
 	if err != nil {
 		return false, err
 	}
-	users, err := a.users(ctx, id, node.Labels[corev1.LabelHostname])
+	users, err := a.users(ctx, id.String(), node.Labels[corev1.LabelHostname])
 	return len(users) > 0, err
 }
 

@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/sig-storage-lib-external-provisioner/v13/controller"
 
+	"kubevirt.io/hostpath-provisioner/pkg/pool/handover"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
@@ -21,7 +22,7 @@ func (p *Provisioner) Delete(ctx context.Context, pv *corev1.PersistentVolume) e
 	if p.othersBusiness(pv) {
 		return &controller.IgnoredError{Reason: "it belongs to node " + pv.Annotations[Identity]}
 	}
-	id, err := p.deletable(ctx, pv)
+	directory, id, err := p.deletable(ctx, pv)
 	if err != nil {
 		return fmt.Errorf("%w: %w; no directory was removed", errNotOwn, err)
 	}
@@ -30,10 +31,28 @@ func (p *Provisioner) Delete(ctx context.Context, pv *corev1.PersistentVolume) e
 		return err
 	}
 	defer unlock()
+	if directory != id.String() {
+		if err := p.shortenName(directory, id); err != nil {
+			return err
+		}
+	}
 	if err := p.pool.Delete(ctx, id); err != nil && !errors.Is(err, volume.ErrNotFound) {
 		return err
 	}
 	return nil
+}
+
+// shortenName gives a directory the name of a volume, if it does not have it already.
+func (p *Provisioner) shortenName(directory string, id volume.ID) error {
+	h := handover.Handover{
+		From: handover.Place{Directory: p.config.Path, Name: directory},
+		To:   handover.Place{Directory: p.config.Path, Name: id.String()},
+	}
+	where, err := h.Find()
+	if err != nil || !where.From.Directory {
+		return err
+	}
+	return h.Move()
 }
 
 var errNotOwn = errors.New("not a volume of this provisioner")
@@ -45,37 +64,37 @@ func (p *Provisioner) othersBusiness(pv *corev1.PersistentVolume) bool {
 }
 
 // deletable is the directory of a PersistentVolume, if its record with Kubernetes proves it to be this instance's own.
-func (p *Provisioner) deletable(ctx context.Context, pv *corev1.PersistentVolume) (volume.ID, error) {
+func (p *Provisioner) deletable(ctx context.Context, pv *corev1.PersistentVolume) (directory string, id volume.ID, err error) {
 	owner := pv.Annotations[Identity]
 	switch {
 	case owner == "":
-		return volume.ID{}, fmt.Errorf("annotation %s is missing", Identity)
+		return "", id, fmt.Errorf("annotation %s is missing", Identity)
 	case owner != p.config.Node && !p.config.Shared:
-		return volume.ID{}, fmt.Errorf("annotation %s names node %s, this is node %s", Identity, owner, p.config.Node)
+		return "", id, fmt.Errorf("annotation %s names node %s, this is node %s", Identity, owner, p.config.Node)
 	}
 	if on := pv.Annotations[ProvisionOnNode]; on != "" && on != owner {
-		return volume.ID{}, fmt.Errorf("annotation %s names node %s, annotation %s node %s", Identity, owner, ProvisionOnNode, on)
+		return "", id, fmt.Errorf("annotation %s names node %s, annotation %s node %s", Identity, owner, ProvisionOnNode, on)
 	}
-	id, err := p.config.ownDirectory(pv)
+	directory, id, err = p.config.ownDirectory(pv)
 	if err != nil {
-		return volume.ID{}, err
+		return "", id, err
 	}
 	node, err := p.node(ctx)
 	if err != nil {
-		return volume.ID{}, err
+		return "", id, err
 	}
 	hostname := node.Labels[corev1.LabelHostname]
 	if err := checkAffinity(pv, hostname); err != nil {
-		return volume.ID{}, err
+		return "", id, err
 	}
-	users, err := p.users(ctx, id, hostname)
+	users, err := p.users(ctx, directory, hostname)
 	if err != nil {
-		return volume.ID{}, err
+		return "", id, err
 	}
 	if others := slices.DeleteFunc(users, func(user string) bool { return user == pv.Name }); len(others) > 0 {
-		return volume.ID{}, fmt.Errorf("its directory is that of PersistentVolume %s too: delete that first", shorten(others))
+		return "", id, fmt.Errorf("its directory is that of PersistentVolume %s too: delete that first", shorten(others))
 	}
-	return id, nil
+	return directory, id, nil
 }
 
 // checkAffinity refuses a PersistentVolume whose pods run on other nodes: their directory of that name is not this one.
@@ -95,15 +114,16 @@ func checkAffinity(pv *corev1.PersistentVolume, hostname string) error {
 
 // users names the PersistentVolumes that pods of this node find a directory by, or something in it, whoever made them.
 // It asks the API server: this instance keeps only those that it has to do with.
-func (p *Provisioner) users(ctx context.Context, id volume.ID, hostname string) (names []string, err error) {
+func (p *Provisioner) users(ctx context.Context, directory, hostname string) (names []string, err error) {
 	all, err := p.client.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return nil, fmt.Errorf("list PersistentVolumes: %w", err)
 	}
+	whole := path.Join(p.config.Path, directory)
 	for i := range all.Items {
 		pv := &all.Items[i]
 		at := path.Clean(pathOf(pv))
-		inside := at == p.config.path(id) || strings.HasPrefix(at, p.config.path(id)+"/")
+		inside := at == whole || strings.HasPrefix(at, whole+"/")
 		if inside && checkAffinity(pv, hostname) == nil {
 			names = append(names, pv.Name)
 		}

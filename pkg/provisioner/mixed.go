@@ -13,7 +13,7 @@ import (
 func (s *strays) checkPods(ctx context.Context, claims []*corev1.PersistentVolumeClaim) {
 	named := make(map[string]bool) // namespaces with claims that name this node
 	for _, claim := range claims {
-		if claim.Annotations[ProvisionOnNode] == s.config.Node && s.config.serves(claim) {
+		if claim.Annotations[ProvisionOnNode] == s.config.Node && s.serves(claim) {
 			named[claim.Namespace] = true
 		}
 	}
@@ -40,7 +40,7 @@ func (s *strays) checkPod(ctx context.Context, pod *corev1.Pod) {
 			continue
 		}
 		claim, err := s.claims.PersistentVolumeClaims(pod.Namespace).Get(v.PersistentVolumeClaim.ClaimName)
-		if err != nil || !s.config.serves(claim) { // it is not there yet, or no business of this provisioner
+		if err != nil || !s.serves(claim) { // it is not there yet, or no business of this provisioner
 			continue
 		}
 		switch node := nodeOf(claim); {

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
@@ -44,22 +45,34 @@ func joinName(prefix, pv string) string {
 // pvName is how both provisioners, these and the upstream ones, name a PersistentVolume: by the uid of its first claim.
 var pvName = regexp.MustCompile(`^pvc-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
 
-// ownDirectory is the directory of a PersistentVolume that these provisioners made. Its name ends with that of the
-// PersistentVolume, which has a fixed form and is never given twice: so no other one's directory has the name.
-func (c Config) ownDirectory(pv *corev1.PersistentVolume) (volume.ID, error) {
+// ownDirectory is the directory of a PersistentVolume that these provisioners made, and its volume. The name ends with that
+// of the PersistentVolume, which has a fixed form and is never given twice: so no other one's directory has the name. The
+// upstream provisioners made longer names than volumes have: of such a directory the volume has the PersistentVolume's name.
+func (c Config) ownDirectory(pv *corev1.PersistentVolume) (directory string, id volume.ID, err error) {
+	refuse := func(format string, args ...any) (string, volume.ID, error) {
+		return "", volume.ID{}, fmt.Errorf(format, args...)
+	}
 	if pv.Spec.HostPath == nil {
-		return volume.ID{}, fmt.Errorf("it is not a hostPath volume")
+		return refuse("it is not a hostPath volume: correct its annotation %s", ProvisionedBy)
 	}
 	at := pv.Spec.HostPath.Path
 	if !path.IsAbs(at) || path.Clean(at) != at || path.Dir(at) != c.Path {
-		return volume.ID{}, fmt.Errorf("path %q is not a directory in %s", at, c.Path)
+		return refuse("path %q is not a directory in %s", at, c.Path)
 	}
-	id, err := volume.ParseID(path.Base(at))
-	if err != nil || id.String() == CSIDirectory {
-		return volume.ID{}, fmt.Errorf("path %q is not a volume", at)
+	directory = path.Base(at)
+	if directory == CSIDirectory {
+		return refuse("path %q is the pool of the CSI driver", at)
 	}
-	if !pvName.MatchString(pv.Name) || id.String() != pv.Name && !strings.HasSuffix(id.String(), "-"+pv.Name) {
-		return volume.ID{}, fmt.Errorf("directory %s does not have the name of a directory of PersistentVolume %s", id, pv.Name)
+	prefix, named := strings.CutSuffix(directory, "-"+pv.Name)
+	if !pvName.MatchString(pv.Name) || directory != pv.Name && !named {
+		return refuse("directory %s does not have the name of a directory of PersistentVolume %s", directory, pv.Name)
 	}
-	return id, nil
+	if len(directory) > maxName && validation.IsDNS1123Subdomain(prefix) == nil {
+		id, err = volume.ParseID(pv.Name)
+		return directory, id, err
+	}
+	if id, err = volume.ParseID(directory); err != nil {
+		return refuse("path %q does not have the name of a volume: %w", at, err)
+	}
+	return directory, id, nil
 }

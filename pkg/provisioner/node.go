@@ -17,7 +17,7 @@ func (p *Provisioner) node(ctx context.Context) (*corev1.Node, error) {
 		return nil, fmt.Errorf("read node %s: %w", p.config.Node, err)
 	}
 	if node.Labels[corev1.LabelHostname] == "" {
-		return nil, fmt.Errorf("node %s has no label %s, which PersistentVolumes are bound to nodes by", p.config.Node, corev1.LabelHostname)
+		return nil, fmt.Errorf("node %s has no label %s, which PersistentVolumes are bound to nodes by: set it", p.config.Node, corev1.LabelHostname)
 	}
 	return node, nil
 }

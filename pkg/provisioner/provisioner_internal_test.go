@@ -313,6 +313,12 @@ func TestDeleteRemovesOnlyItsOwn(t *testing.T) {
 		change  func(pv *corev1.PersistentVolume, pool string)
 		removed bool
 	}{
+		"its own, with a long name": {func(pv *corev1.PersistentVolume, pool string) {
+			pv.Spec.HostPath.Path = filepath.Join(pool, strings.Repeat("x", 214)+"-"+name)
+			if err := os.Rename(filepath.Join(pool, name), pv.Spec.HostPath.Path); err != nil {
+				panic(err)
+			}
+		}, true},
 		"its own without a record": {func(*corev1.PersistentVolume, string) {}, true},
 		"without an identity":      {func(pv *corev1.PersistentVolume, _ string) { delete(pv.Annotations, Identity) }, false},
 		"two identities":           {func(pv *corev1.PersistentVolume, _ string) { pv.Annotations[ProvisionOnNode] = "node-b" }, false},
@@ -340,8 +346,8 @@ func TestDeleteRemovesOnlyItsOwn(t *testing.T) {
 			pv := own(t, r.config.Path)
 			tt.change(pv, r.config.Path)
 			err := r.Delete(t.Context(), pv)
-			_, statErr := os.Stat(filepath.Join(r.config.Path, name, "sub"))
-			if removed := os.IsNotExist(statErr); removed != tt.removed || (err == nil) != tt.removed {
+			left := slices.DeleteFunc(r.directories(), func(name string) bool { return name == CSIDirectory })
+			if removed := len(left) == 0; removed != tt.removed || (err == nil) != tt.removed {
 				t.Errorf("removed: %v, error %v", removed, err)
 			}
 			if _, err := os.Stat(filepath.Join(r.config.Path, CSIDirectory)); err != nil {
@@ -414,6 +420,16 @@ func TestShouldDelete(t *testing.T) {
 	if events := r.events(); len(events) != 1 || !strings.Contains(events[0], filepath.Join(r.config.Path, name)) {
 		t.Errorf("the events are %q, want one that says where the data is", events)
 	}
+	pv = own(t, r.config.Path)
+	delete(pv.Annotations, Identity)
+	if r.ShouldDelete(t.Context(), pv) {
+		t.Error("a volume of nobody is deleted")
+	}
+	if events := r.events(); !slices.ContainsFunc(events, func(e string) bool {
+		return strings.Contains(e, "VolumeFailedDelete") && strings.Contains(e, Identity+" is missing")
+	}) {
+		t.Errorf("the events are %q, want one that says why it is not deleted", events)
+	}
 }
 
 func TestStraysAreReportedOnce(t *testing.T) {
@@ -428,20 +444,62 @@ func TestStraysAreReportedOnce(t *testing.T) {
 		c.Spec.StorageClassName = &class
 		return c
 	}
+	// Nobody has annotated it, because there is no pod yet.
+	early, late := claim("early", map[string]string{ProvisionOnNode: "node-y"}), storagev1.VolumeBindingWaitForFirstConsumer
+	delete(early.Annotations, StorageProvisioner)
+	*early.Spec.StorageClassName = "late"
 	r := newRig(t, Config{Mode: PerNode}, nodeNamed("node-b", "host-b"),
 		&storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: "immediate"}, VolumeBindingMode: &immediate},
 		claim("nowhere", map[string]string{ProvisionOnNode: "node-z"}),
 		claim("other", map[string]string{ProvisionOnNode: "node-b"}),
 		claim("mine", map[string]string{ProvisionOnNode: "node-a"}),
-		claim("unnamed", map[string]string{}))
+		claim("unnamed", map[string]string{}),
+		&storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: "late"}, Provisioner: PerNodeName, VolumeBindingMode: &late}, early)
 	for range 2 { // instances on two nodes
 		s := &strays{Provisioner: r.Provisioner, checked: make(map[types.UID]time.Time)}
 		s.check(t.Context(), now)
 		s.check(t.Context(), now)
 	}
 	events := strings.Join(r.events(), "\n")
-	if strings.Count(events, "\n") != 1 || !strings.Contains(events, `"node-z", which does not exist`) || !strings.Contains(events, "binds immediately") {
+	if strings.Count(events, "\n") != 2 || !strings.Contains(events, `"node-y", which does not exist`) || !strings.Contains(events, `"node-z", which does not exist`) || !strings.Contains(events, "binds immediately") {
 		t.Errorf("the events are\n%s", events)
+	}
+}
+
+func TestVolumeOfANodeThatIsGone_isReportedOnce(t *testing.T) {
+	volume := func(name, node string, change func(*corev1.PersistentVolume)) *corev1.PersistentVolume {
+		pv := own(t, t.TempDir())
+		pv.Name, pv.UID, pv.Annotations[Identity] = name, types.UID("uid-"+name), node
+		change(pv)
+		return pv
+	}
+	as := func(*corev1.PersistentVolume) {}
+	r := newRig(t, Config{Mode: PerNode}, nodeNamed("node-b", "host-b"),
+		volume("gone", "node-z", as),
+		volume("mine", "node-a", as),
+		volume("other", "node-b", as),
+		volume("bound", "node-z", func(pv *corev1.PersistentVolume) { pv.Status.Phase = corev1.VolumeBound }),
+		volume("retained", "node-z", func(pv *corev1.PersistentVolume) {
+			pv.Spec.PersistentVolumeReclaimPolicy = corev1.PersistentVolumeReclaimRetain
+		}),
+		volume("foreign", "node-z", func(pv *corev1.PersistentVolume) { pv.Annotations[ProvisionedBy] = "example.com/other" }))
+	for range 2 { // instances on two nodes
+		(&orphans{Provisioner: r.Provisioner}).check(t.Context(), time.Now())
+	}
+	if events := r.events(); len(events) != 1 || !strings.Contains(events[0], "VolumeFailedDelete: node node-z, which had its directory /") {
+		t.Errorf("the events are %q", events)
+	}
+}
+
+// The annotation of the claim wins over the scheduler, which chose for its pod.
+func TestClaimThatNamesAnotherNodeThanItsPod_isReported(t *testing.T) {
+	r := newRig(t, Config{Mode: PerNode})
+	_, _, err := r.Provision(t.Context(), request(func(o *controller.ProvisionOptions) {
+		o.PVC.Annotations = map[string]string{ProvisionOnNode: "node-a", SelectedNode: "node-b"}
+	}))
+	must.Succeed(t, err)
+	if events := r.events(); len(events) != 1 || !strings.Contains(events[0], "NodesDiffer: annotation kubevirt.io/provisionOnNode=node-a wins over node node-b") {
+		t.Errorf("the events are %q", events)
 	}
 }
 

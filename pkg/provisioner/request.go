@@ -35,7 +35,7 @@ func (c Config) checkClaim(claim *corev1.PersistentVolumeClaim) error {
 		refuse("a data source is not supported: the volume would be empty")
 	}
 	if claim.Spec.VolumeAttributesClassName != nil && *claim.Spec.VolumeAttributesClassName != "" {
-		refuse("a VolumeAttributesClass is not supported")
+		refuse("a VolumeAttributesClass is not supported: remove spec.volumeAttributesClassName")
 	}
 	return errors.Join(problems...)
 }
@@ -76,7 +76,7 @@ func checkTopologies(allowed []corev1.TopologySelectorTerm, node *corev1.Node) e
 			return nil
 		}
 	}
-	return fmt.Errorf("node %s is not one of the StorageClass's allowedTopologies", node.Name)
+	return fmt.Errorf("node %s is not one of the StorageClass's allowedTopologies: name a node of those, or use another StorageClass", node.Name)
 }
 
 // persistentVolume describes a directory to Kubernetes.

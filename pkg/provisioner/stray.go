@@ -38,6 +38,7 @@ type strays struct {
 func (i *Instance) watch(ctx context.Context) {
 	p := i.provisioner
 	claims := &strays{Provisioner: p, checked: make(map[types.UID]time.Time)}
+	volumes := &orphans{Provisioner: p}
 	directories := &abandoned{Provisioner: p, settled: make(map[volume.ID]bool)}
 	tick := time.NewTicker(strayEvery)
 	defer tick.Stop()
@@ -52,6 +53,7 @@ func (i *Instance) watch(ctx context.Context) {
 			directories.remove(ctx)
 			if p.config.Mode == PerNode { // else it serves all claims itself
 				claims.check(ctx, now)
+				volumes.check(ctx, now)
 			}
 		}
 	}
@@ -85,13 +87,20 @@ func (s *strays) check(ctx context.Context, now time.Time) {
 
 // waits reports whether a claim of this provisioner waits for another instance, longer than that should take.
 func (s *strays) waits(claim *corev1.PersistentVolumeClaim, now time.Time) bool {
-	return s.config.serves(claim) && claim.Spec.VolumeName == "" && claim.DeletionTimestamp == nil &&
+	return s.serves(claim) && claim.Spec.VolumeName == "" && claim.DeletionTimestamp == nil &&
 		now.Sub(claim.CreationTimestamp.Time) > strayAfter && nodeOf(claim) != s.config.Node
 }
 
-// serves reports whether a claim is for the provisioners of this name, on whatever node.
-func (c Config) serves(claim *corev1.PersistentVolumeClaim) bool {
-	return cmp.Or(claim.Annotations[StorageProvisioner], claim.Annotations["volume.beta.kubernetes.io/storage-provisioner"]) == c.Name()
+// serves reports whether a claim is for the provisioners of this name, on whatever node. Nobody annotates a claim for whose
+// node the scheduler is asked, before there is a pod: its class says whose it will be.
+func (s *strays) serves(claim *corev1.PersistentVolumeClaim) bool {
+	name := cmp.Or(claim.Annotations[StorageProvisioner], claim.Annotations["volume.beta.kubernetes.io/storage-provisioner"])
+	if name == "" && claim.Spec.VolumeName == "" {
+		if class, err := s.classes.Get(util.GetPersistentVolumeClaimClass(claim)); err == nil {
+			name = class.Provisioner
+		}
+	}
+	return name == s.config.Name()
 }
 
 func (s *strays) checkClaim(ctx context.Context, claim *corev1.PersistentVolumeClaim) error {
@@ -121,6 +130,10 @@ func (s *strays) checkNode(ctx context.Context, claim *corev1.PersistentVolumeCl
 	if claim.Annotations[ProvisionOnNode] != "" {
 		annotation = ProvisionOnNode
 	}
-	s.events.warn(ctx, claim, "ProvisioningFailed", fmt.Sprintf("annotation %s names node %q, which does not exist", annotation, node))
+	remedy := "remove it, so that the scheduler chooses another node"
+	if annotation == ProvisionOnNode {
+		remedy = "name another node in it"
+	}
+	s.events.warn(ctx, claim, "ProvisioningFailed", fmt.Sprintf("annotation %s names node %q, which does not exist: %s", annotation, node, remedy))
 	return nil
 }

@@ -1,0 +1,57 @@
+package provisioner
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// orphans reports PersistentVolumes to be deleted whose node is gone, and its provisioner with it: they would wait for ever.
+// All instances check, and the reporter makes one event of what they find.
+type orphans struct {
+	*Provisioner
+	checked time.Time
+}
+
+// check asks the API server, now and then: the informer has only what this instance has to do with.
+func (o *orphans) check(ctx context.Context, now time.Time) {
+	if now.Sub(o.checked) < strayAgain {
+		return
+	}
+	o.checked = now
+	volumes, err := o.client.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{ResourceVersion: "0"})
+	if err != nil {
+		o.events.log.Error(err, "failed to list PersistentVolumes")
+		return
+	}
+	gone := make(map[string]bool) // by node
+	for i := range volumes.Items {
+		pv := &volumes.Items[i]
+		if !o.waitsForNode(pv) {
+			continue
+		}
+		node := pv.Annotations[Identity]
+		if _, known := gone[node]; !known {
+			_, err := o.client.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{})
+			if err != nil && !apierrors.IsNotFound(err) {
+				o.events.log.Error(err, "failed to check a PersistentVolume of another node", "persistentVolume", pv.Name, "node", node)
+				continue
+			}
+			gone[node] = err != nil
+		}
+		if gone[node] {
+			o.events.warn(ctx, pv, "VolumeFailedDelete", fmt.Sprintf("node %s, which had its directory %s, does not exist any more: "+
+				"delete the PersistentVolume and remove its finalizers", node, pathOf(pv)))
+		}
+	}
+}
+
+// waitsForNode reports whether a PersistentVolume waits for the instance of another node to delete it.
+func (o *orphans) waitsForNode(pv *corev1.PersistentVolume) bool {
+	released := pv.Status.Phase == corev1.VolumeReleased && pv.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimDelete
+	return pv.Annotations[ProvisionedBy] == o.config.Name() && o.othersBusiness(pv) && (released || pv.DeletionTimestamp != nil)
+}
