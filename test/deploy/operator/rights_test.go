@@ -1,0 +1,55 @@
+package operator_test
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	rbacv1 "k8s.io/api/rbac/v1"
+)
+
+// Kubernetes lets nobody grant a right that he does not have. The operator has all that it gives to what it deploys.
+func TestOperatorHasRightsThatItGrants(t *testing.T) {
+	installed := rendered(t, "../../../deploy/operator")
+	inCluster := named(t, installed, "ClusterRole", "hostpath-provisioner-operator", func(r rbacv1.ClusterRole) string { return r.Name }).Rules
+	inNamespace := slices.Concat(inCluster, named(t, installed, "Role", "hostpath-provisioner-operator", func(r rbacv1.Role) string { return r.Name }).Rules)
+	for _, object := range []string{
+		example(t, "legacy.yaml"), strings.Replace(example(t, "snapshots.yaml"), "[Snapshotting]", "[Snapshotting, Freezing]", 1),
+	} {
+		deployed := operated(t, object)
+		for _, role := range all[rbacv1.ClusterRole](t, deployed, "ClusterRole") {
+			wantHeld(t, role.Name, role.Rules, inCluster)
+		}
+		for _, role := range all[rbacv1.Role](t, deployed, "Role") {
+			wantHeld(t, role.Name, role.Rules, inNamespace)
+		}
+	}
+}
+
+// wantHeld says that each right of some rules is one of others.
+func wantHeld(t *testing.T, role string, granted, held []rbacv1.PolicyRule) {
+	t.Helper()
+	for _, rule := range granted {
+		names := rule.ResourceNames
+		if len(names) == 0 {
+			names = []string{""}
+		}
+		for _, group := range rule.APIGroups {
+			for _, resource := range rule.Resources {
+				for _, verb := range rule.Verbs {
+					for _, name := range names {
+						if !slices.ContainsFunc(held, func(h rbacv1.PolicyRule) bool { return gives(h, group, resource, verb, name) }) {
+							t.Errorf("%s gives %s %s.%s %s, which the operator does not have", role, verb, resource, group, name)
+						}
+					}
+				}
+			}
+		}
+	}
+}
+
+// gives says whether a rule gives a right to an object, or with an empty name to all.
+func gives(rule rbacv1.PolicyRule, group, resource, verb, name string) bool {
+	return slices.Contains(rule.APIGroups, group) && slices.Contains(rule.Resources, resource) && slices.Contains(rule.Verbs, verb) &&
+		(len(rule.ResourceNames) == 0 || slices.Contains(rule.ResourceNames, name))
+}
