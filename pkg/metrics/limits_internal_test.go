@@ -20,6 +20,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 	"kubevirt.io/hostpath-provisioner/test/must"
+	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
 const request = "GET /metrics HTTP/1.1\r\nHost: driver\r\n\r\n"
@@ -125,6 +126,7 @@ func drip(conn net.Conn, begin, more string) {
 
 // What holds the only connection there is holds it for a while, and then the next is served.
 func TestSlowClientIsDisconnected(t *testing.T) {
+	testenv.NeedTime(t)
 	for name, hold := range map[string]func(t *testing.T, conn net.Conn){
 		"who sends nothing":       func(*testing.T, net.Conn) {},
 		"who asks for nothing":    func(t *testing.T, conn net.Conn) { shake(t, conn) },
@@ -148,6 +150,7 @@ func TestSlowClientIsDisconnected(t *testing.T) {
 }
 
 func TestClientThatDoesNotReadIsDisconnected(t *testing.T) {
+	testenv.NeedTime(t)
 	var scrapes atomic.Int64
 	address := serveWithin(t, brief(1), Options{Pools: noPools, Volumes: func() []pool.Surveyed {
 		if scrapes.Add(1) > 1 {

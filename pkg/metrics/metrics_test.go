@@ -19,6 +19,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -145,148 +146,79 @@ func TestPools(t *testing.T) {
 		Name: poolName("bare"), SystemDisk: true, Used: volume.Unknown, Upstream: volume.Unknown,
 		Space: &dir.Space{SizeBytes: 1024, FreeBytes: 512, ReadOnly: true}, Errors: volume.Unknown,
 	}
+	all := []string{
+		`hostpath_pool_abnormal_volumes{pool="local",reason="directory_missing"} 0`,
+		`hostpath_pool_abnormal_volumes{pool="local",reason="no_space"} 1`,
+		`hostpath_pool_available_bytes{pool="local"} 3.221225472e+09`,
+		`hostpath_pool_copies_in_progress{pool="local"} 1`,
+		`hostpath_pool_copy_duration_seconds_count{method="copy",pool="local"} 0`,
+		`hostpath_pool_copy_duration_seconds_count{method="reflink",pool="local"} 6`,
+		`hostpath_pool_copy_duration_seconds_count{method="subvolume",pool="local"} 0`,
+		`hostpath_pool_copy_duration_seconds_sum{method="copy",pool="local"} 0`,
+		`hostpath_pool_copy_duration_seconds_sum{method="reflink",pool="local"} 1.5`,
+		`hostpath_pool_copy_duration_seconds_sum{method="subvolume",pool="local"} 0`,
+		`hostpath_pool_copy_stall_seconds_count{method="copy",pool="local"} 0`,
+		`hostpath_pool_copy_stall_seconds_count{method="reflink",pool="local"} 6`,
+		`hostpath_pool_copy_stall_seconds_count{method="subvolume",pool="local"} 0`,
+		`hostpath_pool_copy_stall_seconds_sum{method="copy",pool="local"} 0`,
+		`hostpath_pool_copy_stall_seconds_sum{method="reflink",pool="local"} 0.25`,
+		`hostpath_pool_copy_stall_seconds_sum{method="subvolume",pool="local"} 0`,
+		`hostpath_pool_failed_copies_total{method="copy",pool="local"} 0`,
+		`hostpath_pool_failed_copies_total{method="reflink",pool="local"} 2`,
+		`hostpath_pool_failed_copies_total{method="subvolume",pool="local"} 0`,
+		`hostpath_pool_filesystem_errors{pool="local"} 2`,
+		`hostpath_pool_filesystem_promised_bytes{pool="local"} 5.36870912e+09`,
+		`hostpath_pool_filesystem_promised_unused_bytes{pool="local"} 2.147483648e+09`,
+		`hostpath_pool_filesystem_unlimited_volumes{pool="local"} 1`,
+		`hostpath_pool_free_bytes{pool="local"} 4.294967296e+09`,
+		`hostpath_pool_free_inodes{pool="local"} 900`,
+		`hostpath_pool_incomplete{pool="local"} 0`,
+		`hostpath_pool_inodes{pool="local"} 1000`,
+		`hostpath_pool_last_error_timestamp_seconds{pool="local"} 1.6e+09`,
+		`hostpath_pool_limits_restored_total{pool="local"} 4`,
+		`hostpath_pool_lost_snapshots{pool="local"} 2`,
+		`hostpath_pool_promised_bytes{pool="local"} 5.36870912e+09`,
+		`hostpath_pool_promised_unused_bytes{pool="local"} 2.147483648e+09`,
+		`hostpath_pool_quota_enforced{pool="local"} 1`,
+		`hostpath_pool_read_only{pool="local"} 0`,
+		`hostpath_pool_reaper_removed_files_total{pool="local"} 70`,
+		`hostpath_pool_reaper_removed_volumes_total{pool="local"} 6`,
+		`hostpath_pool_serving{pool="local"} 1`,
+		`hostpath_pool_shared_with_os{pool="local"} 0`,
+		`hostpath_pool_shares_filesystem{pool="local",with="bare"} 1`,
+		`hostpath_pool_size_bytes{pool="local"} 1.073741824e+10`,
+		`hostpath_pool_snapshot_promised_bytes{pool="local"} 4096`,
+		`hostpath_pool_snapshots{consistency="crash-consistent",pool="local"} 1`,
+		`hostpath_pool_snapshots{consistency="point-in-time",pool="local"} 2`,
+		`hostpath_pool_snapshots{consistency="unverified",pool="local"} 3`,
+		`hostpath_pool_trash_bytes{pool="local"} 1.048576e+06`,
+		`hostpath_pool_trash_entries{pool="local"} 2`,
+		`hostpath_pool_trash_oldest_timestamp_seconds{pool="local"} 1.7000000005e+09`,
+		`hostpath_pool_trash_stuck_entries{pool="local"} 1`,
+		`hostpath_pool_unlimited_volumes{pool="local"} 1`,
+		`hostpath_pool_upstream_snapshots{pool="local"} 5`,
+		`hostpath_pool_used_bytes{pool="local"} 1.073741824e+09`,
+		`hostpath_pool_volumes{pool="local"} 3`,
+		"kubevirt_hpp_pool_path_shared_with_os 0",
+	}
 	for name, c := range map[string]struct {
 		pools []pool.Status
 		want  []string
 	}{
-		"none": {nil, []string{
-			"kubevirt_hpp_pool_path_shared_with_os 0",
-		}},
-		"a pool of which all is known": {[]pool.Status{local}, []string{
-			`hostpath_pool_abnormal_volumes{pool="local",reason="directory_missing"} 0`,
-			`hostpath_pool_abnormal_volumes{pool="local",reason="no_space"} 1`,
-			`hostpath_pool_available_bytes{pool="local"} 3.221225472e+09`,
-			`hostpath_pool_copies_in_progress{pool="local"} 1`,
-			`hostpath_pool_copy_duration_seconds_count{method="copy",pool="local"} 0`,
-			`hostpath_pool_copy_duration_seconds_count{method="reflink",pool="local"} 6`,
-			`hostpath_pool_copy_duration_seconds_count{method="subvolume",pool="local"} 0`,
-			`hostpath_pool_copy_duration_seconds_sum{method="copy",pool="local"} 0`,
-			`hostpath_pool_copy_duration_seconds_sum{method="reflink",pool="local"} 1.5`,
-			`hostpath_pool_copy_duration_seconds_sum{method="subvolume",pool="local"} 0`,
-			`hostpath_pool_copy_stall_seconds_count{method="copy",pool="local"} 0`,
-			`hostpath_pool_copy_stall_seconds_count{method="reflink",pool="local"} 6`,
-			`hostpath_pool_copy_stall_seconds_count{method="subvolume",pool="local"} 0`,
-			`hostpath_pool_copy_stall_seconds_sum{method="copy",pool="local"} 0`,
-			`hostpath_pool_copy_stall_seconds_sum{method="reflink",pool="local"} 0.25`,
-			`hostpath_pool_copy_stall_seconds_sum{method="subvolume",pool="local"} 0`,
-			`hostpath_pool_failed_copies_total{method="copy",pool="local"} 0`,
-			`hostpath_pool_failed_copies_total{method="reflink",pool="local"} 2`,
-			`hostpath_pool_failed_copies_total{method="subvolume",pool="local"} 0`,
-			`hostpath_pool_filesystem_errors{pool="local"} 2`,
-			`hostpath_pool_filesystem_promised_bytes{pool="local"} 5.36870912e+09`,
-			`hostpath_pool_filesystem_promised_unused_bytes{pool="local"} 2.147483648e+09`,
-			`hostpath_pool_filesystem_unlimited_volumes{pool="local"} 1`,
-			`hostpath_pool_free_bytes{pool="local"} 4.294967296e+09`,
-			`hostpath_pool_free_inodes{pool="local"} 900`,
-			`hostpath_pool_incomplete{pool="local"} 0`,
-			`hostpath_pool_inodes{pool="local"} 1000`,
-			`hostpath_pool_last_error_timestamp_seconds{pool="local"} 1.6e+09`,
-			`hostpath_pool_limits_restored_total{pool="local"} 4`,
-			`hostpath_pool_lost_snapshots{pool="local"} 2`,
-			`hostpath_pool_promised_bytes{pool="local"} 5.36870912e+09`,
-			`hostpath_pool_promised_unused_bytes{pool="local"} 2.147483648e+09`,
-			`hostpath_pool_quota_enforced{pool="local"} 1`,
-			`hostpath_pool_read_only{pool="local"} 0`,
-			`hostpath_pool_reaper_removed_files_total{pool="local"} 70`,
-			`hostpath_pool_reaper_removed_volumes_total{pool="local"} 6`,
-			`hostpath_pool_serving{pool="local"} 1`,
-			`hostpath_pool_shared_with_os{pool="local"} 0`,
-			`hostpath_pool_shares_filesystem{pool="local",with="bare"} 1`,
-			`hostpath_pool_size_bytes{pool="local"} 1.073741824e+10`,
-			`hostpath_pool_snapshot_promised_bytes{pool="local"} 4096`,
-			`hostpath_pool_snapshots{consistency="crash-consistent",pool="local"} 1`,
-			`hostpath_pool_snapshots{consistency="point-in-time",pool="local"} 2`,
-			`hostpath_pool_snapshots{consistency="unverified",pool="local"} 3`,
-			`hostpath_pool_trash_bytes{pool="local"} 1.048576e+06`,
-			`hostpath_pool_trash_entries{pool="local"} 2`,
-			`hostpath_pool_trash_oldest_timestamp_seconds{pool="local"} 1.7000000005e+09`,
-			`hostpath_pool_trash_stuck_entries{pool="local"} 1`,
-			`hostpath_pool_unlimited_volumes{pool="local"} 1`,
-			`hostpath_pool_upstream_snapshots{pool="local"} 5`,
-			`hostpath_pool_used_bytes{pool="local"} 1.073741824e+09`,
-			`hostpath_pool_volumes{pool="local"} 3`,
-			"kubevirt_hpp_pool_path_shared_with_os 0",
-		}},
-		"a missing pool, of which little is known, and not reported as 0": {[]pool.Status{away}, []string{
-			`hostpath_pool_available_bytes{pool="away"} 0`,
-			`hostpath_pool_copies_in_progress{pool="away"} 0`,
-			`hostpath_pool_copy_duration_seconds_count{method="copy",pool="away"} 0`,
-			`hostpath_pool_copy_duration_seconds_count{method="reflink",pool="away"} 0`,
-			`hostpath_pool_copy_duration_seconds_count{method="subvolume",pool="away"} 0`,
-			`hostpath_pool_copy_duration_seconds_sum{method="copy",pool="away"} 0`,
-			`hostpath_pool_copy_duration_seconds_sum{method="reflink",pool="away"} 0`,
-			`hostpath_pool_copy_duration_seconds_sum{method="subvolume",pool="away"} 0`,
-			`hostpath_pool_copy_stall_seconds_count{method="copy",pool="away"} 0`,
-			`hostpath_pool_copy_stall_seconds_count{method="reflink",pool="away"} 0`,
-			`hostpath_pool_copy_stall_seconds_count{method="subvolume",pool="away"} 0`,
-			`hostpath_pool_copy_stall_seconds_sum{method="copy",pool="away"} 0`,
-			`hostpath_pool_copy_stall_seconds_sum{method="reflink",pool="away"} 0`,
-			`hostpath_pool_copy_stall_seconds_sum{method="subvolume",pool="away"} 0`,
-			`hostpath_pool_failed_copies_total{method="copy",pool="away"} 0`,
-			`hostpath_pool_failed_copies_total{method="reflink",pool="away"} 0`,
-			`hostpath_pool_failed_copies_total{method="subvolume",pool="away"} 0`,
-			`hostpath_pool_filesystem_promised_bytes{pool="away"} 0`,
-			`hostpath_pool_limits_restored_total{pool="away"} 0`,
-			`hostpath_pool_lost_snapshots{pool="away"} 0`,
-			`hostpath_pool_promised_bytes{pool="away"} 0`,
-			`hostpath_pool_quota_enforced{pool="away"} 0`,
-			`hostpath_pool_reaper_removed_files_total{pool="away"} 0`,
-			`hostpath_pool_reaper_removed_volumes_total{pool="away"} 0`,
-			`hostpath_pool_serving{pool="away"} 0`,
-			`hostpath_pool_snapshot_promised_bytes{pool="away"} 0`,
-			`hostpath_pool_snapshots{consistency="crash-consistent",pool="away"} 0`,
-			`hostpath_pool_snapshots{consistency="point-in-time",pool="away"} 0`,
-			`hostpath_pool_snapshots{consistency="unverified",pool="away"} 0`,
-			`hostpath_pool_trash_entries{pool="away"} 0`,
-			`hostpath_pool_trash_stuck_entries{pool="away"} 0`,
-			`hostpath_pool_volumes{pool="away"} 0`,
-			"kubevirt_hpp_pool_path_shared_with_os 0",
-		}},
-		"one that shares its filesystem with the system": {[]pool.Status{bare}, []string{
-			`hostpath_pool_available_bytes{pool="bare"} 0`,
-			`hostpath_pool_copies_in_progress{pool="bare"} 0`,
-			`hostpath_pool_copy_duration_seconds_count{method="copy",pool="bare"} 0`,
-			`hostpath_pool_copy_duration_seconds_count{method="reflink",pool="bare"} 0`,
-			`hostpath_pool_copy_duration_seconds_count{method="subvolume",pool="bare"} 0`,
-			`hostpath_pool_copy_duration_seconds_sum{method="copy",pool="bare"} 0`,
-			`hostpath_pool_copy_duration_seconds_sum{method="reflink",pool="bare"} 0`,
-			`hostpath_pool_copy_duration_seconds_sum{method="subvolume",pool="bare"} 0`,
-			`hostpath_pool_copy_stall_seconds_count{method="copy",pool="bare"} 0`,
-			`hostpath_pool_copy_stall_seconds_count{method="reflink",pool="bare"} 0`,
-			`hostpath_pool_copy_stall_seconds_count{method="subvolume",pool="bare"} 0`,
-			`hostpath_pool_copy_stall_seconds_sum{method="copy",pool="bare"} 0`,
-			`hostpath_pool_copy_stall_seconds_sum{method="reflink",pool="bare"} 0`,
-			`hostpath_pool_copy_stall_seconds_sum{method="subvolume",pool="bare"} 0`,
-			`hostpath_pool_failed_copies_total{method="copy",pool="bare"} 0`,
-			`hostpath_pool_failed_copies_total{method="reflink",pool="bare"} 0`,
-			`hostpath_pool_failed_copies_total{method="subvolume",pool="bare"} 0`,
-			`hostpath_pool_filesystem_promised_bytes{pool="bare"} 0`,
-			`hostpath_pool_filesystem_promised_unused_bytes{pool="bare"} 0`,
-			`hostpath_pool_filesystem_unlimited_volumes{pool="bare"} 0`,
-			`hostpath_pool_free_bytes{pool="bare"} 512`,
-			`hostpath_pool_incomplete{pool="bare"} 0`,
-			`hostpath_pool_limits_restored_total{pool="bare"} 0`,
-			`hostpath_pool_lost_snapshots{pool="bare"} 0`,
-			`hostpath_pool_promised_bytes{pool="bare"} 0`,
-			`hostpath_pool_promised_unused_bytes{pool="bare"} 0`,
-			`hostpath_pool_quota_enforced{pool="bare"} 0`,
-			`hostpath_pool_read_only{pool="bare"} 1`,
-			`hostpath_pool_reaper_removed_files_total{pool="bare"} 0`,
-			`hostpath_pool_reaper_removed_volumes_total{pool="bare"} 0`,
-			`hostpath_pool_serving{pool="bare"} 1`,
-			`hostpath_pool_shared_with_os{pool="bare"} 1`,
-			`hostpath_pool_size_bytes{pool="bare"} 1024`,
-			`hostpath_pool_snapshot_promised_bytes{pool="bare"} 0`,
-			`hostpath_pool_snapshots{consistency="crash-consistent",pool="bare"} 0`,
-			`hostpath_pool_snapshots{consistency="point-in-time",pool="bare"} 0`,
-			`hostpath_pool_snapshots{consistency="unverified",pool="bare"} 0`,
-			`hostpath_pool_trash_bytes{pool="bare"} 0`,
-			`hostpath_pool_trash_entries{pool="bare"} 0`,
-			`hostpath_pool_trash_stuck_entries{pool="bare"} 0`,
-			`hostpath_pool_unlimited_volumes{pool="bare"} 0`,
-			`hostpath_pool_volumes{pool="bare"} 0`,
-			"kubevirt_hpp_pool_path_shared_with_os 1",
-		}},
+		"none":                         {nil, []string{"kubevirt_hpp_pool_path_shared_with_os 0"}},
+		"a pool of which all is known": {[]pool.Status{local}, all},
+		"a missing pool, of which little is known, and not reported as 0": {[]pool.Status{away}, zeroes(all, "away", []string{
+			"abnormal_volumes", "filesystem_errors", "filesystem_promised_unused_bytes", "filesystem_unlimited_volumes", "free_bytes",
+			"free_inodes", "incomplete", "inodes", "last_error_timestamp_seconds", "promised_unused_bytes", "read_only", "shared_with_os",
+			"shares_filesystem", "size_bytes", "trash_bytes", "trash_oldest_timestamp_seconds", "unlimited_volumes", "upstream_snapshots", "used_bytes",
+		}, nil)},
+		"one that shares its filesystem with the system": {[]pool.Status{bare}, zeroes(all, "bare", []string{
+			"abnormal_volumes", "filesystem_errors", "free_inodes", "inodes", "last_error_timestamp_seconds", "shares_filesystem",
+			"trash_oldest_timestamp_seconds", "upstream_snapshots", "used_bytes",
+		}, map[string]string{
+			"hostpath_pool_free_bytes": "512", "hostpath_pool_read_only": "1", "hostpath_pool_serving": "1", "hostpath_pool_shared_with_os": "1",
+			"hostpath_pool_size_bytes": "1024", "kubevirt_hpp_pool_path_shared_with_os": "1",
+		})},
 	} {
 		t.Run(name, func(t *testing.T) {
 			pools = c.pools
@@ -297,6 +229,25 @@ func TestPools(t *testing.T) {
 			}
 		})
 	}
+}
+
+// zeroes are series for another pool than the one named "local", but for those that are missing of it: each is 0 unless
+// its name has another value.
+func zeroes(all []string, of string, missing []string, values map[string]string) []string {
+	var some []string
+	for _, line := range all {
+		key, _, _ := strings.Cut(line, " ")
+		name, _, _ := strings.Cut(key, "{")
+		if slices.Contains(missing, strings.TrimPrefix(name, "hostpath_pool_")) {
+			continue
+		}
+		value, other := values[name]
+		if !other {
+			value = "0"
+		}
+		some = append(some, strings.Replace(key, `"local"`, strconv.Quote(of), 1)+" "+value)
+	}
+	return some
 }
 
 // What all pools on a filesystem owe is reported of each. Of one that does not serve only promises are known.
