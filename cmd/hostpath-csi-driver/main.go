@@ -28,6 +28,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/freezer"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/label"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/mounts"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/privilege"
 	"kubevirt.io/hostpath-provisioner/pkg/metrics"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
@@ -99,19 +100,34 @@ func confine() error {
 	return nil
 }
 
+// isOwn reports whether a directory of device nodes is known not to be the host's, which all
+// containers see that mount it.
+func isOwn(nodes *dir.Dir) bool {
+	table, err := mounts.ReadTable()
+	if err != nil {
+		return false
+	}
+	m, err := table.MountOf(nodes)
+	return err == nil && m.FSType != "devtmpfs"
+}
+
 // run serves until ctx ends.
 func run(ctx context.Context, c config) (err error) {
 	log := klog.Background()
-	mounts, err := bind.NewKernel()
+	kernel, err := bind.NewKernel()
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, mounts.Close()) }()
+	defer func() { err = errors.Join(err, kernel.Close()) }()
 	nodes, err := dir.Open(c.deviceNodes)
 	if err != nil {
 		return fmt.Errorf("--device-nodes: %w", err)
 	}
 	defer func() { err = errors.Join(err, nodes.Close()) }()
+	ownDev := isOwn(nodes)
+	if ownDev {
+		log.Info("the directory of device nodes is not the host's /dev: no lock keeps other drivers of this node from a pool, only their signs of life", "deviceNodes", c.deviceNodes)
+	}
 	// First what can fail, so that a failure leaves no pool behind.
 	listener, err := driver.Listen(c.socket)
 	if err != nil {
@@ -127,10 +143,11 @@ func run(ctx context.Context, c config) (err error) {
 	c.driver.Tracer = c.tracing
 	pools := pool.Start(c.pools, pool.Options{
 		Node:       c.driver.Node,
-		Mounts:     mounts,
+		Mounts:     kernel,
 		Labels:     label.NewKernel(),
 		Devices:    loop.NewKernel(nodes),
 		Dev:        nodes,
+		OwnDev:     ownDev,
 		Freezer:    freezer.Client{Socket: freezerSocket(c.socket)},
 		SystemPath: filepath.Dir(c.socket),
 		EachVolume: c.volumeMetrics,

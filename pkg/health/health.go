@@ -86,6 +86,9 @@ type Facts struct {
 	// InlineUnpublished: the volume lives as long as its publication, and has had none for
 	// long.
 	InlineUnpublished bool
+	// Contender is another driver that is configured with the pool, which is not shared; empty
+	// for none.
+	Contender string
 	// Unenforced: the kernel does not keep the volume's size, and what is reported of its
 	// space is the whole pool's.
 	Unenforced bool
@@ -124,6 +127,8 @@ func (f Facts) Condition() Condition {
 		return abnormal(InlineUnpublished, "the inline volume is published nowhere, for more than an hour: its pod is gone; `hostpath-csi-driver remove-inline --volume=ID`, in the driver's container, removes it with its data")
 	case f.FilesystemErrors > 0:
 		return abnormal(FilesystemErrors, "the pool's filesystem has counted %d errors, which may concern this volume or others; the kernel's log has them, and docs/answers.md how to reset the count", f.FilesystemErrors)
+	case f.Contender != "":
+		return Condition{Message: fmt.Sprintf("in order; but another driver is configured with the pool, which is not shared, and waits for it: %s", f.Contender)}
 	case f.Unsearched != nil:
 		return Condition{Message: fmt.Sprintf("in order as far as is known; the search for files outside its limit failed: %v", f.Unsearched)}
 	case f.Strays.Unseen > 0:

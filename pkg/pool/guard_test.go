@@ -45,6 +45,12 @@ func TestSecondDriverWaitsForPool(t *testing.T) {
 					two.wantServedBy("node-1")
 					must.Succeed(t, one.Status()[0].Err)
 				}
+				if c := one.volume("pvc-1").Condition; !strings.Contains(c.Message, "another driver is configured with the pool") || !strings.Contains(c.Message, node) {
+					t.Errorf("the driver that serves reports %+v, want who waits", c)
+				}
+				if seen := one.inspect(local)[0]; !seen.Abnormal || !strings.Contains(seen.Condition, "two drivers") {
+					t.Errorf("inspect beside the driver that serves reports %+v, want two drivers", seen.Condition)
+				}
 				if _, err := two.Create(t.Context(), pool.Request{ID: id(t, "pvc-2"), Range: volume.Range{Required: mib}}); !errors.Is(err, volume.ErrNoSpace) {
 					t.Errorf("create: %v, want ErrNoSpace", err)
 				}

@@ -28,9 +28,12 @@ const (
 // A Guard keeps other drivers from serving a pool. It is for one goroutine at a time.
 type Guard struct {
 	// Dev is the node's /dev; nil for a node whose drivers are not locked out.
-	Dev  *dir.Dir
-	Node volume.NodeID
-	Log  logr.Logger
+	Dev *dir.Dir
+	// OwnDev: Dev is the container's own, and its locks say nothing of other drivers of the node. They
+	// are known by their sign of life then, as those of other nodes.
+	OwnDev bool
+	Node   volume.NodeID
+	Log    logr.Logger
 
 	self store.Server
 	uuid string // of the pool that is locked, or waited for
@@ -38,15 +41,67 @@ type Guard struct {
 	// nil without.
 	unlock, stopWaiting func()
 	signs               alive.Signs
+	// waiter is who waits for the pool, and waits since when it was seen to; nil for nobody.
+	waiter *store.Server
+	waits  time.Time
+	logged bool
 }
 
 // Acquire makes sure that no other driver serves the pool of that uuid, and shows that this one does: it is
 // called with each check. It answers store.ErrServed if another one does.
 func (g *Guard) Acquire(s *store.Store, uuid string) error {
-	if err := g.lockNode(s, uuid); err != nil {
-		return err
+	err := g.lockNode(s, uuid)
+	if err == nil {
+		err = g.claim(s)
 	}
-	return g.claim(s)
+	switch {
+	case errors.Is(err, store.ErrServed):
+		g.wait(s)
+	case err == nil:
+		g.meet(s)
+	}
+	return err
+}
+
+// wait shows the driver that serves the pool that this one is configured with it too.
+func (g *Guard) wait(s *store.Store) {
+	g.beat()
+	if err := s.WriteWaiter(&g.self); err != nil {
+		g.Log.V(4).Info("failed to write who waits for the pool", "err", err.Error())
+	}
+}
+
+// meet notes who waits for the pool. What a driver left that waits no more is removed.
+func (g *Guard) meet(s *store.Store) {
+	by, sign, err := s.Waiter()
+	if err != nil {
+		g.waiter, g.logged = nil, false
+		return
+	}
+	if by.Instance == g.self.Instance || g.signs.Unchanged("waiter", sign) >= aliveFor {
+		g.waiter, g.logged = nil, false
+		_ = s.WriteWaiter(nil) // tried again
+		return
+	}
+	if g.waiter == nil {
+		g.waits = time.Now()
+	}
+	g.waiter = &by
+	if g.Contender() != "" && !g.logged {
+		g.logged = true
+		g.Log.Error(errContended, "two drivers are configured with the pool", "waits", by.String())
+	}
+}
+
+var errContended = errors.New("another driver waits for it, and it is not shared")
+
+// Contender is the driver that waits for the pool which this one serves; empty for none. One that
+// waits in the update of a driver, for less than 30 seconds, is none.
+func (g *Guard) Contender() string {
+	if g.waiter == nil || time.Since(g.waits) < aliveFor {
+		return ""
+	}
+	return g.waiter.String()
 }
 
 // lockNode keeps other drivers of this node from serving the pool until Release.
@@ -86,20 +141,25 @@ func (g *Guard) claim(s *store.Store) error {
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
-	node := g.Node.String()
-	if sign != "" && by.Node != node && g.signs.Unchanged("server", sign) < aliveFor {
+	other := by.Node != g.Node.String() || g.OwnDev && by.Instance != g.self.Instance
+	if sign != "" && other && g.signs.Unchanged("server", sign) < aliveFor {
 		return served(s)
 	}
-	if g.self.Instance == "" {
-		host, _ := os.Hostname()
-		g.self = store.Server{Node: node, Host: host, Since: time.Now().UTC().Truncate(time.Second), Instance: store.RandomSuffix()}
-	}
-	g.self.Beat++
+	g.beat()
 	if err := s.WriteServer(&g.self); err != nil {
 		// A pool that is full or read-only is served all the same.
 		g.Log.V(4).Info("failed to write who serves the pool", "err", err.Error())
 	}
 	return nil
+}
+
+// beat makes the next sign of life.
+func (g *Guard) beat() {
+	if g.self.Instance == "" {
+		host, _ := os.Hostname()
+		g.self = store.Server{Node: g.Node.String(), Host: host, Since: time.Now().UTC().Truncate(time.Second), Instance: store.RandomSuffix()}
+	}
+	g.self.Beat++
 }
 
 func served(s *store.Store) error {

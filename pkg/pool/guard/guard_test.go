@@ -1,8 +1,11 @@
 package guard_test
 
 import (
+	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -49,6 +52,64 @@ func TestOneDriverServes(t *testing.T) {
 					time.Sleep(time.Second)
 				}
 				must.Succeed(t, two.Acquire(s, uuid))
+			})
+		})
+	}
+}
+
+// Where drivers of one node do not see each other's locks, their signs of life count.
+func TestOneDriverOfNodeServesWithoutItsDev(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := aPool(t)
+		one, two := aGuard(t, "node-1", aDev(t)), aGuard(t, "node-1", aDev(t))
+		one.OwnDev, two.OwnDev = true, true
+		must.Succeed(t, one.Acquire(s, uuid))
+		for range 4 {
+			time.Sleep(10 * time.Second)
+			must.Succeed(t, one.Acquire(s, uuid))
+			must.ErrorIs(t, two.Acquire(s, uuid), store.ErrServed)
+		}
+		one.Withdraw(s)
+		must.Succeed(t, two.Acquire(s, uuid))
+		three := aGuard(t, "node-1", aDev(t)) // after two was killed
+		three.OwnDev = true
+		must.ErrorIs(t, three.Acquire(s, uuid), store.ErrServed)
+		time.Sleep(30 * time.Second)
+		must.Succeed(t, three.Acquire(s, uuid))
+	})
+}
+
+// The driver that serves knows of the one that waits, and not of one that does so in an update.
+func TestWaitingDriverIsSeen(t *testing.T) {
+	for _, node := range []string{"node-1", "node-2"} {
+		t.Run(node, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s, dev := aPool(t), aDev(t)
+				one, two := aGuard(t, "node-1", dev), aGuard(t, node, dev)
+				if node == "node-2" {
+					two.Dev = aDev(t)
+				}
+				want := func(want bool) {
+					t.Helper()
+					must.Succeed(t, one.Acquire(s, uuid))
+					if got := one.Contender(); (got != "") != want || want && !strings.Contains(got, node) {
+						t.Errorf("%q waits, want somebody: %v", got, want)
+					}
+				}
+				want(false)
+				must.ErrorIs(t, two.Acquire(s, uuid), store.ErrServed)
+				want(false)
+				for range 3 {
+					time.Sleep(10 * time.Second)
+					must.ErrorIs(t, two.Acquire(s, uuid), store.ErrServed)
+					must.Succeed(t, one.Acquire(s, uuid))
+				}
+				want(true)
+				time.Sleep(30 * time.Second) // two is gone
+				want(false)
+				if _, _, err := s.Waiter(); !errors.Is(err, fs.ErrNotExist) {
+					t.Errorf("its sign is there: %v", err)
+				}
 			})
 		})
 	}

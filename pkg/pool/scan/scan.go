@@ -31,6 +31,8 @@ type Pool struct {
 	Ledger *ledger.Ledger
 	// Errors is how many the filesystem has counted, or volume.Unknown.
 	Errors int64
+	// Contender is a driver that waits for the pool, although it is not shared; empty for none.
+	Contender string
 	// SinceBoot is how long the node is up.
 	SinceBoot func() time.Duration
 	// Lock takes a volume, on all nodes of a shared pool, or answers volume.ErrBusy.

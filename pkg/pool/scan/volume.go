@@ -52,7 +52,7 @@ func (p *Pool) Measure(id volume.ID, d *dir.Dir, e store.Entry, whole dir.Space)
 		ReadOnly:   whole.ReadOnly,
 		Unenforced: true,
 	}
-	facts.FilesystemErrors = max(0, p.Errors)
+	facts.FilesystemErrors, facts.Contender = max(0, p.Errors), p.Contender
 	switch {
 	case e.Record == nil:
 		facts.Unpromised = true

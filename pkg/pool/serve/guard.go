@@ -14,6 +14,8 @@ func (v *Visit) guardPool(uuid string) error {
 	}
 	err := v.Pool.guard.Acquire(v.Store, uuid)
 	v.Pool.guarded.Store(err == nil)
+	contender := v.Pool.guard.Contender()
+	v.Pool.contender.Store(&contender)
 	return err
 }
 

@@ -50,6 +50,8 @@ type Options struct {
 	// Devices are those of block volumes, and Dev has their nodes: the host's /dev.
 	Devices Devices
 	Dev     *dir.Dir
+	// OwnDev: Dev is not the host's, and locks in it say nothing of other drivers of the node.
+	OwnDev bool
 	// Freezer stops pods while a snapshot is made that asks for it: freezer.Client, or a stand-in.
 	Freezer snapshot.Freezer
 	// DetectQuota asks a pool's filesystem who enforces the sizes of directories; nil
@@ -119,6 +121,8 @@ type Pool struct {
 
 	guard   guard.Guard // belongs to the checks
 	guarded atomic.Bool // no other driver serves the pool
+	// contender is the driver that waits for the pool; empty, or nil, for none.
+	contender atomic.Pointer[string]
 
 	// What monitoring reads, in addition to the state. It takes no lock.
 	surveyed  atomic.Pointer[scan.Survey] // nil before the first
@@ -155,7 +159,7 @@ func (n *Node) newPool(config poolconfig.Pool) *Pool {
 		Log:     log,
 		Ledger:  ledger.New(ledger.Policy{Pool: config.Name, Overprovision: config.Overprovision, Reserve: config.Reserve, BytesPerInode: config.BytesPerInode}),
 		node:    n,
-		guard:   guard.Guard{Dev: options.Dev, Node: options.Node, Log: log},
+		guard:   guard.Guard{Dev: options.Dev, OwnDev: options.OwnDev, Node: options.Node, Log: log},
 		nudge:   make(chan struct{}, 1),
 		checked: make(chan struct{}),
 		wake:    make(chan struct{}, 1),

@@ -127,6 +127,9 @@ func (p *Pool) Scan() *scan.Pool {
 	if id := p.identity.Load(); id != nil {
 		s.Keeper = id.keeper
 	}
+	if contender := p.contender.Load(); contender != nil {
+		s.Contender = *contender
+	}
 	return s
 }
 

@@ -25,6 +25,8 @@ const (
 	// snapshotsName has the snapshots. It is made with the first.
 	snapshotsName = "snapshots"
 	lockName      = "lock"
+	// waiterName has the sign of life of a driver that waits for a pool which is not shared.
+	waiterName = "lock.waiting"
 	// publishedName has what each node of a shared pool has published, as empty files
 	// published/<node>/<volume id>: a kernel knows only its own mounts, and a volume that is
 	// in use on any node must not be removed.

@@ -38,11 +38,17 @@ const maxServer = 4 << 10 // bytes
 // Server is the driver that served the pool last, and its sign of life, which differs as long
 // as it is alive. Both are zero where it has ended well, and the driver where that was being
 // written.
-func (s *Store) Server() (by Server, sign string, err error) {
+func (s *Store) Server() (by Server, sign string, err error) { return s.readServer(lockName) }
+
+// Waiter is Server for the driver that waits for the pool, which another one serves. Errors:
+// fs.ErrNotExist.
+func (s *Store) Waiter() (by Server, sign string, err error) { return s.readServer(waiterName) }
+
+func (s *Store) readServer(name string) (by Server, sign string, err error) {
 	if s.Bare() {
 		return Server{}, "", fs.ErrNotExist
 	}
-	data, err := s.own.ReadFile(lockName, maxServer)
+	data, err := s.own.ReadFile(name, maxServer)
 	if err != nil || json.Unmarshal(data, &by) != nil {
 		by = Server{}
 	}
@@ -63,6 +69,29 @@ func (s *Store) WriteServer(by *Server) error {
 		return err
 	}
 	return s.own.Rewrite(lockName, append(data, '\n'))
+}
+
+// WriteWaiter writes who waits for the pool, or with nil that nobody does.
+func (s *Store) WriteWaiter(by *Server) error {
+	if s.Bare() {
+		return ErrNoRoom
+	}
+	if by == nil {
+		if err := s.own.Remove(waiterName); !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		return nil
+	}
+	data, err := json.Marshal(by)
+	if err != nil {
+		return err
+	}
+	data = append(data, '\n')
+	err = s.own.Rewrite(waiterName, data)
+	if errors.Is(err, fs.ErrNotExist) {
+		err = s.own.WriteFile(waiterName, data)
+	}
+	return err
 }
 
 // ErrServed reports a pool that is not for this driver.
@@ -100,6 +129,9 @@ func (s *Store) ServedTo(dev *dir.Dir, uuid string) (*Server, error) {
 		return &by, fmt.Errorf("two drivers of this node are configured with it: it is served by %s, and another waits", by)
 	case !here && !foreign:
 		return nil, nil // it was killed
+	}
+	if waiter, _, err := s.Waiter(); err == nil && waiter.Instance != "" && waiter.Instance != by.Instance {
+		return &by, fmt.Errorf("two drivers are configured with it, and it is not shared: it is served by %s, and %s waits", by, waiter)
 	}
 	return &by, nil
 }
