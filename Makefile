@@ -259,7 +259,7 @@ test-cluster-kernel: cluster-programs ## Let a volume grow in a cluster whose po
 
 # The tests of Kubernetes for storage drivers, and the image that they run pods of.
 SUITE := bin/cluster/storage.test
-$(SUITE): test/cluster/kubernetes/go.mod test/cluster/kubernetes/go.sum test/cluster/kubernetes/storage/storage_test.go
+$(SUITE): test/cluster/kubernetes/go.mod test/cluster/kubernetes/go.sum test/cluster/kubernetes/storage/storage_test.go | cluster-check
 	@mkdir -p bin/cluster
 	cd test/cluster/kubernetes && CGO_ENABLED=0 go build -o $(CURDIR)/bin/cluster/ $(KUBERNETES_FLAGS) $$(go list tool | grep -e /agnhost -e /ginkgo)
 	cd test/cluster/kubernetes && CGO_ENABLED=0 go test -c -o $(CURDIR)/$@ $(KUBERNETES_FLAGS) ./storage

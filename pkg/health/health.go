@@ -83,8 +83,8 @@ type Facts struct {
 	// LimitOff is what kept the size when the volume was made and does so no more;
 	// empty if that is not so.
 	LimitOff string
-	// InlineUnpublished: the volume lives as long as its publication, and has had none for
-	// long.
+	// InlineUnpublished: the volume lives as long as its publication, and has none, although it
+	// was made long ago.
 	InlineUnpublished bool
 	// Contender is another driver that is configured with the pool, which is not shared; empty
 	// for none.
@@ -116,7 +116,7 @@ func (f Facts) Condition() Condition {
 	case f.LimitOff != "":
 		return abnormal(LimitOff, "the size was limited by the quotas of %s, which the pool does not have now", f.LimitOff)
 	case f.Outside > 0:
-		return abnormal(OutsideLimit, "%d subvolumes that were made in the volume are outside its limit, and can fill the pool", f.Outside)
+		return abnormal(OutsideLimit, "%d subvolumes that were made in the volume are outside its limit, and can fill the pool; docs/quotas.md has how to find and remove them", f.Outside)
 	case f.Strays.Outside > 0:
 		return abnormal(OutsideLimit, "%d files or directories of the volume are outside its limit, because their owner changed their project, and can fill the pool; docs/quotas.md has how to find them", f.Strays.Outside)
 	case f.full():
@@ -124,7 +124,7 @@ func (f Facts) Condition() Condition {
 	case f.InodesCounted && f.FreeInodes == 0:
 		return abnormal(NoInodes, "no inodes are left")
 	case f.InlineUnpublished:
-		return abnormal(InlineUnpublished, "the inline volume is published nowhere, for more than an hour: its pod is gone; `hostpath-csi-driver remove-inline --volume=ID`, in the driver's container, removes it with its data")
+		return abnormal(InlineUnpublished, "the inline volume is published nowhere, and it and the start of its node are more than an hour old: its pod is gone; `hostpath-csi-driver remove-inline --volume=ID`, in the driver's container, removes it with its data")
 	case f.FilesystemErrors > 0:
 		return abnormal(FilesystemErrors, "the pool's filesystem has counted %d errors, which may concern this volume or others; the kernel's log has them, and docs/answers.md how to reset the count", f.FilesystemErrors)
 	case f.Contender != "":

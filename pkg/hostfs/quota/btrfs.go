@@ -362,7 +362,7 @@ func (s *subvolumes) releaseUnused(fs *dir.Dir, base ID, taken func(ID) bool) (r
 			return released, err
 		}
 		id := at &^ base
-		if limit.limitFlags()&maxReferenced == 0 || taken(id) {
+		if taken(id) || limit.limitFlags()&maxReferenced == 0 {
 			continue
 		}
 		alive, err := subvolumeExists(fs, id)

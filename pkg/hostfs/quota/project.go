@@ -285,7 +285,7 @@ func (p projects) ReleaseUnused(fs *dir.Dir, taken func(ID) bool) (released int,
 			return released, err
 		case id > LastID:
 			return released, nil
-		case q.unused() && !taken(id):
+		case !taken(id) && q.unused():
 			if err := p.control.set(fs, id, Limit{}); err != nil {
 				return released, err
 			}

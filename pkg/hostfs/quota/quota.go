@@ -146,7 +146,8 @@ type Facility interface {
 	Release(fs *dir.Dir, id ID) error
 
 	// ReleaseUnused releases all ids from FirstID to LastID that have a limit but no usage
-	// and are not taken: leaks of an earlier crash. It returns how many it released. On
+	// and are not taken: leaks of an earlier crash. It returns how many it released. It asks
+	// whether an id is taken for each with a limit, also for those that are in use. On
 	// btrfs it releases the limits of all deleted subvolumes, whoever created them, since
 	// ids are never reused. The kernel may still have to clean them up: see Release.
 	ReleaseUnused(fs *dir.Dir, taken func(ID) bool) (released int, err error)

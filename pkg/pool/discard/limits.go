@@ -20,7 +20,7 @@ func (p *Pool) ReleaseLost(id volume.ID, e store.Entry) {
 
 // ReleaseUnused removes limits that no directory has.
 func (p *Pool) ReleaseUnused() {
-	released, err := p.Keeper.ReleaseUnused(p.Store.Root())
+	released, err := p.Keeper.ReleaseUnused(p.Store.Root(), func() { p.Steps.Add(1) })
 	if err != nil {
 		p.Log.Error(err, "failed to remove limits that no directory has")
 	}

@@ -318,12 +318,15 @@ func (k *Keeper) Release(root *dir.Dir, id quota.ID) error {
 
 // ReleaseUnused removes the limits of what was removed while nobody saw to them, and answers
 // how many there were: the filesystem was mounted without quotas, or the directory was
-// removed by hand.
-func (k *Keeper) ReleaseUnused(root *dir.Dir) (int, error) {
+// removed by hand. It calls step for each limit on the filesystem.
+func (k *Keeper) ReleaseUnused(root *dir.Dir, step func()) (int, error) {
 	if k.facility == nil {
 		return 0, nil
 	}
-	return k.facility.ReleaseUnused(root, k.claims.holds)
+	return k.facility.ReleaseUnused(root, func(id quota.ID) bool {
+		step()
+		return k.claims.holds(id)
+	})
 }
 
 // Claim notes the id that counts a volume, as its record says, and answers false if another

@@ -404,6 +404,8 @@ func releaseUnused(t *testing.T, b *bench) {
 	gone, goneID := b.limited(t, "gone", quota.Limit{Bytes: mib})
 	claimed, claimedID := b.limited(t, "claimed", quota.Limit{Bytes: mib})
 	empty, emptyID := b.limited(t, "empty", quota.Limit{Bytes: mib})
+	used, usedID := b.limited(t, "used", quota.Limit{Bytes: mib})
+	must.Succeed(t, used.WriteFile("data", make([]byte, 8<<10)))
 	must.Succeed(t, errors.Join(gone.Close(), claimed.Close()))
 	for name, id := range map[string]quota.ID{"gone": goneID, "claimed": claimedID} {
 		must.Succeed(t, b.Root.RemoveTree(t.Context(), name, noPause))
@@ -429,8 +431,14 @@ func releaseUnused(t *testing.T, b *bench) {
 	if usage := b.usage(t, empty, emptyID); usage.Limit.Bytes != mib {
 		t.Errorf("the limit of an empty directory is %d, want it to stay", usage.Limit.Bytes)
 	}
-	if released, err := b.ReleaseUnused(b.Root, taken); err != nil || released != 0 {
+	// It is asked for each id with a limit, also those in use: so a caller sees that it goes on.
+	asked := false
+	noted := func(id quota.ID) bool { asked = asked || id == usedID; return taken(id) }
+	if released, err := b.ReleaseUnused(b.Root, noted); err != nil || released != 0 {
 		t.Errorf("%d more were released, %v; want none", released, err)
+	}
+	if !asked {
+		t.Error("it is not asked for an id that is in use")
 	}
 }
 

@@ -206,7 +206,7 @@ func (f *Fake) ReleaseUnused(_ *dir.Dir, taken func(quota.ID) bool) (released in
 		if f.subvolumes() {
 			unused = f.removed[id]
 		}
-		if unused && use.Limit != (quota.Limit{}) && !taken(id) {
+		if use.Limit != (quota.Limit{}) && !taken(id) && unused {
 			delete(f.use, id)
 			released++
 		}
