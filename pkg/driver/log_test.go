@@ -10,6 +10,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/textlogger"
 
@@ -155,6 +156,87 @@ func TestHostileIDIsOneLogLine(t *testing.T) {
 	for line := range strings.Lines(log.String()) {
 		if strings.HasPrefix(line, "E1120 forged") {
 			t.Errorf("a line of the log was forged: %s", line)
+		}
+	}
+}
+
+// Whatever a field has, a line of the log and an error stay short: they come again with each retry.
+func TestLongFieldsAreBounded(t *testing.T) {
+	long := strings.Repeat("x", 100<<10)
+	log := &logged{}
+	r := newRig(t, setup{log: log.logger(6)})
+	r.create(t, "vol", "")
+	ctx := t.Context()
+	for name, call := range map[string]func() error{
+		"name": func() error { _, err := r.CreateVolume(ctx, createRequest(long)); return err },
+		"pool": func() error { _, err := r.CreateVolume(ctx, createRequest("a", inPool(long))); return err },
+		"parameter": func() error {
+			_, err := r.CreateVolume(ctx, createRequest("a", func(req *csi.CreateVolumeRequest) {
+				req.Parameters = map[string]string{"storagepool": long}
+			}))
+			return err
+		},
+		"mount option": func() error {
+			_, err := r.CreateVolume(ctx, createRequest("a", func(req *csi.CreateVolumeRequest) {
+				req.VolumeCapabilities = []*csi.VolumeCapability{writer(long)}
+			}))
+			return err
+		},
+		"source": func() error {
+			_, err := r.CreateVolume(ctx, createRequest("a", func(req *csi.CreateVolumeRequest) {
+				req.VolumeContentSource = &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: long}}}
+			}))
+			return err
+		},
+		"id": func() error { _, err := r.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: long}); return err },
+		"target": func() error {
+			_, err := r.NodePublishVolume(ctx, publishRequest("vol", r.target(long)))
+			return err
+		},
+		"size of an inline volume": func() error {
+			_, err := r.NodePublishVolume(ctx, publishRequest("inline", r.target("inline"), func(req *csi.NodePublishVolumeRequest) {
+				req.VolumeContext = map[string]string{"csi.storage.k8s.io/ephemeral": "true", "size": long}
+			}))
+			return err
+		},
+		"pool of an inline volume": func() error {
+			_, err := r.NodePublishVolume(ctx, publishRequest("inline", r.target("inline"), func(req *csi.NodePublishVolumeRequest) {
+				req.VolumeContext = map[string]string{"csi.storage.k8s.io/ephemeral": "true", "size": "1Mi", "storagePool": long}
+			}))
+			return err
+		},
+		"unpublished target": func() error {
+			_, err := r.NodeUnpublishVolume(ctx, unpublishRequest("vol", r.target(long)))
+			return err
+		},
+		"path": func() error {
+			_, err := r.NodeGetVolumeStats(ctx, &csi.NodeGetVolumeStatsRequest{VolumeId: "vol", VolumePath: "/" + long})
+			return err
+		},
+		"token": func() error { _, err := r.ListVolumes(ctx, &csi.ListVolumesRequest{StartingToken: long}); return err },
+		"snapshot's name": func() error {
+			_, err := r.CreateSnapshot(ctx, &csi.CreateSnapshotRequest{Name: long, SourceVolumeId: "vol"})
+			return err
+		},
+		"snapshot's source": func() error {
+			_, err := r.CreateSnapshot(ctx, &csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: long})
+			return err
+		},
+		"snapshot's parameter": func() error {
+			_, err := r.CreateSnapshot(ctx, &csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: "vol", Parameters: map[string]string{"consistency": long}})
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			err := call()
+			if got := len(status.Convert(err).Message()); err == nil || got > 3<<10 {
+				t.Errorf("the error has %d bytes: %.200v", got, err)
+			}
+		})
+	}
+	for line := range strings.Lines(log.String()) {
+		if most := 20 << 10; len(line) > most || len(line) > 4<<10 && !strings.Contains(line, `"request"`) {
+			t.Errorf("a line of %d bytes: %.200s", len(line), line)
 		}
 	}
 }

@@ -46,7 +46,9 @@ func toStatus(err error) error {
 		return nil
 	}
 	if s, ok := status.FromError(err); ok {
-		return s.Err()
+		short := s.Proto() // a copy
+		short.Message = bounded(short.GetMessage(), maxMessage)
+		return status.ErrorProto(short)
 	}
 	message := bounded(err.Error(), maxMessage)
 	for _, known := range errorCodes {
