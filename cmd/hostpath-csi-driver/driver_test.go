@@ -241,9 +241,22 @@ func testServes(t *testing.T, program string) {
 		}
 	}
 
+	for _, sent := range []string{"", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"} {
+		idle, err := net.Dial("unix", p.socket)
+		must.Succeed(t, err)
+		defer idle.Close()
+		_, err = io.WriteString(idle, sent)
+		must.Succeed(t, err)
+		_, err = io.ReadFull(idle, make([]byte, 1)) // of the settings that the server begins with
+		must.Succeed(t, err)
+	}
+	signalled := time.Now()
 	must.Succeed(t, d.Signal(syscall.SIGTERM))
 	if err := d.wait(t); err != nil {
 		t.Errorf("exited with %v, want exit status 0", err)
+	}
+	if took := time.Since(signalled); took > 5*time.Second {
+		t.Errorf("it took %v to exit beside connections on which nobody calls", took)
 	}
 	if _, err := os.Lstat(p.socket); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the socket is still there: %v", err)

@@ -113,6 +113,9 @@ func TestShutdownIgnoresIdleConnections(t *testing.T) {
 			defer connection.Close()
 			_, err = io.WriteString(connection, sent)
 			must.Succeed(t, err)
+			// The server writes its settings to a connection that it has accepted (RFC 9113, 3.4).
+			_, err = io.ReadFull(connection, make([]byte, 1))
+			must.Succeed(t, err)
 			start := time.Now()
 			r.stop()
 			must.Succeed(t, <-r.served)
