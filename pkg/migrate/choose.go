@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"kubevirt.io/hostpath-provisioner/pkg/driver/client"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
 	"kubevirt.io/hostpath-provisioner/pkg/provisioner"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
@@ -259,7 +260,28 @@ func (m *migration) check(ctx context.Context, s *saved) error {
 	request := s.Claim.Spec.Resources.Requests[corev1.ResourceStorage]
 	promised, err := h.Promise(request.Value())
 	s.Recorded, s.Bytes = where.From.Recorded, max(where.From.Bytes, promised)
-	return errors.Join(append(problems, err)...)
+	if err := errors.Join(append(problems, err)...); err != nil {
+		return err
+	}
+	return m.tryCreate(ctx, s)
+}
+
+// tryCreate asks the API server, which then creates nothing, whether it would take the new objects: a quota, a webhook or a
+// right that is missing would otherwise be met after the old ones are deleted. Their names are still taken.
+func (m *migration) tryCreate(ctx context.Context, s *saved) error {
+	const prefix = "migrate-check-"
+	try := metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}}
+	pv, claim := s.volume(csi, client.Volume{}), s.claim(csi)
+	pv.Name, pv.GenerateName, claim.Name, claim.GenerateName = "", prefix, "", prefix
+	_, volumeErr := m.client.CoreV1().PersistentVolumes().Create(ctx, pv, try)
+	_, claimErr := m.client.CoreV1().PersistentVolumeClaims(claim.Namespace).Create(ctx, claim, try)
+	if volumeErr != nil {
+		volumeErr = fmt.Errorf("the API server would refuse the new PersistentVolume: %w", volumeErr)
+	}
+	if claimErr != nil {
+		claimErr = fmt.Errorf("the API server would refuse the new claim, beside the old one: %w", claimErr)
+	}
+	return errors.Join(volumeErr, claimErr)
 }
 
 // checkOwner refuses what no known provisioner made, and paths that nobody has said may be moved.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -126,6 +127,9 @@ func newRig(t *testing.T, directory string, changes ...func(*corev1.PersistentVo
 func (r *rig) control() {
 	made := 0
 	r.client.PrependReactor("create", "*", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		if isDryRun(action) {
+			return true, action.(clienttesting.CreateAction).GetObject(), nil
+		}
 		made++
 		action.(clienttesting.CreateAction).GetObject().(metav1.Object).SetUID(types.UID(fmt.Sprintf("uid-%d", made)))
 		return false, nil, nil
@@ -145,6 +149,22 @@ func (r *rig) control() {
 		}
 		return false, nil, nil
 	})
+}
+
+// isDryRun reports whether the API server is only asked what it would do.
+func isDryRun(action clienttesting.Action) bool {
+	create, is := action.(clienttesting.CreateActionImpl)
+	return is && slices.Equal(create.CreateOptions.DryRun, []string{metav1.DryRunAll})
+}
+
+// wantNoChange expects that the cluster was only asked.
+func (r *rig) wantNoChange() {
+	r.Helper()
+	for _, action := range r.client.Actions() {
+		if verb := action.GetVerb(); verb != "get" && verb != "list" && !isDryRun(action) {
+			r.Errorf("%s of %s", verb, action.GetResource().Resource)
+		}
+	}
 }
 
 // pair is what the provisioner makes.
@@ -310,11 +330,7 @@ func TestDryRunChangesNothing(t *testing.T) {
 			t.Errorf("%q is missing in:\n%s", words, r.output.String())
 		}
 	}
-	for _, action := range r.client.Actions() {
-		if verb := action.GetVerb(); verb != "get" && verb != "list" {
-			t.Errorf("%s of %s", verb, action.GetResource().Resource)
-		}
-	}
+	r.wantNoChange()
 	r.wantPlain(pv, claim)
 }
 
@@ -364,7 +380,9 @@ func TestRefused(t *testing.T) {
 			p.Spec.Volumes, p.Spec.Containers = nil, []corev1.Container{{Env: []corev1.EnvVar{{Name: "PV_DIR", Value: r.config.Pools[0].Path}}}}
 			return r.client.Tracker().Add(p)
 		}, "two programs serve this pool"},
-		"a pool that the driver does not serve": {nil, func(r *rig) error { r.driver = hangs{r.driver}; return nil }, "pool hangs"},
+		"a quota that the new claim would exceed":    {nil, refusing("persistentvolumeclaims"), "would refuse the new claim, beside the old one: "},
+		"a webhook that would refuse the new volume": {nil, refusing("persistentvolumes"), "would refuse the new PersistentVolume: "},
+		"a pool that the driver does not serve":      {nil, func(r *rig) error { r.driver = hangs{r.driver}; return nil }, "pool hangs"},
 	}
 	for title, tt := range tests {
 		t.Run(title, func(t *testing.T) {
@@ -383,11 +401,7 @@ func TestRefused(t *testing.T) {
 			if left, _ := filepath.Glob(filepath.Join(r.config.Directory, "*.json")); len(left) > 0 {
 				t.Errorf("it was begun: %v", left)
 			}
-			for _, action := range r.client.Actions() {
-				if verb := action.GetVerb(); verb != "get" && verb != "list" {
-					t.Errorf("%s of %s", verb, action.GetResource().Resource)
-				}
-			}
+			r.wantNoChange()
 		})
 	}
 }
@@ -400,6 +414,16 @@ func choosing(r *rig) error {
 func (r *rig) path() string {
 	pv, _ := r.objects()
 	return pathOf(pv)
+}
+
+// refusing has the API server refuse new objects of a kind.
+func refusing(resource string) func(*rig) error {
+	return func(r *rig) error {
+		r.client.PrependReactor("create", resource, func(action clienttesting.Action) (bool, runtime.Object, error) {
+			return isDryRun(action), nil, apierrors.NewForbidden(corev1.Resource(resource), "", errors.New("exceeded"))
+		})
+		return nil
+	}
 }
 
 // hangs is a driver whose pool does not answer.

@@ -115,7 +115,7 @@ func TestMigrationConstraints_allowWhatThePodHas(t *testing.T) {
 			t.Errorf("%s is for %v", b.name, b.subjects)
 		}
 	}
-	if got, want := len(objs), len(render(t, migrateDir))+3; got != want {
-		t.Errorf("%d objects, want %d: those of every cluster, and the constraints with their role and its binding", got, want)
+	if got, want := len(objs), len(render(t, migrateDir))+5; got != want {
+		t.Errorf("%d objects, want %d: those of every cluster, the constraints with their role and its binding, and the rights on owners with theirs", got, want)
 	}
 }
