@@ -115,7 +115,9 @@ test-load: ## Have 64 callers at work on 10,000 volumes for five minutes, and la
 test-hard: FUZZTIME = 5m
 test-hard: test-crash test-volumes test-faults test-model test-hostile test-load test-privilege ## Attack the driver in full, which takes hours: what make test does in a short form
 	$(GO_TEST) ./test/cmd/kernel $$(go list ./... | grep $(API_CLIENTS:%=-e '%'))
-	@$(MAKE) test-kernel KERNEL_TESTS='./test/cmd/kernel/lab ./pkg/hostfs/bind ./test/e2e/crash ./test/e2e/volumes ./test/e2e/faults ./test/e2e/load' KERNEL_FLAGS= KERNEL_TIMEOUT=190m KERNEL_TEST_TIMEOUT=170m
+	@$(MAKE) test-kernel KERNEL_TESTS='./test/cmd/kernel/lab ./pkg/hostfs/bind ./test/e2e/crash ./test/e2e/volumes ./test/e2e/faults ./test/e2e/load ./pkg/hostfs/quota ./cmd/hostpath-provisioner' KERNEL_FLAGS= KERNEL_TIMEOUT=190m KERNEL_TEST_TIMEOUT=170m
+	@$(MAKE) test-cluster CASES=Killed KILL_EVERY=1 CASES_TIMEOUT=2h
+	@$(MAKE) test-cluster CASES=ProvisionerOnSingleNode NODES=node-a
 
 .PHONY: test-crash
 test-crash: ## Kill the driver at every step of each call and of its start, the pool mounter and the cleaning of devices, and take the power away, in full
@@ -238,13 +240,17 @@ monitoring-programs: $(OPERATOR)
 # Before each so many of their steps programs are killed.
 KILL_EVERY ?= 24
 
+# The nodes of the cluster. Many cases want two.
+NODES ?= node-a,node-b
+CASES_TIMEOUT ?= 30m
+
 # For example CASES='Expand|ReadOnly'. A Ctrl-C has to reach the tests themselves: not go test.
 CASES ?= .
 .PHONY: test-cluster
 test-cluster: cluster-programs monitoring-programs ## Install the driver on a real Kubernetes cluster, and do there what users do
 	cd test/cluster && CGO_ENABLED=0 go test -c $(CLUSTER_FLAGS) -o $(CURDIR)/bin/cluster/cases.test ./cases
 	cd test/cluster && CGO_ENABLED=0 go test -c $(CLUSTER_FLAGS) -o $(CURDIR)/bin/cluster/lifecycle.test ./lifecycle
-	@cd test/cluster/cases && exec $(CURDIR)/bin/cluster/cases.test -test.v -test.parallel 8 -test.timeout 30m -programs $(CURDIR)/bin/cluster -kill-every $(KILL_EVERY) -test.run '$(CASES)'
+	@cd test/cluster/cases && exec $(CURDIR)/bin/cluster/cases.test -test.v -test.parallel 8 -test.timeout $(CASES_TIMEOUT) -programs $(CURDIR)/bin/cluster -nodes $(NODES) -kill-every $(KILL_EVERY) -test.run '$(CASES)'
 	@cd test/cluster/lifecycle && exec $(CURDIR)/bin/cluster/lifecycle.test -test.v -test.timeout 15m -programs $(CURDIR)/bin/cluster -test.run '$(CASES)'
 
 # Not only what the host's kernel can: there df in a pod shows the size of its volume.

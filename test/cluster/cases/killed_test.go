@@ -108,6 +108,9 @@ func TestProvisionerKilledBeforeEachStep_nothingIsHalfDone(t *testing.T) {
 		p.wantOneVolume(name)
 		deleted := p.killedDeleting(n, name)
 		p.wantNothing()
+		if n == 1 && (!created || !deleted) {
+			t.Fatalf("nobody was killed before the first step: creating %t, deleting %t", created, deleted)
+		}
 		if !created && !deleted {
 			return // there are fewer steps
 		}
@@ -321,7 +324,11 @@ func TestMigrationKilledBeforeEachStep_goesOnBothWays(t *testing.T) {
 				if now := s.volume("data"); now.Spec.CSI == nil || now.Spec.CSI.VolumeHandle != name {
 					t.Fatalf("after step %d: PersistentVolume %+v", n, now.Spec)
 				}
-				goOn = m.killed(n, "--undo") || goOn
+				back := m.killed(n, "--undo")
+				if n == 1 && (!goOn || !back) {
+					t.Fatalf("nobody was killed before the first step: forward %t, back %t", goOn, back)
+				}
+				goOn = goOn || back
 				m.complete("--undo")
 				if now := s.volume("data"); now.Spec.CSI != nil || now.Name != name {
 					t.Fatalf("after step %d back: PersistentVolume %+v", n, now.Spec)
