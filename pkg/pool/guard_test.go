@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"kubevirt.io/hostpath-provisioner/pkg/health"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind/bindtest"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
@@ -45,6 +46,9 @@ func TestSecondDriverWaitsForPool(t *testing.T) {
 					two.wantServedBy("node-1")
 					must.Succeed(t, one.Status()[0].Err)
 				}
+				inside, err := bind.ParseTarget(two.path("pool", "pvc-1", "target"))
+				must.Succeed(t, err)
+				wantError(t, two.Publish(t.Context(), pool.Publication{ID: id(t, "pvc-1"), Target: inside}), volume.ErrInvalid)
 				if c := one.volume("pvc-1").Condition; !strings.Contains(c.Message, "another driver is configured with the pool") || !strings.Contains(c.Message, node) {
 					t.Errorf("the driver that serves reports %+v, want who waits", c)
 				}

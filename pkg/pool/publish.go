@@ -81,11 +81,11 @@ func (s *Set) publish(ctx context.Context, r Publication) error {
 
 // holdOutside holds a target, and answers ErrInvalid for one inside a pool, by whatever path: a
 // mount there would hide a volume or the driver's own directories, and what unpublishing removes
-// would be theirs. Pools that were not opened yet are not known.
+// would be theirs. Pools that were not checked yet are not known.
 func (s *Set) holdOutside(target bind.Target) (held bind.Target, release func(), err error) {
-	roots := make([]dir.ID, len(s.Pools))
+	roots := make([]bind.Root, len(s.Pools))
 	for i, p := range s.Pools {
-		if root := p.Root(); root != nil {
+		if root := p.Where(); root != nil {
 			roots[i] = *root
 		}
 	}
@@ -93,7 +93,7 @@ func (s *Set) holdOutside(target bind.Target) (held bind.Target, release func(),
 	if err != nil {
 		return target, nil, content.MountError(err)
 	}
-	i, err := held.Within(roots)
+	i, err := held.Within(roots, s.Options.Mounts.Locate)
 	switch {
 	case err != nil:
 		err = content.MountError(err)

@@ -354,13 +354,26 @@ func TestWithin(t *testing.T) {
 	again := t.TempDir()
 	must.Succeed(t, syscall.Mount(pool, again, "", syscall.MS_BIND, ""))
 	defer func() { must.Succeed(t, syscall.Unmount(again, 0)) }()
-	id := func(path string) dir.ID {
-		var st syscall.Stat_t
-		must.Succeed(t, syscall.Stat(path, &st))
-		return dir.ID{Dev: st.Dev, Ino: st.Ino}
-	}
+	// What is mounted of the pool elsewhere is in it too, although ".." does not lead there.
+	publication := t.TempDir()
+	must.Succeed(t, syscall.Mount(pool+"/directory", publication, "", syscall.MS_BIND, ""))
+	defer func() { must.Succeed(t, syscall.Unmount(publication, 0)) }()
+	sibling := t.TempDir()
+	must.Succeed(t, syscall.Mount(root+"/sibling", sibling, "", syscall.MS_BIND, ""))
+	defer func() { must.Succeed(t, syscall.Unmount(sibling, 0)) }()
+	k := kernel(t)
+	opened, err := dir.Open(pool)
+	must.Succeed(t, err)
+	defer func() { must.Succeed(t, opened.Close()) }()
+	id, err := opened.ID()
+	must.Succeed(t, err)
+	place, err := k.Locate(opened)
+	must.Succeed(t, err)
 	for path, want := range map[string]int{
-		pool: 1, again: 1,
+		publication + "/target":     1,
+		publication + "/sub/target": 1,
+		sibling + "/target":         -1,
+		pool:                        1, again: 1,
 		pool + "/target":               1,
 		pool + "/directory":            1,
 		pool + "/directory/sub/target": 1,
@@ -377,7 +390,7 @@ func TestWithin(t *testing.T) {
 		held, release, err := target.Hold()
 		must.Succeed(t, err)
 		for _, at := range []bind.Target{target, held} {
-			got, err := at.Within([]dir.ID{{}, id(pool)})
+			got, err := at.Within([]bind.Root{{}, {ID: id, At: place}}, k.Locate)
 			if got != want || err != nil {
 				t.Errorf("%s is within %d, %v; want %d", path, got, err, want)
 			}
@@ -400,7 +413,7 @@ func TestHeldTargetKeepsItsParent(t *testing.T) {
 	own, err := s.volume.ID()
 	must.Succeed(t, err)
 	for at, want := range map[bind.Target]int{held: -1, target: 0} {
-		if got, err := at.Within([]dir.ID{own}); got != want || err != nil {
+		if got, err := at.Within([]bind.Root{{ID: own}}, s.kernel.Locate); got != want || err != nil {
 			t.Errorf("within %d, %v; want %d", got, err, want)
 		}
 	}

@@ -261,6 +261,12 @@ func seenAt(home place, mounts []*mountinfo.Info) []place {
 	return all
 }
 
+// in reports whether a directory is another one, or lies in it, in their filesystem.
+func (p Place) in(outer Place) bool {
+	return outer.home.prefix != "" && p.home.Major == outer.home.Major && p.home.Minor == outer.home.Minor &&
+		strings.HasPrefix(withSlash(p.home.prefix), outer.home.prefix)
+}
+
 // Below returns the relative paths of the directory below outer; none if it is not below it.
 // NFS does not report which of its directories is mounted, so check that the path
 // exists.

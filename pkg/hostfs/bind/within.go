@@ -11,10 +11,22 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 )
 
+// A Root is a directory in which targets may be searched for: what it is, and where. The zero Root
+// is none.
+type Root struct {
+	ID dir.ID
+	At Place
+}
+
 // Within is the index of the directory that the target is, or lies in, whatever path leads
-// there; -1 for none, and where the target's parent is missing. Zero ids are skipped. What a
-// filesystem holds that is mounted inside one of the directories does not count.
-func (t Target) Within(roots []dir.ID) (int, error) {
+// there, also through a mount of something inside it; -1 for none, and where the target's parent is
+// missing. Locate is that of the mounts. What a filesystem holds that is mounted inside one of the
+// directories does not count.
+func (t Target) Within(in []Root, locate func(*dir.Dir) (Place, error)) (int, error) {
+	roots := make([]dir.ID, len(in))
+	for i, root := range in {
+		roots[i] = root.ID
+	}
 	parent, done, err := t.openParent()
 	if errors.Is(err, ErrTarget) {
 		return -1, nil
@@ -29,7 +41,18 @@ func (t Target) Within(roots []dir.ID) (int, error) {
 			return i, nil
 		}
 	}
-	return ancestorOf(parent, roots)
+	if i, err := ancestorOf(parent, roots); i >= 0 || err != nil {
+		return i, err
+	}
+	// From a mount of a directory inside a root ".." leads to where that is mounted.
+	if own, err := standingAt(parent, "."); err != nil || !sharesDevice(roots, own.id) {
+		return -1, nil
+	}
+	at, err := locate(parent)
+	if err != nil {
+		return -1, err
+	}
+	return slices.IndexFunc(in, func(root Root) bool { return at.in(root.At) }), nil
 }
 
 // ancestorOf is the index of the directory that d is or lies in; -1 for none.

@@ -95,8 +95,10 @@ type Pool struct {
 	hung     atomic.Pointer[state]  // the state while which a call found the pool to hang
 	identity atomic.Pointer[opened] // once opened
 	root     atomic.Pointer[dir.ID] // of the pool's directory, as the last check that opened it found it
-	checked  chan struct{}          // closed after the first check
-	nudge    chan struct{}          // one token: the next check is to come now
+	// where is the pool's directory, whether the pool serves or not: nil before one was found.
+	where   atomic.Pointer[bind.Root]
+	checked chan struct{} // closed after the first check
+	nudge   chan struct{} // one token: the next check is to come now
 	// steps counts what a check has done, by which one that is slow differs from one that hangs.
 	steps atomic.Uint64
 	// unrecovered says that the pool is to be recovered once it can be: it was read-only, or
@@ -141,8 +143,9 @@ type Pool struct {
 	wake chan struct{} // one token: there is trash to remove
 }
 
-// Root identifies the pool's directory, as the last check that opened it found it; nil before that.
-func (p *Pool) Root() *dir.ID { return p.root.Load() }
+// Where is the pool's directory, as the last check found it, whether the pool serves or not; nil
+// before one was found.
+func (p *Pool) Where() *bind.Root { return p.where.Load() }
 
 // opened is what a pool was found to be when it was opened.
 type opened struct {

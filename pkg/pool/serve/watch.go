@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/hang"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/scan"
@@ -137,7 +138,11 @@ func (p *Pool) logLacking(st state) {
 
 // check opens the pool at first, and later makes sure that it is still there.
 func (p *Pool) check(ctx context.Context) state {
+	p.noteWhere()
 	s, err := p.checkVisit(ctx)
+	if p.where.Load() == nil {
+		p.noteWhere() // it was made
+	}
 	if err != nil {
 		return state{err: p.Unavailable(err), errors: volume.Unknown}
 	}
@@ -164,6 +169,24 @@ func (p *Pool) check(ctx context.Context) state {
 	}
 	s.Scan().LearnForeign(space)
 	return state{lacks: s.lacks(), systemDisk: scan.OnSystemDisk(p.Options.Mounts, p.Options.SystemPath, s.Store.Root()), space: &space, errors: scan.CountErrors(p.Options.CountErrors, s.Store.Root())}
+}
+
+// noteWhere notes the directory at the pool's path, also of a pool that another driver serves.
+func (p *Pool) noteWhere() {
+	root, err := dir.Open(p.Config.Path)
+	if err != nil {
+		return
+	}
+	defer func() { _ = root.Close() }()
+	id, err := root.ID()
+	if err != nil {
+		return
+	}
+	at, err := p.Options.Mounts.Locate(root)
+	if err != nil {
+		at = bind.Place{} // in a mount of another namespace; the id counts
+	}
+	p.where.Store(&bind.Root{ID: id, At: at})
 }
 
 func (p *Pool) checkVisit(ctx context.Context) (*Visit, error) {
