@@ -82,6 +82,7 @@ func unmountBelow(t *testing.T, path string) {
 }
 
 func TestListWhileVolumeIsRecreatedIsNotLost(t *testing.T) {
+	testenv.NeedTime(t)
 	inBubble(t, func(t *testing.T, b *bench) {
 		done := make(chan struct{})
 		var churn sync.WaitGroup
