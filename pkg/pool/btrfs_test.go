@@ -7,6 +7,8 @@ import (
 	"syscall"
 	"testing"
 	"testing/synctest"
+	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -118,4 +120,58 @@ func TestBlockVolumesInCompressedPool(t *testing.T) {
 		b.start(local)
 		b.createBlock("pvc-1", mib)
 	})
+}
+
+// A pool whose filesystem gets simple quotas instead of ordinary ones sets the limits again with its next check,
+// also that of what a user makes in a volume.
+func TestPoolGetsSimpleQuotas(t *testing.T) {
+	testenv.NeedRoot(t)
+	if _, err := os.Stat("/sys/fs/btrfs/features/simple_quota"); err != nil {
+		testenv.Missing(t, "simple quotas of btrfs, Linux 6.7 or newer")
+	}
+	root := testenv.CountingBtrfs(t, 512*mib)
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, root)
+		b.real = quota.Detect
+		b.start(local)
+		b.create("pvc-1", 16*mib)
+		switchQuotas(t, root, 2) // BTRFS_QUOTA_CTL_DISABLE
+		switchQuotas(t, root, 4) // BTRFS_QUOTA_CTL_ENABLE_SIMPLE_QUOTA
+		b.later(20 * time.Second)
+		if got := b.Status()[0]; !got.Enforced || got.Restored == 0 {
+			t.Errorf("after the switch enforced is %v, and %d limits were set again", got.Enforced, got.Restored)
+		}
+		b.create("pvc-2", 16*mib)
+		for _, name := range []string{"pvc-1", "pvc-2"} {
+			nested := b.path("pool", name, "nested")
+			if out, err := exec.CommandContext(t.Context(), "btrfs", "subvolume", "create", nested).CombinedOutput(); err != nil {
+				t.Fatalf("%v: %s", err, out)
+			}
+			for _, in := range []string{b.path("pool", name), nested} {
+				if err := os.WriteFile(in+"/data", make([]byte, 32*mib), 0o600); !errors.Is(err, syscall.EDQUOT) {
+					t.Errorf("writing 32 MiB into 16 at %s: %v, want EDQUOT", in, err)
+				}
+				must.Succeed(t, os.Remove(in+"/data"))
+				syncfs(t, root)
+			}
+			if c := b.volume(name).Condition; c.Abnormal {
+				t.Errorf("%s is %+v", name, c)
+			}
+			b.delete(name)
+		}
+		b.wantClean()
+	})
+}
+
+// switchQuotas switches the quotas of a btrfs, as btrfs-progs 6.7 and newer can.
+func switchQuotas(t *testing.T, root string, command uint64) {
+	t.Helper()
+	d, err := dir.Open(root)
+	must.Succeed(t, err)
+	defer func() { must.Succeed(t, d.Close()) }()
+	args := [2]uint64{command}
+	const quotaCtl = 3<<30 | 16<<16 | 0x94<<8 | 40 // BTRFS_IOC_QUOTA_CTL
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(d.Fd()), quotaCtl, uintptr(unsafe.Pointer(&args))); errno != 0 {
+		t.Fatal(errno)
+	}
 }

@@ -69,6 +69,8 @@ func counting(d *dir.Dir) error {
 
 func (*subvolumes) Kind() Kind { return Btrfs }
 
+func (s *subvolumes) Simple() bool { return s.simple }
+
 func (*subvolumes) Make(parent *dir.Dir, name string) (*dir.Dir, error) {
 	// This validates the name: the ioctl does not.
 	if _, err := parent.IsDir(name); err != nil {

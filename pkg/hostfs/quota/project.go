@@ -77,6 +77,8 @@ func deviceName(d *dir.Dir) string {
 
 func (p projects) Kind() Kind { return p.kind }
 
+func (projects) Simple() bool { return false }
+
 func (p projects) Make(parent *dir.Dir, name string) (*dir.Dir, error) { return parent.Make(name) }
 
 func (p projects) NewID(fs *dir.Dir, from ID, taken func(ID) bool) (ID, error) {

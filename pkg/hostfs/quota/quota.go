@@ -91,6 +91,10 @@ type Facility interface {
 	// Kind is the filesystem type.
 	Kind() Kind
 
+	// Simple reports whether these are the simple quotas of btrfs, which keep other limits than
+	// ordinary ones.
+	Simple() bool
+
 	// Make creates an empty directory that can have a limit, with mode 0700, and
 	// opens it. On btrfs it is a subvolume, and briefly has the mode that the umask
 	// leaves: create it in a directory that others cannot enter. Dir.Rename and

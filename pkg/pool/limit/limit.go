@@ -118,8 +118,10 @@ func (k *Keeper) Kind() quota.Kind {
 
 // Like reports whether another keeper treats volumes in the same way.
 func (k *Keeper) Like(other *Keeper) bool {
-	return k.Kind() == other.Kind() && (k.unenforced == nil) == (other.unenforced == nil)
+	return k.Kind() == other.Kind() && (k.unenforced == nil) == (other.unenforced == nil) && k.simple() == other.simple()
 }
+
+func (k *Keeper) simple() bool { return k.facility != nil && k.facility.Simple() }
 
 // NewInodes is for how many bytes of its size a new volume has an inode that its quota does not
 // count; 0 where inodes are not limited, or take no space of their own.
