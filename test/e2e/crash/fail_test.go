@@ -25,14 +25,28 @@ var notFinal = []codes.Code{codes.Canceled, codes.DeadlineExceeded, codes.Unavai
 // another node would make a second one.
 func TestFinalErrorLeavesNoVolume(t *testing.T) {
 	driver := drivertest.Built(t)
-	p := places()[1]
-	p.mounted = p.mount(t)
-	w := newWorld(t, p, driver)
-	for _, s := range scenarios(mountMode) {
+	for i, p := range places() {
+		if p.shared {
+			continue // a removal that fails there is finished by the check a minute later, and until then the volume is lost
+		}
+		errnos := []unix.Errno{unix.ENOSPC, unix.EDQUOT, unix.EIO}
+		if testing.Short() && i != 1 {
+			errnos = errnos[:1] // what an error becomes is the same everywhere, and the steps differ
+		}
+		t.Run(p.name, func(t *testing.T) {
+			p.mounted = p.mount(t)
+			failCreations(t, newWorld(t, p, driver), p.scenarios(), errnos)
+		})
+	}
+}
+
+func failCreations(t *testing.T, w *world, all []scenario, errnos []unix.Errno) {
+	t.Helper()
+	for _, s := range all {
 		if s.from != (state{}) {
 			continue
 		}
-		for _, errno := range []unix.Errno{unix.ENOSPC, unix.EDQUOT, unix.EIO} {
+		for _, errno := range errnos {
 			t.Run(fmt.Sprintf("%s, %s", s.name, unix.ErrnoName(errno)), func(t *testing.T) {
 				w.TB = t
 				w.failEach(s, errno)
