@@ -127,9 +127,7 @@ func (b *bench) locked(name string, do func()) {
 
 func TestCopyOfPoolBelowMountIsNotWritten(t *testing.T) {
 	testenv.NeedRoot(t)
-	synctest.Test(t, func(t *testing.T) {
-		b := newBench(t, t.TempDir())
-		b.start(local)
+	onPools(t, local, func(t *testing.T, b *bench) {
 		must.Succeed(t, b.Close(t.Context()))
 		// The pool moves to a disk of its own, and the old directory stays below.
 		must.Succeed(t, os.Mkdir(b.path("disk"), 0o750))

@@ -67,9 +67,15 @@ type bench struct {
 // inBubble runs a test on a node with one pool, named "local", at root/pool.
 func inBubble(t *testing.T, test func(t *testing.T, b *bench)) {
 	t.Helper()
+	onPools(t, `[{"name":"local","path":"pool"}]`, test)
+}
+
+// onPools runs a test on a node with these pools.
+func onPools(t *testing.T, datadir string, test func(t *testing.T, b *bench)) {
+	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, t.TempDir())
-		b.start(`[{"name":"local","path":"pool"}]`)
+		b.start(datadir)
 		test(t, b)
 	})
 }

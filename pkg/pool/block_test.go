@@ -719,10 +719,8 @@ func TestSilentDeviceCountsForItsVolume(t *testing.T) {
 // Whether a volume of a shared pool is still published cannot be known then: its mark stays, and
 // keeps no pool away and no pod.
 func TestSilentDeviceKeepsPublishedMark(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		const shared = `[{"name":"local","path":"pool","shared":true}]`
-		b := newBench(t, t.TempDir())
-		b.start(shared)
+	const shared = `[{"name":"local","path":"pool","shared":true}]`
+	onPools(t, shared, func(t *testing.T, b *bench) {
 		b.createBlock("pvc-1", mib)
 		b.create("pvc-2", mib)
 		must.Succeed(t, b.publishBlock("pvc-1", "a"))

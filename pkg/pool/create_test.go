@@ -73,9 +73,7 @@ func TestCreateIsIdempotent(t *testing.T) {
 }
 
 func TestCreateNameInUse(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := newBench(t, t.TempDir())
-		b.start(`[{"name":"legacy","path":"pool"},{"name":"other","path":"other"}]`)
+	onPools(t, `[{"name":"legacy","path":"pool"},{"name":"other","path":"other"}]`, func(t *testing.T, b *bench) {
 		b.create("pvc-1", 2*mib)
 		other, err := volume.ParsePoolName("other")
 		must.Succeed(t, err)
@@ -368,9 +366,7 @@ func TestDefaultPool(t *testing.T) {
 		`[{"name":"legacy","path":"a","shared":true,"reserve":"1Gi"}]`: "legacy",
 	} {
 		t.Run(datadir, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				b := newBench(t, t.TempDir())
-				b.start(datadir)
+			onPools(t, datadir, func(t *testing.T, b *bench) {
 				v, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-1"), Range: volume.Range{Required: mib}})
 				if want == "" {
 					wantError(t, err, volume.ErrInvalid)

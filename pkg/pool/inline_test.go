@@ -2,7 +2,6 @@ package pool_test
 
 import (
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"kubevirt.io/hostpath-provisioner/pkg/health"
@@ -19,9 +18,7 @@ func TestInlineVolumeLeftBehindIsAbnormal(t *testing.T) {
 }
 
 func testInlineLeftBehind(t *testing.T, datadir string) {
-	synctest.Test(t, func(t *testing.T) {
-		b := newBench(t, t.TempDir())
-		b.start(datadir)
+	onPools(t, datadir, func(t *testing.T, b *bench) {
 		target := b.target("pod")
 		must.Succeed(t, b.PublishInline(t.Context(), pool.Request{ID: id(t, "csi-1"), Range: volume.Range{Required: mib}}, pool.Publication{ID: id(t, "csi-1"), Target: target}))
 		b.create("pvc-1", mib)

@@ -40,6 +40,19 @@ func disk(t *testing.T, b *bench) {
 	t.Cleanup(func() { _ = syscall.Unmount(b.path("disk"), syscall.MNT_DETACH) })
 }
 
+// onDisk runs a test on a node with twoPools.
+func onDisk(t *testing.T, test func(t *testing.T, b *bench)) {
+	t.Helper()
+	testenv.NeedRoot(t)
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, t.TempDir())
+		must.Succeed(t, os.Mkdir(b.path("disk"), 0o755))
+		disk(t, b)
+		b.start(twoPools)
+		test(t, b)
+	})
+}
+
 func TestMissingPoolIsReopened(t *testing.T) {
 	testenv.NeedRoot(t)
 	synctest.Test(t, func(t *testing.T) {
@@ -135,9 +148,7 @@ func TestMountedOverStartedPool(t *testing.T) {
 	const datadir = `[{"name":"local","path":"disk"}]`
 	mounted := func(t *testing.T, test func(t *testing.T, b *bench)) func(*testing.T) {
 		return func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				b := newBench(t, t.TempDir())
-				b.start(datadir)
+			onPools(t, datadir, func(t *testing.T, b *bench) {
 				test(t, b)
 			})
 		}
@@ -304,12 +315,7 @@ func newBenchPool(t *testing.T, root string) string {
 }
 
 func TestReadOnlyPoolServesVolumes(t *testing.T) {
-	testenv.NeedRoot(t)
-	synctest.Test(t, func(t *testing.T) {
-		b := newBench(t, t.TempDir())
-		must.Succeed(t, os.Mkdir(b.path("disk"), 0o755))
-		disk(t, b)
-		b.start(twoPools)
+	onDisk(t, func(t *testing.T, b *bench) {
 		b.create("pvc-1", mib)
 		must.Succeed(t, syscall.Mount("", b.path("disk"), "", syscall.MS_REMOUNT|syscall.MS_RDONLY, ""))
 		b.restart(twoPools)

@@ -167,9 +167,7 @@ func TestSweepOfCreationsWhileCreateEnds(t *testing.T) {
 }
 
 func TestListPagesWhileVolumesChange(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := newBench(t, t.TempDir())
-		b.start(`[{"name":"legacy","path":"a"},{"name":"other","path":"b"}]`)
+	onPools(t, `[{"name":"legacy","path":"a"},{"name":"other","path":"b"}]`, func(t *testing.T, b *bench) {
 		other, err := volume.ParsePoolName("other")
 		must.Succeed(t, err)
 		for i := range 10 {
@@ -245,9 +243,7 @@ func TestSharedPoolCountsPromisesOfOtherNodes(t *testing.T) {
 
 // An upstream KubeVirt driver on another node locks the whole pool for as long as it makes a volume.
 func TestPoolLockWaitIsCanceled(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := newBench(t, t.TempDir())
-		b.start(`[{"name":"legacy","path":"pool","shared":true},{"name":"other","path":"other"}]`)
+	onPools(t, `[{"name":"legacy","path":"pool","shared":true},{"name":"other","path":"other"}]`, func(t *testing.T, b *bench) {
 		b.create("pvc-1", mib)
 		own, err := dir.Open(b.own())
 		must.Succeed(t, err)
@@ -337,10 +333,8 @@ func TestDeleteRefusesVolumePublishedByOtherNode(t *testing.T) {
 }
 
 func TestPublishedMarksAfterNodeRestart(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		const shared = `[{"name":"local","path":"pool","shared":true}]`
-		b := newBench(t, t.TempDir())
-		b.start(shared)
+	const shared = `[{"name":"local","path":"pool","shared":true}]`
+	onPools(t, shared, func(t *testing.T, b *bench) {
 		b.create("pvc-1", mib)
 		b.create("pvc-2", mib)
 		must.Succeed(t, b.publish("pvc-1", "a"))
@@ -354,9 +348,7 @@ func TestPublishedMarksAfterNodeRestart(t *testing.T) {
 }
 
 func TestStaleMarkIsRemovedWhenPoolReturns(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := newBench(t, t.TempDir())
-		b.start(`[{"name":"local","path":"pool","shared":true}]`)
+	onPools(t, `[{"name":"local","path":"pool","shared":true}]`, func(t *testing.T, b *bench) {
 		b.create("pvc-1", mib)
 		must.Succeed(t, b.publish("pvc-1", "a"))
 		must.Succeed(t, os.Rename(b.path("pool"), b.path("away")))
@@ -370,9 +362,7 @@ func TestStaleMarkIsRemovedWhenPoolReturns(t *testing.T) {
 }
 
 func TestMarkOfDeadNodeIsIgnored(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		b := newBench(t, t.TempDir())
-		b.start(`[{"name":"local","path":"pool","shared":true}]`)
+	onPools(t, `[{"name":"local","path":"pool","shared":true}]`, func(t *testing.T, b *bench) {
 		b.create("pvc-1", mib)
 		must.Succeed(t, os.MkdirAll(b.own("published", "node-9"), 0o700))
 		must.Succeed(t, os.WriteFile(b.own("published", "node-9", "pvc-1"), nil, 0o600))

@@ -111,12 +111,7 @@ func TestStatusOfUpstreamSnapshots(t *testing.T) {
 }
 
 func TestStatusOfMissingPool(t *testing.T) {
-	testenv.NeedRoot(t)
-	synctest.Test(t, func(t *testing.T) {
-		b := newBench(t, t.TempDir())
-		must.Succeed(t, os.Mkdir(b.path("disk"), 0o755))
-		disk(t, b)
-		b.start(twoPools)
+	onDisk(t, func(t *testing.T, b *bench) {
 		b.create("pvc-1", mib)
 		if status := b.Status()[0]; status.Space == nil || status.Available == 0 || !status.LastError.IsZero() {
 			t.Errorf("status %+v, want numbers and no error", status)
@@ -383,12 +378,7 @@ func TestSurveyPauseIsBounded(t *testing.T) {
 
 // An administrator can unmount a pool while its volumes are checked.
 func TestSurveyHoldsNothingOpenWhilePaused(t *testing.T) {
-	testenv.NeedRoot(t)
-	synctest.Test(t, func(t *testing.T) {
-		b := newBench(t, t.TempDir())
-		must.Succeed(t, os.Mkdir(b.path("disk"), 0o755))
-		disk(t, b)
-		b.start(twoPools)
+	onDisk(t, func(t *testing.T, b *bench) {
 		for i := range 200 {
 			b.create("pvc-"+strconv.Itoa(i), 4096)
 		}

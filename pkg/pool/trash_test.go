@@ -7,11 +7,9 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"kubevirt.io/hostpath-provisioner/test/must"
-	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
 const sharedOnTmpfs = `[{"name":"local","path":"pool","shared":true}]`
@@ -19,11 +17,7 @@ const sharedOnTmpfs = `[{"name":"local","path":"pool","shared":true}]`
 // halfFull runs a test on a tmpfs of 256 MiB with a volume of 128 MiB that is full.
 func halfFull(t *testing.T, datadir string, test func(t *testing.T, b *bench)) {
 	t.Helper()
-	testenv.NeedRoot(t)
-	root := testenv.Tmpfs(t, 256*mib)
-	synctest.Test(t, func(t *testing.T) {
-		b := newBench(t, root)
-		b.start(datadir)
+	onTmpfs(t, datadir, func(t *testing.T, b *bench) {
 		b.create("pvc-1", 128*mib)
 		must.Succeed(t, os.WriteFile(b.path("pool", "pvc-1", "data"), make([]byte, 127*mib), 0o600))
 		test(t, b)
