@@ -10,7 +10,7 @@ import (
 
 	"github.com/go-logr/logr"
 
-	"kubevirt.io/hostpath-provisioner/pkg/hostfs/rawdev"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/blockdev"
 )
 
 // A Volume is what the API has of a device.
@@ -35,7 +35,7 @@ type API interface {
 type Offer struct {
 	Name, Path string
 	Bytes      int64
-	number     rawdev.Number
+	number     blockdev.Number
 }
 
 // A Wiping is a device that is being cleaned.
@@ -77,14 +77,14 @@ type Agent struct {
 	Options
 	ctx    context.Context
 	cancel context.CancelFunc
-	jobs   map[rawdev.Number]*job
+	jobs   map[blockdev.Number]*job
 	wait   sync.WaitGroup
 }
 
 // NewAgent makes an agent. Close ends what it does.
 func NewAgent(o Options) *Agent {
 	ctx, cancel := context.WithCancel(context.Background())
-	return &Agent{Options: o, ctx: ctx, cancel: cancel, jobs: make(map[rawdev.Number]*job)}
+	return &Agent{Options: o, ctx: ctx, cancel: cancel, jobs: make(map[blockdev.Number]*job)}
 }
 
 // Close has all cleaning stop at its next step and waits for that. It goes on when the next agent finds the records.
@@ -116,7 +116,7 @@ type pass struct {
 	*Agent
 	Request
 	// owners are the volumes of a device, by its number.
-	owners map[rawdev.Number][]Volume
+	owners map[blockdev.Number][]Volume
 	// names and paths are those of the volumes.
 	names, paths map[string]bool
 	report       Report
@@ -125,14 +125,14 @@ type pass struct {
 // Pass compares devices and volumes, starts what takes time, and answers what is known. It does not wait for any
 // device. It must not be called by two at once.
 func (a *Agent) Pass(r Request) Report {
-	p := &pass{Agent: a, Request: r, owners: make(map[rawdev.Number][]Volume), names: make(map[string]bool), paths: make(map[string]bool)}
+	p := &pass{Agent: a, Request: r, owners: make(map[blockdev.Number][]Volume), names: make(map[string]bool), paths: make(map[string]bool)}
 	for _, v := range r.Volumes {
 		p.names[v.Name], p.paths[v.Path] = true, true
-		if number, err := rawdev.At(v.Path); err == nil {
+		if number, err := blockdev.At(v.Path); err == nil {
 			p.owners[number] = append(p.owners[number], v)
 		}
 	}
-	seen := make(map[rawdev.Number]bool)
+	seen := make(map[blockdev.Number]bool)
 	for _, v := range r.Volumes {
 		p.volume(v, seen)
 	}
@@ -178,8 +178,8 @@ func (p *pass) problem(volume, path string, reason Reason, format string, args .
 }
 
 // volume takes care of the device of a volume.
-func (p *pass) volume(v Volume, seen map[rawdev.Number]bool) {
-	number, err := rawdev.At(v.Path)
+func (p *pass) volume(v Volume, seen map[blockdev.Number]bool) {
+	number, err := blockdev.At(v.Path)
 	if err != nil {
 		p.problem(v.Name, v.Path, reasonOf(err), "%v", err)
 		return
@@ -213,8 +213,8 @@ func (p *pass) volume(v Volume, seen map[rawdev.Number]bool) {
 }
 
 // note keeps the record of a volume that is available or bound.
-func (p *pass) note(v Volume, number rawdev.Number) error {
-	facts, err := rawdev.Inspect(number)
+func (p *pass) note(v Volume, number blockdev.Number) error {
+	facts, err := blockdev.Inspect(number)
 	if err != nil {
 		return err
 	}
@@ -240,7 +240,7 @@ func (p *pass) note(v Volume, number rawdev.Number) error {
 }
 
 // scan searches for devices that are no volumes.
-func (p *pass) scan(seen map[rawdev.Number]bool) {
+func (p *pass) scan(seen map[blockdev.Number]bool) {
 	found, directories, problems := Scan(*p.Offer)
 	p.report.Directories = directories
 	for _, problem := range problems {
@@ -253,7 +253,7 @@ func (p *pass) scan(seen map[rawdev.Number]bool) {
 		if len(p.owners[f.Number]) > 0 {
 			continue
 		}
-		facts, err := rawdev.Inspect(f.Number)
+		facts, err := blockdev.Inspect(f.Number)
 		if err != nil {
 			p.problem("", f.Paths[0], reasonOf(err), "%v", err)
 			continue
@@ -267,7 +267,7 @@ func (p *pass) scan(seen map[rawdev.Number]bool) {
 }
 
 // follow starts a job, or reports what has become of it.
-func (p *pass) follow(number rawdev.Number, wanted *job) {
+func (p *pass) follow(number blockdev.Number, wanted *job) {
 	j := p.jobs[number]
 	if j != nil && j.finished() && (j.stale(wanted) || p.Retry && j.err != nil) {
 		if !j.stale(wanted) {
@@ -310,7 +310,7 @@ func (p *pass) stillRefused(j *job) {
 }
 
 // drop forgets a job that has finished.
-func (a *Agent) drop(number rawdev.Number) {
+func (a *Agent) drop(number blockdev.Number) {
 	j := a.jobs[number]
 	if j == nil {
 		return

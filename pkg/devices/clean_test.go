@@ -18,7 +18,7 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/pkg/devices"
 	"kubevirt.io/hostpath-provisioner/pkg/devices/devicestest"
-	"kubevirt.io/hostpath-provisioner/pkg/hostfs/rawdev"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/blockdev"
 	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv/disk"
 )
@@ -208,11 +208,11 @@ func cleanStepwise(disk string, wipe devices.Wipe, dir string) error {
 	if err != nil {
 		return err
 	}
-	number, err := rawdev.At(disk)
+	number, err := blockdev.At(disk)
 	if err != nil {
 		return err
 	}
-	facts, err := rawdev.Inspect(number)
+	facts, err := blockdev.Inspect(number)
 	if err != nil {
 		return err
 	}

@@ -6,28 +6,28 @@ import (
 	"slices"
 	"strings"
 
-	"kubevirt.io/hostpath-provisioner/pkg/hostfs/rawdev"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/blockdev"
 )
 
 // A Held is a device that nobody else uses, and that nobody else can claim until it is closed.
 type Held struct {
-	*rawdev.Device
-	Facts rawdev.Facts
+	*blockdev.Held
+	Facts blockdev.Facts
 }
 
 // Hold opens a device exclusively if nobody uses it. All that is checked is checked again with the device held. The
 // device has to have the number that was found at the path. A device that is ours may have partitions, which its last
 // user left: nobody uses them, or the device could not be held.
-func Hold(path string, number rawdev.Number, ours bool) (*Held, error) {
+func Hold(path string, number blockdev.Number, ours bool) (*Held, error) {
 	facts, err := inspect(path, number, ours)
 	if err != nil {
 		return nil, err
 	}
-	device, err := rawdev.Open(path)
+	device, err := blockdev.Hold(path)
 	if err != nil {
 		return nil, Problem{Path: path, Reason: reasonOf(err), Detail: err.Error()}
 	}
-	held := &Held{Device: device, Facts: facts}
+	held := &Held{Held: device, Facts: facts}
 	if err := held.check(ours); err != nil {
 		return nil, errors.Join(err, device.Close())
 	}
@@ -64,11 +64,11 @@ func (h *Held) checkSize() error {
 }
 
 // inspect refuses a device by what the kernel knows of it.
-func inspect(path string, number rawdev.Number, ours bool) (rawdev.Facts, error) {
+func inspect(path string, number blockdev.Number, ours bool) (blockdev.Facts, error) {
 	refuse := func(reason Reason, format string, args ...any) error {
 		return Problem{Path: path, Reason: reason, Detail: fmt.Sprintf(format, args...)}
 	}
-	facts, err := rawdev.Inspect(number)
+	facts, err := blockdev.Inspect(number)
 	if err != nil {
 		return facts, refuse(reasonOf(err), "%v", err)
 	}

@@ -7,7 +7,7 @@ import (
 	"sync"
 	"time"
 
-	"kubevirt.io/hostpath-provisioner/pkg/hostfs/rawdev"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/blockdev"
 )
 
 // noteEvery is how often the progress of cleaning is made durable.
@@ -15,7 +15,7 @@ var noteEvery = 2 * time.Second
 
 // A job checks one device, and cleans it if that is allowed and needed. Different devices have jobs in parallel.
 type job struct {
-	number rawdev.Number
+	number blockdev.Number
 	path   string
 	// volume is the released one whose device it is; its name is empty for a device without a volume.
 	volume   Volume
@@ -178,7 +178,7 @@ func (a *Agent) confirm(ctx context.Context, j *job) error {
 	}
 	released := false
 	for _, v := range volumes {
-		if number, err := rawdev.At(v.Path); err != nil || number != j.number {
+		if number, err := blockdev.At(v.Path); err != nil || number != j.number {
 			continue
 		}
 		if v.Name != j.volume.Name || !v.Released || v.ClaimUID != j.volume.ClaimUID {

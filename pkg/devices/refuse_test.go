@@ -16,7 +16,7 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/pkg/devices"
 	"kubevirt.io/hostpath-provisioner/pkg/devices/devicestest"
-	"kubevirt.io/hostpath-provisioner/pkg/hostfs/rawdev"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/blockdev"
 	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 	"kubevirt.io/hostpath-provisioner/test/testenv/loopfs"
@@ -42,7 +42,7 @@ func TestDeviceInUseIsRefused(t *testing.T) {
 			swapOn(t, d.Node)
 		}, devices.IsSwap},
 		"held exclusively": {func(t *testing.T, w *devicestest.World, d *devicestest.Disk) {
-			held, err := rawdev.Open(d.Node)
+			held, err := blockdev.Hold(d.Node)
 			must.Succeed(t, err)
 			t.Cleanup(func() { must.Succeed(t, held.Close()) })
 		}, devices.InUse},
@@ -318,14 +318,14 @@ func TestMissingDeviceKeepsVolume(t *testing.T) {
 func TestDeviceIsHeldByNumber(t *testing.T) {
 	w := devicestest.New(t)
 	first, second := w.Disk("disk-1", mib), w.Disk("disk-2", mib)
-	number, err := rawdev.At(first.Path)
+	number, err := blockdev.At(first.Path)
 	must.Succeed(t, err)
 	must.Succeed(t, errors.Join(os.Remove(first.Path), os.Symlink(second.Node, first.Path)))
 	_, err = devices.Hold(first.Path, number, true)
 	if p, ok := errors.AsType[devices.Problem](err); !ok || p.Reason != devices.OtherDevice {
 		t.Errorf("Hold = %v, want %s", err, devices.OtherDevice)
 	}
-	free, err := rawdev.Open(second.Node)
+	free, err := blockdev.Hold(second.Node)
 	if err != nil {
 		t.Fatalf("the other device is still held: %v", err)
 	}

@@ -9,12 +9,12 @@ import (
 	"regexp"
 	"strings"
 
-	"kubevirt.io/hostpath-provisioner/pkg/hostfs/rawdev"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/blockdev"
 )
 
 // A Found is a device in the directory of the configuration.
 type Found struct {
-	Number rawdev.Number
+	Number blockdev.Number
 	// Paths lead to it, in order. The first is the one that a new volume gets.
 	Paths []string
 }
@@ -22,7 +22,7 @@ type Found struct {
 // Scan finds the devices of the configuration, in the order of their paths, with links to the same device together.
 // The directory itself may be a link. What cannot be read is a problem of its own, and keeps no other device from being found.
 func Scan(c Config) (found []Found, directories []string, problems []Problem) {
-	s := scanner{filter: c.Filter, at: make(map[rawdev.Number]int)}
+	s := scanner{filter: c.Filter, at: make(map[blockdev.Number]int)}
 	// No error ends it.
 	_ = filepath.WalkDir(c.DeviceDir+"/", func(path string, entry fs.DirEntry, err error) error {
 		s.visit(path, entry, err)
@@ -36,7 +36,7 @@ type scanner struct {
 	found       []Found
 	directories []string
 	problems    []Problem
-	at          map[rawdev.Number]int
+	at          map[blockdev.Number]int
 }
 
 func (s *scanner) visit(path string, entry fs.DirEntry, err error) {
@@ -52,8 +52,8 @@ func (s *scanner) visit(path string, entry fs.DirEntry, err error) {
 	case !s.filter.MatchString(filepath.Base(path)):
 		return
 	}
-	number, err := rawdev.At(path)
-	if errors.Is(err, rawdev.ErrNotBlock) && leadsToDirectory(path) {
+	number, err := blockdev.At(path)
+	if errors.Is(err, blockdev.ErrNotBlock) && leadsToDirectory(path) {
 		return // links to directories are not followed
 	}
 	if err != nil {
@@ -120,13 +120,13 @@ func reasonOf(err error) Reason {
 	switch {
 	case errors.As(err, &p):
 		return p.Reason
-	case errors.Is(err, rawdev.ErrNotBlock):
+	case errors.Is(err, blockdev.ErrNotBlock):
 		return NotABlock
-	case errors.Is(err, rawdev.ErrGone):
+	case errors.Is(err, blockdev.ErrGone):
 		return Gone
-	case errors.Is(err, rawdev.ErrBusy):
+	case errors.Is(err, blockdev.ErrBusy):
 		return InUse
-	case errors.Is(err, rawdev.ErrReadOnly):
+	case errors.Is(err, blockdev.ErrReadOnly):
 		return ReadOnly
 	}
 	return Failed

@@ -8,7 +8,7 @@ import (
 	"os/exec"
 	"strings"
 
-	"kubevirt.io/hostpath-provisioner/pkg/hostfs/rawdev"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/blockdev"
 )
 
 // A Signature is what a filesystem, a partition table, a volume manager or the like has written to be found by.
@@ -34,7 +34,7 @@ func Signatures(ctx context.Context, h *Held) ([]Signature, error) {
 	if err := h.ReadEnds(); err != nil {
 		return nil, err
 	}
-	output, err := wipefs(ctx, h.Device, "--no-act", "--json")
+	output, err := wipefs(ctx, h.Held, "--no-act", "--json")
 	if err != nil {
 		return nil, err
 	}
@@ -56,13 +56,13 @@ func Signatures(ctx context.Context, h *Held) ([]Signature, error) {
 
 // eraseSignatures erases them, without backups. --force: we hold the device, so that wipefs could not, and it would
 // do not erase partition tables.
-func eraseSignatures(ctx context.Context, d *rawdev.Device) error {
+func eraseSignatures(ctx context.Context, d *blockdev.Held) error {
 	_, err := wipefs(ctx, d, "--all", "--force", "--quiet")
 	return err
 }
 
 // wipefs works on the descriptor that we have, so that no path can lead it elsewhere.
-func wipefs(ctx context.Context, d *rawdev.Device, args ...string) ([]byte, error) {
+func wipefs(ctx context.Context, d *blockdev.Held, args ...string) ([]byte, error) {
 	cmd := exec.CommandContext(ctx, "wipefs", append(args, "/proc/self/fd/3")...)
 	cmd.ExtraFiles = append(cmd.ExtraFiles, d.File())
 	cmd.Env = []string{"LC_ALL=C"}

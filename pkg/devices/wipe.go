@@ -7,7 +7,7 @@ import (
 	"slices"
 	"strings"
 
-	"kubevirt.io/hostpath-provisioner/pkg/hostfs/rawdev"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/blockdev"
 )
 
 const (
@@ -40,7 +40,7 @@ func (w Wipe) spans(size int64) []span {
 			all = append(all, span{start, min(start+rangeBytes, size)})
 		}
 	}
-	all = append(all, span{max(0, size-rangeBytes) / rawdev.Unit * rawdev.Unit, size})
+	all = append(all, span{max(0, size-rangeBytes) / blockdev.Unit * blockdev.Unit, size})
 	slices.SortFunc(all, func(a, b span) int { return int(min(max(a.from-b.from, -1), 1)) })
 	merged := all[:1]
 	for _, s := range all[1:] {
@@ -100,7 +100,7 @@ func (w *wiper) run(ctx context.Context, from int64) error {
 }
 
 func (w *wiper) erase(ctx context.Context) error {
-	if err := eraseSignatures(ctx, w.device.Device); err != nil {
+	if err := eraseSignatures(ctx, w.device.Held); err != nil {
 		return err
 	}
 	if err := w.device.Sync(); err != nil {

@@ -46,7 +46,7 @@ func (d *Device) Tree(state *dir.Dir) (*mounts.Tree, error) {
 	}
 	source := d.source(device)
 	err = device.CheckUnused()
-	if errors.Is(err, blockdev.ErrInUse) {
+	if errors.Is(err, blockdev.ErrBusy) {
 		return d.mountAgain(source, err)
 	}
 	if err != nil {
@@ -187,10 +187,10 @@ func (d *Device) Is(mount *mountinfo.Info, root dir.ID) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	if root.Dev == device.Number() {
+	if root.Dev == device.Number().Dev() {
 		return true, nil
 	}
-	if mount.FSType != "btrfs" || !errors.Is(device.CheckUnused(), blockdev.ErrInUse) {
+	if mount.FSType != "btrfs" || !errors.Is(device.CheckUnused(), blockdev.ErrBusy) {
 		return false, nil
 	}
 	again, err := mounts.New(mount.FSType, d.Path, d.Options)

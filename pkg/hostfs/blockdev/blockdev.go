@@ -1,260 +1,65 @@
-// Package blockdev asks the kernel about a block device: its number and names, its size, who
-// else uses it, and whether it is known to be blank. It never writes to a device except in
-// Blank. What a device is good for is the caller's business.
+// Package blockdev knows block devices: which one a path leads to, what the kernel says of it and of who uses it, and
+// whether it is blank. It holds one so that nobody else can claim it meanwhile, and overwrites it. Which device may be
+// used for what is left to others.
 package blockdev
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
-	"io"
-	"io/fs"
 	"os"
-	"path"
-	"strconv"
-	"strings"
 
 	"golang.org/x/sys/unix"
 )
 
 // Errors that callers may test for.
 var (
-	// ErrNotDevice reports a path that is not that of a block device.
-	ErrNotDevice = errors.New("not a block device")
-	// ErrInUse reports a device that is mounted, or that another device is made of.
-	ErrInUse = errors.New("block device is in use")
+	// ErrNotBlock is for what is no block device.
+	ErrNotBlock = errors.New("not a block device")
+	// ErrBusy is for a device that is mounted, swapped to, part of another device, or else held exclusively.
+	ErrBusy = errors.New("in use")
+	// ErrReadOnly is for a device that the kernel does not let be written.
+	ErrReadOnly = errors.New("read-only")
+	// ErrGone is for a path at which there is no device, or none any more.
+	ErrGone = errors.New("no such device")
 )
 
-// A Device is a block device, known by its number: the path that it was found by may lead to
-// another one later.
-type Device struct {
-	path         string
-	major, minor uint32
-}
+// A Number identifies a block device of the running system, whatever paths lead to it.
+type Number struct{ Major, Minor uint32 }
 
-// Find takes the number of the device at a path, following links.
-func Find(path string) (Device, error) {
+// String is the form that sysfs has.
+func (n Number) String() string { return fmt.Sprintf("%d:%d", n.Major, n.Minor) }
+
+// Dev is the number as in st_dev of stat(2), of a filesystem that is on the device.
+func (n Number) Dev() uint64 { return unix.Mkdev(n.Major, n.Minor) }
+
+// At is the number of the device at a path, after all links. It opens no device.
+func At(path string) (Number, error) {
 	var st unix.Stat_t
 	if err := unix.Stat(path, &st); err != nil {
-		return Device{}, &fs.PathError{Op: "stat", Path: path, Err: err}
+		return Number{}, explain("stat", path, err)
 	}
+	return number(path, &st)
+}
+
+func number(path string, st *unix.Stat_t) (Number, error) {
 	if st.Mode&unix.S_IFMT != unix.S_IFBLK {
-		return Device{}, fmt.Errorf("%s: %w", path, ErrNotDevice)
+		return Number{}, fmt.Errorf("%s: %w", path, ErrNotBlock)
 	}
-	return Device{path: path, major: unix.Major(st.Rdev), minor: unix.Minor(st.Rdev)}, nil
+	return Number{unix.Major(st.Rdev), unix.Minor(st.Rdev)}, nil
 }
 
-// Number is the device's as in st_dev of stat(2) on a filesystem that is on it.
-func (d Device) Number() uint64 { return unix.Mkdev(d.major, d.minor) }
-
-// String is the path that the device was found by, and its number.
-func (d Device) String() string { return fmt.Sprintf("%s (%s)", d.path, d.numbers()) }
-
-// Path is where the device was found.
-func (d Device) Path() string { return d.path }
-
-func (d Device) numbers() string { return fmt.Sprintf("%d:%d", d.major, d.minor) }
-
-func (d Device) sys(elements ...string) string {
-	return path.Join("/sys/dev/block", d.numbers(), path.Join(elements...))
+func explain(op, path string, err error) error {
+	switch {
+	case errors.Is(err, unix.EBUSY):
+		return fmt.Errorf("%s %s: %w", op, path, ErrBusy)
+	case errors.Is(err, unix.EROFS):
+		return fmt.Errorf("%s %s: %w", op, path, ErrReadOnly)
+	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENXIO), errors.Is(err, unix.ENODEV), errors.Is(err, unix.ELOOP):
+		return fmt.Errorf("%s %s: %w (%w)", op, path, ErrGone, err)
+	}
+	return &os.PathError{Op: op, Path: path, Err: err}
 }
 
-// attribute reads a file of sysfs (Documentation/ABI/stable/sysfs-block).
-func (d Device) attribute(elements ...string) (string, error) {
-	content, err := os.ReadFile(d.sys(elements...))
-	return strings.TrimSpace(string(content)), err
-}
-
-// SizeBytes is the capacity of the device. It asks sysfs, and so does not open the device.
-func (d Device) SizeBytes() (int64, error) {
-	sectors, err := d.attribute("size")
-	if err != nil {
-		return 0, fmt.Errorf("size of %s: %w", d, err)
-	}
-	count, err := strconv.ParseInt(sectors, 10, 64)
-	if err != nil {
-		return 0, fmt.Errorf("size of %s: %w", d, err)
-	}
-	return count * sector, nil
-}
-
-// sector is the unit of sizes in sysfs, in bytes, whatever blocks the device has.
-const sector = 512
-
-// HostName is the path by which the host knows the device: /dev/sdb, /dev/nvme0n1p2, or
-// /dev/mapper/NAME for those of device mapper.
-func (d Device) HostName() (string, error) {
-	name, err := d.attribute("dm", "name")
-	if err == nil && plain(name) {
-		return "/dev/mapper/" + name, nil
-	}
-	name, err = d.event("DEVNAME")
-	if err != nil {
-		return "", err
-	}
-	return path.Join("/dev", path.Clean("/"+name)), nil
-}
-
-// event is a value of those that the kernel announces the device with.
-func (d Device) event(key string) (string, error) {
-	events, err := d.attribute("uevent")
-	if err != nil {
-		return "", fmt.Errorf("find %s of %s: %w", key, d, err)
-	}
-	for line := range strings.Lines(events) {
-		if value, ok := strings.CutPrefix(strings.TrimSpace(line), key+"="); ok {
-			return value, nil
-		}
-	}
-	return "", fmt.Errorf("find %s of %s: the kernel has none", key, d)
-}
-
-// plain reports whether device mapper's udev rules use a name as it is.
-func plain(name string) bool {
-	const allowed = "#+-.:=@_"
-	for _, c := range name {
-		letter := c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9'
-		if !letter && !strings.ContainsRune(allowed, c) {
-			return false
-		}
-	}
-	return name != "" && name != "." && name != ".."
-}
-
-// Node makes a node of the device at a path, with the directories on the way to it. It answers
-// fs.ErrExist if something else is there.
-func (d Device) Node(at string) error {
-	if err := os.MkdirAll(path.Dir(at), 0o755); err != nil {
-		return err
-	}
-	err := unix.Mknod(at, unix.S_IFBLK|0o600, int(d.Number()))
-	if errors.Is(err, unix.EEXIST) {
-		if there, findErr := Find(at); findErr == nil && there.Number() == d.Number() {
-			return nil
-		}
-	}
-	if err != nil {
-		return &fs.PathError{Op: "mknod", Path: at, Err: err}
-	}
-	return nil
-}
-
-// Instance distinguishes this device from any other that had or will have its number: the kernel
-// numbers disks in the order of their appearance (diskseq, Linux 5.15), anew after each boot.
-func (d Device) Instance() (string, error) {
-	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	if err != nil {
-		return "", err
-	}
-	sequence, err := d.event("DISKSEQ") // a partition has that of its disk
-	if err != nil {
-		return "", err
-	}
-	return strings.Join([]string{strings.TrimSpace(string(boot)), sequence, d.numbers()}, "/"), nil
-}
-
-// CheckUnused answers ErrInUse if the device is mounted anywhere on the node, in whatever
-// namespace, or another device is made of it, such as a multipath device or a RAID.
-func (d Device) CheckUnused() error {
-	f, err := d.open(unix.O_RDONLY | unix.O_EXCL)
-	if errors.Is(err, unix.EBUSY) {
-		return fmt.Errorf("%s: %w%s", d, ErrInUse, d.holders())
-	}
-	if err != nil {
-		return err
-	}
-	return f.Close()
-}
-
-// holders names the devices that are made of this one.
-func (d Device) holders() string {
-	entries, err := os.ReadDir(d.sys("holders"))
-	if err != nil || len(entries) == 0 {
-		return ""
-	}
-	names := make([]string, len(entries))
-	for i, e := range entries {
-		names[i] = e.Name()
-	}
-	return " by " + strings.Join(names, ", ")
-}
-
-func (d Device) open(flags int) (*os.File, error) {
-	fd, err := unix.Open(d.path, flags|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return nil, &fs.PathError{Op: "open", Path: d.path, Err: err}
-	}
-	var st unix.Stat_t
-	err = unix.Fstat(fd, &st)
-	if err == nil && (st.Mode&unix.S_IFMT != unix.S_IFBLK || st.Rdev != d.Number()) {
-		err = fmt.Errorf("is not %s any more", d.numbers())
-	}
-	if err != nil {
-		return nil, errors.Join(&fs.PathError{Op: "open", Path: d.path, Err: err}, unix.Close(fd))
-	}
-	return os.NewFile(uintptr(fd), d.path), nil
-}
-
-const (
-	// probed is how much is read at each end of the device: all that libblkid checks to
-	// find a signature, VMFS included, which begins at 2 MiB.
-	probed = 4 << 20
-	// head is what has to be zero: the first block, which hardly any use of a device leaves empty.
-	head = 4096
-)
-
-// StartsBlank reads both ends of the device, where signatures are, and reports whether its first
-// 4096 bytes are zero. A device that cannot be read is an error, and never blank.
-func (d Device) StartsBlank() (bool, error) {
-	f, err := d.open(unix.O_RDONLY)
-	if err != nil {
-		return false, err
-	}
-	defer f.Close()
-	size, err := f.Seek(0, io.SeekEnd)
-	if err != nil {
-		return false, fmt.Errorf("size of %s: %w", d, err)
-	}
-	if size < head {
-		return false, fmt.Errorf("%s has %d bytes: too small to hold anything", d, size)
-	}
-	begin := make([]byte, min(size, probed))
-	if _, err := f.ReadAt(begin, 0); err != nil {
-		return false, fmt.Errorf("read the begin of %s: %w", d, err)
-	}
-	blank := bytes.Equal(begin[:head], make([]byte, head))
-	if _, err := f.ReadAt(begin, size-int64(len(begin))); err != nil {
-		return false, fmt.Errorf("read the end of %s: %w", d, err)
-	}
-	return blank, nil
-}
-
-// Blank overwrites the first MiB with zeros, durably. It answers ErrInUse for a device in use.
-func (d Device) Blank() (err error) {
-	f, err := d.open(unix.O_RDWR | unix.O_EXCL)
-	if errors.Is(err, unix.EBUSY) {
-		return fmt.Errorf("%s: %w%s", d, ErrInUse, d.holders())
-	}
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, f.Close()) }()
-	if _, err := f.WriteAt(make([]byte, 1<<20), 0); err != nil {
-		return fmt.Errorf("overwrite the begin of %s: %w", d, err)
-	}
-	return f.Sync()
-}
-
-// ByteAt reads one byte of the device.
-func (d Device) ByteAt(offset int64) (byte, error) {
-	f, err := d.open(unix.O_RDONLY)
-	if err != nil {
-		return 0, err
-	}
-	defer f.Close()
-	b := make([]byte, 1)
-	if _, err := f.ReadAt(b, offset); err != nil {
-		return 0, fmt.Errorf("read %s: %w", d, err)
-	}
-	return b[0], nil
-}
+// probed is how much of each end libblkid reads to find a signature, in bytes: VMFS, which has the innermost one, begins at
+// 2 MiB.
+const probed = 4 << 20

@@ -49,8 +49,8 @@ func TestFind(t *testing.T) {
 	if name, err := device.HostName(); err != nil || name != path {
 		t.Errorf("the host knows it as %q, %v; want %s", name, err, path)
 	}
-	if _, err := blockdev.Find("/dev/null"); !errors.Is(err, blockdev.ErrNotDevice) {
-		t.Errorf("/dev/null: %v, want ErrNotDevice", err)
+	if _, err := blockdev.Find("/dev/null"); !errors.Is(err, blockdev.ErrNotBlock) {
+		t.Errorf("/dev/null: %v, want ErrNotBlock", err)
 	}
 	if _, err := blockdev.Find(filepath.Join(t.TempDir(), "none")); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("missing: %v, want ErrNotExist", err)
@@ -78,11 +78,11 @@ func TestADeviceInUse(t *testing.T) {
 	must.Succeed(t, device.CheckUnused())
 	user, err := unix.Open(path, unix.O_RDONLY|unix.O_EXCL|unix.O_CLOEXEC, 0)
 	must.Succeed(t, err)
-	if err := device.CheckUnused(); !errors.Is(err, blockdev.ErrInUse) {
-		t.Errorf("held: %v, want ErrInUse", err)
+	if err := device.CheckUnused(); !errors.Is(err, blockdev.ErrBusy) {
+		t.Errorf("held: %v, want ErrBusy", err)
 	}
-	if err := device.Blank(); !errors.Is(err, blockdev.ErrInUse) {
-		t.Errorf("blanked while it is held: %v, want ErrInUse", err)
+	if err := device.Blank(); !errors.Is(err, blockdev.ErrBusy) {
+		t.Errorf("blanked while it is held: %v, want ErrBusy", err)
 	}
 	must.Succeed(t, unix.Close(user))
 	must.Succeed(t, device.CheckUnused())

@@ -1,4 +1,4 @@
-package rawdev_test
+package blockdev_test
 
 import (
 	"errors"
@@ -6,17 +6,13 @@ import (
 	"path/filepath"
 	"testing"
 
-	"kubevirt.io/hostpath-provisioner/pkg/hostfs/rawdev"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/blockdev"
 	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 	"kubevirt.io/hostpath-provisioner/test/testenv/loopfs"
 )
 
-func TestMain(m *testing.M) { testenv.Main(m) }
-
-const mib = 1 << 20
-
-func TestDeviceIsOpenedOnce(t *testing.T) {
+func TestDeviceIsHeldOnce(t *testing.T) {
 	testenv.NeedRoot(t)
 	image := filepath.Join(t.TempDir(), "disk")
 	must.Succeed(t, os.WriteFile(image, make([]byte, 8*mib), 0o600))
@@ -24,14 +20,14 @@ func TestDeviceIsOpenedOnce(t *testing.T) {
 	must.Succeed(t, err)
 	defer loop.Close()
 
-	device, err := rawdev.Open(loop.Name())
+	device, err := blockdev.Hold(loop.Name())
 	must.Succeed(t, err)
-	if _, err := rawdev.Open(loop.Name()); !errors.Is(err, rawdev.ErrBusy) {
+	if _, err := blockdev.Hold(loop.Name()); !errors.Is(err, blockdev.ErrBusy) {
 		t.Errorf("opened twice: %v, want ErrBusy", err)
 	}
-	at, err := rawdev.At(loop.Name())
+	at, err := blockdev.At(loop.Name())
 	must.Succeed(t, err)
-	facts, err := rawdev.Inspect(at)
+	facts, err := blockdev.Inspect(at)
 	must.Succeed(t, err)
 	if at != device.Number() || facts.SizeBytes != 8*mib || facts.ReadOnly || facts.IsPartition() || facts.Identity != "backing_file="+image {
 		t.Errorf("facts %+v of %s", facts, device)
@@ -40,16 +36,16 @@ func TestDeviceIsOpenedOnce(t *testing.T) {
 		t.Errorf("size %d, %v", bytes, err)
 	}
 	must.Succeed(t, device.Close())
-	again, err := rawdev.Open(loop.Name())
+	again, err := blockdev.Hold(loop.Name())
 	must.Succeed(t, err)
 	must.Succeed(t, again.Close())
 }
 
 func TestOverwrite(t *testing.T) {
 	testenv.NeedRoot(t)
-	for name, overwrite := range map[string]func(d *rawdev.Device) error{
-		"zero":       func(d *rawdev.Device) error { return d.Zero(mib, mib) },
-		"deallocate": func(d *rawdev.Device) error { return d.Deallocate(mib, mib) },
+	for name, overwrite := range map[string]func(d *blockdev.Held) error{
+		"zero":       func(d *blockdev.Held) error { return d.Zero(mib, mib) },
+		"deallocate": func(d *blockdev.Held) error { return d.Deallocate(mib, mib) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			image := filepath.Join(t.TempDir(), "disk")
@@ -61,7 +57,7 @@ func TestOverwrite(t *testing.T) {
 			loop, err := loopfs.Attach(image)
 			must.Succeed(t, err)
 			defer loop.Close()
-			device, err := rawdev.Open(loop.Name())
+			device, err := blockdev.Hold(loop.Name())
 			must.Succeed(t, err)
 			err = overwrite(device)
 			if errors.Is(err, errors.ErrUnsupported) && name == "deallocate" {
@@ -84,15 +80,15 @@ func TestOverwrite(t *testing.T) {
 func TestOtherFilesAreRefused(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	must.Succeed(t, os.WriteFile(file, nil, 0o600))
-	for path, want := range map[string]error{file: rawdev.ErrNotBlock, "/dev/null": rawdev.ErrNotBlock, file + "-none": rawdev.ErrGone} {
-		if _, err := rawdev.Open(path); !errors.Is(err, want) {
-			t.Errorf("Open(%s) = %v, want %v", path, err, want)
+	for path, want := range map[string]error{file: blockdev.ErrNotBlock, "/dev/null": blockdev.ErrNotBlock, file + "-none": blockdev.ErrGone} {
+		if _, err := blockdev.Hold(path); !errors.Is(err, want) {
+			t.Errorf("Hold(%s) = %v, want %v", path, err, want)
 		}
-		if _, err := rawdev.At(path); !errors.Is(err, want) {
+		if _, err := blockdev.At(path); !errors.Is(err, want) {
 			t.Errorf("At(%s) = %v, want %v", path, err, want)
 		}
 	}
-	if _, err := rawdev.Inspect(rawdev.Number{Major: 1000, Minor: 1}); !errors.Is(err, rawdev.ErrGone) {
+	if _, err := blockdev.Inspect(blockdev.Number{Major: 1000, Minor: 1}); !errors.Is(err, blockdev.ErrGone) {
 		t.Errorf("facts of no device: %v", err)
 	}
 }

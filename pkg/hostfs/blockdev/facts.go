@@ -1,4 +1,4 @@
-package rawdev
+package blockdev
 
 import (
 	"errors"
@@ -9,8 +9,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-
-	"golang.org/x/sys/unix"
 )
 
 // sysfs has a directory for each block device.
@@ -53,7 +51,7 @@ func Inspect(n Number) (Facts, error) {
 	if err != nil {
 		return f, fmt.Errorf("device %s: %w (its size is %q)", n, ErrGone, attribute(dir, "size"))
 	}
-	f.SizeBytes = sectors * 512 // whatever the blocks of the device are
+	f.SizeBytes = sectors * sector
 	f.ReadOnly = attribute(dir, "ro") != "0"
 	f.Holders = names(filepath.Join(dir, "holders"))
 	if attribute(dir, "partition") != "" {
@@ -219,17 +217,4 @@ func (f Facts) mountsIn(table []byte) (found []string) {
 		}
 	}
 	return found
-}
-
-// Writable reports what keeps the device from being written, if it can be known without opening it exclusively:
-// BLKROGET is the answer that counts for a descriptor.
-func (d *Device) Writable() error {
-	value, err := unix.IoctlGetInt(int(d.file.Fd()), unix.BLKROGET)
-	if err != nil {
-		return d.failed("BLKROGET", err)
-	}
-	if value != 0 {
-		return fmt.Errorf("%s: %w", d, ErrReadOnly)
-	}
-	return nil
 }
