@@ -246,7 +246,9 @@ func TestProvisionRefuses(t *testing.T) {
 			o.PVC.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteMany}
 			o.PVC.Spec.Selector = &metav1.LabelSelector{}
 			o.PVC.Spec.DataSource = &corev1.TypedLocalObjectReference{}
-		}, []string{"noatime", "Recycle", "ReadWriteMany", "selector", "data source"}, controller.ProvisioningFinished},
+			attributes := "gold"
+			o.PVC.Spec.VolumeAttributesClassName = &attributes
+		}, []string{"noatime", "Recycle", "ReadWriteMany", "selector", "data source", "spec.volumeAttributesClassName"}, controller.ProvisioningFinished},
 		"another topology": {func(o *controller.ProvisionOptions) {
 			o.StorageClass.AllowedTopologies = []corev1.TopologySelectorTerm{{MatchLabelExpressions: []corev1.TopologySelectorLabelRequirement{{Key: "zone", Values: []string{"b"}}}}}
 		}, []string{"node-a", "allowedTopologies"}, controller.ProvisioningFinished},
@@ -389,6 +391,34 @@ func TestDeleteRefusesADirectoryOfTwoPersistentVolumes(t *testing.T) {
 			r := newRig(t, Config{Mode: PerNode, Path: pool}, tt.other(filepath.Join(pool, name)))
 			err := r.Delete(t.Context(), pv)
 			if removed := len(r.directories()) == 0; removed != tt.removed || (err == nil) != tt.removed || err != nil && !strings.Contains(err.Error(), "by-hand") {
+				t.Errorf("removed: %t (%v)", removed, err)
+			}
+		})
+	}
+}
+
+// The upstream single-node provisioner said neither a type nor a node affinity.
+func TestDeleteOnSingleNode(t *testing.T) {
+	tests := map[string]struct {
+		config   Config
+		identity string
+		removed  bool
+	}{
+		"of the upstream provisioner":         {Config{Mode: SingleNode}, "node-a", true},
+		"of another node":                     {Config{Mode: SingleNode}, "node-b", false},
+		"of another node, in a shared PV_DIR": {Config{Mode: SingleNode, Shared: true}, "node-b", true},
+		"of nobody, in a shared PV_DIR":       {Config{Mode: SingleNode, Shared: true}, "", false},
+	}
+	for title, tt := range tests {
+		t.Run(title, func(t *testing.T) {
+			r := newRig(t, tt.config)
+			directory := filepath.Join(r.config.Path, "space-claim-"+name)
+			must.Succeed(t, os.MkdirAll(filepath.Join(directory, "sub"), 0o777))
+			err := r.Delete(t.Context(), &corev1.PersistentVolume{
+				ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{Identity: tt.identity, ProvisionedBy: SingleNodeName}},
+				Spec:       corev1.PersistentVolumeSpec{PersistentVolumeSource: corev1.PersistentVolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: directory}}},
+			})
+			if removed := len(r.directories()) == 0; removed != tt.removed || (err == nil) != tt.removed {
 				t.Errorf("removed: %t (%v)", removed, err)
 			}
 		})
