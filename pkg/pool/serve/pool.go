@@ -221,6 +221,9 @@ func (p *Pool) openToServe(ctx context.Context) (_ *Visit, err error) {
 			v.Close()
 		}
 	}()
+	if err := v.checkCovered(); err != nil {
+		return nil, err
+	}
 	id, err := p.identify(s, f)
 	if err != nil {
 		return nil, err

@@ -2,8 +2,10 @@ package serve
 
 import (
 	"errors"
+	"path/filepath"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/mounts"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/scan"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 )
@@ -44,6 +46,9 @@ func (p *Pool) replaced(id *opened, err error) (bool, error) {
 		return false, err
 	}
 	p.Log.Info("another filesystem is mounted over the pool, in which nothing was; opening that", "path", p.Config.Path)
+	if err := p.markCovered(); err != nil {
+		p.Log.Error(err, "failed to mark the directory below the mount; without the mount it is served again after a restart", "path", p.Config.Path)
+	}
 	p.needMount.Store(true)
 	p.at.MakePath = false
 	p.state.Store(&state{err: p.Unavailable(ErrNotChecked), errors: p.state.Load().errors})
@@ -52,6 +57,44 @@ func (p *Pool) replaced(id *opened, err error) (bool, error) {
 	p.Ledger.Leave()
 	p.giveUp()
 	return true, nil
+}
+
+// markCovered notes in the directory below the mount that it is not to be served after a restart.
+func (p *Pool) markCovered() error {
+	parent, err := dir.OpenParent(p.Config.Path)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = parent.Close() }()
+	covered, err := mounts.OpenCovered(parent, filepath.Base(p.Config.Path))
+	if err != nil {
+		return err
+	}
+	defer func() { _ = covered.Close() }()
+	id, err := covered.ID()
+	if root := p.root.Load(); err == nil && (root == nil || *root != id) {
+		err = errors.New("what is below the mount is not the pool that was opened")
+	}
+	if err != nil {
+		return err
+	}
+	return store.MarkCovered(covered)
+}
+
+var errCovered = errors.New("a filesystem was mounted over it and is missing; mount it, or, to serve the bare directory, remove " + store.OwnName + "/covered in it")
+
+// checkCovered answers why a directory is not served that another filesystem was mounted over before
+// a restart.
+func (v *Visit) checkCovered() error {
+	covered, err := v.Store.Covered()
+	if err != nil || !covered {
+		return err
+	}
+	mounted, err := v.Pool.Options.Mounts.IsFilesystem(v.Store.Root())
+	if err != nil || mounted {
+		return err
+	}
+	return errCovered
 }
 
 func (p *Pool) mountedOver() (bool, error) {

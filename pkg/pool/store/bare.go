@@ -69,3 +69,21 @@ func (id *Identity) isBare(at *Location, root *dir.Dir) error {
 	}
 	return err
 }
+
+// MarkCovered notes in the directory of a pool, durably, that another filesystem is mounted over it.
+func MarkCovered(root *dir.Dir) error {
+	own, err := root.Open(OwnName)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = own.Close() }()
+	return own.WriteFile(coveredName, nil)
+}
+
+// Covered reports whether another filesystem was mounted over the pool, when nothing was in it.
+func (s *Store) Covered() (bool, error) {
+	if s.Bare() {
+		return false, nil
+	}
+	return s.own.Exists(coveredName)
+}

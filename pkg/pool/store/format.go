@@ -27,6 +27,8 @@ const (
 	lockName      = "lock"
 	// waiterName has the sign of life of a driver that waits for a pool which is not shared.
 	waiterName = "lock.waiting"
+	// coveredName is an empty file in a pool that another filesystem was mounted over.
+	coveredName = "covered"
 	// publishedName has what each node of a shared pool has published, as empty files
 	// published/<node>/<volume id>: a kernel knows only its own mounts, and a volume that is
 	// in use on any node must not be removed.
