@@ -2,18 +2,25 @@ package cases_test
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"kubevirt.io/hostpath-provisioner/test/cluster"
 )
 
-// A pool with a template gets a claim and a mounter on each node, and serves volumes. Removed from the object, it is
+// A pool with a template gets a claim and a mounter on each node, or one claim for all of them, and serves volumes. It grows
+// with its template, and mounters that are killed are no loss. Removed from the object, while the operator is killed, it is
 // unmounted on each node, although another pool's name is the beginning of its own, and its claims stay.
 func TestOperatorWithPoolOnClaims(t *testing.T) {
 	const class = "hostpath-operator-claims"
@@ -31,34 +38,77 @@ func TestOperatorWithPoolOnClaims(t *testing.T) {
 	t.Cleanup(func() {
 		_ = c.Client.StorageV1().StorageClasses().Delete(context.Background(), class, metav1.DeleteOptions{})
 	})
-	both := `storagePools:
+	sharedDirectory(s)
+	pools := func(size string) string {
+		return `storagePools:
 - {name: local, path: /var/hpvolumes}
 - name: local-fast
   path: /var/fast
-  fsType: ext4
-  pvcTemplate: {storageClassName: ` + operatorClass + `, volumeMode: Block, accessModes: [ReadWriteOnce], resources: {requests: {storage: 256Mi}}}`
-	if _, err := client.Create(ctx, provisioner(t, "claims", both), metav1.CreateOptions{}); err != nil {
+  pvcTemplate: {storageClassName: ` + operatorClass + `, volumeMode: Block, accessModes: [ReadWriteOnce], resources: {requests: {storage: ` + size + `}}}
+- name: everywhere
+  path: /var/everywhere
+  pvcTemplate: {storageClassName: "", volumeName: everywhere, accessModes: [ReadWriteMany], resources: {requests: {storage: 1Gi}}}`
+	}
+	if _, err := client.Create(ctx, provisioner(t, "claims", pools("320Mi")), metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { s.removeProvisioner("claims") })
 	s.condition(client, "claims", "Available", "True")
+	before := poolSizes(s)
 	s.claim("fast", "32Mi", ofClass(class))
 	s.pod("writer", with("fast", "/data"))
+
+	larger, err := json.Marshal(map[string]any{"spec": provisioner(t, "claims", pools("448Mi")).Object["spec"]})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := client.Patch(ctx, "claims", types.MergePatchType, larger, metav1.PatchOptions{}); err != nil {
+		t.Fatal(err)
+	}
 	s.ready("writer")
-	if got := s.mustRun("writer", "echo hello >/data/file; cat /data/file"); got != "hello\n" {
+	s.mustRun("writer", "echo hello >/data/file")
+	onAllNodes(s)
+	s.until("the pools to have grown with their template", func(context.Context) (string, error) {
+		for node, size := range poolSizes(s) {
+			if size < before[node]+100<<20 {
+				return fmt.Sprintf("that of %s has %d MiB", node, size>>20), nil
+			}
+		}
+		return "", nil
+	})
+
+	if out, err := c.Kubectl(ctx, "delete", "pod", "-n", cluster.Namespace, "-l", "hpp-pool", "--force", "--grace-period=0"); err != nil {
+		t.Fatal(out, err)
+	}
+	if got := s.mustRun("writer", "echo again >>/data/file; cat /data/file"); got != "hello\nagain\n" {
 		t.Errorf("the pod reads %q", got)
 	}
+	s.until("the mounters to be ready again", func(ctx context.Context) (string, error) {
+		all, err := c.Client.AppsV1().Deployments(cluster.Namespace).List(ctx, metav1.ListOptions{LabelSelector: "hpp-pool"})
+		if err != nil {
+			return "", err
+		}
+		for _, one := range all.Items {
+			if one.Status.ReadyReplicas == 0 || one.Status.Replicas != 1 {
+				return fmt.Sprintf("%s has %d pods, ready are %d", one.Name, one.Status.Replicas, one.Status.ReadyReplicas), nil
+			}
+		}
+		return "", nil
+	})
 	s.remove("writer")
 	if err := c.Client.CoreV1().PersistentVolumeClaims(s.namespace).Delete(ctx, "fast", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	s.until("the volume to be deleted", s.volumesOf(s.namespace))
+	s.until("the volumes to be deleted", s.volumesOf(s.namespace))
 
 	patch := []byte(`{"spec":{"storagePools":[{"name":"local","path":"/var/hpvolumes"}]}}`)
 	if _, err := client.Patch(ctx, "claims", types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	s.until("the pool to be unmounted", func(ctx context.Context) (string, error) {
+	if out, err := c.Kubectl(ctx, "delete", "pod", "-n", cluster.Namespace, "-l", "name=hostpath-provisioner-operator", "--force", "--grace-period=0"); err != nil {
+		t.Fatal(out, err)
+	}
+	s.until("the pools to be unmounted", func(ctx context.Context) (string, error) {
 		left, err := c.Client.AppsV1().Deployments(cluster.Namespace).List(ctx, metav1.ListOptions{LabelSelector: "hpp-pool"})
 		if err != nil || len(left.Items) == 0 {
 			return "", err
@@ -68,18 +118,81 @@ func TestOperatorWithPoolOnClaims(t *testing.T) {
 	})
 	s.condition(client, "claims", "Available", "True")
 	claims, err := c.Client.CoreV1().PersistentVolumeClaims(cluster.Namespace).List(ctx, metav1.ListOptions{})
-	if err != nil || len(claims.Items) != len(c.Nodes) {
-		t.Fatalf("there are %d claims (%v), want one of each node", len(claims.Items), err)
+	if err != nil || len(claims.Items) != len(c.Nodes)+1 {
+		t.Fatalf("there are %d claims (%v), want one of each node and a shared one", len(claims.Items), err)
 	}
 	for _, claim := range claims.Items {
-		if !strings.HasPrefix(claim.Name, "hpp-pool-local-fast-node-") {
+		if !strings.HasPrefix(claim.Name, "hpp-pool-local-fast-node-") && claim.Name != "hpp-pool-everywhere-shared" {
 			t.Errorf("a claim has the name %s", claim.Name)
 		}
 		if err := c.Client.CoreV1().PersistentVolumeClaims(cluster.Namespace).Delete(ctx, claim.Name, metav1.DeleteOptions{}); err != nil {
 			t.Error(err)
 		}
 	}
+	// Nobody deletes the one that was made by hand.
+	s.must(c.Client.CoreV1().PersistentVolumes().Delete(ctx, "everywhere", metav1.DeleteOptions{}))
 	s.until("the volumes of the claims to be deleted", s.volumesOf(cluster.Namespace))
+}
+
+// sharedDirectory makes a volume that all nodes have, as one of NFS: a directory of this machine.
+func sharedDirectory(s *scene) {
+	s.Helper()
+	path := filepath.Join(c.Sandbox.Dir, "everywhere")
+	s.must(os.MkdirAll(path, 0o755))
+	if _, err := c.Client.CoreV1().PersistentVolumes().Create(s.Context(), &corev1.PersistentVolume{
+		ObjectMeta: metav1.ObjectMeta{Name: "everywhere"},
+		Spec: corev1.PersistentVolumeSpec{
+			Capacity:                      corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")},
+			AccessModes:                   []corev1.PersistentVolumeAccessMode{corev1.ReadWriteMany},
+			PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimRetain,
+			PersistentVolumeSource:        corev1.PersistentVolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: path}},
+		},
+	}, metav1.CreateOptions{}); err != nil {
+		s.Fatal(err)
+	}
+	s.Cleanup(func() {
+		err := c.Client.CoreV1().PersistentVolumes().Delete(context.Background(), "everywhere", metav1.DeleteOptions{})
+		if err != nil && !apierrors.IsNotFound(err) {
+			s.Error(err)
+		}
+		s.removeClass("hpp-overlay")
+	})
+}
+
+// onAllNodes has pods of both nodes use one volume of the shared pool.
+func onAllNodes(s *scene) {
+	s.Helper()
+	s.claim("common", "32Mi", ofClass("hpp-overlay"), func(claim *corev1.PersistentVolumeClaim) {
+		claim.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteMany}
+	})
+	for _, node := range []string{nodeA, nodeB} {
+		s.pod("on-"+node, with("common", "/data"), on(node))
+		s.ready("on-" + node)
+		s.mustRun("on-"+node, "echo "+node+" >>/data/file; sync")
+	}
+	if got := s.mustRun("on-"+nodeA, "cat /data/file"); got != nodeA+"\n"+nodeB+"\n" {
+		s.Errorf("the pod on %s reads %q", nodeA, got)
+	}
+	s.remove("on-"+nodeA, "on-"+nodeB)
+	s.must(c.Client.CoreV1().PersistentVolumeClaims(s.namespace).Delete(s.Context(), "common", metav1.DeleteOptions{}))
+}
+
+// poolSizes are the sizes in bytes of the filesystems that the pool local-fast has on the nodes.
+func poolSizes(s *scene) map[string]int64 {
+	s.Helper()
+	sizes := map[string]int64{}
+	for name, n := range c.Nodes {
+		out, err := n.Output(s.Context(), "stat", "--file-system", "--format=%b %S", "/var/fast/csi")
+		if err != nil {
+			s.Fatal(err)
+		}
+		var blocks, bytes int64
+		if _, err := fmt.Sscan(out, &blocks, &bytes); err != nil {
+			s.Fatal(err)
+		}
+		sizes[name] = blocks * bytes
+	}
+	return sizes
 }
 
 // volumesOf says which volumes there are for the claims of a namespace.

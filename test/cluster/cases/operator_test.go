@@ -61,6 +61,8 @@ func (s *scene) withOperator() dynamic.ResourceInterface {
 		Parameters:        map[string]string{"storagePool": "local"},
 		VolumeBindingMode: pointer(storagev1.VolumeBindingWaitForFirstConsumer),
 		ReclaimPolicy:     pointer(corev1.PersistentVolumeReclaimDelete),
+		// Pools on claims of this class grow.
+		AllowVolumeExpansion: pointer(true),
 	}, metav1.CreateOptions{})
 	if err != nil && !apierrors.IsAlreadyExists(err) {
 		s.Fatal(err)
