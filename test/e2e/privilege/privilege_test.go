@@ -100,6 +100,10 @@ func lacks() []lack {
 		return all // the others are the same on all filesystems
 	}
 	return append(all, lack{
+		name:     "the host's /dev", // as under the upstream operator, where it is a tmpfs of the container
+		takeAway: func(c *container) { c.mount("dev").Host = "/dev/shm" },
+		fails:    ofDevices(create),
+	}, lack{
 		name:     "/dev/loop-control",
 		takeAway: func(c *container) { c.Devices = slices.DeleteFunc(c.Devices, is(loopControl)) },
 		fails:    ofDevices(create),
