@@ -31,7 +31,6 @@ type config struct {
 	provisioner    provisioner.Config
 	node           volume.NodeID
 	pool           poolconfig.Pool
-	namespace      string
 	kubeconfig     string // empty inside a cluster
 	deviceNodes    string
 	systemPath     string
@@ -50,7 +49,7 @@ func parse(args []string, getenv func(string) string, output io.Writer) (config,
 	flags.StringVar(&node, "node-name", getenv("NODE_NAME"), "name of this node (required); default $NODE_NAME")
 	flags.StringVar(&dir, "pv-dir", getenv("PV_DIR"), "directory of the volumes, by its path on the node (required); default $PV_DIR")
 	flags.StringVar(&prefix, "use-naming-prefix", getenv("USE_NAMING_PREFIX"), "true to name directories <claim>-<pv> instead of <pv>; not with --mode=single-node; default $USE_NAMING_PREFIX")
-	flags.StringVar(&c.namespace, "pod-namespace", getenv("POD_NAMESPACE"), "namespace of this pod, for the name in the certificate of the metrics; default $POD_NAMESPACE")
+	flags.StringVar(&c.metricsTLS.Namespace, "pod-namespace", getenv("POD_NAMESPACE"), "namespace of this pod, for the name in the certificate of the metrics; default $POD_NAMESPACE")
 	flags.StringVar(&policy, "pv-reclaim-policy", getenv("PV_RECLAIM_POLICY"), "Delete or Retain, in place of what the StorageClass says; with --mode=single-node; default $PV_RECLAIM_POLICY")
 	flags.StringVar(&shared, "pv-dir-shared", getenv("PV_DIR_SHARED"), "true if --pv-dir is the same directory on all nodes; with --mode=single-node; default $PV_DIR_SHARED")
 	flags.StringVar(&options, "pool-options", cmp.Or(getenv("POOL_OPTIONS"), "{}"), "options of the pool, a JSON object; see docs/provisioner.md; default $POOL_OPTIONS")
@@ -81,7 +80,7 @@ func parse(args []string, getenv func(string) string, output io.Writer) (config,
 	note("pv-dir-shared", err)
 	c.provisioner.ReclaimPolicy, err = parsePolicy(policy, c.provisioner.Mode)
 	note("pv-reclaim-policy", err)
-	note("pod-namespace", checkNamespace(c.namespace))
+	note("pod-namespace", checkNamespace(c.metricsTLS.Namespace))
 	note("device-nodes", checkDevices(c.deviceNodes))
 	note("health-address", cmdline.CheckAddress(c.healthAddress))
 	note("metrics-address", cmdline.CheckAddress(c.metricsAddress))

@@ -81,10 +81,6 @@ func main() {
 // run serves until ctx ends.
 func run(ctx context.Context, c config) (err error) {
 	log := klog.Background()
-	// Where the certificate of the metrics takes the namespace from.
-	if err := os.Setenv("POD_NAMESPACE", c.namespace); err != nil {
-		return err
-	}
 	client, err := connect(c.kubeconfig)
 	if err != nil {
 		return fmt.Errorf("connect to the API server: %w", err)

@@ -469,6 +469,10 @@ func TestSelfSignedCertificate(t *testing.T) {
 	if err := certificate.VerifyHostname("example.com"); err == nil {
 		t.Error("it is good for example.com")
 	}
+	named := shown(t, serve(t, metrics.New(metrics.Options{Version: "v1", Pools: noPools}), metrics.TLS{Namespace: "other"}))
+	if err := named.VerifyHostname("driver-metrics.other.svc"); err != nil {
+		t.Errorf("with another namespace: %v", err)
+	}
 	if again := shown(t, address); !again.Equal(certificate) {
 		t.Error("the second connection sees another certificate")
 	}

@@ -1,6 +1,7 @@
 package metrics
 
 import (
+	"cmp"
 	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -27,6 +28,8 @@ import (
 // driver's own, signed by itself.
 type TLS struct {
 	CertFile, KeyFile string
+	// Namespace is that of the Service in the names of a certificate that this package makes; $POD_NAMESPACE if it is empty.
+	Namespace string
 	// Accepted are versions and cipher suites.
 	Accepted tlsprofile.Profile
 }
@@ -92,7 +95,7 @@ func (c *certificates) current() (*tls.Certificate, error) {
 	if c.loaded != nil && time.Now().Before(c.renew) {
 		return c.loaded, nil
 	}
-	certificate, err := selfSigned(time.Now())
+	certificate, err := selfSigned(time.Now(), cmp.Or(c.config.Namespace, os.Getenv("POD_NAMESPACE")))
 	if err != nil {
 		return nil, fmt.Errorf("make a certificate for the metrics: %w", err)
 	}
@@ -121,7 +124,7 @@ func (c *certificates) fromFiles() (*tls.Certificate, error) {
 
 const lifetime = 365 * 24 * time.Hour
 
-func selfSigned(now time.Time) (*tls.Certificate, error) {
+func selfSigned(now time.Time, namespace string) (*tls.Certificate, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return nil, err
@@ -143,7 +146,7 @@ func selfSigned(now time.Time) (*tls.Certificate, error) {
 	if ip := net.ParseIP(os.Getenv("POD_IP")); ip != nil {
 		template.IPAddresses = append(template.IPAddresses, ip)
 	}
-	if service, namespace := os.Getenv("SERVICE_NAME"), os.Getenv("POD_NAMESPACE"); service != "" && namespace != "" {
+	if service := os.Getenv("SERVICE_NAME"); service != "" && namespace != "" {
 		template.DNSNames = append(template.DNSNames, service+"."+namespace+".svc")
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
