@@ -273,7 +273,7 @@ $(SUITE): test/cluster/kubernetes/go.mod test/cluster/kubernetes/go.sum test/clu
 
 # Left out: see docs/cluster.md.
 SUITE_FOCUS ?= External.Storage
-SUITE_SKIP ?= \[(Disruptive|Feature:([^V]|Volume[^S]|VolumeSource)[^]]*)\]|any volume data source
+SUITE_SKIP ?= \[(Disruptive|Feature:([^V]|Volume[^S]|VolumeSource)[^]]*)\]|any volume data source|Pre-provisioned Snapshot
 .PHONY: test-k8s-storage
 test-k8s-storage: $(SUITE) cluster-programs ## Run the tests of Kubernetes for storage drivers
 	@# Most of them wait most of the time. Ginkgo compares its version with that of the module that the program
