@@ -205,6 +205,9 @@ func (p *Pool) setCondition(facts health.Facts) {
 func (r *reader) read(ctx context.Context) (Pool, error) {
 	var err error
 	if r.Store, r.format, err = store.OpenReadOnly(r.at); err != nil {
+		if !errors.Is(err, store.ErrNoLayout) && !errors.Is(err, nested.ErrNested) {
+			r.joinUnread()
+		}
 		return Pool{}, err
 	}
 	defer r.Store.Close()
@@ -314,6 +317,21 @@ func (r *reader) join() error {
 		r.held, r.counted = r.Held(new(atomic.Int64))
 	}
 	return nil
+}
+
+// joinUnread has the other pools on the filesystem of one that cannot be read have nothing available, as
+// with a driver: what this one has promised is not known.
+func (r *reader) joinUnread() {
+	root, err := dir.Open(r.Config.Path)
+	if err != nil {
+		return // it is not here
+	}
+	defer func() { _ = root.Close() }() // opened for reading
+	on, err := root.SpaceID()
+	if err != nil || r.at.Verify(root) != nil {
+		return
+	}
+	r.Ledger.Join(r.filesystems.Settle(r, on), ledger.Origin{Shared: r.Config.Shared})
 }
 
 // addAvailable adds what a driver that starts would still promise. That depends on all pools of a

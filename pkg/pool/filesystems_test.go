@@ -334,6 +334,9 @@ func TestNothingIsPromisedBesideUnreadablePool(t *testing.T) {
 		b.start(neighbours)
 		must.Succeed(t, b.publish("pvc-a", "a"))
 		b.wantCapacity("a", 0, 0)
+		if got := b.inspect(neighbours)[0].AvailableBytes; got == nil || *got != 0 {
+			t.Errorf("inspect reports %v available in the other pool, want 0", got)
+		}
 		wantError(t, b.tryCreateIn("a", "pvc-2", mib), volume.ErrUnavailable)
 		_, err = b.Expand(t.Context(), id(t, "pvc-a"), b.target("a"), volume.ModeMount, volume.Range{Required: 30 * mib})
 		wantError(t, err, volume.ErrUnavailable)
