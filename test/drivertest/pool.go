@@ -310,6 +310,9 @@ func (p *Pool) limited(v Kept, r Record) error {
 				least, most = least+v.Bytes, most+largest
 			}
 		}
+		if r.Family != "" && f.Kind() == quota.XFS && !v.Block { // which overwrites shared blocks elsewhere
+			least, most = least+mib, most+mib
+		}
 		if usage.Limit.Bytes < least || usage.Limit.Bytes > most {
 			return fmt.Errorf("the limit of %s is %d bytes, want %d to %d", v.ID, usage.Limit.Bytes, least, most)
 		}

@@ -53,12 +53,12 @@ type loss struct {
 }
 
 // What was acknowledged is there when the power goes, whatever of the rest the disk has
-// stored.
+// stored. Snapshots, and volumes made from them, are whole or not there.
 func TestPowerLoss(t *testing.T) {
 	driver := drivertest.Built(t)
-	sample := 19 // with -short, one of so many
+	sample := 29 // with -short, one of so many
 	if testenv.Guest() {
-		sample = 31
+		sample = 47
 	}
 	for _, fs := range poweredFilesystems() {
 		t.Run(fs.kind, func(t *testing.T) {
@@ -141,6 +141,33 @@ func (r *recorder) calls(w *world) []timed {
 	unpublishing := func(id string, s state) timed {
 		return timed{"unpublish " + id, id, s, func() answer { return w.unpublishOf(id) }}
 	}
+	const second, restored, cloned = "pvc-second", "pvc-restored", "pvc-cloned"
+	snapshotting := func(name, of string, block bool) timed {
+		return timed{"snapshot " + of, "~" + name, state{block: block, copied: true}, func() answer {
+			w.writeUnflushed(of, block)
+			a, err := w.Snapshot(w.Context(), name, of, "")
+			return answer{a, err}
+		}}
+	}
+	removing := func(name string) timed {
+		return timed{"delete snapshot " + name, "~" + name, state{}, func() answer {
+			return answer{nil, w.DeleteSnapshot(w.Context(), name+"@"+drivertest.NodeName)}
+		}}
+	}
+	restoring := func(id, from string, s state) timed {
+		s.copied = true
+		return timed{"restore " + from, id, s, func() answer {
+			a, err := w.Restore(w.Context(), asked(id, s.block, s.bytes), from+"@"+drivertest.NodeName)
+			return answer{a, err}
+		}}
+	}
+	cloning := func(id, of string, s state) timed {
+		s.copied = true
+		return timed{"clone " + of, id, s, func() answer {
+			a, err := w.Clone(w.Context(), asked(id, s.block, s.bytes), of)
+			return answer{a, err}
+		}}
+	}
 	return []timed{
 		creating(directory, state{bytes: small}),
 		creating(raw, state{bytes: small, block: true}),
@@ -150,10 +177,35 @@ func (r *recorder) calls(w *world) []timed {
 		growing(raw, state{bytes: large, block: true, published: true}),
 		unpublishing(raw, state{bytes: large, block: true}),
 		deleting(raw),
-		creating("pvc-second", state{bytes: small}),
-		deleting("pvc-second"),
-		creating("pvc-second", state{bytes: medium, block: true}),
+		creating(second, state{bytes: small}),
+		deleting(second),
+		creating(second, state{bytes: medium, block: true}),
+		snapshotting("of-block", second, blockMode),
+		restoring(restored, "of-block", state{bytes: large, block: true}),
+		removing("of-block"),
+		deleting(restored),
+		deleting(second),
+		creating(second, state{bytes: small}),
+		snapshotting("of-tree", second, mountMode),
+		cloning(cloned, second, state{bytes: medium}),
+		deleting(second),
+		restoring(restored, "of-tree", state{bytes: small}),
 	}
+}
+
+// writeUnflushed has a user write to a volume. Nobody has flushed that when a snapshot is made.
+func (w *world) writeUnflushed(id string, block bool) {
+	w.Helper()
+	name := w.pool.Image(id)
+	if !block {
+		name = filepath.Join(w.pool.Path, id, "sub", "file")
+		w.Must(os.Mkdir(filepath.Dir(name), 0o755))
+	}
+	f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE, 0o600)
+	w.Must(err)
+	_, err = f.WriteString(content)
+	w.Must(errors.Join(err, f.Close()))
+	w.awaitTick()
 }
 
 // during keeps what the power would leave at each flush while a call is at work, and
@@ -212,18 +264,43 @@ func (r *recorder) verify(p place, driver, when string, l loss) {
 		if before != nil && after != nil {
 			r.Errorf("%s: there is %+v; want %+v, or what was before: %+v", when, got, l.after, l.before)
 		}
-		var all []drivertest.Kept
-		for id, s := range got {
-			all = append(all, kept(id, s))
-		}
-		if err := w.pool.Problems(all); err != nil {
-			r.Errorf("%s: %v", when, err)
-		}
+		w.wantWhole(when, got)
 		must.Succeed(r.T, w.close())
 	})
 }
 
-// volumes are those that have a record.
+// wantWhole expects volumes and snapshots to be in order, with the content of what they were made
+// from.
+func (w *world) wantWhole(when string, got map[string]state) {
+	w.Helper()
+	var all []drivertest.Kept
+	for id, s := range got {
+		path := filepath.Join(w.pool.Path, id)
+		if name, is := strings.CutPrefix(id, "~"); is {
+			path = w.pool.Own("snapshots", id)
+			w.pool.Snapshots = append(w.pool.Snapshots, name)
+		} else {
+			all = append(all, kept(id, s))
+		}
+		if s.copied {
+			w.wantContent(when, path, s.block)
+		}
+	}
+	if err := w.pool.Problems(all); err != nil {
+		w.Errorf("%s: %v", when, err)
+	}
+	list, err := w.Snapshots(w.Context(), "")
+	if err != nil || len(list) != len(w.pool.Snapshots) {
+		w.Errorf("%s: listed are the snapshots %v, %v; want %q", when, list, err, w.pool.Snapshots)
+	}
+	for _, s := range list {
+		if !s.GetReadyToUse() {
+			w.Errorf("%s: %v is not ready", when, s)
+		}
+	}
+}
+
+// volumes are those that have a record, and the snapshots: what these are promised is what they hold.
 func (w *world) volumes() (map[string]state, error) {
 	all := make(map[string]state)
 	names, err := drivertest.Names(w.pool.Own("volumes"))
@@ -236,7 +313,10 @@ func (w *world) volumes() (map[string]state, error) {
 		if err != nil {
 			return nil, err
 		}
-		all[id] = state{bytes: r.Bytes, block: r.Mode == "block", inline: r.Inline}
+		all[id] = state{bytes: r.Bytes, block: r.Mode == "block", inline: r.Inline, copied: r.Origin.Method != ""}
+		if strings.HasPrefix(id, "~") {
+			all[id] = state{block: r.Mode == "block", copied: true}
+		}
 	}
 	return all, nil
 }

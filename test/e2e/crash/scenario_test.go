@@ -20,6 +20,8 @@ type state struct {
 	block     bool
 	inline    bool
 	published bool
+	// copied: it was made from another entry, and has its content.
+	copied bool
 }
 
 // A scenario is a call that brings the volume from one state to another.
