@@ -199,7 +199,7 @@ func TestSwappedPathsDoNotEscapePool(t *testing.T) {
 	for name, s := range swaps {
 		t.Run(name, func(t *testing.T) {
 			a := newArena(t, s)
-			a.makeAll()
+			a.makeAll(s)
 			before := canaries(t, a.outside)
 			a.attack(s)
 			if s.followed {
@@ -339,14 +339,22 @@ func kind(path string) fs.FileMode {
 	return info.Mode().Type()
 }
 
-// makeAll makes the volume and the block volume of the calls.
-func (a *arena) makeAll() {
+// makeAll makes the volume and the block volume of the calls, and one that is copied: not in a pool that is swapped, which
+// the calls are to leave empty now and then.
+func (a *arena) makeAll(s swap) {
 	a.t.Helper()
-	for name, mode := range map[string]volume.Mode{"pvc-1": volume.ModeMount, "pvc-2": volume.ModeBlock} {
+	all := map[string]volume.Mode{"pvc-1": volume.ModeMount, "pvc-2": volume.ModeBlock}
+	if s.path != "pool" {
+		all["pvc-5"] = volume.ModeMount
+	}
+	for name, mode := range all {
 		unlock := a.hold(name)
 		_, err := a.Create(a.t.Context(), pool.Request{ID: id(a.t, name), Mode: mode, Range: volume.Range{Required: mib}})
 		must.Succeed(a.t, err)
 		unlock()
+	}
+	if s.path == "pool" {
+		return
 	}
 	must.Succeed(a.t, os.Mkdir(a.path("pool", "pvc-5", "sub"), 0o755))
 	must.Succeed(a.t, os.WriteFile(a.path("pool", "pvc-5", "sub", "file"), []byte("data"), 0o644))
@@ -621,7 +629,7 @@ func TestOtherFilesAtTargetAreKept(t *testing.T) {
 	for name, c := range taken {
 		t.Run(name, func(t *testing.T) {
 			a := newArena(t, swap{})
-			a.makeAll()
+			a.makeAll(swap{})
 			must.Succeed(t, c.make(a, a.path("pods", "a")))
 			pods := files(t, a.path("pods"))
 			outside := canaries(t, a.outside)
