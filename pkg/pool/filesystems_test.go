@@ -254,6 +254,9 @@ func opening(t *testing.T) (b *bench, release func()) {
 	b = newBench(t, t.TempDir())
 	b.start(neighbours)
 	b.createIn("b", "pvc-b", mib)
+	b.createIn("a", "pvc-old", mib)
+	b.createIn("a", "pvc-source", mib)
+	must.Succeed(t, b.publish("pvc-old", "a"))
 	must.Succeed(t, b.Close(t.Context()))
 	until := make(chan struct{})
 	b.real = func(d *dir.Dir) (quota.Facility, error) {
@@ -272,10 +275,26 @@ func opening(t *testing.T) (b *bench, release func()) {
 func TestNothingIsPromisedBeforeOtherPoolIsRead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, release := opening(t)
-		wantError(t, b.tryCreateIn("a", "pvc-a", mib), volume.ErrUnavailable)
+		promise := map[string]func() error{
+			"create": func() error { return b.tryCreateIn("a", "pvc-a", mib) },
+			"expand": func() error {
+				_, err := b.Expand(t.Context(), id(t, "pvc-old"), b.target("a"), "", volume.Range{Required: 2 * mib})
+				return err
+			},
+			"snapshot": func() error { return b.snapshot("s", "pvc-source") },
+		}
+		for name, try := range promise {
+			if err := try(); !errors.Is(err, volume.ErrUnavailable) {
+				t.Errorf("%s: %v, want ErrUnavailable", name, err)
+			}
+		}
 		release()
 		b.later(time.Second)
-		b.createIn("a", "pvc-a", mib)
+		for name, try := range promise {
+			if err := try(); err != nil {
+				t.Errorf("%s when the other pool is read: %v", name, err)
+			}
+		}
 	})
 }
 
