@@ -330,7 +330,7 @@ func (k *Kernel) Grow(d Device) (Device, error) {
 // the caller's own has to be known, and it goes with its last user.
 func (k *Kernel) Detach(ctx context.Context, d Device) error {
 	for wait := time.Millisecond; ; wait *= 2 {
-		err := k.detach(ctx, d)
+		err := k.detach(ctx, d, wait > time.Millisecond)
 		if err == nil {
 			return nil
 		}
@@ -338,12 +338,70 @@ func (k *Kernel) Detach(ctx context.Context, d Device) error {
 		if errors.Is(err, ErrBusy) && wait <= longestPause && k.pause(ctx, wait) == nil {
 			continue
 		}
+		if errors.Is(err, ErrBusy) {
+			if err = k.retain(d); err == nil {
+				return nil
+			}
+		}
 		return fmt.Errorf("detach %s: %w", d.Name, err)
 	}
 }
 
-func (k *Kernel) detach(ctx context.Context, d Device) error {
-	node, claimed, err := k.claim(d.Name)
+// detach answers ErrBusy for a device that others have open. It ends with the last of them then, unless it is
+// retained: there may always be one when this asks, and be none in between.
+func (k *Kernel) detach(ctx context.Context, d Device, again bool) error {
+	now, err := k.clear(d)
+	switch {
+	case errors.Is(err, ErrNotAttached) && !again:
+		return nil
+	case errors.Is(err, ErrNotAttached):
+		now = d
+	case err != nil:
+		return err
+	}
+	if now.Discard {
+		return nil
+	}
+	return k.remove(ctx, now.Name)
+}
+
+// clear detaches a device, and answers what it was. It answers ErrNotAttached where it is not that of the file any more.
+func (k *Kernel) clear(d Device) (now Device, err error) {
+	found, err := k.open(d.Name, unix.O_RDONLY)
+	if err != nil {
+		return Device{}, err
+	}
+	// From here on it stays what it is: it is open.
+	defer func() { _ = found.close() }()
+	now, err = found.inspect()
+	switch {
+	case err != nil:
+		return Device{}, err
+	case now.Gone && !d.Gone:
+		return Device{}, ErrGone
+	case now.Backing != d.Backing, now.Gone && now.FormerPath != d.FormerPath:
+		return Device{}, ErrNotAttached
+	case !now.Ours && !now.Gone:
+		return Device{}, ErrForeign
+	}
+	// Others cannot mount it meanwhile, or give it another file. Only now: what is another's by now they may mount.
+	claimed, err := k.open(d.Name, unix.O_RDONLY|unix.O_EXCL)
+	if errors.Is(err, unix.EBUSY) {
+		return Device{}, ErrBusy
+	}
+	if err != nil {
+		return Device{}, err
+	}
+	defer func() { err = errors.Join(err, claimed.close()) }()
+	if err := found.close(); err != nil {
+		return Device{}, err
+	}
+	return now, claimed.clear()
+}
+
+// retain keeps a device from ending with its last user, and answers ErrBusy; nil for one that has ended.
+func (k *Kernel) retain(d Device) error {
+	node, err := k.open(d.Name, unix.O_RDONLY)
 	if errors.Is(err, ErrNotAttached) {
 		return nil
 	}
@@ -353,37 +411,14 @@ func (k *Kernel) detach(ctx context.Context, d Device) error {
 	defer func() { _ = node.close() }()
 	now, err := node.inspect()
 	switch {
-	case errors.Is(err, ErrNotAttached):
+	case errors.Is(err, ErrNotAttached), err == nil && now.Backing != d.Backing:
 		return nil
 	case err != nil:
 		return err
-	case now.Gone && !d.Gone:
-		return ErrGone
-	case now.Backing != d.Backing, now.Gone && now.FormerPath != d.FormerPath:
-		return nil
-	case !now.Ours && !now.Gone:
-		return ErrForeign
-	case !claimed:
-		return ErrBusy
+	case now.Ending:
+		return errors.Join(ErrBusy, node.stay())
 	}
-	if err := node.clear(); err != nil {
-		return err
-	}
-	if !now.Discard {
-		return errors.Join(node.close(), k.remove(ctx, now.Name))
-	}
-	return nil
-}
-
-// claim opens a device and keeps others from mounting it or giving it another file
-// meanwhile. Where somebody else does that, it is opened without.
-func (k *Kernel) claim(name string) (node node, claimed bool, err error) {
-	node, err = k.open(name, unix.O_RDONLY|unix.O_EXCL)
-	if errors.Is(err, unix.EBUSY) {
-		node, err = k.open(name, unix.O_RDONLY)
-		return node, false, err
-	}
-	return node, true, err
+	return ErrBusy
 }
 
 // remove has the kernel forget a device that is free. One that refused discards would

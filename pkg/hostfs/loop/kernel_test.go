@@ -394,6 +394,27 @@ func TestDetach_waitsForShortOpens(t *testing.T) {
 	}
 }
 
+// Whenever it is asked somebody has it open, but not in between.
+func TestDetach_goesBetweenShortOpens(t *testing.T) {
+	k := kernel(t)
+	d := attach(t, k, file(t, open(t, testenv.Tmpfs(t, 64*mib)), "a", mib), loop.Options{})
+	looker, err := os.Open(path(d))
+	must.Succeed(t, err)
+	k.SetPause(func(context.Context, time.Duration) (err error) {
+		must.Succeed(t, looker.Close())
+		looker, err = os.Open(path(d))
+		if errors.Is(err, unix.ENXIO) {
+			err = nil // it is gone, or free
+		}
+		return err
+	})
+	must.Succeed(t, k.Detach(t.Context(), d))
+	_ = looker.Close()
+	if _, err := k.Inspect(d.Name); !errors.Is(err, loop.ErrNotAttached) {
+		t.Errorf("the device: %v, want it detached", err)
+	}
+}
+
 func TestDetach_contextCancelled(t *testing.T) {
 	k := kernel(t)
 	d := attach(t, k, file(t, open(t, testenv.Tmpfs(t, 64*mib)), "a", mib), loop.Options{})

@@ -244,14 +244,13 @@ func isMarked(info *unix.LoopInfo64) bool {
 	return unix.ByteSliceToString(info.File_name[:]) == mark
 }
 
-// clear detaches the device, which the caller has claimed, or answers ErrBusy and
-// leaves it attached. LOOP_CLR_FD itself never says so: where others have the device
-// open, it has it end with the last of them, which shows in its status.
+// clear detaches the device, which the caller has claimed. LOOP_CLR_FD itself never says that others have it open:
+// then it has it end with the last of them, which shows in its status, and clear answers ErrBusy.
 func (n node) clear() error {
 	if err := unix.IoctlSetInt(n.fd(), unix.LOOP_CLR_FD, 0); err != nil && !errors.Is(err, unix.ENXIO) {
 		return &fs.PathError{Op: "LOOP_CLR_FD", Path: n.name, Err: err}
 	}
-	err := n.stay()
+	_, err := n.status()
 	if errors.Is(err, ErrNotAttached) || filesystemGone(err) {
 		return nil
 	}

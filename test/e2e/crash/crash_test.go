@@ -221,7 +221,7 @@ func (w *world) crashOnce(a attack) (c crash, died bool) {
 	if !killed {
 		w.Fatalf("%s: nobody died at step %d: %v; the steps were\n%s\nwant\n%s", a.name, a.step, given.err, w.words(steps), w.words(w.learnt))
 	}
-	w.Must(w.Process.Kill())
+	w.kill()
 	at, expected := steps[a.step-1], w.learnt[a.step-1]
 	c.where = fmt.Sprintf("%s, killed at step %d of %d, %s", a.name, a.step, len(w.learnt), w.words(steps[a.step-1:]))
 	if again := a.step > 1 && at.Verb() == "fallocate" && at == steps[a.step-2]; !again { // else it had done some or nothing when it was interrupted
@@ -263,7 +263,7 @@ func (w *world) crashStart(at int) (steps []trap.Step, killed bool) {
 		return nil, false
 	}
 	if err == nil {
-		w.Must(w.Process.Kill())
+		w.kill()
 	}
 	return steps, true
 }

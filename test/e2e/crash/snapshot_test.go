@@ -132,7 +132,7 @@ func (w *world) crashCopy(c snapshotCall, block bool, step int) {
 	if !killed {
 		w.Fatalf("%s: nobody died at step %d: %v; the steps were\n%s\nwant\n%s", c.name, step, err, w.words(steps), w.words(w.learnt))
 	}
-	w.Must(w.Process.Kill())
+	w.kill()
 	where := fmt.Sprintf("%s, killed at step %d of %d, %s", c.name, step, len(w.learnt), w.words(steps[step-1:]))
 	w.startKnown(after(c.name, len(w.stable(steps[:step-1]))))
 	w.wantCopied(where+", started again", c, block, err == nil)

@@ -2,6 +2,7 @@ package crash
 
 import (
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
@@ -80,6 +81,21 @@ func (w *world) run(t *testing.T, program string) {
 
 // start runs the driver again after it ended.
 func (w *world) start() error { return w.Process.Restart(w.Context()) }
+
+// kill ends the driver at once. A device that it has told to go may stay for an instant, because another process that lists
+// devices has it open: the next start would tell it again.
+func (w *world) kill() {
+	w.Helper()
+	w.Must(w.Process.Kill())
+	w.Eventually("devices that end have ended", func() bool {
+		attached, err := w.pool.Attached()
+		w.Must(err)
+		return !slices.ContainsFunc(attached, func(d drivertest.Device) bool {
+			ends, err := os.ReadFile("/sys/block/" + d.Name + "/loop/autoclear")
+			return err == nil && strings.TrimSpace(string(ends)) == "1"
+		})
+	})
+}
 
 // end stops the driver and expects it to leave nothing.
 func (w *world) end() {
