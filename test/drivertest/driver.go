@@ -133,7 +133,9 @@ func (d *Driver) AwaitNoTrash(pool string) {
 	d.Eventually("the trash is empty", func() bool {
 		trashes, err := filepath.Glob(filepath.Join(pool, ".hostpath-provisioner/trash/*"))
 		d.Must(err)
-		return !slices.ContainsFunc(trashes, func(trash string) bool { return !d.empty(trash) })
+		inPlace, err := filepath.Glob(filepath.Join(pool, ".trash-*"))
+		d.Must(err)
+		return len(inPlace) == 0 && !slices.ContainsFunc(trashes, func(trash string) bool { return !d.empty(trash) })
 	})
 }
 

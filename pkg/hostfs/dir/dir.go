@@ -342,6 +342,18 @@ func renamePlain(d *Dir, name string, to *Dir, toName string) error {
 	return unix.Renameat(d.fd, name, to.fd, toName)
 }
 
+// Link gives a file another name in a directory of the same filesystem. It never replaces: a name that exists is
+// fs.ErrExist.
+func (d *Dir) Link(name string, to *Dir, toName string) error {
+	if err := errors.Join(checkName(name), checkName(toName)); err != nil {
+		return err
+	}
+	if err := unix.Linkat(d.fd, name, to.fd, toName, 0); err != nil {
+		return &os.LinkError{Op: "link", Old: d.join(name), New: to.join(toName), Err: err}
+	}
+	return nil
+}
+
 // Remove removes a file, a link or a device. It returns fs.ErrNotExist if there is none.
 func (d *Dir) Remove(name string) error { return d.unlink(name, 0) }
 

@@ -16,21 +16,35 @@ import (
 )
 
 // On a full filesystem there may be no room for a directory entry in the trash, and none for the
-// trash itself. A volume is then removed in place: its directory is marked by an extended
-// attribute, and from that moment on is trash that lies where the volume was. The attribute is in
-// the namespace "trusted", in which pods write nothing, and needs no block: XFS and ext4 have room for it
-// in the inode, XFS takes a block of its reserve if not, and btrfs changes one leaf, where rename(2)
-// changes several and so finds no room long before. Removing files needs no block anywhere.
+// trash itself. A volume is then removed in place, and from that moment on is trash that lies where
+// the volume was. Removing files needs no block anywhere. There are two ways:
+//
+// It is renamed in its directory, to a name that no volume has. That needs room for one more name:
+// ext4 nearly always has it in the last block of the directory, XFS only while the names do not fill
+// the inode, and btrfs reserves several leaves for rename(2), which it does not have.
+//
+// Where that fails, its directory is marked by an extended attribute. That is in the namespace "trusted",
+// in which pods write nothing, and needs no block: XFS has room for it in the inode, and takes a
+// block of its reserve if not, and btrfs changes one leaf. In an inode of ext4 there is no room
+// beside a label of SELinux.
 const (
-	// removedMark is set on the directory of the volume. Its value is sealOf that, and the name that
-	// the volume would have in the trash, without the id.
+	// aside begins the name of what was renamed in its directory. After it comes the name that it would have in
+	// the trash.
+	aside = ".trash-"
+
+	// removedMark is set on the directory of the volume. Its value is the name that
+	// the volume would have in the trash, without the id, behind sealOf that.
 	removedMark = "trusted.hostpath-provisioner.removed"
 	// removedInside is set, before the first mark, on the directory that has the volumes: without it
 	// they need not be opened to see that none is marked.
 	removedInside = "trusted.hostpath-provisioner.removing"
 
-	// publishedHere begins the attribute by which a node of a shared pool that has no room for its
-	// mark marks the volume itself. After it comes the name of the node. The value is sealOf the directory.
+	// publishedLink begins the name of a link to the lock file, in the same directory, by which a node of a shared pool
+	// that has no room for a file says that it has a volume published: a name needs no inode. After it come
+	// sealOf the node and that. It finds room, and does not, where aside does.
+	publishedLink = ".published-"
+	// publishedHere begins the attribute of the volume that says the same. After it comes the name of the
+	// node. The value is sealOf that.
 	publishedHere = "trusted.hostpath-provisioner.published."
 
 	maxMark = 255 // bytes
@@ -50,17 +64,25 @@ func noRoom(err error) bool {
 // inPlace begins the name of a piece of trash that lies where its volume was.
 const inPlace = "./"
 
-// removeInPlace marks the directory of a volume, durably and in one step.
-func (s *Store) removeInPlace(ctx context.Context, id volume.ID, as string) (err error) {
+// removeInPlace makes the directory of a volume trash where it is, durably and in one step.
+func (s *Store) removeInPlace(ctx context.Context, in *dir.Dir, id volume.ID, as string) error {
+	err := in.Rename(id.String(), in, aside+as)
+	switch {
+	case err == nil:
+		return in.Sync()
+	case noRoom(err):
+		return s.markRemoved(ctx, in, id, as)
+	}
+	return err
+}
+
+// markRemoved marks the directory of a volume.
+func (s *Store) markRemoved(ctx context.Context, in *dir.Dir, id volume.ID, as string) (err error) {
 	done, err := s.lockMarks(ctx)
 	if err != nil {
 		return err
 	}
 	defer done()
-	in, err := s.Parent(id)
-	if err != nil {
-		return err
-	}
 	if err := errors.Join(in.SetAttribute(removedInside, nil), in.Sync()); err != nil {
 		return err
 	}
@@ -69,12 +91,12 @@ func (s *Store) removeInPlace(ctx context.Context, id volume.ID, as string) (err
 		return err
 	}
 	defer func() { err = errors.Join(err, d.Close()) }()
-	seal, err := sealOf(d, id)
+	mark := strings.TrimPrefix(as, id.String()+".")
+	seal, err := sealOf(d, id, mark)
 	if err != nil {
 		return err
 	}
-	mark := seal + strings.TrimPrefix(as, id.String()+".")
-	return errors.Join(d.SetAttribute(removedMark, []byte(mark)), d.Sync())
+	return errors.Join(d.SetAttribute(removedMark, []byte(seal+mark)), d.Sync())
 }
 
 // lockMarks keeps others from setting marks, and from removing removedInside. The byte of a shared
@@ -97,13 +119,13 @@ func (s *Store) mark(d *dir.Dir, id volume.ID) (mark string, removed bool, err e
 	if err != nil || !removed {
 		return "", false, err
 	}
-	seal, err := sealOf(d, id)
-	if err != nil {
-		return "", false, err
-	}
-	mark, removed = strings.CutPrefix(string(value), seal)
-	if !removed {
+	if len(value) < sealBytes {
 		return "", false, nil
+	}
+	mark = string(value[sealBytes:])
+	seal, err := sealOf(d, id, mark)
+	if err != nil || string(value[:sealBytes]) != seal {
+		return "", false, err
 	}
 	if r, err := s.ReadRecord(id); err == nil && r != nil && r.UID != ParseThrown(mark).UID {
 		return "", false, nil
@@ -111,9 +133,12 @@ func (s *Store) mark(d *dir.Dir, id volume.ID) (mark string, removed bool, err e
 	return mark, true, nil
 }
 
-// sealOf binds an attribute to one directory by its name, its inode and when it was made. Whatever
+// sealBytes is the length of a seal.
+const sealBytes = 11
+
+// sealOf binds what an attribute says to one directory, by its name, its inode and when it was made. Whatever
 // copies a directory may copy its attributes too: a clone, a snapshot, rsync or tar.
-func sealOf(d *dir.Dir, id volume.ID) (string, error) {
+func sealOf(d *dir.Dir, id volume.ID, says string) (string, error) {
 	inode, err := d.ID()
 	if err != nil {
 		return "", err
@@ -123,7 +148,7 @@ func sealOf(d *dir.Dir, id volume.ID) (string, error) {
 		return "", err
 	}
 	hash := fnv.New64a()
-	_, _ = fmt.Fprintf(hash, "%s %d %d", id, inode.Ino, born.UnixNano())
+	_, _ = fmt.Fprintf(hash, "%s %d %d %s", id, inode.Ino, born.UnixNano(), says)
 	return base64.RawURLEncoding.EncodeToString(hash.Sum(nil)), nil
 }
 
@@ -148,12 +173,38 @@ func anyMarked(in *dir.Dir) (bool, error) {
 
 // RemovedInPlace are the pieces of trash that lie where their volumes were.
 func (s *Store) RemovedInPlace() (pieces []string, err error) {
+	err = s.eachParent(func(in *dir.Dir, snapshots bool) error {
+		for entry, err := range in.Entries() {
+			if err != nil {
+				return err
+			}
+			if as, is := isAside(entry, snapshots); is {
+				pieces = append(pieces, inPlace+as)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
 	err = s.eachMarking(func(in *dir.Dir) error {
 		found, err := s.markedIn(in)
 		pieces = append(pieces, found...)
 		return err
 	})
 	return pieces, err
+}
+
+// isAside reports whether an entry was renamed in its directory, and what name it would have in the trash. It is
+// a name just as Remove makes it: whoever else makes one that begins so does not mean trash.
+func isAside(entry dir.Entry, snapshot bool) (as string, is bool) {
+	as, is = strings.CutPrefix(entry.Name, aside)
+	if !is || !entry.IsDir {
+		return "", false
+	}
+	t := ParseThrown(as)
+	id, ok := t.Volume()
+	return as, ok && id.IsSnapshot() == snapshot && t.UID != "" && t.Promised != volume.Unknown && t.String() == as
 }
 
 // ForgetMarks ends the search for marks where nothing is marked any more.
@@ -173,6 +224,17 @@ func (s *Store) ForgetMarks(ctx context.Context) error {
 
 // eachMarking goes over the directories in which directories may be marked.
 func (s *Store) eachMarking(do func(in *dir.Dir) error) error {
+	return s.eachParent(func(in *dir.Dir, _ bool) error {
+		any, err := anyMarked(in)
+		if err != nil || !any {
+			return err
+		}
+		return do(in)
+	})
+}
+
+// eachParent goes over the directories that have those of volumes, or of snapshots.
+func (s *Store) eachParent(do func(in *dir.Dir, snapshots bool) error) error {
 	for _, id := range []volume.ID{{}, volume.FirstSnapshot()} {
 		in, err := s.Parent(id)
 		if errors.Is(err, fs.ErrNotExist) {
@@ -181,11 +243,7 @@ func (s *Store) eachMarking(do func(in *dir.Dir) error) error {
 		if err != nil {
 			return err
 		}
-		any, err := anyMarked(in)
-		if err == nil && any {
-			err = do(in)
-		}
-		if err != nil {
+		if err := do(in, id.IsSnapshot()); err != nil {
 			return err
 		}
 	}
@@ -243,7 +301,7 @@ func (s *Store) InPiece(name string, do func(in *dir.Dir, entry string) error) e
 	case !apart:
 		return do(s.trash, name)
 	case node+"/" == inPlace:
-		return s.inMarked(entry, do)
+		return s.inRemoved(entry, do)
 	}
 	trash, err := openNested(s.own, trashName, node, (*dir.Dir).Open)
 	if dir.IsMissing(err) {
@@ -257,17 +315,17 @@ func (s *Store) InPiece(name string, do func(in *dir.Dir, entry string) error) e
 }
 
 // LockPiece keeps the other nodes of a shared pool from erasing a piece of trash that lies where its
-// volume was, which all of them see. Errors: volume.ErrBusy.
+// volume was, which all of them see. The byte is not that of the volume, which the call still has that has removed
+// it. Errors: volume.ErrBusy.
 func (s *Store) LockPiece(name string) (unlock func(), err error) {
-	id, ok := ParseThrown(name).Volume()
-	if !ok || !strings.HasPrefix(name, inPlace) {
+	if !strings.HasPrefix(name, inPlace) {
 		return func() {}, nil
 	}
-	return s.TryLockByte(VolumeByte(id))
+	return s.TryLockByte(byteOf(name))
 }
 
-// inMarked works on a directory that has the mark which the name says.
-func (s *Store) inMarked(name string, do func(in *dir.Dir, entry string) error) error {
+// inRemoved works on what was removed in place by that name.
+func (s *Store) inRemoved(name string, do func(in *dir.Dir, entry string) error) error {
 	id, ok := ParseThrown(name).Volume()
 	if !ok {
 		return nil
@@ -279,6 +337,12 @@ func (s *Store) inMarked(name string, do func(in *dir.Dir, entry string) error) 
 	if err != nil {
 		return err
 	}
+	if renamed, err := in.IsDir(aside + name); err != nil || renamed {
+		if err == nil {
+			err = do(in, aside+name)
+		}
+		return err
+	}
 	mark, removed, err := s.markIn(in, id)
 	if err != nil || !removed || id.String()+"."+mark != name {
 		return err
@@ -286,16 +350,27 @@ func (s *Store) inMarked(name string, do func(in *dir.Dir, entry string) error) 
 	return do(in, id.String())
 }
 
-// publishInPlace is Mark on the volume's own directory. No sign of life belongs to it: it counts until
-// the node takes it back.
+// publishInPlace is Mark without a file. No sign of life belongs to it: it counts until the node takes it back.
 func (s *Store) publishInPlace(id volume.ID) error {
 	return s.inEntry(id, func(d *dir.Dir) error {
-		seal, err := sealOf(d, id)
+		node := s.at.Node.String()
+		seal, err := sealOf(d, id, node)
 		if err != nil {
 			return err
 		}
-		return errors.Join(d.SetAttribute(publishedHere+s.at.Node.String(), []byte(seal)), d.Sync())
+		err = s.own.Link(lockName, s.own, publishedLink+seal+node)
+		switch {
+		case err == nil, errors.Is(err, fs.ErrExist):
+			return s.own.Sync()
+		case noRoom(err):
+			return markPublished(d, node, seal)
+		}
+		return err
 	})
+}
+
+func markPublished(d *dir.Dir, node, seal string) error {
+	return errors.Join(d.SetAttribute(publishedHere+node, []byte(seal)), d.Sync())
 }
 
 func (s *Store) unpublishInPlace(id volume.ID) error {
@@ -303,12 +378,23 @@ func (s *Store) unpublishInPlace(id volume.ID) error {
 		return nil
 	}
 	err := s.inEntry(id, func(d *dir.Dir) error {
-		name := publishedHere + s.at.Node.String()
-		_, found, err := d.Attribute(name, maxMark)
+		node := s.at.Node.String()
+		seal, err := sealOf(d, id, node)
+		if err != nil {
+			return err
+		}
+		linked, err := s.own.Exists(publishedLink + seal + node)
+		if err == nil && linked {
+			err = s.drop(s.own, publishedLink+seal+node)
+		}
+		if err != nil {
+			return err
+		}
+		_, found, err := d.Attribute(publishedHere+node, maxMark)
 		if err != nil || !found {
 			return err
 		}
-		return d.RemoveAttribute(name)
+		return d.RemoveAttribute(publishedHere + node)
 	})
 	if dir.IsMissing(err) {
 		return nil
@@ -316,24 +402,23 @@ func (s *Store) unpublishInPlace(id volume.ID) error {
 	return err
 }
 
-// publishedInPlace are the other nodes that have marked the volume's own directory.
+// publishedInPlace are the other nodes that have said so without a file.
 func (s *Store) publishedInPlace(id volume.ID) (nodes []volume.NodeID, err error) {
 	err = s.inEntry(id, func(d *dir.Dir) error {
-		names, err := d.Attributes()
+		said, err := s.saidInPlace(d)
 		if err != nil {
 			return err
 		}
-		for _, name := range names {
-			of, is := strings.CutPrefix(name, publishedHere)
-			node, parseErr := volume.ParseNodeID(of)
-			if !is || parseErr != nil || node == s.at.Node {
+		for _, name := range said {
+			node, seal, ok := publisher(name)
+			if !ok || node == s.at.Node {
 				continue
 			}
-			set, err := isSealed(d, id, name)
+			want, err := sealOf(d, id, node.String())
 			if err != nil {
 				return err
 			}
-			if set {
+			if seal == want { // and not of one that it is a copy of
 				nodes = append(nodes, node)
 			}
 		}
@@ -345,14 +430,38 @@ func (s *Store) publishedInPlace(id volume.ID) (nodes []volume.NodeID, err error
 	return nodes, err
 }
 
-// isSealed reports whether an attribute was set on this directory, and not copied to it.
-func isSealed(d *dir.Dir, id volume.ID, name string) (bool, error) {
-	value, _, err := d.Attribute(name, maxMark)
+// saidInPlace are the names that begin with publishedLink among others, those that attributes of a volume stand for included.
+func (s *Store) saidInPlace(d *dir.Dir) ([]string, error) {
+	said, err := Names(s.own)
 	if err != nil {
-		return false, err
+		return nil, err
 	}
-	seal, err := sealOf(d, id)
-	return string(value) == seal, err
+	attributes, err := d.Attributes()
+	if err != nil {
+		return nil, err
+	}
+	for _, name := range attributes {
+		node, is := strings.CutPrefix(name, publishedHere)
+		if !is {
+			continue
+		}
+		seal, _, err := d.Attribute(name, maxMark)
+		if err != nil {
+			return nil, err
+		}
+		said = append(said, publishedLink+string(seal)+node)
+	}
+	return said, nil
+}
+
+// publisher is the node that a name is of which begins with publishedLink, and its seal.
+func publisher(name string) (node volume.NodeID, seal string, ok bool) {
+	says, is := strings.CutPrefix(name, publishedLink)
+	if !is || len(says) < sealBytes {
+		return node, "", false
+	}
+	node, err := volume.ParseNodeID(says[sealBytes:])
+	return node, says[:sealBytes], err == nil
 }
 
 func (s *Store) inEntry(id volume.ID, do func(d *dir.Dir) error) error {

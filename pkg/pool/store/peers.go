@@ -21,9 +21,11 @@ import (
 const PromisesByte = 0
 
 // VolumeByte is the byte of a volume.
-func VolumeByte(id volume.ID) int64 {
+func VolumeByte(id volume.ID) int64 { return byteOf(id.String()) }
+
+func byteOf(name string) int64 {
 	h := fnv.New64a()
-	_, _ = io.WriteString(h, id.String()) // never fails
+	_, _ = io.WriteString(h, name) // never fails
 	return 1 + int64(h.Sum64()>>2)
 }
 

@@ -197,6 +197,9 @@ func (s *Store) Vacant() (bool, error) {
 			return false, err
 		}
 	}
+	if removed, err := s.RemovedInPlace(); err != nil || len(removed) > 0 {
+		return false, err
+	}
 	vacant := true
 	for _, place := range []Place{InCreation, InTrash} {
 		err := s.EachNode(place, func(_ string, d *dir.Dir) error {
@@ -273,15 +276,20 @@ func (s *Store) inProgress(id volume.ID, uid string) (found bool, err error) {
 	if err != nil || found {
 		return found, err
 	}
+	removed := func(name string) bool {
+		t := ParseThrown(name) // the promise may have grown since the record was read
+		return t.Of == id.String() && t.UID == uid
+	}
 	err = s.EachNode(InTrash, func(_ string, d *dir.Dir) error {
 		thrown, err := Names(d)
-		found = found || slices.ContainsFunc(thrown, func(name string) bool {
-			t := ParseThrown(name) // the promise may have grown since the record was read
-			return t.Of == id.String() && t.UID == uid
-		})
+		found = found || slices.ContainsFunc(thrown, removed)
 		return err
 	})
-	return found, err
+	if err != nil || found {
+		return found, err
+	}
+	here, err := s.RemovedInPlace()
+	return slices.ContainsFunc(here, removed), err
 }
 
 // A Place is a directory of the layout in which each node has one of its own.

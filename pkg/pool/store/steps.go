@@ -3,7 +3,7 @@ package store
 // The order of steps that makes a crash harmless at each of them.
 //
 // Creating:  Stage (limit, content, sync) → WriteRecord → Commit (rename, sync) → answer.
-// Removing:  Remove (rename, sync both; or mark, sync) → DropRecord → the reaper may erase → answer.
+// Removing:  Remove (rename, sync both; or rename or mark in place, sync) → DropRecord → the reaper may erase → answer.
 // Growing a directory volume:  WriteRecord → limit.
 // Growing a block volume:      limit → file → WriteRecord → device.
 // Moving to another directory: Take (rename, sync both) → KeepRecord there → DropRecord here.
@@ -98,7 +98,7 @@ func Trashed(id volume.ID, e Entry) string {
 }
 
 // Remove makes the directory of a volume trash, durably and in one step: it moves it into the
-// trash, or marks it where that has no room. After it comes DropRecord, and only then may anything
+// trash, or makes it trash in place if that has no room. After it comes DropRecord, and only then may anything
 // be erased: a record with neither directory nor trash is a lost volume. It answers the name of the
 // piece of trash.
 func (s *Store) Remove(ctx context.Context, id volume.ID, as string) (piece string, err error) {
@@ -117,7 +117,7 @@ func (s *Store) Remove(ctx context.Context, id volume.ID, as string) (piece stri
 	case err == nil:
 		return as, errors.Join(s.trash.Sync(), from.Sync())
 	case noRoom(err):
-		return inPlace + as, s.removeInPlace(ctx, id, as)
+		return inPlace + as, s.removeInPlace(ctx, from, id, as)
 	}
 	return "", err
 }

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"kubevirt.io/hostpath-provisioner/test/testenv"
+	"kubevirt.io/hostpath-provisioner/test/testenv/fulldisk"
 )
 
 func TestMain(m *testing.M) { testenv.Main(m) }
@@ -33,7 +34,7 @@ type filesystem struct {
 	mkfs     []string
 	options  []string
 	enforced bool // its quotas are on
-	lack     shortage
+	lack     fulldisk.Shortage
 }
 
 // someFilesystems are the first few where time is short. The guest has both: what is in use

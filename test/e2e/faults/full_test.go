@@ -1,17 +1,14 @@
 package faults
 
 import (
-	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"testing"
 
-	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"kubevirt.io/hostpath-provisioner/test/drivertest"
+	"kubevirt.io/hostpath-provisioner/test/testenv/fulldisk"
 )
 
 // A disk that others have filled takes no new volume, and hinders none that is there.
@@ -128,60 +125,17 @@ func (w *world) wantFits(what string, err error, refused ...codes.Code) {
 // bytes, and returns what gives it back.
 func (w *world) fillUp(left int64) (giveBack func()) {
 	w.Helper()
-	file, err := os.CreateTemp(w.mount.foreign(), "large-")
-	w.Must(err)
-	size := int64(0)
-	for step := int64(64 * mib); step >= 4*kib; {
-		err := unix.Fallocate(int(file.Fd()), 0, size, step)
-		switch {
-		case err == nil:
-			size += step
-		case errors.Is(err, unix.ENOSPC):
-			step /= 2
-		case !errors.Is(err, unix.EINTR):
-			w.Fatal(err)
-		}
-	}
-	w.Must(errors.Join(file.Truncate(max(0, size-left)), file.Sync(), file.Close()))
+	fulldisk.Large(w, w.mount.foreign(), left)
 	w.Must(w.pool.Settle())
 	if left == 0 {
-		w.fillWithFiles()
+		fulldisk.Small(w, w.mount.foreign(), fulldisk.Inlined)
 	}
-	return func() {
-		w.Helper()
-		w.Must(os.Remove(file.Name()))
-		w.removeSmall()
-	}
+	return w.giveBack
 }
 
-// fillWithFiles takes what is left for small files and what keeps track of them, which
-// btrfs has apart from the rest.
-func (w *world) fillWithFiles() {
+// giveBack removes what others have.
+func (w *world) giveBack() {
 	w.Helper()
-	for i, full := 0, 0; full < 3; i++ {
-		err := os.WriteFile(w.small(i), make([]byte, 2*kib), 0o600)
-		switch {
-		case err == nil:
-			full = 0
-		case errors.Is(err, unix.ENOSPC):
-			full++ // btrfs may find more after it said so
-		default:
-			w.Fatal(err)
-		}
-	}
-}
-
-// small is a small file of others.
-func (w *world) small(i int) string {
-	return filepath.Join(w.mount.foreign(), fmt.Sprintf("small-%d", i))
-}
-
-func (w *world) removeSmall() {
-	w.Helper()
-	files, err := filepath.Glob(filepath.Join(w.mount.foreign(), "small-*"))
-	w.Must(err)
-	for _, file := range files {
-		w.Must(os.Remove(file))
-	}
+	fulldisk.Empty(w, w.mount.foreign())
 	w.Must(w.pool.Settle())
 }

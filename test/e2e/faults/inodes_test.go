@@ -1,15 +1,15 @@
 package faults
 
 import (
-	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"testing"
 
-	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 
 	"kubevirt.io/hostpath-provisioner/test/drivertest"
+	"kubevirt.io/hostpath-provisioner/test/testenv/fulldisk"
 )
 
 // A filesystem that can hold no more files takes no volume, however much space it has.
@@ -70,23 +70,16 @@ func TestPoolWithoutFreeInodes(t *testing.T) {
 // takeInodes has others make as many files as they can, and returns what removes them.
 func (w *world) takeInodes() (giveBack func()) {
 	w.Helper()
-	for i := 0; ; i++ {
-		f, err := os.OpenFile(w.small(i), os.O_CREATE|os.O_WRONLY, 0o600)
-		if errors.Is(err, unix.ENOSPC) {
-			break
-		}
-		w.Must(err)
-		w.Must(f.Close())
-	}
+	fulldisk.Small(w, w.mount.foreign(), 0)
 	w.Must(w.pool.Settle())
-	return w.removeSmall
+	return w.giveBack
 }
 
 // leaveInodes gives some back.
 func (w *world) leaveInodes(count int) {
 	w.Helper()
 	for i := range count {
-		w.Must(os.Remove(w.small(i)))
+		w.Must(os.Remove(filepath.Join(w.mount.foreign(), fulldisk.SmallName(0, i))))
 	}
 	w.Must(w.pool.Settle())
 }

@@ -9,13 +9,12 @@ import (
 	"slices"
 	"testing"
 
-	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"kubevirt.io/hostpath-provisioner/test/drivertest"
 	"kubevirt.io/hostpath-provisioner/test/must"
-	"kubevirt.io/hostpath-provisioner/test/testenv"
+	"kubevirt.io/hostpath-provisioner/test/testenv/fulldisk"
 )
 
 // A start is one for which the driver would make directories, if there were room.
@@ -33,16 +32,13 @@ var starts = []start{
 	{name: "new node in a shared pool", node: "node-2", served: true, shared: true},
 }
 
-// A shortage is what a filesystem has none of.
-type shortage struct {
-	name          string
-	bytes, inodes bool
-}
-
-var shortages = []shortage{
-	{"no bytes and no inodes", true, true},
-	{"no bytes", true, false},
-	{"no inodes", false, true},
+var shortages = []struct {
+	name string
+	fulldisk.Shortage
+}{
+	{"no bytes and no inodes", fulldisk.Shortage{Bytes: true, Inodes: true}},
+	{"no bytes", fulldisk.Shortage{Bytes: true}},
+	{"no inodes", fulldisk.Shortage{Inodes: true}},
 }
 
 // Publishing, unpublishing and deleting need no new block and no new inode, whatever is missing of the
@@ -50,11 +46,8 @@ var shortages = []shortage{
 func TestStartOnFullDisk(t *testing.T) {
 	driver := drivertest.Built(t)
 	for _, fs := range filesystems() {
-		if testenv.Guest() && (fs.kind == "ext4" || testing.Short()) {
-			continue // with the label of SELinux an inode of 256 bytes has no room for the mark; and it takes minutes there
-		}
 		for _, lack := range shortages {
-			if fs.kind == "btrfs" && lack.inodes != lack.bytes || testing.Short() && lack.inodes != lack.bytes {
+			if lack.Inodes != lack.Bytes && (fs.kind == "btrfs" || testing.Short()) {
 				continue // btrfs has inodes as long as it has space
 			}
 			for i, start := range starts {
@@ -62,22 +55,22 @@ func TestStartOnFullDisk(t *testing.T) {
 					continue // to fill it takes most of a minute
 				}
 				t.Run(fs.kind+"/"+lack.name+"/"+start.name, func(t *testing.T) {
-					testStartOnFullDisk(t, driver, fs.lacking(lack), start)
+					testStartOnFullDisk(t, driver, fs.lacking(lack.Shortage), start)
 				})
 			}
 		}
 	}
 }
 
-func (fs filesystem) lacking(lack shortage) filesystem {
+func (fs filesystem) lacking(lack fulldisk.Shortage) filesystem {
 	fs.mkfs = slices.Clone(fs.mkfs)
 	switch {
 	case fs.kind == "ext4":
 		fs.mkfs = append(fs.mkfs, "-m", "0")
-		if lack.inodes {
+		if lack.Inodes {
 			fs.mkfs = append(fs.mkfs, "-N", "512")
 		}
-	case fs.kind == "xfs" && lack.inodes:
+	case fs.kind == "xfs" && lack.Inodes:
 		fs.mkfs = append(fs.mkfs, "-i", "maxpct=1")
 	case fs.kind == "btrfs":
 		fs.bytes = 128 * mib
@@ -105,7 +98,7 @@ func testStartOnFullDisk(t *testing.T, driver string, fs filesystem, start start
 		s.volumes = append(s.volumes, disk)
 	}
 	s.make(config)
-	m.fillCompletely(fs.lack)
+	fulldisk.Fill(t, m.foreign(), fs.lack)
 	config.Name = start.node
 	s.Driver = drivertest.Start(t, config)
 	s.pool = &drivertest.Pool{Driver: s.Driver, PoolConfig: pool}
@@ -113,9 +106,12 @@ func testStartOnFullDisk(t *testing.T, driver string, fs filesystem, start start
 	s.wantDeleted(0)
 	s.Crash()
 	s.wantDeleted(1)
+	if !fs.lack.Bytes {
+		fulldisk.Small(t, m.foreign(), 0) // what deletions have given back
+	}
 	s.wantServed()
 
-	m.giveBack()
+	fulldisk.Empty(t, m.foreign())
 	s.wantUsual()
 }
 
@@ -233,88 +229,5 @@ func (s *fullStart) wantUsual() {
 		if _, err := os.Stat(s.pool.Own(name, s.start.node)); err != nil {
 			s.Error(err)
 		}
-	}
-}
-
-// fillCompletely has others use all that there is.
-func (m *mount) fillCompletely(lack shortage) {
-	m.Helper()
-	if lack.bytes {
-		m.fillWithLarge()
-		m.fillWith(2 * kib)
-	}
-	if m.kind == "btrfs" {
-		m.fillMetadata()
-	}
-	if lack.inodes || m.kind != "ext4" {
-		m.fillWith(0)
-	}
-}
-
-// fillMetadata takes most of what btrfs has for names and attributes, in fewer steps than by
-// empty files.
-func (m *mount) fillMetadata() {
-	m.Helper()
-	for i := 0; ; i++ {
-		file := filepath.Join(m.foreign(), fmt.Sprintf("attribute-%d", i))
-		err := os.WriteFile(file, nil, 0o600)
-		if err == nil {
-			err = unix.Setxattr(file, "user.large", make([]byte, 12*kib), 0)
-		}
-		if errors.Is(err, unix.ENOSPC) {
-			return
-		}
-		must.Succeed(m, err)
-	}
-}
-
-func (m *mount) fillWithLarge() {
-	m.Helper()
-	file, err := os.Create(filepath.Join(m.foreign(), "large"))
-	must.Succeed(m, err)
-	size := int64(0)
-	for step := int64(64 * mib); step >= 4*kib; {
-		err := unix.Fallocate(int(file.Fd()), 0, size, step)
-		switch {
-		case err == nil:
-			size += step
-		case errors.Is(err, unix.ENOSPC):
-			step /= 2
-		case !errors.Is(err, unix.EINTR):
-			m.Fatal(err)
-		}
-	}
-	must.Succeed(m, errors.Join(file.Sync(), file.Close()))
-}
-
-// fillWith takes what is left for small files. Btrfs may find more after it said that it is full,
-// so it is asked again once all is written.
-func (m *mount) fillWith(bytes int) {
-	m.Helper()
-	made := 0
-	for i, full := 0, 0; full < 4; i++ {
-		err := os.WriteFile(filepath.Join(m.foreign(), fmt.Sprintf("small-%d-%d", bytes, i)), make([]byte, bytes), 0o600)
-		switch {
-		case err == nil:
-			full = 0
-			made++
-		case errors.Is(err, unix.ENOSPC):
-			full++
-			d, err := os.Open(m.at)
-			must.Succeed(m, err)
-			must.Succeed(m, errors.Join(unix.Syncfs(int(d.Fd())), d.Close()))
-		default:
-			m.Fatal(err)
-		}
-	}
-	m.Logf("%d files of %d bytes", made, bytes)
-}
-
-func (m *mount) giveBack() {
-	m.Helper()
-	files, err := filepath.Glob(filepath.Join(m.foreign(), "*"))
-	must.Succeed(m, err)
-	for _, file := range files {
-		must.Succeed(m, os.Remove(file))
 	}
 }
