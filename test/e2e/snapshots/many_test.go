@@ -1,0 +1,103 @@
+package snapshots
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/clone/clonetest"
+	"kubevirt.io/hostpath-provisioner/test/drivertest"
+	"kubevirt.io/hostpath-provisioner/test/testenv"
+)
+
+// TestVeryManyEntries copies a directory of a million entries, a tenth of them in one directory
+// and another tenth names of one file. What the driver needs for that does not grow with them.
+func TestVeryManyEntries(t *testing.T) {
+	testenv.NeedRoot(t)
+	testenv.NeedPrograms(t, "rsync")
+	entries := 1_000_000
+	if testing.Short() {
+		entries = 4_000
+	}
+	const mostMemory = 64 * mib
+	config := drivertest.PoolConfig{Name: "local", Path: testenv.LoopFS(t, "xfs", 16<<30)}
+	program, err := drivertest.StaticBinary(t.Context(), t.TempDir()) // the race detector takes memory of its own
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := drivertest.Start(t, drivertest.Config{Binary: program, Pools: []drivertest.PoolConfig{config}})
+	b := &bench{Driver: d, pool: &drivertest.Pool{Driver: d, PoolConfig: config}}
+	many := directory("pvc-many", 4<<30)
+	b.create(many)
+	b.fill(b.path(many.ID), entries)
+	before := b.memory()
+	const id = "s-1@" + drivertest.NodeName
+	b.Must(again(func() error { _, err := b.Snapshot(t.Context(), "s-1", many.ID, ""); return err }))
+	b.Must(again(func() error {
+		_, err := b.Restore(t.Context(), directory("pvc-restored", many.Bytes), id)
+		return err
+	}))
+	if grown := b.memory() - before; grown > mostMemory {
+		t.Errorf("copying %d entries took the driver %d MiB more, at most %d are allowed", entries, grown/mib, mostMemory/mib)
+	}
+	clonetest.Same(t, b.path(many.ID), b.path("pvc-restored"))
+	b.delete(many.ID, "pvc-restored")
+	b.Must(b.DeleteSnapshot(t.Context(), id))
+	b.wantEmpty()
+}
+
+// again repeats a call whose work goes on, as the sidecars do.
+func again(call func() error) error {
+	repeat := time.NewTicker(time.Second)
+	defer repeat.Stop()
+	for {
+		err := call()
+		if code := status.Code(err); code != codes.DeadlineExceeded && code != codes.Aborted {
+			return err
+		}
+		<-repeat.C
+	}
+}
+
+// fill makes so many entries.
+func (b *bench) fill(at string, entries int) {
+	b.Helper()
+	named := filepath.Join(at, "named")
+	b.Must(os.WriteFile(named, []byte("many names"), 0o600))
+	b.Must(os.Mkdir(filepath.Join(at, "wide"), 0o755))
+	for i := range entries {
+		in := filepath.Join(at, fmt.Sprint("d", i/1000))
+		if i%1000 == 0 {
+			b.Must(os.Mkdir(in, 0o755))
+		}
+		name := fmt.Sprint("n", i)
+		switch i % 10 {
+		case 0:
+			b.Must(os.Link(named, filepath.Join(in, name)))
+		case 1:
+			b.Must(os.Symlink("../named", filepath.Join(in, name)))
+		case 2:
+			b.Must(os.WriteFile(filepath.Join(at, "wide", name), nil, 0o600))
+		default:
+			b.Must(os.WriteFile(filepath.Join(in, name), nil, 0o600))
+		}
+	}
+}
+
+// memory is the most that the driver has had, in bytes (proc_pid_status(5)).
+func (b *bench) memory() int64 {
+	b.Helper()
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", b.Process.Pid()))
+	b.Must(err)
+	var kib int64
+	_, after, _ := strings.Cut(string(text), "VmHWM:")
+	_, err = fmt.Sscanf(after, "%d kB", &kib)
+	b.Must(err)
+	return kib << 10
+}
