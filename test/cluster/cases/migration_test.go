@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -71,7 +72,10 @@ func TestMigrationToCSI(t *testing.T) {
 	s.provisioners(form{namespace: migrateNamespace}, len(c.Nodes), true)
 	s.provisioners(perNode, len(c.Nodes), true)
 
-	s.claim("data", "10Mi", ofClass("hostpath-provisioner"), labelled)
+	owner, err := c.Client.CoreV1().ConfigMaps(s.namespace).Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "owner"}}, metav1.CreateOptions{})
+	s.must(err)
+	owners := []metav1.OwnerReference{{APIVersion: "v1", Kind: "ConfigMap", Name: owner.Name, UID: owner.UID}}
+	s.claim("data", "10Mi", ofClass("hostpath-provisioner"), labelled, func(claim *corev1.PersistentVolumeClaim) { claim.OwnerReferences = owners })
 	s.pod("user", with("data", "/data"))
 	s.ready("user")
 	s.mustRun("user", "echo before >/data/file")
@@ -91,7 +95,7 @@ func TestMigrationToCSI(t *testing.T) {
 		t.Errorf("PersistentVolume %+v", now.Spec)
 	}
 	claim, err := c.Client.CoreV1().PersistentVolumeClaims(s.namespace).Get(t.Context(), "data", metav1.GetOptions{})
-	if err != nil || claim.Labels["app"] != "db" || claim.Annotations["example.com/note"] != "stays" || *claim.Spec.StorageClassName != "hostpath-csi-plain" {
+	if err != nil || !slices.EqualFunc(claim.OwnerReferences, owners, func(a, b metav1.OwnerReference) bool { return a.UID == b.UID }) || claim.Labels["app"] != "db" || claim.Annotations["example.com/note"] != "stays" || *claim.Spec.StorageClassName != "hostpath-csi-plain" {
 		t.Errorf("claim %+v (%v)", claim, err)
 	}
 	s.wantGone(directory)
@@ -169,7 +173,10 @@ func TestMigrationOfLocalPath(t *testing.T) {
 	if out := s.mustMigrate(nodeA, "--from-class=old-volumes", "--apply"); !strings.Contains(out, "2 claims on node "+nodeB) {
 		t.Error(out)
 	}
-	s.mustMigrate(nodeB, "--from-class=old-volumes", "--apply")
+	if out := s.mustMigrate(nodeA, "--all"); !strings.Contains(out, "claims on node "+nodeB) {
+		t.Error(out)
+	}
+	s.mustMigrate(nodeB, "--namespace="+s.namespace, "--apply")
 	for _, claim := range []string{"hostpath", "local"} {
 		if got := s.wrote(claim, "after"); got != "before\nafter\n" {
 			t.Errorf("the pod reads %q", got)
