@@ -13,8 +13,9 @@ import (
 )
 
 // MethodFor is how the content of a directory is copied within its filesystem: as a snapshot
-// of a btrfs subvolume that has no other in it, by reference, or by reading it.
-func MethodFor(src *dir.Dir, isDisk bool) (volume.CopyMethod, error) {
+// of a btrfs subvolume that has no other in it, by reference, or by reading it. What the
+// filesystem can do is tried in another directory of it: the source may be at its limit.
+func MethodFor(src, try *dir.Dir, isDisk bool) (volume.CopyMethod, error) {
 	if !isDisk {
 		// Subvolumes inside would be empty in the snapshot.
 		inside, err := clone.Nested(src)
@@ -25,7 +26,7 @@ func MethodFor(src *dir.Dir, isDisk bool) (volume.CopyMethod, error) {
 			return "", err
 		}
 	}
-	shares, err := clone.Supported(src)
+	shares, err := clone.Supported(try)
 	if err == nil && shares {
 		return volume.ByReference, nil
 	}

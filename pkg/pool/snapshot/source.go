@@ -51,7 +51,7 @@ func (p *Pool) Open(id volume.ID, way Way, unlock func()) (_ *Source, err error)
 	if src.inUse, err = src.written(); err != nil {
 		return nil, err
 	}
-	if src.method, err = content.MethodFor(src.dir, src.entry.Block()); err != nil {
+	if src.method, err = content.MethodFor(src.dir, p.Store.Root(), src.entry.Block()); err != nil {
 		return nil, err
 	}
 	if src.exclusive() && src.inUse {

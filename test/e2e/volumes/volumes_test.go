@@ -38,6 +38,7 @@ var checks = []check{
 // ofXFS are the checks of what only XFS does.
 var ofXFS = []check{
 	{"empty files take no more of the disk than is set aside for them", inodesAreBounded},
+	{"a full volume can be overwritten after a snapshot", overwritesSharedBlocks},
 }
 
 // confinement are the checks that need SELinux.
