@@ -80,38 +80,60 @@ func TestExpandAfterKubeletRestart(t *testing.T) {
 	}
 }
 
-// A claim that is larger than its pool keeps its volume, and its pods start: also later
-// ones. The claim says why it did not grow, and grows when it is lowered to what fits.
+// Claims that are larger than their pool keep their volumes, and their pods start: also later ones, and those that a
+// kubelet starts which was started again itself, as when its node reboots. The claims say why they did not grow, and grow
+// when they are lowered to what fits.
 func TestExpandBeyondPoolCapacity(t *testing.T) {
 	s := begin(t)
 	s.claim("data", "64Mi")
-	s.pod("user", with("data", "/data"))
-	s.ready("user")
-	s.mustRun("user", "echo still here >/data/file; sync")
-	s.resize("data", "100Gi")
-	s.wantCondition("data", "bytes to promise")
+	s.claim("disk", "64Mi", asBlock)
+	start := func() {
+		t.Helper()
+		s.pod("user", with("data", "/data"), withDevice("disk", "/dev/disk"), on(nodeA))
+		s.ready("user")
+	}
+	each := func(do func(claim string)) {
+		for _, claim := range []string{"data", "disk"} {
+			do(claim)
+		}
+	}
+	start()
+	s.mustRun("user", "echo still here >/data/file; sync; cp /data/file /dev/disk")
+	each(func(claim string) { s.resize(claim, "100Gi") })
+	each(func(claim string) { s.wantCondition(claim, "bytes to promise") })
 
 	restart := func() {
 		t.Helper()
 		s.remove("user")
-		s.pod("user", with("data", "/data"))
-		s.ready("user")
-		if got := s.mustRun("user", "cat /data/file"); got != "still here\n" {
-			t.Errorf("the file has %q after a restart", got)
+		start()
+		for _, from := range []string{"/data/file", "/dev/disk"} {
+			if got := s.mustRun("user", "head -n 1 "+from); got != "still here\n" {
+				t.Errorf("%s has %q after a restart", from, got)
+			}
 		}
+	}
+	restart()
+	if err := c.Nodes[nodeA].StopKubelet(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Nodes[nodeA].StartKubelet(t.Context()); err != nil {
+		t.Fatal(err)
 	}
 	restart()
 	s.wantNoSpace("user", "dd if=/dev/zero of=/data/big bs=1M count=150")
 	s.mustRun("user", "rm /data/big; sync")
-	s.wantCondition("data", "bytes to promise")
+	each(func(claim string) { s.wantCondition(claim, "bytes to promise") })
 
 	// At the first start kubelet learns that the size it was to grow to is given up.
-	s.resize("data", "128Mi")
+	each(func(claim string) { s.resize(claim, "128Mi") })
 	restart()
-	s.wantCondition("data", "(re-)start a pod")
+	each(func(claim string) { s.wantCondition(claim, "(re-)start a pod") })
 	restart()
-	s.wantClaimSize("data", "128Mi")
+	each(func(claim string) { s.wantClaimSize(claim, "128Mi") })
 	s.mustRun("user", "dd if=/dev/zero of=/data/big bs=1M count=100")
+	if got := s.deviceSize("user", "/dev/disk"); got != 128*mib {
+		t.Errorf("the device has %d bytes, want %d", got, 128*mib)
+	}
 }
 
 // wantCondition waits until a condition of a claim has some words in its message.
