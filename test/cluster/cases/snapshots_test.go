@@ -71,12 +71,17 @@ func (s *scene) snapshots() dynamic.ResourceInterface {
 // snapshot asks for one of a claim.
 func (s *scene) snapshot(name, claim string) {
 	s.Helper()
+	s.snapshotOfClass("hostpath-csi", name, claim)
+}
+
+func (s *scene) snapshotOfClass(class, name, claim string) {
+	s.Helper()
 	if _, err := s.snapshots().Create(s.Context(), &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": snapshotGroup + "/v1",
 		"kind":       "VolumeSnapshot",
 		"metadata":   map[string]any{"name": name},
 		"spec": map[string]any{
-			"volumeSnapshotClassName": "hostpath-csi",
+			"volumeSnapshotClassName": class,
 			"source":                  map[string]any{"persistentVolumeClaimName": claim},
 		},
 	}}, metav1.CreateOptions{}); err != nil {
@@ -525,23 +530,29 @@ func TestSnapshotControllerWithoutDistributedSnapshotting(t *testing.T) {
 // prerequisites are the commands by which docs/snapshots.md has a user find out whether all is there that snapshots need.
 func prerequisites(t *testing.T) []string {
 	t.Helper()
-	text, err := os.ReadFile("../../../docs/snapshots.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var commands []string
-	_, rest, _ := strings.Cut(string(text), "To find out whether the three are there:\n\n")
-	for line := range strings.Lines(rest) {
-		command, indented := strings.CutPrefix(line, "    ")
-		if !indented {
-			break
-		}
-		commands = append(commands, strings.TrimSpace(command))
-	}
+	commands := documented(t, "To find out whether the three are there:\n\n")
 	if len(commands) != 3 {
 		t.Fatalf("the commands of docs/snapshots.md are %q, want one for each of three things", commands)
 	}
 	return commands
+}
+
+// documented are the lines of the example in docs/snapshots.md that follows some words.
+func documented(t *testing.T, after string) (lines []string) {
+	t.Helper()
+	text, err := os.ReadFile("../../../docs/snapshots.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(text), after)
+	for line := range strings.Lines(rest) {
+		inside, indented := strings.CutPrefix(line, "    ")
+		if !indented {
+			break
+		}
+		lines = append(lines, strings.TrimRight(inside, "\n"))
+	}
+	return lines
 }
 
 // shell runs a command line of a document.
