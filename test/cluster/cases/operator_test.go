@@ -26,6 +26,8 @@ const (
 	operatorDaemonSet = "hostpath-provisioner-csi"
 	operatorClass     = "hostpath-operator"
 	operatorPool      = "/var/hpvolumes/csi"
+	// operatorLegacyClass is that of the pool which pathConfig makes.
+	operatorLegacyClass = "hostpath-operator-legacy"
 )
 
 // withOperator replaces the driver that was installed from deploy/csi by the operator, and puts it back at the end.

@@ -32,7 +32,7 @@ var poolPaths = map[string]string{
 }
 
 // What single cases have besides.
-var casePaths = map[string]string{operatorClass: operatorPool}
+var casePaths = map[string]string{operatorClass: operatorPool, operatorLegacyClass: operatorPool}
 
 // pathOf is the pool of a class on each node; empty if none is known.
 func pathOf(class string) string { return cmp.Or(poolPaths[class], casePaths[class]) }

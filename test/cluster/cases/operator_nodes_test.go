@@ -1,0 +1,215 @@
+package cases_test
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
+
+	"kubevirt.io/hostpath-provisioner/test/cluster"
+)
+
+// While a pod writes, its cluster changes: from pathConfig to a pool, to a newer operator and not back to an older one, and
+// its node takes no pods any more, is deleted, and comes back. Each time the driver is where it should be, and says so.
+func TestOperatorOnChangingCluster(t *testing.T) {
+	const name, preCSI = "changing", "hostpath-operator-pre-csi"
+	s := begin(t)
+	client := s.withOperator()
+	s.class(operatorLegacyClass, "legacy", storagev1.VolumeBindingWaitForFirstConsumer)
+	if _, err := c.Client.StorageV1().StorageClasses().Create(t.Context(), &storagev1.StorageClass{
+		ObjectMeta: metav1.ObjectMeta{Name: preCSI}, Provisioner: "kubevirt.io/hostpath-provisioner",
+		VolumeBindingMode: pointer(storagev1.VolumeBindingWaitForFirstConsumer),
+	}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.removeClass(preCSI) })
+	if _, err := client.Create(t.Context(), provisioner(t, name, "pathConfig: {path: /var/hpvolumes}"), metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.removeProvisioner(name) })
+	s.condition(client, name, "Available", "True")
+
+	s.claim("data", "64Mi", ofClass(operatorLegacyClass))
+	s.pod("writer", with("data", "/data"), doing(counting), on(nodeB), func(pod *corev1.Pod) {
+		pod.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
+	})
+	s.claim("old", "64Mi", ofClass(preCSI))
+	s.pod("old", with("old", "/data"), on(nodeB))
+	s.ready("old")
+	volume, _, directory := s.hostPath("old")
+	if path := volume.Spec.HostPath.Path; filepath.Dir(path) != "/var/hpvolumes" {
+		t.Errorf("the volume of the pre-CSI provisioner is %s", path)
+	}
+	s.mustRun("old", "echo hello >/data/file; sync")
+	s.wantFile(filepath.Join(directory, "file"), "hello\n")
+	s.remove("old")
+	if err := c.Client.CoreV1().PersistentVolumeClaims(s.namespace).Delete(t.Context(), "old", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	s.wantVolumeGone(volume.Name, directory)
+	all := []writer{{s.ready("writer"), filepath.Join(s.disk(s.volume("data")), "numbers")}}
+	s.goOn(all)
+
+	upgradeAndDowngrade(s, client, name)
+	s.goOn(all)
+	s.wantUninterrupted(all)
+
+	if out, err := c.Kubectl(t.Context(), "taint", "node", nodeB, "example.com/leave=now:NoExecute"); err != nil {
+		t.Fatal(out, err)
+	}
+	// It goes with the node.
+	t.Cleanup(func() {
+		if t.Failed() {
+			_, _ = c.Kubectl(context.Background(), "taint", "node", nodeB, "example.com/leave-")
+		}
+	})
+	s.usableOn(client, name, 1)
+	s.goOn(all)
+	s.wantUninterrupted(all)
+	deleteNode(s, client, name, all)
+}
+
+// upgradeAndDowngrade has another operator take the object over, together with a change of the object.
+func upgradeAndDowngrade(s *scene, client dynamic.ResourceInterface, name string) {
+	s.Helper()
+	patch := []byte(`{"spec":{"pathConfig":null,"storagePools":[{"name":"legacy","path":"/var/hpvolumes"}]}}`)
+	if _, err := client.Patch(s.Context(), name, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+		s.Fatal(err)
+	}
+	s.operatorOf("v1.0.0")
+	s.until("the newer version to be rolled out", func(ctx context.Context) (string, error) {
+		object, err := client.Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return "", err
+		}
+		if version, _, _ := unstructured.NestedString(object.Object, "status", "observedVersion"); version != "v1.0.0" {
+			return "rolled out is " + version, nil
+		}
+		return "", nil
+	})
+	sets, err := c.Client.AppsV1().DaemonSets(cluster.Namespace).List(s.Context(), metav1.ListOptions{})
+	if err != nil || len(sets.Items) != 1 {
+		s.Fatalf("there are %d DaemonSets (%v), want that of the driver alone", len(sets.Items), err)
+	}
+	before := sets.Items[0].Generation
+
+	s.operatorOf("v0.9.0")
+	s.until("the older version to be refused", func(ctx context.Context) (string, error) {
+		object, err := client.Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return "", err
+		}
+		if text := fmt.Sprint(object.Object["status"]); !strings.Contains(text, "DowngradeRefused") {
+			return text, nil
+		}
+		return "", nil
+	})
+	set, err := c.Client.AppsV1().DaemonSets(cluster.Namespace).Get(s.Context(), operatorDaemonSet, metav1.GetOptions{})
+	if err != nil || set.Generation != before {
+		s.Errorf("the older operator has changed the DaemonSet (%v)", err)
+	}
+	s.operatorOf("v1.0.0")
+	s.condition(client, name, "Degraded", "False")
+}
+
+// operatorOf replaces the operator by one that says it is of a version.
+func (s *scene) operatorOf(version string) {
+	s.Helper()
+	const deployment = "deployment/hostpath-provisioner-operator"
+	for _, args := range [][]string{{"set", "env", deployment, "VERSION=" + version}, {"rollout", "status", deployment, "--timeout=2m"}} {
+		if out, err := c.Kubectl(s.Context(), append(args, "-n", cluster.Namespace)...); err != nil {
+			s.Fatal(out, err)
+		}
+	}
+}
+
+// usableOn waits until an object is available on so many nodes, and says so of its one pool.
+func (s *scene) usableOn(client dynamic.ResourceInterface, name string, nodes int) {
+	s.Helper()
+	want := fmt.Sprintf("currentReady:%d desiredReady:%d", nodes, nodes)
+	s.until(fmt.Sprintf("the pool to be usable on %d nodes", nodes), func(ctx context.Context) (string, error) {
+		object, err := client.Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return "", err
+		}
+		if text := fmt.Sprint(object.Object["status"]); !strings.Contains(text, want) {
+			return text, nil
+		}
+		return "", nil
+	})
+	s.condition(client, name, "Available", "True")
+}
+
+// deleteNode deletes the node of the writers, as one that is lost. What names it is reported, then removed on demand, and the
+// node can come back.
+func deleteNode(s *scene, client dynamic.ResourceInterface, name string, all []writer) {
+	s.Helper()
+	ctx := s.Context()
+	volume, n := s.volume("data"), c.Nodes[nodeB]
+	s.must(n.StopKubelet(ctx))
+	stopped := true
+	s.Cleanup(func() {
+		if stopped {
+			s.must(n.StartKubelet(context.Background()))
+		}
+	})
+	if out, err := c.Kubectl(ctx, "delete", "node", nodeB); err != nil {
+		s.Fatal(out, err)
+	}
+	s.until("the deleted node to be reported", func(ctx context.Context) (string, error) {
+		object, err := client.Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return "", err
+		}
+		deleted, _, _ := unstructured.NestedSlice(object.Object, "status", "deletedNodes")
+		if text := fmt.Sprint(deleted); !hasAll(text, []string{"node:" + nodeB, "persistentVolumes:1", "claims:1", "kubectl delete pv --wait=false " + volume.Name}) {
+			return text, nil
+		}
+		return "", nil
+	})
+	s.usableOn(client, name, 1)
+	s.goOn(all)
+
+	if _, err := client.Patch(ctx, name, types.MergePatchType, []byte(`{"spec":{"deletedNodes":"RemoveVolumes"}}`), metav1.PatchOptions{}); err != nil {
+		s.Fatal(err)
+	}
+	s.until("the volume of the deleted node to be removed", func(ctx context.Context) (string, error) {
+		left, err := c.Client.CoreV1().PersistentVolumes().Get(ctx, volume.Name, metav1.GetOptions{})
+		if !apierrors.IsNotFound(err) {
+			return string(left.Status.Phase), err
+		}
+		claim, err := c.Client.CoreV1().PersistentVolumeClaims(s.namespace).Get(ctx, "data", metav1.GetOptions{})
+		if err != nil || claim.Status.Phase == corev1.ClaimLost {
+			return "", err
+		}
+		return "the claim is " + string(claim.Status.Phase), nil
+	})
+	s.goOn(all)
+
+	if out, err := c.Kubectl(ctx, "delete", "pod", "writer", "-n", s.namespace, "--force", "--grace-period=0"); err != nil {
+		s.Fatal(out, err)
+	}
+	s.must(n.StartKubelet(ctx))
+	stopped = false
+	s.usableOn(client, name, 2)
+	// Nobody asks for the volume any more, but what is left of its pod.
+	s.until("the volume to be unpublished", func(ctx context.Context) (string, error) {
+		mounts, err := n.Output(ctx, "cat", "/proc/self/mountinfo")
+		if err != nil || !strings.Contains(mounts, volume.Spec.CSI.VolumeHandle) {
+			return "", err
+		}
+		return "it is mounted", nil
+	})
+	if last, err := all[0].last(); err != nil || last == 0 {
+		s.Errorf("the data of the volume is gone: %d, %v", last, err)
+	}
+}
