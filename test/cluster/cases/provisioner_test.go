@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -144,6 +145,8 @@ func TestProvisionerOnEachNode(t *testing.T) {
 	s.wantEvent("PersistentVolumeClaim", "unnamed", "ProvisioningFailed", "binds immediately")
 	s.wantEvent("PersistentVolumeClaim", "shared", "ProvisioningFailed", "ReadWriteMany is not supported")
 	s.foreignVolumes()
+	s.refusedByClass()
+	s.mixedPod()
 
 	// A pod cannot have two nodes, which the scheduler says without a word of why.
 	s.claim("here", "10Mi", ofClass(class), madeOn(nodeA))
@@ -161,6 +164,99 @@ func TestProvisionerOnEachNode(t *testing.T) {
 			s.wantEndpoints(pod, "", ofClaims...)
 		}
 	}
+	s.refusesPoolOfDriver()
+}
+
+// refusedByClass has a claim of a class that says what no directory can have.
+func (s *scene) refusedByClass() {
+	s.Helper()
+	immediate := storagev1.VolumeBindingImmediate
+	_, err := c.Client.StorageV1().StorageClasses().Create(s.Context(), &storagev1.StorageClass{
+		ObjectMeta: metav1.ObjectMeta{Name: s.namespace}, Provisioner: "kubevirt.io/hostpath-provisioner", VolumeBindingMode: &immediate,
+		MountOptions: []string{"noatime"}}, metav1.CreateOptions{})
+	s.must(err)
+	s.Cleanup(func() { s.removeClass(s.namespace) })
+	s.claim("options", "10Mi", ofClass(s.namespace), madeOn(nodeA))
+	s.wantEvent("PersistentVolumeClaim", "options", "ProvisioningFailed", "noatime", "remove them")
+}
+
+// mixedPod has a pod with a claim that names a node, and one for which the scheduler chooses another.
+func (s *scene) mixedPod() {
+	s.Helper()
+	const class = "hostpath-provisioner"
+	s.claim("annotated", "10Mi", ofClass(class), madeOn(nodeB))
+	s.claim("plain", "10Mi", ofClass(class))
+	s.pod("both-ways", with("annotated", "/annotated"), with("plain", "/plain"), on(nodeA))
+	s.wantEvent("PersistentVolumeClaim", "annotated", "NodesDiffer", "wins over node "+nodeA)
+	s.wantEvent("PersistentVolumeClaim", "annotated", "NodesDiffer", "pod both-ways cannot start", "its claim plain for node "+nodeA)
+	s.wantEvent("PersistentVolumeClaim", "plain", "NodesDiffer", "pod both-ways cannot start", "its claim annotated for node "+nodeB)
+	annotated, there, annotatedDirectory := s.hostPath("annotated")
+	plain, here, plainDirectory := s.hostPath("plain")
+	if there != nodeB || here != nodeA {
+		s.Errorf("the volumes are on %s and %s", there, here)
+	}
+	s.remove("both-ways")
+	s.kubectl("delete", "pvc", "-n", s.namespace, "annotated", "plain")
+	s.wantVolumeGone(annotated.Name, annotatedDirectory)
+	s.wantVolumeGone(plain.Name, plainDirectory)
+}
+
+// refusesPoolOfDriver has one more provisioner on a node, whose directory is a pool of the driver: each in its container
+// sees the other, and it touches nothing.
+func (s *scene) refusesPoolOfDriver() {
+	s.Helper()
+	set, err := c.Client.AppsV1().DaemonSets(perNode.namespace).Get(s.Context(), "hostpath-provisioner", metav1.GetOptions{})
+	s.must(err)
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "second", Namespace: perNode.namespace}, Spec: set.Spec.Template.Spec}
+	pod.Spec.NodeName = nodeA
+	container := &pod.Spec.Containers[0]
+	for i, e := range container.Env {
+		if e.Name == "PV_DIR" {
+			container.Env[i].Value = "/var/plain"
+		}
+	}
+	for i, v := range container.VolumeMounts {
+		if v.Name == "pool" {
+			container.VolumeMounts[i].MountPath = "/var/plain"
+		}
+	}
+	for i, v := range pod.Spec.Volumes {
+		if v.Name == "pool" {
+			pod.Spec.Volumes[i].HostPath.Path = "/var/plain"
+		}
+	}
+	pods := c.Client.CoreV1().Pods(perNode.namespace)
+	_, err = pods.Create(s.Context(), pod, metav1.CreateOptions{})
+	s.must(err)
+	defer func() { s.must(pods.Delete(s.Context(), pod.Name, metav1.DeleteOptions{})) }()
+	s.until("the second provisioner to refuse", func(ctx context.Context) (string, error) {
+		running, err := pods.Get(ctx, pod.Name, metav1.GetOptions{})
+		if err != nil || running.Status.Phase != corev1.PodRunning {
+			return "not running", err
+		}
+		status, text := s.fetch("http", *running, 9808, "/readyz")
+		if status == http.StatusServiceUnavailable && strings.Contains(text, "it is served by") {
+			return "", nil
+		}
+		return fmt.Sprintf("%d %q", status, text), nil
+	})
+}
+
+// wantVolumeEvent waits for an event about a PersistentVolume, which is in no namespace.
+func (s *scene) wantVolumeEvent(volume string, words ...string) {
+	s.Helper()
+	s.until("an event about "+volume, func(ctx context.Context) (string, error) {
+		events, err := c.Client.CoreV1().Events(metav1.NamespaceDefault).List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.name=" + volume})
+		if err != nil {
+			return "", err
+		}
+		for _, e := range events.Items {
+			if hasAll(e.Reason+" "+e.Message, words) {
+				return "", nil
+			}
+		}
+		return fmt.Sprintf("%d others", len(events.Items)), nil
+	})
 }
 
 // Metrics of claims and PersistentVolumes, which are there after the first of each.
@@ -265,22 +361,12 @@ spec:
 `, name, nodeA, path, s.namespace))
 	}
 	s.wantVolumeGone(uid, earlier)
-	s.until("an event about the foreign volume", func(ctx context.Context) (string, error) {
-		events, err := c.Client.CoreV1().Events(metav1.NamespaceDefault).List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.name=case-outside"})
-		if err != nil {
-			return "", err
-		}
-		for _, e := range events.Items {
-			if hasAll(e.Reason+" "+e.Message, []string{"VolumeFailedDelete", "no directory was removed", "/var/plain/.outside"}) {
-				return "", nil
-			}
-		}
-		return fmt.Sprintf("%d others", len(events.Items)), nil
-	})
+	s.wantVolumeEvent("case-outside", "VolumeFailedDelete", "no directory was removed", "/var/plain/.outside")
 	if _, err := os.Stat(outside); err != nil {
 		s.Errorf("a directory that is not of the pool is gone: %v", err)
 	}
-	s.kubectl("patch", "pv", "case-outside", "--type=merge", "--patch", `{"metadata":{"finalizers":null}}`)
+	// It was released before the provisioner saw it, and so has no finalizer.
+	s.kubectl("delete", "pv", "case-outside")
 }
 
 func TestProvisionerOnSingleNode(t *testing.T) {
@@ -306,6 +392,23 @@ func TestProvisionerOnSingleNode(t *testing.T) {
 	s.kubectl("delete", "-n", s.namespace, "-k", example)
 	s.wantVolumeGone(volume.Name, directory)
 	s.wantEndpoints(pod, "", ofClaims...)
+	s.retained()
+}
+
+// retained has the program keep what the class would have it delete.
+func (s *scene) retained() {
+	s.Helper()
+	s.kubectl("set", "env", "-n", singleNode.namespace, "deployment/hostpath-provisioner", "PV_RECLAIM_POLICY=Retain")
+	s.kubectl("rollout", "status", "-n", singleNode.namespace, "deployment/hostpath-provisioner", "--timeout=2m")
+	s.claim("kept", "10Mi", ofClass("hostpath"))
+	volume, _, directory := s.hostPath("kept")
+	s.kubectl("delete", "pvc", "-n", s.namespace, "kept")
+	s.wantVolumeEvent(volume.Name, "VolumeRetained", volume.Spec.HostPath.Path)
+	s.kubectl("delete", "pv", volume.Name)
+	if _, err := os.Stat(directory); err != nil {
+		s.Errorf("a retained directory is gone: %v", err)
+	}
+	s.must(os.Remove(directory)) // it is empty
 }
 
 // refusedOnTwoNodes has the example wait until there is one node: of one volume there would be two directories.
