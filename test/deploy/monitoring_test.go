@@ -203,11 +203,7 @@ func metricsOf(t *testing.T, expr string) []string {
 	var names []string
 	parser.Inspect(parsed, func(node parser.Node, _ []parser.Node) error {
 		if selector, ok := node.(*parser.VectorSelector); ok {
-			name := selector.Name
-			if strings.Contains(name, "_duration_seconds_") {
-				name = regexp.MustCompile("_(bucket|count|sum)$").ReplaceAllString(name, "")
-			}
-			names = append(names, name)
+			names = append(names, regexp.MustCompile("(_seconds)_(bucket|count|sum)$").ReplaceAllString(selector.Name, "$1"))
 		}
 		return nil
 	})

@@ -90,6 +90,7 @@ func (w *world) failOnce(s scenario, where string, f trap.Failure) {
 	}
 	w.trap.Disarm()
 	w.Must(s.call(w).err)
+	w.awaitNoTrash() // of the creations that were undone
 	w.now = s.to
 	if err := w.pool.Problems(w.expected(s.to)); err != nil {
 		w.Errorf("%s, called again: %v", where, err)
