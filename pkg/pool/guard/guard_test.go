@@ -30,6 +30,7 @@ func TestOneDriverServes(t *testing.T) {
 		"same node, released":       {false, func(g *guard.Guard, _ *store.Store) { g.Release() }, 0},
 		"another node, withdrawn":   {true, (*guard.Guard).Withdraw, 0},
 		"another node, not renewed": {true, func(*guard.Guard, *store.Store) {}, 30 * time.Second},
+		"same node, lost its power": {false, loseSign, 0},
 	} {
 		t.Run(title, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -54,6 +55,19 @@ func TestOneDriverServes(t *testing.T) {
 				must.Succeed(t, two.Acquire(s, uuid))
 			})
 		})
+	}
+}
+
+// loseSign leaves what a filesystem has of a sign whose blocks it had not written when the power went.
+func loseSign(g *guard.Guard, s *store.Store) {
+	g.Release()
+	path := filepath.Join(s.Root().String(), ".hostpath-provisioner", "lock")
+	sign, err := os.ReadFile(path)
+	if err == nil {
+		err = os.WriteFile(path, make([]byte, len(sign)), 0o600)
+	}
+	if err != nil {
+		panic(err)
 	}
 }
 

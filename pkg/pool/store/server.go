@@ -1,6 +1,7 @@
 package store
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -49,6 +50,8 @@ func (s *Store) readServer(name string) (by Server, sign string, err error) {
 		return Server{}, "", fs.ErrNotExist
 	}
 	data, err := s.own.ReadFile(name, maxServer)
+	// After a loss of power a filesystem may have the length of what was not synced, and zeroes.
+	data = bytes.TrimRight(data, "\x00")
 	if err != nil || json.Unmarshal(data, &by) != nil {
 		by = Server{}
 	}
