@@ -68,7 +68,7 @@ func (s *scene) targetLabels(node string) map[string]string {
 }
 
 // Metrics that there are only after something has happened.
-var sometimes = []string{"hostpath_csi_panics_total", "hostpath_pool_last_error_timestamp_seconds", "hostpath_pool_trash_oldest_timestamp_seconds"}
+var sometimes = []string{"hostpath_csi_panics_total", "hostpath_pool_last_error_timestamp_seconds", "hostpath_pool_trash_oldest_timestamp_seconds", "hostpath_pool_upstream_snapshots"}
 
 // wantMetrics says that what alerts and dashboard ask for has come, with the labels by
 // which they ask.
