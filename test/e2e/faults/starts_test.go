@@ -170,13 +170,14 @@ func (s *fullStart) wantServed() {
 	s.wantListed()
 }
 
-// wantCode repeats a call while the pool is opened anew, because there is room for its layout.
+// wantCode repeats a call as its clients do: while the pool is opened anew, because there is room for its layout, and
+// while a check has the volume.
 func (s *fullStart) wantCode(what string, want codes.Code, call func() error) {
 	s.Helper()
 	var err error
 	s.Eventually(what, func() bool {
 		err = call()
-		return status.Code(err) != codes.Unavailable
+		return status.Code(err) != codes.Unavailable && status.Code(err) != codes.Aborted
 	})
 	s.WantCode(what, err, want)
 }
