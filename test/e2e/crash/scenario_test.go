@@ -118,8 +118,8 @@ func places() []place {
 	if testenv.Guest() {
 		xfs, ext4 := testenv.GuestDisk("HOSTPATH_KERNEL_XFS"), testenv.GuestDisk("HOSTPATH_KERNEL_EXT4")
 		all := []place{
-			{name: "xfs with limits", kind: quota.XFS, enforced: true, mount: xfs, modes: both, every: 11},
-			{name: "ext4 with limits", kind: quota.Ext4, enforced: true, mount: ext4, modes: both, every: 17},
+			{name: "xfs with limits", kind: quota.XFS, enforced: true, mount: xfs, modes: both, every: 17},
+			{name: "ext4 with limits", kind: quota.Ext4, enforced: true, mount: ext4, modes: both, every: 29},
 			{name: "xfs thin with limits", kind: quota.XFS, enforced: true, thin: true, mount: xfs, modes: blockOnly},
 			{name: "ext4 shared with limits", kind: quota.Ext4, enforced: true, shared: true, mount: ext4, modes: both},
 		}
