@@ -202,7 +202,7 @@ func (p *pass) volume(v Volume, seen map[blockdev.Number]bool) {
 		p.drop(number)
 	}
 	if v.Released {
-		p.follow(number, &job{volume: v, path: v.Path, wipe: p.Wipe})
+		p.released(v, number)
 		return
 	}
 	if err := p.note(v, number); err != nil {
@@ -210,6 +210,31 @@ func (p *pass) volume(v Volume, seen map[blockdev.Number]bool) {
 		return
 	}
 	p.report.Available++
+}
+
+// released has the device of a volume cleaned, unless it shares its blocks with another one's.
+func (p *pass) released(v Volume, number blockdev.Number) {
+	facts, err := blockdev.Inspect(number)
+	if err != nil {
+		p.problem(v.Name, v.Path, reasonOf(err), "%v", err)
+		return
+	}
+	for _, overlapping := range overlaps(facts) {
+		if owners := p.owners[overlapping]; len(owners) > 0 {
+			p.problem(v.Name, v.Path, Twice, "its blocks are also those of %s of the PersistentVolume %s: one is the disk of the other; delete one of both PersistentVolumes",
+				owners[0].Path, owners[0].Name)
+			return
+		}
+	}
+	p.follow(number, &job{volume: v, path: v.Path, wipe: p.Wipe})
+}
+
+// overlaps are the other devices that have blocks of a device: its disk, or its partitions.
+func overlaps(facts blockdev.Facts) []blockdev.Number {
+	if facts.IsPartition() {
+		return []blockdev.Number{facts.Disk}
+	}
+	return facts.Partitions
 }
 
 // note keeps the record of a volume that is available or bound.

@@ -101,6 +101,7 @@ func TestOnlyAllowedDataIsWiped(t *testing.T) {
 	}{
 		"the volume of a claim disappeared":                    {devices.Record{State: devices.Bound}, true, devices.WasBound},
 		"the volume of a claim with raw data disappeared":      {devices.Record{State: devices.Bound}, false, devices.WasBound},
+		"the same, and the disk has another identity now":      {devices.Record{State: devices.Bound, Identity: "serial=other"}, false, devices.WasBound},
 		"an offered device was formatted by somebody":          {devices.Record{State: devices.Offered}, true, devices.HasSignature},
 		"a clean device was formatted by somebody":             {devices.Record{State: devices.Clean}, true, devices.HasSignature},
 		"a half cleaned device was formatted by somebody":      {devices.Record{State: devices.Cleaning, Erased: true, Wipe: devices.WipeSignatures}, true, devices.HasSignature},
@@ -127,6 +128,21 @@ func TestOnlyAllowedDataIsWiped(t *testing.T) {
 			d.Untouched()
 			w.Refused(c.want)
 		})
+	}
+}
+
+// Raw data has no signature, and a device may have another path after a reboot.
+func TestDataOfClaimIsKeptUnderAnotherPath(t *testing.T) {
+	w := devicestest.New(t)
+	d := w.Disk("disk-b", 32*mib)
+	w.PVs = []devices.Volume{devicestest.Bound(d.Volume("pv"))}
+	w.Pass()
+	d.Untouched()
+	w.PVs = nil
+	path := filepath.Join(w.Dir, "disk-a")
+	must.Succeed(t, os.Rename(d.Path, path))
+	if p := w.Refused(devices.WasBound); p.Path != path {
+		t.Errorf("refused is %s", p.Path)
 	}
 }
 

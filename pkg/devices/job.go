@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -101,12 +102,15 @@ func (a *Agent) run(ctx context.Context, j *job) (_ *Held, err error) {
 			err = errors.Join(err, held.Close())
 		}
 	}()
+	if err := a.knownElsewhere(j, held); err != nil {
+		return nil, err
+	}
 	needed, err := j.needs(ctx, held, record)
 	if err != nil {
 		return nil, err
 	}
 	if needed {
-		if err := a.confirm(ctx, j); err != nil {
+		if err := a.confirm(ctx, j, held.Facts); err != nil {
 			return nil, err
 		}
 		if err := a.clean(ctx, j, held, record); err != nil {
@@ -119,10 +123,28 @@ func (a *Agent) run(ctx context.Context, j *job) (_ *Held, err error) {
 	return held, nil
 }
 
+// knownElsewhere refuses a device without a volume that had the data of a claim under another path.
+func (a *Agent) knownElsewhere(j *job, held *Held) error {
+	if j.volume.Name != "" || j.existing == Erase {
+		return nil
+	}
+	record, err := a.Records.BoundElsewhere(j.path, held.Facts.Identity)
+	if err != nil || record.State == "" {
+		return err
+	}
+	return Problem{Path: j.path, Reason: WasBound, Detail: fmt.Sprintf(
+		"it has the data of the claim %s: it was the device %s of the PersistentVolume %s", record.Claim, record.Path, record.Volume)}
+}
+
 // needs decides whether the device has to be cleaned, or must not be.
 func (j *job) needs(ctx context.Context, held *Held, record Record) (bool, error) {
 	if j.volume.Name != "" {
 		return j.releasedNeeds(held, record)
+	}
+	if record.State == Bound && !record.about(held) && j.existing != Erase && (record.Bytes == held.Facts.SizeBytes || record.Identity == held.Facts.Identity) {
+		return false, Problem{Path: j.path, Reason: WasBound, Detail: fmt.Sprintf(
+			"it may have the data of the claim %s: it has %d bytes and is %q, and its PersistentVolume %s, which has gone without being released, had %d bytes and was %q",
+			record.Claim, held.Facts.SizeBytes, held.Facts.Identity, record.Volume, record.Bytes, record.Identity)}
 	}
 	if !record.about(held) {
 		record = Record{}
@@ -171,14 +193,18 @@ func (j *job) unclaimedNeeds(ctx context.Context, held *Held, record Record) (bo
 }
 
 // confirm asks the API itself, while the device is held, whether it may be cleaned.
-func (a *Agent) confirm(ctx context.Context, j *job) error {
+func (a *Agent) confirm(ctx context.Context, j *job, facts blockdev.Facts) error {
 	volumes, err := a.API.Volumes(ctx)
 	if err != nil {
 		return err
 	}
 	released := false
 	for _, v := range volumes {
-		if number, err := blockdev.At(v.Path); err != nil || number != j.number {
+		number, err := blockdev.At(v.Path)
+		if err == nil && slices.Contains(overlaps(facts), number) {
+			return errTaken
+		}
+		if err != nil || number != j.number {
 			continue
 		}
 		if v.Name != j.volume.Name || !v.Released || v.ClaimUID != j.volume.ClaimUID {

@@ -102,6 +102,32 @@ func (r *Records) Get(path string) (Record, error) {
 	return record, nil
 }
 
+// BoundElsewhere is the record of another path that says that a device with that identity has the data of a claim: it
+// may have another path after a reboot. Without one it is the zero Record.
+func (r *Records) BoundElsewhere(path, identity string) (Record, error) {
+	if identity == "" {
+		return Record{}, nil
+	}
+	for entry, err := range r.dir.Entries() {
+		if err != nil {
+			return Record{}, fmt.Errorf("read the records: %w", err)
+		}
+		content, err := r.dir.ReadFile(entry.Name, maxRecord)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // it was being written, and has its name now
+		}
+		if err != nil {
+			return Record{}, fmt.Errorf("record %s: %w", entry.Name, err)
+		}
+		var record Record
+		// What is no record of this version is reported for its path.
+		if json.Unmarshal(content, &record) == nil && record.State == Bound && record.Identity == identity && record.Path != path {
+			return record, nil
+		}
+	}
+	return Record{}, nil
+}
+
 // Put writes a record: after a crash the old or the new one is there, whole.
 func (r *Records) Put(record Record) error {
 	record.Version = recordVersion

@@ -51,6 +51,13 @@ func TestDeviceInUseIsRefused(t *testing.T) {
 			must.Succeed(t, err)
 			t.Cleanup(func() { device.Close() })
 		}, devices.HasLoop},
+		// As kubelet maps a block volume, whether its pod is known to the API or not.
+		"mapped for a pod": {func(t *testing.T, w *devicestest.World, d *devicestest.Disk) {
+			mapped := filepath.Join(t.TempDir(), "pod-uid")
+			must.Succeed(t, os.WriteFile(mapped, nil, 0o600))
+			must.Succeed(t, unix.Mount(d.Node, mapped, "", unix.MS_BIND, ""))
+			t.Cleanup(func() { must.Succeed(t, unix.Unmount(mapped, 0)) })
+		}, devices.Mounted},
 		"read-only": {func(t *testing.T, w *devicestest.World, d *devicestest.Disk) {
 			devicestest.Run(t, "blockdev", "--setro", d.Node)
 			t.Cleanup(func() { devicestest.Run(t, "blockdev", "--setrw", d.Node) })
@@ -276,6 +283,31 @@ func TestDiskAndItsPartitionsAreNotBothOffered(t *testing.T) {
 	must.Succeed(t, os.Symlink(node, d.Path+"-part1"))
 	if p := w.Refused(devices.DiskInUse); p.Path != d.Path+"-part1" {
 		t.Errorf("refused is %s", p.Path)
+	}
+}
+
+// A disk and a partition of it may both be volumes of an earlier provisioner. Neither is cleaned under the other.
+func TestDiskIsNotCleanedUnderVolumeOnPartition(t *testing.T) {
+	for name, c := range map[string]struct {
+		disk, partition func(devices.Volume) devices.Volume
+	}{
+		"disk released":      {devicestest.Released, devicestest.Bound},
+		"partition released": {devicestest.Bound, devicestest.Released},
+		"both released":      {devicestest.Released, devicestest.Released},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := devicestest.New(t)
+			d := w.Disk("disk", 32*mib)
+			partition := d.Volume("pv-part")
+			partition.Path, partition.Bytes = d.Path+"-part1", 8*mib
+			must.Succeed(t, os.Symlink(addPartition(t, d.Node), partition.Path))
+			w.PVs = []devices.Volume{c.disk(d.Volume("pv")), c.partition(partition)}
+			d.Untouched()
+			r := w.Pass()
+			if len(r.Problems) == 0 || r.Problems[0].Reason != devices.Twice || len(r.Cleaned) > 0 || len(r.Wiping) > 0 {
+				t.Errorf("found %+v, want a problem and nothing cleaned", r)
+			}
+		})
 	}
 }
 

@@ -127,8 +127,8 @@ func identity(dir string) string {
 	return ""
 }
 
-// loopsOn finds loop devices whose file is the device; kubelet attaches such to hold a block volume. No other file is
-// asked for: it may be on a filesystem that hangs.
+// loopsOn finds loop devices whose file is the device. No other file is asked for: it may be on a filesystem that hangs. Those that
+// kubelet attaches have a mount of the node as their file, which Mounts finds.
 func loopsOn(n Number) (found []string) {
 	files, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
 	if err != nil {
@@ -174,8 +174,13 @@ func (f Facts) named(path string) bool {
 	return filepath.Base(path) == filepath.Base(f.Name)
 }
 
-// Mounts are the places where the device is mounted, in the mount namespace of any process that /proc shows, each with
-// the process.
+// nodeMounted says whether a mount of a type, from a root in its filesystem to a place, is one of the device's node.
+func (f Facts) nodeMounted(kind, root, place string) bool {
+	return kind == "devtmpfs" && root == "/"+f.Name && !strings.HasPrefix(place, "/dev/")
+}
+
+// Mounts are the places where the device is mounted, or its node, as kubelet maps a block volume for a pod, in the mount
+// namespace of any process that /proc shows, each with the process.
 func (f Facts) Mounts() ([]string, error) {
 	tables, err := filepath.Glob("/proc/[0-9]*/mountinfo")
 	if err != nil {
@@ -211,8 +216,9 @@ func (f Facts) mountsIn(table []byte) (found []string) {
 		if !ok || len(fields) < 5 || len(last) < 2 {
 			continue
 		}
-		// Btrfs has numbers of its own. The source of a bind mount of a device's node is devtmpfs.
-		if fields[2] == f.Number.String() || strings.HasPrefix(last[1], "/dev/") && filepath.Base(last[1]) == filepath.Base(f.Name) {
+		// Btrfs has numbers of its own.
+		if fields[2] == f.Number.String() || strings.HasPrefix(last[1], "/dev/") && filepath.Base(last[1]) == filepath.Base(f.Name) ||
+			f.nodeMounted(last[0], fields[3], fields[4]) {
 			found = append(found, fields[4])
 		}
 	}
