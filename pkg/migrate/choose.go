@@ -161,7 +161,7 @@ func (m *migration) chooseNew(ctx context.Context, begun map[string]bool, found 
 	}
 	for i := range volumes.Items {
 		pv := &volumes.Items[i]
-		if begun[pv.Name] || pathOf(pv) == "" || pv.Spec.ClaimRef == nil {
+		if begun[pv.Name] || provisioner.PathOf(pv) == "" || pv.Spec.ClaimRef == nil {
 			continue
 		}
 		name := types.NamespacedName{Namespace: pv.Spec.ClaimRef.Namespace, Name: pv.Spec.ClaimRef.Name}
@@ -220,21 +220,10 @@ func isOn(pv *corev1.PersistentVolume, here *corev1.Node, only bool) (is bool, n
 	return false, strings.Join(others, ",")
 }
 
-// pathOf is the directory of a PersistentVolume that can be migrated; empty for others.
-func pathOf(pv *corev1.PersistentVolume) string {
-	switch {
-	case pv.Spec.HostPath != nil:
-		return pv.Spec.HostPath.Path
-	case pv.Spec.Local != nil:
-		return pv.Spec.Local.Path
-	}
-	return ""
-}
-
 // handle is the name of the directory as a volume of the driver: its own, or that of the PersistentVolume where
 // local-path made a name that is too long.
 func handle(pv *corev1.PersistentVolume) string {
-	name := filepath.Base(pathOf(pv))
+	name := filepath.Base(provisioner.PathOf(pv))
 	if _, err := volume.ParseID(name); err != nil {
 		return pv.Name
 	}
@@ -290,7 +279,7 @@ func (m *migration) checkOwner(s *saved) error {
 	if !slices.Contains(provisioners, by) {
 		return fmt.Errorf("it was made by %q, and can be migrated only if it is of one of %s", by, strings.Join(provisioners, ", "))
 	}
-	path := pathOf(s.Volume)
+	path := provisioner.PathOf(s.Volume)
 	if !filepath.IsAbs(path) || filepath.Clean(path) != path {
 		return fmt.Errorf("path %q of the PersistentVolume has empty parts, . or ..: make a PersistentVolume by hand that names %s", path, filepath.Clean(path))
 	}
@@ -331,7 +320,7 @@ func (m *migration) checkOthers(ctx context.Context, s *saved) error {
 	}
 	for i := range volumes.Items {
 		other := &volumes.Items[i]
-		if on, _ := isOn(other, here, only); other.Name != s.Volume.Name && on && pathOf(other) == pathOf(s.Volume) {
+		if on, _ := isOn(other, here, only); other.Name != s.Volume.Name && on && provisioner.PathOf(other) == provisioner.PathOf(s.Volume) {
 			return fmt.Errorf("PersistentVolume %s has the same directory: delete the one that nobody uses", other.Name)
 		}
 		if c := other.Spec.CSI; c != nil && c.Driver == s.Driver && c.VolumeHandle == s.To.Name {

@@ -112,8 +112,8 @@ func newRig(t *testing.T, directory string, changes ...func(*corev1.PersistentVo
 	for _, change := range changes {
 		change(pv, claim)
 	}
-	must.Succeed(t, os.MkdirAll(pathOf(pv), 0o777))
-	must.Succeed(t, os.WriteFile(filepath.Join(pathOf(pv), "data"), []byte("kept"), 0o600))
+	must.Succeed(t, os.MkdirAll(provisioner.PathOf(pv), 0o777))
+	must.Succeed(t, os.WriteFile(filepath.Join(provisioner.PathOf(pv), "data"), []byte("kept"), 0o600))
 	r.client = fake.NewClientset(pv, claim,
 		&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-a", Labels: map[string]string{corev1.LabelHostname: "host-a"}}},
 		&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-b"}},
@@ -276,7 +276,7 @@ func (r *rig) wantPlain(pv *corev1.PersistentVolume, claim *corev1.PersistentVol
 	if diff := cmp.Diff(pv, gotPV) + cmp.Diff(claim, gotClaim); diff != "" {
 		r.Error(diff)
 	}
-	r.wantData(pathOf(pv))
+	r.wantData(provisioner.PathOf(pv))
 	if left, err := filepath.Glob(filepath.Join(r.config.Directory, "*.json")); err != nil || len(left) > 0 {
 		r.Errorf("left: %v (%v)", left, err)
 	}
@@ -324,7 +324,7 @@ func TestDryRunChangesNothing(t *testing.T) {
 	r := newRig(t, "old")
 	pv, claim := r.objects()
 	must.Succeed(t, r.run(func(*Config) {}))
-	for _, words := range []string{"space/data (PersistentVolume " + pvName, "save both objects", "Retain", "rename " + pathOf(pv) + " to ",
+	for _, words := range []string{"space/data (PersistentVolume " + pvName, "save both objects", "Retain", "rename " + provisioner.PathOf(pv) + " to ",
 		"(1003520 bytes)", "StorageClass hostpath-csi", "back to Delete", "1 claims on node node-a, 0 stopped", "nothing was changed"} {
 		if !strings.Contains(r.output.String(), words) {
 			t.Errorf("%q is missing in:\n%s", words, r.output.String())
@@ -413,7 +413,7 @@ func choosing(r *rig) error {
 
 func (r *rig) path() string {
 	pv, _ := r.objects()
-	return pathOf(pv)
+	return provisioner.PathOf(pv)
 }
 
 // refusing has the API server refuse new objects of a kind.
@@ -495,7 +495,7 @@ func (away) Name(context.Context) (string, error) { return "", errors.New("no su
 func TestLocalPath(t *testing.T) {
 	long := pvName + "_space_" + strings.Repeat("n", 200)
 	r := newRig(t, "pool", func(pv *corev1.PersistentVolume, _ *corev1.PersistentVolumeClaim) {
-		path := filepath.Join(filepath.Dir(pathOf(pv)), long)
+		path := filepath.Join(filepath.Dir(provisioner.PathOf(pv)), long)
 		pv.Annotations[provisioner.ProvisionedBy] = "rancher.io/local-path"
 		pv.Spec.PersistentVolumeSource = corev1.PersistentVolumeSource{Local: &corev1.LocalVolumeSource{Path: path}}
 	})

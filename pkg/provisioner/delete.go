@@ -122,7 +122,7 @@ func (p *Provisioner) users(ctx context.Context, directory, hostname string) (na
 	whole := path.Join(p.config.Path, directory)
 	for i := range all.Items {
 		pv := &all.Items[i]
-		at := path.Clean(pathOf(pv))
+		at := path.Clean(PathOf(pv))
 		inside := at == whole || strings.HasPrefix(at, whole+"/")
 		if inside && checkAffinity(pv, hostname) == nil {
 			names = append(names, pv.Name)
@@ -131,8 +131,8 @@ func (p *Provisioner) users(ctx context.Context, directory, hostname string) (na
 	return names, nil
 }
 
-// pathOf is the directory of a PersistentVolume; empty if it has none.
-func pathOf(pv *corev1.PersistentVolume) string {
+// PathOf is the directory of a PersistentVolume; empty if it has none.
+func PathOf(pv *corev1.PersistentVolume) string {
 	switch {
 	case pv.Spec.HostPath != nil:
 		return pv.Spec.HostPath.Path

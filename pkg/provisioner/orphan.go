@@ -45,7 +45,7 @@ func (o *orphans) check(ctx context.Context, now time.Time) {
 		}
 		if gone[node] {
 			o.events.warn(ctx, pv, "VolumeFailedDelete", fmt.Sprintf("node %s, which had its directory %s, does not exist any more: "+
-				"delete the PersistentVolume and remove its finalizers", node, pathOf(pv)))
+				"delete the PersistentVolume and remove its finalizers", node, PathOf(pv)))
 		}
 	}
 }

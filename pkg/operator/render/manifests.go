@@ -110,7 +110,7 @@ func (a *addition) read(file string) error {
 			a.volumes = append(a.volumes, corev1.Volume{})
 			err = json.Unmarshal(o.Value, &a.volumes[len(a.volumes)-1])
 		default:
-			err = errors.New("it is known how to add a container or a volume at the end")
+			err = errors.New("only a container or a volume can be added, at the end of its list")
 		}
 		if err != nil {
 			return fmt.Errorf("decode deploy/%s: %s %s: %w", file, o.Op, o.Path, err)

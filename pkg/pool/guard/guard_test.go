@@ -24,12 +24,12 @@ const uuid = "kwinljr55icti4ji"
 func TestOneDriverServes(t *testing.T) {
 	for title, c := range map[string]struct {
 		otherNode bool
-		leave     func(*guard.Guard, *store.Store)
+		leave     func(*testing.T, *guard.Guard, *store.Store)
 		after     time.Duration
 	}{
-		"same node, released":       {false, func(g *guard.Guard, _ *store.Store) { g.Release() }, 0},
-		"another node, withdrawn":   {true, (*guard.Guard).Withdraw, 0},
-		"another node, not renewed": {true, func(*guard.Guard, *store.Store) {}, 30 * time.Second},
+		"same node, released":       {false, func(_ *testing.T, g *guard.Guard, _ *store.Store) { g.Release() }, 0},
+		"another node, withdrawn":   {true, func(_ *testing.T, g *guard.Guard, s *store.Store) { g.Withdraw(s) }, 0},
+		"another node, not renewed": {true, func(*testing.T, *guard.Guard, *store.Store) {}, 30 * time.Second},
 		"same node, lost its power": {false, loseSign, 0},
 	} {
 		t.Run(title, func(t *testing.T) {
@@ -46,7 +46,7 @@ func TestOneDriverServes(t *testing.T) {
 					must.Succeed(t, one.Acquire(s, uuid))
 					must.ErrorIs(t, two.Acquire(s, uuid), store.ErrServed)
 				}
-				c.leave(one, s)
+				c.leave(t, one, s)
 				if c.after > 0 {
 					time.Sleep(c.after - time.Second)
 					must.ErrorIs(t, two.Acquire(s, uuid), store.ErrServed)
@@ -59,16 +59,12 @@ func TestOneDriverServes(t *testing.T) {
 }
 
 // loseSign leaves what a filesystem has of a sign whose blocks it had not written when the power went.
-func loseSign(g *guard.Guard, s *store.Store) {
+func loseSign(t *testing.T, g *guard.Guard, s *store.Store) {
 	g.Release()
 	path := filepath.Join(s.Root().String(), ".hostpath-provisioner", "lock")
 	sign, err := os.ReadFile(path)
-	if err == nil {
-		err = os.WriteFile(path, make([]byte, len(sign)), 0o600)
-	}
-	if err != nil {
-		panic(err)
-	}
+	must.Succeed(t, err)
+	must.Succeed(t, os.WriteFile(path, make([]byte, len(sign)), 0o600))
 }
 
 // Where drivers of one node do not see each other's locks, their signs of life count.

@@ -1,7 +1,6 @@
 package blocks
 
 import (
-	"errors"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -11,33 +10,19 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubevirt.io/hostpath-provisioner/test/testenv"
+	"kubevirt.io/hostpath-provisioner/test/testenv/fulldisk"
 )
 
 // fillUp has others use all that is free outside the pool, and returns what gives it
 // back.
 func (b *bench) fillUp() (giveBack func()) {
 	b.Helper()
-	file, err := os.Create(filepath.Join(b.mounted, "filler"))
-	b.Must(err)
-	giveBack = func() { _ = os.Remove(file.Name()) } // once more at the end
+	giveBack = func() { _ = os.Remove(filepath.Join(b.mounted, "large")) } // once more at the end
 	b.Cleanup(giveBack)
-	defer file.Close()
-	size := int64(0)
-	for step := int64(64 * mib); step >= blockBytes; {
-		err := unix.Fallocate(int(file.Fd()), 0, size, step)
-		switch {
-		case err == nil:
-			size += step
-		case errors.Is(err, unix.ENOSPC):
-			step /= 2
-		case !errors.Is(err, unix.EINTR):
-			b.Fatal(err)
-		}
-	}
-	b.Must(file.Sync())
+	fulldisk.Large(b, b.mounted, 0)
 	var fs unix.Statfs_t
 	b.Must(unix.Statfs(b.mounted, &fs))
-	b.Logf("%d MiB taken by others, %d KiB left for anybody", size/mib, int64(fs.Bavail)*fs.Bsize>>10)
+	b.Logf("%d KiB left for anybody", int64(fs.Bavail)*fs.Bsize>>10)
 	return giveBack
 }
 
