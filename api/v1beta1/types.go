@@ -380,7 +380,8 @@ type HostPathProvisionerStatus struct {
 	// +optional
 	// +listType=atomic
 	NodeStatuses []NodeStatus `json:"nodeStatuses,omitempty"`
-	// DeletedNodes are nodes that are gone from the cluster while PersistentVolumes of the driver still name them.
+	// DeletedNodes are nodes that are gone from the cluster while PersistentVolumes or VolumeSnapshotContents of the driver
+	// still name them.
 	// +optional
 	// +listType=map
 	// +listMapKey=node
@@ -438,6 +439,9 @@ type DeletedNode struct {
 	// Claims is how many claims are bound to them.
 	// +optional
 	Claims int `json:"claims,omitempty"`
-	// Command removes what was left behind: 20 volumes at a time, with their claims.
+	// VolumeSnapshotContents is how many snapshots still name it.
+	// +optional
+	VolumeSnapshotContents int `json:"volumeSnapshotContents,omitempty"`
+	// Command removes what was left behind: 20 volumes and 20 snapshots at a time, with their claims and VolumeSnapshots.
 	Command string `json:"command"`
 }

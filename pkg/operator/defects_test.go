@@ -14,7 +14,7 @@ import (
 )
 
 // upstreamDefects are defects of the upstream operator and of its mounter, by their number in the list that this one was
-// built from, with the test that fails if one comes back. 18 is in what this operator does not have: snapshots.
+// built from, with the test that fails if one comes back.
 var upstreamDefects = []struct {
 	number                  int
 	defect, directory, test string
@@ -36,6 +36,7 @@ var upstreamDefects = []struct {
 	{15, "any name of a pool and of a snapshot provider is accepted", "../../test/cluster/cases", "TestObjectValidation"},
 	{16, "mounters do not run on nodes whose hostname label is not their name", "render", "TestMounter"},
 	{17, "a mounter mounts again what a Job unmounted", ".", "TestCleanUpIsAfterTheMounter"},
+	{18, "one node makes the snapshots of all nodes", "../../test/deploy", "TestSnapshotsComponent"},
 	{19, "the observed version is set before the rollout", "status", "TestAssess"},
 	{19, "a refused downgrade is not in the status", "status", "TestDowngrades"},
 	{20, "a new account deletes the DaemonSet", ".", "TestDeletedAccountIsReplacedAlone"},

@@ -13,6 +13,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	hppv1 "kubevirt.io/hostpath-provisioner/api/v1beta1"
+	"kubevirt.io/hostpath-provisioner/pkg/operator/place"
 	"kubevirt.io/hostpath-provisioner/pkg/operator/render"
 	"kubevirt.io/hostpath-provisioner/pkg/operator/status"
 )
@@ -55,7 +56,7 @@ func (r *Reconciler) delete(ctx context.Context, object *hppv1.HostPathProvision
 		}
 		legacy := 0
 		for i := range users {
-			if ofLegacyProvisioner(&users[i]) {
+			if place.OfLegacyProvisioner(&users[i]) {
 				legacy++
 			}
 		}
@@ -120,7 +121,7 @@ func (r *Reconciler) volumes(ctx context.Context) ([]corev1.PersistentVolume, er
 			return nil, err
 		}
 		for _, volume := range list.Items {
-			if volume.Spec.CSI != nil && volume.Spec.CSI.Driver == render.DriverName || ofLegacyProvisioner(&volume) {
+			if place.OfDriver(&volume) || place.OfLegacyProvisioner(&volume) {
 				found = append(found, volume)
 			}
 		}
@@ -128,9 +129,4 @@ func (r *Reconciler) volumes(ctx context.Context) ([]corev1.PersistentVolume, er
 			return found, nil
 		}
 	}
-}
-
-// ofLegacyProvisioner says whether a volume was made by the pre-CSI provisioner that pathConfig deploys.
-func ofLegacyProvisioner(volume *corev1.PersistentVolume) bool {
-	return volume.Spec.HostPath != nil && volume.Annotations["pv.kubernetes.io/provisioned-by"] == render.LegacyName
 }

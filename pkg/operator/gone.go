@@ -12,21 +12,17 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	hppv1 "kubevirt.io/hostpath-provisioner/api/v1beta1"
+	"kubevirt.io/hostpath-provisioner/pkg/operator/place"
 )
 
-const (
-	// topologyKey is the label by which a volume names its node.
-	topologyKey = "topology.hostpath.csi/node"
-	// legacyNode is the annotation by which a volume of the pre-CSI provisioner names its node.
-	legacyNode = "hostPathProvisionerIdentity"
-	// GoneAfter is how long a node has to be gone before it is reported, if the reconciler says nothing else: one that is
-	// made anew by the same name has its volumes again.
-	GoneAfter = 10 * time.Minute
-)
+// GoneAfter is how long a node has to be gone before it is reported, if the reconciler says nothing else: one that is
+// made anew by the same name has its volumes again.
+const GoneAfter = 10 * time.Minute
 
 // orphanFinalizers are those of a volume that nobody is left to remove when its node is gone: that of the provisioner on
 // the node, and that for volumes whose claim is there.
@@ -40,13 +36,14 @@ type goneNodes struct {
 	found   []hppv1.DeletedNode
 }
 
-// A goneNode is one that has been gone for long enough, with the volumes that name it.
+// A goneNode is one that is gone, with the volumes and snapshots that name it.
 type goneNode struct {
-	name    string
-	volumes []corev1.PersistentVolume
+	name      string
+	volumes   []corev1.PersistentVolume
+	snapshots []unstructured.Unstructured
 }
 
-// deletedNodes are the nodes that are gone but for volumes that name them. It checks at most once in the time of a resync,
+// deletedNodes are the nodes that are gone but for volumes and snapshots that name them. It checks at most once in the time of a resync,
 // and removes the volumes then if the object says so.
 func (r *Reconciler) deletedNodes(ctx context.Context, object *hppv1.HostPathProvisioner) ([]hppv1.DeletedNode, error) {
 	g := &r.gone
@@ -57,6 +54,10 @@ func (r *Reconciler) deletedNodes(ctx context.Context, object *hppv1.HostPathPro
 		return g.found, nil
 	}
 	volumes, err := r.volumes(ctx)
+	if err != nil {
+		return g.found, err
+	}
+	snapshots, err := r.snapshots(ctx)
 	if err != nil {
 		return g.found, err
 	}
@@ -71,11 +72,15 @@ func (r *Reconciler) deletedNodes(ctx context.Context, object *hppv1.HostPathPro
 	}
 	var problems []error
 	g.found = nil
-	for _, node := range g.note(volumesOfGone(volumes, there), r.goneAfter(), now) {
+	left, err := leftOn(there, volumes, snapshots)
+	if err != nil {
+		return g.found, err
+	}
+	for _, node := range g.note(left, r.goneAfter(), now) {
 		if object.Spec.DeletedNodes == hppv1.RemoveVolumes {
-			problems = append(problems, r.removeVolumes(ctx, object, &node))
+			problems = append(problems, r.removeVolumes(ctx, object, node))
 		}
-		if len(node.volumes) > 0 {
+		if len(node.volumes)+len(node.snapshots) > 0 {
 			g.found = append(g.found, node.report())
 		}
 	}
@@ -93,53 +98,73 @@ func (r *Reconciler) goneAfter() time.Duration {
 	return GoneAfter
 }
 
-// note returns the nodes that have been gone for long enough, by name.
-func (g *goneNodes) note(left map[string][]corev1.PersistentVolume, enough time.Duration, now time.Time) []goneNode {
+// note returns those of the nodes that have been gone for long enough, by name.
+func (g *goneNodes) note(left map[string]*goneNode, enough time.Duration, now time.Time) []*goneNode {
 	since := map[string]time.Time{}
-	var found []goneNode
+	var found []*goneNode
 	for _, node := range slices.Sorted(maps.Keys(left)) {
 		since[node] = now
 		if before, known := g.since[node]; known {
 			since[node] = before
 		}
 		if now.Sub(since[node]) >= enough {
-			found = append(found, goneNode{name: node, volumes: left[node]})
+			found = append(found, left[node])
 		}
 	}
 	g.since = since
 	return found
 }
 
-// volumesOfGone are the volumes by their node, of nodes that are not there, each in the order of their names.
-func volumesOfGone(volumes []corev1.PersistentVolume, there sets.Set[string]) map[string][]corev1.PersistentVolume {
-	left := map[string][]corev1.PersistentVolume{}
+// leftOn are the nodes, by name, that are not there, with the volumes and snapshots that name them, each in the order of their names.
+func leftOn(there sets.Set[string], volumes []corev1.PersistentVolume, snapshots []unstructured.Unstructured) (map[string]*goneNode, error) {
+	left := map[string]*goneNode{}
+	gone := func(node string) *goneNode {
+		if node == "" || there.Has(node) {
+			return nil
+		}
+		if left[node] == nil {
+			left[node] = &goneNode{name: node}
+		}
+		return left[node]
+	}
 	for _, volume := range volumes {
-		if node := nodeOfVolume(&volume); node != "" && !there.Has(node) {
-			left[node] = append(left[node], volume)
+		if node := gone(place.NodeOfVolume(&volume)); node != nil {
+			node.volumes = append(node.volumes, volume)
+		}
+	}
+	for _, snapshot := range snapshots {
+		name, err := place.NodeOfSnapshot(&snapshot)
+		if err != nil {
+			return nil, fmt.Errorf("find the node of the VolumeSnapshotContent %s: %w", snapshot.GetName(), err)
+		}
+		if node := gone(name); node != nil {
+			node.snapshots = append(node.snapshots, snapshot)
 		}
 	}
 	for _, of := range left {
-		slices.SortFunc(of, func(a, b corev1.PersistentVolume) int { return strings.Compare(a.Name, b.Name) })
+		slices.SortFunc(of.volumes, func(a, b corev1.PersistentVolume) int { return strings.Compare(a.Name, b.Name) })
+		slices.SortFunc(of.snapshots, func(a, b unstructured.Unstructured) int { return strings.Compare(a.GetName(), b.GetName()) })
 	}
-	return left
+	return left, nil
 }
 
-// nodeOfVolume is the one node of a volume, or empty.
-func nodeOfVolume(volume *corev1.PersistentVolume) string {
-	if ofLegacyProvisioner(volume) {
-		return volume.Annotations[legacyNode]
+// snapshots are the VolumeSnapshotContents of the cluster, if it has the kind, read page by page.
+func (r *Reconciler) snapshots(ctx context.Context) ([]unstructured.Unstructured, error) {
+	if !r.Optional.Snapshots() {
+		return nil, nil
 	}
-	if volume.Spec.NodeAffinity == nil || volume.Spec.NodeAffinity.Required == nil {
-		return ""
-	}
-	for _, term := range volume.Spec.NodeAffinity.Required.NodeSelectorTerms {
-		for _, e := range term.MatchExpressions {
-			if e.Key == topologyKey && e.Operator == corev1.NodeSelectorOpIn && len(e.Values) == 1 {
-				return e.Values[0]
-			}
+	var found []unstructured.Unstructured
+	list := &unstructured.UnstructuredList{}
+	for {
+		list.SetGroupVersionKind(place.SnapshotContent.GroupVersion().WithKind(place.SnapshotContent.Kind + "List"))
+		if err := r.APIReader.List(ctx, list, client.Limit(500), client.Continue(list.GetContinue())); err != nil {
+			return nil, err
+		}
+		found = append(found, list.Items...)
+		if list.GetContinue() == "" {
+			return found, nil
 		}
 	}
-	return ""
 }
 
 // removeVolumes removes those volumes of a node that were made for a claim and would go with it, and leaves the others.
@@ -189,14 +214,17 @@ func (r *Reconciler) removeVolume(ctx context.Context, volume *corev1.Persistent
 }
 
 // report is what the status says of a node.
-func (n goneNode) report() hppv1.DeletedNode {
+func (n *goneNode) report() hppv1.DeletedNode {
 	claims := 0
 	for _, volume := range n.volumes {
 		if claimOf(&volume) != nil {
 			claims++
 		}
 	}
-	return hppv1.DeletedNode{Node: n.name, PersistentVolumes: len(n.volumes), Claims: claims, Command: cleanUp(n.volumes)}
+	return hppv1.DeletedNode{
+		Node: n.name, PersistentVolumes: len(n.volumes), Claims: claims, VolumeSnapshotContents: len(n.snapshots),
+		Command: strings.Join(append(cleanUpOfSnapshots(n.snapshots), cleanUpOfVolumes(n.volumes)...), " && "),
+	}
 }
 
 // claimOf is the claim that a volume is bound to. One that was bound to it once may be another by now.
@@ -207,22 +235,47 @@ func claimOf(volume *corev1.PersistentVolume) *corev1.ObjectReference {
 	return volume.Spec.ClaimRef
 }
 
-// cleanUp is the command that removes volumes whose node is gone, and their claims. Nobody is left who would remove their
-// finalizers.
-func cleanUp(volumes []corev1.PersistentVolume) string {
-	const most = 20
+// mostCleaned is how many volumes, and how many snapshots, one command removes.
+const mostCleaned = 20
+
+// cleanUpOfVolumes are the commands that remove volumes whose node is gone, and their claims.
+func cleanUpOfVolumes(volumes []corev1.PersistentVolume) []string {
 	claims := map[string][]string{}
-	var names, steps []string
-	for _, volume := range volumes[:min(most, len(volumes))] {
+	var names []string
+	for _, volume := range volumes[:min(mostCleaned, len(volumes))] {
 		names = append(names, volume.Name)
 		if claim := claimOf(&volume); claim != nil {
 			claims[claim.Namespace] = append(claims[claim.Namespace], claim.Name)
 		}
 	}
-	for _, namespace := range slices.Sorted(maps.Keys(claims)) {
-		steps = append(steps, fmt.Sprintf("kubectl delete pvc --ignore-not-found --wait=false -n %s %s", namespace, strings.Join(claims[namespace], " ")))
+	return cleanUp("pvc", claims, "pv", names)
+}
+
+// cleanUpOfSnapshots are the same of snapshots.
+func cleanUpOfSnapshots(contents []unstructured.Unstructured) []string {
+	snapshots := map[string][]string{}
+	var names []string
+	for _, content := range contents[:min(mostCleaned, len(contents))] {
+		names = append(names, content.GetName())
+		of, _, _ := unstructured.NestedStringMap(content.Object, "spec", "volumeSnapshotRef")
+		if of["name"] != "" {
+			snapshots[of["namespace"]] = append(snapshots[of["namespace"]], of["name"])
+		}
+	}
+	return cleanUp("volumesnapshot", snapshots, "volumesnapshotcontent", names)
+}
+
+// cleanUp are the commands that remove objects, and before them what is bound to them, by namespace. Nobody is left who would
+// remove their finalizers.
+func cleanUp(boundKind string, bound map[string][]string, kind string, names []string) []string {
+	if len(names) == 0 {
+		return nil
+	}
+	var steps []string
+	for _, namespace := range slices.Sorted(maps.Keys(bound)) {
+		steps = append(steps, fmt.Sprintf("kubectl delete %s --ignore-not-found --wait=false -n %s %s", boundKind, namespace, strings.Join(bound[namespace], " ")))
 	}
 	all := strings.Join(names, " ")
-	return strings.Join(append(steps, "kubectl delete pv --wait=false "+all,
-		fmt.Sprintf(`kubectl patch pv %s --type=merge -p '{"metadata":{"finalizers":null}}'`, all)), " && ")
+	return append(steps, fmt.Sprintf("kubectl delete %s --wait=false %s", kind, all),
+		fmt.Sprintf(`kubectl patch %s %s --type=merge -p '{"metadata":{"finalizers":null}}'`, kind, all))
 }

@@ -11,11 +11,13 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	hppv1 "kubevirt.io/hostpath-provisioner/api/v1beta1"
+	"kubevirt.io/hostpath-provisioner/pkg/operator/place"
 	"kubevirt.io/hostpath-provisioner/pkg/operator/render"
 )
 
@@ -28,7 +30,7 @@ func volumeOn(name, node string, changes ...func(*corev1.PersistentVolume)) *cor
 			PersistentVolumeSource:        corev1.PersistentVolumeSource{CSI: &corev1.CSIPersistentVolumeSource{Driver: render.DriverName, VolumeHandle: name}},
 			ClaimRef:                      &corev1.ObjectReference{Namespace: "space", Name: "claim-of-" + name},
 			NodeAffinity: &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
-				MatchExpressions: []corev1.NodeSelectorRequirement{{Key: topologyKey, Operator: corev1.NodeSelectorOpIn, Values: []string{node}}},
+				MatchExpressions: []corev1.NodeSelectorRequirement{{Key: place.TopologyKey, Operator: corev1.NodeSelectorOpIn, Values: []string{node}}},
 			}}}},
 		},
 		Status: corev1.PersistentVolumeStatus{Phase: corev1.VolumeBound},
@@ -42,10 +44,21 @@ func volumeOn(name, node string, changes ...func(*corev1.PersistentVolume)) *cor
 // ofProvisioner has a volume be one of the pre-CSI provisioner.
 func ofProvisioner(node string) func(*corev1.PersistentVolume) {
 	return func(v *corev1.PersistentVolume) {
-		v.Annotations = map[string]string{"pv.kubernetes.io/provisioned-by": render.LegacyName, legacyNode: node}
+		v.Annotations = map[string]string{"pv.kubernetes.io/provisioned-by": render.LegacyName, "hostPathProvisionerIdentity": node}
 		v.Spec.PersistentVolumeSource = corev1.PersistentVolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/var/old/" + v.Name}}
 		v.Spec.NodeAffinity = nil
 	}
+}
+
+// snapshotOn is a snapshot on a node, as the snapshot-controller makes it, of some driver.
+func snapshotOn(name, node, driver string) unstructured.Unstructured {
+	content := unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{
+		"driver": driver, "volumeSnapshotRef": map[string]any{"namespace": "space", "name": "of-" + name},
+	}}}
+	content.SetGroupVersionKind(place.SnapshotContent)
+	content.SetName(name)
+	content.SetLabels(map[string]string{"snapshot.storage.kubernetes.io/managed-by": node})
+	return content
 }
 
 func released(v *corev1.PersistentVolume) { v.Status.Phase = corev1.VolumeReleased }
@@ -60,7 +73,13 @@ func TestGoneNodes(t *testing.T) {
 	volumes := []corev1.PersistentVolume{
 		*volumeOn("pv-2", "gone"), *volumeOn("pv-1", "gone", released), *volumeOn("pv-3", "here"), *volumeOn("pv-4", "", ofProvisioner("gone")), {},
 	}
-	left := volumesOfGone(volumes, sets.New("here"))
+	snapshots := []unstructured.Unstructured{
+		snapshotOn("sc-2", "gone", render.DriverName), snapshotOn("sc-1", "gone", render.DriverName), snapshotOn("sc-3", "here", render.DriverName), snapshotOn("sc-4", "gone", "example.com"),
+	}
+	left, err := leftOn(sets.New("here"), volumes, snapshots)
+	if err != nil {
+		t.Fatal(err)
+	}
 	g := &goneNodes{}
 	now := time.Now()
 	if found := g.note(left, GoneAfter, now); len(found) > 0 {
@@ -71,7 +90,9 @@ func TestGoneNodes(t *testing.T) {
 		t.Fatalf("after %v %d nodes are gone, want 1", GoneAfter, len(found))
 	}
 	// Not the claim of pv-1: what has its name by now is another one.
-	want := hppv1.DeletedNode{Node: "gone", PersistentVolumes: 3, Claims: 2, Command: "kubectl delete pvc --ignore-not-found --wait=false -n space claim-of-pv-2 claim-of-pv-4" +
+	want := hppv1.DeletedNode{Node: "gone", PersistentVolumes: 3, Claims: 2, VolumeSnapshotContents: 2, Command: "kubectl delete volumesnapshot --ignore-not-found --wait=false -n space of-sc-1 of-sc-2" +
+		" && kubectl delete volumesnapshotcontent --wait=false sc-1 sc-2 && kubectl patch volumesnapshotcontent sc-1 sc-2 --type=merge -p '{\"metadata\":{\"finalizers\":null}}'" +
+		" && kubectl delete pvc --ignore-not-found --wait=false -n space claim-of-pv-2 claim-of-pv-4" +
 		" && kubectl delete pv --wait=false pv-1 pv-2 pv-4 && kubectl patch pv pv-1 pv-2 pv-4 --type=merge -p '{\"metadata\":{\"finalizers\":null}}'"}
 	if diff := cmp.Diff(want, found[0].report()); diff != "" {
 		t.Error(diff)

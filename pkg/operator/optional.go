@@ -6,6 +6,8 @@ import (
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"kubevirt.io/hostpath-provisioner/pkg/operator/place"
 )
 
 // Kinds that not every cluster has.
@@ -15,16 +17,13 @@ var (
 	serviceMonitorKind = schema.GroupVersionKind{Group: "monitoring.coreos.com", Version: "v1", Kind: "ServiceMonitor"}
 )
 
-// snapshotKind is one that is only looked for.
-var snapshotKind = schema.GroupVersionKind{Group: "snapshot.storage.k8s.io", Version: "v1", Kind: "VolumeSnapshotContent"}
-
 var optionalKinds = []schema.GroupVersionKind{constraintsKind, prometheusRuleKind, serviceMonitorKind}
 
 // OptionalKinds are those of the kinds that not every cluster has which this one has.
 type OptionalKinds struct {
 	mu      sync.Mutex
 	present []schema.GroupVersionKind
-	// snapshots says that there is snapshotKind.
+	// snapshots says that there is place.SnapshotContent.
 	snapshots bool
 }
 
@@ -65,7 +64,7 @@ func (o *OptionalKinds) discover(mapper meta.RESTMapper, watch func(schema.Group
 		o.present = append(o.present, kind)
 		o.mu.Unlock()
 	}
-	_, err := mapper.RESTMapping(snapshotKind.GroupKind(), snapshotKind.Version)
+	_, err := mapper.RESTMapping(place.SnapshotContent.GroupKind(), place.SnapshotContent.Version)
 	if err != nil && !meta.IsNoMatchError(err) {
 		return err
 	}

@@ -16,7 +16,15 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/tlsprofile"
 )
 
-const driverContainer = "driver"
+const (
+	driverContainer      = "driver"
+	provisionerContainer = "csi-provisioner"
+
+	// capacityInterval is how often the capacity of pools is asked for when some are on claims. These are mounted when the driver
+	// runs already, and until then have no capacity. With the default of a minute the first pods would wait that long. Only a
+	// capacity that has changed is written.
+	capacityInterval = "10s"
+)
 
 // driver is the DaemonSet of the CSI driver.
 func (r *Renderer) driver() (*appsv1.DaemonSet, error) {
@@ -38,9 +46,13 @@ func (r *Renderer) driver() (*appsv1.DaemonSet, error) {
 	driver = &pod.Containers[i]
 	moveKubelet(pod, r.object.Spec.KubeletDirectory)
 	addPools(pod, driver, r.pools)
+	onClaims := slices.ContainsFunc(r.pools, func(p hppv1.StoragePool) bool { return p.PVCTemplate != nil })
 	for i := range pod.Containers {
 		if err := r.container(&pod.Containers[i]); err != nil {
 			return nil, err
+		}
+		if onClaims && pod.Containers[i].Name == provisionerContainer {
+			setArg(&pod.Containers[i], "--capacity-poll-interval", capacityInterval)
 		}
 	}
 	return set, r.configure(driver)

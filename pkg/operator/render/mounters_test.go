@@ -61,6 +61,24 @@ func TestNamesAreValid(t *testing.T) {
 	}
 }
 
+// A pool on a claim is mounted while the driver runs already: its capacity is to be known soon after, and not after a minute.
+func TestCapacityOfPoolOnClaimIsKnownSoon(t *testing.T) {
+	onClaim := onePoolSpec()
+	onClaim.StoragePools[0].PVCTemplate = &hppv1.ClaimTemplate{}
+	for want, spec := range map[string]hppv1.HostPathProvisionerSpec{"": onePoolSpec(), "10s": onClaim} {
+		args := containerOf(t, driverSet(t, rendered(t, testConfig, Facts{}, spec)), provisionerContainer).Args
+		var got string
+		for _, arg := range args {
+			if value, found := strings.CutPrefix(arg, "--capacity-poll-interval="); found {
+				got = value
+			}
+		}
+		if got != want {
+			t.Errorf("the capacity is asked for every %q, want %q", got, want)
+		}
+	}
+}
+
 func TestMounter(t *testing.T) {
 	tests := map[string]struct {
 		mode    corev1.PersistentVolumeMode

@@ -1,11 +1,9 @@
 package webhook
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -16,6 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
+	"kubevirt.io/hostpath-provisioner/pkg/operator/place"
 	"kubevirt.io/hostpath-provisioner/pkg/operator/render"
 )
 
@@ -27,13 +26,6 @@ const (
 	// for pods with the claim, and external-provisioner makes the volume there, at once.
 	// https://kubernetes.io/docs/reference/labels-annotations-taints/#volume-kubernetes-io-selected-node
 	selectedNode = "volume.kubernetes.io/selected-node"
-	// managedBy is the label of the node whose csi-snapshotter takes care of a VolumeSnapshotContent. The snapshot-controller
-	// sets it.
-	managedBy = "snapshot.storage.kubernetes.io/managed-by"
-	// topologyKey is the segment of the driver's volumes. Its value is the name of a node.
-	topologyKey = "topology.hostpath.csi/node"
-
-	snapshotGroup = "snapshot.storage.k8s.io"
 )
 
 // Restores has claims that are made from a snapshot or from another claim made on the node that has it. The scheduler does not
@@ -110,7 +102,7 @@ func (r *Restores) finder(namespace string, claim *corev1.PersistentVolumeClaim)
 	switch {
 	case core && kind == "PersistentVolumeClaim":
 		return r.nodeOfClaim, name
-	case !core && *group == snapshotGroup && kind == "VolumeSnapshot":
+	case !core && *group == place.SnapshotGroup && kind == "VolumeSnapshot":
 		return r.nodeOfSnapshot, name
 	}
 	return nil, ""
@@ -125,21 +117,13 @@ func (r *Restores) nodeOfClaim(ctx context.Context, key client.ObjectKey) (strin
 	if err := r.Reader.Get(ctx, client.ObjectKey{Name: claim.Spec.VolumeName}, volume); err != nil {
 		return "", err
 	}
-	if volume.Spec.CSI == nil || volume.Spec.CSI.Driver != render.DriverName || volume.Spec.NodeAffinity == nil || volume.Spec.NodeAffinity.Required == nil {
+	if !place.OfDriver(volume) {
 		return "", nil
 	}
-	for _, term := range volume.Spec.NodeAffinity.Required.NodeSelectorTerms {
-		for _, e := range term.MatchExpressions {
-			if e.Key == topologyKey && e.Operator == corev1.NodeSelectorOpIn && len(e.Values) == 1 {
-				return e.Values[0], nil
-			}
-		}
-	}
-	return "", nil
+	return place.NodeOfVolume(volume), nil
 }
 
-// nodeOfSnapshot is the node that has a snapshot: the one that the snapshot-controller has chosen to make it, or else the one in
-// the handle that the driver gave it.
+// nodeOfSnapshot is the node that has a snapshot.
 func (r *Restores) nodeOfSnapshot(ctx context.Context, key client.ObjectKey) (string, error) {
 	snapshot, content := ofSnapshots("VolumeSnapshot"), ofSnapshots("VolumeSnapshotContent")
 	if err := r.Reader.Get(ctx, key, snapshot); err != nil {
@@ -152,19 +136,11 @@ func (r *Restores) nodeOfSnapshot(ctx context.Context, key client.ObjectKey) (st
 	if err := r.Reader.Get(ctx, client.ObjectKey{Name: bound}, content); err != nil {
 		return "", err
 	}
-	if driver, _, err := unstructured.NestedString(content.Object, "spec", "driver"); driver != render.DriverName || err != nil {
-		return "", err
-	}
-	handle, _, err := unstructured.NestedString(content.Object, "status", "snapshotHandle")
-	if err != nil {
-		return "", err
-	}
-	_, node, _ := strings.Cut(handle, "@")
-	return cmp.Or(content.GetLabels()[managedBy], node), nil
+	return place.NodeOfSnapshot(content)
 }
 
 func ofSnapshots(kind string) *unstructured.Unstructured {
 	object := &unstructured.Unstructured{}
-	object.SetGroupVersionKind(schema.GroupVersionKind{Group: snapshotGroup, Version: "v1", Kind: kind})
+	object.SetGroupVersionKind(schema.GroupVersionKind{Group: place.SnapshotGroup, Version: "v1", Kind: kind})
 	return object
 }

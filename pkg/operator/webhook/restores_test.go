@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
+	"kubevirt.io/hostpath-provisioner/pkg/operator/place"
 	"kubevirt.io/hostpath-provisioner/pkg/operator/render"
 )
 
@@ -29,7 +30,7 @@ func boundClaim(name, volume string) *corev1.PersistentVolumeClaim {
 func volumeOn(name string, nodes ...string) *corev1.PersistentVolume {
 	v := volumeOf(name, "local")
 	v.Spec.NodeAffinity = &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
-		MatchExpressions: []corev1.NodeSelectorRequirement{{Key: topologyKey, Operator: corev1.NodeSelectorOpIn, Values: nodes}},
+		MatchExpressions: []corev1.NodeSelectorRequirement{{Key: place.TopologyKey, Operator: corev1.NodeSelectorOpIn, Values: nodes}},
 	}}}}
 	return v
 }
@@ -50,7 +51,7 @@ func contentOf(driver, handle, label string) *unstructured.Unstructured {
 	c.Object["spec"] = map[string]any{"driver": driver}
 	c.Object["status"] = map[string]any{"snapshotHandle": handle}
 	if label != "" {
-		c.SetLabels(map[string]string{managedBy: label})
+		c.SetLabels(map[string]string{"snapshot.storage.kubernetes.io/managed-by": label})
 	}
 	return c
 }
@@ -67,7 +68,7 @@ func asked(class string, change func(*corev1.PersistentVolumeClaim)) *corev1.Per
 }
 
 func fromSnapshot(claim *corev1.PersistentVolumeClaim) {
-	group := snapshotGroup
+	group := place.SnapshotGroup
 	claim.Spec.DataSource = &corev1.TypedLocalObjectReference{APIGroup: &group, Kind: "VolumeSnapshot", Name: "snap"}
 }
 

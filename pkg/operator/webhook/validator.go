@@ -20,6 +20,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
 	hppv1 "kubevirt.io/hostpath-provisioner/api/v1beta1"
+	"kubevirt.io/hostpath-provisioner/pkg/operator/place"
 	"kubevirt.io/hostpath-provisioner/pkg/operator/render"
 )
 
@@ -64,7 +65,12 @@ func (v *Validator) ValidateUpdate(ctx context.Context, before, after *hppv1.Hos
 			return nil, err
 		}
 	}
-	return v.check(ctx, after, without(has, had))
+	warnings, err := v.check(ctx, after, without(has, had))
+	if before.Spec.PathConfig == nil || after.Spec.PathConfig != nil || err != nil {
+		return warnings, err
+	}
+	left, err := v.leftByProvisioner(ctx)
+	return append(left, warnings...), err
 }
 
 // ValidateDelete is not called: an object can always be deleted.
@@ -161,6 +167,21 @@ func (v *Validator) unused(ctx context.Context, removed []hppv1.StoragePool) err
 		}
 	}
 	return errors.Join(problems...)
+}
+
+// leftByProvisioner warns of volumes that the pre-CSI provisioner has made, and that nobody deletes once it is gone.
+func (v *Validator) leftByProvisioner(ctx context.Context) (admission.Warnings, error) {
+	var left []string
+	err := v.eachVolume(ctx, func(volume *corev1.PersistentVolume) {
+		if place.OfLegacyProvisioner(volume) {
+			left = append(left, volume.Name)
+		}
+	})
+	if len(left) == 0 || err != nil {
+		return nil, err
+	}
+	return admission.Warnings{fmt.Sprintf("without spec.pathConfig nothing deletes %d PersistentVolumes of the pre-CSI provisioner, such as %s. Pods can still use them",
+		len(left), slices.Min(left))}, nil
 }
 
 // checkPaths refuses pools in directories that have volumes of somebody else, and warns of those that are in such a volume.

@@ -61,6 +61,13 @@ func localVolume(name, path string) *corev1.PersistentVolume {
 	return v
 }
 
+// legacyVolume is one that the pre-CSI provisioner has made.
+func legacyVolume(name, path string) *corev1.PersistentVolume {
+	v := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{"pv.kubernetes.io/provisioned-by": render.LegacyName}}}
+	v.Spec.HostPath = &corev1.HostPathVolumeSource{Path: path}
+	return v
+}
+
 func TestCreate(t *testing.T) {
 	legacy := provisioner("hpp")
 	legacy.Spec.PathConfig = &hppv1.PathConfig{Path: "/var/old"}
@@ -108,6 +115,8 @@ func TestUpdate(t *testing.T) {
 	one, two := pool("a", "/a"), pool("b", "/b")
 	legacy := provisioner("hpp")
 	legacy.Spec.PathConfig = &hppv1.PathConfig{Path: "/a"}
+	withPrefix := legacy.DeepCopy()
+	withPrefix.Spec.PathConfig.UseNamingPrefix = true
 	going := provisioner("hpp", two)
 	going.DeletionTimestamp = &metav1.Time{Time: metav1.Now().Time}
 	for name, tt := range map[string]struct {
@@ -119,6 +128,8 @@ func TestUpdate(t *testing.T) {
 		"pool of others goes":            {[]client.Object{volumeOf("pv-1", "b")}, provisioner("hpp", one, two), provisioner("hpp", two), "", ""},
 		"pathConfig with volumes goes":   {[]client.Object{volumeOf("pv-1", "")}, legacy, provisioner("hpp", two), "pool legacy has 1", ""},
 		"pathConfig becomes pool legacy": {[]client.Object{volumeOf("pv-1", "")}, legacy, provisioner("hpp", pool("legacy", "/a")), "", ""},
+		"pathConfig leaves volumes":      {[]client.Object{legacyVolume("pv-2", "/a/pv-2"), legacyVolume("pv-1", "/a/pv-1")}, legacy, provisioner("hpp", pool("legacy", "/a")), "", "2 PersistentVolumes of the pre-CSI provisioner, such as pv-1"},
+		"pathConfig stays":               {[]client.Object{legacyVolume("pv-1", "/a/pv-1")}, legacy, withPrefix, "", "pathConfig is deprecated"},
 		"object that is deleted":         {[]client.Object{volumeOf("pv-1", "a")}, provisioner("hpp", one, two), going, "", ""},
 		"nothing of the spec":            {[]client.Object{localVolume("pv", "/a/csi")}, legacy, legacy, "", ""},
 		"pool that is there":             {[]client.Object{localVolume("pv", "/a/csi")}, provisioner("hpp", one), provisioner("hpp", one, two), "", ""},

@@ -1,0 +1,71 @@
+// Package place knows on which node a volume or a snapshot lies, and whether it is of the driver or of the pre-CSI provisioner.
+package place
+
+import (
+	"cmp"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"kubevirt.io/hostpath-provisioner/pkg/operator/render"
+)
+
+const (
+	// TopologyKey is the segment of the driver's volumes. Its value is the name of a node.
+	TopologyKey = "topology.hostpath.csi/node"
+	// SnapshotGroup is the API group of external-snapshotter.
+	SnapshotGroup = "snapshot.storage.k8s.io"
+
+	// managedBy is the label of the node whose csi-snapshotter takes care of a VolumeSnapshotContent. The snapshot-controller
+	// sets it.
+	managedBy = "snapshot.storage.kubernetes.io/managed-by"
+	// legacyNode is the annotation by which a volume of the pre-CSI provisioner names its node.
+	legacyNode = "hostPathProvisionerIdentity"
+)
+
+// SnapshotContent is the kind of what holds a snapshot, as a PersistentVolume holds a volume.
+var SnapshotContent = schema.GroupVersionKind{Group: SnapshotGroup, Version: "v1", Kind: "VolumeSnapshotContent"}
+
+// OfDriver says whether a volume is of the driver.
+func OfDriver(volume *corev1.PersistentVolume) bool {
+	return volume.Spec.CSI != nil && volume.Spec.CSI.Driver == render.DriverName
+}
+
+// OfLegacyProvisioner says whether a volume was made by the pre-CSI provisioner that pathConfig deploys.
+func OfLegacyProvisioner(volume *corev1.PersistentVolume) bool {
+	return volume.Spec.HostPath != nil && volume.Annotations["pv.kubernetes.io/provisioned-by"] == render.LegacyName
+}
+
+// NodeOfVolume is the only node of a volume, or empty if it is on all of them.
+func NodeOfVolume(volume *corev1.PersistentVolume) string {
+	if OfLegacyProvisioner(volume) {
+		return volume.Annotations[legacyNode]
+	}
+	if volume.Spec.NodeAffinity == nil || volume.Spec.NodeAffinity.Required == nil {
+		return ""
+	}
+	for _, term := range volume.Spec.NodeAffinity.Required.NodeSelectorTerms {
+		for _, e := range term.MatchExpressions {
+			if e.Key == TopologyKey && e.Operator == corev1.NodeSelectorOpIn && len(e.Values) == 1 {
+				return e.Values[0]
+			}
+		}
+	}
+	return ""
+}
+
+// NodeOfSnapshot is the node that has a snapshot of the driver: the one that the snapshot-controller has chosen to make it, or else
+// the one in the handle that the driver gave it. It is empty for a snapshot of another driver.
+func NodeOfSnapshot(content *unstructured.Unstructured) (string, error) {
+	if driver, _, err := unstructured.NestedString(content.Object, "spec", "driver"); driver != render.DriverName || err != nil {
+		return "", err
+	}
+	handle, _, err := unstructured.NestedString(content.Object, "status", "snapshotHandle")
+	if err != nil {
+		return "", err
+	}
+	_, node, _ := strings.Cut(handle, "@")
+	return cmp.Or(content.GetLabels()[managedBy], node), nil
+}
