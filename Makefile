@@ -91,13 +91,15 @@ unit: ## Run what needs neither root nor the network nor the race detector, in u
 	@env -u CI HOSTPATH_UNIT=1 CGO_ENABLED=0 go test -vet=off -short $$(go list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}' ./... | grep -v -e /test/e2e/)
 
 .PHONY: test
-test: ## Run every test (unit, contract, sanity, kernel, nested modules), the product's with the race detector, and print the coverage
+test: test-host test-kernel ## Run every test (unit, contract, sanity, kernel, nested modules), the product's with the race detector, and print the coverage
+
+.PHONY: test-host
+test-host: ## Run of these what needs no virtual machine
 	@test/tools/install-deps test
 	@mkdir -p bin
 	$(GO_TEST) -short -coverprofile=bin/cover.out $$(go list ./... | grep -v -e /sanity $(API_CLIENTS:%=-e '%'))
 	CGO_ENABLED=0 go test -gcflags $(NO_DWARF) -short -count=1 -timeout 20m $$(go list ./... | grep $(API_CLIENTS:%=-e '%'))
 	@$(MAKE) sanity
-	@$(MAKE) test-kernel
 	@# Without the race detector, for which Kubernetes' client would have to be compiled anew.
 	@for module in $(NESTED); do (echo "go test in $$module"; cd $$module && \
 		CGO_ENABLED=0 go test -gcflags $(NO_DWARF) -count=1 -timeout 20m $$(go list ./... | grep -v -e /cases -e /lifecycle)); done
