@@ -18,6 +18,8 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"kubevirt.io/hostpath-provisioner/test/deploy/manifest"
 )
 
 const (
@@ -76,9 +78,9 @@ var hostDirs = map[string]map[string]bool{
 	health:      {path.Dir(socketOnHost): false},
 }
 
-func daemonSet(t *testing.T, objs objects) appsv1.DaemonSet {
+func daemonSet(t *testing.T, objs manifest.Objects) appsv1.DaemonSet {
 	t.Helper()
-	return only[appsv1.DaemonSet](t, objs, "DaemonSet")
+	return manifest.Only[appsv1.DaemonSet](t, objs, "DaemonSet")
 }
 
 // container is the container of that name.
@@ -139,7 +141,7 @@ func volume(pod corev1.PodSpec, name string) (corev1.Volume, bool) {
 }
 
 func TestContainerNames(t *testing.T) {
-	pod := daemonSet(t, render(t, csiDir)).Spec.Template.Spec
+	pod := daemonSet(t, manifest.Render(t, csiDir)).Spec.Template.Spec
 	var got []string
 	for _, c := range pod.Containers {
 		got = append(got, c.Name)
@@ -154,7 +156,7 @@ func TestContainerNames(t *testing.T) {
 }
 
 func TestPodSpec(t *testing.T) {
-	ds := daemonSet(t, render(t, csiDir))
+	ds := daemonSet(t, manifest.Render(t, csiDir))
 	pod := ds.Spec.Template.Spec
 	tests := []struct {
 		name string
@@ -187,7 +189,7 @@ func TestPodSpec(t *testing.T) {
 }
 
 func TestContainerSpecs(t *testing.T) {
-	pod := daemonSet(t, render(t, csiDir)).Spec.Template.Spec
+	pod := daemonSet(t, manifest.Render(t, csiDir)).Spec.Template.Spec
 	tests := []struct {
 		name  string
 		check func(corev1.PodSpec, corev1.Container) error
@@ -385,7 +387,7 @@ func socketIsTheDrivers(pod corev1.PodSpec, c corev1.Container) error {
 }
 
 func TestContainerFlags(t *testing.T) {
-	pod := daemonSet(t, render(t, csiDir)).Spec.Template.Spec
+	pod := daemonSet(t, manifest.Render(t, csiDir)).Spec.Template.Spec
 	for name, want := range map[string]map[string]string{
 		driver: {
 			"drivername": driverName,
@@ -424,7 +426,7 @@ func TestContainerFlags(t *testing.T) {
 }
 
 func TestContainerEnvironment(t *testing.T) {
-	pod := daemonSet(t, render(t, csiDir)).Spec.Template.Spec
+	pod := daemonSet(t, manifest.Render(t, csiDir)).Spec.Template.Spec
 	for name, want := range map[string]map[string]string{
 		driver:      {"NODE_NAME": "spec.nodeName"},
 		provisioner: {"NODE_NAME": "spec.nodeName", "NAMESPACE": "metadata.namespace", "POD_NAME": "metadata.name"},
@@ -443,7 +445,7 @@ func TestContainerEnvironment(t *testing.T) {
 }
 
 func TestDriverVersionIsImageTag(t *testing.T) {
-	c := container(t, daemonSet(t, render(t, csiDir)).Spec.Template.Spec, driver)
+	c := container(t, daemonSet(t, manifest.Render(t, csiDir)).Spec.Template.Spec, driver)
 	_, tag, _ := strings.Cut(c.Image, ":")
 	i := slices.IndexFunc(c.Env, func(e corev1.EnvVar) bool { return e.Name == "VERSION" })
 	if i < 0 || c.Env[i].Value != tag {
@@ -455,7 +457,7 @@ func TestDriverVersionIsImageTag(t *testing.T) {
 // if it is carried out of the container.
 func TestTargetMountsPropagateToHost(t *testing.T) {
 	const pods = "/var/lib/kubelet/pods"
-	pod := daemonSet(t, render(t, csiDir)).Spec.Template.Spec
+	pod := daemonSet(t, manifest.Render(t, csiDir)).Spec.Template.Spec
 	c := container(t, pod, driver)
 	if got, err := onHost(pod, c, pods); err != nil || got != pods {
 		t.Errorf("%s in the driver is %q on the host (%v)", pods, got, err)
@@ -469,7 +471,7 @@ func TestTargetMountsPropagateToHost(t *testing.T) {
 // Only what is mounted recursively and keeps following the host has selinuxfs.
 func TestDriverSeesHostSELinux(t *testing.T) {
 	const selinuxfs = "/sys/fs/selinux"
-	pod := daemonSet(t, render(t, csiDir)).Spec.Template.Spec
+	pod := daemonSet(t, manifest.Render(t, csiDir)).Spec.Template.Spec
 	c := container(t, pod, driver)
 	if got, err := onHost(pod, c, selinuxfs); err != nil || got != selinuxfs {
 		t.Errorf("%s in the driver is %q on the host (%v)", selinuxfs, got, err)
@@ -481,7 +483,7 @@ func TestDriverSeesHostSELinux(t *testing.T) {
 }
 
 func TestRegistrationDirectory(t *testing.T) {
-	pod := daemonSet(t, render(t, csiDir)).Spec.Template.Spec
+	pod := daemonSet(t, manifest.Render(t, csiDir)).Spec.Template.Spec
 	got, err := onHost(pod, container(t, pod, registrar), "/registration")
 	if want := "/var/lib/kubelet/plugins_registry"; err != nil || got != want {
 		t.Errorf("the registration is at %q on the host (%v), want %q", got, err, want)
@@ -490,7 +492,7 @@ func TestRegistrationDirectory(t *testing.T) {
 
 // A directory of kubelet that is made by a pod would hide a wrong path.
 func TestOnlyOwnHostPathsAreCreated(t *testing.T) {
-	pod := daemonSet(t, render(t, csiDir)).Spec.Template.Spec
+	pod := daemonSet(t, manifest.Render(t, csiDir)).Spec.Template.Spec
 	// Kubelet makes the last with the first block volume of the node.
 	ours := []string{path.Dir(socketOnHost), "/var/hpvolumes", blockTargets}
 	for _, v := range pod.Volumes {
@@ -508,7 +510,7 @@ func TestOnlyOwnHostPathsAreCreated(t *testing.T) {
 }
 
 func TestProbePortsAreServed(t *testing.T) {
-	pod := daemonSet(t, render(t, csiDir)).Spec.Template.Spec
+	pod := daemonSet(t, manifest.Render(t, csiDir)).Spec.Template.Spec
 	// Each probe is answered by the container on the right.
 	for probed, answers := range map[string]string{driver: liveness, registrar: registrar} {
 		t.Run(probed, func(t *testing.T) {
@@ -528,7 +530,7 @@ func TestProbePortsAreServed(t *testing.T) {
 }
 
 func TestLivenessProbeToleratesSlowDriver(t *testing.T) {
-	pod := daemonSet(t, render(t, csiDir)).Spec.Template.Spec
+	pod := daemonSet(t, manifest.Render(t, csiDir)).Spec.Template.Spec
 	probe := ptr(container(t, pod, driver).LivenessProbe)
 	patience := time.Duration(probe.PeriodSeconds*probe.FailureThreshold) * time.Second
 	if patience < time.Minute {
@@ -544,7 +546,7 @@ func TestLivenessProbeToleratesSlowDriver(t *testing.T) {
 }
 
 func TestHealthMonitorFlags(t *testing.T) {
-	args := argsOf(container(t, daemonSet(t, render(t, csiDir)).Spec.Template.Spec, health))
+	args := argsOf(container(t, daemonSet(t, manifest.Render(t, csiDir)).Spec.Template.Spec, health))
 	interval, err := time.ParseDuration(args["list-volumes-interval"])
 	if err != nil || interval < time.Minute {
 		t.Errorf("it lists the volumes every %s (%v)", interval, err)
@@ -561,16 +563,16 @@ func TestHealthMonitorFlags(t *testing.T) {
 func TestHealthMonitorIsOptional(t *testing.T) {
 	for _, resource := range []string{"$csi", "$csi/openshift"} {
 		t.Run(resource, func(t *testing.T) {
-			with := render(t, strings.Replace(resource, "$csi", csiDir, 1))
+			with := manifest.Render(t, strings.Replace(resource, "$csi", csiDir, 1))
 			without := overlay(t, map[string]string{"kustomization.yaml": `
 resources: [` + resource + `]
 components: [$csi/without-health-monitor]
 `})
-			wants := func(o object) bool { return !strings.HasSuffix(o.Name, "-"+health) }
+			wants := func(o manifest.Object) bool { return !strings.HasSuffix(o.Name, "-"+health) }
 			if got, want := slices.Collect(named(without, nil)), slices.Collect(named(with, wants)); !slices.Equal(got, want) {
 				t.Errorf("the objects are %q, want %q", got, want)
 			}
-			containers := func(objs objects) (names []string) {
+			containers := func(objs manifest.Objects) (names []string) {
 				for _, c := range daemonSet(t, objs).Spec.Template.Spec.Containers {
 					names = append(names, c.Name)
 				}
@@ -590,7 +592,7 @@ components: [$csi/without-health-monitor]
 }
 
 // named are the names of objects, of those that are wanted.
-func named(objs objects, wanted func(object) bool) iter.Seq[string] {
+func named(objs manifest.Objects, wanted func(manifest.Object) bool) iter.Seq[string] {
 	return func(yield func(string) bool) {
 		for _, o := range objs {
 			if (wanted == nil || wanted(o)) && !yield(o.String()) {
@@ -602,7 +604,7 @@ func named(objs objects, wanted func(object) bool) iter.Seq[string] {
 
 // Each node asks for the lease once in the retry period or somewhat later.
 func TestLeaderElectionRequestRate(t *testing.T) {
-	args := argsOf(container(t, daemonSet(t, render(t, csiDir)).Spec.Template.Spec, resizer))
+	args := argsOf(container(t, daemonSet(t, manifest.Render(t, csiDir)).Spec.Template.Spec, resizer))
 	duration := func(flag string) time.Duration {
 		d, err := time.ParseDuration(args[flag])
 		if err != nil {
@@ -626,7 +628,7 @@ func TestLeaderElectionRequestRate(t *testing.T) {
 }
 
 func TestContainerPortsAreUnique(t *testing.T) {
-	pod := daemonSet(t, render(t, csiDir)).Spec.Template.Spec
+	pod := daemonSet(t, manifest.Render(t, csiDir)).Spec.Template.Spec
 	taken := map[int]string{}
 	for _, c := range pod.Containers {
 		for _, flag := range []string{"http-endpoint", "metrics-address"} {
@@ -647,10 +649,10 @@ func TestContainerPortsAreUnique(t *testing.T) {
 }
 
 func TestMetricsService(t *testing.T) {
-	objs := render(t, csiDir)
+	objs := manifest.Render(t, csiDir)
 	ds := daemonSet(t, objs)
 	c := container(t, ds.Spec.Template.Spec, driver)
-	svc := only[corev1.Service](t, objs, "Service")
+	svc := manifest.Only[corev1.Service](t, objs, "Service")
 
 	if svc.Spec.ClusterIP != corev1.ClusterIPNone {
 		t.Errorf("the service has the address %q, want none", svc.Spec.ClusterIP)

@@ -9,6 +9,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	storagev1 "k8s.io/api/storage/v1"
+
+	"kubevirt.io/hostpath-provisioner/test/deploy/manifest"
 )
 
 const (
@@ -18,12 +20,12 @@ const (
 
 func TestDevicesObjects(t *testing.T) {
 	for _, dir := range []string{devicesDir, devicesDir + "/monitoring", devicesDir + "/openshift"} {
-		for _, o := range render(t, dir) {
+		for _, o := range manifest.Render(t, dir) {
 			k, ok := kinds[o.APIVersion+" "+o.Kind]
 			if !ok {
 				t.Fatalf("%s of %s is not expected here", o.Kind, o.APIVersion)
 			}
-			if err := k.decode(o.yaml); err != nil {
+			if err := k.decode(o.YAML); err != nil {
 				t.Errorf("%s: %v", o, err)
 			}
 			if k.namespaced && o.Namespace != devicesNamespace {
@@ -31,12 +33,12 @@ func TestDevicesObjects(t *testing.T) {
 			}
 		}
 	}
-	objs := render(t, devicesDir)
-	ns := only[corev1.Namespace](t, objs, "Namespace")
+	objs := manifest.Render(t, devicesDir)
+	ns := manifest.Only[corev1.Namespace](t, objs, "Namespace")
 	if ns.Name != devicesNamespace || ns.Labels["pod-security.kubernetes.io/enforce"] != "privileged" {
 		t.Errorf("the namespace is %s with the labels %v", ns.Name, ns.Labels)
 	}
-	class := only[storagev1.StorageClass](t, objs, "StorageClass")
+	class := manifest.Only[storagev1.StorageClass](t, objs, "StorageClass")
 	if class.Provisioner != "kubernetes.io/no-provisioner" || ptr(class.VolumeBindingMode) != storagev1.VolumeBindingWaitForFirstConsumer {
 		t.Errorf("class %s has the provisioner %s and binds %s", class.Name, class.Provisioner, ptr(class.VolumeBindingMode))
 	}
@@ -44,7 +46,7 @@ func TestDevicesObjects(t *testing.T) {
 
 // The whole of what the agent asks for, and nothing that it does not. The cases of the cluster show that it suffices.
 func TestDevicesRBAC(t *testing.T) {
-	objs := render(t, devicesDir)
+	objs := manifest.Render(t, devicesDir)
 	want := map[right]bool{}
 	add := func(clusterWide bool, resource string, verbs ...string) {
 		for _, v := range verbs {
@@ -58,7 +60,7 @@ func TestDevicesRBAC(t *testing.T) {
 	if diff := cmp.Diff(want, rights(t, objs), cmp.AllowUnexported(right{})); diff != "" {
 		t.Errorf("(- want, + got):\n%s", diff)
 	}
-	sa := only[corev1.ServiceAccount](t, objs, "ServiceAccount")
+	sa := manifest.Only[corev1.ServiceAccount](t, objs, "ServiceAccount")
 	for _, b := range bindings(t, objs) {
 		if len(b.subjects) != 1 || b.subjects[0].Name != sa.Name || b.subjects[0].Namespace != devicesNamespace {
 			t.Errorf("%s is for %v", b.name, b.subjects)
@@ -71,7 +73,7 @@ func TestDevicesRBAC(t *testing.T) {
 
 // Privileged it has to be, for the devices: the program itself drops what it does not need. The rest is closed.
 func TestDevicesContainerPrivileges(t *testing.T) {
-	pod := daemonSet(t, render(t, devicesDir)).Spec.Template.Spec
+	pod := daemonSet(t, manifest.Render(t, devicesDir)).Spec.Template.Spec
 	if len(pod.Containers)+len(pod.InitContainers) != 1 {
 		t.Fatalf("the pod has the containers %v and %v", pod.Containers, pod.InitContainers)
 	}
@@ -105,8 +107,8 @@ func TestDevicesContainerPrivileges(t *testing.T) {
 
 // The constraints allow what the pod asks for, to the agent alone, and no more.
 func TestDevicesOnOpenShift(t *testing.T) {
-	objs := render(t, devicesDir+"/openshift")
-	scc := only[securityContextConstraints](t, objs, "SecurityContextConstraints")
+	objs := manifest.Render(t, devicesDir+"/openshift")
+	scc := manifest.Only[securityContextConstraints](t, objs, "SecurityContextConstraints")
 	pod := daemonSet(t, objs).Spec.Template.Spec
 	allowed := []bool{scc.AllowPrivilegedContainer, scc.ReadOnlyRootFilesystem, scc.AllowHostPID, scc.AllowHostNetwork, scc.AllowHostIPC, scc.AllowHostPorts}
 	c := container(t, pod, "provisioner")
@@ -130,15 +132,15 @@ func TestDevicesOnOpenShift(t *testing.T) {
 		t.Errorf("(- want, + got):\n%s", diff)
 	}
 	plain := map[string]string{}
-	for _, o := range render(t, devicesDir) {
-		plain[o.String()] = string(o.yaml)
+	for _, o := range manifest.Render(t, devicesDir) {
+		plain[o.String()] = string(o.YAML)
 	}
 	added := 0
 	for _, o := range objs {
 		was, ok := plain[o.String()]
 		if !ok {
 			added++
-		} else if was != string(o.yaml) {
+		} else if was != string(o.YAML) {
 			t.Errorf("%s differs on OpenShift", o)
 		}
 		delete(plain, o.String())
@@ -149,9 +151,9 @@ func TestDevicesOnOpenShift(t *testing.T) {
 }
 
 func TestDevicesMonitor(t *testing.T) {
-	objs := render(t, devicesDir)
-	svc := only[corev1.Service](t, objs, "Service")
-	monitor := only[monitoringv1.ServiceMonitor](t, render(t, devicesDir+"/monitoring"), "ServiceMonitor")
+	objs := manifest.Render(t, devicesDir)
+	svc := manifest.Only[corev1.Service](t, objs, "Service")
+	monitor := manifest.Only[monitoringv1.ServiceMonitor](t, manifest.Render(t, devicesDir+"/monitoring"), "ServiceMonitor")
 	if !matches(monitor.Spec.Selector.MatchLabels, svc.Labels) || monitor.Namespace != svc.Namespace {
 		t.Errorf("the monitor selects %v in %s, the service has %v in %s", monitor.Spec.Selector, monitor.Namespace, svc.Labels, svc.Namespace)
 	}

@@ -7,15 +7,17 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+
+	"kubevirt.io/hostpath-provisioner/test/deploy/manifest"
 )
 
 // blockExampleDir is apart from exampleDir: its pod has to be root.
 const blockExampleDir = "../../deploy/csi/example/block"
 
 func TestExamplesUseStorageClass(t *testing.T) {
-	sc := only[storagev1.StorageClass](t, render(t, csiDir), "StorageClass")
+	sc := manifest.Only[storagev1.StorageClass](t, manifest.Render(t, csiDir), "StorageClass")
 	for dir, mode := range map[string]corev1.PersistentVolumeMode{exampleDir: "", blockExampleDir: corev1.PersistentVolumeBlock} {
-		pvc := only[corev1.PersistentVolumeClaim](t, render(t, dir), "PersistentVolumeClaim")
+		pvc := manifest.Only[corev1.PersistentVolumeClaim](t, manifest.Render(t, dir), "PersistentVolumeClaim")
 		if got := ptr(pvc.Spec.StorageClassName); got != sc.Name {
 			t.Errorf("the claim in %s is of class %q, want %q", dir, got, sc.Name)
 		}
@@ -32,9 +34,9 @@ func TestExamplesUseStorageClass(t *testing.T) {
 }
 
 func TestBlockExamplePodHasDevice(t *testing.T) {
-	objs := render(t, blockExampleDir)
-	pvc := only[corev1.PersistentVolumeClaim](t, objs, "PersistentVolumeClaim")
-	pod := only[corev1.Pod](t, objs, "Pod").Spec
+	objs := manifest.Render(t, blockExampleDir)
+	pvc := manifest.Only[corev1.PersistentVolumeClaim](t, objs, "PersistentVolumeClaim")
+	pod := manifest.Only[corev1.Pod](t, objs, "Pod").Spec
 	for _, c := range pod.Containers {
 		if !slices.ContainsFunc(c.VolumeDevices, func(d corev1.VolumeDevice) bool {
 			v, _ := volume(pod, d.Name)
@@ -46,9 +48,9 @@ func TestBlockExamplePodHasDevice(t *testing.T) {
 }
 
 func TestExamplePodMountsClaim(t *testing.T) {
-	objs := render(t, exampleDir)
-	pvc := only[corev1.PersistentVolumeClaim](t, objs, "PersistentVolumeClaim")
-	pod := only[corev1.Pod](t, objs, "Pod").Spec
+	objs := manifest.Render(t, exampleDir)
+	pvc := manifest.Only[corev1.PersistentVolumeClaim](t, objs, "PersistentVolumeClaim")
+	pod := manifest.Only[corev1.Pod](t, objs, "Pod").Spec
 	for _, c := range pod.Containers {
 		if err := mountsExist(pod, c); err != nil {
 			t.Error(err)
@@ -65,7 +67,7 @@ func TestExamplePodMountsClaim(t *testing.T) {
 // The example shows that a volume needs nothing of a pod: neither root, nor an
 // fsGroup, nor a namespace that admits more than others do.
 func TestExamplePodIsRestricted(t *testing.T) {
-	pod := only[corev1.Pod](t, render(t, exampleDir), "Pod").Spec
+	pod := manifest.Only[corev1.Pod](t, manifest.Render(t, exampleDir), "Pod").Spec
 	s := ptr(pod.SecurityContext)
 	if !ptr(s.RunAsNonRoot) || ptr(s.RunAsUser) == 0 {
 		t.Error("the pod may be root")
@@ -78,7 +80,7 @@ func TestExamplePodIsRestricted(t *testing.T) {
 
 // A device is root's in the container too, but that is all that its pod needs.
 func TestBlockExamplePodIsConfined(t *testing.T) {
-	isConfined(t, only[corev1.Pod](t, render(t, blockExampleDir), "Pod").Spec)
+	isConfined(t, manifest.Only[corev1.Pod](t, manifest.Render(t, blockExampleDir), "Pod").Spec)
 }
 
 // isConfined searches for & to use a volume.

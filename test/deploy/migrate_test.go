@@ -7,6 +7,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+
+	"kubevirt.io/hostpath-provisioner/test/deploy/manifest"
 )
 
 const (
@@ -15,26 +17,26 @@ const (
 )
 
 func TestMigrationObjects(t *testing.T) {
-	objs := render(t, migrateDir)
+	objs := manifest.Render(t, migrateDir)
 	for _, o := range objs {
 		k, ok := kinds[o.APIVersion+" "+o.Kind]
 		if !ok {
 			t.Fatalf("%s of %s is not expected here", o.Kind, o.APIVersion)
 		}
-		if err := k.decode(o.yaml); err != nil {
+		if err := k.decode(o.YAML); err != nil {
 			t.Error(err)
 		}
 		if k.namespaced && o.Namespace != migrateNamespace {
 			t.Errorf("%s is in namespace %q", o, o.Namespace)
 		}
 	}
-	if ns := only[corev1.Namespace](t, objs, "Namespace"); ns.Labels["pod-security.kubernetes.io/enforce"] != "privileged" {
+	if ns := manifest.Only[corev1.Namespace](t, objs, "Namespace"); ns.Labels["pod-security.kubernetes.io/enforce"] != "privileged" {
 		t.Errorf("the namespace has the labels %v", ns.Labels)
 	}
 }
 
 func TestMigrationRights(t *testing.T) {
-	objs := render(t, migrateDir)
+	objs := manifest.Render(t, migrateDir)
 	want := map[right]bool{}
 	for resource, verbs := range map[string][]string{
 		"persistentvolumes":             {"get", "list", "create", "patch", "delete"},
@@ -54,7 +56,7 @@ func TestMigrationRights(t *testing.T) {
 
 // The plan that a pod writes into its log, and the commands in it, are for the driver that deploy/csi installs.
 func TestMigrationIsForTheDriverAsItIsInstalled(t *testing.T) {
-	pod := only[appsv1.DaemonSet](t, render(t, migrateDir), "DaemonSet").Spec.Template.Spec
+	pod := manifest.Only[appsv1.DaemonSet](t, manifest.Render(t, migrateDir), "DaemonSet").Spec.Template.Spec
 	c := pod.Containers[0]
 	want := corev1.Capabilities{Drop: []corev1.Capability{"ALL"}, Add: []corev1.Capability{"DAC_OVERRIDE", "FOWNER"}}
 	if diff := cmp.Diff(&want, c.SecurityContext.Capabilities); diff != "" || c.SecurityContext.Privileged != nil {
@@ -63,7 +65,7 @@ func TestMigrationIsForTheDriverAsItIsInstalled(t *testing.T) {
 	if !slices.Equal(c.Args, []string{"migrate", "--all", "--stay"}) {
 		t.Errorf("it runs %q", c.Args)
 	}
-	driver := only[appsv1.DaemonSet](t, render(t, csiDir), "DaemonSet").Spec.Template.Spec
+	driver := manifest.Only[appsv1.DaemonSet](t, manifest.Render(t, csiDir), "DaemonSet").Spec.Template.Spec
 	host := func(pod corev1.PodSpec, container corev1.Container, path string) string {
 		for _, m := range container.VolumeMounts {
 			for _, v := range pod.Volumes {
@@ -86,9 +88,9 @@ func TestMigrationIsForTheDriverAsItIsInstalled(t *testing.T) {
 
 // On OpenShift the pods get what is everywhere, and constraints that allow that and no more, for their account alone.
 func TestMigrationConstraints_allowWhatThePodHas(t *testing.T) {
-	objs := render(t, migrateDir+"/openshift")
-	scc := only[securityContextConstraints](t, objs, "SecurityContextConstraints")
-	pod := only[appsv1.DaemonSet](t, objs, "DaemonSet").Spec.Template.Spec
+	objs := manifest.Render(t, migrateDir+"/openshift")
+	scc := manifest.Only[securityContextConstraints](t, objs, "SecurityContextConstraints")
+	pod := manifest.Only[appsv1.DaemonSet](t, objs, "DaemonSet").Spec.Template.Spec
 	used := []string{"projected"} // the token
 	for _, v := range pod.Volumes {
 		used = append(used, volumeType(t, v))
@@ -115,7 +117,7 @@ func TestMigrationConstraints_allowWhatThePodHas(t *testing.T) {
 			t.Errorf("%s is for %v", b.name, b.subjects)
 		}
 	}
-	if got, want := len(objs), len(render(t, migrateDir))+5; got != want {
+	if got, want := len(objs), len(manifest.Render(t, migrateDir))+5; got != want {
 		t.Errorf("%d objects, want %d: those of every cluster, the constraints with their role and its binding, and the rights on owners with theirs", got, want)
 	}
 }

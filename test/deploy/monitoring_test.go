@@ -14,6 +14,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/prometheus/promql/parser"
 	corev1 "k8s.io/api/core/v1"
+
+	"kubevirt.io/hostpath-provisioner/test/deploy/manifest"
 )
 
 const (
@@ -25,8 +27,8 @@ const (
 )
 
 func TestServiceMonitorSelectsDriver(t *testing.T) {
-	svc := only[corev1.Service](t, render(t, csiDir), "Service")
-	monitor := only[monitoringv1.ServiceMonitor](t, render(t, monitoringDir), "ServiceMonitor")
+	svc := manifest.Only[corev1.Service](t, manifest.Render(t, csiDir), "Service")
+	monitor := manifest.Only[monitoringv1.ServiceMonitor](t, manifest.Render(t, monitoringDir), "ServiceMonitor")
 
 	if !matches(monitor.Spec.Selector.MatchLabels, svc.Labels) || len(monitor.Spec.Selector.MatchExpressions) != 0 {
 		t.Errorf("the monitor selects %v, the service is %v", monitor.Spec.Selector, svc.Labels)
@@ -52,7 +54,7 @@ func TestServiceMonitorSelectsDriver(t *testing.T) {
 
 // Series of a pool are distinguished by the node, and go on when a pod is replaced.
 func TestTargetsHaveNodeLabel(t *testing.T) {
-	monitor := only[monitoringv1.ServiceMonitor](t, render(t, monitoringDir), "ServiceMonitor")
+	monitor := manifest.Only[monitoringv1.ServiceMonitor](t, manifest.Render(t, monitoringDir), "ServiceMonitor")
 	labels := map[string]string{ // what the operator gives a target
 		"job": job, "namespace": namespace, "service": "hostpath-csi-metrics",
 		"pod": "hostpath-csi-driver-abcde", "container": "driver", "endpoint": "metrics", "instance": "10.0.0.1:8443",
@@ -98,14 +100,14 @@ resources: [$csi/../monitoring]
 // The example in the comment of a kustomization is what people copy.
 func TestMonitoringKustomizationExample(t *testing.T) {
 	objs := overlay(t, map[string]string{"kustomization.yaml": commentedExample(t, monitoringDir+"/kustomization.yaml", "../monitoring", "$csi/../monitoring")})
-	monitor := only[monitoringv1.ServiceMonitor](t, objs, "ServiceMonitor")
+	monitor := manifest.Only[monitoringv1.ServiceMonitor](t, objs, "ServiceMonitor")
 	for _, o := range objs {
 		if o.Labels["release"] == "" {
 			t.Errorf("%s has no label release", o)
 		}
 	}
 	config := ptr(monitor.Spec.Endpoints[0].TLSConfig)
-	svc := only[corev1.Service](t, render(t, csiDir), "Service")
+	svc := manifest.Only[corev1.Service](t, manifest.Render(t, csiDir), "Service")
 	if want := svc.Name + "." + svc.Namespace + ".svc"; ptr(config.ServerName) != want {
 		t.Errorf("the certificate is checked for %q, want %q", ptr(config.ServerName), want)
 	}
@@ -140,7 +142,7 @@ func commentedExample(t *testing.T, file, was, is string) string {
 // dashboardJSON is the one in the ConfigMap that Grafana's sidecar takes.
 func dashboardJSON(t *testing.T) []byte {
 	t.Helper()
-	config := only[corev1.ConfigMap](t, render(t, monitoringDir), "ConfigMap")
+	config := manifest.Only[corev1.ConfigMap](t, manifest.Render(t, monitoringDir), "ConfigMap")
 	if config.Labels["grafana_dashboard"] != "1" {
 		t.Errorf("Grafana's sidecar does not take a ConfigMap with the labels %v", config.Labels)
 	}

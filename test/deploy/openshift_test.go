@@ -9,6 +9,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"kubevirt.io/hostpath-provisioner/test/deploy/manifest"
 )
 
 // securityContextConstraints are the fields of security.openshift.io/v1 that
@@ -43,7 +45,7 @@ type strategy struct {
 }
 
 func TestSecurityContextConstraints(t *testing.T) {
-	scc := only[securityContextConstraints](t, render(t, openshiftDir), "SecurityContextConstraints")
+	scc := manifest.Only[securityContextConstraints](t, manifest.Render(t, openshiftDir), "SecurityContextConstraints")
 	tests := []struct {
 		name string
 		ok   bool
@@ -71,8 +73,8 @@ func TestSecurityContextConstraints(t *testing.T) {
 }
 
 func TestConstraintsAllowOnlyPodVolumes(t *testing.T) {
-	objs := render(t, openshiftDir)
-	scc := only[securityContextConstraints](t, objs, "SecurityContextConstraints")
+	objs := manifest.Render(t, openshiftDir)
+	scc := manifest.Only[securityContextConstraints](t, objs, "SecurityContextConstraints")
 	var used []string
 	for _, v := range daemonSet(t, objs).Spec.Template.Spec.Volumes {
 		used = append(used, volumeType(t, v))
@@ -102,15 +104,15 @@ func volumeType(t *testing.T, v corev1.Volume) string {
 // OpenShift gets what every cluster gets, and the constraints, and no more.
 func TestOpenShiftAddsOnlyConstraints(t *testing.T) {
 	plain := map[string]string{}
-	for _, o := range render(t, csiDir) {
-		plain[o.String()] = string(o.yaml)
+	for _, o := range manifest.Render(t, csiDir) {
+		plain[o.String()] = string(o.YAML)
 	}
 	var added []string
-	for _, o := range render(t, openshiftDir) {
+	for _, o := range manifest.Render(t, openshiftDir) {
 		was, ok := plain[o.String()]
 		if !ok {
 			added = append(added, o.String())
-		} else if diff := cmp.Diff(was, string(o.yaml)); diff != "" {
+		} else if diff := cmp.Diff(was, string(o.YAML)); diff != "" {
 			t.Errorf("%s (- elsewhere, + on OpenShift):\n%s", o, diff)
 		}
 		delete(plain, o.String())
@@ -129,8 +131,8 @@ func TestOpenShiftAddsOnlyConstraints(t *testing.T) {
 }
 
 func TestRoleAllowsOnlyOwnConstraints(t *testing.T) {
-	objs := render(t, openshiftDir)
-	scc := only[securityContextConstraints](t, objs, "SecurityContextConstraints")
+	objs := manifest.Render(t, openshiftDir)
+	scc := manifest.Only[securityContextConstraints](t, objs, "SecurityContextConstraints")
 	want := []rbacv1.PolicyRule{{
 		APIGroups:     []string{"security.openshift.io"},
 		Resources:     []string{"securitycontextconstraints"},
@@ -144,7 +146,7 @@ func TestRoleAllowsOnlyOwnConstraints(t *testing.T) {
 
 // OpenShift's default node selector would keep the driver off some nodes.
 func TestNamespaceOverridesDefaultNodeSelector(t *testing.T) {
-	ns := only[corev1.Namespace](t, render(t, csiDir), "Namespace")
+	ns := manifest.Only[corev1.Namespace](t, manifest.Render(t, csiDir), "Namespace")
 	if got, ok := ns.Annotations["openshift.io/node-selector"]; !ok || got != "" {
 		t.Errorf("the node selector of the namespace is %q (set: %t)", got, ok)
 	}

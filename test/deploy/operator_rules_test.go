@@ -9,6 +9,8 @@ import (
 	monitoringv1 "github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1"
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/yaml"
+
+	"kubevirt.io/hostpath-provisioner/test/deploy/manifest"
 )
 
 const operatorDir = "../../deploy/operator"
@@ -46,8 +48,8 @@ func TestOperatorServiceMonitor(t *testing.T) {
 	if err := yaml.UnmarshalStrict(content, &monitor); err != nil {
 		t.Fatal(err)
 	}
-	objs := render(t, operatorDir)
-	services := all[corev1.Service](t, objs, "Service")
+	objs := manifest.Render(t, operatorDir)
+	services := manifest.All[corev1.Service](t, objs, "Service")
 	if len(services) != 1 {
 		t.Fatalf("deploy/operator has %d Services, want 1", len(services))
 	}

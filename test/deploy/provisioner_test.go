@@ -10,6 +10,8 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+
+	"kubevirt.io/hostpath-provisioner/test/deploy/manifest"
 )
 
 // provisioners are the two forms of the provisioner from before CSI.
@@ -35,12 +37,12 @@ var provisioners = []struct {
 }
 
 // provisionerPod is the pod of a form.
-func provisionerPod(t *testing.T, objs objects) corev1.PodSpec {
+func provisionerPod(t *testing.T, objs manifest.Objects) corev1.PodSpec {
 	t.Helper()
-	if sets := all[appsv1.DaemonSet](t, objs, "DaemonSet"); len(sets) == 1 {
+	if sets := manifest.All[appsv1.DaemonSet](t, objs, "DaemonSet"); len(sets) == 1 {
 		return sets[0].Spec.Template.Spec
 	}
-	deployment := only[appsv1.Deployment](t, objs, "Deployment")
+	deployment := manifest.Only[appsv1.Deployment](t, objs, "Deployment")
 	if *deployment.Spec.Replicas != 1 || deployment.Spec.Strategy.Type != appsv1.RecreateDeploymentStrategyType {
 		t.Errorf("two of %s can run at once", deployment.Name)
 	}
@@ -51,12 +53,12 @@ func TestProvisionerObjects(t *testing.T) {
 	for _, p := range provisioners {
 		t.Run(p.name, func(t *testing.T) {
 			for _, dir := range []string{p.dir, p.dir + "/openshift", p.dir + "/example"} {
-				for _, o := range render(t, dir) {
+				for _, o := range manifest.Render(t, dir) {
 					k, ok := kinds[o.APIVersion+" "+o.Kind]
 					if !ok {
 						t.Fatalf("%s of %s is not expected here", o.Kind, o.APIVersion)
 					}
-					if err := k.decode(o.yaml); err != nil {
+					if err := k.decode(o.YAML); err != nil {
 						t.Error(err)
 					}
 					if k.namespaced && o.Namespace != p.namespace && !strings.HasSuffix(dir, "example") {
@@ -64,7 +66,7 @@ func TestProvisionerObjects(t *testing.T) {
 					}
 				}
 			}
-			ns := only[corev1.Namespace](t, render(t, p.dir), "Namespace")
+			ns := manifest.Only[corev1.Namespace](t, manifest.Render(t, p.dir), "Namespace")
 			if ns.Name != p.namespace || ns.Labels["pod-security.kubernetes.io/enforce"] != "privileged" {
 				t.Errorf("the namespace is %s with the labels %v", ns.Name, ns.Labels)
 			}
@@ -75,7 +77,7 @@ func TestProvisionerObjects(t *testing.T) {
 func TestProvisionerRBAC(t *testing.T) {
 	for _, p := range provisioners {
 		t.Run(p.name, func(t *testing.T) {
-			objs := render(t, p.dir)
+			objs := manifest.Render(t, p.dir)
 			want := map[right]bool{}
 			for resource, verbs := range p.rights {
 				for _, verb := range verbs {
@@ -85,8 +87,8 @@ func TestProvisionerRBAC(t *testing.T) {
 			if diff := cmp.Diff(want, rights(t, objs), cmp.AllowUnexported(right{})); diff != "" {
 				t.Errorf("(- want, + got):\n%s", diff)
 			}
-			sa := only[corev1.ServiceAccount](t, objs, "ServiceAccount")
-			for _, b := range bindings(t, render(t, p.dir+"/openshift")) {
+			sa := manifest.Only[corev1.ServiceAccount](t, objs, "ServiceAccount")
+			for _, b := range bindings(t, manifest.Render(t, p.dir+"/openshift")) {
 				if len(b.subjects) != 1 || b.subjects[0].Name != sa.Name || b.subjects[0].Namespace != p.namespace {
 					t.Errorf("%s is for %v", b.name, b.subjects)
 				}
@@ -101,7 +103,7 @@ func TestProvisionerRBAC(t *testing.T) {
 func TestProvisionerContainerPrivileges(t *testing.T) {
 	for _, p := range provisioners {
 		t.Run(p.name, func(t *testing.T) {
-			pod := provisionerPod(t, render(t, p.dir))
+			pod := provisionerPod(t, manifest.Render(t, p.dir))
 			c := pod.Containers[0]
 			s := c.SecurityContext
 			want := corev1.Capabilities{Drop: []corev1.Capability{"ALL"}, Add: []corev1.Capability{"DAC_OVERRIDE", "FOWNER", "SYS_ADMIN"}}
@@ -125,7 +127,7 @@ func TestProvisionerContainerPrivileges(t *testing.T) {
 func TestProvisionerMountsPoolAtHostPath(t *testing.T) {
 	for _, p := range provisioners {
 		t.Run(p.name, func(t *testing.T) {
-			pod := provisionerPod(t, render(t, p.dir))
+			pod := provisionerPod(t, manifest.Render(t, p.dir))
 			env := pod.Containers[0].Env
 			if i := slices.IndexFunc(env, func(e corev1.EnvVar) bool { return e.Name == "PV_DIR" }); env[i].Value != p.path {
 				t.Errorf("PV_DIR is %s", env[i].Value)
@@ -145,7 +147,7 @@ func TestProvisionerMountsPoolAtHostPath(t *testing.T) {
 func TestProvisionerHasTheDevicesOfTheHost(t *testing.T) {
 	for _, p := range provisioners {
 		t.Run(p.name, func(t *testing.T) {
-			pod := provisionerPod(t, render(t, p.dir))
+			pod := provisionerPod(t, manifest.Render(t, p.dir))
 			c := pod.Containers[0]
 			mounted := slices.ContainsFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return m.Name == "dev" && m.MountPath == "/host/dev" && m.ReadOnly })
 			of := slices.ContainsFunc(pod.Volumes, func(v corev1.Volume) bool { return v.Name == "dev" && v.HostPath.Path == "/dev" })
@@ -159,8 +161,8 @@ func TestProvisionerHasTheDevicesOfTheHost(t *testing.T) {
 func TestProvisionerConstraintsAllowPodVolumes(t *testing.T) {
 	for _, p := range provisioners {
 		t.Run(p.name, func(t *testing.T) {
-			objs := render(t, p.dir+"/openshift")
-			scc := only[securityContextConstraints](t, objs, "SecurityContextConstraints")
+			objs := manifest.Render(t, p.dir+"/openshift")
+			scc := manifest.Only[securityContextConstraints](t, objs, "SecurityContextConstraints")
 			used := []string{"projected"} // the token
 			for _, v := range provisionerPod(t, objs).Volumes {
 				used = append(used, volumeType(t, v))
@@ -186,7 +188,7 @@ func TestProvisionerStorageClasses(t *testing.T) {
 		"hostpath":                       storagev1.VolumeBindingImmediate,
 	}
 	for _, p := range provisioners {
-		for _, class := range all[storagev1.StorageClass](t, render(t, p.dir), "StorageClass") {
+		for _, class := range manifest.All[storagev1.StorageClass](t, manifest.Render(t, p.dir), "StorageClass") {
 			if *class.VolumeBindingMode != modes[class.Name] {
 				t.Errorf("%s binds %s", class.Name, *class.VolumeBindingMode)
 			}
@@ -199,8 +201,8 @@ func TestProvisionerStorageClasses(t *testing.T) {
 				t.Errorf("%s is deprecated: %t", class.Name, deprecated)
 			}
 		}
-		claim := only[corev1.PersistentVolumeClaim](t, render(t, p.dir+"/example"), "PersistentVolumeClaim")
-		pod := only[corev1.Pod](t, render(t, p.dir+"/example"), "Pod")
+		claim := manifest.Only[corev1.PersistentVolumeClaim](t, manifest.Render(t, p.dir+"/example"), "PersistentVolumeClaim")
+		pod := manifest.Only[corev1.Pod](t, manifest.Render(t, p.dir+"/example"), "Pod")
 		if *claim.Spec.StorageClassName != p.class || pod.Spec.Volumes[0].PersistentVolumeClaim.ClaimName != claim.Name {
 			t.Errorf("%s: the example uses class %s and claim %s", p.name, *claim.Spec.StorageClassName, pod.Spec.Volumes[0].PersistentVolumeClaim.ClaimName)
 		}

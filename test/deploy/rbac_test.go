@@ -8,6 +8,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+
+	"kubevirt.io/hostpath-provisioner/test/deploy/manifest"
 )
 
 // A binding is a RoleBinding or a ClusterRoleBinding.
@@ -18,29 +20,29 @@ type binding struct {
 	subjects    []rbacv1.Subject
 }
 
-func bindings(t *testing.T, objs objects) []binding {
+func bindings(t *testing.T, objs manifest.Objects) []binding {
 	t.Helper()
 	var bs []binding
-	for _, b := range all[rbacv1.ClusterRoleBinding](t, objs, "ClusterRoleBinding") {
+	for _, b := range manifest.All[rbacv1.ClusterRoleBinding](t, objs, "ClusterRoleBinding") {
 		bs = append(bs, binding{"ClusterRoleBinding " + b.Name, true, b.RoleRef, b.Subjects})
 	}
-	for _, b := range all[rbacv1.RoleBinding](t, objs, "RoleBinding") {
+	for _, b := range manifest.All[rbacv1.RoleBinding](t, objs, "RoleBinding") {
 		bs = append(bs, binding{"RoleBinding " + b.Name, false, b.RoleRef, b.Subjects})
 	}
 	return bs
 }
 
 // roles are the rules of each role, by kind and name.
-func roles(t *testing.T, objs objects) map[string][]rbacv1.PolicyRule {
+func roles(t *testing.T, objs manifest.Objects) map[string][]rbacv1.PolicyRule {
 	t.Helper()
 	rules := map[string][]rbacv1.PolicyRule{}
-	for _, r := range all[rbacv1.ClusterRole](t, objs, "ClusterRole") {
+	for _, r := range manifest.All[rbacv1.ClusterRole](t, objs, "ClusterRole") {
 		rules["ClusterRole "+r.Name] = r.Rules
 		if r.AggregationRule != nil {
 			t.Errorf("the rules of ClusterRole %s come from elsewhere", r.Name)
 		}
 	}
-	for _, r := range all[rbacv1.Role](t, objs, "Role") {
+	for _, r := range manifest.All[rbacv1.Role](t, objs, "Role") {
 		rules["Role "+r.Name] = r.Rules
 	}
 	return rules
@@ -54,7 +56,7 @@ type right struct {
 }
 
 // rights are what the bindings give.
-func rights(t *testing.T, objs objects) map[right]bool {
+func rights(t *testing.T, objs manifest.Objects) map[right]bool {
 	t.Helper()
 	rules := roles(t, objs)
 	has := map[right]bool{}
@@ -74,7 +76,7 @@ func rights(t *testing.T, objs objects) map[right]bool {
 }
 
 func TestRBACHasNoWildcards(t *testing.T) {
-	for name, rules := range roles(t, render(t, openshiftDir)) {
+	for name, rules := range roles(t, manifest.Render(t, openshiftDir)) {
 		for _, r := range rules {
 			for _, s := range slices.Concat(r.APIGroups, r.Resources, r.Verbs) {
 				if strings.Contains(s, "*") {
@@ -115,7 +117,7 @@ func TestSidecarRBAC(t *testing.T) {
 	add(false, "pods", "get")
 	add(false, "leases.coordination.k8s.io", "get", "create", "update")
 
-	got := rights(t, render(t, csiDir))
+	got := rights(t, manifest.Render(t, csiDir))
 	for r := range want {
 		if !got[r] {
 			t.Errorf("missing: %+v", r)
@@ -142,14 +144,14 @@ func TestLeaseRuleNamesResizerLease(t *testing.T) {
 		Resources: []string{"leases"},
 		Verbs:     []string{"create"},
 	}}
-	if diff := cmp.Diff(want, roles(t, render(t, csiDir))["Role hostpath-csi-resizer-leader"]); diff != "" {
+	if diff := cmp.Diff(want, roles(t, manifest.Render(t, csiDir))["Role hostpath-csi-resizer-leader"]); diff != "" {
 		t.Errorf("(- want, + got):\n%s", diff)
 	}
 }
 
 func TestBindings(t *testing.T) {
-	objs := render(t, openshiftDir)
-	sa := only[corev1.ServiceAccount](t, objs, "ServiceAccount")
+	objs := manifest.Render(t, openshiftDir)
+	sa := manifest.Only[corev1.ServiceAccount](t, objs, "ServiceAccount")
 	rules := roles(t, objs)
 	used := map[string]bool{}
 	for _, b := range bindings(t, objs) {
@@ -176,8 +178,8 @@ func TestBindings(t *testing.T) {
 }
 
 func TestPodServiceAccount(t *testing.T) {
-	objs := render(t, csiDir)
-	sa := only[corev1.ServiceAccount](t, objs, "ServiceAccount")
+	objs := manifest.Render(t, csiDir)
+	sa := manifest.Only[corev1.ServiceAccount](t, objs, "ServiceAccount")
 	if got := daemonSet(t, objs).Spec.Template.Spec.ServiceAccountName; got != sa.Name {
 		t.Errorf("the pod runs as %q, and the service account is %q", got, sa.Name)
 	}

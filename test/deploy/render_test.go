@@ -6,7 +6,6 @@
 package deploy_test
 
 import (
-	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
@@ -16,10 +15,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	storagev1 "k8s.io/api/storage/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"sigs.k8s.io/kustomize/api/krusty"
-	"sigs.k8s.io/kustomize/kyaml/filesys"
 	"sigs.k8s.io/yaml"
+
+	"kubevirt.io/hostpath-provisioner/test/deploy/manifest"
 )
 
 const (
@@ -63,43 +61,9 @@ func strictly[T any](b []byte) error {
 	return yaml.UnmarshalStrict(b, &v)
 }
 
-// An object is one rendered object, before it is decoded.
-type object struct {
-	metav1.TypeMeta
-	metav1.ObjectMeta `json:"metadata"`
-
-	yaml []byte
-}
-
-func (o object) String() string { return fmt.Sprintf("%s %s", o.Kind, o.Name) }
-
-type objects []object
-
-// render is what `kubectl kustomize dir` prints.
-func render(t *testing.T, dir string) objects {
-	t.Helper()
-	m, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), dir)
-	if err != nil {
-		t.Fatalf("render %s: %v", dir, err)
-	}
-	var objs objects
-	for _, r := range m.Resources() {
-		b, err := r.AsYAML()
-		if err != nil {
-			t.Fatalf("render %s: %v", r.CurId(), err)
-		}
-		o := object{yaml: b}
-		if err := yaml.Unmarshal(b, &o); err != nil {
-			t.Fatalf("decode %s: %v", r.CurId(), err)
-		}
-		objs = append(objs, o)
-	}
-	return objs
-}
-
 // overlay renders a kustomization of a user's own, made of the given files.
 // The variable $csi in them stands for the way to deploy/csi.
-func overlay(t *testing.T, files map[string]string) objects {
+func overlay(t *testing.T, files map[string]string) manifest.Objects {
 	t.Helper()
 	dir, err := filepath.EvalSymlinks(t.TempDir())
 	if err != nil {
@@ -121,45 +85,18 @@ func overlay(t *testing.T, files map[string]string) objects {
 			t.Fatal(err)
 		}
 	}
-	return render(t, dir)
-}
-
-// all decodes the objects of a kind.
-func all[T any](t *testing.T, objs objects, kind string) []T {
-	t.Helper()
-	var found []T
-	for _, o := range objs {
-		if o.Kind != kind {
-			continue
-		}
-		var v T
-		if err := yaml.UnmarshalStrict(o.yaml, &v); err != nil {
-			t.Fatalf("decode %s: %v", o, err)
-		}
-		found = append(found, v)
-	}
-	return found
-}
-
-// only decodes the one object of a kind.
-func only[T any](t *testing.T, objs objects, kind string) T {
-	t.Helper()
-	found := all[T](t, objs, kind)
-	if len(found) != 1 {
-		t.Fatalf("rendered %d objects of kind %s, want 1", len(found), kind)
-	}
-	return found[0]
+	return manifest.Render(t, dir)
 }
 
 func TestObjectsDecodeStrictly(t *testing.T) {
 	for _, dir := range []string{csiDir, openshiftDir, exampleDir, blockExampleDir, monitoringDir} {
-		for _, o := range render(t, dir) {
+		for _, o := range manifest.Render(t, dir) {
 			t.Run(o.String(), func(t *testing.T) {
 				k, ok := kinds[o.APIVersion+" "+o.Kind]
 				if !ok {
 					t.Fatalf("%s of %s is not expected here", o.Kind, o.APIVersion)
 				}
-				if err := k.decode(o.yaml); err != nil {
+				if err := k.decode(o.YAML); err != nil {
 					t.Error(err)
 				}
 			})
@@ -168,12 +105,12 @@ func TestObjectsDecodeStrictly(t *testing.T) {
 }
 
 func TestObjectNamespaces(t *testing.T) {
-	made := only[corev1.Namespace](t, render(t, csiDir), "Namespace").Name
+	made := manifest.Only[corev1.Namespace](t, manifest.Render(t, csiDir), "Namespace").Name
 	if made != namespace {
 		t.Errorf("the namespace is %q, want %q", made, namespace)
 	}
 	for _, dir := range []string{csiDir, openshiftDir, monitoringDir} {
-		for _, o := range render(t, dir) {
+		for _, o := range manifest.Render(t, dir) {
 			want := ""
 			if kinds[o.APIVersion+" "+o.Kind].namespaced {
 				want = made
@@ -186,7 +123,7 @@ func TestObjectNamespaces(t *testing.T) {
 }
 
 func TestNamespaceAdmitsPrivilegedPods(t *testing.T) {
-	ns := only[corev1.Namespace](t, render(t, csiDir), "Namespace")
+	ns := manifest.Only[corev1.Namespace](t, manifest.Render(t, csiDir), "Namespace")
 	if got := ns.Labels["pod-security.kubernetes.io/enforce"]; got != "privileged" {
 		t.Errorf("pod security is enforced at %q, want privileged", got)
 	}

@@ -12,6 +12,8 @@ import (
 
 	monitoringv1 "github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1"
 	"sigs.k8s.io/yaml"
+
+	"kubevirt.io/hostpath-provisioner/test/deploy/manifest"
 )
 
 const (
@@ -182,7 +184,7 @@ func promtool(t *testing.T, args ...string) {
 
 func (s ruleSet) rules(t *testing.T) monitoringv1.PrometheusRuleSpec {
 	t.Helper()
-	return only[monitoringv1.PrometheusRule](t, render(t, s.dir), "PrometheusRule").Spec
+	return manifest.Only[monitoringv1.PrometheusRule](t, manifest.Render(t, s.dir), "PrometheusRule").Spec
 }
 
 // ruleFile has rules as Prometheus reads them.

@@ -11,6 +11,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+
+	"kubevirt.io/hostpath-provisioner/test/deploy/manifest"
 )
 
 const root = "../.."
@@ -50,7 +52,7 @@ func rows(t *testing.T, text, chapter string) [][]string {
 }
 
 func TestDocumentedMountsAreCurrent(t *testing.T) {
-	pod := daemonSet(t, render(t, csiDir)).Spec.Template.Spec
+	pod := daemonSet(t, manifest.Render(t, csiDir)).Spec.Template.Spec
 	written, given := map[string]string{}, map[string]string{}
 	for _, row := range rows(t, securityText(t), "Mounts and devices") {
 		written[row[0]] = strings.Join(row[1:4], " ")
@@ -72,7 +74,7 @@ func TestDocumentedMountsAreCurrent(t *testing.T) {
 }
 
 func TestDocumentedPortsAreCurrent(t *testing.T) {
-	pod := daemonSet(t, render(t, csiDir)).Spec.Template.Spec
+	pod := daemonSet(t, manifest.Render(t, csiDir)).Spec.Template.Spec
 	var written, open []string
 	for _, row := range rows(t, securityText(t), "Network") {
 		for port := range strings.SplitSeq(row[0], ",") {

@@ -8,6 +8,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"kubevirt.io/hostpath-provisioner/test/deploy/manifest"
 )
 
 const snapshotter = "csi-snapshotter"
@@ -25,7 +27,7 @@ type volumeSnapshotClass struct {
 func TestSnapshotsComponent(t *testing.T) {
 	for _, resource := range []string{"$csi", "$csi/openshift"} {
 		t.Run(resource, func(t *testing.T) {
-			without := render(t, strings.Replace(resource, "$csi", csiDir, 1))
+			without := manifest.Render(t, strings.Replace(resource, "$csi", csiDir, 1))
 			with := overlay(t, map[string]string{"kustomization.yaml": `
 resources: [` + resource + `]
 components: [$csi/snapshots]
@@ -47,7 +49,7 @@ components: [$csi/snapshots]
 				}
 			}
 			wantSnapshotter(t, with)
-			for _, class := range all[volumeSnapshotClass](t, with, "VolumeSnapshotClass") {
+			for _, class := range manifest.All[volumeSnapshotClass](t, with, "VolumeSnapshotClass") {
 				if class.Driver != driverName || class.DeletionPolicy != "Delete" || class.Parameters["consistency"] != "verify" {
 					t.Errorf("the class is %+v", class)
 				}
@@ -58,7 +60,7 @@ components: [$csi/snapshots]
 
 // wantSnapshotter expects the sidecar to have what the others have, and to make the snapshots of
 // its own node.
-func wantSnapshotter(t *testing.T, objs objects) {
+func wantSnapshotter(t *testing.T, objs manifest.Objects) {
 	t.Helper()
 	pod := daemonSet(t, objs).Spec.Template.Spec
 	// Users' own patches name containers by their number, and kubectl shows the logs of the first.

@@ -14,6 +14,8 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+
+	"kubevirt.io/hostpath-provisioner/test/deploy/manifest"
 )
 
 // A poolConfig is one entry of --datadir, with every key that there is.
@@ -33,7 +35,7 @@ type poolConfig struct {
 }
 
 // poolsOf are the pools that the driver is started with.
-func poolsOf(t *testing.T, objs objects) []poolConfig {
+func poolsOf(t *testing.T, objs manifest.Objects) []poolConfig {
 	t.Helper()
 	c := container(t, daemonSet(t, objs).Spec.Template.Spec, driver)
 	i := slices.IndexFunc(c.Env, func(e corev1.EnvVar) bool { return e.Name == "DATADIR" })
@@ -41,7 +43,7 @@ func poolsOf(t *testing.T, objs objects) []poolConfig {
 		t.Fatal("DATADIR does not come from a ConfigMap")
 	}
 	ref := c.Env[i].ValueFrom.ConfigMapKeyRef
-	for _, cm := range all[corev1.ConfigMap](t, objs, "ConfigMap") {
+	for _, cm := range manifest.All[corev1.ConfigMap](t, objs, "ConfigMap") {
 		value, ok := cm.Data[ref.Key]
 		if cm.Name != ref.Name || !ok {
 			continue
@@ -96,7 +98,7 @@ func checkPools(pod corev1.PodSpec, c corev1.Container, pools []poolConfig) erro
 }
 
 func TestDriverMountsPools(t *testing.T) {
-	objs := render(t, csiDir)
+	objs := manifest.Render(t, csiDir)
 	pod := daemonSet(t, objs).Spec.Template.Spec
 	if err := checkPools(pod, container(t, pod, driver), poolsOf(t, objs)); err != nil {
 		t.Error(err)
@@ -147,7 +149,7 @@ patches:
 }
 
 func TestPoolChangeRollsDaemonSet(t *testing.T) {
-	before := daemonSet(t, render(t, csiDir))
+	before := daemonSet(t, manifest.Render(t, csiDir))
 	after := daemonSet(t, overlay(t, map[string]string{
 		"kustomization.yaml": `
 resources: [$csi]
@@ -162,7 +164,7 @@ configMapGenerator:
 }
 
 func TestOverlayChangesImage(t *testing.T) {
-	ds := only[appsv1.DaemonSet](t, overlay(t, map[string]string{"kustomization.yaml": `
+	ds := manifest.Only[appsv1.DaemonSet](t, overlay(t, map[string]string{"kustomization.yaml": `
 resources: [$csi]
 images:
 - {name: quay.io/kubevirt/hostpath-csi-driver, newName: registry.example/hpp, newTag: v9.9.9}
@@ -173,7 +175,7 @@ images:
 }
 
 func TestCSIDriver(t *testing.T) {
-	d := only[storagev1.CSIDriver](t, render(t, csiDir), "CSIDriver")
+	d := manifest.Only[storagev1.CSIDriver](t, manifest.Render(t, csiDir), "CSIDriver")
 	is := func(got *bool, want bool) bool { return got != nil && *got == want }
 	tests := []struct {
 		name string
@@ -201,9 +203,9 @@ func TestCSIDriver(t *testing.T) {
 }
 
 func TestStorageClass(t *testing.T) {
-	objs := render(t, csiDir)
-	sc := only[storagev1.StorageClass](t, objs, "StorageClass")
-	csi := only[storagev1.CSIDriver](t, objs, "CSIDriver")
+	objs := manifest.Render(t, csiDir)
+	sc := manifest.Only[storagev1.StorageClass](t, objs, "StorageClass")
+	csi := manifest.Only[storagev1.CSIDriver](t, objs, "CSIDriver")
 	tests := []struct {
 		name string
 		ok   bool

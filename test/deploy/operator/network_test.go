@@ -13,26 +13,28 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"sigs.k8s.io/yaml"
+
+	"kubevirt.io/hostpath-provisioner/test/deploy/manifest"
 )
 
 // Where network policies are enforced, everybody reaches of each pod what serves metrics, and nothing else, and pods that
 // need no network have none.
 func TestNetworkPolicies(t *testing.T) {
-	installed := rendered(t, "../../../deploy/operator")
-	policies := all[networkingv1.NetworkPolicy](t, installed, "NetworkPolicy")
+	installed := manifest.Render(t, "../../../deploy/operator")
+	policies := manifest.All[networkingv1.NetworkPolicy](t, installed, "NetworkPolicy")
 	deployed := operated(t, example(t, "legacy.yaml"))
 	set := func(name string) corev1.PodTemplateSpec {
-		return named(t, deployed, "DaemonSet", name, func(s appsv1.DaemonSet) string { return s.Name }).Spec.Template
+		return manifest.Named[appsv1.DaemonSet](t, deployed, "DaemonSet", name).Spec.Template
 	}
 	for name, c := range map[string]struct {
 		pod    corev1.PodTemplateSpec
 		egress bool
 	}{
-		"the operator":            {only[appsv1.Deployment](t, installed, "Deployment").Spec.Template, true},
+		"the operator":            {manifest.Only[appsv1.Deployment](t, installed, "Deployment").Spec.Template, true},
 		"the driver":              {set("hostpath-provisioner-csi"), true},
 		"the pre-CSI provisioner": {set("hostpath-provisioner"), true},
-		"a mounter":               {manifest[appsv1.Deployment](t, "mounter/deployment.yaml").Spec.Template, false},
-		"an unmount":              {manifest[batchv1.Job](t, "mounter/unmount.yaml").Spec.Template, false},
+		"a mounter":               {template[appsv1.Deployment](t, "mounter/deployment.yaml").Spec.Template, false},
+		"an unmount":              {template[batchv1.Job](t, "mounter/unmount.yaml").Spec.Template, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var want []int32
@@ -87,8 +89,8 @@ func allowed(t *testing.T, policies []networkingv1.NetworkPolicy, pod map[string
 	return ingress, egress
 }
 
-// manifest is one that the operator fills in.
-func manifest[T any](t *testing.T, file string) T {
+// template is one that the operator fills in.
+func template[T any](t *testing.T, file string) T {
 	t.Helper()
 	text, err := os.ReadFile("../../../deploy/operator/" + file)
 	if err != nil {

@@ -16,71 +16,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	storagev1 "k8s.io/api/storage/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"sigs.k8s.io/kustomize/api/krusty"
-	"sigs.k8s.io/kustomize/kyaml/filesys"
-	"sigs.k8s.io/yaml"
+
+	"kubevirt.io/hostpath-provisioner/test/deploy/manifest"
 )
-
-// An object is one as it is applied.
-type object struct {
-	metav1.TypeMeta
-	yaml []byte
-}
-
-func read(t *testing.T, text []byte) object {
-	t.Helper()
-	o := object{yaml: text}
-	if err := yaml.Unmarshal(text, &o); err != nil {
-		t.Fatal(err)
-	}
-	return o
-}
-
-// rendered is what kustomize makes of a directory.
-func rendered(t *testing.T, dir string) []object {
-	t.Helper()
-	resources, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var found []object
-	for _, r := range resources.Resources() {
-		text, err := r.AsYAML()
-		if err != nil {
-			t.Fatal(err)
-		}
-		found = append(found, read(t, text))
-	}
-	return found
-}
-
-// all decodes the objects of a kind, and knows all of their fields.
-func all[T any](t *testing.T, objects []object, kind string) []T {
-	t.Helper()
-	var found []T
-	for _, o := range objects {
-		if o.Kind != kind {
-			continue
-		}
-		var decoded T
-		if err := yaml.UnmarshalStrict(o.yaml, &decoded); err != nil {
-			t.Fatalf("decode a %s: %v", kind, err)
-		}
-		found = append(found, decoded)
-	}
-	return found
-}
-
-// only decodes the one object of a kind.
-func only[T any](t *testing.T, objects []object, kind string) T {
-	t.Helper()
-	found := all[T](t, objects, kind)
-	if len(found) != 1 {
-		t.Fatalf("there are %d of kind %s, want 1", len(found), kind)
-	}
-	return found[0]
-}
 
 // example is one of deploy/operator.
 func example(t *testing.T, file string) string {
@@ -119,7 +57,7 @@ var operator = sync.OnceValues(func() (string, error) {
 })
 
 // operated is what the operator deploys for an object.
-func operated(t *testing.T, asked string) []object {
+func operated(t *testing.T, asked string) manifest.Objects {
 	t.Helper()
 	program, err := operator()
 	if err != nil {
@@ -134,13 +72,7 @@ func operated(t *testing.T, asked string) []object {
 	if err != nil {
 		t.Fatalf("render: %v: %s", err, &complaint)
 	}
-	var found []object
-	for document := range strings.SplitSeq(string(out), "---\n") {
-		if o := read(t, []byte(document)); o.Kind != "" {
-			found = append(found, o)
-		}
-	}
-	return found
+	return manifest.Parse(t, string(out))
 }
 
 // The operator deploys what kustomize renders of deploy/, but for what it is there to change: names, the pool's directory
@@ -151,14 +83,14 @@ func TestOperatorRendersManifestsOfDriver(t *testing.T) {
 		"snapshots": {example(t, "snapshots.yaml"), "testdata/snapshots"},
 		"freezing":  {strings.Replace(example(t, "snapshots.yaml"), "[Snapshotting]", "[Snapshotting, Freezing]", 1), "testdata/freezing"},
 	} {
-		t.Run(name, func(t *testing.T) { wantDriver(t, rendered(t, c.manifests), operated(t, c.example)) })
+		t.Run(name, func(t *testing.T) { wantDriver(t, manifest.Render(t, c.manifests), operated(t, c.example)) })
 	}
 }
 
 // wantDriver compares the driver that kustomize renders with that which the operator deploys.
-func wantDriver(t *testing.T, byHand, byOperator []object) {
+func wantDriver(t *testing.T, byHand, byOperator manifest.Objects) {
 	t.Helper()
-	want, got := only[appsv1.DaemonSet](t, byHand, "DaemonSet").Spec, only[appsv1.DaemonSet](t, byOperator, "DaemonSet").Spec
+	want, got := manifest.Only[appsv1.DaemonSet](t, byHand, "DaemonSet").Spec, manifest.Only[appsv1.DaemonSet](t, byOperator, "DaemonSet").Spec
 	if diff := cmp.Diff(want.Selector, got.Selector); diff != "" {
 		t.Errorf("selector: %s", diff)
 	}
@@ -168,23 +100,23 @@ func wantDriver(t *testing.T, byHand, byOperator []object) {
 	if diff := cmp.Diff(adapted(want.Template.Spec), adapted(got.Template.Spec)); diff != "" {
 		t.Errorf("pod, by hand (-) and by the operator (+): %s", diff)
 	}
-	if diff := cmp.Diff(only[storagev1.CSIDriver](t, byHand, "CSIDriver").Spec, only[storagev1.CSIDriver](t, byOperator, "CSIDriver").Spec); diff != "" {
+	if diff := cmp.Diff(manifest.Only[storagev1.CSIDriver](t, byHand, "CSIDriver").Spec, manifest.Only[storagev1.CSIDriver](t, byOperator, "CSIDriver").Spec); diff != "" {
 		t.Errorf("CSIDriver: %s", diff)
 	}
 	var rules []rbacv1.PolicyRule
-	for _, role := range all[rbacv1.ClusterRole](t, byHand, "ClusterRole") {
+	for _, role := range manifest.All[rbacv1.ClusterRole](t, byHand, "ClusterRole") {
 		rules = append(rules, role.Rules...)
 	}
-	if diff := cmp.Diff(rules, only[rbacv1.ClusterRole](t, byOperator, "ClusterRole").Rules); diff != "" {
+	if diff := cmp.Diff(rules, manifest.Only[rbacv1.ClusterRole](t, byOperator, "ClusterRole").Rules); diff != "" {
 		t.Errorf("rights: %s", diff)
 	}
 }
 
 // For pathConfig the operator deploys what kustomize renders of deploy/provisioner as well.
 func TestOperatorRendersManifestsOfProvisioner(t *testing.T) {
-	byHand, byOperator := rendered(t, "../../../deploy/provisioner/openshift"), operated(t, example(t, "legacy.yaml"))
+	byHand, byOperator := manifest.Render(t, "../../../deploy/provisioner/openshift"), operated(t, example(t, "legacy.yaml"))
 	const name = "hostpath-provisioner"
-	want, got := only[appsv1.DaemonSet](t, byHand, "DaemonSet").Spec, named(t, byOperator, "DaemonSet", name, func(s appsv1.DaemonSet) string { return s.Name }).Spec
+	want, got := manifest.Only[appsv1.DaemonSet](t, byHand, "DaemonSet").Spec, manifest.Named[appsv1.DaemonSet](t, byOperator, "DaemonSet", name).Spec
 	if diff := cmp.Diff(want.Selector, got.Selector); diff != "" {
 		t.Errorf("selector: %s", diff)
 	}
@@ -194,25 +126,12 @@ func TestOperatorRendersManifestsOfProvisioner(t *testing.T) {
 	if diff := cmp.Diff(adapted(want.Template.Spec), adapted(got.Template.Spec)); diff != "" {
 		t.Errorf("pod, by hand (-) and by the operator (+): %s", diff)
 	}
-	role := func(r rbacv1.ClusterRole) string { return r.Name }
-	if diff := cmp.Diff(only[rbacv1.ClusterRole](t, byHand, "ClusterRole").Rules, named(t, byOperator, "ClusterRole", name, role).Rules); diff != "" {
+	if diff := cmp.Diff(manifest.Only[rbacv1.ClusterRole](t, byHand, "ClusterRole").Rules, manifest.Named[rbacv1.ClusterRole](t, byOperator, "ClusterRole", name).Rules); diff != "" {
 		t.Errorf("rights: %s", diff)
 	}
-	inNamespace := func(r rbacv1.Role) string { return r.Name }
-	if diff := cmp.Diff(only[rbacv1.Role](t, byHand, "Role").Rules, named(t, byOperator, "Role", name, inNamespace).Rules); diff != "" {
+	if diff := cmp.Diff(manifest.Only[rbacv1.Role](t, byHand, "Role").Rules, manifest.Named[rbacv1.Role](t, byOperator, "Role", name).Rules); diff != "" {
 		t.Errorf("rights in the namespace: %s", diff)
 	}
-}
-
-// named decodes the object of a kind that has a name.
-func named[T any](t *testing.T, objects []object, kind, name string, nameOf func(T) string) T {
-	t.Helper()
-	found := all[T](t, objects, kind)
-	i := slices.IndexFunc(found, func(o T) bool { return nameOf(o) == name })
-	if i < 0 {
-		t.Fatalf("there is no %s %s", kind, name)
-	}
-	return found[i]
 }
 
 // adapted is a pod without what the operator is there to change.

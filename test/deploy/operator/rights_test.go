@@ -6,21 +6,23 @@ import (
 	"testing"
 
 	rbacv1 "k8s.io/api/rbac/v1"
+
+	"kubevirt.io/hostpath-provisioner/test/deploy/manifest"
 )
 
 // Kubernetes lets nobody grant a right that he does not have. The operator has all that it gives to what it deploys.
 func TestOperatorHasRightsThatItGrants(t *testing.T) {
-	installed := rendered(t, "../../../deploy/operator")
-	inCluster := named(t, installed, "ClusterRole", "hostpath-provisioner-operator", func(r rbacv1.ClusterRole) string { return r.Name }).Rules
-	inNamespace := slices.Concat(inCluster, named(t, installed, "Role", "hostpath-provisioner-operator", func(r rbacv1.Role) string { return r.Name }).Rules)
+	installed := manifest.Render(t, "../../../deploy/operator")
+	inCluster := manifest.Named[rbacv1.ClusterRole](t, installed, "ClusterRole", "hostpath-provisioner-operator").Rules
+	inNamespace := slices.Concat(inCluster, manifest.Named[rbacv1.Role](t, installed, "Role", "hostpath-provisioner-operator").Rules)
 	for _, object := range []string{
 		example(t, "legacy.yaml"), strings.Replace(example(t, "snapshots.yaml"), "[Snapshotting]", "[Snapshotting, Freezing]", 1),
 	} {
 		deployed := operated(t, object)
-		for _, role := range all[rbacv1.ClusterRole](t, deployed, "ClusterRole") {
+		for _, role := range manifest.All[rbacv1.ClusterRole](t, deployed, "ClusterRole") {
 			wantHeld(t, role.Name, role.Rules, inCluster)
 		}
-		for _, role := range all[rbacv1.Role](t, deployed, "Role") {
+		for _, role := range manifest.All[rbacv1.Role](t, deployed, "Role") {
 			wantHeld(t, role.Name, role.Rules, inNamespace)
 		}
 	}
