@@ -11,17 +11,18 @@ import (
 )
 
 // A moment is a time by the clock that gives files their ctime, which is a server's on a
-// network filesystem, and by this machine's monotonic clock.
+// network filesystem. By this machine's monotonic clock it lies between two others: the process may
+// have had to wait for a CPU meanwhile.
 type moment struct {
-	set     bool
-	changed unix.Timespec
-	here    time.Time
+	set           bool
+	changed       unix.Timespec
+	before, after time.Time
 }
 
 // now asks the clock of the filesystem: it makes a file.
 func (c *copier) now() (moment, error) {
 	const name = "clock"
-	here := time.Now()
+	before := time.Now()
 	f, err := c.links.MakeFile(name)
 	if err != nil {
 		return moment{}, err
@@ -33,12 +34,12 @@ func (c *copier) now() (moment, error) {
 	if err != nil {
 		return moment{}, err
 	}
-	return moment{set: true, changed: st.Ctim, here: here}, c.links.Remove(name)
+	return moment{set: true, changed: st.Ctim, before: before, after: time.Now()}, c.links.Remove(name)
 }
 
-// before says that an entry was last changed before the moment. Clocks of filesystems are
+// follows says that an entry was last changed before the moment. Clocks of filesystems are
 // coarse (a few milliseconds): what changed in the same tick counts as changed.
-func (m moment) before(st *unix.Stat_t) bool {
+func (m moment) follows(st *unix.Stat_t) bool {
 	return st.Ctim.Sec < m.changed.Sec || st.Ctim.Sec == m.changed.Sec && st.Ctim.Nsec < m.changed.Nsec
 }
 
@@ -48,7 +49,7 @@ const tolerated = 20 * time.Millisecond
 
 func (m moment) setBack(later moment) bool {
 	passed := time.Unix(later.changed.Unix()).Sub(time.Unix(m.changed.Unix()))
-	return passed+tolerated < later.here.Sub(m.here)
+	return passed+tolerated < later.before.Sub(m.after)
 }
 
 // changes counts what changed since a moment.
@@ -82,7 +83,7 @@ func (c *copier) check(since moment) (changes, error) {
 }
 
 func (c *changes) count(st *unix.Stat_t) {
-	if c.since.before(st) {
+	if c.since.follows(st) {
 		return
 	}
 	c.entries++

@@ -129,7 +129,7 @@ func (c *copier) passes(rounds int) (Result, error) {
 		if rounds == 1 {
 			break
 		}
-		next, err := c.begin(true)
+		next, err := c.beginLater()
 		if err != nil {
 			return Result{}, err
 		}
@@ -162,7 +162,7 @@ func (c *copier) standstill(start moment, first Result) (result Result, err erro
 		result.Stall = c.stall
 	}()
 	c.since = start
-	if start, err = c.beginStill(); err != nil {
+	if start, err = c.beginLater(); err != nil {
 		return Result{}, err
 	}
 	if err := c.again(); err != nil {
@@ -175,9 +175,10 @@ func (c *copier) standstill(start moment, first Result) (result Result, err erro
 	return Result{Entries: c.entries, Shared: first.Shared, Changed: changed.entries, PointInTime: changed.entries == 0}, nil
 }
 
-// beginStill is begin while nobody writes: it answers a time that is later than their last write by
-// the clock of the filesystem, which ticks each few milliseconds.
-func (c *copier) beginStill() (moment, error) {
+// beginLater is begin for a pass that is to find nothing changed unless it is written to from now on:
+// it answers a time that is later than all writes so far by the clock of the filesystem, which ticks
+// each few milliseconds.
+func (c *copier) beginLater() (moment, error) {
 	last, err := c.begin(true)
 	for now := last; err == nil; now, err = c.now() {
 		if last.changed != now.changed {
@@ -275,7 +276,7 @@ func (c *copier) File(in *dir.Dir, name string) error {
 	}
 	to := c.dst.current()
 	if c.updating() {
-		if c.since.before(st) {
+		if c.since.follows(st) {
 			return nil
 		}
 		if err := c.remove(to, name); err != nil {
@@ -313,7 +314,7 @@ func (c *copier) Enter(d, _ *dir.Dir, name string) error {
 	if err != nil {
 		return err
 	}
-	if c.since.before(st) {
+	if c.since.follows(st) {
 		return c.dst.enter(name)
 	}
 	// It may be another directory by now, which was moved here with all that it holds.
@@ -356,7 +357,7 @@ func (c *copier) link(in *dir.Dir, name string, st *unix.Stat_t, to *dir.Dir) er
 // did not change keeps the copy to which its other names lead, also where one of them is in
 // a directory that is copied whole.
 func (c *copier) oldest(st *unix.Stat_t) int {
-	if c.since.set && c.since.before(st) {
+	if c.since.set && c.since.follows(st) {
 		return 1
 	}
 	return c.round
