@@ -25,7 +25,9 @@ type Source struct {
 	method volume.CopyMethod
 	way    Way
 	// inUse: pods or devices may write to it.
-	inUse   bool
+	inUse bool
+	// fixed: it is a snapshot of this driver, which does not change.
+	fixed   bool
 	frozen  []freezer.Pod // those that were frozen; nil if none were
 	release func()
 }
@@ -33,7 +35,7 @@ type Source struct {
 // Open finds a source in the pool and decides how to copy it. It takes over the source's lock,
 // and has that until Begin, or Close.
 func (p *Pool) Open(id volume.ID, way Way, unlock func()) (_ *Source, err error) {
-	src := &Source{pool: p, id: id, way: way, release: unlock}
+	src := &Source{pool: p, id: id, way: way, fixed: id.IsSnapshot(), release: unlock}
 	defer func() {
 		if err != nil {
 			src.Close()
@@ -235,7 +237,7 @@ func (s *Source) copy(ctx context.Context, d *dir.Dir, o *volume.Origin) (stall 
 		result, err = content.CopyTree(ctx, s.dir, d, s.method, s.options())
 		return err
 	})
-	if !result.PointInTime {
+	if !result.PointInTime && !s.fixed {
 		o.Consistency = volume.Unverified
 	}
 	return result.Stall, err
@@ -245,8 +247,12 @@ func (s *Source) copy(ctx context.Context, d *dir.Dir, o *volume.Origin) (stall 
 // that never holds still.
 const verifyRounds = 3
 
-// options are how a tree is copied.
+// options are how a tree is copied. A snapshot is not compared with its copy: nobody writes to it, and a ctime
+// there may be of the same tick of the clock, or in the future since the clock was set.
 func (s *Source) options() clone.Options {
+	if s.fixed {
+		return clone.Options{}
+	}
 	o := clone.Options{Rounds: verifyRounds, MaxStall: clone.Limit(s.way.MaxStall)}
 	switch s.way.WhenWritten {
 	case volume.Accept:
