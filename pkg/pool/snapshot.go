@@ -137,6 +137,9 @@ func (s *Set) sourceElsewhere(id volume.ID, chosen *serve.Pool) error {
 
 // openRequested opens what a volume is to be made from.
 func (v *visit) openRequested(r Request) (*snapshot.Source, error) {
+	if r.Source.ID == r.ID { // which is not there: its lock is the caller's
+		return v.snapshots().Requested(r.Source, r.Mode, func() {})
+	}
 	unlock, err := v.LockSource(r.Source.ID)
 	if err != nil {
 		return nil, fmt.Errorf("its source: %w", err)

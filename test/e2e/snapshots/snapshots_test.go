@@ -248,6 +248,8 @@ func clones(b *bench) {
 	b.delete("pvc-clone")
 	_, err = b.Clone(b.Context(), directory("pvc-clone", size), "pvc-source")
 	b.WantCode("a source that is gone", err, codes.NotFound)
+	_, err = b.Clone(b.Context(), directory("pvc-source", size), "pvc-source")
+	b.WantCode("a source that is gone and has the name of its clone", err, codes.NotFound)
 }
 
 func repeats(b *bench) {
