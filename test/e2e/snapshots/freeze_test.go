@@ -254,48 +254,61 @@ func TestFrozenPodsGoOn(t *testing.T) {
 }
 
 // TestFrozenPodsGoOnAtEachStep kills the driver before each system call by which a snapshot is made
-// while the pod is frozen for it.
+// while the pod is frozen for it: of a subvolume, of files that share blocks, and of copied ones.
 func TestFrozenPodsGoOnAtEachStep(t *testing.T) {
 	testenv.NeedRoot(t)
 	driver := drivertest.Built(t)
 	self, err := os.Executable() // which launches the driver
 	must.Succeed(t, err)
-	config := drivertest.PoolConfig{Name: "local", Path: testenv.LoopFS(t, "xfs", 1<<30)}
-	for version, hierarchy := range hierarchies(t) {
-		every := 1
-		if testing.Short() {
-			if every = 9; version != "cgroup v2" {
-				continue
+	for _, fs := range filesystems {
+		for version, hierarchy := range hierarchies(t) {
+			every, least := 1, 10
+			if testing.Short() {
+				if every, least = 9, 1; version != "cgroup v2" || fs.name == "btrfs" {
+					continue
+				}
 			}
+			t.Run(fs.name+" with "+version, func(t *testing.T) {
+				config := drivertest.PoolConfig{Name: "local", Path: fs.mount(t), Enforcement: fs.enforcement}
+				steps := trap.New(t, driver)
+				d := drivertest.Start(t, drivertest.Config{Binary: self, Pools: []drivertest.PoolConfig{config}})
+				b := &bench{Driver: d, pool: &drivertest.Pool{Driver: d, PoolConfig: config}, copies: fs.copies}
+				p := startPod(b, hierarchy, 4, 4096)
+				startFreezer(b, driver, p)
+				longest, kills := time.Duration(0), 0
+				for at, killed := 1, true; killed; at += every {
+					var frozen time.Duration
+					if frozen, killed = p.killedAt(steps, at); killed {
+						kills++
+						longest = max(longest, frozen)
+					}
+				}
+				if t.Logf("killed %d times; after that the pod was frozen for %s at most", kills, longest); longest > frozenAtMost || kills < least {
+					t.Errorf("killed %d times; the pod was frozen for %s", kills, longest)
+				}
+			})
 		}
-		t.Run(version, func(t *testing.T) {
-			steps := trap.New(t, driver)
-			d := drivertest.Start(t, drivertest.Config{Binary: self, Pools: []drivertest.PoolConfig{config}})
-			b := &bench{Driver: d, pool: &drivertest.Pool{Driver: d, PoolConfig: config}}
-			p := startPod(b, hierarchy, 4, 4096)
-			startFreezer(b, driver, p)
-			longest, kills := time.Duration(0), 0
-			for at, killed := 1, true; killed; at += every {
-				steps.Arm(at)
-				err := p.freezeSnapshot("s-1")
-				began := time.Now()
-				if _, killed = steps.Disarm(); killed {
-					kills++
-					b.Eventually("the pod goes on", func() bool { return !p.frozen() })
-					longest = max(longest, time.Since(began))
-					b.Must(errors.Join(d.Process.Kill(), d.Process.Restart(b.Context())))
-					b.AwaitServing()
-				} else {
-					b.Must(err)
-				}
-				if _, err := os.Stat(b.pool.Own("snapshots", "~s-1")); err == nil {
-					p.wantMoment(b.pool.Own("snapshots", "~s-1"))
-				}
-				b.Must(b.DeleteSnapshot(b.Context(), "s-1@"+drivertest.NodeName))
-			}
-			if t.Logf("killed %d times; after that the pod was frozen for %s at most", kills, longest); longest > frozenAtMost || kills < 4 {
-				t.Errorf("killed %d times; the pod was frozen for %s", kills, longest)
-			}
-		})
 	}
+}
+
+// killedAt has the driver killed before a step of making a snapshot, unless that has fewer, and answers
+// for how long the pod was frozen after that.
+func (p *pod) killedAt(steps *trap.Trap, at int) (frozen time.Duration, killed bool) {
+	p.Helper()
+	steps.Arm(at)
+	err := p.freezeSnapshot("s-1")
+	began := time.Now()
+	if _, killed = steps.Disarm(); killed {
+		p.Eventually("the pod goes on", func() bool { return !p.frozen() })
+		frozen = time.Since(began)
+		p.Must(errors.Join(p.Process.Kill(), p.Process.Restart(p.Context())))
+		p.AwaitServing()
+	} else {
+		p.Must(err)
+	}
+	if _, err := os.Stat(p.pool.Own("snapshots", "~s-1")); err == nil {
+		p.wantMoment(p.pool.Own("snapshots", "~s-1"))
+	}
+	p.Must(p.DeleteSnapshot(p.Context(), "s-1@"+drivertest.NodeName))
+	return frozen, killed
 }
