@@ -15,7 +15,8 @@ import (
 
 // A Volume is what the API has of a device.
 type Volume struct {
-	Name string
+	// UID distinguishes a volume from earlier and later ones of its name.
+	Name, UID string
 	// Path is the device as it was found when the volume was made.
 	Path  string
 	Bytes int64
@@ -24,6 +25,8 @@ type Volume struct {
 	Released, Used bool
 	// ClaimUID and Claim are of the claim that has or had it.
 	ClaimUID, Claim string
+	// FSType is the filesystem that kubelet makes on it; it is empty for a volume without one.
+	FSType string
 }
 
 // API is asked for the volumes of the node right before a device is overwritten: no cache may answer.
@@ -160,13 +163,15 @@ func (a *Agent) Offering(o Offer) error {
 		return err
 	}
 	record.State, record.Volume = Offered, o.Name
+	record.VolumeUID, record.ClaimUID, record.Claim = "", "", ""
 	return a.Records.Put(record)
 }
 
-// Deleted notes that a released volume went before its device was cleaned: its data may go all the same.
+// Deleted notes that a released volume went before its device was cleaned: its data may go all the same. Nothing is noted of
+// a volume that the record is not of.
 func (a *Agent) Deleted(v Volume) error {
 	record, err := a.Records.Get(v.Path)
-	if err != nil || !v.Released || record.State != Bound || record.ClaimUID != v.ClaimUID {
+	if err != nil || !v.Released || record.State != Bound || record.unknown() || !record.isOf(v) || record.ClaimUID != v.ClaimUID {
 		return err
 	}
 	record.State, record.Done = Cleaning, 0
@@ -226,7 +231,11 @@ func (p *pass) released(v Volume, number blockdev.Number) {
 			return
 		}
 	}
-	p.follow(number, &job{volume: v, path: v.Path, wipe: p.Wipe})
+	wanted := &job{volume: v, path: v.Path, wipe: p.Wipe, existing: Keep}
+	if p.Offer != nil {
+		wanted.existing = p.Offer.ExistingData
+	}
+	p.follow(number, wanted)
 }
 
 // overlaps are the other devices that have blocks of a device: its disk, or its partitions.
@@ -253,10 +262,17 @@ func (p *pass) note(v Volume, number blockdev.Number) error {
 	if record.State != "" && record.Volume == v.Name && record.Identity != "" && record.Identity != facts.Identity {
 		return Problem{v.Name, v.Path, OtherDevice, fmt.Sprintf("%s leads to %s, and led to %s", v.Path, facts.Identity, record.Identity)}
 	}
+	// A claim that has its volume has its data, also where both were made anew from a backup.
+	if record.State == Bound && !record.isOf(v) && (!v.Used || record.Claim != v.Claim) {
+		return record.contradiction(v)
+	}
 	next := Record{Version: recordVersion, Path: v.Path, Bytes: facts.SizeBytes, Identity: facts.Identity, State: Offered,
-		Volume: v.Name, ClaimUID: v.ClaimUID, Claim: v.Claim, Wipe: record.Wipe}
-	if v.Used {
+		Volume: v.Name, VolumeUID: v.UID, ClaimUID: v.ClaimUID, Claim: v.Claim, Wipe: record.Wipe}
+	switch {
+	case v.Used:
 		next.State = Bound
+	case record.State == Bound: // somebody has taken the claim from the volume, and its data is still there
+		next.State, next.ClaimUID, next.Claim = Bound, record.ClaimUID, record.Claim
 	}
 	if next == record {
 		return nil
@@ -287,8 +303,22 @@ func (p *pass) scan(seen map[blockdev.Number]bool) {
 			p.problem("", f.Paths[0], DiskInUse, "its disk is the PersistentVolume %s", owners[0].Name)
 			continue
 		}
+		if owner := p.ownerOf(facts.Partitions); owner != "" {
+			p.problem("", f.Paths[0], HasPartitions, "one of its partitions is the PersistentVolume %s", owner)
+			continue
+		}
 		p.follow(f.Number, &job{path: f.Paths[0], wipe: p.Offer.Wipe, existing: p.Offer.ExistingData})
 	}
+}
+
+// ownerOf is the first volume of any of the devices, or empty.
+func (p *pass) ownerOf(numbers []blockdev.Number) string {
+	for _, number := range numbers {
+		if owners := p.owners[number]; len(owners) > 0 {
+			return owners[0].Name
+		}
+	}
+	return ""
 }
 
 // follow starts a job, or reports what has become of it.

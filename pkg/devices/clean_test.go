@@ -93,22 +93,33 @@ func TestDeviceLifecycle(t *testing.T) {
 	}
 }
 
+// itsOwn stands for the identity of the disk.
+const itsOwn = "its own"
+
+func changed(r devices.Record, change func(*devices.Record)) devices.Record {
+	change(&r)
+	return r
+}
+
 func TestOnlyAllowedDataIsWiped(t *testing.T) {
+	released := devices.Record{State: devices.Cleaning, Wipe: devices.WipeSignatures, Identity: itsOwn, Volume: "pv", VolumeUID: "uid of pv", ClaimUID: "uid-1", Claim: "default/data"}
 	for name, c := range map[string]struct {
 		record devices.Record
 		sign   bool
 		want   devices.Reason // empty for an offer
 	}{
-		"the volume of a claim disappeared":                    {devices.Record{State: devices.Bound}, true, devices.WasBound},
-		"the volume of a claim with raw data disappeared":      {devices.Record{State: devices.Bound}, false, devices.WasBound},
-		"the same, and the disk has another identity now":      {devices.Record{State: devices.Bound, Identity: "serial=other"}, false, devices.WasBound},
-		"an offered device was formatted by somebody":          {devices.Record{State: devices.Offered}, true, devices.HasSignature},
-		"a clean device was formatted by somebody":             {devices.Record{State: devices.Clean}, true, devices.HasSignature},
-		"a half cleaned device was formatted by somebody":      {devices.Record{State: devices.Cleaning, Erased: true, Wipe: devices.WipeSignatures}, true, devices.HasSignature},
-		"cleaning had begun":                                   {devices.Record{State: devices.Cleaning, Wipe: devices.WipeSignatures}, true, ""},
-		"cleaning had begun, on a disk that has been replaced": {devices.Record{State: devices.Cleaning, Identity: "serial=other"}, true, devices.HasSignature},
-		"cleaning had begun, on a disk of another size":        {devices.Record{State: devices.Cleaning, Bytes: mib}, true, devices.HasSignature},
-		"the volume of nobody was deleted":                     {devices.Record{State: devices.Offered}, false, ""},
+		"the volume of a claim disappeared":                             {devices.Record{State: devices.Bound}, true, devices.WasBound},
+		"the volume of a claim with raw data disappeared":               {devices.Record{State: devices.Bound}, false, devices.WasBound},
+		"the same, and the disk has another identity now":               {devices.Record{State: devices.Bound, Identity: "serial=other"}, false, devices.WasBound},
+		"an offered device was formatted by somebody":                   {devices.Record{State: devices.Offered}, true, devices.HasSignature},
+		"a clean device was formatted by somebody":                      {devices.Record{State: devices.Clean}, true, devices.HasSignature},
+		"a half cleaned device was formatted by somebody":               {devices.Record{State: devices.Cleaning, Erased: true, Wipe: devices.WipeSignatures}, true, devices.HasSignature},
+		"cleaning had begun":                                            {released, true, ""},
+		"cleaning had begun, on a disk that has been replaced":          {changed(released, func(r *devices.Record) { r.Identity = "serial=other" }), true, devices.HasSignature},
+		"cleaning had begun, on a disk of another size":                 {changed(released, func(r *devices.Record) { r.Bytes = mib }), true, devices.HasSignature},
+		"cleaning had begun, on a disk that cannot be told from others": {changed(released, func(r *devices.Record) { r.Identity = "" }), true, devices.HasSignature},
+		"cleaning had begun, on a disk that no claim had":               {devices.Record{State: devices.Cleaning, Wipe: devices.WipeSignatures, Identity: itsOwn}, true, devices.HasSignature},
+		"the volume of nobody was deleted":                              {devices.Record{State: devices.Offered}, false, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := devicestest.New(t)
@@ -120,6 +131,9 @@ func TestOnlyAllowedDataIsWiped(t *testing.T) {
 			if c.record.Bytes == 0 {
 				c.record.Bytes = d.Bytes()
 			}
+			if c.record.Identity == itsOwn {
+				c.record.Identity = "backing_file=" + d.Image
+			}
 			must.Succeed(t, w.Records.Put(c.record))
 			if c.want == "" {
 				w.Offered()
@@ -129,6 +143,18 @@ func TestOnlyAllowedDataIsWiped(t *testing.T) {
 			w.Refused(c.want)
 		})
 	}
+}
+
+// What was cleaned of a disk says nothing of the one that has its place now.
+func TestCleaningOfReplacedDiskBeginsAnew(t *testing.T) {
+	w := devicestest.New(t)
+	t.Cleanup(devices.UseSmallSteps())
+	w.Config.Wipe = devices.WipeZero
+	d := w.Disk("disk", 8*mib)
+	must.Succeed(t, w.Records.Put(devices.Record{Path: d.Path, Bytes: d.Bytes(), Identity: "serial=other", State: devices.Cleaning, Wipe: devices.WipeZero,
+		Done: 4 * mib, Erased: true}))
+	w.Offered()
+	d.WantZero(0, 8*mib)
 }
 
 // Raw data has no signature, and a device may have another path after a reboot.
@@ -164,6 +190,191 @@ func TestVolumeDeletedBeforeCleaning(t *testing.T) {
 			if r := w.Pass(); len(r.Offers) != c.want || len(r.Problems) != 1-c.want {
 				t.Errorf("found %+v, want %d offers", r, c.want)
 			}
+		})
+	}
+}
+
+// What is not a released volume's for certain stays, although that volume is deleted.
+func TestDeletedVolumeGivesUpItsOwnDeviceOnly(t *testing.T) {
+	for name, change := range map[string]func(v *devices.Volume){
+		"another volume of that name": func(v *devices.Volume) { v.UID = "uid of an earlier one" },
+		"another volume":              func(v *devices.Volume) { v.Name = "pv-2" },
+		"another claim":               func(v *devices.Volume) { v.ClaimUID = "uid-0" },
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := devicestest.New(t)
+			d := w.Disk("disk", 32*mib)
+			w.PVs = []devices.Volume{devicestest.Bound(d.Volume("pv"))}
+			w.Pass()
+			w.PVs = nil
+			d.Untouched()
+			deleted := devicestest.Released(d.Volume("pv"))
+			change(&deleted)
+			must.Succeed(t, w.Agent.Deleted(deleted))
+			w.Refused(devices.WasBound)
+		})
+	}
+}
+
+// A disk that somebody takes into use after its volume was deleted has his data, and not that of the claim, from then on.
+func TestDeviceUsedAfterItsVolumeWasDeletedIsKept(t *testing.T) {
+	w := devicestest.New(t)
+	d := w.Disk("disk", 32*mib)
+	w.PVs = []devices.Volume{devicestest.Bound(d.Volume("pv"))}
+	w.Pass()
+	w.PVs = nil
+	must.Succeed(t, w.Agent.Deleted(devicestest.Released(d.Volume("pv"))))
+	devicestest.Run(t, "mkfs.ext4", "-q", "-F", d.Node)
+	d.Untouched()
+	user, err := blockdev.Hold(d.Node)
+	must.Succeed(t, err)
+	w.Refused(devices.InUse)
+	must.Succeed(t, user.Close())
+	w.Refused(devices.WasBound)
+	w.Restart()
+	w.Refused(devices.WasBound)
+}
+
+// A record that speaks of another volume or claim than the API, as after the API was restored from a backup, leaves it
+// open whose data is on the device.
+func TestReleasedVolumeThatItsRecordContradictsIsKept(t *testing.T) {
+	bound := devices.Record{State: devices.Bound, Identity: itsOwn, Volume: "pv", VolumeUID: "uid of pv", ClaimUID: "uid-1", Claim: "default/data"}
+	for name, c := range map[string]struct {
+		change  func(r *devices.Record, d *devicestest.Disk)
+		cleaned bool
+	}{
+		"the same":                        {func(*devices.Record, *devicestest.Disk) {}, true},
+		"nobody has used it, as is known": {func(r *devices.Record, _ *devicestest.Disk) { r.State, r.ClaimUID, r.Claim = devices.Offered, "", "" }, true},
+		"another claim":                   {func(r *devices.Record, _ *devicestest.Disk) { r.ClaimUID, r.Claim = "uid-2", "default/data" }, false},
+		"another volume":                  {func(r *devices.Record, _ *devicestest.Disk) { r.Volume = "pv-2" }, false},
+		"another volume of that name":     {func(r *devices.Record, _ *devicestest.Disk) { r.VolumeUID = "uid of a later one" }, false},
+		"another claim, and it was clean": {func(r *devices.Record, _ *devicestest.Disk) { r.State, r.ClaimUID = devices.Clean, "uid-2" }, false},
+		"another volume that was offered": {func(r *devices.Record, _ *devicestest.Disk) {
+			r.State, r.VolumeUID, r.ClaimUID = devices.Offered, "uid of a later one", ""
+		}, false},
+		"another volume, by another path": {func(r *devices.Record, _ *devicestest.Disk) {
+			r.Path, r.Volume, r.ClaimUID = "/dev/other", "pv-2", "uid-2"
+		}, false},
+		"the same volume, by another path": {func(r *devices.Record, _ *devicestest.Disk) { r.Path = "/dev/other" }, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := devicestest.New(t)
+			d := w.Disk("disk", 8*mib)
+			w.PVs = []devices.Volume{devicestest.Released(d.Volume("pv"))}
+			record := bound
+			record.Path, record.Bytes, record.Identity = d.Path, d.Bytes(), "backing_file="+d.Image
+			c.change(&record, d)
+			must.Succeed(t, w.Records.Put(record))
+			if c.cleaned {
+				if r := w.Pass(); len(r.Cleaned) != 1 || len(r.Problems) > 0 {
+					t.Fatalf("found %+v, want it cleaned", r)
+				}
+				return
+			}
+			d.Untouched()
+			if p := w.Refused(devices.Contradiction); p.Volume != "pv" {
+				t.Errorf("the problem is %+v, want one of the volume", p)
+			}
+		})
+	}
+}
+
+// While the API has a volume that the record contradicts, the record stays as it is, so that a later release does not free
+// the data of the claim that it names.
+func TestRecordIsKeptAgainstVolumeThatItContradicts(t *testing.T) {
+	for name, c := range map[string]struct {
+		now  func(devices.Volume) devices.Volume
+		want devices.Reason // of the volume, and empty for none
+		last devices.Reason // after it was released
+	}{
+		"restored, and available": {func(v devices.Volume) devices.Volume { v.UID = "uid of an earlier one"; return v }, devices.Contradiction, devices.Contradiction},
+		"restored, and in use by another claim": {func(v devices.Volume) devices.Volume {
+			v = devicestest.Bound(v)
+			v.UID, v.ClaimUID, v.Claim = "uid of an earlier one", "uid-0", "default/other"
+			return v
+		}, devices.Contradiction, devices.Contradiction},
+		// As by Velero: everything has a new UID.
+		"restored with its claim": {func(v devices.Volume) devices.Volume {
+			v = devicestest.Bound(v)
+			v.UID, v.ClaimUID = "a new uid", "a new uid"
+			return v
+		}, "", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := devicestest.New(t)
+			d := w.Disk("disk", 8*mib)
+			w.PVs = []devices.Volume{devicestest.Bound(d.Volume("pv"))}
+			w.Pass()
+			now := c.now(d.Volume("pv"))
+			w.PVs = []devices.Volume{now}
+			if r := w.Pass(); len(r.Problems) > 0 != (c.want != "") || c.want != "" && r.Problems[0].Reason != c.want {
+				t.Errorf("found %+v, want the problem %q", r, c.want)
+			}
+			now.Used, now.Released = false, true
+			if now.ClaimUID == "" {
+				now.ClaimUID, now.Claim = "uid-3", "default/third"
+			}
+			w.PVs = []devices.Volume{now}
+			if c.last == "" {
+				if r := w.Pass(); len(r.Cleaned) != 1 {
+					t.Errorf("found %+v, want it cleaned", r)
+				}
+				return
+			}
+			d.Untouched()
+			w.Refused(c.last)
+		})
+	}
+}
+
+// Whoever makes a volume available by hand keeps what is on it: the record still has the claim whose data it is.
+func TestDataOfVolumeThatIsAvailableAgainIsKept(t *testing.T) {
+	w := devicestest.New(t)
+	d := w.Disk("disk", 8*mib)
+	d.Untouched()
+	w.PVs = []devices.Volume{devicestest.Bound(d.Volume("pv"))}
+	w.Pass()
+	w.PVs = []devices.Volume{d.Volume("pv")}
+	if r := w.Pass(); r.Available != 1 || len(r.Problems) > 0 {
+		t.Errorf("found %+v, want it available", r)
+	}
+	w.PVs = nil
+	w.Refused(devices.WasBound)
+}
+
+// Of a released volume that no record knows, it is known that kubelet has made its filesystem and nobody else anything.
+func TestUnknownReleasedVolume(t *testing.T) {
+	for name, c := range map[string]struct {
+		fsType  string
+		make    []string
+		may     devices.ExistingData
+		cleaned bool
+	}{
+		"its filesystem":                    {"ext4", []string{"mkfs.ext4", "-q", "-F"}, devices.Keep, true},
+		"never mounted":                     {"ext4", nil, devices.Keep, true},
+		"another filesystem":                {"xfs", []string{"mkfs.ext4", "-q", "-F"}, devices.Keep, false},
+		"another filesystem, may be erased": {"xfs", []string{"mkfs.ext4", "-q", "-F"}, devices.Erase, true},
+		"swap":                              {"ext4", []string{"mkswap"}, devices.Keep, false},
+		"a block volume with whatever":      {"", []string{"mkswap"}, devices.Keep, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := devicestest.New(t)
+			w.Config.ExistingData = c.may
+			d := w.Disk("disk", 32*mib)
+			if c.make != nil {
+				devicestest.Run(t, append(c.make, d.Node)...)
+			}
+			v := devicestest.Released(d.Volume("pv"))
+			v.FSType = c.fsType
+			w.PVs = []devices.Volume{v}
+			if c.cleaned {
+				if r := w.Pass(); len(r.Cleaned) != 1 || len(r.Problems) > 0 {
+					t.Fatalf("found %+v, want it cleaned", r)
+				}
+				return
+			}
+			d.Untouched()
+			w.Refused(devices.HasSignature)
 		})
 	}
 }

@@ -63,7 +63,7 @@ func (j *job) finished() bool {
 
 // stale says that a finished job is not about what is wanted now.
 func (j *job) stale(wanted *job) bool {
-	return j.path != wanted.path || j.volume.Name != wanted.volume.Name || j.volume.ClaimUID != wanted.volume.ClaimUID ||
+	return j.path != wanted.path || j.volume.Name != wanted.volume.Name || j.volume.UID != wanted.volume.UID || j.volume.ClaimUID != wanted.volume.ClaimUID ||
 		!j.wipe.covers(wanted.wipe) || j.existing != wanted.existing ||
 		errors.Is(j.err, errTaken) || errors.Is(j.err, context.Canceled)
 }
@@ -95,7 +95,7 @@ func (a *Agent) run(ctx context.Context, j *job) (_ *Held, err error) {
 	released := j.volume.Name != ""
 	held, err := Hold(j.path, j.number, released || record.State == Cleaning)
 	if err != nil {
-		return nil, err
+		return nil, errors.Join(err, a.withdraw(record, err))
 	}
 	defer func() {
 		if err != nil || released {
@@ -113,6 +113,9 @@ func (a *Agent) run(ctx context.Context, j *job) (_ *Held, err error) {
 		if err := a.confirm(ctx, j, held.Facts); err != nil {
 			return nil, err
 		}
+		if !record.about(held) {
+			record = Record{}
+		}
 		if err := a.clean(ctx, j, held, record); err != nil {
 			return nil, err
 		}
@@ -123,23 +126,46 @@ func (a *Agent) run(ctx context.Context, j *job) (_ *Held, err error) {
 	return held, nil
 }
 
-// knownElsewhere refuses a device without a volume that had the data of a claim under another path.
-func (a *Agent) knownElsewhere(j *job, held *Held) error {
-	if j.volume.Name != "" || j.existing == Erase {
+// withdraw has a device that somebody uses be kept from now on: what he leaves on it is not the data of the claim that
+// was deleted.
+func (a *Agent) withdraw(record Record, refused error) error {
+	switch reasonOf(refused) {
+	case Mounted, IsSwap, InUse, HasHolders, HasLoop:
+	default:
 		return nil
 	}
-	record, err := a.Records.BoundElsewhere(j.path, held.Facts.Identity)
-	if err != nil || record.State == "" {
+	if !record.permitsErasing() {
+		return nil
+	}
+	record.State = Bound
+	return a.Records.Put(record)
+}
+
+// knownElsewhere refuses a device that had the data of a claim under another path, unless it is that of its volume.
+func (a *Agent) knownElsewhere(j *job, held *Held) error {
+	if j.volume.Name == "" && j.existing == Erase {
+		return nil
+	}
+	records, err := a.Records.BoundElsewhere(j.path, held.Facts.Identity)
+	if err != nil {
 		return err
 	}
-	return Problem{Path: j.path, Reason: WasBound, Detail: fmt.Sprintf(
-		"it has the data of the claim %s: it was the device %s of the PersistentVolume %s", record.Claim, record.Path, record.Volume)}
+	for _, record := range records {
+		if j.volume.Name == "" {
+			return Problem{Path: j.path, Reason: WasBound, Detail: fmt.Sprintf(
+				"it has the data of the claim %s: it was the device %s of the PersistentVolume %s", record.Claim, record.Path, record.Volume)}
+		}
+		if !record.agrees(j.volume) {
+			return record.contradiction(j.volume)
+		}
+	}
+	return nil
 }
 
 // needs decides whether the device has to be cleaned, or must not be.
 func (j *job) needs(ctx context.Context, held *Held, record Record) (bool, error) {
 	if j.volume.Name != "" {
-		return j.releasedNeeds(held, record)
+		return j.releasedNeeds(ctx, held, record)
 	}
 	if record.State == Bound && !record.about(held) && j.existing != Erase && (record.Bytes == held.Facts.SizeBytes || record.Identity == held.Facts.Identity) {
 		return false, Problem{Path: j.path, Reason: WasBound, Detail: fmt.Sprintf(
@@ -148,16 +174,16 @@ func (j *job) needs(ctx context.Context, held *Held, record Record) (bool, error
 	}
 	if !record.about(held) {
 		record = Record{}
-		if n := len(held.Facts.Partitions); n > 0 {
-			return false, Problem{Path: j.path, Reason: HasPartitions, Detail: fmt.Sprintf("it has %d partitions", n)}
-		}
+	}
+	if n := len(held.Facts.Partitions); n > 0 && !record.permitsErasing() && !record.Erased {
+		return false, Problem{Path: j.path, Reason: HasPartitions, Detail: fmt.Sprintf("it has %d partitions", n)}
 	}
 	return j.unclaimedNeeds(ctx, held, record)
 }
 
 // releasedNeeds decides whether the device of a released volume has to be cleaned. That it is ours is known by the
-// volume.
-func (j *job) releasedNeeds(held *Held, record Record) (bool, error) {
+// volume, and by the record, which must not contradict it.
+func (j *job) releasedNeeds(ctx context.Context, held *Held, record Record) (bool, error) {
 	if held.Facts.SizeBytes != j.volume.Bytes {
 		return false, Problem{Path: j.path, Reason: OtherDevice,
 			Detail: fmt.Sprintf("it has %d bytes, and the PersistentVolume has %d", held.Facts.SizeBytes, j.volume.Bytes)}
@@ -166,13 +192,37 @@ func (j *job) releasedNeeds(held *Held, record Record) (bool, error) {
 		return false, Problem{Path: j.path, Reason: OtherDevice, Detail: fmt.Sprintf("it has %d bytes and is %q; it had %d bytes and was %q",
 			held.Facts.SizeBytes, held.Facts.Identity, record.Bytes, record.Identity)}
 	}
-	same := record.Volume == j.volume.Name && record.ClaimUID == j.volume.ClaimUID
+	if !record.agrees(j.volume) {
+		return false, record.contradiction(j.volume)
+	}
+	if record.unknown() {
+		return true, j.foreignSignature(ctx, held)
+	}
+	same := record.ClaimUID == j.volume.ClaimUID
 	return !same || record.State != Clean || !record.Wipe.covers(j.wipe), nil
+}
+
+// foreignSignature refuses the device of a released volume that was never seen before, if it carries what no user of the
+// volume can have made: kubelet makes its filesystem, and pods do not get at the device. A user of a block volume may have
+// made anything.
+func (j *job) foreignSignature(ctx context.Context, held *Held) error {
+	if j.volume.FSType == "" || j.existing == Erase {
+		return nil
+	}
+	signatures, err := Signatures(ctx, held)
+	if err != nil {
+		return err
+	}
+	foreign := slices.DeleteFunc(signatures, func(s Signature) bool { return s.Type == j.volume.FSType })
+	if len(foreign) == 0 {
+		return nil
+	}
+	return Problem{Path: j.path, Reason: HasSignature, Detail: fmt.Sprintf("it has %s, and the PersistentVolume, which has no record, is for %s", describe(foreign), j.volume.FSType)}
 }
 
 // unclaimedNeeds decides whether a device without a volume has to be cleaned before it is offered, or must not be.
 func (j *job) unclaimedNeeds(ctx context.Context, held *Held, record Record) (bool, error) {
-	if record.State == Cleaning && !record.Erased {
+	if record.permitsErasing() {
 		return true, nil
 	}
 	signatures, err := Signatures(ctx, held)
@@ -207,7 +257,7 @@ func (a *Agent) confirm(ctx context.Context, j *job, facts blockdev.Facts) error
 		if err != nil || number != j.number {
 			continue
 		}
-		if v.Name != j.volume.Name || !v.Released || v.ClaimUID != j.volume.ClaimUID {
+		if v.Name != j.volume.Name || v.UID != j.volume.UID || !v.Released || v.ClaimUID != j.volume.ClaimUID {
 			return errTaken
 		}
 		released = true
@@ -221,7 +271,10 @@ func (a *Agent) confirm(ctx context.Context, j *job, facts blockdev.Facts) error
 // clean cleans a device that is held, from where an earlier agent stopped.
 func (a *Agent) clean(ctx context.Context, j *job, held *Held, record Record) error {
 	next := Record{Path: j.path, Bytes: held.Facts.SizeBytes, Identity: held.Facts.Identity, State: Cleaning,
-		Volume: j.volume.Name, ClaimUID: j.volume.ClaimUID, Claim: j.volume.Claim, Wipe: j.wipe, Erased: j.unsigned}
+		Volume: j.volume.Name, VolumeUID: j.volume.UID, ClaimUID: j.volume.ClaimUID, Claim: j.volume.Claim, Wipe: j.wipe, Erased: j.unsigned}
+	if j.volume.Name == "" && record.permitsErasing() { // also the next time, if this is interrupted
+		next.Volume, next.VolumeUID, next.ClaimUID, next.Claim = record.Volume, record.VolumeUID, record.ClaimUID, record.Claim
+	}
 	if record.State == Cleaning && record.Wipe == j.wipe && (j.volume.Name == "" || record.ClaimUID == j.volume.ClaimUID) {
 		next.Done, next.Erased = record.Done, record.Erased || j.unsigned
 	}

@@ -39,9 +39,10 @@ type Record struct {
 	Identity string `json:"identity,omitempty"`
 	State    State  `json:"state"`
 	// Volume and Claim are those that used it last.
-	Volume   string `json:"volume,omitempty"`
-	ClaimUID string `json:"claimUID,omitempty"`
-	Claim    string `json:"claim,omitempty"`
+	Volume    string `json:"volume,omitempty"`
+	VolumeUID string `json:"volumeUID,omitempty"`
+	ClaimUID  string `json:"claimUID,omitempty"`
+	Claim     string `json:"claim,omitempty"`
 	// Wipe is how it is or was cleaned, and Done how much of that is durable, in bytes.
 	Wipe Wipe  `json:"wipe,omitempty"`
 	Done int64 `json:"done,omitempty"`
@@ -102,30 +103,30 @@ func (r *Records) Get(path string) (Record, error) {
 	return record, nil
 }
 
-// BoundElsewhere is the record of another path that says that a device with that identity has the data of a claim: it
-// may have another path after a reboot. Without one it is the zero Record.
-func (r *Records) BoundElsewhere(path, identity string) (Record, error) {
+// BoundElsewhere are the records of other paths that say that a device with that identity has the data of a claim: it
+// may have another path after a reboot.
+func (r *Records) BoundElsewhere(path, identity string) (found []Record, err error) {
 	if identity == "" {
-		return Record{}, nil
+		return nil, nil
 	}
 	for entry, err := range r.dir.Entries() {
 		if err != nil {
-			return Record{}, fmt.Errorf("read the records: %w", err)
+			return nil, fmt.Errorf("read the records: %w", err)
 		}
 		content, err := r.dir.ReadFile(entry.Name, maxRecord)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue // it was being written, and has its name now
 		}
 		if err != nil {
-			return Record{}, fmt.Errorf("record %s: %w", entry.Name, err)
+			return nil, fmt.Errorf("record %s: %w", entry.Name, err)
 		}
 		var record Record
 		// What is no record of this version is reported for its path.
 		if json.Unmarshal(content, &record) == nil && record.State == Bound && record.Identity == identity && record.Path != path {
-			return record, nil
+			found = append(found, record)
 		}
 	}
-	return Record{}, nil
+	return found, nil
 }
 
 // Put writes a record: after a crash the old or the new one is there, whole.
@@ -146,4 +147,40 @@ func (r *Records) Put(record Record) error {
 // about reports whether the record is about the device that is at its path now.
 func (r Record) about(h *Held) bool {
 	return r.State != "" && r.Bytes == h.Facts.SizeBytes && (r.Identity == "" || r.Identity == h.Facts.Identity)
+}
+
+// unknown says that there is no record of a volume of the device.
+func (r Record) unknown() bool { return r.State == "" || r.Volume == "" }
+
+// isOf reports whether the record may be of a volume: one that was made anew under its name is another one.
+func (r Record) isOf(v Volume) bool {
+	return r.unknown() || r.Volume == v.Name && !differ(r.VolumeUID, v.UID)
+}
+
+// agrees reports whether what the record and the API say of a released volume can both be true.
+func (r Record) agrees(v Volume) bool {
+	return r.unknown() || r.isOf(v) && !differ(r.ClaimUID, v.ClaimUID)
+}
+
+// differ compares what may be known.
+func differ(a, b string) bool { return a != "" && b != "" && a != b }
+
+// contradiction is the problem of a volume that a record cannot be of.
+func (r Record) contradiction(v Volume) Problem {
+	return Problem{v.Name, v.Path, Contradiction, fmt.Sprintf("the record %s says that it is %s, and the API says that it is %s",
+		file(r.Path), user(r.Volume, r.VolumeUID, r.Claim, r.ClaimUID), user(v.Name, v.UID, v.Claim, v.ClaimUID))}
+}
+
+func user(volume, uid, claim, claimUID string) string {
+	text := fmt.Sprintf("the PersistentVolume %s with the UID %q", volume, uid)
+	if claim != "" || claimUID != "" {
+		text += fmt.Sprintf(" of the claim %s with the UID %q", claim, claimUID)
+	}
+	return text
+}
+
+// permitsErasing says that the device may be erased whatever it carries: it is known for sure, its claim was deleted, and
+// nobody has used it since.
+func (r Record) permitsErasing() bool {
+	return r.State == Cleaning && !r.Erased && r.Identity != "" && !r.unknown() && r.ClaimUID != ""
 }

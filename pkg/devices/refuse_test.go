@@ -311,6 +311,22 @@ func TestDiskIsNotCleanedUnderVolumeOnPartition(t *testing.T) {
 	}
 }
 
+// Nor is a disk that is to be cleaned, but has lost its own volume.
+func TestDiskWithoutVolumeIsNotCleanedUnderVolumeOnPartition(t *testing.T) {
+	w := devicestest.New(t)
+	d := w.Disk("disk", 32*mib)
+	partition := d.Volume("pv-part")
+	partition.Path, partition.Bytes = d.Path+"-part1", 8*mib
+	must.Succeed(t, os.Symlink(addPartition(t, d.Node), partition.Path))
+	w.PVs = []devices.Volume{partition}
+	must.Succeed(t, w.Records.Put(devices.Record{Path: d.Path, Bytes: d.Bytes(), Identity: "backing_file=" + d.Image, State: devices.Cleaning,
+		Volume: "pv", ClaimUID: "uid-1"}))
+	d.Untouched()
+	if p := w.Refused(devices.HasPartitions); p.Path != d.Path || !strings.Contains(p.Detail, "pv-part") {
+		t.Errorf("the problem is %+v, want one of the disk that names the volume", p)
+	}
+}
+
 // What the last user of a disk has made of it does not keep it from being cleaned.
 func TestReleasedDiskIsCleanedWithPartitions(t *testing.T) {
 	w := devicestest.New(t)

@@ -94,6 +94,7 @@ const (
 	WasBound      Reason = "VolumeDisappeared"
 	OtherDevice   Reason = "OtherDevice"
 	Twice         Reason = "OfferedTwice"
+	Contradiction Reason = "RecordDiffers"
 	Failed        Reason = "IOError"
 	Hangs         Reason = "DoesNotAnswer"
 )

@@ -83,12 +83,25 @@ func volumeOf(pv *corev1.PersistentVolume) (devices.Volume, bool) {
 		return devices.Volume{}, false
 	}
 	size := pv.Spec.Capacity[corev1.ResourceStorage]
-	v := devices.Volume{Name: pv.Name, Path: pv.Spec.Local.Path, Bytes: size.Value(), Released: pv.Status.Phase == corev1.VolumeReleased}
+	v := devices.Volume{Name: pv.Name, UID: string(pv.UID), Path: pv.Spec.Local.Path, Bytes: size.Value(), FSType: fsType(pv),
+		Released: pv.Status.Phase == corev1.VolumeReleased}
 	if claim := pv.Spec.ClaimRef; claim != nil {
 		v.ClaimUID, v.Claim = string(claim.UID), claim.Namespace+"/"+claim.Name
 		v.Used = !v.Released
 	}
 	return v, true
+}
+
+// fsType is the filesystem that kubelet makes, or empty for a block volume. The default is kubelet's
+// (LocalVolumeSource.fsType).
+func fsType(pv *corev1.PersistentVolume) string {
+	if mode := pv.Spec.VolumeMode; mode != nil && *mode == corev1.PersistentVolumeBlock {
+		return ""
+	}
+	if kind := pv.Spec.Local.FSType; kind != nil && *kind != "" {
+		return *kind
+	}
+	return "ext4"
 }
 
 func volumesOf(pvs []corev1.PersistentVolume) (volumes []devices.Volume) {

@@ -136,7 +136,7 @@ func (w *World) Offered() devices.Offer {
 	}
 	o := r.Offers[0]
 	must.Succeed(w, w.Agent.Offering(o))
-	w.PVs = append(w.PVs, devices.Volume{Name: o.Name, Path: o.Path, Bytes: o.Bytes})
+	w.PVs = append(w.PVs, devices.Volume{Name: o.Name, UID: "uid of " + o.Name, Path: o.Path, Bytes: o.Bytes})
 	w.Agent.Offered(o)
 	return o
 }
@@ -275,7 +275,7 @@ func (d *Disk) Untouched() {
 // Volume is a volume of the disk.
 func (d *Disk) Volume(name string) devices.Volume {
 	d.Helper()
-	return devices.Volume{Name: name, Path: d.Path, Bytes: d.Bytes()}
+	return devices.Volume{Name: name, UID: "uid of " + name, Path: d.Path, Bytes: d.Bytes()}
 }
 
 // WantZero wants zeroes on a part of the disk, in bytes.
