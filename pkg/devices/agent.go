@@ -25,13 +25,16 @@ type Volume struct {
 	Released, Used bool
 	// ClaimUID and Claim are of the claim that has or had it.
 	ClaimUID, Claim string
+	// Foreign is a volume of the node that somebody else has made: Pass gets none.
+	Foreign bool
 	// FSType is the filesystem that kubelet makes on it; it is empty for a volume without one.
 	FSType string
 }
 
-// API is asked for the volumes of the node right before a device is overwritten: no cache may answer.
+// API is asked right before a device is overwritten or offered: no cache may answer.
 type API interface {
-	Volumes(ctx context.Context) ([]Volume, error)
+	// Volumes are those of the node, whoever has made them, and the names that volumes of all nodes have.
+	Volumes(ctx context.Context) (volumes []Volume, names map[string]bool, err error)
 }
 
 // An Offer is a clean device that no volume has. It is held until Offered is called.
@@ -351,7 +354,7 @@ func (p *pass) follow(number blockdev.Number, wanted *job) {
 	case j.volume.Name != "":
 		p.report.Cleaned = append(p.report.Cleaned, j.volume.Name)
 	case j.held != nil:
-		name := VolumeName(p.Node, j.path, func(name string) bool { return p.names[name] })
+		name := VolumeName(p.Node, j.path, func(name string) bool { return p.names[name] || j.names[name] })
 		p.names[name] = true
 		p.report.Offers = append(p.report.Offers, Offer{name, j.path, j.held.Facts.SizeBytes, number})
 	}

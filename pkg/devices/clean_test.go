@@ -424,6 +424,57 @@ func TestAPIIsReadBeforeWipe(t *testing.T) {
 	}
 }
 
+// The agent is told of its own volumes only. Others are found when the API is asked.
+func TestDeviceOfForeignVolumeIsRefused(t *testing.T) {
+	for name, c := range map[string]struct {
+		path     func(t *testing.T, d *devicestest.Disk) string
+		released bool
+	}{
+		"new":            {func(_ *testing.T, d *devicestest.Disk) string { return d.Path }, false},
+		"new, by a link": {func(_ *testing.T, d *devicestest.Disk) string { return d.Node }, false},
+		"released":       {func(_ *testing.T, d *devicestest.Disk) string { return d.Node }, true},
+		// Only the partition is the other's.
+		"released, in part": {func(t *testing.T, d *devicestest.Disk) string { return addPartition(t, d.Node) }, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := devicestest.New(t)
+			d := w.Disk("disk", 32*mib)
+			foreign := devices.Volume{Name: "by-hand", UID: "uid of by-hand", Path: c.path(t, d), Foreign: true}
+			if c.released {
+				w.PVs = []devices.Volume{devicestest.Released(d.Volume("pv"))}
+			}
+			w.API = func() ([]devices.Volume, error) { return append([]devices.Volume{foreign}, w.PVs...), nil }
+			d.Untouched()
+			if p := w.Refused(devices.OfOthers); !strings.Contains(p.Detail, "by-hand") {
+				t.Errorf("the problem is %+v, want it to name the volume", p)
+			}
+		})
+	}
+}
+
+// A device that need not be cleaned is offered only if nobody has it either.
+func TestCleanDeviceOfForeignVolumeIsRefused(t *testing.T) {
+	w := devicestest.New(t)
+	d := w.Disk("disk", 8*mib)
+	w.Offered()
+	w.PVs = nil
+	w.API = func() ([]devices.Volume, error) {
+		return []devices.Volume{{Name: "by-hand", Path: d.Node, Foreign: true}}, nil
+	}
+	must.Succeed(t, w.Records.Put(devices.Record{Path: d.Path, Bytes: d.Bytes(), State: devices.Clean, Wipe: devices.WipeSignatures}))
+	w.Refused(devices.OfOthers)
+}
+
+// A name that a volume of another node has is made unique.
+func TestNameOfOtherNodesVolumeIsNotTaken(t *testing.T) {
+	w := devicestest.New(t)
+	w.Disk("disk", 8*mib)
+	w.Taken = map[string]bool{"local-node-disk": true}
+	if o := w.Offered(); !strings.HasPrefix(o.Name, "local-node-disk-") || len(o.Name) != len("local-node-disk-0123456789") {
+		t.Errorf("it is offered as %s", o.Name)
+	}
+}
+
 // childVariable has this test binary clean a disk, and stop after each step until it is asked to go on. It has the disk's
 // path, the way of cleaning, and the directory of the records.
 const childVariable = "DEVICES_TEST_CLEAN"
@@ -461,7 +512,7 @@ func cleanStepwise(disk string, wipe devices.Wipe, dir string) error {
 
 type list []devices.Volume
 
-func (l list) Volumes(context.Context) ([]devices.Volume, error) { return l, nil }
+func (l list) Volumes(context.Context) ([]devices.Volume, map[string]bool, error) { return l, nil, nil }
 
 // What was durable before the kill is not cleaned again, and what was not, is.
 func TestKilledWipeResumes(t *testing.T) {

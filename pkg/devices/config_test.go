@@ -62,13 +62,14 @@ func TestVolumeName(t *testing.T) {
 		{"n1", "/dev/disk/by-path/pci-0000:3c:00.0-lun-0", "", "local-n1-pci-0000-3c-00.0-lun-0"},
 		{"Node", "/dev/SDB", "", "local-node-sdb"},
 		{"n1", "/dev/a--_b", "", "local-n1-a-b"},
-		{"n1", "/dev/b/lun-0", "local-n1-lun-0", "local-n1-lun-0-b4fdcdd09c"},
+		{"n1", "/dev/b/lun-0", "local-n1-lun-0", "local-n1-lun-0-dbfeeb0eb2"},
 		{"n1", "/dev/a.:.b_", "", "local-n1-a-b"},
 		{long, "/dev/sda-and-more-of-it", "", ""},
 	} {
 		got := devices.VolumeName(c.node, c.path, func(name string) bool { return name == c.taken })
 		if c.want == "" {
-			if len(got) != 253 || got == devices.VolumeName(long, "/dev/else/sda-and-more-of-it", func(string) bool { return false }) {
+			free := func(string) bool { return false }
+			if len(got) != 253 || got == devices.VolumeName(long, "/dev/else/sda-and-more-of-it", free) || got == devices.VolumeName(long+"n", c.path, free) {
 				t.Errorf("the name of a long one is %s", got)
 			}
 			continue

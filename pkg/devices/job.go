@@ -30,8 +30,9 @@ type job struct {
 	cancel context.CancelFunc
 	done   chan struct{}
 	// What is below is the result, after done.
-	err  error
-	held *Held // of a device that can be offered
+	err   error
+	held  *Held           // of a device that can be offered
+	names map[string]bool // that volumes of all nodes have
 
 	mu       sync.Mutex
 	progress Progress
@@ -109,10 +110,12 @@ func (a *Agent) run(ctx context.Context, j *job) (_ *Held, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if needed {
+	if needed || !released {
 		if err := a.confirm(ctx, j, held.Facts); err != nil {
 			return nil, err
 		}
+	}
+	if needed {
 		if !record.about(held) {
 			record = Record{}
 		}
@@ -242,25 +245,27 @@ func (j *job) unclaimedNeeds(ctx context.Context, held *Held, record Record) (bo
 	return record.State != Clean || !record.Wipe.covers(j.wipe), nil
 }
 
-// confirm asks the API itself, while the device is held, whether it may be cleaned.
+// confirm asks the API itself, while the device is held, whether it may be cleaned or offered.
 func (a *Agent) confirm(ctx context.Context, j *job, facts blockdev.Facts) error {
-	volumes, err := a.API.Volumes(ctx)
+	volumes, names, err := a.API.Volumes(ctx)
 	if err != nil {
 		return err
 	}
+	j.names = names
 	released := false
 	for _, v := range volumes {
 		number, err := blockdev.At(v.Path)
-		if err == nil && slices.Contains(overlaps(facts), number) {
+		same, overlaps := number == j.number, slices.Contains(overlaps(facts), number)
+		switch {
+		case err != nil || !same && !overlaps:
+		case v.Foreign:
+			return Problem{Path: j.path, Reason: OfOthers, Detail: fmt.Sprintf(
+				"it is, or has blocks of, %s of the PersistentVolume %s, which does not have the label of this node's volumes", v.Path, v.Name)}
+		case overlaps || v.Name != j.volume.Name || v.UID != j.volume.UID || !v.Released || v.ClaimUID != j.volume.ClaimUID:
 			return errTaken
+		default:
+			released = true
 		}
-		if err != nil || number != j.number {
-			continue
-		}
-		if v.Name != j.volume.Name || v.UID != j.volume.UID || !v.Released || v.ClaimUID != j.volume.ClaimUID {
-			return errTaken
-		}
-		released = true
 	}
 	if released != (j.volume.Name != "") {
 		return errTaken

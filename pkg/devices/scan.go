@@ -94,6 +94,8 @@ const (
 	WasBound      Reason = "VolumeDisappeared"
 	OtherDevice   Reason = "OtherDevice"
 	Twice         Reason = "OfferedTwice"
+	OfOthers      Reason = "ForeignVolume"
+	NotOffered    Reason = "NotOffered"
 	Contradiction Reason = "RecordDiffers"
 	Failed        Reason = "IOError"
 	Hangs         Reason = "DoesNotAnswer"

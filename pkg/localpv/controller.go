@@ -24,6 +24,8 @@ const (
 	releasedAgain = time.Hour
 	// progressEvery is how often the annotation of a volume whose device is being cleaned changes.
 	progressEvery = 30 * time.Second
+	// pageSize is how many volumes are listed in one request.
+	pageSize = 500
 	// answer is how long the API server may take.
 	answer = 20 * time.Second
 )
@@ -51,14 +53,30 @@ type controller struct {
 }
 
 // Volumes implements devices.API.
-func (c *controller) Volumes(ctx context.Context) ([]devices.Volume, error) {
+func (c *controller) Volumes(ctx context.Context) (volumes []devices.Volume, names map[string]bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, answer)
 	defer cancel()
-	var list corev1.PersistentVolumeList
-	if err := c.fresh.List(ctx, &list, client.MatchingLabels{legacyNodeLabel: c.Node}); err != nil {
-		return nil, err
+	node := nodeMetadata(c.Node)
+	if err := c.Get(ctx, client.ObjectKey{Name: c.Node}, node); err != nil {
+		return nil, nil, err
 	}
-	return volumesOf(list.Items), nil
+	names = make(map[string]bool)
+	// Those that others have made have no label of ours, and PersistentVolumes cannot be selected by anything else.
+	for page := (client.ListOptions{Limit: pageSize}); ; {
+		var list corev1.PersistentVolumeList
+		if err := c.fresh.List(ctx, &list, &page); err != nil {
+			return nil, nil, err
+		}
+		for n := range list.Items {
+			names[list.Items[n].Name] = true
+			if v, ok := volumeFor(node, &list.Items[n]); ok {
+				volumes = append(volumes, v)
+			}
+		}
+		if page.Continue = list.Continue; page.Continue == "" {
+			return volumes, names, nil
+		}
+	}
 }
 
 // Reconcile compares the node's devices with its volumes. It waits for the API, and for no device.
@@ -75,7 +93,7 @@ func (c *controller) Reconcile(ctx context.Context, _ reconcile.Request) (reconc
 		return result, client.IgnoreNotFound(err)
 	}
 	var list corev1.PersistentVolumeList
-	if err := c.List(ctx, &list); err != nil {
+	if err := c.List(ctx, &list, client.MatchingLabels{legacyNodeLabel: c.Node}); err != nil {
 		return result, err
 	}
 	problems := newReports()
@@ -108,7 +126,7 @@ func (c *controller) Reconcile(ctx context.Context, _ reconcile.Request) (reconc
 	if request.Offer != nil {
 		c.watcher.watch(report.Directories)
 	}
-	err = c.apply(ctx, node, config, list.Items, report)
+	err = c.apply(ctx, node, config, list.Items, &report)
 	c.show(node, list.Items, report, problems)
 	if err == nil {
 		c.ready.Store(true)
@@ -164,8 +182,8 @@ func (c *controller) once(subject, message string, values ...any) {
 	}
 }
 
-// apply changes the API to what was found.
-func (c *controller) apply(ctx context.Context, node *metav1.PartialObjectMetadata, config devices.Config, pvs []corev1.PersistentVolume, r devices.Report) error {
+// apply changes the API to what was found. Devices that could not be offered are problems then.
+func (c *controller) apply(ctx context.Context, node *metav1.PartialObjectMetadata, config devices.Config, pvs []corev1.PersistentVolume, r *devices.Report) error {
 	byName := make(map[string]*corev1.PersistentVolume)
 	for n := range pvs {
 		byName[pvs[n].Name] = &pvs[n]
@@ -178,6 +196,7 @@ func (c *controller) apply(ctx context.Context, node *metav1.PartialObjectMetada
 	}
 	for _, o := range r.Offers {
 		if err := c.offer(ctx, node, config, o); err != nil {
+			r.Problems = append(r.Problems, devices.Problem{Path: o.Path, Reason: devices.NotOffered, Detail: err.Error()})
 			failed = err
 		}
 	}

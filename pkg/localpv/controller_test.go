@@ -2,9 +2,11 @@ package localpv
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http/httptest"
 	"os"
+	"regexp"
 	"strings"
 	"syscall"
 	"testing"
@@ -13,11 +15,14 @@ import (
 	"github.com/go-logr/logr/funcr"
 	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/tools/events"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"kubevirt.io/hostpath-provisioner/pkg/devices"
@@ -242,6 +247,55 @@ func TestChangedConfigMapWaitsForVolumes(t *testing.T) {
 		return len(now) == 2 && *now[0].Spec.VolumeMode == corev1.PersistentVolumeFilesystem && *now[0].Spec.Local.FSType == "xfs"
 	})
 	c.wantMetric(c.metrics.config.WithLabelValues(conflict), 0)
+}
+
+// A volume that somebody has made by hand has no label of ours.
+func TestDeviceOfVolumeMadeByHandIsNotOffered(t *testing.T) {
+	c := newCluster(t, Options{DefaultConfigMap: "map"})
+	d := c.Disk("disk", 8*mib)
+	d.Untouched()
+	pv := newVolume(nodeMetadata(node), devices.Config{VolumeMode: devices.Block, Filter: regexp.MustCompile("")}, devices.Offer{Name: "by-hand", Path: d.Node, Bytes: 8 * mib})
+	pv.Labels, pv.Annotations, pv.OwnerReferences = nil, nil, nil
+	must.Succeed(t, c.Create(t.Context(), pv))
+	c.configure(block())
+	c.until("an error device", func() bool { return value(c.metrics.errors) == 1 })
+	c.wantEvent("DeviceForeignVolume", d.Path, "by-hand")
+	if n := len(c.volumes()); n != 1 {
+		t.Errorf("%d volumes, want the one that was there", n)
+	}
+}
+
+// A volume that cannot be made is an error like any other, and is tried again.
+func TestVolumeThatCannotBeMade(t *testing.T) {
+	c := newCluster(t, Options{DefaultConfigMap: "map"})
+	c.Disk("disk", 8*mib)
+	c.configure(block())
+	refuses, api := true, c.Client
+	c.Client = interceptor.NewClient(api.(client.WithWatch), interceptor.Funcs{
+		Create: func(ctx context.Context, client client.WithWatch, object client.Object, options ...client.CreateOption) error {
+			if refuses {
+				return apierrors.NewForbidden(schema.GroupResource{Resource: "persistentvolumes"}, object.GetName(), errors.New("a webhook refuses"))
+			}
+			return client.Create(ctx, object, options...)
+		},
+	})
+	late := time.After(time.Minute)
+	for {
+		c.nextPoll = time.Time{}
+		if _, err := c.Reconcile(t.Context(), reconcile.Request{}); err != nil {
+			break
+		}
+		select {
+		case <-c.changed:
+		case <-late:
+			t.Fatal("no volume was tried to be made")
+		}
+	}
+	c.wantEvent("DeviceNotOffered", "a webhook refuses")
+	c.wantMetric(c.metrics.errors, 1)
+	refuses = false
+	c.awaitVolumes(1)
+	c.wantMetric(c.metrics.errors, 0)
 }
 
 // A volume whose device cannot be cleaned stays, and says why. It is tried again at each poll.

@@ -92,6 +92,43 @@ func volumeOf(pv *corev1.PersistentVolume) (devices.Volume, bool) {
 	return v, true
 }
 
+// volumeFor is a volume of the node, or one that somebody else has made and that may be on it; false for any other one.
+func volumeFor(node *metav1.PartialObjectMetadata, pv *corev1.PersistentVolume) (devices.Volume, bool) {
+	v, ok := volumeOf(pv)
+	if pv.Labels[legacyNodeLabel] == node.Name {
+		return v, ok
+	}
+	if path := pv.Spec.HostPath; path != nil {
+		v, ok = devices.Volume{Name: pv.Name, UID: string(pv.UID), Path: path.Path}, true
+	}
+	v.Foreign = true
+	return v, ok && mayBeOn(node, pv)
+}
+
+// mayBeOn says whether the affinity of a volume allows a node. What it does not know, it takes for allowed.
+func mayBeOn(node *metav1.PartialObjectMetadata, pv *corev1.PersistentVolume) bool {
+	if pv.Spec.NodeAffinity == nil || pv.Spec.NodeAffinity.Required == nil {
+		return true
+	}
+	return slices.ContainsFunc(pv.Spec.NodeAffinity.Required.NodeSelectorTerms, func(term corev1.NodeSelectorTerm) bool {
+		return matches(term.MatchExpressions, node.Labels) && matches(term.MatchFields, map[string]string{metav1.ObjectNameField: node.Name})
+	})
+}
+
+// matches evaluates the operators that all labels have. Gt and Lt are for numbers, and taken for true.
+func matches(expressions []corev1.NodeSelectorRequirement, of map[string]string) bool {
+	for _, e := range expressions {
+		value, has := of[e.Key]
+		listed := has && slices.Contains(e.Values, value)
+		switch {
+		case e.Operator == corev1.NodeSelectorOpIn && !listed, e.Operator == corev1.NodeSelectorOpNotIn && listed,
+			e.Operator == corev1.NodeSelectorOpExists && !has, e.Operator == corev1.NodeSelectorOpDoesNotExist && has:
+			return false
+		}
+	}
+	return true
+}
+
 // fsType is the filesystem that kubelet makes, or empty for a block volume. The default is kubelet's
 // (LocalVolumeSource.fsType).
 func fsType(pv *corev1.PersistentVolume) string {

@@ -125,3 +125,49 @@ func TestProblemsOfOneReasonAreOneEvent(t *testing.T) {
 		t.Errorf("reports %v", r.texts)
 	}
 }
+
+// Volumes that others have made count if they may be on the node.
+func TestVolumeForNode(t *testing.T) {
+	node := nodeMetadata("n1")
+	node.Labels = map[string]string{corev1.LabelHostname: "n1.example.com", "zone": "a"}
+	expression := func(key string, operator corev1.NodeSelectorOperator, values ...string) corev1.NodeSelectorTerm {
+		return corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{{Key: key, Operator: operator, Values: values}}}
+	}
+	field := func(name string) corev1.NodeSelectorTerm {
+		return corev1.NodeSelectorTerm{MatchFields: []corev1.NodeSelectorRequirement{{Key: metav1.ObjectNameField, Operator: corev1.NodeSelectorOpIn, Values: []string{name}}}}
+	}
+	both := expression("zone", corev1.NodeSelectorOpIn, "a")
+	both.MatchExpressions = append(both.MatchExpressions, expression(corev1.LabelHostname, corev1.NodeSelectorOpIn, "n2").MatchExpressions...)
+	for name, c := range map[string]struct {
+		terms []corev1.NodeSelectorTerm
+		want  bool
+	}{
+		"its host":                  {[]corev1.NodeSelectorTerm{expression(corev1.LabelHostname, corev1.NodeSelectorOpIn, "n1.example.com")}, true},
+		"another host":              {[]corev1.NodeSelectorTerm{expression(corev1.LabelHostname, corev1.NodeSelectorOpIn, "n2")}, false},
+		"its zone and another host": {[]corev1.NodeSelectorTerm{both}, false},
+		"its zone or another host":  {[]corev1.NodeSelectorTerm{expression("zone", corev1.NodeSelectorOpIn, "a"), expression(corev1.LabelHostname, corev1.NodeSelectorOpIn, "n2")}, true},
+		"all but its zone":          {[]corev1.NodeSelectorTerm{expression("zone", corev1.NodeSelectorOpNotIn, "a")}, false},
+		"what has a zone":           {[]corev1.NodeSelectorTerm{expression("zone", corev1.NodeSelectorOpExists)}, true},
+		"what has a rack":           {[]corev1.NodeSelectorTerm{expression("rack", corev1.NodeSelectorOpExists)}, false},
+		"what has no zone":          {[]corev1.NodeSelectorTerm{expression("zone", corev1.NodeSelectorOpDoesNotExist)}, false},
+		"its name":                  {[]corev1.NodeSelectorTerm{field("n1")}, true},
+		"another name":              {[]corev1.NodeSelectorTerm{field("n2")}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			pv := volume()
+			pv.Spec.NodeAffinity.Required.NodeSelectorTerms = c.terms
+			if v, got := volumeFor(node, pv); !got || v.Foreign {
+				t.Errorf("with the label it is %+v, %t", v, got)
+			}
+			pv.Labels = nil
+			if v, got := volumeFor(node, pv); got != c.want || !v.Foreign {
+				t.Errorf("it is %+v, %t; want %t", v, got, c.want)
+			}
+		})
+	}
+	pv := &corev1.PersistentVolume{}
+	pv.Spec.HostPath = &corev1.HostPathVolumeSource{Path: "/dev/sdb"}
+	if v, ok := volumeFor(node, pv); !ok || v.Path != "/dev/sdb" {
+		t.Errorf("a hostPath without an affinity is %+v, %t; want it to count", v, ok)
+	}
+}

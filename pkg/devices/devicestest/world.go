@@ -36,6 +36,8 @@ type World struct {
 	// PVs are what a cache has; API is what the API has, if that is different.
 	PVs []devices.Volume
 	API func() ([]devices.Volume, error)
+	// Taken are names of volumes of other nodes.
+	Taken map[string]bool
 	// Step is called after each step of cleaning, if it is set.
 	Step func()
 
@@ -93,11 +95,12 @@ func (w *World) Restart() {
 }
 
 // Volumes implements devices.API.
-func (w *World) Volumes(context.Context) ([]devices.Volume, error) {
+func (w *World) Volumes(context.Context) ([]devices.Volume, map[string]bool, error) {
 	if w.API != nil {
-		return w.API()
+		volumes, err := w.API()
+		return volumes, w.Taken, err
 	}
-	return w.PVs, nil
+	return w.PVs, w.Taken, nil
 }
 
 // Wiped is how many bytes were overwritten.
