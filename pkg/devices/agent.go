@@ -123,6 +123,8 @@ type pass struct {
 	Request
 	// owners are the volumes of a device, by its number.
 	owners map[blockdev.Number][]Volume
+	// disks are the volumes of a disk, by what diskOf says.
+	disks map[string][]Volume
 	// names and paths are those of the volumes.
 	names, paths map[string]bool
 	report       Report
@@ -131,11 +133,15 @@ type pass struct {
 // Pass compares devices and volumes, starts what takes time, and answers what is known. It does not wait for any
 // device. It must not be called by two at once.
 func (a *Agent) Pass(r Request) Report {
-	p := &pass{Agent: a, Request: r, owners: make(map[blockdev.Number][]Volume), names: make(map[string]bool), paths: make(map[string]bool)}
+	p := &pass{Agent: a, Request: r, owners: make(map[blockdev.Number][]Volume), disks: make(map[string][]Volume),
+		names: make(map[string]bool), paths: make(map[string]bool)}
 	for _, v := range r.Volumes {
 		p.names[v.Name], p.paths[v.Path] = true, true
 		if number, err := blockdev.At(v.Path); err == nil {
 			p.owners[number] = append(p.owners[number], v)
+			if facts, err := blockdev.Inspect(number); err == nil {
+				p.disks[diskOf(facts)] = append(p.disks[diskOf(facts)], v)
+			}
 		}
 	}
 	seen := make(map[blockdev.Number]bool)
@@ -227,7 +233,7 @@ func (p *pass) released(v Volume, number blockdev.Number) {
 		p.problem(v.Name, v.Path, reasonOf(err), "%v", err)
 		return
 	}
-	for _, overlapping := range overlaps(facts) {
+	for _, overlapping := range facts.Overlapping() {
 		if owners := p.owners[overlapping]; len(owners) > 0 {
 			p.problem(v.Name, v.Path, Twice, "its blocks are also those of %s of the PersistentVolume %s: one is the disk of the other; delete one of both PersistentVolumes",
 				owners[0].Path, owners[0].Name)
@@ -241,14 +247,6 @@ func (p *pass) released(v Volume, number blockdev.Number) {
 	p.follow(number, wanted)
 }
 
-// overlaps are the other devices that have blocks of a device: its disk, or its partitions.
-func overlaps(facts blockdev.Facts) []blockdev.Number {
-	if facts.IsPartition() {
-		return []blockdev.Number{facts.Disk}
-	}
-	return facts.Partitions
-}
-
 // note keeps the record of a volume that is available or bound.
 func (p *pass) note(v Volume, number blockdev.Number) error {
 	facts, err := blockdev.Inspect(number)
@@ -258,6 +256,9 @@ func (p *pass) note(v Volume, number blockdev.Number) error {
 	record, err := p.Records.Get(v.Path)
 	if err != nil {
 		return err
+	}
+	if other := p.twin(v, facts); other.Name != "" {
+		return Problem{v.Name, v.Path, Twice, fmt.Sprintf("it is the same disk, %s, as %s of the PersistentVolume %s", facts.Identity, other.Path, other.Name)}
 	}
 	if facts.SizeBytes != v.Bytes {
 		return Problem{v.Name, v.Path, OtherDevice, fmt.Sprintf("%s has %d bytes, and the PersistentVolume has %d", v.Path, facts.SizeBytes, v.Bytes)}
@@ -281,6 +282,21 @@ func (p *pass) note(v Volume, number blockdev.Number) error {
 		return nil
 	}
 	return p.Records.Put(next)
+}
+
+// twin is another volume of the same disk, by another path; its name is empty if there is none.
+func (p *pass) twin(v Volume, facts blockdev.Facts) Volume {
+	for _, other := range p.disks[diskOf(facts)] {
+		if facts.Identity != "" && other.Name != v.Name {
+			return other
+		}
+	}
+	return Volume{}
+}
+
+// diskOf distinguishes disks that have an identity.
+func diskOf(facts blockdev.Facts) string {
+	return fmt.Sprintf("%d %s", facts.SizeBytes, facts.Identity)
 }
 
 // scan searches for devices that are no volumes.

@@ -82,7 +82,10 @@ func inspect(path string, number blockdev.Number, ours bool) (blockdev.Facts, er
 	case len(facts.Partitions) > 0 && !ours:
 		return facts, refuse(HasPartitions, "it has %d partitions", len(facts.Partitions))
 	case len(facts.Loops) > 0:
-		return facts, refuse(HasLoop, "%s has it as its file", strings.Join(facts.Loops, ", "))
+		return facts, refuse(HasLoop, "it, its disk or one of its partitions is the file of %s", strings.Join(facts.Loops, ", "))
+	}
+	if twins := facts.Twins(); len(twins) > 0 {
+		return facts, refuse(Twice, "it is the same disk, %s, as %s, and what is done there cannot be seen here", facts.Identity, strings.Join(twins, ", "))
 	}
 	swap, err := facts.Swap()
 	if err != nil {
@@ -91,13 +94,31 @@ func inspect(path string, number blockdev.Number, ours bool) (blockdev.Facts, er
 	if swap {
 		return facts, refuse(IsSwap, "the kernel swaps to it")
 	}
-	mounts, err := facts.Mounts()
+	mounts, err := mountsOf(facts)
 	if err != nil {
-		return facts, refuse(Failed, "%v", err)
+		return facts, refuse(reasonOf(err), "%v", err)
 	}
 	if len(mounts) > 0 {
 		slices.Sort(mounts)
 		return facts, refuse(Mounted, "it is mounted on %s", strings.Join(mounts, ", "))
 	}
 	return facts, nil
+}
+
+// mountsOf are the places where a device is mounted, its disk or its partitions. That of a node, as kubelet maps it for a
+// pod, keeps nobody from holding the device exclusively.
+func mountsOf(facts blockdev.Facts) ([]string, error) {
+	all, err := facts.Mounts()
+	for _, number := range facts.Overlapping() {
+		if err != nil {
+			return nil, err
+		}
+		var part blockdev.Facts
+		var mounts []string
+		if part, err = blockdev.Inspect(number); err == nil {
+			mounts, err = part.Mounts()
+		}
+		all = append(all, mounts...)
+	}
+	return all, err
 }

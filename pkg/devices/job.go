@@ -255,7 +255,7 @@ func (a *Agent) confirm(ctx context.Context, j *job, facts blockdev.Facts) error
 	released := false
 	for _, v := range volumes {
 		number, err := blockdev.At(v.Path)
-		same, overlaps := number == j.number, slices.Contains(overlaps(facts), number)
+		same, overlaps := number == j.number, slices.Contains(facts.Overlapping(), number)
 		switch {
 		case err != nil || !same && !overlaps:
 		case v.Foreign:

@@ -1,6 +1,7 @@
 package devices_test
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -59,5 +60,20 @@ func testNode(t *testing.T, node string) string {
 	}
 	made := filepath.Join(t.TempDir(), filepath.Base(node))
 	must.Succeed(t, unix.Mknod(made, unix.S_IFBLK|0o600, int(unix.Mkdev(major, minor))))
+	return made
+}
+
+// deviceNode is the node of a device below /dev, where the kernel says that one is by its path.
+func deviceNode(t *testing.T, node string) string {
+	t.Helper()
+	var st unix.Stat_t
+	must.Succeed(t, unix.Stat(node, &st))
+	made := filepath.Join("/dev", filepath.Base(node))
+	err := unix.Mknod(made, unix.S_IFBLK|0o600, int(st.Rdev))
+	if errors.Is(err, unix.EEXIST) {
+		return made // devtmpfs
+	}
+	must.Succeed(t, err)
+	t.Cleanup(func() { must.Succeed(t, os.Remove(made)) })
 	return made
 }

@@ -342,6 +342,83 @@ func TestReleasedDiskIsCleanedWithPartitions(t *testing.T) {
 	w.Offered()
 }
 
+// A loop device on another part of the disk is opened by nobody exclusively.
+func TestLoopDeviceOnPartOfDiskIsUser(t *testing.T) {
+	for name, ofPartition := range map[string]bool{"on a partition of the released disk": true, "on the disk of the new partition": false} {
+		t.Run(name, func(t *testing.T) {
+			w := devicestest.New(t)
+			d := w.Disk("disk", 32*mib)
+			partition := deviceNode(t, addPartition(t, d.Node))
+			d.Untouched()
+			user := d.Node
+			if ofPartition {
+				user = partition
+				w.PVs = []devices.Volume{devicestest.Released(d.Volume("pv"))}
+			} else {
+				must.Succeed(t, errors.Join(os.Remove(d.Path), os.Symlink(partition, d.Path)))
+			}
+			device, err := loopfs.Attach(user)
+			must.Succeed(t, err)
+			t.Cleanup(func() { device.Close() })
+			w.Refused(devices.HasLoop)
+		})
+	}
+}
+
+// As kubelet maps a block volume that a provisioner has made of a partition.
+func TestPartitionMappedForPodKeepsDisk(t *testing.T) {
+	w := devicestest.New(t)
+	d := w.Disk("disk", 32*mib)
+	partition := deviceNode(t, addPartition(t, d.Node))
+	d.Untouched()
+	mapped := filepath.Join(t.TempDir(), "pod-uid")
+	must.Succeed(t, os.WriteFile(mapped, nil, 0o600))
+	must.Succeed(t, unix.Mount(partition, mapped, "", unix.MS_BIND, ""))
+	t.Cleanup(func() { must.Succeed(t, unix.Unmount(mapped, 0)) })
+	w.PVs = []devices.Volume{devicestest.Released(d.Volume("pv"))}
+	w.Refused(devices.Mounted)
+}
+
+// Two paths to one disk that nobody has put together are as two disks to the kernel: neither an exclusive open nor a mount of
+// one is seen on the other.
+func TestPathsToOneDiskAreRefused(t *testing.T) {
+	for name, c := range map[string]struct {
+		links   []string // of both paths
+		volumes func(a, b devices.Volume) []devices.Volume
+		want    int
+	}{
+		"both new":                    {[]string{"disk-a", "disk-b"}, nil, 2},
+		"the other one is not chosen": {[]string{"disk-a", "other"}, nil, 1},
+		"one is released": {[]string{"disk-a", "other"}, func(a, _ devices.Volume) []devices.Volume {
+			return []devices.Volume{devicestest.Released(a)}
+		}, 1},
+		"both are in use": {[]string{"disk-a", "disk-b"}, func(a, b devices.Volume) []devices.Volume {
+			return []devices.Volume{devicestest.Bound(a), devicestest.Bound(b)}
+		}, 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := devicestest.New(t)
+			a := w.Disk(c.links[0], 8*mib)
+			b := w.Attach(c.links[1], a.Image)
+			a.Untouched()
+			if c.volumes != nil {
+				w.PVs = c.volumes(a.Volume("pv-a"), b.Volume("pv-b"))
+			}
+			r := w.Pass()
+			if len(r.Problems) != c.want || len(r.Offers) > 0 || len(r.Cleaned) > 0 {
+				t.Fatalf("found %+v, want %d problems", r, c.want)
+			}
+			devices.SortProblems(r.Problems)
+			for n, p := range r.Problems {
+				other := []string{b.Node, a.Node}[n]
+				if p.Reason != devices.Twice || !strings.Contains(p.Detail, filepath.Base(other)) && !strings.Contains(p.Detail, []string{b.Path, a.Path}[n]) {
+					t.Errorf("the problem is %v, want it to name %s", p, other)
+				}
+			}
+		})
+	}
+}
+
 func TestMissingDeviceKeepsVolume(t *testing.T) {
 	for name, change := range map[string]func(devices.Volume) devices.Volume{
 		"available": func(v devices.Volume) devices.Volume { return v }, "bound": devicestest.Bound, "released": devicestest.Released,

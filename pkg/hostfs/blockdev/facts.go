@@ -23,7 +23,7 @@ type Facts struct {
 	ReadOnly  bool
 	// Holders are the kernel's names of devices that this one is part of: device mapper, md, bcache.
 	Holders []string
-	// Loops are loop devices that have this one as their file.
+	// Loops are loop devices that have this one, its disk or one of its partitions as their file.
 	Loops []string
 	// Disk is the disk that a partition is on, and for what is no partition the device itself.
 	Disk Number
@@ -63,8 +63,36 @@ func Inspect(n Number) (Facts, error) {
 		return f, err
 	}
 	f.Identity = identity(dir)
-	f.Loops = loopsOn(n)
+	f.Loops = loopsOn(append(f.Overlapping(), n))
 	return f, nil
+}
+
+// Overlapping are the other devices that have blocks of this one: its disk, or its partitions.
+func (f Facts) Overlapping() []Number {
+	if f.IsPartition() {
+		return []Number{f.Disk}
+	}
+	return slices.Clone(f.Partitions)
+}
+
+// Twins are the kernel's names of other devices of the same identity and size: other paths to the same disk, which the
+// kernel does not know to be one. Those that multipathd or the NVMe driver has put together are not among them: they have no
+// number, or are held.
+func (f Facts) Twins() (found []string) {
+	if f.Identity == "" {
+		return nil
+	}
+	size := strconv.FormatInt(f.SizeBytes/sector, 10)
+	for _, name := range names(sysfs) {
+		dir, err := filepath.EvalSymlinks(filepath.Join(sysfs, name))
+		if err != nil || name == f.Number.String() || attribute(dir, "size") != size {
+			continue // it has just gone, or is another one
+		}
+		if identity(dir) == f.Identity {
+			found = append(found, strings.ReplaceAll(filepath.Base(dir), "!", "/"))
+		}
+	}
+	return found
 }
 
 func attribute(dir, name string) string {
@@ -121,15 +149,18 @@ func identity(dir string) string {
 	}
 	for _, name := range identities {
 		if value := attribute(disk, name); value != "" {
+			if offset := attribute(disk, "loop/offset"); offset != "" && offset != "0" {
+				part = "@" + offset + part // another part of the file
+			}
 			return filepath.Base(name) + "=" + value + part
 		}
 	}
 	return ""
 }
 
-// loopsOn finds loop devices whose file is the device. No other file is asked for: it may be on a filesystem that hangs. Those that
+// loopsOn finds loop devices whose file is one of the devices. No other file is asked for: it may be on a filesystem that hangs. Those that
 // kubelet attaches have a mount of the node as their file, which Mounts finds.
-func loopsOn(n Number) (found []string) {
+func loopsOn(devices []Number) (found []string) {
 	files, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
 	if err != nil {
 		return nil
@@ -139,7 +170,7 @@ func loopsOn(n Number) (found []string) {
 		if !strings.HasPrefix(backing, "/dev/") {
 			continue
 		}
-		if at, err := At(backing); err == nil && at == n {
+		if at, err := At(backing); err == nil && slices.Contains(devices, at) {
 			found = append(found, filepath.Base(filepath.Dir(filepath.Dir(file))))
 		}
 	}
