@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"testing"
 	"unsafe"
 
@@ -12,6 +13,7 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
+	"kubevirt.io/hostpath-provisioner/test/testenv/seccomp"
 )
 
 func pointer(p *byte) unsafe.Pointer { return unsafe.Pointer(p) }
@@ -76,4 +78,70 @@ func deviceNode(t *testing.T, node string) string {
 	must.Succeed(t, err)
 	t.Cleanup(func() { must.Succeed(t, os.Remove(made)) })
 	return made
+}
+
+// beforeHolding calls a function, and has something be done when it is about to open a file exclusively: before the call
+// that does so is made (seccomp(2), SECCOMP_RET_USER_NOTIF).
+func beforeHolding(t *testing.T, do, call func() error) error {
+	t.Helper()
+	listener, called := make(chan int, 1), make(chan error, 1)
+	go func() {
+		runtime.LockOSThread() // which ends with its filter
+		fd, err := seccomp.Install([]int{unix.SYS_OPENAT}, unix.SECCOMP_RET_USER_NOTIF, unix.SECCOMP_FILTER_FLAG_NEW_LISTENER)
+		listener <- fd
+		if err == nil {
+			err = call()
+		}
+		called <- err
+	}()
+	fd := <-listener
+	for {
+		waiting := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+		if _, err := unix.Poll(waiting, 50); err != nil && !errors.Is(err, unix.EINTR) {
+			t.Fatal(err)
+		}
+		if waiting[0].Revents&unix.POLLIN == 0 {
+			select {
+			case err := <-called:
+				return errors.Join(err, unix.Close(fd))
+			default:
+				continue
+			}
+		}
+		do = letOpen(t, fd, do)
+	}
+}
+
+// letOpen lets one file be opened, and does what is to be done if that is exclusive. It returns what is still to be done.
+func letOpen(t *testing.T, listener int, do func() error) func() error {
+	t.Helper()
+	var asked struct { // seccomp_notif
+		id         uint64
+		pid, flags uint32
+		nr         int32
+		arch       uint32
+		ip         uint64
+		args       [6]uint64
+	}
+	var answer struct { // seccomp_notif_resp
+		id    uint64
+		value int64
+		errno int32
+		flags uint32
+	}
+	control := func(request uint, arg unsafe.Pointer) {
+		t.Helper()
+		_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(listener), uintptr(request), uintptr(arg))
+		if errno != 0 && errno != unix.ENOENT { // a signal has come first, and it asks again
+			t.Fatal(errno)
+		}
+	}
+	control(unix.SECCOMP_IOCTL_NOTIF_RECV, unsafe.Pointer(&asked))
+	if asked.args[2]&unix.O_EXCL != 0 && do != nil {
+		must.Succeed(t, do())
+		do = nil
+	}
+	answer.id, answer.flags = asked.id, unix.SECCOMP_USER_NOTIF_FLAG_CONTINUE
+	control(unix.SECCOMP_IOCTL_NOTIF_SEND, unsafe.Pointer(&answer))
+	return do
 }

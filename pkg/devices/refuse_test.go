@@ -457,6 +457,27 @@ func TestDeviceIsHeldByNumber(t *testing.T) {
 	must.Succeed(t, free.Close())
 }
 
+// Whoever begins to use a device between the check and the exclusive open is seen by the check that follows.
+func TestCheckIsRepeatedWithDeviceHeld(t *testing.T) {
+	w := devicestest.New(t)
+	d := w.Disk("disk", mib)
+	number, err := blockdev.At(d.Path)
+	must.Succeed(t, err)
+	mapped := filepath.Join(t.TempDir(), "pod-uid")
+	must.Succeed(t, os.WriteFile(mapped, nil, 0o600))
+	err = beforeHolding(t, func() error { return unix.Mount(d.Node, mapped, "", unix.MS_BIND, "") }, func() error {
+		held, err := devices.Hold(d.Path, number, true)
+		if err == nil {
+			err = held.Close()
+		}
+		return err
+	})
+	if p, ok := errors.AsType[devices.Problem](err); !ok || p.Reason != devices.Mounted {
+		t.Errorf("Hold = %v, want %s", err, devices.Mounted)
+	}
+	must.Succeed(t, unix.Unmount(mapped, 0))
+}
+
 // After a reboot a path may lead to another disk.
 func TestReplacedDiskIsNotCleaned(t *testing.T) {
 	for name, other := range map[string]int64{"of the same size": 32 * mib, "of another size": 64 * mib} {
