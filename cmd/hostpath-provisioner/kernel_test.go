@@ -27,7 +27,16 @@ import (
 
 const mib = 1 << 20
 
-func TestMain(m *testing.M) { testenv.Main(m) }
+func TestMain(m *testing.M) {
+	if encoded := os.Getenv(containerVariable); encoded != "" {
+		if err := serveCommands(encoded); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
+	testenv.Main(m)
+}
 
 // guestDisks are the filesystems of the virtual machine, which have project quotas.
 func guestDisks(t *testing.T) map[string]string {
@@ -89,21 +98,28 @@ func TestWriteBeyondSize_isRefused(t *testing.T) {
 		t.Run(kind, func(t *testing.T) {
 			path := testenv.GuestDir(t, variable)
 			must.Succeed(t, create(t.Context(), serve(t, path), "pvc-1"))
-			// The path is closed to others than root, whom ext4 does not limit: another user gets the open file.
-			file, err := os.Create(filepath.Join(path, "pvc-1", "file"))
-			must.Succeed(t, err)
-			defer func() { must.Succeed(t, file.Close()) }()
-			dd := exec.CommandContext(t.Context(), "dd", "if=/dev/zero", "bs=65536", "count=32")
-			dd.Stdout = file
-			dd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
-			refused := dd.Run()
-			info, err := file.Stat()
-			must.Succeed(t, err)
-			if refused == nil || info.Size() == 0 || info.Size() > mib {
-				t.Errorf("a volume of 1 MiB takes %d of 2 MiB (%v)", info.Size(), refused)
+			size, refused := write(t, filepath.Join(path, "pvc-1", "file"), 2)
+			if refused == nil || size == 0 || size > mib {
+				t.Errorf("a volume of 1 MiB takes %d of 2 MiB (%v)", size, refused)
 			}
 		})
 	}
+}
+
+// write has a user write so many MiB to a new file, and returns what the file has taken. The path is closed to others than
+// root, whom ext4 does not limit: the user gets the open file.
+func write(t *testing.T, path string, mibs int) (size int64, err error) {
+	t.Helper()
+	file, err := os.Create(path)
+	must.Succeed(t, err)
+	defer func() { must.Succeed(t, file.Close()) }()
+	dd := exec.CommandContext(t.Context(), "dd", "if=/dev/zero", "bs=65536", fmt.Sprintf("count=%d", 16*mibs), "conv=fsync")
+	dd.Stdout = file
+	dd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+	refused := dd.Run()
+	info, err := file.Stat()
+	must.Succeed(t, err)
+	return info.Size(), refused
 }
 
 // As the upstream operator has it: the driver's pool is the directory csi in that of the provisioner. The two are

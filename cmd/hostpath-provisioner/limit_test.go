@@ -1,11 +1,7 @@
 package main
 
 import (
-	"errors"
-	"os"
-	"os/exec"
 	"path/filepath"
-	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -15,58 +11,92 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/pool/handover"
 	"kubevirt.io/hostpath-provisioner/pkg/provisioner"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
+	"kubevirt.io/hostpath-provisioner/test/drivertest"
 	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
-// The size that the kernel enforces goes along to the pool of the driver inside PV_DIR, and comes back.
-func TestHandedOverVolume_keepsItsLimit(t *testing.T) {
-	if testenv.Guest() {
-		t.Skip("make test has this on btrfs")
+// limiting makes a directory on each kind of filesystem that this kernel has quotas of.
+func limiting() map[string]func(*testing.T) string {
+	if !testenv.Guest() {
+		return map[string]func(*testing.T) string{"btrfs": func(t *testing.T) string { return testenv.CountingBtrfs(t, 512*mib) }}
 	}
-	testenv.NeedRoot(t)
-	testenv.NeedPrograms(t, "btrfs")
-	root := testenv.LoopFS(t, "btrfs", 512*mib)
-	if out, err := exec.CommandContext(t.Context(), "btrfs", "quota", "enable", root).CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
-	path := filepath.Join(root, "pool")
-	csi := filepath.Join(path, provisioner.CSIDirectory)
-	old, driver := serve(t, path), serve(t, csi)
-	id, err := volume.ParseID("pvc-1")
-	must.Succeed(t, err)
-	_, err = old.Create(t.Context(), pool.Request{ID: id, Range: volume.Range{Required: 16 * mib}})
-	must.Succeed(t, err)
-
-	there := handover.Handover{From: handover.Place{Directory: path, Name: "pvc-1"}, To: handover.Place{Directory: csi, Name: "pvc-1"}}
-	for _, way := range []struct {
-		handover.Handover
-		set *pool.Set
-	}{{there, driver}, {there.Reverse(), old}} {
-		must.Succeed(t, way.Move())
-		must.Succeed(t, way.Record(0))
-		v, err := way.set.Volume(t.Context(), id)
-		if err != nil || v.Bytes != 16*mib || !v.Enforced {
-			t.Errorf("%s: %+v (%v)", way.To, v, err)
-		}
-		file := filepath.Join(way.To.String(), "file")
-		if err := os.WriteFile(file, make([]byte, 32*mib), 0o600); !errors.Is(err, syscall.EDQUOT) {
-			t.Errorf("%s: writing 32 MiB into 16: %v, want EDQUOT", way.To, err)
-		}
-		must.Succeed(t, os.Remove(file))
-		syncfs(t, root)
-	}
-	must.Succeed(t, old.Delete(t.Context(), id))
-	if _, err := driver.Volume(t.Context(), id); !errors.Is(err, volume.ErrNotFound) {
-		t.Errorf("after its deletion: %v", err)
+	return map[string]func(*testing.T) string{
+		"xfs":  func(t *testing.T) string { return testenv.GuestDir(t, "HOSTPATH_KERNEL_XFS") },
+		"ext4": func(t *testing.T) string { return testenv.GuestDir(t, "HOSTPATH_KERNEL_EXT4") },
 	}
 }
 
-// syncfs has btrfs count what was removed.
-func syncfs(t *testing.T, root string) {
+// The size that the kernel enforces goes along to the pool of the driver inside PV_DIR, and comes back. What was written
+// before counts.
+func TestHandedOverVolume_keepsItsLimit(t *testing.T) {
+	testenv.NeedRoot(t)
+	for kind, directory := range limiting() {
+		t.Run(kind, func(t *testing.T) {
+			root := directory(t)
+			path := filepath.Join(root, "pool")
+			csi := filepath.Join(path, provisioner.CSIDirectory)
+			old, driver := serve(t, path), serve(t, csi)
+			id, err := volume.ParseID("pvc-1")
+			must.Succeed(t, err)
+			_, err = old.Create(t.Context(), pool.Request{ID: id, Range: volume.Range{Required: 16 * mib}})
+			must.Succeed(t, err)
+			_, err = write(t, filepath.Join(path, "pvc-1", "before"), 8)
+			must.Succeed(t, err)
+
+			there := handover.Handover{From: handover.Place{Directory: path, Name: "pvc-1"}, To: handover.Place{Directory: csi, Name: "pvc-1"}}
+			wantLimitAfter(t, there, driver, id)
+			wantLimitAfter(t, there.Reverse(), old, id)
+			must.Succeed(t, old.Delete(t.Context(), id))
+		})
+	}
+}
+
+// wantLimitAfter hands a volume of 16 MiB over, of which 8 are taken.
+func wantLimitAfter(t *testing.T, way handover.Handover, set *pool.Set, id volume.ID) {
 	t.Helper()
-	d, err := dir.Open(root)
+	must.Succeed(t, way.Move())
+	must.Succeed(t, way.Record(0))
+	v, err := set.Volume(t.Context(), id)
+	if err != nil || v.Bytes != 16*mib || !v.Enforced {
+		t.Errorf("%s: %+v (%v)", way.To, v, err)
+	}
+	file := filepath.Join(way.To.String(), "file")
+	if size, refused := write(t, file, 12); refused == nil || size == 0 || size > 8*mib {
+		t.Errorf("%s: beside 8 MiB of 16 there is room for %d (%v)", way.To, size, refused)
+	}
+	root, err := dir.Open(way.To.String())
 	must.Succeed(t, err)
-	defer func() { must.Succeed(t, d.Close()) }()
-	must.Succeed(t, unix.Syncfs(d.Fd()))
+	defer func() { must.Succeed(t, root.Close()) }()
+	must.Succeed(t, root.Remove("file"))
+	must.Succeed(t, unix.Syncfs(root.Fd())) // by which btrfs counts what was removed
+}
+
+// Neither process knows the other. What a volume of the one takes is nothing that the other can promise.
+func TestProvisionerAndDriverOnOneDisk_eitherCountsWhatTheOtherWrites(t *testing.T) {
+	if testenv.Guest() {
+		t.Skip("make test has this: it is the same on all filesystems")
+	}
+	path := filepath.Join(testenv.LoopFS(t, "ext4", 512*mib), "pool")
+	csi := filepath.Join(path, provisioner.CSIDirectory)
+	set := serve(t, path)
+	driver := drivertest.Start(t, drivertest.Config{Binary: drivertest.Built(t), Pools: []drivertest.PoolConfig{{Name: "local", Path: csi}}})
+	name, err := volume.ParsePoolName(poolName)
+	must.Succeed(t, err)
+	wantLess := func(whose, volume string, capacity func() (int64, error)) {
+		t.Helper()
+		before, err := capacity()
+		must.Succeed(t, err)
+		_, err = write(t, filepath.Join(volume, "file"), 64)
+		must.Succeed(t, err)
+		// The capacity is rounded to 1 MiB.
+		if after, err := capacity(); err != nil || before-after < 63*mib || before-after > 66*mib {
+			t.Errorf("the capacity of the %s goes from %d to %d (%v), when 64 MiB are written to %s", whose, before, after, err, volume)
+		}
+	}
+	must.Succeed(t, create(t.Context(), set, "pvc-1"))
+	wantLess("driver", filepath.Join(path, "pvc-1"), func() (int64, error) { return driver.Capacity(t.Context(), "local") })
+	_, err = driver.Create(t.Context(), drivertest.Volume{ID: "pvc-2", Pool: "local", Bytes: mib})
+	must.Succeed(t, err)
+	wantLess("provisioner", filepath.Join(csi, "pvc-2"), func() (int64, error) { return set.Capacity(name, false) })
 }

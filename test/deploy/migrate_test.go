@@ -58,7 +58,7 @@ func TestMigrationRights(t *testing.T) {
 func TestMigrationIsForTheDriverAsItIsInstalled(t *testing.T) {
 	pod := manifest.Only[appsv1.DaemonSet](t, manifest.Render(t, migrateDir), "DaemonSet").Spec.Template.Spec
 	c := pod.Containers[0]
-	want := corev1.Capabilities{Drop: []corev1.Capability{"ALL"}, Add: []corev1.Capability{"DAC_OVERRIDE", "FOWNER"}}
+	want := corev1.Capabilities{Drop: []corev1.Capability{"ALL"}, Add: []corev1.Capability{"DAC_OVERRIDE"}}
 	if diff := cmp.Diff(&want, c.SecurityContext.Capabilities); diff != "" || c.SecurityContext.Privileged != nil {
 		t.Errorf("the security context is %+v:\n%s", c.SecurityContext, diff)
 	}
