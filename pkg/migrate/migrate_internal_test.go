@@ -334,24 +334,18 @@ func TestDryRunChangesNothing(t *testing.T) {
 	r.wantPlain(pv, claim)
 }
 
-func TestRefused(t *testing.T) {
-	type objects = func(*corev1.PersistentVolume, *corev1.PersistentVolumeClaim)
-	pod := func(phase corev1.PodPhase) *corev1.Pod {
-		return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "space", Name: "user"}, Status: corev1.PodStatus{Phase: phase},
-			Spec: corev1.PodSpec{NodeName: "node-a", Volumes: []corev1.Volume{{VolumeSource: corev1.VolumeSource{
-				PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "data"}}}}}}
-	}
-	tests := map[string]struct {
-		objects objects
-		rig     func(*rig) error
-		want    string
-	}{
-		"a pod uses the claim": {nil, func(r *rig) error { return r.client.Tracker().Add(pod(corev1.PodRunning)) }, "in use by pod user"},
-		"a pod waits for it":   {nil, func(r *rig) error { return r.client.Tracker().Add(pod(corev1.PodPending)) }, "in use by pod user"},
+// A refusal is a volume that is not as it should be, or a rig, and words of what is said of it.
+type refusal struct {
+	objects func(*corev1.PersistentVolume, *corev1.PersistentVolumeClaim)
+	rig     func(*rig) error
+	want    string
+}
+
+func TestRefusedByItsObjects(t *testing.T) {
+	refused(t, map[string]refusal{
 		"of nobody known": {func(pv *corev1.PersistentVolume, _ *corev1.PersistentVolumeClaim) {
 			delete(pv.Annotations, provisioner.ProvisionedBy)
-		}, choosing, `made by ""`},
-		"another directory": {nil, func(r *rig) error { r.config.From = nil; return nil }, "nor in one that --from-dir names"},
+		}, choosing("data"), `made by ""`},
 		"not bound": {func(pv *corev1.PersistentVolume, _ *corev1.PersistentVolumeClaim) {
 			pv.Status.Phase = corev1.VolumeReleased
 		}, nil, "not bound to each other"},
@@ -361,36 +355,41 @@ func TestRefused(t *testing.T) {
 		"mount options": {func(pv *corev1.PersistentVolume, _ *corev1.PersistentVolumeClaim) {
 			pv.Spec.MountOptions = []string{"noatime"}
 		}, nil, "mountOptions"},
-		"the directory is gone": {nil, func(r *rig) error { return os.RemoveAll(r.path()) }, "is not a directory"},
-		"the name is taken":     {nil, func(r *rig) error { return os.Mkdir(filepath.Join(r.config.Pools[0].Path, pvName), 0o700) }, "is there already"},
-		"another volume has it": {nil, func(r *rig) error {
-			pv, _ := r.objects()
-			pv.Name = "other"
-			return r.client.Tracker().Add(pv)
-		}, "PersistentVolume other has the same directory"},
-		"the driver is away":   {nil, func(r *rig) error { r.driver = away{}; return nil }, "ask the driver"},
-		"another pool's class": {nil, func(r *rig) error { r.config.Class = "none"; return nil }, `"none" not found`},
-		"a claim that is not here": {nil, func(r *rig) error {
-			r.config.Chosen = Chosen{Claims: []types.NamespacedName{{Namespace: "space", Name: "else"}}}
-			return nil
-		},
-			"claim space/else: no volume"},
-		"two programs in one pool": {nil, func(r *rig) error {
-			p := pod(corev1.PodRunning)
-			p.Spec.Volumes, p.Spec.Containers = nil, []corev1.Container{{Env: []corev1.EnvVar{{Name: "PV_DIR", Value: r.config.Pools[0].Path}}}}
-			return r.client.Tracker().Add(p)
-		}, "two programs serve this pool"},
+	})
+}
+
+func TestRefusedByTheCluster(t *testing.T) {
+	refused(t, map[string]refusal{
+		"a pod uses the claim":                       {nil, adding(podWith(corev1.PodRunning)), "in use by pod user"},
+		"a pod waits for it":                         {nil, adding(podWith(corev1.PodPending)), "in use by pod user"},
+		"another volume has the directory":           {nil, (*rig).twice, "PersistentVolume other has the same directory"},
+		"two programs in one pool":                   {nil, (*rig).served, "two programs serve this pool"},
+		"a claim that is not here":                   {nil, choosing("else"), "claim space/else: no volume"},
+		"a class that is not there":                  {nil, func(r *rig) error { r.config.Class = "none"; return nil }, `"none" not found`},
 		"a quota that the new claim would exceed":    {nil, refusing("persistentvolumeclaims"), "would refuse the new claim, beside the old one: "},
 		"a webhook that would refuse the new volume": {nil, refusing("persistentvolumes"), "would refuse the new PersistentVolume: "},
-		"a pool that the driver does not serve":      {nil, func(r *rig) error { r.driver = hangs{r.driver}; return nil }, "pool hangs"},
-	}
-	for title, tt := range tests {
+	})
+}
+
+func TestRefusedByTheNode(t *testing.T) {
+	refused(t, map[string]refusal{
+		"another directory":                     {nil, func(r *rig) error { r.config.From = nil; return nil }, "nor in one that --from-dir names"},
+		"the directory is gone":                 {nil, func(r *rig) error { return os.RemoveAll(r.path()) }, "is not a directory"},
+		"the name is taken":                     {nil, func(r *rig) error { return os.Mkdir(filepath.Join(r.config.Pools[0].Path, pvName), 0o700) }, "is there already"},
+		"the driver is away":                    {nil, func(r *rig) error { r.driver = away{}; return nil }, "ask the driver"},
+		"a pool that the driver does not serve": {nil, func(r *rig) error { r.driver = hangs{r.driver}; return nil }, "pool hangs"},
+	})
+}
+
+// refused expects of each that it is said, and that nothing has begun.
+func refused(t *testing.T, refusals map[string]refusal) {
+	t.Helper()
+	for title, tt := range refusals {
 		t.Run(title, func(t *testing.T) {
-			var changes []objects
-			if tt.objects != nil {
-				changes = append(changes, tt.objects)
+			if tt.objects == nil {
+				tt.objects = func(*corev1.PersistentVolume, *corev1.PersistentVolumeClaim) {}
 			}
-			r := newRig(t, "old", changes...)
+			r := newRig(t, "old", tt.objects)
 			if tt.rig != nil {
 				must.Succeed(t, tt.rig(r))
 			}
@@ -406,9 +405,36 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-func choosing(r *rig) error {
-	r.config.Chosen = Chosen{Claims: []types.NamespacedName{{Namespace: "space", Name: "data"}}}
-	return nil
+// podWith is one that has the claim.
+func podWith(phase corev1.PodPhase) *corev1.Pod {
+	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "space", Name: "user"}, Status: corev1.PodStatus{Phase: phase},
+		Spec: corev1.PodSpec{NodeName: "node-a", Volumes: []corev1.Volume{{VolumeSource: corev1.VolumeSource{
+			PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "data"}}}}}}
+}
+
+func adding(object runtime.Object) func(*rig) error {
+	return func(r *rig) error { return r.client.Tracker().Add(object) }
+}
+
+// twice has another PersistentVolume of the same directory.
+func (r *rig) twice() error {
+	pv, _ := r.objects()
+	pv.Name = "other"
+	return r.client.Tracker().Add(pv)
+}
+
+// served has a provisioner in the pool.
+func (r *rig) served() error {
+	return r.client.Tracker().Add(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "space", Name: "provisioner"}, Spec: corev1.PodSpec{
+		NodeName: "node-a", Containers: []corev1.Container{{Env: []corev1.EnvVar{{Name: "PV_DIR", Value: r.config.Pools[0].Path}}}}}})
+}
+
+// choosing names one claim.
+func choosing(name string) func(*rig) error {
+	return func(r *rig) error {
+		r.config.Chosen = Chosen{Claims: []types.NamespacedName{{Namespace: "space", Name: name}}}
+		return nil
+	}
 }
 
 func (r *rig) path() string {

@@ -157,37 +157,17 @@ func TestProvision(t *testing.T) {
 			r := newRig(t, tt.config)
 			pv, _, err := r.Provision(t.Context(), request())
 			must.Succeed(t, err)
-			info, err := os.Stat(filepath.Join(r.config.Path, tt.directory))
-			must.Succeed(t, err)
-			if info.Mode().Perm() != 0o777 {
-				t.Errorf("the directory has mode %v", info.Mode())
+			path := filepath.Join(r.config.Path, tt.directory)
+			info, err := os.Stat(path)
+			if err != nil || info.Mode().Perm() != 0o777 {
+				t.Errorf("the directory: %v (%v)", info, err)
 			}
-			if pv.Spec.HostPath == nil || pv.Spec.HostPath.Path != filepath.Join(r.config.Path, tt.directory) || *pv.Spec.HostPath.Type != corev1.HostPathDirectory {
-				t.Errorf("the source is %+v", pv.Spec.PersistentVolumeSource)
-			}
-			if onNode := pv.Annotations[ProvisionOnNode]; onNode != map[Mode]string{PerNode: "node-a"}[tt.config.Mode] {
-				t.Errorf("%s is %q", ProvisionOnNode, onNode)
-			}
-			if diff := cmp.Diff([]corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}, pv.Spec.AccessModes); diff != "" {
-				t.Error(diff)
-			}
-			if pv.Name != name || pv.Annotations[Identity] != "node-a" || pv.Spec.Capacity.Storage().Value() != 1000001 {
-				t.Errorf("the PersistentVolume is %+v", pv)
-			}
-			affine := pv.Spec.NodeAffinity != nil && pv.Spec.NodeAffinity.Required.NodeSelectorTerms[0].MatchExpressions[0].Values[0] == "host-a"
-			if affine == tt.config.Shared {
-				t.Errorf("the node affinity is %v", pv.Spec.NodeAffinity)
-			}
-			want := corev1.PersistentVolumeReclaimDelete
-			if tt.config.ReclaimPolicy != "" {
-				want = tt.config.ReclaimPolicy
-			}
-			if pv.Spec.PersistentVolumeReclaimPolicy != want {
-				t.Errorf("the reclaim policy is %s", pv.Spec.PersistentVolumeReclaimPolicy)
+			if diff := cmp.Diff(wanted(r.config, path), pv); diff != "" {
+				t.Errorf("(- want, + got):\n%s", diff)
 			}
 			// The PersistentVolume could not be saved, and the controller asks again.
 			again, _, err := r.Provision(t.Context(), request())
-			if err != nil || again.Spec.HostPath.Path != pv.Spec.HostPath.Path {
+			if err != nil || again.Spec.HostPath.Path != path {
 				t.Errorf("asked again: %+v, %v", again, err)
 			}
 			pv.Status.Phase = corev1.VolumeReleased
@@ -198,6 +178,31 @@ func TestProvision(t *testing.T) {
 			}
 		})
 	}
+}
+
+// wanted is the PersistentVolume of request.
+func wanted(config Config, path string) *corev1.PersistentVolume {
+	mode, isDirectory := corev1.PersistentVolumeFilesystem, corev1.HostPathDirectory
+	pv := &corev1.PersistentVolume{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{Identity: "node-a"}},
+		Spec: corev1.PersistentVolumeSpec{
+			Capacity:                      corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1000001")},
+			AccessModes:                   []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
+			PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimDelete,
+			VolumeMode:                    &mode,
+			PersistentVolumeSource:        corev1.PersistentVolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: path, Type: &isDirectory}},
+		},
+	}
+	if config.Mode == PerNode {
+		pv.Annotations[ProvisionOnNode] = "node-a"
+	}
+	if config.ReclaimPolicy != "" {
+		pv.Spec.PersistentVolumeReclaimPolicy = config.ReclaimPolicy
+	}
+	if !config.Shared {
+		pv.Spec.NodeAffinity = onHost("host-a")
+	}
+	return pv
 }
 
 func TestShouldProvision_annotationWinsOverScheduler(t *testing.T) {
@@ -310,50 +315,55 @@ func own(t *testing.T, path string) *corev1.PersistentVolume {
 	}
 }
 
-func TestDeleteRemovesOnlyItsOwn(t *testing.T) {
-	tests := map[string]struct {
-		change  func(pv *corev1.PersistentVolume, pool string)
-		removed bool
-	}{
-		"its own, with a long name": {func(pv *corev1.PersistentVolume, pool string) {
-			pv.Spec.HostPath.Path = filepath.Join(pool, strings.Repeat("x", 214)+"-"+name)
-			if err := os.Rename(filepath.Join(pool, name), pv.Spec.HostPath.Path); err != nil {
-				panic(err)
+func TestDeleteRemovesItsOwn(t *testing.T) {
+	long := strings.Repeat("x", 214) + "-" + name
+	for title, directory := range map[string]string{"without a record": name, "with a long name": long} {
+		t.Run(title, func(t *testing.T) {
+			r := newRig(t, Config{Mode: PerNode})
+			pv := own(t, r.config.Path)
+			pv.Spec.HostPath.Path = filepath.Join(r.config.Path, directory)
+			if directory != name {
+				must.Succeed(t, os.Rename(filepath.Join(r.config.Path, name), pv.Spec.HostPath.Path))
 			}
-		}, true},
-		"its own without a record": {func(*corev1.PersistentVolume, string) {}, true},
-		"without an identity":      {func(pv *corev1.PersistentVolume, _ string) { delete(pv.Annotations, Identity) }, false},
-		"two identities":           {func(pv *corev1.PersistentVolume, _ string) { pv.Annotations[ProvisionOnNode] = "node-b" }, false},
-		"another node's affinity":  {func(pv *corev1.PersistentVolume, _ string) { pv.Spec.NodeAffinity = onHost("host-b") }, false},
-		"no source":                {func(pv *corev1.PersistentVolume, _ string) { pv.Spec.HostPath = nil }, false},
-		"the pool itself":          {func(pv *corev1.PersistentVolume, pool string) { pv.Spec.HostPath.Path = pool }, false},
-		"the pool's parent":        {func(pv *corev1.PersistentVolume, pool string) { pv.Spec.HostPath.Path = filepath.Dir(pool) }, false},
-		"a path that leads back in": {func(pv *corev1.PersistentVolume, pool string) {
-			pv.Spec.HostPath.Path = pool + "/../" + filepath.Base(pool) + "/" + name
-		}, false},
-		"a relative path": {func(pv *corev1.PersistentVolume, _ string) { pv.Spec.HostPath.Path = name }, false},
-		"inside a volume": {func(pv *corev1.PersistentVolume, pool string) {
-			pv.Spec.HostPath.Path = filepath.Join(pool, name, "sub")
-		}, false},
-		"the pool of the driver": {func(pv *corev1.PersistentVolume, pool string) {
-			pv.Spec.HostPath.Path = filepath.Join(pool, CSIDirectory)
-		}, false},
-		"a name that somebody chose": {func(pv *corev1.PersistentVolume, _ string) { pv.Name = "555555555555" }, false},
-		"another one's directory":    {func(pv *corev1.PersistentVolume, _ string) { pv.Name = "pvc-99999999-2222-3333-4444-555555555555" }, false},
+			must.Succeed(t, r.Delete(t.Context(), pv))
+			if left := r.directories(); len(left) > 0 {
+				t.Errorf("left: %v", left)
+			}
+		})
 	}
-	for title, tt := range tests {
+}
+
+func TestDeleteLeavesWhatIsNotItsOwn(t *testing.T) {
+	at := func(path string) func(*corev1.PersistentVolume, string) {
+		return func(pv *corev1.PersistentVolume, pool string) {
+			pv.Spec.HostPath.Path = strings.NewReplacer("POOL", pool, "PARENT", filepath.Dir(pool), "BASE", filepath.Base(pool), "NAME", name).Replace(path)
+		}
+	}
+	tests := map[string]func(pv *corev1.PersistentVolume, pool string){
+		"without an identity":        func(pv *corev1.PersistentVolume, _ string) { delete(pv.Annotations, Identity) },
+		"two identities":             func(pv *corev1.PersistentVolume, _ string) { pv.Annotations[ProvisionOnNode] = "node-b" },
+		"another node's affinity":    func(pv *corev1.PersistentVolume, _ string) { pv.Spec.NodeAffinity = onHost("host-b") },
+		"no source":                  func(pv *corev1.PersistentVolume, _ string) { pv.Spec.HostPath = nil },
+		"a name that somebody chose": func(pv *corev1.PersistentVolume, _ string) { pv.Name = "555555555555" },
+		"another one's directory":    func(pv *corev1.PersistentVolume, _ string) { pv.Name = "pvc-99999999-2222-3333-4444-555555555555" },
+		"the pool itself":            at("POOL"),
+		"the pool's parent":          at("PARENT"),
+		"a path that leads back in":  at("POOL/../BASE/NAME"),
+		"a relative path":            at("NAME"),
+		"inside a volume":            at("POOL/NAME/sub"),
+		"the pool of the driver":     at("POOL/" + CSIDirectory),
+	}
+	for title, change := range tests {
 		t.Run(title, func(t *testing.T) {
 			r := newRig(t, Config{Mode: PerNode})
 			must.Succeed(t, os.Mkdir(filepath.Join(r.config.Path, CSIDirectory), 0o750))
 			pv := own(t, r.config.Path)
-			tt.change(pv, r.config.Path)
-			err := r.Delete(t.Context(), pv)
-			left := slices.DeleteFunc(r.directories(), func(name string) bool { return name == CSIDirectory })
-			if removed := len(left) == 0; removed != tt.removed || (err == nil) != tt.removed {
-				t.Errorf("removed: %v, error %v", removed, err)
+			change(pv, r.config.Path)
+			if err := r.Delete(t.Context(), pv); err == nil {
+				t.Error("it is not refused")
 			}
-			if _, err := os.Stat(filepath.Join(r.config.Path, CSIDirectory)); err != nil {
-				t.Error(err)
+			if diff := cmp.Diff([]string{CSIDirectory, name}, r.directories()); diff != "" {
+				t.Errorf("(- want, + got):\n%s", diff)
 			}
 		})
 	}
@@ -589,43 +599,49 @@ func TestDirectoryOfNobody_isRemovedIfItIsEmptyAndOurs(t *testing.T) {
 	claim := request().PVC
 	claim.UID = types.UID(uids["claim"])
 	r := newRig(t, Config{Mode: PerNode, NamePrefix: true}, claim)
-	var names []string
-	for what, uid := range uids {
-		name := "claim-pvc-" + uid
-		if what == "no record" {
-			must.Succeed(t, os.Mkdir(filepath.Join(r.config.Path, name), 0o777))
-		} else {
-			_, _, err := r.Provision(t.Context(), request(func(o *controller.ProvisionOptions) { o.PVName = "pvc-" + uid }))
-			must.Succeed(t, err)
-		}
-		if what != "nothing" {
-			names = append(names, name)
-		}
-	}
+	want := r.abandon(uids)
+	slices.Sort(want)
 	must.Succeed(t, os.WriteFile(filepath.Join(r.config.Path, "claim-pvc-"+uids["content"], "file"), nil, 0o600))
-	for _, pv := range []*corev1.PersistentVolume{
-		{ObjectMeta: metav1.ObjectMeta{Name: "pvc-" + uids["volume"]}},
-		{ObjectMeta: metav1.ObjectMeta{Name: "by-hand"}, Spec: corev1.PersistentVolumeSpec{PersistentVolumeSource: corev1.PersistentVolumeSource{
-			HostPath: &corev1.HostPathVolumeSource{Path: filepath.Join(r.config.Path, "claim-pvc-"+uids["volume of another name"])}}}},
-	} {
-		_, err := r.client.CoreV1().PersistentVolumes().Create(t.Context(), pv, metav1.CreateOptions{})
+	byHand := corev1.PersistentVolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: filepath.Join(r.config.Path, "claim-pvc-"+uids["volume of another name"])}}
+	for name, source := range map[string]corev1.PersistentVolumeSource{"pvc-" + uids["volume"]: {}, "by-hand": byHand} {
+		_, err := r.client.CoreV1().PersistentVolumes().Create(t.Context(), &corev1.PersistentVolume{
+			ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.PersistentVolumeSpec{PersistentVolumeSource: source}}, metav1.CreateOptions{})
 		must.Succeed(t, err)
 	}
 	once := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "pvc-" + uids["volume, once"]}}
 	must.Succeed(t, r.instance.volumes.GetIndexer().Add(once))
-	check := func() {
-		a := &abandoned{Provisioner: r.Provisioner, settled: make(map[volume.ID]bool)}
-		for range 2 {
-			a.remove(t.Context())
-		}
-	}
-	check()
+	r.checkTwice()
 	// It was retained, and deleted by hand, or is being migrated. Then the provisioner is restarted.
 	must.Succeed(t, r.instance.volumes.GetIndexer().Delete(once))
-	check()
-	slices.Sort(names)
-	if diff := cmp.Diff(names, r.directories()); diff != "" {
+	r.checkTwice()
+	if diff := cmp.Diff(want, r.directories()); diff != "" {
 		t.Errorf("(- want, + got):\n%s", diff)
+	}
+}
+
+// abandon makes directories without PersistentVolumes, and returns those that have to stay.
+func (r *rig) abandon(uids map[string]string) (staying []string) {
+	r.Helper()
+	for what, uid := range uids {
+		name := "claim-pvc-" + uid
+		if what == "no record" {
+			must.Succeed(r.T, os.Mkdir(filepath.Join(r.config.Path, name), 0o777))
+		} else {
+			_, _, err := r.Provision(r.Context(), request(func(o *controller.ProvisionOptions) { o.PVName = "pvc-" + uid }))
+			must.Succeed(r.T, err)
+		}
+		if what != "nothing" {
+			staying = append(staying, name)
+		}
+	}
+	return staying
+}
+
+// checkTwice looks for what is abandoned, as a new process does.
+func (r *rig) checkTwice() {
+	a := &abandoned{Provisioner: r.Provisioner, settled: make(map[volume.ID]bool)}
+	for range 2 {
+		a.remove(r.Context())
 	}
 }
 
