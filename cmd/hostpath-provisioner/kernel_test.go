@@ -59,21 +59,30 @@ func serve(t *testing.T, path string) *pool.Set {
 	return set
 }
 
-func create(ctx context.Context, set *pool.Set, name string) error {
-	id, err := volume.ParseID(name)
-	if err != nil {
+// create makes a volume of 1 MiB as the program does: nobody finishes or undoes it meanwhile.
+func create(ctx context.Context, set *pool.Set, name string) (v pool.Volume, err error) {
+	err = locked(set, name, func(id volume.ID) error {
+		v, err = set.Create(ctx, pool.Request{ID: id, Range: volume.Range{Required: mib}})
 		return err
-	}
-	_, err = set.Create(ctx, pool.Request{ID: id, Range: volume.Range{Required: mib}})
-	return err
+	})
+	return v, err
 }
 
 func remove(ctx context.Context, set *pool.Set, name string) error {
+	return locked(set, name, func(id volume.ID) error { return set.Delete(ctx, id) })
+}
+
+func locked(set *pool.Set, name string, do func(id volume.ID) error) error {
 	id, err := volume.ParseID(name)
 	if err != nil {
 		return err
 	}
-	return set.Delete(ctx, id)
+	unlock, err := set.Lock(id)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	return do(id)
 }
 
 // A container may use a new directory without anybody's chcon: with the policy of a host, it would inherit the pool's label.
@@ -82,7 +91,8 @@ func TestNewDirectory_containersMayUseIt(t *testing.T) {
 		t.Run(kind, func(t *testing.T) {
 			path := testenv.GuestDir(t, variable)
 			must.Succeed(t, unix.Lsetxattr(path, "security.selinux", []byte("system_u:object_r:var_t:s0"), 0))
-			must.Succeed(t, create(t.Context(), serve(t, path), "pvc-1"))
+			_, err := create(t.Context(), serve(t, path), "pvc-1")
+			must.Succeed(t, err)
 			label := make([]byte, 256)
 			n, err := unix.Lgetxattr(filepath.Join(path, "pvc-1"), "security.selinux", label)
 			must.Succeed(t, err)
@@ -97,7 +107,8 @@ func TestWriteBeyondSize_isRefused(t *testing.T) {
 	for kind, variable := range guestDisks(t) {
 		t.Run(kind, func(t *testing.T) {
 			path := testenv.GuestDir(t, variable)
-			must.Succeed(t, create(t.Context(), serve(t, path), "pvc-1"))
+			_, err := create(t.Context(), serve(t, path), "pvc-1")
+			must.Succeed(t, err)
 			size, refused := write(t, filepath.Join(path, "pvc-1", "file"), 2)
 			if refused == nil || size == 0 || size > mib {
 				t.Errorf("a volume of 1 MiB takes %d of 2 MiB (%v)", size, refused)
@@ -145,7 +156,10 @@ func TestProvisionerAndDriverAtOnce_noProjectHasTwoVolumes(t *testing.T) {
 			for worker := range workers {
 				all.Go(func() {
 					failures <- churn(each/workers, fmt.Sprintf("pvc-a%d", worker),
-						func(name string) error { return create(t.Context(), set, name) },
+						func(name string) error {
+							_, err := create(t.Context(), set, name)
+							return err
+						},
 						func(name string) error { return remove(t.Context(), set, name) })
 				})
 				all.Go(func() {

@@ -94,7 +94,8 @@ func TestProvisionerAndDriverOnOneDisk_eitherCountsWhatTheOtherWrites(t *testing
 			t.Errorf("the capacity of the %s goes from %d to %d (%v), when 64 MiB are written to %s", whose, before, after, err, volume)
 		}
 	}
-	must.Succeed(t, create(t.Context(), set, "pvc-1"))
+	_, err = create(t.Context(), set, "pvc-1")
+	must.Succeed(t, err)
 	wantLess("driver", filepath.Join(path, "pvc-1"), func() (int64, error) { return driver.Capacity(t.Context(), "local") })
 	_, err = driver.Create(t.Context(), drivertest.Volume{ID: "pvc-2", Pool: "local", Bytes: mib})
 	must.Succeed(t, err)

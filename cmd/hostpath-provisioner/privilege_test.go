@@ -21,7 +21,6 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/handover"
 	"kubevirt.io/hostpath-provisioner/pkg/provisioner"
-	"kubevirt.io/hostpath-provisioner/pkg/volume"
 	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
@@ -82,11 +81,7 @@ func obey(ctx context.Context, set *pool.Set, command, name string) string {
 		}
 		return "deleted"
 	}
-	id, err := volume.ParseID(name)
-	if err != nil {
-		return err.Error()
-	}
-	made, err := set.Create(ctx, pool.Request{ID: id, Range: volume.Range{Required: mib}})
+	made, err := create(ctx, set, name)
 	if err != nil {
 		return err.Error()
 	}
