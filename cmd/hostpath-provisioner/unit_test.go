@@ -4,6 +4,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -24,6 +25,19 @@ func TestUnit_systemdFindsNothingWrong(t *testing.T) {
 	out, err := exec.CommandContext(t.Context(), "systemd-analyze", "verify", "--man=no", unit).CombinedOutput()
 	if err != nil || len(out) > 0 {
 		t.Errorf("systemd-analyze verify: %v\n%s", err, out)
+	}
+}
+
+func TestUnit_labelsOnceAndBeforeKubelet(t *testing.T) {
+	if testenv.Guest() {
+		t.Skip("the guest has not the file: make test has this")
+	}
+	text, err := os.ReadFile(unit)
+	must.Succeed(t, err)
+	for _, line := range []string{"Before=kubelet.service", "Type=oneshot", "RemainAfterExit=yes", "RequiresMountsFor=/var/hpvolumes"} {
+		if !slices.Contains(strings.Split(string(text), "\n"), line) {
+			t.Errorf("%s is missing", line)
+		}
 	}
 }
 
