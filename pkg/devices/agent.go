@@ -25,6 +25,8 @@ type Volume struct {
 	Released, Used bool
 	// ClaimUID and Claim are of the claim that has or had it.
 	ClaimUID, Claim string
+	// Wipe is how it is cleaned at least, and empty if any way will do.
+	Wipe Wipe
 	// Foreign is a volume of the node that somebody else has made: Pass gets none.
 	Foreign bool
 	// FSType is the filesystem that kubelet makes on it; it is empty for a volume without one.
@@ -113,6 +115,8 @@ type Request struct {
 	Wipe Wipe
 	// Offer says which other devices are offered; nil offers none.
 	Offer *Config
+	// Frozen has nothing be cleaned or offered: volumes are compared with their devices, and that is noted.
+	Frozen bool
 	// Retry has devices checked again that were refused.
 	Retry bool
 }
@@ -148,7 +152,7 @@ func (a *Agent) Pass(r Request) Report {
 	for _, v := range r.Volumes {
 		p.volume(v, seen)
 	}
-	if r.Offer != nil {
+	if r.Offer != nil && !r.Frozen {
 		p.scan(seen)
 	}
 	for number, j := range a.jobs {
@@ -207,16 +211,19 @@ func (p *pass) volume(v Volume, seen map[blockdev.Number]bool) {
 		p.problem(v.Name, v.Path, Twice, "it is the same device as %s of the PersistentVolume %s", other.Path, other.Name)
 		return
 	}
-	if j := p.jobs[number]; j != nil && (!v.Released || j.volume.ClaimUID != v.ClaimUID) {
+	if j := p.jobs[number]; j != nil && (!v.Released || j.volume.ClaimUID != v.ClaimUID || p.Frozen) {
 		// It is not to be cleaned any more, or was just offered.
 		j.cancel()
 		if !j.finished() {
+			p.report.Wiping = append(p.report.Wiping, Wiping{j.volume.Name, j.path, j.status().progress})
 			return
 		}
 		p.drop(number)
 	}
 	if v.Released {
-		p.released(v, number)
+		if !p.Frozen {
+			p.released(v, number)
+		}
 		return
 	}
 	if err := p.note(v, number); err != nil {
@@ -241,6 +248,9 @@ func (p *pass) released(v Volume, number blockdev.Number) {
 		}
 	}
 	wanted := &job{volume: v, path: v.Path, wipe: p.Wipe, existing: Keep}
+	if v.Wipe != "" && v.Wipe.covers(p.Wipe) {
+		wanted.wipe = v.Wipe
+	}
 	if p.Offer != nil {
 		wanted.existing = p.Offer.ExistingData
 	}

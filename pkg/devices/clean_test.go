@@ -145,6 +145,76 @@ func TestOnlyAllowedDataIsWiped(t *testing.T) {
 	}
 }
 
+// What the users of a volume were promised is kept, also where the configuration has changed or there is none.
+func TestVolumeIsCleanedAsPromised(t *testing.T) {
+	for name, c := range map[string]struct{ promised, configured, want devices.Wipe }{
+		"less is configured now": {devices.WipeZero, devices.WipeSignatures, devices.WipeZero},
+		"more is configured now": {devices.WipeDiscard, devices.WipeZero, devices.WipeZero},
+		"nothing was promised":   {"", devices.WipeSignatures, devices.WipeSignatures},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := devicestest.New(t)
+			t.Cleanup(devices.UseSmallSteps())
+			w.Config.Wipe = c.configured
+			d := w.Disk("disk", 8*mib)
+			v := devicestest.Released(d.Volume("pv"))
+			v.Wipe = c.promised
+			w.PVs = []devices.Volume{v}
+			if r := w.Pass(); len(r.Cleaned) != 1 {
+				t.Fatalf("found %+v, want it cleaned", r)
+			}
+			if record, err := w.Records.Get(d.Path); err != nil || record.Wipe != c.want {
+				t.Errorf("it was cleaned by %+v, %v; want %s", record, err, c.want)
+			}
+			if c.want == devices.WipeSignatures {
+				d.WantPattern(2*mib, 6*mib)
+			} else {
+				d.WantZero(0, 8*mib)
+			}
+		})
+	}
+}
+
+// While nothing may be changed, cleaning stops, and volumes are counted and noted all the same.
+func TestFrozenNode(t *testing.T) {
+	w := devicestest.New(t)
+	t.Cleanup(devices.UseSmallSteps())
+	w.Config.Wipe = devices.WipeZero
+	used, released, gone := w.Disk("disk-used", 8*mib), w.Disk("disk-released", 8*mib), w.Disk("disk-gone", 8*mib)
+	fresh := w.Disk("disk-new", 8*mib)
+	w.PVs = []devices.Volume{devicestest.Released(released.Volume("pv-released")), devicestest.Bound(used.Volume("pv-used")), gone.Volume("pv-gone")}
+	must.Succeed(t, os.Remove(gone.Path))
+	frozen := w.Request()
+	frozen.Frozen, frozen.Retry = true, true
+	begun := make(chan struct{})
+	goOn := make(chan struct{})
+	w.Step = func() {
+		w.Step = nil
+		close(begun)
+		<-goOn
+	}
+	w.Agent.Pass(devices.Request{Volumes: w.PVs, Wipe: devices.WipeZero})
+	<-begun
+	w.Agent.Pass(frozen)
+	close(goOn)
+	r := w.Agent.Pass(frozen)
+	for len(r.Wiping) > 0 {
+		<-w.Changed()
+		r = w.Agent.Pass(frozen)
+	}
+	if r.Available != 1 || len(r.Problems) != 1 || r.Problems[0].Volume != "pv-gone" || len(r.Cleaned)+len(r.Offers)+len(r.Wiping) > 0 {
+		t.Errorf("found %+v, want one in use, one missing, and nothing else", r)
+	}
+	if record, err := w.Records.Get(used.Path); err != nil || record.State != devices.Bound {
+		t.Errorf("the record of the one in use is %+v, %v", record, err)
+	}
+	released.WantPattern(6*mib, 8*mib)
+	fresh.WantPattern(0, 8*mib)
+	if r := w.Pass(); len(r.Cleaned) != 1 {
+		t.Errorf("found %+v, want cleaning to go on then", r)
+	}
+}
+
 // What was cleaned of a disk says nothing of the one that has its place now.
 func TestCleaningOfReplacedDiskBeginsAnew(t *testing.T) {
 	w := devicestest.New(t)

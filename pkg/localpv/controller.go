@@ -97,30 +97,24 @@ func (c *controller) Reconcile(ctx context.Context, _ reconcile.Request) (reconc
 		return result, err
 	}
 	problems := newReports()
+	request := devices.Request{Volumes: volumesOf(list.Items), Wipe: devices.WipeSignatures}
 	config, named, err := c.config(ctx, node)
-	if err != nil {
+	switch {
+	case err != nil:
 		c.metrics.configIs(invalid)
 		c.once("config problems", "The ConfigMap cannot be used", "problems", err.Error())
-		c.metrics.uncleaned.Set(float64(uncleaned(list.Items, devices.Report{})))
 		problems.add(node, "InvalidPVSpecConfigMap", err.Error())
 		if config.DeviceDir != "" {
 			c.watcher.watch([]string{nearest(config.DeviceDir)})
 		}
-		c.report(problems, "InvalidPVSpecConfigMap")
-		c.ready.Store(true)
-		return result, nil
+		request.Frozen = true
+	case named:
+		delete(c.reported, "config problems")
+		request.Wipe, request.Offer = config.Wipe, c.takesEffect(node, list.Items, &config, problems)
+	default:
+		c.metrics.configIs("")
 	}
-	request := devices.Request{Volumes: volumesOf(list.Items), Wipe: devices.WipeSignatures, Retry: poll || c.changedConfig(config) || c.retry.due(now)}
-	c.metrics.configIs("")
-	delete(c.reported, "config problems")
-	if named {
-		request.Wipe, request.Offer = config.Wipe, &config
-		if different := conflicts(list.Items, config); len(different) > 0 {
-			c.metrics.configIs(conflict)
-			request.Offer = nil
-			problems.add(node, "PVSpecConflict", "The configuration takes effect when these PersistentVolumes are gone: "+strings.Join(different, "; "))
-		}
-	}
+	request.Retry = poll || c.changedConfig(config) || c.retry.due(now)
 	report := c.agent.Pass(request)
 	result.RequeueAfter = time.Until(c.retry.next(report.Problems, now, c.nextPoll)) + time.Millisecond
 	if request.Offer != nil {
@@ -132,6 +126,22 @@ func (c *controller) Reconcile(ctx context.Context, _ reconcile.Request) (reconc
 		c.ready.Store(true)
 	}
 	return result, err
+}
+
+// takesEffect is the configuration if devices are to be offered by it, or nil.
+func (c *controller) takesEffect(node *metav1.PartialObjectMetadata, pvs []corev1.PersistentVolume, config *devices.Config, problems *reports) *devices.Config {
+	different := conflicts(pvs, *config)
+	switch {
+	case len(different) > 0:
+		problems.add(node, "PVSpecConflict", "The configuration takes effect when these PersistentVolumes are gone: "+strings.Join(different, "; "))
+	case node.Labels[corev1.LabelHostname] == "":
+		problems.add(node, "NoHostnameLabel", "The node has no label "+corev1.LabelHostname+", which PersistentVolumes select it by: nothing is offered")
+	default:
+		c.metrics.configIs("")
+		return config
+	}
+	c.metrics.configIs(conflict)
+	return nil
 }
 
 // readyPath is where the kubelet asks, beside the metrics.
@@ -277,7 +287,7 @@ func (c *controller) show(node *metav1.PartialObjectMetadata, pvs []corev1.Persi
 			}
 		}
 	}
-	c.report(reports, "")
+	c.report(reports)
 	c.metrics.available.Set(float64(r.Available))
 	c.metrics.errors.Set(float64(len(found)))
 	c.metrics.missing.Set(float64(missing))
@@ -336,9 +346,8 @@ func (r *reports) add(about client.Object, reason, text string) {
 // longestNote is what an event may say, in bytes (events.k8s.io/v1, note).
 const longestNote = 1000
 
-// report makes events of what was not said before. What is not the case any more can be said again. With a reason,
-// the others stay as they are.
-func (c *controller) report(r *reports, only string) {
+// report makes events of what was not said before. What is not the case any more can be said again.
+func (c *controller) report(r *reports) {
 	for key, text := range r.texts {
 		if c.reported[key] == text {
 			continue
@@ -351,7 +360,7 @@ func (c *controller) report(r *reports, only string) {
 		c.events.Eventf(r.objects[key], nil, corev1.EventTypeWarning, reason, "Check", "%s", text)
 	}
 	for key := range c.reported {
-		if _, now := r.texts[key]; strings.HasPrefix(key, "event ") && !now && only == "" {
+		if _, now := r.texts[key]; strings.HasPrefix(key, "event ") && !now {
 			delete(c.reported, key)
 		}
 	}

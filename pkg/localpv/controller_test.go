@@ -202,18 +202,24 @@ func TestConfigMapOfAnnotationComesFirst(t *testing.T) {
 // Nothing is changed by a wrong ConfigMap, and all that is wrong is said at once.
 func TestWrongConfigMap(t *testing.T) {
 	c := newCluster(t, Options{DefaultConfigMap: "map"})
-	d := c.Disk("disk", 8*mib)
+	d, missing := c.Disk("disk", 8*mib), c.Disk("disk-missing", 8*mib)
 	c.configure(block())
-	pv := c.awaitVolumes(1)[0]
+	pv := c.awaitVolumes(2)[0]
 	c.release(&pv)
+	must.Succeed(t, os.Remove(missing.Path))
 	c.configure(map[string]string{devices.KeyVolumeMode: "Raw", devices.KeyDeviceDir: "/no/such/directory", devices.KeyFilter: "("})
 	before := d.Sum()
 	c.Disk("disk-2", 8*mib)
 	c.pass()
 	c.pass()
-	if len(c.volumes()) != 1 || d.Sum() != before {
+	if len(c.volumes()) != 2 || d.Sum() != before {
 		t.Errorf("volumes %+v, or the disk was written to", c.volumes())
 	}
+	// What is the case is measured all the same.
+	c.wantMetric(c.metrics.available, 0)
+	c.wantMetric(c.metrics.missing, 1)
+	c.wantMetric(c.metrics.errors, 1)
+	c.wantMetric(c.metrics.uncleaned, 1)
 	c.wantEvent("InvalidPVSpecConfigMap", `volumeMode is "Raw"`, "there is no /no/such/directory", `deviceNameFilter is "("`)
 	c.wantMetric(c.metrics.config.WithLabelValues(invalid), 1)
 	if n := strings.Count(c.logged.String(), "The ConfigMap cannot be used"); n != 1 {
@@ -222,9 +228,30 @@ func TestWrongConfigMap(t *testing.T) {
 	c.configure(block())
 	c.until("the released volume to be made anew, and one of the other disk", func() bool {
 		now := c.volumes()
-		return len(now) == 2 && now[0].Spec.ClaimRef == nil
+		return len(now) == 3 && now[0].Spec.ClaimRef == nil
 	})
 	c.wantMetric(c.metrics.config.WithLabelValues(invalid), 0)
+}
+
+// A volume is for the node that has its label: without a label there is none to be written.
+func TestNodeWithoutHostnameLabel(t *testing.T) {
+	c := newCluster(t, Options{DefaultConfigMap: "map"})
+	c.Disk("disk", 8*mib).Untouched()
+	label := func(labels map[string]string) {
+		t.Helper()
+		var n corev1.Node
+		must.Succeed(t, c.Get(t.Context(), client.ObjectKey{Name: node}, &n))
+		n.Labels = labels
+		must.Succeed(t, c.Update(t.Context(), &n))
+	}
+	label(nil)
+	c.configure(block())
+	c.pass()
+	c.wantEvent("NoHostnameLabel", corev1.LabelHostname)
+	c.wantMetric(c.metrics.config.WithLabelValues(conflict), 1)
+	if n := len(c.volumes()); n > 0 {
+		t.Errorf("%d volumes", n)
+	}
 }
 
 func TestChangedConfigMapWaitsForVolumes(t *testing.T) {
@@ -254,7 +281,9 @@ func TestDeviceOfVolumeMadeByHandIsNotOffered(t *testing.T) {
 	c := newCluster(t, Options{DefaultConfigMap: "map"})
 	d := c.Disk("disk", 8*mib)
 	d.Untouched()
-	pv := newVolume(nodeMetadata(node), devices.Config{VolumeMode: devices.Block, Filter: regexp.MustCompile("")}, devices.Offer{Name: "by-hand", Path: d.Node, Bytes: 8 * mib})
+	on := nodeMetadata(node)
+	on.Labels = map[string]string{corev1.LabelHostname: node}
+	pv := newVolume(on, devices.Config{VolumeMode: devices.Block, Filter: regexp.MustCompile("")}, devices.Offer{Name: "by-hand", Path: d.Node, Bytes: 8 * mib})
 	pv.Labels, pv.Annotations, pv.OwnerReferences = nil, nil, nil
 	must.Succeed(t, c.Create(t.Context(), pv))
 	c.configure(block())

@@ -22,6 +22,8 @@ const (
 	nodeLabel       = prefix + "node"
 	// configAnnotation of a node names its ConfigMap.
 	configAnnotation = prefix + "pv-spec-configmap"
+	// wipeAnnotation of a volume says how it is cleaned at least.
+	wipeAnnotation = prefix + devices.KeyWipe
 	// progressAnnotation of a volume says how much of its device is cleaned.
 	progressAnnotation = prefix + "wipe-progress"
 )
@@ -40,11 +42,11 @@ func annotations(c devices.Config) map[string]string {
 	return kept
 }
 
-// newVolume is the PersistentVolume of a device that is offered.
+// newVolume is the PersistentVolume of a device that is offered. The node has to have its label.
 func newVolume(node *metav1.PartialObjectMetadata, c devices.Config, o devices.Offer) *corev1.PersistentVolume {
-	hostname := node.Labels[corev1.LabelHostname]
-	if hostname == "" {
-		hostname = node.Name
+	kept := annotations(c)
+	if c.Wipe != devices.WipeSignatures {
+		kept[wipeAnnotation] = string(c.Wipe)
 	}
 	yes := true
 	mode := corev1.PersistentVolumeMode(c.VolumeMode)
@@ -56,7 +58,7 @@ func newVolume(node *metav1.PartialObjectMetadata, c devices.Config, o devices.O
 		ObjectMeta: metav1.ObjectMeta{
 			Name:        o.Name,
 			Labels:      map[string]string{legacyNodeLabel: node.Name, nodeLabel: node.Name},
-			Annotations: annotations(c),
+			Annotations: kept,
 			OwnerReferences: []metav1.OwnerReference{{
 				APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID, Controller: &yes, BlockOwnerDeletion: &yes,
 			}},
@@ -70,7 +72,7 @@ func newVolume(node *metav1.PartialObjectMetadata, c devices.Config, o devices.O
 			PersistentVolumeSource:        corev1.PersistentVolumeSource{Local: local},
 			NodeAffinity: &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
 				MatchExpressions: []corev1.NodeSelectorRequirement{{
-					Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpIn, Values: []string{hostname},
+					Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpIn, Values: []string{node.Labels[corev1.LabelHostname]},
 				}},
 			}}}},
 		},
@@ -85,6 +87,10 @@ func volumeOf(pv *corev1.PersistentVolume) (devices.Volume, bool) {
 	size := pv.Spec.Capacity[corev1.ResourceStorage]
 	v := devices.Volume{Name: pv.Name, UID: string(pv.UID), Path: pv.Spec.Local.Path, Bytes: size.Value(), FSType: fsType(pv),
 		Released: pv.Status.Phase == corev1.VolumeReleased}
+	switch wipe := devices.Wipe(pv.Annotations[wipeAnnotation]); wipe {
+	case devices.WipeDiscard, devices.WipeZero:
+		v.Wipe = wipe
+	}
 	if claim := pv.Spec.ClaimRef; claim != nil {
 		v.ClaimUID, v.Claim = string(claim.UID), claim.Namespace+"/"+claim.Name
 		v.Used = !v.Released

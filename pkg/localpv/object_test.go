@@ -116,6 +116,24 @@ func TestVolumeOf(t *testing.T) {
 	}
 }
 
+// The way of cleaning is a promise to the users of a volume. The default is not written, so that the object is as upstream
+// makes it.
+func TestVolumeHasItsWayOfCleaning(t *testing.T) {
+	c := config
+	c.Wipe = devices.WipeZero
+	pv := newVolume(nodeMetadata("n1"), c, devices.Offer{})
+	if v, _ := volumeOf(pv); v.Wipe != devices.WipeZero {
+		t.Errorf("it is %+v", v)
+	}
+	pv.Annotations[prefix+devices.KeyWipe] = "thoroughly"
+	if v, _ := volumeOf(pv); v.Wipe != "" {
+		t.Errorf("with an unknown one it is %+v", v)
+	}
+	if v, _ := volumeOf(volume()); v.Wipe != "" {
+		t.Errorf("with the default it is %+v", v)
+	}
+}
+
 func TestProblemsOfOneReasonAreOneEvent(t *testing.T) {
 	r := newReports()
 	node := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}

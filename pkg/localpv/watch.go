@@ -15,6 +15,9 @@ import (
 // quiet is how long nothing happens before a change is reported: udev makes many links of one device.
 const quiet = 200 * time.Millisecond
 
+// longestQuiet is how long that is waited for where changes go on and on.
+const longestQuiet = time.Second
+
 // A watcher reports changes in directories.
 type watcher struct {
 	log     logr.Logger
@@ -60,18 +63,26 @@ func (w *watcher) watch(directories []string) {
 func (w *watcher) Start(ctx context.Context) error {
 	defer func() { _ = w.inotify.Close() }()
 	timer := time.NewTimer(0)
+	var first time.Time // of the changes that are not reported
+	wait := func() {
+		if first.IsZero() {
+			first = time.Now()
+		}
+		timer.Reset(min(quiet, longestQuiet-time.Since(first)))
+	}
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case e := <-w.inotify.Events:
 			if e.Op != fsnotify.Chmod && e.Op != fsnotify.Write {
-				timer.Reset(quiet)
+				wait()
 			}
 		case err := <-w.inotify.Errors:
 			w.log.Error(err, "Changes of devices were missed")
-			timer.Reset(quiet)
+			wait()
 		case <-timer.C:
+			first = time.Time{}
 			w.changed()
 		}
 	}
