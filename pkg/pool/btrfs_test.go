@@ -163,6 +163,39 @@ func TestPoolGetsSimpleQuotas(t *testing.T) {
 	})
 }
 
+// Quotas that were switched off and on again between two checks look as before, and have no limits.
+func TestQuotasOffAndOnBetweenChecks(t *testing.T) {
+	testenv.NeedRoot(t)
+	root := testenv.CountingBtrfs(t, 512*mib)
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, root)
+		b.real = quota.Detect
+		b.start(local)
+		b.create("pvc-1", 16*mib)
+		b.later(time.Minute)
+		switchQuotas(t, root, 2) // BTRFS_QUOTA_CTL_DISABLE
+		switchQuotas(t, root, 1) // BTRFS_QUOTA_CTL_ENABLE
+		b.wantAbnormal("pvc-1", "limit is missing")
+		b.later(2 * time.Minute)
+		if got := b.Status()[0].Restored; got == 0 {
+			t.Error("no limit was set again")
+		}
+		if c := b.volume("pvc-1").Condition; c.Abnormal {
+			t.Errorf("the volume is %+v", c)
+		}
+		if err := os.WriteFile(b.path("pool", "pvc-1", "data"), make([]byte, 32*mib), 0o600); !errors.Is(err, syscall.EDQUOT) {
+			t.Errorf("writing 32 MiB into 16: %v, want EDQUOT", err)
+		}
+		restored := b.Status()[0].Restored
+		b.later(5 * time.Minute)
+		if got := b.Status()[0].Restored; got != restored {
+			t.Errorf("%d limits were set again, and then %d", restored, got)
+		}
+		b.delete("pvc-1")
+		b.wantClean()
+	})
+}
+
 // switchQuotas switches the quotas of a btrfs, as btrfs-progs 6.7 and newer can.
 func switchQuotas(t *testing.T, root string, command uint64) {
 	t.Helper()

@@ -18,6 +18,9 @@ func (v *Visit) checkQuota() error {
 		v.changeKeeper()
 	}
 	if v.Keeper.Kind() != "" {
+		if v.Pool.limitsDiffer.Swap(false) {
+			v.queueLimitChecks()
+		}
 		v.restoreQueued()
 	}
 	now := *v.Scan()

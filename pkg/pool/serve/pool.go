@@ -111,6 +111,8 @@ type Pool struct {
 	// unrestored are volumes whose limits are to be compared with their promises. It
 	// belongs to the checks.
 	unrestored map[volume.ID]struct{}
+	// limitsDiffer says that a survey found a limit that is not what was promised.
+	limitsDiffer atomic.Bool
 
 	// vacant says that the last check found nothing of anybody in the pool, and giveUp has the
 	// pool's uuid served by nobody. They belong to the checks.

@@ -84,7 +84,19 @@ func (p *Pool) survey(ctx context.Context) {
 	}
 	found.Upstream = p.countUpstream()
 	if p.state.Load().err == nil {
-		p.surveyed.Store(found)
+		last := p.surveyed.Swap(found)
+		if last == nil || found.Abnormal[health.LimitDiffers] > last.Abnormal[health.LimitDiffers] {
+			p.doubtLimits(found)
+		}
+	}
+}
+
+// doubtLimits has the next check compare all limits with the promises if a survey found one that differs: quotas that were
+// switched off and on again between two checks look as before. Those that cannot be restored are not tried again by each survey.
+func (p *Pool) doubtLimits(found *scan.Survey) {
+	if found.Abnormal[health.LimitDiffers] > 0 {
+		p.limitsDiffer.Store(true)
+		p.checkNow()
 	}
 }
 
