@@ -256,6 +256,36 @@ func (d *Dir) TryLockExisting(name string, at int64) (unlock func(), err error) 
 	return d.lock(name, 0, at, 1, func(try func() error) error { return try() })
 }
 
+// LockDir takes flock(2) of the directory itself, which needs no file, until ctx ends. Locks of files in it do not
+// conflict. CanLockDir says where it holds against other nodes.
+func (d *Dir) LockDir(ctx context.Context) (unlock func(), err error) {
+	return d.lockDir(func(try func() error) error { return retry(ctx, try) })
+}
+
+// TryLockDir is LockDir, but returns ErrLocked instead of waiting.
+func (d *Dir) TryLockDir() (unlock func(), err error) {
+	return d.lockDir(func(try func() error) error { return try() })
+}
+
+func (d *Dir) lockDir(take func(try func() error) error) (unlock func(), err error) {
+	own, err := d.Reopen() // the lock belongs to the descriptor
+	if err != nil {
+		return nil, err
+	}
+	if err := take(func() error { return tryFlock(own.fd) }); err != nil {
+		return nil, errors.Join(pathError("lock", d.path, err), own.Close())
+	}
+	return func() { _ = own.Close() }, nil
+}
+
+func tryFlock(fd int) error {
+	err := unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB)
+	if errors.Is(err, unix.EWOULDBLOCK) || errors.Is(err, unix.EINTR) {
+		return ErrLocked
+	}
+	return err
+}
+
 // Rewrite replaces what a file holds, in place: a reader may see anything in between, and so
 // may the next start after a crash. It makes no file, and syncs nothing. What cannot be written for want
 // of space leaves no hole in its place.

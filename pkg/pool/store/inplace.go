@@ -19,9 +19,9 @@ import (
 // trash itself. A volume is then removed in place, and from that moment on is trash that lies where
 // the volume was. Removing files needs no block anywhere. There are two ways:
 //
-// It is renamed in its directory, to a name that no volume has. That needs room for one more name:
-// ext4 nearly always has it in the last block of the directory, XFS only while the names do not fill
-// the inode, and btrfs reserves several leaves for rename(2), which it does not have.
+// It is renamed in its directory, to a name that no volume has, or into that of the layout. Either needs room for one
+// more name: ext4 nearly always has it in the last block of the first, and always in the second, XFS only while the names do
+// not fill the inode, and btrfs reserves several leaves for rename(2), which it does not have.
 //
 // Where that fails, its directory is marked by an extended attribute. That is in the namespace "trusted",
 // in which pods write nothing, and needs no block: XFS has room for it in the inode, and takes a
@@ -66,10 +66,15 @@ const inPlace = "./"
 
 // removeInPlace makes the directory of a volume trash where it is, durably and in one step.
 func (s *Store) removeInPlace(ctx context.Context, in *dir.Dir, id volume.ID, as string) error {
-	err := in.Rename(id.String(), in, aside+as)
+	to := in
+	err := in.Rename(id.String(), to, aside+as)
+	if noRoom(err) && !s.Bare() {
+		to = s.own
+		err = in.Rename(id.String(), to, aside+as)
+	}
 	switch {
 	case err == nil:
-		return in.Sync()
+		return errors.Join(to.Sync(), in.Sync())
 	case noRoom(err):
 		return s.markRemoved(ctx, in, id, as)
 	}
@@ -102,7 +107,7 @@ func (s *Store) markRemoved(ctx context.Context, in *dir.Dir, id volume.ID, as s
 // lockMarks keeps others from setting marks, and from removing removedInside. The byte of a shared
 // pool holds against calls of this process too.
 func (s *Store) lockMarks(ctx context.Context) (unlock func(), err error) {
-	if s.at.Shared {
+	if s.at.Shared && !s.Bare() {
 		return s.LockByte(ctx, inPlaceByte)
 	}
 	s.at.marking.Lock()
@@ -173,17 +178,23 @@ func anyMarked(in *dir.Dir) (bool, error) {
 
 // RemovedInPlace are the pieces of trash that lie where their volumes were.
 func (s *Store) RemovedInPlace() (pieces []string, err error) {
-	err = s.eachParent(func(in *dir.Dir, snapshots bool) error {
+	find := func(in *dir.Dir, expected func(volume.ID) bool) error {
 		for entry, err := range in.Entries() {
 			if err != nil {
 				return err
 			}
-			if as, is := isAside(entry, snapshots); is {
+			if as, is := isAside(entry, expected); is {
 				pieces = append(pieces, inPlace+as)
 			}
 		}
 		return nil
+	}
+	err = s.eachParent(func(in *dir.Dir, snapshots bool) error {
+		return find(in, func(id volume.ID) bool { return id.IsSnapshot() == snapshots })
 	})
+	if err == nil && !s.Bare() {
+		err = find(s.own, func(volume.ID) bool { return true })
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -197,18 +208,22 @@ func (s *Store) RemovedInPlace() (pieces []string, err error) {
 
 // isAside reports whether an entry was renamed in its directory, and what name it would have in the trash. It is
 // a name just as Remove makes it: whoever else makes one that begins so does not mean trash.
-func isAside(entry dir.Entry, snapshot bool) (as string, is bool) {
+func isAside(entry dir.Entry, expected func(volume.ID) bool) (as string, is bool) {
 	as, is = strings.CutPrefix(entry.Name, aside)
 	if !is || !entry.IsDir {
 		return "", false
 	}
 	t := ParseThrown(as)
 	id, ok := t.Volume()
-	return as, ok && id.IsSnapshot() == snapshot && t.UID != "" && t.Promised != volume.Unknown && t.String() == as
+	return as, ok && expected(id) && t.UID != "" && t.Promised != volume.Unknown && t.String() == as
 }
 
-// ForgetMarks ends the search for marks where nothing is marked any more.
+// ForgetMarks ends the search for marks where nothing is marked any more. In a shared pool without a layout, where
+// whoever marks has the pool's lock, it is for later.
 func (s *Store) ForgetMarks(ctx context.Context) error {
+	if s.at.Shared && s.Bare() {
+		return nil
+	}
 	return s.eachMarking(func(in *dir.Dir) error {
 		done, err := s.lockMarks(ctx)
 		if err != nil {
@@ -321,7 +336,40 @@ func (s *Store) LockPiece(name string) (unlock func(), err error) {
 	if !strings.HasPrefix(name, inPlace) {
 		return func() {}, nil
 	}
-	return s.TryLockByte(byteOf(name))
+	unlockPiece, err := s.lockRemoved(name)
+	if err != nil || s.Bare() {
+		return unlockPiece, err
+	}
+	unlockByte, err := s.TryLockByte(byteOf(name))
+	if err != nil {
+		unlockPiece()
+		return nil, err
+	}
+	return func() { unlockByte(); unlockPiece() }, nil
+}
+
+// lockRemoved locks the piece itself against a node that does not know yet that the pool has a layout.
+func (s *Store) lockRemoved(name string) (unlock func(), err error) {
+	unlock = func() {}
+	if !s.at.Shared {
+		return unlock, nil
+	}
+	if can, err := s.root.CanLockDir(); err != nil || !can {
+		return unlock, err
+	}
+	err = s.InPiece(name, func(in *dir.Dir, entry string) error {
+		piece, err := in.Open(entry)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = piece.Close() }()
+		unlock, err = piece.TryLockDir()
+		if errors.Is(err, dir.ErrLocked) {
+			err = fmt.Errorf("%w, by another node", volume.ErrBusy)
+		}
+		return err
+	})
+	return unlock, err
 }
 
 // inRemoved works on what was removed in place by that name.
@@ -337,11 +385,16 @@ func (s *Store) inRemoved(name string, do func(in *dir.Dir, entry string) error)
 	if err != nil {
 		return err
 	}
-	if renamed, err := in.IsDir(aside + name); err != nil || renamed {
-		if err == nil {
-			err = do(in, aside+name)
+	for _, in := range []*dir.Dir{in, s.own} {
+		if in == nil {
+			continue // without a layout
 		}
-		return err
+		if renamed, err := in.IsDir(aside + name); err != nil || renamed {
+			if err == nil {
+				err = do(in, aside+name)
+			}
+			return err
+		}
 	}
 	mark, removed, err := s.markIn(in, id)
 	if err != nil || !removed || id.String()+"."+mark != name {
@@ -358,6 +411,9 @@ func (s *Store) publishInPlace(id volume.ID) error {
 		if err != nil {
 			return err
 		}
+		if s.Bare() {
+			return s.publishBare(d, node, seal)
+		}
 		err = s.own.Link(lockName, s.own, publishedLink+seal+node)
 		switch {
 		case err == nil, errors.Is(err, fs.ErrExist):
@@ -367,6 +423,56 @@ func (s *Store) publishInPlace(id volume.ID) error {
 		}
 		return err
 	})
+}
+
+// publishBare is publishInPlace in a pool without a layout: there is no lock file that a link could be of. If there is no room
+// for an attribute, as in a small inode with a label of SELinux, there may be an inode for a file.
+func (s *Store) publishBare(d *dir.Dir, node, seal string) error {
+	err := markPublished(d, node, seal)
+	if !noRoom(err) {
+		return err
+	}
+	return s.namePublished(seal + node)
+}
+
+func (s *Store) namePublished(says string) error {
+	f, err := s.root.MakeFile(publishedLink + says)
+	switch {
+	case err == nil:
+		err = f.Close()
+	case errors.Is(err, fs.ErrExist):
+		err = nil
+	}
+	return errors.Join(err, s.root.Sync())
+}
+
+// saying is the directory that has the names which say what is published. Errors: errEquipped.
+func (s *Store) saying() (*dir.Dir, error) {
+	if !s.Bare() {
+		return s.own, nil
+	}
+	equipped, err := hasLayout(s.root)
+	if err == nil && equipped {
+		err = errEquipped
+	}
+	return s.root, err
+}
+
+// takeSaid moves what publishBare has made into the layout. Whoever works by that has done it before.
+func (s *Store) takeSaid() error {
+	for entry, err := range s.root.Entries() {
+		if err != nil {
+			return err
+		}
+		if _, _, is := publisher(entry.Name); !is || entry.IsDir {
+			continue
+		}
+		err := s.root.Rename(entry.Name, s.own, entry.Name)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, fs.ErrExist) {
+			return roomFor(err)
+		}
+	}
+	return nil
 }
 
 func markPublished(d *dir.Dir, node, seal string) error {
@@ -383,9 +489,13 @@ func (s *Store) unpublishInPlace(id volume.ID) error {
 		if err != nil {
 			return err
 		}
-		linked, err := s.own.Exists(publishedLink + seal + node)
-		if err == nil && linked {
-			err = s.drop(s.own, publishedLink+seal+node)
+		in, err := s.saying()
+		if err != nil {
+			return err
+		}
+		said, err := in.Exists(publishedLink + seal + node)
+		if err == nil && said {
+			err = s.drop(in, publishedLink+seal+node)
 		}
 		if err != nil {
 			return err
@@ -432,7 +542,11 @@ func (s *Store) publishedInPlace(id volume.ID) (nodes []volume.NodeID, err error
 
 // saidInPlace are the names that begin with publishedLink among others, those that attributes of a volume stand for included.
 func (s *Store) saidInPlace(d *dir.Dir) ([]string, error) {
-	said, err := Names(s.own)
+	in, err := s.saying()
+	if err != nil {
+		return nil, err
+	}
+	said, err := Names(in)
 	if err != nil {
 		return nil, err
 	}

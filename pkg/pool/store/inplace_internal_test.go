@@ -2,12 +2,14 @@ package store
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -15,6 +17,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
+	"kubevirt.io/hostpath-provisioner/test/testenv/loopfs"
 )
 
 func TestMain(m *testing.M) { testenv.Main(m) }
@@ -288,13 +291,19 @@ func TestBare(t *testing.T) {
 
 func openAs(t *testing.T, path, name string) *Store {
 	t.Helper()
-	node, err := volume.ParseNodeID(name)
-	must.Succeed(t, err)
-	ignore := func(*dir.Dir) error { return nil }
-	s, _, err := Create(t.Context(), &Location{Path: path, Node: node, Shared: true, Verify: ignore, Nested: ignore})
+	s, _, err := Create(t.Context(), locationOf(t, path, name))
 	must.Succeed(t, err)
 	t.Cleanup(s.Close)
 	return s
+}
+
+// locationOf is that of a shared pool for a node.
+func locationOf(t *testing.T, path, name string) *Location {
+	t.Helper()
+	node, err := volume.ParseNodeID(name)
+	must.Succeed(t, err)
+	ignore := func(*dir.Dir) error { return nil }
+	return &Location{Path: path, Node: node, Shared: true, Verify: ignore, Nested: ignore}
 }
 
 func copyAttributes(t *testing.T, from, to string) {
@@ -348,4 +357,55 @@ func wantPublishedBy(t *testing.T, s *Store, id volume.ID, want int) {
 	if got, err := s.publishedInPlace(id); err != nil || len(got) != want {
 		t.Errorf("%s is published by %v, %v; want %d nodes", id, got, err, want)
 	}
+}
+
+// The nodes of a shared pool without a layout keep each other from a volume, and from what they have published, until one
+// of them has made the layout; then that counts alone.
+func TestBareShared(t *testing.T) {
+	testenv.NeedRoot(t)
+	path := t.TempDir()
+	must.Succeed(t, loopfs.Mount(t.Context(), path, "ext4", 16<<20))
+	t.Cleanup(func() { must.Succeed(t, loopfs.Unmount(path)) })
+	id := idOf("pvc-1")
+	must.Succeed(t, os.Mkdir(filepath.Join(path, id.String()), 0o700))
+	s, other := openBareAs(t, path, "node-1"), openBareAs(t, path, "node-2")
+
+	unlock, err := s.TryLockByte(VolumeByte(id))
+	must.Succeed(t, err)
+	_, err = other.TryLockByte(VolumeByte(id))
+	must.ErrorIs(t, err, volume.ErrBusy)
+	hurried, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	_, _, err = Create(hurried, locationOf(t, path, "node-2"))
+	must.ErrorIs(t, err, context.DeadlineExceeded)
+	must.Succeed(t, s.Mark(id))
+	wantPublishedBy(t, other, id, 1)
+	// There may be no room for the attribute.
+	must.Succeed(t, s.inEntry(id, func(d *dir.Dir) error { return d.RemoveAttribute(publishedHere + "node-1") }))
+	wantPublishedBy(t, other, id, 0)
+	must.Succeed(t, s.inEntry(id, func(d *dir.Dir) error {
+		seal, err := sealOf(d, id, "node-1")
+		must.Succeed(t, err)
+		return s.namePublished(seal + "node-1")
+	}))
+	wantPublishedBy(t, other, id, 1)
+	unlock()
+
+	equipped := openAs(t, path, "node-2")
+	wantPublishedBy(t, equipped, id, 1)
+	for _, late := range []*Store{s, other} {
+		_, err = late.TryLockByte(VolumeByte(id))
+		must.ErrorIs(t, err, volume.ErrUnavailable)
+	}
+	must.ErrorIs(t, s.Unmark(id), volume.ErrUnavailable)
+	must.Succeed(t, openAs(t, path, "node-1").Unmark(id))
+	wantPublishedBy(t, equipped, id, 0)
+}
+
+func openBareAs(t *testing.T, path, name string) *Store {
+	t.Helper()
+	s, _, err := CreateBare(locationOf(t, path, name))
+	must.Succeed(t, err)
+	t.Cleanup(s.Close)
+	return s
 }

@@ -243,6 +243,11 @@ func OpenCached(at *Location, id *Identity, root *dir.ID, requireMount bool) (*S
 // Create opens a pool for the first time in this process, and makes what is missing of the
 // layout. A read-only pool whose layout is complete is opened too.
 func Create(ctx context.Context, at *Location) (_ *Store, f *Format, err error) {
+	unlock, err := at.lockLayout(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer unlock()
 	s, err := opening{
 		root: func(path string) (*dir.Dir, error) {
 			if at.MakePath {
@@ -277,6 +282,11 @@ func Create(ctx context.Context, at *Location) (_ *Store, f *Format, err error) 
 				}
 			} else if err != nil {
 				return err
+			}
+			if at.Shared {
+				if err := IgnoreReadOnly(s.takeSaid()); err != nil {
+					return err
+				}
 			}
 			if err := s.OpenWork(); !errors.Is(err, ErrNoRoom) {
 				return err

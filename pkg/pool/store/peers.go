@@ -31,8 +31,13 @@ func byteOf(name string) int64 {
 
 // LockByte waits for a byte of the lock file of a shared pool until ctx ends.
 func (s *Store) LockByte(ctx context.Context, at int64) (unlock func(), err error) {
-	if !s.at.Shared || s.at.ReadOnly {
+	switch {
+	case !s.at.Shared || s.at.ReadOnly:
 		return func() {}, nil
+	case s.Bare() && at == PromisesByte: // nothing is promised
+		return func() {}, nil
+	case s.Bare():
+		return s.lockBare(func(root *dir.Dir) (func(), error) { return root.LockDir(ctx) })
 	}
 	unlock, err = s.own.LockByte(ctx, lockName, at)
 	if errors.Is(err, syscall.EROFS) {
@@ -43,10 +48,16 @@ func (s *Store) LockByte(ctx context.Context, at int64) (unlock func(), err erro
 
 // TryLockByte is LockByte that answers ErrBusy instead of waiting.
 func (s *Store) TryLockByte(at int64) (unlock func(), err error) {
-	if !s.at.Shared || s.at.ReadOnly {
+	switch {
+	case !s.at.Shared || s.at.ReadOnly:
 		return func() {}, nil
+	case s.Bare() && at == PromisesByte:
+		return func() {}, nil
+	case s.Bare():
+		unlock, err = s.lockBare((*dir.Dir).TryLockDir)
+	default:
+		unlock, err = s.own.TryLockByte(lockName, at)
 	}
-	unlock, err = s.own.TryLockByte(lockName, at)
 	switch {
 	case errors.Is(err, syscall.EROFS):
 		return func() {}, nil
@@ -217,7 +228,7 @@ func (s *Store) PublishedBy(id volume.ID, within time.Duration) (nodes []volume.
 // eachPeer goes over the marks of the other nodes of a shared pool, unless the sign of life of
 // a node has not changed for that long.
 func (s *Store) eachPeer(within time.Duration, do func(node volume.NodeID, marks *dir.Dir) error) error {
-	if !s.at.Shared {
+	if !s.at.Shared || s.Bare() {
 		return nil
 	}
 	all, err := s.own.Open(publishedName)
@@ -330,6 +341,9 @@ func (s *Store) silentFor(node string) (time.Duration, error) {
 
 // ShowAlive shows the other nodes of a shared pool that this one is alive.
 func (s *Store) ShowAlive() error {
+	if s.Bare() {
+		return nil // what it has published counts without
+	}
 	trash, err := s.own.Open(trashName)
 	if err != nil {
 		return err

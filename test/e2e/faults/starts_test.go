@@ -9,6 +9,7 @@ import (
 	"slices"
 	"testing"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -30,6 +31,7 @@ var starts = []start{
 	{name: "first start over an earlier driver's volumes", node: "node-1"},
 	{name: "renamed node", node: "node-2", served: true},
 	{name: "new node in a shared pool", node: "node-2", served: true, shared: true},
+	{name: "first start in a shared pool over an earlier driver's volumes", node: "node-1", shared: true},
 }
 
 var shortages = []struct {
@@ -103,6 +105,10 @@ func testStartOnFullDisk(t *testing.T, driver string, fs filesystem, start start
 	s.Driver = drivertest.Start(t, config)
 	s.pool = &drivertest.Pool{Driver: s.Driver, PoolConfig: pool}
 	s.wantServed()
+	if start.shared {
+		config.Name = "node-3"
+		s.wantKeptFor(drivertest.Start(t, config))
+	}
 	s.wantDeleted(0)
 	s.Crash()
 	s.wantDeleted(1)
@@ -170,6 +176,26 @@ func (s *fullStart) wantServed() {
 	s.wantListed()
 }
 
+// wantKeptFor expects a volume that is published here to be neither removed nor published by another node.
+func (s *fullStart) wantKeptFor(other *drivertest.Driver) {
+	s.Helper()
+	v := s.volumes[0]
+	s.Must(s.Publish(s.Context(), v, v.ID))
+	elsewhere := func(what string, want codes.Code, call func() error) {
+		s.Helper()
+		s.WantCode(what+" on another node", call(), want)
+	}
+	remove := func() error { return other.Delete(s.Context(), v.ID) }
+	elsewhere("delete", codes.FailedPrecondition, remove)
+	publish := func() error { return other.Publish(s.Context(), v, v.ID+"-elsewhere") }
+	elsewhere("publish", codes.FailedPrecondition, publish)
+	s.Must(s.Unpublish(s.Context(), v.ID, v.ID))
+	elsewhere("publish", codes.OK, publish)
+	s.WantCode("delete", s.Delete(s.Context(), v.ID), codes.FailedPrecondition)
+	elsewhere("unpublish", codes.OK, func() error { return other.Unpublish(s.Context(), v.ID, v.ID+"-elsewhere") })
+	s.Must(other.Process.Close())
+}
+
 // wantCode repeats a call as its clients do: while the pool is opened anew, because there is room for its layout, and
 // while a check has the volume.
 func (s *fullStart) wantCode(what string, want codes.Code, call func() error) {
@@ -205,6 +231,44 @@ func (s *fullStart) wantDeleted(i int) {
 		return errors.Is(err, fs.ErrNotExist)
 	})
 	s.AwaitNoTrash(s.mount.at)
+}
+
+// On ext4 there may be no room for an attribute in the inode of a volume, as beside a label of SELinux, and none for a name
+// in the block of the pool's directory.
+func TestDeleteWithoutRoomForName(t *testing.T) {
+	fs := filesystem{kind: "ext4", bytes: 64 * mib}.lacking(fulldisk.Shortage{Bytes: true, Inodes: true})
+	m := newMount(t, fs)
+	s := &fullStart{mount: m, start: start{node: "node-2", served: true}, volumes: []drivertest.Volume{volume("pvc-00000000-0000-0000-0000-000000000000", false)}}
+	s.volumes[0].Bytes = mib
+	pool := drivertest.PoolConfig{Name: "local", Path: m.at}
+	config := drivertest.Config{Binary: drivertest.Built(t), Name: "node-1", Pools: []drivertest.PoolConfig{pool}, Flags: []string{"--v=4"}}
+	s.make(config)
+	must.Succeed(t, unix.Setxattr(filepath.Join(m.at, s.volumes[0].ID), "trusted.filler", make([]byte, 40), 0))
+	fulldisk.Fill(t, m.foreign(), fs.lack)
+	fillNames(t, m.at, filepath.Join(m.foreign(), "large"))
+	config.Name = s.start.node
+	s.Driver = drivertest.Start(t, config)
+	s.pool = &drivertest.Pool{Driver: s.Driver, PoolConfig: pool}
+	s.wantDeleted(0)
+	s.Eventually("what was renamed is erased", func() bool {
+		left, err := filepath.Glob(s.pool.Own(".trash-*"))
+		s.Must(err)
+		return len(left) == 0
+	})
+}
+
+// fillNames gives a file names in a directory until there is no room for another.
+func fillNames(t *testing.T, dir, file string) {
+	t.Helper()
+	for length := 200; length > 0; length /= 2 {
+		for i := 0; ; i++ {
+			err := os.Link(file, filepath.Join(dir, fmt.Sprintf(".%0*d", length, i)))
+			if errors.Is(err, unix.ENOSPC) {
+				break
+			}
+			must.Succeed(t, err)
+		}
+	}
 }
 
 // wantUsual expects what each pool can do that has room, and nothing else to be left.
