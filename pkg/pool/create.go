@@ -138,7 +138,11 @@ func (s *Set) create(ctx context.Context, p *serve.Pool, r Request) (Volume, err
 		defer func() { _ = d.Close() }()
 	}
 	p.Note(r.ID, e)
-	if e.Exists() {
+	again, err := v.removeAgain(r.ID, e)
+	if err != nil {
+		return Volume{}, err
+	}
+	if e.Exists() && !again {
 		return v.existing(r, e, d, space)
 	}
 	if e.Removed != "" {

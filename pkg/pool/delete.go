@@ -91,11 +91,31 @@ func (v *found) unused() error {
 	return nil
 }
 
+// removeAgain ends a removal that failed after the directory was taken out of the pool, and answers false where there was none.
+func (v *visit) removeAgain(id volume.ID, e store.Entry) (bool, error) {
+	if !e.Lost() || e.Record == nil || e.Removed != "" {
+		return false, nil
+	}
+	piece, err := v.Store.RemoveAgain(id, e)
+	if err != nil || piece == "" {
+		return false, err
+	}
+	if err := v.Store.DropRecord(id); err != nil {
+		return false, err
+	}
+	v.Pool.Thrown(piece)
+	v.Pool.Note(id, store.Entry{})
+	return true, nil
+}
+
 // remove takes a volume out of the pool in one step, and then its record. The reaper
 // hears of it after that: were there no trash any more, but a record, recovery would
 // find a volume that was lost.
 func (v *visit) remove(ctx context.Context, id volume.ID, e store.Entry) error {
 	defer v.Pool.Ledger.Keep(id)()
+	if again, err := v.removeAgain(id, e); again || err != nil {
+		return err
+	}
 	if e.Lost() {
 		if err := v.Store.DropRecord(id); err != nil {
 			return err

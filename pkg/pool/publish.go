@@ -157,7 +157,10 @@ func (v *found) announce(ctx context.Context, r Publication) error {
 	if err := v.admit(r); err != nil {
 		return err
 	}
-	return v.visit.Store.Mark(v.id)
+	if err := v.visit.Store.Mark(v.id); err != nil {
+		return errors.Join(err, v.withdraw(r)) // the mark may be there all the same
+	}
+	return nil
 }
 
 // admit answers ErrInUse if the access mode is for one node, and another has the volume

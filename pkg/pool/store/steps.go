@@ -122,6 +122,40 @@ func (s *Store) Remove(ctx context.Context, id volume.ID, as string) (piece stri
 	return "", err
 }
 
+// RemoveAgain does what is left of Remove for a volume that has only its record: its directory became trash of this node, and
+// making that durable failed. It answers the piece of trash; empty for a volume whose directory is not there.
+func (s *Store) RemoveAgain(id volume.ID, e Entry) (piece string, err error) {
+	if err := s.OpenWork(); err != nil && !noRoom(err) {
+		return "", err
+	}
+	from, err := s.Parent(id)
+	if err != nil {
+		return "", ignoreMissing(err)
+	}
+	as := Trashed(id, e)
+	for _, to := range []struct {
+		in          *dir.Dir
+		name, piece string
+	}{{s.trash, as, as}, {from, aside + as, inPlace + as}, {s.own, aside + as, inPlace + as}} {
+		if to.in == nil {
+			continue // no room for it
+		}
+		if there, err := to.in.IsDir(to.name); err != nil {
+			return "", err
+		} else if there {
+			return to.piece, errors.Join(to.in.Sync(), from.Sync())
+		}
+	}
+	return "", nil
+}
+
+func ignoreMissing(err error) error {
+	if dir.IsMissing(err) {
+		return nil
+	}
+	return err
+}
+
 // DropRecord removes a record durably. One that is not there is no error.
 func (s *Store) DropRecord(id volume.ID) error {
 	if s.Bare() {

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -13,6 +14,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"kubevirt.io/hostpath-provisioner/test/drivertest"
+	"kubevirt.io/hostpath-provisioner/test/testenv"
 	"kubevirt.io/hostpath-provisioner/test/testenv/trap"
 )
 
@@ -26,9 +28,6 @@ var notFinal = []codes.Code{codes.Canceled, codes.DeadlineExceeded, codes.Unavai
 func TestFinalErrorLeavesNoVolume(t *testing.T) {
 	driver := drivertest.Built(t)
 	for i, p := range places() {
-		if p.shared {
-			continue // a removal that fails there is finished by the check a minute later, and until then the volume is lost
-		}
 		errnos := []unix.Errno{unix.ENOSPC, unix.EDQUOT, unix.EIO}
 		if testing.Short() && i != 1 {
 			errnos = errnos[:1] // what an error becomes is the same everywhere, and the steps differ
@@ -37,6 +36,77 @@ func TestFinalErrorLeavesNoVolume(t *testing.T) {
 			p.mounted = p.mount(t)
 			failCreations(t, newWorld(t, p, driver), p.scenarios(), errnos)
 		})
+	}
+}
+
+// TestFinalErrorLeavesNoCopy is the same for what is made from a snapshot or another volume. What comes before the record puts
+// nothing into the pool.
+func TestFinalErrorLeavesNoCopy(t *testing.T) {
+	testenv.NeedRoot(t)
+	driver := drivertest.Built(t)
+	p := place{name: "xfs", mount: onLoop("xfs")}
+	p.mounted = p.mount(t)
+	w := newWorld(t, p, driver)
+	for _, c := range snapshotCalls {
+		if c.made != "volume" {
+			continue
+		}
+		for _, block := range []bool{mountMode, blockMode} {
+			if block && testing.Short() {
+				continue
+			}
+			t.Run(fmt.Sprintf("%s, block is %v", c.name, block), func(t *testing.T) {
+				w.TB = t
+				w.failEachOfCopy(c, block)
+			})
+		}
+	}
+	w.TB = t
+	w.now = state{}
+	w.end()
+}
+
+func (w *world) failEachOfCopy(c snapshotCall, block bool) {
+	w.Helper()
+	w.prepareCopy(c, block)
+	w.arm(0)
+	w.Must(c.call(w, block))
+	steps, _ := w.trap.Disarm()
+	w.clearCopies()
+	for n := w.lastRecord(steps); n < len(steps); n++ {
+		alone := func(number int, _ trap.Step) bool { return number == n+1 }
+		onward := func(number int, s trap.Step) bool { return number > n && s.Verb() == "fsync" }
+		for how, fails := range map[string]func(int, trap.Step) bool{"alone": alone, "and each fsync after it": onward} {
+			w.prepareCopy(c, block)
+			w.trap.ArmToFail(trap.Failure{Errno: unix.ENOSPC, Fails: fails})
+			where := fmt.Sprintf("ENOSPC of %s %s", w.words(steps[n:n+1]), how)
+			w.wantFinalWithoutCopy(where, func() error { return c.call(w, block) })
+			w.trap.Disarm()
+			w.Must(c.call(w, block))
+			w.awaitNoTrash()
+			w.wantCopied(where+", called again", c, block, true)
+			w.clearCopies()
+		}
+	}
+}
+
+// lastRecord is the first step at the record of the copy.
+func (w *world) lastRecord(steps []trap.Step) int {
+	w.Helper()
+	n := slices.IndexFunc(steps, func(s trap.Step) bool { return strings.Contains(w.words([]trap.Step{s}), copied+".json") })
+	if n < 0 {
+		w.Fatalf("no step at the record:\n%s", w.words(steps))
+	}
+	return n
+}
+
+func (w *world) wantFinalWithoutCopy(where string, call func() error) {
+	w.Helper()
+	for range 2 {
+		err := call()
+		if err != nil && !slices.Contains(notFinal, status.Code(err)) && w.there(copied) {
+			w.Errorf("%s: the volume is there after the final error %v", where, err)
+		}
 	}
 }
 
@@ -84,7 +154,7 @@ func (w *world) failOnce(s scenario, where string, f trap.Failure) {
 	w.trap.ArmToFail(f)
 	for range 2 {
 		err := s.call(w).err
-		if err != nil && !slices.Contains(notFinal, status.Code(err)) && w.there() {
+		if err != nil && !slices.Contains(notFinal, status.Code(err)) && w.there(victim) {
 			w.Errorf("%s: the volume is there after the final error %v", where, err)
 		}
 	}
@@ -98,9 +168,9 @@ func (w *world) failOnce(s scenario, where string, f trap.Failure) {
 }
 
 // there reports whether the volume has a directory in the pool.
-func (w *world) there() bool {
+func (w *world) there(id string) bool {
 	w.Helper()
-	_, err := os.Lstat(filepath.Join(w.pool.Path, victim))
+	_, err := os.Lstat(filepath.Join(w.pool.Path, id))
 	if !errors.Is(err, os.ErrNotExist) {
 		w.Must(err)
 	}
