@@ -275,26 +275,27 @@ func Create(ctx context.Context, at *Location) (_ *Store, f *Format, err error) 
 			s.ProbeWritable()
 			return s.CloseMode()
 		},
-		rest: func(s *Store) error {
-			if err := s.openVolumes((*dir.Dir).Open); errors.Is(err, fs.ErrNotExist) {
-				if err := s.openVolumes((*dir.Dir).Ensure); err != nil {
-					return roomFor(err)
-				}
-			} else if err != nil {
-				return err
-			}
-			if at.Shared {
-				if err := IgnoreReadOnly(s.takeSaid()); err != nil {
-					return err
-				}
-			}
-			if err := s.OpenWork(); !errors.Is(err, ErrNoRoom) {
-				return err
-			}
-			return nil // what is there can be published and removed
-		},
+		rest: (*Store).makeRest,
 	}.open(at)
 	return s, f, err
+}
+
+// makeRest makes what is in the layout besides the format.
+func (s *Store) makeRest() error {
+	err := s.findVolumes()
+	if errors.Is(err, fs.ErrNotExist) {
+		err = roomFor(s.openVolumes((*dir.Dir).Ensure))
+	}
+	if err == nil && s.at.Shared {
+		err = IgnoreReadOnly(s.takeSaid())
+	}
+	if err != nil {
+		return err
+	}
+	if err := s.OpenWork(); !errors.Is(err, ErrNoRoom) {
+		return err
+	}
+	return nil // what is there can be published and removed
 }
 
 // roomFor has a filesystem that takes nothing more report ErrNoRoom.
