@@ -8,10 +8,12 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
 	"kubevirt.io/hostpath-provisioner/test/testenv"
@@ -31,7 +33,7 @@ func write(t testing.TB, path, content string) {
 	must(t, os.WriteFile(path, []byte(content), 0o644))
 }
 
-// Same compares two trees with all their attributes, by the program that people trust.
+// Same compares two trees with all their attributes, by programs that people trust.
 func Same(t testing.TB, a, b string) {
 	t.Helper()
 	testenv.NeedPrograms(t, "rsync")
@@ -40,6 +42,22 @@ func Same(t testing.TB, a, b string) {
 	if err != nil || len(bytes.TrimSpace(out)) > 0 {
 		t.Errorf("the copy differs: %v\n%s", err, out)
 	}
+	if diff := cmp.Diff(attributes(t, a), attributes(t, b)); diff != "" {
+		t.Errorf("the copy has other extended attributes (-source, +copy):\n%s", diff)
+	}
+}
+
+// attributes are the extended ones of a tree, with file capabilities and ACLs, which are kept in them.
+func attributes(t testing.TB, root string) []string {
+	t.Helper()
+	testenv.NeedPrograms(t, "getfattr")
+	cmd := exec.CommandContext(t.Context(), "getfattr", "--recursive", "--physical", "--no-dereference", "--dump", "--match=-", "--encoding=hex", ".")
+	cmd.Dir = root
+	out, err := cmd.Output()
+	must(t, err)
+	all := strings.Split(string(out), "\n\n") // an entry each
+	slices.Sort(all)
+	return all
 }
 
 // Hostile makes one entry of each kind that a tree can have.
