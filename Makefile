@@ -280,7 +280,7 @@ SUITE_SKIP ?= \[(Disruptive|Feature:([^V]|Volume[^S]|VolumeSource)[^]]*)\]|any v
 test-k8s-storage: $(SUITE) cluster-programs ## Run the tests of Kubernetes for storage drivers
 	@# Most of them wait most of the time. Ginkgo compares its version with that of the module that the program
 	@# lies in, which is not the one that the program was made from.
-	@GOFLAGS='-modfile=$(CURDIR)/test/cluster/kubernetes/go.mod' exec bin/cluster/cluster run bin/cluster/ginkgo --procs=6 --no-color --timeout=60m --focus='$(SUITE_FOCUS)' --skip='$(SUITE_SKIP)' \
+	@GOFLAGS='-modfile=$(CURDIR)/test/cluster/kubernetes/go.mod' exec bin/cluster/cluster --restores=test/cluster/overlay/restores run bin/cluster/ginkgo --procs=6 --no-color --timeout=60m --focus='$(SUITE_FOCUS)' --skip='$(SUITE_SKIP)' \
 		$(SUITE) -- -provider=skeleton -storage.testdriver=$(CURDIR)/test/cluster/testdriver.yaml
 
 .PHONY: cluster-up

@@ -3,6 +3,7 @@ package cluster
 import (
 	"context"
 	"fmt"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -37,6 +38,26 @@ func (c *Cluster) Install(ctx context.Context, kustomization string) error {
 		return err
 	}
 	return c.DriverReady(ctx)
+}
+
+// InstallRestores applies a kustomization with the operator and its webhook for restores, and waits until the API server can
+// ask that.
+func (c *Cluster) InstallRestores(ctx context.Context, kustomization string) error {
+	for _, n := range c.Nodes {
+		if err := n.Import(ctx, filepath.Join(c.Programs, "hostpath-provisioner-operator.tar")); err != nil {
+			return err
+		}
+	}
+	c.Log.Printf("kubectl apply -k %s", kustomization)
+	if _, err := c.Kubectl(ctx, "apply", "--server-side", "-k", kustomization); err != nil {
+		return err
+	}
+	if _, err := c.Kubectl(ctx, "wait", "--for=condition=Available", "--timeout=2m", "--namespace="+Namespace, "deployment/hostpath-provisioner-operator"); err != nil {
+		return err
+	}
+	_, err := c.Kubectl(ctx, "wait", "--for=jsonpath={.webhooks[0].clientConfig.caBundle}", "--timeout=1m",
+		"mutatingwebhookconfiguration/hostpath-provisioner-operator-restores")
+	return err
 }
 
 // DriverReady waits until the driver runs on every node and kubelet knows of it.

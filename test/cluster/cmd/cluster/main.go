@@ -26,14 +26,15 @@ import (
 	"kubevirt.io/hostpath-provisioner/test/cluster/sandbox"
 )
 
-// kustomizations are what is installed on a cluster: the product, and what it needs for snapshots.
-type kustomizations struct{ product, snapshots string }
+// kustomizations are what is installed on a cluster: the product, what it needs for snapshots, and the operator's webhook.
+type kustomizations struct{ product, snapshots, restores string }
 
 func main() {
 	programs := flag.String("programs", "bin/cluster", "directory with the programs of the cluster")
 	var install kustomizations
 	flag.StringVar(&install.product, "install", "test/cluster/overlay", "kustomization to install; empty for none")
 	flag.StringVar(&install.snapshots, "snapshots", "test/cluster/overlay/snapshot-controller", "kustomization with the snapshot-controller, installed before it")
+	flag.StringVar(&install.restores, "restores", "", "kustomization with the operator and its webhook for restores, installed after it; empty for none")
 	state := flag.String("state", "", "directory for what is to be found of a cluster that is up; run below that of the programs if not given")
 	while := flag.Int("while", 0, "number of a process with whose end a cluster that is up ends too; 0 for none")
 	logs := flag.String("logs", "", "directory for the logs of a cluster for one program, which is emptied; logs below that of the programs if not given")
@@ -285,15 +286,27 @@ func start(ctx context.Context, box *sandbox.Sandbox, programs, logs string, ins
 		Pools:    cluster.Pools("btrfs"),
 		Log:      progress.New(os.Stdout),
 	})
-	if err == nil && install.product != "" {
-		if err = c.InstallSnapshotController(ctx, install.snapshots); err == nil {
-			err = c.Install(ctx, install.product)
-		}
+	if err == nil {
+		err = install.on(ctx, c)
 	}
 	if err != nil {
 		c.Summarize(context.WithoutCancel(ctx), os.Stdout)
 	}
 	return c, err
+}
+
+// on installs them on a cluster.
+func (install kustomizations) on(ctx context.Context, c *cluster.Cluster) error {
+	if install.product == "" {
+		return nil
+	}
+	if err := c.InstallSnapshotController(ctx, install.snapshots); err != nil {
+		return err
+	}
+	if err := c.Install(ctx, install.product); err != nil || install.restores == "" {
+		return err
+	}
+	return c.InstallRestores(ctx, install.restores)
 }
 
 // runOne runs a program inside, with a cluster of its own that $KUBECONFIG leads
