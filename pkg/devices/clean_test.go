@@ -487,8 +487,12 @@ func TestAPIIsReadBeforeWipe(t *testing.T) {
 				}
 				return volumes, c.err
 			}
-			if r := w.Pass(); len(r.Offers) > 0 || len(r.Cleaned) > 0 {
+			r := w.Pass()
+			if len(r.Offers) > 0 || len(r.Cleaned) > 0 {
 				t.Errorf("found %+v, want nothing offered or cleaned", r)
+			}
+			if c.err != nil && (len(r.Problems) != 1 || r.Problems[0].Reason != devices.NotConfirmed) {
+				t.Errorf("found %+v, want it to say who did not answer", r)
 			}
 		})
 	}

@@ -248,8 +248,11 @@ func (j *job) unclaimedNeeds(ctx context.Context, held *Held, record Record) (bo
 // confirm asks the API itself, while the device is held, whether it may be cleaned or offered.
 func (a *Agent) confirm(ctx context.Context, j *job, facts blockdev.Facts) error {
 	volumes, names, err := a.API.Volumes(ctx)
-	if err != nil {
-		return err
+	switch {
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case err != nil:
+		return Problem{Path: j.path, Reason: NotConfirmed, Detail: err.Error()}
 	}
 	j.names = names
 	released := false

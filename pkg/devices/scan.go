@@ -95,6 +95,7 @@ const (
 	OtherDevice   Reason = "OtherDevice"
 	Twice         Reason = "OfferedTwice"
 	OfOthers      Reason = "ForeignVolume"
+	NotConfirmed  Reason = "NotConfirmed"
 	NotOffered    Reason = "NotOffered"
 	Contradiction Reason = "RecordDiffers"
 	Failed        Reason = "IOError"
