@@ -44,6 +44,39 @@ func TestMountOnceAndUnmount(t *testing.T) {
 	must.Succeed(t, m.Unmount(t.Context())) // nothing is mounted any more
 }
 
+// Kubelet mounts an export of a server anew for the next pod, with another device number: that is the same claim by the name of the
+// export, and nothing else is. A tmpfs stands in for the network filesystem, which is all that the mount table shows of one.
+func TestMountOfServerIsKnownByItsExport(t *testing.T) {
+	for next, want := range map[string]error{
+		"nas.example:/exports/a": nil,
+		"//nas.example/a":        mounter.ErrOccupied,
+		"nas.example:/exports/b": mounter.ErrOccupied,
+		"other":                  mounter.ErrOccupied,
+	} {
+		t.Run(next, func(t *testing.T) {
+			m, claim := newMounter(t)
+			mountAs(t, "nas.example:/exports/a", claim)
+			must.Succeed(t, m.Mount(t.Context()))
+			t.Cleanup(func() { must.Succeed(t, unix.Unmount(m.Target, 0)) })
+			anew := t.TempDir()
+			mountAs(t, next, anew)
+			m.Claim = mounter.Volume{Path: anew}
+			if err := m.Check(); want == nil {
+				must.Succeed(t, err)
+			} else {
+				must.ErrorIs(t, err, want)
+			}
+		})
+	}
+}
+
+// mountAs mounts an empty filesystem from a source of this name.
+func mountAs(t *testing.T, source, at string) {
+	t.Helper()
+	must.Succeed(t, unix.Mount(source, at, "tmpfs", 0, "size=1m"))
+	t.Cleanup(func() { must.Succeed(t, unix.Unmount(at, 0)) })
+}
+
 func TestPathInUseIsKept(t *testing.T) {
 	for name, test := range map[string]struct {
 		occupy func(t *testing.T, target string)

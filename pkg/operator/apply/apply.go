@@ -97,6 +97,12 @@ func (a *Applier) write(ctx context.Context, want *unstructured.Unstructured) er
 		return a.Writer.Apply(ctx, client.ApplyConfigurationFromUnstructured(want), client.FieldOwner(FieldManager), client.ForceOwnership)
 	}
 	err := apply()
+	if apierrors.IsInvalid(err) && want.GetKind() == "Deployment" {
+		if err := a.resetStrategy(ctx, want); err != nil {
+			return err
+		}
+		return apply()
+	}
 	if apierrors.IsInvalid(err) && slices.Contains(replaceable, want.GetKind()) {
 		if err := a.Writer.Delete(ctx, want.DeepCopy()); client.IgnoreNotFound(err) != nil {
 			return err
@@ -104,6 +110,23 @@ func (a *Applier) write(ctx context.Context, want *unstructured.Unstructured) er
 		return apply()
 	}
 	return err
+}
+
+// resetStrategy has a Deployment replace its pods as is wanted. What the API server has filled in for another strategy is nobody's, so
+// that an apply leaves it, and is refused beside Recreate.
+func (a *Applier) resetStrategy(ctx context.Context, want *unstructured.Unstructured) error {
+	strategy, found, err := unstructured.NestedMap(want.Object, "spec", "strategy")
+	if !found || err != nil {
+		return err
+	}
+	if _, has := strategy["rollingUpdate"]; !has {
+		strategy["rollingUpdate"] = nil
+	}
+	patch, err := json.Marshal(map[string]any{"spec": map[string]any{"strategy": strategy}})
+	if err != nil {
+		return err
+	}
+	return a.Writer.Patch(ctx, want.DeepCopy(), client.RawPatch(types.MergePatchType, patch), client.FieldOwner(FieldManager))
 }
 
 // takeOver makes the fields that the upstream operator owns those of this one, so that what is not wanted any more goes

@@ -5,7 +5,9 @@ package audit
 import (
 	"bufio"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -79,12 +81,18 @@ func Requests(path string) ([]Request, error) {
 	}
 	defer file.Close()
 	var found []Request
-	lines := bufio.NewScanner(file)
-	lines.Buffer(nil, 1<<20)
-	for lines.Scan() {
+	lines := bufio.NewReader(file)
+	for {
+		line, err := lines.ReadBytes('\n')
+		if errors.Is(err, io.EOF) {
+			// What follows the last newline is being written.
+			return found, nil
+		} else if err != nil {
+			return nil, err
+		}
 		var e event
-		if err := json.Unmarshal(lines.Bytes(), &e); err != nil {
-			return nil, fmt.Errorf("%s: %w: %.200s", path, err, lines.Bytes())
+		if err := json.Unmarshal(line, &e); err != nil {
+			return nil, fmt.Errorf("%s: %w: %.200s", path, err, line)
 		}
 		account, ok := strings.CutPrefix(e.User.Username, "system:serviceaccount:")
 		// A watch is answered for as long as it goes on.
@@ -101,7 +109,6 @@ func Requests(path string) ([]Request, error) {
 		}
 		found = append(found, r)
 	}
-	return found, lines.Err()
 }
 
 // Writes are those of the requests that change something, but for leases, which are renewed for ever.
