@@ -242,6 +242,26 @@ func TestDataOfClaimIsKeptUnderAnotherPath(t *testing.T) {
 	}
 }
 
+// Once a device has been erased, nothing is remembered of what it was under another path.
+func TestErasedDeviceHasNoOtherRecord(t *testing.T) {
+	w := devicestest.New(t)
+	d := w.Disk("disk-b", 8*mib)
+	w.PVs = []devices.Volume{devicestest.Bound(d.Volume("pv"))}
+	w.Pass()
+	w.PVs = nil
+	must.Succeed(t, os.Rename(d.Path, filepath.Join(w.Dir, "disk-a")))
+	d.Path = filepath.Join(w.Dir, "disk-a")
+	w.Config.ExistingData = devices.Erase
+	o := w.Offered()
+	w.Config.ExistingData = devices.Keep
+	released := devicestest.Released(d.Volume(o.Name))
+	released.ClaimUID = "uid-2"
+	w.PVs = []devices.Volume{released}
+	if r := w.Pass(); len(r.Cleaned) != 1 || len(r.Problems) > 0 {
+		t.Errorf("found %+v, want it cleaned after its next claim", r)
+	}
+}
+
 // A volume that is deleted after its claim, before its device was cleaned, leaves a device that may be cleaned; one that
 // is deleted in use does not.
 func TestVolumeDeletedBeforeCleaning(t *testing.T) {

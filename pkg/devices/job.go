@@ -315,9 +315,23 @@ func (a *Agent) clean(ctx context.Context, j *job, held *Held, record Record) er
 	if err := w.run(ctx, next.Done); err != nil {
 		return err
 	}
+	if err := a.forgetElsewhere(j.path, held.Facts.Identity); err != nil {
+		return err
+	}
 	log.Info("Device is clean", "took", time.Since(started).Round(time.Millisecond).String())
 	next.State, next.Done, next.Erased = Clean, 0, false
 	return a.Records.Put(next)
+}
+
+// forgetElsewhere notes that the data is gone which a device had under other paths. What becomes of it then is not noted
+// there, so that it is not said to be clean.
+func (a *Agent) forgetElsewhere(path, identity string) error {
+	records, err := a.Records.BoundElsewhere(path, identity)
+	for _, record := range records {
+		record.State, record.ClaimUID, record.Claim = Offered, "", ""
+		err = errors.Join(err, a.Records.Put(record))
+	}
+	return err
 }
 
 // detail is a problem without the rest of its report.
