@@ -1,0 +1,57 @@
+package apply
+
+import (
+	"context"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/client-go/kubernetes/scheme"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+)
+
+// refusing is an API server that, as the real one, refuses to have rollingUpdate beside Recreate.
+func refusing(objects ...client.Object) client.Client {
+	api := fake.NewClientBuilder().WithScheme(scheme.Scheme).WithObjects(objects...).Build()
+	return interceptor.NewClient(api, interceptor.Funcs{
+		Apply: func(ctx context.Context, api client.WithWatch, wanted runtime.ApplyConfiguration, options ...client.ApplyOption) error {
+			for _, object := range objects {
+				now := &appsv1.Deployment{}
+				if err := api.Get(ctx, client.ObjectKeyFromObject(object), now); err != nil {
+					return err
+				}
+				if now.Spec.Strategy.RollingUpdate != nil {
+					return apierrors.NewInvalid(appsv1.SchemeGroupVersion.WithKind("Deployment").GroupKind(), now.Name, nil)
+				}
+			}
+			return api.Apply(ctx, wanted, options...)
+		},
+	})
+}
+
+func TestChangedStrategyIsReset(t *testing.T) {
+	some := intstr.FromString("25%")
+	live := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: "storage", Name: "mounter"}}
+	live.Spec.Strategy = appsv1.DeploymentStrategy{Type: appsv1.RollingUpdateDeploymentStrategyType, RollingUpdate: &appsv1.RollingUpdateDeployment{MaxSurge: &some}}
+	api := refusing(live)
+	a := &Applier{Reader: api, Writer: api, Changed: func(*unstructured.Unstructured, string, error) {}}
+	want := &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": "apps/v1", "kind": "Deployment", "metadata": map[string]any{"namespace": "storage", "name": "mounter"},
+		"spec": map[string]any{"strategy": map[string]any{"type": "Recreate"}},
+	}}
+	if err := a.Apply(t.Context(), want); err != nil {
+		t.Fatal(err)
+	}
+	if err := api.Get(t.Context(), client.ObjectKeyFromObject(live), live); err != nil {
+		t.Fatal(err)
+	}
+	if s := live.Spec.Strategy; s.Type != appsv1.RecreateDeploymentStrategyType || s.RollingUpdate != nil {
+		t.Errorf("the strategy is %+v", s)
+	}
+}
