@@ -360,16 +360,36 @@ func accounts(b *bench) {
 	_, err = b.Restore(b.Context(), directory("pvc-restored", size), id)
 	b.Must(err)
 	b.wantCapacity("with a restored volume", before-r.Bytes-size)
+	foreign := b.path("foreign")
+	if b.pool.Enforcement == "required" {
+		b.seesForeignUse(foreign)
+	}
 	// A snapshot that does not fit is refused, and leaves nothing.
 	filler := b.capacity() - 16*mib
 	b.create(directory("pvc-filler", filler))
 	_, err = b.Snapshot(b.Context(), "snapshot-2", "pvc-source", "")
 	b.WantCode("a snapshot that does not fit", err, codes.FailedPrecondition)
 	b.delete("pvc-restored", "pvc-filler")
+	b.Must(os.RemoveAll(foreign))
 	b.Must(b.DeleteSnapshot(b.Context(), id))
 	b.AwaitNoTrash(b.pool.Path)
+	b.Restart()
 	b.wantCapacity("when both are gone", before)
 	b.delete("pvc-source")
+}
+
+// seesForeignUse makes a file, and expects what it holds not to be hidden by entries that share blocks, each of which is
+// charged for them.
+func (b *bench) seesForeignUse(path string) {
+	b.Helper()
+	const foreign = 96 * mib
+	before := b.capacity()
+	f, err := os.Create(path)
+	b.Must(err)
+	_, err = f.Write(pattern(foreign, "foreign"))
+	b.Must(errors.Join(err, f.Sync(), f.Close()))
+	b.Restart() // it counts at once what it counts once a minute
+	b.wantCapacity("with a file of others", before-foreign)
 }
 
 func (b *bench) capacity() int64 {
