@@ -2,7 +2,6 @@ package driver_test
 
 import (
 	"os"
-	"path/filepath"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -78,31 +77,6 @@ func TestBlockVolumeLifecycle(t *testing.T) {
 	must.Succeed(t, err)
 }
 
-func TestVolumeModeIsImmutable(t *testing.T) {
-	r := newRig(t, setup{})
-	r.createBlock(t, "block")
-	r.create(t, "mount", "")
-	_, err := r.CreateVolume(t.Context(), createRequest("block"))
-	wantCode(t, err, codes.AlreadyExists, "block")
-	_, err = r.NodePublishVolume(t.Context(), publishRequest("block", r.target("a")))
-	wantCode(t, err, codes.InvalidArgument, "block")
-	_, err = r.NodePublishVolume(t.Context(), publishRequest("mount", r.target("a"), asBlock))
-	wantCode(t, err, codes.InvalidArgument, "mount")
-	_, err = r.NodePublishVolume(t.Context(), publishRequest("block", r.target("a"), asBlock))
-	must.Succeed(t, err)
-	_, err = r.NodeExpandVolume(t.Context(), &csi.NodeExpandVolumeRequest{VolumeId: "block", VolumePath: r.target("a"), VolumeCapability: writer()})
-	wantCode(t, err, codes.InvalidArgument, "block")
-
-	confirmed, err := r.ValidateVolumeCapabilities(t.Context(), validateRequest("block", block()))
-	must.Succeed(t, err)
-	if confirmed.GetConfirmed() == nil {
-		t.Errorf("a block volume is not confirmed: %s", confirmed.GetMessage())
-	}
-	refused, err := r.ValidateVolumeCapabilities(t.Context(), validateRequest("block", writer()))
-	must.Succeed(t, err)
-	wantContains(t, refused.GetMessage(), "block")
-}
-
 func TestBlockVolumeWithoutDeviceNodes(t *testing.T) {
 	r := newRig(t, setup{})
 	r.createBlock(t, "source")
@@ -137,26 +111,4 @@ func TestNoLoopDevicesIsResourceExhausted(t *testing.T) {
 	if _, err := os.Lstat(r.target("two")); err == nil {
 		t.Error("the target of the refused call is there")
 	}
-}
-
-func TestBlockVolumeInUseIsNotUnpublished(t *testing.T) {
-	r := newRig(t, setup{})
-	r.createBlock(t, "vol")
-	r.createBlock(t, "other")
-	_, err := r.NodePublishVolume(t.Context(), publishRequest("vol", r.target("vol"), asBlock))
-	must.Succeed(t, err)
-	_, err = r.NodeUnpublishVolume(t.Context(), unpublishRequest("other", r.target("vol")))
-	wantCode(t, err, codes.FailedPrecondition, "another volume")
-	release, err := r.loops.Hold(r.attached(t, 1)[0].Name)
-	must.Succeed(t, err)
-	_, err = r.NodeUnpublishVolume(t.Context(), unpublishRequest("vol", r.target("vol")))
-	wantCode(t, err, codes.FailedPrecondition, "vol")
-	_, err = r.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: "vol"})
-	wantCode(t, err, codes.FailedPrecondition, "vol")
-	if _, err := os.Stat(filepath.Join(r.path("local", "vol"), "disk.img")); err != nil {
-		t.Error(err)
-	}
-	release()
-	r.unpublish(t, "vol", r.target("vol"))
-	r.attached(t, 0)
 }

@@ -264,6 +264,11 @@ func TestValidateVolumeCapabilities(t *testing.T) {
 	r.create(t, "shared-vol", "everywhere")
 	r.create(t, "lost", "local")
 	must.Succeed(t, os.Remove(r.path("local", "lost")))
+	_, err := r.CreateVolume(t.Context(), createRequest("disk", func(req *csi.CreateVolumeRequest) {
+		req.Parameters = map[string]string{"storagePool": "local"}
+		req.VolumeCapabilities = []*csi.VolumeCapability{block()}
+	}))
+	must.Succeed(t, err)
 	several := csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER
 	inPool := func(name string) map[string]string {
 		return map[string]string{"storagePool": name, "of": "another driver"}
@@ -277,6 +282,7 @@ func TestValidateVolumeCapabilities(t *testing.T) {
 		"mount flags are confirmed":                    {validateRequest("vol", writer("ro", "nosuid")), codes.OK, ""},
 		"several capabilities are confirmed":           {validateRequest("vol", writer(), capability(csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY)), codes.OK, ""},
 		"several nodes are confirmed for a shared one": {validateRequest("shared-vol", capability(several)), codes.OK, ""},
+		"a block device is confirmed for a disk":       {validateRequest("disk", block()), codes.OK, ""},
 		"its pool is confirmed": {&csi.ValidateVolumeCapabilitiesRequest{VolumeId: "vol", VolumeCapabilities: []*csi.VolumeCapability{writer()},
 			Parameters: inPool("local"), VolumeContext: inPool("local")}, codes.OK, ""},
 
@@ -288,6 +294,7 @@ func TestValidateVolumeCapabilities(t *testing.T) {
 			MutableParameters: map[string]string{"iops": "9"}}, codes.OK, "mutable"},
 		"a block device is not":                    {validateRequest("vol", block()), codes.OK, "block"},
 		"a block device besides is not":            {validateRequest("vol", writer(), block()), codes.OK, "block"},
+		"a directory of a disk is not":             {validateRequest("disk", writer()), codes.OK, "block"},
 		"several nodes are not":                    {validateRequest("vol", capability(several)), codes.OK, `"local"`},
 		"an unknown mount flag is not":             {validateRequest("vol", writer("discard")), codes.OK, `"discard"`},
 		"an access mode of a later version is not": {validateRequest("vol", capability(99)), codes.OK, "99"},

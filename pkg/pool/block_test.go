@@ -173,25 +173,6 @@ func TestSingleTargetBlockVolume(t *testing.T) {
 	})
 }
 
-func TestFailedPublishDetachesDevice(t *testing.T) {
-	inBubble(t, func(t *testing.T, b *bench) {
-		b.createBlock("pvc-1", mib)
-		must.Succeed(t, os.WriteFile(b.path("pods", "taken"), []byte("data"), 0o600))
-		wantError(t, b.publishBlock("pvc-1", "taken"), volume.ErrExists)
-		b.attached(0)
-	})
-}
-
-func TestNoLoopDevices(t *testing.T) {
-	inBubble(t, func(t *testing.T, b *bench) {
-		b.loops.Max = 1
-		b.createBlock("pvc-1", mib)
-		b.createBlock("pvc-2", mib)
-		must.Succeed(t, b.publishBlock("pvc-1", "a"))
-		wantError(t, b.publishBlock("pvc-2", "b"), volume.ErrNoSpace)
-	})
-}
-
 func TestUnpublishKeepsOtherDevices(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.createBlock("pvc-1", mib)
@@ -375,8 +356,6 @@ func TestBlockVolumeWithoutFile(t *testing.T) {
 		b.createBlock("pvc-2", mib)
 		must.Succeed(t, os.Remove(b.path("pool", "pvc-1", "disk.img")))
 		must.Succeed(t, os.Truncate(b.path("pool", "pvc-2", "disk.img"), mib/2))
-		wantError(t, b.publishBlock("pvc-1", "a"), volume.ErrLost)
-		wantError(t, b.publishBlock("pvc-2", "a"), volume.ErrLost)
 		_, err := b.tryCreateBlock("pvc-2", mib)
 		wantError(t, err, volume.ErrLost)
 		stats, err := b.Stats(t.Context(), id(t, "pvc-1"), b.target("a"))

@@ -56,42 +56,6 @@ func TestPoolDirectoryModeIsTightened(t *testing.T) {
 	})
 }
 
-func TestCreateIsIdempotent(t *testing.T) {
-	inBubble(t, func(t *testing.T, b *bench) {
-		first := b.create("pvc-1", mib)
-		must.Succeed(t, os.WriteFile(b.path("pool", "pvc-1", "data"), []byte("kept"), 0o644))
-		again := b.create("pvc-1", mib)
-		if first.Bytes != again.Bytes {
-			t.Errorf("%d bytes, then %d", first.Bytes, again.Bytes)
-		}
-		data, err := os.ReadFile(b.path("pool", "pvc-1", "data"))
-		if err != nil || string(data) != "kept" {
-			t.Errorf("data %q, %v after a repeated call", data, err)
-		}
-		b.wantClean()
-	})
-}
-
-func TestCreateNameInUse(t *testing.T) {
-	onPools(t, `[{"name":"legacy","path":"pool"},{"name":"other","path":"other"}]`, func(t *testing.T, b *bench) {
-		b.create("pvc-1", 2*mib)
-		other, err := volume.ParsePoolName("other")
-		must.Succeed(t, err)
-		for name, request := range map[string]pool.Request{
-			"larger":       {Range: volume.Range{Required: 3 * mib}},
-			"smaller":      {Range: volume.Range{Required: mib, Limit: mib}},
-			"another pool": {Pool: other, Range: volume.Range{Required: 2 * mib}},
-			"inline":       {Range: volume.Range{Required: 2 * mib}, Inline: true},
-		} {
-			request.ID = id(t, "pvc-1")
-			if _, err := b.Create(t.Context(), request); !errors.Is(err, volume.ErrExists) {
-				t.Errorf("%s: %v, want ErrExists", name, err)
-			}
-		}
-		b.wantClean()
-	})
-}
-
 func TestCreateInvalidSizes(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		for _, c := range []struct {

@@ -167,29 +167,6 @@ func TestDeleteUnknownVolumeWhilePoolIsMissing(t *testing.T) {
 	})
 }
 
-func TestInlineVolumeEndsWithLastPublication(t *testing.T) {
-	inBubble(t, func(t *testing.T, b *bench) {
-		inline := func(target string) error {
-			return b.PublishInline(t.Context(),
-				pool.Request{ID: id(t, "csi-1"), Range: volume.Range{Required: mib}},
-				pool.Publication{ID: id(t, "csi-1"), Target: b.target(target)})
-		}
-		must.Succeed(t, inline("a"))
-		must.Succeed(t, inline("a"))
-		must.Succeed(t, inline("b"))
-		must.Succeed(t, b.unpublish("csi-1", "a"))
-		b.wantVolumes("csi-1")
-		release := b.mounts.Hold(b.target("b"))
-		wantError(t, b.unpublish("csi-1", "b"), volume.ErrInUse)
-		b.wantVolumes("csi-1")
-		release()
-		must.Succeed(t, b.unpublish("csi-1", "b"))
-		must.Succeed(t, b.unpublish("csi-1", "b"))
-		b.wantVolumes()
-		b.wantClean()
-	})
-}
-
 // Until the pool was checked nobody knows that the volume is inline. An answer of success
 // would be the last that kubelet asks about it.
 func TestInlineVolumeIsDeletedWhilePoolOpens(t *testing.T) {
@@ -219,18 +196,6 @@ func TestInlineVolumeIsDeletedWhilePoolOpens(t *testing.T) {
 	})
 }
 
-func TestInlineIsNotDerivedFromName(t *testing.T) {
-	inBubble(t, func(t *testing.T, b *bench) {
-		b.create("csi-database", mib)
-		must.Succeed(t, os.Mkdir(b.path("pool", "csi-old"), 0o755)) // of the upstream driver
-		for _, name := range []string{"csi-database", "csi-old"} {
-			must.Succeed(t, b.publish(name, name))
-			must.Succeed(t, b.unpublish(name, name))
-		}
-		b.wantVolumes("csi-database", "csi-old")
-	})
-}
-
 func TestFailedPublishRemovesInlineVolume(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		must.Succeed(t, os.WriteFile(b.path("pods", "a"), []byte("x"), 0o644))
@@ -240,21 +205,6 @@ func TestFailedPublishRemovesInlineVolume(t *testing.T) {
 		wantError(t, err, volume.ErrExists)
 		b.wantVolumes()
 		b.wantClean()
-	})
-}
-
-func TestSingleTargetVolume(t *testing.T) {
-	inBubble(t, func(t *testing.T, b *bench) {
-		b.create("pvc-1", mib)
-		single := func(target string) error {
-			return b.Publish(t.Context(), pool.Publication{ID: id(t, "pvc-1"), Target: b.target(target), SingleTarget: true})
-		}
-		must.Succeed(t, single("a"))
-		must.Succeed(t, single("a"))
-		wantError(t, single("b"), volume.ErrInUse)
-		wantGone(t, b.path("pods", "b"))
-		must.Succeed(t, b.unpublish("pvc-1", "a"))
-		must.Succeed(t, single("b"))
 	})
 }
 

@@ -76,28 +76,6 @@ func TestSecondDriverWaitsForPool(t *testing.T) {
 	}
 }
 
-// A driver that was killed leaves its sign of life: its own node goes on at once, another one
-// when the sign has not changed for a while.
-func TestKilledDriverIsFollowed(t *testing.T) {
-	for node, after := range map[string]time.Duration{"node-1": 0, "node-2": 32 * time.Second} {
-		t.Run(node, func(t *testing.T) {
-			inBubble(t, func(t *testing.T, one *bench) {
-				sign, err := os.ReadFile(one.own("lock"))
-				must.Succeed(t, err)
-				must.Succeed(t, one.Close(context.Background()))
-				must.Succeed(t, os.WriteFile(one.own("lock"), sign, 0o600))
-				two := one.second(node, local)
-				if after > 0 {
-					two.later(after - 4*time.Second)
-					two.wantServedBy("node-1")
-					two.later(4 * time.Second)
-				}
-				must.Succeed(t, two.Status()[0].Err)
-			})
-		})
-	}
-}
-
 // wantServedBy expects the pool not to be served here, and the reason to name who serves it.
 func (b *bench) wantServedBy(node string) {
 	b.t.Helper()

@@ -3,14 +3,12 @@ package pool_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind/bindtest"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
@@ -166,37 +164,6 @@ func TestSweepOfCreationsWhileCreateEnds(t *testing.T) {
 	})
 }
 
-func TestListPagesWhileVolumesChange(t *testing.T) {
-	onPools(t, `[{"name":"legacy","path":"a"},{"name":"other","path":"b"}]`, func(t *testing.T, b *bench) {
-		other, err := volume.ParsePoolName("other")
-		must.Succeed(t, err)
-		for i := range 10 {
-			request := pool.Request{ID: id(t, fmt.Sprintf("pvc-%d", i)), Range: volume.Range{Required: mib}}
-			if i%2 == 1 {
-				request.Pool = other
-			}
-			_, err := b.Create(t.Context(), request)
-			must.Succeed(t, err)
-		}
-		page, next := b.List(t.Context(), volume.ID{}, 4)
-		if got := strings.Join(ids(page), " "); got != "pvc-0 pvc-1 pvc-2 pvc-3" || next.String() != "pvc-3" {
-			t.Fatalf("first page %q, next %q", got, next)
-		}
-		b.delete("pvc-3") // the token itself
-		b.delete("pvc-4")
-		b.create("pvc-00", mib) // before it
-		b.create("pvc-55", mib) // after it
-		page, next = b.List(t.Context(), id(t, "pvc-3"), 4)
-		if got := strings.Join(ids(page), " "); got != "pvc-5 pvc-55 pvc-6 pvc-7" || next.String() != "pvc-7" {
-			t.Errorf("second page %q, next %q", got, next)
-		}
-		page, next = b.List(t.Context(), id(t, "pvc-7"), 4)
-		if got := strings.Join(ids(page), " "); got != "pvc-8 pvc-9" || next.String() != "" {
-			t.Errorf("last page %q, next %q", got, next)
-		}
-	})
-}
-
 func TestNameInTwoPoolsIsRefused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, t.TempDir())
@@ -302,33 +269,6 @@ func TestLeftoversOfGoneNodeAreRecovered(t *testing.T) {
 				}
 			}
 		}
-	})
-}
-
-func TestDeleteRefusesVolumePublishedByOtherNode(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		const shared = `[{"name":"local","path":"pool","shared":true}]`
-		one := newBench(t, t.TempDir())
-		one.start(shared)
-		// Another node has mounts of its own.
-		two := &bench{t: t, root: one.root, mounts: &bindtest.Fake{}, labels: one.labels, loops: one.loops, dev: one.dev}
-		defer func() { must.Succeed(t, two.mounts.Close()) }()
-		two.startNode("node-2", shared)
-		one.create("pvc-1", mib)
-		must.Succeed(t, two.publish("pvc-1", "on-two"))
-
-		err := one.Delete(t.Context(), id(t, "pvc-1"))
-		wantError(t, err, volume.ErrInUse)
-		if !strings.Contains(err.Error(), "node-2") {
-			t.Errorf("%v does not report on which node", err)
-		}
-		v, err := one.Volume(t.Context(), id(t, "pvc-1"))
-		must.Succeed(t, err)
-		if len(v.Nodes) != 1 || v.Nodes[0].String() != "node-2" {
-			t.Errorf("published on %v, want node-2", v.Nodes)
-		}
-		must.Succeed(t, two.unpublish("pvc-1", "on-two"))
-		one.delete("pvc-1")
 	})
 }
 

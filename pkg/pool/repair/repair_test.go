@@ -40,22 +40,6 @@ func grown(t *testing.T) (p *repair.Pool, id volume.ID, quotas *quotatest.Fake) 
 	return p, id, quotas
 }
 
-func TestInterruptedGrowthIsFinished(t *testing.T) {
-	p, id, _ := grown(t)
-	p.Records()
-	rec, err := p.Store.ReadRecord(id)
-	must.Succeed(t, err)
-	if known := p.Ledger.Known(id).Promised; rec.Bytes != 2*promise || known != 2*promise {
-		t.Errorf("the record has %d bytes, the ledger %d, want %d", rec.Bytes, known, 2*promise)
-	}
-	p.Devices()
-	all, err := p.Host.Attachments()
-	must.Succeed(t, err)
-	if got := all.Devices[0].SizeBytes; got != 2*promise {
-		t.Errorf("the device has %d bytes, want %d", got, 2*promise)
-	}
-}
-
 func TestDevicesOfBusyVolumesStay(t *testing.T) {
 	p, _, _ := grown(t)
 	for _, busy := range []bool{true, false} {
