@@ -33,7 +33,6 @@ var checks = []check{
 	{"a device that somebody else attached counts as use", countsForeignDevices, "thick"},
 	{"a disk takes writes in any order", takesWritesInAnyOrder, "thick"},
 	{"many disks at once", manyDisks, "thin"},
-	{"a crash at any instant loses no data and leaves no device", crashesAnywhere, "thick"},
 }
 
 func TestBlocks(t *testing.T) {

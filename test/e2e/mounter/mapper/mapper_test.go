@@ -138,16 +138,6 @@ func wantMount(t *testing.T, at, device, kind string, bytes int64) {
 	}
 }
 
-// A device whose every sector fails looks blank to blkid.
-func TestFailingDeviceIsNotFormatted(t *testing.T) {
-	mounter, at := program(t), target(t)
-	device := mapped(t, fmt.Sprintf("0 %d error", 400*mib/sector))
-	output, err := exec.Command(mounter, "mount", "--target", at, "--device", device, "--patience", "0").CombinedOutput()
-	if err == nil || !strings.Contains(string(output), "input/output error") || strings.Contains(string(output), "Formatting") {
-		t.Errorf("mount of a device that fails: %v, %s", err, output)
-	}
-}
-
 // The disk below a device of device mapper, such as one path of a multipath device, is in use.
 func TestDiskOfOtherDeviceIsNotFormatted(t *testing.T) {
 	mounter, at := program(t), target(t)
