@@ -4,9 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/internal/ioctl"
 )
 
 // Unit is what offsets and lengths of a device are multiples of, in bytes (BLKZEROOUT wants 512, and no device of
@@ -58,7 +59,7 @@ func (d *Held) File() *os.File { return d.file }
 // Size is the size of the device, in bytes (BLKGETSIZE64).
 func (d *Held) Size() (int64, error) {
 	var bytes uint64
-	if err := d.ioctl(unix.BLKGETSIZE64, unsafe.Pointer(&bytes)); err != nil {
+	if err := ioctl.Do(ioctl.File{File: d.file}, unix.BLKGETSIZE64, &bytes); err != nil {
 		return 0, d.failed("BLKGETSIZE64", err)
 	}
 	return int64(bytes), nil
@@ -122,19 +123,12 @@ func (d *Held) Sync() error {
 
 // ForgetPartitions has the kernel read the partition table again (BLKRRPART): after it was erased, there are none.
 func (d *Held) ForgetPartitions() error {
-	return d.failed("BLKRRPART", d.ioctl(unix.BLKRRPART, nil))
+	return d.failed("BLKRRPART", ioctl.Do(ioctl.File{File: d.file}, unix.BLKRRPART, (*int)(nil)))
 }
 
 func (d *Held) ranged(name string, request uintptr, offset, bytes int64) error {
 	area := [2]uint64{uint64(offset), uint64(bytes)}
-	return d.failed(name, retry(func() error { return d.ioctl(request, unsafe.Pointer(&area)) }))
-}
-
-func (d *Held) ioctl(request uintptr, arg unsafe.Pointer) error {
-	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, d.file.Fd(), request, uintptr(arg)); errno != 0 {
-		return errno
-	}
-	return nil
+	return d.failed(name, retry(func() error { return ioctl.Do(ioctl.File{File: d.file}, request, &area) }))
 }
 
 func (d *Held) failed(op string, err error) error {

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/internal/ioctl"
 )
 
 // ErrNotSupported reports a filesystem whose files cannot share blocks, or which has no
@@ -87,22 +88,19 @@ func share(dst, src int) error {
 	return err
 }
 
-// noCopyOnWrite is FS_NOCOW_FL of linux/fs.h.
-const noCopyOnWrite = 0x00800000
-
 func setNoCopyOnWrite(dst, src int) error {
 	flags, err := unix.IoctlGetUint32(src, unix.FS_IOC_GETFLAGS)
 	if err != nil {
 		return err
 	}
-	if flags&noCopyOnWrite == 0 {
+	if flags&ioctl.NoCopyOnWrite == 0 {
 		return unix.EINVAL
 	}
 	flags, err = unix.IoctlGetUint32(dst, unix.FS_IOC_GETFLAGS)
 	if err != nil {
 		return err
 	}
-	return unix.IoctlSetPointerInt(dst, unix.FS_IOC_SETFLAGS, int(flags|noCopyOnWrite))
+	return unix.IoctlSetPointerInt(dst, unix.FS_IOC_SETFLAGS, int(flags|ioctl.NoCopyOnWrite))
 }
 
 // chunk is how many bytes are copied between two calls of pause.
@@ -191,12 +189,6 @@ func retryInterrupted(call func() (int, error)) (int, error) {
 		}
 	}
 }
-
-// A file takes ioctl(2) as a directory does.
-type file struct{ *os.File }
-
-// ReadFd is the descriptor.
-func (f file) ReadFd() (int, error) { return int(f.Fd()), nil }
 
 // Sync writes all of the filesystem of d to its disk (syncfs(2)): one call makes a whole
 // copied tree durable, where an fsync of each file takes hundreds of times as long.

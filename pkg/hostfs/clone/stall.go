@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"time"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -28,7 +27,7 @@ type Limit time.Duration
 
 // Check answers ErrFragmented for a file that is predicted to stop its writers for longer. What was
 // written and has no place on disk yet has no extents: the file should be synced before.
-func (l Limit) Check(f *os.File) error { return l.check(file{f}, f.Name()) }
+func (l Limit) Check(f *os.File) error { return l.check(ioctl.File{File: f}, f.Name()) }
 
 func (l Limit) check(f ioctl.Directory, name string) error {
 	if l == 0 {
@@ -50,22 +49,12 @@ func (l Limit) mayExceed(size int64) bool {
 	return l != 0 && size/512 > int64(time.Duration(l)/PerExtent)
 }
 
-// fiemap is struct fiemap of linux/fiemap.h, without extents.
-type fiemap struct {
-	Start, Length  uint64
-	Flags          uint32
-	Mapped, Wanted uint32
-	_              uint32
-}
-
-const getExtents = ioctl.Read | ioctl.Write | unsafe.Sizeof(fiemap{})<<ioctl.Size | 'f'<<8 | 11 // FS_IOC_FIEMAP
-
 // Extents is how many extents a file has: sharing its blocks takes PerExtent for each, and its
 // writers wait meanwhile. XFS has the number at hand (FS_IOC_FSGETXATTR, fsx_nextents, some
 // microseconds); elsewhere they are counted (FS_IOC_FIEMAP, some microseconds for each). It is
 // 0 where the filesystem knows no extents.
 func Extents(f *os.File) (int, error) {
-	n, err := countExtents(file{f})
+	n, err := countExtents(ioctl.File{File: f})
 	if err != nil {
 		return 0, fmt.Errorf("count the extents of %s: %w", f.Name(), err)
 	}
@@ -78,8 +67,8 @@ func countExtents(f ioctl.Directory) (int, error) {
 	if err == nil && attr.Extents > 0 {
 		return int(attr.Extents), nil
 	}
-	m := fiemap{Length: ^uint64(0)} // with room for none it counts
-	err = ioctl.Do(f, getExtents, &m)
+	m := ioctl.Extents{Length: ^uint64(0)} // with room for none it counts
+	err = ioctl.Do(f, ioctl.GetExtents, &m)
 	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOTTY) {
 		return 0, nil
 	}

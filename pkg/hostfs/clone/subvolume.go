@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -12,34 +11,12 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/internal/ioctl"
 )
 
-// snapshotArgs is struct btrfs_ioctl_vol_args_v2 of linux/btrfs.h.
-type snapshotArgs struct {
-	FD      int64
-	TransID uint64
-	Flags   uint64
-	_       [4]uint64
-	Name    [4040]byte // ends in NUL
-}
-
-// rootRefArgs is struct btrfs_ioctl_get_subvol_rootref_args of linux/btrfs.h.
-type rootRefArgs struct {
-	MinTree uint64
-	Refs    [255]struct{ Tree, Dir uint64 }
-	Items   uint8
-	_       [7]byte
-}
-
-const (
-	createSnapshot = ioctl.Write | unsafe.Sizeof(snapshotArgs{})<<ioctl.Size | ioctl.Btrfs | 23             // BTRFS_IOC_SNAP_CREATE_V2
-	getRootRef     = ioctl.Read | ioctl.Write | unsafe.Sizeof(rootRefArgs{})<<ioctl.Size | ioctl.Btrfs | 61 // BTRFS_IOC_GET_SUBVOL_ROOTREF
-)
-
 // Subvolume makes a writable snapshot of the btrfs subvolume src under a name in to. All
 // that was synced before is in it; of what was written since, some may be and some not, as
 // after a power cut. Subvolumes below src are empty directories in it: see [Nested]. It
 // answers ErrNotSupported if src is no subvolume, and fs.ErrExist if the name is taken.
 func Subvolume(src, to *dir.Dir, name string) error {
-	args := snapshotArgs{}
+	args := ioctl.Subvolume{}
 	if len(name) >= len(args.Name) {
 		return &fs.PathError{Op: "snapshot", Path: name, Err: unix.ENAMETOOLONG}
 	}
@@ -49,7 +26,7 @@ func Subvolume(src, to *dir.Dir, name string) error {
 	}
 	args.FD = int64(fd)
 	copy(args.Name[:], name)
-	err = ioctl.Do(to, createSnapshot, &args)
+	err = ioctl.Do(to, ioctl.CreateSnapshot, &args)
 	switch {
 	case err == nil:
 		return nil
@@ -59,25 +36,22 @@ func Subvolume(src, to *dir.Dir, name string) error {
 	return &fs.PathError{Op: "snapshot", Path: src.String() + " to " + to.String() + "/" + name, Err: err}
 }
 
-// subvolumeRoot is the inode number of the root of each subvolume: BTRFS_FIRST_FREE_OBJECTID.
-const subvolumeRoot = 256
-
 // Nested counts the subvolumes that lie directly in the subvolume d, at whatever depth of
 // directories, at most 255 of them. It answers ErrNotSupported if d is no subvolume
 // (Linux 4.18).
 func Nested(d *dir.Dir) (int, error) {
-	args := rootRefArgs{}
+	args := ioctl.Nested{}
 	// Of a directory in a subvolume it would list those of that.
 	st, err := statSelf(d)
-	if err == nil && st.Ino != subvolumeRoot {
+	if err == nil && st.Ino != ioctl.SubvolumeRoot {
 		err = unix.EINVAL
 	}
 	if err == nil {
-		err = ioctl.Do(d, getRootRef, &args)
+		err = ioctl.Do(d, ioctl.GetNested, &args)
 	}
 	switch {
 	case err == nil, errors.Is(err, unix.EOVERFLOW):
-		return int(args.Items), nil
+		return int(args.Count), nil
 	case errors.Is(err, unix.ENOTTY), errors.Is(err, unix.EINVAL), errors.Is(err, unix.EOPNOTSUPP):
 		return 0, fmt.Errorf("list the subvolumes in %s: %w: %w", d, ErrNotSupported, err)
 	}

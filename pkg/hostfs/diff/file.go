@@ -5,7 +5,6 @@ import (
 	"errors"
 	"io"
 	"os"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -164,10 +163,8 @@ func (m *mapping) at(offset int64) (segment, error) {
 	return m.segments[0], nil
 }
 
-// Of linux/fiemap.h, and FS_IOC_FIEMAP of linux/fs.h.
+// Of linux/fiemap.h.
 const (
-	getExtents = ioctl.Read | ioctl.Write | 32<<ioctl.Size | 'f'<<8 | 11
-
 	extentLast      = 0x1
 	extentUnwritten = 0x800
 	// extentOdd is what lies elsewhere than it says, or not alone: not known, not written yet, encoded,
@@ -175,25 +172,11 @@ const (
 	extentOdd = 0x2 | 0x4 | 0x8 | 0x80 | 0x100 | 0x200 | 0x400
 )
 
-// extentMap is struct fiemap.
-type extentMap struct {
-	start, length       uint64
-	_, mapped, count, _ uint32
-	extents             [128]struct {
-		logical, physical, length uint64
-		_                         [2]uint64
-		flags                     uint32
-		_                         [3]uint32
-	}
-}
-
-var _ [32 + 128*56]byte = [unsafe.Sizeof(extentMap{})]byte{} // another size would not compile
-
 // read asks the filesystem for the segments from an offset on.
 func (m *mapping) read(from int64) error {
-	var got extentMap
-	got.start, got.length, got.count = uint64(from), uint64(m.size-from), uint32(len(got.extents))
-	err := ioctl.Do(file{m.file}, getExtents, &got)
+	var got ioctl.Extents
+	got.Start, got.Length, got.Wanted = uint64(from), uint64(m.size-from), uint32(len(got.Extents))
+	err := ioctl.Do(ioctl.File{File: m.file}, ioctl.GetExtents, &got)
 	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOTTY) || errors.Is(err, unix.EBADR) {
 		m.blind = true
 		return nil
@@ -201,17 +184,17 @@ func (m *mapping) read(from int64) error {
 	if err != nil {
 		return &os.PathError{Op: "ask for the extents of", Path: m.file.Name(), Err: err}
 	}
-	last := got.mapped < got.count
+	last := got.Mapped < got.Wanted
 	m.known = from
-	for _, e := range got.extents[:got.mapped] {
-		m.add(segment{end: int64(e.logical), zeros: true}) // a hole
+	for _, e := range got.Extents[:got.Mapped] {
+		m.add(segment{end: int64(e.Logical), zeros: true}) // a hole
 		m.add(segment{
-			end:    int64(e.logical + e.length),
-			shift:  int64(e.physical) - int64(e.logical),
-			placed: e.flags&(extentOdd|extentUnwritten) == 0,
-			zeros:  e.flags&extentUnwritten != 0 && e.flags&extentOdd == 0,
+			end:    int64(e.Logical + e.Length),
+			shift:  int64(e.Physical) - int64(e.Logical),
+			placed: e.Flags&(extentOdd|extentUnwritten) == 0,
+			zeros:  e.Flags&extentUnwritten != 0 && e.Flags&extentOdd == 0,
 		})
-		last = last || e.flags&extentLast != 0
+		last = last || e.Flags&extentLast != 0
 	}
 	if last {
 		m.add(segment{end: m.size, zeros: true})
@@ -226,9 +209,3 @@ func (m *mapping) add(s segment) {
 		m.segments, m.known = append(m.segments, s), s.end
 	}
 }
-
-// A file takes ioctl(2) as a directory does.
-type file struct{ *os.File }
-
-// ReadFd is the descriptor.
-func (f file) ReadFd() (int, error) { return int(f.Fd()), nil }

@@ -3,7 +3,6 @@ package dir
 import (
 	"errors"
 	"io/fs"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -114,22 +113,12 @@ func (d *Dir) SpaceID() (SpaceID, error) {
 		fs, err := d.Filesystem()
 		return SpaceID{Filesystem: fs}, err
 	}
-	var info btrfsInfo
-	if err := ioctl.Do(d, btrfsGetInfo, &info); err != nil {
+	var info ioctl.Filesystem
+	if err := ioctl.Do(d, ioctl.GetFilesystem, &info); err != nil {
 		return SpaceID{}, pathError("ask for the btrfs", d.path, err)
 	}
 	return SpaceID{uuid: info.UUID}, nil
 }
-
-// btrfsInfo is struct btrfs_ioctl_fs_info_args of linux/btrfs.h.
-type btrfsInfo struct {
-	MaxID   uint64
-	Devices uint64
-	UUID    [16]byte
-	_       [992]byte
-}
-
-const btrfsGetInfo = ioctl.Read | unsafe.Sizeof(btrfsInfo{})<<ioctl.Size | ioctl.Btrfs | 31 // BTRFS_IOC_FS_INFO
 
 // Space measures the filesystem of the directory in one system call.
 func (d *Dir) Space() (Space, error) {

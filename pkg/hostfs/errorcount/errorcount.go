@@ -68,17 +68,8 @@ func ext4(d *dir.Dir) (int64, error) {
 	return strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64)
 }
 
-// Of linux/btrfs.h: BTRFS_IOC_FS_INFO and BTRFS_IOC_GET_DEV_STATS.
-const (
-	btrfsFSInfo   = ioctl.Read | 1024<<ioctl.Size | ioctl.Btrfs | 31
-	btrfsDevStats = ioctl.Read | ioctl.Write | 1032<<ioctl.Size | ioctl.Btrfs | 52
-)
-
-// fsInfo is struct btrfs_ioctl_fs_info_args.
-type fsInfo struct {
-	maxID uint64
-	_     [1016]byte
-}
+// BTRFS_IOC_GET_DEV_STATS of linux/btrfs.h.
+const btrfsDevStats = ioctl.Read | ioctl.Write | 1032<<ioctl.Size | ioctl.Btrfs | 52
 
 // devStats is struct btrfs_ioctl_get_dev_stats.
 type devStats struct {
@@ -90,11 +81,11 @@ type devStats struct {
 }
 
 func btrfs(d *dir.Dir) (sum int64, err error) {
-	var info fsInfo
-	if err := ioctl.Do(d, btrfsFSInfo, &info); err != nil {
+	var info ioctl.Filesystem
+	if err := ioctl.Do(d, ioctl.GetFilesystem, &info); err != nil {
 		return 0, err
 	}
-	for id := uint64(1); id <= info.maxID; id++ {
+	for id := uint64(1); id <= info.MaxID; id++ {
 		stats := devStats{devID: id, items: uint64(len(devStats{}.values))}
 		err := ioctl.Do(d, btrfsDevStats, &stats)
 		if errors.Is(err, unix.ENODEV) {

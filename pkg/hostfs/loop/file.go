@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/internal/ioctl"
 )
 
 // An Allocation says where the space of a file comes from.
@@ -38,12 +39,9 @@ const (
 // defaultBlock is the block that every user of devices knows.
 const defaultBlock = 512
 
-// FS_COMPR_FL and FS_NOCOW_FL of linux/fs.h. Btrfs gives one only to a file that has not
-// had the other before the call.
-const (
-	fsCompressed = 0x00000004
-	fsNoCOW      = 0x00800000
-)
+// fsCompressed is FS_COMPR_FL of linux/fs.h. Btrfs gives it and FS_NOCOW_FL only to a file that has
+// not had the other before the call.
+const fsCompressed = 0x00000004
 
 // A File is what a device can be attached to, open. It must be closed.
 type File struct {
@@ -102,7 +100,7 @@ func noCopyOnWrite(f *os.File) error {
 		err = unix.IoctlSetPointerInt(int(f.Fd()), unix.FS_IOC_SETFLAGS, flags)
 	}
 	if err == nil {
-		err = unix.IoctlSetPointerInt(int(f.Fd()), unix.FS_IOC_SETFLAGS, flags|fsNoCOW)
+		err = unix.IoctlSetPointerInt(int(f.Fd()), unix.FS_IOC_SETFLAGS, flags|ioctl.NoCopyOnWrite)
 	}
 	if err != nil {
 		return &fs.PathError{Op: "switch copy on write off", Path: f.Name(), Err: err}

@@ -86,15 +86,6 @@ const (
 	projectEnforced   = 0x20 // FS_QUOTA_PDQ_ENFD
 )
 
-// createArgs is struct btrfs_ioctl_vol_args_v2 of linux/btrfs.h.
-type createArgs struct {
-	FD      int64
-	TransID uint64
-	Flags   uint64
-	_       [4]uint64
-	Name    [4040]byte // ends in NUL
-}
-
 // lookupArgs is struct btrfs_ioctl_ino_lookup_args of linux/btrfs.h.
 type lookupArgs struct {
 	Tree   uint64
@@ -122,14 +113,6 @@ type qgroupAssignArgs struct {
 	Assign uint64
 	From   uint64
 	To     uint64
-}
-
-// rootRefArgs is struct btrfs_ioctl_get_subvol_rootref_args of linux/btrfs.h.
-type rootRefArgs struct {
-	From  uint64
-	Refs  [255]struct{ Tree, Dir uint64 }
-	Count uint8
-	_     [7]byte
 }
 
 // rescanArgs is struct btrfs_ioctl_quota_rescan_args of linux/btrfs.h.
@@ -190,15 +173,13 @@ const (
 
 // Numbers of ioctl(2).
 const (
-	btrfsInoLookup    = ioctl.Read | ioctl.Write | unsafe.Sizeof(lookupArgs{})<<ioctl.Size | ioctl.Btrfs | 18  // BTRFS_IOC_INO_LOOKUP
-	btrfsCreate       = ioctl.Write | unsafe.Sizeof(createArgs{})<<ioctl.Size | ioctl.Btrfs | 24               // BTRFS_IOC_SUBVOL_CREATE_V2
-	btrfsSearch       = ioctl.Read | ioctl.Write | searchArgsSize<<ioctl.Size | ioctl.Btrfs | 17               // BTRFS_IOC_TREE_SEARCH_V2
-	btrfsQgroupAssign = ioctl.Write | unsafe.Sizeof(qgroupAssignArgs{})<<ioctl.Size | ioctl.Btrfs | 41         // BTRFS_IOC_QGROUP_ASSIGN
-	btrfsQgroupCreate = ioctl.Write | unsafe.Sizeof(qgroupCreateArgs{})<<ioctl.Size | ioctl.Btrfs | 42         // BTRFS_IOC_QGROUP_CREATE
-	btrfsQgroupLimit  = ioctl.Read | unsafe.Sizeof(qgroupLimitArgs{})<<ioctl.Size | ioctl.Btrfs | 43           // BTRFS_IOC_QGROUP_LIMIT
-	btrfsRootRef      = ioctl.Read | ioctl.Write | unsafe.Sizeof(rootRefArgs{})<<ioctl.Size | ioctl.Btrfs | 61 // BTRFS_IOC_GET_SUBVOL_ROOTREF
-	btrfsRescanStatus = ioctl.Read | unsafe.Sizeof(rescanArgs{})<<ioctl.Size | ioctl.Btrfs | 45                // BTRFS_IOC_QUOTA_RESCAN_STATUS
-	btrfsRescanWait   = ioctl.Btrfs | 46                                                                       // BTRFS_IOC_QUOTA_RESCAN_WAIT
+	btrfsInoLookup    = ioctl.Read | ioctl.Write | unsafe.Sizeof(lookupArgs{})<<ioctl.Size | ioctl.Btrfs | 18 // BTRFS_IOC_INO_LOOKUP
+	btrfsSearch       = ioctl.Read | ioctl.Write | searchArgsSize<<ioctl.Size | ioctl.Btrfs | 17              // BTRFS_IOC_TREE_SEARCH_V2
+	btrfsQgroupAssign = ioctl.Write | unsafe.Sizeof(qgroupAssignArgs{})<<ioctl.Size | ioctl.Btrfs | 41        // BTRFS_IOC_QGROUP_ASSIGN
+	btrfsQgroupCreate = ioctl.Write | unsafe.Sizeof(qgroupCreateArgs{})<<ioctl.Size | ioctl.Btrfs | 42        // BTRFS_IOC_QGROUP_CREATE
+	btrfsQgroupLimit  = ioctl.Read | unsafe.Sizeof(qgroupLimitArgs{})<<ioctl.Size | ioctl.Btrfs | 43          // BTRFS_IOC_QGROUP_LIMIT
+	btrfsRescanStatus = ioctl.Read | unsafe.Sizeof(rescanArgs{})<<ioctl.Size | ioctl.Btrfs | 45               // BTRFS_IOC_QUOTA_RESCAN_STATUS
+	btrfsRescanWait   = ioctl.Btrfs | 46                                                                      // BTRFS_IOC_QUOTA_RESCAN_WAIT
 
 	searchArgsSize   = unsafe.Offsetof(searchArgs{}.Header) // the buffer is not counted
 	searchHeaderSize = uint64(unsafe.Sizeof(searchHeader{}))
@@ -208,11 +189,9 @@ const (
 var (
 	_ [112]byte  = [unsafe.Sizeof(diskQuota{})]byte{}
 	_ [160]byte  = [unsafe.Sizeof(quotaState{})]byte{}
-	_ [4096]byte = [unsafe.Sizeof(createArgs{})]byte{}
 	_ [4096]byte = [unsafe.Sizeof(lookupArgs{})]byte{}
 	_ [48]byte   = [unsafe.Sizeof(qgroupLimitArgs{})]byte{}
 	_ [64]byte   = [unsafe.Sizeof(rescanArgs{})]byte{}
-	_ [4096]byte = [unsafe.Sizeof(rootRefArgs{})]byte{}
 	_ [104]byte  = [unsafe.Sizeof(searchKey{})]byte{}
 	_ [112]byte  = [searchArgsSize]byte{}
 	_ [32]byte   = [unsafe.Sizeof(searchHeader{})]byte{}

@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"math"
+	"slices"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -26,7 +28,7 @@ import (
 type subvolumes struct {
 	simple bool
 
-	mu    sync.Mutex
+	mu    sync.Mutex // held across no system call
 	dying map[ID]bool // released, but not yet cleaned up by the kernel
 }
 
@@ -76,9 +78,9 @@ func (*subvolumes) Make(parent *dir.Dir, name string) (*dir.Dir, error) {
 	if _, err := parent.IsDir(name); err != nil {
 		return nil, err
 	}
-	var args createArgs
+	var args ioctl.Subvolume
 	copy(args.Name[:len(args.Name)-1], name)
-	if err := ioctl.Do(parent, btrfsCreate, &args); err != nil {
+	if err := ioctl.Do(parent, ioctl.CreateSubvolume, &args); err != nil {
 		return nil, &fs.PathError{Op: "make subvolume", Path: parent.String() + "/" + name, Err: err}
 	}
 	made, err := parent.Open(name)
@@ -262,8 +264,8 @@ func (s *subvolumes) Outside(d *dir.Dir) (int, error) {
 
 // outside are the subvolumes directly in one that are not in its group, or all where it has none.
 func (s *subvolumes) outside(d *dir.Dir, own ID) (outside []ID, err error) {
-	var nested rootRefArgs
-	err = ioctl.Do(d, btrfsRootRef, &nested)
+	var nested ioctl.Nested
+	err = ioctl.Do(d, ioctl.GetNested, &nested)
 	if err != nil && !errors.Is(err, unix.EOVERFLOW) {
 		return nil, fmt.Errorf("list the subvolumes in %s: %w", d, err)
 	}
@@ -308,10 +310,11 @@ func (s *subvolumes) Release(fs *dir.Dir, id ID) error {
 	if id < firstSubvolume {
 		return fmt.Errorf("release a subvolume on %s: %d is not a subvolume id", fs, id)
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	_, failed := s.release(fs, id)
-	for other := range s.dying {
+	s.mu.Lock()
+	dying := slices.Collect(maps.Keys(s.dying))
+	s.mu.Unlock()
+	for _, other := range dying {
 		if other != id {
 			_, err := s.release(fs, other)
 			failed = errors.Join(failed, err)
@@ -321,12 +324,14 @@ func (s *subvolumes) Release(fs *dir.Dir, id ID) error {
 }
 
 // release destroys the qgroup of a deleted subvolume, or remembers its id for later calls
-// of Release. It reports whether the qgroup is gone. The caller holds the mutex.
+// of Release. It reports whether the qgroup is gone.
 func (s *subvolumes) release(fs *dir.Dir, id ID) (gone bool, err error) {
 	gone, err = destroy(fs, id)
 	if group, grouped := s.group(id); grouped && gone && err == nil {
 		gone, err = destroy(fs, group)
 	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	if gone {
 		delete(s.dying, id)
 		return true, err
@@ -374,9 +379,7 @@ func (s *subvolumes) releaseUnused(fs *dir.Dir, base ID, taken func(ID) bool) (r
 		if alive {
 			continue
 		}
-		s.mu.Lock()
 		gone, err := s.release(fs, id)
-		s.mu.Unlock()
 		if err != nil {
 			return released, err
 		}

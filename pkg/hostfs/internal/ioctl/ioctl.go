@@ -4,6 +4,7 @@
 package ioctl
 
 import (
+	"os"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -39,9 +40,80 @@ const (
 	HasAttr        = 0x80000000 // FS_XFLAG_HASATTR, which can only be read
 )
 
+// NoCopyOnWrite is FS_NOCOW_FL of linux/fs.h, among the flags of a file of btrfs.
+const NoCopyOnWrite = 0x00800000
+
 // SubvolumeRoot is the inode number of the root of every subvolume of btrfs, and of no other
 // directory there (BTRFS_FIRST_FREE_OBJECTID of linux/btrfs_tree.h).
 const SubvolumeRoot = 256
+
+// Subvolume is struct btrfs_ioctl_vol_args_v2 of linux/btrfs.h.
+type Subvolume struct {
+	FD      int64
+	TransID uint64
+	Flags   uint64
+	_       [4]uint64
+	Name    [4040]byte // ends in NUL
+}
+
+// Nested is struct btrfs_ioctl_get_subvol_rootref_args of linux/btrfs.h.
+type Nested struct {
+	From  uint64
+	Refs  [255]struct{ Tree, Dir uint64 }
+	Count uint8
+	_     [7]byte
+}
+
+// Filesystem is struct btrfs_ioctl_fs_info_args of linux/btrfs.h.
+type Filesystem struct {
+	MaxID   uint64 // of a device
+	Devices uint64
+	UUID    [16]byte
+	_       [992]byte
+}
+
+// Extents is struct fiemap of linux/fiemap.h, with room for some extents.
+type Extents struct {
+	Start, Length  uint64
+	Flags          uint32
+	Mapped, Wanted uint32
+	_              uint32
+	Extents        [128]Extent
+}
+
+// Extent is struct fiemap_extent of linux/fiemap.h.
+type Extent struct {
+	Logical, Physical, Length uint64
+	_                         [2]uint64
+	Flags                     uint32
+	_                         [3]uint32
+}
+
+// Of linux/btrfs.h and linux/fs.h.
+const (
+	CreateSubvolume = Write | unsafe.Sizeof(Subvolume{})<<Size | Btrfs | 24     // BTRFS_IOC_SUBVOL_CREATE_V2
+	CreateSnapshot  = Write | unsafe.Sizeof(Subvolume{})<<Size | Btrfs | 23     // BTRFS_IOC_SNAP_CREATE_V2
+	GetNested       = Read | Write | unsafe.Sizeof(Nested{})<<Size | Btrfs | 61 // BTRFS_IOC_GET_SUBVOL_ROOTREF, Linux 4.18
+	GetFilesystem   = Read | unsafe.Sizeof(Filesystem{})<<Size | Btrfs | 31     // BTRFS_IOC_FS_INFO
+	GetExtents      = Read | Write | extentsHead<<Size | 'f'<<8 | 11            // FS_IOC_FIEMAP
+
+	extentsHead = unsafe.Sizeof(Extents{}) - unsafe.Sizeof(Extents{}.Extents)
+)
+
+// Another size would not compile.
+var (
+	_ [4096]byte = [unsafe.Sizeof(Subvolume{})]byte{}
+	_ [4096]byte = [unsafe.Sizeof(Nested{})]byte{}
+	_ [1024]byte = [unsafe.Sizeof(Filesystem{})]byte{}
+	_ [32]byte   = [extentsHead]byte{}
+	_ [56]byte   = [unsafe.Sizeof(Extent{})]byte{}
+)
+
+// A File is an open file as a Directory.
+type File struct{ *os.File }
+
+// ReadFd is its descriptor.
+func (f File) ReadFd() (int, error) { return int(f.Fd()), nil }
 
 // A Directory has a descriptor to read with. The one for paths (O_PATH) takes no ioctl(2).
 type Directory interface{ ReadFd() (int, error) }
