@@ -117,7 +117,7 @@ func (r *reader) compare(ctx context.Context, from, to volume.ID, found func(Dif
 			err = found(d)
 		case <-time.After(r.options.HangAfter):
 			if r.steps.Load() == before {
-				err = fmt.Errorf("pool %q: %w", r.Config.Name, r.hangs())
+				err = fmt.Errorf("pool %q: %w", r.Config.Name, hang.Stuck(r.options.HangAfter))
 			}
 		case <-ctx.Done():
 			err = context.Cause(ctx)

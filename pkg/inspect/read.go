@@ -162,23 +162,11 @@ func (r *reader) report(ctx context.Context) Pool {
 // ctx does not end.
 func whileStepping[T any](ctx context.Context, r *reader, do func() (T, error)) (T, error) {
 	call := hang.Start(do)
-	for before := r.steps.Load(); ; before = r.steps.Load() {
-		answer, err := call.Wait(ctx, r.options.HangAfter)
-		if errors.Is(err, hang.ErrTimeout) {
-			if r.steps.Load() != before {
-				continue
-			}
-			err = r.hangs()
-		}
-		if err != nil {
-			call.Abandon(nil)
-		}
-		return answer, err
+	answer, err := call.WaitWhile(ctx, r.options.HangAfter, r.steps.Load, nil)
+	if err != nil {
+		call.Abandon(nil)
 	}
-}
-
-func (r *reader) hangs() error {
-	return fmt.Errorf("no answer for %v: its filesystem hangs", r.options.HangAfter)
+	return answer, err
 }
 
 // blank is the report of a pool that was not read yet.

@@ -78,6 +78,30 @@ func (c *Call[T]) Wait(ctx context.Context, limit time.Duration) (T, error) {
 	return c.value, c.err
 }
 
+// WaitWhile is Wait for as long as steps, which counts what the call has done, changes within each limit. After
+// each it calls late, unless that is nil. A call that got nowhere is Stuck.
+func (c *Call[T]) WaitWhile(ctx context.Context, limit time.Duration, steps func() uint64, late func()) (answer T, err error) {
+	for before := steps(); ; before = steps() {
+		err := c.await(ctx, limit)
+		switch {
+		case err == nil:
+			return c.value, c.err
+		case !errors.Is(err, ErrTimeout):
+			return answer, err
+		case steps() == before:
+			return answer, Stuck(limit)
+		}
+		if late != nil {
+			late()
+		}
+	}
+}
+
+// Stuck is the error of a call that got nowhere for that long. It is an ErrTimeout.
+func Stuck(limit time.Duration) error {
+	return fmt.Errorf("%w for %v: its filesystem hangs", ErrTimeout, limit)
+}
+
 func (c *Call[T]) await(ctx context.Context, limit time.Duration) error {
 	var expired <-chan time.Time
 	if limit > 0 {

@@ -3,6 +3,7 @@ package hang_test
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -92,4 +93,34 @@ func TestWaitAgain(t *testing.T) {
 			t.Errorf("then: %d, %v", value, err)
 		}
 	})
+}
+
+func TestWaitWhile(t *testing.T) {
+	for name, c := range map[string]struct {
+		takes, last time.Duration // of the call, and of its steps
+		want        error
+		late        int
+	}{
+		"in time":             {takes: 10 * time.Second, want: errMine},
+		"slow, but gets on":   {takes: 270 * time.Second, last: 270 * time.Second, want: errMine, late: 4},
+		"got nowhere at last": {takes: time.Hour, last: 140 * time.Second, want: hang.ErrTimeout, late: 3},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var steps atomic.Uint64
+				begin := time.Now()
+				go func() {
+					for time.Sleep(10 * time.Second); time.Since(begin) < c.last; time.Sleep(30 * time.Second) {
+						steps.Add(1)
+					}
+				}()
+				call, late := hang.Start(after(c.takes)), 0
+				_, err := call.WaitWhile(t.Context(), time.Minute, steps.Load, func() { late++ })
+				if !errors.Is(err, c.want) || late != c.late {
+					t.Errorf("answered %v, late %d times; want %v, %d times", err, late, c.want, c.late)
+				}
+				time.Sleep(c.takes) // the bubble's time: the call returns
+			})
+		})
+	}
 }
