@@ -1,7 +1,6 @@
 package ledger
 
 import (
-	"container/list"
 	"time"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
@@ -13,7 +12,7 @@ type trash struct {
 	pieces map[string]*piece
 	// waiting has the names as they came, and stuck those of the pieces that could not be
 	// erased.
-	waiting, stuck list.List
+	waiting, stuck queue
 	// bytes is what those pieces hold of which it is known, and unmeasured how many others
 	// there are.
 	bytes      int64
@@ -22,15 +21,15 @@ type trash struct {
 
 // piece is an entry of the trash directory that is not erased yet.
 type piece struct {
-	promised int64 // bytes that the ledger keeps for it, or unknownBytes
-	holds    int64 // bytes that it occupies, or unknownBytes
+	promised int64 // bytes that the ledger keeps for it, or volume.Unknown
+	holds    int64 // bytes that it occupies, or volume.Unknown
 	since    time.Time
 	err      error     // why it could not be removed; nil if that was not tried
 	logged   time.Time // when it was last logged that what it occupies cannot be counted
 	// id is what it was counted by, once that is known: it is to be given back also
 	// when nothing is left of the tree.
 	id quota.ID
-	at *list.Element // of waiting, or of stuck if there is an err
+	at uint64 // its number in waiting, or in stuck if there is an err
 }
 
 // add takes a piece in, unless it is known.
@@ -41,7 +40,7 @@ func (t *trash) add(name string, promised int64, now time.Time) bool {
 	if t.pieces == nil {
 		t.pieces = make(map[string]*piece)
 	}
-	t.pieces[name] = &piece{promised: promised, holds: volume.Unknown, since: now, at: t.waiting.PushBack(name)}
+	t.pieces[name] = &piece{promised: promised, holds: volume.Unknown, since: now, at: t.waiting.add(name)}
 	t.unmeasured++
 	return true
 }
@@ -57,7 +56,7 @@ func (t *trash) measured(name string, bytes int64) {
 	t.count(r, 1)
 }
 
-// uncounted is what a piece occupied at last, or unknownBytes, and whether it is time to
+// uncounted is what a piece occupied at last, or volume.Unknown, and whether it is time to
 // report that this cannot be counted any more.
 func (t *trash) uncounted(name string, now time.Time) (last int64, report bool) {
 	r := t.pieces[name]
@@ -86,32 +85,53 @@ func (t *trash) tried(name string, err error) {
 		return // erased before
 	}
 	if r.err != nil {
-		t.stuck.Remove(r.at)
+		t.stuck.remove(r.at)
 	} else {
-		t.waiting.Remove(r.at)
+		t.waiting.remove(r.at)
 	}
 	if r.err = err; err != nil {
-		r.at = t.stuck.PushBack(name)
+		r.at = t.stuck.add(name)
 		return
 	}
 	t.count(r, -1)
 	delete(t.pieces, name)
 }
 
-// queued are the pieces to be erased, the oldest first, and after them those that are stuck.
-func (t *trash) queued(stuckToo bool) []string {
-	queued := namesIn(&t.waiting)
-	if stuckToo {
-		queued = append(queued, namesIn(&t.stuck)...)
-	}
-	return queued
+// A queue has names by ascending numbers, from which any can be removed.
+type queue struct {
+	first uint64   // the number of names[0]
+	names []string // an empty one was removed, and is never the first
+	count int      // of those that were not
 }
 
-func namesIn(l *list.List) (names []string) {
-	for e := l.Front(); e != nil; e = e.Next() {
-		names = append(names, e.Value.(string))
+func (q *queue) add(name string) (number uint64) {
+	q.names = append(q.names, name)
+	q.count++
+	return q.end() - 1
+}
+
+// end is the number of the next name.
+func (q *queue) end() uint64 { return q.first + uint64(len(q.names)) }
+
+func (q *queue) remove(number uint64) {
+	q.names[number-q.first] = ""
+	q.count--
+	for len(q.names) > 0 && q.names[0] == "" {
+		q.names, q.first = q.names[1:], q.first+1
 	}
-	return names
+}
+
+// page copies names with numbers from from and below end, of at most chunk numbers, and answers the
+// number to go on with.
+func (q *queue) page(from, end uint64) (names []string, next uint64) {
+	from = max(from, q.first)
+	next = min(from+chunk, max(from, end))
+	for number := from; number < next; number++ {
+		if name := q.names[number-q.first]; name != "" {
+			names = append(names, name)
+		}
+	}
+	return names, next
 }
 
 // A TrashSum describes the trash as a whole.
@@ -122,12 +142,12 @@ type TrashSum struct {
 }
 
 func (t *trash) sum() TrashSum {
-	sum := TrashSum{Pieces: len(t.pieces), Stuck: t.stuck.Len(), Bytes: t.bytes}
+	sum := TrashSum{Pieces: len(t.pieces), Stuck: t.stuck.count, Bytes: t.bytes}
 	if t.unmeasured > 0 {
 		sum.Bytes = volume.Unknown
 	}
-	if oldest := t.waiting.Front(); oldest != nil {
-		sum.Since = t.pieces[oldest.Value.(string)].since
+	if t.waiting.count > 0 {
+		sum.Since = t.pieces[t.waiting.names[0]].since
 	}
 	return sum
 }
@@ -175,11 +195,28 @@ func (l *Ledger) HasTrash(name string) bool {
 }
 
 // Trash is what is to be erased, the oldest first, and after that what is stuck, if that is
-// asked for too.
-func (l *Ledger) Trash(stuckToo bool) []string {
+// asked for too. What comes or fails meanwhile may be missing.
+func (l *Ledger) Trash(stuckToo bool) (names []string) {
 	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.trash.queued(stuckToo)
+	waiting, stuck := l.trash.waiting.end(), l.trash.stuck.end()
+	l.mu.Unlock()
+	names = l.queued(nil, &l.trash.waiting, waiting)
+	if stuckToo {
+		names = l.queued(names, &l.trash.stuck, stuck)
+	}
+	return names
+}
+
+// queued appends the names below a number, in pages.
+func (l *Ledger) queued(names []string, q *queue, end uint64) []string {
+	for next := uint64(0); next < end; {
+		var page []string
+		l.mu.Lock()
+		page, next = q.page(next, end)
+		l.mu.Unlock()
+		names = append(names, page...)
+	}
+	return names
 }
 
 // TrashID remembers the project id that counts a piece of trash, and answers the one that is

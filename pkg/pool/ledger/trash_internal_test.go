@@ -2,31 +2,64 @@ package ledger
 
 import (
 	"errors"
+	"fmt"
+	"slices"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
 // Of a name that comes again while an older piece is stuck, there is one piece.
 func TestReusedNameIsErasedOnce(t *testing.T) {
-	var trash trash
-	trash.add("stuck", 1, time.Now())
-	trash.tried("stuck", errors.New("it cannot be removed"))
+	l := New(Policy{})
+	l.Throw("stuck", 1)
+	l.TrashTried("stuck", errors.New("it cannot be removed"))
 	for range 2 {
-		trash.add("pvc-1.u", 1, time.Now())
-		if diff := cmp.Diff([]string{"pvc-1.u"}, trash.queued(false)); diff != "" {
-			t.Errorf("queued (-want +got):\n%s", diff)
-		}
-		if diff := cmp.Diff([]string{"pvc-1.u", "stuck"}, trash.queued(true)); diff != "" {
-			t.Errorf("queued with what is stuck (-want +got):\n%s", diff)
-		}
-		trash.tried("pvc-1.u", nil)
+		l.Throw("pvc-1.u", 1)
+		wantTrash(t, l, false, "pvc-1.u")
+		wantTrash(t, l, true, "pvc-1.u", "stuck")
+		l.TrashTried("pvc-1.u", nil)
 	}
-	if sum := trash.sum(); sum.Pieces != 1 || sum.Stuck != 1 {
+	if sum := l.trash.sum(); sum.Pieces != 1 || sum.Stuck != 1 {
 		t.Errorf("%+v, want one piece, which is stuck", sum)
+	}
+}
+
+// Trash of several pages comes in the order in which it was thrown, whatever was erased or failed in between.
+func TestTrash_pages(t *testing.T) {
+	l := New(Policy{})
+	var waiting, stuck []string
+	for i := range 3*chunk + 7 {
+		name := fmt.Sprint(i)
+		l.Throw(name, 1)
+		switch {
+		case i < chunk/2, i%5 == 0, i > 3*chunk: // at the start, within and at the end
+			l.TrashTried(name, nil)
+		case i%7 == 0:
+			l.TrashTried(name, errors.New("it cannot be removed"))
+			stuck = append(stuck, name)
+		default:
+			waiting = append(waiting, name)
+		}
+	}
+	wantTrash(t, l, false, waiting...)
+	wantTrash(t, l, true, slices.Concat(waiting, stuck)...)
+	for _, name := range slices.Concat(stuck, waiting) {
+		l.TrashTried(name, nil)
+	}
+	wantTrash(t, l, true)
+	l.Throw("again", 1)
+	wantTrash(t, l, true, "again")
+}
+
+func wantTrash(t *testing.T, l *Ledger, stuckToo bool, want ...string) {
+	t.Helper()
+	if diff := cmp.Diff(want, l.Trash(stuckToo), cmpopts.EquateEmpty()); diff != "" {
+		t.Errorf("with what is stuck: %t (-want +got):\n%s", stuckToo, diff)
 	}
 }
 

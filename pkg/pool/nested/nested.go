@@ -6,6 +6,7 @@ package nested
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -42,8 +43,7 @@ type Place struct {
 	logged atomic.Bool
 }
 
-// Add adds a pool, whose place is noted when it is checked. To recheck has its next check come
-// now, and must not block: the mutex of Places is held.
+// Add adds a pool, whose place is noted when it is checked. To recheck has its next check come now.
 func (p *Places) Add(name volume.PoolName, mounts Mounts, log logr.Logger, recheck func()) *Place {
 	return &Place{all: p, name: name, mounts: mounts, log: log, recheck: recheck}
 }
@@ -56,6 +56,17 @@ type root struct {
 // settle notes where a pool is, and answers where the others are. Those that came before
 // check again: this one may lie in them.
 func (p *Places) settle(of *Place, at root) map[*Place]root {
+	others, moved := p.note(of, at)
+	if moved {
+		for other := range others {
+			other.recheck()
+		}
+	}
+	return others
+}
+
+// note answers where the others are, and whether this one was elsewhere or nowhere.
+func (p *Places) note(of *Place, at root) (others map[*Place]root, moved bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.of == nil {
@@ -63,17 +74,9 @@ func (p *Places) settle(of *Place, at root) map[*Place]root {
 	}
 	was, known := p.of[of]
 	p.of[of] = at
-	others := make(map[*Place]root)
-	for other, there := range p.of {
-		if other == of {
-			continue
-		}
-		others[other] = there
-		if !known || was.id != at.id {
-			other.recheck()
-		}
-	}
-	return others
+	others = maps.Clone(p.of)
+	delete(others, of)
+	return others, !known || was.id != at.id
 }
 
 // ErrNested reports a pool that has another where its volumes are, or where it keeps its own.

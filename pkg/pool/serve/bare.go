@@ -27,8 +27,8 @@ func (v *Visit) lacks() error {
 }
 
 // equip makes the layout of a pool that had no room for it, and opens the pool anew. It answers
-// nil as long as there is none.
-func (p *Pool) equip(ctx context.Context) (*Visit, error) {
+// nil as long as there is none, and while calls are at work: recovery before a pool serves counts on there being none.
+func (p *Pool) equip(ctx context.Context, id *opened) (*Visit, error) {
 	s, _, err := store.Create(ctx, p.at)
 	if errors.Is(err, store.ErrNoRoom) {
 		return nil, nil
@@ -37,7 +37,11 @@ func (p *Pool) equip(ctx context.Context) (*Visit, error) {
 		return nil, err
 	}
 	s.Close()
-	p.identity.Store(nil)
+	p.identity.Store(nil) // no call begins
+	if id.calls.Load() > 0 {
+		p.identity.Store(id)
+		return nil, nil
+	}
 	p.giveUp()
 	return p.open(ctx)
 }

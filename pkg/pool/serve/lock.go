@@ -11,6 +11,9 @@ package serve
 //     mutex of the store. Nothing is taken under them;
 //  5. the mutex of the ledger, which is never held across a system call or another lock.
 //
+// In a shared pool the reaper has, beside these, the byte of the piece of trash that it erases (store.LockPiece),
+// under which nothing is taken, and what makes a layout the whole lock file (store.ensureFormat), before any call.
+//
 // Calls do not wait for 1 and 2: who does not get them answers ErrBusy. So a call that copies
 // takes the source, by 1, whatever it has of 1 to 3. Publications at different targets share 1.
 // Recovery does not wait for 3 either, and leaves to another node what that works on.
@@ -19,8 +22,10 @@ package serve
 // process (Node.serving), and a byte against other drivers of the node (pkg/pool/guard). Nobody waits
 // for either while holding any other.
 //
-// The mutexes inside keylock, the places of pools, filesystems, pins, the count of copies, signs of life
-// and the claims of project ids are held for a few instructions, and nothing is taken under them. What
+// The mutexes inside keylock, the places of pools, filesystems, pins, the count of copies, signs of life,
+// the claims of project ids and the quotas of btrfs are held for a few instructions, and nothing is taken under them.
+// Two are held across system calls that no disk can delay: that of the mount table while it is read (pkg/hostfs/bind),
+// and that of loop devices while one is taken (pkg/hostfs/loop). What
 // the pools of one filesystem owe together has no lock: a ledger changes it by compare and swap
 // while it holds its own mutex.
 

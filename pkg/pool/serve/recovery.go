@@ -36,8 +36,11 @@ type recoveryStep struct {
 	do       func(v *Visit, ctx context.Context) error
 }
 
-// recovery is all that recovery does, in its order. docs/layout.md has the same table for users.
+// recovery is all that recovery does, in its order. What was found by then, and why it may be there, is in
+// docs/layout.md. Limits that calls found missing are restored by each check, from a queue: limits.go.
 var recovery = []recoveryStep{
+	// Take from others the permission to enter the directories of the layout.
+	{at: again, do: func(v *Visit, _ context.Context) error { return v.Store.CloseMode() }},
 	// Compare the index with the disk.
 	{at: eachMinute, do: func(v *Visit, _ context.Context) error { return v.Scan().Resync() }},
 	// Remove records that were being written.
@@ -72,6 +75,8 @@ var recovery = []recoveryStep{
 	{at: atOpen | eachMinute, writable: eachMinute, only: func(p *Pool, at moment) bool { return at == atOpen || p.Config.Shared }, do: (*Visit).recoverMarks},
 	// Restore marks of what this node has published.
 	{at: atOpen | eachMinute, writable: atOpen | eachMinute, only: shared, do: (*Visit).restoreMarks},
+	// Count no trash of other nodes: where the pool was read before it was served, that was its own.
+	{at: atOpen, only: notShared, do: quietly(func(v *Visit, _ context.Context) { v.Pool.Ledger.SetOthersTrash(0) })},
 }
 
 // quietly is a step that logs what it cannot do, and does not keep the pool from serving.
@@ -122,9 +127,6 @@ func (v *Visit) begin(ctx context.Context) error {
 	if err := v.recover(ctx, atOpen); err != nil {
 		return err
 	}
-	if !v.Pool.Config.Shared {
-		v.Pool.Ledger.SetOthersTrash(0) // where the pool was read before, that was its own
-	}
 	// What other nodes work on they finish. What they only read is left to this one.
 	v.Pool.unrecovered, v.Pool.tried = v.Pool.unrecovered || v.Pool.skipped, time.Now()
 	return nil
@@ -140,9 +142,6 @@ func (v *Visit) recoverAgain(ctx context.Context) (done bool, err error) {
 		return false, err
 	}
 	if open, err := v.workIfRoom(); err != nil || !open {
-		return false, err
-	}
-	if err := v.Store.CloseMode(); err != nil {
 		return false, err
 	}
 	v.Pool.skipped = false

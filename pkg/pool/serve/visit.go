@@ -59,16 +59,25 @@ func (p *Pool) Enter() (*Visit, error) {
 		return nil, p.Unavailable(err)
 	}
 	id.calls.Add(1) // before the pool is opened: see replaced
-	v, err := p.openCached(id)
-	if err != nil {
-		v, err = p.openInTime(id, st)
-	}
+	v, err := p.enter(id, st)
 	if err != nil {
 		id.calls.Add(-1)
 		return nil, p.Unavailable(err)
 	}
 	v.calls = id.calls
 	return v, nil
+}
+
+// enter opens the pool for a call that is counted.
+func (p *Pool) enter(id *opened, st *state) (*Visit, error) {
+	if now := p.identity.Load(); now == nil || now.calls != id.calls {
+		return nil, ErrNotChecked // a check opens the pool anew, and counted the calls before this one
+	}
+	v, err := p.openCached(id)
+	if err != nil {
+		v, err = p.openInTime(id, st)
+	}
+	return v, err
 }
 
 // openCached opens the pool from memory, where that is possible: see store.OpenCached.

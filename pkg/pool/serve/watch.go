@@ -53,22 +53,18 @@ func (p *Pool) watch(ctx context.Context) {
 // await settles what a check finds. It calls late for one that takes long; one that also
 // gets nowhere counts as a hang until it comes back.
 func (p *Pool) await(check *hang.Call[state], late func()) {
-	for steps := p.steps.Load(); ; steps = p.steps.Load() {
-		st, err := check.Wait(context.Background(), p.Options.HangAfter)
+	for {
+		st, err := check.WaitWhile(context.Background(), p.Options.HangAfter, p.steps.Load, late)
 		if err == nil {
 			p.settle(st)
 			return
 		}
-		if p.steps.Load() == steps {
-			p.settle(state{hung: true, errors: volume.Unknown, err: p.hangs()})
-		}
+		p.settle(state{hung: true, errors: volume.Unknown, err: p.Unavailable(err)})
 		late()
 	}
 }
 
-func (p *Pool) hangs() error {
-	return p.Unavailable(fmt.Errorf("no answer for %v: its filesystem hangs", p.Options.HangAfter))
-}
+func (p *Pool) hangs() error { return p.Unavailable(hang.Stuck(p.Options.HangAfter)) }
 
 // checkNow has the next check come without the rest before it.
 func (p *Pool) checkNow() {
@@ -196,7 +192,7 @@ func (p *Pool) checkVisit(ctx context.Context) (*Visit, error) {
 	}
 	v, err := p.visit(id)
 	if err == nil && id.Bare() {
-		equipped, err := p.equip(ctx)
+		equipped, err := p.equip(ctx, id)
 		if err != nil || equipped != nil {
 			v.Close()
 			return equipped, err

@@ -88,6 +88,8 @@ func (s *Store) markRemoved(ctx context.Context, in *dir.Dir, id volume.ID, as s
 		return err
 	}
 	defer done()
+	// At the end, so that ForgetMarks has either read the mark or sees the number change.
+	defer s.at.marked.Add(1)
 	if err := errors.Join(in.SetAttribute(removedInside, nil), in.Sync()); err != nil {
 		return err
 	}
@@ -218,20 +220,29 @@ func isAside(entry dir.Entry, expected func(volume.ID) bool) (as string, is bool
 	return as, ok && expected(id) && t.UID != "" && t.Promised != volume.Unknown && t.String() == as
 }
 
-// ForgetMarks ends the search for marks where nothing is marked any more. In a shared pool without a layout, where
-// whoever marks has the pool's lock, it is for later.
+// ForgetMarks ends the search for marks where nothing is marked any more. It reads each volume, and
+// so without the lock that a removal waits for; in a shared pool once more with it, when there is nothing left. In a
+// shared pool without a layout, where whoever marks has the pool's lock, it is for later.
 func (s *Store) ForgetMarks(ctx context.Context) error {
 	if s.at.Shared && s.Bare() {
 		return nil
 	}
 	return s.eachMarking(func(in *dir.Dir) error {
+		before := s.at.marked.Load()
+		if found, err := s.markedIn(in); err != nil || len(found) > 0 {
+			return err
+		}
 		done, err := s.lockMarks(ctx)
 		if err != nil {
 			return err
 		}
 		defer done()
-		if found, err := s.markedIn(in); err != nil || len(found) > 0 {
-			return err
+		if s.at.Shared { // another node may have set one meanwhile
+			if found, err := s.markedIn(in); err != nil || len(found) > 0 {
+				return err
+			}
+		} else if s.at.marked.Load() != before {
+			return nil
 		}
 		return in.RemoveAttribute(removedInside)
 	})

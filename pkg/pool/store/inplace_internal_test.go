@@ -289,6 +289,32 @@ func TestBare(t *testing.T) {
 	}
 }
 
+// A removal that marks its volume does not wait while volumes are searched for marks, and ends the search only
+// where nothing was marked meanwhile.
+func TestForgetMarks(t *testing.T) {
+	testenv.NeedRoot(t)
+	path := t.TempDir()
+	ignore := func(*dir.Dir) error { return nil }
+	node, err := volume.ParseNodeID("node-1")
+	must.Succeed(t, err)
+	s, _, err := Create(t.Context(), &Location{Path: path, Node: node, Verify: ignore, Nested: ignore})
+	must.Succeed(t, err)
+	t.Cleanup(s.Close)
+	must.Succeed(t, os.Mkdir(filepath.Join(path, "pvc-1"), 0o700))
+	must.Succeed(t, s.markRemoved(t.Context(), s.root, idOf("pvc-1"), "pvc-1.uid+5"))
+
+	s.at.marking.Lock() // as a removal does
+	must.Succeed(t, s.ForgetMarks(t.Context()))
+	s.at.marking.Unlock()
+	wantPieces(t, s, "./pvc-1.uid+5")
+
+	must.Succeed(t, os.Remove(filepath.Join(path, "pvc-1")))
+	must.Succeed(t, s.ForgetMarks(t.Context()))
+	if any, err := anyMarked(s.root); err != nil || any {
+		t.Errorf("with nothing marked the search goes on (%v)", err)
+	}
+}
+
 func openAs(t *testing.T, path, name string) *Store {
 	t.Helper()
 	s, _, err := Create(t.Context(), locationOf(t, path, name))

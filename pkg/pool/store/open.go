@@ -2,7 +2,8 @@
 // and has the steps by which volumes come and go. The order of those steps is what makes a
 // crash harmless, and it is written only here: steps.go does them, recover.go finishes or
 // undoes one that was interrupted. It also has what the nodes of a shared pool write for each
-// other. It keeps nothing in memory and decides nothing. docs/layout.md describes the layout.
+// other. A Store keeps nothing in memory. What is costly to read anew for each of them is in the Location that
+// they share: of other nodes the trash as it was measured, and their signs of life. docs/layout.md describes the layout.
 package store
 
 import (
@@ -47,9 +48,10 @@ type Location struct {
 	// Refuses is set by ProbeWritable while the filesystem refuses changes and does not say so.
 	Refuses atomic.Bool
 
-	marking  sync.Mutex  // see removeInPlace
-	measured sync.Map    // of names in the trash of other nodes, by heldBy
-	signs    alive.Signs // of life, of other nodes
+	marking  sync.Mutex    // see removeInPlace
+	marked   atomic.Uint64 // how many marks were set with it
+	measured sync.Map      // of names in the trash of other nodes, by heldBy
+	signs    alive.Signs   // of life, of other nodes
 }
 
 // A Store is a pool's directories, open for one call. Nothing is held between calls, so that

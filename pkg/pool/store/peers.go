@@ -14,9 +14,9 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
-// PromisesByte is the byte that keeps others from promising anything. The nodes of a shared pool lock bytes of one file, which has none. The first is for
-// promises. Each volume has another: what takes long, as allocating a disk does, then holds
-// up nobody who works on other volumes. Of two volumes with the same byte one may wait for
+// PromisesByte is the byte that keeps others from promising anything. The nodes of a shared pool lock
+// bytes of one empty file. The first is for promises. Each volume has another, so that what takes long, such as
+// allocating a disk, delays no call on another volume. Of two volumes with the same byte one may wait for
 // the other, and no more.
 const PromisesByte = 0
 
