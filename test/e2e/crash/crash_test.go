@@ -119,6 +119,9 @@ func (w *world) learn(s scenario) {
 	w.Helper()
 	w.reach(s.from)
 	w.capacityOf(s.from)
+	if s.from == (state{}) {
+		w.filled = false
+	}
 	w.arm(0)
 	w.answer = w.attempt(s, s.call)
 	w.learnt, _ = w.trap.Disarm()
