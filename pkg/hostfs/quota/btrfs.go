@@ -28,7 +28,7 @@ import (
 type subvolumes struct {
 	simple bool
 
-	mu    sync.Mutex // held across no system call
+	mu    sync.Mutex  // held across no system call
 	dying map[ID]bool // released, but not yet cleaned up by the kernel
 }
 
