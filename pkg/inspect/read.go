@@ -298,7 +298,7 @@ func (r *reader) join() error {
 	if err != nil {
 		return err
 	}
-	r.Ledger.SetNewInodes(r.Keeper.NewInodes())
+	r.Ledger.SetInodes(r.Keeper.NewInodes(), r.Keeper.InodeBytes())
 	r.Ledger.Join(r.filesystems.Settle(r, on), ledger.Origin{Made: r.format.Created, Foreign: r.format.Foreign, Shared: r.Config.Shared})
 	// Held would make the directories of this node if they were not there.
 	if r.Node != (volume.NodeID{}) && r.Store.OpenWorkReadOnly() == nil {

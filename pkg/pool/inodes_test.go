@@ -13,6 +13,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
+	"kubevirt.io/hostpath-provisioner/test/testenv/loopfs"
 )
 
 // onQuota runs a test on a node whose pool is on a tmpfs of 256 MiB and counts as that kind.
@@ -96,5 +97,34 @@ func TestVolumeFromBeforeTheDefaultOfInodesKeepsNone(t *testing.T) {
 		b.wantInodes("pvc-1", 0)
 		b.restart(`[{"name":"local","path":"pool","bytesPerInode":16384}]`)
 		b.wantInodes("pvc-1", 2049)
+	})
+}
+
+// On a filesystem whose inodes are larger there are as many fewer, and each counts in full.
+func TestLargerInodes(t *testing.T) {
+	testenv.NeedRoot(t)
+	image, err := loopfs.Format(t.Context(), t.TempDir(), "xfs", 512*mib, "-i", "size=2048")
+	must.Succeed(t, err)
+	device, err := loopfs.Attach(image)
+	must.Succeed(t, err)
+	t.Cleanup(func() { must.Succeed(t, device.Close()) })
+	root := t.TempDir()
+	must.Succeed(t, loopfs.MountDevice(t.Context(), device.Name(), root, "xfs"))
+	t.Cleanup(func() { must.Succeed(t, loopfs.Unmount(root)) })
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, root)
+		b.quota = &quotatest.Fake{As: quota.XFS}
+		b.start(local)
+		b.create("pvc-1", 128*mib)
+		b.wantInodes("pvc-1", 1+128*mib/(64<<10))
+		const overhead = (1 + 128*mib/(64<<10)) * (2048 + 32)
+		for _, when := range []string{"created", "started again"} {
+			if got := b.Pools[0].Ledger.Summary().Overhead; got != overhead {
+				t.Errorf("%s: %d bytes are set aside for inodes, want %d", when, got, overhead)
+			}
+			b.restart(local)
+		}
+		b.create("pvc-2", b.capacity())
+		b.wantCapacity("local", 0, 0)
 	})
 }

@@ -80,6 +80,17 @@ type quotaState struct {
 	_       [19]uint64
 }
 
+// xfsGeometry is struct xfs_fsop_geom_v1 of xfs_fs.h, which libxfs has.
+type xfsGeometry struct {
+	_         [6]uint32
+	InodeSize uint32
+	_         [84]byte
+}
+
+var _ [112]byte = [unsafe.Sizeof(xfsGeometry{})]byte{} // another size would not compile
+
+const getXFSGeometry = ioctl.Read | unsafe.Sizeof(xfsGeometry{})<<ioctl.Size | 'X'<<8 | 100 // XFS_IOC_FSGEOMETRY_V1
+
 const (
 	quotaStateVersion = 1    // FS_QSTATV_VERSION1
 	projectAccounting = 0x10 // FS_QUOTA_PDQ_ACCT

@@ -6,6 +6,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/internal/ioctl"
 )
 
 // Detect returns the facility that limits directories on the filesystem of d. It changes
@@ -27,6 +28,23 @@ func Detect(d *dir.Dir) (Facility, error) {
 	default:
 		return nil, fmt.Errorf("%w: %s at %s is not supported; xfs, ext4 and btrfs are", ErrNone, filesystemName(magic), d)
 	}
+}
+
+// InodeBytes is what an inode takes on the filesystem of d that no quota counts, in bytes: on XFS all of it, which mkfs.xfs(8)
+// has chosen. It is 0 on others.
+func InodeBytes(d *dir.Dir) (int64, error) {
+	var st unix.Statfs_t
+	if err := unix.Fstatfs(d.Fd(), &st); err != nil {
+		return 0, fmt.Errorf("find the kind of filesystem of %s: %w", d, err)
+	}
+	if uint32(st.Type) != unix.XFS_SUPER_MAGIC {
+		return 0, nil
+	}
+	var geometry xfsGeometry
+	if err := ioctl.Do(d, getXFSGeometry, &geometry); err != nil {
+		return 0, fmt.Errorf("ask for the size of inodes of %s: %w", d, err)
+	}
+	return int64(geometry.InodeSize), nil
 }
 
 // filesystemName names a filesystem by the number that statfs(2) gives it

@@ -71,29 +71,28 @@ func (c Card) Inodes(option int64) int64 {
 }
 
 const (
-	// inodeBytes is what an inode of XFS takes beside the quota of its volume, in bytes, where
+	// usualInode is what an inode of XFS takes beside the quota of its volume, in bytes, where
 	// mkfs.xfs(8) has no other size: chunks of 64 are allocated and not counted for a project.
-	inodeBytes = 512
-	// inodeShare is inodeBytes and what finds the inode, with some room: with many small
-	// directories 525 were measured.
-	inodeShare = 544
+	usualInode = 512
+	// perInode is for what finds an inode, with some room: with many small directories 13 were measured.
+	perInode = 32
 )
 
-// OfInodes is what so many inodes may take that no quota of that kind counts, in bytes.
-func OfInodes(kind quota.Kind, inodes int64) int64 {
+// OfInodes is what so many inodes may take that no quota of that kind counts, in bytes, where one of them takes inodeBytes.
+func OfInodes(kind quota.Kind, inodes, inodeBytes int64) int64 {
 	if kind != quota.XFS {
 		return 0
 	}
-	return max(0, inodes) * inodeShare
+	return max(0, inodes) * (inodeBytes + perInode)
 }
 
 // overhead is what the inodes of the volume may take that no quota counts, in bytes. Without a
 // limit of inodes that is not known.
-func (c Card) overhead(option int64) int64 {
+func (c Card) overhead(option, inodeBytes int64) int64 {
 	if !c.Is(ByXFS) {
 		return 0
 	}
-	return c.Inodes(option) * inodeShare
+	return OfInodes(quota.XFS, c.Inodes(option), inodeBytes)
 }
 
 // By is the flag for a size that is enforced by a quota of that kind.

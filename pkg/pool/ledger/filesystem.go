@@ -155,7 +155,8 @@ func (a *accounts) rounded(space dir.Space, l *Ledger) int64 {
 	left := a.available(space, l.policy)
 	for _, one := range a.of {
 		if per := one.sums.newInodes; one.ledger == l && per > 0 {
-			left = max(0, left-inodeShare) / (per + inodeShare) * per
+			share := one.sums.inodeBytes + perInode
+			left = max(0, left-share) / (per + share) * per
 		}
 	}
 	step := quantum(space.SizeBytes)

@@ -18,8 +18,8 @@ type index struct {
 	// promised is the sum of all promises, with what their inodes may take, and overhead the
 	// part of it that is for those.
 	promised, overhead int64
-	// option is the pool option bytesPerInode.
-	option int64
+	// option is the pool option bytesPerInode, and inodeBytes what an inode takes.
+	option, inodeBytes int64
 	// snapshots are those among the volumes.
 	snapshots SnapshotSum
 }
@@ -123,7 +123,7 @@ func (x *index) put(id volume.ID, c Card) (promised int64) {
 
 // sum counts what a volume owes, or takes it out again.
 func (x *index) sum(c Card, sign int64) {
-	overhead := c.overhead(x.option)
+	overhead := c.overhead(x.option, x.inodeBytes)
 	x.promised += sign * (c.Promised + overhead)
 	x.overhead += sign * overhead
 }

@@ -50,8 +50,8 @@ type ids map[volume.ID]struct{}
 
 // New makes an empty ledger, of a pool of which it is not known yet what filesystem it is on.
 func New(policy Policy) *Ledger {
-	l := &Ledger{policy: policy, on: &Filesystem{}, index: index{option: policy.BytesPerInode}}
-	l.sums.unread = true
+	l := &Ledger{policy: policy, on: &Filesystem{}, index: index{option: policy.BytesPerInode, inodeBytes: usualInode}}
+	l.sums.unread, l.sums.inodeBytes = true, usualInode
 	l.on.enter(l, Origin{}, l.sums)
 	l.mu.Lock()
 	l.unlock()
@@ -112,6 +112,8 @@ type sums struct {
 	promised int64
 	// newInodes is the size for which a new volume has one such inode, in bytes; 0 for none.
 	newInodes int64
+	// inodeBytes is what an inode takes that no quota counts.
+	inodeBytes int64
 	// trashed is the sum of the promises of volumes that are being removed: what they
 	// still occupy is not sold again before it is free.
 	trashed int64
@@ -180,20 +182,33 @@ func (l *Ledger) Available(space dir.Space) int64 {
 	return l.on.load().rounded(space, l)
 }
 
-// SetNewInodes notes for how many bytes of its size a new volume has an inode that no quota
-// counts; 0 for none.
-func (l *Ledger) SetNewInodes(bytesPerInode int64) {
+// SetInodes notes for how many bytes of its size a new volume has an inode that no quota
+// counts, 0 for none, and what an inode takes, in bytes. That is for the volumes of the next load: it does not change while
+// a pool is on its filesystem.
+func (l *Ledger) SetInodes(bytesPerInode, inodeBytes int64) {
 	l.mu.Lock()
 	defer l.unlock()
-	l.sums.newInodes = bytesPerInode
+	l.sums.newInodes, l.sums.inodeBytes = bytesPerInode, inodeBytes
+	if l.index.len() == 0 {
+		l.index.inodeBytes = l.sums.inodeBytes
+	}
 }
 
 // Owed is what a volume takes of the pool, in bytes: its promise, and what its inodes may take.
-func (l *Ledger) Owed(c Card) int64 { return c.Promised + c.overhead(l.policy.BytesPerInode) }
+func (l *Ledger) Owed(c Card) int64 {
+	return c.Promised + c.overhead(l.policy.BytesPerInode, l.inodeBytes())
+}
+
+func (l *Ledger) inodeBytes() int64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.sums.inodeBytes
+}
 
 // InodesHold is what so many inodes of a volume take of what is set aside for them, in bytes.
 func (l *Ledger) InodesHold(c Card, inodes int64) int64 {
-	return max(0, min(inodes*inodeBytes, c.overhead(l.policy.BytesPerInode)))
+	inodeBytes := l.inodeBytes()
+	return max(0, min(inodes*inodeBytes, c.overhead(l.policy.BytesPerInode, inodeBytes)))
 }
 
 // SetOthersTrash notes what the trash of other nodes in the pool may still occupy, in bytes, or

@@ -4,6 +4,7 @@
 package limit
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -38,8 +39,11 @@ type Options struct {
 
 // DefaultBytesPerInode gives new volumes on XFS one inode for so many bytes of their size, as
 // mkfs.ext4(8) does for a filesystem. XFS makes inodes as they are needed, and counts them for no
-// project: 512 bytes each, so at most a thirtieth of the volume's size.
+// project: so at most a thirtieth of the volume's size. Where mkfs.xfs(8) has made them larger than usualInode, there are as many fewer.
 const DefaultBytesPerInode = 16 << 10
+
+// usualInode is the size of an inode that mkfs.xfs(8) chooses by itself, in bytes.
+const usualInode = 512
 
 // A Keeper makes the kernel enforce the sizes of the volumes on one filesystem, as far as it
 // can. It does not change; a filesystem that gains or loses its quotas gets another one.
@@ -50,6 +54,7 @@ type Keeper struct {
 	unenforced    error
 	claims        *Claims
 	bytesPerInode int64
+	inodeBytes    int64 // quota.InodeBytes
 }
 
 // Keeper finds out who enforces the sizes of a pool's volumes, also of those that are there
@@ -57,6 +62,9 @@ type Keeper struct {
 func (o Options) Keeper(root *dir.Dir, claims *Claims) (*Keeper, error) {
 	k := &Keeper{claims: claims, bytesPerInode: o.BytesPerInode}
 	var err error
+	if k.inodeBytes, err = quota.InodeBytes(root); err != nil {
+		return nil, err
+	}
 	k.facility, err = o.Detect(root)
 	switch {
 	case err == nil:
@@ -130,10 +138,13 @@ func (k *Keeper) NewInodes() int64 {
 	case k.unenforced != nil || k.Kind() != quota.XFS:
 		return 0
 	case k.bytesPerInode == volume.Unknown:
-		return DefaultBytesPerInode
+		return DefaultBytesPerInode * max(1, k.inodeBytes/usualInode)
 	}
 	return k.bytesPerInode
 }
+
+// InodeBytes is what an inode of XFS takes that no quota counts, in bytes.
+func (k *Keeper) InodeBytes() int64 { return cmp.Or(k.inodeBytes, usualInode) }
 
 // RecordedInodes is what of that the record of a new volume has: the option, which others may
 // set later, is not in it.

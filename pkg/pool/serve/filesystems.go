@@ -91,7 +91,7 @@ func (v *Visit) join(f store.Format) (joined bool, err error) {
 		return false, err
 	}
 	p := v.Pool
-	p.Ledger.SetNewInodes(v.Keeper.NewInodes())
+	p.Ledger.SetInodes(v.Keeper.NewInodes(), v.Keeper.InodeBytes())
 	joined = p.Ledger.Join(p.node.filesystems.Settle(p, on), ledger.Origin{Made: f.Created, Foreign: f.Foreign, Shared: p.Config.Shared})
 	if with := p.Ledger.Summary().SharesWith(); joined && len(with) > 0 {
 		p.Log.Info("the pool shares its filesystem with others; the promises of all of them count", "with", with)

@@ -40,7 +40,7 @@ func (v *Visit) changeKeeper() {
 	now := *v.Pool.identity.Load()
 	now.keeper = v.Keeper
 	v.Pool.identity.Store(&now)
-	v.Pool.Ledger.SetNewInodes(v.Keeper.NewInodes())
+	v.Pool.Ledger.SetInodes(v.Keeper.NewInodes(), v.Keeper.InodeBytes())
 	if why := v.Keeper.Unenforced(); why != nil {
 		v.Pool.Log.Error(why, "from now on the sizes of new volumes are promised but not enforced")
 	} else {

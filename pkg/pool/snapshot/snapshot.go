@@ -172,7 +172,7 @@ func (s *Source) mostHeld(space dir.Space) (int64, error) {
 	if err != nil {
 		return 0, err
 	}
-	return inBlocks(usage.Bytes+usage.Bytes/16+1<<20+ledger.OfInodes(s.pool.Keeper.Kind(), usage.Inodes), space.BlockBytes), nil
+	return inBlocks(usage.Bytes+usage.Bytes/16+1<<20+ledger.OfInodes(s.pool.Keeper.Kind(), usage.Inodes, s.pool.Keeper.InodeBytes()), space.BlockBytes), nil
 }
 
 func inBlocks(bytes, block int64) int64 { return (bytes + block - 1) / block * block }
@@ -207,5 +207,5 @@ func (p *Pool) heldBy(d *dir.Dir, rec *store.Record) (int64, error) {
 		return rec.Bytes, nil
 	}
 	usage, err := p.Keeper.Usage(d, c)
-	return usage.Bytes + ledger.OfInodes(p.Keeper.Kind(), usage.Inodes), err
+	return usage.Bytes + ledger.OfInodes(p.Keeper.Kind(), usage.Inodes, p.Keeper.InodeBytes()), err
 }
