@@ -3,7 +3,9 @@ package quota_test
 import (
 	"errors"
 	"os"
+	"os/exec"
 	"os/signal"
+	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -82,5 +84,46 @@ func TestStraysBehindLeases(t *testing.T) {
 	got, err := quota.StraysOf(open(t, root+"/volume"), 1213202432, func() error { return nil })
 	if want := (quota.Strays{Outside: 1, Unseen: 1}); got != want || err != nil {
 		t.Errorf("%+v, %v; want %+v", got, err, want)
+	}
+}
+
+// The owner of a file in a user namespace, as of a pod with hostUsers: false, cannot change its project.
+func TestOwnerInUserNamespaceKeepsProject(t *testing.T) {
+	testenv.NeedRoot(t)
+	testenv.NeedPrograms(t, "chattr")
+	root := testenv.LoopFS(t, "xfs", 512<<20)
+	must.Succeed(t, os.Mkdir(root+"/volume", 0o755))
+	run(t, "chattr", "-p", "1213202432", "+P", root+"/volume")
+	must.Succeed(t, os.WriteFile(root+"/volume/file", []byte("data"), 0o600))
+	const owner = 100000
+	must.Succeed(t, os.Chown(root+"/volume/file", owner, owner))
+	t.Chdir(root + "/volume") // the owner may not come by the directories above
+	as := func(attr *syscall.SysProcAttr, flags ...string) error {
+		t.Helper()
+		cmd := exec.CommandContext(t.Context(), "chattr", append(flags, "file")...)
+		cmd.SysProcAttr = attr
+		out, err := cmd.CombinedOutput()
+		t.Logf("chattr %s: %s %v", flags, out, err)
+		return err
+	}
+	mapped := []syscall.SysProcIDMap{{HostID: owner, Size: 1}}
+	inside := &syscall.SysProcAttr{
+		Cloneflags: unix.CLONE_NEWUSER, UidMappings: mapped, GidMappings: mapped,
+		Credential: &syscall.Credential{NoSetGroups: true}, // root of the namespace
+	}
+	must.Succeed(t, as(inside, "+d"))
+	if err := as(inside, "-p", "0"); err == nil {
+		t.Error("the owner has changed the project from a user namespace")
+	}
+	wantStrays(t, root, 0)
+	must.Succeed(t, as(&syscall.SysProcAttr{Credential: &syscall.Credential{Uid: owner, Gid: owner}}, "-p", "0"))
+	wantStrays(t, root, 1)
+}
+
+func wantStrays(t *testing.T, root string, want int) {
+	t.Helper()
+	got, err := quota.StraysOf(open(t, root+"/volume"), 1213202432, func() error { return nil })
+	if got != (quota.Strays{Outside: want}) || err != nil {
+		t.Errorf("%+v, %v; want %d outside", got, err, want)
 	}
 }
