@@ -11,9 +11,12 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/go-logr/logr"
 	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
@@ -188,17 +191,29 @@ func TestProvisionerAndDriverAtOnce_noProjectHasTwoVolumes(t *testing.T) {
 func churn(count int, prefix string, create, remove func(name string) error) error {
 	for i := range count {
 		name := fmt.Sprintf("%s-%d", prefix, i)
-		if err := create(name); err != nil {
+		if err := insist(name, create); err != nil {
 			return fmt.Errorf("create %s: %w", name, err)
 		}
 		if i%2 == 0 {
 			continue
 		}
-		if err := remove(name); err != nil {
+		if err := insist(name, remove); err != nil {
 			return fmt.Errorf("delete %s: %w", name, err)
 		}
 	}
 	return nil
+}
+
+// insist repeats a call while the pool does not answer, as the callers of both programs do: an emulated disk may stall.
+func insist(name string, call func(name string) error) error {
+	for deadline := time.Now().Add(2 * time.Minute); ; time.Sleep(100 * time.Millisecond) {
+		err := call(name)
+		code := status.Code(err)
+		stalled := errors.Is(err, volume.ErrUnavailable) || code == codes.Unavailable || code == codes.ResourceExhausted
+		if !stalled || time.Now().After(deadline) {
+			return err
+		}
+	}
 }
 
 // wantProjects expects so many volumes in a pool, each in a project with its limit that no other has.
