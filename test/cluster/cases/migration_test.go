@@ -10,7 +10,10 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"kubevirt.io/hostpath-provisioner/pkg/pool/handover"
 )
 
 const (
@@ -90,14 +93,7 @@ func TestMigrationToCSI(t *testing.T) {
 	}
 
 	t.Logf("migrated in %d runs", s.migrateStepwise(node, args...))
-	now := s.volume("data")
-	if now.Spec.CSI == nil || now.Spec.CSI.VolumeHandle != old.Name || now.Spec.PersistentVolumeReclaimPolicy != corev1.PersistentVolumeReclaimDelete {
-		t.Errorf("PersistentVolume %+v", now.Spec)
-	}
-	claim, err := c.Client.CoreV1().PersistentVolumeClaims(s.namespace).Get(t.Context(), "data", metav1.GetOptions{})
-	if err != nil || !slices.EqualFunc(claim.OwnerReferences, owners, func(a, b metav1.OwnerReference) bool { return a.UID == b.UID }) || claim.Labels["app"] != "db" || claim.Annotations["example.com/note"] != "stays" || *claim.Spec.StorageClassName != "hostpath-csi-plain" {
-		t.Errorf("claim %+v (%v)", claim, err)
-	}
+	s.wantMigrated(old, owners)
 	s.wantGone(directory)
 	if got := s.wrote("data", "between"); got != "before\nbetween\n" {
 		t.Errorf("the pod reads %q", got)
@@ -112,16 +108,74 @@ func TestMigrationToCSI(t *testing.T) {
 		t.Errorf("the pod reads %q", got)
 	}
 	s.mustMigrate(node, append(args, "--apply")...)
+	s.servesMigrated("before\nbetween\nafter\n")
+	s.emptyVolumeInTheGap(node)
+}
+
+// wantMigrated expects the claim to be as it was, with a volume of the driver.
+func (s *scene) wantMigrated(old *corev1.PersistentVolume, owners []metav1.OwnerReference) {
+	s.Helper()
+	now := s.volume("data")
+	if now.Spec.CSI == nil || now.Spec.CSI.VolumeHandle != old.Name || now.Spec.PersistentVolumeReclaimPolicy != corev1.PersistentVolumeReclaimDelete {
+		s.Errorf("PersistentVolume %+v", now.Spec)
+	}
+	claim, err := c.Client.CoreV1().PersistentVolumeClaims(s.namespace).Get(s.Context(), "data", metav1.GetOptions{})
+	sameOwners := slices.EqualFunc(claim.OwnerReferences, owners, func(a, b metav1.OwnerReference) bool { return a.UID == b.UID })
+	if err != nil || !sameOwners || claim.Labels["app"] != "db" || claim.Annotations["example.com/note"] != "stays" || *claim.Spec.StorageClassName != "hostpath-csi-plain" {
+		s.Errorf("claim %+v (%v)", claim, err)
+	}
+}
+
+// servesMigrated has the volume do what volumes of the driver can, which deletes it at last.
+func (s *scene) servesMigrated(content string) {
+	s.Helper()
 	s.pod("user", with("data", "/data"))
 	s.ready("user")
-	if got := s.mustRun("user", "cat /data/file"); got != "before\nbetween\nafter\n" {
-		t.Errorf("the pod reads %q", got)
+	if got := s.mustRun("user", "cat /data/file"); got != content {
+		s.Errorf("the pod reads %q", got)
 	}
-	// It can do what volumes of the driver can, and the driver deletes it.
 	s.resize("data", "20Mi")
 	s.wantClaimSize("data", "20Mi")
 	s.remove("user")
 	s.removeClaim("data")
+}
+
+// emptyVolumeInTheGap ends a migration when no object names the directory any more, which is empty, and has the provisioner
+// start and look for directories that are nobody's.
+func (s *scene) emptyVolumeInTheGap(node string) {
+	s.Helper()
+	s.claim("empty", "10Mi", ofClass("hostpath-provisioner-immediate"), madeOn(node))
+	old, _, directory := s.hostPath("empty")
+	args := []string{"--claim=" + s.namespace + "/empty", "--apply"}
+	s.mustMigrate(node, append(args, "--steps=4")...)
+	s.until("the PersistentVolume to be gone", func(ctx context.Context) (string, error) {
+		_, err := c.Client.CoreV1().PersistentVolumes().Get(ctx, old.Name, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			return "", nil
+		}
+		return "still there", err
+	})
+	s.kubectl("delete", "pod", "-n", perNode.namespace, "--all")
+	s.provisioners(perNode, len(c.Nodes), true)
+	// It has looked at all of them when it knows that of a new volume to be somebody's.
+	s.claim("witness", "10Mi", ofClass("hostpath-provisioner-immediate"), madeOn(node))
+	witness, _, witnessed := s.hostPath("witness")
+	s.until("the provisioner to look at its directories", func(context.Context) (string, error) {
+		p := handover.Place{Directory: filepath.Dir(witnessed), Name: witness.Name}
+		found, err := handover.Handover{From: p, To: p}.Find()
+		if err != nil || !found.From.Provisional {
+			return "", err
+		}
+		return "it has not", nil
+	})
+	s.mustMigrate(node, args...)
+	s.wantGone(directory)
+	if got := s.wrote("empty", "after"); got != "after\n" {
+		s.Errorf("the pod reads %q", got)
+	}
+	s.removeClaim("empty")
+	s.kubectl("delete", "pvc", "-n", s.namespace, "witness")
+	s.wantVolumeGone(witness.Name, witnessed)
 }
 
 // oldVolume is a directory of a node as a provisioner from before CSI has made it for a claim: an empty one, whose name
@@ -151,13 +205,7 @@ spec:
       - matchExpressions: [{key: kubernetes.io/hostname, operator: In, values: [%[7]s]}]
 `, name, provisioner, source, path, s.namespace, claim, node))
 	s.claim(claim, "10Mi", ofClass("old-volumes"))
-	s.until("claim "+claim+" to be bound", func(ctx context.Context) (string, error) {
-		bound, err := c.Client.CoreV1().PersistentVolumeClaims(s.namespace).Get(ctx, claim, metav1.GetOptions{})
-		if err != nil || bound.Status.Phase == corev1.ClaimBound {
-			return "", err
-		}
-		return string(bound.Status.Phase), nil
-	})
+	s.bound(claim)
 }
 
 // Rancher's provisioner has a pool's directory as its own.

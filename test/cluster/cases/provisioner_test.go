@@ -73,8 +73,8 @@ func (s *scene) provisioners(f form, count int, ready bool) (pods []corev1.Pod) 
 	return pods
 }
 
-// hostPath is what a claim is bound to, its node, and its directory as it is seen from outside.
-func (s *scene) hostPath(claim string) (volume *corev1.PersistentVolume, node, directory string) {
+// bound waits until a claim is.
+func (s *scene) bound(claim string) {
 	s.Helper()
 	s.until("claim "+claim+" to be bound", func(ctx context.Context) (string, error) {
 		bound, err := c.Client.CoreV1().PersistentVolumeClaims(s.namespace).Get(ctx, claim, metav1.GetOptions{})
@@ -83,6 +83,12 @@ func (s *scene) hostPath(claim string) (volume *corev1.PersistentVolume, node, d
 		}
 		return string(bound.Status.Phase), nil
 	})
+}
+
+// hostPath is what a claim is bound to, its node, and its directory as it is seen from outside.
+func (s *scene) hostPath(claim string) (volume *corev1.PersistentVolume, node, directory string) {
+	s.Helper()
+	s.bound(claim)
 	volume = s.volume(claim)
 	node = volume.Annotations["hostPathProvisionerIdentity"]
 	if volume.Spec.HostPath == nil || c.Nodes[node] == nil {
@@ -116,34 +122,16 @@ func TestProvisionerOnEachNode(t *testing.T) {
 	for _, pod := range s.provisioners(perNode, len(c.Nodes), true) {
 		s.wantEndpoints(pod, "")
 	}
-
-	// What a user applies.
-	example := perNode.overlay + "/example"
-	s.kubectl("apply", "-n", s.namespace, "-k", example)
-	pod := s.ready("hostpath-provisioner-example")
-	volume, node, directory := s.hostPath("hostpath-provisioner-example")
-	if pod.Spec.NodeName != node || volume.Spec.Capacity.Storage().String() != "100Mi" {
-		t.Errorf("the pod is on %s, its volume of %s on %s", pod.Spec.NodeName, volume.Spec.Capacity.Storage(), node)
-	}
-	s.wantFile(filepath.Join(directory, "SUCCESS"), "Hello\n")
-	s.kubectl("delete", "-n", s.namespace, "-k", example)
-	s.wantVolumeGone(volume.Name, directory)
+	s.runsExample()
 
 	// The annotation wins, and works where the class binds at once.
 	const class = "hostpath-provisioner-immediate"
 	s.claim("named", "10Mi", ofClass(class), madeOn(nodeB))
-	s.claim("nowhere", "10Mi", ofClass(class), madeOn("node-z"))
-	s.claim("unnamed", "10Mi", ofClass(class))
-	s.claim("shared", "10Mi", ofClass(class), madeOn(nodeA), func(claim *corev1.PersistentVolumeClaim) {
-		claim.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteMany}
-	})
 	named, node, namedDirectory := s.hostPath("named")
 	if node != nodeB {
 		t.Errorf("the volume is on %s", node)
 	}
-	s.wantEvent("PersistentVolumeClaim", "nowhere", "ProvisioningFailed", "node-z", "does not exist")
-	s.wantEvent("PersistentVolumeClaim", "unnamed", "ProvisioningFailed", "binds immediately")
-	s.wantEvent("PersistentVolumeClaim", "shared", "ProvisioningFailed", "ReadWriteMany is not supported")
+	s.refusedClaims(class)
 	s.foreignVolumes()
 	s.refusedByClass()
 	s.mixedPod()
@@ -164,7 +152,61 @@ func TestProvisionerOnEachNode(t *testing.T) {
 			s.wantEndpoints(pod, "", ofClaims...)
 		}
 	}
+	s.goesToTheNodeWithRoom()
 	s.refusesPoolOfDriver()
+}
+
+// runsExample applies what a user applies, and deletes it again.
+func (s *scene) runsExample() {
+	s.Helper()
+	example := perNode.overlay + "/example"
+	s.kubectl("apply", "-n", s.namespace, "-k", example)
+	pod := s.ready("hostpath-provisioner-example")
+	volume, node, directory := s.hostPath("hostpath-provisioner-example")
+	if pod.Spec.NodeName != node || volume.Spec.Capacity.Storage().String() != "100Mi" {
+		s.Errorf("the pod is on %s, its volume of %s on %s", pod.Spec.NodeName, volume.Spec.Capacity.Storage(), node)
+	}
+	s.wantFile(filepath.Join(directory, "SUCCESS"), "Hello\n")
+	s.kubectl("delete", "-n", s.namespace, "-k", example)
+	s.wantVolumeGone(volume.Name, directory)
+}
+
+// refusedClaims has claims that no directory can be for, or nobody's directory.
+func (s *scene) refusedClaims(class string) {
+	s.Helper()
+	s.claim("nowhere", "10Mi", ofClass(class), madeOn("node-z"))
+	s.claim("unnamed", "10Mi", ofClass(class))
+	s.claim("shared", "10Mi", ofClass(class), madeOn(nodeA), func(claim *corev1.PersistentVolumeClaim) {
+		claim.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{corev1.ReadWriteMany}
+	})
+	s.claim("disk", "10Mi", ofClass(class), madeOn(nodeA), asBlock)
+	s.wantEvent("PersistentVolumeClaim", "nowhere", "ProvisioningFailed", "node-z", "does not exist")
+	s.wantEvent("PersistentVolumeClaim", "unnamed", "ProvisioningFailed", "binds immediately")
+	s.wantEvent("PersistentVolumeClaim", "shared", "ProvisioningFailed", "ReadWriteMany is not supported")
+	s.wantEvent("PersistentVolumeClaim", "disk", "ProvisioningFailed", "does not support block volume")
+}
+
+// goesToTheNodeWithRoom has the scheduler choose a node that has no room for a claim. The provisioner there takes the choice
+// back: otherwise the pod could start nowhere else.
+func (s *scene) goesToTheNodeWithRoom() {
+	s.Helper()
+	s.claim("large", "600Mi", ofClass("hostpath-provisioner-immediate"), madeOn(nodeA))
+	large, _, largeDirectory := s.hostPath("large")
+	s.claim("second", "600Mi", ofClass("hostpath-provisioner"))
+	s.pod("second", with("second", "/data"), preferring(nodeA))
+	s.wantEvent("PersistentVolumeClaim", "second", "ProvisioningFailed", "not enough space")
+	// The scheduler, which prefers it, would choose it again.
+	s.cordon(nodeA, true)
+	defer s.cordon(nodeA, false)
+	s.ready("second")
+	second, node, directory := s.hostPath("second")
+	if node != nodeB {
+		s.Errorf("the volume is on %s", node)
+	}
+	s.remove("second")
+	s.kubectl("delete", "pvc", "-n", s.namespace, "large", "second")
+	s.wantVolumeGone(large.Name, largeDirectory)
+	s.wantVolumeGone(second.Name, directory)
 }
 
 // refusedByClass has a claim of a class that says what no directory can have.
@@ -392,7 +434,29 @@ func TestProvisionerOnSingleNode(t *testing.T) {
 	s.kubectl("delete", "-n", s.namespace, "-k", example)
 	s.wantVolumeGone(volume.Name, directory)
 	s.wantEndpoints(pod, "", ofClaims...)
+	s.migratesSingleNode()
 	s.retained()
+}
+
+// migratesSingleNode makes a volume of the driver of one whose directory is named for people.
+func (s *scene) migratesSingleNode() {
+	s.Helper()
+	s.apply("-k", migrateOverlay)
+	s.provisioners(form{namespace: migrateNamespace}, len(c.Nodes), true)
+	s.claim("readable", "10Mi", ofClass("hostpath"))
+	old, node, directory := s.hostPath("readable")
+	if got := s.wrote("readable", "before"); got != "before\n" {
+		s.Errorf("the pod reads %q", got)
+	}
+	s.mustMigrate(node, "--claim="+s.namespace+"/readable", "--from-dir="+singleNode.path, "--apply")
+	s.wantGone(directory)
+	if now := s.volume("readable"); now.Name != old.Name || now.Spec.CSI == nil || now.Spec.CSI.VolumeHandle != filepath.Base(directory) {
+		s.Errorf("PersistentVolume %s %+v", now.Name, now.Spec)
+	}
+	if got := s.wrote("readable", "after"); got != "before\nafter\n" {
+		s.Errorf("the pod reads %q", got)
+	}
+	s.removeClaim("readable")
 }
 
 // retained has the program keep what the class would have it delete.
