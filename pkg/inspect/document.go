@@ -164,7 +164,7 @@ type Orphan struct {
 
 func describeOrphan(d loop.Device) Orphan {
 	return Orphan{Name: d.Name, File: d.FormerPath, Condition: "its file is deleted, and it keeps the filesystem busy; " +
-		"the driver detaches it within a minute unless it is in use: `losetup --detach /dev/" + d.Name + "` has it end with its last user"}
+		"the driver detaches it within a minute unless it is in use: `losetup --detach /dev/" + d.Name + "` detaches it when its last user closes it"}
 }
 
 // A Leftover is what is in creating/ or in the trash.

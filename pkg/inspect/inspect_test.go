@@ -144,7 +144,7 @@ func TestTableWithTrashOfUnknownSize(t *testing.T) {
 	report := inspect.Report{Pools: []inspect.Pool{{Name: "local", Readable: true, Trash: []inspect.Leftover{{Name: "pvc-1.abcdefgh", Condition: "being erased"}}}}}
 	var written bytes.Buffer
 	must.Succeed(t, report.WriteTable(&written, noon))
-	if want := "all that is in use held for trash of unknown size"; !strings.Contains(written.String(), want) {
+	if want := "all used space held for trash of unknown size"; !strings.Contains(written.String(), want) {
 		t.Errorf("the table lacks %q:\n%s", want, written.String())
 	}
 }

@@ -136,7 +136,7 @@ func (r *reader) workedOn(place store.Place, in *dir.Dir, here []Leftover) (last
 func (r *reader) leftoverCondition(place store.Place, l Leftover, lately time.Time) (abnormal bool, condition string) {
 	limit, normal, says := ledger.RetryStuck, "being erased", "cannot be erased, or no driver runs on its node"
 	if place == store.InCreation {
-		limit, normal, says = longestCreation, "being made", "a creation that did not end; the driver of its node removes it when it runs"
+		limit, normal, says = longestCreation, "being made", "a creation that did not finish; the driver of its node removes it when it runs"
 	}
 	if r.Config.Shared && l.Node != r.Node.String() {
 		limit = store.UnseenAfter // then others take it over

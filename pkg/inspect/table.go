@@ -40,7 +40,7 @@ func (r *Report) summary() string {
 	}
 	verdict := "all in order"
 	if r.Abnormal > 0 {
-		verdict = counted(r.Abnormal, "thing") + " not in order: see the lines with " + abnormalWord
+		verdict = counted(r.Abnormal, "problem") + ": see the lines with " + abnormalWord
 	}
 	return fmt.Sprintf("%s%s, %s, %s, %d in the trash; %s", where, counted(len(r.Pools), "pool"), counted(volumes, "volume"), counted(snapshots, "snapshot"), trash, verdict)
 }
@@ -93,7 +93,7 @@ func (p *Pool) numbers() string {
 	}
 	switch {
 	case len(p.Trash) > 0 && p.TrashHeldBytes == nil:
-		line += ", all that is in use held for trash of unknown size"
+		line += ", all used space held for trash of unknown size"
 	case len(p.Trash) > 0:
 		line += ", held for trash " + size(p.TrashHeldBytes)
 	}
@@ -104,7 +104,7 @@ func (p *Pool) numbers() string {
 }
 
 func (p *Pool) facts() string {
-	facts := []string{"sizes kept by " + p.Quota}
+	facts := []string{"sizes enforced by " + p.Quota}
 	if p.Quota == "" {
 		facts[0] = "sizes not enforced: " + clean(p.Unenforced)
 	}

@@ -44,7 +44,7 @@ const (
 	inTime = 60 * time.Second
 )
 
-// A bench is a driver with the pool "local" on a btrfs that keeps sizes.
+// A bench is a driver with the pool "local" on a btrfs that enforces sizes.
 type bench struct {
 	*drivertest.Driver
 	program, pool string
@@ -195,7 +195,7 @@ func testTellsAndChangesNothing(t *testing.T, program string) {
 		t.Errorf("the report of one volume is %+v", one)
 	}
 	table, status := b.run()
-	if status != 2 || strings.Count(table, "ABNORMAL: ") != 2 || !strings.HasSuffix(table, "2 things not in order: see the lines with ABNORMAL\n") {
+	if status != 2 || strings.Count(table, "ABNORMAL: ") != 2 || !strings.HasSuffix(table, "2 problems: see the lines with ABNORMAL\n") {
 		t.Errorf("the table ends with %d, and is\n%s", status, table)
 	}
 	b.wantSame(before)

@@ -14,14 +14,15 @@ import (
 	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
-// What docs/troubleshooting.md and the runbooks quote “so”, the driver says. An ellipsis
-// stands for names and numbers.
+// What the documents quote “so” is in the programs. An ellipsis stands for names and numbers.
 func TestDocumentedMessagesExist(t *testing.T) {
-	documents, err := filepath.Glob("../../../docs/runbooks/*.md")
+	runbooks, err := filepath.Glob("../../../docs/runbooks/*.md")
+	must.Succeed(t, err)
+	documents, err := filepath.Glob("../../../docs/*.md")
 	must.Succeed(t, err)
 	said := literals(t, "../../../pkg", "../../../cmd")
 	found := 0
-	for _, document := range append(documents, "../../../docs/troubleshooting.md", "../../../docs/layout.md", "../../../docs/inspect.md") {
+	for _, document := range append(documents, runbooks...) {
 		text, err := os.ReadFile(document)
 		must.Succeed(t, err)
 		quotes := regexp.MustCompile(`“([^”]+)”`).FindAllStringSubmatch(strings.Join(strings.Fields(string(text)), " "), -1)
@@ -29,7 +30,7 @@ func TestDocumentedMessagesExist(t *testing.T) {
 		for _, quote := range quotes {
 			for piece := range strings.SplitSeq(quote[1], "…") {
 				if piece = strings.Trim(piece, " ,"); piece != "" && !strings.Contains(said, piece) {
-					t.Errorf("%s: nobody says %q of %q", filepath.Base(document), piece, quote[1])
+					t.Errorf("%s: no program has the message %q of %q", filepath.Base(document), piece, quote[1])
 				}
 			}
 		}
