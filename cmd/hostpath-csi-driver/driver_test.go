@@ -6,7 +6,6 @@ import (
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
-	"crypto/tls"
 	"crypto/x509"
 	"debug/buildinfo"
 	"encoding/pem"
@@ -15,26 +14,22 @@ import (
 	"io"
 	"math/big"
 	"net"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"runtime"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
 
-	"github.com/container-storage-interface/spec/lib/go/csi"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/privilege"
+	"kubevirt.io/hostpath-provisioner/test/drivertest"
 	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
@@ -71,7 +66,6 @@ func TestDriver(t *testing.T) {
 	t.Run("drains in-flight calls", func(t *testing.T) { testCallsInFlight(t, program) })
 	t.Run("second signal kills", func(t *testing.T) { testSecondSignal(t, program) })
 	t.Run("socket in use is refused", func(t *testing.T) { testOneSocket(t, program) })
-	t.Run("stale socket is replaced", func(t *testing.T) { testStaleSocket(t, program) })
 }
 
 func testBinary(t *testing.T, program string) {
@@ -171,6 +165,37 @@ func testCannotServe(t *testing.T, program string) {
 	})
 }
 
+// start runs the program on a pool that it makes.
+func start(t *testing.T, program string, flags ...string) *drivertest.Driver {
+	t.Helper()
+	return drivertest.Start(t, local(t, program, flags...))
+}
+
+func local(t *testing.T, program string, flags ...string) drivertest.Config {
+	t.Helper()
+	testenv.NeedRoot(t)
+	return drivertest.Config{
+		Binary: program, Version: "v1.2.3", Flags: flags,
+		Pools: []drivertest.PoolConfig{{Name: "local", Path: filepath.Join(t.TempDir(), "pool")}},
+	}
+}
+
+// vol is the volume that calls are made for.
+var vol = drivertest.Volume{ID: "vol", Bytes: 1 << 20}
+
+// create makes it.
+func create(d *drivertest.Driver) {
+	d.Helper()
+	_, err := d.Create(d.Context(), vol)
+	d.Must(err)
+}
+
+// awaitSignal waits until the driver has received a SIGTERM.
+func awaitSignal(d *drivertest.Driver) {
+	d.Helper()
+	d.Eventually("the driver logs the signal", func() bool { return strings.Contains(d.Process.Log(), "terminated signal received") })
+}
+
 // wantFailure runs the program and fails the test unless it exits with 1 and prints
 // all the words.
 func wantFailure(t *testing.T, program string, flags []string, words ...string) {
@@ -188,38 +213,11 @@ func wantFailure(t *testing.T, program string, flags []string, words ...string) 
 }
 
 func testServes(t *testing.T, program string) {
-	testenv.NeedRoot(t)
-	p := newPlace(t)
-	d := start(t, program, p.flags("--metrics-address=127.0.0.1:0"))
-	connection := d.connect(t, p.socket)
-	ctx := t.Context()
-
-	info, err := csi.NewIdentityClient(connection).GetPluginInfo(ctx, &csi.GetPluginInfoRequest{})
+	d := start(t, program, drivertest.ServeMetrics)
+	create(d)
+	wantConfined(t, d.Process.Pid())
+	scraped, err := d.Metrics(t.Context())
 	must.Succeed(t, err)
-	if info.GetName() != "kubevirt.io.hostpath-provisioner" || info.GetVendorVersion() != "v1.2.3" {
-		t.Errorf("the plugin is %v", info)
-	}
-	probe, err := csi.NewIdentityClient(connection).Probe(ctx, &csi.ProbeRequest{})
-	must.Succeed(t, err)
-	if !probe.GetReady().GetValue() {
-		t.Error("serving, but Probe reports not ready")
-	}
-	target := filepath.Join(p.dir, "target")
-	_, err = csi.NewControllerClient(connection).CreateVolume(ctx, createRequest("vol"))
-	must.Succeed(t, err)
-	_, err = csi.NewNodeClient(connection).NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
-		VolumeId: "vol", TargetPath: target, VolumeCapability: createRequest("vol").GetVolumeCapabilities()[0],
-	})
-	must.Succeed(t, err)
-	must.Succeed(t, os.WriteFile(target+"/data", []byte("data"), 0o600))
-	if _, err := os.Stat(p.pool + "/vol/data"); err != nil {
-		t.Errorf("written data is not in the volume: %v", err)
-	}
-	_, err = csi.NewNodeClient(connection).NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: "vol", TargetPath: target})
-	must.Succeed(t, err)
-
-	wantConfined(t, d)
-	scraped := scrape(t, d.metricsAddress(t))
 	for _, series := range []string{
 		"kubevirt_hpp_pool_path_shared_with_os 1", // the filesystem of the socket
 		`hostpath_pool_volumes{pool="local"} 1`,
@@ -242,7 +240,7 @@ func testServes(t *testing.T, program string) {
 	}
 
 	for _, sent := range []string{"", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"} {
-		idle, err := net.Dial("unix", p.socket)
+		idle, err := net.Dial("unix", strings.TrimPrefix(d.Process.Endpoint(), "unix://"))
 		must.Succeed(t, err)
 		defer idle.Close()
 		_, err = io.WriteString(idle, sent)
@@ -251,22 +249,16 @@ func testServes(t *testing.T, program string) {
 		must.Succeed(t, err)
 	}
 	signalled := time.Now()
-	must.Succeed(t, d.Signal(syscall.SIGTERM))
-	if err := d.wait(t); err != nil {
-		t.Errorf("exited with %v, want exit status 0", err)
-	}
+	must.Succeed(t, d.Process.Stop())
 	if took := time.Since(signalled); took > 5*time.Second {
 		t.Errorf("it took %v to exit beside connections on which nobody calls", took)
 	}
-	if _, err := os.Lstat(p.socket); !errors.Is(err, os.ErrNotExist) {
+	if _, err := os.Lstat(strings.TrimPrefix(d.Process.Endpoint(), "unix://")); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the socket is still there: %v", err)
 	}
 }
 
 func testVolumeMetrics(t *testing.T, program string) {
-	testenv.NeedRoot(t)
-	p := newPlace(t)
-	must.Succeed(t, os.MkdirAll(p.pool+"/came", 0o777))
 	for name, c := range map[string]struct {
 		flags []string
 		shown bool
@@ -275,8 +267,16 @@ func testVolumeMetrics(t *testing.T, program string) {
 		"enabled": {[]string{"--volume-metrics"}, true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			d := start(t, program, p.flags(append(c.flags, "--metrics-address=127.0.0.1:0")...))
-			scraped := scrapeUntil(t, d.metricsAddress(t), `hostpath_pool_abnormal_volumes{pool="local",reason="directory_missing"} 0`)
+			config := local(t, program, append(c.flags, drivertest.ServeMetrics)...)
+			must.Succeed(t, os.MkdirAll(filepath.Join(config.Pools[0].Path, "came"), 0o777))
+			d := drivertest.Start(t, config)
+			var scraped string
+			d.Eventually("the volumes are checked", func() bool {
+				var err error
+				scraped, err = d.Metrics(t.Context())
+				must.Succeed(t, err)
+				return strings.Contains(scraped, `hostpath_pool_abnormal_volumes{pool="local",reason="directory_missing"} 0`+"\n")
+			})
 			for _, series := range []string{
 				`hostpath_volume_abnormal{pool="local",volume="came"} 0`,
 				`hostpath_volume_capacity_bytes{pool="local",volume="came"} `,
@@ -285,35 +285,14 @@ func testVolumeMetrics(t *testing.T, program string) {
 					t.Errorf("metrics contain %q: %v, want %v", series, !c.shown, c.shown)
 				}
 			}
-			must.Succeed(t, d.Signal(syscall.SIGTERM))
-			must.Succeed(t, d.wait(t))
 		})
 	}
 }
 
-// scrapeUntil scrapes until a series appears.
-func scrapeUntil(t *testing.T, address, series string) string {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), inTime)
-	defer cancel()
-	again := time.NewTicker(10 * time.Millisecond)
-	defer again.Stop()
-	for {
-		if scraped := scrape(t, address); strings.Contains(scraped, series+"\n") {
-			return scraped
-		}
-		select {
-		case <-again.C:
-		case <-ctx.Done():
-			t.Fatalf("metrics lack %q", series)
-		}
-	}
-}
-
 // wantConfined fails the test if a thread of the driver has more capabilities than needed.
-func wantConfined(t *testing.T, d *running) {
+func wantConfined(t *testing.T, pid int) {
 	t.Helper()
-	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", d.cmd.Process.Pid))
+	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", pid))
 	must.Succeed(t, err)
 	if len(threads) < 2 {
 		t.Fatalf("driver has threads %q", threads)
@@ -346,20 +325,19 @@ func wantConfined(t *testing.T, d *running) {
 
 // stuckCall starts a call that blocks until the returned function is called: the test holds
 // the lock of a shared pool.
-func stuckCall(t *testing.T, p place, connection *grpc.ClientConn) (release func(), ended <-chan error) {
+func stuckCall(t *testing.T, d *drivertest.Driver, pool string) (release func(), ended <-chan error) {
 	t.Helper()
-	own, err := dir.Open(filepath.Join(p.pool, ".hostpath-provisioner"))
+	own, err := dir.Open(filepath.Join(pool, ".hostpath-provisioner"))
 	must.Succeed(t, err)
 	unlock, err := own.Lock(t.Context(), "lock")
 	must.Succeed(t, errors.Join(err, own.Close()))
 	release = sync.OnceFunc(unlock)
 	t.Cleanup(release)
 
-	controller := csi.NewControllerClient(connection)
 	done := make(chan error, 1)
 	go func() {
 		for {
-			_, err := controller.CreateVolume(t.Context(), createRequest("vol"))
+			_, err := d.Create(t.Context(), vol)
 			if status.Code(err) != codes.Aborted { // by the calls below
 				done <- err
 				return
@@ -367,73 +345,59 @@ func stuckCall(t *testing.T, p place, connection *grpc.ClientConn) (release func
 		}
 	}()
 	// Another call on the same volume gets ABORTED once the first one has begun.
-	again := time.NewTicker(time.Millisecond)
-	defer again.Stop()
-	bound := time.After(inTime)
-	for {
-		_, err := controller.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: "vol"})
+	d.Eventually("the call begins", func() bool {
+		err := d.Delete(t.Context(), vol.ID)
 		if status.Code(err) == codes.Aborted {
-			return release, done
+			return true
 		}
 		must.Succeed(t, err)
 		select {
-		case <-again.C:
 		case err := <-done:
 			t.Fatalf("the call did not block: %v", err)
-		case <-bound:
-			t.Fatal("the call did not begin")
+		default:
 		}
-	}
+		return false
+	})
+	return release, done
 }
 
-func sharedFlags(p place) []string {
-	return p.flags(`--datadir=[{"name":"local","path":"` + p.pool + `","shared":true}]`)
+// sharing is start on a shared pool.
+func sharing(t *testing.T, program string) (d *drivertest.Driver, pool string) {
+	t.Helper()
+	config := local(t, program)
+	config.Pools[0].Shared = true
+	return drivertest.Start(t, config), config.Pools[0].Path
 }
 
 func testCallsInFlight(t *testing.T, program string) {
-	testenv.NeedRoot(t)
-	p := newPlace(t)
-	d := start(t, program, sharedFlags(p))
-	release, ended := stuckCall(t, p, d.connect(t, p.socket))
-	must.Succeed(t, d.Signal(syscall.SIGTERM))
-	d.await(t, "terminated signal received")
-	select {
-	case <-d.exited:
+	d, pool := sharing(t, program)
+	release, ended := stuckCall(t, d, pool)
+	must.Succeed(t, d.Process.Signal(syscall.SIGTERM))
+	awaitSignal(d)
+	if !d.Process.Running() {
 		t.Fatal("exited before the in-flight call finished")
-	default:
 	}
 	release()
 	if err := <-ended; err != nil {
 		t.Errorf("in-flight call returned %v", err)
 	}
-	if err := d.wait(t); err != nil {
-		t.Errorf("exited with %v, want exit status 0", err)
-	}
+	must.Succeed(t, d.Process.Wait(inTime))
 }
 
 func testSecondSignal(t *testing.T, program string) {
-	testenv.NeedRoot(t)
-	p := newPlace(t)
-	d := start(t, program, sharedFlags(p))
-	_, ended := stuckCall(t, p, d.connect(t, p.socket))
-	must.Succeed(t, d.Signal(syscall.SIGTERM))
-	d.await(t, "terminated signal received")
+	d, pool := sharing(t, program)
+	_, ended := stuckCall(t, d, pool)
+	must.Succeed(t, d.Process.Signal(syscall.SIGTERM))
+	awaitSignal(d)
 	// The default action is restored a moment after the first signal: repeat until it is.
-	again := time.NewTicker(time.Millisecond)
-	defer again.Stop()
-	bound := time.After(inTime)
-	for running := true; running; {
-		select {
-		case <-d.exited:
-			running = false
-		case <-again.C:
-			_ = d.Signal(syscall.SIGTERM)
-		case <-bound:
-			t.Fatal("did not exit after a second signal")
-		}
-	}
-	if state, ok := d.cmd.ProcessState.Sys().(syscall.WaitStatus); !ok || !state.Signaled() || state.Signal() != syscall.SIGTERM {
-		t.Errorf("exited with %v, want the signal", d.cmd.ProcessState)
+	d.Eventually("the driver exits", func() bool {
+		_ = d.Process.Signal(syscall.SIGTERM)
+		return !d.Process.Running()
+	})
+	var exit *exec.ExitError
+	err := d.Process.Wait(inTime)
+	if !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGTERM {
+		t.Errorf("exited with %v, want the signal", err)
 	}
 	if err := <-ended; err == nil {
 		t.Error("the blocked call returned")
@@ -441,178 +405,14 @@ func testSecondSignal(t *testing.T, program string) {
 }
 
 func testOneSocket(t *testing.T, program string) {
-	testenv.NeedRoot(t)
-	p := newPlace(t)
-	d := start(t, program, p.flags())
-	connection := d.connect(t, p.socket)
+	d := start(t, program)
+	socket := strings.TrimPrefix(d.Process.Endpoint(), "unix://")
 	other := newPlace(t)
-	wantFailure(t, program, other.flags("--endpoint="+p.socket), p.socket, "another process serves it")
+	wantFailure(t, program, other.flags("--endpoint="+socket), socket, "another process serves it")
 	other.wantUntouched(t)
-	_, err := csi.NewControllerClient(connection).CreateVolume(t.Context(), createRequest("vol"))
-	must.Succeed(t, err)
-	must.Succeed(t, d.Signal(syscall.SIGINT))
-	if err := d.wait(t); err != nil {
-		t.Errorf("exited with %v after SIGINT, want exit status 0", err)
-	}
-}
-
-func testStaleSocket(t *testing.T, program string) {
-	testenv.NeedRoot(t)
-	p := newPlace(t)
-	first := start(t, program, p.flags())
-	_, err := csi.NewControllerClient(first.connect(t, p.socket)).CreateVolume(t.Context(), createRequest("vol"))
-	must.Succeed(t, err)
-	must.Succeed(t, first.Signal(syscall.SIGKILL))
-	<-first.exited
-	if _, err := os.Lstat(p.socket); err != nil {
-		t.Fatalf("a killed driver should leave its socket: %v", err)
-	}
-	second := start(t, program, p.flags())
-	list, err := csi.NewControllerClient(second.connect(t, p.socket)).ListVolumes(t.Context(), &csi.ListVolumesRequest{})
-	must.Succeed(t, err)
-	if len(list.GetEntries()) != 1 {
-		t.Errorf("volumes after a restart: %v", list)
-	}
-	must.Succeed(t, second.Signal(syscall.SIGTERM))
-	must.Succeed(t, second.wait(t))
-}
-
-func createRequest(name string) *csi.CreateVolumeRequest {
-	return &csi.CreateVolumeRequest{
-		Name:          name,
-		CapacityRange: &csi.CapacityRange{RequiredBytes: 1 << 20},
-		VolumeCapabilities: []*csi.VolumeCapability{{
-			AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{}},
-			AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER},
-		}},
-	}
-}
-
-// A running is a started driver. It is killed at the end of the test.
-type running struct {
-	*os.Process
-	cmd    *exec.Cmd
-	exited chan struct{} // closed after exit
-	err    error         // result of Wait, valid after exited is closed
-
-	mu   sync.Mutex
-	log  bytes.Buffer
-	more chan struct{} // closed and replaced at each write
-}
-
-// start runs the program and waits until it serves.
-func start(t *testing.T, program string, flags []string) *running {
-	t.Helper()
-	d := &running{exited: make(chan struct{}), more: make(chan struct{})}
-	d.cmd = exec.Command(program, flags...)
-	d.cmd.Stderr = d
-	d.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	started := make(chan error)
-	go func() {
-		// Pdeathsig is sent when the thread that forked exits (prctl(2)).
-		runtime.LockOSThread()
-		defer runtime.UnlockOSThread()
-		err := d.cmd.Start()
-		started <- err
-		if err == nil {
-			d.err = d.cmd.Wait()
-			close(d.exited)
-		}
-	}()
-	must.Succeed(t, <-started)
-	d.Process = d.cmd.Process
-	t.Cleanup(func() {
-		_ = d.Kill()
-		<-d.exited
-		if t.Failed() {
-			t.Logf("driver log:\n%s", d)
-		}
-	})
-	d.await(t, `"serving"`)
-	return d
-}
-
-// Write collects the driver's standard error.
-func (d *running) Write(p []byte) (int, error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	close(d.more)
-	d.more = make(chan struct{})
-	return d.log.Write(p)
-}
-
-func (d *running) String() string {
-	log, _ := d.written()
-	return log
-}
-
-func (d *running) written() (log string, more <-chan struct{}) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.log.String(), d.more
-}
-
-// await waits until the driver has logged some words.
-func (d *running) await(t *testing.T, words string) {
-	t.Helper()
-	bound := time.After(inTime)
-	for {
-		log, more := d.written()
-		if strings.Contains(log, words) {
-			return
-		}
-		select {
-		case <-more:
-		case <-d.exited:
-			t.Fatalf("exited with %v before logging %q:\n%s", d.err, words, log)
-		case <-bound:
-			t.Fatalf("did not log %q:\n%s", words, log)
-		}
-	}
-}
-
-// wait waits for the driver to exit and returns its result.
-func (d *running) wait(t *testing.T) error {
-	t.Helper()
-	select {
-	case <-d.exited:
-		return d.err
-	case <-time.After(inTime):
-		t.Fatal("did not exit in time")
-		return nil
-	}
-}
-
-func (d *running) connect(t *testing.T, socket string) *grpc.ClientConn {
-	t.Helper()
-	connection, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	must.Succeed(t, err)
-	t.Cleanup(func() { must.Succeed(t, connection.Close()) })
-	return connection
-}
-
-// metricsAddress is the address of the metrics, from the driver's log.
-func (d *running) metricsAddress(t *testing.T) string {
-	t.Helper()
-	found := regexp.MustCompile(`"Serving metrics" address="([^"]+)"`).FindStringSubmatch(d.String())
-	if found == nil {
-		t.Fatalf("the log lacks the metrics address:\n%s", d)
-	}
-	return found[1]
-}
-
-func scrape(t *testing.T, address string) string {
-	t.Helper()
-	transport := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}
-	defer transport.CloseIdleConnections()
-	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "https://"+address+"/metrics", http.NoBody)
-	must.Succeed(t, err)
-	response, err := transport.RoundTrip(request)
-	must.Succeed(t, err)
-	defer response.Body.Close()
-	body, err := io.ReadAll(response.Body)
-	must.Succeed(t, err)
-	return string(body)
+	create(d)
+	must.Succeed(t, d.Process.Signal(syscall.SIGINT))
+	must.Succeed(t, d.Process.Wait(inTime))
 }
 
 // certificateFiles creates a certificate and its key.

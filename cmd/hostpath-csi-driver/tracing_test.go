@@ -5,19 +5,17 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
-	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
 	"testing"
 
-	"github.com/container-storage-interface/spec/lib/go/csi"
 	tracepb "go.opentelemetry.io/proto/otlp/trace/v1"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/proto"
 
+	"kubevirt.io/hostpath-provisioner/test/drivertest"
 	"kubevirt.io/hostpath-provisioner/test/must"
-	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
 // collector receives traces over OTLP/HTTP and passes the spans on.
@@ -53,31 +51,24 @@ func attribute(s *tracepb.Span, key string) string {
 }
 
 func testTraces(t *testing.T, program string) {
-	testenv.NeedRoot(t)
 	address, spans := collector(t)
-	p := newPlace(t)
-	d := start(t, program, p.flags("--tracing-endpoint="+address, "--metrics-address=127.0.0.1:0"))
-	connection := d.connect(t, p.socket)
+	d := start(t, program, "--tracing-endpoint="+address, drivertest.ServeMetrics)
 	const trace, caller = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 	ctx := metadata.AppendToOutgoingContext(t.Context(), "traceparent", "00-"+trace+"-"+caller+"-01")
-	target := filepath.Join(p.dir, "target")
-	_, err := csi.NewControllerClient(connection).CreateVolume(ctx, createRequest("vol"))
+	_, err := d.Create(ctx, vol)
 	must.Succeed(t, err)
-	_, err = csi.NewNodeClient(connection).NodePublishVolume(ctx, &csi.NodePublishVolumeRequest{
-		VolumeId: "vol", TargetPath: target, VolumeCapability: createRequest("vol").GetVolumeCapabilities()[0],
-	})
-	must.Succeed(t, err)
-	if _, err := csi.NewControllerClient(connection).DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: "vol"}); err == nil {
+	must.Succeed(t, d.Publish(ctx, vol, "pod"))
+	if err := d.Delete(ctx, vol.ID); err == nil {
 		t.Error("a published volume was deleted")
 	}
-	_, err = csi.NewNodeClient(connection).NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: "vol", TargetPath: target})
+	must.Succeed(t, d.Unpublish(ctx, vol.ID, "pod"))
+	scraped, err := d.Metrics(t.Context())
 	must.Succeed(t, err)
-	if !strings.Contains(scrape(t, d.metricsAddress(t)), "hostpath_tracing_dropped_spans_total 0\n") {
+	if !strings.Contains(scraped, "hostpath_tracing_dropped_spans_total 0\n") {
 		t.Error("metrics lack the dropped spans")
 	}
 	// The remaining spans are exported at exit.
-	must.Succeed(t, d.Signal(syscall.SIGTERM))
-	must.Succeed(t, d.wait(t))
+	must.Succeed(t, d.Process.Stop())
 
 	var calls []*tracepb.Span
 	steps := make(map[string][]string) // by parent span
@@ -117,17 +108,10 @@ func testTraces(t *testing.T, program string) {
 
 // An unreachable collector neither fails calls nor delays the exit.
 func testNoCollector(t *testing.T, program string) {
-	testenv.NeedRoot(t)
-	p := newPlace(t)
-	d := start(t, program, p.flags("--tracing-endpoint=http://127.0.0.1:1"))
-	connection := d.connect(t, p.socket)
-	_, err := csi.NewControllerClient(connection).CreateVolume(t.Context(), createRequest("vol"))
-	must.Succeed(t, err)
-	must.Succeed(t, d.Signal(syscall.SIGTERM))
-	if err := d.wait(t); err != nil {
-		t.Errorf("exited with %v, want exit status 0", err)
-	}
-	if log := d.log.String(); !strings.Contains(log, "failed to export all spans") {
+	d := start(t, program, "--tracing-endpoint=http://127.0.0.1:1")
+	create(d)
+	must.Succeed(t, d.Process.Signal(syscall.SIGTERM), d.Process.Wait(inTime))
+	if log := d.Process.Log(); !strings.Contains(log, "failed to export all spans") {
 		t.Errorf("the log does not report dropped spans:\n%s", log)
 	}
 }

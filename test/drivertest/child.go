@@ -74,10 +74,15 @@ func (c *child) terminate(allowed time.Duration) error {
 	if err := c.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return fmt.Errorf("send SIGTERM to process %d: %w", c.Pid, err)
 	}
+	return c.await(allowed)
+}
+
+// await waits for the end of a process that got a signal, as terminate does.
+func (c *child) await(allowed time.Duration) error {
 	select {
 	case <-c.exited:
 		return c.err
 	case <-time.After(allowed):
-		return errors.Join(fmt.Errorf("still running %v after SIGTERM", allowed), c.kill())
+		return errors.Join(fmt.Errorf("still running %v after a signal", allowed), c.kill())
 	}
 }

@@ -205,6 +205,14 @@ func (p *Process) Stop() error {
 	return p.end(func(c *child) error { return c.terminate(stopBound) })
 }
 
+// Signal is for what Stop and Kill do not do. Wait has to follow.
+func (p *Process) Signal(s os.Signal) error { return p.child.Signal(s) }
+
+// Wait is Stop for a driver that got its signal already, and has so long to end.
+func (p *Process) Wait(allowed time.Duration) error {
+	return p.end(func(c *child) error { return c.await(allowed) })
+}
+
 // Kill ends the driver at once, as a crash would.
 func (p *Process) Kill() error {
 	return p.end((*child).kill)

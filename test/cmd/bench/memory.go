@@ -2,19 +2,15 @@ package main
 
 import (
 	"context"
-	"crypto/tls"
-	"errors"
 	"fmt"
-	"io"
-	"net/http"
 	"os"
-	"regexp"
 	"strings"
+
+	"kubevirt.io/hostpath-provisioner/test/drivertest"
 )
 
-// manifestFlags are flags of deploy/csi that take memory. The port is any: there are several
-// drivers.
-var manifestFlags = []string{"--v=2", "--metrics-address=127.0.0.1:0"}
+// manifestFlags are flags of deploy/csi that take memory.
+var manifestFlags = []string{"--v=2", drivertest.ServeMetrics}
 
 // scrapes are so many that the driver's memory has seen what each of them takes.
 const scrapes = 20
@@ -26,38 +22,11 @@ func (a *actor) isWatched(ctx context.Context) error {
 		return err
 	}
 	for range scrapes {
-		if err := a.scrape(ctx); err != nil {
+		if _, err := a.Metrics(ctx); err != nil {
 			return err
 		}
 	}
 	return nil
-}
-
-var metricsAddress = regexp.MustCompile(`"Serving metrics" address="([^"]+)"`)
-
-// scrape asks for the metrics at where the driver said last that they are.
-func (a *actor) scrape(ctx context.Context) error {
-	found := metricsAddress.FindAllStringSubmatch(a.Process.Log(), -1)
-	if found == nil {
-		return errors.New("the driver does not say where it serves metrics")
-	}
-	// The certificate is the driver's own.
-	transport := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}} //nolint:gosec // see above
-	defer transport.CloseIdleConnections()
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+found[len(found)-1][1]+"/metrics", http.NoBody)
-	if err != nil {
-		return err
-	}
-	response, err := (&http.Client{Transport: transport}).Do(request)
-	if err != nil {
-		return err
-	}
-	defer response.Body.Close()
-	if response.StatusCode != http.StatusOK {
-		return fmt.Errorf("the metrics are answered by %s", response.Status)
-	}
-	_, err = io.Copy(io.Discard, response.Body)
-	return err
 }
 
 // memory is a size that the kernel reports of the driver's process (proc_pid_status(5)).

@@ -1,11 +1,7 @@
 package faults
 
 import (
-	"crypto/tls"
 	"fmt"
-	"io"
-	"net/http"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -183,22 +179,10 @@ func (w *world) awaitServing(serving bool) {
 // metric is the value of a series of a pool.
 func (w *world) metric(name, pool string) float64 {
 	w.Helper()
-	found := regexp.MustCompile(`"Serving metrics" address="([^"]+)"`).FindAllStringSubmatch(w.Process.Log(), -1)
-	if found == nil {
-		w.Fatal("the driver does not say where it serves metrics")
-	}
-	// The certificate is the driver's own.
-	transport := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}} //nolint:gosec // see above
-	defer transport.CloseIdleConnections()
-	request, err := http.NewRequestWithContext(w.Context(), http.MethodGet, "https://"+found[len(found)-1][1]+"/metrics", http.NoBody)
-	w.Must(err)
-	response, err := transport.RoundTrip(request)
-	w.Must(err)
-	defer response.Body.Close()
-	body, err := io.ReadAll(response.Body)
+	scraped, err := w.Metrics(w.Context())
 	w.Must(err)
 	series := fmt.Sprintf("\n%s{pool=%q} ", name, pool)
-	_, rest, ok := strings.Cut(string(body), series)
+	_, rest, ok := strings.Cut(scraped, series)
 	if !ok {
 		w.Fatalf("no metric %s", series)
 	}

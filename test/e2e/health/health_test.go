@@ -4,10 +4,7 @@ package health_test
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
-	"io"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,7 +12,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/google/go-cmp/cmp"
@@ -32,11 +28,7 @@ import (
 
 func TestMain(m *testing.M) { testenv.Main(m) }
 
-const (
-	mib = 1 << 20
-	// inTime is far above the 10 seconds after which a pool is checked again.
-	inTime = time.Minute
-)
+const mib = 1 << 20
 
 // A driver serves one pool.
 type driver struct{ *drivertest.Driver }
@@ -44,7 +36,7 @@ type driver struct{ *drivertest.Driver }
 func start(t *testing.T, binary, pool string) *driver {
 	t.Helper()
 	return &driver{drivertest.Launch(t, drivertest.Config{
-		Binary: binary, Pools: []drivertest.PoolConfig{{Name: "local", Path: pool}}, Flags: []string{"--metrics-address=127.0.0.1:0"},
+		Binary: binary, Pools: []drivertest.PoolConfig{{Name: "local", Path: pool}}, Flags: []string{drivertest.ServeMetrics},
 	})}
 }
 
@@ -95,39 +87,11 @@ func (d *driver) wantCondition(t *testing.T, id string, abnormal bool, says stri
 	}
 }
 
-// eventually waits until something is so.
-func eventually(t *testing.T, what string, so func() bool) {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), inTime)
-	defer cancel()
-	again := time.NewTicker(50 * time.Millisecond)
-	defer again.Stop()
-	for !so() {
-		select {
-		case <-again.C:
-		case <-ctx.Done():
-			t.Fatalf("%v went by without this: %s", inTime, what)
-		}
-	}
-}
-
-var metricsAddress = regexp.MustCompile(`Serving metrics" address="([^"]+)"`)
-
 func (d *driver) scrape(t *testing.T) string {
 	t.Helper()
-	found := metricsAddress.FindStringSubmatch(d.Process.Log())
-	if found == nil {
-		t.Fatalf("the log reports no address of the metrics:\n%s", d.Process.Log())
-	}
-	transport := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}
-	defer transport.CloseIdleConnections()
-	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "https://"+found[1]+"/metrics", http.NoBody)
+	scraped, err := d.Metrics(t.Context())
 	must.Succeed(t, err)
-	response, err := transport.RoundTrip(request)
-	must.Succeed(t, err)
-	body, err := io.ReadAll(response.Body)
-	must.Succeed(t, errors.Join(err, response.Body.Close()))
-	return string(body)
+	return scraped
 }
 
 func TestAbnormalVolume(t *testing.T) {
@@ -158,7 +122,7 @@ func TestAbnormalVolume(t *testing.T) {
 	// The pool itself: what is asked from outside is the same, from memory.
 	must.Succeed(t, os.Rename(filepath.Join(pool, ".hostpath-provisioner"), filepath.Join(fs, "own")))
 	d.wantCondition(t, "good", true, "pool does not serve")
-	eventually(t, "the metrics say that all volumes are abnormal", func() bool {
+	d.Eventually("the metrics say that all volumes are abnormal", func() bool {
 		return strings.Contains(d.scrape(t), "hostpath_pool_abnormal_volumes{pool=\"local\",reason=\"pool_not_serving\"} 4\n")
 	})
 	must.Succeed(t, os.Rename(filepath.Join(fs, "own"), filepath.Join(pool, ".hostpath-provisioner")))
@@ -182,7 +146,7 @@ func TestErrorBelowVolumeRoot(t *testing.T) {
 			}
 			disk.Touch(t)
 			// The pool may be checked between two of the calls.
-			eventually(t, "all calls say that the volume is abnormal", func() bool {
+			d.Eventually("all calls say that the volume is abnormal", func() bool {
 				for _, condition := range d.conditions(t, volume) {
 					if !condition.GetAbnormal() {
 						return false
@@ -214,12 +178,12 @@ func TestErrorRemountsReadOnly(t *testing.T) {
 	}
 	syncFS(t, pool) // what only the journal has is lost with it
 	disk.Touch(t)
-	eventually(t, "the pool has no room", func() bool {
+	d.Eventually("the pool has no room", func() bool {
 		got, err := d.Capacity(t.Context(), "")
 		must.Succeed(t, err)
 		return got == 0
 	})
-	eventually(t, "all calls say that the volume is read-only", func() bool {
+	d.Eventually("all calls say that the volume is read-only", func() bool {
 		for _, condition := range d.conditions(t, volume) {
 			if !strings.Contains(condition.GetMessage(), "read-only") {
 				return false

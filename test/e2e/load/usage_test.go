@@ -2,9 +2,7 @@ package load
 
 import (
 	"fmt"
-	"io"
 	"math"
-	"net/http"
 	"strconv"
 	"strings"
 
@@ -22,18 +20,10 @@ type usage struct {
 // scrape is what Prometheus gets, by name and labels.
 func (w *world) scrape() map[string]float64 {
 	w.Helper()
-	const reported = `"Serving metrics" address="`
-	log := w.Process.Log()
-	address, _, _ := strings.Cut(log[strings.LastIndex(log, reported)+len(reported):], `"`)
-	request, err := http.NewRequestWithContext(w.Context(), http.MethodGet, "https://"+address+"/metrics", http.NoBody)
-	w.Must(err)
-	response, err := w.scraper.RoundTrip(request)
-	w.Must(err)
-	defer response.Body.Close()
-	body, err := io.ReadAll(response.Body)
+	scraped, err := w.Scrape(w.Context(), w.scraper)
 	w.Must(err)
 	all := make(map[string]float64)
-	for line := range strings.Lines(string(body)) {
+	for line := range strings.Lines(scraped) {
 		line = strings.TrimSpace(line)
 		space := strings.LastIndexByte(line, ' ')
 		if strings.HasPrefix(line, "#") || space < 0 {

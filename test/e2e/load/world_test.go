@@ -2,7 +2,6 @@ package load
 
 import (
 	"context"
-	"crypto/tls"
 	"fmt"
 	"net/http"
 	"os"
@@ -39,16 +38,14 @@ type world struct {
 	common  []drivertest.Volume // that all clients use
 	calls   *recorder
 	// scraper keeps its connection, which would come and go in what is measured else.
-	scraper http.Transport
+	scraper *http.Transport
 }
 
 // newWorld starts a driver with a pool on each kind of filesystem, one that limits
 // directories and one for several nodes among them.
 func newWorld(t *testing.T, program string, e extent) *world {
 	t.Helper()
-	w := &world{extent: e, calls: newRecorder()}
-	// The driver's certificate is its own.
-	w.scraper.TLSClientConfig = &tls.Config{InsecureSkipVerify: true}
+	w := &world{extent: e, calls: newRecorder(), scraper: drivertest.Scraper()}
 	t.Cleanup(w.scraper.CloseIdleConnections)
 	const size = 16 << 30
 	enforcement := ""
@@ -69,7 +66,7 @@ func newWorld(t *testing.T, program string, e extent) *world {
 	w.Driver = drivertest.Start(t, drivertest.Config{
 		Binary: program,
 		Pools:  pools,
-		Flags:  []string{"--metrics-address=127.0.0.1:0"},
+		Flags:  []string{drivertest.ServeMetrics},
 		Dial:   []grpc.DialOption{grpc.WithChainUnaryInterceptor(w.calls.intercept)},
 	})
 	for _, p := range pools {
