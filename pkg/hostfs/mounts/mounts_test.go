@@ -3,6 +3,7 @@ package mounts_test
 import (
 	"context"
 	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"testing"
@@ -183,4 +184,44 @@ func TestWatch(t *testing.T) {
 	if err := watch.Wait(ctx, time.Hour); !errors.Is(err, context.Canceled) {
 		t.Errorf("waiting ended with %v, want Canceled", err)
 	}
+}
+
+// In a container a pool is mounted at its path, and what the host mounts over it comes on top of that.
+func TestOpenCovered(t *testing.T) {
+	testenv.NeedRoot(t)
+	bare, path := t.TempDir(), t.TempDir()
+	id := idOf(t, bare)
+	bindHere := func(from string) {
+		t.Helper()
+		must.Succeed(t, unix.Mount(from, path, "", unix.MS_BIND, ""))
+		t.Cleanup(func() { must.Succeed(t, unix.Unmount(path, 0)) })
+	}
+	bindHere(bare)
+	bindHere(t.TempDir())
+	bindHere(t.TempDir())
+	top := idOf(t, path)
+	for range 20 { // whatever thread the goroutine is on
+		d, err := mounts.OpenCovered(path, id)
+		must.Succeed(t, err)
+		got, err := d.ID()
+		must.Succeed(t, err, d.Close())
+		if got != id {
+			t.Fatalf("%v was opened, want %v", got, id)
+		}
+	}
+	if now := idOf(t, path); now != top {
+		t.Errorf("at the path is %v now, and was %v", now, top)
+	}
+	if _, err := mounts.OpenCovered(path, idOf(t, t.TempDir())); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("a directory that is not below: %v", err)
+	}
+}
+
+func idOf(t *testing.T, path string) dir.ID {
+	t.Helper()
+	d, err := dir.Open(path)
+	must.Succeed(t, err)
+	id, err := d.ID()
+	must.Succeed(t, err, d.Close())
+	return id
 }

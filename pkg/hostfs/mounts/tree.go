@@ -14,7 +14,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"path/filepath"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -48,17 +47,6 @@ func Clone(source *dir.Dir) (*Tree, error) {
 		return nil, errors.Join(&fs.PathError{Op: "mount_setattr", Path: source.String(), Err: err}, unix.Close(fd))
 	}
 	return &Tree{fd: fd, from: source.String()}, nil
-}
-
-// OpenCovered opens a directory that other filesystems are mounted on, below all of them. It has to be
-// closed before the filesystem of its parent can be unmounted.
-func OpenCovered(parent *dir.Dir, name string) (*dir.Dir, error) {
-	tree, err := Clone(parent) // without what is mounted below
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = tree.Close() }()
-	return dir.Open(filepath.Join(dir.HandlePath(tree.fd), name))
 }
 
 // New mounts the filesystem on a device, with options as in mount(8). If it is mounted

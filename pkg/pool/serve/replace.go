@@ -2,7 +2,6 @@ package serve
 
 import (
 	"errors"
-	"path/filepath"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/mounts"
@@ -61,23 +60,15 @@ func (p *Pool) replaced(id *opened, err error) (bool, error) {
 
 // markCovered notes in the directory below the mount that it is not to be served after a restart.
 func (p *Pool) markCovered() error {
-	parent, err := dir.OpenParent(p.Config.Path)
-	if err != nil {
-		return err
+	root := p.root.Load()
+	if root == nil {
+		return ErrNotChecked
 	}
-	defer func() { _ = parent.Close() }()
-	covered, err := mounts.OpenCovered(parent, filepath.Base(p.Config.Path))
+	covered, err := mounts.OpenCovered(p.Config.Path, *root)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = covered.Close() }()
-	id, err := covered.ID()
-	if root := p.root.Load(); err == nil && (root == nil || *root != id) {
-		err = errors.New("what is below the mount is not the pool that was opened")
-	}
-	if err != nil {
-		return err
-	}
 	return store.MarkCovered(covered)
 }
 
