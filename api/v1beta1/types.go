@@ -235,7 +235,7 @@ type StoragePool struct {
 	// +optional
 	RequireMount *bool `json:"requireMount,omitempty"`
 
-	// Enforcement says whether the kernel has to keep the sizes of volumes: auto, required or none.
+	// Enforcement says whether the kernel has to enforce the sizes of volumes: auto, required or none.
 	// +optional
 	// +kubebuilder:validation:Enum=auto;required;none
 	Enforcement string `json:"enforcement,omitempty"`

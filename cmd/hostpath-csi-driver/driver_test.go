@@ -155,7 +155,7 @@ func testCannotServe(t *testing.T, program string) {
 	t.Run("socket is a regular file", func(t *testing.T) {
 		p := newPlace(t)
 		must.Succeed(t, os.WriteFile(p.socket, []byte("kept"), 0o600))
-		wantFailure(t, program, p.flags(), p.socket, "no socket")
+		wantFailure(t, program, p.flags(), p.socket, "not a socket")
 		p.wantUntouched(t, "s")
 	})
 	t.Run("metrics address in use", func(t *testing.T) {

@@ -73,7 +73,7 @@ func parseInspection(command string, args []string, getenv func(string) string, 
 		flags.StringVar(&volumeID, "volume", "", "show only this volume and its snapshots")
 		flags.BoolVar(&i.snapshots, "snapshots", false, "show only snapshots")
 		flags.StringVar(&from, "diff", "", "two snapshots of a volume: list what changed from the first to the second, or with one, to the volume as it is on the disk")
-		flags.BoolVar(&i.files, "files", false, "look at each file of volumes on XFS and ext4 for whether it is in its volume's limit; takes seconds for each 100,000 files")
+		flags.BoolVar(&i.files, "files", false, "check for each file of volumes on XFS and ext4 whether it counts towards its volume's limit; takes seconds for each 100,000 files")
 		flags.StringVar(&format, "output", "table", "output format: table or json")
 	} else {
 		flags.StringVar(&volumeID, "volume", "", "the volume to remove; required")

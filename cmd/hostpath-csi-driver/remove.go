@@ -24,7 +24,7 @@ const (
 	removeLostCommand   = "remove-lost"
 )
 
-// A removal is what a command removes: check answers why not a volume, or nil, and only is the
+// A removal is what a command removes: check returns why not a volume, or nil, and only is the
 // reason for which the driver, too, must find it abnormal.
 type removal struct {
 	check func(inspect.Volume) error
@@ -79,7 +79,7 @@ func (i inspection) remove(r removal) error {
 	return errors.Join(err, conn.Close())
 }
 
-// onlyRemovable answers why a volume is not to be removed; nil if it is.
+// onlyRemovable returns why a volume is not to be removed; nil if it is.
 func onlyRemovable(r *inspect.Report, id volume.ID, check func(inspect.Volume) error) error {
 	found := 0
 	for _, p := range r.Pools {
@@ -96,7 +96,7 @@ func onlyRemovable(r *inspect.Report, id volume.ID, check func(inspect.Volume) e
 	return nil
 }
 
-// leftBehind answers why a volume is not one that its pod left behind; nil if it is.
+// leftBehind returns why a volume is not one that its pod left behind; nil if it is.
 func leftBehind(v inspect.Volume) error {
 	switch {
 	case !v.Inline:
@@ -107,7 +107,7 @@ func leftBehind(v inspect.Volume) error {
 	return nil
 }
 
-// lost answers why a volume does not consist of only a record; nil if it does.
+// lost returns why a volume does not consist of only a record; nil if it does.
 func lost(v inspect.Volume) error {
 	if !v.Lost {
 		return fmt.Errorf("volume %s has its directory: delete its PersistentVolume instead", v.ID)

@@ -36,17 +36,17 @@ type settings struct {
 
 func main() {
 	var s settings
-	flag.StringVar(&s.health, "health-address", ":6060", "where /livez and /readyz are served")
-	flag.StringVar(&s.metrics, "metrics-address", ":8443", "where metrics are served, with TLS, to who may read /metrics; 0 for no metrics")
-	flag.IntVar(&s.webhook, "webhook-port", 9443, "where the webhooks are served, if deploy/operator/webhook or deploy/operator/restores is applied; 0 for none")
+	flag.StringVar(&s.health, "health-address", ":6060", "address to serve /livez and /readyz on")
+	flag.StringVar(&s.metrics, "metrics-address", ":8443", "address to serve metrics on, with TLS, to clients that may get /metrics; 0 for none")
+	flag.IntVar(&s.webhook, "webhook-port", 9443, "port to serve the webhooks on, if deploy/operator/webhook or deploy/operator/restores is applied; 0 for none")
 	flag.BoolVar(&s.elect, "leader-elect", true, "whether to work only while holding the Lease "+operator.LeaderElection)
-	flag.DurationVar(&s.goneAfter, "deleted-node-after", operator.GoneAfter, "how long a node has to be gone from the cluster before the volumes of it are reported, or removed")
+	flag.DurationVar(&s.goneAfter, "deleted-node-after", operator.GoneAfter, "how long after its Node object was deleted the operator reports or removes the PersistentVolumes of a node")
 	klog.InitFlags(nil)
 	flag.Parse()
 	ctrl.SetLogger(klog.Background())
 	config, err := render.ConfigFromEnvironment(os.Getenv)
 	if err != nil {
-		fmt.Fprintf(os.Stderr, "hostpath-provisioner-operator: the environment is not usable:\n%v\n", err)
+		fmt.Fprintf(os.Stderr, "hostpath-provisioner-operator: invalid environment:\n%v\n", err)
 		os.Exit(1)
 	}
 	if flag.Arg(0) == "render" {

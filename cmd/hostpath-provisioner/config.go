@@ -50,7 +50,7 @@ func parse(args []string, getenv func(string) string, output io.Writer) (config,
 	flags.StringVar(&dir, "pv-dir", getenv("PV_DIR"), "directory of the volumes, by its path on the node (required); default $PV_DIR")
 	flags.StringVar(&prefix, "use-naming-prefix", getenv("USE_NAMING_PREFIX"), "true to name directories <claim>-<pv> instead of <pv>; not with --mode=single-node; default $USE_NAMING_PREFIX")
 	flags.StringVar(&c.metricsTLS.Namespace, "pod-namespace", getenv("POD_NAMESPACE"), "namespace of this pod, for the name in the certificate of the metrics; default $POD_NAMESPACE")
-	flags.StringVar(&policy, "pv-reclaim-policy", getenv("PV_RECLAIM_POLICY"), "Delete or Retain, in place of what the StorageClass says; with --mode=single-node; default $PV_RECLAIM_POLICY")
+	flags.StringVar(&policy, "pv-reclaim-policy", getenv("PV_RECLAIM_POLICY"), "Delete or Retain, overrides reclaimPolicy of the StorageClass; with --mode=single-node; default $PV_RECLAIM_POLICY")
 	flags.StringVar(&shared, "pv-dir-shared", getenv("PV_DIR_SHARED"), "true if --pv-dir is the same directory on all nodes; with --mode=single-node; default $PV_DIR_SHARED")
 	flags.StringVar(&options, "pool-options", cmp.Or(getenv("POOL_OPTIONS"), "{}"), "options of the pool, a JSON object; see docs/provisioner.md; default $POOL_OPTIONS")
 	c.processFlags(flags, &tlsVersion, &tlsSuites)
@@ -92,13 +92,13 @@ func parse(args []string, getenv func(string) string, output io.Writer) (config,
 
 // processFlags are those that do not concern volumes.
 func (c *config) processFlags(flags *flag.FlagSet, tlsVersion, tlsSuites *string) {
-	flags.StringVar(&c.kubeconfig, "kubeconfig", "", "file that says how to reach the API server; not needed inside a cluster")
-	flags.StringVar(&c.deviceNodes, "device-nodes", "/dev", "the host's /dev, by which programs that serve one directory of a node see each other")
-	flags.StringVar(&c.systemPath, "system-path", "", "directory on the operating system's disk, for the metric that says whether the pool shares it; empty if unknown")
+	flags.StringVar(&c.kubeconfig, "kubeconfig", "", "kubeconfig file; not needed inside a cluster")
+	flags.StringVar(&c.deviceNodes, "device-nodes", "/dev", "the host's /dev: programs of the node lock its null for the directories that they serve")
+	flags.StringVar(&c.systemPath, "system-path", "", "directory on the operating system's disk, for the metric that reports whether the pool shares it; empty if unknown")
 	flags.StringVar(&c.healthAddress, "health-address", ":9808", "address to serve /healthz and /readyz on; empty for none")
 	flags.StringVar(&c.metricsAddress, "metrics-address", ":8443", "address to serve metrics on with TLS; empty for none")
 	flags.StringVar(&c.metricsTLS.CertFile, "metrics-cert-file", "", "certificate for the metrics; without one the program makes its own")
-	flags.StringVar(&c.metricsTLS.KeyFile, "metrics-key-file", "", "key of that certificate")
+	flags.StringVar(&c.metricsTLS.KeyFile, "metrics-key-file", "", "private key of --metrics-cert-file")
 	flags.StringVar(tlsVersion, "metrics-tls-version", "VersionTLS13", "lowest version of TLS for the metrics")
 	flags.StringVar(tlsSuites, "metrics-tls-cipher-suites", "", "cipher suites for the metrics with TLS 1.2 and older, as Go names them, separated by commas; default: those of Go")
 }

@@ -61,7 +61,7 @@ func main() {
 	}
 	config, err := parse(os.Args[1:], os.Getenv, os.Stdout)
 	if errors.Is(err, flag.ErrHelp) {
-		fmt.Printf("hostpath-provisioner %s --help has the flags of the migration to the CSI driver.\n", migrateCommand)
+		fmt.Printf("hostpath-provisioner %s --help lists the flags of the migration to the CSI driver.\n", migrateCommand)
 		return
 	}
 	if err != nil {

@@ -34,7 +34,7 @@ func main() {
 		return
 	}
 	if err != nil {
-		fmt.Fprintf(os.Stderr, "local-pv-provisioner: the command line is not usable:\n%v\n", err)
+		fmt.Fprintf(os.Stderr, "local-pv-provisioner: invalid command line:\n%v\n", err)
 		os.Exit(1)
 	}
 	logger := zap.New(zap.UseFlagOptions(log))
@@ -85,9 +85,9 @@ func parse(args []string, getenv func(string) string, output io.Writer) (localpv
 	flags.StringVar(&o.DefaultConfigMap, "default-pv-spec-configmap", getenv("LP_DEFAULT_PV_SPEC_CONFIGMAP"),
 		"ConfigMap of a node without the annotation local-pv-provisioner.cybozu.io/pv-spec-configmap (LP_DEFAULT_PV_SPEC_CONFIGMAP)")
 	flags.StringVar(&o.RecordDir, "record-dir", env("LP_RECORD_DIR", "/var/lib/local-pv-provisioner"),
-		"directory on the node that remembers which devices are ours (LP_RECORD_DIR)")
+		"directory on the node for the records of the devices that this program offers (LP_RECORD_DIR)")
 	interval := flags.String("polling-interval", env("LP_POLLING_INTERVAL", "5m"), "how often to search for devices, besides when one appears (LP_POLLING_INTERVAL)")
-	development := flags.String("development", env("LP_DEVELOPMENT", "false"), "log for people rather than programs (LP_DEVELOPMENT)")
+	development := flags.String("development", env("LP_DEVELOPMENT", "false"), "log lines of text instead of JSON, with debug messages (LP_DEVELOPMENT)")
 	if err := flags.Parse(boolean(args)); err != nil {
 		return o, log, err
 	}

@@ -23,7 +23,7 @@ func main() {
 		return
 	}
 	if err != nil {
-		fmt.Fprintf(os.Stderr, "pool-mounter: the command line is not usable:\n%v\n", err)
+		fmt.Fprintf(os.Stderr, "pool-mounter: invalid command line:\n%v\n", err)
 		os.Exit(2)
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)

@@ -11,7 +11,7 @@ import (
 )
 
 // ParseAll parses flags like flags.Parse and goes on after a bad one, so that all of them are reported. Arguments that
-// are not flags are problems too. It answers flag.ErrHelp after printing the flags to their output.
+// are not flags are problems too. It returns flag.ErrHelp after printing the flags to their output.
 func ParseAll(flags *flag.FlagSet, args []string) error {
 	output := flags.Output()
 	flags.SetOutput(io.Discard)

@@ -13,7 +13,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/blockdev"
 )
 
-// A Volume is what the API has of a device.
+// A Volume is the PersistentVolume of a device, as the API has it.
 type Volume struct {
 	// UID distinguishes a volume from earlier and later ones of its name.
 	Name, UID string
@@ -95,7 +95,7 @@ func NewAgent(o Options) *Agent {
 	return &Agent{Options: o, ctx: ctx, cancel: cancel, jobs: make(map[blockdev.Number]*job)}
 }
 
-// Close has all cleaning stop at its next step and waits for that. It goes on when the next agent finds the records.
+// Close stops all cleaning at its next step and waits for that. The next agent continues it from the records.
 func (a *Agent) Close() {
 	a.cancel()
 	a.wait.Wait()
@@ -134,7 +134,7 @@ type pass struct {
 	report       Report
 }
 
-// Pass compares devices and volumes, starts what takes time, and answers what is known. It does not wait for any
+// Pass compares devices and volumes, starts what takes time, and returns what is known. It does not wait for any
 // device. It must not be called by two at once.
 func (a *Agent) Pass(r Request) Report {
 	p := &pass{Agent: a, Request: r, owners: make(map[blockdev.Number][]Volume), disks: make(map[string][]Volume),
@@ -242,7 +242,7 @@ func (p *pass) released(v Volume, number blockdev.Number) {
 	}
 	for _, overlapping := range facts.Overlapping() {
 		if owners := p.owners[overlapping]; len(owners) > 0 {
-			p.problem(v.Name, v.Path, Twice, "its blocks are also those of %s of the PersistentVolume %s: one is the disk of the other; delete one of both PersistentVolumes",
+			p.problem(v.Name, v.Path, Twice, "its blocks are also those of %s of the PersistentVolume %s: one is the disk of the other; delete one of the two PersistentVolumes",
 				owners[0].Path, owners[0].Name)
 			return
 		}
@@ -274,7 +274,7 @@ func (p *pass) note(v Volume, number blockdev.Number) error {
 		return Problem{v.Name, v.Path, OtherDevice, fmt.Sprintf("%s has %d bytes, and the PersistentVolume has %d", v.Path, facts.SizeBytes, v.Bytes)}
 	}
 	if record.State != "" && record.Volume == v.Name && record.Identity != "" && record.Identity != facts.Identity {
-		return Problem{v.Name, v.Path, OtherDevice, fmt.Sprintf("%s leads to %s, and led to %s", v.Path, facts.Identity, record.Identity)}
+		return Problem{v.Name, v.Path, OtherDevice, fmt.Sprintf("%s now leads to %s, and led to %s when it was recorded", v.Path, facts.Identity, record.Identity)}
 	}
 	// A claim that has its volume has its data, also where both were made anew from a backup.
 	if record.State == Bound && !record.isOf(v) && (!v.Used || record.Claim != v.Claim) {

@@ -111,15 +111,15 @@ func TestOnlyAllowedDataIsWiped(t *testing.T) {
 		"the volume of a claim disappeared":                             {devices.Record{State: devices.Bound}, true, devices.WasBound},
 		"the volume of a claim with raw data disappeared":               {devices.Record{State: devices.Bound}, false, devices.WasBound},
 		"the same, and the disk has another identity now":               {devices.Record{State: devices.Bound, Identity: "serial=other"}, false, devices.WasBound},
-		"an offered device was formatted by somebody":                   {devices.Record{State: devices.Offered}, true, devices.HasSignature},
-		"a clean device was formatted by somebody":                      {devices.Record{State: devices.Clean}, true, devices.HasSignature},
-		"a half cleaned device was formatted by somebody":               {devices.Record{State: devices.Cleaning, Erased: true, Wipe: devices.WipeSignatures}, true, devices.HasSignature},
+		"an offered device was formatted meanwhile":                     {devices.Record{State: devices.Offered}, true, devices.HasSignature},
+		"a clean device was formatted meanwhile":                        {devices.Record{State: devices.Clean}, true, devices.HasSignature},
+		"a half cleaned device was formatted meanwhile":                 {devices.Record{State: devices.Cleaning, Erased: true, Wipe: devices.WipeSignatures}, true, devices.HasSignature},
 		"cleaning had begun":                                            {released, true, ""},
 		"cleaning had begun, on a disk that has been replaced":          {changed(released, func(r *devices.Record) { r.Identity = "serial=other" }), true, devices.HasSignature},
 		"cleaning had begun, on a disk of another size":                 {changed(released, func(r *devices.Record) { r.Bytes = mib }), true, devices.HasSignature},
 		"cleaning had begun, on a disk that cannot be told from others": {changed(released, func(r *devices.Record) { r.Identity = "" }), true, devices.HasSignature},
 		"cleaning had begun, on a disk that no claim had":               {devices.Record{State: devices.Cleaning, Wipe: devices.WipeSignatures, Identity: itsOwn}, true, devices.HasSignature},
-		"the volume of nobody was deleted":                              {devices.Record{State: devices.Offered}, false, ""},
+		"an unclaimed volume was deleted":                               {devices.Record{State: devices.Offered}, false, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := devicestest.New(t)

@@ -1,5 +1,5 @@
 // Package devices decides which block devices of a node are offered as volumes, and cleans them between two users. It
-// knows no Kubernetes: what the API has of the volumes is given to it, and it answers what to do there.
+// knows no Kubernetes: what the API has of the volumes is given to it, and it returns what to do there.
 //
 // Nothing that somebody may still want is ever written to. A device is opened exclusively, is checked while it is held,
 // and is cleaned through that very descriptor. That it was ours is known by its volume and by a record on the node's

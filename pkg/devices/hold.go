@@ -9,15 +9,15 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/blockdev"
 )
 
-// A Held is a device that nobody else uses, and that nobody else can claim until it is closed.
+// A Held is a device that is open exclusively: no other process uses it, or can until it is closed.
 type Held struct {
 	*blockdev.Held
 	Facts blockdev.Facts
 }
 
-// Hold opens a device exclusively if nobody uses it. All that is checked is checked again with the device held. The
+// Hold opens a device exclusively if it is not in use. All that is checked is checked again with the device held. The
 // device has to have the number that was found at the path. A device that is ours may have partitions, which its last
-// user left: nobody uses them, or the device could not be held.
+// user left: if they were in use the device could not be held.
 func Hold(path string, number blockdev.Number, ours bool) (*Held, error) {
 	facts, err := inspect(path, number, ours)
 	if err != nil {
@@ -38,7 +38,7 @@ func Hold(path string, number blockdev.Number, ours bool) (*Held, error) {
 func (h *Held) check(ours bool) error {
 	path := h.String()
 	if h.Number() != h.Facts.Number {
-		return Problem{Path: path, Reason: OtherDevice, Detail: fmt.Sprintf("leads to device %s now, and led to %s", h.Number(), h.Facts.Number)}
+		return Problem{Path: path, Reason: OtherDevice, Detail: fmt.Sprintf("now leads to device %s, and led to %s when it was inspected", h.Number(), h.Facts.Number)}
 	}
 	facts, err := inspect(path, h.Number(), ours)
 	if err != nil {
@@ -76,16 +76,16 @@ func inspect(path string, number blockdev.Number, ours bool) (blockdev.Facts, er
 	case facts.SizeBytes == 0:
 		return facts, refuse(Empty, "it has no size")
 	case facts.ReadOnly:
-		return facts, refuse(ReadOnly, "the kernel has it read-only")
+		return facts, refuse(ReadOnly, "it is read-only")
 	case len(facts.Holders) > 0:
 		return facts, refuse(HasHolders, "it is part of %s", strings.Join(facts.Holders, ", "))
 	case len(facts.Partitions) > 0 && !ours:
 		return facts, refuse(HasPartitions, "it has %d partitions", len(facts.Partitions))
 	case len(facts.Loops) > 0:
-		return facts, refuse(HasLoop, "it, its disk or one of its partitions is the file of %s", strings.Join(facts.Loops, ", "))
+		return facts, refuse(HasLoop, "it, its disk or one of its partitions is the file of loop device %s", strings.Join(facts.Loops, ", "))
 	}
 	if twins := facts.Twins(); len(twins) > 0 {
-		return facts, refuse(Twice, "it is the same disk, %s, as %s, and what is done there cannot be seen here", facts.Identity, strings.Join(twins, ", "))
+		return facts, refuse(Twice, "it is the same disk, %s, as %s: use through that path cannot be detected here", facts.Identity, strings.Join(twins, ", "))
 	}
 	swap, err := facts.Swap()
 	if err != nil {

@@ -62,7 +62,7 @@ func (j *job) finished() bool {
 	}
 }
 
-// stale says that a finished job is not about what is wanted now.
+// stale reports that a finished job does not match what is wanted now.
 func (j *job) stale(wanted *job) bool {
 	return j.path != wanted.path || j.volume.Name != wanted.volume.Name || j.volume.UID != wanted.volume.UID || j.volume.ClaimUID != wanted.volume.ClaimUID ||
 		!j.wipe.covers(wanted.wipe) || j.existing != wanted.existing ||
@@ -87,7 +87,7 @@ func (j *job) move(p Progress) {
 	j.progress, j.moved = p, time.Now()
 }
 
-// run answers the device, held, if it can be offered.
+// run returns the device, held, if it can be offered.
 func (a *Agent) run(ctx context.Context, j *job) (_ *Held, err error) {
 	record, err := a.Records.Get(j.path)
 	if err != nil {
@@ -172,7 +172,7 @@ func (j *job) needs(ctx context.Context, held *Held, record Record) (bool, error
 	}
 	if record.State == Bound && !record.about(held) && j.existing != Erase && (record.Bytes == held.Facts.SizeBytes || record.Identity == held.Facts.Identity) {
 		return false, Problem{Path: j.path, Reason: WasBound, Detail: fmt.Sprintf(
-			"it may have the data of the claim %s: it has %d bytes and is %q, and its PersistentVolume %s, which has gone without being released, had %d bytes and was %q",
+			"it may have the data of the claim %s: it has %d bytes and is %q, and its PersistentVolume %s, which was deleted without being released, had %d bytes and was %q",
 			record.Claim, held.Facts.SizeBytes, held.Facts.Identity, record.Volume, record.Bytes, record.Identity)}
 	}
 	if !record.about(held) {
@@ -237,7 +237,7 @@ func (j *job) unclaimedNeeds(ctx context.Context, held *Held, record Record) (bo
 		return true, nil
 	case record.State == Bound:
 		return false, Problem{Path: j.path, Reason: WasBound, Detail: fmt.Sprintf(
-			"it has the data of the claim %s; its PersistentVolume %s has gone without being released", record.Claim, record.Volume)}
+			"it has the data of the claim %s; its PersistentVolume %s was deleted without being released", record.Claim, record.Volume)}
 	case len(signatures) > 0:
 		return false, Problem{Path: j.path, Reason: HasSignature, Detail: "it has " + describe(signatures)}
 	}

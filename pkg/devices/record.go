@@ -14,7 +14,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 )
 
-// A State is how far a device has come with us.
+// A State is the last step of a device that was recorded.
 type State string
 
 // The states that a record has.
@@ -25,11 +25,11 @@ const (
 	Bound State = "bound"
 	// Cleaning: its data may go, and some of it may have gone.
 	Cleaning State = "cleaning"
-	// Clean: there is nothing of anybody on it.
+	// Clean: there is no data on it.
 	Clean State = "clean"
 )
 
-// A Record is what the node remembers of a device that is or was ours, also when the API does not any more.
+// A Record is what the node's disk has of a device that is or was offered, also when the API has nothing of it any more.
 type Record struct {
 	Version int `json:"version"`
 	// Path, Bytes and Identity say which device it is. With another size or identity the record is not about the
@@ -46,7 +46,7 @@ type Record struct {
 	// Wipe is how it is or was cleaned, and Done how much of that is durable, in bytes.
 	Wipe Wipe  `json:"wipe,omitempty"`
 	Done int64 `json:"done,omitempty"`
-	// Erased says that all signatures have been erased: one that is found now, somebody else has written.
+	// Erased says that all signatures have been erased: one that is found now was written by another program.
 	Erased bool `json:"erased,omitempty"`
 }
 
@@ -95,7 +95,7 @@ func (r *Records) Get(path string) (Record, error) {
 		err = json.Unmarshal(content, &record)
 	}
 	if err == nil && (record.Version != recordVersion || record.Path != path) {
-		err = fmt.Errorf("it is of version %d for %q", record.Version, record.Path)
+		err = fmt.Errorf("it has version %d and is for %q", record.Version, record.Path)
 	}
 	if err != nil {
 		return Record{}, fmt.Errorf("record of %s: %w", path, err)

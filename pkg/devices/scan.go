@@ -111,7 +111,7 @@ type Problem struct {
 	Detail string
 }
 
-// Error says all of it.
+// Error has all fields.
 func (p Problem) Error() string {
 	if strings.Contains(p.Detail, p.Path) {
 		return fmt.Sprintf("%s: %s", p.Reason, p.Detail)

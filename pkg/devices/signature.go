@@ -11,7 +11,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/blockdev"
 )
 
-// A Signature is what a filesystem, a partition table, a volume manager or the like has written to be found by.
+// A Signature is by what a filesystem, a partition table, a volume manager or the like is recognised on a device.
 type Signature struct {
 	Type   string `json:"type"`
 	Offset string `json:"offset"`
@@ -54,8 +54,8 @@ func Signatures(ctx context.Context, h *Held) ([]Signature, error) {
 	return list.Signatures, nil
 }
 
-// eraseSignatures erases them, without backups. --force: we hold the device, so that wipefs could not, and it would
-// do not erase partition tables.
+// eraseSignatures erases them, without backups. --force: the device is held here, so wipefs cannot hold it too, and would then
+// not erase partition tables.
 func eraseSignatures(ctx context.Context, d *blockdev.Held) error {
 	_, err := wipefs(ctx, d, "--all", "--force", "--quiet")
 	return err

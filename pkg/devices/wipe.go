@@ -62,7 +62,7 @@ type Progress struct {
 	Done, Total int64
 }
 
-// String is for people.
+// String is for logs and events.
 func (p Progress) String() string {
 	if p.Total == 0 {
 		return "0%"
@@ -82,7 +82,7 @@ type wiper struct {
 
 // run cleans, from where an earlier run had come to. It may be ended at any point and run again.
 func (w *wiper) run(ctx context.Context, from int64) error {
-	// First of all, so that nobody finds half of a filesystem.
+	// First of all, so that no program finds half of a filesystem.
 	if err := w.erase(ctx); err != nil {
 		return err
 	}

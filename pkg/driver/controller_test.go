@@ -78,19 +78,19 @@ func TestDeleteVolume(t *testing.T) {
 		wantEqual(t, "what is listed", r.ids(t), []string(nil))
 		wantGone(t, r.path("local", id))
 	}
-	t.Run("a volume that was never there is gone", func(t *testing.T) { wantDeleted(t, "vol") })
-	t.Run("a volume goes, with all that is in it", func(t *testing.T) {
+	t.Run("deleting an unknown volume succeeds", func(t *testing.T) { wantDeleted(t, "vol") })
+	t.Run("a volume is deleted with its content", func(t *testing.T) {
 		r.create(t, "vol", "")
 		must.Succeed(t, os.WriteFile(r.path("local", "vol")+"/data", []byte("data"), 0o600))
 		wantDeleted(t, "vol")
 	})
-	t.Run("a volume that went is gone", func(t *testing.T) { wantDeleted(t, "vol") })
+	t.Run("deleting a volume again succeeds", func(t *testing.T) { wantDeleted(t, "vol") })
 	t.Run("its name is free again", func(t *testing.T) {
 		r.create(t, "vol", "")
 		wantGone(t, r.path("local", "vol")+"/data")
 		wantDeleted(t, "vol")
 	})
-	t.Run("a published volume stays", func(t *testing.T) {
+	t.Run("a published volume is not deleted", func(t *testing.T) {
 		r.create(t, "vol", "")
 		r.publish(t, "vol", r.target("one"))
 		r.publish(t, "vol", r.target("two"))
@@ -101,7 +101,7 @@ func TestDeleteVolume(t *testing.T) {
 		}
 		wantDeleted(t, "vol")
 	})
-	t.Run("a volume stays of which something inside is mounted", func(t *testing.T) {
+	t.Run("a volume is not deleted while something inside is mounted", func(t *testing.T) {
 		r.create(t, "vol", "")
 		must.Succeed(t, os.Mkdir(r.path("local", "vol")+"/sub", 0o755))
 		sub, err := dir.Open(r.path("local", "vol") + "/sub")
@@ -114,14 +114,14 @@ func TestDeleteVolume(t *testing.T) {
 		must.Succeed(t, r.mounts.Unpublish(target, nil))
 		wantDeleted(t, "vol")
 	})
-	t.Run("a volume whose directory is lost goes", func(t *testing.T) {
+	t.Run("a volume whose directory is lost is deleted", func(t *testing.T) {
 		r.create(t, "vol", "")
 		must.Succeed(t, os.Remove(r.path("local", "vol")))
 		wantDeleted(t, "vol")
 		r.create(t, "vol", "")
 		wantDeleted(t, "vol")
 	})
-	t.Run("a directory of the upstream driver goes", func(t *testing.T) {
+	t.Run("a directory of the upstream driver is deleted", func(t *testing.T) {
 		must.Succeed(t, os.Mkdir(r.path("local", "pvc-1"), 0o755))
 		wantDeleted(t, "pvc-1")
 	})
@@ -163,7 +163,7 @@ func TestControllerGetVolume(t *testing.T) {
 			t.Errorf("the volume is %v, want one of the pool %q with its size", volume, "local")
 		}
 	})
-	t.Run("what is no directory is no volume", func(t *testing.T) {
+	t.Run("a file is not a volume", func(t *testing.T) {
 		must.Succeed(t, os.WriteFile(r.path("local", "file"), nil, 0o600))
 		must.Succeed(t, os.Symlink("/etc", r.path("local", "link")))
 		for _, id := range []string{"file", "link"} {

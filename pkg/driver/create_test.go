@@ -136,7 +136,7 @@ func TestCreateVolumeSize(t *testing.T) {
 		"only a limit is the size":               {0, 5 * block, 5 * block},
 		"only a limit is rounded down":           {0, 5*block + 1, 5 * block},
 		"rounding up stops short of a limit":     {block + 1, 2 * block, 2 * block},
-		"the limit is no reason to make it more": {block, 10 * block, block},
+		"a larger limit does not raise the size": {block, 10 * block, block},
 	} {
 		t.Run(name, func(t *testing.T) {
 			response, err := r.CreateVolume(t.Context(), createRequest("vol", func(req *csi.CreateVolumeRequest) {

@@ -22,7 +22,7 @@ const DefaultName = "kubevirt.io.hostpath-provisioner"
 // (GetPluginInfoResponse.name).
 var driverName = regexp.MustCompile(`^[a-zA-Z0-9]([a-zA-Z0-9.-]{0,61}[a-zA-Z0-9])?$`)
 
-// CheckName answers what is wrong with a driver's name.
+// CheckName returns what is wrong with a driver's name.
 func CheckName(name string) error {
 	if !driverName.MatchString(name) {
 		return fmt.Errorf("%q is not a name of 1 to 63 letters, digits, dots and hyphens, such as %s", name, DefaultName)

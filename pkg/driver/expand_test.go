@@ -13,7 +13,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
-// enforced is a driver whose pools keep sizes.
+// enforced is a driver whose pools enforce sizes.
 func enforced() setup {
 	keeper := &quotatest.Fake{As: quota.XFS}
 	return setup{options: func(o *pool.Options) {

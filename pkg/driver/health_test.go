@@ -141,8 +141,8 @@ func putPlain(t *testing.T, p *patient) {
 var ailments = map[string]ailment{
 	"a volume that is in order":      {says: "in order"},
 	"a block volume that is":         {block: true, says: "in order"},
-	"one whose size nobody keeps":    {options: `,"enforcement":"none"`, says: "not enforced"},
-	"one without a promise":          {plain: true, says: "no size was promised"},
+	"one without enforcement":        {options: `,"enforcement":"none"`, says: "not enforced"},
+	"one without a promise":          {plain: true, says: "the volume has no record"},
 	"a thin one that is in order":    {block: true, options: `,"allocation":"thin"`, says: "in order"},
 	"a volume with space and inodes": {options: `,"bytesPerInode":1048576`, says: "in order"},
 

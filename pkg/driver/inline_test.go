@@ -77,7 +77,7 @@ func TestUnpublishDeletesOnlyInlineVolumes(t *testing.T) {
 	}
 }
 
-func TestInlineVolumeStaysWhenUnmountFails(t *testing.T) {
+func TestInlineVolumeIsNotDeletedWhenUnmountFails(t *testing.T) {
 	r := newRig(t, setup{})
 	target, data := r.target("vol"), r.path("local", "csi-1")+"/data"
 	r.publishInline(t, "csi-1", target)

@@ -63,22 +63,22 @@ func TestNodePublishVolumeInvalidRequests(t *testing.T) {
 		code   codes.Code
 		says   []string
 	}{
-		"a volume that is not there":            {of("absent"), codes.NotFound, []string{"absent"}},
-		"no capability":                         {withCapability(nil), codes.InvalidArgument, []string{"capability is missing"}},
-		"a capability of no type":               {withCapability(&csi.VolumeCapability{AccessMode: writer().GetAccessMode()}), codes.InvalidArgument, []string{"access type"}},
-		"a block device":                        {withCapability(block()), codes.InvalidArgument, []string{"block"}},
-		"an unknown mount flag":                 {withCapability(writer("ro", "nobarrier")), codes.InvalidArgument, []string{`"nobarrier"`}},
-		"two unknown mount flags":               {withCapability(writer("nobarrier", "x=y")), codes.InvalidArgument, []string{`"nobarrier"`, `"x=y"`}},
-		"no access mode":                        {withMode(csi.VolumeCapability_AccessMode_UNKNOWN), codes.InvalidArgument, []string{"access mode", "UNKNOWN"}},
-		"a context with an unknown pool":        {withContext("storagePool", "nowhere"), codes.InvalidArgument, []string{`"nowhere"`, `"local"`}},
-		"a context with a pool that is a path":  {withContext("storagePool", "../etc"), codes.InvalidArgument, []string{`"../etc"`}},
-		"a context with the key misspelled":     {withContext("storagepool", "local"), codes.InvalidArgument, []string{`"storagepool"`, `"storagePool"`}},
-		"a context with a pool that has it not": {withContext("storagePool", "other"), codes.NotFound, []string{"vol"}},
-		"a target that carries another volume":  {at("taken"), codes.AlreadyExists, []string{r.target("taken")}},
-		"a target that is a file":               {at("file"), codes.AlreadyExists, []string{r.target("file")}},
-		"a target that is a link":               {at("link"), codes.InvalidArgument, []string{r.target("link")}},
-		"a target that is a dangling link":      {at("dangling"), codes.InvalidArgument, []string{r.target("dangling")}},
-		"a target whose parent is not there":    {at("no/such"), codes.InvalidArgument, []string{"target"}},
+		"a volume that is not there":           {of("absent"), codes.NotFound, []string{"absent"}},
+		"no capability":                        {withCapability(nil), codes.InvalidArgument, []string{"capability is missing"}},
+		"a capability of no type":              {withCapability(&csi.VolumeCapability{AccessMode: writer().GetAccessMode()}), codes.InvalidArgument, []string{"access type"}},
+		"a block device":                       {withCapability(block()), codes.InvalidArgument, []string{"block"}},
+		"an unknown mount flag":                {withCapability(writer("ro", "nobarrier")), codes.InvalidArgument, []string{`"nobarrier"`}},
+		"two unknown mount flags":              {withCapability(writer("nobarrier", "x=y")), codes.InvalidArgument, []string{`"nobarrier"`, `"x=y"`}},
+		"no access mode":                       {withMode(csi.VolumeCapability_AccessMode_UNKNOWN), codes.InvalidArgument, []string{"access mode", "UNKNOWN"}},
+		"a context with an unknown pool":       {withContext("storagePool", "nowhere"), codes.InvalidArgument, []string{`"nowhere"`, `"local"`}},
+		"a context with a pool that is a path": {withContext("storagePool", "../etc"), codes.InvalidArgument, []string{`"../etc"`}},
+		"a context with the key misspelled":    {withContext("storagepool", "local"), codes.InvalidArgument, []string{`"storagepool"`, `"storagePool"`}},
+		"a context with another pool":          {withContext("storagePool", "other"), codes.NotFound, []string{"vol"}},
+		"a target that carries another volume": {at("taken"), codes.AlreadyExists, []string{r.target("taken")}},
+		"a target that is a file":              {at("file"), codes.AlreadyExists, []string{r.target("file")}},
+		"a target that is a link":              {at("link"), codes.InvalidArgument, []string{r.target("link")}},
+		"a target that is a dangling link":     {at("dangling"), codes.InvalidArgument, []string{r.target("dangling")}},
+		"a target whose parent is not there":   {at("no/such"), codes.InvalidArgument, []string{"target"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := r.NodePublishVolume(t.Context(), publishRequest("vol", r.target("vol"), c.change))
@@ -300,17 +300,17 @@ func TestNodeUnpublishVolume(t *testing.T) {
 	must.Succeed(t, os.WriteFile(data, []byte("data"), 0o600))
 	target := r.target("vol")
 
-	t.Run("twice is fine, and the data stays", func(t *testing.T) {
+	t.Run("again succeeds, and does not touch the data", func(t *testing.T) {
 		r.publish(t, "vol", target)
 		r.unpublish(t, "vol", target)
 		r.unpublish(t, "vol", target)
 		wantGone(t, target)
 		wantThere(t, data)
 	})
-	t.Run("of a volume that is not there is fine", func(t *testing.T) {
+	t.Run("of an unknown volume succeeds", func(t *testing.T) {
 		r.unpublish(t, "absent", target)
 	})
-	t.Run("of a volume that is not there removes an empty target", func(t *testing.T) {
+	t.Run("of an unknown volume removes an empty target", func(t *testing.T) {
 		must.Succeed(t, os.Mkdir(target, 0o750))
 		r.unpublish(t, "absent", target)
 		wantGone(t, target)
@@ -324,14 +324,14 @@ func TestNodeUnpublishVolume(t *testing.T) {
 		wantThere(t, target+"/sub")
 		must.Succeed(t, os.RemoveAll(target))
 	})
-	t.Run("keeps what another volume has there", func(t *testing.T) {
+	t.Run("does not unmount another volume", func(t *testing.T) {
 		r.publish(t, "second", target)
 		_, err := r.NodeUnpublishVolume(t.Context(), unpublishRequest("vol", target))
 		wantCode(t, err, codes.FailedPrecondition, target)
 		wantEqual(t, "where the second is", r.mounts.published(t, r.path("local", ""), "second"), []string{target})
 		r.unpublish(t, "second", target)
 	})
-	t.Run("of what a process uses is refused, and undone later", func(t *testing.T) {
+	t.Run("of a volume in use is refused, and succeeds later", func(t *testing.T) {
 		r.publish(t, "vol", target)
 		release := r.hold(t, target)
 		_, err := r.NodeUnpublishVolume(t.Context(), unpublishRequest("vol", target))
@@ -342,7 +342,7 @@ func TestNodeUnpublishVolume(t *testing.T) {
 		wantGone(t, target)
 		wantThere(t, data)
 	})
-	t.Run("of a volume whose directory is lost is fine", func(t *testing.T) {
+	t.Run("of a volume whose directory is lost succeeds", func(t *testing.T) {
 		r.create(t, "lost", "")
 		r.publish(t, "lost", target)
 		must.Succeed(t, os.Remove(r.path("local", "lost")))
@@ -412,7 +412,7 @@ func TestNodeGetVolumeStats(t *testing.T) {
 			t.Errorf("the condition is %v", response.GetVolumeCondition())
 		}
 	})
-	t.Run("a read-only publication is no finding", func(t *testing.T) {
+	t.Run("a read-only publication is not abnormal", func(t *testing.T) {
 		_, err := r.NodePublishVolume(t.Context(), publishRequest("vol", r.target("ro"), func(req *csi.NodePublishVolumeRequest) { req.Readonly = true }))
 		must.Succeed(t, err)
 		response, err := stats("vol", r.target("ro"))

@@ -99,7 +99,7 @@ func parseAccesses(capabilities []*csi.VolumeCapability) (access, error) {
 			return access{}, err
 		}
 		if all.mode != "" && all.mode != a.mode {
-			return access{}, invalid("a volume is a block device or a directory for life; ask for one of them")
+			return access{}, invalid("the capabilities ask for a block device and for a mount; a volume is one of them")
 		}
 		all.mode = a.mode
 		all.multiNode = all.multiNode || a.multiNode

@@ -245,7 +245,7 @@ func removeStale(socket string) error {
 		return err
 	}
 	if info.Mode()&os.ModeSocket == 0 {
-		return fmt.Errorf("listen on %s: it is there and no socket; move it away", socket)
+		return fmt.Errorf("listen on %s: it exists and is not a socket; move it away", socket)
 	}
 	connection, err := net.DialTimeout("unix", socket, time.Second)
 	switch {

@@ -37,7 +37,7 @@ type handle struct {
 // handleSeparator is no character of names.
 const handleSeparator = "@"
 
-// parseHandle takes a snapshot id as describeSnapshot answers it.
+// parseHandle takes a snapshot id as describeSnapshot returns it.
 func parseHandle(id string) (handle, error) {
 	if id == "" {
 		return handle{}, invalid("the snapshot id is empty")
@@ -217,7 +217,7 @@ func (c *controller) ListSnapshots(ctx context.Context, req *csi.ListSnapshotsRe
 	return response, nil
 }
 
-// listOne answers an empty list for an unknown id.
+// listOne returns an empty list for an unknown id.
 func (c *controller) listOne(ctx context.Context, req *csi.ListSnapshotsRequest) (*csi.ListSnapshotsResponse, error) {
 	h, err := parseHandle(req.GetSnapshotId())
 	if err != nil {

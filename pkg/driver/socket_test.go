@@ -131,7 +131,7 @@ func TestListenKeepsOtherFiles(t *testing.T) {
 			if listener, err := driver.Listen(socket); err == nil {
 				t.Errorf("it listens there: %v", listener.Close())
 			} else {
-				wantContains(t, err.Error(), socket, "no socket")
+				wantContains(t, err.Error(), socket, "not a socket")
 			}
 			after, err := os.Lstat(socket)
 			must.Succeed(t, err)

@@ -116,7 +116,7 @@ func TestErrorCodes(t *testing.T) {
 		"a full disk":                       {syscall.ENOSPC, codes.Internal},
 		"an IO deadline":                    {os.ErrDeadlineExceeded, codes.Internal},
 		"an error below the pools":          {bind.ErrBusy, codes.Internal},
-		"an error that nobody foresaw":      {errors.New("oops"), codes.Internal},
+		"an error of no known kind":         {errors.New("oops"), codes.Internal},
 		"no space, the pool being away":     {fmt.Errorf("%w: %w", volume.ErrNoSpace, volume.ErrUnavailable), codes.ResourceExhausted},
 		"damage that keeps from finding":    {fmt.Errorf("%w: %w", volume.ErrDamagedRecord, volume.ErrNotFound), codes.Internal},
 		"a pool that is away, one has none": {errors.Join(volume.ErrNotFound, volume.ErrUnavailable), codes.Unavailable},

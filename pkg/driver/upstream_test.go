@@ -96,7 +96,7 @@ func TestUpstreamSnapshots(t *testing.T) {
 			_, err = r.CreateVolume(t.Context(), createRequest("pvc-3", fromSnapshot("snapshot-9")))
 			wantCode(t, err, codes.NotFound, "snapshot-9")
 			_, err = r.CreateVolume(t.Context(), createRequest("pvc-3", fromSnapshot("half")))
-			wantCode(t, err, codes.Internal, "did not end")
+			wantCode(t, err, codes.Internal, "did not finish")
 			_, err = r.CreateVolume(t.Context(), createRequest("pvc-3", fromSnapshot("mine")))
 			wantCode(t, err, codes.FailedPrecondition, `"notes"`)
 			wantGone(t, filepath.Join(pool, "pvc-3"))
@@ -128,7 +128,7 @@ func mtime(t *testing.T, to, from string) {
 }
 
 // A snapshotPath that is not mounted must not be taken for one without snapshots.
-func TestUpstreamSnapshotsAway(t *testing.T) {
+func TestUnmountedSnapshotPathIsUnavailable(t *testing.T) {
 	pool := t.TempDir()
 	r := newRig(t, setup{pools: `[{"name":"local","path":"` + pool + `","snapshotPath":"` + pool + `-away","snapshotProvider":"reflink"}]`})
 	_, err := r.DeleteSnapshot(t.Context(), &csi.DeleteSnapshotRequest{SnapshotId: "snapshot-1"})

@@ -72,7 +72,7 @@ type Facts struct {
 	FreeInodes    int64
 	// Short: the file of a block volume is smaller than what was promised.
 	Short bool
-	// LimitDiffers: the limit that the kernel keeps is not what was promised.
+	// LimitDiffers: the limit that the kernel enforces is not what was promised.
 	LimitDiffers bool
 	// Outside is how many subvolumes its users made in it that are not in its limit.
 	Outside int
@@ -116,9 +116,9 @@ func (f Facts) Condition() Condition {
 	case f.LimitOff != "":
 		return abnormal(LimitOff, "the size was limited by the quotas of %s, which the pool does not have now", f.LimitOff)
 	case f.Outside > 0:
-		return abnormal(OutsideLimit, "%d subvolumes that were made in the volume are outside its limit, and can fill the pool; docs/quotas.md has how to find and remove them", f.Outside)
+		return abnormal(OutsideLimit, "%d subvolumes that were made in the volume are outside its limit, and can fill the pool; see docs/quotas.md for how to find and remove them", f.Outside)
 	case f.Strays.Outside > 0:
-		return abnormal(OutsideLimit, "%d files or directories of the volume are outside its limit, because their owner changed their project, and can fill the pool; docs/quotas.md has how to find them", f.Strays.Outside)
+		return abnormal(OutsideLimit, "%d files or directories of the volume are outside its limit, because their owner changed their project, and can fill the pool; see docs/quotas.md for how to find them", f.Strays.Outside)
 	case f.full():
 		return abnormal(NoSpace, "no space is left")
 	case f.InodesCounted && f.FreeInodes == 0:
@@ -126,7 +126,7 @@ func (f Facts) Condition() Condition {
 	case f.InlineUnpublished:
 		return abnormal(InlineUnpublished, "the inline volume is published nowhere, and it and the start of its node are more than an hour old: its pod is gone; `hostpath-csi-driver remove-inline --volume=ID`, in the driver's container, removes it with its data")
 	case f.FilesystemErrors > 0:
-		return abnormal(FilesystemErrors, "the pool's filesystem has counted %d errors, which may concern this volume or others; the kernel's log has them, and docs/answers.md how to reset the count", f.FilesystemErrors)
+		return abnormal(FilesystemErrors, "the pool's filesystem has counted %d errors, which may concern this volume or others; see the kernel's log for them, and docs/answers.md for how to reset the count", f.FilesystemErrors)
 	case f.Contender != "":
 		return Condition{Message: fmt.Sprintf("in order; but another driver is configured with the pool, which is not shared, and waits for it: %s", f.Contender)}
 	case f.Unsearched != nil:
@@ -134,7 +134,7 @@ func (f Facts) Condition() Condition {
 	case f.Strays.Unseen > 0:
 		return Condition{Message: fmt.Sprintf("in order as far as is known; %d files could not be checked for being outside its limit, because processes have leases of them", f.Strays.Unseen)}
 	case f.Unpromised:
-		return Condition{Message: "in order; no size was promised and none is enforced: the volume came without a record, and the numbers are the whole pool's"}
+		return Condition{Message: "in order; the volume has no record, so that no size is promised or enforced, and the numbers are the whole pool's"}
 	case f.Unenforced:
 		return Condition{Message: "in order; the size is promised but not enforced, because the pool has no quotas, or had none when the volume was made: the numbers are the whole pool's"}
 	}
@@ -156,7 +156,7 @@ func (f Facts) OfSnapshot() Condition {
 	case f.Short:
 		return abnormal(FileShort, "the snapshot's file is smaller than its volume was")
 	case f.FilesystemErrors > 0:
-		return abnormal(FilesystemErrors, "the pool's filesystem has counted %d errors, which may concern this snapshot or others; the kernel's log has them, and docs/answers.md how to reset the count", f.FilesystemErrors)
+		return abnormal(FilesystemErrors, "the pool's filesystem has counted %d errors, which may concern this snapshot or others; see the kernel's log for them, and docs/answers.md for how to reset the count", f.FilesystemErrors)
 	}
 	return Condition{Message: "in order"}
 }

@@ -38,7 +38,7 @@ func TestCondition(t *testing.T) {
 		"quotas that are gone":                          {with(func(f *health.Facts) { f.LimitOff = "xfs" }), health.LimitOff, "xfs"},
 		"subvolumes outside the limit":                  {with(func(f *health.Facts) { f.Outside = 2 }), health.OutsideLimit, "2 subvolumes"},
 		"files outside the limit":                       {with(func(f *health.Facts) { f.Strays.Outside = 3 }), health.OutsideLimit, "3 files"},
-		"no promise":                                    {with(func(f *health.Facts) { f.Unpromised = true }), "", "no size was promised"},
+		"no promise":                                    {with(func(f *health.Facts) { f.Unpromised = true }), "", "the volume has no record"},
 		"a full volume":                                 {with(func(f *health.Facts) { f.FreeBytes = 0 }), health.NoSpace, "space"},
 		"a volume with too little left to write":        {with(func(f *health.Facts) { f.FreeBytes, f.SizeBytes = 16<<10, 1<<30 }), health.NoSpace, "space"},
 		"a small volume with as much left":              {with(func(f *health.Facts) { f.FreeBytes, f.SizeBytes = 16<<10, 64<<10 }), "", "in order"},

@@ -57,7 +57,7 @@ func aNode() inspect.Report {
 						Devices:   []inspect.Device{{Name: "loop0", SizeBytes: 10 * gib}, {Name: "loop1", SizeBytes: 10 * gib, ReadOnly: true, Foreign: true}},
 					},
 					{
-						ID: "old", Mode: "mount", Condition: "in order; no size was promised", Published: []inspect.Place{}, Nodes: []string{}, Devices: []inspect.Device{},
+						ID: "old", Mode: "mount", Condition: "in order; the volume has no record", Published: []inspect.Place{}, Nodes: []string{}, Devices: []inspect.Device{},
 					},
 					{
 						ID: "pvc-1", Mode: "mount", Abnormal: true, Condition: "the volume's directory is missing; its record is kept", Reason: "directory_missing",

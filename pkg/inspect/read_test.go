@@ -240,7 +240,7 @@ func (b *bench) uid(name string) string {
 	return record.UID
 }
 
-func TestLookAgreesWithDriver(t *testing.T) {
+func TestInspect_agreesWithDriver(t *testing.T) {
 	withQuota(t, func(t *testing.T, b *bench) {
 		b.create("pvc-1", 10*mib)
 		b.create("pvc-2", 20*mib)
@@ -274,7 +274,7 @@ func TestLookAgreesWithDriver(t *testing.T) {
 		if len(first.Published) != 1 || first.Published[0].Path != b.path("pods", "a") {
 			t.Errorf("the volume is seen as published at %+v", first.Published)
 		}
-		if hand := v.Volumes[0]; hand.Recorded || hand.Abnormal || !strings.Contains(hand.Condition, "without a record") {
+		if hand := v.Volumes[0]; hand.Recorded || hand.Abnormal || !strings.Contains(hand.Condition, "has no record") {
 			t.Errorf("a directory without a record is seen as %+v", hand)
 		}
 	})
@@ -297,7 +297,7 @@ var wrong = map[string]func(t *testing.T, b *bench){
 	"it is full": func(t *testing.T, b *bench) { must.Succeed(t, b.write("pvc-1", mib)) },
 }
 
-func TestLookConditionIsThatOfDriver(t *testing.T) {
+func TestInspect_conditionIsThatOfDriver(t *testing.T) {
 	for name, spoil := range wrong {
 		t.Run(name, func(t *testing.T) {
 			withQuota(t, func(t *testing.T, b *bench) {
@@ -316,7 +316,7 @@ func TestLookConditionIsThatOfDriver(t *testing.T) {
 	}
 }
 
-func TestLookErrorsOfTheFilesystem(t *testing.T) {
+func TestInspect_errorsOfTheFilesystem(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.create("pvc-1", mib)
 		b.errors.Store(3)
@@ -328,7 +328,7 @@ func TestLookErrorsOfTheFilesystem(t *testing.T) {
 	})
 }
 
-func TestLookUnreadablePool(t *testing.T) {
+func TestInspect_unreadablePool(t *testing.T) {
 	for name, c := range map[string]struct {
 		make func(t *testing.T, b *bench)
 		says string
@@ -368,7 +368,7 @@ func TestLookUnreadablePool(t *testing.T) {
 	}
 }
 
-func TestLookChangesNothing(t *testing.T) {
+func TestInspect_changesNothing(t *testing.T) {
 	withQuota(t, func(t *testing.T, b *bench) {
 		b.create("pvc-1", mib)
 		b.createAs(volume.ModeBlock, "disk-1", 4*mib)
@@ -392,7 +392,7 @@ func TestLookChangesNothing(t *testing.T) {
 
 // What another process is about to make or to remove has its record before and after
 // its directory.
-func TestLookVolumeBeingMadeOrRemoved(t *testing.T) {
+func TestInspect_volumeBeingMadeOrRemoved(t *testing.T) {
 	for name, half := range map[string]func(t *testing.T, b *bench){
 		"being made": func(t *testing.T, b *bench) {
 			must.Succeed(t, os.Rename(b.path("pool", "pvc-1"), b.own("creating", "node-1", "pvc-1")))
@@ -434,7 +434,7 @@ func TestLookVolumeBeingMadeOrRemoved(t *testing.T) {
 }
 
 // A copy of a large volume takes longer than any call.
-func TestLookLongCopy(t *testing.T) {
+func TestInspect_longCopy(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		must.Succeed(t, b.Close(t.Context()))
 		must.Succeed(t, os.MkdirAll(b.own("creating", "node-1", "~daily", "a", "b"), 0o700))
@@ -452,7 +452,7 @@ func TestLookLongCopy(t *testing.T) {
 }
 
 // Snapshots are reported, and not as volumes.
-func TestLookSnapshots(t *testing.T) {
+func TestInspect_snapshots(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.create("pvc-1", mib)
 		b.createAs(volume.ModeBlock, "disk-1", 4*mib)
@@ -487,7 +487,7 @@ func TestLookSnapshots(t *testing.T) {
 }
 
 // Snapshots of the upstream KubeVirt driver have no records.
-func TestLookUpstreamSnapshots(t *testing.T) {
+func TestInspect_upstreamSnapshots(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const inside = `[{"name":"local","path":"pool","snapshotPath":"pool/snapshots","snapshotProvider":"reflink"}]`
 		b := newBench(t, t.TempDir())
@@ -503,7 +503,7 @@ func TestLookUpstreamSnapshots(t *testing.T) {
 		if len(p.Snapshots) != 2 || len(p.Volumes) != 1 {
 			t.Fatalf("the pool is seen as %+v, want two snapshots and a volume", p)
 		}
-		if s := p.Snapshots[0]; !s.Abnormal || !s.Upstream || s.Name != "half" || !strings.Contains(s.Condition, "did not end") {
+		if s := p.Snapshots[0]; !s.Abnormal || !s.Upstream || s.Name != "half" || !strings.Contains(s.Condition, "did not finish") {
 			t.Errorf("half of a snapshot is seen as %+v", s)
 		}
 		if s := p.Snapshots[1]; s.Abnormal || !s.Upstream || s.Name != "snapshot-1" || s.Source != "pvc-1" || s.Consistency != "unverified" || s.HeldBytes != nil || s.SizeBytes != nil {
@@ -523,7 +523,7 @@ func changed(t *testing.T, path string) time.Time {
 }
 
 // A large volume can take hours to erase, and those behind it are in order.
-func TestLookTrashThatWaits(t *testing.T) {
+func TestInspect_trashThatWaits(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		must.Succeed(t, b.Close(t.Context()))
 		for _, name := range []string{"pvc-1.abc", "pvc-2.abc"} {
@@ -555,7 +555,7 @@ func TestLookTrashThatWaits(t *testing.T) {
 }
 
 // There a node's directory changes because the node is alive.
-func TestLookStuckTrashOfSharedPool(t *testing.T) {
+func TestInspect_stuckTrashOfSharedPool(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const shared = `[{"name":"local","path":"pool","shared":true}]`
 		b := newBench(t, t.TempDir())
@@ -572,7 +572,7 @@ func TestLookStuckTrashOfSharedPool(t *testing.T) {
 }
 
 // A removal that was done under another uid is none of this volume.
-func TestLookLostVolumeBesideTrashOfEarlierOne(t *testing.T) {
+func TestInspect_lostVolumeBesideTrashOfEarlierOne(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.create("pvc-1", mib)
 		must.Succeed(t, b.Close(t.Context()))
@@ -583,7 +583,7 @@ func TestLookLostVolumeBesideTrashOfEarlierOne(t *testing.T) {
 	})
 }
 
-func TestLookBlockVolume(t *testing.T) {
+func TestInspect_blockVolume(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.createAs(volume.ModeBlock, "disk-1", 4*mib)
 		b.publish(volume.ModeBlock, "disk-1", "d")
@@ -611,7 +611,7 @@ func TestLookBlockVolume(t *testing.T) {
 }
 
 // The driver makes limit and file larger before the record.
-func TestLookGrowingBlockVolume(t *testing.T) {
+func TestInspect_growingBlockVolume(t *testing.T) {
 	withQuota(t, func(t *testing.T, b *bench) {
 		b.createAs(volume.ModeBlock, "disk-1", 4*mib)
 		must.Succeed(t, b.quota.Limit(b.open("disk-1"), b.carried("disk-1"), quota.Limit{Bytes: 64 * mib}))
@@ -623,7 +623,7 @@ func TestLookGrowingBlockVolume(t *testing.T) {
 }
 
 // An expansion writes the record first. What is so for a moment only is no news.
-func TestLookReadsAbnormalVolumeAgain(t *testing.T) {
+func TestInspect_readsAbnormalVolumeAgain(t *testing.T) {
 	withQuota(t, func(t *testing.T, b *bench) {
 		b.create("pvc-1", mib)
 		made, err := b.quota.Usage(b.open("pvc-1"), b.carried("pvc-1"))
@@ -640,7 +640,7 @@ func TestLookReadsAbnormalVolumeAgain(t *testing.T) {
 }
 
 // A slow disk can hold an expansion up between its record and its limit.
-func TestLookExpansionUnderWay(t *testing.T) {
+func TestInspect_expansionUnderWay(t *testing.T) {
 	withQuota(t, func(t *testing.T, b *bench) {
 		b.create("pvc-1", mib)
 		must.Succeed(t, b.Close(t.Context()))
@@ -657,7 +657,7 @@ func TestLookExpansionUnderWay(t *testing.T) {
 	})
 }
 
-func TestLookSharedPool(t *testing.T) {
+func TestInspect_sharedPool(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const shared = `[{"name":"local","path":"pool","shared":true}]`
 		root := t.TempDir()
@@ -686,7 +686,7 @@ func TestLookSharedPool(t *testing.T) {
 	})
 }
 
-func TestLookPoolThatHangs(t *testing.T) {
+func TestInspect_poolThatHangs(t *testing.T) {
 	testenv.NeedRoot(t)
 	root := t.TempDir()
 	release := testenv.Hang(t, filepath.Join(root, "pool"))
@@ -707,7 +707,7 @@ func TestLookPoolThatHangs(t *testing.T) {
 	release()
 }
 
-func TestLookReadOnlyPool(t *testing.T) {
+func TestInspect_readOnlyPool(t *testing.T) {
 	testenv.NeedRoot(t)
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, t.TempDir())
@@ -730,7 +730,7 @@ func TestLookReadOnlyPool(t *testing.T) {
 }
 
 // What is set aside for inodes makes the sum of promises and capacity whole.
-func TestLookInodesBesideQuota(t *testing.T) {
+func TestInspect_inodesBesideQuota(t *testing.T) {
 	withQuota(t, func(t *testing.T, b *bench) {
 		b.create("pvc-1", 16*mib)
 		want := map[quota.Kind]int64{quota.XFS: 1025 * 544, quota.Btrfs: 0}[b.quota.Kind()]

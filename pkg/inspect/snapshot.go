@@ -67,7 +67,7 @@ func describeUpstream(in *dir.Dir, id volume.ID) Snapshot {
 	}
 	of := is.Origin()
 	return Snapshot{
-		Name: name, Upstream: true, Condition: "of the upstream driver: a copy that failed half-way looks like a whole one",
+		Name: name, Upstream: true, Condition: "of the upstream driver, which does not mark incomplete copies: it may be incomplete",
 		Source: of.ID, Mode: string(volume.ModeMount), Method: string(of.Method), Consistency: string(of.Consistency), Cut: &of.Cut,
 	}
 }

@@ -67,7 +67,7 @@ func (r *reader) readVolumes(ctx context.Context, l *scan.Listing) ([]seen, erro
 	return all, nil
 }
 
-// readAgain reads again what is not in order, after a while. It answers true if that is the
+// readAgain reads again what is not in order, after a while. It returns true if that is the
 // same as before: not that another volume by that name is not in order now.
 func (r *reader) readAgain(ctx context.Context, l *scan.Listing, all *[]seen) (sure bool, err error) {
 	if !slices.ContainsFunc(*all, func(v seen) bool { return v.Condition.Abnormal }) {
@@ -103,7 +103,7 @@ func (r *reader) readAgain(ctx context.Context, l *scan.Listing, all *[]seen) (s
 // forgetClaims has nobody own an id, as before the records were read.
 func (r *reader) forgetClaims() { r.Keeper = r.Keeper.WithClaims(&limit.Claims{}) }
 
-// readVolume reads one volume. It answers false for one that is being made or removed, or is
+// readVolume reads one volume. It returns false for one that is being made or removed, or is
 // gone.
 func (r *reader) readVolume(l *scan.Listing, id volume.ID) (seen, bool, error) {
 	r.steps.Add(1)

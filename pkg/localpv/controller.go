@@ -147,10 +147,10 @@ func (c *controller) takesEffect(node *metav1.PartialObjectMetadata, pvs []corev
 // readyPath is where the kubelet asks, beside the metrics.
 const readyPath = "/readyz"
 
-// ServeHTTP answers the kubelet whether devices and volumes have been compared once, which takes all rights and the records.
+// ServeHTTP reports to kubelet whether devices and volumes have been compared once, which takes all rights and the records.
 func (c *controller) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
 	if !c.ready.Load() {
-		http.Error(w, "no pass over the devices has succeeded yet", http.StatusServiceUnavailable)
+		http.Error(w, "the devices have not been checked successfully yet", http.StatusServiceUnavailable)
 	}
 }
 
@@ -183,7 +183,7 @@ func (c *controller) changedConfig(config devices.Config) bool {
 	return changed
 }
 
-// once logs what was not the last said about a subject.
+// once logs a message about a subject unless it was the last one logged about it.
 func (c *controller) once(subject, message string, values ...any) {
 	text := message + fmt.Sprint(values...)
 	if c.reported[subject] != text {
@@ -268,7 +268,7 @@ func (c *controller) annotate(ctx context.Context, pv *corev1.PersistentVolume, 
 	return client.IgnoreNotFound(c.Patch(ctx, changed, client.MergeFrom(pv)))
 }
 
-// show has metrics and events say what was found.
+// show reports what was found by metrics and events.
 func (c *controller) show(node *metav1.PartialObjectMetadata, pvs []corev1.PersistentVolume, r devices.Report, reports *reports) {
 	found := devices.SortProblems(r.Problems)
 	missing := 0
@@ -325,7 +325,7 @@ func uncleaned(pvs []corev1.PersistentVolume, r devices.Report) (n int) {
 	return n
 }
 
-// reports are what is to be said as events.
+// reports are the events to be made.
 type reports struct {
 	objects map[string]client.Object
 	texts   map[string]string
@@ -343,7 +343,7 @@ func (r *reports) add(about client.Object, reason, text string) {
 	r.objects[key], r.texts[key] = about, text
 }
 
-// longestNote is what an event may say, in bytes (events.k8s.io/v1, note).
+// longestNote is the longest note of an event, in bytes (events.k8s.io/v1, note).
 const longestNote = 1000
 
 // report makes events of what was not said before. What is not the case any more can be said again.

@@ -328,7 +328,7 @@ func TestVolumeThatCannotBeMade(t *testing.T) {
 }
 
 // A volume whose device cannot be cleaned stays, and says why. It is tried again at each poll.
-func TestVolumeStaysUntilItsDeviceIsClean(t *testing.T) {
+func TestVolumeIsNotDeletedBeforeItsDeviceIsClean(t *testing.T) {
 	c := newCluster(t, Options{DefaultConfigMap: "map"})
 	d := c.Disk("disk", 8*mib)
 	c.configure(block())
@@ -376,7 +376,7 @@ func TestDeviceStillInUseAfterRelease_isCleanedSoon(t *testing.T) {
 	}
 }
 
-func TestVolumeOfMissingDeviceStays(t *testing.T) {
+func TestVolumeOfMissingDeviceIsNotDeleted(t *testing.T) {
 	for _, phase := range []corev1.PersistentVolumePhase{corev1.VolumeAvailable, corev1.VolumeBound, corev1.VolumeReleased} {
 		t.Run(string(phase), func(t *testing.T) {
 			c := newCluster(t, Options{DefaultConfigMap: "map"})

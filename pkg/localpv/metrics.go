@@ -19,7 +19,7 @@ func newMetrics(registry prometheus.Registerer, node string) *metrics {
 	}
 	m := &metrics{
 		available: gauge("available_devices", "Devices that are PersistentVolumes, in use or not."),
-		errors:    gauge("error_devices", "Devices that cannot be offered or cleaned, and PersistentVolumes whose device is missing or another one. Events say why."),
+		errors:    gauge("error_devices", "Devices that cannot be offered or cleaned, and PersistentVolumes whose device is missing or was replaced by another. Events give the reason."),
 		missing:   gauge("missing_devices", "PersistentVolumes whose device is not there."),
 		uncleaned: gauge("uncleaned_volumes", "Released PersistentVolumes whose device is neither clean nor being cleaned."),
 		wiping:    gauge("wiping_devices", "Devices that are being checked or cleaned."),
@@ -31,7 +31,7 @@ func newMetrics(registry prometheus.Registerer, node string) *metrics {
 		wiped: prometheus.NewCounter(prometheus.CounterOpts{Name: "local_pv_provisioner_wiped_bytes_total",
 			Help: "Bytes of devices that were overwritten or discarded.", ConstLabels: labels}),
 		writes: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "local_pv_provisioner_api_writes_total",
-			Help: "Changes of PersistentVolumes that were asked of the API server.", ConstLabels: labels}, []string{"verb"}),
+			Help: "Requests to the API server that change PersistentVolumes.", ConstLabels: labels}, []string{"verb"}),
 	}
 	registry.MustRegister(m.config, m.progress, m.wiped, m.writes)
 	return m
@@ -43,7 +43,7 @@ const (
 	conflict = "conflict"
 )
 
-// configIs notes which of the reasons is the case; none is the empty string.
+// configIs sets which of the reasons applies; the empty string for none.
 func (m *metrics) configIs(reason string) {
 	for _, r := range []string{invalid, conflict} {
 		value := 0.0

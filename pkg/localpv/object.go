@@ -1,5 +1,5 @@
-// Package localpv keeps the PersistentVolumes of a node as its devices are. What may be done to a device is decided by
-// pkg/devices; this package gives it the volumes, and reports to the API what has become of them.
+// Package localpv reconciles the PersistentVolumes of a node with its devices. What may be done to a device is decided by
+// pkg/devices; this package gives it the volumes, and reports the results to the API.
 package localpv
 
 import (
@@ -79,7 +79,7 @@ func newVolume(node *metav1.PartialObjectMetadata, c devices.Config, o devices.O
 	}
 }
 
-// volumeOf is what pkg/devices wants to know; false for a volume that is no local one.
+// volumeOf is a volume as pkg/devices takes it; false for one that is not local.
 func volumeOf(pv *corev1.PersistentVolume) (devices.Volume, bool) {
 	if pv.Spec.Local == nil {
 		return devices.Volume{}, false

@@ -24,7 +24,7 @@ type retry struct {
 // due reports whether the refused devices are to be checked again.
 func (r *retry) due(now time.Time) bool { return r.refused != "" && !now.Before(r.at) }
 
-// next takes what is refused now, and answers when to come back at the latest.
+// next takes what is refused now, and returns when to come back at the latest.
 func (r *retry) next(problems []devices.Problem, now, poll time.Time) time.Time {
 	var all []string
 	for _, p := range problems {

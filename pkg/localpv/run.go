@@ -94,7 +94,7 @@ func nodeMetadata(name string) *metav1.PartialObjectMetadata {
 	return node
 }
 
-// watch has everything that changes lead to a pass.
+// watch makes each change lead to a pass.
 func (c *controller) watch(manager ctrl.Manager, changes <-chan event.GenericEvent) error {
 	pass := handler.EnqueueRequestsFromMapFunc(func(context.Context, client.Object) []reconcile.Request {
 		return []reconcile.Request{{NamespacedName: client.ObjectKey{Name: c.Node}}}
@@ -108,7 +108,7 @@ func (c *controller) watch(manager ctrl.Manager, changes <-chan event.GenericEve
 		Complete(c)
 }
 
-// noteDeleted has the record know of a released volume that went before its device was clean.
+// noteDeleted records that a released volume was deleted before its device was clean.
 func (c *controller) noteDeleted(pass handler.EventHandler) handler.EventHandler {
 	return handler.Funcs{
 		CreateFunc: pass.Create,

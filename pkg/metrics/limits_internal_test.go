@@ -132,7 +132,7 @@ func TestSlowClientIsDisconnected(t *testing.T) {
 		"who asks for nothing":    func(t *testing.T, conn net.Conn) { shake(t, conn) },
 		"who shakes hands slowly": func(_ *testing.T, conn net.Conn) { drip(conn, "\x16\x03\x01\x40\x00", "\x00") },
 		"who asks slowly":         func(t *testing.T, conn net.Conn) { drip(shake(t, conn), "GET /metrics HTTP/1.1\r\nX: ", "x") },
-		"who sends what nobody reads": func(t *testing.T, conn net.Conn) {
+		"a client that sends more than is read": func(t *testing.T, conn net.Conn) {
 			drip(shake(t, conn), strings.Replace(request, "\r\n\r\n", "\r\nContent-Length: 99999\r\n\r\n", 1), "x")
 		},
 		"who was answered":         func(t *testing.T, conn net.Conn) { ask(t, shake(t, conn)) },

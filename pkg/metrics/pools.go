@@ -32,10 +32,10 @@ var copyDuration = prometheus.NewDesc("hostpath_pool_copy_duration_seconds",
 	"Duration of making snapshots, restores and clones, by how their content was copied. Those that failed are counted by hostpath_pool_failed_copies_total.", []string{"pool", "method"}, nil)
 
 var copyStall = prometheus.NewDesc("hostpath_pool_copy_stall_seconds",
-	"How long those who write to the source of a copy had to wait at most: while the blocks of one file were shared, or while their pods were frozen. Of the same copies as hostpath_pool_copy_duration_seconds.", []string{"pool", "method"}, nil)
+	"Longest wait of a writer to the source of a copy: while the blocks of one file were shared, or while its pod was frozen. Of the same copies as hostpath_pool_copy_duration_seconds.", []string{"pool", "method"}, nil)
 
 var failedCopies = prometheus.NewDesc("hostpath_pool_failed_copies_total",
-	"Snapshots, restores and clones that were begun and failed, by how their content was to be copied. What is refused before is not counted here: hostpath_csi_call_duration_seconds has all calls.", []string{"pool", "method"}, nil)
+	"Snapshots, restores and clones that failed after copying began, by how their content was to be copied. Requests that were refused before are counted only by hostpath_csi_call_duration_seconds.", []string{"pool", "method"}, nil)
 
 // A filesystemSum is over all pools of the node on one filesystem.
 type filesystemSum struct{ promised, unlimited, unused int64 }

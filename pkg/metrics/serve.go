@@ -34,7 +34,7 @@ type TLS struct {
 	Accepted tlsprofile.Profile
 }
 
-// Check answers what is wrong with the files.
+// Check returns what is wrong with the files.
 func (t TLS) Check() error {
 	if t.CertFile == "" {
 		return nil

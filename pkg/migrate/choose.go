@@ -21,7 +21,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
-// Chosen says which claims of this node are meant: those that are named, and those that have all of the rest.
+// Chosen selects claims of this node: those that are named, and those that have all of the rest.
 type Chosen struct {
 	Claims    []types.NamespacedName
 	Namespace string
@@ -64,7 +64,7 @@ type target struct {
 	parameters map[string]string
 }
 
-// findTarget finds the driver, the class and the pool, and all that is wrong with them. The way back needs none.
+// findTarget finds the driver, the class and the pool, and all that is wrong with them. An undo needs none.
 func (m *migration) findTarget(ctx context.Context) (t target, err error) {
 	if m.Undo {
 		return t, nil
@@ -89,8 +89,8 @@ func (m *migration) findTarget(ctx context.Context) (t target, err error) {
 	return t, nil
 }
 
-// checkServes refuses a pool that the driver does not serve, for which it answers the capacity 0: the old objects would be
-// deleted, and the driver not report the volume. A full pool, which has that capacity too, can take a directory that is
+// checkServes refuses a pool that the driver does not serve, for which it reports the capacity 0: the old objects would be
+// deleted, and the driver would not report the volume. A full pool, which has that capacity too, can take a directory that is
 // there already. Then a driver that serves its pools knows of a volume that it is not there.
 func (m *migration) checkServes(ctx context.Context, parameters map[string]string) error {
 	available, err := m.driver.Available(ctx, parameters)
@@ -123,7 +123,7 @@ func (m *migration) poolOf(name string) (poolconfig.Pool, error) {
 	return poolconfig.Pool{}, fmt.Errorf("its storagePool is %q, and --datadir (DATADIR) has the pools %q: give both the same", name, names)
 }
 
-// choose finds the volumes that are meant: of the way back those that have a file.
+// choose finds the volumes that were chosen: for an undo, those that have a file.
 func (m *migration) choose(ctx context.Context) (found choice, err error) {
 	found.elsewhere = make(map[string]int)
 	files, err := m.load()
@@ -300,10 +300,10 @@ func (s *saved) checkObjects() (problems []error) {
 	refuse(pv.Status.Phase != corev1.VolumeBound || claim.Status.Phase != corev1.ClaimBound || pv.Spec.ClaimRef.UID != claim.UID || claim.Spec.VolumeName != pv.Name,
 		"the claim and the PersistentVolume are not bound to each other (%s, %s): only data that a claim has can be migrated", claim.Status.Phase, pv.Status.Phase)
 	refuse(pv.DeletionTimestamp != nil || claim.DeletionTimestamp != nil, "it is being deleted")
-	refuse(pv.Spec.VolumeMode != nil && *pv.Spec.VolumeMode != corev1.PersistentVolumeFilesystem, "it is a block volume, which a directory cannot become: copy its content")
-	refuse(len(pv.Spec.MountOptions) > 0, "the PersistentVolume has mountOptions %q, which had no effect and would have one", pv.Spec.MountOptions)
+	refuse(pv.Spec.VolumeMode != nil && *pv.Spec.VolumeMode != corev1.PersistentVolumeFilesystem, "it is a block volume, which cannot be migrated: copy its content")
+	refuse(len(pv.Spec.MountOptions) > 0, "the PersistentVolume has mountOptions %q, which have no effect on a hostPath volume and would have one on a CSI volume", pv.Spec.MountOptions)
 	for _, finalizer := range slices.Concat(pv.Finalizers, claim.Finalizers) {
-		refuse(!slices.Contains(ours, finalizer), "it has the finalizer %s, whose owner would have to agree to its deletion", finalizer)
+		refuse(!slices.Contains(ours, finalizer), "it has the finalizer %s, whose owner has to remove it first", finalizer)
 	}
 	return problems
 }
@@ -390,6 +390,6 @@ func (m *migration) summarize(found choice, failed int) {
 		m.print("claim %s: no volume of it on this node can be migrated\n", name)
 	}
 	if !m.Apply {
-		m.print("nothing was changed; --apply does it\n")
+		m.print("nothing was changed; --apply performs these steps\n")
 	}
 }

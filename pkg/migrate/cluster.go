@@ -96,7 +96,7 @@ func (m *migration) observeClaim(ctx context.Context, s *saved, o *observation) 
 	case o.pv != nil && claim.Spec.VolumeName == o.pv.Name && (o.pv.Spec.ClaimRef.UID == "" || o.pv.Spec.ClaimRef.UID == claim.UID):
 		o.claim = o.volume
 	default:
-		return fmt.Errorf("claim %s is %w: somebody else made it meanwhile; delete it", name, errForeign)
+		return fmt.Errorf("claim %s is %w: another client created it meanwhile; delete it", name, errForeign)
 	}
 	if o.pv != nil && o.pv.Spec.ClaimRef.UID == claim.UID {
 		o.stale = false
@@ -198,12 +198,13 @@ func (m *migration) do(ctx context.Context, what step, s *saved, o observation) 
 	return nil
 }
 
-// asSeen deletes an object only as it was seen: with the reclaim policy, and the users, that it had.
+// asSeen are the preconditions that delete an object only if it did not change since it was read: its reclaim policy, its
+// users.
 func asSeen(of metav1.ObjectMeta) metav1.DeleteOptions {
 	return metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &of.UID, ResourceVersion: &of.ResourceVersion}}
 }
 
-// ignoreChanged has the object read again, if it is not as it was seen any more.
+// ignoreChanged drops the error of an object that changed since it was read: it is read again.
 func ignoreChanged(err error) error {
 	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
 		return nil
@@ -211,7 +212,7 @@ func ignoreChanged(err error) error {
 	return err
 }
 
-// patchVolume changes a PersistentVolume, if it is as it was seen.
+// patchVolume changes a PersistentVolume that did not change since it was read.
 func (m *migration) patchVolume(ctx context.Context, pv *corev1.PersistentVolume, change map[string]any) error {
 	metadata, _ := change["metadata"].(map[string]any)
 	if metadata == nil {

@@ -95,7 +95,7 @@ func Run(ctx context.Context, config Config, client kubernetes.Interface, driver
 		}
 	}
 	m.summarize(chosen, failed)
-	// What has nothing to go back to is where it should be.
+	// For an undo, a claim without a file is already as it should be.
 	if failed > 0 || len(chosen.missing) > 0 && !m.Undo {
 		return errStopped
 	}

@@ -465,7 +465,7 @@ type full struct{ Driver }
 
 func (full) Available(context.Context, map[string]string) (int64, error) { return 0, nil }
 
-func TestAFullPoolTakesWhatIsThere(t *testing.T) {
+func TestMigrationIntoFullPool(t *testing.T) {
 	r := newRig(t, "pool")
 	whole := r.driver
 	r.driver = full{whole}
@@ -502,7 +502,7 @@ func TestServes(t *testing.T) {
 }
 
 // Somebody changes the PersistentVolume all the time.
-func TestAStepThatIsNeverDone_endsInTime(t *testing.T) {
+func TestStepThatIsNeverDone_timesOut(t *testing.T) {
 	r := newRig(t, "old")
 	r.config.Timeout = time.Millisecond
 	r.client.PrependReactor("patch", "persistentvolumes", func(clienttesting.Action) (bool, runtime.Object, error) {
@@ -533,7 +533,7 @@ func TestLocalPath(t *testing.T) {
 }
 
 // The record of the provisioner's own pool goes along, and comes back, with the size that it has by then.
-func TestTheRecordGoesAlong(t *testing.T) {
+func TestRecordIsMovedWithVolume(t *testing.T) {
 	r := newRig(t, "old")
 	old := filepath.Dir(r.path())
 	serve(t, "provisioner", old)
@@ -610,7 +610,7 @@ func TestChosen(t *testing.T) {
 }
 
 // As of a provisioner with PV_DIR_SHARED: any node has the directory, before and after.
-func TestSharedPool_volumeStaysOfNoNode(t *testing.T) {
+func TestSharedPool_volumeHasNoNodeAffinity(t *testing.T) {
 	r := newRig(t, "old", func(pv *corev1.PersistentVolume, _ *corev1.PersistentVolumeClaim) {
 		pv.Annotations[provisioner.ProvisionedBy] = provisioner.SingleNodeName
 		pv.Spec.NodeAffinity = nil
@@ -659,14 +659,14 @@ func TestAnotherNodesVolumesAreNamed(t *testing.T) {
 }
 
 // A claim that somebody else makes meanwhile is not taken for one's own.
-func TestAForeignClaimStopsIt(t *testing.T) {
+func TestClaimOfAnotherClientStopsMigration(t *testing.T) {
 	r := newRig(t, "old")
 	must.Succeed(t, r.run(func(c *Config) { c.Apply, c.Steps = true, 4 })) // both objects are deleted
 	_, claim := pair(r.config.From[0])
 	claim.Spec.VolumeName = ""
 	_, err := r.client.CoreV1().PersistentVolumeClaims("space").Create(t.Context(), claim, metav1.CreateOptions{})
 	must.Succeed(t, err)
-	if err := r.run(apply); err == nil || !strings.Contains(r.output.String(), "somebody else made it") {
+	if err := r.run(apply); err == nil || !strings.Contains(r.output.String(), "another client created it") {
 		t.Errorf("%v\n%s", err, r.output.String())
 	}
 	must.Succeed(t, r.client.CoreV1().PersistentVolumeClaims("space").Delete(t.Context(), "data", metav1.DeleteOptions{}))

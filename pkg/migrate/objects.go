@@ -25,10 +25,10 @@ const (
 	betaProvisioner = "volume.beta.kubernetes.io/storage-provisioner"
 )
 
-// ours are the finalizers that this program knows what they wait for.
+// ours are the finalizers whose owners this program knows.
 var ours = []string{provisionerFinalizer, volumeProtection, claimProtection}
 
-// meta is what stays of the metadata of an object that is replaced.
+// meta is what is kept of the metadata of an object that is replaced.
 func meta(old metav1.ObjectMeta, without ...string) metav1.ObjectMeta {
 	annotations := maps.Clone(old.Annotations)
 	for _, key := range append(without, bindCompleted, boundByController) {
@@ -97,7 +97,7 @@ func affinity(segments []map[string]string) *corev1.VolumeNodeAffinity {
 // claim is the claim of a form. It names its volume, so that no provisioner makes another.
 func (s *saved) claim(want form) *corev1.PersistentVolumeClaim {
 	claim := &corev1.PersistentVolumeClaim{Spec: *s.Claim.Spec.DeepCopy()}
-	// Whoever fills volumes from a source would do so again.
+	// A populator would fill the volume from the source again.
 	claim.Spec.DataSource, claim.Spec.DataSourceRef = nil, nil
 	claim.Spec.VolumeName = s.Volume.Name
 	if want == plain {

@@ -60,7 +60,7 @@ type seen struct {
 	users []string
 }
 
-// String is what one waits for, for a message.
+// String is what is waited for, in messages.
 func (s seen) String() string {
 	words := []string{"claim " + s.claim.String(), "PersistentVolume " + s.volume.String()}
 	if len(s.users) > 0 {

@@ -97,7 +97,7 @@ func (d *detached) MountSensitive(source, _, kind string, options, _ []string) (
 	return err
 }
 
-// mountAgain mounts a device that somebody uses. If that is a mount, of a volume for example that
+// mountAgain mounts a device that is in use. If that is a mount, of a volume for example that
 // is still published, the filesystem is the same.
 func (d *Device) mountAgain(source string, inUse error) (*mounts.Tree, error) {
 	found, err := probe(d.Exec, source)
@@ -146,7 +146,7 @@ func (d *Device) source(device blockdev.Device) string {
 	return name
 }
 
-// prepare answers the type of the filesystem that the device has, or is to get because it is blank.
+// prepare returns the type of the filesystem that the device has, or is to get because it is blank.
 // A device that is not blank, and has none, is an error, and so is one that cannot be read.
 func (d *Device) prepare(device blockdev.Device, state *dir.Dir) (kind string, blank bool, err error) {
 	zero, err := device.StartsBlank()

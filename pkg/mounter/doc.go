@@ -8,7 +8,7 @@
 // node's tools are run for that by k8s.io/mount-utils, as kubelet runs them.
 //
 // Nothing is remembered but what Device.prepare notes while it formats: the kernel knows what is
-// mounted, by device and inode numbers. So a mounter that was killed at any step, or a second
-// another instance, goes on from what is there. A mount outlives the mounter. Only Unmount
+// mounted, by device and inode numbers. So a mounter that was killed at any step, or
+// another instance, continues from what is there. A mount outlives the mounter. Only Unmount
 // takes it down.
 package mounter

@@ -27,7 +27,7 @@ type refusal struct {
 	exec.Cmd // nil: mount-utils calls the one method below
 }
 
-// CombinedOutput answers why.
+// CombinedOutput returns the reason.
 func (refusal) CombinedOutput() ([]byte, error) {
 	return nil, errors.New("not formatted: the device had a filesystem a moment ago, and cannot be read now")
 }

@@ -51,7 +51,7 @@ type Mounter struct {
 	// Target is where the pool is to be mounted: an absolute path, as this process sees it.
 	// Its parent must be there and shared with the host.
 	Target string
-	// Claim may be nil for Unmount, which then does not ask whose mount it is.
+	// Claim may be nil for Unmount, which then does not check what is mounted.
 	Claim Claim
 	// Interval is how often the size of the claim is compared, and the mount without a sign of change.
 	Interval time.Duration
@@ -69,7 +69,7 @@ func (m *Mounter) open() (mounts.Place, error) {
 	return mounts.Place{Parent: parent, Name: path.Base(m.Target)}, nil
 }
 
-// Check answers nil if the claim is mounted at the pool's path, where the host sees it, and
+// Check returns nil if the claim is mounted at the pool's path, where the host sees it, and
 // otherwise what is wrong. It changes nothing.
 func (m *Mounter) Check() error {
 	place, err := m.open()
@@ -125,7 +125,7 @@ type deadError struct{ error }
 
 func (e deadError) Unwrap() error { return e.error }
 
-// Mount mounts the claim at the pool's path unless it is mounted there already. It answers
+// Mount mounts the claim at the pool's path unless it is mounted there already. It returns
 // ErrOccupied if anything else is there: another mount, or data.
 func (m *Mounter) Mount(ctx context.Context) error {
 	place, err := m.open()
@@ -191,7 +191,7 @@ func attachTree(tree *mounts.Tree, place mounts.Place) error {
 	return tree.Attach(place)
 }
 
-// checkShared answers ErrNotShared if what is mounted at the place stays in this container.
+// checkShared returns ErrNotShared if what is mounted at the place stays in this container.
 func checkShared(place mounts.Place) error {
 	table, err := mounts.ReadTable()
 	if err != nil {
@@ -207,7 +207,7 @@ func checkShared(place mounts.Place) error {
 	return nil
 }
 
-// ensureEmpty makes the directory that is to carry the mount, and answers ErrOccupied if there
+// ensureEmpty makes the directory that is to carry the mount, and returns ErrOccupied if there
 // is something in it: the mount would hide that.
 func ensureEmpty(place mounts.Place) error {
 	made, err := place.Parent.Make(place.Name)
@@ -321,7 +321,7 @@ func persist(ctx context.Context, patience time.Duration, log logr.Logger, try f
 	}
 }
 
-// Unmount unmounts the pool. It answers ErrInUse, with the pool mounted as before, if volumes are
+// Unmount unmounts the pool. It returns ErrInUse, with the pool mounted as before, if volumes are
 // published as far as this process sees, or files are open, for as long as Patience. A pool
 // that is not mounted is no error.
 func (m *Mounter) Unmount(ctx context.Context) error {
@@ -373,7 +373,7 @@ func (m *Mounter) unmount(ctx context.Context) error {
 	}
 }
 
-// checkUnpublished answers ErrInUse while directories of the pool are mounted elsewhere.
+// checkUnpublished returns ErrInUse while directories of the pool are mounted elsewhere.
 func checkUnpublished(pool *mountinfo.Info) error {
 	table, err := mounts.ReadTable()
 	if err != nil {

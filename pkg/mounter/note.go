@@ -10,7 +10,7 @@ import (
 
 // noteFile is next to the mount point while a blank device is formatted. It names the device as it is in
 // this boot. What a mkfs that was killed has left on it is not blank and not a filesystem, and with the
-// note is formatted again, as nobody has used the device since.
+// note is formatted again, as the device was not used since.
 const noteFile = ".pool-mounter.formatting"
 
 const noteBytes = 4096

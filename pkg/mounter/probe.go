@@ -54,7 +54,7 @@ func parse(device, output string) (content, error) {
 		line = strings.TrimSpace(line)
 		key, value, ok := strings.Cut(line, "=")
 		if line != "" && !ok {
-			return content{}, fmt.Errorf("find out what is on %s: blkid said %q", device, line)
+			return content{}, fmt.Errorf("find out what is on %s: blkid printed %q", device, line)
 		}
 		values[key] = value
 	}

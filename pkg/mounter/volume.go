@@ -17,7 +17,7 @@ type Volume struct {
 	Path string
 }
 
-// Tree answers an error if nothing is mounted at the path: the directory would be the container's own.
+// Tree returns an error if nothing is mounted at the path: the directory would be the container's own.
 func (v Volume) Tree(*dir.Dir) (*mounts.Tree, error) {
 	if _, err := v.mount(); err != nil {
 		return nil, err

@@ -21,7 +21,7 @@ import (
 )
 
 // cleanUp brings what is left of mounters one step further: the pods of a mounter end, then a Job unmounts the pool, and
-// only then the mounter is removed, which is what remembers that there is something to unmount. It returns what it
+// only then the mounter is removed: as long as it exists there is something to unmount. It returns what it
 // waits for.
 func (r *Reconciler) cleanUp(ctx context.Context, a *apply.Applier, rendered *render.Renderer, left []appsv1.Deployment) (waiting []string, err error) {
 	var problems []error
@@ -38,24 +38,24 @@ func (r *Reconciler) cleanUp(ctx context.Context, a *apply.Applier, rendered *re
 
 func (r *Reconciler) cleanUpOne(ctx context.Context, a *apply.Applier, rendered *render.Renderer, l render.Leftover) (waiting string, err error) {
 	if l.Node == "" || l.Path == "" {
-		return fmt.Sprintf("Deployment %s, which does not say what it has mounted where: unmount it and delete the Deployment", l.Deployment.Name), nil
+		return fmt.Sprintf("Deployment %s, which does not name the node and path of its pool: unmount the pool and delete the Deployment", l.Deployment.Name), nil
 	}
 	there, ready, err := r.answers(ctx, l.Node)
 	switch {
 	case err != nil:
 		return "", err
 	case !there, !ready && rendered.Deleting():
-		// Nobody can unmount there, and a deletion does not wait for a node that may never be ready.
+		// No pod can unmount there, and a deletion does not wait for a node that may never be ready.
 		return "", r.forget(ctx, a, l)
 	case !ready:
-		return waits(l, "the node to be ready"), nil
+		return waits(l, "the node is not ready"), nil
 	}
 	if l.Deployment.Spec.Replicas == nil || *l.Deployment.Spec.Replicas > 0 {
 		scale := client.RawPatch(types.MergePatchType, []byte(`{"spec":{"replicas":0}}`))
-		return waits(l, "its mounter to end"), r.Client.Patch(ctx, l.Deployment, scale, client.FieldOwner(apply.FieldManager))
+		return waits(l, "its mounter is shutting down"), r.Client.Patch(ctx, l.Deployment, scale, client.FieldOwner(apply.FieldManager))
 	}
 	if running, err := r.mounterRuns(ctx, l); running || err != nil {
-		return waits(l, "its mounter to end"), err
+		return waits(l, "its mounter is shutting down"), err
 	}
 	job, err := get[batchv1.Job](ctx, r, render.CleanUpName(l.Deployment.Name))
 	switch {
@@ -64,9 +64,9 @@ func (r *Reconciler) cleanUpOne(ctx context.Context, a *apply.Applier, rendered 
 	case job != nil && job.DeletionTimestamp == nil && finished(job, batchv1.JobComplete):
 		return "", r.forget(ctx, a, l)
 	case job != nil && finished(job, batchv1.JobFailed):
-		return waits(l, "it to be unmounted, which has failed: see the Job "+job.Name), nil
+		return waits(l, "failed to unmount it: see the Job "+job.Name), nil
 	case job != nil:
-		return waits(l, "it to be unmounted"), nil
+		return waits(l, "it is being unmounted"), nil
 	}
 	wanted, err := rendered.CleanUpJob(l)
 	if err != nil {
@@ -76,7 +76,7 @@ func (r *Reconciler) cleanUpOne(ctx context.Context, a *apply.Applier, rendered 
 	if err != nil {
 		return "", err
 	}
-	return waits(l, "it to be unmounted"), a.Apply(ctx, converted)
+	return waits(l, "it is being unmounted"), a.Apply(ctx, converted)
 }
 
 func waits(l render.Leftover, what string) string {
@@ -126,7 +126,7 @@ func finished(job *batchv1.Job, how batchv1.JobConditionType) bool {
 	return false
 }
 
-// mountersThere are the mounters of pools that there are.
+// mountersThere are all mounters of pools in the namespace.
 func (r *Reconciler) mountersThere(ctx context.Context) ([]appsv1.Deployment, error) {
 	list := &unstructured.UnstructuredList{}
 	list.SetGroupVersionKind(appsv1.SchemeGroupVersion.WithKind("DeploymentList"))

@@ -36,7 +36,7 @@ func (r *Reconciler) delete(ctx context.Context, object *hppv1.HostPathProvision
 		return ctrl.Result{}, err
 	}
 	if len(waiting) == 0 {
-		// Without the driver nobody publishes a volume of a pool, and then it can be unmounted.
+		// Without the driver no volume of a pool is published, and then it can be unmounted.
 		facts, err := r.facts(ctx)
 		if err != nil {
 			return ctrl.Result{}, err
@@ -69,7 +69,7 @@ func (r *Reconciler) delete(ctx context.Context, object *hppv1.HostPathProvision
 	return ctrl.Result{}, r.release(ctx, object)
 }
 
-// running are the pods that have to end, but for those on nodes that cannot say so.
+// running are the pods that have to end, but for those on nodes that do not report it.
 func (r *Reconciler) running(ctx context.Context) ([]string, error) {
 	pods := &corev1.PodList{}
 	if err := r.Client.List(ctx, pods, client.InNamespace(r.Config.Namespace), client.MatchingLabels{render.AppLabel: render.App}); err != nil {

@@ -20,11 +20,11 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/operator/place"
 )
 
-// GoneAfter is how long a node has to be gone before it is reported, if the reconciler says nothing else: one that is
+// GoneAfter is how long a node has to be gone before it is reported, unless the reconciler has another time: one that is
 // made anew by the same name has its volumes again.
 const GoneAfter = 10 * time.Minute
 
-// orphanFinalizers are those of a volume that nobody is left to remove when its node is gone: that of the provisioner on
+// orphanFinalizers are those of a volume that no controller removes when its node is gone: that of the provisioner on
 // the node, and that for volumes whose claim is there.
 var orphanFinalizers = []string{"external-provisioner.volume.kubernetes.io/finalizer", "kubernetes.io/pv-protection"}
 
@@ -195,8 +195,8 @@ func (r *Reconciler) removeVolumes(ctx context.Context, object *hppv1.HostPathPr
 	return errors.Join(problems...)
 }
 
-// removeVolume removes one volume, if it is as it was when it was judged. Other finalizers than those of orphanFinalizers
-// keep it, deleted, until who set them is done.
+// removeVolume removes one volume, if it did not change since it was read. Other finalizers than those of orphanFinalizers
+// keep it, deleted, until their owners remove them.
 func (r *Reconciler) removeVolume(ctx context.Context, volume *corev1.PersistentVolume) error {
 	if volume.DeletionTimestamp == nil {
 		same := client.Preconditions{UID: &volume.UID, ResourceVersion: &volume.ResourceVersion}
@@ -265,8 +265,8 @@ func cleanUpOfSnapshots(contents []unstructured.Unstructured) []string {
 	return cleanUp("volumesnapshot", snapshots, "volumesnapshotcontent", names)
 }
 
-// cleanUp are the commands that remove objects, and before them what is bound to them, by namespace. Nobody is left who would
-// remove their finalizers.
+// cleanUp are the commands that remove objects, and before them what is bound to them, by namespace. No controller is left
+// to remove their finalizers.
 func cleanUp(boundKind string, bound map[string][]string, kind string, names []string) []string {
 	if len(names) == 0 {
 		return nil

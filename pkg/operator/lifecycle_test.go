@@ -118,7 +118,7 @@ func TestDeletionDoesNotWaitForNodes(t *testing.T) {
 }
 
 // A second object does not keep the first from being deleted, and then counts.
-func TestSecondObjectDoesNotKeepTheFirst(t *testing.T) {
+func TestSecondObjectDoesNotBlockDeletionOfTheFirst(t *testing.T) {
 	s := newStage(t, stored("first", 1, true), stored("second", 2, false))
 	s.reconcile("first")
 	if s.has(stored("first", 1, true)) {
@@ -130,9 +130,9 @@ func TestSecondObjectDoesNotKeepTheFirst(t *testing.T) {
 	}
 }
 
-// A pool is unmounted only once no mounter is at work that would mount it again, and of several pools on several nodes no
+// A pool is unmounted only after its mounter has stopped, which would mount it again, and of several pools on several nodes no
 // Job is left over.
-func TestCleanUpIsAfterTheMounter(t *testing.T) {
+func TestCleanUpWaitsForMounterToStop(t *testing.T) {
 	var objects []client.Object
 	var mounters []*appsv1.Deployment
 	var pods []*corev1.Pod

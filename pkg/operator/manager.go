@@ -86,7 +86,7 @@ func (r *Reconciler) Add(manager ctrl.Manager) error {
 	}
 	nodes := &metav1.PartialObjectMetadata{}
 	nodes.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Node"))
-	// A node that changes says nothing that its pods do not.
+	// A change of a node shows in its pods too.
 	comesOrGoes := predicate.Funcs{
 		UpdateFunc: func(event.UpdateEvent) bool { return false },
 	}

@@ -70,8 +70,8 @@ func (r *Reconciler) now() time.Time {
 
 func (r *Reconciler) resync() time.Duration { return min(longestResync, r.goneAfter()) }
 
-// look asks, at most once in the time of a resync, which kinds the cluster has by now.
-func (r *Reconciler) look(ctx context.Context) error {
+// findKinds discovers, at most once in the time of a resync, which kinds the cluster has by now.
+func (r *Reconciler) findKinds(ctx context.Context) error {
 	if r.now().Sub(r.discovered) < r.resync() {
 		return nil
 	}
@@ -80,9 +80,9 @@ func (r *Reconciler) look(ctx context.Context) error {
 }
 
 // Reconcile brings everything to what the objects of the cluster ask for. It is called with the name of an object, but
-// there is only one that counts.
+// only one is in effect.
 func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Result, error) {
-	if err := r.look(ctx); err != nil {
+	if err := r.findKinds(ctx); err != nil {
 		return ctrl.Result{}, err
 	}
 	all := &hppv1.HostPathProvisionerList{}
@@ -131,7 +131,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 	return ctrl.Result{RequeueAfter: again}, errors.Join(problems, err)
 }
 
-// activeOf is the object that counts: the oldest.
+// activeOf is the object in effect: the oldest.
 func activeOf(all []hppv1.HostPathProvisioner) *hppv1.HostPathProvisioner {
 	oldest := slices.MinFunc(all, func(a, b hppv1.HostPathProvisioner) int {
 		if c := a.CreationTimestamp.Compare(b.CreationTimestamp.Time); c != 0 {
@@ -142,13 +142,13 @@ func activeOf(all []hppv1.HostPathProvisioner) *hppv1.HostPathProvisioner {
 	return &oldest
 }
 
-// ignore says of an object that another one counts, and lets it go if it is deleted.
+// ignore reports on an object that another one is in effect, and lets it go if it is deleted.
 func (r *Reconciler) ignore(ctx context.Context, object, active *hppv1.HostPathProvisioner) error {
 	if object.DeletionTimestamp != nil {
 		return r.release(ctx, object)
 	}
 	return r.update(ctx, object, status.Refuse(object, r.Config.Version, status.ReasonSecond, fmt.Sprintf(
-		"The HostPathProvisioner %s is older and is the one that counts: there can be only one. Delete one of the two", active.Name)))
+		"The HostPathProvisioner %s is older and is the one in effect: there can be only one. Delete one of the two", active.Name)))
 }
 
 // release lets an object go.

@@ -47,7 +47,7 @@ func NewTLSPolicy(ciphersOverride, minVersionOverride string) *TLSPolicy {
 // Now is what servers accept.
 func (p *TLSPolicy) Now() tlsprofile.Profile { return *p.now.Load() }
 
-// Configure has a server follow the policy: each handshake goes by that of its moment.
+// Configure has a server follow the policy: each handshake uses the policy of that moment.
 func (p *TLSPolicy) Configure(c *tls.Config) {
 	// HTTP/2 wants cipher suites of its own, which a profile need not have (RFC 9113, section 9.2.2).
 	c.NextProtos = []string{"http/1.1"}
@@ -63,7 +63,7 @@ func (p *TLSPolicy) Configure(c *tls.Config) {
 func (p *TLSPolicy) set(apiServer *unstructured.Unstructured) {
 	settings := p.overrides
 	if apiServer != nil {
-		// What has another type than it should is as if it were not there.
+		// A field of the wrong type counts as missing.
 		of := func(path ...string) string {
 			text, _, _ := unstructured.NestedString(apiServer.Object, append([]string{"spec", "tlsSecurityProfile"}, path...)...)
 			return text

@@ -54,7 +54,7 @@ type bench struct {
 	dev    *dir.Dir
 	// devices are used instead of loops, unless they are nil.
 	devices pool.Devices
-	quota   *quotatest.Fake // nil: nobody keeps the sizes
+	quota   *quotatest.Fake // nil: the sizes are not enforced
 	real    func(*dir.Dir) (quota.Facility, error)
 	each    bool          // each volume is surveyed for itself
 	files   bool          // inspect looks at all files

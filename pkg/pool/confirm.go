@@ -7,7 +7,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
-// Confirm records, durably, that a volume is not provisional any more: whoever asked for it knows of it. The caller
+// Confirm records, durably, that a volume is not provisional any more: the caller that asked for it has saved it. The caller
 // holds the volume's lock. Errors: ErrNotFound, ErrUnavailable, ErrDamagedRecord, ErrIO, ErrAmbiguous.
 func (s *Set) Confirm(ctx context.Context, id volume.ID) error {
 	v, err := s.find(id, volume.PoolName{})

@@ -40,7 +40,7 @@ type Request struct {
 	Source *Source
 }
 
-// Create makes a volume, or answers the one that is there if it is what the
+// Create makes a volume, or returns the one that is there if it is what the
 // request asks for. When it returns, the volume is durable. The caller holds the
 // volume's lock. Errors: ErrInvalid, ErrExists, ErrOutOfRange, ErrNoSpace,
 // ErrUnavailable, ErrDamagedRecord, ErrLost, ErrIO.
@@ -60,7 +60,7 @@ func (s *Set) Create(ctx context.Context, r Request) (Volume, error) {
 	}
 	if r.OtherNodesOnly && !p.Config.Shared {
 		if s.has(p, r.ID) {
-			return Volume{}, fmt.Errorf("volume %s: %w on node %s, which the request leaves out", r.ID, volume.ErrExists, s.Options.Node)
+			return Volume{}, fmt.Errorf("volume %s: %w on node %s, which is not among the topologies of the request", r.ID, volume.ErrExists, s.Options.Node)
 		}
 		return Volume{}, fmt.Errorf("%w on the nodes asked for: pool %q is reached only from node %s", volume.ErrNoSpace, p.Config.Name, s.Options.Node)
 	}
@@ -86,7 +86,7 @@ func (s *Set) Create(ctx context.Context, r Request) (Volume, error) {
 	return v, nil
 }
 
-// elsewhere answers ErrExists if another pool is known to have a volume of that
+// elsewhere returns ErrExists if another pool is known to have a volume of that
 // name. The other pools' disks are not asked: one of them may hang.
 func (s *Set) elsewhere(id volume.ID, chosen *serve.Pool) error {
 	for _, p := range s.holders(id) {
@@ -146,7 +146,7 @@ func (s *Set) create(ctx context.Context, p *serve.Pool, r Request) (Volume, err
 		return v.existing(r, e, d, space)
 	}
 	if e.Removed != "" {
-		return Volume{}, fmt.Errorf("%w: one of its name is being removed", volume.ErrUnavailable)
+		return Volume{}, fmt.Errorf("%w: a volume of this name is still being removed", volume.ErrUnavailable)
 	}
 	if err := v.Work(); err != nil {
 		return Volume{}, limit.NoSpace(err)
@@ -155,7 +155,7 @@ func (s *Set) create(ctx context.Context, p *serve.Pool, r Request) (Volume, err
 }
 
 // noCapacity is the answer of a pool that does not serve: it has no space, and
-// ErrNoSpace is what makes the scheduler try another node. If the volume is known
+// ErrNoSpace makes the scheduler try another node. If the volume is known
 // to be here, or the pool is only being opened, the caller has to wait instead.
 func noCapacity(p *serve.Pool, id volume.ID, err error) error {
 	if p.Ledger.Known(id).Exists() || errors.Is(err, serve.ErrNotChecked) {
@@ -184,7 +184,7 @@ func (v *visit) existing(r Request, e store.Entry, d *dir.Dir, space dir.Space) 
 		return Volume{}, fmt.Errorf("%w with another life cycle: inline is %v", volume.ErrExists, e.Inline())
 	}
 	if !r.Source.IsOf(e.Record) {
-		return Volume{}, fmt.Errorf("%w, made from something else", volume.ErrExists)
+		return Volume{}, fmt.Errorf("%w, made from another source", volume.ErrExists)
 	}
 	if err := v.Scan().Content(r.ID, e.Record).Check(d); err != nil {
 		return Volume{}, err
@@ -242,7 +242,7 @@ func (v *visit) createNew(ctx context.Context, r Request, space dir.Space) (Volu
 	}
 	if err := v.Build(ctx, rec, make, fill); err != nil {
 		if errors.Is(err, fs.ErrExist) {
-			return Volume{}, fmt.Errorf("%w as something that is no volume: %w", volume.ErrExists, err)
+			return Volume{}, fmt.Errorf("%w as something that is not a volume: %w", volume.ErrExists, err)
 		}
 		return Volume{}, limit.NoSpace(err)
 	}

@@ -12,13 +12,13 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
-// Delete removes a volume. It answers ErrNotFound if there is none, and ErrInUse
+// Delete removes a volume. It returns ErrNotFound if there is none, and ErrInUse
 // while it is published: the kernel would let the data of a mounted directory go.
 // When it returns the volume is gone durably; its content goes later. The caller
 // holds the volume's lock.
 func (s *Set) Delete(ctx context.Context, id volume.ID) error { return s.DeleteOnly(ctx, id, "") }
 
-// DeleteOnly is Delete for a volume that is abnormal for a reason, and answers ErrPrecondition for
+// DeleteOnly is Delete for a volume that is abnormal for a reason, and returns ErrPrecondition for
 // any other. That is judged under the lock that the deletion has. An empty reason is for any volume.
 func (s *Set) DeleteOnly(ctx context.Context, id volume.ID, only health.Reason) error {
 	in, err := s.find(id, volume.PoolName{})
@@ -41,7 +41,7 @@ func (v *found) deleteOnly(ctx context.Context, only health.Reason) error {
 	}
 	defer unlock()
 	if c := v.condition(only); c.Reason != only {
-		return fmt.Errorf("delete volume %s: %w: the driver finds it %q, and it was to be removed only for %s", v.id, volume.ErrPrecondition, c.Message, only)
+		return fmt.Errorf("delete volume %s: %w: its condition is %q, not %s", v.id, volume.ErrPrecondition, c.Message, only)
 	}
 	if err := v.unused(); err != nil {
 		return fmt.Errorf("delete volume %s: %w", v.id, err)
@@ -72,7 +72,7 @@ func (v *found) condition(asked health.Reason) health.Condition {
 	return in.List(nil).Describe(v.id, v.entry, v.dir).Condition
 }
 
-// unused answers ErrInUse, with the place, for a volume that is published.
+// unused returns ErrInUse, with the place, for a volume that is published.
 func (v *found) unused() error {
 	published, err := v.use().Published()
 	if err != nil {
@@ -109,7 +109,7 @@ func (v *visit) removeAgain(id volume.ID, e store.Entry) (bool, error) {
 }
 
 // remove takes a volume out of the pool in one step, and then its record. The reaper
-// hears of it after that: were there no trash any more, but a record, recovery would
+// is notified after that: were there no trash any more, but a record, recovery would
 // find a volume that was lost.
 func (v *visit) remove(ctx context.Context, id volume.ID, e store.Entry) error {
 	defer v.Pool.Ledger.Keep(id)()

@@ -13,7 +13,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
-// growContent makes the content of a volume larger, and its limit before that, and answers the
+// growContent makes the content of a volume larger, and its limit before that, and returns the
 // size that it had. What of it fails changes nothing.
 func (v *found) growContent(ctx context.Context, to store.Entry) (had int64, err error) {
 	keeper := v.visit.Keeper
@@ -38,7 +38,7 @@ func (v *found) cutFile(had int64) error {
 }
 
 // ofAnother reports whether a device that is published is that of another volume. One
-// whose volume went away, or was restored from a backup, is nobody's: a pod can end.
+// whose volume went away, or was restored from a backup, is that of none: a pod can end.
 func (s *Set) ofAnother(id volume.ID, device *loop.Device) bool {
 	if device == nil || !device.Ours || s.isOf(id, device) {
 		return false

@@ -14,7 +14,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
-// Expand raises the size of a published volume while it is in use, and answers its
+// Expand raises the size of a published volume while it is in use, and returns its
 // size. A volume that is large enough already stays as it is. The caller holds the
 // volume's lock; the mode may be empty, for either. Errors: ErrInvalid, ErrNotFound,
 // ErrOutOfRange for less than the volume has, ErrCannotGrow for more than the pool can
@@ -77,7 +77,7 @@ func (v *found) expand(ctx context.Context, r volume.Range) (int64, error) {
 		return 0, fmt.Errorf("%w: the volume was made under a limit of %s, which the pool cannot change as it is mounted and configured now",
 			volume.ErrCannotGrow, v.entry.Record.Quota)
 	case v.entry.Record == nil:
-		return 0, fmt.Errorf("%w: it came without a promise and has its pool's size", volume.ErrCannotGrow)
+		return 0, fmt.Errorf("%w: it has no record of its size and can use the whole pool", volume.ErrCannotGrow)
 	case space.ReadOnly:
 		return 0, fmt.Errorf("%w: pool %q is read-only", volume.ErrCannotGrow, v.visit.Pool.Config.Name)
 	}

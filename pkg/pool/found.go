@@ -59,7 +59,7 @@ func (v *found) lock(ctx context.Context) (unlock func(), err error) {
 	return unlock, nil
 }
 
-// reread reads the volume again, as lock does after it has waited. It answers ErrNotFound for a volume
+// reread reads the volume again, as lock does after it has waited. It returns ErrNotFound for a volume
 // that is not there any more.
 func (v *found) reread() error {
 	e, d, err := v.visit.Scan().Lookup(v.id)
@@ -81,7 +81,7 @@ func (v *found) reread() error {
 func (v *found) unmarkPublished() error { return v.visit.UnmarkPublished(v.use()) }
 
 // find searches for a volume: in the named pool, or in the one that is known to have
-// it, or in all. It answers ErrNotFound only if every pool could be asked, for a
+// it, or in all. It returns ErrNotFound only if every pool could be asked, for a
 // volume of a pool that is away is not gone.
 func (s *Set) find(id volume.ID, name volume.PoolName) (*found, error) {
 	if name != (volume.PoolName{}) {
@@ -99,7 +99,7 @@ func (s *Set) find(id volume.ID, name volume.PoolName) (*found, error) {
 	return s.findIn(s.Pools, id)
 }
 
-// Holder names the pool that is known to have a volume, from memory. It answers false for
+// Holder names the pool that is known to have a volume, from memory. It returns false for
 // none, and for several.
 func (s *Set) Holder(id volume.ID) (volume.PoolName, bool) {
 	holders := s.holders(id)
@@ -146,7 +146,7 @@ func (s *Set) findIn(pools []*serve.Pool, id volume.ID) (*found, error) {
 	return nil, fmt.Errorf("%s: %w", id.Named(), volume.ErrNotFound)
 }
 
-// findAt answers nil if the pool has no such volume.
+// findAt returns nil if the pool has no such volume.
 func (s *Set) findAt(p *serve.Pool, id volume.ID) (*found, error) {
 	v, err := s.enter(p)
 	if err != nil {

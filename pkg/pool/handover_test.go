@@ -30,7 +30,7 @@ func provisionerAndDriver(t *testing.T) (provisioner, driver *bench, h handover.
 
 // The processes that serve the two pools run meanwhile: one has the volume as soon as it is asked, with its promise,
 // and counts the promise a minute later. The other one does not report it as lost.
-func TestAHandoverIsNoticedByBothSides(t *testing.T) {
+func TestHandoverIsSeenByBothPools(t *testing.T) {
 	inBubble(t, func(t *testing.T, _ *bench) {
 		provisioner, driver, h := provisionerAndDriver(t)
 		must.Succeed(t, h.Check())

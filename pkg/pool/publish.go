@@ -79,7 +79,7 @@ func (s *Set) publish(ctx context.Context, r Publication) error {
 	return nil
 }
 
-// holdOutside holds a target, and answers ErrInvalid for one inside a pool, by whatever path: a
+// holdOutside holds a target, and returns ErrInvalid for one inside a pool, by whatever path: a
 // mount there would hide a volume or the driver's own directories, and what unpublishing removes
 // would be theirs. Pools that were not checked yet are not known.
 func (s *Set) holdOutside(target bind.Target) (held bind.Target, release func(), err error) {
@@ -163,9 +163,9 @@ func (v *found) announce(ctx context.Context, r Publication) error {
 	return nil
 }
 
-// admit answers ErrInUse if the access mode is for one node, and another has the volume
+// admit returns ErrInUse if the access mode is for one node, and another has the volume
 // published, or if it is for one target, and there is another. What is at its target
-// already stays: Publish answers.
+// already stays: Publish returns.
 func (v *found) admit(r Publication) error {
 	var nodes []volume.NodeID
 	if !r.MultiNode {
@@ -219,7 +219,7 @@ func (s *Set) PublishInline(ctx context.Context, create Request, r Publication) 
 	r.Pool, r.Inline = p.Config.Name, true
 	err = s.publish(ctx, r)
 	if err != nil && !was {
-		// Nobody has seen the volume yet, and nobody else would remove it: also where the
+		// No caller knows of the volume yet, and no other call would remove it: also where the
 		// call's time is over.
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), afterwards)
 		defer cancel()
@@ -265,7 +265,7 @@ func (s *Set) Unpublish(ctx context.Context, id volume.ID, target bind.Target) e
 
 // unpublishOwn unmounts what is at the target if it is the directory of the volume. That
 // does not read the mount table, which has some ten lines for each pod of the node
-// and has just changed. It answers false for all else that is there.
+// and has just changed. It returns false for all else that is there.
 func (v *found) unpublishOwn(ctx context.Context, target bind.Target) (done bool, err error) {
 	if v == nil || v.dir == nil || v.entry.Block() {
 		return false, nil
@@ -391,7 +391,7 @@ type Stats struct {
 	Condition health.Condition
 }
 
-// Stats measures a published volume. It answers ErrNotFound if the volume is not
+// Stats measures a published volume. It returns ErrNotFound if the volume is not
 // published at the path. Of one that is lost, or whose pool does not serve, there is only
 // the condition.
 func (s *Set) Stats(_ context.Context, id volume.ID, at bind.Target) (Stats, error) {

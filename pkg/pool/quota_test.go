@@ -23,7 +23,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
-// withQuota runs a test on a node whose pool keeps sizes.
+// withQuota runs a test on a node whose pool enforces sizes.
 func withQuota(t *testing.T, options string, test func(t *testing.T, b *bench)) {
 	t.Helper()
 	for _, kind := range []quota.Kind{quota.XFS, quota.Btrfs} {

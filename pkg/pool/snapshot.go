@@ -29,7 +29,7 @@ type CopyWay = snapshot.Way
 // A Source is what a new volume is to be made from.
 type Source = snapshot.Wanted
 
-// Snapshot makes a snapshot, or answers the one that is there if it is of the same source.
+// Snapshot makes a snapshot, or returns the one that is there if it is of the same source.
 // When it returns, the snapshot is durable. Once it has begun it goes on when ctx ends, and
 // the caller, who holds the lock of the snapshot's id, keeps that until Snapshot returns.
 // Errors: ErrNotFound for the source, ErrExists, ErrPrecondition, ErrBusy, ErrUnavailable,
@@ -84,7 +84,7 @@ func (s *Set) snapshot(ctx context.Context, p *serve.Pool, r SnapshotRequest) (S
 		return v.snapshots().Existing(r, e)
 	}
 	if e.Removed != "" {
-		return Snapshot{}, fmt.Errorf("%w: one of its name is being removed", volume.ErrUnavailable)
+		return Snapshot{}, fmt.Errorf("%w: a snapshot of this name is still being removed", volume.ErrUnavailable)
 	}
 	if err := p.OthersAreRead(); err != nil {
 		return Snapshot{}, err
@@ -124,7 +124,7 @@ func (v *visit) PublishedAt(id volume.ID, e store.Entry, d *dir.Dir) ([]string, 
 	return paths, err
 }
 
-// sourceElsewhere answers ErrInvalid for a source that is known to be in another pool. Pools
+// sourceElsewhere returns ErrInvalid for a source that is known to be in another pool. Pools
 // may lie on different filesystems, whose files share no blocks.
 func (s *Set) sourceElsewhere(id volume.ID, chosen *serve.Pool) error {
 	for _, p := range s.holders(id) {
@@ -154,7 +154,7 @@ func (v *visit) openRequested(r Request) (*snapshot.Source, error) {
 	return v.snapshots().Requested(r.Source, r.Mode, unlock)
 }
 
-// DeleteSnapshot removes a snapshot, or answers ErrNotFound. When it returns the snapshot is
+// DeleteSnapshot removes a snapshot, or returns ErrNotFound. When it returns the snapshot is
 // gone durably; its content goes later. The caller holds the lock of its id. Errors: ErrBusy
 // while a volume is made from it.
 func (s *Set) DeleteSnapshot(ctx context.Context, id volume.ID) error {
@@ -198,7 +198,7 @@ func (s *Set) FindSnapshot(_ context.Context, id volume.ID) (Snapshot, error) {
 // Snapshots are up to most snapshots in the order of their ids, beginning after an id; the zero
 // id comes before all. If others follow, next is the id to go on after. Only those of a source
 // are reported, if it is not the zero id. Pools that do not serve are left out, and so is a
-// snapshot whose record cannot be read: nobody knows of what it is. Those of the upstream KubeVirt
+// snapshot whose record cannot be read: its source is not known. Those of the upstream KubeVirt
 // driver are among them.
 func (s *Set) Snapshots(ctx context.Context, after, of volume.ID, most int) (page []Snapshot, next volume.ID) {
 	if after == (volume.ID{}) {

@@ -23,7 +23,7 @@ import (
 
 // A sort of volume is one whose record, or whose way through a start, is not that of another.
 type sort struct {
-	// keeper has the kernel keep the sizes; empty for nobody.
+	// keeper has the kernel enforce the sizes; empty if nothing does.
 	keeper                         quota.Kind
 	block, thin, inline, published bool
 }
@@ -159,7 +159,7 @@ var badFields = map[string]map[string]any{
 	"with a size beyond all disks":  {"bytes": int64(1<<63 - 1)},
 	"with a uid that climbs":        {"uid": "../../x"},
 	"with a project id of others":   {"quota": "xfs", "projectID": 1},
-	"with an id that nobody counts": {"quota": nil, "projectID": uint64(quota.FirstID)},
+	"with an id and no quota":       {"quota": nil, "projectID": uint64(quota.FirstID)},
 	"with a block that no disk has": {"blockBytes": 7},
 }
 

@@ -377,7 +377,7 @@ func TestSurveyPauseIsBounded(t *testing.T) {
 }
 
 // An administrator can unmount a pool while its volumes are checked.
-func TestSurveyHoldsNothingOpenWhilePaused(t *testing.T) {
+func TestPausedSurveyHasNothingOpen(t *testing.T) {
 	onDisk(t, func(t *testing.T, b *bench) {
 		for i := range 200 {
 			b.create("pvc-"+strconv.Itoa(i), 4096)

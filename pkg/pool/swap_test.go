@@ -149,7 +149,7 @@ type swap struct {
 	// be one. Then targets are made and mounted outside, and nothing else is touched.
 	followed bool
 	shared   bool // the pool
-	counted  bool // on a filesystem that keeps sizes
+	counted  bool // on a filesystem that enforces sizes
 }
 
 func node240(path string) error { return unix.Mknod(path, unix.S_IFBLK|0o600, int(unix.Mkdev(240, 1))) } // local use: no such device

@@ -15,7 +15,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
-// abandoned are directories that were made for a claim and are nobody's: the process that made them was killed before it
+// abandoned are directories that were made for a claim and belong to no PersistentVolume: the process that made them was killed before it
 // had saved the PersistentVolume, and the claim was deleted before the next process started. No PersistentVolume will
 // ever have them deleted. Their records are provisional: a directory whose PersistentVolume has been seen once stays,
 // whether that was retained or is replaced by a migration.
@@ -105,7 +105,7 @@ func (a *abandoned) settle(ctx context.Context, id volume.ID, pv string, has tra
 	if used, err := a.used(ctx, id, pv); err != nil || used {
 		return err
 	}
-	// Somebody has written there, however that may be.
+	// Something was written there.
 	if empty, err := isEmpty(a.config.Path, id.String()); err != nil || !empty {
 		return err
 	}

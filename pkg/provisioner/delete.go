@@ -19,7 +19,7 @@ import (
 // Delete removes the directory of a PersistentVolume, if it is known to be this instance's own. Refusals become events
 // on the PersistentVolume, and nothing is touched. A directory that is gone already is no error.
 func (p *Provisioner) Delete(ctx context.Context, pv *corev1.PersistentVolume) error {
-	if p.othersBusiness(pv) {
+	if p.ofOtherInstance(pv) {
 		return &controller.IgnoredError{Reason: "it belongs to node " + pv.Annotations[Identity]}
 	}
 	directory, id, err := p.deletable(ctx, pv)
@@ -57,8 +57,8 @@ func (p *Provisioner) shortenName(directory string, id volume.ID) error {
 
 var errNotOwn = errors.New("not a volume of this provisioner")
 
-// othersBusiness reports whether another instance answers for a PersistentVolume.
-func (p *Provisioner) othersBusiness(pv *corev1.PersistentVolume) bool {
+// ofOtherInstance reports whether another instance is responsible for a PersistentVolume.
+func (p *Provisioner) ofOtherInstance(pv *corev1.PersistentVolume) bool {
 	owner := pv.Annotations[Identity]
 	return p.config.Mode == PerNode && owner != "" && owner != p.config.Node
 }
@@ -142,10 +142,10 @@ func PathOf(pv *corev1.PersistentVolume) string {
 	return ""
 }
 
-// ShouldDelete reports on what is not deleted: where the data of a retained volume is, and a PersistentVolume that is
-// nobody's. It is asked for each PersistentVolume of this provisioner whenever it changes.
+// ShouldDelete reports on what is not deleted: where the data of a retained volume is, and a PersistentVolume that belongs to
+// no instance. It is called for each PersistentVolume of this provisioner whenever it changes.
 func (p *Provisioner) ShouldDelete(ctx context.Context, pv *corev1.PersistentVolume) bool {
-	if p.othersBusiness(pv) {
+	if p.ofOtherInstance(pv) {
 		return false
 	}
 	if pv.Status.Phase != corev1.VolumeReleased {

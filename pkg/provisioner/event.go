@@ -17,7 +17,7 @@ import (
 )
 
 // A reporter makes events that many instances may want to make: their names follow from what they say, so that there is
-// one, whoever is first. It comes anew after the API server has forgotten it, in an hour.
+// one, whichever instance is first. It is made again after the API server has dropped it, in an hour.
 type reporter struct {
 	client kubernetes.Interface
 	source corev1.EventSource

@@ -8,8 +8,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// checkPods reports pods that use a claim which names this node, and one of another node: no node has both. Whoever
-// annotates claims has to name the same node in all of a pod, or in none. The scheduler only says that no node fits.
+// checkPods reports pods that use a claim which names this node, and one of another node: no node has both. All
+// claims of a pod have to name the same node, or none. The scheduler only says that no node fits.
 func (s *strays) checkPods(ctx context.Context, claims []*corev1.PersistentVolumeClaim) {
 	named := make(map[string]bool) // namespaces with claims that name this node
 	for _, claim := range claims {

@@ -53,5 +53,5 @@ func (o *orphans) check(ctx context.Context, now time.Time) {
 // waitsForNode reports whether a PersistentVolume waits for the instance of another node to delete it.
 func (o *orphans) waitsForNode(pv *corev1.PersistentVolume) bool {
 	released := pv.Status.Phase == corev1.VolumeReleased && pv.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimDelete
-	return pv.Annotations[ProvisionedBy] == o.config.Name() && o.othersBusiness(pv) && (released || pv.DeletionTimestamp != nil)
+	return pv.Annotations[ProvisionedBy] == o.config.Name() && o.ofOtherInstance(pv) && (released || pv.DeletionTimestamp != nil)
 }

@@ -176,6 +176,6 @@ func (p *Provisioner) warnOfMixing(ctx context.Context, claim *corev1.Persistent
 	if named == "" || selected == "" || named == selected || p.config.Mode == SingleNode {
 		return
 	}
-	p.events.warn(ctx, claim, "NodesDiffer", fmt.Sprintf("annotation %s=%s wins over node %s, which the scheduler selected for the pod; "+
+	p.events.warn(ctx, claim, "NodesDiffer", fmt.Sprintf("annotation %s=%s takes precedence over node %s, which the scheduler selected for the pod; "+
 		"a pod whose claims name their node in both ways may never start: annotate all claims of the pod, or none", ProvisionOnNode, named, selected))
 }

@@ -538,7 +538,7 @@ func TestClaimThatNamesAnotherNodeThanItsPod_isReported(t *testing.T) {
 		o.PVC.Annotations = map[string]string{ProvisionOnNode: "node-a", SelectedNode: "node-b"}
 	}))
 	must.Succeed(t, err)
-	if events := r.events(); len(events) != 1 || !strings.Contains(events[0], "NodesDiffer: annotation kubevirt.io/provisionOnNode=node-a wins over node node-b") {
+	if events := r.events(); len(events) != 1 || !strings.Contains(events[0], "NodesDiffer: annotation kubevirt.io/provisionOnNode=node-a takes precedence over node node-b") {
 		t.Errorf("the events are %q", events)
 	}
 }
@@ -590,7 +590,7 @@ func TestPodWithClaimsOfTwoNodes_isReportedOnBoth(t *testing.T) {
 }
 
 // As after a kill between the directory and its PersistentVolume.
-func TestDirectoryOfNobody_isRemovedIfItIsEmptyAndOurs(t *testing.T) {
+func TestAbandonedDirectory_isRemovedIfItIsEmptyAndOurs(t *testing.T) {
 	uids := map[string]string{ // by what there is besides the directory, or was
 		"nothing": "00000000-2222-3333-4444-555555555555", "content": "11111111-2222-3333-4444-555555555555", "claim": "22222222-2222-3333-4444-555555555555",
 		"volume": "33333333-2222-3333-4444-555555555555", "no record": "44444444-2222-3333-4444-555555555555",

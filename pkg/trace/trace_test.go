@@ -151,7 +151,7 @@ func TestExport(t *testing.T) {
 	}
 }
 
-func TestOff(t *testing.T) {
+func TestTracingDisabled(t *testing.T) {
 	for name, variables := range map[string]map[string]string{
 		"by default":  nil,
 		"no exporter": {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1", "OTEL_TRACES_EXPORTER": "none"},

@@ -12,7 +12,7 @@ const snapshotPrefix = "~"
 
 // ParseSnapshot is the id of the snapshot of a name, which is one as ParseID takes. A pool
 // keeps volumes and snapshots by ids of one kind, so that both have the same records, limits,
-// promises, steps and locks. ParseID never answers the id of a snapshot: no call on a volume
+// promises, steps and locks. ParseID never returns the id of a snapshot: no call on a volume
 // reaches one.
 func ParseSnapshot(name string) (ID, error) {
 	if err := checkElement("snapshot name", name); err != nil {
@@ -24,7 +24,7 @@ func ParseSnapshot(name string) (ID, error) {
 	return ID{name: snapshotPrefix + name}, nil
 }
 
-// ParseEntry takes the id of a volume or of a snapshot, as String answers it.
+// ParseEntry takes the id of a volume or of a snapshot, as String returns it.
 func ParseEntry(s string) (ID, error) {
 	if name, is := strings.CutPrefix(s, snapshotPrefix); is {
 		return ParseSnapshot(name)

@@ -282,7 +282,7 @@ func (p *Pool) withQuota(work func(root *dir.Dir, f quota.Facility) error) error
 	return work(root, f)
 }
 
-// limited expects the kernel to keep the size of a volume, by an id of its own.
+// limited expects the kernel to enforce the size of a volume, by an id of its own.
 func (p *Pool) limited(v Kept, r Record) error {
 	return p.withQuota(func(root *dir.Dir, f quota.Facility) error {
 		d, err := root.Open(v.ID)

@@ -114,7 +114,7 @@ func (w *World) Request() devices.Request {
 	return devices.Request{Volumes: w.PVs, Wipe: w.Config.Wipe, Offer: &w.Config}
 }
 
-// Pass starts what a pass starts, waits for it, and answers what is reported then.
+// Pass starts what a pass starts, waits for it, and returns what is reported then.
 func (w *World) Pass() devices.Report {
 	w.Helper()
 	r := w.Request()

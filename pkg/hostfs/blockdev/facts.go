@@ -37,7 +37,7 @@ type Facts struct {
 // IsPartition says whether the device is a part of a disk.
 func (f Facts) IsPartition() bool { return f.Disk != f.Number }
 
-// Inspect reads the facts of a device. It answers ErrGone if there is none.
+// Inspect reads the facts of a device. It returns ErrGone if there is none.
 func Inspect(n Number) (Facts, error) {
 	dir, err := filepath.EvalSymlinks(filepath.Join(sysfs, n.String()))
 	if errors.Is(err, fs.ErrNotExist) {

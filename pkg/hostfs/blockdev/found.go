@@ -101,7 +101,7 @@ func plain(name string) bool {
 	return name != "" && name != "." && name != ".."
 }
 
-// Node makes a node of the device at a path, with the directories on the way to it. It answers
+// Node makes a node of the device at a path, with the directories on the way to it. It returns
 // fs.ErrExist if something else is there.
 func (d Device) Node(at string) error {
 	if err := os.MkdirAll(path.Dir(at), 0o755); err != nil {
@@ -133,7 +133,7 @@ func (d Device) Instance() (string, error) {
 	return strings.Join([]string{strings.TrimSpace(string(boot)), sequence, d.number.String()}, "/"), nil
 }
 
-// CheckUnused answers ErrBusy if the device is mounted anywhere on the node, in whatever
+// CheckUnused returns ErrBusy if the device is mounted anywhere on the node, in whatever
 // namespace, or another device is made of it, such as a multipath device or a RAID.
 func (d Device) CheckUnused() error {
 	f, err := d.open(unix.O_RDONLY | unix.O_EXCL)
@@ -191,7 +191,7 @@ func (d Device) StartsBlank() (bool, error) {
 	}
 	begin := make([]byte, min(size, probed))
 	if _, err := f.ReadAt(begin, 0); err != nil {
-		return false, fmt.Errorf("read the begin of %s: %w", d, err)
+		return false, fmt.Errorf("read the start of %s: %w", d, err)
 	}
 	blank := bytes.Equal(begin[:head], make([]byte, head))
 	if _, err := f.ReadAt(begin, size-int64(len(begin))); err != nil {
@@ -200,7 +200,7 @@ func (d Device) StartsBlank() (bool, error) {
 	return blank, nil
 }
 
-// Blank overwrites the first MiB with zeros, durably. It answers ErrBusy for a device in use.
+// Blank overwrites the first MiB with zeros, durably. It returns ErrBusy for a device in use.
 func (d Device) Blank() (err error) {
 	f, err := d.open(unix.O_RDWR | unix.O_EXCL)
 	if errors.Is(err, unix.EBUSY) {
@@ -211,7 +211,7 @@ func (d Device) Blank() (err error) {
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
 	if _, err := f.WriteAt(make([]byte, 1<<20), 0); err != nil {
-		return fmt.Errorf("overwrite the begin of %s: %w", d, err)
+		return fmt.Errorf("overwrite the start of %s: %w", d, err)
 	}
 	return f.Sync()
 }

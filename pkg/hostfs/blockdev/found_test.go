@@ -73,7 +73,7 @@ func TestNode(t *testing.T) {
 	}
 }
 
-func TestADeviceInUse(t *testing.T) {
+func TestCheckUnused(t *testing.T) {
 	path, device := attach(t, mib, 'x')
 	must.Succeed(t, device.CheckUnused())
 	user, err := unix.Open(path, unix.O_RDONLY|unix.O_EXCL|unix.O_CLOEXEC, 0)

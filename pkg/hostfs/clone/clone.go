@@ -37,7 +37,7 @@ const (
 )
 
 // File makes dst, an empty regular file that is open for writing, a copy of src. It
-// answers ErrNotSupported where Share is not possible. Nothing is synced. The end of ctx ends
+// returns ErrNotSupported where Share is not possible. Nothing is synced. The end of ctx ends
 // Copy, within 16 MiB.
 func File(ctx context.Context, dst, src *os.File, method Method) error {
 	var err error

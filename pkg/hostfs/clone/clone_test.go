@@ -90,7 +90,7 @@ func TestTree(t *testing.T) {
 		})
 	})
 
-	t.Run("deep towers take few descriptors", func(t *testing.T) {
+	t.Run("deep trees take few descriptors", func(t *testing.T) {
 		onEach(t, func(t *testing.T, src, dst string, method clone.Method) {
 			const levels = 4000
 			at := open(t, src)
@@ -124,7 +124,7 @@ func TestTree(t *testing.T) {
 		})
 	})
 
-	t.Run("what is mounted inside stays out", func(t *testing.T) {
+	t.Run("what is mounted inside is not copied", func(t *testing.T) {
 		onEach(t, func(t *testing.T, src, dst string, method clone.Method) {
 			must.Succeed(t, os.Mkdir(filepath.Join(src, "mounted"), 0o755), syscall.Mount("tmpfs", filepath.Join(src, "mounted"), "tmpfs", 0, ""))
 			defer func() { must.Succeed(t, syscall.Unmount(filepath.Join(src, "mounted"), 0)) }()
@@ -146,7 +146,7 @@ func TestTree(t *testing.T) {
 		}
 	})
 
-	t.Run("the end of the context ends it", func(t *testing.T) {
+	t.Run("a canceled context ends the copy", func(t *testing.T) {
 		root := testenv.LoopFS(t, "xfs", 512*mib)
 		must.Succeed(t, os.Mkdir(filepath.Join(root, "src"), 0o755), os.Mkdir(filepath.Join(root, "dst"), 0o755))
 		for i := range 10 {
@@ -350,7 +350,7 @@ func TestFile(t *testing.T) {
 
 // A tree that never holds still is copied as it was when its writers were stopped, on filesystems
 // that share blocks and on those that do not.
-func TestTreeIsHeld(t *testing.T) {
+func TestChangingTreeIsCopiedWhileFrozen(t *testing.T) {
 	for kind, method := range map[string]clone.Method{"xfs": clone.Share, "btrfs": clone.Share, "ext4": clone.Copy} {
 		t.Run(kind, func(t *testing.T) {
 			root := testenv.LoopFS(t, kind, 512*mib)

@@ -25,7 +25,7 @@ func Stall(extents int) time.Duration { return time.Duration(extents) * PerExten
 // A Limit is for how long sharing one file may stop its writers; 0 for no limit.
 type Limit time.Duration
 
-// Check answers ErrFragmented for a file that is predicted to stop its writers for longer. What was
+// Check returns ErrFragmented for a file that is predicted to stop its writers for longer. What was
 // written and has no place on disk yet has no extents: the file should be synced before.
 func (l Limit) Check(f *os.File) error { return l.check(ioctl.File{File: f}, f.Name()) }
 

@@ -14,7 +14,7 @@ import (
 // Subvolume makes a writable snapshot of the btrfs subvolume src under a name in to. All
 // that was synced before is in it; of what was written since, some may be and some not, as
 // after a power cut. Subvolumes below src are empty directories in it: see [Nested]. It
-// answers ErrNotSupported if src is no subvolume, and fs.ErrExist if the name is taken.
+// returns ErrNotSupported if src is no subvolume, and fs.ErrExist if the name is taken.
 func Subvolume(src, to *dir.Dir, name string) error {
 	args := ioctl.Subvolume{}
 	if len(name) >= len(args.Name) {
@@ -37,7 +37,7 @@ func Subvolume(src, to *dir.Dir, name string) error {
 }
 
 // Nested counts the subvolumes that lie directly in the subvolume d, at whatever depth of
-// directories, at most 255 of them. It answers ErrNotSupported if d is no subvolume
+// directories, at most 255 of them. It returns ErrNotSupported if d is no subvolume
 // (Linux 4.18).
 func Nested(d *dir.Dir) (int, error) {
 	args := ioctl.Nested{}

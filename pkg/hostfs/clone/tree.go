@@ -19,7 +19,7 @@ type Options struct {
 	// Rounds is how often changed entries are copied again before Tree gives up on a
 	// consistent copy. With 0 the source is not checked at all.
 	Rounds int
-	// Hold has all who write to the source stop, and answers what lets them go on, and a context that
+	// Hold has all who write to the source stop, and returns what lets them go on, and a context that
 	// ends if they do before. If it is set, the source is copied once while they write; if anything
 	// has changed by then they are stopped, and what has changed is copied again. Rounds must be 1.
 	Hold func(context.Context) (still context.Context, release func() error, err error)
@@ -176,7 +176,7 @@ func (c *copier) standstill(start moment, first Result) (result Result, err erro
 }
 
 // beginLater is begin for a pass that is to find nothing changed unless it is written to from now on:
-// it answers a time that is later than all writes so far by the clock of the filesystem, which ticks
+// it returns a time that is later than all writes so far by the clock of the filesystem, which ticks
 // each few milliseconds.
 func (c *copier) beginLater() (moment, error) {
 	last, err := c.begin(true)

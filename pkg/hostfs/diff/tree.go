@@ -214,7 +214,7 @@ func (c *comparer) attributes(p *pair) error {
 
 func format(st *unix.Stat_t) uint32 { return st.Mode & unix.S_IFMT }
 
-// stat answers nil for a missing name.
+// stat returns nil for a missing name.
 func stat(in *dir.Dir, name string) (*unix.Stat_t, error) {
 	st := new(unix.Stat_t)
 	err := unix.Fstatat(in.Fd(), name, st, unix.AT_SYMLINK_NOFOLLOW)

@@ -8,7 +8,7 @@ import (
 )
 
 // Attribute is an extended attribute of the directory (xattr(7)), of at most limit bytes. It
-// answers false where there is none, also on a filesystem that has none of its kind.
+// returns false where there is none, also on a filesystem that has none of its kind.
 func (d *Dir) Attribute(name string, limit int) (value []byte, found bool, err error) {
 	if err := d.read(); err != nil {
 		return nil, false, err

@@ -477,7 +477,7 @@ func TestRemoveTree_resumes(t *testing.T) {
 	}
 }
 
-func TestRemoveTree_mountStays(t *testing.T) {
+func TestRemoveTree_mountIsNotEntered(t *testing.T) {
 	testenv.NeedRoot(t)
 	root := t.TempDir()
 	d := open(t, root)
@@ -499,7 +499,7 @@ func TestRemoveTree_mountStays(t *testing.T) {
 	}
 }
 
-func TestOpen_swappedLinkIsNotFollowed(t *testing.T) {
+func TestOpen_directorySwappedForLinkIsRefused(t *testing.T) {
 	outside := t.TempDir()
 	must.Succeed(t, os.WriteFile(filepath.Join(outside, "canary"), nil, 0o600))
 	root := t.TempDir()

@@ -24,7 +24,7 @@ func exchange(t *testing.T, root, a, b string) {
 }
 
 // A tenant swaps directories inside the volume while it is removed.
-func TestRemoveTree_swappedLinkIsNotFollowed(t *testing.T) {
+func TestRemoveTree_directorySwappedForLinkIsNotFollowed(t *testing.T) {
 	outside := t.TempDir()
 	must.Succeed(t, os.MkdirAll(filepath.Join(outside, "a", "b"), 0o755))
 	must.Succeed(t, os.WriteFile(filepath.Join(outside, "canary"), nil, 0o600))
@@ -57,7 +57,7 @@ func TestRemoveTree_swappedLinkIsNotFollowed(t *testing.T) {
 	}
 }
 
-func TestWalk_swappedLinkIsNotFollowed(t *testing.T) {
+func TestWalk_directorySwappedForLinkIsNotFollowed(t *testing.T) {
 	outside := t.TempDir()
 	must.Succeed(t, os.MkdirAll(filepath.Join(outside, "canary", "canary"), 0o755))
 	root := t.TempDir()

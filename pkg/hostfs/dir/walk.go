@@ -165,7 +165,7 @@ func (w *walker) reopen(child *Dir) error {
 }
 
 // Parent opens the directory that holds d. If that is not the expected one, since somebody
-// moved d, it answers an error.
+// moved d, it returns an error.
 func (d *Dir) Parent(expected ID) (*Dir, error) {
 	fd, err := unix.Openat2(d.Fd(), "..", &unix.OpenHow{
 		Flags:   unix.O_RDONLY | unix.O_DIRECTORY | unix.O_CLOEXEC,

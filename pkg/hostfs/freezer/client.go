@@ -16,7 +16,7 @@ import (
 // A Client has a watchdog freeze pods.
 type Client struct{ Socket string }
 
-// Freeze stops all processes of pods, and answers a context that ends when they no longer stand
+// Freeze stops all processes of pods, and returns a context that ends when they no longer stand
 // still for certain. Thaw lets them go on, and reports ErrThawed if they have before; it must be
 // called, within Limit. If the watchdog ends meanwhile they go on at once. Errors:
 // ErrUnavailable, ErrBusy.

@@ -167,7 +167,7 @@ func closeAll(groups []*group) {
 	}
 }
 
-// spares answers an error if a process, as this one sees its number, is in the group or below.
+// spares returns an error if a process, as this one sees its number, is in the group or below.
 // Processes of other namespaces have the number 0.
 func (g *group) spares(pid int) error {
 	d, err := dir.Open(dir.HandlePath(int(g.dir.Fd())))

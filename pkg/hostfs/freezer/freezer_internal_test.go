@@ -271,9 +271,9 @@ func TestThawed(t *testing.T) {
 			cause func(t *testing.T, group string, stop func())
 			want  error
 		}{
-			"at the limit":                   {limit: time.Second, cause: func(*testing.T, string, func()) {}, want: ErrThawed},
-			"at the end of the watchdog":     {cause: func(_ *testing.T, _ string, stop func()) { stop() }, want: ErrThawed},
-			"by somebody else, who is found": {cause: thawByHand, want: ErrThawed},
+			"at the limit":                          {limit: time.Second, cause: func(*testing.T, string, func()) {}, want: ErrThawed},
+			"at the end of the watchdog":            {cause: func(_ *testing.T, _ string, stop func()) { stop() }, want: ErrThawed},
+			"by another process, which is reported": {cause: thawByHand, want: ErrThawed},
 		} {
 			t.Run(name, func(t *testing.T) {
 				root, group := makeGroup(t, hierarchy, places[1])
@@ -282,7 +282,7 @@ func TestThawed(t *testing.T) {
 				still, thaw, err := c.Freeze(t.Context(), thePod(t))
 				must.Succeed(t, err)
 				test.cause(t, group, stop)
-				if name != "by somebody else, who is found" {
+				if name != "by another process, which is reported" {
 					<-still.Done()
 				}
 				goesOn()

@@ -187,7 +187,7 @@ func (w *Watchdog) hold(ctx context.Context, c *net.UnixConn, groups []*group, n
 	case errors.Is(err, io.EOF):
 		return nil
 	case ctx.Err() != nil:
-		return fmt.Errorf("%w: the watchdog ends", ErrThawed)
+		return fmt.Errorf("%w: the watchdog is shutting down", ErrThawed)
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		return fmt.Errorf("%w: pods are frozen for %s at most", ErrThawed, w.limit)
 	}
@@ -214,7 +214,7 @@ func (w *Watchdog) groups(c *net.UnixConn) ([]*group, error) {
 		pods = append(pods, pod)
 	}
 	if len(pods) > maxPods {
-		return nil, fmt.Errorf("%w: %d pods at once, at most %d can be", ErrUnavailable, len(pods), maxPods)
+		return nil, fmt.Errorf("%w: %d pods are to be frozen at once, at most %d can be", ErrUnavailable, len(pods), maxPods)
 	}
 	return find(w.root, pods)
 }

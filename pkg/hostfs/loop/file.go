@@ -51,7 +51,7 @@ type File struct {
 
 // Create makes an empty file in d. On btrfs it is one that is not copied on write:
 // what was allocated for a file serves one write only there otherwise, and direct IO
-// to it may store wrong checksums. It answers fs.ErrExist.
+// to it may store wrong checksums. It returns fs.ErrExist.
 func Create(d *dir.Dir, name string) (*File, error) {
 	f, err := d.MakeFile(name)
 	if err != nil {
@@ -67,7 +67,7 @@ func Create(d *dir.Dir, name string) (*File, error) {
 	return file, nil
 }
 
-// Open opens a file in d. It never follows a link, and answers fs.ErrNotExist, or
+// Open opens a file in d. It never follows a link, and returns fs.ErrNotExist, or
 // dir.ErrNotFile for what is no regular file.
 func Open(d *dir.Dir, name string) (*File, error) {
 	f, err := d.OpenFile(name)

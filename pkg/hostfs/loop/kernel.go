@@ -60,7 +60,7 @@ func pause(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// Attach makes the file a device, or answers the one that it is: ours, of the same
+// Attach makes the file a device, or returns the one that it is: ours, of the same
 // ReadOnly, with whatever block it has. Errors: ErrNoDevice; ErrForeign where the
 // device is to be writable and another's is; ErrSize for a file whose size is not a
 // multiple of Unit, and for a block that no device has; ErrBusy for a device that is
@@ -194,7 +194,7 @@ func (k *Kernel) make(f *File, o Options) (Device, error) {
 		}
 		refused[number] = true
 	}
-	return Device{}, fmt.Errorf("%w: others took %d in a row", ErrNoDevice, attempts)
+	return Device{}, fmt.Errorf("%w: other processes took %d in a row", ErrNoDevice, attempts)
 }
 
 func (k *Kernel) configure(name string, mode int, config unix.LoopConfig, o Options) (Device, error) {
@@ -252,7 +252,7 @@ func filesystemGone(err error) bool {
 	return false
 }
 
-// Inspect asks about one device by the name of its node, in microseconds. It answers
+// Inspect asks about one device by the name of its node, in microseconds. It returns
 // ErrNotAttached. One whose filesystem cannot name the file any more is Gone.
 //
 // The kernel asks the file's filesystem for the numbers of the file (LOOP_GET_STATUS64 calls
@@ -294,7 +294,7 @@ func (k *Kernel) inspect(name string) (Device, error) {
 	return node.inspect()
 }
 
-// Grow makes a device as large as its file is now, while it is in use, and answers it
+// Grow makes a device as large as its file is now, while it is in use, and returns it
 // as it is then. Errors: ErrNotAttached where it is not that of the file any more, and
 // ErrForeign.
 func (k *Kernel) Grow(d Device) (Device, error) {
@@ -347,7 +347,7 @@ func (k *Kernel) Detach(ctx context.Context, d Device) error {
 	}
 }
 
-// detach answers ErrBusy for a device that others have open. It ends with the last of them then, unless it is
+// detach returns ErrBusy for a device that others have open. It ends with the last of them then, unless it is
 // retained: there may always be one when this asks, and be none in between.
 func (k *Kernel) detach(ctx context.Context, d Device, again bool) error {
 	now, err := k.clear(d)
@@ -365,7 +365,7 @@ func (k *Kernel) detach(ctx context.Context, d Device, again bool) error {
 	return k.remove(ctx, now.Name)
 }
 
-// clear detaches a device, and answers what it was. It answers ErrNotAttached where it is not that of the file any more.
+// clear detaches a device, and returns what it was. It returns ErrNotAttached where it is not that of the file any more.
 func (k *Kernel) clear(d Device) (now Device, err error) {
 	found, err := k.open(d.Name, unix.O_RDONLY)
 	if err != nil {
@@ -399,7 +399,7 @@ func (k *Kernel) clear(d Device) (now Device, err error) {
 	return now, claimed.clear()
 }
 
-// retain keeps a device from ending with its last user, and answers ErrBusy; nil for one that has ended.
+// retain keeps a device from ending with its last user, and returns ErrBusy; nil for one that has ended.
 func (k *Kernel) retain(d Device) error {
 	node, err := k.open(d.Name, unix.O_RDONLY)
 	if errors.Is(err, ErrNotAttached) {

@@ -28,7 +28,7 @@ var (
 	// ErrBusy reports a device that somebody still has open. It stays attached.
 	ErrBusy = errors.New("loop device is in use")
 	// ErrForeign reports a device on the file that was not attached by this package.
-	ErrForeign = errors.New("loop device was attached by somebody else")
+	ErrForeign = errors.New("loop device was attached by another program")
 	// ErrNotAttached reports a device that is not, or no longer, attached to the file.
 	ErrNotAttached = errors.New("loop device is not attached to the file")
 	// ErrSilent reports a device, possibly of this file, whose filesystem does not answer.

@@ -96,7 +96,7 @@ func noDevice(op string, err error) error {
 	return &fs.PathError{Op: op, Path: controlNode, Err: err}
 }
 
-// remove answers ErrBusy for a device that somebody has open or attached.
+// remove returns ErrBusy for a device that somebody has open or attached.
 func (c control) remove(number int) error {
 	err := unix.IoctlSetInt(c.fd(), unix.LOOP_CTL_REMOVE, number)
 	switch {
@@ -116,7 +116,7 @@ type node struct {
 	name string
 }
 
-// open opens a device by the name of its node. It answers ErrNotAttached for one that
+// open opens a device by the name of its node. It returns ErrNotAttached for one that
 // is not there or about to go.
 func (k *Kernel) open(name string, flags int) (node, error) {
 	// O_NONBLOCK: something else of that name must not hold the caller.
@@ -245,7 +245,7 @@ func isMarked(info *unix.LoopInfo64) bool {
 }
 
 // clear detaches the device, which the caller has claimed. LOOP_CLR_FD itself never says that others have it open:
-// then it has it end with the last of them, which shows in its status, and clear answers ErrBusy.
+// then it has it end with the last of them, which shows in its status, and clear returns ErrBusy.
 func (n node) clear() error {
 	if err := unix.IoctlSetInt(n.fd(), unix.LOOP_CLR_FD, 0); err != nil && !errors.Is(err, unix.ENXIO) {
 		return &fs.PathError{Op: "LOOP_CLR_FD", Path: n.name, Err: err}
@@ -257,7 +257,7 @@ func (n node) clear() error {
 	return errors.Join(ErrBusy, err)
 }
 
-// stay keeps the device from ending with its last user. It answers ErrBusy where a
+// stay keeps the device from ending with its last user. It returns ErrBusy where a
 // kernel does not change one that somebody else has claimed (6.18 still does).
 func (n node) stay() error {
 	info, err := n.status()
@@ -306,7 +306,7 @@ func (n node) refusesAll() bool {
 	return err == nil && limit != "0" && !n.discards()
 }
 
-// ignoring has the device refuse discards, and answers it as it is then. Where that
+// ignoring has the device refuse discards, and returns it as it is then. Where that
 // cannot be set, sysfs being read-only, Device.Discard says so.
 func (n node) ignoring() (Device, error) {
 	// It takes the kernel some 20 ms to set it, and none to say that it is set.

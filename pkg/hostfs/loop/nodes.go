@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// CheckNodes answers ErrNodes where no file can be made a device: without the loop driver, and
+// CheckNodes returns ErrNodes where no file can be made a device: without the loop driver, and
 // where the directory of nodes is not a devtmpfs, since the kernel makes the nodes of new
 // devices only there. It attaches nothing.
 func (k *Kernel) CheckNodes() error {

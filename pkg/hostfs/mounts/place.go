@@ -78,7 +78,7 @@ func (p Place) open() (int, error) {
 	return fd, nil
 }
 
-// Unmount takes the topmost mount off, here and wherever the mount propagates to. It answers
+// Unmount takes the topmost mount off, here and wherever the mount propagates to. It returns
 // ErrBusy if a process uses it in any of these places, and nil if nothing is mounted.
 func (p Place) Unmount() error {
 	// umount2(2) takes no descriptor: the parent's handle keeps the way to the place, and

@@ -50,7 +50,7 @@ func Clone(source *dir.Dir) (*Tree, error) {
 }
 
 // New mounts the filesystem on a device, with options as in mount(8). If it is mounted
-// already it is the same filesystem, with the options that it has. It answers ErrOptions if the
+// already it is the same filesystem, with the options that it has. It returns ErrOptions if the
 // filesystem refuses one of them; that it refused all together, it may report as another error.
 func New(kind, device string, options []string) (*Tree, error) {
 	attributes, own, err := split(options)

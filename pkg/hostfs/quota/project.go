@@ -180,7 +180,7 @@ func (p projects) Limit(d *dir.Dir, id ID, l Limit) error {
 	return p.control.set(d, id, has)
 }
 
-// checkAlone takes the id that a directory was just given off again and answers ErrTaken if something else is counted
+// checkAlone takes the id that a directory was just given off again and returns ErrTaken if something else is counted
 // by it: another process had NewID answer the same. Of two directories the later one, at least, finds both counted.
 func (p projects) checkAlone(d *dir.Dir, id ID, defaults diskQuota) error {
 	q, err := p.control.get(d, id)

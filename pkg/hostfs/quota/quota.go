@@ -135,7 +135,7 @@ type Facility interface {
 
 	// Strays counts the files and directories below the directory that are not counted by the id:
 	// their owners have changed their project. It calls step before each entry, and ends with its
-	// error. Where nothing can leave a limit in this way it answers none.
+	// error. Where nothing can leave a limit in this way it returns none.
 	Strays(d *dir.Dir, id ID, step func() error) (Strays, error)
 
 	// IDOf returns the id of the directory, 0 if it has none.

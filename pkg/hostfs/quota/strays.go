@@ -55,9 +55,9 @@ func (s *straySearch) Enter(d, _ *dir.Dir, _ string) error {
 
 func (*straySearch) Leave(*dir.Dir) error { return nil }
 
-// projectOf is the project of a regular file. It answers false for all else, which holds no
+// projectOf is the project of a regular file. It returns false for all else, which holds no
 // data, and for what is gone by now. Only what is known to be a regular file is opened: opening
-// a device node that somebody made in a volume could do anything. It answers EWOULDBLOCK for a file
+// a device node that somebody made in a volume could do anything. It returns EWOULDBLOCK for a file
 // that a process has a write lease of.
 func projectOf(in *dir.Dir, name string) (id ID, ok bool, err error) {
 	node, err := in.OpenNode(name, unix.O_PATH)

@@ -15,7 +15,7 @@ type Config struct {
 	Version string
 	// Images are the images of containers by their name in the manifests, where they differ from those.
 	Images map[string]string
-	// PartOf and VersionLabel are labels of whoever installed the operator, or empty.
+	// PartOf and VersionLabel are labels that the installer of the operator sets, or empty.
 	PartOf, VersionLabel string
 	// Verbosity is the --v of what is deployed, or negative for that of the manifests.
 	Verbosity int

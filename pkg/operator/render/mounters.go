@@ -18,8 +18,8 @@ import (
 const (
 	// mounterLabel has the name of a Deployment, so that each has pods of its own.
 	mounterLabel = "hostpathprovisioner.kubevirt.io/mounter"
-	// nodeAnnotation and pathAnnotation say on what node a mounter has what path. The clean-up goes by them, and by
-	// nothing in the object, which may have changed.
+	// nodeAnnotation and pathAnnotation say on what node a mounter has what path. The clean-up uses them, and
+	// nothing of the object, which may have changed.
 	nodeAnnotation = "hostpathprovisioner.kubevirt.io/node"
 	pathAnnotation = "hostpathprovisioner.kubevirt.io/path"
 	// maxName is what the value of a label may have, and so the names that are used as one.

@@ -148,7 +148,7 @@ func (c conditions) degraded(rollingOut bool, nodes []hppv1.NodeStatus, seen Obs
 	}
 }
 
-// Refuse is the status of an object that nothing is done for.
+// Refuse is the status of an object that is not reconciled.
 func Refuse(object *hppv1.HostPathProvisioner, operatorVersion, reason, message string) hppv1.HostPathProvisionerStatus {
 	status := *object.Status.DeepCopy()
 	status.ObservedGeneration = object.Generation
@@ -204,7 +204,7 @@ func notRolledOut(sets map[string]*appsv1.DaemonSet) []string {
 		case set == nil:
 			waiting = append(waiting, name+" does not exist yet")
 		case set.Status.ObservedGeneration != set.Generation:
-			waiting = append(waiting, name+": its change is not taken up yet")
+			waiting = append(waiting, name+": its controller has not observed its last change yet")
 		case set.Status.UpdatedNumberScheduled < set.Status.DesiredNumberScheduled:
 			waiting = append(waiting, fmt.Sprintf("%s: %d of %d nodes are updated", name, set.Status.UpdatedNumberScheduled, set.Status.DesiredNumberScheduled))
 		case set.Status.NumberReady < set.Status.DesiredNumberScheduled:

@@ -60,7 +60,7 @@ func TestAssess(t *testing.T) {
 		"not there yet":                     {hppv1.HostPathProvisionerStatus{}, Observed{DaemonSets: map[string]*appsv1.DaemonSet{render.DriverDaemonSet: nil}}, [3]bool{false, true, false}, "", "does not exist yet"},
 		"all is well":                       {running, Observed{DaemonSets: nodes(2, 2, 2)}, [3]bool{true, false, false}, current, "Application Available"},
 		"no node matches":                   {running, Observed{DaemonSets: nodes(0, 0, 0)}, [3]bool{true, false, false}, current, "Application Available"},
-		"change is not taken up":            {older, Observed{DaemonSets: stale}, [3]bool{false, true, false}, "v1.0.0", "not taken up yet"},
+		"change is not taken up":            {older, Observed{DaemonSets: stale}, [3]bool{false, true, false}, "v1.0.0", "not observed its last change yet"},
 		"upgrade under way":                 {older, Observed{DaemonSets: nodes(2, 1, 2)}, [3]bool{false, true, false}, "v1.0.0", "1 of 2 nodes are updated"},
 		"upgrade is done":                   {older, Observed{DaemonSets: nodes(2, 2, 2)}, [3]bool{true, false, false}, current, "Application Available"},
 		"a node fails":                      {running, Observed{DaemonSets: nodes(2, 2, 1), Pods: []corev1.Pod{podOn("node-b", waiting("CrashLoopBackOff"))}}, [3]bool{false, true, true}, current, "node-b: container driver of pod driver-node-b: CrashLoopBackOff: in words"},

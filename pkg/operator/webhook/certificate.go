@@ -44,7 +44,7 @@ func (r rotation) step(data map[string][]byte, now time.Time) (next map[string][
 	to := map[string][]byte{}
 	switch {
 	case served == nil || usable != nil || !slices.Contains(served.DNSNames, r.name) || !now.Before(served.NotAfter):
-		// Nothing to change from without a break: the first one, or what somebody has damaged.
+		// Nothing to change from without a break: the first one, or damaged content.
 		to[servedCertificate], to[servedKey], err = r.issue(now)
 		return to, true, err
 	case announced != nil && follows == nil && now.Before(announced.NotAfter):

@@ -33,7 +33,7 @@ const (
 
 	lifetime  = 90 * 24 * time.Hour
 	announced = time.Hour
-	// refresh is how often the Secret is read. It is also how long what somebody has changed stays.
+	// refresh is how often the Secret is read. It is also how long a change by another client stays.
 	refresh = 10 * time.Second
 )
 

@@ -149,7 +149,7 @@ func TestCertificatesOfRestores(t *testing.T) {
 }
 
 // While nothing is due nothing is written.
-func TestCertificatesAreQuiet(t *testing.T) {
+func TestCertificatesAreNotRewritten(t *testing.T) {
 	w := newWorld(t, nil, 1)
 	version := func() string {
 		t.Helper()
@@ -216,7 +216,7 @@ func (w *world) setSecret(key string, value []byte) error {
 }
 
 // With the annotation the Secret is cert-manager's: it is read and never written, and so is the bundle.
-func TestCertManagerIsLeftAlone(t *testing.T) {
+func TestCertManagerSecretIsNotWritten(t *testing.T) {
 	w := newWorld(t, map[string]string{injectAnnotation: "storage/cert"}, 1)
 	if err := w.replicas[0].refresh(t.Context()); err == nil {
 		t.Error("there is no Secret, and no error")

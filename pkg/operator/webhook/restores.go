@@ -62,7 +62,7 @@ func (r *Restores) place(ctx context.Context, request admission.Request) (node s
 	return node, changed, err
 }
 
-// nodeFor is the node that a claim has to be made on, or empty if nobody knows, or somebody has chosen one.
+// nodeFor is the node that a claim has to be made on, or empty if that is not known, or a node was chosen already.
 func (r *Restores) nodeFor(ctx context.Context, namespace string, claim *corev1.PersistentVolumeClaim) (string, error) {
 	find, name := r.finder(namespace, claim)
 	if find == nil || claim.Spec.VolumeName != "" || claim.Annotations[selectedNode] != "" || claim.Spec.StorageClassName == nil {
@@ -86,7 +86,7 @@ func (r *Restores) nodeFor(ctx context.Context, namespace string, claim *corev1.
 }
 
 // finder is what finds the node of a claim's source, with the name of that. It is nil for a claim without a source, and for one
-// that the driver does not know. A source in another namespace is not looked at: who makes the claim may not see it.
+// that the driver does not know. A source in another namespace is not read: the owner of the claim may not have the right to.
 func (r *Restores) finder(namespace string, claim *corev1.PersistentVolumeClaim) (func(context.Context, client.ObjectKey) (string, error), string) {
 	var group *string
 	var kind, name string

@@ -169,7 +169,7 @@ func wantPlaced(t *testing.T, answer admission.Response, node string, first bool
 }
 
 // What is no claim, and an API server that does not answer, keep nobody from making a claim.
-func TestRestoresFailOpen(t *testing.T) {
+func TestRestoreWebhookFailsOpen(t *testing.T) {
 	unknown := &Restores{Reader: fake.NewClientBuilder().WithScheme(runtime.NewScheme()).Build()}
 	wantPlaced(t, unknown.Handle(t.Context(), requestOf(t, asked("local", fromSnapshot))), "", true)
 	wantPlaced(t, unknown.Handle(t.Context(), admission.Request{}), "", true)

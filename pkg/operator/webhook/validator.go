@@ -55,7 +55,7 @@ func (v *Validator) ValidateCreate(ctx context.Context, object *hppv1.HostPathPr
 // ValidateUpdate refuses to remove pools with volumes, and to add such that cannot work. Everything else about an object that
 // is there was accepted once, and stays so.
 func (v *Validator) ValidateUpdate(ctx context.Context, before, after *hppv1.HostPathProvisioner) (admission.Warnings, error) {
-	// Finalizers and labels of an object that is being deleted, or with a spec as it was, are none of our business.
+	// Finalizers and labels of an object that is being deleted, or with a spec as it was, are not checked.
 	if after.DeletionTimestamp != nil || equality.Semantic.DeepEqual(before.Spec, after.Spec) {
 		return nil, nil
 	}
@@ -169,7 +169,7 @@ func (v *Validator) unused(ctx context.Context, removed []hppv1.StoragePool) err
 	return errors.Join(problems...)
 }
 
-// leftByProvisioner warns of volumes that the pre-CSI provisioner has made, and that nobody deletes once it is gone.
+// leftByProvisioner warns of volumes that the pre-CSI provisioner has made, and that no controller deletes once it is gone.
 func (v *Validator) leftByProvisioner(ctx context.Context) (admission.Warnings, error) {
 	var left []string
 	err := v.eachVolume(ctx, func(volume *corev1.PersistentVolume) {
@@ -184,7 +184,7 @@ func (v *Validator) leftByProvisioner(ctx context.Context) (admission.Warnings, 
 		len(left), slices.Min(left))}, nil
 }
 
-// checkPaths refuses pools in directories that have volumes of somebody else, and warns of those that are in such a volume.
+// checkPaths refuses pools in directories that have volumes of other provisioners, and warns of those that are in such a volume.
 func (v *Validator) checkPaths(ctx context.Context, added []hppv1.StoragePool) (warnings admission.Warnings, err error) {
 	const most = 5
 	var problems []error

@@ -20,7 +20,7 @@ type sighting struct {
 	at   time.Time // with the monotonic clock: see package time
 }
 
-// Unchanged notes the sign of somebody, and answers for how long it has been the same.
+// Unchanged notes the sign of somebody, and returns for how long it has been the same.
 func (s *Signs) Unchanged(of, sign string) time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()

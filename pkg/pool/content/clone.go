@@ -62,7 +62,7 @@ func CopySubvolume(ctx context.Context, src, to *dir.Dir, name string) (*dir.Dir
 
 // Copy makes the file of a block volume in dst, durably, from that in src, as it is at one
 // moment. What users of a device have written without a flush is in it where the host keeps it
-// in memory, since that is flushed first. It answers how long writers had to wait at most, and
+// in memory, since that is flushed first. It returns how long writers had to wait at most, and
 // clone.ErrFragmented if that were longer than the limit.
 func (c *Disk) Copy(ctx context.Context, src, dst *dir.Dir, m volume.CopyMethod, limit clone.Limit) (stall time.Duration, err error) {
 	if err := c.flush(src); err != nil {

@@ -55,7 +55,7 @@ type Host struct {
 type Content interface {
 	// Make makes the content of a new volume in its directory.
 	Make(ctx context.Context, d *dir.Dir) error
-	// Check answers volume.ErrLost for content that is not what was promised.
+	// Check returns volume.ErrLost for content that is not what was promised.
 	Check(d *dir.Dir) error
 	// Grow makes room for so many bytes before they are recorded. What of it fails changes
 	// nothing.
@@ -63,7 +63,7 @@ type Content interface {
 	// Publish makes the content appear at a target. Errors: volume.ErrInvalid, ErrExists,
 	// ErrInUse, ErrLost, ErrNoSpace for a node without devices, ErrUnavailable.
 	Publish(ctx context.Context, d *dir.Dir, at Target) error
-	// Measure adds to the facts of a volume in such a filesystem, and answers its space, which
+	// Measure adds to the facts of a volume in such a filesystem, and returns its space, which
 	// is the one given unless the content has one of its own.
 	Measure(d *dir.Dir, space, filesystem dir.Space, facts *health.Facts) dir.Space
 }

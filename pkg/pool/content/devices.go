@@ -39,7 +39,7 @@ func (a Attachments) Of(file dir.ID) (devices []loop.Device) {
 	return devices
 }
 
-// Silent answers volume.ErrUnavailable for a volume that may have a device which does not
+// Silent returns volume.ErrUnavailable for a volume that may have a device which does not
 // answer whose it is.
 func (a Attachments) Silent(id volume.ID) error {
 	for _, d := range a.Devices {
@@ -76,7 +76,7 @@ func (h Host) Orphans(root *dir.Dir) ([]loop.Device, error) {
 }
 
 // DetachUnpublished detaches the devices of a file that are published nowhere. It
-// answers ErrInUse for one that a process has open.
+// returns ErrInUse for one that a process has open.
 func (h Host) DetachUnpublished(ctx context.Context, file dir.ID) error {
 	all, err := h.Attachments()
 	if err != nil {
@@ -167,7 +167,7 @@ func (h Host) detachGone(ctx context.Context, id volume.ID, device loop.Device) 
 	return DeviceError(h.Devices.Detach(ctx, device))
 }
 
-// CheckPublished answers volume.ErrNotFound unless the path carries a device of the volume.
+// CheckPublished returns volume.ErrNotFound unless the path carries a device of the volume.
 func (h Host) CheckPublished(id volume.ID, d *dir.Dir, at bind.Target) error {
 	file, err := FileID(id, d)
 	if err != nil {

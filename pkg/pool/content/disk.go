@@ -56,7 +56,7 @@ func (c *Disk) make(ctx context.Context, d *dir.Dir) (err error) {
 	return err
 }
 
-// Check answers volume.ErrLost for a file that is missing, or smaller than what was promised.
+// Check returns volume.ErrLost for a file that is missing, or smaller than what was promised.
 func (c *Disk) Check(d *dir.Dir) error {
 	disk, err := OpenFile(c.ID, d)
 	if err != nil {

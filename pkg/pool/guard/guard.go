@@ -48,7 +48,7 @@ type Guard struct {
 }
 
 // Acquire makes sure that no other driver serves the pool of that uuid, and shows that this one does: it is
-// called with each check. It answers store.ErrServed if another one does.
+// called with each check. It returns store.ErrServed if another one does.
 func (g *Guard) Acquire(s *store.Store, uuid string) error {
 	err := g.lockNode(s, uuid)
 	if err == nil {
@@ -127,7 +127,7 @@ func (g *Guard) lockNode(s *store.Store, uuid string) error {
 		}
 		return served(s)
 	case err != nil:
-		g.Log.Error(err, "cannot tell whether another driver of this node serves the pool; serving it")
+		g.Log.Error(err, "cannot determine whether another driver of this node serves the pool; serving it")
 		unlock = func() {}
 	}
 	g.Release()

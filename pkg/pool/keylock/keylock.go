@@ -20,17 +20,17 @@ type Locks[K comparable] struct {
 
 const exclusive = -1
 
-// TryLock takes the lock of a key, or answers ErrBusy at once.
+// TryLock takes the lock of a key, or returns ErrBusy at once.
 func (l *Locks[K]) TryLock(key K) (unlock func(), err error) {
 	return l.change(key, func(now int) (int, bool) { return exclusive, now == 0 }, func(int) int { return 0 })
 }
 
-// TryShare takes the lock of a key together with others who share it, or answers ErrBusy at once.
+// TryShare takes the lock of a key together with others who share it, or returns ErrBusy at once.
 func (l *Locks[K]) TryShare(key K) (unlock func(), err error) {
 	return l.change(key, func(now int) (int, bool) { return now + 1, now >= 0 }, func(now int) int { return now - 1 })
 }
 
-// TryAlone makes the lock that the caller shares one that nobody else has, or answers ErrBusy
+// TryAlone makes the lock that the caller shares one that nobody else has, or returns ErrBusy
 // if others share it. Until done is called nobody can join.
 func (l *Locks[K]) TryAlone(key K) (done func(), err error) {
 	return l.change(key, func(now int) (int, bool) { return exclusive, now == 1 }, func(int) int { return 1 })

@@ -46,7 +46,7 @@ var noAccounts = &accounts{base: volume.Unknown}
 func (f *Filesystem) load() *accounts { return cmp.Or(f.now.Load(), noAccounts) }
 
 // change replaces the accounts. It calls change again if they were replaced meanwhile, and
-// nothing happens if that answers nil.
+// nothing happens if that returns nil.
 func (f *Filesystem) change(change func(accounts) *accounts) {
 	for {
 		before := f.now.Load()

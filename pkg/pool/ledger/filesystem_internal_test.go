@@ -123,7 +123,7 @@ func TestForeignUseIsLearnedForAllPools(t *testing.T) {
 }
 
 // A pool that comes to a filesystem may owe what was not read yet.
-func TestNothingIsReservedBesideUnreadPool(t *testing.T) {
+func TestReserveFailsBesideUnreadPool(t *testing.T) {
 	a := joined(1)[0]
 	b := New(Policy{Overprovision: 1})
 	b.Join(a.on, Origin{})

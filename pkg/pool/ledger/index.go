@@ -71,7 +71,7 @@ const pageSize = 64
 
 func (x *index) len() int { return x.count }
 
-// get answers the zero card for a volume that is not there.
+// get returns the zero card for a volume that is not there.
 func (x *index) get(id volume.ID) Card {
 	if c := x.at(id); c != nil {
 		return *c
@@ -97,7 +97,7 @@ func (x *index) page(id volume.ID) int {
 	return max(0, sort.Search(len(x.pages), func(i int) bool { return x.pages[i].first > id.String() })-1)
 }
 
-// put stores a card, or removes it if nothing is left of the volume. It answers by how
+// put stores a card, or removes it if nothing is left of the volume. It returns by how
 // much the promises change.
 func (x *index) put(id volume.ID, c Card) (promised int64) {
 	before := x.promised
@@ -197,7 +197,7 @@ func (x *index) after(id volume.ID, most int) []Volume {
 }
 
 // mark notes on a card that something of the volume was seen, until it is put again. It
-// answers false for a volume that is not there.
+// returns false for a volume that is not there.
 func (x *index) mark(id volume.ID, saw Flags) bool {
 	c := x.at(id)
 	if c == nil {
@@ -207,8 +207,8 @@ func (x *index) mark(id volume.ID, saw Flags) bool {
 	return true
 }
 
-// unmark removes the marks of a few pages, beginning with the one of an id. It answers the
-// id to go on with, until it answers false.
+// unmark removes the marks of a few pages, beginning with the one of an id. It returns the
+// id to go on with, until it returns false.
 func (x *index) unmark(from volume.ID) (next volume.ID, more bool) {
 	for n, first := x.page(from), x.page(from); n < len(x.pages); n++ {
 		p := &x.pages[n]
@@ -233,7 +233,7 @@ func (p *page) start(at int) uint16 {
 	return p.ends[at-1]
 }
 
-// find answers where a volume is, or would be put.
+// find returns where a volume is, or would be put.
 func (p *page) find(id volume.ID) (at int, found bool) {
 	at = sort.Search(len(p.cards), func(i int) bool { return string(p.id(i)) >= id.String() })
 	return at, at < len(p.cards) && string(p.id(at)) == id.String()
@@ -267,7 +267,7 @@ func (p *page) remove(at int) {
 	}
 }
 
-// split leaves the first half of a page in it, and answers the other.
+// split leaves the first half of a page in it, and returns the other.
 func (p *page) split() page {
 	both, first, second := *p, page{}, page{}
 	half := len(both.cards) / 2

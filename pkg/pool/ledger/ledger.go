@@ -339,7 +339,7 @@ func (l *Ledger) Unmark() {
 	}
 }
 
-// MarkDirectory notes that the directory of a volume was seen. It answers false for an
+// MarkDirectory notes that the directory of a volume was seen. It returns false for an
 // unknown volume.
 func (l *Ledger) MarkDirectory(id volume.ID) bool { return l.mark(id, sawDirectory) }
 

@@ -33,7 +33,7 @@ func TestAvailable(t *testing.T) {
 		"an empty disk is free":                       {base(0, sums{}), disk100(0), Policy{}, 100},
 		"promises count in full":                      {base(0, sums{promised: 30 * g}), disk100(0), Policy{}, 70},
 		"what volumes hold is inside their promise":   {base(0, sums{promised: 30 * g}), disk100(30), Policy{}, 70},
-		"what others held at first stays theirs":      {base(20*g, sums{promised: 30 * g}), disk100(20), Policy{}, 50},
+		"foreign use at the start is subtracted":      {base(20*g, sums{promised: 30 * g}), disk100(20), Policy{}, 50},
 		"and is not volumes' use":                     {base(20*g, sums{promised: 30 * g}), disk100(50), Policy{}, 50},
 		"use beyond all promises is foreign":          {base(0, sums{promised: 30 * g}), disk100(60), Policy{}, 40},
 		"what is taken bounds foreign use":            {base(90*g, sums{}), disk100(10), Policy{}, 90},
@@ -44,7 +44,7 @@ func TestAvailable(t *testing.T) {
 		"promises may exceed the disk":                {base(0, sums{promised: 150 * g}), disk100(0), Policy{Overprovision: 2}, 50},
 		"but one volume not what is free":             {base(0, sums{}), disk100(40), Policy{Overprovision: 3}, 60},
 		"one that takes no file more has nothing":     {base(0, sums{}), dir.Space{SizeBytes: g, FreeBytes: g, Inodes: 512}, Policy{}, 0},
-		"inodes that nobody counts are no matter":     {base(0, sums{}), dir.Space{SizeBytes: g, FreeBytes: g}, Policy{}, 1},
+		"inodes that are not counted are ignored":     {base(0, sums{}), dir.Space{SizeBytes: g, FreeBytes: g}, Policy{}, 1},
 		"a read-only disk has nothing":                {base(0, sums{}), dir.Space{SizeBytes: g, FreeBytes: g, ReadOnly: true}, Policy{}, 0},
 	} {
 		t.Run(name, func(t *testing.T) {

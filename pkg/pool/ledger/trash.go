@@ -156,7 +156,7 @@ func (t *trash) sum() TrashSum {
 const RetryStuck = time.Hour
 
 // Throw queues a piece of trash to be erased, and keeps its promise until then: bytes, or
-// volume.Unknown. It answers false for a piece that is queued already.
+// volume.Unknown. It returns false for a piece that is queued already.
 func (l *Ledger) Throw(name string, promised int64) bool {
 	l.mu.Lock()
 	defer l.unlock()
@@ -219,7 +219,7 @@ func (l *Ledger) queued(names []string, q *queue, end uint64) []string {
 	return names
 }
 
-// TrashID remembers the project id that counts a piece of trash, and answers the one that is
+// TrashID remembers the project id that counts a piece of trash, and returns the one that is
 // remembered. 0 stands for none.
 func (l *Ledger) TrashID(name string, id quota.ID) quota.ID {
 	l.mu.Lock()
@@ -241,7 +241,7 @@ func (l *Ledger) TrashMeasured(name string, bytes int64) {
 	l.trash.measured(name, bytes)
 }
 
-// TrashUnmeasured answers what a piece of trash occupied when it was last measured, or
+// TrashUnmeasured returns what a piece of trash occupied when it was last measured, or
 // volume.Unknown, and whether it is time to report that it cannot be measured now.
 func (l *Ledger) TrashUnmeasured(name string) (last int64, report bool) {
 	l.mu.Lock()

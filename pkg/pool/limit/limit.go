@@ -158,7 +158,7 @@ func (k *Keeper) RecordedInodes() int64 {
 // Limit is what the kernel enforces for a promise.
 func (k *Keeper) Limit(c ledger.Card) quota.Limit {
 	if c.Is(ledger.IsBlock) {
-		// The file keeps the size. What the filesystem needs to keep track of the file
+		// The file has the size. What the filesystem needs to keep track of the file
 		// counts as well: on btrfs up to 78 bytes for each block of 4 KiB, were each apart
 		// from the next, in nodes that may be half empty; on the others less.
 		limit := quota.Limit{Bytes: c.Promised + c.Promised/16 + 1<<20}
@@ -219,7 +219,7 @@ func (k *Keeper) Make(root, parent *dir.Dir, name, uid string, c ledger.Card) (*
 // whose content the filesystem counts already.
 func (k *Keeper) Adopt(root, d *dir.Dir, uid string, c ledger.Card) (Kept, error) {
 	if k.unenforced != nil {
-		return Kept{}, nil //nolint:nilerr // nobody is to keep its size
+		return Kept{}, nil //nolint:nilerr // its size is not to be enforced
 	}
 	id, err := k.limitNew(root, d, uid, c)
 	if err != nil {
@@ -278,7 +278,7 @@ func (k *Keeper) Apply(d *dir.Dir, c ledger.Card) error {
 }
 
 // Lift takes the limit off a piece of trash: on btrfs removing can need more than
-// a full subvolume has. It answers the id that the trash carries. The uid is the one that the
+// a full subvolume has. It returns the id that the trash carries. The uid is the one that the
 // name has.
 func (k *Keeper) Lift(trash *dir.Dir, name, uid string) (quota.ID, error) {
 	id, err := k.IDIn(trash, name)
@@ -329,7 +329,7 @@ func (k *Keeper) Release(root *dir.Dir, id quota.ID) error {
 	return nil
 }
 
-// ReleaseUnused removes the limits of what was removed while nobody saw to them, and answers
+// ReleaseUnused removes the limits of what was removed while nobody saw to them, and returns
 // how many there were: the filesystem was mounted without quotas, or the directory was
 // removed by hand. It calls step for each limit on the filesystem.
 func (k *Keeper) ReleaseUnused(root *dir.Dir, step func()) (int, error) {
@@ -342,7 +342,7 @@ func (k *Keeper) ReleaseUnused(root *dir.Dir, step func()) (int, error) {
 	})
 }
 
-// Claim notes the id that counts a volume, as its record says, and answers false if another
+// Claim notes the id that counts a volume, as its record says, and returns false if another
 // record has it. Of two records with one id, as when a pool was copied, the one whose
 // directory carries it has it.
 func (k *Keeper) Claim(root *dir.Dir, name string, id quota.ID, uid string) bool {
@@ -356,7 +356,7 @@ func (k *Keeper) Claim(root *dir.Dir, name string, id quota.ID, uid string) bool
 }
 
 // Restore puts back a limit that is missing or different: the quota file was rebuilt, another
-// tool was used, or a crash came between record and limit. It answers the limit that was
+// tool was used, or a crash came between record and limit. It returns the limit that was
 // found, and whether it was replaced.
 func (k *Keeper) Restore(d *dir.Dir, c ledger.Card) (found quota.Limit, restored bool, err error) {
 	if ok, err := k.carriesID(d, c); err != nil || !ok {

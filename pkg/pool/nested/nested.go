@@ -53,7 +53,7 @@ type root struct {
 	place bind.Place
 }
 
-// settle notes where a pool is, and answers where the others are. Those that came before
+// settle notes where a pool is, and returns where the others are. Those that came before
 // check again: this one may lie in them.
 func (p *Places) settle(of *Place, at root) map[*Place]root {
 	others, moved := p.note(of, at)
@@ -89,7 +89,7 @@ func (p *Place) Note(own *dir.Dir) {
 	}
 }
 
-// Check notes where the pool is, and answers ErrNested for one that has another in it. The
+// Check notes where the pool is, and returns ErrNested for one that has another in it. The
 // other has nothing of this one, and serves. Where it cannot be known, nothing is known against
 // the pool.
 func (p *Place) Check(own *dir.Dir) error {
@@ -116,9 +116,9 @@ func (p *Place) Check(own *dir.Dir) error {
 	return nil
 }
 
-var errPlace = errors.New("its place among the mounts")
+var errPlace = errors.New("find the mount that it is in")
 
-// locate answers where the pool is, or errPlace.
+// locate returns where the pool is, or errPlace.
 func (p *Place) locate(own *dir.Dir) (root, error) {
 	id, err := own.ID()
 	if err != nil {

@@ -40,7 +40,7 @@ func grown(t *testing.T) (p *repair.Pool, id volume.ID, quotas *quotatest.Fake) 
 	return p, id, quotas
 }
 
-func TestDevicesOfBusyVolumesStay(t *testing.T) {
+func TestDevicesOfBusyVolumesAreNotDetached(t *testing.T) {
 	p, _, _ := grown(t)
 	for _, busy := range []bool{true, false} {
 		p.UnlessBusy = func(_ volume.ID, do func() error) error {

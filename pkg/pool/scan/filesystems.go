@@ -15,7 +15,7 @@ type Filesystems[P comparable] struct {
 	by map[dir.SpaceID]*ledger.Filesystem
 }
 
-// Settle notes the filesystem of a pool, and answers what its pools owe.
+// Settle notes the filesystem of a pool, and returns what its pools owe.
 func (f *Filesystems[P]) Settle(p P, on dir.SpaceID) *ledger.Filesystem {
 	f.mu.Lock()
 	defer f.mu.Unlock()

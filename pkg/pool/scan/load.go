@@ -178,5 +178,5 @@ var errTwoRecords = errors.New("two volumes are recorded with one project id: co
 // Keeps reports whether the volume is there and the kernel enforces its size.
 func (p *Pool) Keeps(c ledger.Card) bool { return c.Is(ledger.HasDirectory) && p.Keeper.Enforces(c) }
 
-// Limited are the volumes whose size is kept.
+// Limited are the volumes whose size is enforced.
 func (p *Pool) Limited() iter.Seq2[volume.ID, ledger.Card] { return p.Ledger.Each(p.Keeps) }

@@ -15,7 +15,7 @@ type Mounts interface {
 	IsFilesystem(d *dir.Dir) (bool, error)
 }
 
-// CheckMount answers why a pool that must be a filesystem of its own is none. A
+// CheckMount returns why a pool that must be a filesystem of its own is none. A
 // mount point would not be enough: in a container every hostPath volume is one.
 func CheckMount(c *poolconfig.Pool, mounts Mounts, root *dir.Dir) error {
 	if !c.RequireMount {

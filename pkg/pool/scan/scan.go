@@ -35,7 +35,7 @@ type Pool struct {
 	Contender string
 	// SinceBoot is how long the node is up.
 	SinceBoot func() time.Duration
-	// Lock takes a volume, on all nodes of a shared pool, or answers volume.ErrBusy.
+	// Lock takes a volume, on all nodes of a shared pool, or returns volume.ErrBusy.
 	Lock func(volume.ID) (unlock func(), err error)
 	// Steps counts what is done, by which a disk that is slow differs from one that hangs.
 	Steps *atomic.Uint64
@@ -65,7 +65,7 @@ func (p *Pool) Lookup(id volume.ID) (store.Entry, *dir.Dir, error) {
 }
 
 // LookupSettled is Lookup for callers that hold no lock: of a volume that a call makes or
-// removes at the moment, on whatever node, it answers that there is none.
+// removes at the moment, on whatever node, it returns that there is none.
 func (p *Pool) LookupSettled(id volume.ID) (store.Entry, *dir.Dir, error) {
 	e, d, err := p.Lookup(id)
 	if err != nil || !e.Lost() {
@@ -119,7 +119,7 @@ func (p *Pool) Disk(id volume.ID, rec *store.Record) *content.Disk {
 	return &content.Disk{Host: p.Host, ID: id, Bytes: rec.Bytes, BlockBytes: rec.BlockBytes, Thin: rec.Thin}
 }
 
-// FileOf identifies what devices of a volume are attached to. It answers false where there is
+// FileOf identifies what devices of a volume are attached to. It returns false where there is
 // nothing that could be: the volume is no block volume, or its file is lost. Without a readable
 // record, the directory shows what a volume is.
 func FileOf(id volume.ID, e store.Entry, d *dir.Dir) (file dir.ID, ok bool, err error) {

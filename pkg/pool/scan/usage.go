@@ -135,7 +135,7 @@ func (p *Pool) HeldBy(in *dir.Dir, name string, carried quota.ID) int64 {
 }
 
 // uncounted logs, once in a while, a piece of trash that cannot be counted, and
-// answers what it held at last.
+// returns what it held at last.
 func (p *Pool) uncounted(name string, err error) int64 {
 	last, report := p.Ledger.TrashUnmeasured(name)
 	if report {

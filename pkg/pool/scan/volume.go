@@ -43,7 +43,7 @@ func (p *Pool) Volume(id volume.ID, c ledger.Card, space dir.Space) Volume {
 }
 
 // Measure is what a volume holds and may hold, and what is to be said of it. Where
-// nobody keeps its size that is what the whole pool holds. The caller holds no lock.
+// its size is not enforced that is what the whole pool holds. The caller holds no lock.
 func (p *Pool) Measure(id volume.ID, d *dir.Dir, e store.Entry, whole dir.Space) (dir.Space, health.Facts) {
 	space, c := whole, CardOf(e)
 	facts := health.Facts{

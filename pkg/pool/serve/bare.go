@@ -26,7 +26,7 @@ func (v *Visit) lacks() error {
 	return nil
 }
 
-// equip makes the layout of a pool that had no room for it, and opens the pool anew. It answers
+// equip makes the layout of a pool that had no room for it, and opens the pool anew. It returns
 // nil as long as there is none, and while calls are at work: recovery before a pool serves counts on there being none.
 func (p *Pool) equip(ctx context.Context, id *opened) (*Visit, error) {
 	s, _, err := store.Create(ctx, p.at)

@@ -22,7 +22,7 @@ func (p *Pool) onFilesystem() []*Pool {
 	return pools
 }
 
-// OthersAreRead answers ErrUnavailable while another pool is being opened that may be on the same
+// OthersAreRead returns ErrUnavailable while another pool is being opened that may be on the same
 // filesystem: what it has promised is not known yet, and would be promised again. It is known
 // when its first check ends, or, if that gets nowhere, it counts as a pool that hangs.
 func (p *Pool) OthersAreRead() error {

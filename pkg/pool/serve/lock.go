@@ -6,7 +6,7 @@ package serve
 //  2. the target, in this process (Node.targets);
 //  3. the turn at the devices of the volume, in this process (Node.attaching), or
 //     the byte of the volume, or the byte of promises, in the lock file of a shared pool,
-//     against other nodes. Nobody waits for one of the three while holding another;
+//     against other nodes. No call waits for one of the three while holding another;
 //  4. the marks of volumes that are removed in place: in a shared pool a byte of the lock file, in another a
 //     mutex of the store. Nothing is taken under them;
 //  5. the mutex of the ledger, which is never held across a system call or another lock.
@@ -14,12 +14,12 @@ package serve
 // In a shared pool the reaper has, beside these, the byte of the piece of trash that it erases (store.LockPiece),
 // under which nothing is taken, and what makes a layout the whole lock file (store.ensureFormat), before any call.
 //
-// Calls do not wait for 1 and 2: who does not get them answers ErrBusy. So a call that copies
+// Calls do not wait for 1 and 2: a call that does not get them returns ErrBusy. So a call that copies
 // takes the source, by 1, whatever it has of 1 to 3. Publications at different targets share 1.
 // Recovery does not wait for 3 either, and leaves to another node what that works on.
 //
 // What a pool is served under is taken before all others, and had as long as it is served: its uuid, in this
-// process (Node.serving), and a byte against other drivers of the node (pkg/pool/guard). Nobody waits
+// process (Node.serving), and a byte against other drivers of the node (pkg/pool/guard). No call waits
 // for either while holding any other.
 //
 // The mutexes inside keylock, the places of pools, filesystems, pins, the count of copies, signs of life,
@@ -39,10 +39,10 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
-// Lock takes a volume for one call, or answers ErrBusy at once.
+// Lock takes a volume for one call, or returns ErrBusy at once.
 func (n *Node) Lock(id volume.ID) (unlock func(), err error) { return n.volumes.TryLock(id) }
 
-// LockTarget takes a volume and a target for one call, or answers ErrBusy at once.
+// LockTarget takes a volume and a target for one call, or returns ErrBusy at once.
 func (n *Node) LockTarget(id volume.ID, target bind.Target) (unlock func(), err error) {
 	return n.lockTarget(n.volumes.TryLock, id, target)
 }
@@ -70,7 +70,7 @@ func (v *Visit) LockNodes(ctx context.Context, id volume.ID) (unlock func(), err
 	return v.Store.LockByte(ctx, store.VolumeByte(id))
 }
 
-// tryLock takes a volume on this node, and in a shared pool on all, or answers ErrBusy at once.
+// tryLock takes a volume on this node, and in a shared pool on all, or returns ErrBusy at once.
 func (v *Visit) tryLock(id volume.ID) (unlock func(), err error) {
 	unlockHere, err := v.Pool.node.volumes.TryLock(id)
 	if err != nil {
@@ -122,7 +122,7 @@ func (v *Visit) UnlessShared(id volume.ID, do func() error) error {
 	return do()
 }
 
-// LockSource takes what is to be copied, while the caller has the lock of the copy, or answers
+// LockSource takes what is to be copied, while the caller has the lock of the copy, or returns
 // ErrBusy at once.
 func (v *Visit) LockSource(id volume.ID) (unlock func(), err error) {
 	return v.Pool.node.volumes.TryLock(id)
@@ -133,7 +133,7 @@ func (v *Visit) TurnAtDevices(ctx context.Context, id volume.ID) (done func(), e
 	return v.Pool.node.attaching.Wait(ctx, id)
 }
 
-// claim has the pool of a uuid served by the caller alone, in this process, or answers ErrBusy at once.
+// claim has the pool of a uuid served by the caller alone, in this process, or returns ErrBusy at once.
 func (n *Node) claim(uuid string) (giveUp func(), err error) { return n.serving.TryLock(uuid) }
 
 // unlessBusy is Pool.unlessBusy for what other nodes of a shared pool may be at work on too.
@@ -152,7 +152,7 @@ func (v *Visit) unlessBusy(id volume.ID, do func() error) error {
 	})
 }
 
-// unlessPromising is unlessBusy with nobody promising anything meanwhile, on whatever node.
+// unlessPromising is unlessBusy while no node promises anything.
 func (v *Visit) unlessPromising(id volume.ID, do func() error) error {
 	return v.unlessBusy(id, func() error {
 		unlock, err := v.Store.TryLockByte(store.PromisesByte)
@@ -178,7 +178,7 @@ func (v *Visit) unlessBusyOr(id volume.ID, do func() error) error {
 }
 
 // unlessBusy does something about a volume, unless a call is at work on it: then it is skipped.
-// Before the pool was opened none can be: whoever holds the lock is at work in another pool.
+// Before the pool was opened none can be: a call that holds the lock is at work in another pool.
 func (p *Pool) unlessBusy(id volume.ID, do func() error) error {
 	unlock, err := p.node.volumes.TryLock(id)
 	switch {

@@ -10,8 +10,8 @@ import (
 )
 
 // UnmarkPublished takes the mark of a volume back once that is published nowhere on this
-// node. As long as a device that may be the volume's does not answer, nobody knows, and
-// the mark stays for the next check: it keeps other nodes from deleting, and nobody else.
+// node. As long as a device that may be the volume's does not answer, that is unknown, and
+// the mark stays for the next check: it keeps other nodes from deleting, and blocks nothing else.
 func (v *Visit) UnmarkPublished(of *use.Volume) error {
 	if !v.Pool.Config.Shared {
 		return nil
@@ -27,7 +27,7 @@ func (v *Visit) UnmarkPublished(of *use.Volume) error {
 }
 
 // restoreMarks marks what this node has published without a mark: the pool was not shared before,
-// or somebody took the node for gone.
+// or another node took this one for gone.
 func (v *Visit) restoreMarks(context.Context) error {
 	marked, err := v.Store.Marked()
 	if err != nil {

@@ -40,7 +40,7 @@ type Node struct {
 }
 
 // Start begins to serve pools. Each is opened in the background, so that one that
-// is missing or hangs keeps nobody waiting: Wait returns when all were checked.
+// is missing or hangs delays no other: Wait returns when all were checked.
 // Close ends it.
 func Start(configs []poolconfig.Pool, options Options) *Node {
 	ctx, stop := context.WithCancel(context.Background())

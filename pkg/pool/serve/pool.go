@@ -50,21 +50,21 @@ type Options struct {
 	// Devices are those of block volumes, and Dev has their nodes: the host's /dev.
 	Devices Devices
 	Dev     *dir.Dir
-	// OwnDev: Dev is not the host's, and locks in it say nothing of other drivers of the node.
+	// OwnDev: Dev is not the host's, so its locks do not exclude other drivers of the node.
 	OwnDev bool
 	// Freezer stops pods while a snapshot is made that asks for it: freezer.Client, or a stand-in.
 	Freezer snapshot.Freezer
-	// DetectQuota asks a pool's filesystem who enforces the sizes of directories; nil
+	// DetectQuota asks a pool's filesystem what enforces the sizes of directories; nil
 	// for quota.Detect.
 	DetectQuota func(*dir.Dir) (quota.Facility, error)
-	// CountErrors asks how many errors a pool's filesystem has counted; nil for
+	// CountErrors reads how many errors a pool's filesystem has counted; nil for
 	// errorcount.Of.
 	CountErrors func(*dir.Dir) (int64, error)
 	// SinceBoot is how long the node is up; nil for what the kernel says.
 	SinceBoot func() time.Duration
 	// SystemPath is a directory on the operating system's disk.
 	SystemPath string
-	// LookEvery is how often a pool that serves is checked, RetryEvery one that
+	// CheckEvery is how often a pool that serves is checked, RetryEvery one that
 	// does not; HangAfter is when a check that has not ended counts as a hang.
 	CheckEvery, RetryEvery, HangAfter time.Duration
 	// SyncEvery is how often the index is compared with the disk, what volumes hold is
@@ -114,8 +114,8 @@ type Pool struct {
 	// limitsDiffer says that a survey found a limit that is not what was promised.
 	limitsDiffer atomic.Bool
 
-	// vacant says that the last check found nothing of anybody in the pool, and giveUp has the
-	// pool's uuid served by nobody. They belong to the checks.
+	// vacant says that the last check found no volume, record or trash in the pool, and giveUp
+	// releases the pool's uuid. They belong to the checks.
 	vacant bool
 	giveUp func()
 	// needMount says that a filesystem must be mounted at the pool's path.

@@ -15,7 +15,7 @@ import (
 // written into the bare directory once it is unmounted. It has to be mounted where that directory
 // was: a symbolic link that takes the place of the directory is not followed.
 
-// noteVacancy notes whether anybody has anything in the pool, as far as a check can see.
+// noteVacancy notes whether the pool has a volume, record or trash, as far as a check can see.
 func (v *Visit) noteVacancy() error {
 	p := v.Pool
 	p.vacant = false
@@ -44,7 +44,7 @@ func (p *Pool) replaced(id *opened, err error) (bool, error) {
 	if over, err := p.mountedOver(); err != nil || !over {
 		return false, err
 	}
-	p.Log.Info("another filesystem is mounted over the pool, in which nothing was; opening that", "path", p.Config.Path)
+	p.Log.Info("a filesystem was mounted over the empty pool; opening that filesystem", "path", p.Config.Path)
 	if err := p.markCovered(); err != nil {
 		p.Log.Error(err, "failed to mark the directory below the mount; without the mount it is served again after a restart", "path", p.Config.Path)
 	}
@@ -74,7 +74,7 @@ func (p *Pool) markCovered() error {
 
 var errCovered = errors.New("a filesystem was mounted over it and is missing; mount it, or, to serve the bare directory, remove " + store.OwnName + "/covered in it")
 
-// checkCovered answers why a directory is not served that another filesystem was mounted over before
+// checkCovered returns why a directory is not served that another filesystem was mounted over before
 // a restart.
 func (v *Visit) checkCovered() error {
 	covered, err := v.Store.Covered()
@@ -104,7 +104,7 @@ func (p *Pool) mountedOver() (bool, error) {
 // errElsewhere reports a link, or another directory, in the place of the one that was opened.
 var errElsewhere = errors.New("its path leads to another place than when it was opened first")
 
-// checkSeen answers errElsewhere for a directory that is elsewhere.
+// checkSeen returns errElsewhere for a directory that is elsewhere.
 func (p *Pool) checkSeen(root *dir.Dir) error {
 	first := p.seen.Load()
 	if first == nil {
@@ -117,7 +117,7 @@ func (p *Pool) checkSeen(root *dir.Dir) error {
 	return err
 }
 
-// checkRoot answers why the pool must not be opened in a directory. One whose identity is known by its
+// checkRoot returns why the pool must not be opened in a directory. One whose identity is known by its
 // format may be anywhere.
 func (p *Pool) checkRoot(root *dir.Dir) error {
 	if p.identity.Load() == nil {
@@ -128,7 +128,7 @@ func (p *Pool) checkRoot(root *dir.Dir) error {
 	return p.checkMount(root)
 }
 
-// checkMount answers why a pool that must be a filesystem of its own is none.
+// checkMount returns why a pool that must be a filesystem of its own is none.
 func (p *Pool) checkMount(root *dir.Dir) error {
 	if p.Config.RequireMount || !p.needMount.Load() {
 		return scan.CheckMount(&p.Config, p.Options.Mounts, root)

@@ -38,7 +38,7 @@ type Status struct {
 	// be read.
 	Upstream int
 	// Space is that of the pool's filesystem at the last check; nil if the pool does not
-	// serve. Available is what Capacity answers with that.
+	// serve. Available is what Capacity returns with that.
 	Space     *dir.Space
 	Available int64 // bytes
 	// Errors is how many its filesystem has counted, before this start too, or NotKnown.
@@ -46,7 +46,7 @@ type Status struct {
 	// Used is what the volumes hold, in bytes, or NotKnown: without quotas, in a shared pool,
 	// and where a volume has no limit. It is counted once a minute.
 	Used int64
-	// Unlimited is how many volumes nothing but the end of the disk stops, and Unused what
+	// Unlimited is how many volumes no limit keeps from filling the disk, and Unused what
 	// the others may still take of what they were promised, in bytes. Both are counted once a
 	// minute, and NotKnown before that and while the pool does not serve.
 	Unlimited int
@@ -70,13 +70,13 @@ type Status struct {
 	LastError time.Time
 }
 
-// noteError has monitoring know that something of the pool failed just now.
+// noteError has monitoring report that something of the pool failed just now.
 func (p *Pool) noteError() {
 	now := time.Now()
 	p.lastError.Store(&now)
 }
 
-// failed logs what could not be done in the background, and has monitoring know.
+// failed logs what could not be done in the background, and has monitoring report it.
 func (p *Pool) failed(err error, what string, about ...any) {
 	p.noteError()
 	p.Log.Error(err, what, about...)

@@ -14,17 +14,17 @@ import (
 )
 
 // The owner of a file on XFS or ext4 can take it out of its project, and so out of the limit of
-// its volume. That shows only at the file, so all files of such volumes are looked at, slowly.
+// its volume. That shows only at the file, so all files of such volumes are checked, slowly.
 
 const (
 	// searchEvery is how long a search of a pool rests before the next.
 	searchEvery = time.Hour
-	// searchBurst is how many files are looked at between two rests. A rest is as many times as
+	// searchBurst is how many files are checked between two rests. A rest is as many times as
 	// long as the burst as leisure says, and at least searchRest: that bounds the rate, also
 	// where all is in memory, to 2,560 files in a second.
 	searchBurst = 256
 	searchRest  = 100 * time.Millisecond
-	// longestSearch bounds the time for one volume. The rest of it is not looked at: as long as
+	// longestSearch bounds the time for one volume. The rest of it is not checked: as long as
 	// a volume is searched, its filesystem cannot be unmounted.
 	longestSearch = 10 * time.Minute
 )

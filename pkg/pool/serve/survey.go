@@ -25,7 +25,7 @@ func (n *Node) Surveyed() []Surveyed {
 	return all
 }
 
-// upToDate has volumes whose pool ceased to serve say so.
+// upToDate has volumes whose pool ceased to serve report that.
 func (p *Pool) upToDate(volumes []Surveyed) []Surveyed {
 	err := p.state.Load().err
 	if err == nil {
@@ -41,8 +41,8 @@ func (p *Pool) upToDate(volumes []Surveyed) []Surveyed {
 	return away
 }
 
-// surveyAll checks each volume now and then until ctx ends: so what nobody asks about is
-// noticed too.
+// surveyAll checks each volume now and then until ctx ends, so that problems of volumes
+// without calls are noticed too.
 func (p *Pool) surveyAll(ctx context.Context) {
 	select {
 	case <-p.checked:

@@ -42,7 +42,7 @@ func (v *Visit) Close() {
 func (p *Pool) Enter() (*Visit, error) {
 	// The state first: once it says that the pool serves, there is an identity.
 	st, id := p.state.Load(), p.identity.Load()
-	// What a disk cannot be asked for any more may be in memory, and must not deceive.
+	// What cannot be read from the disk any more may still be cached, and must not be served.
 	if st.err != nil && (id == nil || st.hung || errors.Is(st.err, errUnreadable) || errors.Is(st.err, nested.ErrNested)) {
 		return nil, st.err
 	}

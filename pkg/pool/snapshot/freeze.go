@@ -55,7 +55,7 @@ func (s *Source) pods() ([]freezer.Pod, error) {
 	for _, path := range paths {
 		pod, ok := freezer.PodAt(path)
 		if !ok {
-			return nil, fmt.Errorf("%w: it is published at %s, which is no directory of a pod, so that it is not known what to freeze", volume.ErrPrecondition, path)
+			return nil, fmt.Errorf("%w: it is published at %s, which is not in the directory of a pod: the driver cannot determine which pod to freeze", volume.ErrPrecondition, path)
 		}
 		pods = append(pods, pod)
 	}
@@ -63,7 +63,7 @@ func (s *Source) pods() ([]freezer.Pod, error) {
 	return slices.Compact(pods), nil
 }
 
-// sameUsers answers ErrBusy if others than the pods that are frozen have the source published by now.
+// sameUsers returns ErrBusy if others than the pods that are frozen have the source published by now.
 func (s *Source) sameUsers() error {
 	now, err := s.pods()
 	if err != nil {

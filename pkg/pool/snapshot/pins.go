@@ -32,7 +32,7 @@ func (p *Pins) Pin(id volume.ID) (unpin func()) {
 	}
 }
 
-// Free answers ErrBusy for an entry that is being copied.
+// Free returns ErrBusy for an entry that is being copied.
 func (p *Pins) Free(id volume.ID) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -63,7 +63,7 @@ func (s *Source) AtLeast(r volume.Range) volume.Range {
 	return r
 }
 
-// Fits answers ErrOutOfRange for a size that is less than the source's.
+// Fits returns ErrOutOfRange for a size that is less than the source's.
 func (s *Source) Fits(bytes int64) error {
 	if bytes < s.bytes() {
 		return fmt.Errorf("%w: %d bytes, but its source, %s, has %d", volume.ErrOutOfRange, bytes, s.id.Named(), s.bytes())

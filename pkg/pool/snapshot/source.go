@@ -57,7 +57,7 @@ func (p *Pool) Open(id volume.ID, way Way, unlock func()) (_ *Source, err error)
 		return nil, err
 	}
 	if src.exclusive() && src.inUse {
-		return nil, fmt.Errorf("%w: %s is published, and files of this filesystem cannot share blocks: only what nobody can write to is copied, or a directory whose pods are frozen (consistency: freeze)", volume.ErrPrecondition, id.Named())
+		return nil, fmt.Errorf("%w: %s is published, and files of this filesystem cannot share blocks: unpublish it first, or, if it is a directory, have its pods frozen (consistency: freeze)", volume.ErrPrecondition, id.Named())
 	}
 	return src, nil
 }
@@ -76,15 +76,15 @@ func (p *Pool) Foreign(id volume.ID, of volume.Origin, d *dir.Dir, unlock func()
 	return src, nil
 }
 
-// copyable answers ErrPrecondition for what no copy can be promised for.
+// copyable returns ErrPrecondition for what no copy can be promised for.
 func (s *Source) copyable() error {
 	switch {
 	case s.pool.Config.Shared:
 		return fmt.Errorf("%w: pool %q is shared between nodes, where snapshots and clones are not supported", volume.ErrPrecondition, s.pool.Config.Name)
 	case s.entry.Record == nil:
-		return fmt.Errorf("%w: volume %s came without a promise, so that a copy of it has no size", volume.ErrPrecondition, s.id)
+		return fmt.Errorf("%w: volume %s has no record of its size, so a copy of it would have none", volume.ErrPrecondition, s.id)
 	case s.entry.Inline():
-		return fmt.Errorf("%w: volume %s goes with its pod", volume.ErrPrecondition, s.id)
+		return fmt.Errorf("%w: volume %s is an inline volume, which is deleted with its pod", volume.ErrPrecondition, s.id)
 	}
 	return s.pool.Content(s.id, s.entry.Record).Check(s.dir)
 }
@@ -264,4 +264,4 @@ func (s *Source) options() clone.Options {
 }
 
 // errUnstill is the answer to who wants a consistent copy of a tree that never held still.
-var errUnstill = fmt.Errorf("%w: its files changed while they were copied, each time they were copied again", volume.ErrPrecondition)
+var errUnstill = fmt.Errorf("%w: its files changed during each attempt to copy them", volume.ErrPrecondition)

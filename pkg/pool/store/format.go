@@ -47,7 +47,7 @@ type Format struct {
 	Created time.Time `json:"created"`
 }
 
-// readFormat answers nil where there is none. It refuses a layout that this
+// readFormat returns nil where there is none. It refuses a layout that this
 // driver does not know, before anything is changed in it.
 func readFormat(own *dir.Dir) (*Format, error) {
 	data, err := own.ReadFile(formatName, maxFormat)

@@ -246,7 +246,7 @@ func TestLockPiece(t *testing.T) {
 }
 
 // Without a layout a volume is removed, and stays so, and another directory at the pool's path is not the pool.
-func TestBare(t *testing.T) {
+func TestPoolWithoutLayout(t *testing.T) {
 	testenv.NeedRoot(t)
 	path := filepath.Join(t.TempDir(), "pool")
 	ignore := func(*dir.Dir) error { return nil }

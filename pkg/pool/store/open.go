@@ -109,7 +109,7 @@ func (s *Store) Close() {
 func (s *Store) Root() *dir.Dir { return s.root }
 
 // Parent is the directory that the directory of an entry lies in: the root for a volume, and a
-// directory of the layout for a snapshot. It answers fs.ErrNotExist where there are no
+// directory of the layout for a snapshot. It returns fs.ErrNotExist where there are no
 // snapshots. It stays open until Close.
 func (s *Store) Parent(id volume.ID) (*dir.Dir, error) {
 	if !id.IsSnapshot() {
@@ -212,7 +212,7 @@ var ErrNotCached = errors.New("not known from memory whether it is the pool that
 
 // OpenCached is Open from what the kernel has in memory, as it nearly always has: it waits for
 // nothing, and so needs nobody to wait in its place, which would cost more than all that it
-// does. What it answers an error for, Open has to open. The root is the pool's directory as it
+// does. What it returns an error for, Open has to open. The root is the pool's directory as it
 // was checked last; with requireMount it must still be the root of a mount.
 func OpenCached(at *Location, id *Identity, root *dir.ID, requireMount bool) (*Store, error) {
 	if root == nil || !id.Filesystem.Cached() || id.Bare() {

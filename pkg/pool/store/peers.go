@@ -46,7 +46,7 @@ func (s *Store) LockByte(ctx context.Context, at int64) (unlock func(), err erro
 	return unlock, err
 }
 
-// TryLockByte is LockByte that answers ErrBusy instead of waiting.
+// TryLockByte is LockByte that returns ErrBusy instead of waiting.
 func (s *Store) TryLockByte(at int64) (unlock func(), err error) {
 	switch {
 	case !s.at.Shared || s.at.ReadOnly:

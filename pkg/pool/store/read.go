@@ -54,15 +54,15 @@ func (e Entry) Provisional() bool { return e.Record != nil && e.Record.Provision
 // Inline reports whether the volume goes when it is unpublished.
 func (e Entry) Inline() bool { return e.Record != nil && e.Record.Inline }
 
-// UsedAs answers ErrInvalid for another mode than that of the volume.
+// UsedAs returns ErrInvalid for another mode than that of the volume.
 func (e Entry) UsedAs(mode volume.Mode) error {
 	if mode != e.Mode() {
-		return fmt.Errorf("%w: it is used as %s, and has the mode %s for life", volume.ErrInvalid, mode, e.Mode())
+		return fmt.Errorf("%w: it is requested as %s, but its mode is %s, which cannot change", volume.ErrInvalid, mode, e.Mode())
 	}
 	return nil
 }
 
-// Usable answers why a volume cannot be worked with; nil if it can.
+// Usable returns why a volume cannot be worked with; nil if it can.
 func (e Entry) Usable(id volume.ID) error {
 	switch {
 	case !e.Exists():
@@ -220,7 +220,7 @@ func (s *Store) Vacant() (bool, error) {
 const mostLookups = 5
 
 // LookupUnlocked is Lookup for those who cannot take the lock of the volume, because another
-// process has it: what it answers was there at one time. A volume that is being made or
+// process has it: what it returns was there at one time. A volume that is being made or
 // removed does not exist.
 func (s *Store) LookupUnlocked(id volume.ID) (Entry, *dir.Dir, error) {
 	for range mostLookups {

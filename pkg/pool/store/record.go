@@ -165,7 +165,7 @@ func (r *Record) encode() ([]byte, error) {
 	return append(data, '\n'), err
 }
 
-// ReadRecord answers nil where there is none. Errors: ErrDamagedRecord, ErrIO.
+// ReadRecord returns nil where there is none. Errors: ErrDamagedRecord, ErrIO.
 func (s *Store) ReadRecord(id volume.ID) (*Record, error) {
 	if s.Bare() {
 		return nil, nil

@@ -99,7 +99,7 @@ func Trashed(id volume.ID, e Entry) string {
 
 // Remove makes the directory of a volume trash, durably and in one step: it moves it into the
 // trash, or makes it trash in place if that has no room. After it comes DropRecord, and only then may anything
-// be erased: a record with neither directory nor trash is a lost volume. It answers the name of the
+// be erased: a record with neither directory nor trash is a lost volume. It returns the name of the
 // piece of trash.
 func (s *Store) Remove(ctx context.Context, id volume.ID, as string) (piece string, err error) {
 	if err := s.OpenWork(); err != nil && !noRoom(err) {

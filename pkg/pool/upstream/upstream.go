@@ -72,7 +72,7 @@ func Open(in *dir.Dir, id volume.ID) (Snapshot, *dir.Dir, error) {
 	case err != nil:
 		return Snapshot{}, nil, err
 	case !of.data || of.source == (volume.ID{}):
-		return Snapshot{}, nil, fmt.Errorf("%w of %s: it has no directory %q, or none that names its volume: the upstream KubeVirt driver did not end making or removing it", volume.ErrDamagedRecord, id.Named(), dataName)
+		return Snapshot{}, nil, fmt.Errorf("%w of %s: it has no directory %q, or none that names its volume: the upstream KubeVirt driver did not finish making or removing it", volume.ErrDamagedRecord, id.Named(), dataName)
 	}
 	made, err := in.Changed(name)
 	if err != nil {
@@ -109,7 +109,7 @@ type contents struct {
 	source volume.ID // the zero id for none
 }
 
-// parts answers ErrPrecondition for a directory with anything else in it than a snapshot has.
+// parts returns ErrPrecondition for a directory with anything else in it than a snapshot has.
 func parts(d *dir.Dir) (contents, error) {
 	var of contents
 	for entry, err := range d.Entries() {
@@ -195,7 +195,7 @@ func erase(ctx context.Context, in *dir.Dir, name string, pause func(context.Con
 func Below(c *poolconfig.Pool) (string, bool) { return strings.CutPrefix(c.SnapshotPath, c.Path+"/") }
 
 // In opens the directory of a pool's upstream snapshots: from the root of the pool if it lies in
-// that, or else by its path. It answers nil if none is configured, or if nobody has made the
+// that, or else by its path. It returns nil if none is configured, or if nobody has made the
 // one in the pool, since the upstream driver makes it with the first snapshot. One elsewhere that
 // is missing is volume.ErrUnavailable: it may not be mounted.
 func In(root *dir.Dir, c *poolconfig.Pool) (*dir.Dir, error) {

@@ -76,7 +76,7 @@ func (v *Volume) DetachUnpublished(ctx context.Context) error {
 	return v.Host.DetachUnpublished(ctx, file)
 }
 
-// Detach detaches what a crash left attached. It answers ErrInUse, with the device, for a volume whose file is attached
+// Detach detaches what a crash left attached. It returns ErrInUse, with the device, for a volume whose file is attached
 // all the same: in use, or by somebody else.
 func (v *Volume) Detach(ctx context.Context) error {
 	if err := v.DetachUnpublished(ctx); err != nil {
@@ -112,7 +112,7 @@ func (v *Volume) GrowDevices() error {
 	return content.DeviceError(v.Host.Grow(all.Of(file), math.MaxInt64))
 }
 
-// CheckPublished answers ErrNotFound unless the volume is published at the path.
+// CheckPublished returns ErrNotFound unless the volume is published at the path.
 func (v *Volume) CheckPublished(at bind.Target) error {
 	if v.Entry.Block() {
 		return v.Host.CheckPublished(v.ID, v.Dir, at)

@@ -32,7 +32,7 @@ const (
 // c is the cluster of all cases.
 var c *cluster.Cluster
 
-// poolKind is the filesystem of the pools whose sizes the kernel keeps.
+// poolKind is the filesystem of the pools whose sizes the kernel enforces.
 var poolKind string
 
 func TestMain(m *testing.M) {

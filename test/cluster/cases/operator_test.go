@@ -124,7 +124,7 @@ func TestOperatorWithHostPathPool(t *testing.T) {
 
 	t.Run("beside the provisioner from before CSI", func(t *testing.T) { besideProvisioner(t, s.in(t)) })
 	t.Run("drift is repaired", func(t *testing.T) { drift(t, s) })
-	t.Run("nothing is written when all is well", func(t *testing.T) { quiet(t, s) })
+	t.Run("nothing is written in the steady state", func(t *testing.T) { quiet(t, s) })
 	t.Run("restores go to their node", func(t *testing.T) { operatorRestores(s.in(t)) })
 
 	s.remove("writer")

@@ -229,7 +229,7 @@ func (s *scene) mixedPod() {
 	s.claim("annotated", "10Mi", ofClass(class), madeOn(nodeB))
 	s.claim("plain", "10Mi", ofClass(class))
 	s.pod("both-ways", with("annotated", "/annotated"), with("plain", "/plain"), on(nodeA))
-	s.wantEvent("PersistentVolumeClaim", "annotated", "NodesDiffer", "wins over node "+nodeA)
+	s.wantEvent("PersistentVolumeClaim", "annotated", "NodesDiffer", "takes precedence over node "+nodeA)
 	s.wantEvent("PersistentVolumeClaim", "annotated", "NodesDiffer", "pod both-ways cannot start", "its claim plain for node "+nodeA)
 	s.wantEvent("PersistentVolumeClaim", "plain", "NodesDiffer", "pod both-ways cannot start", "its claim annotated for node "+nodeB)
 	annotated, there, annotatedDirectory := s.hostPath("annotated")

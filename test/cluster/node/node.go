@@ -25,7 +25,7 @@ type Pool struct {
 	// Kind is that of the filesystem, as package loopfs has it.
 	Kind  string
 	Bytes int64
-	// Quota says that the kernel is to keep the sizes of directories there.
+	// Quota says that the kernel is to enforce the sizes of directories there.
 	Quota bool
 }
 

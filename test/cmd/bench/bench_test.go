@@ -243,7 +243,7 @@ func TestMakerVolumesMatchDriver(t *testing.T) {
 }
 
 // wantWhole says that a driver has these volumes and finds nothing wrong with them but
-// that nobody keeps their sizes, where that is so.
+// that their sizes are not enforced, where that is so.
 func wantWhole(t *testing.T, a *actor, want ...string) {
 	t.Helper()
 	page, err := a.List(t.Context(), 0)

@@ -21,7 +21,7 @@ import (
 // parses, locks, checks and remembers nothing. It is the limit of what a driver can do.
 type maker struct {
 	root, volumes, creating, trash *dir.Dir
-	// quota keeps the sizes; nil where nobody does.
+	// quota enforces the sizes; nil where none does.
 	quota quota.Facility
 	// lazy makers leave it to sync to bring what they make to the disk.
 	lazy bool

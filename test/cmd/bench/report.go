@@ -43,7 +43,7 @@ type facts struct {
 	CPUs   int    `json:"cpus"`
 	// Filesystem is the kind that the pool is on.
 	Filesystem string `json:"filesystem"`
-	// Quotas reports whether it keeps the sizes of volumes.
+	// Quotas reports whether it enforces the sizes of volumes.
 	Quotas bool `json:"quotas"`
 	// Load is how many programs wanted a CPU in the minute before.
 	Load float64 `json:"load"`

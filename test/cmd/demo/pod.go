@@ -59,7 +59,7 @@ func (s *scene) read(context.Context) (answer, error) {
 	return fine("as they were")
 }
 
-// df shows the volume's own size where the kernel keeps it, but on btrfs: there it
+// df shows the volume's own size where the kernel enforces it, but on btrfs: there it
 // shows the whole filesystem in any case.
 func (s *scene) df(context.Context) (answer, error) {
 	var fs syscall.Statfs_t

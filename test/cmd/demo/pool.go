@@ -31,7 +31,7 @@ var grounds = []ground{
 }
 
 // makePool makes the best pool that this machine can have, and says what it is and
-// who keeps the sizes of its volumes; the answer is empty for nobody.
+// the quota that enforces the sizes of its volumes; empty if there is none.
 func makePool(ctx context.Context, path string, table *table) (quota.Kind, error) {
 	if err := os.Mkdir(path, 0o750); err != nil {
 		return "", fmt.Errorf("make the pool: %w", err)

@@ -33,7 +33,7 @@ type scene struct {
 	calls int   // over all steps
 	spent time.Duration
 
-	keeper quota.Kind // who keeps the sizes of volumes; empty for nobody
+	keeper quota.Kind // what enforces the sizes of volumes; empty if nothing does
 	room   int64      // the capacity last reported, in bytes
 	device string     // that of the disk, such as loop7
 }

@@ -40,7 +40,7 @@ func raw(name string, bytes int64) drivertest.Volume {
 	return drivertest.Volume{ID: name, Pool: "local", Block: true, Bytes: bytes}
 }
 
-// create makes a volume, whose size is kept whatever the pool is on.
+// create makes a volume, whose size is enforced whatever the pool is on.
 func (b *bench) create(name string, bytes int64) {
 	b.Helper()
 	made, err := b.Create(b.Context(), raw(name, bytes))

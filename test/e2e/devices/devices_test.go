@@ -185,7 +185,7 @@ func TestDiskWithBadSectorsKeepsVolume(t *testing.T) {
 }
 
 // What cannot be read may be a signature: util-linux takes such a device for an empty one.
-func TestUnreadableDiskIsNotTakenForEmpty(t *testing.T) {
+func TestUnreadableDiskIsNotBlank(t *testing.T) {
 	for name, bad := range map[string]int64{"head": 0, "tail": 7 * mib} {
 		if testing.Short() && bad > 0 {
 			continue

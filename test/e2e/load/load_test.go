@@ -42,11 +42,11 @@ func extentOfRun() extent {
 
 func TestLoad(t *testing.T) {
 	program := drivertest.Built(t)
-	t.Run("many callers leave nothing", func(t *testing.T) { manyCallers(t, program) })
+	t.Run("many callers leave nothing behind", func(t *testing.T) { manyCallers(t, program) })
 	if testenv.Guest() {
 		return // what follows compares times, and takes many minutes there
 	}
-	t.Run("others go on while large volumes are erased", func(t *testing.T) { largeVolumes(t, program) })
+	t.Run("other calls during the erasure of large volumes", func(t *testing.T) { largeVolumes(t, program) })
 }
 
 // manyCallers has clients make all calls there are, on volumes that each of them knows

@@ -26,7 +26,7 @@ type place struct {
 	root *dir.Dir
 }
 
-// kept reports whether the kernel keeps the sizes of directories.
+// kept reports whether the kernel enforces the sizes of directories.
 func (p *place) kept() bool { return p.Enforcement == "required" }
 
 // A world is a driver, and those who call it.

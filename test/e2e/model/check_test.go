@@ -99,7 +99,7 @@ func (w *world) checkDisk(in string) {
 	}
 }
 
-// checkDirectory says that it is the one that was made, and that its size is kept.
+// checkDirectory says that it is the one that was made, and that its size is enforced.
 func (w *world) checkDirectory(name string, v *modelVolume) {
 	path := w.entry(name, v)
 	size := w.checkStamp(filepath.Join(path, v.dir.file()), v.dir)

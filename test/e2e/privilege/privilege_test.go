@@ -41,7 +41,7 @@ var program = sync.OnceValues(func() (string, error) {
 type place struct {
 	name     string
 	mount    func(t *testing.T) string
-	enforced bool // the kernel keeps sizes
+	enforced bool // the kernel enforces sizes
 	asks     step // that needs to ask for quotas first, and CAP_SYS_ADMIN for that
 	selinux  bool
 	// without names what nothing on it needs.

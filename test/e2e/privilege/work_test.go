@@ -65,7 +65,7 @@ var works = []work{{
 	published: true,
 	block:     true,
 }, {
-	name:    "a size that is kept",
+	name:    "a size that is enforced",
 	steps:   []step{serve, create, {"write too much", refused}, remove, erase},
 	without: map[privilege.Capability]string{privilege.SysAdmin: "serve"},
 	only:    func(p place) bool { return p.enforced },

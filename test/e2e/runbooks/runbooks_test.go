@@ -297,7 +297,7 @@ func testFull(t *testing.T, s *scene) {
 	s.Must(s.Unpublish(t.Context(), s.volume.ID, "pod"))
 }
 
-// testQuotas switches quotas on while the driver runs: they keep the sizes of new volumes only.
+// testQuotas switches quotas on while the driver runs: they enforce the sizes of new volumes only.
 func testQuotas(t *testing.T, s *scene) {
 	const unenforced = "in order; the size is promised but not enforced"
 	if got := s.condition(); !strings.HasPrefix(got, unenforced) {

@@ -14,10 +14,10 @@ import (
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
-// TestFullOfSnapshots promises all of a pool to snapshots of different content, restores and other volumes,
+// TestPoolFullOfSnapshotsIsOverwritten promises all of a pool to snapshots of different content, restores and other volumes,
 // and then overwrites every block that was promised: each shared one needs a new one. None is
 // missing.
-func TestFullOfSnapshots(t *testing.T) {
+func TestPoolFullOfSnapshotsIsOverwritten(t *testing.T) {
 	testenv.NeedRoot(t)
 	driver := drivertest.Built(t)
 	const bytes = 32 * mib

@@ -515,7 +515,7 @@ func cameWithoutRecord(b *bench) {
 	b.Must(os.Mkdir(b.path("pvc-came"), 0o777))
 	b.Must(os.WriteFile(filepath.Join(b.path("pvc-came"), "file"), []byte("content"), 0o600))
 	_, err := b.Snapshot(b.Context(), "s-1", "pvc-came", "")
-	if b.WantCode("without a record", err, codes.FailedPrecondition); !strings.Contains(err.Error(), "without a promise") {
+	if b.WantCode("without a record", err, codes.FailedPrecondition); !strings.Contains(err.Error(), "has no record of its size") {
 		b.Errorf("the refusal does not say why: %v", err)
 	}
 	record := fmt.Sprintf(`{"version":1,"id":"pvc-came","uid":"byhand","mode":"mount","bytes":%d,"created":"2026-11-20T18:56:54Z"}`+"\n", size)

@@ -12,9 +12,9 @@ import (
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
-// TestNobodyWaits makes calls on other volumes while a directory of many files is copied, and while
+// TestCallsOnOtherVolumesDuringCopy makes calls on other volumes while a directory of many files is copied, and while
 // nothing is: in turns, so that a machine that is busy meets both.
-func TestNobodyWaits(t *testing.T) {
+func TestCallsOnOtherVolumesDuringCopy(t *testing.T) {
 	testenv.NeedRoot(t)
 	// A copy keeps one CPU busy, and shares the log of the filesystem with who waits for a write to be
 	// durable. Who waits for the copy itself takes hundreds of times as long. Few calls say less.

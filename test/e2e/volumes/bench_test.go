@@ -63,7 +63,7 @@ func volume(name string, bytes int64) drivertest.Volume {
 	return drivertest.Volume{ID: name, Pool: "local", Bytes: bytes}
 }
 
-// create makes a volume and expects the driver to say that its size is kept.
+// create makes a volume and expects the driver to report that its size is enforced.
 func (b *bench) create(name string, bytes int64) {
 	b.Helper()
 	b.Must(b.tryCreate(name, bytes))

@@ -29,7 +29,7 @@ type Fake struct {
 	// BlockBytes is what a device has unless it is asked for another; 0 for 512.
 	BlockBytes int64
 
-	// Nodes is what CheckNodes answers.
+	// Nodes is what CheckNodes returns.
 	Nodes error
 
 	dev     *dir.Dir
