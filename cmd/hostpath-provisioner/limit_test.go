@@ -29,7 +29,7 @@ func limiting() map[string]func(*testing.T) string {
 
 // The size that the kernel enforces goes along to the pool of the driver inside PV_DIR, and comes back. What was written
 // before counts.
-func TestHandedOverVolume_keepsItsLimit(t *testing.T) {
+func TestHandedOverVolume_hasItsLimit(t *testing.T) {
 	testenv.NeedRoot(t)
 	for kind, directory := range limiting() {
 		t.Run(kind, func(t *testing.T) {

@@ -346,7 +346,7 @@ func (r *reports) add(about client.Object, reason, text string) {
 // longestNote is the longest note of an event, in bytes (events.k8s.io/v1, note).
 const longestNote = 1000
 
-// report makes events of what was not said before. What is not the case any more can be said again.
+// report makes events of what was not reported before. What is not the case any more can be reported again.
 func (c *controller) report(r *reports) {
 	for key, text := range r.texts {
 		if c.reported[key] == text {

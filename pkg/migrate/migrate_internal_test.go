@@ -343,7 +343,7 @@ type refusal struct {
 
 func TestRefusedByItsObjects(t *testing.T) {
 	refused(t, map[string]refusal{
-		"of nobody known": {func(pv *corev1.PersistentVolume, _ *corev1.PersistentVolumeClaim) {
+		"made by an unknown provisioner": {func(pv *corev1.PersistentVolume, _ *corev1.PersistentVolumeClaim) {
 			delete(pv.Annotations, provisioner.ProvisionedBy)
 		}, choosing("data"), `made by ""`},
 		"not bound": {func(pv *corev1.PersistentVolume, _ *corev1.PersistentVolumeClaim) {

@@ -91,7 +91,7 @@ func (v *found) unused() error {
 	return nil
 }
 
-// removeAgain ends a removal that failed after the directory was taken out of the pool, and answers false where there was none.
+// removeAgain ends a removal that failed after the directory was taken out of the pool, and returns false where there was none.
 func (v *visit) removeAgain(id volume.ID, e store.Entry) (bool, error) {
 	if !e.Lost() || e.Record == nil || e.Removed != "" {
 		return false, nil

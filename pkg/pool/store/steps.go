@@ -123,7 +123,7 @@ func (s *Store) Remove(ctx context.Context, id volume.ID, as string) (piece stri
 }
 
 // RemoveAgain does what is left of Remove for a volume that has only its record: its directory became trash of this node, and
-// making that durable failed. It answers the piece of trash; empty for a volume whose directory is not there.
+// making that durable failed. It returns the piece of trash; empty for a volume whose directory is not there.
 func (s *Store) RemoveAgain(id volume.ID, e Entry) (piece string, err error) {
 	if err := s.OpenWork(); err != nil && !noRoom(err) {
 		return "", err
