@@ -29,21 +29,27 @@ while :; do i=$((i+1)); f=0; while [ $f -lt %d ]; do echo $i >f$f.new && mv f$f.
 // that copies too, and the pod goes on.
 func TestFreeze(t *testing.T) {
 	s := begin(t)
-	class := filepath.Join(t.TempDir(), "class.yaml")
-	if err := os.WriteFile(class, []byte(strings.Join(documented(t, "and a class:\n\n"), "\n")), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if out, err := c.Kubectl(t.Context(), "apply", "-f", class); err != nil {
-		t.Fatal(out, err)
-	}
-	t.Cleanup(func() {
-		if out, err := c.Kubectl(context.Background(), "delete", "volumesnapshotclass", freezeClass); err != nil {
-			t.Error(out, err)
-		}
-	})
+	s.withFreezeClass()
 	for storage := range poolPaths {
 		t.Run(storage, func(t *testing.T) { s.in(t).freezes(storage) })
 	}
+}
+
+// withFreezeClass makes the class of docs/snapshots.md.
+func (s *scene) withFreezeClass() {
+	s.Helper()
+	class := filepath.Join(s.TempDir(), "class.yaml")
+	if err := os.WriteFile(class, []byte(strings.Join(documented(s.T, "and a class:\n\n"), "\n")), 0o600); err != nil {
+		s.Fatal(err)
+	}
+	if out, err := c.Kubectl(s.Context(), "apply", "-f", class); err != nil {
+		s.Fatal(out, err)
+	}
+	s.Cleanup(func() {
+		if out, err := c.Kubectl(context.Background(), "delete", "volumesnapshotclass", freezeClass); err != nil {
+			s.Error(out, err)
+		}
+	})
 }
 
 // freezes makes a snapshot of a volume of a class of which a pod writes all the time.

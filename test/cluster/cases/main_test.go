@@ -32,6 +32,9 @@ const (
 // c is the cluster of all cases.
 var c *cluster.Cluster
 
+// quietTime is how long the operator is to write nothing.
+var quietTime time.Duration
+
 // poolKind is the filesystem of the pools whose sizes the kernel enforces.
 var poolKind string
 
@@ -45,6 +48,7 @@ func TestMain(m *testing.M) {
 	images := flag.String("images", "", "directory with the images, as cluster images makes it; they are made if not given")
 	flag.StringVar(&poolKind, "pools", "btrfs", "filesystem of the pools with quotas: btrfs or xfs")
 	flag.IntVar(&killEvery, "kill-every", 24, "kill programs before each so many of their steps, or four times as often where that is fast; 1 for all")
+	flag.DurationVar(&quietTime, "quiet", 15*time.Second, "how long to see that the operator writes nothing while nothing changes")
 	flag.Parse()
 	if *logs == "" {
 		*logs = filepath.Join(*programs, "logs")

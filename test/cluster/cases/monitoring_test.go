@@ -25,11 +25,11 @@ func TestMonitoringWithPrometheusOperator(t *testing.T) {
 	s.installOperator()
 	s.apply("-k", monitoringDir)
 	s.apply("-k", "../overlay/monitoring")
-	p := s.startPrometheus("release=kube-prometheus-stack")
+	p := s.startPrometheus("release=kube-prometheus-stack", 1)
 
 	s.wantDriversWatched(p)
 	s.wantMetrics(p)
-	s.wantQuietAlerts(p)
+	s.wantQuietAlerts(p, monitoringDir+"/prometheusrule.yaml")
 
 	const sick = "HostPathPoolReadOnly"
 	s.readOnly(nodeB, "/var/plain", true)
@@ -115,23 +115,26 @@ func (s *scene) wantMetrics(p prometheus) {
 	}
 }
 
-// wantQuietAlerts waits until all alerts of the manifest have been worked out without an
-// error. On a cluster with which nothing is wrong none of them fires.
-func (s *scene) wantQuietAlerts(p prometheus) {
+// wantQuietAlerts waits until all rules of some manifests have been worked out without an
+// error. On a cluster with which nothing is wrong no alert fires.
+func (s *scene) wantQuietAlerts(p prometheus, manifests ...string) {
 	s.Helper()
-	text, err := os.ReadFile(filepath.Join(monitoringDir, "prometheusrule.yaml"))
-	if err != nil {
-		s.Fatal(err)
-	}
 	want := map[string]string{}
-	for _, found := range regexp.MustCompile(`(?m)^    - alert: (\w+)$`).FindAllStringSubmatch(string(text), -1) {
-		want[found[1]] = "ok"
-	}
-	if len(want) < strings.Count(string(text), "alert:") {
-		s.Fatalf("not all alerts of the manifest are found: %v", slices.Sorted(maps.Keys(want)))
+	for _, manifest := range manifests {
+		text, err := os.ReadFile(manifest)
+		if err != nil {
+			s.Fatal(err)
+		}
+		found := regexp.MustCompile(`(?m)^    - (?:alert|record): (\S+)$`).FindAllStringSubmatch(string(text), -1)
+		for _, name := range found {
+			want[name[1]] = "ok"
+		}
+		if len(found) < strings.Count(string(text), "expr:") {
+			s.Fatalf("not all rules of %s are found: %v", manifest, slices.Sorted(maps.Keys(want)))
+		}
 	}
 	var rules map[string]rule
-	s.until("all alerts to be worked out", func(ctx context.Context) (_ string, err error) {
+	s.until("all rules to be worked out", func(ctx context.Context) (_ string, err error) {
 		rules, err = p.rules(ctx)
 		got := map[string]string{}
 		for name, r := range rules {

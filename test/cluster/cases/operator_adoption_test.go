@@ -2,19 +2,27 @@ package cases_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"kubevirt.io/hostpath-provisioner/test/cluster"
 )
 
 // A cluster of the upstream operator is taken over in place: the same objects, with what only the upstream one wanted
-// removed from them, and the same volumes, in pods that go on. Neither a second driver nor a second DaemonSet appears.
+// removed from them, and the same volumes, in pods that go on. Neither a second driver nor a second DaemonSet appears. Pools with
+// templates keep their claims, mounters and mounts, and are unmounted when they are removed from the object.
 func TestOperatorAdoptsUpstreamCluster(t *testing.T) {
 	s := begin(t)
 	client := s.withOperator()
@@ -45,12 +53,22 @@ func TestOperatorAdoptsUpstreamCluster(t *testing.T) {
 	file := filepath.Join(s.disk(volume), "file")
 	s.wantFile(file, "before\n")
 
-	if _, err := client.Create(ctx, provisioner(t, "earlier", onePool("")), metav1.CreateOptions{}); err != nil {
+	pools := s.upstreamPools()
+	spec := `storagePools:
+- {name: local, path: /var/hpvolumes}
+- name: fast
+  path: /var/adopted
+  pvcTemplate: {storageClassName: disks, volumeMode: Block, accessModes: [ReadWriteOnce], resources: {requests: {storage: 320Mi}}}
+- name: everywhere
+  path: /var/adopted-everywhere
+  pvcTemplate: {storageClassName: "", volumeName: everywhere, accessModes: [ReadWriteMany], resources: {requests: {storage: 1Gi}}}`
+	if _, err := client.Create(ctx, provisioner(t, "earlier", spec), metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { s.removeProvisioner("earlier") })
 	scale("1")
 	s.condition(client, "earlier", "Available", "True")
+	s.wantAdopted(pools)
 
 	if now, _ := set(); now != uid {
 		t.Error("the DaemonSet is another one")
@@ -88,14 +106,19 @@ func TestOperatorAdoptsUpstreamCluster(t *testing.T) {
 		}
 	}
 
-	// The pod goes on with its volume, and gives it back.
-	if got := s.mustRun("running", "echo after >>/data/file; cat /data/file"); got != "before\nafter\n" {
-		t.Errorf("the pod reads %q", got)
+	// The pods go on with their volumes, and give them back.
+	for _, name := range []string{"running", "on-fast"} {
+		if got := s.mustRun(name, "echo after >>/data/file; cat /data/file"); got != "before\nafter\n" {
+			t.Errorf("the pod %s reads %q", name, got)
+		}
+		pod, err := c.Client.CoreV1().Pods(s.namespace).Get(ctx, name, metav1.GetOptions{})
+		if err != nil || pod.Status.ContainerStatuses[0].RestartCount > 0 {
+			t.Errorf("the pod %s was restarted %v times (%v)", name, pod.Status.ContainerStatuses, err)
+		}
 	}
-	pod, err := c.Client.CoreV1().Pods(s.namespace).Get(ctx, "running", metav1.GetOptions{})
-	if err != nil || pod.Status.ContainerStatuses[0].RestartCount > 0 {
-		t.Errorf("the pod was restarted %v times (%v)", pod.Status.ContainerStatuses, err)
-	}
+	s.remove("on-fast")
+	s.must(c.Client.CoreV1().PersistentVolumeClaims(s.namespace).Delete(ctx, "fast", metav1.DeleteOptions{}))
+	s.leaveOnlyLocal(client, "earlier")
 	s.remove("running")
 	s.pod("next", with("data", "/data"))
 	s.ready("next")
@@ -108,4 +131,152 @@ func TestOperatorAdoptsUpstreamCluster(t *testing.T) {
 		found, err := filepath.Glob(filepath.Dir(file))
 		return strings.Join(found, ""), err
 	})
+	s.poolsUnmounted(client, "earlier")
+	for name, mounted := range s.poolMounts() {
+		if mounted != "" {
+			t.Errorf("on %s is still mounted %s", name, mounted)
+		}
+	}
+	s.removePoolClaims("hpp-pool-everywhere-shared", "hpp-pool-fast-node-a", "hpp-pool-fast-node-b")
+}
+
+// upstreamPools makes what the upstream operator has of pools with templates, mounted on each node, and a pod with a volume in one of
+// them. It returns what is to stay.
+func (s *scene) upstreamPools() (kept map[string]string) {
+	s.Helper()
+	const class = "hostpath-operator-fast"
+	ctx := s.Context()
+	s.class(class, "fast", storagev1.VolumeBindingWaitForFirstConsumer)
+	sharedDirectory(s)
+	for name := range c.Nodes {
+		s.diskOf(name)
+	}
+	if out, err := c.Kubectl(ctx, "create", "--field-manager=hostpath-provisioner-operator", "-f", "testdata/upstream-pools.yaml"); err != nil {
+		s.Fatal(out, err)
+	}
+	s.until("the mounters to be ready", mountersReady)
+	pods, err := c.Client.CoreV1().Pods(cluster.Namespace).List(ctx, metav1.ListOptions{LabelSelector: "hpp-pool"})
+	if err != nil {
+		s.Fatal(err)
+	}
+	for _, pod := range pods.Items {
+		mount := "mkdir -p /var/adopted-everywhere/csi && mount --bind " + filepath.Join(c.Sandbox.Dir, "everywhere") + " /var/adopted-everywhere/csi"
+		if pod.Labels["hpp-pool"] == "fast-hpp" {
+			mount = fmt.Sprintf("mkfs.xfs -q %[1]s && mkdir -p /var/adopted/csi && mount %[1]s /var/adopted/csi", s.loopOf(pod.Name))
+		}
+		if out, err := c.Nodes[pod.Spec.NodeName].Output(ctx, "sh", "-ec", mount); err != nil {
+			s.Fatal(out, err)
+		}
+	}
+	// This driver, which stands in for the upstream one, serves what is mounted over a pool that it knows only from its next start on.
+	if out, err := c.Kubectl(ctx, "delete", "pod", "-n", cluster.Namespace, "-l", "k8s-app=hostpath-provisioner,!hpp-pool"); err != nil {
+		s.Fatal(out, err)
+	}
+	s.claim("fast", "32Mi", ofClass(class))
+	s.pod("on-fast", with("fast", "/data"))
+	s.ready("on-fast")
+	s.mustRun("on-fast", "echo before >/data/file; sync")
+	return s.poolState()
+}
+
+// diskOf gives a node a disk, as a PersistentVolume of a class without a provisioner.
+func (s *scene) diskOf(node string) {
+	s.Helper()
+	ctx, n, file := s.Context(), c.Nodes[node], filepath.Join(c.Sandbox.Dir, "disk-of-"+node)
+	s.must(os.WriteFile(file, nil, 0o600))
+	s.must(os.Truncate(file, 320<<20))
+	device, err := n.Output(ctx, "losetup", "--find", "--show", file)
+	if err != nil {
+		s.Fatal(err)
+	}
+	device = strings.TrimSpace(device)
+	s.Cleanup(func() {
+		_, err := n.Output(context.Background(), "losetup", "--detach", device)
+		s.must(errors.Join(err, os.Remove(file)))
+	})
+	block := corev1.PersistentVolumeBlock
+	_, err = c.Client.CoreV1().PersistentVolumes().Create(ctx, &corev1.PersistentVolume{
+		ObjectMeta: metav1.ObjectMeta{Name: "disk-of-" + node},
+		Spec: corev1.PersistentVolumeSpec{
+			StorageClassName:              "disks",
+			VolumeMode:                    &block,
+			Capacity:                      corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("320Mi")},
+			AccessModes:                   []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
+			PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimRetain,
+			PersistentVolumeSource:        corev1.PersistentVolumeSource{Local: &corev1.LocalVolumeSource{Path: device}},
+			ClaimRef:                      &corev1.ObjectReference{Namespace: cluster.Namespace, Name: "hpp-pool-fast-" + node},
+			NodeAffinity: &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+				MatchExpressions: []corev1.NodeSelectorRequirement{{Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpIn, Values: []string{node}}},
+			}}}},
+		},
+	}, metav1.CreateOptions{})
+	s.must(err)
+}
+
+// loopOf is the loop device that a mounter has its claim as.
+func (s *scene) loopOf(pod string) string {
+	s.Helper()
+	out, err := s.exec(cluster.Namespace, pod, "", "stat", "-c", "%T", "/dev/data")
+	if err != nil {
+		s.Fatal(err)
+	}
+	minor, err := strconv.ParseUint(strings.TrimSpace(out), 16, 32)
+	if err != nil {
+		s.Fatal(err)
+	}
+	return fmt.Sprintf("/dev/loop%d", minor)
+}
+
+// poolState has the mounts of pools on each node, and the UIDs of what the pools consist of.
+func (s *scene) poolState() map[string]string {
+	s.Helper()
+	state := s.poolMounts()
+	out, err := c.Kubectl(s.Context(), "get", "-n", cluster.Namespace, "deployment,pvc,storageclass", "-o", `jsonpath={range .items[*]}{.kind}/{.metadata.name} {.metadata.uid}{"\n"}{end}`)
+	if err != nil {
+		s.Fatal(out, err)
+	}
+	for line := range strings.Lines(out) {
+		if object, uid, _ := strings.Cut(strings.TrimSpace(line), " "); strings.Contains(object, "/hpp-") {
+			state[object] = uid
+		}
+	}
+	return state
+}
+
+// poolMounts are the lines of each node's mount table for the pools of testdata/upstream-pools.yaml.
+func (s *scene) poolMounts() map[string]string {
+	s.Helper()
+	mounts := map[string]string{}
+	for name, n := range c.Nodes {
+		table, err := n.Output(s.Context(), "cat", "/proc/self/mountinfo")
+		if err != nil {
+			s.Fatal(err)
+		}
+		for line := range strings.Lines(table) {
+			if strings.Contains(line, " /var/adopted") {
+				mounts[name] += line
+			}
+		}
+	}
+	return mounts
+}
+
+// wantAdopted says that pools consist of the same claims, mounters and mounts as before, and that the mounters are of this operator.
+func (s *scene) wantAdopted(before map[string]string) {
+	s.Helper()
+	if len(before) != len(c.Nodes)*4+2 {
+		s.Errorf("the upstream operator is to have, on each node, mounts and two mounters and a claim, and one claim and a class for all: %v", before)
+	}
+	if diff := cmp.Diff(before, s.poolState()); diff != "" {
+		s.Errorf("the pools are not what they were (-want +got):\n%s", diff)
+	}
+	pods, err := c.Client.CoreV1().Pods(cluster.Namespace).List(s.Context(), metav1.ListOptions{LabelSelector: "hpp-pool"})
+	if err != nil {
+		s.Fatal(err)
+	}
+	for _, pod := range pods.Items {
+		if image := pod.Spec.Containers[0].Image; pod.DeletionTimestamp == nil && image != "localhost/pool-mounter:test" {
+			s.Errorf("the mounter %s has the image %s", pod.Name, image)
+		}
+	}
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -15,13 +16,16 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
 
 	"kubevirt.io/hostpath-provisioner/test/cluster"
 )
 
 // A pool with a template gets a claim and a mounter on each node, or one claim for all of them, and serves volumes. It grows
-// with its template, and mounters that are killed are no loss. Removed from the object, while the operator is killed, it is
+// with its template, and mounters that are killed are no loss. What is changed or removed by hand comes back, what others added stays,
+// and then nothing is written any more. Removed from the object, while the operator is killed, the pool is
 // unmounted on each node, although another pool's name is the beginning of its own, and its claims stay.
+// The cluster has the kinds of OpenShift and of the Prometheus operator too.
 func TestOperatorWithPoolOnClaims(t *testing.T) {
 	const class = "hostpath-operator-claims"
 	s := begin(t)
@@ -38,6 +42,9 @@ func TestOperatorWithPoolOnClaims(t *testing.T) {
 	t.Cleanup(func() {
 		_ = c.Client.StorageV1().StorageClasses().Delete(context.Background(), class, metav1.DeleteOptions{})
 	})
+	s.apply("-f", "testdata/openshift.yaml")
+	s.installOperator()
+	s.applyText(`{apiVersion: config.openshift.io/v1, kind: APIServer, metadata: {name: cluster}, spec: {tlsSecurityProfile: {type: Modern, modern: {}}}}`)
 	sharedDirectory(s)
 	pools := func(size string) string {
 		return `storagePools:
@@ -55,6 +62,9 @@ func TestOperatorWithPoolOnClaims(t *testing.T) {
 	t.Cleanup(func() { s.removeProvisioner("claims") })
 	s.condition(client, "claims", "Available", "True")
 	before := poolSizes(s)
+	if args := s.kubectl("get", "daemonset", "-n", cluster.Namespace, operatorDaemonSet, "-o", "jsonpath={.spec.template.spec.containers[*].args}"); !strings.Contains(args, "--metrics-tls-version=VersionTLS13") {
+		t.Errorf("the driver does not follow the cluster's TLS profile: %s", args)
+	}
 	s.claim("fast", "32Mi", ofClass(class))
 	s.pod("writer", with("fast", "/data"))
 
@@ -83,55 +93,105 @@ func TestOperatorWithPoolOnClaims(t *testing.T) {
 	if got := s.mustRun("writer", "echo again >>/data/file; cat /data/file"); got != "hello\nagain\n" {
 		t.Errorf("the pod reads %q", got)
 	}
-	s.until("the mounters to be ready again", func(ctx context.Context) (string, error) {
-		all, err := c.Client.AppsV1().Deployments(cluster.Namespace).List(ctx, metav1.ListOptions{LabelSelector: "hpp-pool"})
-		if err != nil {
-			return "", err
-		}
-		for _, one := range all.Items {
-			if one.Status.ReadyReplicas == 0 || one.Status.Replicas != 1 {
-				return fmt.Sprintf("%s has %d pods, ready are %d", one.Name, one.Status.Replicas, one.Status.ReadyReplicas), nil
-			}
-		}
-		return "", nil
-	})
+	t.Run("drift is repaired", func(t *testing.T) { drift(t, s) })
+	t.Run("nothing is written when all is well", func(t *testing.T) { quiet(t, s) })
+	t.Run("Prometheus watches it", func(t *testing.T) { operatorWatched(s.in(t)) })
+	if got := s.mustRun("writer", "cat /data/file"); got != "hello\nagain\n" {
+		t.Errorf("the pod reads %q", got)
+	}
 	s.remove("writer")
 	if err := c.Client.CoreV1().PersistentVolumeClaims(s.namespace).Delete(ctx, "fast", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	s.until("the volumes to be deleted", s.volumesOf(s.namespace))
 
-	patch := []byte(`{"spec":{"storagePools":[{"name":"local","path":"/var/hpvolumes"}]}}`)
-	if _, err := client.Patch(ctx, "claims", types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	s.leaveOnlyLocal(client, "claims")
 	if out, err := c.Kubectl(ctx, "delete", "pod", "-n", cluster.Namespace, "-l", "name=hostpath-provisioner-operator", "--force", "--grace-period=0"); err != nil {
 		t.Fatal(out, err)
 	}
+	s.poolsUnmounted(client, "claims")
+	s.condition(client, "claims", "Available", "True")
+	s.removePoolClaims("hpp-pool-local-fast-node-a", "hpp-pool-local-fast-node-b", "hpp-pool-everywhere-shared")
+}
+
+// leaveOnlyLocal removes all pools from an object but the one without a template.
+func (s *scene) leaveOnlyLocal(client dynamic.ResourceInterface, name string) {
+	s.Helper()
+	patch := []byte(`{"spec":{"storagePools":[{"name":"local","path":"/var/hpvolumes"}]}}`)
+	if _, err := client.Patch(s.Context(), name, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+		s.Fatal(err)
+	}
+}
+
+// poolsUnmounted waits until there are no mounters, which go once their pools are unmounted.
+func (s *scene) poolsUnmounted(client dynamic.ResourceInterface, name string) {
+	s.Helper()
 	s.until("the pools to be unmounted", func(ctx context.Context) (string, error) {
 		left, err := c.Client.AppsV1().Deployments(cluster.Namespace).List(ctx, metav1.ListOptions{LabelSelector: "hpp-pool"})
 		if err != nil || len(left.Items) == 0 {
 			return "", err
 		}
-		object, err := client.Get(ctx, "claims", metav1.GetOptions{})
+		object, err := client.Get(ctx, name, metav1.GetOptions{})
 		return fmt.Sprintf("%d mounters are left: %v", len(left.Items), object.Object["status"]), err
 	})
-	s.condition(client, "claims", "Available", "True")
+}
+
+// removePoolClaims expects claims of pools, which the operator leaves, and removes them with their volumes.
+func (s *scene) removePoolClaims(want ...string) {
+	s.Helper()
+	ctx := s.Context()
 	claims, err := c.Client.CoreV1().PersistentVolumeClaims(cluster.Namespace).List(ctx, metav1.ListOptions{})
-	if err != nil || len(claims.Items) != len(c.Nodes)+1 {
-		t.Fatalf("there are %d claims (%v), want one of each node and a shared one", len(claims.Items), err)
+	if err != nil {
+		s.Fatal(err)
 	}
+	got := map[string]bool{}
 	for _, claim := range claims.Items {
-		if !strings.HasPrefix(claim.Name, "hpp-pool-local-fast-node-") && claim.Name != "hpp-pool-everywhere-shared" {
-			t.Errorf("a claim has the name %s", claim.Name)
-		}
-		if err := c.Client.CoreV1().PersistentVolumeClaims(cluster.Namespace).Delete(ctx, claim.Name, metav1.DeleteOptions{}); err != nil {
-			t.Error(err)
+		got[claim.Name] = true
+		s.must(c.Client.CoreV1().PersistentVolumeClaims(cluster.Namespace).Delete(ctx, claim.Name, metav1.DeleteOptions{}))
+	}
+	slices.Sort(want)
+	if !slices.Equal(sorted(got), want) {
+		s.Errorf("the pools have left the claims %q, want %q", sorted(got), want)
+	}
+	volumes, err := c.Client.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		s.Fatal(err)
+	}
+	for _, volume := range volumes.Items {
+		// Nobody deletes those that were made by hand.
+		if of := volume.Spec.ClaimRef; of != nil && of.Namespace == cluster.Namespace && volume.Spec.CSI == nil {
+			s.must(c.Client.CoreV1().PersistentVolumes().Delete(ctx, volume.Name, metav1.DeleteOptions{}))
 		}
 	}
-	// Nobody deletes the one that was made by hand.
-	s.must(c.Client.CoreV1().PersistentVolumes().Delete(ctx, "everywhere", metav1.DeleteOptions{}))
 	s.until("the volumes of the claims to be deleted", s.volumesOf(cluster.Namespace))
+}
+
+// operatorWatched has a Prometheus take what the operator has deployed for it, and the alert for an operator that is away.
+func operatorWatched(s *scene) {
+	s.Helper()
+	s.kubectl("create", "clusterrolebinding", s.namespace, "--clusterrole=hostpath-provisioner-operator-metrics-reader", "--serviceaccount="+s.namespace+":default")
+	s.Cleanup(func() { s.kubectl("delete", "clusterrolebinding", s.namespace) })
+	p := s.startPrometheus("k8s-app=hostpath-provisioner", 2)
+	s.until("the operator and every driver to be watched", func(ctx context.Context) (string, error) {
+		for query, want := range map[string]string{
+			"count(up == 1)": fmt.Sprint(len(c.Nodes) + 1), "count(up)": fmt.Sprint(len(c.Nodes) + 1),
+			"kubevirt_hpp_cr_ready": "1", "cluster:kubevirt_hpp_operator_up:sum": "1",
+			`count(hostpath_pool_serving{pool="local-fast"} == 1)`: fmt.Sprint(len(c.Nodes)),
+		} {
+			got, err := p.query(ctx, query)
+			if err != nil || len(got) != 1 || got[0].Value[1] != want {
+				return fmt.Sprintf("%s is %v, want %s", query, got, want), err
+			}
+		}
+		return "", nil
+	})
+	s.wantQuietAlerts(p, monitoringDir+"/prometheusrule.yaml", operatorDir+"/monitoring/prometheusrule.yaml")
+	s.scaleOperator(0)
+	s.wantAlerts(p, "HPPOperatorDown", map[string]string{
+		"alertname": "HPPOperatorDown", "severity": "warning", "operator_health_impact": "critical",
+		"kubernetes_operator_part_of": "kubevirt", "kubernetes_operator_component": "hostpath-provisioner-operator",
+	})
+	s.scaleOperator(1)
 }
 
 // sharedDirectory makes a volume that all nodes have, as one of NFS: a directory of this machine.

@@ -3,6 +3,8 @@ package cases_test
 import (
 	"context"
 	"fmt"
+	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -32,7 +34,7 @@ func TestOperatorOnChangingCluster(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { s.removeClass(preCSI) })
-	if _, err := client.Create(t.Context(), provisioner(t, name, "pathConfig: {path: /var/hpvolumes}"), metav1.CreateOptions{}); err != nil {
+	if _, err := client.Create(t.Context(), provisioner(t, name, "pathConfig: {path: /var/hpvolumes}\nfeatureGates: [Snapshotting]"), metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { s.removeProvisioner(name) })
@@ -155,6 +157,11 @@ func deleteNode(s *scene, client dynamic.ResourceInterface, name string, all []w
 	s.Helper()
 	ctx := s.Context()
 	volume, n := s.volume("data"), c.Nodes[nodeB]
+	if out, err := c.Kubectl(ctx, "apply", "-f", operatorDir+"/example/volumesnapshotclass.yaml"); err != nil {
+		s.Fatal(out, err)
+	}
+	s.snapshot("data", "data")
+	content := s.contentOf(s.snapshotReady("data")).GetName()
 	s.must(n.StopKubelet(ctx))
 	stopped := true
 	s.Cleanup(func() {
@@ -165,17 +172,7 @@ func deleteNode(s *scene, client dynamic.ResourceInterface, name string, all []w
 	if out, err := c.Kubectl(ctx, "delete", "node", nodeB); err != nil {
 		s.Fatal(out, err)
 	}
-	s.until("the deleted node to be reported", func(ctx context.Context) (string, error) {
-		object, err := client.Get(ctx, name, metav1.GetOptions{})
-		if err != nil {
-			return "", err
-		}
-		deleted, _, _ := unstructured.NestedSlice(object.Object, "status", "deletedNodes")
-		if text := fmt.Sprint(deleted); !hasAll(text, []string{"node:" + nodeB, "persistentVolumes:1", "claims:1", "kubectl delete pv --wait=false " + volume.Name}) {
-			return text, nil
-		}
-		return "", nil
-	})
+	s.deletedNode(client, name, "persistentVolumes:1", "claims:1", "volumeSnapshotContents:1", "kubectl delete pv --wait=false "+volume.Name)
 	s.usableOn(client, name, 1)
 	s.goOn(all)
 
@@ -194,6 +191,8 @@ func deleteNode(s *scene, client dynamic.ResourceInterface, name string, all []w
 		return "the claim is " + string(claim.Status.Phase), nil
 	})
 	s.goOn(all)
+	s.runPrinted(s.deletedNode(client, name, "persistentVolumes:0", "volumeSnapshotContents:1", content))
+	s.wantSnapshotGone("data")
 
 	if out, err := c.Kubectl(ctx, "delete", "pod", "writer", "-n", s.namespace, "--force", "--grace-period=0"); err != nil {
 		s.Fatal(out, err)
@@ -211,5 +210,33 @@ func deleteNode(s *scene, client dynamic.ResourceInterface, name string, all []w
 	})
 	if last, err := all[0].last(); err != nil || last == 0 {
 		s.Errorf("the data of the volume is gone: %d, %v", last, err)
+	}
+}
+
+// deletedNode waits until the node of the writers is reported as deleted, in these words, and returns the command that cleans up.
+func (s *scene) deletedNode(client dynamic.ResourceInterface, name string, words ...string) (command string) {
+	s.Helper()
+	s.until("the deleted node to be reported", func(ctx context.Context) (string, error) {
+		object, err := client.Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return "", err
+		}
+		deleted, _, _ := unstructured.NestedSlice(object.Object, "status", "deletedNodes")
+		if text := fmt.Sprint(deleted); len(deleted) != 1 || !hasAll(text, append(words, "node:"+nodeB)) {
+			return text, nil
+		}
+		command, _, err = unstructured.NestedString(deleted[0].(map[string]any), "command")
+		return "", err
+	})
+	return command
+}
+
+// runPrinted runs a command that was printed for users, as the administrator of the cluster.
+func (s *scene) runPrinted(command string) {
+	s.Helper()
+	shell := exec.CommandContext(s.Context(), "sh", "-ec", command)
+	shell.Env = append(os.Environ(), "KUBECONFIG="+c.Kubeconfig, "PATH="+c.Programs+":"+os.Getenv("PATH"))
+	if out, err := shell.CombinedOutput(); err != nil {
+		s.Errorf("%s: %v: %s", command, err, out)
 	}
 }

@@ -15,7 +15,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
 
 	"kubevirt.io/hostpath-provisioner/test/cluster"
@@ -101,12 +100,12 @@ func (s *scene) condition(client dynamic.ResourceInterface, name, condition, wan
 	return object
 }
 
-// The operator and one object make a cluster on which a claim binds and a pod writes. What is changed or removed by hand
-// comes back, what others added stays, and then nothing is written any more. The removal of the object leaves the data.
+// The operator and one object make a cluster on which a claim binds and a pod writes, and on which there are snapshots, of frozen pods
+// too. The removal of the object leaves the data.
 func TestOperatorWithHostPathPool(t *testing.T) {
 	s := begin(t)
 	client := s.withOperator()
-	if _, err := client.Create(t.Context(), provisioner(t, "plain", onePool("")+"\nfeatureGates: [Snapshotting]"), metav1.CreateOptions{}); err != nil {
+	if _, err := client.Create(t.Context(), provisioner(t, "plain", onePool("")+"\nfeatureGates: [Snapshotting, Freezing]"), metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	// Also after a failure: what has a finalizer is removed while its operator is there.
@@ -123,8 +122,11 @@ func TestOperatorWithHostPathPool(t *testing.T) {
 	s.wantFile(file, "hello\n")
 
 	t.Run("beside the provisioner from before CSI", func(t *testing.T) { besideProvisioner(t, s.in(t)) })
-	t.Run("drift is repaired", func(t *testing.T) { drift(t, s) })
-	t.Run("nothing is written in the steady state", func(t *testing.T) { quiet(t, s) })
+	t.Run("pods are frozen for snapshots", func(t *testing.T) {
+		s := s.in(t)
+		s.withFreezeClass()
+		s.freezes(operatorClass)
+	})
 	t.Run("restores go to their node", func(t *testing.T) { operatorRestores(s.in(t)) })
 
 	s.remove("writer")
@@ -140,100 +142,6 @@ func TestOperatorWithHostPathPool(t *testing.T) {
 	s.condition(client, "plain", "Available", "True")
 	s.removeClaim("data")
 	s.wantGone(filepath.Dir(file))
-}
-
-// drift changes and deletes each object that the operator owns, and wants it back within 5 seconds.
-func drift(t *testing.T, s *scene) {
-	kinds := []string{"daemonset", "serviceaccount", "role", "rolebinding", "clusterrole", "clusterrolebinding", "csidriver"}
-	out, err := c.Kubectl(t.Context(), "get", strings.Join(kinds, ","), "-n", cluster.Namespace,
-		"-l", "app.kubernetes.io/managed-by=hostpath-provisioner-operator", "-o", "name")
-	if err != nil {
-		t.Fatal(err)
-	}
-	names := strings.Fields(out)
-	if len(names) != len(kinds) {
-		t.Fatalf("the operator owns %q, want one of each of %q", names, kinds)
-	}
-	for _, name := range names {
-		t.Run(name, func(t *testing.T) {
-			before := described(t, name)
-			for _, change := range [][]string{
-				{"label", name, "k8s-app-", "app.kubernetes.io/component=other", "--overwrite"},
-				{"delete", name, "--wait=false"},
-			} {
-				if out, err := c.Kubectl(t.Context(), append(change, "-n", cluster.Namespace)...); err != nil {
-					t.Fatal(out, err)
-				}
-				deadline := time.Now().Add(5 * time.Second)
-				for got := ""; got != before; {
-					got = described(t, name)
-					if got != before && time.Now().After(deadline) {
-						t.Fatalf("after %q it is\n%s\nwant\n%s", change, got, before)
-					}
-				}
-			}
-		})
-	}
-	// What a user has added is not the operator's.
-	if out, err := c.Kubectl(t.Context(), "annotate", "-n", cluster.Namespace, "daemonset", operatorDaemonSet, "example.com/added=by-a-user"); err != nil {
-		t.Fatal(out, err)
-	}
-	if _, err := c.Client.AppsV1().DaemonSets(cluster.Namespace).Patch(t.Context(), operatorDaemonSet, types.StrategicMergePatchType,
-		[]byte(`{"spec":{"template":{"spec":{"containers":[{"name":"driver","image":"localhost/other"}]}}}}`), metav1.PatchOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	s.until("the image to be put back", func(ctx context.Context) (string, error) {
-		set, err := c.Client.AppsV1().DaemonSets(cluster.Namespace).Get(ctx, operatorDaemonSet, metav1.GetOptions{})
-		if err != nil {
-			return "", err
-		}
-		if set.Annotations["example.com/added"] != "by-a-user" {
-			t.Error("the annotation of a user is gone")
-		}
-		if image := set.Spec.Template.Spec.Containers[0].Image; image == "localhost/other" {
-			return image, nil
-		}
-		return "", nil
-	})
-}
-
-// described is what of an object says whether it is as it should be: its labels and what it holds.
-func described(t *testing.T, name string) string {
-	t.Helper()
-	out, err := c.Kubectl(t.Context(), "get", "-n", cluster.Namespace, name, "--ignore-not-found",
-		"-o", `jsonpath={.metadata.labels}{.rules}{.subjects}{.roleRef}{.spec}`)
-	if err != nil {
-		t.Fatal(out, err)
-	}
-	return out
-}
-
-// quiet counts at the API server what is written while nothing changes.
-func quiet(t *testing.T, s *scene) {
-	for range 3 {
-		s.until("the driver to be rolled out again", rolledOutAgain)
-		before, pods := settled(t, s)
-		// Something happens in the cluster that is none of the operator's business.
-		for range 5 {
-			if out, err := c.Kubectl(t.Context(), "annotate", "node", nodeA, "example.com/tick="+time.Now().Format(time.TimeOnly+".000"), "--overwrite"); err != nil {
-				t.Fatal(out, err)
-			}
-		}
-		if out, err := c.Kubectl(t.Context(), "annotate", "hostpathprovisioner", "plain", "example.com/tick="+time.Now().Format(time.TimeOnly+".000"), "--overwrite"); err != nil {
-			t.Fatal(out, err)
-		}
-		s.until("time to pass in which nothing happens", quietFor(20*time.Second))
-		after := writes(t)
-		if now := driverPodStates(t); now != pods {
-			t.Logf("pods of the driver have changed meanwhile, which is to be in the status:\n%s\nbefore:\n%s", now, pods)
-			continue
-		}
-		if after != before {
-			t.Errorf("something was written:\n%s\nbefore:\n%s", after, before)
-		}
-		return
-	}
-	t.Error("the pods of the driver do not come to rest")
 }
 
 // rolledOutAgain says what is missing at the driver's DaemonSet.
@@ -260,7 +168,8 @@ func withoutToken(ctx context.Context) (string, error) {
 		return "", err
 	}
 	for _, pod := range pods.Items {
-		if pod.Spec.ServiceAccountName != name {
+		// Mounters have no token.
+		if pod.Spec.ServiceAccountName != name || pod.Labels["hpp-pool"] != "" {
 			continue
 		}
 		if pod.DeletionTimestamp != nil {
@@ -271,23 +180,6 @@ func withoutToken(ctx context.Context) (string, error) {
 		}
 	}
 	return "", nil
-}
-
-// settled waits until there is no answer under way to what has happened before. It returns what was written until then, and
-// how the pods of the driver are.
-func settled(t *testing.T, s *scene) (written, pods string) {
-	t.Helper()
-	var since time.Time
-	s.until("the writes to end", func(context.Context) (string, error) {
-		if now, states := writes(t), driverPodStates(t); now != written || states != pods {
-			written, pods, since = now, states, time.Now()
-		}
-		if time.Since(since) < 3*time.Second {
-			return written, nil
-		}
-		return "", nil
-	})
-	return written, pods
 }
 
 // driverPodStates has another text after each change of a pod of the driver.
@@ -310,38 +202,4 @@ func quietFor(d time.Duration) func(context.Context) (string, error) {
 		}
 		return "", nil
 	}
-}
-
-// writes are the numbers of the API server's requests that only the operator makes: applies, of any kind, and changes of
-// its objects' status; and the events about them.
-func writes(t *testing.T) string {
-	t.Helper()
-	out, err := c.Kubectl(t.Context(), "get", "--raw", "/metrics")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var lines []string
-	for line := range strings.SplitSeq(out, "\n") {
-		if !strings.HasPrefix(line, "apiserver_request_total{") {
-			continue
-		}
-		own := strings.Contains(line, `resource="hostpathprovisioners",`) && strings.Contains(line, `subresource="status"`) && strings.Contains(line, `verb="PUT"`)
-		if own || strings.Contains(line, `verb="APPLY"`) {
-			lines = append(lines, line)
-		}
-	}
-	events, err := c.Client.EventsV1().Events("default").List(t.Context(), metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	count := int32(0)
-	for _, e := range events.Items {
-		if e.Regarding.Kind == "HostPathProvisioner" {
-			count++
-			if e.Series != nil {
-				count += e.Series.Count
-			}
-		}
-	}
-	return fmt.Sprintf("%s\n%d events", strings.Join(lines, "\n"), count)
 }

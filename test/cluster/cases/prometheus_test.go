@@ -67,10 +67,10 @@ func (s *scene) installOperator() {
 	s.kubectl("wait", "--for=condition=established", "--timeout=1m", "crd", "--all")
 }
 
-// startPrometheus has the operator make a configuration for the monitors and rules that
+// startPrometheus has the operator make a configuration for the monitors, of which there are so many, and rules that
 // have a label, and runs Debian's Prometheus with it until the end of the test. That is
 // built without Kubernetes, so that the targets are given to it.
-func (s *scene) startPrometheus(label string) prometheus {
+func (s *scene) startPrometheus(label string, monitors int) prometheus {
 	s.Helper()
 	program := filepath.Join(c.Programs, "prometheus")
 	out, err := exec.CommandContext(s.Context(), program, "--version").CombinedOutput()
@@ -83,7 +83,7 @@ func (s *scene) startPrometheus(label string) prometheus {
 	).Replace(prometheusObject))
 
 	dir := s.TempDir()
-	s.write(filepath.Join(dir, "prometheus.yaml"), s.configuration(dir))
+	s.write(filepath.Join(dir, "prometheus.yaml"), s.configuration(dir, monitors))
 	s.write(filepath.Join(dir, "targets.json"), s.targets())
 	p := prometheus{address: "127.0.0.1:9090"}
 	running, err := process.Start("prometheus", c.Logs, exec.Command(program, "--config.file="+filepath.Join(dir, "prometheus.yaml"),
@@ -122,11 +122,11 @@ spec:
 // configuration is what the operator has made of all objects, but that targets are in a
 // file, and rules in this directory. It makes a first one before it has seen the rules and
 // monitors, so this waits until they are in it.
-func (s *scene) configuration(dir string) any {
+func (s *scene) configuration(dir string, monitors int) any {
 	s.Helper()
 	var config map[string]any
 	var jobs []any
-	s.until("the operator to make a configuration of one rule and one monitor", func(ctx context.Context) (string, error) {
+	s.until(fmt.Sprintf("the operator to make a configuration of one rule and %d monitors", monitors), func(ctx context.Context) (string, error) {
 		rules, err := c.Client.CoreV1().ConfigMaps(s.namespace).Get(ctx, "prometheus-test-rulefiles-0", metav1.GetOptions{})
 		if apierrors.IsNotFound(err) || err == nil && len(rules.Data) == 0 {
 			return "no rules", nil
@@ -142,7 +142,7 @@ func (s *scene) configuration(dir string) any {
 		if config, err = unpack(secret.Data["prometheus.yaml.gz"]); err != nil {
 			return "", err
 		}
-		if jobs, _ = config["scrape_configs"].([]any); len(jobs) != 1 {
+		if jobs, _ = config["scrape_configs"].([]any); len(jobs) != monitors {
 			return fmt.Sprintf("%d jobs", len(jobs)), nil
 		}
 		for name, text := range rules.Data {
@@ -153,7 +153,16 @@ func (s *scene) configuration(dir string) any {
 		return "", nil
 	})
 	config["rule_files"] = []string{filepath.Join(dir, "rules-*")}
-	job := jobs[0].(map[string]any)
+	for _, job := range jobs {
+		s.adaptJob(job.(map[string]any), dir)
+	}
+	return config
+}
+
+// adaptJob has a job take its targets from a file, and the token of this namespace instead of that of Prometheus' pod, and ask more
+// often than a test could wait for.
+func (s *scene) adaptJob(job map[string]any, dir string) {
+	s.Helper()
 	// What the targets search for instead.
 	want := []any{map[string]any{"role": "endpoints", "namespaces": map[string]any{"names": []any{cluster.Namespace}}}}
 	if diff := cmp.Diff(want, job["kubernetes_sd_configs"]); diff != "" {
@@ -161,7 +170,20 @@ func (s *scene) configuration(dir string) any {
 	}
 	delete(job, "kubernetes_sd_configs")
 	job["file_sd_configs"] = []any{map[string]any{"files": []string{filepath.Join(dir, "targets.json")}}}
-	return config
+	job["scrape_interval"], job["scrape_timeout"] = "2s", "2s"
+	authorization, _ := job["authorization"].(map[string]any)
+	for _, of := range []struct {
+		fields map[string]any
+		key    string
+	}{{job, "bearer_token_file"}, {authorization, "credentials_file"}} {
+		if of.fields[of.key] == "/var/run/secrets/kubernetes.io/serviceaccount/token" {
+			token := filepath.Join(dir, "token")
+			if err := os.WriteFile(token, []byte(s.kubectl("create", "token", "default", "-n", s.namespace)), 0o600); err != nil {
+				s.Fatal(err)
+			}
+			of.fields[of.key] = token
+		}
+	}
 }
 
 // unpack reads a configuration as the operator's config reloader does in the pod.
