@@ -323,8 +323,19 @@ func (s *scene) comeAndGo() {
 	s.until("no volume to be left", func(context.Context) (string, error) { return strings.Join(s.volumesOn(nodeC), ", "), nil })
 	s.addNode()
 	s.annotate(nodeC, `"devices-`+nodeC+`"`)
-	s.deviceVolumes(nodeC, corev1.VolumeAvailable, 2)
+	left := s.deviceVolumes(nodeC, corev1.VolumeAvailable, 2)[0].Name
+	// The volume of a claim goes with that, and not with its node.
+	s.claim("claim-left", "1Mi", ofLocalStorage, asBlock, func(claim *corev1.PersistentVolumeClaim) { claim.Spec.VolumeName = left })
+	s.deviceVolumes(nodeC, corev1.VolumeBound, 1)
 	must(s, c.Client.CoreV1().Nodes().Delete(s.Context(), nodeC, metav1.DeleteOptions{}))
+	s.until("the volume of the claim to be left", func(context.Context) (string, error) {
+		if now := strings.Join(s.volumesOn(nodeC), ", "); now != left {
+			return now, nil
+		}
+		return "", nil
+	})
+	s.deviceVolumes(nodeC, corev1.VolumeBound, 1)
+	s.releaseDevice("claim-left")
 	s.until("no volume to be left", func(context.Context) (string, error) { return strings.Join(s.volumesOn(nodeC), ", "), nil })
 }
 
