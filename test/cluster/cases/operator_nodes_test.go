@@ -65,6 +65,11 @@ func TestOperatorOnChangingCluster(t *testing.T) {
 	s.goOn(all)
 	s.wantUninterrupted(all)
 
+	if out, err := c.Kubectl(t.Context(), "apply", "-f", operatorDir+"/example/volumesnapshotclass.yaml"); err != nil {
+		t.Fatal(out, err)
+	}
+	s.snapshot("data", "data")
+	content := s.contentOf(s.snapshotReady("data")).GetName()
 	if out, err := c.Kubectl(t.Context(), "taint", "node", nodeB, "example.com/leave=now:NoExecute"); err != nil {
 		t.Fatal(out, err)
 	}
@@ -77,7 +82,7 @@ func TestOperatorOnChangingCluster(t *testing.T) {
 	s.usableOn(client, name, 1)
 	s.goOn(all)
 	s.wantUninterrupted(all)
-	deleteNode(s, client, name, all)
+	deleteNode(s, client, name, all, content)
 }
 
 // upgradeAndDowngrade has another operator take the object over, together with a change of the object.
@@ -153,15 +158,10 @@ func (s *scene) usableOn(client dynamic.ResourceInterface, name string, nodes in
 
 // deleteNode deletes the node of the writers, as one that is lost. What names it is reported, then removed on demand, and the
 // node can come back.
-func deleteNode(s *scene, client dynamic.ResourceInterface, name string, all []writer) {
+func deleteNode(s *scene, client dynamic.ResourceInterface, name string, all []writer, content string) {
 	s.Helper()
 	ctx := s.Context()
 	volume, n := s.volume("data"), c.Nodes[nodeB]
-	if out, err := c.Kubectl(ctx, "apply", "-f", operatorDir+"/example/volumesnapshotclass.yaml"); err != nil {
-		s.Fatal(out, err)
-	}
-	s.snapshot("data", "data")
-	content := s.contentOf(s.snapshotReady("data")).GetName()
 	s.must(n.StopKubelet(ctx))
 	stopped := true
 	s.Cleanup(func() {
