@@ -14,6 +14,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	hppv1 "kubevirt.io/hostpath-provisioner/api/v1beta1"
+
+	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
 var errKilled = errors.New("killed")
@@ -64,7 +66,7 @@ func (s *stage) owned() map[string]any {
 	for _, kind := range ownedKinds {
 		list := &unstructured.UnstructuredList{}
 		list.SetGroupVersionKind(kind)
-		s.must(s.List(s.t.Context(), list))
+		must.Succeed(s.t, s.List(s.t.Context(), list))
 		for _, object := range list.Items {
 			object.SetResourceVersion("")
 			object.SetManagedFields(nil)
@@ -86,7 +88,7 @@ func TestKilledAtAnyWrite(t *testing.T) {
 				s := newStage(t, stored("hpp", 1, false))
 				if deleted {
 					s.reconcile("hpp")
-					s.must(s.Delete(t.Context(), stored("hpp", 1, false)))
+					must.Succeed(s.t, s.Delete(t.Context(), stored("hpp", 1, false)))
 				}
 				l := &limit{left: writes}
 				s.replace(l.limited(s.Client))

@@ -17,6 +17,7 @@ import (
 
 	hppv1 "kubevirt.io/hostpath-provisioner/api/v1beta1"
 	"kubevirt.io/hostpath-provisioner/pkg/operator/render"
+	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
 // A stage is a cluster without nodes that do anything: pods, nodes and Jobs are what a test makes of them.
@@ -60,13 +61,6 @@ func (s *stage) has(object client.Object) bool {
 		s.t.Fatal(err)
 	}
 	return err == nil
-}
-
-func (s *stage) must(err error) {
-	s.t.Helper()
-	if err != nil {
-		s.t.Fatal(err)
-	}
 }
 
 func stored(name string, created int64, deleted bool) *hppv1.HostPathProvisioner {
@@ -153,7 +147,7 @@ func TestCleanUpWaitsForMounterToStop(t *testing.T) {
 		}
 	}
 	for _, pod := range pods {
-		s.must(s.Delete(t.Context(), pod))
+		must.Succeed(s.t, s.Delete(t.Context(), pod))
 	}
 	s.reconcile("hpp")
 	for _, mounter := range mounters {
@@ -162,7 +156,7 @@ func TestCleanUpWaitsForMounterToStop(t *testing.T) {
 			t.Fatalf("%s is not unmounted", mounter.Name)
 		}
 		job.Status.Conditions = []batchv1.JobCondition{{Type: batchv1.JobComplete, Status: corev1.ConditionTrue}}
-		s.must(s.Status().Update(t.Context(), job))
+		must.Succeed(s.t, s.Status().Update(t.Context(), job))
 	}
 	s.reconcile("hpp")
 	s.reconcile("hpp")
@@ -184,7 +178,7 @@ func TestDeletedAccountIsReplacedAlone(t *testing.T) {
 	account := func(uid types.UID) *corev1.ServiceAccount {
 		return &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "storage", Name: "hostpath-provisioner-admin-csi", UID: uid}}
 	}
-	s.must(s.Create(t.Context(), account("first")))
+	must.Succeed(s.t, s.Create(t.Context(), account("first")))
 	s.reconcile("hpp")
 	set := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "storage", Name: render.DriverDaemonSet}}
 	if !s.has(set) || set.Spec.Template.Annotations[annotation] != "first" {
@@ -197,14 +191,14 @@ func TestDeletedAccountIsReplacedAlone(t *testing.T) {
 	}
 
 	set.Annotations["example.com/mark"] = "the same DaemonSet"
-	s.must(s.Update(t.Context(), set))
-	s.must(s.Delete(t.Context(), account("")))
+	must.Succeed(s.t, s.Update(t.Context(), set))
+	must.Succeed(s.t, s.Delete(t.Context(), account("")))
 	s.reconcile("hpp")
 	if !s.has(account("")) || !s.has(set) || set.Annotations["example.com/mark"] == "" {
 		t.Fatal("the account is not back, or the DaemonSet is another one")
 	}
-	s.must(s.Delete(t.Context(), account("")))
-	s.must(s.Create(t.Context(), account("second")))
+	must.Succeed(s.t, s.Delete(t.Context(), account("")))
+	must.Succeed(s.t, s.Create(t.Context(), account("second")))
 	s.reconcile("hpp")
 	if !s.has(set) || set.Spec.Template.Annotations[annotation] != "second" || set.Annotations["example.com/mark"] == "" {
 		t.Errorf("the pods have tokens of the account from before: %v", set.Spec.Template.Annotations)

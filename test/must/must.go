@@ -1,13 +1,17 @@
 // Package must ends a test at once when a step that the rest of it needs has failed.
 package must
 
-import (
-	"errors"
-	"testing"
-)
+import "errors"
+
+// T is a test: a testing.TB, or another that embeds what ends one.
+type T interface {
+	Helper()
+	Fatal(args ...any)
+	Fatalf(format string, args ...any)
+}
 
 // Succeed ends the test if there are errors.
-func Succeed(t testing.TB, errs ...error) {
+func Succeed(t T, errs ...error) {
 	t.Helper()
 	if err := errors.Join(errs...); err != nil {
 		t.Fatal(err)
@@ -15,7 +19,7 @@ func Succeed(t testing.TB, errs ...error) {
 }
 
 // ErrorIs ends the test if an error is another than the one wanted.
-func ErrorIs(t testing.TB, got, want error) {
+func ErrorIs(t T, got, want error) {
 	t.Helper()
 	if !errors.Is(got, want) {
 		t.Fatalf("error %v, want %v", got, want)

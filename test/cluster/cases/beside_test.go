@@ -9,6 +9,7 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
+	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
 // besideProvisioner has the provisioner from before CSI in the directory in which the operator's driver has its pool, each in
@@ -61,14 +62,14 @@ func besideProvisioner(t *testing.T, s *scene) {
 func (s *scene) limited(directory string) quota.ID {
 	s.Helper()
 	volume, err := dir.Open(directory)
-	s.must(err)
-	defer func() { s.must(volume.Close()) }()
+	must.Succeed(s, err)
+	defer func() { must.Succeed(s, volume.Close()) }()
 	facility, err := quota.Detect(volume)
-	s.must(err)
+	must.Succeed(s, err)
 	id, err := facility.IDOf(volume)
-	s.must(err)
+	must.Succeed(s, err)
 	usage, err := facility.Usage(volume, id)
-	s.must(err)
+	must.Succeed(s, err)
 	if usage.Limit.Bytes != 16<<20 {
 		s.Errorf("%s has %+v", directory, usage)
 	}

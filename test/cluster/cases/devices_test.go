@@ -25,6 +25,7 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	"kubevirt.io/hostpath-provisioner/test/cluster/audit"
+	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv/disk"
 	"kubevirt.io/hostpath-provisioner/test/testenv/loopfs"
 )
@@ -42,15 +43,15 @@ func disks(node string) string { return filepath.Join(c.Sandbox.Dir, "disks", no
 func (s *scene) installDevices() {
 	s.Helper()
 	for _, n := range c.Nodes {
-		must(s, os.MkdirAll(disks(n.Name), 0o755))
-		must(s, n.Import(s.Context(), filepath.Join(c.Programs, "local-pv-provisioner.tar")))
+		must.Succeed(s, os.MkdirAll(disks(n.Name), 0o755))
+		must.Succeed(s, n.Import(s.Context(), filepath.Join(c.Programs, "local-pv-provisioner.tar")))
 	}
 	base, err := filepath.Abs("../../../deploy/devices")
-	must(s, err)
+	must.Succeed(s, err)
 	overlay := s.TempDir()
 	relative, err := filepath.Rel(overlay, base)
-	must(s, err)
-	must(s, os.WriteFile(filepath.Join(overlay, "kustomization.yaml"), fmt.Appendf(nil, `
+	must.Succeed(s, err)
+	must.Succeed(s, os.WriteFile(filepath.Join(overlay, "kustomization.yaml"), fmt.Appendf(nil, `
 resources: [%q]
 images: [{name: quay.io/kubevirt/local-pv-provisioner, newName: localhost/local-pv-provisioner, newTag: test}]
 patches:
@@ -69,7 +70,7 @@ patches:
           - {name: records, hostPath: {path: /run/containerd/devices, type: DirectoryOrCreate}}
 `, relative, filepath.Join(c.Sandbox.Dir, "disks")), 0o600))
 	_, err = c.Kubectl(s.Context(), "apply", "-k", overlay)
-	must(s, err)
+	must.Succeed(s, err)
 	s.Cleanup(func() {
 		if _, err := c.Kubectl(context.Background(), "delete", "-k", overlay, "--timeout=1m"); err != nil {
 			s.Error(err)
@@ -94,8 +95,8 @@ func (s *scene) addDisk(node, name string, bytes int64) string {
 func (s *scene) image(bytes int64) string {
 	s.Helper()
 	image := filepath.Join(s.TempDir(), "disk")
-	must(s, os.WriteFile(image, nil, 0o600))
-	must(s, os.Truncate(image, bytes))
+	must.Succeed(s, os.WriteFile(image, nil, 0o600))
+	must.Succeed(s, os.Truncate(image, bytes))
 	return image
 }
 
@@ -103,10 +104,10 @@ func (s *scene) image(bytes int64) string {
 func (s *scene) attachDisk(node, name, image string) string {
 	s.Helper()
 	device, err := loopfs.Attach(image)
-	must(s, err)
+	must.Succeed(s, err)
 	s.Cleanup(func() { device.Close() })
-	must(s, os.MkdirAll(disks(node), 0o755))
-	must(s, os.Symlink(device.Name(), filepath.Join(disks(node), name)))
+	must.Succeed(s, os.MkdirAll(disks(node), 0o755))
+	must.Succeed(s, os.Symlink(device.Name(), filepath.Join(disks(node), name)))
 	s.Cleanup(func() { os.Remove(filepath.Join(disks(node), name)) })
 	return device.Name()
 }
@@ -119,7 +120,7 @@ func (s *scene) offer(node string, data map[string]string) {
 	maps := c.Client.CoreV1().ConfigMaps(devicesNamespace)
 	_ = maps.Delete(s.Context(), name, metav1.DeleteOptions{}) // there may be none yet
 	_, err := maps.Create(s.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}, Data: data}, metav1.CreateOptions{})
-	must(s, err)
+	must.Succeed(s, err)
 	s.annotate(node, fmt.Sprintf("%q", name))
 }
 
@@ -132,7 +133,7 @@ func (s *scene) annotateWith(node, key, value string) {
 	s.Helper()
 	patch := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:%s}}}`, key, value)
 	_, err := c.Client.CoreV1().Nodes().Patch(context.Background(), node, types.MergePatchType, patch, metav1.PatchOptions{})
-	must(s, err)
+	must.Succeed(s, err)
 }
 
 // localVolumes waits until a node has so many volumes in a phase, and answers them.
@@ -200,7 +201,7 @@ func (s *scene) withoutVolumes(nodes ...string) {
 
 func (s *scene) volumesOn(node string) (names []string) {
 	list, err := c.Client.CoreV1().PersistentVolumes().List(context.Background(), metav1.ListOptions{LabelSelector: legacyLabel + "=" + node})
-	must(s, err)
+	must.Succeed(s, err)
 	for _, pv := range list.Items {
 		names = append(names, pv.Name)
 	}
@@ -235,8 +236,8 @@ func (s *scene) useDevice(node, kind string) {
 	s.untilOfferedAgain(pv)
 	s.wantNothingOn(disk)
 	// The next kind begins without any.
-	must(s, os.Remove(filepath.Join(disks(node), "disk-"+kind)))
-	must(s, c.Client.CoreV1().PersistentVolumes().Delete(s.Context(), pv.Name, metav1.DeleteOptions{}))
+	must.Succeed(s, os.Remove(filepath.Join(disks(node), "disk-"+kind)))
+	must.Succeed(s, c.Client.CoreV1().PersistentVolumes().Delete(s.Context(), pv.Name, metav1.DeleteOptions{}))
 	s.until("the volume to be gone", func(context.Context) (string, error) {
 		return strings.Join(s.volumesOn(node), ", "), nil
 	})
@@ -245,7 +246,7 @@ func (s *scene) useDevice(node, kind string) {
 // releaseDevice deletes a claim.
 func (s *scene) releaseDevice(claim string) {
 	s.Helper()
-	must(s, c.Client.CoreV1().PersistentVolumeClaims(s.namespace).Delete(s.Context(), claim, metav1.DeleteOptions{}))
+	must.Succeed(s, c.Client.CoreV1().PersistentVolumeClaims(s.namespace).Delete(s.Context(), claim, metav1.DeleteOptions{}))
 }
 
 // untilOfferedAgain waits until a volume has been made anew.
@@ -266,7 +267,7 @@ func (s *scene) untilOfferedAgain(old corev1.PersistentVolume) {
 func (s *scene) wantNothingOn(disk string) {
 	s.Helper()
 	content, err := os.ReadFile(disk)
-	must(s, err)
+	must.Succeed(s, err)
 	if left := strings.Trim(string(content), "\x00"); left != "" {
 		s.Errorf("%d bytes of the disk can still be read", len(left))
 	}
@@ -297,13 +298,13 @@ func (s *scene) comeAndGo() {
 
 	path := filepath.Join(disks(nodeC), "disk-out")
 	device, err := os.Readlink(path)
-	must(s, err)
+	must.Succeed(s, err)
 	var said int32
 	for range 2 {
-		must(s, os.Remove(path))
+		must.Succeed(s, os.Remove(path))
 		s.untilMetric("missing_devices", "1")
 		said = s.saidAgain(out.Name, "DeviceGone", said)
-		must(s, os.Symlink(device, path))
+		must.Succeed(s, os.Symlink(device, path))
 		s.untilMetric("missing_devices", "0")
 	}
 	s.until("the progress of cleaning on the volume", func(ctx context.Context) (string, error) {
@@ -318,7 +319,7 @@ func (s *scene) comeAndGo() {
 	slow.Heal()
 	s.untilOfferedAgain(cleaned)
 
-	must(s, c.Client.CoreV1().Nodes().Delete(s.Context(), nodeC, metav1.DeleteOptions{}))
+	must.Succeed(s, c.Client.CoreV1().Nodes().Delete(s.Context(), nodeC, metav1.DeleteOptions{}))
 	s.deviceVolumes(nodeC, corev1.VolumeAvailable, 0)
 	s.until("no volume to be left", func(context.Context) (string, error) { return strings.Join(s.volumesOn(nodeC), ", "), nil })
 	s.addNode()
@@ -327,7 +328,7 @@ func (s *scene) comeAndGo() {
 	// The volume of a claim goes with that, and not with its node.
 	s.claim("claim-left", "1Mi", ofLocalStorage, asBlock, func(claim *corev1.PersistentVolumeClaim) { claim.Spec.VolumeName = left })
 	s.deviceVolumes(nodeC, corev1.VolumeBound, 1)
-	must(s, c.Client.CoreV1().Nodes().Delete(s.Context(), nodeC, metav1.DeleteOptions{}))
+	must.Succeed(s, c.Client.CoreV1().Nodes().Delete(s.Context(), nodeC, metav1.DeleteOptions{}))
 	s.until("the volume of the claim to be left", func(context.Context) (string, error) {
 		if now := strings.Join(s.volumesOn(nodeC), ", "); now != left {
 			return now, nil
@@ -346,7 +347,7 @@ func (s *scene) addNode() {
 		ObjectMeta: metav1.ObjectMeta{Name: nodeC, Labels: map[string]string{corev1.LabelHostname: nodeC + ".example.com"}},
 		Spec:       corev1.NodeSpec{Unschedulable: true},
 	}, metav1.CreateOptions{})
-	must(s, err)
+	must.Succeed(s, err)
 	s.Cleanup(func() {
 		_ = c.Client.CoreV1().Nodes().Delete(context.Background(), nodeC, metav1.DeleteOptions{}) // it is gone if all went well
 	})
@@ -359,21 +360,21 @@ const devicesMetrics = "127.0.0.1:19810"
 func (s *scene) startDevices(node string) {
 	s.Helper()
 	token, err := c.Client.CoreV1().ServiceAccounts(devicesNamespace).CreateToken(s.Context(), "local-pv-provisioner", &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
-	must(s, err)
+	must.Succeed(s, err)
 	kubeconfig := filepath.Join(s.TempDir(), "kubeconfig")
-	must(s, clientcmd.WriteToFile(clientcmdapi.Config{
+	must.Succeed(s, clientcmd.WriteToFile(clientcmdapi.Config{
 		Clusters:       map[string]*clientcmdapi.Cluster{"test": {Server: c.Config.Host, CertificateAuthorityData: c.Config.CAData}},
 		AuthInfos:      map[string]*clientcmdapi.AuthInfo{"agent": {Token: token.Status.Token}},
 		Contexts:       map[string]*clientcmdapi.Context{"test": {Cluster: "test", AuthInfo: "agent"}},
 		CurrentContext: "test",
 	}, kubeconfig))
 	log, err := os.Create(filepath.Join(c.Logs, "local-pv-provisioner-"+node+".log"))
-	must(s, err)
+	must.Succeed(s, err)
 	cmd := exec.CommandContext(context.WithoutCancel(s.Context()), program(s.T, "local-pv-provisioner"), "--node-name="+node, "--namespace-name="+devicesNamespace,
 		"--metrics-addr="+devicesMetrics, "--record-dir="+s.TempDir())
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+kubeconfig)
 	cmd.Stdout, cmd.Stderr = log, log
-	must(s, cmd.Start())
+	must.Succeed(s, cmd.Start())
 	s.Cleanup(func() {
 		_ = cmd.Process.Signal(syscall.SIGTERM)
 		if err := errors.Join(cmd.Wait(), log.Close()); err != nil {
@@ -440,7 +441,7 @@ func (s *scene) saidAgain(volume, reason string, before int32) (times int32) {
 func (s *scene) upstreamVolume(node, disk string, bytes int64) *corev1.PersistentVolume {
 	s.Helper()
 	owner, err := c.Client.CoreV1().Nodes().Get(s.Context(), node, metav1.GetOptions{})
-	must(s, err)
+	must.Succeed(s, err)
 	const prefix = "local-pv-provisioner.cybozu.io/"
 	return &corev1.PersistentVolume{
 		ObjectMeta: metav1.ObjectMeta{
@@ -474,14 +475,14 @@ func (s *scene) takeOverDevices() {
 	volumes := c.Client.CoreV1().PersistentVolumes()
 	for _, pv := range []*corev1.PersistentVolume{used, early} {
 		_, err := volumes.Create(s.Context(), pv, metav1.CreateOptions{})
-		must(s, err)
+		must.Succeed(s, err)
 	}
 	s.claim("used", "1Mi", ofLocalStorage, asBlock, func(claim *corev1.PersistentVolumeClaim) { claim.Spec.VolumeName = used.Name })
 	s.pod("user", withDevice("used", "/dev/disk"))
 	s.ready("user")
 	s.mustRun("user", "echo from before | dd of=/dev/disk bs=1M seek=120 conv=notrunc,fsync")
 	before, err := volumes.Get(s.Context(), used.Name, metav1.GetOptions{})
-	must(s, err)
+	must.Succeed(s, err)
 
 	s.installDevices()
 	s.withoutVolumes(nodeB)
@@ -490,10 +491,10 @@ func (s *scene) takeOverDevices() {
 	s.deviceVolumes(nodeB, corev1.VolumeAvailable, 2) // it has seen the others
 	for _, command := range []string{"restart", "status"} {
 		_, err := c.Kubectl(s.Context(), "--namespace="+devicesNamespace, "rollout", command, "daemonset/local-pv-provisioner")
-		must(s, err)
+		must.Succeed(s, err)
 	}
 	after, err := volumes.Get(s.Context(), used.Name, metav1.GetOptions{})
-	must(s, err)
+	must.Succeed(s, err)
 	if after.ResourceVersion != before.ResourceVersion || after.Status.Phase != corev1.VolumeBound {
 		s.Errorf("the volume in use was changed from %+v to %+v", before, after)
 	}
@@ -544,7 +545,7 @@ func TestNewDevices(t *testing.T) {
 func (s *scene) agentRequests() []audit.Request {
 	s.Helper()
 	all, err := audit.Requests(audit.Path(c.Logs))
-	must(s, err)
+	must.Succeed(s, err)
 	return slices.DeleteFunc(all, func(r audit.Request) bool { return r.Account != devicesNamespace+"/local-pv-provisioner" })
 }
 
@@ -581,15 +582,5 @@ func (s *scene) wantOwnWatches() {
 	}
 	if len(seen) != len(own) {
 		s.Errorf("the agents watch %q, want three", sorted(seen))
-	}
-}
-
-func must(s interface {
-	Helper()
-	Fatal(...any)
-}, err error) {
-	s.Helper()
-	if err != nil {
-		s.Fatal(err)
 	}
 }

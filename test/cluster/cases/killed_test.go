@@ -20,6 +20,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv/trap"
 )
 
@@ -62,12 +63,12 @@ type started struct {
 func (v victim) start(args ...string) *started {
 	v.Helper()
 	self, err := os.Executable() // which the trap makes the program
-	v.must(err)
+	must.Succeed(v, err)
 	r := &started{output: new(bytes.Buffer), ended: make(chan struct{})}
 	r.cmd = c.Nodes[v.node].Command(v.Context(), self, append(v.args, args...)...)
 	r.cmd.Env = append(os.Environ(), v.environment...)
 	r.cmd.Stdout, r.cmd.Stderr = r.output, r.output
-	v.must(r.cmd.Start())
+	must.Succeed(v, r.cmd.Start())
 	go func() {
 		r.err = r.cmd.Wait()
 		close(r.ended)
@@ -92,15 +93,15 @@ func TestProvisionerKilledBeforeEachStep_nothingIsHalfDone(t *testing.T) {
 	p := killedProvisioner{victim: s.victim(nodeA, []string{"NODE_NAME=" + nodeA, "PV_DIR=/var/hpvolumes/.killed"},
 		"--health-address="+probes, "--metrics-address=", "--v=2")}
 	p.pool = c.Nodes[nodeA].Disk("/var/hpvolumes/.killed")
-	s.Cleanup(func() { s.must(os.RemoveAll(p.pool)) })
+	s.Cleanup(func() { must.Succeed(s, os.RemoveAll(p.pool)) })
 	immediate := storagev1.VolumeBindingImmediate
 	_, err := c.Client.StorageV1().StorageClasses().Create(t.Context(), &storagev1.StorageClass{
 		ObjectMeta: metav1.ObjectMeta{Name: p.namespace}, Provisioner: "kubevirt.io/hostpath-provisioner", VolumeBindingMode: &immediate}, metav1.CreateOptions{})
-	s.must(err)
+	must.Succeed(s, err)
 	s.Cleanup(func() { s.removeClass(p.namespace) })
 
 	p.restart()
-	defer func() { s.must(p.process.kill()) }()
+	defer func() { must.Succeed(s, p.process.kill()) }()
 	for n := 1; ; n += max(1, killEvery/4) { // one takes a second or two
 		name := fmt.Sprintf("killed-%d", n)
 		created := p.killedCreating(n, name, false)
@@ -212,7 +213,7 @@ func (p *killedProvisioner) next(what string, between func()) (died bool) {
 		between()
 		return false
 	}
-	p.must(p.process.kill())
+	must.Succeed(p, p.process.kill())
 	p.Logf("%s: killed before step %d, %s", what, len(steps), steps[len(steps)-1])
 	p.wantWhole()
 	between()
@@ -224,7 +225,7 @@ func (p *killedProvisioner) next(what string, between func()) (died bool) {
 func (p *killedProvisioner) directories() (names []string) {
 	p.Helper()
 	entries, err := os.ReadDir(p.pool)
-	p.must(err)
+	must.Succeed(p, err)
 	for _, e := range entries {
 		if !strings.HasPrefix(e.Name(), ".") {
 			names = append(names, e.Name())
@@ -249,7 +250,7 @@ func (p *killedProvisioner) wantWhole() {
 		}
 	}
 	volumes, err := c.Client.CoreV1().PersistentVolumes().List(p.Context(), metav1.ListOptions{})
-	p.must(err)
+	must.Succeed(p, err)
 	for _, v := range volumes.Items {
 		if v.Spec.StorageClassName == p.namespace && v.Status.Phase == corev1.VolumeBound && v.DeletionTimestamp == nil && !slices.Contains(names, v.Name) {
 			p.Errorf("%s is %s, and its directory is missing", v.Name, v.Status.Phase)
@@ -286,7 +287,7 @@ func (p *killedProvisioner) left() string {
 	var found []string
 	for _, pattern := range []string{"[a-z]*", ".hostpath-provisioner/*/*/*", ".hostpath-provisioner/volumes/*"} {
 		matches, err := filepath.Glob(filepath.Join(p.pool, pattern))
-		p.must(err)
+		must.Succeed(p, err)
 		found = append(found, matches...)
 	}
 	return strings.Join(found, " ")
@@ -305,7 +306,7 @@ func TestMigrationKilledBeforeEachStep_goesOnBothWays(t *testing.T) {
 			from := filepath.Join(tt.directory, name)
 			s.Cleanup(func() {
 				if tt.directory != "/var/plain" {
-					s.must(os.RemoveAll(c.Nodes[nodeA].Disk(tt.directory)))
+					must.Succeed(s, os.RemoveAll(c.Nodes[nodeA].Disk(tt.directory)))
 				}
 			})
 			s.oldVolume(nodeA, tt.provisioner, tt.source, from, "data")

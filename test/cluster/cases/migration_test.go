@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"kubevirt.io/hostpath-provisioner/pkg/pool/handover"
+	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
 const (
@@ -76,7 +77,7 @@ func TestMigrationToCSI(t *testing.T) {
 	s.provisioners(perNode, len(c.Nodes), true)
 
 	owner, err := c.Client.CoreV1().ConfigMaps(s.namespace).Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "owner"}}, metav1.CreateOptions{})
-	s.must(err)
+	must.Succeed(s, err)
 	owners := []metav1.OwnerReference{{APIVersion: "v1", Kind: "ConfigMap", Name: owner.Name, UID: owner.UID}}
 	s.claim("data", "10Mi", ofClass("hostpath-provisioner"), labelled, func(claim *corev1.PersistentVolumeClaim) { claim.OwnerReferences = owners })
 	s.pod("user", with("data", "/data"))
@@ -184,8 +185,8 @@ func (s *scene) oldVolume(node, provisioner, source, path, claim string) {
 	s.Helper()
 	name, _, _ := strings.Cut(filepath.Base(path), "_")
 	disk := c.Nodes[node].Disk(path)
-	s.must(os.MkdirAll(disk, 0o777))
-	s.must(os.Chmod(disk, 0o777))
+	must.Succeed(s, os.MkdirAll(disk, 0o777))
+	must.Succeed(s, os.Chmod(disk, 0o777))
 	s.applyText(fmt.Sprintf(`
 apiVersion: v1
 kind: PersistentVolume
@@ -216,7 +217,7 @@ func TestMigrationOfLocalPath(t *testing.T) {
 	for i, source := range []string{"hostPath", "local"} {
 		path := fmt.Sprintf("/var/plain/pvc-22222222-2222-3333-4444-55555555555%d_%s_%s", i, s.namespace, strings.ToLower(source))
 		s.oldVolume(nodeB, "rancher.io/local-path", source, path, strings.ToLower(source))
-		s.must(os.WriteFile(filepath.Join(c.Nodes[nodeB].Disk(path), "file"), []byte("before\n"), 0o644))
+		must.Succeed(s, os.WriteFile(filepath.Join(c.Nodes[nodeB].Disk(path), "file"), []byte("before\n"), 0o644))
 	}
 	if out := s.mustMigrate(nodeA, "--from-class=old-volumes", "--apply"); !strings.Contains(out, "2 claims on node "+nodeB) {
 		t.Error(out)

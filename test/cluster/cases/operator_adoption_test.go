@@ -18,6 +18,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"kubevirt.io/hostpath-provisioner/test/cluster"
+	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
 // A cluster of the upstream operator is taken over in place: the same objects, with what only the upstream one wanted
@@ -117,7 +118,7 @@ func TestOperatorAdoptsUpstreamCluster(t *testing.T) {
 		}
 	}
 	s.remove("on-fast")
-	s.must(c.Client.CoreV1().PersistentVolumeClaims(s.namespace).Delete(ctx, "fast", metav1.DeleteOptions{}))
+	must.Succeed(s, c.Client.CoreV1().PersistentVolumeClaims(s.namespace).Delete(ctx, "fast", metav1.DeleteOptions{}))
 	s.leaveOnlyLocal(client, "earlier")
 	s.remove("running")
 	s.pod("next", with("data", "/data"))
@@ -183,8 +184,8 @@ func (s *scene) upstreamPools() (kept map[string]string) {
 func (s *scene) diskOf(node string) {
 	s.Helper()
 	ctx, n, file := s.Context(), c.Nodes[node], filepath.Join(c.Sandbox.Dir, "disk-of-"+node)
-	s.must(os.WriteFile(file, nil, 0o600))
-	s.must(os.Truncate(file, 320<<20))
+	must.Succeed(s, os.WriteFile(file, nil, 0o600))
+	must.Succeed(s, os.Truncate(file, 320<<20))
 	device, err := n.Output(ctx, "losetup", "--find", "--show", file)
 	if err != nil {
 		s.Fatal(err)
@@ -192,7 +193,7 @@ func (s *scene) diskOf(node string) {
 	device = strings.TrimSpace(device)
 	s.Cleanup(func() {
 		_, err := n.Output(context.Background(), "losetup", "--detach", device)
-		s.must(errors.Join(err, os.Remove(file)))
+		must.Succeed(s, errors.Join(err, os.Remove(file)))
 	})
 	block := corev1.PersistentVolumeBlock
 	_, err = c.Client.CoreV1().PersistentVolumes().Create(ctx, &corev1.PersistentVolume{
@@ -210,7 +211,7 @@ func (s *scene) diskOf(node string) {
 			}}}},
 		},
 	}, metav1.CreateOptions{})
-	s.must(err)
+	must.Succeed(s, err)
 }
 
 // loopOf is the loop device that a mounter has its claim as.

@@ -19,6 +19,7 @@ import (
 	"k8s.io/client-go/dynamic"
 
 	"kubevirt.io/hostpath-provisioner/test/cluster"
+	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
 // A pool with a template gets a claim and a mounter on each node, or one claim for all of them, and serves volumes. It grows
@@ -147,7 +148,7 @@ func (s *scene) removePoolClaims(want ...string) {
 	got := map[string]bool{}
 	for _, claim := range claims.Items {
 		got[claim.Name] = true
-		s.must(c.Client.CoreV1().PersistentVolumeClaims(cluster.Namespace).Delete(ctx, claim.Name, metav1.DeleteOptions{}))
+		must.Succeed(s, c.Client.CoreV1().PersistentVolumeClaims(cluster.Namespace).Delete(ctx, claim.Name, metav1.DeleteOptions{}))
 	}
 	slices.Sort(want)
 	if !slices.Equal(sorted(got), want) {
@@ -160,7 +161,7 @@ func (s *scene) removePoolClaims(want ...string) {
 	for _, volume := range volumes.Items {
 		// Nobody deletes those that were made by hand.
 		if of := volume.Spec.ClaimRef; of != nil && of.Namespace == cluster.Namespace && volume.Spec.CSI == nil {
-			s.must(c.Client.CoreV1().PersistentVolumes().Delete(ctx, volume.Name, metav1.DeleteOptions{}))
+			must.Succeed(s, c.Client.CoreV1().PersistentVolumes().Delete(ctx, volume.Name, metav1.DeleteOptions{}))
 		}
 	}
 	s.until("the volumes of the claims to be deleted", s.volumesOf(cluster.Namespace))
@@ -198,7 +199,7 @@ func operatorWatched(s *scene) {
 func sharedDirectory(s *scene) {
 	s.Helper()
 	path := filepath.Join(c.Sandbox.Dir, "everywhere")
-	s.must(os.MkdirAll(path, 0o755))
+	must.Succeed(s, os.MkdirAll(path, 0o755))
 	if _, err := c.Client.CoreV1().PersistentVolumes().Create(s.Context(), &corev1.PersistentVolume{
 		ObjectMeta: metav1.ObjectMeta{Name: "everywhere"},
 		Spec: corev1.PersistentVolumeSpec{
@@ -234,7 +235,7 @@ func onAllNodes(s *scene) {
 		s.Errorf("the pod on %s reads %q", nodeA, got)
 	}
 	s.remove("on-"+nodeA, "on-"+nodeB)
-	s.must(c.Client.CoreV1().PersistentVolumeClaims(s.namespace).Delete(s.Context(), "common", metav1.DeleteOptions{}))
+	must.Succeed(s, c.Client.CoreV1().PersistentVolumeClaims(s.namespace).Delete(s.Context(), "common", metav1.DeleteOptions{}))
 }
 
 // poolSizes are the sizes in bytes of the filesystems that the pool local-fast has on the nodes.

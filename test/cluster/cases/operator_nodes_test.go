@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/dynamic"
 
 	"kubevirt.io/hostpath-provisioner/test/cluster"
+	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
 // While a pod writes, its cluster changes: from pathConfig to a pool, to a newer operator and not back to an older one, and
@@ -162,11 +163,11 @@ func deleteNode(s *scene, client dynamic.ResourceInterface, name string, all []w
 	s.Helper()
 	ctx := s.Context()
 	volume, n := s.volume("data"), c.Nodes[nodeB]
-	s.must(n.StopKubelet(ctx))
+	must.Succeed(s, n.StopKubelet(ctx))
 	stopped := true
 	s.Cleanup(func() {
 		if stopped {
-			s.must(n.StartKubelet(context.Background()))
+			must.Succeed(s, n.StartKubelet(context.Background()))
 		}
 	})
 	if out, err := c.Kubectl(ctx, "delete", "node", nodeB); err != nil {
@@ -197,7 +198,7 @@ func deleteNode(s *scene, client dynamic.ResourceInterface, name string, all []w
 	if out, err := c.Kubectl(ctx, "delete", "pod", "writer", "-n", s.namespace, "--force", "--grace-period=0"); err != nil {
 		s.Fatal(out, err)
 	}
-	s.must(n.StartKubelet(ctx))
+	must.Succeed(s, n.StartKubelet(ctx))
 	stopped = false
 	s.usableOn(client, name, 2)
 	// Nobody asks for the volume any more, but what is left of its pod.

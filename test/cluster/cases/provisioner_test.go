@@ -19,6 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"kubevirt.io/hostpath-provisioner/test/cluster"
+	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
 // A form is one of the two of the provisioner from before CSI, as its overlay installs it.
@@ -37,17 +38,10 @@ func (s *scene) install(f form) {
 			if left, err := filepath.Glob(filepath.Join(n.Disk(f.path), "[a-z]*")); err != nil || len(left) > 0 {
 				s.Errorf("left on the disk of %s: %v (%v)", name, left, err)
 			}
-			s.must(os.RemoveAll(n.Disk(f.path)))
+			must.Succeed(s, os.RemoveAll(n.Disk(f.path)))
 		}
 	})
 	s.apply("-k", f.overlay)
-}
-
-func (s *scene) must(err error) {
-	s.Helper()
-	if err != nil {
-		s.Fatal(err)
-	}
 }
 
 // provisioners waits for as many pods of a form as are wanted, ready or only running.
@@ -216,7 +210,7 @@ func (s *scene) refusedByClass() {
 	_, err := c.Client.StorageV1().StorageClasses().Create(s.Context(), &storagev1.StorageClass{
 		ObjectMeta: metav1.ObjectMeta{Name: s.namespace}, Provisioner: "kubevirt.io/hostpath-provisioner", VolumeBindingMode: &immediate,
 		MountOptions: []string{"noatime"}}, metav1.CreateOptions{})
-	s.must(err)
+	must.Succeed(s, err)
 	s.Cleanup(func() { s.removeClass(s.namespace) })
 	s.claim("options", "10Mi", ofClass(s.namespace), madeOn(nodeA))
 	s.wantEvent("PersistentVolumeClaim", "options", "ProvisioningFailed", "noatime", "remove them")
@@ -248,7 +242,7 @@ func (s *scene) mixedPod() {
 func (s *scene) refusesPoolOfDriver() {
 	s.Helper()
 	set, err := c.Client.AppsV1().DaemonSets(perNode.namespace).Get(s.Context(), "hostpath-provisioner", metav1.GetOptions{})
-	s.must(err)
+	must.Succeed(s, err)
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "second", Namespace: perNode.namespace}, Spec: set.Spec.Template.Spec}
 	pod.Spec.NodeName = nodeA
 	container := &pod.Spec.Containers[0]
@@ -269,8 +263,8 @@ func (s *scene) refusesPoolOfDriver() {
 	}
 	pods := c.Client.CoreV1().Pods(perNode.namespace)
 	_, err = pods.Create(s.Context(), pod, metav1.CreateOptions{})
-	s.must(err)
-	defer func() { s.must(pods.Delete(s.Context(), pod.Name, metav1.DeleteOptions{})) }()
+	must.Succeed(s, err)
+	defer func() { must.Succeed(s, pods.Delete(s.Context(), pod.Name, metav1.DeleteOptions{})) }()
 	s.until("the second provisioner to refuse", func(ctx context.Context) (string, error) {
 		running, err := pods.Get(ctx, pod.Name, metav1.GetOptions{})
 		if err != nil || running.Status.Phase != corev1.PodRunning {
@@ -344,7 +338,7 @@ func (s *scene) wantEndpoints(pod corev1.Pod, refusal string, more ...string) {
 func (s *scene) fetch(scheme string, pod corev1.Pod, port int, path string) (status int, text string) {
 	s.Helper()
 	request, err := http.NewRequestWithContext(s.Context(), http.MethodGet, fmt.Sprintf("%s://%s:%d%s", scheme, pod.Status.PodIP, port, path), nil)
-	s.must(err)
+	must.Succeed(s, err)
 	// The certificate is one that the program has made for itself.
 	client := http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, DisableKeepAlives: true}}
 	s.until("an answer of "+pod.Name, func(context.Context) (string, error) {
@@ -377,12 +371,12 @@ func (s *scene) metricsOf(pod corev1.Pod) map[string]bool {
 func (s *scene) foreignVolumes() {
 	s.Helper()
 	outside := c.Nodes[nodeA].Disk("/var/plain/.outside")
-	s.must(os.Mkdir(outside, 0o755))
-	s.Cleanup(func() { s.must(os.RemoveAll(outside)) })
+	must.Succeed(s, os.Mkdir(outside, 0o755))
+	s.Cleanup(func() { must.Succeed(s, os.RemoveAll(outside)) })
 	const uid = "pvc-11111111-2222-3333-4444-555555555555"
 	// As the upstream provisioner left it: without a record.
 	earlier := filepath.Join(c.Nodes[nodeA].Disk(perNode.path), uid)
-	s.must(os.MkdirAll(filepath.Join(earlier, "sub"), 0o777))
+	must.Succeed(s, os.MkdirAll(filepath.Join(earlier, "sub"), 0o777))
 	for name, path := range map[string]string{"case-outside": "/var/plain/.outside", uid: perNode.path + "/" + uid} {
 		s.applyText(fmt.Sprintf(`
 apiVersion: v1
@@ -472,7 +466,7 @@ func (s *scene) retained() {
 	if _, err := os.Stat(directory); err != nil {
 		s.Errorf("a retained directory is gone: %v", err)
 	}
-	s.must(os.Remove(directory)) // it is empty
+	must.Succeed(s, os.Remove(directory)) // it is empty
 }
 
 // refusedOnTwoNodes has the example wait until there is one node: of one volume there would be two directories.

@@ -11,6 +11,7 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
+	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
 var background = context.Background()
@@ -188,7 +189,7 @@ func (w *world) publish() {
 		p.Pool = poolName(in)
 	}
 	unlock, err := w.set.LockToPublish(p)
-	w.must(err)
+	must.Succeed(w, err)
 	err = w.set.Publish(background, p)
 	unlock()
 	w.answer(err, want, "publish %s %s of %q at %s, read-only %v, single %v", p.Mode, name, in, target, p.ReadOnly, p.SingleTarget)

@@ -11,6 +11,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
+	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
 // check compares all that can be seen with the model.
@@ -25,7 +26,7 @@ func (w *world) check() {
 			w.checkSnapshot(name, v)
 		} else {
 			got, err := w.set.Volume(background, id(name))
-			w.must(err)
+			must.Succeed(w, err)
 			w.same(got)
 		}
 		if v.dir != nil {
@@ -54,7 +55,7 @@ func (w *world) checkPool(status pool.Status) {
 		w.Fatalf("pool %+v, want it to serve %d volumes with %d bytes promised, and no trash", status, volumes, promised)
 	}
 	got, err := w.set.Capacity(status.Name, false)
-	w.must(err)
+	must.Succeed(w, err)
 	// Rounded down to the step of a small pool.
 	if want := w.available(in) / mib * mib; got != want {
 		w.Fatalf("the capacity of %s is %d, want %d", in, got, want)
@@ -111,12 +112,12 @@ func (w *world) checkDirectory(name string, v *modelVolume) {
 		return
 	}
 	d, err := dir.Open(path)
-	w.must(err)
-	defer func() { w.must(d.Close()) }()
+	must.Succeed(w, err)
+	defer func() { must.Succeed(w, d.Close()) }()
 	carried, err := w.quota.IDOf(d)
-	w.must(err)
+	must.Succeed(w, err)
 	usage, err := w.quota.Usage(d, carried)
-	w.must(err)
+	must.Succeed(w, err)
 	want := p.bytes
 	if p.mode == volume.ModeBlock {
 		want += want/16 + mib
@@ -129,16 +130,16 @@ func (w *world) checkDirectory(name string, v *modelVolume) {
 // checkStamp says that a file is the one of a directory, and answers its size.
 func (w *world) checkStamp(path string, of *directory) (size int64) {
 	file, err := os.Open(path)
-	w.must(err)
+	must.Succeed(w, err)
 	defer file.Close()
 	got := make([]byte, len(of.stamp))
 	_, err = io.ReadFull(file, got)
-	w.must(err)
+	must.Succeed(w, err)
 	if string(got) != of.stamp {
 		w.Fatalf("%s does not hold what was written: %q, but %q", path, of.stamp, got)
 	}
 	info, err := file.Stat()
-	w.must(err)
+	must.Succeed(w, err)
 	return info.Size()
 }
 
@@ -185,7 +186,7 @@ func (w *world) checkTargets() {
 		w.Fatalf("targets (-want +got):\n%s", diff)
 	}
 	attached, err := w.loops.Attached()
-	w.must(err)
+	must.Succeed(w, err)
 	if len(attached) != len(devices) {
 		w.Fatalf("%d devices are attached, want %d: %+v", len(attached), len(devices), attached)
 	}
@@ -194,8 +195,8 @@ func (w *world) checkTargets() {
 			continue
 		}
 		d, err := w.mounts.Open(w.target(target))
-		w.must(err)
+		must.Succeed(w, err)
 		w.checkStamp(d.HandlePath()+"/"+at.dir.file(), at.dir)
-		w.must(d.Close())
+		must.Succeed(w, d.Close())
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
+	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
 // hand is a change that an administrator makes, or a disk. Then time passes, or the
@@ -40,7 +41,7 @@ func (w *world) moveOut(name string, v *modelVolume) bool {
 	if v == nil || v.dir == nil || w.outside[name] != nil || v.pool == shared && len(w.published(v, "")) > 0 {
 		return false
 	}
-	w.must(os.Rename(w.entry(name, v), w.out(v.pool, name)))
+	must.Succeed(w, os.Rename(w.entry(name, v), w.out(v.pool, name)))
 	w.outside[name] = &modelVolume{pool: v.pool, dir: v.dir}
 	if v.dir = nil; v.record == nil {
 		delete(w.volumes, name)
@@ -53,7 +54,7 @@ func (w *world) moveIn(name string, v *modelVolume) bool {
 	if from == nil || v != nil && (v.dir != nil || v.pool != from.pool) {
 		return false
 	}
-	w.must(os.Rename(w.out(from.pool, name), w.entry(name, from)))
+	must.Succeed(w, os.Rename(w.out(from.pool, name), w.entry(name, from)))
 	delete(w.outside, name)
 	if v == nil {
 		v = &modelVolume{pool: from.pool}
@@ -73,9 +74,9 @@ func (w *world) bringIn(name string, v *modelVolume) bool {
 	}
 	v = &modelVolume{pool: in, dir: &directory{}}
 	hidden := w.path(in, ".copying")
-	w.must(os.Mkdir(hidden, 0o755))
-	w.must(os.WriteFile(hidden+"/data", make([]byte, bytes), 0o600))
-	w.must(os.Rename(hidden, w.path(in, name)))
+	must.Succeed(w, os.Mkdir(hidden, 0o755))
+	must.Succeed(w, os.WriteFile(hidden+"/data", make([]byte, bytes), 0o600))
+	must.Succeed(w, os.Rename(hidden, w.path(in, name)))
 	w.volumes[name] = v
 	w.stamp(name, v)
 	return true
@@ -89,7 +90,7 @@ func (w *world) dropRecord(name string, v *modelVolume) bool {
 	if v == nil || v.record == nil {
 		return false
 	}
-	w.must(os.Remove(w.recordPath(name, v)))
+	must.Succeed(w, os.Remove(w.recordPath(name, v)))
 	if v.record, v.torn = nil, false; v.dir == nil {
 		delete(w.volumes, name)
 	}
@@ -101,9 +102,9 @@ func (w *world) tearRecord(name string, v *modelVolume) bool {
 		return false
 	}
 	whole, err := os.ReadFile(w.recordPath(name, v))
-	w.must(err)
+	must.Succeed(w, err)
 	w.records[name] = whole
-	w.must(os.Truncate(w.recordPath(name, v), int64(len(whole)/2)))
+	must.Succeed(w, os.Truncate(w.recordPath(name, v), int64(len(whole)/2)))
 	v.torn = true
 	return true
 }
@@ -112,7 +113,7 @@ func (w *world) repairRecord(name string, v *modelVolume) bool {
 	if v == nil || !v.torn {
 		return false
 	}
-	w.must(os.WriteFile(w.recordPath(name, v), w.records[name], 0o600))
+	must.Succeed(w, os.WriteFile(w.recordPath(name, v), w.records[name], 0o600))
 	v.torn = false
 	return true
 }
@@ -136,7 +137,7 @@ func (w *world) crash() {
 		name := pick(w, "volume", w.unused(during)...)
 		leave = func() { w.crashIn(during, name, w.volumes[name]) }
 	}
-	w.must(w.set.Close(background))
+	must.Succeed(w, w.set.Close(background))
 	w.Logf("crash in %s", during)
 	leave()
 	w.start()
@@ -162,10 +163,10 @@ func (w *world) unused(during string) (names []string) {
 func (w *world) crashIn(during, name string, v *modelVolume) {
 	switch during {
 	case "create":
-		w.must(os.Rename(w.entry(name, v), w.own(v.pool, "creating", nodeName, name)))
+		must.Succeed(w, os.Rename(w.entry(name, v), w.own(v.pool, "creating", nodeName, name)))
 		delete(w.volumes, name)
 	case "delete":
-		w.must(os.Rename(w.entry(name, v), w.own(v.pool, "trash", nodeName, name+"."+w.fields(name, v)["uid"].(string))))
+		must.Succeed(w, os.Rename(w.entry(name, v), w.own(v.pool, "trash", nodeName, name+"."+w.fields(name, v)["uid"].(string))))
 		delete(w.volumes, name)
 	case "expand":
 		w.crashInExpand(name, v)
@@ -177,10 +178,10 @@ func (w *world) crashIn(during, name string, v *modelVolume) {
 // crashInCreation leaves what a creation has made aside, with its record or the
 // beginning of it.
 func (w *world) crashInCreation(name, in string, recorded bool) {
-	w.must(os.Mkdir(w.own(in, "creating", nodeName, name), 0o700))
-	w.must(os.WriteFile(w.own(in, "creating", nodeName, name, "disk.img"), make([]byte, mib), 0o600))
+	must.Succeed(w, os.Mkdir(w.own(in, "creating", nodeName, name), 0o700))
+	must.Succeed(w, os.WriteFile(w.own(in, "creating", nodeName, name, "disk.img"), make([]byte, mib), 0o600))
 	if recorded {
-		w.must(os.WriteFile(w.own(in, "volumes", ".new-"+name+".json"), []byte(`{"version":1,"id`), 0o600))
+		must.Succeed(w, os.WriteFile(w.own(in, "volumes", ".new-"+name+".json"), []byte(`{"version":1,"id`), 0o600))
 	}
 	// A record without a directory is taken for that of this creation.
 	if v := w.volumes[name]; v != nil && v.pool == in && v.dir == nil {
@@ -193,7 +194,7 @@ func (w *world) crashInCreation(name, in string, recorded bool) {
 func (w *world) crashInExpand(name string, v *modelVolume) {
 	v.record.bytes += mib
 	if v.record.mode == volume.ModeBlock {
-		w.must(os.Truncate(w.path(v.pool, name, "disk.img"), v.record.bytes))
+		must.Succeed(w, os.Truncate(w.path(v.pool, name, "disk.img"), v.record.bytes))
 		return
 	}
 	w.setField(name, v, "bytes", v.record.bytes)
@@ -202,29 +203,29 @@ func (w *world) crashInExpand(name string, v *modelVolume) {
 func (w *world) crashInPublish(target string, device bool) {
 	w.left[target] = device
 	if device {
-		w.must(os.WriteFile(w.pod(target), nil, 0o600))
+		must.Succeed(w, os.WriteFile(w.pod(target), nil, 0o600))
 		return
 	}
-	w.must(os.Mkdir(w.pod(target), 0o750))
+	must.Succeed(w, os.Mkdir(w.pod(target), 0o750))
 }
 
 func (w *world) attach(name string, v *modelVolume) {
 	d, err := dir.Open(w.path(v.pool, name))
-	w.must(err)
-	defer func() { w.must(d.Close()) }()
+	must.Succeed(w, err)
+	defer func() { must.Succeed(w, d.Close()) }()
 	file, err := loop.Open(d, "disk.img")
-	w.must(err)
-	defer func() { w.must(file.Close()) }()
+	must.Succeed(w, err)
+	defer func() { must.Succeed(w, file.Close()) }()
 	_, err = w.loops.Attach(file, loop.Options{})
-	w.must(err)
+	must.Succeed(w, err)
 }
 
 func (w *world) fields(name string, v *modelVolume) (fields map[string]any) {
 	data, err := os.ReadFile(w.recordPath(name, v))
-	w.must(err)
+	must.Succeed(w, err)
 	decoder := json.NewDecoder(strings.NewReader(string(data)))
 	decoder.UseNumber()
-	w.must(decoder.Decode(&fields))
+	must.Succeed(w, decoder.Decode(&fields))
 	return fields
 }
 
@@ -232,6 +233,6 @@ func (w *world) setField(name string, v *modelVolume, key string, value any) {
 	fields := w.fields(name, v)
 	fields[key] = value
 	data, err := json.Marshal(fields)
-	w.must(err)
-	w.must(os.WriteFile(w.recordPath(name, v), data, 0o600))
+	must.Succeed(w, err)
+	must.Succeed(w, os.WriteFile(w.recordPath(name, v), data, 0o600))
 }

@@ -23,6 +23,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
+	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
@@ -78,29 +79,24 @@ func join(t *testing.T, disk, name string) *member {
 	m := &member{T: t, name: name, disk: disk, mounts: &bindtest.Fake{}, done: make(map[string]int)}
 	root := t.TempDir()
 	dev, err := dir.Open(root)
-	m.must(err)
+	must.Succeed(m, err)
 	loops := looptest.NewFake(dev)
 	node, err := volume.ParseNodeID(name)
-	m.must(err)
+	must.Succeed(m, err)
 	configs, err := poolconfig.Parse(fmt.Sprintf(`[{"name":%q,"path":%q,"shared":true}]`, shared, filepath.Join(disk, "pool")), "/")
-	m.must(err)
+	must.Succeed(m, err)
 	m.set = pool.Start(configs, pool.Options{
 		Node: node, Mounts: m.mounts, Labels: &labeltest.Fake{}, Devices: loops, Dev: dev, DetectQuota: withoutQuotas, Log: logr.Discard(),
 	})
-	m.must(m.set.Wait(t.Context()))
-	t.Cleanup(func() { m.must(errors.Join(m.set.Close(background), m.mounts.Close(), loops.Close(), dev.Close())) })
-	m.must(os.MkdirAll(filepath.Join(disk, "pods", name), 0o755))
+	must.Succeed(m, m.set.Wait(t.Context()))
+	t.Cleanup(func() {
+		must.Succeed(m, errors.Join(m.set.Close(background), m.mounts.Close(), loops.Close(), dev.Close()))
+	})
+	must.Succeed(m, os.MkdirAll(filepath.Join(disk, "pods", name), 0o755))
 	return m
 }
 
 func withoutQuotas(*dir.Dir) (quota.Facility, error) { return nil, quota.ErrNone }
-
-func (m *member) must(err error) {
-	m.Helper()
-	if err != nil {
-		m.Fatal(err)
-	}
-}
 
 // work calls until it is time to end and each call had luck on this node, or ctx ends. Each
 // caller has a target of its own, which is empty in the end.

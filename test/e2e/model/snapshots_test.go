@@ -11,6 +11,7 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
+	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
 // inodeShare is what an inode of XFS takes that no quota counts, as docs/quotas.md has it: all
@@ -144,7 +145,7 @@ func (w *world) held(name string, v *modelVolume) int64 {
 	switch {
 	case v.record.mode == volume.ModeBlock:
 		var st syscall.Stat_t
-		w.must(syscall.Stat(filepath.Join(w.entry(name, v), v.dir.file()), &st))
+		must.Succeed(w, syscall.Stat(filepath.Join(w.entry(name, v), v.dir.file()), &st))
 		return st.Blocks * 512
 	case v.record.kept:
 		return inodeShare
@@ -214,7 +215,7 @@ func (w *world) checkSnapshot(name string, v *modelVolume) {
 		w.answer(err, volume.ErrDamagedRecord, "find snapshot %s", name)
 		return
 	}
-	w.must(err)
+	must.Succeed(w, err)
 	w.sameSnapshot(name, v, got)
 }
 
@@ -245,10 +246,10 @@ func (w *world) awaitTick(source string) {
 	name := w.out(v.pool, ".hostpath-tick")
 	var first, now syscall.Stat_t
 	for first.Ctim == now.Ctim {
-		w.must(os.WriteFile(name, nil, 0o600))
-		if w.must(syscall.Stat(name, &now)); first.Ino == 0 {
+		must.Succeed(w, os.WriteFile(name, nil, 0o600))
+		if must.Succeed(w, syscall.Stat(name, &now)); first.Ino == 0 {
 			first = now
 		}
 	}
-	w.must(os.Remove(name))
+	must.Succeed(w, os.Remove(name))
 }

@@ -23,6 +23,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
+	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
 const nodeName = "node-1"
@@ -58,15 +59,15 @@ func newWorld(t *rapid.T, disks map[string]string) *world {
 	}
 	var err error
 	w.root, err = os.MkdirTemp("", "model-")
-	w.must(err)
+	must.Succeed(w, err)
 	for _, name := range []string{"pods", "dev"} {
-		w.must(os.Mkdir(filepath.Join(w.root, name), 0o755))
+		must.Succeed(w, os.Mkdir(filepath.Join(w.root, name), 0o755))
 	}
 	w.dev, err = dir.Open(filepath.Join(w.root, "dev"))
-	w.must(err)
+	must.Succeed(w, err)
 	w.loops = looptest.NewFake(w.dev)
 	for _, in := range pools {
-		w.must(os.Mkdir(filepath.Join(disks[in], "out"), 0o755))
+		must.Succeed(w, os.Mkdir(filepath.Join(disks[in], "out"), 0o755))
 	}
 	w.start()
 	return w
@@ -80,25 +81,25 @@ func (w *world) end() {
 			errs = append(errs, os.RemoveAll(filepath.Join(w.disks[in], name)))
 		}
 	}
-	w.must(errors.Join(errs...))
+	must.Succeed(w, errors.Join(errs...))
 }
 
 func (w *world) start() {
 	node, err := volume.ParseNodeID(nodeName)
-	w.must(err)
+	must.Succeed(w, err)
 	configs, err := poolconfig.Parse(fmt.Sprintf(`[
 		{"name":%q,"path":%q,"reserve":"10%%","bytesPerInode":0},
 		{"name":%q,"path":%q,"allocation":"thin","overprovision":2},
 		{"name":%q,"path":%q,"shared":true}]`,
 		kept, w.path(kept), thin, w.path(thin), shared, w.path(shared)), "/")
-	w.must(err)
+	must.Succeed(w, err)
 	w.set = pool.Start(configs, pool.Options{
 		Node: node, Mounts: w.mounts, Labels: &labeltest.Fake{}, Devices: w.loops, Dev: w.dev,
 		DetectQuota: w.detect, CheckEvery: time.Minute, Log: logr.Discard(),
 		// A walk takes hours of the bubble's time: by the machine's uptime, inline volumes would count as left behind.
 		SinceBoot: func() time.Duration { return 0 },
 	})
-	w.must(w.set.Wait(background))
+	must.Succeed(w, w.set.Wait(background))
 	w.foreign[thin] = 0 // as the format file has it
 	w.wait()
 }
@@ -113,7 +114,7 @@ func (w *world) detect(d *dir.Dir) (quota.Facility, error) {
 // restart is a new process on the same disk.
 func (w *world) restart() {
 	w.Log("restart")
-	w.must(w.set.Close(background))
+	must.Succeed(w, w.set.Close(background))
 	w.start()
 }
 
@@ -127,13 +128,13 @@ func (w *world) wait() {
 
 func (w *world) lock(name string) (unlock func()) {
 	unlock, err := w.set.Lock(id(name))
-	w.must(err)
+	must.Succeed(w, err)
 	return unlock
 }
 
 func (w *world) lockTarget(name, target string) (unlock func()) {
 	unlock, err := w.set.LockTarget(id(name), w.target(target))
-	w.must(err)
+	must.Succeed(w, err)
 	return unlock
 }
 
@@ -162,7 +163,7 @@ func (w *world) pod(target string) string { return filepath.Join(w.root, "pods",
 
 func (w *world) target(name string) bind.Target {
 	target, err := bind.ParseTarget(w.pod(name))
-	w.must(err)
+	must.Succeed(w, err)
 	return target
 }
 
@@ -174,9 +175,9 @@ func (w *world) stamp(name string, v *modelVolume) {
 	w.stamps++
 	v.dir.stamp = fmt.Sprintf("stamp %04d", w.stamps)
 	file, err := os.OpenFile(filepath.Join(w.entry(name, v), v.dir.file()), os.O_WRONLY|os.O_CREATE, 0o600)
-	w.must(err)
+	must.Succeed(w, err)
 	_, err = file.WriteString(v.dir.stamp)
-	w.must(errors.Join(err, file.Close()))
+	must.Succeed(w, errors.Join(err, file.Close()))
 }
 
 // file is where the stamp is.
@@ -190,7 +191,7 @@ func (d *directory) file() string {
 // space is the size of a pool's disk, and what of it is free.
 func (w *world) space(in string) (size, free int64) {
 	var st unix.Statfs_t
-	w.must(unix.Statfs(w.disks[in], &st))
+	must.Succeed(w, unix.Statfs(w.disks[in], &st))
 	return int64(st.Blocks) * st.Bsize, int64(st.Bavail) * st.Bsize
 }
 
@@ -211,12 +212,6 @@ func (w *world) names(path string) map[string]bool {
 		}
 	}
 	return all
-}
-
-func (w *world) must(err error) {
-	if err != nil {
-		w.Fatal(err)
-	}
 }
 
 func id(name string) volume.ID {

@@ -4,7 +4,6 @@ package clonetest
 
 import (
 	"bytes"
-	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -16,21 +15,15 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
 const mib = 1 << 20
 
-func must(t testing.TB, errs ...error) {
-	t.Helper()
-	if err := errors.Join(errs...); err != nil {
-		t.Fatal(err)
-	}
-}
-
 func write(t testing.TB, path, content string) {
 	t.Helper()
-	must(t, os.WriteFile(path, []byte(content), 0o644))
+	must.Succeed(t, os.WriteFile(path, []byte(content), 0o644))
 }
 
 // Same compares two trees with all their attributes, by programs that people trust.
@@ -54,7 +47,7 @@ func attributes(t testing.TB, root string) []string {
 	cmd := exec.CommandContext(t.Context(), "getfattr", "--recursive", "--physical", "--no-dereference", "--dump", "--match=-", "--encoding=hex", ".")
 	cmd.Dir = root
 	out, err := cmd.Output()
-	must(t, err)
+	must.Succeed(t, err)
 	all := strings.Split(string(out), "\n\n") // an entry each
 	slices.Sort(all)
 	return all
@@ -66,9 +59,9 @@ func Hostile(t testing.TB, at string) {
 	in := func(name string) string { return filepath.Join(at, name) }
 	write(t, in("file"), "content")
 	write(t, in("empty"), "")
-	must(t, os.Mkdir(in("a"), 0o2775), os.Mkdir(in("a/b"), 0o700), os.Mkdir(in("locked"), 0o000))
+	must.Succeed(t, os.Mkdir(in("a"), 0o2775), os.Mkdir(in("a/b"), 0o700), os.Mkdir(in("locked"), 0o000))
 	write(t, in("a/one"), "two names")
-	must(t,
+	must.Succeed(t,
 		os.Link(in("a/one"), in("a/b/two")), os.Link(in("a/one"), in("three")),
 		os.Symlink("/etc/passwd", in("link")), os.Symlink("a/b", in("inside")), os.Symlink("nowhere", in("a/dangling")),
 		os.Lchown(in("link"), 1234, 4321),
@@ -81,10 +74,10 @@ func Hostile(t testing.TB, at string) {
 		os.WriteFile(in(strings.Repeat("n", 255)), []byte("long"), 0o600),
 	)
 	write(t, in("setuid"), "#!/bin/sh")
-	must(t, os.Chown(in("setuid"), 1000, 1000), os.Chmod(in("setuid"), 0o755|os.ModeSetuid|os.ModeSetgid),
+	must.Succeed(t, os.Chown(in("setuid"), 1000, 1000), os.Chmod(in("setuid"), 0o755|os.ModeSetuid|os.ModeSetgid),
 		os.Chmod(in("a"), 0o755|os.ModeSticky))
 	write(t, in("capable"), "binary")
-	must(t,
+	must.Succeed(t,
 		os.Chown(in("capable"), 7, 8),
 		// cap_net_raw+ep, as setcap(8) writes it.
 		unix.Setxattr(in("capable"), "security.capability", []byte("\x01\x00\x00\x02\x00\x20\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"), 0),
@@ -97,11 +90,11 @@ func Hostile(t testing.TB, at string) {
 		unix.Setxattr(in("a/b"), "system.posix_acl_default", acl, 0),
 	)
 	sparse, err := os.Create(in("sparse"))
-	must(t, err)
+	must.Succeed(t, err)
 	_, err = sparse.WriteAt([]byte("far"), 64*mib)
-	must(t, err, sparse.Truncate(96*mib), sparse.Close())
+	must.Succeed(t, err, sparse.Truncate(96*mib), sparse.Close())
 	old := time.Date(1999, 12, 31, 23, 59, 59, 123456789, time.UTC)
-	must(t, os.Chtimes(in("file"), old, old), os.Chtimes(in("a/b"), old, old))
+	must.Succeed(t, os.Chtimes(in("file"), old, old), os.Chtimes(in("a/b"), old, old))
 }
 
 // acl is struct posix_acl_xattr_header and five entries: owner, user 1234, group, mask, others.
