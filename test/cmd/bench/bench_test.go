@@ -193,12 +193,12 @@ func wantRows(t *testing.T, results []result) {
 		}
 	}
 	for _, kind := range []string{"xfs", "btrfs"} {
-		want["FICLONE of extents, "+kind+" / the prediction, 30µs for each"] = most(1.5)
+		want["CPU time of FICLONE of extents, "+kind+" / the prediction, 30µs for each"] = most(1.5)
 	}
 	got := make(map[string]budget)
 	for _, r := range results {
 		// How many extents there are is up to the filesystem.
-		name := regexp.MustCompile("^FICLONE of [0-9,]+ extents").ReplaceAllString(r.Name, "FICLONE of extents")
+		name := regexp.MustCompile("^CPU time of FICLONE of [0-9,]+ extents").ReplaceAllString(r.Name, "CPU time of FICLONE of extents")
 		got[name+" / "+r.Limit] = r.Budget
 	}
 	if diff := gocmp.Diff(want, got); diff != "" {
