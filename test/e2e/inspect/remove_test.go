@@ -79,7 +79,7 @@ func TestRemoveLost(t *testing.T) {
 		t.Fatalf("cp: %v: %s", err, out)
 	}
 	other := fmt.Sprintf(`--datadir=[{"name":"local","path":%q}]`, backup)
-	if output, err := b.remove("remove-lost", "pvc-2", other); err == nil || !strings.Contains(output, `the driver finds it "in order`) {
+	if output, err := b.remove("remove-lost", "pvc-2", other); err == nil || !strings.Contains(output, `its condition is "in order`) {
 		t.Errorf("remove pvc-2, which is lost in a backup: %v, %s; want it refused", err, output)
 	}
 	if output, err := b.remove("remove-lost", "pvc-1"); err != nil || output != "removed pvc-1\n" {

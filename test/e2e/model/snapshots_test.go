@@ -47,9 +47,6 @@ func (w *world) copy() {
 
 // mayCopyTo is the answer of the source of a new volume.
 func (w *world) mayCopyTo(c creation) error {
-	if c.source == c.name {
-		return volume.ErrBusy
-	}
 	err := w.mayCopy(c.source, volume.Verify)
 	switch {
 	case c.elsewhere && errors.Is(err, volume.ErrNotFound):
