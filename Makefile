@@ -119,6 +119,7 @@ test-hard: test-crash test-volumes test-faults test-model test-hostile test-load
 	$(GO_TEST) ./test/cmd/kernel $$(go list ./... | grep $(API_CLIENTS:%=-e '%'))
 	@$(MAKE) test-kernel KERNEL_TESTS='./test/cmd/kernel/lab ./pkg/hostfs/bind ./test/e2e/crash ./test/e2e/volumes ./test/e2e/faults ./test/e2e/load ./pkg/hostfs/quota ./cmd/hostpath-provisioner' KERNEL_FLAGS= KERNEL_TIMEOUT=190m KERNEL_TEST_TIMEOUT=170m
 	@$(MAKE) test-cluster CASES=Killed KILL_EVERY=1 CASES_TIMEOUT=2h
+	@$(MAKE) test-cluster CASES='PodStartTime|HundredVolumes' CASES_FLAGS=
 	@$(MAKE) test-cluster CASES=OperatorWithPoolOnClaims QUIET=1h CASES_TIMEOUT=2h
 	@$(MAKE) test-cluster CASES=ProvisionerOnSingleNode NODES=node-a
 
@@ -248,7 +249,10 @@ QUIET ?= 15s
 
 # The nodes of the cluster. Many cases want two.
 NODES ?= node-a,node-b
-CASES_TIMEOUT ?= 30m
+CASES_TIMEOUT ?= 45m
+
+# Without it the cases that measure pods, and fill a node, are run too: make test-hard has those.
+CASES_FLAGS ?= -test.short
 
 # For example CASES='Expand|ReadOnly'. A Ctrl-C has to reach the tests themselves: not go test.
 CASES ?= .
@@ -256,7 +260,7 @@ CASES ?= .
 test-cluster: cluster-programs monitoring-programs ## Install the driver on a real Kubernetes cluster, and do there what users do
 	cd test/cluster && CGO_ENABLED=0 go test -c $(CLUSTER_FLAGS) -o $(CURDIR)/bin/cluster/cases.test ./cases
 	cd test/cluster && CGO_ENABLED=0 go test -c $(CLUSTER_FLAGS) -o $(CURDIR)/bin/cluster/lifecycle.test ./lifecycle
-	@cd test/cluster/cases && exec $(CURDIR)/bin/cluster/cases.test -test.v -test.parallel 8 -test.timeout $(CASES_TIMEOUT) -programs $(CURDIR)/bin/cluster -nodes $(NODES) -kill-every $(KILL_EVERY) -quiet $(QUIET) -test.run '$(CASES)'
+	@cd test/cluster/cases && exec $(CURDIR)/bin/cluster/cases.test -test.v -test.parallel 8 -test.timeout $(CASES_TIMEOUT) -programs $(CURDIR)/bin/cluster -nodes $(NODES) -kill-every $(KILL_EVERY) -quiet $(QUIET) $(CASES_FLAGS) -test.run '$(CASES)'
 	@cd test/cluster/lifecycle && exec $(CURDIR)/bin/cluster/lifecycle.test -test.v -test.timeout 15m -programs $(CURDIR)/bin/cluster -test.run '$(CASES)'
 
 # Not only what the host's kernel can: there df in a pod shows the size of its volume.

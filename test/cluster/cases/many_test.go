@@ -145,6 +145,7 @@ const slowest = 1.5
 // there already. No claim is as fast as emptyDir: the scheduler checks once a second
 // whether it is bound, and kubelet asks the API for it.
 func TestPodStartTimeComparedWithLocalVolumes(t *testing.T) {
+	needTime(t)
 	s := begin(t)
 	// Others on the machine make some times longer and none shorter: more rounds bring each
 	// nearer to what it is.
@@ -181,8 +182,17 @@ func TestPodStartTimeComparedWithLocalVolumes(t *testing.T) {
 	}
 }
 
+// needTime leaves a case to make test-hard.
+func needTime(t *testing.T) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("this case takes more than a minute: CASES_FLAGS= has it")
+	}
+}
+
 // A node carries as many volumes as it carries pods.
 func TestHundredVolumesOnOneNode(t *testing.T) {
+	needTime(t)
 	s := begin(t)
 	took := s.took("set", 100, claimTemplate("hostpath-csi", "16Mi"), allOn(nodeA))
 	start := time.Now()
