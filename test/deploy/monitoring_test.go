@@ -62,7 +62,7 @@ func TestTargetsHaveNodeLabel(t *testing.T) {
 	meta := map[string]string{"__meta_kubernetes_pod_node_name": "node-a"}
 	for _, relabel := range monitor.Spec.Endpoints[0].RelabelConfigs {
 		switch relabel.Action {
-		case "":
+		case "", "replace":
 			if len(relabel.SourceLabels) != 1 || relabel.Regex != "" || relabel.Replacement != nil {
 				t.Fatalf("this test does not know how to relabel %+v", relabel)
 			}

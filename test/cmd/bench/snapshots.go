@@ -213,16 +213,16 @@ func stallRows(s *scene, a *actor) ([]comparison, error) {
 func onCPU(call func() error) (float64, error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	var before, after unix.Rusage
-	if err := unix.Getrusage(unix.RUSAGE_THREAD, &before); err != nil {
+	var before, after unix.Timespec
+	// Not getrusage(2), which may count in ticks.
+	if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &before); err != nil {
 		return 0, err
 	}
 	if err := call(); err != nil {
 		return 0, err
 	}
-	err := unix.Getrusage(unix.RUSAGE_THREAD, &after)
-	used := func(u unix.Rusage) int64 { return u.Utime.Nano() + u.Stime.Nano() }
-	return float64(used(after)-used(before)) / 1e3, err
+	err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &after)
+	return float64(after.Nano()-before.Nano()) / 1e3, err
 }
 
 // shatter makes a file of that many blocks with a hole after each, so that none lies next to
