@@ -94,16 +94,22 @@ unit: ## Run what needs neither root nor the network nor the race detector, in u
 test: test-host test-kernel ## Run every test (unit, contract, sanity, kernel, nested modules), the product's with the race detector, and print the coverage
 
 .PHONY: test-host
-test-host: ## Run of these what needs no virtual machine
+test-host: test-race test-rest ## Run of these what needs no virtual machine
+
+.PHONY: test-race
+test-race:
 	@test/tools/install-deps test
 	@mkdir -p bin
 	$(GO_TEST) -short -coverprofile=bin/cover.out $$(go list ./... | grep -v -e /sanity $(API_CLIENTS:%=-e '%'))
+	@test/tools/coverage bin/cover.out
+
+.PHONY: test-rest
+test-rest:
 	CGO_ENABLED=0 go test -gcflags $(NO_DWARF) -short -count=1 -timeout 20m $$(go list ./... | grep $(API_CLIENTS:%=-e '%'))
 	@$(MAKE) sanity
 	@# Without the race detector, for which Kubernetes' client would have to be compiled anew.
 	@for module in $(NESTED); do (echo "go test in $$module"; cd $$module && \
 		CGO_ENABLED=0 go test -gcflags $(NO_DWARF) -count=1 -timeout 20m $$(go list ./... | grep -v -e /cases -e /lifecycle)); done
-	@test/tools/coverage bin/cover.out
 
 # Without the race detector, which would take most of the time; make test has it, in a short form.
 .PHONY: test-load
