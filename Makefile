@@ -87,7 +87,7 @@ generate: bin/tools/controller-gen ## Write what is generated of api/: deep copi
 
 # What the host's kernel does is no part of it: Go's cache of results holds. make lint has vet.
 .PHONY: unit
-unit: ## Run what needs neither root nor the network nor the race detector, in under a minute
+unit: ## Run what needs neither root nor the network nor the race detector: seconds when repeated
 	@env -u CI HOSTPATH_UNIT=1 CGO_ENABLED=0 go test -vet=off -short $$(go list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}' ./... | grep -v -e /test/e2e/)
 
 .PHONY: test
