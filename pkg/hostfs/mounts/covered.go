@@ -15,7 +15,7 @@ import (
 // OpenCovered opens the directory at an absolute path that has an id, below what is mounted there. In a container
 // the directory may itself be mounted at the path, as a hostPath volume is: no name and no clone of the parent leads to it.
 // So a thread with mount namespaces of its own (unshare(2), CAP_SYS_ADMIN) takes the mounts away, for itself, one after
-// the other. It answers fs.ErrNotExist if the directory is not among them. It has to be closed before its
+// the other. It returns fs.ErrNotExist if the directory is not among them. It has to be closed before its
 // filesystem can be unmounted.
 func OpenCovered(path string, id dir.ID) (*dir.Dir, error) {
 	type answer struct {
