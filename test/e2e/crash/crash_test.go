@@ -228,8 +228,10 @@ func (w *world) crashOnce(a attack) (c crash, died bool) {
 	w.kill()
 	at, expected := steps[a.step-1], w.learnt[a.step-1]
 	c.where = fmt.Sprintf("%s, killed at step %d of %d, %s", a.name, a.step, len(w.learnt), w.words(steps[a.step-1:]))
-	if again := a.step > 1 && at.Verb() == "fallocate" && at == steps[a.step-2]; !again { // else it had done some or nothing when it was interrupted
-		c.key = after(a.name, len(w.stable(steps[:a.step-1])))
+	again := a.step > 1 && at.Verb() == "fallocate" && at == steps[a.step-2] // it had done some or nothing when it was interrupted
+	before, learnt := w.stable(steps[:a.step-1]), w.stable(w.learnt[:a.step-1])
+	if !again && probesIn(before) == probesIn(learnt) { // else a check fell into the call
+		c.key = after(a.name, len(before))
 	}
 	if at.Verb() != expected.Verb() {
 		w.Logf("%s: in the first run it was %s", c.where, w.words([]trap.Step{expected}))

@@ -13,6 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"kubevirt.io/hostpath-provisioner/test/drivertest"
 	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 	"kubevirt.io/hostpath-provisioner/test/testenv/trap"
@@ -205,8 +206,20 @@ func (w *world) stable(steps []trap.Step) (all []string) {
 // set, and the device removed afterwards. A qgroup goes when the kernel has removed its subvolume, at the next start if need be.
 var optional = strings.NewReplacer("\n"+setDiscard, "", "\n"+removeDevice, "", "\n"+destroyGroup, "")
 
-// probe is what a check of the pool does, every 10 seconds: the call that it falls into has it too.
-const probe = "fsync POOL"
+// probes are what a check of the pool does, every 10 seconds: the call that it falls into has them too.
+var probes = []string{"fsync POOL", "utimensat OWN/trash/" + drivertest.NodeName}
+
+func isProbe(step string) bool { return slices.Contains(probes, step) }
+
+// probesIn counts what may be of a check.
+func probesIn(steps []string) (n int) {
+	for _, s := range steps {
+		if isProbe(s) {
+			n++
+		}
+	}
+	return n
+}
 
 // same reports whether steps are the known ones, but for what is optional and the probes of checks.
 func same(known, now string) bool {
@@ -215,11 +228,25 @@ func same(known, now string) bool {
 		switch {
 		case len(want) > 0 && want[0] == step:
 			want = want[1:]
-		case step != probe:
+		case !isProbe(step):
 			return false
 		}
 	}
 	return len(want) == 0
+}
+
+func TestSame_checkFallsIntoCall(t *testing.T) {
+	const known = "ioctl 0x4c01 /dev/loopN\nunlinkat OWN/published/node/pvc-victim"
+	for now, want := range map[string]bool{
+		known: true,
+		"ioctl 0x4c01 /dev/loopN\nfsync POOL\nutimensat OWN/trash/node\nunlinkat OWN/published/node/pvc-victim": true,
+		"ioctl 0x4c01 /dev/loopN\nfsync OWN/volumes\nunlinkat OWN/published/node/pvc-victim":                    false,
+		"ioctl 0x4c01 /dev/loopN": false,
+	} {
+		if got := same(known, now); got != want {
+			t.Errorf("steps %q are the known ones is %v, want %v", now, got, want)
+		}
+	}
 }
 
 // inTrash is what is removed of a volume.
