@@ -29,26 +29,36 @@ func write(t testing.TB, path, content string) {
 // Same compares two trees with all their attributes, by programs that people trust.
 func Same(t testing.TB, a, b string) {
 	t.Helper()
-	testenv.NeedPrograms(t, "rsync")
+	testenv.NeedPrograms(t, "rsync", "getfattr", "getcap", "getfacl")
 	out, err := exec.CommandContext(t.Context(), "rsync", "-aHAXS", "--dry-run", "--checksum", "--delete",
 		"--itemize-changes", a+"/", b+"/").CombinedOutput()
 	if err != nil || len(bytes.TrimSpace(out)) > 0 {
 		t.Errorf("the copy differs: %v\n%s", err, out)
 	}
-	if diff := cmp.Diff(attributes(t, a), attributes(t, b)); diff != "" {
-		t.Errorf("the copy has other extended attributes (-source, +copy):\n%s", diff)
+	for _, p := range []struct {
+		shows, between string
+		command        []string
+	}{
+		{"extended attributes", "\n\n", []string{"getfattr", "--recursive", "--physical", "--no-dereference", "--dump", "--match=-", "--encoding=hex", "."}},
+		{"ACLs", "\n\n", []string{"getfacl", "--recursive", "--physical", "--skip-base", "--numeric", "."}},
+		{"capabilities", "\n", []string{"getcap", "-r", "."}},
+	} {
+		if diff := cmp.Diff(entries(t, a, p.between, p.command), entries(t, b, p.between, p.command)); diff != "" {
+			t.Errorf("the copy has other %s (-source, +copy):\n%s", p.shows, diff)
+		}
 	}
 }
 
-// attributes are the extended ones of a tree, with file capabilities and ACLs, which are kept in them.
-func attributes(t testing.TB, root string) []string {
+// entries are what a program prints of each entry of a tree.
+func entries(t testing.TB, root, between string, command []string) []string {
 	t.Helper()
-	testenv.NeedPrograms(t, "getfattr")
-	cmd := exec.CommandContext(t.Context(), "getfattr", "--recursive", "--physical", "--no-dereference", "--dump", "--match=-", "--encoding=hex", ".")
+	cmd := exec.CommandContext(t.Context(), command[0], command[1:]...) //nolint:gosec // by Same
 	cmd.Dir = root
 	out, err := cmd.Output()
-	must.Succeed(t, err)
-	all := strings.Split(string(out), "\n\n") // an entry each
+	if err != nil {
+		t.Fatalf("%v in %s: %v", command, root, err)
+	}
+	all := strings.Split(strings.TrimSpace(string(out)), between)
 	slices.Sort(all)
 	return all
 }
