@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/tools/events"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -110,10 +111,10 @@ func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 			return ctrl.Result{}, err
 		}
 	}
-	waiting, problems := r.deploy(ctx, object)
+	wanted, problems := r.deploy(ctx, object)
 	gone, err := r.deletedNodes(ctx, object)
 	problems = errors.Join(problems, err)
-	seen, err := r.observe(ctx, object)
+	seen, err := r.observe(ctx, object, wanted)
 	if err != nil {
 		return ctrl.Result{}, errors.Join(problems, err)
 	}
@@ -122,8 +123,8 @@ func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 		seen.Problems = append(seen.Problems, problems)
 	}
 	again := r.resync()
-	if len(waiting) > 0 {
-		seen.Leaving, again = waiting, poll
+	if len(wanted.leaving) > 0 {
+		seen.Leaving, again = wanted.leaving, poll
 	}
 	found := status.Assess(object, r.Config.Version, seen)
 	measure(found)
@@ -160,25 +161,42 @@ func (r *Reconciler) release(ctx context.Context, object *hppv1.HostPathProvisio
 	return client.IgnoreNotFound(r.Client.Patch(ctx, object, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})))
 }
 
+// A deployment is what an object asks for.
+type deployment struct {
+	objects []*unstructured.Unstructured
+	claims  []*corev1.PersistentVolumeClaim
+	// leaving are pools that are still to be unmounted, in words.
+	leaving []string
+}
+
+// find is an object that is wanted, or nil.
+func (d *deployment) find(kind, name string) *unstructured.Unstructured {
+	for _, object := range d.objects {
+		if object.GetKind() == kind && object.GetName() == name {
+			return object
+		}
+	}
+	return nil
+}
+
 // deploy applies what the object asks for. What fails does not keep the rest from being applied.
-// It returns what is still to be unmounted.
-func (r *Reconciler) deploy(ctx context.Context, object *hppv1.HostPathProvisioner) (waiting []string, err error) {
+func (r *Reconciler) deploy(ctx context.Context, object *hppv1.HostPathProvisioner) (wanted deployment, err error) {
 	facts, err := r.facts(ctx)
 	if err != nil {
-		return nil, err
+		return wanted, err
 	}
-	wanted, err := r.manifests.For(r.Config, facts, object).Objects()
-	if err != nil {
-		return nil, err
-	}
-	a := r.applier(ctx, object)
 	rendered := r.manifests.For(r.Config, facts, object)
+	if wanted.objects, err = rendered.Objects(); err != nil {
+		return wanted, err
+	}
+	wanted.claims = rendered.Claims()
+	a := r.applier(ctx, object)
 	var problems []error
-	for _, claim := range rendered.Claims() {
+	for _, claim := range wanted.claims {
 		problems = append(problems, r.applyClaim(ctx, a, claim))
 	}
 	accounts := map[string]types.UID{}
-	for _, want := range wanted {
+	for _, want := range wanted.objects {
 		err := bindToAccount(want, accounts)
 		if err == nil {
 			err = a.Apply(ctx, want)
@@ -188,14 +206,14 @@ func (r *Reconciler) deploy(ctx context.Context, object *hppv1.HostPathProvision
 		}
 		problems = append(problems, err)
 	}
-	problems = append(problems, a.Prune(ctx, r.Config.Namespace, r.prunable(), wanted))
-	problems = append(problems, r.dropCleanUps(ctx, a, wanted))
-	left, err := r.leftovers(ctx, wanted)
+	problems = append(problems, a.Prune(ctx, r.Config.Namespace, r.prunable(), wanted.objects))
+	problems = append(problems, r.dropCleanUps(ctx, a, wanted.objects))
+	left, err := r.leftovers(ctx, wanted.objects)
 	if err != nil {
-		return nil, errors.Join(append(problems, err)...)
+		return wanted, errors.Join(append(problems, err)...)
 	}
-	waiting, err = r.cleanUp(ctx, a, rendered, left)
-	return waiting, errors.Join(append(problems, err)...)
+	wanted.leaving, err = r.cleanUp(ctx, a, rendered, left)
+	return wanted, errors.Join(append(problems, err)...)
 }
 
 // bindToAccount has a DaemonSet replace its pods, one node after the other, when their account was deleted and made anew: the
@@ -260,11 +278,11 @@ func (r *Reconciler) facts(ctx context.Context) (render.Facts, error) {
 		Selectors:  map[string]map[string]string{},
 		TLS:        r.TLS.Now(),
 	}
-	sets, err := r.daemonSets(ctx, render.DriverDaemonSet, render.LegacyDaemonSet)
+	running, err := r.daemonSets(ctx, render.DriverDaemonSet, render.LegacyDaemonSet)
 	if err != nil {
 		return facts, err
 	}
-	for name, set := range sets {
+	for name, set := range running {
 		if set != nil && set.Spec.Selector != nil {
 			facts.Selectors[name] = set.Spec.Selector.MatchLabels
 		}
@@ -283,7 +301,7 @@ func (r *Reconciler) facts(ctx context.Context) (render.Facts, error) {
 			facts.Selectors[there[i].Name] = there[i].Spec.Selector.MatchLabels
 		}
 	}
-	facts.Nodes, err = r.nodes(ctx, sets[render.DriverDaemonSet], there)
+	facts.Nodes, err = r.nodes(ctx, running[render.DriverDaemonSet], there)
 	return facts, err
 }
 
@@ -321,8 +339,8 @@ func get[T any](ctx context.Context, r *Reconciler, name string) (*T, error) {
 }
 
 // observe reads what there is of what an object asks for.
-func (r *Reconciler) observe(ctx context.Context, object *hppv1.HostPathProvisioner) (status.Observed, error) {
-	seen := status.Observed{Notices: render.Notices(object)}
+func (r *Reconciler) observe(ctx context.Context, object *hppv1.HostPathProvisioner, wanted deployment) (status.Observed, error) {
+	seen := status.Observed{Notices: render.Notices(object), Outdated: sets.New[string]()}
 	if object.HasFeature(hppv1.Snapshotting) && !r.Optional.Snapshots() {
 		seen.Notices = append(seen.Notices, "The feature gate Snapshotting has no effect: the cluster has no VolumeSnapshots. "+
 			"Install the CustomResourceDefinitions and the snapshot-controller of external-snapshotter")
@@ -330,6 +348,15 @@ func (r *Reconciler) observe(ctx context.Context, object *hppv1.HostPathProvisio
 	var err error
 	if seen.DaemonSets, err = r.daemonSets(ctx, render.DaemonSets(object)...); err != nil {
 		return seen, err
+	}
+	upToDate := func(kind string, live client.Object) bool {
+		want := wanted.find(kind, live.GetName())
+		return want != nil && apply.UpToDate(live, want)
+	}
+	for name, set := range seen.DaemonSets {
+		if set != nil && !upToDate("DaemonSet", set) {
+			seen.Outdated.Insert(name)
+		}
 	}
 	pods := &corev1.PodList{}
 	if err := r.Client.List(ctx, pods, client.InNamespace(r.Config.Namespace), client.MatchingLabels{render.AppLabel: render.App}); err != nil {
@@ -340,8 +367,15 @@ func (r *Reconciler) observe(ctx context.Context, object *hppv1.HostPathProvisio
 	if err := r.Client.List(ctx, claims, client.InNamespace(r.Config.Namespace)); err != nil {
 		return seen, err
 	}
-	seen.Claims = claims.Items
-	seen.Mounters, err = r.mountersThere(ctx)
+	for _, claim := range claims.Items {
+		if slices.ContainsFunc(wanted.claims, func(want *corev1.PersistentVolumeClaim) bool { return want.Name == claim.Name }) {
+			seen.Claims = append(seen.Claims, claim)
+		} else {
+			seen.LeftClaims = append(seen.LeftClaims, claim)
+		}
+	}
+	there, err := r.mountersThere(ctx)
+	seen.Mounters = slices.DeleteFunc(there, func(d appsv1.Deployment) bool { return !upToDate("Deployment", &d) })
 	return seen, err
 }
 

@@ -174,6 +174,12 @@ func stamp(want *unstructured.Unstructured) error {
 	return nil
 }
 
+// UpToDate says whether a live object is what was applied last. It is not while a cache is behind, nor if the apply failed.
+func UpToDate(live, want client.Object) bool {
+	applied := want.GetAnnotations()[appliedAnnotation]
+	return applied != "" && applied == live.GetAnnotations()[appliedAnnotation]
+}
+
 // Prune removes the objects of some kinds that carry the operator's labels and are not wanted. keep has those that are.
 func (a *Applier) Prune(ctx context.Context, namespace string, kinds []schema.GroupVersionKind, keep []*unstructured.Unstructured) error {
 	wanted := map[string]bool{}

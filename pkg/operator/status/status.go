@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/version"
 
 	hppv1 "kubevirt.io/hostpath-provisioner/api/v1beta1"
@@ -39,14 +40,16 @@ const (
 type Observed struct {
 	// DaemonSets are those that should be there, with nil for one that is not.
 	DaemonSets map[string]*appsv1.DaemonSet
+	// Outdated are the names of those DaemonSets that are not what was applied, or could not be.
+	Outdated sets.Set[string]
 	// Pods are those of the DaemonSets.
 	Pods []corev1.Pod
-	// Mounters are the Deployments that keep pools with a template mounted.
+	// Mounters are the Deployments that are to keep pools with a template mounted, and are what was applied.
 	Mounters []appsv1.Deployment
 	// Leaving are pools that are still to be unmounted, in words.
 	Leaving []string
-	// Claims are those of pools with a template.
-	Claims []corev1.PersistentVolumeClaim
+	// Claims are those that pools with a template need, and LeftClaims those of nodes and pools that are not wanted any more.
+	Claims, LeftClaims []corev1.PersistentVolumeClaim
 	// DeletedNodes are nodes that are gone but for volumes that name them.
 	DeletedNodes []hppv1.DeletedNode
 	// Problems are errors of this reconciliation.
@@ -64,7 +67,7 @@ func Assess(object *hppv1.HostPathProvisioner, operatorVersion string, seen Obse
 	status.StoragePoolStatuses = poolStatuses(object, seen)
 	status.DeletedNodes = seen.DeletedNodes
 
-	waiting := notRolledOut(seen.DaemonSets)
+	waiting := notRolledOut(seen)
 	for _, pool := range status.StoragePoolStatuses {
 		if pool.Phase != hppv1.StoragePoolReady {
 			waiting = append(waiting, fmt.Sprintf("pool %s: %s", pool.Name, pool.Message))
@@ -196,13 +199,15 @@ func Downgrades(status hppv1.HostPathProvisionerStatus, to string) bool {
 }
 
 // notRolledOut says what is missing at the DaemonSets.
-func notRolledOut(sets map[string]*appsv1.DaemonSet) []string {
+func notRolledOut(seen Observed) []string {
 	var waiting []string
-	for _, name := range slices.Sorted(maps.Keys(sets)) {
-		set := sets[name]
+	for _, name := range slices.Sorted(maps.Keys(seen.DaemonSets)) {
+		set := seen.DaemonSets[name]
 		switch {
 		case set == nil:
 			waiting = append(waiting, name+" does not exist yet")
+		case seen.Outdated.Has(name):
+			waiting = append(waiting, name+" is not what it should be yet")
 		case set.Status.ObservedGeneration != set.Generation:
 			waiting = append(waiting, name+": its controller has not observed its last change yet")
 		case set.Status.UpdatedNumberScheduled < set.Status.DesiredNumberScheduled:
@@ -280,7 +285,7 @@ func poolStatuses(object *hppv1.HostPathProvisioner, seen Observed) []hppv1.Stor
 		var unbound []string
 		if pool.PVCTemplate != nil {
 			status.CurrentReady = mounted(pool.Name, seen.Mounters)
-			status.ClaimStatuses, unbound = claimStatuses(pool.Name, seen.Claims)
+			status.ClaimStatuses, unbound = claimStatuses(pool.Name, seen)
 		}
 		switch {
 		case len(unbound) > 0:
@@ -296,26 +301,27 @@ func poolStatuses(object *hppv1.HostPathProvisioner, seen Observed) []hppv1.Stor
 	return statuses
 }
 
-// mounted is on how many nodes a pool is mounted: a mounter is ready while it is.
+// mounted is on how many nodes a pool is mounted: a mounter is ready while it is. A pod of the version before, which is about to
+// be replaced, does not count.
 func mounted(pool string, mounters []appsv1.Deployment) int {
 	count := 0
 	for i := range mounters {
 		m := &mounters[i]
-		if render.PoolOf(m.Labels) == pool && m.Status.ObservedGeneration == m.Generation && m.Status.ReadyReplicas > 0 {
+		if render.PoolOf(m.Labels) == pool && m.Status.ObservedGeneration == m.Generation && m.Status.UpdatedReplicas > 0 && m.Status.ReadyReplicas > 0 {
 			count++
 		}
 	}
 	return count
 }
 
-// claimStatuses are those of a pool's claims, and what there is to say of those that are not bound.
-func claimStatuses(pool string, claims []corev1.PersistentVolumeClaim) (statuses []hppv1.ClaimStatus, unbound []string) {
-	for _, claim := range claims {
+// claimStatuses are those of a pool's claims, and what there is to say of those that it needs and that are not bound.
+func claimStatuses(pool string, seen Observed) (statuses []hppv1.ClaimStatus, unbound []string) {
+	for i, claim := range slices.Concat(seen.Claims, seen.LeftClaims) {
 		if render.PoolOf(claim.Labels) != pool {
 			continue
 		}
 		statuses = append(statuses, hppv1.ClaimStatus{Name: claim.Name, Status: *claim.Status.DeepCopy()})
-		if claim.Status.Phase != corev1.ClaimBound {
+		if i < len(seen.Claims) && claim.Status.Phase != corev1.ClaimBound {
 			unbound = append(unbound, fmt.Sprintf("claim %s is %s", claim.Name, cmp.Or(claim.Status.Phase, corev1.ClaimPending)))
 		}
 	}

@@ -142,19 +142,22 @@ func TestStatusOfPoolsOnClaims(t *testing.T) {
 			Status: corev1.PersistentVolumeClaimStatus{Phase: phase}}
 	}
 	mounter := func(ready int32) appsv1.Deployment {
-		return appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Labels: render.PoolLabels("local")}, Status: appsv1.DeploymentStatus{ReadyReplicas: ready}}
+		return appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Labels: render.PoolLabels("local")}, Status: appsv1.DeploymentStatus{UpdatedReplicas: 1, ReadyReplicas: ready}}
 	}
+	replaced := mounter(1)
+	replaced.Status.UpdatedReplicas = 0
 	tests := map[string]struct {
 		claims   []corev1.PersistentVolumeClaim
 		mounters []appsv1.Deployment
 		phase    hppv1.StoragePoolPhase
 		words    string
 	}{
-		"claim is lost":        {[]corev1.PersistentVolumeClaim{claim(corev1.ClaimLost)}, nil, hppv1.StoragePoolPreparing, "hpp-pool-local-node-a is Lost"},
-		"none is mounted":      {[]corev1.PersistentVolumeClaim{claim(corev1.ClaimBound)}, []appsv1.Deployment{mounter(0), mounter(0)}, hppv1.StoragePoolMounting, "usable on 0 of 2"},
-		"one is mounted":       {[]corev1.PersistentVolumeClaim{claim(corev1.ClaimBound)}, []appsv1.Deployment{mounter(0), mounter(1)}, hppv1.StoragePoolMounting, "usable on 1 of 2"},
-		"both are mounted":     {[]corev1.PersistentVolumeClaim{claim(corev1.ClaimBound)}, []appsv1.Deployment{mounter(1), mounter(1)}, hppv1.StoragePoolReady, ""},
-		"claim of another one": {[]corev1.PersistentVolumeClaim{{ObjectMeta: metav1.ObjectMeta{Labels: render.PoolLabels("local-fast")}}}, []appsv1.Deployment{mounter(1), mounter(1)}, hppv1.StoragePoolReady, ""},
+		"claim is lost":                {[]corev1.PersistentVolumeClaim{claim(corev1.ClaimLost)}, nil, hppv1.StoragePoolPreparing, "hpp-pool-local-node-a is Lost"},
+		"none is mounted":              {[]corev1.PersistentVolumeClaim{claim(corev1.ClaimBound)}, []appsv1.Deployment{mounter(0), mounter(0)}, hppv1.StoragePoolMounting, "usable on 0 of 2"},
+		"one is mounted":               {[]corev1.PersistentVolumeClaim{claim(corev1.ClaimBound)}, []appsv1.Deployment{mounter(0), mounter(1)}, hppv1.StoragePoolMounting, "usable on 1 of 2"},
+		"both are mounted":             {[]corev1.PersistentVolumeClaim{claim(corev1.ClaimBound)}, []appsv1.Deployment{mounter(1), mounter(1)}, hppv1.StoragePoolReady, ""},
+		"one is of an earlier version": {[]corev1.PersistentVolumeClaim{claim(corev1.ClaimBound)}, []appsv1.Deployment{mounter(1), replaced}, hppv1.StoragePoolMounting, "usable on 1 of 2"},
+		"claim of another one":         {[]corev1.PersistentVolumeClaim{{ObjectMeta: metav1.ObjectMeta{Labels: render.PoolLabels("local-fast")}}}, []appsv1.Deployment{mounter(1), mounter(1)}, hppv1.StoragePoolReady, ""},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {

@@ -1,0 +1,154 @@
+package operator
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+
+	hppv1 "kubevirt.io/hostpath-provisioner/api/v1beta1"
+	"kubevirt.io/hostpath-provisioner/pkg/operator/render"
+	"kubevirt.io/hostpath-provisioner/test/must"
+)
+
+// rolledOut has the driver ready on so many nodes.
+func (s *stage) rolledOut(nodes int32) *appsv1.DaemonSet {
+	s.t.Helper()
+	set := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "storage", Name: render.DriverDaemonSet}}
+	if !s.has(set) {
+		s.t.Fatal("there is no DaemonSet")
+	}
+	set.Status = appsv1.DaemonSetStatus{
+		ObservedGeneration: set.Generation, DesiredNumberScheduled: nodes, CurrentNumberScheduled: nodes, UpdatedNumberScheduled: nodes, NumberReady: nodes,
+	}
+	must.Succeed(s.t, s.Status().Update(s.t.Context(), set))
+	return set
+}
+
+// status is that of the object, and its condition Available.
+func (s *stage) status() (hppv1.HostPathProvisionerStatus, metav1.Condition) {
+	s.t.Helper()
+	object := stored("hpp", 1, false)
+	if !s.has(object) {
+		s.t.Fatal("there is no object")
+	}
+	available := meta.FindStatusCondition(object.Status.Conditions, hppv1.ConditionAvailable)
+	if available == nil {
+		s.t.Fatalf("the conditions are %+v", object.Status.Conditions)
+	}
+	return object.Status, *available
+}
+
+// The caches do not show at once what was applied. Until they do, the DaemonSet that they have is the one from before, which is rolled
+// out: neither is the new version, nor what was asked for available.
+func TestStatusDoesNotRelyOnWhatWasThereBefore(t *testing.T) {
+	s := newStage(t, stored("hpp", 1, false))
+	s.reconcile("hpp")
+	before := s.rolledOut(1)
+	s.reconcile("hpp")
+	if status, available := s.status(); status.ObservedVersion != "v1" || available.Status != metav1.ConditionTrue {
+		t.Fatalf("the first version is not rolled out: %+v", status)
+	}
+
+	upToDate := s.reconciler.Client
+	s.reconciler.Client = interceptor.NewClient(s.Client.(client.WithWatch), interceptor.Funcs{
+		Get: func(ctx context.Context, api client.WithWatch, key client.ObjectKey, to client.Object, options ...client.GetOption) error {
+			if live, ok := to.(*unstructured.Unstructured); ok && live.GetKind() == "DaemonSet" {
+				content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(before)
+				live.SetUnstructuredContent(content)
+				live.SetGroupVersionKind(appsv1.SchemeGroupVersion.WithKind("DaemonSet"))
+				return err
+			}
+			return api.Get(ctx, key, to, options...)
+		},
+	})
+	s.reconciler.Config.Version = "v2"
+	s.reconcile("hpp")
+	if status, available := s.status(); status.ObservedVersion != "v1" || available.Status != metav1.ConditionFalse {
+		t.Errorf("the version %s is observed, and Available is %s", status.ObservedVersion, available.Status)
+	}
+	s.reconciler.Client = upToDate
+	s.reconcile("hpp")
+	if status, available := s.status(); status.ObservedVersion != "v2" || available.Status != metav1.ConditionTrue {
+		t.Errorf("the version %s is observed, and Available is %s: %s", status.ObservedVersion, available.Status, available.Message)
+	}
+}
+
+// A driver that cannot be deployed as it is wanted is not available, and the metric says so, although an earlier one runs.
+func TestDaemonSetThatCannotBeApplied(t *testing.T) {
+	s := newStage(t, stored("hpp", 1, false))
+	s.reconcile("hpp")
+	s.rolledOut(1)
+	s.reconcile("hpp")
+	s.reconciler.Client = interceptor.NewClient(s.Client.(client.WithWatch), interceptor.Funcs{
+		Apply: func(ctx context.Context, api client.WithWatch, o runtime.ApplyConfiguration, options ...client.ApplyOption) error {
+			if u, ok := o.(interface{ GetKind() string }); ok && u.GetKind() == "DaemonSet" {
+				return errors.New("not so")
+			}
+			return api.Apply(ctx, o, options...)
+		},
+	})
+	s.reconciler.Config.Version = "v2"
+	if _, err := s.reconciler.Reconcile(t.Context(), ctrl.Request{NamespacedName: client.ObjectKey{Name: "hpp"}}); err == nil {
+		t.Fatal("the DaemonSet was applied")
+	}
+	if status, available := s.status(); status.ObservedVersion != "v1" || available.Status != metav1.ConditionFalse {
+		t.Errorf("the version %s is observed, and Available is %s", status.ObservedVersion, available.Status)
+	}
+	if got := readyMetric(t); got != 0 {
+		t.Errorf("the metric is %v", got)
+	}
+}
+
+// onClaims is an object with a pool on claims.
+func onClaims() *hppv1.HostPathProvisioner {
+	object := stored("hpp", 1, false)
+	object.Spec.StoragePools = []hppv1.StoragePool{{Name: "local", Path: "/mnt/local", PVCTemplate: &hppv1.ClaimTemplate{}}}
+	return object
+}
+
+// driverPod is the pod of the driver on a node.
+func driverPod(node string) *corev1.Pod {
+	return &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "storage", Name: "driver-" + node, Labels: map[string]string{render.AppLabel: render.App},
+			OwnerReferences: []metav1.OwnerReference{{Kind: "DaemonSet", Name: render.DriverDaemonSet}}},
+		Spec: corev1.PodSpec{NodeName: node},
+	}
+}
+
+// The claim of a node that has left stays, because it may have data. Whatever becomes of it, the pool is ready where it is wanted.
+func TestClaimOfNodeThatLeft(t *testing.T) {
+	s := newStage(t, onClaims(), nodeThat("node-a", corev1.ConditionTrue), driverPod("node-a"), &corev1.PersistentVolumeClaim{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "storage", Name: "hpp-pool-local-node-z", Labels: render.PoolLabels("local")},
+		Status:     corev1.PersistentVolumeClaimStatus{Phase: corev1.ClaimLost},
+	})
+	s.reconcile("hpp")
+	claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "storage", Name: "hpp-pool-local-node-a"}}
+	mounter := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: "storage", Name: "hpp-pool-local-node-a"}}
+	if !s.has(claim) || !s.has(mounter) {
+		t.Fatal("the pool has no claim or no mounter on its node")
+	}
+	claim.Status.Phase = corev1.ClaimBound
+	must.Succeed(t, s.Status().Update(t.Context(), claim))
+	mounter.Status = appsv1.DeploymentStatus{ObservedGeneration: mounter.Generation, Replicas: 1, UpdatedReplicas: 1, ReadyReplicas: 1}
+	must.Succeed(t, s.Status().Update(t.Context(), mounter))
+	s.rolledOut(1)
+	s.reconcile("hpp")
+	status, available := s.status()
+	if available.Status != metav1.ConditionTrue {
+		t.Errorf("not available: %s", available.Message)
+	}
+	if claims := status.StoragePoolStatuses[0].ClaimStatuses; len(claims) != 2 || !strings.HasSuffix(claims[1].Name, "node-z") {
+		t.Errorf("the status has the claims %+v, want that of the node that left too", claims)
+	}
+}
