@@ -223,8 +223,8 @@ func probesIn(steps []string) (n int) {
 
 // same reports whether steps are the known ones, but for what is optional and the probes of checks.
 func same(known, now string) bool {
-	want := strings.Split(optional.Replace(known), "\n")
-	for step := range strings.SplitSeq(optional.Replace(now), "\n") {
+	want := strings.Split(optional.Replace("\n"+known), "\n")
+	for step := range strings.SplitSeq(optional.Replace("\n"+now), "\n") {
 		switch {
 		case len(want) > 0 && want[0] == step:
 			want = want[1:]
@@ -235,13 +235,16 @@ func same(known, now string) bool {
 	return len(want) == 0
 }
 
-func TestSame_checkFallsIntoCall(t *testing.T) {
+func TestSame_checkOrReaperFallsIntoCall(t *testing.T) {
 	const known = "ioctl 0x4c01 /dev/loopN\nunlinkat OWN/published/node/pvc-victim"
 	for now, want := range map[string]bool{
 		known: true,
 		"ioctl 0x4c01 /dev/loopN\nfsync POOL\nutimensat OWN/trash/node\nunlinkat OWN/published/node/pvc-victim": true,
 		"ioctl 0x4c01 /dev/loopN\nfsync OWN/volumes\nunlinkat OWN/published/node/pvc-victim":                    false,
-		"ioctl 0x4c01 /dev/loopN": false,
+		"ioctl 0x4c01 /dev/loopN":         false,
+		destroyGroup + "\n" + known:       true,
+		known + "\n" + destroyGroup:       true,
+		"ioctl 0x8030942b POOL\n" + known: false,
 	} {
 		if got := same(known, now); got != want {
 			t.Errorf("steps %q are the known ones is %v, want %v", now, got, want)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -125,7 +126,8 @@ func (w *world) enumerateCopy(c snapshotCall, block bool) {
 	w.Logf("%d steps:\n%s", len(w.learnt), w.words(w.learnt))
 }
 
-// crashCopy kills the driver at a step of a call, starts it, and calls it again.
+// crashCopy kills the driver at a step of a call, starts it, and calls it again. There may be a step less than was learnt: the
+// qgroup of a subvolume that was removed before can be destroyed when the kernel is done with it.
 func (w *world) crashCopy(c snapshotCall, block bool, step int) {
 	w.Helper()
 	w.prepareCopy(c, block)
@@ -135,6 +137,11 @@ func (w *world) crashCopy(c snapshotCall, block bool, step int) {
 		w.awaitReaped()
 	}
 	steps, killed := w.trap.Disarm()
+	if !killed && err == nil && same(strings.Join(w.stable(w.learnt), "\n"), strings.Join(w.stable(steps), "\n")) {
+		w.golden.fewer = true
+		w.clearCopies()
+		return
+	}
 	if !killed {
 		w.Fatalf("%s: nobody died at step %d: %v; the steps were\n%s\nwant\n%s", c.name, step, err, w.words(steps), w.words(w.learnt))
 	}

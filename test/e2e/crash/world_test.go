@@ -75,7 +75,7 @@ func (p place) pool(path string) *drivertest.Pool {
 // run runs a program as the driver for the first time.
 func (w *world) run(t *testing.T, program string) {
 	t.Helper()
-	w.Driver = drivertest.Start(t, drivertest.Config{Binary: program, Pools: []drivertest.PoolConfig{w.pool.PoolConfig}, Flags: []string{"--v=4"}})
+	w.Driver = drivertest.Start(t, drivertest.Config{Binary: program, Pools: []drivertest.PoolConfig{w.pool.PoolConfig}, Flags: []string{"--v=4", drivertest.ServeMetrics}})
 	w.pool.Driver = w.Driver
 }
 
@@ -116,9 +116,16 @@ func (w *world) trash() []string {
 	return names
 }
 
+// awaitNoTrash waits until the reaper is done with all that was removed. It gives limits back after the trash is empty, and would
+// take that step in the call that comes next.
 func (w *world) awaitNoTrash() {
 	w.Helper()
 	w.AwaitNoTrash(w.pool.Path)
+	w.Eventually("the reaper is done", func() bool {
+		metrics, err := w.Metrics(w.Context())
+		w.Must(err)
+		return strings.Contains(metrics, "\nhostpath_pool_trash_entries{pool=\"local\"} 0\n")
+	})
 }
 
 // awaitReaped waits until the reaper has done its work for a call, or was killed at it.
