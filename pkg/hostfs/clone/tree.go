@@ -179,10 +179,10 @@ func (c *copier) standstill(start moment, first Result) (result Result, err erro
 // it returns a time that is later than all writes so far by the clock of the filesystem, which ticks
 // each few milliseconds.
 func (c *copier) beginLater() (moment, error) {
-	last, err := c.begin(true)
-	for now := last; err == nil; now, err = c.now() {
-		if last.changed != now.changed {
-			return now, nil
+	first, err := c.now()
+	for now := first; err == nil; now, err = c.now() {
+		if first.changed != now.changed {
+			return c.begin(true)
 		}
 		if err := c.ctx.Err(); err != nil {
 			return moment{}, err
@@ -191,7 +191,7 @@ func (c *copier) beginLater() (moment, error) {
 	return moment{}, err
 }
 
-// begin notes the time before a pass. Writes through mappings that are under way do not
+// begin notes the time before a pass, and syncs after that: a write through a mapping does not
 // change a ctime until the page was written to disk.
 func (c *copier) begin(check bool) (moment, error) {
 	c.round++

@@ -1,0 +1,61 @@
+package clone
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/test/must"
+	"kubevirt.io/hostpath-provisioner/test/testenv"
+)
+
+// A page that is written through a mapping while a later pass begins is found out if it is written again: it must be
+// clean after the time from which changes count, or it would not fault.
+func TestWriteThroughMappingWhileLaterPassBegins(t *testing.T) {
+	for _, kind := range []string{"ext4", "xfs", "btrfs"} {
+		t.Run(kind, func(t *testing.T) {
+			root := testenv.LoopFS(t, kind, 512<<20)
+			src, links := filepath.Join(root, "src"), filepath.Join(root, "links")
+			must.Succeed(t, os.Mkdir(src, 0o755), os.Mkdir(links, 0o700), os.WriteFile(filepath.Join(src, "file"), make([]byte, 4096), 0o600))
+			f, err := os.OpenFile(filepath.Join(src, "file"), os.O_RDWR, 0)
+			must.Succeed(t, err)
+			page, err := unix.Mmap(int(f.Fd()), 0, 4096, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+			must.Succeed(t, err, f.Close())
+			defer func() { must.Succeed(t, unix.Munmap(page)) }()
+			c := &copier{ctx: t.Context(), src: open(t, src), links: open(t, links)}
+
+			stop, stopped := make(chan struct{}), make(chan struct{})
+			go func() {
+				defer close(stopped)
+				for {
+					select {
+					case <-stop:
+						return
+					default:
+						page[0]++
+					}
+				}
+			}()
+			start, err := c.beginLater()
+			close(stop)
+			<-stopped
+			must.Succeed(t, err)
+			page[0]++
+			changed, err := c.check(start)
+			if err != nil || changed.files != 1 {
+				t.Errorf("%+v (%v), want the file to have changed", changed, err)
+			}
+		})
+	}
+}
+
+func open(t *testing.T, path string) *dir.Dir {
+	t.Helper()
+	d, err := dir.Open(path)
+	must.Succeed(t, err)
+	t.Cleanup(func() { _ = d.Close() })
+	return d
+}
