@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -13,6 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	hppv1 "kubevirt.io/hostpath-provisioner/api/v1beta1"
+	"kubevirt.io/hostpath-provisioner/pkg/operator/apply"
 	"kubevirt.io/hostpath-provisioner/pkg/operator/place"
 	"kubevirt.io/hostpath-provisioner/pkg/operator/render"
 	"kubevirt.io/hostpath-provisioner/pkg/operator/status"
@@ -26,17 +28,11 @@ const poll = 10 * time.Second
 // for a node that is gone or not ready.
 func (r *Reconciler) delete(ctx context.Context, object *hppv1.HostPathProvisioner) (ctrl.Result, error) {
 	a := r.applier(ctx, object)
-	// First what has pods, as long as the pods have their rights.
-	workloads := []schema.GroupVersionKind{{Group: "apps", Version: "v1", Kind: "DaemonSet"}}
-	if err := a.Prune(ctx, r.Config.Namespace, workloads, nil); err != nil {
-		return ctrl.Result{}, err
-	}
-	waiting, err := r.running(ctx)
+	waiting, err := r.removeDriver(ctx, a, object)
 	if err != nil {
 		return ctrl.Result{}, err
 	}
 	if len(waiting) == 0 {
-		// Without the driver no volume of a pool is published, and then it can be unmounted.
 		facts, err := r.facts(ctx)
 		if err != nil {
 			return ctrl.Result{}, err
@@ -67,6 +63,25 @@ func (r *Reconciler) delete(ctx context.Context, object *hppv1.HostPathProvision
 	}
 	ready.Set(noObject)
 	return ctrl.Result{}, r.release(ctx, object)
+}
+
+// removeDriver removes what has pods, as long as the pods have their rights. It returns what it waits for: without the driver no
+// volume of a pool is unpublished any more, and while one is published the pool cannot be unmounted.
+func (r *Reconciler) removeDriver(ctx context.Context, a *apply.Applier, object *hppv1.HostPathProvisioner) (waiting []string, err error) {
+	driver, err := get[appsv1.DaemonSet](ctx, r, render.DriverDaemonSet)
+	if err != nil {
+		return nil, err
+	}
+	if driver != nil && driver.DeletionTimestamp == nil {
+		if waiting, err = r.poolUsers(ctx, object); len(waiting) > 0 || err != nil {
+			return waiting, err
+		}
+	}
+	workloads := []schema.GroupVersionKind{{Group: "apps", Version: "v1", Kind: "DaemonSet"}}
+	if err := a.Prune(ctx, r.Config.Namespace, workloads, nil); err != nil {
+		return nil, err
+	}
+	return r.running(ctx)
 }
 
 // running are the pods that have to end, but for those on nodes that do not report it.

@@ -1,0 +1,80 @@
+package operator
+
+import (
+	"strings"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	hppv1 "kubevirt.io/hostpath-provisioner/api/v1beta1"
+	"kubevirt.io/hostpath-provisioner/pkg/operator/render"
+	"kubevirt.io/hostpath-provisioner/test/must"
+)
+
+func inPool(pool string) func(*corev1.PersistentVolume) {
+	return func(v *corev1.PersistentVolume) {
+		v.Spec.CSI.VolumeAttributes = map[string]string{render.PoolParameter: pool}
+	}
+}
+
+// podWith runs on a node and has a volume.
+func podWith(name, node string, source corev1.VolumeSource) *corev1.Pod {
+	return &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "space", Name: name},
+		Spec:       corev1.PodSpec{NodeName: node, Volumes: []corev1.Volume{{Name: "data", VolumeSource: source}}},
+		Status:     corev1.PodStatus{Phase: corev1.PodRunning},
+	}
+}
+
+func claimed(name string) corev1.VolumeSource {
+	return corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "claim-of-" + name}}
+}
+
+// Only the driver can unpublish the volumes of a pool, and only then can the pool be unmounted. So a deletion leaves the driver there until
+// no pod uses a volume of a pool that has to be unmounted.
+func TestDeletionLeavesTheDriverToPodsOnClaims(t *testing.T) {
+	ended := podWith("ended", "here", claimed("on-claim"))
+	ended.Status.Phase = corev1.PodSucceeded
+	inline := func(pool string) corev1.VolumeSource {
+		return corev1.VolumeSource{CSI: &corev1.CSIVolumeSource{Driver: render.DriverName, VolumeAttributes: map[string]string{render.PoolParameter: pool}}}
+	}
+	ephemeral := corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{}}
+	for name, tt := range map[string]struct {
+		pod   *corev1.Pod
+		waits bool
+	}{
+		"a claim":                            {podWith("user", "here", claimed("on-claim")), true},
+		"an ephemeral claim":                 {podWith("claim-of-an", "here", ephemeral), true},
+		"an inline volume":                   {podWith("user", "here", inline("fast")), true},
+		"an inline volume of the first pool": {podWith("user", "here", inline("")), true},
+		"an inline volume of another pool":   {podWith("user", "here", inline("local")), false},
+		"a volume of a pool without a claim": {podWith("user", "here", claimed("plain")), false},
+		"a claim, and has ended":             {ended, false},
+		"a claim, on a node that is down":    {podWith("user", "down", claimed("on-claim")), false},
+	} {
+		t.Run("a pod has "+name, func(t *testing.T) {
+			object := stored("hpp", 1, true)
+			object.Spec.StoragePools = []hppv1.StoragePool{{Name: "fast", Path: "/mnt/fast", PVCTemplate: &hppv1.ClaimTemplate{}}, {Name: "local", Path: "/var/hpvolumes"}}
+			set := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "storage", Name: render.DriverDaemonSet, Labels: render.Owned}}
+			s := newStage(t, object, set, nodeThat("here", corev1.ConditionTrue), nodeThat("down", corev1.ConditionUnknown), mounterOf("fast", "here"), tt.pod,
+				volumeOn("on-claim", "here", inPool("fast")), volumeOn("an-data", "here", inPool("fast")), volumeOn("plain", "here", inPool("local")))
+			s.reconcile("hpp")
+			if there := s.has(set); there != tt.waits {
+				t.Fatalf("the driver is there: %v", there)
+			}
+			if !tt.waits {
+				return
+			}
+			if _, available := s.status(); !strings.Contains(available.Message, "pod space/"+tt.pod.Name+" on here, which uses pool fast") {
+				t.Errorf("the condition says %q", available.Message)
+			}
+			must.Succeed(t, s.Delete(t.Context(), tt.pod))
+			s.reconcile("hpp")
+			if s.has(set) {
+				t.Error("the driver is there although no pod needs it any more")
+			}
+		})
+	}
+}
