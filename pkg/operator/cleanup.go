@@ -5,11 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	appsv1 "k8s.io/api/apps/v1"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
@@ -64,7 +66,8 @@ func (r *Reconciler) cleanUpOne(ctx context.Context, a *apply.Applier, rendered 
 	case job != nil && job.DeletionTimestamp == nil && finished(job, batchv1.JobComplete):
 		return "", r.forget(ctx, a, l)
 	case job != nil && finished(job, batchv1.JobFailed):
-		return waits(l, "failed to unmount it: see the Job "+job.Name), nil
+		why, err := r.lastWords(ctx, job)
+		return waits(l, "failed to unmount it: "+why), err
 	case job != nil:
 		return waits(l, "it is being unmounted"), nil
 	}
@@ -100,19 +103,38 @@ func (r *Reconciler) forget(ctx context.Context, a *apply.Applier, l render.Left
 	return errors.Join(client.IgnoreNotFound(err), a.Remove(ctx, deployment))
 }
 
-// mounterRuns says whether a pod of a mounter may still be at work: it would mount again what is unmounted.
+// mounterRuns says whether a pod of a mounter may still be at work: it would mount again what is unmounted. The pods of the upstream
+// operator are not in the cache, and have the same labels on all nodes.
 func (r *Reconciler) mounterRuns(ctx context.Context, l render.Leftover) (bool, error) {
-	pods := &corev1.PodList{}
-	if err := r.Client.List(ctx, pods, client.InNamespace(r.Config.Namespace), client.MatchingLabels(render.PoolLabels(l.Pool))); err != nil {
+	selector, err := metav1.LabelSelectorAsSelector(l.Deployment.Spec.Selector)
+	if err != nil {
 		return false, err
 	}
-	for i := range pods.Items {
-		ended := pods.Items[i].Status.Phase == corev1.PodSucceeded || pods.Items[i].Status.Phase == corev1.PodFailed
-		if render.NodeOf(&pods.Items[i]) == l.Node && !ended && !ofJob(&pods.Items[i]) {
-			return true, nil
+	pods := &corev1.PodList{}
+	if err := r.APIReader.List(ctx, pods, client.InNamespace(r.Config.Namespace), client.MatchingLabelsSelector{Selector: selector}); err != nil {
+		return false, err
+	}
+	return slices.ContainsFunc(pods.Items, func(p corev1.Pod) bool {
+		return render.NodeOf(&p) == l.Node && p.Status.Phase != corev1.PodSucceeded && p.Status.Phase != corev1.PodFailed
+	}), nil
+}
+
+// lastWords are the last line that a Job's pod which ended last has left.
+func (r *Reconciler) lastWords(ctx context.Context, job *batchv1.Job) (string, error) {
+	pods := &corev1.PodList{}
+	if err := r.Client.List(ctx, pods, client.InNamespace(job.Namespace), client.MatchingLabels{batchv1.JobNameLabel: job.Name}); err != nil {
+		return "", err
+	}
+	last := &corev1.ContainerStateTerminated{Message: "see the Job " + job.Name}
+	for _, pod := range pods.Items {
+		for _, c := range pod.Status.ContainerStatuses {
+			if ended := c.State.Terminated; ended != nil && ended.Message != "" && last.FinishedAt.Before(&ended.FinishedAt) {
+				last = ended
+			}
 		}
 	}
-	return false, nil
+	lines := strings.Split(strings.TrimSpace(last.Message), "\n")
+	return lines[len(lines)-1], nil
 }
 
 func ofJob(pod *corev1.Pod) bool { _, found := pod.Labels[batchv1.JobNameLabel]; return found }

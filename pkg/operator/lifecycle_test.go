@@ -86,7 +86,7 @@ func mounterOf(pool, node string) *appsv1.Deployment {
 		ObjectMeta: metav1.ObjectMeta{Namespace: "storage", Name: "hpp-pool-" + pool + "-" + node, Labels: labels, Annotations: map[string]string{
 			"hostpathprovisioner.kubevirt.io/node": node, "hostpathprovisioner.kubevirt.io/path": "/mnt/" + pool,
 		}},
-		Spec: appsv1.DeploymentSpec{Replicas: &one, Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"x": "y"}}},
+		Spec: appsv1.DeploymentSpec{Replicas: &one, Selector: &metav1.LabelSelector{MatchLabels: render.PoolLabels(pool)}},
 	}
 }
 

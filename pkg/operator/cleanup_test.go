@@ -1,0 +1,74 @@
+package operator
+
+import (
+	"context"
+	"strings"
+	"testing"
+
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+
+	hppv1 "kubevirt.io/hostpath-provisioner/api/v1beta1"
+	"kubevirt.io/hostpath-provisioner/test/must"
+)
+
+// The pods of a mounter of the upstream operator have only the label of its selector. A pool is not unmounted while one of them runs, which
+// would mount it again.
+func TestCleanUpWaitsForUpstreamMounterToStop(t *testing.T) {
+	mounter := mounterOf("local", "node-a")
+	mounter.Spec.Selector.MatchLabels = map[string]string{"hpp-pool": "local-hpp"}
+	mounter.Spec.Replicas = new(int32)
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "storage", Name: "mounter", Labels: mounter.Spec.Selector.MatchLabels}, Spec: corev1.PodSpec{NodeName: "node-a"}}
+	elsewhere := pod.DeepCopy()
+	elsewhere.Name, elsewhere.Spec.NodeName = "elsewhere", "node-b"
+	s := newStage(t, stored("hpp", 1, true), nodeThat("node-a", corev1.ConditionTrue), mounter, pod, elsewhere)
+	// The cache of the manager has only pods with the label k8s-app.
+	s.reconciler.Client = interceptor.NewClient(s.Client.(client.WithWatch), interceptor.Funcs{
+		List: func(ctx context.Context, api client.WithWatch, list client.ObjectList, options ...client.ListOption) error {
+			if _, ok := list.(*corev1.PodList); ok {
+				return nil
+			}
+			return api.List(ctx, list, options...)
+		},
+	})
+	s.reconcile("hpp")
+	if s.has(cleanUpOf(mounter)) {
+		t.Fatal("the pool is unmounted beside its mounter")
+	}
+	must.Succeed(t, s.Delete(t.Context(), pod))
+	s.reconcile("hpp")
+	if !s.has(cleanUpOf(mounter)) {
+		t.Error("the pool is not unmounted")
+	}
+}
+
+// Why a pool is not unmounted is in the status, in the words of the program that tried.
+func TestStatusSaysWhyPoolIsNotUnmounted(t *testing.T) {
+	mounter := mounterOf("old", "node-a")
+	mounter.Spec.Replicas = new(int32)
+	job := cleanUpOf(mounter)
+	job.Status.Conditions = []batchv1.JobCondition{{Type: batchv1.JobFailed, Status: corev1.ConditionTrue}}
+	try := func(name string, second int64, message string) *corev1.Pod {
+		return &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "storage", Name: name, Labels: map[string]string{batchv1.JobNameLabel: job.Name}},
+			Status: corev1.PodStatus{Phase: corev1.PodFailed, ContainerStatuses: []corev1.ContainerStatus{{State: corev1.ContainerState{
+				Terminated: &corev1.ContainerStateTerminated{ExitCode: 1, Message: message, FinishedAt: metav1.Unix(second, 0)},
+			}}}},
+		}
+	}
+	s := newStage(t, stored("hpp", 1, false), nodeThat("node-a", corev1.ConditionTrue), mounter, job,
+		try("last", 2, "a line of the log\npool is in use: /x\n"), try("first", 1, "something else\n"))
+	s.reconcile("hpp")
+	s.rolledOut(0)
+	s.reconcile("hpp")
+	object := stored("hpp", 1, false)
+	s.has(object)
+	progressing := meta.FindStatusCondition(object.Status.Conditions, hppv1.ConditionProgressing)
+	if want := "pool old on node-a: failed to unmount it: pool is in use: /x"; progressing == nil || !strings.Contains(progressing.Message, want) {
+		t.Errorf("the condition is %+v, want %q", progressing, want)
+	}
+}
