@@ -188,9 +188,9 @@ func (r *Reconciler) removeVolumes(ctx context.Context, object *hppv1.HostPathPr
 		return true
 	})
 	if len(removed) > 0 {
-		const most = 10 // a note has 1024 bytes
-		r.Recorder.Eventf(object, nil, corev1.EventTypeNormal, "VolumesRemoved", "Reconcile", "Removed %d PersistentVolumes of the deleted node %s: %s",
-			len(removed), node.name, strings.Join(removed[:min(most, len(removed))], ", "))
+		const most = 10
+		r.event(object, corev1.EventTypeNormal, "VolumesRemoved", fmt.Sprintf("Removed %d PersistentVolumes of the deleted node %s: %s",
+			len(removed), node.name, strings.Join(removed[:min(most, len(removed))], ", ")))
 	}
 	return errors.Join(problems...)
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -12,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/tools/events"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
@@ -150,5 +152,51 @@ func TestClaimOfNodeThatLeft(t *testing.T) {
 	}
 	if claims := status.StoragePoolStatuses[0].ClaimStatuses; len(claims) != 2 || !strings.HasSuffix(claims[1].Name, "node-z") {
 		t.Errorf("the status has the claims %+v, want that of the node that left too", claims)
+	}
+}
+
+// The API server takes no event whose note is longer, and what is longest says most: why an object cannot be applied.
+func TestEventsAreShortEnough(t *testing.T) {
+	const most = 1024
+	s := newStage(t, stored("hpp", 1, false))
+	s.reconciler.Client = interceptor.NewClient(s.Client.(client.WithWatch), interceptor.Funcs{
+		Apply: func(context.Context, client.WithWatch, runtime.ApplyConfiguration, ...client.ApplyOption) error {
+			return errors.New("not so, " + strings.Repeat("because ä, ", 1000))
+		},
+	})
+	if _, err := s.reconciler.Reconcile(t.Context(), ctrl.Request{NamespacedName: client.ObjectKey{Name: "hpp"}}); err == nil {
+		t.Fatal("everything was applied")
+	}
+	events := s.reconciler.Recorder.(*events.FakeRecorder).Events
+	if len(events) < 5 {
+		t.Fatalf("there are %d events", len(events))
+	}
+	for range len(events) {
+		words := strings.SplitN(<-events, " ", 3)
+		if note := words[2]; len(note) > most || !utf8.ValidString(note) {
+			t.Errorf("the event %s has %d bytes: %.40s", words[1], len(note), note)
+		}
+	}
+}
+
+// An operator that refuses to work says of the object what is known of it, and not that there is none.
+func TestMetricOfRefusedDowngrade(t *testing.T) {
+	object := stored("hpp", 1, false)
+	object.Generation = 1
+	s := newStage(t, object)
+	s.reconciler.Config.Version = "v1.1.0"
+	s.reconcile("hpp")
+	s.reconcile("hpp")
+	s.rolledOut(1)
+	s.reconcile("hpp")
+	ready.Set(noObject)
+	s.reconciler.Config.Version = "v1.0.0"
+	s.reconcile("hpp")
+	status, available := s.status()
+	if degraded := meta.FindStatusCondition(status.Conditions, hppv1.ConditionDegraded); degraded == nil || degraded.Status != metav1.ConditionTrue {
+		t.Fatalf("the downgrade is not refused: %+v", status)
+	}
+	if got := readyMetric(t); got != 1 || available.Status != metav1.ConditionTrue {
+		t.Errorf("the metric is %v, and Available is %s", got, available.Status)
 	}
 }

@@ -102,8 +102,10 @@ func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 		return r.delete(ctx, object)
 	}
 	if status.Downgrades(object.Status, r.Config.Version) {
-		return ctrl.Result{}, r.update(ctx, object, status.Refuse(object, r.Config.Version, status.ReasonDowngrade, fmt.Sprintf(
-			"Version %s has been rolled out, and %s is older: deploy the operator of %s or newer", object.Status.ObservedVersion, r.Config.Version, object.Status.ObservedVersion)))
+		refused := status.Refuse(object, r.Config.Version, status.ReasonDowngrade, fmt.Sprintf(
+			"Version %s has been rolled out, and %s is older: deploy the operator of %s or newer", object.Status.ObservedVersion, r.Config.Version, object.Status.ObservedVersion))
+		measure(refused)
+		return ctrl.Result{}, r.update(ctx, object, refused)
 	}
 	if controllerutil.AddFinalizer(object, hppv1.Finalizer) {
 		patch := client.MergeFromWithOptions(&all.Items[i], client.MergeFromWithOptimisticLock{})
@@ -243,7 +245,7 @@ func (r *Reconciler) applier(ctx context.Context, object *hppv1.HostPathProvisio
 				kind, text = corev1.EventTypeWarning, text+": "+err.Error()
 			}
 			log.FromContext(ctx).Info(reason, "object", apply.Describe(owned), "err", err)
-			r.Recorder.Eventf(object, nil, kind, reason, "Reconcile", "%s", text)
+			r.event(object, kind, reason, text)
 		},
 	}
 }
@@ -408,6 +410,12 @@ func (r *Reconciler) announce(object *hppv1.HostPathProvisioner, to hppv1.HostPa
 		if condition.Type == hppv1.ConditionAvailable && condition.Status == metav1.ConditionTrue {
 			reason = status.ReasonHealthy
 		}
-		r.Recorder.Eventf(object, nil, kind, reason, "Reconcile", "%s is %s: %s", condition.Type, condition.Status, condition.Message)
+		r.event(object, kind, reason, fmt.Sprintf("%s is %s: %s", condition.Type, condition.Status, condition.Message))
 	}
+}
+
+// event makes an event of an object. The API server refuses longer notes.
+func (r *Reconciler) event(object *hppv1.HostPathProvisioner, kind, reason, note string) {
+	const most = 1024
+	r.Recorder.Eventf(object, nil, kind, reason, "Reconcile", "%s", status.Shorten(note, most))
 }

@@ -96,6 +96,9 @@ func Assess(object *hppv1.HostPathProvisioner, operatorVersion string, seen Obse
 	return status
 }
 
+// mostMessage is how many bytes the message of a condition has. It could have 32768, but is for people.
+const mostMessage = 2048
+
 type conditions struct {
 	status     *hppv1.HostPathProvisionerStatus
 	generation int64
@@ -104,7 +107,7 @@ type conditions struct {
 // set sets a condition. Its time changes only if its value does.
 func (c conditions) set(kind string, value bool, reason, message string) {
 	condition := metav1.Condition{
-		Type: kind, Status: metav1.ConditionFalse, Reason: reason, Message: shorten(message), ObservedGeneration: c.generation,
+		Type: kind, Status: metav1.ConditionFalse, Reason: reason, Message: Shorten(message, mostMessage), ObservedGeneration: c.generation,
 	}
 	if value {
 		condition.Status = metav1.ConditionTrue
@@ -335,11 +338,11 @@ func joined(first string, more []string) string {
 	return strings.Join(slices.Concat([]string{first}, more), "; ")
 }
 
-// shorten keeps a message to what a condition may have.
-func shorten(message string) string {
-	const most = 2048
-	if len(message) <= most {
-		return message
+// Shorten keeps a text to so many bytes.
+func Shorten(text string, most int) string {
+	const cut = "…"
+	if len(text) <= most {
+		return text
 	}
-	return strings.ToValidUTF8(message[:most], "") + "…"
+	return strings.ToValidUTF8(text[:most-len(cut)], "") + cut
 }
