@@ -15,8 +15,8 @@ import (
 )
 
 func TestGetCapacity(t *testing.T) {
-	r := newRig(t, setup{pools: `[{"name":"local","path":"POOLS/local"},{"name":"everywhere","path":"POOLS/everywhere","shared":true},` +
-		`{"name":"away","path":"POOLS/away","requireMount":true},{"name":"reserved","path":"POOLS/reserved","reserve":"100%"}]`})
+	r := newRig(t, setup{pools: `[{"name":"local","path":"local"},{"name":"everywhere","path":"everywhere","shared":true},` +
+		`{"name":"away","path":"away","requireMount":true},{"name":"reserved","path":"reserved","reserve":"100%"}]`})
 	in := func(pool string) map[string]string { return map[string]string{"storagePool": pool} }
 	several := capability(csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER)
 	for name, c := range map[string]struct {

@@ -262,7 +262,7 @@ func TestSharedPoolTopology(t *testing.T) {
 
 // Several pods, one node.
 func TestPoolAllowsReadWriteMany(t *testing.T) {
-	r := newRig(t, setup{pools: `[{"name":"local","path":"POOLS/local","allowReadWriteMany":true}]`})
+	r := newRig(t, setup{pools: `[{"name":"local","path":"local","allowReadWriteMany":true}]`})
 	several := capability(csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER)
 	response, err := r.CreateVolume(t.Context(), createRequest("vol", func(req *csi.CreateVolumeRequest) {
 		req.VolumeCapabilities = []*csi.VolumeCapability{several}
@@ -280,7 +280,7 @@ func TestPoolAllowsReadWriteMany(t *testing.T) {
 }
 
 func TestCreateVolumeKeepsOtherDirectories(t *testing.T) {
-	r := newRig(t, setup{pools: `[{"name":"local","path":"POOLS/local","snapshotPath":"POOLS/local/snapshots","snapshotProvider":"reflink"}]`})
+	r := newRig(t, setup{pools: `[{"name":"local","path":"local","snapshotPath":"local/snapshots","snapshotProvider":"reflink"}]`})
 	must.Succeed(t, os.WriteFile(r.path("local", "file"), []byte("kept"), 0o600))
 	must.Succeed(t, os.Symlink("/etc", r.path("local", "link")))
 	for name, want := range map[string]codes.Code{"file": codes.AlreadyExists, "link": codes.AlreadyExists, "snapshots": codes.InvalidArgument} {
@@ -315,11 +315,11 @@ func TestDefaultPoolOfRequest(t *testing.T) {
 		key   map[string]string
 		want  string // empty for a refusal
 	}{
-		"is the only one":         {`[{"name":"one","path":"POOLS/one"}]`, nil, "one"},
-		"is the one named legacy": {`[{"name":"one","path":"POOLS/one"},{"name":"legacy","path":"POOLS/two"}]`, nil, "legacy"},
-		"is the one named legacy, also for an empty name": {`[{"name":"one","path":"POOLS/one"},{"name":"legacy","path":"POOLS/two"}]`,
+		"is the only one":         {`[{"name":"one","path":"one"}]`, nil, "one"},
+		"is the one named legacy": {`[{"name":"one","path":"one"},{"name":"legacy","path":"two"}]`, nil, "legacy"},
+		"is the one named legacy, also for an empty name": {`[{"name":"one","path":"one"},{"name":"legacy","path":"two"}]`,
 			map[string]string{"storagePool": ""}, "legacy"},
-		"is not guessed among several": {`[{"name":"one","path":"POOLS/one"},{"name":"two","path":"POOLS/two"}]`, nil, ""},
+		"is not guessed among several": {`[{"name":"one","path":"one"},{"name":"two","path":"two"}]`, nil, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t, setup{pools: c.pools})

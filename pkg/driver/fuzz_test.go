@@ -90,7 +90,7 @@ func FuzzCall(f *testing.F) {
 		if got, err := os.ReadFile(canary); err != nil || string(got) != "canary" {
 			t.Errorf("%s of %v changed what is outside the pools: %q, %v", m.path, request, got, err)
 		}
-		if names, err := filepath.Glob(filepath.Join(r.dir, "*")); err != nil || len(names) != len([]string{"away", "canary", "everywhere", "local", "other"}) {
+		if names, err := filepath.Glob(filepath.Join(r.dir, "*")); err != nil || len(names) != len([]string{"away", "canary", "dev", "everywhere", "local", "other", "pods"}) {
 			t.Errorf("after %s of %v there are %q", m.path, request, names)
 		}
 	})

@@ -25,10 +25,9 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind/bindtest"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
-	"kubevirt.io/hostpath-provisioner/pkg/hostfs/label/labeltest"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop/looptest"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
-	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/pooltest"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
@@ -43,13 +42,13 @@ const (
 	tooMuch = 4 << 50
 )
 
-// The pools that tests run on. POOLS stands for a directory of the test's own.
+// The pools that tests run on.
 const (
-	onePool     = `[{"name":"local","path":"POOLS/local"}]`
-	severalPool = `[{"name":"local","path":"POOLS/local"},{"name":"other","path":"POOLS/other"},` +
-		`{"name":"everywhere","path":"POOLS/everywhere","shared":true}]`
+	onePool     = `[{"name":"local","path":"local"}]`
+	severalPool = `[{"name":"local","path":"local"},{"name":"other","path":"other"},` +
+		`{"name":"everywhere","path":"everywhere","shared":true}]`
 	// missingPool has a pool that does not serve, since nothing is mounted there.
-	missingPool = `[{"name":"local","path":"POOLS/local"},{"name":"away","path":"POOLS/away","requireMount":true}]`
+	missingPool = `[{"name":"local","path":"local"},{"name":"away","path":"away","requireMount":true}]`
 )
 
 // A setup is what a test wants of its driver; the zero value is one pool.
@@ -88,38 +87,27 @@ type rig struct {
 
 func newRig(t testing.TB, s setup) *rig {
 	t.Helper()
-	r := &rig{dir: t.TempDir(), pods: t.TempDir(), mounts: &mounts{hooks: s.hooks}, calls: &calls{}}
-	must.Succeed(t, os.Mkdir(filepath.Join(r.dir, "away"), 0o750))
+	n := pooltest.New(t, t.TempDir())
+	r := &rig{dir: n.Root, pods: n.Path("pods"), loops: n.Loops, mounts: &mounts{Fake: n.Mounts, hooks: s.hooks}, calls: &calls{}}
 	if s.pools == "" {
 		s.pools = onePool
 	}
 	if s.node == "" {
 		s.node = nodeName
 	}
-	configs, err := poolconfig.Parse(strings.ReplaceAll(s.pools, "POOLS", r.dir), "/")
-	must.Succeed(t, err)
-	r.node = node(t, s.node)
-	dev, err := dir.Open(t.TempDir())
-	must.Succeed(t, err)
-	r.loops = looptest.NewFake(dev)
-	options := pool.Options{Node: r.node, Mounts: r.mounts, Labels: &labeltest.Fake{}, Devices: r.loops, Dev: dev, Log: s.log, CountErrors: noErrors}
+	options := n.Options(s.node)
+	r.node, options.Mounts, options.Log = options.Node, r.mounts, s.log
 	if s.options != nil {
 		s.options(&options)
 	}
-	r.set = pool.Start(configs, options)
-	t.Cleanup(func() {
-		must.Succeed(t, r.set.Close(context.WithoutCancel(t.Context())))
-		must.Succeed(t, errors.Join(r.mounts.Close(), r.loops.Close(), dev.Close()))
-	})
+	must.Succeed(t, os.Mkdir(n.Path("away"), 0o750))
+	r.set = n.Start(n.Configs(s.pools), options)
 	if !s.unlooked {
 		must.Succeed(t, r.set.Wait(t.Context()))
 	}
 	r.serve(t, s, time.Minute)
 	return r
 }
-
-// noErrors is what a filesystem without errors has counted, whatever the machine's has.
-func noErrors(*dir.Dir) (int64, error) { return 0, nil }
 
 // serve starts a server on the rig's pools, and connects the rig to it.
 func (r *rig) serve(t testing.TB, s setup, grace time.Duration) {
@@ -349,7 +337,7 @@ type hooks struct {
 // mounts are bindtest.Fake with hooks, and remember with which flags a target was
 // last published.
 type mounts struct {
-	bindtest.Fake
+	*bindtest.Fake
 	hooks hooks
 
 	mu    sync.Mutex

@@ -3,33 +3,28 @@ package inspect_test
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	"github.com/go-logr/logr"
 	"github.com/google/go-cmp/cmp"
 
 	"kubevirt.io/hostpath-provisioner/pkg/health"
-	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind/bindtest"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
-	"kubevirt.io/hostpath-provisioner/pkg/hostfs/label/labeltest"
-	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop/looptest"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota/quotatest"
 	"kubevirt.io/hostpath-provisioner/pkg/inspect"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/pooltest"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
@@ -44,29 +39,14 @@ const (
 	requiredPool = `[{"name":"local","path":"pool","enforcement":"required"}]`
 )
 
-// a bench is a node with pools, a driver that serves them, and what inspect needs to read them.
+// A bench is a node with pools, and a driver that serves them.
 type bench struct {
 	*pool.Set
-	t      *testing.T
-	root   string
-	mounts *bindtest.Fake
-	loops  *looptest.Fake
-	dev    *dir.Dir
-	quota  *quotatest.Fake // nil: nobody enforces the sizes
-	errors atomic.Int64    // that the filesystem has counted
+	*pooltest.Node
+	t *testing.T
 }
 
-func newBench(t *testing.T, root string) *bench {
-	b := &bench{t: t, root: root, mounts: &bindtest.Fake{}}
-	must.Succeed(t, os.Mkdir(filepath.Join(root, "pods"), 0o755))
-	must.Succeed(t, os.Mkdir(filepath.Join(root, "dev"), 0o755))
-	var err error
-	b.dev, err = dir.Open(filepath.Join(root, "dev"))
-	must.Succeed(t, err)
-	b.loops = looptest.NewFake(b.dev)
-	t.Cleanup(func() { must.Succeed(t, errors.Join(b.mounts.Close(), b.loops.Close(), b.dev.Close())) })
-	return b
-}
+func newBench(t *testing.T, root string) *bench { return &bench{t: t, Node: pooltest.New(t, root)} }
 
 // inBubble runs a test on a node with one pool, named "local", at root/pool.
 func inBubble(t *testing.T, test func(t *testing.T, b *bench)) {
@@ -85,7 +65,7 @@ func withQuota(t *testing.T, test func(t *testing.T, b *bench)) {
 		t.Run(string(kind), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				b := newBench(t, t.TempDir())
-				b.quota = &quotatest.Fake{As: kind}
+				b.Quota = &quotatest.Fake{As: kind}
 				b.start("node-1", requiredPool)
 				test(t, b)
 			})
@@ -95,38 +75,10 @@ func withQuota(t *testing.T, test func(t *testing.T, b *bench)) {
 
 func (b *bench) start(node, datadir string) {
 	b.t.Helper()
-	b.Set = pool.Start(b.configs(datadir), pool.Options{
-		Node: b.node(node), Mounts: b.mounts, Labels: &labeltest.Fake{}, Devices: b.loops, Dev: b.dev,
-		SystemPath: b.root, DetectQuota: b.detect, CountErrors: b.countErrors, Log: logr.Discard(),
-	})
-	set := b.Set
-	b.t.Cleanup(func() { must.Succeed(b.t, set.Close(context.Background())) })
+	b.Set = b.Start(b.Configs(datadir), b.Options(node))
 	must.Succeed(b.t, b.Wait(b.t.Context()))
 	synctest.Wait()
 }
-
-func (b *bench) configs(datadir string) []poolconfig.Pool {
-	b.t.Helper()
-	configs, err := poolconfig.Parse(datadir, b.root)
-	must.Succeed(b.t, err)
-	return configs
-}
-
-func (b *bench) node(name string) volume.NodeID {
-	b.t.Helper()
-	node, err := volume.ParseNodeID(name)
-	must.Succeed(b.t, err)
-	return node
-}
-
-func (b *bench) detect(*dir.Dir) (quota.Facility, error) {
-	if b.quota == nil {
-		return nil, fmt.Errorf("%w: ask for another filesystem", quota.ErrNone)
-	}
-	return b.quota, nil
-}
-
-func (b *bench) countErrors(*dir.Dir) (int64, error) { return b.errors.Load(), nil }
 
 // later lets time pass, so that pools are checked again.
 func (b *bench) later(d time.Duration) {
@@ -134,49 +86,32 @@ func (b *bench) later(d time.Duration) {
 	synctest.Wait()
 }
 
-func (b *bench) path(elements ...string) string {
-	return filepath.Join(append([]string{b.root}, elements...)...)
-}
-
-func (b *bench) own(elements ...string) string {
-	return b.path(append([]string{"pool", ".hostpath-provisioner"}, elements...)...)
-}
-
-func (b *bench) id(name string) volume.ID {
-	b.t.Helper()
-	id, err := volume.ParseID(name)
-	must.Succeed(b.t, err)
-	return id
-}
-
 func (b *bench) create(name string, bytes int64) { b.createAs(volume.ModeMount, name, bytes) }
 
 func (b *bench) createAs(mode volume.Mode, name string, bytes int64) {
 	b.t.Helper()
-	_, err := b.Create(b.t.Context(), pool.Request{ID: b.id(name), Range: volume.Range{Required: bytes}, Mode: mode})
+	_, err := b.Create(b.t.Context(), pool.Request{ID: pooltest.ID(b.t, name), Range: volume.Range{Required: bytes}, Mode: mode})
 	must.Succeed(b.t, err)
 }
 
 func (b *bench) publish(mode volume.Mode, name, target string) {
 	b.t.Helper()
-	at, err := bind.ParseTarget(b.path("pods", target))
-	must.Succeed(b.t, err)
-	must.Succeed(b.t, b.Publish(b.t.Context(), pool.Publication{ID: b.id(name), Target: at, Mode: mode, MultiNode: true}))
+	must.Succeed(b.t, b.Publish(b.t.Context(), pool.Publication{ID: pooltest.ID(b.t, name), Target: b.Target(target), Mode: mode, MultiNode: true}))
 }
 
 func (b *bench) open(name string) *dir.Dir {
 	b.t.Helper()
-	d, err := dir.Open(b.path("pool", name))
+	d, err := dir.Open(b.Path("pool", name))
 	must.Succeed(b.t, err)
 	b.t.Cleanup(func() { _ = d.Close() })
 	return d
 }
 
-func (b *bench) write(name string, bytes int64) error { return b.quota.Write(b.open(name), bytes) }
+func (b *bench) write(name string, bytes int64) error { return b.Quota.Write(b.open(name), bytes) }
 
 func (b *bench) carried(name string) quota.ID {
 	b.t.Helper()
-	id, err := b.quota.IDOf(b.open(name))
+	id, err := b.Quota.IDOf(b.open(name))
 	must.Succeed(b.t, err)
 	return id
 }
@@ -184,7 +119,7 @@ func (b *bench) carried(name string) quota.ID {
 // condition is what the driver answers.
 func (b *bench) condition(name string) health.Condition {
 	b.t.Helper()
-	v, err := b.Volume(b.t.Context(), b.id(name))
+	v, err := b.Volume(b.t.Context(), pooltest.ID(b.t, name))
 	must.Succeed(b.t, err)
 	return v.Condition
 }
@@ -194,9 +129,10 @@ func (b *bench) see(datadir string) inspect.Pool { return b.seeAs("node-1", data
 
 func (b *bench) seeAs(node, datadir string) inspect.Pool {
 	b.t.Helper()
-	report := inspect.Run(b.t.Context(), b.configs(datadir), inspect.Options{
-		Node: b.node(node), Mounts: b.mounts, Devices: b.loops, Dev: b.dev,
-		SystemPath: b.root, DetectQuota: b.detect, CountErrors: b.countErrors,
+	o := b.Options(node)
+	report := inspect.Run(b.t.Context(), b.Configs(datadir), inspect.Options{
+		Node: o.Node, Mounts: b.Mounts, Devices: o.Devices, Dev: o.Dev,
+		SystemPath: o.SystemPath, DetectQuota: o.DetectQuota, CountErrors: o.CountErrors,
 	})
 	return report.Pools[0]
 }
@@ -233,7 +169,7 @@ func tree(t *testing.T, root string) map[string]string {
 
 func (b *bench) uid(name string) string {
 	b.t.Helper()
-	data, err := os.ReadFile(b.own("volumes", name+".json"))
+	data, err := os.ReadFile(b.Own("volumes", name+".json"))
 	must.Succeed(b.t, err)
 	var record struct{ UID string }
 	must.Succeed(b.t, json.Unmarshal(data, &record))
@@ -246,11 +182,11 @@ func TestInspect_agreesWithDriver(t *testing.T) {
 		b.create("pvc-2", 20*mib)
 		must.Succeed(t, b.write("pvc-1", 3*mib))
 		b.publish(volume.ModeMount, "pvc-1", "a")
-		must.Succeed(t, os.Mkdir(b.path("pool", "by-hand"), 0o755))
+		must.Succeed(t, os.Mkdir(b.Path("pool", "by-hand"), 0o755))
 		b.later(time.Minute)
 
 		v := b.see(requiredPool)
-		if v.Abnormal || v.Quota != string(b.quota.Kind()) || v.UUID == "" || len(v.Volumes) != 3 {
+		if v.Abnormal || v.Quota != string(b.Quota.Kind()) || v.UUID == "" || len(v.Volumes) != 3 {
 			t.Errorf("the pool is seen as %+v, want it in order and enforced", v)
 		}
 		capacity, err := b.Capacity(volume.PoolName{}, false)
@@ -271,7 +207,7 @@ func TestInspect_agreesWithDriver(t *testing.T) {
 		if *first.LimitBytes != 10*mib || *first.UsedBytes < 3*mib || *first.UsedBytes > 4*mib || first.QuotaID != uint64(b.carried("pvc-1")) {
 			t.Errorf("the volume is seen as %+v, want its limit, use and id", first)
 		}
-		if len(first.Published) != 1 || first.Published[0].Path != b.path("pods", "a") {
+		if len(first.Published) != 1 || first.Published[0].Path != b.Path("pods", "a") {
 			t.Errorf("the volume is seen as published at %+v", first.Published)
 		}
 		if hand := v.Volumes[0]; hand.Recorded || hand.Abnormal || !strings.Contains(hand.Condition, "has no record") {
@@ -283,16 +219,16 @@ func TestInspect_agreesWithDriver(t *testing.T) {
 // wrong are ways in which a volume pvc-1 is not in order.
 var wrong = map[string]func(t *testing.T, b *bench){
 	"its directory is lost": func(t *testing.T, b *bench) {
-		must.Succeed(t, os.Rename(b.path("pool", "pvc-1"), b.path("aside")))
+		must.Succeed(t, os.Rename(b.Path("pool", "pvc-1"), b.Path("aside")))
 	},
 	"its limit is another": func(t *testing.T, b *bench) {
-		must.Succeed(t, b.quota.Limit(b.open("pvc-1"), b.carried("pvc-1"), quota.Limit{Bytes: 3 * mib}))
+		must.Succeed(t, b.Quota.Limit(b.open("pvc-1"), b.carried("pvc-1"), quota.Limit{Bytes: 3 * mib}))
 	},
 	"its record is torn": func(t *testing.T, b *bench) {
-		must.Succeed(t, os.WriteFile(b.own("volumes", "pvc-1.json"), []byte(`{"version":1,"id":"pvc`), 0o600))
+		must.Succeed(t, os.WriteFile(b.Own("volumes", "pvc-1.json"), []byte(`{"version":1,"id":"pvc`), 0o600))
 	},
 	"its record is of a newer version": func(t *testing.T, b *bench) {
-		must.Succeed(t, os.WriteFile(b.own("volumes", "pvc-1.json"), []byte(`{"version":7}`), 0o600))
+		must.Succeed(t, os.WriteFile(b.Own("volumes", "pvc-1.json"), []byte(`{"version":7}`), 0o600))
 	},
 	"it is full": func(t *testing.T, b *bench) { must.Succeed(t, b.write("pvc-1", mib)) },
 }
@@ -319,7 +255,7 @@ func TestInspect_conditionIsThatOfDriver(t *testing.T) {
 func TestInspect_errorsOfTheFilesystem(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.create("pvc-1", mib)
-		b.errors.Store(3)
+		b.Errors.Store(3)
 		b.later(10 * time.Second) // the next check
 		p := b.see(localPool)
 		if p.Reason != string(health.FilesystemErrors) || conditionOf(only(t, p)) != b.condition("pvc-1") {
@@ -334,33 +270,33 @@ func TestInspect_unreadablePool(t *testing.T) {
 		says string
 	}{
 		"a path that does not exist": {func(*testing.T, *bench) {}, "no such file"},
-		"a bare directory":           {func(t *testing.T, b *bench) { must.Succeed(t, os.Mkdir(b.path("pool"), 0o755)) }, "no driver has served it yet"},
+		"a bare directory":           {func(t *testing.T, b *bench) { must.Succeed(t, os.Mkdir(b.Path("pool"), 0o755)) }, "no driver has served it yet"},
 		"a layout without its format": {func(t *testing.T, b *bench) {
-			must.Succeed(t, os.MkdirAll(b.own("volumes"), 0o700))
+			must.Succeed(t, os.MkdirAll(b.Own("volumes"), 0o700))
 		}, "no driver has served it yet"},
 		"an unknown format": {func(t *testing.T, b *bench) {
-			must.Succeed(t, os.MkdirAll(b.own("volumes"), 0o700))
-			must.Succeed(t, os.WriteFile(b.own("format"), []byte(`{"version":9}`), 0o600))
+			must.Succeed(t, os.MkdirAll(b.Own("volumes"), 0o700))
+			must.Succeed(t, os.WriteFile(b.Own("format"), []byte(`{"version":9}`), 0o600))
 		}, "has version 9"},
 		"a torn format": {func(t *testing.T, b *bench) {
-			must.Succeed(t, os.MkdirAll(b.own("volumes"), 0o700))
-			must.Succeed(t, os.WriteFile(b.own("format"), []byte(`{"ver`), 0o600))
+			must.Succeed(t, os.MkdirAll(b.Own("volumes"), 0o700))
+			must.Succeed(t, os.WriteFile(b.Own("format"), []byte(`{"ver`), 0o600))
 		}, "is unreadable"},
 		"a link in the place of the layout": {func(t *testing.T, b *bench) {
-			must.Succeed(t, os.MkdirAll(b.path("pool"), 0o700))
-			must.Succeed(t, os.Symlink("/", b.own()))
+			must.Succeed(t, os.MkdirAll(b.Path("pool"), 0o700))
+			must.Succeed(t, os.Symlink("/", b.Own()))
 		}, "not a directory"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				b := newBench(t, t.TempDir())
 				c.make(t, b)
-				before := tree(t, b.root)
+				before := tree(t, b.Root)
 				v := b.see(localPool)
 				if v.Readable || v.Reason != string(health.PoolNotServing) || !strings.Contains(v.Condition, c.says) {
 					t.Errorf("the condition is %+v, want it to say %q", v.Condition, c.says)
 				}
-				if diff := cmp.Diff(before, tree(t, b.root)); diff != "" {
+				if diff := cmp.Diff(before, tree(t, b.Root)); diff != "" {
 					t.Errorf("inspecting changed (-before +after):\n%s", diff)
 				}
 			})
@@ -374,17 +310,17 @@ func TestInspect_changesNothing(t *testing.T) {
 		b.createAs(volume.ModeBlock, "disk-1", 4*mib)
 		b.publish(volume.ModeBlock, "disk-1", "d")
 		b.create("pvc-2", mib)
-		must.Succeed(t, os.Rename(b.path("pool", "pvc-2"), b.path("aside")))
+		must.Succeed(t, os.Rename(b.Path("pool", "pvc-2"), b.Path("aside")))
 		must.Succeed(t, b.Close(t.Context())) // so that nothing else does
-		must.Succeed(t, os.RemoveAll(b.own("trash", "node-1")))
-		must.Succeed(t, os.MkdirAll(b.own("creating", "node-1", "pvc-9"), 0o700))
-		must.Succeed(t, os.MkdirAll(b.own("trash", "node-2", "pvc-8.abc"), 0o700))
-		must.Succeed(t, os.WriteFile(b.own("volumes", ".new-pvc-7.json"), []byte("{"), 0o600))
-		before := tree(t, b.root)
+		must.Succeed(t, os.RemoveAll(b.Own("trash", "node-1")))
+		must.Succeed(t, os.MkdirAll(b.Own("creating", "node-1", "pvc-9"), 0o700))
+		must.Succeed(t, os.MkdirAll(b.Own("trash", "node-2", "pvc-8.abc"), 0o700))
+		must.Succeed(t, os.WriteFile(b.Own("volumes", ".new-pvc-7.json"), []byte("{"), 0o600))
+		before := tree(t, b.Root)
 		if v := b.see(localPool); v.Reason == string(health.PoolNotServing) || len(v.Volumes) != 3 || len(v.Creating) != 1 || len(v.Trash) != 1 {
 			t.Errorf("the pool is seen as %+v, want three volumes, and one entry in creating/ and in trash/", v)
 		}
-		if diff := cmp.Diff(before, tree(t, b.root)); diff != "" {
+		if diff := cmp.Diff(before, tree(t, b.Root)); diff != "" {
 			t.Errorf("inspecting changed (-before +after):\n%s", diff)
 		}
 	})
@@ -395,14 +331,14 @@ func TestInspect_changesNothing(t *testing.T) {
 func TestInspect_volumeBeingMadeOrRemoved(t *testing.T) {
 	for name, half := range map[string]func(t *testing.T, b *bench){
 		"being made": func(t *testing.T, b *bench) {
-			must.Succeed(t, os.Rename(b.path("pool", "pvc-1"), b.own("creating", "node-1", "pvc-1")))
+			must.Succeed(t, os.Rename(b.Path("pool", "pvc-1"), b.Own("creating", "node-1", "pvc-1")))
 		},
 		"being made by another node": func(t *testing.T, b *bench) {
-			must.Succeed(t, os.MkdirAll(b.own("creating", "node-2"), 0o700))
-			must.Succeed(t, os.Rename(b.path("pool", "pvc-1"), b.own("creating", "node-2", "pvc-1")))
+			must.Succeed(t, os.MkdirAll(b.Own("creating", "node-2"), 0o700))
+			must.Succeed(t, os.Rename(b.Path("pool", "pvc-1"), b.Own("creating", "node-2", "pvc-1")))
 		},
 		"being removed": func(t *testing.T, b *bench) {
-			must.Succeed(t, os.Rename(b.path("pool", "pvc-1"), b.own("trash", "node-1", "pvc-1."+b.uid("pvc-1"))))
+			must.Succeed(t, os.Rename(b.Path("pool", "pvc-1"), b.Own("trash", "node-1", "pvc-1."+b.uid("pvc-1"))))
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -421,7 +357,7 @@ func TestInspect_volumeBeingMadeOrRemoved(t *testing.T) {
 				}
 				// After so long it is not about to happen any more. The bubble's clock
 				// begins before the times of files.
-				time.Sleep(time.Until(changed(t, b.own())) + 25*time.Hour + time.Minute)
+				time.Sleep(time.Until(changed(t, b.Own())) + 25*time.Hour + time.Minute)
 				v = b.see(localPool)
 				for _, l := range append(v.Creating, v.Trash...) {
 					if !l.Abnormal || !strings.HasPrefix(l.Condition, "unchanged for 25h") {
@@ -437,14 +373,14 @@ func TestInspect_volumeBeingMadeOrRemoved(t *testing.T) {
 func TestInspect_longCopy(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		must.Succeed(t, b.Close(t.Context()))
-		must.Succeed(t, os.MkdirAll(b.own("creating", "node-1", "~daily", "a", "b"), 0o700))
-		time.Sleep(time.Until(changed(t, b.own("creating", "node-1", "~daily"))) + time.Hour)
+		must.Succeed(t, os.MkdirAll(b.Own("creating", "node-1", "~daily", "a", "b"), 0o700))
+		time.Sleep(time.Until(changed(t, b.Own("creating", "node-1", "~daily"))) + time.Hour)
 		if l := b.see(localPool).Creating; len(l) != 1 || !l[0].Abnormal {
 			t.Errorf("a copy that has stopped is seen as %+v, want it to be abnormal", l)
 		}
 		// The clock that gives files their ctime is not that of the bubble: see from there.
-		must.Succeed(t, os.WriteFile(b.own("creating", "node-1", "~daily", "a", "b", "file"), []byte("x"), 0o600))
-		was := changed(t, b.own("creating", "node-1", "~daily", "a", "b", "file"))
+		must.Succeed(t, os.WriteFile(b.Own("creating", "node-1", "~daily", "a", "b", "file"), []byte("x"), 0o600))
+		was := changed(t, b.Own("creating", "node-1", "~daily", "a", "b", "file"))
 		if l := b.see(localPool).Creating; len(l) != 1 || l[0].Changed.Before(was) {
 			t.Errorf("a copy that goes on is seen as %+v, want it to have changed at %v", l, was)
 		}
@@ -460,12 +396,12 @@ func TestInspect_snapshots(t *testing.T) {
 		for name, of := range map[string]string{"daily": "pvc-1", "image": "disk-1", "lost": "pvc-1", "torn": "pvc-1", "short": "disk-1"} {
 			id, err := volume.ParseSnapshot(name)
 			must.Succeed(t, err)
-			made[name], err = b.Snapshot(t.Context(), pool.SnapshotRequest{ID: id, Source: b.id(of)})
+			made[name], err = b.Snapshot(t.Context(), pool.SnapshotRequest{ID: id, Source: pooltest.ID(b.t, of)})
 			must.Succeed(t, err)
 		}
-		must.Succeed(t, os.Rename(b.own("snapshots", "~lost"), b.path("aside")))
-		must.Succeed(t, os.WriteFile(b.own("volumes", "~torn.json"), []byte("{"), 0o600))
-		must.Succeed(t, os.Truncate(b.own("snapshots", "~short", "disk.img"), mib))
+		must.Succeed(t, os.Rename(b.Own("snapshots", "~lost"), b.Path("aside")))
+		must.Succeed(t, os.WriteFile(b.Own("volumes", "~torn.json"), []byte("{"), 0o600))
+		must.Succeed(t, os.Truncate(b.Own("snapshots", "~short", "disk.img"), mib))
 		p := b.see(localPool)
 		if len(p.Volumes) != 2 || len(p.Snapshots) != 5 {
 			t.Fatalf("%d volumes and %d snapshots are seen, want 2 and 5", len(p.Volumes), len(p.Snapshots))
@@ -497,7 +433,7 @@ func TestInspect_upstreamSnapshots(t *testing.T) {
 			t.Errorf("before the upstream driver made one the pool is seen as %+v", p)
 		}
 		for _, name := range []string{"snapshot-1/data", "snapshot-1/pvc-1", "half/data"} {
-			must.Succeed(t, os.MkdirAll(b.path("pool", "snapshots", name), 0o755))
+			must.Succeed(t, os.MkdirAll(b.Path("pool", "snapshots", name), 0o755))
 		}
 		p := b.see(inside)
 		if len(p.Snapshots) != 2 || len(p.Volumes) != 1 {
@@ -527,7 +463,7 @@ func TestInspect_trashThatWaits(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		must.Succeed(t, b.Close(t.Context()))
 		for _, name := range []string{"pvc-1.abc", "pvc-2.abc"} {
-			must.Succeed(t, os.MkdirAll(b.own("trash", "node-1", name, "data"), 0o700))
+			must.Succeed(t, os.MkdirAll(b.Own("trash", "node-1", name, "data"), 0o700))
 		}
 		wantTrash := func(abnormal bool, says ...string) {
 			t.Helper()
@@ -542,12 +478,12 @@ func TestInspect_trashThatWaits(t *testing.T) {
 			}
 		}
 		// The bubble's clock begins before the times of files.
-		time.Sleep(time.Until(changed(t, b.own("trash", "node-1"))) + time.Minute)
+		time.Sleep(time.Until(changed(t, b.Own("trash", "node-1"))) + time.Minute)
 		wantTrash(false, "being erased", "being erased")
 		time.Sleep(2 * time.Hour)
 		wantTrash(true, "unchanged for 2h", "unchanged for 2h")
 		now := time.Now()
-		must.Succeed(t, os.Chtimes(b.own("trash", "node-1"), now, now)) // as when a piece is gone
+		must.Succeed(t, os.Chtimes(b.Own("trash", "node-1"), now, now)) // as when a piece is gone
 		wantTrash(false, "waits to be erased", "waits to be erased")
 		time.Sleep(2 * time.Hour)
 		wantTrash(true, "unchanged for 4h", "unchanged for 4h")
@@ -561,10 +497,10 @@ func TestInspect_stuckTrashOfSharedPool(t *testing.T) {
 		b := newBench(t, t.TempDir())
 		b.start("node-1", shared)
 		must.Succeed(t, b.Close(t.Context()))
-		must.Succeed(t, os.Mkdir(b.own("trash", "node-1", "pvc-1.abc"), 0o700))
-		time.Sleep(time.Until(changed(t, b.own("trash", "node-1"))) + 2*time.Hour)
+		must.Succeed(t, os.Mkdir(b.Own("trash", "node-1", "pvc-1.abc"), 0o700))
+		time.Sleep(time.Until(changed(t, b.Own("trash", "node-1"))) + 2*time.Hour)
 		now := time.Now()
-		must.Succeed(t, os.Chtimes(b.own("trash", "node-1"), now, now))
+		must.Succeed(t, os.Chtimes(b.Own("trash", "node-1"), now, now))
 		if seen := b.seeAs("node-1", shared).Trash; len(seen) != 1 || !seen[0].Abnormal {
 			t.Errorf("the trash is seen as %+v, want it to be abnormal", seen)
 		}
@@ -576,7 +512,7 @@ func TestInspect_lostVolumeBesideTrashOfEarlierOne(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.create("pvc-1", mib)
 		must.Succeed(t, b.Close(t.Context()))
-		must.Succeed(t, os.Rename(b.path("pool", "pvc-1"), b.own("trash", "node-1", "pvc-1.ofanearlierone")))
+		must.Succeed(t, os.Rename(b.Path("pool", "pvc-1"), b.Own("trash", "node-1", "pvc-1.ofanearlierone")))
 		if v := only(t, b.see(localPool)); !v.Lost || !v.Abnormal {
 			t.Errorf("the volume is seen as %+v, want it lost", v)
 		}
@@ -587,7 +523,7 @@ func TestInspect_blockVolume(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.createAs(volume.ModeBlock, "disk-1", 4*mib)
 		b.publish(volume.ModeBlock, "disk-1", "d")
-		attached, err := b.loops.Attached()
+		attached, err := b.Loops.Attached()
 		must.Succeed(t, err)
 		if len(attached) != 1 {
 			t.Fatalf("%d devices are attached, want 1", len(attached))
@@ -597,13 +533,13 @@ func TestInspect_blockVolume(t *testing.T) {
 		if v.Abnormal || *v.FileBytes != 4*mib || *v.AllocatedBytes < 4*mib {
 			t.Errorf("the volume is seen as %+v, want it in order, with its file", v)
 		}
-		if len(v.Devices) != 1 || v.Devices[0].Name != device.Name || len(v.Published) != 1 || v.Published[0].Path != b.path("pods", "d") {
+		if len(v.Devices) != 1 || v.Devices[0].Name != device.Name || len(v.Published) != 1 || v.Published[0].Path != b.Path("pods", "d") {
 			t.Errorf("the volume is seen as %+v, want it published as %s", v, device.Name)
 		}
 		if len(v.Nodes) != 1 || v.Nodes[0] != "node-1" {
 			t.Errorf("the volume is seen on the nodes %v", v.Nodes)
 		}
-		must.Succeed(t, os.Truncate(b.path("pool", "disk-1", "disk.img"), mib))
+		must.Succeed(t, os.Truncate(b.Path("pool", "disk-1", "disk.img"), mib))
 		if v := only(t, b.see(localPool)); conditionOf(v) != b.condition("disk-1") || !v.Abnormal {
 			t.Errorf("a file that is too small is seen as %+v", v.Condition)
 		}
@@ -614,8 +550,8 @@ func TestInspect_blockVolume(t *testing.T) {
 func TestInspect_growingBlockVolume(t *testing.T) {
 	withQuota(t, func(t *testing.T, b *bench) {
 		b.createAs(volume.ModeBlock, "disk-1", 4*mib)
-		must.Succeed(t, b.quota.Limit(b.open("disk-1"), b.carried("disk-1"), quota.Limit{Bytes: 64 * mib}))
-		must.Succeed(t, os.Truncate(b.path("pool", "disk-1", "disk.img"), 8*mib))
+		must.Succeed(t, b.Quota.Limit(b.open("disk-1"), b.carried("disk-1"), quota.Limit{Bytes: 64 * mib}))
+		must.Succeed(t, os.Truncate(b.Path("pool", "disk-1", "disk.img"), 8*mib))
 		if v := only(t, b.see(localPool)); v.Abnormal {
 			t.Errorf("the volume is seen as %+v", v.Condition)
 		}
@@ -626,13 +562,13 @@ func TestInspect_growingBlockVolume(t *testing.T) {
 func TestInspect_readsAbnormalVolumeAgain(t *testing.T) {
 	withQuota(t, func(t *testing.T, b *bench) {
 		b.create("pvc-1", mib)
-		made, err := b.quota.Usage(b.open("pvc-1"), b.carried("pvc-1"))
+		made, err := b.Quota.Usage(b.open("pvc-1"), b.carried("pvc-1"))
 		must.Succeed(t, err)
-		must.Succeed(t, b.quota.Limit(b.open("pvc-1"), b.carried("pvc-1"), quota.Limit{Bytes: mib / 2}))
+		must.Succeed(t, b.Quota.Limit(b.open("pvc-1"), b.carried("pvc-1"), quota.Limit{Bytes: mib / 2}))
 		done := make(chan inspect.Pool, 1)
 		go func() { done <- b.see(localPool) }()
 		synctest.Wait() // it has checked once, and waits
-		must.Succeed(t, b.quota.Limit(b.open("pvc-1"), b.carried("pvc-1"), made.Limit))
+		must.Succeed(t, b.Quota.Limit(b.open("pvc-1"), b.carried("pvc-1"), made.Limit))
 		if v := only(t, <-done); v.Abnormal {
 			t.Errorf("the volume is seen as %+v", v.Condition)
 		}
@@ -644,9 +580,9 @@ func TestInspect_expansionUnderWay(t *testing.T) {
 	withQuota(t, func(t *testing.T, b *bench) {
 		b.create("pvc-1", mib)
 		must.Succeed(t, b.Close(t.Context()))
-		must.Succeed(t, b.quota.Limit(b.open("pvc-1"), b.carried("pvc-1"), quota.Limit{Bytes: mib / 2}))
+		must.Succeed(t, b.Quota.Limit(b.open("pvc-1"), b.carried("pvc-1"), quota.Limit{Bytes: mib / 2}))
 		// The bubble's clock begins before the times of files.
-		time.Sleep(time.Until(changed(t, b.own("volumes", "pvc-1.json"))) + 10*time.Second)
+		time.Sleep(time.Until(changed(t, b.Own("volumes", "pvc-1.json"))) + 10*time.Second)
 		if v := only(t, b.see(localPool)); v.Abnormal {
 			t.Errorf("10 s after its record was written the volume is seen as %+v", v.Condition)
 		}
@@ -660,17 +596,15 @@ func TestInspect_expansionUnderWay(t *testing.T) {
 func TestInspect_sharedPool(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const shared = `[{"name":"local","path":"pool","shared":true}]`
-		root := t.TempDir()
-		one := newBench(t, root)
+		one := newBench(t, t.TempDir())
 		one.start("node-1", shared)
-		two := &bench{t: t, root: root, mounts: &bindtest.Fake{}, loops: looptest.NewFake(one.dev), dev: one.dev}
-		t.Cleanup(func() { must.Succeed(t, two.mounts.Close()) })
+		two := &bench{t: t, Node: one.Beside()}
 		two.start("node-2", shared)
 		one.create("pvc-1", mib)
 		one.publish(volume.ModeMount, "pvc-1", "a")
 		two.publish(volume.ModeMount, "pvc-1", "b")
 		two.create("pvc-2", mib)
-		must.Succeed(t, two.Delete(t.Context(), two.id("pvc-2")))
+		must.Succeed(t, two.Delete(t.Context(), pooltest.ID(t, "pvc-2")))
 		for name, c := range map[string]struct {
 			seen inspect.Pool
 			at   string
@@ -711,17 +645,17 @@ func TestInspect_readOnlyPool(t *testing.T) {
 	testenv.NeedRoot(t)
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, t.TempDir())
-		must.Succeed(t, os.Mkdir(b.path("disk"), 0o755))
-		must.Succeed(t, syscall.Mount("tmpfs", b.path("disk"), "tmpfs", 0, "size=64m"))
-		t.Cleanup(func() { _ = syscall.Unmount(b.path("disk"), syscall.MNT_DETACH) })
+		must.Succeed(t, os.Mkdir(b.Path("disk"), 0o755))
+		must.Succeed(t, syscall.Mount("tmpfs", b.Path("disk"), "tmpfs", 0, "size=64m"))
+		t.Cleanup(func() { _ = syscall.Unmount(b.Path("disk"), syscall.MNT_DETACH) })
 		b.start("node-1", twoPools)
 		b.create("pvc-1", mib)
-		must.Succeed(t, syscall.Mount("", b.path("disk"), "", syscall.MS_REMOUNT|syscall.MS_RDONLY, ""))
+		must.Succeed(t, syscall.Mount("", b.Path("disk"), "", syscall.MS_REMOUNT|syscall.MS_RDONLY, ""))
 		v := b.see(twoPools)
 		if *v.AvailableBytes != 0 || !strings.Contains(v.Condition, "read-only") || conditionOf(v.Volumes[0]) != b.condition("pvc-1") {
 			t.Errorf("the pool is seen as %+v", v)
 		}
-		must.Succeed(t, syscall.Unmount(b.path("disk"), syscall.MNT_DETACH))
+		must.Succeed(t, syscall.Unmount(b.Path("disk"), syscall.MNT_DETACH))
 		v = b.see(twoPools)
 		if !strings.Contains(v.Condition, "requireMount") || len(v.Volumes) > 0 {
 			t.Errorf("a pool that is not mounted is seen as %+v", v)
@@ -733,7 +667,7 @@ func TestInspect_readOnlyPool(t *testing.T) {
 func TestInspect_inodesBesideQuota(t *testing.T) {
 	withQuota(t, func(t *testing.T, b *bench) {
 		b.create("pvc-1", 16*mib)
-		want := map[quota.Kind]int64{quota.XFS: 1025 * 544, quota.Btrfs: 0}[b.quota.Kind()]
+		want := map[quota.Kind]int64{quota.XFS: 1025 * 544, quota.Btrfs: 0}[b.Quota.Kind()]
 		if got := b.see(localPool); got.InodeBytes == nil || *got.InodeBytes != want || *got.PromisedBytes != 16*mib {
 			t.Errorf("the pool is seen as %+v, want %d bytes for inodes and 16 MiB promised", got, want)
 		}

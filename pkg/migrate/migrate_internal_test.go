@@ -12,7 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/go-logr/logr"
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -25,13 +24,10 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	"kubevirt.io/hostpath-provisioner/pkg/driver/client"
-	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind/bindtest"
-	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
-	"kubevirt.io/hostpath-provisioner/pkg/hostfs/label/labeltest"
-	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop/looptest"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/handover"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/pooltest"
 	"kubevirt.io/hostpath-provisioner/pkg/provisioner"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 	"kubevirt.io/hostpath-provisioner/test/must"
@@ -77,17 +73,8 @@ func (d driver) Volume(ctx context.Context, id volume.ID) (client.Volume, error)
 // serve starts a process that serves a pool until the test ends.
 func serve(t *testing.T, name, path string) *pool.Set {
 	t.Helper()
-	configs := parsePools(t, name, path)
-	node, err := volume.ParseNodeID("node-a")
-	must.Succeed(t, err)
-	dev, err := dir.Open(t.TempDir())
-	must.Succeed(t, err)
-	loops := looptest.NewFake(dev)
-	set := pool.Start(configs, pool.Options{Node: node, Mounts: &bindtest.Fake{}, Labels: &labeltest.Fake{}, Devices: loops, Dev: dev, Log: logr.Discard()})
-	t.Cleanup(func() {
-		must.Succeed(t, set.Close(context.WithoutCancel(t.Context())))
-		must.Succeed(t, errors.Join(loops.Close(), dev.Close()))
-	})
+	n := pooltest.New(t, t.TempDir())
+	set := n.Start(parsePools(t, name, path), n.Options("node-a"))
 	must.Succeed(t, set.Wait(t.Context()))
 	return set
 }

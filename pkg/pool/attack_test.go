@@ -9,7 +9,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind/bindtest"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 	"kubevirt.io/hostpath-provisioner/test/must"
@@ -24,13 +23,13 @@ func TestRecoveryAfterNodeRename(t *testing.T) {
 		b.create("pvc-2", mib)
 		u := uid(t, b, "pvc-1")
 		must.Succeed(t, b.Close(t.Context()))
-		must.Succeed(t, os.Rename(b.path("pool", "pvc-1"), b.own("trash", "old-name", "pvc-1."+u)))
-		must.Succeed(t, os.Rename(b.path("pool", "pvc-2"), b.own("creating", "old-name", "pvc-2")))
+		must.Succeed(t, os.Rename(b.Path("pool", "pvc-1"), b.Own("trash", "old-name", "pvc-1."+u)))
+		must.Succeed(t, os.Rename(b.Path("pool", "pvc-2"), b.Own("creating", "old-name", "pvc-2")))
 		b.start(local)
 		b.wantVolumes()
 		b.wantClean()
 		for _, part := range []string{"creating", "trash"} {
-			if left := names(t, b.own(part, "old-name")); len(left) > 0 {
+			if left := names(t, b.Own(part, "old-name")); len(left) > 0 {
 				t.Errorf("%s of the old name has %q", part, left)
 			}
 		}
@@ -40,7 +39,7 @@ func TestRecoveryAfterNodeRename(t *testing.T) {
 func TestRemovedLayoutDirectoriesAreRestored(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		for _, part := range []string{"creating", "trash"} {
-			must.Succeed(t, os.RemoveAll(b.own(part)))
+			must.Succeed(t, os.RemoveAll(b.Own(part)))
 		}
 		b.create("pvc-1", mib)
 		b.delete("pvc-1")
@@ -52,7 +51,7 @@ func TestStuckDeepTrashIsRetried(t *testing.T) {
 	testenv.NeedRoot(t)
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.create("pvc-1", mib)
-		deep := b.path("pool", "pvc-1")
+		deep := b.Path("pool", "pvc-1")
 		for range 70 {
 			deep += "/d"
 		}
@@ -64,7 +63,7 @@ func TestStuckDeepTrashIsRetried(t *testing.T) {
 		if status := b.Status()[0]; status.Trash != 1 || status.Stuck != 1 {
 			t.Errorf("status %+v, want one piece of stuck trash", status)
 		}
-		unmountBelow(t, b.own("trash", "node-1"))
+		unmountBelow(t, b.Own("trash", "node-1"))
 		b.later(2 * time.Hour)
 		b.wantClean()
 	})
@@ -130,16 +129,16 @@ func TestCopyOfPoolBelowMountIsNotWritten(t *testing.T) {
 	onPools(t, local, func(t *testing.T, b *bench) {
 		must.Succeed(t, b.Close(t.Context()))
 		// The pool moves to a disk of its own, and the old directory stays below.
-		must.Succeed(t, os.Mkdir(b.path("disk"), 0o750))
-		must.Succeed(t, syscall.Mount("tmpfs", b.path("disk"), "tmpfs", 0, "size=64m"))
-		must.Succeed(t, os.CopyFS(b.path("disk"), os.DirFS(b.path("pool"))))
-		must.Succeed(t, syscall.Mount(b.path("disk"), b.path("pool"), "", syscall.MS_MOVE, ""))
+		must.Succeed(t, os.Mkdir(b.Path("disk"), 0o750))
+		must.Succeed(t, syscall.Mount("tmpfs", b.Path("disk"), "tmpfs", 0, "size=64m"))
+		must.Succeed(t, os.CopyFS(b.Path("disk"), os.DirFS(b.Path("pool"))))
+		must.Succeed(t, syscall.Mount(b.Path("disk"), b.Path("pool"), "", syscall.MS_MOVE, ""))
 		b.start(local)
 		b.create("pvc-1", mib)
-		must.Succeed(t, syscall.Unmount(b.path("pool"), 0))
+		must.Succeed(t, syscall.Unmount(b.Path("pool"), 0))
 		_, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-2"), Range: volume.Range{Required: mib}})
 		wantError(t, err, volume.ErrNoSpace)
-		wantGone(t, b.path("pool", "pvc-2"))
+		wantGone(t, b.Path("pool", "pvc-2"))
 	})
 }
 
@@ -149,8 +148,8 @@ func TestCapacityCountsTrashOfOtherNodes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, root)
 		b.start(`[{"name":"local","path":"pool","shared":true}]`)
-		must.Succeed(t, os.MkdirAll(b.own("trash", "node-2", "pvc-9.0123456789abcdef"), 0o700))
-		must.Succeed(t, os.WriteFile(b.own("trash", "node-2", "pvc-9.0123456789abcdef", "data"), make([]byte, 100*mib), 0o600))
+		must.Succeed(t, os.MkdirAll(b.Own("trash", "node-2", "pvc-9.0123456789abcdef"), 0o700))
+		must.Succeed(t, os.WriteFile(b.Own("trash", "node-2", "pvc-9.0123456789abcdef", "data"), make([]byte, 100*mib), 0o600))
 		b.create("pvc-1", 100*mib)
 		if got := b.capacity(); got > 56*mib {
 			t.Errorf("capacity %d, want at most 56 MiB: 256 less 100 promised and 100 in another node's trash", got)
@@ -162,13 +161,13 @@ func TestUnpublishOnReadOnlySharedPool(t *testing.T) {
 	testenv.NeedRoot(t)
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, t.TempDir())
-		must.Succeed(t, os.Mkdir(b.path("disk"), 0o755))
+		must.Succeed(t, os.Mkdir(b.Path("disk"), 0o755))
 		disk(t, b)
 		const shared = `[{"name":"local","path":"disk","shared":true}]`
 		b.start(shared)
 		b.create("pvc-1", mib)
 		must.Succeed(t, b.publish("pvc-1", "a"))
-		must.Succeed(t, syscall.Mount("", b.path("disk"), "", syscall.MS_REMOUNT|syscall.MS_RDONLY, ""))
+		must.Succeed(t, syscall.Mount("", b.Path("disk"), "", syscall.MS_REMOUNT|syscall.MS_RDONLY, ""))
 		must.Succeed(t, b.unpublish("pvc-1", "a"))
 		must.Succeed(t, b.publish("pvc-1", "b"))
 		must.Succeed(t, b.unpublish("pvc-1", "b"))
@@ -182,10 +181,10 @@ func TestUnpublishAfterRestoreFromBackup(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.create("pvc-1", mib)
 		must.Succeed(t, b.publish("pvc-1", "a"))
-		must.Succeed(t, os.Rename(b.path("pool", "pvc-1"), b.path("broken")))
-		must.Succeed(t, os.Mkdir(b.path("pool", "pvc-1"), 0o777))
+		must.Succeed(t, os.Rename(b.Path("pool", "pvc-1"), b.Path("broken")))
+		must.Succeed(t, os.Mkdir(b.Path("pool", "pvc-1"), 0o777))
 		must.Succeed(t, b.unpublish("pvc-1", "a"))
-		wantGone(t, b.path("pods", "a"))
+		wantGone(t, b.Path("pods", "a"))
 	})
 }
 
@@ -196,8 +195,7 @@ func TestSharedPoolIsNotOversold(t *testing.T) {
 		const shared = `[{"name":"local","path":"pool","shared":true}]`
 		one := newBench(t, root)
 		one.start(shared)
-		two := &bench{t: t, root: root, mounts: &bindtest.Fake{}, labels: one.labels, loops: one.loops, dev: one.dev}
-		defer func() { must.Succeed(t, two.mounts.Close()) }()
+		two := &bench{t: t, Node: one.Beside()}
 		two.startNode("node-2", shared)
 
 		var calls sync.WaitGroup

@@ -1,13 +1,10 @@
 package pool_test
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -18,16 +15,11 @@ import (
 	"github.com/go-logr/logr"
 
 	"kubevirt.io/hostpath-provisioner/pkg/health"
-	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
-	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind/bindtest"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
-	"kubevirt.io/hostpath-provisioner/pkg/hostfs/label/labeltest"
-	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop/looptest"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
-	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota/quotatest"
 	"kubevirt.io/hostpath-provisioner/pkg/inspect"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
-	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/pooltest"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
@@ -44,22 +36,16 @@ const (
 // time: settled waits until nothing is going on any more.
 type bench struct {
 	*pool.Set
-	t      *testing.T
-	root   string
-	mounts *bindtest.Fake
-	// table is used instead of mounts, unless it is nil.
-	table  pool.Mounts
-	labels *labeltest.Fake
-	loops  *looptest.Fake
-	dev    *dir.Dir
-	// devices are used instead of loops, unless they are nil.
+	*pooltest.Node
+	t *testing.T
+	// table is used instead of Mounts, unless it is nil.
+	table pool.Mounts
+	// devices are used instead of Loops, unless they are nil.
 	devices pool.Devices
-	quota   *quotatest.Fake // nil: the sizes are not enforced
-	real    func(*dir.Dir) (quota.Facility, error)
-	each    bool          // each volume is surveyed for itself
-	files   bool          // inspect looks at all files
-	every   time.Duration // of checks; 0 for as usual
-	errors  atomic.Int64  // that the filesystem has counted
+	real    func(*dir.Dir) (quota.Facility, error) // nil: as Node has it
+	each    bool                                   // each volume is surveyed for itself
+	files   bool                                   // inspect looks at all files
+	every   time.Duration                          // of checks; 0 for as usual
 	log     logr.Logger
 	up      atomic.Int64 // nanoseconds since the node was booted
 }
@@ -81,33 +67,10 @@ func onPools(t *testing.T, datadir string, test func(t *testing.T, b *bench)) {
 }
 
 func newBench(t *testing.T, root string) *bench {
-	b := &bench{t: t, root: root, mounts: &bindtest.Fake{}, labels: &labeltest.Fake{}}
-	must.Succeed(t, os.Mkdir(filepath.Join(root, "pods"), 0o755))
-	must.Succeed(t, os.Mkdir(filepath.Join(root, "dev"), 0o755))
-	must.Succeed(t, os.WriteFile(filepath.Join(root, "dev", "null"), nil, 0o600))
-	var err error
-	b.dev, err = dir.Open(filepath.Join(root, "dev"))
-	must.Succeed(t, err)
-	b.loops = looptest.NewFake(b.dev)
-	t.Cleanup(func() { must.Succeed(t, errors.Join(b.mounts.Close(), b.loops.Close(), b.dev.Close())) })
-	return b
+	return &bench{t: t, Node: pooltest.New(t, root)}
 }
 
 func (b *bench) start(datadir string) { b.startNode("node-1", datadir) }
-
-func (b *bench) detect(d *dir.Dir) (quota.Facility, error) {
-	if b.real != nil {
-		return b.real(d)
-	}
-	if b.quota == nil {
-		return nil, fmt.Errorf("%w: ask for another filesystem", quota.ErrNone)
-	}
-	return b.quota, nil
-}
-
-func (b *bench) countErrors(*dir.Dir) (int64, error) { return b.errors.Load(), nil }
-
-func (b *bench) sinceBoot() time.Duration { return time.Duration(b.up.Load()) }
 
 func (b *bench) startNode(name, datadir string) {
 	b.t.Helper()
@@ -119,25 +82,24 @@ func (b *bench) startNode(name, datadir string) {
 // begin is a start that does not wait for the pools to be opened.
 func (b *bench) begin(name, datadir string) {
 	b.t.Helper()
-	node, err := volume.ParseNodeID(name)
-	must.Succeed(b.t, err)
-	configs, err := poolconfig.Parse(datadir, b.root)
-	must.Succeed(b.t, err)
-	var mounts pool.Mounts = b.mounts
-	if b.table != nil {
-		mounts = b.table
-	}
-	b.Set = pool.Start(configs, pool.Options{Node: node, Mounts: mounts, Labels: b.labels, Devices: b.allDevices(), Dev: b.dev, Log: b.log, SystemPath: b.root, DetectQuota: b.detect, CountErrors: b.countErrors, EachVolume: b.each, CheckEvery: b.every, SinceBoot: b.sinceBoot})
-	set := b.Set
-	b.t.Cleanup(func() { must.Succeed(b.t, set.Close(context.Background())) })
+	b.Set = b.Start(b.Configs(datadir), b.options(name))
 }
 
-// allDevices are those of the node.
-func (b *bench) allDevices() pool.Devices {
-	if b.devices == nil {
-		return b.loops
+func (b *bench) options(name string) pool.Options {
+	b.t.Helper()
+	options := b.Options(name)
+	if b.table != nil {
+		options.Mounts = b.table
 	}
-	return b.devices
+	if b.devices != nil {
+		options.Devices = b.devices
+	}
+	if b.real != nil {
+		options.DetectQuota = b.real
+	}
+	options.EachVolume, options.CheckEvery, options.Log = b.each, b.every, b.log
+	options.SinceBoot = func() time.Duration { return time.Duration(b.up.Load()) }
+	return options
 }
 
 // inspect inspects pools while the driver of the bench runs.
@@ -149,12 +111,11 @@ func (b *bench) inspect(datadir string) []inspect.Pool {
 // inspectAs is inspect on a node.
 func (b *bench) inspectAs(name, datadir string) []inspect.Pool {
 	b.t.Helper()
-	configs, err := poolconfig.Parse(datadir, b.root)
-	must.Succeed(b.t, err)
-	node, err := volume.ParseNodeID(name)
-	must.Succeed(b.t, err)
-	options := inspect.Options{Node: node, Mounts: b.mounts, Devices: b.allDevices(), Dev: b.dev, SystemPath: b.root, DetectQuota: b.detect, CountErrors: b.countErrors, SinceBoot: b.sinceBoot, Files: b.files}
-	return inspect.Run(b.t.Context(), configs, options).Pools
+	o := b.options(name)
+	return inspect.Run(b.t.Context(), b.Configs(datadir), inspect.Options{
+		Node: o.Node, Mounts: b.Mounts, Devices: o.Devices, Dev: o.Dev, SystemPath: o.SystemPath,
+		DetectQuota: o.DetectQuota, CountErrors: o.CountErrors, SinceBoot: o.SinceBoot, Files: b.files,
+	}).Pools
 }
 
 // seen is the condition that inspect reports of the only volume of the first pool.
@@ -183,21 +144,6 @@ func (b *bench) later(d time.Duration) {
 	synctest.Wait()
 }
 
-func (b *bench) path(elements ...string) string {
-	return filepath.Join(append([]string{b.root}, elements...)...)
-}
-
-func (b *bench) own(elements ...string) string {
-	return b.path(append([]string{"pool", ".hostpath-provisioner"}, elements...)...)
-}
-
-func (b *bench) target(name string) bind.Target {
-	b.t.Helper()
-	target, err := bind.ParseTarget(b.path("pods", name))
-	must.Succeed(b.t, err)
-	return target
-}
-
 func (b *bench) create(name string, bytes int64) pool.Volume {
 	b.t.Helper()
 	v, err := b.Create(b.t.Context(), pool.Request{ID: id(b.t, name), Range: volume.Range{Required: bytes}})
@@ -212,12 +158,12 @@ func (b *bench) delete(name string) {
 
 func (b *bench) publish(name, target string) error {
 	b.t.Helper()
-	return b.Publish(b.t.Context(), pool.Publication{ID: id(b.t, name), Target: b.target(target)})
+	return b.Publish(b.t.Context(), pool.Publication{ID: id(b.t, name), Target: b.Target(target)})
 }
 
 func (b *bench) unpublish(name, target string) error {
 	b.t.Helper()
-	return b.Unpublish(b.t.Context(), id(b.t, name), b.target(target))
+	return b.Unpublish(b.t.Context(), id(b.t, name), b.Target(target))
 }
 
 func (b *bench) capacity() int64 {
@@ -247,17 +193,17 @@ func (b *bench) wantVolumes(want ...string) {
 func (b *bench) wantClean() {
 	b.t.Helper()
 	b.settled()
-	for _, d := range []string{b.own("creating", "node-1"), b.own("trash", "node-1")} {
+	for _, d := range []string{b.Own("creating", "node-1"), b.Own("trash", "node-1")} {
 		if left := names(b.t, d); len(left) > 0 {
 			b.t.Errorf("%s has %q, want nothing", d, left)
 		}
 	}
-	for _, file := range names(b.t, b.own("volumes")) {
+	for _, file := range names(b.t, b.Own("volumes")) {
 		if strings.HasPrefix(file, ".") {
 			b.t.Errorf("the temporary file %s is left", file)
 		}
 		volume := strings.TrimSuffix(file, ".json")
-		if _, err := os.Stat(b.path("pool", volume)); err != nil {
+		if _, err := os.Stat(b.Path("pool", volume)); err != nil {
 			b.t.Errorf("the record of %s has no directory: %v", volume, err)
 		}
 	}
@@ -273,11 +219,11 @@ func (b *bench) wantClean() {
 // recorded is the sum of the promises on disk.
 func (b *bench) recorded() (sum int64) {
 	b.t.Helper()
-	for _, file := range names(b.t, b.own("volumes")) {
+	for _, file := range names(b.t, b.Own("volumes")) {
 		var record struct {
 			Bytes int64 `json:"bytes"`
 		}
-		data, err := os.ReadFile(b.own("volumes", file))
+		data, err := os.ReadFile(b.Own("volumes", file))
 		must.Succeed(b.t, err)
 		must.Succeed(b.t, json.Unmarshal(data, &record))
 		sum += record.Bytes
@@ -293,12 +239,7 @@ func ids(volumes []pool.Volume) []string {
 	return all
 }
 
-func id(t *testing.T, name string) volume.ID {
-	t.Helper()
-	parsed, err := volume.ParseID(name)
-	must.Succeed(t, err)
-	return parsed
-}
+var id = pooltest.ID
 
 func names(t *testing.T, path string) []string {
 	t.Helper()
@@ -316,7 +257,7 @@ func labelOf(t *testing.T, b *bench, path string) string {
 	d, err := dir.Open(path)
 	must.Succeed(t, err)
 	defer func() { must.Succeed(t, d.Close()) }()
-	got, err := b.labels.Get(d)
+	got, err := b.Labels.Get(d)
 	must.Succeed(t, err)
 	return got
 }

@@ -39,7 +39,7 @@ func (b *bench) createBlock(name string, bytes int64) pool.Volume {
 }
 
 func (b *bench) publishBlock(name, target string, change ...func(*pool.Publication)) error {
-	p := pool.Publication{ID: id(b.t, name), Target: b.target(target), Mode: volume.ModeBlock}
+	p := pool.Publication{ID: id(b.t, name), Target: b.Target(target), Mode: volume.ModeBlock}
 	for _, c := range change {
 		c(&p)
 	}
@@ -53,7 +53,7 @@ func asDirectory(p *pool.Publication) { p.Mode = volume.ModeMount }
 // attached are the devices there are, which a test expects to be so many.
 func (b *bench) attached(want int) []loop.Device {
 	b.t.Helper()
-	devices, err := b.loops.Attached()
+	devices, err := b.Loops.Attached()
 	must.Succeed(b.t, err)
 	if len(devices) != want {
 		b.t.Errorf("%d devices are attached (%+v), want %d", len(devices), devices, want)
@@ -72,7 +72,7 @@ func (b *bench) disk(name string) *loop.File {
 func (b *bench) stat(name string) *syscall.Stat_t {
 	b.t.Helper()
 	var st syscall.Stat_t
-	must.Succeed(b.t, syscall.Stat(b.path("pool", name, "disk.img"), &st))
+	must.Succeed(b.t, syscall.Stat(b.Path("pool", name, "disk.img"), &st))
 	return &st
 }
 
@@ -100,7 +100,7 @@ func TestBlockVolumeFileSize(t *testing.T) {
 		b.delete("pvc-1")
 		b.delete("pvc-2")
 		b.wantClean()
-		wantGone(t, b.path("pool", "pvc-1"))
+		wantGone(t, b.Path("pool", "pvc-1"))
 	})
 }
 
@@ -115,7 +115,7 @@ func TestVolumeModeIsImmutable(t *testing.T) {
 		wantError(t, b.publishBlock("mount", "a"), volume.ErrInvalid)
 		wantError(t, b.publishBlock("block", "a", asDirectory), volume.ErrInvalid)
 		must.Succeed(t, b.publishBlock("block", "a"))
-		_, err = b.Expand(t.Context(), id(t, "block"), b.target("a"), volume.ModeMount, volume.Range{Required: 2 * mib})
+		_, err = b.Expand(t.Context(), id(t, "block"), b.Target("a"), volume.ModeMount, volume.Range{Required: 2 * mib})
 		wantError(t, err, volume.ErrInvalid)
 		must.Succeed(t, b.unpublish("block", "a"))
 	})
@@ -164,10 +164,10 @@ func TestSingleTargetBlockVolume(t *testing.T) {
 		}
 		wantError(t, b.publishBlock("pvc-1", "b", singleUse), volume.ErrInUse)
 		// Kubelet mounts the node once more for itself.
-		must.Succeed(t, b.mounts.PublishDevice(b.dev, b.attached(1)[0].Name, b.target("kubelet")))
+		must.Succeed(t, b.Mounts.PublishDevice(b.Dev, b.attached(1)[0].Name, b.Target("kubelet")))
 		must.Succeed(t, b.publishBlock("pvc-1", "a", singleUse))
 		wantError(t, b.publishBlock("pvc-1", "b", singleUse), volume.ErrInUse)
-		must.Succeed(t, b.mounts.Unpublish(b.target("kubelet"), nil))
+		must.Succeed(t, b.Mounts.Unpublish(b.Target("kubelet"), nil))
 		must.Succeed(t, b.unpublish("pvc-1", "a"))
 		b.attached(0)
 	})
@@ -191,7 +191,7 @@ func TestBusyDeviceIsDetachedByNextCall(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.createBlock("pvc-1", mib)
 		must.Succeed(t, b.publishBlock("pvc-1", "a"))
-		release, err := b.loops.Hold(b.attached(1)[0].Name)
+		release, err := b.Loops.Hold(b.attached(1)[0].Name)
 		must.Succeed(t, err)
 		wantError(t, b.unpublish("pvc-1", "a"), volume.ErrInUse)
 		wantError(t, b.Delete(t.Context(), id(t, "pvc-1")), volume.ErrInUse)
@@ -205,11 +205,11 @@ func TestBusyDeviceIsDetachedByNextCall(t *testing.T) {
 func TestForeignDeviceCountsAsUse(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.createBlock("pvc-1", mib)
-		device, err := b.loops.AttachForeign(b.disk("pvc-1"), false)
+		device, err := b.Loops.AttachForeign(b.disk("pvc-1"), false)
 		must.Succeed(t, err)
 		wantError(t, b.Delete(t.Context(), id(t, "pvc-1")), volume.ErrInUse)
 		wantError(t, b.publishBlock("pvc-1", "a"), volume.ErrInUse)
-		must.Succeed(t, b.loops.End(device.Name))
+		must.Succeed(t, b.Loops.End(device.Name))
 		b.delete("pvc-1")
 		b.wantClean()
 	})
@@ -223,13 +223,13 @@ func (b *bench) fourDevices(readOnly bool) (release func(), foreign loop.Device)
 		b.createBlock(name, mib)
 	}
 	must.Succeed(b.t, b.publishBlock("published", "a"))
-	_, err := b.loops.Attach(b.disk("attached"), loop.Options{})
+	_, err := b.Loops.Attach(b.disk("attached"), loop.Options{})
 	must.Succeed(b.t, err)
-	held, err := b.loops.Attach(b.disk("held"), loop.Options{})
+	held, err := b.Loops.Attach(b.disk("held"), loop.Options{})
 	must.Succeed(b.t, err)
-	release, err = b.loops.Hold(held.Name)
+	release, err = b.Loops.Hold(held.Name)
 	must.Succeed(b.t, err)
-	foreign, err = b.loops.AttachForeign(b.disk("foreign"), readOnly)
+	foreign, err = b.Loops.AttachForeign(b.disk("foreign"), readOnly)
 	must.Succeed(b.t, err)
 	return release, foreign
 }
@@ -249,7 +249,7 @@ func TestDevicesAfterCrash(t *testing.T) {
 		must.Succeed(t, b.unpublish("published", "a"))
 		must.Succeed(t, b.unpublish("published", "b"))
 		b.attached(1)
-		must.Succeed(t, b.loops.End(foreign.Name))
+		must.Succeed(t, b.Loops.End(foreign.Name))
 		if left[0].Name == foreign.Name {
 			t.Errorf("the device that was published is not the first of %+v", left)
 		}
@@ -262,8 +262,8 @@ func TestDeviceOnDeletedFileIsDetached(t *testing.T) {
 		release, foreign := b.fourDevices(false)
 		must.Succeed(t, b.Close(t.Context()))
 		for _, name := range []string{"published", "attached", "held", "foreign"} {
-			must.Succeed(t, os.RemoveAll(b.path("pool", name)))
-			must.Succeed(t, os.Remove(b.own("volumes", name+".json")))
+			must.Succeed(t, os.RemoveAll(b.Path("pool", name)))
+			must.Succeed(t, os.Remove(b.Own("volumes", name+".json")))
 		}
 		b.start(local)
 		b.attached(3)
@@ -275,7 +275,7 @@ func TestDeviceOnDeletedFileIsDetached(t *testing.T) {
 		if left := b.attached(1); left[0].Name != foreign.Name {
 			t.Errorf("%+v is left, want the device that somebody else attached", left)
 		}
-		must.Succeed(t, b.loops.End(foreign.Name))
+		must.Succeed(t, b.Loops.End(foreign.Name))
 	})
 }
 
@@ -283,7 +283,7 @@ func TestUnpublishLostBlockVolume(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.createBlock("pvc-1", mib)
 		must.Succeed(t, b.publishBlock("pvc-1", "a"))
-		must.Succeed(t, os.RemoveAll(b.path("pool", "pvc-1")))
+		must.Succeed(t, os.RemoveAll(b.Path("pool", "pvc-1")))
 		must.Succeed(t, b.unpublish("pvc-1", "a"))
 		b.attached(0)
 		b.delete("pvc-1")
@@ -295,11 +295,11 @@ func TestUnpublishBlockVolumeAfterRestoreFromBackup(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.createBlock("pvc-1", mib)
 		must.Succeed(t, b.publishBlock("pvc-1", "a"))
-		must.Succeed(t, os.Rename(b.path("pool", "pvc-1"), b.path("broken")))
-		must.Succeed(t, os.CopyFS(b.path("pool", "pvc-1"), os.DirFS(b.path("broken"))))
+		must.Succeed(t, os.Rename(b.Path("pool", "pvc-1"), b.Path("broken")))
+		must.Succeed(t, os.CopyFS(b.Path("pool", "pvc-1"), os.DirFS(b.Path("broken"))))
 		must.Succeed(t, b.unpublish("pvc-1", "a"))
 		b.attached(0)
-		wantGone(t, b.path("pods", "a"))
+		wantGone(t, b.Path("pods", "a"))
 	})
 }
 
@@ -314,7 +314,7 @@ func TestBlockVolumeWithBadRecordIsInUse(t *testing.T) {
 				b.createBlock("pvc-1", mib)
 				b.createBlock("pvc-2", mib)
 				must.Succeed(t, b.publishBlock("pvc-1", "a"))
-				change(t, b.own("volumes", "pvc-1.json"))
+				change(t, b.Own("volumes", "pvc-1.json"))
 				for range 2 {
 					wantError(t, b.Delete(t.Context(), id(t, "pvc-1")), volume.ErrInUse)
 					wantError(t, b.unpublish("pvc-2", "a"), volume.ErrInUse)
@@ -324,7 +324,7 @@ func TestBlockVolumeWithBadRecordIsInUse(t *testing.T) {
 					if page, _ := b.List(t.Context(), volume.ID{}, 1); len(page[0].Nodes) != 1 {
 						t.Errorf("list %+v, want the volume published on this node", page)
 					}
-					if _, err := b.Stats(t.Context(), id(t, "pvc-1"), b.target("a")); err != nil {
+					if _, err := b.Stats(t.Context(), id(t, "pvc-1"), b.Target("a")); err != nil {
 						t.Error(err)
 					}
 					b.restart(local)
@@ -342,9 +342,9 @@ func TestBlockVolumeWithBadRecordIsInUse(t *testing.T) {
 func TestDeviceOfDamagedRecordIsDetachedAfterCrash(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.createBlock("pvc-1", mib)
-		_, err := b.loops.Attach(b.disk("pvc-1"), loop.Options{})
+		_, err := b.Loops.Attach(b.disk("pvc-1"), loop.Options{})
 		must.Succeed(t, err)
-		must.Succeed(t, os.Truncate(b.own("volumes", "pvc-1.json"), 20))
+		must.Succeed(t, os.Truncate(b.Own("volumes", "pvc-1.json"), 20))
 		b.restart(local)
 		b.attached(0)
 	})
@@ -354,11 +354,11 @@ func TestBlockVolumeWithoutFile(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.createBlock("pvc-1", mib)
 		b.createBlock("pvc-2", mib)
-		must.Succeed(t, os.Remove(b.path("pool", "pvc-1", "disk.img")))
-		must.Succeed(t, os.Truncate(b.path("pool", "pvc-2", "disk.img"), mib/2))
+		must.Succeed(t, os.Remove(b.Path("pool", "pvc-1", "disk.img")))
+		must.Succeed(t, os.Truncate(b.Path("pool", "pvc-2", "disk.img"), mib/2))
 		_, err := b.tryCreateBlock("pvc-2", mib)
 		wantError(t, err, volume.ErrLost)
-		stats, err := b.Stats(t.Context(), id(t, "pvc-1"), b.target("a"))
+		stats, err := b.Stats(t.Context(), id(t, "pvc-1"), b.Target("a"))
 		must.Succeed(t, err)
 		if !stats.Condition.Abnormal {
 			t.Errorf("stats %+v, want them abnormal", stats)
@@ -376,10 +376,10 @@ func TestBlockVolumeWithoutFile(t *testing.T) {
 func TestBlockStats(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.createBlock("pvc-1", 10*mib)
-		_, err := b.Stats(t.Context(), id(t, "pvc-1"), b.target("a"))
+		_, err := b.Stats(t.Context(), id(t, "pvc-1"), b.Target("a"))
 		wantError(t, err, volume.ErrNotFound)
 		must.Succeed(t, b.publishBlock("pvc-1", "a"))
-		stats, err := b.Stats(t.Context(), id(t, "pvc-1"), b.target("a"))
+		stats, err := b.Stats(t.Context(), id(t, "pvc-1"), b.Target("a"))
 		must.Succeed(t, err)
 		if stats.Mode != volume.ModeBlock || stats.Space != (dir.Space{SizeBytes: 10 * mib}) || stats.Condition.Abnormal {
 			t.Errorf("stats %+v, want 10 MiB in order", stats)
@@ -393,7 +393,7 @@ func TestExpandBlockVolumeGrowsDevices(t *testing.T) {
 		must.Succeed(t, b.publishBlock("pvc-1", "a"))
 		must.Succeed(t, b.publishBlock("pvc-1", "b", readOnly))
 		expand := func(r volume.Range) (int64, error) {
-			return b.Expand(t.Context(), id(t, "pvc-1"), b.target("a"), volume.ModeBlock, r)
+			return b.Expand(t.Context(), id(t, "pvc-1"), b.Target("a"), volume.ModeBlock, r)
 		}
 		for range 2 {
 			bytes, err := expand(volume.Range{Required: 20*mib - 1})
@@ -439,7 +439,7 @@ func TestInterruptedExpandIsFinishedAtStart(t *testing.T) {
 		if got := b.capacity(); got > 30*mib {
 			t.Errorf("capacity %d, want 30 MiB at most", got)
 		}
-		bytes, err := b.Expand(t.Context(), id(t, "pvc-1"), b.target("a"), volume.ModeBlock, volume.Range{Required: 70 * mib})
+		bytes, err := b.Expand(t.Context(), id(t, "pvc-1"), b.Target("a"), volume.ModeBlock, volume.Range{Required: 70 * mib})
 		must.Succeed(t, err)
 		if bytes != 70*mib {
 			t.Errorf("expanded to %d, want 70 MiB", bytes)
@@ -454,9 +454,9 @@ func TestExpandBeyondFreeSpaceChangesNothing(t *testing.T) {
 		b.createBlock("pvc-1", 10*mib)
 		must.Succeed(t, b.publishBlock("pvc-1", "a"))
 		// Others take what is free between the check and the allocation.
-		fill := func() { must.Succeed(t, os.WriteFile(b.path("filler"), make([]byte, 30*mib), 0o600)) }
+		fill := func() { must.Succeed(t, os.WriteFile(b.Path("filler"), make([]byte, 30*mib), 0o600)) }
 		f.meanwhile.Store(&fill)
-		_, err := b.Expand(t.Context(), id(t, "pvc-1"), b.target("a"), volume.ModeBlock, volume.Range{Required: 40 * mib})
+		_, err := b.Expand(t.Context(), id(t, "pvc-1"), b.Target("a"), volume.ModeBlock, volume.Range{Required: 40 * mib})
 		wantError(t, err, volume.ErrNoSpace)
 		b.wantUnchanged("pvc-1", 10*mib)
 	})
@@ -467,7 +467,7 @@ func TestExpandKeepsFileWhenLimitFails(t *testing.T) {
 		b.createBlock("pvc-1", 10*mib)
 		must.Succeed(t, b.publishBlock("pvc-1", "a"))
 		f.failBefore.Store(true)
-		_, err := b.Expand(t.Context(), id(t, "pvc-1"), b.target("a"), volume.ModeBlock, volume.Range{Required: 20 * mib})
+		_, err := b.Expand(t.Context(), id(t, "pvc-1"), b.Target("a"), volume.ModeBlock, volume.Range{Required: 20 * mib})
 		wantError(t, err, errFault)
 		f.failBefore.Store(false)
 		b.wantUnchanged("pvc-1", 10*mib)
@@ -480,7 +480,7 @@ func TestExpandIsUndoneWhenRecordFails(t *testing.T) {
 		b.createBlock("pvc-1", 10*mib)
 		must.Succeed(t, b.publishBlock("pvc-1", "a"))
 		expand := func(bytes int64) error {
-			_, err := b.Expand(t.Context(), id(t, "pvc-1"), b.target("a"), volume.ModeBlock, volume.Range{Required: bytes})
+			_, err := b.Expand(t.Context(), id(t, "pvc-1"), b.Target("a"), volume.ModeBlock, volume.Range{Required: bytes})
 			return err
 		}
 		// All that is free, so that the record finds no room.
@@ -504,8 +504,8 @@ func TestExpandIsUndoneToPreviousFileSize(t *testing.T) {
 		must.Succeed(t, b.disk("pvc-1").Grow(t.Context(), 20*mib, loop.Thick))
 		must.Succeed(t, b.publishBlock("pvc-1", "a"))
 		// The record cannot be written.
-		must.Succeed(t, os.MkdirAll(b.own("volumes", ".new-pvc-1.json", "in the way"), 0o700))
-		_, err := b.Expand(t.Context(), id(t, "pvc-1"), b.target("a"), volume.ModeBlock, volume.Range{Required: 30 * mib})
+		must.Succeed(t, os.MkdirAll(b.Own("volumes", ".new-pvc-1.json", "in the way"), 0o700))
+		_, err := b.Expand(t.Context(), id(t, "pvc-1"), b.Target("a"), volume.ModeBlock, volume.Range{Required: 30 * mib})
 		if err == nil {
 			t.Error("grew without a record")
 		}
@@ -541,7 +541,7 @@ func TestInterruptedAllocationCountsAsUsed(t *testing.T) {
 		b.create("pvc-0", 100*mib)
 		before := b.capacity()
 		must.Succeed(t, b.Close(t.Context()))
-		half := b.own("creating", "node-1", "pvc-1")
+		half := b.Own("creating", "node-1", "pvc-1")
 		must.Succeed(t, os.Mkdir(half, 0o700))
 		d, err := dir.Open(half)
 		must.Succeed(t, err)
@@ -554,7 +554,7 @@ func TestInterruptedAllocationCountsAsUsed(t *testing.T) {
 		if got := b.capacity(); got > before-90*mib {
 			t.Errorf("capacity %d with 90 MiB in the trash, want at most %d", got, before-90*mib)
 		}
-		left, err := filepath.Glob(b.own("trash", "node-1", "*", "disk.img"))
+		left, err := filepath.Glob(b.Own("trash", "node-1", "*", "disk.img"))
 		must.Succeed(t, err)
 		for _, file := range left {
 			chattr(t, "-i", file)
@@ -584,8 +584,8 @@ func TestDiskFileOfUserIsIgnored(t *testing.T) {
 			func(path string) error { return syscall.Mknod(path, syscall.S_IFSOCK|0o600, 0) },
 		} {
 			name := fmt.Sprintf("old-%d", i)
-			must.Succeed(t, os.Mkdir(b.path("pool", name), 0o777))
-			must.Succeed(t, make(b.path("pool", name, "disk.img")))
+			must.Succeed(t, os.Mkdir(b.Path("pool", name), 0o777))
+			must.Succeed(t, make(b.Path("pool", name, "disk.img")))
 			must.Succeed(t, b.publish(name, "a"))
 			must.Succeed(t, b.unpublish(name, "a"))
 			b.delete(name)
@@ -612,10 +612,10 @@ func TestUnpublishOnDeadFilesystem(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.createBlock("pvc-1", mib)
 		must.Succeed(t, b.publishBlock("pvc-1", "a"))
-		b.devices = dead{b.loops}
+		b.devices = dead{b.Loops}
 		b.restart(local)
 		must.Succeed(t, b.unpublish("pvc-1", "a"))
-		wantGone(t, b.path("pods", "a"))
+		wantGone(t, b.Path("pods", "a"))
 	})
 }
 
@@ -649,7 +649,7 @@ func TestSilentDeviceIsNotAbnormal(t *testing.T) {
 				b.start(local)
 				b.createBlock("pvc-1", mib)
 				must.Succeed(t, b.publishBlock("pvc-1", "a"))
-				b.devices = devices(b.loops)
+				b.devices = devices(b.Loops)
 				b.restart(local)
 				for call, condition := range b.conditions("pvc-1", "a") {
 					if diff := cmp.Diff(health.Condition{Message: "in order"}, condition); diff != "" {
@@ -665,7 +665,7 @@ func TestSilentDeviceIsNotAbnormal(t *testing.T) {
 func (b *bench) conditions(name, target string) map[string]health.Condition {
 	b.t.Helper()
 	page, _ := b.List(b.t.Context(), volume.ID{}, 2)
-	stats, err := b.Stats(b.t.Context(), id(b.t, name), b.target(target))
+	stats, err := b.Stats(b.t.Context(), id(b.t, name), b.Target(target))
 	must.Succeed(b.t, err)
 	surveyed := b.Surveyed()
 	if len(page) != 1 || len(surveyed) != 1 {
@@ -683,7 +683,7 @@ func (b *bench) conditions(name, target string) map[string]health.Condition {
 func TestSilentDeviceCountsForItsVolume(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, t.TempDir())
-		b.devices = &silent{Fake: b.loops, path: "/elsewhere/pvc-1/disk.img"}
+		b.devices = &silent{Fake: b.Loops, path: "/elsewhere/pvc-1/disk.img"}
 		b.start(local)
 		for name, want := range map[string]error{"pvc-1": volume.ErrUnavailable, "pvc-2": nil} {
 			_, err := b.Create(t.Context(), pool.Request{ID: id(t, name), Mode: volume.ModeBlock, Range: volume.Range{Required: mib}})
@@ -703,16 +703,16 @@ func TestSilentDeviceKeepsPublishedMark(t *testing.T) {
 		b.createBlock("pvc-1", mib)
 		b.create("pvc-2", mib)
 		must.Succeed(t, b.publishBlock("pvc-1", "a"))
-		must.Succeed(t, b.mounts.Unpublish(b.target("a"), nil)) // as a node that was started again
-		b.devices = &silent{Fake: b.loops, path: "/elsewhere/pvc-1/disk.img"}
+		must.Succeed(t, b.Mounts.Unpublish(b.Target("a"), nil)) // as a node that was started again
+		b.devices = &silent{Fake: b.Loops, path: "/elsewhere/pvc-1/disk.img"}
 		b.restart(shared)
 		must.Succeed(t, b.publish("pvc-2", "b"))
 		must.Succeed(t, b.unpublish("pvc-1", "a"))
-		mark := b.own("published", "node-1", "pvc-1")
+		mark := b.Own("published", "node-1", "pvc-1")
 		if _, err := os.Stat(mark); err != nil {
 			t.Errorf("the mark is gone: %v", err)
 		}
-		b.devices = b.loops
+		b.devices = b.Loops
 		b.restart(shared)
 		if _, err := os.Stat(mark); !errors.Is(err, fs.ErrNotExist) {
 			t.Errorf("the mark is still there: %v", err)

@@ -35,23 +35,23 @@ func TestVolumeLifecycleOnBtrfs(t *testing.T) {
 		b.start(`[{"name":"local","path":"pool","enforcement":"required"}]`)
 		b.create("pvc-1", 16*mib)
 		must.Succeed(t, b.publish("pvc-1", "a"))
-		data := b.path("pool", "pvc-1", "data")
+		data := b.Path("pool", "pvc-1", "data")
 		if err := os.WriteFile(data, make([]byte, 32*mib), 0o644); !errors.Is(err, syscall.EDQUOT) {
 			t.Errorf("writing 32 MiB into 16: %v, want EDQUOT", err)
 		}
 		must.Succeed(t, os.Remove(data))
 		syncfs(t, root)
-		if _, err := b.Expand(t.Context(), id(t, "pvc-1"), b.target("a"), "", volume.Range{Required: 64 * mib}); err != nil {
+		if _, err := b.Expand(t.Context(), id(t, "pvc-1"), b.Target("a"), "", volume.Range{Required: 64 * mib}); err != nil {
 			t.Error(err)
 		}
 		must.Succeed(t, os.WriteFile(data, make([]byte, 32*mib), 0o644))
 		syncfs(t, root)
-		stats, err := b.Stats(t.Context(), id(t, "pvc-1"), b.target("a"))
+		stats, err := b.Stats(t.Context(), id(t, "pvc-1"), b.Target("a"))
 		must.Succeed(t, err)
 		if s := stats.Space; s.SizeBytes != 64*mib || s.UsedBytes < 32*mib || s.UsedBytes > 33*mib {
 			t.Errorf("space %+v, want 32 MiB of 64 in use", s)
 		}
-		nested := b.path("pool", "pvc-1", "nested")
+		nested := b.Path("pool", "pvc-1", "nested")
 		if out, err := exec.CommandContext(t.Context(), "btrfs", "subvolume", "create", nested).CombinedOutput(); err != nil {
 			t.Fatalf("%v: %s", err, out)
 		}
@@ -61,7 +61,7 @@ func TestVolumeLifecycleOnBtrfs(t *testing.T) {
 		must.Succeed(t, b.unpublish("pvc-1", "a"))
 		b.restart(local)
 		// A tower cannot be moved out of its subvolume.
-		deep := b.path("pool", "pvc-1")
+		deep := b.Path("pool", "pvc-1")
 		for range 100 {
 			deep += "/d"
 		}
@@ -97,7 +97,7 @@ func TestDeleteRemovesSnapshotsInVolume(t *testing.T) {
 		b.real = quota.Detect
 		b.start(local)
 		b.create("pvc-1", 64*mib)
-		made, snapshot := b.path("pool", "pvc-1", "made"), b.path("pool", "pvc-1", "snapshot")
+		made, snapshot := b.Path("pool", "pvc-1", "made"), b.Path("pool", "pvc-1", "snapshot")
 		run("subvolume", "create", made)
 		must.Succeed(t, os.MkdirAll(made+"/deep/er", 0o755))
 		must.Succeed(t, os.WriteFile(made+"/deep/er/file", make([]byte, mib), 0o644))
@@ -143,11 +143,11 @@ func TestPoolGetsSimpleQuotas(t *testing.T) {
 		}
 		b.create("pvc-2", 16*mib)
 		for _, name := range []string{"pvc-1", "pvc-2"} {
-			nested := b.path("pool", name, "nested")
+			nested := b.Path("pool", name, "nested")
 			if out, err := exec.CommandContext(t.Context(), "btrfs", "subvolume", "create", nested).CombinedOutput(); err != nil {
 				t.Fatalf("%v: %s", err, out)
 			}
-			for _, in := range []string{b.path("pool", name), nested} {
+			for _, in := range []string{b.Path("pool", name), nested} {
 				if err := os.WriteFile(in+"/data", make([]byte, 32*mib), 0o600); !errors.Is(err, syscall.EDQUOT) {
 					t.Errorf("writing 32 MiB into 16 at %s: %v, want EDQUOT", in, err)
 				}
@@ -183,7 +183,7 @@ func TestQuotasOffAndOnBetweenChecks(t *testing.T) {
 		if c := b.volume("pvc-1").Condition; c.Abnormal {
 			t.Errorf("the volume is %+v", c)
 		}
-		if err := os.WriteFile(b.path("pool", "pvc-1", "data"), make([]byte, 32*mib), 0o600); !errors.Is(err, syscall.EDQUOT) {
+		if err := os.WriteFile(b.Path("pool", "pvc-1", "data"), make([]byte, 32*mib), 0o600); !errors.Is(err, syscall.EDQUOT) {
 			t.Errorf("writing 32 MiB into 16: %v, want EDQUOT", err)
 		}
 		restored := b.Status()[0].Restored

@@ -25,17 +25,17 @@ func TestCreateMode(t *testing.T) {
 		if v.Bytes != 10*mib+4096 {
 			t.Errorf("%d bytes, want the size asked for in whole blocks", v.Bytes)
 		}
-		info, err := os.Stat(b.path("pool", "pvc-1"))
+		info, err := os.Stat(b.Path("pool", "pvc-1"))
 		must.Succeed(t, err)
 		if info.Mode().Perm() != 0o777 {
 			t.Errorf("the volume has mode %o, want 777", info.Mode().Perm())
 		}
-		info, err = os.Stat(b.path("pool"))
+		info, err = os.Stat(b.Path("pool"))
 		must.Succeed(t, err)
 		if info.Mode().Perm() != 0o750 {
 			t.Errorf("the pool has mode %o, want 750", info.Mode().Perm())
 		}
-		if got := labelOf(t, b, b.path("pool", "pvc-1")); got != label.Container {
+		if got := labelOf(t, b, b.Path("pool", "pvc-1")); got != label.Container {
 			t.Errorf("label %q, want %q", got, label.Container)
 		}
 		b.wantVolumes("pvc-1")
@@ -46,9 +46,9 @@ func TestCreateMode(t *testing.T) {
 func TestPoolDirectoryModeIsTightened(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, t.TempDir())
-		must.Succeed(t, os.Mkdir(b.path("pool"), 0o755))
+		must.Succeed(t, os.Mkdir(b.Path("pool"), 0o755))
 		b.start(`[{"name":"local","path":"pool"}]`)
-		info, err := os.Stat(b.path("pool"))
+		info, err := os.Stat(b.Path("pool"))
 		must.Succeed(t, err)
 		if info.Mode().Perm() != 0o750 {
 			t.Errorf("the pool has mode %o, want 750", info.Mode().Perm())
@@ -146,7 +146,7 @@ func TestCapacityCountsPromises(t *testing.T) {
 		_, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-2"), Range: volume.Range{Required: 200 * mib}})
 		wantError(t, err, volume.ErrNoSpace)
 		// What the volume holds is inside its promise.
-		must.Succeed(t, os.WriteFile(b.path("pool", "pvc-1", "data"), make([]byte, 50*mib), 0o644))
+		must.Succeed(t, os.WriteFile(b.Path("pool", "pvc-1", "data"), make([]byte, 50*mib), 0o644))
 		if got := before - b.capacity(); got < 100*mib || got > 101*mib {
 			t.Errorf("after 50 MiB were written into it, the promise of 100 MiB takes %d", got)
 		}
@@ -186,12 +186,12 @@ func TestCreateOnFullDiskLeavesNothing(t *testing.T) {
 		b.start(`[{"name":"local","path":"pool","overprovision":1000}]`)
 		b.create("pvc-1", mib)
 		// Creation finds no room for the record, after the ledger let it pass.
-		fill(t, b.path("filler"))
+		fill(t, b.Path("filler"))
 		_, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-2"), Range: volume.Range{Required: 4096}})
 		wantError(t, err, volume.ErrNoSpace)
-		wantGone(t, b.path("pool", "pvc-2"))
+		wantGone(t, b.Path("pool", "pvc-2"))
 		b.wantClean()
-		must.Succeed(t, os.Remove(b.path("filler")))
+		must.Succeed(t, os.Remove(b.Path("filler")))
 		b.create("pvc-2", 4096)
 	})
 }
@@ -239,10 +239,10 @@ func TestReserveAndOverprovision(t *testing.T) {
 func TestCreateDoesNotReplaceLostVolume(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.create("pvc-1", mib)
-		must.Succeed(t, os.Rename(b.path("pool", "pvc-1"), b.path("elsewhere")))
+		must.Succeed(t, os.Rename(b.Path("pool", "pvc-1"), b.Path("elsewhere")))
 		_, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-1"), Range: volume.Range{Required: mib}})
 		wantError(t, err, volume.ErrLost)
-		wantGone(t, b.path("pool", "pvc-1"))
+		wantGone(t, b.Path("pool", "pvc-1"))
 		// Listed, abnormal.
 		page, _ := b.List(t.Context(), volume.ID{}, 10)
 		if len(page) != 1 || !page[0].Lost || !page[0].Condition.Abnormal {
@@ -250,7 +250,7 @@ func TestCreateDoesNotReplaceLostVolume(t *testing.T) {
 		}
 		wantError(t, b.publish("pvc-1", "a"), volume.ErrNotFound)
 		// It comes back when its directory does.
-		must.Succeed(t, os.Rename(b.path("elsewhere"), b.path("pool", "pvc-1")))
+		must.Succeed(t, os.Rename(b.Path("elsewhere"), b.Path("pool", "pvc-1")))
 		must.Succeed(t, b.publish("pvc-1", "a"))
 		must.Succeed(t, b.unpublish("pvc-1", "a"))
 		b.wantClean()
@@ -260,7 +260,7 @@ func TestCreateDoesNotReplaceLostVolume(t *testing.T) {
 func TestDeleteLostVolume(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.create("pvc-1", mib)
-		must.Succeed(t, os.Remove(b.path("pool", "pvc-1")))
+		must.Succeed(t, os.Remove(b.Path("pool", "pvc-1")))
 		b.delete("pvc-1")
 		b.wantVolumes()
 		b.wantClean()
@@ -269,8 +269,8 @@ func TestDeleteLostVolume(t *testing.T) {
 
 func TestDirectoryOfUpstreamDriverIsServed(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
-		must.Succeed(t, os.Mkdir(b.path("pool", "pvc-old"), 0o755))
-		must.Succeed(t, os.WriteFile(b.path("pool", "pvc-old", "data"), nil, 0o644))
+		must.Succeed(t, os.Mkdir(b.Path("pool", "pvc-old"), 0o755))
+		must.Succeed(t, os.WriteFile(b.Path("pool", "pvc-old", "data"), nil, 0o644))
 		must.Succeed(t, b.publish("pvc-old", "a"))
 		v, err := b.Volume(t.Context(), id(t, "pvc-old"))
 		must.Succeed(t, err)
@@ -282,11 +282,11 @@ func TestDirectoryOfUpstreamDriverIsServed(t *testing.T) {
 			t.Errorf("created again it has %d bytes, want %d", again.Bytes, v.Bytes)
 		}
 		must.Succeed(t, b.unpublish("pvc-old", "a"))
-		if _, err := os.Stat(b.path("pool", "pvc-old", "data")); err != nil {
+		if _, err := os.Stat(b.Path("pool", "pvc-old", "data")); err != nil {
 			t.Error(err)
 		}
 		b.delete("pvc-old")
-		wantGone(t, b.path("pool", "pvc-old"))
+		wantGone(t, b.Path("pool", "pvc-old"))
 		b.wantClean()
 	})
 }
@@ -296,10 +296,10 @@ func TestOtherDirectoriesAreKept(t *testing.T) {
 		b := newBench(t, t.TempDir())
 		outside := t.TempDir()
 		for _, name := range []string{"lost+found", "csi-snapshots", ".hidden"} {
-			must.Succeed(t, os.MkdirAll(b.path("pool", name, "content"), 0o755))
+			must.Succeed(t, os.MkdirAll(b.Path("pool", name, "content"), 0o755))
 		}
-		must.Succeed(t, os.WriteFile(b.path("pool", "file"), nil, 0o644))
-		must.Succeed(t, os.Symlink(outside, b.path("pool", "link")))
+		must.Succeed(t, os.WriteFile(b.Path("pool", "file"), nil, 0o644))
+		must.Succeed(t, os.Symlink(outside, b.Path("pool", "link")))
 		b.start(`[{"name":"local","path":"pool","snapshotPath":"pool/csi-snapshots/here","snapshotProvider":"reflink"}]`)
 		b.wantVolumes()
 		for _, name := range []string{"csi-snapshots", "file", "link"} {
@@ -313,7 +313,7 @@ func TestOtherDirectoriesAreKept(t *testing.T) {
 			}
 		}
 		for _, name := range []string{"lost+found/content", "csi-snapshots/content", ".hidden/content", "file", "link"} {
-			if _, err := os.Lstat(b.path("pool", name)); err != nil {
+			if _, err := os.Lstat(b.Path("pool", name)); err != nil {
 				t.Error(err)
 			}
 		}

@@ -25,10 +25,10 @@ import (
 func TestDeleteRemovesContents(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.create("pvc-1", mib)
-		must.Succeed(t, os.MkdirAll(b.path("pool", "pvc-1", "a", "b"), 0o755))
-		must.Succeed(t, os.WriteFile(b.path("pool", "pvc-1", "a", "file"), nil, 0o400))
+		must.Succeed(t, os.MkdirAll(b.Path("pool", "pvc-1", "a", "b"), 0o755))
+		must.Succeed(t, os.WriteFile(b.Path("pool", "pvc-1", "a", "file"), nil, 0o400))
 		b.delete("pvc-1")
-		wantGone(t, b.path("pool", "pvc-1"))
+		wantGone(t, b.Path("pool", "pvc-1"))
 		wantError(t, b.Delete(t.Context(), id(t, "pvc-1")), volume.ErrNotFound)
 		b.wantVolumes()
 		b.wantClean()
@@ -40,8 +40,8 @@ func TestDeleteDoesNotFollowLinks(t *testing.T) {
 		canary := filepath.Join(t.TempDir(), "canary")
 		must.Succeed(t, os.WriteFile(canary, nil, 0o644))
 		b.create("pvc-1", mib)
-		must.Succeed(t, os.Symlink(filepath.Dir(canary), b.path("pool", "pvc-1", "dir")))
-		must.Succeed(t, os.Symlink(canary, b.path("pool", "pvc-1", "file")))
+		must.Succeed(t, os.Symlink(filepath.Dir(canary), b.Path("pool", "pvc-1", "dir")))
+		must.Succeed(t, os.Symlink(canary, b.Path("pool", "pvc-1", "file")))
 		b.delete("pvc-1")
 		b.wantClean()
 		if _, err := os.Stat(canary); err != nil {
@@ -53,19 +53,19 @@ func TestDeleteDoesNotFollowLinks(t *testing.T) {
 func TestDeleteRefusesPublishedVolume(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.create("pvc-1", mib)
-		must.Succeed(t, os.WriteFile(b.path("pool", "pvc-1", "data"), nil, 0o644))
+		must.Succeed(t, os.WriteFile(b.Path("pool", "pvc-1", "data"), nil, 0o644))
 		must.Succeed(t, b.publish("pvc-1", "a"))
 		err := b.Delete(t.Context(), id(t, "pvc-1"))
 		wantError(t, err, volume.ErrInUse)
-		if !strings.Contains(err.Error(), b.path("pods", "a")) {
+		if !strings.Contains(err.Error(), b.Path("pods", "a")) {
 			t.Errorf("%v does not report where the volume is published", err)
 		}
 		// An unmount that failed never leads to a delete.
-		release := b.mounts.Hold(b.target("a"))
+		release := b.Mounts.Hold(b.Target("a"))
 		wantError(t, b.unpublish("pvc-1", "a"), volume.ErrInUse)
 		wantError(t, b.Delete(t.Context(), id(t, "pvc-1")), volume.ErrInUse)
 		release()
-		if _, err := os.Stat(b.path("pool", "pvc-1", "data")); err != nil {
+		if _, err := os.Stat(b.Path("pool", "pvc-1", "data")); err != nil {
 			t.Error(err)
 		}
 		must.Succeed(t, b.unpublish("pvc-1", "a"))
@@ -77,13 +77,13 @@ func TestDeleteRefusesPublishedVolume(t *testing.T) {
 func TestDeleteRefusesVolumeMountedBySubpath(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.create("pvc-1", mib)
-		must.Succeed(t, os.Mkdir(b.path("pool", "pvc-1", "sub"), 0o755))
-		sub, err := dir.Open(b.path("pool", "pvc-1", "sub"))
+		must.Succeed(t, os.Mkdir(b.Path("pool", "pvc-1", "sub"), 0o755))
+		sub, err := dir.Open(b.Path("pool", "pvc-1", "sub"))
 		must.Succeed(t, err)
 		defer func() { must.Succeed(t, sub.Close()) }()
-		must.Succeed(t, b.mounts.Publish(sub, b.target("subpath"), bind.Flags{}))
+		must.Succeed(t, b.Mounts.Publish(sub, b.Target("subpath"), bind.Flags{}))
 		wantError(t, b.Delete(t.Context(), id(t, "pvc-1")), volume.ErrInUse)
-		must.Succeed(t, b.mounts.Unpublish(b.target("subpath"), nil))
+		must.Succeed(t, b.Mounts.Unpublish(b.Target("subpath"), nil))
 		b.delete("pvc-1")
 	})
 }
@@ -92,11 +92,11 @@ func TestNameIsFreeAfterDelete(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		for range 3 {
 			b.create("pvc-1", mib)
-			must.Succeed(t, os.WriteFile(b.path("pool", "pvc-1", "data"), nil, 0o644))
+			must.Succeed(t, os.WriteFile(b.Path("pool", "pvc-1", "data"), nil, 0o644))
 			b.delete("pvc-1")
 		}
 		b.create("pvc-1", mib)
-		if left := names(t, b.path("pool", "pvc-1")); len(left) > 0 {
+		if left := names(t, b.Path("pool", "pvc-1")); len(left) > 0 {
 			t.Errorf("a new volume holds %q", left)
 		}
 		b.wantClean()
@@ -107,21 +107,21 @@ func TestUnremovableTrashIsReported(t *testing.T) {
 	testenv.NeedRoot(t)
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.create("pvc-1", mib)
-		must.Succeed(t, os.Mkdir(b.path("pool", "pvc-1", "mounted"), 0o755))
-		must.Succeed(t, os.WriteFile(b.path("pool", "pvc-1", "file"), nil, 0o644))
-		must.Succeed(t, syscall.Mount("tmpfs", b.path("pool", "pvc-1", "mounted"), "tmpfs", 0, ""))
+		must.Succeed(t, os.Mkdir(b.Path("pool", "pvc-1", "mounted"), 0o755))
+		must.Succeed(t, os.WriteFile(b.Path("pool", "pvc-1", "file"), nil, 0o644))
+		must.Succeed(t, syscall.Mount("tmpfs", b.Path("pool", "pvc-1", "mounted"), "tmpfs", 0, ""))
 		b.delete("pvc-1")
 		b.settled()
 		status := b.Status()[0]
 		if status.Trash != 1 || status.Stuck != 1 || status.Volumes != 0 || status.Promised != 0 {
 			t.Errorf("status %+v, want one piece of stuck trash and nothing promised", status)
 		}
-		trash := names(t, b.own("trash", "node-1"))
+		trash := names(t, b.Own("trash", "node-1"))
 		if len(trash) != 1 {
 			t.Fatalf("trash %q, want one piece", trash)
 		}
 		// Once the reason is gone, time removes it.
-		must.Succeed(t, syscall.Unmount(b.own("trash", "node-1", trash[0], "mounted"), 0))
+		must.Succeed(t, syscall.Unmount(b.Own("trash", "node-1", trash[0], "mounted"), 0))
 		b.later(time.Hour)
 		b.wantClean()
 	})
@@ -152,7 +152,7 @@ func TestReaperPausesBetweenSmallVolumes(t *testing.T) {
 func TestDeleteUnknownVolumeWhilePoolIsMissing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, t.TempDir())
-		must.Succeed(t, os.Mkdir(b.path("away"), 0o750))
+		must.Succeed(t, os.Mkdir(b.Path("away"), 0o750))
 		b.start(`[{"name":"local","path":"pool"},{"name":"away","path":"away","requireMount":true}]`)
 		// It may be in the pool that is away: saying that it is gone would leak it.
 		wantError(t, b.Delete(t.Context(), id(t, "pvc-1")), volume.ErrUnavailable)
@@ -161,7 +161,7 @@ func TestDeleteUnknownVolumeWhilePoolIsMissing(t *testing.T) {
 		_, err = b.Create(t.Context(), pool.Request{ID: id(t, "pvc-2"), Pool: local, Range: volume.Range{Required: mib}})
 		must.Succeed(t, err)
 		b.delete("pvc-2")
-		if left := names(t, b.path("away")); len(left) > 0 {
+		if left := names(t, b.Path("away")); len(left) > 0 {
 			t.Errorf("the bare mount point holds %q", left)
 		}
 	})
@@ -172,21 +172,21 @@ func TestDeleteUnknownVolumeWhilePoolIsMissing(t *testing.T) {
 func TestInlineVolumeIsDeletedWhilePoolOpens(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, t.TempDir())
-		must.Succeed(t, os.Mkdir(b.path("pool"), 0o755))
-		mounts := &hanging{Fake: b.mounts}
+		must.Succeed(t, os.Mkdir(b.Path("pool"), 0o755))
+		mounts := &hanging{Fake: b.Mounts}
 		b.table = mounts
 		const datadir = `[{"name":"local","path":"pool","requireMount":true}]`
 		b.start(datadir)
 		must.Succeed(t, b.PublishInline(t.Context(),
 			pool.Request{ID: id(t, "csi-1"), Range: volume.Range{Required: mib}},
-			pool.Publication{ID: id(t, "csi-1"), Target: b.target("a")}))
+			pool.Publication{ID: id(t, "csi-1"), Target: b.Target("a")}))
 		must.Succeed(t, b.Close(t.Context()))
 
 		opened := make(chan struct{})
 		mounts.until.Store(&opened)
 		b.begin("node-1", datadir)
 		wantError(t, b.unpublish("csi-1", "a"), volume.ErrUnavailable)
-		wantGone(t, b.path("pods", "a"))
+		wantGone(t, b.Path("pods", "a"))
 		mounts.until.Store(nil)
 		close(opened)
 		must.Succeed(t, b.Wait(t.Context()))
@@ -198,10 +198,10 @@ func TestInlineVolumeIsDeletedWhilePoolOpens(t *testing.T) {
 
 func TestFailedPublishRemovesInlineVolume(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
-		must.Succeed(t, os.WriteFile(b.path("pods", "a"), []byte("x"), 0o644))
+		must.Succeed(t, os.WriteFile(b.Path("pods", "a"), []byte("x"), 0o644))
 		err := b.PublishInline(t.Context(),
 			pool.Request{ID: id(t, "csi-1"), Range: volume.Range{Required: mib}},
-			pool.Publication{ID: id(t, "csi-1"), Target: b.target("a")})
+			pool.Publication{ID: id(t, "csi-1"), Target: b.Target("a")})
 		wantError(t, err, volume.ErrExists)
 		b.wantVolumes()
 		b.wantClean()
@@ -224,12 +224,12 @@ func TestUnpublishKeepsMountBelow(t *testing.T) {
 		b.create("pvc-1", mib)
 		b.create("pvc-2", mib)
 		must.Succeed(t, b.publish("pvc-1", "a"))
-		over, err := dir.Open(b.path("pool", "pvc-2"))
+		over, err := dir.Open(b.Path("pool", "pvc-2"))
 		must.Succeed(t, err)
-		must.Succeed(t, b.mounts.Stack(over, b.target("a")))
+		must.Succeed(t, b.Mounts.Stack(over, b.Target("a")))
 		must.Succeed(t, over.Close())
 		wantError(t, b.unpublish("pvc-2", "a"), volume.ErrInUse)
-		_, err = b.Stats(t.Context(), id(t, "pvc-1"), b.target("a"))
+		_, err = b.Stats(t.Context(), id(t, "pvc-1"), b.Target("a"))
 		must.Succeed(t, err)
 		must.Succeed(t, b.unpublish("pvc-1", "a"))
 		b.delete("pvc-2")
@@ -248,15 +248,15 @@ func TestPublishDoesNotReadMountTable(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.create("pvc-1", mib)
 		must.Succeed(t, b.Close(t.Context()))
-		b.table = noTable{b.mounts}
+		b.table = noTable{b.Mounts}
 		b.start(local)
 		for range 2 {
 			must.Succeed(t, b.publish("pvc-1", "a"))
 			must.Succeed(t, b.publish("pvc-1", "a"))
-			_, err := b.Stats(t.Context(), id(t, "pvc-1"), b.target("a"))
+			_, err := b.Stats(t.Context(), id(t, "pvc-1"), b.Target("a"))
 			must.Succeed(t, err)
 			must.Succeed(t, b.unpublish("pvc-1", "a"))
-			wantGone(t, b.path("pods", "a"))
+			wantGone(t, b.Path("pods", "a"))
 			must.Succeed(t, b.unpublish("pvc-1", "a"))
 		}
 	})
@@ -267,14 +267,14 @@ func TestForeignLabelIsRelabelledOnce(t *testing.T) {
 		t.Run(relabel, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				b := newBench(t, t.TempDir())
-				must.Succeed(t, os.MkdirAll(b.path("pool", "pvc-old"), 0o755))
+				must.Succeed(t, os.MkdirAll(b.Path("pool", "pvc-old"), 0o755))
 				b.start(`[{"name":"local","path":"pool","relabel":"` + relabel + `"}]`)
-				d, err := dir.Open(b.path("pool", "pvc-old"))
+				d, err := dir.Open(b.Path("pool", "pvc-old"))
 				must.Succeed(t, err)
 				defer func() { must.Succeed(t, d.Close()) }()
-				must.Succeed(t, b.labels.Set(d, "system_u:object_r:var_t:s0"))
+				must.Succeed(t, b.Labels.Set(d, "system_u:object_r:var_t:s0"))
 				must.Succeed(t, b.publish("pvc-old", "a"))
-				if got := labelOf(t, b, b.path("pool", "pvc-old")); !strings.Contains(got, want) {
+				if got := labelOf(t, b, b.Path("pool", "pvc-old")); !strings.Contains(got, want) {
 					t.Errorf("label %q, want %s", got, want)
 				}
 			})
@@ -286,21 +286,21 @@ func TestStats(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.create("pvc-1", mib)
 		b.create("pvc-2", mib)
-		_, err := b.Stats(t.Context(), id(t, "pvc-1"), b.target("a"))
+		_, err := b.Stats(t.Context(), id(t, "pvc-1"), b.Target("a"))
 		wantError(t, err, volume.ErrNotFound)
 		must.Succeed(t, b.publish("pvc-1", "a"))
-		stats, err := b.Stats(t.Context(), id(t, "pvc-1"), b.target("a"))
+		stats, err := b.Stats(t.Context(), id(t, "pvc-1"), b.Target("a"))
 		must.Succeed(t, err)
 		if stats.Space.SizeBytes < gib || stats.Condition.Abnormal || !strings.Contains(stats.Condition.Message, "not enforced") {
 			t.Errorf("stats %+v, want the pool's numbers, and that the size is not enforced", stats)
 		}
-		_, err = b.Stats(t.Context(), id(t, "pvc-2"), b.target("a"))
+		_, err = b.Stats(t.Context(), id(t, "pvc-2"), b.Target("a"))
 		wantError(t, err, volume.ErrNotFound)
-		_, err = b.Stats(t.Context(), id(t, "none"), b.target("a"))
+		_, err = b.Stats(t.Context(), id(t, "none"), b.Target("a"))
 		wantError(t, err, volume.ErrNotFound)
 		// The directory is lost under the mount.
-		must.Succeed(t, os.Rename(b.path("pool", "pvc-1"), b.path("elsewhere")))
-		stats, err = b.Stats(t.Context(), id(t, "pvc-1"), b.target("a"))
+		must.Succeed(t, os.Rename(b.Path("pool", "pvc-1"), b.Path("elsewhere")))
+		stats, err = b.Stats(t.Context(), id(t, "pvc-1"), b.Target("a"))
 		must.Succeed(t, err)
 		if !stats.Condition.Abnormal {
 			t.Errorf("stats of a lost volume: %+v, want it abnormal", stats)
@@ -328,9 +328,9 @@ func TestLocks(t *testing.T) {
 		if _, err := b.Lock(id(t, "a")); !errors.Is(err, volume.ErrBusy) {
 			t.Errorf("a second lock on one volume: %v, want ErrBusy", err)
 		}
-		other, err := b.LockTarget(id(t, "b"), b.target("x"))
+		other, err := b.LockTarget(id(t, "b"), b.Target("x"))
 		must.Succeed(t, err)
-		if _, err := b.LockTarget(id(t, "c"), b.target("x")); !errors.Is(err, volume.ErrBusy) {
+		if _, err := b.LockTarget(id(t, "c"), b.Target("x")); !errors.Is(err, volume.ErrBusy) {
 			t.Errorf("a second lock on one target: %v, want ErrBusy", err)
 		}
 		// The volume of the refused call is free.
@@ -353,7 +353,7 @@ func TestDeleteOnly(t *testing.T) {
 			wantError(t, b.DeleteOnly(t.Context(), id(t, "pvc-1"), reason), volume.ErrPrecondition)
 		}
 		b.wantVolumes("pvc-1")
-		must.Succeed(t, os.Remove(b.path("pool", "pvc-1")))
+		must.Succeed(t, os.Remove(b.Path("pool", "pvc-1")))
 		wantError(t, b.DeleteOnly(t.Context(), id(t, "pvc-1"), health.InlineUnpublished), volume.ErrPrecondition)
 		must.Succeed(t, b.DeleteOnly(t.Context(), id(t, "pvc-1"), health.DirectoryMissing))
 		b.wantVolumes()

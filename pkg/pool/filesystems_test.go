@@ -18,7 +18,6 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
-	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
@@ -121,7 +120,7 @@ func TestReserveAndOverprovisionOfPoolsThatShareFilesystem(t *testing.T) {
 func TestUseOfAnotherPoolIsNotForeign(t *testing.T) {
 	onTmpfs(t, neighbours, func(t *testing.T, b *bench) {
 		b.createIn("a", "pvc-1", 100*mib)
-		must.Succeed(t, os.WriteFile(b.path("a", "pvc-1", "data"), make([]byte, 90*mib), 0o600))
+		must.Succeed(t, os.WriteFile(b.Path("a", "pvc-1", "data"), make([]byte, 90*mib), 0o600))
 		b.createIn("b", "pvc-2", 50*mib)
 		b.later(2 * time.Minute)
 		b.wantCapacity("a", 106, 2)
@@ -147,7 +146,7 @@ func TestViewOfPoolsThatShareFilesystem(t *testing.T) {
 func TestUseOfOlderPoolIsNotForeign(t *testing.T) {
 	onTmpfs(t, `[{"name":"a","path":"a"}]`, func(t *testing.T, b *bench) {
 		b.createIn("a", "pvc-1", 100*mib)
-		must.Succeed(t, os.WriteFile(b.path("a", "pvc-1", "data"), make([]byte, 90*mib), 0o600))
+		must.Succeed(t, os.WriteFile(b.Path("a", "pvc-1", "data"), make([]byte, 90*mib), 0o600))
 		b.later(time.Second) // pools are known by the second in which they were made
 		b.restart(neighbours)
 		b.wantCapacity("a", 156, 2)
@@ -157,15 +156,9 @@ func TestUseOfOlderPoolIsNotForeign(t *testing.T) {
 
 func TestConcurrentCreatesInPoolsThatShareFilesystem(t *testing.T) {
 	testenv.NeedRoot(t)
-	root := testenv.Tmpfs(t, 64*mib)
-	b := newBench(t, root)
-	configs, err := poolconfig.Parse(neighbours, root)
-	must.Succeed(t, err)
-	node, err := volume.ParseNodeID("node-1")
-	must.Succeed(t, err)
-	b.Set = pool.Start(configs, pool.Options{Node: node, Mounts: b.mounts, Labels: b.labels, Devices: b.loops, Dev: b.dev, DetectQuota: b.detect})
+	b := newBench(t, testenv.Tmpfs(t, 64*mib))
+	b.Set = b.Start(b.Configs(neighbours), b.Options("node-1"))
 	must.Succeed(t, b.Wait(t.Context()))
-	defer func() { must.Succeed(t, b.Close(t.Context())) }()
 	var made atomic.Int64
 	var work sync.WaitGroup
 	for i := range 32 {
@@ -189,20 +182,20 @@ func TestPoolMountedLaterSharesFilesystem(t *testing.T) {
 	testenv.NeedRoot(t)
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, t.TempDir())
-		must.Succeed(t, os.Mkdir(b.path("disk"), 0o755))
-		must.Succeed(t, os.Mkdir(b.path("late"), 0o755))
+		must.Succeed(t, os.Mkdir(b.Path("disk"), 0o755))
+		must.Succeed(t, os.Mkdir(b.Path("late"), 0o755))
 		disk(t, b) // of 64 MiB
 		b.start(`[{"name":"a","path":"disk/a"},{"name":"b","path":"disk/b"}]`)
 		b.createIn("b", "pvc-2", 20*mib)
-		must.Succeed(t, os.WriteFile(b.path("disk", "b", "pvc-2", "data"), make([]byte, 18*mib), 0o600))
+		must.Succeed(t, os.WriteFile(b.Path("disk", "b", "pvc-2", "data"), make([]byte, 18*mib), 0o600))
 		must.Succeed(t, b.Close(t.Context()))
 		var said diary
 		b.log = funcr.New(said.write, funcr.Options{})
 		b.start(`[{"name":"a","path":"disk/a"},{"name":"b","path":"late","requireMount":true}]`)
 		b.createIn("a", "pvc-1", 24*mib)
 		b.wantSharing("a")
-		must.Succeed(t, syscall.Mount(b.path("disk", "b"), b.path("late"), "", syscall.MS_BIND, ""))
-		defer func() { must.Succeed(t, syscall.Unmount(b.path("late"), 0)) }()
+		must.Succeed(t, syscall.Mount(b.Path("disk", "b"), b.Path("late"), "", syscall.MS_BIND, ""))
+		defer func() { must.Succeed(t, syscall.Unmount(b.Path("late"), 0)) }()
 		b.later(10 * time.Second)
 		b.wantSharing("a", "b")
 		b.wantSharing("b", "a")
@@ -240,7 +233,7 @@ func TestPoolsInSubvolumesShareFilesystem(t *testing.T) {
 		wantError(t, b.tryCreateIn("b", "pvc-2", 200*mib), volume.ErrNoSpace)
 		b.wantSharing("a", "b")
 		// What is counted for one pool is no use by others to the other.
-		must.Succeed(t, os.WriteFile(b.path("a", "pvc-1", "data"), make([]byte, 64*mib), 0o600))
+		must.Succeed(t, os.WriteFile(b.Path("a", "pvc-1", "data"), make([]byte, 64*mib), 0o600))
 		syncfs(t, root)
 		b.later(2 * time.Minute)
 		b.wantCapacity("b", before/mib-200, 8)
@@ -260,7 +253,7 @@ func opening(t *testing.T) (b *bench, release func()) {
 	must.Succeed(t, b.Close(t.Context()))
 	until := make(chan struct{})
 	b.real = func(d *dir.Dir) (quota.Facility, error) {
-		if d.String() == b.path("b") {
+		if d.String() == b.Path("b") {
 			<-until
 		}
 		return nil, quota.ErrNone
@@ -278,7 +271,7 @@ func TestNothingIsPromisedBeforeOtherPoolIsRead(t *testing.T) {
 		promise := map[string]func() error{
 			"create": func() error { return b.tryCreateIn("a", "pvc-a", mib) },
 			"expand": func() error {
-				_, err := b.Expand(t.Context(), id(t, "pvc-old"), b.target("a"), "", volume.Range{Required: 2 * mib})
+				_, err := b.Expand(t.Context(), id(t, "pvc-old"), b.Target("a"), "", volume.Range{Required: 2 * mib})
 				return err
 			},
 			"snapshot": func() error { return b.snapshot("s", "pvc-source") },
@@ -346,7 +339,7 @@ func TestNothingIsPromisedBesideUnreadablePool(t *testing.T) {
 		b.createIn("a", "pvc-a", 20*mib)
 		b.createIn("b", "pvc-b", 150*mib)
 		must.Succeed(t, b.Close(t.Context()))
-		format := b.path("b", ".hostpath-provisioner", "format")
+		format := b.Path("b", ".hostpath-provisioner", "format")
 		whole, err := os.ReadFile(format)
 		must.Succeed(t, err)
 		must.Succeed(t, os.WriteFile(format, []byte("{"), 0o600))
@@ -357,7 +350,7 @@ func TestNothingIsPromisedBesideUnreadablePool(t *testing.T) {
 			t.Errorf("inspect reports %v available in the other pool, want 0", got)
 		}
 		wantError(t, b.tryCreateIn("a", "pvc-2", mib), volume.ErrUnavailable)
-		_, err = b.Expand(t.Context(), id(t, "pvc-a"), b.target("a"), volume.ModeMount, volume.Range{Required: 30 * mib})
+		_, err = b.Expand(t.Context(), id(t, "pvc-a"), b.Target("a"), volume.ModeMount, volume.Range{Required: 30 * mib})
 		wantError(t, err, volume.ErrUnavailable)
 		must.Succeed(t, os.WriteFile(format, whole, 0o600))
 		b.later(10 * time.Second)

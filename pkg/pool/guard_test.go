@@ -10,8 +10,6 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/pkg/health"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
-	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind/bindtest"
-	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 	"kubevirt.io/hostpath-provisioner/test/must"
@@ -21,15 +19,9 @@ import (
 // directory of NFS.
 func (b *bench) second(node, datadir string) *bench {
 	b.t.Helper()
-	n := &bench{t: b.t, root: b.root, mounts: &bindtest.Fake{}, labels: b.labels, loops: b.loops, dev: b.dev}
-	b.t.Cleanup(func() { must.Succeed(b.t, n.mounts.Close()) })
+	n := &bench{t: b.t, Node: b.Beside()}
 	if node != "node-1" {
-		must.Succeed(b.t, os.MkdirAll(b.path("dev-"+node), 0o755))
-		must.Succeed(b.t, os.WriteFile(b.path("dev-"+node, "null"), nil, 0o600))
-		var err error
-		n.dev, err = dir.Open(b.path("dev-" + node))
-		must.Succeed(b.t, err)
-		b.t.Cleanup(func() { must.Succeed(b.t, n.dev.Close()) })
+		n.OwnDev("dev-" + node)
 	}
 	n.startNode(node, datadir)
 	return n
@@ -46,7 +38,7 @@ func TestSecondDriverWaitsForPool(t *testing.T) {
 					two.wantServedBy("node-1")
 					must.Succeed(t, one.Status()[0].Err)
 				}
-				inside, err := bind.ParseTarget(two.path("pool", "pvc-1", "target"))
+				inside, err := bind.ParseTarget(two.Path("pool", "pvc-1", "target"))
 				must.Succeed(t, err)
 				wantError(t, two.Publish(t.Context(), pool.Publication{ID: id(t, "pvc-1"), Target: inside}), volume.ErrInvalid)
 				if c := one.volume("pvc-1").Condition; !strings.Contains(c.Message, "another driver is configured with the pool") || !strings.Contains(c.Message, node) {

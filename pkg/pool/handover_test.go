@@ -21,10 +21,10 @@ func provisionerAndDriver(t *testing.T) (provisioner, driver *bench, h handover.
 		sides = append(sides, b)
 	}
 	sides[0].create("pvc-1", 10*mib)
-	must.Succeed(t, os.WriteFile(sides[0].path("pool", "pvc-1", "data"), []byte("kept"), 0o600))
+	must.Succeed(t, os.WriteFile(sides[0].Path("pool", "pvc-1", "data"), []byte("kept"), 0o600))
 	return sides[0], sides[1], handover.Handover{
-		From: handover.Place{Directory: sides[0].path("pool"), Name: "pvc-1"},
-		To:   handover.Place{Directory: sides[1].path("pool"), Name: "pvc-1"},
+		From: handover.Place{Directory: sides[0].Path("pool"), Name: "pvc-1"},
+		To:   handover.Place{Directory: sides[1].Path("pool"), Name: "pvc-1"},
 	}
 }
 

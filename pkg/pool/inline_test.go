@@ -19,14 +19,14 @@ func TestInlineVolumeLeftBehindIsAbnormal(t *testing.T) {
 
 func testInlineLeftBehind(t *testing.T, datadir string) {
 	onPools(t, datadir, func(t *testing.T, b *bench) {
-		target := b.target("pod")
+		target := b.Target("pod")
 		must.Succeed(t, b.PublishInline(t.Context(), pool.Request{ID: id(t, "csi-1"), Range: volume.Range{Required: mib}}, pool.Publication{ID: id(t, "csi-1"), Target: target}))
 		b.create("pvc-1", mib)
 		b.later(2 * time.Hour)
 		b.up.Store(int64(2 * time.Hour))
 		b.wantLeftBehind("published", datadir, 0)
 
-		must.Succeed(t, b.mounts.Unpublish(target, nil))
+		must.Succeed(t, b.Mounts.Unpublish(target, nil))
 		b.up.Store(int64(59 * time.Minute))
 		b.wantLeftBehind("rebooted lately", datadir, 0)
 		b.up.Store(int64(61 * time.Minute))

@@ -23,7 +23,7 @@ func onQuota(t *testing.T, kind quota.Kind, datadir string, test func(t *testing
 	root := testenv.Tmpfs(t, 256*mib)
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, root)
-		b.quota = &quotatest.Fake{As: kind}
+		b.Quota = &quotatest.Fake{As: kind}
 		b.start(datadir)
 		test(t, b)
 	})
@@ -31,7 +31,7 @@ func onQuota(t *testing.T, kind quota.Kind, datadir string, test func(t *testing
 
 func (b *bench) wantInodes(name string, want int64) {
 	b.t.Helper()
-	usage, err := b.quota.Usage(b.open(name), b.carried(name))
+	usage, err := b.Quota.Usage(b.open(name), b.carried(name))
 	must.Succeed(b.t, err)
 	if usage.Limit.Inodes != want {
 		b.t.Errorf("%s may have %d inodes, want %d", name, usage.Limit.Inodes, want)
@@ -65,7 +65,7 @@ func TestDefaultOfInodes(t *testing.T) {
 				b.delete("pvc-2")
 				b.settled()
 				must.Succeed(t, b.publish("pvc-1", "a"))
-				if _, err := b.Expand(t.Context(), id(t, "pvc-1"), b.target("a"), "", volume.Range{Required: 200 * mib}); err != nil {
+				if _, err := b.Expand(t.Context(), id(t, "pvc-1"), b.Target("a"), "", volume.Range{Required: 200 * mib}); err != nil {
 					t.Error(err)
 				}
 				b.wantCapacity("local", c.capacity-100, 2)
@@ -79,20 +79,20 @@ func TestVolumeFromBeforeTheDefaultOfInodesKeepsNone(t *testing.T) {
 	onQuota(t, quota.XFS, local, func(t *testing.T, b *bench) {
 		b.create("pvc-1", 16*mib)
 		b.wantInodes("pvc-1", 1025)
-		data, err := os.ReadFile(b.own("volumes", "pvc-1.json"))
+		data, err := os.ReadFile(b.Own("volumes", "pvc-1.json"))
 		must.Succeed(t, err)
 		must.Succeed(t, b.Close(t.Context()))
 		older := bytes.Replace(data, []byte(`,"bytesPerInode":16384`), nil, 1)
 		if bytes.Equal(older, data) || !json.Valid(older) {
 			t.Fatalf("the record %s has no number of inodes", data)
 		}
-		must.Succeed(t, os.WriteFile(b.own("volumes", "pvc-1.json"), older, 0o600))
-		must.Succeed(t, b.quota.Limit(b.open("pvc-1"), b.carried("pvc-1"), quota.Limit{Bytes: 16 * mib}))
+		must.Succeed(t, os.WriteFile(b.Own("volumes", "pvc-1.json"), older, 0o600))
+		must.Succeed(t, b.Quota.Limit(b.open("pvc-1"), b.carried("pvc-1"), quota.Limit{Bytes: 16 * mib}))
 		b.start(local)
 		b.later(2 * time.Minute)
 		b.wantInodes("pvc-1", 0)
 		must.Succeed(t, b.publish("pvc-1", "a"))
-		_, err = b.Expand(t.Context(), id(t, "pvc-1"), b.target("a"), "", volume.Range{Required: 32 * mib})
+		_, err = b.Expand(t.Context(), id(t, "pvc-1"), b.Target("a"), "", volume.Range{Required: 32 * mib})
 		must.Succeed(t, err)
 		b.wantInodes("pvc-1", 0)
 		b.restart(`[{"name":"local","path":"pool","bytesPerInode":16384}]`)
@@ -113,7 +113,7 @@ func TestLargerInodes(t *testing.T) {
 	t.Cleanup(func() { must.Succeed(t, loopfs.Unmount(root)) })
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, root)
-		b.quota = &quotatest.Fake{As: quota.XFS}
+		b.Quota = &quotatest.Fake{As: quota.XFS}
 		b.start(local)
 		b.create("pvc-1", 128*mib)
 		b.wantInodes("pvc-1", 1+128*mib/(64<<10))

@@ -114,7 +114,7 @@ func withFaultsAt(t *testing.T, root, datadir string, test func(t *testing.T, b 
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, root)
 		f := &faulty{Fake: &quotatest.Fake{As: quota.XFS}}
-		b.quota, b.real = f.Fake, f.detect
+		b.Quota, b.real = f.Fake, f.detect
 		b.start(datadir)
 		test(t, b, f)
 	})
@@ -123,14 +123,14 @@ func withFaultsAt(t *testing.T, root, datadir string, test func(t *testing.T, b 
 // carried is the id of a directory of the pool.
 func (b *bench) carried(name string) quota.ID {
 	b.t.Helper()
-	id, err := b.quota.IDOf(b.open(name))
+	id, err := b.Quota.IDOf(b.open(name))
 	must.Succeed(b.t, err)
 	return id
 }
 
 func (b *bench) limitOf(name string) int64 {
 	b.t.Helper()
-	usage, err := b.quota.Usage(b.open(name), b.carried(name))
+	usage, err := b.Quota.Usage(b.open(name), b.carried(name))
 	must.Succeed(b.t, err)
 	return usage.Limit.Bytes
 }
@@ -194,7 +194,7 @@ func TestQuotasLostAndRestored(t *testing.T) {
 		if v := b.create("pvc-2", mib); v.Enforced {
 			t.Error("a volume without a limit is said to be enforced")
 		}
-		_, err := b.Expand(t.Context(), id(t, "pvc-1"), b.target("a"), "", volume.Range{Required: 20 * mib})
+		_, err := b.Expand(t.Context(), id(t, "pvc-1"), b.Target("a"), "", volume.Range{Required: 20 * mib})
 		wantError(t, err, volume.ErrCannotGrow)
 
 		must.Succeed(t, f.Fake.Limit(b.open("pvc-1"), b.carried("pvc-1"), quota.Limit{Bytes: mib}))
@@ -239,7 +239,7 @@ func TestQuotasOffKeepsExistingLimits(t *testing.T) {
 			t.Errorf("volume %+v with id %d, want no limit", v, b.carried("pvc-2"))
 		}
 		must.Succeed(t, b.publish("pvc-1", "a"))
-		bytes, err := b.Expand(t.Context(), id(t, "pvc-1"), b.target("a"), "", volume.Range{Required: 20 * mib})
+		bytes, err := b.Expand(t.Context(), id(t, "pvc-1"), b.Target("a"), "", volume.Range{Required: 20 * mib})
 		must.Succeed(t, err)
 		if bytes != 20*mib || b.limitOf("pvc-1") != 20*mib || !b.volume("pvc-1").Enforced {
 			t.Errorf("expanded to %d under a limit of %d, want 20 MiB", bytes, b.limitOf("pvc-1"))
@@ -258,7 +258,7 @@ func TestQuotasOffKeepsExistingLimits(t *testing.T) {
 func TestLimitBeingChangedIsNotReported(t *testing.T) {
 	withQuota(t, "", func(t *testing.T, b *bench) {
 		b.create("pvc-1", 10*mib)
-		must.Succeed(t, b.quota.Limit(b.open("pvc-1"), b.carried("pvc-1"), quota.Limit{Bytes: 20 * mib}))
+		must.Succeed(t, b.Quota.Limit(b.open("pvc-1"), b.carried("pvc-1"), quota.Limit{Bytes: 20 * mib}))
 		unlock, err := b.Lock(id(t, "pvc-1"))
 		must.Succeed(t, err)
 		if v := b.volume("pvc-1"); v.Condition.Abnormal || !v.Enforced {
@@ -291,7 +291,7 @@ func TestProjectIDIsReleasedAfterFailedCreate(t *testing.T) {
 func TestProjectIDOfLostVolumeIsReleased(t *testing.T) {
 	withFaults(t, local, func(t *testing.T, b *bench, _ *faulty) {
 		b.create("pvc-1", mib)
-		must.Succeed(t, os.Remove(b.path("pool", "pvc-1")))
+		must.Succeed(t, os.Remove(b.Path("pool", "pvc-1")))
 		b.delete("pvc-1")
 		b.wantFirstID("pvc-2")
 	})
@@ -322,7 +322,7 @@ func TestOrphanLimitIsReleasedAtStart(t *testing.T) {
 		b.later(time.Minute)
 		b.delete("pvc-1")
 		b.settled()
-		b.quota.Removed(carried)
+		b.Quota.Removed(carried)
 		f.off.Store(false)
 		b.restart(local)
 		b.wantFirstID("pvc-2")
@@ -332,14 +332,14 @@ func TestOrphanLimitIsReleasedAtStart(t *testing.T) {
 func TestProjectIDInTwoRecords(t *testing.T) {
 	withFaults(t, local, func(t *testing.T, b *bench, _ *faulty) {
 		b.create("pvc-2", 10*mib)
-		data, err := os.ReadFile(b.own("volumes", "pvc-2.json"))
+		data, err := os.ReadFile(b.Own("volumes", "pvc-2.json"))
 		must.Succeed(t, err)
 		// Copies on either side of the alphabet, since records are read in any order.
 		for _, name := range []string{"pvc-1", "pvc-3"} {
-			must.Succeed(t, os.Mkdir(b.path("pool", name), 0o777))
+			must.Succeed(t, os.Mkdir(b.Path("pool", name), 0o777))
 			copied := strings.Replace(string(data), `"pvc-2"`, `"`+name+`"`, 1)
 			copied = regexp.MustCompile(`"uid":"\w+"`).ReplaceAllString(copied, `"uid":"copy`+name+`"`)
-			must.Succeed(t, os.WriteFile(filepath.Join(b.own("volumes"), name+".json"), []byte(copied), 0o600))
+			must.Succeed(t, os.WriteFile(filepath.Join(b.Own("volumes"), name+".json"), []byte(copied), 0o600))
 		}
 		b.restart(local)
 		for _, name := range []string{"pvc-1", "pvc-3"} {
@@ -358,7 +358,7 @@ func TestInodesUsedPerVolume(t *testing.T) {
 		b.create("pvc-1", mib)
 		must.Succeed(t, b.publish("pvc-1", "a"))
 		must.Succeed(t, b.write("pvc-1", 1))
-		stats, err := b.Stats(t.Context(), id(t, "pvc-1"), b.target("a"))
+		stats, err := b.Stats(t.Context(), id(t, "pvc-1"), b.Target("a"))
 		must.Succeed(t, err)
 		if s := stats.Space; s.Inodes != 65 || s.InodesUsed != 2 || s.InodesFree != 63 {
 			t.Errorf("space %+v, want 2 of 65 inodes in use", s)
@@ -403,7 +403,7 @@ func TestRestoredLimitsKeepExpansion(t *testing.T) {
 			if err != nil {
 				continue // the limit being changed is this one
 			}
-			_, err = b.Expand(t.Context(), id(t, name), b.target(name), "", volume.Range{Required: 20 * mib})
+			_, err = b.Expand(t.Context(), id(t, name), b.Target(name), "", volume.Range{Required: 20 * mib})
 			must.Succeed(t, err)
 			unlock()
 		}
@@ -436,7 +436,7 @@ func TestPoolsOnTwoFilesystemsShareProjectID(t *testing.T) {
 		b.restart("[" + one + "," + two + "]")
 		for _, name := range []string{"pvc-1", "pvc-2"} {
 			must.Succeed(t, b.publish(name, name))
-			_, err := b.Expand(t.Context(), id(t, name), b.target(name), "", volume.Range{Required: 2 * mib})
+			_, err := b.Expand(t.Context(), id(t, name), b.Target(name), "", volume.Range{Required: 2 * mib})
 			must.Succeed(t, err)
 			if v := b.volume(name); !v.Enforced || v.Condition.Abnormal {
 				t.Errorf("volume %+v, want it enforced and in order", v)
@@ -455,9 +455,9 @@ func mountTmpfs(t *testing.T, at string) {
 func TestCapacityWhileTrashIsErased(t *testing.T) {
 	testenv.NeedRoot(t)
 	withFaultsAt(t, testenv.Tmpfs(t, 300*mib), local, func(t *testing.T, b *bench, f *faulty) {
-		must.Succeed(t, os.WriteFile(b.path("foreign"), make([]byte, 80*mib), 0o600))
+		must.Succeed(t, os.WriteFile(b.Path("foreign"), make([]byte, 80*mib), 0o600))
 		b.create("full", 80*mib)
-		must.Succeed(t, os.WriteFile(b.path("pool", "full", "data"), make([]byte, 80*mib), 0o600))
+		must.Succeed(t, os.WriteFile(b.Path("pool", "full", "data"), make([]byte, 80*mib), 0o600))
 		must.Succeed(t, b.write("full", 80*mib))
 		b.create("empty", 80*mib)
 		deleted := func() {
@@ -487,7 +487,7 @@ func TestPanicReleasesReservation(t *testing.T) {
 				return err
 			},
 			"an expansion": func() error {
-				_, err := b.Expand(t.Context(), id(t, "pvc-disk"), b.target("disk"), volume.ModeBlock, volume.Range{Required: 8 * mib})
+				_, err := b.Expand(t.Context(), id(t, "pvc-disk"), b.Target("disk"), volume.ModeBlock, volume.Range{Required: 8 * mib})
 				return err
 			},
 		} {

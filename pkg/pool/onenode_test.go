@@ -43,7 +43,7 @@ func TestSingleNodeModes_otherNodeHasVolume(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			inShared(t, func(t *testing.T, one, two *bench) {
-				r := pool.Publication{ID: id(t, "pvc-1"), Target: one.target("on-one")}
+				r := pool.Publication{ID: id(t, "pvc-1"), Target: one.Target("on-one")}
 				as(&r)
 				if r.Mode == volume.ModeBlock {
 					one.createBlock("pvc-1", mib)
@@ -53,10 +53,10 @@ func TestSingleNodeModes_otherNodeHasVolume(t *testing.T) {
 				must.Succeed(t, one.Publish(t.Context(), r))
 				must.Succeed(t, one.Publish(t.Context(), r)) // again at the same target
 				there := r
-				there.Target = two.target("on-two")
+				there.Target = two.Target("on-two")
 				wantRefusedFor(t, two.Publish(t.Context(), there), "node-1")
-				wantGone(t, two.path("pods", "on-two"))
-				wantGone(t, two.own("published", "node-2", "pvc-1"))
+				wantGone(t, two.Path("pods", "on-two"))
+				wantGone(t, two.Own("published", "node-2", "pvc-1"))
 
 				several := there
 				several.MultiNode, several.SingleTarget = true, false
@@ -106,7 +106,7 @@ func TestSingleNodeVolume_driverRestarts(t *testing.T) {
 
 		// A reboot takes the mounts.
 		must.Succeed(t, one.Close(context.Background()))
-		must.Succeed(t, one.mounts.Unpublish(one.target("on-one"), nil))
+		must.Succeed(t, one.Mounts.Unpublish(one.Target("on-one"), nil))
 		one.start(sharedPool)
 		must.Succeed(t, two.publish("pvc-1", "on-two"))
 	})
@@ -148,7 +148,7 @@ func TestNodeWithOtherClockIsAlive(t *testing.T) {
 				sign := func() {
 					now := epoch.Add(time.Since(began))
 					for _, part := range []string{"trash", "published"} {
-						must.Succeed(t, os.Chtimes(one.own(part, "node-2"), now, now))
+						must.Succeed(t, os.Chtimes(one.Own(part, "node-2"), now, now))
 					}
 				}
 				for range 60 {
@@ -178,7 +178,7 @@ func TestMarksAreRestoredFromMounts(t *testing.T) {
 		wantRefusedFor(t, two.publish("pvc-1", "on-two"), "node-1")
 		wantRefusedFor(t, two.publishBlock("pvc-disk", "on-two"), "node-1")
 		// Somebody took the node for gone.
-		must.Succeed(t, os.RemoveAll(one.own("published", "node-1")))
+		must.Succeed(t, os.RemoveAll(one.Own("published", "node-1")))
 		one.later(2 * time.Minute)
 		wantRefusedFor(t, two.publish("pvc-1", "on-two"), "node-1")
 		must.Succeed(t, one.unpublish("pvc-1", "a"))
@@ -192,7 +192,7 @@ func TestMarkWithoutMountIsRemovedAtStart(t *testing.T) {
 		one.create("pvc-1", mib)
 		must.Succeed(t, one.publish("pvc-1", "a"))
 		must.Succeed(t, one.unpublish("pvc-1", "a"))
-		must.Succeed(t, os.WriteFile(one.own("published", "node-1", "pvc-1"), nil, 0o600))
+		must.Succeed(t, os.WriteFile(one.Own("published", "node-1", "pvc-1"), nil, 0o600))
 		wantRefusedFor(t, two.publish("pvc-1", "on-two"), "node-1")
 		one.restart(sharedPool)
 		must.Succeed(t, two.publish("pvc-1", "on-two"))
@@ -203,10 +203,10 @@ func TestMarkWithoutMountIsRemovedAtStart(t *testing.T) {
 func TestPublishWithoutMarkFails(t *testing.T) {
 	inShared(t, func(t *testing.T, one, _ *bench) {
 		one.create("pvc-1", mib)
-		must.Succeed(t, os.WriteFile(one.own("published"), nil, 0o600)) // no directory can be made there
+		must.Succeed(t, os.WriteFile(one.Own("published"), nil, 0o600)) // no directory can be made there
 		if err := one.publish("pvc-1", "a"); err == nil {
 			t.Error("a volume was published of which other nodes cannot know")
 		}
-		wantGone(t, one.path("pods", "a"))
+		wantGone(t, one.Path("pods", "a"))
 	})
 }

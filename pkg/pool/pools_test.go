@@ -16,16 +16,13 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/go-logr/logr"
 	"github.com/google/go-cmp/cmp"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind/bindtest"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
-	"kubevirt.io/hostpath-provisioner/pkg/hostfs/label/labeltest"
-	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop/looptest"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
-	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/pooltest"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
@@ -36,8 +33,8 @@ const twoPools = `[{"name":"legacy","path":"disk","requireMount":true},{"name":"
 
 func disk(t *testing.T, b *bench) {
 	t.Helper()
-	must.Succeed(t, syscall.Mount("tmpfs", b.path("disk"), "tmpfs", 0, "size=64m"))
-	t.Cleanup(func() { _ = syscall.Unmount(b.path("disk"), syscall.MNT_DETACH) })
+	must.Succeed(t, syscall.Mount("tmpfs", b.Path("disk"), "tmpfs", 0, "size=64m"))
+	t.Cleanup(func() { _ = syscall.Unmount(b.Path("disk"), syscall.MNT_DETACH) })
 }
 
 // onDisk runs a test on a node with twoPools.
@@ -46,7 +43,7 @@ func onDisk(t *testing.T, test func(t *testing.T, b *bench)) {
 	testenv.NeedRoot(t)
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, t.TempDir())
-		must.Succeed(t, os.Mkdir(b.path("disk"), 0o755))
+		must.Succeed(t, os.Mkdir(b.Path("disk"), 0o755))
 		disk(t, b)
 		b.start(twoPools)
 		test(t, b)
@@ -57,14 +54,14 @@ func TestMissingPoolIsReopened(t *testing.T) {
 	testenv.NeedRoot(t)
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, t.TempDir())
-		must.Succeed(t, os.Mkdir(b.path("disk"), 0o755))
+		must.Succeed(t, os.Mkdir(b.Path("disk"), 0o755))
 		b.start(twoPools)
 		if got := b.capacity(); got != 0 {
 			t.Errorf("capacity %d of a pool that is not mounted, want 0", got)
 		}
 		_, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-1"), Range: volume.Range{Required: mib}})
 		wantError(t, err, volume.ErrNoSpace)
-		if left := names(t, b.path("disk")); len(left) > 0 {
+		if left := names(t, b.Path("disk")); len(left) > 0 {
 			t.Errorf("the bare mount point holds %q", left)
 		}
 		disk(t, b)
@@ -79,15 +76,15 @@ func TestUnmountedPoolIsNotWritten(t *testing.T) {
 		t.Run(datadir, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				b := newBench(t, t.TempDir())
-				must.Succeed(t, os.Mkdir(b.path("disk"), 0o755))
+				must.Succeed(t, os.Mkdir(b.Path("disk"), 0o755))
 				disk(t, b)
 				b.start(datadir)
 				b.create("pvc-1", mib)
 				// Nothing holds the filesystem: it can be unmounted and kept by a bind.
-				must.Succeed(t, os.Mkdir(b.path("aside"), 0o755))
-				must.Succeed(t, syscall.Mount(b.path("disk"), b.path("aside"), "", syscall.MS_BIND, ""))
-				defer func() { must.Succeed(t, syscall.Unmount(b.path("aside"), 0)) }()
-				must.Succeed(t, syscall.Unmount(b.path("disk"), 0))
+				must.Succeed(t, os.Mkdir(b.Path("aside"), 0o755))
+				must.Succeed(t, syscall.Mount(b.Path("disk"), b.Path("aside"), "", syscall.MS_BIND, ""))
+				defer func() { must.Succeed(t, syscall.Unmount(b.Path("aside"), 0)) }()
+				must.Succeed(t, syscall.Unmount(b.Path("disk"), 0))
 
 				_, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-2"), Range: volume.Range{Required: mib}})
 				wantError(t, err, volume.ErrNoSpace)
@@ -96,7 +93,7 @@ func TestUnmountedPoolIsNotWritten(t *testing.T) {
 				wantError(t, b.Delete(t.Context(), id(t, "pvc-1")), volume.ErrUnavailable)
 				wantError(t, b.publish("pvc-1", "a"), volume.ErrUnavailable)
 				b.later(5 * time.Minute)
-				if left := names(t, b.path("disk")); len(left) > 0 {
+				if left := names(t, b.Path("disk")); len(left) > 0 {
 					t.Errorf("the bare mount point holds %q", left)
 				}
 				// Its volumes are still listed, and the other pool serves.
@@ -105,7 +102,7 @@ func TestUnmountedPoolIsNotWritten(t *testing.T) {
 					t.Errorf("list %+v, want pvc-1 as abnormal", page)
 				}
 				// Mounted again, it is the same pool.
-				must.Succeed(t, syscall.Mount(b.path("aside"), b.path("disk"), "", syscall.MS_BIND, ""))
+				must.Succeed(t, syscall.Mount(b.Path("aside"), b.Path("disk"), "", syscall.MS_BIND, ""))
 				b.later(10 * time.Second)
 				b.delete("pvc-1")
 			})
@@ -120,20 +117,20 @@ func TestRepeatedCreateWhilePoolIsAwayAfterRestart(t *testing.T) {
 	testenv.NeedRoot(t)
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, t.TempDir())
-		must.Succeed(t, os.Mkdir(b.path("disk"), 0o755))
-		must.Succeed(t, os.Mkdir(b.path("aside"), 0o755))
+		must.Succeed(t, os.Mkdir(b.Path("disk"), 0o755))
+		must.Succeed(t, os.Mkdir(b.Path("aside"), 0o755))
 		disk(t, b)
-		must.Succeed(t, syscall.Mount(b.path("disk"), b.path("aside"), "", syscall.MS_BIND, ""))
-		t.Cleanup(func() { must.Succeed(t, syscall.Unmount(b.path("aside"), syscall.MNT_DETACH)) })
+		must.Succeed(t, syscall.Mount(b.Path("disk"), b.Path("aside"), "", syscall.MS_BIND, ""))
+		t.Cleanup(func() { must.Succeed(t, syscall.Unmount(b.Path("aside"), syscall.MNT_DETACH)) })
 		b.start(twoPools)
 		made := b.create("pvc-1", mib)
 		must.Succeed(t, b.Close(t.Context()))
-		must.Succeed(t, syscall.Unmount(b.path("disk"), 0))
+		must.Succeed(t, syscall.Unmount(b.Path("disk"), 0))
 
 		b.start(twoPools)
 		_, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-1"), Range: volume.Range{Required: mib}})
 		wantError(t, err, volume.ErrNoSpace)
-		must.Succeed(t, syscall.Mount(b.path("aside"), b.path("disk"), "", syscall.MS_BIND, ""))
+		must.Succeed(t, syscall.Mount(b.Path("aside"), b.Path("disk"), "", syscall.MS_BIND, ""))
 		b.later(10 * time.Second)
 		b.wantVolumes("pvc-1")
 		if again := b.create("pvc-1", mib); again.Bytes != made.Bytes {
@@ -164,7 +161,7 @@ func TestMountedOverStartedPool(t *testing.T) {
 		}
 	}
 	t.Run("empty is replaced", mounted(t, func(t *testing.T, b *bench) {
-		bare := manifest(t, b.path("disk"))
+		bare := manifest(t, b.Path("disk"))
 		disk(t, b)
 		serves(t, b, true)
 		b.create("pvc-1", mib)
@@ -173,15 +170,15 @@ func TestMountedOverStartedPool(t *testing.T) {
 		b.delete("pvc-1")
 		b.later(2 * time.Minute)
 
-		must.Succeed(t, syscall.Unmount(b.path("disk"), 0))
+		must.Succeed(t, syscall.Unmount(b.Path("disk"), 0))
 		// No more than the mark was written into it, also by a driver that starts now.
-		own := b.path("disk", ".hostpath-provisioner")
+		own := b.Path("disk", ".hostpath-provisioner")
 		for range 2 {
 			serves(t, b, false)
 			_, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-2"), Range: volume.Range{Required: mib}})
 			wantError(t, err, volume.ErrNoSpace)
 			b.later(5 * time.Minute)
-			now := manifest(t, b.path("disk"))
+			now := manifest(t, b.Path("disk"))
 			if _, marked := now[own+"/covered"]; !marked {
 				t.Error("the bare directory has no mark")
 			}
@@ -197,24 +194,24 @@ func TestMountedOverStartedPool(t *testing.T) {
 		serves(t, b, true)
 		b.create("pvc-2", mib)
 		b.wantVolumes("pvc-2")
-		must.Succeed(t, syscall.Unmount(b.path("disk"), 0))
+		must.Succeed(t, syscall.Unmount(b.Path("disk"), 0))
 		disk(t, b) // and a third, while the second has a volume
 		serves(t, b, false)
 	}))
 	for name, fill := range map[string]func(b *bench){
 		"with a volume is kept": func(b *bench) { b.create("pvc-1", mib) },
 		"with a directory from before the driver is kept": func(b *bench) {
-			must.Succeed(b.t, os.Mkdir(b.path("disk", "pvc-by-hand"), 0o755))
+			must.Succeed(b.t, os.Mkdir(b.Path("disk", "pvc-by-hand"), 0o755))
 		},
 		"with a record is kept": func(b *bench) {
 			b.create("pvc-1", mib)
-			must.Succeed(b.t, os.Remove(b.path("disk", "pvc-1")))
+			must.Succeed(b.t, os.Remove(b.Path("disk", "pvc-1")))
 		},
 		"with the trash of another node is kept": func(b *bench) {
-			must.Succeed(b.t, os.MkdirAll(b.path("disk", ".hostpath-provisioner", "trash", "node-2", "pvc-1.x"), 0o700))
+			must.Succeed(b.t, os.MkdirAll(b.Path("disk", ".hostpath-provisioner", "trash", "node-2", "pvc-1.x"), 0o700))
 		},
 		"with a creation of another node is kept": func(b *bench) {
-			must.Succeed(b.t, os.MkdirAll(b.path("disk", ".hostpath-provisioner", "creating", "node-2", "pvc-1"), 0o700))
+			must.Succeed(b.t, os.MkdirAll(b.Path("disk", ".hostpath-provisioner", "creating", "node-2", "pvc-1"), 0o700))
 		},
 	} {
 		t.Run(name, mounted(t, func(t *testing.T, b *bench) {
@@ -222,41 +219,41 @@ func TestMountedOverStartedPool(t *testing.T) {
 			b.later(15 * time.Second)
 			disk(t, b)
 			serves(t, b, false)
-			if left := names(t, b.path("disk")); len(left) > 0 {
+			if left := names(t, b.Path("disk")); len(left) > 0 {
 				t.Errorf("the new filesystem holds %q", left)
 			}
-			must.Succeed(t, syscall.Unmount(b.path("disk"), 0))
+			must.Succeed(t, syscall.Unmount(b.Path("disk"), 0))
 			serves(t, b, true)
 		}))
 	}
 	t.Run("empty is kept when it was moved away", mounted(t, func(t *testing.T, b *bench) {
-		must.Succeed(t, os.Rename(b.path("disk"), b.path("away")))
-		must.Succeed(t, os.Mkdir(b.path("disk"), 0o755))
+		must.Succeed(t, os.Rename(b.Path("disk"), b.Path("away")))
+		must.Succeed(t, os.Mkdir(b.Path("disk"), 0o755))
 		serves(t, b, false)
 	}))
 	t.Run("empty is kept when a link takes its place", mounted(t, func(t *testing.T, b *bench) {
 		outside := testenv.Tmpfs(t, 64*mib)
-		must.Succeed(t, os.Rename(b.path("disk"), b.path("away")))
-		must.Succeed(t, os.Symlink(outside, b.path("disk")))
+		must.Succeed(t, os.Rename(b.Path("disk"), b.Path("away")))
+		must.Succeed(t, os.Symlink(outside, b.Path("disk")))
 		serves(t, b, false)
 		if left := names(t, outside); len(left) > 0 {
 			t.Errorf("where the link leads is %q now", left)
 		}
-		must.Succeed(t, os.Remove(b.path("disk")))
-		must.Succeed(t, os.Rename(b.path("away"), b.path("disk")))
+		must.Succeed(t, os.Remove(b.Path("disk")))
+		must.Succeed(t, os.Rename(b.Path("away"), b.Path("disk")))
 		serves(t, b, true)
 	}))
 	t.Run("empty is replaced where a link leads that was there first", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			b := newBench(t, t.TempDir())
-			must.Succeed(t, os.Mkdir(b.path("disk"), 0o755))
-			must.Succeed(t, os.Symlink(b.path("disk"), b.path("link")))
+			must.Succeed(t, os.Mkdir(b.Path("disk"), 0o755))
+			must.Succeed(t, os.Symlink(b.Path("disk"), b.Path("link")))
 			b.start(`[{"name":"local","path":"link"}]`)
 			serves(t, b, true)
 			disk(t, b)
 			serves(t, b, true)
 			b.create("pvc-1", mib)
-			if got := names(t, b.path("disk")); !slices.Contains(got, "pvc-1") {
+			if got := names(t, b.Path("disk")); !slices.Contains(got, "pvc-1") {
 				t.Errorf("what is mounted holds %q, want the volume", got)
 			}
 		})
@@ -281,12 +278,12 @@ func manifest(t *testing.T, root string) map[string]time.Time {
 func TestReplacedPoolIsRefused(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.create("pvc-1", mib)
-		must.Succeed(t, os.Rename(b.path("pool"), b.path("original")))
-		other := newBenchPool(t, b.path("made"))
-		must.Succeed(t, os.Rename(other, b.path("pool")))
+		must.Succeed(t, os.Rename(b.Path("pool"), b.Path("original")))
+		other := newBenchPool(t, b.Path("made"))
+		must.Succeed(t, os.Rename(other, b.Path("pool")))
 		wantError(t, b.publish("pvc-1", "a"), volume.ErrUnavailable)
-		must.Succeed(t, os.Rename(b.path("pool"), b.path("other")))
-		must.Succeed(t, os.Rename(b.path("original"), b.path("pool")))
+		must.Succeed(t, os.Rename(b.Path("pool"), b.Path("other")))
+		must.Succeed(t, os.Rename(b.Path("original"), b.Path("pool")))
 		must.Succeed(t, b.publish("pvc-1", "a"))
 	})
 }
@@ -294,7 +291,7 @@ func TestReplacedPoolIsRefused(t *testing.T) {
 func TestPoolIdentityIgnoresFormatWriter(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.create("pvc-1", mib)
-		written, err := os.ReadFile(b.own("format"))
+		written, err := os.ReadFile(b.Own("format"))
 		must.Succeed(t, err)
 		spaced := bytes.ReplaceAll(written, []byte(`,"`), []byte(`, "`))
 		for name, test := range map[string]struct {
@@ -307,7 +304,7 @@ func TestPoolIdentityIgnoresFormatWriter(t *testing.T) {
 			"of a later version":  {bytes.Replace(written, []byte(`"version":1`), []byte(`"version":2`), 1), volume.ErrUnavailable},
 			"that cannot be read": {written[:len(written)/2], volume.ErrUnavailable},
 		} {
-			must.Succeed(t, os.WriteFile(b.own("format"), test.format, 0o600))
+			must.Succeed(t, os.WriteFile(b.Own("format"), test.format, 0o600))
 			if err := b.publish("pvc-1", "a"); !errors.Is(err, test.wants) {
 				t.Errorf("a format %s: %v, want %v", name, err, test.wants)
 			}
@@ -322,13 +319,13 @@ func newBenchPool(t *testing.T, root string) string {
 	b := newBench(t, root)
 	b.start(local)
 	must.Succeed(t, b.Close(t.Context()))
-	return b.path("pool")
+	return b.Path("pool")
 }
 
 func TestReadOnlyPoolServesVolumes(t *testing.T) {
 	onDisk(t, func(t *testing.T, b *bench) {
 		b.create("pvc-1", mib)
-		must.Succeed(t, syscall.Mount("", b.path("disk"), "", syscall.MS_REMOUNT|syscall.MS_RDONLY, ""))
+		must.Succeed(t, syscall.Mount("", b.Path("disk"), "", syscall.MS_REMOUNT|syscall.MS_RDONLY, ""))
 		b.restart(twoPools)
 		if got := b.capacity(); got != 0 {
 			t.Errorf("capacity %d of a read-only pool, want 0", got)
@@ -336,7 +333,7 @@ func TestReadOnlyPoolServesVolumes(t *testing.T) {
 		_, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-2"), Range: volume.Range{Required: mib}})
 		wantError(t, err, volume.ErrNoSpace)
 		must.Succeed(t, b.publish("pvc-1", "a"))
-		_, err = b.Expand(t.Context(), id(t, "pvc-1"), b.target("a"), "", volume.Range{Required: 2 * mib})
+		_, err = b.Expand(t.Context(), id(t, "pvc-1"), b.Target("a"), "", volume.Range{Required: 2 * mib})
 		wantError(t, err, volume.ErrCannotGrow)
 		v, err := b.Volume(t.Context(), id(t, "pvc-1"))
 		must.Succeed(t, err)
@@ -347,7 +344,7 @@ func TestReadOnlyPoolServesVolumes(t *testing.T) {
 		if b.Delete(t.Context(), id(t, "pvc-1")) == nil {
 			t.Error("deleted from a read-only pool")
 		}
-		must.Succeed(t, syscall.Mount("", b.path("disk"), "", syscall.MS_REMOUNT, ""))
+		must.Succeed(t, syscall.Mount("", b.Path("disk"), "", syscall.MS_REMOUNT, ""))
 		b.delete("pvc-1")
 	})
 }
@@ -366,26 +363,26 @@ func TestReadOnlyPoolIsRecoveredWhenWritable(t *testing.T) {
 		limit := b.limitOf("pvc-3")
 		must.Succeed(t, b.Close(t.Context()))
 
-		must.Succeed(t, os.WriteFile(b.own("volumes", ".new-pvc-4.json"), []byte(`{"vers`), 0o600))
-		must.Succeed(t, os.WriteFile(b.own("volumes", ".new-no id.json"), []byte(`{"vers`), 0o600))
-		must.Succeed(t, os.Rename(b.path("pool", "pvc-1"), b.own("creating", "node-1", "pvc-1")))
-		must.Succeed(t, os.MkdirAll(b.own("trash", "node-before"), 0o700))
-		must.Succeed(t, os.Rename(b.path("pool", "pvc-2"), b.own("trash", "node-before", "pvc-2."+uid(t, b, "pvc-2"))))
-		must.Succeed(t, b.quota.Limit(b.open("pvc-3"), b.carried("pvc-3"), quota.Limit{Bytes: 2 * mib}))
-		must.Succeed(t, os.Truncate(b.path("pool", "pvc-disk", "disk.img"), 2*mib))
-		must.Succeed(t, os.Chmod(b.path("pool"), 0o755))
+		must.Succeed(t, os.WriteFile(b.Own("volumes", ".new-pvc-4.json"), []byte(`{"vers`), 0o600))
+		must.Succeed(t, os.WriteFile(b.Own("volumes", ".new-no id.json"), []byte(`{"vers`), 0o600))
+		must.Succeed(t, os.Rename(b.Path("pool", "pvc-1"), b.Own("creating", "node-1", "pvc-1")))
+		must.Succeed(t, os.MkdirAll(b.Own("trash", "node-before"), 0o700))
+		must.Succeed(t, os.Rename(b.Path("pool", "pvc-2"), b.Own("trash", "node-before", "pvc-2."+uid(t, b, "pvc-2"))))
+		must.Succeed(t, b.Quota.Limit(b.open("pvc-3"), b.carried("pvc-3"), quota.Limit{Bytes: 2 * mib}))
+		must.Succeed(t, os.Truncate(b.Path("pool", "pvc-disk", "disk.img"), 2*mib))
+		must.Succeed(t, os.Chmod(b.Path("pool"), 0o755))
 
-		must.Succeed(t, syscall.Mount("", b.path("pool"), "", syscall.MS_REMOUNT|syscall.MS_RDONLY, ""))
+		must.Succeed(t, syscall.Mount("", b.Path("pool"), "", syscall.MS_REMOUNT|syscall.MS_RDONLY, ""))
 		f.failBefore.Store(true)
 		b.start(local)
 		b.later(2 * time.Minute)
 		must.Succeed(t, b.publish("pvc-3", "a"))
 		f.failBefore.Store(false)
-		must.Succeed(t, syscall.Mount("", b.path("pool"), "", syscall.MS_REMOUNT, ""))
+		must.Succeed(t, syscall.Mount("", b.Path("pool"), "", syscall.MS_REMOUNT, ""))
 		b.later(10 * time.Second)
 		b.wantVolumes("pvc-3", "pvc-disk")
 		b.wantClean()
-		if left := names(t, b.own("trash", "node-before")); len(left) > 0 {
+		if left := names(t, b.Own("trash", "node-before")); len(left) > 0 {
 			t.Errorf("the node before has left %q", left)
 		}
 		if got := b.limitOf("pvc-3"); got != limit {
@@ -394,7 +391,7 @@ func TestReadOnlyPoolIsRecoveredWhenWritable(t *testing.T) {
 		if got := b.volume("pvc-disk").Bytes; got != 2*mib {
 			t.Errorf("a disk of %d bytes promises %d", 2*mib, got)
 		}
-		info, err := os.Stat(b.path("pool"))
+		info, err := os.Stat(b.Path("pool"))
 		must.Succeed(t, err)
 		if got := info.Mode().Perm(); got != 0o750 {
 			t.Errorf("the pool has the mode %o, want 750", got)
@@ -411,15 +408,10 @@ func TestHungPoolDoesNotDelayOthers(t *testing.T) {
 	hung := filepath.Join(root, "hung")
 	release := testenv.Hang(t, hung)
 
-	dev, err := dir.Open(t.TempDir())
-	must.Succeed(t, err)
-	mounts, labels, loops := &bindtest.Fake{}, &labeltest.Fake{}, looptest.NewFake(dev)
-	defer func() { must.Succeed(t, errors.Join(mounts.Close(), loops.Close(), dev.Close())) }()
-	node, err := volume.ParseNodeID("node-1")
-	must.Succeed(t, err)
-	configs, err := poolconfig.Parse(`[{"name":"legacy","path":"pool"},{"name":"hung","path":"hung"}]`, root)
-	must.Succeed(t, err)
-	set := pool.Start(configs, pool.Options{Node: node, Mounts: mounts, Labels: labels, Devices: loops, Dev: dev, Log: logr.Discard(), HangAfter: time.Second})
+	n := pooltest.New(t, root)
+	options := n.Options("node-1")
+	options.HangAfter = time.Second
+	set := n.Start(n.Configs(`[{"name":"legacy","path":"pool"},{"name":"hung","path":"hung"}]`), options)
 	must.Succeed(t, set.Wait(t.Context()))
 
 	name, err := volume.ParsePoolName("hung")
@@ -463,8 +455,8 @@ func (h *hanging) IsFilesystem(*dir.Dir) (bool, error) {
 func TestOnlyOneCallWaitsForHungPool(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, t.TempDir())
-		must.Succeed(t, os.Mkdir(b.path("pool"), 0o755))
-		mounts := &hanging{Fake: b.mounts}
+		must.Succeed(t, os.Mkdir(b.Path("pool"), 0o755))
+		mounts := &hanging{Fake: b.Mounts}
 		b.table = mounts
 		b.start(`[{"name":"local","path":"pool","requireMount":true}]`)
 		b.create("pvc-1", mib)
@@ -501,42 +493,42 @@ func TestNestedPoolIsRefused(t *testing.T) {
 	testenv.NeedRoot(t)
 	const inOuter = `[{"name":"outer","path":"outer"},{"name":"inner","path":"inner","requireMount":%v}]`
 	bindMount := func(b *bench, from string, to ...string) {
-		to = append([]string{b.root}, to...)
+		to = append([]string{b.Root}, to...)
 		must.Succeed(b.t, os.MkdirAll(filepath.Join(to...), 0o755))
-		must.Succeed(b.t, syscall.Mount(b.path(from), filepath.Join(to...), "", syscall.MS_BIND, ""))
+		must.Succeed(b.t, syscall.Mount(b.Path(from), filepath.Join(to...), "", syscall.MS_BIND, ""))
 		b.t.Cleanup(func() { _ = syscall.Unmount(filepath.Join(to...), syscall.MNT_DETACH) })
 	}
 	for name, nest := range map[string]func(b *bench){
 		"by a link to a volume": func(b *bench) {
-			must.Succeed(b.t, os.Symlink("outer/sub", b.path("inner")))
+			must.Succeed(b.t, os.Symlink("outer/sub", b.Path("inner")))
 		},
 		"by a link to what is in a volume": func(b *bench) {
-			must.Succeed(b.t, os.MkdirAll(b.path("outer", "sub", "deep"), 0o755))
-			must.Succeed(b.t, os.Symlink("outer/sub/deep", b.path("inner")))
+			must.Succeed(b.t, os.MkdirAll(b.Path("outer", "sub", "deep"), 0o755))
+			must.Succeed(b.t, os.Symlink("outer/sub/deep", b.Path("inner")))
 		},
 		"by a mount of a volume": func(b *bench) {
 			bindMount(b, "outer/sub", "inner")
 		},
 		"by a mount of what is in a volume": func(b *bench) {
-			must.Succeed(b.t, os.MkdirAll(b.path("outer", "sub", "deep"), 0o755))
+			must.Succeed(b.t, os.MkdirAll(b.Path("outer", "sub", "deep"), 0o755))
 			bindMount(b, "outer/sub/deep", "inner")
 		},
 		"by a mount on a volume": func(b *bench) {
-			must.Succeed(b.t, os.Mkdir(b.path("inner"), 0o755))
-			must.Succeed(b.t, syscall.Mount("tmpfs", b.path("inner"), "tmpfs", 0, ""))
-			b.t.Cleanup(func() { must.Succeed(b.t, syscall.Unmount(b.path("inner"), 0)) })
+			must.Succeed(b.t, os.Mkdir(b.Path("inner"), 0o755))
+			must.Succeed(b.t, syscall.Mount("tmpfs", b.Path("inner"), "tmpfs", 0, ""))
+			b.t.Cleanup(func() { must.Succeed(b.t, syscall.Unmount(b.Path("inner"), 0)) })
 			bindMount(b, "inner", "outer", "sub")
 		},
 		"in a directory that is mounted on a volume": func(b *bench) {
-			must.Succeed(b.t, os.MkdirAll(b.path("real", "inner"), 0o755))
-			must.Succeed(b.t, os.Symlink("real/inner", b.path("inner")))
+			must.Succeed(b.t, os.MkdirAll(b.Path("real", "inner"), 0o755))
+			must.Succeed(b.t, os.Symlink("real/inner", b.Path("inner")))
 			bindMount(b, "real", "outer", "sub")
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				b := newBench(t, t.TempDir())
-				must.Succeed(t, os.MkdirAll(b.path("outer", "sub"), 0o755))
+				must.Succeed(t, os.MkdirAll(b.Path("outer", "sub"), 0o755))
 				nest(b)
 				b.start(fmt.Sprintf(inOuter, false))
 				b.wantOuterRefused(t, fmt.Sprintf(inOuter, false))
@@ -546,8 +538,8 @@ func TestNestedPoolIsRefused(t *testing.T) {
 	t.Run("where no volume can be", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			b := newBench(t, t.TempDir())
-			must.Succeed(t, os.MkdirAll(b.path("outer", ".pools", "inner"), 0o755))
-			must.Succeed(t, os.Symlink("outer/.pools/inner", b.path("inner")))
+			must.Succeed(t, os.MkdirAll(b.Path("outer", ".pools", "inner"), 0o755))
+			must.Succeed(t, os.Symlink("outer/.pools/inner", b.Path("inner")))
 			b.start(fmt.Sprintf(inOuter, false))
 			for _, status := range b.Status() {
 				if status.Err != nil {
@@ -559,19 +551,19 @@ func TestNestedPoolIsRefused(t *testing.T) {
 	t.Run("from some time on", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			b := newBench(t, t.TempDir())
-			must.Succeed(t, os.Mkdir(b.path("inner"), 0o755))
-			must.Succeed(t, os.MkdirAll(b.path("outer"), 0o755))
+			must.Succeed(t, os.Mkdir(b.Path("inner"), 0o755))
+			must.Succeed(t, os.MkdirAll(b.Path("outer"), 0o755))
 			b.start(fmt.Sprintf(inOuter, true))
-			must.Succeed(t, syscall.Mount("tmpfs", b.path("inner"), "tmpfs", 0, ""))
-			t.Cleanup(func() { _ = syscall.Unmount(b.path("inner"), syscall.MNT_DETACH) })
+			must.Succeed(t, syscall.Mount("tmpfs", b.Path("inner"), "tmpfs", 0, ""))
+			t.Cleanup(func() { _ = syscall.Unmount(b.Path("inner"), syscall.MNT_DETACH) })
 			bindMount(b, "inner", "outer", "sub")
 			b.later(10 * time.Second)
 			b.wantOuterRefused(t, fmt.Sprintf(inOuter, true))
 			if v := b.inspect(fmt.Sprintf(inOuter, true))[0]; v.UUID == "" || *v.AvailableBytes != 0 {
 				t.Errorf("the outer pool is seen as %+v, want what is in it all the same", v)
 			}
-			must.Succeed(t, syscall.Unmount(b.path("outer", "sub"), 0))
-			must.Succeed(t, os.Remove(b.path("outer", "sub")))
+			must.Succeed(t, syscall.Unmount(b.Path("outer", "sub"), 0))
+			must.Succeed(t, os.Remove(b.Path("outer", "sub")))
 			b.later(10 * time.Second)
 			for _, status := range b.Status() {
 				if status.Err != nil {
@@ -605,7 +597,7 @@ func (b *bench) wantOuterRefused(t *testing.T, datadir string) {
 	_, err = b.Create(t.Context(), pool.Request{ID: id(t, "pvc-2"), Pool: poolName(t, "outer"), Range: volume.Range{Required: mib}})
 	wantError(t, err, volume.ErrNoSpace)
 	b.later(2 * time.Minute)
-	if _, err := os.Stat(b.path("inner", "pvc-1")); err != nil {
+	if _, err := os.Stat(b.Path("inner", "pvc-1")); err != nil {
 		t.Error(err)
 	}
 }
@@ -615,12 +607,12 @@ func TestSiblingPools(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, t.TempDir())
 		for _, name := range []string{"pool", "pool-2", "third", "in", "pool/volume"} {
-			must.Succeed(t, os.Mkdir(b.path(name), 0o755))
+			must.Succeed(t, os.Mkdir(b.Path(name), 0o755))
 		}
 		// Its own volume is mounted where a publication is, and another pool on itself.
 		for from, to := range map[string]string{"pool/volume": "pods", "third": "third", "pool-2": "in"} {
-			must.Succeed(t, syscall.Mount(b.path(from), b.path(to), "", syscall.MS_BIND, ""))
-			t.Cleanup(func() { must.Succeed(t, syscall.Unmount(b.path(to), 0)) })
+			must.Succeed(t, syscall.Mount(b.Path(from), b.Path(to), "", syscall.MS_BIND, ""))
+			t.Cleanup(func() { must.Succeed(t, syscall.Unmount(b.Path(to), 0)) })
 		}
 		b.start(`[{"name":"one","path":"pool"},{"name":"two","path":"in"},{"name":"three","path":"third"}]`)
 		b.later(time.Minute)
@@ -635,8 +627,8 @@ func TestSiblingPools(t *testing.T) {
 func TestOneDirectoryAsTwoPoolsIsRefused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, t.TempDir())
-		must.Succeed(t, os.Mkdir(b.path("pool"), 0o755))
-		must.Succeed(t, os.Symlink("pool", b.path("alias")))
+		must.Succeed(t, os.Mkdir(b.Path("pool"), 0o755))
+		must.Succeed(t, os.Symlink("pool", b.Path("alias")))
 		b.start(`[{"name":"one","path":"pool"},{"name":"two","path":"alias"}]`)
 		b.later(time.Minute)
 		status := b.Status()

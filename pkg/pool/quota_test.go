@@ -30,7 +30,7 @@ func withQuota(t *testing.T, options string, test func(t *testing.T, b *bench)) 
 		t.Run(string(kind), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				b := newBench(t, t.TempDir())
-				b.quota = &quotatest.Fake{As: kind}
+				b.Quota = &quotatest.Fake{As: kind}
 				b.start(`[{"name":"local","path":"pool","enforcement":"required"` + options + `}]`)
 				test(t, b)
 			})
@@ -40,7 +40,7 @@ func withQuota(t *testing.T, options string, test func(t *testing.T, b *bench)) 
 
 func (b *bench) open(name string) *dir.Dir {
 	b.t.Helper()
-	d, err := dir.Open(b.path("pool", name))
+	d, err := dir.Open(b.Path("pool", name))
 	must.Succeed(b.t, err)
 	b.t.Cleanup(func() { _ = d.Close() })
 	return d
@@ -48,7 +48,7 @@ func (b *bench) open(name string) *dir.Dir {
 
 func (b *bench) write(name string, bytes int64) error {
 	b.t.Helper()
-	return b.quota.Write(b.open(name), bytes)
+	return b.Quota.Write(b.open(name), bytes)
 }
 
 func TestVolumeSizeIsEnforced(t *testing.T) {
@@ -71,7 +71,7 @@ func TestStatsWithQuota(t *testing.T) {
 		b.create("pvc-1", 10*mib)
 		must.Succeed(t, b.publish("pvc-1", "a"))
 		must.Succeed(t, b.write("pvc-1", 4*mib))
-		stats, err := b.Stats(t.Context(), id(t, "pvc-1"), b.target("a"))
+		stats, err := b.Stats(t.Context(), id(t, "pvc-1"), b.Target("a"))
 		must.Succeed(t, err)
 		s := stats.Space
 		if s.SizeBytes != 10*mib || s.UsedBytes < 4*mib || s.UsedBytes > 5*mib || s.FreeBytes != s.SizeBytes-s.UsedBytes {
@@ -86,12 +86,12 @@ func TestStatsWithQuota(t *testing.T) {
 func TestInodeLimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, t.TempDir())
-		b.quota = &quotatest.Fake{As: quota.Ext4}
+		b.Quota = &quotatest.Fake{As: quota.Ext4}
 		b.start(`[{"name":"local","path":"pool","bytesPerInode":16384}]`)
 		b.create("pvc-1", mib)
-		id, err := b.quota.IDOf(b.open("pvc-1"))
+		id, err := b.Quota.IDOf(b.open("pvc-1"))
 		must.Succeed(t, err)
-		usage, err := b.quota.Usage(b.open("pvc-1"), id)
+		usage, err := b.Quota.Usage(b.open("pvc-1"), id)
 		must.Succeed(t, err)
 		if want := (quota.Limit{Bytes: mib, Inodes: 65}); usage.Limit != want {
 			t.Errorf("limit %+v, want %+v", usage.Limit, want)
@@ -102,13 +102,13 @@ func TestInodeLimit(t *testing.T) {
 func TestProjectIDIsReleasedAfterErase(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, t.TempDir())
-		b.quota = &quotatest.Fake{As: quota.XFS}
+		b.Quota = &quotatest.Fake{As: quota.XFS}
 		b.start(local)
 		ids := make(map[quota.ID]bool)
 		for i := range 20 {
 			name := fmt.Sprintf("pvc-%d", i)
 			b.create(name, mib)
-			id, err := b.quota.IDOf(b.open(name))
+			id, err := b.Quota.IDOf(b.open(name))
 			must.Succeed(t, err)
 			ids[id] = true
 			if i%2 == 0 {
@@ -128,16 +128,16 @@ func TestLostLimitsAreRestoredAtStart(t *testing.T) {
 	withQuota(t, "", func(t *testing.T, b *bench) {
 		b.create("pvc-1", 10*mib)
 		d := b.open("pvc-1")
-		carried, err := b.quota.IDOf(d)
+		carried, err := b.Quota.IDOf(d)
 		must.Succeed(t, err)
-		must.Succeed(t, b.quota.Limit(d, carried, quota.Limit{Bytes: 20 * mib}))
+		must.Succeed(t, b.Quota.Limit(d, carried, quota.Limit{Bytes: 20 * mib}))
 		v, err := b.Volume(t.Context(), id(t, "pvc-1"))
 		must.Succeed(t, err)
 		if !v.Condition.Abnormal || !strings.Contains(v.Condition.Message, "limit") {
 			t.Errorf("condition %+v, want it to report the limit", v.Condition)
 		}
 		b.restart(local)
-		usage, err := b.quota.Usage(d, carried)
+		usage, err := b.Quota.Usage(d, carried)
 		must.Succeed(t, err)
 		if usage.Limit.Bytes != 10*mib {
 			t.Errorf("the limit is %d after a restart, want 10 MiB", usage.Limit.Bytes)
@@ -153,8 +153,8 @@ func TestLostLimitsAreRestoredAtStart(t *testing.T) {
 func TestVolumeRestoredFromBackupHasNoLimit(t *testing.T) {
 	withQuota(t, "", func(t *testing.T, b *bench) {
 		b.create("pvc-1", 10*mib)
-		must.Succeed(t, os.Rename(b.path("pool", "pvc-1"), b.path("pool", ".old")))
-		must.Succeed(t, os.Mkdir(b.path("pool", "pvc-1"), 0o777))
+		must.Succeed(t, os.Rename(b.Path("pool", "pvc-1"), b.Path("pool", ".old")))
+		must.Succeed(t, os.Mkdir(b.Path("pool", "pvc-1"), 0o777))
 		for range 2 {
 			if c := b.volume("pvc-1").Condition; c.Reason != health.LimitDiffers {
 				t.Errorf("the condition is %+v, want that of a limit that is missing", c)
@@ -163,7 +163,7 @@ func TestVolumeRestoredFromBackupHasNoLimit(t *testing.T) {
 				t.Errorf("from outside the condition is %+v, want that of a limit that is missing", c)
 			}
 			must.Succeed(t, b.publish("pvc-1", "a"))
-			stats, err := b.Stats(t.Context(), id(t, "pvc-1"), b.target("a"))
+			stats, err := b.Stats(t.Context(), id(t, "pvc-1"), b.Target("a"))
 			must.Succeed(t, err)
 			if stats.Condition.Reason != health.LimitDiffers {
 				t.Errorf("the statistics have the condition %+v, want that of a limit that is missing", stats.Condition)
@@ -176,7 +176,7 @@ func TestVolumeRestoredFromBackupHasNoLimit(t *testing.T) {
 func TestVolumeWithoutLimitIsReported(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.create("pvc-1", 10*mib)
-		b.quota = &quotatest.Fake{As: quota.XFS}
+		b.Quota = &quotatest.Fake{As: quota.XFS}
 		b.restart(local)
 		v, err := b.Volume(t.Context(), id(t, "pvc-1"))
 		must.Succeed(t, err)
@@ -196,7 +196,7 @@ func TestMissingRequiredQuotasAreExplained(t *testing.T) {
 			t.Errorf("error %v, want one that says what to do", err)
 		}
 		must.Succeed(t, b.Close(t.Context()))
-		b.quota = &quotatest.Fake{As: quota.Ext4}
+		b.Quota = &quotatest.Fake{As: quota.Ext4}
 		b.start(`[{"name":"local","path":"pool","enforcement":"required"}]`)
 		b.create("pvc-1", mib)
 		if !b.Status()[0].Enforced {
@@ -210,18 +210,18 @@ func TestForeignUseWithQuotas(t *testing.T) {
 	root := testenv.Tmpfs(t, 256*mib)
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, root)
-		b.quota = &quotatest.Fake{As: quota.XFS}
+		b.Quota = &quotatest.Fake{As: quota.XFS}
 		b.start(`[{"name":"local","path":"pool","bytesPerInode":0}]`)
 		b.create("pvc-1", 100*mib)
 		// Others write while the volume is empty: without counts that would be taken
 		// for the volume's own.
-		must.Succeed(t, os.WriteFile(b.path("foreign"), make([]byte, 50*mib), 0o644))
+		must.Succeed(t, os.WriteFile(b.Path("foreign"), make([]byte, 50*mib), 0o644))
 		b.later(time.Minute)
 		if got := b.capacity(); got > 106*mib || got < 104*mib {
 			t.Errorf("capacity %d, want about 106 MiB: 256 less 100 promised and 50 foreign", got)
 		}
 		// What the volume writes is inside its promise.
-		must.Succeed(t, os.WriteFile(b.path("pool", "pvc-1", "data"), make([]byte, 60*mib), 0o644))
+		must.Succeed(t, os.WriteFile(b.Path("pool", "pvc-1", "data"), make([]byte, 60*mib), 0o644))
 		must.Succeed(t, b.write("pvc-1", 60*mib))
 		b.later(time.Minute)
 		if got := b.capacity(); got > 106*mib || got < 104*mib {
@@ -234,7 +234,7 @@ func TestExpand(t *testing.T) {
 	withQuota(t, "", func(t *testing.T, b *bench) {
 		b.create("pvc-1", 10*mib)
 		expand := func(r volume.Range) (int64, error) {
-			return b.Expand(t.Context(), id(t, "pvc-1"), b.target("a"), "", r)
+			return b.Expand(t.Context(), id(t, "pvc-1"), b.Target("a"), "", r)
 		}
 		_, err := expand(volume.Range{Required: 20 * mib})
 		wantError(t, err, volume.ErrNotFound) // not published there
@@ -277,15 +277,15 @@ func TestExpandDoesNotOversell(t *testing.T) {
 	root := testenv.Tmpfs(t, 256*mib)
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, root)
-		b.quota = &quotatest.Fake{As: quota.XFS}
+		b.Quota = &quotatest.Fake{As: quota.XFS}
 		b.start(local)
 		b.create("pvc-1", 100*mib)
 		b.create("pvc-2", 100*mib)
 		must.Succeed(t, b.publish("pvc-1", "a"))
-		_, err := b.Expand(t.Context(), id(t, "pvc-1"), b.target("a"), "", volume.Range{Required: 200 * mib})
+		_, err := b.Expand(t.Context(), id(t, "pvc-1"), b.Target("a"), "", volume.Range{Required: 200 * mib})
 		wantError(t, err, volume.ErrCannotGrow)
 		b.wantClean()
-		_, err = b.Expand(t.Context(), id(t, "pvc-1"), b.target("a"), "", volume.Range{Required: 140 * mib})
+		_, err = b.Expand(t.Context(), id(t, "pvc-1"), b.Target("a"), "", volume.Range{Required: 140 * mib})
 		must.Succeed(t, err)
 		b.wantClean()
 	})
@@ -294,7 +294,7 @@ func TestExpandDoesNotOversell(t *testing.T) {
 func TestCrashBetweenRecordAndLimit(t *testing.T) {
 	withQuota(t, "", func(t *testing.T, b *bench) {
 		b.create("pvc-1", 10*mib)
-		record := b.own("volumes", "pvc-1.json")
+		record := b.Own("volumes", "pvc-1.json")
 		data, err := os.ReadFile(record)
 		must.Succeed(t, err)
 		must.Succeed(t, b.Close(t.Context()))
@@ -308,7 +308,7 @@ func TestCrashBetweenRecordAndLimit(t *testing.T) {
 func TestPoolsOnOneFilesystemShareNoProjectID(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, t.TempDir())
-		b.quota = &quotatest.Fake{As: quota.XFS}
+		b.Quota = &quotatest.Fake{As: quota.XFS}
 		b.start(`[{"name":"one","path":"one"},{"name":"two","path":"two"}]`)
 		var calls sync.WaitGroup
 		for i := range 60 {
@@ -324,10 +324,10 @@ func TestPoolsOnOneFilesystemShareNoProjectID(t *testing.T) {
 		calls.Wait()
 		given := make(map[quota.ID]string)
 		for i := range 60 {
-			path := b.path([]string{"one", "two"}[i%2], fmt.Sprintf("pvc-%d", i))
+			path := b.Path([]string{"one", "two"}[i%2], fmt.Sprintf("pvc-%d", i))
 			d, err := dir.Open(path)
 			must.Succeed(t, err)
-			carried, err := b.quota.IDOf(d)
+			carried, err := b.Quota.IDOf(d)
 			must.Succeed(t, errors.Join(err, d.Close()))
 			if other, twice := given[carried]; twice {
 				t.Errorf("%s and %s are both counted by %d", other, path, carried)
@@ -340,10 +340,10 @@ func TestPoolsOnOneFilesystemShareNoProjectID(t *testing.T) {
 func TestPoolOpensWithUncountableVolume(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, t.TempDir())
-		b.quota = &quotatest.Fake{As: quota.XFS}
+		b.Quota = &quotatest.Fake{As: quota.XFS}
 		b.start(local)
 		b.create("pvc-1", mib)
-		record := b.own("volumes", "pvc-1.json")
+		record := b.Own("volumes", "pvc-1.json")
 		data, err := os.ReadFile(record)
 		must.Succeed(t, err)
 		// An id that is not the driver's to count by.
@@ -358,16 +358,16 @@ func TestLateNodeDoesNotShrinkExpandedVolume(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const shared = `[{"name":"local","path":"pool","shared":true}]`
 		one := newBench(t, t.TempDir())
-		one.quota = &quotatest.Fake{As: quota.XFS}
+		one.Quota = &quotatest.Fake{As: quota.XFS}
 		one.start(shared)
-		two := &bench{t: t, root: one.root, mounts: one.mounts, labels: one.labels, loops: one.loops, dev: one.dev, quota: one.quota}
+		two := &bench{t: t, Node: one.Node}
 		two.startNode("node-2", shared)
 		one.create("pvc-1", 10*mib)
 		must.Succeed(t, one.publish("pvc-1", "a"))
 		var calls sync.WaitGroup
 		for i, b := range []*bench{one, two} {
 			calls.Go(func() {
-				_, err := b.Expand(t.Context(), id(t, "pvc-1"), one.target("a"), "", volume.Range{Required: int64(20+10*i) * mib})
+				_, err := b.Expand(t.Context(), id(t, "pvc-1"), one.Target("a"), "", volume.Range{Required: int64(20+10*i) * mib})
 				if err != nil {
 					t.Error(err)
 				}
@@ -385,23 +385,23 @@ func TestLateNodeDoesNotShrinkExpandedVolume(t *testing.T) {
 func TestTrashWithProjectIDOfOtherVolume(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, t.TempDir())
-		b.quota = &quotatest.Fake{As: quota.XFS}
+		b.Quota = &quotatest.Fake{As: quota.XFS}
 		b.start(local)
 		b.create("pvc-1", 10*mib)
 		b.create("pvc-2", 10*mib)
 		// The volume is put aside by hand, and that copy is deleted.
-		must.Succeed(t, os.Rename(b.path("pool", "pvc-1"), b.path("pool", "pvc-1-old")))
-		carried, err := b.quota.IDOf(b.open("pvc-1-old"))
+		must.Succeed(t, os.Rename(b.Path("pool", "pvc-1"), b.Path("pool", "pvc-1-old")))
+		carried, err := b.Quota.IDOf(b.open("pvc-1-old"))
 		must.Succeed(t, err)
 		b.delete("pvc-1-old")
 		b.settled()
-		usage, err := b.quota.Usage(b.open("pvc-2"), carried)
+		usage, err := b.Quota.Usage(b.open("pvc-2"), carried)
 		must.Succeed(t, err)
 		if usage.Limit.Bytes != 10*mib {
 			t.Errorf("the limit of the id that a record still has is %d, want 10 MiB", usage.Limit.Bytes)
 		}
 		b.create("pvc-3", 10*mib)
-		if id, err := b.quota.IDOf(b.open("pvc-3")); err != nil || id == carried {
+		if id, err := b.Quota.IDOf(b.open("pvc-3")); err != nil || id == carried {
 			t.Errorf("the id %d was given again, %v", id, err)
 		}
 	})

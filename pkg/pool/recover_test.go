@@ -26,41 +26,41 @@ func TestRecoveryAfterCrash(t *testing.T) {
 	}{
 		"nothing": {func(*testing.T, *bench) {}, []string{"pvc-1", "pvc-2"}},
 		"create, after the directory was made aside": {func(t *testing.T, b *bench) {
-			must.Succeed(t, os.Mkdir(b.own("creating", "node-1", "pvc-3"), 0o777))
+			must.Succeed(t, os.Mkdir(b.Own("creating", "node-1", "pvc-3"), 0o777))
 		}, []string{"pvc-1", "pvc-2"}},
 		"create, while the record was written": {func(t *testing.T, b *bench) {
-			must.Succeed(t, os.Mkdir(b.own("creating", "node-1", "pvc-3"), 0o777))
-			must.Succeed(t, os.WriteFile(b.own("volumes", ".new-pvc-3.json"), []byte(`{"vers`), 0o600))
+			must.Succeed(t, os.Mkdir(b.Own("creating", "node-1", "pvc-3"), 0o777))
+			must.Succeed(t, os.WriteFile(b.Own("volumes", ".new-pvc-3.json"), []byte(`{"vers`), 0o600))
 		}, []string{"pvc-1", "pvc-2"}},
 		"create, after the record was written": {func(t *testing.T, b *bench) {
-			must.Succeed(t, os.Rename(b.path("pool", "pvc-2"), b.own("creating", "node-1", "pvc-2")))
+			must.Succeed(t, os.Rename(b.Path("pool", "pvc-2"), b.Own("creating", "node-1", "pvc-2")))
 		}, []string{"pvc-1"}},
 		"create, after its last step": {func(*testing.T, *bench) {}, []string{"pvc-1", "pvc-2"}},
 		"a creation that failed and whose remains were being thrown away": {func(t *testing.T, b *bench) {
-			must.Succeed(t, os.Mkdir(b.own("trash", "node-1", "pvc-3.0123456789abcdef"), 0o777))
+			must.Succeed(t, os.Mkdir(b.Own("trash", "node-1", "pvc-3.0123456789abcdef"), 0o777))
 		}, []string{"pvc-1", "pvc-2"}},
 		"delete, after the directory was thrown away": {func(t *testing.T, b *bench) {
-			must.Succeed(t, os.Rename(b.path("pool", "pvc-1"), b.own("trash", "node-1", "pvc-1."+uid(t, b, "pvc-1"))))
+			must.Succeed(t, os.Rename(b.Path("pool", "pvc-1"), b.Own("trash", "node-1", "pvc-1."+uid(t, b, "pvc-1"))))
 		}, []string{"pvc-2"}},
 		"delete, after its last step": {func(t *testing.T, b *bench) {
-			must.Succeed(t, os.Rename(b.path("pool", "pvc-1"), b.own("trash", "node-1", "pvc-1."+uid(t, b, "pvc-1"))))
-			must.Succeed(t, os.Remove(b.own("volumes", "pvc-1.json")))
+			must.Succeed(t, os.Rename(b.Path("pool", "pvc-1"), b.Own("trash", "node-1", "pvc-1."+uid(t, b, "pvc-1"))))
+			must.Succeed(t, os.Remove(b.Own("volumes", "pvc-1.json")))
 		}, []string{"pvc-2"}},
 		"delete of a volume without a record": {func(t *testing.T, b *bench) {
-			must.Succeed(t, os.Mkdir(b.own("trash", "node-1", "pvc-old.0123456789abcdef"), 0o755))
+			must.Succeed(t, os.Mkdir(b.Own("trash", "node-1", "pvc-old.0123456789abcdef"), 0o755))
 		}, []string{"pvc-1", "pvc-2"}},
 		"a reaper in the middle of a deep tree": {func(t *testing.T, b *bench) {
-			must.Succeed(t, os.MkdirAll(b.own("trash", "node-1", ".new-deep-7", "a", "b"), 0o755))
+			must.Succeed(t, os.MkdirAll(b.Own("trash", "node-1", ".new-deep-7", "a", "b"), 0o755))
 		}, []string{"pvc-1", "pvc-2"}},
 		"the first start, after the layout's directory": {func(t *testing.T, b *bench) {
-			must.Succeed(t, os.RemoveAll(b.own()))
-			must.Succeed(t, os.Mkdir(b.own(), 0o700))
+			must.Succeed(t, os.RemoveAll(b.Own()))
+			must.Succeed(t, os.Mkdir(b.Own(), 0o700))
 		}, []string{"pvc-1", "pvc-2"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T, b *bench) {
 				b.create("pvc-1", mib)
-				must.Succeed(t, os.WriteFile(b.path("pool", "pvc-1", "data"), nil, 0o644))
+				must.Succeed(t, os.WriteFile(b.Path("pool", "pvc-1", "data"), nil, 0o644))
 				b.create("pvc-2", mib)
 				must.Succeed(t, b.Close(t.Context()))
 				c.crash(t, b)
@@ -84,7 +84,7 @@ func TestRecoveryAfterCrash(t *testing.T) {
 // uid is the record's own name of a volume.
 func uid(t *testing.T, b *bench, name string) string {
 	t.Helper()
-	data, err := os.ReadFile(b.own("volumes", name+".json"))
+	data, err := os.ReadFile(b.Own("volumes", name+".json"))
 	must.Succeed(t, err)
 	_, rest, _ := strings.Cut(string(data), `"uid":"`)
 	value, _, ok := strings.Cut(rest, `"`)
@@ -99,8 +99,8 @@ func TestLostVolumeIsNotBeingRemoved(t *testing.T) {
 		b.create("pvc-1", mib)
 		must.Succeed(t, b.Close(t.Context()))
 		// An earlier volume of the same name is still in the trash.
-		must.Succeed(t, os.Mkdir(b.own("trash", "node-1", "pvc-1.0123456789abcdef"), 0o755))
-		must.Succeed(t, os.Remove(b.path("pool", "pvc-1")))
+		must.Succeed(t, os.Mkdir(b.Own("trash", "node-1", "pvc-1.0123456789abcdef"), 0o755))
+		must.Succeed(t, os.Remove(b.Path("pool", "pvc-1")))
 		b.start(local)
 		page, _ := b.List(t.Context(), volume.ID{}, 10)
 		if len(page) != 1 || !page[0].Lost {
@@ -112,8 +112,8 @@ func TestLostVolumeIsNotBeingRemoved(t *testing.T) {
 func TestDirectoriesMovedInByHandAreServed(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.create("pvc-1", mib)
-		must.Succeed(t, os.Mkdir(b.path("pool", "moved-in"), 0o755))
-		must.Succeed(t, os.Rename(b.path("pool", "pvc-1"), b.path("moved-out")))
+		must.Succeed(t, os.Mkdir(b.Path("pool", "moved-in"), 0o755))
+		must.Succeed(t, os.Rename(b.Path("pool", "pvc-1"), b.Path("moved-out")))
 		b.later(2 * time.Minute)
 		b.wantVolumes("moved-in", "pvc-1")
 		page, _ := b.List(t.Context(), volume.ID{}, 10)
@@ -126,8 +126,8 @@ func TestDirectoriesMovedInByHandAreServed(t *testing.T) {
 func TestStaleCreationsAreRemoved(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.create("pvc-1", mib)
-		must.Succeed(t, os.Rename(b.path("pool", "pvc-1"), b.own("creating", "node-1", "pvc-1")))
-		must.Succeed(t, os.Mkdir(b.own("creating", "node-1", ".odd"), 0o755))
+		must.Succeed(t, os.Rename(b.Path("pool", "pvc-1"), b.Own("creating", "node-1", "pvc-1")))
+		must.Succeed(t, os.Mkdir(b.Own("creating", "node-1", ".odd"), 0o755))
 		// A check that meets another at the volume leaves it to the next.
 		b.later(5 * time.Minute)
 		b.wantVolumes()
@@ -140,7 +140,7 @@ func TestSweepOfCreationsWhileCreateEnds(t *testing.T) {
 	withFaults(t, local, func(t *testing.T, b *bench, f *faulty) {
 		both := []string{"pvc-1", "pvc-2"}
 		for _, name := range both {
-			must.Succeed(t, os.Mkdir(b.own("creating", "node-1", name), 0o777))
+			must.Succeed(t, os.Mkdir(b.Own("creating", "node-1", name), 0o777))
 		}
 		createOther := func() {
 			for _, name := range both {
@@ -167,8 +167,8 @@ func TestSweepOfCreationsWhileCreateEnds(t *testing.T) {
 func TestNameInTwoPoolsIsRefused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, t.TempDir())
-		must.Succeed(t, os.MkdirAll(b.path("a", "pvc-1"), 0o755))
-		must.Succeed(t, os.MkdirAll(b.path("b", "pvc-1"), 0o755))
+		must.Succeed(t, os.MkdirAll(b.Path("a", "pvc-1"), 0o755))
+		must.Succeed(t, os.MkdirAll(b.Path("b", "pvc-1"), 0o755))
 		b.start(`[{"name":"a","path":"a"},{"name":"b","path":"b"}]`)
 		err := b.Delete(t.Context(), id(t, "pvc-1"))
 		wantError(t, err, volume.ErrAmbiguous)
@@ -177,7 +177,7 @@ func TestNameInTwoPoolsIsRefused(t *testing.T) {
 		}
 		name, err := volume.ParsePoolName("b")
 		must.Succeed(t, err)
-		must.Succeed(t, b.Publish(t.Context(), pool.Publication{ID: id(t, "pvc-1"), Pool: name, Target: b.target("x")}))
+		must.Succeed(t, b.Publish(t.Context(), pool.Publication{ID: id(t, "pvc-1"), Pool: name, Target: b.Target("x")}))
 	})
 }
 
@@ -186,7 +186,7 @@ func TestSharedPoolCountsPromisesOfOtherNodes(t *testing.T) {
 		const shared = `[{"name":"local","path":"pool","shared":true}]`
 		one := newBench(t, t.TempDir())
 		one.start(shared)
-		two := &bench{t: t, root: one.root, mounts: one.mounts, labels: one.labels, loops: one.loops, dev: one.dev}
+		two := &bench{t: t, Node: one.Node}
 		two.startNode("node-2", shared)
 
 		before := two.capacity()
@@ -197,10 +197,10 @@ func TestSharedPoolCountsPromisesOfOtherNodes(t *testing.T) {
 		two.wantVolumes("pvc-1")
 		two.create("pvc-1", 512*mib)
 		// creating/ and trash/ of the other node are not touched by a restart.
-		must.Succeed(t, os.Mkdir(one.own("creating", "node-1", "pvc-2"), 0o777))
+		must.Succeed(t, os.Mkdir(one.Own("creating", "node-1", "pvc-2"), 0o777))
 		must.Succeed(t, two.Close(t.Context()))
 		two.startNode("node-2", shared)
-		if _, err := os.Stat(one.own("creating", "node-1", "pvc-2")); err != nil {
+		if _, err := os.Stat(one.Own("creating", "node-1", "pvc-2")); err != nil {
 			t.Error(err)
 		}
 		two.delete("pvc-1")
@@ -212,7 +212,7 @@ func TestSharedPoolCountsPromisesOfOtherNodes(t *testing.T) {
 func TestPoolLockWaitIsCanceled(t *testing.T) {
 	onPools(t, `[{"name":"legacy","path":"pool","shared":true},{"name":"other","path":"other"}]`, func(t *testing.T, b *bench) {
 		b.create("pvc-1", mib)
-		own, err := dir.Open(b.own())
+		own, err := dir.Open(b.Own())
 		must.Succeed(t, err)
 		defer func() { must.Succeed(t, own.Close()) }()
 		unlock, err := own.Lock(t.Context(), "lock")
@@ -228,7 +228,7 @@ func TestPoolLockWaitIsCanceled(t *testing.T) {
 				return err
 			},
 			"publish": func(ctx context.Context) error {
-				return b.Publish(ctx, pool.Publication{ID: id(t, "pvc-1"), Target: b.target("a")})
+				return b.Publish(ctx, pool.Publication{ID: id(t, "pvc-1"), Target: b.Target("a")})
 			},
 			"delete": func(ctx context.Context) error { return b.Delete(ctx, id(t, "pvc-1")) },
 		} {
@@ -250,13 +250,13 @@ func TestLeftoversOfGoneNodeAreRecovered(t *testing.T) {
 		b.every = time.Hour
 		b.start(`[{"name":"local","path":"pool","shared":true}]`)
 		for _, node := range []string{"alive", "gone"} {
-			must.Succeed(t, os.MkdirAll(b.own("creating", node, "pvc-1"), 0o700))
-			must.Succeed(t, os.MkdirAll(b.own("trash", node, "pvc-2.0123456789abcdef", "data"), 0o700))
+			must.Succeed(t, os.MkdirAll(b.Own("creating", node, "pvc-1"), 0o700))
+			must.Succeed(t, os.MkdirAll(b.Own("trash", node, "pvc-2.0123456789abcdef", "data"), 0o700))
 		}
 		// Whatever its clock says, who is alive changes what others see.
-		must.Succeed(t, os.Chtimes(b.own("trash", "gone"), time.Now(), time.Now().Add(-48*time.Hour)))
+		must.Succeed(t, os.Chtimes(b.Own("trash", "gone"), time.Now(), time.Now().Add(-48*time.Hour)))
 		for hour := range 26 {
-			must.Succeed(t, os.Chtimes(b.own("trash", "alive"), time.Now(), time.Unix(int64(hour), 0)))
+			must.Succeed(t, os.Chtimes(b.Own("trash", "alive"), time.Now(), time.Unix(int64(hour), 0)))
 			b.later(time.Hour)
 		}
 		for node, want := range map[string]int{"alive": 1, "gone": 0, "node-1": 0} {
@@ -264,7 +264,7 @@ func TestLeftoversOfGoneNodeAreRecovered(t *testing.T) {
 				if node == "node-1" && part == "creating" {
 					continue
 				}
-				if got := names(t, b.own(part, node)); len(got) != want {
+				if got := names(t, b.Own(part, node)); len(got) != want {
 					t.Errorf("%s of the node %q has %q, want %d entries", part, node, got, want)
 				}
 			}
@@ -279,9 +279,9 @@ func TestPublishedMarksAfterNodeRestart(t *testing.T) {
 		b.create("pvc-2", mib)
 		must.Succeed(t, b.publish("pvc-1", "a"))
 		must.Succeed(t, b.publish("pvc-2", "b"))
-		must.Succeed(t, b.mounts.Unpublish(b.target("a"), nil)) // as a reboot does
+		must.Succeed(t, b.Mounts.Unpublish(b.Target("a"), nil)) // as a reboot does
 		b.restart(shared)
-		if got := names(t, b.own("published", "node-1")); len(got) != 1 || got[0] != "pvc-2" {
+		if got := names(t, b.Own("published", "node-1")); len(got) != 1 || got[0] != "pvc-2" {
 			t.Errorf("marks %q, want only that of pvc-2", got)
 		}
 	})
@@ -291,11 +291,11 @@ func TestStaleMarkIsRemovedWhenPoolReturns(t *testing.T) {
 	onPools(t, `[{"name":"local","path":"pool","shared":true}]`, func(t *testing.T, b *bench) {
 		b.create("pvc-1", mib)
 		must.Succeed(t, b.publish("pvc-1", "a"))
-		must.Succeed(t, os.Rename(b.path("pool"), b.path("away")))
+		must.Succeed(t, os.Rename(b.Path("pool"), b.Path("away")))
 		must.Succeed(t, b.unpublish("pvc-1", "a"))
-		must.Succeed(t, os.Rename(b.path("away"), b.path("pool")))
+		must.Succeed(t, os.Rename(b.Path("away"), b.Path("pool")))
 		b.later(2 * time.Minute)
-		if got := names(t, b.own("published", "node-1")); len(got) > 0 {
+		if got := names(t, b.Own("published", "node-1")); len(got) > 0 {
 			t.Errorf("marks %q, want none", got)
 		}
 	})
@@ -304,8 +304,8 @@ func TestStaleMarkIsRemovedWhenPoolReturns(t *testing.T) {
 func TestMarkOfDeadNodeIsIgnored(t *testing.T) {
 	onPools(t, `[{"name":"local","path":"pool","shared":true}]`, func(t *testing.T, b *bench) {
 		b.create("pvc-1", mib)
-		must.Succeed(t, os.MkdirAll(b.own("published", "node-9"), 0o700))
-		must.Succeed(t, os.WriteFile(b.own("published", "node-9", "pvc-1"), nil, 0o600))
+		must.Succeed(t, os.MkdirAll(b.Own("published", "node-9"), 0o700))
+		must.Succeed(t, os.WriteFile(b.Own("published", "node-9", "pvc-1"), nil, 0o600))
 		b.delete("pvc-1")
 	})
 }

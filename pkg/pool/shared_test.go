@@ -13,9 +13,7 @@ import (
 
 	"github.com/go-logr/logr/funcr"
 
-	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind/bindtest"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
-	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop/looptest"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota/quotatest"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
@@ -31,11 +29,10 @@ func withNodes(t *testing.T, test func(t *testing.T, one, two *bench, f *faulty)
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		one := newBench(t, t.TempDir())
-		one.quota = &quotatest.Fake{As: quota.XFS}
+		one.Quota = &quotatest.Fake{As: quota.XFS}
 		one.start(sharedPool)
-		f := &faulty{Fake: one.quota}
-		two := &bench{t: t, root: one.root, mounts: &bindtest.Fake{}, labels: one.labels, loops: one.loops, dev: one.dev, quota: one.quota, real: f.detect}
-		t.Cleanup(func() { must.Succeed(t, two.mounts.Close()) })
+		f := &faulty{Fake: one.Quota}
+		two := &bench{t: t, Node: one.Beside(), real: f.detect}
 		two.startNode("node-2", sharedPool)
 		test(t, one, two, f)
 	})
@@ -44,13 +41,8 @@ func withNodes(t *testing.T, test func(t *testing.T, one, two *bench, f *faulty)
 // another is a node next to the first, with mounts and devices of its own.
 func (b *bench) another(node string) *bench {
 	b.t.Helper()
-	n := &bench{t: b.t, root: b.root, mounts: &bindtest.Fake{}, labels: b.labels}
-	must.Succeed(b.t, os.Mkdir(b.path("dev-"+node), 0o755))
-	var err error
-	n.dev, err = dir.Open(b.path("dev-" + node))
-	must.Succeed(b.t, err)
-	n.loops = looptest.NewFake(n.dev)
-	b.t.Cleanup(func() { must.Succeed(b.t, errors.Join(n.mounts.Close(), n.loops.Close(), n.dev.Close())) })
+	n := &bench{t: b.t, Node: b.Beside()}
+	n.OwnDev("dev-" + node)
 	n.startNode(node, sharedPool)
 	return n
 }
@@ -81,7 +73,7 @@ func background(call func() error) (ended <-chan error) {
 // lockVolume takes the lock of a volume for another node.
 func (b *bench) lockVolume(name string) (unlock func()) {
 	b.t.Helper()
-	own, err := dir.Open(b.own())
+	own, err := dir.Open(b.Own())
 	must.Succeed(b.t, err)
 	unlock, err = pool.LockVolume(own, id(b.t, name))
 	must.Succeed(b.t, errors.Join(err, own.Close()))
@@ -93,11 +85,11 @@ func (b *bench) lockVolume(name string) (unlock func()) {
 func (b *bench) makes(name string) (end func()) {
 	b.t.Helper()
 	unlock := b.lockVolume(name)
-	must.Succeed(b.t, os.MkdirAll(b.own("trash", "node-9"), 0o700))
-	must.Succeed(b.t, os.MkdirAll(b.own("creating", "node-9", name), 0o700))
+	must.Succeed(b.t, os.MkdirAll(b.Own("trash", "node-9"), 0o700))
+	must.Succeed(b.t, os.MkdirAll(b.Own("creating", "node-9", name), 0o700))
 	b.record(name, mib)
 	return func() {
-		must.Succeed(b.t, os.Rename(b.own("creating", "node-9", name), b.path("pool", name)))
+		must.Succeed(b.t, os.Rename(b.Own("creating", "node-9", name), b.Path("pool", name)))
 		unlock()
 	}
 }
@@ -106,14 +98,14 @@ func (b *bench) makes(name string) (end func()) {
 func (b *bench) record(name string, bytes int64) {
 	b.t.Helper()
 	record := fmt.Sprintf(`{"version":1,"id":%q,"uid":"0123456789abcdef","mode":"mount","bytes":%d,"created":"2026-11-20T18:56:54Z"}`+"\n", name, bytes)
-	must.Succeed(b.t, os.WriteFile(b.own("volumes", name+".json"), []byte(record), 0o600))
+	must.Succeed(b.t, os.WriteFile(b.Own("volumes", name+".json"), []byte(record), 0o600))
 }
 
 // wantWhole says that a volume has both a directory and a record, or neither.
 func (b *bench) wantWhole(name string, want bool) {
 	b.t.Helper()
-	_, dirErr := os.Stat(b.path("pool", name))
-	_, recordErr := os.Stat(b.own("volumes", name+".json"))
+	_, dirErr := os.Stat(b.Path("pool", name))
+	_, recordErr := os.Stat(b.Own("volumes", name+".json"))
 	if (dirErr == nil) != want || (recordErr == nil) != want {
 		b.t.Errorf("of %s there are a directory (%v) and a record (%v), want both or neither: %v", name, dirErr, recordErr, want)
 	}
@@ -175,7 +167,7 @@ func TestExpandOnOtherNodeIsNotLimitMismatch(t *testing.T) {
 	withNodes(t, func(t *testing.T, one, _ *bench, _ *faulty) {
 		one.create("pvc-1", 10*mib)
 		unlock := one.lockVolume("pvc-1")
-		must.Succeed(t, one.quota.Limit(one.open("pvc-1"), one.carried("pvc-1"), quota.Limit{Bytes: 20 * mib}))
+		must.Succeed(t, one.Quota.Limit(one.open("pvc-1"), one.carried("pvc-1"), quota.Limit{Bytes: 20 * mib}))
 		if v := one.volume("pvc-1"); v.Condition.Abnormal {
 			t.Errorf("while another node is at work on it: %+v", v.Condition)
 		}
@@ -190,13 +182,13 @@ func TestPublishAfterRecreateOnOtherNode(t *testing.T) {
 		trashed := "pvc-1." + uid(t, one, "pvc-1")
 		unlock := one.lockVolume("pvc-1")
 		published := background(func() error { return one.publish("pvc-1", "a") })
-		must.Succeed(t, os.MkdirAll(one.own("trash", "node-9"), 0o700))
-		must.Succeed(t, os.Rename(one.path("pool", "pvc-1"), one.own("trash", "node-9", trashed)))
-		must.Succeed(t, os.Mkdir(one.path("pool", "pvc-1"), 0o777))
+		must.Succeed(t, os.MkdirAll(one.Own("trash", "node-9"), 0o700))
+		must.Succeed(t, os.Rename(one.Path("pool", "pvc-1"), one.Own("trash", "node-9", trashed)))
+		must.Succeed(t, os.Mkdir(one.Path("pool", "pvc-1"), 0o777))
 		one.record("pvc-1", mib)
 		unlock()
 		must.Succeed(t, <-published)
-		at, err := one.mounts.Open(one.target("a"))
+		at, err := one.Mounts.Open(one.Target("a"))
 		must.Succeed(t, err)
 		got, err := at.ID()
 		must.Succeed(t, errors.Join(err, at.Close()))
@@ -214,12 +206,12 @@ func TestPublishAfterDeleteOnOtherNode(t *testing.T) {
 		one.create("pvc-1", mib)
 		unlock := one.lockVolume("pvc-1")
 		published := background(func() error { return one.publish("pvc-1", "a") })
-		must.Succeed(t, os.Remove(one.own("volumes", "pvc-1.json")))
-		must.Succeed(t, os.Remove(one.path("pool", "pvc-1")))
+		must.Succeed(t, os.Remove(one.Own("volumes", "pvc-1.json")))
+		must.Succeed(t, os.Remove(one.Path("pool", "pvc-1")))
 		unlock()
 		wantError(t, <-published, volume.ErrNotFound)
-		wantGone(t, one.path("pods", "a"))
-		wantGone(t, one.own("published", "node-1", "pvc-1"))
+		wantGone(t, one.Path("pods", "a"))
+		wantGone(t, one.Own("published", "node-1", "pvc-1"))
 		two.wantVolumes()
 	})
 }
@@ -284,7 +276,7 @@ func (b *bench) livesOnce(name, target string) {
 
 // publishedAsInPool fails if a target has something else than the pool.
 func (b *bench) publishedAsInPool(name, target string) error {
-	at, err := b.mounts.Open(b.target(target))
+	at, err := b.Mounts.Open(b.Target(target))
 	if err != nil {
 		return err
 	}
@@ -312,16 +304,16 @@ func TestSlowCreateDoesNotDelayOtherNodes(t *testing.T) {
 		if waited := time.Since(began); waited > 0 {
 			t.Errorf("calls on other volumes waited for %v", waited)
 		}
-		must.Succeed(t, os.WriteFile(one.own("volumes", ".new-pvc-5.json"), nil, 0o600))
-		must.Succeed(t, os.Mkdir(one.own("creating", "node-1", "pvc-6"), 0o700))
-		must.Succeed(t, os.MkdirAll(one.own("published", "node-1"), 0o700))
-		must.Succeed(t, os.WriteFile(one.own("published", "node-1", ".new-pvc-2"), nil, 0o600))
+		must.Succeed(t, os.WriteFile(one.Own("volumes", ".new-pvc-5.json"), nil, 0o600))
+		must.Succeed(t, os.Mkdir(one.Own("creating", "node-1", "pvc-6"), 0o700))
+		must.Succeed(t, os.MkdirAll(one.Own("published", "node-1"), 0o700))
+		must.Succeed(t, os.WriteFile(one.Own("published", "node-1", ".new-pvc-2"), nil, 0o600))
 		one.restart(sharedPool)
 		if status := one.Status()[0]; status.Err != nil || time.Since(began) > 0 {
 			t.Errorf("a start gives %v after %v", status.Err, time.Since(began))
 		}
 		one.wantClean()
-		if left := names(t, one.own("published", "node-1")); len(left) > 0 {
+		if left := names(t, one.Own("published", "node-1")); len(left) > 0 {
 			t.Errorf("of marks %q are left", left)
 		}
 		ctx, stop := context.WithTimeout(t.Context(), 3*time.Second)
@@ -340,11 +332,11 @@ func TestPublishWhileExpandWaitsForCreate(t *testing.T) {
 		must.Succeed(t, one.publish("pvc-1", "a"))
 		finish := f.begin(t, func() error { _, err := two.tryCreateBlock("pvc-disk", mib); return err })
 		grown := background(func() error {
-			_, err := one.Expand(t.Context(), id(t, "pvc-1"), one.target("a"), "", volume.Range{Required: 2 * mib})
+			_, err := one.Expand(t.Context(), id(t, "pvc-1"), one.Target("a"), "", volume.Range{Required: 2 * mib})
 			return err
 		})
 		began := time.Now()
-		must.Succeed(t, two.Publish(t.Context(), pool.Publication{ID: id(t, "pvc-1"), Target: two.target("b"), MultiNode: true}))
+		must.Succeed(t, two.Publish(t.Context(), pool.Publication{ID: id(t, "pvc-1"), Target: two.Target("b"), MultiNode: true}))
 		if waited := time.Since(began); waited > 0 {
 			t.Errorf("publishing waited for %v", waited)
 		}
@@ -360,7 +352,7 @@ func TestCreateWhileExpandWaitsForVolume(t *testing.T) {
 		must.Succeed(t, one.publish("pvc-1", "a"))
 		unlock := one.lockVolume("pvc-1")
 		grown := background(func() error {
-			_, err := one.Expand(t.Context(), id(t, "pvc-1"), one.target("a"), "", volume.Range{Required: 2 * mib})
+			_, err := one.Expand(t.Context(), id(t, "pvc-1"), one.Target("a"), "", volume.Range{Required: 2 * mib})
 			return err
 		})
 		began := time.Now()
@@ -387,10 +379,10 @@ func TestVolumeLockWaitIsCanceled(t *testing.T) {
 				return err
 			},
 			"publish": func(ctx context.Context) error {
-				return one.Publish(ctx, pool.Publication{ID: id(t, "pvc-1"), Target: one.target("b")})
+				return one.Publish(ctx, pool.Publication{ID: id(t, "pvc-1"), Target: one.Target("b")})
 			},
 			"expand": func(ctx context.Context) error {
-				_, err := one.Expand(ctx, id(t, "pvc-1"), one.target("a"), "", volume.Range{Required: 2 * mib})
+				_, err := one.Expand(ctx, id(t, "pvc-1"), one.Target("a"), "", volume.Range{Required: 2 * mib})
 				return err
 			},
 			"delete": func(ctx context.Context) error { return one.Delete(ctx, id(t, "pvc-1")) },
@@ -416,17 +408,17 @@ func TestRecoverySkipsVolumeLockedByOtherNode(t *testing.T) {
 		for _, name := range []string{"pvc-disk", "pvc-1", "pvc-5", "pvc-6", "pvc-7", "pvc-8"} {
 			unlock = append(unlock, one.lockVolume(name))
 		}
-		must.Succeed(t, os.Truncate(one.path("pool", "pvc-disk", "disk.img"), 2*mib))
-		must.Succeed(t, one.quota.Limit(one.open("pvc-1"), one.carried("pvc-1"), quota.Limit{Bytes: 20 * mib}))
-		must.Succeed(t, os.WriteFile(one.own("volumes", ".new-pvc-5.json"), nil, 0o600))
-		must.Succeed(t, os.Mkdir(one.own("creating", "node-1", "pvc-6"), 0o700))
+		must.Succeed(t, os.Truncate(one.Path("pool", "pvc-disk", "disk.img"), 2*mib))
+		must.Succeed(t, one.Quota.Limit(one.open("pvc-1"), one.carried("pvc-1"), quota.Limit{Bytes: 20 * mib}))
+		must.Succeed(t, os.WriteFile(one.Own("volumes", ".new-pvc-5.json"), nil, 0o600))
+		must.Succeed(t, os.Mkdir(one.Own("creating", "node-1", "pvc-6"), 0o700))
 		one.record("pvc-6", mib)
-		must.Succeed(t, os.Mkdir(one.own("trash", "node-1", "pvc-7.0123456789abcdef"), 0o700))
+		must.Succeed(t, os.Mkdir(one.Own("trash", "node-1", "pvc-7.0123456789abcdef"), 0o700))
 		one.record("pvc-7", mib)
-		must.Succeed(t, os.MkdirAll(one.own("published", "node-1"), 0o700))
-		must.Succeed(t, os.WriteFile(one.own("published", "node-1", ".new-pvc-8"), nil, 0o600))
+		must.Succeed(t, os.MkdirAll(one.Own("published", "node-1"), 0o700))
+		must.Succeed(t, os.WriteFile(one.Own("published", "node-1", ".new-pvc-8"), nil, 0o600))
 		left := func() []string {
-			return slices.Concat(names(t, one.own("volumes")), names(t, one.own("creating", "node-1")), names(t, one.own("trash", "node-1")), names(t, one.own("published", "node-1")))
+			return slices.Concat(names(t, one.Own("volumes")), names(t, one.Own("creating", "node-1")), names(t, one.Own("trash", "node-1")), names(t, one.Own("published", "node-1")))
 		}
 		all := left()
 		one.start(sharedPool)
@@ -454,7 +446,7 @@ func TestRecoverySkipsVolumeLockedByOtherNode(t *testing.T) {
 		if got := one.volume("pvc-disk").Bytes; got != 2*mib {
 			t.Errorf("a disk of 2 MiB has the size %d", got)
 		}
-		if got := names(t, one.own("published", "node-1")); len(got) > 0 {
+		if got := names(t, one.Own("published", "node-1")); len(got) > 0 {
 			t.Errorf("marks %q, want none", got)
 		}
 	})
@@ -463,16 +455,16 @@ func TestRecoverySkipsVolumeLockedByOtherNode(t *testing.T) {
 // Who does not use the pool with others has no locks for that.
 func TestUnsharedPoolTakesNoFileLocks(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
-		must.Succeed(t, os.Remove(b.own("lock")))
+		must.Succeed(t, os.Remove(b.Own("lock")))
 		b.create("pvc-1", mib)
 		must.Succeed(t, b.publish("pvc-1", "a"))
-		_, err := b.Expand(t.Context(), id(t, "pvc-1"), b.target("a"), "", volume.Range{Required: 2 * mib})
+		_, err := b.Expand(t.Context(), id(t, "pvc-1"), b.Target("a"), "", volume.Range{Required: 2 * mib})
 		must.Succeed(t, err)
 		must.Succeed(t, b.unpublish("pvc-1", "a"))
 		b.delete("pvc-1")
-		must.Succeed(t, os.WriteFile(b.own("volumes", ".new-pvc-5.json"), nil, 0o600))
+		must.Succeed(t, os.WriteFile(b.Own("volumes", ".new-pvc-5.json"), nil, 0o600))
 		b.restart(local)
 		b.wantClean()
-		wantGone(t, b.own("lock"))
+		wantGone(t, b.Own("lock"))
 	})
 }

@@ -57,7 +57,7 @@ func (s sort) make(b *bench) {
 	request := pool.Request{ID: id(b.t, "pvc-1"), Range: volume.Range{Required: mib}}
 	switch {
 	case s.inline:
-		must.Succeed(b.t, b.PublishInline(b.t.Context(), request, pool.Publication{ID: request.ID, Target: b.target("pod")}))
+		must.Succeed(b.t, b.PublishInline(b.t.Context(), request, pool.Publication{ID: request.ID, Target: b.Target("pod")}))
 	case s.block:
 		b.createBlock("pvc-1", mib)
 	default:
@@ -82,9 +82,9 @@ func (s sort) publish(b *bench, target string) error {
 
 func (s sort) data(b *bench) string {
 	if s.block {
-		return b.path("pool", "pvc-1", "disk.img")
+		return b.Path("pool", "pvc-1", "disk.img")
 	}
-	return b.path("pool", "pvc-1", "data")
+	return b.Path("pool", "pvc-1", "data")
 }
 
 // state is what a user has of pvc-1, whatever its record says.
@@ -113,7 +113,7 @@ func (s sort) state(b *bench) state {
 	if s.keeper != "" {
 		now.ID, now.Limit = b.carried("pvc-1"), b.limitOf("pvc-1")
 	}
-	devices, err := b.loops.Attached()
+	devices, err := b.Loops.Attached()
 	must.Succeed(b.t, err)
 	for _, d := range devices {
 		now.Device = append(now.Device, d.Name)
@@ -128,14 +128,14 @@ func withSort(t *testing.T, s sort, test func(t *testing.T, b *bench)) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, root)
 		if s.keeper != "" {
-			b.quota = &quotatest.Fake{As: s.keeper}
+			b.Quota = &quotatest.Fake{As: s.keeper}
 		}
 		b.start(s.pools())
 		s.make(b)
 		b.create("pvc-2", mib)
 		_, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-3"), Pool: poolName(t, "other"), Range: volume.Range{Required: mib}})
 		must.Succeed(t, err)
-		must.Succeed(t, os.WriteFile(b.path("canary"), []byte("canary"), 0o600))
+		must.Succeed(t, os.WriteFile(b.Path("canary"), []byte("canary"), 0o600))
 		test(t, b)
 	})
 }
@@ -179,9 +179,9 @@ func with(t *testing.T, record []byte, fields map[string]any) []byte {
 // this one can say wrongly, or say in part.
 func (b *bench) spoilers() map[string]func(path string) error {
 	b.t.Helper()
-	whole, err := os.ReadFile(b.own("volumes", "pvc-1.json"))
+	whole, err := os.ReadFile(b.Own("volumes", "pvc-1.json"))
 	must.Succeed(b.t, err)
-	another, err := os.ReadFile(b.own("volumes", "pvc-2.json"))
+	another, err := os.ReadFile(b.Own("volumes", "pvc-2.json"))
 	must.Succeed(b.t, err)
 	texts := map[string][]byte{"that of another volume": another, "twice": append(whole[:len(whole):len(whole)], whole...)}
 	for name, fields := range badFields {
@@ -202,7 +202,7 @@ func TestBadRecordOfAnyKindAffectsOneVolume(t *testing.T) {
 	for name, s := range sorts {
 		t.Run(name, func(t *testing.T) {
 			withSort(t, s, func(t *testing.T, b *bench) {
-				record, want := b.own("volumes", "pvc-1.json"), s.state(b)
+				record, want := b.Own("volumes", "pvc-1.json"), s.state(b)
 				for name, with := range b.spoilers() {
 					spoil(t, record, with)
 					s.wantOneBad(b, want)
@@ -230,7 +230,7 @@ func TestBadRecordOfAnyKindAffectsOneVolume(t *testing.T) {
 // it was, and that all else is in order.
 func (s sort) wantOneBad(b *bench, want state) {
 	b.t.Helper()
-	before := files(b.t, b.own("volumes"))
+	before := files(b.t, b.Own("volumes"))
 	for range 2 {
 		said := b.restartSaying(s.pools())
 		b.wantVolumes("pvc-1", "pvc-2", "pvc-3")
@@ -238,7 +238,7 @@ func (s sort) wantOneBad(b *bench, want state) {
 		wantError(b.t, s.publish(b, "a"), volume.ErrDamagedRecord)
 		_, err := b.Create(b.t.Context(), pool.Request{ID: id(b.t, "pvc-1"), Range: volume.Range{Required: mib}})
 		wantError(b.t, err, volume.ErrDamagedRecord)
-		_, err = b.Expand(b.t.Context(), id(b.t, "pvc-1"), b.target("pod"), "", volume.Range{Required: 2 * mib})
+		_, err = b.Expand(b.t.Context(), id(b.t, "pvc-1"), b.Target("pod"), "", volume.Range{Required: 2 * mib})
 		wantError(b.t, err, volume.ErrDamagedRecord)
 		if s.published {
 			wantError(b.t, b.Delete(b.t.Context(), id(b.t, "pvc-1")), volume.ErrInUse)
@@ -253,7 +253,7 @@ func (s sort) wantOneBad(b *bench, want state) {
 		if diff := cmp.Diff(want, s.state(b)); diff != "" {
 			b.t.Errorf("the volume is not what it was (-before +after):\n%s", diff)
 		}
-		if diff := cmp.Diff(before, files(b.t, b.own("volumes"))); diff != "" {
+		if diff := cmp.Diff(before, files(b.t, b.Own("volumes"))); diff != "" {
 			b.t.Errorf("the records are not what they were (-before +after):\n%s", diff)
 		}
 	}
@@ -277,7 +277,7 @@ func TestUnpublishAndDeleteWithBadRecord(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			withSort(t, s, func(t *testing.T, b *bench) {
 				want := s.state(b)
-				must.Succeed(t, os.WriteFile(b.own("volumes", "pvc-1.json"), []byte("{"), 0o600))
+				must.Succeed(t, os.WriteFile(b.Own("volumes", "pvc-1.json"), []byte("{"), 0o600))
 				b.restart(s.pools())
 				must.Succeed(t, b.unpublish("pvc-1", "pod"))
 				want.Nodes, want.Device = 0, nil
@@ -304,9 +304,9 @@ func TestCopiedRecordOfAnyKindIsIgnored(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			withSort(t, s, func(t *testing.T, b *bench) {
 				want := s.state(b)
-				record, err := os.ReadFile(b.own("volumes", "pvc-1.json"))
+				record, err := os.ReadFile(b.Own("volumes", "pvc-1.json"))
 				must.Succeed(t, err)
-				must.Succeed(t, os.WriteFile(b.own("volumes", "pvc-9.json"), record, 0o600))
+				must.Succeed(t, os.WriteFile(b.Own("volumes", "pvc-9.json"), record, 0o600))
 				for range 2 {
 					said := b.restartSaying(s.pools())
 					if v := b.volume("pvc-9"); !v.Lost || said.count("record is unreadable", "pvc-9") != 1 {

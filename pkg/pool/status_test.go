@@ -28,7 +28,7 @@ func TestStatusFilesystem(t *testing.T) {
 		b := newBench(t, root)
 		b.start(local)
 		b.create("pvc-1", 100*mib)
-		must.Succeed(t, os.WriteFile(b.path("pool", "pvc-1", "data"), make([]byte, 10*mib), 0o644))
+		must.Succeed(t, os.WriteFile(b.Path("pool", "pvc-1", "data"), make([]byte, 10*mib), 0o644))
 		b.later(time.Minute)
 		status := b.Status()[0]
 		if status.Space == nil || status.Space.SizeBytes != 256*mib || status.Space.FreeBytes > 246*mib || status.Space.Inodes == 0 {
@@ -67,8 +67,8 @@ func TestStatusOfSnapshots(t *testing.T) {
 		if copies != 2 || status.Copying != 0 {
 			t.Errorf("%d copies were made and %d go on, want 2 and none", copies, status.Copying)
 		}
-		must.Succeed(t, os.Rename(b.own("snapshots", "~daily"), b.path("aside")))
-		must.Succeed(t, os.WriteFile(b.own("volumes", "~weekly.json"), []byte("{"), 0o600))
+		must.Succeed(t, os.Rename(b.Own("snapshots", "~daily"), b.Path("aside")))
+		must.Succeed(t, os.WriteFile(b.Own("volumes", "~weekly.json"), []byte("{"), 0o600))
 		b.later(2 * time.Minute)
 		if s := b.Status()[0].Snapshots; s.Count != 2 || s.Lost != 2 {
 			t.Errorf("the snapshots are %+v, want both lost", s)
@@ -89,7 +89,7 @@ func TestStatusOfUpstreamSnapshots(t *testing.T) {
 	testenv.NeedRoot(t)
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, t.TempDir())
-		must.Succeed(t, os.MkdirAll(b.path("away", "snapshot-1"), 0o755))
+		must.Succeed(t, os.MkdirAll(b.Path("away", "snapshot-1"), 0o755))
 		b.start(`[{"name":"none","path":"a"},{"name":"inside","path":"b","snapshotPath":"b/csi/snapshots","snapshotProvider":"reflink"},` +
 			`{"name":"outside","path":"c","snapshotPath":"away","snapshotProvider":"reflink"}]`)
 		want := func(when string, want ...int) {
@@ -102,10 +102,10 @@ func TestStatusOfUpstreamSnapshots(t *testing.T) {
 			}
 		}
 		want("before there is one", volume.Unknown, 0, volume.Unknown)
-		must.Succeed(t, os.MkdirAll(b.path("b", "csi", "snapshots", "snapshot-2"), 0o755))
+		must.Succeed(t, os.MkdirAll(b.Path("b", "csi", "snapshots", "snapshot-2"), 0o755))
 		want("with one", volume.Unknown, 1, volume.Unknown)
-		must.Succeed(t, os.RemoveAll(b.path("b", "csi")))
-		must.Succeed(t, os.WriteFile(b.path("b", "csi"), nil, 0o644))
+		must.Succeed(t, os.RemoveAll(b.Path("b", "csi")))
+		must.Succeed(t, os.WriteFile(b.Path("b", "csi"), nil, 0o644))
 		want("with a file in its way", volume.Unknown, volume.Unknown, volume.Unknown)
 	})
 }
@@ -116,7 +116,7 @@ func TestStatusOfMissingPool(t *testing.T) {
 		if status := b.Status()[0]; status.Space == nil || status.Available == 0 || !status.LastError.IsZero() {
 			t.Errorf("status %+v, want numbers and no error", status)
 		}
-		must.Succeed(t, syscall.Unmount(b.path("disk"), 0))
+		must.Succeed(t, syscall.Unmount(b.Path("disk"), 0))
 		b.later(10 * time.Second)
 		status := b.Status()[0]
 		if status.Space != nil || status.Available != 0 || status.Used != volume.Unknown || !status.LastError.Equal(time.Now()) {
@@ -173,10 +173,10 @@ func TestStatusUnlimitedAndUnused(t *testing.T) {
 		b.restart(thin)
 		b.createBlock("disk-2", 4*mib)
 		b.wantTakable("with a thin one", 0, 4*mib)
-		must.Succeed(t, os.WriteFile(b.path("pool", "disk-2", "disk.img"), make([]byte, 4*mib), 0o600))
+		must.Succeed(t, os.WriteFile(b.Path("pool", "disk-2", "disk.img"), make([]byte, 4*mib), 0o600))
 		b.wantTakable("with a thin one that is full", 0, 0)
 		b.create("pvc-1", 4*mib)
-		must.Succeed(t, os.Mkdir(b.path("pool", "by-hand"), 0o755))
+		must.Succeed(t, os.Mkdir(b.Path("pool", "by-hand"), 0o755))
 		b.wantTakable("with directories", 2, 0)
 		f.off.Store(false)
 		b.later(10 * time.Second) // the next check
@@ -184,18 +184,18 @@ func TestStatusUnlimitedAndUnused(t *testing.T) {
 		must.Succeed(t, b.write("pvc-2", 2*mib))
 		b.wantTakable("with quotas that were switched on later", 2, 6*mib)
 		b.create("pvc-3", 8*mib)
-		must.Succeed(t, b.quota.Limit(b.open("pvc-3"), b.carried("pvc-3"), quota.Limit{}))
+		must.Succeed(t, b.Quota.Limit(b.open("pvc-3"), b.carried("pvc-3"), quota.Limit{}))
 		b.wantTakable("with a limit that was removed, and set again", 2, 14*mib)
-		must.Succeed(t, os.Rename(b.path("pool", "pvc-3"), b.path("aside")))
+		must.Succeed(t, os.Rename(b.Path("pool", "pvc-3"), b.Path("aside")))
 		b.wantTakable("with a volume that is lost", 2, 6*mib)
 		f.uncounted.Store(uint32(b.carried("pvc-2")))
 		b.wantTakable("with one that cannot be read", 3, 0)
-		must.Succeed(t, os.Rename(b.own(), b.path("away")))
+		must.Succeed(t, os.Rename(b.Own(), b.Path("away")))
 		b.later(time.Minute)
 		if status := b.Status()[0]; status.Unlimited != volume.Unknown || status.Unused != volume.Unknown {
 			t.Errorf("status %+v of a pool that is away", status)
 		}
-		must.Succeed(t, os.Rename(b.path("away"), b.own()))
+		must.Succeed(t, os.Rename(b.Path("away"), b.Own()))
 	})
 }
 
@@ -215,7 +215,7 @@ func TestStatusTrash(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				b := newBench(t, t.TempDir())
 				if counted {
-					b.quota = &quotatest.Fake{As: quota.XFS}
+					b.Quota = &quotatest.Fake{As: quota.XFS}
 				}
 				b.start(local)
 				if status := b.Status()[0]; status.TrashBytes != 0 || !status.TrashSince.IsZero() {
@@ -226,8 +226,8 @@ func TestStatusTrash(t *testing.T) {
 				if counted {
 					must.Succeed(t, b.write("pvc-1", 4*mib))
 				}
-				must.Succeed(t, os.Mkdir(b.path("pool", "pvc-1", "mounted"), 0o755))
-				must.Succeed(t, syscall.Mount("tmpfs", b.path("pool", "pvc-1", "mounted"), "tmpfs", 0, ""))
+				must.Succeed(t, os.Mkdir(b.Path("pool", "pvc-1", "mounted"), 0o755))
+				must.Succeed(t, syscall.Mount("tmpfs", b.Path("pool", "pvc-1", "mounted"), "tmpfs", 0, ""))
 				b.delete("pvc-1")
 				b.later(time.Second)
 				b.delete("pvc-2") // is erased at once
@@ -249,7 +249,7 @@ func TestStatusTrash(t *testing.T) {
 				if status := b.Status()[0]; status.Trash != 1 || (status.TrashBytes == volume.Unknown) == counted {
 					t.Errorf("status %+v after a restart", status)
 				}
-				must.Succeed(t, syscall.Unmount(b.own("trash", "node-1", names(t, b.own("trash", "node-1"))[0], "mounted"), 0))
+				must.Succeed(t, syscall.Unmount(b.Own("trash", "node-1", names(t, b.Own("trash", "node-1"))[0], "mounted"), 0))
 				b.later(time.Hour)
 				if status := b.Status()[0]; status.TrashBytes != 0 || status.Stuck != 0 || !status.TrashSince.IsZero() || status.RemovedVolumes != 1 {
 					t.Errorf("status %+v after the trash was erased", status)
@@ -311,7 +311,7 @@ func TestStatusOldestTrash(t *testing.T) {
 func TestSurveyFindsProblems(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, t.TempDir())
-		b.quota = &quotatest.Fake{As: quota.XFS}
+		b.Quota = &quotatest.Fake{As: quota.XFS}
 		b.each = true
 		b.start(local)
 		if status := b.Status()[0]; status.Abnormal == nil {
@@ -323,8 +323,8 @@ func TestSurveyFindsProblems(t *testing.T) {
 		}
 		must.Succeed(t, b.write("pvc-100", mib))
 		must.Succeed(t, b.write("pvc-101", mib/2))
-		must.Succeed(t, os.Remove(b.path("pool", "pvc-200")))
-		must.Succeed(t, os.WriteFile(b.own("volumes", "pvc-299.json"), []byte("{"), 0o600))
+		must.Succeed(t, os.Remove(b.Path("pool", "pvc-200")))
+		must.Succeed(t, os.WriteFile(b.Own("volumes", "pvc-299.json"), []byte("{"), 0o600))
 		b.later(time.Minute)
 		want := reasons(map[health.Reason]int{health.NoSpace: 1, health.DirectoryMissing: 1, health.RecordUnreadable: 1})
 		if diff := cmp.Diff(want, b.Status()[0].Abnormal); diff != "" {
@@ -383,7 +383,7 @@ func TestPausedSurveyHasNothingOpen(t *testing.T) {
 			b.create("pvc-"+strconv.Itoa(i), 4096)
 		}
 		b.later(time.Minute)
-		must.Succeed(t, syscall.Unmount(b.path("disk"), 0))
+		must.Succeed(t, syscall.Unmount(b.Path("disk"), 0))
 	})
 }
 
@@ -393,7 +393,7 @@ func TestFilesystemErrorsAreReportedForAllVolumes(t *testing.T) {
 		if since := b.Status()[0].LastError; !since.IsZero() {
 			t.Errorf("there was an error at %v", since)
 		}
-		b.errors.Store(3)
+		b.Errors.Store(3)
 		b.later(10 * time.Second) // the next check
 		status := b.Status()[0]
 		if status.Errors != 3 || status.Err != nil || !status.LastError.Equal(time.Now()) {
@@ -407,7 +407,7 @@ func TestFilesystemErrorsAreReportedForAllVolumes(t *testing.T) {
 			t.Errorf("abnormal volumes (-want +got):\n%s", diff)
 		}
 		b.create("pvc-2", mib) // it is served all the same
-		b.errors.Store(0)
+		b.Errors.Store(0)
 		b.later(10 * time.Second)
 		if c := b.volume("pvc-1").Condition; c.Abnormal {
 			t.Errorf("condition %+v after the count was reset", c)

@@ -62,13 +62,13 @@ func withTwoPools(t *testing.T, test func(t *testing.T, b *bench, said *diary)) 
 		b.log = funcr.New(said.write, funcr.Options{})
 		b.start(aPoolAndAnother)
 		b.create("pvc-1", mib)
-		must.Succeed(t, os.WriteFile(b.path("pool", "pvc-1", "data"), []byte("data"), 0o644))
+		must.Succeed(t, os.WriteFile(b.Path("pool", "pvc-1", "data"), []byte("data"), 0o644))
 		b.create("pvc-2", mib)
 		_, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-3"), Pool: poolName(t, "other"), Range: volume.Range{Required: mib}})
 		must.Succeed(t, err)
-		must.Succeed(t, os.WriteFile(b.path("canary"), []byte("canary"), 0o600))
+		must.Succeed(t, os.WriteFile(b.Path("canary"), []byte("canary"), 0o600))
 		test(t, b, said)
-		if data, err := os.ReadFile(b.path("canary")); err != nil || string(data) != "canary" {
+		if data, err := os.ReadFile(b.Path("canary")); err != nil || string(data) != "canary" {
 			t.Errorf("the canary outside is %q, %v", data, err)
 		}
 	})
@@ -153,18 +153,18 @@ func TestBadRecordAffectsOneVolume(t *testing.T) {
 	for name, with := range all {
 		t.Run(name, func(t *testing.T) {
 			withTwoPools(t, func(t *testing.T, b *bench, said *diary) {
-				spoil(t, b.own("volumes", "pvc-1.json"), with)
-				before := files(t, b.own("volumes"))
+				spoil(t, b.Own("volumes", "pvc-1.json"), with)
+				before := files(t, b.Own("volumes"))
 				b.restart(aPoolAndAnother)
 				b.wantOneBad(said)
 				if says := badRecords[name].says; !strings.Contains(b.volume("pvc-1").Condition.Message, says) {
 					t.Errorf("the condition %+v does not say %q", b.volume("pvc-1").Condition, says)
 				}
-				if diff := cmp.Diff(before, files(t, b.own("volumes"))); diff != "" {
+				if diff := cmp.Diff(before, files(t, b.Own("volumes"))); diff != "" {
 					t.Errorf("the bad record was not kept as it was (-before +after):\n%s", diff)
 				}
 				b.delete("pvc-1")
-				must.Succeed(t, os.RemoveAll(b.own("volumes", "pvc-1.json.was")))
+				must.Succeed(t, os.RemoveAll(b.Own("volumes", "pvc-1.json.was")))
 				b.wantVolumes("pvc-2", "pvc-3")
 				b.wantClean()
 			})
@@ -180,10 +180,10 @@ func (b *bench) wantOneBad(said *diary) {
 	wantError(b.t, b.publish("pvc-1", "a"), volume.ErrDamagedRecord)
 	_, err := b.Create(b.t.Context(), pool.Request{ID: id(b.t, "pvc-1"), Range: volume.Range{Required: mib}})
 	wantError(b.t, err, volume.ErrDamagedRecord)
-	_, err = b.Expand(b.t.Context(), id(b.t, "pvc-1"), b.target("a"), "", volume.Range{Required: 2 * mib})
+	_, err = b.Expand(b.t.Context(), id(b.t, "pvc-1"), b.Target("a"), "", volume.Range{Required: 2 * mib})
 	wantError(b.t, err, volume.ErrDamagedRecord)
 	must.Succeed(b.t, b.unpublish("pvc-1", "a"))
-	if data, err := os.ReadFile(b.path("pool", "pvc-1", "data")); err != nil || string(data) != "data" {
+	if data, err := os.ReadFile(b.Path("pool", "pvc-1", "data")); err != nil || string(data) != "data" {
 		b.t.Errorf("the volume holds %q, %v", data, err)
 	}
 	b.wantServed("pvc-2", "pvc-3")
@@ -218,7 +218,7 @@ func (b *bench) snapshot(name, of string) error {
 }
 
 func (b *bench) restore(name, from string) (pool.Volume, error) {
-	awaitTick(b.t, b.root)
+	awaitTick(b.t, b.Root)
 	return b.Create(b.t.Context(), pool.Request{
 		ID: id(b.t, name), Pool: poolName(b.t, "legacy"), Source: &pool.Source{ID: snapshotID(b.t, from)},
 	})
@@ -238,7 +238,7 @@ func (b *bench) wantOneBadSnapshot() {
 	if s := b.Status()[0].Snapshots; s.Count != 2 || s.Lost != 1 {
 		b.t.Errorf("the snapshots are %+v, want one of two lost", s)
 	}
-	if data, err := os.ReadFile(b.own("snapshots", "~s-1", "data")); err != nil || string(data) != "data" {
+	if data, err := os.ReadFile(b.Own("snapshots", "~s-1", "data")); err != nil || string(data) != "data" {
 		b.t.Errorf("the snapshot holds %q, %v", data, err)
 	}
 	b.wantServed("pvc-1", "pvc-2", "pvc-3")
@@ -269,14 +269,14 @@ func TestBadRecordAffectsOneSnapshot(t *testing.T) {
 	for name, with := range all {
 		t.Run(name, func(t *testing.T) {
 			withTwoSnapshots(t, func(t *testing.T, b *bench) {
-				spoil(t, b.own("volumes", "~s-1.json"), with)
-				before := tree(t, b.own("volumes", "~s-1.json"))
+				spoil(t, b.Own("volumes", "~s-1.json"), with)
+				before := tree(t, b.Own("volumes", "~s-1.json"))
 				b.restart(aPoolAndAnother)
 				b.wantOneBadSnapshot()
-				if diff := cmp.Diff(before, tree(t, b.own("volumes", "~s-1.json"))); diff != "" {
+				if diff := cmp.Diff(before, tree(t, b.Own("volumes", "~s-1.json"))); diff != "" {
 					t.Errorf("the bad record was not kept as it was (-before +after):\n%s", diff)
 				}
-				must.Succeed(t, os.RemoveAll(b.own("volumes", "~s-1.json.was")))
+				must.Succeed(t, os.RemoveAll(b.Own("volumes", "~s-1.json.was")))
 				for _, name := range []string{"s-1", "s-2"} {
 					must.Succeed(t, b.DeleteSnapshot(t.Context(), snapshotID(t, name)))
 				}
@@ -293,7 +293,7 @@ func TestTruncatedSnapshotRecordIsKept(t *testing.T) {
 		every = 16
 	}
 	withTwoSnapshots(t, func(t *testing.T, b *bench) {
-		record := b.own("volumes", "~s-1.json")
+		record := b.Own("volumes", "~s-1.json")
 		whole, err := os.ReadFile(record)
 		must.Succeed(t, err)
 		for length := 0; length < len(whole)-1; length += every { // the last byte is the end of the line
@@ -314,7 +314,7 @@ func TestTruncatedSnapshotRecordIsKept(t *testing.T) {
 // A disk that lost its power may have any part of a file.
 func TestTruncatedRecordIsKept(t *testing.T) {
 	withTwoPools(t, func(t *testing.T, b *bench, _ *diary) {
-		record := b.own("volumes", "pvc-1.json")
+		record := b.Own("volumes", "pvc-1.json")
 		whole, err := os.ReadFile(record)
 		must.Succeed(t, err)
 		for length := range len(whole) - 1 { // the last byte is the end of the line
@@ -336,7 +336,7 @@ func TestTruncatedRecordIsKept(t *testing.T) {
 func TestEditedRecordTakesEffect(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bench) {
 		b.create("pvc-1", 3*mib)
-		written, err := os.ReadFile(b.own("volumes", "pvc-1.json"))
+		written, err := os.ReadFile(b.Own("volumes", "pvc-1.json"))
 		must.Succeed(t, err)
 		for range 2 {
 			for bytesPromised, text := range map[int64]string{
@@ -344,7 +344,7 @@ func TestEditedRecordTakesEffect(t *testing.T) {
 				7 * mib: strings.Replace(string(written), strconv.Itoa(3*mib), strconv.Itoa(7*mib), 1),
 				5 * mib: strings.Replace(string(written), `:`+strconv.Itoa(3*mib), `: `+strconv.Itoa(5*mib), 1),
 			} {
-				must.Succeed(t, os.WriteFile(b.own("volumes", "pvc-1.json"), []byte(text), 0o600))
+				must.Succeed(t, os.WriteFile(b.Own("volumes", "pvc-1.json"), []byte(text), 0o600))
 				v, err := b.Volume(t.Context(), id(t, "pvc-1"))
 				must.Succeed(t, err)
 				if v.Bytes != bytesPromised {
@@ -357,12 +357,12 @@ func TestEditedRecordTakesEffect(t *testing.T) {
 
 func TestCopiedRecordIsNotCounted(t *testing.T) {
 	withTwoPools(t, func(t *testing.T, b *bench, said *diary) {
-		record, err := os.ReadFile(b.own("volumes", "pvc-1.json"))
+		record, err := os.ReadFile(b.Own("volumes", "pvc-1.json"))
 		must.Succeed(t, err)
 		for _, name := range []string{"pvc-9.json", "pvc-1.json.bak", "pvc-1.JSON", ".pvc-1.json", "x y.json", "..json", ".json"} {
-			must.Succeed(t, os.WriteFile(b.own("volumes", name), record, 0o600))
+			must.Succeed(t, os.WriteFile(b.Own("volumes", name), record, 0o600))
 		}
-		before := files(t, b.own("volumes"))
+		before := files(t, b.Own("volumes"))
 		b.restart(aPoolAndAnother)
 		b.wantVolumes("pvc-1", "pvc-2", "pvc-3", "pvc-9")
 		b.wantServed("pvc-1", "pvc-2", "pvc-3")
@@ -375,7 +375,7 @@ func TestCopiedRecordIsNotCounted(t *testing.T) {
 		_, err = b.Create(t.Context(), pool.Request{ID: id(t, "pvc-9"), Range: volume.Range{Required: mib}})
 		wantError(t, err, volume.ErrDamagedRecord)
 		b.later(2 * time.Minute)
-		if diff := cmp.Diff(before, files(t, b.own("volumes"))); diff != "" {
+		if diff := cmp.Diff(before, files(t, b.Own("volumes"))); diff != "" {
 			t.Errorf("the records changed (-before +after):\n%s", diff)
 		}
 		b.delete("pvc-9")
@@ -392,7 +392,7 @@ func TestUnknownEntriesInLayoutAreKept(t *testing.T) {
 		for name, with := range spoilt {
 			t.Run(place+", "+name, func(t *testing.T) {
 				withTwoPools(t, func(t *testing.T, b *bench, _ *diary) {
-					path := b.own(place)
+					path := b.Own(place)
 					must.Succeed(t, os.MkdirAll(filepath.Dir(path), 0o700))
 					must.Succeed(t, with(path))
 					for _, datadir := range []string{aPoolAndAnother, strings.Replace(aPoolAndAnother, `"path":"pool"`, `"path":"pool","shared":true`, 1)} {
@@ -436,11 +436,11 @@ func TestUnknownFormatIsRefused(t *testing.T) {
 			withTwoPools(t, func(t *testing.T, b *bench, said *diary) {
 				must.Succeed(t, b.Close(t.Context()))
 				b.litter(t)
-				spoil(t, b.own("format"), with)
-				before := tree(t, b.path("pool"))
+				spoil(t, b.Own("format"), with)
+				before := tree(t, b.Path("pool"))
 				b.start(aPoolAndAnother)
 				b.wantRefused(said, says[name])
-				if diff := cmp.Diff(before, tree(t, b.path("pool"))); diff != "" {
+				if diff := cmp.Diff(before, tree(t, b.Path("pool"))); diff != "" {
 					t.Errorf("the refused pool was changed (-before +after):\n%s", diff)
 				}
 			})
@@ -451,19 +451,19 @@ func TestUnknownFormatIsRefused(t *testing.T) {
 func TestTruncatedFormatIsRefused(t *testing.T) {
 	withTwoPools(t, func(t *testing.T, b *bench, said *diary) {
 		must.Succeed(t, b.Close(t.Context()))
-		whole, err := os.ReadFile(b.own("format"))
+		whole, err := os.ReadFile(b.Own("format"))
 		must.Succeed(t, err)
 		for length := range len(whole) - 1 {
-			must.Succeed(t, os.WriteFile(b.own("format"), whole[:length], 0o600))
-			before := tree(t, b.path("pool"))
+			must.Succeed(t, os.WriteFile(b.Own("format"), whole[:length], 0o600))
+			before := tree(t, b.Path("pool"))
 			b.start(aPoolAndAnother)
 			b.wantRefused(said, "unreadable")
 			must.Succeed(t, b.Close(t.Context()))
-			if diff := cmp.Diff(before, tree(t, b.path("pool"))); diff != "" || t.Failed() {
+			if diff := cmp.Diff(before, tree(t, b.Path("pool"))); diff != "" || t.Failed() {
 				t.Fatalf("with %d bytes of the format (-before +after):\n%s", length, diff)
 			}
 		}
-		must.Succeed(t, os.WriteFile(b.own("format"), whole[:len(whole)-1], 0o600))
+		must.Succeed(t, os.WriteFile(b.Own("format"), whole[:len(whole)-1], 0o600))
 		b.start(aPoolAndAnother)
 		b.wantServed("pvc-1", "pvc-2", "pvc-3")
 	})
@@ -472,11 +472,11 @@ func TestTruncatedFormatIsRefused(t *testing.T) {
 // litter leaves what recovery acts on.
 func (b *bench) litter(t *testing.T) {
 	t.Helper()
-	must.Succeed(t, os.Chmod(b.path("pool"), 0o755))
-	must.Succeed(t, os.Mkdir(b.own("creating", "node-1", "pvc-7"), 0o700))
-	must.Succeed(t, os.Mkdir(b.own("creating", "node-1", "pvc-2"), 0o700))
-	must.Succeed(t, os.Mkdir(b.own("trash", "node-1", "pvc-8.0123456789abcdef"), 0o700))
-	must.Succeed(t, os.WriteFile(b.own("volumes", ".new-pvc-7.json"), []byte("{"), 0o600))
+	must.Succeed(t, os.Chmod(b.Path("pool"), 0o755))
+	must.Succeed(t, os.Mkdir(b.Own("creating", "node-1", "pvc-7"), 0o700))
+	must.Succeed(t, os.Mkdir(b.Own("creating", "node-1", "pvc-2"), 0o700))
+	must.Succeed(t, os.Mkdir(b.Own("trash", "node-1", "pvc-8.0123456789abcdef"), 0o700))
+	must.Succeed(t, os.WriteFile(b.Own("volumes", ".new-pvc-7.json"), []byte("{"), 0o600))
 }
 
 // wantRefused says that the first pool is served by no call, with words, and that the
@@ -553,16 +553,16 @@ func TestLinksInLayoutAreNotFollowed(t *testing.T) {
 					must.Succeed(t, b.snapshot("s-1", "pvc-1"))
 					b.restart(datadir)
 					must.Succeed(t, b.publish("pvc-1", "a"))
-					outside := b.path("outside")
+					outside := b.Path("outside")
 					for _, d := range []string{"pvc-1", "~s-1", "~s-1/~s-1", "pvc-5.0123456789abcdef", "creating/node-1/pvc-6", "trash/node-1/pvc-7.0123456789abcdef"} {
 						must.Succeed(t, os.MkdirAll(filepath.Join(outside, d), 0o755))
 					}
 					must.Succeed(t, os.WriteFile(filepath.Join(outside, "pvc-1.json"), []byte("{"), 0o600))
 					must.Succeed(t, os.WriteFile(filepath.Join(outside, ".new-pvc-1.json"), []byte("{"), 0o600))
 					before := tree(t, outside)
-					must.Succeed(t, os.RemoveAll(b.own(place)))
-					must.Succeed(t, os.MkdirAll(filepath.Dir(b.own(place)), 0o700))
-					must.Succeed(t, os.Symlink(outside, b.own(place)))
+					must.Succeed(t, os.RemoveAll(b.Own(place)))
+					must.Succeed(t, os.MkdirAll(filepath.Dir(b.Own(place)), 0o700))
+					must.Succeed(t, os.Symlink(outside, b.Own(place)))
 					for range 2 {
 						b.tryAll()
 						b.later(5 * time.Minute)
@@ -584,8 +584,8 @@ func (b *bench) tryAll() {
 	for _, name := range []string{"pvc-1", "pvc-2", "pvc-5"} {
 		_, _ = b.Create(b.t.Context(), pool.Request{ID: id(b.t, name), Pool: poolName(b.t, "legacy"), Range: volume.Range{Required: mib}})
 		_ = b.publish(name, name)
-		_, _ = b.Expand(b.t.Context(), id(b.t, name), b.target(name), "", volume.Range{Required: 2 * mib})
-		_, _ = b.Stats(b.t.Context(), id(b.t, name), b.target(name))
+		_, _ = b.Expand(b.t.Context(), id(b.t, name), b.Target(name), "", volume.Range{Required: 2 * mib})
+		_, _ = b.Stats(b.t.Context(), id(b.t, name), b.Target(name))
 		_ = b.unpublish(name, name)
 		_ = b.snapshot("s-1", name)
 		_ = b.snapshot("s-2", name)

@@ -19,7 +19,7 @@ func halfFull(t *testing.T, datadir string, test func(t *testing.T, b *bench)) {
 	t.Helper()
 	onTmpfs(t, datadir, func(t *testing.T, b *bench) {
 		b.create("pvc-1", 128*mib)
-		must.Succeed(t, os.WriteFile(b.path("pool", "pvc-1", "data"), make([]byte, 127*mib), 0o600))
+		must.Succeed(t, os.WriteFile(b.Path("pool", "pvc-1", "data"), make([]byte, 127*mib), 0o600))
 		test(t, b)
 	})
 }
@@ -27,7 +27,7 @@ func halfFull(t *testing.T, datadir string, test func(t *testing.T, b *bench)) {
 // keep has a piece of trash of this node that cannot be erased: something is mounted in it.
 func (b *bench) keep(name string, content int64) {
 	b.t.Helper()
-	at := b.own("trash", "node-1", name)
+	at := b.Own("trash", "node-1", name)
 	must.Succeed(b.t, os.MkdirAll(filepath.Join(at, "mounted"), 0o700))
 	must.Succeed(b.t, os.WriteFile(filepath.Join(at, "mounted", "data"), make([]byte, content), 0o600))
 	must.Succeed(b.t, syscall.Mount("tmpfs", filepath.Join(at, "mounted"), "tmpfs", 0, ""))
@@ -47,7 +47,7 @@ func TestTrashOfAnotherNodeHoldsItsPromise(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			halfFull(t, sharedOnTmpfs, func(t *testing.T, b *bench) {
-				at := b.own("trash", "node-2", c.entry)
+				at := b.Own("trash", "node-2", c.entry)
 				must.Succeed(t, os.MkdirAll(at, 0o700))
 				must.Succeed(t, os.WriteFile(filepath.Join(at, "data"), make([]byte, c.content), 0o600))
 				b.wantCapacity("local", 128-c.held, 2)
@@ -70,10 +70,10 @@ func TestTrashOfAnotherNodeHoldsItsPromise(t *testing.T) {
 func TestStuckTrashHoldsItsPromiseAfterRestart(t *testing.T) {
 	halfFull(t, local, func(t *testing.T, b *bench) {
 		b.create("pvc-2", 40*mib)
-		must.Succeed(t, os.Mkdir(b.path("pool", "pvc-2", "mounted"), 0o700))
-		must.Succeed(t, syscall.Mount("tmpfs", b.path("pool", "pvc-2", "mounted"), "tmpfs", 0, ""))
+		must.Succeed(t, os.Mkdir(b.Path("pool", "pvc-2", "mounted"), 0o700))
+		must.Succeed(t, syscall.Mount("tmpfs", b.Path("pool", "pvc-2", "mounted"), "tmpfs", 0, ""))
 		defer func() {
-			must.Succeed(t, syscall.Unmount(b.own("trash", "node-1", names(t, b.own("trash", "node-1"))[0], "mounted"), 0))
+			must.Succeed(t, syscall.Unmount(b.Own("trash", "node-1", names(t, b.Own("trash", "node-1"))[0], "mounted"), 0))
 		}()
 		b.delete("pvc-2")
 		b.settled()
@@ -103,7 +103,7 @@ func TestStuckTrashWithManyFilesIsMeasuredInBackground(t *testing.T) {
 	halfFull(t, local, func(t *testing.T, b *bench) {
 		must.Succeed(t, b.Close(t.Context()))
 		b.keep("pvc-9.0123456789abcdef", 20*mib)
-		many := b.own("trash", "node-1", "pvc-9.0123456789abcdef", "many")
+		many := b.Own("trash", "node-1", "pvc-9.0123456789abcdef", "many")
 		must.Succeed(t, os.Mkdir(many, 0o700))
 		for i := range 10_001 {
 			must.Succeed(t, os.WriteFile(filepath.Join(many, fmt.Sprint(i)), nil, 0o600))

@@ -1,7 +1,6 @@
 package provisioner
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -11,7 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/go-logr/logr"
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -23,12 +21,8 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	"sigs.k8s.io/sig-storage-lib-external-provisioner/v13/controller"
 
-	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind/bindtest"
-	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
-	"kubevirt.io/hostpath-provisioner/pkg/hostfs/label/labeltest"
-	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop/looptest"
-	"kubevirt.io/hostpath-provisioner/pkg/pool"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/pooltest"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 	"kubevirt.io/hostpath-provisioner/test/must"
 )
@@ -56,16 +50,8 @@ func newRig(t *testing.T, config Config, objects ...runtime.Object) *rig {
 	configs, err := poolconfig.Parse(fmt.Sprintf(`[{"name":"test","path":%q,"enforcement":"none"}]`, config.Path), "/")
 	must.Succeed(t, err)
 	configs[0].Except = CSIDirectory
-	node, err := volume.ParseNodeID(config.Node)
-	must.Succeed(t, err)
-	dev, err := dir.Open(t.TempDir())
-	must.Succeed(t, err)
-	mounts, loops := &bindtest.Fake{}, looptest.NewFake(dev)
-	set := pool.Start(configs, pool.Options{Node: node, Mounts: mounts, Labels: &labeltest.Fake{}, Devices: loops, Dev: dev, Log: logr.Discard()})
-	t.Cleanup(func() {
-		must.Succeed(t, set.Close(context.WithoutCancel(t.Context())))
-		must.Succeed(t, errors.Join(loops.Close(), dev.Close()))
-	})
+	n := pooltest.New(t, t.TempDir())
+	set := n.Start(configs, n.Options(config.Node))
 	must.Succeed(t, set.Wait(t.Context()))
 	objects = append(objects, nodeNamed("node-a", "host-a"))
 	r := &rig{T: t, client: fake.NewClientset(objects...)}

@@ -2,8 +2,6 @@ package client_test
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"path/filepath"
 	"testing"
 	"time"
@@ -13,12 +11,8 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/pkg/driver"
 	"kubevirt.io/hostpath-provisioner/pkg/driver/client"
-	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind/bindtest"
-	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
-	"kubevirt.io/hostpath-provisioner/pkg/hostfs/label/labeltest"
-	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop/looptest"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
-	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/pooltest"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
@@ -27,14 +21,9 @@ import (
 // start serves a pool named "local" on a socket.
 func start(t *testing.T) (*pool.Set, *client.Client) {
 	t.Helper()
-	configs, err := poolconfig.Parse(fmt.Sprintf(`[{"name":"local","path":%q}]`, t.TempDir()), "/")
-	must.Succeed(t, err)
-	node, err := volume.ParseNodeID("node-a")
-	must.Succeed(t, err)
-	dev, err := dir.Open(t.TempDir())
-	must.Succeed(t, err)
-	mounts, loops := &bindtest.Fake{}, looptest.NewFake(dev)
-	set := pool.Start(configs, pool.Options{Node: node, Mounts: mounts, Labels: &labeltest.Fake{}, Devices: loops, Dev: dev, Log: logr.Discard()})
+	n := pooltest.New(t, t.TempDir())
+	options := n.Options("node-a")
+	set := n.Start(n.Configs(`[{"name":"local","path":"local"}]`), options)
 	must.Succeed(t, set.Wait(t.Context()))
 	socket := filepath.Join(testenv.SocketDir(t), "s")
 	listener, err := driver.Listen(socket)
@@ -42,7 +31,7 @@ func start(t *testing.T) (*pool.Set, *client.Client) {
 	ctx, stop := context.WithCancel(context.WithoutCancel(t.Context()))
 	served := make(chan error, 1)
 	go func() {
-		served <- driver.NewServer(driver.Config{Name: "test.example.com", Node: node}, set, unobserved{}, logr.Discard()).Serve(ctx, listener, time.Minute)
+		served <- driver.NewServer(driver.Config{Name: "test.example.com", Node: options.Node}, set, unobserved{}, logr.Discard()).Serve(ctx, listener, time.Minute)
 	}()
 	c, err := client.New(socket)
 	must.Succeed(t, err)
@@ -50,8 +39,6 @@ func start(t *testing.T) (*pool.Set, *client.Client) {
 		must.Succeed(t, c.Close())
 		stop()
 		must.Succeed(t, <-served)
-		must.Succeed(t, set.Close(context.WithoutCancel(t.Context())))
-		must.Succeed(t, errors.Join(mounts.Close(), loops.Close(), dev.Close()))
 	})
 	return set, c
 }
