@@ -52,7 +52,8 @@ type HostPathProvisioner struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	Spec HostPathProvisionerSpec `json:"spec,omitempty"`
+	// +required
+	Spec HostPathProvisionerSpec `json:"spec"`
 	// +optional
 	Status HostPathProvisionerStatus `json:"status,omitempty"`
 }

@@ -60,13 +60,14 @@ func onePool(more string) string {
 }
 
 // The API server refuses by itself what can be known to be wrong without checking anything else, and says what to
-// change. The upstream operator accepts all of them but the first two.
+// change. The upstream operator accepts all of them but the first three.
 func TestObjectValidation(t *testing.T) {
 	s := begin(t)
 	client := s.withAPI(crdFile)
 	pools := func(pools string) string { return "storagePools: [" + pools + "]" }
 	path := func(path string) string { return pools("{name: local, path: " + path + "}") }
 	tests := []struct{ name, spec, want string }{
+		{"no spec", "", "spec: Required value"},
 		{"neither pools nor pathConfig", "{}", "set either storagePools or the deprecated pathConfig"},
 		{"both pools and pathConfig", onePool("") + "\npathConfig: {path: /var/other}", "set either storagePools or the deprecated pathConfig"},
 		{"no pools in the list", "storagePools: []", "set either storagePools or the deprecated pathConfig"},
