@@ -2,10 +2,14 @@ package cases_test
 
 import (
 	"context"
+	"fmt"
+	"os"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+	admissionv1 "k8s.io/api/admissionregistration/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -168,6 +172,104 @@ func TestUpstreamObjectIsRead(t *testing.T) {
 		if time.Now().After(deadline) {
 			t.Fatalf("the object cannot be changed: %v, %v", changed, err)
 		}
+	}
+}
+
+// What kubectl get shows of an object, with -o wide and without, is in its status.
+func TestColumns(t *testing.T) {
+	s := begin(t)
+	client := s.withAPI(crdFile)
+	object, err := client.Create(t.Context(), provisioner(t, "shown", onePool("")), metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.removeProvisioner("shown") })
+	condition := func(kind, status, message string) any {
+		return map[string]any{"type": kind, "status": status, "reason": "Test", "message": message, "lastTransitionTime": "2024-01-01T00:00:00Z"}
+	}
+	object.Object["status"] = map[string]any{"observedVersion": "v1.2.3", "conditions": []any{
+		condition("Degraded", "Unknown", "degraded"), condition("Progressing", "True", "progressing"), condition("Available", "False", "available"),
+	}}
+	if _, err := client.UpdateStatus(t.Context(), object, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+
+	var table metav1.Table
+	path := "/apis/" + provisioners.GroupVersion().String() + "/" + provisioners.Resource + "/shown"
+	if err := c.Client.CoreV1().RESTClient().Get().AbsPath(path).SetHeader("Accept", "application/json;as=Table;v=v1;g=meta.k8s.io").
+		Do(t.Context()).Into(&table); err != nil {
+		t.Fatal(err)
+	}
+	if len(table.Rows) != 1 || len(table.Rows[0].Cells) != len(table.ColumnDefinitions) {
+		t.Fatalf("rows %v of the columns %v", table.Rows, table.ColumnDefinitions)
+	}
+	var got []string
+	for i, column := range table.ColumnDefinitions {
+		cell := table.Rows[0].Cells[i]
+		if column.Name == "Age" {
+			cell = cell != nil && cell != "<unknown>"
+		}
+		got = append(got, fmt.Sprintf("%s %d: %v", column.Name, column.Priority, cell))
+	}
+	want := []string{"Name 0: shown", "Available 0: False", "Progressing 0: True", "Degraded 0: Unknown", "Version 0: v1.2.3", "Age 0: true", "Message 1: available"}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("columns with priority and content, want (-), got (+): %s", diff)
+	}
+}
+
+// A webhook that is down, and whose failure counts, keeps nobody from writing the status, labels and finalizers, nor from deleting.
+func TestWebhookIsAskedAboutTheSpecAlone(t *testing.T) {
+	s := begin(t)
+	client := s.withAPI(crdFile)
+	object := provisioner(t, "asked", onePool(""))
+	object.SetFinalizers([]string{"example.com/test"})
+	if _, err := client.Create(t.Context(), object, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.removeProvisioner("asked") })
+	text, err := os.ReadFile(operatorDir + "/webhook/validatingwebhookconfiguration.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var config admissionv1.ValidatingWebhookConfiguration
+	if err := yaml.UnmarshalStrict(text, &config); err != nil {
+		t.Fatal(err)
+	}
+	config.Webhooks[0].FailurePolicy = pointer(admissionv1.Fail)
+	webhooks := c.Client.AdmissionregistrationV1().ValidatingWebhookConfigurations()
+	if _, err := webhooks.Create(t.Context(), &config, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := webhooks.Delete(context.Background(), config.Name, metav1.DeleteOptions{}); err != nil {
+			t.Error(err)
+		}
+	})
+	patch := func(text string, subresources ...string) error {
+		_, err := client.Patch(t.Context(), "asked", types.MergePatchType, []byte(text), metav1.PatchOptions{}, subresources...)
+		return err
+	}
+	// The configuration is taken up in a moment.
+	s.until("the webhook to be asked about the spec", func(context.Context) (string, error) {
+		if err := patch(fmt.Sprintf(`{"spec":{"priorityClassName":"test-%d"}}`, time.Now().UnixNano())); !apierrors.IsInternalError(err) {
+			return "changes are accepted", err
+		}
+		return "", nil
+	})
+	if _, err := client.Create(t.Context(), provisioner(t, "second", onePool("")), metav1.CreateOptions{DryRun: []string{"All"}}); !apierrors.IsInternalError(err) {
+		t.Errorf("a new object: %v, want that the webhook cannot be asked", err)
+	}
+	if err := patch(`{"status":{"observedVersion":"v1.2.3"}}`, "status"); err != nil {
+		t.Error("the status:", err)
+	}
+	if err := patch(`{"metadata":{"labels":{"example.com/test":"new"}}}`); err != nil {
+		t.Error("a label:", err)
+	}
+	if err := client.Delete(t.Context(), "asked", metav1.DeleteOptions{}); err != nil {
+		t.Error("deletion:", err)
+	}
+	if err := patch(`{"metadata":{"finalizers":null}}`); err != nil {
+		t.Error("the finalizer:", err)
 	}
 }
 
