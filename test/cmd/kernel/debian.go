@@ -19,7 +19,8 @@ var modules = []string{
 	"virtio_pci", "virtio_blk", "virtio_console",
 	"xfs", "ext4", "btrfs", "overlay", "fuse", "loop",
 	"quota_v1", "quota_v2",
-	"dm_mod", "dm_thin_pool", "dm_snapshot", "dm_flakey",
+	"dm_mod", "dm_thin_pool", "dm_snapshot", "dm_flakey", "dm_multipath", "dm_round_robin",
+	"nvme_tcp", "nvmet_tcp", "nfsd", "nfsv4",
 	"raid1", "bcache", "null_blk", "scsi_debug", "sd_mod",
 	"bridge", "veth",
 	// What filesystems ask for by the name of an algorithm only.

@@ -1,9 +1,10 @@
-// Package mapper runs the pool mounter on devices of device mapper, and with the quotas of XFS and ext4, in the guest of
-// test/cmd/kernel: the kernel of the host may have neither.
+// Package mapper runs the pool mounter on what the kernel of the host may lack, in the guest of test/cmd/kernel: device mapper,
+// multipath, NVMe and NFS, and the quotas of XFS and ext4.
 package mapper
 
 import (
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -37,14 +38,24 @@ func program(t *testing.T) string {
 // backing is a loop device on a sparse file.
 func backing(t *testing.T, bytes int64) string {
 	t.Helper()
+	return attach(t, sparse(t, bytes))
+}
+
+func sparse(t *testing.T, bytes int64) (file string) {
+	t.Helper()
 	f, err := os.CreateTemp(t.TempDir(), "disk-")
 	must.Succeed(t, err)
 	must.Succeed(t, f.Truncate(bytes))
 	must.Succeed(t, f.Close())
-	device, err := loopfs.Attach(f.Name())
+	return f.Name()
+}
+
+func attach(t *testing.T, file string) (device string) {
+	t.Helper()
+	loop, err := loopfs.Attach(file)
 	must.Succeed(t, err)
-	t.Cleanup(func() { device.Close() })
-	return device.Name()
+	t.Cleanup(func() { loop.Close() })
+	return loop.Name()
 }
 
 // mapped makes a device of a table until the test ends.
@@ -86,10 +97,7 @@ func TestDeviceMapper(t *testing.T) {
 			mounter, at := program(t), target(t)
 			disk := backing(t, 600*mib)
 			device := mapped(t, linear(disk, 400*mib))
-			var info unix.Stat_t
-			must.Succeed(t, unix.Stat(device, &info))
-			claim := filepath.Join(t.TempDir(), "claim") // as a container has it
-			must.Succeed(t, unix.Mknod(claim, unix.S_IFBLK|0o600, int(info.Rdev)))
+			claim := claimOf(t, device)
 			for _, bytes := range []int64{400 * mib, 600 * mib} {
 				run(t, linear(disk, bytes), "dmsetup", "reload", "--noudevsync", filepath.Base(device))
 				run(t, "", "dmsetup", "resume", "--noudevsync", filepath.Base(device))
@@ -104,20 +112,44 @@ func TestDeviceMapper(t *testing.T) {
 // until runs a mounter until it says something, and then ends it.
 func until(t *testing.T, text, name string, args ...string) {
 	t.Helper()
-	cmd := exec.Command(name, args...)
-	output, err := cmd.StderrPipe()
+	p := start(t, name, args...)
+	p.says(t, text)
+	p.end(t)
+}
+
+// A process is a mounter at work.
+type process struct {
+	cmd    *exec.Cmd
+	output io.Reader
+	said   string
+}
+
+func start(t *testing.T, name string, args ...string) *process {
+	t.Helper()
+	p := &process{cmd: exec.CommandContext(t.Context(), name, args...)}
+	var err error
+	p.output, err = p.cmd.StderrPipe()
 	must.Succeed(t, err)
-	must.Succeed(t, cmd.Start())
-	said := ""
-	for b := make([]byte, 4096); !strings.Contains(said, text); {
-		n, err := output.Read(b)
-		if said += string(b[:n]); err != nil {
-			t.Fatalf("%s ends with %v, %v: %s", name, err, cmd.Wait(), said)
+	must.Succeed(t, p.cmd.Start())
+	return p
+}
+
+// says waits until it has said something.
+func (p *process) says(t *testing.T, text string) {
+	t.Helper()
+	for b := make([]byte, 4096); !strings.Contains(p.said, text); {
+		n, err := p.output.Read(b)
+		if p.said += string(b[:n]); err != nil {
+			t.Fatalf("the mounter ends with %v, %v: %s", err, p.cmd.Wait(), p.said)
 		}
 	}
-	must.Succeed(t, cmd.Process.Signal(unix.SIGTERM))
-	if err := cmd.Wait(); err != nil {
-		t.Fatalf("%s: %v: %s", name, err, said)
+}
+
+func (p *process) end(t *testing.T) {
+	t.Helper()
+	must.Succeed(t, p.cmd.Process.Signal(unix.SIGTERM))
+	if err := p.cmd.Wait(); err != nil {
+		t.Fatalf("the mounter: %v: %s", err, p.said)
 	}
 }
 
@@ -138,13 +170,10 @@ func wantMount(t *testing.T, at, device, kind string, bytes int64) {
 	}
 }
 
-// The disk below a device of device mapper, such as one path of a multipath device, is in use.
+// The disk below a device of device mapper is in use.
 func TestDiskOfOtherDeviceIsNotFormatted(t *testing.T) {
 	mounter, at := program(t), target(t)
 	disk := backing(t, 400*mib)
 	mapped(t, linear(disk, 400*mib))
-	output, err := exec.Command(mounter, "mount", "--target", at, "--device", disk, "--patience", "0").CombinedOutput()
-	if err == nil || !strings.Contains(string(output), "in use by dm-") {
-		t.Errorf("mount of a disk that another device is made of: %v, %s", err, output)
-	}
+	wantRefused(t, "in use by dm-", mounter, "mount", "--target", at, "--device", disk)
 }
