@@ -71,8 +71,8 @@ func TestDriver(t *testing.T) {
 func testBinary(t *testing.T, program string) {
 	info, err := os.Stat(program)
 	must.Succeed(t, err)
-	if info.Size() > 18e6 {
-		t.Errorf("the program has %d bytes, more than 18 MB", info.Size())
+	if info.Size() > drivertest.MostBytes {
+		t.Errorf("the program has %d bytes, more than %d", info.Size(), drivertest.MostBytes)
 	}
 	built, err := buildinfo.ReadFile(program)
 	must.Succeed(t, err)

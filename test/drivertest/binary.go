@@ -18,6 +18,9 @@ import (
 // BinaryVariable names a driver that is already built, in place of a fresh one.
 const BinaryVariable = "HOSTPATH_CSI_DRIVER"
 
+// MostBytes is how large the driver's program may be, built as the image has it.
+const MostBytes = 18_000_000
+
 const command = "kubevirt.io/hostpath-provisioner/cmd/hostpath-csi-driver"
 
 // Built is Binary, built once for all tests of a package that has testenv.Main, which removes it.

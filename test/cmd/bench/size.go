@@ -4,10 +4,9 @@ import (
 	"context"
 	"fmt"
 	"os"
-)
 
-// binaryBudget is how large the program may be, in MB.
-const binaryBudget = 18
+	"kubevirt.io/hostpath-provisioner/test/drivertest"
+)
 
 // prepareSize reports how large the program is, on disk and in memory.
 func prepareSize(ctx context.Context, s *scene) ([]comparison, error) {
@@ -31,7 +30,7 @@ func prepareSize(ctx context.Context, s *scene) ([]comparison, error) {
 		})
 	}
 	return []comparison{
-		{name: "the program", unit: megabytes, budget: budget{Max: binaryBudget}, ours: fileSize(s.binary)},
+		{name: "the program", unit: megabytes, budget: budget{Max: drivertest.MostBytes / 1e6}, ours: fileSize(s.binary)},
 		{name: "memory, idle", unit: mebibytes, ours: idle.memory("VmRSS")},
 		{
 			name: fmt.Sprintf("memory, most under calls of %d at a time", inFlight), unit: mebibytes, limit: "idle",
