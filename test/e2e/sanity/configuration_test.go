@@ -32,6 +32,7 @@ func configurations() []configuration {
 		{"ext4", "block", "auto", onLoop("ext4")},
 		{"xfs", "mount", "auto", onLoop("xfs")},
 		{"xfs", "block", "auto", onLoop("xfs")},
+		{"btrfs", "mount", "auto", onLoop("btrfs")},
 		{"btrfs enforced", "mount", "required", onCountingBtrfs},
 		{"btrfs enforced", "block", "required", onCountingBtrfs},
 	}

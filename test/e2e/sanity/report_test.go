@@ -61,6 +61,13 @@ func TestProblems(t *testing.T) {
 	}
 }
 
+func TestUntried(t *testing.T) {
+	r := run{specs: []spec{{"GetSnapshot a", passed, ""}, {"DeleteSnapshot b", skipped, "DeleteSnapshot not supported"}, {"CreateSnapshot c", "failed", ""}}}
+	if got, want := r.untried([]string{"CreateSnapshot", "GetSnapshot", "DeleteSnapshot", "clone"}), []string{"CreateSnapshot", "DeleteSnapshot", "clone"}; !slices.Equal(got, want) {
+		t.Errorf("untried = %q, want %q", got, want)
+	}
+}
+
 func TestSummarise(t *testing.T) {
 	runs := []run{
 		{"ext4 mount", []spec{

@@ -64,6 +64,9 @@ func testPool(t *testing.T, driver string, c configuration) []spec {
 	for _, problem := range (run{specs: specs}).problems() {
 		t.Error(problem)
 	}
+	for _, name := range (run{specs: specs}).untried(copies) {
+		t.Errorf("no spec of %q has passed", name)
+	}
 	wantNothingLeft(t, n, pool)
 	wantMounts(t, dir, 0)
 	wantMounts(t, pool, mounts)
