@@ -9,10 +9,15 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"kubevirt.io/hostpath-provisioner/test/cluster"
 )
 
 const (
@@ -32,6 +37,168 @@ func TestFreeze(t *testing.T) {
 	s.withFreezeClass()
 	for storage := range poolPaths {
 		t.Run(storage, func(t *testing.T) { s.in(t).freezes(storage) })
+	}
+}
+
+// A pod that is frozen while the driver and the freezer are killed at the same instant goes on as soon as kubelet has started
+// the freezer again.
+func TestFrozenPodOutlivesDriverAndFreezer(t *testing.T) {
+	const (
+		name         = "writer"
+		frozenAtMost = 10 * time.Second
+	)
+	s := begin(t)
+	s.withFreezeClass()
+	s.claim(name, "64Mi", ofClass("hostpath-csi-plain"))
+	// All of a file changes all the time, and has to be copied again while the pod is frozen.
+	s.pod(name, with(name, "/volume"), doing(`trap exit TERM; while :; do dd if=/dev/zero of=/volume/large bs=1M count=48 conv=notrunc; date >/volume/f0; done`))
+	pod := s.ready(name)
+	group := s.groupOf(pod)
+	driver := s.driverOn(pod.Spec.NodeName)
+	processes := s.processesOf(driver, "driver", "freezer")
+	held := false
+	for n := 1; !held; n++ {
+		snapshot := fmt.Sprint(name, "-", n)
+		s.snapshotOfClass(freezeClass, snapshot, name)
+		held = s.stopWhileFrozen(group, processes, snapshot)
+		defer func() {
+			s.removeSnapshot(snapshot)
+			s.wantSnapshotGone(snapshot)
+		}()
+	}
+	began := time.Now()
+	for _, p := range processes {
+		if err := p.Kill(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.until("the pod to go on", func(context.Context) (string, error) {
+		if isFrozen(group) {
+			return "it is frozen", nil
+		}
+		return "", nil
+	})
+	took := time.Since(began)
+	if t.Logf("the pod was frozen for %s", took); took > frozenAtMost {
+		t.Errorf("the pod was frozen for %s, at most %s are allowed", took, frozenAtMost)
+	}
+	s.mustRun(name, "echo goes on >/volume/after")
+	if err := c.DriverReady(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	s.remove(name)
+}
+
+// groupOf is the control group of a pod that can be frozen.
+func (s *scene) groupOf(pod *corev1.Pod) string {
+	s.Helper()
+	for _, hierarchy := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/freezer"} {
+		for _, class := range []string{"", "*"} {
+			found, err := filepath.Glob(filepath.Join(hierarchy, c.Nodes[pod.Spec.NodeName].Cgroup, "kubepods", class, "pod"+string(pod.UID)))
+			if err != nil {
+				s.Fatal(err)
+			}
+			if len(found) == 1 && (exists(found[0]+"/freezer.state") || exists(found[0]+"/cgroup.freeze")) {
+				return found[0]
+			}
+		}
+	}
+	s.Fatalf("pod %s has no control group that can be frozen", pod.Name)
+	return ""
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}
+
+// isFrozen reports whether all processes of a group stand still.
+func isFrozen(group string) bool {
+	for file, has := range map[string]string{"cgroup.events": "frozen 1", "freezer.state": "FROZEN"} {
+		if data, err := os.ReadFile(filepath.Join(group, file)); err == nil && strings.Contains(string(data), has) {
+			return true
+		}
+	}
+	return false
+}
+
+// driverOn is the pod of the driver on a node.
+func (s *scene) driverOn(node string) *corev1.Pod {
+	s.Helper()
+	for _, name := range s.driverPods() {
+		pod, err := c.Client.CoreV1().Pods(cluster.Namespace).Get(s.Context(), name, metav1.GetOptions{})
+		if err != nil {
+			s.Fatal(err)
+		}
+		if pod.Spec.NodeName == node {
+			return pod
+		}
+	}
+	s.Fatalf("no driver on %s", node)
+	return nil
+}
+
+// processesOf are those of containers of a pod.
+func (s *scene) processesOf(pod *corev1.Pod, containers ...string) (all []*os.Process) {
+	s.Helper()
+	for _, status := range pod.Status.ContainerStatuses {
+		if !slices.Contains(containers, status.Name) {
+			continue
+		}
+		_, id, _ := strings.Cut(status.ContainerID, "://")
+		numbers, err := os.ReadFile(filepath.Join(s.groupOf(pod), id, "cgroup.procs"))
+		if err != nil {
+			s.Fatal(err)
+		}
+		for number := range strings.FieldsSeq(string(numbers)) {
+			pid, err := strconv.Atoi(number)
+			if err != nil {
+				s.Fatal(err)
+			}
+			p, err := os.FindProcess(pid)
+			if err != nil {
+				s.Fatal(err)
+			}
+			all = append(all, p)
+		}
+	}
+	if len(all) != len(containers) {
+		s.Fatalf("%d processes in the containers %q of %s", len(all), containers, pod.Name)
+	}
+	return all
+}
+
+// stopWhileFrozen stops processes while a group is frozen for a snapshot, and reports whether it could: the snapshot may be
+// made before.
+func (s *scene) stopWhileFrozen(group string, processes []*os.Process, snapshot string) bool {
+	s.Helper()
+	signal := func(what os.Signal) {
+		for _, p := range processes {
+			if err := p.Signal(what); err != nil {
+				s.Fatal(err)
+			}
+		}
+	}
+	client := s.snapshots()
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for n := 1; ; n++ {
+		if isFrozen(group) {
+			if signal(syscall.SIGSTOP); isFrozen(group) {
+				return true
+			}
+			signal(syscall.SIGCONT)
+		}
+		if n%200 == 0 {
+			made, err := client.Get(s.Context(), snapshot, metav1.GetOptions{})
+			if err != nil {
+				s.Fatal(err)
+			}
+			if ready, _, _ := unstructured.NestedBool(made.Object, "status", "readyToUse"); ready {
+				return false
+			}
+		}
+		<-tick.C
 	}
 }
 

@@ -154,6 +154,9 @@ func (p *pod) wantMoment(at string) {
 func startFreezer(b *bench, binary string, p *pod) *exec.Cmd {
 	b.Helper()
 	socket := filepath.Join(filepath.Dir(strings.TrimPrefix(b.Process.Endpoint(), "unix://")), "freezer.sock")
+	if err := os.Remove(socket); !errors.Is(err, os.ErrNotExist) { // of one that was killed
+		b.Must(err)
+	}
 	cmd := exec.Command(binary, "freezer", "--socket="+socket, "--cgroups="+p.root)
 	cmd.Stderr = os.Stderr
 	b.Must(cmd.Start())
@@ -207,7 +210,7 @@ func TestFreeze(t *testing.T) {
 	}
 }
 
-// TestFrozenPodsGoOn kills the driver and the freezer while a pod is frozen, and stops them, which
+// TestFrozenPodsGoOn kills the driver or the freezer while a pod is frozen, and stops them, which
 // is worse. Nothing stays frozen for longer than ten seconds.
 func TestFrozenPodsGoOn(t *testing.T) {
 	testenv.NeedRoot(t)
@@ -249,6 +252,72 @@ func TestFrozenPodsGoOn(t *testing.T) {
 				}
 				b.Must(b.DeleteSnapshot(b.Context(), "s-1@"+drivertest.NodeName))
 			})
+		}
+	}
+}
+
+// TestFrozenPodGoesOnWithNextFreezer kills the driver and the freezer at once. Nobody is left to let the pod go on but the next
+// freezer, which does so before it serves; the cluster's case of that says when kubelet starts it.
+func TestFrozenPodGoesOnWithNextFreezer(t *testing.T) {
+	testenv.NeedRoot(t)
+	driver := drivertest.Built(t)
+	config := drivertest.PoolConfig{Name: "local", Path: testenv.LoopFS(t, "ext4", 1<<30)}
+	for version, hierarchy := range hierarchies(t) {
+		t.Run(version, func(t *testing.T) {
+			d := drivertest.Start(t, drivertest.Config{Binary: driver, Pools: []drivertest.PoolConfig{config}})
+			b := &bench{Driver: d, pool: &drivertest.Pool{Driver: d, PoolConfig: config}}
+			p := startPod(b, hierarchy, 100, 64*mib)
+			f := startFreezer(b, driver, p)
+			own, err := os.FindProcess(d.Process.Pid())
+			b.Must(err)
+			done := make(chan error, 1)
+			for caught := false; !caught; {
+				go func() { done <- p.freezeSnapshot("s-1") }()
+				if caught = p.stopWhileFrozen(done, own, f.Process); !caught {
+					b.Must(b.DeleteSnapshot(b.Context(), "s-1@"+drivertest.NodeName))
+				}
+			}
+			b.Must(errors.Join(own.Kill(), f.Process.Kill()))
+			_ = f.Wait()
+			t.Logf("the call was answered with %v", <-done)
+			if !p.frozen() {
+				t.Error("the pod is not frozen, although nobody was left to let it go on")
+			}
+			startFreezer(b, driver, p)
+			if p.frozen() {
+				t.Error("the freezer serves, and the pod is frozen still")
+			}
+			d.Crash()
+			b.Must(p.freezeSnapshot("s-1"))
+			p.wantMoment(b.pool.Own("snapshots", "~s-1"))
+			b.Must(b.DeleteSnapshot(b.Context(), "s-1@"+drivertest.NodeName))
+		})
+	}
+}
+
+// stopWhileFrozen stops processes while the pod is frozen, none of which may notice the end of another. It answers false
+// if the snapshot was made before.
+func (p *pod) stopWhileFrozen(made <-chan error, processes ...*os.Process) bool {
+	p.Helper()
+	signal := func(what os.Signal) {
+		for _, process := range processes {
+			p.Must(process.Signal(what))
+		}
+	}
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for {
+		if p.frozen() {
+			if signal(syscall.SIGSTOP); p.frozen() {
+				return true
+			}
+			signal(syscall.SIGCONT)
+		}
+		select {
+		case err := <-made:
+			p.Must(err)
+			return false
+		case <-tick.C:
 		}
 	}
 }
