@@ -301,20 +301,36 @@ func copied(s *scene) {
 	node := s.ready("plain").Spec.NodeName
 	s.mustRun("plain", "echo before >/volume/file")
 	s.snapshot("plain", "plain")
-	s.snapshotUntil("plain", "refused", func(v volumeSnapshot) string {
+	refused := s.snapshotUntil("plain", "refused", func(v volumeSnapshot) string {
 		if strings.Contains(v.Status.Error.Message, "published") {
 			return ""
 		}
 		return "it is " + v.String()
 	})
+	// What docs/snapshots.md has a user look at.
+	s.wantDescribed("volumesnapshot", "plain", "CreatingSnapshot", "FailedPrecondition", "published")
+	s.wantDescribed("volumesnapshotcontent", refused.Status.BoundVolumeSnapshotContentName, "SnapshotCreationFailed", "FailedPrecondition", "published")
 	s.remove("plain")
 	s.snapshotReady("plain")
+	s.wantEvent("VolumeSnapshot", "plain", "SnapshotReady")
 	s.claim("plain-restored", "64Mi", ofClass("hostpath-csi-plain"), fromSnapshot("plain"))
 	s.pod("plain-restored", with("plain-restored", "/volume"), on(node))
 	s.ready("plain-restored")
 	media["directory"].wantContent(s, "plain-restored", "before")
 	s.removeSnapshot("plain")
 	s.wantSnapshotGone("plain")
+}
+
+// wantDescribed waits until kubectl says all of the words of an object and its events.
+func (s *scene) wantDescribed(kind, name string, words ...string) {
+	s.Helper()
+	s.until(fmt.Sprintf("%s %s to be described with %q", kind, name, words), func(ctx context.Context) (string, error) {
+		text, err := c.Kubectl(ctx, "--namespace="+s.namespace, "describe", kind, name)
+		if err != nil || hasAll(text, words) {
+			return "", err
+		}
+		return text, nil
+	})
 }
 
 // wrongNode has the scheduler send a restore to a node that does not have the snapshot, and deletes the snapshot meanwhile.
