@@ -14,8 +14,10 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/dynamic"
 
 	"kubevirt.io/hostpath-provisioner/test/cluster"
 	"kubevirt.io/hostpath-provisioner/test/must"
@@ -23,7 +25,7 @@ import (
 
 // A cluster of the upstream operator is taken over in place: the same objects, with what only the upstream one wanted
 // removed from them, and the same volumes, in pods that go on. Neither a second driver nor a second DaemonSet appears. Pools with
-// templates keep their claims, mounters and mounts, and are unmounted when they are removed from the object.
+// templates keep their claims, mounters and mounts, and are unmounted when the object is deleted.
 func TestOperatorAdoptsUpstreamCluster(t *testing.T) {
 	s := begin(t)
 	client := s.withOperator()
@@ -119,7 +121,6 @@ func TestOperatorAdoptsUpstreamCluster(t *testing.T) {
 	}
 	s.remove("on-fast")
 	must.Succeed(s, c.Client.CoreV1().PersistentVolumeClaims(s.namespace).Delete(ctx, "fast", metav1.DeleteOptions{}))
-	s.leaveOnlyLocal(client, "earlier")
 	s.remove("running")
 	s.pod("next", with("data", "/data"))
 	s.ready("next")
@@ -132,13 +133,44 @@ func TestOperatorAdoptsUpstreamCluster(t *testing.T) {
 		found, err := filepath.Glob(filepath.Dir(file))
 		return strings.Join(found, ""), err
 	})
-	s.poolsUnmounted(client, "earlier")
+	s.deletedWhileUsed(client, "earlier", "fast")
 	for name, mounted := range s.poolMounts() {
 		if mounted != "" {
 			t.Errorf("on %s is still mounted %s", name, mounted)
 		}
 	}
 	s.removePoolClaims("hpp-pool-everywhere-shared", "hpp-pool-fast-node-a", "hpp-pool-fast-node-b")
+}
+
+// deletedWhileUsed deletes an object while a pod has a volume in one of its pools on claims. The driver stays until that pod has ended, and then
+// everything goes.
+func (s *scene) deletedWhileUsed(client dynamic.ResourceInterface, name, pool string) {
+	s.Helper()
+	ctx := s.Context()
+	s.until("the volumes of claims to be deleted", s.volumesOf(s.namespace))
+	s.pod("user", withVolume(corev1.VolumeMount{MountPath: "/data"}, corev1.VolumeSource{
+		CSI: &corev1.CSIVolumeSource{Driver: cluster.DriverName, VolumeAttributes: map[string]string{"storagePool": pool, "size": "32Mi"}},
+	}))
+	s.ready("user")
+	must.Succeed(s, client.Delete(ctx, name, metav1.DeleteOptions{}))
+	object := s.condition(client, name, "Available", "False")
+	if text := fmt.Sprint(object.Object["status"]); !strings.Contains(text, "pod "+s.namespace+"/user on ") {
+		s.Errorf("the status does not name the pod that uses the pool: %s", text)
+	}
+	if _, err := c.Client.AppsV1().DaemonSets(cluster.Namespace).Get(ctx, operatorDaemonSet, metav1.GetOptions{}); err != nil {
+		s.Errorf("the pod cannot end without a driver: %v", err)
+	}
+	s.remove("user")
+	s.until("the object to be gone", func(ctx context.Context) (string, error) {
+		object, err := client.Get(ctx, name, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			return "", nil
+		}
+		if err != nil {
+			return "", err
+		}
+		return fmt.Sprint(object.Object["status"]), nil
+	})
 }
 
 // upstreamPools makes what the upstream operator has of pools with templates, mounted on each node, and a pod with a volume in one of
