@@ -181,20 +181,26 @@ func (r *Reconciler) leftovers(ctx context.Context, wanted []*unstructured.Unstr
 }
 
 // nodes are those that the driver is to run on: where the DaemonSet has pods, also ones that wait or end. While it has
-// not as many as it should have, a node without a pod is one whose pod is being replaced, and keeps its pools.
+// not as many as it should have, a node without a pod is one whose pod is being replaced, and keeps its pools. A pod that ends
+// does not count: on a node that does not answer it stays, whether it should be there or not.
 func (r *Reconciler) nodes(ctx context.Context, set *appsv1.DaemonSet, mounters []appsv1.Deployment) ([]string, error) {
 	pods := &corev1.PodList{}
 	if err := r.Client.List(ctx, pods, client.InNamespace(r.Config.Namespace), client.MatchingLabels{render.AppLabel: render.App}); err != nil {
 		return nil, err
 	}
-	found := sets.New[string]()
+	found, stay := sets.New[string](), sets.New[string]()
 	for i := range pods.Items {
-		if node := render.NodeOf(&pods.Items[i]); node != "" && ofDriver(&pods.Items[i]) {
-			found.Insert(node)
+		node := render.NodeOf(&pods.Items[i])
+		if node == "" || !ofDriver(&pods.Items[i]) {
+			continue
+		}
+		found.Insert(node)
+		if pods.Items[i].DeletionTimestamp == nil {
+			stay.Insert(node)
 		}
 	}
 	settled := set != nil && set.Status.ObservedGeneration == set.Generation && set.Status.ObservedGeneration > 0 &&
-		set.Status.CurrentNumberScheduled == set.Status.DesiredNumberScheduled && int(set.Status.DesiredNumberScheduled) == found.Len()
+		set.Status.CurrentNumberScheduled == set.Status.DesiredNumberScheduled && int(set.Status.DesiredNumberScheduled) == stay.Len()
 	if !settled {
 		for i := range mounters {
 			found.Insert(render.LeftoverOf(&mounters[i]).Node)

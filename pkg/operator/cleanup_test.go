@@ -72,3 +72,25 @@ func TestStatusSaysWhyPoolIsNotUnmounted(t *testing.T) {
 		t.Errorf("the condition is %+v, want %q", progressing, want)
 	}
 }
+
+// A pod of the driver that does not end, on a node that does not answer, keeps the pools of its own node, and no others.
+func TestNodeThatDoesNotAnswerDoesNotKeepOthers(t *testing.T) {
+	left, stuck := mounterOf("local", "left"), mounterOf("local", "stuck")
+	ending := driverPod("stuck")
+	now := metav1.Now()
+	ending.DeletionTimestamp, ending.Finalizers = &now, []string{"example.com/not-done"}
+	s := newStage(t, onClaims(), nodeThat("here", corev1.ConditionTrue), nodeThat("left", corev1.ConditionTrue), nodeThat("stuck", corev1.ConditionUnknown),
+		driverPod("here"), ending, left, stuck)
+	s.reconcile("hpp")
+	set := s.rolledOut(1)
+	set.Generation = 1
+	must.Succeed(t, s.Update(t.Context(), set))
+	s.rolledOut(1)
+	s.reconcile("hpp")
+	if s.has(left); *left.Spec.Replicas != 0 {
+		t.Error("the mounter on the node that left goes on")
+	}
+	if s.has(stuck); *stuck.Spec.Replicas != 1 {
+		t.Error("the mounter on the node whose driver has not ended has")
+	}
+}
