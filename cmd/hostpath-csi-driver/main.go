@@ -90,12 +90,12 @@ func confine() error {
 	missing, err := privilege.Keep(privilege.Needed, privilege.ForCopies...)
 	switch {
 	case errors.Is(err, errors.ErrUnsupported):
-		klog.InfoS("Keeping all capabilities: this binary was built with cgo")
+		klog.InfoS("keeping all capabilities: this binary was built with cgo")
 		return nil
 	case err != nil:
 		return err
 	case len(missing) > 0:
-		klog.InfoS("Missing capabilities; some calls will fail", "missing", fmt.Sprint(missing))
+		klog.InfoS("missing capabilities; some calls will fail", "missing", fmt.Sprint(missing))
 	}
 	return nil
 }
@@ -255,7 +255,7 @@ func serveMetrics(ctx context.Context, listener net.Listener, m *metrics.Metrics
 		close(ended)
 		return ended
 	}
-	klog.InfoS("Serving metrics", "address", listener.Addr().String())
+	klog.InfoS("serving metrics", "address", listener.Addr().String())
 	go func() {
 		defer close(ended)
 		if err := m.Serve(ctx, listener, tls); err != nil {

@@ -290,7 +290,7 @@ func (a *Agent) clean(ctx context.Context, j *job, held *Held, record Record) er
 		return err
 	}
 	log := a.Log.WithValues("device", j.path, "volume", j.volume.Name, "wipe", j.wipe)
-	log.Info("Cleaning a device", "bytes", held.Facts.SizeBytes, "doneBytes", next.Done)
+	log.Info("cleaning a device", "bytes", held.Facts.SizeBytes, "doneBytes", next.Done)
 	started, noted, before := time.Now(), time.Now(), next.Done
 	w := wiper{device: held, wipe: j.wipe}
 	w.erased = func() error {
@@ -308,7 +308,7 @@ func (a *Agent) clean(ctx context.Context, j *job, held *Held, record Record) er
 			return err
 		}
 		noted, next.Done = time.Now(), p.Done
-		log.Info("Cleaning a device", "progress", p.String())
+		log.Info("cleaning a device", "progress", p.String())
 		a.Changed()
 		return a.Records.Put(next)
 	}
@@ -318,7 +318,7 @@ func (a *Agent) clean(ctx context.Context, j *job, held *Held, record Record) er
 	if err := a.forgetElsewhere(j.path, held.Facts.Identity); err != nil {
 		return err
 	}
-	log.Info("Device is clean", "took", time.Since(started).Round(time.Millisecond).String())
+	log.Info("device is clean", "took", time.Since(started).Round(time.Millisecond).String())
 	next.State, next.Done, next.Erased = Clean, 0, false
 	return a.Records.Put(next)
 }

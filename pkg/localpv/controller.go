@@ -102,7 +102,7 @@ func (c *controller) Reconcile(ctx context.Context, _ reconcile.Request) (reconc
 	switch {
 	case err != nil:
 		c.metrics.configIs(invalid)
-		c.once("config problems", "The ConfigMap cannot be used", "problems", err.Error())
+		c.once("config problems", "the ConfigMap cannot be used", "problems", err.Error())
 		problems.add(node, "InvalidPVSpecConfigMap", err.Error())
 		if config.DeviceDir != "" {
 			c.watcher.watch([]string{nearest(config.DeviceDir)})
@@ -161,10 +161,10 @@ func (c *controller) config(ctx context.Context, node *metav1.PartialObjectMetad
 		name = c.DefaultConfigMap
 	}
 	if name == "" {
-		c.once("config", "No ConfigMap is named by the node's annotation or by --default-pv-spec-configmap: nothing is offered")
+		c.once("config", "no ConfigMap is named by the node's annotation or by --default-pv-spec-configmap: nothing is offered")
 		return config, false, nil
 	}
-	c.once("config", "Using a ConfigMap", "name", name)
+	c.once("config", "using a ConfigMap", "name", name)
 	var data corev1.ConfigMap
 	if err := c.Get(ctx, client.ObjectKey{Namespace: c.Namespace, Name: name}, &data); err != nil {
 		return config, true, fmt.Errorf("ConfigMap %s/%s: %w", c.Namespace, name, err)
@@ -229,7 +229,7 @@ func (c *controller) delete(ctx context.Context, pv *corev1.PersistentVolume) er
 		return nil // the next pass has it
 	}
 	if err == nil {
-		c.log.Info("Deleted a PersistentVolume whose device is clean", "volume", pv.Name, "device", pv.Spec.Local.Path)
+		c.log.Info("deleted a PersistentVolume whose device is clean", "volume", pv.Name, "device", pv.Spec.Local.Path)
 		c.events.Eventf(pv, nil, corev1.EventTypeNormal, "DeviceCleaned", "Clean", "%s is clean and is offered again", pv.Spec.Local.Path)
 	}
 	return err
@@ -244,7 +244,7 @@ func (c *controller) offer(ctx context.Context, node *metav1.PartialObjectMetada
 	c.metrics.writes.WithLabelValues("create").Inc()
 	err := c.Create(ctx, newVolume(node, config, o))
 	if err == nil {
-		c.log.Info("Made a PersistentVolume", "volume", o.Name, "device", o.Path, "bytes", o.Bytes)
+		c.log.Info("made a PersistentVolume", "volume", o.Name, "device", o.Path, "bytes", o.Bytes)
 	}
 	return err
 }
@@ -273,7 +273,7 @@ func (c *controller) show(node *metav1.PartialObjectMetadata, pvs []corev1.Persi
 	found := devices.SortProblems(r.Problems)
 	missing := 0
 	for _, p := range found {
-		c.once("device "+p.Path+p.Volume, "A device cannot be used", "device", p.Path, "volume", p.Volume, "reason", p.Reason, "detail", p.Detail)
+		c.once("device "+p.Path+p.Volume, "a device cannot be used", "device", p.Path, "volume", p.Volume, "reason", p.Reason, "detail", p.Detail)
 		if p.Volume == "" {
 			reports.add(node, "Device"+string(p.Reason), p.Error())
 			continue

@@ -115,7 +115,7 @@ func (m *Mounter) find(place mounts.Place) (*mountinfo.Info, error) {
 		}
 	}
 	if count := table.Stacked(state.MountID); count > 1 {
-		m.Log.Info("Several mounts lie on each other at the pool's path; the topmost is in use", "target", m.Target, "mounts", count)
+		m.Log.Info("several mounts lie on each other at the pool's path; the topmost is in use", "target", m.Target, "mounts", count)
 	}
 	return mount, nil
 }
@@ -146,7 +146,7 @@ func (m *Mounter) Mount(ctx context.Context) error {
 	var dead deadError
 	switch {
 	case errors.As(err, &dead):
-		m.Log.Error(err, "Mounting the pool again")
+		m.Log.Error(err, "mounting the pool again")
 		if err := place.Unmount(); err != nil {
 			return err
 		}
@@ -176,7 +176,7 @@ func (m *Mounter) attach(place mounts.Place) error {
 	if err != nil {
 		return errors.Join(err, place.Unmount())
 	}
-	m.Log.Info("Mounted the pool", "target", m.Target, "source", mount.Source, "filesystem", mount.FSType, "root", mount.Root)
+	m.Log.Info("mounted the pool", "target", m.Target, "source", mount.Source, "filesystem", mount.FSType, "root", mount.Root)
 	return nil
 }
 
@@ -239,13 +239,13 @@ func (m *Mounter) Run(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, watch.Close()) }()
-	growth := problem{log: m.Log, message: "Failed to grow the filesystem of the pool"}
+	growth := problem{log: m.Log, message: "failed to grow the filesystem of the pool"}
 	for first := true; ; first = false {
 		if err := persist(ctx, m.Patience, m.Log, m.Mount); err != nil {
 			return ignoreCanceled(ctx, err)
 		}
 		if first {
-			m.Log.Info("Keeping the pool mounted", "target", m.Target)
+			m.Log.Info("keeping the pool mounted", "target", m.Target)
 		}
 		growth.note(m.grow())
 		if err := watch.Wait(ctx, m.Interval); err != nil {
@@ -303,7 +303,7 @@ const firstPause, longestPause = 250 * time.Millisecond, 10 * time.Second
 
 // persist tries again after an error, until patience or ctx ends.
 func persist(ctx context.Context, patience time.Duration, log logr.Logger, try func(context.Context) error) error {
-	failed := problem{log: log, message: "Trying again"}
+	failed := problem{log: log, message: "trying again"}
 	begin := time.Now()
 	for pause := firstPause; ; pause = min(2*pause, longestPause) {
 		err := try(ctx)
@@ -369,7 +369,7 @@ func (m *Mounter) unmount(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		m.Log.Info("Unmounted the pool", "target", m.Target)
+		m.Log.Info("unmounted the pool", "target", m.Target)
 	}
 }
 
