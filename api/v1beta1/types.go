@@ -71,7 +71,7 @@ type HostPathProvisionerList struct {
 // HostPathProvisionerSpec is what a user wants.
 //
 // +kubebuilder:validation:XValidation:rule="has(self.pathConfig) != (has(self.storagePools) && size(self.storagePools) > 0)",message="set either storagePools or the deprecated pathConfig, and not both"
-// +kubebuilder:validation:XValidation:rule="!has(self.storagePools) || self.storagePools.all(a, self.storagePools.all(b, a.name == b.name || (a.path != b.path && !a.path.startsWith(b.path + '/'))))",message="the paths of storagePools must be different, and none may lie inside another"
+// +kubebuilder:validation:XValidation:rule="!has(self.kubeletDirectory) || self.kubeletDirectory == '/var/lib/kubelet' || !((has(self.storagePools) && self.storagePools.exists(p, (p.path + '/').startsWith(self.kubeletDirectory + '/'))) || (has(self.pathConfig) && (self.pathConfig.path + '/').startsWith(self.kubeletDirectory + '/')))",message="the path of a pool must not lie in kubeletDirectory"
 type HostPathProvisionerSpec struct {
 	// ImagePullPolicy is that of every container which the operator deploys. Kubernetes chooses if it is not set.
 	// +optional
@@ -108,6 +108,7 @@ type HostPathProvisionerSpec struct {
 	// +listType=map
 	// +listMapKey=name
 	// +kubebuilder:validation:MaxItems=32
+	// +kubebuilder:validation:XValidation:rule="self.all(a, self.all(b, a.name == b.name || (a.path != b.path && !a.path.startsWith(b.path + '/'))))",message="the paths of storagePools must be different, and none may lie inside another"
 	StoragePools []StoragePool `json:"storagePools,omitempty"`
 
 	// KubeletDirectory is the root directory of kubelet on all nodes (its --root-dir).

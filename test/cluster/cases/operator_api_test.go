@@ -94,6 +94,8 @@ func TestObjectValidation(t *testing.T) {
 		{"feature gate that is not known", onePool("") + "\nfeatureGates: [Snapshots]", "Unsupported value"},
 		{"reserve that is not a size", onePool(", reserve: much"), "should match"},
 		{"enforcement that is not known", onePool(", enforcement: maybe"), "Unsupported value"},
+		{"in another directory of kubelet", onePool("") + "\nkubeletDirectory: /var/hpvolumes", "must not lie in kubeletDirectory"},
+		{"in another directory of kubelet with pathConfig", "pathConfig: {path: /data/kubelet/pool}\nkubeletDirectory: /data/kubelet", "must not lie in kubeletDirectory"},
 		{"kubelet directory that climbs", onePool("") + "\nkubeletDirectory: /var/../etc", "must be a clean absolute path"},
 		{"unknown filesystem", onePool(", fsType: btrfs"), "Unsupported value"},
 	}
@@ -172,6 +174,48 @@ func TestUpstreamObjectIsRead(t *testing.T) {
 		if time.Now().After(deadline) {
 			t.Fatalf("the object cannot be changed: %v, %v", changed, err)
 		}
+	}
+}
+
+// An object of the upstream operator that breaks rules of today is served: its status is written, the rest of its spec can be changed, and it
+// can be deleted.
+func TestUpstreamObjectThatBreaksRules(t *testing.T) {
+	const name = "lenient"
+	s := begin(t)
+	client := s.withAPI("testdata/upstream-crd.yaml")
+	object := provisioner(t, name, "imagePullPolicy: Sometimes\nfeatureGates: [Other]\nstoragePools: [{name: Local_Pool, path: /var/hpvolumes/}, {name: outer, path: /mnt}, {name: inner, path: /mnt/inner}]")
+	object.SetFinalizers([]string{"finalizer.delete.hostpath-provisioner"})
+	if _, err := client.Create(t.Context(), object, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		// Also after a failure: no operator removes the finalizer.
+		_, _ = client.Patch(context.Background(), name, types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{})
+		s.removeProvisioner(name)
+	})
+	s.withAPI(crdFile)
+	status := []byte(`{"status":{"observedGeneration":1,"conditions":[{"type":"Available","status":"True","reason":"Complete","message":"","lastTransitionTime":"2026-08-01T10:00:00Z"}]}}`)
+	s.until("the status to be written", func(ctx context.Context) (string, error) {
+		// The definition, and the status apart from the rest, are taken up in a moment.
+		_, err := client.Patch(ctx, name, types.MergePatchType, status, metav1.PatchOptions{}, "status")
+		if apierrors.IsNotFound(err) {
+			return err.Error(), nil
+		}
+		return "", err
+	})
+	change := func(what, patch string) {
+		if _, err := client.Patch(t.Context(), name, types.MergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	change("its labels", `{"metadata":{"labels":{"example.com/of":"a-user"}}}`)
+	change("another field of its spec", `{"spec":{"logLevel":3}}`)
+	if err := client.Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	change("its finalizer", `{"metadata":{"finalizers":null}}`)
+	if _, err := client.Get(t.Context(), name, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+		t.Errorf("it is still there: %v", err)
 	}
 }
 
