@@ -103,6 +103,9 @@ type Volume struct {
 	// FileBytes and AllocatedBytes are of the file of a block volume.
 	FileBytes      *int64 `json:"fileBytes"`
 	AllocatedBytes *int64 `json:"allocatedBytes"`
+	// Extents are those of the file: a snapshot that shares them has its writers wait for clone.PerExtent
+	// for each.
+	Extents *int `json:"extents"`
 
 	// Published are its mounts on this node, and Nodes all nodes that have any.
 	Published []Place  `json:"published"`

@@ -51,7 +51,7 @@ func aNode() inspect.Report {
 					{
 						ID: "disk-1", Mode: "block", Condition: "in order", Recorded: true, Enforced: true, Created: &made,
 						PromisedBytes: number(10 * gib), LimitBytes: number(10*gib + 641*mib), UsedBytes: number(10*gib + 4*kib),
-						QuotaID: 1213202432, RecordQuotaID: 1213202432, FileBytes: number(10 * gib), AllocatedBytes: number(10 * gib),
+						QuotaID: 1213202432, RecordQuotaID: 1213202432, FileBytes: number(10 * gib), AllocatedBytes: number(10 * gib), Extents: new(25_000),
 						Published: []inspect.Place{{Path: "/var/lib/kubelet/plugins/kubernetes.io/csi/volumeDevices/publish/disk-1/6f1c"}},
 						Nodes:     []string{"node-a"},
 						Devices:   []inspect.Device{{Name: "loop0", SizeBytes: 10 * gib}, {Name: "loop1", SizeBytes: 10 * gib, ReadOnly: true, Foreign: true}},

@@ -10,6 +10,8 @@ import (
 	"time"
 	"unicode"
 	"unicode/utf8"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/clone"
 )
 
 // WriteTable writes the report for people, who read it at the time now. No width of
@@ -127,7 +129,7 @@ func (p *Pool) facts() string {
 	return strings.Join(facts, "; ")
 }
 
-var volumeHeader = []string{"VOLUME", "MODE", "PROMISED", "LIMIT", "USED", "FILE", "ALLOCATED", "DEVICES", "CONDITION"}
+var volumeHeader = []string{"VOLUME", "MODE", "PROMISED", "LIMIT", "USED", "FILE", "ALLOCATED", "EXTENTS", "DEVICES", "CONDITION"}
 
 func (v Volume) row() []string {
 	var devices []string
@@ -136,8 +138,17 @@ func (v Volume) row() []string {
 	}
 	return []string{
 		clean(v.ID), v.mode(), size(v.PromisedBytes), size(v.LimitBytes), size(v.UsedBytes), size(v.FileBytes), size(v.AllocatedBytes),
-		orDash(strings.Join(devices, " ")), condition(v.Abnormal, v.Condition),
+		v.extents(), orDash(strings.Join(devices, " ")), condition(v.Abnormal, v.Condition),
 	}
+}
+
+// extents are the number, and for how long sharing so many is predicted to stop who writes.
+func (v Volume) extents() string {
+	if v.Extents == nil {
+		return "-"
+	}
+	stall := clone.Stall(*v.Extents).Milliseconds()
+	return fmt.Sprintf("%d(%s)", *v.Extents, millis(&stall))
 }
 
 func (v Volume) mode() string {

@@ -31,6 +31,7 @@ type seen struct {
 	file                  dir.ID   // what its devices are attached to; zero for nothing
 	// fileBytes and allocatedBytes are those of the file; volume.Unknown if there is none.
 	fileBytes, allocatedBytes int64
+	extents                   *int               // of the file
 	published                 []bind.Publication // its mounts on this node, those of its devices included
 	devices                   []loop.Device
 }
@@ -195,6 +196,9 @@ func (v *seen) readFile(d *dir.Dir) {
 	if bytes, err := disk.Allocated(); err == nil {
 		v.allocatedBytes = bytes
 	}
+	if n, err := content.Extents(d); err == nil {
+		v.extents = &n
+	}
 }
 
 // uid is that of the record; empty if there is none.
@@ -220,6 +224,7 @@ func (v *seen) describe() Volume {
 		QuotaID:        uint64(v.carried),
 		FileBytes:      known(v.fileBytes),
 		AllocatedBytes: known(v.allocatedBytes),
+		Extents:        v.extents,
 		Published:      []Place{},
 		Nodes:          []string{},
 		Devices:        []Device{},

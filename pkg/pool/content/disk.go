@@ -7,6 +7,7 @@ import (
 	"syscall"
 
 	"kubevirt.io/hostpath-provisioner/pkg/health"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/clone"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop"
 	"kubevirt.io/hostpath-provisioner/pkg/trace"
@@ -177,6 +178,16 @@ func FileBytes(id volume.ID, d *dir.Dir) (int64, error) {
 	}
 	bytes, err := disk.Size()
 	return bytes, errors.Join(err, disk.Close())
+}
+
+// Extents is how many extents the file of a block volume has: see clone.Extents.
+func Extents(d *dir.Dir) (int, error) {
+	f, err := d.OpenFile(FileName)
+	if err != nil {
+		return 0, err
+	}
+	n, err := clone.Extents(f)
+	return n, errors.Join(err, f.Close())
 }
 
 // Allocated is the space that the file of a block volume has, in bytes. Users of a thick one
