@@ -63,6 +63,7 @@ func (n *node) reader(config *poolconfig.Pool) *reader {
 			Node:      o.Node,
 			Host:      content.Host{Mounts: o.Mounts, Devices: o.Devices, Dev: o.Dev},
 			Ledger:    ledger.New(ledger.Policy{Pool: config.Name, Overprovision: config.Overprovision, Reserve: config.Reserve, BytesPerInode: config.BytesPerInode}),
+			Peers:     &scan.Peers{},
 			SinceBoot: o.SinceBoot,
 			// The locks of the driver are in another process.
 			Lock:   func(volume.ID) (func(), error) { return func() {}, nil },
@@ -207,7 +208,7 @@ func (r *reader) read(ctx context.Context) (Pool, error) {
 		return Pool{}, err
 	}
 	var served error
-	r.server, served = r.Store.ServedTo(r.options.Dev, r.format.UUID)
+	r.server, served = r.servedBy()
 	if err := cmp.Or(r.place.Check(r.Store.Root()), r.Unfit(r.limits), served); err != nil {
 		r.unavailable = scan.Unavailable(r.Config, err)
 	}

@@ -9,6 +9,17 @@ import (
 	"time"
 )
 
+// How long the sign of another node of a shared pool has to be the same, as this process sees it:
+const (
+	// GoneAfter is when what it has published hinders nobody any more who wants a volume for one
+	// node. Kubernetes evicts pods from a node that does not answer after as long, and an
+	// update of the driver takes less.
+	GoneAfter = 5 * time.Minute
+	// UnseenAfter is when a volume may be deleted that it has published, and when what it left
+	// unfinished is taken over.
+	UnseenAfter = 24 * time.Hour
+)
+
 // Signs are what was seen of others, by name. The zero value has seen nobody, and is ready for use.
 type Signs struct {
 	mu   sync.Mutex
@@ -33,4 +44,12 @@ func (s *Signs) Unchanged(of, sign string) time.Duration {
 	}
 	s.seen[of] = sighting{sign, time.Now()}
 	return 0
+}
+
+// See notes the sign of somebody.
+func (s *Signs) See(of, sign string) { s.Unchanged(of, sign) }
+
+// Within is a function that notes the sign of somebody, and reports whether it has been the same for less than d.
+func (s *Signs) Within(d time.Duration) func(of, sign string) bool {
+	return func(of, sign string) bool { return s.Unchanged(of, sign) < d }
 }

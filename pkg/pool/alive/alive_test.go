@@ -27,5 +27,10 @@ func TestUnchanged(t *testing.T) {
 		time.Sleep(time.Minute)
 		want("a", "1969", time.Minute)
 		want("b", "2100", 2*time.Minute)
+		for within, is := range map[time.Duration]bool{2 * time.Minute: false, 2*time.Minute + 1: true} {
+			if got := signs.Within(within)("b", "2100"); got != is {
+				t.Errorf("b is taken to be alive within %v: %v, want %v", within, got, is)
+			}
+		}
 	})
 }

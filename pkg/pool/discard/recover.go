@@ -4,6 +4,7 @@ import (
 	"errors"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/alive"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/scan"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
@@ -76,7 +77,7 @@ func (p *Pool) UndoCreation(id volume.ID) error {
 // RecoverTrash finishes removals that had not dropped their record, and queues all trash
 // that was not known: from before a start, and of volumes whose deletion failed.
 func (p *Pool) RecoverTrash() error {
-	thrown, err := p.Store.Pieces()
+	thrown, err := p.Store.Pieces(p.stillTheirs())
 	if err != nil {
 		return err
 	}
@@ -137,17 +138,25 @@ func (p *Pool) finishRemoval(name string) error {
 // TakeOver finishes what nodes left that are gone. What cannot be taken over now is tried
 // again: it does not keep the pool from serving.
 func (p *Pool) TakeOver() error {
-	if err := p.TakeOverAll(true); err != nil {
+	if err := p.TakeOverAll(); err != nil {
 		p.Log.Error(err, "cleanup of departed nodes failed")
 	}
 	return nil
 }
 
-// TakeOverAll takes over from all other nodes, or from those that are gone.
-func (p *Pool) TakeOverAll(goneOnly bool) error {
-	return p.Store.EachLeft(goneOnly, func(node string, creating, trash *dir.Dir) error {
+// TakeOverAll takes over from all other nodes, in a shared pool from those that are gone.
+func (p *Pool) TakeOverAll() error {
+	return p.Store.EachLeft(p.stillTheirs(), func(node string, creating, trash *dir.Dir) error {
 		return errors.Join(p.RecoverCreations(creating), p.takeTrash(trash, node))
 	})
+}
+
+// stillTheirs says which nodes of a shared pool finish what they left. All that others left in another pool is this node's.
+func (p *Pool) stillTheirs() func(node, sign string) bool {
+	if !p.Config.Shared {
+		return nil
+	}
+	return p.Peers.Within(alive.UnseenAfter)
 }
 
 func (p *Pool) takeTrash(left *dir.Dir, node string) error {

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/alive"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
@@ -42,7 +43,7 @@ func (l *Listing) readPublished() (err error) {
 	if l.Published == nil {
 		l.Published = make(map[string][]bind.Publication)
 	}
-	l.Elsewhere, err = l.Store.PublishedElsewhere()
+	l.Elsewhere, err = l.Store.PublishedElsewhere(l.Peers.Within(alive.UnseenAfter))
 	return err
 }
 

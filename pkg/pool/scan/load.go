@@ -82,7 +82,7 @@ func (p *Pool) LoadShared() error {
 	if err == nil {
 		// After the records: a volume whose record was gone is in the trash by then.
 		var others int64
-		others, err = p.Store.OthersTrash()
+		others, err = p.OthersTrash()
 		l.SetOthers(others)
 	}
 	l.End(err)

@@ -29,6 +29,7 @@ type Pool struct {
 	Store  *store.Store  // nil if the pool does not serve
 	Keeper *limit.Keeper // nil before the pool was opened
 	Ledger *ledger.Ledger
+	Peers  *Peers
 	// Errors is how many the filesystem has counted, or volume.Unknown.
 	Errors int64
 	// Contender is a driver that waits for the pool, although it is not shared; empty for none.

@@ -123,6 +123,10 @@ type Pool struct {
 	// seen is where the kernel had the pool's directory when it was opened first.
 	seen atomic.Pointer[string]
 
+	// refuses says that the filesystem refused changes at the last check, and does not say so.
+	refuses atomic.Bool
+	peers   scan.Peers
+
 	guard   guard.Guard // belongs to the checks
 	guarded atomic.Bool // no other driver serves the pool
 	// contender is the driver that waits for the pool; empty, or nil, for none.
@@ -180,6 +184,7 @@ func (n *Node) newPool(config poolconfig.Pool) *Pool {
 		Verify:   p.checkRoot,
 		Nested:   p.place.Check,
 		Thrown:   p.Thrown,
+		Refuses:  p.refuses.Load,
 	}
 	p.used.Store(volume.Unknown)
 	p.needMount.Store(config.RequireMount)
@@ -217,6 +222,7 @@ func (p *Pool) openToServe(ctx context.Context) (_ *Visit, err error) {
 	if err != nil {
 		return nil, err
 	}
+	p.refuses.Store(s.Refuses())
 	v := &Visit{Pool: p, Store: s}
 	defer func() {
 		if err != nil {

@@ -52,7 +52,7 @@ var recovery = []recoveryStep{
 	// End the search for volumes that were removed in place.
 	{at: again | eachMinute, writable: eachMinute, do: func(v *Visit, ctx context.Context) error { return v.Store.ForgetMarks(ctx) }},
 	// Take over what this node left under another name.
-	{at: atOpen | again, writable: atOpen, work: true, only: notShared, do: func(v *Visit, _ context.Context) error { return v.Discard().TakeOverAll(false) }},
+	{at: atOpen | again, writable: atOpen, work: true, only: notShared, do: func(v *Visit, _ context.Context) error { return v.Discard().TakeOverAll() }},
 	// Load the index.
 	{at: atOpen, do: func(v *Visit, _ context.Context) error { return v.Scan().Load() }},
 	// Finish growths of files.

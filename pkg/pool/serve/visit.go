@@ -128,7 +128,7 @@ func (v *Visit) Scan() *scan.Pool {
 // Scan is what memory has of the pool.
 func (p *Pool) Scan() *scan.Pool {
 	s := &scan.Pool{
-		Config: &p.Config, Node: p.Options.Node, Host: p.Options.Host(p.Log), Ledger: p.Ledger, Errors: p.state.Load().errors,
+		Config: &p.Config, Node: p.Options.Node, Host: p.Options.Host(p.Log), Ledger: p.Ledger, Peers: &p.peers, Errors: p.state.Load().errors,
 		SinceBoot: p.Options.SinceBoot,
 		Strays:    p.strayed,
 		Steps:     &p.steps, Log: p.Log, Failed: p.failed,

@@ -205,6 +205,7 @@ func (p *Pool) checkVisit(ctx context.Context) (*Visit, error) {
 		return p.open(ctx)
 	}
 	v.Store.ProbeWritable()
+	p.refuses.Store(v.Store.Refuses())
 	err = v.guardPool(id.Format.UUID)
 	if err == nil {
 		err = p.place.Check(v.Store.Root())

@@ -297,12 +297,12 @@ func (s *Store) markedIn(in *dir.Dir) (pieces []string, err error) {
 }
 
 // Pieces are the names of all that this node has to erase: what is in its trash, and what was
-// removed in place. Without a trash of its own, what others left is erased where it is.
-func (s *Store) Pieces() (pieces []string, err error) {
+// removed in place. Without a trash of its own, what others left is erased where it is: see EachLeft.
+func (s *Store) Pieces(alive func(node, sign string) bool) (pieces []string, err error) {
 	if s.trash != nil {
 		pieces, err = Names(s.trash)
 	} else {
-		err = s.eachLeft(s.at.Shared, func(node string, trash *dir.Dir) error {
+		err = s.eachLeft(alive, func(node string, trash *dir.Dir) error {
 			thrown, err := Names(trash)
 			for _, name := range thrown {
 				pieces = append(pieces, node+"/"+name)

@@ -2,8 +2,9 @@
 // and has the steps by which volumes come and go. The order of those steps is what makes a
 // crash harmless, and it is written only here: steps.go does them, recover.go finishes or
 // undoes one that was interrupted. It also has what the nodes of a shared pool write for each
-// other. A Store keeps nothing in memory. What is costly to read anew for each of them is in the Location that
-// they share: of other nodes the trash as it was measured, and their signs of life. docs/layout.md describes the layout.
+// other; whether a node counts as alive is not decided here. Between two calls nothing is kept in memory but the lock
+// under which marks in place are set, and how many were: the step that removes in place takes it where no lock file holds
+// against other calls. docs/layout.md describes the layout.
 package store
 
 import (
@@ -20,7 +21,6 @@ import (
 	"syscall"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
-	"kubevirt.io/hostpath-provisioner/pkg/pool/alive"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
@@ -45,13 +45,11 @@ type Location struct {
 	Nested func(root *dir.Dir) error
 	// Thrown is reported of what the store itself puts into the trash.
 	Thrown func(name string)
-	// Refuses is set by ProbeWritable while the filesystem refuses changes and does not say so.
-	Refuses atomic.Bool
+	// Refuses reports what Store.Refuses was last; nil for false.
+	Refuses func() bool
 
-	marking  sync.Mutex    // see removeInPlace
-	marked   atomic.Uint64 // how many marks were set with it
-	measured sync.Map      // of names in the trash of other nodes, by heldBy
-	signs    alive.Signs   // of life, of other nodes
+	marking sync.Mutex    // see lockMarks
+	marked  atomic.Uint64 // how many marks were set with it
 }
 
 // A Store is a pool's directories, open for one call. Nothing is held between calls, so that
@@ -66,6 +64,8 @@ type Store struct {
 	// creating/ and trash/ are those of this node, opened by OpenWork; nil where they are not there
 	// and nothing more fits.
 	creating, trash *dir.Dir
+	// refuses is what ProbeWritable has found; before it, what is known of another store.
+	refuses bool
 }
 
 // An Identity distinguishes a pool from another that is at its path later.
@@ -148,7 +148,7 @@ type opening struct {
 
 // open opens a pool. Whoever opens one comes by here.
 func (o opening) open(at *Location) (_ *Store, err error) {
-	s := &Store{at: at}
+	s := &Store{at: at, refuses: at.Refuses != nil && at.Refuses()}
 	defer func() {
 		if err != nil {
 			s.Close()
@@ -348,15 +348,16 @@ func OpenReadOnly(at *Location) (_ *Store, f *Format, err error) {
 // Space measures the pool's filesystem.
 func (s *Store) Space() (dir.Space, error) {
 	space, err := s.root.Space()
-	space.ReadOnly = space.ReadOnly || s.at.Refuses.Load()
+	space.ReadOnly = space.ReadOnly || s.refuses
 	return space, err
 }
 
 // ProbeWritable finds out what statfs(2) does not report since Linux 6.12: that an error made an
 // ext4 read-only.
-func (s *Store) ProbeWritable() {
-	s.at.Refuses.Store(errors.Is(s.root.Sync(), syscall.EROFS))
-}
+func (s *Store) ProbeWritable() { s.refuses = errors.Is(s.root.Sync(), syscall.EROFS) }
+
+// Refuses reports whether the filesystem refuses changes and does not say so, as ProbeWritable found last.
+func (s *Store) Refuses() bool { return s.refuses }
 
 // ProbeDisk reads what calls may find in memory, so that a disk that does not answer shows.
 func (s *Store) ProbeDisk() error {

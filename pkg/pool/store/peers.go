@@ -194,11 +194,11 @@ func (s *Store) RecoverMarks(unwritten func(of volume.ID, remove func() error) e
 	return nil
 }
 
-// PublishedElsewhere is what other nodes have published, by volume. The word of a node that
-// was not seen for a day counts no more.
-func (s *Store) PublishedElsewhere() (map[string][]volume.NodeID, error) {
+// PublishedElsewhere is what other nodes have published, by volume. The word of a node counts if its
+// sign of life does.
+func (s *Store) PublishedElsewhere(counts func(node, sign string) bool) (map[string][]volume.NodeID, error) {
 	published := make(map[string][]volume.NodeID)
-	err := s.eachPeer(UnseenAfter, func(node volume.NodeID, marks *dir.Dir) error {
+	err := s.eachPeer(counts, func(node volume.NodeID, marks *dir.Dir) error {
 		marked, err := Names(marks)
 		for _, id := range marked {
 			published[id] = append(published[id], node)
@@ -208,10 +208,10 @@ func (s *Store) PublishedElsewhere() (map[string][]volume.NodeID, error) {
 	return published, err
 }
 
-// PublishedBy are the other nodes that have a volume published. The word of a node whose sign of
-// life has not changed for that long counts no more.
-func (s *Store) PublishedBy(id volume.ID, within time.Duration) (nodes []volume.NodeID, err error) {
-	err = s.eachPeer(within, func(node volume.NodeID, marks *dir.Dir) error {
+// PublishedBy are the other nodes that have a volume published. The word of a node counts if its
+// sign of life does.
+func (s *Store) PublishedBy(id volume.ID, counts func(node, sign string) bool) (nodes []volume.NodeID, err error) {
+	err = s.eachPeer(counts, func(node volume.NodeID, marks *dir.Dir) error {
 		marked, err := marks.Exists(id.String())
 		if marked {
 			nodes = append(nodes, node)
@@ -225,9 +225,8 @@ func (s *Store) PublishedBy(id volume.ID, within time.Duration) (nodes []volume.
 	return append(nodes, here...), err
 }
 
-// eachPeer goes over the marks of the other nodes of a shared pool, unless the sign of life of
-// a node has not changed for that long.
-func (s *Store) eachPeer(within time.Duration, do func(node volume.NodeID, marks *dir.Dir) error) error {
+// eachPeer goes over the marks of the other nodes of a shared pool whose word counts.
+func (s *Store) eachPeer(counts func(node, sign string) bool, do func(node volume.NodeID, marks *dir.Dir) error) error {
 	if !s.at.Shared || s.Bare() {
 		return nil
 	}
@@ -248,19 +247,19 @@ func (s *Store) eachPeer(within time.Duration, do func(node volume.NodeID, marks
 		if err != nil || node == s.at.Node {
 			continue
 		}
-		if err := s.peer(all, node, within, do); err != nil {
+		if err := s.peer(all, node, counts, do); err != nil {
 			return fmt.Errorf("what node %s has published: %w", node, err)
 		}
 	}
 	return nil
 }
 
-func (s *Store) peer(all *dir.Dir, node volume.NodeID, within time.Duration, do func(node volume.NodeID, marks *dir.Dir) error) error {
-	silent, err := s.silentFor(node.String())
+func (s *Store) peer(all *dir.Dir, node volume.NodeID, counts func(node, sign string) bool, do func(node volume.NodeID, marks *dir.Dir) error) error {
+	sign, err := s.sign(node.String())
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil // without a sign of life
 	}
-	if err != nil || silent >= within {
+	if err != nil || !counts(node.String(), sign) {
 		return err
 	}
 	marks, err := all.Open(node.String())
@@ -271,55 +270,9 @@ func (s *Store) peer(all *dir.Dir, node volume.NodeID, within time.Duration, do 
 	return do(node, marks)
 }
 
-// OthersTrash is what volumes that other nodes have removed may still occupy, in bytes, or
-// volume.Unknown.
-func (s *Store) OthersTrash() (held int64, err error) { return s.trashExcept(s.at.Node.String()) }
-
-// AllTrash is OthersTrash with what this node has removed.
-func (s *Store) AllTrash() (held int64, err error) { return s.trashExcept("") }
-
-func (s *Store) trashExcept(own string) (held int64, err error) {
-	seen := make(map[any]bool)
-	err = s.EachNode(InTrash, func(node string, trash *dir.Dir) error {
-		if node == own {
-			return nil
-		}
-		thrown, err := Names(trash)
-		for _, name := range thrown {
-			seen[node+"/"+name] = true
-			if bytes := s.heldBy(trash, node, name); bytes == volume.Unknown || held == volume.Unknown {
-				held = volume.Unknown
-			} else {
-				held += bytes
-			}
-		}
-		return err
-	})
-	s.at.measured.Range(func(key, _ any) bool {
-		if !seen[key] {
-			s.at.measured.Delete(key)
-		}
-		return true
-	})
-	return held, err
-}
-
-// How long the sign of life of another node of a shared pool has to be the same, as this
-// process sees it:
-const (
-	// GoneAfter is when what it has published hinders nobody any more who wants a volume for one
-	// node. Kubernetes evicts pods from a node that does not answer after as long, and an
-	// update of the driver takes less.
-	GoneAfter = 5 * time.Minute
-	// UnseenAfter is when a volume may be deleted that it has published, and when what it left
-	// unfinished is taken over.
-	UnseenAfter = 24 * time.Hour
-)
-
-// silentFor is for how long a node has shown no sign of life: that is when its directories for
-// trash and for marks were changed last, by whatever clock. Errors: fs.ErrNotExist for a node
-// that never showed any.
-func (s *Store) silentFor(node string) (time.Duration, error) {
+// sign is the sign of life of a node: when its directories for trash and for marks were changed last,
+// by whatever clock. Errors: fs.ErrNotExist for a node that never showed any.
+func (s *Store) sign(node string) (string, error) {
 	changed := func(part string) (at time.Time, err error) {
 		d, err := openNested(s.own, part, node, (*dir.Dir).Open)
 		if err != nil {
@@ -330,13 +283,13 @@ func (s *Store) silentFor(node string) (time.Duration, error) {
 	}
 	trash, err := changed(trashName)
 	if err != nil {
-		return 0, err
+		return "", err
 	}
 	marks, err := changed(publishedName)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return 0, err
+		return "", err
 	}
-	return s.at.signs.Unchanged(node, fmt.Sprint(trash.UnixNano(), marks.UnixNano())), nil
+	return fmt.Sprint(trash.UnixNano(), marks.UnixNano()), nil
 }
 
 // ShowAlive shows the other nodes of a shared pool that this one is alive.
@@ -352,21 +305,24 @@ func (s *Store) ShowAlive() error {
 	return IgnoreReadOnly(trash.Touch(s.at.Node.String()))
 }
 
-// SeeOthers notes the signs of life of the other nodes of a shared pool.
-func (s *Store) SeeOthers() error {
+// EachSign reads the signs of life of the other nodes of a shared pool.
+func (s *Store) EachSign(see func(node, sign string)) error {
 	return s.EachNode(InTrash, func(node string, _ *dir.Dir) error {
 		if node == s.at.Node.String() {
 			return nil
 		}
-		_, err := s.silentFor(node)
+		sign, err := s.sign(node)
+		if err == nil {
+			see(node, sign)
+		}
 		return err
 	})
 }
 
-// EachLeft goes over what other nodes left, or only those that were not seen for a day, with
-// creating/ and trash/ of each.
-func (s *Store) EachLeft(goneOnly bool, do func(node string, creating, trash *dir.Dir) error) error {
-	return s.eachLeft(goneOnly, func(node string, trash *dir.Dir) error {
+// EachLeft goes over what other nodes left, with creating/ and trash/ of each; alive, unless it is nil, says of which
+// nodes it is still their own.
+func (s *Store) EachLeft(alive func(node, sign string) bool, do func(node string, creating, trash *dir.Dir) error) error {
+	return s.eachLeft(alive, func(node string, trash *dir.Dir) error {
 		creating, err := openNested(s.own, creatingName, node, (*dir.Dir).Ensure)
 		if err != nil {
 			return err
@@ -376,7 +332,7 @@ func (s *Store) EachLeft(goneOnly bool, do func(node string, creating, trash *di
 	})
 }
 
-func (s *Store) eachLeft(goneOnly bool, do func(node string, trash *dir.Dir) error) error {
+func (s *Store) eachLeft(alive func(node, sign string) bool, do func(node string, trash *dir.Dir) error) error {
 	if s.Bare() {
 		return nil
 	}
@@ -394,15 +350,15 @@ func (s *Store) eachLeft(goneOnly bool, do func(node string, trash *dir.Dir) err
 			return err
 		}
 		if entry.IsDir && entry.Name != s.at.Node.String() {
-			problems = append(problems, s.left(trash, entry.Name, goneOnly, do))
+			problems = append(problems, s.left(trash, entry.Name, alive, do))
 		}
 	}
 	return errors.Join(problems...)
 }
 
-func (s *Store) left(trash *dir.Dir, node string, goneOnly bool, do func(node string, trash *dir.Dir) error) error {
-	if goneOnly {
-		if silent, err := s.silentFor(node); err != nil || silent < UnseenAfter {
+func (s *Store) left(trash *dir.Dir, node string, alive func(node, sign string) bool, do func(node string, trash *dir.Dir) error) error {
+	if alive != nil {
+		if sign, err := s.sign(node); err != nil || alive(node, sign) {
 			return err
 		}
 	}

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
-	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
 // A Server is the driver that serves a pool which is not shared, as it writes into the file
@@ -107,36 +106,6 @@ const lockedDevice = "null"
 // /dev. Errors: dir.ErrLocked.
 func LockServer(dev *dir.Dir, at int64) (unlock func(), err error) {
 	return dev.TryLockExisting(lockedDevice, at)
-}
-
-// ServedTo is the driver that serves the pool, nil for none, as a node sees it that has dev,
-// and why that keeps another driver of the node from serving it.
-func (s *Store) ServedTo(dev *dir.Dir, uuid string) (*Server, error) {
-	by, _, err := s.Server()
-	if s.at.Shared || dev == nil || err != nil || by.Instance == "" {
-		return nil, nil //nolint:nilerr // it informs people
-	}
-	locked := func(at int64) bool {
-		unlock, err := LockServer(dev, at)
-		if err == nil {
-			unlock()
-		}
-		return errors.Is(err, dir.ErrLocked)
-	}
-	here, waits := locked(ServerByte(uuid)), locked(ServerByte(uuid)+1)
-	foreign := s.at.Node != (volume.NodeID{}) && by.Node != s.at.Node.String()
-	switch {
-	case here && foreign:
-		return &by, fmt.Errorf("%w: it is served by %s", ErrServed, by)
-	case here && waits:
-		return &by, fmt.Errorf("two drivers of this node are configured with it: it is served by %s, and another waits", by)
-	case !here && !foreign:
-		return nil, nil // it was killed
-	}
-	if waiter, _, err := s.Waiter(); err == nil && waiter.Instance != "" && waiter.Instance != by.Instance {
-		return &by, fmt.Errorf("two drivers are configured with it, and it is not shared: it is served by %s, and %s waits", by, waiter)
-	}
-	return &by, nil
 }
 
 // ServerByte is the byte of a pool in the file that the drivers of one node lock. The byte

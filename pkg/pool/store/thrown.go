@@ -3,7 +3,6 @@ package store
 import (
 	"strconv"
 	"strings"
-	"time"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
@@ -73,30 +72,5 @@ func Measured(in *dir.Dir, name string) int64 {
 	if err != nil {
 		return volume.Unknown
 	}
-	return bytes
-}
-
-// measurement is what an entry of another node's trash occupied when it was as it is now.
-type measurement struct {
-	changed time.Time
-	bytes   int64
-}
-
-// heldBy is the promise of an entry of another node's trash. What has to be measured is
-// measured again only when the entry has changed: this is asked for each answer.
-func (s *Store) heldBy(trash *dir.Dir, node, name string) int64 {
-	if t := ParseThrown(name); t.Promised != volume.Unknown {
-		return t.Promised
-	}
-	changed, err := trash.Changed(name)
-	if err != nil {
-		return 0 // erased meanwhile
-	}
-	key := node + "/" + name
-	if last, ok := s.at.measured.Load(key); ok && last.(measurement).changed.Equal(changed) {
-		return last.(measurement).bytes
-	}
-	bytes := Measured(trash, name)
-	s.at.measured.Store(key, measurement{changed, bytes})
 	return bytes
 }

@@ -45,7 +45,7 @@ func New(t *testing.T, quotas quota.Facility) *scan.Pool {
 	mounts, devices := &bindtest.Fake{}, looptest.NewFake(dev)
 	t.Cleanup(func() { must.Succeed(t, errors.Join(devices.Close(), mounts.Close(), dev.Close())) })
 	return &scan.Pool{
-		Config: &configs[0], Node: node, Store: s, Keeper: keeper, Ledger: ledger.New(ledger.Policy{Overprovision: 1}),
+		Config: &configs[0], Node: node, Store: s, Keeper: keeper, Ledger: ledger.New(ledger.Policy{Overprovision: 1}), Peers: &scan.Peers{},
 		Host:  content.Host{Mounts: mounts, Devices: devices, Dev: dev, Log: testr.New(t)},
 		Lock:  func(volume.ID) (func(), error) { return func() {}, nil },
 		Steps: new(atomic.Uint64), Log: testr.New(t),

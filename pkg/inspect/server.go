@@ -1,0 +1,41 @@
+package inspect
+
+import (
+	"errors"
+	"fmt"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
+)
+
+// servedBy is the driver that serves the pool, nil for none, as this node sees it, and why that
+// keeps another driver of the node from serving it.
+func (r *reader) servedBy() (*store.Server, error) {
+	dev, at := r.options.Dev, store.ServerByte(r.format.UUID)
+	by, _, err := r.Store.Server()
+	if r.Config.Shared || dev == nil || err != nil || by.Instance == "" {
+		return nil, nil //nolint:nilerr // it informs people
+	}
+	locked := func(at int64) bool {
+		unlock, err := store.LockServer(dev, at)
+		if err == nil {
+			unlock()
+		}
+		return errors.Is(err, dir.ErrLocked)
+	}
+	here, waits := locked(at), locked(at+1)
+	foreign := r.Node != (volume.NodeID{}) && by.Node != r.Node.String()
+	switch {
+	case here && foreign:
+		return &by, fmt.Errorf("%w: it is served by %s", store.ErrServed, by)
+	case here && waits:
+		return &by, fmt.Errorf("two drivers of this node are configured with it: it is served by %s, and another waits", by)
+	case !here && !foreign:
+		return nil, nil // it was killed
+	}
+	if waiter, _, err := r.Store.Waiter(); err == nil && waiter.Instance != "" && waiter.Instance != by.Instance {
+		return &by, fmt.Errorf("two drivers are configured with it, and it is not shared: it is served by %s, and %s waits", by, waiter)
+	}
+	return &by, nil
+}
