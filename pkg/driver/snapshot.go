@@ -28,7 +28,7 @@ const (
 )
 
 // A handle names a snapshot in CSI: its name and the node that has it. A snapshot that was moved
-// with its disk is found by its name; the node tells one that is elsewhere from one that is gone.
+// with its disk is found by its name; by the node, one that is elsewhere differs from one that is gone.
 type handle struct {
 	id   volume.ID
 	node string // empty if the handle names none

@@ -63,7 +63,7 @@ type Facts struct {
 	FilesystemErrors int64
 	// ReadOnly: the pool's filesystem takes no writes.
 	ReadOnly bool
-	// FreeBytes is what the volume may still take; NotAsked if that does not matter.
+	// FreeBytes is what the volume may still take; negative if that does not matter.
 	FreeBytes int64
 	// SizeBytes is what it may take in all.
 	SizeBytes int64

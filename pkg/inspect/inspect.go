@@ -50,7 +50,7 @@ type Options struct {
 	CountErrors func(*dir.Dir) (int64, error)
 	// SinceBoot is how long the node is up; nil for what the kernel says.
 	SinceBoot func() time.Duration
-	// Files has each file of volumes looked at for whether it is in the limit.
+	// Files has each file of volumes checked for whether it is in the limit.
 	Files bool
 	// HangAfter is when a pool of which nothing more is read counts as one that hangs; 0 for
 	// 5 seconds.

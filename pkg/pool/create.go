@@ -22,7 +22,7 @@ import (
 // A Request is for a new volume.
 type Request struct {
 	ID volume.ID
-	// Pool may be the zero Name where only one can be meant.
+	// Pool may be the zero PoolName where only one can be meant.
 	Pool  volume.PoolName
 	Range volume.Range
 	// Mode is what the volume is to be, for its whole life; empty for ModeMount.

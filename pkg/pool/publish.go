@@ -21,7 +21,7 @@ import (
 // A Publication is asked for by Publish.
 type Publication struct {
 	ID volume.ID
-	// Pool is where the volume is said to be; the zero Name for wherever it is.
+	// Pool is where the volume is said to be; the zero PoolName for wherever it is.
 	Pool   volume.PoolName
 	Target bind.Target
 	// Mode is how the volume is to be used; empty for ModeMount.

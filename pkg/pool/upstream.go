@@ -51,7 +51,7 @@ func (s *Set) DeleteUpstream(ctx context.Context, id volume.ID) error {
 	})
 }
 
-// anyUpstream looks for a snapshot in the snapshotPath of each pool. It returns ErrNotFound only
+// anyUpstream searches the snapshotPath of each pool for a snapshot. It returns ErrNotFound only
 // if every one of them could be asked.
 func (s *Set) anyUpstream(id volume.ID, do func(p *serve.Pool, in *dir.Dir) error) error {
 	var problems []error

@@ -107,7 +107,7 @@ func (m CopyMethod) Valid() bool { return m == ByReference || m == BySubvolume |
 type Origin struct {
 	// ID of the volume or the snapshot, as Parse functions take it.
 	ID string `json:"id"`
-	// UID tells it from an earlier one of the same name.
+	// UID distinguishes it from an earlier one of the same name.
 	UID string `json:"uid"`
 	// Bytes is the size that it promised, which no volume made from it can be smaller than.
 	Bytes  int64      `json:"bytes"`

@@ -1,7 +1,7 @@
-// Package alive tells others that are gone from others that are slow, by a sign that each of
-// them changes now and then. Only whether a sign has changed counts, while the monotonic clock of
-// this process runs: the clocks of two machines are never compared, so that a node whose clock
-// is wrong is no less alive, and whoever has just begun to look takes everybody for alive.
+// Package alive decides which of the other nodes and drivers are gone, by a sign that each of them changes now and
+// then. Only for how long a sign has not changed counts, by the monotonic clock of this process: the clocks of two
+// machines are never compared, so that a node whose clock is wrong is no less alive, and one whose sign is seen for the
+// first time counts as alive.
 package alive
 
 import (

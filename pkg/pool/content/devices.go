@@ -62,7 +62,7 @@ func (a Attachments) Publications(file dir.ID) (all []bind.Publication) {
 func (a Attachments) Unused(d loop.Device) bool { return d.Ours && len(a.Published[d.Name]) == 0 }
 
 // Orphans are the devices of the driver on deleted files of block volumes that can have been on
-// the filesystem of that directory. Whose they were the kernel cannot tell any more.
+// the filesystem of that directory. The kernel does not know any more whose they were.
 func (h Host) Orphans(root *dir.Dir) ([]loop.Device, error) {
 	deleted, err := h.Devices.OnDeleted(FileName)
 	if err != nil || len(deleted) == 0 {

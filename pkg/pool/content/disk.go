@@ -85,8 +85,8 @@ func (c *Disk) Grow(ctx context.Context, d *dir.Dir, bytes int64) error {
 }
 
 // Cut undoes Grow where the growth was not recorded: no device has grown yet. It goes no
-// further than that, since what the file had before may be in use, and leaves a file whose
-// record knows of it.
+// further than that, since what the file had before may be in use, and does nothing where the
+// record promises more than the file had.
 func (c *Disk) Cut(d *dir.Dir, had int64) error {
 	if c.Bytes > had {
 		return nil

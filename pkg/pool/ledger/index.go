@@ -66,7 +66,7 @@ type page struct {
 }
 
 // pageSize is how many volumes a page has at most. The longest ids then have 12,800 bytes,
-// which ends can tell.
+// which a number of ends can hold.
 const pageSize = 64
 
 func (x *index) len() int { return x.count }

@@ -25,7 +25,7 @@ func (p *Pool) AllLimits() map[volume.ID]struct{} {
 }
 
 // LimitsOf is Limits for some volumes of a pool in which calls work. It removes those from the map that it has
-// compared: of the others calls are at work.
+// compared: calls are at work on the others.
 func (p *Pool) LimitsOf(volumes map[volume.ID]struct{}) {
 	for id := range volumes {
 		p.Steps.Add(1)

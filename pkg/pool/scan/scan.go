@@ -1,6 +1,7 @@
 // Package scan reads pools: it brings the ledger in line with the disk, counts what volumes and
-// trash hold, and measures and describes volumes. It changes nothing on disk. The driver does
-// that in the pools that it serves, and inspect in those that others serve.
+// trash hold, and measures and describes volumes. It changes nothing on disk, but that Held makes the
+// directories of this node where they are missing. The driver reads the pools that it serves in this way, and inspect
+// those that others serve.
 package scan
 
 import (

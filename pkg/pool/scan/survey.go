@@ -14,10 +14,10 @@ type Surveyed struct {
 	ID    volume.ID
 	Pool  volume.PoolName
 	Bytes int64 // promised, or the size of the pool where nothing was
-	// Used bytes and Inodes are what a quota counts, or NotKnown. Of a block volume there
+	// Used bytes and Inodes are what a quota counts, or volume.Unknown. Of a block volume there
 	// is neither.
 	Used, Inodes int64
-	// Unused is what the volume may still take of its promise, in bytes, or NotKnown where
+	// Unused is what the volume may still take of its promise, in bytes, or volume.Unknown where
 	// nothing but the end of the disk stops it.
 	Unused    int64
 	Condition health.Condition
@@ -32,7 +32,7 @@ type Survey struct {
 	Unused    int64
 	// LostSnapshots is how many snapshots cannot be restored.
 	LostSnapshots int
-	// Upstream is how many snapshots of the upstream KubeVirt driver there seem to be, or NotKnown.
+	// Upstream is how many snapshots of the upstream KubeVirt driver there seem to be, or volume.Unknown.
 	Upstream int
 	// Unread has what was logged of the volumes that could not be read.
 	Unread  map[volume.ID]string
@@ -78,7 +78,7 @@ func (l *Listing) Survey(id volume.ID) (Surveyed, bool) {
 	return v, true
 }
 
-// unused is what a volume may still take of its promise, or NotKnown where nothing but the
+// unused is what a volume may still take of its promise, or volume.Unknown where nothing but the
 // end of the disk stops it, as far as anybody knows.
 func (p *Pool) unused(id volume.ID, d *dir.Dir, e store.Entry, used dir.Space, facts health.Facts) int64 {
 	switch {

@@ -92,7 +92,7 @@ type Pool struct {
 	place *nested.Place // among all pools
 
 	state    atomic.Pointer[state]
-	hung     atomic.Pointer[state]  // the state while which a call found the pool to hang
+	hung     atomic.Pointer[state]  // the state during which a call found the pool to hang
 	identity atomic.Pointer[opened] // once opened
 	root     atomic.Pointer[dir.ID] // of the pool's directory, as the last check that opened it found it
 	// where is the pool's directory, whether the pool serves or not: nil before one was found.

@@ -34,27 +34,27 @@ type Status struct {
 	Copying   int
 	Copies    map[volume.CopyMethod]CopySum
 	// Upstream is how many snapshots of the upstream KubeVirt driver the snapshotPath seems to have,
-	// counted once a minute, or NotKnown: without one in the pool, before that, and while it cannot
+	// counted once a minute, or volume.Unknown: without one in the pool, before that, and while it cannot
 	// be read.
 	Upstream int
 	// Space is that of the pool's filesystem at the last check; nil if the pool does not
 	// serve. Available is what Capacity returns with that.
 	Space     *dir.Space
 	Available int64 // bytes
-	// Errors is how many its filesystem has counted, before this start too, or NotKnown.
+	// Errors is how many its filesystem has counted, before this start too, or volume.Unknown.
 	Errors int64
-	// Used is what the volumes hold, in bytes, or NotKnown: without quotas, in a shared pool,
+	// Used is what the volumes hold, in bytes, or volume.Unknown: without quotas, in a shared pool,
 	// and where a volume has no limit. It is counted once a minute.
 	Used int64
 	// Unlimited is how many volumes no limit keeps from filling the disk, and Unused what
 	// the others may still take of what they were promised, in bytes. Both are counted once a
-	// minute, and NotKnown before that and while the pool does not serve.
+	// minute, and volume.Unknown before that and while the pool does not serve.
 	Unlimited int
 	Unused    int64
 	// Trash is how many removed volumes still occupy space, and Stuck how many of
 	// them could not be removed.
 	Trash, Stuck int
-	// TrashBytes is what they hold, or NotKnown: without quotas.
+	// TrashBytes is what they hold, or volume.Unknown: without quotas.
 	TrashBytes int64
 	// TrashSince is when the oldest of those that are not stuck was removed, or found at the
 	// start of the driver; the zero time if there are none.

@@ -100,7 +100,7 @@ func (p *Pool) doubtLimits(found *scan.Survey) {
 	}
 }
 
-// countUpstream is how many snapshots the pool's snapshotPath seems to have; NotKnown if it cannot be
+// countUpstream is how many snapshots the pool's snapshotPath seems to have; volume.Unknown if it cannot be
 // read. One outside of the pool is not asked: if its filesystem hangs, each survey would leave a
 // thread behind.
 func (p *Pool) countUpstream() int {
@@ -116,7 +116,7 @@ func (p *Pool) countUpstream() int {
 	if in == nil && err == nil {
 		return 0 // the upstream driver has made none
 	}
-	if err != nil { // who asks for one of them is told why
+	if err != nil { // who asks for one of them gets the reason
 		return volume.Unknown
 	}
 	defer func() { _ = in.Close() }() // opened for reading

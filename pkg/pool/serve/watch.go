@@ -22,7 +22,7 @@ type state struct {
 	systemDisk bool
 	// space is the filesystem's; nil if the pool does not serve.
 	space *dir.Space
-	// errors is how many the filesystem has counted, or NotKnown.
+	// errors is how many the filesystem has counted, or volume.Unknown.
 	errors int64
 	// lacks is what the filesystem is too full for, although the pool serves; nil for nothing.
 	lacks error

@@ -7,7 +7,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
-// Pins has the volumes and snapshots that are being copied. They are taken and looked at under
+// Pins has the volumes and snapshots that are being copied. They are taken and checked under
 // the lock of their id, so that whoever has that and finds none knows that none comes. The
 // zero value is ready for use.
 type Pins struct {

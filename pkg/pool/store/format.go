@@ -15,8 +15,7 @@ import (
 // OwnName is the directory of a pool that belongs to the driver.
 const OwnName = ".hostpath-provisioner"
 
-// The names of the layout. None is a volume id, since none of what lies in the
-// pool itself starts with a letter or digit.
+// The names of the layout, all in OwnName. That is no volume id: it does not start with a letter or digit.
 const (
 	formatName   = "format"
 	volumesName  = "volumes"

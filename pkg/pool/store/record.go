@@ -45,7 +45,7 @@ type Record struct {
 	BlockBytes int64 `json:"blockBytes,omitempty"`
 	// Inline says that the volume lives as long as its publication.
 	Inline bool `json:"inline,omitempty"`
-	// Provisional says that nobody has been told of the volume yet, so that a crash may have left it to nobody.
+	// Provisional says that the caller that asked for the volume has not saved it yet: after a crash it may be nobody's.
 	Provisional bool `json:"provisional,omitempty"`
 	// Origin is what a snapshot is of, or what a volume was made from; nil for a volume that
 	// was made empty.

@@ -28,7 +28,7 @@ const (
 	removedPrefix = ".removed-"
 )
 
-// A Snapshot is what can be told of one.
+// A Snapshot is what is known of one.
 type Snapshot struct {
 	ID volume.ID
 	// Source is the volume that it is of.
@@ -85,7 +85,7 @@ func Open(in *dir.Dir, id volume.ID) (Snapshot, *dir.Dir, error) {
 	return Snapshot{ID: id, Source: of.source, Made: made.UTC()}, data, nil
 }
 
-// Read is Open for those who only ask what can be told.
+// Read is Open for callers that do not need the content.
 func Read(in *dir.Dir, id volume.ID) (Snapshot, error) {
 	s, data, err := Open(in, id)
 	if err != nil {
