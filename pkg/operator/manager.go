@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/selection"
+	"k8s.io/client-go/discovery"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
@@ -101,11 +102,19 @@ func (r *Reconciler) Add(manager ctrl.Manager) error {
 	if err := c.Watch(source.Channel(r.TLS.changed, handler.EnqueueRequestsFromMapFunc(r.everyObject))); err != nil {
 		return err
 	}
+	api, err := discovery.NewDiscoveryClientForConfigAndClient(manager.GetConfig(), manager.GetHTTPClient())
+	if err != nil {
+		return err
+	}
 	r.discover = func(ctx context.Context) (err error) {
 		if !r.followsTLS {
 			r.followsTLS, err = r.TLS.follow(ctx, manager)
 		}
-		return errors.Join(err, r.Optional.discover(manager.GetRESTMapper(), func(kind schema.GroupVersionKind) error { return watch(empty(kind)) }))
+		return errors.Join(err, r.Optional.discover(
+			func(kind schema.GroupVersionKind) (bool, error) { return served(api, kind) },
+			func(kind schema.GroupVersionKind) error { return watch(empty(kind)) },
+			func(kind schema.GroupVersionKind) error { return manager.GetCache().RemoveInformer(ctx, empty(kind)) },
+		))
 	}
 	return r.discover(context.Background())
 }

@@ -4,8 +4,10 @@ import (
 	"slices"
 	"sync"
 
-	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/discovery"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"kubevirt.io/hostpath-provisioner/pkg/operator/place"
 )
@@ -46,30 +48,51 @@ func (o *OptionalKinds) Present() []schema.GroupVersionKind {
 	return slices.Clone(o.present)
 }
 
-// discover asks which of the kinds there are that were not there before, and has each of them watched.
-func (o *OptionalKinds) discover(mapper meta.RESTMapper, watch func(schema.GroupVersionKind) error) error {
+// discover asks which of the kinds there are now. Those that are new it has watched, and those that are gone forgotten.
+func (o *OptionalKinds) discover(served func(schema.GroupVersionKind) (bool, error), watch, forget func(schema.GroupVersionKind) error) error {
 	for _, kind := range optionalKinds {
-		if o.Has(kind) {
-			continue
-		}
-		if _, err := mapper.RESTMapping(kind.GroupKind(), kind.Version); meta.IsNoMatchError(err) {
-			continue
-		} else if err != nil {
+		there, err := served(kind)
+		if err != nil {
 			return err
 		}
-		if err := watch(kind); err != nil {
+		switch had := o.Has(kind); {
+		case there && !had:
+			err = watch(kind)
+		case !there && had:
+			err = forget(kind)
+		}
+		if err != nil {
 			return err
 		}
-		o.mu.Lock()
-		o.present = append(o.present, kind)
-		o.mu.Unlock()
+		o.set(kind, there)
 	}
-	_, err := mapper.RESTMapping(place.SnapshotContent.GroupKind(), place.SnapshotContent.Version)
-	if err != nil && !meta.IsNoMatchError(err) {
+	there, err := served(place.SnapshotContent)
+	if err != nil {
 		return err
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.snapshots = err == nil
+	o.snapshots = there
 	return nil
+}
+
+func (o *OptionalKinds) set(kind schema.GroupVersionKind, there bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.present = slices.DeleteFunc(o.present, func(k schema.GroupVersionKind) bool { return k == kind })
+	if there {
+		o.present = append(o.present, kind)
+	}
+}
+
+// served asks the API server whether it has a kind, of which objects can be made. A RESTMapper would not notice that one is gone.
+func served(api discovery.ServerResourcesInterface, kind schema.GroupVersionKind) (bool, error) {
+	list, err := api.ServerResourcesForGroupVersion(kind.GroupVersion().String())
+	if err != nil {
+		return false, client.IgnoreNotFound(err)
+	}
+	return slices.ContainsFunc(list.APIResources, func(r metav1.APIResource) bool {
+		// While a definition is being deleted, its objects can only be read and deleted.
+		return r.Kind == kind.Kind && slices.Contains(r.Verbs, "create")
+	}), nil
 }

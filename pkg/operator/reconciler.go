@@ -30,7 +30,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/operator/status"
 )
 
-// longestResync is how often what no watch shows is checked: nodes that are gone, and kinds that were added to the cluster.
+// longestResync is how often what no watch shows is checked: nodes that are gone, and which kinds the cluster has.
 // Such a check only reads, but for volumes of nodes that are gone.
 const longestResync = 5 * time.Minute
 
@@ -205,6 +205,10 @@ func (r *Reconciler) deploy(ctx context.Context, object *hppv1.HostPathProvision
 		}
 		if err == nil && want.GetKind() == "ServiceAccount" {
 			accounts[want.GetName()] = want.GetUID()
+		}
+		if err != nil && slices.Contains(optionalKinds, want.GroupVersionKind()) {
+			// The kind may be gone: the next try asks.
+			r.discovered = time.Time{}
 		}
 		problems = append(problems, err)
 	}
