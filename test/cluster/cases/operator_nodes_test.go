@@ -21,8 +21,8 @@ import (
 	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
-// While a pod writes, its cluster changes: from pathConfig to a pool, to a newer operator and not back to an older one, and
-// its node takes no pods any more, is deleted, and comes back. Each time the driver is where it should be, and says so.
+// While a pod writes, its cluster changes: from pathConfig to a pool, to a newer operator and not back to an older one. Kinds come
+// and go. The pod's node is cordoned, takes no pods any more, is deleted, and comes back. Each time the driver is where it should be, and says so.
 func TestOperatorOnChangingCluster(t *testing.T) {
 	const name, preCSI = "changing", "hostpath-operator-pre-csi"
 	s := begin(t)
@@ -63,6 +63,8 @@ func TestOperatorOnChangingCluster(t *testing.T) {
 	s.goOn(all)
 
 	upgradeAndDowngrade(s, client, name)
+	kindsComeAndGo(s, client, name)
+	poolOnCordonedNode(s, client, name)
 	s.goOn(all)
 	s.wantUninterrupted(all)
 
@@ -127,6 +129,77 @@ func upgradeAndDowngrade(s *scene, client dynamic.ResourceInterface, name string
 	}
 	s.operatorOf("v1.0.0")
 	s.condition(client, name, "Degraded", "False")
+}
+
+// kindsComeAndGo adds kinds to the cluster that the operator has objects of, and removes them with their objects, twice.
+func kindsComeAndGo(s *scene, client dynamic.ResourceInterface, name string) {
+	s.Helper()
+	const kinds = "testdata/openshift.yaml"
+	s.Cleanup(func() { s.kubectl("delete", "--ignore-not-found", "-f", kinds) })
+	for _, deletedNodes := range []string{"RemoveVolumes", "Report"} {
+		s.kubectl("apply", "-f", kinds)
+		s.until("an object of a new kind", func(ctx context.Context) (string, error) {
+			if out, err := c.Kubectl(ctx, "get", "securitycontextconstraints", "-o", "name"); err == nil && out != "" {
+				return "", nil
+			}
+			return "there is none", nil
+		})
+		s.kubectl("delete", "-f", kinds)
+		s.goesOn(client, name, `{"deletedNodes":"`+deletedNodes+`"}`)
+	}
+}
+
+// goesOn changes the spec, and waits until the operator has taken that up and nothing is wrong.
+func (s *scene) goesOn(client dynamic.ResourceInterface, name, spec string) {
+	s.Helper()
+	changed, err := client.Patch(s.Context(), name, types.MergePatchType, []byte(`{"spec":`+spec+`}`), metav1.PatchOptions{})
+	if err != nil {
+		s.Fatal(err)
+	}
+	want := fmt.Sprintf("observedGeneration:%d reason:AsExpected status:False type:Degraded", changed.GetGeneration())
+	s.until("the operator to go on", func(ctx context.Context) (string, error) {
+		object, err := client.Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return "", err
+		}
+		if text := fmt.Sprint(object.Object["status"]); !strings.Contains(text, want) {
+			return text, nil
+		}
+		return "", nil
+	})
+	s.condition(client, name, "Available", "True")
+}
+
+// poolOnCordonedNode cordons the node of the writers. What runs there stays, and a pool on claims that is added is mounted there too.
+func poolOnCordonedNode(s *scene, client dynamic.ResourceInterface, name string) {
+	s.Helper()
+	pods := func() string {
+		return s.kubectl("get", "pods", "-n", cluster.Namespace, "-l", "app.kubernetes.io/name=hostpath-csi-driver", "-o", "jsonpath={.items[*].metadata.uid}")
+	}
+	const legacy, late = `{"name":"legacy","path":"/var/hpvolumes"}`,
+		`{"name":"late","path":"/var/late","pvcTemplate":{"storageClassName":"` + operatorLegacyClass + `","volumeMode":"Block","accessModes":["ReadWriteOnce"],"resources":{"requests":{"storage":"320Mi"}}}}`
+	s.usableOn(client, name, len(c.Nodes))
+	before := pods()
+	s.kubectl("cordon", nodeB)
+	cordoned := true
+	s.Cleanup(func() {
+		if cordoned {
+			s.kubectl("uncordon", nodeB)
+		}
+	})
+	s.goesOn(client, name, `{"deletedNodes":"RemoveVolumes"}`)
+	if after := pods(); after != before {
+		s.Errorf("the pods of the driver are %s, and were %s before the node was cordoned", after, before)
+	}
+	s.goesOn(client, name, `{"deletedNodes":"Report","storagePools":[`+legacy+`,`+late+`]}`)
+	if file, err := c.Nodes[nodeB].Output(s.Context(), "findmnt", "--noheadings", "--output", "FSTYPE", "/var/late/csi"); err != nil || strings.TrimSpace(file) != "xfs" {
+		s.Errorf("on the cordoned node the pool is %q, %v", file, err)
+	}
+	s.goesOn(client, name, `{"storagePools":[`+legacy+`]}`)
+	s.poolsUnmounted(client, name)
+	s.removePoolClaims("hpp-pool-late-"+nodeA, "hpp-pool-late-"+nodeB)
+	s.kubectl("uncordon", nodeB)
+	cordoned = false
 }
 
 // operatorOf replaces the operator by one that says it is of a version.
