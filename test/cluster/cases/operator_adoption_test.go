@@ -36,10 +36,7 @@ func TestOperatorAdoptsUpstreamCluster(t *testing.T) {
 		}
 	}
 	scale("0")
-	// The name of the upstream operator's field manager is the same as ours, but for the operation.
-	if out, err := c.Kubectl(ctx, "create", "--field-manager=hostpath-provisioner-operator", "-f", "testdata/upstream-objects.yaml"); err != nil {
-		t.Fatal(out, err)
-	}
+	s.upstreamObjects("testdata/upstream-objects.yaml")
 	set := func() (uid, revision string) {
 		got, err := c.Client.AppsV1().DaemonSets(cluster.Namespace).Get(ctx, operatorDaemonSet, metav1.GetOptions{})
 		if err != nil {
@@ -93,12 +90,7 @@ func TestOperatorAdoptsUpstreamCluster(t *testing.T) {
 			t.Errorf("the volume %s of the upstream operator is still there", v.Name)
 		}
 	}
-	for _, kind := range []string{"daemonset", "clusterrole", "csidriver", "serviceaccount"} {
-		out, err := c.Kubectl(ctx, "get", "-n", cluster.Namespace, kind, "-l", "k8s-app=hostpath-provisioner", "-o", "yaml")
-		if err != nil || strings.Contains(out, "lastAppliedConfiguration") {
-			t.Errorf("the annotation of the upstream operator is still on a %s (%v)", kind, err)
-		}
-	}
+	s.wantTakenOver("daemonset", "clusterrole", "clusterrolebinding", "role", "rolebinding", "csidriver", "serviceaccount")
 	role, err := c.Client.RbacV1().ClusterRoles().Get(ctx, "hostpath-provisioner-admin-csi", metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -140,6 +132,25 @@ func TestOperatorAdoptsUpstreamCluster(t *testing.T) {
 		}
 	}
 	s.removePoolClaims("hpp-pool-everywhere-shared", "hpp-pool-fast-node-a", "hpp-pool-fast-node-b")
+}
+
+// upstreamObjects makes what the upstream operator has made. The name of its field manager is the same as ours, but for the operation.
+func (s *scene) upstreamObjects(file string) {
+	s.Helper()
+	if out, err := c.Kubectl(s.Context(), "create", "--field-manager=hostpath-provisioner-operator", "-f", file); err != nil {
+		s.Fatal(out, err)
+	}
+}
+
+// wantTakenOver says that the operator has made all objects of some kinds its own.
+func (s *scene) wantTakenOver(kinds ...string) {
+	s.Helper()
+	for _, kind := range kinds {
+		out, err := c.Kubectl(s.Context(), "get", "-n", cluster.Namespace, kind, "-l", "k8s-app=hostpath-provisioner", "-o", "yaml")
+		if err != nil || strings.Contains(out, "lastAppliedConfiguration") {
+			s.Errorf("the annotation of the upstream operator is still on a %s (%v)", kind, err)
+		}
+	}
 }
 
 // deletedWhileUsed deletes an object while a pod has a volume in one of its pools on claims. The driver stays until that pod has ended, and then
@@ -184,9 +195,7 @@ func (s *scene) upstreamPools() (kept map[string]string) {
 	for name := range c.Nodes {
 		s.diskOf(name)
 	}
-	if out, err := c.Kubectl(ctx, "create", "--field-manager=hostpath-provisioner-operator", "-f", "testdata/upstream-pools.yaml"); err != nil {
-		s.Fatal(out, err)
-	}
+	s.upstreamObjects("testdata/upstream-pools.yaml")
 	s.until("the mounters to be ready", mountersReady)
 	pods, err := c.Client.CoreV1().Pods(cluster.Namespace).List(ctx, metav1.ListOptions{LabelSelector: "hpp-pool"})
 	if err != nil {

@@ -26,7 +26,7 @@ import (
 // with its template, and mounters that are killed are no loss. What is changed or removed by hand comes back, what others added stays,
 // and then nothing is written any more. Removed from the object, while the operator is killed, the pool is
 // unmounted on each node, although another pool's name is the beginning of its own, and its claims stay.
-// The cluster has the kinds of OpenShift and of the Prometheus operator too.
+// The cluster has the kinds of OpenShift and of the Prometheus operator too, and what the upstream operator has made of them.
 func TestOperatorWithPoolOnClaims(t *testing.T) {
 	const class = "hostpath-operator-claims"
 	s := begin(t)
@@ -46,6 +46,7 @@ func TestOperatorWithPoolOnClaims(t *testing.T) {
 	s.apply("-f", "testdata/openshift.yaml")
 	s.installOperator()
 	s.applyText(`{apiVersion: config.openshift.io/v1, kind: APIServer, metadata: {name: cluster}, spec: {tlsSecurityProfile: {type: Modern, modern: {}}}}`)
+	s.upstreamObjects("testdata/upstream-monitoring.yaml")
 	sharedDirectory(s)
 	pools := func(size string) string {
 		return `storagePools:
@@ -62,6 +63,10 @@ func TestOperatorWithPoolOnClaims(t *testing.T) {
 	}
 	t.Cleanup(func() { s.removeProvisioner("claims") })
 	s.condition(client, "claims", "Available", "True")
+	s.wantTakenOver("securitycontextconstraints", "prometheusrule", "servicemonitor", "role", "rolebinding")
+	if rules := s.kubectl("get", "prometheusrule", "-n", cluster.Namespace, "prometheus-hpp-rules", "-o", "yaml"); strings.Contains(rules, "HPPOnlyUpstream") || !strings.Contains(rules, "HPPNotReady") {
+		t.Errorf("the rules are those of the upstream operator: %s", rules)
+	}
 	before := poolSizes(s)
 	if args := s.kubectl("get", "daemonset", "-n", cluster.Namespace, operatorDaemonSet, "-o", "jsonpath={.spec.template.spec.containers[*].args}"); !strings.Contains(args, "--metrics-tls-version=VersionTLS13") {
 		t.Errorf("the driver does not follow the cluster's TLS profile: %s", args)

@@ -21,8 +21,9 @@ import (
 	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
-// While a pod writes, its cluster changes: from pathConfig to a pool, to a newer operator and not back to an older one. Kinds come
-// and go. The pod's node is cordoned, takes no pods any more, is deleted, and comes back. Each time the driver is where it should be, and says so.
+// While a pod writes, its cluster changes: from pathConfig, which is of the upstream operator, to a pool, to a newer operator and not back to an
+// older one. Kinds come and go. The pod's node is cordoned, takes no pods any more, is deleted, and comes back. Each time the driver is where it
+// should be, and says so.
 func TestOperatorOnChangingCluster(t *testing.T) {
 	const name, preCSI = "changing", "hostpath-operator-pre-csi"
 	s := begin(t)
@@ -35,11 +36,21 @@ func TestOperatorOnChangingCluster(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { s.removeClass(preCSI) })
+	s.upstreamObjects("testdata/upstream-legacy.yaml")
+	const uid = "jsonpath={.metadata.uid}"
+	upstream := s.kubectl("get", "daemonset", "-n", cluster.Namespace, "hostpath-provisioner", "-o", uid)
 	if _, err := client.Create(t.Context(), provisioner(t, name, "pathConfig: {path: /var/hpvolumes}\nfeatureGates: [Snapshotting]"), metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { s.removeProvisioner(name) })
 	s.condition(client, name, "Available", "True")
+	s.wantTakenOver("daemonset", "serviceaccount", "clusterrole", "clusterrolebinding")
+	if now := s.kubectl("get", "daemonset", "-n", cluster.Namespace, "hostpath-provisioner", "-o", uid); now != upstream {
+		t.Error("the DaemonSet of the pre-CSI provisioner is another one")
+	}
+	if containers := s.kubectl("get", "daemonset", "-n", cluster.Namespace, "hostpath-provisioner", "-o", "jsonpath={.spec.template.spec.containers[*].name}"); containers != "provisioner" {
+		t.Errorf("its containers are %q", containers)
+	}
 
 	s.claim("data", "64Mi", ofClass(operatorLegacyClass))
 	s.pod("writer", with("data", "/data"), doing(counting), on(nodeB), func(pod *corev1.Pod) {
