@@ -6,8 +6,8 @@ import (
 )
 
 // listKeys are the fields that identify elements of lists to which several parties add: those of pods
-// and services, which are the kinds where users add some of their own.
-var listKeys = []string{"name", "mountPath", "devicePath", "containerPort", "port", "uid"}
+// and services, which are the kinds where users add some of their own. A name is the last: two mounts of one volume have the same.
+var listKeys = []string{"mountPath", "devicePath", "containerPort", "port", "uid", "name"}
 
 // mergedKinds are those with such lists. The lists of all other kinds are owned whole, as are rules and subjects.
 var mergedKinds = []string{"DaemonSet", "Deployment", "Job", "Service", "PersistentVolumeClaim"}

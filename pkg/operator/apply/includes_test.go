@@ -26,6 +26,8 @@ func TestIncludes(t *testing.T) {
 		"alerts that a user emptied":            {"PrometheusRule", object("groups", list()), object("groups", list(object("name", "a"))), false},
 		"a default of the server":               {"DaemonSet", object("containers", list(object("name", "a", "defaulted", true))), object("containers", list(object("name", "a"))), true},
 		"a container that a user added":         {"DaemonSet", object("containers", list(object("name", "b"), object("name", "a"))), object("containers", list(object("name", "a"))), true},
+		"a second mount that a user added":      {"DaemonSet", object("volumeMounts", list(object("name", "a", "mountPath", "/user"), object("name", "a", "mountPath", "/x"))), object("volumeMounts", list(object("name", "a", "mountPath", "/x"))), true},
+		"a port that a user renamed":            {"Service", object("ports", list(object("name", "b", "port", 1))), object("ports", list(object("name", "a", "port", 1))), false},
 		"a container that changed":              {"DaemonSet", object("containers", list(object("name", "a", "image", "y"))), object("containers", list(object("name", "a", "image", "x"))), false},
 		"a container that is gone":              {"DaemonSet", object("containers", list(object("name", "b"))), object("containers", list(object("name", "a"))), false},
 		"an argument that a user added":         {"DaemonSet", object("args", list("a", "b")), object("args", list("a")), false},
