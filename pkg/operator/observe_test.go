@@ -3,16 +3,19 @@ package operator
 import (
 	"context"
 	"errors"
+	"maps"
 	"strings"
 	"testing"
 	"unicode/utf8"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/tools/events"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -198,5 +201,41 @@ func TestMetricOfRefusedDowngrade(t *testing.T) {
 	}
 	if got := readyMetric(t); got != 1 || available.Status != metav1.ConditionTrue {
 		t.Errorf("the metric is %v, and Available is %s", got, available.Status)
+	}
+}
+
+// An object that has lost the operator's labels is not in the cache. It gets them back with what cannot change as it was: of another
+// selector the API server would take nothing.
+func TestSelectorsOfObjectsWithoutLabels(t *testing.T) {
+	s := newStage(t, onClaims(), nodeThat("node-a", corev1.ConditionTrue), driverPod("node-a"))
+	s.reconcile("hpp")
+	upstream := map[string]string{"example.com/of": "upstream"}
+	set := s.rolledOut(1)
+	mounter := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: "storage", Name: "hpp-pool-local-node-a"}}
+	s.has(mounter)
+	set.Labels, set.Spec.Selector = nil, &metav1.LabelSelector{MatchLabels: upstream}
+	mounter.Labels, mounter.Spec.Selector = nil, &metav1.LabelSelector{MatchLabels: upstream}
+	must.Succeed(t, s.Update(t.Context(), set))
+	must.Succeed(t, s.Update(t.Context(), mounter))
+	// The cache has only what is labelled.
+	s.reconciler.Client = interceptor.NewClient(s.Client.(client.WithWatch), interceptor.Funcs{
+		Get: func(ctx context.Context, api client.WithWatch, key client.ObjectKey, to client.Object, options ...client.GetOption) error {
+			err := api.Get(ctx, key, to, options...)
+			if err == nil && to.GetNamespace() == "storage" && to.GetLabels()[render.AppLabel] == "" {
+				return apierrors.NewNotFound(schema.GroupResource{Resource: to.GetObjectKind().GroupVersionKind().Kind}, key.Name)
+			}
+			return err
+		},
+	})
+	s.reconcile("hpp")
+	s.has(set)
+	s.has(mounter)
+	for _, object := range []struct {
+		client.Object
+		selector *metav1.LabelSelector
+	}{{set, set.Spec.Selector}, {mounter, mounter.Spec.Selector}} {
+		if object.GetLabels()[render.AppLabel] != render.App || !maps.Equal(object.selector.MatchLabels, upstream) {
+			t.Errorf("%s has the labels %v and the selector %v", object.GetName(), object.GetLabels(), object.selector.MatchLabels)
+		}
 	}
 }

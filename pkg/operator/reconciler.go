@@ -191,6 +191,14 @@ func (r *Reconciler) deploy(ctx context.Context, object *hppv1.HostPathProvision
 	if wanted.objects, err = rendered.Objects(); err != nil {
 		return wanted, err
 	}
+	if found, err := r.unlabelled(ctx, &facts, wanted.objects); err != nil {
+		return wanted, err
+	} else if found {
+		rendered = r.manifests.For(r.Config, facts, object)
+		if wanted.objects, err = rendered.Objects(); err != nil {
+			return wanted, err
+		}
+	}
 	wanted.claims = rendered.Claims()
 	a := r.applier(ctx, object)
 	var problems []error
@@ -293,11 +301,6 @@ func (r *Reconciler) facts(ctx context.Context) (render.Facts, error) {
 			facts.Selectors[name] = set.Spec.Selector.MatchLabels
 		}
 	}
-	service, err := get[corev1.Service](ctx, r, render.MetricsService)
-	if err != nil {
-		return facts, err
-	}
-	facts.HeadlessMetrics = render.Headless(service)
 	there, err := r.mountersThere(ctx)
 	if err != nil {
 		return facts, err
@@ -307,8 +310,66 @@ func (r *Reconciler) facts(ctx context.Context) (render.Facts, error) {
 			facts.Selectors[there[i].Name] = there[i].Spec.Selector.MatchLabels
 		}
 	}
+	service, err := get[corev1.Service](ctx, r, render.MetricsService)
+	if err != nil {
+		return facts, err
+	}
+	facts.HeadlessMetrics = render.Headless(service)
 	facts.Nodes, err = r.nodes(ctx, running[render.DriverDaemonSet], there)
 	return facts, err
+}
+
+// notCached are the names of objects that are wanted, have fields that cannot change, and are not in the cache.
+func (r *Reconciler) notCached(ctx context.Context, facts *render.Facts, wanted []*unstructured.Unstructured) (sets.Set[string], error) {
+	missing := sets.New[string]()
+	for _, object := range wanted {
+		name := object.GetName()
+		switch kind := object.GetKind(); {
+		case kind == "DaemonSet" || kind == "Deployment":
+			if facts.Selectors[name] == nil {
+				missing.Insert(name)
+			}
+		case kind == "Service" && name == render.MetricsService:
+			if cached, err := get[corev1.Service](ctx, r, name); err != nil {
+				return nil, err
+			} else if cached == nil {
+				missing.Insert(name)
+			}
+		}
+	}
+	return missing, nil
+}
+
+// unlabelled adds to facts what cannot change of objects that are wanted and not in the cache: they may have lost the labels by which
+// it has them. It says whether it found any.
+func (r *Reconciler) unlabelled(ctx context.Context, facts *render.Facts, wanted []*unstructured.Unstructured) (found bool, err error) {
+	missing, err := r.notCached(ctx, facts, wanted)
+	if err != nil || missing.Len() == 0 {
+		return false, err
+	}
+	daemonSets, deployments, services := &appsv1.DaemonSetList{}, &appsv1.DeploymentList{}, &corev1.ServiceList{}
+	for _, list := range []client.ObjectList{daemonSets, deployments, services} {
+		if err := r.APIReader.List(ctx, list, client.InNamespace(r.Config.Namespace)); err != nil {
+			return false, err
+		}
+	}
+	selects := func(name string, selector *metav1.LabelSelector) {
+		if missing.Has(name) {
+			facts.Selectors[name], found = selector.MatchLabels, true
+		}
+	}
+	for i := range daemonSets.Items {
+		selects(daemonSets.Items[i].Name, daemonSets.Items[i].Spec.Selector)
+	}
+	for i := range deployments.Items {
+		selects(deployments.Items[i].Name, deployments.Items[i].Spec.Selector)
+	}
+	for i := range services.Items {
+		if service := &services.Items[i]; missing.Has(service.Name) && !render.Headless(service) {
+			facts.HeadlessMetrics, found = false, true
+		}
+	}
+	return found, nil
 }
 
 // daemonSets reads DaemonSets from the cache, by name, with nil for one that is not there.
