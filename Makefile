@@ -88,7 +88,7 @@ generate: bin/tools/controller-gen ## Write what is generated of api/: deep copi
 # What the host's kernel does is no part of it: Go's cache of results holds. make lint has vet.
 .PHONY: unit
 unit: ## Run what needs neither root nor the network nor the race detector: seconds when repeated
-	@env -u CI HOSTPATH_UNIT=1 CGO_ENABLED=0 go test -vet=off -short $$(go list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}' ./... | grep -v -e /test/e2e/)
+	@env -u CI HOSTPATH_UNIT=1 CGO_ENABLED=0 go test -p $$((2 * $$(nproc))) -vet=off -short $$(go list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}' ./... | grep -v -e /test/e2e/)
 
 .PHONY: test
 test: test-host test-kernel ## Run every test (unit, contract, sanity, kernel, nested modules), the product's with the race detector, and print the coverage
