@@ -83,7 +83,7 @@ func (r *Reconciler) cleanUpOne(ctx context.Context, a *apply.Applier, rendered 
 }
 
 func waits(l render.Leftover, what string) string {
-	return fmt.Sprintf("pool %s on %s: %s", l.Pool, l.Node, what)
+	return fmt.Sprintf("pool %s at %s on %s: %s", l.Pool, l.Path, l.Node, what)
 }
 
 // forget removes a mounter and its clean-up.
@@ -168,16 +168,33 @@ func (r *Reconciler) mountersThere(ctx context.Context) ([]appsv1.Deployment, er
 	return found, nil
 }
 
-// leftovers are the mounters that there are and that are not wanted.
-func (r *Reconciler) leftovers(ctx context.Context, wanted []*unstructured.Unstructured) ([]appsv1.Deployment, error) {
+// leftovers are the mounters that there are and that are not wanted, and now is what can be applied: a pool whose path is another one
+// has to be unmounted before it has a mounter again, because nothing else would.
+func (r *Reconciler) leftovers(ctx context.Context, wanted []*unstructured.Unstructured) (left []appsv1.Deployment, now []*unstructured.Unstructured, err error) {
+	there, err := r.mountersThere(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	at := map[string]*appsv1.Deployment{}
+	for i := range there {
+		at[there[i].Name] = &there[i]
+	}
 	keep := map[string]bool{}
 	for _, object := range wanted {
 		if object.GetKind() == "Deployment" {
+			if mounter := at[object.GetName()]; mounter != nil && render.LeftoverOf(mounter).Moves(object) {
+				continue
+			}
 			keep[object.GetName()] = true
 		}
+		now = append(now, object)
 	}
-	there, err := r.mountersThere(ctx)
-	return slices.DeleteFunc(there, func(d appsv1.Deployment) bool { return keep[d.Name] }), err
+	for i := range there {
+		if !keep[there[i].Name] {
+			left = append(left, there[i])
+		}
+	}
+	return left, now, nil
 }
 
 // nodes are those that the driver is to run on: where the DaemonSet has pods, also ones that wait or end. While it has

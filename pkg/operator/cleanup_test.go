@@ -13,6 +13,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	hppv1 "kubevirt.io/hostpath-provisioner/api/v1beta1"
+	"kubevirt.io/hostpath-provisioner/pkg/operator/render"
 	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
@@ -68,8 +69,62 @@ func TestStatusSaysWhyPoolIsNotUnmounted(t *testing.T) {
 	object := stored("hpp", 1, false)
 	s.has(object)
 	progressing := meta.FindStatusCondition(object.Status.Conditions, hppv1.ConditionProgressing)
-	if want := "pool old on node-a: failed to unmount it: pool is in use: /x"; progressing == nil || !strings.Contains(progressing.Message, want) {
+	if want := "pool old at /mnt/old on node-a: failed to unmount it: pool is in use: /x"; progressing == nil || !strings.Contains(progressing.Message, want) {
 		t.Errorf("the condition is %+v, want %q", progressing, want)
+	}
+}
+
+// A pool that was removed and is back under the same name with another path is mounted there only once it is unmounted where it was, also if the operator
+// has not seen it removed. Nothing else would unmount it.
+func TestPoolWithAnotherPathIsUnmountedFirst(t *testing.T) {
+	for name, replicas := range map[string]int32{"not seen removed": 1, "being cleaned up": 0} {
+		t.Run(name, func(t *testing.T) {
+			mounter := mounterOf("local", "node-a")
+			mounter.Spec.Replicas = &replicas
+			object := onClaims()
+			object.Spec.StoragePools[0].Path = "/mnt/other"
+			s := newStage(t, object, nodeThat("node-a", corev1.ConditionTrue), driverPod("node-a"), mounter)
+			s.reconcile("hpp")
+			s.rolledOut(1)
+			s.reconcile("hpp")
+			job := cleanUpOf(mounter)
+			if !s.has(mounter) || *mounter.Spec.Replicas != 0 || render.LeftoverOf(mounter).Path != "/mnt/local" {
+				t.Fatalf("the mounter has %d replicas for %s", *mounter.Spec.Replicas, render.LeftoverOf(mounter).Path)
+			}
+			if !s.has(job) || job.Spec.Template.Spec.Volumes[0].HostPath.Path != "/mnt/local" {
+				t.Fatalf("the old path is not unmounted: %+v", job.Spec.Template.Spec.Volumes)
+			}
+			s.reconcile("hpp")
+			if before := job.ResourceVersion; !s.has(job) || job.ResourceVersion != before {
+				t.Fatal("the clean-up is dropped")
+			}
+			s.has(object)
+			progressing := meta.FindStatusCondition(object.Status.Conditions, hppv1.ConditionProgressing)
+			if want := "pool local at /mnt/local on node-a: it is being unmounted"; !strings.Contains(progressing.Message, want) {
+				t.Errorf("the condition is %+v, want %q", progressing, want)
+			}
+
+			job.Status.Conditions = []batchv1.JobCondition{{Type: batchv1.JobComplete, Status: corev1.ConditionTrue}}
+			must.Succeed(t, s.Status().Update(t.Context(), job))
+			s.reconcile("hpp")
+			s.reconcile("hpp")
+			if !s.has(mounter) || *mounter.Spec.Replicas != 1 || render.LeftoverOf(mounter).Path != "/mnt/other" || s.has(job) {
+				t.Errorf("the pool is not mounted at its new path, or its clean-up is left over: %s", render.LeftoverOf(mounter).Path)
+			}
+		})
+	}
+}
+
+// A pool with the same path is mounted again at once, however the path is written.
+func TestPoolThatIsBackIsMountedAgain(t *testing.T) {
+	mounter := mounterOf("local", "node-a")
+	mounter.Spec.Replicas = new(int32)
+	object := onClaims()
+	object.Spec.StoragePools[0].Path = "/mnt/local/"
+	s := newStage(t, object, nodeThat("node-a", corev1.ConditionTrue), driverPod("node-a"), mounter, cleanUpOf(mounter))
+	s.reconcile("hpp")
+	if !s.has(mounter) || *mounter.Spec.Replicas != 1 || s.has(cleanUpOf(mounter)) {
+		t.Error("the mounter has ended, or its clean-up goes on")
 	}
 }
 

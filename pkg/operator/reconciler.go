@@ -199,7 +199,11 @@ func (r *Reconciler) deploy(ctx context.Context, object *hppv1.HostPathProvision
 			return wanted, err
 		}
 	}
-	wanted.claims = rendered.Claims()
+	left, now, err := r.leftovers(ctx, wanted.objects)
+	if err != nil {
+		return wanted, err
+	}
+	wanted.objects, wanted.claims = now, rendered.Claims()
 	a := r.applier(ctx, object)
 	var problems []error
 	for _, claim := range wanted.claims {
@@ -222,10 +226,6 @@ func (r *Reconciler) deploy(ctx context.Context, object *hppv1.HostPathProvision
 	}
 	problems = append(problems, a.Prune(ctx, r.Config.Namespace, r.prunable(), wanted.objects))
 	problems = append(problems, r.dropCleanUps(ctx, a, wanted.objects))
-	left, err := r.leftovers(ctx, wanted.objects)
-	if err != nil {
-		return wanted, errors.Join(append(problems, err)...)
-	}
 	wanted.leaving, err = r.cleanUp(ctx, a, rendered, left)
 	return wanted, errors.Join(append(problems, err)...)
 }

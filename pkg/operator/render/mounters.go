@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"hash/fnv"
 	"maps"
+	"path"
 	"slices"
 	"strings"
 
@@ -11,6 +12,7 @@ import (
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	hppv1 "kubevirt.io/hostpath-provisioner/api/v1beta1"
 )
@@ -202,6 +204,11 @@ func LeftoverOf(d *appsv1.Deployment) Leftover {
 		l.Node = hostname(d.Spec.Template.Spec.Affinity)
 	}
 	return l
+}
+
+// Moves says whether what is wanted instead of a mounter has another path. One of the upstream operator has its path cleaned.
+func (l Leftover) Moves(to *unstructured.Unstructured) bool {
+	return l.Path != "" && path.Clean(l.Path) != path.Clean(to.GetAnnotations()[pathAnnotation])
 }
 
 // hostname is the one that the pods of the upstream operator are for. It is the name of the node, whatever its label.

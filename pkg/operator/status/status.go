@@ -73,6 +73,7 @@ func Assess(object *hppv1.HostPathProvisioner, operatorVersion string, seen Obse
 			waiting = append(waiting, fmt.Sprintf("pool %s: %s", pool.Name, pool.Message))
 		}
 	}
+	missing := strings.Join(slices.Concat(waiting, seen.Leaving), "; ")
 	first := object.Status.ObservedVersion == ""
 	upgrade := !first && object.Status.ObservedVersion != operatorVersion
 	if len(waiting) == 0 && len(seen.Problems) == 0 {
@@ -82,15 +83,15 @@ func Assess(object *hppv1.HostPathProvisioner, operatorVersion string, seen Obse
 	c.available(waiting, status.NodeStatuses, seen)
 	switch {
 	case len(waiting) == 0 && len(seen.Problems) == 0 && len(seen.Leaving) > 0:
-		c.set(hppv1.ConditionProgressing, true, reasonUnmounting, "Waiting for "+strings.Join(seen.Leaving, "; "))
+		c.set(hppv1.ConditionProgressing, true, reasonUnmounting, "Waiting for "+missing)
 	case len(waiting) == 0 && len(seen.Problems) == 0:
 		c.set(hppv1.ConditionProgressing, false, reasonComplete, "Everything is rolled out")
 	case first:
-		c.set(hppv1.ConditionProgressing, true, reasonDeploying, strings.Join(waiting, "; "))
+		c.set(hppv1.ConditionProgressing, true, reasonDeploying, missing)
 	case upgrade:
-		c.set(hppv1.ConditionProgressing, true, reasonUpgrading, "Upgrade to "+operatorVersion+": "+strings.Join(waiting, "; "))
+		c.set(hppv1.ConditionProgressing, true, reasonUpgrading, "Upgrade to "+operatorVersion+": "+missing)
 	default:
-		c.set(hppv1.ConditionProgressing, true, reasonRollingOut, strings.Join(waiting, "; "))
+		c.set(hppv1.ConditionProgressing, true, reasonRollingOut, missing)
 	}
 	c.degraded(first || upgrade, status.NodeStatuses, seen)
 	return status
