@@ -10,6 +10,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	admissionv1 "k8s.io/api/admissionregistration/v1"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -17,6 +19,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
 	"sigs.k8s.io/yaml"
+
+	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
 const (
@@ -314,6 +318,47 @@ func TestWebhookIsAskedAboutTheSpecAlone(t *testing.T) {
 	}
 	if err := patch(`{"metadata":{"finalizers":null}}`); err != nil {
 		t.Error("the finalizer:", err)
+	}
+}
+
+// A namespace with restricted pods admits the operator, though its own is privileged for the driver. Without any of the fields
+// that are for this it would be refused.
+func TestOperatorIsAdmittedWherePodsAreRestricted(t *testing.T) {
+	s := begin(t)
+	text, err := os.ReadFile(operatorDir + "/deployment.yaml")
+	must.Succeed(t, err)
+	var deployment appsv1.Deployment
+	must.Succeed(t, yaml.UnmarshalStrict(text, &deployment))
+	create := func(change func(*corev1.PodSpec)) error {
+		template := deployment.Spec.Template.DeepCopy()
+		pod := &corev1.Pod{ObjectMeta: template.ObjectMeta, Spec: template.Spec}
+		pod.Name = deployment.Name
+		// Its own is not in this namespace.
+		pod.Spec.ServiceAccountName = "default"
+		change(&pod.Spec)
+		_, err := c.Client.CoreV1().Pods(s.namespace).Create(t.Context(), pod, metav1.CreateOptions{DryRun: []string{"All"}})
+		return err
+	}
+	s.kubectl("label", "namespace", s.namespace, "pod-security.kubernetes.io/enforce=restricted")
+	// The label is taken up in a moment.
+	s.until("pods to be restricted", func(context.Context) (string, error) {
+		if err := create(func(spec *corev1.PodSpec) { spec.HostNetwork = true }); !apierrors.IsForbidden(err) {
+			return "one on the network of its node is admitted", err
+		}
+		return "", nil
+	})
+	if err := create(func(*corev1.PodSpec) {}); err != nil {
+		t.Error(err)
+	}
+	for without, change := range map[string]func(*corev1.PodSpec){
+		"runAsNonRoot":                    func(spec *corev1.PodSpec) { spec.SecurityContext.RunAsNonRoot = nil },
+		"seccompProfile":                  func(spec *corev1.PodSpec) { spec.SecurityContext.SeccompProfile = nil },
+		"allowPrivilegeEscalation: false": func(spec *corev1.PodSpec) { spec.Containers[0].SecurityContext.AllowPrivilegeEscalation = nil },
+		"dropped capabilities":            func(spec *corev1.PodSpec) { spec.Containers[0].SecurityContext.Capabilities = nil },
+	} {
+		if err := create(change); !apierrors.IsForbidden(err) {
+			t.Errorf("without %s: %v, want it refused", without, err)
+		}
 	}
 }
 
