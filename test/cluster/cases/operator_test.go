@@ -4,12 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
+	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -18,6 +20,7 @@ import (
 	"k8s.io/client-go/dynamic"
 
 	"kubevirt.io/hostpath-provisioner/test/cluster"
+	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
 const (
@@ -127,6 +130,7 @@ func TestOperatorWithHostPathPool(t *testing.T) {
 		s.withFreezeClass()
 		s.freezes(operatorClass)
 	})
+	t.Run("metrics are for those who may get them", func(t *testing.T) { operatorMetrics(s.in(t)) })
 	t.Run("restores go to their node", func(t *testing.T) { operatorRestores(s.in(t)) })
 
 	s.remove("writer")
@@ -142,6 +146,49 @@ func TestOperatorWithHostPathPool(t *testing.T) {
 	s.condition(client, "plain", "Available", "True")
 	s.removeClaim("data")
 	s.wantGone(filepath.Dir(file))
+}
+
+// operatorMetrics asks the operator for its metrics without a token, with ones that the API server does not accept, and with that of an
+// account before and after it has the right.
+func operatorMetrics(s *scene) {
+	s.Helper()
+	ctx := s.Context()
+	pods, err := c.Client.CoreV1().Pods(cluster.Namespace).List(ctx, metav1.ListOptions{LabelSelector: "name=hostpath-provisioner-operator"})
+	if err != nil || len(pods.Items) != 1 {
+		s.Fatalf("%d operators (%v)", len(pods.Items), err)
+	}
+	token := func(audiences ...string) string {
+		request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{Audiences: audiences}}
+		made, err := c.Client.CoreV1().ServiceAccounts(s.namespace).CreateToken(ctx, "default", request, metav1.CreateOptions{})
+		must.Succeed(s, err)
+		return made.Status.Token
+	}
+	answer := func(token string) int {
+		status, text := s.fetch("https", pods.Items[0], 8443, "/metrics", token)
+		if strings.Contains(text, "kubevirt_hpp_cr_ready") != (status == http.StatusOK) {
+			s.Errorf("the status %d comes with %q", status, text)
+		}
+		return status
+	}
+	reader, foreign := token(), token("another-service")
+	refused := func(who, token string, want int) {
+		if got := answer(token); got != want {
+			s.Errorf("%s: status %d, want %d", who, got, want)
+		}
+	}
+	refused("an account without the right", reader, http.StatusForbidden)
+	s.kubectl("create", "clusterrolebinding", s.namespace, "--clusterrole=hostpath-provisioner-operator-metrics-reader", "--serviceaccount="+s.namespace+":default")
+	s.Cleanup(func() { s.kubectl("delete", "clusterrolebinding", s.namespace) })
+	// The API server takes the binding up in a moment.
+	s.until("the account to get the metrics", func(context.Context) (string, error) {
+		if status := answer(reader); status != http.StatusOK {
+			return fmt.Sprintf("status %d", status), nil
+		}
+		return "", nil
+	})
+	refused("nobody", "", http.StatusUnauthorized)
+	refused("a token that is none", "secret", http.StatusUnauthorized)
+	refused("the account with a token for another service", foreign, http.StatusUnauthorized)
 }
 
 // rolledOutAgain says what is missing at the driver's DaemonSet.

@@ -270,7 +270,7 @@ func (s *scene) refusesPoolOfDriver() {
 		if err != nil || running.Status.Phase != corev1.PodRunning {
 			return "not running", err
 		}
-		status, text := s.fetch("http", *running, 9808, "/readyz")
+		status, text := s.fetch("http", *running, 9808, "/readyz", "")
 		if status == http.StatusServiceUnavailable && strings.Contains(text, "it is served by") {
 			return "", nil
 		}
@@ -301,7 +301,7 @@ var ofClaims = []string{"hostpath_provisioner_persistentvolumeclaim_provision_to
 // wantEndpoints asks a provisioner for its health and its metrics. If it does not serve claims it says why.
 func (s *scene) wantEndpoints(pod corev1.Pod, refusal string, more ...string) {
 	s.Helper()
-	if status, text := s.fetch("http", pod, 9808, "/healthz"); status != http.StatusOK || text != "ok\n" {
+	if status, text := s.fetch("http", pod, 9808, "/healthz", ""); status != http.StatusOK || text != "ok\n" {
 		s.Errorf("%s: healthz answers %d %q", pod.Name, status, text)
 	}
 	want := http.StatusOK
@@ -309,7 +309,7 @@ func (s *scene) wantEndpoints(pod corev1.Pod, refusal string, more ...string) {
 		want = http.StatusServiceUnavailable
 	}
 	s.until("readyz of "+pod.Name, func(context.Context) (string, error) {
-		if status, text := s.fetch("http", pod, 9808, "/readyz"); status != want || !strings.Contains(text, refusal) {
+		if status, text := s.fetch("http", pod, 9808, "/readyz", ""); status != want || !strings.Contains(text, refusal) {
 			return fmt.Sprintf("%d %q", status, text), nil
 		}
 		return "", nil
@@ -334,11 +334,14 @@ func (s *scene) wantEndpoints(pod corev1.Pod, refusal string, more ...string) {
 	}
 }
 
-// fetch asks a pod over HTTP.
-func (s *scene) fetch(scheme string, pod corev1.Pod, port int, path string) (status int, text string) {
+// fetch asks a pod over HTTP, with a token if that is not empty.
+func (s *scene) fetch(scheme string, pod corev1.Pod, port int, path, token string) (status int, text string) {
 	s.Helper()
 	request, err := http.NewRequestWithContext(s.Context(), http.MethodGet, fmt.Sprintf("%s://%s:%d%s", scheme, pod.Status.PodIP, port, path), nil)
 	must.Succeed(s, err)
+	if token != "" {
+		request.Header.Set("Authorization", "Bearer "+token)
+	}
 	// The certificate is one that the program has made for itself.
 	client := http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, DisableKeepAlives: true}}
 	s.until("an answer of "+pod.Name, func(context.Context) (string, error) {
@@ -357,7 +360,7 @@ func (s *scene) fetch(scheme string, pod corev1.Pod, port int, path string) (sta
 // metricsOf are the names of a pod's metrics.
 func (s *scene) metricsOf(pod corev1.Pod) map[string]bool {
 	s.Helper()
-	_, text := s.fetch("https", pod, 8443, "/metrics")
+	_, text := s.fetch("https", pod, 8443, "/metrics", "")
 	names := make(map[string]bool)
 	for line := range strings.SplitSeq(text, "\n") {
 		if words := strings.Fields(line); len(words) == 4 && words[1] == "TYPE" {
