@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	appsv1 "k8s.io/api/apps/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 
 	"kubevirt.io/hostpath-provisioner/test/deploy/manifest"
@@ -54,4 +55,14 @@ func wantHeld(t *testing.T, role string, granted, held []rbacv1.PolicyRule) {
 func gives(rule rbacv1.PolicyRule, group, resource, verb, name string) bool {
 	return slices.Contains(rule.APIGroups, group) && slices.Contains(rule.Resources, resource) && slices.Contains(rule.Verbs, verb) &&
 		(len(rule.ResourceNames) == 0 || slices.Contains(rule.ResourceNames, name))
+}
+
+// The pod security standard restricted, which the API server of the cluster's cases checks, does not ask for this.
+func TestOperatorCannotWriteToItsRoot(t *testing.T) {
+	installed := manifest.Render(t, "../../../deploy/operator")
+	for _, container := range manifest.Only[appsv1.Deployment](t, installed, "Deployment").Spec.Template.Spec.Containers {
+		if root := container.SecurityContext.ReadOnlyRootFilesystem; root == nil || !*root {
+			t.Errorf("%s can write to its root filesystem", container.Name)
+		}
+	}
 }
