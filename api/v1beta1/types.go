@@ -173,12 +173,14 @@ type ComponentResources struct {
 // +kubebuilder:validation:XValidation:rule="self.startsWith('/') && !self.endsWith('/') && !self.contains('//') && !self.split('/').exists(e, e == '.' || e == '..')",message="must be a clean absolute path, such as /var/hpvolumes"
 // +kubebuilder:validation:XValidation:rule="!(self in ['/bin', '/boot', '/dev', '/etc', '/home', '/lib', '/lib64', '/media', '/mnt', '/opt', '/proc', '/root', '/run', '/sbin', '/srv', '/sys', '/tmp', '/usr', '/var', '/var/cache', '/var/lib', '/var/lib/containerd', '/var/lib/containers', '/var/lib/etcd', '/var/log', '/var/run', '/var/tmp'])",message="must not be a directory of the system"
 // +kubebuilder:validation:XValidation:rule="!['/bin/', '/boot/', '/dev/', '/etc/', '/lib/', '/lib64/', '/proc/', '/run/', '/sbin/', '/sys/', '/usr/', '/var/run/', '/var/lib/kubelet/', '/var/lib/containerd/', '/var/lib/containers/', '/var/lib/etcd/'].exists(d, (self + '/').startsWith(d))",message="must not lie in a directory of the system"
+// +kubebuilder:validation:XValidation:rule="!['/csi', '/host/dev'].exists(d, (self + '/').startsWith(d + '/') || (d + '/').startsWith(self + '/'))",message="must not be where the driver's container has mounts: at, in or above /csi and /host/dev"
 type HostDirectory string
 
 // PathConfig is the deprecated way to name one directory.
 type PathConfig struct {
 	// Path is a directory on each node.
 	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="must not change: volumes would be left behind"
+	// +kubebuilder:validation:XValidation:rule="!(self + '/').startsWith('/system/')",message="must not be where the provisioner's container has mounts: at or in /system"
 	Path HostDirectory `json:"path"`
 	// UseNamingPrefix begins the names of directories with the name of their claim.
 	// +optional

@@ -2,6 +2,8 @@ package render
 
 import (
 	"encoding/json"
+	"os"
+	"path"
 	"slices"
 	"strings"
 	"testing"
@@ -12,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/yaml"
 
 	hppv1 "kubevirt.io/hostpath-provisioner/api/v1beta1"
 )
@@ -317,6 +320,32 @@ func TestConfigFromEnvironmentReportsAllProblems(t *testing.T) {
 	for _, want := range []string{"POD_NAMESPACE", "VERSION", "VERBOSITY", "RUNBOOK_URL_TEMPLATE"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v does not name %s", err, want)
+		}
+	}
+}
+
+// The rules for paths know each mount of the containers that pools are mounted in: two at one path make the DaemonSet invalid.
+func TestRulesForPathsKnowMounts(t *testing.T) {
+	content, err := os.ReadFile("../../../deploy/operator/hostpathprovisioner.kubevirt.io_hostpathprovisioners.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	rules, err := yaml.YAMLToJSON(content)
+	if err != nil {
+		t.Fatal(err)
+	}
+	objects := rendered(t, testConfig, allFacts, legacySpec())
+	for _, c := range []corev1.Container{
+		containerOf(t, driverSet(t, objects), driverContainer), containerOf(t, legacySet(t, objects), legacyContainer),
+	} {
+		for _, mount := range c.VolumeMounts {
+			known := strings.Contains(string(rules), "'"+mount.MountPath+"'")
+			for d := mount.MountPath; d != "/"; d = path.Dir(d) {
+				known = known || strings.Contains(string(rules), "'"+d+"/'")
+			}
+			if !known && mount.MountPath != string(legacySpec().PathConfig.Path) {
+				t.Errorf("a pool can be at %s, where the container %s has a mount", mount.MountPath, c.Name)
+			}
 		}
 	}
 }

@@ -88,6 +88,10 @@ func TestObjectValidation(t *testing.T) {
 		{"in a directory of the system", path("/etc/pool"), "must not lie in a directory of the system"},
 		{"kubelet's directory", path("/var/lib/kubelet"), "must not lie in a directory of the system"},
 		{"kubelet's directory in pathConfig", "pathConfig: {path: /var/lib/kubelet/pool}", "must not lie in a directory of the system"},
+		{"where the driver's socket is", path("/csi"), "where the driver's container has mounts"},
+		{"in the directory of the driver's socket", path("/csi/pool"), "where the driver's container has mounts"},
+		{"above the devices of the driver", path("/host"), "where the driver's container has mounts"},
+		{"a mount of the pre-CSI provisioner", "pathConfig: {path: /system}", "where the provisioner's container has mounts"},
 		{"pools with one path", pools("{name: a, path: /x}, {name: b, path: /x}"), "none may lie inside another"},
 		{"nested pools", pools("{name: a, path: /x}, {name: b, path: /x/csi}"), "none may lie inside another"},
 		{"pools with one name", pools("{name: a, path: /x}, {name: a, path: /y}"), "Duplicate value"},
@@ -128,6 +132,7 @@ func TestImmutableFields(t *testing.T) {
 		{"pool becomes shared", template("ReadWriteOnce", "1Gi", ""), template("ReadWriteMany", "1Gi", ""), "between shared and not shared"},
 		{"volume mode", template("ReadWriteOnce", "1Gi", ""), template("ReadWriteOnce", "1Gi", ", volumeMode: Block"), "volumeMode must not change"},
 		{"template grows", template("ReadWriteOnce", "1Gi", ""), template("ReadWriteOnce", "2Gi", ""), ""},
+		{"path next to a mount of the driver", onePool(""), "storagePools: [{name: local, path: /var/hpvolumes}, {name: a, path: /csi-pools}, {name: b, path: /host/pool}, {name: c, path: /system}]", ""},
 		{"pool is added", onePool(""), "storagePools: [{name: local, path: /var/hpvolumes}, {name: fast, path: /var/fast}]", ""},
 		{"from pathConfig to pools", "pathConfig: {path: /var/hpvolumes}", "storagePools: [{name: legacy, path: /var/hpvolumes}]", ""},
 		{"options of a pool", onePool(""), onePool(", reserve: 5%, overprovision: '1.5', enforcement: required, allocation: thin"), ""},
@@ -187,7 +192,7 @@ func TestUpstreamObjectThatBreaksRules(t *testing.T) {
 	const name = "lenient"
 	s := begin(t)
 	client := s.withAPI("testdata/upstream-crd.yaml")
-	object := provisioner(t, name, "imagePullPolicy: Sometimes\nfeatureGates: [Other]\nstoragePools: [{name: Local_Pool, path: /var/hpvolumes/}, {name: outer, path: /mnt}, {name: inner, path: /mnt/inner}]")
+	object := provisioner(t, name, "imagePullPolicy: Sometimes\nfeatureGates: [Other]\nstoragePools: [{name: Local_Pool, path: /var/hpvolumes/}, {name: outer, path: /mnt}, {name: inner, path: /mnt/inner}, {name: socket, path: /csi}]")
 	object.SetFinalizers([]string{"finalizer.delete.hostpath-provisioner"})
 	if _, err := client.Create(t.Context(), object, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
