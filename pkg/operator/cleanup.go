@@ -20,6 +20,7 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/pkg/operator/apply"
 	"kubevirt.io/hostpath-provisioner/pkg/operator/render"
+	"kubevirt.io/hostpath-provisioner/pkg/operator/status"
 )
 
 // cleanUp brings what is left of mounters one step further: the pods of a mounter end, then a Job unmounts the pool, and
@@ -69,7 +70,8 @@ func (r *Reconciler) cleanUpOne(ctx context.Context, a *apply.Applier, rendered 
 		why, err := r.lastWords(ctx, job)
 		return waits(l, "failed to unmount it: "+why), err
 	case job != nil:
-		return waits(l, "it is being unmounted"), nil
+		why, err := r.notStarted(ctx, job)
+		return waits(l, "it is being unmounted"+why), err
 	}
 	wanted, err := rendered.CleanUpJob(l)
 	if err != nil {
@@ -119,14 +121,34 @@ func (r *Reconciler) mounterRuns(ctx context.Context, l render.Leftover) (bool, 
 	}), nil
 }
 
+func (r *Reconciler) podsOf(ctx context.Context, job *batchv1.Job) ([]corev1.Pod, error) {
+	pods := &corev1.PodList{}
+	err := r.Client.List(ctx, pods, client.InNamespace(job.Namespace), client.MatchingLabels{batchv1.JobNameLabel: job.Name})
+	return pods.Items, err
+}
+
+// notStarted says what keeps the pod of a Job from starting, and is empty if nothing does.
+func (r *Reconciler) notStarted(ctx context.Context, job *batchv1.Job) (string, error) {
+	pods, err := r.podsOf(ctx, job)
+	for i := range pods {
+		if pods[i].Status.Phase != corev1.PodPending {
+			continue
+		}
+		if text, _ := status.PodProblem(&pods[i]); text != "" {
+			return ": " + text, nil
+		}
+	}
+	return "", err
+}
+
 // lastWords are the last line that a Job's pod which ended last has left.
 func (r *Reconciler) lastWords(ctx context.Context, job *batchv1.Job) (string, error) {
-	pods := &corev1.PodList{}
-	if err := r.Client.List(ctx, pods, client.InNamespace(job.Namespace), client.MatchingLabels{batchv1.JobNameLabel: job.Name}); err != nil {
+	pods, err := r.podsOf(ctx, job)
+	if err != nil {
 		return "", err
 	}
 	last := &corev1.ContainerStateTerminated{Message: "see the Job " + job.Name}
-	for _, pod := range pods.Items {
+	for _, pod := range pods {
 		for _, c := range pod.Status.ContainerStatuses {
 			if ended := c.State.Terminated; ended != nil && ended.Message != "" && last.FinishedAt.Before(&ended.FinishedAt) {
 				last = ended

@@ -74,6 +74,33 @@ func TestStatusSaysWhyPoolIsNotUnmounted(t *testing.T) {
 	}
 }
 
+// What keeps the pod of a clean-up from starting is in the status, also of a deletion, which waits for it.
+func TestStatusSaysWhyCleanUpDoesNotStart(t *testing.T) {
+	mounter := mounterOf("old", "node-a")
+	mounter.Spec.Replicas = new(int32)
+	job := cleanUpOf(mounter)
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "storage", Name: job.Name + "-x", Labels: map[string]string{batchv1.JobNameLabel: job.Name}},
+		Spec:       corev1.PodSpec{NodeName: "node-a"},
+		Status: corev1.PodStatus{Phase: corev1.PodPending, ContainerStatuses: []corev1.ContainerStatus{{Name: "mounter", State: corev1.ContainerState{
+			Waiting: &corev1.ContainerStateWaiting{Reason: "ImagePullBackOff", Message: "no such image"},
+		}}}},
+	}
+	for name, deleted := range map[string]bool{"the pool is removed": false, "the object is deleted": true} {
+		t.Run(name, func(t *testing.T) {
+			object := stored("hpp", 1, deleted)
+			s := newStage(t, object, nodeThat("node-a", corev1.ConditionTrue), mounter.DeepCopy(), job.DeepCopy(), pod.DeepCopy())
+			s.reconcile("hpp")
+			s.has(object)
+			progressing := meta.FindStatusCondition(object.Status.Conditions, hppv1.ConditionProgressing)
+			want := "pool old at /mnt/old on node-a: it is being unmounted: container mounter of pod " + pod.Name + ": ImagePullBackOff: no such image"
+			if progressing == nil || !strings.Contains(progressing.Message, want) {
+				t.Errorf("the condition is %+v, want %q", progressing, want)
+			}
+		})
+	}
+}
+
 // A pool that was removed and is back under the same name with another path is mounted there only once it is unmounted where it was, also if the operator
 // has not seen it removed. Nothing else would unmount it.
 func TestPoolWithAnotherPathIsUnmountedFirst(t *testing.T) {

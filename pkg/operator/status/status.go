@@ -134,7 +134,7 @@ func (c conditions) available(waiting []string, nodes []hppv1.NodeStatus, seen O
 func (c conditions) degraded(rollingOut bool, nodes []hppv1.NodeStatus, seen Observed) {
 	var failing []string
 	for _, pod := range seen.Pods {
-		if text, failed := podProblem(&pod); failed || text != "" && !rollingOut {
+		if text, failed := PodProblem(&pod); failed || text != "" && !rollingOut {
 			failing = append(failing, render.NodeOf(&pod)+": "+text)
 		}
 	}
@@ -227,7 +227,7 @@ func notRolledOut(seen Observed) []string {
 func nodeProblems(pods []corev1.Pod) []hppv1.NodeStatus {
 	var found []hppv1.NodeStatus
 	for i := range pods {
-		if text, _ := podProblem(&pods[i]); text != "" {
+		if text, _ := PodProblem(&pods[i]); text != "" {
 			found = append(found, hppv1.NodeStatus{Node: render.NodeOf(&pods[i]), Pool: render.PoolOf(pods[i].Labels), Message: text})
 		}
 	}
@@ -245,8 +245,8 @@ func nodeTexts(nodes []hppv1.NodeStatus) []string {
 	return texts
 }
 
-// podProblem says what keeps a pod from being ready, and whether that is a failure and not only a start.
-func podProblem(pod *corev1.Pod) (text string, failed bool) {
+// PodProblem says what keeps a pod from being ready, and whether that is a failure and not only a start.
+func PodProblem(pod *corev1.Pod) (text string, failed bool) {
 	if pod.DeletionTimestamp != nil {
 		return "", false
 	}
