@@ -185,6 +185,15 @@ func (p *Pool) noteWhere() {
 	p.where.Store(&bind.Root{ID: id, At: at})
 }
 
+// WhereNow is Where, found anew. Errors: volume.ErrUnavailable for a pool that hangs.
+func (p *Pool) WhereNow() (*bind.Root, error) {
+	_, err := hang.Run(context.Background(), p.Options.HangAfter, func() (struct{}, error) { p.noteWhere(); return struct{}{}, nil }, nil)
+	if errors.Is(err, hang.ErrTimeout) {
+		err = p.hangs()
+	}
+	return p.Where(), err
+}
+
 func (p *Pool) checkVisit(ctx context.Context) (*Visit, error) {
 	id := p.identity.Load()
 	if id == nil {
