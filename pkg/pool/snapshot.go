@@ -9,7 +9,6 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/ledger"
-	"kubevirt.io/hostpath-provisioner/pkg/pool/limit"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/serve"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/snapshot"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
@@ -90,7 +89,7 @@ func (s *Set) snapshot(ctx context.Context, p *serve.Pool, r SnapshotRequest) (S
 		return Snapshot{}, err
 	}
 	if err := v.Work(); err != nil {
-		return Snapshot{}, limit.NoSpace(err)
+		return Snapshot{}, v.snapshots().NotPossible(err)
 	}
 	unlock, err := v.LockSource(r.Source)
 	if err != nil {
@@ -98,7 +97,7 @@ func (s *Set) snapshot(ctx context.Context, p *serve.Pool, r SnapshotRequest) (S
 	}
 	src, err := v.snapshots().Open(r.Source, r.Way, unlock)
 	if err != nil {
-		return Snapshot{}, err
+		return Snapshot{}, v.snapshots().NotPossible(err)
 	}
 	defer src.Close()
 	return v.snapshots().Make(ctx, r, src)

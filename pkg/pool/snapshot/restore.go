@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/limit"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
@@ -43,7 +44,7 @@ func (p *Pool) Requested(w *Wanted, mode volume.Mode, unlock func()) (*Source, e
 		return nil, fmt.Errorf("%w for a copy of %s, which %s", volume.ErrNoSpace, w.ID.Named(), where)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("its source: %w", err)
+		return nil, fmt.Errorf("its source: %w", limit.NoSpace(err))
 	}
 	if src.entry.Mode() != mode {
 		src.Close()

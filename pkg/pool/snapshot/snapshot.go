@@ -122,7 +122,7 @@ func (p *Pool) Make(ctx context.Context, r Request, src *Source) (Snapshot, erro
 	}
 	held, err := p.Ledger.Reserve(space, bytes)
 	if err != nil {
-		return Snapshot{}, notPossible(err)
+		return Snapshot{}, p.NotPossible(err)
 	}
 	defer func() {
 		if held.Release() {
@@ -132,13 +132,13 @@ func (p *Pool) Make(ctx context.Context, r Request, src *Source) (Snapshot, erro
 	rec := store.NewRecord(r.ID, src.entry.Mode(), bytes)
 	rec.Thin = src.entry.Record.Thin
 	if err := p.Store.MakeParent(r.ID); err != nil {
-		return Snapshot{}, notPossible(limit.NoSpace(err))
+		return Snapshot{}, p.NotPossible(err)
 	}
 	if err := src.Begin(rec); err != nil {
 		return Snapshot{}, err
 	}
 	if err := p.Entries.Build(ctx, rec, src.Make(ctx, rec), p.cut(ctx, src, rec)); err != nil {
-		return Snapshot{}, notPossible(limit.NoSpace(refused(err)))
+		return Snapshot{}, p.NotPossible(refused(err))
 	}
 	name, _ := r.ID.Snapshot()
 	p.Log.Info("made a snapshot", "snapshot", name, "volume", r.Source.String(), "method", rec.Origin.Method, "consistency", rec.Origin.Consistency,
@@ -148,11 +148,14 @@ func (p *Pool) Make(ctx context.Context, r Request, src *Source) (Snapshot, erro
 	return p.Describe(r.ID, e), nil
 }
 
-// notPossible is ErrPrecondition for a snapshot that does not fit: after RESOURCE_EXHAUSTED
+// NotPossible is ErrPrecondition for a snapshot that does not fit: after RESOURCE_EXHAUSTED
 // csi-snapshotter takes a snapshot for one that may still be made, and never lets go of it.
-// docs/decisions/0031-snapshots.md has the reasons.
-func notPossible(err error) error {
-	if errors.Is(err, volume.ErrNoSpace) {
+// docs/decisions/0031-snapshots.md has the reasons. Of a filesystem that has become read-only it is ErrUnavailable.
+func (p *Pool) NotPossible(err error) error {
+	if errors.Is(err, syscall.EROFS) {
+		return scan.Unavailable(p.Config, err)
+	}
+	if err = limit.NoSpace(err); errors.Is(err, volume.ErrNoSpace) {
 		return fmt.Errorf("%w: %v", volume.ErrPrecondition, err)
 	}
 	return err

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"syscall"
 	"time"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/clone"
@@ -54,11 +53,7 @@ func (p *Pool) Open(id volume.ID, way Way, unlock func()) (_ *Source, err error)
 	if src.inUse, err = src.written(); err != nil {
 		return nil, err
 	}
-	src.method, err = content.MethodFor(src.dir, p.Store.Root(), src.entry.Block())
-	if errors.Is(err, syscall.EROFS) { // it tries by making files
-		err = scan.Unavailable(p.Config, err)
-	}
-	if err != nil {
+	if src.method, err = content.MethodFor(src.dir, p.Store.Root(), src.entry.Block()); err != nil {
 		return nil, err
 	}
 	if src.exclusive() && src.inUse {

@@ -87,10 +87,10 @@ func TestSourceSize(t *testing.T) {
 
 // Only what does not fit is turned into an answer that csi-snapshotter takes for final.
 func TestNotPossible(t *testing.T) {
-	if err := notPossible(volume.ErrNoSpace); !errors.Is(err, volume.ErrPrecondition) || errors.Is(err, volume.ErrNoSpace) {
+	if err := new(Pool).NotPossible(volume.ErrNoSpace); !errors.Is(err, volume.ErrPrecondition) || errors.Is(err, volume.ErrNoSpace) {
 		t.Errorf("no space: %v, want ErrPrecondition alone", err)
 	}
-	if err := notPossible(volume.ErrIO); !errors.Is(err, volume.ErrIO) {
+	if err := new(Pool).NotPossible(volume.ErrIO); !errors.Is(err, volume.ErrIO) {
 		t.Errorf("an I/O error became %v", err)
 	}
 }

@@ -36,10 +36,6 @@ func TestPoolTurnsReadOnly(t *testing.T) {
 				"delete":             codes.Unavailable,
 				"delete disk":        codes.Unavailable,
 			})
-			_, err := w.Snapshot(w.Context(), "late", idle.ID, "")
-			w.WantCode("read-only, snapshot", err, codes.Unavailable)
-			_, err = w.Clone(w.Context(), late, idle.ID)
-			w.WantCode("read-only, clone", err, codes.Unavailable)
 			w.Must(w.PublishReadOnly(w.Context(), spare, spare.ID))
 			w.Must(w.stats(spare))
 			w.Must(w.unpublish(spare))
