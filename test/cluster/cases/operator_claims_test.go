@@ -24,8 +24,9 @@ import (
 
 // A pool with a template gets a claim and a mounter on each node, or one claim for all of them, and serves volumes. It grows
 // with its template, and mounters that are killed are no loss. What is changed or removed by hand comes back, what others added stays,
-// and then nothing is written any more. Removed from the object, while the operator is killed, the pool is
-// unmounted on each node, although another pool's name is the beginning of its own, and its claims stay.
+// and then nothing is written any more. Added again with another path before it is unmounted, while the operator is killed, the pool is at its
+// new path only. Removed from the object, it is unmounted on each node, although another pool's name is the beginning of its own, and its claims
+// stay.
 // The cluster has the kinds of OpenShift and of the Prometheus operator too, and what the upstream operator has made of them.
 func TestOperatorWithPoolOnClaims(t *testing.T) {
 	const class = "hostpath-operator-claims"
@@ -115,6 +116,26 @@ func TestOperatorWithPoolOnClaims(t *testing.T) {
 	if out, err := c.Kubectl(ctx, "delete", "pod", "-n", cluster.Namespace, "-l", "name=hostpath-provisioner-operator", "--force", "--grace-period=0"); err != nil {
 		t.Fatal(out, err)
 	}
+	elsewhere := provisioner(t, "claims", strings.Replace(pools("448Mi"), "/var/fast", "/var/faster", 1)).Object["spec"]
+	moved, err := json.Marshal(map[string]any{"spec": elsewhere})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := client.Patch(ctx, "claims", types.MergePatchType, moved, metav1.PatchOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	s.until("the pool to be mounted at its new path only", func(ctx context.Context) (string, error) {
+		for name, n := range c.Nodes {
+			mounts, err := n.Output(ctx, "cat", "/proc/self/mounts")
+			before, now := strings.Contains(mounts, " /var/fast/csi "), strings.Contains(mounts, " /var/faster/csi ")
+			if before || !now {
+				return fmt.Sprintf("%s: mounted at the old path: %v, at the new one: %v", name, before, now), err
+			}
+		}
+		return "", nil
+	})
+	s.condition(client, "claims", "Available", "True")
+	s.leaveOnlyLocal(client, "claims")
 	s.poolsUnmounted(client, "claims")
 	s.condition(client, "claims", "Available", "True")
 	s.removePoolClaims("hpp-pool-local-fast-node-a", "hpp-pool-local-fast-node-b", "hpp-pool-everywhere-shared")
