@@ -290,16 +290,19 @@ func TestIdleMounter(t *testing.T) {
 	h := newHost(t)
 	p := h.start("", "mount", "--device", newDisk(t, 400*mib).Path)
 	p.says("fills the device", 1)
-	before := idle(t, p)
-	time.Sleep(3 * time.Second) // nothing to wait for: nothing is to happen
+	// What it did before has an end, and the runtime of Go has some work of its own. A loop each second is never this quiet.
+	const window, most = 5 * time.Second, 4
 	after := idle(t, p)
-	t.Logf("in 3s of nothing to do: %v of processor time, %d switches; memory %d KiB", after.used-before.used, after.switches-before.switches, after.memory)
-	if used := after.used - before.used; used > 20*time.Millisecond {
-		t.Errorf("used %v of processor time", used)
-	}
-	// The runtime of Go has some of its own.
-	if woken := after.switches - before.switches; woken > 10 {
-		t.Errorf("woken %d times", woken)
+	for quiet, deadline := false, time.Now().Add(time.Minute); !quiet; {
+		before := after
+		time.Sleep(window) // nothing to wait for: nothing is to happen
+		after = idle(t, p)
+		used, woken := after.used-before.used, after.switches-before.switches
+		t.Logf("in %v of nothing to do: %v of processor time, %d switches; memory %d KiB", window, used, woken, after.memory)
+		quiet = used <= 20*time.Millisecond && woken <= most
+		if !quiet && time.Now().After(deadline) {
+			t.Fatalf("no %v with at most %d switches and 20ms of processor time", window, most)
+		}
 	}
 	if after.memory > 20<<10 {
 		t.Errorf("%d KiB of memory, want the 20 MiB that deploy/operator/mounter requests", after.memory)
