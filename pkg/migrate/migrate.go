@@ -139,11 +139,28 @@ func (m *migration) one(ctx context.Context, s *saved) error {
 // pause is how long is waited before the cluster is asked again.
 const pause = 500 * time.Millisecond
 
+// progress is how far a claim has come.
+type progress struct {
+	last  step // done, waited for, or to be done again because the object had changed
+	since time.Time
+	done  int // steps but those that wait
+}
+
+// at notes the step that is next, and reports whether that is still the last one.
+func (p *progress) at(next step) (again bool) {
+	if next == p.last {
+		return true
+	}
+	if p.last != nothing && !p.last.waits() {
+		p.done++
+	}
+	p.last, p.since = next, time.Now()
+	return false
+}
+
 // carryOut does one step after the other until nothing is left to do.
 func (m *migration) carryOut(ctx context.Context, s *saved) error {
-	var last step // waited for, or to be done again because the object had changed
-	var since time.Time
-	for done := 0; ; {
+	for p := new(progress); ; {
 		now, err := m.observe(ctx, s)
 		if err != nil {
 			return err
@@ -152,22 +169,20 @@ func (m *migration) carryOut(ctx context.Context, s *saved) error {
 		if err != nil || step == nothing {
 			return err
 		}
-		if m.Steps > 0 && done == m.Steps {
-			m.print("  stopped after %d steps; repeat the command to go on\n", done)
+		again := p.at(step)
+		if m.Steps > 0 && p.done == m.Steps {
+			m.print("  stopped after %d steps; repeat the command to go on\n", p.done)
 			return nil
 		}
-		again := step == last
 		if !again {
-			last, since = step, time.Now()
 			m.print("  %s\n", m.describe(step, s))
-		} else if time.Since(since) > m.Timeout {
+		} else if time.Since(p.since) > m.Timeout {
 			return fmt.Errorf("%s: not within %v (%s); repeat the command when it can go on", m.describe(step, s), m.Timeout, now.seen)
 		}
 		if err := m.do(ctx, step, s, now); err != nil {
 			return err
 		}
 		if !again && !step.waits() {
-			done++
 			continue
 		}
 		if err := sleep(ctx, pause); err != nil {

@@ -307,6 +307,22 @@ func TestStopAfterEachStep(t *testing.T) {
 	}
 }
 
+// A step whose object has changed since it was read is done again, and counted once.
+func TestChangedObjectDoesNotCountAsStep(t *testing.T) {
+	r := newRig(t, "old")
+	changed := 0
+	r.client.PrependReactor("delete", "persistentvolumes", func(clienttesting.Action) (bool, runtime.Object, error) {
+		if changed++; changed > 1 {
+			return false, nil, nil
+		}
+		return true, nil, apierrors.NewConflict(corev1.Resource("persistentvolumes"), pvName, errors.New("it was released"))
+	})
+	must.Succeed(t, r.run(func(c *Config) { c.Apply, c.Steps = true, 4 }))
+	if _, err := r.client.CoreV1().PersistentVolumes().Get(t.Context(), pvName, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+		t.Errorf("the PersistentVolume is not deleted (%v):\n%s", err, r.output.String())
+	}
+}
+
 func TestDryRunChangesNothing(t *testing.T) {
 	r := newRig(t, "old")
 	pv, claim := r.objects()
