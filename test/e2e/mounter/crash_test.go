@@ -8,8 +8,6 @@ import (
 	"syscall"
 	"testing"
 
-	"golang.org/x/sys/unix"
-
 	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
@@ -102,6 +100,6 @@ func killAt(t *testing.T, call string, step int) (killed bool) {
 	second.says(keeping, 1)
 	h.wantMounted("xfs")
 	second.stop(syscall.SIGTERM)
-	must.Succeed(t, unix.Unmount(h.Target, 0))
+	h.unmount()
 	return killed
 }

@@ -46,7 +46,7 @@ func TestDevice(t *testing.T) {
 			}
 			h.wantMounted(kind)
 
-			must.Succeed(t, unix.Unmount(h.Target, 0))
+			h.unmount()
 			second.says(mounted, 1)
 			h.wantMounted(kind)
 			if got, err := os.ReadFile(file); err != nil || string(got) != "data" {
@@ -181,7 +181,7 @@ func TestConcurrentMountersMountOnce(t *testing.T) {
 	one.stop(syscall.SIGTERM)
 	h.wantMounted("xfs")
 	had := strings.Count(two.output.String(), mounted)
-	must.Succeed(t, unix.Unmount(h.Target, 0))
+	h.unmount()
 	two.says(mounted, had+1)
 	h.wantMounted("xfs")
 }
@@ -198,7 +198,7 @@ func TestRemountUnderPublishedVolumes(t *testing.T) {
 			must.Succeed(t, os.Mkdir(volume, 0o755))
 			must.Succeed(t, unix.Mount(volume, h.Published, "", unix.MS_BIND, ""))
 			t.Cleanup(func() { must.Succeed(t, unix.Unmount(h.Published, 0)) })
-			must.Succeed(t, unix.Unmount(h.Target, 0))
+			h.unmount()
 			p.says(mounted, 2)
 			h.wantMounted(kind)
 			must.Succeed(t, os.WriteFile(filepath.Join(h.Published, "file"), nil, 0o600))
@@ -227,7 +227,7 @@ func TestFullDevice(t *testing.T) {
 	}
 	must.Succeed(t, f.Close())
 	p.stop(syscall.SIGTERM)
-	must.Succeed(t, unix.Unmount(h.Target, 0))
+	h.unmount()
 	p = h.start("", "mount", "--device", d.Path, "--check-interval", "100ms")
 	p.says(mounted, 1)
 	wantGrowth(t, h, d, p, "xfs")

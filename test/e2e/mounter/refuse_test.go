@@ -92,7 +92,7 @@ func TestUnreadableDeviceIsNotFormatted(t *testing.T) {
 	p := h.start("", "mount", "--device", d.Path, "--fs-type", "ext4")
 	p.says(mounted, 1)
 	p.stop(unix.SIGTERM)
-	must.Succeed(t, unix.Unmount(h.Target, 0))
+	h.unmount()
 }
 
 // What blkid says when it fails, or cannot be run, is never that the device is blank.
