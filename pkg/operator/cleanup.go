@@ -60,7 +60,11 @@ func (r *Reconciler) cleanUpOne(ctx context.Context, a *apply.Applier, rendered 
 	if running, err := r.mounterRuns(ctx, l); running || err != nil {
 		return waits(l, "its mounter is shutting down"), err
 	}
-	job, err := get[batchv1.Job](ctx, r, render.CleanUpName(l.Deployment.Name))
+	wanted, err := wantedCleanUp(rendered, l)
+	if err != nil {
+		return "", err
+	}
+	job, err := get[batchv1.Job](ctx, r, wanted.GetName())
 	switch {
 	case err != nil:
 		return "", err
@@ -70,18 +74,26 @@ func (r *Reconciler) cleanUpOne(ctx context.Context, a *apply.Applier, rendered 
 		why, err := r.lastWords(ctx, job)
 		return waits(l, "failed to unmount it: "+why), err
 	case job != nil:
-		why, err := r.notStarted(ctx, job)
-		return waits(l, "it is being unmounted"+why), err
+		pods, err := r.podsOf(ctx, job)
+		if err == nil && job.DeletionTimestamp == nil && !apply.UpToDate(job, wanted) && !slices.ContainsFunc(pods, running) {
+			// What kept its pod from starting may be what has changed, such as the image. The template of a Job cannot be.
+			err = r.removeCleanUp(ctx, a, l.Deployment.Name)
+		}
+		return waits(l, "it is being unmounted"+notStarted(pods)), err
 	}
-	wanted, err := rendered.CleanUpJob(l)
+	return waits(l, "it is being unmounted"), a.Apply(ctx, wanted)
+}
+
+func wantedCleanUp(rendered *render.Renderer, l render.Leftover) (*unstructured.Unstructured, error) {
+	job, err := rendered.CleanUpJob(l)
 	if err != nil {
-		return "", err
+		return nil, err
 	}
-	converted, err := render.Convert(wanted)
+	wanted, err := render.Convert(job)
 	if err != nil {
-		return "", err
+		return nil, err
 	}
-	return waits(l, "it is being unmounted"), a.Apply(ctx, converted)
+	return wanted, apply.Stamp(wanted)
 }
 
 func waits(l render.Leftover, what string) string {
@@ -96,13 +108,18 @@ func (r *Reconciler) forget(ctx context.Context, a *apply.Applier, l render.Left
 	}
 	deployment := &unstructured.Unstructured{Object: content}
 	deployment.SetGroupVersionKind(appsv1.SchemeGroupVersion.WithKind("Deployment"))
+	return errors.Join(r.removeCleanUp(ctx, a, l.Deployment.Name), a.Remove(ctx, deployment))
+}
+
+// removeCleanUp removes the Job of a mounter, if there is one.
+func (r *Reconciler) removeCleanUp(ctx context.Context, a *apply.Applier, mounter string) error {
 	job := &unstructured.Unstructured{}
 	job.SetGroupVersionKind(batchv1.SchemeGroupVersion.WithKind("Job"))
-	err = r.Client.Get(ctx, client.ObjectKey{Namespace: r.Config.Namespace, Name: render.CleanUpName(l.Deployment.Name)}, job)
-	if err == nil {
+	err := r.Client.Get(ctx, client.ObjectKey{Namespace: r.Config.Namespace, Name: render.CleanUpName(mounter)}, job)
+	if err == nil && job.GetDeletionTimestamp() == nil {
 		err = a.Remove(ctx, job)
 	}
-	return errors.Join(client.IgnoreNotFound(err), a.Remove(ctx, deployment))
+	return client.IgnoreNotFound(err)
 }
 
 // mounterRuns says whether a pod of a mounter may still be at work: it would mount again what is unmounted. The pods of the upstream
@@ -127,18 +144,19 @@ func (r *Reconciler) podsOf(ctx context.Context, job *batchv1.Job) ([]corev1.Pod
 	return pods.Items, err
 }
 
-// notStarted says what keeps the pod of a Job from starting, and is empty if nothing does.
-func (r *Reconciler) notStarted(ctx context.Context, job *batchv1.Job) (string, error) {
-	pods, err := r.podsOf(ctx, job)
+func running(pod corev1.Pod) bool { return pod.Status.Phase == corev1.PodRunning }
+
+// notStarted says what keeps one of the pods from starting, and is empty if nothing does.
+func notStarted(pods []corev1.Pod) string {
 	for i := range pods {
 		if pods[i].Status.Phase != corev1.PodPending {
 			continue
 		}
 		if text, _ := status.PodProblem(&pods[i]); text != "" {
-			return ": " + text, nil
+			return ": " + text
 		}
 	}
-	return "", err
+	return ""
 }
 
 // lastWords are the last line that a Job's pod which ended last has left.
@@ -282,13 +300,7 @@ func (r *Reconciler) dropCleanUps(ctx context.Context, a *apply.Applier, wanted 
 		if object.GetKind() != "Deployment" {
 			continue
 		}
-		job := &unstructured.Unstructured{}
-		job.SetGroupVersionKind(batchv1.SchemeGroupVersion.WithKind("Job"))
-		err := r.Client.Get(ctx, client.ObjectKey{Namespace: r.Config.Namespace, Name: render.CleanUpName(object.GetName())}, job)
-		if err == nil && job.GetDeletionTimestamp() == nil {
-			err = a.Remove(ctx, job)
-		}
-		problems = append(problems, client.IgnoreNotFound(err))
+		problems = append(problems, r.removeCleanUp(ctx, a, object.GetName()))
 	}
 	return errors.Join(problems...)
 }

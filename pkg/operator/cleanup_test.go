@@ -74,22 +74,27 @@ func TestStatusSaysWhyPoolIsNotUnmounted(t *testing.T) {
 	}
 }
 
-// What keeps the pod of a clean-up from starting is in the status, also of a deletion, which waits for it.
-func TestStatusSaysWhyCleanUpDoesNotStart(t *testing.T) {
+// What keeps the pod of a clean-up from starting is in the status, also of a deletion, which waits for it. Once that is corrected, there
+// is another clean-up.
+func TestCleanUpThatDoesNotStart(t *testing.T) {
+	const mounterImage = "quay.io/kubevirt/pool-mounter"
 	mounter := mounterOf("old", "node-a")
 	mounter.Spec.Replicas = new(int32)
-	job := cleanUpOf(mounter)
-	pod := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "storage", Name: job.Name + "-x", Labels: map[string]string{batchv1.JobNameLabel: job.Name}},
-		Spec:       corev1.PodSpec{NodeName: "node-a"},
-		Status: corev1.PodStatus{Phase: corev1.PodPending, ContainerStatuses: []corev1.ContainerStatus{{Name: "mounter", State: corev1.ContainerState{
-			Waiting: &corev1.ContainerStateWaiting{Reason: "ImagePullBackOff", Message: "no such image"},
-		}}}},
-	}
 	for name, deleted := range map[string]bool{"the pool is removed": false, "the object is deleted": true} {
 		t.Run(name, func(t *testing.T) {
-			object := stored("hpp", 1, deleted)
-			s := newStage(t, object, nodeThat("node-a", corev1.ConditionTrue), mounter.DeepCopy(), job.DeepCopy(), pod.DeepCopy())
+			object, job := stored("hpp", 1, deleted), cleanUpOf(mounter)
+			s := newStage(t, object, nodeThat("node-a", corev1.ConditionTrue), mounter.DeepCopy())
+			s.reconciler.Config.Images = map[string]string{mounterImage: "wrong"}
+			s.reconcile("hpp")
+			s.has(job)
+			pod := &corev1.Pod{
+				ObjectMeta: metav1.ObjectMeta{Namespace: "storage", Name: job.Name + "-x", Labels: map[string]string{batchv1.JobNameLabel: job.Name}},
+				Spec:       corev1.PodSpec{NodeName: "node-a"},
+				Status: corev1.PodStatus{Phase: corev1.PodPending, ContainerStatuses: []corev1.ContainerStatus{{Name: "mounter", State: corev1.ContainerState{
+					Waiting: &corev1.ContainerStateWaiting{Reason: "ImagePullBackOff", Message: "no such image"},
+				}}}},
+			}
+			must.Succeed(t, s.Create(t.Context(), pod))
 			s.reconcile("hpp")
 			s.has(object)
 			progressing := meta.FindStatusCondition(object.Status.Conditions, hppv1.ConditionProgressing)
@@ -97,7 +102,32 @@ func TestStatusSaysWhyCleanUpDoesNotStart(t *testing.T) {
 			if progressing == nil || !strings.Contains(progressing.Message, want) {
 				t.Errorf("the condition is %+v, want %q", progressing, want)
 			}
+			if before := job.ResourceVersion; !s.has(job) || job.ResourceVersion != before {
+				t.Fatal("the clean-up is made anew without a reason")
+			}
+
+			s.reconciler.Config.Images[mounterImage] = "right"
+			s.reconcile("hpp")
+			s.reconcile("hpp")
+			if !s.has(job) || job.Spec.Template.Spec.Containers[0].Image != "right" {
+				t.Errorf("the clean-up has the image %q", job.Spec.Template.Spec.Containers[0].Image)
+			}
 		})
+	}
+}
+
+// A clean-up at work goes on when something changes.
+func TestCleanUpAtWorkIsNotReplaced(t *testing.T) {
+	mounter := mounterOf("old", "node-a")
+	mounter.Spec.Replicas = new(int32)
+	job := cleanUpOf(mounter)
+	s := newStage(t, stored("hpp", 1, false), nodeThat("node-a", corev1.ConditionTrue), mounter, job, &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "storage", Name: job.Name + "-x", Labels: map[string]string{batchv1.JobNameLabel: job.Name}},
+		Status:     corev1.PodStatus{Phase: corev1.PodRunning},
+	})
+	s.reconcile("hpp")
+	if !s.has(job) {
+		t.Error("it is removed")
 	}
 }
 

@@ -60,7 +60,7 @@ var replaceable = []string{"ClusterRoleBinding", "RoleBinding", "CSIDriver"}
 
 // Apply makes one object what is wanted. Without an error, want then has the UID of the object.
 func (a *Applier) Apply(ctx context.Context, want *unstructured.Unstructured) error {
-	if err := stamp(want); err != nil {
+	if err := Stamp(want); err != nil {
 		return err
 	}
 	live := &unstructured.Unstructured{}
@@ -155,11 +155,14 @@ func (a *Applier) takeOver(ctx context.Context, live *unstructured.Unstructured)
 	return nil
 }
 
-// stamp puts a digest of an object on it. By it a live object shows that it was made of the same, and has nothing of
+// Stamp puts a digest of an object on it. By it a live object shows that it was made of the same, and has nothing of
 // what an earlier version wanted.
-func stamp(want *unstructured.Unstructured) error {
+func Stamp(want *unstructured.Unstructured) error {
 	annotations := want.GetAnnotations()
 	delete(annotations, appliedAnnotation)
+	if len(annotations) == 0 {
+		annotations = nil // as before the first stamp
+	}
 	want.SetAnnotations(annotations)
 	text, err := json.Marshal(want.Object)
 	if err != nil {
@@ -174,7 +177,8 @@ func stamp(want *unstructured.Unstructured) error {
 	return nil
 }
 
-// UpToDate says whether a live object is what was applied last. It is not while a cache is behind, nor if the apply failed.
+// UpToDate says whether a live object is what was applied last, or is wanted now and has its stamp. It is not while a
+// cache is behind, nor if the apply failed.
 func UpToDate(live, want client.Object) bool {
 	applied := want.GetAnnotations()[appliedAnnotation]
 	return applied != "" && applied == live.GetAnnotations()[appliedAnnotation]
