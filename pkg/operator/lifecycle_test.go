@@ -2,12 +2,14 @@ package operator
 
 import (
 	"context"
+	"strings"
 	"testing"
 
 	appsv1 "k8s.io/api/apps/v1"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
@@ -108,6 +110,25 @@ func TestDeletionDoesNotWaitForNodes(t *testing.T) {
 	s.reconcile("hpp")
 	if s.has(stored("hpp", 1, true)) || s.has(gone) || s.has(down) {
 		t.Error("the object or one of its mounters is still there")
+	}
+}
+
+// An object that was stored before its CRD had rules may have no spec. It neither removes what is deployed nor counts as
+// available.
+func TestObjectWithoutPools(t *testing.T) {
+	mounter, object := mounterOf("local", "node-a"), stored("hpp", 1, false)
+	s := newStage(t, object, nodeThat("node-a", corev1.ConditionTrue), mounter)
+	object.Spec = hppv1.HostPathProvisionerSpec{}
+	must.Succeed(t, s.Update(t.Context(), object))
+	s.reconcile("hpp")
+	s.has(object)
+	for kind, want := range map[string]metav1.ConditionStatus{hppv1.ConditionAvailable: metav1.ConditionFalse, hppv1.ConditionDegraded: metav1.ConditionTrue} {
+		if c := meta.FindStatusCondition(object.Status.Conditions, kind); c == nil || c.Status != want || !strings.Contains(c.Message, "set storagePools") {
+			t.Errorf("the condition %s is %+v", kind, c)
+		}
+	}
+	if s.has(mounter); *mounter.Spec.Replicas != 1 {
+		t.Error("a mounter is stopped")
 	}
 }
 

@@ -101,9 +101,8 @@ func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 	if object.DeletionTimestamp != nil {
 		return r.delete(ctx, object)
 	}
-	if status.Downgrades(object.Status, r.Config.Version) {
-		refused := status.Refuse(object, r.Config.Version, status.ReasonDowngrade, fmt.Sprintf(
-			"Version %s has been rolled out, and %s is older: deploy the operator of %s or newer", object.Status.ObservedVersion, r.Config.Version, object.Status.ObservedVersion))
+	if reason, why := r.refuses(object); reason != "" {
+		refused := status.Refuse(object, r.Config.Version, reason, why)
 		measure(refused)
 		return ctrl.Result{}, r.update(ctx, object, refused)
 	}
@@ -132,6 +131,19 @@ func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 	measure(found)
 	err = r.update(ctx, object, found)
 	return ctrl.Result{RequeueAfter: again}, errors.Join(problems, err)
+}
+
+// refuses says why nothing is done for an object, for a program and for a reader. The reason is empty if it is reconciled.
+func (r *Reconciler) refuses(object *hppv1.HostPathProvisioner) (reason, message string) {
+	switch {
+	case status.Downgrades(object.Status, r.Config.Version):
+		return status.ReasonDowngrade, fmt.Sprintf("Version %s has been rolled out, and %s is older: deploy the operator of %s or newer",
+			object.Status.ObservedVersion, r.Config.Version, object.Status.ObservedVersion)
+	case object.Spec.PathConfig == nil && len(object.Spec.StoragePools) == 0:
+		// The CRD does not let one in, but has not always been asked.
+		return status.ReasonNoPools, "It has no pools, and what is deployed is left as it is: set storagePools"
+	}
+	return "", ""
 }
 
 // activeOf is the object in effect: the oldest.

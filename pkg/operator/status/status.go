@@ -28,6 +28,7 @@ const (
 	reasonNotReady    = "NodesNotReady"
 	reasonFailed      = "ReconcileFailed"
 	ReasonDowngrade   = "DowngradeRefused"
+	ReasonNoPools     = "NoPools"
 	ReasonSecond      = "AnotherObjectExists"
 	reasonDeleting    = "Deleting"
 	reasonPoolProblem = "StoragePoolNotReady"
