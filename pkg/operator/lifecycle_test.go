@@ -113,22 +113,31 @@ func TestDeletionDoesNotWaitForNodes(t *testing.T) {
 	}
 }
 
-// An object that was stored before its CRD had rules may have no spec. It neither removes what is deployed nor counts as
-// available.
-func TestObjectWithoutPools(t *testing.T) {
-	mounter, object := mounterOf("local", "node-a"), stored("hpp", 1, false)
-	s := newStage(t, object, nodeThat("node-a", corev1.ConditionTrue), mounter)
-	object.Spec = hppv1.HostPathProvisionerSpec{}
-	must.Succeed(t, s.Update(t.Context(), object))
-	s.reconcile("hpp")
-	s.has(object)
-	for kind, want := range map[string]metav1.ConditionStatus{hppv1.ConditionAvailable: metav1.ConditionFalse, hppv1.ConditionDegraded: metav1.ConditionTrue} {
-		if c := meta.FindStatusCondition(object.Status.Conditions, kind); c == nil || c.Status != want || !strings.Contains(c.Message, "set storagePools") {
-			t.Errorf("the condition %s is %+v", kind, c)
-		}
-	}
-	if s.has(mounter); *mounter.Spec.Replicas != 1 {
-		t.Error("a mounter is stopped")
+// An object that was stored before its CRD had rules may have no spec, or name its pools in both ways. It neither stops what is
+// deployed nor counts as available.
+func TestObjectWithInvalidPools(t *testing.T) {
+	for name, test := range map[string]struct {
+		spec hppv1.HostPathProvisionerSpec
+		want string
+	}{
+		"none": {hppv1.HostPathProvisionerSpec{}, "set storagePools"},
+		"both": {hppv1.HostPathProvisionerSpec{PathConfig: &hppv1.PathConfig{Path: "/var/old"}, StoragePools: onClaims().Spec.StoragePools}, "remove one"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			mounter, object := mounterOf("local", "node-a"), stored("hpp", 1, false)
+			object.Spec = test.spec
+			s := newStage(t, object, nodeThat("node-a", corev1.ConditionTrue), mounter)
+			s.reconcile("hpp")
+			s.has(object)
+			for kind, want := range map[string]metav1.ConditionStatus{hppv1.ConditionAvailable: metav1.ConditionFalse, hppv1.ConditionDegraded: metav1.ConditionTrue} {
+				if c := meta.FindStatusCondition(object.Status.Conditions, kind); c == nil || c.Status != want || !strings.Contains(c.Message, test.want) {
+					t.Errorf("the condition %s is %+v, want %s and %q", kind, c, want, test.want)
+				}
+			}
+			if s.has(mounter); *mounter.Spec.Replicas != 1 {
+				t.Error("a mounter is stopped")
+			}
+		})
 	}
 }
 

@@ -139,9 +139,11 @@ func (r *Reconciler) refuses(object *hppv1.HostPathProvisioner) (reason, message
 	case status.Downgrades(object.Status, r.Config.Version):
 		return status.ReasonDowngrade, fmt.Sprintf("Version %s has been rolled out, and %s is older: deploy the operator of %s or newer",
 			object.Status.ObservedVersion, r.Config.Version, object.Status.ObservedVersion)
+	// The CRD lets neither in. Earlier ones did.
 	case object.Spec.PathConfig == nil && len(object.Spec.StoragePools) == 0:
-		// The CRD does not let one in, but has not always been asked.
-		return status.ReasonNoPools, "It has no pools, and what is deployed is left as it is: set storagePools"
+		return status.ReasonPools, "It has no pools, and what is deployed is left as it is: set storagePools"
+	case object.Spec.PathConfig != nil && len(object.Spec.StoragePools) > 0:
+		return status.ReasonPools, "It has both pathConfig and storagePools, and what is deployed is left as it is: remove one of the two"
 	}
 	return "", ""
 }

@@ -28,7 +28,7 @@ const (
 	reasonNotReady    = "NodesNotReady"
 	reasonFailed      = "ReconcileFailed"
 	ReasonDowngrade   = "DowngradeRefused"
-	ReasonNoPools     = "NoPools"
+	ReasonPools       = "InvalidPools"
 	ReasonSecond      = "AnotherObjectExists"
 	reasonDeleting    = "Deleting"
 	reasonPoolProblem = "StoragePoolNotReady"
