@@ -514,22 +514,29 @@ func (s *scene) takeOverDevices() {
 func TestNewDevices(t *testing.T) {
 	s := begin(t)
 	s.takeOverDevices()
-	before := s.settledRequests()
-	began := time.Now()
-	s.addDisk(nodeB, "disk-1", 64*mib)
-	s.deviceVolumes(nodeB, corev1.VolumeAvailable, 4)
-	c.Log.Printf("a new device was a volume after %s", time.Since(began))
-	if took := time.Since(began); took > 2*time.Second {
-		t.Errorf("a new device was a volume after %s, want 2 s", took)
+	// What else the machine does makes some times longer, and none shorter.
+	const most, tries = 2 * time.Second, 3
+	quickest, after := time.Hour, s.settledRequests()
+	for n := 1; n <= tries && quickest > most; n++ {
+		before := after
+		began := time.Now()
+		s.addDisk(nodeB, fmt.Sprintf("disk-%d", n), 64*mib)
+		s.deviceVolumes(nodeB, corev1.VolumeAvailable, 3+n)
+		took := time.Since(began)
+		c.Log.Printf("a new device was a volume after %s", took)
+		quickest = min(quickest, took)
+		after = s.settledRequests()
+		var sent []string
+		for _, r := range after[len(before):] {
+			sent = append(sent, r.Verb+" "+r.Resource)
+		}
+		// The list is of those who may have it, right before it is overwritten.
+		if want := []string{"list persistentvolumes", "create persistentvolumes"}; !slices.Equal(sent, want) {
+			t.Errorf("for a new device the agents sent %q, want %q", sent, want)
+		}
 	}
-	after := s.settledRequests()
-	var sent []string
-	for _, r := range after[len(before):] {
-		sent = append(sent, r.Verb+" "+r.Resource)
-	}
-	// The list is of those who may have it, right before it is overwritten.
-	if want := []string{"list persistentvolumes", "create persistentvolumes"}; !slices.Equal(sent, want) {
-		t.Errorf("for a new device the agents sent %q, want %q", sent, want)
+	if quickest > most {
+		t.Errorf("a new device was a volume after %s at best, want %s", quickest, most)
 	}
 	for range 5 {
 		s.annotateWith(nodeB, "example.com/tick", fmt.Sprintf("%q", time.Now().Format(time.RFC3339Nano)))
@@ -549,13 +556,18 @@ func (s *scene) agentRequests() []audit.Request {
 	return slices.DeleteFunc(all, func(r audit.Request) bool { return r.Account != devicesNamespace+"/local-pv-provisioner" })
 }
 
-// settledRequests are those of the agents, watches apart, once they have sent all that they have to.
+// settledRequests are those of the agents, watches apart, once they have sent all that they have to: a change is reported to an agent
+// within a second.
 func (s *scene) settledRequests() (sent []audit.Request) {
 	s.Helper()
+	const enough = 2 * time.Second
+	since := time.Now()
 	s.until("the requests of the agents to end", func(context.Context) (string, error) {
-		last := len(sent)
-		sent = slices.DeleteFunc(s.agentRequests(), func(r audit.Request) bool { return r.Verb == "watch" })
-		if len(sent) != last {
+		now := slices.DeleteFunc(s.agentRequests(), func(r audit.Request) bool { return r.Verb == "watch" })
+		if len(now) != len(sent) {
+			sent, since = now, time.Now()
+		}
+		if time.Since(since) < enough {
 			return fmt.Sprintf("%d requests", len(sent)), nil
 		}
 		return "", nil
