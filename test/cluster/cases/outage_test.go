@@ -2,7 +2,9 @@ package cases_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -68,11 +70,14 @@ func (s *scene) goOn(all []writer) {
 	s.Helper()
 	for _, w := range all {
 		before, err := w.last()
-		if err != nil {
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			s.Fatal(err)
 		}
 		s.until(w.pod.Name+" to go on writing", func(context.Context) (string, error) {
 			now, err := w.last()
+			if errors.Is(err, fs.ErrNotExist) && before == 0 {
+				return "has only been started", nil
+			}
 			if err != nil || now > before {
 				return "", err
 			}
