@@ -228,16 +228,24 @@ func (w *world) crashOnce(a attack) (c crash, died bool) {
 	w.kill()
 	at, expected := steps[a.step-1], w.learnt[a.step-1]
 	c.where = fmt.Sprintf("%s, killed at step %d of %d, %s", a.name, a.step, len(w.learnt), w.words(steps[a.step-1:]))
-	again := a.step > 1 && at.Verb() == "fallocate" && at == steps[a.step-2] // it had done some or nothing when it was interrupted
-	before, learnt := w.stable(steps[:a.step-1]), w.stable(w.learnt[:a.step-1])
-	if !again && probesIn(before) == probesIn(learnt) { // else a check fell into the call
-		c.key = after(a.name, len(before))
-	}
+	c.key = w.keyAfter(a.name, steps)
 	if at.Verb() != expected.Verb() {
 		w.Logf("%s: in the first run it was %s", c.where, w.words([]trap.Step{expected}))
 	}
 	c.acknowledged = given.err == nil
 	return c, true
+}
+
+// keyAfter is the key of the start after a call that was killed before the last of these steps; empty if it is unknown how far the
+// call had come.
+func (w *world) keyAfter(name string, steps []trap.Step) string {
+	n := len(steps) - 1
+	again := n > 0 && steps[n].Verb() == "fallocate" && steps[n] == steps[n-1] // it had done some or nothing when it was interrupted
+	before, learnt := w.stable(steps[:n]), w.stable(w.learnt[:min(n, len(w.learnt))])
+	if again || probesIn(before) != probesIn(learnt) { // a check fell into the call
+		return ""
+	}
+	return after(name, len(before))
 }
 
 // strike makes the call of an attack.

@@ -252,6 +252,29 @@ func TestSame_checkOrReaperFallsIntoCall(t *testing.T) {
 	}
 }
 
+func TestKeyAfterKill_checkFallsIntoCall(t *testing.T) {
+	w := &world{
+		Driver: &drivertest.Driver{Client: drivertest.Client{Targets: "/targets"}},
+		pool:   &drivertest.Pool{PoolConfig: drivertest.PoolConfig{Path: "/pool"}},
+		learnt: []trap.Step{"mkdirat /pool/a", "fallocate /pool/a", "fsync /pool/a", "renameat /pool/a", "fsync /pool"},
+	}
+	for name, test := range map[string]struct {
+		steps []trap.Step
+		want  string
+	}{
+		"none":                 {w.learnt[:4], "start after call 3"},
+		"all":                  {w.learnt, "start after call 4"},
+		"a check before":       {[]trap.Step{"mkdirat /pool/a", "fsync /pool", "fallocate /pool/a", "fsync /pool/a"}, ""},
+		"a check at the kill":  {[]trap.Step{"mkdirat /pool/a", "fallocate /pool/a", "fsync /pool"}, "start after call 2"},
+		"an interrupted step":  {[]trap.Step{"mkdirat /pool/a", "fallocate /pool/a", "fallocate /pool/a"}, ""},
+		"more than was learnt": {append(slices.Clone(w.learnt), "fsync /pool", "unlinkat /pool/b"), ""},
+	} {
+		if got := w.keyAfter("call", test.steps); got != test.want {
+			t.Errorf("%s: the key is %q, want %q", name, got, test.want)
+		}
+	}
+}
+
 // inTrash is what is removed of a volume.
 var inTrash = regexp.MustCompile(`^unlinkat (OWN/trash/[^/]+/[^/]+)/`)
 

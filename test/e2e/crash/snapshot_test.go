@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -137,7 +138,8 @@ func (w *world) crashCopy(c snapshotCall, block bool, step int) {
 		w.awaitReaped()
 	}
 	steps, killed := w.trap.Disarm()
-	if !killed && err == nil && same(strings.Join(w.stable(w.learnt), "\n"), strings.Join(w.stable(steps), "\n")) {
+	learnt := slices.DeleteFunc(w.stable(w.learnt), isProbe) // a check may have fallen into that call
+	if !killed && err == nil && same(strings.Join(learnt, "\n"), strings.Join(w.stable(steps), "\n")) {
 		w.golden.fewer = true
 		w.clearCopies()
 		return
@@ -147,7 +149,7 @@ func (w *world) crashCopy(c snapshotCall, block bool, step int) {
 	}
 	w.kill()
 	where := fmt.Sprintf("%s, killed at step %d of %d, %s", c.name, step, len(w.learnt), w.words(steps[step-1:]))
-	w.startKnown(after(c.name, len(w.stable(steps[:step-1]))))
+	w.startKnown(w.keyAfter(c.name, steps[:step]))
 	w.wantCopied(where+", started again", c, block, err == nil)
 	if err := c.call(w, block); err != nil {
 		w.Fatalf("%s: the repeated call: %v", where, err)
