@@ -200,7 +200,7 @@ func awaitSignal(d *drivertest.Driver) {
 // all the words.
 func wantFailure(t *testing.T, program string, flags []string, words ...string) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), inTime)
+	ctx, cancel := context.WithTimeout(t.Context(), drivertest.Patience)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, program, flags...)
 	var stderr bytes.Buffer
@@ -250,7 +250,7 @@ func testServes(t *testing.T, program string) {
 	}
 	signalled := time.Now()
 	must.Succeed(t, d.Process.Stop())
-	if took := time.Since(signalled); took > 5*time.Second {
+	if took := time.Since(signalled); took > inTime {
 		t.Errorf("it took %v to exit beside connections on which nobody calls", took)
 	}
 	if _, err := os.Lstat(strings.TrimPrefix(d.Process.Endpoint(), "unix://")); !errors.Is(err, os.ErrNotExist) {
