@@ -30,6 +30,9 @@ func TestMain(m *testing.M) { testenv.Main(m) }
 
 const mib = 1 << 20
 
+// bound is far above what a mounter needs: mkfs, fsck and each unmount wait for the disk, which others keep busy too.
+const bound = 5 * time.Minute
+
 // program is the mounter, built once. The directory goes with this process.
 var program = sync.OnceValues(func() (string, error) {
 	if built := os.Getenv("POOL_MOUNTER"); built != "" {
@@ -76,7 +79,7 @@ func (h *host) unmount() {
 	again := time.NewTicker(10 * time.Millisecond)
 	defer again.Stop()
 	err := unix.Unmount(h.Target, 0)
-	for deadline := time.Now().Add(time.Minute); errors.Is(err, unix.EBUSY) && time.Now().Before(deadline); {
+	for deadline := time.Now().Add(bound); errors.Is(err, unix.EBUSY) && time.Now().Before(deadline); {
 		<-again.C
 		err = unix.Unmount(h.Target, 0)
 	}
@@ -171,7 +174,7 @@ func (p *pod) wait() {
 	p.t.Helper()
 	select {
 	case <-p.done:
-	case <-time.After(20 * time.Second):
+	case <-time.After(bound):
 		p.t.Fatalf("pool-mounter does not end:\n%s", p.output)
 	}
 }
@@ -187,7 +190,7 @@ func (p *pod) stop(s os.Signal) {
 // says waits until the mounter has logged a text, count times.
 func (p *pod) says(text string, count int) {
 	p.t.Helper()
-	ctx, cancel := context.WithTimeout(p.t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(p.t.Context(), bound)
 	defer cancel()
 	if !p.output.wait(ctx, p.done, text, count) {
 		p.t.Fatalf("pool-mounter does not say %q:\n%s", text, p.output)
@@ -197,7 +200,7 @@ func (p *pod) says(text string, count int) {
 // saysOrEnds waits until the mounter has logged a text, and reports whether it did before it ended.
 func (p *pod) saysOrEnds(text string) bool {
 	p.t.Helper()
-	ctx, cancel := context.WithTimeout(p.t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(p.t.Context(), bound)
 	defer cancel()
 	found := p.output.wait(ctx, p.done, text, 1)
 	if ctx.Err() != nil {
