@@ -1,6 +1,7 @@
 package blocks
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
@@ -98,10 +99,14 @@ func (b *bench) wantInOrder(name, pod string, bytes int64) {
 
 // wantDevices expects that many devices on files of the pool. What opens devices as
 // they come and go may keep one for an instant.
-func (b *bench) wantDevices(want int) []string {
+func (b *bench) wantDevices(want int) (found []string) {
 	b.Helper()
-	found, err := loopfs.Devices(b.pool)
-	b.Must(err)
+	b.Eventually(fmt.Sprintf("at most %d devices are on files of the pool", want), func() bool {
+		var err error
+		found, err = loopfs.Devices(b.pool)
+		b.Must(err)
+		return len(found) <= want
+	})
 	if len(found) != want {
 		b.Errorf("the devices on files of the pool are %q, want %d", found, want)
 	}
