@@ -160,9 +160,21 @@ func (s *scene) runsExample() {
 	if pod.Spec.NodeName != node || volume.Spec.Capacity.Storage().String() != "100Mi" {
 		s.Errorf("the pod is on %s, its volume of %s on %s", pod.Spec.NodeName, volume.Spec.Capacity.Storage(), node)
 	}
-	s.wantFile(filepath.Join(directory, "SUCCESS"), "Hello\n")
+	s.exampleWrote(directory)
 	s.kubectl("delete", "-n", s.namespace, "-k", example)
 	s.wantVolumeGone(volume.Name, directory)
+}
+
+// exampleWrote waits for the file that the pod of an example writes once it is started.
+func (s *scene) exampleWrote(directory string) {
+	s.Helper()
+	s.until("the pod of the example to write", func(context.Context) (string, error) {
+		text, err := os.ReadFile(filepath.Join(directory, "SUCCESS"))
+		if errors.Is(err, os.ErrNotExist) || err == nil && string(text) != "Hello\n" {
+			return fmt.Sprintf("the file holds %q", text), nil
+		}
+		return "", err
+	})
 }
 
 // refusedClaims has claims that no directory can be for, or nobody's directory.
@@ -427,7 +439,7 @@ func TestProvisionerOnSingleNode(t *testing.T) {
 	if volume.Spec.AccessModes[0] != corev1.ReadWriteMany {
 		t.Errorf("the access modes are %v", volume.Spec.AccessModes)
 	}
-	s.wantFile(filepath.Join(directory, "SUCCESS"), "Hello\n")
+	s.exampleWrote(directory)
 	s.kubectl("delete", "-n", s.namespace, "-k", example)
 	s.wantVolumeGone(volume.Name, directory)
 	s.wantEndpoints(pod, "", ofClaims...)
