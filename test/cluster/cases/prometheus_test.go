@@ -201,17 +201,45 @@ func unpack(packed []byte) (map[string]any, error) {
 	return config, yaml.Unmarshal([]byte(filledIn), &config)
 }
 
+// endpoints waits until each service of the driver's namespace has endpoints, all of which are ready. They are made a moment after it.
+func (s *scene) endpoints() (found []discoveryv1.EndpointSlice) {
+	s.Helper()
+	s.until("all services to have endpoints", func(ctx context.Context) (string, error) {
+		services, err := c.Client.CoreV1().Services(cluster.Namespace).List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return "", err
+		}
+		all, err := c.Client.DiscoveryV1().EndpointSlices(cluster.Namespace).List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return "", err
+		}
+		found = all.Items
+		ready := make(map[string]bool)
+		for _, slice := range found {
+			of := slice.Labels[discoveryv1.LabelServiceName]
+			for _, endpoint := range slice.Endpoints {
+				if ready[of] = endpoint.Conditions.Ready == nil || *endpoint.Conditions.Ready; !ready[of] {
+					return "one of " + of + " is not ready", nil
+				}
+			}
+		}
+		for _, service := range services.Items {
+			if !ready[service.Name] {
+				return service.Name + " has none", nil
+			}
+		}
+		return "", nil
+	})
+	return found
+}
+
 // targets are the endpoints of all services of the driver's namespace, with the labels by
 // which Prometheus knows them before they are relabelled:
 // https://prometheus.io/docs/prometheus/latest/configuration/configuration/#kubernetes_sd_config
 func (s *scene) targets() any {
 	s.Helper()
-	slices, err := c.Client.DiscoveryV1().EndpointSlices(cluster.Namespace).List(s.Context(), metav1.ListOptions{})
-	if err != nil {
-		s.Fatal(err)
-	}
 	var found []any
-	for _, slice := range slices.Items {
+	for _, slice := range s.endpoints() {
 		service, err := c.Client.CoreV1().Services(cluster.Namespace).Get(s.Context(), slice.Labels[discoveryv1.LabelServiceName], metav1.GetOptions{})
 		if err != nil {
 			s.Fatal(err)
