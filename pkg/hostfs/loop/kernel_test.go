@@ -616,7 +616,8 @@ func TestNoDescriptorLeaks(t *testing.T) {
 		must.Succeed(t, err)
 		must.Succeed(t, k.Detach(t.Context(), d))
 	}
-	if after := descriptors(t); after != before {
+	// Fewer are no leak: files of tests before may have been closed since.
+	if after := descriptors(t); after > before {
 		t.Errorf("%d descriptors are open, %d were before", after, before)
 	}
 }
