@@ -88,13 +88,15 @@ generate: bin/tools/controller-gen ## Write what is generated of api/: deep copi
 # What the host's kernel does is no part of it: Go's cache of results holds. make lint has vet.
 .PHONY: unit
 unit: ## Run what needs neither root nor the network nor the race detector: seconds when repeated
-	@env -u CI HOSTPATH_UNIT=1 CGO_ENABLED=0 go test -p $$((2 * $$(nproc))) -vet=off -short $$(go list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}' ./... | grep -v -e /test/e2e/)
+	@env -u CI HOSTPATH_UNIT=1 CGO_ENABLED=0 go test -p $$((2 * $$(nproc))) -vet=off -short $$(go list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}' ./... | grep -v -e /test/e2e/ -e /sanity$$)
 
 .PHONY: test
-test: test-host test-kernel ## Run every test (unit, contract, sanity, kernel, nested modules), the product's with the race detector, and print the coverage
-
-.PHONY: test-host
-test-host: test-race test-rest ## Run of these what needs no virtual machine
+test: test-race ## Run every test but those of a cluster, the product's with the race detector, and print the coverage
+	@# The virtual machine computes. ALSO names targets that mostly wait, and share its time.
+	@source test/tools/beside; trap stop_beside EXIT; \
+		beside kernel 2 $(MAKE) test-kernel KERNEL_TIMEOUT=45m KERNEL_TEST_TIMEOUT=40m; \
+		$(MAKE) test-rest $(ALSO); \
+		ended kernel
 
 .PHONY: test-race
 test-race:
@@ -163,10 +165,10 @@ test-faults: ## Attack the driver with pools that are full, read-only, unmounted
 .PHONY: sanity
 sanity: ## Run csi-sanity against the real binary with real mounts
 	@test/tools/install-deps test
-	$(GO_TEST) -v ./test/e2e/sanity/...
+	$(GO_TEST) -v ./sanity
 
 # What the host's kernel may lack is tested in a virtual machine, one after another in one boot.
-KERNEL_TESTS := ./test/cmd/kernel/lab ./pkg/hostfs/quota ./pkg/hostfs/label ./cmd/hostpath-provisioner ./test/e2e/sanity ./test/e2e/volumes ./test/e2e/blocks ./test/e2e/crash ./test/e2e/faults ./test/e2e/privilege ./test/e2e/mounter/mapper ./test/e2e/devices
+KERNEL_TESTS := ./test/cmd/kernel/lab ./pkg/hostfs/quota ./pkg/hostfs/label ./cmd/hostpath-provisioner ./sanity ./test/e2e/volumes ./test/e2e/blocks ./test/e2e/crash ./test/e2e/faults ./test/e2e/privilege ./test/e2e/mounter/mapper ./test/e2e/devices
 
 # An emulated processor needs many minutes for ten thousand volumes: make test-kernel KERNEL_FLAGS= has them
 # there too. On the host, where btrfs keeps the limits, make test has them always. pkg/pool is not among KERNEL_TESTS:
@@ -304,6 +306,11 @@ cluster-up: cluster-programs ## Start a Kubernetes cluster with the driver, to p
 .PHONY: cluster-down
 cluster-down: ## End that cluster; nothing of it stays
 	@[[ ! -x bin/cluster/cluster ]] || exec bin/cluster/cluster down
+
+# .ci/run builds beside the tests, with a lock. This waits for it.
+.PHONY: built
+built:
+	@flock bin/build.lock true
 
 # How long each fuzz target runs. As part of test-hard that is 5m, unless given on the command line.
 FUZZTIME ?= 20s
