@@ -2,7 +2,7 @@
 // blocks with the source where the filesystem can do that (FICLONE on XFS and btrfs,
 // snapshots of btrfs subvolumes), and copies that keep holes where it cannot. A copied
 // tree has the names, hard links, owners, modes, times, ACLs, capabilities and other
-// extended attributes of its source.
+// extended attributes of its source, and no others.
 //
 // [Tree] also reports how consistent a copy of a tree is that was in use meanwhile. What
 // to do with that answer, and where copies are kept, is decided elsewhere.
@@ -75,10 +75,10 @@ func Supported(d *dir.Dir) (bool, error) {
 }
 
 // share is FICLONE. On btrfs, files with and without copy-on-write share no blocks
-// (EINVAL): then the copy takes over that flag, which only an empty file can.
+// (EINVAL): then the copy gets that flag as the source has it, which only an empty file can.
 func share(dst, src int) error {
 	err := unix.IoctlFileClone(dst, src)
-	if errors.Is(err, unix.EINVAL) && setNoCopyOnWrite(dst, src) == nil {
+	if errors.Is(err, unix.EINVAL) && sameCopyOnWrite(dst, src) == nil {
 		err = unix.IoctlFileClone(dst, src)
 	}
 	// EXDEV on filesystems that share within one mount only; EINVAL and EISDIR are bugs.
@@ -88,19 +88,23 @@ func share(dst, src int) error {
 	return err
 }
 
-func setNoCopyOnWrite(dst, src int) error {
+// sameCopyOnWrite also takes compression off the copy, which has it from its directory and without
+// copy-on-write cannot have it. If the source is compressed, an attribute says so, which is copied later.
+func sameCopyOnWrite(dst, src int) error {
 	flags, err := unix.IoctlGetUint32(src, unix.FS_IOC_GETFLAGS)
 	if err != nil {
 		return err
 	}
-	if flags&ioctl.NoCopyOnWrite == 0 {
-		return unix.EINVAL
-	}
+	wanted := flags & ioctl.NoCopyOnWrite
 	flags, err = unix.IoctlGetUint32(dst, unix.FS_IOC_GETFLAGS)
 	if err != nil {
 		return err
 	}
-	return unix.IoctlSetPointerInt(dst, unix.FS_IOC_SETFLAGS, int(flags|ioctl.NoCopyOnWrite))
+	flags &^= ioctl.NoCopyOnWrite | ioctl.Compressed
+	if err := unix.IoctlSetPointerInt(dst, unix.FS_IOC_SETFLAGS, int(flags)); err != nil || wanted == 0 {
+		return err
+	}
+	return unix.IoctlSetPointerInt(dst, unix.FS_IOC_SETFLAGS, int(flags|wanted)) // not in one step with the other
 }
 
 // chunk is how many bytes are copied between two calls of pause.

@@ -268,6 +268,44 @@ func TestWrittenRightBefore(t *testing.T) {
 	}
 }
 
+// A copy has the attributes of its source and no others, whatever its directory gives to new entries and whatever
+// an earlier pass has left: what more it has could give access that the source denies.
+func TestTreeHasNoAttributesThatItsSourceLacks(t *testing.T) {
+	onEach(t, func(t *testing.T, src, dst string, method clone.Method) {
+		clonetest.Hostile(t, src)
+		must.Succeed(t, os.Mkdir(filepath.Join(src, "a", "loses"), 0o755), unix.Setxattr(filepath.Join(src, "a", "loses"), "user.lost", []byte("lost"), 0))
+		var entries []string
+		must.Succeed(t, filepath.WalkDir(src, func(path string, e os.DirEntry, err error) error {
+			if err == nil && !e.IsDir() {
+				entries = append(entries, path)
+			}
+			if err == nil && e.IsDir() {
+				err = clonetest.GiveAll(path)
+			}
+			return err
+		}))
+		must.Succeed(t, clonetest.GiveAll(dst), unix.Setxattr(dst, "trusted.old", []byte("old"), 0))
+		awaitTick(t, filepath.Dir(src))
+		nth := 0
+		result := tree(t, src, dst, clone.Options{Method: method, Rounds: 3, Pause: func(context.Context) error {
+			if nth++; nth != len(entries)/2 {
+				return nil
+			}
+			// From now on directories have default ACLs that these entries do not have.
+			for _, path := range entries {
+				var st unix.Stat_t
+				must.Succeed(t, unix.Lstat(path, &st), unix.UtimesNanoAt(unix.AT_FDCWD, path, []unix.Timespec{st.Atim, st.Mtim}, unix.AT_SYMLINK_NOFOLLOW))
+			}
+			must.Succeed(t, unix.Removexattr(filepath.Join(src, "a", "loses"), "user.lost"))
+			return nil
+		}})
+		if !result.PointInTime || nth < 2*len(entries) {
+			t.Errorf("%+v after %d entries, want a point in time after a second pass", result, nth)
+		}
+		clonetest.Same(t, src, dst)
+	})
+}
+
 // awaitTick waits until files that are changed get another ctime than those before.
 func awaitTick(t testing.TB, root string) {
 	t.Helper()
@@ -346,6 +384,37 @@ func TestFile(t *testing.T) {
 		}
 		clonetest.Same(t, filepath.Join(root, "src"), filepath.Join(root, "dst"))
 	})
+}
+
+// A file without copy-on-write cannot be compressed, as what its directory gets is by default.
+func TestFileWithoutCopyOnWriteInCompressedDirectory(t *testing.T) {
+	testenv.NeedPrograms(t, "chattr")
+	root := testenv.LoopFS(t, "btrfs", 256*mib)
+	src, dst := filepath.Join(root, "src"), filepath.Join(root, "dst")
+	disk, other, copied := filepath.Join(src, "d", "disk.img"), filepath.Join(src, "d", "other"), filepath.Join(dst, "copied")
+	must.Succeed(t, os.MkdirAll(filepath.Join(src, "d"), 0o755), os.Mkdir(dst, 0o700))
+	write(t, disk, "")
+	must.Succeed(t, exec.CommandContext(t.Context(), "chattr", "+C", disk).Run(), unix.Setxattr(filepath.Join(src, "d"), "btrfs.compression", []byte("zstd"), 0))
+	write(t, disk, strings.Repeat("x", mib))
+	write(t, other, strings.Repeat("x", mib))
+	awaitTick(t, root)
+	nth := 0
+	result := tree(t, src, dst, clone.Options{Rounds: 3, Pause: func(context.Context) error {
+		if nth++; nth == 3 {
+			must.Succeed(t, os.Chmod(disk, 0o640), os.Chmod(other, 0o640))
+		}
+		return nil
+	}})
+	if !result.PointInTime || nth != 6 {
+		t.Errorf("%+v after %d entries, want a point in time after a second pass", result, nth)
+	}
+	clonetest.Same(t, src, dst)
+
+	// And the other way round.
+	must.Succeed(t, unix.Removexattr(filepath.Join(src, "d"), "btrfs.compression"), unix.Setxattr(other, "btrfs.compression", []byte("lzo"), 0))
+	must.Succeed(t, os.Mkdir(copied, 0o700), exec.CommandContext(t.Context(), "chattr", "+C", copied).Run())
+	tree(t, src, copied, clone.Options{Rounds: 1})
+	clonetest.Same(t, src, copied)
 }
 
 // A tree that never holds still is copied as it was when its writers were stopped, on filesystems

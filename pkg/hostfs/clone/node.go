@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"iter"
 	"strconv"
 	"time"
 
@@ -229,6 +230,7 @@ type holder interface {
 	list(into []byte) (int, error)
 	get(name string, into []byte) (int, error)
 	set(name string, value []byte) error
+	remove(name string) error
 }
 
 type descriptor int
@@ -243,6 +245,7 @@ func (d descriptor) get(name string, into []byte) (int, error) {
 func (d descriptor) set(name string, value []byte) error {
 	return unix.Fsetxattr(int(d), name, value, 0)
 }
+func (d descriptor) remove(name string) error { return unix.Fremovexattr(int(d), name) }
 
 // An entry is reached through the handle of its directory, and not followed if it is a link.
 type entry string
@@ -256,43 +259,97 @@ func (e entry) get(name string, into []byte) (int, error) {
 	return unix.Lgetxattr(string(e), name, into)
 }
 func (e entry) set(name string, value []byte) error { return unix.Lsetxattr(string(e), name, value, 0) }
+func (e entry) remove(name string) error            { return unix.Lremovexattr(string(e), name) }
 
 // xattrBuffers are as large as names and values can be (xattr(7), XATTR_LIST_MAX and
 // XATTR_SIZE_MAX).
-type xattrBuffers struct{ names, value []byte }
+type xattrBuffers struct{ names, others, value []byte }
 
 const maxXattr = 64 << 10
 
-// copy copies all extended attributes: ACLs, capabilities and labels are such, too.
+// copy gives to all extended attributes that from has, and takes all others off it: ACLs, capabilities and
+// labels are such, too. What is new has some of its directory, as an ACL from the default one.
 func (b *xattrBuffers) copy(from, to holder, path string) error {
 	if b.names == nil {
-		b.names, b.value = make([]byte, maxXattr), make([]byte, maxXattr)
+		b.names, b.others, b.value = make([]byte, maxXattr), make([]byte, maxXattr), make([]byte, maxXattr)
 	}
-	n, err := from.list(b.names)
-	if errors.Is(err, unix.EOPNOTSUPP) {
-		return nil
-	}
+	names, err := listed(from, b.names)
 	if errors.Is(err, unix.ENOENT) {
 		return errGone
 	}
 	if err != nil {
 		return &fs.PathError{Op: "listxattr", Path: path, Err: err}
 	}
-	for name := range bytes.SplitSeq(bytes.TrimSuffix(b.names[:n], []byte{0}), []byte{0}) {
-		if len(name) == 0 {
-			continue
-		}
-		if err := b.copyOne(from, to, string(name)); err != nil {
-			return &fs.PathError{Op: "copy the attribute " + string(name) + " of", Path: path, Err: err}
+	if err := b.takeOthers(to, names, path); err != nil {
+		return err
+	}
+	for name := range each(names) {
+		if err := b.copyOne(from, to, name); err != nil {
+			return &fs.PathError{Op: "copy the attribute " + name + " of", Path: path, Err: err}
 		}
 	}
 	return nil
 }
 
+// selinuxLabel is an attribute that each file has, and that the kernel takes off none.
+const selinuxLabel = "security.selinux"
+
+// takeOthers takes all attributes off an entry that are not among the names.
+func (b *xattrBuffers) takeOthers(to holder, names []byte, path string) error {
+	has, err := listed(to, b.others)
+	if err != nil {
+		return &fs.PathError{Op: "listxattr of the copy of", Path: path, Err: err}
+	}
+	if len(has) == 0 {
+		return nil
+	}
+	wanted := map[string]bool{selinuxLabel: true}
+	for name := range each(names) {
+		wanted[name] = true
+	}
+	for name := range each(has) {
+		if wanted[name] {
+			continue
+		}
+		if err := takeOff(to, name); err != nil {
+			return &fs.PathError{Op: "take the attribute " + name + " off the copy of", Path: path, Err: err}
+		}
+	}
+	return nil
+}
+
+// listed are the names of attributes, each with a NUL after it: none on a filesystem without.
+func listed(h holder, into []byte) ([]byte, error) {
+	n, err := h.list(into)
+	if errors.Is(err, unix.EOPNOTSUPP) {
+		return nil, nil
+	}
+	return into[:max(n, 0)], err
+}
+
+func each(names []byte) iter.Seq[string] {
+	return func(yield func(string) bool) {
+		for name := range bytes.SplitSeq(names, []byte{0}) {
+			if len(name) > 0 && !yield(string(name)) {
+				return
+			}
+		}
+	}
+}
+
+// takeOff removes an attribute. One may have gone with another: XFS has each ACL under two names.
+func takeOff(h holder, name string) error {
+	err := h.remove(name)
+	if errors.Is(err, unix.ENODATA) {
+		return nil
+	}
+	return err
+}
+
 func (b *xattrBuffers) copyOne(from, to holder, name string) error {
 	n, err := from.get(name, b.value)
 	if errors.Is(err, unix.ENODATA) || errors.Is(err, unix.ENOENT) { // removed meanwhile
-		return nil
+		return takeOff(to, name)
 	}
 	if err != nil {
 		return err

@@ -54,6 +54,7 @@ var calls = map[int]call{
 	unix.SYS_LSETXATTR:     {"lsetxattr", nil, pathname},
 	unix.SYS_FSETXATTR:     {"fsetxattr", nil, fd},
 	unix.SYS_REMOVEXATTR:   {"removexattr", nil, pathname},
+	unix.SYS_LREMOVEXATTR:  {"lremovexattr", nil, pathname},
 	unix.SYS_FREMOVEXATTR:  {"fremovexattr", nil, fd},
 	unix.SYS_IOCTL:         {"ioctl", func(n *notification) bool { return !readingRequests[uint32(n.args[1])] }, request},
 	unix.SYS_QUOTACTL:      {"quotactl", func(n *notification) bool { return !readingCommands[uint32(n.args[0])>>8] }, command(0)},

@@ -107,6 +107,9 @@ func Hostile(t testing.TB, at string) {
 	must.Succeed(t, os.Chtimes(in("file"), old, old), os.Chtimes(in("a/b"), old, old))
 }
 
+// GiveAll has a directory give user 1234 access to what is made in it from now on.
+func GiveAll(dir string) error { return unix.Setxattr(dir, "system.posix_acl_default", acl, 0) }
+
 // acl is struct posix_acl_xattr_header and five entries: owner, user 1234, group, mask, others.
 var acl = []byte("\x02\x00\x00\x00" +
 	"\x01\x00\x07\x00\xff\xff\xff\xff" + "\x02\x00\x05\x00\xd2\x04\x00\x00" + "\x04\x00\x05\x00\xff\xff\xff\xff" +

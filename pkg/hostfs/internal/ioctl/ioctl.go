@@ -40,8 +40,11 @@ const (
 	HasAttr        = 0x80000000 // FS_XFLAG_HASATTR, which can only be read
 )
 
-// NoCopyOnWrite is FS_NOCOW_FL of linux/fs.h, among the flags of a file of btrfs.
-const NoCopyOnWrite = 0x00800000
+// Among the flags of a file of btrfs: FS_NOCOW_FL and FS_COMPR_FL of linux/fs.h.
+const (
+	NoCopyOnWrite = 0x00800000
+	Compressed    = 0x00000004
+)
 
 // SubvolumeRoot is the inode number of the root of every subvolume of btrfs, and of no other
 // directory there (BTRFS_FIRST_FREE_OBJECTID of linux/btrfs_tree.h).
