@@ -67,7 +67,7 @@ func (s *stage) has(object client.Object) bool {
 
 func stored(name string, created int64, deleted bool) *hppv1.HostPathProvisioner {
 	o := &hppv1.HostPathProvisioner{ObjectMeta: metav1.ObjectMeta{
-		Name: name, UID: types.UID("uid of " + name), CreationTimestamp: metav1.Unix(created, 0), Finalizers: []string{hppv1.Finalizer},
+		Name: name, UID: types.UID("uid of " + name), Generation: 1, CreationTimestamp: metav1.Unix(created, 0), Finalizers: []string{hppv1.Finalizer},
 	}}
 	o.Spec.StoragePools = []hppv1.StoragePool{{Name: "local", Path: "/var/hpvolumes"}}
 	if deleted {

@@ -61,9 +61,8 @@ type Observed struct {
 
 // Assess computes the status of an object from what is observed.
 func Assess(object *hppv1.HostPathProvisioner, operatorVersion string, seen Observed) hppv1.HostPathProvisionerStatus {
-	status := *object.Status.DeepCopy()
-	status.ObservedGeneration = object.Generation
-	status.OperatorVersion, status.TargetVersion = operatorVersion, operatorVersion
+	status := begin(object, operatorVersion)
+	status.TargetVersion = operatorVersion
 	status.NodeStatuses = nodeProblems(seen.Pods)
 	status.StoragePoolStatuses = poolStatuses(object, seen)
 	status.DeletedNodes = seen.DeletedNodes
@@ -75,8 +74,8 @@ func Assess(object *hppv1.HostPathProvisioner, operatorVersion string, seen Obse
 		}
 	}
 	missing := strings.Join(slices.Concat(waiting, seen.Leaving), "; ")
-	first := object.Status.ObservedVersion == ""
-	upgrade := !first && object.Status.ObservedVersion != operatorVersion
+	first := status.ObservedVersion == ""
+	upgrade := !first && status.ObservedVersion != operatorVersion
 	if len(waiting) == 0 && len(seen.Problems) == 0 {
 		status.ObservedVersion = operatorVersion
 	}
@@ -158,13 +157,16 @@ func (c conditions) degraded(rollingOut bool, nodes []hppv1.NodeStatus, seen Obs
 
 // Refuse is the status of an object that is not reconciled.
 func Refuse(object *hppv1.HostPathProvisioner, operatorVersion, reason, message string) hppv1.HostPathProvisionerStatus {
-	status := *object.Status.DeepCopy()
-	status.ObservedGeneration = object.Generation
-	status.OperatorVersion = operatorVersion
+	status := begin(object, operatorVersion)
 	c := conditions{status: &status, generation: object.Generation}
-	if meta.FindStatusCondition(status.Conditions, hppv1.ConditionAvailable) == nil || reason == ReasonSecond {
-		c.set(hppv1.ConditionAvailable, false, reason, message)
+	// What runs goes on. It is said anew in any case: the upstream operator leaves out reasons, and with such a condition the API server
+	// takes no status.
+	serves := reason != ReasonSecond && meta.IsStatusConditionTrue(status.Conditions, hppv1.ConditionAvailable)
+	available := message
+	if serves {
+		available = "What was rolled out before goes on, and nothing is changed: " + message
 	}
+	c.set(hppv1.ConditionAvailable, serves, reason, available)
 	c.set(hppv1.ConditionProgressing, false, reason, message)
 	c.set(hppv1.ConditionDegraded, true, reason, message)
 	return status
@@ -173,8 +175,7 @@ func Refuse(object *hppv1.HostPathProvisioner, operatorVersion, reason, message 
 // Deleting is the status of an object that waits for pods to end. Users and legacy are how many PersistentVolumes there are of
 // the driver and of the pre-CSI provisioner.
 func Deleting(object *hppv1.HostPathProvisioner, operatorVersion string, waiting []string, users, legacy int) hppv1.HostPathProvisionerStatus {
-	status := *object.Status.DeepCopy()
-	status.ObservedGeneration, status.OperatorVersion = object.Generation, operatorVersion
+	status := begin(object, operatorVersion)
 	message := "Waiting for " + strings.Join(waiting, ", ")
 	if users > 0 {
 		message += fmt.Sprintf("; %d PersistentVolumes still use the driver: they and their data stay, and pods can use them again once there is a HostPathProvisioner", users)
@@ -189,13 +190,27 @@ func Deleting(object *hppv1.HostPathProvisioner, operatorVersion string, waiting
 	return status
 }
 
-// Downgrades says whether a version is older than that which was last rolled out. Versions that are none cannot be
-// compared, and neither can those of the upstream operator, whose status has no observed generation.
-func Downgrades(status hppv1.HostPathProvisionerStatus, to string) bool {
+// begin is what each new status begins with: what was observed before. All are made of it, because the first that is written
+// gives the object an observed generation.
+func begin(object *hppv1.HostPathProvisioner, operatorVersion string) hppv1.HostPathProvisionerStatus {
+	status := *object.Status.DeepCopy()
+	status.ObservedVersion = rolledOutVersion(object.Status)
+	status.ObservedGeneration, status.OperatorVersion = object.Generation, operatorVersion
+	return status
+}
+
+// rolledOutVersion is the version of this operator that was last rolled out. That of the upstream operator, whose status has no
+// observed generation, is none of them.
+func rolledOutVersion(status hppv1.HostPathProvisionerStatus) string {
 	if status.ObservedGeneration == 0 {
-		return false
+		return ""
 	}
-	before, err := version.ParseSemantic(status.ObservedVersion)
+	return status.ObservedVersion
+}
+
+// Downgrades says whether a version is older than that which was last rolled out. Versions that are none cannot be compared.
+func Downgrades(status hppv1.HostPathProvisionerStatus, to string) bool {
+	before, err := version.ParseSemantic(rolledOutVersion(status))
 	if err != nil {
 		return false
 	}

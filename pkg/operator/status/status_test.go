@@ -121,6 +121,28 @@ func TestDowngrades(t *testing.T) {
 	}
 }
 
+// An object that is refused has conditions that the API server takes, whatever the upstream operator has left in them, and none says that
+// all is well.
+func TestRefuse(t *testing.T) {
+	for _, reason := range []string{ReasonDowngrade, ReasonPools, ReasonSecond} {
+		for _, before := range []metav1.ConditionStatus{metav1.ConditionTrue, metav1.ConditionFalse, ""} {
+			object := deployed(hppv1.HostPathProvisionerStatus{ObservedVersion: "0.23.0"})
+			if before != "" {
+				object.Status.Conditions = []metav1.Condition{{Type: hppv1.ConditionAvailable, Status: before, Message: "Application Available"}}
+			}
+			got := Refuse(object, current, reason, "so it is")
+			for _, condition := range got.Conditions {
+				if condition.Reason == "" || condition.ObservedGeneration != 4 || !strings.Contains(condition.Message, "so it is") {
+					t.Errorf("refused for %s, and %q before: %+v", reason, before, condition)
+				}
+			}
+			if want := before == metav1.ConditionTrue && reason != ReasonSecond; meta.IsStatusConditionTrue(got.Conditions, hppv1.ConditionAvailable) != want {
+				t.Errorf("refused for %s, and %q before: Available is not %v", reason, before, want)
+			}
+		}
+	}
+}
+
 // Pods are listed in any order, and the status is the same: else it would be written again and again.
 func TestAssessDoesNotDependOnOrder(t *testing.T) {
 	crashing := corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "CrashLoopBackOff"}}

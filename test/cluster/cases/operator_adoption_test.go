@@ -17,7 +17,9 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/client-go/dynamic"
+	"sigs.k8s.io/yaml"
 
 	"kubevirt.io/hostpath-provisioner/test/cluster"
 	"kubevirt.io/hostpath-provisioner/test/must"
@@ -62,11 +64,19 @@ func TestOperatorAdoptsUpstreamCluster(t *testing.T) {
 - name: everywhere
   path: /var/adopted-everywhere
   pvcTemplate: {storageClassName: "", volumeName: everywhere, accessModes: [ReadWriteMany], resources: {requests: {storage: 1Gi}}}`
-	if _, err := client.Create(ctx, provisioner(t, "earlier", spec), metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	s.upstreamObject(client, "earlier", spec)
 	t.Cleanup(func() { s.removeProvisioner("earlier") })
 	scale("1")
+	s.until("the version to be rolled out", func(ctx context.Context) (string, error) {
+		object, err := client.Get(ctx, "earlier", metav1.GetOptions{})
+		if err != nil {
+			return "", err
+		}
+		if version, _, _ := unstructured.NestedString(object.Object, "status", "observedVersion"); version == "" || version == "0.23.0" {
+			return fmt.Sprint(object.Object["status"]), nil
+		}
+		return "", nil
+	})
 	s.condition(client, "earlier", "Available", "True")
 	s.wantAdopted(pools)
 
@@ -140,6 +150,52 @@ func (s *scene) upstreamObjects(file string) {
 	if out, err := c.Kubectl(s.Context(), "create", "--field-manager=hostpath-provisioner-operator", "-f", file); err != nil {
 		s.Fatal(out, err)
 	}
+}
+
+// upstreamObject makes an object with the status that the upstream operator gives it, under a definition that, as its own, has no
+// subresource for the status and no rules. Then the definition is replaced, as a takeover does.
+func (s *scene) upstreamObject(client dynamic.ResourceInterface, name, spec string) {
+	s.Helper()
+	definition := func(edit func(version map[string]any)) {
+		text, err := os.ReadFile(crdFile)
+		must.Succeed(s, err)
+		object := &unstructured.Unstructured{}
+		must.Succeed(s, yaml.Unmarshal(text, &object.Object))
+		versions, _, _ := unstructured.NestedSlice(object.Object, "spec", "versions")
+		edit(versions[0].(map[string]any))
+		must.Succeed(s, unstructured.SetNestedSlice(object.Object, versions, "spec", "versions"))
+		text, err = yaml.Marshal(object.Object)
+		must.Succeed(s, err)
+		file := filepath.Join(s.TempDir(), "definition.yaml")
+		must.Succeed(s, os.WriteFile(file, text, 0o600))
+		s.withAPI(file)
+	}
+	definition(func(version map[string]any) {
+		delete(version, "subresources")
+		version["schema"] = map[string]any{"openAPIV3Schema": map[string]any{"type": "object", "x-kubernetes-preserve-unknown-fields": true}}
+	})
+	text, err := os.ReadFile("../../../pkg/operator/testdata/upstream-object.yaml")
+	must.Succeed(s, err)
+	object := provisioner(s.T, name, spec)
+	var upstream map[string]any
+	must.Succeed(s, yaml.Unmarshal(text, &upstream))
+	object.Object["status"] = upstream["status"]
+	s.until("the object to be made with its status", func(ctx context.Context) (string, error) {
+		_, err := client.Create(ctx, object, metav1.CreateOptions{FieldManager: "hostpath-provisioner-operator"})
+		if err != nil && !apierrors.IsAlreadyExists(err) {
+			return err.Error(), nil
+		}
+		made, err := client.Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return "", err
+		}
+		version, _, _ := unstructured.NestedString(made.Object, "status", "observedVersion")
+		if version == "" {
+			return "the object has no version", client.Delete(ctx, name, metav1.DeleteOptions{})
+		}
+		return "", nil
+	})
+	definition(func(map[string]any) {})
 }
 
 // wantTakenOver says that the operator has made all objects of some kinds its own.
