@@ -15,6 +15,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/health"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
+	"kubevirt.io/hostpath-provisioner/pkg/pool"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
@@ -194,6 +195,56 @@ func TestQuotasOffAndOnBetweenChecks(t *testing.T) {
 		b.delete("pvc-1")
 		b.wantClean()
 	})
+}
+
+// On btrfs an extent is there until all of it is overwritten, so that a block volume which has shared its
+// blocks may take more than its promise. That is foreign use: the space of others is not sold for it.
+func TestUseAbovePromiseIsForeign(t *testing.T) {
+	testenv.NeedRoot(t)
+	root := testenv.CountingBtrfs(t, 1<<30)
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, root)
+		b.real = quota.Detect
+		b.start(local)
+		const used, empty = 192 * mib, 128 * mib
+		b.createBlock("pvc-used", used)
+		b.create("pvc-empty", empty)
+		disk := b.Path("pool", "pvc-used", "disk.img")
+		writeEvery(t, disk, used, 4096)
+		_, err := b.Snapshot(t.Context(), pool.SnapshotRequest{ID: snapshotID(t, "s-1"), Source: id(t, "pvc-used")})
+		must.Succeed(t, err)
+		writeEvery(t, disk, used, 8192)
+		must.Succeed(t, b.DeleteSnapshot(t.Context(), snapshotID(t, "s-1")))
+		for range 10 {
+			b.later(time.Minute)
+			syncfs(t, root)
+		}
+		d, err := dir.Open(root)
+		must.Succeed(t, err)
+		defer func() { must.Succeed(t, d.Close()) }()
+		space, err := d.Space()
+		must.Succeed(t, err)
+		if got, most := b.capacity(), space.FreeBytes-empty; got > most {
+			t.Errorf("%d MiB are free and %d of them promised, but the capacity is %d", space.FreeBytes/mib, empty/mib, got/mib)
+		}
+		for _, name := range []string{"pvc-used", "pvc-empty"} {
+			b.delete(name)
+		}
+	})
+}
+
+// writeEvery writes a block of 4 KiB at each step of a file.
+func writeEvery(t *testing.T, path string, bytes, step int64) {
+	t.Helper()
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	must.Succeed(t, err)
+	block := make([]byte, 4096)
+	for at := int64(0); at < bytes; at += step {
+		block[0]++
+		_, err := f.WriteAt(block, at)
+		must.Succeed(t, err)
+	}
+	must.Succeed(t, f.Sync(), f.Close())
 }
 
 // switchQuotas switches the quotas of a btrfs, as btrfs-progs 6.7 and newer can.

@@ -42,12 +42,14 @@ func (p *Pool) anyUnlimited() bool {
 }
 
 // used is what the volumes of the pool hold, what their inodes take that no quota counts, and what
-// its trash holds, in bytes.
+// its trash holds, each no more than was promised. A block volume on btrfs that shares blocks may take more,
+// since an extent is there until all of it is overwritten: that counts as foreign.
 func (p *Pool) used() (volumes, inodes, trash int64, err error) {
 	families := make(map[string]int64)
 	for id, c := range p.Limited() {
 		p.Steps.Add(1) // when the pool is opened this is part of the check
 		used, err := p.usedBy(id, c)
+		used.Bytes = min(used.Bytes, c.Promised)
 		if err == nil && c.Is(ledger.Shares) {
 			err = p.addToFamily(families, id, used.Bytes)
 			used.Bytes = 0
@@ -75,10 +77,10 @@ func (p *Pool) usedBy(id volume.ID, c ledger.Card) (quota.Usage, error) {
 	return p.Keeper.UsedBy(in, id.String(), c)
 }
 
-// addToFamily keeps the largest use of each family. All members are charged in full for the
-// blocks that they share, which are there once: the sum of their uses would be more than what
-// is taken, and would hide what others hold. The largest is the least that the family can
-// take, so that what it takes besides counts as foreign, and is not sold.
+// addToFamily keeps the largest use of each family, of those within the promises of its members.
+// All are charged in full for the blocks that they share, which are there once: the sum of their
+// uses would be more than what is taken, and would hide what others hold. The largest is the least
+// that the family can take, so that what it takes besides counts as foreign, and is not sold.
 func (p *Pool) addToFamily(families map[string]int64, id volume.ID, used int64) error {
 	rec, err := p.Store.ReadRecord(id)
 	if err != nil || rec == nil {
@@ -88,8 +90,8 @@ func (p *Pool) addToFamily(families map[string]int64, id volume.ID, used int64) 
 	return nil
 }
 
-// usedByTrash is what the trash holds, and notes it of each piece. One that cannot be
-// counted holds what it did at last.
+// usedByTrash is what the trash holds of its promises, and notes of each piece what it holds. One
+// that cannot be counted holds what it did at last.
 func (p *Pool) usedByTrash() (sum int64) {
 	for _, name := range p.Ledger.Trash(true) {
 		used, err := p.usedByPiece(name)
@@ -98,6 +100,9 @@ func (p *Pool) usedByTrash() (sum int64) {
 			used = p.uncounted(name, err)
 		case used != volume.Unknown:
 			p.Ledger.TrashMeasured(name, used)
+		}
+		if promised := p.Ledger.TrashPromise(name); promised != volume.Unknown {
+			used = min(used, promised)
 		}
 		sum += max(0, used)
 	}

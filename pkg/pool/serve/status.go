@@ -43,7 +43,7 @@ type Status struct {
 	Available int64 // bytes
 	// Errors is how many its filesystem has counted, before this start too, or volume.Unknown.
 	Errors int64
-	// Used is what the volumes hold, in bytes, or volume.Unknown: without quotas, in a shared pool,
+	// Used is what the volumes hold of their promises, in bytes, or volume.Unknown: without quotas, in a shared pool,
 	// and where a volume has no limit. It is counted once a minute.
 	Used int64
 	// Unlimited is how many volumes no limit keeps from filling the disk, and Unused what
