@@ -126,7 +126,7 @@ func copyData(dst, src int, pause func() error) error {
 			if err := pause(); err != nil {
 				return err
 			}
-			n, err := copyRange(dst, src, from, int(min(to-from, chunk)))
+			n, err := copyThroughMemory(dst, src, from, int(min(to-from, chunk)))
 			if err != nil {
 				return err
 			}
@@ -151,22 +151,6 @@ func nextData(fd int, at, size int64) (from, to int64, err error) {
 	}
 	to, err = unix.Seek(fd, from, unix.SEEK_HOLE)
 	return min(from, size), min(to, size), err
-}
-
-// copyRange copies at most n bytes at the same offset of both files, in the kernel where
-// it can do that (copy_file_range(2)).
-func copyRange(dst, src int, at int64, n int) (int, error) {
-	in, out := at, at
-	for {
-		done, err := unix.CopyFileRange(src, &in, dst, &out, n, 0)
-		switch {
-		case errors.Is(err, unix.EINTR):
-			continue
-		case errors.Is(err, unix.EXDEV), errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.ENOSYS), errors.Is(err, unix.EINVAL):
-			return copyThroughMemory(dst, src, at, n)
-		}
-		return done, err
-	}
 }
 
 func copyThroughMemory(dst, src int, at int64, n int) (int, error) {
