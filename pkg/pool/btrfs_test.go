@@ -2,6 +2,7 @@ package pool_test
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"syscall"
@@ -245,6 +246,110 @@ func writeEvery(t *testing.T, path string, bytes, step int64) {
 		must.Succeed(t, err)
 	}
 	must.Succeed(t, f.Sync(), f.Close())
+}
+
+// With simple quotas an extent counts for its first owner until it is freed. So copies share none: what a volume
+// overwrites is not charged for what its snapshots and clones still have, and these are charged for all that they have.
+func TestCopiesWithSimpleQuotas(t *testing.T) {
+	testenv.NeedRoot(t)
+	root := testenv.SimpleBtrfs(t, 2<<30)
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, root)
+		b.real = quota.Detect
+		b.start(local)
+		b.snapshotBetweenWrites("pvc-disk", 128*mib)
+		b.rewriteAfterSnapshot("pvc-tree", 64*mib)
+		b.cloneAndWrite("pvc-first", 64*mib)
+		b.later(10 * time.Minute)
+		b.wantClean()
+	})
+}
+
+// snapshotBetweenWrites writes a block volume in turns with snapshots, and then a restore of the last.
+func (b *bench) snapshotBetweenWrites(name string, bytes int64) {
+	b.t.Helper()
+	b.createBlock(name, bytes)
+	const restored = "pvc-restored"
+	var snapshots []string
+	for n := range 3 {
+		writeEvery(b.t, b.Path("pool", name, "disk.img"), bytes, 4096)
+		snapshots = append(snapshots, fmt.Sprint("s-", n))
+		must.Succeed(b.t, b.snapshot(snapshots[n], name))
+		b.wantHeldWithinPromises(snapshots[n])
+	}
+	_, err := b.Create(b.t.Context(), pool.Request{
+		ID: id(b.t, restored), Mode: volume.ModeBlock, Source: &pool.Source{ID: snapshotID(b.t, snapshots[2])},
+	})
+	must.Succeed(b.t, err)
+	for range 3 { // a file that is copied on write would be counted twice
+		writeEvery(b.t, b.Path("pool", restored, "disk.img"), bytes, 8192)
+	}
+	b.delete(name)
+	b.delete(restored)
+	for _, name := range snapshots {
+		must.Succeed(b.t, b.DeleteSnapshot(b.t.Context(), snapshotID(b.t, name)))
+	}
+	b.later(10 * time.Minute)
+}
+
+// rewriteAfterSnapshot rewrites the files of a volume that has a snapshot, removes them and fills it.
+func (b *bench) rewriteAfterSnapshot(name string, bytes int64) {
+	b.t.Helper()
+	b.create(name, bytes)
+	data := b.Path("pool", name, "data")
+	for range 2 {
+		must.Succeed(b.t, os.WriteFile(data, make([]byte, bytes*6/10), 0o600))
+		syncfs(b.t, b.Path("pool"))
+		_ = b.DeleteSnapshot(b.t.Context(), snapshotID(b.t, "s-tree"))
+		must.Succeed(b.t, b.snapshot("s-tree", name))
+		b.wantHeldWithinPromises("s-tree")
+		must.Succeed(b.t, os.Remove(data))
+		syncfs(b.t, b.Path("pool"))
+	}
+	must.Succeed(b.t, os.WriteFile(data, make([]byte, bytes*9/10), 0o600))
+	syncfs(b.t, b.Path("pool"))
+	b.delete(name)
+	must.Succeed(b.t, b.DeleteSnapshot(b.t.Context(), snapshotID(b.t, "s-tree")))
+}
+
+// cloneAndWrite has clones of clones whose sources are gone hold no more than their size.
+func (b *bench) cloneAndWrite(name string, bytes int64) {
+	b.t.Helper()
+	b.create(name, bytes)
+	for n := range 3 {
+		must.Succeed(b.t, os.WriteFile(b.Path("pool", name, fmt.Sprint(n)), make([]byte, bytes/4), 0o600))
+		syncfs(b.t, b.Path("pool"))
+		clone := fmt.Sprintf("pvc-clone-%d", n)
+		_, err := b.Create(b.t.Context(), pool.Request{ID: id(b.t, clone), Range: volume.Range{Required: bytes}, Source: &pool.Source{ID: id(b.t, name)}})
+		must.Succeed(b.t, err)
+		b.delete(name)
+		b.later(time.Minute)
+		syncfs(b.t, b.Path("pool"))
+		name = clone
+	}
+	err := os.WriteFile(b.Path("pool", name, "more"), make([]byte, bytes/2), 0o600)
+	if err == nil {
+		syncfs(b.t, b.Path("pool"))
+	}
+	if !errors.Is(err, syscall.EDQUOT) {
+		b.t.Errorf("writing a half more into a volume with three quarters: %v, want EDQUOT", err)
+	}
+	b.delete(name)
+}
+
+// wantHeldWithinPromises expects a snapshot to be promised what files of its volume have.
+func (b *bench) wantHeldWithinPromises(name string) {
+	b.t.Helper()
+	found, err := b.FindSnapshot(b.t.Context(), snapshotID(b.t, name))
+	must.Succeed(b.t, err)
+	d, err := dir.Open(b.Own("snapshots"))
+	must.Succeed(b.t, err)
+	defer func() { must.Succeed(b.t, d.Close()) }()
+	occupied, err := d.Occupied("~"+name, func() error { return nil })
+	must.Succeed(b.t, err)
+	if found.Promised < occupied {
+		b.t.Errorf("snapshot %s is promised %d bytes and holds %d", name, found.Promised, occupied)
+	}
 }
 
 // switchQuotas switches the quotas of a btrfs, as btrfs-progs 6.7 and newer can.

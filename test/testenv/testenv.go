@@ -110,6 +110,19 @@ func CountingBtrfs(t testing.TB, bytes int64) string {
 	return dir
 }
 
+// SimpleBtrfs is LoopFS for a btrfs with simple quotas, Linux 6.7. Not every machine has the programs for them.
+func SimpleBtrfs(t testing.TB, bytes int64) string {
+	t.Helper()
+	if _, err := os.Stat("/sys/fs/btrfs/features/simple_quota"); err != nil {
+		Missing(t, "simple quotas of btrfs, Linux 6.7 or newer")
+	}
+	dir := LoopFS(t, "btrfs", bytes)
+	if err := loopfs.SwitchSimpleQuotasOn(dir); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
 // Tmpfs mounts a tmpfs of that many bytes until the test ends.
 func Tmpfs(t testing.TB, bytes int64) string {
 	t.Helper()

@@ -120,6 +120,9 @@ func (f *File) ID() dir.ID { return f.id }
 // HandlePath names the file by its descriptor. It is valid until Close.
 func (f *File) HandlePath() string { return dir.HandlePath(int(f.f.Fd())) }
 
+// Writable opens the file for writing.
+func (f *File) Writable() (*os.File, error) { return f.reopen(unix.O_RDWR) }
+
 // Size is the size of the file, in bytes.
 func (f *File) Size() (int64, error) {
 	info, err := f.f.Stat()

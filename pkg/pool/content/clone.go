@@ -8,13 +8,15 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/clone"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop"
 	"kubevirt.io/hostpath-provisioner/pkg/trace"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
-// MethodFor is how the content of a directory is copied within its filesystem: as a snapshot
-// of a btrfs subvolume that has no other in it, by reference, or by reading it. What the
-// filesystem can do is tried in another directory of it: the source may be at its limit.
+// MethodFor is how the content of a directory is copied within its filesystem, where copies may
+// share blocks: as a snapshot of a btrfs subvolume that has no other in it, by reference, or by
+// reading it. What the filesystem can do is tried in another directory of it: the source may be at
+// its limit.
 func MethodFor(src, try *dir.Dir, isDisk bool) (volume.CopyMethod, error) {
 	if !isDisk {
 		// Subvolumes inside would be empty in the snapshot.
@@ -79,7 +81,7 @@ func (c *Disk) Copy(ctx context.Context, src, dst *dir.Dir, m volume.CopyMethod,
 			return 0, err
 		}
 	}
-	to, err := dst.MakeFile(FileName)
+	to, err := makeFor(dst, m)
 	if err != nil {
 		return 0, err
 	}
@@ -96,6 +98,19 @@ func (c *Disk) Copy(ctx context.Context, src, dst *dir.Dir, m volume.CopyMethod,
 		stall = 0
 	}
 	return stall, err
+}
+
+// makeFor makes the file for a copy. What shares blocks is copied on write as its source is, or not.
+func makeFor(dst *dir.Dir, m volume.CopyMethod) (*os.File, error) {
+	if m != volume.ByCopy {
+		return dst.MakeFile(FileName)
+	}
+	disk, err := loop.Create(dst, FileName)
+	if err != nil {
+		return nil, err
+	}
+	f, err := disk.Writable()
+	return f, errors.Join(err, disk.Close())
 }
 
 // flush writes what the devices of the file have in their page cache into the file: a copy of

@@ -131,6 +131,11 @@ func (k *Keeper) Like(other *Keeper) bool {
 
 func (k *Keeper) simple() bool { return k.facility != nil && k.facility.Simple() }
 
+// MayShare reports whether volumes and their copies may share blocks. Simple quotas of btrfs charge an extent
+// to its first owner until the last one lets go of it: a volume could not overwrite what its snapshot
+// has, and what a clone has would be charged to nobody when its source is gone.
+func (k *Keeper) MayShare() bool { return !k.simple() }
+
 // NewInodes is for how many bytes of its size a new volume has an inode that its quota does not
 // count; 0 where inodes are not limited, or take no space of their own.
 func (k *Keeper) NewInodes() int64 {

@@ -53,13 +53,22 @@ func (p *Pool) Open(id volume.ID, way Way, unlock func()) (_ *Source, err error)
 	if src.inUse, err = src.written(); err != nil {
 		return nil, err
 	}
-	if src.method, err = content.MethodFor(src.dir, p.Store.Root(), src.entry.Block()); err != nil {
+	if src.method, err = p.methodFor(src); err != nil {
 		return nil, err
 	}
 	if src.exclusive() && src.inUse {
-		return nil, fmt.Errorf("%w: %s is published, and files of this filesystem cannot share blocks: unpublish it first, or, if it is a directory, have its pods frozen (consistency: freeze)", volume.ErrPrecondition, id.Named())
+		return nil, fmt.Errorf("%w: %s is published, and copies share no blocks on this filesystem: unpublish it first, or, if it is a directory, have its pods frozen (consistency: freeze)", volume.ErrPrecondition, id.Named())
 	}
 	return src, nil
+}
+
+// methodFor is how a source is copied: without sharing where the kernel would count shared blocks
+// for a volume that has let go of them.
+func (p *Pool) methodFor(src *Source) (volume.CopyMethod, error) {
+	if !p.Keeper.MayShare() {
+		return volume.ByCopy, nil
+	}
+	return content.MethodFor(src.dir, p.Store.Root(), src.entry.Block())
 }
 
 // Foreign is a source that is no entry of the pool, but has the origin of a snapshot. It is read

@@ -304,7 +304,7 @@ func testQuotas(t *testing.T, s *scene) {
 		t.Errorf("the condition is %q", got)
 	}
 	// Not every machine has the programs for simple quotas; pkg/hostfs/quota switches them on without.
-	_, ordinary, _ := strings.Cut(s.section("quotas.md", "Switch quotas on"), "Without them:")
+	_, ordinary, _ := strings.Cut(s.section("quotas.md", "Switch quotas on"), "Ordinary ones, where")
 	ordinary, _, _ = strings.Cut(ordinary, "To switch from ordinary quotas to simple ones")
 	commands := regexp.MustCompile(`(?m)^ +btrfs .*$`).FindAllString(ordinary, -1)
 	if len(commands) == 0 {

@@ -37,7 +37,7 @@ const (
 type bench struct {
 	*drivertest.Driver
 	pool *drivertest.Pool
-	// copies: files of the filesystem share no blocks.
+	// copies: nothing shares blocks.
 	copies bool
 }
 
@@ -49,6 +49,7 @@ var filesystems = []struct {
 }{
 	{"xfs", func(t *testing.T) string { return testenv.LoopFS(t, "xfs", 1<<30) }, "auto", false},
 	{"btrfs with limits", func(t *testing.T) string { return testenv.CountingBtrfs(t, 1<<30) }, "required", false},
+	{"btrfs with simple quotas", func(t *testing.T) string { return testenv.SimpleBtrfs(t, 1<<30) }, "required", true},
 	{"btrfs", func(t *testing.T) string { return testenv.LoopFS(t, "btrfs", 1<<30) }, "auto", false},
 	{"ext4", func(t *testing.T) string { return testenv.LoopFS(t, "ext4", 1<<30) }, "auto", true},
 }
