@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 )
 
@@ -82,7 +84,7 @@ func open(path string) (*dir.Dir, error) {
 // each calls do with all groups of pods of the node, until that fails. It takes over none of them.
 func each(root *dir.Dir, depth int, do func(name string, d *dir.Dir) error) error {
 	for entry, err := range root.Entries() {
-		if dir.IsMissing(err) {
+		if isGone(err) {
 			return nil // removed meanwhile
 		}
 		if err != nil {
@@ -92,7 +94,7 @@ func each(root *dir.Dir, depth int, do func(name string, d *dir.Dir) error) erro
 			continue
 		}
 		d, err := root.Open(entry.Name)
-		if dir.IsMissing(err) {
+		if isGone(err) {
 			continue
 		}
 		if err != nil {
@@ -115,7 +117,7 @@ var podGroups = regexp.MustCompile(`^pod[0-9a-f-]{32,36}$|-pod[0-9a-f_]{32,36}\.
 
 func isPod(name string) bool { return podGroups.MatchString(name) }
 
-// find opens the groups of pods.
+// find opens the groups of pods. One that vanishes meanwhile has no processes any more.
 func find(root *dir.Dir, pods []Pod) (groups []*group, err error) {
 	defer func() {
 		if err != nil {
@@ -129,12 +131,13 @@ func find(root *dir.Dir, pods []Pod) (groups []*group, err error) {
 			if !pod.names(name) {
 				continue
 			}
+			found[pod] = true
 			g, err := reopen(d)
-			if err != nil {
-				return err
+			if err == nil {
+				groups = append(groups, g)
+				err = g.spares(os.Getpid())
 			}
-			groups, found[pod] = append(groups, g), true
-			if err := g.spares(os.Getpid()); err != nil {
+			if ignoreGone(err) != nil {
 				return err
 			}
 		}
@@ -150,10 +153,11 @@ func find(root *dir.Dir, pods []Pod) (groups []*group, err error) {
 
 // reopen makes a group of a directory, which is closed by others.
 func reopen(d *dir.Dir) (*group, error) {
-	f, err := os.Open(d.HandlePath())
+	fd, err := unix.Open(d.HandlePath(), unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, err
 	}
+	f := os.NewFile(uintptr(fd), d.String())
 	g, err := adopt(f)
 	if err != nil {
 		return nil, errors.Join(err, f.Close())
@@ -184,10 +188,14 @@ func spares(d *dir.Dir, pid int) error {
 		return err
 	}
 	defer func() { _ = f.Close() }() // opened for reading
-	for lines := bufio.NewScanner(f); lines.Scan(); {
+	lines := bufio.NewScanner(f)
+	for lines.Scan() {
 		if lines.Text() == strconv.Itoa(pid) {
 			return fmt.Errorf("%w: the watchdog is in the pod itself", ErrUnavailable)
 		}
+	}
+	if err := lines.Err(); err != nil {
+		return err
 	}
 	for entry, err := range d.Entries() {
 		if err != nil {
@@ -197,14 +205,11 @@ func spares(d *dir.Dir, pid int) error {
 			continue
 		}
 		below, err := d.Open(entry.Name)
-		if dir.IsMissing(err) {
-			continue
+		if err == nil {
+			err = spares(below, pid)
+			_ = below.Close() // opened for reading
 		}
-		if err != nil {
-			return err
-		}
-		err = spares(below, pid)
-		if _ = below.Close(); err != nil {
+		if ignoreGone(err) != nil {
 			return err
 		}
 	}

@@ -2,13 +2,13 @@ package freezer
 
 import (
 	"context"
-	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -19,11 +19,13 @@ import (
 )
 
 // A Watchdog freezes pods for a client, and thaws them when the client says so, when it ends, and
-// at the latest after Limit. It has to be a process that does not end with the client, in a
+// at the latest after Limit. It thaws what it has frozen from its own memory, and not by the marks of groups, which
+// are for the next watchdog. It has to be a process that does not end with the client, in a
 // container of its own: what ends a container ends all of its processes.
 type Watchdog struct {
-	root *dir.Dir
-	log  logr.Logger
+	root     *dir.Dir
+	log      logr.Logger
+	claiming sync.Mutex
 	// limit is Limit, and longest how long stopping the processes may take.
 	limit, longest time.Duration
 }
@@ -36,15 +38,19 @@ const network = "unixpacket"
 const maxPods = 253
 
 // What client and watchdog say to each other, a packet each. The client asks, and closes its side of
-// the connection to have the pods thawed. The watchdog answers when it has found the groups, with
-// handles of them; when they stand still; and when they are thawed.
+// the connection to have the pods thawed. The watchdog answers when all groups are its own, with
+// handles of them; when they stand still; and when it has thawed them, or has frozen none.
 type (
 	question struct {
 		Pods []string `json:"pods"`
 	}
 	answer struct {
-		// Name of the freeze, with the handles.
-		Name string `json:"name,omitempty"`
+		// Groups is how many handles come with it.
+		Groups int `json:"groups,omitempty"`
+		// Still: they stand still.
+		Still bool `json:"still,omitempty"`
+		// Over: nothing is frozen any more.
+		Over bool `json:"over,omitempty"`
 		// Error is why not, and Kind which of the errors of this package that is.
 		Error string `json:"error,omitempty"`
 		Kind  int    `json:"kind,omitempty"`
@@ -52,18 +58,15 @@ type (
 )
 
 // kinds are the errors that pass from the watchdog to the client, by their number.
-var kinds = []error{errors.New("failed"), ErrUnavailable, ErrBusy, ErrThawed}
+var kinds = []error{errors.New("failed"), ErrUnavailable, ErrBusy, ErrThawed, ErrUnstoppable}
 
-func answerOf(err error) answer {
+// over is the last answer.
+func over(err error) answer {
 	if err == nil {
-		return answer{}
+		return answer{Over: true}
 	}
-	for kind, is := range kinds {
-		if errors.Is(err, is) {
-			return answer{Error: err.Error(), Kind: kind}
-		}
-	}
-	return answer{Error: err.Error()}
+	kind := max(0, slices.IndexFunc(kinds, func(is error) bool { return errors.Is(err, is) }))
+	return answer{Over: true, Error: err.Error(), Kind: kind}
 }
 
 func (a answer) err() error {
@@ -74,38 +77,70 @@ func (a answer) err() error {
 }
 
 // NewWatchdog opens the node's control groups, which the host has at /sys/fs/cgroup, and thaws what
-// an earlier watchdog has left frozen. Errors: ErrUnavailable.
+// watchdogs that have ended left frozen. Errors: ErrUnavailable.
 func NewWatchdog(groups string, log logr.Logger) (*Watchdog, error) {
 	root, err := open(groups)
 	if err != nil {
 		return nil, err
 	}
 	w := &Watchdog{root: root, log: log, limit: Limit, longest: 2 * time.Second}
-	if err := w.thawLeft(); err != nil {
-		return nil, errors.Join(err, root.Close())
-	}
+	w.thawLeft()
 	return w, nil
 }
 
 // Close ends the use of the groups.
 func (w *Watchdog) Close() error { return w.root.Close() }
 
-// thawLeft thaws what has the mark of whatever freeze.
-func (w *Watchdog) thawLeft() error {
-	return each(w.root, maxDepth, func(name string, d *dir.Dir) error {
-		g, err := reopen(d)
-		if err != nil {
-			return err
+// patrolEvery is how often a watchdog looks for what others have left frozen: another may serve the same
+// node while a driver is replaced, and end later.
+const patrolEvery = 2 * time.Second
+
+func (w *Watchdog) patrol(ctx context.Context) {
+	tick := time.NewTicker(patrolEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			w.thawLeft()
 		}
-		defer g.close()
-		marked, err := g.marked()
-		if err != nil || marked == "" {
-			return err
+	}
+}
+
+// thawLeft thaws what is marked and has no owner. One group that fails leaves the others to be thawed.
+func (w *Watchdog) thawLeft() {
+	err := each(w.root, maxDepth, func(name string, d *dir.Dir) error {
+		if err := w.thawOwnerless(name, d); err != nil {
+			w.log.Error(err, "a pod may be left frozen", "group", name)
 		}
-		w.log.Info("thawing a pod that was left frozen", "group", name)
-		_, err = g.thaw("")
-		return err
+		return nil
 	})
+	if err != nil {
+		w.log.Error(err, "not all control groups could be searched for pods that were left frozen")
+	}
+}
+
+func (w *Watchdog) thawOwnerless(name string, d *dir.Dir) error {
+	g, err := reopen(d)
+	if err != nil {
+		return ignoreGone(err)
+	}
+	defer g.close()
+	if marked, err := g.marked(); err != nil || !marked {
+		return err
+	}
+	w.claiming.Lock() // or a claim at the same time would find the group locked
+	defer w.claiming.Unlock()
+	err = g.lock(func(d *dir.Dir) (func(), error) { return d.TryLockDir() })
+	if errors.Is(err, dir.ErrLocked) {
+		return nil // its owner thaws it
+	}
+	if err != nil {
+		return ignoreGone(err)
+	}
+	w.log.Info("thawing a pod that was left frozen", "group", name)
+	return g.thawLeft()
 }
 
 // Listen makes the socket of a watchdog, for root alone.
@@ -130,6 +165,7 @@ func (w *Watchdog) Serve(ctx context.Context, l *net.UnixListener) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(ctx, func() { _ = l.Close() })()
+	clients.Go(func() { w.patrol(ctx) })
 	for {
 		c, err := l.AcceptUnix()
 		if ctx.Err() != nil {
@@ -154,44 +190,100 @@ func (w *Watchdog) serve(ctx context.Context, c *net.UnixConn) error {
 	}
 	defer context.AfterFunc(ctx, func() { _ = c.SetReadDeadline(time.Unix(1, 0)) })()
 	groups, err := w.groups(c)
-	if err != nil {
-		return errors.Join(err, say(c, answerOf(err), nil))
+	if err == nil {
+		err = w.freeze(ctx, c, groups)
 	}
-	defer closeAll(groups)
-	name := rand.Text()
-	if err := say(c, answer{Name: name}, groups); err != nil {
-		return err
+	if errors.Is(err, errLeft) {
+		return err // the client has to thaw
 	}
-	began := time.Now()
-	err = w.hold(ctx, c, groups, name)
-	still, thawed := thawAll(groups, name)
-	if err == nil && !still {
-		err = ErrThawed
-	}
-	err = errors.Join(err, thawed)
-	w.log.Info("froze pods", "groups", len(groups), "for", time.Since(began))
-	_ = say(c, answerOf(err), nil) // the client may be gone
+	_ = say(c, over(err), nil) // the client may be gone
 	return err
 }
 
-// hold freezes groups until the client closes its side.
-func (w *Watchdog) hold(ctx context.Context, c *net.UnixConn, groups []*group, name string) error {
-	if err := w.freeze(ctx, groups, name); err != nil {
+// errLeft reports a group that could not be thawed. It keeps its mark.
+var errLeft = errors.New("a pod could not be thawed")
+
+// freeze has groups stand still until the client closes its side, and thaws them and gives them back,
+// whatever else fails.
+func (w *Watchdog) freeze(ctx context.Context, c *net.UnixConn, groups []*group) (err error) {
+	defer closeAll(groups)
+	began := time.Now()
+	err = w.hold(ctx, c, groups)
+	still, thawed := thawAll(groups)
+	if err == nil && !still {
+		err = ErrThawed
+	}
+	w.log.Info("froze pods", "groups", len(groups), "for", time.Since(began))
+	return errors.Join(err, thawed)
+}
+
+func (w *Watchdog) hold(ctx context.Context, c *net.UnixConn, groups []*group) error {
+	if err := w.claim(groups); err != nil {
 		return err
 	}
-	if err := say(c, answer{}, nil); err != nil {
+	if err := say(c, answer{Groups: len(groups)}, groups); err != nil {
 		return err
 	}
-	_, err := c.Read(make([]byte, 1))
-	switch {
-	case errors.Is(err, io.EOF):
-		return nil
-	case ctx.Err() != nil:
-		return fmt.Errorf("%w: the watchdog is shutting down", ErrThawed)
-	case errors.Is(err, os.ErrDeadlineExceeded):
-		return fmt.Errorf("%w: pods are frozen for %s at most", ErrThawed, w.limit)
+	ctx = w.untilClosed(ctx, c)
+	if err := w.stop(ctx, groups); err != nil {
+		return err
 	}
-	return err
+	if err := say(c, answer{Still: true}, nil); err != nil {
+		return err
+	}
+	<-ctx.Done()
+	if err := context.Cause(ctx); !errors.Is(err, errClosed) {
+		return err
+	}
+	return nil
+}
+
+// errClosed reports a client that wants its pods thawed, or has ended.
+var errClosed = errors.New("the client has closed the connection")
+
+// untilClosed is a context that ends when the client closes its side, with errClosed as its cause, and at the
+// limit.
+func (w *Watchdog) untilClosed(ctx context.Context, c *net.UnixConn) context.Context {
+	open, closed := context.WithCancelCause(context.WithoutCancel(ctx)) // reading ends with that too
+	go func() {
+		_, err := c.Read(make([]byte, 1))
+		switch {
+		case ctx.Err() != nil:
+			err = fmt.Errorf("%w: the watchdog is shutting down", ErrThawed)
+		case errors.Is(err, os.ErrDeadlineExceeded):
+			err = fmt.Errorf("%w: pods are frozen for %s at most", ErrThawed, w.limit)
+		case errors.Is(err, io.EOF):
+			err = errClosed
+		case err == nil:
+			err = errors.New("the client says more than is expected")
+		}
+		closed(err)
+	}()
+	return open
+}
+
+// claim makes all groups the watchdog's own.
+func (w *Watchdog) claim(groups []*group) error {
+	w.claiming.Lock()
+	defer w.claiming.Unlock()
+	for _, g := range groups {
+		if err := g.claim(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// stop freezes all groups, one after the other.
+func (w *Watchdog) stop(ctx context.Context, groups []*group) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, w.longest, fmt.Errorf("%w within %s", ErrUnstoppable, w.longest))
+	defer cancel()
+	for _, g := range groups {
+		if err := g.stop(ctx); err != nil {
+			return fmt.Errorf("%s: %w", g.dir.Name(), err)
+		}
+	}
+	return nil
 }
 
 // groups reads which pods a client asks for, and finds their groups.
@@ -219,24 +311,14 @@ func (w *Watchdog) groups(c *net.UnixConn) ([]*group, error) {
 	return find(w.root, pods)
 }
 
-// freeze stops all groups, one after the other. What it has marked when it fails is thawed by the
-// caller.
-func (w *Watchdog) freeze(ctx context.Context, groups []*group, name string) error {
-	ctx, cancel := context.WithTimeout(ctx, w.longest)
-	defer cancel()
-	for _, g := range groups {
-		if err := g.freeze(ctx, name); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// thawAll thaws what a freeze has marked, whatever fails.
-func thawAll(groups []*group, name string) (still bool, err error) {
+// thawAll thaws what the watchdog has frozen, whatever fails.
+func thawAll(groups []*group) (still bool, err error) {
 	still = true
 	for _, g := range groups {
-		stood, thawed := g.thaw(name)
+		stood, thawed := g.thaw()
+		if g.frozen {
+			thawed = fmt.Errorf("%w: %s: %w", errLeft, g.dir.Name(), thawed)
+		}
 		still, err = still && stood, errors.Join(err, thawed)
 	}
 	return still, err

@@ -84,7 +84,7 @@ func refused(err error) error {
 		return fmt.Errorf("%w: a pod that uses it is frozen: %w", volume.ErrBusy, err)
 	case errors.Is(err, freezer.ErrUnavailable):
 		return fmt.Errorf("%w: the class asks for consistency: freeze, which needs the component deploy/csi/freeze: %w", volume.ErrPrecondition, err)
-	case errors.Is(err, freezer.ErrThawed), errors.Is(err, errTooLong):
+	case errors.Is(err, freezer.ErrThawed), errors.Is(err, freezer.ErrUnstoppable), errors.Is(err, errTooLong):
 		return fmt.Errorf("%w: %w", volume.ErrPrecondition, err)
 	case errors.Is(err, clone.ErrFragmented):
 		return fmt.Errorf("%w: %w, longer than maxStall of the VolumeSnapshotClass allows: have the file rewritten "+
