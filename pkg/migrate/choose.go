@@ -17,7 +17,7 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/pkg/driver/client"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
-	"kubevirt.io/hostpath-provisioner/pkg/provisioner"
+	"kubevirt.io/hostpath-provisioner/pkg/provisioner/origin"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
@@ -48,7 +48,7 @@ func (c Chosen) includes(claim types.NamespacedName, class string) bool {
 const localPath = "rancher.io/local-path"
 
 // provisioners are those whose PersistentVolumes can be migrated.
-var provisioners = []string{provisioner.PerNodeName, provisioner.SingleNodeName, localPath}
+var provisioners = []string{origin.PerNodeName, origin.SingleNodeName, localPath}
 
 // choice is what was found of what was chosen.
 type choice struct {
@@ -161,11 +161,11 @@ func (m *migration) chooseNew(ctx context.Context, begun map[string]bool, found 
 	}
 	for i := range volumes.Items {
 		pv := &volumes.Items[i]
-		if begun[pv.Name] || provisioner.PathOf(pv) == "" || pv.Spec.ClaimRef == nil {
+		if begun[pv.Name] || origin.Path(pv) == "" || pv.Spec.ClaimRef == nil {
 			continue
 		}
 		name := types.NamespacedName{Namespace: pv.Spec.ClaimRef.Namespace, Name: pv.Spec.ClaimRef.Name}
-		known := slices.Contains(provisioners, pv.Annotations[provisioner.ProvisionedBy])
+		known := slices.Contains(provisioners, pv.Annotations[origin.ProvisionedBy])
 		if !m.Chosen.includes(name, pv.Spec.StorageClassName) || !known && !m.Chosen.named(name) {
 			continue
 		}
@@ -200,10 +200,16 @@ func (m *migration) node(ctx context.Context) (here *corev1.Node, only bool, err
 
 // isOn reports whether the directory of a PersistentVolume is on a node, or else the name of its node as it is known.
 func isOn(pv *corev1.PersistentVolume, here *corev1.Node, only bool) (is bool, node string) {
-	owner := pv.Annotations[provisioner.Identity]
+	owner, unknown := origin.Node(pv)
 	if pv.Spec.NodeAffinity == nil || pv.Spec.NodeAffinity.Required == nil {
 		// As the single-node provisioner makes them.
-		return owner == here.Name || owner == "" && only, owner
+		return owner == here.Name || unknown != nil && only, owner
+	}
+	if unknown == nil && owner != here.Name {
+		return false, owner
+	}
+	if origin.Only(pv, here) {
+		return true, here.Name
 	}
 	var others []string
 	for _, term := range pv.Spec.NodeAffinity.Required.NodeSelectorTerms {
@@ -223,7 +229,7 @@ func isOn(pv *corev1.PersistentVolume, here *corev1.Node, only bool) (is bool, n
 // handle is the name of the directory as a volume of the driver: its own, or that of the PersistentVolume where
 // local-path made a name that is too long.
 func handle(pv *corev1.PersistentVolume) string {
-	name := filepath.Base(provisioner.PathOf(pv))
+	name := filepath.Base(origin.Path(pv))
 	if _, err := volume.ParseID(name); err != nil {
 		return pv.Name
 	}
@@ -275,11 +281,11 @@ func (m *migration) tryCreate(ctx context.Context, s *saved) error {
 
 // checkOwner refuses what no known provisioner made, and paths that nobody has said may be moved.
 func (m *migration) checkOwner(s *saved) error {
-	by := s.Volume.Annotations[provisioner.ProvisionedBy]
+	by := s.Volume.Annotations[origin.ProvisionedBy]
 	if !slices.Contains(provisioners, by) {
 		return fmt.Errorf("it was made by %q, and can be migrated only if it is of one of %s", by, strings.Join(provisioners, ", "))
 	}
-	path := provisioner.PathOf(s.Volume)
+	path := origin.Path(s.Volume)
 	if !filepath.IsAbs(path) || filepath.Clean(path) != path {
 		return fmt.Errorf("path %q of the PersistentVolume has empty parts, . or ..: make a PersistentVolume by hand that names %s", path, filepath.Clean(path))
 	}
@@ -320,7 +326,7 @@ func (m *migration) checkOthers(ctx context.Context, s *saved) error {
 	}
 	for i := range volumes.Items {
 		other := &volumes.Items[i]
-		if on, _ := isOn(other, here, only); other.Name != s.Volume.Name && on && provisioner.PathOf(other) == provisioner.PathOf(s.Volume) {
+		if on, _ := isOn(other, here, only); other.Name != s.Volume.Name && on && origin.Path(other) == origin.Path(s.Volume) {
 			return fmt.Errorf("PersistentVolume %s has the same directory: delete the one that nobody uses", other.Name)
 		}
 		if c := other.Spec.CSI; c != nil && c.Driver == s.Driver && c.VolumeHandle == s.To.Name {

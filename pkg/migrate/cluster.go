@@ -14,7 +14,7 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/pkg/driver/client"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/handover"
-	"kubevirt.io/hostpath-provisioner/pkg/provisioner"
+	"kubevirt.io/hostpath-provisioner/pkg/provisioner/origin"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
@@ -61,7 +61,7 @@ func (m *migration) observeVolume(ctx context.Context, s *saved, o *observation)
 		return fmt.Errorf("PersistentVolume %s is %w: it is for another claim", pv.Name, errForeign)
 	case pv.Spec.CSI != nil && pv.Spec.CSI.Driver == s.Driver && pv.Spec.CSI.VolumeHandle == s.To.Name:
 		o.volume = csi
-	case provisioner.PathOf(pv) != "" && provisioner.PathOf(pv) == provisioner.PathOf(s.Volume):
+	case origin.Path(pv) != "" && origin.Path(pv) == origin.Path(s.Volume):
 		o.volume = plain
 	default:
 		return fmt.Errorf("PersistentVolume %s is %w: it has another source", pv.Name, errForeign)

@@ -29,6 +29,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/pooltest"
 	"kubevirt.io/hostpath-provisioner/pkg/provisioner"
+	"kubevirt.io/hostpath-provisioner/pkg/provisioner/origin"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 	"kubevirt.io/hostpath-provisioner/test/must"
 )
@@ -99,8 +100,8 @@ func newRig(t *testing.T, directory string, changes ...func(*corev1.PersistentVo
 	for _, change := range changes {
 		change(pv, claim)
 	}
-	must.Succeed(t, os.MkdirAll(provisioner.PathOf(pv), 0o777))
-	must.Succeed(t, os.WriteFile(filepath.Join(provisioner.PathOf(pv), "data"), []byte("kept"), 0o600))
+	must.Succeed(t, os.MkdirAll(origin.Path(pv), 0o777))
+	must.Succeed(t, os.WriteFile(filepath.Join(origin.Path(pv), "data"), []byte("kept"), 0o600))
 	r.client = fake.NewClientset(pv, claim,
 		&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-a", Labels: map[string]string{corev1.LabelHostname: "host-a"}}},
 		&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-b"}},
@@ -165,7 +166,7 @@ func pair(path string) (*corev1.PersistentVolume, *corev1.PersistentVolumeClaim)
 		}
 	}
 	claim := &corev1.PersistentVolumeClaim{
-		ObjectMeta: meta("data", map[string]string{bindCompleted: "yes", provisioner.StorageProvisioner: provisioner.PerNodeName}),
+		ObjectMeta: meta("data", map[string]string{bindCompleted: "yes", provisioner.StorageProvisioner: origin.PerNodeName}),
 		Spec: corev1.PersistentVolumeClaimSpec{
 			AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteMany}, StorageClassName: &class, VolumeName: pvName,
 			Resources: corev1.VolumeResourceRequirements{Requests: size},
@@ -174,7 +175,7 @@ func pair(path string) (*corev1.PersistentVolume, *corev1.PersistentVolumeClaim)
 	}
 	claim.Namespace = "space"
 	pv := &corev1.PersistentVolume{
-		ObjectMeta: meta(pvName, map[string]string{provisioner.ProvisionedBy: provisioner.PerNodeName, provisioner.Identity: "node-a"}),
+		ObjectMeta: meta(pvName, map[string]string{origin.ProvisionedBy: origin.PerNodeName, origin.Identity: origin.PerNodeName, origin.ProvisionOnNode: "node-a"}),
 		Spec: corev1.PersistentVolumeSpec{
 			// As the provisioner of KubeVirt says: that of the disk.
 			Capacity:    corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Ti")},
@@ -218,7 +219,7 @@ func (r *rig) wantCSI() {
 	if pv.Spec.CSI == nil || pv.Spec.CSI.Driver != driverName || pv.Spec.CSI.VolumeHandle != pvName || pv.Spec.PersistentVolumeReclaimPolicy != corev1.PersistentVolumeReclaimDelete {
 		r.Errorf("PersistentVolume %+v", pv.Spec)
 	}
-	if pv.Annotations[provisioner.ProvisionedBy] != driverName || claim.Annotations[provisioner.StorageProvisioner] != "" {
+	if pv.Annotations[origin.ProvisionedBy] != driverName || claim.Annotations[provisioner.StorageProvisioner] != "" {
 		r.Errorf("annotations %v and %v", pv.Annotations, claim.Annotations)
 	}
 	if got := pv.Spec.AccessModes; len(got) != 1 || got[0] != corev1.ReadWriteMany {
@@ -263,7 +264,7 @@ func (r *rig) wantPlain(pv *corev1.PersistentVolume, claim *corev1.PersistentVol
 	if diff := cmp.Diff(pv, gotPV) + cmp.Diff(claim, gotClaim); diff != "" {
 		r.Error(diff)
 	}
-	r.wantData(provisioner.PathOf(pv))
+	r.wantData(origin.Path(pv))
 	if left, err := filepath.Glob(filepath.Join(r.config.Directory, "*.json")); err != nil || len(left) > 0 {
 		r.Errorf("left: %v (%v)", left, err)
 	}
@@ -327,7 +328,7 @@ func TestDryRunChangesNothing(t *testing.T) {
 	r := newRig(t, "old")
 	pv, claim := r.objects()
 	must.Succeed(t, r.run(func(*Config) {}))
-	for _, words := range []string{"space/data (PersistentVolume " + pvName, "save both objects", "Retain", "rename " + provisioner.PathOf(pv) + " to ",
+	for _, words := range []string{"space/data (PersistentVolume " + pvName, "save both objects", "Retain", "rename " + origin.Path(pv) + " to ",
 		"(1003520 bytes)", "StorageClass hostpath-csi", "back to Delete", "1 claims on node node-a, 0 stopped", "nothing was changed"} {
 		if !strings.Contains(r.output.String(), words) {
 			t.Errorf("%q is missing in:\n%s", words, r.output.String())
@@ -347,7 +348,7 @@ type refusal struct {
 func TestRefusedByItsObjects(t *testing.T) {
 	refused(t, map[string]refusal{
 		"made by an unknown provisioner": {func(pv *corev1.PersistentVolume, _ *corev1.PersistentVolumeClaim) {
-			delete(pv.Annotations, provisioner.ProvisionedBy)
+			delete(pv.Annotations, origin.ProvisionedBy)
 		}, choosing("data"), `made by ""`},
 		"not bound": {func(pv *corev1.PersistentVolume, _ *corev1.PersistentVolumeClaim) {
 			pv.Status.Phase = corev1.VolumeReleased
@@ -442,7 +443,7 @@ func choosing(name string) func(*rig) error {
 
 func (r *rig) path() string {
 	pv, _ := r.objects()
-	return provisioner.PathOf(pv)
+	return origin.Path(pv)
 }
 
 // refusing has the API server refuse new objects of a kind.
@@ -524,8 +525,8 @@ func (away) Name(context.Context) (string, error) { return "", errors.New("no su
 func TestLocalPath(t *testing.T) {
 	long := pvName + "_space_" + strings.Repeat("n", 200)
 	r := newRig(t, "pool", func(pv *corev1.PersistentVolume, _ *corev1.PersistentVolumeClaim) {
-		path := filepath.Join(filepath.Dir(provisioner.PathOf(pv)), long)
-		pv.Annotations[provisioner.ProvisionedBy] = "rancher.io/local-path"
+		path := filepath.Join(filepath.Dir(origin.Path(pv)), long)
+		pv.Annotations[origin.ProvisionedBy] = "rancher.io/local-path"
 		pv.Spec.PersistentVolumeSource = corev1.PersistentVolumeSource{Local: &corev1.LocalVolumeSource{Path: path}}
 	})
 	pv, claim := r.objects()
@@ -615,7 +616,8 @@ func TestChosen(t *testing.T) {
 // As of a provisioner with PV_DIR_SHARED: any node has the directory, before and after.
 func TestSharedPool_volumeHasNoNodeAffinity(t *testing.T) {
 	r := newRig(t, "old", func(pv *corev1.PersistentVolume, _ *corev1.PersistentVolumeClaim) {
-		pv.Annotations[provisioner.ProvisionedBy] = provisioner.SingleNodeName
+		pv.Annotations[origin.ProvisionedBy], pv.Annotations[origin.Identity] = origin.SingleNodeName, "node-a"
+		delete(pv.Annotations, origin.ProvisionOnNode)
 		pv.Spec.NodeAffinity = nil
 	})
 	r.config.Pools[0].Shared = true

@@ -10,6 +10,7 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/pkg/driver/client"
 	"kubevirt.io/hostpath-provisioner/pkg/provisioner"
+	"kubevirt.io/hostpath-provisioner/pkg/provisioner/origin"
 )
 
 const (
@@ -72,7 +73,7 @@ func (s *saved) volume(want form, reported client.Volume) *corev1.PersistentVolu
 		pv.Annotations = make(map[string]string)
 	}
 	// By this the driver's provisioner knows that it is to delete the volume.
-	pv.Annotations[provisioner.ProvisionedBy] = s.Driver
+	pv.Annotations[origin.ProvisionedBy] = s.Driver
 	return pv
 }
 

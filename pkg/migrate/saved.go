@@ -18,7 +18,7 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/handover"
-	"kubevirt.io/hostpath-provisioner/pkg/provisioner"
+	"kubevirt.io/hostpath-provisioner/pkg/provisioner/origin"
 )
 
 const (
@@ -146,7 +146,7 @@ func (m *migration) newSaved(pv *corev1.PersistentVolume, claim *corev1.Persiste
 	pv.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "PersistentVolume"}
 	claim.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "PersistentVolumeClaim"}
 	pv.ManagedFields, claim.ManagedFields = nil, nil
-	from := provisioner.PathOf(pv)
+	from := origin.Path(pv)
 	s := &saved{
 		Version: savedVersion, Saved: time.Now().UTC().Truncate(time.Second),
 		From:  handover.Place{Directory: filepath.Dir(from), Name: filepath.Base(from)},

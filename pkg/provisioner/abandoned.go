@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"strings"
 
-	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
@@ -126,7 +125,7 @@ func (a *abandoned) used(ctx context.Context, id volume.ID, pv string) (bool, er
 	if err != nil {
 		return false, err
 	}
-	users, err := a.users(ctx, id.String(), node.Labels[corev1.LabelHostname])
+	users, err := a.users(ctx, id.String(), node)
 	return len(users) > 0, err
 }
 

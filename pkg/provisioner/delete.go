@@ -6,21 +6,21 @@ import (
 	"fmt"
 	"path"
 	"slices"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/sig-storage-lib-external-provisioner/v13/controller"
 
 	"kubevirt.io/hostpath-provisioner/pkg/pool/handover"
+	"kubevirt.io/hostpath-provisioner/pkg/provisioner/origin"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
 // Delete removes the directory of a PersistentVolume, if it is known to be this instance's own. Refusals become events
 // on the PersistentVolume, and nothing is touched. A directory that is gone already is no error.
 func (p *Provisioner) Delete(ctx context.Context, pv *corev1.PersistentVolume) error {
-	if p.ofOtherInstance(pv) {
-		return &controller.IgnoredError{Reason: "it belongs to node " + pv.Annotations[Identity]}
+	if p.config.ofOtherInstance(pv) {
+		return &controller.IgnoredError{Reason: "it belongs to node " + pv.Annotations[origin.ProvisionOnNode]}
 	}
 	directory, id, err := p.deletable(ctx, pv)
 	if err != nil {
@@ -57,23 +57,20 @@ func (p *Provisioner) shortenName(directory string, id volume.ID) error {
 
 var errNotOwn = errors.New("not a volume of this provisioner")
 
-// ofOtherInstance reports whether another instance is responsible for a PersistentVolume.
-func (p *Provisioner) ofOtherInstance(pv *corev1.PersistentVolume) bool {
-	owner := pv.Annotations[Identity]
-	return p.config.Mode == PerNode && owner != "" && owner != p.config.Node
+// ofOtherInstance reports whether the instance of another node is responsible for a PersistentVolume.
+func (c Config) ofOtherInstance(pv *corev1.PersistentVolume) bool {
+	node, err := origin.Node(pv)
+	return c.Mode == PerNode && err == nil && node != c.Node
 }
 
 // deletable is the directory of a PersistentVolume, if its record with Kubernetes proves it to be this instance's own.
 func (p *Provisioner) deletable(ctx context.Context, pv *corev1.PersistentVolume) (directory string, id volume.ID, err error) {
-	owner := pv.Annotations[Identity]
-	switch {
-	case owner == "":
-		return "", id, fmt.Errorf("annotation %s is missing", Identity)
-	case owner != p.config.Node && !p.config.Shared:
-		return "", id, fmt.Errorf("annotation %s names node %s, this is node %s", Identity, owner, p.config.Node)
+	owner, err := origin.Node(pv)
+	if err != nil {
+		return "", id, err
 	}
-	if on := pv.Annotations[ProvisionOnNode]; on != "" && on != owner {
-		return "", id, fmt.Errorf("annotation %s names node %s, annotation %s node %s", Identity, owner, ProvisionOnNode, on)
+	if owner != p.config.Node && !p.config.Shared {
+		return "", id, fmt.Errorf("its annotations name node %s, this is node %s", owner, p.config.Node)
 	}
 	directory, id, err = p.config.ownDirectory(pv)
 	if err != nil {
@@ -83,11 +80,11 @@ func (p *Provisioner) deletable(ctx context.Context, pv *corev1.PersistentVolume
 	if err != nil {
 		return "", id, err
 	}
-	hostname := node.Labels[corev1.LabelHostname]
-	if err := checkAffinity(pv, hostname); err != nil {
-		return "", id, err
+	// The upstream single-node provisioner wrote no node affinity.
+	if p.config.Mode == PerNode && !origin.Only(pv, node) || !origin.MayUse(pv, node) {
+		return "", id, fmt.Errorf("its node affinity is not for this node and no other: label %s in %q", corev1.LabelHostname, origin.Hosts(pv))
 	}
-	users, err := p.users(ctx, directory, hostname)
+	users, err := p.users(ctx, directory, node)
 	if err != nil {
 		return "", id, err
 	}
@@ -97,55 +94,26 @@ func (p *Provisioner) deletable(ctx context.Context, pv *corev1.PersistentVolume
 	return directory, id, nil
 }
 
-// checkAffinity refuses a PersistentVolume whose pods run on other nodes: their directory of that name is not this one.
-func checkAffinity(pv *corev1.PersistentVolume, hostname string) error {
-	if pv.Spec.NodeAffinity == nil || pv.Spec.NodeAffinity.Required == nil {
-		return nil // as the upstream single-node provisioner made them
-	}
-	for _, term := range pv.Spec.NodeAffinity.Required.NodeSelectorTerms {
-		for _, r := range term.MatchExpressions {
-			if r.Key == corev1.LabelHostname && !slices.Contains(r.Values, hostname) {
-				return fmt.Errorf("its node affinity is for %s in %q, this is %s", corev1.LabelHostname, r.Values, hostname)
-			}
-		}
-	}
-	return nil
-}
-
 // users names the PersistentVolumes that pods of this node find a directory by, or something in it, whoever made them.
 // It asks the API server: this instance keeps only those that it has to do with.
-func (p *Provisioner) users(ctx context.Context, directory, hostname string) (names []string, err error) {
+func (p *Provisioner) users(ctx context.Context, directory string, node *corev1.Node) (names []string, err error) {
 	all, err := p.client.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return nil, fmt.Errorf("list PersistentVolumes: %w", err)
 	}
 	whole := path.Join(p.config.Path, directory)
 	for i := range all.Items {
-		pv := &all.Items[i]
-		at := path.Clean(PathOf(pv))
-		inside := at == whole || strings.HasPrefix(at, whole+"/")
-		if inside && checkAffinity(pv, hostname) == nil {
+		if pv := &all.Items[i]; origin.Inside(origin.Path(pv), whole) && origin.MayUse(pv, node) {
 			names = append(names, pv.Name)
 		}
 	}
 	return names, nil
 }
 
-// PathOf is the directory of a PersistentVolume; empty if it has none.
-func PathOf(pv *corev1.PersistentVolume) string {
-	switch {
-	case pv.Spec.HostPath != nil:
-		return pv.Spec.HostPath.Path
-	case pv.Spec.Local != nil:
-		return pv.Spec.Local.Path
-	}
-	return ""
-}
-
 // ShouldDelete reports on what is not deleted: where the data of a retained volume is, and a PersistentVolume that belongs to
 // no instance. It is called for each PersistentVolume of this provisioner whenever it changes.
 func (p *Provisioner) ShouldDelete(ctx context.Context, pv *corev1.PersistentVolume) bool {
-	if p.ofOtherInstance(pv) {
+	if p.config.ofOtherInstance(pv) {
 		return false
 	}
 	if pv.Status.Phase != corev1.VolumeReleased {
@@ -155,9 +123,9 @@ func (p *Provisioner) ShouldDelete(ctx context.Context, pv *corev1.PersistentVol
 		p.events.note(ctx, pv, "VolumeRetained", fmt.Sprintf("the claim is deleted; its data stays in %s on node %s until somebody removes it", pv.Spec.HostPath.Path, p.config.Node))
 		return false
 	}
-	if pv.Annotations[Identity] == "" && p.config.Mode == PerNode {
+	if _, err := origin.Node(pv); err != nil && p.config.Mode == PerNode {
 		// All instances see it. One event is enough.
-		p.events.warn(ctx, pv, "VolumeFailedDelete", fmt.Sprintf("%v: annotation %s is missing; no directory was removed", errNotOwn, Identity))
+		p.events.warn(ctx, pv, "VolumeFailedDelete", fmt.Sprintf("%v: %v; no directory was removed", errNotOwn, err))
 		return false
 	}
 	return true

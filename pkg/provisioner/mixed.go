@@ -6,6 +6,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"kubevirt.io/hostpath-provisioner/pkg/provisioner/origin"
 )
 
 // checkPods reports pods that use a claim which names this node, and one of another node: no node has both. All
@@ -13,7 +15,7 @@ import (
 func (s *strays) checkPods(ctx context.Context, claims []*corev1.PersistentVolumeClaim) {
 	named := make(map[string]bool) // namespaces with claims that name this node
 	for _, claim := range claims {
-		if claim.Annotations[ProvisionOnNode] == s.config.Node && s.serves(claim) {
+		if claim.Annotations[origin.ProvisionOnNode] == s.config.Node && s.serves(claim) {
 			named[claim.Namespace] = true
 		}
 	}
@@ -44,7 +46,7 @@ func (s *strays) checkPod(ctx context.Context, pod *corev1.Pod) {
 			continue
 		}
 		switch node := nodeOf(claim); {
-		case claim.Annotations[ProvisionOnNode] == s.config.Node:
+		case claim.Annotations[origin.ProvisionOnNode] == s.config.Node:
 			here = append(here, claim)
 		case node != "" && node != s.config.Node:
 			elsewhere = append(elsewhere, claim)
@@ -60,5 +62,5 @@ func (s *strays) checkPod(ctx context.Context, pod *corev1.Pod) {
 
 func (s *strays) warnOfPod(ctx context.Context, pod *corev1.Pod, claim, other *corev1.PersistentVolumeClaim) {
 	s.events.warn(ctx, claim, "NodesDiffer", fmt.Sprintf("pod %s cannot start: this claim is for node %s, and its claim %s for node %s; "+
-		"name the same node in the annotation %s of all claims of a pod, or of none", pod.Name, nodeOf(claim), other.Name, nodeOf(other), ProvisionOnNode))
+		"name the same node in the annotation %s of all claims of a pod, or of none", pod.Name, nodeOf(claim), other.Name, nodeOf(other), origin.ProvisionOnNode))
 }

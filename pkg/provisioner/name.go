@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 
+	"kubevirt.io/hostpath-provisioner/pkg/provisioner/origin"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
@@ -53,7 +54,7 @@ func (c Config) ownDirectory(pv *corev1.PersistentVolume) (directory string, id 
 		return "", volume.ID{}, fmt.Errorf(format, args...)
 	}
 	if pv.Spec.HostPath == nil {
-		return refuse("it is not a hostPath volume: correct its annotation %s", ProvisionedBy)
+		return refuse("it is not a hostPath volume: correct its annotation %s", origin.ProvisionedBy)
 	}
 	at := pv.Spec.HostPath.Path
 	if !path.IsAbs(at) || path.Clean(at) != at || path.Dir(at) != c.Path {

@@ -3,11 +3,14 @@ package provisioner
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"kubevirt.io/hostpath-provisioner/pkg/provisioner/origin"
 )
 
 // orphans reports PersistentVolumes to be deleted whose node is gone, and its provisioner with it: they would wait for ever.
@@ -31,10 +34,10 @@ func (o *orphans) check(ctx context.Context, now time.Time) {
 	gone := make(map[string]bool) // by node
 	for i := range volumes.Items {
 		pv := &volumes.Items[i]
-		if !o.waitsForNode(pv) {
+		node, err := origin.Node(pv)
+		if err != nil || !o.waitsForNode(pv) {
 			continue
 		}
-		node := pv.Annotations[Identity]
 		if _, known := gone[node]; !known {
 			_, err := o.client.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{})
 			if err != nil && !apierrors.IsNotFound(err) {
@@ -44,14 +47,23 @@ func (o *orphans) check(ctx context.Context, now time.Time) {
 			gone[node] = err != nil
 		}
 		if gone[node] {
-			o.events.warn(ctx, pv, "VolumeFailedDelete", fmt.Sprintf("node %s, which had its directory %s, does not exist any more: "+
-				"delete the PersistentVolume and remove its finalizers", node, PathOf(pv)))
+			o.events.warn(ctx, pv, "VolumeFailedDelete", fmt.Sprintf("node %s, which had its directory %s, does not exist any more: %s",
+				node, origin.Path(pv), remedy(pv, node)))
 		}
 	}
+}
+
+// remedy is what to do about a PersistentVolume whose node is gone. The directory may still be there if the affinity is for
+// another node than the annotation.
+func remedy(pv *corev1.PersistentVolume, node string) string {
+	if hosts := origin.Hosts(pv); !slices.Equal(hosts, []string{node}) {
+		return fmt.Sprintf("look for a node with the label %s in %q before you delete it, which may have the directory", corev1.LabelHostname, hosts)
+	}
+	return "delete the PersistentVolume and remove its finalizers"
 }
 
 // waitsForNode reports whether a PersistentVolume waits for the instance of another node to delete it.
 func (o *orphans) waitsForNode(pv *corev1.PersistentVolume) bool {
 	released := pv.Status.Phase == corev1.VolumeReleased && pv.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimDelete
-	return pv.Annotations[ProvisionedBy] == o.config.Name() && o.ofOtherInstance(pv) && (released || pv.DeletionTimestamp != nil)
+	return pv.Annotations[origin.ProvisionedBy] == o.config.Name() && o.config.ofOtherInstance(pv) && (released || pv.DeletionTimestamp != nil)
 }

@@ -20,6 +20,7 @@ import (
 	"sigs.k8s.io/sig-storage-lib-external-provisioner/v13/controller"
 
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
+	"kubevirt.io/hostpath-provisioner/pkg/provisioner/origin"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
@@ -32,22 +33,10 @@ const (
 	SingleNode Mode = "single-node"
 )
 
-// The provisioner names that StorageClasses refer to.
+// Annotations of claims.
 const (
-	PerNodeName    = "kubevirt.io/hostpath-provisioner"
-	SingleNodeName = "hostpath"
-)
-
-// Annotations of claims and PersistentVolumes.
-const (
-	// ProvisionOnNode names the node of a volume. On a claim it wins over the scheduler's choice.
-	ProvisionOnNode = "kubevirt.io/provisionOnNode"
-	// Identity is on PersistentVolumes the name of the node whose provisioner made them.
-	Identity = "hostPathProvisionerIdentity"
 	// SelectedNode is the scheduler's choice for a claim.
 	SelectedNode = "volume.kubernetes.io/selected-node"
-	// ProvisionedBy is on PersistentVolumes the name of the provisioner.
-	ProvisionedBy = "pv.kubernetes.io/provisioned-by"
 	// StorageProvisioner is on claims the name of the provisioner that is to serve them.
 	StorageProvisioner = "volume.kubernetes.io/storage-provisioner"
 )
@@ -71,9 +60,9 @@ type Config struct {
 // Name is the provisioner name of the instance.
 func (c Config) Name() string {
 	if c.Mode == SingleNode {
-		return SingleNodeName
+		return origin.SingleNodeName
 	}
-	return PerNodeName
+	return origin.PerNodeName
 }
 
 // Pool keeps the directories: a *pool.Set of one pool.
@@ -144,7 +133,7 @@ func (p *Provisioner) create(ctx context.Context, id volume.ID, claim *corev1.Pe
 // this node can it choose another.
 func (p *Provisioner) stateAfter(err error, claim *corev1.PersistentVolumeClaim) controller.ProvisioningState {
 	switch {
-	case errors.Is(err, volume.ErrNoSpace) && p.config.Mode == PerNode && claim.Annotations[ProvisionOnNode] == "":
+	case errors.Is(err, volume.ErrNoSpace) && p.config.Mode == PerNode && claim.Annotations[origin.ProvisionOnNode] == "":
 		return controller.ProvisioningReschedule
 	case errors.Is(err, volume.ErrNoSpace), errors.Is(err, volume.ErrInvalid), errors.Is(err, volume.ErrOutOfRange), errors.Is(err, volume.ErrExists):
 		return controller.ProvisioningFinished
@@ -163,7 +152,7 @@ func (p *Provisioner) ShouldProvision(_ context.Context, claim *corev1.Persisten
 
 // nodeOf is the node that a claim names; empty if it names none yet.
 func nodeOf(claim *corev1.PersistentVolumeClaim) string {
-	if node := claim.Annotations[ProvisionOnNode]; node != "" {
+	if node := claim.Annotations[origin.ProvisionOnNode]; node != "" {
 		return node
 	}
 	return claim.Annotations[SelectedNode]
@@ -172,10 +161,10 @@ func nodeOf(claim *corev1.PersistentVolumeClaim) string {
 // warnOfMixing reports a claim that names another node than the one that the scheduler chose for its pod. The
 // annotation wins; a claim of the same pod without it is made where the scheduler chose, and the pod cannot have both.
 func (p *Provisioner) warnOfMixing(ctx context.Context, claim *corev1.PersistentVolumeClaim) {
-	named, selected := claim.Annotations[ProvisionOnNode], claim.Annotations[SelectedNode]
+	named, selected := claim.Annotations[origin.ProvisionOnNode], claim.Annotations[SelectedNode]
 	if named == "" || selected == "" || named == selected || p.config.Mode == SingleNode {
 		return
 	}
 	p.events.warn(ctx, claim, "NodesDiffer", fmt.Sprintf("annotation %s=%s takes precedence over node %s, which the scheduler selected for the pod; "+
-		"a pod whose claims name their node in both ways may never start: annotate all claims of the pod, or none", ProvisionOnNode, named, selected))
+		"a pod whose claims name their node in both ways may never start: annotate all claims of the pod, or none", origin.ProvisionOnNode, named, selected))
 }

@@ -23,6 +23,7 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/pooltest"
+	"kubevirt.io/hostpath-provisioner/pkg/provisioner/origin"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 	"kubevirt.io/hostpath-provisioner/test/must"
 )
@@ -156,7 +157,7 @@ func TestProvision(t *testing.T) {
 			if err != nil || again.Spec.HostPath.Path != path {
 				t.Errorf("asked again: %+v, %v", again, err)
 			}
-			pv.Status.Phase = corev1.VolumeReleased
+			pv.Annotations[origin.ProvisionedBy], pv.Status.Phase = r.config.Name(), corev1.VolumeReleased
 			must.Succeed(t, r.Delete(t.Context(), pv))
 			must.Succeed(t, r.Delete(t.Context(), pv))
 			if left := r.directories(); len(left) > 0 {
@@ -170,7 +171,7 @@ func TestProvision(t *testing.T) {
 func wanted(config Config, path string) *corev1.PersistentVolume {
 	mode, isDirectory := corev1.PersistentVolumeFilesystem, corev1.HostPathDirectory
 	pv := &corev1.PersistentVolume{
-		ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{Identity: "node-a"}},
+		ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{origin.Identity: "node-a"}},
 		Spec: corev1.PersistentVolumeSpec{
 			Capacity:                      corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1000001")},
 			AccessModes:                   []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
@@ -179,8 +180,8 @@ func wanted(config Config, path string) *corev1.PersistentVolume {
 			PersistentVolumeSource:        corev1.PersistentVolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: path, Type: &isDirectory}},
 		},
 	}
-	if config.Mode == PerNode {
-		pv.Annotations[ProvisionOnNode] = "node-a"
+	if config.Mode == PerNode { // as the upstream provisioner
+		pv.Annotations[origin.Identity], pv.Annotations[origin.ProvisionOnNode] = "kubevirt.io/hostpath-provisioner", "node-a"
 	}
 	if config.ReclaimPolicy != "" {
 		pv.Spec.PersistentVolumeReclaimPolicy = config.ReclaimPolicy
@@ -199,9 +200,9 @@ func TestShouldProvision_annotationWinsOverScheduler(t *testing.T) {
 	}{
 		"the scheduler chose this node":             {map[string]string{SelectedNode: "node-a"}, PerNode, true},
 		"the scheduler chose another":               {map[string]string{SelectedNode: "node-b"}, PerNode, false},
-		"it names this node, whatever was chosen":   {map[string]string{SelectedNode: "node-b", ProvisionOnNode: "node-a"}, PerNode, true},
-		"it names another node, and this is chosen": {map[string]string{SelectedNode: "node-a", ProvisionOnNode: "node-b"}, PerNode, false},
-		"it names this node, of an immediate class": {map[string]string{ProvisionOnNode: "node-a"}, PerNode, true},
+		"it names this node, whatever was chosen":   {map[string]string{SelectedNode: "node-b", origin.ProvisionOnNode: "node-a"}, PerNode, true},
+		"it names another node, and this is chosen": {map[string]string{SelectedNode: "node-a", origin.ProvisionOnNode: "node-b"}, PerNode, false},
+		"it names this node, of an immediate class": {map[string]string{origin.ProvisionOnNode: "node-a"}, PerNode, true},
 		"no node":                   {nil, PerNode, false},
 		"no node, on a single node": {nil, SingleNode, true},
 	}
@@ -247,7 +248,7 @@ func TestProvisionRefuses(t *testing.T) {
 			o.PVC.Spec.Resources.Requests[corev1.ResourceStorage] = resource.MustParse("1Pi")
 		}, []string{"not enough space"}, controller.ProvisioningReschedule},
 		"more than the pool has, where the claim names the node": {func(o *controller.ProvisionOptions) {
-			o.PVC.Annotations[ProvisionOnNode] = "node-a"
+			o.PVC.Annotations[origin.ProvisionOnNode] = "node-a"
 			o.PVC.Spec.Resources.Requests[corev1.ResourceStorage] = resource.MustParse("1Pi")
 		}, []string{"not enough space"}, controller.ProvisioningFinished},
 	}
@@ -286,12 +287,14 @@ func TestSingleNodeRefusesSeveralNodes(t *testing.T) {
 	}
 }
 
-// own is a PersistentVolume of the upstream provisioner or of this one, whose directory is there.
+// own is a PersistentVolume whose directory is there, as the upstream provisioner and its controller make it since August
+// 2019 (Provision of cmd/provisioner/hostpath-provisioner.go, provisionClaimOperation of controller/controller.go), and this
+// one. In the identity is the provisioner, and the node only in the other annotation and in the affinity.
 func own(t *testing.T, path string) *corev1.PersistentVolume {
 	t.Helper()
 	must.Succeed(t, os.MkdirAll(filepath.Join(path, name, "sub"), 0o777))
 	return &corev1.PersistentVolume{
-		ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{Identity: "node-a", ProvisionOnNode: "node-a", ProvisionedBy: PerNodeName}},
+		ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{origin.Identity: origin.PerNodeName, origin.ProvisionOnNode: "node-a", origin.ProvisionedBy: origin.PerNodeName}},
 		Spec: corev1.PersistentVolumeSpec{
 			NodeAffinity:                  onHost("host-a"),
 			PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimDelete,
@@ -302,15 +305,25 @@ func own(t *testing.T, path string) *corev1.PersistentVolume {
 }
 
 func TestDeleteRemovesItsOwn(t *testing.T) {
-	long := strings.Repeat("x", 214) + "-" + name
-	for title, directory := range map[string]string{"without a record": name, "with a long name": long} {
+	rename := func(directory string) func(*corev1.PersistentVolume) {
+		return func(pv *corev1.PersistentVolume) {
+			at := pv.Spec.HostPath.Path
+			pv.Spec.HostPath.Path = filepath.Join(filepath.Dir(at), directory)
+			must.Succeed(t, os.Rename(at, pv.Spec.HostPath.Path))
+		}
+	}
+	for title, change := range map[string]func(*corev1.PersistentVolume){
+		"without a record":     func(*corev1.PersistentVolume) {},
+		"with a naming prefix": rename("claim-" + name),
+		"with a long name":     rename(strings.Repeat("x", 214) + "-" + name),
+		// The upstream provisioner writes the node's name as that of the host.
+		"of a node whose hostname is another":                  func(pv *corev1.PersistentVolume) { pv.Spec.NodeAffinity = onHost("node-a") },
+		"with the node as identity, as this one once wrote it": func(pv *corev1.PersistentVolume) { pv.Annotations[origin.Identity] = "node-a" },
+	} {
 		t.Run(title, func(t *testing.T) {
 			r := newRig(t, Config{Mode: PerNode})
 			pv := own(t, r.config.Path)
-			pv.Spec.HostPath.Path = filepath.Join(r.config.Path, directory)
-			if directory != name {
-				must.Succeed(t, os.Rename(filepath.Join(r.config.Path, name), pv.Spec.HostPath.Path))
-			}
+			change(pv)
 			must.Succeed(t, r.Delete(t.Context(), pv))
 			if left := r.directories(); len(left) > 0 {
 				t.Errorf("left: %v", left)
@@ -326,8 +339,17 @@ func TestDeleteLeavesWhatIsNotItsOwn(t *testing.T) {
 		}
 	}
 	tests := map[string]func(pv *corev1.PersistentVolume, pool string){
-		"without an identity":        func(pv *corev1.PersistentVolume, _ string) { delete(pv.Annotations, Identity) },
-		"two identities":             func(pv *corev1.PersistentVolume, _ string) { pv.Annotations[ProvisionOnNode] = "node-b" },
+		"without an identity": func(pv *corev1.PersistentVolume, _ string) { delete(pv.Annotations, origin.Identity) },
+		"two nodes": func(pv *corev1.PersistentVolume, _ string) {
+			pv.Annotations[origin.Identity], pv.Annotations[origin.ProvisionOnNode] = "node-a", "node-b"
+		},
+		"an identity and no node":    func(pv *corev1.PersistentVolume, _ string) { delete(pv.Annotations, origin.ProvisionOnNode) },
+		"another program's identity": func(pv *corev1.PersistentVolume, _ string) { pv.Annotations[origin.Identity] = "example.com/hostpath" },
+		"no affinity":                func(pv *corev1.PersistentVolume, _ string) { pv.Spec.NodeAffinity = nil },
+		"affinity for another node too": func(pv *corev1.PersistentVolume, _ string) {
+			terms := &pv.Spec.NodeAffinity.Required.NodeSelectorTerms
+			*terms = append(*terms, onHost("host-b").Required.NodeSelectorTerms...)
+		},
 		"another node's affinity":    func(pv *corev1.PersistentVolume, _ string) { pv.Spec.NodeAffinity = onHost("host-b") },
 		"no source":                  func(pv *corev1.PersistentVolume, _ string) { pv.Spec.HostPath = nil },
 		"a name that somebody chose": func(pv *corev1.PersistentVolume, _ string) { pv.Name = "555555555555" },
@@ -378,6 +400,13 @@ func TestDeleteRefusesADirectoryOfTwoPersistentVolumes(t *testing.T) {
 			pv.Spec.NodeAffinity = onHost("host-b")
 			return pv
 		}, true},
+		"on several nodes": {func(path string) *corev1.PersistentVolume {
+			pv := hostPath(path)
+			pv.Spec.NodeAffinity = onHost("host-b")
+			terms := &pv.Spec.NodeAffinity.Required.NodeSelectorTerms
+			*terms = append(*terms, onHost("host-a").Required.NodeSelectorTerms...)
+			return pv
+		}, false},
 		"a longer name": {func(path string) *corev1.PersistentVolume { return hostPath(path + "-2") }, true},
 	}
 	for title, tt := range tests {
@@ -411,7 +440,7 @@ func TestDeleteOnSingleNode(t *testing.T) {
 			directory := filepath.Join(r.config.Path, "space-claim-"+name)
 			must.Succeed(t, os.MkdirAll(filepath.Join(directory, "sub"), 0o777))
 			err := r.Delete(t.Context(), &corev1.PersistentVolume{
-				ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{Identity: tt.identity, ProvisionedBy: SingleNodeName}},
+				ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{origin.Identity: tt.identity, origin.ProvisionedBy: origin.SingleNodeName}},
 				Spec:       corev1.PersistentVolumeSpec{PersistentVolumeSource: corev1.PersistentVolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: directory}}},
 			})
 			if removed := len(r.directories()) == 0; removed != tt.removed || (err == nil) != tt.removed {
@@ -424,7 +453,7 @@ func TestDeleteOnSingleNode(t *testing.T) {
 func TestDeleteLeavesOtherNodesAlone(t *testing.T) {
 	r := newRig(t, Config{Mode: PerNode})
 	pv := own(t, r.config.Path)
-	pv.Annotations[Identity] = "node-b"
+	pv.Annotations[origin.ProvisionOnNode] = "node-b"
 	var ignored *controller.IgnoredError
 	if err := r.Delete(t.Context(), pv); !errors.As(err, &ignored) {
 		t.Errorf("not ignored: %v", err)
@@ -447,12 +476,12 @@ func TestShouldDelete(t *testing.T) {
 		t.Errorf("the events are %q, want one that says where the data is", events)
 	}
 	pv = own(t, r.config.Path)
-	delete(pv.Annotations, Identity)
+	delete(pv.Annotations, origin.Identity)
 	if r.ShouldDelete(t.Context(), pv) {
 		t.Error("a volume of nobody is deleted")
 	}
 	if events := r.events(); !slices.ContainsFunc(events, func(e string) bool {
-		return strings.Contains(e, "VolumeFailedDelete") && strings.Contains(e, Identity+" is missing")
+		return strings.Contains(e, "VolumeFailedDelete") && strings.Contains(e, origin.Identity+" is missing")
 	}) {
 		t.Errorf("the events are %q, want one that says why it is not deleted", events)
 	}
@@ -464,23 +493,23 @@ func TestStraysAreReportedOnce(t *testing.T) {
 	claim := func(name string, annotations map[string]string) *corev1.PersistentVolumeClaim {
 		c := request().PVC
 		c.Name, c.UID, c.Annotations = name, types.UID("uid-"+name), annotations
-		c.Annotations[StorageProvisioner] = PerNodeName
+		c.Annotations[StorageProvisioner] = origin.PerNodeName
 		c.CreationTimestamp = metav1.NewTime(now.Add(-time.Minute))
 		class := "immediate"
 		c.Spec.StorageClassName = &class
 		return c
 	}
 	// Nobody has annotated it, because there is no pod yet.
-	early, late := claim("early", map[string]string{ProvisionOnNode: "node-y"}), storagev1.VolumeBindingWaitForFirstConsumer
+	early, late := claim("early", map[string]string{origin.ProvisionOnNode: "node-y"}), storagev1.VolumeBindingWaitForFirstConsumer
 	delete(early.Annotations, StorageProvisioner)
 	*early.Spec.StorageClassName = "late"
 	r := newRig(t, Config{Mode: PerNode}, nodeNamed("node-b", "host-b"),
 		&storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: "immediate"}, VolumeBindingMode: &immediate},
-		claim("nowhere", map[string]string{ProvisionOnNode: "node-z"}),
-		claim("other", map[string]string{ProvisionOnNode: "node-b"}),
-		claim("mine", map[string]string{ProvisionOnNode: "node-a"}),
+		claim("nowhere", map[string]string{origin.ProvisionOnNode: "node-z"}),
+		claim("other", map[string]string{origin.ProvisionOnNode: "node-b"}),
+		claim("mine", map[string]string{origin.ProvisionOnNode: "node-a"}),
 		claim("unnamed", map[string]string{}),
-		&storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: "late"}, Provisioner: PerNodeName, VolumeBindingMode: &late}, early)
+		&storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: "late"}, Provisioner: origin.PerNodeName, VolumeBindingMode: &late}, early)
 	for range 2 { // instances on two nodes
 		s := &strays{Provisioner: r.Provisioner, checked: make(map[types.UID]time.Time)}
 		s.check(t.Context(), now)
@@ -495,25 +524,30 @@ func TestStraysAreReportedOnce(t *testing.T) {
 func TestVolumeOfANodeThatIsGone_isReportedOnce(t *testing.T) {
 	volume := func(name, node string, change func(*corev1.PersistentVolume)) *corev1.PersistentVolume {
 		pv := own(t, t.TempDir())
-		pv.Name, pv.UID, pv.Annotations[Identity] = name, types.UID("uid-"+name), node
+		pv.Name, pv.UID, pv.Annotations[origin.ProvisionOnNode] = name, types.UID("uid-"+name), node
+		pv.Spec.NodeAffinity = onHost(node)
 		change(pv)
 		return pv
 	}
 	as := func(*corev1.PersistentVolume) {}
 	r := newRig(t, Config{Mode: PerNode}, nodeNamed("node-b", "host-b"),
 		volume("gone", "node-z", as),
+		volume("elsewhere", "node-z", func(pv *corev1.PersistentVolume) { pv.Spec.NodeAffinity = onHost("host-b") }),
 		volume("mine", "node-a", as),
 		volume("other", "node-b", as),
 		volume("bound", "node-z", func(pv *corev1.PersistentVolume) { pv.Status.Phase = corev1.VolumeBound }),
 		volume("retained", "node-z", func(pv *corev1.PersistentVolume) {
 			pv.Spec.PersistentVolumeReclaimPolicy = corev1.PersistentVolumeReclaimRetain
 		}),
-		volume("foreign", "node-z", func(pv *corev1.PersistentVolume) { pv.Annotations[ProvisionedBy] = "example.com/other" }))
+		volume("contradictory", "node-z", func(pv *corev1.PersistentVolume) { pv.Annotations[origin.Identity] = "node-y" }),
+		volume("foreign", "node-z", func(pv *corev1.PersistentVolume) { pv.Annotations[origin.ProvisionedBy] = "example.com/other" }))
 	for range 2 { // instances on two nodes
 		(&orphans{Provisioner: r.Provisioner}).check(t.Context(), time.Now())
 	}
-	if events := r.events(); len(events) != 1 || !strings.Contains(events[0], "VolumeFailedDelete: node node-z, which had its directory /") {
-		t.Errorf("the events are %q", events)
+	const gone, remove = "VolumeFailedDelete: node node-z, which had its directory /", "remove its finalizers"
+	events := strings.Join(r.events(), "\n")
+	if strings.Count(events, gone) != 2 || strings.Count(events, remove) != 1 || !strings.Contains(events, `in ["host-b"] before you delete it`) {
+		t.Errorf("the events are\n%s", events)
 	}
 }
 
@@ -521,7 +555,7 @@ func TestVolumeOfANodeThatIsGone_isReportedOnce(t *testing.T) {
 func TestClaimThatNamesAnotherNodeThanItsPod_isReported(t *testing.T) {
 	r := newRig(t, Config{Mode: PerNode})
 	_, _, err := r.Provision(t.Context(), request(func(o *controller.ProvisionOptions) {
-		o.PVC.Annotations = map[string]string{ProvisionOnNode: "node-a", SelectedNode: "node-b"}
+		o.PVC.Annotations = map[string]string{origin.ProvisionOnNode: "node-a", SelectedNode: "node-b"}
 	}))
 	must.Succeed(t, err)
 	if events := r.events(); len(events) != 1 || !strings.Contains(events[0], "NodesDiffer: annotation kubevirt.io/provisionOnNode=node-a takes precedence over node node-b") {
@@ -534,7 +568,7 @@ func TestPodWithClaimsOfTwoNodes_isReportedOnBoth(t *testing.T) {
 	claim := func(name string, annotations map[string]string) *corev1.PersistentVolumeClaim {
 		c := request().PVC
 		c.Name, c.UID, c.Annotations, c.Spec.VolumeName = name, types.UID("uid-"+name), annotations, "pvc-"+name
-		c.Annotations[StorageProvisioner] = PerNodeName
+		c.Annotations[StorageProvisioner] = origin.PerNodeName
 		return c
 	}
 	pod := func(name, node string, claims ...string) *corev1.Pod {
@@ -548,9 +582,9 @@ func TestPodWithClaimsOfTwoNodes_isReportedOnBoth(t *testing.T) {
 	foreign := claim("foreign", map[string]string{SelectedNode: "node-b"})
 	foreign.Annotations[StorageProvisioner] = "example.com/other"
 	r := newRig(t, Config{Mode: PerNode}, foreign,
-		claim("here", map[string]string{ProvisionOnNode: "node-a", SelectedNode: "node-b"}),
-		claim("too", map[string]string{ProvisionOnNode: "node-a"}),
-		claim("named", map[string]string{ProvisionOnNode: "node-b"}),
+		claim("here", map[string]string{origin.ProvisionOnNode: "node-a", SelectedNode: "node-b"}),
+		claim("too", map[string]string{origin.ProvisionOnNode: "node-a"}),
+		claim("named", map[string]string{origin.ProvisionOnNode: "node-b"}),
 		claim("selected", map[string]string{SelectedNode: "node-b"}),
 		pod("both-named", "", "here", "named"),
 		pod("both-ways", "", "too", "selected"),
@@ -660,7 +694,7 @@ func TestFilterEvent(t *testing.T) {
 	if out, _ := config.filterEvent(watch.Event{Type: watch.Modified, Object: pv}); out.Type != watch.Modified {
 		t.Errorf("its own is %s", out.Type)
 	}
-	pv.Annotations[Identity] = "node-b"
+	pv.Annotations[origin.ProvisionOnNode] = "node-b"
 	if out, _ := config.filterEvent(watch.Event{Type: watch.Modified, Object: pv}); out.Type != watch.Deleted {
 		t.Errorf("another node's is %s", out.Type)
 	}

@@ -10,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/sig-storage-lib-external-provisioner/v13/controller"
 
+	"kubevirt.io/hostpath-provisioner/pkg/provisioner/origin"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
@@ -83,7 +84,7 @@ func checkTopologies(allowed []corev1.TopologySelectorTerm, node *corev1.Node) e
 func (c Config) persistentVolume(o controller.ProvisionOptions, id volume.ID, node *corev1.Node) *corev1.PersistentVolume {
 	isDirectory, mode := corev1.HostPathDirectory, corev1.PersistentVolumeFilesystem
 	pv := &corev1.PersistentVolume{
-		ObjectMeta: metav1.ObjectMeta{Name: o.PVName, Annotations: map[string]string{Identity: c.Node}},
+		ObjectMeta: metav1.ObjectMeta{Name: o.PVName, Annotations: map[string]string{origin.Identity: c.identity()}},
 		Spec: corev1.PersistentVolumeSpec{
 			Capacity:                      corev1.ResourceList{corev1.ResourceStorage: o.PVC.Spec.Resources.Requests[corev1.ResourceStorage]},
 			AccessModes:                   []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
@@ -94,7 +95,7 @@ func (c Config) persistentVolume(o controller.ProvisionOptions, id volume.ID, no
 		},
 	}
 	if c.Mode == PerNode {
-		pv.Annotations[ProvisionOnNode] = c.Node
+		pv.Annotations[origin.ProvisionOnNode] = c.Node
 	} else {
 		pv.Spec.AccessModes = slices.Clone(o.PVC.Spec.AccessModes)
 	}
@@ -102,6 +103,14 @@ func (c Config) persistentVolume(o controller.ProvisionOptions, id volume.ID, no
 		pv.Spec.NodeAffinity = onHost(node.Labels[corev1.LabelHostname])
 	}
 	return pv
+}
+
+// identity is what the upstream program of this form writes, and wants to see before it deletes a volume.
+func (c Config) identity() string {
+	if c.Mode == SingleNode {
+		return c.Node
+	}
+	return origin.PerNodeName
 }
 
 func onHost(hostname string) *corev1.VolumeNodeAffinity {

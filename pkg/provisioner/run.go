@@ -20,6 +20,8 @@ import (
 	"k8s.io/client-go/util/workqueue"
 	"sigs.k8s.io/sig-storage-lib-external-provisioner/v13/controller"
 	"sigs.k8s.io/sig-storage-lib-external-provisioner/v13/controller/metrics"
+
+	"kubevirt.io/hostpath-provisioner/pkg/provisioner/origin"
 )
 
 const (
@@ -150,11 +152,7 @@ func ownVolumes(config Config, client kubernetes.Interface) cache.SharedIndexInf
 
 // concerns reports whether a PersistentVolume is this instance's own, or nobody's.
 func (c Config) concerns(pv *corev1.PersistentVolume) bool {
-	if pv.Annotations[ProvisionedBy] != c.Name() {
-		return false
-	}
-	owner := pv.Annotations[Identity]
-	return c.Mode == SingleNode || owner == "" || owner == c.Node
+	return pv.Annotations[origin.ProvisionedBy] == c.Name() && !c.ofOtherInstance(pv)
 }
 
 // filterEvent takes a PersistentVolume that is not kept as deleted: it may have been kept before.

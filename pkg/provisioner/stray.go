@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/sig-storage-lib-external-provisioner/v13/util"
 
+	"kubevirt.io/hostpath-provisioner/pkg/provisioner/origin"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
@@ -116,7 +117,7 @@ func (s *strays) checkClaim(ctx context.Context, claim *corev1.PersistentVolumeC
 	}
 	if class.VolumeBindingMode == nil || *class.VolumeBindingMode == storagev1.VolumeBindingImmediate {
 		s.events.warn(ctx, claim, "ProvisioningFailed", fmt.Sprintf("StorageClass %s binds immediately, so that no node is chosen for this claim: "+
-			"name one in its annotation %s, or use a class with volumeBindingMode WaitForFirstConsumer", class.Name, ProvisionOnNode))
+			"name one in its annotation %s, or use a class with volumeBindingMode WaitForFirstConsumer", class.Name, origin.ProvisionOnNode))
 	}
 	return nil
 }
@@ -127,11 +128,11 @@ func (s *strays) checkNode(ctx context.Context, claim *corev1.PersistentVolumeCl
 		return err
 	}
 	annotation := SelectedNode
-	if claim.Annotations[ProvisionOnNode] != "" {
-		annotation = ProvisionOnNode
+	if claim.Annotations[origin.ProvisionOnNode] != "" {
+		annotation = origin.ProvisionOnNode
 	}
 	remedy := "remove it, so that the scheduler chooses another node"
-	if annotation == ProvisionOnNode {
+	if annotation == origin.ProvisionOnNode {
 		remedy = "name another node in it"
 	}
 	s.events.warn(ctx, claim, "ProvisioningFailed", fmt.Sprintf("annotation %s names node %q, which does not exist: %s", annotation, node, remedy))

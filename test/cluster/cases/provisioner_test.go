@@ -1,6 +1,7 @@
 package cases_test
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -84,9 +85,9 @@ func (s *scene) hostPath(claim string) (volume *corev1.PersistentVolume, node, d
 	s.Helper()
 	s.bound(claim)
 	volume = s.volume(claim)
-	node = volume.Annotations["hostPathProvisionerIdentity"]
+	node = cmp.Or(volume.Annotations["kubevirt.io/provisionOnNode"], volume.Annotations["hostPathProvisionerIdentity"])
 	if volume.Spec.HostPath == nil || c.Nodes[node] == nil {
-		s.Fatalf("volume %s has the source %+v and the identity %q", volume.Name, volume.Spec.PersistentVolumeSource, node)
+		s.Fatalf("volume %s has the source %+v and the node %q", volume.Name, volume.Spec.PersistentVolumeSource, node)
 	}
 	return volume, node, c.Nodes[node].Disk(volume.Spec.HostPath.Path)
 }
@@ -389,7 +390,7 @@ func (s *scene) foreignVolumes() {
 	must.Succeed(s, os.Mkdir(outside, 0o755))
 	s.Cleanup(func() { must.Succeed(s, os.RemoveAll(outside)) })
 	const uid = "pvc-11111111-2222-3333-4444-555555555555"
-	// As the upstream provisioner left it: without a record.
+	// As the upstream provisioner left it (its Provision): without a record, and with its own name as the identity.
 	earlier := filepath.Join(c.Nodes[nodeA].Disk(perNode.path), uid)
 	must.Succeed(s, os.MkdirAll(filepath.Join(earlier, "sub"), 0o777))
 	for name, path := range map[string]string{"case-outside": "/var/plain/.outside", uid: perNode.path + "/" + uid} {
@@ -400,7 +401,7 @@ metadata:
   name: %[1]s
   annotations:
     pv.kubernetes.io/provisioned-by: kubevirt.io/hostpath-provisioner
-    hostPathProvisionerIdentity: %[2]s
+    hostPathProvisionerIdentity: kubevirt.io/hostpath-provisioner
     kubevirt.io/provisionOnNode: %[2]s
 spec:
   capacity: {storage: 10Mi}
@@ -408,6 +409,7 @@ spec:
   persistentVolumeReclaimPolicy: Delete
   storageClassName: hostpath-provisioner
   hostPath: {path: %[3]s}
+  nodeAffinity: {required: {nodeSelectorTerms: [{matchExpressions: [{key: kubernetes.io/hostname, operator: In, values: [%[2]s]}]}]}}
   claimRef: {apiVersion: v1, kind: PersistentVolumeClaim, namespace: %[4]s, name: gone, uid: 66666666-2222-3333-4444-555555555555}
 `, name, nodeA, path, s.namespace))
 	}
