@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -76,7 +77,11 @@ func (r *Reconciler) deletedNodes(ctx context.Context, object *hppv1.HostPathPro
 	if err != nil {
 		return g.found, err
 	}
-	for _, node := range g.note(left, r.goneAfter(), now) {
+	offered, err := r.checkGone(ctx, g.note(left, r.goneAfter(), now))
+	if err != nil {
+		return g.found, err
+	}
+	for _, node := range offered {
 		if object.Spec.DeletedNodes == hppv1.RemoveVolumes {
 			problems = append(problems, r.removeVolumes(ctx, object, node))
 		}
@@ -148,6 +153,60 @@ func leftOn(there sets.Set[string], volumes []corev1.PersistentVolume, snapshots
 	return left, nil
 }
 
+// checkGone looks a second time at what is to be offered for removal, without the cache: it drops nodes that are there, and
+// volumes that a pod uses on a node that is there.
+func (r *Reconciler) checkGone(ctx context.Context, found []*goneNode) ([]*goneNode, error) {
+	if len(found) == 0 {
+		return nil, nil
+	}
+	runs := map[string]bool{} // by node, whether it is there
+	isThere := func(node string) (there bool, err error) {
+		there, known := runs[node]
+		if !known {
+			there, _, err = r.answers(ctx, node)
+			runs[node] = there
+		}
+		return there, err
+	}
+	used := sets.New[types.NamespacedName]()
+	var problems []error
+	problems = append(problems, r.eachPod(ctx, func(pod *corev1.Pod) {
+		if pod.Spec.NodeName == "" { // it waits, maybe for such a volume
+			return
+		}
+		there, err := isThere(pod.Spec.NodeName)
+		if problems = append(problems, err); there {
+			used.Insert(claimsOf(pod)...)
+		}
+	}))
+	var offered []*goneNode
+	for _, node := range found {
+		there, err := isThere(node.name)
+		problems = append(problems, err)
+		node.volumes = slices.DeleteFunc(node.volumes, func(volume corev1.PersistentVolume) bool {
+			claim := volume.Spec.ClaimRef
+			return claim != nil && used.Has(types.NamespacedName{Namespace: claim.Namespace, Name: claim.Name})
+		})
+		if !there {
+			offered = append(offered, node)
+		}
+	}
+	return offered, errors.Join(problems...)
+}
+
+// claimsOf are the claims that a pod uses.
+func claimsOf(pod *corev1.Pod) (claims []types.NamespacedName) {
+	for _, volume := range pod.Spec.Volumes {
+		switch {
+		case volume.PersistentVolumeClaim != nil:
+			claims = append(claims, types.NamespacedName{Namespace: pod.Namespace, Name: volume.PersistentVolumeClaim.ClaimName})
+		case volume.Ephemeral != nil:
+			claims = append(claims, types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name + "-" + volume.Name})
+		}
+	}
+	return claims
+}
+
 // snapshots are the VolumeSnapshotContents of the cluster, if it has the kind, read page by page.
 func (r *Reconciler) snapshots(ctx context.Context) ([]unstructured.Unstructured, error) {
 	if !r.Optional.Snapshots() {
@@ -169,11 +228,6 @@ func (r *Reconciler) snapshots(ctx context.Context) ([]unstructured.Unstructured
 
 // removeVolumes removes those volumes of a node that were made for a claim and would go with it, and leaves the others.
 func (r *Reconciler) removeVolumes(ctx context.Context, object *hppv1.HostPathProvisioner, node *goneNode) error {
-	// The cache may be behind: a node that is back by now keeps its volumes.
-	there, _, err := r.answers(ctx, node.name)
-	if err != nil || there {
-		return err
-	}
 	var removed []string
 	var problems []error
 	node.volumes = slices.DeleteFunc(node.volumes, func(volume corev1.PersistentVolume) bool {

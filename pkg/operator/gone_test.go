@@ -41,13 +41,35 @@ func volumeOn(name, node string, changes ...func(*corev1.PersistentVolume)) *cor
 	return volume
 }
 
-// ofProvisioner has a volume be one of the pre-CSI provisioner.
+// ofProvisioner has a volume be one of the pre-CSI provisioner, KubeVirt's or ours (Provision of its
+// cmd/provisioner/hostpath-provisioner.go).
 func ofProvisioner(node string) func(*corev1.PersistentVolume) {
 	return func(v *corev1.PersistentVolume) {
-		v.Annotations = map[string]string{"pv.kubernetes.io/provisioned-by": render.LegacyName, "hostPathProvisionerIdentity": node}
+		v.Annotations = map[string]string{"pv.kubernetes.io/provisioned-by": render.LegacyName,
+			"hostPathProvisionerIdentity": "kubevirt.io/hostpath-provisioner", "kubevirt.io/provisionOnNode": node}
 		v.Spec.PersistentVolumeSource = corev1.PersistentVolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/var/old/" + v.Name}}
-		v.Spec.NodeAffinity = nil
+		v.Spec.NodeAffinity.Required.NodeSelectorTerms[0].MatchExpressions[0] = corev1.NodeSelectorRequirement{
+			Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpIn, Values: []string{node}}
 	}
+}
+
+// annotated has an annotation of a volume say something else.
+func annotated(key, value string) func(*corev1.PersistentVolume) {
+	return func(v *corev1.PersistentVolume) { v.Annotations[key] = value }
+}
+
+// alsoOn has a volume of the driver be on one more node.
+func alsoOn(node string) func(*corev1.PersistentVolume) {
+	return func(v *corev1.PersistentVolume) {
+		terms := &v.Spec.NodeAffinity.Required.NodeSelectorTerms
+		*terms = append(*terms, volumeOn("", node).Spec.NodeAffinity.Required.NodeSelectorTerms...)
+	}
+}
+
+// podOf is a pod on a node, or on none yet, that uses the claim of a volume.
+func podOf(volume, node string) *corev1.Pod {
+	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "space", Name: "of-" + volume}, Spec: corev1.PodSpec{NodeName: node, Volumes: []corev1.Volume{
+		{VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "claim-of-" + volume}}}}}}
 }
 
 // snapshotOn is a snapshot on a node, as the snapshot-controller makes it, of some driver.
@@ -72,6 +94,11 @@ func foreign(v *corev1.PersistentVolume)   { v.Spec.CSI.Driver = "example.com" }
 func TestGoneNodes(t *testing.T) {
 	volumes := []corev1.PersistentVolume{
 		*volumeOn("pv-2", "gone"), *volumeOn("pv-1", "gone", released), *volumeOn("pv-3", "here"), *volumeOn("pv-4", "", ofProvisioner("gone")), {},
+		// Of these something is unknown, or says another node.
+		*volumeOn("pv-5", "", ofProvisioner("gone"), annotated("hostPathProvisionerIdentity", "here")),
+		*volumeOn("pv-6", "", ofProvisioner("gone"), annotated("kubevirt.io/provisionOnNode", "other")),
+		*volumeOn("pv-7", "", ofProvisioner("gone"), annotated("kubevirt.io/provisionOnNode", "")),
+		*volumeOn("pv-8", "gone", alsoOn("here")),
 	}
 	snapshots := []unstructured.Unstructured{
 		snapshotOn("sc-2", "gone", render.DriverName), snapshotOn("sc-1", "gone", render.DriverName), snapshotOn("sc-3", "here", render.DriverName), snapshotOn("sc-4", "gone", "example.com"),
@@ -114,6 +141,8 @@ func TestVolumesOfDeletedNodes(t *testing.T) {
 			volumeOn("bound", "gone"), volumeOn("released", "gone", released), volumeOn("legacy", "", ofProvisioner("gone")),
 			volumeOn("retained", "gone", retained), volumeOn("unclaimed", "gone", unclaimed), volumeOn("foreign", "gone", foreign),
 			volumeOn("not-ready", "down"), volumeOn("ready", "here"), volumeOn("back", "back"),
+			volumeOn("legacy-ready", "", ofProvisioner("here")), volumeOn("contradictory", "", ofProvisioner("gone"), annotated("kubevirt.io/provisionOnNode", "here")),
+			volumeOn("used", "gone"), volumeOn("waited-for", "gone"), volumeOn("used-there", "gone"),
 			volumeOn("held", "gone", func(v *corev1.PersistentVolume) { v.Finalizers = append(v.Finalizers, late) }),
 		}
 	}
@@ -122,14 +151,14 @@ func TestVolumesOfDeletedNodes(t *testing.T) {
 		removed []string
 		left    int
 	}{
-		{"", nil, 6},
-		{hppv1.ReportVolumes, nil, 6},
-		{hppv1.RemoveVolumes, []string{"bound", "released", "legacy"}, 2},
+		{"", nil, 8},
+		{hppv1.ReportVolumes, nil, 8},
+		{hppv1.RemoveVolumes, []string{"bound", "released", "legacy", "waited-for", "used-there"}, 2},
 	} {
 		t.Run("policy "+string(tt.policy), func(t *testing.T) {
 			object := stored("hpp", 1, false)
 			object.Spec.DeletedNodes = tt.policy
-			s := newStage(t, append(volumes(), object, nodeThat("here", corev1.ConditionTrue), nodeThat("down", corev1.ConditionUnknown), nodeThat("back", corev1.ConditionTrue))...)
+			s := newStage(t, append(volumes(), podOf("used", "here"), podOf("waited-for", ""), podOf("used-there", "gone"), object, nodeThat("here", corev1.ConditionTrue), nodeThat("down", corev1.ConditionUnknown), nodeThat("back", corev1.ConditionTrue))...)
 			s.reconciler.Client = interceptor.NewClient(s.Client.(client.WithWatch), interceptor.Funcs{List: withoutNode("back")})
 			now := time.Now()
 			s.reconciler.Now = func() time.Time { return now }
@@ -143,7 +172,7 @@ func TestVolumesOfDeletedNodes(t *testing.T) {
 				t.Errorf("removed: %s", diff)
 			}
 			s.has(object)
-			if len(object.Status.DeletedNodes) != 2 || object.Status.DeletedNodes[1].Node != "gone" || object.Status.DeletedNodes[1].PersistentVolumes != tt.left {
+			if left := object.Status.DeletedNodes; len(left) != 1 || left[0].Node != "gone" || left[0].PersistentVolumes != tt.left || strings.Contains(left[0].Command, "used ") {
 				t.Errorf("the status reports %+v, want %d volumes of the node gone", object.Status.DeletedNodes, tt.left)
 			}
 			held := volumeOn("held", "gone")

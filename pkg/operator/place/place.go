@@ -3,6 +3,7 @@ package place
 
 import (
 	"cmp"
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -10,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"kubevirt.io/hostpath-provisioner/pkg/operator/render"
+	"kubevirt.io/hostpath-provisioner/pkg/provisioner/origin"
 )
 
 const (
@@ -21,8 +23,6 @@ const (
 	// managedBy is the label of the node whose csi-snapshotter takes care of a VolumeSnapshotContent. The snapshot-controller
 	// sets it.
 	managedBy = "snapshot.storage.kubernetes.io/managed-by"
-	// legacyNode is the annotation by which a volume of the pre-CSI provisioner names its node.
-	legacyNode = "hostPathProvisionerIdentity"
 )
 
 // SnapshotContent is the kind of what holds a snapshot, as a PersistentVolume holds a volume.
@@ -35,25 +35,44 @@ func OfDriver(volume *corev1.PersistentVolume) bool {
 
 // OfLegacyProvisioner says whether a volume was made by the pre-CSI provisioner that pathConfig deploys.
 func OfLegacyProvisioner(volume *corev1.PersistentVolume) bool {
-	return volume.Spec.HostPath != nil && volume.Annotations["pv.kubernetes.io/provisioned-by"] == render.LegacyName
+	return volume.Spec.HostPath != nil && volume.Annotations[origin.ProvisionedBy] == origin.PerNodeName
 }
 
-// NodeOfVolume is the only node of a volume, or empty if it is on all of them.
+// NodeOfVolume is the only node of a volume, as all that is written about it says alike. It is empty if the volume is on several
+// nodes, or if its node is not known for sure: such a volume is never taken for one of a deleted node.
 func NodeOfVolume(volume *corev1.PersistentVolume) string {
+	nodes := segments(volume)
 	if OfLegacyProvisioner(volume) {
-		return volume.Annotations[legacyNode]
-	}
-	if volume.Spec.NodeAffinity == nil || volume.Spec.NodeAffinity.Required == nil {
-		return ""
-	}
-	for _, term := range volume.Spec.NodeAffinity.Required.NodeSelectorTerms {
-		for _, e := range term.MatchExpressions {
-			if e.Key == TopologyKey && e.Operator == corev1.NodeSelectorOpIn && len(e.Values) == 1 {
-				return e.Values[0]
-			}
+		annotated, err := origin.Node(volume)
+		if err != nil {
+			return ""
+		}
+		nodes = append(origin.Hosts(volume), annotated)
+		if len(nodes) == 1 { // there is no affinity
+			return ""
 		}
 	}
-	return ""
+	if nodes = slices.Compact(nodes); len(nodes) != 1 {
+		return ""
+	}
+	return nodes[0]
+}
+
+// segments are the nodes that the terms of a volume's affinity name, of a volume of the driver.
+func segments(volume *corev1.PersistentVolume) (nodes []string) {
+	if volume.Spec.NodeAffinity == nil || volume.Spec.NodeAffinity.Required == nil {
+		return nil
+	}
+	for _, term := range volume.Spec.NodeAffinity.Required.NodeSelectorTerms {
+		at := slices.IndexFunc(term.MatchExpressions, func(e corev1.NodeSelectorRequirement) bool {
+			return e.Key == TopologyKey && e.Operator == corev1.NodeSelectorOpIn
+		})
+		if at < 0 {
+			return nil
+		}
+		nodes = append(nodes, term.MatchExpressions[at].Values...)
+	}
+	return nodes
 }
 
 // NodeOfSnapshot is the node that has a snapshot of the driver: the one that the snapshot-controller has chosen to make it, or else
