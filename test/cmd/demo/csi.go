@@ -18,9 +18,10 @@ import (
 
 // The volumes, as they are made.
 var (
-	large = drivertest.Volume{ID: "pvc-demo", Pool: poolName, Bytes: volumeBytes}
-	small = drivertest.Volume{ID: "pvc-small", Pool: poolName, Bytes: smallBytes}
-	disk  = drivertest.Volume{ID: "pvc-disk", Pool: poolName, Bytes: diskBytes, Block: true}
+	large    = drivertest.Volume{ID: "pvc-demo", Pool: poolName, Bytes: volumeBytes}
+	small    = drivertest.Volume{ID: "pvc-small", Pool: poolName, Bytes: smallBytes}
+	restored = drivertest.Volume{ID: "pvc-restored", Pool: poolName, Bytes: volumeBytes}
+	disk     = drivertest.Volume{ID: "pvc-disk", Pool: poolName, Bytes: diskBytes, Block: true}
 )
 
 func (s *scene) askName(ctx context.Context) (answer, error) {
@@ -89,6 +90,10 @@ func (s *scene) createSmall(ctx context.Context) (answer, error) {
 // the kernel enforces it.
 func (s *scene) createVolume(ctx context.Context, v drivertest.Volume, enforced bool) (answer, error) {
 	created, err := s.Create(ctx, v)
+	return wantCreated(created, err, v, enforced)
+}
+
+func wantCreated(created *csi.CreateVolumeResponse, err error, v drivertest.Volume, enforced bool) (answer, error) {
 	if err != nil {
 		return answer{}, err
 	}
@@ -271,6 +276,51 @@ func (s *scene) unpublishAt(ctx context.Context, v drivertest.Volume, pod string
 		return answer{}, fmt.Errorf("the target is still there (%v)", orNil(err))
 	}
 	return fine("unmounted and removed")
+}
+
+// takeSnapshot expects the snapshot to be complete: from then on it needs its volume no more.
+func (s *scene) takeSnapshot(ctx context.Context) (answer, error) {
+	snapshot, err := s.Snapshot(ctx, "snapshot-demo", large.ID, "")
+	if err != nil {
+		return answer{}, err
+	}
+	if !snapshot.GetReadyToUse() {
+		return answer{}, errors.New("the snapshot is not ready to use")
+	}
+	s.snapshot = snapshot.GetSnapshotId()
+	return fine("%s", s.snapshot)
+}
+
+func (s *scene) restore(ctx context.Context) (answer, error) {
+	created, err := s.Restore(ctx, restored, s.snapshot)
+	return wantCreated(created, err, restored, s.enforced())
+}
+
+func (s *scene) publishRestored(ctx context.Context) (answer, error) {
+	return s.publishOnce(ctx, restored, writer, "mounted")
+}
+
+func (s *scene) unpublishRestored(ctx context.Context) (answer, error) {
+	return s.unpublishAt(ctx, restored, writer)
+}
+
+func (s *scene) removeRestored(ctx context.Context) (answer, error) {
+	return s.removeVolume(ctx, restored)
+}
+
+// removeSnapshot expects none to be listed afterwards.
+func (s *scene) removeSnapshot(ctx context.Context) (answer, error) {
+	if err := s.DeleteSnapshot(ctx, s.snapshot); err != nil {
+		return answer{}, err
+	}
+	left, err := s.Snapshots(ctx, "")
+	if err != nil {
+		return answer{}, err
+	}
+	if len(left) > 0 {
+		return answer{}, fmt.Errorf("snapshots are still listed: %v", left)
+	}
+	return fine("it is gone")
 }
 
 func (s *scene) remove(ctx context.Context) (answer, error) {

@@ -36,6 +36,8 @@ type scene struct {
 	keeper quota.Kind // what enforces the sizes of volumes; empty if nothing does
 	room   int64      // the capacity last reported, in bytes
 	device string     // that of the disk, such as loop7
+
+	snapshot string // the handle of the snapshot
 }
 
 func setUp(ctx context.Context, table *table) (*scene, error) {

@@ -40,8 +40,8 @@ func fine(format string, args ...any) (answer, error) {
 	return answer{fmt.Sprintf(format, args...), good}, nil
 }
 
-// steps are the lives of a volume, of a small one and of a disk, with what goes
-// wrong in them.
+// steps are the lives of a volume and its snapshot, of a small volume and of a disk, with
+// what goes wrong in them.
 var steps = []step{
 	{what: "Who is there?", call: "GetPluginInfo", run: (*scene).askName},
 	{what: "Are the pools ready?", call: "Probe", run: (*scene).probe},
@@ -81,8 +81,15 @@ var steps = []step{
 	{what: "Delete the disk", call: "DeleteVolume", run: (*scene).removeDisk},
 	{what: "Unmount the read-only one", call: "NodeUnpublishVolume", run: (*scene).unpublishReadOnly},
 	{what: "Unmount the pod's", call: "NodeUnpublishVolume", run: (*scene).unpublish},
+	{what: "Take a snapshot of the volume", call: "CreateSnapshot", run: (*scene).takeSnapshot},
 	{what: "Delete the volume", call: "DeleteVolume", run: (*scene).remove},
 	{what: "Delete it again, as if unheard", call: "DeleteVolume", run: (*scene).remove},
+	{what: "Restore the snapshot", call: "CreateVolume", run: (*scene).restore},
+	{what: "Mount the restored volume", call: "NodePublishVolume", run: (*scene).publishRestored},
+	{what: "A pod reads the 4 MiB in it", call: "read", local: true, run: (*scene).read},
+	{what: "Unmount it", call: "NodeUnpublishVolume", run: (*scene).unpublishRestored},
+	{what: "Delete the restored volume", call: "DeleteVolume", run: (*scene).removeRestored},
+	{what: "Delete the snapshot", call: "DeleteSnapshot", run: (*scene).removeSnapshot},
 	{what: "How much room is there now?", call: "GetCapacity", run: (*scene).askRoom},
 }
 
