@@ -314,23 +314,63 @@ func (s *saved) checkObjects() (problems []error) {
 	return problems
 }
 
-// checkOthers refuses a directory that another PersistentVolume has too.
+// checkOthers refuses a directory that something else has too, by its path: it would find an empty place there, or write to
+// what is another volume by then.
 func (m *migration) checkOthers(ctx context.Context, s *saved) error {
-	volumes, err := m.client.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{})
+	here, only, err := m.node(ctx)
 	if err != nil {
 		return err
 	}
-	here, only, err := m.node(ctx)
+	// A directory of no node is one of all nodes.
+	anywhere := m.target.pool.Shared || s.Volume.Spec.NodeAffinity == nil && !only
+	return errors.Join(m.checkVolumes(ctx, s, here, anywhere), m.checkPods(ctx, s, anywhere))
+}
+
+// has reports whether a path leads to the directory, where it is or where it goes, or into it.
+func (s *saved) has(path string) bool {
+	return path != "" && (origin.Inside(path, s.From.String()) || origin.Inside(path, s.To.String()))
+}
+
+// checkVolumes refuses a directory that another PersistentVolume has, whoever made it, and a handle that is taken.
+func (m *migration) checkVolumes(ctx context.Context, s *saved, here *corev1.Node, anywhere bool) error {
+	volumes, err := m.client.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return err
 	}
 	for i := range volumes.Items {
 		other := &volumes.Items[i]
-		if on, _ := isOn(other, here, only); other.Name != s.Volume.Name && on && origin.Path(other) == origin.Path(s.Volume) {
-			return fmt.Errorf("PersistentVolume %s has the same directory: delete the one that nobody uses", other.Name)
+		if other.Name == s.Volume.Name {
+			continue
+		}
+		if s.has(origin.Path(other)) && (anywhere || origin.MayUse(other, here)) {
+			return fmt.Errorf("PersistentVolume %s has the directory too, as %s: delete the one that nobody uses", other.Name, origin.Path(other))
 		}
 		if c := other.Spec.CSI; c != nil && c.Driver == s.Driver && c.VolumeHandle == s.To.Name {
 			return fmt.Errorf("PersistentVolume %s has the volume handle %s already", other.Name, s.To.Name)
+		}
+	}
+	return nil
+}
+
+// checkPods refuses a directory that a pod has without a claim.
+func (m *migration) checkPods(ctx context.Context, s *saved, anywhere bool) error {
+	var on metav1.ListOptions
+	if !anywhere {
+		on.FieldSelector = "spec.nodeName=" + m.Node
+	}
+	pods, err := m.client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, on)
+	if err != nil {
+		return err
+	}
+	for i := range pods.Items {
+		pod := &pods.Items[i]
+		if ended(pod) || !anywhere && pod.Spec.NodeName != m.Node {
+			continue
+		}
+		for _, v := range pod.Spec.Volumes {
+			if v.HostPath != nil && s.has(v.HostPath.Path) {
+				return fmt.Errorf("pod %s/%s has the directory as the hostPath %s: end it first", pod.Namespace, pod.Name, v.HostPath.Path)
+			}
 		}
 	}
 	return nil

@@ -158,6 +158,9 @@ func (m *migration) do(ctx context.Context, what step, s *saved, o observation) 
 		}
 		return m.write(s)
 	case reopen:
+		if err := m.checkOthers(ctx, s); err != nil {
+			return err
+		}
 		s.Finished = false
 		return m.write(s)
 	case retain:
@@ -170,6 +173,10 @@ func (m *migration) do(ctx context.Context, what step, s *saved, o observation) 
 	case deleteVolume:
 		return ignoreChanged(m.client.CoreV1().PersistentVolumes().Delete(ctx, o.pv.Name, asSeen(o.pv.ObjectMeta)))
 	case move:
+		// Since the claim was found to be free, another pod or PersistentVolume may have come that has the path.
+		if err := m.checkOthers(ctx, s); err != nil {
+			return err
+		}
 		return h.Move()
 	case record:
 		if m.Undo && !s.Recorded {

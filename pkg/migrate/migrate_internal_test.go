@@ -366,7 +366,11 @@ func TestRefusedByTheCluster(t *testing.T) {
 	refused(t, map[string]refusal{
 		"a pod uses the claim":                       {nil, adding(podWith(corev1.PodRunning)), "in use by pod user"},
 		"a pod waits for it":                         {nil, adding(podWith(corev1.PodPending)), "in use by pod user"},
-		"another volume has the directory":           {nil, (*rig).twice, "PersistentVolume other has the same directory"},
+		"another volume has the directory":           {nil, (*rig).twice, "PersistentVolume other has the directory"},
+		"another volume, written in another way":     {nil, withVolume("//."), "PersistentVolume other has the directory"},
+		"a volume of a directory in it":              {nil, withVolume("/sub/"), "PersistentVolume other has the directory"},
+		"a pod has the directory":                    {nil, withHostPath(""), "pod other/plain has the directory"},
+		"a pod has a directory in it":                {nil, withHostPath("/sub/../sub"), "pod other/plain has the directory"},
 		"two programs in one pool":                   {nil, (*rig).served, "two programs serve this pool"},
 		"a claim that is not here":                   {nil, choosing("else"), "claim space/else: no volume"},
 		"a class that is not there":                  {nil, func(r *rig) error { r.config.Class = "none"; return nil }, `"none" not found`},
@@ -425,6 +429,60 @@ func (r *rig) twice() error {
 	pv, _ := r.objects()
 	pv.Name = "other"
 	return r.client.Tracker().Add(pv)
+}
+
+// withVolume has a PersistentVolume that was made by hand, for any node.
+func withVolume(suffix string) func(*rig) error {
+	return func(r *rig) error {
+		return r.client.Tracker().Add(&corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "other"}, Spec: corev1.PersistentVolumeSpec{
+			PersistentVolumeSource: corev1.PersistentVolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: r.path() + suffix}}}})
+	}
+}
+
+// withHostPath has a pod without a claim.
+func withHostPath(suffix string) func(*rig) error {
+	return func(r *rig) error { return r.client.Tracker().Add(podAt(r.path()+suffix, "node-a")) }
+}
+
+func podAt(path, node string) *corev1.Pod {
+	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "other", Name: "plain"}, Status: corev1.PodStatus{Phase: corev1.PodRunning},
+		Spec: corev1.PodSpec{NodeName: node, Volumes: []corev1.Volume{{VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: path}}}}}}
+}
+
+// The pods of other nodes have other directories, and those of the provisioner have all of them.
+func TestMigrationBesidePodsWithOtherDirectories(t *testing.T) {
+	r := newRig(t, "old")
+	elsewhere, above := podAt(r.path(), "node-b"), podAt(filepath.Dir(r.path()), "node-a")
+	above.Name = "above"
+	must.Succeed(t, r.client.Tracker().Add(elsewhere))
+	must.Succeed(t, r.client.Tracker().Add(above))
+	must.Succeed(t, r.run(apply))
+	r.wantCSI()
+}
+
+// It came after the claim was found to be free.
+func TestPodThatComesLater_stopsTheMove(t *testing.T) {
+	r := newRig(t, "old")
+	path := r.path()
+	must.Succeed(t, r.run(func(c *Config) { c.Apply, c.Steps = true, 4 })) // both objects are deleted
+	must.Succeed(t, r.client.Tracker().Add(podAt(path, "node-a")))
+	if err := r.run(apply); err == nil || !strings.Contains(r.output.String(), "pod other/plain has the directory") {
+		t.Errorf("%v\n%s", err, r.output.String())
+	}
+	r.wantData(path)
+	must.Succeed(t, r.client.CoreV1().Pods("other").Delete(t.Context(), "plain", metav1.DeleteOptions{}))
+	must.Succeed(t, r.run(apply))
+	r.wantCSI()
+}
+
+func TestUndoOfADirectoryThatAPodHas_changesNothing(t *testing.T) {
+	r := newRig(t, "old")
+	must.Succeed(t, r.run(apply))
+	must.Succeed(t, r.client.Tracker().Add(podAt(filepath.Join(r.config.Pools[0].Path, pvName, "sub"), "node-a")))
+	if err := r.run(undo); err == nil || !strings.Contains(r.output.String(), "pod other/plain has the directory") {
+		t.Errorf("%v\n%s", err, r.output.String())
+	}
+	r.wantCSI()
 }
 
 // served has a provisioner in the pool.

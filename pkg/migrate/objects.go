@@ -114,7 +114,7 @@ func (s *saved) claim(want form) *corev1.PersistentVolumeClaim {
 // users are the pods that use a claim, or will: those that have not ended.
 func users(pods []corev1.Pod, claim string) (names []string) {
 	for _, pod := range pods {
-		if pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
+		if ended(&pod) {
 			continue
 		}
 		uses := func(v corev1.Volume) bool {
@@ -125,4 +125,8 @@ func users(pods []corev1.Pod, claim string) (names []string) {
 		}
 	}
 	return names
+}
+
+func ended(pod *corev1.Pod) bool {
+	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
 }
