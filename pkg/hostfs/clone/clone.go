@@ -32,7 +32,7 @@ const (
 	// Share has the copy share the blocks of the source (ioctl_ficlone(2)). The copy of a
 	// file is atomic: no write is in it by half.
 	Share Method = iota
-	// Copy reads and writes all data, and keeps holes (lseek(2), SEEK_DATA).
+	// Copy reads and writes all data, and keeps holes (lseek(2), SEEK_DATA). The copy shares nothing.
 	Copy
 )
 
@@ -44,7 +44,7 @@ func File(ctx context.Context, dst, src *os.File, method Method) error {
 	if method == Share {
 		err = share(int(dst.Fd()), int(src.Fd()))
 	} else {
-		err = copyData(int(dst.Fd()), int(src.Fd()), ctx.Err)
+		err = copyData(int(dst.Fd()), int(src.Fd()), make([]byte, bufferBytes), ctx.Err)
 	}
 	if err != nil {
 		return fmt.Errorf("clone %s to %s: %w", src.Name(), dst.Name(), err)
@@ -110,13 +110,21 @@ func sameCopyOnWrite(dst, src int) error {
 // chunk is how many bytes are copied between two calls of pause.
 const chunk = 16 << 20
 
-// copyData copies what is no hole, and calls pause before each chunk.
-func copyData(dst, src int, pause func() error) error {
+// bufferBytes is how many bytes are read at a time.
+const bufferBytes = 1 << 20
+
+// copyData copies what is no hole, and calls pause before each chunk. It reads and writes: where the
+// filesystem can share blocks, copy_file_range(2) has the copy share them.
+func copyData(dst, src int, buffer []byte, pause func() error) error {
 	var st unix.Stat_t
 	if err := unix.Fstat(src, &st); err != nil {
 		return err
 	}
-	// A writer may let the file grow meanwhile: the copy has the size that it had.
+	// A writer may let the file grow meanwhile: the copy has the size that it had. It has it first, since
+	// XFS sets blocks aside behind what makes a file longer, which may be a hole.
+	if err := unix.Ftruncate(dst, st.Size); err != nil {
+		return err
+	}
 	for at := int64(0); at < st.Size; {
 		from, to, err := nextData(src, at, st.Size)
 		if err != nil {
@@ -126,18 +134,15 @@ func copyData(dst, src int, pause func() error) error {
 			if err := pause(); err != nil {
 				return err
 			}
-			n, err := copyThroughMemory(dst, src, from, int(min(to-from, chunk)))
-			if err != nil {
+			end := min(to, from+chunk)
+			if err := copyRange(dst, src, from, end, buffer); err != nil {
 				return err
 			}
-			if n == 0 { // cut off meanwhile
-				break
-			}
-			from += int64(n)
+			from = end
 		}
 		at = to
 	}
-	return unix.Ftruncate(dst, st.Size)
+	return nil
 }
 
 // nextData is where the next data from at on lies: from == to == size if there is none.
@@ -153,20 +158,25 @@ func nextData(fd int, at, size int64) (from, to int64, err error) {
 	return min(from, size), min(to, size), err
 }
 
-func copyThroughMemory(dst, src int, at int64, n int) (int, error) {
-	buffer := make([]byte, min(n, 1<<20))
-	read, err := retryInterrupted(func() (int, error) { return unix.Pread(src, buffer, at) })
-	if err != nil {
-		return 0, err
-	}
-	for done := 0; done < read; {
-		n, err := retryInterrupted(func() (int, error) { return unix.Pwrite(dst, buffer[done:read], at+int64(done)) })
-		if err != nil {
-			return done, err
+// copyRange copies what lies between two offsets to the same ones, as far as the source goes by now.
+func copyRange(dst, src int, from, to int64, buffer []byte) error {
+	for from < to {
+		data := buffer[:min(to-from, int64(len(buffer)))]
+		n, err := retryInterrupted(func() (int, error) { return unix.Pread(src, data, from) })
+		if err != nil || n == 0 { // cut off meanwhile
+			return err
 		}
-		done += n
+		data = data[:n]
+		for len(data) > 0 {
+			n, err := retryInterrupted(func() (int, error) { return unix.Pwrite(dst, data, from) })
+			if err != nil {
+				return err
+			}
+			data = data[n:]
+			from += int64(n)
+		}
 	}
-	return read, nil
+	return nil
 }
 
 func retryInterrupted(call func() (int, error)) (int, error) {

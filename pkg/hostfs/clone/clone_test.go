@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -18,6 +19,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/clone"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/clone/clonetest"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/internal/ioctl"
 	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
@@ -124,6 +126,24 @@ func TestTree(t *testing.T) {
 		})
 	})
 
+	t.Run("deep trees take little memory", func(t *testing.T) {
+		const levels = 2000
+		root := testenv.LoopFS(t, "xfs", 512*mib)
+		src, dst := filepath.Join(root, "src"), filepath.Join(root, "dst")
+		must.Succeed(t, os.Mkdir(src, 0o755), os.Mkdir(dst, 0o700))
+		tower(t, src, levels)
+		awaitTick(t, root)
+		from, to := open(t, src), open(t, dst)
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		_, err := clone.Tree(t.Context(), from, to, clone.Options{Rounds: 1})
+		runtime.ReadMemStats(&after)
+		must.Succeed(t, err)
+		if each := (after.TotalAlloc - before.TotalAlloc) / levels; each > 64<<10 {
+			t.Errorf("%d bytes for each of %d levels: as paths from the root take", each, levels)
+		}
+	})
+
 	t.Run("what is mounted inside is not copied", func(t *testing.T) {
 		onEach(t, func(t *testing.T, src, dst string, method clone.Method) {
 			must.Succeed(t, os.Mkdir(filepath.Join(src, "mounted"), 0o755), syscall.Mount("tmpfs", filepath.Join(src, "mounted"), "tmpfs", 0, ""))
@@ -166,6 +186,21 @@ func TestTree(t *testing.T) {
 			t.Errorf("%v, want context.Canceled", err)
 		}
 	})
+}
+
+// tower makes directories in each other, with names as long as can be.
+func tower(t testing.TB, root string, levels int) {
+	t.Helper()
+	name := strings.Repeat("d", 255)
+	at, err := unix.Open(root, unix.O_PATH|unix.O_CLOEXEC, 0)
+	must.Succeed(t, err)
+	for range levels {
+		must.Succeed(t, unix.Mkdirat(at, name, 0o755))
+		next, err := unix.Openat(at, name, unix.O_PATH|unix.O_CLOEXEC, 0)
+		must.Succeed(t, err, unix.Close(at))
+		at = next
+	}
+	must.Succeed(t, unix.Close(at))
 }
 
 // TestTreeInUse changes the source at chosen moments of the copying.
@@ -384,6 +419,49 @@ func TestFile(t *testing.T) {
 		}
 		clonetest.Same(t, filepath.Join(root, "src"), filepath.Join(root, "dst"))
 	})
+}
+
+// What is read and written shares nothing with its source, also where the filesystem could: the source may be
+// unknown to who promises space for the copy.
+func TestCopySharesNoBlocks(t *testing.T) {
+	for _, kind := range []string{"xfs", "btrfs"} {
+		t.Run(kind, func(t *testing.T) {
+			root := testenv.LoopFS(t, kind, 512*mib)
+			src, dst := filepath.Join(root, "src"), filepath.Join(root, "dst")
+			must.Succeed(t, os.Mkdir(src, 0o755), os.Mkdir(dst, 0o700))
+			f, err := os.Create(filepath.Join(src, "sparse"))
+			must.Succeed(t, err)
+			for _, at := range []int64{0, 17*mib + 4096, 90 * mib} {
+				_, err := f.WriteAt(bytes.Repeat([]byte("0123456789abcdef"), 3*mib/32+1), at)
+				must.Succeed(t, err)
+			}
+			must.Succeed(t, f.Truncate(128*mib), f.Sync(), f.Close())
+			if result := tree(t, src, dst, clone.Options{Method: clone.Copy}); result.Shared {
+				t.Errorf("%+v", result)
+			}
+			clonetest.Same(t, src, dst)
+			for _, path := range []string{filepath.Join(src, "sparse"), filepath.Join(dst, "sparse")} {
+				if blocks, shared := extents(t, path); shared || blocks > 6*mib {
+					t.Errorf("%s takes %d bytes for 4.5 MiB of data, and shares blocks: %v", path, blocks, shared)
+				}
+			}
+		})
+	}
+}
+
+// extents are how many bytes of the disk a file takes, and whether it shares any (FIEMAP_EXTENT_SHARED).
+func extents(t *testing.T, path string) (taken int64, shared bool) {
+	t.Helper()
+	f, err := os.Open(path)
+	must.Succeed(t, err)
+	defer f.Close()
+	m := ioctl.Extents{Length: ^uint64(0), Wanted: uint32(len(ioctl.Extents{}.Extents)), Flags: 1} // FIEMAP_FLAG_SYNC
+	must.Succeed(t, ioctl.Do(ioctl.File{File: f}, ioctl.GetExtents, &m))
+	for _, e := range m.Extents[:m.Mapped] {
+		taken += int64(e.Length)
+		shared = shared || e.Flags&0x2000 != 0
+	}
+	return taken, shared
 }
 
 // A file without copy-on-write cannot be compressed, as what its directory gets is by default.

@@ -96,7 +96,10 @@ func (c *copier) fill(dst, src int, from source) error {
 	case c.method == Share:
 		err = c.share(dst, src, from)
 	default:
-		err = copyData(dst, src, c.next)
+		if c.data == nil {
+			c.data = make([]byte, bufferBytes)
+		}
+		err = copyData(dst, src, c.data, c.next)
 	}
 	if err != nil {
 		return fmt.Errorf("copy %s: %w", from, err)

@@ -82,6 +82,7 @@ type copier struct {
 	since   moment // entries that are older are skipped; unset in the first pass
 	whole   int    // how many levels of the path are copied whole although since is set
 	buffers xattrBuffers
+	data    []byte // what copyData reads into
 	entries int64
 }
 

@@ -51,7 +51,7 @@ var ErrLocked = errors.New("locked")
 // the runtime's poller costs as much as opening them.
 type Dir struct {
 	fd   int
-	path string // for messages only: never resolved again
+	path string // for messages only: never resolved again. See maxPath
 	// unread: the descriptor is O_PATH, so it serves only for lookups below it.
 	unread bool
 }
@@ -381,7 +381,18 @@ func (d *Dir) Sync() error {
 	return nil
 }
 
-func (d *Dir) join(name string) string { return d.path + "/" + name }
+// maxPath bounds the paths in messages, in bytes: each directory of a tower has one, and tenants build towers. Of a
+// longer path the middle is left out.
+const maxPath = 1024
+
+func (d *Dir) join(name string) string {
+	head := d.path
+	if len(head)+1+len(name) > maxPath {
+		head = head[:min(len(head), maxPath/2)]
+		head = head[:max(strings.LastIndexByte(head, '/'), 0)] + "/..."
+	}
+	return head + "/" + name
+}
 
 func (d *Dir) pathError(op, name string, err error) error {
 	return pathError(op, d.join(name), err)

@@ -174,7 +174,7 @@ func (d *Dir) Parent(expected ID) (*Dir, error) {
 	if err != nil {
 		return nil, d.pathError("open", "..", err)
 	}
-	parent := adopt(fd, d.path+"/..")
+	parent := adopt(fd, d.join(".."))
 	id, err := parent.ID()
 	if err == nil && id != expected {
 		err = fmt.Errorf("%s was moved meanwhile", d)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -164,4 +165,36 @@ func TestWalk_movedDirectoryIsAnError(t *testing.T) {
 			t.Errorf("%s outside was visited", path)
 		}
 	}
+}
+
+// The path of a directory is kept with its handle, and a tower has many: it does not grow without end, and still says
+// where the directory is and how it is called.
+func TestPathsOfDeepDirectoriesAreBounded(t *testing.T) {
+	root := open(t, t.TempDir())
+	name := strings.Repeat("d", 255)
+	at, err := root.Reopen()
+	must.Succeed(t, err)
+	want := func(ends string) {
+		t.Helper()
+		if got := at.String(); len(got) > 1024 || !strings.HasPrefix(got, root.String()) || !strings.HasSuffix(got, ends) {
+			t.Errorf("%d bytes: %s", len(got), got)
+		}
+	}
+	var above []dir.ID
+	for range 400 {
+		id, err := at.ID()
+		must.Succeed(t, err)
+		above = append(above, id)
+		next, err := at.Make(name)
+		must.Succeed(t, err, at.Close())
+		at = next
+	}
+	want("/" + name)
+	for _, id := range slices.Backward(above) {
+		next, err := at.Parent(id)
+		must.Succeed(t, err, at.Close())
+		at = next
+	}
+	want("/..")
+	must.Succeed(t, at.Close())
 }
