@@ -28,12 +28,16 @@ const (
 
 // Types of conditions.
 const (
-	// ConditionAvailable is true when the driver is rolled out on all its nodes and every pool is where it should be.
+	// ConditionAvailable is true when the driver's pods are ready and every pool is served. While something is rolled out, the pods that
+	// are being replaced may be missing.
 	ConditionAvailable = "Available"
 	// ConditionProgressing is true while something is being rolled out or removed.
 	ConditionProgressing = "Progressing"
 	// ConditionDegraded is true when something is wrong that does not go away by waiting.
 	ConditionDegraded = "Degraded"
+	// ConditionRolledOut is true when what the object asks for is on all nodes, in the version of the operator. The upstream operator does
+	// not have it.
+	ConditionRolledOut = "RolledOut"
 )
 
 // HostPathProvisioner says which storage pools the nodes of a cluster have. The operator deploys the CSI driver for
@@ -68,7 +72,7 @@ type HostPathProvisionerList struct {
 	Items []HostPathProvisioner `json:"items"`
 }
 
-// HostPathProvisionerSpec is what a user wants.
+// HostPathProvisionerSpec defines the desired state of HostPathProvisioner
 //
 // +kubebuilder:validation:XValidation:rule="has(self.pathConfig) != (has(self.storagePools) && size(self.storagePools) > 0)",message="set either storagePools or the deprecated pathConfig, and not both"
 // +kubebuilder:validation:XValidation:rule="!has(self.kubeletDirectory) || self.kubeletDirectory == '/var/lib/kubelet' || !((has(self.storagePools) && self.storagePools.exists(p, (p.path + '/').startsWith(self.kubeletDirectory + '/'))) || (has(self.pathConfig) && (self.pathConfig.path + '/').startsWith(self.kubeletDirectory + '/')))",message="the path of a pool must not lie in kubeletDirectory"
@@ -357,9 +361,9 @@ const (
 	StoragePoolReady StoragePoolPhase = "Ready"
 )
 
-// HostPathProvisionerStatus is what the operator has observed.
+// HostPathProvisionerStatus defines the observed state of HostPathProvisioner
 type HostPathProvisionerStatus struct {
-	// Conditions are Available, Progressing and Degraded.
+	// Conditions contains the current conditions observed by the operator
 	// +optional
 	// +listType=map
 	// +listMapKey=type
@@ -367,13 +371,13 @@ type HostPathProvisionerStatus struct {
 	// ObservedGeneration is the generation of the spec that the status is about.
 	// +optional
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
-	// OperatorVersion is the version of the operator that wrote this.
+	// OperatorVersion The version of the HostPathProvisioner Operator
 	// +optional
 	OperatorVersion string `json:"operatorVersion,omitempty"`
-	// TargetVersion is the version that is being rolled out.
+	// TargetVersion The targeted version of the HostPathProvisioner deployment
 	// +optional
 	TargetVersion string `json:"targetVersion,omitempty"`
-	// ObservedVersion is the version that was last rolled out on all nodes.
+	// ObservedVersion The observed version of the HostPathProvisioner deployment
 	// +optional
 	ObservedVersion string `json:"observedVersion,omitempty"`
 	// StoragePoolStatuses are those of the pools, by name.

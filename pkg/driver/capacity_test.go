@@ -42,6 +42,12 @@ func TestGetCapacity(t *testing.T) {
 			if got := response.GetAvailableCapacity(); got > 0 != c.some || got < 0 || got >= tooMuch {
 				t.Errorf("available are %d bytes, want some: %v", got, c.some)
 			}
+			if name == "a pool that is missing has none" {
+				if response.GetMaximumVolumeSize() != nil {
+					t.Error("a pool that does not serve looks like one that is full")
+				}
+				return
+			}
 			if response.GetMaximumVolumeSize() == nil {
 				t.Fatal("the largest volume is not reported")
 			}

@@ -269,7 +269,9 @@ func (c *controller) ControllerGetVolume(ctx context.Context, req *csi.Controlle
 
 // GetCapacity reports what a pool can still promise. A pool that does not serve has
 // nothing: an error would leave the scheduler with the last number. The largest
-// volume is the same, since the scheduler prefers that field.
+// volume is the same, since the scheduler prefers that field. A pool that does not
+// serve has no largest volume, by which it differs from a full one: see
+// docs/decisions/0058.
 //
 // Parameters that CreateVolume refuses have nothing available and no limit to a
 // volume: then the scheduler chooses a node, CreateVolume is called there, and its
@@ -294,8 +296,11 @@ func (c *controller) GetCapacity(_ context.Context, req *csi.GetCapacityRequest)
 		}
 	}
 	bytes, err := c.pools.Capacity(name, wanted.multiNode)
-	if err != nil {
+	switch {
+	case err != nil:
 		return nil, err
+	case bytes == 0 && !c.pools.Serves(name):
+		return &csi.GetCapacityResponse{}, nil
 	}
 	return available(bytes), nil
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/labels"
@@ -53,7 +54,10 @@ func CacheOptions(namespace string) (cache.Options, error) {
 		ByObject: map[client.Object]cache.ByObject{
 			&hppv1.HostPathProvisioner{}: everything,
 			&corev1.Node{}:               everything,
-			&corev1.Pod{}:                {Label: labels.SelectorFromSet(labels.Set{render.AppLabel: render.App})},
+			// By these it is known where the driver serves a pool.
+			&storagev1.StorageClass{}:       everything,
+			&storagev1.CSIStorageCapacity{}: everything,
+			&corev1.Pod{}:                   {Label: labels.SelectorFromSet(labels.Set{render.AppLabel: render.App})},
 			// Those of the upstream operator have no other label.
 			&corev1.PersistentVolumeClaim{}: {Label: labels.NewSelector().Add(*ofPools)},
 		},
@@ -91,7 +95,7 @@ func (r *Reconciler) Add(manager ctrl.Manager) error {
 	comesOrGoes := predicate.Funcs{
 		UpdateFunc: func(event.UpdateEvent) bool { return false },
 	}
-	if err := errors.Join(watch(nodes, comesOrGoes), watch(&corev1.Pod{}), watch(&corev1.PersistentVolumeClaim{}), watch(empty(storageClassKind))); err != nil {
+	if err := errors.Join(watch(nodes, comesOrGoes), watch(&corev1.Pod{}), watch(&corev1.PersistentVolumeClaim{}), watch(empty(storageClassKind)), watch(empty(capacityKind), servesElsewise())); err != nil {
 		return err
 	}
 	for _, kind := range ownedKinds {

@@ -55,7 +55,7 @@ func (s *stage) status() (hppv1.HostPathProvisionerStatus, metav1.Condition) {
 }
 
 // The caches do not show at once what was applied. Until they do, the DaemonSet that they have is the one from before, which is rolled
-// out: neither is the new version, nor what was asked for available.
+// out: the new version is not, although a driver is available.
 func TestStatusDoesNotRelyOnWhatWasThereBefore(t *testing.T) {
 	s := newStage(t, stored("hpp", 1, false))
 	s.reconcile("hpp")
@@ -79,8 +79,8 @@ func TestStatusDoesNotRelyOnWhatWasThereBefore(t *testing.T) {
 	})
 	s.reconciler.Config.Version = "v2"
 	s.reconcile("hpp")
-	if status, available := s.status(); status.ObservedVersion != "v1" || available.Status != metav1.ConditionFalse {
-		t.Errorf("the version %s is observed, and Available is %s", status.ObservedVersion, available.Status)
+	if status, available := s.status(); status.ObservedVersion != "v1" || available.Status != metav1.ConditionTrue || meta.IsStatusConditionTrue(status.Conditions, hppv1.ConditionRolledOut) {
+		t.Errorf("the version %s is observed, and the conditions are %+v", status.ObservedVersion, status.Conditions)
 	}
 	s.reconciler.Client = upToDate
 	s.reconcile("hpp")

@@ -444,6 +444,9 @@ func (r *Reconciler) observe(ctx context.Context, object *hppv1.HostPathProvisio
 		return seen, err
 	}
 	seen.Pods = slices.DeleteFunc(pods.Items, func(p corev1.Pod) bool { return !ownedPod(&p) })
+	if seen.Services, err = r.services(ctx, object, seen.Pods); err != nil {
+		return seen, err
+	}
 	claims := &corev1.PersistentVolumeClaimList{}
 	if err := r.Client.List(ctx, claims, client.InNamespace(r.Config.Namespace)); err != nil {
 		return seen, err

@@ -88,7 +88,18 @@ func (s *Set) Capacity(name volume.PoolName, multiNode bool) (int64, error) {
 	if multiNode && !p.Config.MultiNode() {
 		return 0, nil
 	}
-	return p.Free(), nil
+	bytes, _ := p.Free()
+	return bytes, nil
+}
+
+// Serves says whether a pool that is configured serves.
+func (s *Set) Serves(name volume.PoolName) bool {
+	p, err := s.pool(name)
+	if err != nil {
+		return false
+	}
+	_, serves := p.Free()
+	return serves
 }
 
 // Shared reports whether a pool is served by several nodes.

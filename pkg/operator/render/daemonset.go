@@ -141,10 +141,10 @@ func (r *Renderer) image(name string) (string, error) {
 
 // place has pods run where, and as, the object says.
 func place(pod *corev1.PodSpec, spec hppv1.HostPathProvisionerSpec) {
-	if pod.NodeSelector == nil {
-		pod.NodeSelector = map[string]string{}
+	// The selector of the manifests is for those who give none: a user's is used as it is.
+	if len(spec.Workload.NodeSelector) > 0 {
+		pod.NodeSelector = maps.Clone(spec.Workload.NodeSelector)
 	}
-	maps.Copy(pod.NodeSelector, spec.Workload.NodeSelector)
 	pod.Affinity = spec.Workload.Affinity.DeepCopy()
 	// Not those of the manifests, which tolerate everything: the nodes are those that the user has had so far.
 	pod.Tolerations = nil

@@ -222,7 +222,7 @@ func TestRenderFollowsObject(t *testing.T) {
 	config.Images = map[string]string{"quay.io/kubevirt/hostpath-csi-driver": "example.com/driver:1"}
 	set := driverSet(t, rendered(t, config, allFacts, spec))
 	pod := set.Spec.Template.Spec
-	if pod.PriorityClassName != "important" || pod.NodeSelector["storage"] != "yes" || pod.NodeSelector[corev1.LabelOSStable] != "linux" ||
+	if pod.PriorityClassName != "important" || pod.NodeSelector["storage"] != "yes" || len(pod.NodeSelector) != 1 ||
 		len(pod.Tolerations) != 1 || pod.ImagePullSecrets[0].Name != "registry" {
 		t.Errorf("the pod does not have what the object says: %+v", pod)
 	}

@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/version"
 
@@ -26,6 +27,7 @@ const (
 	reasonUpgrading   = "UpgradeStarted"
 	reasonRollingOut  = "RollingOut"
 	reasonNotReady    = "NodesNotReady"
+	reasonNoNodes     = "NoNodes"
 	reasonFailed      = "ReconcileFailed"
 	ReasonDowngrade   = "DowngradeRefused"
 	ReasonPools       = "InvalidPools"
@@ -47,6 +49,8 @@ type Observed struct {
 	Pods []corev1.Pod
 	// Mounters are the Deployments that are to keep pools with a template mounted, and are what was applied.
 	Mounters []appsv1.Deployment
+	// Services are where the driver serves pools, by the name of the pool.
+	Services map[string]Service
 	// Leaving are pools that are still to be unmounted, in words.
 	Leaving []string
 	// Claims are those that pools with a template need, and LeftClaims those of nodes and pools that are not wanted any more.
@@ -59,42 +63,77 @@ type Observed struct {
 	Notices []string
 }
 
+// A Service is what the driver publishes of a pool.
+type Service struct {
+	// Asked says that there is a StorageClass for which the driver publishes on each node whether it serves the pool.
+	Asked bool
+	// Serving and NotServing are the names of nodes.
+	Serving, NotServing sets.Set[string]
+}
+
+// nowhere says that the pool is known not to be served on any node.
+func (s Service) nowhere() bool { return s.Asked && s.Serving.Len() == 0 && s.NotServing.Len() > 0 }
+
+// unknown says that it is not published yet whether the pool is served.
+func (s Service) unknown() bool { return s.Asked && s.Serving.Len() == 0 && s.NotServing.Len() == 0 }
+
 // Assess computes the status of an object from what is observed.
 func Assess(object *hppv1.HostPathProvisioner, operatorVersion string, seen Observed) hppv1.HostPathProvisionerStatus {
 	status := begin(object, operatorVersion)
 	status.TargetVersion = operatorVersion
 	status.NodeStatuses = nodeProblems(seen.Pods)
-	status.StoragePoolStatuses = poolStatuses(object, seen)
+	pools := poolStates(object, seen)
+	status.StoragePoolStatuses = nil
+	for _, pool := range pools {
+		status.StoragePoolStatuses = append(status.StoragePoolStatuses, pool.StoragePoolStatus)
+	}
 	status.DeletedNodes = seen.DeletedNodes
 
-	waiting := notRolledOut(seen)
-	for _, pool := range status.StoragePoolStatuses {
-		if pool.Phase != hppv1.StoragePoolReady {
-			waiting = append(waiting, fmt.Sprintf("pool %s: %s", pool.Name, pool.Message))
-		}
-	}
-	missing := strings.Join(slices.Concat(waiting, seen.Leaving), "; ")
-	first := status.ObservedVersion == ""
-	upgrade := !first && status.ObservedVersion != operatorVersion
-	if len(waiting) == 0 && len(seen.Problems) == 0 {
+	r := newRollout(&status, operatorVersion, seen, pools)
+	if r.complete {
 		status.ObservedVersion = operatorVersion
 	}
 	c := conditions{status: &status, generation: object.Generation}
-	c.available(waiting, status.NodeStatuses, seen)
-	switch {
-	case len(waiting) == 0 && len(seen.Problems) == 0 && len(seen.Leaving) > 0:
-		c.set(hppv1.ConditionProgressing, true, reasonUnmounting, "Waiting for "+missing)
-	case len(waiting) == 0 && len(seen.Problems) == 0:
-		c.set(hppv1.ConditionProgressing, false, reasonComplete, "Everything is rolled out")
-	case first:
-		c.set(hppv1.ConditionProgressing, true, reasonDeploying, missing)
-	case upgrade:
-		c.set(hppv1.ConditionProgressing, true, reasonUpgrading, "Upgrade to "+operatorVersion+": "+missing)
-	default:
-		c.set(hppv1.ConditionProgressing, true, reasonRollingOut, missing)
-	}
-	c.degraded(first || upgrade, status.NodeStatuses, seen)
+	c.available(r, seen)
+	c.progressing(r, seen)
+	c.degraded(r, seen)
+	c.rolledOut(r)
 	return status
+}
+
+// A rollout is how far what was asked for is deployed.
+type rollout struct {
+	// first and upgrade say that no version of this operator, or another one, was rolled out before.
+	first, upgrade bool
+	// served says that the driver was available before.
+	served  bool
+	version string
+	// noNodes says that no node is to have the driver.
+	noNodes bool
+	// missing is what is not as it should be, in words.
+	missing []string
+	// unmounted are pools on claims that are not mounted everywhere, and nowhere are pools that no node serves, in words.
+	unmounted, nowhere []string
+	// complete says that all nodes have what was asked for. Once it was so, a node that fails does not change that: only
+	// something that is to be deployed does.
+	complete bool
+}
+
+func newRollout(status *hppv1.HostPathProvisionerStatus, operatorVersion string, seen Observed, pools []poolState) rollout {
+	r := rollout{
+		first:   status.ObservedVersion == "",
+		upgrade: status.ObservedVersion != "" && status.ObservedVersion != operatorVersion,
+		version: operatorVersion,
+		noNodes: selectsNoNode(seen),
+	}
+	r.served = !r.first || meta.IsStatusConditionTrue(status.Conditions, hppv1.ConditionAvailable)
+	r.unmounted = textsOf(pools, poolUnmounted)
+	r.nowhere = textsOf(pools, poolNowhere)
+	changing := notDeployed(seen)
+	r.missing = slices.Concat(changing, notReady(seen, func(*appsv1.DaemonSet) int32 { return 0 }), r.unmounted, textsOf(pools, poolUnknown))
+	before := !r.first && !r.upgrade && meta.IsStatusConditionTrue(status.Conditions, hppv1.ConditionRolledOut)
+	r.complete = len(seen.Problems) == 0 && !r.noNodes && (len(r.missing) == 0 || before && len(changing) == 0)
+	return r
 }
 
 // mostMessage is how many bytes the message of a condition has. It could have 32768, but is for people.
@@ -116,29 +155,67 @@ func (c conditions) set(kind string, value bool, reason, message string) {
 	meta.SetStatusCondition(&c.status.Conditions, condition)
 }
 
-func (c conditions) available(waiting []string, nodes []hppv1.NodeStatus, seen Observed) {
-	if len(waiting) == 0 {
+// available goes by pods that are ready, whatever their version. While something is rolled out, those which that replaces may be missing.
+func (c conditions) available(r rollout, seen Observed) {
+	allowed := func(*appsv1.DaemonSet) int32 { return 0 }
+	replacing := r.served && !r.complete && !slices.ContainsFunc(seen.Pods, failsOfDriver)
+	if replacing {
+		allowed = maxUnavailable
+	}
+	lacking := notReady(seen, allowed)
+	if len(seen.Problems) > 0 {
+		lacking = append(lacking, outdated(seen)...)
+	}
+	lacking = append(lacking, r.nowhere...)
+	if !replacing {
+		lacking = append(lacking, r.unmounted...)
+	}
+	switch {
+	case r.noNodes:
+		c.set(hppv1.ConditionAvailable, false, reasonNoNodes, noNodes)
+	case len(lacking) > 0:
+		c.set(hppv1.ConditionAvailable, false, reasonNotReady, joined(strings.Join(lacking, "; "), nodeTexts(c.status.NodeStatuses)))
+	default:
 		notices := slices.Clone(seen.Notices)
 		for _, node := range seen.DeletedNodes {
 			notices = append(notices, fmt.Sprintf("The node %s was deleted, and %d PersistentVolumes are left of it: deletedNodes of this status has the command that removes them",
 				node.Node, node.PersistentVolumes))
 		}
 		c.set(hppv1.ConditionAvailable, true, reasonComplete, joined("Application Available", notices))
-		return
 	}
-	c.set(hppv1.ConditionAvailable, false, reasonNotReady, joined(strings.Join(waiting, "; "), nodeTexts(nodes)))
 }
 
-// degraded is true for errors, and for nodes that are not ready. While a version is being rolled out, pods that are only
-// starting are no reason.
-func (c conditions) degraded(rollingOut bool, nodes []hppv1.NodeStatus, seen Observed) {
+func (c conditions) progressing(r rollout, seen Observed) {
+	missing := strings.Join(slices.Concat(r.missing, seen.Leaving), "; ")
+	switch {
+	case r.noNodes && len(seen.Leaving) == 0:
+		c.set(hppv1.ConditionProgressing, false, reasonNoNodes, noNodes)
+	case r.complete && len(seen.Leaving) > 0:
+		c.set(hppv1.ConditionProgressing, true, reasonUnmounting, "Waiting for "+missing)
+	case r.complete:
+		c.set(hppv1.ConditionProgressing, false, reasonComplete, "Everything is rolled out")
+	case r.first:
+		c.set(hppv1.ConditionProgressing, true, reasonDeploying, missing)
+	case r.upgrade:
+		c.set(hppv1.ConditionProgressing, true, reasonUpgrading, "Upgrade to "+r.version+": "+missing)
+	default:
+		c.set(hppv1.ConditionProgressing, true, reasonRollingOut, missing)
+	}
+}
+
+// degraded is true for what waiting does not solve: errors, containers that fail, and pools that were mounted or serve nowhere.
+func (c conditions) degraded(r rollout, seen Observed) {
 	var failing []string
 	for _, pod := range seen.Pods {
-		if text, failed := PodProblem(&pod); failed || text != "" && !rollingOut {
+		if text, failed := PodProblem(&pod); failed {
 			failing = append(failing, render.NodeOf(&pod)+": "+text)
 		}
 	}
 	slices.Sort(failing)
+	pools := r.nowhere
+	if r.complete {
+		pools = slices.Concat(pools, r.unmounted)
+	}
 	switch {
 	case len(seen.Problems) > 0:
 		var texts []string
@@ -148,10 +225,23 @@ func (c conditions) degraded(rollingOut bool, nodes []hppv1.NodeStatus, seen Obs
 		c.set(hppv1.ConditionDegraded, true, reasonFailed, strings.Join(texts, "; "))
 	case len(failing) > 0:
 		c.set(hppv1.ConditionDegraded, true, reasonNotReady, strings.Join(failing, "; "))
-	case !rollingOut && slices.ContainsFunc(c.status.StoragePoolStatuses, func(p hppv1.StoragePoolStatus) bool { return p.Phase != hppv1.StoragePoolReady }):
-		c.set(hppv1.ConditionDegraded, true, reasonPoolProblem, "Some pools are not usable on all nodes: see storagePoolStatuses")
+	case r.noNodes:
+		c.set(hppv1.ConditionDegraded, true, reasonNoNodes, noNodes)
+	case len(pools) > 0:
+		c.set(hppv1.ConditionDegraded, true, reasonPoolProblem, strings.Join(pools, "; "))
 	default:
 		c.set(hppv1.ConditionDegraded, false, reasonAsExpected, "")
+	}
+}
+
+func (c conditions) rolledOut(r rollout) {
+	switch {
+	case r.complete:
+		c.set(hppv1.ConditionRolledOut, true, reasonComplete, "Version "+r.version+" runs on all nodes")
+	case r.noNodes:
+		c.set(hppv1.ConditionRolledOut, false, reasonNoNodes, noNodes)
+	default:
+		c.set(hppv1.ConditionRolledOut, false, reasonRollingOut, cmp.Or(strings.Join(r.missing, "; "), "Something could not be applied"))
 	}
 }
 
@@ -169,6 +259,7 @@ func Refuse(object *hppv1.HostPathProvisioner, operatorVersion, reason, message 
 	c.set(hppv1.ConditionAvailable, serves, reason, available)
 	c.set(hppv1.ConditionProgressing, false, reason, message)
 	c.set(hppv1.ConditionDegraded, true, reason, message)
+	c.set(hppv1.ConditionRolledOut, false, reason, message)
 	return status
 }
 
@@ -187,6 +278,7 @@ func Deleting(object *hppv1.HostPathProvisioner, operatorVersion string, waiting
 	c.set(hppv1.ConditionAvailable, false, reasonDeleting, message)
 	c.set(hppv1.ConditionProgressing, true, reasonDeleting, message)
 	c.set(hppv1.ConditionDegraded, false, reasonDeleting, "")
+	c.set(hppv1.ConditionRolledOut, false, reasonDeleting, message)
 	return status
 }
 
@@ -218,8 +310,8 @@ func Downgrades(status hppv1.HostPathProvisionerStatus, to string) bool {
 	return err == nil && after.LessThan(before)
 }
 
-// notRolledOut says what is missing at the DaemonSets.
-func notRolledOut(seen Observed) []string {
+// notDeployed says what of the DaemonSets is still to be deployed.
+func notDeployed(seen Observed) []string {
 	var waiting []string
 	for _, name := range slices.Sorted(maps.Keys(seen.DaemonSets)) {
 		set := seen.DaemonSets[name]
@@ -227,16 +319,65 @@ func notRolledOut(seen Observed) []string {
 		case set == nil:
 			waiting = append(waiting, name+" does not exist yet")
 		case seen.Outdated.Has(name):
-			waiting = append(waiting, name+" is not what it should be yet")
 		case set.Status.ObservedGeneration != set.Generation:
 			waiting = append(waiting, name+": its controller has not observed its last change yet")
 		case set.Status.UpdatedNumberScheduled < set.Status.DesiredNumberScheduled:
 			waiting = append(waiting, fmt.Sprintf("%s: %d of %d nodes are updated", name, set.Status.UpdatedNumberScheduled, set.Status.DesiredNumberScheduled))
-		case set.Status.NumberReady < set.Status.DesiredNumberScheduled:
-			waiting = append(waiting, fmt.Sprintf("%s: %d of %d nodes are ready", name, set.Status.NumberReady, set.Status.DesiredNumberScheduled))
 		}
 	}
-	return waiting
+	return append(waiting, outdated(seen)...)
+}
+
+// outdated are the DaemonSets that are not what they should be.
+func outdated(seen Observed) []string {
+	var texts []string
+	for _, name := range sets.List(seen.Outdated) {
+		texts = append(texts, name+" is not what it should be yet")
+	}
+	return texts
+}
+
+// notReady says of which DaemonSets more pods are missing than is allowed. One pod is needed in any case.
+func notReady(seen Observed, allowed func(*appsv1.DaemonSet) int32) []string {
+	var texts []string
+	for _, name := range slices.Sorted(maps.Keys(seen.DaemonSets)) {
+		set := seen.DaemonSets[name]
+		if set == nil {
+			texts = append(texts, name+" does not exist yet")
+			continue
+		}
+		if ready, desired := set.Status.NumberReady, set.Status.DesiredNumberScheduled; ready < desired && (ready == 0 || ready < desired-allowed(set)) {
+			texts = append(texts, fmt.Sprintf("%s: %d of %d nodes are ready", name, ready, desired))
+		}
+	}
+	return texts
+}
+
+// maxUnavailable is how many pods of a DaemonSet its controller takes away at once to replace them.
+func maxUnavailable(set *appsv1.DaemonSet) int32 {
+	rolling := set.Spec.UpdateStrategy.RollingUpdate
+	if rolling == nil || rolling.MaxUnavailable == nil {
+		return 1
+	}
+	most, err := intstr.GetScaledValueFromIntOrPercent(rolling.MaxUnavailable, int(set.Status.DesiredNumberScheduled), true)
+	if err != nil {
+		return 0
+	}
+	return int32(most) //nolint:gosec // no more than there are nodes
+}
+
+const noNodes = "no node is to have the driver: change workload, or the labels and taints of nodes"
+
+// selectsNoNode says that no node is to have the driver, as far as the controllers of its DaemonSets know.
+func selectsNoNode(seen Observed) bool {
+	set := seen.DaemonSets[render.DriverDaemonSet]
+	return set != nil && !seen.Outdated.Has(render.DriverDaemonSet) && set.Status.ObservedGeneration == set.Generation && set.Status.DesiredNumberScheduled == 0
+}
+
+// failsOfDriver says of a pod of the DaemonSets whether waiting does not make it ready.
+func failsOfDriver(pod corev1.Pod) bool {
+	_, failed := PodProblem(&pod)
+	return failed && render.PoolOf(pod.Labels) == ""
 }
 
 // nodeProblems are the nodes whose pods are not ready, by name.
@@ -292,33 +433,83 @@ func starting(reason string) bool {
 	return reason == "ContainerCreating" || reason == "PodInitializing"
 }
 
-// poolStatuses are those of all pools. A pool without a template is usable where the driver is.
-func poolStatuses(object *hppv1.HostPathProvisioner, seen Observed) []hppv1.StoragePoolStatus {
-	var statuses []hppv1.StoragePoolStatus
+// A poolState is the status of a pool, and what keeps it from being ready.
+type poolState struct {
+	hppv1.StoragePoolStatus
+	lacks string
+}
+
+// What a pool can lack.
+const (
+	poolUnmounted = "mounts"
+	poolNowhere   = "nodes"
+	poolUnknown   = "reports"
+	poolSomewhere = "some nodes"
+)
+
+func textsOf(pools []poolState, lacks string) []string {
+	var texts []string
+	for _, pool := range pools {
+		if pool.lacks == lacks {
+			texts = append(texts, "pool "+pool.Name+": "+pool.Message)
+		}
+	}
+	return texts
+}
+
+// poolStates are those of all pools. A pool is usable where its driver is ready, mounts it if it has a template, and serves it, which is
+// published only while a StorageClass names the pool.
+func poolStates(object *hppv1.HostPathProvisioner, seen Observed) []poolState {
+	var states []poolState
 	for _, pool := range render.Pools(object) {
-		status := hppv1.StoragePoolStatus{Name: pool.Name, Phase: hppv1.StoragePoolMounting}
+		state := poolState{StoragePoolStatus: hppv1.StoragePoolStatus{Name: pool.Name, Phase: hppv1.StoragePoolMounting}}
 		set := seen.DaemonSets[render.DriverDaemonSet]
 		if set != nil {
-			status.DesiredReady = int(set.Status.DesiredNumberScheduled)
-			status.CurrentReady = int(set.Status.NumberReady)
+			state.DesiredReady = int(set.Status.DesiredNumberScheduled)
+			state.CurrentReady = int(set.Status.NumberReady)
 		}
 		var unbound []string
 		if pool.PVCTemplate != nil {
-			status.CurrentReady = mounted(pool.Name, seen.Mounters)
-			status.ClaimStatuses, unbound = claimStatuses(pool.Name, seen)
+			state.CurrentReady = mounted(pool.Name, seen.Mounters)
+			state.ClaimStatuses, unbound = claimStatuses(pool.Name, seen)
 		}
-		switch {
-		case len(unbound) > 0:
-			status.Phase, status.Message = hppv1.StoragePoolPreparing, strings.Join(unbound, "; ")
-		case set != nil && status.CurrentReady >= status.DesiredReady:
-			status.Phase = hppv1.StoragePoolReady
-		default:
-			status.Message = fmt.Sprintf("usable on %d of %d nodes", status.CurrentReady, status.DesiredReady)
+		state.judge(seen.Services[pool.Name], unbound, pool.PVCTemplate != nil)
+		if state.lacks == "" && set != nil && state.CurrentReady >= state.DesiredReady && state.DesiredReady > 0 {
+			state.Phase = hppv1.StoragePoolReady
+		} else if state.Message == "" {
+			state.Message = fmt.Sprintf("usable on %d of %d nodes", state.CurrentReady, state.DesiredReady)
 		}
-		statuses = append(statuses, status)
+		states = append(states, state)
 	}
-	slices.SortFunc(statuses, func(a, b hppv1.StoragePoolStatus) int { return strings.Compare(a.Name, b.Name) })
-	return statuses
+	slices.SortFunc(states, func(a, b poolState) int { return strings.Compare(a.Name, b.Name) })
+	return states
+}
+
+// judge says what a pool lacks.
+func (s *poolState) judge(service Service, unbound []string, onClaims bool) {
+	switch {
+	case len(unbound) > 0:
+		s.Phase, s.Message, s.lacks = hppv1.StoragePoolPreparing, strings.Join(unbound, "; "), poolUnmounted
+	case onClaims && s.CurrentReady < s.DesiredReady:
+		s.lacks = poolUnmounted
+	case service.nowhere():
+		s.CurrentReady, s.lacks = 0, poolNowhere
+		s.Message = "serves on no node, its driver has the reason in its log and as a metric: " + some(sets.List(service.NotServing))
+	case service.unknown():
+		s.lacks, s.Message = poolUnknown, "the driver has not published its capacity yet"
+	case service.NotServing.Len() > 0:
+		s.CurrentReady, s.lacks = min(s.CurrentReady, service.Serving.Len()), poolSomewhere
+		s.Message = fmt.Sprintf("usable on %d of %d nodes, and not served on %s", s.CurrentReady, s.DesiredReady, some(sets.List(service.NotServing)))
+	}
+}
+
+// some are the first of many names.
+func some(names []string) string {
+	const most = 10
+	if len(names) <= most {
+		return strings.Join(names, ", ")
+	}
+	return fmt.Sprintf("%s and %d more", strings.Join(names[:most], ", "), len(names)-most)
 }
 
 // mounted is on how many nodes a pool is mounted: a mounter is ready while it is. A pod of the version before, which is about to

@@ -11,6 +11,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/apimachinery/pkg/util/sets"
 
 	hppv1 "kubevirt.io/hostpath-provisioner/api/v1beta1"
 	"kubevirt.io/hostpath-provisioner/pkg/operator/render"
@@ -24,8 +26,12 @@ func deployed(status hppv1.HostPathProvisionerStatus) *hppv1.HostPathProvisioner
 
 // nodes is a DaemonSet on so many nodes, of which some have the newest pod and some are ready.
 func nodes(desired, updated, ready int32) map[string]*appsv1.DaemonSet {
+	tenth := intstr.FromString("10%")
 	return map[string]*appsv1.DaemonSet{render.DriverDaemonSet: {
 		ObjectMeta: metav1.ObjectMeta{Name: render.DriverDaemonSet, Generation: 2},
+		Spec: appsv1.DaemonSetSpec{UpdateStrategy: appsv1.DaemonSetUpdateStrategy{
+			Type: appsv1.RollingUpdateDaemonSetStrategyType, RollingUpdate: &appsv1.RollingUpdateDaemonSet{MaxUnavailable: &tenth},
+		}},
 		Status: appsv1.DaemonSetStatus{
 			ObservedGeneration: 2, DesiredNumberScheduled: desired, UpdatedNumberScheduled: updated, NumberReady: ready,
 		},
@@ -40,6 +46,17 @@ func podOn(node string, state corev1.ContainerState) corev1.Pod {
 	}
 }
 
+// conditionLetters has a letter for each condition that is true.
+func conditionLetters(status hppv1.HostPathProvisionerStatus) string {
+	letters := []string{"-", "-", "-", "-"}
+	for i, kind := range []string{hppv1.ConditionAvailable, hppv1.ConditionProgressing, hppv1.ConditionDegraded, hppv1.ConditionRolledOut} {
+		if meta.IsStatusConditionTrue(status.Conditions, kind) {
+			letters[i] = kind[:1]
+		}
+	}
+	return strings.Join(letters, " ")
+}
+
 func TestAssess(t *testing.T) {
 	waiting := func(reason string) corev1.ContainerState {
 		return corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: reason, Message: "in words"}}
@@ -48,33 +65,62 @@ func TestAssess(t *testing.T) {
 	stale[render.DriverDaemonSet].Generation = 3
 	running := hppv1.HostPathProvisionerStatus{ObservedVersion: current, ObservedGeneration: 3}
 	older := hppv1.HostPathProvisionerStatus{ObservedVersion: "v1.0.0", ObservedGeneration: 3}
+	rolledOut := func(status hppv1.HostPathProvisionerStatus, available, rolledOut metav1.ConditionStatus) hppv1.HostPathProvisionerStatus {
+		status.Conditions = []metav1.Condition{
+			{Type: hppv1.ConditionAvailable, Status: available, Reason: "Before"}, {Type: hppv1.ConditionRolledOut, Status: rolledOut, Reason: "Before"},
+		}
+		return status
+	}
+	settled, rolling := rolledOut(running, "True", "True"), rolledOut(running, "True", "False")
+	upstream := hppv1.HostPathProvisionerStatus{ObservedVersion: "0.23.0", Conditions: []metav1.Condition{{Type: hppv1.ConditionAvailable, Status: "True"}}}
+	failing := []corev1.Pod{podOn("node-b", waiting("CrashLoopBackOff"))}
+	starting := []corev1.Pod{podOn("node-b", waiting("ContainerCreating"))}
+	nowhere := map[string]Service{"local": {Asked: true, NotServing: sets.New("node-a", "node-b")}}
+	somewhere := map[string]Service{"local": {Asked: true, Serving: sets.New("node-a"), NotServing: sets.New("node-b")}}
 	tests := map[string]struct {
 		status hppv1.HostPathProvisionerStatus
 		seen   Observed
-		// available, progressing and degraded, and the version that is observed then
-		want    [3]bool
+		// Available, Progressing, Degraded and RolledOut, and the version that is observed then
+		want    string
 		version string
 		words   string
 	}{
-		"first install":                     {hppv1.HostPathProvisionerStatus{}, Observed{DaemonSets: nodes(2, 2, 0)}, [3]bool{false, true, false}, "", "0 of 2 nodes are ready"},
-		"not there yet":                     {hppv1.HostPathProvisionerStatus{}, Observed{DaemonSets: map[string]*appsv1.DaemonSet{render.DriverDaemonSet: nil}}, [3]bool{false, true, false}, "", "does not exist yet"},
-		"all is well":                       {running, Observed{DaemonSets: nodes(2, 2, 2)}, [3]bool{true, false, false}, current, "Application Available"},
-		"no node matches":                   {running, Observed{DaemonSets: nodes(0, 0, 0)}, [3]bool{true, false, false}, current, "Application Available"},
-		"change is not taken up":            {older, Observed{DaemonSets: stale}, [3]bool{false, true, false}, "v1.0.0", "not observed its last change yet"},
-		"upgrade under way":                 {older, Observed{DaemonSets: nodes(2, 1, 2)}, [3]bool{false, true, false}, "v1.0.0", "1 of 2 nodes are updated"},
-		"upgrade is done":                   {older, Observed{DaemonSets: nodes(2, 2, 2)}, [3]bool{true, false, false}, current, "Application Available"},
-		"a node fails":                      {running, Observed{DaemonSets: nodes(2, 2, 1), Pods: []corev1.Pod{podOn("node-b", waiting("CrashLoopBackOff"))}}, [3]bool{false, true, true}, current, "node-b: container driver of pod driver-node-b: CrashLoopBackOff: in words"},
-		"a node fails in the first rollout": {hppv1.HostPathProvisionerStatus{}, Observed{DaemonSets: nodes(2, 2, 1), Pods: []corev1.Pod{podOn("node-b", waiting("ImagePullBackOff"))}}, [3]bool{false, true, true}, "", "ImagePullBackOff"},
-		"a pod is only starting":            {older, Observed{DaemonSets: nodes(2, 2, 1), Pods: []corev1.Pod{podOn("node-b", waiting("ContainerCreating"))}}, [3]bool{false, true, false}, "v1.0.0", "1 of 2 nodes are ready"},
-		"an object cannot be applied":       {running, Observed{DaemonSets: nodes(2, 2, 2), Problems: []error{errors.New("no right")}}, [3]bool{true, true, true}, current, ""},
-		"snapshots are asked for":           {running, Observed{DaemonSets: nodes(2, 2, 2), Notices: []string{"no snapshots"}}, [3]bool{true, false, false}, current, "no snapshots"},
+		"first install":                       {hppv1.HostPathProvisionerStatus{}, Observed{DaemonSets: nodes(2, 2, 0)}, "- P - -", "", "0 of 2 nodes are ready"},
+		"first install, on one node":          {hppv1.HostPathProvisionerStatus{}, Observed{DaemonSets: nodes(2, 2, 1)}, "- P - -", "", "1 of 2 nodes are ready"},
+		"not there yet":                       {hppv1.HostPathProvisionerStatus{}, Observed{DaemonSets: map[string]*appsv1.DaemonSet{render.DriverDaemonSet: nil}}, "- P - -", "", "does not exist yet"},
+		"all is well":                         {running, Observed{DaemonSets: nodes(2, 2, 2)}, "A - - R", current, "Application Available"},
+		"no node matches":                     {running, Observed{DaemonSets: nodes(0, 0, 0)}, "- - D -", current, "no node"},
+		"no node matches from the beginning":  {hppv1.HostPathProvisionerStatus{}, Observed{DaemonSets: nodes(0, 0, 0)}, "- - D -", "", "no node"},
+		"change is not taken up":              {older, Observed{DaemonSets: stale}, "A P - -", "v1.0.0", "Application Available"},
+		"upgrade under way":                   {older, Observed{DaemonSets: nodes(2, 1, 2)}, "A P - -", "v1.0.0", "Application Available"},
+		"upgrade, one pod is being replaced":  {older, Observed{DaemonSets: nodes(2, 1, 1), Pods: starting}, "A P - -", "v1.0.0", "Application Available"},
+		"upgrade, the last pod is starting":   {older, Observed{DaemonSets: nodes(2, 2, 1), Pods: starting}, "A P - -", "v1.0.0", "Application Available"},
+		"upgrade, more than a tenth is away":  {older, Observed{DaemonSets: nodes(30, 10, 26)}, "- P - -", "v1.0.0", "26 of 30 nodes are ready"},
+		"upgrade, all nodes are away":         {older, Observed{DaemonSets: nodes(1, 1, 0), Pods: starting}, "- P - -", "v1.0.0", "0 of 1 nodes are ready"},
+		"upgrade, the new version fails":      {older, Observed{DaemonSets: nodes(2, 1, 1), Pods: failing}, "- P D -", "v1.0.0", "CrashLoopBackOff"},
+		"upgrade is done":                     {older, Observed{DaemonSets: nodes(2, 2, 2)}, "A - - R", current, "Application Available"},
+		"takeover begins":                     {upstream, Observed{DaemonSets: nodes(2, 0, 2)}, "A P - -", "", "Application Available"},
+		"takeover, one pod is being replaced": {upstream, Observed{DaemonSets: nodes(2, 1, 1), Pods: starting}, "A P - -", "", "Application Available"},
+		"takeover is done":                    {upstream, Observed{DaemonSets: nodes(2, 2, 2)}, "A - - R", current, "Application Available"},
+		"a node fails":                        {settled, Observed{DaemonSets: nodes(2, 2, 1), Pods: failing}, "- - D R", current, "node-b: container driver of pod driver-node-b: CrashLoopBackOff: in words"},
+		"a node starts anew":                  {settled, Observed{DaemonSets: nodes(2, 2, 1), Pods: starting}, "- - - R", current, "1 of 2 nodes are ready"},
+		"a node is added":                     {settled, Observed{DaemonSets: nodes(3, 2, 2), Pods: starting}, "A P - -", current, "Application Available"},
+		"the added node is starting":          {rolling, Observed{DaemonSets: nodes(3, 3, 2), Pods: starting}, "A P - -", current, "Application Available"},
+		"a node fails in the first rollout":   {hppv1.HostPathProvisionerStatus{}, Observed{DaemonSets: nodes(2, 2, 1), Pods: failing}, "- P D -", "", "CrashLoopBackOff"},
+		"an object cannot be applied":         {running, Observed{DaemonSets: nodes(2, 2, 2), Problems: []error{errors.New("no right")}}, "A P D -", current, ""},
+		"the driver cannot be applied":        {older, Observed{DaemonSets: nodes(2, 0, 2), Outdated: sets.New(render.DriverDaemonSet), Problems: []error{errors.New("no right")}}, "- P D -", "v1.0.0", "not what it should be"},
+		"snapshots are asked for":             {running, Observed{DaemonSets: nodes(2, 2, 2), Notices: []string{"no snapshots"}}, "A - - R", current, "no snapshots"},
+		"a pool is still to be unmounted":     {settled, Observed{DaemonSets: nodes(2, 2, 2), Leaving: []string{"fast on node-a"}}, "A P - R", current, "Application Available"},
+		"a pool serves on no node":            {settled, Observed{DaemonSets: nodes(2, 2, 2), Services: nowhere}, "- - D R", current, "pool local: serves on no node"},
+		"a pool serves on no node at first":   {hppv1.HostPathProvisionerStatus{}, Observed{DaemonSets: nodes(2, 2, 2), Services: nowhere}, "- - D R", current, "pool local: serves on no node"},
+		"a pool serves on one node":           {settled, Observed{DaemonSets: nodes(2, 2, 2), Services: somewhere}, "A - - R", current, "Application Available"},
+		"no capacity is published yet":        {hppv1.HostPathProvisionerStatus{}, Observed{DaemonSets: nodes(2, 2, 2), Services: map[string]Service{"local": {Asked: true}}}, "A P - -", "", "Application Available"},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			got := Assess(deployed(tt.status), current, tt.seen)
-			is := func(kind string) bool { return meta.IsStatusConditionTrue(got.Conditions, kind) }
-			if values := [3]bool{is(hppv1.ConditionAvailable), is(hppv1.ConditionProgressing), is(hppv1.ConditionDegraded)}; values != tt.want {
-				t.Errorf("available, progressing, degraded are %v, want %v: %+v", values, tt.want, got.Conditions)
+			if conditions := conditionLetters(got); conditions != tt.want {
+				t.Errorf("the conditions are %q, want %q: %+v", conditions, tt.want, got.Conditions)
 			}
 			if got.ObservedVersion != tt.version {
 				t.Errorf("the observed version is %q, want %q", got.ObservedVersion, tt.version)

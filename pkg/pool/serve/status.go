@@ -149,22 +149,22 @@ func (p *Pool) abnormal(st *state, now *ledger.Summary) map[health.Reason]int {
 	return abnormal
 }
 
-// Free is the capacity of the pool, rounded down; 0 while it does not serve.
-func (p *Pool) Free() int64 {
+// Free is the capacity of the pool in bytes, rounded down, and whether it serves.
+func (p *Pool) Free() (bytes int64, serves bool) {
 	s, err := p.Enter()
 	if err != nil {
-		return 0
+		return 0, false
 	}
 	defer s.Close()
 	if s.lacks() != nil {
-		return 0
+		return 0, false
 	}
 	if err := s.Scan().LoadShared(); err != nil {
-		return 0
+		return 0, false
 	}
 	space, err := s.Store.Space()
 	if err != nil {
-		return 0
+		return 0, false
 	}
-	return p.Ledger.Available(space)
+	return p.Ledger.Available(space), true
 }

@@ -67,16 +67,7 @@ func TestOperatorAdoptsUpstreamCluster(t *testing.T) {
 	s.upstreamObject(client, "earlier", spec)
 	t.Cleanup(func() { s.removeProvisioner("earlier") })
 	scale("1")
-	s.until("the version to be rolled out", func(ctx context.Context) (string, error) {
-		object, err := client.Get(ctx, "earlier", metav1.GetOptions{})
-		if err != nil {
-			return "", err
-		}
-		if version, _, _ := unstructured.NestedString(object.Object, "status", "observedVersion"); version == "" || version == "0.23.0" {
-			return fmt.Sprint(object.Object["status"]), nil
-		}
-		return "", nil
-	})
+	s.condition(client, "earlier", "RolledOut", "True")
 	s.condition(client, "earlier", "Available", "True")
 	s.wantAdopted(pools)
 

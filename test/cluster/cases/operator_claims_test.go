@@ -63,7 +63,7 @@ func TestOperatorWithPoolOnClaims(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { s.removeProvisioner("claims") })
-	s.condition(client, "claims", "Available", "True")
+	s.condition(client, "claims", "RolledOut", "True")
 	s.wantTakenOver("securitycontextconstraints", "prometheusrule", "servicemonitor", "role", "rolebinding")
 	if rules := s.kubectl("get", "prometheusrule", "-n", cluster.Namespace, "prometheus-hpp-rules", "-o", "yaml"); strings.Contains(rules, "HPPOnlyUpstream") || !strings.Contains(rules, "HPPNotReady") {
 		t.Errorf("the rules are those of the upstream operator: %s", rules)
@@ -134,10 +134,10 @@ func TestOperatorWithPoolOnClaims(t *testing.T) {
 		}
 		return "", nil
 	})
-	s.condition(client, "claims", "Available", "True")
+	s.condition(client, "claims", "RolledOut", "True")
 	s.leaveOnlyLocal(client, "claims")
 	s.poolsUnmounted(client, "claims")
-	s.condition(client, "claims", "Available", "True")
+	s.condition(client, "claims", "RolledOut", "True")
 	s.removePoolClaims("hpp-pool-local-fast-node-a", "hpp-pool-local-fast-node-b", "hpp-pool-everywhere-shared")
 }
 

@@ -43,7 +43,7 @@ func TestOperatorOnChangingCluster(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { s.removeProvisioner(name) })
-	s.condition(client, name, "Available", "True")
+	s.condition(client, name, "RolledOut", "True")
 	s.wantTakenOver("daemonset", "serviceaccount", "clusterrole", "clusterrolebinding")
 	if now := s.kubectl("get", "daemonset", "-n", cluster.Namespace, "hostpath-provisioner", "-o", uid); now != upstream {
 		t.Error("the DaemonSet of the pre-CSI provisioner is another one")
@@ -178,7 +178,7 @@ func (s *scene) goesOn(client dynamic.ResourceInterface, name, spec string) {
 		}
 		return "", nil
 	})
-	s.condition(client, name, "Available", "True")
+	s.condition(client, name, "RolledOut", "True")
 }
 
 // poolOnCordonedNode cordons the node of the writers. What runs there stays, and a pool on claims that is added is mounted there too.
@@ -238,7 +238,7 @@ func (s *scene) usableOn(client dynamic.ResourceInterface, name string, nodes in
 		}
 		return "", nil
 	})
-	s.condition(client, name, "Available", "True")
+	s.condition(client, name, "RolledOut", "True")
 }
 
 // deleteNode deletes the node of the writers, as one that is lost. What names it is reported, then removed on demand, and the

@@ -93,7 +93,7 @@ func (s *scene) condition(client dynamic.ResourceInterface, name, condition, wan
 		var texts []string
 		for _, element := range conditions {
 			one := element.(map[string]any)
-			if one["type"] == condition && one["status"] == want {
+			if one["type"] == condition && one["status"] == want && one["observedGeneration"] == object.GetGeneration() {
 				return "", nil
 			}
 			texts = append(texts, fmt.Sprintf("%v=%v: %v", one["type"], one["status"], one["message"]))
@@ -113,6 +113,7 @@ func TestOperatorWithHostPathPool(t *testing.T) {
 	}
 	// Also after a failure: what has a finalizer is removed while its operator is there.
 	t.Cleanup(func() { s.removeProvisioner("plain") })
+	s.condition(client, "plain", "RolledOut", "True")
 	s.condition(client, "plain", "Available", "True")
 	s.condition(client, "plain", "Degraded", "False")
 
@@ -143,7 +144,7 @@ func TestOperatorWithHostPathPool(t *testing.T) {
 	if _, err := client.Create(t.Context(), provisioner(t, "plain", onePool("")), metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	s.condition(client, "plain", "Available", "True")
+	s.condition(client, "plain", "RolledOut", "True")
 	s.removeClaim("data")
 	s.wantGone(filepath.Dir(file))
 }

@@ -1,0 +1,135 @@
+package operator
+
+import (
+	"context"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
+
+	hppv1 "kubevirt.io/hostpath-provisioner/api/v1beta1"
+	"kubevirt.io/hostpath-provisioner/pkg/operator/place"
+	"kubevirt.io/hostpath-provisioner/pkg/operator/render"
+	"kubevirt.io/hostpath-provisioner/pkg/operator/status"
+)
+
+// capacityKind is that of the objects by which the driver's pods publish what a pool has on their node.
+var capacityKind = schema.GroupVersionKind{Group: "storage.k8s.io", Version: "v1", Kind: "CSIStorageCapacity"}
+
+// services is where the driver serves the pools of an object, on nodes that have a pod of it.
+func (r *Reconciler) services(ctx context.Context, object *hppv1.HostPathProvisioner, pods []corev1.Pod) (map[string]status.Service, error) {
+	classes, err := list[storagev1.StorageClass](ctx, r, storageClassKind)
+	if err != nil {
+		return nil, err
+	}
+	capacities, err := list[storagev1.CSIStorageCapacity](ctx, r, capacityKind, client.InNamespace(r.Config.Namespace))
+	if err != nil {
+		return nil, err
+	}
+	nodes := sets.New[string]()
+	for i := range pods {
+		if render.PoolOf(pods[i].Labels) == "" {
+			nodes.Insert(render.NodeOf(&pods[i]))
+		}
+	}
+	services, pools := map[string]status.Service{}, map[string]string{}
+	for i := range classes {
+		if pool := poolOfClass(object, &classes[i]); pool != "" {
+			pools[classes[i].Name] = pool
+			services[pool] = status.Service{Asked: true, Serving: sets.New[string](), NotServing: sets.New[string]()}
+		}
+	}
+	for i := range capacities {
+		node := nodeOfCapacity(&capacities[i])
+		if service, known := services[pools[capacities[i].StorageClassName]]; known && nodes.Has(node) {
+			if serves(&capacities[i]) {
+				service.Serving.Insert(node)
+			} else {
+				service.NotServing.Insert(node)
+			}
+		}
+	}
+	for name, service := range services {
+		service.NotServing = service.NotServing.Difference(service.Serving)
+		services[name] = service
+	}
+	return services, nil
+}
+
+// poolOfClass is the pool of an object that a class is for, if its capacity is published: that is so for classes that wait for a consumer.
+// The driver chooses a pool for a class that names none.
+func poolOfClass(object *hppv1.HostPathProvisioner, class *storagev1.StorageClass) string {
+	if class.Provisioner != render.DriverName || class.VolumeBindingMode == nil || *class.VolumeBindingMode != storagev1.VolumeBindingWaitForFirstConsumer {
+		return ""
+	}
+	pools := render.Pools(object)
+	name := class.Parameters[render.PoolParameter]
+	if name == "" && len(pools) == 1 {
+		return pools[0].Name
+	}
+	if name == "" {
+		name = hppv1.LegacyPool
+	}
+	for _, pool := range pools {
+		if pool.Name == name {
+			return name
+		}
+	}
+	return ""
+}
+
+func nodeOfCapacity(capacity *storagev1.CSIStorageCapacity) string {
+	if capacity.NodeTopology == nil {
+		return ""
+	}
+	return capacity.NodeTopology.MatchLabels[place.TopologyKey]
+}
+
+// serves says whether a pool is served, full or not: only then has it both numbers, and they are the same.
+func serves(capacity *storagev1.CSIStorageCapacity) bool {
+	if capacity.Capacity == nil {
+		return false
+	}
+	if capacity.MaximumVolumeSize == nil {
+		return !capacity.Capacity.IsZero()
+	}
+	return capacity.MaximumVolumeSize.Cmp(*capacity.Capacity) <= 0
+}
+
+// servesElsewise lets through changes of a capacity by which a pool begins or ceases to be served.
+func servesElsewise() predicate.Predicate {
+	parse := func(object client.Object) *storagev1.CSIStorageCapacity {
+		capacity := &storagev1.CSIStorageCapacity{}
+		if live, ok := object.(*unstructured.Unstructured); ok {
+			if err := runtime.DefaultUnstructuredConverter.FromUnstructured(live.Object, capacity); err != nil {
+				return &storagev1.CSIStorageCapacity{}
+			}
+		}
+		return capacity
+	}
+	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
+		return serves(parse(e.ObjectOld)) != serves(parse(e.ObjectNew))
+	}}
+}
+
+// list reads objects from the cache, which has the content that is not compiled in.
+func list[T any](ctx context.Context, r *Reconciler, kind schema.GroupVersionKind, options ...client.ListOption) ([]T, error) {
+	live := &unstructured.UnstructuredList{}
+	live.SetGroupVersionKind(kind.GroupVersion().WithKind(kind.Kind + "List"))
+	if err := r.Client.List(ctx, live, options...); err != nil {
+		return nil, err
+	}
+	found := make([]T, len(live.Items))
+	for i := range live.Items {
+		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(live.Items[i].Object, &found[i]); err != nil {
+			return nil, err
+		}
+	}
+	return found, nil
+}
