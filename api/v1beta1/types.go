@@ -220,6 +220,7 @@ type StoragePool struct {
 	// +optional
 	// +kubebuilder:validation:XValidation:rule="(has(self.accessModes) && 'ReadWriteMany' in self.accessModes) == (has(oldSelf.accessModes) && 'ReadWriteMany' in oldSelf.accessModes)",message="accessModes must not change between shared and not shared"
 	// +kubebuilder:validation:XValidation:rule="(has(self.volumeMode) ? self.volumeMode : 'Filesystem') == (has(oldSelf.volumeMode) ? oldSelf.volumeMode : 'Filesystem')",message="volumeMode must not change"
+	// +kubebuilder:validation:XValidation:rule="!(has(self.volumeMode) && self.volumeMode == 'Block' && has(self.accessModes) && 'ReadWriteMany' in self.accessModes)",message="volumeMode Block must not be ReadWriteMany: each node would format the device"
 	PVCTemplate *ClaimTemplate `json:"pvcTemplate,omitempty"`
 
 	// SnapshotProvider is passed to the driver. Only reflink is known.
@@ -346,6 +347,11 @@ func (p *StoragePool) IsShared() bool {
 		}
 	}
 	return false
+}
+
+// SharesDevice says whether all nodes have the same device in the pool, as no filesystem that it can be formatted with allows.
+func (p *StoragePool) SharesDevice() bool {
+	return p.PVCTemplate != nil && p.IsShared() && p.PVCTemplate.VolumeMode != nil && *p.PVCTemplate.VolumeMode == corev1.PersistentVolumeBlock
 }
 
 // A StoragePoolPhase says in a word how a pool is.

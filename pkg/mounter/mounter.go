@@ -33,6 +33,10 @@ var (
 // lockFile is next to the mount point: two mounters of one pool work one after another.
 const lockFile = ".pool-mounter.lock"
 
+// runFile is next to the mount point. A mounter has a lock on it, beside others, for as long as it keeps the pool mounted. Unmount waits
+// for these locks to go: a mounter would mount again what it unmounts.
+const runFile = ".pool-mounter.run"
+
 // A Claim is the volume that a pool is to be on.
 type Claim interface {
 	// Tree makes a mount of the claim that is attached nowhere yet. State is the directory in
@@ -90,7 +94,7 @@ func (m *Mounter) find(place mounts.Place) (*mountinfo.Info, error) {
 	case state.Missing, !state.Mounted && state.IsDir:
 		return nil, fmt.Errorf("%s: %w", place, ErrNotMounted)
 	case state.Dead != nil:
-		return nil, deadError{fmt.Errorf("%s: %w: its filesystem failed: %w", place, ErrNotMounted, state.Dead)}
+		return nil, m.dead(place, state)
 	case !state.IsDir:
 		return nil, fmt.Errorf("%s: %w: it is not a directory", place, ErrOccupied)
 	}
@@ -120,8 +124,24 @@ func (m *Mounter) find(place mounts.Place) (*mountinfo.Info, error) {
 	return mount, nil
 }
 
+// dead is the error about a mount of which the filesystem answers with errors only.
+func (m *Mounter) dead(place mounts.Place, state mounts.State) error {
+	table, err := mounts.ReadTable()
+	if err != nil {
+		return err
+	}
+	mount := table.ByID(state.MountID)
+	if mount == nil {
+		return fmt.Errorf("%s: its filesystem failed (%w), and the mount table does not have it", place, state.Dead)
+	}
+	return deadError{fmt.Errorf("%s: %w: its filesystem failed: %w", place, ErrNotMounted, state.Dead), mount}
+}
+
 // A deadError reports a mount of which the filesystem answers with errors only.
-type deadError struct{ error }
+type deadError struct {
+	error
+	mount *mountinfo.Info
+}
 
 func (e deadError) Unwrap() error { return e.error }
 
@@ -234,6 +254,15 @@ func ensureEmpty(place mounts.Place) error {
 // Run keeps the pool mounted and grown until ctx ends, and leaves it mounted then. It returns
 // an error that lasts longer than Patience.
 func (m *Mounter) Run(ctx context.Context) (err error) {
+	place, err := m.open()
+	if err != nil {
+		return err
+	}
+	unlock, err := place.Parent.LockShared(ctx, runFile)
+	if err := errors.Join(err, place.Parent.Close()); err != nil {
+		return ignoreCanceled(ctx, fmt.Errorf("wait for the clean-up of this pool: %w", err))
+	}
+	defer unlock()
 	watch, err := mounts.NewWatch()
 	if err != nil {
 		return err
@@ -343,6 +372,12 @@ func (m *Mounter) unmount(ctx context.Context) error {
 		return err
 	}
 	defer func() { _ = place.Parent.Close() }()
+	m.Log.Info("waiting for the mounter of the pool to end", "target", m.Target)
+	ended, err := place.Parent.Lock(ctx, runFile)
+	if err != nil {
+		return fmt.Errorf("wait for the mounter of this pool to end: %w", err)
+	}
+	defer ended()
 	unlock, err := place.Parent.Lock(ctx, lockFile)
 	if err != nil {
 		return fmt.Errorf("wait for another mounter of this pool: %w", err)
@@ -353,14 +388,15 @@ func (m *Mounter) unmount(ctx context.Context) error {
 		var dead deadError
 		switch {
 		case errors.As(err, &dead):
+			// Pods that still use it may have data in memory that only they can save elsewhere.
+			mount = dead.mount
 		case errors.Is(err, ErrNotMounted):
 			return nil
 		case err != nil:
 			return err
-		default:
-			if err := checkUnpublished(mount); err != nil {
-				return err
-			}
+		}
+		if err := checkUnpublished(mount); err != nil {
+			return err
 		}
 		err = place.Unmount()
 		if errors.Is(err, mounts.ErrBusy) {

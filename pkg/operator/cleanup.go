@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -23,13 +24,33 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/operator/status"
 )
 
-// cleanUp brings what is left of mounters one step further: the pods of a mounter end, then a Job unmounts the pool, and
-// only then the mounter is removed: as long as it exists there is something to unmount. It returns what it
-// waits for.
-func (r *Reconciler) cleanUp(ctx context.Context, a *apply.Applier, rendered *render.Renderer, left []appsv1.Deployment) (waiting []string, err error) {
+// jobNameLabel is on the pods of a Job also before Kubernetes 1.27, which has batchv1.JobNameLabel too.
+const jobNameLabel = "job-name"
+
+// A leftover is a pool on a node that is to be unmounted. Its mounter is nil if that was deleted before its clean-up was done.
+type leftover struct {
+	render.Leftover
+	mounter *appsv1.Deployment
+	// exclusive says that only one pod at a time may have the claim.
+	exclusive bool
+}
+
+// wants says whether the mounter is to have a pod.
+func (l *leftover) wants() bool {
+	return l.mounter != nil && l.mounter.DeletionTimestamp == nil && (l.mounter.Spec.Replicas == nil || *l.mounter.Spec.Replicas > 0)
+}
+
+// cleanUp brings what is left of mounters one step further: a Job that has the claim too starts, then the pods of the mounter end, then
+// the Job unmounts the pool, and only then both are removed: as long as one exists there is something to unmount. So the claim has a pod
+// at any time, and stays attached. Nothing of it is begun while a pod uses the pool. It returns what it waits for.
+func (r *Reconciler) cleanUp(ctx context.Context, a *apply.Applier, rendered *render.Renderer, left []leftover) (waiting []string, err error) {
+	users, err := r.users(ctx, left, func(*corev1.Pod) bool { return true })
+	if err != nil {
+		return nil, err
+	}
 	var problems []error
 	for i := range left {
-		text, err := r.cleanUpOne(ctx, a, rendered, render.LeftoverOf(&left[i]))
+		text, err := r.cleanUpOne(ctx, a, rendered, &left[i], users[spotOf(&left[i])])
 		if text != "" {
 			waiting = append(waiting, text)
 		}
@@ -39,53 +60,120 @@ func (r *Reconciler) cleanUp(ctx context.Context, a *apply.Applier, rendered *re
 	return waiting, errors.Join(problems...)
 }
 
-func (r *Reconciler) cleanUpOne(ctx context.Context, a *apply.Applier, rendered *render.Renderer, l render.Leftover) (waiting string, err error) {
+func (r *Reconciler) cleanUpOne(ctx context.Context, a *apply.Applier, rendered *render.Renderer, l *leftover, users []string) (waiting string, err error) {
 	if l.Node == "" || l.Path == "" {
-		return fmt.Sprintf("Deployment %s, which does not name the node and path of its pool: unmount the pool and delete the Deployment", l.Deployment.Name), nil
+		return fmt.Sprintf("%s, which does not name the node and path of its pool: unmount the pool and delete the Deployment", l.Mounter), nil
 	}
 	there, ready, err := r.answers(ctx, l.Node)
 	switch {
 	case err != nil:
 		return "", err
-	case !there, !ready && rendered.Deleting():
+	case !there, !ready && len(users) == 0 && rendered.Deleting():
 		// No pod can unmount there, and a deletion does not wait for a node that may never be ready.
 		return "", r.forget(ctx, a, l)
+	case len(users) > 0:
+		return waits(l, "it is used by "+few(users)), r.keep(ctx, a, rendered, l)
 	case !ready:
 		return waits(l, "the node is not ready"), nil
 	}
-	if l.Deployment.Spec.Replicas == nil || *l.Deployment.Spec.Replicas > 0 {
-		scale := client.RawPatch(types.MergePatchType, []byte(`{"spec":{"replicas":0}}`))
-		return waits(l, "its mounter is shutting down"), r.Client.Patch(ctx, l.Deployment, scale, client.FieldOwner(apply.FieldManager))
-	}
-	if running, err := r.mounterRuns(ctx, l); running || err != nil {
-		return waits(l, "its mounter is shutting down"), err
-	}
-	wanted, err := wantedCleanUp(rendered, l)
+	return r.unmount(ctx, a, rendered, l)
+}
+
+// unmount brings the clean-up of a pool that no pod uses one step further.
+func (r *Reconciler) unmount(ctx context.Context, a *apply.Applier, rendered *render.Renderer, l *leftover) (waiting string, err error) {
+	job, pods, err := r.cleanUpThere(ctx, l.Mounter)
 	if err != nil {
 		return "", err
 	}
-	job, err := get[batchv1.Job](ctx, r, wanted.GetName())
-	switch {
-	case err != nil:
+	mounters, err := r.mounterPods(ctx, l)
+	if err != nil {
 		return "", err
-	case job != nil && job.DeletionTimestamp == nil && finished(job, batchv1.JobComplete):
-		return "", r.forget(ctx, a, l)
-	case job != nil && finished(job, batchv1.JobFailed):
-		why, err := r.lastWords(ctx, job)
-		return waits(l, "failed to unmount it: "+why), err
-	case job != nil:
-		pods, err := r.podsOf(ctx, job)
-		if err == nil && job.DeletionTimestamp == nil && !apply.UpToDate(job, wanted) && !slices.ContainsFunc(pods, running) {
-			// What kept its pod from starting may be what has changed, such as the image. The template of a Job cannot be.
-			err = r.removeCleanUp(ctx, a, l.Deployment.Name)
-		}
-		return waits(l, "it is being unmounted"+notStarted(pods)), err
 	}
-	return waits(l, "it is being unmounted"), a.Apply(ctx, wanted)
+	mounts := l.wants() || len(mounters) > 0
+	if mounts && (slices.ContainsFunc(pods, running) || !besides(l, mounters)) {
+		return waits(l, "its mounter is shutting down"), r.scale(ctx, l, 0)
+	}
+	switch {
+	case job == nil:
+		wanted, err := wantedCleanUp(rendered, l)
+		if err != nil {
+			return "", err
+		}
+		return waits(l, "it is being unmounted"), a.Apply(ctx, wanted)
+	case job.DeletionTimestamp == nil && finished(job, batchv1.JobComplete) && !mounts:
+		return "", r.forget(ctx, a, l)
+	case finished(job, batchv1.JobComplete), finished(job, batchv1.JobFailed):
+		// One that a mounter outlived proves nothing, and one of an earlier version gives up.
+		return waits(l, "it is being unmounted"+troubles(pods)), r.removeCleanUp(ctx, a, l.Mounter)
+	case job.DeletionTimestamp == nil && l.mounter != nil && !slices.ContainsFunc(pods, running):
+		// What kept its pod from starting may be what has changed, such as the image. The template of a Job cannot be.
+		err = r.removeOutdated(ctx, a, rendered, l, job)
+	}
+	return waits(l, "it is being unmounted"+troubles(pods)), err
 }
 
-func wantedCleanUp(rendered *render.Renderer, l render.Leftover) (*unstructured.Unstructured, error) {
-	job, err := rendered.CleanUpJob(l)
+func (r *Reconciler) removeOutdated(ctx context.Context, a *apply.Applier, rendered *render.Renderer, l *leftover, job *batchv1.Job) error {
+	wanted, err := wantedCleanUp(rendered, l)
+	if err != nil || apply.UpToDate(job, wanted) {
+		return err
+	}
+	return r.removeCleanUp(ctx, a, l.Mounter)
+}
+
+// besides says whether a clean-up can begin beside the pods of a mounter: it waits for their lock, and has their claim.
+func besides(l *leftover, mounters []corev1.Pod) bool {
+	return l.Claim != "" && !l.exclusive && !slices.ContainsFunc(mounters, func(p corev1.Pod) bool { return !render.Keeps(&p) })
+}
+
+// keep has the mounter of a pool that is used run, and ends its clean-up once it does. A mounter that was deleted is not made anew: there
+// the clean-up keeps the claim.
+func (r *Reconciler) keep(ctx context.Context, a *apply.Applier, rendered *render.Renderer, l *leftover) error {
+	job, _, err := r.cleanUpThere(ctx, l.Mounter)
+	if err != nil {
+		return err
+	}
+	if l.mounter == nil || l.mounter.DeletionTimestamp != nil {
+		if job != nil {
+			return nil
+		}
+		wanted, err := wantedCleanUp(rendered, l)
+		if err != nil {
+			return err
+		}
+		return a.Apply(ctx, wanted)
+	}
+	if err := r.scale(ctx, l, 1); err != nil || job == nil {
+		return err
+	}
+	mounters, err := r.mounterPods(ctx, l)
+	if err != nil || !slices.ContainsFunc(mounters, running) && !l.exclusive {
+		return err
+	}
+	return r.removeCleanUp(ctx, a, l.Mounter)
+}
+
+// scale has a mounter run or end.
+func (r *Reconciler) scale(ctx context.Context, l *leftover, replicas int) error {
+	if l.mounter == nil || l.mounter.DeletionTimestamp != nil || l.wants() == (replicas > 0) {
+		return nil
+	}
+	patch := client.RawPatch(types.MergePatchType, fmt.Appendf(nil, `{"spec":{"replicas":%d}}`, replicas))
+	return r.Client.Patch(ctx, l.mounter, patch, client.FieldOwner(apply.FieldManager))
+}
+
+// cleanUpThere is the Job of a mounter, or nil, and its pods.
+func (r *Reconciler) cleanUpThere(ctx context.Context, mounter string) (*batchv1.Job, []corev1.Pod, error) {
+	job, err := get[batchv1.Job](ctx, r, render.CleanUpName(mounter))
+	if err != nil || job == nil {
+		return nil, nil, err
+	}
+	pods := &corev1.PodList{}
+	err = r.Client.List(ctx, pods, client.InNamespace(job.Namespace), client.MatchingLabels{jobNameLabel: job.Name})
+	return job, pods.Items, err
+}
+
+func wantedCleanUp(rendered *render.Renderer, l *leftover) (*unstructured.Unstructured, error) {
+	job, err := rendered.CleanUpJob(l.Leftover)
 	if err != nil {
 		return nil, err
 	}
@@ -96,19 +184,22 @@ func wantedCleanUp(rendered *render.Renderer, l render.Leftover) (*unstructured.
 	return wanted, apply.Stamp(wanted)
 }
 
-func waits(l render.Leftover, what string) string {
+func waits(l *leftover, what string) string {
 	return fmt.Sprintf("pool %s at %s on %s: %s", l.Pool, l.Path, l.Node, what)
 }
 
 // forget removes a mounter and its clean-up.
-func (r *Reconciler) forget(ctx context.Context, a *apply.Applier, l render.Leftover) error {
-	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(l.Deployment)
+func (r *Reconciler) forget(ctx context.Context, a *apply.Applier, l *leftover) error {
+	if l.mounter == nil || l.mounter.DeletionTimestamp != nil {
+		return r.removeCleanUp(ctx, a, l.Mounter)
+	}
+	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(l.mounter)
 	if err != nil {
 		return err
 	}
 	deployment := &unstructured.Unstructured{Object: content}
 	deployment.SetGroupVersionKind(appsv1.SchemeGroupVersion.WithKind("Deployment"))
-	return errors.Join(r.removeCleanUp(ctx, a, l.Deployment.Name), a.Remove(ctx, deployment))
+	return errors.Join(r.removeCleanUp(ctx, a, l.Mounter), a.Remove(ctx, deployment))
 }
 
 // removeCleanUp removes the Job of a mounter, if there is one.
@@ -122,26 +213,23 @@ func (r *Reconciler) removeCleanUp(ctx context.Context, a *apply.Applier, mounte
 	return client.IgnoreNotFound(err)
 }
 
-// mounterRuns says whether a pod of a mounter may still be at work: it would mount again what is unmounted. The pods of the upstream
+// mounterPods are the pods of a mounter that may still be at work: they would mount again what is unmounted. Those of the upstream
 // operator are not in the cache, and have the same labels on all nodes.
-func (r *Reconciler) mounterRuns(ctx context.Context, l render.Leftover) (bool, error) {
-	selector, err := metav1.LabelSelectorAsSelector(l.Deployment.Spec.Selector)
+func (r *Reconciler) mounterPods(ctx context.Context, l *leftover) ([]corev1.Pod, error) {
+	if l.mounter == nil {
+		return nil, nil
+	}
+	selector, err := metav1.LabelSelectorAsSelector(l.mounter.Spec.Selector)
 	if err != nil {
-		return false, err
+		return nil, err
 	}
 	pods := &corev1.PodList{}
 	if err := r.APIReader.List(ctx, pods, client.InNamespace(r.Config.Namespace), client.MatchingLabelsSelector{Selector: selector}); err != nil {
-		return false, err
+		return nil, err
 	}
-	return slices.ContainsFunc(pods.Items, func(p corev1.Pod) bool {
-		return render.NodeOf(&p) == l.Node && p.Status.Phase != corev1.PodSucceeded && p.Status.Phase != corev1.PodFailed
+	return slices.DeleteFunc(pods.Items, func(p corev1.Pod) bool {
+		return render.NodeOf(&p) != l.Node || p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed || ofJob(&p)
 	}), nil
-}
-
-func (r *Reconciler) podsOf(ctx context.Context, job *batchv1.Job) ([]corev1.Pod, error) {
-	pods := &corev1.PodList{}
-	err := r.Client.List(ctx, pods, client.InNamespace(job.Namespace), client.MatchingLabels{batchv1.JobNameLabel: job.Name})
-	return pods.Items, err
 }
 
 func running(pod corev1.Pod) bool { return pod.Status.Phase == corev1.PodRunning }
@@ -159,25 +247,27 @@ func notStarted(pods []corev1.Pod) string {
 	return ""
 }
 
-// lastWords are the last line that a Job's pod which ended last has left.
-func (r *Reconciler) lastWords(ctx context.Context, job *batchv1.Job) (string, error) {
-	pods, err := r.podsOf(ctx, job)
-	if err != nil {
-		return "", err
-	}
-	last := &corev1.ContainerStateTerminated{Message: "see the Job " + job.Name}
+// troubles says why a clean-up has not unmounted its pool yet: what keeps its pod from starting, or else the last line of its last try.
+// It is empty if nothing is known to be wrong.
+func troubles(pods []corev1.Pod) string {
+	last := &corev1.ContainerStateTerminated{}
 	for _, pod := range pods {
 		for _, c := range pod.Status.ContainerStatuses {
-			if ended := c.State.Terminated; ended != nil && ended.Message != "" && last.FinishedAt.Before(&ended.FinishedAt) {
-				last = ended
+			for _, ended := range []*corev1.ContainerStateTerminated{c.State.Terminated, c.LastTerminationState.Terminated} {
+				if ended != nil && ended.ExitCode != 0 && ended.Message != "" && last.FinishedAt.Before(&ended.FinishedAt) {
+					last = ended
+				}
 			}
 		}
 	}
+	if last.Message == "" {
+		return notStarted(pods)
+	}
 	lines := strings.Split(strings.TrimSpace(last.Message), "\n")
-	return lines[len(lines)-1], nil
+	return ": " + lines[len(lines)-1]
 }
 
-func ofJob(pod *corev1.Pod) bool { _, found := pod.Labels[batchv1.JobNameLabel]; return found }
+func ofJob(pod *corev1.Pod) bool { _, found := pod.Labels[jobNameLabel]; return found }
 
 func finished(job *batchv1.Job, how batchv1.JobConditionType) bool {
 	for _, c := range job.Status.Conditions {
@@ -188,7 +278,7 @@ func finished(job *batchv1.Job, how batchv1.JobConditionType) bool {
 	return false
 }
 
-// mountersThere are all mounters of pools in the namespace.
+// mountersThere are all mounters of pools in the namespace, also those that are being deleted.
 func (r *Reconciler) mountersThere(ctx context.Context) ([]appsv1.Deployment, error) {
 	list := &unstructured.UnstructuredList{}
 	list.SetGroupVersionKind(appsv1.SchemeGroupVersion.WithKind("DeploymentList"))
@@ -201,38 +291,83 @@ func (r *Reconciler) mountersThere(ctx context.Context) ([]appsv1.Deployment, er
 		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(item.Object, &d); err != nil {
 			return nil, err
 		}
-		if d.DeletionTimestamp == nil {
-			found = append(found, d)
+		found = append(found, d)
+	}
+	return found, nil
+}
+
+// mayBeMounted are the pools on nodes that have a mounter, or a clean-up that is not done, by the name of the mounter.
+func (r *Reconciler) mayBeMounted(ctx context.Context) (map[string]*leftover, error) {
+	there, err := r.mountersThere(ctx)
+	if err != nil {
+		return nil, err
+	}
+	found := map[string]*leftover{}
+	for i := range there {
+		found[there[i].Name] = &leftover{Leftover: render.LeftoverOf(&there[i]), mounter: &there[i]}
+	}
+	jobs := &unstructured.UnstructuredList{}
+	jobs.SetGroupVersionKind(batchv1.SchemeGroupVersion.WithKind("JobList"))
+	if err := r.Client.List(ctx, jobs, client.InNamespace(r.Config.Namespace), client.HasLabels{render.PoolLabel}); err != nil {
+		return nil, err
+	}
+	for _, item := range jobs.Items {
+		var job batchv1.Job
+		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(item.Object, &job); err != nil {
+			return nil, err
+		}
+		if l := render.CleanUpOf(&job); l.Mounter != "" && found[l.Mounter] == nil {
+			found[l.Mounter] = &leftover{Leftover: l}
+		}
+	}
+	for _, l := range found {
+		if err := r.findClaim(ctx, l); err != nil {
+			return nil, err
 		}
 	}
 	return found, nil
 }
 
-// leftovers are the mounters that there are and that are not wanted, and now is what can be applied: a pool whose path is another one
-// has to be unmounted before it has a mounter again, because nothing else would.
-func (r *Reconciler) leftovers(ctx context.Context, wanted []*unstructured.Unstructured) (left []appsv1.Deployment, now []*unstructured.Unstructured, err error) {
-	there, err := r.mountersThere(ctx)
+// findClaim reads what matters of the claim of a pool. A pod with one that is not bound, or is being deleted, would not start.
+func (r *Reconciler) findClaim(ctx context.Context, l *leftover) error {
+	if l.Claim == "" {
+		return nil
+	}
+	claim := &corev1.PersistentVolumeClaim{}
+	err := r.Client.Get(ctx, client.ObjectKey{Namespace: r.Config.Namespace, Name: l.Claim}, claim)
+	if client.IgnoreNotFound(err) != nil {
+		return err
+	}
+	if err != nil || claim.DeletionTimestamp != nil || claim.Status.Phase != corev1.ClaimBound {
+		l.Claim = ""
+	}
+	l.exclusive = exclusive(claim)
+	return nil
+}
+
+// exclusive says whether only one pod at a time may have a claim.
+func exclusive(claim *corev1.PersistentVolumeClaim) bool {
+	return slices.Contains(claim.Spec.AccessModes, corev1.ReadWriteOncePod)
+}
+
+// leftovers are the pools that may be mounted and are not wanted, and now is what can be applied: a pool whose path is another one has to
+// be unmounted before it has a mounter again, because nothing else would.
+func (r *Reconciler) leftovers(ctx context.Context, wanted []*unstructured.Unstructured) (left []leftover, now []*unstructured.Unstructured, err error) {
+	at, err := r.mayBeMounted(ctx)
 	if err != nil {
 		return nil, nil, err
 	}
-	at := map[string]*appsv1.Deployment{}
-	for i := range there {
-		at[there[i].Name] = &there[i]
-	}
-	keep := map[string]bool{}
 	for _, object := range wanted {
 		if object.GetKind() == "Deployment" {
-			if mounter := at[object.GetName()]; mounter != nil && render.LeftoverOf(mounter).Moves(object) {
+			if mounted := at[object.GetName()]; mounted != nil && mounted.Moves(object) {
 				continue
 			}
-			keep[object.GetName()] = true
+			delete(at, object.GetName())
 		}
 		now = append(now, object)
 	}
-	for i := range there {
-		if !keep[there[i].Name] {
-			left = append(left, there[i])
-		}
+	for _, name := range slices.Sorted(maps.Keys(at)) {
+		left = append(left, *at[name])
 	}
 	return left, now, nil
 }
@@ -257,7 +392,8 @@ func (r *Reconciler) nodes(ctx context.Context, set *appsv1.DaemonSet, mounters 
 		}
 	}
 	settled := set != nil && set.Status.ObservedGeneration == set.Generation && set.Status.ObservedGeneration > 0 &&
-		set.Status.CurrentNumberScheduled == set.Status.DesiredNumberScheduled && int(set.Status.DesiredNumberScheduled) == stay.Len()
+		set.Status.CurrentNumberScheduled == set.Status.DesiredNumberScheduled &&
+		int(set.Status.DesiredNumberScheduled+set.Status.NumberMisscheduled) == stay.Len()
 	if !settled {
 		for i := range mounters {
 			found.Insert(render.LeftoverOf(&mounters[i]).Node)
@@ -282,6 +418,9 @@ func (r *Reconciler) applyClaim(ctx context.Context, a *apply.Applier, want *cor
 	if err != nil {
 		return err
 	}
+	if err := a.Disown(ctx, live); err != nil {
+		return err
+	}
 	size, has := want.Spec.Resources.Requests.Storage(), live.Spec.Resources.Requests.Storage()
 	if size.Cmp(*has) <= 0 {
 		return nil
@@ -293,14 +432,35 @@ func (r *Reconciler) applyClaim(ctx context.Context, a *apply.Applier, want *cor
 	return nil
 }
 
-// dropCleanUps removes the Jobs of mounters that are wanted: by the next time they would be finished before they began.
+// dropCleanUps removes the Jobs of mounters that are wanted: by the next time they would be finished before they began. One that has the
+// claim goes once the mounter has it.
 func (r *Reconciler) dropCleanUps(ctx context.Context, a *apply.Applier, wanted []*unstructured.Unstructured) error {
 	var problems []error
 	for _, object := range wanted {
 		if object.GetKind() != "Deployment" {
 			continue
 		}
-		problems = append(problems, r.removeCleanUp(ctx, a, object.GetName()))
+		problems = append(problems, r.dropCleanUp(ctx, a, object.GetName()))
 	}
 	return errors.Join(problems...)
+}
+
+func (r *Reconciler) dropCleanUp(ctx context.Context, a *apply.Applier, name string) error {
+	job, pods, err := r.cleanUpThere(ctx, name)
+	if err != nil || job == nil {
+		return err
+	}
+	mounter, err := get[appsv1.Deployment](ctx, r, name)
+	if err != nil || mounter == nil {
+		return err
+	}
+	l := &leftover{Leftover: render.LeftoverOf(mounter), mounter: mounter}
+	if err := r.findClaim(ctx, l); err != nil {
+		return err
+	}
+	mounters, err := r.mounterPods(ctx, l)
+	if err != nil || slices.ContainsFunc(pods, running) && !l.exclusive && !slices.ContainsFunc(mounters, running) {
+		return err
+	}
+	return r.removeCleanUp(ctx, a, name)
 }

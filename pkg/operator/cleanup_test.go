@@ -47,30 +47,37 @@ func TestCleanUpWaitsForUpstreamMounterToStop(t *testing.T) {
 	}
 }
 
-// Why a pool is not unmounted is in the status, in the words of the program that tried.
+// Why a pool is not unmounted is in the status, in the words of the program that tried. It tries again in the same pod, which has the claim.
 func TestStatusSaysWhyPoolIsNotUnmounted(t *testing.T) {
 	mounter := mounterOf("old", "node-a")
 	mounter.Spec.Replicas = new(int32)
 	job := cleanUpOf(mounter)
-	job.Status.Conditions = []batchv1.JobCondition{{Type: batchv1.JobFailed, Status: corev1.ConditionTrue}}
-	try := func(name string, second int64, message string) *corev1.Pod {
-		return &corev1.Pod{
-			ObjectMeta: metav1.ObjectMeta{Namespace: "storage", Name: name, Labels: map[string]string{batchv1.JobNameLabel: job.Name}},
-			Status: corev1.PodStatus{Phase: corev1.PodFailed, ContainerStatuses: []corev1.ContainerStatus{{State: corev1.ContainerState{
-				Terminated: &corev1.ContainerStateTerminated{ExitCode: 1, Message: message, FinishedAt: metav1.Unix(second, 0)},
-			}}}},
-		}
+	try := func(second int64, message string) corev1.ContainerState {
+		return corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: 1, Message: message, FinishedAt: metav1.Unix(second, 0)}}
 	}
-	s := newStage(t, stored("hpp", 1, false), nodeThat("node-a", corev1.ConditionTrue), mounter, job,
-		try("last", 2, "a line of the log\npool is in use: /x\n"), try("first", 1, "something else\n"))
+	pod := cleaning(job, "node-a")
+	pod.Status.ContainerStatuses = []corev1.ContainerStatus{{LastTerminationState: try(2, "a line of the log\npool is in use: /x\n")}, {State: try(1, "something else\n")}}
+	s := newStage(t, stored("hpp", 1, false), nodeThat("node-a", corev1.ConditionTrue), mounter, job, pod)
 	s.reconcile("hpp")
 	s.rolledOut(0)
 	s.reconcile("hpp")
 	object := stored("hpp", 1, false)
 	s.has(object)
 	progressing := meta.FindStatusCondition(object.Status.Conditions, hppv1.ConditionProgressing)
-	if want := "pool old at /mnt/old on node-a: failed to unmount it: pool is in use: /x"; progressing == nil || !strings.Contains(progressing.Message, want) {
+	if want := "pool old at /mnt/old on node-a: it is being unmounted: pool is in use: /x"; progressing == nil || !strings.Contains(progressing.Message, want) {
 		t.Errorf("the condition is %+v, want %q", progressing, want)
+	}
+	if !s.has(job) {
+		t.Error("the clean-up is gone, and with it the claim")
+	}
+}
+
+// cleaning is the pod of a clean-up at work.
+func cleaning(job *batchv1.Job, node string) *corev1.Pod {
+	return &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: job.Namespace, Name: job.Name + "-x", Labels: map[string]string{"job-name": job.Name}},
+		Spec:       corev1.PodSpec{NodeName: node},
+		Status:     corev1.PodStatus{Phase: corev1.PodRunning},
 	}
 }
 
@@ -88,7 +95,7 @@ func TestCleanUpThatDoesNotStart(t *testing.T) {
 			s.reconcile("hpp")
 			s.has(job)
 			pod := &corev1.Pod{
-				ObjectMeta: metav1.ObjectMeta{Namespace: "storage", Name: job.Name + "-x", Labels: map[string]string{batchv1.JobNameLabel: job.Name}},
+				ObjectMeta: metav1.ObjectMeta{Namespace: "storage", Name: job.Name + "-x", Labels: map[string]string{"job-name": job.Name}},
 				Spec:       corev1.PodSpec{NodeName: "node-a"},
 				Status: corev1.PodStatus{Phase: corev1.PodPending, ContainerStatuses: []corev1.ContainerStatus{{Name: "mounter", State: corev1.ContainerState{
 					Waiting: &corev1.ContainerStateWaiting{Reason: "ImagePullBackOff", Message: "no such image"},
@@ -122,7 +129,7 @@ func TestCleanUpAtWorkIsNotReplaced(t *testing.T) {
 	mounter.Spec.Replicas = new(int32)
 	job := cleanUpOf(mounter)
 	s := newStage(t, stored("hpp", 1, false), nodeThat("node-a", corev1.ConditionTrue), mounter, job, &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "storage", Name: job.Name + "-x", Labels: map[string]string{batchv1.JobNameLabel: job.Name}},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "storage", Name: job.Name + "-x", Labels: map[string]string{"job-name": job.Name}},
 		Status:     corev1.PodStatus{Phase: corev1.PodRunning},
 	})
 	s.reconcile("hpp")

@@ -2,11 +2,11 @@ package operator
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
 
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -25,74 +25,98 @@ import (
 const poll = 10 * time.Second
 
 // delete removes what was deployed, and then lets the object go. Claims, StorageClasses and all data stay. Nothing waits
-// for a node that is gone or not ready.
+// for a node that is gone.
 func (r *Reconciler) delete(ctx context.Context, object *hppv1.HostPathProvisioner) (ctrl.Result, error) {
 	a := r.applier(ctx, object)
-	waiting, err := r.removeDriver(ctx, a, object)
-	if err != nil {
-		return ctrl.Result{}, err
-	}
-	if len(waiting) == 0 {
-		facts, err := r.facts(ctx)
-		if err != nil {
-			return ctrl.Result{}, err
-		}
-		left, err := r.mountersThere(ctx)
-		if err != nil {
-			return ctrl.Result{}, err
-		}
-		if waiting, err = r.cleanUp(ctx, a, r.manifests.For(r.Config, facts, object), left); err != nil {
-			return ctrl.Result{}, err
-		}
-	}
-	if len(waiting) > 0 {
-		users, err := r.volumes(ctx)
-		if err != nil {
-			return ctrl.Result{}, err
-		}
-		legacy := 0
-		for i := range users {
-			if place.OfLegacyProvisioner(&users[i]) {
-				legacy++
-			}
-		}
-		return ctrl.Result{RequeueAfter: poll}, r.update(ctx, object, status.Deleting(object, r.Config.Version, waiting, len(users)-legacy, legacy))
+	waiting, err := r.removeWorkloads(ctx, a, object)
+	if len(waiting) > 0 || err != nil {
+		return ctrl.Result{RequeueAfter: poll}, errors.Join(err, r.reportDeletion(ctx, object, waiting, err))
 	}
 	if err := a.Prune(ctx, r.Config.Namespace, r.prunable(), nil); err != nil {
-		return ctrl.Result{}, err
+		return ctrl.Result{}, errors.Join(err, r.reportDeletion(ctx, object, nil, err))
 	}
 	ready.Set(noObject)
 	return ctrl.Result{}, r.release(ctx, object)
 }
 
-// removeDriver removes what has pods, as long as the pods have their rights. It returns what it waits for: without the driver no
-// volume of a pool is unpublished any more, and while one is published the pool cannot be unmounted.
-func (r *Reconciler) removeDriver(ctx context.Context, a *apply.Applier, object *hppv1.HostPathProvisioner) (waiting []string, err error) {
-	driver, err := get[appsv1.DaemonSet](ctx, r, render.DriverDaemonSet)
-	if err != nil {
-		return nil, err
+func (r *Reconciler) reportDeletion(ctx context.Context, object *hppv1.HostPathProvisioner, waiting []string, problems error) error {
+	if problems != nil {
+		waiting = append(slices.Clone(waiting), problems.Error())
 	}
-	if driver != nil && driver.DeletionTimestamp == nil {
-		if waiting, err = r.poolUsers(ctx, object); len(waiting) > 0 || err != nil {
-			return waiting, err
+	volumes, err := r.volumes(ctx)
+	if err != nil {
+		return err
+	}
+	legacy := 0
+	for i := range volumes {
+		if place.OfLegacyProvisioner(&volumes[i]) {
+			legacy++
 		}
+	}
+	return r.update(ctx, object, status.Deleting(object, r.Config.Version, waiting, len(volumes)-legacy, legacy))
+}
+
+// removeWorkloads unmounts the pools on claims and then removes what has pods, as long as the pods have their rights. It returns what it
+// waits for. The driver goes last: without it no pod that uses a volume can end, and a claim of a pool may be a volume of the driver itself.
+func (r *Reconciler) removeWorkloads(ctx context.Context, a *apply.Applier, object *hppv1.HostPathProvisioner) (waiting []string, err error) {
+	if waiting, err = r.removePools(ctx, object); len(waiting) > 0 || err != nil {
+		return waiting, err
 	}
 	workloads := []schema.GroupVersionKind{{Group: "apps", Version: "v1", Kind: "DaemonSet"}}
 	if err := a.Prune(ctx, r.Config.Namespace, workloads, nil); err != nil {
 		return nil, err
 	}
-	return r.running(ctx)
+	return r.running(ctx, ofDriver)
 }
 
-// running are the pods that have to end, but for those on nodes that do not report it.
-func (r *Reconciler) running(ctx context.Context) ([]string, error) {
+// removePools unmounts the pools on claims: the driver serves the others, and unpublishes what is left. As long as pods use such
+// pools everything stays deployed.
+func (r *Reconciler) removePools(ctx context.Context, object *hppv1.HostPathProvisioner) (waiting []string, err error) {
+	left, _, err := r.leftovers(ctx, nil)
+	if err != nil {
+		return nil, err
+	}
+	if len(left) == 0 {
+		// What has just unmounted may itself have had a volume of the driver.
+		return r.running(ctx, ofPool)
+	}
+	// What keeps a pool mounted ends with it, also where its own claim is in another pool.
+	users, err := r.users(ctx, left, func(pod *corev1.Pod) bool { return pod.Namespace != r.Config.Namespace || !ofPool(pod) })
+	if err != nil {
+		return nil, err
+	}
+	for at, pods := range users {
+		waiting = append(waiting, fmt.Sprintf("pool %s on %s: it is used by %s", at.pool, at.node, few(pods)))
+	}
+	slices.Sort(waiting)
+	shown := object
+	if len(waiting) == 0 {
+		shown = withoutClaims(object)
+	}
+	wanted, err := r.deploy(ctx, shown)
+	waiting = append(waiting, wanted.leaving...)
+	if len(waiting) > 0 || err != nil {
+		return waiting, err
+	}
+	return r.running(ctx, ofPool)
+}
+
+// withoutClaims is an object without its pools on claims.
+func withoutClaims(object *hppv1.HostPathProvisioner) *hppv1.HostPathProvisioner {
+	without := object.DeepCopy()
+	without.Spec.StoragePools = slices.DeleteFunc(without.Spec.StoragePools, func(p hppv1.StoragePool) bool { return p.PVCTemplate != nil })
+	return without
+}
+
+// running are the pods of a kind that have to end, but for those on nodes that do not report it.
+func (r *Reconciler) running(ctx context.Context, of func(*corev1.Pod) bool) ([]string, error) {
 	pods := &corev1.PodList{}
 	if err := r.Client.List(ctx, pods, client.InNamespace(r.Config.Namespace), client.MatchingLabels{render.AppLabel: render.App}); err != nil {
 		return nil, err
 	}
 	var waiting []string
 	for _, pod := range pods.Items {
-		if pod.Spec.NodeName == "" || !ofDriver(&pod) {
+		if pod.Spec.NodeName == "" || !of(&pod) {
 			continue
 		}
 		_, answers, err := r.answers(ctx, pod.Spec.NodeName)
@@ -109,8 +133,11 @@ func (r *Reconciler) running(ctx context.Context) ([]string, error) {
 
 // ownedPod says whether a pod is of the driver or keeps a pool mounted, and not the operator's own.
 func ownedPod(pod *corev1.Pod) bool {
-	return ofDriver(pod) || render.PoolOf(pod.Labels) != "" && !ofJob(pod)
+	return ofDriver(pod) || ofPool(pod) && !ofJob(pod)
 }
+
+// ofPool says whether a pod keeps a pool mounted or unmounts it.
+func ofPool(pod *corev1.Pod) bool { return render.PoolOf(pod.Labels) != "" }
 
 func ofDriver(pod *corev1.Pod) bool {
 	return slices.ContainsFunc(pod.OwnerReferences, func(o metav1.OwnerReference) bool { return o.Kind == "DaemonSet" })

@@ -145,6 +145,12 @@ func (r *Reconciler) refuses(object *hppv1.HostPathProvisioner) (reason, message
 	case object.Spec.PathConfig != nil && len(object.Spec.StoragePools) > 0:
 		return status.ReasonPools, "It has both pathConfig and storagePools, and what is deployed is left as it is: remove one of the two"
 	}
+	for i := range object.Spec.StoragePools {
+		if object.Spec.StoragePools[i].SharesDevice() {
+			return status.ReasonPools, fmt.Sprintf("The template of pool %s is a device for all nodes, each of which would format it, and what is deployed is left as it is: "+
+				"give it the volumeMode Filesystem, or the access mode ReadWriteOnce", object.Spec.StoragePools[i].Name)
+		}
+	}
 	return "", ""
 }
 
@@ -260,9 +266,10 @@ func bindToAccount(want *unstructured.Unstructured, accounts map[string]types.UI
 
 func (r *Reconciler) applier(ctx context.Context, object *hppv1.HostPathProvisioner) *apply.Applier {
 	return &apply.Applier{
-		Reader: r.Client,
-		Writer: r.Client,
-		Labels: render.Owned,
+		Reader:    r.Client,
+		Writer:    r.Client,
+		Labels:    render.Owned,
+		OwnerKind: hppv1.Kind,
 		// What has mounted a pool is removed once that is unmounted.
 		Spared: func(object *unstructured.Unstructured) bool { return render.PoolOf(object.GetLabels()) != "" },
 		Changed: func(owned *unstructured.Unstructured, reason string, err error) {
@@ -304,7 +311,9 @@ func (r *Reconciler) facts(ctx context.Context) (render.Facts, error) {
 		OpenShift:  r.Optional.Has(constraintsKind),
 		Monitoring: r.Optional.Has(prometheusRuleKind) && r.Optional.Has(serviceMonitorKind),
 		Selectors:  map[string]map[string]string{},
-		TLS:        r.TLS.Now(),
+
+		ExclusiveClaims: sets.New[string](),
+		TLS:             r.TLS.Now(),
 	}
 	running, err := r.daemonSets(ctx, render.DriverDaemonSet, render.LegacyDaemonSet)
 	if err != nil {
@@ -319,9 +328,23 @@ func (r *Reconciler) facts(ctx context.Context) (render.Facts, error) {
 	if err != nil {
 		return facts, err
 	}
+	mounted, err := r.mayBeMounted(ctx)
+	if err != nil {
+		return facts, err
+	}
+	facts.OnClaims = len(mounted) > 0
 	for i := range there {
 		if there[i].Spec.Selector != nil {
 			facts.Selectors[there[i].Name] = there[i].Spec.Selector.MatchLabels
+		}
+	}
+	claims := &corev1.PersistentVolumeClaimList{}
+	if err := r.Client.List(ctx, claims, client.InNamespace(r.Config.Namespace)); err != nil {
+		return facts, err
+	}
+	for i := range claims.Items {
+		if exclusive(&claims.Items[i]) {
+			facts.ExclusiveClaims.Insert(claims.Items[i].Name)
 		}
 	}
 	service, err := get[corev1.Service](ctx, r, render.MetricsService)
@@ -368,7 +391,7 @@ func (r *Reconciler) unlabelled(ctx context.Context, facts *render.Facts, wanted
 		}
 	}
 	selects := func(name string, selector *metav1.LabelSelector) {
-		if missing.Has(name) {
+		if missing.Has(name) && selector != nil {
 			facts.Selectors[name], found = selector.MatchLabels, true
 		}
 	}
@@ -459,7 +482,7 @@ func (r *Reconciler) observe(ctx context.Context, object *hppv1.HostPathProvisio
 		}
 	}
 	there, err := r.mountersThere(ctx)
-	seen.Mounters = slices.DeleteFunc(there, func(d appsv1.Deployment) bool { return !upToDate("Deployment", &d) })
+	seen.Mounters = slices.DeleteFunc(there, func(d appsv1.Deployment) bool { return d.DeletionTimestamp != nil || !upToDate("Deployment", &d) })
 	return seen, err
 }
 

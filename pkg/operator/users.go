@@ -1,83 +1,90 @@
 package operator
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	hppv1 "kubevirt.io/hostpath-provisioner/api/v1beta1"
 	"kubevirt.io/hostpath-provisioner/pkg/operator/place"
 	"kubevirt.io/hostpath-provisioner/pkg/operator/render"
 )
 
-// poolUsers are the pods, in words, that keep a pool from being unmounted, on nodes that are ready. Only the driver can unpublish their
-// volumes.
-func (r *Reconciler) poolUsers(ctx context.Context, object *hppv1.HostPathProvisioner) ([]string, error) {
-	mounters, err := r.mountersThere(ctx)
-	if err != nil || len(mounters) == 0 {
-		return nil, err
-	}
-	mounted := map[string]sets.Set[string]{}
-	for i := range mounters {
-		l := render.LeftoverOf(&mounters[i])
-		if _, ready, err := r.answers(ctx, l.Node); err != nil {
-			return nil, err
-		} else if ready {
-			if mounted[l.Node] == nil {
-				mounted[l.Node] = sets.New[string]()
-			}
-			mounted[l.Node].Insert(l.Pool)
-		}
+// A spot is a pool on a node.
+type spot struct{ pool, node string }
+
+func spotOf(l *leftover) spot { return spot{l.Pool, l.Node} }
+
+// users are the pods, in words, that use pools on nodes, of those that count. It does not matter whether their nodes are ready: what runs on
+// one goes on. A volume whose pool is not known may be in any.
+func (r *Reconciler) users(ctx context.Context, of []leftover, counts func(*corev1.Pod) bool) (map[spot][]string, error) {
+	if len(of) == 0 {
+		return nil, nil
 	}
 	volumes, err := r.volumes(ctx)
 	if err != nil {
 		return nil, err
 	}
-	pools := map[types.NamespacedName]string{}
+	claims := map[types.NamespacedName]string{}
 	for _, volume := range volumes {
 		if claim := volume.Spec.ClaimRef; claim != nil && place.OfDriver(&volume) {
-			pools[types.NamespacedName{Namespace: claim.Namespace, Name: claim.Name}] = cmp.Or(volume.Spec.CSI.VolumeAttributes[render.PoolParameter], hppv1.LegacyPool)
+			claims[types.NamespacedName{Namespace: claim.Namespace, Name: claim.Name}] = volume.Spec.CSI.VolumeAttributes[render.PoolParameter]
 		}
 	}
-	var users []string
+	users := map[spot]sets.Set[string]{}
 	err = r.eachPod(ctx, func(pod *corev1.Pod) {
-		for i := range pod.Spec.Volumes {
-			if pool := poolOfVolume(object, pools, pod, &pod.Spec.Volumes[i]); mounted[pod.Spec.NodeName].Has(pool) {
-				users = append(users, fmt.Sprintf("pod %s/%s on %s, which uses pool %s", pod.Namespace, pod.Name, pod.Spec.NodeName, pool))
+		if !counts(pod) {
+			return
+		}
+		pools := poolsOf(pod, claims)
+		for i := range of {
+			if at := spotOf(&of[i]); at.node == pod.Spec.NodeName && pools.HasAny(at.pool, "") {
+				if users[at] == nil {
+					users[at] = sets.New[string]()
+				}
+				users[at].Insert("pod " + pod.Namespace + "/" + pod.Name)
 			}
 		}
 	})
-	slices.Sort(users)
-	users = slices.Compact(users)
-	const most = 5
-	if more := len(users) - most; more > 0 {
-		users = append(users[:most], fmt.Sprintf("%d more pods", more))
+	found := map[spot][]string{}
+	for at, pods := range users {
+		found[at] = sets.List(pods)
 	}
-	return users, err
+	return found, err
 }
 
-// poolOfVolume is the pool that a volume of a pod is in, or empty if it is not of the driver.
-func poolOfVolume(object *hppv1.HostPathProvisioner, ofClaims map[types.NamespacedName]string, pod *corev1.Pod, volume *corev1.Volume) string {
-	switch {
-	case volume.PersistentVolumeClaim != nil:
-		return ofClaims[types.NamespacedName{Namespace: pod.Namespace, Name: volume.PersistentVolumeClaim.ClaimName}]
-	case volume.Ephemeral != nil:
-		return ofClaims[types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name + "-" + volume.Name}]
-	case volume.CSI == nil || volume.CSI.Driver != render.DriverName:
-		return ""
+// poolsOf are the pools that the volumes of a pod are in, with an empty name for one that is not known.
+func poolsOf(pod *corev1.Pod, ofClaims map[types.NamespacedName]string) sets.Set[string] {
+	pools := sets.New[string]()
+	for _, volume := range pod.Spec.Volumes {
+		claim := ""
+		switch {
+		case volume.PersistentVolumeClaim != nil:
+			claim = volume.PersistentVolumeClaim.ClaimName
+		case volume.Ephemeral != nil:
+			claim = pod.Name + "-" + volume.Name
+		case volume.CSI != nil && volume.CSI.Driver == render.DriverName:
+			pools.Insert(volume.CSI.VolumeAttributes[render.PoolParameter])
+		}
+		if pool, ours := ofClaims[types.NamespacedName{Namespace: pod.Namespace, Name: claim}]; ours {
+			pools.Insert(pool)
+		}
 	}
-	first := ""
-	if pools := render.Pools(object); len(pools) > 0 {
-		first = pools[0].Name
+	return pools
+}
+
+// few are the first of some pods, and how many more there are.
+func few(pods []string) string {
+	const most = 5
+	if more := len(pods) - most; more > 0 {
+		pods = append(slices.Clone(pods[:most]), fmt.Sprintf("%d more", more))
 	}
-	// The driver takes its first pool if a volume names none.
-	return cmp.Or(volume.CSI.VolumeAttributes[render.PoolParameter], first)
+	return strings.Join(pods, ", ")
 }
 
 // eachPod reads all pods of the cluster that have not ended, page by page.

@@ -52,26 +52,33 @@ func TestDeletionLeavesTheDriverToPodsOnClaims(t *testing.T) {
 		"an inline volume of another pool":   {podWith("user", "here", inline("local")), false},
 		"a volume of a pool without a claim": {podWith("user", "here", claimed("plain")), false},
 		"a claim, and has ended":             {ended, false},
-		"a claim, on a node that is down":    {podWith("user", "down", claimed("on-claim")), false},
+		"a claim, on a node that is down":    {podWith("user", "down", claimed("on-claim")), true},
 	} {
 		t.Run("a pod has "+name, func(t *testing.T) {
 			object := stored("hpp", 1, true)
 			object.Spec.StoragePools = []hppv1.StoragePool{{Name: "fast", Path: "/mnt/fast", PVCTemplate: &hppv1.ClaimTemplate{}}, {Name: "local", Path: "/var/hpvolumes"}}
 			set := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "storage", Name: render.DriverDaemonSet, Labels: render.Owned}}
-			s := newStage(t, object, set, nodeThat("here", corev1.ConditionTrue), nodeThat("down", corev1.ConditionUnknown), mounterOf("fast", "here"), tt.pod,
+			s := newStage(t, object, set, nodeThat("here", corev1.ConditionTrue), nodeThat("down", corev1.ConditionUnknown), mounterOf("fast", "here"), mounterOf("fast", "down"), tt.pod,
 				volumeOn("on-claim", "here", inPool("fast")), volumeOn("an-data", "here", inPool("fast")), volumeOn("plain", "here", inPool("local")))
 			s.reconcile("hpp")
-			if there := s.has(set); there != tt.waits {
-				t.Fatalf("the driver is there: %v", there)
+			s.reconcile("hpp")
+			began := s.has(cleanUpOf(mounterOf("fast", tt.pod.Spec.NodeName))) || !s.has(mounterOf("fast", tt.pod.Spec.NodeName))
+			if began == tt.waits || !s.has(set) {
+				t.Fatalf("the pool is being unmounted: %v", began)
 			}
 			if !tt.waits {
 				return
 			}
-			if _, available := s.status(); !strings.Contains(available.Message, "pod space/"+tt.pod.Name+" on here, which uses pool fast") {
+			if _, available := s.status(); !strings.Contains(available.Message, "pool fast on "+tt.pod.Spec.NodeName+": it is used by pod space/"+tt.pod.Name) {
 				t.Errorf("the condition says %q", available.Message)
 			}
 			must.Succeed(t, s.Delete(t.Context(), tt.pod))
-			s.reconcile("hpp")
+			for range 3 {
+				s.reconcile("hpp")
+				if job := cleanUpOf(mounterOf("fast", "here")); s.has(job) {
+					s.completed(job)
+				}
+			}
 			if s.has(set) {
 				t.Error("the driver is there although no pod needs it any more")
 			}

@@ -240,6 +240,11 @@ func (d *Dir) Lock(ctx context.Context, name string) (unlock func(), err error) 
 	return d.lock(name, unix.O_CREAT, 0, 0, func(try func() error) error { return retry(ctx, try) })
 }
 
+// LockShared is Lock, but takes a lock that others may have too as long as each takes it by LockShared.
+func (d *Dir) LockShared(ctx context.Context, name string) (unlock func(), err error) {
+	return d.lockAs(unix.F_RDLCK, name, unix.O_CREAT, 0, 0, func(try func() error) error { return retry(ctx, try) })
+}
+
 // LockByte is Lock for a single byte of the file, which may lie beyond its end. Locks on other
 // bytes do not conflict.
 func (d *Dir) LockByte(ctx context.Context, name string, at int64) (unlock func(), err error) {
@@ -308,6 +313,11 @@ func (d *Dir) Rewrite(name string, data []byte) error {
 
 // lock opens a file with additional flags, and locks length bytes of it, or all if length is 0.
 func (d *Dir) lock(name string, flags uint64, start, length int64, take func(try func() error) error) (unlock func(), err error) {
+	return d.lockAs(unix.F_WRLCK, name, flags, start, length, take)
+}
+
+// lockAs is lock of a kind: F_WRLCK, or F_RDLCK for a lock that others may have too.
+func (d *Dir) lockAs(kind int16, name string, flags uint64, start, length int64, take func(try func() error) error) (unlock func(), err error) {
 	if err := checkName(name); err != nil {
 		return nil, err
 	}
@@ -315,14 +325,14 @@ func (d *Dir) lock(name string, flags uint64, start, length int64, take func(try
 	if err != nil {
 		return nil, err
 	}
-	if err := take(func() error { return tryLock(f, start, length) }); err != nil {
+	if err := take(func() error { return tryLock(f, kind, start, length) }); err != nil {
 		return nil, errors.Join(d.pathError("lock", name, err), f.Close())
 	}
 	return func() { _ = f.Close() }, nil
 }
 
-func tryLock(f *os.File, start, length int64) error {
-	what := unix.Flock_t{Type: unix.F_WRLCK, Whence: io.SeekStart, Start: start, Len: length}
+func tryLock(f *os.File, kind int16, start, length int64) error {
+	what := unix.Flock_t{Type: kind, Whence: io.SeekStart, Start: start, Len: length}
 	err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &what)
 	if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EACCES) || errors.Is(err, unix.EINTR) {
 		return ErrLocked

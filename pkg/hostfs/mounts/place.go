@@ -4,6 +4,9 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
+	"strconv"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -25,7 +28,7 @@ type State struct {
 	// Missing says that there is nothing of that name.
 	Missing bool
 	// Mounted says that something is mounted there. Dead says that its filesystem answers
-	// with an error, and that no more is known of it.
+	// with an error, and that no more is known of it than MountID.
 	Mounted bool
 	Dead    error
 	// MountID is that of the topmost mount as in the mount table; ID is its root directory,
@@ -49,7 +52,8 @@ func (p Place) State() (State, error) {
 	var st unix.Statx_t
 	err = unix.Statx(fd, "", unix.AT_EMPTY_PATH|unix.AT_SYMLINK_NOFOLLOW|unix.AT_STATX_DONT_SYNC, unix.STATX_TYPE|unix.STATX_INO|unix.STATX_MNT_ID, &st)
 	if isDead(err) {
-		return State{Mounted: true, Dead: err, IsDir: true}, nil
+		id, unknown := mountID(fd)
+		return State{Mounted: true, Dead: err, IsDir: true, MountID: id}, unknown
 	}
 	if err != nil {
 		return State{}, &fs.PathError{Op: "stat", Path: p.String(), Err: err}
@@ -60,6 +64,21 @@ func (p Place) State() (State, error) {
 		ID:      dir.ID{Dev: unix.Mkdev(st.Dev_major, st.Dev_minor), Ino: st.Ino},
 		IsDir:   st.Mode&unix.S_IFMT == unix.S_IFDIR,
 	}, nil
+}
+
+// mountID is the number of the mount on which an open file is, which the kernel knows without its filesystem (proc_pid_fdinfo(5)).
+func mountID(fd int) (uint64, error) {
+	file := fmt.Sprintf("/proc/self/fdinfo/%d", fd)
+	content, err := os.ReadFile(file)
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(string(content)) {
+		if value, ok := strings.CutPrefix(line, "mnt_id:"); ok {
+			return strconv.ParseUint(strings.TrimSpace(value), 10, 64)
+		}
+	}
+	return 0, fmt.Errorf("%s has no mnt_id", file)
 }
 
 func isDead(err error) bool {

@@ -28,6 +28,8 @@ type Applier struct {
 	Writer client.Client
 	// Labels are on every object that belongs to the operator.
 	Labels map[string]string
+	// OwnerKind is the kind of what was the owner of such objects.
+	OwnerKind string
 	// Spared are those of them that Prune keeps.
 	Spared func(object *unstructured.Unstructured) bool
 	// Changed is called for each object that was made, changed or removed.
@@ -184,7 +186,30 @@ func UpToDate(live, want client.Object) bool {
 	return applied != "" && applied == live.GetAnnotations()[appliedAnnotation]
 }
 
-// Prune removes the objects of some kinds that carry the operator's labels and are not wanted. keep has those that are.
+// Disown takes those owners off an object that are of a kind. Earlier versions and the upstream operator have set them, and with them a
+// deletion of the owner in the foreground removes the object before the operator is asked.
+func (a *Applier) Disown(ctx context.Context, object client.Object) error {
+	owners := object.GetOwnerReferences()
+	left := slices.DeleteFunc(slices.Clone(owners), func(o metav1.OwnerReference) bool { return o.Kind == a.OwnerKind })
+	if len(left) == len(owners) || object.GetDeletionTimestamp() != nil {
+		return nil
+	}
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"ownerReferences": left, "resourceVersion": object.GetResourceVersion()}})
+	if err != nil {
+		return err
+	}
+	changed, ok := object.DeepCopyObject().(client.Object)
+	if !ok {
+		return fmt.Errorf("%T is no object", object)
+	}
+	if err := a.Writer.Patch(ctx, changed, client.RawPatch(types.MergePatchType, patch), client.FieldOwner(FieldManager)); client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("take the owner off %s: %w", object.GetName(), err)
+	}
+	return nil
+}
+
+// Prune removes the objects of some kinds that carry the operator's labels and are not wanted. keep has those that are. What stays has
+// no owner afterwards.
 func (a *Applier) Prune(ctx context.Context, namespace string, kinds []schema.GroupVersionKind, keep []*unstructured.Unstructured) error {
 	wanted := map[string]bool{}
 	for _, object := range keep {
@@ -201,10 +226,13 @@ func (a *Applier) Prune(ctx context.Context, namespace string, kinds []schema.Gr
 		for i := range list.Items {
 			object := &list.Items[i]
 			elsewhere := object.GetNamespace() != "" && object.GetNamespace() != namespace
-			if elsewhere || a.Spared(object) || wanted[Describe(object)] || object.GetDeletionTimestamp() != nil {
-				continue
+			switch {
+			case elsewhere || object.GetDeletionTimestamp() != nil:
+			case a.Spared(object) || wanted[Describe(object)]:
+				problems = append(problems, a.Disown(ctx, object))
+			default:
+				problems = append(problems, a.Remove(ctx, object))
 			}
-			problems = append(problems, a.Remove(ctx, object))
 		}
 	}
 	return errors.Join(problems...)

@@ -36,12 +36,6 @@ func (c comparison) value(live, want any) bool {
 
 func (c comparison) object(live, want map[string]any) bool {
 	for key, value := range want {
-		if key == "ownerReferences" {
-			if !(comparison{merged: true}).value(live[key], value) {
-				return false
-			}
-			continue
-		}
 		if !c.value(live[key], value) {
 			return false
 		}

@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/util/intstr"
 
 	hppv1 "kubevirt.io/hostpath-provisioner/api/v1beta1"
 )
@@ -24,6 +25,8 @@ const (
 	// nothing of the object, which may have changed.
 	nodeAnnotation = "hostpathprovisioner.kubevirt.io/node"
 	pathAnnotation = "hostpathprovisioner.kubevirt.io/path"
+	// keepsAnnotation is on pods of mounters that hold a lock as long as they run.
+	keepsAnnotation = "hostpathprovisioner.kubevirt.io/keeps"
 	// maxName is what the value of a label may have, and so the names that are used as one.
 	maxName = 63
 )
@@ -55,7 +58,7 @@ func PoolLabels(pool string) map[string]string {
 	return map[string]string{PoolLabel: pool + "-hpp", "hpp-pool": pool + "-hpp"}
 }
 
-// Claims are those that the pools with a template need, by name. A claim has no owner: it outlives the object.
+// Claims are those that the pools with a template need, by name.
 func (r *Renderer) Claims() []*corev1.PersistentVolumeClaim {
 	found := map[string]*corev1.PersistentVolumeClaim{}
 	for i := range r.pools {
@@ -65,9 +68,7 @@ func (r *Renderer) Claims() []*corev1.PersistentVolumeClaim {
 		}
 		for _, node := range r.facts.Nodes {
 			name := claimName(pool, node)
-			meta := r.meta(name, PoolLabels(pool.Name))
-			meta.OwnerReferences = nil
-			found[name] = &corev1.PersistentVolumeClaim{ObjectMeta: meta, Spec: *pool.PVCTemplate.Spec()}
+			found[name] = &corev1.PersistentVolumeClaim{ObjectMeta: r.meta(name, PoolLabels(pool.Name)), Spec: *pool.PVCTemplate.Spec()}
 		}
 	}
 	var claims []*corev1.PersistentVolumeClaim
@@ -110,6 +111,7 @@ func (r *Renderer) mounter(pool *hppv1.StoragePool, node string) (*appsv1.Deploy
 	maps.Copy(labels, r.config.labels())
 	maps.Copy(labels, PoolLabels(pool.Name))
 	labels[mounterLabel] = name
+	d.Spec.Strategy = r.strategy(pool, node)
 	r.mounterPod(&d.Spec.Template, node)
 	pod := &d.Spec.Template.Spec
 	pod.Volumes = slices.Clone(pod.Volumes)
@@ -133,6 +135,17 @@ func (r *Renderer) mounter(pool *hppv1.StoragePool, node string) (*appsv1.Deploy
 		}
 	}
 	return d, r.mounterContainer(c)
+}
+
+// strategy has the next pod of a mounter start before the last one ends, so that its claim is never without one and stays attached. A
+// claim that only one pod may have would keep the next one waiting for ever.
+func (r *Renderer) strategy(pool *hppv1.StoragePool, node string) appsv1.DeploymentStrategy {
+	if slices.Contains(pool.PVCTemplate.AccessModes, corev1.ReadWriteOncePod) || r.facts.ExclusiveClaims.Has(claimName(pool, node)) {
+		return appsv1.DeploymentStrategy{Type: appsv1.RecreateDeploymentStrategyType}
+	}
+	return appsv1.DeploymentStrategy{Type: appsv1.RollingUpdateDeploymentStrategyType, RollingUpdate: &appsv1.RollingUpdateDeployment{
+		MaxUnavailable: pointer(intstr.FromInt32(0)), MaxSurge: pointer(intstr.FromInt32(1)),
+	}}
 }
 
 // useVolume has a mounter take a claim that has a filesystem instead of a device.
@@ -184,27 +197,50 @@ func (r *Renderer) mounterContainer(c *corev1.Container) error {
 	return nil
 }
 
-// A Leftover is a mounter of a pool or a node that is not wanted any more.
+// A Leftover is a pool on a node that may be mounted there and is not wanted any more.
 type Leftover struct {
-	Deployment       *appsv1.Deployment
+	// Mounter is the name of the Deployment that has mounted it.
+	Mounter          string
 	Pool, Node, Path string
+	// Claim is the name of the claim that it is on, if that can be used, and Block says that its volume mode is Block.
+	Claim string
+	Block bool
 }
 
 // LeftoverOf reads what a mounter is for: from its annotations, and of one of the upstream operator from its pod.
 func LeftoverOf(d *appsv1.Deployment) Leftover {
-	l := Leftover{Deployment: d, Pool: PoolOf(d.Labels), Node: d.Annotations[nodeAnnotation], Path: d.Annotations[pathAnnotation]}
-	if l.Path == "" && len(d.Spec.Template.Spec.Containers) > 0 {
-		c := d.Spec.Template.Spec.Containers[0]
+	l := Leftover{Mounter: d.Name, Pool: PoolOf(d.Labels), Node: d.Annotations[nodeAnnotation], Path: d.Annotations[pathAnnotation]}
+	pod := &d.Spec.Template.Spec
+	if l.Path == "" && len(pod.Containers) > 0 {
+		c := pod.Containers[0]
 		words := slices.Concat(c.Command, c.Args)
 		if i := slices.Index(words, "--mountPath"); i >= 0 && i+1 < len(words) {
 			l.Path, _ = strings.CutSuffix(words[i+1], "/csi")
 		}
 	}
 	if l.Node == "" {
-		l.Node = hostname(d.Spec.Template.Spec.Affinity)
+		l.Node = hostname(pod.Affinity)
+	}
+	for _, v := range pod.Volumes {
+		if v.PersistentVolumeClaim == nil {
+			continue
+		}
+		l.Claim = v.PersistentVolumeClaim.ClaimName
+		l.Block = slices.ContainsFunc(pod.Containers, func(c corev1.Container) bool {
+			return slices.ContainsFunc(c.VolumeDevices, func(d corev1.VolumeDevice) bool { return d.Name == v.Name })
+		})
 	}
 	return l
 }
+
+// CleanUpOf reads what a Job unmounts. It is all that is known of a pool whose mounter was deleted meanwhile.
+func CleanUpOf(job *batchv1.Job) Leftover {
+	return Leftover{Mounter: job.Annotations[mounterLabel], Pool: PoolOf(job.Labels), Node: job.Annotations[nodeAnnotation], Path: job.Annotations[pathAnnotation]}
+}
+
+// Keeps says whether a mounter's pod has a lock for as long as it keeps its pool mounted, so that a clean-up can begin beside it. Those
+// of the upstream operator have none.
+func Keeps(pod *corev1.Pod) bool { return pod.Annotations[keepsAnnotation] != "" }
 
 // Moves says whether what is wanted instead of a mounter has another path. One of the upstream operator has its path cleaned.
 func (l Leftover) Moves(to *unstructured.Unstructured) bool {
@@ -231,18 +267,29 @@ func CleanUpName(mounter string) string {
 	return shortName("cleanup-pool-", strings.TrimPrefix(mounter, "hpp-pool-"))
 }
 
-// CleanUpJob unmounts a pool on a node.
+// CleanUpJob unmounts a pool on a node. It has the claim, which stays attached to the node until the pool is unmounted.
 func (r *Renderer) CleanUpJob(l Leftover) (*batchv1.Job, error) {
 	job := r.manifests.unmount.DeepCopy()
-	job.ObjectMeta = r.meta(CleanUpName(l.Deployment.Name), job.Labels)
+	job.ObjectMeta = r.meta(CleanUpName(l.Mounter), job.Labels)
 	maps.Copy(job.Labels, PoolLabels(l.Pool))
-	job.Annotations = map[string]string{nodeAnnotation: l.Node, pathAnnotation: l.Path}
+	job.Annotations = map[string]string{mounterLabel: l.Mounter, nodeAnnotation: l.Node, pathAnnotation: l.Path}
 	maps.Copy(job.Spec.Template.Labels, r.config.labels())
 	r.mounterPod(&job.Spec.Template, l.Node)
 	pod := &job.Spec.Template.Spec
 	for i := range pod.Volumes {
 		if host := pod.Volumes[i].HostPath; host != nil && pod.Volumes[i].Name == "pool" {
 			host.Path = l.Path
+		}
+	}
+	if l.Claim != "" {
+		c, name := &pod.Containers[0], "claim"
+		pod.Volumes = append(pod.Volumes, corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{
+			PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: l.Claim},
+		}})
+		if l.Block {
+			c.VolumeDevices = []corev1.VolumeDevice{{Name: name, DevicePath: "/dev/pool"}}
+		} else {
+			c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: name, MountPath: "/volume"})
 		}
 	}
 	moveKubelet(pod, r.object.Spec.KubeletDirectory)

@@ -9,9 +9,11 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	hppv1 "kubevirt.io/hostpath-provisioner/api/v1beta1"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
 )
 
 // templates are two pools on claims, of which one has a name that the other begins with, on two nodes.
@@ -160,5 +162,51 @@ func TestCleanUpOfOnePool(t *testing.T) {
 				t.Errorf("it unmounts %s", path)
 			}
 		})
+	}
+}
+
+// The next pod of a mounter starts before the last one ends, so that a rollout leaves no claim without one. Only where one pod may have the
+// claim, by its template or as it is, the last one ends first.
+func TestMounterIsReplacedUnderItsClaim(t *testing.T) {
+	for name, tt := range map[string]struct {
+		mode corev1.PersistentVolumeAccessMode
+		is   bool
+		want appsv1.DeploymentStrategyType
+	}{
+		"one node":                {corev1.ReadWriteOnce, false, appsv1.RollingUpdateDeploymentStrategyType},
+		"one pod":                 {corev1.ReadWriteOncePod, false, appsv1.RecreateDeploymentStrategyType},
+		"one pod, until a change": {corev1.ReadWriteOnce, true, appsv1.RecreateDeploymentStrategyType},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := templates(t, corev1.PersistentVolumeBlock)
+			pool := &r.pools[0]
+			pool.PVCTemplate.AccessModes = []corev1.PersistentVolumeAccessMode{tt.mode}
+			if tt.is {
+				r.facts.ExclusiveClaims = sets.New(claimName(pool, "node-a"))
+			}
+			d, err := r.mounter(pool, "node-a")
+			if err != nil {
+				t.Fatal(err)
+			}
+			s := d.Spec.Strategy
+			if surges := s.RollingUpdate != nil && s.RollingUpdate.MaxSurge.IntValue() == 1 && s.RollingUpdate.MaxUnavailable.IntValue() == 0; s.Type != tt.want || surges != (tt.want == appsv1.RollingUpdateDeploymentStrategyType) {
+				t.Errorf("the strategy is %+v", s)
+			}
+			if !Keeps(&corev1.Pod{ObjectMeta: d.Spec.Template.ObjectMeta}) {
+				t.Error("a clean-up cannot begin beside the mounter")
+			}
+		})
+	}
+}
+
+// The driver is needed without a pool too: by pods that end while the pools on claims are removed.
+func TestDriverWithoutPools(t *testing.T) {
+	data, err := dataDir(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pools, err := poolconfig.Parse(data, "/")
+	if err != nil || len(pools) != 1 || !pools[0].RequireMount {
+		t.Errorf("the pools are %+v, %v", pools, err)
 	}
 }

@@ -1,11 +1,5 @@
 package render
 
-import (
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
-	hppv1 "kubevirt.io/hostpath-provisioner/api/v1beta1"
-)
-
 // What things are called in the clusters of today's users, who have them from the upstream operator.
 const (
 	DriverDaemonSet   = "hostpath-provisioner-csi"
@@ -66,17 +60,4 @@ func (c Config) labels() map[string]string {
 		labels["app.kubernetes.io/version"] = c.VersionLabel
 	}
 	return labels
-}
-
-// ownerOf is the reference by which an object belongs to the one that asked for it.
-func ownerOf(object *hppv1.HostPathProvisioner) metav1.OwnerReference {
-	// Without blockOwnerDeletion, for which the operator would need a right of its own.
-	yes := true
-	return metav1.OwnerReference{
-		APIVersion: hppv1.GroupVersion.String(),
-		Kind:       hppv1.Kind,
-		Name:       object.Name,
-		UID:        object.UID,
-		Controller: &yes,
-	}
 }

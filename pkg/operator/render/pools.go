@@ -41,6 +41,10 @@ type driverPool struct {
 
 // dataDir is the driver's --datadir.
 func dataDir(from []hppv1.StoragePool) (string, error) {
+	if len(from) == 0 {
+		// The driver unpublishes what is left in pools that it does not have any more, but does not start without one.
+		from = []hppv1.StoragePool{{Name: "none", Path: "/none", RequireMount: pointer(true)}}
+	}
 	to := make([]driverPool, 0, len(from))
 	for _, p := range from {
 		one := driverPool{

@@ -28,7 +28,6 @@ func Print(from io.Reader, to io.Writer, config Config, facts Facts) error {
 		return err
 	}
 	for _, o := range objects {
-		o.SetOwnerReferences(nil)
 		text, err := yaml.Marshal(o.Object)
 		if err != nil {
 			return err

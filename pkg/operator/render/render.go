@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/kubernetes/scheme"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
@@ -32,6 +33,10 @@ type Facts struct {
 	Selectors map[string]map[string]string
 	// Nodes are those that the driver runs on, which pools with a template need a claim on.
 	Nodes []string
+	// OnClaims says that there are mounters, of pools that are wanted or not.
+	OnClaims bool
+	// ExclusiveClaims are the names of claims that only one pod may have at a time.
+	ExclusiveClaims sets.Set[string]
 	// HeadlessMetrics says whether the Service of the metrics is, or will be, without an address, which cannot change.
 	HeadlessMetrics bool
 	// TLS is what the metrics of what is deployed accept.
@@ -147,10 +152,11 @@ func (r *Renderer) meta(name string, labels map[string]string) metav1.ObjectMeta
 	return meta
 }
 
+// clusterMeta has no owner: a deletion in the foreground would take what has one from under the pods, before the operator is asked.
 func (r *Renderer) clusterMeta(name string, labels map[string]string) metav1.ObjectMeta {
 	all := r.config.labels()
 	maps.Copy(all, labels)
-	return metav1.ObjectMeta{Name: name, Labels: all, OwnerReferences: []metav1.OwnerReference{ownerOf(r.object)}}
+	return metav1.ObjectMeta{Name: name, Labels: all}
 }
 
 // driverRights are what the driver's sidecars may do in the manifests.
@@ -214,21 +220,19 @@ func (r *Renderer) csiDriver() *storagev1.CSIDriver {
 func (r *Renderer) constraints() *unstructured.Unstructured {
 	constraints := r.manifests.constraints.DeepCopy()
 	setMeta(constraints, r.clusterMeta(driverConstraints, nil))
-	if slices.ContainsFunc(r.pools, func(p hppv1.StoragePool) bool { return p.PVCTemplate != nil }) {
+	if r.facts.OnClaims || slices.ContainsFunc(r.pools, func(p hppv1.StoragePool) bool { return p.PVCTemplate != nil }) {
 		volumes, _ := constraints.Object["volumes"].([]any)
 		constraints.Object["volumes"] = append(volumes, "persistentVolumeClaim")
 	}
 	return constraints
 }
 
-// overlayClasses are the StorageClasses of shared claims. They have no owner: volumes outlive the object.
+// overlayClasses are the StorageClasses of shared claims.
 func (r *Renderer) overlayClasses() []client.Object {
 	var classes []client.Object
 	for name, pool := range overlayPools(r.pools) {
-		meta := r.clusterMeta(name, nil)
-		meta.OwnerReferences = nil
 		classes = append(classes, &storagev1.StorageClass{
-			ObjectMeta:        meta,
+			ObjectMeta:        r.clusterMeta(name, nil),
 			Provisioner:       DriverName,
 			Parameters:        map[string]string{PoolParameter: pool, "overlayCSI": "true"},
 			ReclaimPolicy:     pointer(corev1.PersistentVolumeReclaimDelete),
@@ -254,12 +258,11 @@ func overlayPools(of []hppv1.StoragePool) map[string]string {
 	return classes
 }
 
-// setMeta sets name, labels and owner of an object of a kind that is not compiled in.
+// setMeta sets name and labels of an object of a kind that is not compiled in.
 func setMeta(object *unstructured.Unstructured, meta metav1.ObjectMeta) {
 	object.SetName(meta.Name)
 	object.SetNamespace(meta.Namespace)
 	object.SetLabels(meta.Labels)
-	object.SetOwnerReferences(meta.OwnerReferences)
 }
 
 func sortedKeys[V any](of map[string]V) []string { return slices.Sorted(maps.Keys(of)) }

@@ -272,6 +272,60 @@ func TestUnmountPoolInUse(t *testing.T) {
 	h.wantUnmounted()
 }
 
+// Pods that use a filesystem which failed may still have data of it in memory: their pool stays mounted, as a live one does.
+func TestUnmountFailedPoolInUse(t *testing.T) {
+	h := newHost(t)
+	p := h.start("", "mount", "--device", newDisk(t, 400*mib).Path)
+	p.says(mounted, 1)
+	p.stop(syscall.SIGTERM)
+	volume := filepath.Join(h.Target, "pvc-1")
+	must.Succeed(t, os.Mkdir(volume, 0o755))
+	must.Succeed(t, unix.Mount(volume, h.Published, "", unix.MS_BIND, ""))
+	shutDown(t, h.Target)
+	status, said := h.run("", "unmount", "--patience", "0")
+	if status != 1 || !contains(said, "published at "+h.Published) {
+		t.Errorf("unmount with a published volume: status %d, %s", status, said)
+	}
+	h.wantMounted("xfs")
+	must.Succeed(t, unix.Unmount(h.Published, 0))
+	if status, said := h.run("", "unmount", "--patience", "0"); status != 0 {
+		t.Errorf("unmount: status %d, %s", status, said)
+	}
+	h.wantUnmounted()
+}
+
+// shutDown has an XFS answer with errors only, as if its device had gone: XFS_IOC_GOINGDOWN without flushing its log.
+func shutDown(t *testing.T, path string) {
+	t.Helper()
+	const goingDown, noLogFlush = 0x8004587d, 2
+	f, err := os.Open(path)
+	must.Succeed(t, err)
+	defer func() { must.Succeed(t, f.Close()) }()
+	must.Succeed(t, unix.IoctlSetPointerInt(int(f.Fd()), goingDown, noLogFlush))
+}
+
+// A clean-up begins while the mounter is at work, so that the claim is never without a pod. It unmounts once the mounter has ended, which
+// would mount the pool again.
+func TestUnmountWaitsForTheMounter(t *testing.T) {
+	h := newHost(t)
+	d := newDisk(t, 400*mib)
+	p := h.start("", "mount", "--device", d.Path)
+	p.says(mounted, 1)
+	second := h.start("", "mount", "--device", d.Path) // the next pod of a rollout
+	second.says("keeping the pool mounted", 1)
+	unmount := h.start("", "unmount", "--patience", "0", "--v", "2")
+	unmount.says("waiting for the mounter", 1)
+	h.wantMounted("xfs")
+	p.stop(syscall.SIGTERM)
+	h.wantMounted("xfs")
+	second.stop(syscall.SIGTERM)
+	unmount.wait()
+	if unmount.err != nil {
+		t.Errorf("unmount: %v", unmount.err)
+	}
+	h.wantUnmounted()
+}
+
 // Without the claim, unmount takes down what is there, mounts that lie on each other included.
 func TestUnmountWithoutClaim(t *testing.T) {
 	h := newHost(t)

@@ -1,0 +1,291 @@
+package operator
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	hppv1 "kubevirt.io/hostpath-provisioner/api/v1beta1"
+	"kubevirt.io/hostpath-provisioner/pkg/operator/render"
+	"kubevirt.io/hostpath-provisioner/test/must"
+)
+
+// claimFor is the claim of a mounter, which has it from now on.
+func claimFor(mounter *appsv1.Deployment, modes ...corev1.PersistentVolumeAccessMode) *corev1.PersistentVolumeClaim {
+	pod := &mounter.Spec.Template.Spec
+	pod.Containers = []corev1.Container{{Name: "mounter", VolumeDevices: []corev1.VolumeDevice{{Name: "claim", DevicePath: "/dev/pool"}}}}
+	pod.Volumes = []corev1.Volume{{Name: "claim", VolumeSource: corev1.VolumeSource{
+		PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: mounter.Name},
+	}}}
+	return &corev1.PersistentVolumeClaim{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "storage", Name: mounter.Name, Labels: mounter.Labels},
+		Spec:       corev1.PersistentVolumeClaimSpec{AccessModes: modes},
+		Status:     corev1.PersistentVolumeClaimStatus{Phase: corev1.ClaimBound},
+	}
+}
+
+// mounterPod is the pod of a mounter, of this version or of the upstream operator.
+func mounterPod(mounter *appsv1.Deployment, node string, keeps bool) *corev1.Pod {
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "storage", Name: mounter.Name + "-pod", Labels: mounter.Labels},
+		Spec:       corev1.PodSpec{NodeName: node}, Status: corev1.PodStatus{Phase: corev1.PodRunning},
+	}
+	if keeps {
+		pod.Annotations = map[string]string{"hostpathprovisioner.kubevirt.io/keeps": "mounted"}
+	}
+	return pod
+}
+
+// waitsFor is what the object says that it waits for.
+func (s *stage) waitsFor() string {
+	s.t.Helper()
+	object := stored("hpp", 1, false)
+	s.has(object)
+	if c := meta.FindStatusCondition(object.Status.Conditions, hppv1.ConditionProgressing); c != nil {
+		return c.Message
+	}
+	return ""
+}
+
+func (s *stage) replicas(mounter *appsv1.Deployment) int32 {
+	s.t.Helper()
+	if !s.has(mounter) {
+		s.t.Fatalf("the mounter %s is gone", mounter.Name)
+	}
+	return *mounter.Spec.Replicas
+}
+
+func (s *stage) completed(job *batchv1.Job) {
+	s.t.Helper()
+	s.has(job)
+	job.Status.Conditions = []batchv1.JobCondition{{Type: batchv1.JobComplete, Status: corev1.ConditionTrue}}
+	must.Succeed(s.t, s.Status().Update(s.t.Context(), job))
+}
+
+// A mounter whose claim has no other pod is what keeps the disk on the node. It stays while a pod there uses the pool, whether the pool was
+// removed or the node left, and whether the node is ready: what runs there goes on.
+func TestMounterStaysUnderPods(t *testing.T) {
+	for name, tt := range map[string]struct {
+		object *hppv1.HostPathProvisioner
+		ready  corev1.ConditionStatus
+	}{
+		"the pool is removed":                  {stored("hpp", 1, false), corev1.ConditionTrue},
+		"the node leaves":                      {onClaims(), corev1.ConditionTrue},
+		"the object is deleted":                {stored("hpp", 1, true), corev1.ConditionTrue},
+		"it is deleted, and the node is down":  {stored("hpp", 1, true), corev1.ConditionUnknown},
+		"it is removed, and the node is down":  {stored("hpp", 1, false), corev1.ConditionUnknown},
+		"the clean-up has begun, and the user": {stored("hpp", 1, false), corev1.ConditionTrue},
+	} {
+		t.Run(name, func(t *testing.T) {
+			mounter := mounterOf("local", "there")
+			user := podWith("user", "there", claimed("data"))
+			claim := claimFor(mounter, corev1.ReadWriteOnce)
+			objects := []client.Object{tt.object, nodeThat("there", tt.ready), nodeThat("here", corev1.ConditionTrue), driverPod("here"), mounter,
+				claim, mounterPod(mounter, "there", true), volumeOn("data", "there", inPool("local"))}
+			begun := strings.HasPrefix(name, "the clean-up")
+			if !begun {
+				objects = append(objects, user)
+			}
+			s := newStage(t, objects...)
+			s.reconcile("hpp")
+			if begun {
+				must.Succeed(t, s.Create(t.Context(), user))
+				must.Succeed(t, s.Create(t.Context(), cleaning(cleanUpOf(mounter), "there")))
+			}
+			if name == "the node leaves" {
+				set := s.rolledOut(1)
+				set.Generation = 1
+				must.Succeed(t, s.Update(t.Context(), set))
+				s.rolledOut(1)
+			}
+			s.reconcile("hpp")
+			if got := s.replicas(mounter); got != 1 {
+				t.Errorf("the mounter has %d replicas", got)
+			}
+			if s.has(cleanUpOf(mounter)) {
+				t.Error("there is a clean-up")
+			}
+			if said := s.waitsFor(); !strings.Contains(said, "used by pod space/user") {
+				t.Errorf("the object waits for %q", said)
+			}
+		})
+	}
+}
+
+// The claim of a pool that is unmounted always has a pod: that of the mounter until that of the clean-up has started, and then the latter.
+// Where only one pod may have the claim, or the mounter would mount again what is unmounted, the mounter ends first.
+func TestClaimHasAPodUntilItIsUnmounted(t *testing.T) {
+	for name, tt := range map[string]struct {
+		mode   corev1.PersistentVolumeAccessMode
+		keeps  bool
+		beside bool
+	}{
+		"one node":                          {corev1.ReadWriteOnce, true, true},
+		"many nodes":                        {corev1.ReadWriteMany, true, true},
+		"one pod":                           {corev1.ReadWriteOncePod, true, false},
+		"a mounter of the upstream version": {corev1.ReadWriteOnce, false, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			mounter := mounterOf("old", "here")
+			claim, pod, job := claimFor(mounter, tt.mode), mounterPod(mounter, "here", tt.keeps), cleanUpOf(mounter)
+			s := newStage(t, stored("hpp", 1, false), nodeThat("here", corev1.ConditionTrue), mounter, claim, pod)
+			s.reconcile("hpp")
+			s.reconcile("hpp")
+			if began, runs := s.has(job), s.replicas(mounter) == 1; began != tt.beside || runs != tt.beside {
+				t.Fatalf("the clean-up has begun: %v, the mounter runs: %v; want %v", began, runs, tt.beside)
+			}
+			if tt.beside {
+				must.Succeed(t, s.Create(t.Context(), cleaning(job, "here")))
+				s.reconcile("hpp")
+				if s.replicas(mounter) != 0 {
+					t.Fatal("the mounter goes on, although the clean-up has the claim")
+				}
+			}
+			must.Succeed(t, s.Delete(t.Context(), pod))
+			s.reconcile("hpp")
+			spec := &job.Spec.Template.Spec
+			if !s.has(job) || !slices.ContainsFunc(spec.Volumes, func(v corev1.Volume) bool {
+				return v.PersistentVolumeClaim != nil && v.PersistentVolumeClaim.ClaimName == claim.Name
+			}) || len(spec.Containers[0].VolumeDevices) != 1 {
+				t.Fatalf("the clean-up does not have the claim: %+v", spec)
+			}
+			s.completed(job)
+			s.reconcile("hpp")
+			if s.has(job) || s.has(mounter) {
+				t.Error("the mounter or its clean-up is left over")
+			}
+		})
+	}
+}
+
+// A claim that was deleted keeps no pod from starting: the pool is unmounted without it.
+func TestPoolIsUnmountedWithoutItsClaim(t *testing.T) {
+	mounter := mounterOf("old", "here")
+	claimFor(mounter)
+	s := newStage(t, stored("hpp", 1, false), nodeThat("here", corev1.ConditionTrue), mounter)
+	s.reconcile("hpp")
+	s.reconcile("hpp")
+	job := cleanUpOf(mounter)
+	if !s.has(job) || slices.ContainsFunc(job.Spec.Template.Spec.Volumes, func(v corev1.Volume) bool { return v.PersistentVolumeClaim != nil }) {
+		t.Errorf("the clean-up is %+v", job.Spec.Template.Spec)
+	}
+}
+
+// A mounter that the garbage collector removes is a leftover like any other, and what its clean-up is for is known when it has gone.
+func TestMounterThatIsBeingDeletedIsCleanedUp(t *testing.T) {
+	mounter := mounterOf("old", "here")
+	now := metav1.Now()
+	mounter.DeletionTimestamp, mounter.Finalizers = &now, []string{metav1.FinalizerDeleteDependents}
+	s := newStage(t, stored("hpp", 1, true), nodeThat("here", corev1.ConditionTrue), mounter, claimFor(mounter))
+	s.reconcile("hpp")
+	job := cleanUpOf(mounter)
+	if !s.has(job) {
+		t.Fatal("it has no clean-up")
+	}
+	s.has(mounter)
+	mounter.Finalizers = nil
+	must.Succeed(t, s.Update(t.Context(), mounter))
+	s.reconcile("hpp")
+	if said := s.waitsFor(); !s.has(job) || !strings.Contains(said, "pool old at /mnt/old on here: it is being unmounted") {
+		t.Fatalf("the object waits for %q", said)
+	}
+	s.completed(job)
+	s.reconcile("hpp")
+	s.reconcile("hpp")
+	if s.has(job) || s.has(stored("hpp", 1, true)) {
+		t.Error("the clean-up or the object is left over")
+	}
+}
+
+// What the upstream operator or an earlier version has given an owner loses it, so that no deletion in the foreground takes it from under
+// pods.
+func TestOwnersAreTakenOff(t *testing.T) {
+	object := onClaims()
+	owners := []metav1.OwnerReference{
+		{APIVersion: hppv1.GroupVersion.String(), Kind: hppv1.Kind, Name: "hpp", UID: object.UID},
+		{APIVersion: "v1", Kind: "ConfigMap", Name: "of-a-user", UID: "other"},
+	}
+	wanted, left := mounterOf("local", "here"), mounterOf("old", "here")
+	set := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "storage", Name: render.DriverDaemonSet, Labels: render.Owned}}
+	claim := claimFor(wanted)
+	all := []client.Object{wanted, left, set, claim}
+	for _, o := range all {
+		o.SetOwnerReferences(owners)
+	}
+	s := newStage(t, append(all, object, nodeThat("here", corev1.ConditionUnknown), driverPod("here"))...)
+	s.reconcile("hpp")
+	for _, o := range all {
+		if !s.has(o) || len(o.GetOwnerReferences()) != 1 || o.GetOwnerReferences()[0].Kind != "ConfigMap" {
+			t.Errorf("%s has the owners %v", o.GetName(), o.GetOwnerReferences())
+		}
+	}
+}
+
+// The claims of a pool may be volumes of the driver itself. It is there until what has mounted them has ended, which it could not
+// otherwise; and a pool in such a pool goes first.
+func TestDriverOutlivesPoolsInItsOwnVolumes(t *testing.T) {
+	object := stored("hpp", 1, true)
+	template := &hppv1.ClaimTemplate{}
+	object.Spec.StoragePools = []hppv1.StoragePool{{Name: "outer", Path: "/mnt/outer", PVCTemplate: template}, {Name: "inner", Path: "/mnt/inner", PVCTemplate: template}}
+	outer, inner := mounterOf("outer", "here"), mounterOf("inner", "here")
+	claim := claimFor(inner, corev1.ReadWriteOnce)
+	volume := volumeOn("inner", "here", inPool("outer"))
+	volume.Spec.ClaimRef.Namespace, volume.Spec.ClaimRef.Name = claim.Namespace, claim.Name
+	pod := mounterPod(inner, "here", true)
+	pod.Spec.Volumes = inner.Spec.Template.Spec.Volumes
+	s := newStage(t, object, nodeThat("here", corev1.ConditionTrue), outer, claimFor(outer, corev1.ReadWriteOnce), inner, claim, volume, pod)
+	s.reconcile("hpp")
+	if !s.has(cleanUpOf(inner)) || s.has(cleanUpOf(outer)) {
+		t.Fatal("the pool in the volume of the other one is not unmounted first")
+	}
+	cleaner := cleaning(cleanUpOf(inner), "here")
+	cleaner.Labels[render.AppLabel] = render.App
+	cleaner.Labels[render.PoolLabel] = "inner-hpp"
+	must.Succeed(t, s.Create(t.Context(), cleaner))
+	must.Succeed(t, s.Delete(t.Context(), pod))
+	s.reconcile("hpp")
+	s.completed(cleanUpOf(inner))
+	s.reconcile("hpp")
+	s.reconcile("hpp")
+	if s.has(inner) || !s.has(cleanUpOf(outer)) {
+		t.Fatal("the other pool is not unmounted")
+	}
+	must.Succeed(t, s.Create(t.Context(), cleaning(cleanUpOf(outer), "here")))
+	s.reconcile("hpp")
+	s.completed(cleanUpOf(outer))
+	s.reconcile("hpp")
+	set := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "storage", Name: render.DriverDaemonSet}}
+	s.reconcile("hpp")
+	if said := s.waitsFor(); !s.has(set) || !strings.Contains(said, "pod "+cleaner.Name+" on here") {
+		t.Fatalf("the driver is gone while a pod has its volume; the object waits for %q", said)
+	}
+	must.Succeed(t, s.Delete(t.Context(), cleaner))
+	s.reconcile("hpp")
+	if s.has(set) || s.has(stored("hpp", 1, true)) {
+		t.Error("the driver or the object is left over")
+	}
+}
+
+// A claim for all nodes that is a device would be formatted by each of them. The definition does not let one in; an object from before
+// changes nothing.
+func TestSharedDeviceIsRefused(t *testing.T) {
+	object := onClaims()
+	block := corev1.PersistentVolumeBlock
+	*object.Spec.StoragePools[0].PVCTemplate = hppv1.ClaimTemplate{AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteMany}, VolumeMode: &block}
+	s := newStage(t, object, nodeThat("here", corev1.ConditionTrue), driverPod("here"))
+	s.reconcile("hpp")
+	if found := s.owned(); len(found) > 0 {
+		t.Errorf("it has deployed %d objects", len(found))
+	}
+	s.has(object)
+	if c := meta.FindStatusCondition(object.Status.Conditions, hppv1.ConditionDegraded); c == nil || c.Status != metav1.ConditionTrue || !strings.Contains(c.Message, "pool local") {
+		t.Errorf("the condition Degraded is %+v", c)
+	}
+}
