@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -15,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/selection"
 	"k8s.io/client-go/discovery"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/util/workqueue"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -64,6 +66,12 @@ func CacheOptions(namespace string) (cache.Options, error) {
 	}, nil
 }
 
+// retries has what failed tried again soon, and at least as often as what is waited for: an error that lasts must not keep the rest from
+// being looked at.
+func retries() workqueue.TypedRateLimiter[reconcile.Request] {
+	return workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](5*time.Millisecond, poll)
+}
+
 func empty(kind schema.GroupVersionKind) *unstructured.Unstructured {
 	object := &unstructured.Unstructured{}
 	object.SetGroupVersionKind(kind)
@@ -76,7 +84,7 @@ func (r *Reconciler) Add(manager ctrl.Manager) error {
 	if r.manifests, err = render.Load(); err != nil {
 		return err
 	}
-	c, err := controller.New("hostpathprovisioner", manager, controller.Options{Reconciler: r, MaxConcurrentReconciles: 1})
+	c, err := controller.New("hostpathprovisioner", manager, controller.Options{Reconciler: r, MaxConcurrentReconciles: 1, RateLimiter: retries()})
 	if err != nil {
 		return err
 	}

@@ -187,6 +187,8 @@ func (r *Reconciler) release(ctx context.Context, object *hppv1.HostPathProvisio
 type deployment struct {
 	objects []*unstructured.Unstructured
 	claims  []*corev1.PersistentVolumeClaim
+	// notices are what a user should know of what there is already.
+	notices []string
 	// leaving are pools that are still to be unmounted, in words.
 	leaving []string
 }
@@ -231,6 +233,15 @@ func (r *Reconciler) deploy(ctx context.Context, object *hppv1.HostPathProvision
 	}
 	accounts := map[string]types.UID{}
 	for _, want := range wanted.objects {
+		if want.GetKind() == storageClassKind.Kind {
+			other, notice, err := r.otherClass(ctx, want)
+			if notice != "" {
+				wanted.notices = append(wanted.notices, notice)
+			}
+			if problems = append(problems, err); other || err != nil {
+				continue
+			}
+		}
 		err := bindToAccount(want, accounts)
 		if err == nil {
 			err = a.Apply(ctx, want)
@@ -444,7 +455,7 @@ func get[T any](ctx context.Context, r *Reconciler, name string) (*T, error) {
 
 // observe reads what there is of what an object asks for.
 func (r *Reconciler) observe(ctx context.Context, object *hppv1.HostPathProvisioner, wanted deployment) (status.Observed, error) {
-	seen := status.Observed{Notices: render.Notices(object), Outdated: sets.New[string]()}
+	seen := status.Observed{Notices: append(render.Notices(object), wanted.notices...), Outdated: sets.New[string]()}
 	if object.HasFeature(hppv1.Snapshotting) && !r.Optional.Snapshots() {
 		seen.Notices = append(seen.Notices, "The feature gate Snapshotting has no effect: the cluster has no VolumeSnapshots. "+
 			"Install the CustomResourceDefinitions and the snapshot-controller of external-snapshotter")

@@ -1,0 +1,47 @@
+package operator
+
+import (
+	"context"
+	"fmt"
+
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"kubevirt.io/hostpath-provisioner/pkg/operator/render"
+)
+
+// otherClass says whether there is a StorageClass of a wanted name that is another one: it is left as it is, because what differs cannot
+// change. The notice is for users, and empty if that class makes volumes in the same pool.
+func (r *Reconciler) otherClass(ctx context.Context, want *unstructured.Unstructured) (other bool, notice string, err error) {
+	live := want.DeepCopy()
+	err = r.Client.Get(ctx, client.ObjectKeyFromObject(want), live)
+	if apierrors.IsNotFound(err) {
+		// One that has not the operator's labels is not in the cache.
+		err = r.APIReader.Get(ctx, client.ObjectKeyFromObject(want), live)
+	}
+	if apierrors.IsNotFound(err) {
+		return false, "", nil
+	}
+	var has, wanted storagev1.StorageClass
+	if err == nil {
+		err = runtime.DefaultUnstructuredConverter.FromUnstructured(live.Object, &has)
+	}
+	if err == nil {
+		err = runtime.DefaultUnstructuredConverter.FromUnstructured(want.Object, &wanted)
+	}
+	if err != nil {
+		return false, "", fmt.Errorf("read the StorageClass %s: %w", want.GetName(), err)
+	}
+	same := has.Provisioner == wanted.Provisioner && equality.Semantic.DeepEqual(has.Parameters, wanted.Parameters) &&
+		equality.Semantic.DeepEqual(has.ReclaimPolicy, wanted.ReclaimPolicy) && equality.Semantic.DeepEqual(has.VolumeBindingMode, wanted.VolumeBindingMode)
+	pool := wanted.Parameters[render.PoolParameter]
+	if same || has.Provisioner == wanted.Provisioner && has.Parameters[render.PoolParameter] == pool {
+		return !same, "", nil
+	}
+	return true, fmt.Sprintf("The pool %s has no StorageClass: %s is there already, makes volumes elsewhere, and is left as it is. "+
+		"Give the pool another overlayClassName, or delete that class", pool, has.Name), nil
+}
