@@ -17,6 +17,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"regexp"
 	"strings"
 	"sync"
@@ -301,7 +302,7 @@ func wantConfined(t *testing.T, pid int) {
 	for _, c := range privilege.Needed {
 		needed |= 1 << c
 	}
-	for _, c := range privilege.ForCopies {
+	for _, c := range slices.Concat(privilege.ForErasing, privilege.ForCopies) {
 		permitted |= 1 << c
 	}
 	permitted |= needed

@@ -17,6 +17,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"syscall"
 	"time"
 
@@ -87,7 +88,7 @@ func main() {
 
 // confine drops the capabilities that the driver does not need: a privileged container has all.
 func confine() error {
-	missing, err := privilege.Keep(privilege.Needed, privilege.ForCopies...)
+	missing, err := privilege.Keep(privilege.Needed, slices.Concat(privilege.ForErasing, privilege.ForCopies)...)
 	switch {
 	case errors.Is(err, errors.ErrUnsupported):
 		klog.InfoS("keeping all capabilities: this binary was built with cgo")

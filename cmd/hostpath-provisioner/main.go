@@ -85,7 +85,7 @@ func run(ctx context.Context, c config) (err error) {
 	if err != nil {
 		return fmt.Errorf("connect to the API server: %w", err)
 	}
-	if _, err := privilege.Keep(privilege.Needed); err != nil && !errors.Is(err, errors.ErrUnsupported) {
+	if _, err := privilege.Keep(privilege.Needed, privilege.ForErasing...); err != nil && !errors.Is(err, errors.ErrUnsupported) {
 		return err
 	}
 	listeners, err := listen(c)

@@ -29,8 +29,8 @@ import (
 const containerVariable = "PROVISIONER_TEST_CONTAINER"
 
 type container struct {
-	Path, Options string
-	Capabilities  []privilege.Capability
+	Path, Options       string
+	Capabilities, Later []privilege.Capability
 }
 
 // serveCommands serves a directory as the program does, but that commands come from standard input: "create", with the
@@ -40,7 +40,7 @@ func serveCommands(encoded string) error {
 	if err := json.Unmarshal([]byte(encoded), &box); err != nil {
 		return err
 	}
-	if _, err := privilege.Keep(box.Capabilities); err != nil {
+	if _, err := privilege.Keep(box.Capabilities, box.Later...); err != nil {
 		return err
 	}
 	c, err := parse([]string{"--node-name=node-a", "--pv-dir=" + box.Path, "--pool-options=" + box.Options}, func(string) string { return "" }, io.Discard)
@@ -98,6 +98,10 @@ var contents = map[string]func(directory string) error{
 		return errors.Join(os.MkdirAll(inside, 0o700), os.Chown(inside, user, user), os.Chmod(inside, 0),
 			os.Chown(filepath.Dir(inside), user, user), os.Chmod(filepath.Dir(inside), 0))
 	},
+	"immutable": func(directory string) error {
+		file := filepath.Join(directory, "file")
+		return errors.Join(os.WriteFile(file, nil, 0o600), exec.Command("chattr", "+i", file).Run())
+	},
 	"sticky": func(directory string) error {
 		common := filepath.Join(directory, "tmp")
 		file := filepath.Join(common, "file")
@@ -106,7 +110,7 @@ var contents = map[string]func(directory string) error{
 	},
 }
 
-// The container has three capabilities. With all of them nothing fails, and without each of them something does.
+// The container has four capabilities. With all of them nothing fails, and without each of them something does.
 func TestCapabilities_eachIsNeeded(t *testing.T) {
 	if testenv.Guest() {
 		t.Skip("make test has this")
@@ -121,15 +125,22 @@ func TestCapabilities_eachIsNeeded(t *testing.T) {
 		"with all":         {0, "{}", "enforced: true", ""},
 		"no DAC_OVERRIDE":  {privilege.DACOverride, "{}", "enforced: true", "closed"},
 		"no FOWNER":        {privilege.Fowner, "{}", "enforced: true", "sticky"},
+		"no IMMUTABLE":     {privilege.LinuxImmutable, "{}", "enforced: true", "immutable"},
 		"no SYS_ADMIN":     {privilege.SysAdmin, "{}", "pool unavailable", ""},
 		"no limits wanted": {privilege.SysAdmin, `{"enforcement":"none"}`, "enforced: false", ""},
 	}
 	for title, tt := range tests {
 		t.Run(title, func(t *testing.T) {
 			path := filepath.Join(root, strings.ReplaceAll(title, " ", "-"))
-			t.Cleanup(func() { must.Succeed(t, os.RemoveAll(path)) })
+			t.Cleanup(func() {
+				must.Succeed(t, exec.Command("chattr", "-R", "-f", "-i", path).Run())
+				must.Succeed(t, os.RemoveAll(path))
+			})
 			lacking := func(c privilege.Capability) bool { return c == tt.without }
-			p := startBoxed(t, container{path, tt.options, slices.DeleteFunc(slices.Clone(privilege.Needed), lacking)})
+			p := startBoxed(t, container{
+				path, tt.options,
+				slices.DeleteFunc(slices.Clone(privilege.Needed), lacking), slices.DeleteFunc(slices.Clone(privilege.ForErasing), lacking),
+			})
 			for name, fill := range contents {
 				answer := p.ask("create " + name)
 				if !strings.Contains(answer, tt.created) {
@@ -231,7 +242,7 @@ func TestMigration_needsOneCapability(t *testing.T) {
 	for _, capabilities := range [][]privilege.Capability{{privilege.DACOverride}, nil} {
 		path := t.TempDir()
 		serve(t, filepath.Join(path, provisioner.CSIDirectory))
-		p := startBoxed(t, container{path, "{}", capabilities})
+		p := startBoxed(t, container{path, "{}", capabilities, nil})
 		p.ask("create pvc-1")
 		directory := filepath.Join(path, "pvc-1")
 		must.Succeed(t, errors.Join(os.Chown(directory, user, user), os.Chmod(directory, 0)))

@@ -106,7 +106,7 @@ func TestProvisionerContainerPrivileges(t *testing.T) {
 			pod := provisionerPod(t, manifest.Render(t, p.dir))
 			c := pod.Containers[0]
 			s := c.SecurityContext
-			want := corev1.Capabilities{Drop: []corev1.Capability{"ALL"}, Add: []corev1.Capability{"DAC_OVERRIDE", "FOWNER", "SYS_ADMIN"}}
+			want := corev1.Capabilities{Drop: []corev1.Capability{"ALL"}, Add: []corev1.Capability{"DAC_OVERRIDE", "FOWNER", "LINUX_IMMUTABLE", "SYS_ADMIN"}}
 			if diff := cmp.Diff(&want, s.Capabilities); diff != "" {
 				t.Errorf("capabilities (- want, + got):\n%s", diff)
 			}

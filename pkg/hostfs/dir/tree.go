@@ -20,6 +20,7 @@ const maxDepth = 64
 // that cannot be removed does not stop the rest; the first such error is returned.
 // pause is called before each removal; an error from it, or the end of ctx, stops the
 // removal, and a later call continues it. A missing name is not an error.
+// Flags that keep an entry from being removed are taken off: see Unprotect.
 //
 // Deep directories are moved to the root of the tree, since a project quota may not allow
 // them outside, or to the root of their btrfs subvolume.
@@ -73,11 +74,14 @@ func (r *remover) remove(ctx context.Context, in place, name string) error {
 		return err
 	}
 	err := in.dir.Remove(name)
+	if errors.Is(err, unix.EPERM) {
+		err = in.dir.removeProtected(name, err)
+	}
 	if err == nil || errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	// unlinkat(2) fails with EISDIR for a directory, or with EPERM on filesystems that
-	// follow POSIX; EPERM is also the error for an immutable file.
+	// follow POSIX.
 	if !errors.Is(err, unix.EISDIR) && !errors.Is(err, unix.EPERM) {
 		return err
 	}
@@ -102,7 +106,7 @@ func (r *remover) remove(ctx context.Context, in place, name string) error {
 // within it, so a subvolume must not start close to maxDepth: one in the lower half is moved
 // to the top.
 func (r *remover) clear(ctx context.Context, in place, name string, sub *Dir) (moved bool, err error) {
-	isSubvolume, err := makeWritable(sub)
+	isSubvolume, _, err := makeWritable(sub)
 	switch {
 	case err != nil:
 		return false, err
@@ -163,25 +167,26 @@ const (
 )
 
 // makeWritable clears the read-only flag of a btrfs subvolume, which otherwise could be
-// neither emptied nor moved. The user of a volume can create such a subvolume, as a snapshot.
-// It reports whether the directory is the root of a subvolume.
-func makeWritable(d *Dir) (isSubvolume bool, err error) {
+// neither emptied nor moved. The user of a volume can create such a subvolume, as a snapshot, and
+// can set the flag of the subvolume that is the volume. It reports whether the directory is the root of a subvolume,
+// and whether that was read-only.
+func makeWritable(d *Dir) (isSubvolume, changed bool, err error) {
 	id, err := d.ID()
 	if err != nil || id.Ino != ioctl.SubvolumeRoot {
-		return false, err
+		return false, false, err
 	}
 	var flags uint64
 	if ioctl.Do(d, subvolumeGetFlags, &flags) != nil {
-		return false, nil //nolint:nilerr // not btrfs
+		return false, false, nil //nolint:nilerr // not btrfs
 	}
 	if flags&subvolumeReadOnly == 0 {
-		return true, nil
+		return true, false, nil
 	}
 	flags &^= subvolumeReadOnly
 	if err := ioctl.Do(d, subvolumeSetFlags, &flags); err != nil {
-		return true, pathError("make the subvolume writable", d.path, err)
+		return true, false, pathError("make the subvolume writable", d.path, err)
 	}
-	return true, nil
+	return true, true, nil
 }
 
 // acceptAllProjects clears the flag (FS_XFLAG_PROJINHERIT) of a directory on XFS or ext4 that

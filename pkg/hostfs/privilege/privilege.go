@@ -45,6 +45,12 @@ var Needed = []Capability{DACOverride, Fowner, SysAdmin}
 // each is needed; test/e2e/mounter checks that none is superfluous.
 var ForMounter = []Capability{DACOverride, SysAdmin, SysResource, MakeNode}
 
+// LinuxImmutable takes the flags immutable and append-only off what is removed.
+const LinuxImmutable Capability = unix.CAP_LINUX_IMMUTABLE
+
+// ForErasing is what removing needs besides Needed, where privileged users of volumes have set such flags. With raises it.
+var ForErasing = []Capability{LinuxImmutable}
+
 // Capabilities that copying a tree needs besides, which With raises for its time.
 const (
 	// Gives files to others than the driver.
@@ -67,6 +73,8 @@ var names = map[Capability]string{
 	Chown:       "CAP_CHOWN",
 	FsetID:      "CAP_FSETID",
 	SetFcap:     "CAP_SETFCAP",
+
+	LinuxImmutable: "CAP_LINUX_IMMUTABLE",
 }
 
 // String is the name in capabilities(7), for those listed above.

@@ -70,6 +70,9 @@ func (p *Pool) eraseAlone(ctx context.Context, name string, pause func(context.C
 func (p *Pool) erase(ctx context.Context, name string, pause func(context.Context) error) error {
 	var id quota.ID
 	err := p.Store.InPiece(name, func(in *dir.Dir, entry string) (err error) {
+		if _, err := in.Unprotect(entry); err != nil { // or no limit can be lifted
+			return err
+		}
 		if id, err = p.Keeper.Lift(in, entry, store.ParseThrown(name).UID); err != nil {
 			return err
 		}

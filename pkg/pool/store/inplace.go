@@ -67,10 +67,10 @@ const inPlace = "./"
 // removeInPlace makes the directory of a volume trash where it is, durably and in one step.
 func (s *Store) removeInPlace(ctx context.Context, in *dir.Dir, id volume.ID, as string) error {
 	to := in
-	err := in.Rename(id.String(), to, aside+as)
+	err := rename(in, id.String(), to, aside+as)
 	if noRoom(err) && !s.Bare() {
 		to = s.own
-		err = in.Rename(id.String(), to, aside+as)
+		err = rename(in, id.String(), to, aside+as)
 	}
 	switch {
 	case err == nil:
@@ -103,7 +103,8 @@ func (s *Store) markRemoved(ctx context.Context, in *dir.Dir, id volume.ID, as s
 	if err != nil {
 		return err
 	}
-	return errors.Join(d.SetAttribute(removedMark, []byte(seal+mark)), d.Sync())
+	err = unprotected(in, id.String(), func() error { return d.SetAttribute(removedMark, []byte(seal+mark)) })
+	return errors.Join(err, d.Sync())
 }
 
 // lockMarks keeps others from setting marks, and from removing removedInside. The byte of a shared

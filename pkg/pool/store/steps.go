@@ -48,7 +48,7 @@ func (s *Store) Commit(id volume.ID) error {
 	if err != nil {
 		return err
 	}
-	if err := s.creating.Rename(id.String(), to, id.String()); err != nil {
+	if err := rename(s.creating, id.String(), to, id.String()); err != nil {
 		return err
 	}
 	return notDurable(to.Sync())
@@ -111,7 +111,7 @@ func (s *Store) Remove(ctx context.Context, id volume.ID, as string) (piece stri
 	}
 	err = ErrNoRoom
 	if s.trash != nil {
-		err = from.Rename(id.String(), s.trash, as)
+		err = rename(from, id.String(), s.trash, as)
 	}
 	switch {
 	case err == nil:
@@ -169,7 +169,31 @@ func (s *Store) DropRecord(id volume.ID) error {
 }
 
 // Throw moves what is no volume into the trash.
-func (s *Store) Throw(from *dir.Dir, name, as string) error { return from.Rename(name, s.trash, as) }
+func (s *Store) Throw(from *dir.Dir, name, as string) error {
+	return rename(from, name, s.trash, as)
+}
+
+// rename moves the directory of a volume, whatever flags its user has set on it: a subvolume that is copied has those
+// of its source.
+func rename(from *dir.Dir, name string, to *dir.Dir, as string) error {
+	return unprotected(from, name, func() error { return from.Rename(name, to, as) })
+}
+
+// unprotected changes the directory of a volume, and does it again without the flags that kept it from that.
+func unprotected(in *dir.Dir, name string, change func() error) error {
+	err := change()
+	if !dir.IsProtected(err) {
+		return err
+	}
+	changed, flagsErr := in.Unprotect(name)
+	switch {
+	case flagsErr != nil:
+		return flagsErr
+	case !changed:
+		return err
+	}
+	return change()
+}
 
 // IgnoreReadOnly lets a read-only pool be used: nothing can be removed from it, and a mark
 // that stays is removed when it is writable again.

@@ -47,7 +47,7 @@ func newHost(t *testing.T, program string, p place, mounted string, l lack) *hos
 		Driver:       program,
 		Root:         t.TempDir(),
 		Mounts:       h.mounts(),
-		Capabilities: slices.Clone(privilege.Needed),
+		Capabilities: slices.Concat(privilege.Needed, privilege.ForErasing),
 		Devices:      []device{loopControl, loopDevices},
 	}
 	l.takeAway(&c)

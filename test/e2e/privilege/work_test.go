@@ -91,6 +91,14 @@ var works = []work{{
 	without: map[privilege.Capability]string{privilege.Fowner: "erase"},
 	only:    func(p place) bool { return p.name == "btrfs" },
 }, {
+	name:    "an immutable file in it",
+	steps:   []step{serve, create, {"fill", immutableFile}, remove, erase},
+	without: map[privilege.Capability]string{privilege.LinuxImmutable: "erase"},
+}, {
+	name:    "an immutable directory",
+	steps:   []step{serve, create, {"protect", immutable}, remove, erase},
+	without: map[privilege.Capability]string{privilege.LinuxImmutable: "delete"},
+}, {
 	name:  "a directory that came with another label",
 	steps: []step{serve, {"bring", migrated}, publish, see, {"check the label", labelled}, unpublish, remove, erase},
 	without: map[privilege.Capability]string{
@@ -247,6 +255,35 @@ func sticky(h *host, v drivertest.Volume) error {
 	return errors.Join(os.Mkdir(common, 0o777), os.WriteFile(common+"/file", nil, 0o600), os.Mkdir(common+"/directory", 0o777),
 		os.Chown(common+"/file", otherUser, otherUser), os.Chown(common+"/directory", otherUser, otherUser),
 		os.Chown(common, user, user), os.Chmod(common, 0o777|os.ModeSticky))
+}
+
+func immutableFile(h *host, v drivertest.Volume) error {
+	path := h.inPool(v, "file")
+	h.Cleanup(func() {
+		for _, left := range h.trash(v) {
+			h.Must(chattr(h, "-i", filepath.Join(left, "file")))
+		}
+	})
+	return errors.Join(os.WriteFile(path, nil, 0o600), chattr(h, "+i", path))
+}
+
+func immutable(h *host, v drivertest.Volume) error {
+	path := h.inPool(v)
+	h.Cleanup(func() {
+		if _, err := os.Stat(path); err == nil {
+			h.Must(chattr(h, "-i", path))
+		}
+	})
+	return chattr(h, "+i", path)
+}
+
+// chattr is not ended with the test: it cleans up.
+func chattr(h *host, flag, path string) error {
+	output, err := exec.CommandContext(context.WithoutCancel(h.Context()), "chattr", flag, path).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("chattr %s %s: %w: %s", flag, path, err, output)
+	}
+	return nil
 }
 
 func readOnlySubvolume(h *host, v drivertest.Volume) error {
