@@ -7,6 +7,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop"
 	"kubevirt.io/hostpath-provisioner/test/must"
 )
@@ -75,6 +76,37 @@ func TestBlockVolumeLifecycle(t *testing.T) {
 	r.attached(t, 0)
 	_, err = r.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: "vol"})
 	must.Succeed(t, err)
+}
+
+// A publication attaches the device before it mounts it: meanwhile it looks unused.
+func TestUnpublishKeepsDeviceOfPublicationUnderWay(t *testing.T) {
+	held := newGate("held")
+	unmounted := make(chan struct{}, 8)
+	r := newRig(t, setup{hooks: hooks{publish: held.publish, unpublished: func(bind.Target) { unmounted <- struct{}{} }}})
+	r.createBlock(t, "vol")
+	_, err := r.NodePublishVolume(t.Context(), publishRequest("vol", r.target("ending"), asBlock))
+	must.Succeed(t, err)
+	first := later(func() error {
+		_, err := r.NodePublishVolume(t.Context(), publishRequest("vol", r.target("held"), asBlock))
+		return err
+	})
+	<-held.entered
+	second := later(func() error {
+		_, err := r.NodeUnpublishVolume(t.Context(), unpublishRequest("vol", r.target("ending")))
+		return err
+	})
+	select {
+	case <-unmounted:
+	case err := <-second:
+		t.Fatalf("unpublish at another target: %v", err)
+	}
+	r.attached(t, 1)
+	close(held.open)
+	must.Succeed(t, <-first)
+	must.Succeed(t, <-second)
+	r.attached(t, 1)
+	r.unpublish(t, "vol", r.target("held"))
+	r.attached(t, 0)
 }
 
 func TestBlockVolumeWithoutDeviceNodes(t *testing.T) {

@@ -331,6 +331,7 @@ func wantGone(t *testing.T, path string) {
 // hooks come before what they are named after. Those that are nil do nothing.
 type hooks struct {
 	publish        func(bind.Target)
+	unpublished    func(bind.Target) // comes after it
 	sameFilesystem func()
 }
 
@@ -358,6 +359,21 @@ func (m *mounts) Publish(source *dir.Dir, target bind.Target, flags bind.Flags) 
 	}
 	m.flags[target.String()] = flags
 	return nil
+}
+
+func (m *mounts) PublishDevice(dev *dir.Dir, name string, target bind.Target) error {
+	if m.hooks.publish != nil {
+		m.hooks.publish(target)
+	}
+	return m.Fake.PublishDevice(dev, name, target)
+}
+
+func (m *mounts) Unpublish(target bind.Target, own *dir.ID) error {
+	err := m.Fake.Unpublish(target, own)
+	if m.hooks.unpublished != nil {
+		m.hooks.unpublished(target)
+	}
+	return err
 }
 
 func (m *mounts) SameFilesystem(a, b *dir.Dir) (bool, error) {

@@ -48,8 +48,8 @@ func TestSecondCallOnVolumeIsAborted(t *testing.T) {
 			_, err := r.NodeExpandVolume(t.Context(), &csi.NodeExpandVolumeRequest{VolumeId: "vol", VolumePath: r.target("held")})
 			return err
 		},
-		"NodeUnpublishVolume": func() error {
-			_, err := r.NodeUnpublishVolume(t.Context(), unpublishRequest("vol", r.target("free")))
+		"NodeUnpublishVolume at the same target": func() error {
+			_, err := r.NodeUnpublishVolume(t.Context(), unpublishRequest("vol", r.target("held")))
 			return err
 		},
 	} {
@@ -61,6 +61,9 @@ func TestSecondCallOnVolumeIsAborted(t *testing.T) {
 	})
 	t.Run("the volume at another target", func(t *testing.T) {
 		r.publish(t, "vol", r.target("sibling"))
+		wantEqual(t, "where it is published", r.mounts.published(t, r.path("local", ""), "vol"), []string{r.target("sibling")})
+		r.publish(t, "vol", r.target("ending"))
+		r.unpublish(t, "vol", r.target("ending"))
 		wantEqual(t, "where it is published", r.mounts.published(t, r.path("local", ""), "vol"), []string{r.target("sibling")})
 	})
 	t.Run("other volumes do not wait", func(t *testing.T) {
@@ -130,6 +133,31 @@ func TestFailedPublicationKeepsMarkOfOther(t *testing.T) {
 	a.unpublish(t, "vol", a.target("held"))
 	_, err = a.NodePublishVolume(t.Context(), publishRequest("vol", a.target("missing/target")))
 	wantCode(t, err, codes.InvalidArgument)
+	_, err = b.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: "vol"})
+	must.Succeed(t, err)
+}
+
+// A pod ends while another begins: the mark stays for that, which nothing shows yet.
+func TestUnpublishKeepsMarkOfPublicationUnderWay(t *testing.T) {
+	held := newGate("held")
+	pools := `[{"name":"everywhere","path":"` + t.TempDir() + `","shared":true}]`
+	a := newRig(t, setup{pools: pools, node: "node-a", hooks: hooks{publish: held.publish}})
+	b := newRig(t, setup{pools: pools, node: "node-b"})
+	a.create(t, "vol", "")
+	a.publish(t, "vol", a.target("ending"))
+	first := later(func() error {
+		_, err := a.NodePublishVolume(t.Context(), publishRequest("vol", a.target("held")))
+		return err
+	})
+	<-held.entered
+	a.unpublish(t, "vol", a.target("ending"))
+	_, err := b.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: "vol"})
+	wantCode(t, err, codes.FailedPrecondition, "node-a")
+	close(held.open)
+	must.Succeed(t, <-first)
+	_, err = b.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: "vol"})
+	wantCode(t, err, codes.FailedPrecondition, "node-a")
+	a.unpublish(t, "vol", a.target("held"))
 	_, err = b.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: "vol"})
 	must.Succeed(t, err)
 }

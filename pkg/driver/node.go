@@ -121,7 +121,7 @@ func (n *node) NodeUnpublishVolume(ctx context.Context, req *csi.NodeUnpublishVo
 	if err != nil {
 		return nil, err
 	}
-	unlock, err := n.pools.LockTarget(id, target)
+	unlock, err := n.pools.ShareTarget(id, target)
 	if err != nil {
 		return nil, err
 	}
@@ -135,7 +135,7 @@ func (n *node) NodeUnpublishVolume(ctx context.Context, req *csi.NodeUnpublishVo
 
 // NodeGetVolumeStats measures a published volume. It does not hold the volume's lock
 // while it reads, and takes it for an instant where limit and promise, or record and
-// directory, seem to differ: a call that comes just then is ABORTED.
+// directory, seem to differ: a call that comes just then waits for that.
 func (n *node) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVolumeStatsRequest) (*csi.NodeGetVolumeStatsResponse, error) {
 	id, err := volume.ParseID(req.GetVolumeId())
 	if err != nil {

@@ -78,7 +78,9 @@ func (v *found) reread() error {
 }
 
 // unmarkPublished takes the mark back once the volume is published nowhere on this node.
-func (v *found) unmarkPublished() error { return v.visit.UnmarkPublished(v.use()) }
+func (v *found) unmarkPublished(ctx context.Context) error {
+	return v.visit.UnmarkPublished(ctx, v.use())
+}
 
 // find searches for a volume: in the named pool, or in the one that is known to have
 // it, or in all. It returns ErrNotFound only if every pool could be asked, for a

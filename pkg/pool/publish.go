@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
 	"kubevirt.io/hostpath-provisioner/pkg/health"
@@ -41,8 +42,8 @@ type Publication struct {
 // exclusive reports whether no other publication of the volume may be under way.
 func (r Publication) exclusive() bool { return r.SingleTarget || r.Inline }
 
-// LockToPublish is LockTarget for Publish and PublishInline. Pods that share a volume start
-// together: publications at different targets do not exclude each other, unless one allows no
+// LockToPublish is LockTarget for Publish and PublishInline. Pods that share a volume start and end
+// together: calls at different targets do not exclude each other, unless a publication allows no
 // other or makes the volume.
 func (s *Set) LockToPublish(r Publication) (unlock func(), err error) {
 	if r.exclusive() {
@@ -115,11 +116,15 @@ func (s *Set) holdOutside(target bind.Target) (held bind.Target, release func(),
 }
 
 func (v *found) publish(ctx context.Context, r Publication) error {
-	if err := v.announce(ctx, r); err != nil {
+	ended, err := v.announce(ctx, r)
+	if err != nil {
 		return err
 	}
+	ended = sync.OnceFunc(ended)
+	defer ended()
 	if err := v.mount(ctx, r); err != nil {
-		return errors.Join(err, v.withdraw(r))
+		ended()
+		return errors.Join(err, v.unmarkPublished(ctx))
 	}
 	return nil
 }
@@ -138,37 +143,29 @@ func (v *found) mount(ctx context.Context, r Publication) error {
 	return v.visit.Scan().Content(v.id, v.entry.Record).Publish(ctx, v.dir, at)
 }
 
-// withdraw takes back the mark of a publication that failed. The mark is also that of the
-// publications at other targets that are under way: if they fail too, recovery takes it back within a minute.
-func (v *found) withdraw(r Publication) error {
-	if r.exclusive() {
-		return v.unmarkPublished()
-	}
-	return v.visit.UnlessShared(v.id, v.unmarkPublished)
-}
-
 // announce makes sure that the volume can be published as it is asked for, and informs the
-// other nodes of a shared pool. After that they leave it where it is.
-func (v *found) announce(ctx context.Context, r Publication) error {
+// other nodes of a shared pool. After that they leave it where it is, and this one leaves the mark
+// until ended is called.
+func (v *found) announce(ctx context.Context, r Publication) (ended func(), err error) {
 	unlock, err := v.lock(ctx)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer unlock()
 	if err := v.entry.Usable(v.id); err != nil {
-		return err
+		return nil, err
 	}
 	if err := v.entry.UsedAs(r.Mode); err != nil {
-		return err
+		return nil, err
 	}
 	v.visit.Pool.Note(v.id, v.entry) // it may have been moved here by hand
 	if err := v.admit(r); err != nil {
-		return err
+		return nil, err
 	}
-	if err := v.visit.Store.Mark(v.id); err != nil {
-		return errors.Join(err, v.withdraw(r)) // the mark may be there all the same
+	if ended, err = v.visit.MarkPublishing(ctx, v.id); err != nil {
+		return nil, errors.Join(err, v.unmarkPublished(ctx)) // the mark may be there all the same
 	}
-	return nil
+	return ended, nil
 }
 
 // admit returns ErrInUse if the access mode is for one node, and another has the volume
@@ -238,7 +235,7 @@ func (s *Set) PublishInline(ctx context.Context, create Request, r Publication) 
 
 // Unpublish removes a volume from the target, and an inline volume altogether
 // once it is published nowhere. A volume or target that is not there is no error. The
-// caller holds both locks. Errors: ErrInvalid, ErrInUse for a publication that a
+// caller has ShareTarget. Errors: ErrInvalid, ErrBusy for an inline volume that another call works on, ErrInUse for a publication that a
 // process uses and for a target that carries another volume or holds data.
 func (s *Set) Unpublish(ctx context.Context, id volume.ID, target bind.Target) error {
 	target, release, err := s.holdOutside(target)
@@ -303,6 +300,14 @@ func (s *Set) unpublishAny(ctx context.Context, id volume.ID, target bind.Target
 	if err := trace.Step(ctx, "unmount", func() error { return s.unmount(id, target) }); err != nil {
 		return err
 	}
+	if device == nil {
+		return nil
+	}
+	done, err := s.TurnAtDevices(ctx, id)
+	if err != nil {
+		return err
+	}
+	defer done()
 	return s.Options.Host(s.Options.Log).DetachPublished(ctx, id, device)
 }
 
@@ -371,17 +376,16 @@ func (s *Set) knownInline(id volume.ID) bool {
 // afterUnpublish takes back the mark of a shared pool, and removes a volume that is
 // inline and published nowhere any more.
 func (v *found) afterUnpublish(ctx context.Context) error {
-	// A device may be left from an earlier call that did not get that far.
-	if err := v.use().DetachUnpublished(ctx); err != nil {
+	if err := v.detachUnpublished(ctx); err != nil {
 		return err
 	}
-	if err := v.unmarkPublished(); err != nil {
+	if err := v.unmarkPublished(ctx); err != nil {
 		return err
 	}
 	if !v.entry.Inline() {
 		return nil
 	}
-	err := v.delete(ctx)
+	err := v.visit.Alone(v.id, func() error { return v.delete(ctx) })
 	switch {
 	case errors.Is(err, volume.ErrInUse): // the last of its publications will remove it
 		return nil
@@ -389,6 +393,17 @@ func (v *found) afterUnpublish(ctx context.Context) error {
 		return nil
 	}
 	return err
+}
+
+// detachUnpublished detaches a device that is left from an earlier call, which did not get that far. A publication at
+// another target attaches one before it is mounted.
+func (v *found) detachUnpublished(ctx context.Context) error {
+	done, err := v.visit.TurnAtDevices(ctx, v.id)
+	if err != nil {
+		return err
+	}
+	defer done()
+	return v.use().DetachUnpublished(ctx)
 }
 
 // Stats are what a published volume holds.

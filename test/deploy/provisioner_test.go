@@ -171,7 +171,7 @@ func TestProvisionerConstraintsAllowPodVolumes(t *testing.T) {
 			if diff := cmp.Diff(slices.Compact(used), scc.Volumes); diff != "" {
 				t.Errorf("(- used, + allowed):\n%s", diff)
 			}
-			if scc.AllowPrivilegedContainer || !scc.AllowHostDirVolumePlugin || len(scc.AllowedCapabilities) != 3 || len(scc.Users)+len(scc.Groups) != 0 {
+			if scc.AllowPrivilegedContainer || !scc.AllowHostDirVolumePlugin || len(scc.AllowedCapabilities) != 4 || len(scc.Users)+len(scc.Groups) != 0 {
 				t.Errorf("%+v", scc)
 			}
 			if rules := roles(t, objs)["Role hostpath-provisioner-scc"]; len(rules) != 1 || !slices.Equal(rules[0].ResourceNames, []string{scc.Name}) {

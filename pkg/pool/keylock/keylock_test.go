@@ -42,6 +42,50 @@ func TestLocks(t *testing.T) {
 	take("lock of what is free again", l.TryLock, nil)()
 }
 
+// What the caller of a call knows nothing of does not make it return ErrBusy.
+func TestCallsWaitForChecks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var l keylock.Locks[string]
+		for name, call := range map[string]func(string) (func(), error){"lock": l.TryLock, "share": l.TryShare} {
+			end, err := l.TryCheck("a")
+			must.Succeed(t, err)
+			if _, err := l.TryCheck("a"); !errors.Is(err, volume.ErrBusy) {
+				t.Errorf("check during a check: %v, want %v", err, volume.ErrBusy)
+			}
+			had := make(chan error, 1)
+			go func() {
+				unlock, err := call("a")
+				if err == nil {
+					if _, err := l.TryCheck("a"); !errors.Is(err, volume.ErrBusy) {
+						t.Errorf("check during a %s: %v, want %v", name, err, volume.ErrBusy)
+					}
+					unlock()
+				}
+				had <- err
+			}()
+			synctest.Wait()
+			if len(had) > 0 {
+				t.Errorf("%s during a check: %v", name, <-had)
+				continue
+			}
+			end()
+			must.Succeed(t, <-had)
+		}
+	})
+}
+
+func TestCallDoesNotWaitForHangingCheck(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var l keylock.Locks[string]
+		end, err := l.TryCheck("a")
+		must.Succeed(t, err)
+		defer end()
+		if _, err := l.TryLock("a"); !errors.Is(err, volume.ErrUnavailable) {
+			t.Errorf("lock: %v, want %v", err, volume.ErrUnavailable)
+		}
+	})
+}
+
 func TestTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var turns keylock.Turns[string]

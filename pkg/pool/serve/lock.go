@@ -6,7 +6,9 @@ package serve
 //  2. the target, in this process (Node.targets);
 //  3. the turn at the devices of the volume, in this process (Node.attaching), or
 //     the byte of the volume, or the byte of promises, in the lock file of a shared pool,
-//     against other nodes. No call waits for one of the three while holding another;
+//     against other nodes. No call waits for one of the three while holding another. In a shared pool the turn at the
+//     mark of the volume (Node.marking) comes after these, and its publications under way (Node.publishing) are counted
+//     under it: see marks.go;
 //  4. the marks of volumes that are removed in place: in a shared pool a byte of the lock file, in another a
 //     mutex of the store. Nothing is taken under them;
 //  5. the mutex of the ledger, which is never held across a system call or another lock.
@@ -14,8 +16,9 @@ package serve
 // In a shared pool the reaper has, beside these, the byte of the piece of trash that it erases (store.LockPiece),
 // under which nothing is taken, and what makes a layout the whole lock file (store.ensureFormat), before any call.
 //
-// Calls do not wait for 1 and 2: a call that does not get them returns ErrBusy. So a call that copies
-// takes the source, by 1, whatever it has of 1 to 3. Publications at different targets share 1.
+// Calls do not wait for each other's 1 and 2: a call that does not get them returns ErrBusy. So a call that copies
+// takes the source, by 1, whatever it has of 1 to 3. Publishing and unpublishing at different targets share 1. Checks in the
+// background have 1 for an instant, and calls wait for that.
 // Recovery does not wait for 3 either, and leaves to another node what that works on.
 //
 // What a pool is served under is taken before all others, and had as long as it is served: its uuid, in this
@@ -70,9 +73,9 @@ func (v *Visit) LockNodes(ctx context.Context, id volume.ID) (unlock func(), err
 	return v.Store.LockByte(ctx, store.VolumeByte(id))
 }
 
-// tryLock takes a volume on this node, and in a shared pool on all, or returns ErrBusy at once.
+// tryLock takes a volume on this node, and in a shared pool on all, for a check, or returns ErrBusy at once.
 func (v *Visit) tryLock(id volume.ID) (unlock func(), err error) {
-	unlockHere, err := v.Pool.node.volumes.TryLock(id)
+	unlockHere, err := v.Pool.node.volumes.TryCheck(id)
 	if err != nil {
 		return nil, err
 	}
@@ -109,12 +112,9 @@ func (v *Visit) LockToPromise(ctx context.Context, id volume.ID) (unlock func(),
 	}
 }
 
-// UnlessShared does something about a volume whose lock the caller shares, unless others share it too.
-func (v *Visit) UnlessShared(id volume.ID, do func() error) error {
+// Alone does something about a volume whose lock the caller shares, or returns ErrBusy if others share it too.
+func (v *Visit) Alone(id volume.ID, do func() error) error {
 	done, err := v.Pool.node.volumes.TryAlone(id)
-	if errors.Is(err, volume.ErrBusy) {
-		return nil
-	}
 	if err != nil {
 		return err
 	}
@@ -129,8 +129,13 @@ func (v *Visit) LockSource(id volume.ID) (unlock func(), err error) {
 }
 
 // TurnAtDevices waits for the turn at the devices of a block volume until ctx ends.
+func (n *Node) TurnAtDevices(ctx context.Context, id volume.ID) (done func(), err error) {
+	return n.attaching.Wait(ctx, id)
+}
+
+// TurnAtDevices is Node.TurnAtDevices for a call that is in a pool.
 func (v *Visit) TurnAtDevices(ctx context.Context, id volume.ID) (done func(), err error) {
-	return v.Pool.node.attaching.Wait(ctx, id)
+	return v.Pool.node.TurnAtDevices(ctx, id)
 }
 
 // claim has the pool of a uuid served by the caller alone, in this process, or returns ErrBusy at once.
@@ -180,7 +185,7 @@ func (v *Visit) unlessBusyOr(id volume.ID, do func() error) error {
 // unlessBusy does something about a volume, unless a call is at work on it: then it is skipped.
 // Before the pool was opened none can be: a call that holds the lock is at work in another pool.
 func (p *Pool) unlessBusy(id volume.ID, do func() error) error {
-	unlock, err := p.node.volumes.TryLock(id)
+	unlock, err := p.node.volumes.TryCheck(id)
 	switch {
 	case err == nil:
 		defer unlock()

@@ -9,13 +9,47 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
+// MarkPublishing says that this node is about to publish a volume of a shared pool: see store.Mark. Until ended is
+// called, UnmarkPublished leaves the mark: nothing is mounted yet.
+func (v *Visit) MarkPublishing(ctx context.Context, id volume.ID) (ended func(), err error) {
+	if !v.Pool.Config.Shared {
+		return func() {}, nil
+	}
+	done, err := v.Pool.node.marking.Wait(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
+	if ended, err = v.Pool.node.publishing.TryShare(id); err != nil {
+		return nil, err
+	}
+	if err := v.Store.Mark(id); err != nil {
+		ended()
+		return nil, err
+	}
+	return ended, nil
+}
+
 // UnmarkPublished takes the mark of a volume back once that is published nowhere on this
-// node. As long as a device that may be the volume's does not answer, that is unknown, and
+// node, and no call is about to. As long as a device that may be the volume's does not answer, that is unknown, and
 // the mark stays for the next check: it keeps other nodes from deleting, and blocks nothing else.
-func (v *Visit) UnmarkPublished(of *use.Volume) error {
+func (v *Visit) UnmarkPublished(ctx context.Context, of *use.Volume) error {
 	if !v.Pool.Config.Shared {
 		return nil
 	}
+	done, err := v.Pool.node.marking.Wait(ctx, of.ID)
+	if err != nil {
+		return err
+	}
+	defer done()
+	unlock, err := v.Pool.node.publishing.TryLock(of.ID)
+	if errors.Is(err, volume.ErrBusy) {
+		return nil // if that publication fails, it takes the mark back
+	}
+	if err != nil {
+		return err
+	}
+	defer unlock()
 	used, err := of.Used()
 	if errors.Is(err, loop.ErrSilent) {
 		return nil

@@ -27,6 +27,8 @@ type Node struct {
 	volumes     keylock.Locks[volume.ID]
 	targets     keylock.Locks[string]    // by path
 	attaching   keylock.Turns[volume.ID] // devices of block volumes to files
+	marking     keylock.Turns[volume.ID] // that volumes of shared pools are published
+	publishing  keylock.Locks[volume.ID] // of shared pools; taken under marking
 	serving     keylock.Locks[string]    // the uuids of all pools that are open
 	claims      limit.Registry           // the quota ids of all pools
 	places      nested.Places

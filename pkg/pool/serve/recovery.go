@@ -154,13 +154,13 @@ func (v *Visit) recoverAgain(ctx context.Context) (done bool, err error) {
 
 // recoverMarks removes the marks of what this node has published no more: it was restarted, or
 // the pool was away when a volume was unpublished.
-func (v *Visit) recoverMarks(context.Context) error {
+func (v *Visit) recoverMarks(ctx context.Context) error {
 	return v.Store.RecoverMarks(v.unlessBusyOr, func(id volume.ID) error {
-		return v.Pool.unlessBusy(id, func() error { return v.recoverMark(id) })
+		return v.Pool.unlessBusy(id, func() error { return v.recoverMark(ctx, id) })
 	})
 }
 
-func (v *Visit) recoverMark(id volume.ID) error {
+func (v *Visit) recoverMark(ctx context.Context, id volume.ID) error {
 	e, d, err := v.Scan().Lookup(id)
 	if err != nil {
 		return err
@@ -168,5 +168,5 @@ func (v *Visit) recoverMark(id volume.ID) error {
 	if d != nil {
 		defer func() { _ = d.Close() }()
 	}
-	return v.UnmarkPublished(v.Use(id, e, d))
+	return v.UnmarkPublished(ctx, v.Use(id, e, d))
 }
