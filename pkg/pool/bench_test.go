@@ -163,6 +163,9 @@ func (b *bench) publish(name, target string) error {
 
 func (b *bench) unpublish(name, target string) error {
 	b.t.Helper()
+	unlock, err := b.ShareTarget(id(b.t, name), b.Target(target))
+	must.Succeed(b.t, err)
+	defer unlock()
 	return b.Unpublish(b.t.Context(), id(b.t, name), b.Target(target))
 }
 

@@ -34,7 +34,10 @@ func testInlineLeftBehind(t *testing.T, datadir string) {
 
 		must.Succeed(t, b.Publish(t.Context(), pool.Publication{ID: id(t, "csi-1"), Target: target}))
 		b.wantLeftBehind("published again", datadir, 0)
+		unlock, err := b.ShareTarget(id(t, "csi-1"), target)
+		must.Succeed(t, err)
 		must.Succeed(t, b.Unpublish(t.Context(), id(t, "csi-1"), target))
+		unlock()
 		b.wantVolumes("pvc-1")
 	})
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -143,14 +144,20 @@ func TestSweepOfCreationsWhileCreateEnds(t *testing.T) {
 			must.Succeed(t, os.Mkdir(b.Own("creating", "node-1", name), 0o777))
 		}
 		createOther := func() {
+			var first sync.Once
+			made := make(chan struct{})
 			for _, name := range both {
-				unlock, err := b.Lock(id(t, name))
-				if err != nil {
-					continue // the one that is being swept
-				}
-				b.create(name, mib)
-				unlock()
+				go func() {
+					unlock, err := b.Lock(id(t, name)) // of the one that is being swept after that
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					defer unlock()
+					first.Do(func() { b.create(name, mib); close(made) })
+				}()
 			}
+			<-made
 		}
 		f.asked.Store(&createOther)
 		b.later(2 * time.Minute)
