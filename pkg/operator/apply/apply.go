@@ -73,11 +73,16 @@ func (a *Applier) Apply(ctx context.Context, want *unstructured.Unstructured) er
 	}
 	done, failed := reasonCreated, reasonCreateFailed
 	if err == nil {
-		if live.GetDeletionTimestamp() != nil || includes(want.GetKind(), live.Object, want.Object) {
+		done, failed = reasonUpdated, reasonUpdateFailed
+		added, err := a.addedToTemplate(ctx, want, live)
+		if err != nil {
+			a.Changed(want, failed, err)
+			return err
+		}
+		if live.GetDeletionTimestamp() != nil || !added && includes(want.GetKind(), live.Object, want.Object) {
 			want.SetUID(live.GetUID())
 			return nil
 		}
-		done, failed = reasonUpdated, reasonUpdateFailed
 		if err := a.takeOver(ctx, live); err != nil {
 			a.Changed(want, failed, err)
 			return err

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -282,15 +283,15 @@ func part(value any, kind, name string) (element any, position string) {
 	return nil, ""
 }
 
-// keepsAddition says that what a user has added to an object stays when the operator repairs it.
+// keepsAddition says that what a user has added to an object stays when the operator repairs it, but for its pod template.
 func keepsAddition(t *testing.T, s *scene) {
 	t.Helper()
 	sets := c.Client.AppsV1().DaemonSets(cluster.Namespace)
-	patch := []byte(`{"metadata":{"annotations":{"example.com/added":"by-a-user"}},"spec":{"minReadySeconds":1,"template":{"spec":{"containers":[{"name":"driver","image":"localhost/other"}]}}}}`)
+	patch := []byte(`{"metadata":{"annotations":{"example.com/added":"by-a-user"}},"spec":{"minReadySeconds":1,"template":{"spec":{"containers":[{"name":"driver","image":"localhost/other","env":[{"name":"something","value":"true"}]}]}}}}`)
 	if _, err := sets.Patch(t.Context(), operatorDaemonSet, types.StrategicMergePatchType, patch, metav1.PatchOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	s.until("the image to be put back", func(ctx context.Context) (string, error) {
+	s.until("the template to be put back", func(ctx context.Context) (string, error) {
 		set, err := sets.Get(ctx, operatorDaemonSet, metav1.GetOptions{})
 		if err != nil {
 			return "", err
@@ -298,8 +299,9 @@ func keepsAddition(t *testing.T, s *scene) {
 		if set.Annotations["example.com/added"] != "by-a-user" || set.Spec.MinReadySeconds != 1 {
 			t.Error("what a user has added is gone")
 		}
-		if image := set.Spec.Template.Spec.Containers[0].Image; image == "localhost/other" {
-			return image, nil
+		driver := set.Spec.Template.Spec.Containers[0]
+		if driver.Image == "localhost/other" || slices.ContainsFunc(driver.Env, func(e corev1.EnvVar) bool { return e.Name == "something" }) {
+			return fmt.Sprint(driver.Image, driver.Env), nil
 		}
 		return "", nil
 	})
