@@ -21,7 +21,7 @@ IMAGE_PREFIX ?=
 # Static, so that the binary runs FROM scratch and on any host; without paths, so that it can be reproduced.
 # Without grpcnotrace, gRPC links golang.org/x/net/trace, whose templates call methods by name: the linker then keeps
 # all methods of all types, which is 2.7 MB of the driver.
-GO_BUILD := CGO_ENABLED=0 go build -trimpath -tags grpcnotrace -ldflags '-s -w'
+GO_BUILD := CGO_ENABLED=0 go build -trimpath -tags grpcnotrace -ldflags '-s -w -X kubevirt.io/hostpath-provisioner/pkg/version.built=$(VERSION)'
 # Not from the cache: what the tests see of the kernel is not an input that Go knows of.
 GO_TEST := CGO_ENABLED=1 go test -race -count=1 -timeout 20m
 

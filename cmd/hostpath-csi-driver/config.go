@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"flag"
 	"fmt"
@@ -16,6 +17,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
 	"kubevirt.io/hostpath-provisioner/pkg/tlsprofile"
 	"kubevirt.io/hostpath-provisioner/pkg/trace"
+	"kubevirt.io/hostpath-provisioner/pkg/version"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
@@ -41,13 +43,13 @@ type config struct {
 // nothing on the host.
 func parse(args []string, output io.Writer) (config, error) {
 	var c config
-	var version, node, endpoint, datadir, tlsVersion, tlsSuites, collector string
+	var reported, node, endpoint, datadir, tlsVersion, tlsSuites, collector string
 	flags := flag.NewFlagSet("hostpath-csi-driver", flag.ContinueOnError)
 	flags.SetOutput(output)
 	flags.StringVar(&c.driver.Name, "drivername", driver.DefaultName, "CSI driver name")
 	flags.StringVar(&endpoint, "endpoint", defaultEndpoint, "Unix socket to serve CSI on")
 	flags.StringVar(&node, "nodeid", "", "name of this Kubernetes node (required)")
-	flags.StringVar(&version, "version", "", "driver version to report in GetPluginInfo (required)")
+	flags.StringVar(&reported, "version", version.Of(), "driver version to report in GetPluginInfo")
 	flags.StringVar(&datadir, "datadir", defaultPools, "storage pools as a JSON array; see docs/configuration.md")
 	flags.StringVar(&c.deviceNodes, "device-nodes", "/dev", "directory where the kernel creates device nodes (devtmpfs)")
 	c.metricsFlags(flags, &tlsVersion, &tlsSuites)
@@ -66,11 +68,8 @@ func parse(args []string, output io.Writer) (config, error) {
 	}
 	workdir, err := os.Getwd()
 	note("datadir", err)
-	if version == "" {
-		note("version", errors.New("required; set the version to report"))
-	}
 	note("drivername", driver.CheckName(c.driver.Name))
-	c.driver.Version = version
+	c.driver.Version = cmp.Or(reported, version.Of())
 	c.driver.Node, err = volume.ParseNodeID(node)
 	note("nodeid", err)
 	c.socket, err = driver.ParseEndpoint(endpoint)
@@ -88,7 +87,7 @@ func parse(args []string, output io.Writer) (config, error) {
 	} else {
 		note("metrics-cert-file", c.metricsTLS.Check())
 	}
-	c.tracing, err = trace.New(trace.Config{Endpoint: collector, Service: "hostpath-csi-driver", Version: version, Node: node})
+	c.tracing, err = trace.New(trace.Config{Endpoint: collector, Service: "hostpath-csi-driver", Version: c.driver.Version, Node: node})
 	note("tracing-endpoint and OTEL_* variables", err)
 	return c, problems
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/klog/v2"
 
+	"kubevirt.io/hostpath-provisioner/pkg/version"
 	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
@@ -93,6 +94,8 @@ func TestParse(t *testing.T) {
 		"repeated flag, last wins":   {[]string{"--nodeid=node-b", "--nodeid=node-a", "--version=v1"}, defaults(func(*facts) {})},
 		"klog flags":                 {[]string{"--nodeid=node-a", "--version=v1", "-v", "5", "--logtostderr=true", "--vmodule=x=1"}, defaults(func(*facts) {})},
 		"end of flags":               {[]string{"--nodeid=node-a", "--version=v1", "--"}, defaults(func(*facts) {})},
+		"no version":                 {[]string{"--nodeid=node-a"}, defaults(func(f *facts) { f.Version = version.Of() })},
+		"an empty version":           {[]string{"--nodeid=node-a", "--version="}, defaults(func(f *facts) { f.Version = version.Of() })},
 		"any version":                {[]string{"--nodeid=node-a", "--version=latest (dirty)"}, defaults(func(f *facts) { f.Version = "latest (dirty)" })},
 		"longest driver name":        {[]string{"--nodeid=node-a", "--version=v1", "--drivername=" + strings.Repeat("a", 63)}, defaults(func(f *facts) { f.Name = strings.Repeat("a", 63) })},
 		"node name with dots":        {[]string{"--nodeid=node-a.example.com", "--version=v1"}, defaults(func(f *facts) { f.Node = "node-a.example.com" })},
@@ -130,7 +133,6 @@ func TestParseErrors(t *testing.T) {
 		"a verbosity that is not a number": {[]string{"--v=much"}, []string{"-v", `"much"`}},
 		"no node":                          {[]string{"--nodeid="}, []string{"--nodeid", "empty"}},
 		"a node that is a path":            {[]string{"--nodeid=a/b"}, []string{"--nodeid", `"a/b"`}},
-		"no version":                       {[]string{"--version="}, []string{"--version", "required"}},
 		"no name":                          {[]string{"--drivername="}, []string{"--drivername", "kubevirt.io.hostpath-provisioner"}},
 		"a name with a space":              {[]string{"--drivername=my driver"}, []string{"--drivername", `"my driver"`}},
 		"a name that is a path":            {[]string{"--drivername=a/b"}, []string{"--drivername", `"a/b"`}},
@@ -168,7 +170,7 @@ func TestParseReportsAllErrors(t *testing.T) {
 		"--endpoint=tcp://:1", "--metrics-tls-version=1.3", "--metrics-cert-file=/only", "--metrics-address=nowhere",
 		`--datadir=[{"name":"a","path":"`+pool+`","snapshotProvider":"magic"},{"name":"a","path":"`+pool+`/in","size":1}]`)
 	wantWords(t, err,
-		"-colour", `"much"`, `"one"`, "-shape", `"two"`, "--drivername", "--nodeid", "--version", "--endpoint", "--metrics-tls-version",
+		"-colour", `"much"`, `"one"`, "-shape", `"two"`, "--drivername", "--nodeid", "--endpoint", "--metrics-tls-version",
 		"--metrics-cert-file", "--metrics-address", "pool 1", `"magic"`, "pool 2", `"size"`, `two pools are named "a"`, "lie one in the other")
 	if _, err := os.Stat(pool); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("parse created the pool, or stat failed: %v", err)

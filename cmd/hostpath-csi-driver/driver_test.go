@@ -131,7 +131,7 @@ func testBadConfiguration(t *testing.T, program string) {
 		says  []string
 	}{
 		"an unknown flag":         {[]string{"--colour=red", "--shape=round"}, []string{"-colour", "-shape"}},
-		"no node, no version":     {[]string{"--nodeid=", "--version="}, []string{"--nodeid", "--version"}},
+		"no node":                 {[]string{"--nodeid=", "--version="}, []string{"--nodeid"}},
 		"pools that are not JSON": {[]string{"--datadir=pool"}, []string{"--datadir", "JSON array"}},
 		"a missing certificate":   {[]string{"--metrics-address=127.0.0.1:0", "--metrics-cert-file=/no/such/cert", "--metrics-key-file=/no/such/key"}, []string{"/no/such/cert"}},
 		"a bad address":           {[]string{"--metrics-address=nowhere"}, []string{"--metrics-address", "nowhere"}},

@@ -5,6 +5,7 @@
 package main
 
 import (
+	"context"
 	"crypto/tls"
 	"errors"
 	"flag"
@@ -98,6 +99,9 @@ func run(s settings, config render.Config) error {
 		},
 	})
 	if err != nil {
+		return err
+	}
+	if config.Release, err = operator.Release(context.Background(), m.GetAPIReader(), config.Namespace, os.Getenv("POD_NAME")); err != nil {
 		return err
 	}
 	r := &operator.Reconciler{

@@ -13,7 +13,6 @@ import (
 	"os"
 	"os/signal"
 	"runtime"
-	"runtime/debug"
 	"sync"
 	"syscall"
 	"time"
@@ -32,6 +31,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
 	"kubevirt.io/hostpath-provisioner/pkg/provisioner"
+	"kubevirt.io/hostpath-provisioner/pkg/version"
 )
 
 const (
@@ -40,16 +40,6 @@ const (
 	// requests and burst bound the load on the API server: a volume takes about four requests.
 	requests, burst = 50, 100
 )
-
-// version is that of the module, which Go takes from the repository.
-var version = buildVersion()
-
-func buildVersion() string {
-	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" {
-		return info.Main.Version
-	}
-	return "unknown"
-}
 
 // A pool that hangs must not hold the thread that signals are delivered to; see cmd/hostpath-csi-driver.
 func init() { runtime.LockOSThread() }
@@ -104,7 +94,7 @@ func run(ctx context.Context, c config) (err error) {
 	var servers sync.WaitGroup
 	if listeners.metrics != nil {
 		shown := metrics.New(metrics.Options{
-			Version:  version,
+			Version:  version.Of(),
 			Revision: metrics.Revision(),
 			Pools:    pools.Status,
 			More:     instance.Collectors(),
@@ -114,7 +104,7 @@ func run(ctx context.Context, c config) (err error) {
 	if listeners.health != nil {
 		servers.Go(func() { fail(serveHealth(ctx, listeners.health, readiness(instance, pools))) })
 	}
-	log.Info("serving", "provisioner", c.provisioner.Name(), "node", c.provisioner.Node, "path", c.provisioner.Path, "version", version)
+	log.Info("serving", "provisioner", c.provisioner.Name(), "node", c.provisioner.Node, "path", c.provisioner.Path, "version", version.Of())
 	instance.Run(ctx)
 	fail(nil)
 	servers.Wait()
@@ -132,7 +122,7 @@ func connect(kubeconfig string) (kubernetes.Interface, error) {
 	if err != nil {
 		return nil, err
 	}
-	config.UserAgent = "hostpath-provisioner/" + version
+	config.UserAgent = "hostpath-provisioner/" + version.Of()
 	config.QPS, config.Burst = requests, burst
 	return kubernetes.NewForConfig(config)
 }

@@ -77,7 +77,7 @@ func TestStatusDoesNotRelyOnWhatWasThereBefore(t *testing.T) {
 			return api.Get(ctx, key, to, options...)
 		},
 	})
-	s.reconciler.Config.Version = "v2"
+	s.reconciler.Config.Version, s.reconciler.Config.Verbosity = "v2", 3
 	s.reconcile("hpp")
 	if status, available := s.status(); status.ObservedVersion != "v1" || available.Status != metav1.ConditionTrue || meta.IsStatusConditionTrue(status.Conditions, hppv1.ConditionRolledOut) {
 		t.Errorf("the version %s is observed, and the conditions are %+v", status.ObservedVersion, status.Conditions)
@@ -103,7 +103,7 @@ func TestDaemonSetThatCannotBeApplied(t *testing.T) {
 			return api.Apply(ctx, o, options...)
 		},
 	})
-	s.reconciler.Config.Version = "v2"
+	s.reconciler.Config.Version, s.reconciler.Config.Verbosity = "v2", 3
 	if _, err := s.reconciler.Reconcile(t.Context(), ctrl.Request{NamespacedName: client.ObjectKey{Name: "hpp"}}); err == nil {
 		t.Fatal("the DaemonSet was applied")
 	}

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+
+	"kubevirt.io/hostpath-provisioner/pkg/version"
 )
 
 // A Config is what the operator is started with. It does not change while it runs.
@@ -15,6 +17,9 @@ type Config struct {
 	Version string
 	// Images are the images of containers by their name in the manifests, where they differ from those.
 	Images map[string]string
+	// Release is where the images of the operator's release are, and Registry where all images are, or empty.
+	Release  Release
+	Registry string
 	// PartOf and VersionLabel are labels that the installer of the operator sets, or empty.
 	PartOf, VersionLabel string
 	// Verbosity is the --v of what is deployed, or negative for that of the manifests.
@@ -50,7 +55,8 @@ func ConfigFromEnvironment(getenv func(string) string) (Config, error) {
 	}
 	c := Config{
 		Namespace:           getenv("POD_NAMESPACE"),
-		Version:             getenv("VERSION"),
+		Version:             or("VERSION", version.Of()),
+		Registry:            getenv("IMAGE_REGISTRY"),
 		Images:              map[string]string{},
 		PartOf:              getenv("INSTALLER_PART_OF_LABEL"),
 		VersionLabel:        getenv("INSTALLER_VERSION_LABEL"),
@@ -63,9 +69,6 @@ func ConfigFromEnvironment(getenv func(string) string) (Config, error) {
 	var problems []error
 	if c.Namespace == "" {
 		problems = append(problems, errors.New("POD_NAMESPACE is not set: it has to be the namespace of the operator"))
-	}
-	if c.Version == "" {
-		problems = append(problems, errors.New("VERSION is not set: it has to be the version of the operator"))
 	}
 	for image, variable := range imageVariables {
 		if value := getenv(variable); value != "" {

@@ -2,7 +2,6 @@ package render
 
 import (
 	"errors"
-	"fmt"
 	"maps"
 	"slices"
 	"strconv"
@@ -112,7 +111,6 @@ func (r *Renderer) configure(driver *corev1.Container) error {
 		return err
 	}
 	setVariable(driver, "DATADIR", data)
-	setVariable(driver, "VERSION", r.config.Version)
 	setVariable(driver, "SERVICE_NAME", MetricsService)
 	r.metricsTLS(driver)
 	return nil
@@ -125,18 +123,6 @@ func (r *Renderer) metricsTLS(c *corev1.Container) {
 	if suites := tlsprofile.SuiteNames(r.facts.TLS.CipherSuites); suites != "" {
 		setArg(c, "--metrics-tls-cipher-suites", suites)
 	}
-}
-
-// image is the one for a container whose image in the manifests is this.
-func (r *Renderer) image(name string) (string, error) {
-	if image := r.config.Images[name]; image != "" {
-		return image, nil
-	}
-	tag := r.manifests.images[name]
-	if tag == "" {
-		return "", fmt.Errorf("the manifests have no tag for the image %s", name)
-	}
-	return name + ":" + tag, nil
 }
 
 // place has pods run where, and as, the object says.

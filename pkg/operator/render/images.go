@@ -1,0 +1,55 @@
+package render
+
+import (
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+)
+
+// operatorImage is the last part of the name of the operator's own image.
+const operatorImage = "hostpath-provisioner-operator"
+
+// releaseImages are those of the same release as the operator, by their names in the manifests.
+var releaseImages = []string{mounterImage, "quay.io/kubevirt/hostpath-csi-driver", "quay.io/kubevirt/hostpath-provisioner"}
+
+// A Release is where the images of the operator's release are. The zero value is where the manifests have them.
+type Release struct {
+	// registry is what the names of images begin with, with a slash at its end.
+	registry string
+	tag      string
+}
+
+// ReleaseOf is where the images of a release are, by that of the operator in a pod. The tag is empty if the image is named by its digest.
+func ReleaseOf(image string) (Release, error) {
+	name, _, _ := strings.Cut(image, "@")
+	registry, base := path.Split(name)
+	base, tag, _ := strings.Cut(base, ":")
+	if base != operatorImage {
+		return Release{}, fmt.Errorf("the image %s is not named %s", image, operatorImage)
+	}
+	return Release{registry: registry, tag: tag}, nil
+}
+
+// image is the one for a container whose image in the manifests is this: the one that a variable names, or else the one of
+// IMAGE_REGISTRY, or else the one where the operator's own is, or else that of the manifests.
+func (r *Renderer) image(name string) (string, error) {
+	if image := r.config.Images[name]; image != "" {
+		return image, nil
+	}
+	tag := r.manifests.images[name]
+	if tag == "" {
+		return "", fmt.Errorf("the manifests have no tag for the image %s", name)
+	}
+	registry, base := path.Split(name)
+	if release := r.config.Release; release != (Release{}) && slices.Contains(releaseImages, name) {
+		registry = release.registry
+		if release.tag != "" {
+			tag = release.tag
+		}
+	}
+	if r.config.Registry != "" {
+		registry = strings.TrimSuffix(r.config.Registry, "/") + "/"
+	}
+	return registry + base + ":" + tag, nil
+}
