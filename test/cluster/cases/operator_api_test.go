@@ -105,6 +105,7 @@ func TestObjectValidation(t *testing.T) {
 		{"in another directory of kubelet", onePool("") + "\nkubeletDirectory: /var/hpvolumes", "must not lie in kubeletDirectory"},
 		{"in another directory of kubelet with pathConfig", "pathConfig: {path: /data/kubelet/pool}\nkubeletDirectory: /data/kubelet", "must not lie in kubeletDirectory"},
 		{"kubelet directory that climbs", onePool("") + "\nkubeletDirectory: /var/../etc", "must be a clean absolute path"},
+		{"a device for all nodes", pools("{name: a, path: /x, pvcTemplate: {volumeMode: Block, accessModes: [ReadWriteOnce, ReadWriteMany]}}"), "each node would format the device"},
 		{"unknown filesystem", onePool(", fsType: btrfs"), "Unsupported value"},
 	}
 	for _, tt := range tests {

@@ -141,6 +141,99 @@ func TestOperatorWithPoolOnClaims(t *testing.T) {
 	s.removePoolClaims("hpp-pool-local-fast-node-a", "hpp-pool-local-fast-node-b", "hpp-pool-everywhere-shared")
 }
 
+// A deletion in the foreground, as Argo CD makes them, has the garbage collector remove what belongs to an object first. It takes no pool
+// from under a pod, although its claims are volumes of the driver itself. When the pod has ended all is removed, and the pools are unmounted.
+func TestDeletionInTheForegroundWaitsForPods(t *testing.T) {
+	const class, name = "hostpath-operator-foreground", "foreground"
+	s := begin(t)
+	client := s.withOperator()
+	ctx := t.Context()
+	if _, err := c.Client.StorageV1().StorageClasses().Create(ctx, &storagev1.StorageClass{
+		ObjectMeta:        metav1.ObjectMeta{Name: class},
+		Provisioner:       cluster.DriverName,
+		Parameters:        map[string]string{"storagePool": "fast"},
+		VolumeBindingMode: pointer(storagev1.VolumeBindingWaitForFirstConsumer),
+	}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = c.Client.StorageV1().StorageClasses().Delete(context.Background(), class, metav1.DeleteOptions{})
+	})
+	pools := `storagePools:
+- {name: local, path: /var/hpvolumes}
+- name: fast
+  path: /var/fast
+  pvcTemplate: {storageClassName: ` + operatorClass + `, volumeMode: Block, accessModes: [ReadWriteOnce], resources: {requests: {storage: 320Mi}}}`
+	if _, err := client.Create(ctx, provisioner(t, name, pools), metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.removeProvisioner(name) })
+	s.condition(client, name, "Available", "True")
+	s.claim("data", "32Mi", ofClass(class))
+	s.pod("writer", with("data", "/data"))
+	s.ready("writer")
+	s.mustRun("writer", "echo hello >/data/file")
+	running := func() string {
+		return s.kubectl("get", "pods", "-n", cluster.Namespace, "-l", "k8s-app=hostpath-provisioner", "-o", `jsonpath={range .items[*]}{.metadata.uid} {.metadata.deletionTimestamp}{"\n"}{end}`)
+	}
+	before := running()
+	foreground := metav1.DeletePropagationForeground
+	must.Succeed(s, client.Delete(ctx, name, metav1.DeleteOptions{PropagationPolicy: &foreground}))
+	s.until("the object to name the pod", func(ctx context.Context) (string, error) {
+		object, err := client.Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return "", err
+		}
+		text := fmt.Sprint(object.Object["status"])
+		if strings.Contains(text, "it is used by pod "+s.namespace+"/writer") {
+			return "", nil
+		}
+		return text, nil
+	})
+	if after := running(); !slices.Equal(sorted(lines(before)), sorted(lines(after))) {
+		t.Errorf("the pods of driver and mounters were\n%sand are\n%s", before, after)
+	}
+	if got := s.mustRun("writer", "echo again >>/data/file; sync; cat /data/file"); got != "hello\nagain\n" {
+		t.Errorf("the pod reads %q", got)
+	}
+	s.remove("writer")
+	s.until("the object to be gone", func(ctx context.Context) (string, error) {
+		object, err := client.Get(ctx, name, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			return "", nil
+		}
+		if err != nil {
+			return "", err
+		}
+		return fmt.Sprint(object.Object["status"]), nil
+	})
+	for node, n := range c.Nodes {
+		mounts, err := n.Output(ctx, "cat", "/proc/self/mounts")
+		if err != nil || strings.Contains(mounts, " /var/fast/csi ") {
+			t.Errorf("the pool is still mounted on %s, %v", node, err)
+		}
+	}
+	// Another driver deletes the volumes, and those that hold the pools.
+	if _, err := client.Create(ctx, provisioner(t, name, pools), metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	s.condition(client, name, "Available", "True")
+	must.Succeed(s, c.Client.CoreV1().PersistentVolumeClaims(s.namespace).Delete(ctx, "data", metav1.DeleteOptions{}))
+	s.until("the volume to be deleted", s.volumesOf(s.namespace))
+	s.leaveOnlyLocal(client, name)
+	s.poolsUnmounted(client, name)
+	s.removePoolClaims("hpp-pool-fast-node-a", "hpp-pool-fast-node-b")
+}
+
+// lines are those of a text, as a set.
+func lines(text string) map[string]bool {
+	found := map[string]bool{}
+	for line := range strings.Lines(text) {
+		found[line] = true
+	}
+	return found
+}
+
 // leaveOnlyLocal removes all pools from an object but the one without a template.
 func (s *scene) leaveOnlyLocal(client dynamic.ResourceInterface, name string) {
 	s.Helper()
