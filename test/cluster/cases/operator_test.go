@@ -41,6 +41,8 @@ func (s *scene) withOperator() dynamic.ResourceInterface {
 	s.Cleanup(func() {
 		ctx := context.Background()
 		_, err := c.Kubectl(ctx, "delete", "-k", operatorOverlay, "--ignore-not-found", "--timeout=2m")
+		_, namespaceErr := c.Kubectl(ctx, "delete", "-f", operatorDir+"/namespace.yaml", "--ignore-not-found", "--timeout=2m")
+		err = errors.Join(err, namespaceErr)
 		for _, n := range c.Nodes {
 			err = errors.Join(err, os.RemoveAll(n.Disk(operatorPool)))
 		}
@@ -56,6 +58,9 @@ func (s *scene) withOperator() dynamic.ResourceInterface {
 		}
 	}
 	client := s.withAPI(crdFile)
+	if out, err := c.Kubectl(s.Context(), "apply", "-f", operatorDir+"/namespace.yaml"); err != nil {
+		s.Fatal(out, err)
+	}
 	if out, err := c.Kubectl(s.Context(), "apply", "-k", operatorOverlay); err != nil {
 		s.Fatal(out, err)
 	}
