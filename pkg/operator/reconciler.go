@@ -227,7 +227,7 @@ func (r *Reconciler) deploy(ctx context.Context, object *hppv1.HostPathProvision
 	}
 	wanted.objects, wanted.claims = now, rendered.Claims()
 	a := r.applier(ctx, object)
-	var problems []error
+	problems := []error{rendered.Clashes()}
 	for _, claim := range wanted.claims {
 		problems = append(problems, r.applyClaim(ctx, a, claim))
 	}
@@ -323,6 +323,7 @@ func (r *Reconciler) facts(ctx context.Context) (render.Facts, error) {
 		Monitoring: r.Optional.Has(prometheusRuleKind) && r.Optional.Has(serviceMonitorKind),
 		Selectors:  map[string]map[string]string{},
 
+		Mounters: map[string]render.Spot{}, ClaimPools: map[string]string{},
 		ExclusiveClaims: sets.New[string](),
 		TLS:             r.TLS.Now(),
 	}
@@ -344,6 +345,9 @@ func (r *Reconciler) facts(ctx context.Context) (render.Facts, error) {
 		return facts, err
 	}
 	facts.OnClaims = len(mounted) > 0
+	for name, l := range mounted {
+		facts.Mounters[name] = render.Spot{Pool: l.Pool, Node: l.Node}
+	}
 	for i := range there {
 		if there[i].Spec.Selector != nil {
 			facts.Selectors[there[i].Name] = there[i].Spec.Selector.MatchLabels
@@ -354,6 +358,7 @@ func (r *Reconciler) facts(ctx context.Context) (render.Facts, error) {
 		return facts, err
 	}
 	for i := range claims.Items {
+		facts.ClaimPools[claims.Items[i].Name] = render.PoolOf(claims.Items[i].Labels)
 		if exclusive(&claims.Items[i]) {
 			facts.ExclusiveClaims.Insert(claims.Items[i].Name)
 		}

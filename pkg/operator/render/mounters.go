@@ -61,12 +61,16 @@ func PoolLabels(pool string) map[string]string {
 // Claims are those that the pools with a template need, by name.
 func (r *Renderer) Claims() []*corev1.PersistentVolumeClaim {
 	found := map[string]*corev1.PersistentVolumeClaim{}
+	spots, _ := r.spots()
 	for i := range r.pools {
 		pool := &r.pools[i]
 		if pool.PVCTemplate == nil {
 			continue
 		}
 		for _, node := range r.facts.Nodes {
+			if !spots[Spot{pool.Name, node}] {
+				continue
+			}
 			name := claimName(pool, node)
 			found[name] = &corev1.PersistentVolumeClaim{ObjectMeta: r.meta(name, PoolLabels(pool.Name)), Spec: *pool.PVCTemplate.Spec()}
 		}
@@ -81,11 +85,15 @@ func (r *Renderer) Claims() []*corev1.PersistentVolumeClaim {
 // mounters are the Deployments that keep the claims of pools mounted: one for each pool and node.
 func (r *Renderer) mounters() ([]*appsv1.Deployment, error) {
 	var all []*appsv1.Deployment
+	spots, _ := r.spots()
 	for i := range r.pools {
 		if r.pools[i].PVCTemplate == nil {
 			continue
 		}
 		for _, node := range r.facts.Nodes {
+			if !spots[Spot{r.pools[i].Name, node}] {
+				continue
+			}
 			one, err := r.mounter(&r.pools[i], node)
 			if err != nil {
 				return nil, err

@@ -210,3 +210,57 @@ func TestDriverWithoutPools(t *testing.T) {
 		t.Errorf("the pools are %+v, %v", pools, err)
 	}
 }
+
+// Pool a on node b-c and pool a-b on node c want one name. They do not get one claim: the one that is there keeps it.
+func TestPoolsWithOneNameDoNotShareAClaim(t *testing.T) {
+	template := func(modes ...corev1.PersistentVolumeAccessMode) *hppv1.ClaimTemplate {
+		return &hppv1.ClaimTemplate{AccessModes: modes}
+	}
+	m, err := Load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, tt := range map[string]struct {
+		pools []hppv1.StoragePool
+		facts Facts
+		want  []Spot
+		clash string
+	}{
+		"both are new": {
+			[]hppv1.StoragePool{{Name: "a", PVCTemplate: template()}, {Name: "a-b", PVCTemplate: template()}},
+			Facts{Nodes: []string{"b-c", "c"}}, []Spot{{"a", "b-c"}, {"a", "c"}, {"a-b", "b-c"}}, "pool a-b on node c",
+		},
+		"the second has its claim": {
+			[]hppv1.StoragePool{{Name: "a", PVCTemplate: template()}, {Name: "a-b", PVCTemplate: template()}},
+			Facts{Nodes: []string{"b-c", "c"}, Mounters: map[string]Spot{"hpp-pool-a-b-c": {"a-b", "c"}}, ClaimPools: map[string]string{"hpp-pool-a-b-c": "a-b"}},
+			[]Spot{{"a", "c"}, {"a-b", "b-c"}, {"a-b", "c"}}, "pool a on node b-c",
+		},
+		"the claim of a pool that was removed": {
+			[]hppv1.StoragePool{{Name: "a-b", PVCTemplate: template()}},
+			Facts{Nodes: []string{"c"}, ClaimPools: map[string]string{"hpp-pool-a-b-c": "a"}}, nil, "is that of pool a:",
+		},
+		"the claim of all nodes": {
+			[]hppv1.StoragePool{{Name: "x-y", PVCTemplate: template(corev1.ReadWriteMany)}, {Name: "x", PVCTemplate: template()}},
+			Facts{Nodes: []string{"y-shared"}}, []Spot{{"x-y", "y-shared"}}, "pool x on node y-shared",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := m.For(testConfig, tt.facts, &hppv1.HostPathProvisioner{Spec: hppv1.HostPathProvisionerSpec{StoragePools: tt.pools}})
+			all, err := r.mounters()
+			if err != nil {
+				t.Fatal(err)
+			}
+			var got []Spot
+			for _, d := range all {
+				l := LeftoverOf(d)
+				got = append(got, Spot{l.Pool, l.Node})
+			}
+			if diff := cmp.Diff(tt.want, got); diff != "" {
+				t.Errorf("mounters: %s", diff)
+			}
+			if err := r.Clashes(); err == nil || !strings.Contains(err.Error(), tt.clash) {
+				t.Errorf("the clash is %v, want %q", err, tt.clash)
+			}
+		})
+	}
+}

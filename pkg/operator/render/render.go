@@ -35,6 +35,9 @@ type Facts struct {
 	Nodes []string
 	// OnClaims says that there are mounters, of pools that are wanted or not.
 	OnClaims bool
+	// Mounters are the pools on nodes that there are mounters of, by their names, and ClaimPools the pools that claims are of.
+	Mounters   map[string]Spot
+	ClaimPools map[string]string
 	// ExclusiveClaims are the names of claims that only one pod may have at a time.
 	ExclusiveClaims sets.Set[string]
 	// HeadlessMetrics says whether the Service of the metrics is, or will be, without an address, which cannot change.
