@@ -39,7 +39,7 @@ func newStage(t *testing.T, objects ...client.Object) *stage {
 	if err != nil {
 		t.Fatal(err)
 	}
-	api := fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(&hppv1.HostPathProvisioner{}).WithObjects(objects...).Build()
+	api := fake.NewClientBuilder().WithScheme(scheme).WithReturnManagedFields().WithStatusSubresource(&hppv1.HostPathProvisioner{}).WithObjects(objects...).Build()
 	t.Cleanup(func() { ready.Set(noObject) })
 	return &stage{t: t, Client: api, reconciler: &Reconciler{
 		Client: api, APIReader: api, Recorder: events.NewFakeRecorder(1000), Optional: &OptionalKinds{}, TLS: NewTLSPolicy("", ""),

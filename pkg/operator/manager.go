@@ -118,6 +118,7 @@ func (r *Reconciler) Add(manager ctrl.Manager) error {
 	if err != nil {
 		return err
 	}
+	// The first reconciliation asks: an API server that cannot answer yet does not end the program.
 	r.discover = func(ctx context.Context) (err error) {
 		if !r.followsTLS {
 			r.followsTLS, err = r.TLS.follow(ctx, manager)
@@ -128,7 +129,7 @@ func (r *Reconciler) Add(manager ctrl.Manager) error {
 			func(kind schema.GroupVersionKind) error { return manager.GetCache().RemoveInformer(ctx, empty(kind)) },
 		))
 	}
-	return r.discover(context.Background())
+	return nil
 }
 
 // everyObject are requests for all HostPathProvisioners there are, which is one as a rule: what happens to any object may

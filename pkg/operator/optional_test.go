@@ -1,13 +1,21 @@
 package operator
 
 import (
+	"context"
 	"errors"
 	"slices"
 	"testing"
+	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"kubevirt.io/hostpath-provisioner/pkg/operator/place"
+	"kubevirt.io/hostpath-provisioner/pkg/operator/render"
 	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
@@ -39,5 +47,70 @@ func TestOptionalKindsComeAndGo(t *testing.T) {
 	has, down = nil, errors.New("the API server is down")
 	if err := discover(); !errors.Is(err, down) || len(watched) != 1 || !kinds.Has(constraintsKind) {
 		t.Errorf("without an answer: %v, watched %v", err, watched)
+	}
+}
+
+// Without an answer to which kinds the cluster has nothing is done at first, and it is asked again at once. Later what is deployed does not
+// depend on it: only what is new waits.
+func TestKindsAreAskedForUntilTheyAreKnown(t *testing.T) {
+	s := newStage(t, stored("hpp", 1, false))
+	down, asked := errors.New("the API server is down"), 0
+	s.reconciler.discover = func(context.Context) error { asked++; return down }
+	set := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "storage", Name: render.DriverDaemonSet}}
+	request := ctrl.Request{NamespacedName: client.ObjectKey{Name: "hpp"}}
+	for range 2 {
+		if _, err := s.reconciler.Reconcile(t.Context(), request); !errors.Is(err, down) || s.has(set) {
+			t.Fatalf("it ends with %v", err)
+		}
+	}
+	if asked != 2 {
+		t.Errorf("it asked %d times", asked)
+	}
+	s.reconciler.discover = func(context.Context) error { return nil }
+	s.reconcile("hpp")
+	must.Succeed(t, s.Delete(t.Context(), set))
+	s.reconciler.discovered = time.Time{}
+	s.reconciler.discover = func(context.Context) error { return down }
+	if _, err := s.reconciler.Reconcile(t.Context(), request); !errors.Is(err, down) || !s.has(set) {
+		t.Errorf("it ends with %v, and the driver is there: %v", err, s.has(set))
+	}
+}
+
+// Labels are copied with what they are on. What the operator has not made it does not remove.
+func TestOnlyWhatItMadeIsRemoved(t *testing.T) {
+	copied := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "storage", Name: "of-a-user", Labels: render.Owned}}
+	upstream := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "storage", Name: "of-upstream", Labels: render.Owned,
+		Annotations: map[string]string{"hostpathprovisioner.kubevirt.io/lastAppliedConfiguration": "{}"}}}
+	s := newStage(t, stored("hpp", 1, false), copied, upstream)
+	s.reconcile("hpp")
+	if !s.has(copied) || s.has(upstream) {
+		t.Errorf("the user's is there: %v, that of the upstream operator: %v", s.has(copied), s.has(upstream))
+	}
+	must.Succeed(t, s.Delete(t.Context(), stored("hpp", 1, false)))
+	s.reconcile("hpp")
+	if found := s.owned(); len(found) != 1 || !s.has(copied) {
+		t.Errorf("there are %d objects afterwards", len(found))
+	}
+}
+
+// A pod of the driver on a node that is not chosen any more, but that it was not evicted from, does not keep the pools of other nodes
+// that left.
+func TestMisscheduledPodDoesNotKeepOthers(t *testing.T) {
+	left := mounterOf("local", "left")
+	s := newStage(t, onClaims(), nodeThat("here", corev1.ConditionTrue), nodeThat("tainted", corev1.ConditionTrue), nodeThat("left", corev1.ConditionTrue),
+		driverPod("here"), driverPod("tainted"), left)
+	s.reconcile("hpp")
+	set := s.rolledOut(1)
+	set.Generation = 1
+	must.Succeed(t, s.Update(t.Context(), set))
+	set = s.rolledOut(1)
+	set.Status.NumberMisscheduled = 1
+	must.Succeed(t, s.Status().Update(t.Context(), set))
+	s.reconcile("hpp")
+	if s.replicas(left) != 0 {
+		t.Error("the mounter on the node that left goes on")
+	}
+	if !s.has(mounterOf("local", "tainted")) {
+		t.Error("the pool has no mounter where the driver still runs")
 	}
 }

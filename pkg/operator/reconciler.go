@@ -59,6 +59,7 @@ type Reconciler struct {
 	discover   func(context.Context) error
 	followsTLS bool
 	discovered time.Time
+	knowsKinds bool
 	gone       goneNodes
 }
 
@@ -76,15 +77,20 @@ func (r *Reconciler) findKinds(ctx context.Context) error {
 	if r.now().Sub(r.discovered) < r.resync() {
 		return nil
 	}
-	r.discovered = r.now()
-	return r.discover(ctx)
+	if err := r.discover(ctx); err != nil {
+		return fmt.Errorf("ask which kinds the cluster has: %w", err)
+	}
+	r.discovered, r.knowsKinds = r.now(), true
+	return nil
 }
 
 // Reconcile brings everything to what the objects of the cluster ask for. It is called with the name of an object, but
 // only one is in effect.
 func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Result, error) {
-	if err := r.findKinds(ctx); err != nil {
-		return ctrl.Result{}, err
+	// Once the kinds are known, what is deployed does not depend on whether they can be asked for again.
+	unknown := r.findKinds(ctx)
+	if unknown != nil && !r.knowsKinds {
+		return ctrl.Result{}, unknown
 	}
 	all := &hppv1.HostPathProvisionerList{}
 	if err := r.Client.List(ctx, all); err != nil {
@@ -114,7 +120,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.
 	}
 	wanted, problems := r.deploy(ctx, object)
 	gone, err := r.deletedNodes(ctx, object)
-	problems = errors.Join(problems, err)
+	problems = errors.Join(unknown, problems, err)
 	seen, err := r.observe(ctx, object, wanted)
 	if err != nil {
 		return ctrl.Result{}, errors.Join(problems, err)

@@ -233,7 +233,7 @@ func (a *Applier) Prune(ctx context.Context, namespace string, kinds []schema.Gr
 			elsewhere := object.GetNamespace() != "" && object.GetNamespace() != namespace
 			switch {
 			case elsewhere || object.GetDeletionTimestamp() != nil:
-			case a.Spared(object) || wanted[Describe(object)]:
+			case a.Spared(object) || wanted[Describe(object)] || !made(object):
 				problems = append(problems, a.Disown(ctx, object))
 			default:
 				problems = append(problems, a.Remove(ctx, object))
@@ -241,6 +241,15 @@ func (a *Applier) Prune(ctx context.Context, namespace string, kinds []schema.Gr
 		}
 	}
 	return errors.Join(problems...)
+}
+
+// made says whether an object was made by this operator or by the upstream one. Labels alone do not show it: they are copied with what
+// they are on.
+func made(object *unstructured.Unstructured) bool {
+	_, earlier := object.GetAnnotations()[upstreamAnnotation]
+	return earlier || slices.ContainsFunc(object.GetManagedFields(), func(entry metav1.ManagedFieldsEntry) bool {
+		return entry.Manager == FieldManager && entry.Operation == metav1.ManagedFieldsOperationApply
+	})
 }
 
 // Remove deletes an object, if it is still the same one.
