@@ -10,10 +10,13 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// monitoringObjects are how Prometheus gets at the metrics of the driver.
+// monitoringObjects are how Prometheus gets at the metrics of the driver. They have metricsLabel, by which users of the upstream operator
+// select them.
 func (r *Renderer) monitoringObjects() []client.Object {
 	service := r.manifests.metricsService.DeepCopy()
 	service.ObjectMeta = r.meta(MetricsService, service.Labels)
+	service.Labels[metricsLabel] = "true"
+	labels := map[string]string{metricsLabel: "true"}
 	service.Spec.Selector = map[string]string{metricsLabel: "true"}
 	if !r.facts.HeadlessMetrics {
 		service.Spec.ClusterIP = ""
@@ -21,7 +24,7 @@ func (r *Renderer) monitoringObjects() []client.Object {
 	return []client.Object{
 		service,
 		&rbacv1.Role{
-			ObjectMeta: r.meta(monitoringRole, nil),
+			ObjectMeta: r.meta(monitoringRole, labels),
 			Rules: []rbacv1.PolicyRule{{
 				APIGroups: []string{""}, Resources: []string{"services", "endpoints", "pods"}, Verbs: []string{"get", "list", "watch"},
 			}, {
@@ -29,7 +32,7 @@ func (r *Renderer) monitoringObjects() []client.Object {
 			}},
 		},
 		&rbacv1.RoleBinding{
-			ObjectMeta: r.meta(monitoringRole, nil),
+			ObjectMeta: r.meta(monitoringRole, labels),
 			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: monitoringRole},
 			Subjects: []rbacv1.Subject{{
 				Kind: rbacv1.ServiceAccountKind, Name: "prometheus-k8s", Namespace: r.config.MonitoringNamespace,
@@ -43,6 +46,7 @@ func (r *Renderer) serviceMonitor(from *unstructured.Unstructured, name string) 
 	monitor := from.DeepCopy()
 	meta := r.meta(name, monitor.GetLabels())
 	meta.Labels["openshift.io/cluster-monitoring"] = ""
+	meta.Labels[metricsLabel] = "true"
 	setMeta(monitor, meta)
 	return monitor
 }
@@ -50,7 +54,9 @@ func (r *Renderer) serviceMonitor(from *unstructured.Unstructured, name string) 
 // prometheusRule has the rules of the driver and those of the operator, for the operator's namespace.
 func (r *Renderer) prometheusRule() (*unstructured.Unstructured, error) {
 	rule := r.manifests.operatorRule.DeepCopy()
-	setMeta(rule, r.meta(prometheusRule, rule.GetLabels()))
+	meta := r.meta(prometheusRule, rule.GetLabels())
+	meta.Labels[metricsLabel] = "true"
+	setMeta(rule, meta)
 	groups, err := ruleGroups(rule)
 	if err != nil {
 		return nil, err

@@ -349,3 +349,20 @@ func TestRulesForPathsKnowMounts(t *testing.T) {
 		}
 	}
 }
+
+// Users of the upstream operator select its rules, monitors and Services by this label.
+func TestMonitoringHasTheUpstreamLabel(t *testing.T) {
+	found := 0
+	for name, object := range rendered(t, testConfig, allFacts, onePoolSpec()) {
+		kind, of, _ := strings.Cut(name, " ")
+		switch {
+		case slices.Contains([]string{"PrometheusRule", "ServiceMonitor", "Service"}, kind), strings.HasSuffix(of, monitoringRole):
+			if found++; object.GetLabels()[metricsLabel] != "true" {
+				t.Errorf("%s has the labels %v", name, object.GetLabels())
+			}
+		}
+	}
+	if found < 5 {
+		t.Errorf("there are %d such objects", found)
+	}
+}

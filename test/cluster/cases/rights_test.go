@@ -29,7 +29,9 @@ var unneeded = regexp.MustCompile(strings.Join([]string{
 	// What the operator hands on in roles that it makes, which are in no installation: to the driver's pods, and to Prometheus.
 	`operator: use securitycontextconstraints`, `operator: (get|list|watch) (endpoints|endpointslices\.discovery\.k8s\.io)$`,
 	// No case has a pathConfig where the kinds of OpenShift are.
-	`operator: (patch|delete) securitycontextconstraints\.\S+ hostpath-provisioner$`,
+	`operator: (patch|delete) (securitycontextconstraints|roles|rolebindings)\.\S+ hostpath-provisioner$`,
+	// And none where those of the Prometheus operator are.
+	`operator: (patch|delete) services hostpath-provisioner-metrics$`,
 	// A program stands in for the health monitor, which reads its events back.
 	`health-monitor: (get|watch) events`,
 	// A claim that fits nowhere on its node loses its selected node.
