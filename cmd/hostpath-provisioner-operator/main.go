@@ -39,7 +39,7 @@ func main() {
 	var s settings
 	flag.StringVar(&s.health, "health-address", ":6060", "address to serve /livez and /readyz on")
 	flag.StringVar(&s.metrics, "metrics-address", ":8443", "address to serve metrics on, with TLS, to clients that may get /metrics; 0 for none")
-	flag.IntVar(&s.webhook, "webhook-port", 9443, "port to serve the webhooks on, if deploy/operator/webhook or deploy/operator/restores is applied; 0 for none")
+	flag.IntVar(&s.webhook, "webhook-port", 9443, "port to serve the webhooks on; 0 for none")
 	flag.BoolVar(&s.elect, "leader-elect", true, "whether to work only while holding the Lease "+operator.LeaderElection)
 	flag.DurationVar(&s.goneAfter, "deleted-node-after", operator.GoneAfter, "how long after its Node object was deleted the operator reports or removes the PersistentVolumes of a node")
 	klog.InitFlags(nil)

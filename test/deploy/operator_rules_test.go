@@ -49,11 +49,7 @@ func TestOperatorServiceMonitor(t *testing.T) {
 		t.Fatal(err)
 	}
 	objs := manifest.Render(t, operatorDir)
-	services := manifest.All[corev1.Service](t, objs, "Service")
-	if len(services) != 1 {
-		t.Fatalf("deploy/operator has %d Services, want 1", len(services))
-	}
-	service, endpoint := services[0], monitor.Spec.Endpoints[0]
+	service, endpoint := manifest.Named[corev1.Service](t, objs, "Service", "hostpath-provisioner-operator-metrics"), monitor.Spec.Endpoints[0]
 	for key, value := range monitor.Spec.Selector.MatchLabels {
 		if service.Labels[key] != value {
 			t.Errorf("the Service has the labels %v, want %s=%s", service.Labels, key, value)

@@ -189,10 +189,9 @@ func (r *Renderer) useOf(from []rbacv1.PolicyRule, constraints string) []rbacv1.
 
 // rights are an account, and what it may do: in one role in the cluster, and in one in the namespace if it needs that.
 func (r *Renderer) rights(account, role string, cluster, namespaced []rbacv1.PolicyRule) []client.Object {
-	no := false
 	subjects := []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Name: account, Namespace: r.config.Namespace}}
 	objects := []client.Object{
-		&corev1.ServiceAccount{ObjectMeta: r.meta(account, nil), AutomountServiceAccountToken: &no},
+		&corev1.ServiceAccount{ObjectMeta: r.meta(account, nil)},
 		&rbacv1.ClusterRole{ObjectMeta: r.clusterMeta(role, nil), Rules: cluster},
 		&rbacv1.ClusterRoleBinding{
 			ObjectMeta: r.clusterMeta(role, nil),

@@ -121,6 +121,26 @@ func TestRenderNames(t *testing.T) {
 	}
 }
 
+// The pods say themselves which container gets a token. What is said in the account would stay if the upstream operator took over again,
+// whose pods rely on the default.
+func TestAccountsMountTokensByDefault(t *testing.T) {
+	spec := onePoolSpec()
+	spec.StoragePools, spec.PathConfig = nil, &hppv1.PathConfig{Path: "/var/hpvolumes"}
+	accounts := 0
+	for _, object := range rendered(t, testConfig, allFacts, spec) {
+		if object.GetKind() != "ServiceAccount" {
+			continue
+		}
+		accounts++
+		if _, says := object.Object["automountServiceAccountToken"]; says {
+			t.Errorf("the account %s says whether tokens are mounted", object.GetName())
+		}
+	}
+	if accounts != 2 {
+		t.Errorf("%d accounts", accounts)
+	}
+}
+
 func TestRenderWithoutOpenShiftAndMonitoring(t *testing.T) {
 	for name := range rendered(t, testConfig, Facts{}, onePoolSpec()) {
 		if strings.HasPrefix(name, "Security") || strings.Contains(name, "rometheus") || strings.Contains(name, "onitor") {

@@ -21,7 +21,7 @@ import (
 
 // What gives the programs their rights.
 var installations = []string{
-	"../overlay", "../overlay/provisioner", "../overlay/single-node", "../overlay/migrate", "../overlay/operator", "../../../deploy/operator/restores", "../../../deploy/devices",
+	"../overlay", "../overlay/provisioner", "../overlay/single-node", "../overlay/migrate", "../overlay/operator", "../../../deploy/devices",
 }
 
 // unneeded are the rights, as describe writes them, that no case needs.

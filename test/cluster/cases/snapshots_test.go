@@ -380,6 +380,7 @@ func operatorRestores(s *scene) {
 	s.snapshot("operated", "source")
 	s.snapshotReady("operated")
 
+	s.kubectl("delete", "mutatingwebhookconfiguration", "hostpath-provisioner-operator-restores")
 	s.claim("unaided", "64Mi", class, fromSnapshot("operated"))
 	s.pod("unaided", with("unaided", "/volume"), preferring(nodeB))
 	s.wantEvent("PersistentVolumeClaim", "unaided", "ProvisioningFailed", "ResourceExhausted", "not on node "+nodeB)

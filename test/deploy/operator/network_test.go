@@ -18,7 +18,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/test/deploy/manifest"
 )
 
-// Where network policies are enforced, everybody reaches of each pod what serves metrics, and nothing else, and pods that
+// Where network policies are enforced, everybody reaches of each pod what serves metrics or webhooks, and nothing else, and pods that
 // need no network have none.
 func TestNetworkPolicies(t *testing.T) {
 	installed := manifest.Render(t, "../../../deploy/operator")
@@ -41,7 +41,7 @@ func TestNetworkPolicies(t *testing.T) {
 			var want []int32
 			for _, container := range c.pod.Spec.Containers {
 				for _, port := range container.Ports {
-					if port.Name == "metrics" {
+					if port.Name == "metrics" || port.Name == "webhook" {
 						want = append(want, port.ContainerPort)
 					}
 				}
@@ -59,7 +59,7 @@ func TestNetworkPolicies(t *testing.T) {
 
 // Where network policies are enforced, each Service reaches its pods: those of metrics, and with the webhooks that of theirs.
 func TestServicesAreLetThrough(t *testing.T) {
-	installed := append(manifest.Render(t, "../../../deploy/operator"), manifest.Render(t, "../../../deploy/operator/restores")...)
+	installed := manifest.Render(t, "../../../deploy/operator")
 	policies := manifest.All[networkingv1.NetworkPolicy](t, installed, "NetworkPolicy")
 	all := slices.Concat(installed, operated(t, example(t, "legacy.yaml")))
 	var pods []corev1.PodTemplateSpec
