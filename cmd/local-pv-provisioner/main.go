@@ -25,8 +25,8 @@ import (
 )
 
 // needed is what opening and cleaning devices takes beyond being root: the kernel lets nobody else have it forget the
-// partitions that were erased (BLKRRPART).
-var needed = []privilege.Capability{privilege.SysAdmin}
+// partitions that were erased (BLKRRPART), nor look at what the processes of others have open, mapped and mounted.
+var needed = []privilege.Capability{privilege.SysAdmin, privilege.SysPtrace}
 
 func main() {
 	o, log, err := parse(os.Args[1:], os.Getenv, os.Stderr)
@@ -87,6 +87,8 @@ func parse(args []string, getenv func(string) string, output io.Writer) (localpv
 	flags.StringVar(&o.RecordDir, "record-dir", env("LP_RECORD_DIR", "/var/lib/local-pv-provisioner"),
 		"directory on the node for the records of the devices that this program offers (LP_RECORD_DIR)")
 	interval := flags.String("polling-interval", env("LP_POLLING_INTERVAL", "5m"), "how often to search for devices, besides when one appears (LP_POLLING_INTERVAL)")
+	nested := flags.String("nested-node", env("LP_NESTED_NODE", "false"),
+		"the node is a container itself, as with kind, and nothing outside it uses its devices: processes there are not seen (LP_NESTED_NODE)")
 	development := flags.String("development", env("LP_DEVELOPMENT", "false"), "log lines of text instead of JSON, with debug messages (LP_DEVELOPMENT)")
 	if err := flags.Parse(boolean(args)); err != nil {
 		return o, log, err
@@ -96,6 +98,9 @@ func parse(args []string, getenv func(string) string, output io.Writer) (localpv
 	var err error
 	if o.PollingInterval, err = time.ParseDuration(*interval); err != nil || o.PollingInterval < time.Second {
 		problem("--polling-interval is %q; it has to be a duration of at least 1s, such as 5m", *interval)
+	}
+	if o.NestedNode, err = strconv.ParseBool(*nested); err != nil {
+		problem("--nested-node is %q; it has to be true or false", *nested)
 	}
 	if log.Development, err = strconv.ParseBool(*development); err != nil {
 		problem("--development is %q; it has to be true or false", *development)
@@ -115,11 +120,12 @@ func parse(args []string, getenv func(string) string, output io.Writer) (localpv
 	return o, log, errors.Join(problems...)
 }
 
-// boolean makes --development without a value mean true, as for every flag that is one.
+// boolean makes --development or --nested-node without a value mean true, as for every flag that is one.
 func boolean(args []string) []string {
 	var all []string
 	for _, arg := range args {
-		if arg == "--development" || arg == "-development" {
+		switch strings.TrimPrefix(arg, "-") {
+		case "-development", "development", "-nested-node", "nested-node":
 			arg += "=true"
 		}
 		all = append(all, arg)

@@ -3,8 +3,10 @@ package devices
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -27,23 +29,33 @@ type Volume struct {
 	ClaimUID, Claim string
 	// Wipe is how it is cleaned at least, and empty if any way will do.
 	Wipe Wipe
-	// Foreign is a volume of the node that somebody else has made: Pass gets none.
-	Foreign bool
+	// Foreign is a volume of the node that somebody else has made, and Elsewhere one of another node, whose path says nothing
+	// here: Pass gets none of either.
+	Foreign, Elsewhere bool
+	// Identity is that of the device it was made of, and empty if that is not known.
+	Identity string
 	// FSType is the filesystem that kubelet makes on it; it is empty for a volume without one.
 	FSType string
 }
 
 // API is asked right before a device is overwritten or offered: no cache may answer.
 type API interface {
-	// Volumes are those of the node, whoever has made them, and the names that volumes of all nodes have.
+	// Volumes are those of the node, whoever has made them, those of other nodes that have an identity, and the names that
+	// volumes of all nodes have.
 	Volumes(ctx context.Context) (volumes []Volume, names map[string]bool, err error)
 }
 
 // An Offer is a clean device that no volume has. It is held until Offered is called.
 type Offer struct {
-	Name, Path string
-	Bytes      int64
-	number     blockdev.Number
+	Name, Path, Identity string
+	Bytes                int64
+	number               blockdev.Number
+}
+
+// A Known is what was found of the device of a volume, and what the volume does not say.
+type Known struct {
+	Name, Identity string
+	Bytes          int64
 }
 
 // A Wiping is a device that is being cleaned.
@@ -59,6 +71,10 @@ type Report struct {
 	Offers []Offer
 	// Cleaned are the names of released volumes whose device is clean, to be deleted.
 	Cleaned []string
+	// HalfClean are the names of volumes without a claim whose device is not clean yet, to be deleted.
+	HalfClean []string
+	// Known are volumes to be brought up to date.
+	Known []Known
 	// Wiping are the devices that are not ready yet, those that hang among them.
 	Wiping   []Wiping
 	Problems []Problem
@@ -76,6 +92,10 @@ type Options struct {
 	Log     logr.Logger
 	// Changed is called when a pass would find something new. It must not block.
 	Changed func()
+	// View is what is seen of the users of devices.
+	View blockdev.View
+	// AtOnce is how many devices are written to at once; 0 means 4.
+	AtOnce int
 	// Wiped is called with the bytes of each step.
 	Wiped func(bytes int64)
 }
@@ -87,12 +107,13 @@ type Agent struct {
 	cancel context.CancelFunc
 	jobs   map[blockdev.Number]*job
 	wait   sync.WaitGroup
+	turns  chan struct{}
 }
 
 // NewAgent makes an agent. Close ends what it does.
 func NewAgent(o Options) *Agent {
 	ctx, cancel := context.WithCancel(context.Background())
-	return &Agent{Options: o, ctx: ctx, cancel: cancel, jobs: make(map[blockdev.Number]*job)}
+	return &Agent{Options: o, ctx: ctx, cancel: cancel, jobs: make(map[blockdev.Number]*job), turns: make(chan struct{}, cmp.Or(o.AtOnce, 4))}
 }
 
 // Close stops all cleaning at its next step and waits for that. The next agent continues it from the records.
@@ -102,6 +123,20 @@ func (a *Agent) Close() {
 	for number := range a.jobs {
 		a.drop(number)
 	}
+}
+
+// turn has a job wait until few enough devices are written to. One that does not answer keeps no other waiting.
+func (a *Agent) turn(ctx context.Context, j *job) (done func(), err error) {
+	j.wait(true)
+	defer j.wait(false)
+	select {
+	case a.turns <- struct{}{}:
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	end := sync.OnceFunc(func() { <-a.turns })
+	late := time.AfterFunc(hangs, end)
+	return func() { late.Stop(); end() }, nil
 }
 
 // hangs is how long a device may take to answer.
@@ -143,7 +178,7 @@ func (a *Agent) Pass(r Request) Report {
 		p.names[v.Name], p.paths[v.Path] = true, true
 		if number, err := blockdev.At(v.Path); err == nil {
 			p.owners[number] = append(p.owners[number], v)
-			if facts, err := blockdev.Inspect(number); err == nil {
+			if facts, err := inspect(number); err == nil {
 				p.disks[diskOf(facts)] = append(p.disks[diskOf(facts)], v)
 			}
 		}
@@ -166,18 +201,48 @@ func (a *Agent) Pass(r Request) Report {
 	return p.report
 }
 
-// Offered lets go of a device after its volume was made, or was not. It notes the offer beforehand with Offering.
-func (a *Agent) Offered(o Offer) { a.drop(o.number) }
-
-// Offering notes that a device is about to become a volume.
-func (a *Agent) Offering(o Offer) error {
+// Offering asks the API once more whether a device may become a volume, and notes that it is about to. Offered has to follow,
+// whatever comes of it.
+func (a *Agent) Offering(ctx context.Context, o Offer) error {
+	j := a.jobs[o.number]
+	if j == nil || j.held == nil {
+		return ErrChanged // by an earlier Offered
+	}
 	record, err := a.Records.Get(o.Path)
 	if err != nil {
+		return err
+	}
+	if err := a.confirm(ctx, j, j.held.Facts, record); err != nil {
 		return err
 	}
 	record.State, record.Volume = Offered, o.Name
 	record.VolumeUID, record.ClaimUID, record.Claim = "", "", ""
 	return a.Records.Put(record)
+}
+
+// Offered lets go of a device after its volume was made, or was not. If it certainly was not, the device stays clean.
+func (a *Agent) Offered(o Offer, failed error, certainly bool) error {
+	j := a.jobs[o.number]
+	if j == nil || j.held == nil {
+		return nil
+	}
+	if failed == nil {
+		a.drop(o.number)
+		return nil
+	}
+	record, err := a.Records.Get(o.Path)
+	if err == nil && certainly && record.State == Offered && record.Volume == o.Name {
+		record.State, record.Volume = Clean, ""
+		err = a.Records.Put(record)
+	}
+	// It is offered again when refused devices are checked again.
+	j.err = failed
+	if _, known := errors.AsType[Problem](failed); !known && !errors.Is(failed, ErrChanged) {
+		j.err = Problem{Path: o.Path, Reason: NotOffered, Detail: failed.Error()}
+	}
+	err = errors.Join(err, j.held.Close())
+	j.held = nil
+	return err
 }
 
 // Deleted notes that a released volume went before its device was cleaned: its data may go all the same. Nothing is noted of
@@ -226,16 +291,41 @@ func (p *pass) volume(v Volume, seen map[blockdev.Number]bool) {
 		}
 		return
 	}
-	if err := p.note(v, number); err != nil {
+	half, err := p.halfClean(v)
+	if err == nil && !half {
+		err = p.note(v, number)
+	}
+	if half {
+		return
+	}
+	if err != nil {
 		p.problem(v.Name, v.Path, reasonOf(err), "%v", err)
 		return
 	}
 	p.report.Available++
 }
 
+// halfClean has a volume be deleted that is available, as when its claim was taken from it by hand, while its device was
+// not clean: the next claim would get what is left of the data. The device is cleaned without it. One that a claim has got
+// already is that claim's.
+func (p *pass) halfClean(v Volume) (bool, error) {
+	record, err := p.Records.Get(v.Path)
+	if err != nil || record.State != Cleaning || !record.isOf(v) {
+		return false, err
+	}
+	text := "its device was being cleaned when its claim was taken from it"
+	if v.Used {
+		p.problem(v.Name, v.Path, HalfClean, "%s, and the claim %s has got it: what is left of the earlier data can be read by it", text, v.Claim)
+		return false, nil
+	}
+	p.problem(v.Name, v.Path, HalfClean, "%s: it is deleted, and made again when the device is clean", text)
+	p.report.HalfClean = append(p.report.HalfClean, v.Name)
+	return true, nil
+}
+
 // released has the device of a volume cleaned, unless it shares its blocks with another one's.
 func (p *pass) released(v Volume, number blockdev.Number) {
-	facts, err := blockdev.Inspect(number)
+	facts, err := inspect(number)
 	if err != nil {
 		p.problem(v.Name, v.Path, reasonOf(err), "%v", err)
 		return
@@ -252,14 +342,14 @@ func (p *pass) released(v Volume, number blockdev.Number) {
 		wanted.wipe = v.Wipe
 	}
 	if p.Offer != nil {
-		wanted.existing = p.Offer.ExistingData
+		wanted.existing, wanted.partitions = p.Offer.ExistingData, p.Offer.Partitions
 	}
 	p.follow(number, wanted)
 }
 
 // note keeps the record of a volume that is available or bound.
 func (p *pass) note(v Volume, number blockdev.Number) error {
-	facts, err := blockdev.Inspect(number)
+	facts, err := inspect(number)
 	if err != nil {
 		return err
 	}
@@ -270,8 +360,8 @@ func (p *pass) note(v Volume, number blockdev.Number) error {
 	if other := p.twin(v, facts); other.Name != "" {
 		return Problem{v.Name, v.Path, Twice, fmt.Sprintf("it is the same disk, %s, as %s of the PersistentVolume %s", facts.Identity, other.Path, other.Name)}
 	}
-	if facts.SizeBytes != v.Bytes {
-		return Problem{v.Name, v.Path, OtherDevice, fmt.Sprintf("%s has %d bytes, and the PersistentVolume has %d", v.Path, facts.SizeBytes, v.Bytes)}
+	if err := v.leadsTo(facts, record); err != nil {
+		return err
 	}
 	if record.State != "" && record.Volume == v.Name && record.Identity != "" && record.Identity != facts.Identity {
 		return Problem{v.Name, v.Path, OtherDevice, fmt.Sprintf("%s now leads to %s, and led to %s when it was recorded", v.Path, facts.Identity, record.Identity)}
@@ -279,6 +369,9 @@ func (p *pass) note(v Volume, number blockdev.Number) error {
 	// A claim that has its volume has its data, also where both were made anew from a backup.
 	if record.State == Bound && !record.isOf(v) && (!v.Used || record.Claim != v.Claim) {
 		return record.contradiction(v)
+	}
+	if facts.Identity != v.Identity || facts.SizeBytes != v.Bytes {
+		p.report.Known = append(p.report.Known, Known{v.Name, facts.Identity, facts.SizeBytes})
 	}
 	next := Record{Version: recordVersion, Path: v.Path, Bytes: facts.SizeBytes, Identity: facts.Identity, State: Offered,
 		Volume: v.Name, VolumeUID: v.UID, ClaimUID: v.ClaimUID, Claim: v.Claim, Wipe: record.Wipe}
@@ -288,10 +381,29 @@ func (p *pass) note(v Volume, number blockdev.Number) error {
 	case record.State == Bound: // somebody has taken the claim from the volume, and its data is still there
 		next.State, next.ClaimUID, next.Claim = Bound, record.ClaimUID, record.Claim
 	}
+	if next.Instance, err = instance(v, facts, record); err != nil {
+		return err
+	}
 	if next == record {
 		return nil
 	}
 	return p.Records.Put(next)
+}
+
+// instance is what a disk without identity is known by until the node is booted again. Which one it is then is not known.
+func instance(v Volume, facts blockdev.Facts, record Record) (string, error) {
+	if facts.Identity != "" {
+		return "", nil
+	}
+	now, err := facts.Instance()
+	if err != nil || record.Instance == "" || record.Volume != v.Name {
+		return now, err
+	}
+	was, _, _ := strings.Cut(record.Instance, "/")
+	if boot, _, _ := strings.Cut(now, "/"); boot == was && now != record.Instance {
+		return "", Problem{v.Name, v.Path, OtherDevice, fmt.Sprintf("%s now leads to another disk than before; neither has an identity", v.Path)}
+	}
+	return record.Instance, nil
 }
 
 // twin is another volume of the same disk, by another path; its name is empty if there is none.
@@ -323,7 +435,7 @@ func (p *pass) scan(seen map[blockdev.Number]bool) {
 		if len(p.owners[f.Number]) > 0 {
 			continue
 		}
-		facts, err := blockdev.Inspect(f.Number)
+		facts, err := inspect(f.Number)
 		if err != nil {
 			p.problem("", f.Paths[0], reasonOf(err), "%v", err)
 			continue
@@ -336,7 +448,7 @@ func (p *pass) scan(seen map[blockdev.Number]bool) {
 			p.problem("", f.Paths[0], HasPartitions, "one of its partitions is the PersistentVolume %s", owner)
 			continue
 		}
-		p.follow(f.Number, &job{path: f.Paths[0], wipe: p.Offer.Wipe, existing: p.Offer.ExistingData})
+		p.follow(f.Number, &job{path: f.Paths[0], wipe: p.Offer.Wipe, existing: p.Offer.ExistingData, partitions: p.Offer.Partitions})
 	}
 }
 
@@ -350,31 +462,34 @@ func (p *pass) ownerOf(numbers []blockdev.Number) string {
 	return ""
 }
 
-// follow starts a job, or reports what has become of it.
+// follow starts a job, or reports what has become of it. It looks at it once: a job may end at any time.
 func (p *pass) follow(number blockdev.Number, wanted *job) {
 	j := p.jobs[number]
-	if j != nil && j.finished() && (j.stale(wanted) || p.Retry && j.err != nil) {
+	var now status
+	if j != nil {
+		now = j.status()
+	}
+	if j != nil && now.finished && (j.stale(wanted) || p.Retry && j.err != nil) {
 		if !j.stale(wanted) {
 			wanted.before = j.err
 		}
 		p.drop(number)
 		j = nil
 	}
-	if j == nil {
+	switch {
+	case j == nil:
 		wanted.number = number
 		p.start(wanted)
 		p.stillRefused(wanted) // what comes of it is reported when it is known
-		return
-	}
-	status := j.status()
-	switch {
-	case !status.finished:
-		p.report.Wiping = append(p.report.Wiping, Wiping{j.volume.Name, j.path, status.progress})
-		if quiet := time.Since(status.moved); quiet > hangs {
+	case !now.finished:
+		p.report.Wiping = append(p.report.Wiping, Wiping{j.volume.Name, j.path, now.progress})
+		if quiet := time.Since(now.moved); quiet > hangs && !now.waiting {
 			p.problem(j.volume.Name, j.path, Hangs, "it has not answered for %s", quiet.Round(time.Second))
-		} else if status.progress.Total == 0 {
+		} else if now.progress.Total == 0 {
 			p.stillRefused(j)
 		}
+	case errors.Is(j.err, ErrChanged):
+		// The volumes that the pass was told of are old. The job is stale when they are not, and is tried again at the next poll.
 	case j.err != nil:
 		p.problem(j.volume.Name, j.path, reasonOf(j.err), "%s", detail(j.err))
 	case j.volume.Name != "":
@@ -382,13 +497,13 @@ func (p *pass) follow(number blockdev.Number, wanted *job) {
 	case j.held != nil:
 		name := VolumeName(p.Node, j.path, func(name string) bool { return p.names[name] || j.names[name] })
 		p.names[name] = true
-		p.report.Offers = append(p.report.Offers, Offer{name, j.path, j.held.Facts.SizeBytes, number})
+		p.report.Offers = append(p.report.Offers, Offer{name, j.path, j.held.Facts.Identity, j.held.Facts.SizeBytes, number})
 	}
 }
 
 // stillRefused reports why a device was refused while it is checked again, so that nothing seems to change.
 func (p *pass) stillRefused(j *job) {
-	if j.before != nil {
+	if j.before != nil && !errors.Is(j.before, ErrChanged) {
 		p.problem(j.volume.Name, j.path, reasonOf(j.before), "%s", detail(j.before))
 	}
 }

@@ -28,7 +28,7 @@ func TestNewDeviceIsWiped(t *testing.T) {
 		t.Run(string(wipe), func(t *testing.T) {
 			w := devicestest.New(t)
 			t.Cleanup(devices.UseSmallSteps())
-			w.Config.Wipe = wipe
+			w.Config.Wipe, w.Config.ExistingData = wipe, devices.Erase
 			d := w.Disk("disk", 8*mib)
 			want := devices.Offer{Name: "local-node-disk", Path: d.Path, Bytes: 8 * mib}
 			if got := w.Offered(); got.Name != want.Name || got.Path != want.Path || got.Bytes != want.Bytes {
@@ -67,7 +67,7 @@ func TestSignatureRanges(t *testing.T) {
 func TestDeviceLifecycle(t *testing.T) {
 	w := devicestest.New(t)
 	w.Config.Wipe = devices.WipeZero
-	d := w.Disk("disk", 32*mib)
+	d := w.Blank("disk", 32*mib)
 	o := w.Offered()
 	devicestest.Run(t, "mkfs.ext4", "-q", "-F", d.Node)
 	w.PVs = []devices.Volume{devicestest.Bound(d.Volume(o.Name))}
@@ -116,10 +116,13 @@ func TestOnlyAllowedDataIsWiped(t *testing.T) {
 		"a half cleaned device was formatted meanwhile":                 {devices.Record{State: devices.Cleaning, Erased: true, Wipe: devices.WipeSignatures}, true, devices.HasSignature},
 		"cleaning had begun":                                            {released, true, ""},
 		"cleaning had begun, on a disk that has been replaced":          {changed(released, func(r *devices.Record) { r.Identity = "serial=other" }), true, devices.HasSignature},
-		"cleaning had begun, on a disk of another size":                 {changed(released, func(r *devices.Record) { r.Bytes = mib }), true, devices.HasSignature},
+		"cleaning had begun, on a disk of another size":                 {changed(released, func(r *devices.Record) { r.Bytes = 64 * mib }), true, devices.HasSignature},
 		"cleaning had begun, on a disk that cannot be told from others": {changed(released, func(r *devices.Record) { r.Identity = "" }), true, devices.HasSignature},
 		"cleaning had begun, on a disk that no claim had":               {devices.Record{State: devices.Cleaning, Wipe: devices.WipeSignatures, Identity: itsOwn}, true, devices.HasSignature},
-		"an unclaimed volume was deleted":                               {devices.Record{State: devices.Offered}, false, ""},
+		"an unclaimed volume was deleted":                               {devices.Record{State: devices.Offered}, false, devices.HasData},
+		"a clean device was written to meanwhile":                       {devices.Record{State: devices.Clean, Wipe: devices.WipeSignatures}, false, devices.HasData},
+		"cleaning had begun, and it was written to meanwhile":           {devices.Record{State: devices.Cleaning, Erased: true, Wipe: devices.WipeZero, Done: mib}, false, devices.HasData},
+		"cleaning had begun, and has yet come to nothing":               {devices.Record{State: devices.Cleaning, Erased: true, Wipe: devices.WipeZero}, false, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := devicestest.New(t)
@@ -180,7 +183,7 @@ func TestFrozenNode(t *testing.T) {
 	w := devicestest.New(t)
 	t.Cleanup(devices.UseSmallSteps())
 	w.Config.Wipe = devices.WipeZero
-	used, released, gone := w.Disk("disk-used", 8*mib), w.Disk("disk-released", 8*mib), w.Disk("disk-gone", 8*mib)
+	used, released, gone := w.Disk("disk-used", 8*mib), w.Disk("disk-released", 8*mib), w.Disk("disk-gone", 4*mib)
 	fresh := w.Disk("disk-new", 8*mib)
 	w.PVs = []devices.Volume{devicestest.Released(released.Volume("pv-released")), devicestest.Bound(used.Volume("pv-used")), gone.Volume("pv-gone")}
 	must.Succeed(t, os.Remove(gone.Path))
@@ -219,7 +222,7 @@ func TestFrozenNode(t *testing.T) {
 func TestCleaningOfReplacedDiskBeginsAnew(t *testing.T) {
 	w := devicestest.New(t)
 	t.Cleanup(devices.UseSmallSteps())
-	w.Config.Wipe = devices.WipeZero
+	w.Config.Wipe, w.Config.ExistingData = devices.WipeZero, devices.Erase
 	d := w.Disk("disk", 8*mib)
 	must.Succeed(t, w.Records.Put(devices.Record{Path: d.Path, Bytes: d.Bytes(), Identity: "serial=other", State: devices.Cleaning, Wipe: devices.WipeZero,
 		Done: 4 * mib, Erased: true}))
@@ -432,7 +435,8 @@ func TestDataOfVolumeThatIsAvailableAgainIsKept(t *testing.T) {
 	w.Refused(devices.WasBound)
 }
 
-// Of a released volume that no record knows, it is known that kubelet has made its filesystem and nobody else anything.
+// Of a released volume that neither a record nor its own annotation knows the device of, nothing is known but that kubelet has
+// made its filesystem: another disk may be at its path.
 func TestUnknownReleasedVolume(t *testing.T) {
 	for name, c := range map[string]struct {
 		fsType  string
@@ -445,7 +449,8 @@ func TestUnknownReleasedVolume(t *testing.T) {
 		"another filesystem":                {"xfs", []string{"mkfs.ext4", "-q", "-F"}, devices.Keep, false},
 		"another filesystem, may be erased": {"xfs", []string{"mkfs.ext4", "-q", "-F"}, devices.Erase, true},
 		"swap":                              {"ext4", []string{"mkswap"}, devices.Keep, false},
-		"a block volume with whatever":      {"", []string{"mkswap"}, devices.Keep, true},
+		"a block volume with whatever":      {"", []string{"mkswap"}, devices.Keep, false},
+		"a block volume without signatures": {"", nil, devices.Keep, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := devicestest.New(t)
@@ -455,7 +460,7 @@ func TestUnknownReleasedVolume(t *testing.T) {
 				devicestest.Run(t, append(c.make, d.Node)...)
 			}
 			v := devicestest.Released(d.Volume("pv"))
-			v.FSType = c.fsType
+			v.FSType, v.Identity = c.fsType, ""
 			w.PVs = []devices.Volume{v}
 			if c.cleaned {
 				if r := w.Pass(); len(r.Cleaned) != 1 || len(r.Problems) > 0 {
@@ -465,6 +470,28 @@ func TestUnknownReleasedVolume(t *testing.T) {
 			}
 			d.Untouched()
 			w.Refused(devices.HasSignature)
+		})
+	}
+}
+
+// Its annotation says which disk it is of, whatever its user has made there.
+func TestReleasedVolumeWithoutRecordIsKnownByItsIdentity(t *testing.T) {
+	for name, other := range map[string]bool{"the same disk": false, "another disk": true} {
+		t.Run(name, func(t *testing.T) {
+			w := devicestest.New(t)
+			d := w.Disk("disk", 32*mib)
+			devicestest.Run(t, "mkswap", d.Node)
+			v := devicestest.Released(d.Volume("pv"))
+			w.PVs = []devices.Volume{v}
+			if other {
+				w.PVs[0].Identity = "wwid=naa.5000"
+				d.Untouched()
+				w.Refused(devices.OtherDevice)
+				return
+			}
+			if r := w.Pass(); len(r.Cleaned) != 1 || len(r.Problems) > 0 {
+				t.Fatalf("found %+v, want it cleaned", r)
+			}
 		})
 	}
 }
@@ -532,7 +559,7 @@ func TestDeviceOfForeignVolumeIsRefused(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := devicestest.New(t)
-			d := w.Disk("disk", 32*mib)
+			d := w.Blank("disk", 32*mib)
 			foreign := devices.Volume{Name: "by-hand", UID: "uid of by-hand", Path: c.path(t, d), Foreign: true}
 			if c.released {
 				w.PVs = []devices.Volume{devicestest.Released(d.Volume("pv"))}
@@ -549,7 +576,7 @@ func TestDeviceOfForeignVolumeIsRefused(t *testing.T) {
 // A device that need not be cleaned is offered only if nobody has it either.
 func TestCleanDeviceOfForeignVolumeIsRefused(t *testing.T) {
 	w := devicestest.New(t)
-	d := w.Disk("disk", 8*mib)
+	d := w.Blank("disk", 8*mib)
 	w.Offered()
 	w.PVs = nil
 	w.API = func() ([]devices.Volume, error) {
@@ -562,7 +589,7 @@ func TestCleanDeviceOfForeignVolumeIsRefused(t *testing.T) {
 // A name that a volume of another node has is made unique.
 func TestNameOfOtherNodesVolumeIsNotTaken(t *testing.T) {
 	w := devicestest.New(t)
-	w.Disk("disk", 8*mib)
+	w.Blank("disk", 8*mib)
 	w.Taken = map[string]bool{"local-node-disk": true}
 	if o := w.Offered(); !strings.HasPrefix(o.Name, "local-node-disk-") || len(o.Name) != len("local-node-disk-0123456789") {
 		t.Errorf("it is offered as %s", o.Name)
@@ -588,7 +615,7 @@ func cleanStepwise(disk string, wipe devices.Wipe, dir string) error {
 	if err != nil {
 		return err
 	}
-	api := list{devicestest.Released(devices.Volume{Name: "pv", Path: disk, Bytes: facts.SizeBytes})}
+	api := list{devicestest.Released(devices.Volume{Name: "pv", Path: disk, Bytes: facts.SizeBytes, Identity: facts.Identity})}
 	input := bufio.NewReader(os.Stdin)
 	step := func(int64) {
 		fmt.Println("step")
@@ -597,11 +624,14 @@ func cleanStepwise(disk string, wipe devices.Wipe, dir string) error {
 		}
 	}
 	changed := make(chan struct{}, 100)
-	a := devices.NewAgent(devices.Options{Node: "node", Records: records, API: api, Log: logr.Discard(), Changed: func() { changed <- struct{}{} }, Wiped: step})
-	for len(a.Pass(devices.Request{Volumes: api, Wipe: wipe}).Cleaned) == 0 {
+	a := devices.NewAgent(devices.Options{Node: "node", Records: records, API: api, Log: logr.Discard(), View: devicestest.View(), Changed: func() { changed <- struct{}{} }, Wiped: step})
+	for {
+		r := a.Pass(devices.Request{Volumes: api, Wipe: wipe})
+		if len(r.Cleaned)+len(r.Problems) > 0 {
+			return fmt.Errorf("was not killed, and found %+v", r)
+		}
 		<-changed
 	}
-	return errors.New("was not killed")
 }
 
 type list []devices.Volume
@@ -646,6 +676,7 @@ func TestKilledWipeResumes(t *testing.T) {
 func killAfter(t *testing.T, steps int, d *devicestest.Disk, wipe devices.Wipe, records string) {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "/proc/self/exe")
+	cmd.Stderr = os.Stderr
 	cmd.Env = append(os.Environ(), childVariable+"="+strings.Join([]string{d.Path, string(wipe), records}, " "))
 	input, err := cmd.StdinPipe()
 	must.Succeed(t, err)
@@ -757,7 +788,7 @@ func TestFailingDeviceKeepsVolume(t *testing.T) {
 func TestHungDeviceDelaysNoOther(t *testing.T) {
 	w := devicestest.New(t)
 	hung, slow := ill(w, "disk-slow", 32*mib)
-	w.Disk("disk-a", 32*mib)
+	w.Blank("disk-a", 32*mib)
 	w.Config.Wipe = devices.WipeZero
 	w.PVs = []devices.Volume{devicestest.Released(slow.Volume("pv"))}
 	hung.Hang()
@@ -779,7 +810,7 @@ func TestHungDeviceDelaysNoOther(t *testing.T) {
 	pass("disk-a offered, and disk-slow being cleaned", func(r devices.Report) bool {
 		return len(r.Offers) == 1 && len(r.Wiping) == 1 && r.Wiping[0].Volume == "pv"
 	})
-	w.Disk("disk-b", 32*mib)
+	w.Blank("disk-b", 32*mib)
 	pass("disk-b offered too", func(r devices.Report) bool { return len(r.Offers) == 2 && len(r.Cleaned) == 0 })
 	hung.Heal()
 	pass("disk-slow cleaned", func(r devices.Report) bool { return len(r.Cleaned) == 1 && len(r.Wiping) == 0 })

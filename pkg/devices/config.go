@@ -61,9 +61,10 @@ const (
 	KeyFilter       = "deviceNameFilter"
 	KeyExistingData = "existingData"
 	KeyWipe         = "wipe"
+	KeyPartitions   = "partitions"
 )
 
-var keys = []string{KeyStorageClass, KeyVolumeMode, KeyFSType, KeyDeviceDir, KeyFilter, KeyExistingData, KeyWipe}
+var keys = []string{KeyStorageClass, KeyVolumeMode, KeyFSType, KeyDeviceDir, KeyFilter, KeyExistingData, KeyWipe, KeyPartitions}
 
 // A Config says which devices of a node are offered, and how.
 type Config struct {
@@ -74,6 +75,7 @@ type Config struct {
 	Filter       *regexp.Regexp
 	ExistingData ExistingData
 	Wipe         Wipe
+	Partitions   Partitions
 }
 
 // ParseConfig reads the data of a ConfigMap. The error has all problems, each on a line of its own.
@@ -84,11 +86,14 @@ func ParseConfig(data map[string]string) (Config, error) {
 		VolumeMode:   p.oneOf(KeyVolumeMode, "", Filesystem, Block),
 		ExistingData: ExistingData(p.oneOf(KeyExistingData, string(Keep), string(Keep), string(Erase))),
 		Wipe:         Wipe(p.oneOf(KeyWipe, string(WipeSignatures), string(WipeSignatures), string(WipeDiscard), string(WipeZero))),
+		Partitions:   Partitions(p.oneOf(KeyPartitions, string(RefusePartitions), string(RefusePartitions), string(OfferPartitions))),
 		DeviceDir:    p.directory(KeyDeviceDir),
 		Filter:       p.expression(KeyFilter),
 	}
 	if c.VolumeMode == Filesystem {
 		c.FSType = p.oneOf(KeyFSType, "", "ext4", "xfs", "btrfs")
+	} else if data[KeyFSType] != "" && c.VolumeMode == Block {
+		p.problem("%s is %q, and a volume of the mode %s has no filesystem; remove the key, or make %s %s", KeyFSType, data[KeyFSType], Block, KeyVolumeMode, Filesystem)
 	}
 	p.unknown()
 	return c, errors.Join(p.problems...)

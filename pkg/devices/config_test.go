@@ -16,15 +16,15 @@ func TestConfiguration(t *testing.T) {
 	data := map[string]string{"volumeMode": "Filesystem", "fsType": "xfs", "deviceDir": dir, "deviceNameFilter": "^sd[b-z]$"}
 	c, err := devices.ParseConfig(data)
 	must.Succeed(t, err)
-	if c.StorageClass != "local-storage" || c.FSType != "xfs" || c.ExistingData != devices.Keep || c.Wipe != devices.WipeSignatures ||
+	if c.StorageClass != "local-storage" || c.FSType != "xfs" || c.ExistingData != devices.Keep || c.Partitions != devices.RefusePartitions || c.Wipe != devices.WipeSignatures ||
 		!c.Filter.MatchString("sdb") || c.Filter.MatchString("sda") {
 		t.Errorf("parsed %+v", c)
 	}
 	other := maps.Clone(data)
-	maps.Copy(other, map[string]string{"storageClassName": "fast", "volumeMode": "Block", "fsType": "ntfs", "wipe": "zero", "existingData": "wipe", "else": "x"})
+	maps.Copy(other, map[string]string{"storageClassName": "fast", "volumeMode": "Block", "fsType": "", "partitions": "offer", "wipe": "zero", "existingData": "wipe", "else": "x"})
 	c, err = devices.ParseConfig(other)
 	must.Succeed(t, err)
-	if c.StorageClass != "fast" || c.FSType != "" || c.ExistingData != devices.Erase || c.Wipe != devices.WipeZero {
+	if c.StorageClass != "fast" || c.FSType != "" || c.Partitions != devices.OfferPartitions || c.ExistingData != devices.Erase || c.Wipe != devices.WipeZero {
 		t.Errorf("parsed %+v", c)
 	}
 }
@@ -41,6 +41,8 @@ func TestConfigurationReportsAllProblems(t *testing.T) {
 			[]string{"fsType is missing", "absolute", `"("`, `wipe is "shred"`, `existingData is "yes"`, "the key is deviceDir"}},
 		{map[string]string{"volumeMode": "Filesystem", "fsType": "ntfs", "deviceDir": file, "deviceNameFilter": "."},
 			[]string{`fsType is "ntfs"`, "not a directory"}},
+		{map[string]string{"volumeMode": "Block", "fsType": "ext4", "deviceDir": filepath.Dir(file), "deviceNameFilter": ".", "partitions": "all"},
+			[]string{`fsType is "ext4"`, `partitions is "all"`}},
 		{map[string]string{"volumeMode": "Raw", "deviceDir": file + "/none", "deviceNameFilter": "."}, []string{`volumeMode is "Raw"`, "deviceDir"}},
 	} {
 		_, err := devices.ParseConfig(c.data)

@@ -1,5 +1,7 @@
 package devices
 
+import "kubevirt.io/hostpath-provisioner/pkg/hostfs/blockdev"
+
 // Spans are what a way of cleaning overwrites, as pairs of offsets.
 func (w Wipe) Spans(size int64) (pairs [][2]int64) {
 	for _, s := range w.spans(size) {
@@ -14,4 +16,30 @@ func UseSmallSteps() (restore func()) {
 	step, size, note := stepBytes, rangeBytes, noteEvery
 	stepBytes, rangeBytes, noteEvery = mib, 2*mib, 0
 	return func() { stepBytes, rangeBytes, noteEvery = step, size, note }
+}
+
+// Identify has devices be known by other identities than the kernel's, until restored.
+func Identify(as func(identity string) string) (restore func()) {
+	before := inspect
+	inspect = func(n blockdev.Number) (blockdev.Facts, error) {
+		facts, err := before(n)
+		facts.Identity = as(facts.Identity)
+		return facts, err
+	}
+	return func() { inspect = before }
+}
+
+// SameDisk is for the forms that identities have.
+var SameDisk = sameDisk
+
+// UseTurns takes all turns of cleaning, until released.
+func (a *Agent) UseTurns() (release func()) {
+	for range cap(a.turns) {
+		a.turns <- struct{}{}
+	}
+	return func() {
+		for range cap(a.turns) {
+			<-a.turns
+		}
+	}
 }

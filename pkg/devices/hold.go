@@ -9,44 +9,65 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/blockdev"
 )
 
-// A Held is a device that is open exclusively: no other process uses it, or can until it is closed.
+// A Held is a device that is open exclusively, and that had no user when all was checked with it open. Only Hold makes one:
+// who has it has the descriptor that was checked, whatever its path leads to now.
 type Held struct {
 	*blockdev.Held
 	Facts blockdev.Facts
+	look  Look
 }
 
+// A Look says which device is looked at, and what is allowed of it.
+type Look struct {
+	Path   string
+	Number blockdev.Number
+	// Ours says that its last user may have left partitions, being one of a volume of ours: if they were in use the device
+	// could not be held.
+	Ours bool
+	// Record is what is known of it, and Partitions how one without a record is taken.
+	Record     Record
+	Partitions Partitions
+	// View is what is seen of its users.
+	View blockdev.View
+
+	holding bool
+}
+
+// inspect is what the kernel knows of a device.
+var inspect = blockdev.Inspect
+
 // Hold opens a device exclusively if it is not in use. All that is checked is checked again with the device held. The
-// device has to have the number that was found at the path. A device that is ours may have partitions, which its last
-// user left: if they were in use the device could not be held.
-func Hold(path string, number blockdev.Number, ours bool) (*Held, error) {
-	facts, err := inspect(path, number, ours)
+// device has to have the number that was found at the path.
+func Hold(l Look) (*Held, error) {
+	facts, err := l.inspect()
 	if err != nil {
 		return nil, err
 	}
-	device, err := blockdev.Hold(path)
+	device, err := blockdev.Hold(l.Path)
 	if err != nil {
-		return nil, Problem{Path: path, Reason: reasonOf(err), Detail: err.Error()}
+		return nil, Problem{Path: l.Path, Reason: reasonOf(err), Detail: err.Error()}
 	}
-	held := &Held{Held: device, Facts: facts}
-	if err := held.check(ours); err != nil {
+	held := &Held{device, facts, l}
+	if err := held.check(); err != nil {
 		return nil, errors.Join(err, device.Close())
 	}
 	return held, nil
 }
 
 // check repeats the check with the device held.
-func (h *Held) check(ours bool) error {
-	path := h.String()
+func (h *Held) check() error {
 	if h.Number() != h.Facts.Number {
-		return Problem{Path: path, Reason: OtherDevice, Detail: fmt.Sprintf("now leads to device %s, and led to %s when it was inspected", h.Number(), h.Facts.Number)}
+		return Problem{Path: h.look.Path, Reason: OtherDevice, Detail: fmt.Sprintf("now leads to device %s, and led to %s when it was inspected", h.Number(), h.Facts.Number)}
 	}
-	facts, err := inspect(path, h.Number(), ours)
+	look := h.look
+	look.holding = true
+	facts, err := look.inspect()
 	if err != nil {
 		return err
 	}
 	h.Facts = facts
 	if err := h.Writable(); err != nil {
-		return Problem{Path: path, Reason: reasonOf(err), Detail: err.Error()}
+		return Problem{Path: h.look.Path, Reason: reasonOf(err), Detail: err.Error()}
 	}
 	return h.checkSize()
 }
@@ -63,62 +84,83 @@ func (h *Held) checkSize() error {
 	return nil
 }
 
-// inspect refuses a device by what the kernel knows of it.
-func inspect(path string, number blockdev.Number, ours bool) (blockdev.Facts, error) {
-	refuse := func(reason Reason, format string, args ...any) error {
-		return Problem{Path: path, Reason: reason, Detail: fmt.Sprintf(format, args...)}
-	}
-	facts, err := blockdev.Inspect(number)
+func (l Look) refuse(reason Reason, format string, args ...any) error {
+	return Problem{Path: l.Path, Reason: reason, Detail: fmt.Sprintf(format, args...)}
+}
+
+// inspect refuses a device by what the kernel knows of it and of its users.
+func (l Look) inspect() (blockdev.Facts, error) {
+	facts, err := inspect(l.Number)
 	if err != nil {
-		return facts, refuse(reasonOf(err), "%v", err)
+		return facts, l.refuse(reasonOf(err), "%v", err)
 	}
 	switch {
 	case facts.SizeBytes == 0:
-		return facts, refuse(Empty, "it has no size")
+		return facts, l.refuse(Empty, "it has no size")
 	case facts.ReadOnly:
-		return facts, refuse(ReadOnly, "it is read-only")
+		return facts, l.refuse(ReadOnly, "it is read-only")
 	case len(facts.Holders) > 0:
-		return facts, refuse(HasHolders, "it is part of %s", strings.Join(facts.Holders, ", "))
-	case len(facts.Partitions) > 0 && !ours:
-		return facts, refuse(HasPartitions, "it has %d partitions", len(facts.Partitions))
-	case len(facts.Loops) > 0:
-		return facts, refuse(HasLoop, "it, its disk or one of its partitions is the file of loop device %s", strings.Join(facts.Loops, ", "))
+		return facts, l.refuse(HasHolders, "it is part of %s", strings.Join(facts.Holders, ", "))
+	case len(facts.Partitions) > 0 && !l.Ours:
+		return facts, l.refuse(HasPartitions, "it has %d partitions", len(facts.Partitions))
 	}
 	if twins := facts.Twins(); len(twins) > 0 {
-		return facts, refuse(Twice, "it is the same disk, %s, as %s: use through that path cannot be detected here", facts.Identity, strings.Join(twins, ", "))
+		return facts, l.refuse(Twice, "it is the same disk, %s, as %s: use through that path cannot be detected here", facts.Identity, strings.Join(twins, ", "))
 	}
-	swap, err := facts.Swap()
+	if !facts.IsPartition() || l.Record.is(facts) {
+		return facts, l.unused(facts, facts.Overlapping())
+	}
+	if err := l.partition(facts); err != nil {
+		return facts, err
+	}
+	siblings, err := facts.Siblings()
 	if err != nil {
-		return facts, refuse(Failed, "%v", err)
+		return facts, l.refuse(Failed, "%v", err)
 	}
-	if swap {
-		return facts, refuse(IsSwap, "the kernel swaps to it")
+	if err := l.unused(facts, append(siblings, facts.Disk)); err != nil {
+		return facts, err
 	}
-	mounts, err := mountsOf(facts)
-	if err != nil {
-		return facts, refuse(reasonOf(err), "%v", err)
-	}
-	if len(mounts) > 0 {
-		slices.Sort(mounts)
-		return facts, refuse(Mounted, "it is mounted on %s", strings.Join(mounts, ", "))
-	}
-	return facts, nil
+	return facts, l.alone(facts)
 }
 
-// mountsOf are the places where a device is mounted, its disk or its partitions. That of a node, as kubelet maps it for a
-// pod, keeps nobody from holding the device exclusively.
-func mountsOf(facts blockdev.Facts) ([]string, error) {
-	all, err := facts.Mounts()
-	for _, number := range facts.Overlapping() {
+// unused refuses a device that has a user, or one of the others that it shares a disk with.
+func (l Look) unused(facts blockdev.Facts, with []blockdev.Number) error {
+	all := []blockdev.Facts{facts}
+	for _, number := range with {
+		if number == facts.Number {
+			continue
+		}
+		other, err := inspect(number)
 		if err != nil {
-			return nil, err
+			return l.refuse(reasonOf(err), "%v", err)
 		}
-		var part blockdev.Facts
-		var mounts []string
-		if part, err = blockdev.Inspect(number); err == nil {
-			mounts, err = part.Mounts()
+		// What a multipath device is part of is its partitions.
+		parent := number == facts.Disk && !slices.Contains(other.Partitions, facts.Number)
+		if len(other.Holders) > 0 && !parent {
+			return l.refuse(HasHolders, "%s of the same disk is part of %s", other.Name, strings.Join(other.Holders, ", "))
 		}
-		all = append(all, mounts...)
+		all = append(all, other)
 	}
-	return all, err
+	for _, f := range all {
+		swap, err := f.Swap()
+		if err != nil {
+			return l.refuse(Failed, "%v", err)
+		}
+		if swap {
+			return l.refuse(IsSwap, "the kernel swaps to %s", f.Name)
+		}
+	}
+	users, err := l.View.FindUsers(all)
+	switch {
+	case err != nil:
+		return l.refuse(reasonOf(err), "whether it is in use cannot be known: %v", err)
+	case len(users.Mounts) > 0:
+		return l.refuse(Mounted, "it is mounted, or another part of its disk, on %s", strings.Join(users.Mounts, ", "))
+	case len(users.Loops) > 0:
+		return l.refuse(HasLoop, "it, its disk or one of its partitions is the file of loop device %s", strings.Join(users.Loops, ", "))
+	case len(users.Processes) > 0:
+		slices.Sort(users.Processes)
+		return l.refuse(InUse, "it, its disk or one of its partitions is open for writing in the process %s", strings.Join(users.Processes, ", "))
+	}
+	return nil
 }

@@ -1,6 +1,7 @@
 package devices
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -22,6 +23,8 @@ type job struct {
 	volume   Volume
 	wipe     Wipe
 	existing ExistingData
+	// partitions is how one without a record is taken.
+	partitions Partitions
 	// before is why the device was refused the last time that it was checked.
 	before error
 	// unsigned says that the device was found without signatures.
@@ -37,10 +40,11 @@ type job struct {
 	mu       sync.Mutex
 	progress Progress
 	moved    time.Time
+	waiting  bool // for other devices to be cleaned
 }
 
-// errTaken says that the API has changed, so that there is nothing to do any more.
-var errTaken = errors.New("the volumes have changed meanwhile")
+// ErrChanged says that the API has changed, so that there is nothing to do before a cache has that too.
+var ErrChanged = errors.New("the volumes have changed meanwhile")
 
 func (a *Agent) start(j *job) {
 	ctx, cancel := context.WithCancel(a.ctx)
@@ -65,20 +69,27 @@ func (j *job) finished() bool {
 // stale reports that a finished job does not match what is wanted now.
 func (j *job) stale(wanted *job) bool {
 	return j.path != wanted.path || j.volume.Name != wanted.volume.Name || j.volume.UID != wanted.volume.UID || j.volume.ClaimUID != wanted.volume.ClaimUID ||
-		!j.wipe.covers(wanted.wipe) || j.existing != wanted.existing ||
-		errors.Is(j.err, errTaken) || errors.Is(j.err, context.Canceled)
+		!j.wipe.covers(wanted.wipe) || j.existing != wanted.existing || j.partitions != wanted.partitions ||
+		errors.Is(j.err, context.Canceled)
 }
 
 type status struct {
 	finished bool
 	progress Progress
 	moved    time.Time
+	waiting  bool
 }
 
 func (j *job) status() status {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	return status{j.finished(), j.progress, j.moved}
+	return status{j.finished(), j.progress, j.moved, j.waiting}
+}
+
+func (j *job) wait(waiting bool) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.waiting, j.moved = waiting, time.Now()
 }
 
 func (j *job) move(p Progress) {
@@ -94,7 +105,7 @@ func (a *Agent) run(ctx context.Context, j *job) (_ *Held, err error) {
 		return nil, err
 	}
 	released := j.volume.Name != ""
-	held, err := Hold(j.path, j.number, released || record.State == Cleaning)
+	held, err := Hold(Look{Path: j.path, Number: j.number, Ours: released || record.State == Cleaning, Record: record, Partitions: j.partitions, View: a.View})
 	if err != nil {
 		return nil, errors.Join(err, a.withdraw(record, err))
 	}
@@ -106,20 +117,15 @@ func (a *Agent) run(ctx context.Context, j *job) (_ *Held, err error) {
 	if err := a.knownElsewhere(j, held); err != nil {
 		return nil, err
 	}
-	needed, err := j.needs(ctx, held, record)
+	may, err := a.permit(ctx, j, held, record)
 	if err != nil {
 		return nil, err
 	}
-	if needed || !released {
-		if err := a.confirm(ctx, j, held.Facts); err != nil {
+	if may != nil {
+		if err := a.clean(ctx, j, may); err != nil {
 			return nil, err
 		}
-	}
-	if needed {
-		if !record.about(held) {
-			record = Record{}
-		}
-		if err := a.clean(ctx, j, held, record); err != nil {
+		if err := held.check(); err != nil { // it took its time
 			return nil, err
 		}
 	}
@@ -127,6 +133,34 @@ func (a *Agent) run(ctx context.Context, j *job) (_ *Held, err error) {
 		return nil, nil
 	}
 	return held, nil
+}
+
+// An erasable device is one that may be written to: it is held without any user, nothing on it is still wanted, and the API
+// has just said so too. Only permit makes one, and nothing else can be cleaned.
+type erasable struct {
+	*Held
+	// record is what is known of the device, and zero if that is about another one.
+	record Record
+}
+
+// permit returns the device if it has to be cleaned, and nil if it is clean.
+func (a *Agent) permit(ctx context.Context, j *job, held *Held, record Record) (*erasable, error) {
+	needed, err := j.needs(ctx, held, record)
+	if err != nil {
+		return nil, err
+	}
+	if !record.is(held.Facts) {
+		record = Record{}
+	}
+	if needed || j.volume.Name == "" {
+		if err := a.confirm(ctx, j, held.Facts, record); err != nil {
+			return nil, err
+		}
+	}
+	if !needed {
+		return nil, nil
+	}
+	return &erasable{held, record}, nil
 }
 
 // withdraw has a device that somebody uses be kept from now on: what he leaves on it is not the data of the claim that
@@ -170,12 +204,12 @@ func (j *job) needs(ctx context.Context, held *Held, record Record) (bool, error
 	if j.volume.Name != "" {
 		return j.releasedNeeds(ctx, held, record)
 	}
-	if record.State == Bound && !record.about(held) && j.existing != Erase && (record.Bytes == held.Facts.SizeBytes || record.Identity == held.Facts.Identity) {
+	if record.State == Bound && !record.is(held.Facts) && j.existing != Erase && (record.Bytes == held.Facts.SizeBytes || record.Identity == held.Facts.Identity) {
 		return false, Problem{Path: j.path, Reason: WasBound, Detail: fmt.Sprintf(
 			"it may have the data of the claim %s: it has %d bytes and is %q, and its PersistentVolume %s, which was deleted without being released, had %d bytes and was %q",
 			record.Claim, held.Facts.SizeBytes, held.Facts.Identity, record.Volume, record.Bytes, record.Identity)}
 	}
-	if !record.about(held) {
+	if !record.is(held.Facts) {
 		record = Record{}
 	}
 	if n := len(held.Facts.Partitions); n > 0 && !record.permitsErasing() && !record.Erased {
@@ -187,29 +221,54 @@ func (j *job) needs(ctx context.Context, held *Held, record Record) (bool, error
 // releasedNeeds decides whether the device of a released volume has to be cleaned. That it is ours is known by the
 // volume, and by the record, which must not contradict it.
 func (j *job) releasedNeeds(ctx context.Context, held *Held, record Record) (bool, error) {
-	if held.Facts.SizeBytes != j.volume.Bytes {
-		return false, Problem{Path: j.path, Reason: OtherDevice,
-			Detail: fmt.Sprintf("it has %d bytes, and the PersistentVolume has %d", held.Facts.SizeBytes, j.volume.Bytes)}
+	if err := j.volume.leadsTo(held.Facts, record); err != nil {
+		return false, err
 	}
-	if record.State != "" && record.Volume == j.volume.Name && !record.about(held) {
+	if record.State != "" && record.Volume == j.volume.Name && !record.is(held.Facts) {
 		return false, Problem{Path: j.path, Reason: OtherDevice, Detail: fmt.Sprintf("it has %d bytes and is %q; it had %d bytes and was %q",
 			held.Facts.SizeBytes, held.Facts.Identity, record.Bytes, record.Identity)}
 	}
 	if !record.agrees(j.volume) {
 		return false, record.contradiction(j.volume)
 	}
-	if record.unknown() {
-		return true, j.foreignSignature(ctx, held)
+	same, err := j.volume.surely(held.Facts, record)
+	if err != nil {
+		return false, err
 	}
-	same := record.ClaimUID == j.volume.ClaimUID
-	return !same || record.State != Clean || !record.Wipe.covers(j.wipe), nil
+	if !same {
+		if err := j.foreignSignature(ctx, held); err != nil {
+			return false, err
+		}
+	}
+	done := !record.unknown() && record.ClaimUID == j.volume.ClaimUID && record.State == Clean && record.Bytes == held.Facts.SizeBytes
+	return !done || !record.Wipe.covers(j.wipe), nil
 }
 
-// foreignSignature refuses the device of a released volume that was never seen before, if it carries what no user of the
-// volume can have made: kubelet makes its filesystem, and pods do not get at the device. A user of a block volume may have
-// made anything.
+// leadsTo refuses another device than that of a volume, as far as that can be known. One that has grown is the same.
+func (v Volume) leadsTo(facts blockdev.Facts, record Record) error {
+	if v.Identity != "" && facts.Identity != v.Identity {
+		return Problem{v.Name, v.Path, OtherDevice, fmt.Sprintf("%s now leads to %q, and the PersistentVolume was made of %s", v.Path, facts.Identity, v.Identity)}
+	}
+	known := facts.Identity != "" && (v.Identity == facts.Identity || record.Volume == v.Name && record.Identity == facts.Identity)
+	if facts.SizeBytes == v.Bytes || known && facts.SizeBytes > v.Bytes {
+		return nil
+	}
+	return Problem{v.Name, v.Path, OtherDevice, fmt.Sprintf("%s has %d bytes, and the PersistentVolume has %d", v.Path, facts.SizeBytes, v.Bytes)}
+}
+
+// surely says whether a device is known to be that of a volume: by its identity, or for one without any since the node was booted.
+func (v Volume) surely(facts blockdev.Facts, record Record) (bool, error) {
+	if facts.Identity != "" {
+		return v.Identity == facts.Identity || record.Volume == v.Name && record.Identity == facts.Identity, nil
+	}
+	instance, err := facts.Instance()
+	return record.Volume == v.Name && record.Instance != "" && record.Instance == instance, err
+}
+
+// foreignSignature refuses a device that may be another one than that of its released volume, if it carries what nobody is
+// known to have made on the volume: kubelet makes its filesystem.
 func (j *job) foreignSignature(ctx context.Context, held *Held) error {
-	if j.volume.FSType == "" || j.existing == Erase {
+	if j.existing == Erase {
 		return nil
 	}
 	signatures, err := Signatures(ctx, held)
@@ -220,7 +279,9 @@ func (j *job) foreignSignature(ctx context.Context, held *Held) error {
 	if len(foreign) == 0 {
 		return nil
 	}
-	return Problem{Path: j.path, Reason: HasSignature, Detail: fmt.Sprintf("it has %s, and the PersistentVolume, which has no record, is for %s", describe(foreign), j.volume.FSType)}
+	return Problem{Path: j.path, Reason: HasSignature, Detail: fmt.Sprintf(
+		"it has %s, and that it is the device of the PersistentVolume, for %s, is not known: there is no record of it, or the disk has no identity",
+		describe(foreign), cmp.Or(j.volume.FSType, "any data"))}
 }
 
 // unclaimedNeeds decides whether a device without a volume has to be cleaned before it is offered, or must not be.
@@ -242,11 +303,23 @@ func (j *job) unclaimedNeeds(ctx context.Context, held *Held, record Record) (bo
 		return false, Problem{Path: j.path, Reason: HasSignature, Detail: "it has " + describe(signatures)}
 	}
 	j.unsigned = true
-	return record.State != Clean || !record.Wipe.covers(j.wipe), nil
+	parts := sampled(held.Facts.SizeBytes)
+	if record.State != "" && record.Wipe != "" {
+		parts = record.cleanParts()
+	}
+	empty, err := blank(ctx, held, parts)
+	switch {
+	case err != nil:
+		return false, Problem{Path: j.path, Reason: reasonOf(err), Detail: err.Error()}
+	case !empty && j.existing != Erase:
+		return false, Problem{Path: j.path, Reason: HasData, Detail: "it does not read as zeroes, so that it may have data of a kind that is not known"}
+	}
+	return !empty || record.State != Clean || record.Bytes != held.Facts.SizeBytes || !record.Wipe.covers(j.wipe), nil
 }
 
-// confirm asks the API itself, while the device is held, whether it may be cleaned or offered.
-func (a *Agent) confirm(ctx context.Context, j *job, facts blockdev.Facts) error {
+// confirm asks the API itself, while the device is held, whether it may be cleaned or offered. The record is zero if there is
+// none of the device.
+func (a *Agent) confirm(ctx context.Context, j *job, facts blockdev.Facts, record Record) error {
 	volumes, names, err := a.API.Volumes(ctx)
 	switch {
 	case ctx.Err() != nil:
@@ -257,33 +330,87 @@ func (a *Agent) confirm(ctx context.Context, j *job, facts blockdev.Facts) error
 	j.names = names
 	released := false
 	for _, v := range volumes {
-		number, err := blockdev.At(v.Path)
-		same, overlaps := number == j.number, slices.Contains(facts.Overlapping(), number)
-		switch {
-		case err != nil || !same && !overlaps:
-		case v.Foreign:
-			return Problem{Path: j.path, Reason: OfOthers, Detail: fmt.Sprintf(
-				"it is, or has blocks of, %s of the PersistentVolume %s, which does not have the label of this node's volumes", v.Path, v.Name)}
-		case overlaps || v.Name != j.volume.Name || v.UID != j.volume.UID || !v.Released || v.ClaimUID != j.volume.ClaimUID:
-			return errTaken
-		default:
+		if v.Name == j.volume.Name && v.UID == j.volume.UID && v.Released && v.ClaimUID == j.volume.ClaimUID && !v.Foreign && !v.Elsewhere {
 			released = true
+			continue
+		}
+		if err := a.conflict(j, v, facts, record); err != nil {
+			return err
 		}
 	}
 	if released != (j.volume.Name != "") {
-		return errTaken
+		return ErrChanged
 	}
 	return nil
 }
 
-// clean cleans a device that is held, from where an earlier agent stopped.
-func (a *Agent) clean(ctx context.Context, j *job, held *Held, record Record) error {
+// conflict refuses a device that is, or may be, that of another volume than the job's.
+func (a *Agent) conflict(j *job, v Volume, facts blockdev.Facts, record Record) error {
+	switch {
+	case v.Elsewhere && shared(v.Identity) && sameDisk(v.Identity, facts.Identity):
+		return Problem{Path: j.path, Reason: Twice, Detail: fmt.Sprintf(
+			"it is the same disk, %s, as %s of the PersistentVolume %s of another node", facts.Identity, v.Path, v.Name)}
+	case v.Elsewhere:
+		return nil
+	}
+	number, err := blockdev.At(v.Path)
+	same, overlaps := number == j.number, slices.Contains(facts.Overlapping(), number)
+	switch {
+	case err == nil && (same || overlaps) && v.Foreign:
+		return Problem{Path: j.path, Reason: OfOthers, Detail: fmt.Sprintf(
+			"it is, or has blocks of, %s of the PersistentVolume %s, which does not have the label of this node's volumes", v.Path, v.Name)}
+	case err == nil && (same || overlaps):
+		return ErrChanged
+	case v.Foreign:
+		return nil
+	case sameDisk(v.Identity, facts.Identity):
+		return Problem{Path: j.path, Reason: MayBeMissing, Detail: fmt.Sprintf(
+			"it is the disk of the PersistentVolume %s, %s, whose path %s does not lead to it any more", v.Name, v.Identity, v.Path)}
+	}
+	known := record.State != "" || j.volume.Identity != "" && j.volume.Identity == facts.Identity
+	if known || v.Bytes != facts.SizeBytes {
+		return nil
+	}
+	missing, err := a.missing(v)
+	if err == nil && missing {
+		err = Problem{Path: j.path, Reason: MayBeMissing, Detail: fmt.Sprintf(
+			"it may be the disk of the PersistentVolume %s, whose path %s does not lead to it any more: it is as large, and there is no record of it", v.Name, v.Path)}
+	}
+	return err
+}
+
+// missing says whether the path of a volume leads to its device no more.
+func (a *Agent) missing(v Volume) (bool, error) {
+	number, err := blockdev.At(v.Path)
+	if err != nil {
+		return true, nil
+	}
+	facts, err := inspect(number)
+	if err != nil {
+		return true, nil
+	}
+	record, err := a.Records.Get(v.Path)
+	if err != nil {
+		return false, err
+	}
+	return v.leadsTo(facts, record) != nil || record.State != "" && record.Volume == v.Name && !record.is(facts), nil
+}
+
+// clean cleans a device, from where an earlier agent stopped.
+func (a *Agent) clean(ctx context.Context, j *job, held *erasable) error {
+	record := held.record
+	if record.State == Cleaning && record.Wipe.covers(j.wipe) {
+		j.wipe = record.Wipe // as was promised
+	}
 	next := Record{Path: j.path, Bytes: held.Facts.SizeBytes, Identity: held.Facts.Identity, State: Cleaning,
 		Volume: j.volume.Name, VolumeUID: j.volume.UID, ClaimUID: j.volume.ClaimUID, Claim: j.volume.Claim, Wipe: j.wipe, Erased: j.unsigned}
 	if j.volume.Name == "" && record.permitsErasing() { // also the next time, if this is interrupted
 		next.Volume, next.VolumeUID, next.ClaimUID, next.Claim = record.Volume, record.VolumeUID, record.ClaimUID, record.Claim
 	}
-	if record.State == Cleaning && record.Wipe == j.wipe && (j.volume.Name == "" || record.ClaimUID == j.volume.ClaimUID) {
+	if next.Identity == "" {
+		next.Instance = record.Instance
+	}
+	if record.State == Cleaning && record.Wipe == j.wipe && record.Bytes == next.Bytes && (j.volume.Name == "" || record.ClaimUID == j.volume.ClaimUID) {
 		next.Done, next.Erased = record.Done, record.Erased || j.unsigned
 	}
 	if err := a.Records.Put(next); err != nil {
@@ -292,7 +419,7 @@ func (a *Agent) clean(ctx context.Context, j *job, held *Held, record Record) er
 	log := a.Log.WithValues("device", j.path, "volume", j.volume.Name, "wipe", j.wipe)
 	log.Info("cleaning a device", "bytes", held.Facts.SizeBytes, "doneBytes", next.Done)
 	started, noted, before := time.Now(), time.Now(), next.Done
-	w := wiper{device: held, wipe: j.wipe}
+	w := wiper{device: held, wipe: j.wipe, turn: func(ctx context.Context) (func(), error) { return a.turn(ctx, j) }}
 	w.erased = func() error {
 		next.Erased = true
 		return a.Records.Put(next)

@@ -21,6 +21,12 @@ func pointer(p *byte) unsafe.Pointer { return unsafe.Pointer(p) }
 // addPartition has the kernel have a partition on a loop device, whether it knows any partition table or not (BLKPG).
 func addPartition(t *testing.T, node string) string {
 	t.Helper()
+	return testNode(t, addPartitionAt(t, node, 1, mib))
+}
+
+// addPartitionAt does so for any number and start, in bytes, and answers the kernel's name of the node.
+func addPartitionAt(t *testing.T, node string, number int, start int64) string {
+	t.Helper()
 	device, err := os.OpenFile(node, os.O_RDWR, 0)
 	must.Succeed(t, err)
 	defer device.Close()
@@ -31,7 +37,7 @@ func addPartition(t *testing.T, node string) string {
 	info = *read
 	info.Flags |= unix.LO_FLAGS_PARTSCAN
 	must.Succeed(t, unix.IoctlLoopSetStatus64(int(device.Fd()), &info))
-	part := unix.BlkpgPartition{Start: mib, Length: 8 * mib, Pno: 1}
+	part := unix.BlkpgPartition{Start: start, Length: 8 * mib, Pno: int32(number)}
 	arg := unix.BlkpgIoctlArg{Op: unix.BLKPG_ADD_PARTITION, Datalen: int32(unsafe.Sizeof(part)), Data: (*byte)(unsafe.Pointer(&part))}
 	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, device.Fd(), unix.BLKPG, uintptr(unsafe.Pointer(&arg))); errno != 0 {
 		t.Fatalf("add a partition: %v", errno)
@@ -46,7 +52,7 @@ func addPartition(t *testing.T, node string) string {
 			t.Errorf("remove the partition: %v", errno)
 		}
 	})
-	return testNode(t, node+"p1")
+	return fmt.Sprintf("%sp%d", node, number)
 }
 
 // testNode is the node of a device, made where nothing made it.
@@ -68,6 +74,9 @@ func testNode(t *testing.T, node string) string {
 // deviceNode is the node of a device below /dev, where the kernel says that one is by its path.
 func deviceNode(t *testing.T, node string) string {
 	t.Helper()
+	if _, err := os.Stat(node); err != nil {
+		node = testNode(t, node)
+	}
 	var st unix.Stat_t
 	must.Succeed(t, unix.Stat(node, &st))
 	made := filepath.Join("/dev", filepath.Base(node))

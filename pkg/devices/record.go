@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"sync"
 
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/blockdev"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 )
 
@@ -46,6 +47,8 @@ type Record struct {
 	// Wipe is how it is or was cleaned, and Done how much of that is durable, in bytes.
 	Wipe Wipe  `json:"wipe,omitempty"`
 	Done int64 `json:"done,omitempty"`
+	// Instance distinguishes a disk without identity from any other, until the node is booted again.
+	Instance string `json:"instance,omitempty"`
 	// Erased says that all signatures have been erased: one that is found now was written by another program.
 	Erased bool `json:"erased,omitempty"`
 }
@@ -144,9 +147,12 @@ func (r *Records) Put(record Record) error {
 	return nil
 }
 
-// about reports whether the record is about the device that is at its path now.
-func (r Record) about(h *Held) bool {
-	return r.State != "" && r.Bytes == h.Facts.SizeBytes && (r.Identity == "" || r.Identity == h.Facts.Identity)
+// is reports whether the record is about a device. One that has an identity may have grown.
+func (r Record) is(f blockdev.Facts) bool {
+	if r.State == "" || r.Identity != "" && r.Identity != f.Identity {
+		return false
+	}
+	return r.Bytes == f.SizeBytes || r.Identity != "" && r.Bytes < f.SizeBytes
 }
 
 // unknown says that there is no record of a volume of the device.

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -53,8 +52,8 @@ func (s *scanner) visit(path string, entry fs.DirEntry, err error) {
 		return
 	}
 	number, err := blockdev.At(path)
-	if errors.Is(err, blockdev.ErrNotBlock) && leadsToDirectory(path) {
-		return // links to directories are not followed
+	if errors.Is(err, blockdev.ErrNotBlock) {
+		return // as /dev/mapper/control, or a link to a directory, which is not followed
 	}
 	if err != nil {
 		s.problems = append(s.problems, Problem{Path: path, Reason: reasonOf(err), Detail: err.Error()})
@@ -66,11 +65,6 @@ func (s *scanner) visit(path string, entry fs.DirEntry, err error) {
 	}
 	s.at[number] = len(s.found)
 	s.found = append(s.found, Found{Number: number, Paths: []string{path}})
-}
-
-func leadsToDirectory(path string) bool {
-	info, err := os.Stat(path)
-	return err == nil && info.IsDir()
 }
 
 // A Reason is why a device is not offered or cleaned, in one word for events and metrics.
@@ -90,6 +84,12 @@ const (
 	IsSwap        Reason = "Swap"
 	Mounted       Reason = "Mounted"
 	InUse         Reason = "InUse"
+	Hidden        Reason = "UsersHidden"
+	IsPartition   Reason = "IsPartition"
+	Reserved      Reason = "ReservedPartition"
+	HasData       Reason = "HasData"
+	MayBeMissing  Reason = "MayBeMissing"
+	HalfClean     Reason = "HalfClean"
 	HasSignature  Reason = "HasSignature"
 	WasBound      Reason = "VolumeDisappeared"
 	OtherDevice   Reason = "OtherDevice"
@@ -101,6 +101,15 @@ const (
 	Failed        Reason = "IOError"
 	Hangs         Reason = "DoesNotAnswer"
 )
+
+// UsedByNode says that a device without a volume is refused because the node has it for itself, as its system disk is: no error.
+func (p Problem) UsedByNode() bool {
+	switch p.Reason {
+	case Mounted, IsSwap, InUse, HasHolders, HasLoop, HasPartitions, DiskInUse, IsPartition, Reserved:
+		return p.Volume == ""
+	}
+	return false
+}
 
 // A Problem is a device that cannot be used, or a volume whose device is not as it was.
 type Problem struct {
@@ -130,6 +139,8 @@ func reasonOf(err error) Reason {
 		return Gone
 	case errors.Is(err, blockdev.ErrBusy):
 		return InUse
+	case errors.Is(err, blockdev.ErrHidden):
+		return Hidden
 	case errors.Is(err, blockdev.ErrReadOnly):
 		return ReadOnly
 	}

@@ -56,8 +56,8 @@ func Signatures(ctx context.Context, h *Held) ([]Signature, error) {
 
 // eraseSignatures erases them, without backups. --force: the device is held here, so wipefs cannot hold it too, and would then
 // not erase partition tables.
-func eraseSignatures(ctx context.Context, d *blockdev.Held) error {
-	_, err := wipefs(ctx, d, "--all", "--force", "--quiet")
+func eraseSignatures(ctx context.Context, d *erasable) error {
+	_, err := wipefs(ctx, d.Held.Held, "--all", "--force", "--quiet")
 	return err
 }
 

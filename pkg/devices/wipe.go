@@ -72,8 +72,10 @@ func (p Progress) String() string {
 
 // A wiper cleans one device.
 type wiper struct {
-	device *Held
+	device *erasable
 	wipe   Wipe
+	// turn waits until a step may be done, and returns what ends it.
+	turn func(context.Context) (done func(), err error)
 	// erased notes that there is no signature any more, and checkpoint that everything before is durable.
 	erased     func() error
 	checkpoint func(Progress) error
@@ -100,7 +102,7 @@ func (w *wiper) run(ctx context.Context, from int64) error {
 }
 
 func (w *wiper) erase(ctx context.Context) error {
-	if err := eraseSignatures(ctx, w.device.Held); err != nil {
+	if err := eraseSignatures(ctx, w.device); err != nil {
 		return err
 	}
 	if err := w.device.Sync(); err != nil {
@@ -114,7 +116,7 @@ func (w *wiper) erase(ctx context.Context) error {
 
 // none makes sure that no signature is left.
 func (w *wiper) none(ctx context.Context) error {
-	left, err := Signatures(ctx, w.device)
+	left, err := Signatures(ctx, w.device.Held)
 	if err == nil && len(left) > 0 {
 		err = fmt.Errorf("%s still has %s after it was erased", w.device, describe(left))
 	}
@@ -147,7 +149,13 @@ func (w *wiper) step(ctx context.Context, offset, bytes int64, p Progress) error
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	if err := w.overwrite(offset, bytes); err != nil {
+	done, err := w.turn(ctx)
+	if err != nil {
+		return err
+	}
+	err = w.overwrite(offset, bytes)
+	done()
+	if err != nil {
 		return err
 	}
 	return w.checkpoint(p)

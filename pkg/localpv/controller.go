@@ -2,8 +2,10 @@ package localpv
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -11,6 +13,7 @@ import (
 	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/events"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -116,11 +119,11 @@ func (c *controller) Reconcile(ctx context.Context, _ reconcile.Request) (reconc
 	}
 	request.Retry = poll || c.changedConfig(config) || c.retry.due(now)
 	report := c.agent.Pass(request)
-	result.RequeueAfter = time.Until(c.retry.next(report.Problems, now, c.nextPoll)) + time.Millisecond
 	if request.Offer != nil {
 		c.watcher.watch(report.Directories)
 	}
 	err = c.apply(ctx, node, config, list.Items, &report)
+	result.RequeueAfter = time.Until(c.retry.next(report.Problems, now, c.nextPoll)) + time.Millisecond
 	c.show(node, list.Items, report, problems)
 	if err == nil {
 		c.ready.Store(true)
@@ -200,14 +203,23 @@ func (c *controller) apply(ctx context.Context, node *metav1.PartialObjectMetada
 	}
 	var failed error
 	for _, name := range r.Cleaned {
-		if err := c.delete(ctx, byName[name]); err != nil {
+		if err := c.delete(ctx, byName[name], "is clean and is offered again"); err != nil {
+			failed = err
+		}
+	}
+	for _, name := range r.HalfClean {
+		if err := c.delete(ctx, byName[name], "is not clean, and no claim may have it: it is cleaned first"); err != nil {
+			failed = err
+		}
+	}
+	for _, known := range r.Known {
+		if err := c.update(ctx, byName[known.Name], known); err != nil {
 			failed = err
 		}
 	}
 	for _, o := range r.Offers {
-		if err := c.offer(ctx, node, config, o); err != nil {
+		if err := c.offer(ctx, node, config, o); err != nil && !errors.Is(err, devices.ErrChanged) {
 			r.Problems = append(r.Problems, devices.Problem{Path: o.Path, Reason: devices.NotOffered, Detail: err.Error()})
-			failed = err
 		}
 	}
 	for _, w := range r.Wiping {
@@ -218,9 +230,23 @@ func (c *controller) apply(ctx context.Context, node *metav1.PartialObjectMetada
 	return failed
 }
 
-// delete deletes a volume whose device is clean, if it is still as it was.
-func (c *controller) delete(ctx context.Context, pv *corev1.PersistentVolume) error {
-	if pv.DeletionTimestamp != nil {
+// update brings the identity and the size of a volume up to date with its device: what its device is has to be known also
+// where the node has lost its records, and a device may grow.
+func (c *controller) update(ctx context.Context, pv *corev1.PersistentVolume, known devices.Known) error {
+	changed := pv.DeepCopy()
+	metav1.SetMetaDataAnnotation(&changed.ObjectMeta, identityAnnotation, known.Identity)
+	changed.Spec.Capacity[corev1.ResourceStorage] = *resource.NewQuantity(known.Bytes, resource.BinarySI)
+	c.metrics.writes.WithLabelValues("patch").Inc()
+	err := c.Patch(ctx, changed, client.MergeFromWithOptions(pv, client.MergeFromWithOptimisticLock{}))
+	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
+		return nil // the next pass has it
+	}
+	return err
+}
+
+// delete deletes a volume for what its device is, if it is still as it was.
+func (c *controller) delete(ctx context.Context, pv *corev1.PersistentVolume, device string) error {
+	if pv == nil || pv.DeletionTimestamp != nil {
 		return nil
 	}
 	c.metrics.writes.WithLabelValues("delete").Inc()
@@ -229,24 +255,31 @@ func (c *controller) delete(ctx context.Context, pv *corev1.PersistentVolume) er
 		return nil // the next pass has it
 	}
 	if err == nil {
-		c.log.Info("deleted a PersistentVolume whose device is clean", "volume", pv.Name, "device", pv.Spec.Local.Path)
-		c.events.Eventf(pv, nil, corev1.EventTypeNormal, "DeviceCleaned", "Clean", "%s is clean and is offered again", pv.Spec.Local.Path)
+		c.log.Info("deleted a PersistentVolume", "volume", pv.Name, "device", pv.Spec.Local.Path, "because", "the device "+device)
+		if pv.Status.Phase == corev1.VolumeReleased { // what is half clean has an event of its own
+			c.events.Eventf(pv, nil, corev1.EventTypeNormal, "DeviceCleaned", "Clean", "%s %s", pv.Spec.Local.Path, device)
+		}
 	}
 	return err
 }
 
 // offer makes a volume of a device that is held until then.
 func (c *controller) offer(ctx context.Context, node *metav1.PartialObjectMetadata, config devices.Config, o devices.Offer) error {
-	defer c.agent.Offered(o)
-	if err := c.agent.Offering(o); err != nil {
-		return err
+	if err := c.agent.Offering(ctx, o); err != nil {
+		return errors.Join(err, c.agent.Offered(o, err, true))
 	}
 	c.metrics.writes.WithLabelValues("create").Inc()
 	err := c.Create(ctx, newVolume(node, config, o))
 	if err == nil {
 		c.log.Info("made a PersistentVolume", "volume", o.Name, "device", o.Path, "bytes", o.Bytes)
 	}
-	return err
+	return errors.Join(err, c.agent.Offered(o, err, refused(err)))
+}
+
+// refused says that the API server has answered that nothing was made. Without an answer it may have been.
+func refused(err error) bool {
+	var status apierrors.APIStatus
+	return errors.As(err, &status) && !apierrors.IsTimeout(err) && !apierrors.IsServerTimeout(err)
 }
 
 func (c *controller) annotate(ctx context.Context, pv *corev1.PersistentVolume, p devices.Progress) error {
@@ -289,7 +322,9 @@ func (c *controller) show(node *metav1.PartialObjectMetadata, pvs []corev1.Persi
 	}
 	c.report(reports)
 	c.metrics.available.Set(float64(r.Available))
-	c.metrics.errors.Set(float64(len(found)))
+	used := slices.DeleteFunc(slices.Clone(found), func(p devices.Problem) bool { return !p.UsedByNode() })
+	c.metrics.errors.Set(float64(len(found) - len(used)))
+	c.metrics.used.Set(float64(len(used)))
 	c.metrics.missing.Set(float64(missing))
 	c.metrics.wiping.Set(float64(len(r.Wiping)))
 	c.metrics.uncleaned.Set(float64(uncleaned(pvs, r)))

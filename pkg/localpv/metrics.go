@@ -4,10 +4,10 @@ import "github.com/prometheus/client_golang/prometheus"
 
 // metrics are those of a node, which all have its name as a label.
 type metrics struct {
-	available, errors, missing, wiping, uncleaned prometheus.Gauge
-	config, progress                              *prometheus.GaugeVec
-	wiped                                         prometheus.Counter
-	writes                                        *prometheus.CounterVec
+	available, errors, used, missing, wiping, uncleaned prometheus.Gauge
+	config, progress                                    *prometheus.GaugeVec
+	wiped                                               prometheus.Counter
+	writes                                              *prometheus.CounterVec
 }
 
 func newMetrics(registry prometheus.Registerer, node string) *metrics {
@@ -20,6 +20,7 @@ func newMetrics(registry prometheus.Registerer, node string) *metrics {
 	m := &metrics{
 		available: gauge("available_devices", "Devices that are PersistentVolumes, in use or not."),
 		errors:    gauge("error_devices", "Devices that cannot be offered or cleaned, and PersistentVolumes whose device is missing or was replaced by another. Events give the reason."),
+		used:      gauge("used_devices", "Devices that the configuration selects, and that the node has for itself: partitions, mounted or open devices, parts of others."),
 		missing:   gauge("missing_devices", "PersistentVolumes whose device is not there."),
 		uncleaned: gauge("uncleaned_volumes", "Released PersistentVolumes whose device is neither clean nor being cleaned."),
 		wiping:    gauge("wiping_devices", "Devices that are being checked or cleaned."),

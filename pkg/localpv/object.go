@@ -24,6 +24,8 @@ const (
 	configAnnotation = prefix + "pv-spec-configmap"
 	// wipeAnnotation of a volume says how it is cleaned at least.
 	wipeAnnotation = prefix + devices.KeyWipe
+	// identityAnnotation of a volume is what its device is known by, where the node does not know it any more.
+	identityAnnotation = prefix + "device-identity"
 	// progressAnnotation of a volume says how much of its device is cleaned.
 	progressAnnotation = prefix + "wipe-progress"
 )
@@ -47,6 +49,9 @@ func newVolume(node *metav1.PartialObjectMetadata, c devices.Config, o devices.O
 	kept := annotations(c)
 	if c.Wipe != devices.WipeSignatures {
 		kept[wipeAnnotation] = string(c.Wipe)
+	}
+	if o.Identity != "" {
+		kept[identityAnnotation] = o.Identity
 	}
 	yes := true
 	mode := corev1.PersistentVolumeMode(c.VolumeMode)
@@ -86,7 +91,7 @@ func volumeOf(pv *corev1.PersistentVolume) (devices.Volume, bool) {
 	}
 	size := pv.Spec.Capacity[corev1.ResourceStorage]
 	v := devices.Volume{Name: pv.Name, UID: string(pv.UID), Path: pv.Spec.Local.Path, Bytes: size.Value(), FSType: fsType(pv),
-		Released: pv.Status.Phase == corev1.VolumeReleased}
+		Identity: pv.Annotations[identityAnnotation], Released: pv.Status.Phase == corev1.VolumeReleased}
 	switch wipe := devices.Wipe(pv.Annotations[wipeAnnotation]); wipe {
 	case devices.WipeDiscard, devices.WipeZero:
 		v.Wipe = wipe
@@ -98,7 +103,8 @@ func volumeOf(pv *corev1.PersistentVolume) (devices.Volume, bool) {
 	return v, true
 }
 
-// volumeFor is a volume of the node, or one that somebody else has made and that may be on it; false for any other one.
+// volumeFor is a volume of the node, one that somebody else has made and that may be on it, or one of another node whose disk
+// is known; false for any other one.
 func volumeFor(node *metav1.PartialObjectMetadata, pv *corev1.PersistentVolume) (devices.Volume, bool) {
 	v, ok := volumeOf(pv)
 	if pv.Labels[legacyNodeLabel] == node.Name {
@@ -108,7 +114,14 @@ func volumeFor(node *metav1.PartialObjectMetadata, pv *corev1.PersistentVolume) 
 		v, ok = devices.Volume{Name: pv.Name, UID: string(pv.UID), Path: path.Path}, true
 	}
 	v.Foreign = true
-	return v, ok && mayBeOn(node, pv)
+	if ok && mayBeOn(node, pv) {
+		return v, true
+	}
+	if v.Identity == "" {
+		return devices.Volume{}, false
+	}
+	v.Foreign, v.Elsewhere = false, true
+	return v, ok
 }
 
 // mayBeOn says whether the affinity of a volume allows a node. What it does not know, it takes for allowed.

@@ -178,7 +178,7 @@ func TestVolumeForNode(t *testing.T) {
 				t.Errorf("with the label it is %+v, %t", v, got)
 			}
 			pv.Labels = nil
-			if v, got := volumeFor(node, pv); got != c.want || !v.Foreign {
+			if v, got := volumeFor(node, pv); got != c.want || got && !v.Foreign {
 				t.Errorf("it is %+v, %t; want %t", v, got, c.want)
 			}
 		})

@@ -27,6 +27,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"kubevirt.io/hostpath-provisioner/pkg/devices"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/blockdev"
 )
 
 // Options are what the provisioner of a node is run with.
@@ -37,6 +38,8 @@ type Options struct {
 	MetricsAddress   string
 	RecordDir        string
 	PollingInterval  time.Duration
+	// NestedNode says that the node is a container.
+	NestedNode bool
 }
 
 // Run keeps the volumes of a node until the context ends.
@@ -66,7 +69,7 @@ func Run(ctx context.Context, api *rest.Config, o Options) (err error) {
 		}
 	}
 	c.Client, c.fresh, c.events = manager.GetClient(), manager.GetAPIReader(), manager.GetEventRecorder("local-pv-provisioner")
-	c.agent = devices.NewAgent(devices.Options{Node: o.Node, Records: records, API: c, Log: c.log, Changed: changed,
+	c.agent = devices.NewAgent(devices.Options{Node: o.Node, Records: records, API: c, Log: c.log, Changed: changed, View: blockdev.View{Nested: o.NestedNode},
 		Wiped: func(bytes int64) { c.metrics.wiped.Add(float64(bytes)) }})
 	defer c.agent.Close()
 	if c.watcher, err = newWatcher(c.log, changed); err != nil {

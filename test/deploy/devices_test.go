@@ -2,6 +2,7 @@ package deploy_test
 
 import (
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -68,6 +69,16 @@ func TestDevicesRBAC(t *testing.T) {
 	}
 	if got := daemonSet(t, objs).Spec.Template.Spec.ServiceAccountName; got != sa.Name {
 		t.Errorf("the pod runs as %q", got)
+	}
+}
+
+// kubelet asks a registry for latest each time, and gets another program some day.
+func TestDevicesImageHasVersion(t *testing.T) {
+	for _, dir := range []string{devicesDir, devicesDir + "/openshift"} {
+		c := container(t, daemonSet(t, manifest.Render(t, dir)).Spec.Template.Spec, "provisioner")
+		if _, tag, _ := strings.Cut(c.Image, ":"); tag == "" || tag == "latest" {
+			t.Errorf("%s has the image %s", dir, c.Image)
+		}
 	}
 }
 

@@ -8,16 +8,19 @@ import (
 	"errors"
 	"hash/maphash"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"sync/atomic"
 	"testing"
 
 	"github.com/go-logr/logr/testr"
 
 	"kubevirt.io/hostpath-provisioner/pkg/devices"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/blockdev"
 	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 	"kubevirt.io/hostpath-provisioner/test/testenv/loopfs"
@@ -72,7 +75,7 @@ func (w *World) Open(dir string) {
 // Start starts an agent, as after a restart.
 func (w *World) Start() {
 	w.Agent = devices.NewAgent(devices.Options{
-		Node: "node", Records: w.Records, API: w, Log: testr.New(w.T),
+		Node: "node", Records: w.Records, API: w, Log: testr.New(w.T), View: View(),
 		Changed: func() {
 			select {
 			case w.changed <- struct{}{}:
@@ -86,6 +89,22 @@ func (w *World) Start() {
 			}
 		},
 	})
+}
+
+// View is of all processes but those that this machine hides from its tests.
+func View() blockdev.View {
+	hidden := make(map[int]bool)
+	links, _ := filepath.Glob("/proc/[0-9]*/fd") // the pattern is right
+	for _, dir := range links {
+		entries, err := os.ReadDir(dir)
+		if err == nil && len(entries) > 0 {
+			_, err = os.Readlink(filepath.Join(dir, entries[0].Name()))
+		}
+		if pid, badPid := strconv.Atoi(filepath.Base(filepath.Dir(dir))); badPid == nil && errors.Is(err, fs.ErrPermission) {
+			hidden[pid] = true
+		}
+	}
+	return blockdev.View{Unseen: func(pid int) bool { return hidden[pid] }}
 }
 
 // Restart ends the agent, and starts another one.
@@ -138,9 +157,9 @@ func (w *World) Offered() devices.Offer {
 		w.Fatalf("offers %+v, problems %v; want one offer", r.Offers, r.Problems)
 	}
 	o := r.Offers[0]
-	must.Succeed(w, w.Agent.Offering(o))
-	w.PVs = append(w.PVs, devices.Volume{Name: o.Name, UID: "uid of " + o.Name, Path: o.Path, Bytes: o.Bytes})
-	w.Agent.Offered(o)
+	must.Succeed(w, w.Agent.Offering(w.Context(), o))
+	w.PVs = append(w.PVs, devices.Volume{Name: o.Name, UID: "uid of " + o.Name, Path: o.Path, Bytes: o.Bytes, Identity: o.Identity})
+	must.Succeed(w, w.Agent.Offered(o, nil, false))
 	return o
 }
 
@@ -191,6 +210,15 @@ func Pattern() []byte {
 		content[at] = byte(at%251) + 1
 	}
 	return content
+}
+
+// Blank makes a disk, a loop device, that reads as zeroes.
+func (w *World) Blank(name string, bytes int64) *Disk {
+	w.Helper()
+	image := filepath.Join(w.files, name)
+	must.Succeed(w, os.WriteFile(image, nil, 0o600))
+	must.Succeed(w, os.Truncate(image, bytes))
+	return w.Attach(name, image)
 }
 
 // Attach makes a file a disk, as it is.
@@ -278,8 +306,15 @@ func (d *Disk) Untouched() {
 // Volume is a volume of the disk.
 func (d *Disk) Volume(name string) devices.Volume {
 	d.Helper()
-	return devices.Volume{Name: name, UID: "uid of " + name, Path: d.Path, Bytes: d.Bytes()}
+	v := devices.Volume{Name: name, UID: "uid of " + name, Path: d.Path, Bytes: d.Bytes()}
+	if d.Image != "" {
+		v.Identity = d.Identity()
+	}
+	return v
 }
+
+// Identity is what a disk with a file is known by.
+func (d *Disk) Identity() string { return "backing_file=" + d.Image }
 
 // WantZero wants zeroes on a part of the disk, in bytes.
 func (d *Disk) WantZero(from, to int64) {

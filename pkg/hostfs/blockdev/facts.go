@@ -1,11 +1,13 @@
 package blockdev
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -21,18 +23,22 @@ type Facts struct {
 	Name      string
 	SizeBytes int64
 	ReadOnly  bool
-	// Holders are the kernel's names of devices that this one is part of: device mapper, md, bcache.
+	// Holders are devices that this one is part of, by the kernel's names and by those of device mapper: device mapper, md,
+	// bcache.
 	Holders []string
-	// Loops are loop devices that have this one, its disk or one of its partitions as their file.
-	Loops []string
 	// Disk is the disk that a partition is on, and for what is no partition the device itself.
 	Disk Number
+	// Partition is the number of a partition on its disk, from 1.
+	Partition int
 	// Partitions are those of a disk.
 	Partitions []Number
 	// Identity is what distinguishes the hardware, or the file of a loop device, and stays when numbers and paths
 	// change. It is empty if the kernel does not know any.
 	Identity string
 }
+
+// Instance is that of the device: see Device.Instance.
+func (f Facts) Instance() (string, error) { return Device{f.Name, f.Number}.Instance() }
 
 // IsPartition says whether the device is a part of a disk.
 func (f Facts) IsPartition() bool { return f.Disk != f.Number }
@@ -53,18 +59,50 @@ func Inspect(n Number) (Facts, error) {
 	}
 	f.SizeBytes = sectors * sector
 	f.ReadOnly = attribute(dir, "ro") != "0"
-	f.Holders = names(filepath.Join(dir, "holders"))
-	if attribute(dir, "partition") != "" {
-		if f.Disk, err = parseNumber(attribute(filepath.Dir(dir), "dev")); err != nil {
-			return f, fmt.Errorf("disk of %s: %w", f.Name, err)
-		}
+	f.Holders = holders(dir)
+	if f.Disk, f.Partition, err = partOf(dir, n); err != nil {
+		return f, fmt.Errorf("disk of %s: %w", f.Name, err)
 	}
 	if f.Partitions, err = partitions(dir); err != nil {
 		return f, err
 	}
 	f.Identity = identity(dir)
-	f.Loops = loopsOn(append(f.Overlapping(), n))
 	return f, nil
+}
+
+// kpartx is how device mapper knows a partition that kpartx has made on a device, as of a multipath device.
+var kpartx = regexp.MustCompile(`^part([0-9]+)-`)
+
+// partOf is the disk that a device is a partition of, with the number there, or the device itself.
+func partOf(dir string, n Number) (disk Number, part int, err error) {
+	if number := attribute(dir, "partition"); number != "" {
+		disk, err = parseNumber(attribute(filepath.Dir(dir), "dev"))
+		part, _ = strconv.Atoi(number)
+		return disk, part, err
+	}
+	match := kpartx.FindStringSubmatch(attribute(dir, "dm/uuid"))
+	below := names(filepath.Join(dir, "slaves"))
+	if match == nil || len(below) != 1 {
+		return n, 0, nil
+	}
+	disk, err = parseNumber(attribute(filepath.Join(dir, "slaves", below[0]), "dev"))
+	part, _ = strconv.Atoi(match[1])
+	return disk, part, err
+}
+
+// holders has the name that users know a device by beside the kernel's.
+func holders(dir string) (found []string) {
+	for _, name := range names(filepath.Join(dir, "holders")) {
+		at := filepath.Join(dir, "holders", name)
+		if mapped := attribute(at, "dm/name"); mapped != "" {
+			kind, _, _ := strings.Cut(attribute(at, "dm/uuid"), "-")
+			name = fmt.Sprintf("%s (%s of device mapper, %s)", name, mapped, cmp.Or(kind, "without uuid"))
+		} else if level := attribute(at, "md/level"); level != "" {
+			name = fmt.Sprintf("%s (%s of md)", name, level)
+		}
+		found = append(found, name)
+	}
+	return found
 }
 
 // Overlapping are the other devices that have blocks of this one: its disk, or its partitions.
@@ -73,6 +111,21 @@ func (f Facts) Overlapping() []Number {
 		return []Number{f.Disk}
 	}
 	return slices.Clone(f.Partitions)
+}
+
+// Siblings are the partitions of the disk of a partition, this one among them.
+func (f Facts) Siblings() ([]Number, error) {
+	dir, err := filepath.EvalSymlinks(filepath.Join(sysfs, f.Disk.String()))
+	if err != nil {
+		return nil, err
+	}
+	found, err := partitions(dir)
+	for _, name := range names(filepath.Join(dir, "holders")) { // those of kpartx
+		if n, parseErr := parseNumber(attribute(filepath.Join(dir, "holders", name), "dev")); parseErr == nil {
+			found = append(found, n)
+		}
+	}
+	return found, err
 }
 
 // Twins are the kernel's names of other devices of the same identity and size: other paths to the same disk, which the
@@ -158,25 +211,6 @@ func identity(dir string) string {
 	return ""
 }
 
-// loopsOn finds loop devices whose file is one of the devices. No other file is asked for: it may be on a filesystem that hangs. Those that
-// kubelet attaches have a mount of the node as their file, which Mounts finds.
-func loopsOn(devices []Number) (found []string) {
-	files, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
-	if err != nil {
-		return nil
-	}
-	for _, file := range files {
-		backing := attribute(filepath.Dir(file), "backing_file")
-		if !strings.HasPrefix(backing, "/dev/") {
-			continue
-		}
-		if at, err := At(backing); err == nil && slices.Contains(devices, at) {
-			found = append(found, filepath.Base(filepath.Dir(filepath.Dir(file))))
-		}
-	}
-	return found
-}
-
 // Swap reports whether the kernel swaps to the device (proc(5), /proc/swaps).
 func (f Facts) Swap() (bool, error) {
 	content, err := os.ReadFile("/proc/swaps")
@@ -203,55 +237,4 @@ func (f Facts) named(path string) bool {
 		return at == f.Number
 	}
 	return filepath.Base(path) == filepath.Base(f.Name)
-}
-
-// nodeMounted says whether a mount of a type, from a root in its filesystem to a place, is one of the device's node.
-func (f Facts) nodeMounted(kind, root, place string) bool {
-	return kind == "devtmpfs" && root == "/"+f.Name && !strings.HasPrefix(place, "/dev/")
-}
-
-// Mounts are the places where the device is mounted, or its node, as kubelet maps a block volume for a pod, in the mount
-// namespace of any process that /proc shows, each with the process.
-func (f Facts) Mounts() ([]string, error) {
-	tables, err := filepath.Glob("/proc/[0-9]*/mountinfo")
-	if err != nil {
-		return nil, err
-	}
-	var found []string
-	seen := make(map[string]bool)
-	for _, table := range tables {
-		content, err := os.ReadFile(table)
-		if err != nil {
-			continue // the process has ended, or has no mounts any more
-		}
-		// Most processes share the host's.
-		if seen[string(content)] {
-			continue
-		}
-		seen[string(content)] = true
-		process := strings.Split(table, "/")[2]
-		for _, place := range f.mountsIn(content) {
-			if !slices.ContainsFunc(found, func(s string) bool { return strings.HasPrefix(s, place+" ") }) {
-				found = append(found, fmt.Sprintf("%s (process %s)", place, process))
-			}
-		}
-	}
-	return found, nil
-}
-
-// mountsIn are the mount points of the device in a mount table (proc_pid_mountinfo(5)).
-func (f Facts) mountsIn(table []byte) (found []string) {
-	for line := range strings.Lines(string(table)) {
-		before, after, ok := strings.Cut(line, " - ")
-		fields, last := strings.Fields(before), strings.Fields(after)
-		if !ok || len(fields) < 5 || len(last) < 2 {
-			continue
-		}
-		// Btrfs has numbers of its own.
-		if fields[2] == f.Number.String() || strings.HasPrefix(last[1], "/dev/") && filepath.Base(last[1]) == filepath.Base(f.Name) ||
-			f.nodeMounted(last[0], fields[3], fields[4]) {
-			found = append(found, fields[4])
-		}
-	}
-	return found
 }

@@ -30,10 +30,12 @@ const (
 	SysAdmin Capability = unix.CAP_SYS_ADMIN
 )
 
-// Capabilities that the mounter needs besides some of these.
+// Capabilities that the mounter, or the agent of devices, needs besides some of these.
 const (
 	// Creates device nodes.
 	MakeNode Capability = unix.CAP_MKNOD
+	// Looks at the descriptors, the memory and the mounts of others' processes.
+	SysPtrace Capability = unix.CAP_SYS_PTRACE
 	// Grows a mounted ext4.
 	SysResource Capability = unix.CAP_SYS_RESOURCE
 )
@@ -70,6 +72,7 @@ var names = map[Capability]string{
 	SysAdmin:    "CAP_SYS_ADMIN",
 	MakeNode:    "CAP_MKNOD",
 	SysResource: "CAP_SYS_RESOURCE",
+	SysPtrace:   "CAP_SYS_PTRACE",
 	Chown:       "CAP_CHOWN",
 	FsetID:      "CAP_FSETID",
 	SetFcap:     "CAP_SETFCAP",

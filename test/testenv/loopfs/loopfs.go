@@ -102,7 +102,9 @@ func Attach(path string) (*os.File, error) {
 		}
 		err = unix.IoctlLoopConfigure(int(device.Fd()), &config)
 		if err == nil {
-			return device, nil
+			// For reading: who has it open for writing is a user of it.
+			defer device.Close()
+			return os.Open(device.Name())
 		}
 		device.Close()
 		if !errors.Is(err, unix.EBUSY) { // somebody else was faster

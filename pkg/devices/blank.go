@@ -1,0 +1,57 @@
+package devices
+
+import (
+	"context"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/blockdev"
+)
+
+const (
+	// blankEnd is read at both ends of a device to find whether it is empty, in bytes.
+	blankEnd = 16 * mib
+	// samples of sampleBytes are read between, at equal distances.
+	samples     = 256
+	sampleBytes = 64 << 10
+)
+
+// sampled are the parts of a device by which it is judged whether there is anything on it.
+func sampled(size int64) (parts []span) {
+	if size <= 2*blankEnd+samples*sampleBytes {
+		return []span{{0, size}}
+	}
+	parts = []span{{0, blankEnd}}
+	distance := (size - 2*blankEnd) / samples / blockdev.Unit * blockdev.Unit
+	for n := range int64(samples) {
+		at := blankEnd + n*distance
+		parts = append(parts, span{at, at + sampleBytes})
+	}
+	return append(parts, span{(size - blankEnd) / blockdev.Unit * blockdev.Unit, size})
+}
+
+// cleanParts are those of the sampled parts that an earlier cleaning has overwritten, as far as it came.
+func (r Record) cleanParts() (parts []span) {
+	done := r.Done
+	for _, s := range r.Wipe.spans(r.Bytes) {
+		if r.State == Cleaning {
+			s.to = min(s.to, s.from+done)
+			done -= s.to - s.from
+		}
+		for _, part := range sampled(r.Bytes) {
+			if from, to := max(part.from, s.from), min(part.to, s.to); from < to {
+				parts = append(parts, span{from, to})
+			}
+		}
+	}
+	return parts
+}
+
+// blank reports whether a device reads as zeroes where anything on it would be found: libblkid does not know what has no
+// signature, as encrypted devices and many stores.
+func blank(ctx context.Context, h *Held, parts []span) (bool, error) {
+	for _, part := range parts {
+		if zero, err := h.Zeroes(ctx, part.from, part.to-part.from); err != nil || !zero {
+			return false, err
+		}
+	}
+	return true, nil
+}

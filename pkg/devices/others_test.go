@@ -1,0 +1,505 @@
+package devices_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/hostpath-provisioner/pkg/devices"
+	"kubevirt.io/hostpath-provisioner/pkg/devices/devicestest"
+	"kubevirt.io/hostpath-provisioner/test/must"
+	"kubevirt.io/hostpath-provisioner/test/testenv/loopfs"
+)
+
+// with runs a shell script in a mount namespace of its own, up to where it says that it is ready, until the test ends.
+func with(t *testing.T, script string, args ...string) {
+	t.Helper()
+	cmd := exec.CommandContext(context.WithoutCancel(t.Context()), "sh", append([]string{"-c", script + ` && echo ready && read line`, "sh"}, args...)...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
+	input, err := cmd.StdinPipe()
+	must.Succeed(t, err)
+	output, err := cmd.StdoutPipe()
+	must.Succeed(t, err)
+	must.Succeed(t, cmd.Start())
+	t.Cleanup(func() {
+		must.Succeed(t, input.Close())
+		_ = cmd.Wait() // read has found the end
+	})
+	line := make([]byte, len("ready\n"))
+	if _, err := output.Read(line); err != nil || string(line) != "ready\n" {
+		t.Fatalf("%s: %q, %v", script, line, err)
+	}
+}
+
+// elsewhere is a node of a device that is not below /dev, nor on the filesystem of the kernel's nodes.
+func elsewhere(t *testing.T, node string) string {
+	t.Helper()
+	var st unix.Stat_t
+	must.Succeed(t, unix.Stat(node, &st))
+	made := filepath.Join(t.TempDir(), "node of it") // a mount table has spaces in octal
+	must.Succeed(t, unix.Mknod(made, unix.S_IFBLK|0o600, int(st.Rdev)))
+	return made
+}
+
+func bindTo(t *testing.T, node, to string) {
+	t.Helper()
+	must.Succeed(t, os.WriteFile(to, nil, 0o600))
+	must.Succeed(t, unix.Mount(node, to, "", unix.MS_BIND, ""))
+	t.Cleanup(func() { must.Succeed(t, unix.Unmount(to, 0)) })
+}
+
+// Whoever does not hold a device exclusively is not kept away by the agent's doing so.
+func TestDeviceUsedWithoutExclusiveOpenIsRefused(t *testing.T) {
+	for name, c := range map[string]struct {
+		use  func(t *testing.T, d *devicestest.Disk)
+		want devices.Reason
+	}{
+		"open in a process": {func(t *testing.T, d *devicestest.Disk) { with(t, `exec 3<>"$1"`, d.Node) }, devices.InUse},
+		"open in a process by a node elsewhere": {func(t *testing.T, d *devicestest.Disk) {
+			with(t, `exec 3<>"$1"`, elsewhere(t, d.Node))
+		}, devices.InUse},
+		"a node below /dev of a container": {func(t *testing.T, d *devicestest.Disk) {
+			with(t, `mount -t tmpfs none /dev/shm && touch /dev/shm/xvda && mount --bind "$1" /dev/shm/xvda`, d.Node)
+		}, devices.Mounted},
+		"a node elsewhere, in a container": {func(t *testing.T, d *devicestest.Disk) {
+			with(t, `touch "$2" && mount --bind "$1" "$2"`, elsewhere(t, d.Node), filepath.Join(t.TempDir(), "to"))
+		}, devices.Mounted},
+		"a node elsewhere, mapped": {func(t *testing.T, d *devicestest.Disk) {
+			bindTo(t, elsewhere(t, d.Node), filepath.Join(t.TempDir(), "a pod"))
+		}, devices.Mounted},
+		"the file of a loop device, by a node elsewhere": {func(t *testing.T, d *devicestest.Disk) {
+			device, err := loopfs.Attach(elsewhere(t, d.Node))
+			must.Succeed(t, err)
+			t.Cleanup(func() { device.Close() })
+		}, devices.HasLoop},
+	} {
+		for _, hasVolume := range []bool{false, true} {
+			t.Run(name+map[bool]string{true: " and released", false: ""}[hasVolume], func(t *testing.T) {
+				w := devicestest.New(t)
+				w.Config.ExistingData = devices.Erase
+				d := w.Disk("disk", 8*mib)
+				if hasVolume {
+					w.PVs = []devices.Volume{devicestest.Released(d.Volume("pv"))}
+				}
+				d.Untouched()
+				c.use(t, d)
+				w.Refused(c.want)
+			})
+		}
+	}
+}
+
+// Reading a device is what udev does each time.
+func TestReaderOfDeviceIsNoUser(t *testing.T) {
+	w := devicestest.New(t)
+	d := w.Blank("disk", 8*mib)
+	with(t, `exec 3<"$1"`, d.Node)
+	w.Offered()
+}
+
+// libblkid does not know them: SPDK's blobstore, Aerospike, dm-crypt and LUKS with a detached header, GPFS.
+func TestDataWithoutSignatureIsKept(t *testing.T) {
+	for name, at := range map[string]int64{"head": 0, "tail": 256*mib - 4096, "between": 16*mib + 100*(224*mib/256/4096*4096)} {
+		t.Run(name, func(t *testing.T) {
+			w := devicestest.New(t)
+			w.Config.Wipe = devices.WipeZero
+			d := w.Blank("disk", 256*mib)
+			device, err := os.OpenFile(d.Node, os.O_RDWR, 0)
+			must.Succeed(t, err)
+			_, err = device.WriteAt([]byte("SPDKBLOB"), at)
+			must.Succeed(t, errors.Join(err, device.Sync(), device.Close()))
+			d.Untouched()
+			w.Refused(devices.HasData)
+			w.Restart()
+			w.Refused(devices.HasData)
+		})
+	}
+}
+
+// partitioned makes a disk with the partitions that sfdisk makes of a script, and answers the nodes of as many.
+func partitioned(t *testing.T, w *devicestest.World, script string, count int) (d *devicestest.Disk, parts []string) {
+	t.Helper()
+	d = w.Blank("whole", 64*mib)
+	cmd := exec.CommandContext(t.Context(), "sfdisk", "--quiet", "--no-reread", "--no-tell-kernel", d.Node)
+	cmd.Stdin = strings.NewReader(script)
+	if output, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("sfdisk: %v: %s", err, output)
+	}
+	for n := range count {
+		node := addPartitionAt(t, d.Node, n+1, int64(n+1)*8*mib)
+		parts = append(parts, deviceNode(t, node))
+	}
+	return d, parts
+}
+
+const (
+	dataType = "0FC63DAF-8483-4772-8E79-3D69D8477DE4"
+	biosBoot = "21686148-6449-6E6F-744E-656564454649"
+)
+
+// A boot loader has neither a filesystem nor a mount.
+func TestPartitionIsRefused(t *testing.T) {
+	table := func(second string) string {
+		return "label: gpt\nstart=8MiB, size=8MiB, type=" + dataType + "\nstart=16MiB, size=8MiB, " + second + "\n"
+	}
+	for name, c := range map[string]struct {
+		script     string
+		partitions devices.Partitions
+		use        func(t *testing.T, sibling string)
+		want       devices.Reason
+	}{
+		"BIOS boot, by default":                {table("type=" + biosBoot), "", nil, devices.IsPartition},
+		"plain data, by default":               {table("type=" + dataType), devices.RefusePartitions, nil, devices.IsPartition},
+		"BIOS boot":                            {table("type=" + biosBoot), devices.OfferPartitions, nil, devices.Reserved},
+		"EFI":                                  {table("type=C12A7328-F81F-11D2-BA4B-00A0C93EC93B"), devices.OfferPartitions, nil, devices.Reserved},
+		"PReP":                                 {table("type=9E1A2D38-C612-4316-AA26-8B49521E5A8B"), devices.OfferPartitions, nil, devices.Reserved},
+		"MSR":                                  {table("type=E3C9E316-0B5C-4DB8-817D-F92DF00215AE"), devices.OfferPartitions, nil, devices.Reserved},
+		"META of Talos":                        {table("name=META, type=" + dataType), devices.OfferPartitions, nil, devices.Reserved},
+		"a slot":                               {table("name=root-B, type=" + dataType), devices.OfferPartitions, nil, devices.Reserved},
+		"one that a platform requires":         {table(`attrs="RequiredPartition", type=` + dataType), devices.OfferPartitions, nil, devices.Reserved},
+		"of a table of DOS, for a logical one": {"label: dos\nstart=8MiB, size=8MiB, type=83\nstart=16MiB, size=8MiB, type=5\n", devices.OfferPartitions, nil, devices.Reserved},
+		"a sibling is mounted": {table("type=" + dataType), devices.OfferPartitions, func(t *testing.T, sibling string) {
+			devicestest.Run(t, "mkfs.ext4", "-q", "-F", sibling)
+			mount(t, sibling, t.TempDir())
+		}, devices.Mounted},
+		"a sibling is held": {table("type=" + dataType), devices.OfferPartitions, func(t *testing.T, sibling string) {
+			file, err := os.OpenFile(sibling, os.O_RDONLY|syscall.O_EXCL, 0)
+			must.Succeed(t, err)
+			t.Cleanup(func() { file.Close() })
+		}, devices.InUse},
+		"a sibling is open": {table("type=" + dataType), devices.OfferPartitions, func(t *testing.T, sibling string) {
+			with(t, `exec 3<>"$1"`, sibling)
+		}, devices.InUse},
+		"nothing else is used":                      {table("type=" + dataType), devices.OfferPartitions, nil, ""},
+		"nothing else is used, with a table of DOS": {"label: dos\nstart=8MiB, size=8MiB, type=83\nstart=16MiB, size=8MiB, type=83\n", devices.OfferPartitions, nil, ""},
+	} {
+		for _, may := range []devices.ExistingData{devices.Keep, devices.Erase} {
+			t.Run(name+" "+string(may), func(t *testing.T) {
+				w := devicestest.New(t)
+				w.Config.ExistingData, w.Config.Partitions = may, c.partitions
+				_, parts := partitioned(t, w, c.script, 2)
+				d := w.Link("disk-part2", parts[1])
+				if c.use != nil {
+					c.use(t, parts[0])
+				}
+				if c.want == "" {
+					w.Offered()
+					return
+				}
+				d.Untouched()
+				w.Refused(c.want)
+			})
+		}
+	}
+}
+
+// A partition that is ours is cleaned, also while another one of its disk is used.
+func TestPartitionWithRecordIsCleaned(t *testing.T) {
+	w := devicestest.New(t)
+	disk, parts := partitioned(t, w, "label: gpt\nstart=8MiB, size=8MiB\nstart=16MiB, size=8MiB\n", 2)
+	d := w.Link("disk-part2", parts[1])
+	devicestest.Run(t, "mkfs.ext4", "-q", "-F", parts[0])
+	mount(t, parts[0], t.TempDir())
+	v := d.Volume("pv")
+	v.Identity = disk.Identity() + "#2"
+	w.PVs = []devices.Volume{devicestest.Bound(v)}
+	w.Pass()
+	w.PVs = []devices.Volume{devicestest.Released(v)}
+	if r := w.Pass(); len(r.Cleaned) != 1 || len(r.Problems) > 0 {
+		t.Errorf("found %+v, want it cleaned", r)
+	}
+}
+
+// The node was installed anew, and knows of no record. Its raw device has another path now.
+func TestDeviceOfVolumeThatMissesItsOwnIsKept(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(v *devices.Volume)
+		may    devices.ExistingData
+	}{
+		"known by its identity":     {func(*devices.Volume) {}, devices.Keep},
+		"known by its size":         {func(v *devices.Volume) { v.Identity = "" }, devices.Keep},
+		"although data may go":      {func(v *devices.Volume) { v.Identity = "" }, devices.Erase},
+		"although it has grown":     {func(v *devices.Volume) { v.Bytes /= 2 }, devices.Erase},
+		"the path leads to another": {func(v *devices.Volume) { v.Path = filepath.Join(filepath.Dir(v.Path), "other") }, devices.Erase},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := devicestest.New(t)
+			w.Config.ExistingData = c.may
+			d := w.Blank("disk-a", 32*mib)
+			w.Blank("other", 16*mib)
+			v := devicestest.Bound(d.Volume("pv"))
+			v.Path = filepath.Join(w.Dir, "disk-b")
+			c.change(&v)
+			w.PVs = []devices.Volume{v}
+			d.Untouched()
+			r := w.Pass()
+			devices.SortProblems(r.Problems)
+			if len(r.Problems) != 2 || r.Problems[0].Path != d.Path || r.Problems[0].Reason != devices.MayBeMissing || len(r.Offers) > 0 {
+				t.Errorf("found %+v, want the disk refused for the volume that misses its own", r)
+			}
+		})
+	}
+}
+
+// Two nodes see one disk of a storage network.
+func TestDiskOfVolumeOfAnotherNodeIsRefused(t *testing.T) {
+	for name, c := range map[string]struct {
+		theirs   string
+		released bool
+	}{
+		"new": {"wwid=naa.600a", false}, "released": {"wwid=naa.600a", true}, "by multipath there": {"uuid=mpath-3600a", false},
+		"a partition there": {"wwid=naa.600a#2", false}, "a partition of multipath there": {"uuid=part2-mpath-3600a", true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := devicestest.New(t)
+			t.Cleanup(devices.Identify(func(string) string { return "wwid=naa.600a" }))
+			w.Config.ExistingData = devices.Erase
+			d := w.Disk("disk", 8*mib)
+			v := d.Volume("pv")
+			v.Identity = "wwid=naa.600a"
+			if c.released {
+				w.PVs = []devices.Volume{devicestest.Released(v)}
+			}
+			w.API = func() ([]devices.Volume, error) {
+				return append([]devices.Volume{{Name: "theirs", Path: d.Path, Elsewhere: true, Identity: c.theirs}}, w.PVs...), nil
+			}
+			d.Untouched()
+			if p := w.Refused(devices.Twice); !strings.Contains(p.Detail, "theirs") {
+				t.Errorf("the problem is %v, want it to name the other volume", p)
+			}
+		})
+	}
+}
+
+func TestSameDisk(t *testing.T) {
+	for _, c := range []struct {
+		a, b string
+		want bool
+	}{
+		{"wwid=naa.600a", "wwid=naa.600a", true}, {"wwid=naa.600a", "wwid=naa.600b", false}, {"", "", false},
+		{"wwid=naa.600a#1", "wwid=naa.600a#2", false}, {"wwid=naa.600a#1", "wwid=naa.600a", true},
+		{"uuid=part1-mpath-3600a", "wwid=naa.600a#1", true}, {"uuid=part1-mpath-3600a", "wwid=naa.600a#2", false},
+		{"uuid=mpath-20025", "wwid=eui.0025", true}, {"serial=1", "backing_file=1", false},
+	} {
+		if devices.SameDisk(c.a, c.b) != c.want || devices.SameDisk(c.b, c.a) != c.want {
+			t.Errorf("%q and %q: want %t", c.a, c.b, c.want)
+		}
+	}
+}
+
+// What is clean stays so while the API server refuses its volume, also after a restart.
+func TestRefusedOfferIsNotCleanedAgain(t *testing.T) {
+	w := devicestest.New(t)
+	w.Config.Wipe = devices.WipeZero
+	w.Blank("disk", 32*mib)
+	for range 3 {
+		r := w.Pass()
+		if len(r.Offers) != 1 {
+			t.Fatalf("found %+v, want an offer", r)
+		}
+		must.Succeed(t, w.Agent.Offering(t.Context(), r.Offers[0]))
+		must.Succeed(t, w.Agent.Offered(r.Offers[0], errors.New("a webhook refuses"), true))
+		if r := w.Agent.Pass(w.Request()); len(r.Problems) != 1 || r.Problems[0].Reason != devices.NotOffered || len(r.Offers) > 0 {
+			t.Errorf("then found %+v, want it refused until it is checked again", r)
+		}
+	}
+	w.Restart()
+	w.Offered()
+	if w.Wiped() != 32*mib {
+		t.Errorf("%d bytes were overwritten, want it once", w.Wiped())
+	}
+}
+
+// Right before a volume is made the API has to know of no other one.
+func TestAPIIsReadBeforeOffer(t *testing.T) {
+	w := devicestest.New(t)
+	d := w.Blank("disk", 8*mib)
+	r := w.Pass()
+	if len(r.Offers) != 1 {
+		t.Fatalf("found %+v, want an offer", r)
+	}
+	w.API = func() ([]devices.Volume, error) {
+		return []devices.Volume{{Name: "by-hand", Path: d.Node, Foreign: true}}, nil
+	}
+	err := w.Agent.Offering(t.Context(), r.Offers[0])
+	if p, ok := errors.AsType[devices.Problem](err); !ok || p.Reason != devices.OfOthers {
+		t.Errorf("Offering = %v, want %s", err, devices.OfOthers)
+	}
+}
+
+// While a cache is behind, the API is not asked again and again what it has answered.
+func TestAPIIsNotAskedAgainBeforeCacheHasChanged(t *testing.T) {
+	w := devicestest.New(t)
+	d := w.Blank("disk", 8*mib)
+	asked := 0
+	w.API = func() ([]devices.Volume, error) {
+		asked++
+		return []devices.Volume{d.Volume("pv")}, nil
+	}
+	w.Pass()
+	for range 5 {
+		if r := w.Agent.Pass(w.Request()); len(r.Wiping) > 0 {
+			<-w.Changed()
+		}
+	}
+	if asked != 1 {
+		t.Errorf("it was asked %d times, want once", asked)
+	}
+	w.PVs = []devices.Volume{d.Volume("pv")}
+	if r := w.Pass(); r.Available != 1 || len(r.Problems) > 0 {
+		t.Errorf("then found %+v, want the volume", r)
+	}
+}
+
+// Whoever takes the claim from a volume makes it available, with what is left of its data.
+func TestHalfCleanVolumeIsNeverAvailable(t *testing.T) {
+	w := devicestest.New(t)
+	t.Cleanup(devices.UseSmallSteps())
+	w.Config.Wipe = devices.WipeZero
+	d := w.Disk("disk", 8*mib)
+	v := devicestest.Released(d.Volume("pv"))
+	v.Wipe = devices.WipeZero
+	w.PVs = []devices.Volume{devicestest.Bound(d.Volume("pv"))}
+	w.Pass()
+	w.PVs = []devices.Volume{v}
+	begun, goOn := make(chan struct{}), make(chan struct{})
+	w.Step = func() {
+		w.Step = nil
+		close(begun)
+		<-goOn
+	}
+	w.Agent.Pass(w.Request())
+	<-begun
+	w.PVs = []devices.Volume{d.Volume("pv")}
+	w.Agent.Pass(w.Request())
+	close(goOn)
+	if r := w.Pass(); r.Available != 0 || len(r.HalfClean) != 1 || len(r.Problems) != 1 || r.Problems[0].Reason != devices.HalfClean {
+		t.Fatalf("found %+v, want it to be deleted", r)
+	}
+	w.Restart()
+	w.PVs = nil
+	w.Config.Wipe = devices.WipeSignatures // what was promised counts
+	w.Offered()
+	d.WantZero(0, 8*mib)
+}
+
+// One that a claim has got all the same is that claim's, and the agent says what that means.
+func TestHalfCleanVolumeThatIsBoundIsNotCleaned(t *testing.T) {
+	w := devicestest.New(t)
+	d := w.Disk("disk", 8*mib)
+	v := devicestest.Bound(d.Volume("pv"))
+	w.PVs = []devices.Volume{v}
+	must.Succeed(t, w.Records.Put(devices.Record{Path: d.Path, Bytes: v.Bytes, Identity: v.Identity, State: devices.Cleaning, Volume: "pv", ClaimUID: "uid-0", Wipe: devices.WipeZero}))
+	d.Untouched()
+	if r := w.Pass(); len(r.HalfClean) > 0 || len(r.Problems)+len(r.Cleaned) > 1 {
+		t.Errorf("found %+v", r)
+	}
+	if record, err := w.Records.Get(d.Path); err != nil || record.State != devices.Bound {
+		t.Errorf("the record is %+v, %v; want the claim's data to be kept", record, err)
+	}
+}
+
+// The same disk may be larger than it was, as one of a storage network.
+func TestDeviceThatHasGrownIsTheSame(t *testing.T) {
+	for name, change := range map[string]func(devices.Volume) devices.Volume{
+		"available": func(v devices.Volume) devices.Volume { return v }, "bound": devicestest.Bound, "released": devicestest.Released,
+	} {
+		for _, recorded := range []bool{true, false} {
+			t.Run(name, func(t *testing.T) {
+				w := devicestest.New(t)
+				w.Config.Wipe = devices.WipeZero
+				d := w.Disk("disk", 8*mib)
+				v := d.Volume("pv")
+				if recorded {
+					w.PVs = []devices.Volume{devicestest.Bound(v)}
+					w.Pass()
+					v.Identity = ""
+				}
+				must.Succeed(t, d.Resize(16*mib))
+				if v = change(v); recorded {
+					v.ClaimUID, v.Claim = "uid-1", "default/data"
+				}
+				w.PVs = []devices.Volume{v}
+				r := w.Pass()
+				if len(r.Problems) > 0 {
+					t.Fatalf("found %+v, want the same device", r)
+				}
+				if v.Released {
+					d.WantZero(0, 16*mib)
+					return
+				}
+				if len(r.Known) != 1 || r.Known[0].Bytes != 16*mib || r.Known[0].Identity != d.Identity() || r.Available != 1 {
+					t.Errorf("found %+v, want the volume to grow", r)
+				}
+			})
+		}
+	}
+	t.Run("clean, without a volume", func(t *testing.T) {
+		w := devicestest.New(t)
+		w.Config.Wipe = devices.WipeZero
+		d := w.Blank("disk", 8*mib)
+		must.Succeed(t, w.Records.Put(devices.Record{Path: d.Path, Bytes: 8 * mib, Identity: d.Identity(), State: devices.Clean, Wipe: devices.WipeZero}))
+		must.Succeed(t, d.Resize(16*mib))
+		if o := w.Offered(); o.Bytes != 16*mib || w.Wiped() != 16*mib {
+			t.Errorf("offered %+v after %d bytes, want all of it cleaned", o, w.Wiped())
+		}
+	})
+}
+
+// A disk without an identity may be another one. It is known to be the same until the node is booted again.
+func TestDiskWithoutIdentityThatWasReplacedIsKept(t *testing.T) {
+	for name, c := range map[string]struct {
+		change  func(r *devices.Record)
+		cleaned bool
+	}{
+		"the same":                 {func(*devices.Record) {}, true},
+		"the node was booted":      {func(r *devices.Record) { r.Instance = "another boot/1/7:0" }, false},
+		"recorded without knowing": {func(r *devices.Record) { r.Instance = "" }, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := devicestest.New(t)
+			t.Cleanup(devices.Identify(func(string) string { return "" }))
+			d := w.Disk("disk", 64*mib)
+			v := d.Volume("pv")
+			v.Identity = ""
+			w.PVs = []devices.Volume{devicestest.Bound(v)}
+			w.Pass()
+			record, err := w.Records.Get(d.Path)
+			must.Succeed(t, err)
+			c.change(&record)
+			must.Succeed(t, w.Records.Put(record))
+			zfsLabels(t, d.Node)
+			w.PVs = []devices.Volume{devicestest.Released(v)}
+			if !c.cleaned {
+				d.Untouched()
+				w.Refused(devices.HasSignature)
+				return
+			}
+			if r := w.Pass(); len(r.Cleaned) != 1 || len(r.Problems) > 0 {
+				t.Errorf("found %+v, want it cleaned", r)
+			}
+		})
+	}
+}
+
+func TestDevicesAreCleanedInTurns(t *testing.T) {
+	w := devicestest.New(t)
+	w.Blank("disk-a", 8*mib)
+	w.Blank("disk-b", 8*mib)
+	release := w.Agent.UseTurns()
+	w.Agent.Pass(w.Request())
+	if r := w.Agent.Pass(w.Request()); len(r.Wiping) != 2 || w.Wiped() > 0 {
+		t.Errorf("found %+v after %d bytes, want both to wait", r, w.Wiped())
+	}
+	release()
+	if r := w.Pass(); len(r.Offers) != 2 {
+		t.Errorf("found %+v, want both offered", r)
+	}
+}

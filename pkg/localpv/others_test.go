@@ -1,0 +1,105 @@
+package localpv
+
+import (
+	"regexp"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"kubevirt.io/hostpath-provisioner/pkg/devices"
+	"kubevirt.io/hostpath-provisioner/pkg/devices/devicestest"
+	"kubevirt.io/hostpath-provisioner/test/must"
+)
+
+// What a volume is of has to be known also where the node has lost its records.
+func TestVolumeHasTheIdentityOfItsDevice(t *testing.T) {
+	c := newCluster(t, Options{DefaultConfigMap: "map"})
+	d := c.Blank("disk", 8*mib)
+	c.configure(block())
+	pv := c.awaitVolumes(1)[0]
+	if got := pv.Annotations[identityAnnotation]; got != d.Identity() {
+		t.Errorf("it is of %q, want %q", got, d.Identity())
+	}
+	// One of an earlier program gets it.
+	delete(pv.Annotations, identityAnnotation)
+	must.Succeed(t, c.Update(t.Context(), &pv))
+	c.pass()
+	if got := c.volumes()[0].Annotations[identityAnnotation]; got != d.Identity() {
+		t.Errorf("then it is of %q, want %q", got, d.Identity())
+	}
+}
+
+func TestVolumeGrowsWithItsDevice(t *testing.T) {
+	c := newCluster(t, Options{DefaultConfigMap: "map"})
+	d := c.Blank("disk", 8*mib)
+	c.configure(block())
+	c.awaitVolumes(1)
+	must.Succeed(t, d.Resize(16*mib))
+	c.pass()
+	size := c.volumes()[0].Spec.Capacity[corev1.ResourceStorage]
+	if size.Value() != 16*mib {
+		t.Errorf("it has %s", size.String())
+	}
+	writes := value(c.metrics.writes)
+	c.pass()
+	c.wantMetric(c.metrics.writes, writes)
+	c.wantMetric(c.metrics.errors, 0)
+}
+
+// A claim must not get what is left of another one's data.
+func TestHalfCleanVolumeIsDeleted(t *testing.T) {
+	c := newCluster(t, Options{DefaultConfigMap: "map"})
+	d := c.Blank("disk", 8*mib)
+	c.configure(block())
+	pv := c.awaitVolumes(1)[0]
+	record, err := c.Records.Get(d.Path)
+	must.Succeed(t, err)
+	record.State, record.Volume, record.VolumeUID, record.ClaimUID = devices.Cleaning, pv.Name, string(pv.UID), "claim"
+	must.Succeed(t, c.Records.Put(record))
+	c.pass()
+	if n := len(c.volumes()); n != 0 {
+		t.Errorf("%d volumes, want it deleted", n)
+	}
+	c.wantEvent("DeviceHalfClean", d.Path)
+}
+
+// The volumes of other nodes say which disks are theirs.
+func TestVolumesOfOtherNodesAreTold(t *testing.T) {
+	c := newCluster(t, Options{})
+	other := nodeMetadata("n2")
+	other.Labels = map[string]string{corev1.LabelHostname: "n2"}
+	for name, identity := range map[string]string{"known": "wwid=naa.600a", "unknown": ""} {
+		pv := newVolume(other, devices.Config{VolumeMode: devices.Block, Filter: regexp.MustCompile("")}, devices.Offer{Name: name, Path: "/dev/sda", Bytes: mib, Identity: identity})
+		must.Succeed(t, c.Create(t.Context(), pv))
+	}
+	volumes, _, err := c.controller.Volumes(t.Context())
+	must.Succeed(t, err)
+	if len(volumes) != 1 || volumes[0].Name != "known" || !volumes[0].Elsewhere || volumes[0].Foreign || volumes[0].Identity != "wwid=naa.600a" {
+		t.Errorf("the volumes are %+v, want the one whose disk is known", volumes)
+	}
+}
+
+// What the node has for itself is no error, or no alert would ever clear.
+func TestDeviceThatTheNodeUsesIsNoError(t *testing.T) {
+	c := newCluster(t, Options{DefaultConfigMap: "map"})
+	d := c.Blank("disk", 32*mib)
+	devicestest.Run(t, "mkfs.ext4", "-q", "-F", d.Node)
+	dir := t.TempDir()
+	devicestest.Run(t, "mount", d.Node, dir)
+	t.Cleanup(func() { devicestest.Run(t, "umount", dir) })
+	c.configure(block())
+	c.until("a used device", func() bool { return value(c.metrics.used) == 1 })
+	c.wantMetric(c.metrics.errors, 0)
+	c.wantEvent("DeviceMounted", dir)
+}
+
+func TestNameOfVolumeThatIsGone(t *testing.T) {
+	c := newCluster(t, Options{})
+	report := devices.Report{Cleaned: []string{"gone"}, HalfClean: []string{"gone"}, Wiping: []devices.Wiping{{Volume: "gone"}}}
+	on := &metav1.PartialObjectMetadata{}
+	if err := c.apply(t.Context(), on, devices.Config{}, nil, &report); err != nil || strings.Contains(c.logged.String(), "deleted") {
+		t.Errorf("apply = %v, log %s", err, c.logged.String())
+	}
+}
