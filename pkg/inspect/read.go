@@ -43,6 +43,7 @@ type reader struct {
 	// held is what volumes and trash hold, in bytes, if that is counted.
 	held    int64
 	counted bool
+	trees   quota.Trees
 
 	filesystems *scan.Filesystems[*reader]
 }
@@ -299,8 +300,12 @@ func (r *reader) join() error {
 	if err != nil {
 		return err
 	}
+	if r.trees, err = r.Keeper.Trees(r.Store.Root()); err != nil {
+		return err
+	}
 	r.Ledger.SetInodes(r.Keeper.NewInodes(), r.Keeper.InodeBytes())
 	r.Ledger.Join(r.filesystems.Settle(r, on), ledger.Origin{Made: r.format.Created, Foreign: r.format.Foreign, Shared: r.Config.Shared})
+	r.Ledger.SetTrees(r.trees)
 	// Held would make the directories of this node if they were not there.
 	if r.Node != (volume.NodeID{}) && r.Store.OpenWorkReadOnly() == nil {
 		r.held, r.counted = r.Held(new(atomic.Int64))
@@ -340,7 +345,7 @@ func addAvailable(pools []Pool, readers []*reader) {
 			}
 		}
 		if known {
-			r.Ledger.SetForeign(r.space.TakenBytes() - held)
+			r.Ledger.SetForeign(r.space.TakenBytes()-held, r.trees)
 		}
 		r.LearnForeign(r.space)
 	}

@@ -257,7 +257,7 @@ func TestCopiesWithSimpleQuotas(t *testing.T) {
 		b := newBench(t, root)
 		b.real = quota.Detect
 		b.start(local)
-		b.snapshotBetweenWrites("pvc-disk", 128*mib)
+		b.snapshotBetweenWrites("pvc-disk", 32*mib)
 		b.rewriteAfterSnapshot("pvc-tree", 64*mib)
 		b.cloneAndWrite("pvc-first", 64*mib)
 		b.later(10 * time.Minute)

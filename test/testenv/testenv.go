@@ -83,9 +83,14 @@ func NeedPrograms(t testing.TB, programs ...string) {
 // many bytes, sparse, until the test ends. A test that leaves it busy fails.
 func LoopFS(t testing.TB, kind string, bytes int64, mountOptions ...string) string {
 	t.Helper()
+	return loopFS(t, kind, bytes, nil, mountOptions...)
+}
+
+func loopFS(t testing.TB, kind string, bytes int64, arguments []string, mountOptions ...string) string {
+	t.Helper()
 	NeedRoot(t)
 	dir := mountPoint(t)
-	err := loopfs.Mount(t.Context(), dir, kind, bytes, mountOptions...)
+	err := loopfs.MountMade(t.Context(), dir, kind, bytes, arguments, mountOptions...)
 	if errors.Is(err, loopfs.ErrMissing) {
 		Missing(t, err.Error())
 	}
@@ -96,10 +101,11 @@ func LoopFS(t testing.TB, kind string, bytes int64, mountOptions ...string) stri
 	return dir
 }
 
-// CountingBtrfs is LoopFS for a btrfs whose quotas are on, and have counted.
-func CountingBtrfs(t testing.TB, bytes int64) string {
+// CountingBtrfs is LoopFS for a btrfs whose quotas are on, and have counted. It has its trees once, unless the
+// arguments of mkfs.btrfs(8) say otherwise: else a small one has no room to promise.
+func CountingBtrfs(t testing.TB, bytes int64, arguments ...string) string {
 	t.Helper()
-	dir := LoopFS(t, "btrfs", bytes)
+	dir := loopFS(t, "btrfs", bytes, append([]string{"-m", "single"}, arguments...))
 	err := loopfs.SwitchQuotasOn(t.Context(), dir)
 	if errors.Is(err, loopfs.ErrMissing) {
 		Missing(t, err.Error())
@@ -110,13 +116,13 @@ func CountingBtrfs(t testing.TB, bytes int64) string {
 	return dir
 }
 
-// SimpleBtrfs is LoopFS for a btrfs with simple quotas, Linux 6.7. Not every machine has the programs for them.
-func SimpleBtrfs(t testing.TB, bytes int64) string {
+// SimpleBtrfs is CountingBtrfs with simple quotas, Linux 6.7. Not every machine has the programs for them.
+func SimpleBtrfs(t testing.TB, bytes int64, arguments ...string) string {
 	t.Helper()
 	if _, err := os.Stat("/sys/fs/btrfs/features/simple_quota"); err != nil {
 		Missing(t, "simple quotas of btrfs, Linux 6.7 or newer")
 	}
-	dir := LoopFS(t, "btrfs", bytes)
+	dir := loopFS(t, "btrfs", bytes, append([]string{"-m", "single"}, arguments...))
 	if err := loopfs.SwitchSimpleQuotasOn(dir); err != nil {
 		t.Fatal(err)
 	}

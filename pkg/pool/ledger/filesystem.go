@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
@@ -23,6 +24,8 @@ type accounts struct {
 	// base is what others than these pools occupy on the filesystem, in bytes: counted or
 	// learned since the last of them came, or volume.Unknown.
 	base int64
+	// trees is what a btrfs needs for them. What is spare was measured with base.
+	trees quota.Trees
 }
 
 // An account is what one pool owes.
@@ -137,8 +140,20 @@ func (a *accounts) available(space dir.Space, policy Policy) int64 {
 	if policy.Overprovision != 1 {
 		sellable = int64(float64(space.SizeBytes) * policy.Overprovision)
 	}
-	left := min(space.FreeBytes, sellable-owed.promised-foreign)
+	left := min(space.FreeBytes, a.forVolumes(sellable-foreign)-owed.promised)
 	return max(0, left-policy.Reserve.Of(space.SizeBytes))
+}
+
+// forVolumes is how much of so many bytes volumes can be promised: all of it, or on btrfs what is left
+// for one copy of their content. A volume may consist of small files and names, which are in the
+// trees. Of these the quota counts one copy. A twelfth is for the trees that it does not count: with each block of
+// 4 KiB an extent of its own, what finds the extents and their checksums takes up to a twelfth of them.
+func (a *accounts) forVolumes(bytes int64) int64 {
+	if a.trees.Copies == 0 {
+		return bytes
+	}
+	bytes += min(a.trees.Spare, max(0, a.base)) - a.trees.Reserve
+	return max(0, bytes) / (12*a.trees.Copies + 1) * 12
 }
 
 // awaited are the pools of other ledgers that have to be read before this one promises anything,
@@ -205,12 +220,26 @@ func (l *Ledger) Leave() {
 }
 
 // SetForeign notes how many bytes others than the pools occupy on the filesystem, as was
-// counted.
-func (l *Ledger) SetForeign(bytes int64) {
+// counted, and what its trees need.
+func (l *Ledger) SetForeign(bytes int64, trees quota.Trees) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.on.change(func(a accounts) *accounts {
-		a.base = max(0, bytes)
+		a.base, a.trees = max(0, bytes), trees
+		return &a
+	})
+}
+
+// SetTrees notes what the trees of the filesystem need, where what others occupy is not counted with it.
+func (l *Ledger) SetTrees(trees quota.Trees) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.on.change(func(a accounts) *accounts {
+		if trees.Copies == 0 {
+			return nil // it enforces no sizes for this pool, and may for another
+		}
+		a.trees = trees
+		a.trees.Spare = 0
 		return &a
 	})
 }

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
@@ -118,7 +119,7 @@ func TestForeignUseIsLearnedForAllPools(t *testing.T) {
 	b.Note(idOf("pvc-2"), Card{})
 	b.LearnForeign(3)
 	want("the third pool was not read yet", 12)
-	b.SetForeign(5)
+	b.SetForeign(5, quota.Trees{})
 	want("counted", 5)
 }
 
@@ -146,5 +147,32 @@ func TestReserveFailsBesideUnreadPool(t *testing.T) {
 	b.Leave()
 	if _, err := a.Reserve(disk100(0), 50*g); err != nil {
 		t.Errorf("reserve after the other pool has left: %v", err)
+	}
+}
+
+// What a btrfs may need for its trees is not promised, and what it has for them counts once.
+func TestTreesAreSetAside(t *testing.T) {
+	l := joined(1)[0]
+	for _, test := range []struct {
+		trees     quota.Trees
+		available int64
+	}{
+		{quota.Trees{}, 90},
+		{quota.Trees{Copies: 1, Reserve: 2 * g}, 81},               // 88 × 12/13
+		{quota.Trees{Copies: 2, Reserve: 4 * g}, 41},               // 86 × 12/25
+		{quota.Trees{Copies: 2, Reserve: 4 * g, Spare: 4 * g}, 43}, // 90 × 12/25
+	} {
+		l.SetForeign(10*g, test.trees)
+		if got := l.Available(disk100(10)) / g; got != test.available {
+			t.Errorf("with %+v %d GiB are available, want %d", test.trees, got, test.available)
+		}
+		held, err := l.Reserve(disk100(10), 20*g)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := l.Available(disk100(10)) / g; got != test.available-20 {
+			t.Errorf("with %+v, and 20 GiB promised, %d GiB are available, want %d", test.trees, got, test.available-20)
+		}
+		held.Release()
 	}
 }

@@ -151,6 +151,14 @@ func (k *Keeper) NewInodes() int64 {
 // InodeBytes is what an inode of XFS takes that no quota counts, in bytes.
 func (k *Keeper) InodeBytes() int64 { return cmp.Or(k.inodeBytes, usualInode) }
 
+// Trees is what the filesystem needs for its trees while it enforces sizes.
+func (k *Keeper) Trees(root *dir.Dir) (quota.Trees, error) {
+	if k.Kind() != quota.Btrfs {
+		return quota.Trees{}, nil
+	}
+	return quota.TreesOf(root)
+}
+
 // RecordedInodes is what of that the record of a new volume has: the option, which others may
 // set later, is not in it.
 func (k *Keeper) RecordedInodes() int64 {

@@ -91,8 +91,15 @@ func (v *Visit) join(f store.Format) (joined bool, err error) {
 		return false, err
 	}
 	p := v.Pool
+	trees, err := v.Keeper.Trees(v.Store.Root())
+	if err != nil {
+		return false, err
+	}
 	p.Ledger.SetInodes(v.Keeper.NewInodes(), v.Keeper.InodeBytes())
 	joined = p.Ledger.Join(p.node.filesystems.Settle(p, on), ledger.Origin{Made: f.Created, Foreign: f.Foreign, Shared: p.Config.Shared})
+	if joined {
+		p.Ledger.SetTrees(trees)
+	}
 	if with := p.Ledger.Summary().SharesWith(); joined && len(with) > 0 {
 		p.Log.Info("the pool shares its filesystem with others; the promises of all of them count", "with", with)
 	}
@@ -139,6 +146,10 @@ func (p *Pool) countsForAll() bool {
 // count takes what volumes and trash of all pools on the filesystem hold from what is taken.
 // If that cannot be known now, the last number stays.
 func (v *Visit) count() {
+	trees, err := v.Keeper.Trees(v.Store.Root())
+	if err != nil {
+		return
+	}
 	before, err := v.Store.Space()
 	if err != nil {
 		return
@@ -159,7 +170,7 @@ func (v *Visit) count() {
 	// What was written or erased meanwhile counts as foreign until next time, and not
 	// as free.
 	taken := max(before.TakenBytes(), after.TakenBytes())
-	v.Pool.Ledger.SetForeign(taken - held)
+	v.Pool.Ledger.SetForeign(taken-held, trees)
 }
 
 // held is what the volumes and the trash of a pool hold, if that can be known now. The visit

@@ -38,7 +38,12 @@ var formatters = map[string][]string{
 // options. XFS wants 300 MiB, btrfs 110 MiB at least. If the machine cannot have
 // such a filesystem, errors.Is(err, ErrMissing).
 func Mount(ctx context.Context, dir, kind string, bytes int64, options ...string) error {
-	image, err := Format(ctx, filepath.Dir(dir), kind, bytes)
+	return MountMade(ctx, dir, kind, bytes, nil, options...)
+}
+
+// MountMade is Mount with further arguments of the kind's mkfs.
+func MountMade(ctx context.Context, dir, kind string, bytes int64, arguments []string, options ...string) error {
+	image, err := Format(ctx, filepath.Dir(dir), kind, bytes, arguments...)
 	if err != nil {
 		return fmt.Errorf("make %s on %s: %w", kind, dir, err)
 	}

@@ -1,0 +1,144 @@
+package volumes
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
+	"kubevirt.io/hostpath-provisioner/test/drivertest"
+	"kubevirt.io/hostpath-provisioner/test/must"
+	"kubevirt.io/hostpath-provisioner/test/testenv"
+)
+
+// fillers are the files that volumes are filled with, by their bytes: what btrfs has in its trees, what takes a block,
+// and large ones.
+var fillers = map[string]int{"tiny files": 2000, "small files": 4 << 10, "large files": 8 << 20}
+
+// TestFilledPool promises all of a pool to volumes, and fills them to their sizes with small and large files, in one
+// order and the other. Each is refused by its limit, and none by the end of the disk.
+func TestFilledPool(t *testing.T) {
+	driver := drivertest.Built(t)
+	orders := map[string][]string{
+		"large files first": {"large files", "small files", "tiny files"},
+		"large files last":  {"tiny files", "small files", "large files"},
+	}
+	for name, filled := range filledFilesystems() {
+		for order, volumes := range orders {
+			if testing.Short() && order == "large files last" && name != "btrfs" {
+				continue
+			}
+			t.Run(name+", "+order, func(t *testing.T) {
+				b := newBench(t, driver, filled, filled.mount(t))
+				b.fillPool(volumes)
+				b.removeAll()
+			})
+		}
+	}
+}
+
+func filledFilesystems() map[string]filesystem {
+	size := int64(5 << 29)
+	if testing.Short() {
+		size = 512 * mib
+	}
+	on := func(mount func(t testing.TB, bytes int64, arguments ...string) string, arguments ...string) filesystem {
+		return filesystem{kind: quota.Btrfs, full: syscall.EDQUOT, mount: func(t *testing.T) string { return mount(t, size, arguments...) }}
+	}
+	all := map[string]filesystem{"btrfs": on(testenv.CountingBtrfs, "-m", "dup")}
+	if testenv.Guest() { // Debian's kernel has no simple quotas
+		for _, fs := range filesystems() {
+			if !testing.Short() { // the disks are large for an emulated processor
+				all[string(fs.kind)] = fs
+			}
+		}
+		return all
+	}
+	all["btrfs with simple quotas"] = on(testenv.SimpleBtrfs, "-m", "dup")
+	all["btrfs with trees once"] = on(testenv.SimpleBtrfs)
+	all["mixed btrfs"] = on(testenv.SimpleBtrfs, "--mixed")
+	return all
+}
+
+// fillPool makes volumes of all that the pool has to offer, and fills them in this order.
+func (b *bench) fillPool(volumes []string) {
+	b.Helper()
+	sizes := make(map[string]int64)
+	for n, what := range volumes {
+		name := strings.ReplaceAll("pvc-"+what, " ", "-")
+		sizes[name] = b.capacity() / int64(len(volumes)-n) / mib * mib
+		b.create(name, sizes[name])
+	}
+	if left := b.capacity(); left > 64*mib {
+		b.Errorf("%d MiB are not promised", left/mib)
+	}
+	for _, what := range volumes {
+		name := strings.ReplaceAll("pvc-"+what, " ", "-")
+		err := asUser(func() error { return b.fillVolume(filepath.Join(b.pool, name), fillers[what]) })
+		used := b.used(name)
+		b.Logf("%s: %d of %d MiB: %v", name, used/mib, sizes[name]/mib, err)
+		if !errors.Is(err, b.fs.full) {
+			b.Errorf("filling a volume with %s: %v, want %v", what, err, b.fs.full)
+		}
+		if used < sizes[name]*9/10 {
+			b.Errorf("%d of %d bytes were written as %s", used, sizes[name], what)
+		}
+	}
+}
+
+// fillVolume makes files of so many bytes until it is refused, also after what was written is on the disk.
+func (b *bench) fillVolume(path string, bytes int) error {
+	content := make([]byte, bytes)
+	for refused, n := 0, 0; ; n++ {
+		in := filepath.Join(path, fmt.Sprint(n/1000))
+		err := os.Mkdir(in, 0o755)
+		if err == nil || errors.Is(err, fs.ErrExist) {
+			err = os.WriteFile(filepath.Join(in, fmt.Sprintf("%d-%s", n, strings.Repeat("n", 100))), content, 0o600)
+		}
+		if err == nil {
+			continue
+		}
+		if refused++; refused == 3 || !errors.Is(err, b.fs.full) {
+			return err
+		}
+		b.settle()
+	}
+}
+
+func (b *bench) used(name string) int64 {
+	b.Helper()
+	b.settle()
+	d := b.open(name)
+	defer func() { must.Succeed(b, d.Close()) }()
+	usage, err := b.facility.Usage(d, b.ids[name])
+	b.Must(err)
+	return usage.Bytes
+}
+
+// asUser calls without CAP_SYS_RESOURCE, with which ext4 has no limits.
+func asUser(call func() error) error {
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread() // which ends with the goroutine, and its capabilities with it
+		header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+		var sets [2]unix.CapUserData
+		err := unix.Capget(&header, &sets[0])
+		sets[0].Effective &^= 1 << unix.CAP_SYS_RESOURCE
+		if err == nil {
+			err = unix.Capset(&header, &sets[0])
+		}
+		if err == nil {
+			err = call()
+		}
+		done <- err
+	}()
+	return <-done
+}
