@@ -71,11 +71,10 @@ func (a *abandoned) known() (map[string]trace, error) {
 	for _, claim := range claims {
 		known["pvc-"+string(claim.UID)] = claimed
 	}
-	volumes, err := a.volumes.List(labels.Everything())
-	for _, pv := range volumes {
-		known[pv.Name] = saved
+	for _, name := range a.volumes.ListKeys() {
+		known[name] = saved
 	}
-	return known, err
+	return known, nil
 }
 
 // pvOf is the PersistentVolume that a directory is named after; empty if it is named otherwise.
@@ -125,7 +124,7 @@ func (a *abandoned) used(ctx context.Context, id volume.ID, pv string) (bool, er
 	if err != nil {
 		return false, err
 	}
-	users, err := a.users(ctx, id.String(), node)
+	users, err := a.users(id.String(), node)
 	return len(users) > 0, err
 }
 

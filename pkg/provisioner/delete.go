@@ -4,11 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"path"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/sig-storage-lib-external-provisioner/v13/controller"
 
 	"kubevirt.io/hostpath-provisioner/pkg/pool/handover"
@@ -84,7 +82,7 @@ func (p *Provisioner) deletable(ctx context.Context, pv *corev1.PersistentVolume
 	if p.config.Mode == PerNode && !origin.Only(pv, node) || !origin.MayUse(pv, node) {
 		return "", id, fmt.Errorf("its node affinity is not for this node and no other: label %s in %q", corev1.LabelHostname, origin.Hosts(pv))
 	}
-	users, err := p.users(ctx, directory, node)
+	users, err := p.users(directory, node)
 	if err != nil {
 		return "", id, err
 	}
@@ -94,16 +92,15 @@ func (p *Provisioner) deletable(ctx context.Context, pv *corev1.PersistentVolume
 	return directory, id, nil
 }
 
-// users names the PersistentVolumes that pods of this node find a directory by, or something in it, whoever made them.
-// It asks the API server: this instance keeps only those that it has to do with.
-func (p *Provisioner) users(ctx context.Context, directory string, node *corev1.Node) (names []string, err error) {
-	all, err := p.client.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{})
+// users names the PersistentVolumes that pods of this node find a directory by, or something in it, whoever made them. The
+// informer that has them is the one that said that a PersistentVolume is to be deleted, so that it knows all that were there by then.
+func (p *Provisioner) users(directory string, node *corev1.Node) (names []string, err error) {
+	all, err := p.volumes.ByIndex(byDirectory, directory)
 	if err != nil {
-		return nil, fmt.Errorf("list PersistentVolumes: %w", err)
+		return nil, fmt.Errorf("look for PersistentVolumes of directory %s: %w", directory, err)
 	}
-	whole := path.Join(p.config.Path, directory)
-	for i := range all.Items {
-		if pv := &all.Items[i]; origin.Inside(origin.Path(pv), whole) && origin.MayUse(pv, node) {
+	for _, object := range all {
+		if pv, ok := object.(*corev1.PersistentVolume); ok && origin.MayUse(pv, node) {
 			names = append(names, pv.Name)
 		}
 	}

@@ -17,6 +17,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	storagelisters "k8s.io/client-go/listers/storage/v1"
+	"k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/sig-storage-lib-external-provisioner/v13/controller"
 
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
@@ -81,7 +82,7 @@ type Provisioner struct {
 	pool    Pool
 	client  kubernetes.Interface
 	events  reporter
-	volumes corelisters.PersistentVolumeLister // of this node
+	volumes cache.Indexer // as ownVolumes keeps them
 	claims  corelisters.PersistentVolumeClaimLister
 	classes storagelisters.StorageClassLister
 }

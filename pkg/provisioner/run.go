@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path"
+	"strings"
 	"sync"
 	"time"
 
@@ -15,7 +17,6 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
-	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
 	"sigs.k8s.io/sig-storage-lib-external-provisioner/v13/controller"
@@ -54,7 +55,7 @@ func New(ctx context.Context, config Config, pool Pool, client kubernetes.Interf
 			pool:    pool,
 			client:  client,
 			events:  reporter{client, corev1.EventSource{Component: config.Name(), Host: config.Node}, log},
-			volumes: corelisters.NewPersistentVolumeLister(volumes.GetIndexer()),
+			volumes: volumes.GetIndexer(),
 			claims:  claims.Lister(),
 			classes: classes.Lister(),
 		},
@@ -116,8 +117,9 @@ func (i *Instance) Ready(ctx context.Context) error {
 // synced reports whether all claims and PersistentVolumes have been read once.
 func (i *Instance) synced() bool { return i.controller.HasRun() && i.volumes.HasSynced() }
 
-// ownVolumes informs of the PersistentVolumes that this instance has to do with. Those of other nodes are not kept:
-// each instance would have all of them in memory, and add its finalizer to them.
+// ownVolumes informs of the PersistentVolumes that this instance has to do with, and of those that name something in its
+// directory without having been made by a provisioner. Those of other nodes are not kept: each instance would have all of them
+// in memory, and add its finalizer to them.
 func ownVolumes(config Config, client kubernetes.Interface) cache.SharedIndexInformer {
 	api := client.CoreV1().PersistentVolumes()
 	source := cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
@@ -128,7 +130,7 @@ func ownVolumes(config Config, client kubernetes.Interface) cache.SharedIndexInf
 			}
 			kept := list.Items[:0]
 			for _, pv := range list.Items {
-				if config.concerns(&pv) {
+				if config.keeps(&pv) {
 					kept = append(kept, pv)
 				}
 			}
@@ -143,22 +145,46 @@ func ownVolumes(config Config, client kubernetes.Interface) cache.SharedIndexInf
 			return watch.Filter(w, config.filterEvent), nil
 		},
 	}, client)
-	informer := cache.NewSharedIndexInformer(source, &corev1.PersistentVolume{}, resync, cache.Indexers{})
+	informer := cache.NewSharedIndexInformer(source, &corev1.PersistentVolume{}, resync, cache.Indexers{byDirectory: config.directoryOf})
 	if err := informer.SetTransform(withoutManagedFields); err != nil {
 		panic(fmt.Sprintf("an informer that was just made has been started: %v", err))
 	}
 	return informer
 }
 
-// concerns reports whether a PersistentVolume is this instance's own, or nobody's.
-func (c Config) concerns(pv *corev1.PersistentVolume) bool {
-	return pv.Annotations[origin.ProvisionedBy] == c.Name() && !c.ofOtherInstance(pv)
+// keeps reports whether a PersistentVolume is this instance's own, of no known node, or one of something in its directory that no
+// provisioner of another node has made.
+func (c Config) keeps(pv *corev1.PersistentVolume) bool {
+	if c.ofOtherInstance(pv) {
+		return false
+	}
+	return pv.Annotations[origin.ProvisionedBy] == c.Name() || c.childOf(pv) != ""
+}
+
+// byDirectory is the index of PersistentVolumes by the directory in PV_DIR that they name, or something in it.
+const byDirectory = "directory"
+
+func (c Config) directoryOf(object any) ([]string, error) {
+	if pv, ok := object.(*corev1.PersistentVolume); ok && c.childOf(pv) != "" {
+		return []string{c.childOf(pv)}, nil
+	}
+	return nil, nil
+}
+
+// childOf is the directory in PV_DIR that a PersistentVolume names, or something in it; empty if it names something else.
+func (c Config) childOf(pv *corev1.PersistentVolume) string {
+	at := origin.Path(pv)
+	if at == "" || !origin.Inside(at, c.Path) {
+		return ""
+	}
+	child, _, _ := strings.Cut(strings.TrimPrefix(strings.TrimPrefix(path.Clean(at), path.Clean(c.Path)), "/"), "/")
+	return child
 }
 
 // filterEvent takes a PersistentVolume that is not kept as deleted: it may have been kept before.
 func (c Config) filterEvent(in watch.Event) (out watch.Event, keep bool) {
 	pv, ok := in.Object.(*corev1.PersistentVolume)
-	if !ok || in.Type == watch.Bookmark || c.concerns(pv) {
+	if !ok || in.Type == watch.Bookmark || c.keeps(pv) {
 		return in, true
 	}
 	in.Type = watch.Deleted

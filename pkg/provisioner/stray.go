@@ -28,8 +28,7 @@ const (
 )
 
 // strays reports claims that no instance will ever serve: each of them leaves such a claim to another one. All
-// instances check, and the reporter makes one event of what they find. It reports pods as well that can never start,
-// because their claims are on several nodes.
+// instances check, and the reporter makes one event of what they find.
 type strays struct {
 	*Provisioner
 	checked map[types.UID]time.Time
@@ -53,6 +52,7 @@ func (i *Instance) watch(ctx context.Context) {
 			}
 			directories.remove(ctx)
 			if p.config.Mode == PerNode { // else it serves all claims itself
+				p.selectNamedNode(ctx)
 				claims.check(ctx, now)
 				volumes.check(ctx, now)
 			}
@@ -83,7 +83,6 @@ func (s *strays) check(ctx context.Context, now time.Time) {
 		pending[claim.UID] = now
 	}
 	s.checked = pending
-	s.checkPods(ctx, claims)
 }
 
 // waits reports whether a claim of this provisioner waits for another instance, longer than that should take.

@@ -24,7 +24,6 @@ var provisioners = []struct {
 		"persistentvolumeclaims":        {"get", "list", "watch", "update"},
 		"storageclasses.storage.k8s.io": {"get", "list", "watch"},
 		"nodes":                         {"get"},
-		"pods":                          {"list"},
 		"events":                        {"create", "patch"},
 	}},
 	{"single node", "../../deploy/single-node", "hostpath-provisioner-single-node", "/var/kubernetes", "hostpath", map[string][]string{

@@ -129,19 +129,22 @@ func TestProvisionerOnEachNode(t *testing.T) {
 	s.refusedClaims(class)
 	s.foreignVolumes()
 	s.refusedByClass()
-	s.mixedPod()
 
-	// A pod cannot have two nodes, which the scheduler says without a word of why.
-	s.claim("here", "10Mi", ofClass(class), madeOn(nodeA))
-	here, _, hereDirectory := s.hostPath("here")
-	s.pod("mixed", with("named", "/named"), with("here", "/here"))
-	s.wantEvent("PersistentVolumeClaim", "named", "NodesDiffer", "pod mixed cannot start", "its claim here for node "+nodeA)
-	s.wantEvent("PersistentVolumeClaim", "here", "NodesDiffer", "pod mixed cannot start", "its claim named for node "+nodeB)
-	s.remove("mixed")
+	// Without a pod too, where the class waits for one.
+	s.claim("early", "10Mi", ofClass("hostpath-provisioner"), madeOn(nodeA))
+	early, node, earlyDirectory := s.hostPath("early")
+	if node != nodeA {
+		t.Errorf("the volume is on %s", node)
+	}
+	s.pod("late", with("early", "/data"))
+	if pod := s.ready("late"); pod.Spec.NodeName != nodeA {
+		t.Errorf("the pod is on %s", pod.Spec.NodeName)
+	}
+	s.remove("late")
 
 	s.kubectl("delete", "pvc", "-n", s.namespace, "--all")
 	s.wantVolumeGone(named.Name, namedDirectory)
-	s.wantVolumeGone(here.Name, hereDirectory)
+	s.wantVolumeGone(early.Name, earlyDirectory)
 	for _, pod := range s.provisioners(perNode, len(c.Nodes), true) {
 		if pod.Spec.NodeName == nodeB {
 			s.wantEndpoints(pod, "", ofClaims...)
@@ -227,27 +230,6 @@ func (s *scene) refusedByClass() {
 	s.Cleanup(func() { s.removeClass(s.namespace) })
 	s.claim("options", "10Mi", ofClass(s.namespace), madeOn(nodeA))
 	s.wantEvent("PersistentVolumeClaim", "options", "ProvisioningFailed", "noatime", "remove them")
-}
-
-// mixedPod has a pod with a claim that names a node, and one for which the scheduler chooses another.
-func (s *scene) mixedPod() {
-	s.Helper()
-	const class = "hostpath-provisioner"
-	s.claim("annotated", "10Mi", ofClass(class), madeOn(nodeB))
-	s.claim("plain", "10Mi", ofClass(class))
-	s.pod("both-ways", with("annotated", "/annotated"), with("plain", "/plain"), on(nodeA))
-	s.wantEvent("PersistentVolumeClaim", "annotated", "NodesDiffer", "takes precedence over node "+nodeA)
-	s.wantEvent("PersistentVolumeClaim", "annotated", "NodesDiffer", "pod both-ways cannot start", "its claim plain for node "+nodeA)
-	s.wantEvent("PersistentVolumeClaim", "plain", "NodesDiffer", "pod both-ways cannot start", "its claim annotated for node "+nodeB)
-	annotated, there, annotatedDirectory := s.hostPath("annotated")
-	plain, here, plainDirectory := s.hostPath("plain")
-	if there != nodeB || here != nodeA {
-		s.Errorf("the volumes are on %s and %s", there, here)
-	}
-	s.remove("both-ways")
-	s.kubectl("delete", "pvc", "-n", s.namespace, "annotated", "plain")
-	s.wantVolumeGone(annotated.Name, annotatedDirectory)
-	s.wantVolumeGone(plain.Name, plainDirectory)
 }
 
 // refusesPoolOfDriver has one more provisioner on a node, whose directory is a pool of the driver: each in its container

@@ -34,8 +34,6 @@ var unneeded = regexp.MustCompile(strings.Join([]string{
 	`operator: (patch|delete) services hostpath-provisioner-metrics$`,
 	// A program stands in for the health monitor, which reads its events back.
 	`health-monitor: (get|watch) events`,
-	// A claim that fits nowhere on its node loses its selected node.
-	`kubevirt-hostpath-provisioner: update persistentvolumeclaims`,
 	// The certificate of the webhook is renewed after months.
 	`operator-webhook: update secrets`,
 }, "|"))
