@@ -35,16 +35,24 @@ func (m *migration) observe(ctx context.Context, s *saved) (o observation, err e
 	if err := m.observeVolume(ctx, s, &o); err != nil {
 		return o, err
 	}
-	if s.Finished && o.volume == absent && !m.Undo {
+	if m.Undo || !m.deletedSince(s, o) {
+		if err := m.observeDisk(s, &o); err != nil {
+			return o, err
+		}
+	}
+	if m.deletedSince(s, o) {
 		return o, nil // whatever has the name of the claim now
 	}
 	if err := m.observeClaim(ctx, s, &o); err != nil {
 		return o, err
 	}
-	if err := m.observeDisk(s, &o); err != nil {
-		return o, err
-	}
 	return o, m.observeDriver(ctx, s, &o)
+}
+
+// deletedSince reports whether a volume was deleted after its migration was complete. If its directory is still there, an undo can
+// have it back.
+func (m *migration) deletedSince(s *saved, o observation) bool {
+	return s.Finished && o.volume == absent && (!m.Undo || o.directory == absent)
 }
 
 func (m *migration) observeVolume(ctx context.Context, s *saved, o *observation) error {

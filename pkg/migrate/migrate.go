@@ -119,7 +119,7 @@ func (m *migration) one(ctx context.Context, s *saved) error {
 		_, err := next(m.want(), now.seen)
 		return errors.Join(problems, err)
 	}
-	if s.Finished && now.volume == absent && !m.Undo {
+	if m.deletedSince(s, now) {
 		m.print("  migrated, and deleted since; %s is not needed any more\n", s.file())
 		return nil
 	}
