@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	monitoringv1 "github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1"
+	admissionv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -35,24 +36,26 @@ var kinds = map[string]struct {
 	decode     func([]byte) error
 	namespaced bool
 }{
-	"v1 Namespace":                                        {strictly[corev1.Namespace], false},
-	"v1 ServiceAccount":                                   {strictly[corev1.ServiceAccount], true},
-	"v1 ConfigMap":                                        {strictly[corev1.ConfigMap], true},
-	"v1 Service":                                          {strictly[corev1.Service], true},
-	"v1 PersistentVolumeClaim":                            {strictly[corev1.PersistentVolumeClaim], true},
-	"v1 Pod":                                              {strictly[corev1.Pod], true},
-	"apps/v1 DaemonSet":                                   {strictly[appsv1.DaemonSet], true},
-	"apps/v1 Deployment":                                  {strictly[appsv1.Deployment], true},
-	"rbac.authorization.k8s.io/v1 Role":                   {strictly[rbacv1.Role], true},
-	"rbac.authorization.k8s.io/v1 RoleBinding":            {strictly[rbacv1.RoleBinding], true},
-	"rbac.authorization.k8s.io/v1 ClusterRole":            {strictly[rbacv1.ClusterRole], false},
-	"rbac.authorization.k8s.io/v1 ClusterRoleBinding":     {strictly[rbacv1.ClusterRoleBinding], false},
-	"storage.k8s.io/v1 CSIDriver":                         {strictly[storagev1.CSIDriver], false},
-	"storage.k8s.io/v1 StorageClass":                      {strictly[storagev1.StorageClass], false},
-	"security.openshift.io/v1 SecurityContextConstraints": {strictly[securityContextConstraints], false},
-	"snapshot.storage.k8s.io/v1 VolumeSnapshotClass":      {strictly[volumeSnapshotClass], false},
-	"monitoring.coreos.com/v1 ServiceMonitor":             {strictly[monitoringv1.ServiceMonitor], true},
-	"monitoring.coreos.com/v1 PrometheusRule":             {strictly[monitoringv1.PrometheusRule], true},
+	"v1 Namespace":                                    {strictly[corev1.Namespace], false},
+	"v1 ServiceAccount":                               {strictly[corev1.ServiceAccount], true},
+	"v1 ConfigMap":                                    {strictly[corev1.ConfigMap], true},
+	"v1 Service":                                      {strictly[corev1.Service], true},
+	"v1 PersistentVolumeClaim":                        {strictly[corev1.PersistentVolumeClaim], true},
+	"v1 Pod":                                          {strictly[corev1.Pod], true},
+	"apps/v1 DaemonSet":                               {strictly[appsv1.DaemonSet], true},
+	"apps/v1 Deployment":                              {strictly[appsv1.Deployment], true},
+	"rbac.authorization.k8s.io/v1 Role":               {strictly[rbacv1.Role], true},
+	"rbac.authorization.k8s.io/v1 RoleBinding":        {strictly[rbacv1.RoleBinding], true},
+	"rbac.authorization.k8s.io/v1 ClusterRole":        {strictly[rbacv1.ClusterRole], false},
+	"rbac.authorization.k8s.io/v1 ClusterRoleBinding": {strictly[rbacv1.ClusterRoleBinding], false},
+	"admissionregistration.k8s.io/v1 ValidatingAdmissionPolicy":        {strictly[admissionv1.ValidatingAdmissionPolicy], false},
+	"admissionregistration.k8s.io/v1 ValidatingAdmissionPolicyBinding": {strictly[admissionv1.ValidatingAdmissionPolicyBinding], false},
+	"storage.k8s.io/v1 CSIDriver":                                      {strictly[storagev1.CSIDriver], false},
+	"storage.k8s.io/v1 StorageClass":                                   {strictly[storagev1.StorageClass], false},
+	"security.openshift.io/v1 SecurityContextConstraints":              {strictly[securityContextConstraints], false},
+	"snapshot.storage.k8s.io/v1 VolumeSnapshotClass":                   {strictly[volumeSnapshotClass], false},
+	"monitoring.coreos.com/v1 ServiceMonitor":                          {strictly[monitoringv1.ServiceMonitor], true},
+	"monitoring.coreos.com/v1 PrometheusRule":                          {strictly[monitoringv1.PrometheusRule], true},
 }
 
 // strictly decodes as kubectl validates: an unknown or repeated field is an error.
@@ -78,7 +81,12 @@ func overlay(t *testing.T, files map[string]string) manifest.Objects {
 	if err != nil {
 		t.Fatal(err)
 	}
-	expand := func(string) string { return csi }
+	expand := func(variable string) string {
+		if variable == "csi" {
+			return csi
+		}
+		return "$" + variable
+	}
 	for name, content := range files {
 		content = os.Expand(content, expand)
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {

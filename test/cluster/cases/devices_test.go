@@ -360,12 +360,11 @@ const devicesMetrics = "127.0.0.1:19810"
 // startDevices runs the agent of a node without a pod, with the rights that it has in one.
 func (s *scene) startDevices(node string) {
 	s.Helper()
-	token, err := c.Client.CoreV1().ServiceAccounts(devicesNamespace).CreateToken(s.Context(), "local-pv-provisioner", &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
-	must.Succeed(s, err)
+	token := s.token(devicesNamespace, "local-pv-provisioner", authenticationv1.BoundObjectReference{APIVersion: "v1", Kind: "Node", Name: node})
 	kubeconfig := filepath.Join(s.TempDir(), "kubeconfig")
 	must.Succeed(s, clientcmd.WriteToFile(clientcmdapi.Config{
 		Clusters:       map[string]*clientcmdapi.Cluster{"test": {Server: c.Config.Host, CertificateAuthorityData: c.Config.CAData}},
-		AuthInfos:      map[string]*clientcmdapi.AuthInfo{"agent": {Token: token.Status.Token}},
+		AuthInfos:      map[string]*clientcmdapi.AuthInfo{"agent": {Token: token}},
 		Contexts:       map[string]*clientcmdapi.Context{"test": {Cluster: "test", AuthInfo: "agent"}},
 		CurrentContext: "test",
 	}, kubeconfig))

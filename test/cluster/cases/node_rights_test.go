@@ -1,0 +1,170 @@
+package cases_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"kubevirt.io/hostpath-provisioner/test/cluster"
+	"kubevirt.io/hostpath-provisioner/test/must"
+)
+
+// token is one of an account that is bound to an object, as kubelet asks for those of pods.
+func (s *scene) token(namespace, account string, bound authenticationv1.BoundObjectReference) string {
+	s.Helper()
+	made, err := c.Client.CoreV1().ServiceAccounts(namespace).CreateToken(s.Context(), account,
+		&authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{BoundObjectRef: &bound}}, metav1.CreateOptions{})
+	must.Succeed(s, err)
+	return made.Status.Token
+}
+
+// asPod is a client with the token of a pod.
+func (s *scene) asPod(pod corev1.Pod) kubernetes.Interface {
+	s.Helper()
+	config := rest.AnonymousClientConfig(c.Config)
+	config.BearerToken = s.token(pod.Namespace, pod.Spec.ServiceAccountName, authenticationv1.BoundObjectReference{APIVersion: "v1", Kind: "Pod", Name: pod.Name, UID: pod.UID})
+	client, err := kubernetes.NewForConfig(config)
+	must.Succeed(s, err)
+	return client
+}
+
+// podOn is the one pod with a label on a node.
+func (s *scene) podOn(node, namespace, name string) corev1.Pod {
+	s.Helper()
+	pods, err := c.Client.CoreV1().Pods(namespace).List(s.Context(), metav1.ListOptions{
+		LabelSelector: "app.kubernetes.io/name=" + name, FieldSelector: "spec.nodeName=" + node})
+	if err != nil || len(pods.Items) != 1 {
+		s.Fatalf("%d pods %s on %s (%v)", len(pods.Items), name, node, err)
+	}
+	return pods.Items[0]
+}
+
+func (s *scene) wantForbidden(what string, err error) {
+	s.Helper()
+	if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "the token is of a pod on node '"+nodeA+"'") {
+		s.Errorf("%s: %v", what, err)
+	}
+}
+
+// volumeOfNode is a PersistentVolume as the account's program on a node makes it.
+func volumeOfNode(name, key, node string, source corev1.PersistentVolumeSource) *corev1.PersistentVolume {
+	return &corev1.PersistentVolume{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"local-pv-provisioner.cybozu.com/node": node}, Annotations: map[string]string{
+			"pv.kubernetes.io/provisioned-by": "kubevirt.io/hostpath-provisioner", "hostPathProvisionerIdentity": "kubevirt.io/hostpath-provisioner", "kubevirt.io/provisionOnNode": node}},
+		Spec: corev1.PersistentVolumeSpec{
+			Capacity:    corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Mi")},
+			AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}, PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimRetain,
+			StorageClassName: name, PersistentVolumeSource: source,
+			NodeAffinity: &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+				MatchExpressions: []corev1.NodeSelectorRequirement{{Key: key, Operator: corev1.NodeSelectorOpIn, Values: []string{node}}}}}}},
+		},
+	}
+}
+
+// touches tries what an account may do to PersistentVolumes with the token of node-a, to one of this node and to one of another.
+func (s *scene) touches(client kubernetes.Interface, of func(name, node string) *corev1.PersistentVolume) {
+	s.Helper()
+	ctx, volumes := s.Context(), client.CoreV1().PersistentVolumes()
+	finalizer := func(name string) error {
+		_, err := volumes.Patch(ctx, name, types.MergePatchType, []byte(`{"metadata":{"finalizers":["example.com/case"]}}`), metav1.PatchOptions{})
+		return err
+	}
+	own, other := s.namespace+"-own", s.namespace+"-other"
+	_, err := c.Client.CoreV1().PersistentVolumes().Create(ctx, of(other, nodeB), metav1.CreateOptions{})
+	must.Succeed(s, err)
+	_, err = volumes.Create(ctx, of(own, nodeB), metav1.CreateOptions{})
+	s.wantForbidden("create one of another node", err)
+	anywhere := of(own, nodeA)
+	anywhere.Spec.NodeAffinity = nil
+	_, err = volumes.Create(ctx, anywhere, metav1.CreateOptions{})
+	s.wantForbidden("create one of no node", err)
+	s.wantForbidden("patch one of another node", finalizer(other))
+	s.wantForbidden("delete one of another node", volumes.Delete(ctx, other, metav1.DeleteOptions{}))
+	_, err = volumes.Create(ctx, of(own, nodeA), metav1.CreateOptions{})
+	must.Succeed(s, err)
+	must.Succeed(s, finalizer(own))
+	must.Succeed(s, volumes.Delete(ctx, own, metav1.DeleteOptions{}))
+	s.kubectl("patch", "pv", own, "--type=merge", "-p", `{"metadata":{"finalizers":null}}`)
+	s.kubectl("delete", "pv", other)
+}
+
+// The driver's account has a token on each node. All other cases show that what it does for its own node goes on.
+func TestTokenOfNodeReachesNothingOfAnother(t *testing.T) {
+	s := begin(t)
+	client := s.asPod(s.podOn(nodeA, cluster.Namespace, cluster.DaemonSet))
+	s.touches(client, func(name, node string) *corev1.PersistentVolume {
+		return volumeOfNode(name, "topology.hostpath.csi/node", node, corev1.PersistentVolumeSource{
+			CSI: &corev1.CSIPersistentVolumeSource{Driver: "kubevirt.io.hostpath-provisioner", VolumeHandle: name, VolumeAttributes: map[string]string{"storagePool": "plain"}}})
+	})
+	s.capacityOfNodes(client)
+	s.snapshotsOfNodes(client)
+
+	s.install(perNode)
+	s.provisioners(perNode, len(c.Nodes), true)
+	s.touches(s.asPod(s.podOn(nodeA, perNode.namespace, "hostpath-provisioner")), func(name, node string) *corev1.PersistentVolume {
+		return volumeOfNode(name, corev1.LabelHostname, node, corev1.PersistentVolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/var/plain/.elsewhere"}})
+	})
+}
+
+// capacityOfNodes tries to tell the scheduler of more or less room on another node.
+func (s *scene) capacityOfNodes(client kubernetes.Interface) {
+	s.Helper()
+	api := client.StorageV1().CSIStorageCapacities(cluster.Namespace)
+	var all []storagev1.CSIStorageCapacity
+	s.until("a capacity of "+nodeB, func(ctx context.Context) (string, error) {
+		list, err := api.List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return "", err
+		}
+		all = slices.DeleteFunc(list.Items, func(o storagev1.CSIStorageCapacity) bool {
+			return o.NodeTopology == nil || o.NodeTopology.MatchLabels["topology.hostpath.csi/node"] != nodeB
+		})
+		if len(all) == 0 {
+			return fmt.Sprintf("none of %d", len(list.Items)), nil
+		}
+		return "", nil
+	})
+	more := all[0].DeepCopy()
+	more.Capacity = resource.NewQuantity(1<<50, resource.BinarySI)
+	_, err := api.Update(s.Context(), more, metav1.UpdateOptions{})
+	if apierrors.IsConflict(err) {
+		err = errors.New("the object changed meanwhile")
+	}
+	s.wantForbidden("change the capacity of another node", err)
+	s.wantForbidden("delete the capacity of another node", api.Delete(s.Context(), more.Name, metav1.DeleteOptions{}))
+}
+
+// snapshotsOfNodes tries the same of snapshots.
+func (s *scene) snapshotsOfNodes(client kubernetes.Interface) {
+	s.Helper()
+	content := s.namespace + "-other"
+	s.applyText(fmt.Sprintf(`
+apiVersion: snapshot.storage.k8s.io/v1
+kind: VolumeSnapshotContent
+metadata:
+  name: %[1]s
+  labels: {snapshot.storage.kubernetes.io/managed-by: no-node}
+spec:
+  driver: kubevirt.io.hostpath-provisioner
+  deletionPolicy: Retain
+  source: {snapshotHandle: none}
+  volumeSnapshotRef: {namespace: %[2]s, name: none}
+`, content, s.namespace))
+	err := client.CoreV1().RESTClient().Patch(types.MergePatchType).AbsPath("/apis/snapshot.storage.k8s.io/v1/volumesnapshotcontents/" + content).
+		Body([]byte(`{"metadata":{"labels":{"snapshot.storage.kubernetes.io/managed-by":"` + nodeA + `"}}}`)).Do(s.Context()).Error()
+	s.wantForbidden("take over a snapshot of another node", err)
+	s.kubectl("delete", "volumesnapshotcontent", content)
+}

@@ -1,0 +1,96 @@
+package deploy_test
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	appsv1 "k8s.io/api/apps/v1"
+
+	"kubevirt.io/hostpath-provisioner/test/deploy/manifest"
+)
+
+// Each account that has a token on every node, and may change PersistentVolumes, is held to the node.
+func TestNodePolicies(t *testing.T) {
+	for dir, accounts := range map[string][]string{
+		csiDir:                 {":hostpath-csi-driver'"},
+		"../../deploy/devices": {":local-pv-provisioner'"},
+		// Others may have an account of this name.
+		"../../deploy/provisioner": {"'system:serviceaccount:kubevirt-hostpath-provisioner:hostpath-provisioner'"},
+		"../../deploy/operator":    {":hostpath-provisioner-admin-csi'", ":hostpath-provisioner-admin'"},
+	} {
+		objects := manifest.Render(t, dir)
+		policies := manifest.All[admissionv1.ValidatingAdmissionPolicy](t, objects, "ValidatingAdmissionPolicy")
+		bindings := manifest.All[admissionv1.ValidatingAdmissionPolicyBinding](t, objects, "ValidatingAdmissionPolicyBinding")
+		if len(policies) != len(accounts) || len(bindings) != len(accounts) {
+			t.Fatalf("%s has %d policies and %d bindings, want %d", dir, len(policies), len(bindings), len(accounts))
+		}
+		for i, p := range policies {
+			if *p.Spec.FailurePolicy != admissionv1.Fail || !strings.HasSuffix(strings.TrimSuffix(p.Spec.MatchConditions[0].Expression, ")"), accounts[i]) {
+				t.Errorf("%s: the policy %s is for %s, want %s", dir, p.Name, p.Spec.MatchConditions[0].Expression, accounts[i])
+			}
+			if b := bindings[i].Spec; b.PolicyName != p.Name || !slices.Equal(b.ValidationActions, []admissionv1.ValidationAction{admissionv1.Deny}) {
+				t.Errorf("%s: the binding of %s is %+v", dir, p.Name, b)
+			}
+		}
+		for _, set := range manifest.All[appsv1.DaemonSet](t, objects, "DaemonSet") {
+			if account := set.Spec.Template.Spec.ServiceAccountName; !strings.Contains(accounts[0], ":"+account+"'") {
+				t.Errorf("%s: the pods have the account %s", dir, account)
+			}
+		}
+	}
+}
+
+// What the operator's policies demand is what those of the manifests do.
+func TestNodePoliciesOfOperator_areThoseOfTheManifests(t *testing.T) {
+	of := func(dir, name string) (variables map[string]string, validation string) {
+		p := manifest.Named[admissionv1.ValidatingAdmissionPolicy](t, manifest.Render(t, dir), "ValidatingAdmissionPolicy", name)
+		variables = map[string]string{}
+		for _, v := range p.Spec.Variables {
+			variables[v.Name] = v.Expression
+		}
+		delete(variables, "sharedPools")
+		return variables, p.Spec.Validations[0].Expression
+	}
+	for name, from := range map[string][2]string{
+		"hostpath-provisioner-operator-node":        {csiDir, "hostpath-csi-node"},
+		"hostpath-provisioner-operator-legacy-node": {"../../deploy/provisioner", "kubevirt-hostpath-provisioner-node"},
+	} {
+		variables, validation := of("../../deploy/operator", name)
+		wantVariables, want := of(from[0], from[1])
+		if diff := cmp.Diff(wantVariables, variables) + cmp.Diff(want, validation); diff != "" {
+			t.Errorf("%s (- want, + got):\n%s", name, diff)
+		}
+	}
+}
+
+// As docs/configuration.md and docs/security.md say.
+func TestNodePolicyIsChangedByKustomizationsOfUsers(t *testing.T) {
+	objects := overlay(t, map[string]string{"kustomization.yaml": `
+resources: [$csi]
+patches:
+- target: {kind: ValidatingAdmissionPolicy, name: hostpath-csi-node}
+  patch: |
+    - op: test
+      path: /spec/variables/1/name
+      value: sharedPools
+    - op: replace
+      path: /spec/variables/1/expression
+      value: "['nfs']"
+`})
+	if got := manifest.Only[admissionv1.ValidatingAdmissionPolicy](t, objects, "ValidatingAdmissionPolicy").Spec.Variables[1].Expression; got != "['nfs']" {
+		t.Errorf("the shared pools are %s", got)
+	}
+	for _, o := range overlay(t, map[string]string{"kustomization.yaml": `
+resources: [$csi]
+patches:
+- target: {kind: ValidatingAdmissionPolicy|ValidatingAdmissionPolicyBinding}
+  path: remove.yaml
+`, "remove.yaml": `{"$patch": "delete", "kind": "any", "metadata": {"name": "any"}}`}) {
+		if strings.HasPrefix(o.Kind, "ValidatingAdmissionPolicy") {
+			t.Errorf("%s is left", o)
+		}
+	}
+}
