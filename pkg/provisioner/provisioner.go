@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"sync/atomic"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/kubernetes"
@@ -85,6 +86,8 @@ type Provisioner struct {
 	volumes cache.Indexer // as ownVolumes keeps them
 	claims  corelisters.PersistentVolumeClaimLister
 	classes storagelisters.StorageClassLister
+	// upstream says that KubeVirt's provisioner has the same directory.
+	upstream atomic.Bool
 }
 
 var (
@@ -98,7 +101,7 @@ func (p *Provisioner) Provision(ctx context.Context, o controller.ProvisionOptio
 	if err := p.config.checkRequest(o); err != nil {
 		return nil, controller.ProvisioningFinished, err
 	}
-	if err := p.refuseOtherNodes(ctx); err != nil {
+	if err := errors.Join(p.refuseOtherNodes(ctx), p.refuseUpstream()); err != nil {
 		return nil, controller.ProvisioningFinished, err
 	}
 	node, err := p.node(ctx)

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -566,6 +567,26 @@ func TestClaimThatNamesAnotherNodeThanItsPod_isReported(t *testing.T) {
 	must.Succeed(t, err)
 	if events := r.events(); len(events) != 1 || !strings.Contains(events[0], "NodesDiffer: annotation kubevirt.io/provisionOnNode=node-a takes precedence over node node-b") {
 		t.Errorf("the events are %q", events)
+	}
+}
+
+// As kubevirt-hostpath-provisioner.yaml of KubeVirt's repository has it. What is applied over it takes only its rights.
+func TestUpstreamProvisionerOfTheSameDirectory_stopsProvisioning(t *testing.T) {
+	for path, refused := range map[string]bool{"POOL/": true, "/var/other": false} {
+		r := newRig(t, Config{Mode: PerNode})
+		set := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "kubevirt-hostpath-provisioner", Name: "kubevirt-hostpath-provisioner"}}
+		set.Spec.Template.Spec.Volumes = []corev1.Volume{{VolumeSource: corev1.VolumeSource{
+			HostPath: &corev1.HostPathVolumeSource{Path: strings.Replace(path, "POOL", r.config.Path, 1)}}}}
+		must.Succeed(t, r.client.Tracker().Add(set))
+		r.findUpstream(t.Context())
+		_, _, err := r.Provision(t.Context(), request())
+		if (err != nil) != refused || refused && !strings.Contains(err.Error(), "delete daemonset kubevirt-hostpath-provisioner") {
+			t.Errorf("%s: %v", path, err)
+		}
+		must.Succeed(t, r.client.AppsV1().DaemonSets(set.Namespace).Delete(t.Context(), set.Name, metav1.DeleteOptions{}))
+		r.findUpstream(t.Context())
+		_, _, err = r.Provision(t.Context(), request())
+		must.Succeed(t, err)
 	}
 }
 

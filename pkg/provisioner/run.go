@@ -99,6 +99,9 @@ func (i *Instance) Run(ctx context.Context) {
 	var background sync.WaitGroup
 	defer i.factory.Shutdown()
 	defer background.Wait()
+	if i.provisioner.config.Mode == PerNode {
+		i.provisioner.findUpstream(ctx)
+	}
 	i.factory.Start(ctx.Done())
 	background.Go(func() { i.volumes.RunWithContext(ctx) })
 	background.Go(func() { i.watch(ctx) })
@@ -111,7 +114,7 @@ func (i *Instance) Ready(ctx context.Context) error {
 	if !i.synced() {
 		return errors.New("the claims and PersistentVolumes of the cluster are not read yet")
 	}
-	return i.provisioner.refuseOtherNodes(ctx)
+	return errors.Join(i.provisioner.refuseOtherNodes(ctx), i.provisioner.refuseUpstream())
 }
 
 // synced reports whether all claims and PersistentVolumes have been read once.

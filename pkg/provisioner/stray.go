@@ -40,6 +40,7 @@ func (i *Instance) watch(ctx context.Context) {
 	claims := &strays{Provisioner: p, checked: make(map[types.UID]time.Time)}
 	volumes := &orphans{Provisioner: p}
 	directories := &abandoned{Provisioner: p, settled: make(map[volume.ID]bool)}
+	lookedForUpstream := time.Now()
 	tick := time.NewTicker(strayEvery)
 	defer tick.Stop()
 	for {
@@ -52,6 +53,10 @@ func (i *Instance) watch(ctx context.Context) {
 			}
 			directories.remove(ctx)
 			if p.config.Mode == PerNode { // else it serves all claims itself
+				if p.upstream.Load() || now.Sub(lookedForUpstream) > strayAgain {
+					p.findUpstream(ctx)
+					lookedForUpstream = now
+				}
 				p.selectNamedNode(ctx)
 				claims.check(ctx, now)
 				volumes.check(ctx, now)

@@ -24,6 +24,7 @@ var provisioners = []struct {
 		"persistentvolumeclaims":        {"get", "list", "watch", "update"},
 		"storageclasses.storage.k8s.io": {"get", "list", "watch"},
 		"nodes":                         {"get"},
+		"daemonsets.apps":               {"get"},
 		"events":                        {"create", "patch"},
 	}},
 	{"single node", "../../deploy/single-node", "hostpath-provisioner-single-node", "/var/kubernetes", "hostpath", map[string][]string{
@@ -219,5 +220,23 @@ func TestProvisionerUnitRunsBeforeKubelet(t *testing.T) {
 		if !slices.Contains(lines, want) {
 			t.Errorf("%s is missing", want)
 		}
+	}
+}
+
+// For those who apply it by URL, as they did the manifests of the earlier provisioner.
+func TestSingleNodeManifestIsCurrent(t *testing.T) {
+	text, err := os.ReadFile("../../deploy/single-node/install.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	byName := func(objects manifest.Objects) map[string]string {
+		all := map[string]string{}
+		for _, o := range objects {
+			all[o.String()] = strings.TrimSpace(string(o.YAML))
+		}
+		return all
+	}
+	if diff := cmp.Diff(byName(manifest.Render(t, "../../deploy/single-node")), byName(manifest.Parse(t, string(text)))); diff != "" {
+		t.Errorf("run kubectl kustomize deploy/single-node > deploy/single-node/install.yaml (- want, + got):\n%s", diff)
 	}
 }

@@ -414,10 +414,10 @@ func TestProvisionerOnSingleNode(t *testing.T) {
 	} else {
 		s.kubectl("apply", "-n", s.namespace, "-k", example)
 	}
-	s.ready("test-pod")
+	s.ready("hostpath-test-pod")
 	pod := s.provisioners(singleNode, 1, true)[0]
-	volume, _, directory := s.hostPath("test-claim")
-	if want := s.namespace + "-test-claim-" + volume.Name; filepath.Base(directory) != want {
+	volume, _, directory := s.hostPath("hostpath-test-claim")
+	if want := s.namespace + "-hostpath-test-claim-" + volume.Name; filepath.Base(directory) != want {
 		t.Errorf("the directory is %s, want %s", filepath.Base(directory), want)
 	}
 	if volume.Spec.AccessModes[0] != corev1.ReadWriteMany {
@@ -474,7 +474,7 @@ func (s *scene) refusedOnTwoNodes(example string) {
 	pod := s.provisioners(singleNode, 1, false)[0]
 	s.wantEndpoints(pod, "node-a, node-b")
 	s.kubectl("apply", "-n", s.namespace, "-k", example)
-	s.wantEvent("PersistentVolumeClaim", "test-claim", "ProvisioningFailed", "node-a, node-b", "PV_DIR_SHARED")
+	s.wantEvent("PersistentVolumeClaim", "hostpath-test-claim", "ProvisioningFailed", "node-a, node-b", "PV_DIR_SHARED")
 	other := nodeA
 	if pod.Spec.NodeName == nodeA {
 		other = nodeB
