@@ -121,7 +121,8 @@ func copyData(dst, src int, buffer []byte, pause func() error) error {
 		return err
 	}
 	// A writer may let the file grow meanwhile: the copy has the size that it had. It has it first, since
-	// XFS sets blocks aside behind what makes a file longer, which may be a hole.
+	// XFS sets blocks aside behind what makes a file longer, which may be a hole, and extends one only when all
+	// that was written to it is on the disk.
 	if err := unix.Ftruncate(dst, st.Size); err != nil {
 		return err
 	}

@@ -93,13 +93,10 @@ func (c *copier) fill(dst, src int, from source) error {
 	var err error
 	switch {
 	case from.st.Size == 0: // shares nothing; one that has grown meanwhile has changed
-	case c.method == Share:
+	case c.method == Share && (!c.held || from.st.Size > readInstead):
 		err = c.share(dst, src, from)
 	default:
-		if c.data == nil {
-			c.data = make([]byte, bufferBytes)
-		}
-		err = copyData(dst, src, c.data, c.next)
+		err = c.read(dst, src)
 	}
 	if err != nil {
 		return fmt.Errorf("copy %s: %w", from, err)
@@ -110,12 +107,39 @@ func (c *copier) fill(dst, src int, from source) error {
 	return c.buffers.copy(descriptor(src), descriptor(dst), from.String())
 }
 
+// readInstead is the size in bytes up to which a file is read and written anew while those who write stand still: what they have
+// just written is in memory, and sharing its blocks would wait for the disk, which may have much to write for
+// others.
+const readInstead = 1 << 20
+
+// flush writes the data of a file to its disk, and nothing else: not the log of the filesystem, where others have
+// theirs too. Before the first pass all is synced, and in a standstill nothing waits for the disk.
+func (c *copier) flush(fd int) error {
+	if c.held || c.round == 1 {
+		return nil
+	}
+	return unix.SyncFileRange(fd, 0, 0, unix.SYNC_FILE_RANGE_WAIT_BEFORE|unix.SYNC_FILE_RANGE_WRITE|unix.SYNC_FILE_RANGE_WAIT_AFTER)
+}
+
+func (c *copier) read(dst, src int) error {
+	if err := c.flush(src); err != nil {
+		return err
+	}
+	if c.data == nil {
+		c.data = make([]byte, bufferBytes)
+	}
+	return copyData(dst, src, c.data, c.next)
+}
+
 // share shares the blocks of a file, if that does not stop its writers for too long.
 func (c *copier) share(dst, src int, from source) error {
 	if c.maxStall.mayExceed(from.st.Size) {
 		if err := c.maxStall.check(descriptor(src), from.String()); err != nil {
 			return err
 		}
+	}
+	if err := c.flush(src); err != nil { // sharing would do it too, but have writers wait for that
+		return err
 	}
 	began := time.Now()
 	err := share(dst, src)

@@ -54,8 +54,10 @@ type Result struct {
 // is so if no entry changed since before the first was copied, or if a single file did and
 // shares its blocks: its copy is atomic, and all else stood still. What changed is copied
 // again, Rounds times at most. An entry has changed if its ctime has: writes set it, also
-// those through a shared mapping, because the filesystem is synced first and a page that
-// is clean must fault before it is written.
+// those through a shared mapping, because a file is flushed when it is copied and a page that
+// is clean must fault before it is written. The filesystem is synced as a whole only before the first pass. Later ones
+// do not wait for what others have written to it: sharing the blocks of a file flushes that (FICLONE), and what
+// is read is flushed alone.
 func Tree(ctx context.Context, src, dst *dir.Dir, o Options) (Result, error) {
 	c := &copier{ctx: ctx, src: src, method: o.Method, hold: o.Hold, maxStall: o.MaxStall, pause: o.Pause}
 	result, err := c.run(dst, o.Rounds)
@@ -80,6 +82,7 @@ type copier struct {
 	links   *dir.Dir // files that have several names, by their inode
 	round   int
 	since   moment // entries that are older are skipped; unset in the first pass
+	held    bool   // Hold has all who write stopped
 	whole   int    // how many levels of the path are copied whole although since is set
 	buffers xattrBuffers
 	data    []byte // what copyData reads into
@@ -130,12 +133,7 @@ func (c *copier) passes(rounds int) (Result, error) {
 		if rounds == 1 {
 			break
 		}
-		next, err := c.beginLater()
-		if err != nil {
-			return Result{}, err
-		}
-		c.since, start = start, next
-		if err := c.again(); err != nil {
+		if start, err = c.nextPass(start); err != nil {
 			return Result{}, err
 		}
 	}
@@ -143,11 +141,17 @@ func (c *copier) passes(rounds int) (Result, error) {
 	return result, nil
 }
 
-// standstill copies what has changed since the first pass began while nobody writes, and checks
-// that nobody did.
+// standstill copies what has changed since the first pass began, and then what has changed since that while nobody
+// writes, and checks that nobody did. While they stand still nothing waits for what others have written to
+// the filesystem.
 func (c *copier) standstill(start moment, first Result) (result Result, err error) {
-	if err := Sync(c.src); err != nil { // what is written now keeps nobody waiting later
+	if start, err = c.nextPass(start); err != nil {
 		return Result{}, err
+	}
+	if c.method == Copy { // or removing a copy of that pass would wait for its blocks to be written
+		if err := Sync(c.src); err != nil {
+			return Result{}, err
+		}
 	}
 	began := time.Now()
 	before := c.ctx
@@ -155,18 +159,14 @@ func (c *copier) standstill(start moment, first Result) (result Result, err erro
 	if err != nil {
 		return Result{}, err
 	}
-	c.ctx = still
+	c.ctx, c.held = still, true
 	defer func() {
-		c.ctx = before
+		c.ctx, c.held = before, false
 		err = errors.Join(err, release())
 		c.stall = max(c.stall, time.Since(began))
 		result.Stall = c.stall
 	}()
-	c.since = start
-	if start, err = c.beginLater(); err != nil {
-		return Result{}, err
-	}
-	if err := c.again(); err != nil {
+	if start, err = c.nextPass(start); err != nil {
 		return Result{}, err
 	}
 	changed, err := c.check(start)
@@ -176,14 +176,23 @@ func (c *copier) standstill(start moment, first Result) (result Result, err erro
 	return Result{Entries: c.entries, Shared: first.Shared, Changed: changed.entries, PointInTime: changed.entries == 0}, nil
 }
 
-// beginLater is begin for a pass that is to find nothing changed unless it is written to from now on:
-// it returns a time that is later than all writes so far by the clock of the filesystem, which ticks
-// each few milliseconds.
-func (c *copier) beginLater() (moment, error) {
+// nextPass copies what has changed since the pass before, which began at last, and returns when it began itself: later than
+// all writes so far by the clock of the filesystem, which ticks each few milliseconds, so that nothing counts as
+// changed unless it is written to from now on.
+func (c *copier) nextPass(last moment) (start moment, err error) {
+	if start, err = c.later(); err != nil {
+		return moment{}, err
+	}
+	c.round++
+	c.since = last
+	return start, c.again()
+}
+
+func (c *copier) later() (moment, error) {
 	first, err := c.now()
 	for now := first; err == nil; now, err = c.now() {
 		if first.changed != now.changed {
-			return c.begin(true)
+			return now, nil
 		}
 		if err := c.ctx.Err(); err != nil {
 			return moment{}, err
@@ -192,7 +201,7 @@ func (c *copier) beginLater() (moment, error) {
 	return moment{}, err
 }
 
-// begin notes the time before a pass, and syncs after that: a write through a mapping does not
+// begin notes the time before the first pass, and syncs after that: a write through a mapping does not
 // change a ctime until the page was written to disk.
 func (c *copier) begin(check bool) (moment, error) {
 	c.round++

@@ -1,0 +1,120 @@
+package snapshots
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"kubevirt.io/hostpath-provisioner/test/drivertest"
+	"kubevirt.io/hostpath-provisioner/test/must"
+	"kubevirt.io/hostpath-provisioner/test/testenv"
+	slow "kubevirt.io/hostpath-provisioner/test/testenv/disk"
+	"kubevirt.io/hostpath-provisioner/test/testenv/loopfs"
+)
+
+// slowDisk mounts a filesystem on a disk that writes so many bytes in a second, until the test ends.
+func slowDisk(t *testing.T, kind string, bytes, perSecond int64) (at string) {
+	t.Helper()
+	image, err := loopfs.Format(t.Context(), t.TempDir(), kind, bytes)
+	must.Succeed(t, err)
+	d := slow.New(t, image, t.TempDir())
+	must.Succeed(t, os.Remove(image))
+	device, err := loopfs.Attach(d.Path)
+	must.Succeed(t, err)
+	t.Cleanup(func() { must.Succeed(t, device.Close()) })
+	at = filepath.Join(t.TempDir(), "pool")
+	must.Succeed(t, os.Mkdir(at, 0o755), loopfs.MountDevice(t.Context(), device.Name(), at, kind))
+	t.Cleanup(func() {
+		d.Heal()
+		must.Succeed(t, loopfs.Unmount(at))
+	})
+	d.Slow(0, perSecond)
+	return at
+}
+
+// TestStandstillDoesNotWaitForNeighbours has another tenant of the filesystem write as fast as the disk, and faster, while
+// pods are frozen for a snapshot. They stand still for at most twice as long as without.
+func TestStandstillDoesNotWaitForNeighbours(t *testing.T) {
+	testenv.NeedRoot(t)
+	driver := drivertest.Built(t)
+	rounds := 7
+	if testing.Short() {
+		rounds = 2
+	}
+	for _, kind := range []string{"xfs", "ext4", "btrfs"} {
+		if testing.Short() && kind != "xfs" {
+			continue
+		}
+		t.Run(kind, func(t *testing.T) {
+			config := drivertest.PoolConfig{Name: "local", Path: slowDisk(t, kind, 512*mib, 16*mib)}
+			d := drivertest.Start(t, drivertest.Config{Binary: driver, Pools: []drivertest.PoolConfig{config}})
+			b := &bench{Driver: d, pool: &drivertest.Pool{Driver: d, PoolConfig: config}}
+			for version, hierarchy := range hierarchies(t) {
+				if version != "cgroup v2" {
+					continue
+				}
+				p := startPod(b, hierarchy, 20, 0)
+				startFreezer(b, driver, p)
+				alone := p.standstill(rounds)
+				stop := writeAsNeighbour(t, config.Path)
+				beside := p.standstill(rounds)
+				stop()
+				t.Logf("frozen for %s alone, for %s beside a neighbour that writes", alone, beside)
+				// Less than the second that one write waits behind those of the neighbour, and more than a busy machine adds.
+				if beside > max(2*alone, 200*time.Millisecond) {
+					t.Errorf("pods stand still for %s beside a neighbour that writes, %s without", beside, alone)
+				}
+			}
+		})
+	}
+}
+
+// standstill is for how long pods are frozen for a snapshot, in the middle of several.
+func (p *pod) standstill(rounds int) time.Duration {
+	p.Helper()
+	var all []time.Duration
+	for len(all) < rounds {
+		made := p.freezeUntilSeen("s-1")
+		began := time.Now()
+		p.Eventually("the pod goes on", func() bool { return !p.frozen() })
+		all = append(all, time.Since(began))
+		p.Must(<-made)
+		p.wantMoment(p.pool.Own("snapshots", "~s-1"))
+		p.Must(p.DeleteSnapshot(p.Context(), "s-1@"+drivertest.NodeName))
+	}
+	p.Logf("the pod was frozen for %v", all)
+	slices.Sort(all)
+	return all[len(all)/2]
+}
+
+// writeAsNeighbour writes the same file again and again until stop is called.
+func writeAsNeighbour(t *testing.T, pool string) (stop func()) {
+	t.Helper()
+	f, err := os.Create(filepath.Join(pool, "neighbour"))
+	must.Succeed(t, err)
+	end := make(chan struct{})
+	var writer sync.WaitGroup
+	writer.Go(func() {
+		for data := make([]byte, 16*mib); ; {
+			select {
+			case <-end:
+				return
+			default:
+			}
+			if _, err := f.WriteAt(data, 0); err != nil {
+				t.Error(err)
+				return
+			}
+		}
+	})
+	stop = sync.OnceFunc(func() {
+		close(end)
+		writer.Wait()
+		must.Succeed(t, f.Close(), os.Remove(f.Name()))
+	})
+	t.Cleanup(stop)
+	return stop
+}
