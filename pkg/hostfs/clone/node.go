@@ -17,7 +17,14 @@ import (
 // errGone reports an entry that was removed or replaced since it was listed.
 var errGone = errors.New("gone meanwhile")
 
-// A source is an entry that is copied, as it was when it was listed.
+// ErrLeased reports a file that a process has a write lease of (fcntl(2), F_SETLEASE). Opening it would take until it
+// gives that up.
+var ErrLeased = errors.New("a process has a write lease of the file")
+
+// attempts are how often an entry is copied that changes each time meanwhile.
+const attempts = 8
+
+// A source is an entry that is copied, as it was when it was last looked at.
 type source struct {
 	in   *dir.Dir
 	name string
@@ -57,24 +64,113 @@ func (c *copier) make(from source, to *dir.Dir, name string) error {
 	switch from.st.Mode & unix.S_IFMT {
 	case unix.S_IFREG:
 		return c.makeFile(from, to, name)
-	case unix.S_IFLNK:
-		return c.makeSymlink(from, to, name)
 	case unix.S_IFDIR: // by now
 		return errGone
 	}
-	// A FIFO, a socket or a device. It is never opened.
+	return c.makeNode(from, to, name)
+}
+
+// makeNode copies what is never opened: a link, a FIFO, a socket or a device. It is copied until it is the same before and
+// after, so that nothing is taken of another that has its name by now.
+func (c *copier) makeNode(from source, to *dir.Dir, name string) error {
+	for range attempts {
+		err := c.makeNodeOnce(from, to, name)
+		var now *unix.Stat_t
+		if err == nil {
+			now, err = stat(from.in, from.name)
+		}
+		switch {
+		case errors.Is(err, errGone), errors.Is(err, fs.ErrNotExist):
+			return errors.Join(errGone, c.remove(to, name))
+		case err != nil, !c.start.set, unchanged(from.st, now):
+			return err
+		case now.Mode&unix.S_IFMT != from.st.Mode&unix.S_IFMT:
+			return errors.Join(errGone, c.remove(to, name))
+		}
+		from.st = now
+		if err := c.remove(to, name); err != nil {
+			return err
+		}
+	}
+	return c.makeNodeOnce(from, to, name) // it counts as changed
+}
+
+func (c *copier) makeNodeOnce(from source, to *dir.Dir, name string) error {
+	if from.st.Mode&unix.S_IFMT == unix.S_IFLNK {
+		return c.makeSymlink(from, to, name)
+	}
 	if err := unix.Mknodat(to.Fd(), name, from.st.Mode, int(from.st.Rdev)); err != nil {
 		return &fs.PathError{Op: "mknod", Path: to.String() + "/" + name, Err: err}
 	}
 	return c.nodeAttributes(from, to, name)
 }
 
+// unchanged says that two looks were at the same entry, to which nothing happened in between that its clock shows.
+func unchanged(before, after *unix.Stat_t) bool {
+	return before.Ino == after.Ino && before.Dev == after.Dev && before.Ctim == after.Ctim
+}
+
+// makeFile copies a regular file as it is at one moment: its content with the owner, mode and attributes that it has with
+// it. If it has changed since the pass began its ctime does not tell, for clocks are coarse and it may change
+// all the time: then its attributes are watched while it is copied. What is read and written is no copy of one
+// moment then, and found out by check.
 func (c *copier) makeFile(from source, to *dir.Dir, name string) error {
 	src, err := openRegular(from)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = unix.Close(src) }() // opened for reading: nothing can be lost
+	err = c.makeFileOnce(from, src, to, name)
+	if err != nil || !c.start.set || c.method == Copy {
+		return err
+	}
+	var after unix.Stat_t
+	if err := unix.Fstat(src, &after); err != nil {
+		return from.wrap("stat", err)
+	}
+	if unchanged(from.st, &after) && c.start.follows(&after) {
+		return nil
+	}
+	if c.watch == nil {
+		c.watch, err = newWatch()
+	}
+	if err == nil {
+		var end func()
+		if end, err = c.watch.begin(src); err == nil {
+			defer end()
+		}
+	}
+	if err != nil { // there are too many on this node: nothing can be said of the file
+		c.torn = true
+		return nil
+	}
+	return c.makeWatched(from, src, to, name)
+}
+
+func (c *copier) makeWatched(from source, src int, to *dir.Dir, name string) error {
+	for range attempts {
+		if err := to.Remove(name); err != nil {
+			return err
+		}
+		if err := c.makeFileOnce(from, src, to, name); err != nil {
+			return err
+		}
+		changed, err := c.watch.changed()
+		if err != nil {
+			return fmt.Errorf("watch %s: %w", from, err)
+		}
+		if !changed {
+			return nil
+		}
+	}
+	c.torn = true
+	return nil
+}
+
+func (c *copier) makeFileOnce(from source, src int, to *dir.Dir, name string) error {
+	if err := unix.Fstat(src, from.st); err != nil {
+		return from.wrap("stat", err)
+	}
 	dst, err := unix.Openat(to.Fd(), name, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
 	if err != nil {
 		return &fs.PathError{Op: "create", Path: to.String() + "/" + name, Err: err}
@@ -163,9 +259,14 @@ func openRegular(from source) (int, error) {
 	if st.Mode&unix.S_IFMT != unix.S_IFREG || st.Ino != from.st.Ino || st.Dev != from.st.Dev {
 		return 0, errGone
 	}
-	fd, err := unix.Open(dir.HandlePath(path), unix.O_RDONLY|unix.O_NOATIME|unix.O_CLOEXEC, 0)
+	// O_NONBLOCK: the holder of a write lease would have the caller wait (fcntl(2), F_SETLEASE).
+	const flags = unix.O_RDONLY | unix.O_NONBLOCK | unix.O_CLOEXEC
+	fd, err := unix.Open(dir.HandlePath(path), flags|unix.O_NOATIME, 0)
 	if errors.Is(err, unix.EPERM) { // neither owner nor CAP_FOWNER
-		fd, err = unix.Open(dir.HandlePath(path), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		fd, err = unix.Open(dir.HandlePath(path), flags, 0)
+	}
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		return 0, fmt.Errorf("open %s: %w", from, ErrLeased)
 	}
 	if err != nil {
 		return 0, from.wrap("open", err)
@@ -203,12 +304,9 @@ func (c *copier) nodeAttributes(from source, to *dir.Dir, name string) error {
 	return setTimes(to, name, from.st)
 }
 
-// attributes copies those of a directory.
+// attributes copies those of a directory, until they are the same before and after. Of one that changes all the
+// time they may be of different moments: it counts as changed.
 func (c *copier) attributes(src, dst *dir.Dir) error {
-	st, err := statSelf(src)
-	if err != nil {
-		return err
-	}
 	from, err := src.ReadFd()
 	if err != nil {
 		return err
@@ -217,13 +315,27 @@ func (c *copier) attributes(src, dst *dir.Dir) error {
 	if err != nil {
 		return err
 	}
-	if err := setOwner(to, st); err != nil {
-		return fmt.Errorf("copy the owner and mode of %s: %w", src, err)
+	before, err := statSelf(src)
+	for range attempts {
+		if err != nil {
+			return err
+		}
+		if err := setOwner(to, before); err != nil {
+			return fmt.Errorf("copy the owner and mode of %s: %w", src, err)
+		}
+		if err := c.buffers.copy(descriptor(from), descriptor(to), src.String()); err != nil {
+			return err
+		}
+		if err := setTimes(dst, ".", before); err != nil {
+			return err
+		}
+		var after *unix.Stat_t
+		if after, err = statSelf(src); err == nil && unchanged(before, after) {
+			return nil
+		}
+		before = after
 	}
-	if err := c.buffers.copy(descriptor(from), descriptor(to), src.String()); err != nil {
-		return err
-	}
-	return setTimes(dst, ".", st)
+	return err
 }
 
 // setOwner sets owner and mode where they differ: each is a transaction. The order

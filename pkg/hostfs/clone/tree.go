@@ -52,7 +52,7 @@ type Result struct {
 //
 // With Options.Rounds it checks afterwards whether the copy is that of one moment. That
 // is so if no entry changed since before the first was copied, or if a single file did and
-// shares its blocks: its copy is atomic, and all else stood still. What changed is copied
+// shares its blocks: its copy, with its attributes, is atomic, and all else stood still. What changed is copied
 // again, Rounds times at most. An entry has changed if its ctime has: writes set it, also
 // those through a shared mapping, because a file is flushed when it is copied and a page that
 // is clean must fault before it is written. The filesystem is synced as a whole only before the first pass. Later ones
@@ -81,12 +81,16 @@ type copier struct {
 	dst     descent
 	links   *dir.Dir // files that have several names, by their inode
 	round   int
+	start   moment // of this pass; unset if nothing is checked
 	since   moment // entries that are older are skipped; unset in the first pass
 	held    bool   // Hold has all who write stopped
 	whole   int    // how many levels of the path are copied whole although since is set
 	buffers xattrBuffers
 	data    []byte // what copyData reads into
 	entries int64
+
+	watch *watch // of a file that changes; nil before the first
+	torn  bool   // the attributes of a file changed during each attempt of this pass
 }
 
 func (c *copier) run(dst *dir.Dir, rounds int) (Result, error) {
@@ -98,7 +102,7 @@ func (c *copier) run(dst *dir.Dir, rounds int) (Result, error) {
 	c.links = links
 	c.dst.root = dst
 	result, err := c.passes(rounds)
-	err = errors.Join(err, links.Close())
+	err = errors.Join(err, links.Close(), c.watch.close())
 	if err == nil {
 		err = dst.RemoveTree(c.ctx, linksName, func(context.Context) error { return nil })
 	}
@@ -123,7 +127,7 @@ func (c *copier) passes(rounds int) (Result, error) {
 			return Result{}, err
 		}
 		result.Changed = changed.entries
-		if changed.entries == 0 || c.method == Share && changed.onlyOneFile() {
+		if changed.entries == 0 || c.method == Share && changed.onlyOneFile() && !c.torn {
 			result.PointInTime = true
 			break
 		}
@@ -205,6 +209,7 @@ func (c *copier) later() (moment, error) {
 // change a ctime until the page was written to disk.
 func (c *copier) begin(check bool) (moment, error) {
 	c.round++
+	c.torn = false
 	if !check {
 		return moment{}, nil
 	}
@@ -212,6 +217,7 @@ func (c *copier) begin(check bool) (moment, error) {
 	if err != nil {
 		return moment{}, err
 	}
+	c.start = now
 	return now, Sync(c.src)
 }
 

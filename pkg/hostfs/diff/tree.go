@@ -7,6 +7,7 @@ package diff
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path"
@@ -122,6 +123,8 @@ func (c *comparer) names(p *pair) ([]string, error) {
 		for entry, err := range d.Entries() {
 			if err == nil {
 				err = c.step()
+			} else if errors.Is(err, fs.ErrNotExist) && len(c.path) > 0 { // removed meanwhile: nothing is in it
+				break
 			}
 			if err != nil {
 				return nil, err
@@ -319,7 +322,12 @@ func openRegular(in *dir.Dir, name string) (*os.File, error) {
 	if !info.Mode().IsRegular() {
 		return nil, &fs.PathError{Op: "open", Path: in.String() + "/" + name, Err: unix.ENOENT} // replaced meanwhile
 	}
-	return os.OpenFile(dir.HandlePath(int(node.Fd())), os.O_RDONLY|unix.O_NOATIME, 0)
+	// O_NONBLOCK: the holder of a write lease would have the caller wait (fcntl(2), F_SETLEASE).
+	f, err := os.OpenFile(dir.HandlePath(int(node.Fd())), os.O_RDONLY|unix.O_NOATIME|unix.O_NONBLOCK, 0)
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		err = fmt.Errorf("open %s/%s: a process has a write lease of the file: %w", in, name, err)
+	}
+	return f, err
 }
 
 // sameAttributes compares extended attributes: ACLs, capabilities and labels are such, too.

@@ -40,6 +40,9 @@ func IsMissing(err error) bool {
 // regular file was expected.
 var ErrNotFile = errors.New("not a regular file")
 
+// ErrMoved reports a directory that is not in the one where it was.
+var ErrMoved = errors.New("the directory was moved meanwhile")
+
 // ErrTooLarge reports a file larger than the limit given.
 var ErrTooLarge = errors.New("file too large")
 

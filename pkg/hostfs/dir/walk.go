@@ -20,7 +20,7 @@ import (
 //
 // It holds a bounded number of handles, and remembers 24 bytes of each directory above those,
 // which it reopens as ".." of its child. If that is another directory by then, because somebody
-// moved directories, Walk fails before it reads anything there.
+// moved directories, Walk fails with ErrMoved before it reads anything there.
 func (d *Dir) Walk(file func(in *Dir, name string) error, directory func(*Dir) error) error {
 	return d.Visit(visitor{file, directory})
 }
@@ -86,7 +86,8 @@ func (w *walker) walk() error {
 		at := w.open[len(w.open)-1]
 		entry, err := at.next()
 		switch {
-		case errors.Is(err, io.EOF):
+		case errors.Is(err, io.EOF), errors.Is(err, unix.ENOENT) && !w.atRoot():
+			// ENOENT: the directory was removed meanwhile, so that nothing is in it (getdents(2)).
 			err = w.up()
 		case err != nil:
 			err = pathError("read directory", at.dir.path, err)
@@ -132,12 +133,14 @@ func (w *walker) closeFirst() error {
 	return errors.Join(err, first.dir.Close())
 }
 
+func (w *walker) atRoot() bool { return len(w.open) == 1 && len(w.above) == 0 }
+
 // up closes the directory being read, once it has no more entries.
 func (w *walker) up() error {
 	last := len(w.open) - 1
 	done := w.open[last].dir
+	isRoot := w.atRoot()
 	w.open = w.open[:last]
-	isRoot := last == 0 && len(w.above) == 0
 	var err error
 	if last == 0 && !isRoot {
 		err = w.reopen(done)
@@ -165,7 +168,7 @@ func (w *walker) reopen(child *Dir) error {
 }
 
 // Parent opens the directory that holds d. If that is not the expected one, since somebody
-// moved d, it returns an error.
+// moved d, it returns ErrMoved.
 func (d *Dir) Parent(expected ID) (*Dir, error) {
 	fd, err := unix.Openat2(d.Fd(), "..", &unix.OpenHow{
 		Flags:   unix.O_RDONLY | unix.O_DIRECTORY | unix.O_CLOEXEC,
@@ -177,7 +180,7 @@ func (d *Dir) Parent(expected ID) (*Dir, error) {
 	parent := adopt(fd, d.join(".."))
 	id, err := parent.ID()
 	if err == nil && id != expected {
-		err = fmt.Errorf("%s was moved meanwhile", d)
+		err = fmt.Errorf("%s: %w", d, ErrMoved)
 	}
 	if err != nil {
 		return nil, errors.Join(err, parent.Close())

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/clone"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/freezer"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
@@ -77,7 +78,7 @@ func (s *Source) sameUsers() error {
 	return nil
 }
 
-// refused turns the reasons against stopping those who write into errors of the domain.
+// refused turns the reasons against a copy of what others use into errors of the domain.
 func refused(err error) error {
 	switch {
 	case errors.Is(err, freezer.ErrBusy):
@@ -85,6 +86,10 @@ func refused(err error) error {
 	case errors.Is(err, freezer.ErrUnavailable):
 		return fmt.Errorf("%w: the class asks for consistency: freeze, which needs the component deploy/csi/freeze: %w", volume.ErrPrecondition, err)
 	case errors.Is(err, freezer.ErrThawed), errors.Is(err, freezer.ErrUnstoppable), errors.Is(err, errTooLong):
+		return fmt.Errorf("%w: %w", volume.ErrPrecondition, err)
+	case errors.Is(err, clone.ErrLeased):
+		return fmt.Errorf("%w: %w: have the process end its lease, or the pod", volume.ErrPrecondition, err)
+	case errors.Is(err, dir.ErrMoved):
 		return fmt.Errorf("%w: %w", volume.ErrPrecondition, err)
 	case errors.Is(err, clone.ErrFragmented):
 		return fmt.Errorf("%w: %w, longer than maxStall of the VolumeSnapshotClass allows: have the file rewritten "+

@@ -77,7 +77,7 @@ func (s *Source) Fits(bytes int64) error {
 func (s *Source) Restore(ctx context.Context, rec *store.Record) func(*dir.Dir) error {
 	return func(d *dir.Dir) error {
 		if err := s.fill(ctx, d, rec.Origin); err != nil {
-			return err
+			return refused(err)
 		}
 		if rec.Origin.Consistency == volume.Unverified {
 			return errUnstill

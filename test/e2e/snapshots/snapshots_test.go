@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
 
@@ -64,6 +65,7 @@ var checks = []struct {
 	{"repeated and conflicting calls", repeats},
 	{"a volume in use", snapshotsInUse},
 	{"a file of many extents", limitsStall},
+	{"a file with a write lease", refusesLeased},
 	{"a torn record", tornRecords},
 	{"a volume that came without a record", cameWithoutRecord},
 	{"what is promised is kept and given back", accounts},
@@ -468,6 +470,32 @@ func limitsStall(b *bench) {
 		b.Must(b.DeleteSnapshot(b.Context(), name+"@"+drivertest.NodeName))
 	}
 	b.delete("pvc-1")
+}
+
+// refusesLeased has a process keep a lease of a file, for which a copy would wait for as long as that process likes.
+func refusesLeased(b *bench) {
+	b.create(directory("pvc-1", size))
+	f, err := os.Create(filepath.Join(b.path("pvc-1"), "leased"))
+	b.Must(err)
+	_, err = f.WriteString("content")
+	b.Must(err)
+	_, err = unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_WRLCK)
+	b.Must(err)
+	_, snapshotErr := b.Snapshot(b.Context(), "s-1", "pvc-1", "")
+	_, cloneErr := b.Clone(b.Context(), directory("pvc-2", size), "pvc-1")
+	b.Must(f.Close())
+	b.snapshot("s-1", "pvc-1")
+	record, err := b.pool.Record("~s-1")
+	b.Must(err)
+	for _, err := range []error{snapshotErr, cloneErr} {
+		if record.Origin.Method == "subvolume" { // that opens no file
+			b.Must(err)
+		} else if b.WantCode("a leased file", err, codes.FailedPrecondition); !strings.Contains(err.Error(), "/leased") {
+			b.Errorf("the refusal does not name the file: %v", err)
+		}
+	}
+	b.Must(b.DeleteSnapshot(b.Context(), "s-1@"+drivertest.NodeName))
+	b.delete("pvc-1", "pvc-2")
 }
 
 // tornRecords spoils the record of a snapshot: that snapshot cannot be used, all else can, and it

@@ -1,0 +1,172 @@
+package clone_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/clone"
+	"kubevirt.io/hostpath-provisioner/test/must"
+	"kubevirt.io/hostpath-provisioner/test/testenv"
+)
+
+// during runs a function over and over, until what it returns is called.
+func during(t *testing.T, work func(nth int) error) (stop func()) {
+	t.Helper()
+	end, ended := make(chan struct{}), make(chan error, 1)
+	go func() {
+		for nth := 0; ; nth++ {
+			select {
+			case <-end:
+				ended <- nil
+				return
+			default:
+			}
+			if err := work(nth); err != nil {
+				ended <- err
+				return
+			}
+		}
+	}()
+	return func() {
+		t.Helper()
+		close(end)
+		must.Succeed(t, <-ended)
+	}
+}
+
+// What a file holds and who may read it belong together: a copy of one moment never has a secret with the mode, the
+// owner and the attributes that the file had before or after it.
+func TestFileIsCopiedWithTheAttributesOfItsContent(t *testing.T) {
+	for _, kind := range []string{"xfs", "btrfs"} {
+		t.Run(kind, func(t *testing.T) {
+			root := testenv.LoopFS(t, kind, 512*mib)
+			src := filepath.Join(root, "src")
+			must.Succeed(t, os.Mkdir(src, 0o755))
+			f, err := os.Create(filepath.Join(src, "file"))
+			must.Succeed(t, err)
+			defer f.Close()
+			public := func() error {
+				_, err := f.WriteAt([]byte("public"), 0)
+				return errors.Join(err, unix.Fsetxattr(int(f.Fd()), "user.is", []byte("public"), 0), f.Chmod(0o644))
+			}
+			must.Succeed(t, public())
+			awaitTick(t, root)
+			stop := during(t, func(nth int) error {
+				err := errors.Join(f.Chmod(0o600), unix.Fremovexattr(int(f.Fd()), "user.is"))
+				_, writeErr := f.WriteAt([]byte("secret"), 0)
+				for began := time.Now(); time.Since(began) < time.Duration(nth%7)*50*time.Microsecond; {
+				}
+				return errors.Join(err, writeErr, public())
+			})
+			defer stop()
+			still, value := 0, make([]byte, 16)
+			for i := range 400 {
+				dst := filepath.Join(root, fmt.Sprint("dst", i))
+				must.Succeed(t, os.Mkdir(dst, 0o700))
+				if result := tree(t, src, dst, clone.Options{Rounds: 1}); !result.PointInTime {
+					continue
+				}
+				still++
+				copied := filepath.Join(dst, "file")
+				content, err := os.ReadFile(copied)
+				must.Succeed(t, err)
+				info, err := os.Stat(copied)
+				must.Succeed(t, err)
+				_, err = unix.Getxattr(copied, "user.is", value)
+				if string(content) == "secret" && (info.Mode().Perm() != 0o600 || err == nil) {
+					t.Errorf("copy %d of one moment has the secret with mode %s and attribute %v", i, info.Mode(), err == nil)
+				}
+			}
+			if t.Logf("%d of 400 were of one moment", still); still == 0 {
+				t.Error("no copy was of one moment")
+			}
+		})
+	}
+}
+
+// The disk of a guest that writes all the time is of one moment all the same: its attributes stay as they are.
+func TestFileThatIsWrittenAllTheTimeIsCopied(t *testing.T) {
+	for _, kind := range []string{"xfs", "btrfs"} {
+		t.Run(kind, func(t *testing.T) {
+			root := testenv.LoopFS(t, kind, 512*mib)
+			src := filepath.Join(root, "src")
+			must.Succeed(t, os.Mkdir(src, 0o755))
+			write(t, filepath.Join(src, "disk.img"), strings.Repeat("0", mib))
+			f, err := os.OpenFile(filepath.Join(src, "disk.img"), os.O_RDWR, 0)
+			must.Succeed(t, err)
+			defer f.Close()
+			awaitTick(t, root)
+			stop := during(t, func(nth int) error {
+				_, err := f.WriteAt([]byte("written"), int64(nth%100)*4096)
+				return err
+			})
+			defer stop()
+			for i := range 20 {
+				dst := filepath.Join(root, fmt.Sprint("dst", i))
+				must.Succeed(t, os.Mkdir(dst, 0o700))
+				if result := tree(t, src, dst, clone.Options{Rounds: 1}); !result.PointInTime {
+					t.Errorf("copy %d: %+v", i, result)
+				}
+			}
+		})
+	}
+}
+
+// Entries of every kind come, go and move while they are copied: that is no error.
+func TestEntriesThatComeAndGo(t *testing.T) {
+	onEach(t, func(t *testing.T, src, dst string, method clone.Method) {
+		must.Succeed(t, os.Mkdir(filepath.Join(src, "stays"), 0o755), os.Mkdir(filepath.Join(src, "gets"), 0o755))
+		for i := range 50 {
+			write(t, filepath.Join(src, "stays", fmt.Sprint(i)), "content")
+		}
+		for n := range 2 {
+			in := func(elements ...string) string {
+				return filepath.Join(append([]string{src, fmt.Sprint("n", n)}, elements...)...)
+			}
+			must.Succeed(t, os.Mkdir(in(), 0o755))
+			stop := during(t, func(nth int) error {
+				one := in(fmt.Sprint("d", nth%7))
+				moved := filepath.Join(src, "gets", fmt.Sprint(n, "-", nth%3))
+				return errors.Join(
+					os.MkdirAll(filepath.Join(one, "a", "b", "c"), 0o755),
+					os.WriteFile(filepath.Join(one, "a", "file"), []byte("content"), 0o600),
+					os.Symlink("target", filepath.Join(one, "a", "link")),
+					unix.Mkfifo(filepath.Join(one, "a", "b", "fifo"), 0o600),
+					os.Link(filepath.Join(one, "a", "file"), filepath.Join(one, "a", "b", "other")),
+					os.RemoveAll(moved), os.Rename(filepath.Join(one, "a"), moved), os.RemoveAll(one))
+			})
+			defer stop()
+		}
+		for i := range 30 {
+			one := filepath.Join(dst, fmt.Sprint(i))
+			must.Succeed(t, os.Mkdir(one, 0o700))
+			if _, err := clone.Tree(t.Context(), open(t, src), open(t, one), clone.Options{Method: method, Rounds: 1 + i%3}); err != nil {
+				t.Errorf("copy %d: %v", i, err)
+			}
+		}
+	})
+}
+
+// A write lease would have whoever opens the file wait for as long as its holder likes, up to 45 seconds.
+func TestFileWithWriteLeaseIsAnErrorAtOnce(t *testing.T) {
+	onEach(t, func(t *testing.T, src, dst string, method clone.Method) {
+		write(t, filepath.Join(src, "leased"), "content")
+		f, err := os.OpenFile(filepath.Join(src, "leased"), os.O_RDWR, 0)
+		must.Succeed(t, err)
+		defer f.Close()
+		_, err = unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_WRLCK)
+		must.Succeed(t, err)
+		began := time.Now()
+		_, err = clone.Tree(t.Context(), open(t, src), open(t, dst), clone.Options{Method: method, Rounds: 1})
+		if took := time.Since(began); !errors.Is(err, clone.ErrLeased) || !strings.Contains(err.Error(), "/leased") || took > 20*time.Second {
+			t.Errorf("%v after %s, want ErrLeased with the file's name at once", err, took)
+		}
+	})
+}
