@@ -146,7 +146,7 @@ func TestRoleAllowsOnlyOwnConstraints(t *testing.T) {
 
 // OpenShift's default node selector would keep the driver off some nodes.
 func TestNamespaceOverridesDefaultNodeSelector(t *testing.T) {
-	ns := manifest.Only[corev1.Namespace](t, manifest.Render(t, csiDir), "Namespace")
+	ns := manifest.Only[corev1.Namespace](t, manifest.Render(t, csiDir+"/namespace"), "Namespace")
 	if got, ok := ns.Annotations["openshift.io/node-selector"]; !ok || got != "" {
 		t.Errorf("the node selector of the namespace is %q (set: %t)", got, ok)
 	}
