@@ -14,9 +14,12 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/operator/render"
 )
 
-// otherClass says whether there is a StorageClass of a wanted name that is another one: it is left as it is, because what differs cannot
+// otherClass says whether what is wanted is a StorageClass, and there is another one of its name: it is left as it is, because what differs cannot
 // change. The notice is for users, and empty if that class makes volumes in the same pool.
 func (r *Reconciler) otherClass(ctx context.Context, want *unstructured.Unstructured) (other bool, notice string, err error) {
+	if want.GetKind() != storageClassKind.Kind {
+		return false, "", nil
+	}
 	live := want.DeepCopy()
 	err = r.Client.Get(ctx, client.ObjectKeyFromObject(want), live)
 	if apierrors.IsNotFound(err) {

@@ -429,6 +429,12 @@ func (r *Reconciler) applyClaim(ctx context.Context, a *apply.Applier, want *cor
 	if err := r.Client.Patch(ctx, live, client.RawPatch(types.MergePatchType, []byte(patch)), client.FieldOwner(apply.FieldManager)); err != nil {
 		return fmt.Errorf("grow the claim %s: %w", want.Name, err)
 	}
+	// A takeover brings templates that have grown since their claims were made.
+	converted, err := render.Convert(want)
+	if err != nil {
+		return err
+	}
+	a.Changed(converted, "ClaimGrown", nil)
 	return nil
 }
 

@@ -237,18 +237,28 @@ func (r *Reconciler) deploy(ctx context.Context, object *hppv1.HostPathProvision
 	for _, claim := range wanted.claims {
 		problems = append(problems, r.applyClaim(ctx, a, claim))
 	}
+	problems = append(problems, r.applyAll(ctx, a, &wanted))
+	problems = append(problems, a.Prune(ctx, r.Config.Namespace, r.prunable(), wanted.objects))
+	problems = append(problems, r.dropCleanUps(ctx, a, wanted.objects))
+	wanted.leaving, err = r.cleanUp(ctx, a, rendered, left)
+	return wanted, errors.Join(append(problems, err)...)
+}
+
+// applyAll applies what is wanted, in its order, but for StorageClasses of which there is another one.
+func (r *Reconciler) applyAll(ctx context.Context, a *apply.Applier, wanted *deployment) error {
 	accounts := map[string]types.UID{}
+	var problems []error
 	for _, want := range wanted.objects {
-		if want.GetKind() == storageClassKind.Kind {
-			other, notice, err := r.otherClass(ctx, want)
-			if notice != "" {
-				wanted.notices = append(wanted.notices, notice)
-			}
-			if problems = append(problems, err); other || err != nil {
-				continue
-			}
+		other, notice, err := r.otherClass(ctx, want)
+		if notice != "" {
+			wanted.notices = append(wanted.notices, notice)
 		}
-		err := bindToAccount(want, accounts)
+		if other {
+			continue
+		}
+		if err == nil {
+			err = bindToAccount(want, accounts)
+		}
 		if err == nil {
 			err = a.Apply(ctx, want)
 		}
@@ -261,10 +271,7 @@ func (r *Reconciler) deploy(ctx context.Context, object *hppv1.HostPathProvision
 		}
 		problems = append(problems, err)
 	}
-	problems = append(problems, a.Prune(ctx, r.Config.Namespace, r.prunable(), wanted.objects))
-	problems = append(problems, r.dropCleanUps(ctx, a, wanted.objects))
-	wanted.leaving, err = r.cleanUp(ctx, a, rendered, left)
-	return wanted, errors.Join(append(problems, err)...)
+	return errors.Join(problems...)
 }
 
 // bindToAccount has a DaemonSet replace its pods, one node after the other, when their account was deleted and made anew: the

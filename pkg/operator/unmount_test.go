@@ -9,7 +9,9 @@ import (
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/events"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	hppv1 "kubevirt.io/hostpath-provisioner/api/v1beta1"
@@ -287,5 +289,31 @@ func TestSharedDeviceIsRefused(t *testing.T) {
 	s.has(object)
 	if c := meta.FindStatusCondition(object.Status.Conditions, hppv1.ConditionDegraded); c == nil || c.Status != metav1.ConditionTrue || !strings.Contains(c.Message, "pool local") {
 		t.Errorf("the condition Degraded is %+v", c)
+	}
+}
+
+// A claim that grows with its template costs money or space: an event says so, also where a takeover brings the larger template.
+func TestGrowthOfAClaimIsSaid(t *testing.T) {
+	size := func(size string) corev1.VolumeResourceRequirements {
+		return corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: resource.MustParse(size)}}
+	}
+	object, mounter := onClaims(), mounterOf("local", "here")
+	object.Spec.StoragePools[0].PVCTemplate.Resources = size("2Gi")
+	claim := claimFor(mounter, corev1.ReadWriteOnce)
+	claim.Spec.Resources = size("1Gi")
+	s := newStage(t, object, nodeThat("here", corev1.ConditionTrue), driverPod("here"), mounter, claim)
+	recorder := events.NewFakeRecorder(1000)
+	s.reconciler.Recorder = recorder
+	s.reconcile("hpp")
+	if s.has(claim); claim.Spec.Resources.Requests.Storage().String() != "2Gi" {
+		t.Fatalf("the claim is %s large", claim.Spec.Resources.Requests.Storage())
+	}
+	for said := range recorder.Events {
+		if strings.Contains(said, "ClaimGrown") && strings.Contains(said, claim.Name) {
+			return
+		}
+		if len(recorder.Events) == 0 {
+			t.Fatal("no event says so")
+		}
 	}
 }

@@ -3,8 +3,6 @@ package render
 import (
 	"errors"
 	"fmt"
-
-	hppv1 "kubevirt.io/hostpath-provisioner/api/v1beta1"
 )
 
 // A Spot is a pool on a node. What is for all nodes of a pool has no node.
@@ -15,23 +13,7 @@ type Spot struct{ Pool, Node string }
 func (r *Renderer) spots() (found map[Spot]bool, clashes error) {
 	found = map[Spot]bool{}
 	owners := map[string]Spot{}
-	each := func(do func(pool *hppv1.StoragePool, node string, names map[string]Spot)) {
-		for i := range r.pools {
-			pool := &r.pools[i]
-			if pool.PVCTemplate == nil {
-				continue
-			}
-			for _, node := range r.facts.Nodes {
-				own := Spot{pool.Name, node}
-				names := map[string]Spot{mounterName(pool.Name, node): own}
-				if pool.IsShared() {
-					names[claimName(pool, node)] = Spot{Pool: pool.Name}
-				}
-				do(pool, node, names)
-			}
-		}
-	}
-	each(func(_ *hppv1.StoragePool, _ string, names map[string]Spot) {
+	r.eachSpot(func(_ Spot, names map[string]Spot) {
 		for name, own := range names {
 			if _, taken := owners[name]; !taken || r.facts.Mounters[name] == own {
 				owners[name] = own
@@ -39,17 +21,36 @@ func (r *Renderer) spots() (found map[Spot]bool, clashes error) {
 		}
 	})
 	var problems []error
-	each(func(pool *hppv1.StoragePool, node string, names map[string]Spot) {
+	r.eachSpot(func(at Spot, names map[string]Spot) {
 		for name, own := range names {
 			of, has := r.facts.ClaimPools[name]
-			if owners[name] != own || has && of != pool.Name {
-				problems = append(problems, fmt.Errorf("pool %s on node %s: %s, the name of what it needs there, is that of pool %s: give the pool another name", pool.Name, node, name, otherOf(owners[name], own, of)))
+			if owners[name] != own || has && of != at.Pool {
+				problems = append(problems, fmt.Errorf("pool %s on node %s: %s, the name of what it needs there, is that of pool %s: give the pool another name",
+					at.Pool, at.Node, name, otherOf(owners[name], own, of)))
 				return
 			}
 		}
-		found[Spot{pool.Name, node}] = true
+		found[at] = true
 	})
 	return found, errors.Join(problems...)
+}
+
+// eachSpot goes through the pools with a template on each node, with the names that they need there and what these are for.
+func (r *Renderer) eachSpot(do func(at Spot, names map[string]Spot)) {
+	for i := range r.pools {
+		pool := &r.pools[i]
+		if pool.PVCTemplate == nil {
+			continue
+		}
+		for _, node := range r.facts.Nodes {
+			at := Spot{pool.Name, node}
+			names := map[string]Spot{mounterName(pool.Name, node): at}
+			if pool.IsShared() {
+				names[claimName(pool, node)] = Spot{Pool: pool.Name}
+			}
+			do(at, names)
+		}
+	}
 }
 
 func otherOf(owner, own Spot, claimed string) string {
