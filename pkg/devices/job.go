@@ -381,19 +381,21 @@ func (a *Agent) conflict(j *job, v Volume, facts blockdev.Facts, record Record) 
 
 // missing says whether the path of a volume leads to its device no more.
 func (a *Agent) missing(v Volume) (bool, error) {
-	number, err := blockdev.At(v.Path)
-	if err != nil {
-		return true, nil
-	}
-	facts, err := inspect(number)
-	if err != nil {
-		return true, nil
-	}
 	record, err := a.Records.Get(v.Path)
 	if err != nil {
 		return false, err
 	}
-	return v.leadsTo(facts, record) != nil || record.State != "" && record.Volume == v.Name && !record.is(facts), nil
+	number, gone := blockdev.At(v.Path)
+	if gone == nil {
+		var facts blockdev.Facts
+		if facts, gone = inspect(number); gone == nil {
+			gone = v.leadsTo(facts, record)
+			if record.State != "" && record.Volume == v.Name && !record.is(facts) {
+				return true, nil
+			}
+		}
+	}
+	return gone != nil, nil
 }
 
 // clean cleans a device, from where an earlier agent stopped.

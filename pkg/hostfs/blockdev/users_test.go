@@ -2,6 +2,7 @@ package blockdev_test
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"syscall"
@@ -43,7 +44,7 @@ func TestMemoryOfDeviceIsUse(t *testing.T) {
 		must.Succeed(t, err)
 		_, err = unix.Mmap(int(file.Fd()), 0, 4096, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 		must.Succeed(t, errors.Join(err, file.Close()))
-		os.Stdout.WriteString("mapped\n")
+		fmt.Println("mapped")
 		_, _ = os.Stdin.Read(make([]byte, 1)) // until the other test ends
 		return
 	}

@@ -291,7 +291,7 @@ func TestDiskIsPulledOutWhileItIsCleaned(t *testing.T) {
 // A disk that can forget, and promises zeroes for that, gives the space back.
 func TestDiscard(t *testing.T) {
 	w := newWorld(t)
-	w.Config.Wipe = devices.WipeDiscard
+	w.Config.Wipe, w.Config.ExistingData = devices.WipeDiscard, devices.Erase
 	d := scsiDisk(t, w)
 	d.Fill()
 	w.Offered()
