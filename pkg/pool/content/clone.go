@@ -54,9 +54,13 @@ func CopyTree(ctx context.Context, src, dst *dir.Dir, m volume.CopyMethod, o clo
 	return result, step.EndWith(err)
 }
 
-// CopySubvolume makes a snapshot of a btrfs subvolume under a name in a directory, and opens it.
+// CopySubvolume makes a snapshot of a btrfs subvolume under a name in a directory, and opens it. A pod may have made the
+// root of its volume immutable: the snapshot could not be moved into its place, nor away again.
 func CopySubvolume(ctx context.Context, src, to *dir.Dir, name string) (*dir.Dir, error) {
 	if err := trace.Step(ctx, "snapshot the subvolume", func() error { return clone.Subvolume(src, to, name) }); err != nil {
+		return nil, err
+	}
+	if _, err := to.Unprotect(name); err != nil {
 		return nil, err
 	}
 	return to.Open(name)

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -66,6 +67,7 @@ var checks = []struct {
 	{"a volume in use", snapshotsInUse},
 	{"a file of many extents", limitsStall},
 	{"a file with a write lease", refusesLeased},
+	{"what a pod has made immutable", copiesProtected},
 	{"a torn record", tornRecords},
 	{"a volume that came without a record", cameWithoutRecord},
 	{"what is promised is kept and given back", accounts},
@@ -496,6 +498,39 @@ func refusesLeased(b *bench) {
 	}
 	b.Must(b.DeleteSnapshot(b.Context(), "s-1@"+drivertest.NodeName))
 	b.delete("pvc-1", "pvc-2")
+}
+
+// copiesProtected has flags on what is in a volume, and on its root: snapshots, restores and clones can be made and erased.
+func copiesProtected(b *bench) {
+	testenv.NeedPrograms(b, "chattr")
+	chattr := func(flag string, paths ...string) {
+		b.Helper()
+		for _, path := range paths {
+			if out, err := exec.CommandContext(b.Context(), "chattr", flag, path).CombinedOutput(); err != nil {
+				b.Fatalf("%v: %s", err, out)
+			}
+		}
+	}
+	for _, flag := range []string{"+i", "+a"} {
+		b.create(directory("pvc-1", size))
+		root := b.path("pvc-1")
+		b.Must(os.MkdirAll(filepath.Join(root, "d", "e"), 0o755))
+		file := filepath.Join(root, "d", "e", "file")
+		b.Must(os.WriteFile(file, []byte("content"), 0o640))
+		kept := b.TempDir()
+		clonetest.Copy(b, root, kept)
+		chattr(flag, file, filepath.Dir(file), filepath.Join(root, "d"), root)
+		id := b.snapshot("s-1", "pvc-1")
+		clonetest.Same(b, kept, b.pool.Own("snapshots", "~s-1"))
+		_, err := b.Restore(b.Context(), directory("pvc-2", size), id)
+		b.Must(err)
+		clonetest.Same(b, kept, b.path("pvc-2"))
+		_, err = b.Clone(b.Context(), directory("pvc-3", size), "pvc-1")
+		b.Must(err)
+		b.Must(b.DeleteSnapshot(b.Context(), id))
+		b.delete("pvc-1", "pvc-2", "pvc-3")
+		b.AwaitNoTrash(b.pool.Path)
+	}
 }
 
 // tornRecords spoils the record of a snapshot: that snapshot cannot be used, all else can, and it
