@@ -306,7 +306,7 @@ func (p *Pool) limited(v Kept, r Record) error {
 			// The file keeps the size. The limit leaves room for what keeps track of it.
 			largest := max(v.Bytes, p.Largest)
 			least, most = v.Bytes+mib, largest+largest/16+2*mib
-			if r.Family != "" && f.Kind() == quota.Btrfs { // which counts overwritten extents for a while
+			if r.Family != "" && f.Kind() != quota.Ext4 { // which count overwritten extents, or what is for later writes
 				least, most = least+v.Bytes, most+largest
 			}
 		}

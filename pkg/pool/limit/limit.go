@@ -175,9 +175,10 @@ func (k *Keeper) Limit(c ledger.Card) quota.Limit {
 		// counts as well: on btrfs up to 78 bytes for each block of 4 KiB, were each apart
 		// from the next, in nodes that may be half empty; on the others less.
 		limit := quota.Limit{Bytes: c.Promised + c.Promised/16 + 1<<20}
-		if c.Is(ledger.Shares) && k.Kind() == quota.Btrfs {
-			// A shared block is written elsewhere, and btrfs counts the extent that it was in
-			// until all of that is overwritten: the file may be counted twice.
+		if c.Is(ledger.Shares) && (k.Kind() == quota.Btrfs || k.Kind() == quota.XFS) {
+			// A shared block is written elsewhere. Btrfs counts the extent that it was in until
+			// all of that is overwritten, and XFS takes 128 KiB for a block of which the rest
+			// waits for the next writes: the file may be counted twice.
 			limit.Bytes += c.Promised
 		}
 		return limit

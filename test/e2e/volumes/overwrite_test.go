@@ -61,3 +61,52 @@ func (b *bench) overwrite(path string, size int64, flags int) error {
 	}
 	return f.Sync()
 }
+
+// writesAtRandomWhileSharing writes each block of a disk that shares all of them with a snapshot, past the page cache,
+// far apart and several at once: XFS takes 128 KiB for each, and keeps what is over for later writes.
+func writesAtRandomWhileSharing(b *bench) {
+	const (
+		promise = 64 * mib
+		block   = 4 << 10
+		apart   = 128 << 10
+		writers = 8
+	)
+	disk := drivertest.Volume{ID: "disk", Pool: "local", Block: true, Bytes: promise}
+	_, err := b.Create(b.Context(), disk)
+	b.Must(err)
+	b.ids["disk"] = b.idOf("disk")
+	path := filepath.Join(b.pool, "disk", "disk.img")
+	b.Must(b.overwrite(path, promise, 0))
+	b.snapshot("s-disk", "disk")
+	ended := make(chan error, writers)
+	for n := range writers {
+		go func() { ended <- writeApart(path, int64(n*block), promise, apart, writers*block) }()
+	}
+	for range writers {
+		b.Must(<-ended)
+	}
+	b.Must(b.DeleteSnapshot(b.Context(), "s-disk@"+drivertest.NodeName))
+}
+
+// writeApart writes a block at each step of a file, then the next one at each, until all were written of which
+// the first is one.
+func writeApart(path string, first, bytes, apart, next int64) error {
+	f, err := os.OpenFile(path, os.O_WRONLY|unix.O_DIRECT, 0)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	block, err := unix.Mmap(-1, 0, 4<<10, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = unix.Munmap(block) }()
+	for ; first < apart; first += next {
+		for at := first; at < bytes; at += apart {
+			if _, err := f.WriteAt(block, at); err != nil {
+				return err
+			}
+		}
+	}
+	return f.Sync()
+}

@@ -39,6 +39,7 @@ var checks = []check{
 var ofXFS = []check{
 	{"empty files take no more of the disk than is set aside for them", inodesAreBounded},
 	{"a full volume can be overwritten after a snapshot", overwritesSharedBlocks},
+	{"a disk that shares its blocks takes writes at random", writesAtRandomWhileSharing},
 }
 
 // confinement are the checks that need SELinux.
