@@ -224,6 +224,11 @@ func (v *visit) createNew(ctx context.Context, r Request, space dir.Space) (Volu
 		return Volume{}, err
 	}
 	rec := v.newRecord(r, bytes)
+	if src != nil {
+		if err := src.Room(rec, space); err != nil {
+			return Volume{}, err
+		}
+	}
 	held, err := v.Pool.Ledger.Reserve(space, v.Pool.Ledger.Owed(scan.CardOf(store.Entry{Record: rec})))
 	if err != nil {
 		return Volume{}, err
@@ -238,7 +243,7 @@ func (v *visit) createNew(ctx context.Context, r Request, space dir.Space) (Volu
 		if err := src.Begin(rec); err != nil {
 			return Volume{}, err
 		}
-		make, fill = src.Make(ctx, rec), src.Restore(ctx, rec)
+		make, fill = src.Make(ctx, rec), src.Restore(ctx, rec, volume.Range{Required: bytes, Limit: r.Range.Limit})
 	}
 	if err := v.Build(ctx, rec, make, fill); err != nil {
 		if errors.Is(err, fs.ErrExist) {

@@ -6,7 +6,9 @@ import (
 	"fmt"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/limit"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/scan"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
@@ -72,9 +74,54 @@ func (s *Source) Fits(bytes int64) error {
 	return nil
 }
 
+// Room gives the record of a restore what its content may need while it is made: a directory takes
+// other blocks in a copy, and a source that was not limited in its inodes may have more than a
+// new volume of its size. Restore takes back what is left of the bytes.
+func (s *Source) Room(rec *store.Record, space dir.Space) error {
+	k := s.pool.Keeper
+	if rec.Mode == volume.ModeBlock || k.Unenforced() != nil {
+		return nil //nolint:nilerr // its size is not to be enforced
+	}
+	used := quota.Usage{Bytes: s.bytes()}
+	if c := scan.CardOf(s.entry); k.Enforces(c) {
+		var err error
+		if used, err = k.Usage(s.dir, c); err != nil {
+			return err
+		}
+	}
+	limit := k.Limit(scan.CardOf(store.Entry{Record: rec})).Inodes
+	switch {
+	case limit == 0 || used.Inodes <= limit:
+	case rec.BytesPerInode != 0:
+		rec.BytesPerInode = rec.Bytes / used.Inodes >> 10 << 10 // 0 is for no limit
+	default:
+		return fmt.Errorf("%w: %s has %d files and directories, and a volume of %d bytes has %d by the pool option bytesPerInode: ask for a larger one",
+			volume.ErrOutOfRange, s.id.Named(), used.Inodes, rec.Bytes, limit)
+	}
+	rec.Bytes = max(rec.Bytes, inBlocks(s.pool.copyOf(used), space.BlockBytes))
+	return nil
+}
+
+// fit has a restore promise what was asked for, or what its content holds if that is more.
+func (s *Source) fit(d *dir.Dir, rec *store.Record, asked volume.Range) error {
+	c := scan.CardOf(store.Entry{Record: rec})
+	if rec.Mode == volume.ModeBlock || rec.Bytes == asked.Required || !s.pool.Keeper.Enforces(c) {
+		return nil
+	}
+	used, err := s.pool.Keeper.Usage(d, c)
+	if err != nil {
+		return err
+	}
+	rec.Bytes = max(asked.Required, used.Bytes)
+	if asked.Limit > 0 && rec.Bytes > asked.Limit {
+		return fmt.Errorf("%w: the content of %s takes %d bytes in a copy, and the limit is %d", volume.ErrOutOfRange, s.id.Named(), rec.Bytes, asked.Limit)
+	}
+	return s.pool.Keeper.Apply(d, scan.CardOf(store.Entry{Record: rec}))
+}
+
 // Restore makes the content of a new volume from the source, and notes in its record how
-// consistent it is: a copy of a snapshot as the snapshot.
-func (s *Source) Restore(ctx context.Context, rec *store.Record) func(*dir.Dir) error {
+// consistent it is: a copy of a snapshot as the snapshot. The size that was asked for is the least of the range.
+func (s *Source) Restore(ctx context.Context, rec *store.Record, asked volume.Range) func(*dir.Dir) error {
 	return func(d *dir.Dir) error {
 		if err := s.fill(ctx, d, rec.Origin); err != nil {
 			return refused(err)
@@ -86,7 +133,7 @@ func (s *Source) Restore(ctx context.Context, rec *store.Record) func(*dir.Dir) 
 			rec.Origin.Consistency, rec.Origin.Cut = s.entry.Record.Origin.Consistency, s.entry.Record.Origin.Cut
 		}
 		if rec.Mode != volume.ModeBlock {
-			return nil
+			return s.fit(d, rec, asked)
 		}
 		return s.pool.Disk(s.id, rec).Grow(ctx, d, rec.Bytes)
 	}

@@ -13,6 +13,7 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/freezer"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/content"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/ledger"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/limit"
@@ -175,8 +176,21 @@ func (s *Source) mostHeld(space dir.Space) (int64, error) {
 	if err != nil {
 		return 0, err
 	}
-	return inBlocks(usage.Bytes+usage.Bytes/16+1<<20+ledger.OfInodes(s.pool.Keeper.Kind(), usage.Inodes, s.pool.Keeper.InodeBytes()), space.BlockBytes), nil
+	return inBlocks(s.pool.copyOf(usage)+ledger.OfInodes(s.pool.Keeper.Kind(), usage.Inodes, s.pool.Keeper.InodeBytes()), space.BlockBytes), nil
 }
+
+// copyOf is what a copy of so much may hold, in bytes.
+func (p *Pool) copyOf(u quota.Usage) int64 {
+	bytes := u.Bytes + u.Bytes/16 + 1<<20
+	if p.Keeper.Kind() == quota.Ext4 {
+		// The blocks of its directories, which were full, may be half empty in a copy.
+		bytes += u.Inodes * longestName
+	}
+	return bytes
+}
+
+// longestName is what a name takes in a directory of ext4 at most, in bytes.
+const longestName = 264
 
 func inBlocks(bytes, block int64) int64 { return (bytes + block - 1) / block * block }
 

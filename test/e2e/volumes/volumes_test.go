@@ -5,6 +5,7 @@
 package volumes
 
 import (
+	"log"
 	"os"
 	"slices"
 	"testing"
@@ -17,6 +18,9 @@ import (
 func TestMain(m *testing.M) {
 	if os.Getenv(writerVariable) != "" {
 		os.Exit(runWriter())
+	}
+	if os.Getenv(limitedVariable) != "" {
+		log.Fatal(runLimited())
 	}
 	testenv.Main(m)
 }
