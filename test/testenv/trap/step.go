@@ -87,6 +87,7 @@ var readingRequests = map[uint32]bool{
 	0x8040942d:               true, // BTRFS_IOC_QUOTA_RESCAN_STATUS
 	0x942e:                   true, // BTRFS_IOC_QUOTA_RESCAN_WAIT
 	0x8400941f:               true, // BTRFS_IOC_FS_INFO
+	0xc0109414:               true, // BTRFS_IOC_SPACE_INFO
 	0xc4089434:               true, // BTRFS_IOC_GET_DEV_STATS
 	0x80705864:               true, // XFS_IOC_FSGEOMETRY_V1
 	unix.LOOP_CTL_GET_FREE:   false,
