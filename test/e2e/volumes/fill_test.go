@@ -49,6 +49,9 @@ func filledFilesystems() map[string]filesystem {
 	size := int64(5 << 29)
 	if testing.Short() {
 		size = 512 * mib
+		if testenv.Guest() { // whose processor may be emulated
+			size = 320 * mib
+		}
 	}
 	on := func(mount func(t testing.TB, bytes int64, arguments ...string) string, arguments ...string) filesystem {
 		return filesystem{kind: quota.Btrfs, full: syscall.EDQUOT, mount: func(t *testing.T) string { return mount(t, size, arguments...) }}
