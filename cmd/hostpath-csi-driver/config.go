@@ -33,6 +33,7 @@ type config struct {
 	socket         string
 	pools          []poolconfig.Pool
 	deviceNodes    string
+	stateDir       string // empty: pools are not remembered
 	metricsAddress string // empty: no metrics
 	metricsTLS     metrics.TLS
 	volumeMetrics  bool          // export metrics per volume
@@ -52,6 +53,7 @@ func parse(args []string, output io.Writer) (config, error) {
 	flags.StringVar(&reported, "version", version.Of(), "driver version to report in GetPluginInfo")
 	flags.StringVar(&datadir, "datadir", defaultPools, "storage pools as a JSON array; see docs/configuration.md")
 	flags.StringVar(&c.deviceNodes, "device-nodes", "/dev", "directory where the kernel creates device nodes (devtmpfs)")
+	flags.StringVar(&c.stateDir, "state-dir", "", "directory of the node in which to remember the pools that were served; default: none, and deleting volumes of a pool that was taken out of --datadir succeeds without removing them")
 	c.metricsFlags(flags, &tlsVersion, &tlsSuites)
 	flags.BoolVar(&c.volumeMetrics, "volume-metrics", false, "export metrics per volume")
 	flags.StringVar(&collector, "tracing-endpoint", "", "OTLP collector to export traces to, such as http://ADDRESS:4318; overrides OTEL_EXPORTER_OTLP_ENDPOINT; see docs/tracing.md")
@@ -80,6 +82,9 @@ func parse(args []string, output io.Writer) (config, error) {
 	note("metrics-tls-version, --metrics-tls-cipher-suites", err)
 	if !path.IsAbs(c.deviceNodes) {
 		note("device-nodes", fmt.Errorf("%q is not an absolute path such as /dev", c.deviceNodes))
+	}
+	if c.stateDir != "" && !path.IsAbs(c.stateDir) {
+		note("state-dir", fmt.Errorf("%q is not an absolute path such as /csi", c.stateDir))
 	}
 	note("metrics-address", cmdline.CheckAddress(c.metricsAddress))
 	if (c.metricsTLS.CertFile == "") != (c.metricsTLS.KeyFile == "") {

@@ -23,6 +23,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop"
 	"kubevirt.io/hostpath-provisioner/pkg/inspect"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/served"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
@@ -43,8 +44,10 @@ type inspection struct {
 	snapshots   bool      // nothing else is shown
 	from, to    volume.ID // snapshots to compare: the zero id for none, and for the volume itself
 	deviceNodes string
+	stateDir    string
 	socket      string
 	json        bool
+	forgotten   string // the pool of forget-pool
 	files       bool
 }
 
@@ -54,6 +57,7 @@ const (
 	datadirVariable     = "DATADIR"
 	nodeVariable        = "NODE_NAME"
 	deviceNodesVariable = "DEVICE_NODES"
+	stateDirVariable    = "STATE_DIR"
 )
 
 // parseInspection reads the command line and reports all problems at once.
@@ -67,15 +71,20 @@ func parseInspection(command string, args []string, getenv func(string) string, 
 	flags.StringVar(&node, "nodeid", getenv(nodeVariable), "name of this Kubernetes node, the driver's --nodeid; default $"+nodeVariable)
 	flags.StringVar(&i.deviceNodes, "device-nodes", cmp.Or(getenv(deviceNodesVariable), "/dev"),
 		"directory of device nodes, the driver's --device-nodes; default $"+deviceNodesVariable+" or /dev")
+	flags.StringVar(&i.stateDir, "state-dir", getenv(stateDirVariable), "the driver's --state-dir; default $"+stateDirVariable)
 	flags.StringVar(&endpoint, "endpoint", defaultEndpoint, "the driver's socket; its filesystem is taken as the operating system's disk")
-	flags.StringVar(&poolName, "pool", "", "inspect only this pool")
-	if command == inspectCommand {
+	switch command {
+	case forgetPoolCommand:
+		flags.StringVar(&i.forgotten, "pool", "", "the pool, which must not be configured any more; required")
+	case inspectCommand:
+		flags.StringVar(&poolName, "pool", "", "inspect only this pool")
 		flags.StringVar(&volumeID, "volume", "", "show only this volume and its snapshots")
 		flags.BoolVar(&i.snapshots, "snapshots", false, "show only snapshots")
 		flags.StringVar(&from, "diff", "", "two snapshots of a volume: list what changed from the first to the second, or with one, to the volume as it is on the disk")
 		flags.BoolVar(&i.files, "files", false, "check for each file of volumes on XFS and ext4 whether it counts towards its volume's limit; takes seconds for each 100,000 files")
 		flags.StringVar(&format, "output", "table", "output format: table or json")
-	} else {
+	default:
+		flags.StringVar(&poolName, "pool", "", "inspect only this pool")
 		flags.StringVar(&volumeID, "volume", "", "the volume to remove; required")
 	}
 
@@ -93,7 +102,7 @@ func parseInspection(command string, args []string, getenv func(string) string, 
 		i.node, err = volume.ParseNodeID(node)
 		note("nodeid", err)
 	}
-	if volumeID != "" || command != inspectCommand {
+	if volumeID != "" || command != inspectCommand && command != forgetPoolCommand {
 		i.volume, err = volume.ParseID(volumeID)
 		note("volume", err)
 	}
@@ -244,6 +253,7 @@ func (i inspection) options() (inspect.Options, error) {
 		Dev:        nodes,
 		SystemPath: filepath.Dir(i.socket),
 		Files:      i.files,
+		Served:     served.In(i.stateDir),
 	}, nil
 }
 

@@ -3,7 +3,8 @@
 //
 // With the argument inspect it reports the pools and volumes of the node, and exits. With
 // remove-inline it has the driver remove an inline volume that its pod left behind, and with
-// remove-lost the record of a volume whose directory is gone. With freezer it is the process that
+// remove-lost the record of a volume whose directory is gone. With forget-pool the volumes of a pool that is not
+// configured any more count as deleted. With freezer it is the process that
 // freezes pods for the driver, and thaws them whatever becomes of that.
 package main
 
@@ -33,6 +34,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/privilege"
 	"kubevirt.io/hostpath-provisioner/pkg/metrics"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/served"
 	"kubevirt.io/hostpath-provisioner/pkg/trace"
 )
 
@@ -59,6 +61,8 @@ func main() {
 			os.Exit(runInspect(os.Args[2:], os.Getenv, os.Stdout, os.Stderr))
 		case removeInlineCommand, removeLostCommand:
 			os.Exit(runRemove(os.Args[1], os.Args[2:], os.Getenv, os.Stdout, os.Stderr))
+		case forgetPoolCommand:
+			os.Exit(runForgetPool(os.Args[2:], os.Getenv, os.Stdout, os.Stderr))
 		case freezerCommand:
 			os.Exit(runFreezer(os.Args[2:], os.Stdout, os.Stderr))
 		}
@@ -152,6 +156,7 @@ func run(ctx context.Context, c config) (err error) {
 		Freezer:    freezer.Client{Socket: freezerSocket(c.socket)},
 		SystemPath: filepath.Dir(c.socket),
 		EachVolume: c.volumeMetrics,
+		Served:     served.In(c.stateDir),
 		Log:        log,
 	})
 	observed := observe(c, pools)

@@ -93,6 +93,28 @@ func TestListVolumesWhileVolumesChange(t *testing.T) {
 	wantEqual(t, "the second page again", idsOf(r.page(t, first.GetNextToken(), 2)), []string{"bb", "d"})
 }
 
+// What the index has, and the disk has no more, was deleted since the page was begun.
+func TestListVolumesPageOfDeletedVolumesIsFilled(t *testing.T) {
+	r := newRig(t, setup{})
+	for _, id := range []string{"a", "b", "c", "d", "e", "f"} {
+		r.create(t, id, "")
+	}
+	remove := func(ids ...string) {
+		t.Helper()
+		for _, id := range ids {
+			must.Succeed(t, os.RemoveAll(r.path("local", id)))
+			must.Succeed(t, os.Remove(r.path("local", ".hostpath-provisioner/volumes/"+id+".json")))
+		}
+	}
+	remove("a", "b", "c")
+	first := r.page(t, "", 2)
+	wantEqual(t, "the first page", idsOf(first), []string{"d", "e"})
+	remove("f")
+	wantEqual(t, "the last page", r.page(t, first.GetNextToken(), 2), &csi.ListVolumesResponse{})
+	remove("d", "e")
+	wantEqual(t, "the only page", r.page(t, "", 1), &csi.ListVolumesResponse{})
+}
+
 func TestListVolumesInvalidToken(t *testing.T) {
 	r := newRig(t, setup{})
 	r.create(t, "vol", "")

@@ -20,6 +20,19 @@ type Report struct {
 	// Abnormal is how many pools, volumes, snapshots and leftovers are not in order.
 	Abnormal int    `json:"abnormal"`
 	Pools    []Pool `json:"pools"`
+	// OutOfUse are pools that the driver has served, with volumes in them, and that are not configured any more.
+	OutOfUse []OutOfUse `json:"outOfUse,omitempty"`
+	// OutOfUseError is why it is not known which these are.
+	OutOfUseError string `json:"outOfUseError,omitempty"`
+}
+
+// An OutOfUse is a pool that is not configured any more.
+type OutOfUse struct {
+	Name string `json:"name"`
+	Path string `json:"path"`
+	// Volumes are the ids of volumes and snapshots that were in it; Partial: there may be others.
+	Volumes []string `json:"volumes"`
+	Partial bool     `json:"partial"`
 }
 
 // A Pool is one of the node's pools.

@@ -22,6 +22,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/pool/nested"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/scan"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/served"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
@@ -50,6 +51,8 @@ type Options struct {
 	CountErrors func(*dir.Dir) (int64, error)
 	// SinceBoot is how long the node is up; nil for what the kernel says.
 	SinceBoot func() time.Duration
+	// Served remembers what pools the driver served; nil for nothing that does.
+	Served *served.Memory
 	// Files has each file of volumes checked for whether it is in the limit.
 	Files bool
 	// HangAfter is when a pool of which nothing more is read counts as one that hangs; 0 for
@@ -76,8 +79,27 @@ func (o Options) withDefaults() Options {
 func Run(ctx context.Context, configs []poolconfig.Pool, options Options) Report {
 	report := Report{Version: documentVersion, Node: options.Node.String(), Pools: readAll(ctx, configs, options)}
 	report.compare()
+	report.readOutOfUse(configs, options)
 	report.count()
 	return report
+}
+
+// readOutOfUse finds the pools that the driver has served, and that are not configured any more.
+func (r *Report) readOutOfUse(configs []poolconfig.Pool, options Options) {
+	pools, err := options.Served.OutOfUse(func(p served.Pool) bool {
+		return options.Configured(configs, p) || slices.ContainsFunc(r.Pools, func(here Pool) bool { return here.UUID == p.UUID })
+	})
+	if err != nil {
+		r.OutOfUseError = fmt.Sprintf("cannot read which pools this node has served: %v", err)
+	}
+	for _, p := range pools {
+		r.OutOfUse = append(r.OutOfUse, OutOfUse{Name: p.Name, Path: p.Path, Volumes: p.Volumes, Partial: p.Partial})
+	}
+}
+
+// Configured reports whether a pool is configured at its path.
+func (Options) Configured(configs []poolconfig.Pool, p served.Pool) bool {
+	return slices.ContainsFunc(configs, func(c poolconfig.Pool) bool { return c.Path == p.Path })
 }
 
 // compare finds pools that are one directory, or copies of each other. A driver serves
@@ -127,6 +149,10 @@ func (r *Report) count() {
 		if abnormal {
 			r.Abnormal++
 		}
+	}
+	note(r.OutOfUseError != "")
+	for range r.OutOfUse {
+		note(true)
 	}
 	for _, p := range r.Pools {
 		note(p.Abnormal)

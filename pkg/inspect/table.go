@@ -22,10 +22,25 @@ func (r *Report) WriteTable(w io.Writer, now time.Time) error {
 		r.Pools[i].write(&text, now)
 		text.WriteString("\n")
 	}
+	r.writeOutOfUse(&text)
 	text.WriteString(r.summary())
 	text.WriteString("\n")
 	_, err := io.WriteString(w, text.String())
 	return err
+}
+
+func (r *Report) writeOutOfUse(text *strings.Builder) {
+	for _, p := range r.OutOfUse {
+		has := counted(len(p.Volumes), "volume")
+		if p.Partial {
+			has = "at least " + has
+		}
+		fmt.Fprintf(text, "pool %s at %s: %s\n\n", clean(p.Name), clean(p.Path),
+			condition(true, "it is not configured any more, and had "+has+", snapshots included: deleting what may be in it is refused"))
+	}
+	if r.OutOfUseError != "" {
+		fmt.Fprintf(text, "%s\n\n", condition(true, r.OutOfUseError))
+	}
 }
 
 // summary is the last line, which stays in view when the rest has scrolled away.

@@ -20,6 +20,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/inspect"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/pooltest"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/served"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
@@ -47,6 +48,7 @@ type bench struct {
 	files   bool                                   // inspect looks at all files
 	every   time.Duration                          // of checks; 0 for as usual
 	log     logr.Logger
+	memory  string       // of the pools that were served; empty for none
 	up      atomic.Int64 // nanoseconds since the node was booted
 }
 
@@ -98,6 +100,9 @@ func (b *bench) options(name string) pool.Options {
 		options.DetectQuota = b.real
 	}
 	options.EachVolume, options.CheckEvery, options.Log = b.each, b.every, b.log
+	if b.memory != "" {
+		options.Served = served.In(b.memory)
+	}
 	options.SinceBoot = func() time.Duration { return time.Duration(b.up.Load()) }
 	return options
 }

@@ -151,6 +151,7 @@ func (s *Set) create(ctx context.Context, p *serve.Pool, r Request) (Volume, err
 	if err := v.Work(); err != nil {
 		return Volume{}, limit.NoSpace(err)
 	}
+	defer v.Making()()
 	return v.createNew(ctx, r, space)
 }
 

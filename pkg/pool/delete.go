@@ -24,13 +24,25 @@ func (s *Set) Delete(ctx context.Context, id volume.ID) error { return s.DeleteO
 func (s *Set) DeleteOnly(ctx context.Context, id volume.ID, only health.Reason) error {
 	in, err := s.find(id, volume.PoolName{})
 	if err != nil {
-		return err
+		return s.unlessOutOfUse(id, err)
 	}
 	defer in.close()
 	if err := s.pins.Free(id); err != nil {
 		return err
 	}
 	return in.deleteOnly(ctx, only)
+}
+
+// unlessOutOfUse is the error of a search for what is to be deleted: what no pool has may be in one that was taken out of
+// the configuration.
+func (s *Set) unlessOutOfUse(id volume.ID, err error) error {
+	if !errors.Is(err, volume.ErrNotFound) {
+		return err
+	}
+	if outOfUse := s.OutOfUse(id); outOfUse != nil {
+		return outOfUse
+	}
+	return err
 }
 
 func (v *found) delete(ctx context.Context) error { return v.deleteOnly(ctx, "") }

@@ -37,33 +37,47 @@ func (s *Set) remembered(id volume.ID, why error) (Volume, error) {
 // id; the zero id comes before all. If others follow, next is the id to go on after.
 // A pool that does not serve has its volumes listed from memory.
 func (s *Set) List(_ context.Context, after volume.ID, most int) (page []Volume, next volume.ID) {
-	type at struct {
-		id   volume.ID
-		pool *serve.Pool
-	}
-	var all []at
 	listings := make(map[*serve.Pool]*scan.Listing)
 	for _, p := range s.Pools {
 		l, done := list(p, after == volume.ID{})
 		defer done()
 		listings[p] = l
-		for _, v := range p.Ledger.Volumes(after, most+1) {
-			all = append(all, at{v.ID, p})
+	}
+	for {
+		some := s.knownAfter(after, most+1)
+		for _, v := range some {
+			if len(page) == most {
+				return page, page[most-1].ID
+			}
+			after = v.id
+			answer := listings[v.pool].Report(v.id)
+			if answer.Lost && listings[v.pool].Err == nil && !s.lost(v.id) {
+				continue // it is being made or removed
+			}
+			page = append(page, answer)
+		}
+		if len(some) <= most {
+			return page, volume.ID{}
 		}
 	}
-	slices.SortStableFunc(all, func(a, b at) int { return a.id.Compare(b.id) })
-	if len(all) > most {
-		all = all[:most]
-		next = all[most-1].id
-	}
-	for _, v := range all {
-		answer := listings[v.pool].Report(v.id)
-		if answer.Lost && listings[v.pool].Err == nil && !s.lost(v.id) {
-			continue // it is being made or removed
+}
+
+// A known volume is one that the index of a pool has.
+type known struct {
+	id   volume.ID
+	pool *serve.Pool
+}
+
+// knownAfter are up to most volumes of all pools, in the order of their ids.
+func (s *Set) knownAfter(after volume.ID, most int) []known {
+	var all []known
+	for _, p := range s.Pools {
+		for _, v := range p.Ledger.Volumes(after, most) {
+			all = append(all, known{v.ID, p})
 		}
-		page = append(page, answer)
 	}
-	return page, next
+	slices.SortStableFunc(all, func(a, b known) int { return a.id.Compare(b.id) })
+	return all[:min(most, len(all))]
 }
 
 // lost reports whether a volume is lost, and not in the middle of a call.

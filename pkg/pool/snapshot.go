@@ -100,6 +100,7 @@ func (s *Set) snapshot(ctx context.Context, p *serve.Pool, r SnapshotRequest) (S
 		return Snapshot{}, v.snapshots().NotPossible(err)
 	}
 	defer src.Close()
+	defer v.Making()()
 	return v.snapshots().Make(ctx, r, src)
 }
 
@@ -159,7 +160,7 @@ func (v *visit) openRequested(r Request) (*snapshot.Source, error) {
 func (s *Set) DeleteSnapshot(ctx context.Context, id volume.ID) error {
 	in, err := s.find(id, volume.PoolName{})
 	if err != nil {
-		return err
+		return s.unlessOutOfUse(id, err)
 	}
 	defer in.close()
 	if err := s.pins.Free(id); err != nil {

@@ -39,7 +39,7 @@ const (
 var flags = map[string][]string{
 	driver: {
 		"drivername", "endpoint", "nodeid", "version", "datadir",
-		"device-nodes", "metrics-address", "metrics-cert-file", "metrics-key-file", "metrics-tls-version", "metrics-tls-cipher-suites", "volume-metrics", "tracing-endpoint", "v",
+		"device-nodes", "state-dir", "metrics-address", "metrics-cert-file", "metrics-key-file", "metrics-tls-version", "metrics-tls-cipher-suites", "volume-metrics", "tracing-endpoint", "v",
 	},
 	provisioner: {
 		"csi-address", "node-deployment", "node-deployment-immediate-binding", "strict-topology",
@@ -395,6 +395,7 @@ func TestContainerFlags(t *testing.T) {
 			"datadir":    "$(DATADIR)",
 			// Each of these is the default of inspect, by its variable.
 			"device-nodes": "$(DEVICE_NODES)",
+			"state-dir":    "$(STATE_DIR)",
 		},
 		provisioner: {
 			"node-deployment":                   "true",

@@ -39,5 +39,6 @@ func (p *Pool) leave() {
 		return
 	}
 	defer v.Close()
+	p.remember(id)
 	p.guard.Withdraw(v.Store)
 }

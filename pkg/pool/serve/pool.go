@@ -19,6 +19,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/pool/nested"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/scan"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/served"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/snapshot"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
@@ -72,7 +73,9 @@ type Options struct {
 	SyncEvery time.Duration
 	// EachVolume has Surveyed report on each volume; otherwise it reports on none.
 	EachVolume bool
-	Log        logr.Logger
+	// Served remembers the pools; nil for nothing that does.
+	Served *served.Memory
+	Log    logr.Logger
 }
 
 // Host is what contents need of the node.
@@ -142,6 +145,7 @@ type Pool struct {
 	erasedFiles atomic.Uint64
 
 	copies copies
+	note   served.Note
 
 	// synced is when the index was last compared with the disk. It belongs to the checks.
 	synced time.Time
@@ -172,6 +176,7 @@ func (n *Node) newPool(config poolconfig.Pool) *Pool {
 		nudge:   make(chan struct{}, 1),
 		checked: make(chan struct{}),
 		wake:    make(chan struct{}, 1),
+		note:    served.Note{Memory: options.Served},
 	}
 	p.place = n.places.Add(config.Name, options.Mounts, log, p.checkNow)
 	p.state.Store(&state{err: p.Unavailable(ErrNotChecked), errors: volume.Unknown})

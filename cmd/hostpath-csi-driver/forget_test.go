@@ -1,0 +1,46 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"kubevirt.io/hostpath-provisioner/pkg/pool/served"
+	"kubevirt.io/hostpath-provisioner/test/must"
+)
+
+func TestForgetPool(t *testing.T) {
+	state, pool := t.TempDir(), t.TempDir()
+	for _, p := range []served.Pool{{Name: "old", Path: "/old", UUID: "u1"}, {Name: "local", Path: pool, UUID: "u2"}} {
+		n := served.Note{Memory: served.In(state)}
+		must.Succeed(t, n.Write(p, func() []string { return []string{"pvc-" + p.Name} }))
+	}
+	env := map[string]string{"DATADIR": `[{"name":"local","path":"` + pool + `"}]`, "STATE_DIR": state}
+	run := func(args ...string) (status int, said string) {
+		var out strings.Builder
+		command := runForgetPool
+		if len(args) == 0 {
+			command = runInspect
+		}
+		status = command(args, func(name string) string { return env[name] }, &out, &out)
+		return status, out.String()
+	}
+	if status, said := run(); status != abnormal || !strings.Contains(said, "pool old at /old: ABNORMAL: it is not configured any more, and had 1 volume,") {
+		t.Errorf("inspect: %d, %s", status, said)
+	}
+	for _, name := range []string{"local", "other", ""} {
+		if status, said := run("--pool=" + name); status != failed {
+			t.Errorf("forget %q: %d, %s", name, status, said)
+		}
+	}
+	if status, said := run("--pool=old"); status != healthy || !strings.Contains(said, "forgot pool old at /old") {
+		t.Errorf("forget: %d, %s", status, said)
+	}
+	if _, err := os.Stat(filepath.Join(state, "pools", "u2.json")); err != nil {
+		t.Error(err)
+	}
+	if _, said := run(); strings.Contains(said, "pool old") {
+		t.Errorf("inspect shows %s", said)
+	}
+}

@@ -1,0 +1,61 @@
+package serve
+
+import (
+	"fmt"
+	"slices"
+
+	"kubevirt.io/hostpath-provisioner/pkg/pool/ledger"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/served"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
+)
+
+// Making has what a call is about to make remembered: see served.Note. A node whose own disk cannot be written goes on
+// without.
+func (v *Visit) Making() (done func()) {
+	done, err := v.Pool.note.Making(v.Pool.identity.Load().Format.UUID)
+	if err != nil {
+		v.Pool.Log.Error(err, errForgotten)
+	}
+	return done
+}
+
+const errForgotten = "failed to remember the volumes of the pool: were it taken out of the configuration, they would count as deleted"
+
+// remember notes what the pool has.
+func (p *Pool) remember(id *opened) {
+	was := served.Pool{Name: p.Config.Name.String(), Path: p.Config.Path, UUID: id.Format.UUID, Shared: p.Config.Shared}
+	err := p.note.Write(was, func() []string {
+		all := []string{}
+		for id := range p.Ledger.Each(ledger.Card.Exists) {
+			all = append(all, id.String())
+		}
+		slices.Sort(all)
+		return all
+	})
+	if err != nil {
+		p.Log.Error(err, errForgotten)
+	}
+}
+
+// OutOfUse returns ErrPrecondition if a volume may be in a pool that this node has served, and that is not configured
+// any more.
+func (n *Node) OutOfUse(id volume.ID) error {
+	pools, err := n.Options.Served.OutOfUse(n.uses)
+	if err != nil {
+		return fmt.Errorf("%s: %w: cannot read which pools this node has served: %w", id.Named(), volume.ErrUnavailable, err)
+	}
+	for _, p := range pools {
+		if p.May(id.String()) {
+			return fmt.Errorf("%s: %w: %s", id.Named(), volume.ErrPrecondition, p.Advice())
+		}
+	}
+	return nil
+}
+
+// uses reports whether a pool is configured, by its path or by another one.
+func (n *Node) uses(p served.Pool) bool {
+	return slices.ContainsFunc(n.Pools, func(here *Pool) bool {
+		id := here.identity.Load()
+		return here.Config.Path == p.Path || id != nil && id.Format.UUID == p.UUID
+	})
+}

@@ -1,0 +1,204 @@
+// Package served remembers on a node which pools its driver has served, and what was in them. A pool that is taken out
+// of the configuration is unknown to the driver from then on, and its volumes would look like ones that were deleted.
+package served
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"slices"
+	"strings"
+	"sync"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+)
+
+const (
+	directory = "pools"
+	suffix    = ".json"
+	// changing follows the uuid of a pool in which something may have been made since its volumes were noted.
+	changing = ".changing"
+
+	maxNote = 64 << 20 // bytes
+)
+
+// A Memory is a directory of the node. A nil one remembers nothing.
+type Memory struct{ path string }
+
+// In keeps the memory below a directory that stays when the driver is restarted or replaced; an empty path stands for
+// none.
+func In(path string) *Memory {
+	if path == "" {
+		return nil
+	}
+	return &Memory{path}
+}
+
+// A Pool is what is remembered of one.
+type Pool struct {
+	Name   string `json:"name"`
+	Path   string `json:"path"`
+	UUID   string `json:"uuid"`
+	Shared bool   `json:"shared,omitempty"`
+	// Volumes are the ids of all that the pool had, snapshots included, in their order.
+	Volumes []string `json:"volumes"`
+	// Partial says that there may be others: the driver was killed, or other nodes made them.
+	Partial bool `json:"-"`
+}
+
+// May reports whether a volume may be in the pool.
+func (p *Pool) May(id string) bool {
+	_, found := slices.BinarySearch(p.Volumes, id)
+	return found || p.Partial
+}
+
+// Advice says what to do about a pool that is not configured any more and may have volumes.
+func (p *Pool) Advice() string {
+	return fmt.Sprintf("pool %q at %s may have it, which this node served and which is not configured any more: "+
+		"configure it again to delete its volumes, or leave them on the disk, as they are, with `/hostpath-csi-driver forget-pool --pool=%s` in the container driver of this node",
+		p.Name, p.Path, p.Name)
+}
+
+// OutOfUse are the pools that may have volumes and are not in use any more.
+func (m *Memory) OutOfUse(inUse func(Pool) bool) (pools []Pool, err error) {
+	err = m.in((*dir.Dir).Open, func(d *dir.Dir) error {
+		for entry, err := range d.Entries() {
+			if err != nil {
+				return err
+			}
+			uuid, is := strings.CutSuffix(entry.Name, suffix)
+			if !is || entry.IsDir {
+				continue
+			}
+			p, err := read(d, uuid)
+			if err != nil {
+				return err
+			}
+			if (p.Partial || len(p.Volumes) > 0) && !inUse(p) {
+				pools = append(pools, p)
+			}
+		}
+		return nil
+	})
+	if errors.Is(err, fs.ErrNotExist) {
+		err = nil
+	}
+	slices.SortFunc(pools, func(a, b Pool) int { return strings.Compare(a.Name, b.Name) })
+	return pools, err
+}
+
+// Forget removes what is remembered of a pool.
+func (m *Memory) Forget(p Pool) error {
+	return m.in((*dir.Dir).Open, func(d *dir.Dir) error { return forget(d, p.UUID) })
+}
+
+func forget(d *dir.Dir, uuid string) error {
+	for _, name := range []string{uuid + suffix, uuid + changing} {
+		if err := d.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	return d.Sync()
+}
+
+func (m *Memory) in(open func(parent *dir.Dir, name string) (*dir.Dir, error), do func(*dir.Dir) error) error {
+	if m == nil {
+		return nil
+	}
+	parent, err := dir.Open(m.path)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = parent.Close() }()
+	d, err := open(parent, directory)
+	if err != nil {
+		return err
+	}
+	return errors.Join(do(d), d.Close())
+}
+
+func read(d *dir.Dir, uuid string) (Pool, error) {
+	text, err := d.ReadFile(uuid+suffix, maxNote)
+	if err != nil {
+		return Pool{}, err
+	}
+	var p Pool
+	if err := json.Unmarshal(text, &p); err != nil {
+		return Pool{}, fmt.Errorf("%s/%s%s is unreadable: %w", d, uuid, suffix, err)
+	}
+	p.UUID = uuid
+	changed, err := d.Exists(uuid + changing)
+	p.Partial = changed || p.Shared
+	return p, err
+}
+
+// A Note is the memory of a pool that is served.
+type Note struct {
+	Memory *Memory
+
+	mu     sync.Mutex // held across writes to the memory
+	making int        // calls that may make something now
+	marked bool       // the file changing is there
+	noted  string     // what was noted last
+}
+
+// Making is called before something is made in a pool, and done afterwards, when it is among the volumes of the pool.
+func (n *Note) Making(uuid string) (done func(), err error) {
+	if n.Memory == nil {
+		return func() {}, nil
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if !n.marked {
+		if err := n.Memory.in((*dir.Dir).Ensure, func(d *dir.Dir) error { return d.WriteFile(uuid+changing, nil) }); err != nil {
+			return func() {}, err
+		}
+		n.marked = true
+	}
+	n.making++
+	return func() {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		n.making--
+	}, nil
+}
+
+// Write notes what a pool has, unless something is being made in it, and forgets those that were at its path before.
+func (n *Note) Write(p Pool, volumes func() []string) error {
+	if n.Memory == nil {
+		return nil
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.making > 0 {
+		return nil
+	}
+	p.Volumes = volumes()
+	text, err := json.Marshal(p)
+	if err != nil {
+		return err
+	}
+	if !n.marked && n.noted == string(text) {
+		return nil
+	}
+	err = n.Memory.in((*dir.Dir).Ensure, func(d *dir.Dir) error {
+		if err := d.WriteFile(p.UUID+suffix, text); err != nil {
+			return err
+		}
+		err := d.Remove(p.UUID + changing)
+		if errors.Is(err, fs.ErrNotExist) {
+			err = nil
+		}
+		return errors.Join(err, d.Sync())
+	})
+	if err != nil {
+		return err
+	}
+	n.marked, n.noted = false, string(text)
+	replaced, err := n.Memory.OutOfUse(func(other Pool) bool { return other.Path != p.Path || other.UUID == p.UUID })
+	for _, other := range replaced {
+		err = errors.Join(err, n.Memory.Forget(other))
+	}
+	return err
+}

@@ -1,0 +1,68 @@
+package served_test
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"kubevirt.io/hostpath-provisioner/pkg/pool/served"
+	"kubevirt.io/hostpath-provisioner/test/must"
+)
+
+func volumes(ids ...string) func() []string { return func() []string { return ids } }
+
+func none(served.Pool) bool { return false }
+
+func TestNote(t *testing.T) {
+	path := t.TempDir()
+	old := served.Pool{Name: "old", Path: "/old", UUID: "u1"}
+	n := served.Note{Memory: served.In(path)}
+	want := func(when string, pools ...served.Pool) {
+		t.Helper()
+		got, err := served.In(path).OutOfUse(none)
+		must.Succeed(t, err)
+		if diff := cmp.Diff(pools, got); diff != "" {
+			t.Errorf("%s (- want, + got):\n%s", when, diff)
+		}
+	}
+	want("at first")
+	must.Succeed(t, n.Write(old, volumes()))
+	want("empty")
+	done, err := n.Making(old.UUID)
+	must.Succeed(t, err)
+	want("while something is made", served.Pool{Name: "old", Path: "/old", UUID: "u1", Partial: true})
+	must.Succeed(t, n.Write(old, volumes("pvc-1")))
+	want("noted while something is made", served.Pool{Name: "old", Path: "/old", UUID: "u1", Partial: true})
+	done()
+	must.Succeed(t, n.Write(old, volumes("pvc-1")))
+	want("noted", served.Pool{Name: "old", Path: "/old", UUID: "u1", Volumes: []string{"pvc-1"}})
+
+	other := served.Note{Memory: served.In(path)}
+	must.Succeed(t, other.Write(served.Pool{Name: "new", Path: "/old", UUID: "u2", Shared: true}, volumes("pvc-2")))
+	want("another at its path", served.Pool{Name: "new", Path: "/old", UUID: "u2", Shared: true, Volumes: []string{"pvc-2"}, Partial: true})
+	must.Succeed(t, served.In(path).Forget(served.Pool{UUID: "u2"}))
+	want("forgotten")
+}
+
+// What cannot be read may name a volume.
+func TestOutOfUse_unreadable(t *testing.T) {
+	path := t.TempDir()
+	must.Succeed(t, os.MkdirAll(filepath.Join(path, "pools"), 0o700))
+	must.Succeed(t, os.WriteFile(filepath.Join(path, "pools", "u1.json"), []byte("{"), 0o600))
+	if pools, err := served.In(path).OutOfUse(none); err == nil {
+		t.Errorf("it is %+v, want an error", pools)
+	}
+}
+
+func TestWithoutMemory(t *testing.T) {
+	n := served.Note{Memory: served.In("")}
+	done, err := n.Making("u1")
+	must.Succeed(t, err)
+	done()
+	must.Succeed(t, n.Write(served.Pool{UUID: "u1"}, volumes()))
+	if pools, err := n.Memory.OutOfUse(none); err != nil || len(pools) > 0 {
+		t.Errorf("it has %+v, %v", pools, err)
+	}
+}

@@ -1,0 +1,87 @@
+package pool_test
+
+import (
+	"os"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"kubevirt.io/hostpath-provisioner/pkg/pool/served"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
+	"kubevirt.io/hostpath-provisioner/test/must"
+)
+
+const localAndOld = `[{"name":"local","path":"pool"},{"name":"old","path":"old"}]`
+
+// remembering starts a node that remembers its pools, with a volume in each.
+func remembering(t *testing.T, test func(t *testing.T, b *bench)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, t.TempDir())
+		b.memory = t.TempDir()
+		b.start(localAndOld)
+		b.createIn("old", "pvc-old", mib)
+		b.createIn("local", "pvc-new", mib)
+		test(t, b)
+	})
+}
+
+func (b *bench) wantOutOfUse(name string) {
+	b.t.Helper()
+	err := b.Delete(b.t.Context(), id(b.t, name))
+	must.ErrorIs(b.t, err, volume.ErrPrecondition)
+	if !strings.Contains(err.Error(), `pool "old"`) || !strings.Contains(err.Error(), "forget-pool --pool=old") {
+		b.t.Errorf("the error is %q, want the pool and what to do", err)
+	}
+}
+
+func TestDeleteOfVolumeInPoolOutOfUseIsRefused(t *testing.T) {
+	remembering(t, func(t *testing.T, b *bench) {
+		b.restart(local)
+		b.wantOutOfUse("pvc-old")
+		must.ErrorIs(t, b.Delete(t.Context(), id(t, "pvc-gone")), volume.ErrNotFound)
+		b.delete("pvc-new")
+		if _, err := os.Stat(b.Path("old", "pvc-old")); err != nil {
+			t.Error(err)
+		}
+		b.restart(localAndOld) // taken into use again
+		b.delete("pvc-old")
+		b.restart(local)
+		must.ErrorIs(t, b.Delete(t.Context(), id(t, "pvc-old")), volume.ErrNotFound)
+	})
+}
+
+// What was made since the volumes were noted is not known: then nothing is taken for deleted.
+func TestDeleteAfterKillMayBeOfPoolOutOfUse(t *testing.T) {
+	remembering(t, func(t *testing.T, b *bench) {
+		b.later(2 * time.Minute)
+		memory := t.TempDir()
+		b.createIn("old", "pvc-late", mib)
+		must.Succeed(t, os.CopyFS(memory, os.DirFS(b.memory)))
+		b.memory = memory // as it was at that time
+		b.restart(local)
+		for _, name := range []string{"pvc-late", "pvc-old", "pvc-unknown"} {
+			b.wantOutOfUse(name)
+		}
+		remembered := served.In(memory)
+		pools, err := remembered.OutOfUse(func(p served.Pool) bool { return p.Name == "local" })
+		must.Succeed(t, err)
+		for _, p := range pools {
+			must.Succeed(t, remembered.Forget(p))
+		}
+		must.ErrorIs(t, b.Delete(t.Context(), id(t, "pvc-late")), volume.ErrNotFound)
+	})
+}
+
+// A pool that another one took the place of is not one that was taken out.
+func TestDeleteOfVolumeInReplacedPool(t *testing.T) {
+	remembering(t, func(t *testing.T, b *bench) {
+		must.Succeed(t, b.Close(t.Context()))
+		must.Succeed(t, os.Rename(b.Path("old"), b.Path("aside")))
+		b.start(localAndOld)
+		must.ErrorIs(t, b.Delete(t.Context(), id(t, "pvc-old")), volume.ErrNotFound)
+		b.restart(`[{"name":"local","path":"pool"},{"name":"other","path":"aside"}]`)
+		b.delete("pvc-old")
+	})
+}
