@@ -48,6 +48,7 @@ type inspection struct {
 	socket      string
 	json        bool
 	forgotten   string // the pool of forget-pool
+	dataIsGone  bool   // remove-lost is meant
 	files       bool
 }
 
@@ -86,6 +87,9 @@ func parseInspection(command string, args []string, getenv func(string) string, 
 	default:
 		flags.StringVar(&poolName, "pool", "", "inspect only this pool")
 		flags.StringVar(&volumeID, "volume", "", "the volume to remove; required")
+		if command == removeLostCommand {
+			flags.BoolVar(&i.dataIsGone, "data-is-gone", false, "no PersistentVolume has the volume, and its directory will not come back; required")
+		}
 	}
 
 	problems := cmdline.ParseAll(flags, args)

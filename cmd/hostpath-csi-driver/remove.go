@@ -70,6 +70,10 @@ func (i inspection) remove(r removal) error {
 	if err := onlyRemovable(&report, i.volume, r.check); err != nil {
 		return err
 	}
+	if r.only == health.DirectoryMissing && !i.dataIsGone {
+		return fmt.Errorf("volume %s: the removal of its record cannot be undone: were the directory put back afterwards, the volume would have neither a promise nor a limit; "+
+			"if no claim and no PersistentVolume has it (kubectl get pv -o custom-columns=NAME:.metadata.name,HANDLE:.spec.csi.volumeHandle | grep %s) and the directory will not come back, repeat the command with --data-is-gone", i.volume, i.volume)
+	}
 	conn, err := grpc.NewClient("unix://"+i.socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		return err

@@ -107,7 +107,7 @@ func TestCreateVolumeInvalidRequests(t *testing.T) {
 		"a snapshot without an id":    {snapshot(""), codes.InvalidArgument, "empty"},
 		"a snapshot that is a path":   {snapshot("../s@node"), codes.InvalidArgument, `"../s"`},
 		"a snapshot that is not here": {snapshot("s"), codes.NotFound, "snapshot s"},
-		"one of another node":         {snapshot("s@elsewhere"), codes.ResourceExhausted, "snapshot s, which is on node elsewhere, not on node "},
+		"one of another node":         {snapshot("s@elsewhere"), codes.ResourceExhausted, "snapshot s, is on node elsewhere, not on node "},
 		"a volume that is not here":   {another("v"), codes.NotFound, "volume v"},
 		"a volume that is a snapshot": {another("~s"), codes.InvalidArgument, `"~s"`},
 	} {

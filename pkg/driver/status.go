@@ -26,6 +26,7 @@ var errorCodes = []struct {
 	{volume.ErrCannotGrow, codes.FailedPrecondition},
 	{volume.ErrPrecondition, codes.FailedPrecondition},
 	{volume.ErrNoSpace, codes.ResourceExhausted},
+	{volume.ErrOtherNode, codes.ResourceExhausted},
 	{volume.ErrOutOfRange, codes.OutOfRange},
 	{volume.ErrExists, codes.AlreadyExists},
 	{volume.ErrInUse, codes.FailedPrecondition},

@@ -34,6 +34,7 @@ var poolErrors = map[string]struct {
 	"ErrInUse":         {volume.ErrInUse, codes.FailedPrecondition},
 	"ErrPrecondition":  {volume.ErrPrecondition, codes.FailedPrecondition},
 	"ErrNoSpace":       {volume.ErrNoSpace, codes.ResourceExhausted},
+	"ErrOtherNode":     {volume.ErrOtherNode, codes.ResourceExhausted},
 	"ErrOutOfRange":    {volume.ErrOutOfRange, codes.OutOfRange},
 	"ErrCannotGrow":    {volume.ErrCannotGrow, codes.FailedPrecondition},
 	"ErrBusy":          {volume.ErrBusy, codes.Aborted},

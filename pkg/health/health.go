@@ -53,6 +53,8 @@ func Reasons() []Reason {
 type Facts struct {
 	// Pool is why the volume's pool does not serve; nil if it does.
 	Pool error
+	// Volume is its id.
+	Volume string
 	// Missing: there is a record, but no directory.
 	Missing bool
 	// Damaged is why the record cannot be trusted; nil if it can.
@@ -104,7 +106,8 @@ func (f Facts) Condition() Condition {
 	case f.Damaged != nil:
 		return abnormal(RecordUnreadable, "the volume's record is unreadable: %v", f.Damaged)
 	case f.Missing:
-		return abnormal(DirectoryMissing, "the volume's directory is missing; its record is kept: put the directory back, or remove the record with `hostpath-csi-driver remove-lost --volume=ID`, in the driver's container")
+		return abnormal(DirectoryMissing, "the volume's directory is missing; its record is kept: put the directory back, or give the volume up: delete the pods that use it, and then its claim; "+
+			"if it has neither claim nor PersistentVolume, `/hostpath-csi-driver remove-lost --volume=%s`, in the container driver of this node, removes the record", f.Volume)
 	case f.IO != nil:
 		return abnormal(ReadFailed, "reading the volume failed: %v", f.IO)
 	case f.ReadOnly:
@@ -124,7 +127,7 @@ func (f Facts) Condition() Condition {
 	case f.InodesCounted && f.FreeInodes == 0:
 		return abnormal(NoInodes, "no inodes are left")
 	case f.InlineUnpublished:
-		return abnormal(InlineUnpublished, "the inline volume is published nowhere, and it and the start of its node are more than an hour old: its pod is gone; `hostpath-csi-driver remove-inline --volume=ID`, in the driver's container, removes it with its data")
+		return abnormal(InlineUnpublished, "the inline volume is published nowhere, and it and the start of its node are more than an hour old: its pod is gone; `/hostpath-csi-driver remove-inline --volume=%s`, in the container driver of this node, removes it with its data", f.Volume)
 	case f.FilesystemErrors > 0:
 		return abnormal(FilesystemErrors, "the pool's filesystem has counted %d errors, which may concern this volume or others; see the kernel's log for them, and docs/answers.md for how to reset the count", f.FilesystemErrors)
 	case f.Contender != "":

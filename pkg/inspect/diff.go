@@ -169,8 +169,8 @@ func (r *reader) differences(ctx context.Context, from, to volume.ID, found func
 // openToCompare opens a snapshot, or a volume, that has a record and a directory.
 func (r *reader) openToCompare(id volume.ID) (*store.Record, *dir.Dir, error) {
 	e, d, err := r.Store.LookupUnlocked(id)
-	if err == nil {
-		err = e.Usable(id)
+	if unusable := e.Usable(); err == nil && unusable != nil {
+		err = fmt.Errorf("%s: %w", id.Named(), unusable)
 	}
 	if err == nil && e.Record == nil {
 		err = fmt.Errorf("%w of %s: there is none", volume.ErrDamagedRecord, id.Named())

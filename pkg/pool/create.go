@@ -62,7 +62,7 @@ func (s *Set) Create(ctx context.Context, r Request) (Volume, error) {
 		if s.has(p, r.ID) {
 			return Volume{}, fmt.Errorf("volume %s: %w on node %s, which is not among the topologies of the request", r.ID, volume.ErrExists, s.Options.Node)
 		}
-		return Volume{}, fmt.Errorf("%w on the nodes asked for: pool %q is reached only from node %s", volume.ErrNoSpace, p.Config.Name, s.Options.Node)
+		return Volume{}, fmt.Errorf("%w: pool %q is reached only from node %s, which is not among the topologies of the request", volume.ErrOtherNode, p.Config.Name, s.Options.Node)
 	}
 	if r.ID.String() == p.Config.Reserved() {
 		return Volume{}, fmt.Errorf("%w: the name %s is taken by the snapshots of pool %q", volume.ErrInvalid, r.ID, p.Config.Name)

@@ -29,8 +29,8 @@ func (s *Set) Expand(ctx context.Context, id volume.ID, at bind.Target, mode vol
 		return 0, err
 	}
 	defer v.close()
-	if err := v.entry.Usable(id); err != nil {
-		return 0, err
+	if err := v.entry.Usable(); err != nil {
+		return 0, fmt.Errorf("%s: %w", id.Named(), err)
 	}
 	if err := s.pins.Free(id); err != nil {
 		return 0, err
@@ -157,7 +157,7 @@ func (v *found) again() error {
 	if err := v.reread(); err != nil {
 		return err
 	}
-	return v.entry.Usable(v.id)
+	return v.entry.Usable()
 }
 
 // restoreIfLimited makes a repeated call finish what the first had left.

@@ -152,7 +152,7 @@ func (v *found) announce(ctx context.Context, r Publication) (ended func(), err 
 		return nil, err
 	}
 	defer unlock()
-	if err := v.entry.Usable(v.id); err != nil {
+	if err := v.entry.Usable(); err != nil {
 		return nil, err
 	}
 	if err := v.entry.UsedAs(r.Mode); err != nil {

@@ -18,6 +18,8 @@ var (
 	ErrPrecondition = errors.New("not possible now")
 	// ErrNoSpace reports that a promise does not fit into the pool now.
 	ErrNoSpace = errors.New("not enough space")
+	// ErrOtherNode reports a volume that can be made, but not on this node.
+	ErrOtherNode = errors.New("not on this node")
 	// ErrOutOfRange reports a size that no volume can have.
 	ErrOutOfRange = errors.New("size out of range")
 	// ErrCannotGrow reports a volume that keeps the size that it has: its pool has no room

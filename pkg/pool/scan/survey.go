@@ -56,7 +56,7 @@ func (l *Listing) Survey(id volume.ID) (Surveyed, bool) {
 	e, d, err := l.LookupSettled(id)
 	if err != nil {
 		c := l.Ledger.Known(id)
-		return l.surveyed(id, c, rememberedFacts(c, nil, err)), c.Exists()
+		return l.surveyed(id, c, rememberedFacts(id, c, nil, err)), c.Exists()
 	}
 	if !e.Exists() {
 		return Surveyed{}, false

@@ -47,6 +47,7 @@ func (p *Pool) Volume(id volume.ID, c ledger.Card, space dir.Space) Volume {
 func (p *Pool) Measure(id volume.ID, d *dir.Dir, e store.Entry, whole dir.Space) (dir.Space, health.Facts) {
 	space, c := whole, CardOf(e)
 	facts := health.Facts{
+		Volume:     id.String(),
 		Missing:    e.Lost(),
 		Damaged:    e.Damage,
 		ReadOnly:   whole.ReadOnly,
@@ -88,8 +89,8 @@ func (p *Pool) Measure(id volume.ID, d *dir.Dir, e store.Entry, whole dir.Space)
 
 // rememberedFacts are those that memory has of a volume that was not read: its pool does not serve,
 // or reading it gave an error.
-func rememberedFacts(c ledger.Card, pool, unread error) health.Facts {
-	facts := health.Facts{Pool: pool, IO: unread, Missing: c.Lost()}
+func rememberedFacts(id volume.ID, c ledger.Card, pool, unread error) health.Facts {
+	facts := health.Facts{Volume: id.String(), Pool: pool, IO: unread, Missing: c.Lost()}
 	if c.Is(ledger.HasDamage) {
 		facts.Damaged = volume.ErrDamagedRecord
 	}

@@ -39,11 +39,12 @@ func (p *Pool) Requested(w *Wanted, mode volume.Mode, unlock func()) (*Source, e
 	src, err := p.Open(w.ID, Way{WhenWritten: volume.Verify}, unlock)
 	if errors.Is(err, volume.ErrNotFound) && w.Elsewhere {
 		// The scheduler knows nothing of sources: this makes it try another node.
-		where := "is not on node " + p.Node.String()
+		where := "not on node " + p.Node.String()
 		if w.On != "" {
-			where = "is on node " + w.On + ", not on node " + p.Node.String()
+			where = "on node " + w.On + ", " + where
 		}
-		return nil, fmt.Errorf("%w for a copy of %s, which %s", volume.ErrNoSpace, w.ID.Named(), where)
+		return nil, fmt.Errorf("%w: its source, %s, is %s, and a volume is made where its source is: have its pod run there, by a nodeSelector or the webhook of docs/snapshots.md",
+			volume.ErrOtherNode, w.ID.Named(), where)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("its source: %w", limit.NoSpace(err))

@@ -63,14 +63,15 @@ func (e Entry) UsedAs(mode volume.Mode) error {
 }
 
 // Usable returns why a volume cannot be worked with; nil if it can.
-func (e Entry) Usable(id volume.ID) error {
+func (e Entry) Usable() error {
 	switch {
 	case !e.Exists():
-		return fmt.Errorf("%s: %w", id.Named(), volume.ErrNotFound)
+		return volume.ErrNotFound
 	case e.Damage != nil:
-		return fmt.Errorf("%s: %w", id.Named(), e.Damage)
+		return e.Damage
 	case e.Lost():
-		return fmt.Errorf("%s: its directory is lost, only its record is left: %w", id.Named(), volume.ErrNotFound)
+		return fmt.Errorf("%w: its directory is lost, only its record is left: put the directory back, from where it was moved to or from a backup; "+
+			"to give the data up, delete what uses it, and then the claim or the snapshot", volume.ErrNotFound)
 	}
 	return nil
 }

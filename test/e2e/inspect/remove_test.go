@@ -36,7 +36,7 @@ func TestRemoveInline(t *testing.T) {
 	}
 	b.Must(syscall.Unmount(b.Target("gone"), 0)) // as a reboot does, and kubelet never comes back
 
-	if v := volume(t, b.report(2), "csi-1"); v.Reason != string(health.InlineUnpublished) || !strings.Contains(v.Condition, "remove-inline --volume=ID") {
+	if v := volume(t, b.report(2), "csi-1"); v.Reason != string(health.InlineUnpublished) || !strings.Contains(v.Condition, "`/hostpath-csi-driver remove-inline --volume=csi-1`") {
 		t.Errorf("the volume is %+v, want the reason %s and the command that removes it", v, health.InlineUnpublished)
 	}
 	for id, says := range map[string]string{"pvc-1": "no inline volume", "csi-2": "not left behind", "csi-3": "no pool has", "": "--volume"} {
@@ -65,7 +65,7 @@ func TestRemoveLost(t *testing.T) {
 	b.create(directory("pvc-2", 3*mib))
 	must.Succeed(t, os.Remove(filepath.Join(b.pool, "pvc-1")))
 
-	if v := volume(t, b.report(2), "pvc-1"); v.Reason != string(health.DirectoryMissing) || !strings.Contains(v.Condition, "remove-lost --volume=ID") {
+	if v := volume(t, b.report(2), "pvc-1"); v.Reason != string(health.DirectoryMissing) || !strings.Contains(v.Condition, "`/hostpath-csi-driver remove-lost --volume=pvc-1`") {
 		t.Errorf("the volume is %+v, want the reason %s and the command that removes its record", v, health.DirectoryMissing)
 	}
 	for id, says := range map[string]string{"pvc-2": "has its directory", "pvc-3": "no pool has", "": "--volume"} {
@@ -79,10 +79,14 @@ func TestRemoveLost(t *testing.T) {
 		t.Fatalf("cp: %v: %s", err, out)
 	}
 	other := fmt.Sprintf(`--datadir=[{"name":"local","path":%q}]`, backup)
-	if output, err := b.remove("remove-lost", "pvc-2", other); err == nil || !strings.Contains(output, `its condition is "in order`) {
+	if output, err := b.remove("remove-lost", "pvc-1"); err == nil || !strings.Contains(output, "--data-is-gone") {
+		t.Errorf("remove pvc-1 without a word: %v, %s; want the word", err, output)
+	}
+	const word = "--data-is-gone"
+	if output, err := b.remove("remove-lost", "pvc-2", other, word); err == nil || !strings.Contains(output, `its condition is "in order`) {
 		t.Errorf("remove pvc-2, which is lost in a backup: %v, %s; want it refused", err, output)
 	}
-	if output, err := b.remove("remove-lost", "pvc-1"); err != nil || output != "removed pvc-1\n" {
+	if output, err := b.remove("remove-lost", "pvc-1", word); err != nil || output != "removed pvc-1\n" {
 		t.Errorf("remove pvc-1: %v, %s", err, output)
 	}
 	pool := b.report(0).Pools[0]
