@@ -269,7 +269,7 @@ func (b *bench) livesOnce(name, target string) {
 	try(err)
 	if try(b.publish(name, target), volume.ErrNotFound, volume.ErrInUse) {
 		try(b.publishedAsInPool(name, target))
-		try(b.unpublish(name, target))
+		try(b.Unpublish(b.t.Context(), id(b.t, name), b.Target(target))) // by the caller's lock
 	}
 	try(b.Delete(b.t.Context(), id(b.t, name)), volume.ErrInUse, volume.ErrNotFound)
 }
