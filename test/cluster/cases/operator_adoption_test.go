@@ -216,7 +216,7 @@ func (s *scene) deletedWhileUsed(client dynamic.ResourceInterface, name, pool st
 		if err != nil {
 			return "", err
 		}
-		if text := fmt.Sprint(object.Object["status"]); !strings.Contains(text, "pod "+s.namespace+"/user on ") {
+		if text := fmt.Sprint(object.Object["status"]); !strings.Contains(text, "pod "+s.namespace+"/user") {
 			return text, nil
 		}
 		return "", nil
