@@ -109,9 +109,9 @@ func (v *visit) snapshots() *snapshot.Pool {
 	return &snapshot.Pool{Pool: v.Scan(), Entries: v, Limits: v.Pool.Limits(), Pins: v.pins, Freezer: v.Pool.Options.Freezer}
 }
 
-// Used reports whether pods or devices of this node may write to a volume.
-func (v *visit) Used(id volume.ID, e store.Entry, d *dir.Dir) (bool, error) {
-	return v.Use(id, e, d).Used()
+// Written reports whether pods or devices of this node may write to a volume.
+func (v *visit) Written(id volume.ID, e store.Entry, d *dir.Dir) (bool, error) {
+	return v.Use(id, e, d).Written()
 }
 
 // PublishedAt are the paths at which this node has a volume, or what is inside it.

@@ -127,6 +127,8 @@ type Publication struct {
 	// Inside is the mounted path relative to the directory; empty for the
 	// directory or device itself. Kubelet makes such mounts for subPath.
 	Inside string
+	// ReadOnly: nothing can be written through the mount.
+	ReadOnly bool
 }
 
 // Kernel publishes in the mount namespace of this process.

@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"path"
+	"slices"
 	"strings"
 	"sync"
 
@@ -98,7 +99,9 @@ func (k *Kernel) Published(parent *dir.Dir) (map[string][]Publication, error) {
 			continue
 		}
 		name, inside, _ := strings.Cut(below, "/")
-		published[name] = append(published[name], Publication{Path: m.Mountpoint, Inside: inside})
+		published[name] = append(published[name], Publication{
+			Path: m.Mountpoint, Inside: inside, ReadOnly: slices.Contains(strings.Split(m.Options, ","), "ro"),
+		})
 	}
 	return published, nil
 }

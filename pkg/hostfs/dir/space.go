@@ -37,6 +37,7 @@ type Filesystem struct {
 	cached bool
 	// subvolumes: parts of it have device numbers of their own (btrfs).
 	subvolumes bool
+	tmpfs      bool
 }
 
 // MayHold reports whether what has that id can be on the filesystem. On btrfs the number of a
@@ -44,6 +45,10 @@ type Filesystem struct {
 func (f Filesystem) MayHold(id ID) bool {
 	return id.Dev == f.dev || f.subvolumes && unix.Major(id.Dev) == 0
 }
+
+// NotesChanges reports whether a file has another ctime after a store through a shared mapping to a page that is
+// clean. A tmpfs has no clean pages.
+func (f Filesystem) NotesChanges() bool { return !f.tmpfs }
 
 // Cached reports that the filesystem serves cached data without asking a server or another
 // node.
@@ -59,7 +64,7 @@ func (d *Dir) Filesystem() (Filesystem, error) {
 	if err := unix.Fstatfs(d.fd, &st); err != nil {
 		return Filesystem{}, pathError("statfs", d.path, err)
 	}
-	return Filesystem{dev: id.Dev, fsid: st.Fsid.Val, cached: answersFromMemory(int64(st.Type)), subvolumes: int64(st.Type) == unix.BTRFS_SUPER_MAGIC}, nil
+	return Filesystem{dev: id.Dev, fsid: st.Fsid.Val, cached: answersFromMemory(int64(st.Type)), subvolumes: int64(st.Type) == unix.BTRFS_SUPER_MAGIC, tmpfs: int64(st.Type) == unix.TMPFS_MAGIC}, nil
 }
 
 func answersFromMemory(kind int64) bool {

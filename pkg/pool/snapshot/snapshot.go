@@ -39,8 +39,8 @@ type Freezer interface {
 
 // Entries are those of the pool, volumes and snapshots, as calls make and use them.
 type Entries interface {
-	// Used reports whether pods or devices of this node may write to an entry.
-	Used(id volume.ID, e store.Entry, d *dir.Dir) (bool, error)
+	// Written reports whether pods or devices of this node may write to an entry.
+	Written(id volume.ID, e store.Entry, d *dir.Dir) (bool, error)
 	// PublishedAt are the paths at which an entry, or what is inside it, is mounted on this node.
 	PublishedAt(id volume.ID, e store.Entry, d *dir.Dir) ([]string, error)
 	// Limited makes the directory of a new entry in creating/, and notes in its record who

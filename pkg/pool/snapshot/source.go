@@ -56,6 +56,9 @@ func (p *Pool) Open(id volume.ID, way Way, unlock func()) (_ *Source, err error)
 	if src.method, err = p.methodFor(src); err != nil {
 		return nil, err
 	}
+	if err := src.freezable(); err != nil {
+		return nil, err
+	}
 	if src.exclusive() && src.inUse {
 		return nil, fmt.Errorf("%w: %s is published, and copies share no blocks on this filesystem: unpublish it first, or, if it is a directory, have its pods frozen (consistency: freeze)", volume.ErrPrecondition, id.Named())
 	}
@@ -85,6 +88,19 @@ func (p *Pool) Foreign(id volume.ID, of volume.Origin, d *dir.Dir, unlock func()
 	return src, nil
 }
 
+// freezable returns ErrPrecondition for a directory that is to be copied while its pods are frozen, on a filesystem where it
+// could not be found out what they change before that.
+func (s *Source) freezable() error {
+	if s.fixed || s.entry.Block() || s.way.WhenWritten != volume.Freeze {
+		return nil
+	}
+	if fs, err := s.dir.Filesystem(); err != nil || fs.NotesChanges() {
+		return err
+	}
+	return fmt.Errorf("%w: the filesystem of pool %q is a tmpfs, which does not note changes through memory mappings, so a copy could be torn although its pods are frozen: "+
+		"choose a VolumeSnapshotClass with consistency: verify, and unpublish volume %s first", volume.ErrPrecondition, s.pool.Config.Name, s.id)
+}
+
 // copyable returns ErrPrecondition for what no copy can be promised for.
 func (s *Source) copyable() error {
 	switch {
@@ -103,7 +119,7 @@ func (s *Source) written() (bool, error) {
 	if s.id.IsSnapshot() {
 		return false, nil
 	}
-	return s.pool.Entries.Used(s.id, s.entry, s.dir)
+	return s.pool.Entries.Written(s.id, s.entry, s.dir)
 }
 
 // exclusive reports whether nobody may write to the source while it is copied.
@@ -198,7 +214,7 @@ func (s *Source) subvolume(ctx context.Context, creating *dir.Dir, rec *store.Re
 	began := time.Now()
 	defer func() { rec.Origin.TookMillis = time.Since(began).Milliseconds() }()
 	if !s.inUse || s.way.WhenWritten != volume.Freeze {
-		return content.CopySubvolume(ctx, s.dir, creating, rec.ID)
+		return s.cutSubvolume(ctx, creating, rec.ID)
 	}
 	if err := clone.Sync(s.dir); err != nil { // what is written now keeps nobody waiting later
 		return nil, err
@@ -208,7 +224,7 @@ func (s *Source) subvolume(ctx context.Context, creating *dir.Dir, rec *store.Re
 	if err != nil {
 		return nil, err
 	}
-	if d, err = content.CopySubvolume(still, s.dir, creating, rec.ID); err == nil {
+	if d, err = s.cutSubvolume(still, creating, rec.ID); err == nil {
 		err = s.sameUsers()
 	}
 	if err = errors.Join(err, thaw()); err != nil && d != nil {
@@ -216,6 +232,23 @@ func (s *Source) subvolume(ctx context.Context, creating *dir.Dir, rec *store.Re
 	}
 	rec.Origin.StallMillis = time.Since(frozen).Milliseconds()
 	return d, err
+}
+
+// cutSubvolume makes a snapshot of a subvolume, and checks after that whether it has another inside by now, which
+// would be empty in the snapshot: a pod can make one.
+func (s *Source) cutSubvolume(ctx context.Context, creating *dir.Dir, name string) (*dir.Dir, error) {
+	d, err := content.CopySubvolume(ctx, s.dir, creating, name)
+	if err != nil {
+		return nil, err
+	}
+	inside, err := clone.Nested(s.dir)
+	if err == nil && inside > 0 {
+		err = fmt.Errorf("%w: a btrfs subvolume was made in volume %s meanwhile: the next attempt copies it file by file", volume.ErrPrecondition, s.id)
+	}
+	if err != nil {
+		return nil, errors.Join(err, d.Close())
+	}
+	return d, nil
 }
 
 // fill copies the content into a directory that Make has made, and notes what can be said of it.
@@ -239,7 +272,16 @@ func (s *Source) copy(ctx context.Context, d *dir.Dir, o *volume.Origin) (stall 
 		}
 		return 0, err
 	case s.entry.Block():
-		return s.pool.Disk(s.id, s.entry.Record).Copy(ctx, s.dir, d, s.method, clone.Limit(s.way.MaxStall))
+		stall, err = s.pool.Disk(s.id, s.entry.Record).Copy(ctx, s.dir, d, s.method, clone.Limit(s.way.MaxStall))
+		if err != nil {
+			return stall, err
+		}
+		// What the pod has written without a flush may be in the file in another order.
+		written, err := s.written()
+		if s.inUse || written {
+			o.Consistency = volume.CrashConsistent
+		}
+		return stall, err
 	}
 	var result clone.Result
 	err = privilege.With(privilege.ForCopies, func() (err error) {

@@ -67,6 +67,17 @@ func (v *Volume) Used() (bool, error) {
 	return len(all.Of(file)) > 0, err
 }
 
+// Written reports whether pods or devices of this node may write to the volume: it is used, and not only by directories that
+// are mounted read-only.
+func (v *Volume) Written() (bool, error) {
+	if v.Entry.Block() {
+		return v.Used()
+	}
+	published, err := v.Published()
+	writable := func(p bind.Publication) bool { return !p.ReadOnly }
+	return err != nil || slices.ContainsFunc(published, writable), err
+}
+
 // DetachUnpublished detaches the volume's devices that are published nowhere.
 func (v *Volume) DetachUnpublished(ctx context.Context) error {
 	file, ok, err := v.file()

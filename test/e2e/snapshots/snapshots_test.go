@@ -65,6 +65,7 @@ var checks = []struct {
 	{"a clone is a volume of its own", clones},
 	{"repeated and conflicting calls", repeats},
 	{"a volume in use", snapshotsInUse},
+	{"a volume that can only be read", snapshotsReadOnly},
 	{"a file of many extents", limitsStall},
 	{"a file with a write lease", refusesLeased},
 	{"what a pod has made immutable", copiesProtected},
@@ -337,11 +338,45 @@ func snapshotsInUse(b *bench) {
 			name = "disk.img"
 		}
 		b.wantDisk(b.pool.Own("snapshots", "~snapshot-used", name), 0, data)
+		if record, err := b.pool.Record("~snapshot-used"); err != nil || v.Block && record.Origin.Consistency != "crash-consistent" {
+			b.Errorf("the snapshot of what is published is recorded as %+v, %v", record.Origin, err)
+		}
 		b.Must(b.Unpublish(b.Context(), v.ID, "pod"))
 		b.delete(v.ID)
 		b.Must(b.DeleteSnapshot(b.Context(), "snapshot-used@"+drivertest.NodeName))
 		b.AwaitNoTrash(b.pool.Path)
 	}
+}
+
+// snapshotsReadOnly makes a snapshot of a directory that is published read-only and nowhere else: nobody writes, so that it can be
+// copied where files share no blocks too.
+func snapshotsReadOnly(b *bench) {
+	v := directory("pvc-read", size)
+	b.create(v)
+	b.Must(os.WriteFile(filepath.Join(b.path(v.ID), "file"), []byte("content"), 0o600))
+	b.Must(b.PublishReadOnly(b.Context(), v, "pod"))
+	id := b.snapshot("snapshot-read", v.ID)
+	if record, err := b.pool.Record("~snapshot-read"); err != nil || record.Origin.Consistency != "point-in-time" {
+		b.Errorf("the snapshot is recorded as %+v, %v", record.Origin, err)
+	}
+	b.Must(b.DeleteSnapshot(b.Context(), id))
+	b.Must(b.Unpublish(b.Context(), v.ID, "pod"))
+	b.delete(v.ID)
+	b.AwaitNoTrash(b.pool.Path)
+}
+
+// A tmpfs does not set the ctime of a file that is written through a mapping: a copy may be torn, and nothing would
+// say so.
+func TestFreezeOnTmpfsIsRefused(t *testing.T) {
+	config := drivertest.PoolConfig{Name: "local", Path: testenv.Tmpfs(t, 512*mib)}
+	d := drivertest.Start(t, drivertest.Config{Binary: drivertest.Built(t), Pools: []drivertest.PoolConfig{config}})
+	b := &bench{Driver: d, pool: &drivertest.Pool{Driver: d, PoolConfig: config}, copies: true}
+	v := directory("pvc-1", size)
+	b.create(v)
+	_, err := b.Snapshot(b.Context(), "s-1", v.ID, "freeze")
+	b.WantCode("a snapshot with freeze", err, codes.FailedPrecondition)
+	b.Must(b.DeleteSnapshot(b.Context(), b.snapshot("s-1", v.ID)))
+	b.delete(v.ID)
 }
 
 // accounts expects the capacity to fall by what a snapshot and a restored volume are promised,

@@ -262,9 +262,9 @@ func severalTargets(t *testing.T, b *bench) {
 	one, two := b.target(t, "a"), b.target(t, "b")
 	b.publish(t, one)
 	must.Succeed(t, b.Publish(b.vol, two, bind.ReadOnly()))
-	b.expect(t, map[string][]bind.Publication{"vol": {{Path: one.String()}, {Path: two.String()}}})
+	b.expect(t, map[string][]bind.Publication{"vol": {{Path: one.String()}, {Path: two.String(), ReadOnly: true}}})
 	must.Succeed(t, b.Unpublish(one, nil))
-	b.expect(t, map[string][]bind.Publication{"vol": {{Path: two.String()}}})
+	b.expect(t, map[string][]bind.Publication{"vol": {{Path: two.String(), ReadOnly: true}}})
 }
 
 func followsRename(t *testing.T, b *bench) {

@@ -232,7 +232,9 @@ func (f *Fake) Published(parent *dir.Dir) (map[string][]bind.Publication, error)
 				continue
 			}
 			name, inside, _ := strings.Cut(below, "/")
-			published[name] = append(published[name], bind.Publication{Path: target, Inside: inside})
+			published[name] = append(published[name], bind.Publication{
+				Path: target, Inside: inside, ReadOnly: m.flags.With(bind.ReadOnly()) == m.flags,
+			})
 		}
 	}
 	return published, nil
