@@ -61,36 +61,45 @@ const (
 	stateDirVariable    = "STATE_DIR"
 )
 
-// parseInspection reads the command line and reports all problems at once.
-func parseInspection(command string, args []string, getenv func(string) string, output io.Writer) (inspection, error) {
-	var i inspection
-	var datadir, node, endpoint, poolName, volumeID, format, from, to string
-	args, to = takeSecond(args)
-	flags := flag.NewFlagSet("hostpath-csi-driver "+command, flag.ContinueOnError)
-	flags.SetOutput(output)
-	flags.StringVar(&datadir, "datadir", getenv(datadirVariable), "storage pools, the driver's --datadir; default $"+datadirVariable)
-	flags.StringVar(&node, "nodeid", getenv(nodeVariable), "name of this Kubernetes node, the driver's --nodeid; default $"+nodeVariable)
+// words are the flags of a command line that are still to be parsed.
+type words struct{ datadir, node, endpoint, poolName, volumeID, format, from string }
+
+// define adds the flags of the command.
+func (i *inspection) define(flags *flag.FlagSet, command string, getenv func(string) string) *words {
+	w := new(words)
+	flags.StringVar(&w.datadir, "datadir", getenv(datadirVariable), "storage pools, the driver's --datadir; default $"+datadirVariable)
+	flags.StringVar(&w.node, "nodeid", getenv(nodeVariable), "name of this Kubernetes node, the driver's --nodeid; default $"+nodeVariable)
 	flags.StringVar(&i.deviceNodes, "device-nodes", cmp.Or(getenv(deviceNodesVariable), "/dev"),
 		"directory of device nodes, the driver's --device-nodes; default $"+deviceNodesVariable+" or /dev")
 	flags.StringVar(&i.stateDir, "state-dir", getenv(stateDirVariable), "the driver's --state-dir; default $"+stateDirVariable)
-	flags.StringVar(&endpoint, "endpoint", defaultEndpoint, "the driver's socket; its filesystem is taken as the operating system's disk")
+	flags.StringVar(&w.endpoint, "endpoint", defaultEndpoint, "the driver's socket; its filesystem is taken as the operating system's disk")
 	switch command {
 	case forgetPoolCommand:
 		flags.StringVar(&i.forgotten, "pool", "", "the pool, which must not be configured any more; required")
 	case inspectCommand:
-		flags.StringVar(&poolName, "pool", "", "inspect only this pool")
-		flags.StringVar(&volumeID, "volume", "", "show only this volume and its snapshots")
+		flags.StringVar(&w.poolName, "pool", "", "inspect only this pool")
+		flags.StringVar(&w.volumeID, "volume", "", "show only this volume and its snapshots")
 		flags.BoolVar(&i.snapshots, "snapshots", false, "show only snapshots")
-		flags.StringVar(&from, "diff", "", "two snapshots of a volume: list what changed from the first to the second, or with one, to the volume as it is on the disk")
+		flags.StringVar(&w.from, "diff", "", "two snapshots of a volume: list what changed from the first to the second, or with one, to the volume as it is on the disk")
 		flags.BoolVar(&i.files, "files", false, "check for each file of volumes on XFS and ext4 whether it counts towards its volume's limit; takes seconds for each 100,000 files")
-		flags.StringVar(&format, "output", "table", "output format: table or json")
+		flags.StringVar(&w.format, "output", "table", "output format: table or json")
 	default:
-		flags.StringVar(&poolName, "pool", "", "inspect only this pool")
-		flags.StringVar(&volumeID, "volume", "", "the volume to remove; required")
+		flags.StringVar(&w.poolName, "pool", "", "inspect only this pool")
+		flags.StringVar(&w.volumeID, "volume", "", "the volume to remove; required")
 		if command == removeLostCommand {
 			flags.BoolVar(&i.dataIsGone, "data-is-gone", false, "no PersistentVolume has the volume, and its directory will not come back; required")
 		}
 	}
+	return w
+}
+
+// parseInspection reads the command line and reports all problems at once.
+func parseInspection(command string, args []string, getenv func(string) string, output io.Writer) (inspection, error) {
+	var i inspection
+	args, to := takeSecond(args)
+	flags := flag.NewFlagSet("hostpath-csi-driver "+command, flag.ContinueOnError)
+	flags.SetOutput(output)
+	w := i.define(flags, command, getenv)
 
 	problems := cmdline.ParseAll(flags, args)
 	if errors.Is(problems, flag.ErrHelp) {
@@ -102,25 +111,25 @@ func parseInspection(command string, args []string, getenv func(string) string, 
 		}
 	}
 	var err error
-	if node != "" {
-		i.node, err = volume.ParseNodeID(node)
+	if w.node != "" {
+		i.node, err = volume.ParseNodeID(w.node)
 		note("nodeid", err)
 	}
-	if volumeID != "" || command != inspectCommand && command != forgetPoolCommand {
-		i.volume, err = volume.ParseID(volumeID)
+	if w.volumeID != "" || command != inspectCommand && command != forgetPoolCommand {
+		i.volume, err = volume.ParseID(w.volumeID)
 		note("volume", err)
 	}
-	i.socket, err = driver.ParseEndpoint(endpoint)
+	i.socket, err = driver.ParseEndpoint(w.endpoint)
 	note("endpoint", err)
-	i.pools, err = inspectedPools(datadir)
+	i.pools, err = inspectedPools(w.datadir)
 	note("datadir", err)
-	if err == nil && poolName != "" {
-		i.pools, err = onlyPool(i.pools, poolName)
+	if err == nil && w.poolName != "" {
+		i.pools, err = onlyPool(i.pools, w.poolName)
 		note("pool", err)
 	}
-	i.json, err = isJSON(cmp.Or(format, "table"))
+	i.json, err = isJSON(cmp.Or(w.format, "table"))
 	note("output", err)
-	i.from, err = parseCompared(from)
+	i.from, err = parseCompared(w.from)
 	note("diff", err)
 	i.to, err = parseCompared(to)
 	note("diff", err)

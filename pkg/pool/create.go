@@ -199,11 +199,8 @@ func (v *visit) createNew(ctx context.Context, r Request, space dir.Space) (Volu
 	if err := v.Pool.Limits().Unfit(v.Keeper); err != nil {
 		return Volume{}, noCapacity(v.Pool, r.ID, v.Pool.Unavailable(err))
 	}
-	if r.Mode == volume.ModeBlock {
-		// Now, and not when a pod waits for its device.
-		if err := content.DeviceError(v.Pool.Options.Devices.CheckNodes()); err != nil {
-			return Volume{}, err
-		}
+	if err := v.checkDevices(r.Mode); err != nil {
+		return Volume{}, err
 	}
 	var src *snapshot.Source
 	if r.Source != nil {
@@ -215,9 +212,6 @@ func (v *visit) createNew(ctx context.Context, r Request, space dir.Space) (Volu
 		r.Range = src.AtLeast(r.Range)
 	}
 	bytes, err := r.Range.Promise(unit(r.Mode, space))
-	if err == nil && src != nil {
-		err = src.Fits(bytes)
-	}
 	if err != nil {
 		return Volume{}, err
 	}
@@ -255,6 +249,14 @@ func (v *visit) createNew(ctx context.Context, r Request, space dir.Space) (Volu
 	e := store.Entry{Record: rec, Present: true}
 	held.Commit(r.ID, scan.CardOf(e))
 	return v.Scan().Volume(r.ID, scan.CardOf(e), space), nil
+}
+
+// checkDevices reports now, and not when a pod waits for its device, that a block volume could have none.
+func (v *visit) checkDevices(mode volume.Mode) error {
+	if mode != volume.ModeBlock {
+		return nil
+	}
+	return content.DeviceError(v.Pool.Options.Devices.CheckNodes())
 }
 
 // newRecord is the record of a volume that is to be made.

@@ -67,8 +67,8 @@ func (s *Source) AtLeast(r volume.Range) volume.Range {
 	return r
 }
 
-// Fits returns ErrOutOfRange for a size that is less than the source's.
-func (s *Source) Fits(bytes int64) error {
+// fits returns ErrOutOfRange for a size that is less than the source's.
+func (s *Source) fits(bytes int64) error {
 	if bytes < s.bytes() {
 		return fmt.Errorf("%w: %d bytes, but its source, %s, has %d", volume.ErrOutOfRange, bytes, s.id.Named(), s.bytes())
 	}
@@ -77,8 +77,12 @@ func (s *Source) Fits(bytes int64) error {
 
 // Room gives the record of a restore what its content may need while it is made: a directory takes
 // other blocks in a copy, and a source that was not limited in its inodes may have more than a
-// new volume of its size. Restore takes back what is left of the bytes.
+// new volume of its size. Restore takes back what is left of the bytes. Errors: ErrOutOfRange for a size that
+// is less than the source's, or has too few inodes.
 func (s *Source) Room(rec *store.Record, space dir.Space) error {
+	if err := s.fits(rec.Bytes); err != nil {
+		return err
+	}
 	k := s.pool.Keeper
 	if rec.Mode == volume.ModeBlock || k.Unenforced() != nil {
 		return nil //nolint:nilerr // its size is not to be enforced

@@ -76,10 +76,10 @@ func TestSourceSize(t *testing.T) {
 		if got := s.AtLeast(volume.Range{Limit: 1024}); got.Required != 1024 {
 			t.Errorf("with a limit of 1024 bytes: %d", got.Required)
 		}
-		if err := s.Fits(want); err != nil {
+		if err := s.fits(want); err != nil {
 			t.Error(err)
 		}
-		if err := s.Fits(want - 1); !errors.Is(err, volume.ErrOutOfRange) {
+		if err := s.fits(want - 1); !errors.Is(err, volume.ErrOutOfRange) {
 			t.Errorf("a copy of %s that is one byte smaller: %v, want ErrOutOfRange", entry, err)
 		}
 	}
