@@ -17,12 +17,6 @@ func TestCrashDuringFirstStart(t *testing.T) {
 		t.Run(p.name, func(t *testing.T) {
 			p.mounted = p.mount(t)
 			w := newWorld(t, p, driver)
-			known := firstStart
-			if p.shared {
-				known += " in a shared pool" // with a sign of life
-			}
-			w.golden = openGolden(t, known)
-			defer w.golden.close(t)
 			for _, o := range others {
 				w.unmakeOther(o)
 			}
@@ -30,10 +24,10 @@ func TestCrashDuringFirstStart(t *testing.T) {
 			must.Succeed(t, w.Process.Stop())
 
 			must.Succeed(t, os.RemoveAll(w.pool.Path))
-			steps := w.startKnown(firstStart)
+			steps := w.restart()
 			w.wantNewPool()
 			every := 1
-			if testing.Short() && (i > 0 || testenv.Guest()) && !*update {
+			if testing.Short() && (i > 0 || testenv.Guest()) {
 				every = 3 * p.every
 			}
 			for n := 1; n <= steps; n += every {
@@ -44,15 +38,12 @@ func TestCrashDuringFirstStart(t *testing.T) {
 					t.Fatalf("nobody died at step %d of %d", n, steps)
 				}
 				t.Logf("step %d: %s", n, w.words(taken[n-1:]))
-				w.startKnown(after(firstStart, len(w.stable(taken[:n-1]))))
+				w.restart()
 				w.wantNewPool()
 			}
-			w.golden.complete = every == 1
 		})
 	}
 }
-
-const firstStart = "first start"
 
 // wantNewPool expects an empty pool in which volumes can be made.
 func (w *world) wantNewPool() {

@@ -20,10 +20,9 @@ const mib = 1 << 20
 // A world is a driver with one pool, and what of it is in use.
 type world struct {
 	*drivertest.Driver
-	place  place
-	pool   *drivertest.Pool
-	trap   *trap.Trap
-	golden *golden
+	place place
+	pool  *drivertest.Pool
+	trap  *trap.Trap
 
 	now        state  // of the victim
 	answer     answer // of a call without a crash

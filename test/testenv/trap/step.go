@@ -84,6 +84,7 @@ var readingRequests = map[uint32]bool{
 	0xc0709411:               true, // BTRFS_IOC_TREE_SEARCH_V2
 	0xd0009412:               true, // BTRFS_IOC_INO_LOOKUP
 	0xd000943d:               true, // BTRFS_IOC_GET_SUBVOL_ROOTREF
+	0x80089419:               true, // BTRFS_IOC_SUBVOL_GETFLAGS
 	0x8040942d:               true, // BTRFS_IOC_QUOTA_RESCAN_STATUS
 	0x942e:                   true, // BTRFS_IOC_QUOTA_RESCAN_WAIT
 	0x8400941f:               true, // BTRFS_IOC_FS_INFO
