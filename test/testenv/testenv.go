@@ -101,11 +101,11 @@ func loopFS(t testing.TB, kind string, bytes int64, arguments []string, mountOpt
 	return dir
 }
 
-// CountingBtrfs is LoopFS for a btrfs whose quotas are on, and have counted. It has its trees once, unless the
-// arguments of mkfs.btrfs(8) say otherwise: else a small one has no room to promise.
+// CountingBtrfs is LoopFS for a btrfs whose quotas are on, and have counted. The arguments are of
+// mkfs.btrfs(8).
 func CountingBtrfs(t testing.TB, bytes int64, arguments ...string) string {
 	t.Helper()
-	dir := loopFS(t, "btrfs", bytes, append([]string{"-m", "single"}, arguments...))
+	dir := loopFS(t, "btrfs", bytes, arguments)
 	err := loopfs.SwitchQuotasOn(t.Context(), dir)
 	if errors.Is(err, loopfs.ErrMissing) {
 		Missing(t, err.Error())
@@ -122,7 +122,7 @@ func SimpleBtrfs(t testing.TB, bytes int64, arguments ...string) string {
 	if _, err := os.Stat("/sys/fs/btrfs/features/simple_quota"); err != nil {
 		Missing(t, "simple quotas of btrfs, Linux 6.7 or newer")
 	}
-	dir := loopFS(t, "btrfs", bytes, append([]string{"-m", "single"}, arguments...))
+	dir := loopFS(t, "btrfs", bytes, arguments)
 	if err := loopfs.SwitchSimpleQuotasOn(dir); err != nil {
 		t.Fatal(err)
 	}

@@ -41,7 +41,7 @@ func poweredFilesystems() []powered {
 		}
 		return []powered{xfs, ext4}
 	}
-	return []powered{xfs, ext4, {"btrfs", []string{"mkfs.btrfs", "-q"}, "", true}}
+	return []powered{xfs, ext4, {"btrfs", []string{"mkfs.btrfs", "-q", "-m", "single"}, "", true}}
 }
 
 // A loss is a moment at which the power may go, and what there may be of the volumes then.

@@ -26,11 +26,12 @@ import (
 var ErrMissing = errors.New("missing on this machine")
 
 // formatters are the programs that make each kind of filesystem, without a word
-// and without asking whether a file that is no device was meant.
+// and without asking whether a file that is no device was meant. A btrfs has its trees once, as
+// docs/quotas.md says: else less than half of it can be promised, and of a small one nothing.
 var formatters = map[string][]string{
 	"xfs":   {"mkfs.xfs", "-q"},
 	"ext4":  {"mkfs.ext4", "-q", "-F"},
-	"btrfs": {"mkfs.btrfs", "-q"},
+	"btrfs": {"mkfs.btrfs", "-q", "-m", "single"},
 }
 
 // Mount makes a filesystem of the kind "xfs", "ext4" or "btrfs" in a sparse file
