@@ -246,8 +246,9 @@ func (w *world) publishInline() {
 func (w *world) unpublish() {
 	name, target := pick(w, "id", ids...), pick(w, "target", targets...)
 	want := w.mayUnpublish(name, target)
-	unlock := w.lockTarget(name, target)
-	err := w.set.Unpublish(background, id(name), w.target(target))
+	unlock, err := w.set.ShareTarget(id(name), w.target(target))
+	must.Succeed(w, err)
+	err = w.set.Unpublish(background, id(name), w.target(target))
 	unlock()
 	w.answer(err, want, "unpublish %s from %s", name, target)
 }

@@ -50,7 +50,7 @@ func (w *world) mayCopyTo(c creation) error {
 	err := w.mayCopy(c.source, volume.Verify)
 	switch {
 	case c.elsewhere && errors.Is(err, volume.ErrNotFound):
-		return volume.ErrNoSpace
+		return volume.ErrOtherNode
 	case err == nil && w.volumes[c.source].record.mode != c.mode:
 		return volume.ErrInvalid
 	}
@@ -69,10 +69,21 @@ func (w *world) mayCopy(name string, when volume.WhenWritten) error {
 		return volume.ErrNotFound
 	case v.pool == shared, v.record == nil, v.record.inline:
 		return volume.ErrPrecondition
-	case len(w.published(v, "")) > 0 && (when != volume.Freeze || v.record.mode == volume.ModeBlock):
+	case isSnapshot(name):
+		return nil
+	case v.record.mode == volume.ModeMount && when == volume.Freeze: // the pools are on a tmpfs
+		return volume.ErrPrecondition
+	case w.writable(v):
 		return volume.ErrPrecondition
 	}
 	return nil
+}
+
+// writable reports whether a pod may write to a volume. A device that is published read-only counts too.
+func (w *world) writable(v *modelVolume) bool {
+	return slices.ContainsFunc(w.published(v, ""), func(target string) bool {
+		return v.record.mode == volume.ModeBlock || !w.targets[target].readOnly
+	})
 }
 
 // least is the smallest size of what is made from a volume or a snapshot, which is promised
