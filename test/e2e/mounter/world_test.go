@@ -181,10 +181,29 @@ func (p *pod) wait() {
 
 func (p *pod) stop(s os.Signal) {
 	p.t.Helper()
-	if err := p.cmd.Process.Signal(s); err != nil && !errors.Is(err, os.ErrProcessDone) {
+	if traced := p.traced(); traced != nil {
+		_ = traced.Signal(s) // it may have ended
+	} else if err := p.cmd.Process.Signal(s); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		p.t.Error(err)
 	}
 	p.wait()
+}
+
+// traced is the mounter, if strace runs it. A signal to strace has it let go of all threads, one after the other, and wait for
+// ever for one that waits for the first step of a program which strace holds (vfork(2)).
+func (p *pod) traced() *os.Process {
+	proc := fmt.Sprintf("/proc/%d", p.cmd.Process.Pid)
+	name, err := os.ReadFile(filepath.Join(proc, "comm"))
+	if err != nil || string(name) != "strace\n" {
+		return nil
+	}
+	children, _ := os.ReadFile(fmt.Sprintf("%s/task/%d/children", proc, p.cmd.Process.Pid)) // none, or gone
+	var pid int
+	if _, err := fmt.Sscan(string(children), &pid); err != nil {
+		return nil
+	}
+	traced, _ := os.FindProcess(pid) // never fails on Linux
+	return traced
 }
 
 // says waits until the mounter has logged a text, count times.
