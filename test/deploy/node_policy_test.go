@@ -1,6 +1,7 @@
 package deploy_test
 
 import (
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -8,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
 
 	"kubevirt.io/hostpath-provisioner/test/deploy/manifest"
 )
@@ -45,23 +47,43 @@ func TestNodePolicies(t *testing.T) {
 
 // What the operator's policies demand is what those of the manifests do.
 func TestNodePoliciesOfOperator_areThoseOfTheManifests(t *testing.T) {
-	of := func(dir, name string) (variables map[string]string, validation string) {
+	of := func(dir, name string) (variables map[string]string, validations []string) {
 		p := manifest.Named[admissionv1.ValidatingAdmissionPolicy](t, manifest.Render(t, dir), "ValidatingAdmissionPolicy", name)
 		variables = map[string]string{}
 		for _, v := range p.Spec.Variables {
 			variables[v.Name] = v.Expression
 		}
 		delete(variables, "sharedPools")
-		return variables, p.Spec.Validations[0].Expression
+		for _, v := range p.Spec.Validations {
+			validations = append(validations, v.Expression)
+		}
+		return variables, validations
 	}
 	for name, from := range map[string][2]string{
 		"hostpath-provisioner-operator-node":        {csiDir, "hostpath-csi-node"},
 		"hostpath-provisioner-operator-legacy-node": {"../../deploy/provisioner", "kubevirt-hostpath-provisioner-node"},
 	} {
-		variables, validation := of("../../deploy/operator", name)
+		variables, validations := of("../../deploy/operator", name)
 		wantVariables, want := of(from[0], from[1])
-		if diff := cmp.Diff(wantVariables, variables) + cmp.Diff(want, validation); diff != "" {
+		if diff := cmp.Diff(wantVariables, variables) + cmp.Diff(want, validations); diff != "" {
 			t.Errorf("%s (- want, + got):\n%s", name, diff)
+		}
+	}
+}
+
+// A Secret that a volume names can be read by the kubelet of each node where a pod uses its claim.
+func TestNodePolicyRefusesVolumesThatNameSecrets(t *testing.T) {
+	p := manifest.Named[admissionv1.ValidatingAdmissionPolicy](t, manifest.Render(t, csiDir), "ValidatingAdmissionPolicy", "hostpath-csi-node")
+	source := reflect.TypeFor[corev1.CSIPersistentVolumeSource]()
+	for i := range source.NumField() {
+		if source.Field(i).Type != reflect.TypeFor[*corev1.SecretReference]() {
+			continue
+		}
+		name, _, _ := strings.Cut(source.Field(i).Tag.Get("json"), ",")
+		if !slices.ContainsFunc(p.Spec.Validations, func(v admissionv1.Validation) bool {
+			return strings.Contains(v.Expression, "has(object.spec.csi."+name+")")
+		}) {
+			t.Errorf("a volume may have %s", name)
 		}
 	}
 }

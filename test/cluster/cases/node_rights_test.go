@@ -105,10 +105,12 @@ func (s *scene) touches(client kubernetes.Interface, of func(name, node string) 
 func TestTokenOfNodeReachesNothingOfAnother(t *testing.T) {
 	s := begin(t)
 	client := s.asPod(s.podOn(nodeA, cluster.Namespace, cluster.DaemonSet))
-	s.touches(client, func(name, node string) *corev1.PersistentVolume {
+	of := func(name, node string) *corev1.PersistentVolume {
 		return volumeOfNode(name, "topology.hostpath.csi/node", node, corev1.PersistentVolumeSource{
 			CSI: &corev1.CSIPersistentVolumeSource{Driver: "kubevirt.io.hostpath-provisioner", VolumeHandle: name, VolumeAttributes: map[string]string{"storagePool": "plain"}}})
-	})
+	}
+	s.touches(client, of)
+	s.secretsOfVolumes(client, of(s.namespace+"-secret", nodeA))
 	s.capacityOfNodes(client)
 	s.snapshotsOfNodes(client)
 
@@ -117,6 +119,17 @@ func TestTokenOfNodeReachesNothingOfAnother(t *testing.T) {
 	s.touches(s.asPod(s.podOn(nodeA, perNode.namespace, "hostpath-provisioner")), func(name, node string) *corev1.PersistentVolume {
 		return volumeOfNode(name, corev1.LabelHostname, node, corev1.PersistentVolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/var/plain/.elsewhere"}})
 	})
+}
+
+// secretsOfVolumes tries to have the node's kubelet read a Secret, by a volume of the node that names it for a claim.
+func (s *scene) secretsOfVolumes(client kubernetes.Interface, pv *corev1.PersistentVolume) {
+	s.Helper()
+	pv.Spec.ClaimRef = &corev1.ObjectReference{Namespace: s.namespace, Name: "claim"}
+	pv.Spec.CSI.NodePublishSecretRef = &corev1.SecretReference{Namespace: metav1.NamespaceSystem, Name: "secret"}
+	_, err := client.CoreV1().PersistentVolumes().Create(s.Context(), pv, metav1.CreateOptions{})
+	if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "names no Secret") {
+		s.Errorf("create one that names a Secret: %v", err)
+	}
 }
 
 // capacityOfNodes tries to tell the scheduler of more or less room on another node.
