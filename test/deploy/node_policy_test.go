@@ -88,6 +88,26 @@ func TestNodePolicyRefusesVolumesThatNameSecrets(t *testing.T) {
 	}
 }
 
+// Growth of another node's volume changes its capacity. What the API server lets nobody change needs no comparison: of the sources
+// only csi has a field that can be set later, controllerExpandSecretRef, after which csi-resizer never grows the volume again.
+func TestNodePolicyLetsGrowthChangeNothingElse(t *testing.T) {
+	p := manifest.Named[admissionv1.ValidatingAdmissionPolicy](t, manifest.Render(t, csiDir), "ValidatingAdmissionPolicy", "hostpath-csi-node")
+	at := slices.IndexFunc(p.Spec.Variables, func(v admissionv1.Variable) bool { return v.Name == "grows" })
+	compared := p.Spec.Variables[at].Expression
+	names := []string{"csi"}
+	for _, field := range reflect.VisibleFields(reflect.TypeFor[corev1.PersistentVolumeSpec]()) {
+		name, _, _ := strings.Cut(field.Tag.Get("json"), ",")
+		if len(field.Index) == 1 && name != "" && name != "capacity" && name != "volumeMode" {
+			names = append(names, name)
+		}
+	}
+	for _, name := range names {
+		if !strings.Contains(compared, "object.spec.?"+name+" == oldObject.spec.?"+name+" ") {
+			t.Errorf("%s may be changed", name)
+		}
+	}
+}
+
 // As docs/configuration.md and docs/security.md say.
 func TestNodePolicyIsChangedByKustomizationsOfUsers(t *testing.T) {
 	objects := overlay(t, map[string]string{"kustomization.yaml": `
