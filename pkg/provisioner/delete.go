@@ -92,15 +92,16 @@ func (p *Provisioner) deletable(ctx context.Context, pv *corev1.PersistentVolume
 	return directory, id, nil
 }
 
-// users names the PersistentVolumes that pods of this node find a directory by, or something in it, whoever made them. The
-// informer that has them is the one that said that a PersistentVolume is to be deleted, so that it knows all that were there by then.
+// users names the PersistentVolumes that pods of this node find a directory by, or something in it, whoever made them; of any node if
+// all have the directory. The informer that has them is the one that said that a PersistentVolume is to be deleted, so that it knows
+// all that were there by then.
 func (p *Provisioner) users(directory string, node *corev1.Node) (names []string, err error) {
 	all, err := p.volumes.ByIndex(byDirectory, directory)
 	if err != nil {
 		return nil, fmt.Errorf("look for PersistentVolumes of directory %s: %w", directory, err)
 	}
 	for _, object := range all {
-		if pv, ok := object.(*corev1.PersistentVolume); ok && origin.MayUse(pv, node) {
+		if pv, ok := object.(*corev1.PersistentVolume); ok && (p.config.Shared || origin.MayUse(pv, node)) {
 			names = append(names, pv.Name)
 		}
 	}

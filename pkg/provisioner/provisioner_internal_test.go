@@ -457,6 +457,23 @@ func TestDeleteOnSingleNode(t *testing.T) {
 	}
 }
 
+// The nodes that a PersistentVolume is for may all be others: they have the same directory.
+func TestDeleteInASharedDirectory_refusesThatOfAnotherPersistentVolume(t *testing.T) {
+	pool := t.TempDir()
+	directory := filepath.Join(pool, "space-claim-"+name)
+	must.Succeed(t, os.Mkdir(directory, 0o777))
+	source := corev1.PersistentVolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: directory}}
+	r := newRig(t, Config{Mode: SingleNode, Shared: true, Path: pool}, &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "by-hand"},
+		Spec: corev1.PersistentVolumeSpec{PersistentVolumeSource: source, NodeAffinity: onHost("host-b")}})
+	err := r.Delete(t.Context(), &corev1.PersistentVolume{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{origin.Identity: "node-a", origin.ProvisionedBy: origin.SingleNodeName}},
+		Spec:       corev1.PersistentVolumeSpec{PersistentVolumeSource: source},
+	})
+	if len(r.directories()) != 1 || err == nil || !strings.Contains(err.Error(), "by-hand") {
+		t.Errorf("%v, and left are %v", err, r.directories())
+	}
+}
+
 func TestDeleteLeavesOtherNodesAlone(t *testing.T) {
 	r := newRig(t, Config{Mode: PerNode})
 	pv := own(t, r.config.Path)
