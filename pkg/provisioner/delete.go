@@ -7,6 +7,8 @@ import (
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/sig-storage-lib-external-provisioner/v13/controller"
 
 	"kubevirt.io/hostpath-provisioner/pkg/pool/handover"
@@ -19,6 +21,10 @@ import (
 func (p *Provisioner) Delete(ctx context.Context, pv *corev1.PersistentVolume) error {
 	if p.config.ofOtherInstance(pv) {
 		return &controller.IgnoredError{Reason: "it belongs to node " + pv.Annotations[origin.ProvisionOnNode]}
+	}
+	pv, err := p.stillDeleted(ctx, pv)
+	if err != nil {
+		return err
 	}
 	directory, id, err := p.deletable(ctx, pv)
 	if err != nil {
@@ -38,6 +44,21 @@ func (p *Provisioner) Delete(ctx context.Context, pv *corev1.PersistentVolume) e
 		return err
 	}
 	return nil
+}
+
+// stillDeleted reads a PersistentVolume from the API server. The informer, or a retry, may have it as it was before an administrator
+// rescued its data: what changed is left to the change's own event.
+func (p *Provisioner) stillDeleted(ctx context.Context, pv *corev1.PersistentVolume) (*corev1.PersistentVolume, error) {
+	now, err := p.client.CoreV1().PersistentVolumes().Get(ctx, pv.Name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		return nil, &controller.IgnoredError{Reason: "it is gone"}
+	case err != nil:
+		return nil, fmt.Errorf("read the PersistentVolume again: %w", err)
+	case now.UID != pv.UID, now.Status.Phase != corev1.VolumeReleased, now.Spec.PersistentVolumeReclaimPolicy != corev1.PersistentVolumeReclaimDelete:
+		return nil, &controller.IgnoredError{Reason: "it changed meanwhile"}
+	}
+	return now, nil
 }
 
 // shortenName gives a directory the name of a volume, if it does not have it already.

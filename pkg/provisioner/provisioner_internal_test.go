@@ -1,6 +1,7 @@
 package provisioner
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -302,6 +303,47 @@ func own(t *testing.T, path string) *corev1.PersistentVolume {
 			PersistentVolumeSource:        corev1.PersistentVolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: filepath.Join(path, name)}},
 		},
 		Status: corev1.PersistentVolumeStatus{Phase: corev1.VolumeReleased},
+	}
+}
+
+// Delete has a PersistentVolume deleted that the API server has as the controller does.
+func (r *rig) Delete(ctx context.Context, pv *corev1.PersistentVolume) error {
+	r.Helper()
+	pv.Status.Phase, pv.Spec.PersistentVolumeReclaimPolicy = corev1.VolumeReleased, corev1.PersistentVolumeReclaimDelete
+	_, err := r.client.CoreV1().PersistentVolumes().Create(ctx, pv, metav1.CreateOptions{})
+	must.Succeed(r.T, err)
+	defer func() {
+		must.Succeed(r.T, r.client.Tracker().Delete(corev1.SchemeGroupVersion.WithResource("persistentvolumes"), "", pv.Name))
+	}()
+	return r.Provisioner.Delete(ctx, pv)
+}
+
+// Its data is to be rescued, or was already: what the controller has of it is old.
+func TestDeleteKeepsTheDirectoryOfAPersistentVolumeThatChangedMeanwhile(t *testing.T) {
+	for title, change := range map[string]func(pv *corev1.PersistentVolume){
+		"retained": func(pv *corev1.PersistentVolume) {
+			pv.Spec.PersistentVolumeReclaimPolicy = corev1.PersistentVolumeReclaimRetain
+		},
+		"free":              func(pv *corev1.PersistentVolume) { pv.Status.Phase = corev1.VolumeAvailable },
+		"of another claim":  func(pv *corev1.PersistentVolume) { pv.Status.Phase = corev1.VolumeBound },
+		"another":           func(pv *corev1.PersistentVolume) { pv.UID = "another" },
+		"gone":              nil,
+		"of another source": func(pv *corev1.PersistentVolume) { pv.Spec.HostPath = nil },
+	} {
+		t.Run(title, func(t *testing.T) {
+			r := newRig(t, Config{Mode: PerNode})
+			pv := own(t, r.config.Path)
+			if change != nil {
+				now := pv.DeepCopy()
+				change(now)
+				_, err := r.client.CoreV1().PersistentVolumes().Create(t.Context(), now, metav1.CreateOptions{})
+				must.Succeed(t, err)
+			}
+			err := r.Provisioner.Delete(t.Context(), pv)
+			if err == nil || len(r.directories()) != 1 {
+				t.Errorf("%v, and left are %v", err, r.directories())
+			}
+		})
 	}
 }
 
