@@ -243,7 +243,7 @@ func (m *migration) check(ctx context.Context, s *saved) error {
 	}
 	problems := append(s.checkObjects(), m.checkOwner(s), m.checkOthers(ctx, s), m.checkServed(ctx, s))
 	h := s.handover(csi)
-	err := h.Check()
+	err := errors.Join(h.Check(), m.checkHandle(ctx, s))
 	problems = append(problems, err)
 	if err != nil {
 		return errors.Join(problems...)
@@ -259,6 +259,27 @@ func (m *migration) check(ctx context.Context, s *saved) error {
 		return err
 	}
 	return m.tryCreate(ctx, s)
+}
+
+// checkHandle refuses a name that the driver has a volume of, in whatever pool, unless that is the directory itself: it would take the
+// record of one that was lost, or serve neither of two.
+func (m *migration) checkHandle(ctx context.Context, s *saved) error {
+	id, err := volume.ParseID(s.To.Name)
+	if err != nil {
+		return err
+	}
+	has, err := m.driver.Volume(ctx, id)
+	if errors.Is(err, volume.ErrNotFound) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("ask the driver whether it has a volume %s: %w", id, err)
+	}
+	in, err := m.poolOf(has.Context["storagePool"])
+	if err != nil || in.Path != s.From.Directory {
+		return fmt.Errorf("the driver has a volume %s already, in its pool %s: see what inspect says of it there", id, has.Context["storagePool"])
+	}
+	return nil
 }
 
 // tryCreate asks the API server, which then creates nothing, whether it would take the new objects: a quota, a webhook or a

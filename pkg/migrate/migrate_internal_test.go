@@ -384,6 +384,8 @@ func TestRefusedByTheNode(t *testing.T) {
 		"another directory":                     {nil, func(r *rig) error { r.config.From = nil; return nil }, "nor in one that --from-dir names"},
 		"the directory is gone":                 {nil, func(r *rig) error { return os.RemoveAll(r.path()) }, "is not a directory"},
 		"the name is taken":                     {nil, func(r *rig) error { return os.Mkdir(filepath.Join(r.config.Pools[0].Path, pvName), 0o700) }, "is there already"},
+		"another pool has the name":             {nil, func(r *rig) error { r.driver = twoPools{r.driver}; return nil }, "the driver has a volume " + pvName + " already"},
+		"a lost volume has the name":            {nil, (*rig).lost, "the driver has a volume " + pvName + " already"},
 		"the driver is away":                    {nil, func(r *rig) error { r.driver = away{}; return nil }, "ask the driver"},
 		"a pool that the driver does not serve": {nil, func(r *rig) error { r.driver = hangs{r.driver}; return nil }, "pool hangs"},
 	})
@@ -520,6 +522,26 @@ type hangs struct{ Driver }
 func (hangs) Available(context.Context, map[string]string) (int64, error) { return 0, nil }
 func (hangs) Volume(context.Context, volume.ID) (client.Volume, error) {
 	return client.Volume{}, fmt.Errorf("%w: pool hangs", volume.ErrUnavailable)
+}
+
+// twoPools is a driver that has all volumes in another of its pools, too.
+type twoPools struct{ Driver }
+
+func (d twoPools) Volume(ctx context.Context, id volume.ID) (client.Volume, error) {
+	if v, err := d.Driver.Volume(ctx, id); err == nil {
+		return v, volume.ErrAmbiguous
+	}
+	return client.Volume{Context: map[string]string{"storagePool": "other"}}, nil
+}
+
+// lost has the pool have had a volume of the name, which is gone but for its record.
+func (r *rig) lost() error {
+	id, err := volume.ParseID(pvName)
+	if err != nil {
+		return err
+	}
+	_, err = r.driver.(driver).set.Create(r.Context(), pool.Request{ID: id, Range: volume.Range{Required: 1 << 20}})
+	return errors.Join(err, os.Remove(filepath.Join(r.config.Pools[0].Path, pvName)))
 }
 
 // full is one whose pool has no room.
