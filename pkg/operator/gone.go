@@ -138,7 +138,7 @@ func leftOn(there sets.Set[string], volumes []corev1.PersistentVolume, snapshots
 		}
 	}
 	for _, snapshot := range snapshots {
-		name, err := place.NodeOfSnapshot(&snapshot)
+		name, err := place.OnlyNodeOfSnapshot(&snapshot)
 		if err != nil {
 			return nil, fmt.Errorf("find the node of the VolumeSnapshotContent %s: %w", snapshot.GetName(), err)
 		}

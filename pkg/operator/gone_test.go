@@ -103,6 +103,10 @@ func TestGoneNodes(t *testing.T) {
 	snapshots := []unstructured.Unstructured{
 		snapshotOn("sc-2", "gone", render.DriverName), snapshotOn("sc-1", "gone", render.DriverName), snapshotOn("sc-3", "here", render.DriverName), snapshotOn("sc-4", "gone", "example.com"),
 	}
+	// Its handle says that a node has it which is there: its label is wrong.
+	mislabelled := snapshotOn("sc-5", "gone", render.DriverName)
+	mislabelled.Object["status"] = map[string]any{"snapshotHandle": "snapshot-5@here"}
+	snapshots = append(snapshots, mislabelled)
 	left, err := leftOn(sets.New("here"), volumes, snapshots)
 	if err != nil {
 		t.Fatal(err)

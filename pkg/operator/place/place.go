@@ -78,13 +78,28 @@ func segments(volume *corev1.PersistentVolume) (nodes []string) {
 // NodeOfSnapshot is the node that has a snapshot of the driver: the one that the snapshot-controller has chosen to make it, or else
 // the one in the handle that the driver gave it. It is empty for a snapshot of another driver.
 func NodeOfSnapshot(content *unstructured.Unstructured) (string, error) {
-	if driver, _, err := unstructured.NestedString(content.Object, "spec", "driver"); driver != render.DriverName || err != nil {
+	chosen, made, err := nodesOfSnapshot(content)
+	return cmp.Or(chosen, made), err
+}
+
+// OnlyNodeOfSnapshot is NodeOfSnapshot where the label and the handle do not say two nodes. It is empty where they do: such a snapshot
+// is never taken for one of a deleted node.
+func OnlyNodeOfSnapshot(content *unstructured.Unstructured) (string, error) {
+	chosen, made, err := nodesOfSnapshot(content)
+	if chosen != "" && made != "" && chosen != made {
 		return "", err
+	}
+	return cmp.Or(chosen, made), err
+}
+
+func nodesOfSnapshot(content *unstructured.Unstructured) (chosen, made string, err error) {
+	if driver, _, err := unstructured.NestedString(content.Object, "spec", "driver"); driver != render.DriverName || err != nil {
+		return "", "", err
 	}
 	handle, _, err := unstructured.NestedString(content.Object, "status", "snapshotHandle")
 	if err != nil {
-		return "", err
+		return "", "", err
 	}
-	_, node, _ := strings.Cut(handle, "@")
-	return cmp.Or(content.GetLabels()[managedBy], node), nil
+	_, made, _ = strings.Cut(handle, "@")
+	return content.GetLabels()[managedBy], made, nil
 }
