@@ -289,6 +289,26 @@ func TestSingleNodeRefusesSeveralNodes(t *testing.T) {
 	}
 }
 
+// Any pod can ask, and what the API server is asked for it holds up claims.
+func TestReadiness_asksTheAPIServerNowAndThen(t *testing.T) {
+	r := newRig(t, Config{Mode: SingleNode})
+	gone, cancel := context.WithCancel(t.Context())
+	cancel()
+	must.Succeed(t, r.instance.nodes.ask(gone, r.refuseOtherNodes))
+	for range 100 {
+		must.Succeed(t, r.instance.nodes.ask(t.Context(), r.refuseOtherNodes))
+	}
+	lists := 0
+	for _, action := range r.client.Actions() {
+		if action.GetVerb() == "list" && action.GetResource().Resource == "nodes" {
+			lists++
+		}
+	}
+	if lists != 1 {
+		t.Errorf("the nodes were listed %d times", lists)
+	}
+}
+
 // own is a PersistentVolume whose directory is there, as the upstream provisioner and its controller make it since August
 // 2019 (Provision of cmd/provisioner/hostpath-provisioner.go, provisionClaimOperation of controller/controller.go), and this
 // one. In the identity is the provisioner, and the node only in the other annotation and in the affinity.

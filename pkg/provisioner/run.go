@@ -40,6 +40,7 @@ type Instance struct {
 	controller  *controller.ProvisionController
 	workers     sync.WaitGroup
 	metrics     metrics.Metrics
+	nodes       remembered
 }
 
 // New makes an instance that serves once it is run. The context carries the log.
@@ -114,7 +115,29 @@ func (i *Instance) Ready(ctx context.Context) error {
 	if !i.synced() {
 		return errors.New("the claims and PersistentVolumes of the cluster are not read yet")
 	}
-	return errors.Join(i.provisioner.refuseOtherNodes(ctx), i.provisioner.refuseUpstream())
+	return errors.Join(i.nodes.ask(ctx, i.provisioner.refuseOtherNodes), i.provisioner.refuseUpstream())
+}
+
+// remembered is the answer of the API server to a question that any client of the network can have asked: it is asked once in a while,
+// however many there are, and whether they wait or not.
+type remembered struct {
+	mu     sync.Mutex
+	at     time.Time
+	answer error
+}
+
+// rememberFor is less than the time between two probes of kubelet.
+const rememberFor = 3 * time.Second
+
+func (r *remembered) ask(ctx context.Context, question func(context.Context) error) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if time.Since(r.at) > rememberFor {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rememberFor)
+		defer cancel()
+		r.answer, r.at = question(ctx), time.Now()
+	}
+	return r.answer
 }
 
 // synced reports whether all claims and PersistentVolumes have been read once.
