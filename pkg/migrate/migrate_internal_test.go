@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -385,6 +386,7 @@ func TestRefusedByTheNode(t *testing.T) {
 		"the directory is gone":                 {nil, func(r *rig) error { return os.RemoveAll(r.path()) }, "is not a directory"},
 		"the name is taken":                     {nil, func(r *rig) error { return os.Mkdir(filepath.Join(r.config.Pools[0].Path, pvName), 0o700) }, "is there already"},
 		"another pool has the name":             {nil, func(r *rig) error { r.driver = twoPools{r.driver}; return nil }, "the driver has a volume " + pvName + " already"},
+		"the directory is immutable":            {nil, (*rig).immutable, "is immutable or append-only"},
 		"a lost volume has the name":            {nil, (*rig).lost, "the driver has a volume " + pvName + " already"},
 		"the driver is away":                    {nil, func(r *rig) error { r.driver = away{}; return nil }, "ask the driver"},
 		"a pool that the driver does not serve": {nil, func(r *rig) error { r.driver = hangs{r.driver}; return nil }, "pool hangs"},
@@ -522,6 +524,13 @@ type hangs struct{ Driver }
 func (hangs) Available(context.Context, map[string]string) (int64, error) { return 0, nil }
 func (hangs) Volume(context.Context, volume.ID) (client.Volume, error) {
 	return client.Volume{}, fmt.Errorf("%w: pool hangs", volume.ErrUnavailable)
+}
+
+// immutable has a privileged pod have protected the directory from being renamed.
+func (r *rig) immutable() error {
+	path := r.path()
+	r.Cleanup(func() { must.Succeed(r.T, exec.Command("chattr", "-i", path).Run()) })
+	return exec.Command("chattr", "+i", path).Run()
 }
 
 // twoPools is a driver that has all volumes in another of its pools, too.

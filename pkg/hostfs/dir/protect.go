@@ -46,6 +46,23 @@ func (d *Dir) Unprotect(name string) (changed bool, err error) {
 	return d.unprotectNode(name)
 }
 
+// Protected reports whether a directory has a flag that keeps even root from renaming it: immutable or append-only.
+func (d *Dir) Protected(name string) (bool, error) {
+	sub, err := d.Open(name)
+	if err != nil {
+		return false, err
+	}
+	fd, err := sub.ReadFd()
+	if err != nil {
+		return false, errors.Join(err, sub.Close())
+	}
+	flags, err := unix.IoctlGetUint32(fd, unix.FS_IOC_GETFLAGS)
+	return err == nil && flags&protectedFlags != 0, sub.Close() // the filesystem may have no flags
+}
+
+// protectedFlags are FS_IMMUTABLE_FL and FS_APPEND_FL of linux/fs.h.
+const protectedFlags = 0x10 | 0x20
+
 // unprotect uses the requests of chattr(1): not all filesystems that have the flags take those with FileAttr.
 func unprotect(d ioctl.Directory, path string) (changed bool, err error) {
 	fd, err := d.ReadFd()
@@ -56,12 +73,11 @@ func unprotect(d ioctl.Directory, path string) (changed bool, err error) {
 	if err != nil {
 		return false, nil //nolint:nilerr // the filesystem has no flags
 	}
-	const protected = 0x10 | 0x20 // FS_IMMUTABLE_FL, FS_APPEND_FL of linux/fs.h
-	if flags&protected == 0 {
+	if flags&protectedFlags == 0 {
 		return false, nil
 	}
 	err = privilege.With(privilege.ForErasing, func() error {
-		return unix.IoctlSetPointerInt(fd, unix.FS_IOC_SETFLAGS, int(flags&^protected))
+		return unix.IoctlSetPointerInt(fd, unix.FS_IOC_SETFLAGS, int(flags&^protectedFlags))
 	})
 	if err != nil {
 		return false, pathError("take the flags immutable and append-only off", path, err)

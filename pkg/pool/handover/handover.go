@@ -109,6 +109,9 @@ func (h Handover) checkMove(from, to *store.Side) error {
 	if taken, err := to.Root().Exists(h.To.Name); err != nil || taken {
 		problems = append(problems, errors.Join(err, fmt.Errorf("%s is there already", h.To)))
 	}
+	if fixed, err := from.Root().Protected(h.From.Name); err != nil || fixed {
+		problems = append(problems, errors.Join(err, fmt.Errorf("%s is immutable or append-only, so that it cannot be renamed: chattr -i -a %s", h.From, h.From)))
+	}
 	// Both: rename(2) fails with EXDEV between two mounts of one filesystem, and on btrfs between subvolumes.
 	mount, err := from.Root().SameMount(to.Root())
 	a, errA := from.Root().ID()
