@@ -256,7 +256,7 @@ func (c *controller) delete(ctx context.Context, pv *corev1.PersistentVolume, de
 	}
 	if err == nil {
 		c.log.Info("deleted a PersistentVolume", "volume", pv.Name, "device", pv.Spec.Local.Path, "because", "the device "+device)
-		if pv.Status.Phase == corev1.VolumeReleased { // what is half clean has an event of its own
+		if released(pv) { // what is half clean has an event of its own
 			c.events.Eventf(pv, nil, corev1.EventTypeNormal, "DeviceCleaned", "Clean", "%s %s", pv.Spec.Local.Path, device)
 		}
 	}

@@ -45,6 +45,9 @@ func TestUncleanedVolumes(t *testing.T) {
 	} {
 		pv := volume()
 		pv.Name, pv.Status.Phase = name, phase
+		if phase != corev1.VolumeAvailable {
+			pv.Spec.ClaimRef = &corev1.ObjectReference{Namespace: "default", Name: name, UID: "claim"}
+		}
 		pvs = append(pvs, *pv)
 	}
 	report := devices.Report{Cleaned: []string{"clean"}, Wiping: []devices.Wiping{{Volume: "wiping"}, {Path: "/dev/new"}},

@@ -91,7 +91,7 @@ func volumeOf(pv *corev1.PersistentVolume) (devices.Volume, bool) {
 	}
 	size := pv.Spec.Capacity[corev1.ResourceStorage]
 	v := devices.Volume{Name: pv.Name, UID: string(pv.UID), Path: pv.Spec.Local.Path, Bytes: size.Value(), FSType: fsType(pv),
-		Identity: pv.Annotations[identityAnnotation], Released: pv.Status.Phase == corev1.VolumeReleased}
+		Identity: pv.Annotations[identityAnnotation], Released: released(pv)}
 	switch wipe := devices.Wipe(pv.Annotations[wipeAnnotation]); wipe {
 	case devices.WipeDiscard, devices.WipeZero:
 		v.Wipe = wipe
@@ -101,6 +101,12 @@ func volumeOf(pv *corev1.PersistentVolume) (devices.Volume, bool) {
 		v.Used = !v.Released
 	}
 	return v, true
+}
+
+// released says that the claim of a volume was deleted. Who gives the volume to another claim, with its data, takes the UID or the
+// whole reference from it; the phase follows later.
+func released(pv *corev1.PersistentVolume) bool {
+	return pv.Status.Phase == corev1.VolumeReleased && pv.Spec.ClaimRef != nil && pv.Spec.ClaimRef.UID != ""
 }
 
 // volumeFor is a volume of the node, one that somebody else has made and that may be on it, or one of another node whose disk

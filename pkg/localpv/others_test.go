@@ -65,6 +65,35 @@ func TestHalfCleanVolumeIsDeleted(t *testing.T) {
 	c.wantEvent("DeviceHalfClean", d.Path)
 }
 
+// An administrator who gives a released volume back, to keep its data, takes the UID or the whole reference. Its phase follows when the
+// controller of volumes has seen that.
+func TestVolumeIsNotReleasedAfterItsClaimReferenceWasTaken(t *testing.T) {
+	for name, take := range map[string]func(*corev1.PersistentVolume){
+		"the UID":       func(pv *corev1.PersistentVolume) { pv.Spec.ClaimRef.UID = "" },
+		"the reference": func(pv *corev1.PersistentVolume) { pv.Spec.ClaimRef = nil },
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := newCluster(t, Options{DefaultConfigMap: "map"})
+			d := c.Blank("disk", 8*mib)
+			c.configure(block())
+			pv := c.awaitVolumes(1)[0]
+			pv.Spec.ClaimRef = &corev1.ObjectReference{Namespace: "default", Name: "data", UID: "claim"}
+			must.Succeed(t, c.Update(t.Context(), &pv))
+			c.pass()
+			d.Fill()
+			take(&pv)
+			must.Succeed(t, c.Update(t.Context(), &pv))
+			pv.Status.Phase = corev1.VolumeReleased
+			must.Succeed(t, c.Status().Update(t.Context(), &pv))
+			d.Untouched()
+			c.until("a volume that is kept", func() bool { return value(c.metrics.available) == 1 || value(c.metrics.wiped) > 0 })
+			if n := len(c.volumes()); n != 1 {
+				t.Errorf("%d volumes, want it kept", n)
+			}
+		})
+	}
+}
+
 // The volumes of other nodes say which disks are theirs.
 func TestVolumesOfOtherNodesAreTold(t *testing.T) {
 	c := newCluster(t, Options{})
