@@ -380,6 +380,8 @@ func (p *pass) note(v Volume, number blockdev.Number) error {
 		next.State = Bound
 	case record.State == Bound: // somebody has taken the claim from the volume, and its data is still there
 		next.State, next.ClaimUID, next.Claim = Bound, record.ClaimUID, record.Claim
+	case record.Volume == v.Name && record.is(facts):
+		next.Empty = record.Empty
 	}
 	if next.Instance, err = instance(v, facts, record); err != nil {
 		return err

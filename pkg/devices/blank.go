@@ -28,21 +28,51 @@ func sampled(size int64) (parts []span) {
 	return append(parts, span{(size - blankEnd) / blockdev.Unit * blockdev.Unit, size})
 }
 
-// cleanParts are those of the sampled parts that an earlier cleaning has overwritten, as far as it came.
-func (r Record) cleanParts() (parts []span) {
-	done := r.Done
-	for _, s := range r.Wipe.spans(r.Bytes) {
-		if r.State == Cleaning {
-			s.to = min(s.to, s.from+done)
-			done -= s.to - s.from
-		}
-		for _, part := range sampled(r.Bytes) {
+// emptyParts are those of the sampled parts of a device without a volume that are empty if nobody has written to it, and by which
+// way of cleaning they are: all of one that was empty when it was first offered, and of one that a claim has used those that
+// were overwritten since, as far as that came.
+func (r Record) emptyParts(f blockdev.Facts) (parts []span, by Wipe, err error) {
+	same, err := r.isSurely(f)
+	interrupted := r.State == Cleaning
+	if err != nil || !same || r.Wipe == "" || r.Empty == WipeZero || interrupted && r.ClaimUID == "" && r.Empty == "" {
+		return sampled(f.SizeBytes), WipeZero, err
+	}
+	spans, by := r.cleaned(), r.Empty
+	if !interrupted {
+		by = r.Wipe
+	} else if by != "" {
+		spans = append(spans, by.spans(r.Bytes)...)
+	}
+	for _, part := range sampled(r.Bytes) {
+		for _, s := range spans {
 			if from, to := max(part.from, s.from), min(part.to, s.to); from < to {
 				parts = append(parts, span{from, to})
 			}
 		}
 	}
-	return parts
+	return parts, by, nil
+}
+
+// cleaned are the spans that were overwritten.
+func (r Record) cleaned() []span {
+	spans, done := r.Wipe.spans(r.Bytes), r.Done
+	for n := range spans {
+		if r.State == Cleaning {
+			spans[n].to = min(spans[n].to, spans[n].from+done)
+			done -= spans[n].to - spans[n].from
+		}
+	}
+	return spans
+}
+
+// isSurely says whether the device that a record is about is that which was recorded: by its identity, or for one without any
+// since the node was booted.
+func (r Record) isSurely(f blockdev.Facts) (bool, error) {
+	if r.Identity != "" || f.Identity != "" {
+		return r.Identity == f.Identity, nil
+	}
+	instance, err := f.Instance()
+	return r.Instance == instance, err
 }
 
 // blank reports whether a device reads as zeroes where anything on it would be found: libblkid does not know what has no

@@ -122,7 +122,9 @@ func TestOnlyAllowedDataIsWiped(t *testing.T) {
 		"an unclaimed volume was deleted":                               {devices.Record{State: devices.Offered}, false, devices.HasData},
 		"a clean device was written to meanwhile":                       {devices.Record{State: devices.Clean, Wipe: devices.WipeSignatures}, false, devices.HasData},
 		"cleaning had begun, and it was written to meanwhile":           {devices.Record{State: devices.Cleaning, Erased: true, Wipe: devices.WipeZero, Done: mib}, false, devices.HasData},
-		"cleaning had begun, and has yet come to nothing":               {devices.Record{State: devices.Cleaning, Erased: true, Wipe: devices.WipeZero}, false, ""},
+		"cleaning had begun, and has yet come to nothing":               {changed(released, func(r *devices.Record) { r.Erased = true }), false, ""},
+		"the same, on a disk that no claim had":                         {devices.Record{State: devices.Cleaning, Erased: true, Wipe: devices.WipeZero, Identity: itsOwn}, false, devices.HasData},
+		"the same, on a disk that cannot be told from others":           {changed(released, func(r *devices.Record) { r.Identity, r.Instance = "", "another boot/1/7:0" }), false, devices.HasData},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := devicestest.New(t)
@@ -146,6 +148,72 @@ func TestOnlyAllowedDataIsWiped(t *testing.T) {
 			w.Refused(c.want)
 		})
 	}
+}
+
+// A new device was empty: what is on it after its cleaning was interrupted is somebody's, also where nothing was cleaned yet.
+func TestDataWrittenAfterCleaningOfEmptyDeviceWasInterruptedIsKept(t *testing.T) {
+	for _, wipe := range []devices.Wipe{devices.WipeSignatures, devices.WipeZero} {
+		for _, steps := range []int{0, 3} {
+			t.Run(fmt.Sprintf("%s after %d steps", wipe, steps), func(t *testing.T) {
+				w := devicestest.New(t)
+				t.Cleanup(devices.UseSmallSteps())
+				w.Config.Wipe = wipe
+				d := w.Blank("disk", 64*mib)
+				interrupt(w, d, steps)
+				d.WriteAt([]byte("SPDKBLOB"), 16*mib+100*(32*mib/256))
+				d.Untouched()
+				w.Refused(devices.HasData)
+			})
+		}
+	}
+}
+
+// What a claim left between the parts that were cleaned is nobody's any more, however often the cleaning by more is interrupted.
+func TestInterruptedCleaningByMoreResumes(t *testing.T) {
+	w := devicestest.New(t)
+	t.Cleanup(devices.UseSmallSteps())
+	d := w.Disk("disk", 64*mib)
+	w.PVs = []devices.Volume{devicestest.Released(d.Volume("pv"))}
+	w.Pass()
+	w.PVs = nil
+	w.Config.Wipe = devices.WipeZero
+	for _, steps := range []int{0, 0, 3, 5} {
+		interrupt(w, d, steps)
+	}
+	w.Offered()
+	d.WantZero(0, 64*mib)
+}
+
+// interrupt has the cleaning of a disk end after so many steps, and the agent start anew.
+func interrupt(w *devicestest.World, d *devicestest.Disk, steps int) {
+	w.Helper()
+	release := func() {}
+	reached, goOn, done := make(chan struct{}), make(chan struct{}), 0
+	if steps == 0 {
+		release = w.Agent.UseTurns()
+	}
+	w.Step = func() {
+		if done++; done == steps {
+			close(reached)
+			<-goOn
+		}
+	}
+	w.Agent.Pass(w.Request())
+	if steps == 0 {
+		for r := (devices.Record{}); !r.Erased; time.Sleep(time.Millisecond) { // then it waits for its turn
+			var err error
+			r, err = w.Records.Get(d.Path)
+			must.Succeed(w, err)
+		}
+	} else {
+		<-reached
+	}
+	w.Agent.Pass(devices.Request{}) // nothing is offered any more
+	close(goOn)
+	w.Agent.Close()
+	release()
+	w.Step = nil
+	w.Start()
 }
 
 // What the users of a volume were promised is kept, also where the configuration has changed or there is none.

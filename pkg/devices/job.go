@@ -27,8 +27,9 @@ type job struct {
 	partitions Partitions
 	// before is why the device was refused the last time that it was checked.
 	before error
-	// unsigned says that the device was found without signatures.
+	// unsigned says that the device was found without signatures, and empty by which way of cleaning it was found to be clean.
 	unsigned bool
+	empty    Wipe
 
 	cancel context.CancelFunc
 	done   chan struct{}
@@ -303,9 +304,9 @@ func (j *job) unclaimedNeeds(ctx context.Context, held *Held, record Record) (bo
 		return false, Problem{Path: j.path, Reason: HasSignature, Detail: "it has " + describe(signatures)}
 	}
 	j.unsigned = true
-	parts := sampled(held.Facts.SizeBytes)
-	if record.State != "" && record.Wipe != "" {
-		parts = record.cleanParts()
+	parts, by, err := record.emptyParts(held.Facts)
+	if err != nil {
+		return false, err
 	}
 	empty, err := blank(ctx, held, parts)
 	switch {
@@ -313,6 +314,9 @@ func (j *job) unclaimedNeeds(ctx context.Context, held *Held, record Record) (bo
 		return false, Problem{Path: j.path, Reason: reasonOf(err), Detail: err.Error()}
 	case !empty && j.existing != Erase:
 		return false, Problem{Path: j.path, Reason: HasData, Detail: "it does not read as zeroes, so that it may have data of a kind that is not known"}
+	}
+	if empty {
+		j.empty = by
 	}
 	return !empty || record.State != Clean || record.Bytes != held.Facts.SizeBytes || !record.Wipe.covers(j.wipe), nil
 }
@@ -405,12 +409,15 @@ func (a *Agent) clean(ctx context.Context, j *job, held *erasable) error {
 		j.wipe = record.Wipe // as was promised
 	}
 	next := Record{Path: j.path, Bytes: held.Facts.SizeBytes, Identity: held.Facts.Identity, State: Cleaning,
-		Volume: j.volume.Name, VolumeUID: j.volume.UID, ClaimUID: j.volume.ClaimUID, Claim: j.volume.Claim, Wipe: j.wipe, Erased: j.unsigned}
+		Volume: j.volume.Name, VolumeUID: j.volume.UID, ClaimUID: j.volume.ClaimUID, Claim: j.volume.Claim, Wipe: j.wipe, Erased: j.unsigned, Empty: j.empty}
 	if j.volume.Name == "" && record.permitsErasing() { // also the next time, if this is interrupted
 		next.Volume, next.VolumeUID, next.ClaimUID, next.Claim = record.Volume, record.VolumeUID, record.ClaimUID, record.Claim
 	}
 	if next.Identity == "" {
-		next.Instance = record.Instance
+		var err error
+		if next.Instance, err = held.Facts.Instance(); err != nil {
+			return err
+		}
 	}
 	if record.State == Cleaning && record.Wipe == j.wipe && record.Bytes == next.Bytes && (j.volume.Name == "" || record.ClaimUID == j.volume.ClaimUID) {
 		next.Done, next.Erased = record.Done, record.Erased || j.unsigned

@@ -47,6 +47,9 @@ type Record struct {
 	// Wipe is how it is or was cleaned, and Done how much of that is durable, in bytes.
 	Wipe Wipe  `json:"wipe,omitempty"`
 	Done int64 `json:"done,omitempty"`
+	// Empty is the way of cleaning by which the device was as clean when the last cleaning began, and empty if a claim has used it
+	// since or that is not known: WipeZero for one that was empty.
+	Empty Wipe `json:"empty,omitempty"`
 	// Instance distinguishes a disk without identity from any other, until the node is booted again.
 	Instance string `json:"instance,omitempty"`
 	// Erased says that all signatures have been erased: one that is found now was written by another program.

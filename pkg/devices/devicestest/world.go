@@ -252,9 +252,15 @@ func (d *Disk) Fill() {
 // Write has the disk begin with this.
 func (d *Disk) Write(content []byte) {
 	d.Helper()
+	d.WriteAt(content, 0)
+}
+
+// WriteAt has the disk have this at an offset.
+func (d *Disk) WriteAt(content []byte, offset int64) {
+	d.Helper()
 	device, err := os.OpenFile(d.Node, os.O_RDWR, 0)
 	must.Succeed(d, err)
-	_, err = device.WriteAt(content, 0)
+	_, err = device.WriteAt(content, offset)
 	must.Succeed(d, errors.Join(err, device.Sync(), device.Close()))
 }
 
