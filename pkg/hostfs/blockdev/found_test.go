@@ -16,7 +16,12 @@ import (
 	"kubevirt.io/hostpath-provisioner/test/testenv/loopfs"
 )
 
-func TestMain(m *testing.M) { testenv.Main(m) }
+func TestMain(m *testing.M) {
+	if path := os.Getenv(threadVariable); path != "" {
+		inThread(path, os.Getenv(howVariable) != "on its own")
+	}
+	testenv.Main(m)
+}
 
 const mib = 1 << 20
 

@@ -89,8 +89,37 @@ func (s *search) has(n Number) bool {
 	return slices.ContainsFunc(s.of, func(f Facts) bool { return f.Number == n })
 }
 
+// process looks at the threads of a process: each may have descriptors and mounts of its own, and the first one, which has the
+// number of the process, may have ended and have nothing any more while the others go on.
 func (s *search) process(pid int) error {
-	return errors.Join(s.table(pid), s.descriptors(pid), s.memory(pid))
+	threads, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
+	if err != nil {
+		return allow(err)
+	}
+	last := 0
+	for _, t := range threads {
+		thread, err := strconv.Atoi(t.Name())
+		if err != nil || last != 0 && alike(last, thread) {
+			continue
+		}
+		last = thread
+		if err := errors.Join(s.table(thread), s.descriptors(thread), s.memory(thread)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// alike says whether two threads of a process are known to share all descriptors and mounts (kcmp(2)); their memory they always do,
+// until one ends.
+func alike(one, other int) bool {
+	const fs, files = 3, 2 // KCMP_FS and KCMP_FILES of linux/kcmp.h
+	for _, kind := range []uintptr{files, fs} {
+		if order, _, err := unix.Syscall6(unix.SYS_KCMP, uintptr(one), uintptr(other), kind, 0, 0, 0); err != 0 || order != 0 {
+			return false
+		}
+	}
+	return true
 }
 
 // allow leaves out what has just ended, and says of what is refused that it is hidden.

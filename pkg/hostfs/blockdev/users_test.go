@@ -1,10 +1,13 @@
 package blockdev_test
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"runtime"
 	"syscall"
 	"testing"
 
@@ -31,6 +34,77 @@ func TestUsersThatMayNotBeLookedAt(t *testing.T) {
 	if output, err := cmd.CombinedOutput(); err != nil {
 		t.Errorf("%v: %s", err, output)
 	}
+}
+
+// Threads may have descriptors of their own, and go on after the first one, which the process has its number of, has ended.
+func TestThreadThatHasDeviceOpenIsUser(t *testing.T) {
+	for _, how := range []string{"on its own", "after the first one has ended"} {
+		t.Run(how, func(t *testing.T) {
+			path, device := attach(t, 1*mib, 0)
+			facts, err := blockdev.Inspect(device.Number())
+			must.Succeed(t, err)
+			other := filepath.Join(t.TempDir(), "other") // what this program has forked is no user
+			program, err := os.ReadFile("/proc/self/exe")
+			must.Succeed(t, err)
+			must.Succeed(t, os.WriteFile(other, program, 0o700))
+			cmd := exec.CommandContext(t.Context(), other)
+			cmd.Env = append(os.Environ(), threadVariable+"="+path, howVariable+"="+how)
+			input, err := cmd.StdinPipe()
+			must.Succeed(t, err)
+			output, err := cmd.StdoutPipe()
+			must.Succeed(t, err)
+			must.Succeed(t, cmd.Start())
+			line := make([]byte, len("open\n"))
+			if _, err := output.Read(line); err != nil || string(line) != "open\n" {
+				t.Fatalf("opening it: %q, %v", line, err)
+			}
+			users, err := blockdev.View{Unseen: func(pid int) bool { return pid != cmd.Process.Pid }}.FindUsers([]blockdev.Facts{facts})
+			must.Succeed(t, errors.Join(err, input.Close()))
+			_ = cmd.Wait() // it has been told to end
+			if len(users.Processes) != 1 {
+				t.Errorf("its users are %+v, want the process", users)
+			}
+		})
+	}
+}
+
+const threadVariable, howVariable = "BLOCKDEV_TEST_THREAD", "BLOCKDEV_TEST_HOW"
+
+func init() {
+	if os.Getenv(threadVariable) != "" {
+		runtime.LockOSThread() // main is to have the first thread
+	}
+}
+
+func check(err error) {
+	if err != nil {
+		panic(err)
+	}
+}
+
+// inThread opens a device for writing in a thread that is not the first one, until it is told to end.
+func inThread(path string, alone bool) {
+	opened := make(chan struct{})
+	go func() {
+		runtime.LockOSThread()
+		if !alone {
+			check(unix.Unshare(unix.CLONE_FILES))
+		}
+		_, err := unix.Open(path, unix.O_RDWR, 0)
+		check(err)
+		close(opened)
+		for first := []byte(nil); alone && !bytes.Contains(first, []byte(") Z ")); {
+			first, err = os.ReadFile(fmt.Sprintf("/proc/self/task/%d/stat", os.Getpid()))
+			check(err)
+		}
+		fmt.Println("open")
+		_, _ = os.Stdin.Read(make([]byte, 1)) // until the test has looked
+		os.Exit(0)
+	}()
+	if <-opened; alone {
+		_, _, _ = unix.Syscall(unix.SYS_EXIT, 0, 0, 0)
+	}
+	select {}
 }
 
 // What was mapped is used, although its descriptor is closed.
