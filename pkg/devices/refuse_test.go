@@ -426,6 +426,64 @@ func TestPathsToOneDiskAreRefused(t *testing.T) {
 	}
 }
 
+// What is done by the other path need not look the same there: its partitions or its size may not have been read since they changed.
+func TestOtherPathThatLooksDifferentIsKnown(t *testing.T) {
+	data := "label: gpt\nstart=8MiB, size=8MiB, type=" + dataType + "\n"
+	for name, make := range map[string]func(t *testing.T, w *devicestest.World) (d, whole *devicestest.Disk){
+		"of another size": func(t *testing.T, w *devicestest.World) (d, _ *devicestest.Disk) {
+			d = w.Blank("disk", 8*mib)
+			must.Succeed(t, os.Truncate(d.Image, 16*mib))
+			return d, d
+		},
+		"of another part": func(t *testing.T, w *devicestest.World) (d, _ *devicestest.Disk) {
+			d = w.Blank("disk", 8*mib)
+			return d, d
+		},
+		"without partitions": func(t *testing.T, w *devicestest.World) (d, whole *devicestest.Disk) {
+			whole, parts := partitioned(t, w, data, 1)
+			d = w.Link("disk-part1", parts[0])
+			d.Image = whole.Image
+			return d, whole
+		},
+	} {
+		for _, released := range []bool{false, true} {
+			t.Run(name+map[bool]string{true: ", released", false: ""}[released], func(t *testing.T) {
+				w := devicestest.New(t)
+				w.Config.ExistingData, w.Config.Partitions = devices.Erase, devices.OfferPartitions
+				d, whole := make(t, w)
+				if released {
+					v := d.Volume("pv")
+					if d != whole {
+						v.Identity = whole.Identity() + "#1"
+					}
+					w.PVs = []devices.Volume{devicestest.Bound(v)}
+					w.Pass()
+					w.PVs = []devices.Volume{devicestest.Released(v)}
+				}
+				other := w.Attach("other", whole.Image)
+				if name == "of another part" {
+					moveTo(t, other.Node, mib)
+				}
+				with(t, `exec 3<>"$1"`, other.Node)
+				d.Untouched()
+				w.Refused(devices.Twice)
+			})
+		}
+	}
+}
+
+// moveTo has a loop device begin at an offset of its file.
+func moveTo(t *testing.T, node string, offset uint64) {
+	t.Helper()
+	device, err := os.OpenFile(node, os.O_RDWR, 0)
+	must.Succeed(t, err)
+	defer device.Close()
+	info, err := unix.IoctlLoopGetStatus64(int(device.Fd()))
+	must.Succeed(t, err)
+	info.Offset = offset
+	must.Succeed(t, unix.IoctlLoopSetStatus64(int(device.Fd()), info))
+}
+
 func TestMissingDeviceKeepsVolume(t *testing.T) {
 	for name, change := range map[string]func(devices.Volume) devices.Volume{
 		"available": func(v devices.Volume) devices.Volume { return v }, "bound": devicestest.Bound, "released": devicestest.Released,

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -128,20 +129,23 @@ func (f Facts) Siblings() ([]Number, error) {
 	return found, err
 }
 
-// Twins are the kernel's names of other devices of the same identity and size: other paths to the same disk, which the
-// kernel does not know to be one. Those that multipathd or the NVMe driver has put together are not among them: they have no
-// number, or are held.
+// Twins are the kernel's names of other disks of the same identity as the disk of this device: other paths to it, which the
+// kernel does not know to be one. Their sizes and partitions are not compared: by one path they may not have been read since they
+// changed. Those that multipathd or the NVMe driver has put together are not among them: they have no number, or are held.
 func (f Facts) Twins() (found []string) {
-	if f.Identity == "" {
+	own, err := filepath.EvalSymlinks(filepath.Join(sysfs, f.Disk.String()))
+	identity := known(own)
+	if f.Identity == "" || err != nil || identity == "" {
 		return nil
 	}
-	size := strconv.FormatInt(f.SizeBytes/sector, 10)
 	for _, name := range names(sysfs) {
 		dir, err := filepath.EvalSymlinks(filepath.Join(sysfs, name))
-		if err != nil || name == f.Number.String() || attribute(dir, "size") != size {
-			continue // it has just gone, or is another one
+		if err != nil || dir == own || attribute(dir, "partition") != "" || known(dir) != identity {
+			continue // it has just gone, is a part of another one, or is another one
 		}
-		if identity(dir) == f.Identity {
+		// The boot partitions of a card are disks of their own, which have its serial number.
+		other := strings.HasPrefix(identity, "serial=") && attribute(dir, "size") != attribute(own, "size")
+		if !other && extentOf(dir).overlaps(extentOf(own)) {
 			found = append(found, strings.ReplaceAll(filepath.Base(dir), "!", "/"))
 		}
 	}
@@ -200,16 +204,40 @@ func identity(dir string) string {
 	if number := attribute(dir, "partition"); number != "" {
 		disk, part = filepath.Dir(dir), "#"+number
 	}
+	whole := known(disk)
+	if whole == "" {
+		return ""
+	}
+	if offset := attribute(disk, "loop/offset"); offset != "" && offset != "0" {
+		part = "@" + offset + part // another part of the file
+	}
+	return whole + part
+}
+
+// known is what a disk is known by, or the file of a loop device, whatever part of it that has.
+func known(disk string) string {
 	for _, name := range identities {
 		if value := attribute(disk, name); value != "" {
-			if offset := attribute(disk, "loop/offset"); offset != "" && offset != "0" {
-				part = "@" + offset + part // another part of the file
-			}
-			return filepath.Base(name) + "=" + value + part
+			return filepath.Base(name) + "=" + value
 		}
 	}
 	return ""
 }
+
+// An extent is a part of a file, in bytes.
+type extent struct{ from, to uint64 }
+
+// extentOf is what a loop device has of its file, and all for any other disk.
+func extentOf(disk string) extent {
+	from, err := strconv.ParseUint(attribute(disk, "loop/offset"), 10, 64)
+	sectors, sizeErr := strconv.ParseUint(attribute(disk, "size"), 10, 64)
+	if err != nil || sizeErr != nil {
+		return extent{0, math.MaxUint64}
+	}
+	return extent{from, from + sectors*sector}
+}
+
+func (e extent) overlaps(other extent) bool { return e.from < other.to && other.from < e.to }
 
 // Swap reports whether the kernel swaps to the device (proc(5), /proc/swaps).
 func (f Facts) Swap() (bool, error) {
