@@ -31,6 +31,9 @@ type job struct {
 	unsigned bool
 	empty    Wipe
 
+	// sure says that the device is known to be that of the released volume.
+	sure bool
+
 	cancel context.CancelFunc
 	done   chan struct{}
 	// What is below is the result, after done.
@@ -232,11 +235,11 @@ func (j *job) releasedNeeds(ctx context.Context, held *Held, record Record) (boo
 	if !record.agrees(j.volume) {
 		return false, record.contradiction(j.volume)
 	}
-	same, err := j.volume.surely(held.Facts, record)
-	if err != nil {
+	var err error
+	if j.sure, err = j.volume.surely(held.Facts, record); err != nil {
 		return false, err
 	}
-	if !same {
+	if !j.sure {
 		if err := j.foreignSignature(ctx, held); err != nil {
 			return false, err
 		}
@@ -370,6 +373,11 @@ func (a *Agent) conflict(j *job, v Volume, facts blockdev.Facts, record Record) 
 	case sameDisk(v.Identity, facts.Identity):
 		return Problem{Path: j.path, Reason: MayBeMissing, Detail: fmt.Sprintf(
 			"it is the disk of the PersistentVolume %s, %s, whose path %s does not lead to it any more", v.Name, v.Identity, v.Path)}
+	}
+	if j.volume.Name != "" && !j.sure && v.Identity == "" && !v.Released && v.Bytes == facts.SizeBytes {
+		return Problem{Path: j.path, Reason: MayBeMissing, Detail: fmt.Sprintf(
+			"it may be the disk of the PersistentVolume %s, which is in use or available: both are as large, and which disk is at which path is not known since the node was booted; "+
+				"give the disks serial numbers, or delete the released PersistentVolume and erase its disk by hand", v.Name)}
 	}
 	known := record.State != "" || j.volume.Identity != "" && j.volume.Identity == facts.Identity
 	if known || v.Bytes != facts.SizeBytes {
