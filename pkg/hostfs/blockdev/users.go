@@ -265,7 +265,8 @@ func describeProcess(pid int) string {
 	return fmt.Sprintf("%d (%s)", pid, bytes.TrimSpace(name))
 }
 
-// memory looks for a device that a process has mapped for writing: its descriptor may be closed.
+// memory looks for a device that a process has mapped and opened for writing: its descriptor may be closed, and what may not be
+// written there yet may after mprotect(2).
 func (s *search) memory(pid int) error {
 	content, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
 	if err != nil {
@@ -273,19 +274,27 @@ func (s *search) memory(pid int) error {
 	}
 	for line := range strings.Lines(string(content)) {
 		fields := strings.Fields(line)
-		if len(fields) < 6 || !strings.HasPrefix(fields[1], "rw") && !strings.HasPrefix(fields[1], "-w") || !strings.HasSuffix(fields[1], "s") {
+		if len(fields) < 6 || !strings.HasSuffix(fields[1], "s") {
 			continue
 		}
-		device, err := s.opens(fmt.Sprintf("/proc/%d/map_files/%s", pid, fields[0]))
+		link := fmt.Sprintf("/proc/%d/map_files/%s", pid, fields[0])
+		device, err := s.opens(link)
 		if err != nil {
 			return err
 		}
-		if device {
+		if device && opensForWriting(link) {
 			s.users.Processes = append(s.users.Processes, describeProcess(pid))
 			return nil
 		}
 	}
 	return nil
+}
+
+// opensForWriting says whether the file of a mapping was opened for writing, which the mode of its link is by
+// (proc_map_files_instantiate of linux/fs/proc/base.c), as far as is known.
+func opensForWriting(link string) bool {
+	info, err := os.Lstat(link)
+	return err != nil || info.Mode().Perm()&0o200 != 0
 }
 
 // searchLoops asks each loop device for the number of its file (LOOP_GET_STATUS64).

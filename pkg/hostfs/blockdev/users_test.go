@@ -107,36 +107,57 @@ func inThread(path string, alone bool) {
 	select {}
 }
 
-// What was mapped is used, although its descriptor is closed.
+// What was mapped is used, although its descriptor is closed, and although it cannot be written before mprotect(2) has said so. A
+// mapping of what was opened for reading never can.
 func TestMemoryOfDeviceIsUse(t *testing.T) {
-	path, device := attach(t, 1*mib, 0)
-	facts, err := blockdev.Inspect(device.Number())
-	must.Succeed(t, err)
-	const mapped = "BLOCKDEV_TEST_MAPPED"
-	if os.Getenv(mapped) != "" {
-		file, err := os.OpenFile(os.Getenv(mapped), os.O_RDWR, 0)
-		must.Succeed(t, err)
-		_, err = unix.Mmap(int(file.Fd()), 0, 4096, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-		must.Succeed(t, errors.Join(err, file.Close()))
-		fmt.Println("mapped")
-		_, _ = os.Stdin.Read(make([]byte, 1)) // until the other test ends
+	if os.Getenv(mappedVariable) != "" {
+		holdMapped(t)
 		return
 	}
-	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^"+t.Name()+"$")
-	cmd.Env = append(os.Environ(), mapped+"="+path)
-	input, err := cmd.StdinPipe()
-	must.Succeed(t, err)
-	output, err := cmd.StdoutPipe()
-	must.Succeed(t, err)
-	must.Succeed(t, cmd.Start())
-	line := make([]byte, len("mapped\n"))
-	if _, err := output.Read(line); err != nil || string(line) != "mapped\n" {
-		t.Fatalf("mapping it: %q, %v", line, err)
+	for name, c := range map[string]struct {
+		flags, protection, users int
+	}{
+		"for writing":        {os.O_RDWR, unix.PROT_READ | unix.PROT_WRITE, 1},
+		"for reading as yet": {os.O_RDWR, unix.PROT_READ, 1},
+		"for reading":        {os.O_RDONLY, unix.PROT_READ, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			path, device := attach(t, 1*mib, 0)
+			facts, err := blockdev.Inspect(device.Number())
+			must.Succeed(t, err)
+			cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^TestMemoryOfDeviceIsUse$")
+			cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%s %d %d", mappedVariable, path, c.flags, c.protection))
+			input, err := cmd.StdinPipe()
+			must.Succeed(t, err)
+			output, err := cmd.StdoutPipe()
+			must.Succeed(t, err)
+			must.Succeed(t, cmd.Start())
+			line := make([]byte, len("mapped\n"))
+			if _, err := output.Read(line); err != nil || string(line) != "mapped\n" {
+				t.Fatalf("mapping it: %q, %v", line, err)
+			}
+			users, err := blockdev.View{Unseen: func(pid int) bool { return pid != cmd.Process.Pid }}.FindUsers([]blockdev.Facts{facts})
+			must.Succeed(t, errors.Join(err, input.Close()))
+			_ = cmd.Wait() // it has been told to end
+			if len(users.Processes) != c.users {
+				t.Errorf("its users are %+v, want %d", users, c.users)
+			}
+		})
 	}
-	users, err := blockdev.View{Unseen: func(pid int) bool { return pid != cmd.Process.Pid }}.FindUsers([]blockdev.Facts{facts})
-	must.Succeed(t, errors.Join(err, input.Close()))
-	_ = cmd.Wait() // it has been told to end
-	if len(users.Processes) != 1 {
-		t.Errorf("its users are %+v, want the process", users)
-	}
+}
+
+const mappedVariable = "BLOCKDEV_TEST_MAPPED"
+
+func holdMapped(t *testing.T) {
+	t.Helper()
+	var path string
+	var flags, protection int
+	_, err := fmt.Sscan(os.Getenv(mappedVariable), &path, &flags, &protection)
+	must.Succeed(t, err)
+	file, err := os.OpenFile(path, flags, 0)
+	must.Succeed(t, err)
+	_, err = unix.Mmap(int(file.Fd()), 0, 4096, protection, unix.MAP_SHARED)
+	must.Succeed(t, errors.Join(err, file.Close()))
+	fmt.Println("mapped")
+	_, _ = os.Stdin.Read(make([]byte, 1)) // until the other test ends
 }
