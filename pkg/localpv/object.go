@@ -113,8 +113,8 @@ func released(pv *corev1.PersistentVolume) bool {
 // is known; false for any other one.
 func volumeFor(node *metav1.PartialObjectMetadata, pv *corev1.PersistentVolume) (devices.Volume, bool) {
 	v, ok := volumeOf(pv)
-	if pv.Labels[legacyNodeLabel] == node.Name {
-		return v, ok
+	if ok && pv.Labels[legacyNodeLabel] == node.Name {
+		return v, true
 	}
 	if path := pv.Spec.HostPath; path != nil {
 		v, ok = devices.Volume{Name: pv.Name, UID: string(pv.UID), Path: path.Path}, true

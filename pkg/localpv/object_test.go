@@ -188,4 +188,8 @@ func TestVolumeForNode(t *testing.T) {
 	if v, ok := volumeFor(node, pv); !ok || v.Path != "/dev/sdb" {
 		t.Errorf("a hostPath without an affinity is %+v, %t; want it to count", v, ok)
 	}
+	pv.Labels = map[string]string{legacyNodeLabel: "n1"} // as of a volume that was copied
+	if v, ok := volumeFor(node, pv); !ok || v.Path != "/dev/sdb" || !v.Foreign {
+		t.Errorf("a hostPath with the label is %+v, %t; want it to count", v, ok)
+	}
 }
