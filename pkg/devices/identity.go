@@ -16,7 +16,7 @@ func sameDisk(a, b string) bool {
 }
 
 // diskAndPart takes an identity apart. That of a multipath device is that of its paths: the digit before the number of the disk
-// is the kind of that (SPC-4, 7.8.6), which the kernel writes as a word.
+// is the kind of that (SPC-4, 7.8.6), which the kernel writes as a word. Spaces of vendors are written as one underscore there.
 func diskAndPart(identity string) (disk, part string) {
 	_, disk, _ = strings.Cut(identity, "=")
 	disk, part, _ = strings.Cut(disk, "#")
@@ -31,6 +31,9 @@ func diskAndPart(identity string) (disk, part string) {
 		return "eui." + id[1:], part
 	case multipath && strings.HasPrefix(id, "1"):
 		return "t10." + id[1:], part
+	}
+	if strings.HasPrefix(id, "t10.") {
+		id = strings.Join(strings.Fields(id), "_")
 	}
 	return id, part
 }

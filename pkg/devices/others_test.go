@@ -287,7 +287,8 @@ func TestSameDisk(t *testing.T) {
 		{"wwid=naa.600a", "wwid=naa.600a", true}, {"wwid=naa.600a", "wwid=naa.600b", false}, {"", "", false},
 		{"wwid=naa.600a#1", "wwid=naa.600a#2", false}, {"wwid=naa.600a#1", "wwid=naa.600a", true},
 		{"uuid=part1-mpath-3600a", "wwid=naa.600a#1", true}, {"uuid=part1-mpath-3600a", "wwid=naa.600a#2", false},
-		{"uuid=mpath-20025", "wwid=eui.0025", true}, {"serial=1", "backing_file=1", false},
+		{"uuid=mpath-20025", "wwid=eui.0025", true}, {"uuid=mpath-1ATA_QEMU_HARDDISK_QM00001", "wwid=t10.ATA     QEMU HARDDISK                           QM00001             ", true},
+		{"uuid=part2-mpath-1ATA_QEMU_HARDDISK_QM00001", "wwid=t10.ATA     QEMU HARDDISK                           QM00001#2", true}, {"serial=1", "backing_file=1", false},
 	} {
 		if devices.SameDisk(c.a, c.b) != c.want || devices.SameDisk(c.b, c.a) != c.want {
 			t.Errorf("%q and %q: want %t", c.a, c.b, c.want)
