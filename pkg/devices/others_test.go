@@ -75,6 +75,11 @@ func TestDeviceUsedWithoutExclusiveOpenIsRefused(t *testing.T) {
 		"a node elsewhere, mapped": {func(t *testing.T, d *devicestest.Disk) {
 			bindTo(t, elsewhere(t, d.Node), filepath.Join(t.TempDir(), "a pod"))
 		}, devices.Mounted},
+		"the file that it is of, as a loop device, open in a process": {func(t *testing.T, d *devicestest.Disk) {
+			same := filepath.Join(filepath.Dir(d.Image), "by another name")
+			must.Succeed(t, os.Link(d.Image, same))
+			with(t, `exec 3<>"$1"`, same)
+		}, devices.InUse},
 		"the file of a loop device, by a node elsewhere": {func(t *testing.T, d *devicestest.Disk) {
 			device, err := loopfs.Attach(elsewhere(t, d.Node))
 			must.Succeed(t, err)

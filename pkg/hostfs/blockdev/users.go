@@ -48,7 +48,10 @@ func (v View) FindUsers(of []Facts) (Users, error) {
 	if space, err := os.Readlink("/proc/self/ns/pid"); err != nil || !v.Nested && space != initialPIDs {
 		return Users{}, fmt.Errorf("processes of the host: %w (the process ids of this program are %s, %w)", ErrHidden, space, err)
 	}
-	s := search{of: of, mounts: make(map[string]string), tables: make(map[string]bool)}
+	s := search{of: of, files: make(map[inode]bool), mounts: make(map[string]string), tables: make(map[string]bool)}
+	if err := s.findFiles(); err != nil {
+		return Users{}, err
+	}
 	processes, err := os.ReadDir("/proc")
 	if err != nil {
 		return Users{}, err
@@ -72,6 +75,7 @@ func (v View) FindUsers(of []Facts) (Users, error) {
 // A search is one for the users of some devices.
 type search struct {
 	of     []Facts
+	files  map[inode]bool // of those that are loop devices
 	users  Users
 	mounts map[string]string // the process that a mount was found by
 	tables map[string]bool   // the mount tables that were read; most processes share the host's
@@ -83,6 +87,27 @@ func (s *search) found() Users {
 	}
 	slices.Sort(s.users.Mounts)
 	return s.users
+}
+
+// An inode is a file, whatever paths lead to it.
+type inode struct {
+	on     Number
+	number uint64
+}
+
+// findFiles asks those of the devices that are loop devices for their files: what is written there is on the device.
+func (s *search) findFiles() error {
+	for _, f := range s.of {
+		if attribute(filepath.Join(sysfs, f.Number.String()), "loop/backing_file") == "" {
+			continue
+		}
+		file, err := backing(f.Name)                   // which hangs where the device does
+		if err != nil && !errors.Is(err, unix.ENXIO) { // then it has just been detached
+			return fmt.Errorf("loop device %s: %w: %w", f.Name, ErrHidden, err)
+		}
+		s.files[file.inode] = err == nil
+	}
+	return nil
 }
 
 func (s *search) has(n Number) bool {
@@ -176,12 +201,18 @@ func (s *search) mounted(pid int, fields, last []string) (bool, error) {
 	return used, allow(err)
 }
 
-// leads says whether a path of some process leads to one of the devices. The type and the number of a file never change: no
-// server is asked, which may be gone.
+// leads says whether a path of some process leads to one of the devices, or to the file of one. The type and the numbers of a file
+// never change: no server is asked, which may be gone.
 func (s *search) leads(path string) (bool, error) {
 	var st unix.Statx_t
-	err := unix.Statx(unix.AT_FDCWD, path, unix.AT_STATX_DONT_SYNC, unix.STATX_TYPE, &st)
-	return err == nil && st.Mode&unix.S_IFMT == unix.S_IFBLK && s.has(Number{st.Rdev_major, st.Rdev_minor}), err
+	err := unix.Statx(unix.AT_FDCWD, path, unix.AT_STATX_DONT_SYNC, unix.STATX_TYPE|unix.STATX_INO, &st)
+	switch {
+	case err != nil:
+		return false, err
+	case st.Mode&unix.S_IFMT == unix.S_IFBLK:
+		return s.has(Number{st.Rdev_major, st.Rdev_minor}), nil
+	}
+	return s.files[inode{Number{st.Dev_major, st.Dev_minor}, st.Ino}], nil
 }
 
 // unescape reads a path of a mount table: spaces and the like are octal there.
@@ -316,7 +347,7 @@ func (s *search) searchLoops() error {
 		case err != nil:
 			return fmt.Errorf("loop device %s: %w: %w", name, ErrHidden, err)
 		}
-		if s.has(on) {
+		if s.has(on.device) {
 			s.users.Loops = append(s.users.Loops, name)
 		}
 	}
@@ -327,23 +358,23 @@ func (s *search) searchLoops() error {
 const patience = 2 * time.Second
 
 // asked are the loop devices that have not answered yet: they are not asked again meanwhile.
-var asked = questions{overdue: make(map[string]*hang.Call[Number])}
+var asked = questions{overdue: make(map[string]*hang.Call[backingFile])}
 
 type questions struct {
 	mu      sync.Mutex
-	overdue map[string]*hang.Call[Number]
+	overdue map[string]*hang.Call[backingFile]
 }
 
-func (q *questions) backing(name string) (Number, error) {
+func (q *questions) backing(name string) (backingFile, error) {
 	q.mu.Lock()
 	before := q.overdue[name]
 	q.mu.Unlock()
 	if before != nil {
 		if _, err := before.Wait(context.Background(), time.Millisecond); errors.Is(err, hang.ErrTimeout) {
-			return Number{}, err
+			return backingFile{}, err
 		}
 	}
-	call := hang.Start(func() (Number, error) { return backing(name) })
+	call := hang.Start(func() (backingFile, error) { return backing(name) })
 	on, err := call.Wait(context.Background(), patience)
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -353,27 +384,35 @@ func (q *questions) backing(name string) (Number, error) {
 	return on, err
 }
 
-// backing is the device that a loop device has as its file, and zero for a regular file.
-func backing(name string) (Number, error) {
+// A backingFile is the file of a loop device; the device is zero for a regular one.
+type backingFile struct {
+	device Number
+	inode  inode
+}
+
+func backing(name string) (backingFile, error) {
 	fd, err := unix.Open("/dev/"+name, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return Number{}, &fs.PathError{Op: "open", Path: "/dev/" + name, Err: err}
+		return backingFile{}, &fs.PathError{Op: "open", Path: "/dev/" + name, Err: err}
 	}
 	defer func() { _ = unix.Close(fd) }()
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
-		return Number{}, err
+		return backingFile{}, err
 	}
 	dev, err := os.ReadFile("/sys/block/" + name + "/dev")
 	if err != nil {
-		return Number{}, unix.ENXIO
+		return backingFile{}, unix.ENXIO
 	}
 	if at, err := number(name, &st); err != nil || at.String() != strings.TrimSpace(string(dev)) {
-		return Number{}, fmt.Errorf("/dev/%s is another device", name)
+		return backingFile{}, fmt.Errorf("/dev/%s is another device", name)
 	}
 	info, err := unix.IoctlLoopGetStatus64(fd)
 	if err != nil {
-		return Number{}, err
+		return backingFile{}, err
 	}
-	return Number{unix.Major(info.Rdevice), unix.Minor(info.Rdevice)}, nil
+	return backingFile{
+		device: Number{unix.Major(info.Rdevice), unix.Minor(info.Rdevice)},
+		inode:  inode{Number{unix.Major(info.Device), unix.Minor(info.Device)}, info.Inode},
+	}, nil
 }
