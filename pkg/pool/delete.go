@@ -143,6 +143,9 @@ func (v *visit) remove(ctx context.Context, id volume.ID, e store.Entry) error {
 		return nil
 	}
 	thrown, err := v.Store.Remove(ctx, id, store.Trashed(id, e))
+	if errors.Is(err, syscall.EDQUOT) {
+		thrown, err = v.removeUnlimited(ctx, id, e)
+	}
 	if err != nil {
 		return err
 	}
@@ -154,4 +157,24 @@ func (v *visit) remove(ctx context.Context, id volume.ID, e store.Entry) error {
 	v.Pool.Thrown(thrown)
 	v.Pool.Note(id, store.Entry{})
 	return nil
+}
+
+// removeUnlimited moves a full volume to the trash without its limit: what it takes to change the root of a subvolume, as
+// when flags are taken off it, is charged to that. If it stays after all it has its limit again.
+func (v *visit) removeUnlimited(ctx context.Context, id volume.ID, e store.Entry) (thrown string, err error) {
+	in, err := v.Store.Parent(id)
+	if err != nil {
+		return "", err
+	}
+	uid := ""
+	if e.Record != nil {
+		uid = e.Record.UID
+	}
+	if _, err := v.Keeper.Lift(in, id.String(), uid); err != nil {
+		return "", err
+	}
+	if thrown, err = v.Store.Remove(ctx, id, store.Trashed(id, e)); err != nil {
+		return "", errors.Join(err, v.restoreIfLimited(id, e))
+	}
+	return thrown, nil
 }
