@@ -234,6 +234,68 @@ func TestUseAbovePromiseIsForeign(t *testing.T) {
 	})
 }
 
+// Each time that most of a disk is written after a snapshot, btrfs keeps the extents that were there before. There is no snapshot
+// more, and no clone, before a write of the disk could fail.
+func TestDiskIsWrittenAfterEachSnapshot(t *testing.T) {
+	testenv.NeedRoot(t)
+	root := testenv.CountingBtrfs(t, 1<<30)
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, root)
+		b.real = quota.Detect
+		b.start(local)
+		const size = 64 * mib
+		b.createBlock("pvc-1", size)
+		disk := b.Path("pool", "pvc-1", "disk.img")
+		refused := 0
+		for n := range int64(6) {
+			writeBehind(t, disk, size, n*4096)
+			err := b.snapshot(fmt.Sprint("s-", n), "pvc-1")
+			_, cloned := b.Create(t.Context(), pool.Request{
+				ID: id(t, fmt.Sprint("pvc-clone-", n)), Mode: volume.ModeBlock, Source: &pool.Source{ID: id(t, "pvc-1")},
+			})
+			if err != nil {
+				wantError(t, err, volume.ErrPrecondition)
+				wantError(t, cloned, volume.ErrPrecondition)
+				refused++
+				continue
+			}
+			must.Succeed(t, cloned)
+			b.delete(fmt.Sprint("pvc-clone-", n))
+			last := snapshotID(t, fmt.Sprint("s-", n-1))
+			if n > 0 {
+				must.Succeed(t, b.DeleteSnapshot(t.Context(), last))
+				b.later(time.Minute)
+			}
+		}
+		if refused == 0 || refused == 6 {
+			t.Errorf("%d of 6 snapshots were refused", refused)
+		}
+		// What was made can be written in full, too.
+		_, err := b.Create(t.Context(), pool.Request{
+			ID: id(t, "pvc-2"), Mode: volume.ModeBlock, Source: &pool.Source{ID: snapshotID(t, fmt.Sprint("s-", 5-refused))},
+		})
+		must.Succeed(t, err)
+		for n := range int64(3) {
+			writeBehind(t, b.Path("pool", "pvc-2", "disk.img"), size, (10+n)*4096)
+		}
+		b.delete("pvc-1")
+		b.delete("pvc-2")
+	})
+}
+
+// writeBehind writes each MiB of a file but for its beginning.
+func writeBehind(t *testing.T, path string, bytes, skip int64) {
+	t.Helper()
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	must.Succeed(t, err)
+	defer func() { must.Succeed(t, f.Close()) }()
+	for at := skip; at < bytes; at += mib {
+		_, err := f.WriteAt(make([]byte, mib-skip), at)
+		must.Succeed(t, err)
+	}
+	must.Succeed(t, f.Sync())
+}
+
 // writeEvery writes a block of 4 KiB at each step of a file.
 func writeEvery(t *testing.T, path string, bytes, step int64) {
 	t.Helper()

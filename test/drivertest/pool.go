@@ -306,8 +306,8 @@ func (p *Pool) limited(v Kept, r Record) error {
 			// The file keeps the size. The limit leaves room for what keeps track of it.
 			largest := max(v.Bytes, p.Largest)
 			least, most = v.Bytes+mib, largest+largest/16+2*mib
-			if r.Family != "" && f.Kind() != quota.Ext4 { // which count overwritten extents, or what is for later writes
-				least, most = least+v.Bytes, most+largest
+			if times := sharesTimes[f.Kind()]; r.Family != "" {
+				least, most = least+times*v.Bytes, most+times*largest
 			}
 		}
 		if r.Family != "" && f.Kind() == quota.XFS && !v.Block { // which overwrites shared blocks elsewhere
@@ -319,6 +319,10 @@ func (p *Pool) limited(v Kept, r Record) error {
 		return nil
 	})
 }
+
+// sharesTimes is how often besides the size of a block volume is in its limit while it shares blocks: XFS counts what is for
+// later writes, and btrfs overwritten extents.
+var sharesTimes = map[quota.Kind]int64{quota.XFS: 1, quota.Btrfs: 2}
 
 const mib = 1 << 20
 

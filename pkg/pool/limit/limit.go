@@ -175,11 +175,17 @@ func (k *Keeper) Limit(c ledger.Card) quota.Limit {
 		// counts as well: on btrfs up to 78 bytes for each block of 4 KiB, were each apart
 		// from the next, in nodes that may be half empty; on the others less.
 		limit := quota.Limit{Bytes: c.Promised + c.Promised/16 + 1<<20}
-		if c.Is(ledger.Shares) && (k.Kind() == quota.Btrfs || k.Kind() == quota.XFS) {
-			// A shared block is written elsewhere. Btrfs counts the extent that it was in until
-			// all of that is overwritten, and XFS takes 128 KiB for a block of which the rest
+		switch {
+		case !c.Is(ledger.Shares):
+		case k.Kind() == quota.XFS:
+			// A shared block is written elsewhere. XFS takes 128 KiB for a block, of which the rest
 			// waits for the next writes: the file may be counted twice.
 			limit.Bytes += c.Promised
+		case k.Kind() == quota.Btrfs:
+			// The extent that a shared block was in counts until all of that is overwritten. With a
+			// snapshot after each time that the file was written the old extents add up. Two sizes besides are
+			// more than scattered writes need; what keeps more is not copied: see snapshot.Source.
+			limit.Bytes += 2 * c.Promised
 		}
 		return limit
 	}

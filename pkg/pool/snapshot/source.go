@@ -10,6 +10,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/freezer"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/privilege"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/content"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/scan"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
@@ -63,6 +64,32 @@ func (p *Pool) Open(id volume.ID, way Way, unlock func()) (_ *Source, err error)
 		return nil, fmt.Errorf("%w: %s is published, and copies share no blocks on this filesystem: unpublish it first, or, if it is a directory, have its pods frozen (consistency: freeze)", volume.ErrPrecondition, id.Named())
 	}
 	return src, nil
+}
+
+// measure finds out what the file of a block volume keeps on a btrfs that counts it, and returns ErrPrecondition if it is so much
+// that a promised write could fail after a copy. Btrfs keeps an extent until all of it is overwritten or discarded, in the copy
+// too. Each block that is shared is written elsewhere once, and after that in its place, as the file is not
+// copied on write: so what the file keeps grows by its size at most until blocks are shared again.
+func (s *Source) measure() error {
+	k, c := s.pool.Keeper, scan.CardOf(s.entry)
+	if s.fixed || s.method == volume.ByCopy || k.Kind() != quota.Btrfs || !k.Enforces(c) {
+		return nil
+	}
+	if err := clone.Sync(s.dir); err != nil { // which has the kernel count
+		return err
+	}
+	usage, err := k.Usage(s.dir, c)
+	if err != nil {
+		return err
+	}
+	sharing := *s.entry.Record
+	sharing.Family = sharing.UID
+	room := k.Limit(scan.CardOf(store.Entry{Record: &sharing})).Bytes - usage.Bytes
+	if grows := sharing.Bytes + sharing.Bytes/32; room < grows { // with what keeps track of its blocks
+		return fmt.Errorf("%w: the file of %s keeps %d bytes on the disk for its size of %d, since btrfs keeps an extent until all of it is overwritten; "+
+			"if its blocks were shared once more, writes to it could fail: copy its content into a new volume", volume.ErrPrecondition, s.id.Named(), usage.Bytes, sharing.Bytes)
+	}
+	return nil
 }
 
 // methodFor is how a source is copied: without sharing where the kernel would count shared blocks
@@ -164,6 +191,9 @@ func (s *Source) Begin(rec *store.Record) error {
 		return err
 	}
 	s.pin()
+	if s.entry.Block() {
+		return s.measure()
+	}
 	return nil
 }
 
