@@ -296,6 +296,48 @@ func writeBehind(t *testing.T, path string, bytes, skip int64) {
 	must.Succeed(t, f.Sync())
 }
 
+// Of an extent of which the user has discarded nearly all, btrfs keeps all, also in a snapshot. The snapshot is promised that: what the
+// volume then writes comes on top.
+func TestSnapshotOfDiscardedDiskIsPromisedItsExtents(t *testing.T) {
+	testenv.NeedRoot(t)
+	root := testenv.CountingBtrfs(t, 1<<30)
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, root)
+		b.real = quota.Detect
+		b.start(`[{"name":"local","path":"pool","allocation":"thin"}]`)
+		const size, part = 128 * mib, 32 * mib
+		b.createBlock("pvc-1", size)
+		disk := b.Path("pool", "pvc-1", "disk.img")
+		writeBehind(t, disk, size, 0)
+		f, err := os.OpenFile(disk, os.O_WRONLY, 0)
+		must.Succeed(t, err)
+		for at := int64(0); at < size; at += part {
+			must.Succeed(t, unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, at+4096, part-4096))
+		}
+		must.Succeed(t, f.Sync(), f.Close(), b.snapshot("s-1", "pvc-1"))
+		syncfs(t, root)
+		before := freeBytes(t, root)
+		writeBehind(t, disk, size, 0)
+		syncfs(t, root)
+		found, err := b.FindSnapshot(t.Context(), snapshotID(t, "s-1"))
+		must.Succeed(t, err)
+		if held := before - freeBytes(t, root); found.Promised < held-mib {
+			t.Errorf("the snapshot is promised %d bytes and keeps %d", found.Promised, held)
+		}
+		b.delete("pvc-1")
+	})
+}
+
+func freeBytes(t *testing.T, path string) int64 {
+	t.Helper()
+	d, err := dir.Open(path)
+	must.Succeed(t, err)
+	defer func() { must.Succeed(t, d.Close()) }()
+	space, err := d.Space()
+	must.Succeed(t, err)
+	return space.FreeBytes
+}
+
 // writeEvery writes a block of 4 KiB at each step of a file.
 func writeEvery(t *testing.T, path string, bytes, step int64) {
 	t.Helper()

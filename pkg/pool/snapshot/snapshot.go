@@ -205,6 +205,8 @@ func (p *Pool) cut(ctx context.Context, src *Source, rec *store.Record) func(*di
 			return errUnstill
 		}
 		held, err := p.heldBy(d, rec)
+		// The extents that the file keeps, but no more than its size: what it kept above that is foreign use already.
+		held = max(held, min(src.held, src.bytes()))
 		if err != nil || held >= rec.Bytes {
 			return err
 		}

@@ -30,6 +30,7 @@ type Source struct {
 	// fixed: it is a snapshot of this driver, which does not change.
 	fixed   bool
 	frozen  []freezer.Pod // those that were frozen; nil if none were
+	held    int64         // what the file of a block volume keeps, where that is counted: see measure
 	release func()
 }
 
@@ -82,12 +83,13 @@ func (s *Source) measure() error {
 	if err != nil {
 		return err
 	}
+	s.held = usage.Bytes
 	sharing := *s.entry.Record
 	sharing.Family = sharing.UID
-	room := k.Limit(scan.CardOf(store.Entry{Record: &sharing})).Bytes - usage.Bytes
+	room := k.Limit(scan.CardOf(store.Entry{Record: &sharing})).Bytes - s.held
 	if grows := sharing.Bytes + sharing.Bytes/32; room < grows { // with what keeps track of its blocks
 		return fmt.Errorf("%w: the file of %s keeps %d bytes on the disk for its size of %d, since btrfs keeps an extent until all of it is overwritten; "+
-			"if its blocks were shared once more, writes to it could fail: copy its content into a new volume", volume.ErrPrecondition, s.id.Named(), usage.Bytes, sharing.Bytes)
+			"if its blocks were shared once more, writes to it could fail: copy its content into a new volume", volume.ErrPrecondition, s.id.Named(), s.held, sharing.Bytes)
 	}
 	return nil
 }
