@@ -67,8 +67,8 @@ func (m *Memory) OutOfUse(inUse func(Pool) bool) (pools []Pool, err error) {
 			if err != nil {
 				return err
 			}
-			uuid, is := strings.CutSuffix(entry.Name, suffix)
-			if !is || entry.IsDir {
+			uuid, is := noteOf(entry)
+			if !is {
 				continue
 			}
 			p, err := read(d, uuid)
@@ -86,6 +86,13 @@ func (m *Memory) OutOfUse(inUse func(Pool) bool) (pools []Pool, err error) {
 	}
 	slices.SortFunc(pools, func(a, b Pool) int { return strings.Compare(a.Name, b.Name) })
 	return pools, err
+}
+
+// noteOf returns the uuid of the pool that a file is the note of. What a driver was killed while writing is none.
+func noteOf(entry dir.Entry) (uuid string, is bool) {
+	uuid, is = strings.CutSuffix(entry.Name, suffix)
+	_, unfinished := dir.Temporary(entry.Name)
+	return uuid, is && !unfinished && !entry.IsDir
 }
 
 // Forget removes what is remembered of a pool.

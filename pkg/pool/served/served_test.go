@@ -66,3 +66,18 @@ func TestWithoutMemory(t *testing.T) {
 		t.Errorf("it has %+v, %v", pools, err)
 	}
 }
+
+// A driver that is killed while it notes a pool leaves the beginning of a file, and nothing writes that again once the
+// pool is not configured any more.
+func TestOutOfUse_interruptedNote(t *testing.T) {
+	path := t.TempDir()
+	n := served.Note{Memory: served.In(path)}
+	must.Succeed(t, n.Write(served.Pool{Name: "old", Path: "/old", UUID: "u1"}, volumes("pvc-1")))
+	must.Succeed(t, os.WriteFile(filepath.Join(path, "pools", ".new-u1.json"), []byte(`{"name":"o`), 0o600))
+	pools, err := served.In(path).OutOfUse(none)
+	must.Succeed(t, err)
+	want := []served.Pool{{Name: "old", Path: "/old", UUID: "u1", Volumes: []string{"pvc-1"}}}
+	if diff := cmp.Diff(want, pools); diff != "" {
+		t.Error(diff)
+	}
+}
