@@ -72,6 +72,9 @@ func (m *Memory) OutOfUse(inUse func(Pool) bool) (pools []Pool, err error) {
 				continue
 			}
 			p, err := read(d, uuid)
+			if errors.Is(err, fs.ErrNotExist) {
+				continue // forgotten meanwhile
+			}
 			if err != nil {
 				return err
 			}
@@ -126,6 +129,11 @@ func (m *Memory) in(open func(parent *dir.Dir, name string) (*dir.Dir, error), d
 }
 
 func read(d *dir.Dir, uuid string) (Pool, error) {
+	// First: a driver that writes the note at this moment removes the file changing after it.
+	changed, err := d.Exists(uuid + changing)
+	if err != nil {
+		return Pool{}, err
+	}
 	text, err := d.ReadFile(uuid+suffix, maxNote)
 	if err != nil {
 		return Pool{}, err
@@ -135,9 +143,8 @@ func read(d *dir.Dir, uuid string) (Pool, error) {
 		return Pool{}, fmt.Errorf("%s/%s%s is unreadable: %w", d, uuid, suffix, err)
 	}
 	p.UUID = uuid
-	changed, err := d.Exists(uuid + changing)
 	p.Partial = changed || p.Shared
-	return p, err
+	return p, nil
 }
 
 // A Note is the memory of a pool that is served.

@@ -1,8 +1,10 @@
 package served_test
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -79,5 +81,33 @@ func TestOutOfUse_interruptedNote(t *testing.T) {
 	want := []served.Pool{{Name: "old", Path: "/old", UUID: "u1", Volumes: []string{"pvc-1"}}}
 	if diff := cmp.Diff(want, pools); diff != "" {
 		t.Error(diff)
+	}
+}
+
+// Notes come and go while others are read: forget-pool is another process.
+func TestOutOfUse_whileOthersAreForgotten(t *testing.T) {
+	path := t.TempDir()
+	n := served.Note{Memory: served.In(path)}
+	must.Succeed(t, n.Write(served.Pool{Name: "old", Path: "/old", UUID: "u1"}, volumes("pvc-1")))
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for i := range 100 {
+			p := served.Pool{Name: "other", Path: "/other", UUID: fmt.Sprintf("o%d", i%7)}
+			n := served.Note{Memory: served.In(path)}
+			_ = n.Write(p, volumes("pvc-2"))
+			_ = served.In(path).Forget(p)
+		}
+	}()
+	for {
+		pools, err := served.In(path).OutOfUse(none)
+		if err != nil || !slices.ContainsFunc(pools, func(p served.Pool) bool { return p.UUID == "u1" }) {
+			t.Fatalf("it is %+v, %v, want old", pools, err)
+		}
+		select {
+		case <-done:
+			return
+		default:
+		}
 	}
 }
