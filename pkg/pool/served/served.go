@@ -24,7 +24,10 @@ const (
 )
 
 // A Memory is a directory of the node. A nil one remembers nothing.
-type Memory struct{ path string }
+type Memory struct {
+	path string
+	mu   sync.Mutex // held while a note is written: each may replace others
+}
 
 // In keeps the memory below a directory that stays when the driver is restarted or replaced; an empty path stands for
 // none.
@@ -32,7 +35,7 @@ func In(path string) *Memory {
 	if path == "" {
 		return nil
 	}
-	return &Memory{path}
+	return &Memory{path: path}
 }
 
 // A Pool is what is remembered of one.
@@ -185,6 +188,8 @@ func (n *Note) Write(p Pool, volumes func() []string) error {
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	n.Memory.mu.Lock()
+	defer n.Memory.mu.Unlock()
 	if n.making > 0 {
 		return nil
 	}

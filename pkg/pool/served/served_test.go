@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -108,6 +109,33 @@ func TestOutOfUse_whileOthersAreForgotten(t *testing.T) {
 		case <-done:
 			return
 		default:
+		}
+	}
+}
+
+// Two pools whose paths were exchanged are noted at the same time, and each was at the path of the other before.
+func TestNotesOfExchangedPools(t *testing.T) {
+	for range 30 {
+		path := t.TempDir()
+		memory := served.In(path)
+		before := []served.Pool{{Name: "a", Path: "/a", UUID: "u1"}, {Name: "b", Path: "/b", UUID: "u2"}}
+		for _, p := range before {
+			n := served.Note{Memory: memory}
+			must.Succeed(t, n.Write(p, volumes("pvc-"+p.UUID)))
+		}
+		before[0].Path, before[1].Path = before[1].Path, before[0].Path
+		var wg sync.WaitGroup
+		for _, p := range before {
+			wg.Go(func() {
+				n := served.Note{Memory: memory}
+				must.Succeed(t, n.Write(p, volumes("pvc-"+p.UUID)))
+			})
+		}
+		wg.Wait()
+		pools, err := memory.OutOfUse(none)
+		must.Succeed(t, err)
+		if len(pools) != 2 {
+			t.Fatalf("it remembers %+v, want both", pools)
 		}
 	}
 }
