@@ -2,6 +2,7 @@ package pool_test
 
 import (
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -83,5 +84,21 @@ func TestDeleteOfVolumeInReplacedPool(t *testing.T) {
 		must.ErrorIs(t, b.Delete(t.Context(), id(t, "pvc-old")), volume.ErrNotFound)
 		b.restart(`[{"name":"local","path":"pool"},{"name":"other","path":"aside"}]`)
 		b.delete("pvc-old")
+	})
+}
+
+// A snapshot of the upstream KubeVirt driver is in no index.
+func TestDeleteOfUpstreamSnapshotInPoolOutOfUseIsRefused(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, t.TempDir())
+		b.memory = t.TempDir()
+		path := b.Path("old", "snapshots", "snapshot-1")
+		must.Succeed(t, os.MkdirAll(filepath.Join(path, "data"), 0o755))
+		must.Succeed(t, os.MkdirAll(filepath.Join(path, "pvc-1"), 0o755))
+		b.start(`[{"name":"local","path":"pool"},{"name":"old","path":"old","snapshotPath":"old/snapshots","snapshotProvider":"reflink"}]`)
+		b.restart(local)
+		snapshot, err := volume.ParseSnapshot("snapshot-1")
+		must.Succeed(t, err)
+		must.ErrorIs(t, b.DeleteSnapshot(t.Context(), snapshot), volume.ErrPrecondition)
 	})
 }

@@ -39,6 +39,6 @@ func (p *Pool) leave() {
 		return
 	}
 	defer v.Close()
-	p.remember(id)
+	v.remember(id)
 	p.guard.Withdraw(v.Store)
 }

@@ -21,17 +21,24 @@ func (v *Visit) Making() (done func()) {
 
 const errForgotten = "failed to remember the volumes of the pool: were it taken out of the configuration, they would count as deleted"
 
-// remember notes what the pool has.
-func (p *Pool) remember(id *opened) {
+// remember notes what the pool has, with the snapshots of the upstream KubeVirt driver that are in it.
+func (v *Visit) remember(id *opened) {
+	p := v.Pool
 	was := served.Pool{Name: p.Config.Name.String(), Path: p.Config.Path, UUID: id.Format.UUID, Shared: p.Config.Shared}
-	err := p.note.Write(was, func() []string {
-		all := []string{}
-		for id := range p.Ledger.Each(ledger.Card.Exists) {
-			all = append(all, id.String())
-		}
-		slices.Sort(all)
-		return all
-	})
+	snapshots, err := v.upstreamInside()
+	if err == nil {
+		err = p.note.Write(was, func() []string {
+			all := []string{}
+			for _, id := range snapshots {
+				all = append(all, id.String())
+			}
+			for id := range p.Ledger.Each(ledger.Card.Exists) {
+				all = append(all, id.String())
+			}
+			slices.Sort(all)
+			return slices.Compact(all)
+		})
+	}
 	if err != nil {
 		p.Log.Error(err, errForgotten)
 	}

@@ -112,19 +112,24 @@ func (p *Pool) countUpstream() int {
 		return volume.Unknown
 	}
 	defer s.Close()
-	in, err := upstream.In(s.Store.Root(), &p.Config)
-	if in == nil && err == nil {
-		return 0 // the upstream driver has made none
-	}
+	all, err := s.upstreamInside()
 	if err != nil { // who asks for one of them gets the reason
 		return volume.Unknown
 	}
-	defer func() { _ = in.Close() }() // opened for reading
-	all, err := upstream.List(in)
-	if err != nil {
-		return volume.Unknown
-	}
 	return len(all)
+}
+
+// upstreamInside are what may be snapshots in a snapshotPath that lies in the pool.
+func (v *Visit) upstreamInside() ([]volume.ID, error) {
+	if _, inside := upstream.Below(&v.Pool.Config); !inside {
+		return nil, nil
+	}
+	in, err := upstream.In(v.Store.Root(), &v.Pool.Config)
+	if in == nil || err != nil { // nil: the upstream driver has made none
+		return nil, err
+	}
+	defer func() { _ = in.Close() }() // opened for reading
+	return upstream.List(in)
 }
 
 func (p *Pool) surveySome(some []ledger.Volume, found *scan.Survey) error {

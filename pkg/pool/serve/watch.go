@@ -164,7 +164,7 @@ func (p *Pool) check(ctx context.Context) state {
 		s.count()
 	}
 	s.Scan().LearnForeign(space)
-	p.remember(p.identity.Load())
+	s.remember(p.identity.Load())
 	return state{lacks: s.lacks(), systemDisk: scan.OnSystemDisk(p.Options.Mounts, p.Options.SystemPath, s.Store.Root()), space: &space, errors: scan.CountErrors(p.Options.CountErrors, s.Store.Root())}
 }
 
