@@ -26,7 +26,7 @@ func TestForgetPool(t *testing.T) {
 		status = command(args, func(name string) string { return env[name] }, &out, &out)
 		return status, out.String()
 	}
-	if status, said := run(); status != abnormal || !strings.Contains(said, "pool old at /old: ABNORMAL: it is not configured any more, and had 1 volume,") {
+	if status, said := run(); status != abnormal || !strings.Contains(said, "pool old at /old: ABNORMAL: it is not configured any more, or not mounted, and had 1 volume,") {
 		t.Errorf("inspect: %d, %s", status, said)
 	}
 	for _, name := range []string{"local", "other", ""} {
@@ -42,5 +42,22 @@ func TestForgetPool(t *testing.T) {
 	}
 	if _, said := run(); strings.Contains(said, "pool old") {
 		t.Errorf("inspect shows %s", said)
+	}
+}
+
+// What is at the path of a pool that had a disk may be the directory below its filesystem.
+func TestForgetPoolThatIsNotMounted(t *testing.T) {
+	state, pool := t.TempDir(), t.TempDir()
+	n := served.Note{Memory: served.In(state)}
+	must.Succeed(t, n.Write(served.Pool{Name: "local", Path: pool, UUID: "u1", OwnDisk: true}, func() []string { return []string{"pvc-1"} }))
+	for _, required := range []string{"true", "false"} {
+		var out strings.Builder
+		status := runForgetPool([]string{
+			"--pool=local", "--state-dir=" + state, "--endpoint=unix://" + state + "/csi.sock",
+			`--datadir=[{"name":"local","path":"` + pool + `","requireMount":` + required + `}]`,
+		}, func(string) string { return "" }, &out, &out)
+		if forgot := status == healthy; forgot != (required == "false") {
+			t.Errorf("requireMount %s: %d, %s", required, status, out.String())
+		}
 	}
 }

@@ -17,6 +17,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/health"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/errorcount"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/hang"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/content"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/nested"
@@ -87,7 +88,7 @@ func Run(ctx context.Context, configs []poolconfig.Pool, options Options) Report
 // readOutOfUse finds the pools that the driver has served, and that are not configured any more.
 func (r *Report) readOutOfUse(configs []poolconfig.Pool, options Options) {
 	pools, err := options.Served.OutOfUse(func(p served.Pool) bool {
-		return options.Configured(configs, p) || slices.ContainsFunc(r.Pools, func(here Pool) bool { return here.UUID == p.UUID })
+		return slices.ContainsFunc(r.Pools, func(here Pool) bool { return here.UUID == p.UUID }) || options.Configured(configs, p)
 	})
 	if err != nil {
 		r.OutOfUseError = fmt.Sprintf("cannot read which pools this node has served: %v", err)
@@ -97,9 +98,25 @@ func (r *Report) readOutOfUse(configs []poolconfig.Pool, options Options) {
 	}
 }
 
-// Configured reports whether a pool is configured at its path.
-func (Options) Configured(configs []poolconfig.Pool, p served.Pool) bool {
-	return slices.ContainsFunc(configs, func(c poolconfig.Pool) bool { return c.Path == p.Path })
+// Configured reports whether a pool is configured at its path, and was not replaced there by the directory below a
+// filesystem that is not mounted.
+func (o Options) Configured(configs []poolconfig.Pool, p served.Pool) bool {
+	return slices.ContainsFunc(configs, func(c poolconfig.Pool) bool {
+		return c.Path == p.Path && (c.RequireMount || !p.OwnDisk || p.ReplacedAt(c.Path, o.ownDisk(c.Path)))
+	})
+}
+
+// ownDisk reports whether a path is not on the disk of the operating system, as far as that can be told.
+func (o Options) ownDisk(path string) bool {
+	own, err := hang.Run(context.Background(), cmp.Or(o.HangAfter, 5*time.Second), func() (bool, error) {
+		root, err := dir.Open(path)
+		if err != nil {
+			return true, err
+		}
+		defer func() { _ = root.Close() }() // opened for reading
+		return !scan.OnSystemDisk(o.Mounts, o.SystemPath, root), nil
+	}, nil)
+	return err != nil || own
 }
 
 // compare finds pools that are one directory, or copies of each other. A driver serves

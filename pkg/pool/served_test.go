@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -11,6 +12,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/pool/served"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 	"kubevirt.io/hostpath-provisioner/test/must"
+	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
 const localAndOld = `[{"name":"local","path":"pool"},{"name":"old","path":"old"}]`
@@ -100,5 +102,28 @@ func TestDeleteOfUpstreamSnapshotInPoolOutOfUseIsRefused(t *testing.T) {
 		snapshot, err := volume.ParseSnapshot("snapshot-1")
 		must.Succeed(t, err)
 		must.ErrorIs(t, b.DeleteSnapshot(t.Context(), snapshot), volume.ErrPrecondition)
+	})
+}
+
+// A driver may start before the disk of a pool is mounted, and opens the bare directory then.
+func TestDeleteOfVolumeOnUnmountedDiskIsRefused(t *testing.T) {
+	testenv.NeedRoot(t)
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, t.TempDir())
+		b.memory = t.TempDir()
+		must.Succeed(t, os.Mkdir(b.Path("disk"), 0o755))
+		disk(t, b)
+		const onDisk = `[{"name":"local","path":"pool"},{"name":"old","path":"disk/pool"}]`
+		b.start(onDisk)
+		b.createIn("old", "pvc-old", mib)
+		must.Succeed(t, b.Close(t.Context()))
+		must.Succeed(t, syscall.Unmount(b.Path("disk"), 0))
+		b.start(onDisk)
+		b.wantOutOfUse("pvc-old")
+		must.ErrorIs(t, b.Delete(t.Context(), id(t, "pvc-gone")), volume.ErrNotFound)
+		must.Succeed(t, b.Close(t.Context()))
+		disk(t, b) // another one
+		b.start(onDisk)
+		must.ErrorIs(t, b.Delete(t.Context(), id(t, "pvc-old")), volume.ErrNotFound)
 	})
 }

@@ -162,6 +162,8 @@ type opened struct {
 	*store.Identity
 	keeper *limit.Keeper
 	calls  *atomic.Int64 // at work in it
+	// ownDisk: it is not on the disk of the operating system, as far as that can be told.
+	ownDisk bool
 }
 
 func (n *Node) newPool(config poolconfig.Pool) *Pool {
@@ -282,5 +284,6 @@ func (p *Pool) identify(s *store.Store, f *store.Format) (*opened, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &opened{id, keeper, new(atomic.Int64)}, nil
+	ownDisk := !scan.OnSystemDisk(p.Options.Mounts, p.Options.SystemPath, s.Root())
+	return &opened{id, keeper, new(atomic.Int64), ownDisk}, nil
 }

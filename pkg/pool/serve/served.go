@@ -24,7 +24,7 @@ const errForgotten = "failed to remember the volumes of the pool: were it taken 
 // remember notes what the pool has, with the snapshots of the upstream KubeVirt driver that are in it.
 func (v *Visit) remember(id *opened) {
 	p := v.Pool
-	was := served.Pool{Name: p.Config.Name.String(), Path: p.Config.Path, UUID: id.Format.UUID, Shared: p.Config.Shared}
+	was := served.Pool{Name: p.Config.Name.String(), Path: p.Config.Path, UUID: id.Format.UUID, Shared: p.Config.Shared, OwnDisk: id.ownDisk}
 	snapshots, err := v.upstreamInside()
 	if err == nil {
 		err = p.note.Write(was, func() []string {
@@ -59,10 +59,13 @@ func (n *Node) OutOfUse(id volume.ID) error {
 	return nil
 }
 
-// uses reports whether a pool is configured, by its path or by another one.
+// uses reports whether a pool is configured, by its path or by another one, or was replaced.
 func (n *Node) uses(p served.Pool) bool {
 	return slices.ContainsFunc(n.Pools, func(here *Pool) bool {
 		id := here.identity.Load()
-		return here.Config.Path == p.Path || id != nil && id.Format.UUID == p.UUID
+		if id == nil { // whoever asks for a volume learns that it is not open
+			return here.Config.Path == p.Path
+		}
+		return id.Format.UUID == p.UUID || p.ReplacedAt(here.Config.Path, id.ownDisk)
 	})
 }

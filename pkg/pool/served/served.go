@@ -44,6 +44,8 @@ type Pool struct {
 	Path   string `json:"path"`
 	UUID   string `json:"uuid"`
 	Shared bool   `json:"shared,omitempty"`
+	// OwnDisk says that it was not on the disk of the operating system.
+	OwnDisk bool `json:"ownDisk,omitempty"`
 	// Volumes are the ids of all that the pool had, snapshots included, in their order.
 	Volumes []string `json:"volumes"`
 	// Partial says that there may be others: the driver was killed, or other nodes made them.
@@ -56,10 +58,16 @@ func (p *Pool) May(id string) bool {
 	return found || p.Partial
 }
 
-// Advice says what to do about a pool that is not configured any more and may have volumes.
+// ReplacedAt reports whether another pool that is at a path took the place of this one. Where this one had a disk, the
+// disk of the operating system has not: what is there is the directory below a filesystem that is not mounted.
+func (p *Pool) ReplacedAt(path string, ownDisk bool) bool {
+	return path == p.Path && (ownDisk || !p.OwnDisk)
+}
+
+// Advice says what to do about a pool that is not in use any more and may have volumes.
 func (p *Pool) Advice() string {
-	return fmt.Sprintf("pool %q at %s may have it, which this node served and which is not configured any more: "+
-		"configure it again to delete its volumes, or leave them on the disk, as they are, with `/hostpath-csi-driver forget-pool --pool=%s` in the container driver of this node",
+	return fmt.Sprintf("pool %q at %s may have it, which this node served and which is not configured any more, or not mounted: "+
+		"configure and mount it again to delete its volumes, or leave them on the disk, as they are, with `/hostpath-csi-driver forget-pool --pool=%s` in the container driver of this node",
 		p.Name, p.Path, p.Name)
 }
 
@@ -215,7 +223,7 @@ func (n *Note) Write(p Pool, volumes func() []string) error {
 		return err
 	}
 	n.marked, n.noted = false, string(text)
-	replaced, err := n.Memory.OutOfUse(func(other Pool) bool { return other.Path != p.Path || other.UUID == p.UUID })
+	replaced, err := n.Memory.OutOfUse(func(other Pool) bool { return other.UUID == p.UUID || !other.ReplacedAt(p.Path, p.OwnDisk) })
 	for _, other := range replaced {
 		err = errors.Join(err, n.Memory.Forget(other))
 	}
