@@ -61,3 +61,17 @@ func TestForgetPoolThatIsNotMounted(t *testing.T) {
 		}
 	}
 }
+
+// The pools that are not inspected are configured all the same.
+func TestInspectOfOnePoolShowsNoOtherAsOutOfUse(t *testing.T) {
+	state, pool, other := t.TempDir(), t.TempDir(), t.TempDir()
+	n := served.Note{Memory: served.In(state)}
+	must.Succeed(t, n.Write(served.Pool{Name: "other", Path: other, UUID: "u1"}, func() []string { return []string{"pvc-1"} }))
+	var out strings.Builder
+	runInspect([]string{
+		"--pool=local", "--state-dir=" + state, `--datadir=[{"name":"local","path":"` + pool + `"},{"name":"other","path":"` + other + `"}]`,
+	}, func(string) string { return "" }, &out, &out)
+	if strings.Contains(out.String(), "not configured any more") {
+		t.Error(out.String())
+	}
+}

@@ -126,6 +126,7 @@ func parseInspection(command string, args []string, getenv func(string) string, 
 	if err == nil && w.poolName != "" {
 		i.pools, err = onlyPool(i.pools, w.poolName)
 		note("pool", err)
+		i.stateDir = "" // which of the others are configured is not looked at
 	}
 	i.json, err = isJSON(cmp.Or(w.format, "table"))
 	note("output", err)
