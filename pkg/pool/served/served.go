@@ -151,7 +151,7 @@ func read(d *dir.Dir, uuid string) (Pool, error) {
 	}
 	var p Pool
 	if err := json.Unmarshal(text, &p); err != nil {
-		return Pool{}, fmt.Errorf("%s/%s%s is unreadable: %w", d, uuid, suffix, err)
+		return Pool{}, fmt.Errorf("%s/%s%s is unreadable, and so is what its pool had; remove that file to have all of it count as deleted: %w", d, uuid, suffix, err)
 	}
 	p.UUID = uuid
 	p.Partial = changed || p.Shared

@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 
@@ -54,8 +55,9 @@ func TestOutOfUse_unreadable(t *testing.T) {
 	path := t.TempDir()
 	must.Succeed(t, os.MkdirAll(filepath.Join(path, "pools"), 0o700))
 	must.Succeed(t, os.WriteFile(filepath.Join(path, "pools", "u1.json"), []byte("{"), 0o600))
-	if pools, err := served.In(path).OutOfUse(none); err == nil {
-		t.Errorf("it is %+v, want an error", pools)
+	pools, err := served.In(path).OutOfUse(none)
+	if err == nil || !strings.Contains(err.Error(), "u1.json") || !strings.Contains(err.Error(), "remove that file") {
+		t.Errorf("it is %+v, %v, want an error with the file and what to do", pools, err)
 	}
 }
 
