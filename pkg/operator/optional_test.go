@@ -79,7 +79,7 @@ func TestKindsAreAskedForUntilTheyAreKnown(t *testing.T) {
 // Labels are copied with what they are on. What the operator has not made it does not remove.
 func TestOnlyWhatItMadeIsRemoved(t *testing.T) {
 	copied := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "storage", Name: "of-a-user", Labels: render.Owned}}
-	upstream := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "storage", Name: "of-upstream", Labels: render.Owned,
+	upstream := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "storage", Name: "hostpath-provisioner-metrics", Labels: render.Owned,
 		Annotations: map[string]string{"hostpathprovisioner.kubevirt.io/lastAppliedConfiguration": "{}"}}}
 	s := newStage(t, stored("hpp", 1, false), copied, upstream)
 	s.reconcile("hpp")

@@ -294,6 +294,9 @@ func (r *Reconciler) applier(ctx context.Context, object *hppv1.HostPathProvisio
 		Writer:    r.Client,
 		Labels:    render.Owned,
 		OwnerKind: hppv1.Kind,
+		Named: func(object *unstructured.Unstructured) bool {
+			return render.MayChange(object.GetKind(), object.GetName())
+		},
 		// What has mounted a pool is removed once that is unmounted.
 		Spared: func(object *unstructured.Unstructured) bool { return render.PoolOf(object.GetLabels()) != "" },
 		Changed: func(owned *unstructured.Unstructured, reason string, err error) {

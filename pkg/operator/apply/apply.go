@@ -30,6 +30,8 @@ type Applier struct {
 	Labels map[string]string
 	// OwnerKind is the kind of what was the owner of such objects.
 	OwnerKind string
+	// Named says whether an object has a name by which it may be changed and removed. Prune leaves all others alone.
+	Named func(object *unstructured.Unstructured) bool
 	// Spared are those of them that Prune keeps.
 	Spared func(object *unstructured.Unstructured) bool
 	// Changed is called for each object that was made, changed or removed.
@@ -214,7 +216,7 @@ func (a *Applier) Disown(ctx context.Context, object client.Object) error {
 }
 
 // Prune removes the objects of some kinds that carry the operator's labels and are not wanted. keep has those that are. What stays has
-// no owner afterwards.
+// no owner afterwards. What the API server would not let it remove is not tried: a refusal would keep everything else waiting for ever.
 func (a *Applier) Prune(ctx context.Context, namespace string, kinds []schema.GroupVersionKind, keep []*unstructured.Unstructured) error {
 	wanted := map[string]bool{}
 	for _, object := range keep {
@@ -232,7 +234,7 @@ func (a *Applier) Prune(ctx context.Context, namespace string, kinds []schema.Gr
 			object := &list.Items[i]
 			elsewhere := object.GetNamespace() != "" && object.GetNamespace() != namespace
 			switch {
-			case elsewhere || object.GetDeletionTimestamp() != nil:
+			case elsewhere || object.GetDeletionTimestamp() != nil || !a.Named(object):
 			case a.Spared(object) || wanted[Describe(object)] || !made(object):
 				problems = append(problems, a.Disown(ctx, object))
 			default:

@@ -1,5 +1,7 @@
 package render
 
+import "slices"
+
 // What things are called in the clusters of today's users, who have them from the upstream operator.
 const (
 	DriverDaemonSet   = "hostpath-provisioner-csi"
@@ -11,11 +13,15 @@ const (
 	legacyRole        = "hostpath-provisioner"
 	legacyConstraints = "hostpath-provisioner"
 
-	MetricsService  = "hpp-prometheus-metrics"
-	prometheusRule  = "prometheus-hpp-rules"
-	serviceMonitor  = "service-monitor-hpp"
-	operatorMonitor = "service-monitor-hpp-operator"
-	monitoringRole  = "hostpath-provisioner-monitoring"
+	MetricsService = "hpp-prometheus-metrics"
+	// That of the pre-CSI provisioner, as its manifests have it.
+	legacyMetricsService = "hostpath-provisioner-metrics"
+	prometheusRule       = "prometheus-hpp-rules"
+	serviceMonitor       = "service-monitor-hpp"
+	operatorMonitor      = "service-monitor-hpp-operator"
+	monitoringRole       = "hostpath-provisioner-monitoring"
+	// What the upstream operator had for a health check of the driver.
+	upstreamHealthCheck = "hostpath-provisioner-health-check"
 
 	// DriverName is the provisioner of StorageClasses.
 	DriverName = "kubevirt.io.hostpath-provisioner"
@@ -42,6 +48,29 @@ const (
 
 	kubeletDirectory = "/var/lib/kubelet"
 )
+
+// Names are those of what the operator deploys, by kind, and of what the upstream operator did, up to the roles of its versions 0.10 and
+// 0.11, which later ones left behind. The rights of the operator are limited to them (deploy/operator/rbac.yaml). Mounters and
+// clean-ups have the names of pools and nodes.
+var Names = map[string][]string{
+	"DaemonSet":                  {DriverDaemonSet, LegacyDaemonSet},
+	"Service":                    {MetricsService, legacyMetricsService},
+	"ServiceAccount":             {driverAccount, legacyAccount},
+	"Role":                       {driverAccount, legacyRole, monitoringRole, upstreamHealthCheck},
+	"RoleBinding":                {driverAccount, legacyRole, monitoringRole, upstreamHealthCheck},
+	"ClusterRole":                {driverAccount, legacyRole, upstreamHealthCheck},
+	"ClusterRoleBinding":         {driverAccount, legacyRole, upstreamHealthCheck},
+	"CSIDriver":                  {DriverName},
+	"PrometheusRule":             {prometheusRule},
+	"ServiceMonitor":             {serviceMonitor, operatorMonitor},
+	"SecurityContextConstraints": {driverConstraints, legacyConstraints},
+}
+
+// MayChange says whether the operator has the right to change and remove an object of this kind and name.
+func MayChange(kind, name string) bool {
+	known, limited := Names[kind]
+	return !limited || slices.Contains(known, name)
+}
 
 // Owned selects what belongs to the operator. The upstream operator has the same labels on its objects.
 var Owned = map[string]string{AppLabel: App, managedByLabel: managedBy}

@@ -32,6 +32,8 @@ var unneeded = regexp.MustCompile(strings.Join([]string{
 	`operator: (patch|delete) (securitycontextconstraints|roles|rolebindings)\.\S+ hostpath-provisioner$`,
 	// And none where those of the Prometheus operator are.
 	`operator: (patch|delete) services hostpath-provisioner-metrics$`,
+	// No case begins with version 0.10 or 0.11 of the upstream operator, which had these.
+	`operator: delete \S+ hostpath-provisioner-health-check$`,
 	// A program stands in for the health monitor, which reads its events back.
 	`health-monitor: (get|watch) events`,
 	// The certificate of the webhook is renewed after months.
