@@ -390,6 +390,10 @@ type HostPathProvisionerStatus struct {
 	// +optional
 	// +listType=atomic
 	StoragePoolStatuses []StoragePoolStatus `json:"storagePoolStatuses,omitempty"`
+	// MountedPools are the places at which pools with a pvcTemplate are or were mounted. Nothing is unmounted anywhere else.
+	// +optional
+	// +listType=atomic
+	MountedPools []MountedPool `json:"mountedPools,omitempty"`
 	// NodeStatuses are the nodes on which something is wrong.
 	// +optional
 	// +listType=atomic
@@ -422,6 +426,14 @@ type StoragePoolStatus struct {
 	// +optional
 	// +listType=atomic
 	ClaimStatuses []ClaimStatus `json:"claimStatuses,omitempty"`
+}
+
+// MountedPool is a place at which a pool may be mounted on some node.
+type MountedPool struct {
+	// Name is that of the pool.
+	Name string `json:"name"`
+	// Path is that of the pool.
+	Path string `json:"path"`
 }
 
 // ClaimStatus is the status of one claim.

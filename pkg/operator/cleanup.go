@@ -33,6 +33,8 @@ type leftover struct {
 	mounter *appsv1.Deployment
 	// exclusive says that only one pod at a time may have the claim.
 	exclusive bool
+	// known says that it is at a place where the HostPathProvisioner has, or had, this pool, under the name that the mounter has there.
+	known bool
 }
 
 // wants says whether the mounter is to have a pod.
@@ -63,6 +65,10 @@ func (r *Reconciler) cleanUp(ctx context.Context, a *apply.Applier, rendered *re
 func (r *Reconciler) cleanUpOne(ctx context.Context, a *apply.Applier, rendered *render.Renderer, l *leftover, users []string) (waiting string, err error) {
 	if l.Node == "" || l.Path == "" {
 		return fmt.Sprintf("%s, which does not name the node and path of its pool: unmount the pool and delete the Deployment", l.Mounter), nil
+	}
+	if !l.known {
+		return waits(l, fmt.Sprintf("the HostPathProvisioner has had no such pool there, and nothing is unmounted: if it is mounted, unmount it, and delete what is named %s and %s",
+			l.Mounter, render.CleanUpName(l.Mounter))), nil
 	}
 	there, ready, err := r.answers(ctx, l.Node)
 	switch {

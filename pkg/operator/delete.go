@@ -101,9 +101,10 @@ func (r *Reconciler) removePools(ctx context.Context, object *hppv1.HostPathProv
 	return r.running(ctx, ofPool)
 }
 
-// withoutClaims is an object without its pools on claims.
+// withoutClaims is an object without its pools on claims, of which it knows where they were.
 func withoutClaims(object *hppv1.HostPathProvisioner) *hppv1.HostPathProvisioner {
 	without := object.DeepCopy()
+	without.Status.MountedPools = places(object)
 	without.Spec.StoragePools = slices.DeleteFunc(without.Spec.StoragePools, func(p hppv1.StoragePool) bool { return p.PVCTemplate != nil })
 	return without
 }

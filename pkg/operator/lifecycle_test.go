@@ -70,6 +70,10 @@ func stored(name string, created int64, deleted bool) *hppv1.HostPathProvisioner
 		Name: name, UID: types.UID("uid of " + name), Generation: 1, CreationTimestamp: metav1.Unix(created, 0), Finalizers: []string{hppv1.Finalizer},
 	}}
 	o.Spec.StoragePools = []hppv1.StoragePool{{Name: "local", Path: "/var/hpvolumes"}}
+	// Where mounterOf has its pools.
+	for _, pool := range []string{"local", "old", "outer", "inner", "one", "two"} {
+		o.Status.MountedPools = append(o.Status.MountedPools, hppv1.MountedPool{Name: pool, Path: "/mnt/" + pool})
+	}
 	if deleted {
 		now := metav1.Now()
 		o.DeletionTimestamp = &now

@@ -197,6 +197,8 @@ type deployment struct {
 	notices []string
 	// leaving are pools that are still to be unmounted, in words.
 	leaving []string
+	// mounted are the places at which pools are or were mounted.
+	mounted []hppv1.MountedPool
 }
 
 // find is an object that is wanted, or nil.
@@ -211,6 +213,7 @@ func (d *deployment) find(kind, name string) *unstructured.Unstructured {
 
 // deploy applies what the object asks for. What fails does not keep the rest from being applied.
 func (r *Reconciler) deploy(ctx context.Context, object *hppv1.HostPathProvisioner) (wanted deployment, err error) {
+	wanted.mounted = places(object)
 	facts, err := r.facts(ctx)
 	if err != nil {
 		return wanted, err
@@ -232,6 +235,7 @@ func (r *Reconciler) deploy(ctx context.Context, object *hppv1.HostPathProvision
 		return wanted, err
 	}
 	wanted.objects, wanted.claims = now, rendered.Claims()
+	wanted.mounted = findPlaces(object, left)
 	a := r.applier(ctx, object)
 	problems := []error{rendered.Clashes()}
 	for _, claim := range wanted.claims {
@@ -476,7 +480,7 @@ func get[T any](ctx context.Context, r *Reconciler, name string) (*T, error) {
 
 // observe reads what there is of what an object asks for.
 func (r *Reconciler) observe(ctx context.Context, object *hppv1.HostPathProvisioner, wanted deployment) (status.Observed, error) {
-	seen := status.Observed{Notices: append(render.Notices(object), wanted.notices...), Outdated: sets.New[string]()}
+	seen := status.Observed{Notices: append(render.Notices(object), wanted.notices...), Outdated: sets.New[string](), MountedPools: wanted.mounted}
 	if object.HasFeature(hppv1.Snapshotting) && !r.Optional.Snapshots() {
 		seen.Notices = append(seen.Notices, "The feature gate Snapshotting has no effect: the cluster has no VolumeSnapshots. "+
 			"Install the CustomResourceDefinitions and the snapshot-controller of external-snapshotter")

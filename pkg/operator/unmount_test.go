@@ -1,6 +1,7 @@
 package operator
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -315,5 +316,77 @@ func TestGrowthOfAClaimIsSaid(t *testing.T) {
 		if len(recorder.Events) == 0 {
 			t.Fatal("no event says so")
 		}
+	}
+}
+
+// Labels and annotations are written by whoever may make a Deployment or a Job in the namespace. What they name is unmounted only where the
+// object has, or had, that pool, and under the name that a mounter has there.
+func TestNothingIsUnmountedWhereNoPoolWas(t *testing.T) {
+	planted := func(change func(*appsv1.Deployment)) client.Object {
+		mounter := mounterOf("old", "here")
+		change(mounter)
+		return mounter
+	}
+	job := cleanUpOf(mounterOf("old", "here"))
+	job.Labels = mounterOf("old", "here").Labels
+	job.Annotations = map[string]string{
+		"hostpathprovisioner.kubevirt.io/mounter": "hpp-pool-old-here", "hostpathprovisioner.kubevirt.io/node": "here", "hostpathprovisioner.kubevirt.io/path": "/etc",
+	}
+	for name, object := range map[string]client.Object{
+		"another path": planted(func(d *appsv1.Deployment) { d.Annotations["hostpathprovisioner.kubevirt.io/path"] = "/var/lib/kubelet" }),
+		"another name": planted(func(d *appsv1.Deployment) { d.Name = "hpp-pool-mine" }),
+		"another node": planted(func(d *appsv1.Deployment) { d.Annotations["hostpathprovisioner.kubevirt.io/node"] = "there" }),
+		"another pool": planted(func(d *appsv1.Deployment) { d.Labels[render.PoolLabel] = "mine-hpp" }),
+		"a Job":        job,
+	} {
+		for _, deleted := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, deleted %v", name, deleted), func(t *testing.T) {
+				planted := object.DeepCopyObject().(client.Object)
+				s := newStage(t, stored("hpp", 1, deleted), nodeThat("here", corev1.ConditionTrue), nodeThat("there", corev1.ConditionTrue), planted)
+				for range 3 {
+					s.reconcile("hpp")
+				}
+				jobs := &batchv1.JobList{}
+				must.Succeed(t, s.List(t.Context(), jobs))
+				jobs.Items = slices.DeleteFunc(jobs.Items, func(j batchv1.Job) bool { return len(j.Spec.Template.Spec.Containers) == 0 })
+				if len(jobs.Items) > 0 {
+					t.Errorf("there is the clean-up %+v", jobs.Items[0].Spec.Template.Spec.Volumes)
+				}
+				if mounter, ok := planted.(*appsv1.Deployment); ok && s.replicas(mounter) != 1 {
+					t.Error("what was planted is scaled")
+				}
+				if said := s.waitsFor(); !strings.Contains(said, "nothing is unmounted") {
+					t.Errorf("the object waits for %q", said)
+				}
+			})
+		}
+	}
+}
+
+// Where a pool on claims was mounted is known when it has left the object, until it is unmounted.
+func TestPlaceOfARemovedPoolIsRemembered(t *testing.T) {
+	object := onClaims()
+	object.Status.MountedPools = nil
+	s := newStage(t, object, nodeThat("here", corev1.ConditionTrue), driverPod("here"))
+	s.reconcile("hpp")
+	mounter := mounterOf("local", "here")
+	if !s.has(mounter) {
+		t.Fatal("it has no mounter")
+	}
+	s.has(object)
+	object.Spec.StoragePools = []hppv1.StoragePool{{Name: "other", Path: "/mnt/other"}}
+	must.Succeed(t, s.Update(t.Context(), object))
+	s.reconcile("hpp")
+	s.reconcile("hpp")
+	job := cleanUpOf(mounter)
+	if !s.has(job) || job.Spec.Template.Spec.Volumes[0].HostPath.Path != "/mnt/local" {
+		t.Fatal("it is not unmounted")
+	}
+	s.completed(job)
+	must.Succeed(t, s.Delete(t.Context(), mounter))
+	s.reconcile("hpp")
+	s.reconcile("hpp")
+	if s.has(object); len(object.Status.MountedPools) != 0 {
+		t.Errorf("it remembers %v", object.Status.MountedPools)
 	}
 }

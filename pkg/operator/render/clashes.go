@@ -44,7 +44,7 @@ func (r *Renderer) eachSpot(do func(at Spot, names map[string]Spot)) {
 		}
 		for _, node := range r.facts.Nodes {
 			at := Spot{pool.Name, node}
-			names := map[string]Spot{mounterName(pool.Name, node): at}
+			names := map[string]Spot{MounterName(pool.Name, node): at}
 			if pool.IsShared() {
 				names[claimName(pool, node)] = Spot{Pool: pool.Name}
 			}

@@ -31,15 +31,15 @@ const (
 	maxName = 63
 )
 
-// mounterName is the name of what a pool has on a node: its Deployment, and its claim if that is not shared.
-func mounterName(pool, node string) string { return shortName("hpp-pool-", pool+"-"+node) }
+// MounterName is the name of what a pool has on a node: its Deployment, and its claim if that is not shared.
+func MounterName(pool, node string) string { return shortName("hpp-pool-", pool+"-"+node) }
 
 // claimName is the name of the claim that a pool has on a node.
 func claimName(pool *hppv1.StoragePool, node string) string {
 	if pool.IsShared() {
 		return shortName("hpp-pool-", pool.Name+"-shared")
 	}
-	return mounterName(pool.Name, node)
+	return MounterName(pool.Name, node)
 }
 
 // shortName is a name that is hashed if it would be too long. The upstream operator has the same names.
@@ -105,7 +105,7 @@ func (r *Renderer) mounters() ([]*appsv1.Deployment, error) {
 }
 
 func (r *Renderer) mounter(pool *hppv1.StoragePool, node string) (*appsv1.Deployment, error) {
-	name := mounterName(pool.Name, node)
+	name := MounterName(pool.Name, node)
 	d := r.manifests.mounter.DeepCopy()
 	d.ObjectMeta = r.meta(name, d.Labels)
 	maps.Copy(d.Labels, PoolLabels(pool.Name))

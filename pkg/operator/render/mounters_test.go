@@ -50,7 +50,7 @@ func TestClaimNamesAreCompatibleWithUpstream(t *testing.T) {
 func TestNamesAreValid(t *testing.T) {
 	seen := map[string]bool{}
 	for length := 1; length <= 253; length++ {
-		name := mounterName("pool", strings.Repeat("n", length))
+		name := MounterName("pool", strings.Repeat("n", length))
 		for _, name := range []string{name, CleanUpName(name)} {
 			if problems := validation.IsDNS1123Label(name); len(problems) > 0 {
 				t.Errorf("%s: %v", name, problems)

@@ -53,6 +53,8 @@ type Observed struct {
 	Services map[string]Service
 	// Leaving are pools that are still to be unmounted, in words.
 	Leaving []string
+	// MountedPools are the places at which pools are or were mounted.
+	MountedPools []hppv1.MountedPool
 	// Claims are those that pools with a template need, and LeftClaims those of nodes and pools that are not wanted any more.
 	Claims, LeftClaims []corev1.PersistentVolumeClaim
 	// DeletedNodes are nodes that are gone but for volumes that name them.
@@ -87,7 +89,7 @@ func Assess(object *hppv1.HostPathProvisioner, operatorVersion string, seen Obse
 	for _, pool := range pools {
 		status.StoragePoolStatuses = append(status.StoragePoolStatuses, pool.StoragePoolStatus)
 	}
-	status.DeletedNodes = seen.DeletedNodes
+	status.DeletedNodes, status.MountedPools = seen.DeletedNodes, seen.MountedPools
 
 	r := newRollout(&status, operatorVersion, seen, pools)
 	if r.complete {
