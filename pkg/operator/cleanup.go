@@ -108,8 +108,12 @@ func (r *Reconciler) unmount(ctx context.Context, a *apply.Applier, rendered *re
 		return waits(l, "it is being unmounted"), a.Apply(ctx, wanted)
 	case job.DeletionTimestamp == nil && finished(job, batchv1.JobComplete) && !mounts:
 		return "", r.forget(ctx, a, l)
+	case job.DeletionTimestamp == nil && finished(job, batchv1.JobComplete) && mounts:
+		// Its pod was done before it was seen, as beside a mounter that fails at each start. Everything was written back then, and no pod uses
+		// the pool: the mounter may end, and what it may have mounted since is unmounted by the next clean-up.
+		return waits(l, "its mounter is shutting down"), errors.Join(r.scale(ctx, l, 0), r.removeCleanUp(ctx, a, l.Mounter))
 	case finished(job, batchv1.JobComplete), finished(job, batchv1.JobFailed):
-		// One that a mounter outlived proves nothing, and one of an earlier version gives up.
+		// One of an earlier version gives up.
 		return waits(l, "it is being unmounted"+troubles(pods)), r.removeCleanUp(ctx, a, l.Mounter)
 	case job.DeletionTimestamp == nil && l.mounter != nil && !slices.ContainsFunc(pods, running):
 		// What kept its pod from starting may be what has changed, such as the image. The template of a Job cannot be.

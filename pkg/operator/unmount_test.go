@@ -319,6 +319,39 @@ func TestGrowthOfAClaimIsSaid(t *testing.T) {
 	}
 }
 
+// A mounter that fails at each start leaves its lock free, and the clean-up beside it is done before it is ever seen at work. The mounter
+// ends all the same, and the pool is unmounted once more after it.
+func TestCleanUpBesideMounterThatFailsEnds(t *testing.T) {
+	mounter := mounterOf("old", "here")
+	claim, pod, job := claimFor(mounter, corev1.ReadWriteOnce), mounterPod(mounter, "here", true), cleanUpOf(mounter)
+	s := newStage(t, stored("hpp", 1, false), nodeThat("here", corev1.ConditionTrue), mounter, claim, pod)
+	for range 5 {
+		s.reconcile("hpp")
+		if !s.has(mounter) {
+			t.Fatal("the mounter is removed while it has a pod")
+		}
+		if s.has(job) {
+			s.completed(job)
+		}
+	}
+	if s.replicas(mounter) != 0 {
+		t.Fatal("the mounter goes on for ever")
+	}
+	must.Succeed(t, s.Delete(t.Context(), pod))
+	if s.has(job) {
+		must.Succeed(t, s.Delete(t.Context(), job))
+	}
+	s.reconcile("hpp")
+	if !s.has(job) {
+		t.Fatal("it is not unmounted after the mounter has ended")
+	}
+	s.completed(job)
+	s.reconcile("hpp")
+	if s.has(mounter) || s.has(job) {
+		t.Error("the mounter or its clean-up is left over")
+	}
+}
+
 // Labels and annotations are written by whoever may make a Deployment or a Job in the namespace. What they name is unmounted only where the
 // object has, or had, that pool, and under the name that a mounter has there.
 func TestNothingIsUnmountedWhereNoPoolWas(t *testing.T) {
