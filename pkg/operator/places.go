@@ -1,8 +1,12 @@
 package operator
 
 import (
+	"fmt"
 	"path"
 	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/util/sets"
 
 	hppv1 "kubevirt.io/hostpath-provisioner/api/v1beta1"
 	"kubevirt.io/hostpath-provisioner/pkg/operator/render"
@@ -37,4 +41,27 @@ func findPlaces(object *hppv1.HostPathProvisioner, left []leftover) []hppv1.Moun
 		}
 	}
 	return remembered
+}
+
+// apart is an object without the pools whose path is, or lies in, that of another pool which is still to be unmounted on some node, with
+// what they wait for in words. The driver would serve what is mounted there as theirs. One that has a mounter keeps it.
+func apart(object *hppv1.HostPathProvisioner, left []leftover, mounters map[string]render.Spot) (without *hppv1.HostPathProvisioner, waiting []string) {
+	mounted := sets.New[string]()
+	for _, spot := range mounters {
+		mounted.Insert(spot.Pool)
+	}
+	without = object.DeepCopy()
+	without.Spec.StoragePools = slices.DeleteFunc(without.Spec.StoragePools, func(pool hppv1.StoragePool) bool {
+		if mounted.Has(pool.Name) {
+			return false
+		}
+		i := slices.IndexFunc(left, func(l leftover) bool {
+			return l.known && l.Pool != pool.Name && strings.HasPrefix(path.Clean(string(pool.Path))+"/", path.Clean(l.Path)+"/")
+		})
+		if i >= 0 {
+			waiting = append(waiting, fmt.Sprintf("pool %s: it comes once pool %s at %s on %s is unmounted", pool.Name, left[i].Pool, left[i].Path, left[i].Node))
+		}
+		return i >= 0
+	})
+	return without, waiting
 }

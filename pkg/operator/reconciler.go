@@ -218,24 +218,18 @@ func (r *Reconciler) deploy(ctx context.Context, object *hppv1.HostPathProvision
 	if err != nil {
 		return wanted, err
 	}
-	rendered := r.manifests.For(r.Config, facts, object)
-	if wanted.objects, err = rendered.Objects(); err != nil {
-		return wanted, err
-	}
-	if found, err := r.unlabelled(ctx, &facts, wanted.objects); err != nil {
-		return wanted, err
-	} else if found {
-		rendered = r.manifests.For(r.Config, facts, object)
-		if wanted.objects, err = rendered.Objects(); err != nil {
-			return wanted, err
-		}
-	}
-	left, now, err := r.leftovers(ctx, wanted.objects)
+	rendered, left, err := r.plan(ctx, &facts, object, &wanted)
 	if err != nil {
 		return wanted, err
 	}
-	wanted.objects, wanted.claims = now, rendered.Claims()
 	wanted.mounted = findPlaces(object, left)
+	without, held := apart(object, left, facts.Mounters)
+	if len(held) > 0 {
+		if rendered, left, err = r.plan(ctx, &facts, without, &wanted); err != nil {
+			return wanted, err
+		}
+		wanted.mounted = findPlaces(object, left)
+	}
 	a := r.applier(ctx, object)
 	problems := []error{rendered.Clashes()}
 	for _, claim := range wanted.claims {
@@ -244,8 +238,31 @@ func (r *Reconciler) deploy(ctx context.Context, object *hppv1.HostPathProvision
 	problems = append(problems, r.applyAll(ctx, a, &wanted))
 	problems = append(problems, a.Prune(ctx, r.Config.Namespace, r.prunable(), wanted.objects))
 	problems = append(problems, r.dropCleanUps(ctx, a, wanted.objects))
-	wanted.leaving, err = r.cleanUp(ctx, a, rendered, left)
+	leaving, err := r.cleanUp(ctx, a, rendered, left)
+	wanted.leaving = slices.Concat(leaving, held)
 	return wanted, errors.Join(append(problems, err)...)
+}
+
+// plan finds what there should be of an object, and what is left of pools that it does not have.
+func (r *Reconciler) plan(ctx context.Context, facts *render.Facts, object *hppv1.HostPathProvisioner, wanted *deployment) (*render.Renderer, []leftover, error) {
+	rendered := r.manifests.For(r.Config, *facts, object)
+	all, err := rendered.Objects()
+	if err != nil {
+		return nil, nil, err
+	}
+	found, err := r.unlabelled(ctx, facts, all)
+	if err != nil {
+		return nil, nil, err
+	}
+	if found {
+		rendered = r.manifests.For(r.Config, *facts, object)
+		if all, err = rendered.Objects(); err != nil {
+			return nil, nil, err
+		}
+	}
+	left, now, err := r.leftovers(ctx, all)
+	wanted.objects, wanted.claims = now, rendered.Claims()
+	return rendered, left, err
 }
 
 // applyAll applies what is wanted, in its order, but for StorageClasses of which there is another one.

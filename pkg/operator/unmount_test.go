@@ -423,3 +423,47 @@ func TestPlaceOfARemovedPoolIsRemembered(t *testing.T) {
 		t.Errorf("it remembers %v", object.Status.MountedPools)
 	}
 }
+
+// A pool that has the path of one that is being removed, on a claim or not, comes once that is unmounted everywhere: until then the driver would
+// make its volumes on the other one's claim, where they are not found afterwards.
+func TestPoolAtThePathOfARemovedOneWaits(t *testing.T) {
+	for name, pool := range map[string]hppv1.StoragePool{
+		"on a claim":     {Name: "local", Path: "/mnt/old", PVCTemplate: &hppv1.ClaimTemplate{}},
+		"in a directory": {Name: "local", Path: "/mnt/old"},
+		"inside":         {Name: "local", Path: "/mnt/old/csi/local"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			object, mounter := onClaims(), mounterOf("old", "here")
+			object.Spec.StoragePools = []hppv1.StoragePool{pool, {Name: "other", Path: "/mnt/older"}}
+			s := newStage(t, object, nodeThat("here", corev1.ConditionTrue), driverPod("here"), mounter)
+			serves := func() (pools string) {
+				set := s.rolledOut(1)
+				for _, v := range set.Spec.Template.Spec.Containers[0].Env {
+					if v.Name == "DATADIR" {
+						pools = v.Value
+					}
+				}
+				return pools
+			}
+			s.reconcile("hpp")
+			s.reconcile("hpp")
+			job, next := cleanUpOf(mounter), mounterOf("local", "here")
+			if !s.has(job) || s.has(next) {
+				t.Fatalf("the clean-up has begun: %v, the next mounter is there: %v", s.has(job), s.has(next))
+			}
+			if pools := serves(); strings.Contains(pools, "local") || !strings.Contains(pools, "other") {
+				t.Fatalf("the driver has %s", pools)
+			}
+			s.reconcile("hpp")
+			if said := s.waitsFor(); !strings.Contains(said, "pool local: it comes once pool old at /mnt/old on here is unmounted") {
+				t.Errorf("the object waits for %q", said)
+			}
+			s.completed(job)
+			s.reconcile("hpp")
+			s.reconcile("hpp")
+			if pools := serves(); s.has(mounter) || s.has(next) != (pool.PVCTemplate != nil) || !strings.Contains(pools, "local") {
+				t.Errorf("the first mounter is there: %v, the next one: %v, the driver has %s", s.has(mounter), s.has(next), pools)
+			}
+		})
+	}
+}
