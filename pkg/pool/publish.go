@@ -94,13 +94,13 @@ func (s *Set) holdOutside(target bind.Target) (held bind.Target, release func(),
 	if err != nil {
 		return target, nil, content.MountError(err)
 	}
-	i, err := held.Within(roots, s.Options.Mounts.Locate)
+	i, err := held.Within(roots, s.Options.Mounts.MountRoot)
 	if err == nil && i >= 0 {
 		// Where a pool was mounted anew since its last check, another directory can have the numbers that it had then.
 		var root *bind.Root
 		if root, err = s.Pools[i].WhereNow(); err == nil {
 			roots[i] = *root
-			i, err = held.Within(roots, s.Options.Mounts.Locate)
+			i, err = held.Within(roots, s.Options.Mounts.MountRoot)
 		}
 	}
 	switch {

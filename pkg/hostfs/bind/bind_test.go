@@ -390,12 +390,37 @@ func TestWithin(t *testing.T) {
 		held, release, err := target.Hold()
 		must.Succeed(t, err)
 		for _, at := range []bind.Target{target, held} {
-			got, err := at.Within([]bind.Root{{}, {ID: id, At: place}}, k.Locate)
+			got, err := at.Within([]bind.Root{{}, {ID: id, At: place}}, k.MountRoot)
 			if got != want || err != nil {
 				t.Errorf("%s is within %d, %v; want %d", path, got, err, want)
 			}
 		}
 		release()
+	}
+}
+
+// The kernel gives the numbers of mounts in the mount table again.
+func TestWithinTakesNoMountForAnother(t *testing.T) {
+	s := newScene(t)
+	inside, sibling := filepath.Join(s.volume.String(), "inside"), filepath.Join(filepath.Dir(s.volume.String()), "sibling")
+	must.Succeed(t, os.Mkdir(inside, 0o755), os.Mkdir(sibling, 0o755))
+	id, err := s.volume.ID()
+	must.Succeed(t, err)
+	at, err := s.kernel.Locate(s.volume)
+	must.Succeed(t, err)
+	pods := t.TempDir()
+	target, err := bind.ParseTarget(pods + "/target")
+	must.Succeed(t, err)
+	for range 3 {
+		for source, want := range map[string]int{sibling: -1, inside: 0} {
+			must.Succeed(t, syscall.Mount(source, pods, "", syscall.MS_BIND, ""))
+			for range 2 { // found in the table, and known
+				if got, err := target.Within([]bind.Root{{ID: id, At: at}}, s.kernel.MountRoot); got != want || err != nil {
+					t.Errorf("through a mount of %s: within %d, %v; want %d", source, got, err, want)
+				}
+			}
+			must.Succeed(t, syscall.Unmount(pods, 0))
+		}
 	}
 }
 
@@ -413,7 +438,7 @@ func TestHeldTargetKeepsItsParent(t *testing.T) {
 	own, err := s.volume.ID()
 	must.Succeed(t, err)
 	for at, want := range map[bind.Target]int{held: -1, target: 0} {
-		if got, err := at.Within([]bind.Root{{ID: own}}, s.kernel.Locate); got != want || err != nil {
+		if got, err := at.Within([]bind.Root{{ID: own}}, s.kernel.MountRoot); got != want || err != nil {
 			t.Errorf("within %d, %v; want %d", got, err, want)
 		}
 	}

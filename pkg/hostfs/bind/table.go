@@ -1,6 +1,7 @@
 package bind
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -22,6 +23,8 @@ type table struct {
 	mu      sync.Mutex
 	file    *os.File
 	entries []*mountinfo.Info // as last read; nil before
+	// known are those of entries that were searched for, by a number that no other mount gets.
+	known map[uint64]*mountinfo.Info
 }
 
 const mountTable = "/proc/self/mountinfo"
@@ -57,8 +60,49 @@ func (t *table) mounts() ([]*mountinfo.Info, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read the mount table: %w", err)
 	}
-	t.entries = entries
+	t.entries, t.known = entries, make(map[uint64]*mountinfo.Info)
 	return entries, nil
+}
+
+// mount is the mount that a directory is reached through. The table is not read for one that is known: each publication
+// changes it, and it has some ten lines for each pod of the node.
+func (t *table) mount(d *dir.Dir) (*mountinfo.Info, error) {
+	number, unique, err := mountNumber(d)
+	if err != nil {
+		return nil, err
+	}
+	t.mu.Lock()
+	m := t.known[number]
+	t.mu.Unlock()
+	if unique && m != nil {
+		return m, nil
+	}
+	mounts, err := t.mounts()
+	if err != nil {
+		return nil, err
+	}
+	if m, err = mountAt(d, mounts); err != nil || m == nil {
+		return nil, cmp.Or(err, fmt.Errorf("find the mount of %s: it is in no mount of this namespace", d))
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if unique {
+		t.known[number] = m
+	}
+	return m, nil
+}
+
+// statxMountUnique is STATX_MNT_ID_UNIQUE of linux/stat.h (Linux 6.8): the number of a mount, which no other gets as
+// long as the kernel runs. STATX_MNT_ID, which the mount table has, is given again.
+const statxMountUnique = 0x4000
+
+// mountNumber is that of the mount that a directory is reached through. It reports whether the kernel numbers mounts so.
+func mountNumber(d *dir.Dir) (number uint64, unique bool, err error) {
+	var st unix.Statx_t
+	if err := unix.Statx(d.Fd(), "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC, statxMountUnique, &st); err != nil {
+		return 0, false, fmt.Errorf("find the mount of %s: %w", d, err)
+	}
+	return st.Mnt_id, st.Mask&statxMountUnique != 0, nil
 }
 
 // changed reports whether the table changed since the last call: poll(2) returns
@@ -235,6 +279,17 @@ func (k *Kernel) Locate(d *dir.Dir) (Place, error) {
 		return Place{}, err
 	}
 	return Place{home: home, all: seenAt(home, mounts)}, nil
+}
+
+// MountRoot is where the mount that a directory is reached through begins in its filesystem. It knows no other mounts
+// than that one, and does not access the disk.
+func (k *Kernel) MountRoot(d *dir.Dir) (Place, error) {
+	m, err := k.table.mount(d)
+	if err != nil {
+		return Place{}, err
+	}
+	home := place{Major: m.Major, Minor: m.Minor, prefix: withSlash(m.Root), fsType: m.FSType}
+	return Place{home: home, all: []place{home}}, nil
 }
 
 // seenAt returns all places of a directory from one of them, nearest first. Each mount is

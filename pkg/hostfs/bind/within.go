@@ -20,9 +20,9 @@ type Root struct {
 
 // Within is the index of the directory that the target is, or lies in, whatever path leads
 // there, also through a mount of something inside it; -1 for none, and where the target's parent is
-// missing. Locate is that of the mounts. What a filesystem holds that is mounted inside one of the
+// missing. MountRoot is that of the mounts. What a filesystem holds that is mounted inside one of the
 // directories does not count.
-func (t Target) Within(in []Root, locate func(*dir.Dir) (Place, error)) (int, error) {
+func (t Target) Within(in []Root, mountRoot func(*dir.Dir) (Place, error)) (int, error) {
 	roots := make([]dir.ID, len(in))
 	for i, root := range in {
 		roots[i] = root.ID
@@ -41,39 +41,41 @@ func (t Target) Within(in []Root, locate func(*dir.Dir) (Place, error)) (int, er
 			return i, nil
 		}
 	}
-	if i, err := ancestorOf(parent, roots); i >= 0 || err != nil {
+	if i, shares, err := ancestorOf(parent, roots); i >= 0 || !shares || err != nil {
 		return i, err
 	}
-	// From a mount of a directory inside a root ".." leads to where that is mounted.
-	if own, err := standingAt(parent, "."); err != nil || !sharesDevice(roots, own.id) {
-		return -1, nil
-	}
-	at, err := locate(parent)
+	// From a mount of a directory inside a root ".." leads to where that is mounted. All that is above the parent in
+	// its mount was compared: what is left is where that mount begins.
+	begins, err := mountRoot(parent)
 	if err != nil {
 		return -1, err
 	}
-	return slices.IndexFunc(in, func(root Root) bool { return at.in(root.At) }), nil
+	return slices.IndexFunc(in, func(root Root) bool { return begins.in(root.At) }), nil
 }
 
-// ancestorOf is the index of the directory that d is or lies in; -1 for none.
-func ancestorOf(d *dir.Dir, roots []dir.ID) (int, error) {
+// ancestorOf is the index of the directory that d is or lies in; -1 for none. It reports whether d can be on the
+// filesystem of one of them.
+func ancestorOf(d *dir.Dir, roots []dir.ID) (i int, shares bool, err error) {
 	var below standing
 	// PATH_MAX bounds the paths that the kernel takes, and so how far up one can go.
 	for up := "."; len(up) < unix.PathMax-len("/.."); up += "/.." {
 		at, err := standingAt(d, up)
 		if err != nil {
-			return -1, &fs.PathError{Op: "stat", Path: path.Join(d.String(), up), Err: err}
+			return -1, shares, &fs.PathError{Op: "stat", Path: path.Join(d.String(), up), Err: err}
 		}
 		if i := slices.Index(roots, at.id); i >= 0 {
-			return i, nil
+			return i, true, nil
+		}
+		if up == "." {
+			shares = sharesDevice(roots, at.id)
 		}
 		// The root of the namespace is its own parent.
-		if at == below || up == "." && !sharesDevice(roots, at.id) {
-			return -1, nil
+		if at == below || !shares {
+			break
 		}
 		below = at
 	}
-	return -1, nil
+	return -1, shares, nil
 }
 
 // A standing is a directory as it is seen through a mount.

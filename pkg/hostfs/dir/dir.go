@@ -93,9 +93,14 @@ func OpenLast(absolute string) (*Dir, error) {
 }
 
 // OpenParent opens the directory that holds the last element of an absolute path,
-// following links on the way to it. The last element is not checked.
+// following links on the way to it. The last element is not checked. The directory is opened
+// for reading only when an operation needs it, as by OpenCached.
 func OpenParent(absolute string) (*Dir, error) {
-	return Open(path.Dir(absolute))
+	d, err := openPath(path.Dir(absolute), unix.O_PATH)
+	if err == nil {
+		d.unread = true
+	}
+	return d, err
 }
 
 func adopt(fd int, path string) *Dir { return &Dir{fd: fd, path: path} }

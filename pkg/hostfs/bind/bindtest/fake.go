@@ -263,12 +263,17 @@ func (f *Fake) IsFilesystem(d *dir.Dir) (bool, error) {
 }
 
 // Locate asks the real kernel, since no pool is published by the fake.
-func (f *Fake) Locate(d *dir.Dir) (bind.Place, error) {
+func (f *Fake) Locate(d *dir.Dir) (bind.Place, error) { return asked(d, (*bind.Kernel).Locate) }
+
+// MountRoot asks the real kernel too.
+func (f *Fake) MountRoot(d *dir.Dir) (bind.Place, error) { return asked(d, (*bind.Kernel).MountRoot) }
+
+func asked(d *dir.Dir, where func(*bind.Kernel, *dir.Dir) (bind.Place, error)) (bind.Place, error) {
 	k, err := bind.NewKernel()
 	if err != nil {
 		return bind.Place{}, err
 	}
-	at, err := k.Locate(d)
+	at, err := where(k, d)
 	return at, errors.Join(err, k.Close())
 }
 

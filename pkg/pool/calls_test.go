@@ -1,0 +1,175 @@
+package pool_test
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/go-logr/logr"
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/label"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop"
+	"kubevirt.io/hostpath-provisioner/pkg/pool"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
+	"kubevirt.io/hostpath-provisioner/test/must"
+	"kubevirt.io/hostpath-provisioner/test/testenv"
+)
+
+// What one publication and its end may take of system calls, without those that go up from the target, of which there is
+// one for each directory above it: its mount may be in a pool where it is on a pool's filesystem, as here. Their times
+// differ from machine to machine, and are for make bench. These numbers do not. docs/performance.md says what each
+// call is for: before one is added, see whether what it finds out is known.
+const (
+	callsToPublish   = 31
+	callsToUnpublish = 29
+)
+
+// times is how often it is done: the shortest list of calls counts.
+const times = 10
+
+// traced is the directory in which this process publishes, while it is traced.
+const traced = "HOSTPATH_TRACED"
+
+func TestSystemCallsOfPublication(t *testing.T) {
+	testenv.NeedRoot(t)
+	testenv.NeedPrograms(t, "strace")
+	if root := os.Getenv(traced); root != "" {
+		publishTraced(t, root)
+		return
+	}
+	needNumberedMounts(t)
+	root := testenv.LoopFS(t, "ext4", 64<<20)
+	calls := callsOf(t, root)
+	up := strings.Count(root+"/pods", "/") + 1 // the root of the namespace is its own parent
+	for phase, most := range map[string]int{"publish": callsToPublish, "unpublish": callsToUnpublish} {
+		all, table := fewest(calls[phase])
+		if len(calls[phase]) != times {
+			t.Fatalf("%d times to %s were traced, want %d", len(calls[phase]), phase, times)
+		}
+		if n := len(all) - up; n > most {
+			t.Errorf("to %s takes %d system calls and %d to go up, at most %d are expected:\n%s", phase, n, up, most, strings.Join(all, "\n"))
+		}
+		if table {
+			t.Errorf("to %s reads the mount table, which grows with the pods of the node:\n%s", phase, strings.Join(all, "\n"))
+		}
+	}
+}
+
+// fewest is the shortest of some lists of calls: what a check of the pool does meanwhile is in others.
+func fewest(lists [][]string) (calls []string, table bool) {
+	for _, list := range lists {
+		if calls == nil || len(list) < len(calls) {
+			calls = list
+		}
+	}
+	return calls, strings.Contains(strings.Join(calls, "\n"), "/mountinfo>")
+}
+
+// ofRuntime are calls that Go makes when it likes.
+var ofRuntime = regexp.MustCompile(`^(futex|nanosleep|clock_nanosleep|epoll_\w+|sched_\w+|madvise|mmap|munmap|mprotect|rt_\w+|tgkill|gettid|getpid|clone3?|sigaltstack|prctl|rseq|set_robust_list|exit|restart_syscall)\(`)
+
+// call is a line of strace -f that begins one.
+var call = regexp.MustCompile(`^\d+\s+(\w+\(.*)`)
+
+// callsOf has this program publish in a directory, and returns what it calls meanwhile, for each time and phase.
+func callsOf(t *testing.T, root string) map[string][][]string {
+	t.Helper()
+	self, err := os.Executable()
+	must.Succeed(t, err)
+	trace := filepath.Join(t.TempDir(), "trace")
+	// -y names the files of descriptors.
+	cmd := exec.CommandContext(t.Context(), "strace", "-f", "-qq", "-y", "-o", trace, self, "-test.run", "^"+t.Name()+"$")
+	cmd.Env = append(os.Environ(), traced+"="+root)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	f, err := os.Open(trace)
+	must.Succeed(t, err)
+	defer func() { must.Succeed(t, f.Close()) }()
+	calls := make(map[string][][]string)
+	var phase string
+	for lines := bufio.NewScanner(f); lines.Scan(); {
+		begun := call.FindStringSubmatch(lines.Text())
+		switch {
+		case begun == nil, ofRuntime.MatchString(begun[1]):
+		case strings.Contains(begun[1], `"`+marker):
+			_, next, _ := strings.Cut(begun[1], marker)
+			if phase, _, _ = strings.Cut(next, `"`); phase != "" {
+				calls[phase] = append(calls[phase], nil)
+			}
+		case phase != "":
+			last := &calls[phase][len(calls[phase])-1]
+			*last = append(*last, begun[1])
+		}
+	}
+	return calls
+}
+
+// needNumberedMounts needs a kernel that says by which mount a directory is reached so that no other mount is meant by
+// it. Without that the mount table is read.
+func needNumberedMounts(t *testing.T) {
+	t.Helper()
+	const unique = 0x4000 // STATX_MNT_ID_UNIQUE
+	var st unix.Statx_t
+	must.Succeed(t, unix.Statx(unix.AT_FDCWD, "/", 0, unique, &st))
+	if st.Mask&unique == 0 {
+		testenv.Missing(t, "Linux 6.8")
+	}
+}
+
+// marker begins the name of a file that is searched for where a phase begins, and alone where it ends.
+const marker = "/hostpath-traced/"
+
+func mark(phase string) { _, _ = os.Lstat(marker + phase) }
+
+// publishTraced publishes a volume again and again.
+func publishTraced(t *testing.T, root string) {
+	must.Succeed(t, os.Mkdir(root+"/pods", 0o755))
+	pools := servedByKernel(t, root+"/pool")
+	id, err := volume.ParseID("pvc-traced")
+	must.Succeed(t, err)
+	_, err = pools.Create(t.Context(), pool.Request{ID: id, Range: volume.Range{Required: mib}})
+	must.Succeed(t, err)
+	target, err := bind.ParseTarget(root + "/pods/target")
+	must.Succeed(t, err)
+	for range times {
+		mark("publish")
+		must.Succeed(t, pools.Publish(t.Context(), pool.Publication{ID: id, Target: target}))
+		mark("")
+		mark("unpublish")
+		must.Succeed(t, pools.Unpublish(t.Context(), id, target))
+		mark("")
+	}
+	must.Succeed(t, pools.Delete(t.Context(), id))
+}
+
+// servedByKernel serves a pool as the driver does.
+func servedByKernel(t *testing.T, path string) *pool.Set {
+	t.Helper()
+	mounts, err := bind.NewKernel()
+	must.Succeed(t, err)
+	dev, err := dir.Open("/dev")
+	must.Succeed(t, err)
+	node, err := volume.ParseNodeID("node-1")
+	must.Succeed(t, err)
+	configs, err := poolconfig.Parse(`[{"name":"local","path":"`+path+`"}]`, "/")
+	must.Succeed(t, err)
+	pools := pool.Start(configs, pool.Options{
+		Node: node, Mounts: mounts, Labels: label.Kernel{}, Devices: loop.NewKernel(dev), Dev: dev, Log: logr.Discard(),
+	})
+	t.Cleanup(func() {
+		must.Succeed(t, errors.Join(pools.Close(context.WithoutCancel(t.Context())), mounts.Close(), dev.Close()))
+	})
+	must.Succeed(t, pools.Wait(t.Context()))
+	return pools
+}
