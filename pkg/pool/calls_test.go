@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -42,7 +43,6 @@ const traced = "HOSTPATH_TRACED"
 
 func TestSystemCallsOfPublication(t *testing.T) {
 	testenv.NeedRoot(t)
-	testenv.NeedPrograms(t, "strace")
 	if root := os.Getenv(traced); root != "" {
 		publishTraced(t, root)
 		return
@@ -61,6 +61,40 @@ func TestSystemCallsOfPublication(t *testing.T) {
 		}
 		if table {
 			t.Errorf("to %s reads the mount table, which grows with the pods of the node:\n%s", phase, strings.Join(all, "\n"))
+		}
+	}
+}
+
+// Of a snapshot the calls are what it waits for, and what is asked of each device of the node. The limit of make bench makes
+// the same: the copy, its directory, the record, and the two directories that they are put into are synced.
+func TestSystemCallsOfDiskSnapshot(t *testing.T) {
+	testenv.NeedRoot(t)
+	if root := os.Getenv(traced); root != "" {
+		snapshotTraced(t, root)
+		return
+	}
+	lists := callsOf(t, testenv.LoopFS(t, "xfs", 512<<20))["snapshot"]
+	if len(lists) != times {
+		t.Fatalf("%d snapshots were traced, want %d", len(lists), times)
+	}
+	all, _ := fewest(lists)
+	for what, c := range map[string]struct {
+		call *regexp.Regexp
+		most int
+	}{
+		"syncs":                 {regexp.MustCompile(`^(fsync|fdatasync|syncfs)\(`), 5},
+		"shares blocks":         {regexp.MustCompile(`^ioctl\(.*FICLONE`), 1},
+		"makes unnamed files":   {regexp.MustCompile(`O_TMPFILE`), 0},
+		"lists all the devices": {regexp.MustCompile(`^openat2?\(.*"(/sys/block|block)"`), 3}, // is it used, what is to be flushed, and was it used meanwhile
+	} {
+		n := 0
+		for _, call := range all {
+			if c.call.MatchString(call) {
+				n++
+			}
+		}
+		if n > c.most {
+			t.Errorf("a snapshot %s %d times, at most %d are expected:\n%s", what, n, c.most, strings.Join(all, "\n"))
 		}
 	}
 }
@@ -84,6 +118,7 @@ var call = regexp.MustCompile(`^\d+\s+(\w+\(.*)`)
 // callsOf has this program publish in a directory, and returns what it calls meanwhile, for each time and phase.
 func callsOf(t *testing.T, root string) map[string][][]string {
 	t.Helper()
+	testenv.NeedPrograms(t, "strace")
 	self, err := os.Executable()
 	must.Succeed(t, err)
 	trace := filepath.Join(t.TempDir(), "trace")
@@ -151,6 +186,23 @@ func publishTraced(t *testing.T, root string) {
 		mark("")
 	}
 	must.Succeed(t, pools.Delete(t.Context(), id))
+}
+
+// snapshotTraced makes snapshots of a block volume that is not published.
+func snapshotTraced(t *testing.T, root string) {
+	pools := servedByKernel(t, root+"/pool")
+	source, err := volume.ParseID("pvc-traced")
+	must.Succeed(t, err)
+	_, err = pools.Create(t.Context(), pool.Request{ID: source, Mode: volume.ModeBlock, Range: volume.Range{Required: mib}})
+	must.Succeed(t, err)
+	for i := range times {
+		id, err := volume.ParseSnapshot(fmt.Sprintf("cut-%d", i))
+		must.Succeed(t, err)
+		mark("snapshot")
+		_, err = pools.Snapshot(t.Context(), pool.SnapshotRequest{ID: id, Source: source})
+		mark("")
+		must.Succeed(t, err)
+	}
 }
 
 // servedByKernel serves a pool as the driver does.

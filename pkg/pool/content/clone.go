@@ -15,9 +15,8 @@ import (
 
 // MethodFor is how the content of a directory is copied within its filesystem, where copies may
 // share blocks: as a snapshot of a btrfs subvolume that has no other in it, by reference, or by
-// reading it. What the filesystem can do is tried in another directory of it: the source may be at
-// its limit.
-func MethodFor(src, try *dir.Dir, isDisk bool) (volume.CopyMethod, error) {
+// reading it. Shares reports whether files of the filesystem can share blocks.
+func MethodFor(src *dir.Dir, shares func() (bool, error), isDisk bool) (volume.CopyMethod, error) {
 	if !isDisk {
 		// Subvolumes inside would be empty in the snapshot.
 		inside, err := clone.Nested(src)
@@ -28,8 +27,8 @@ func MethodFor(src, try *dir.Dir, isDisk bool) (volume.CopyMethod, error) {
 			return "", err
 		}
 	}
-	shares, err := clone.Supported(try)
-	if err == nil && shares {
+	can, err := shares()
+	if err == nil && can {
 		return volume.ByReference, nil
 	}
 	return volume.ByCopy, err

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"sync/atomic"
 	"syscall"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
@@ -55,6 +56,8 @@ type Keeper struct {
 	claims        *Claims
 	bytesPerInode int64
 	inodeBytes    int64 // quota.InodeBytes
+	// shares says that files of the filesystem were seen to share blocks.
+	shares atomic.Bool
 }
 
 // Keeper finds out who enforces the sizes of a pool's volumes, also of those that are there
@@ -105,9 +108,7 @@ func (o Options) Unfit(k *Keeper) error {
 
 // WithClaims is a keeper of the same filesystem with other claims.
 func (k *Keeper) WithClaims(claims *Claims) *Keeper {
-	other := *k
-	other.claims = claims
-	return &other
+	return &Keeper{facility: k.facility, unenforced: k.unenforced, claims: claims, bytesPerInode: k.bytesPerInode, inodeBytes: k.inodeBytes}
 }
 
 // Claims are the ids that are given on the filesystem.
@@ -135,6 +136,19 @@ func (k *Keeper) simple() bool { return k.facility != nil && k.facility.Simple()
 // to its first owner until the last one lets go of it: a volume could not overwrite what its snapshot
 // has, and what a clone has would be charged to nobody when its source is gone.
 func (k *Keeper) MayShare() bool { return !k.simple() }
+
+// Shares reports whether files of the pool's filesystem can share blocks. It is tried until it has succeeded: a filesystem
+// cannot lose this, and what tries makes files.
+func (k *Keeper) Shares(try func() (bool, error)) (bool, error) {
+	if k.shares.Load() {
+		return true, nil
+	}
+	shares, err := try()
+	if err == nil && shares {
+		k.shares.Store(true)
+	}
+	return shares, err
+}
 
 // NewInodes is for how many bytes of its size a new volume has an inode that its quota does not
 // count; 0 where inodes are not limited, or take no space of their own.

@@ -100,7 +100,10 @@ func (p *Pool) methodFor(src *Source) (volume.CopyMethod, error) {
 	if !p.Keeper.MayShare() {
 		return volume.ByCopy, nil
 	}
-	return content.MethodFor(src.dir, p.Store.Root(), src.entry.Block())
+	// In the pool's directory: the source may be at its limit.
+	try := func() (bool, error) { return clone.Supported(p.Store.Root()) }
+	shares := func() (bool, error) { return p.Keeper.Shares(try) }
+	return content.MethodFor(src.dir, shares, src.entry.Block())
 }
 
 // Foreign is a source that is no entry of the pool, but has the origin of a snapshot. It is read
@@ -309,8 +312,11 @@ func (s *Source) copy(ctx context.Context, d *dir.Dir, o *volume.Origin) (stall 
 			return stall, err
 		}
 		// What the pod has written without a flush may be in the file in another order.
-		written, err := s.written()
-		if s.inUse || written {
+		written := s.inUse
+		if !written {
+			written, err = s.written()
+		}
+		if written {
 			o.Consistency = volume.CrashConsistent
 		}
 		return stall, err

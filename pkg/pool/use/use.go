@@ -55,16 +55,17 @@ func (v *Volume) Published() ([]bind.Publication, error) {
 
 // Used reports whether this node has the volume published, or its file attached.
 func (v *Volume) Used() (bool, error) {
-	published, err := v.Published()
-	if err != nil || len(published) > 0 {
+	all, err := v.Host.Mounts.Published(v.Store.Root())
+	if err != nil || len(all[v.ID.String()]) > 0 {
 		return true, err
 	}
 	file, ok, err := v.file()
 	if err != nil || !ok {
 		return false, err
 	}
-	all, err := v.attachments()
-	return len(all.Of(file)) > 0, err
+	// What is published of a device is attached: each device of the node is asked once.
+	attached, err := v.attachments()
+	return len(attached.Of(file)) > 0, err
 }
 
 // Written reports whether pods or devices of this node may write to the volume: it is used, and not only by directories that
