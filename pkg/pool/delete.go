@@ -116,9 +116,15 @@ func (v *visit) removeAgain(id volume.ID, e store.Entry) (bool, error) {
 	if err := v.Store.DropRecord(id); err != nil {
 		return false, err
 	}
-	v.Pool.Thrown(piece)
+	v.thrown(piece)
 	v.Pool.Note(id, store.Entry{})
 	return true, nil
+}
+
+// thrown queues what was removed for the reaper.
+func (v *visit) thrown(piece string) {
+	v.Pool.Thrown(piece)
+	v.Pool.Ledger.TrashRemoved(piece)
 }
 
 // remove takes a volume out of the pool in one step, and then its record. The reaper
@@ -134,7 +140,7 @@ func (v *visit) remove(ctx context.Context, id volume.ID, e store.Entry) error {
 			return err
 		}
 		if e.Removed != "" { // only its record was left: the reaper gives the id back
-			v.Pool.Thrown(e.Removed)
+			v.thrown(e.Removed)
 			v.Pool.Note(id, store.Entry{})
 			return nil
 		}
@@ -154,7 +160,7 @@ func (v *visit) remove(ctx context.Context, id volume.ID, e store.Entry) error {
 	if err := v.Store.DropRecord(id); err != nil {
 		return err
 	}
-	v.Pool.Thrown(thrown)
+	v.thrown(thrown)
 	v.Pool.Note(id, store.Entry{})
 	return nil
 }

@@ -91,6 +91,9 @@ func (s *Set) snapshot(ctx context.Context, p *serve.Pool, r SnapshotRequest) (S
 	if err := v.Work(); err != nil {
 		return Snapshot{}, v.snapshots().NotPossible(err)
 	}
+	if err := v.Discard().NoneLeft(r.ID); err != nil {
+		return Snapshot{}, err
+	}
 	unlock, err := v.LockSource(r.Source)
 	if err != nil {
 		return Snapshot{}, err
@@ -137,6 +140,9 @@ func (s *Set) sourceElsewhere(id volume.ID, chosen *serve.Pool) error {
 
 // openRequested opens what a volume is to be made from.
 func (v *visit) openRequested(r Request) (*snapshot.Source, error) {
+	if err := v.Discard().NoneLeft(r.ID); err != nil {
+		return nil, err
+	}
 	if r.Source.ID == r.ID { // which is not there: its lock is the caller's
 		return v.snapshots().Requested(r.Source, r.Mode, func() {})
 	}

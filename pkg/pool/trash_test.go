@@ -4,11 +4,18 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/go-logr/logr"
+	"github.com/go-logr/logr/funcr"
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/hostpath-provisioner/pkg/pool"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
 	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
@@ -115,4 +122,114 @@ func TestStuckTrashWithManyFilesIsMeasuredInBackground(t *testing.T) {
 		b.later(time.Hour) // the reaper rests
 		b.wantCapacity("local", 108, 2)
 	})
+}
+
+// What a failed copy leaves is erased slowly. A caller that tries again at once must not pile such copies up: each
+// keeps space of the pool.
+func TestFailedCopyHoldsItsSpaceOnce(t *testing.T) {
+	for name, attempt := range map[string]func(b *bench) error{
+		"a snapshot": func(b *bench) error {
+			_, err := b.Snapshot(b.t.Context(), pool.SnapshotRequest{ID: snapshotID(b.t, "s-1"), Source: id(b.t, "pvc-1")})
+			return err
+		},
+		"a clone": func(b *bench) error {
+			_, err := b.Create(b.t.Context(), pool.Request{ID: id(b.t, "pvc-2"), Source: &pool.Source{ID: id(b.t, "pvc-1")}})
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			onTmpfs(t, local, func(t *testing.T, b *bench) {
+				b.create("other", mib)
+				b.failsToCopy("pvc-1")
+				must.Succeed(t, b.Close(t.Context()))
+				wantCopies := func(want int) {
+					copies := slices.DeleteFunc(names(t, b.Own("trash", "node-1")), func(name string) bool { return strings.HasPrefix(name, "stuck") })
+					if len(copies) != want {
+						t.Errorf("the trash has %q, want %d", copies, want)
+					}
+				}
+				want := volume.ErrPrecondition
+				for start := range 3 {
+					b.keep(fmt.Sprint("stuck-", start), 0) // which tmpfs lists before what is older
+					stop := b.startWithoutReaper()
+					for range 4 {
+						wantError(t, attempt(b), want)
+						want = volume.ErrBusy
+						wantCopies(1)
+					}
+					must.Succeed(t, b.snapshot(fmt.Sprint("s-of-other-", start), "other")) // which waits for nothing
+					stop()
+				}
+				b.start(local)
+				b.later(time.Minute)
+				wantCopies(0)
+				wantError(t, attempt(b), volume.ErrPrecondition)
+			})
+		})
+	}
+}
+
+// startWithoutReaper starts a driver whose reaper does not come past the first piece of trash, which is stuck, until stop
+// ends the driver.
+func (b *bench) startWithoutReaper() (stop func()) {
+	stopped := make(chan struct{})
+	b.log = funcr.New(func(_, said string) {
+		if strings.Contains(said, "failed to erase trash") {
+			<-stopped
+		}
+	}, funcr.Options{})
+	b.start(local)
+	b.log = logr.Logger{}
+	return func() {
+		closed := make(chan error)
+		go func() { closed <- b.Close(b.t.Context()) }()
+		b.settled()
+		close(stopped)
+		must.Succeed(b.t, <-closed)
+	}
+}
+
+// A snapshot that was deleted hinders none of its name.
+func TestSnapshotAfterDeletionOfOneByItsName(t *testing.T) {
+	onTmpfs(t, local, func(t *testing.T, b *bench) {
+		b.create("pvc-1", mib)
+		must.Succeed(t, b.Close(t.Context()))
+		b.keep("stuck", 0)
+		stop := b.startWithoutReaper()
+		for range 2 {
+			must.Succeed(t, b.snapshot("s-1", "pvc-1"), b.DeleteSnapshot(t.Context(), snapshotID(t, "s-1")))
+		}
+		stop()
+	})
+}
+
+// What cannot be erased keeps its space, and a copy beside it would take as much again.
+func TestCopyBesideOneThatCannotBeErased(t *testing.T) {
+	onTmpfs(t, local, func(t *testing.T, b *bench) {
+		b.create("pvc-1", mib)
+		must.Succeed(t, b.Close(t.Context()))
+		b.keep("~s-1.0123456789abcdef+1048576", mib)
+		b.start(local)
+		b.later(time.Minute)
+		err := b.snapshot("s-1", "pvc-1")
+		wantError(t, err, volume.ErrPrecondition)
+		if err == nil || !strings.Contains(err.Error(), "~s-1.0123456789abcdef+1048576") {
+			t.Errorf("%v, want the piece of trash", err)
+		}
+		must.Succeed(t, b.snapshot("s-2", "pvc-1"))
+	})
+}
+
+// failsToCopy makes a volume whose copy fails near its end: tmpfs lists first what was made last.
+func (b *bench) failsToCopy(name string) {
+	b.t.Helper()
+	b.create(name, 16*mib)
+	leased, err := os.Create(b.Path("pool", name, "leased"))
+	must.Succeed(b.t, err)
+	b.t.Cleanup(func() { _ = leased.Close() })
+	_, err = unix.FcntlInt(leased.Fd(), unix.F_SETLEASE, unix.F_WRLCK)
+	must.Succeed(b.t, err)
+	for i := range 200 {
+		must.Succeed(b.t, os.WriteFile(b.Path("pool", name, fmt.Sprint(i)), make([]byte, 4096), 0o600))
+	}
 }

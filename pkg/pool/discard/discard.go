@@ -5,6 +5,7 @@ package discard
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
@@ -42,6 +43,35 @@ func (p *Pool) DiscardCreation(name string) error {
 		return nil
 	}
 	return err
+}
+
+// NoneLeft returns ErrBusy until nothing is left of attempts to make an entry that failed, and ErrPrecondition if that
+// cannot be erased: so a copy that fails each time holds the space of one, however fast it is tried again. The caller has
+// the lock of the id.
+func (p *Pool) NoneLeft(id volume.ID) error {
+	creating := p.Store.Creating()
+	if there, err := creating.Exists(id.String()); err != nil {
+		return err
+	} else if there {
+		if err := p.throwCreation(creating, id.String()); err != nil {
+			return err
+		}
+	}
+	for _, name := range p.Ledger.Trash(true) {
+		if store.ParseThrown(name).Of != id.String() {
+			continue
+		}
+		left, failed := p.Ledger.TrashLeft(name)
+		switch {
+		case !left:
+		case failed != nil:
+			return fmt.Errorf("%w: what an earlier attempt to make %s has left cannot be erased, and another copy would take as much space again: %s in the trash: %w",
+				volume.ErrPrecondition, id.Named(), name, failed)
+		default:
+			return fmt.Errorf("%w: what an earlier attempt to make %s has left is being erased: %s in the trash", volume.ErrBusy, id.Named(), name)
+		}
+	}
+	return nil
 }
 
 // throwCreation throws an entry of a directory of creating/ away. The name in the trash

@@ -26,6 +26,7 @@ type piece struct {
 	since    time.Time
 	err      error     // why it could not be removed; nil if that was not tried
 	logged   time.Time // when it was last logged that what it occupies cannot be counted
+	removed  bool      // it was a volume or a snapshot, and not an attempt to make one
 	// id is what it was counted by, once that is known: it is to be given back also
 	// when nothing is left of the tree.
 	id quota.ID
@@ -269,6 +270,27 @@ func (l *Ledger) TrashPromise(name string) int64 {
 		return p.promised
 	}
 	return 0
+}
+
+// TrashRemoved notes that a piece of trash is what was removed, as its user asked. Of one from before a start that is
+// not known.
+func (l *Ledger) TrashRemoved(name string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if p := l.trash.pieces[name]; p != nil {
+		p.removed = true
+	}
+}
+
+// TrashLeft reports whether a piece of trash may be what a failed creation left, and why it could not be erased when that
+// was last tried; nil for one that waits for its turn.
+func (l *Ledger) TrashLeft(name string) (left bool, failed error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if p := l.trash.pieces[name]; p != nil {
+		return !p.removed, p.err
+	}
+	return false, nil
 }
 
 // TrashTried notes how an attempt to erase a piece ended. The promise of an erased piece ends.

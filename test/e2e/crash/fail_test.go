@@ -82,6 +82,7 @@ func (w *world) failEachOfCopy(c snapshotCall, block bool) {
 			where := fmt.Sprintf("ENOSPC of %s %s", w.words(steps[n:n+1]), how)
 			w.wantFinalWithoutCopy(where, func() error { return c.call(w, block) })
 			w.trap.Disarm()
+			w.awaitNoTrash() // until then it is ABORTED
 			w.Must(c.call(w, block))
 			w.awaitNoTrash()
 			w.wantCopied(where+", called again", c, block, true)

@@ -142,6 +142,7 @@ func (w *world) crashCopy(c snapshotCall, block bool, step int) {
 	where := fmt.Sprintf("%s, killed at step %d of %d, %s", c.name, step, len(w.learnt), w.words(steps[step-1:]))
 	w.restart()
 	w.wantCopied(where+", started again", c, block, err == nil)
+	w.awaitNoTrash() // until then it is ABORTED
 	if err := c.call(w, block); err != nil {
 		w.Fatalf("%s: the repeated call: %v", where, err)
 	}
