@@ -13,7 +13,9 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
+	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv/loopfs"
 	"kubevirt.io/hostpath-provisioner/test/testenv/mountns"
 )
@@ -207,4 +209,50 @@ func Missing(t testing.TB, what string) {
 		t.Fatalf("this test needs %s, and in CI nothing is skipped", what)
 	}
 	t.Skipf("this test needs %s", what)
+}
+
+// FutureCtime is the ctime of the files of FutureFS.
+var FutureCtime = time.Date(2037, 1, 2, 3, 4, 5, 0, time.UTC)
+
+// FutureFS is LoopFS of "xfs" or "ext4", filled before, in which files have a ctime in the future, as after a clock was set
+// wrong for a while. No system call sets a ctime.
+func FutureFS(t testing.TB, kind string, bytes int64, fill func(root string) (files []string)) string {
+	t.Helper()
+	NeedRoot(t)
+	dir := mountPoint(t)
+	var arguments []string
+	if kind == "xfs" {
+		arguments = []string{"-m", "bigtime=0"} // xfs_db(8) sets no other times
+	}
+	image, err := loopfs.Format(t.Context(), filepath.Dir(dir), kind, bytes, arguments...)
+	if errors.Is(err, loopfs.ErrMissing) {
+		Missing(t, err.Error())
+	}
+	must.Succeed(t, err, loopfs.MountDevice(t.Context(), image, dir, kind, "loop"))
+	var inodes []uint64
+	for _, file := range fill(dir) {
+		var st syscall.Stat_t
+		must.Succeed(t, syscall.Stat(file, &st))
+		inodes = append(inodes, st.Ino)
+	}
+	must.Succeed(t, loopfs.Unmount(dir))
+	for _, inode := range inodes {
+		setCtime(t, kind, image, inode)
+	}
+	must.Succeed(t, loopfs.MountDevice(t.Context(), image, dir, kind, "loop"))
+	unmountAtEnd(t, dir)
+	return dir
+}
+
+// setCtime sets the ctime of a file in an image that is not mounted.
+func setCtime(t testing.TB, kind, image string, inode uint64) {
+	t.Helper()
+	edit := []string{"debugfs", "-w", "-R", fmt.Sprintf("set_inode_field <%d> ctime @%d", inode, FutureCtime.Unix()), image}
+	if kind == "xfs" { // which has the nanoseconds in the lower half
+		edit = []string{"xfs_db", "-x", "-c", fmt.Sprintf("inode %d", inode), "-c", fmt.Sprintf("write core.ctime.sec %#x", FutureCtime.Unix()<<32), image}
+	}
+	NeedPrograms(t, edit[0])
+	if out, err := exec.CommandContext(t.Context(), edit[0], edit[1:]...).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %v\n%s", edit, err, out)
+	}
 }

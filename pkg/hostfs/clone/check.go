@@ -2,6 +2,7 @@ package clone
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"time"
 
@@ -52,9 +53,87 @@ func (m moment) setBack(later moment) bool {
 	return passed+tolerated < later.before.Sub(m.after)
 }
 
+// ErrFuture reports an entry whose ctime is in the future, as after a clock was set wrong: it would count as changed until then.
+var ErrFuture = errors.New("its ctime is in the future")
+
+// isAhead says that an entry has a ctime that the clock of the filesystem has not reached yet.
+func (m moment) isAhead(st *unix.Stat_t) bool {
+	latest := time.Unix(m.changed.Unix()).Add(time.Since(m.before) + tolerated)
+	return time.Unix(st.Ctim.Unix()).After(latest)
+}
+
+// refuseFuture returns ErrFuture for a source with entries of the future, unless nobody can write to it. One file that shares
+// its blocks may always change.
+func (c *copier) refuseFuture() error {
+	if c.askAlone == nil {
+		return nil
+	}
+	root, err := statSelf(c.src)
+	if err != nil {
+		return err
+	}
+	f := &future{copier: c}
+	if err = f.refuse(root, c.src.String()); err == nil {
+		err = c.src.Visit(f)
+	}
+	if !errors.Is(err, ErrFuture) {
+		return err
+	}
+	alone, askErr := c.askAlone()
+	if askErr != nil {
+		return askErr
+	}
+	if c.alone = alone; alone {
+		return nil
+	}
+	return err
+}
+
+// A future is a visitor that ends with ErrFuture at the first entry of the future that may not change.
+type future struct {
+	copier *copier
+	may    bool // one file may, and was seen
+}
+
+func (f *future) refuse(st *unix.Stat_t, path string) error {
+	switch {
+	case !f.copier.start.isAhead(st):
+	case !f.may && f.copier.method == Share && st.Mode&unix.S_IFMT == unix.S_IFREG:
+		f.may = true
+	default:
+		return fmt.Errorf("%s: %w, %s", path, ErrFuture, time.Unix(st.Ctim.Unix()).UTC().Format(time.RFC3339))
+	}
+	return f.copier.ctx.Err()
+}
+
+// File looks at an entry. One that is gone is found out later.
+func (f *future) File(in *dir.Dir, name string) error {
+	st, err := stat(in, name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return f.refuse(st, in.String()+"/"+name)
+}
+
+// Enter looks at a directory.
+func (f *future) Enter(d, _ *dir.Dir, _ string) error {
+	st, err := statSelf(d)
+	if err != nil {
+		return err
+	}
+	return f.refuse(st, d.String())
+}
+
+// Leave has nothing to look at.
+func (f *future) Leave(*dir.Dir) error { return nil }
+
 // changes counts what changed since a moment.
 type changes struct {
 	since   moment
+	alone   bool // what is of the future is unchanged
 	entries int64
 	files   int64 // regular ones among them
 }
@@ -63,7 +142,7 @@ func (c changes) onlyOneFile() bool { return c.entries == 1 && c.files == 1 }
 
 // check counts what changed in the source. If the clock was set back, everything counts.
 func (c *copier) check(since moment) (changes, error) {
-	found := &changes{since: since}
+	found := &changes{since: since, alone: c.alone}
 	root, err := statSelf(c.src)
 	if err != nil {
 		return changes{}, err
@@ -83,7 +162,7 @@ func (c *copier) check(since moment) (changes, error) {
 }
 
 func (c *changes) count(st *unix.Stat_t) {
-	if c.since.follows(st) {
+	if c.since.follows(st) || c.alone && c.since.isAhead(st) {
 		return
 	}
 	c.entries++

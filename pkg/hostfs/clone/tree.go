@@ -23,6 +23,10 @@ type Options struct {
 	// ends if they do before. If it is set, the source is copied once while they write; if anything
 	// has changed by then they are stopped, and what has changed is copied again. Rounds must be 1.
 	Hold func(context.Context) (still context.Context, release func() error, err error)
+	// Alone is asked whether, from now until Tree ends, nobody can write to the source, if there is an entry whose ctime is in
+	// the future, so that a change of it could not be told. If so, such entries count as unchanged, and else
+	// Tree returns ErrFuture before it copies anything. If it is not set, they count as changed.
+	Alone func() (bool, error)
 	// MaxStall is for how long sharing one file may stop its writers: see Limit.
 	MaxStall Limit
 	// Pause is called before each entry and each 16 MiB, if it is set: to let others
@@ -59,7 +63,7 @@ type Result struct {
 // do not wait for what others have written to it: sharing the blocks of a file flushes that (FICLONE), and what
 // is read is flushed alone.
 func Tree(ctx context.Context, src, dst *dir.Dir, o Options) (Result, error) {
-	c := &copier{ctx: ctx, src: src, method: o.Method, hold: o.Hold, maxStall: o.MaxStall, pause: o.Pause}
+	c := &copier{ctx: ctx, src: src, method: o.Method, hold: o.Hold, askAlone: o.Alone, maxStall: o.MaxStall, pause: o.Pause}
 	result, err := c.run(dst, o.Rounds)
 	if err != nil {
 		return Result{}, fmt.Errorf("copy the tree %s: %w", src, err)
@@ -74,6 +78,9 @@ type copier struct {
 	method Method
 	hold   func(context.Context) (still context.Context, release func() error, err error)
 	pause  func(context.Context) error
+
+	askAlone func() (bool, error)
+	alone    bool // nobody can write: what is of the future is unchanged
 
 	maxStall Limit
 	stall    time.Duration // the longest so far
@@ -218,6 +225,9 @@ func (c *copier) begin(check bool) (moment, error) {
 		return moment{}, err
 	}
 	c.start = now
+	if err := c.refuseFuture(); err != nil {
+		return moment{}, err
+	}
 	return now, Sync(c.src)
 }
 

@@ -89,6 +89,8 @@ func refused(err error) error {
 		return fmt.Errorf("%w: %w", volume.ErrPrecondition, err)
 	case errors.Is(err, clone.ErrLeased):
 		return fmt.Errorf("%w: %w: have the process end its lease, or the pod", volume.ErrPrecondition, err)
+	case errors.Is(err, clone.ErrFuture):
+		return fmt.Errorf("%w: %w, so that no change of it would be found out before that: unpublish the volume, or have the file take the ctime of now (touch -c -h -a)", volume.ErrPrecondition, err)
 	case errors.Is(err, dir.ErrMoved):
 		return fmt.Errorf("%w: %w", volume.ErrPrecondition, err)
 	case errors.Is(err, clone.ErrFragmented):

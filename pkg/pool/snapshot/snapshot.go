@@ -41,6 +41,8 @@ type Freezer interface {
 type Entries interface {
 	// Written reports whether pods or devices of this node may write to an entry.
 	Written(id volume.ID, e store.Entry, d *dir.Dir) (bool, error)
+	// LockSource keeps a source from being published, deleted and grown. Errors: ErrBusy.
+	LockSource(id volume.ID) (unlock func(), err error)
 	// PublishedAt are the paths at which an entry, or what is inside it, is mounted on this node.
 	PublishedAt(id volume.ID, e store.Entry, d *dir.Dir) ([]string, error)
 	// Limited makes the directory of a new entry in creating/, and notes in its record who

@@ -159,6 +159,27 @@ func (s *Source) exclusive() bool {
 	return s.method == volume.ByCopy && !s.id.IsSnapshot() && (s.way.WhenWritten != volume.Freeze || s.entry.Block())
 }
 
+// alone reports whether nobody may write to the source from now until Close: then it is locked again.
+func (s *Source) alone() (bool, error) {
+	if s.id.IsSnapshot() || s.exclusive() {
+		return true, nil
+	}
+	unlock, err := s.pool.Entries.LockSource(s.id)
+	if errors.Is(err, volume.ErrBusy) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	if written, err := s.written(); err != nil || written {
+		unlock()
+		return false, err
+	}
+	unpin := s.release
+	s.release = func() { unpin(); unlock() }
+	return true, nil
+}
+
 // pin gives the lock of the source back, so that it can be published and measured meanwhile,
 // and keeps it from being deleted and from growing until close. What is read and written anew
 // stays locked: nobody may write to it.
@@ -342,10 +363,10 @@ func (s *Source) options() clone.Options {
 	if s.fixed {
 		return clone.Options{}
 	}
-	o := clone.Options{Rounds: verifyRounds, MaxStall: clone.Limit(s.way.MaxStall)}
+	o := clone.Options{Rounds: verifyRounds, MaxStall: clone.Limit(s.way.MaxStall), Alone: s.alone}
 	switch s.way.WhenWritten {
 	case volume.Accept:
-		o.Rounds = 1
+		o.Rounds, o.Alone = 1, nil
 	case volume.Freeze:
 		o.Rounds, o.Hold = 1, s.freeze
 	}
