@@ -15,6 +15,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/watch"
 
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 	"kubevirt.io/hostpath-provisioner/test/cluster"
 )
 
@@ -97,6 +99,26 @@ func (s *scene) free(node, pool string) int64 {
 	return int64(stat.Bavail) * stat.Bsize
 }
 
+// room is what a pool has for volumes, if it has none: all that is free, or on btrfs what is left of that beside
+// its trees (docs/capacity.md).
+func (s *scene) room(node, pool string) int64 {
+	s.Helper()
+	d, err := dir.Open(c.Nodes[node].Disk(pool))
+	if err != nil {
+		s.Fatal(err)
+	}
+	defer func() { _ = d.Close() }() // opened for reading
+	trees, err := quota.TreesOf(d)
+	if err != nil {
+		s.Fatal(err)
+	}
+	free := s.free(node, pool)
+	if trees.Copies == 0 {
+		return free
+	}
+	return (free + trees.Spare - trees.Reserve) / (12*trees.Copies + 1) * 12
+}
+
 // near says whether two capacities are the same but for what the filesystem takes for
 // itself: a few bytes can be a whole quantum of what is reported.
 func near(a, b int64) bool { return max(a-b, b-a) <= quantum }
@@ -121,13 +143,13 @@ func (s *scene) settle(node string, promised int64) {
 			s.Fatalf("btrfs %v: %v: %s", args, err, out)
 		}
 	}
-	s.until(fmt.Sprintf("the capacity of %s to be what its disk has free but %d MiB", node, promised/mib), func(ctx context.Context) (string, error) {
+	s.until(fmt.Sprintf("the capacity of %s to be what its disk has room for but %d MiB", node, promised/mib), func(ctx context.Context) (string, error) {
 		all, err := capacities(ctx)
 		if err != nil {
 			return "", err
 		}
-		got, want := all["hostpath-csi"][node], s.free(node, pool)-promised
-		if got <= want && got > want-quantum {
+		got, want := all["hostpath-csi"][node], s.room(node, pool)-promised
+		if near(got, want) {
 			return "", nil
 		}
 		return fmt.Sprintf("is %d MiB of %d", got/mib, want/mib), nil
@@ -152,7 +174,7 @@ func TestCapacityObjects(t *testing.T) {
 			t.Errorf("there are capacities of %d nodes for %s, want 2: %v", len(all[class]), class, all[class])
 		}
 		for _, node := range []string{nodeA, nodeB} {
-			s.wantCapacity(class, node, s.free(node, pool))
+			s.wantCapacity(class, node, s.room(node, pool)+quantum)
 		}
 	}
 }
@@ -171,7 +193,7 @@ func TestCapacityCountsVolumeSizes(t *testing.T) {
 	if got := s.capacity(nodeB); !near(got, before[nodeB]) {
 		t.Errorf("a volume on %s changed the capacity of %s from %d to %d", nodeA, nodeB, before[nodeB], got)
 	}
-	s.wantCapacity("hostpath-csi-plain", nodeA, s.free(nodeA, "/var/plain"))
+	s.wantCapacity("hostpath-csi-plain", nodeA, s.room(nodeA, "/var/plain"))
 
 	s.remove("user")
 	s.removeClaim("data")
@@ -194,7 +216,7 @@ func TestCapacityObjectsAreStable(t *testing.T) {
 	s.claim("data", "64Mi")
 	s.pod("user", with("data", "/data"), doing("while sleep 0.1; do date >>/data/dates; done"), on(nodeA))
 	s.ready("user")
-	s.wantCapacity("hostpath-csi", nodeA, s.free(nodeA, "/var/hpvolumes")-64*mib)
+	s.wantCapacity("hostpath-csi", nodeA, s.room(nodeA, "/var/hpvolumes")-64*mib+quantum)
 
 	list, err := c.Client.StorageV1().CSIStorageCapacities(cluster.Namespace).List(t.Context(), metav1.ListOptions{})
 	if err != nil {
