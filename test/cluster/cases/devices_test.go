@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -33,6 +34,7 @@ import (
 const (
 	devicesNamespace = "local-pv-provisioner"
 	configAnnotation = "local-pv-provisioner.cybozu.io/pv-spec-configmap"
+	deviceIdentity   = "local-pv-provisioner.cybozu.io/device-identity"
 	legacyLabel      = "local-pv-provisioner.cybozu.com/node"
 )
 
@@ -463,7 +465,7 @@ func (s *scene) upstreamVolume(node, disk string, bytes int64) *corev1.Persisten
 	}
 }
 
-// The volumes of the upstream program are taken over as they are, one in use and one that an early version made, and again
+// The volumes of the upstream program are taken over as they are but for the identities of their devices, one in use and one that an early version made, and again
 // by the next version of the agent. The pod that uses one does not notice.
 func (s *scene) takeOverDevices() {
 	const bytes = 160 * mib
@@ -495,8 +497,11 @@ func (s *scene) takeOverDevices() {
 	}
 	after, err := volumes.Get(s.Context(), used.Name, metav1.GetOptions{})
 	must.Succeed(s, err)
-	if after.ResourceVersion != before.ResourceVersion || after.Status.Phase != corev1.VolumeBound {
-		s.Errorf("the volume in use was changed from %+v to %+v", before, after)
+	if after.Annotations[deviceIdentity] == "" {
+		s.Errorf("the volume in use has no identity of its device: %v", after.Annotations)
+	}
+	if diff := cmp.Diff(before.Spec, after.Spec); diff != "" || after.UID != before.UID || after.Status.Phase != corev1.VolumeBound {
+		s.Errorf("the volume in use is %s and was changed (-before +after):\n%s", after.Status.Phase, diff)
 	}
 	if got := s.mustRun("user", "dd if=/dev/disk bs=1M skip=120 count=1 2>&- | head -c 11"); got != "from before" {
 		s.Errorf("the pod reads %q", got)
