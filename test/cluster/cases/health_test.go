@@ -32,7 +32,7 @@ func TestLostVolumeIsReportedOnClaim(t *testing.T) {
 			s.rename(away, path)
 		}
 	})
-	want := health.Facts{Missing: true}.Condition().Message
+	want := health.Facts{Volume: filepath.Base(path), Missing: true}.Condition().Message
 	s.wantEvent("PersistentVolumeClaim", "lost", "VolumeConditionAbnormal", want)
 
 	s.rename(away, path)
