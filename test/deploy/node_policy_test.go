@@ -71,6 +71,14 @@ func TestNodePoliciesOfOperator_areThoseOfTheManifests(t *testing.T) {
 	}
 }
 
+// The API server looks for the parameter of a policy before it asks for the account: a missing one must not refuse what others do.
+func TestNodePolicyOfOperator_withoutObjectRefusesNothing(t *testing.T) {
+	b := manifest.Named[admissionv1.ValidatingAdmissionPolicyBinding](t, manifest.Render(t, "../../deploy/operator"), "ValidatingAdmissionPolicyBinding", "hostpath-provisioner-operator-node")
+	if b.Spec.ParamRef == nil || *b.Spec.ParamRef.ParameterNotFoundAction != admissionv1.AllowAction {
+		t.Errorf("the parameter is %+v", b.Spec.ParamRef)
+	}
+}
+
 // A Secret that a volume names can be read by the kubelet of each node where a pod uses its claim.
 func TestNodePolicyRefusesVolumesThatNameSecrets(t *testing.T) {
 	p := manifest.Named[admissionv1.ValidatingAdmissionPolicy](t, manifest.Render(t, csiDir), "ValidatingAdmissionPolicy", "hostpath-csi-node")

@@ -88,6 +88,12 @@ func LoopFS(t testing.TB, kind string, bytes int64, mountOptions ...string) stri
 	return loopFS(t, kind, bytes, nil, mountOptions...)
 }
 
+// MadeFS is LoopFS with arguments of the kind's mkfs.
+func MadeFS(t testing.TB, kind string, bytes int64, arguments ...string) string {
+	t.Helper()
+	return loopFS(t, kind, bytes, arguments)
+}
+
 func loopFS(t testing.TB, kind string, bytes int64, arguments []string, mountOptions ...string) string {
 	t.Helper()
 	NeedRoot(t)

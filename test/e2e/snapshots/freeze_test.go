@@ -324,6 +324,7 @@ func TestFrozenPodGoesOnWithNextFreezer(t *testing.T) {
 				t.Error("the freezer serves, and the pod is frozen still")
 			}
 			d.Crash()
+			d.AwaitNoTrash(config.Path) // of the attempt that was killed
 			b.Must(p.freezeSnapshot("s-1"))
 			p.wantMoment(b.pool.Own("snapshots", "~s-1"))
 			b.Must(b.DeleteSnapshot(b.Context(), "s-1@"+drivertest.NodeName))
