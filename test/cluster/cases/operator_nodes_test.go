@@ -190,6 +190,12 @@ func poolOnCordonedNode(s *scene, client dynamic.ResourceInterface, name string)
 	const legacy, late = `{"name":"legacy","path":"/var/hpvolumes"}`,
 		`{"name":"late","path":"/var/late","pvcTemplate":{"storageClassName":"` + operatorLegacyClass + `","volumeMode":"Block","accessModes":["ReadWriteOnce"],"resources":{"requests":{"storage":"320Mi"}}}}`
 	s.usableOn(client, name, len(c.Nodes))
+	s.until("the pods of earlier rollouts to be gone", func(context.Context) (string, error) {
+		if left := pods(); len(strings.Fields(left)) != len(c.Nodes) {
+			return left, nil
+		}
+		return "", nil
+	})
 	before := pods()
 	s.kubectl("cordon", nodeB)
 	cordoned := true
