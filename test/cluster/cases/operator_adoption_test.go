@@ -65,7 +65,7 @@ func TestOperatorAdoptsUpstreamCluster(t *testing.T) {
   path: /var/adopted-everywhere
   pvcTemplate: {storageClassName: "", volumeName: everywhere, accessModes: [ReadWriteMany], resources: {requests: {storage: 1Gi}}}`
 	s.upstreamObject(client, "earlier", spec)
-	t.Cleanup(func() { s.removeProvisioner("earlier") })
+	t.Cleanup(func() { s.endProvisioner("earlier") })
 	scale("1")
 	s.condition(client, "earlier", "RolledOut", "True")
 	s.condition(client, "earlier", "Available", "True")

@@ -62,7 +62,7 @@ func TestOperatorWithPoolOnClaims(t *testing.T) {
 	if _, err := client.Create(ctx, provisioner(t, "claims", pools("320Mi")), metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { s.removeProvisioner("claims") })
+	t.Cleanup(func() { s.endProvisioner("claims") })
 	s.condition(client, "claims", "RolledOut", "True")
 	s.wantTakenOver("securitycontextconstraints", "prometheusrule", "servicemonitor", "role", "rolebinding")
 	if rules := s.kubectl("get", "prometheusrule", "-n", cluster.Namespace, "prometheus-hpp-rules", "-o", "yaml"); strings.Contains(rules, "HPPOnlyUpstream") || !strings.Contains(rules, "HPPNotReady") {
@@ -167,7 +167,7 @@ func TestDeletionInTheForegroundWaitsForPods(t *testing.T) {
 	if _, err := client.Create(ctx, provisioner(t, name, pools), metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { s.removeProvisioner(name) })
+	t.Cleanup(func() { s.endProvisioner(name) })
 	s.condition(client, name, "Available", "True")
 	s.claim("data", "32Mi", ofClass(class))
 	s.pod("writer", with("data", "/data"))

@@ -42,7 +42,7 @@ func TestOperatorOnChangingCluster(t *testing.T) {
 	if _, err := client.Create(t.Context(), provisioner(t, name, "pathConfig: {path: /var/hpvolumes}\nfeatureGates: [Snapshotting]"), metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { s.removeProvisioner(name) })
+	t.Cleanup(func() { s.endProvisioner(name) })
 	s.condition(client, name, "RolledOut", "True")
 	s.wantTakenOver("daemonset", "serviceaccount", "clusterrole", "clusterrolebinding")
 	if now := s.kubectl("get", "daemonset", "-n", cluster.Namespace, "hostpath-provisioner", "-o", uid); now != upstream {

@@ -117,7 +117,7 @@ func TestOperatorWithHostPathPool(t *testing.T) {
 		t.Fatal(err)
 	}
 	// Also after a failure: what has a finalizer is removed while its operator is there.
-	t.Cleanup(func() { s.removeProvisioner("plain") })
+	t.Cleanup(func() { s.endProvisioner("plain") })
 	s.condition(client, "plain", "RolledOut", "True")
 	s.condition(client, "plain", "Available", "True")
 	s.condition(client, "plain", "Degraded", "False")

@@ -69,6 +69,16 @@ func (s *scene) end() {
 	if s.Failed() {
 		s.explain()
 	}
+	s.clear()
+	// It is empty, so that nobody has to wait for this.
+	if err := c.Client.CoreV1().Namespaces().Delete(context.Background(), s.namespace, metav1.DeleteOptions{}); err != nil {
+		s.Error(err)
+	}
+}
+
+// clear removes what is in the namespace, and waits until the driver has deleted the volumes.
+func (s *scene) clear() {
+	s.Helper()
 	// The test's own context has ended.
 	ctx := context.Background()
 	options := metav1.DeleteOptions{}
@@ -88,10 +98,6 @@ func (s *scene) end() {
 		return
 	}
 	if err := c.Log.Until(ctx, long, "nothing to be left", patient(s.remains)); err != nil {
-		s.Error(err)
-	}
-	// It is empty, so that nobody has to wait for this.
-	if err := c.Client.CoreV1().Namespaces().Delete(ctx, s.namespace, options); err != nil {
 		s.Error(err)
 	}
 }
