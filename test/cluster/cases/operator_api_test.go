@@ -384,7 +384,7 @@ func (s *scene) endProvisioner(name string) {
 		s.Error(out, err)
 	}
 	if strings.TrimSpace(out) == name {
-		s.clear()
+		s.clear("the volumes to be deleted", s.volumesOf(s.namespace))
 	}
 	s.removeProvisioner(name)
 }

@@ -69,15 +69,15 @@ func (s *scene) end() {
 	if s.Failed() {
 		s.explain()
 	}
-	s.clear()
+	s.clear("nothing to be left", s.remains)
 	// It is empty, so that nobody has to wait for this.
 	if err := c.Client.CoreV1().Namespaces().Delete(context.Background(), s.namespace, metav1.DeleteOptions{}); err != nil {
 		s.Error(err)
 	}
 }
 
-// clear removes what is in the namespace, and waits until the driver has deleted the volumes.
-func (s *scene) clear() {
+// clear removes what is in the namespace, and waits for what follows from that.
+func (s *scene) clear(what string, done func(context.Context) (string, error)) {
 	s.Helper()
 	// The test's own context has ended.
 	ctx := context.Background()
@@ -97,7 +97,7 @@ func (s *scene) clear() {
 		s.Error(err)
 		return
 	}
-	if err := c.Log.Until(ctx, long, "nothing to be left", patient(s.remains)); err != nil {
+	if err := c.Log.Until(ctx, long, what, patient(done)); err != nil {
 		s.Error(err)
 	}
 }
