@@ -2,6 +2,7 @@ package faults
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 
 	"google.golang.org/grpc/codes"
@@ -16,6 +17,11 @@ func TestFullPool(t *testing.T) {
 	driver := drivertest.Built(t)
 	for _, fs := range filesystems() {
 		t.Run(fs.kind, func(t *testing.T) {
+			if fs.kind == "btrfs" {
+				// With the 8 MiB for metadata of -m single, statfs(2) says for ever that a filesystem
+				// that was full has no space: the kernel's reserve takes most of them.
+				fs.mkfs = append(slices.Clone(fs.mkfs), "-m", "dup")
+			}
 			w := newWorld(t, driver, newMount(t, fs))
 			giveBack := w.fillUp(0)
 			full := answers{
@@ -48,10 +54,14 @@ func TestFullPool(t *testing.T) {
 	}
 }
 
-// However little is left, a volume is made in full or not at all, and so it grows.
+// However little is left, a volume is made in full or not at all, and so it grows. Not on btrfs: what can be promised there
+// ends long before the last byte (docs/decisions/0050), and TestFilledPool of test/e2e/volumes fills it to that end.
 func TestNearlyFullPool(t *testing.T) {
 	driver := drivertest.Built(t)
 	for _, fs := range someFilesystems(1) {
+		if fs.kind == "btrfs" {
+			continue
+		}
 		t.Run(fs.kind, func(t *testing.T) {
 			w := newWorld(t, driver, newMount(t, fs))
 			made, refused := 0, 0
