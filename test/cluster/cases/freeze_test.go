@@ -228,13 +228,14 @@ func (s *scene) freezes(storage string) {
 	s.claim(name, "64Mi", ofClass(storage))
 	s.pod(name, with(name, "/volume"), doing(fmt.Sprintf(steadyWriter, writtenTo)))
 	s.ready(name)
-	last := fmt.Sprint("f", writtenTo-1)
+	// Not ls(1), which fails when a file is renamed between its name and its stat.
+	isThere := fmt.Sprintf("[ -e /volume/f%d ] && echo yes || echo no", writtenTo-1)
 	s.until("the pod to write", func(context.Context) (string, error) {
-		files, err := s.run(name, "ls /volume")
-		if err != nil || slices.Contains(strings.Fields(files), last) {
+		answer, err := s.run(name, isThere)
+		if err != nil || strings.TrimSpace(answer) == "yes" {
 			return "", err
 		}
-		return fmt.Sprintf("it has %d files", len(strings.Fields(files))), nil
+		return "it has not written all its files", nil
 	})
 
 	s.snapshotOfClass(freezeClass, name, name)
