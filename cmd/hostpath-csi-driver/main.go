@@ -163,11 +163,8 @@ func run(ctx context.Context, c config) (err error) {
 
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	poolsOpen := make(chan struct{})
-	go boundGarbage(ctx, poolsOpen, heapInUse)
 	metricsDone := serveMetrics(ctx, metricsListener, observed, c.metricsTLS, cancel)
 	waitForPools(ctx, pools)
-	close(poolsOpen)
 	log.Info("serving", "driver", c.driver.Name, "version", c.driver.Version, "node", c.driver.Node.String(), "socket", c.socket)
 	err = driver.NewServer(c.driver, pools, observed, log).Serve(ctx, listener, grace)
 	cancel(nil)

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
-	"runtime/debug"
 	"syscall"
 
 	"k8s.io/klog/v2"
@@ -48,8 +47,6 @@ func run(ctx context.Context, c command) error {
 	case unmountCommand:
 		return c.mounter.Unmount(ctx)
 	}
-	// What parsing and formatting needed is given back: from here on the mounter waits.
-	debug.SetGCPercent(20)
 	return c.mounter.Run(ctx)
 }
 

@@ -103,22 +103,12 @@ func (s *Server) bound(ctx context.Context, req any, _ *grpc.UnaryServerInfo, ha
 	s.calls.Add(1)
 	response, err := hang.Run(ctx, 0, func() (any, error) {
 		defer s.calls.Done()
-		growStack(0)
 		return handler(ctx, req)
 	}, nil)
 	if _, ok := status.FromError(err); !ok { // withStatus makes all errors of handlers statuses
 		err = status.FromContextError(ctx.Err()).Err()
 	}
 	return response, err
-}
-
-// growStack makes room on the stack for what most calls need: a new goroutine has little,
-// and all that is on it would be copied again and again on the way in.
-//
-//go:noinline
-func growStack(i int) byte {
-	var room [12 << 10]byte
-	return room[i]
 }
 
 // recover turns a panic into an answer: it ends one call, not the driver.

@@ -9,8 +9,7 @@ import (
 
 // A Card is what the ledger keeps of one volume: what is reported, counted and compared
 // for many of them, or for one whose pool does not serve. A call reads everything else
-// from the record. A card has no pointers and a fixed size, which is all that a volume
-// costs in memory besides its id.
+// from the record.
 type Card struct {
 	// Promised is the size set aside, in bytes.
 	Promised int64
@@ -38,8 +37,6 @@ const (
 	ByBtrfs
 	IsCrashConsistent // what a snapshot can promise, if it is not a point in time
 	IsUnverified
-	sawDirectory // marks of index.mark
-	sawRecord
 )
 
 // NewCard makes the card of a volume. The uid and the project id are those of its record.
@@ -155,21 +152,10 @@ func (c Card) MayHaveDevices() bool { return c.Is(HasDirectory) && c.MayBeBlock(
 // Recorded reports whether the volume has a readable record.
 func (c Card) Recorded() bool { return c.Is(HasRecord) }
 
-// Unseen reports whether the marks since the last Unmark differ from the card. An unreadable
-// record may have changed at any time.
-func (c Card) Unseen() bool {
-	return c.Is(HasDamage) || c.Is(HasDirectory) != c.Is(sawDirectory) || c.Is(HasRecord) != c.Is(sawRecord)
-}
-
-// Seen is a card that was just read from the disk, with the marks that say so.
-func (c Card) Seen() Card {
-	if c.Is(HasDirectory) {
-		c.flags |= sawDirectory
-	}
-	if c.Is(HasRecord) {
-		c.flags |= sawRecord
-	}
-	return c
+// Matches reports whether the card says that the disk has what was seen of it: HasDirectory and
+// HasRecord. An unreadable record may have changed at any time.
+func (c Card) Matches(seen Flags) bool {
+	return c.flags&(HasDirectory|HasRecord|HasDamage) == seen
 }
 
 // QuotaID is the project id that counts the volume; 0 where the kernel chose one.

@@ -326,28 +326,3 @@ func (l *Ledger) Any(which func(Card) bool) bool {
 	}
 	return false
 }
-
-// Unmark forgets what MarkDirectory and MarkRecord have noted.
-func (l *Ledger) Unmark() {
-	unmark := func(from volume.ID) (volume.ID, bool) {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		return l.index.unmark(from)
-	}
-	for next, more := unmark(volume.ID{}); more; {
-		next, more = unmark(next)
-	}
-}
-
-// MarkDirectory notes that the directory of a volume was seen. It returns false for an
-// unknown volume.
-func (l *Ledger) MarkDirectory(id volume.ID) bool { return l.mark(id, sawDirectory) }
-
-// MarkRecord is MarkDirectory for its record.
-func (l *Ledger) MarkRecord(id volume.ID) bool { return l.mark(id, sawRecord) }
-
-func (l *Ledger) mark(id volume.ID, saw Flags) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.index.mark(id, saw)
-}

@@ -3,6 +3,8 @@ package scan
 import (
 	"errors"
 	"iter"
+	"maps"
+	"slices"
 	"sync"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
@@ -24,7 +26,7 @@ func (p *Pool) read(l *ledger.Load) error {
 		if err != nil {
 			return err
 		}
-		l.Put(id, CardOf(store.Entry{Present: true}).Seen())
+		l.Put(id, CardOf(store.Entry{Present: true}))
 	}
 	some := make([]volume.ID, 0, recordsAtOnce)
 	for id, err := range p.Store.Records() {
@@ -68,7 +70,7 @@ func (p *Pool) readRecords(of []volume.ID, to *ledger.Load) {
 			p.Log.Error(e.Damage, "record is unreadable; calls on its volume are refused", "volume", id.String())
 		}
 		p.Claim(id, e)
-		to.Put(id, CardOf(e).Seen())
+		to.Put(id, CardOf(e))
 	}
 }
 
@@ -89,32 +91,30 @@ func (p *Pool) LoadShared() error {
 	return err
 }
 
-// differing are the volumes of which index and disk say different things, and those that
-// calls changed meanwhile. What is the same is marked in the index and remembered nowhere
-// else, so that large pools cost no memory here.
-func (p *Pool) differing() (map[volume.ID]struct{}, error) {
-	different := make(map[volume.ID]struct{})
-	p.Ledger.Unmark()
+// differing are the volumes of which index and disk say different things. Any that calls change
+// meanwhile may be among them.
+func (p *Pool) differing() ([]volume.ID, error) {
+	seen := make(map[volume.ID]ledger.Flags)
 	for id, err := range p.Store.Directories() {
 		if err != nil {
 			return nil, err
 		}
-		if !p.Ledger.MarkDirectory(id) {
-			different[id] = struct{}{}
-		}
+		seen[id] = ledger.HasDirectory
 	}
 	for id, err := range p.Store.Records() {
 		if err != nil {
 			return nil, err
 		}
-		if !p.Ledger.MarkRecord(id) {
-			different[id] = struct{}{}
+		seen[id] |= ledger.HasRecord
+	}
+	var different []volume.ID
+	for id, c := range p.Ledger.Each(ledger.Card.Exists) {
+		if !c.Matches(seen[id]) {
+			different = append(different, id)
 		}
+		delete(seen, id)
 	}
-	for id := range p.Ledger.Each(ledger.Card.Unseen) {
-		different[id] = struct{}{}
-	}
-	return different, nil
+	return slices.AppendSeq(different, maps.Keys(seen)), nil
 }
 
 // Resync compares the index with the disk while the pool serves: directories that were moved here by hand appear,
@@ -124,7 +124,7 @@ func (p *Pool) Resync() error {
 	if err != nil {
 		return err
 	}
-	for id := range different {
+	for _, id := range different {
 		p.Steps.Add(1)
 		if err := p.resync(id); err != nil {
 			return err

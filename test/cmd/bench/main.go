@@ -41,13 +41,13 @@ type order struct {
 	disk     int64         // the size of the block volume, in bytes
 	files    int           // in the volume that is deleted with all it has
 	volumes  []int         // how many a pool has at each scale
-	// reference is the scale from which on there are budgets for starts and memory.
+	// reference is the scale that has budgets for starts and memory.
 	reference int
 	output    string
 }
 
 // scales are those in the documentation.
-var scales = []int{0, 1_000, 10_000, 100_000}
+var scales = []int{0, 1_000, 10_000}
 
 func parse(args []string) (order, error) {
 	o := order{reference: 10_000}

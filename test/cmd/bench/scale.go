@@ -16,18 +16,14 @@ import (
 const pageEntries = 100
 
 // readyWithin is how long a start may take with the reference's volumes, and memoryAt how
-// much memory the driver may have with that many and with more.
+// much memory the driver may have with that many.
 const (
 	readyWithin = 0.5e6 // µs
-	memoryAt    = 40    // MiB
+	memoryAt    = 48    // MiB
 )
 
-// What may be more with many volumes than with none: the time of calls, and the memory. The
-// driver has to remember the ids of the volumes.
-const (
-	flat       = 1.5
-	flatMemory = 2
-)
+// flat is how much longer a call may take with many volumes than with none.
+const flat = 1.5
 
 const withNone = "with no volumes"
 
@@ -41,7 +37,7 @@ func prepareScale(ctx context.Context, s *scene) ([]comparison, error) {
 		if err != nil {
 			return nil, err
 		}
-		starts = append(starts, s.starts(a, none, volumes)...)
+		starts = append(starts, s.starts(a, volumes)...)
 		if volumes == 0 {
 			none = a
 			calls = append(calls, s.emptyPage(a))
@@ -157,13 +153,10 @@ func (s *scene) callsAt(a, none *actor, volumes int) []comparison {
 
 // starts are how long a driver takes until it is ready, and its memory when it has done since
 // then what it is to do all day.
-func (s *scene) starts(a, none *actor, volumes int) []comparison {
+func (s *scene) starts(a *actor, volumes int) []comparison {
 	var ready, memory budget
 	if volumes == s.order.reference {
-		ready = budget{Max: readyWithin}
-	}
-	if volumes >= s.order.reference {
-		memory = budget{Max: memoryAt}
+		ready, memory = budget{Max: readyWithin}, budget{Max: memoryAt}
 	}
 	start := comparison{
 		name: "start, " + thousands(volumes) + " volumes", unit: micros, budget: ready,
@@ -177,14 +170,7 @@ func (s *scene) starts(a, none *actor, volumes int) []comparison {
 		name: "memory, " + thousands(volumes) + " volumes", unit: mebibytes, budget: memory,
 		ours: after(a.isWatched, a.memory("VmHWM")),
 	}
-	if none == nil {
-		return []comparison{start, most}
-	}
-	// Both have been watched by then.
-	compared := most
-	compared.limit, compared.budget = withNone, budget{AtMost: flatMemory}
-	compared.ours, compared.bare = a.memory("VmHWM"), none.memory("VmHWM")
-	return []comparison{start, most, compared}
+	return []comparison{start, most}
 }
 
 // openPage does what is needed to know which volumes of a page are there.

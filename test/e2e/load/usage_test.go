@@ -67,8 +67,6 @@ func (w *world) settled() usage {
 				return false
 			}
 			least.lower(usage{
-				// When the next round comes says nothing of it: the driver sets GOGC by what
-				// it has.
 				heap:       live,
 				goroutines: got["go_goroutines"],
 				files:      got["process_open_fds"],
