@@ -398,6 +398,9 @@ func (v *found) afterUnpublish(ctx context.Context) error {
 // detachUnpublished detaches a device that is left from an earlier call, which did not get that far. A publication at
 // another target attaches one before it is mounted.
 func (v *found) detachUnpublished(ctx context.Context) error {
+	if !v.entry.Block() {
+		return nil
+	}
 	done, err := v.visit.TurnAtDevices(ctx, v.id)
 	if err != nil {
 		return err

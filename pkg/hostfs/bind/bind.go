@@ -200,7 +200,12 @@ func publish(source origin, target Target, flags Flags) error {
 	if err != nil {
 		return err
 	}
-	err = publishAt(source, parent, target, flags)
+	if made && source.isDir() {
+		// It is empty, and no mount. A link that takes its place is not followed, and is no directory to mount on.
+		err = mountTree(source, parent.Fd(), target.base(), target, flags)
+	} else {
+		err = publishAt(source, parent, target, flags)
+	}
 	if err != nil && made {
 		// Remove only what was created here, and only while it is empty and not a mount point.
 		err = errors.Join(err, removeMade(source, parent, target))
@@ -255,10 +260,11 @@ func publishAt(source origin, parent *dir.Dir, target Target, flags Flags) error
 	case !source.isDir() && (found.format != unix.S_IFREG || !found.empty):
 		return fmt.Errorf("%w: %s is not an empty file", ErrOccupied, target)
 	}
-	return mountTree(source, at, target, flags)
+	return mountTree(source, at, "", target, flags)
 }
 
-func mountTree(source origin, at int, target Target, flags Flags) error {
+// mountTree mounts on a descriptor, or on a name in the directory that it is of.
+func mountTree(source origin, at int, name string, target Target, flags Flags) error {
 	tree, err := unix.OpenTree(source.fd, "", unix.AT_EMPTY_PATH|unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
 	if err != nil {
 		return &fs.PathError{Op: "open_tree", Path: source.path, Err: err}
@@ -271,7 +277,7 @@ func mountTree(source origin, at int, target Target, flags Flags) error {
 	if err := unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH, &attr); err != nil {
 		return &fs.PathError{Op: "mount_setattr", Path: source.path, Err: err}
 	}
-	if err := unix.MoveMount(tree, "", at, "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH); err != nil {
+	if err := unix.MoveMount(tree, "", at, name, unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH); err != nil {
 		return &fs.PathError{Op: "move_mount", Path: target.path, Err: err}
 	}
 	return nil
@@ -294,10 +300,14 @@ type inode struct {
 	empty   bool
 }
 
-func examine(fd int) (inode, error) {
+func examine(fd int) (inode, error) { return examineAt(fd, "", unix.AT_EMPTY_PATH) }
+
+// examineAt is examine for a name in the directory that a descriptor is of: a link is not followed.
+func examineAt(fd int, name string, flags int) (inode, error) {
 	var st unix.Statx_t
 	// Cached attributes suffice, and a filesystem that hangs must not be asked.
-	err := unix.Statx(fd, "", unix.AT_EMPTY_PATH|unix.AT_SYMLINK_NOFOLLOW|unix.AT_STATX_DONT_SYNC, unix.STATX_TYPE|unix.STATX_INO|unix.STATX_SIZE, &st)
+	flags |= unix.AT_SYMLINK_NOFOLLOW | unix.AT_NO_AUTOMOUNT | unix.AT_STATX_DONT_SYNC
+	err := unix.Statx(fd, name, flags, unix.STATX_TYPE|unix.STATX_INO|unix.STATX_SIZE, &st)
 	return inode{
 		mounted: st.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0,
 		id:      dir.ID{Dev: unix.Mkdev(st.Dev_major, st.Dev_minor), Ino: st.Ino},
@@ -381,16 +391,21 @@ const (
 
 // stateOf reports what is at the target.
 func stateOf(parent *dir.Dir, target Target, of *dir.ID) (kind, error) {
-	fd, err := openAt(parent, target.base())
-	if errors.Is(err, unix.ENOENT) {
-		return missing, nil
-	}
+	found, err := examineAt(parent.Fd(), target.base(), 0)
 	if err != nil {
-		return 0, &fs.PathError{Op: "open", Path: target.path, Err: err}
+		// It is missing, or it is a mount whose filesystem is dead: that can be opened.
+		var fd int
+		fd, err = openAt(parent, target.base())
+		if errors.Is(err, unix.ENOENT) {
+			return missing, nil
+		}
+		if err != nil {
+			return 0, &fs.PathError{Op: "open", Path: target.path, Err: err}
+		}
+		found, err = examine(fd)
+		// An open descriptor would make the unmount fail with EBUSY.
+		_ = unix.Close(fd)
 	}
-	found, err := examine(fd)
-	// An open descriptor would make the unmount fail with EBUSY.
-	_ = unix.Close(fd)
 	switch {
 	case errors.Is(err, unix.EIO), errors.Is(err, unix.ESTALE), errors.Is(err, unix.ENOTCONN), errors.Is(err, unix.ESHUTDOWN):
 		// The mounted filesystem is dead, but the mount still has to be removed.

@@ -361,6 +361,11 @@ func TestWithin(t *testing.T) {
 	sibling := t.TempDir()
 	must.Succeed(t, syscall.Mount(root+"/sibling", sibling, "", syscall.MS_BIND, ""))
 	defer func() { must.Succeed(t, syscall.Unmount(sibling, 0)) }()
+	// What is mounted in the pool from elsewhere is not, although ".." leads there.
+	elsewhere := filepath.Join(pool, "elsewhere")
+	must.Succeed(t, os.Mkdir(elsewhere, 0o755), os.Mkdir(filepath.Join(root, "sibling", "sub"), 0o755))
+	must.Succeed(t, syscall.Mount(root+"/sibling", elsewhere, "", syscall.MS_BIND, ""))
+	defer func() { must.Succeed(t, syscall.Unmount(elsewhere, 0)) }()
 	k := kernel(t)
 	opened, err := dir.Open(pool)
 	must.Succeed(t, err)
@@ -373,6 +378,8 @@ func TestWithin(t *testing.T) {
 		publication + "/target":     1,
 		publication + "/sub/target": 1,
 		sibling + "/target":         -1,
+		elsewhere + "/target":       -1,
+		elsewhere + "/sub/target":   -1,
 		pool:                        1, again: 1,
 		pool + "/target":               1,
 		pool + "/directory":            1,

@@ -64,17 +64,13 @@ func (t *table) mounts() ([]*mountinfo.Info, error) {
 	return entries, nil
 }
 
-// mount is the mount that a directory is reached through. The table is not read for one that is known: each publication
-// changes it, and it has some ten lines for each pod of the node.
-func (t *table) mount(d *dir.Dir) (*mountinfo.Info, error) {
-	number, unique, err := mountNumber(d)
-	if err != nil {
-		return nil, err
-	}
+// mount is the mount that a directory is reached through, which has that id. The table is not read for one that is known:
+// each publication changes it, and it has some ten lines for each pod of the node.
+func (t *table) mount(d *dir.Dir, id MountID) (*mountinfo.Info, error) {
 	t.mu.Lock()
-	m := t.known[number]
+	m := t.known[id.number]
 	t.mu.Unlock()
-	if unique && m != nil {
+	if id.unique && m != nil {
 		return m, nil
 	}
 	mounts, err := t.mounts()
@@ -86,24 +82,21 @@ func (t *table) mount(d *dir.Dir) (*mountinfo.Info, error) {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if unique {
-		t.known[number] = m
+	if id.unique {
+		t.known[id.number] = m
 	}
 	return m, nil
 }
 
-// statxMountUnique is STATX_MNT_ID_UNIQUE of linux/stat.h (Linux 6.8): the number of a mount, which no other gets as
-// long as the kernel runs. STATX_MNT_ID, which the mount table has, is given again.
-const statxMountUnique = 0x4000
-
-// mountNumber is that of the mount that a directory is reached through. It reports whether the kernel numbers mounts so.
-func mountNumber(d *dir.Dir) (number uint64, unique bool, err error) {
-	var st unix.Statx_t
-	if err := unix.Statx(d.Fd(), "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC, statxMountUnique, &st); err != nil {
-		return 0, false, fmt.Errorf("find the mount of %s: %w", d, err)
-	}
-	return st.Mnt_id, st.Mask&statxMountUnique != 0, nil
+// A MountID is the number of a mount: unique if no other mount gets it as long as the kernel runs.
+type MountID struct {
+	number uint64
+	unique bool
 }
+
+// statxMountUnique is STATX_MNT_ID_UNIQUE of linux/stat.h (Linux 6.8). Older kernels answer it with STATX_MNT_ID, which
+// the mount table has, and which is given again.
+const statxMountUnique = 0x4000
 
 // changed reports whether the table changed since the last call: poll(2) returns
 // POLLPRI then (proc_pid_mountinfo(5)). Polling before reading misses no change.
@@ -281,10 +274,10 @@ func (k *Kernel) Locate(d *dir.Dir) (Place, error) {
 	return Place{home: home, all: seenAt(home, mounts)}, nil
 }
 
-// MountRoot is where the mount that a directory is reached through begins in its filesystem. It knows no other mounts
-// than that one, and does not access the disk.
-func (k *Kernel) MountRoot(d *dir.Dir) (Place, error) {
-	m, err := k.table.mount(d)
+// MountRoot is where the mount that a directory is reached through, which has that id, begins in its filesystem. It knows
+// no other mounts than that one, and does not access the disk.
+func (k *Kernel) MountRoot(d *dir.Dir, id MountID) (Place, error) {
+	m, err := k.table.mount(d, id)
 	if err != nil {
 		return Place{}, err
 	}

@@ -20,9 +20,8 @@ type Root struct {
 
 // Within is the index of the directory that the target is, or lies in, whatever path leads
 // there, also through a mount of something inside it; -1 for none, and where the target's parent is
-// missing. MountRoot is that of the mounts. What a filesystem holds that is mounted inside one of the
-// directories does not count.
-func (t Target) Within(in []Root, mountRoot func(*dir.Dir) (Place, error)) (int, error) {
+// missing. MountRoot is that of the mounts. What is mounted inside one of the directories from elsewhere does not count.
+func (t Target) Within(in []Root, mountRoot func(*dir.Dir, MountID) (Place, error)) (int, error) {
 	roots := make([]dir.ID, len(in))
 	for i, root := range in {
 		roots[i] = root.ID
@@ -41,54 +40,59 @@ func (t Target) Within(in []Root, mountRoot func(*dir.Dir) (Place, error)) (int,
 			return i, nil
 		}
 	}
-	if i, shares, err := ancestorOf(parent, roots); i >= 0 || !shares || err != nil {
+	at, err := standingAt(parent, ".")
+	if err != nil {
+		return -1, &fs.PathError{Op: "stat", Path: parent.String(), Err: err}
+	}
+	if i := slices.Index(roots, at.id); i >= 0 || !sharesDevice(roots, at.id) {
+		return i, nil
+	}
+	if i, err := above(parent, at, roots); i >= 0 || err != nil {
 		return i, err
 	}
-	// From a mount of a directory inside a root ".." leads to where that is mounted. All that is above the parent in
-	// its mount was compared: what is left is where that mount begins.
-	begins, err := mountRoot(parent)
+	// All that is above the parent in its mount was compared: what is left is where that mount begins.
+	begins, err := mountRoot(parent, at.mount)
 	if err != nil {
 		return -1, err
 	}
 	return slices.IndexFunc(in, func(root Root) bool { return begins.in(root.At) }), nil
 }
 
-// ancestorOf is the index of the directory that d is or lies in; -1 for none. It reports whether d can be on the
-// filesystem of one of them.
-func ancestorOf(d *dir.Dir, roots []dir.ID) (i int, shares bool, err error) {
-	var below standing
+// above is the index of the directory that d lies in, as far as the mount goes that d is reached through; -1 for none.
+func above(d *dir.Dir, at standing, roots []dir.ID) (int, error) {
 	// PATH_MAX bounds the paths that the kernel takes, and so how far up one can go.
-	for up := "."; len(up) < unix.PathMax-len("/.."); up += "/.." {
-		at, err := standingAt(d, up)
-		if err != nil {
-			return -1, shares, &fs.PathError{Op: "stat", Path: path.Join(d.String(), up), Err: err}
+	for up := ".."; !at.mountRoot && len(up) < unix.PathMax-len("/.."); up += "/.." {
+		below := at
+		var err error
+		if at, err = standingAt(d, up); err != nil {
+			return -1, &fs.PathError{Op: "stat", Path: path.Join(d.String(), up), Err: err}
 		}
-		if i := slices.Index(roots, at.id); i >= 0 {
-			return i, true, nil
-		}
-		if up == "." {
-			shares = sharesDevice(roots, at.id)
-		}
-		// The root of the namespace is its own parent.
-		if at == below || !shares {
+		if at == below { // the root of the namespace is its own parent
 			break
 		}
-		below = at
+		if i := slices.Index(roots, at.id); i >= 0 {
+			return i, nil
+		}
 	}
-	return -1, shares, nil
+	return -1, nil
 }
 
 // A standing is a directory as it is seen through a mount.
 type standing struct {
-	id    dir.ID
-	mount uint64
+	id        dir.ID
+	mount     MountID
+	mountRoot bool // the mount begins with it (STATX_ATTR_MOUNT_ROOT, Linux 5.8)
 }
 
 func standingAt(d *dir.Dir, name string) (standing, error) {
 	var st unix.Statx_t
 	// Cached attributes suffice, and a filesystem that hangs must not be asked.
-	err := unix.Statx(d.Fd(), name, unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT|unix.AT_STATX_DONT_SYNC, unix.STATX_INO|unix.STATX_MNT_ID, &st)
-	return standing{dir.ID{Dev: unix.Mkdev(st.Dev_major, st.Dev_minor), Ino: st.Ino}, st.Mnt_id}, err
+	err := unix.Statx(d.Fd(), name, unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT|unix.AT_STATX_DONT_SYNC, unix.STATX_INO|statxMountUnique, &st)
+	return standing{
+		id:        dir.ID{Dev: unix.Mkdev(st.Dev_major, st.Dev_minor), Ino: st.Ino},
+		mount:     MountID{number: st.Mnt_id, unique: st.Mask&statxMountUnique != 0},
+		mountRoot: st.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0,
+	}, err
 }
 
 // sharesDevice reports whether a directory can be on the filesystem of one of the roots. The

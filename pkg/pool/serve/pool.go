@@ -32,7 +32,7 @@ type Mounts interface {
 	SameFilesystem(a, b *dir.Dir) (bool, error)
 	IsFilesystem(d *dir.Dir) (bool, error)
 	Locate(d *dir.Dir) (bind.Place, error)
-	MountRoot(d *dir.Dir) (bind.Place, error)
+	MountRoot(d *dir.Dir, id bind.MountID) (bind.Place, error)
 }
 
 // Labels labels directories for containers: label.Kernel, or a stand-in.

@@ -26,7 +26,7 @@ type Publisher interface {
 	SameFilesystem(a, b *dir.Dir) (bool, error)
 	IsFilesystem(d *dir.Dir) (bool, error)
 	Locate(d *dir.Dir) (bind.Place, error)
-	MountRoot(d *dir.Dir) (bind.Place, error)
+	MountRoot(d *dir.Dir, id bind.MountID) (bind.Place, error)
 }
 
 // A Subject is an implementation under test.

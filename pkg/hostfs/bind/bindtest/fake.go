@@ -263,17 +263,21 @@ func (f *Fake) IsFilesystem(d *dir.Dir) (bool, error) {
 }
 
 // Locate asks the real kernel, since no pool is published by the fake.
-func (f *Fake) Locate(d *dir.Dir) (bind.Place, error) { return asked(d, (*bind.Kernel).Locate) }
+func (f *Fake) Locate(d *dir.Dir) (bind.Place, error) {
+	return asked(func(k *bind.Kernel) (bind.Place, error) { return k.Locate(d) })
+}
 
 // MountRoot asks the real kernel too.
-func (f *Fake) MountRoot(d *dir.Dir) (bind.Place, error) { return asked(d, (*bind.Kernel).MountRoot) }
+func (f *Fake) MountRoot(d *dir.Dir, id bind.MountID) (bind.Place, error) {
+	return asked(func(k *bind.Kernel) (bind.Place, error) { return k.MountRoot(d, id) })
+}
 
-func asked(d *dir.Dir, where func(*bind.Kernel, *dir.Dir) (bind.Place, error)) (bind.Place, error) {
+func asked(where func(*bind.Kernel) (bind.Place, error)) (bind.Place, error) {
 	k, err := bind.NewKernel()
 	if err != nil {
 		return bind.Place{}, err
 	}
-	at, err := where(k, d)
+	at, err := where(k)
 	return at, errors.Join(err, k.Close())
 }
 
