@@ -170,7 +170,8 @@ func (r *Reconciler) checkGone(ctx context.Context, found []*goneNode) ([]*goneN
 	}
 	used := sets.New[types.NamespacedName]()
 	var problems []error
-	problems = append(problems, r.eachPod(ctx, func(pod *corev1.Pod) {
+	// In two statements: the order in which append is given problems and what adds to them is not defined.
+	err := r.eachPod(ctx, func(pod *corev1.Pod) {
 		if pod.Spec.NodeName == "" { // it waits, maybe for such a volume
 			return
 		}
@@ -178,7 +179,8 @@ func (r *Reconciler) checkGone(ctx context.Context, found []*goneNode) ([]*goneN
 		if problems = append(problems, err); there {
 			used.Insert(claimsOf(pod)...)
 		}
-	}))
+	})
+	problems = append(problems, err)
 	var offered []*goneNode
 	for _, node := range found {
 		there, err := isThere(node.name)

@@ -2,6 +2,7 @@ package operator
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"testing"
 	"time"
@@ -184,6 +185,35 @@ func TestVolumesOfDeletedNodes(t *testing.T) {
 				t.Errorf("the volume that something else holds has the finalizers %q, deleted at %v", held.Finalizers, held.DeletionTimestamp)
 			}
 		})
+	}
+}
+
+// A node of which the API server does not say whether it is there may have pods that use the volumes.
+func TestVolumesOfDeletedNodes_stayWhileANodeCannotBeRead(t *testing.T) {
+	object := stored("hpp", 1, false)
+	object.Spec.DeletedNodes = hppv1.RemoveVolumes
+	volumes := []client.Object{volumeOn("used", "gone"), volumeOn("unused", "gone")}
+	s := newStage(t, append(volumes, podOf("used", "here"), object, nodeThat("here", corev1.ConditionTrue))...)
+	s.reconciler.APIReader = interceptor.NewClient(s.Client.(client.WithWatch), interceptor.Funcs{
+		Get: func(ctx context.Context, api client.WithWatch, key client.ObjectKey, into client.Object, options ...client.GetOption) error {
+			if _, is := into.(*corev1.Node); is && key.Name == "here" {
+				return apierrors.NewInternalError(errors.New("not now"))
+			}
+			return api.Get(ctx, key, into, options...)
+		}})
+	now := time.Now()
+	s.reconciler.Now = func() time.Time { return now }
+	for range 2 {
+		if found, err := s.reconciler.deletedNodes(t.Context(), object); len(found) > 0 {
+			t.Errorf("offered: %+v (%v)", found, err)
+		}
+		now = now.Add(GoneAfter)
+	}
+	if _, err := s.reconciler.deletedNodes(t.Context(), object); err == nil || !strings.Contains(err.Error(), "not now") {
+		t.Errorf("the error is %v", err)
+	}
+	if gone := s.gone(volumes); len(gone) > 0 {
+		t.Errorf("removed: %q", gone)
 	}
 }
 
