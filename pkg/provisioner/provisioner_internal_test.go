@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -21,6 +23,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/sig-storage-lib-external-provisioner/v13/controller"
 
 	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
@@ -286,6 +290,30 @@ func TestSingleNodeRefusesSeveralNodes(t *testing.T) {
 	control.Spec.Taints = []corev1.Taint{{Key: "node-role.kubernetes.io/control-plane", Effect: corev1.TaintEffectNoSchedule}}
 	if _, _, err := newRig(t, Config{Mode: SingleNode}, cordoned, control).Provision(t.Context(), request()); err != nil {
 		t.Errorf("with one node that takes pods: %v", err)
+	}
+}
+
+// A directory whose claim is not read yet looks abandoned.
+func TestSynced_notBeforeTheClaimsAreRead(t *testing.T) {
+	r := newRig(t, Config{Mode: PerNode})
+	for _, kind := range []string{"persistentvolumeclaims", "storageclasses"} {
+		var answers atomic.Bool
+		client := fake.NewClientset(nodeNamed("node-a", "host-a"))
+		client.PrependReactor("list", kind, func(clienttesting.Action) (bool, runtime.Object, error) {
+			return !answers.Load(), nil, errors.New("not now")
+		})
+		i := New(t.Context(), r.config, r.pool, client)
+		ctx, cancel := context.WithCancel(t.Context())
+		var run sync.WaitGroup
+		run.Go(func() { i.Run(ctx) })
+		cache.WaitForCacheSync(ctx.Done(), i.volumes.HasSynced, i.controller.HasRun)
+		if i.synced() {
+			t.Errorf("synced without the %s", kind)
+		}
+		answers.Store(true)
+		cache.WaitForCacheSync(ctx.Done(), i.synced)
+		cancel()
+		run.Wait()
 	}
 }
 

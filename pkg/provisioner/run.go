@@ -140,8 +140,10 @@ func (r *remembered) ask(ctx context.Context, question func(context.Context) err
 	return r.answer
 }
 
-// synced reports whether all claims and PersistentVolumes have been read once.
-func (i *Instance) synced() bool { return i.controller.HasRun() && i.volumes.HasSynced() }
+// synced reports whether all claims, classes and PersistentVolumes have been read once.
+func (i *Instance) synced() bool {
+	return i.volumes.HasSynced() && i.factory.Core().V1().PersistentVolumeClaims().Informer().HasSynced() && i.factory.Storage().V1().StorageClasses().Informer().HasSynced()
+}
 
 // ownVolumes informs of the PersistentVolumes that this instance has to do with, and of those that name something in its
 // directory without having been made by a provisioner. Those of other nodes are not kept: each instance would have all of them
