@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -89,6 +90,7 @@ func parseMigration(args []string, getenv func(string) string, output io.Writer)
 	flags.Func("from-dir", "directory whose children may be moved into the pool, such as PV_DIR of the provisioner; can be given several times; default $FROM_DIR", c.addFrom)
 	flags.StringVar(&c.Node, "node-name", getenv("NODE_NAME"), "name of this node; default $NODE_NAME")
 	flags.StringVar(&c.Directory, "save-dir", "/var/lib/hostpath-migrate", "directory for the files with the old objects")
+	flags.StringVar(&c.HostRoot, "host-root", cmp.Or(getenv("HOST_ROOT"), "/"), "where the root directory of the node is mounted, in which paths of pods and of other volumes are looked up; default $HOST_ROOT or /")
 	flags.StringVar(&c.socket, "socket", "/csi/csi.sock", "the driver's socket")
 	flags.StringVar(&c.kubeconfig, "kubeconfig", "", "kubeconfig file; not needed inside a cluster")
 	flags.BoolVar(&c.stay, "stay", false, "wait for a signal afterwards, so that a pod stays in which to run this command")

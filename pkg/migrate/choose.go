@@ -335,7 +335,7 @@ func (s *saved) checkObjects() (problems []error) {
 	return problems
 }
 
-// checkOthers refuses a directory that something else has too, by its path: it would find an empty place there, or write to
+// checkOthers refuses a directory that something else has too, by whatever path: it would find an empty place there, or write to
 // what is another volume by then.
 func (m *migration) checkOthers(ctx context.Context, s *saved) error {
 	here, only, err := m.node(ctx)
@@ -344,16 +344,15 @@ func (m *migration) checkOthers(ctx context.Context, s *saved) error {
 	}
 	// A directory of no node is one of all nodes.
 	anywhere := m.target.pool.Shared || s.Volume.Spec.NodeAffinity == nil && !only
-	return errors.Join(m.checkVolumes(ctx, s, here, anywhere), m.checkPods(ctx, s, anywhere))
-}
-
-// has reports whether a path leads to the directory, where it is or where it goes, or into it.
-func (s *saved) has(path string) bool {
-	return path != "" && (origin.Inside(path, s.From.String()) || origin.Inside(path, s.To.String()))
+	directory, err := m.watch(s.From, s.To)
+	if err != nil {
+		return err
+	}
+	return errors.Join(m.checkVolumes(ctx, s, directory, here, anywhere), m.checkPods(ctx, directory, anywhere))
 }
 
 // checkVolumes refuses a directory that another PersistentVolume has, whoever made it, and a handle that is taken.
-func (m *migration) checkVolumes(ctx context.Context, s *saved, here *corev1.Node, anywhere bool) error {
+func (m *migration) checkVolumes(ctx context.Context, s *saved, directory []watched, here *corev1.Node, anywhere bool) error {
 	volumes, err := m.client.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return err
@@ -363,8 +362,14 @@ func (m *migration) checkVolumes(ctx context.Context, s *saved, here *corev1.Nod
 		if other.Name == s.Volume.Name {
 			continue
 		}
-		if s.has(origin.Path(other)) && (anywhere || origin.MayUse(other, here)) {
-			return fmt.Errorf("PersistentVolume %s has the directory too, as %s: delete the one that nobody uses", other.Name, origin.Path(other))
+		if anywhere || origin.MayUse(other, here) {
+			has, err := m.leadsTo(origin.Path(other), directory)
+			if err != nil {
+				return fmt.Errorf("PersistentVolume %s: %w", other.Name, err)
+			}
+			if has {
+				return fmt.Errorf("PersistentVolume %s has the directory too, as %s: delete the one that nobody uses", other.Name, origin.Path(other))
+			}
 		}
 		if c := other.Spec.CSI; c != nil && c.Driver == s.Driver && c.VolumeHandle == s.To.Name {
 			return fmt.Errorf("PersistentVolume %s has the volume handle %s already", other.Name, s.To.Name)
@@ -374,7 +379,7 @@ func (m *migration) checkVolumes(ctx context.Context, s *saved, here *corev1.Nod
 }
 
 // checkPods refuses a directory that a pod has without a claim.
-func (m *migration) checkPods(ctx context.Context, s *saved, anywhere bool) error {
+func (m *migration) checkPods(ctx context.Context, directory []watched, anywhere bool) error {
 	var on metav1.ListOptions
 	if !anywhere {
 		on.FieldSelector = "spec.nodeName=" + m.Node
@@ -389,7 +394,14 @@ func (m *migration) checkPods(ctx context.Context, s *saved, anywhere bool) erro
 			continue
 		}
 		for _, v := range pod.Spec.Volumes {
-			if v.HostPath != nil && s.has(v.HostPath.Path) {
+			if v.HostPath == nil {
+				continue
+			}
+			has, err := m.leadsTo(v.HostPath.Path, directory)
+			if err != nil {
+				return fmt.Errorf("pod %s/%s: %w", pod.Namespace, pod.Name, err)
+			}
+			if has {
 				return fmt.Errorf("pod %s/%s has the directory as the hostPath %s: end it first", pod.Namespace, pod.Name, v.HostPath.Path)
 			}
 		}
@@ -408,22 +420,28 @@ func (m *migration) checkServed(ctx context.Context, s *saved) error {
 	if err != nil {
 		return err
 	}
+	var problems []error
+	isPool := func(path string) bool {
+		is, err := m.isDirectory(path, s.To.Directory)
+		problems = append(problems, err)
+		return is
+	}
 	for _, pod := range pods.Items {
-		if serves(&pod, s.To.Directory) && (m.target.pool.Shared || pod.Spec.NodeName == m.Node) {
+		if (m.target.pool.Shared || pod.Spec.NodeName == m.Node) && serves(&pod, isPool) {
 			return fmt.Errorf("pod %s/%s is a provisioner with PV_DIR=%s, so that two programs serve this pool: delete its DaemonSet or Deployment first", pod.Namespace, pod.Name, s.To.Directory)
 		}
 	}
-	return nil
+	return errors.Join(problems...)
 }
 
-// serves reports whether a pod is a provisioner from before CSI whose directory this is. Where its configuration is not in
+// serves reports whether a pod is a provisioner from before CSI whose directory is the pool. Where its configuration is not in
 // the pod, it is one that mounts the directory.
-func serves(pod *corev1.Pod, directory string) bool {
+func serves(pod *corev1.Pod, isPool func(path string) bool) bool {
 	mounts := slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool {
-		return v.HostPath != nil && filepath.Clean(v.HostPath.Path) == directory
+		return v.HostPath != nil && isPool(v.HostPath.Path)
 	})
 	is := func(path string) bool {
-		return path != "" && filepath.Clean(path) == directory || strings.Contains(path, "$(") && mounts
+		return isPool(path) || strings.Contains(path, "$(") && mounts
 	}
 	return slices.ContainsFunc(pod.Spec.Containers, func(c corev1.Container) bool {
 		words := append(slices.Clone(c.Command), c.Args...)

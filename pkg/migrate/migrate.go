@@ -33,7 +33,9 @@ type Config struct {
 	Class string
 	// Directory has the files with the old objects.
 	Directory string
-	Chosen    Chosen
+	// HostRoot is where this process has the root directory of the node, in which paths of other pods and volumes are looked up.
+	HostRoot string
+	Chosen   Chosen
 	// Apply has the steps done, and not only listed; Undo goes back to the old objects.
 	Apply, Undo bool
 	// Steps is how many steps are done for each claim in this run; 0 for all.
@@ -63,6 +65,7 @@ type migration struct {
 	driver Driver
 	out    io.Writer
 	saved  *dir.Dir // nil if there is no such directory yet
+	host   *dir.Dir
 	target target
 }
 
@@ -71,7 +74,12 @@ var errStopped = errors.New("not all of the chosen claims can be migrated")
 
 // Run lists what is to be done for the chosen claims and what would stop it, and does it if Config.Apply is set.
 func Run(ctx context.Context, config Config, client kubernetes.Interface, driver Driver, out io.Writer) error {
-	m := &migration{Config: config, client: client, driver: driver, out: out}
+	host, err := dir.Open(config.HostRoot)
+	if err != nil {
+		return fmt.Errorf("--host-root: %w", err)
+	}
+	defer func() { _ = host.Close() }() // it is only read
+	m := &migration{Config: config, client: client, driver: driver, out: out, host: host}
 	unlock, err := m.openSaved(ctx)
 	if err != nil {
 		return err

@@ -95,7 +95,7 @@ func newRig(t *testing.T, directory string, changes ...func(*corev1.PersistentVo
 	pools, from := filepath.Join(root, "pool"), filepath.Join(root, directory)
 	r := &rig{T: t, driver: driver{serve(t, "local", pools)}, config: Config{
 		Node: "node-a", Pools: parsePools(t, "local", pools), From: []string{filepath.Join(root, "old")}, Class: "hostpath-csi",
-		Directory: filepath.Join(root, "saved"), Chosen: Chosen{All: true}, Timeout: time.Minute,
+		Directory: filepath.Join(root, "saved"), HostRoot: "/", Chosen: Chosen{All: true}, Timeout: time.Minute,
 	}}
 	pv, claim := pair(filepath.Join(from, pvName))
 	for _, change := range changes {
@@ -372,7 +372,12 @@ func TestRefusedByTheCluster(t *testing.T) {
 		"a volume of a directory in it":              {nil, withVolume("/sub/"), "PersistentVolume other has the directory"},
 		"a pod has the directory":                    {nil, withHostPath(""), "pod other/plain has the directory"},
 		"a pod has a directory in it":                {nil, withHostPath("/sub/../sub"), "pod other/plain has the directory"},
+		"a pod has a link to it":                     {nil, withLink(pvName, "/sub"), "pod other/plain has the directory"},
+		"a pod has a link to the directory above":    {nil, withLink("", "/"+pvName), "pod other/plain has the directory"},
+		"a volume at a link to the pool":             {nil, (*rig).linkedTarget, "PersistentVolume other has the directory"},
+		"a pod has a path that leads nowhere":        {nil, (*rig).loop, "too many levels of symbolic links"},
 		"two programs in one pool":                   {nil, (*rig).served, "two programs serve this pool"},
+		"two programs in one pool, by a link":        {nil, (*rig).servedByLink, "two programs serve this pool"},
 		"a claim that is not here":                   {nil, choosing("else"), "claim space/else: no volume"},
 		"a class that is not there":                  {nil, func(r *rig) error { r.config.Class = "none"; return nil }, `"none" not found`},
 		"a quota that the new claim would exceed":    {nil, refusing("persistentvolumeclaims"), "would refuse the new claim, beside the old one: "},
@@ -388,6 +393,7 @@ func TestRefusedByTheNode(t *testing.T) {
 		"another pool has the name":             {nil, func(r *rig) error { r.driver = twoPools{r.driver}; return nil }, "the driver has a volume " + pvName + " already"},
 		"the directory is immutable":            {nil, (*rig).immutable, "is immutable or append-only"},
 		"a lost volume has the name":            {nil, (*rig).lost, "the driver has a volume " + pvName + " already"},
+		"the node's files are not seen":         {nil, func(r *rig) error { r.config.HostRoot = r.TempDir(); return nil }, "is not the root directory of the node"},
 		"the driver is away":                    {nil, func(r *rig) error { r.driver = away{}; return nil }, "ask the driver"},
 		"a pool that the driver does not serve": {nil, func(r *rig) error { r.driver = hangs{r.driver}; return nil }, "pool hangs"},
 	})
@@ -446,6 +452,36 @@ func withVolume(suffix string) func(*rig) error {
 // withHostPath has a pod without a claim.
 func withHostPath(suffix string) func(*rig) error {
 	return func(r *rig) error { return r.client.Tracker().Add(podAt(r.path()+suffix, "node-a")) }
+}
+
+// withLink has a pod with a path below a link to the directory of the provisioner, or to one in it.
+func withLink(to, below string) func(*rig) error {
+	return func(r *rig) error {
+		link := filepath.Join(r.TempDir(), "link")
+		return errors.Join(os.Symlink(filepath.Join(r.config.From[0], to), link), r.client.Tracker().Add(podAt(link+below, "node-a")))
+	}
+}
+
+// linkedTarget has a PersistentVolume of where the directory goes.
+func (r *rig) linkedTarget() error {
+	link := filepath.Join(r.TempDir(), "link")
+	return errors.Join(os.Symlink(r.config.Pools[0].Path, link), r.client.Tracker().Add(&corev1.PersistentVolume{
+		ObjectMeta: metav1.ObjectMeta{Name: "other"}, Spec: corev1.PersistentVolumeSpec{
+			PersistentVolumeSource: corev1.PersistentVolumeSource{Local: &corev1.LocalVolumeSource{Path: filepath.Join(link, pvName)}}}}))
+}
+
+// loop has a pod with a path of which it cannot be said where it leads.
+func (r *rig) loop() error {
+	link := filepath.Join(r.TempDir(), "link")
+	return errors.Join(os.Symlink(link, link), r.client.Tracker().Add(podAt(link, "node-a")))
+}
+
+// servedByLink has a provisioner in the pool that knows it by another path.
+func (r *rig) servedByLink() error {
+	link := filepath.Join(r.TempDir(), "link")
+	pod := podAt(link, "node-a")
+	pod.Spec.Containers = []corev1.Container{{Args: []string{"--pv-dir=" + link}}}
+	return errors.Join(os.Symlink(r.config.Pools[0].Path, link), r.client.Tracker().Add(pod))
 }
 
 func podAt(path, node string) *corev1.Pod {
@@ -571,6 +607,7 @@ func TestServes(t *testing.T) {
 	const pool = "/var/pool"
 	mounted := []corev1.Volume{{VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: pool + "/"}}}}
 	elsewhere := &corev1.EnvVarSource{}
+	isPool := func(path string) bool { return filepath.Clean(path) == pool }
 	tests := map[string]struct {
 		container corev1.Container
 		volumes   []corev1.Volume
@@ -587,7 +624,7 @@ func TestServes(t *testing.T) {
 	}
 	for title, tt := range tests {
 		t.Run(title, func(t *testing.T) {
-			if got := serves(&corev1.Pod{Spec: corev1.PodSpec{Containers: []corev1.Container{tt.container}, Volumes: tt.volumes}}, pool); got != tt.want {
+			if got := serves(&corev1.Pod{Spec: corev1.PodSpec{Containers: []corev1.Container{tt.container}, Volumes: tt.volumes}}, isPool); got != tt.want {
 				t.Errorf("got %t", got)
 			}
 		})

@@ -84,6 +84,9 @@ func TestMigrationIsForTheDriverAsItIsInstalled(t *testing.T) {
 	if host(pod, c, "/var/lib/hostpath-migrate") == "" {
 		t.Error("what is saved does not stay on the node")
 	}
+	if !slices.Contains(c.Env, corev1.EnvVar{Name: "HOST_ROOT", Value: "/host"}) || host(pod, c, "/host") != "/" {
+		t.Error("the paths of other pods cannot be looked up")
+	}
 }
 
 // On OpenShift the pods get what is everywhere, and constraints that allow that and no more, for their account alone.
