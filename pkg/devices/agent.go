@@ -34,8 +34,6 @@ type Volume struct {
 	Foreign, Elsewhere bool
 	// Identity is that of the device it was made of, and empty if that is not known.
 	Identity string
-	// FSType is the filesystem that kubelet makes on it; it is empty for a volume without one.
-	FSType string
 }
 
 // API is asked right before a device is overwritten or offered: no cache may answer.
@@ -337,12 +335,12 @@ func (p *pass) released(v Volume, number blockdev.Number) {
 			return
 		}
 	}
-	wanted := &job{volume: v, path: v.Path, wipe: p.Wipe, existing: Keep}
+	wanted := &job{volume: v, path: v.Path, wipe: p.Wipe}
 	if v.Wipe != "" && v.Wipe.covers(p.Wipe) {
 		wanted.wipe = v.Wipe
 	}
 	if p.Offer != nil {
-		wanted.existing, wanted.partitions = p.Offer.ExistingData, p.Offer.Partitions
+		wanted.partitions = p.Offer.Partitions
 	}
 	p.follow(number, wanted)
 }

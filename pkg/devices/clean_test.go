@@ -503,22 +503,17 @@ func TestDataOfVolumeThatIsAvailableAgainIsKept(t *testing.T) {
 	w.Refused(devices.WasBound)
 }
 
-// Of a released volume that neither a record nor its own annotation knows the device of, nothing is known but that kubelet has
-// made its filesystem: another disk may be at its path.
-func TestUnknownReleasedVolume(t *testing.T) {
+// Of a released volume that neither a record nor its own annotation knows the device of, another disk may be at the path, whatever is
+// on it, and whatever may be done to devices without a volume.
+func TestUnknownReleasedVolumeIsKept(t *testing.T) {
 	for name, c := range map[string]struct {
-		fsType  string
-		make    []string
-		may     devices.ExistingData
-		cleaned bool
+		make []string
+		may  devices.ExistingData
 	}{
-		"its filesystem":                    {"ext4", []string{"mkfs.ext4", "-q", "-F"}, devices.Keep, true},
-		"never mounted":                     {"ext4", nil, devices.Keep, true},
-		"another filesystem":                {"xfs", []string{"mkfs.ext4", "-q", "-F"}, devices.Keep, false},
-		"another filesystem, may be erased": {"xfs", []string{"mkfs.ext4", "-q", "-F"}, devices.Erase, true},
-		"swap":                              {"ext4", []string{"mkswap"}, devices.Keep, false},
-		"a block volume with whatever":      {"", []string{"mkswap"}, devices.Keep, false},
-		"a block volume without signatures": {"", nil, devices.Keep, true},
+		"a filesystem":                 {[]string{"mkfs.ext4", "-q", "-F"}, devices.Keep},
+		"a filesystem, may be erased":  {[]string{"mkfs.ext4", "-q", "-F"}, devices.Erase},
+		"no signature, as never used":  {nil, devices.Keep},
+		"no signature, may be erased ": {nil, devices.Erase},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := devicestest.New(t)
@@ -528,21 +523,47 @@ func TestUnknownReleasedVolume(t *testing.T) {
 				devicestest.Run(t, append(c.make, d.Node)...)
 			}
 			v := devicestest.Released(d.Volume("pv"))
-			v.FSType, v.Identity = c.fsType, ""
+			v.Identity = ""
 			w.PVs = []devices.Volume{v}
-			if c.cleaned {
-				if r := w.Pass(); len(r.Cleaned) != 1 || len(r.Problems) > 0 {
-					t.Fatalf("found %+v, want it cleaned", r)
-				}
-				return
-			}
 			d.Untouched()
-			w.Refused(devices.HasSignature)
+			if p := w.Refused(devices.NotIdentified); !strings.Contains(p.Detail, d.Identity()) {
+				t.Errorf("the problem is %q, want it to name what the disk is known by", p.Detail)
+			}
 		})
 	}
 }
 
-// Its annotation says which disk it is of, whatever its user has made there.
+// The administrator says that it is the device, by its identity, or gives up the volume and erases the device by hand.
+func TestUnknownReleasedVolumeIsLetGo(t *testing.T) {
+	t.Run("by its identity", func(t *testing.T) {
+		w := devicestest.New(t)
+		d := w.Disk("disk", 8*mib)
+		v := devicestest.Released(d.Volume("pv"))
+		v.Identity = ""
+		w.PVs = []devices.Volume{v}
+		w.Refused(devices.NotIdentified)
+		w.PVs[0].Identity = d.Identity()
+		if r := w.Pass(); len(r.Cleaned) != 1 || len(r.Problems) > 0 {
+			t.Errorf("found %+v, want it cleaned", r)
+		}
+	})
+	t.Run("by deleting the volume", func(t *testing.T) {
+		w := devicestest.New(t)
+		t.Cleanup(devices.Identify(func(string) string { return "" }))
+		d := w.Disk("disk", 8*mib)
+		v := devicestest.Released(d.Volume("pv"))
+		v.Identity = ""
+		w.PVs = []devices.Volume{v}
+		w.Refused(devices.NotIdentified)
+		w.PVs = nil
+		w.Refused(devices.HasData)
+		devicestest.Run(t, "blkdiscard", "--zeroout", d.Node)
+		w.Offered()
+	})
+}
+
+// Its annotation says which disk it is of, whatever its user has made there, and whether a pod has ever mounted it or not: it was clean
+// when it was offered.
 func TestReleasedVolumeWithoutRecordIsKnownByItsIdentity(t *testing.T) {
 	for name, other := range map[string]bool{"the same disk": false, "another disk": true} {
 		t.Run(name, func(t *testing.T) {

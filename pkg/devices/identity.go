@@ -2,6 +2,9 @@ package devices
 
 import "strings"
 
+// IdentityAnnotation of a PersistentVolume is what its device is known by, where the node does not know it any more.
+const IdentityAnnotation = "local-pv-provisioner.cybozu.io/device-identity"
+
 // shared says whether an identity is that of a disk which several nodes may see. The file of a loop device is each node's own.
 func shared(identity string) bool { return !strings.HasPrefix(identity, "backing_file=") }
 

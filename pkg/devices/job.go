@@ -31,9 +31,6 @@ type job struct {
 	unsigned bool
 	empty    Wipe
 
-	// sure says that the device is known to be that of the released volume.
-	sure bool
-
 	cancel context.CancelFunc
 	done   chan struct{}
 	// What is below is the result, after done.
@@ -206,7 +203,7 @@ func (a *Agent) knownElsewhere(j *job, held *Held) error {
 // needs decides whether the device has to be cleaned, or must not be.
 func (j *job) needs(ctx context.Context, held *Held, record Record) (bool, error) {
 	if j.volume.Name != "" {
-		return j.releasedNeeds(ctx, held, record)
+		return j.releasedNeeds(held, record)
 	}
 	if record.State == Bound && !record.is(held.Facts) && j.existing != Erase && (record.Bytes == held.Facts.SizeBytes || record.Identity == held.Facts.Identity) {
 		return false, Problem{Path: j.path, Reason: WasBound, Detail: fmt.Sprintf(
@@ -224,7 +221,7 @@ func (j *job) needs(ctx context.Context, held *Held, record Record) (bool, error
 
 // releasedNeeds decides whether the device of a released volume has to be cleaned. That it is ours is known by the
 // volume, and by the record, which must not contradict it.
-func (j *job) releasedNeeds(ctx context.Context, held *Held, record Record) (bool, error) {
+func (j *job) releasedNeeds(held *Held, record Record) (bool, error) {
 	if err := j.volume.leadsTo(held.Facts, record); err != nil {
 		return false, err
 	}
@@ -235,14 +232,8 @@ func (j *job) releasedNeeds(ctx context.Context, held *Held, record Record) (boo
 	if !record.agrees(j.volume) {
 		return false, record.contradiction(j.volume)
 	}
-	var err error
-	if j.sure, err = j.volume.surely(held.Facts, record); err != nil {
-		return false, err
-	}
-	if !j.sure {
-		if err := j.foreignSignature(ctx, held); err != nil {
-			return false, err
-		}
+	if known, err := j.volume.surely(held.Facts, record); err != nil || !known {
+		return false, cmp.Or(err, j.volume.notIdentified(held.Facts))
 	}
 	done := !record.unknown() && record.ClaimUID == j.volume.ClaimUID && record.State == Clean && record.Bytes == held.Facts.SizeBytes
 	return !done || !record.Wipe.covers(j.wipe), nil
@@ -269,23 +260,14 @@ func (v Volume) surely(facts blockdev.Facts, record Record) (bool, error) {
 	return record.Volume == v.Name && record.Instance != "" && record.Instance == instance, err
 }
 
-// foreignSignature refuses a device that may be another one than that of its released volume, if it carries what nobody is
-// known to have made on the volume: kubelet makes its filesystem.
-func (j *job) foreignSignature(ctx context.Context, held *Held) error {
-	if j.existing == Erase {
-		return nil
+// notIdentified is the problem of a released volume whose device was never recorded, or cannot be told from others: another disk may be
+// at its path. An administrator says that it is the one, or gives the volume up.
+func (v Volume) notIdentified(facts blockdev.Facts) error {
+	letGo := "delete the PersistentVolume, and erase the device by hand if its data may go"
+	if facts.Identity != "" {
+		letGo = fmt.Sprintf("if it is, \"kubectl annotate pv %s '%s=%s'\" says so; otherwise %s", v.Name, IdentityAnnotation, facts.Identity, letGo)
 	}
-	signatures, err := Signatures(ctx, held)
-	if err != nil {
-		return err
-	}
-	foreign := slices.DeleteFunc(signatures, func(s Signature) bool { return s.Type == j.volume.FSType })
-	if len(foreign) == 0 {
-		return nil
-	}
-	return Problem{Path: j.path, Reason: HasSignature, Detail: fmt.Sprintf(
-		"it has %s, and that it is the device of the PersistentVolume, for %s, is not known: there is no record of it, or the disk has no identity",
-		describe(foreign), cmp.Or(j.volume.FSType, "any data"))}
+	return Problem{v.Name, v.Path, NotIdentified, "no recorded identity shows that it is the device that the PersistentVolume was made of: " + letGo}
 }
 
 // unclaimedNeeds decides whether a device without a volume has to be cleaned before it is offered, or must not be.
@@ -373,11 +355,6 @@ func (a *Agent) conflict(j *job, v Volume, facts blockdev.Facts, record Record) 
 	case sameDisk(v.Identity, facts.Identity):
 		return Problem{Path: j.path, Reason: MayBeMissing, Detail: fmt.Sprintf(
 			"it is the disk of the PersistentVolume %s, %s, whose path %s does not lead to it any more", v.Name, v.Identity, v.Path)}
-	}
-	if j.volume.Name != "" && !j.sure && v.Identity == "" && !v.Released && v.Bytes == facts.SizeBytes {
-		return Problem{Path: j.path, Reason: MayBeMissing, Detail: fmt.Sprintf(
-			"it may be the disk of the PersistentVolume %s, which is in use or available: both are as large, and which disk is at which path is not known since the node was booted; "+
-				"give the disks serial numbers, or delete the released PersistentVolume and erase its disk by hand", v.Name)}
 	}
 	known := record.State != "" || j.volume.Identity != "" && j.volume.Identity == facts.Identity
 	if known || v.Bytes != facts.SizeBytes {

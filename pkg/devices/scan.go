@@ -89,6 +89,7 @@ const (
 	Reserved      Reason = "ReservedPartition"
 	HasData       Reason = "HasData"
 	MayBeMissing  Reason = "MayBeMissing"
+	NotIdentified Reason = "NotIdentified"
 	HalfClean     Reason = "HalfClean"
 	HasSignature  Reason = "HasSignature"
 	WasBound      Reason = "VolumeDisappeared"

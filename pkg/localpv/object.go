@@ -23,9 +23,8 @@ const (
 	// configAnnotation of a node names its ConfigMap.
 	configAnnotation = prefix + "pv-spec-configmap"
 	// wipeAnnotation of a volume says how it is cleaned at least.
-	wipeAnnotation = prefix + devices.KeyWipe
-	// identityAnnotation of a volume is what its device is known by, where the node does not know it any more.
-	identityAnnotation = prefix + "device-identity"
+	wipeAnnotation     = prefix + devices.KeyWipe
+	identityAnnotation = devices.IdentityAnnotation
 	// progressAnnotation of a volume says how much of its device is cleaned.
 	progressAnnotation = prefix + "wipe-progress"
 )
@@ -90,7 +89,7 @@ func volumeOf(pv *corev1.PersistentVolume) (devices.Volume, bool) {
 		return devices.Volume{}, false
 	}
 	size := pv.Spec.Capacity[corev1.ResourceStorage]
-	v := devices.Volume{Name: pv.Name, UID: string(pv.UID), Path: pv.Spec.Local.Path, Bytes: size.Value(), FSType: fsType(pv),
+	v := devices.Volume{Name: pv.Name, UID: string(pv.UID), Path: pv.Spec.Local.Path, Bytes: size.Value(),
 		Identity: pv.Annotations[identityAnnotation], Released: released(pv)}
 	switch wipe := devices.Wipe(pv.Annotations[wipeAnnotation]); wipe {
 	case devices.WipeDiscard, devices.WipeZero:
@@ -152,18 +151,6 @@ func matches(expressions []corev1.NodeSelectorRequirement, of map[string]string)
 		}
 	}
 	return true
-}
-
-// fsType is the filesystem that kubelet makes, or empty for a block volume. The default is kubelet's
-// (LocalVolumeSource.fsType).
-func fsType(pv *corev1.PersistentVolume) string {
-	if mode := pv.Spec.VolumeMode; mode != nil && *mode == corev1.PersistentVolumeBlock {
-		return ""
-	}
-	if kind := pv.Spec.Local.FSType; kind != nil && *kind != "" {
-		return *kind
-	}
-	return "ext4"
 }
 
 func volumesOf(pvs []corev1.PersistentVolume) (volumes []devices.Volume) {

@@ -90,7 +90,7 @@ func TestVolumeOfOtherConfiguration(t *testing.T) {
 func TestVolumeOf(t *testing.T) {
 	pv := volume()
 	pv.UID = "uid"
-	want := devices.Volume{Name: pv.Name, UID: "uid", FSType: "xfs", Path: pv.Spec.Local.Path, Bytes: 1<<30 + 512}
+	want := devices.Volume{Name: pv.Name, UID: "uid", Path: pv.Spec.Local.Path, Bytes: 1<<30 + 512}
 	check := func(want devices.Volume) {
 		t.Helper()
 		if got, ok := volumeOf(pv); !ok || got != want {
@@ -103,12 +103,6 @@ func TestVolumeOf(t *testing.T) {
 	check(want) // whatever its phase is still
 	pv.Status.Phase = corev1.VolumeReleased
 	want.Used, want.Released = false, true
-	check(want)
-	// Kubelet's default.
-	pv.Spec.Local.FSType, want.FSType = nil, "ext4"
-	check(want)
-	mode := corev1.PersistentVolumeBlock
-	pv.Spec.VolumeMode, want.FSType = &mode, ""
 	check(want)
 	pv.Spec.PersistentVolumeSource = corev1.PersistentVolumeSource{}
 	if _, ok := volumeOf(pv); ok {

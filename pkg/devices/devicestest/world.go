@@ -312,11 +312,11 @@ func (d *Disk) Untouched() {
 // Volume is a volume of the disk.
 func (d *Disk) Volume(name string) devices.Volume {
 	d.Helper()
-	v := devices.Volume{Name: name, UID: "uid of " + name, Path: d.Path, Bytes: d.Bytes()}
-	if d.Image != "" {
-		v.Identity = d.Identity()
-	}
-	return v
+	number, err := blockdev.At(d.Node)
+	must.Succeed(d, err)
+	facts, err := blockdev.Inspect(number)
+	must.Succeed(d, err)
+	return devices.Volume{Name: name, UID: "uid of " + name, Path: d.Path, Bytes: d.Bytes(), Identity: facts.Identity}
 }
 
 // Identity is what a disk with a file is known by.
