@@ -121,9 +121,13 @@ func TestOperatorWithPoolOnClaims(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := client.Patch(ctx, "claims", types.MergePatchType, moved, metav1.PatchOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	// The webhook that ends, and the one that is not there yet, answer an error.
+	s.until("the change to be accepted", func(ctx context.Context) (string, error) {
+		if _, err := client.Patch(ctx, "claims", types.MergePatchType, moved, metav1.PatchOptions{}); err != nil {
+			return err.Error(), nil
+		}
+		return "", nil
+	})
 	s.until("the pool to be mounted at its new path only", func(ctx context.Context) (string, error) {
 		for name, n := range c.Nodes {
 			mounts, err := n.Output(ctx, "cat", "/proc/self/mounts")
