@@ -514,13 +514,14 @@ func some(names []string) string {
 	return fmt.Sprintf("%s and %d more", strings.Join(names[:most], ", "), len(names)-most)
 }
 
-// mounted is on how many nodes a pool is mounted: a mounter is ready while it is. A pod of the version before, which is about to
-// be replaced, does not count.
+// mounted is on how many nodes a pool is mounted: a mounter is ready while it is. A pod of the version before does not count, and
+// while one is left beside its successor, the ready pod can be that one.
 func mounted(pool string, mounters []appsv1.Deployment) int {
 	count := 0
 	for i := range mounters {
 		m := &mounters[i]
-		if render.PoolOf(m.Labels) == pool && m.Status.ObservedGeneration == m.Generation && m.Status.UpdatedReplicas > 0 && m.Status.ReadyReplicas > 0 {
+		now := &m.Status
+		if render.PoolOf(m.Labels) == pool && now.ObservedGeneration == m.Generation && now.Replicas == now.UpdatedReplicas && now.UpdatedReplicas > 0 && now.ReadyReplicas > 0 {
 			count++
 		}
 	}

@@ -210,10 +210,12 @@ func TestStatusOfPoolsOnClaims(t *testing.T) {
 			Status: corev1.PersistentVolumeClaimStatus{Phase: phase}}
 	}
 	mounter := func(ready int32) appsv1.Deployment {
-		return appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Labels: render.PoolLabels("local")}, Status: appsv1.DeploymentStatus{UpdatedReplicas: 1, ReadyReplicas: ready}}
+		return appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Labels: render.PoolLabels("local")}, Status: appsv1.DeploymentStatus{Replicas: 1, UpdatedReplicas: 1, ReadyReplicas: ready}}
 	}
 	replaced := mounter(1)
 	replaced.Status.UpdatedReplicas = 0
+	surging := mounter(1) // the earlier pod, until the one beside it is ready
+	surging.Status.Replicas = 2
 	tests := map[string]struct {
 		claims   []corev1.PersistentVolumeClaim
 		mounters []appsv1.Deployment
@@ -225,6 +227,7 @@ func TestStatusOfPoolsOnClaims(t *testing.T) {
 		"one is mounted":               {[]corev1.PersistentVolumeClaim{claim(corev1.ClaimBound)}, []appsv1.Deployment{mounter(0), mounter(1)}, hppv1.StoragePoolMounting, "usable on 1 of 2"},
 		"both are mounted":             {[]corev1.PersistentVolumeClaim{claim(corev1.ClaimBound)}, []appsv1.Deployment{mounter(1), mounter(1)}, hppv1.StoragePoolReady, ""},
 		"one is of an earlier version": {[]corev1.PersistentVolumeClaim{claim(corev1.ClaimBound)}, []appsv1.Deployment{mounter(1), replaced}, hppv1.StoragePoolMounting, "usable on 1 of 2"},
+		"one is being replaced":        {[]corev1.PersistentVolumeClaim{claim(corev1.ClaimBound)}, []appsv1.Deployment{mounter(1), surging}, hppv1.StoragePoolMounting, "usable on 1 of 2"},
 		"claim of another one":         {[]corev1.PersistentVolumeClaim{{ObjectMeta: metav1.ObjectMeta{Labels: render.PoolLabels("local-fast")}}}, []appsv1.Deployment{mounter(1), mounter(1)}, hppv1.StoragePoolReady, ""},
 	}
 	for name, tt := range tests {
