@@ -123,10 +123,8 @@ func TestOperatorWithPoolOnClaims(t *testing.T) {
 	}
 	// The webhook that ends, and the one that is not there yet, answer an error.
 	s.until("the change to be accepted", func(ctx context.Context) (string, error) {
-		if _, err := client.Patch(ctx, "claims", types.MergePatchType, moved, metav1.PatchOptions{}); err != nil {
-			return err.Error(), nil
-		}
-		return "", nil
+		_, err := client.Patch(ctx, "claims", types.MergePatchType, moved, metav1.PatchOptions{})
+		return text(err), nil
 	})
 	s.until("the pool to be mounted at its new path only", func(ctx context.Context) (string, error) {
 		for name, n := range c.Nodes {

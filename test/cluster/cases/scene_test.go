@@ -183,6 +183,14 @@ func patient(check func(context.Context) (string, error)) func(context.Context) 
 	}
 }
 
+// text is what an error says, and empty without one: what until waits for where an error is a state that passes.
+func text(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
+
 // run runs a script in the first container of a pod and returns what it prints.
 func (s *scene) run(pod, script string) (string, error) {
 	out, err := s.exec(s.namespace, pod, "", "sh", "-ec", script)
