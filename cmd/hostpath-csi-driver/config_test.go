@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -177,7 +178,35 @@ func TestParseReportsAllErrors(t *testing.T) {
 	}
 }
 
+var flagOfTable = regexp.MustCompile("`--([a-z-]+)`")
+
+// documentedFlags are those of the table in docs/configuration.md, sorted.
+func documentedFlags(t *testing.T) []string {
+	t.Helper()
+	page, err := os.ReadFile("../../docs/configuration.md")
+	must.Succeed(t, err)
+	_, section, _ := strings.Cut(string(page), "\n## Flags\n")
+	section, _, _ = strings.Cut(section, "\n## ")
+	var names []string
+	for line := range strings.Lines(section) {
+		row, isRow := strings.CutPrefix(line, "|")
+		if !isRow {
+			continue
+		}
+		first, _, _ := strings.Cut(row, "|")
+		for _, m := range flagOfTable.FindAllStringSubmatch(first, -1) {
+			names = append(names, m[1])
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// Each flag that --help prints is in the document, and the other way round. Of klog's, that is only --v.
 func TestHelp(t *testing.T) {
+	documented := documentedFlags(t)
+	ofKlog := flag.NewFlagSet("klog", flag.ContinueOnError)
+	klog.InitFlags(ofKlog)
 	for _, args := range [][]string{{"--help"}, {"-h"}, {"--unknown", "--help"}, {"--nodeid=a", "extra", "-help"}} {
 		state := klog.CaptureState()
 		var output bytes.Buffer
@@ -192,13 +221,9 @@ func TestHelp(t *testing.T) {
 				reported = append(reported, strings.Fields(name)[0])
 			}
 		}
-		for _, name := range []string{
-			"datadir", "drivername", "endpoint", "nodeid", "version", "v",
-			"metrics-address", "metrics-cert-file", "metrics-key-file", "metrics-tls-version", "volume-metrics",
-		} {
-			if !slices.Contains(reported, name) {
-				t.Errorf("%q lists %q, but not --%s", args, reported, name)
-			}
+		own := slices.DeleteFunc(reported, func(name string) bool { return name != "v" && ofKlog.Lookup(name) != nil })
+		if diff := cmp.Diff(documented, slices.Sorted(slices.Values(own))); diff != "" {
+			t.Errorf("the flags of docs/configuration.md and those that %q prints differ (-document +program):\n%s", args, diff)
 		}
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"net"
 	"net/url"
+	"os"
 	"path"
 	"regexp"
 	"slices"
@@ -17,7 +18,6 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"kubevirt.io/hostpath-provisioner/test/deploy/manifest"
 )
@@ -35,12 +35,10 @@ const (
 )
 
 // flags are the flags that each program has and that may be of use here. An
-// unknown flag would keep its container from starting.
+// unknown flag would keep its container from starting. Those of the driver are in the
+// table that its own test compares with the program.
 var flags = map[string][]string{
-	driver: {
-		"drivername", "endpoint", "nodeid", "version", "datadir",
-		"device-nodes", "state-dir", "metrics-address", "metrics-cert-file", "metrics-key-file", "metrics-tls-version", "metrics-tls-cipher-suites", "volume-metrics", "tracing-endpoint", "v",
-	},
+	driver: documentedFlags(),
 	provisioner: {
 		"csi-address", "node-deployment", "node-deployment-immediate-binding", "strict-topology",
 		"immediate-topology", "enable-capacity", "capacity-ownerref-level", "capacity-poll-interval",
@@ -58,6 +56,29 @@ var flags = map[string][]string{
 		"csi-address", "list-volumes-interval", "timeout", "http-endpoint", "v",
 		"leader-election", "enable-node-watcher",
 	},
+}
+
+var documentedFlag = regexp.MustCompile("`--([a-z-]+)`")
+
+func documentedFlags() []string {
+	page, err := os.ReadFile("../../docs/configuration.md")
+	if err != nil {
+		panic(err)
+	}
+	_, section, _ := strings.Cut(string(page), "\n## Flags\n")
+	table, _, _ := strings.Cut(section, "\n## ")
+	var names []string
+	for line := range strings.Lines(table) {
+		row, isRow := strings.CutPrefix(line, "|")
+		if !isRow {
+			continue
+		}
+		first, _, _ := strings.Cut(row, "|")
+		for _, m := range documentedFlag.FindAllStringSubmatch(first, -1) {
+			names = append(names, m[1])
+		}
+	}
+	return names
 }
 
 // hostDirs are the directories of the host that each container may see, and
@@ -152,39 +173,6 @@ func TestContainerNames(t *testing.T) {
 	}
 	if n := len(pod.InitContainers); n != 0 {
 		t.Errorf("the pod has %d init containers, of which nothing is checked here", n)
-	}
-}
-
-func TestPodSpec(t *testing.T) {
-	ds := daemonSet(t, manifest.Render(t, csiDir))
-	pod := ds.Spec.Template.Spec
-	tests := []struct {
-		name string
-		ok   bool
-	}{
-		{"is selected by its DaemonSet", matches(ds.Spec.Selector.MatchLabels, ds.Spec.Template.Labels)},
-		{"is node critical", pod.PriorityClassName == "system-node-critical"},
-		{"runs on Linux only", pod.NodeSelector[corev1.LabelOSStable] == "linux"},
-		{"tolerates everything", slices.ContainsFunc(pod.Tolerations, func(to corev1.Toleration) bool {
-			return to.Operator == corev1.TolerationOpExists && to.Key == "" && to.Effect == ""
-		})},
-		{"is updated node by node", ds.Spec.UpdateStrategy.Type == appsv1.RollingUpdateDaemonSetStrategyType},
-		{"is updated on a tenth of the nodes at once",
-			ptr(ptr(ds.Spec.UpdateStrategy.RollingUpdate).MaxUnavailable) == intstr.FromString("10%")},
-		{"has half a minute to end", ptr(pod.TerminationGracePeriodSeconds) == 30},
-		{"does not depend on cluster DNS", pod.DNSPolicy == corev1.DNSDefault},
-		{"stays out of the host's network", !pod.HostNetwork},
-		{"stays out of the host's processes", !pod.HostPID && !ptr(pod.ShareProcessNamespace)},
-		{"stays out of the host's IPC", !pod.HostIPC},
-		{"gets no token by itself", pod.AutomountServiceAccountToken != nil && !*pod.AutomountServiceAccountToken},
-		{"may connect to its socket with SELinux on", ptr(ptr(pod.SecurityContext).SELinuxOptions).Type == "spc_t"},
-	}
-	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			if !tt.ok {
-				t.Fail()
-			}
-		})
 	}
 }
 
