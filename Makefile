@@ -342,6 +342,14 @@ lint: bin/tools/golangci-lint bin/tools/controller-gen ## Check the format, the 
 	@for module in . $(NESTED); do (echo "go vet and golangci-lint in $$module"; cd $$module && \
 		export CGO_ENABLED=0 GOFLAGS="$$(go env GOFLAGS) -gcflags=$(NO_DWARF)" && go vet ./... && $(CURDIR)/$< run --config $(CURDIR)/.golangci.yml ./...); done
 
+.PHONY: lines
+lines: ## Count the lines of Go of the product and of its tests, and the words of the documents
+	@# The stand-ins of kernel facilities are packages whose names end in test.
+	@product=$$(git ls-files 'cmd/*.go' 'pkg/*.go' 'api/*.go' | grep -v -e '_test.go$$' -e 'test/[^/]*$$'); \
+		printf '%7d lines of the product\n' "$$(cat $$product | wc -l)"; \
+		printf '%7d lines of tests, stand-ins and rigs\n' "$$(git ls-files '*.go' | grep -vxF "$$product" | xargs cat | wc -l)"
+	@printf '%7d words of documents\n' "$$(git ls-files '*.md' | xargs cat | wc -w)"
+
 .PHONY: vuln
 vuln: bin/tools/govulncheck ## Find known vulnerabilities in what the programs call
 	test/tools/vuln $< ./...
