@@ -252,7 +252,7 @@ func testServes(t *testing.T, program string) {
 	signalled := time.Now()
 	must.Succeed(t, d.Process.Stop())
 	if took := time.Since(signalled); took > inTime {
-		t.Errorf("it took %v to exit beside connections on which nobody calls", took)
+		t.Errorf("it took %v to exit beside connections without a call", took)
 	}
 	if _, err := os.Lstat(strings.TrimPrefix(d.Process.Endpoint(), "unix://")); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the socket is still there: %v", err)

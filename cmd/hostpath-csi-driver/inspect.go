@@ -163,7 +163,7 @@ func parseCompared(name string) (volume.ID, error) {
 	return volume.ParseSnapshot(name)
 }
 
-// inspectedPools has no default, unlike the driver: whoever forgot the flag would see a
+// inspectedPools has no default, unlike the driver: a user who forgot the flag would see a
 // missing pool instead of an error.
 func inspectedPools(datadir string) ([]poolconfig.Pool, error) {
 	if datadir == "" {

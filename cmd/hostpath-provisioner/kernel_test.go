@@ -62,7 +62,7 @@ func serve(t *testing.T, path string) *pool.Set {
 	return set
 }
 
-// create makes a volume of 1 MiB as the program does: nobody finishes or undoes it meanwhile.
+// create makes a volume of 1 MiB as the program does: nothing finishes or undoes it meanwhile.
 func create(ctx context.Context, set *pool.Set, name string) (v pool.Volume, err error) {
 	err = locked(set, name, func(id volume.ID) error {
 		v, err = set.Create(ctx, pool.Request{ID: id, Range: volume.Range{Required: mib}})

@@ -24,7 +24,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/localpv"
 )
 
-// needed is what opening and cleaning devices takes beyond being root: the kernel lets nobody else have it forget the
+// needed is what opening and cleaning devices takes beyond being root: the kernel lets no other process have it forget the
 // partitions that were erased (BLKRRPART), nor look at what the processes of others have open, mapped and mounted.
 var needed = []privilege.Capability{privilege.SysAdmin, privilege.SysPtrace}
 

@@ -464,7 +464,7 @@ func (c *calls) seen() (answered, panicked []string) {
 	return append([]string(nil), c.answered...), append([]string(nil), c.panicked...)
 }
 
-// refused waits until nobody serves a socket.
+// refused waits until no process serves a socket.
 func refused(t *testing.T, socket string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)

@@ -208,7 +208,7 @@ func ParseEndpoint(endpoint string) (string, error) {
 	return socket, nil
 }
 
-// Listen makes the socket, with mode 0600. A socket that nobody serves is
+// Listen makes the socket, with mode 0600. A socket that no process serves is
 // replaced; one that is served, and anything else of that name, is not.
 func Listen(socket string) (net.Listener, error) {
 	if err := removeStale(socket); err != nil {
@@ -219,7 +219,7 @@ func Listen(socket string) (net.Listener, error) {
 		return nil, err
 	}
 	// Only root reaches the socket in between: connecting takes write permission,
-	// which the umask gives to nobody else.
+	// which the umask gives to no other user.
 	if err := os.Chmod(socket, 0o600); err != nil {
 		return nil, errors.Join(err, listener.Close())
 	}
@@ -241,7 +241,7 @@ func removeStale(socket string) error {
 	switch {
 	case err == nil:
 		return errors.Join(fmt.Errorf("listen on %s: another process serves it", socket), connection.Close())
-	case errors.Is(err, syscall.ECONNREFUSED): // nobody listens; a process that is merely busy gives another answer
+	case errors.Is(err, syscall.ECONNREFUSED): // no process listens; one that is merely busy gives another answer
 		return os.Remove(socket)
 	}
 	return fmt.Errorf("listen on %s: another process may serve it: %w", socket, err)

@@ -41,7 +41,7 @@ var errorCodes = []struct {
 	{context.Canceled, codes.Canceled},
 }
 
-// toStatus gives an error its code; one that nobody foresaw is INTERNAL.
+// toStatus gives an error its code; one that is not in the table is INTERNAL.
 func toStatus(err error) error {
 	if err == nil {
 		return nil

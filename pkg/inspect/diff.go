@@ -88,7 +88,7 @@ func (r *reader) holds(id volume.ID) (bool, error) {
 }
 
 // compare hands over what changed as it is found. Only reading has to get on: found may wait for
-// somebody who reads its output page by page.
+// a person who reads its output page by page.
 func (r *reader) compare(ctx context.Context, from, to volume.ID, found func(Difference) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

@@ -13,7 +13,7 @@ import (
 const documentVersion = 1
 
 // A Report is what a check at a node gave: the JSON document of docs/inspect.md. Sizes
-// are bytes; what nobody knows is null or absent.
+// are bytes; what is not known is null or absent.
 type Report struct {
 	Version int    `json:"version"`
 	Node    string `json:"node,omitempty"`
@@ -55,7 +55,7 @@ type Pool struct {
 	SystemDisk bool    `json:"systemDisk"`
 	// SharesWith are the other pools of the node on the same filesystem.
 	SharesWith []string `json:"sharesFilesystemWith,omitempty"`
-	// Quota is who enforces the sizes of new volumes; empty for nobody, and then Unenforced
+	// Quota is what enforces the sizes of new volumes; empty for nothing, and then Unenforced
 	// is why.
 	Quota      string `json:"quota"`
 	Unenforced string `json:"unenforced,omitempty"`

@@ -101,7 +101,7 @@ func (r *reader) readAgain(ctx context.Context, l *scan.Listing, all *[]seen) (s
 	return sure, nil
 }
 
-// forgetClaims has nobody own an id, as before the records were read.
+// forgetClaims has no volume own an id, as before the records were read.
 func (r *reader) forgetClaims() { r.Keeper = r.Keeper.WithClaims(&limit.Claims{}) }
 
 // readVolume reads one volume. It returns false for one that is being made or removed, or is

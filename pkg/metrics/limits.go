@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// limits bound what all clients together can use of the driver: whoever reaches the port is one.
+// limits bound what all clients together can use of the driver: any program that reaches the port is one.
 type limits struct {
 	// connections are open at once. More wait until one is closed.
 	connections int

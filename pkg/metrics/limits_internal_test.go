@@ -25,7 +25,7 @@ import (
 
 const request = "GET /metrics HTTP/1.1\r\nHost: driver\r\n\r\n"
 
-// patient has nobody closed because of the time that it takes.
+// patient has no client closed because of the time that it takes.
 var patient = limits{connections: 10, requests: 10, read: time.Hour, write: time.Hour}
 
 // brief has a connection for so many at once, and not for long.
@@ -112,7 +112,7 @@ func wantClosed(t *testing.T, conn net.Conn) {
 	}
 }
 
-// drip sends how a request begins, and then a bit more now and then, until nobody takes it.
+// drip sends how a request begins, and then a bit more now and then, until it is not taken any more.
 func drip(conn net.Conn, begin, more string) {
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()

@@ -538,7 +538,7 @@ func TestHealthMonitorFlags(t *testing.T) {
 	if err != nil || interval < time.Minute {
 		t.Errorf("it lists the volumes every %s (%v)", interval, err)
 	}
-	// A leader would hear of the volumes of its own node, and nobody of the others. The
+	// A leader would hear of the volumes of its own node, and none of the others. The
 	// watcher of nodes would have each node watch all pods.
 	for _, flag := range []string{"leader-election", "enable-node-watcher"} {
 		if value, given := args[flag]; given && value != "false" {

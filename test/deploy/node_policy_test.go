@@ -98,7 +98,7 @@ func TestNodePolicyRefusesVolumesThatNameSecrets(t *testing.T) {
 }
 
 // Growth of another node's volume changes its capacity, in which the API server takes no key but storage
-// (ValidatePersistentVolumeSpec of k8s.io/kubernetes). What it lets nobody change needs no comparison: of the sources
+// (ValidatePersistentVolumeSpec of k8s.io/kubernetes). What it lets no client change needs no comparison: of the sources
 // only csi has a field that can be set later, controllerExpandSecretRef, after which csi-resizer never grows the volume again.
 func TestNodePolicyLetsGrowthChangeNothingElse(t *testing.T) {
 	p := manifest.Named[admissionv1.ValidatingAdmissionPolicy](t, manifest.Render(t, csiDir), "ValidatingAdmissionPolicy", "hostpath-csi-node")

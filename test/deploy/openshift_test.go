@@ -59,9 +59,9 @@ func TestSecurityContextConstraints(t *testing.T) {
 		{"let the sidecars be root", scc.RunAsUser.Type == "RunAsAny"},
 		{"let the sidecars be spc_t", scc.SELinuxContext.Type == "RunAsAny"},
 		{"say something on groups, as they must", scc.FSGroup.Type != "" && scc.SupplementalGroups.Type != ""},
-		{"let the sidecars be filtered by the runtime, and nobody be unconfined",
+		{"let the sidecars be filtered by the runtime, and none be unconfined",
 			slices.Equal(scc.SeccompProfiles, []string{"runtime/default"})},
-		{"are given to nobody but by a role", len(scc.Users)+len(scc.Groups) == 0},
+		{"are given only by a role", len(scc.Users)+len(scc.Groups) == 0},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

@@ -172,7 +172,7 @@ func TestBindings(t *testing.T) {
 	}
 	for role := range rules {
 		if !used[role] {
-			t.Errorf("%s is bound to nobody", role)
+			t.Errorf("%s is bound to no account", role)
 		}
 	}
 }

@@ -219,7 +219,7 @@ func TestStorageClass(t *testing.T) {
 		{"waits for the pod", ptr(sc.VolumeBindingMode) == storagev1.VolumeBindingWaitForFirstConsumer},
 		{"deletes what is no longer claimed", ptr(sc.ReclaimPolicy) == corev1.PersistentVolumeReclaimDelete},
 		{"lets volumes grow", ptr(sc.AllowVolumeExpansion)},
-		{"is nobody's default", sc.Annotations["storageclass.kubernetes.io/is-default-class"] == ""},
+		{"is not the default", sc.Annotations["storageclass.kubernetes.io/is-default-class"] == ""},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

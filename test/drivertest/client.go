@@ -61,7 +61,7 @@ func (v Volume) attributes() map[string]string {
 }
 
 // A Client asks a driver what kubelet, external-provisioner and external-resizer ask,
-// and with the errors that it answers. It is for concurrent use while nobody ends or
+// and with the errors that it answers. It is for concurrent use while no test ends or
 // starts the driver.
 type Client struct {
 	Process *Process

@@ -139,7 +139,7 @@ func (d *Driver) AwaitNoTrash(pool string) {
 	})
 }
 
-// empty searches for a single entry: of ten thousand, the others are in nobody's interest.
+// empty searches for a single entry: of ten thousand, the others do not matter.
 func (d *Driver) empty(path string) bool {
 	d.Helper()
 	f, err := os.Open(path)

@@ -265,7 +265,7 @@ func (p *Pool) InOrder(v Kept) error {
 func (p *Pool) thin() bool { return p.Allocation == "thin" }
 
 // withQuota has a function work on the pool's directory, and with what keeps the sizes
-// there; it is not called if nobody does.
+// there; it is not called if none does.
 func (p *Pool) withQuota(work func(root *dir.Dir, f quota.Facility) error) error {
 	if p.Enforcement != "required" {
 		return nil

@@ -76,7 +76,7 @@ func TestClientWithoutADriver(t *testing.T) {
 	must.Succeed(t, err)
 	defer func() { must.Succeed(t, c.Close()) }()
 	if _, err := c.Name(t.Context()); err == nil {
-		t.Error("nobody answers, and there is no error")
+		t.Error("no process answers, and there is no error")
 	}
 }
 

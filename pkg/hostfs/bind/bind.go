@@ -443,9 +443,9 @@ func unmount(parent *dir.Dir, target Target) error {
 
 // removeFile removes the empty file that was created for a device. rmdir(2) refuses a directory
 // that is not empty, but unlink(2) removes any file, and only by name, which may belong to
-// another file by now. So the file is first renamed to a name that nobody else uses, and checked.
+// another file by now. So the file is first renamed to a name that no other program uses, and checked.
 //
-// A race remains between the check and the unlink: whoever can write to the directory and
+// A race remains between the check and the unlink: a process that can write to the directory and
 // knows the name can put another file there, or data into the empty file.
 func removeFile(parent *dir.Dir, target Target) error {
 	err := parent.Rename(target.base(), parent, target.aside())

@@ -1,5 +1,5 @@
 // Package blockdev knows block devices: which one a path leads to, what the kernel says of it and of who uses it, and
-// whether it is blank. It holds one so that nobody else can claim it meanwhile, and overwrites it. Which device may be
+// whether it is blank. It holds one so that no other process can claim it meanwhile, and overwrites it. Which device may be
 // used for what is left to others.
 package blockdev
 

@@ -220,7 +220,7 @@ func (d *Dir) ID() (ID, error) {
 	return ID{Dev: st.Dev, Ino: st.Ino}, nil
 }
 
-// Born is when the directory was made (stx_btime of statx(2)), which nobody can set. It is 1970 on a
+// Born is when the directory was made (stx_btime of statx(2)), which cannot be set. It is 1970 on a
 // filesystem that does not say.
 func (d *Dir) Born() (time.Time, error) {
 	var st unix.Statx_t

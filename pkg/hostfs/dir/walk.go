@@ -19,7 +19,7 @@ import (
 // Walk stops at the first error.
 //
 // It holds a bounded number of handles, and remembers 24 bytes of each directory above those,
-// which it reopens as ".." of its child. If that is another directory by then, because somebody
+// which it reopens as ".." of its child. If that is another directory by then, because a process
 // moved directories, Walk fails with ErrMoved before it reads anything there.
 func (d *Dir) Walk(file func(in *Dir, name string) error, directory func(*Dir) error) error {
 	return d.Visit(visitor{file, directory})
@@ -167,7 +167,7 @@ func (w *walker) reopen(child *Dir) error {
 	return nil
 }
 
-// Parent opens the directory that holds d. If that is not the expected one, since somebody
+// Parent opens the directory that holds d. If that is not the expected one, since a process
 // moved d, it returns ErrMoved.
 func (d *Dir) Parent(expected ID) (*Dir, error) {
 	fd, err := unix.Openat2(d.Fd(), "..", &unix.OpenHow{

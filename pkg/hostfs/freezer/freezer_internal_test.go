@@ -220,7 +220,7 @@ func TestFreezeRefused(t *testing.T) {
 		if _, _, err := c.Freeze(t.Context(), []Pod{other}); !errors.Is(err, ErrUnavailable) {
 			t.Errorf("a pod without a group: %v, want ErrUnavailable", err)
 		}
-		// What somebody else has frozen is theirs.
+		// A group that another program has frozen is not ours.
 		f, err := os.Open(group)
 		must.Succeed(t, err)
 		g, err := adopt(f)

@@ -49,7 +49,7 @@ type group struct {
 	v1    bool
 	// The rest is the watchdog's alone.
 	unlock func() // gives back the lock of the group; nil if it is not held
-	frozen bool   // it may be: somebody has to thaw it
+	frozen bool   // it may be: it has to be thawed
 	gone   bool   // it was removed, with all of its processes
 }
 

@@ -187,7 +187,7 @@ func (k *Kernel) make(f *File, o Options) (Device, error) {
 			return Device{}, err
 		}
 		d, err := k.configure(nodeName(number), mode, config, o)
-		// EBUSY: somebody else took it, or holds it although it is free. ENXIO: it is
+		// EBUSY: another process took it, or holds it although it is free. ENXIO: it is
 		// being removed.
 		if !errors.Is(err, unix.EBUSY) && !errors.Is(err, ErrNotAttached) && !errors.Is(err, errRefuses) {
 			return d, err
@@ -257,7 +257,7 @@ func filesystemGone(err error) bool {
 //
 // The kernel asks the file's filesystem for the numbers of the file (LOOP_GET_STATUS64 calls
 // vfs_getattr), and reports nothing without them, not even the mark. That may be an NFS whose
-// server is dead, below a device of somebody else: one that does not answer within a second
+// server is dead, below a device of another program: one that does not answer within a second
 // is Silent, and is not asked again before it has.
 func (k *Kernel) Inspect(name string) (Device, error) {
 	k.mu.Lock()
@@ -319,7 +319,7 @@ func (k *Kernel) Grow(d Device) (Device, error) {
 }
 
 // Detach takes a device off its file. One that is not attached to it any more is no
-// error. Errors: ErrForeign for another's, ErrGone, and ErrBusy for one that somebody has open,
+// error. Errors: ErrForeign for another's, ErrGone, and ErrBusy for one that a process has open,
 // which then stays attached. Those that only check devices as they come and go, as
 // udev does, get half a second to let go of it, or as long as ctx has.
 //
@@ -422,8 +422,8 @@ func (k *Kernel) retain(d Device) error {
 }
 
 // remove has the kernel forget a device that is free. One that refused discards would
-// go on doing so for whoever gets it next, and that cannot be taken back (seen with
-// Linux 6.18). Somebody who has got it already, or does not let go of it, keeps it.
+// go on doing so for the program that gets it next, and that cannot be taken back (seen with
+// Linux 6.18). A program that has got it already, or does not let go of it, keeps it.
 func (k *Kernel) remove(ctx context.Context, name string) error {
 	number, err := strconv.Atoi(strings.TrimPrefix(name, prefix))
 	if err != nil {

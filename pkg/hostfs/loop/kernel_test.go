@@ -73,7 +73,7 @@ func TestAttach_readWrite(t *testing.T) {
 	}
 }
 
-// A device of somebody else whose filesystem does not answer, such as NFS with a dead server,
+// A device of another program whose filesystem does not answer, such as NFS with a dead server,
 // must not delay others for long.
 func TestSilentDevice_doesNotDelayOthers(t *testing.T) {
 	k := kernel(t)
@@ -144,7 +144,7 @@ func TestInspect_filesystemAbortedMeanwhileIsGone(t *testing.T) {
 	}
 }
 
-// ofAnother is a device of somebody else, whose file is on a disk that can hang.
+// ofAnother is a device of another program, whose file is on a disk that can hang.
 func ofAnother(t *testing.T) (hanging *disk.Disk, name string) {
 	t.Helper()
 	image := filepath.Join(t.TempDir(), "image")
@@ -325,7 +325,7 @@ func TestAttach_retriesTakenDevice(t *testing.T) {
 	tries := 0
 	k.SetFree(func(next func() (int, error)) (int, error) {
 		if tries++; tries == 1 {
-			return int(taken.Minor), nil // somebody was faster
+			return int(taken.Minor), nil // another process was faster
 		}
 		return next()
 	})
@@ -394,7 +394,7 @@ func TestDetach_waitsForShortOpens(t *testing.T) {
 	}
 }
 
-// Whenever it is asked somebody has it open, but not in between.
+// Whenever it is asked a process has it open, but not in between.
 func TestDetach_goesBetweenShortOpens(t *testing.T) {
 	k := kernel(t)
 	d := attach(t, k, file(t, open(t, testenv.Tmpfs(t, 64*mib)), "a", mib), loop.Options{})

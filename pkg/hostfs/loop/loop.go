@@ -25,7 +25,7 @@ var (
 	// ErrNoDevice reports that the kernel has no free loop device, or that others
 	// took each one that it offered.
 	ErrNoDevice = errors.New("no free loop device")
-	// ErrBusy reports a device that somebody still has open. It stays attached.
+	// ErrBusy reports a device that a process still has open. It stays attached.
 	ErrBusy = errors.New("loop device is in use")
 	// ErrForeign reports a device on the file that was not attached by this package.
 	ErrForeign = errors.New("loop device was attached by another program")
@@ -72,7 +72,7 @@ type Device struct {
 	Discard bool
 	// Ours: this package attached it, to the whole file.
 	Ours bool
-	// Ending: the kernel detaches it once nobody has it open.
+	// Ending: the kernel detaches it once no process has it open.
 	Ending bool
 	// Gone: the filesystem of its file is gone. Only its name, its numbers and FormerPath
 	// are known.

@@ -95,7 +95,7 @@ var filesystems = map[string]func(t testing.TB) string{
 	},
 }
 
-// foreign attaches as somebody else does.
+// foreign attaches as another program does.
 func foreign(t *testing.T, f *loop.File, readOnly bool) loop.Device {
 	t.Helper()
 	var options []string

@@ -96,7 +96,7 @@ func noDevice(op string, err error) error {
 	return &fs.PathError{Op: op, Path: controlNode, Err: err}
 }
 
-// remove returns ErrBusy for a device that somebody has open or attached.
+// remove returns ErrBusy for a device that a process has open or attached.
 func (c control) remove(number int) error {
 	err := unix.IoctlSetInt(c.fd(), unix.LOOP_CTL_REMOVE, number)
 	switch {
@@ -258,7 +258,7 @@ func (n node) clear() error {
 }
 
 // stay keeps the device from ending with its last user. It returns ErrBusy where a
-// kernel does not change one that somebody else has claimed (6.18 still does).
+// kernel does not change one that another process has claimed (6.18 still does).
 func (n node) stay() error {
 	info, err := n.status()
 	if err != nil {

@@ -23,7 +23,7 @@ import (
 // quotas, Linux 6.7, shared bytes count only for the subvolume that wrote them first.)
 //
 // With simple quotas the limit is that of a group of level 1 for each subvolume: a subvolume
-// that somebody makes in it is in its groups from the beginning (qgroup_auto_inherit in
+// that a pod makes in it is in its groups from the beginning (qgroup_auto_inherit in
 // fs/btrfs/qgroup.c), so that it counts and is limited too.
 type subvolumes struct {
 	simple bool

@@ -102,7 +102,7 @@ func (p projects) NewID(fs *dir.Dir, from ID, taken func(ID) bool) (ID, error) {
 // inARow is how many ids are asked about one after the other, and then how many at random.
 const inARow = 64
 
-// freeID finds an id that is free, the lowest if it is near. Whoever owns files can give each
+// freeID finds an id that is free, the lowest if it is near. The owner of files can give each
 // another id of the range (FS_IOC_FSSETXATTR), and a million of them would be passed one by
 // one for each new volume: so the search goes on at random, and through all ids only where
 // nearly all are in use.

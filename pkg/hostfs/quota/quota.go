@@ -6,7 +6,7 @@
 // A write over the limit fails with ENOSPC on XFS and with EDQUOT on the others. On
 // ext4 a process with CAP_SYS_RESOURCE is exempt (only privileged containers have it
 // by default). The kernel leaves two ways around a limit: the owner of a file can change
-// its project id, unless in a user namespace (FS_IOC_FSSETXATTR), and whoever can write
+// its project id, unless in a user namespace (FS_IOC_FSSETXATTR), and a process that can write
 // to a subvolume can create another in it, which has its own qgroup, unless quotas are
 // simple (Linux 6.7). So limits keep volumes from filling the disk by accident, not by intent.
 //
@@ -152,7 +152,7 @@ type Facility interface {
 	// ReleaseUnused releases all ids from FirstID to LastID that have a limit but no usage
 	// and are not taken: leaks of an earlier crash. It returns how many it released. It asks
 	// whether an id is taken for each with a limit, also for those that are in use. On
-	// btrfs it releases the limits of all deleted subvolumes, whoever created them, since
+	// btrfs it releases the limits of all deleted subvolumes, also those that other programs created, since
 	// ids are never reused. The kernel may still have to clean them up: see Release.
 	ReleaseUnused(fs *dir.Dir, taken func(ID) bool) (released int, err error)
 }

@@ -225,7 +225,7 @@ func wantOutside(t *testing.T, facility quota.Facility, d *dir.Dir, want int) {
 	}
 }
 
-// Whoever can write to a subvolume can make another in it. With simple quotas that is limited
+// A pod that can write to a subvolume can make another in it. With simple quotas that is limited
 // with it.
 func TestNestedSubvolume_simpleQuotas(t *testing.T) {
 	testenv.NeedRoot(t)

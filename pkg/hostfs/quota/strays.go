@@ -57,7 +57,7 @@ func (*straySearch) Leave(*dir.Dir) error { return nil }
 
 // projectOf is the project of a regular file. It returns false for all else, which holds no
 // data, and for what is gone by now. Only what is known to be a regular file is opened: opening
-// a device node that somebody made in a volume could do anything. It returns EWOULDBLOCK for a file
+// a device node that a pod made in a volume could do anything. It returns EWOULDBLOCK for a file
 // that a process has a write lease of.
 func projectOf(in *dir.Dir, name string) (id ID, ok bool, err error) {
 	node, err := in.OpenNode(name, unix.O_PATH)

@@ -343,7 +343,7 @@ func (s *scene) comeAndGo() {
 	s.until("no volume to be left", func(context.Context) (string, error) { return strings.Join(s.volumesOn(nodeC), ", "), nil })
 }
 
-// addNode makes the node that no kubelet has. Without its label for the system, nobody's pods are put there.
+// addNode makes the node that no kubelet has. Without its label for the system, no pods are put there.
 func (s *scene) addNode() {
 	s.Helper()
 	_, err := c.Client.CoreV1().Nodes().Create(s.Context(), &corev1.Node{

@@ -86,7 +86,7 @@ func (r *started) kill() error {
 	return err
 }
 
-// The pool is on the nodes' filesystem with quotas, beside that of the driver. Nobody asks the killed process again: what
+// The pool is on the nodes' filesystem with quotas, beside that of the driver. The killed process is not asked again: what
 // is half done has to be finished, or undone, by the next one itself.
 func TestProvisionerKilledBeforeEachStep_nothingIsHalfDone(t *testing.T) {
 	s := begin(t)
@@ -110,7 +110,7 @@ func TestProvisionerKilledBeforeEachStep_nothingIsHalfDone(t *testing.T) {
 		deleted := p.killedDeleting(n, name)
 		p.wantNothing()
 		if n == 1 && (!created || !deleted) {
-			t.Fatalf("nobody was killed before the first step: creating %t, deleting %t", created, deleted)
+			t.Fatalf("no process was killed before the first step: creating %t, deleting %t", created, deleted)
 		}
 		if !created && !deleted {
 			return // there are fewer steps
@@ -142,7 +142,7 @@ type killedProvisioner struct {
 	process *started
 }
 
-// restart starts the next process, which nobody kills, and waits until it serves.
+// restart starts the next process, which is not killed, and waits until it serves.
 func (p *killedProvisioner) restart() {
 	p.Helper()
 	p.process = p.start()
@@ -165,7 +165,7 @@ func (p *killedProvisioner) restart() {
 }
 
 // killedCreating kills the process before a step by which it makes the volume of a claim, and starts the next. A claim that
-// is given up is deleted in between. If there are fewer steps, nobody is killed.
+// is given up is deleted in between. If there are fewer steps, no process is killed.
 func (p *killedProvisioner) killedCreating(n int, claim string, givenUp bool) (died bool) {
 	p.Helper()
 	p.Arm(n)
@@ -327,7 +327,7 @@ func TestMigrationKilledBeforeEachStep_goesOnBothWays(t *testing.T) {
 				}
 				back := m.killed(n, "--undo")
 				if n == 1 && (!goOn || !back) {
-					t.Fatalf("nobody was killed before the first step: forward %t, back %t", goOn, back)
+					t.Fatalf("no process was killed before the first step: forward %t, back %t", goOn, back)
 				}
 				goOn = goOn || back
 				m.complete("--undo")

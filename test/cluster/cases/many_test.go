@@ -94,7 +94,7 @@ func (s *scene) took(name string, replicas int32, changes ...func(*appsv1.Statef
 }
 
 // localVolumes makes a class with volumes of kubelet's own, so many on each node. They
-// are there before any claim, and nobody has to make them.
+// are there before any claim, and do not have to be made.
 func (s *scene) localVolumes(class string, perNode int) {
 	s.Helper()
 	binding := storagev1.VolumeBindingWaitForFirstConsumer

@@ -142,7 +142,7 @@ func (s *scene) servesMigrated(content string) {
 }
 
 // emptyVolumeInTheGap ends a migration when no object names the directory any more, which is empty, and has the provisioner
-// start and look for directories that are nobody's.
+// start and look for abandoned directories.
 func (s *scene) emptyVolumeInTheGap(node string) {
 	s.Helper()
 	s.claim("empty", "10Mi", ofClass("hostpath-provisioner-immediate"), madeOn(node))
@@ -158,7 +158,7 @@ func (s *scene) emptyVolumeInTheGap(node string) {
 	})
 	s.kubectl("delete", "pod", "-n", perNode.namespace, "--all")
 	s.provisioners(perNode, len(c.Nodes), true)
-	// It has looked at all of them when it knows that of a new volume to be somebody's.
+	// It has looked at all of them when it knows that the one of a new volume is in use.
 	s.claim("witness", "10Mi", ofClass("hostpath-provisioner-immediate"), madeOn(node))
 	witness, _, witnessed := s.hostPath("witness")
 	s.until("the provisioner to look at its directories", func(context.Context) (string, error) {

@@ -271,7 +271,7 @@ func TestColumns(t *testing.T) {
 	}
 }
 
-// A webhook that is down, and whose failure counts, keeps nobody from writing the status, labels and finalizers, nor from deleting.
+// A webhook that is down, and whose failure counts, keeps no client from writing the status, labels and finalizers, nor from deleting.
 func TestWebhookIsAskedAboutTheSpecAlone(t *testing.T) {
 	s := begin(t)
 	client := s.withAPI(crdFile)

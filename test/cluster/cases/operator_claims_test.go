@@ -280,7 +280,7 @@ func (s *scene) removePoolClaims(want ...string) {
 		s.Fatal(err)
 	}
 	for _, volume := range volumes.Items {
-		// Nobody deletes those that were made by hand.
+		// Those that were made by hand are not deleted.
 		if of := volume.Spec.ClaimRef; of != nil && of.Namespace == cluster.Namespace && volume.Spec.CSI == nil {
 			must.Succeed(s, c.Client.CoreV1().PersistentVolumes().Delete(ctx, volume.Name, metav1.DeleteOptions{}))
 		}

@@ -291,7 +291,7 @@ func deleteNode(s *scene, client dynamic.ResourceInterface, name string, all []w
 	must.Succeed(s, n.StartKubelet(ctx))
 	stopped = false
 	s.usableOn(client, name, 2)
-	// Nobody asks for the volume any more, but what is left of its pod.
+	// Only what is left of its pod asks for the volume.
 	s.until("the volume to be unpublished", func(ctx context.Context) (string, error) {
 		mounts, err := n.Output(ctx, "cat", "/proc/self/mountinfo")
 		if err != nil || !strings.Contains(mounts, volume.Spec.CSI.VolumeHandle) {

@@ -181,7 +181,7 @@ func (s *scene) exampleWrote(directory string) {
 	})
 }
 
-// refusedClaims has claims that no directory can be for, or nobody's directory.
+// refusedClaims has claims that no directory can be for, or an abandoned directory.
 func (s *scene) refusedClaims(class string) {
 	s.Helper()
 	s.claim("nowhere", "10Mi", ofClass(class), madeOn("node-z"))

@@ -121,7 +121,7 @@ func denied(all []role, requests []audit.Request) []error {
 	return problems
 }
 
-// handedOn says whether the operator needs a right only because a role that it makes has it: nobody may give rights that
+// handedOn says whether the operator needs a right only because a role that it makes has it: no client may give rights that
 // he does not have.
 // https://kubernetes.io/docs/reference/access-authn-authz/rbac/#privilege-escalation-prevention-and-bootstrapping
 func handedOn(all []role, of role, right rbacv1.PolicyRule) bool {

@@ -70,7 +70,7 @@ func (s *scene) end() {
 		s.explain()
 	}
 	s.clear("nothing to be left", s.remains)
-	// It is empty, so that nobody has to wait for this.
+	// It is empty, so that this takes no time.
 	if err := c.Client.CoreV1().Namespaces().Delete(context.Background(), s.namespace, metav1.DeleteOptions{}); err != nil {
 		s.Error(err)
 	}

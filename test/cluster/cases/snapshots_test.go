@@ -417,7 +417,7 @@ func operatorRestores(s *scene) {
 		s.wantNoEvent("PersistentVolumeClaim", name, "ProvisioningFailed")
 	}
 
-	// An operator that is away keeps nobody from making a claim.
+	// An operator that is away keeps no user from making a claim.
 	s.scaleOperator(0)
 	node, err := s.selectedNode(s.Context(), class, fromSnapshot("operated"))
 	if node != "" || err != nil {

@@ -111,7 +111,7 @@ func (p Pool) mount(ctx context.Context, dir string) error {
 	case "xfs":
 		return loopfs.Mount(ctx, dir, p.Kind, p.Bytes, "prjquota")
 	}
-	return fmt.Errorf("nobody knows here how to switch on the quotas of %s", p.Kind)
+	return fmt.Errorf("there is no way here to switch on the quotas of %s", p.Kind)
 }
 
 // enterNamespace makes a mount namespace with this node's own directories, and

@@ -20,7 +20,7 @@ import (
 func amongMounts(namespace *os.File, do func() error) error {
 	done := make(chan error)
 	go func() {
-		// Not unlocked, so that the thread ends with this and nobody else has it.
+		// Not unlocked, so that the thread ends with this and no other goroutine has it.
 		runtime.LockOSThread()
 		// setns(2) refuses a thread that shares its root directory with others.
 		err := unix.Unshare(unix.CLONE_FS)

@@ -52,7 +52,7 @@ func keeperMain() (status int, err error) {
 		time.AfterFunc(2*grace, func() { _ = cmd.Process.Kill() })
 	}()
 	status, err = waitPassingOn(cmd, signals)
-	// It is over when all processes in there are, so that nobody uses a device any more.
+	// It is over when all processes in there are, so that no process uses a device any more.
 	return status, errors.Join(err, amongMounts(mounts, func() error { return detachDevices(dir) }))
 }
 

@@ -35,7 +35,7 @@ func TestMain(m *testing.M) {
 		os.Exit(1)
 	}
 	fmt.Println("ready")
-	// Until somebody ends it, or says that it may.
+	// Until it is ended, or may end.
 	_, _ = io.Copy(io.Discard, os.Stdin)
 }
 
@@ -160,7 +160,7 @@ func TestSandboxLeavesNothingBehind(t *testing.T) {
 }
 
 // Inside, what a program works with has to be what it is outside: in a repository that
-// is hidden there nobody would see the logs, or that a cluster is up.
+// is hidden there a person would see neither the logs nor that a cluster is up.
 func TestHiddenPathsAreRefused(t *testing.T) {
 	hidden, err := os.MkdirTemp("/var/tmp", "hostpath-sandbox-") //nolint:usetesting // it has to be below /var
 	if err != nil {

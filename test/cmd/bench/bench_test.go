@@ -129,7 +129,7 @@ func TestEveryGroupIsMeasured(t *testing.T) {
 }
 
 // wantRows says that each figure which is to be measured is there with its budget, and none
-// other. Whoever changes one of these changes what the project promises.
+// other. A change of one of these changes what the project promises.
 func wantRows(t *testing.T, results []result) {
 	t.Helper()
 	most := func(allowed float64) budget { return budget{AtMost: allowed} }
@@ -323,7 +323,7 @@ func TestParse(t *testing.T) {
 	}
 }
 
-// Memory is that of a driver which somebody runs.
+// Memory is that of a driver as it is run.
 func TestDriverFlagsMatchManifests(t *testing.T) {
 	data, err := os.ReadFile("../../../deploy/csi/base/daemonset.yaml")
 	if err != nil {

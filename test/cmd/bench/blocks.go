@@ -54,7 +54,7 @@ var loads = []load{
 type driveFunc func(ctx context.Context, l load, path string, size int64, duration time.Duration) (float64, error)
 
 // prepareBlocks compares the device of a block volume with the file that backs it, and
-// with one that nobody but the kernel made.
+// with one that only the kernel made.
 func prepareBlocks(ctx context.Context, s *scene) ([]comparison, error) {
 	a, err := s.enter(ctx, nil)
 	if err != nil {

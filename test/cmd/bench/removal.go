@@ -51,7 +51,7 @@ func prepareRemoval(ctx context.Context, s *scene) ([]comparison, error) {
 const inEach = 1000
 
 // scatter makes files of one content in directories, and brings them to the disk: what waits
-// to be written would be written by whoever syncs next.
+// to be written would be written by the next process that syncs.
 func scatter(ctx context.Context, path string, files int, content []byte) error {
 	for i := range files {
 		d := filepath.Join(path, fmt.Sprintf("dir-%d", i/inEach))

@@ -219,7 +219,7 @@ func (c *contents) layer(layer []byte) (err error) {
 	}
 }
 
-// entry checks one entry: all are root's, nobody else writes them, and none gives more rights than its caller has.
+// entry checks one entry: all are root's, no other user writes them, and none gives more rights than its caller has.
 func (c *contents) entry(h *tar.Header, content []byte) error {
 	name := inUsr(h.Name)
 	mode := h.FileInfo().Mode()

@@ -86,7 +86,7 @@ func lock(ctx context.Context, path string) (unlock func(), err error) {
 // makeKernel fetches and unpacks a kernel in the directory unfinished, so that dir
 // is there only when it is whole.
 func makeKernel(ctx context.Context, name, unfinished, dir string) (err error) {
-	// Whoever was killed here has left it.
+	// A run that was killed here has left it.
 	if err := os.RemoveAll(unfinished); err != nil {
 		return err
 	}

@@ -11,7 +11,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/test/deploy/manifest"
 )
 
-// Kubernetes lets nobody grant a right that he does not have. The operator has all that it gives to what it deploys.
+// Kubernetes lets no client grant a right that it does not have. The operator has all that it gives to what it deploys.
 func TestOperatorHasRightsThatItGrants(t *testing.T) {
 	installed := manifest.Render(t, "../../../deploy/operator")
 	inCluster := manifest.Named[rbacv1.ClusterRole](t, installed, "ClusterRole", "hostpath-provisioner-operator").Rules

@@ -30,7 +30,7 @@ var checks = []check{
 	{"a thick disk has its space when nothing else is left", keepsItsSpace, "thick"},
 	{"a thin disk takes space as it is written, and gives it back", takesWhatIsWritten, "thin"},
 	{"a disk in use is not deleted", staysWhileUsed, "thick"},
-	{"a device that somebody else attached counts as use", countsForeignDevices, "thick"},
+	{"a device that another program attached counts as use", countsForeignDevices, "thick"},
 	{"a disk takes writes in any order", takesWritesInAnyOrder, "thick"},
 	{"many disks at once", manyDisks, "thin"},
 }

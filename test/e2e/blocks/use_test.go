@@ -20,10 +20,10 @@ func staysWhileUsed(b *bench) {
 	d.want(0, size, 1)
 	d.close()
 
-	// Somebody on the node has the device open, by its own name.
+	// A process of the node has the device open, by its own name.
 	holder := open(b, b.wantDevices(1)[0], os.O_RDONLY)
-	b.WantCode("unpublishing a disk that somebody has open", b.tryUnpublish("disk", "pod"), codes.FailedPrecondition)
-	b.WantCode("deleting a disk that somebody has open", b.delete("disk"), codes.FailedPrecondition)
+	b.WantCode("unpublishing a disk that a process has open", b.tryUnpublish("disk", "pod"), codes.FailedPrecondition)
+	b.WantCode("deleting a disk that a process has open", b.delete("disk"), codes.FailedPrecondition)
 	b.Crash()
 	b.wantDevices(1)
 	b.WantCode("deleting it after a crash", b.delete("disk"), codes.FailedPrecondition)
@@ -37,8 +37,8 @@ func countsForeignDevices(b *bench) {
 	const size = 4 * mib
 	b.create("disk", size)
 	device := b.losetup(b.image("disk"))
-	b.WantCode("deleting a disk that somebody attached", b.delete("disk"), codes.FailedPrecondition)
-	b.WantCode("publishing a disk that somebody attached", b.tryPublish("disk", "pod"), codes.FailedPrecondition)
+	b.WantCode("deleting a disk that another program attached", b.delete("disk"), codes.FailedPrecondition)
+	b.WantCode("publishing a disk that another program attached", b.tryPublish("disk", "pod"), codes.FailedPrecondition)
 	b.Restart()
 	if left := b.wantDevices(1); len(left) == 1 && left[0] != device {
 		b.Errorf("%s is attached in place of %s", left[0], device)

@@ -25,7 +25,7 @@ import (
 // patient is what callers wait for calls on a pool that hangs. Sidecars wait longer.
 const patient = 3 * time.Second
 
-// A disk that does not answer holds the calls on its pool, and nobody else.
+// A disk that does not answer holds the calls on its pool, and no other.
 func TestHangingDisk(t *testing.T) {
 	unlessShort(t)
 	driver := drivertest.Built(t)
@@ -133,7 +133,7 @@ func TestStopWithHangingDisk(t *testing.T) {
 	w.WantCode("create in a pool that hangs", <-hanging, codes.DeadlineExceeded)
 	ended := make(chan error, 1)
 	go func() { ended <- w.Process.Stop() }()
-	w.Eventually("nobody listens any more", func() bool {
+	w.Eventually("the socket to be closed", func() bool {
 		conn, err := net.Dial("unix", strings.TrimPrefix(w.Process.Endpoint(), "unix://"))
 		if err == nil {
 			err = conn.Close()
@@ -153,7 +153,7 @@ func TestStopWithHangingDisk(t *testing.T) {
 }
 
 // A filesystem that answers nothing at all, not even what is read from memory elsewhere,
-// holds nobody but its own pool: not before that was noticed, and not the driver's end.
+// holds only its own pool: not before that was noticed, and not the driver's end.
 func TestHangingFilesystem(t *testing.T) {
 	if testenv.Guest() {
 		unlessShort(t) // what hangs is of no kind: the host has it

@@ -129,7 +129,7 @@ func TestAbnormalVolume(t *testing.T) {
 	d.wantCondition(t, "good", false, "in order")
 }
 
-// What is wrong below the root of a volume is seen by nobody but its user, and by the
+// What is wrong below the root of a volume is seen by its user alone, and by the
 // filesystem, which counts it.
 func TestErrorBelowVolumeRoot(t *testing.T) {
 	binary := drivertest.Built(t)

@@ -224,7 +224,7 @@ func testComingAndGoing(t *testing.T, program string) {
 				lives.Add(1)
 				select {
 				case lived <- struct{}{}:
-				default: // nobody waits for it
+				default: // no test waits for it
 				}
 				if err != nil {
 					t.Error(err)

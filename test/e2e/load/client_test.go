@@ -23,7 +23,7 @@ type client struct {
 	*world
 	number  int
 	random  *rand.Rand
-	volumes []*volume // that nobody else uses
+	volumes []*volume // that no other client uses
 	done    int       // actions
 	// token is where its walk over the list goes on, and after the last id that it met there.
 	token, after string

@@ -173,7 +173,7 @@ func (w *world) deleteSnapshot() {
 	w.answer(err, want, "delete snapshot %s", name)
 }
 
-// listSnapshots expects those that have a readable record: of others nobody knows of what they are.
+// listSnapshots expects those that have a readable record: of others it is not known of what they are.
 func (w *world) listSnapshots() {
 	after, most := pick(w, "after", append([]string{""}, snapshots...)...), pick(w, "most", 1, 2, 10)
 	of := pick(w, "of", append([]string{""}, ids...)...)

@@ -300,7 +300,7 @@ func readOnlySubvolume(h *host, v drivertest.Volume) error {
 	if err := run("subvolume", "create", path); err != nil {
 		return err
 	}
-	// Where it stays, nobody else could remove it.
+	// Where it stays, no other program could remove it.
 	h.Cleanup(func() {
 		for _, left := range h.trash(v) {
 			h.Must(run("property", "set", left+"/subvolume", "ro", "false"))

@@ -1,5 +1,5 @@
 // Package runbooks does to a pool that is broken what the documents say, word for word. It
-// has those instructions that a shell can follow and whose failing would be seen by nobody
+// has those instructions that a shell can follow and whose failing would not be seen
 // but a person in need.
 package runbooks
 
@@ -108,7 +108,7 @@ func (s *scene) block(document, heading string) string {
 }
 
 // run has a shell do what is written, with the names of this scene, and answers what it
-// prints. Its status is that of a search at the end as often as not, so nobody checks it.
+// prints. Its status is that of a search at the end as often as not, so it is not checked.
 func (s *scene) run(commands, entry string) string {
 	s.Helper()
 	commands = strings.NewReplacer("<pool>", s.pool, "<volume id>", s.volume.ID,

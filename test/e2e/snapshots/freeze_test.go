@@ -170,7 +170,7 @@ func startFreezer(b *bench, binary string, p *pod) *exec.Cmd {
 	cmd.Stderr = os.Stderr
 	b.Must(cmd.Start())
 	b.Eventually("the freezer serves", func() bool {
-		conn, err := net.Dial("unixpacket", socket) // there is a socket a moment before somebody listens
+		conn, err := net.Dial("unixpacket", socket) // there is a socket a moment before the freezer listens
 		if err == nil {
 			b.Must(conn.Close())
 		}
@@ -292,7 +292,7 @@ func (p *pod) freezeUntilSeen(name string) (made <-chan error) {
 	}
 }
 
-// TestFrozenPodGoesOnWithNextFreezer kills the driver and the freezer at once. Nobody is left to let the pod go on but the next
+// TestFrozenPodGoesOnWithNextFreezer kills the driver and the freezer at once. Nothing is left to let the pod go on but the next
 // freezer, which does so before it serves; the cluster's case of that says when kubelet starts it.
 func TestFrozenPodGoesOnWithNextFreezer(t *testing.T) {
 	testenv.NeedRoot(t)
@@ -317,7 +317,7 @@ func TestFrozenPodGoesOnWithNextFreezer(t *testing.T) {
 			_ = f.Wait()
 			t.Logf("the call was answered with %v", <-done)
 			if !p.frozen() {
-				t.Error("the pod is not frozen, although nobody was left to let it go on")
+				t.Error("the pod is not frozen, although nothing was left to let it go on")
 			}
 			startFreezer(b, driver, p)
 			if p.frozen() {

@@ -350,7 +350,7 @@ func snapshotsInUse(b *bench) {
 	}
 }
 
-// snapshotsReadOnly makes a snapshot of a directory that is published read-only and nowhere else: nobody writes, so that it can be
+// snapshotsReadOnly makes a snapshot of a directory that is published read-only and nowhere else: no process writes, so that it can be
 // copied where files share no blocks too.
 func snapshotsReadOnly(b *bench) {
 	v := directory("pvc-read", size)
@@ -615,7 +615,7 @@ func tornRecords(b *bench) {
 	b.delete("pvc-1", "pvc-2")
 }
 
-// cameWithoutRecord refuses a volume of which nobody knows the size, until somebody writes it down.
+// cameWithoutRecord refuses a volume whose size is not known, until it is written down.
 func cameWithoutRecord(b *bench) {
 	b.Must(os.Mkdir(b.path("pvc-came"), 0o777))
 	b.Must(os.WriteFile(filepath.Join(b.path("pvc-came"), "file"), []byte("content"), 0o600))

@@ -13,7 +13,7 @@ import (
 // inodesOf is how many inodes a volume of a size has on XFS, its root included.
 func inodesOf(bytes int64) int64 { return 1 + bytes/(16<<10) }
 
-// inodesAreBounded fills a volume with empty files. XFS counts what their inodes take for nobody.
+// inodesAreBounded fills a volume with empty files. XFS counts what their inodes take in no quota.
 func inodesAreBounded(b *bench) {
 	const promise = 64 * mib
 	b.create("empty-files", promise)

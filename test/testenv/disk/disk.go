@@ -52,7 +52,7 @@ type Disk struct {
 	// From slowFrom on, slowRate bytes are written in a second; 0 for as many as can be.
 	slowFrom, slowRate int64
 	hanging            chan struct{} // closed when that ends; nil if the disk does not hang
-	asked              chan struct{} // somebody may take note of a request that is not answered
+	asked              chan struct{} // a test may take note of a request that is not answered
 }
 
 // unit is what a disk writes as a whole, in bytes.
@@ -200,7 +200,7 @@ func (d *Disk) AfterPowerLoss(keep func() bool) Image {
 	return left
 }
 
-// OnFlush has f called with what is durable at each flush; nil for nobody.
+// OnFlush has f called with what is durable at each flush; nil for none.
 func (d *Disk) OnFlush(f func(Image)) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -1,5 +1,5 @@
 // Package loopfs makes filesystems to test on: a sparse file behind a loop
-// device, formatted and mounted. Who mounts them where nobody else sees it is
+// device, formatted and mounted. Mounting them where no other process sees it is
 // left to package mountns.
 package loopfs
 
@@ -113,7 +113,7 @@ func Attach(path string) (*os.File, error) {
 			return os.Open(device.Name())
 		}
 		device.Close()
-		if !errors.Is(err, unix.EBUSY) { // somebody else was faster
+		if !errors.Is(err, unix.EBUSY) { // another process was faster
 			return nil, fmt.Errorf("attach %s to %s: %w", path, device.Name(), err)
 		}
 	}

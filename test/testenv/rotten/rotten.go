@@ -1,5 +1,5 @@
 // Package rotten makes filesystems a piece of which is not on the disk any more as it was
-// written. Nothing is wrong with them until somebody reads that piece.
+// written. Nothing is wrong with them until that piece is read.
 package rotten
 
 import (

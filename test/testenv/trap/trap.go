@@ -55,7 +55,7 @@ func launch(socket string) error {
 	if _, _, err := conn.(*net.UnixConn).WriteMsgUnix([]byte{0}, unix.UnixRights(listener), nil); err != nil {
 		return err
 	}
-	// Whoever traps has the listener once it answers: a notification that nobody can
+	// The process that traps has the listener once it answers: a notification that no process can
 	// receive would not be waited for.
 	if _, err := conn.Read(make([]byte, 1)); err != nil {
 		return err

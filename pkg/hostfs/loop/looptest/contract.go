@@ -34,11 +34,11 @@ type Subject struct {
 	Root, Dev *dir.Dir
 	// Again is what a program has that is started anew.
 	Again func(t *testing.T) Devices
-	// Foreign attaches a file as somebody else does, until the test ends.
+	// Foreign attaches a file as another program does, until the test ends.
 	Foreign func(t *testing.T, f *loop.File, readOnly bool) loop.Device
 	// Hold keeps a device open, as a user of it does.
 	Hold func(t *testing.T, d loop.Device) (release func())
-	// End has a device detached when nobody holds it any more.
+	// End has a device detached when no process holds it any more.
 	End func(t *testing.T, d loop.Device)
 }
 

@@ -98,7 +98,7 @@ func (f *Fake) Attach(file *loop.File, o loop.Options) (loop.Device, error) {
 	return f.add(file, loop.Device{SizeBytes: size, BlockBytes: block, ReadOnly: o.ReadOnly, Discard: o.Discard, Ours: true, DirectIO: true})
 }
 
-// AttachForeign attaches a file as somebody else would.
+// AttachForeign attaches a file as another program would.
 func (f *Fake) AttachForeign(file *loop.File, readOnly bool) (loop.Device, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -194,7 +194,7 @@ func (f *Fake) Grow(of loop.Device) (loop.Device, error) {
 	return d.Device, nil
 }
 
-// Detach is loop.Kernel.Detach, but waits for nobody.
+// Detach is loop.Kernel.Detach, but does not wait.
 func (f *Fake) Detach(_ context.Context, of loop.Device) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -235,7 +235,7 @@ func (f *Fake) Hold(name string) (release func(), err error) {
 	}, nil
 }
 
-// End detaches a device, whosever it is, when nobody holds it any more, as
+// End detaches a device, any program's, when no process holds it any more, as
 // losetup --detach does.
 func (f *Fake) End(name string) error {
 	f.mu.Lock()

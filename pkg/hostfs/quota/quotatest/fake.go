@@ -168,10 +168,10 @@ func (f *Fake) Usage(d *dir.Dir, id quota.ID) (quota.Usage, error) {
 	return usage, nil
 }
 
-// Outside is 0: nobody makes subvolumes in a fake.
+// Outside is 0: a fake has no pods that make subvolumes.
 func (f *Fake) Outside(*dir.Dir) (int, error) { return 0, nil }
 
-// Strays is none: nobody changes a project in a fake.
+// Strays is none: a fake has no pods that change a project.
 func (f *Fake) Strays(*dir.Dir, quota.ID, func() error) (quota.Strays, error) {
 	return quota.Strays{}, nil
 }
