@@ -34,27 +34,17 @@ const head = `# Metrics
 
 What ` + "`GET /metrics`" + ` shows. [configuration.md](configuration.md#metrics) has how it is served and who can read it.
 
-A scrape answers from memory. It takes no lock that a call waits for and asks no filesystem, so a pool that hangs does
-not hold it up, and it costs the same with one volume as with ten thousand, unless each volume is shown. So the numbers
-have an age: those of a pool's filesystem are from the last check, up to 10 seconds ago, and what is counted volume by
-volume is up to a minute old, or older where there are very many. What is not known is absent, and never 0.
+A scrape answers from memory, and never waits for a pool or a call. The numbers of a pool's filesystem are up to 10 seconds old, and what is
+counted volume by volume up to a minute or more. What is not known is absent, and never 0.
 
 | to know | ask |
 |---|---|
-| whether a pool works | ` + "`hostpath_pool_serving`, `hostpath_pool_read_only`, `hostpath_pool_filesystem_errors`" + ` |
-| how much can still be promised | ` + "`hostpath_pool_available_bytes`" + ` |
 | how full the disk is | ` + "`1 - hostpath_pool_free_bytes / hostpath_pool_size_bytes`" + `; of inodes ` + "`1 - hostpath_pool_free_inodes / hostpath_pool_inodes`" + ` |
 | whether volumes can take more than is free | ` + "`hostpath_pool_filesystem_unlimited_volumes > 0 or hostpath_pool_filesystem_promised_unused_bytes > hostpath_pool_free_bytes`" + ` |
-| how much was promised beyond the disk | ` + "`hostpath_pool_filesystem_promised_bytes / hostpath_pool_size_bytes`" + ` |
-| whether volumes are in trouble, and why | ` + "`hostpath_pool_abnormal_volumes > 0`" + `; [answers.md](answers.md#conditions) has the reasons |
-| whether snapshots are lost | ` + "`hostpath_pool_lost_snapshots > 0`" + ` |
 | how long a snapshot takes | ` + "`rate(hostpath_pool_copy_duration_seconds_sum[1h]) / rate(hostpath_pool_copy_duration_seconds_count[1h])`" + ` |
-| how long writers waited for it | ` + "`rate(hostpath_pool_copy_stall_seconds_sum[1h]) / rate(hostpath_pool_copy_stall_seconds_count[1h])`" + ` |
-| whether snapshots fail | ` + "`increase(hostpath_pool_failed_copies_total[1h]) > 0`" + ` |
 | how long trash has been waiting | ` + "`time() - hostpath_pool_trash_oldest_timestamp_seconds`" + ` |
 | how fast trash is erased | ` + "`rate(hostpath_pool_reaper_removed_files_total[5m])`" + ` |
 | how slow calls are | ` + "`histogram_quantile(0.99, sum by (method, le) (rate(hostpath_csi_call_duration_seconds_bucket[5m])))`" + ` |
-| whether a disk hangs | ` + "`hostpath_abandoned_calls > 0`" + ` |
 | which calls fail | ` + "`sum by (method, code) (rate(hostpath_csi_call_duration_seconds_count{code!=\"OK\"}[5m]))`" + ` |
 `
 
@@ -63,7 +53,7 @@ type section struct{ prefix, title, text string }
 
 var sections = []section{
 	{"hostpath_pool_", "Pools", "One series for each pool of the node. In a shared pool the volumes and promises are those that the node knows of."},
-	{"hostpath_volume_", "Volumes", "Only with `--volume-metrics`. Kubelet has the size and use of volumes that pods use, as `kubelet_volume_stats_*`\nwith the names of their claims, so leave it off unless you need those of the others too. Four series for each volume\nare as many as a Prometheus server is glad to have from one node if there are thousands."},
+	{"hostpath_volume_", "Volumes", "Only with `--volume-metrics`: four series for each volume. Kubelet has the size and use of volumes that pods use, as `kubelet_volume_stats_*`\nwith the names of their claims."},
 	{"hostpath_csi_", "Calls", ""},
 	{"hostpath_abandoned_", "What hangs", ""},
 	{"hostpath_tracing_", "Tracing", ""},
