@@ -636,3 +636,44 @@ func TestSubvolume(t *testing.T) {
 		}
 	})
 }
+
+// XFS changes the ctime of neither of two entries that are exchanged.
+func TestExchangedEntriesAreCopied(t *testing.T) {
+	exchanged := [][2]string{
+		{"file-1", "file-2"}, {"file-3", "changed-1/inside"}, {"directory-1", "directory-2"}, {"link-1", "link-2"},
+		{"file-4", "directory-3"}, {"changed-2/inside", "changed-3/inside"},
+	}
+	onEach(t, func(t *testing.T, src, dst string, method clone.Method) {
+		for _, pair := range exchanged {
+			for _, name := range pair {
+				path := filepath.Join(src, name)
+				must.Succeed(t, os.MkdirAll(filepath.Dir(path), 0o755))
+				switch kind, _, _ := strings.Cut(name, "-"); kind {
+				case "directory":
+					must.Succeed(t, os.Mkdir(path, 0o755))
+					write(t, filepath.Join(path, "inside"), "of "+name)
+				case "link":
+					must.Succeed(t, os.Symlink(name, path))
+				default:
+					write(t, path, "of "+name)
+				}
+			}
+		}
+		steps := 0
+		tree(t, src, dst, clone.Options{Method: method, Pause: func(context.Context) error { steps++; return nil }})
+		must.Succeed(t, os.RemoveAll(dst), os.Mkdir(dst, 0o755))
+		result := tree(t, src, dst, clone.Options{Method: method, Rounds: 3, Pause: func(context.Context) error {
+			if steps--; steps != 0 { // the last of the first pass
+				return nil
+			}
+			for _, pair := range exchanged {
+				must.Succeed(t, unix.Renameat2(unix.AT_FDCWD, filepath.Join(src, pair[0]), unix.AT_FDCWD, filepath.Join(src, pair[1]), unix.RENAME_EXCHANGE))
+			}
+			return nil
+		}})
+		if !result.PointInTime {
+			t.Errorf("it never held still: %+v", result)
+		}
+		clonetest.Same(t, src, dst)
+	})
+}

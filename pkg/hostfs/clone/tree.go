@@ -96,6 +96,10 @@ type copier struct {
 	data    []byte // what copyData reads into
 	entries int64
 
+	// names has what the root had in this pass, and before in the last; quiet says that the root did not change between them.
+	names, before rootNames
+	quiet         bool
+
 	watch *watch // of a file that changes; nil before the first
 	torn  bool   // the attributes of a file changed during each attempt of this pass
 }
@@ -232,7 +236,13 @@ func (c *copier) begin(check bool) (moment, error) {
 }
 
 func (c *copier) pass() error {
-	err := c.src.Visit(c)
+	root, err := statSelf(c.src)
+	if err != nil {
+		return err
+	}
+	c.quiet = c.since.set && c.since.follows(root)
+	c.before, c.names = c.names, newRootNames()
+	err = c.src.Visit(c)
 	return errors.Join(err, c.dst.close())
 }
 
@@ -302,7 +312,8 @@ func (c *copier) File(in *dir.Dir, name string) error {
 	}
 	to := c.dst.current()
 	if c.updating() {
-		if c.since.follows(st) {
+		if c.keeps(name, st) {
+			c.noteName(name, st)
 			return nil
 		}
 		if err := c.remove(to, name); err != nil {
@@ -318,17 +329,42 @@ func (c *copier) File(in *dir.Dir, name string) error {
 	if errors.Is(err, errGone) {
 		return nil
 	}
+	if err == nil {
+		c.noteName(name, st)
+	}
 	return err
 }
 
 // updating says that only what changed is copied.
 func (c *copier) updating() bool { return c.since.set && c.whole == 0 }
 
+// keeps reports whether what was copied under a name before is a copy of the entry that has it now. An old ctime does not say
+// that: where XFS exchanges two entries (renameat2(2), RENAME_EXCHANGE), only their directories have another. Below the root
+// such a directory is copied whole.
+func (c *copier) keeps(name string, st *unix.Stat_t) bool {
+	if !c.since.follows(st) {
+		return false
+	}
+	return c.dst.current() != c.dst.root || c.quiet || c.before.has(name, st.Ino)
+}
+
+// noteName notes of what entry of the root there is a copy.
+func (c *copier) noteName(name string, st *unix.Stat_t) {
+	if c.dst.current() == c.dst.root {
+		c.names.add(name, st.Ino)
+	}
+}
+
 // Enter makes a directory, or goes into the one that is there.
 func (c *copier) Enter(d, _ *dir.Dir, name string) error {
 	if err := c.next(); err != nil {
 		return err
 	}
+	st, err := statSelf(d)
+	if err != nil {
+		return err
+	}
+	c.noteName(name, st)
 	if !c.updating() {
 		if c.since.set {
 			c.whole++
@@ -336,11 +372,7 @@ func (c *copier) Enter(d, _ *dir.Dir, name string) error {
 		c.entries++
 		return c.dst.make(name)
 	}
-	st, err := statSelf(d)
-	if err != nil {
-		return err
-	}
-	if c.since.follows(st) {
+	if c.keeps(name, st) {
 		return c.dst.enter(name)
 	}
 	// It may be another directory by now, which was moved here with all that it holds.
