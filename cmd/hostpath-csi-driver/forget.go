@@ -5,8 +5,6 @@ import (
 	"flag"
 	"fmt"
 	"io"
-
-	"kubevirt.io/hostpath-provisioner/pkg/pool/served"
 )
 
 const forgetPoolCommand = "forget-pool"
@@ -33,7 +31,7 @@ func (i inspection) forget(stdout io.Writer) error {
 	if err != nil {
 		return err
 	}
-	pools, err := options.Served.OutOfUse(func(p served.Pool) bool { return options.Configured(i.pools, p) })
+	pools, err := options.Served.OutOfUse(options.Configured(i.pools))
 	if err != nil {
 		return err
 	}

@@ -11,7 +11,7 @@ import (
 )
 
 func TestForgetPool(t *testing.T) {
-	state, pool := t.TempDir(), t.TempDir()
+	state, pool := t.TempDir(), poolOf(t, "u2")
 	for _, p := range []served.Pool{{Name: "old", Path: "/old", UUID: "u1"}, {Name: "local", Path: pool, UUID: "u2"}} {
 		n := served.Note{Memory: served.In(state)}
 		must.Succeed(t, n.Write(p, func() []string { return []string{"pvc-" + p.Name} }))
@@ -26,7 +26,7 @@ func TestForgetPool(t *testing.T) {
 		status = command(args, func(name string) string { return env[name] }, &out, &out)
 		return status, out.String()
 	}
-	if status, said := run(); status != abnormal || !strings.Contains(said, "pool old at /old: ABNORMAL: it is not configured any more, or not mounted, and had 1 volume,") {
+	if status, said := run(); status != abnormal || !strings.Contains(said, "pool old at /old: ABNORMAL: it is not configured any more, not mounted, or below another mount, and had 1 volume,") {
 		t.Errorf("inspect: %d, %s", status, said)
 	}
 	for _, name := range []string{"local", "other", ""} {
@@ -45,11 +45,20 @@ func TestForgetPool(t *testing.T) {
 	}
 }
 
-// What is at the path of a pool that had a disk may be the directory below its filesystem.
+// poolOf is a directory that a driver has made a pool.
+func poolOf(t *testing.T, uuid string) string {
+	t.Helper()
+	path := t.TempDir()
+	own := filepath.Join(path, ".hostpath-provisioner")
+	must.Succeed(t, os.MkdirAll(filepath.Join(own, "volumes"), 0o700), os.WriteFile(filepath.Join(own, "format"), []byte(`{"version":1,"uuid":"`+uuid+`"}`), 0o600))
+	return path
+}
+
+// What is at the path of a pool may be the directory below its filesystem.
 func TestForgetPoolThatIsNotMounted(t *testing.T) {
 	state, pool := t.TempDir(), t.TempDir()
 	n := served.Note{Memory: served.In(state)}
-	must.Succeed(t, n.Write(served.Pool{Name: "local", Path: pool, UUID: "u1", OwnDisk: true}, func() []string { return []string{"pvc-1"} }))
+	must.Succeed(t, n.Write(served.Pool{Name: "local", Path: pool, UUID: "u1"}, func() []string { return []string{"pvc-1"} }))
 	for _, required := range []string{"true", "false"} {
 		var out strings.Builder
 		status := runForgetPool([]string{
@@ -64,7 +73,7 @@ func TestForgetPoolThatIsNotMounted(t *testing.T) {
 
 // The pools that are not inspected are configured all the same.
 func TestInspectOfOnePoolShowsNoOtherAsOutOfUse(t *testing.T) {
-	state, pool, other := t.TempDir(), t.TempDir(), t.TempDir()
+	state, pool, other := t.TempDir(), t.TempDir(), poolOf(t, "u1")
 	n := served.Note{Memory: served.In(state)}
 	must.Succeed(t, n.Write(served.Pool{Name: "other", Path: other, UUID: "u1"}, func() []string { return []string{"pvc-1"} }))
 	var out strings.Builder

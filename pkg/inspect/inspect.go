@@ -8,6 +8,7 @@ package inspect
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"path"
 	"slices"
@@ -24,6 +25,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/scan"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/served"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
@@ -87,9 +89,7 @@ func Run(ctx context.Context, configs []poolconfig.Pool, options Options) Report
 
 // readOutOfUse finds the pools that the driver has served, and that are not configured any more.
 func (r *Report) readOutOfUse(configs []poolconfig.Pool, options Options) {
-	pools, err := options.Served.OutOfUse(func(p served.Pool) bool {
-		return slices.ContainsFunc(r.Pools, func(here Pool) bool { return here.UUID == p.UUID }) || options.Configured(configs, p)
-	})
+	pools, err := options.Served.OutOfUse(options.Configured(configs))
 	if err != nil {
 		r.OutOfUseError = fmt.Sprintf("cannot read which pools this node has served: %v", err)
 	}
@@ -98,25 +98,36 @@ func (r *Report) readOutOfUse(configs []poolconfig.Pool, options Options) {
 	}
 }
 
-// Configured reports whether a pool is configured at its path, and was not replaced there by the directory below a
-// filesystem that is not mounted.
-func (o Options) Configured(configs []poolconfig.Pool, p served.Pool) bool {
-	return slices.ContainsFunc(configs, func(c poolconfig.Pool) bool {
-		return c.Path == p.Path && (c.RequireMount || !p.OwnDisk || p.ReplacedAt(c.Path, o.ownDisk(c.Path)))
-	})
+// Configured is whether a pool is configured, whatever its path is. One that cannot be read counts as the one that was at its
+// path; a directory in which no driver has made a pool does not, unless a filesystem is to be mounted there.
+func (o Options) Configured(configs []poolconfig.Pool) func(served.Pool) bool {
+	uuids, unread := make(map[string]bool), make(map[string]bool)
+	for i := range configs {
+		c := &configs[i]
+		switch uuid, err := o.uuidOf(c); {
+		case err == nil:
+			uuids[uuid] = true
+		case c.RequireMount || !errors.Is(err, store.ErrNoLayout):
+			unread[c.Path] = true
+		}
+	}
+	return func(p served.Pool) bool { return uuids[p.UUID] || unread[p.Path] }
 }
 
-// ownDisk reports whether a path is not on the disk of the operating system, as far as that can be told.
-func (o Options) ownDisk(path string) bool {
-	own, err := hang.Run(context.Background(), cmp.Or(o.HangAfter, 5*time.Second), func() (bool, error) {
-		root, err := dir.Open(path)
+// uuidOf reads which pool is at a path.
+func (o Options) uuidOf(c *poolconfig.Pool) (string, error) {
+	return hang.Run(context.Background(), cmp.Or(o.HangAfter, 5*time.Second), func() (string, error) {
+		s, f, err := store.OpenReadOnly(&store.Location{
+			Path: c.Path, ReadOnly: true, Shared: c.Shared,
+			Verify: func(root *dir.Dir) error { return scan.CheckMount(c, o.Mounts, root) },
+			Nested: func(*dir.Dir) error { return nil },
+		})
 		if err != nil {
-			return true, err
+			return "", err
 		}
-		defer func() { _ = root.Close() }() // opened for reading
-		return !scan.OnSystemDisk(o.Mounts, o.SystemPath, root), nil
+		s.Close()
+		return f.UUID, nil
 	}, nil)
-	return err != nil || own
 }
 
 // compare finds pools that are one directory, or copies of each other. A driver serves

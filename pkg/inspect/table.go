@@ -36,7 +36,7 @@ func (r *Report) writeOutOfUse(text *strings.Builder) {
 			has = "at least " + has
 		}
 		fmt.Fprintf(text, "pool %s at %s: %s\n\n", clean(p.Name), clean(p.Path),
-			condition(true, "it is not configured any more, or not mounted, and had "+has+", snapshots included: deleting what may be in it is refused"))
+			condition(true, "it is not configured any more, not mounted, or below another mount, and had "+has+", snapshots included: deleting what may be in it is refused"))
 	}
 	if r.OutOfUseError != "" {
 		fmt.Fprintf(text, "%s\n\n", condition(true, r.OutOfUseError))

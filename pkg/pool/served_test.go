@@ -77,13 +77,13 @@ func TestDeleteAfterKillMayBeOfPoolOutOfUse(t *testing.T) {
 	})
 }
 
-// A pool that another one took the place of is not one that was taken out.
-func TestDeleteOfVolumeInReplacedPool(t *testing.T) {
+// What is in the place of a pool by now says nothing of what became of that.
+func TestDeleteOfVolumeInReplacedPoolIsRefused(t *testing.T) {
 	remembering(t, func(t *testing.T, b *bench) {
 		must.Succeed(t, b.Close(t.Context()))
 		must.Succeed(t, os.Rename(b.Path("old"), b.Path("aside")))
 		b.start(localAndOld)
-		must.ErrorIs(t, b.Delete(t.Context(), id(t, "pvc-old")), volume.ErrNotFound)
+		b.wantOutOfUse("pvc-old")
 		b.restart(`[{"name":"local","path":"pool"},{"name":"other","path":"aside"}]`)
 		b.delete("pvc-old")
 	})
@@ -122,8 +122,35 @@ func TestDeleteOfVolumeOnUnmountedDiskIsRefused(t *testing.T) {
 		b.wantOutOfUse("pvc-old")
 		must.ErrorIs(t, b.Delete(t.Context(), id(t, "pvc-gone")), volume.ErrNotFound)
 		must.Succeed(t, b.Close(t.Context()))
-		disk(t, b) // another one
-		b.start(onDisk)
-		must.ErrorIs(t, b.Delete(t.Context(), id(t, "pvc-old")), volume.ErrNotFound)
 	})
+}
+
+// The directory below a mount, whether on the disk of the operating system or on another one, has its volumes still.
+func TestDeleteOfVolumeBelowMountIsRefused(t *testing.T) {
+	testenv.NeedRoot(t)
+	for name, ownDisk := range map[string]bool{"on the disk of the system": false, "on a disk": true} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := newBench(t, t.TempDir())
+				b.memory = t.TempDir()
+				must.Succeed(t, os.Mkdir(b.Path("disk"), 0o755))
+				if ownDisk {
+					disk(t, b)
+				}
+				const pools = `[{"name":"local","path":"pool"},{"name":"old","path":"disk"}]`
+				b.start(pools)
+				b.createIn("old", "pvc-old", mib)
+				must.Succeed(t, b.Close(t.Context()))
+				disk(t, b) // over it
+				b.start(pools)
+				b.later(2 * time.Minute)
+				b.wantOutOfUse("pvc-old")
+				b.restart(pools)
+				b.wantOutOfUse("pvc-old")
+				must.Succeed(t, b.Close(t.Context()), syscall.Unmount(b.Path("disk"), 0))
+				b.start(pools)
+				b.delete("pvc-old")
+			})
+		})
+	}
 }

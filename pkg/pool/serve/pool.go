@@ -163,8 +163,6 @@ type opened struct {
 	*store.Identity
 	keeper *limit.Keeper
 	calls  *atomic.Int64 // at work in it
-	// ownDisk: it is not on the disk of the operating system, as far as that can be told.
-	ownDisk bool
 }
 
 func (n *Node) newPool(config poolconfig.Pool) *Pool {
@@ -285,6 +283,5 @@ func (p *Pool) identify(s *store.Store, f *store.Format) (*opened, error) {
 	if err != nil {
 		return nil, err
 	}
-	ownDisk := !scan.OnSystemDisk(p.Options.Mounts, p.Options.SystemPath, s.Root())
-	return &opened{id, keeper, new(atomic.Int64), ownDisk}, nil
+	return &opened{id, keeper, new(atomic.Int64)}, nil
 }

@@ -48,6 +48,9 @@ func (p *Pool) replaced(id *opened, err error) (bool, error) {
 	if err := p.markCovered(); err != nil {
 		p.Log.Error(err, "failed to mark the directory below the mount; without the mount it is served again after a restart", "path", p.Config.Path)
 	}
+	if err := p.note.Forget(id.Format.UUID); err != nil {
+		p.Log.Error(err, "failed to forget the empty pool below the mount; forget-pool does it")
+	}
 	p.needMount.Store(true)
 	p.at.MakePath = false
 	p.state.Store(&state{err: p.Unavailable(ErrNotChecked), errors: p.state.Load().errors})

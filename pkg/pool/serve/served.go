@@ -21,10 +21,14 @@ func (v *Visit) Making() (done func()) {
 
 const errForgotten = "failed to remember the volumes of the pool: were it taken out of the configuration, they would count as deleted"
 
-// remember notes what the pool has, with the snapshots of the upstream KubeVirt driver that are in it.
+// remember notes what the pool has, with the snapshots of the upstream KubeVirt driver that are in it. A pool without a layout
+// has no uuid to be known by.
 func (v *Visit) remember(id *opened) {
+	if id.Bare() {
+		return
+	}
 	p := v.Pool
-	was := served.Pool{Name: p.Config.Name.String(), Path: p.Config.Path, UUID: id.Format.UUID, Shared: p.Config.Shared, OwnDisk: id.ownDisk}
+	was := served.Pool{Name: p.Config.Name.String(), Path: p.Config.Path, UUID: id.Format.UUID, Shared: p.Config.Shared}
 	snapshots, err := v.upstreamInside()
 	if err == nil {
 		err = p.note.Write(was, func() []string {
@@ -59,13 +63,13 @@ func (n *Node) OutOfUse(id volume.ID) error {
 	return nil
 }
 
-// uses reports whether a pool is configured, by its path or by another one, or was replaced.
+// uses reports whether a pool is served, whatever its path is.
 func (n *Node) uses(p served.Pool) bool {
 	return slices.ContainsFunc(n.Pools, func(here *Pool) bool {
 		id := here.identity.Load()
 		if id == nil { // whoever asks for a volume learns that it is not open
 			return here.Config.Path == p.Path
 		}
-		return id.Format.UUID == p.UUID || p.ReplacedAt(here.Config.Path, id.ownDisk)
+		return id.Format.UUID == p.UUID
 	})
 }

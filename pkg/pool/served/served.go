@@ -26,7 +26,6 @@ const (
 // A Memory is a directory of the node. A nil one remembers nothing.
 type Memory struct {
 	path string
-	mu   sync.Mutex // held while a note is written: each may replace others
 }
 
 // In keeps the memory below a directory that stays when the driver is restarted or replaced; an empty path stands for
@@ -44,8 +43,6 @@ type Pool struct {
 	Path   string `json:"path"`
 	UUID   string `json:"uuid"`
 	Shared bool   `json:"shared,omitempty"`
-	// OwnDisk says that it was not on the disk of the operating system.
-	OwnDisk bool `json:"ownDisk,omitempty"`
 	// Volumes are the ids of all that the pool had, snapshots included, in their order.
 	Volumes []string `json:"volumes"`
 	// Partial says that there may be others: the driver was killed, or other nodes made them.
@@ -58,15 +55,9 @@ func (p *Pool) May(id string) bool {
 	return found || p.Partial
 }
 
-// ReplacedAt reports whether another pool that is at a path took the place of this one. Where this one had a disk, the
-// disk of the operating system has not: what is there is the directory below a filesystem that is not mounted.
-func (p *Pool) ReplacedAt(path string, ownDisk bool) bool {
-	return path == p.Path && (ownDisk || !p.OwnDisk)
-}
-
 // Advice says what to do about a pool that is not in use any more and may have volumes.
 func (p *Pool) Advice() string {
-	return fmt.Sprintf("pool %q at %s may have it, which this node served and which is not configured any more, or not mounted: "+
+	return fmt.Sprintf("pool %q at %s may have it, which this node served and which is not configured any more, not mounted, or below another mount: "+
 		"configure and mount it again to delete its volumes, or leave them on the disk, as they are, with `/hostpath-csi-driver forget-pool --pool=%s` in the container driver of this node",
 		p.Name, p.Path, p.Name)
 }
@@ -189,15 +180,14 @@ func (n *Note) Making(uuid string) (done func(), err error) {
 	}, nil
 }
 
-// Write notes what a pool has, unless something is being made in it, and forgets those that were at its path before.
+// Write notes what a pool has, unless something is being made in it. What was at its path before is not forgotten: it may
+// be below a mount, or on another disk.
 func (n *Note) Write(p Pool, volumes func() []string) error {
 	if n.Memory == nil {
 		return nil
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.Memory.mu.Lock()
-	defer n.Memory.mu.Unlock()
 	if n.making > 0 {
 		return nil
 	}
@@ -206,10 +196,12 @@ func (n *Note) Write(p Pool, volumes func() []string) error {
 	if err != nil {
 		return err
 	}
-	if !n.marked && n.noted == string(text) {
-		return nil
-	}
 	err = n.Memory.in((*dir.Dir).Ensure, func(d *dir.Dir) error {
+		if !n.marked && n.noted == string(text) {
+			if noted, err := d.Exists(p.UUID + suffix); noted || err != nil { // or forget-pool has removed it
+				return err
+			}
+		}
 		if err := d.WriteFile(p.UUID+suffix, text); err != nil {
 			return err
 		}
@@ -223,9 +215,17 @@ func (n *Note) Write(p Pool, volumes func() []string) error {
 		return err
 	}
 	n.marked, n.noted = false, string(text)
-	replaced, err := n.Memory.OutOfUse(func(other Pool) bool { return other.UUID == p.UUID || !other.ReplacedAt(p.Path, p.OwnDisk) })
-	for _, other := range replaced {
-		err = errors.Join(err, n.Memory.Forget(other))
+	return nil
+}
+
+// Forget removes the note of a pool that is known to be empty, and that others may serve as long as they have not made anything.
+func (n *Note) Forget(uuid string) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.marked, n.noted = false, ""
+	err := n.Memory.Forget(Pool{UUID: uuid})
+	if errors.Is(err, fs.ErrNotExist) {
+		err = nil // none was written yet
 	}
 	return err
 }
