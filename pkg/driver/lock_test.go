@@ -1,11 +1,16 @@
 package driver_test
 
 import (
+	"fmt"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 
+	"kubevirt.io/hostpath-provisioner/pkg/pool"
 	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
@@ -184,4 +189,57 @@ func TestConcurrentPublishesMountOnce(t *testing.T) {
 		t.Error("none of them was served")
 	}
 	wantEqual(t, "where it is published", r.mounts.published(t, r.path("local", ""), "vol"), []string{r.target("vol")})
+}
+
+// Pods of one claim begin and end at the same time, while checks of the pool are under way all the time: no call is refused.
+func TestCallsAtDifferentTargetsDoNotExcludeEachOther(t *testing.T) {
+	always := func(o *pool.Options) { o.CheckEvery, o.SyncEvery = time.Millisecond, time.Millisecond }
+	for _, name := range []string{"local", "everywhere"} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, setup{pools: severalPool, options: always})
+			const volumes, inFlight = 4, 16
+			for n := range volumes {
+				r.create(t, fmt.Sprint("vol-", n), name)
+			}
+			for calling, c := range map[string]struct {
+				calls int
+				both  func(n int) error
+			}{
+				"publish and unpublish": {512, func(n int) error {
+					id, target := fmt.Sprint("vol-", n%volumes), r.target(fmt.Sprint("pod-", n))
+					_, err := r.NodePublishVolume(t.Context(), publishRequest(id, target))
+					if err == nil {
+						_, err = r.NodeUnpublishVolume(t.Context(), unpublishRequest(id, target))
+					}
+					return err
+				}},
+				"create and delete": {128, func(n int) error {
+					req := createRequest(fmt.Sprint("new-", n))
+					req.Parameters = map[string]string{"storagePool": name}
+					_, err := r.CreateVolume(t.Context(), req)
+					if err == nil {
+						_, err = r.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: req.GetName()})
+					}
+					return err
+				}},
+			} {
+				t.Run(calling, func(t *testing.T) {
+					var refused atomic.Int64
+					var workers sync.WaitGroup
+					for n := range inFlight {
+						workers.Go(func() {
+							for range c.calls / inFlight / 2 {
+								if err := c.both(n); err != nil {
+									t.Error(err)
+									refused.Add(1)
+								}
+							}
+						})
+					}
+					workers.Wait()
+					t.Logf("%d of %d calls with %d in flight were refused", refused.Load(), c.calls, inFlight)
+				})
+			}
+		})
+	}
 }

@@ -2,6 +2,8 @@ package volumes
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"testing"
 	"time"
 
@@ -46,6 +48,41 @@ func TestPublishAtSeveralTargetsAtOnce(t *testing.T) {
 			})
 			d.TB = t
 		}
+	}
+}
+
+// TestPublicationsDoNotExcludeEachOther has 16 pods of 4 claims begin and end, each again and again.
+func TestPublicationsDoNotExcludeEachOther(t *testing.T) {
+	const volumes, pods, times = 4, 16, 16
+	pool := drivertest.PoolConfig{Name: "local", Path: testenv.LoopFS(t, "ext4", 256*mib)}
+	d := drivertest.Start(t, drivertest.Config{Binary: drivertest.Built(t), Pools: []drivertest.PoolConfig{pool}})
+	for _, block := range []bool{false, true} {
+		var all []drivertest.Volume
+		for n := range volumes {
+			v := volume(fmt.Sprint("pvc-", n), 16*mib)
+			v.Block = block
+			d.Must(second(d.Create(t.Context(), v)))
+			all = append(all, v)
+		}
+		of := make(map[string]drivertest.Volume)
+		for n := range pods {
+			of[fmt.Sprint("pod-", n)] = all[n%volumes]
+		}
+		d.Together(slices.Collect(maps.Keys(of)), func(pod string) error {
+			for range times {
+				if err := d.Publish(t.Context(), of[pod], pod); err != nil {
+					return err
+				}
+				if err := d.Unpublish(t.Context(), of[pod].ID, pod); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		for _, v := range all {
+			d.Must(d.Delete(t.Context(), v.ID))
+		}
+		d.AwaitNoTrash(pool.Path)
 	}
 }
 
