@@ -82,10 +82,16 @@ type quotaState struct {
 
 // xfsGeometry is struct xfs_fsop_geom_v1 of xfs_fs.h, which libxfs has.
 type xfsGeometry struct {
-	_         [6]uint32
+	BlockSize uint32
+	_         [5]uint32
 	InodeSize uint32
-	_         [84]byte
+	_         [64]byte
+	Flags     uint32
+	_         [16]byte
 }
+
+// reflinks is XFS_FSOP_GEOM_FLAGS_REFLINK.
+const reflinks = 1 << 20
 
 var _ [112]byte = [unsafe.Sizeof(xfsGeometry{})]byte{} // another size would not compile
 
@@ -132,34 +138,13 @@ type rescanArgs struct {
 	_       [7]uint64
 }
 
-// searchKey is struct btrfs_ioctl_search_key of linux/btrfs.h.
-type searchKey struct {
-	Tree                 uint64
-	MinObject, MaxObject uint64
-	MinOffset, MaxOffset uint64
-	MinTrans, MaxTrans   uint64
-	MinType, MaxType     uint32
-	Items                uint32
-	_                    uint32
-	_                    [4]uint64
-}
-
 // searchArgs is struct btrfs_ioctl_search_args_v2 of linux/btrfs.h with a buffer for
 // one of the items searched for here.
 type searchArgs struct {
-	Key    searchKey
+	Key    ioctl.SearchKey
 	Size   uint64 // of the buffer
-	Header searchHeader
+	Header ioctl.SearchHeader
 	Item   [64]byte
-}
-
-// searchHeader is struct btrfs_ioctl_search_header of linux/btrfs.h.
-type searchHeader struct {
-	TransID uint64
-	Object  uint64
-	Offset  uint64
-	Type    uint32
-	Len     uint32
 }
 
 // What linux/btrfs_tree.h calls BTRFS_ROOT_TREE_OBJECTID,
@@ -185,15 +170,13 @@ const (
 // Numbers of ioctl(2).
 const (
 	btrfsInoLookup    = ioctl.Read | ioctl.Write | unsafe.Sizeof(lookupArgs{})<<ioctl.Size | ioctl.Btrfs | 18 // BTRFS_IOC_INO_LOOKUP
-	btrfsSearch       = ioctl.Read | ioctl.Write | searchArgsSize<<ioctl.Size | ioctl.Btrfs | 17              // BTRFS_IOC_TREE_SEARCH_V2
 	btrfsQgroupAssign = ioctl.Write | unsafe.Sizeof(qgroupAssignArgs{})<<ioctl.Size | ioctl.Btrfs | 41        // BTRFS_IOC_QGROUP_ASSIGN
 	btrfsQgroupCreate = ioctl.Write | unsafe.Sizeof(qgroupCreateArgs{})<<ioctl.Size | ioctl.Btrfs | 42        // BTRFS_IOC_QGROUP_CREATE
 	btrfsQgroupLimit  = ioctl.Read | unsafe.Sizeof(qgroupLimitArgs{})<<ioctl.Size | ioctl.Btrfs | 43          // BTRFS_IOC_QGROUP_LIMIT
 	btrfsRescanStatus = ioctl.Read | unsafe.Sizeof(rescanArgs{})<<ioctl.Size | ioctl.Btrfs | 45               // BTRFS_IOC_QUOTA_RESCAN_STATUS
 	btrfsRescanWait   = ioctl.Btrfs | 46                                                                      // BTRFS_IOC_QUOTA_RESCAN_WAIT
 
-	searchArgsSize   = unsafe.Offsetof(searchArgs{}.Header) // the buffer is not counted
-	searchHeaderSize = uint64(unsafe.Sizeof(searchHeader{}))
+	searchHeaderSize = uint64(unsafe.Sizeof(ioctl.SearchHeader{}))
 )
 
 // Compile-time checks of the sizes in the headers.
@@ -203,7 +186,5 @@ var (
 	_ [4096]byte = [unsafe.Sizeof(lookupArgs{})]byte{}
 	_ [48]byte   = [unsafe.Sizeof(qgroupLimitArgs{})]byte{}
 	_ [64]byte   = [unsafe.Sizeof(rescanArgs{})]byte{}
-	_ [104]byte  = [unsafe.Sizeof(searchKey{})]byte{}
-	_ [112]byte  = [searchArgsSize]byte{}
-	_ [32]byte   = [unsafe.Sizeof(searchHeader{})]byte{}
+	_ [112]byte  = [unsafe.Offsetof(searchArgs{}.Header)]byte{} // as ioctl.Search has it: the buffer is not counted
 )

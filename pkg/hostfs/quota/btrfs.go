@@ -275,7 +275,7 @@ func (s *subvolumes) outside(d *dir.Dir, own ID) (outside []ID, err error) {
 			outside = append(outside, ID(ref.Tree))
 			continue
 		}
-		found, err := search(d, searchKey{
+		found, err := search(d, ioctl.SearchKey{
 			Tree:      quotaTree,
 			MinObject: ref.Tree, MaxObject: ref.Tree,
 			MinType: qgroupRelation, MaxType: qgroupRelation,
@@ -425,7 +425,7 @@ func (i item) limitReferenced() int64 { return int64(i.number(1)) }
 // searchItem reads one item of the quota tree. It returns fs.ErrNotExist if the item or the
 // quota tree does not exist. It needs CAP_SYS_ADMIN.
 func searchItem(d *dir.Dir, kind uint32, id ID) (item, error) {
-	found, err := search(d, searchKey{
+	found, err := search(d, ioctl.SearchKey{
 		Tree:    quotaTree,
 		MinType: kind, MaxType: kind,
 		MinOffset: uint64(id), MaxOffset: uint64(id),
@@ -442,7 +442,7 @@ func searchItem(d *dir.Dir, kind uint32, id ID) (item, error) {
 // nextLimit returns the first limit with at least the given id. There is none if the returned
 // id is greater than the last.
 func nextLimit(d *dir.Dir, from, last ID) (ID, item, error) {
-	found, err := search(d, searchKey{
+	found, err := search(d, ioctl.SearchKey{
 		Tree:    quotaTree,
 		MinType: qgroupLimit, MaxType: qgroupLimit,
 		MinOffset: uint64(from), MaxOffset: uint64(last),
@@ -458,7 +458,7 @@ func nextLimit(d *dir.Dir, from, last ID) (ID, item, error) {
 
 // subvolumeExists reports whether a subvolume still has a name.
 func subvolumeExists(d *dir.Dir, id ID) (bool, error) {
-	found, err := search(d, searchKey{
+	found, err := search(d, ioctl.SearchKey{
 		Tree:      rootTree,
 		MinObject: uint64(id), MaxObject: uint64(id),
 		MinType: rootBackref, MaxType: rootBackref,
@@ -474,12 +474,12 @@ func subvolumeExists(d *dir.Dir, id ID) (bool, error) {
 }
 
 // search returns the first item with such a key, or nil.
-func search(d *dir.Dir, key searchKey) (*searchArgs, error) {
+func search(d *dir.Dir, key ioctl.SearchKey) (*searchArgs, error) {
 	key.MaxTrans = math.MaxUint64
 	key.Items = 1
 	args := searchArgs{Key: key}
 	args.Size = uint64(len(args.Item)) + searchHeaderSize
-	if err := ioctl.Do(d, btrfsSearch, &args); err != nil {
+	if err := ioctl.Do(d, ioctl.Search, &args); err != nil {
 		return nil, err
 	}
 	if args.Key.Items == 0 {

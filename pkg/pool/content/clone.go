@@ -54,9 +54,9 @@ func CopyTree(ctx context.Context, src, dst *dir.Dir, m volume.CopyMethod, o clo
 }
 
 // CopySubvolume makes a snapshot of a btrfs subvolume under a name in a directory, and opens it. A pod may have made the
-// root of its volume immutable: the snapshot could not be moved into its place, nor away again.
+// root of its volume immutable: the snapshot could not be moved into its place, nor away again. Errors: clone.ErrNested.
 func CopySubvolume(ctx context.Context, src, to *dir.Dir, name string) (*dir.Dir, error) {
-	if err := trace.Step(ctx, "snapshot the subvolume", func() error { return clone.Subvolume(src, to, name) }); err != nil {
+	if err := trace.Step(ctx, "snapshot the subvolume", func() error { return clone.Whole(src, to, name) }); err != nil {
 		return nil, err
 	}
 	if _, err := to.Unprotect(name); err != nil {
@@ -66,12 +66,14 @@ func CopySubvolume(ctx context.Context, src, to *dir.Dir, name string) (*dir.Dir
 }
 
 // Copy makes the file of a block volume in dst, durably, from that in src, as it is at one
-// moment. What users of a device have written without a flush is in it where the host keeps it
+// moment. If it is used, what users of a device have written without a flush is in it where the host keeps it
 // in memory, since that is flushed first. It returns how long writers had to wait at most, and
 // clone.ErrFragmented if that were longer than the limit.
-func (c *Disk) Copy(ctx context.Context, src, dst *dir.Dir, m volume.CopyMethod, limit clone.Limit) (stall time.Duration, err error) {
-	if err := c.flush(src); err != nil {
-		return 0, err
+func (c *Disk) Copy(ctx context.Context, src, dst *dir.Dir, m volume.CopyMethod, limit clone.Limit, used bool) (stall time.Duration, err error) {
+	if used {
+		if err := c.flush(src); err != nil {
+			return 0, err
+		}
 	}
 	from, err := src.OpenFile(FileName)
 	if err != nil {

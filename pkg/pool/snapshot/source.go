@@ -290,21 +290,14 @@ func (s *Source) subvolume(ctx context.Context, creating *dir.Dir, rec *store.Re
 	return d, err
 }
 
-// cutSubvolume makes a snapshot of a subvolume, and checks after that whether it has another inside by now, which
-// would be empty in the snapshot: a pod can make one.
+// cutSubvolume makes a snapshot of a subvolume that has no other inside, which would be empty in the snapshot: a pod can
+// make one.
 func (s *Source) cutSubvolume(ctx context.Context, creating *dir.Dir, name string) (*dir.Dir, error) {
 	d, err := content.CopySubvolume(ctx, s.dir, creating, name)
-	if err != nil {
-		return nil, err
-	}
-	inside, err := clone.Nested(s.dir)
-	if err == nil && inside > 0 {
+	if errors.Is(err, clone.ErrNested) {
 		err = fmt.Errorf("%w: a btrfs subvolume was made in volume %s meanwhile: the next attempt copies it file by file", volume.ErrPrecondition, s.id)
 	}
-	if err != nil {
-		return nil, errors.Join(err, d.Close())
-	}
-	return d, nil
+	return d, err
 }
 
 // fill copies the content into a directory that Make has made, and notes what can be said of it.
@@ -328,7 +321,7 @@ func (s *Source) copy(ctx context.Context, d *dir.Dir, o *volume.Origin) (stall 
 		}
 		return 0, err
 	case s.entry.Block():
-		stall, err = s.pool.Disk(s.id, s.entry.Record).Copy(ctx, s.dir, d, s.method, clone.Limit(s.way.MaxStall))
+		stall, err = s.pool.Disk(s.id, s.entry.Record).Copy(ctx, s.dir, d, s.method, clone.Limit(s.way.MaxStall), s.inUse)
 		if err != nil {
 			return stall, err
 		}

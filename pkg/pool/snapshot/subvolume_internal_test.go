@@ -1,13 +1,17 @@
 package snapshot
 
 import (
+	"context"
 	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"sync"
+	"syscall"
 	"testing"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
@@ -32,4 +36,57 @@ func TestSubvolumeMadeBeforeCutFailsSnapshot(t *testing.T) {
 	if _, err := s.cutSubvolume(t.Context(), open("creating"), "second"); !errors.Is(err, volume.ErrPrecondition) {
 		t.Errorf("a snapshot in which a subvolume is empty: %v, want ErrPrecondition", err)
 	}
+}
+
+// A pod may make a subvolume and remove it again around the cut.
+func TestSubvolumeMadeAndRemovedDuringCutFailsSnapshot(t *testing.T) {
+	root := testenv.LoopFS(t, "btrfs", 256<<20)
+	must.Succeed(t, exec.Command("btrfs", "subvolume", "create", filepath.Join(root, "pvc-1")).Run(), os.Mkdir(filepath.Join(root, "creating"), 0o700))
+	open := func(name string) *dir.Dir {
+		d, err := dir.Open(filepath.Join(root, name))
+		must.Succeed(t, err)
+		t.Cleanup(func() { must.Succeed(t, d.Close()) })
+		return d
+	}
+	source, creating := open("pvc-1"), open("creating")
+	must.Succeed(t, exec.Command("btrfs", "quota", "enable", root).Run())
+	facility, err := quota.Detect(source)
+	must.Succeed(t, err)
+	end := make(chan struct{})
+	var pod sync.WaitGroup
+	pod.Go(func() {
+		for {
+			select {
+			case <-end:
+				return
+			default:
+			}
+			inside, err := facility.Make(source, "inside")
+			if err == nil {
+				err = errors.Join(inside.Close(), os.Remove(filepath.Join(root, "pvc-1", "inside")))
+			}
+			if err != nil {
+				t.Error(err)
+				return
+			}
+		}
+	})
+	defer func() { close(end); pod.Wait() }()
+	s, failed := &Source{id: idOf(t, "pvc-1"), dir: source}, 0
+	for range 100 {
+		d, err := s.cutSubvolume(t.Context(), creating, "copy")
+		if err != nil {
+			must.ErrorIs(t, err, volume.ErrPrecondition)
+			failed++
+		} else {
+			must.Succeed(t, d.Close())
+			// BTRFS_EMPTY_SUBVOL_DIR_OBJECTID, the number of what was a subvolume.
+			var st syscall.Stat_t
+			if err := syscall.Stat(filepath.Join(root, "creating", "copy", "inside"), &st); err == nil && st.Ino == 2 {
+				t.Error("a snapshot in which a subvolume is empty was made")
+			}
+		}
+		must.Succeed(t, creating.RemoveTree(t.Context(), "copy", func(context.Context) error { return nil }))
+	}
+	t.Logf("%d of 100 snapshots failed", failed)
 }

@@ -37,6 +37,7 @@ const (
 	SetFileAttr = Write | unsafe.Sizeof(FileAttr{})<<Size | 'X'<<8 | 32 // FS_IOC_FSSETXATTR
 
 	ProjectInherit = 0x200      // FS_XFLAG_PROJINHERIT
+	CowExtentSize  = 0x10000    // FS_XFLAG_COWEXTSIZE: FileAttr.CowExtSize is meant
 	HasAttr        = 0x80000000 // FS_XFLAG_HASATTR, which can only be read
 )
 
@@ -72,7 +73,35 @@ type Filesystem struct {
 	MaxID   uint64 // of a device
 	Devices uint64
 	UUID    [16]byte
-	_       [992]byte
+	_       [16]byte
+	// Flags say what is asked for, and then what was answered.
+	Flags      uint64
+	Generation uint64
+	_          [960]byte
+}
+
+// WithGeneration asks for Filesystem.Generation (BTRFS_FS_INFO_FLAG_GENERATION).
+const WithGeneration = 1 << 1
+
+// SearchKey is struct btrfs_ioctl_search_key of linux/btrfs.h.
+type SearchKey struct {
+	Tree                 uint64 // 0 for that of the directory which is asked
+	MinObject, MaxObject uint64
+	MinOffset, MaxOffset uint64
+	MinTrans, MaxTrans   uint64
+	MinType, MaxType     uint32
+	Items                uint32
+	_                    uint32
+	_                    [4]uint64
+}
+
+// SearchHeader is struct btrfs_ioctl_search_header of linux/btrfs.h.
+type SearchHeader struct {
+	TransID uint64
+	Object  uint64
+	Offset  uint64
+	Type    uint32
+	Len     uint32
 }
 
 // Extents is struct fiemap of linux/fiemap.h, with room for some extents.
@@ -100,6 +129,9 @@ const (
 	GetFilesystem   = Read | unsafe.Sizeof(Filesystem{})<<Size | Btrfs | 31     // BTRFS_IOC_FS_INFO
 	GetExtents      = Read | Write | extentsHead<<Size | 'f'<<8 | 11            // FS_IOC_FIEMAP
 
+	// Search is BTRFS_IOC_TREE_SEARCH_V2. Its argument is the key, the size of the buffer, and that, which is not counted.
+	Search = Read | Write | (unsafe.Sizeof(SearchKey{})+8)<<Size | Btrfs | 17
+
 	extentsHead = unsafe.Sizeof(Extents{}) - unsafe.Sizeof(Extents{}.Extents)
 )
 
@@ -107,6 +139,8 @@ const (
 var (
 	_ [4096]byte = [unsafe.Sizeof(Subvolume{})]byte{}
 	_ [4096]byte = [unsafe.Sizeof(Nested{})]byte{}
+	_ [104]byte  = [unsafe.Sizeof(SearchKey{})]byte{}
+	_ [32]byte   = [unsafe.Sizeof(SearchHeader{})]byte{}
 	_ [1024]byte = [unsafe.Sizeof(Filesystem{})]byte{}
 	_ [32]byte   = [extentsHead]byte{}
 	_ [56]byte   = [unsafe.Sizeof(Extent{})]byte{}
