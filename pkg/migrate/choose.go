@@ -335,80 +335,6 @@ func (s *saved) checkObjects() (problems []error) {
 	return problems
 }
 
-// checkOthers refuses a directory that something else has too, by whatever path: it would find an empty place there, or write to
-// what is another volume by then.
-func (m *migration) checkOthers(ctx context.Context, s *saved) error {
-	here, only, err := m.node(ctx)
-	if err != nil {
-		return err
-	}
-	// A directory of no node is one of all nodes.
-	anywhere := m.target.pool.Shared || s.Volume.Spec.NodeAffinity == nil && !only
-	directory, err := m.watch(s.From, s.To)
-	if err != nil {
-		return err
-	}
-	return errors.Join(m.checkVolumes(ctx, s, directory, here, anywhere), m.checkPods(ctx, directory, anywhere))
-}
-
-// checkVolumes refuses a directory that another PersistentVolume has, whoever made it, and a handle that is taken.
-func (m *migration) checkVolumes(ctx context.Context, s *saved, directory []watched, here *corev1.Node, anywhere bool) error {
-	volumes, err := m.client.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{})
-	if err != nil {
-		return err
-	}
-	for i := range volumes.Items {
-		other := &volumes.Items[i]
-		if other.Name == s.Volume.Name {
-			continue
-		}
-		if anywhere || origin.MayUse(other, here) {
-			has, err := m.leadsTo(origin.Path(other), directory)
-			if err != nil {
-				return fmt.Errorf("PersistentVolume %s: %w", other.Name, err)
-			}
-			if has {
-				return fmt.Errorf("PersistentVolume %s has the directory too, as %s: delete the one that nobody uses", other.Name, origin.Path(other))
-			}
-		}
-		if c := other.Spec.CSI; c != nil && c.Driver == s.Driver && c.VolumeHandle == s.To.Name {
-			return fmt.Errorf("PersistentVolume %s has the volume handle %s already", other.Name, s.To.Name)
-		}
-	}
-	return nil
-}
-
-// checkPods refuses a directory that a pod has without a claim.
-func (m *migration) checkPods(ctx context.Context, directory []watched, anywhere bool) error {
-	var on metav1.ListOptions
-	if !anywhere {
-		on.FieldSelector = "spec.nodeName=" + m.Node
-	}
-	pods, err := m.client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, on)
-	if err != nil {
-		return err
-	}
-	for i := range pods.Items {
-		pod := &pods.Items[i]
-		if ended(pod) || !anywhere && pod.Spec.NodeName != m.Node {
-			continue
-		}
-		for _, v := range pod.Spec.Volumes {
-			if v.HostPath == nil {
-				continue
-			}
-			has, err := m.leadsTo(v.HostPath.Path, directory)
-			if err != nil {
-				return fmt.Errorf("pod %s/%s: %w", pod.Namespace, pod.Name, err)
-			}
-			if has {
-				return fmt.Errorf("pod %s/%s has the directory as the hostPath %s: end it first", pod.Namespace, pod.Name, v.HostPath.Path)
-			}
-		}
-	}
-	return nil
-}
-
 // checkServed refuses a pool that a provisioner from before CSI serves too, of a shared pool on whatever node: each would
 // clean up what the other makes.
 func (m *migration) checkServed(ctx context.Context, s *saved) error {
@@ -459,13 +385,13 @@ func serves(pod *corev1.Pod, isPool func(path string) bool) bool {
 
 // summarize says what there was besides the claims that were listed.
 func (m *migration) summarize(found choice, failed int) {
-	m.print("%d claims on node %s, %d stopped\n", len(found.here), m.Node, failed)
+	m.print("%s on node %s, %d stopped\n", claims(len(found.here)), m.Node, failed)
 	for _, node := range slices.Sorted(maps.Keys(found.elsewhere)) {
 		if node == "" {
-			m.print("%d claims whose PersistentVolumes do not say on which node they are\n", found.elsewhere[node])
+			m.print("%s of PersistentVolumes that do not say on which node they are\n", claims(found.elsewhere[node]))
 			continue
 		}
-		m.print("%d claims on node %s: run the command there\n", found.elsewhere[node], node)
+		m.print("%s on node %s: run the command there\n", claims(found.elsewhere[node]), node)
 	}
 	for _, name := range found.missing {
 		if m.Undo {
@@ -477,4 +403,11 @@ func (m *migration) summarize(found choice, failed int) {
 	if !m.Apply {
 		m.print("nothing was changed; --apply performs these steps\n")
 	}
+}
+
+func claims(count int) string {
+	if count == 1 {
+		return "1 claim"
+	}
+	return fmt.Sprintf("%d claims", count)
 }

@@ -166,7 +166,7 @@ func (m *migration) do(ctx context.Context, what step, s *saved, o observation) 
 		}
 		return m.write(s)
 	case reopen:
-		if err := m.checkOthers(ctx, s); err != nil {
+		if err := errors.Join(m.checkOthers(ctx, s), h.Movable()); err != nil {
 			return err
 		}
 		s.Finished = false

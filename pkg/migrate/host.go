@@ -1,85 +1,65 @@
 package migrate
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"path/filepath"
 	"slices"
 
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
-	"kubevirt.io/hostpath-provisioner/pkg/pool/handover"
-	"kubevirt.io/hostpath-provisioner/pkg/provisioner/origin"
+	"kubevirt.io/hostpath-provisioner/pkg/migrate/others"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
 )
 
-// A watched is a directory that other paths may lead to: a volume, where it is or where it goes, or a pool.
-type watched struct {
-	place  handover.Place
-	within dir.ID  // the directory that it is in
-	id     *dir.ID // nil if it is not there
+// checkOthers refuses a directory that something else has too, by whatever path: it would find an empty place there, or write to
+// what is another volume by then. It refuses a handle that is taken.
+func (m *migration) checkOthers(ctx context.Context, s *saved) error {
+	here, only, err := m.node(ctx)
+	if err != nil {
+		return err
+	}
+	shared := slices.ContainsFunc(m.Pools, func(p poolconfig.Pool) bool { return p.Shared && p.Path == s.To.Directory })
+	// A directory of no node is one of all nodes.
+	o := others.Others{Node: here, Anywhere: shared || s.Volume.Spec.NodeAffinity == nil && !only}
+	volumes, err := m.client.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return err
+	}
+	o.Volumes = slices.DeleteFunc(volumes.Items, func(pv corev1.PersistentVolume) bool { return pv.Name == s.Volume.Name })
+	if o.Pods, err = m.pods(ctx, o.Anywhere); err != nil {
+		return err
+	}
+	directories, err := others.New(m.host, s.From, s.To)
+	if err != nil {
+		return fmt.Errorf("--host-root: %w", err)
+	}
+	return errors.Join(s.checkHandles(o.Volumes), o.Check(directories))
 }
 
-// watch reads what directories are.
-func (m *migration) watch(places ...handover.Place) (all []watched, err error) {
-	for _, p := range places {
-		w := watched{place: p}
-		own, err := dir.Open(p.Directory)
-		if err != nil {
-			return nil, err
+func (s *saved) checkHandles(volumes []corev1.PersistentVolume) error {
+	for i := range volumes {
+		if c := volumes[i].Spec.CSI; c != nil && c.Driver == s.Driver && c.VolumeHandle == s.To.Name {
+			return fmt.Errorf("PersistentVolume %s has the volume handle %s already", volumes[i].Name, s.To.Name)
 		}
-		if w.within, err = own.ID(); err == nil {
-			w.id, err = idOf(own, p.Name)
-		}
-		if err := errors.Join(err, own.Close()); err != nil {
-			return nil, err
-		}
-		// Where paths are looked up has to be the root directory of the node: elsewhere each would lead nowhere.
-		at, err := m.host.Lookup(p.Directory)
-		if err == nil && at[0] != w.within {
-			err = errors.New("another directory is there")
-		}
-		if err != nil {
-			return nil, fmt.Errorf("--host-root=%s is not the root directory of the node: look for %s there: %w", m.HostRoot, p.Directory, err)
-		}
-		all = append(all, w)
 	}
-	return all, nil
+	return nil
 }
 
-// idOf is what has a name in a directory; nil if there is no directory of the name.
-func idOf(d *dir.Dir, name string) (*dir.ID, error) {
-	at, err := d.Open(name)
-	if dir.IsMissing(err) {
-		return nil, nil
+// pods are those that run or will, on this node or on any.
+func (m *migration) pods(ctx context.Context, anywhere bool) ([]corev1.Pod, error) {
+	var on metav1.ListOptions
+	if !anywhere {
+		on.FieldSelector = "spec.nodeName=" + m.Node
 	}
+	list, err := m.client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, on)
 	if err != nil {
 		return nil, err
 	}
-	id, err := at.ID()
-	return &id, errors.Join(err, at.Close())
-}
-
-// leadsTo reports whether a path of the node leads to one of the directories or into it: as it is written, or by links and mounts. What
-// is not there yet counts by where it would be made.
-func (m *migration) leadsTo(path string, directories []watched) (bool, error) {
-	if !filepath.IsAbs(path) {
-		return false, nil
-	}
-	if slices.ContainsFunc(directories, func(w watched) bool { return origin.Inside(path, w.place.String()) }) {
-		return true, nil
-	}
-	at, missing := filepath.Clean(path), "" // the first part that is not there
-	upwards, err := m.host.Lookup(at)
-	for dir.IsMissing(err) && at != "/" {
-		at, missing = filepath.Split(at)
-		at = filepath.Clean(at)
-		upwards, err = m.host.Lookup(at)
-	}
-	if err != nil {
-		return false, fmt.Errorf("look where %s leads: %w", path, err)
-	}
-	return slices.ContainsFunc(directories, func(w watched) bool {
-		return w.id != nil && slices.Contains(upwards, *w.id) || missing == w.place.Name && upwards[0] == w.within
-	}), nil
+	return slices.DeleteFunc(list.Items, func(pod corev1.Pod) bool { return ended(&pod) || !anywhere && pod.Spec.NodeName != m.Node }), nil
 }
 
 // isDirectory reports whether a path of the node leads to a directory.

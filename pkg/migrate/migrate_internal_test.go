@@ -330,7 +330,7 @@ func TestDryRunChangesNothing(t *testing.T) {
 	pv, claim := r.objects()
 	must.Succeed(t, r.run(func(*Config) {}))
 	for _, words := range []string{"space/data (PersistentVolume " + pvName, "save both objects", "Retain", "rename " + origin.Path(pv) + " to ",
-		"(1003520 bytes)", "StorageClass hostpath-csi", "back to Delete", "1 claims on node node-a, 0 stopped", "nothing was changed"} {
+		"(1003520 bytes)", "StorageClass hostpath-csi", "back to Delete", "1 claim on node node-a, 0 stopped", "nothing was changed"} {
 		if !strings.Contains(r.output.String(), words) {
 			t.Errorf("%q is missing in:\n%s", words, r.output.String())
 		}
@@ -376,6 +376,7 @@ func TestRefusedByTheCluster(t *testing.T) {
 		"a pod has a link to the directory above":    {nil, withLink("", "/"+pvName), "pod other/plain has the directory"},
 		"a volume at a link to the pool":             {nil, (*rig).linkedTarget, "PersistentVolume other has the directory"},
 		"a pod has a path that leads nowhere":        {nil, (*rig).loop, "too many levels of symbolic links"},
+		"a pod has it as the subPath of a claim":     {nil, (*rig).subPathOfClaim, "pod other/plain has the directory"},
 		"two programs in one pool":                   {nil, (*rig).served, "two programs serve this pool"},
 		"two programs in one pool, by a link":        {nil, (*rig).servedByLink, "two programs serve this pool"},
 		"a claim that is not here":                   {nil, choosing("else"), "claim space/else: no volume"},
@@ -462,6 +463,16 @@ func withLink(to, below string) func(*rig) error {
 	}
 }
 
+// subPathOfClaim has a PersistentVolume of the directory above, and a pod that has the directory by its claim.
+func (r *rig) subPathOfClaim() error {
+	pod := podAt("", "node-a")
+	pod.Spec.Volumes[0] = corev1.Volume{Name: "above", VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "all"}}}
+	pod.Spec.Containers = []corev1.Container{{VolumeMounts: []corev1.VolumeMount{{Name: "above", SubPath: pvName}}}}
+	return errors.Join(r.client.Tracker().Add(pod), r.client.Tracker().Add(&corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "other"}, Spec: corev1.PersistentVolumeSpec{
+		ClaimRef:               &corev1.ObjectReference{Namespace: pod.Namespace, Name: "all"},
+		PersistentVolumeSource: corev1.PersistentVolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: filepath.Dir(r.path())}}}}))
+}
+
 // linkedTarget has a PersistentVolume of where the directory goes.
 func (r *rig) linkedTarget() error {
 	link := filepath.Join(r.TempDir(), "link")
@@ -519,6 +530,18 @@ func TestUndoOfADirectoryThatAPodHas_changesNothing(t *testing.T) {
 	r := newRig(t, "old")
 	must.Succeed(t, r.run(apply))
 	must.Succeed(t, r.client.Tracker().Add(podAt(filepath.Join(r.config.Pools[0].Path, pvName, "sub"), "node-a")))
+	if err := r.run(undo); err == nil || !strings.Contains(r.output.String(), "pod other/plain has the directory") {
+		t.Errorf("%v\n%s", err, r.output.String())
+	}
+	r.wantCSI()
+}
+
+// All nodes have the directory.
+func TestUndoInASharedPool_seesThePodsOfOtherNodes(t *testing.T) {
+	r := newRig(t, "old")
+	r.config.Pools[0].Shared = true
+	must.Succeed(t, r.run(apply))
+	must.Succeed(t, r.client.Tracker().Add(podAt(filepath.Join(r.config.Pools[0].Path, pvName), "node-b")))
 	if err := r.run(undo); err == nil || !strings.Contains(r.output.String(), "pod other/plain has the directory") {
 		t.Errorf("%v\n%s", err, r.output.String())
 	}
@@ -647,7 +670,8 @@ type away struct{ Driver }
 
 func (away) Name(context.Context) (string, error) { return "", errors.New("no such file") }
 
-// A local volume of rancher's provisioner has a name that is too long for the driver.
+// A local volume of rancher's provisioner has a name that is too long for the driver, <volume>_<namespace>_<claim> (provisionFor of
+// provisioner.go in rancher/local-path-provisioner v0.0.36).
 func TestLocalPath(t *testing.T) {
 	long := pvName + "_space_" + strings.Repeat("n", 200)
 	r := newRig(t, "pool", func(pv *corev1.PersistentVolume, _ *corev1.PersistentVolumeClaim) {
@@ -784,7 +808,7 @@ func TestAnotherNodesVolumesAreNamed(t *testing.T) {
 		pv.Spec.NodeAffinity = affinity([]map[string]string{{corev1.LabelHostname: "host-b"}})
 	})
 	must.Succeed(t, r.run(apply))
-	if !strings.Contains(r.output.String(), "1 claims on node host-b: run the command there") {
+	if !strings.Contains(r.output.String(), "1 claim on node host-b: run the command there") {
 		t.Error(r.output.String())
 	}
 }

@@ -15,7 +15,7 @@ func (d *Dir) Lookup(absolute string) (upwards []ID, err error) {
 	if err != nil {
 		return nil, err
 	}
-	at, err := d.resolve(absolute)
+	at, err := d.Resolve(absolute)
 	for err == nil {
 		var id ID
 		id, err = at.ID()
@@ -32,8 +32,8 @@ func (d *Dir) Lookup(absolute string) (upwards []ID, err error) {
 	return nil, err
 }
 
-// resolve opens what a path leads to, O_PATH.
-func (d *Dir) resolve(absolute string) (*Dir, error) {
+// Resolve opens what a path leads to as Lookup does, a directory or not, with O_PATH: it can be asked what and where it is.
+func (d *Dir) Resolve(absolute string) (*Dir, error) {
 	const most = 10
 	for try := 1; ; try++ {
 		fd, err := unix.Openat2(d.fd, absolute, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT})
@@ -49,7 +49,7 @@ func (d *Dir) resolve(absolute string) (*Dir, error) {
 	}
 }
 
-// above opens the directory that holds what resolve opened.
+// above opens the directory that holds what Resolve opened.
 func (d *Dir) above() (*Dir, error) {
 	const flags = unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC
 	fd, err := unix.Openat(d.fd, "..", flags, 0)

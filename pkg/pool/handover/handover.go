@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
@@ -101,6 +102,9 @@ func (h Handover) Check() error {
 	})
 }
 
+// Movable finds all that would stop Move.
+func (h Handover) Movable() error { return h.open(h.checkMove) }
+
 func (h Handover) checkMove(from, to *store.Side) error {
 	if h.inPlace() {
 		return nil
@@ -111,6 +115,9 @@ func (h Handover) checkMove(from, to *store.Side) error {
 	}
 	if fixed, err := from.Root().Protected(h.From.Name); err != nil || fixed {
 		problems = append(problems, errors.Join(err, fmt.Errorf("%s is immutable or append-only, so that it cannot be renamed: chattr -i -a %s", h.From, h.From)))
+	}
+	if err := checkNoMount(from, h.From); err != nil {
+		problems = append(problems, err)
 	}
 	// Both: rename(2) fails with EXDEV between two mounts of one filesystem, and on btrfs between subvolumes.
 	mount, err := from.Root().SameMount(to.Root())
@@ -123,6 +130,22 @@ func (h Handover) checkMove(from, to *store.Side) error {
 			"have a directory above both mounted here", h.From.Directory, h.To.Directory))
 	}
 	return errors.Join(problems...)
+}
+
+// checkNoMount refuses a directory on which something is mounted: rename(2) fails with EBUSY.
+func checkNoMount(side *store.Side, p Place) error {
+	d, err := side.Root().Open(p.Name)
+	if dir.IsMissing(err) {
+		return nil // Check says so
+	}
+	if err != nil {
+		return err
+	}
+	same, err := side.Root().SameMount(d)
+	if err == nil && !same {
+		err = fmt.Errorf("%s is a mount point, which cannot be renamed: unmount it, or migrate it by hand", p)
+	}
+	return errors.Join(err, d.Close())
 }
 
 // Confirm records that the volume is not provisional, so that nobody removes its directory while no PersistentVolume

@@ -3,14 +3,20 @@ package handover_test
 import (
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/handover"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 	"kubevirt.io/hostpath-provisioner/test/must"
+	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
+
+func TestMain(m *testing.M) { testenv.Main(m) }
 
 const promised = 10 << 20 // bytes
 
@@ -99,4 +105,20 @@ func TestAHandoverIsCheckedBeforeItBegins(t *testing.T) {
 	must.Succeed(t, os.WriteFile(filepath.Join(h.To.Directory, store.OwnName, "volumes", "pvc-1.json"), []byte("{"), 0o600))
 	_, err := h.Find()
 	must.ErrorIs(t, err, volume.ErrDamagedRecord)
+}
+
+// rename(2) fails with EBUSY, when nothing of Kubernetes refers to the directory any more.
+func TestMountPoint_isRefused(t *testing.T) {
+	testenv.NeedRoot(t)
+	h := poolToPool(t)
+	must.Succeed(t, unix.Mount("none", h.From.String(), "tmpfs", 0, ""))
+	defer func() { must.Succeed(t, unix.Unmount(h.From.String(), 0)) }()
+	if err := h.Move(); err == nil {
+		t.Error("a mount point can be renamed")
+	}
+	for _, check := range []func() error{h.Check, h.Movable} {
+		if err := check(); err == nil || !strings.Contains(err.Error(), h.From.String()+" is a mount point") {
+			t.Errorf("%v", err)
+		}
+	}
 }
