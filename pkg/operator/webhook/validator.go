@@ -38,15 +38,36 @@ func (v *Validator) Handler(scheme *runtime.Scheme) *admission.Webhook {
 	return admission.WithValidator(scheme, v)
 }
 
+// A refusal is an error of the object. Any other error is one of the operator, as of a read that is cut short because it ends.
+type refusal struct{ error }
+
+func refuse(format string, args ...any) error { return refusal{fmt.Errorf(format, args...)} }
+
+// answer has an error of the operator be one of the server, which clients repeat. As a denial it would be read as a judgement of the object.
+func answer(warnings admission.Warnings, err error) (admission.Warnings, error) {
+	var refused refusal
+	switch {
+	case err == nil:
+		return warnings, nil
+	case errors.As(err, &refused):
+		return warnings, errors.New(err.Error()) // an error of the API server beside it would give its code
+	}
+	return nil, apierrors.NewServiceUnavailable("the object could not be checked, try again: " + err.Error())
+}
+
 // ValidateCreate refuses an object beside another one, and pools that cannot work.
 func (v *Validator) ValidateCreate(ctx context.Context, object *hppv1.HostPathProvisioner) (admission.Warnings, error) {
+	return answer(v.created(ctx, object))
+}
+
+func (v *Validator) created(ctx context.Context, object *hppv1.HostPathProvisioner) (admission.Warnings, error) {
 	all := &hppv1.HostPathProvisionerList{}
 	if err := v.Reader.List(ctx, all); err != nil {
 		return nil, err
 	}
 	for _, other := range all.Items {
 		if other.Name != object.Name && other.DeletionTimestamp == nil {
-			return nil, fmt.Errorf("there can be only one HostPathProvisioner, and there is %s", other.Name)
+			return nil, refuse("there can be only one HostPathProvisioner, and there is %s", other.Name)
 		}
 	}
 	return v.check(ctx, object, render.Pools(object))
@@ -55,6 +76,10 @@ func (v *Validator) ValidateCreate(ctx context.Context, object *hppv1.HostPathPr
 // ValidateUpdate refuses to remove pools with volumes, and to add such that cannot work. Everything else about an object that
 // is there was accepted once, and stays so.
 func (v *Validator) ValidateUpdate(ctx context.Context, before, after *hppv1.HostPathProvisioner) (admission.Warnings, error) {
+	return answer(v.updated(ctx, before, after))
+}
+
+func (v *Validator) updated(ctx context.Context, before, after *hppv1.HostPathProvisioner) (admission.Warnings, error) {
 	// Finalizers and labels of an object that is being deleted, or with a spec as it was, are not checked.
 	if after.DeletionTimestamp != nil || equality.Semantic.DeepEqual(before.Spec, after.Spec) {
 		return nil, nil
@@ -138,7 +163,7 @@ func (v *Validator) checkClass(ctx context.Context, pool hppv1.StoragePool) (war
 	}
 	of := class.Parameters[render.PoolParameter]
 	if class.Provisioner == render.DriverName && (of == pool.Name || of == "" && pool.Name == hppv1.LegacyPool) {
-		return "", fmt.Errorf("pool %s: the volumes of the StorageClass %s lie in this pool, which cannot lie on one of them", pool.Name, name)
+		return "", refuse("pool %s: the volumes of the StorageClass %s lie in this pool, which cannot lie on one of them", pool.Name, name)
 	}
 	return "", nil
 }
@@ -163,7 +188,7 @@ func (v *Validator) unused(ctx context.Context, removed []hppv1.StoragePool) err
 	var problems []error
 	for _, pool := range removed {
 		if left := volumes[pool.Name]; len(left) > 0 {
-			problems = append(problems, fmt.Errorf("pool %s has %d PersistentVolumes, such as %s: delete their claims before the pool", pool.Name, len(left), slices.Min(left)))
+			problems = append(problems, refuse("pool %s has %d PersistentVolumes, such as %s: delete their claims before the pool", pool.Name, len(left), slices.Min(left)))
 		}
 	}
 	return errors.Join(problems...)
@@ -196,7 +221,7 @@ func (v *Validator) checkPaths(ctx context.Context, added []hppv1.StoragePool) (
 		for _, pool := range added {
 			switch data := render.DataDirectory(pool); {
 			case inside(directory, data) && len(problems) < most:
-				problems = append(problems, fmt.Errorf("pool %s: the PersistentVolume %s is %s, which lies in the pool's directory %s", pool.Name, volume.Name, directory, data))
+				problems = append(problems, refuse("pool %s: the PersistentVolume %s is %s, which lies in the pool's directory %s", pool.Name, volume.Name, directory, data))
 			case inside(data, directory) && len(warnings) < most:
 				warnings = append(warnings, fmt.Sprintf("pool %s: its directory %s lies in the PersistentVolume %s, which is %s", pool.Name, data, volume.Name, directory))
 			}

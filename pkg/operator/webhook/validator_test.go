@@ -1,15 +1,25 @@
 package webhook
 
 import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
 	"strings"
 	"testing"
 
+	admissionv1 "k8s.io/api/admission/v1"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
 	hppv1 "kubevirt.io/hostpath-provisioner/api/v1beta1"
 	"kubevirt.io/hostpath-provisioner/pkg/operator/render"
@@ -98,6 +108,51 @@ func TestCreate(t *testing.T) {
 			warnings, err := validator(t, tt.there...).ValidateCreate(t.Context(), tt.object)
 			wantAnswer(t, warnings, err, tt.warning, tt.refused)
 		})
+	}
+}
+
+// A read that fails, as when the operator ends, says nothing of the object: the API server answers 503, which clients repeat, and not
+// that the object is denied. What is refused is denied although something else could not be read.
+func TestFailedReadIsNoRefusal(t *testing.T) {
+	scheme := validator(t).Reader.(client.Client).Scheme()
+	ending := func(reads client.ObjectList) *Validator {
+		return &Validator{Reader: fake.NewClientBuilder().WithScheme(scheme).WithInterceptorFuncs(interceptor.Funcs{
+			List: func(ctx context.Context, api client.WithWatch, list client.ObjectList, options ...client.ListOption) error {
+				if fmt.Sprintf("%T", list) == fmt.Sprintf("%T", reads) {
+					return apierrors.NewForbidden(schema.GroupResource{Resource: "any"}, "", context.Canceled)
+				}
+				return api.List(ctx, list, options...)
+			},
+		}).WithObjects(class("c", render.DriverName, "a")).Build()}
+	}
+	code := func(v *Validator, operation admissionv1.Operation, before, after *hppv1.HostPathProvisioner) int32 {
+		t.Helper()
+		encoded := func(o *hppv1.HostPathProvisioner) runtime.RawExtension {
+			raw, err := json.Marshal(o)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return runtime.RawExtension{Raw: raw}
+		}
+		response := v.Handler(scheme).Handle(t.Context(), admission.Request{AdmissionRequest: admissionv1.AdmissionRequest{
+			Operation: operation, Object: encoded(after), OldObject: encoded(before),
+		}})
+		if response.Allowed {
+			return 0
+		}
+		return response.Result.Code
+	}
+	one, two := provisioner("hpp", pool("a", "/a")), provisioner("hpp", pool("b", "/b"))
+	for _, unread := range []client.ObjectList{&hppv1.HostPathProvisionerList{}, &corev1.PersistentVolumeList{}} {
+		if got := code(ending(unread), admissionv1.Create, one, one); got != http.StatusServiceUnavailable {
+			t.Errorf("without %T the answer to a new object is %d", unread, got)
+		}
+	}
+	if got := code(ending(&corev1.PersistentVolumeList{}), admissionv1.Update, one, two); got != http.StatusServiceUnavailable {
+		t.Errorf("the answer to a change is %d", got)
+	}
+	if got := code(ending(&corev1.PersistentVolumeList{}), admissionv1.Create, one, provisioner("hpp", onClass("a", "/a", "c"))); got != http.StatusForbidden {
+		t.Errorf("the answer to an object that cannot work is %d", got)
 	}
 }
 
