@@ -14,6 +14,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
@@ -96,22 +97,25 @@ func (r *Reconciler) unmount(ctx context.Context, a *apply.Applier, rendered *re
 		return "", err
 	}
 	mounts := l.wants() || len(mounters) > 0
-	if mounts && (slices.ContainsFunc(pods, running) || !besides(l, mounters)) {
-		return waits(l, "its mounter is shutting down"), r.scale(ctx, l, 0)
-	}
+	done := job != nil && job.DeletionTimestamp == nil && finished(job, batchv1.JobComplete)
 	switch {
+	case l.mounter == nil && len(mounters) > 0:
+		// Without the Job it would not be known any more that there is something to unmount.
+		return waits(l, "a pod of its mounter, which was deleted, is left: "+mounters[0].Name), nil
+	case done && mounts:
+		// Its pod was done before it was seen, as beside a mounter that fails at each start, or before the mounter was started again. No pod uses
+		// the pool: the mounter may end, and what it may have mounted since is unmounted by the next clean-up.
+		return waits(l, "its mounter is shutting down"), errors.Join(r.scale(ctx, l, 0), r.removeCleanUp(ctx, a, l.Mounter))
+	case done:
+		return "", r.forget(ctx, a, l)
+	case mounts && (slices.ContainsFunc(pods, running) || !besides(l, mounters)):
+		return waits(l, "its mounter is shutting down"), r.scale(ctx, l, 0)
 	case job == nil:
 		wanted, err := wantedCleanUp(rendered, l)
 		if err != nil {
 			return "", err
 		}
 		return waits(l, "it is being unmounted"), a.Apply(ctx, wanted)
-	case job.DeletionTimestamp == nil && finished(job, batchv1.JobComplete) && !mounts:
-		return "", r.forget(ctx, a, l)
-	case job.DeletionTimestamp == nil && finished(job, batchv1.JobComplete) && mounts:
-		// Its pod was done before it was seen, as beside a mounter that fails at each start. Everything was written back then, and no pod uses
-		// the pool: the mounter may end, and what it may have mounted since is unmounted by the next clean-up.
-		return waits(l, "its mounter is shutting down"), errors.Join(r.scale(ctx, l, 0), r.removeCleanUp(ctx, a, l.Mounter))
 	case finished(job, batchv1.JobComplete), finished(job, batchv1.JobFailed):
 		// One of an earlier version gives up.
 		return waits(l, "it is being unmounted"+troubles(pods)), r.removeCleanUp(ctx, a, l.Mounter)
@@ -224,14 +228,14 @@ func (r *Reconciler) removeCleanUp(ctx context.Context, a *apply.Applier, mounte
 }
 
 // mounterPods are the pods of a mounter that may still be at work: they would mount again what is unmounted. Those of the upstream
-// operator are not in the cache, and have the same labels on all nodes.
+// operator are not in the cache, and have the same labels on all nodes. A Deployment that was deleted can leave its pods behind.
 func (r *Reconciler) mounterPods(ctx context.Context, l *leftover) ([]corev1.Pod, error) {
-	if l.mounter == nil {
-		return nil, nil
-	}
-	selector, err := metav1.LabelSelectorAsSelector(l.mounter.Spec.Selector)
-	if err != nil {
-		return nil, err
+	selector := labels.SelectorFromSet(labels.Set{render.UpstreamPoolLabel: render.PoolLabels(l.Pool)[render.UpstreamPoolLabel]})
+	if l.mounter != nil {
+		var err error
+		if selector, err = metav1.LabelSelectorAsSelector(l.mounter.Spec.Selector); err != nil {
+			return nil, err
+		}
 	}
 	pods := &corev1.PodList{}
 	if err := r.APIReader.List(ctx, pods, client.InNamespace(r.Config.Namespace), client.MatchingLabelsSelector{Selector: selector}); err != nil {

@@ -352,6 +352,54 @@ func TestCleanUpBesideMounterThatFailsEnds(t *testing.T) {
 	}
 }
 
+// A pod that uses the pool again after its clean-up was done has the mounter run, which mounts the pool. That it ended before it was seen does not
+// make the clean-up one of what it has mounted. Such is a claim that is not bound any more: no clean-up can begin beside the mounter.
+func TestPoolThatWasMountedAfterItsCleanUpIsUnmounted(t *testing.T) {
+	mounter := mounterOf("old", "here")
+	mounter.Spec.Replicas = new(int32)
+	job := cleanUpOf(mounter)
+	job.Labels, job.Annotations = mounter.Labels, map[string]string{
+		"hostpathprovisioner.kubevirt.io/mounter": mounter.Name, "hostpathprovisioner.kubevirt.io/node": "here", "hostpathprovisioner.kubevirt.io/path": "/mnt/old",
+	}
+	user := podWith("user", "here", claimed("data"))
+	s := newStage(t, stored("hpp", 1, false), nodeThat("here", corev1.ConditionTrue), mounter, job, user, volumeOn("data", "here", inPool("old")))
+	s.completed(job)
+	s.reconcile("hpp")
+	if s.replicas(mounter) != 1 {
+		t.Fatal("the mounter does not run for the pod")
+	}
+	must.Succeed(t, s.Delete(t.Context(), user))
+	s.reconcile("hpp")
+	if s.replicas(mounter) != 0 || s.has(job) {
+		t.Fatalf("the mounter has %d replicas, its earlier clean-up is there: %v", *mounter.Spec.Replicas, s.has(job))
+	}
+	s.reconcile("hpp")
+	if !s.has(job) || !s.has(mounter) {
+		t.Error("what it has mounted is not unmounted")
+	}
+}
+
+// A Deployment can be deleted without its pods. As long as one is left it may mount the pool again.
+func TestCleanUpIsNotDoneBesidePodOfDeletedMounter(t *testing.T) {
+	mounter := mounterOf("old", "here")
+	job, pod := cleanUpOf(mounter), mounterPod(mounter, "here", false)
+	pod.Labels = map[string]string{"hpp-pool": "old-hpp"}
+	job.Labels, job.Annotations = mounter.Labels, map[string]string{
+		"hostpathprovisioner.kubevirt.io/mounter": mounter.Name, "hostpathprovisioner.kubevirt.io/node": "here", "hostpathprovisioner.kubevirt.io/path": "/mnt/old",
+	}
+	s := newStage(t, stored("hpp", 1, false), nodeThat("here", corev1.ConditionTrue), job, pod)
+	s.completed(job)
+	s.reconcile("hpp")
+	if said := s.waitsFor(); !s.has(job) || !strings.Contains(said, "is left: "+pod.Name) {
+		t.Fatalf("the clean-up is there: %v, the object waits for %q", s.has(job), said)
+	}
+	must.Succeed(t, s.Delete(t.Context(), pod))
+	s.reconcile("hpp")
+	if s.has(job) {
+		t.Error("the clean-up is left over")
+	}
+}
+
 // Labels and annotations are written by whoever may make a Deployment or a Job in the namespace. What they name is unmounted only where the
 // object has, or had, that pool, and under the name that a mounter has there.
 func TestNothingIsUnmountedWhereNoPoolWas(t *testing.T) {

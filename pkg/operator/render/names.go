@@ -38,6 +38,8 @@ const (
 	metricsLabel   = "prometheus.hostpathprovisioner.kubevirt.io"
 	// poolLabel has the name of a pool with "-hpp" behind it.
 	PoolLabel = "kubevirt.io.hostpath-provisioner/storagePool"
+	// UpstreamPoolLabel is the only one that all pods of mounters have, also those of the upstream operator.
+	UpstreamPoolLabel = "hpp-pool"
 
 	mounterImage = "quay.io/kubevirt/pool-mounter"
 
