@@ -71,16 +71,16 @@ func (r *Reconciler) cleanUpOne(ctx context.Context, a *apply.Applier, rendered 
 		return waits(l, fmt.Sprintf("the HostPathProvisioner has had no such pool there, and nothing is unmounted: if it is mounted, unmount it, and delete what is named %s and %s",
 			l.Mounter, render.CleanUpName(l.Mounter))), nil
 	}
-	there, ready, err := r.answers(ctx, l.Node)
+	node, err := r.state(ctx, l.Node)
 	switch {
 	case err != nil:
 		return "", err
-	case !there, !ready && len(users) == 0 && rendered.Deleting():
+	case !node.there, node.lost && len(users) == 0 && rendered.Deleting():
 		// No pod can unmount there, and a deletion does not wait for a node that may never be ready.
 		return "", r.forget(ctx, a, l)
 	case len(users) > 0:
 		return waits(l, "it is used by "+few(users)), r.keep(ctx, a, rendered, l)
-	case !ready:
+	case !node.ready:
 		return waits(l, "the node is not ready"), nil
 	}
 	return r.unmount(ctx, a, rendered, l)

@@ -109,7 +109,7 @@ func withoutClaims(object *hppv1.HostPathProvisioner) *hppv1.HostPathProvisioner
 	return without
 }
 
-// running are the pods of a kind that have to end, but for those on nodes that do not report it.
+// running are the pods of a kind that have to end, but for those on nodes that are gone or lost, which do not report it.
 func (r *Reconciler) running(ctx context.Context, of func(*corev1.Pod) bool) ([]string, error) {
 	pods := &corev1.PodList{}
 	if err := r.Client.List(ctx, pods, client.InNamespace(r.Config.Namespace), client.MatchingLabels{render.AppLabel: render.App}); err != nil {
@@ -120,11 +120,11 @@ func (r *Reconciler) running(ctx context.Context, of func(*corev1.Pod) bool) ([]
 		if pod.Spec.NodeName == "" || !of(&pod) {
 			continue
 		}
-		_, answers, err := r.answers(ctx, pod.Spec.NodeName)
+		node, err := r.state(ctx, pod.Spec.NodeName)
 		if err != nil {
 			return nil, err
 		}
-		if answers {
+		if node.there && !node.lost {
 			waiting = append(waiting, fmt.Sprintf("pod %s on %s", pod.Name, pod.Spec.NodeName))
 		}
 	}
@@ -144,15 +144,30 @@ func ofDriver(pod *corev1.Pod) bool {
 	return slices.ContainsFunc(pod.OwnerReferences, func(o metav1.OwnerReference) bool { return o.Kind == "DaemonSet" })
 }
 
-// answers says whether a node is there, and whether it is ready.
-func (r *Reconciler) answers(ctx context.Context, name string) (there, ready bool, err error) {
+// lostAfter is how long a node has to be not ready before a deletion does not wait for it. A kubelet that restarts is back before, and
+// Kubernetes evicts pods after this time by default.
+const lostAfter = 5 * time.Minute
+
+// A nodeState is what is known of a node.
+type nodeState struct {
+	// there says that it has an object, ready that its kubelet answers, and lost that it has not answered for long.
+	there, ready, lost bool
+}
+
+// state asks the API server about a node.
+func (r *Reconciler) state(ctx context.Context, name string) (nodeState, error) {
 	node := &corev1.Node{}
 	if err := r.APIReader.Get(ctx, client.ObjectKey{Name: name}, node); err != nil {
-		return false, false, client.IgnoreNotFound(err)
+		return nodeState{}, client.IgnoreNotFound(err)
 	}
-	return true, slices.ContainsFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {
-		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
-	}), nil
+	s := nodeState{there: true, lost: true}
+	for _, c := range node.Status.Conditions {
+		if c.Type == corev1.NodeReady {
+			s.ready = c.Status == corev1.ConditionTrue
+			s.lost = !s.ready && r.now().Sub(c.LastTransitionTime.Time) >= lostAfter
+		}
+	}
+	return s, nil
 }
 
 // volumes are the PersistentVolumes of the driver and of the pre-CSI provisioner, read page by page: there may be many of others.

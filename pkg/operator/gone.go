@@ -163,7 +163,9 @@ func (r *Reconciler) checkGone(ctx context.Context, found []*goneNode) ([]*goneN
 	isThere := func(node string) (there bool, err error) {
 		there, known := runs[node]
 		if !known {
-			there, _, err = r.answers(ctx, node)
+			var now nodeState
+			now, err = r.state(ctx, node)
+			there = now.there
 			runs[node] = there
 		}
 		return there, err

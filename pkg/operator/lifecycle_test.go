@@ -4,6 +4,7 @@ import (
 	"context"
 	"strings"
 	"testing"
+	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	batchv1 "k8s.io/api/batch/v1"
@@ -104,6 +105,27 @@ func nodeThat(name string, ready corev1.ConditionStatus) *corev1.Node {
 	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}, Status: corev1.NodeStatus{
 		Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: ready}},
 	}}
+}
+
+// A kubelet that restarts is not ready for a moment. What is mounted there is unmounted when it is back, as on any node.
+func TestDeletionWaitsForNodeThatIsBrieflyNotReady(t *testing.T) {
+	mounter := mounterOf("local", "here")
+	mounter.Spec.Replicas = new(int32)
+	node := nodeThat("here", corev1.ConditionUnknown)
+	now := time.Now().Truncate(time.Second)
+	node.Status.Conditions[0].LastTransitionTime = metav1.NewTime(now)
+	s := newStage(t, stored("hpp", 1, true), node, mounter)
+	s.reconciler.Now = func() time.Time { return now.Add(lostAfter - time.Second) }
+	s.reconcile("hpp")
+	if said := s.waitsFor(); !s.has(mounter) || !strings.Contains(said, "the node is not ready") {
+		t.Fatalf("the mounter is there: %v, the object waits for %q", s.has(mounter), said)
+	}
+	s.reconciler.Now = func() time.Time { return now.Add(lostAfter) }
+	s.reconcile("hpp")
+	s.reconcile("hpp")
+	if s.has(mounter) || s.has(stored("hpp", 1, true)) {
+		t.Error("the deletion waits for a node that may never be back")
+	}
 }
 
 // Neither a node that is gone nor one that is not ready keeps an object from being deleted.

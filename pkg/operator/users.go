@@ -3,6 +3,7 @@ package operator
 import (
 	"context"
 	"fmt"
+	"path"
 	"slices"
 	"strings"
 
@@ -11,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	hppv1 "kubevirt.io/hostpath-provisioner/api/v1beta1"
 	"kubevirt.io/hostpath-provisioner/pkg/operator/place"
 	"kubevirt.io/hostpath-provisioner/pkg/operator/render"
 )
@@ -43,7 +45,7 @@ func (r *Reconciler) users(ctx context.Context, of []leftover, counts func(*core
 		}
 		pools := poolsOf(pod, claims)
 		for i := range of {
-			if at := spotOf(&of[i]); at.node == pod.Spec.NodeName && pools.HasAny(at.pool, "") {
+			if at := spotOf(&of[i]); at.node == pod.Spec.NodeName && (pools.HasAny(at.pool, "") || r.hasPathIn(pod, of[i].Path)) {
 				if users[at] == nil {
 					users[at] = sets.New[string]()
 				}
@@ -56,6 +58,17 @@ func (r *Reconciler) users(ctx context.Context, of []leftover, counts func(*core
 		found[at] = sets.List(pods)
 	}
 	return found, err
+}
+
+// hasPathIn says whether a pod has a directory of a pool as a hostPath volume, by its path. The driver's own pods have all pools so.
+func (r *Reconciler) hasPathIn(pod *corev1.Pod, pool string) bool {
+	if pod.Namespace == r.Config.Namespace && ofDriver(pod) {
+		return false
+	}
+	data := render.DataDirectory(hppv1.StoragePool{Path: hppv1.HostDirectory(pool)})
+	return slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool {
+		return v.HostPath != nil && strings.HasPrefix(path.Clean(v.HostPath.Path)+"/", data+"/")
+	})
 }
 
 // poolsOf are the pools that the volumes of a pod are in, with an empty name for one that is not known.

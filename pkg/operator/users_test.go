@@ -41,10 +41,19 @@ func TestDeletionLeavesTheDriverToPodsOnClaims(t *testing.T) {
 		return corev1.VolumeSource{CSI: &corev1.CSIVolumeSource{Driver: render.DriverName, VolumeAttributes: map[string]string{render.PoolParameter: pool}}}
 	}
 	ephemeral := corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{}}
+	onHost := func(path string) corev1.VolumeSource {
+		return corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: path}}
+	}
+	ofDriver := driverPod("here")
+	ofDriver.Spec.Volumes = []corev1.Volume{{Name: "pool", VolumeSource: onHost("/mnt/fast/csi")}}
 	for name, tt := range map[string]struct {
 		pod   *corev1.Pod
 		waits bool
 	}{
+		"the pool's directory":               {podWith("user", "here", onHost("/mnt/fast/csi/")), true},
+		"a volume by its directory":          {podWith("user", "here", onHost("/mnt/fast/csi/pvc-1")), true},
+		"a directory beside it":              {podWith("user", "here", onHost("/mnt/fast/csi-2")), false},
+		"all pools, because it is a driver":  {ofDriver, false},
 		"a claim":                            {podWith("user", "here", claimed("on-claim")), true},
 		"an ephemeral claim":                 {podWith("claim-of-an", "here", ephemeral), true},
 		"an inline volume":                   {podWith("user", "here", inline("fast")), true},
