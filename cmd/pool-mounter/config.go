@@ -28,8 +28,8 @@ const usage = `usage: pool-mounter mount|probe|unmount --target PATH [--volume P
            SIGTERM ends the program and leaves the mount
   probe    exit with 0 if the claim is mounted at the target, and otherwise print why not and exit with 1;
            takes the flags of mount
-  unmount  unmount the target, and exit with 0 once it is unmounted. With --device also check that the
-           filesystem is mounted nowhere else. The claim may be left out
+  unmount  unmount the pool, and exit with 0 once it is unmounted. What was not mounted by a mounter, and is
+           not the claim, stays. The claim may be left out
 
 flags:
 `

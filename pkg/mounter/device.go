@@ -232,15 +232,3 @@ func (d *Device) Grow(at *mountinfo.Info) error {
 	d.grownBytes = size
 	return nil
 }
-
-// CheckUnused reports ErrInUse if the filesystem is still mounted, in whatever namespace.
-func (d *Device) CheckUnused() error {
-	device, err := blockdev.Find(d.Path)
-	if err != nil {
-		return err
-	}
-	if err := device.CheckUnused(); err != nil {
-		return fmt.Errorf("%w: the pool's path is unmounted, but volumes of the pool may still be published: %w", ErrInUse, err)
-	}
-	return nil
-}

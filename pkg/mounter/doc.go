@@ -7,8 +7,8 @@
 // blank, checked, mounted, and its filesystem is grown when the device grows. Programs of the
 // node's tools are run for that by k8s.io/mount-utils, as kubelet runs them.
 //
-// Nothing is remembered but what Device.prepare notes while it formats: the kernel knows what is
-// mounted, by device and inode numbers. So a mounter that was killed at any step, or
-// another instance, continues from what is there. A mount outlives the mounter. Only Unmount
-// takes it down.
+// The kernel knows what is mounted, by device and inode numbers. So a mounter that was killed at any
+// step, or another instance, continues from what is there. A mount outlives the mounter. Only
+// Unmount takes it down, and only what a record next to the mount point, or the claim, shows to be
+// the pool: an administrator may have mounted something else there.
 package mounter

@@ -46,8 +46,6 @@ type Claim interface {
 	Is(mount *mountinfo.Info, root dir.ID) (bool, error)
 	// Grow has the filesystem fill a claim that became larger. It is mounted at a path.
 	Grow(mount *mountinfo.Info) error
-	// CheckUnused reports ErrInUse if the claim is still mounted somewhere.
-	CheckUnused() error
 }
 
 // A Mounter keeps one pool mounted.
@@ -55,7 +53,7 @@ type Mounter struct {
 	// Target is where the pool is to be mounted: an absolute path, as this process sees it.
 	// Its parent must be there and shared with the host.
 	Target string
-	// Claim may be nil for Unmount, which then does not check what is mounted.
+	// Claim may be nil for Unmount, which then goes by the record of what was mounted alone.
 	Claim Claim
 	// Interval is how often the size of the claim is compared, and the mount without a sign of change.
 	Interval time.Duration
@@ -85,65 +83,58 @@ func (m *Mounter) Check() error {
 	return err
 }
 
-// find is the mount of the claim at a place.
-func (m *Mounter) find(place mounts.Place) (*mountinfo.Info, error) {
+// A topmost is what is mounted at a place, on top of anything else there.
+type topmost struct {
+	state mounts.State
+	mount *mountinfo.Info
+	table mounts.Table
+}
+
+// look returns ErrNotMounted if nothing is mounted at a place.
+func look(place mounts.Place) (topmost, error) {
 	state, err := place.State()
 	switch {
 	case err != nil:
-		return nil, err
+		return topmost{}, err
 	case state.Missing, !state.Mounted && state.IsDir:
-		return nil, fmt.Errorf("%s: %w", place, ErrNotMounted)
-	case state.Dead != nil:
-		return nil, m.dead(place, state)
-	case !state.IsDir:
-		return nil, fmt.Errorf("%s: %w: it is not a directory", place, ErrOccupied)
+		return topmost{}, fmt.Errorf("%s: %w", place, ErrNotMounted)
+	case !state.Mounted:
+		return topmost{}, fmt.Errorf("%s: %w: it is not a directory", place, ErrOccupied)
 	}
 	table, err := mounts.ReadTable()
 	if err != nil {
-		return nil, err
+		return topmost{}, err
 	}
 	mount := table.ByID(state.MountID)
 	if mount == nil {
-		return nil, fmt.Errorf("%s: %w: the mount table does not have it", place, ErrNotMounted)
+		return topmost{}, fmt.Errorf("%s: the mount table does not have what is mounted there", place)
 	}
-	if m.Claim != nil {
-		ours, err := m.Claim.Is(mount, state.ID)
-		if err != nil {
-			return nil, err
-		}
-		if !ours {
-			return nil, fmt.Errorf("%s: %w: %s is mounted there (%s, root %s). Unmount that, or give the pool another path", place, ErrOccupied, mount.Source, mount.FSType, mount.Root)
-		}
-		if !mounts.IsShared(mount) {
-			return nil, fmt.Errorf("%s: %w: it is mounted only in this container", place, ErrNotShared)
-		}
+	return topmost{state, mount, table}, nil
+}
+
+// find is the mount of the claim at a place.
+func (m *Mounter) find(place mounts.Place) (topmost, error) {
+	top, err := look(place)
+	switch {
+	case err != nil:
+		return topmost{}, err
+	case top.state.Dead != nil:
+		return top, fmt.Errorf("%s: %w: its filesystem failed: %w", place, ErrNotMounted, top.state.Dead)
 	}
-	if count := table.Stacked(state.MountID); count > 1 {
+	ours, err := m.Claim.Is(top.mount, top.state.ID)
+	switch {
+	case err != nil:
+		return topmost{}, err
+	case !ours:
+		return topmost{}, fmt.Errorf("%s: %w: %s is mounted there (%s, root %s). Unmount that, or give the pool another path", place, ErrOccupied, top.mount.Source, top.mount.FSType, top.mount.Root)
+	case !mounts.IsShared(top.mount):
+		return topmost{}, fmt.Errorf("%s: %w: it is mounted only in this container", place, ErrNotShared)
+	}
+	if count := len(top.table.Stack(top.state.MountID)); count > 1 {
 		m.Log.Info("several mounts lie on each other at the pool's path; the topmost is in use", "target", m.Target, "mounts", count)
 	}
-	return mount, nil
+	return top, nil
 }
-
-// dead is the error about a mount of which the filesystem answers with errors only.
-func (m *Mounter) dead(place mounts.Place, state mounts.State) error {
-	table, err := mounts.ReadTable()
-	if err != nil {
-		return err
-	}
-	mount := table.ByID(state.MountID)
-	if mount == nil {
-		return fmt.Errorf("%s: its filesystem failed (%w), and the mount table does not have it", place, state.Dead)
-	}
-	return deadError{fmt.Errorf("%s: %w: its filesystem failed: %w", place, ErrNotMounted, state.Dead), mount}
-}
-
-// A deadError reports a mount of which the filesystem answers with errors only.
-type deadError struct {
-	error
-	mount *mountinfo.Info
-}
-
-func (e deadError) Unwrap() error { return e.error }
 
 // Mount mounts the claim at the pool's path unless it is mounted there already. It returns
 // ErrOccupied if anything else is there: another mount, or data.
@@ -153,7 +144,11 @@ func (m *Mounter) Mount(ctx context.Context) error {
 		return err
 	}
 	defer func() { _ = place.Parent.Close() }()
-	_, err = m.find(place)
+	top, err := m.find(place)
+	if err == nil {
+		// Also of one that another program has mounted, such as the upstream mounter.
+		return remember(place, top.state, top.mount)
+	}
 	if !errors.Is(err, ErrNotMounted) {
 		return err
 	}
@@ -162,18 +157,31 @@ func (m *Mounter) Mount(ctx context.Context) error {
 		return fmt.Errorf("wait for another mounter of this pool: %w", err)
 	}
 	defer unlock()
-	_, err = m.find(place) // another mounter may have mounted it meanwhile
-	var dead deadError
+	top, err = m.find(place) // another mounter may have mounted it meanwhile
 	switch {
-	case errors.As(err, &dead):
-		m.Log.Error(err, "mounting the pool again")
-		if err := place.Unmount(); err != nil {
-			return err
-		}
+	case err == nil:
+		return remember(place, top.state, top.mount)
 	case !errors.Is(err, ErrNotMounted):
 		return err
+	case top.state.Dead != nil:
+		if err := m.unmountDead(place, top, err); err != nil {
+			return err
+		}
 	}
 	return m.attach(place)
+}
+
+// unmountDead takes down what was mounted for the pool and has failed since.
+func (m *Mounter) unmountDead(place mounts.Place, top topmost, why error) error {
+	ours, err := m.ours(place, top)
+	switch {
+	case err != nil:
+		return errors.Join(why, err)
+	case !ours:
+		return fmt.Errorf("%w: no mounter has mounted it: %w", ErrOccupied, why)
+	}
+	m.Log.Error(why, "mounting the pool again")
+	return place.Unmount()
 }
 
 // attach mounts the claim at a place where nothing is mounted.
@@ -188,27 +196,38 @@ func (m *Mounter) attach(place mounts.Place) error {
 	if err != nil {
 		return err
 	}
-	err = attachTree(tree, place)
+	root, err := attachTree(tree, place)
 	if err = errors.Join(err, tree.Close()); err != nil {
 		return err
 	}
-	mount, err := m.find(place)
+	top, err := m.find(place)
 	if err != nil {
-		return errors.Join(err, place.Unmount())
+		now, lookErr := look(place)
+		if lookErr == nil && now.state.ID == root.ID {
+			lookErr = place.Unmount()
+		}
+		return errors.Join(err, lookErr)
 	}
-	m.Log.Info("mounted the pool", "target", m.Target, "source", mount.Source, "filesystem", mount.FSType, "root", mount.Root)
-	return nil
+	m.Log.Info("mounted the pool", "target", m.Target, "source", top.mount.Source, "filesystem", top.mount.FSType, "root", top.mount.Root)
+	return remember(place, top.state, top.mount)
 }
 
-func attachTree(tree *mounts.Tree, place mounts.Place) error {
+// attachTree records what it mounts before it does: a mounter that is killed leaves nothing mounted that is not known.
+func attachTree(tree *mounts.Tree, place mounts.Place) (root mounts.State, err error) {
 	readOnly, err := tree.ReadOnly()
 	if err != nil {
-		return err
+		return root, err
 	}
 	if readOnly {
-		return errors.New("the claim is mounted read-only, and a pool is written to")
+		return root, errors.New("the claim is mounted read-only, and a pool is written to")
 	}
-	return tree.Attach(place)
+	if root, err = tree.State(); err != nil {
+		return root, err
+	}
+	if err := remember(place, root, nil); err != nil {
+		return root, err
+	}
+	return root, tree.Attach(place)
 }
 
 // checkShared returns ErrNotShared if what is mounted at the place stays in this container.
@@ -300,11 +319,11 @@ func (m *Mounter) grow() error {
 		return err
 	}
 	defer func() { _ = place.Parent.Close() }()
-	mount, err := m.find(place)
+	top, err := m.find(place)
 	if err != nil {
 		return err
 	}
-	return m.Claim.Grow(mount)
+	return m.Claim.Grow(top.mount)
 }
 
 // A problem is logged when it begins, when it changes and when it ends.
@@ -350,17 +369,12 @@ func persist(ctx context.Context, patience time.Duration, log logr.Logger, try f
 	}
 }
 
-// Unmount unmounts the pool. It returns ErrInUse, with the pool mounted as before, if volumes are
-// published as far as this process sees, or files are open, for as long as Patience. A pool
-// that is not mounted is no error.
+// Unmount unmounts the pool, if a mounter has mounted it or it is the claim's. It returns ErrInUse, with the pool mounted as before, if
+// volumes are published as far as this process sees, or files are open, for as long as Patience. A pool that is not mounted is no error,
+// also if something else is mounted in its place, which stays. It returns ErrOccupied if that lies over the pool, or if it
+// is not known what it is.
 func (m *Mounter) Unmount(ctx context.Context) error {
-	if err := persist(ctx, m.Patience, m.Log, m.unmount); err != nil {
-		return err
-	}
-	if m.Claim == nil {
-		return nil
-	}
-	return persist(ctx, m.Patience, m.Log, func(context.Context) error { return m.Claim.CheckUnused() })
+	return persist(ctx, m.Patience, m.Log, m.unmount)
 }
 
 func (m *Mounter) unmount(ctx context.Context) error {
@@ -384,18 +398,23 @@ func (m *Mounter) unmount(ctx context.Context) error {
 	}
 	defer unlock()
 	for {
-		mount, err := m.find(place)
-		var dead deadError
-		switch {
-		case errors.As(err, &dead):
-			// Pods that still use it may have data in memory that only they can save elsewhere.
-			mount = dead.mount
-		case errors.Is(err, ErrNotMounted):
-			return nil
-		case err != nil:
+		top, err := look(place)
+		if errors.Is(err, ErrNotMounted) || errors.Is(err, ErrOccupied) { // by a file: nothing is mounted on it
+			return forgetMount(place)
+		}
+		if err != nil {
 			return err
 		}
-		if err := checkUnpublished(mount); err != nil {
+		ours, err := m.ours(place, top)
+		if err != nil {
+			return err
+		}
+		if !ours {
+			m.Log.Info("the pool is not mounted, and what is mounted in its place stays", "target", m.Target, "source", top.mount.Source, "filesystem", top.mount.FSType)
+			return forgetMount(place)
+		}
+		// Also of a filesystem that failed: pods that use it may have data in memory that only they can save elsewhere.
+		if err := checkUnpublished(top.mount); err != nil {
 			return err
 		}
 		err = place.Unmount()
@@ -407,6 +426,39 @@ func (m *Mounter) unmount(ctx context.Context) error {
 		}
 		m.Log.Info("unmounted the pool", "target", m.Target)
 	}
+}
+
+// ours says whether the topmost mount is what a mounter has recorded, or else is the claim's. It returns ErrOccupied if neither can be
+// known, and if it is not but lies over what may be ours.
+func (m *Mounter) ours(place mounts.Place, top topmost) (bool, error) {
+	before, err := recorded(place)
+	if err != nil {
+		return false, err
+	}
+	now, err := recordOf(top.state, top.mount)
+	if err != nil {
+		return false, err
+	}
+	dead := top.state.Dead != nil
+	if before != nil && before.is(now, dead) {
+		return true, nil
+	}
+	if m.Claim != nil && !dead {
+		if ours, err := m.Claim.Is(top.mount, top.state.ID); ours || err != nil {
+			return ours, err
+		}
+	} else if before == nil {
+		return false, fmt.Errorf("%s: %w: nothing says whether %s there (%s) was mounted for the pool. If it was, unmount it by hand", place, ErrOccupied, top.mount.Source, top.mount.FSType)
+	}
+	if before == nil || before.Boot != now.Boot {
+		return false, nil
+	}
+	for _, below := range top.table.Stack(top.state.MountID)[1:] {
+		if deviceOf(below) == before.Device {
+			return false, fmt.Errorf("%s: %w: %s (%s) is mounted over the pool. Unmount that first", place, ErrOccupied, top.mount.Source, top.mount.FSType)
+		}
+	}
+	return false, nil
 }
 
 // checkUnpublished returns ErrInUse while directories of the pool are mounted elsewhere.

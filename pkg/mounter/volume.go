@@ -78,6 +78,3 @@ func onServer(m *mountinfo.Info) bool {
 
 // Grow does nothing: kubelet grows the filesystem of such a claim.
 func (v Volume) Grow(*mountinfo.Info) error { return nil }
-
-// CheckUnused does nothing: kubelet has it mounted as long as there is a pod with it.
-func (v Volume) CheckUnused() error { return nil }

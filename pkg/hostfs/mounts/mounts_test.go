@@ -59,19 +59,19 @@ func TestMountClone(t *testing.T) {
 		t.Errorf("before it is attached: %+v", s)
 	}
 	must.Succeed(t, tree.Attach(place))
-	id, err := tree.ID()
+	want, err := tree.State()
 	must.Succeed(t, err)
 	must.Succeed(t, tree.Close())
 	s := state(t, place)
-	if !s.Mounted || s.ID != id {
-		t.Errorf("attached: %+v, want %v mounted", s, id)
+	if !s.Mounted || s.ID != want.ID || !s.Born.Equal(want.Born) {
+		t.Errorf("attached: %+v, want %+v mounted", s, want)
 	}
 	if _, err := os.Stat(filepath.Join(path, "data")); err != nil {
 		t.Error(err)
 	}
 	table, err := mounts.ReadTable()
 	must.Succeed(t, err)
-	if m := table.ByID(s.MountID); m == nil || m.Mountpoint != path || mounts.IsShared(m) || table.Stacked(s.MountID) != 1 {
+	if m := table.ByID(s.MountID); m == nil || m.Mountpoint != path || mounts.IsShared(m) || len(table.Stack(s.MountID)) != 1 {
 		t.Errorf("the table has %+v", m)
 	}
 	must.Succeed(t, place.Unmount())
@@ -147,7 +147,7 @@ func TestStackedAndNestedMounts(t *testing.T) {
 	must.Succeed(t, over.Close())
 	table, err = mounts.ReadTable()
 	must.Succeed(t, err)
-	if count := table.Stacked(state(t, place).MountID); count != 2 {
+	if count := len(table.Stack(state(t, place).MountID)); count != 2 {
 		t.Errorf("%d mounts lie on each other, want 2", count)
 	}
 	must.Succeed(t, place.Unmount())

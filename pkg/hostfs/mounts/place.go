@@ -7,6 +7,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -32,9 +33,13 @@ type State struct {
 	Mounted bool
 	Dead    error
 	// MountID is that of the topmost mount as in the mount table; ID is its root directory,
-	// or the directory itself if nothing is mounted.
-	MountID uint64
-	ID      dir.ID
+	// or the directory itself if nothing is mounted, and Born is when that was made, 1970 on a filesystem
+	// that does not say. Filesystem is the id that statfs(2) has: of some it is made of their UUID, of others of their
+	// device number.
+	MountID    uint64
+	ID         dir.ID
+	Born       time.Time
+	Filesystem [2]int32
 	// IsDir says that it is a directory.
 	IsDir bool
 }
@@ -49,8 +54,7 @@ func (p Place) State() (State, error) {
 		return State{}, err
 	}
 	defer func() { _ = unix.Close(fd) }()
-	var st unix.Statx_t
-	err = unix.Statx(fd, "", unix.AT_EMPTY_PATH|unix.AT_SYMLINK_NOFOLLOW|unix.AT_STATX_DONT_SYNC, unix.STATX_TYPE|unix.STATX_INO|unix.STATX_MNT_ID, &st)
+	state, err := stateOf(fd)
 	if isDead(err) {
 		id, unknown := mountID(fd)
 		return State{Mounted: true, Dead: err, IsDir: true, MountID: id}, unknown
@@ -58,11 +62,26 @@ func (p Place) State() (State, error) {
 	if err != nil {
 		return State{}, &fs.PathError{Op: "stat", Path: p.String(), Err: err}
 	}
+	return state, nil
+}
+
+func stateOf(fd int) (State, error) {
+	var st unix.Statx_t
+	err := unix.Statx(fd, "", unix.AT_EMPTY_PATH|unix.AT_SYMLINK_NOFOLLOW|unix.AT_STATX_DONT_SYNC, unix.STATX_TYPE|unix.STATX_INO|unix.STATX_BTIME|unix.STATX_MNT_ID, &st)
+	if err != nil {
+		return State{}, err
+	}
+	var of unix.Statfs_t
+	if err := unix.Fstatfs(fd, &of); err != nil {
+		return State{}, err
+	}
 	return State{
-		Mounted: st.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0,
-		MountID: st.Mnt_id,
-		ID:      dir.ID{Dev: unix.Mkdev(st.Dev_major, st.Dev_minor), Ino: st.Ino},
-		IsDir:   st.Mode&unix.S_IFMT == unix.S_IFDIR,
+		Mounted:    st.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0,
+		MountID:    st.Mnt_id,
+		ID:         dir.ID{Dev: unix.Mkdev(st.Dev_major, st.Dev_minor), Ino: st.Ino},
+		Born:       time.Unix(st.Btime.Sec, int64(st.Btime.Nsec)),
+		Filesystem: of.Fsid.Val,
+		IsDir:      st.Mode&unix.S_IFMT == unix.S_IFDIR,
 	}, nil
 }
 

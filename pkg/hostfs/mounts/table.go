@@ -40,16 +40,18 @@ func (t Table) ByID(id uint64) *mountinfo.Info {
 	return nil
 }
 
-// Stacked counts the mounts at the place of a mount, from this one down.
-func (t Table) Stacked(id uint64) int {
-	m, count := t.ByID(id), 1
-	for {
+// Stack are the mounts at the place of a mount, from this one down.
+func (t Table) Stack(id uint64) (stack Table) {
+	m := t.ByID(id)
+	for m != nil {
+		stack = append(stack, m)
 		below := t.ByID(uint64(m.Parent))
 		if below == nil || below == m || below.Mountpoint != m.Mountpoint {
-			return count
+			break
 		}
-		m, count = below, count+1
+		m = below
 	}
+	return stack
 }
 
 // Inside are the mounts of directories that lie below the root of a mount, in the same

@@ -120,13 +120,19 @@ func explain(op, device string, context int, err error) error {
 	return fmt.Errorf("%s %s: %w (%s)", op, device, err, strings.Join(said, "; "))
 }
 
+// State is what will be at a place once the tree is attached there.
+func (t *Tree) State() (State, error) {
+	state, err := stateOf(t.fd)
+	if err != nil {
+		return State{}, &fs.PathError{Op: "stat", Path: t.from, Err: err}
+	}
+	return state, nil
+}
+
 // ID identifies the directory that is the root of the mount.
 func (t *Tree) ID() (dir.ID, error) {
-	var st unix.Stat_t
-	if err := unix.Fstat(t.fd, &st); err != nil {
-		return dir.ID{}, &fs.PathError{Op: "stat", Path: t.from, Err: err}
-	}
-	return dir.ID{Dev: st.Dev, Ino: st.Ino}, nil
+	state, err := t.State()
+	return state.ID, err
 }
 
 // ReadOnly reports whether nothing can be written through the mount.

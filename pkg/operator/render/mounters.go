@@ -27,6 +27,8 @@ const (
 	pathAnnotation = "hostpathprovisioner.kubevirt.io/path"
 	// keepsAnnotation is on pods of mounters that hold a lock as long as they run.
 	keepsAnnotation = "hostpathprovisioner.kubevirt.io/keeps"
+	// devicePath and volumePath are where a claim is in the container of a mounter.
+	devicePath, volumePath = "/dev/pool", "/volume"
 	// maxName is what the value of a label may have, and so the names that are used as one.
 	maxName = 63
 )
@@ -55,7 +57,7 @@ func shortName(prefix, rest string) string {
 
 // PoolLabels are on everything that is for a pool.
 func PoolLabels(pool string) map[string]string {
-	return map[string]string{PoolLabel: pool + "-hpp", "hpp-pool": pool + "-hpp"}
+	return map[string]string{PoolLabel: pool + "-hpp", UpstreamPoolLabel: pool + "-hpp"}
 }
 
 // Claims are those that the pools with a template need, by name.
@@ -158,9 +160,9 @@ func (r *Renderer) strategy(pool *hppv1.StoragePool, node string) appsv1.Deploym
 
 // useVolume has a mounter take a claim that has a filesystem instead of a device.
 func useVolume(c *corev1.Container) {
-	const device, volume = "--device=/dev/pool", "--volume=/volume"
+	const device, volume = "--device=" + devicePath, "--volume=" + volumePath
 	c.VolumeDevices = nil
-	c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: "claim", MountPath: "/volume"})
+	c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: "claim", MountPath: volumePath})
 	replace := func(args []string) []string {
 		args = slices.DeleteFunc(args, func(a string) bool { return strings.HasPrefix(a, "--fs-type=") })
 		for i := range args {
@@ -295,9 +297,11 @@ func (r *Renderer) CleanUpJob(l Leftover) (*batchv1.Job, error) {
 			PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: l.Claim},
 		}})
 		if l.Block {
-			c.VolumeDevices = []corev1.VolumeDevice{{Name: name, DevicePath: "/dev/pool"}}
+			c.VolumeDevices = []corev1.VolumeDevice{{Name: name, DevicePath: devicePath}}
+			c.Args = append(c.Args, "--device="+devicePath)
 		} else {
-			c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: name, MountPath: "/volume"})
+			c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: name, MountPath: volumePath})
+			c.Args = append(c.Args, "--volume="+volumePath)
 		}
 	}
 	moveKubelet(pod, r.object.Spec.KubeletDirectory)

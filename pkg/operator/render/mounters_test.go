@@ -165,6 +165,29 @@ func TestCleanUpOfOnePool(t *testing.T) {
 	}
 }
 
+// A clean-up has the claim under the path that it names to the program, which knows by it what is the pool's.
+func TestCleanUpHasTheClaimThatItNames(t *testing.T) {
+	for block, want := range map[bool]string{true: "--device=/dev/pool", false: "--volume=/volume"} {
+		job, err := templates(t, corev1.PersistentVolumeBlock).CleanUpJob(Leftover{Mounter: "hpp-pool-local-node-a", Pool: "local", Node: "node-a", Path: "/mnt/local", Claim: "claim", Block: block})
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := job.Spec.Template.Spec.Containers[0]
+		var at []string
+		for _, d := range c.VolumeDevices {
+			at = append(at, "--device="+d.DevicePath)
+		}
+		for _, m := range c.VolumeMounts {
+			if m.Name == "claim" {
+				at = append(at, "--volume="+m.MountPath)
+			}
+		}
+		if !slices.Equal(at, []string{want}) || !slices.Contains(c.Args, want) {
+			t.Errorf("it has the claim at %v, and the arguments %v; want %s", at, c.Args, want)
+		}
+	}
+}
+
 // The next pod of a mounter starts before the last one ends, so that a rollout leaves no claim without one. Only where one pod may have the
 // claim, by its template or as it is, the last one ends first.
 func TestMounterIsReplacedUnderItsClaim(t *testing.T) {

@@ -326,17 +326,56 @@ func TestUnmountWaitsForTheMounter(t *testing.T) {
 	h.wantUnmounted()
 }
 
-// Without the claim, unmount takes down what is there, mounts that lie on each other included.
+// Without the claim, unmount takes down what the mounter has recorded, also if it is mounted twice.
 func TestUnmountWithoutClaim(t *testing.T) {
 	h := newHost(t)
-	must.Succeed(t, os.Mkdir(h.Target, 0o755))
-	for range 2 {
-		must.Succeed(t, unix.Mount("tmpfs", h.Target, "tmpfs", 0, ""))
-	}
+	p := h.start("", "mount", "--device", newDisk(t, 400*mib).Path)
+	p.says(mounted, 1)
+	p.stop(syscall.SIGTERM)
+	must.Succeed(t, unix.Mount(h.Target, h.Target, "", unix.MS_BIND, ""))
 	if status, said := h.run("", "unmount", "--patience", "0"); status != 0 {
 		t.Errorf("unmount: status %d, %s", status, said)
 	}
 	h.wantUnmounted()
+}
+
+// A disk that came in the place of the pool's has its device number, and the root directory of its filesystem the same inode number. What an
+// administrator has mounted of it stays, also once it fails.
+func TestFilesystemInThePlaceOfThePoolStays(t *testing.T) {
+	for _, kind := range []string{"xfs", "ext4"} {
+		t.Run(kind, func(t *testing.T) {
+			h := newHost(t)
+			d := newDisk(t, 400*mib)
+			p := h.start("", "mount", "--device", d.Path, "--fs-type", kind)
+			p.says(mounted, 1)
+			p.stop(syscall.SIGTERM)
+			h.unmount()
+			tool(t, "wipefs", "--all", d.Path)
+			tool(t, "mkfs."+kind, "-q", d.Path)
+			must.Succeed(t, unix.Mount(d.Path, h.Target, kind, 0, ""))
+			if status, said := h.run("", "unmount", "--patience", "0"); status != 0 || !contains(said, "what is mounted in its place stays") {
+				t.Errorf("unmount: status %d, %s", status, said)
+			}
+			h.wantMounted(kind)
+		})
+	}
+}
+
+// A mounter takes down its own filesystem that failed, to mount it anew, and not that of an administrator.
+func TestFailedFilesystemOfAdministratorStays(t *testing.T) {
+	h := newHost(t)
+	other := newDisk(t, 400*mib)
+	tool(t, "mkfs.xfs", "-q", other.Path)
+	must.Succeed(t, os.Mkdir(h.Target, 0o755))
+	must.Succeed(t, unix.Mount(other.Path, h.Target, "xfs", 0, ""))
+	shutDown(t, h.Target)
+	for _, command := range [][]string{{"mount", "--device", newDisk(t, 400*mib).Path}, {"unmount"}} {
+		status, said := h.run("", append(command, "--patience", "0")...)
+		if status != 1 || !contains(said, "nothing says whether "+other.Path) {
+			t.Errorf("%s: status %d, %s", command[0], status, said)
+		}
+		h.wantMounted("xfs")
+	}
 }
 
 // A mounter whose pool is mounted needs no more memory than its pod requests, and sleeps until its next check.

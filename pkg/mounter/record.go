@@ -1,0 +1,99 @@
+package mounter
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"strings"
+
+	"github.com/moby/sys/mountinfo"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/mounts"
+)
+
+// recordFile is next to the mount point, and says what a mounter has mounted there: by it, and not by the path, Unmount knows what it may
+// take down.
+const recordFile = ".pool-mounter.mounted"
+
+const recordBytes = 4096
+
+// A record identifies what is mounted until the next boot.
+type record struct {
+	Boot string `json:"boot"`
+	Root dir.ID `json:"root"`
+	// Born is when the root directory was made, in nanoseconds (seconds on ext4), and Filesystem an id of the filesystem (made of its UUID on
+	// ext4): device and inode numbers come again with another disk.
+	Born       int64    `json:"born"`
+	Filesystem [2]int32 `json:"filesystem"`
+	// Device is that of the mount table, by which a filesystem is known that answers with errors only. It is not known before the
+	// filesystem is mounted.
+	Device string `json:"device,omitempty"`
+}
+
+// recordOf describes the root of a mount, and the mount if it is in the table already.
+func recordOf(state mounts.State, mount *mountinfo.Info) (record, error) {
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return record{}, err
+	}
+	r := record{Boot: strings.TrimSpace(string(boot)), Root: state.ID, Born: state.Born.UnixNano(), Filesystem: state.Filesystem}
+	if mount != nil {
+		r.Device = deviceOf(mount)
+	}
+	return r, nil
+}
+
+func deviceOf(m *mountinfo.Info) string { return fmt.Sprintf("%d:%d", m.Major, m.Minor) }
+
+// is reports whether what is mounted is what was recorded. Of a filesystem that failed no more than the device is known.
+func (r record) is(now record, dead bool) bool {
+	if dead {
+		return r.Device != "" && r.Boot == now.Boot && r.Device == now.Device
+	}
+	return r.Boot == now.Boot && r.Root == now.Root && r.Born == now.Born && r.Filesystem == now.Filesystem
+}
+
+// remember records what is, or is about to be, mounted.
+func remember(place mounts.Place, state mounts.State, mount *mountinfo.Info) error {
+	now, err := recordOf(state, mount)
+	if err != nil {
+		return err
+	}
+	before, err := recorded(place)
+	if err != nil || before != nil && *before == now {
+		return err
+	}
+	content, err := json.Marshal(now)
+	if err != nil {
+		return err
+	}
+	return place.Parent.WriteFile(recordFile, append(content, '\n'))
+}
+
+// recorded is the record, or nil if there is none. One that cannot be understood says nothing of what is mounted.
+func recorded(place mounts.Place) (*record, error) {
+	content, err := place.Parent.ReadFile(recordFile, recordBytes)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	r := &record{}
+	if json.Unmarshal(content, r) != nil {
+		return nil, nil //nolint:nilerr // as if it were not there
+	}
+	return r, nil
+}
+
+// forgetMount removes the record once nothing of it is mounted.
+func forgetMount(place mounts.Place) error {
+	err := place.Parent.Remove(recordFile)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return errors.Join(err, place.Parent.Sync())
+}

@@ -1,0 +1,90 @@
+package mounter_test
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"kubevirt.io/hostpath-provisioner/pkg/mounter"
+	"kubevirt.io/hostpath-provisioner/test/must"
+)
+
+// mountByHand is what an administrator does. It is gone when the test ends.
+func mountByHand(t *testing.T, at string) {
+	t.Helper()
+	must.Succeed(t, unix.Mount("by-hand", at, "tmpfs", 0, "size=1m"))
+	must.Succeed(t, os.WriteFile(filepath.Join(at, "by-hand"), nil, 0o600))
+	t.Cleanup(func() { must.Succeed(t, unix.Unmount(at, 0)) })
+}
+
+func hasMountByHand(t *testing.T, at string) {
+	t.Helper()
+	if _, err := os.Stat(filepath.Join(at, "by-hand")); err != nil {
+		t.Errorf("the administrator's mount is gone: %v", err)
+	}
+}
+
+// What an administrator has mounted at the path of a pool stays, whether the pool was mounted there before or never was.
+func TestUnmountKeepsMountOfAdministrator(t *testing.T) {
+	for name, before := range map[string]func(t *testing.T, m *mounter.Mounter){
+		"in the place of the pool": func(t *testing.T, m *mounter.Mounter) {
+			must.Succeed(t, m.Mount(t.Context()))
+			must.Succeed(t, unix.Unmount(m.Target, 0))
+			m.Claim = nil
+		},
+		"and the pool never was there": func(*testing.T, *mounter.Mounter) {},
+		"in an earlier boot": func(t *testing.T, m *mounter.Mounter) {
+			must.Succeed(t, os.WriteFile(filepath.Join(filepath.Dir(m.Target), ".pool-mounter.mounted"), []byte(`{"boot":"another"}`), 0o600))
+			m.Claim = nil
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m, _ := newMounter(t)
+			before(t, m)
+			mountByHand(t, m.Target)
+			must.Succeed(t, m.Unmount(t.Context()))
+			hasMountByHand(t, m.Target)
+		})
+	}
+}
+
+// A pool that something is mounted over is not unmounted, and neither is that.
+func TestUnmountUnderMountOfAdministrator(t *testing.T) {
+	m, _ := newMounter(t)
+	must.Succeed(t, m.Mount(t.Context()))
+	t.Cleanup(func() { must.Succeed(t, unix.Unmount(m.Target, 0)) })
+	mountByHand(t, m.Target)
+	m.Claim = nil
+	must.ErrorIs(t, m.Unmount(t.Context()), mounter.ErrOccupied)
+	hasMountByHand(t, m.Target)
+}
+
+// A mount that no record tells of, as of the upstream mounter, is unmounted if it is one of the claim. Without the claim it is
+// not known whose it is.
+func TestUnmountWithoutRecord(t *testing.T) {
+	m, claim := newMounter(t)
+	must.Succeed(t, unix.Mount(claim, m.Target, "", unix.MS_BIND, ""))
+	without := *m
+	without.Claim = nil
+	must.ErrorIs(t, without.Unmount(t.Context()), mounter.ErrOccupied)
+	must.Succeed(t, m.Check())
+	must.Succeed(t, m.Unmount(t.Context()))
+	must.ErrorIs(t, m.Check(), mounter.ErrNotMounted)
+}
+
+// A mounter takes over what it finds of its claim, and then what it recorded is enough.
+func TestUnmountOfMountThatWasTakenOver(t *testing.T) {
+	m, claim := newMounter(t)
+	must.Succeed(t, unix.Mount(claim, m.Target, "", unix.MS_BIND, ""))
+	must.Succeed(t, m.Mount(t.Context()))
+	claimed := m.Claim
+	m.Claim = nil
+	must.Succeed(t, m.Unmount(t.Context()))
+	m.Claim = claimed
+	must.ErrorIs(t, m.Check(), mounter.ErrNotMounted)
+	if left, err := filepath.Glob(filepath.Join(filepath.Dir(m.Target), ".pool-mounter.mounted*")); err != nil || len(left) > 0 {
+		t.Errorf("left over are %v, %v", left, err)
+	}
+}
