@@ -14,8 +14,8 @@ import (
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
-// upstreamSnapshot does what CreateSnapshot of the upstream driver does: a directory that names the
-// volume, and `cp -rp --reflink=auto`. Its volume has a disk image, as those of KubeVirt have.
+// upstreamSnapshot does what CreateSnapshot of the upstream driver does (pkg/hostpath/reflink.go of kubevirt/hostpath-provisioner v0.25.2): a
+// directory that names the volume, and `cp -rp --reflink=auto`. Its volume has a disk image, as those of KubeVirt have.
 func upstreamSnapshot(t *testing.T, snapshotPath, name, of string) {
 	t.Helper()
 	source, to := t.TempDir(), filepath.Join(snapshotPath, name, "data")
@@ -23,8 +23,8 @@ func upstreamSnapshot(t *testing.T, snapshotPath, name, of string) {
 	must.Succeed(t, os.WriteFile(filepath.Join(source, "disk.img"), []byte("disk of "+of), 0o660))
 	must.Succeed(t, os.Truncate(filepath.Join(source, "disk.img"), 1<<20))
 	must.Succeed(t, os.Chown(source, 107, 107))
-	must.Succeed(t, os.MkdirAll(filepath.Join(snapshotPath, name, of), 0o750))
-	must.Succeed(t, os.MkdirAll(to, 0o750))
+	must.Succeed(t, os.MkdirAll(to, 0o755))
+	must.Succeed(t, os.MkdirAll(filepath.Join(snapshotPath, name, of), 0o755))
 	if out, err := exec.CommandContext(t.Context(), "cp", "-rp", "--reflink=auto", source+"/.", to).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}

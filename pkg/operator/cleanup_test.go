@@ -17,8 +17,8 @@ import (
 	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
-// The pods of a mounter of the upstream operator have only the label of its selector. A pool is not unmounted while one of them runs, which
-// would mount it again.
+// The pods of a mounter of the upstream operator had only the label of its selector before v0.18.0 (storagePoolDeploymentByNode of its
+// pkg/controller/hostpathprovisioner/storagepool.go). A pool is not unmounted while one of them runs, which would mount it again.
 func TestCleanUpWaitsForUpstreamMounterToStop(t *testing.T) {
 	mounter := mounterOf("local", "node-a")
 	mounter.Spec.Selector.MatchLabels = map[string]string{"hpp-pool": "local-hpp"}

@@ -26,7 +26,8 @@ func upstreamObject(t *testing.T) *unstructured.Unstructured {
 	return object
 }
 
-// upstreamDaemonSet is that of the upstream operator, on two nodes.
+// upstreamDaemonSet is that of the upstream operator, on two nodes (createCSIDaemonSetObject of its
+// pkg/controller/hostpathprovisioner/daemonset.go, v0.23.0).
 func upstreamDaemonSet() *appsv1.DaemonSet {
 	labels := map[string]string{render.AppLabel: render.App}
 	return &appsv1.DaemonSet{

@@ -215,7 +215,7 @@ func TestSharedPoolCountsPromisesOfOtherNodes(t *testing.T) {
 	})
 }
 
-// An upstream KubeVirt driver on another node locks the whole pool for as long as it makes a volume.
+// A driver on another node that hangs keeps the whole pool locked.
 func TestPoolLockWaitIsCanceled(t *testing.T) {
 	onPools(t, `[{"name":"legacy","path":"pool","shared":true},{"name":"other","path":"other"}]`, func(t *testing.T, b *bench) {
 		b.create("pvc-1", mib)

@@ -337,9 +337,9 @@ func TestReadiness_asksTheAPIServerNowAndThen(t *testing.T) {
 	}
 }
 
-// own is a PersistentVolume whose directory is there, as the upstream provisioner and its controller make it since August
-// 2019 (Provision of cmd/provisioner/hostpath-provisioner.go, provisionClaimOperation of controller/controller.go), and this
-// one. In the identity is the provisioner, and the node only in the other annotation and in the affinity.
+// own is a PersistentVolume whose directory is there, as kubevirt/hostpath-provisioner makes it in versions v0.1.1 to v0.25.2
+// (Provision of cmd/provisioner/hostpath-provisioner.go, provisionClaimOperation of controller/controller.go), and this one, but
+// for the affinity: the upstream one has the node's name there. In the identity is the provisioner, and the node only in the other annotation and in the affinity.
 func own(t *testing.T, path string) *corev1.PersistentVolume {
 	t.Helper()
 	must.Succeed(t, os.MkdirAll(filepath.Join(path, name, "sub"), 0o777))
@@ -519,14 +519,15 @@ func TestDeleteRefusesADirectoryOfTwoPersistentVolumes(t *testing.T) {
 	}
 }
 
-// The upstream single-node provisioner said neither a type nor a node affinity.
+// The earlier single-node provisioner said neither a type nor a node affinity (Provision of hostpath-provisioner.go in
+// MaZderMind/hostpath-provisioner, 75a4f2d).
 func TestDeleteOnSingleNode(t *testing.T) {
 	tests := map[string]struct {
 		config   Config
 		identity string
 		removed  bool
 	}{
-		"of the upstream provisioner":         {Config{Mode: SingleNode}, "node-a", true},
+		"of the earlier provisioner":          {Config{Mode: SingleNode}, "node-a", true},
 		"of another node":                     {Config{Mode: SingleNode}, "node-b", false},
 		"of another node, in a shared PV_DIR": {Config{Mode: SingleNode, Shared: true}, "node-b", true},
 		"of nobody, in a shared PV_DIR":       {Config{Mode: SingleNode, Shared: true}, "", false},
@@ -677,7 +678,8 @@ func TestClaimThatNamesAnotherNodeThanItsPod_isReported(t *testing.T) {
 	}
 }
 
-// As kubevirt-hostpath-provisioner.yaml of KubeVirt's repository has it. What is applied over it takes only its rights.
+// As deploy/kubevirt-hostpath-provisioner.yaml of kubevirt/hostpath-provisioner v0.25.2 has it. What is applied over it takes only its
+// rights.
 func TestUpstreamProvisionerOfTheSameDirectory_stopsProvisioning(t *testing.T) {
 	for path, refused := range map[string]bool{"POOL/": true, "/var/other": false} {
 		r := newRig(t, Config{Mode: PerNode})

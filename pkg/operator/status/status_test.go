@@ -72,7 +72,7 @@ func TestAssess(t *testing.T) {
 		return status
 	}
 	settled, rolling := rolledOut(running, "True", "True"), rolledOut(running, "True", "False")
-	upstream := hppv1.HostPathProvisionerStatus{ObservedVersion: "0.23.0", Conditions: []metav1.Condition{{Type: hppv1.ConditionAvailable, Status: "True"}}}
+	upstream := hppv1.HostPathProvisionerStatus{ObservedVersion: "v0.23.0", Conditions: []metav1.Condition{{Type: hppv1.ConditionAvailable, Status: "True"}}}
 	failing := []corev1.Pod{podOn("node-b", waiting("CrashLoopBackOff"))}
 	starting := []corev1.Pod{podOn("node-b", waiting("ContainerCreating"))}
 	nowhere := map[string]Service{"local": {Asked: true, NotServing: sets.New("node-a", "node-b")}}
@@ -172,7 +172,7 @@ func TestDowngrades(t *testing.T) {
 func TestRefuse(t *testing.T) {
 	for _, reason := range []string{ReasonDowngrade, ReasonPools, ReasonSecond} {
 		for _, before := range []metav1.ConditionStatus{metav1.ConditionTrue, metav1.ConditionFalse, ""} {
-			object := deployed(hppv1.HostPathProvisionerStatus{ObservedVersion: "0.23.0"})
+			object := deployed(hppv1.HostPathProvisionerStatus{ObservedVersion: "v0.23.0"})
 			if before != "" {
 				object.Status.Conditions = []metav1.Condition{{Type: hppv1.ConditionAvailable, Status: before, Message: "Application Available"}}
 			}

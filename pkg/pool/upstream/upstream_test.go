@@ -52,7 +52,7 @@ func (p *place) id(name string) volume.ID {
 	return id
 }
 
-// snapshot is one as the upstream driver leaves it.
+// snapshot is one as the upstream driver leaves it: CreateSnapshot of pkg/hostpath/reflink.go in kubevirt/hostpath-provisioner v0.25.2.
 func (p *place) snapshot(name, of string) {
 	p.Helper()
 	p.make(filepath.Join(name, of), filepath.Join(name, "data", "sub"))
