@@ -456,6 +456,25 @@ func (b *bench) wantHeldWithinPromises(name string) {
 	}
 }
 
+// Btrfs counts what was written when it commits, and a snapshot commits.
+func TestSnapshotOfUnsyncedVolumeIsPromisedWhatItHolds(t *testing.T) {
+	testenv.NeedRoot(t)
+	testenv.NeedPrograms(t, "btrfs")
+	root := testenv.CountingBtrfs(t, 1<<30)
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, root)
+		b.real = quota.Detect
+		b.start(`[{"name":"local","path":"pool","enforcement":"required"}]`)
+		b.create("pvc-1", 128*mib)
+		must.Succeed(t, os.WriteFile(b.Path("pool", "pvc-1", "data"), make([]byte, 64*mib), 0o600))
+		made, err := b.Snapshot(t.Context(), pool.SnapshotRequest{ID: snapshotID(t, "s-1"), Source: id(t, "pvc-1")})
+		must.Succeed(t, err)
+		if made.Promised < 64*mib {
+			t.Errorf("the snapshot is promised %d bytes, and holds %d", made.Promised, 64*mib)
+		}
+	})
+}
+
 // switchQuotas switches the quotas of a btrfs, as btrfs-progs 6.7 and newer can.
 func switchQuotas(t *testing.T, root string, command uint64) {
 	t.Helper()

@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"time"
 
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/clone"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/freezer"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
@@ -174,6 +175,11 @@ func (s *Source) mostHeld(space dir.Space) (int64, error) {
 	if s.entry.Block() || !s.pool.Keeper.Enforces(c) {
 		return promised, nil
 	}
+	if s.pool.Keeper.Kind() == quota.Btrfs { // which counts when it commits
+		if err := clone.Sync(s.dir); err != nil {
+			return 0, err
+		}
+	}
 	usage, err := s.pool.Keeper.Usage(s.dir, c)
 	if err != nil {
 		return 0, err
@@ -209,6 +215,9 @@ func (p *Pool) cut(ctx context.Context, src *Source, rec *store.Record) func(*di
 		held, err := p.heldBy(d, rec)
 		// The extents that the file keeps, but no more than its size: what it kept above that is foreign use already.
 		held = max(held, min(src.held, src.bytes()))
+		if err == nil && src.method == volume.BySubvolume && held > rec.Bytes {
+			return fmt.Errorf("%w: %d bytes were set aside for it, and %d are in it: pods have written more meanwhile", volume.ErrPrecondition, rec.Bytes, held)
+		}
 		if err != nil || held >= rec.Bytes {
 			return err
 		}
