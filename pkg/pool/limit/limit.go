@@ -206,8 +206,9 @@ func (k *Keeper) Limit(c ledger.Card) quota.Limit {
 	limit := quota.Limit{Bytes: c.Promised, Inodes: c.Inodes(k.bytesPerInode)}
 	if c.Is(ledger.Shares) && k.Kind() == quota.XFS {
 		// To overwrite a block that is shared XFS needs a new one before it lets the old one
-		// go, and charges both meanwhile: a full volume could not even write what it has.
-		limit.Bytes += slackBytes
+		// go, and charges both meanwhile: a full volume could not even write what it has. Each may be an extent of its own
+		// then, which takes 16 bytes in a tree whose blocks may be half empty.
+		limit.Bytes += slackBytes + c.Promised/64
 	}
 	return limit
 }
@@ -241,6 +242,11 @@ func (k *Keeper) Make(root, parent *dir.Dir, name, uid string, c ledger.Card) (*
 	d, err := k.facility.Make(parent, name)
 	if err != nil {
 		return nil, Kept{}, err
+	}
+	if !c.Is(ledger.IsBlock) {
+		if err := quota.CopyByBlock(d); err != nil {
+			return nil, Kept{}, errors.Join(err, d.Close())
+		}
 	}
 	kept, err := k.Adopt(root, d, uid, c)
 	if err != nil {

@@ -1,8 +1,10 @@
 package volumes
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
+	"testing"
 
 	"golang.org/x/sys/unix"
 
@@ -62,15 +64,9 @@ func (b *bench) overwrite(path string, size int64, flags int) error {
 	return f.Sync()
 }
 
-// writesAtRandomWhileSharing writes each block of a disk that shares all of them with a snapshot, past the page cache,
-// far apart and several at once: XFS takes 128 KiB for each, and keeps what is over for later writes.
+// writesAtRandomWhileSharing writes each block of a disk that shares all of them with a snapshot.
 func writesAtRandomWhileSharing(b *bench) {
-	const (
-		promise = 64 * mib
-		block   = 4 << 10
-		apart   = 128 << 10
-		writers = 8
-	)
+	const promise = 64 * mib
 	disk := drivertest.Volume{ID: "disk", Pool: "local", Block: true, Bytes: promise}
 	_, err := b.Create(b.Context(), disk)
 	b.Must(err)
@@ -78,19 +74,57 @@ func writesAtRandomWhileSharing(b *bench) {
 	path := filepath.Join(b.pool, "disk", "disk.img")
 	b.Must(b.overwrite(path, promise, 0))
 	b.snapshot("s-disk", "disk")
+	b.writeAtRandom(path, promise)
+	b.Must(b.DeleteSnapshot(b.Context(), "s-disk@"+drivertest.NodeName))
+}
+
+// writesAtRandomInSharingDirectory writes each block of a file that fills its volume and shares all blocks with a snapshot: in
+// the volume, and in a clone of it. Each block is an extent of its own then.
+func writesAtRandomInSharingDirectory(b *bench) {
+	promise := int64(256 * mib)
+	if testing.Short() {
+		promise = 8 * mib
+	}
+	b.create("shared", promise)
+	path := filepath.Join(b.publish("shared", "pod"), "data")
+	w := b.writer(path, nobody)
+	size := b.fill(w, promise)
+	w.close(size)
+	b.snapshot("s-shared", "shared")
+	b.unpublish("shared", "pod")
+	_, err := b.Restore(b.Context(), volume("restored", promise), "s-shared@"+drivertest.NodeName)
+	b.Must(err)
+	b.ids["restored"] = b.idOf("restored")
+	for _, name := range []string{"shared", "restored"} {
+		b.writeAtRandom(filepath.Join(b.pool, name, "data"), size/apart*apart)
+	}
+	b.Must(b.DeleteSnapshot(b.Context(), "s-shared@"+drivertest.NodeName))
+}
+
+// apart is how much XFS allocates for a block that is shared, unless it is told otherwise.
+const apart = 128 << 10
+
+// writeAtRandom writes each block of a file past the page cache, far apart and several at once.
+func (b *bench) writeAtRandom(path string, bytes int64) {
+	b.Helper()
+	const (
+		block   = 4 << 10
+		writers = 8
+	)
 	ended := make(chan error, writers)
 	for n := range writers {
-		go func() { ended <- writeApart(path, int64(n*block), promise, apart, writers*block) }()
+		go func() { ended <- writeApart(path, int64(n*block), bytes, writers*block) }()
 	}
+	var failed error
 	for range writers {
-		b.Must(<-ended)
+		failed = errors.Join(failed, <-ended)
 	}
-	b.Must(b.DeleteSnapshot(b.Context(), "s-disk@"+drivertest.NodeName))
+	b.Must(failed)
 }
 
 // writeApart writes a block at each step of a file, then the next one at each, until all were written of which
 // the first is one.
-func writeApart(path string, first, bytes, apart, next int64) error {
+func writeApart(path string, first, bytes, next int64) error {
 	f, err := os.OpenFile(path, os.O_WRONLY|unix.O_DIRECT, 0)
 	if err != nil {
 		return err

@@ -44,6 +44,7 @@ var ofXFS = []check{
 	{"empty files take no more of the disk than is set aside for them", inodesAreBounded},
 	{"a full volume can be overwritten after a snapshot", overwritesSharedBlocks},
 	{"a disk that shares its blocks takes writes at random", writesAtRandomWhileSharing},
+	{"a full directory that shares its blocks takes writes at random", writesAtRandomInSharingDirectory},
 }
 
 // confinement are the checks that need SELinux.
