@@ -659,21 +659,34 @@ func TestExchangedEntriesAreCopied(t *testing.T) {
 				}
 			}
 		}
-		steps := 0
-		tree(t, src, dst, clone.Options{Method: method, Pause: func(context.Context) error { steps++; return nil }})
-		must.Succeed(t, os.RemoveAll(dst), os.Mkdir(dst, 0o755))
-		result := tree(t, src, dst, clone.Options{Method: method, Rounds: 3, Pause: func(context.Context) error {
-			if steps--; steps != 0 { // the last of the first pass
-				return nil
+		change := func(content string) {
+			for _, name := range []string{"changing-1", "changing-2"} {
+				write(t, filepath.Join(src, name), content)
 			}
-			for _, pair := range exchanged {
-				must.Succeed(t, unix.Renameat2(unix.AT_FDCWD, filepath.Join(src, pair[0]), unix.AT_FDCWD, filepath.Join(src, pair[1]), unix.RENAME_EXCHANGE))
-			}
-			return nil
-		}})
-		if !result.PointInTime {
-			t.Errorf("it never held still: %+v", result)
 		}
-		clonetest.Same(t, src, dst)
+		change("")
+		all := 0
+		tree(t, src, dst, clone.Options{Method: method, Pause: func(context.Context) error { all++; return nil }})
+		// From the last step of the first pass on, until one comes after the end. Files that change have more passes made.
+		for at, step := all, all; step >= at; at++ {
+			must.Succeed(t, os.RemoveAll(dst), os.Mkdir(dst, 0o755))
+			step = 0
+			result := tree(t, src, dst, clone.Options{Method: method, Rounds: 4, Pause: func(context.Context) error {
+				if step++; step == all {
+					change(fmt.Sprint(at))
+				}
+				if step != at {
+					return nil
+				}
+				for _, pair := range exchanged {
+					must.Succeed(t, unix.Renameat2(unix.AT_FDCWD, filepath.Join(src, pair[0]), unix.AT_FDCWD, filepath.Join(src, pair[1]), unix.RENAME_EXCHANGE))
+				}
+				return nil
+			}})
+			if !result.PointInTime {
+				t.Errorf("with entries exchanged at step %d of %d it never held still: %+v", at, step, result)
+			}
+			clonetest.Same(t, src, dst)
+		}
 	})
 }

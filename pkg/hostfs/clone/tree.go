@@ -345,7 +345,11 @@ func (c *copier) keeps(name string, st *unix.Stat_t) bool {
 	if !c.since.follows(st) {
 		return false
 	}
-	return c.dst.current() != c.dst.root || c.quiet || c.before.has(name, st.Ino)
+	if c.dst.current() != c.dst.root {
+		return true
+	}
+	// A root that has not changed says less: it may while the pass is under way.
+	return c.before.has(name, st.Ino) || c.before.all == nil && c.quiet
 }
 
 // noteName notes of what entry of the root there is a copy.
