@@ -116,7 +116,7 @@ const (
 	searchHead = 32
 )
 
-// namesSubvolume reports whether an entry of the tree of d, which nobody changes, leads to a subvolume. It reads those blocks
+// namesSubvolume reports whether an entry of the tree of d, which does not change, leads to a subvolume. It reads those blocks
 // of the tree that have a generation or a later one: a pod writes few of them while a snapshot is made.
 func namesSubvolume(d *dir.Dir, since uint64) (bool, error) {
 	var args struct {

@@ -22,7 +22,7 @@ type Others struct {
 	Anywhere bool
 }
 
-// Check refuses directories that a PersistentVolume has, whoever made it, or a pod without the claim of the volume.
+// Check refuses directories that a PersistentVolume has, of any provisioner, or a pod without the claim of the volume.
 func (o *Others) Check(directories *Watch) error {
 	return errors.Join(o.checkVolumes(directories), o.checkPods(directories))
 }
@@ -38,7 +38,7 @@ func (o *Others) checkVolumes(directories *Watch) error {
 			return fmt.Errorf("PersistentVolume %s: %w", pv.Name, err)
 		}
 		if has {
-			return fmt.Errorf("PersistentVolume %s has the directory too, as %s: delete the one that nobody uses", pv.Name, origin.Path(pv))
+			return fmt.Errorf("PersistentVolume %s has the directory too, as %s: delete the one that is not used", pv.Name, origin.Path(pv))
 		}
 	}
 	return nil

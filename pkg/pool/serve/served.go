@@ -67,7 +67,7 @@ func (n *Node) OutOfUse(id volume.ID) error {
 func (n *Node) uses(p served.Pool) bool {
 	return slices.ContainsFunc(n.Pools, func(here *Pool) bool {
 		id := here.identity.Load()
-		if id == nil { // whoever asks for a volume learns that it is not open
+		if id == nil { // a call for a volume answers that it is not open
 			return here.Config.Path == p.Path
 		}
 		return id.Format.UUID == p.UUID
