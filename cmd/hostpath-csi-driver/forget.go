@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"flag"
 	"fmt"
@@ -17,7 +18,7 @@ func runForgetPool(args []string, getenv func(string) string, stdout, stderr io.
 		return healthy
 	}
 	if err == nil {
-		err = i.forget(stdout)
+		err = i.forget(context.Background(), stdout)
 	}
 	if err != nil {
 		fmt.Fprintf(stderr, "hostpath-csi-driver %s: %v\n", forgetPoolCommand, err)
@@ -26,12 +27,12 @@ func runForgetPool(args []string, getenv func(string) string, stdout, stderr io.
 	return healthy
 }
 
-func (i inspection) forget(stdout io.Writer) error {
+func (i inspection) forget(ctx context.Context, stdout io.Writer) error {
 	options, err := i.options()
 	if err != nil {
 		return err
 	}
-	pools, err := options.Served.OutOfUse(options.Configured(i.pools))
+	pools, err := options.Served.OutOfUse(options.Configured(ctx, i.pools))
 	if err != nil {
 		return err
 	}

@@ -13,6 +13,7 @@ import (
 	"path"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"kubevirt.io/hostpath-provisioner/pkg/health"
@@ -82,14 +83,14 @@ func (o Options) withDefaults() Options {
 func Run(ctx context.Context, configs []poolconfig.Pool, options Options) Report {
 	report := Report{Version: documentVersion, Node: options.Node.String(), Pools: readAll(ctx, configs, options)}
 	report.compare()
-	report.readOutOfUse(configs, options)
+	report.readOutOfUse(ctx, configs, options)
 	report.count()
 	return report
 }
 
 // readOutOfUse finds the pools that the driver has served, and that are not configured any more.
-func (r *Report) readOutOfUse(configs []poolconfig.Pool, options Options) {
-	pools, err := options.Served.OutOfUse(options.Configured(configs))
+func (r *Report) readOutOfUse(ctx context.Context, configs []poolconfig.Pool, options Options) {
+	pools, err := options.Served.OutOfUse(options.Configured(ctx, configs))
 	if err != nil {
 		r.OutOfUseError = fmt.Sprintf("cannot read which pools this node has served: %v", err)
 	}
@@ -100,14 +101,21 @@ func (r *Report) readOutOfUse(configs []poolconfig.Pool, options Options) {
 
 // Configured is whether a pool is configured, whatever its path is. One that cannot be read counts as the one that was at its
 // path; a directory in which no driver has made a pool does not, unless a filesystem is to be mounted there.
-func (o Options) Configured(configs []poolconfig.Pool) func(served.Pool) bool {
+//
+// Pools are read all at once, so that those which hang are waited for once.
+func (o Options) Configured(ctx context.Context, configs []poolconfig.Pool) func(served.Pool) bool {
+	at, errs := make([]string, len(configs)), make([]error, len(configs))
+	var all sync.WaitGroup
+	for i := range configs {
+		all.Go(func() { at[i], errs[i] = o.uuidOf(ctx, &configs[i]) })
+	}
+	all.Wait()
 	uuids, unread := make(map[string]bool), make(map[string]bool)
 	for i := range configs {
-		c := &configs[i]
-		switch uuid, err := o.uuidOf(c); {
-		case err == nil:
-			uuids[uuid] = true
-		case c.RequireMount || !errors.Is(err, store.ErrNoLayout):
+		switch c := &configs[i]; {
+		case errs[i] == nil:
+			uuids[at[i]] = true
+		case c.RequireMount || !errors.Is(errs[i], store.ErrNoLayout):
 			unread[c.Path] = true
 		}
 	}
@@ -115,8 +123,8 @@ func (o Options) Configured(configs []poolconfig.Pool) func(served.Pool) bool {
 }
 
 // uuidOf reads which pool is at a path.
-func (o Options) uuidOf(c *poolconfig.Pool) (string, error) {
-	return hang.Run(context.Background(), cmp.Or(o.HangAfter, 5*time.Second), func() (string, error) {
+func (o Options) uuidOf(ctx context.Context, c *poolconfig.Pool) (string, error) {
+	return hang.Run(ctx, cmp.Or(o.HangAfter, 5*time.Second), func() (string, error) {
 		s, f, err := store.OpenReadOnly(&store.Location{
 			Path: c.Path, ReadOnly: true, Shared: c.Shared,
 			Verify: func(root *dir.Dir) error { return scan.CheckMount(c, o.Mounts, root) },
