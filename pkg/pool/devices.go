@@ -67,6 +67,20 @@ func (s *Set) isOf(id volume.ID, device *loop.Device) bool {
 	return err == nil && ok && file == device.Backing
 }
 
+// restore has a device of a volume be known as one of the driver's for as long as it is mounted, which shows that it is: its
+// pod can have taken the mark off.
+func (s *Set) restore(id volume.ID, device *loop.Device) error {
+	if device == nil || device.Ours || !s.isOf(id, device) {
+		return nil
+	}
+	now, err := s.Options.Devices.Restore(*device)
+	if errors.Is(err, loop.ErrNotAttached) {
+		return nil
+	}
+	*device = now
+	return content.DeviceError(err)
+}
+
 // grownTo is the size to promise where a growth was interrupted: that of the file,
 // which is larger than its record then, and never shrinks.
 func (v *found) grownTo(bytes int64, r volume.Range) (int64, error) {

@@ -297,6 +297,9 @@ func (s *Set) unpublishAny(ctx context.Context, id volume.ID, target bind.Target
 	if s.ofAnother(id, device) {
 		return fmt.Errorf("%w: %s carries %s, the device of another volume", volume.ErrInUse, target, device.Name)
 	}
+	if err := s.restore(id, device); err != nil {
+		return err
+	}
 	if err := trace.Step(ctx, "unmount", func() error { return s.unmount(id, target) }); err != nil {
 		return err
 	}

@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"io/fs"
 	"path"
-	"strconv"
-	"strings"
 	"sync"
 	"time"
 
@@ -81,25 +79,43 @@ func (k *Kernel) attach(f *File, o Options) (Device, error) {
 	if err != nil {
 		return Device{}, err
 	}
-	foreign := ""
+	var altered, writable []Device
 	for _, d := range attached {
 		switch {
 		case d.Silent && sameName(d, f):
 			return Device{}, fmt.Errorf("%w: %s", ErrSilent, d.Name)
-		case d.Backing != f.id:
-		case d.Ours && d.ReadOnly == o.ReadOnly:
-			kept, err := k.keep(d, o)
-			if !errors.Is(err, ErrNotAttached) {
-				return kept, err
-			}
-		case !d.Ours && !d.ReadOnly && !o.ReadOnly:
-			foreign = d.Name
+		case d.Backing != f.id || d.ReadOnly || o.ReadOnly:
+		case d.Ours:
+			writable = append(writable, d)
+		default:
+			altered = append(altered, d)
 		}
 	}
-	if foreign != "" {
-		return Device{}, fmt.Errorf("%w: %s", ErrForeign, foreign)
+	for _, d := range writable {
+		if kept, err := k.keep(d, o); !errors.Is(err, ErrNotAttached) {
+			return kept, err
+		}
 	}
-	return k.make(f, o)
+	mounted, err := o.mounted()
+	if err != nil {
+		return Device{}, err
+	}
+	for _, d := range altered {
+		if !mounted[d.Name] {
+			return Device{}, fmt.Errorf("%w: %s", ErrForeign, d.Name)
+		}
+		if kept, err := k.keep(d, o); !errors.Is(err, ErrNotAttached) {
+			return kept, err
+		}
+	}
+	return k.make(f, o, mounted)
+}
+
+func (o Options) mounted() (map[string]bool, error) {
+	if o.Mounted == nil {
+		return nil, nil
+	}
+	return o.Mounted()
 }
 
 // sameName reports whether a device may be that of a file: it has its name, in a directory of
@@ -139,8 +155,8 @@ func (k *Kernel) keep(d Device, o Options) (Device, error) {
 		return Device{}, err
 	case found.Backing != d.Backing:
 		return Device{}, fmt.Errorf("%s: %w", d.Name, ErrNotAttached)
-	case found.Ending:
-		if err := node.stay(); err != nil {
+	case found.Ending || !found.Ours:
+		if err := node.restore(); err != nil {
 			return Device{}, err
 		}
 	}
@@ -150,7 +166,17 @@ func (k *Kernel) keep(d Device, o Options) (Device, error) {
 	return node.ignoring()
 }
 
-func (k *Kernel) make(f *File, o Options) (Device, error) {
+// Restore undoes what the users of a device can change of it: it is Ours again, and stays. The caller knows that it is this
+// package's. Errors: ErrNotAttached where it is not that of the file any more, and ErrBusy.
+func (k *Kernel) Restore(d Device) (Device, error) {
+	now, err := k.keep(d, Options{Discard: true}) // discards are as they are
+	if err != nil {
+		return Device{}, fmt.Errorf("restore %s: %w", d.Name, err)
+	}
+	return now, nil
+}
+
+func (k *Kernel) make(f *File, o Options, mounted map[string]bool) (Device, error) {
 	block := o.BlockBytes
 	if block == 0 {
 		var err error
@@ -181,6 +207,11 @@ func (k *Kernel) make(f *File, o Options) (Device, error) {
 	}
 	defer func() { _ = control.close() }()
 	refused := make(map[int]bool)
+	for name := range mounted {
+		if number, ok := numberOf(name); ok {
+			refused[number] = true
+		}
+	}
 	for range attempts {
 		number, err := k.free(control, refused)
 		if err != nil {
@@ -416,7 +447,7 @@ func (k *Kernel) retain(d Device) error {
 	case err != nil:
 		return err
 	case now.Ending:
-		return errors.Join(ErrBusy, node.stay())
+		return errors.Join(ErrBusy, node.restore())
 	}
 	return ErrBusy
 }
@@ -425,9 +456,9 @@ func (k *Kernel) retain(d Device) error {
 // go on doing so for the program that gets it next, and that cannot be taken back (seen with
 // Linux 6.18). A program that has got it already, or does not let go of it, keeps it.
 func (k *Kernel) remove(ctx context.Context, name string) error {
-	number, err := strconv.Atoi(strings.TrimPrefix(name, prefix))
-	if err != nil {
-		return err
+	number, ok := numberOf(name)
+	if !ok {
+		return fmt.Errorf("%s: %w", name, ErrNotAttached)
 	}
 	control, err := k.control()
 	if err != nil {
@@ -439,7 +470,7 @@ func (k *Kernel) remove(ctx context.Context, name string) error {
 		if !errors.Is(err, ErrBusy) {
 			return err
 		}
-		if isAttached(number) || wait > longestPause/16 || k.pause(ctx, wait) != nil {
+		if hasFile(name) || wait > longestPause/16 || k.pause(ctx, wait) != nil {
 			return nil
 		}
 	}

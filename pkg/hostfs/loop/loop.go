@@ -2,11 +2,17 @@
 // Linux 5.8 for LOOP_CONFIGURE). The caller decides which file, and who may use the
 // device.
 //
-// A file has at most one writable and one read-only device of this package. They are
-// recognised by the device and inode numbers of the file, which the kernel reports for
+// A file has at most one writable device of this package, and one for each user that only reads.
+// They are recognised by the device and inode numbers of the file, which the kernel reports for
 // each attached device, and by a mark that the kernel stores with it. The package itself
 // keeps no state, so the next process finds all devices of one that was killed. A device
 // is attached in a single system call, so none is half configured.
+//
+// A process that has a device open changes it without any capability: it takes the mark off or
+// shows a part of the file (LOOP_SET_STATUS64, open for writing), ends the device (LOOP_CLR_FD),
+// or gives one that is read-only another file (LOOP_CHANGE_FD). See lo_ioctl() of the kernel. So
+// Restore puts back what can be, devices that only read are not shared, and no file gets a number
+// whose node is still mounted for another.
 //
 // The caller must serialise calls for the same file. Calls for different files may run
 // concurrently. No call leaves a descriptor open or starts a child process.
@@ -70,7 +76,7 @@ type Device struct {
 	// Discard: discarded blocks are returned to the file's filesystem, which leaves holes
 	// in the file.
 	Discard bool
-	// Ours: this package attached it, to the whole file.
+	// Ours: this package attached it, to the whole file, and no user has changed that.
 	Ours bool
 	// Ending: the kernel detaches it once no process has it open.
 	Ending bool
@@ -94,8 +100,9 @@ func (d Device) HadPath(elements ...string) bool {
 
 // Options configure a device.
 type Options struct {
-	// ReadOnly makes a device that refuses writes, separate from the writable one. It
-	// shows what is written there, except where readers have cached older data.
+	// ReadOnly makes a device that refuses writes, a new one each time: its user could change
+	// what it shows. It shows what is written to the writable one, except where readers have
+	// cached older data.
 	ReadOnly bool
 	// BlockBytes is the logical block: 512, 1024, 2048 or 4096, or 0 for what
 	// File.BlockBytes returns. Content often depends on the block size, so the caller
@@ -105,4 +112,8 @@ type Options struct {
 	// Discard lets the device's users return space. Without it the file keeps its
 	// allocated space; otherwise mkfs(8) discards everything.
 	Discard bool
+	// Mounted are the names of the devices whose nodes are mounted; nil for none. A free device
+	// among them has ended before its mount did, and is passed by. The writable one of the file
+	// is ours whatever its users have made of its mark: only this package's are mounted.
+	Mounted func() (map[string]bool, error)
 }

@@ -39,7 +39,8 @@ func TestFakeContract(t *testing.T) {
 				must.Succeed(t, err)
 				return release
 			},
-			End: func(t *testing.T, d loop.Device) { must.Succeed(t, fake.End(d.Name)) },
+			End:   func(t *testing.T, d loop.Device) { must.Succeed(t, fake.End(d.Name)) },
+			Alter: func(t *testing.T, d loop.Device) { must.Succeed(t, fake.Alter(d.Name)) },
 		}
 	})
 }
@@ -73,6 +74,7 @@ func TestKernelContract(t *testing.T) {
 					Foreign: foreign,
 					Hold:    hold,
 					End:     func(t *testing.T, d loop.Device) { end(t, d.Name) },
+					Alter:   alter,
 				}
 			})
 		})
@@ -137,6 +139,18 @@ func end(t *testing.T, name string) {
 	if err := unix.IoctlSetInt(int(f.Fd()), unix.LOOP_CLR_FD, 0); err != nil && !errors.Is(err, unix.ENXIO) {
 		t.Error(err)
 	}
+}
+
+// alter changes a device as one does who has it open for writing, and no capability.
+func alter(t *testing.T, d loop.Device) {
+	t.Helper()
+	f, err := os.OpenFile("/dev/"+d.Name, os.O_RDWR, 0)
+	must.Succeed(t, err)
+	defer f.Close()
+	info, err := unix.IoctlLoopGetStatus64(int(f.Fd()))
+	must.Succeed(t, err)
+	info.File_name, info.Offset = [unix.LO_NAME_SIZE]uint8{}, loop.Unit
+	must.Succeed(t, unix.IoctlLoopSetStatus64(int(f.Fd()), info))
 }
 
 // file makes a thin file, which is closed when the test ends.

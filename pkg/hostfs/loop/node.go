@@ -25,6 +25,13 @@ const (
 
 func nodeName(number int) string { return prefix + strconv.Itoa(number) }
 
+// numberOf is the number in the name of a node; false for others, such as partitions.
+func numberOf(name string) (number int, ok bool) {
+	digits, ok := strings.CutPrefix(name, prefix)
+	number, err := strconv.Atoi(digits)
+	return number, ok && err == nil
+}
+
 // attachedNumbers are those of the devices that have a file: the kernel shows what it
 // is in a directory of its own, by a name that is not used here.
 func attachedNumbers() ([]int, error) {
@@ -38,19 +45,12 @@ func attachedNumbers() ([]int, error) {
 		if err != nil {
 			return nil, err
 		}
-		digits, ok := strings.CutPrefix(entry.Name, prefix)
-		number, err := strconv.Atoi(digits)
-		if ok && err == nil && isAttached(number) {
+		if number, ok := numberOf(entry.Name); ok && hasFile(entry.Name) {
 			numbers = append(numbers, number)
 		}
 	}
 	slices.Sort(numbers)
 	return numbers, nil
-}
-
-func isAttached(number int) bool {
-	_, err := os.Stat(path.Join(sysBlock, nodeName(number), "loop"))
-	return err == nil
 }
 
 // A control is the open /dev/loop-control (loop(4)).
@@ -69,7 +69,7 @@ func (c control) fd() int { return int(c.f.Fd()) }
 func (c control) close() error { return c.f.Close() }
 
 // free is the number of a device that is free, which the kernel makes if there is
-// none. Others may take it before it is used. One that was refused although it is
+// none. Others may take it before it is used. One that is refused although it is
 // free is passed by.
 func (c control) free(refused map[int]bool) (int, error) {
 	number, err := unix.IoctlRetInt(c.fd(), unix.LOOP_CTL_GET_FREE)
@@ -79,7 +79,7 @@ func (c control) free(refused map[int]bool) (int, error) {
 	if !refused[number] {
 		return number, nil
 	}
-	for refused[number] || isAttached(number) {
+	for refused[number] || hasFile(nodeName(number)) {
 		number++
 	}
 	err = unix.IoctlSetInt(c.fd(), unix.LOOP_CTL_ADD, number)
@@ -122,7 +122,7 @@ func (k *Kernel) open(name string, flags int) (node, error) {
 	// O_NONBLOCK: something else of that name must not hold the caller.
 	f, err := k.dev.OpenNode(name, flags|unix.O_NONBLOCK)
 	switch {
-	case errors.Is(err, unix.ENXIO), errors.Is(err, fs.ErrNotExist) && !known(name):
+	case errors.Is(err, unix.ENXIO), errors.Is(err, fs.ErrNotExist) && !hasFile(name):
 		return node{}, fmt.Errorf("%s: %w", name, ErrNotAttached)
 	case errors.Is(err, fs.ErrNotExist):
 		return node{}, fmt.Errorf("the kernel has a device that the directory of nodes lacks, which must be the host's /dev: %w", err)
@@ -136,9 +136,9 @@ func (k *Kernel) open(name string, flags int) (node, error) {
 	return n, nil
 }
 
-// known reports whether the kernel has a device of that name.
-func known(name string) bool {
-	_, err := os.Stat(path.Join(sysBlock, name))
+// hasFile reports whether a device is attached. One that is removed loses its node before the kernel forgets it.
+func hasFile(name string) bool {
+	_, err := os.Stat(path.Join(sysBlock, name, "loop"))
 	return err == nil
 }
 
@@ -257,18 +257,22 @@ func (n node) clear() error {
 	return errors.Join(ErrBusy, err)
 }
 
-// stay keeps the device from ending with its last user. It returns ErrBusy where a
-// kernel does not change one that another process has claimed (6.18 still does).
-func (n node) stay() error {
+// restore gives the device the mark and the whole file, and keeps it from ending with its last user. It returns
+// ErrBusy where a kernel does not change one that another process has claimed (6.18 still does), or has data to write
+// first (EAGAIN, before 5.20).
+func (n node) restore() error {
 	info, err := n.status()
 	if err != nil {
 		return err
 	}
 	info.Flags &^= unix.LO_FLAGS_AUTOCLEAR
+	info.Offset, info.Sizelimit = 0, 0
+	info.File_name = [unix.LO_NAME_SIZE]uint8{}
+	copy(info.File_name[:], mark)
 	discards := n.discards()
 	err = unix.IoctlLoopSetStatus64(n.fd(), info)
 	switch {
-	case errors.Is(err, unix.EBUSY):
+	case errors.Is(err, unix.EBUSY), errors.Is(err, unix.EAGAIN):
 		return ErrBusy
 	case err != nil:
 		return &fs.PathError{Op: "LOOP_SET_STATUS64", Path: n.name, Err: err}

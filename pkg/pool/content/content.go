@@ -38,6 +38,7 @@ type Devices interface {
 	Inspect(name string) (loop.Device, error)
 	Grow(d loop.Device) (loop.Device, error)
 	Detach(ctx context.Context, d loop.Device) error
+	Restore(d loop.Device) (loop.Device, error)
 	CheckNodes() error
 	OnDeleted(fileName string) ([]loop.Device, error)
 }

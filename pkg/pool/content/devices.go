@@ -29,6 +29,16 @@ func (h Host) Attachments() (Attachments, error) {
 	return Attachments{Devices: devices, Published: published}, err
 }
 
+// mounted are the names of the devices that are published.
+func (h Host) mounted() (map[string]bool, error) {
+	published, err := h.Mounts.Published(h.Dev)
+	names := make(map[string]bool, len(published))
+	for name := range published {
+		names[name] = true
+	}
+	return names, err
+}
+
 // Of are the devices of one file.
 func (a Attachments) Of(file dir.ID) (devices []loop.Device) {
 	for _, d := range a.Devices {

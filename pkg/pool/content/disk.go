@@ -111,7 +111,7 @@ func (c *Disk) Publish(ctx context.Context, d *dir.Dir, at Target) error {
 		return err
 	}
 	step := trace.Begin(ctx, "attach loop device")
-	device, err := c.Host.Devices.Attach(disk, loop.Options{ReadOnly: at.ReadOnly, BlockBytes: c.BlockBytes, Discard: c.Thin})
+	device, err := c.attach(disk, at)
 	err = step.EndWith(err)
 	if errors.Is(err, syscall.EROFS) {
 		return fmt.Errorf("%w: %w", volume.ErrUnavailable, err)
@@ -129,6 +129,20 @@ func (c *Disk) Publish(ctx context.Context, d *dir.Dir, at Target) error {
 		return errors.Join(MountError(err), c.Host.DetachUnpublished(ctx, disk.ID()))
 	}
 	return nil
+}
+
+// attach returns the device for a target. One that only reads is for that target alone, and may be there already.
+func (c *Disk) attach(disk *loop.File, at Target) (loop.Device, error) {
+	if at.ReadOnly {
+		there, err := c.Host.DeviceAt(at.Path)
+		if err != nil {
+			return loop.Device{}, err
+		}
+		if there != nil && there.ReadOnly && there.Backing == disk.ID() {
+			return c.Host.Devices.Restore(*there)
+		}
+	}
+	return c.Host.Devices.Attach(disk, loop.Options{ReadOnly: at.ReadOnly, BlockBytes: c.BlockBytes, Discard: c.Thin, Mounted: c.Host.mounted})
 }
 
 // Measure has the facts be those of the file, which keeps its size whether there is a limit or

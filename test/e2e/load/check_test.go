@@ -202,16 +202,18 @@ func (w *world) checkPool(p *place, all map[string]*volume) {
 	}
 }
 
-// devices is how many a volume has: one for those who write, and one for those who read.
+// devices is how many a volume has: one for those who write, and one for each that reads.
 func (v *volume) devices() int {
-	which := make(map[bool]bool)
-	for _, readOnly := range v.pods {
-		which[readOnly] = true
-	}
 	if !v.Block {
 		return 0
 	}
-	return len(which)
+	readers := 0
+	for _, readOnly := range v.pods {
+		if readOnly {
+			readers++
+		}
+	}
+	return readers + min(1, len(v.pods)-readers)
 }
 
 // content expects a volume to hold what was written in it last.

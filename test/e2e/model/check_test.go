@@ -172,11 +172,14 @@ func (w *world) same(got pool.Volume) {
 // checkTargets says that what is mounted and attached is what was published.
 func (w *world) checkTargets() {
 	want := make(map[string]bool)
-	devices := make(map[publication]bool)
+	writable, readers := make(map[publication]bool), 0
 	for target, at := range w.targets {
 		want[target] = true
-		if at.device {
-			devices[*at] = true
+		switch {
+		case at.device && at.readOnly:
+			readers++ // each has its own
+		case at.device:
+			writable[*at] = true
 		}
 	}
 	for target := range w.left {
@@ -187,8 +190,8 @@ func (w *world) checkTargets() {
 	}
 	attached, err := w.loops.Attached()
 	must.Succeed(w, err)
-	if len(attached) != len(devices) {
-		w.Fatalf("%d devices are attached, want %d: %+v", len(attached), len(devices), attached)
+	if want := len(writable) + readers; len(attached) != want {
+		w.Fatalf("%d devices are attached, want %d: %+v", len(attached), want, attached)
 	}
 	for target, at := range w.targets {
 		if at.device {

@@ -24,6 +24,7 @@ type Devices interface {
 	Inspect(name string) (loop.Device, error)
 	Grow(d loop.Device) (loop.Device, error)
 	Detach(ctx context.Context, d loop.Device) error
+	Restore(d loop.Device) (loop.Device, error)
 	OnDeleted(fileName string) ([]loop.Device, error)
 }
 
@@ -40,6 +41,8 @@ type Subject struct {
 	Hold func(t *testing.T, d loop.Device) (release func())
 	// End has a device detached when no process holds it any more.
 	End func(t *testing.T, d loop.Device)
+	// Alter takes the mark off a device and has it show its file without the first loop.Unit, as a user of it can.
+	Alter func(t *testing.T, d loop.Device)
 }
 
 const mib = 1 << 20
@@ -47,26 +50,29 @@ const mib = 1 << 20
 // Contract is what every implementation keeps.
 func Contract(t *testing.T, fresh func(t *testing.T) Subject) {
 	for name, check := range map[string]func(*testing.T, *bench){
-		"attached device is described":               attachedTells,
-		"attaching twice makes one device":           twiceIsOne,
-		"read-only device is separate":               readOnly,
-		"each file has its own device":               ownDevices,
-		"device is found after a restart":            foundAgain,
-		"device survives unlink of its file":         unlinked,
-		"detach, and detach again":                   detached,
-		"reused device is not detached":              reused,
-		"busy device stays attached":                 busy,
-		"device grows with its file":                 grow,
-		"detached device does not grow":              growDetached,
-		"foreign device is reported, never modified": foreign,
-		"foreign read-only device is ignored":        foreignReadOnly,
-		"attach keeps an ending device":              ending,
-		"ended device is attached again":             ended,
-		"bad file size is refused":                   size,
-		"block size":                                 block,
-		"discards only on request":                   discard,
-		"concurrent attaches":                        atOnce,
-		"device has a node":                          node,
+		"attached device is described":                  attachedTells,
+		"attaching twice makes one device":              twiceIsOne,
+		"read-only devices are not shared":              readOnly,
+		"altered device is restored":                    restored,
+		"altered device is kept while mounted":          alteredWhileMounted,
+		"device that ended while mounted is not reused": endedWhileMounted,
+		"each file has its own device":                  ownDevices,
+		"device is found after a restart":               foundAgain,
+		"device survives unlink of its file":            unlinked,
+		"detach, and detach again":                      detached,
+		"reused device is not detached":                 reused,
+		"busy device stays attached":                    busy,
+		"device grows with its file":                    grow,
+		"detached device does not grow":                 growDetached,
+		"foreign device is reported, never modified":    foreign,
+		"foreign read-only device is ignored":           foreignReadOnly,
+		"attach keeps an ending device":                 ending,
+		"ended device is attached again":                ended,
+		"bad file size is refused":                      size,
+		"block size":                                    block,
+		"discards only on request":                      discard,
+		"concurrent attaches":                           atOnce,
+		"device has a node":                             node,
 	} {
 		t.Run(name, func(t *testing.T) { check(t, &bench{Subject: fresh(t)}) })
 	}
@@ -154,11 +160,74 @@ func readOnly(t *testing.T, b *bench) {
 	if !r.ReadOnly || w.ReadOnly || r.Name == w.Name || r.BlockBytes != w.BlockBytes {
 		t.Errorf("devices %+v and %+v, want two, of which the first is read-only", r, w)
 	}
-	if again := b.attach(t, f, loop.Options{ReadOnly: true}); again != r {
-		t.Errorf("the second time %+v, want %+v", again, r)
+	other := b.attach(t, f, loop.Options{ReadOnly: true})
+	if !other.ReadOnly || other.Name == r.Name {
+		t.Errorf("the second time %+v, want another than %+v", other, r)
 	}
 	must.Succeed(t, b.Detach(t.Context(), w))
+	must.Succeed(t, b.Detach(t.Context(), other))
 	b.expect(t, f, r)
+}
+
+// mounted has these devices mounted.
+func mounted(devices ...loop.Device) func() (map[string]bool, error) {
+	names := make(map[string]bool)
+	for _, d := range devices {
+		names[d.Name] = true
+	}
+	return func() (map[string]bool, error) { return names, nil }
+}
+
+// alter returns what is seen of a device that was altered.
+func (b *bench) alter(t *testing.T, d loop.Device) loop.Device {
+	t.Helper()
+	b.Alter(t, d)
+	d.Ours, d.SizeBytes = false, d.SizeBytes-loop.Unit
+	return d
+}
+
+func restored(t *testing.T, b *bench) {
+	f, other := b.file(t, "a", mib), b.file(t, "b", mib)
+	d := b.attach(t, f, loop.Options{})
+	altered := b.alter(t, d)
+	b.expect(t, f, altered)
+	stale := altered
+	stale.Backing = other.ID()
+	_, err := b.Restore(stale)
+	must.ErrorIs(t, err, loop.ErrNotAttached)
+	b.expect(t, f, altered)
+	got, err := b.Restore(altered)
+	must.Succeed(t, err)
+	if got != d {
+		t.Errorf("restored to %+v, want %+v", got, d)
+	}
+	b.expect(t, f, d)
+	must.Succeed(t, b.Detach(t.Context(), got))
+	_, err = b.Restore(got)
+	must.ErrorIs(t, err, loop.ErrNotAttached)
+}
+
+func alteredWhileMounted(t *testing.T, b *bench) {
+	f := b.file(t, "a", mib)
+	d := b.attach(t, f, loop.Options{})
+	b.Alter(t, d)
+	_, err := b.Attach(f, loop.Options{})
+	must.ErrorIs(t, err, loop.ErrForeign)
+	if got := b.attach(t, f, loop.Options{Mounted: mounted(d)}); got != d {
+		t.Errorf("attached %+v, want %+v", got, d)
+	}
+	b.expect(t, f, d)
+}
+
+func endedWhileMounted(t *testing.T, b *bench) {
+	f, other := b.file(t, "a", mib), b.file(t, "b", mib)
+	d := b.attach(t, f, loop.Options{})
+	must.Succeed(t, b.Detach(t.Context(), d))
+	for _, readOnly := range []bool{false, true} {
+		if got := b.attach(t, other, loop.Options{ReadOnly: readOnly, Mounted: mounted(d)}); got.Name == d.Name {
+			t.Errorf("another file got %s, which is mounted", got.Name)
+		}
+	}
 }
 
 func ownDevices(t *testing.T, b *bench) {

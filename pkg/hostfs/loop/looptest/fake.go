@@ -41,6 +41,7 @@ type device struct {
 	loop.Device
 	file *os.File // a handle of its own, as a device keeps its file
 	held int
+	cut  bool // it shows a part of the file
 }
 
 // NewFake takes the directory in which nodes are made.
@@ -79,23 +80,64 @@ func (f *Fake) Attach(file *loop.File, o loop.Options) (loop.Device, error) {
 	if size == 0 || size%loop.Unit != 0 || !slices.Contains([]int64{0, 512, 1024, 2048, 4096}, o.BlockBytes) {
 		return loop.Device{}, fmt.Errorf("attach %s: %w", file, loop.ErrSize)
 	}
+	var mounted map[string]bool
+	if o.Mounted != nil {
+		if mounted, err = o.Mounted(); err != nil {
+			return loop.Device{}, err
+		}
+	}
 	foreign := false
 	for _, d := range f.sorted() {
-		if d.Backing != file.ID() {
+		if d.Backing != file.ID() || d.ReadOnly || o.ReadOnly {
 			continue
 		}
-		if d.Ours && d.ReadOnly == o.ReadOnly {
-			d.Ending = false
+		if d.Ours || mounted[d.Name] {
+			d.restore()
 			d.Discard = d.Discard && o.Discard
 			return d.Device, nil
 		}
-		foreign = foreign || !d.Ours && !d.ReadOnly && !o.ReadOnly
+		foreign = true
 	}
 	if foreign {
 		return loop.Device{}, fmt.Errorf("attach %s: %w", file, loop.ErrForeign)
 	}
 	block := cmp.Or(o.BlockBytes, f.BlockBytes, 512)
-	return f.add(file, loop.Device{SizeBytes: size, BlockBytes: block, ReadOnly: o.ReadOnly, Discard: o.Discard, Ours: true, DirectIO: true})
+	return f.add(file, loop.Device{SizeBytes: size, BlockBytes: block, ReadOnly: o.ReadOnly, Discard: o.Discard, Ours: true, DirectIO: true}, mounted)
+}
+
+func (d *device) restore() {
+	d.Ending, d.Ours = false, true
+	if info, err := d.file.Stat(); err == nil && d.cut {
+		d.SizeBytes, d.cut = info.Size(), false
+	}
+}
+
+// Restore is loop.Kernel.Restore.
+func (f *Fake) Restore(of loop.Device) (loop.Device, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	d, err := f.named(of.Name)
+	if err == nil && d.Backing != of.Backing {
+		err = loop.ErrNotAttached
+	}
+	if err != nil {
+		return loop.Device{}, fmt.Errorf("restore %s: %w", of.Name, err)
+	}
+	d.restore()
+	return d.Device, nil
+}
+
+// Alter takes the mark off a device and has it show a part of its file, as its users can.
+func (f *Fake) Alter(name string) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	d, err := f.named(name)
+	if err != nil {
+		return err
+	}
+	d.Ours, d.cut = false, true
+	d.SizeBytes -= loop.Unit
+	return nil
 }
 
 // AttachForeign attaches a file as another program would.
@@ -106,12 +148,12 @@ func (f *Fake) AttachForeign(file *loop.File, readOnly bool) (loop.Device, error
 	if err != nil {
 		return loop.Device{}, err
 	}
-	return f.add(file, loop.Device{SizeBytes: size, BlockBytes: 512, ReadOnly: readOnly, Discard: true})
+	return f.add(file, loop.Device{SizeBytes: size, BlockBytes: 512, ReadOnly: readOnly, Discard: true}, nil)
 }
 
-func (f *Fake) add(file *loop.File, d loop.Device) (loop.Device, error) {
+func (f *Fake) add(file *loop.File, d loop.Device, mounted map[string]bool) (loop.Device, error) {
 	number := 0
-	for f.devices[number] != nil {
+	for f.devices[number] != nil || mounted[fmt.Sprintf("loop%d", number)] {
 		number++
 	}
 	if f.Max > 0 && number >= f.Max {
