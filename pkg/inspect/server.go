@@ -17,14 +17,15 @@ func (r *reader) servedBy() (*store.Server, error) {
 	if r.Config.Shared || dev == nil || err != nil || by.Instance == "" {
 		return nil, nil //nolint:nilerr // it informs people
 	}
-	locked := func(at int64) bool {
-		unlock, err := store.LockServer(dev, at)
-		if err == nil {
-			unlock()
-		}
-		return errors.Is(err, dir.ErrLocked)
+	try := func(at int64) (certain bool, err error) {
+		lock := store.NewNodeLock(dev, at)
+		defer lock.Release()
+		return lock.Try()
 	}
-	here, waits := locked(at), locked(at+1)
+	free, _ := try(at)
+	here := !free
+	_, err = try(at + 1)
+	waits := errors.Is(err, dir.ErrLocked)
 	foreign := r.Node != (volume.NodeID{}) && by.Node != r.Node.String()
 	switch {
 	case here && foreign:

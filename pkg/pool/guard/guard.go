@@ -1,5 +1,5 @@
 // Package guard keeps a pool that is not shared to one driver at a time. Against others of its node it locks a byte
-// of the node's /dev/null: a lock in the pool would keep its filesystem in use. Against those of other nodes, which
+// of a file in the node's /dev: a lock in the pool would keep its filesystem in use. Against those of other nodes, which
 // have the same directory by NFS, it writes a sign of life.
 package guard
 
@@ -37,10 +37,9 @@ type Guard struct {
 
 	self store.Server
 	uuid string // of the pool that is locked, or waited for
-	// unlock gives up the lock of the node, and stopWaiting the place of who waits for it;
-	// nil without.
-	unlock, stopWaiting func()
-	signs               alive.Signs
+	// node is the lock of the node, and waiting that of who waits for it; nil without.
+	node, waiting *store.NodeLock
+	signs         alive.Signs
 	// waiter is who waits for the pool, and waits since when it was seen to; nil for nobody.
 	waiter *store.Server
 	waits  time.Time
@@ -50,9 +49,9 @@ type Guard struct {
 // Acquire makes sure that no other driver serves the pool of that uuid, and shows that this one does: it is
 // called with each check. It returns store.ErrServed if another one does.
 func (g *Guard) Acquire(s *store.Store, uuid string) error {
-	err := g.lockNode(s, uuid)
+	alone, err := g.lockNode(s, uuid)
 	if err == nil {
-		err = g.claim(s)
+		err = g.claim(s, alone)
 	}
 	switch {
 	case errors.Is(err, store.ErrServed):
@@ -104,44 +103,45 @@ func (g *Guard) Contender() string {
 	return g.waiter.String()
 }
 
-// lockNode keeps other drivers of this node from serving the pool until Release.
-func (g *Guard) lockNode(s *store.Store, uuid string) error {
+// lockNode keeps other drivers of this node from serving the pool until Release. That none does is not certain where
+// they do not see each other's locks, or any process may have taken one.
+func (g *Guard) lockNode(s *store.Store, uuid string) (alone bool, err error) {
 	if g.uuid != uuid {
 		g.Release() // another pool is at the path now
 		g.uuid = uuid
 	}
-	if g.unlock != nil || g.Dev == nil {
-		return nil
+	if g.Dev == nil {
+		return true, nil
 	}
-	at := store.ServerByte(uuid)
+	at, wait := store.ServerByte(uuid), time.Duration(0)
+	if g.node == nil {
+		g.node, wait = store.NewNodeLock(g.Dev, at), tryToServe
+	}
 	began := time.Now()
-	unlock, err := store.LockServer(g.Dev, at)
-	for errors.Is(err, dir.ErrLocked) && time.Since(began) < tryToServe {
+	alone, err = g.node.Try()
+	for !alone && time.Since(began) < wait {
 		time.Sleep(time.Millisecond)
-		unlock, err = store.LockServer(g.Dev, at)
+		alone, err = g.node.Try()
 	}
-	switch {
-	case errors.Is(err, dir.ErrLocked):
-		if g.stopWaiting == nil {
-			g.stopWaiting, _ = store.LockServer(g.Dev, at+1)
+	if err != nil {
+		if g.waiting == nil {
+			g.waiting = store.NewNodeLock(g.Dev, at+1)
 		}
-		return served(s)
-	case err != nil:
-		g.Log.Error(err, "cannot determine whether another driver of this node serves the pool; serving it")
-		unlock = func() {}
+		_, _ = g.waiting.Try() // it informs people
+		return false, served(s)
 	}
-	g.Release()
-	g.unlock = unlock
-	return nil
+	release(&g.waiting)
+	return alone && !g.OwnDev, nil
 }
 
-// claim writes the sign of life, unless a driver of another node does.
-func (g *Guard) claim(s *store.Store) error {
+// claim writes the sign of life, unless another driver does: one of another node, or, where it is not certain that this one is
+// alone on its node, any.
+func (g *Guard) claim(s *store.Store, alone bool) error {
 	by, sign, err := s.Server()
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
-	other := by.Node != g.Node.String() || g.OwnDev && by.Instance != g.self.Instance
+	other := by.Node != g.Node.String() || !alone && by.Instance != g.self.Instance
 	if sign != "" && other && g.signs.Unchanged("server", sign) < aliveFor {
 		return served(s)
 	}
@@ -172,11 +172,14 @@ func served(s *store.Store) error {
 
 // Release lets other drivers of this node serve the pool.
 func (g *Guard) Release() {
-	for _, end := range []*func(){&g.unlock, &g.stopWaiting} {
-		if *end != nil {
-			(*end)()
-			*end = nil
-		}
+	release(&g.node)
+	release(&g.waiting)
+}
+
+func release(lock **store.NodeLock) {
+	if *lock != nil {
+		(*lock).Release()
+		*lock = nil
 	}
 }
 

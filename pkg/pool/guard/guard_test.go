@@ -89,6 +89,51 @@ func TestOneDriverOfNodeServesWithoutItsDev(t *testing.T) {
 	})
 }
 
+// Any process of a node can lock its /dev/null.
+func TestLockOfAnyProcessStopsNoDriver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, dev := aPool(t), aDev(t)
+		unlock, err := dev.TryLockExisting("null", store.ServerByte(uuid))
+		must.Succeed(t, err)
+		defer unlock()
+		one, two := aGuard(t, "node-1", dev), aGuard(t, "node-1", dev)
+		must.Succeed(t, one.Acquire(s, uuid))
+		must.ErrorIs(t, two.Acquire(s, uuid), store.ErrServed)
+		one.Release()
+		one.Withdraw(s)
+		must.Succeed(t, two.Acquire(s, uuid))
+	})
+}
+
+// A driver from before, and one whose container may not open loop-control, lock only /dev/null.
+func TestDriversWithAndWithoutLoopControl(t *testing.T) {
+	for title, firstHasIt := range map[string]bool{"the first has it": true, "the second has it": false} {
+		t.Run(title, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s, with := aPool(t), aDev(t)
+				path := t.TempDir()
+				must.Succeed(t, os.Link(filepath.Join(with.String(), "null"), filepath.Join(path, "null")))
+				without, err := dir.Open(path)
+				must.Succeed(t, err)
+				defer func() { must.Succeed(t, without.Close()) }()
+				one, two := aGuard(t, "node-1", with), aGuard(t, "node-1", without)
+				if !firstHasIt {
+					one, two = two, one
+				}
+				must.Succeed(t, one.Acquire(s, uuid))
+				for range 4 { // for longer than a sign counts
+					time.Sleep(10 * time.Second)
+					must.Succeed(t, one.Acquire(s, uuid))
+					must.ErrorIs(t, two.Acquire(s, uuid), store.ErrServed)
+				}
+				one.Withdraw(s)
+				one.Release()
+				must.Succeed(t, two.Acquire(s, uuid))
+			})
+		})
+	}
+}
+
 // The driver that serves knows of the one that waits, and not of one that does so in an update.
 func TestWaitingDriverIsSeen(t *testing.T) {
 	for _, node := range []string{"node-1", "node-2"} {
@@ -143,7 +188,9 @@ func nodeID(t *testing.T, name string) volume.NodeID {
 func aDev(t *testing.T) *dir.Dir {
 	t.Helper()
 	path := t.TempDir()
-	must.Succeed(t, os.WriteFile(filepath.Join(path, "null"), nil, 0o600))
+	for _, name := range []string{"loop-control", "null"} {
+		must.Succeed(t, os.WriteFile(filepath.Join(path, name), nil, 0o600))
+	}
 	dev, err := dir.Open(path)
 	must.Succeed(t, err)
 	t.Cleanup(func() { must.Succeed(t, dev.Close()) })

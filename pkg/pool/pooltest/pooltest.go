@@ -66,7 +66,9 @@ func (n *Node) keepMounts() {
 func (n *Node) OwnDev(name string) {
 	n.t.Helper()
 	must.Succeed(n.t, os.MkdirAll(n.Path(name), 0o755))
-	must.Succeed(n.t, os.WriteFile(n.Path(name, "null"), nil, 0o600))
+	for _, locked := range []string{"loop-control", "null"} {
+		must.Succeed(n.t, os.WriteFile(n.Path(name, locked), nil, 0o600))
+	}
 	dev, err := dir.Open(n.Path(name))
 	must.Succeed(n.t, err)
 	loops := looptest.NewFake(dev)

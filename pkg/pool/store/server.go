@@ -99,16 +99,49 @@ func (s *Store) WriteWaiter(by *Server) error {
 // ErrServed reports a pool that is not for this driver.
 var ErrServed = errors.New("another driver serves it, and it is not shared")
 
-// lockedDevice is a file in /dev that all drivers of a node see.
-const lockedDevice = "null"
+// rootsFile and sharedFile are files in /dev that all drivers of a node see. Any process of the node can open, and lock, the
+// second. It is locked too for drivers that may not open the first, their container having no such device, and for earlier
+// ones, which knew of no other.
+const (
+	rootsFile  = "loop-control"
+	sharedFile = "null"
+)
 
-// LockServer locks a byte of a pool against the drivers of this node, which see dev, the node's
-// /dev. Errors: dir.ErrLocked.
-func LockServer(dev *dir.Dir, at int64) (unlock func(), err error) {
-	return dev.TryLockExisting(lockedDevice, at)
+// A NodeLock is a byte of a pool that the drivers of one node exclude each other by. It is for one goroutine at a time.
+type NodeLock struct {
+	dev           *dir.Dir
+	at            int64
+	roots, shared func() // give up what is locked; nil for what is not
 }
 
-// ServerByte is the byte of a pool in the file that the drivers of one node lock. The byte
+// NewNodeLock takes the node's /dev and a byte, and locks nothing yet.
+func NewNodeLock(dev *dir.Dir, at int64) *NodeLock { return &NodeLock{dev: dev, at: at} }
+
+// Try locks what is not locked yet, and returns dir.ErrLocked where another driver has the byte. Without an error that one has
+// it all the same is possible unless this is certain: then its sign of life says so.
+func (l *NodeLock) Try() (certain bool, err error) {
+	if l.roots == nil {
+		if l.roots, err = l.dev.TryLockExisting(rootsFile, l.at); errors.Is(err, dir.ErrLocked) {
+			return false, err
+		}
+	}
+	if l.shared == nil {
+		l.shared, err = l.dev.TryLockExisting(sharedFile, l.at)
+	}
+	return l.roots != nil && !errors.Is(err, dir.ErrLocked), nil
+}
+
+// Release gives the byte up.
+func (l *NodeLock) Release() {
+	for _, unlock := range []*func(){&l.shared, &l.roots} {
+		if *unlock != nil {
+			(*unlock)()
+			*unlock = nil
+		}
+	}
+}
+
+// ServerByte is the byte of a pool in the files that the drivers of one node lock. The byte
 // after it is of a driver that waits for the pool.
 func ServerByte(uuid string) int64 {
 	h := fnv.New64a()
