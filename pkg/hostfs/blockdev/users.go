@@ -338,8 +338,8 @@ func (s *search) searchLoops() error {
 		name := filepath.Base(filepath.Dir(filepath.Dir(file)))
 		on, err := asked.backing(name)
 		switch {
-		case errors.Is(err, unix.ENXIO):
-			continue // it has just been detached
+		case errors.Is(err, unix.ENXIO), errors.Is(err, fs.ErrNotExist) && attribute(filepath.Dir(file), "backing_file") == "":
+			continue // it has just been detached, and perhaps removed
 		case errors.Is(err, hang.ErrTimeout) && !strings.HasPrefix(attribute(filepath.Dir(file), "backing_file"), "/dev/"):
 			// The kernel asks the filesystem of the file, and that of a node of a device asks no other machine or program. The
 			// answer that does not come keeps no other device from being cleaned.
