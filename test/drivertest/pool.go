@@ -410,6 +410,18 @@ func (p *Pool) recorded(id quota.ID) bool {
 	})
 }
 
+// AwaitErased waits until the driver is done with all that was removed, for which it serves metrics: it gives limits back after
+// the trash is empty.
+func (p *Pool) AwaitErased() {
+	p.Helper()
+	p.AwaitNoTrash(p.Path)
+	p.Eventually("the driver is done with the trash", func() bool {
+		metrics, err := p.Metrics(p.Context())
+		p.Must(err)
+		return strings.Contains(metrics, fmt.Sprintf("\nhostpath_pool_trash_entries{pool=%q} 0\n", p.Name))
+	})
+}
+
 // Settle brings the filesystem's numbers up to date.
 func (p *Pool) Settle() error {
 	root, err := dir.Open(p.Path)

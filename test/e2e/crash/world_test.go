@@ -115,16 +115,10 @@ func (w *world) trash() []string {
 	return names
 }
 
-// awaitNoTrash waits until the reaper is done with all that was removed. It gives limits back after the trash is empty, and would
-// take that step in the call that comes next.
+// awaitNoTrash waits until the reaper is done with all that was removed, and would take no step in the call that comes next.
 func (w *world) awaitNoTrash() {
 	w.Helper()
-	w.AwaitNoTrash(w.pool.Path)
-	w.Eventually("the reaper is done", func() bool {
-		metrics, err := w.Metrics(w.Context())
-		w.Must(err)
-		return strings.Contains(metrics, "\nhostpath_pool_trash_entries{pool=\"local\"} 0\n")
-	})
+	w.pool.AwaitErased()
 }
 
 // awaitReaped waits until the reaper has done its work for a call, or was killed at it.

@@ -11,6 +11,8 @@ import (
 	"syscall"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"kubevirt.io/hostpath-provisioner/pkg/health"
 	"kubevirt.io/hostpath-provisioner/test/drivertest"
 	"kubevirt.io/hostpath-provisioner/test/must"
@@ -104,6 +106,12 @@ func TestDeviceOnDeletedFile(t *testing.T) {
 	b.create(disk)
 	b.Must(b.Publish(t.Context(), disk, "a"))
 	b.Must(b.Process.Stop())
+	// A driver of another test on a btrfs would detach it: whose subvolume it was cannot be known.
+	var at unix.Stat_t
+	b.Must(unix.Stat(b.Target("a"), &at))
+	held, err := os.Open(fmt.Sprintf("/dev/loop%d", unix.Minor(at.Rdev)))
+	b.Must(err)
+	defer held.Close()
 	b.Must(syscall.Unmount(b.Target("a"), 0))
 	b.Must(os.RemoveAll(filepath.Join(b.pool, "disk-1")))
 	b.Must(os.Remove(filepath.Join(b.pool, ".hostpath-provisioner", "volumes", "disk-1.json")))
@@ -113,6 +121,7 @@ func TestDeviceOnDeletedFile(t *testing.T) {
 		!strings.Contains(found[0].Condition, "losetup --detach /dev/"+found[0].Name) {
 		t.Errorf("devices on deleted files are %+v, want that of disk-1 and the command that detaches it", found)
 	}
+	b.Must(held.Close())
 	b.Must(b.Process.Restart(t.Context()))
 	b.AwaitServing()
 	if found := b.report(0).Pools[0].OnDeleted; len(found) > 0 {

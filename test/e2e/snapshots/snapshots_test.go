@@ -85,7 +85,7 @@ func TestSnapshots(t *testing.T) {
 		t.Run(fs.name, func(t *testing.T) {
 			mounted := fs.mount(t)
 			config := drivertest.PoolConfig{Name: "local", Path: mounted, Enforcement: fs.enforcement}
-			d := drivertest.Start(t, drivertest.Config{Binary: driver, Pools: []drivertest.PoolConfig{config}, Flags: []string{"--v=4"}})
+			d := drivertest.Start(t, drivertest.Config{Binary: driver, Pools: []drivertest.PoolConfig{config}, Flags: []string{"--v=4", drivertest.ServeMetrics}})
 			b := &bench{Driver: d, pool: &drivertest.Pool{Driver: d, PoolConfig: config}, copies: fs.copies}
 			for _, c := range checks {
 				t.Run(c.name, func(t *testing.T) {
@@ -139,7 +139,7 @@ func (b *bench) snapshot(name, of string) string {
 // wantEmpty expects nothing to be left of volumes and snapshots.
 func (b *bench) wantEmpty() {
 	b.Helper()
-	b.AwaitNoTrash(b.pool.Path)
+	b.pool.AwaitErased()
 	list, err := b.Snapshots(b.Context(), "")
 	if err != nil || len(list) > 0 {
 		b.Errorf("snapshots are left: %v, %v", list, err)
