@@ -1,11 +1,13 @@
 package clone_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -169,4 +171,60 @@ func TestFileWithWriteLeaseIsAnErrorAtOnce(t *testing.T) {
 			t.Errorf("%v after %s, want ErrLeased with the file's name at once", err, took)
 		}
 	})
+}
+
+// A file with two names is copied and then deleted, and another one with two names gets its number before it is copied. Btrfs
+// gives no number twice, and XFS frees them later.
+func TestFileWithNumberOfDeletedFileIsCopied(t *testing.T) {
+	root := testenv.LoopFS(t, "ext4", 64*mib)
+	src, dst := filepath.Join(root, "src"), filepath.Join(root, "dst")
+	for _, d := range []string{src, dst, filepath.Join(src, "1"), filepath.Join(src, "2")} {
+		must.Succeed(t, os.Mkdir(d, 0o755))
+	}
+	d, err := os.Open(src)
+	must.Succeed(t, err)
+	listed, err := d.Readdirnames(-1) // in the order in which they are copied
+	must.Succeed(t, errors.Join(err, d.Close()))
+	first, second := listed[0], listed[1]
+	in := func(names ...string) string { return filepath.Join(append([]string{src}, names...)...) }
+	number := func(path string) uint64 {
+		var st unix.Stat_t
+		must.Succeed(t, unix.Lstat(path, &st))
+		return st.Ino
+	}
+	write(t, in(first, "a"), "of the first")
+	must.Succeed(t, os.Link(in(first, "a"), in(first, "b")))
+	write(t, in(second, "other"), "")
+	awaitTick(t, src)
+	was, again := number(in(first, "a")), false
+	swap := sync.OnceFunc(func() {
+		must.Succeed(t, os.Remove(in(first, "a")), os.Remove(in(first, "b")))
+		for i := 0; i < 64 && !again; i++ {
+			name := in(second, fmt.Sprint("c", i))
+			write(t, name, "of the second")
+			again = number(name) == was
+			must.Succeed(t, os.Link(name, in(second, fmt.Sprint("d", i))))
+		}
+	})
+	tree(t, src, dst, clone.Options{Method: clone.Copy, Rounds: 1, Pause: func(context.Context) error {
+		_, a := os.Stat(filepath.Join(dst, first, "a"))
+		_, b := os.Stat(filepath.Join(dst, first, "b"))
+		if a == nil && b == nil {
+			swap()
+		}
+		return nil
+	}})
+	if !again {
+		t.Fatal("no file got the number of the deleted one")
+	}
+	copies, err := filepath.Glob(filepath.Join(dst, second, "[cd]*"))
+	must.Succeed(t, err)
+	if len(copies) == 0 {
+		t.Error("nothing of the second directory was copied")
+	}
+	for _, name := range copies {
+		if got, err := os.ReadFile(name); err != nil || string(got) != "of the second" {
+			t.Errorf("the copy %s holds %q, %v", name, got, err)
+		}
+	}
 }

@@ -3,6 +3,7 @@ package clone
 import (
 	"context"
 	"crypto/rand"
+	"encoding/base64"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -400,15 +401,16 @@ func (c *copier) Leave(d *dir.Dir) error {
 }
 
 // link makes one more name of a file. The file itself is made in the directory of links,
-// under its inode number: a table of millions of them would not fit into memory.
+// under what identifies it: a table of millions of them would not fit into memory.
 func (c *copier) link(in *dir.Dir, name string, st *unix.Stat_t, to *dir.Dir) error {
+	file := identify(in, name, st)
 	for round := c.round; round >= c.oldest(st); round-- {
-		err := unix.Linkat(c.links.Fd(), linkName(round, st), to.Fd(), name, 0)
+		err := unix.Linkat(c.links.Fd(), linkName(round, file), to.Fd(), name, 0)
 		if !errors.Is(err, unix.ENOENT) {
 			return linkError(to, name, err)
 		}
 	}
-	node := linkName(c.round, st)
+	node := linkName(c.round, file)
 	if err := c.make(source{in, name, st}, c.links, node); err != nil {
 		return err
 	}
@@ -425,8 +427,17 @@ func (c *copier) oldest(st *unix.Stat_t) int {
 	return c.round
 }
 
-func linkName(round int, st *unix.Stat_t) string {
-	return fmt.Sprintf("%d-%d-%d", round, st.Dev, st.Ino)
+func linkName(round int, file string) string { return fmt.Sprintf("%d-%s", round, file) }
+
+// identify names a file by its number and its handle (name_to_handle_at(2)), which has the generation too: the number of a file
+// that is deleted while the tree is copied may be another's a moment later. A filesystem without handles has the number only.
+func identify(in *dir.Dir, name string, st *unix.Stat_t) string {
+	number := fmt.Sprintf("%d-%d", st.Dev, st.Ino)
+	handle, _, err := unix.NameToHandleAt(in.Fd(), name, 0)
+	if err != nil {
+		return number
+	}
+	return number + "-" + base64.RawURLEncoding.EncodeToString(handle.Bytes())
 }
 
 func linkError(in *dir.Dir, name string, err error) error {
