@@ -12,7 +12,7 @@ import (
 // Making has what a call is about to make remembered: see served.Note. A node whose own disk cannot be written goes on
 // without.
 func (v *Visit) Making() (done func()) {
-	done, err := v.Pool.note.Making(v.Pool.identity.Load().Format.UUID)
+	done, err := v.Pool.note.Making(v.Pool.noted(v.Pool.identity.Load()))
 	if err != nil {
 		v.Pool.Log.Error(err, errForgotten)
 	}
@@ -21,6 +21,11 @@ func (v *Visit) Making() (done func()) {
 
 const errForgotten = "failed to remember the volumes of the pool: were it taken out of the configuration, they would count as deleted"
 
+// noted is what is remembered of the pool, without its volumes.
+func (p *Pool) noted(id *opened) served.Pool {
+	return served.Pool{Name: p.Config.Name.String(), Path: p.Config.Path, UUID: id.Format.UUID, Shared: p.Config.Shared}
+}
+
 // remember notes what the pool has, with the snapshots of the upstream KubeVirt driver that are in it. A pool without a layout
 // has no uuid to be known by.
 func (v *Visit) remember(id *opened) {
@@ -28,10 +33,9 @@ func (v *Visit) remember(id *opened) {
 		return
 	}
 	p := v.Pool
-	was := served.Pool{Name: p.Config.Name.String(), Path: p.Config.Path, UUID: id.Format.UUID, Shared: p.Config.Shared}
 	snapshots, err := v.upstreamInside()
 	if err == nil {
-		err = p.note.Write(was, func() []string {
+		err = p.note.Write(p.noted(id), func() []string {
 			all := []string{}
 			for _, id := range snapshots {
 				all = append(all, id.String())

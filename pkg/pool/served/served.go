@@ -159,15 +159,16 @@ type Note struct {
 	noted  string     // what was noted last
 }
 
-// Making is called before something is made in a pool, and done afterwards, when it is among the volumes of the pool.
-func (n *Note) Making(uuid string) (done func(), err error) {
+// Making is called before something is made in a pool, and done afterwards, when it is among the volumes of the pool. Of a new
+// pool no note may have been written yet: then one is, without volumes.
+func (n *Note) Making(p Pool) (done func(), err error) {
 	if n.Memory == nil {
 		return func() {}, nil
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if !n.marked {
-		if err := n.Memory.in((*dir.Dir).Ensure, func(d *dir.Dir) error { return d.WriteFile(uuid+changing, nil) }); err != nil {
+		if err := n.Memory.in((*dir.Dir).Ensure, func(d *dir.Dir) error { return mark(d, p) }); err != nil {
 			return func() {}, err
 		}
 		n.marked = true
@@ -178,6 +179,20 @@ func (n *Note) Making(uuid string) (done func(), err error) {
 		defer n.mu.Unlock()
 		n.making--
 	}, nil
+}
+
+func mark(d *dir.Dir, p Pool) error {
+	noted, err := d.Exists(p.UUID + suffix)
+	if err == nil && !noted {
+		var text []byte
+		if text, err = json.Marshal(p); err == nil {
+			err = d.WriteFile(p.UUID+suffix, text)
+		}
+	}
+	if err != nil {
+		return err
+	}
+	return d.WriteFile(p.UUID+changing, nil)
 }
 
 // Write notes what a pool has, unless something is being made in it. What was at its path before is not forgotten: it may

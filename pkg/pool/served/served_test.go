@@ -33,7 +33,7 @@ func TestNote(t *testing.T) {
 	want("at first")
 	must.Succeed(t, n.Write(old, volumes()))
 	want("empty")
-	done, err := n.Making(old.UUID)
+	done, err := n.Making(old)
 	must.Succeed(t, err)
 	want("while something is made", served.Pool{Name: "old", Path: "/old", UUID: "u1", Partial: true})
 	must.Succeed(t, n.Write(old, volumes("pvc-1")))
@@ -52,6 +52,21 @@ func TestNote(t *testing.T) {
 	must.Succeed(t, other.Forget("u2"))
 }
 
+// A driver is killed before it has noted a new pool, in which it makes something.
+func TestNewPoolIsNotedBeforeSomethingIsMade(t *testing.T) {
+	path := t.TempDir()
+	p := served.Pool{Name: "new", Path: "/new", UUID: "u1"}
+	killed := served.Note{Memory: served.In(path)}
+	_, err := killed.Making(p)
+	must.Succeed(t, err)
+	p.Partial = true
+	pools, err := served.In(path).OutOfUse(none)
+	must.Succeed(t, err)
+	if diff := cmp.Diff([]served.Pool{p}, pools); diff != "" {
+		t.Error(diff)
+	}
+}
+
 // What cannot be read may name a volume.
 func TestOutOfUse_unreadable(t *testing.T) {
 	path := t.TempDir()
@@ -65,7 +80,7 @@ func TestOutOfUse_unreadable(t *testing.T) {
 
 func TestWithoutMemory(t *testing.T) {
 	n := served.Note{Memory: served.In("")}
-	done, err := n.Making("u1")
+	done, err := n.Making(served.Pool{UUID: "u1"})
 	must.Succeed(t, err)
 	done()
 	must.Succeed(t, n.Write(served.Pool{UUID: "u1"}, volumes()))
