@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"syscall"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/clone"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
@@ -91,6 +92,8 @@ func refused(err error) error {
 		return fmt.Errorf("%w: %w: have the process end its lease, or the pod", volume.ErrPrecondition, err)
 	case errors.Is(err, clone.ErrFuture):
 		return fmt.Errorf("%w: %w, so that no change of it would be found out before that: unpublish the volume, or have the file take the ctime of now (touch -c -h -a)", volume.ErrPrecondition, err)
+	case errors.Is(err, syscall.EDQUOT): // no other node could do better
+		return fmt.Errorf("%w: a copy takes more than is counted of the original, whose files are compressed or share blocks, or which grew meanwhile: %v", volume.ErrPrecondition, err)
 	case errors.Is(err, dir.ErrMoved):
 		return fmt.Errorf("%w: %w", volume.ErrPrecondition, err)
 	case errors.Is(err, clone.ErrFragmented):
