@@ -254,8 +254,8 @@ func notStarted(pods []corev1.Pod) string {
 		if pods[i].Status.Phase != corev1.PodPending {
 			continue
 		}
-		if text, _ := status.PodProblem(&pods[i]); text != "" {
-			return ": " + text
+		if problem := status.ProblemOf(&pods[i]); problem != nil {
+			return ": " + problem.String()
 		}
 	}
 	return ""

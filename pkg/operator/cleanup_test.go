@@ -105,7 +105,7 @@ func TestCleanUpThatDoesNotStart(t *testing.T) {
 			s.reconcile("hpp")
 			s.has(object)
 			progressing := meta.FindStatusCondition(object.Status.Conditions, hppv1.ConditionProgressing)
-			want := "pool old at /mnt/old on node-a: it is being unmounted: container mounter of pod " + pod.Name + ": ImagePullBackOff: no such image"
+			want := "pool old at /mnt/old on node-a: it is being unmounted: pod " + pod.Name + ": container mounter: ImagePullBackOff: no such image"
 			if progressing == nil || !strings.Contains(progressing.Message, want) {
 				t.Errorf("the condition is %+v, want %q", progressing, want)
 			}

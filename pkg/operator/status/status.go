@@ -176,7 +176,7 @@ func (c conditions) available(r rollout, seen Observed) {
 	case r.noNodes:
 		c.set(hppv1.ConditionAvailable, false, reasonNoNodes, noNodes)
 	case len(lacking) > 0:
-		c.set(hppv1.ConditionAvailable, false, reasonNotReady, joined(strings.Join(lacking, "; "), nodeTexts(c.status.NodeStatuses)))
+		c.set(hppv1.ConditionAvailable, false, reasonNotReady, joined(strings.Join(lacking, "; "), byCause(seen.Pods, func(Problem) bool { return true })))
 	default:
 		notices := slices.Clone(seen.Notices)
 		for _, node := range seen.DeletedNodes {
@@ -207,13 +207,7 @@ func (c conditions) progressing(r rollout, seen Observed) {
 
 // degraded is true for what waiting does not solve: errors, containers that fail, and pools that were mounted or serve nowhere.
 func (c conditions) degraded(r rollout, seen Observed) {
-	var failing []string
-	for _, pod := range seen.Pods {
-		if text, failed := PodProblem(&pod); failed {
-			failing = append(failing, render.NodeOf(&pod)+": "+text)
-		}
-	}
-	slices.Sort(failing)
+	failing := byCause(seen.Pods, func(p Problem) bool { return p.Failed })
 	pools := r.nowhere
 	if r.complete {
 		pools = slices.Concat(pools, r.unmounted)
@@ -378,16 +372,16 @@ func selectsNoNode(seen Observed) bool {
 
 // failsOfDriver says of a pod of the DaemonSets whether waiting does not make it ready.
 func failsOfDriver(pod corev1.Pod) bool {
-	_, failed := PodProblem(&pod)
-	return failed && render.PoolOf(pod.Labels) == ""
+	problem := ProblemOf(&pod)
+	return problem != nil && problem.Failed && render.PoolOf(pod.Labels) == ""
 }
 
 // nodeProblems are the nodes whose pods are not ready, by name.
 func nodeProblems(pods []corev1.Pod) []hppv1.NodeStatus {
 	var found []hppv1.NodeStatus
 	for i := range pods {
-		if text, _ := PodProblem(&pods[i]); text != "" {
-			found = append(found, hppv1.NodeStatus{Node: render.NodeOf(&pods[i]), Pool: render.PoolOf(pods[i].Labels), Message: text})
+		if problem := ProblemOf(&pods[i]); problem != nil {
+			found = append(found, hppv1.NodeStatus{Node: render.NodeOf(&pods[i]), Pool: render.PoolOf(pods[i].Labels), Message: problem.String()})
 		}
 	}
 	slices.SortFunc(found, func(a, b hppv1.NodeStatus) int {
@@ -396,39 +390,64 @@ func nodeProblems(pods []corev1.Pod) []hppv1.NodeStatus {
 	return found
 }
 
-func nodeTexts(nodes []hppv1.NodeStatus) []string {
-	var texts []string
-	for _, n := range nodes {
-		texts = append(texts, n.Node+": "+n.Message)
+// byCause names the nodes of pods that are not ready. What keeps several from it, as an image that does not exist, is said once.
+func byCause(pods []corev1.Pod, wanted func(Problem) bool) []string {
+	nodes, last := make(map[string][]string), make(map[string]*Problem)
+	for i := range pods {
+		if problem := ProblemOf(&pods[i]); problem != nil && wanted(*problem) {
+			nodes[problem.Cause] = append(nodes[problem.Cause], render.NodeOf(&pods[i]))
+			last[problem.Cause] = problem
+		}
 	}
+	var texts []string
+	for cause, on := range nodes {
+		slices.Sort(on)
+		if on = slices.Compact(on); len(on) == 1 {
+			cause = last[cause].String()
+		}
+		texts = append(texts, some(on)+": "+cause)
+	}
+	slices.Sort(texts)
 	return texts
 }
 
-// PodProblem says what keeps a pod from being ready, and whether that is a failure and not only a start.
-func PodProblem(pod *corev1.Pod) (text string, failed bool) {
+// A Problem is what keeps a pod from being ready.
+type Problem struct {
+	Pod, Cause string
+	// Failed: it is a failure, and not only a start.
+	Failed bool
+}
+
+func (p *Problem) String() string { return "pod " + p.Pod + ": " + p.Cause }
+
+// ProblemOf is that of a pod; nil for one that is ready or ends.
+func ProblemOf(pod *corev1.Pod) *Problem {
 	if pod.DeletionTimestamp != nil {
-		return "", false
+		return nil
+	}
+	problem := func(failed bool, format string, args ...any) *Problem {
+		return &Problem{Pod: pod.Name, Cause: fmt.Sprintf(format, args...), Failed: failed}
 	}
 	for _, s := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) {
 		switch {
 		case s.State.Waiting != nil && !starting(s.State.Waiting.Reason):
-			return fmt.Sprintf("container %s of pod %s: %s: %s", s.Name, pod.Name, s.State.Waiting.Reason, s.State.Waiting.Message), true
+			return problem(true, "container %s: %s: %s", s.Name, s.State.Waiting.Reason, s.State.Waiting.Message)
 		case s.State.Terminated != nil && s.State.Terminated.ExitCode != 0:
-			return fmt.Sprintf("container %s of pod %s ended with status %d", s.Name, pod.Name, s.State.Terminated.ExitCode), true
+			return problem(true, "container %s ended with status %d", s.Name, s.State.Terminated.ExitCode)
 		}
 	}
 	for _, condition := range pod.Status.Conditions {
 		switch {
 		case condition.Type == corev1.PodScheduled && condition.Status == corev1.ConditionFalse:
-			return fmt.Sprintf("pod %s is not scheduled: %s", pod.Name, condition.Message), false
+			return problem(false, "not scheduled: %s", condition.Message)
 		case condition.Type == corev1.PodReady && condition.Status != corev1.ConditionTrue:
-			return fmt.Sprintf("pod %s is not ready: %s", pod.Name, condition.Message), false
+			return problem(false, "not ready: %s", condition.Message)
 		}
 	}
 	if pod.Status.Phase == corev1.PodPending {
-		return fmt.Sprintf("pod %s is starting", pod.Name), false
+		return problem(false, "starting")
 	}
-	return "", false
+	return nil
 }
 
 func starting(reason string) bool {

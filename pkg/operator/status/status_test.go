@@ -102,7 +102,7 @@ func TestAssess(t *testing.T) {
 		"takeover begins":                     {upstream, Observed{DaemonSets: nodes(2, 0, 2)}, "A P - -", "", "Application Available"},
 		"takeover, one pod is being replaced": {upstream, Observed{DaemonSets: nodes(2, 1, 1), Pods: starting}, "A P - -", "", "Application Available"},
 		"takeover is done":                    {upstream, Observed{DaemonSets: nodes(2, 2, 2)}, "A - - R", current, "Application Available"},
-		"a node fails":                        {settled, Observed{DaemonSets: nodes(2, 2, 1), Pods: failing}, "- - D R", current, "node-b: container driver of pod driver-node-b: CrashLoopBackOff: in words"},
+		"a node fails":                        {settled, Observed{DaemonSets: nodes(2, 2, 1), Pods: failing}, "- - D R", current, "node-b: pod driver-node-b: container driver: CrashLoopBackOff: in words"},
 		"a node starts anew":                  {settled, Observed{DaemonSets: nodes(2, 2, 1), Pods: starting}, "- - - R", current, "1 of 2 nodes are ready"},
 		"a node is added":                     {settled, Observed{DaemonSets: nodes(3, 2, 2), Pods: starting}, "A P - -", current, "Application Available"},
 		"the added node is starting":          {rolling, Observed{DaemonSets: nodes(3, 3, 2), Pods: starting}, "A P - -", current, "Application Available"},
@@ -244,6 +244,28 @@ func TestStatusOfPoolsOnClaims(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// What keeps the pods of many nodes from being ready is said once, with the nodes.
+func TestOneCauseOnManyNodes(t *testing.T) {
+	seen := Observed{DaemonSets: nodes(3, 3, 0)}
+	for _, node := range []string{"node-b", "node-a", "node-c"} {
+		pod := corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "driver-" + node}, Spec: corev1.PodSpec{NodeName: node}}
+		pod.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "driver", State: corev1.ContainerState{
+			Waiting: &corev1.ContainerStateWaiting{Reason: "ImagePullBackOff", Message: "no such image"},
+		}}}
+		seen.Pods = append(seen.Pods, pod)
+	}
+	status := Assess(deployed(hppv1.HostPathProvisionerStatus{ObservedVersion: current}), current, seen)
+	for _, kind := range []string{hppv1.ConditionAvailable, hppv1.ConditionDegraded} {
+		message := meta.FindStatusCondition(status.Conditions, kind).Message
+		if !strings.Contains(message, "node-a, node-b, node-c: container driver: ImagePullBackOff: no such image") || strings.Count(message, "ImagePull") != 1 {
+			t.Errorf("%s says %q, want the cause once", kind, message)
+		}
+	}
+	if len(status.NodeStatuses) != 3 {
+		t.Errorf("the nodes are %+v, want three", status.NodeStatuses)
 	}
 }
 
