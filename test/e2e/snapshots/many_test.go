@@ -32,7 +32,7 @@ func TestVeryManyEntries(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := drivertest.Start(t, drivertest.Config{Binary: program, Pools: []drivertest.PoolConfig{config}})
+	d := drivertest.Start(t, drivertest.Config{Binary: program, Pools: []drivertest.PoolConfig{config}, Flags: []string{drivertest.ServeMetrics}})
 	b := &bench{Driver: d, pool: &drivertest.Pool{Driver: d, PoolConfig: config}}
 	many := directory("pvc-many", 4<<30)
 	b.create(many)
