@@ -311,7 +311,8 @@ func (p *Pool) limited(v Kept, r Record) error {
 			}
 		}
 		if r.Family != "" && f.Kind() == quota.XFS && !v.Block { // which overwrites shared blocks elsewhere
-			least, most = least+mib, most+mib
+			slack := mib + v.Bytes/64
+			least, most = least+slack, most+slack
 		}
 		if usage.Limit.Bytes < least || usage.Limit.Bytes > most {
 			return fmt.Errorf("the limit of %s is %d bytes, want %d to %d", v.ID, usage.Limit.Bytes, least, most)
