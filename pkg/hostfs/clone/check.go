@@ -20,8 +20,7 @@ type moment struct {
 	before, after time.Time
 }
 
-// now asks the clock of the filesystem: it makes a file. What was written after the clock was set back may seem older than a pass
-// that began before, and be left out by the next one: so each moment is compared with the last.
+// now asks the clock of the filesystem: it makes a file.
 func (c *copier) now() (moment, error) {
 	const name = "clock"
 	before := time.Now()
@@ -36,10 +35,7 @@ func (c *copier) now() (moment, error) {
 	if err != nil {
 		return moment{}, err
 	}
-	now := moment{set: true, changed: st.Ctim, before: before, after: time.Now()}
-	c.wasSetBack = c.wasSetBack || c.asked.set && c.asked.setBack(now)
-	c.asked = now
-	return now, c.links.Remove(name)
+	return moment{set: true, changed: st.Ctim, before: before, after: time.Now()}, c.links.Remove(name)
 }
 
 // follows says that an entry was last changed before the moment. Clocks of filesystems are
@@ -144,7 +140,7 @@ type changes struct {
 
 func (c changes) onlyOneFile() bool { return c.entries == 1 && c.files == 1 }
 
-// check counts what changed in the source. If the clock was set back since the first pass began, everything counts.
+// check counts what changed in the source. If the clock was set back, everything counts.
 func (c *copier) check(since moment) (changes, error) {
 	found := &changes{since: since, alone: c.alone}
 	root, err := statSelf(c.src)
@@ -159,7 +155,7 @@ func (c *copier) check(since moment) (changes, error) {
 	if err != nil {
 		return changes{}, err
 	}
-	if c.wasSetBack || since.setBack(now) {
+	if since.setBack(now) {
 		found.entries, found.files = max(found.entries, 1), 0
 	}
 	return *found, c.ctx.Err()

@@ -86,19 +86,16 @@ type copier struct {
 	maxStall Limit
 	stall    time.Duration // the longest so far
 
-	dst   descent
-	links *dir.Dir // files that have several names, by their inode
-	round int
-	start moment // of this pass; unset if nothing is checked
-	since moment // entries that are older are skipped; unset in the first pass
-	asked moment // when the clock was asked last
-	held  bool   // Hold has all who write stopped
-
-	wasSetBack bool // the clock, at some time
-	whole      int  // how many levels of the path are copied whole although since is set
-	buffers    xattrBuffers
-	data       []byte // what copyData reads into
-	entries    int64
+	dst     descent
+	links   *dir.Dir // files that have several names, by their inode
+	round   int
+	start   moment // of this pass; unset if nothing is checked
+	since   moment // entries that are older are skipped; unset in the first pass
+	held    bool   // Hold has all who write stopped
+	whole   int    // how many levels of the path are copied whole although since is set
+	buffers xattrBuffers
+	data    []byte // what copyData reads into
+	entries int64
 
 	// names has what the root had in this pass, and before in the last; quiet says that the root did not change between them.
 	names, before rootNames
