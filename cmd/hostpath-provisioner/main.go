@@ -133,7 +133,7 @@ func openPool(c config, log klog.Logger) (*pool.Set, func() error, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	// No block volumes are made here, and none of others are touched. By the host's /dev/null the programs of a node see
+	// No block volumes are made here, and none of others are touched. By the host's /dev the programs of a node see
 	// who serves a directory.
 	devices, err := dir.Open(c.deviceNodes)
 	if err != nil {

@@ -113,13 +113,13 @@ func (g *Guard) lockNode(s *store.Store, uuid string) (alone bool, err error) {
 	if g.Dev == nil {
 		return true, nil
 	}
-	at, wait := store.ServerByte(uuid), time.Duration(0)
-	if g.node == nil {
-		g.node, wait = store.NewNodeLock(g.Dev, at), tryToServe
+	at, first := store.ServerByte(uuid), g.node == nil
+	if first {
+		g.node = store.NewNodeLock(g.Dev, at)
 	}
 	began := time.Now()
 	alone, err = g.node.Try()
-	for !alone && time.Since(began) < wait {
+	for (err != nil || first && !alone) && time.Since(began) < tryToServe {
 		time.Sleep(time.Millisecond)
 		alone, err = g.node.Try()
 	}
