@@ -140,7 +140,8 @@ type changes struct {
 
 func (c changes) onlyOneFile() bool { return c.entries == 1 && c.files == 1 }
 
-// check counts what changed in the source. If the clock was set back, everything counts.
+// check counts what changed in the source. If the clock of this machine was set since the first pass began, everything counts, and
+// so it does if that of a network filesystem's server was set back since the last one began.
 func (c *copier) check(since moment) (changes, error) {
 	found := &changes{since: since, alone: c.alone}
 	root, err := statSelf(c.src)
@@ -155,7 +156,12 @@ func (c *copier) check(since moment) (changes, error) {
 	if err != nil {
 		return changes{}, err
 	}
-	if since.setBack(now) {
+	set, err := c.clock.wasSet()
+	if err != nil {
+		return changes{}, err
+	}
+	c.wasSet = c.wasSet || set
+	if c.wasSet || since.setBack(now) {
 		found.entries, found.files = max(found.entries, 1), 0
 	}
 	return *found, c.ctx.Err()

@@ -31,7 +31,9 @@ func TestWriteThroughMappingWhileLaterPassBegins(t *testing.T) {
 			}
 			page[0]++
 			first, err := c.begin(true)
-			must.Succeed(t, err, c.pass())
+			must.Succeed(t, err)
+			defer func() { must.Succeed(t, c.clock.close()) }()
+			must.Succeed(t, c.pass())
 
 			stop, stopped := make(chan struct{}), make(chan struct{})
 			go func() {

@@ -101,8 +101,10 @@ type copier struct {
 	names, before rootNames
 	quiet         bool
 
-	watch *watch // of a file that changes; nil before the first
-	torn  bool   // the attributes of a file changed during each attempt of this pass
+	clock  *clock // nil if nothing is checked
+	wasSet bool   // the clock was, since the first pass began
+	watch  *watch // of a file that changes; nil before the first
+	torn   bool   // the attributes of a file changed during each attempt of this pass
 }
 
 func (c *copier) run(dst *dir.Dir, rounds int) (Result, error) {
@@ -114,7 +116,7 @@ func (c *copier) run(dst *dir.Dir, rounds int) (Result, error) {
 	c.links = links
 	c.dst.root = dst
 	result, err := c.passes(rounds)
-	err = errors.Join(err, links.Close(), c.watch.close())
+	err = errors.Join(err, links.Close(), c.watch.close(), c.clock.close())
 	if err == nil {
 		err = dst.RemoveTree(c.ctx, linksName, func(context.Context) error { return nil })
 	}
@@ -224,6 +226,10 @@ func (c *copier) begin(check bool) (moment, error) {
 	c.torn = false
 	if !check {
 		return moment{}, nil
+	}
+	var err error
+	if c.clock, err = openClock(); err != nil {
+		return moment{}, err
 	}
 	now, err := c.now()
 	if err != nil {
