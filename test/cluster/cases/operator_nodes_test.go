@@ -158,6 +158,12 @@ func kindsComeAndGo(s *scene, client dynamic.ResourceInterface, name string) {
 		s.kubectl("delete", "-f", kinds)
 		s.goesOn(client, name, `{"deletedNodes":"`+deletedNodes+`"}`)
 	}
+	// The operator may notice later that the kind is gone, and rolls the DaemonSet out once more.
+	const driver = "daemonset/hostpath-provisioner-csi"
+	s.until("the pods to ask for no object of that kind", func(context.Context) (string, error) {
+		return s.kubectl("get", driver, "-n", cluster.Namespace, "-o", `jsonpath={.spec.template.metadata.annotations.openshift\.io/required-scc}`), nil
+	})
+	s.kubectl("rollout", "status", driver, "-n", cluster.Namespace)
 }
 
 // goesOn changes the spec, and waits until the operator has taken that up and nothing is wrong.
