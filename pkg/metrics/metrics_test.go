@@ -172,7 +172,6 @@ func TestPools(t *testing.T) {
 		`hostpath_pool_filesystem_unlimited_volumes{pool="local"} 1`,
 		`hostpath_pool_free_bytes{pool="local"} 4.294967296e+09`,
 		`hostpath_pool_free_inodes{pool="local"} 900`,
-		`hostpath_pool_incomplete{pool="local"} 0`,
 		`hostpath_pool_inodes{pool="local"} 1000`,
 		`hostpath_pool_last_error_timestamp_seconds{pool="local"} 1.6e+09`,
 		`hostpath_pool_limits_restored_total{pool="local"} 4`,
@@ -209,7 +208,7 @@ func TestPools(t *testing.T) {
 		"a pool of which all is known": {[]pool.Status{local}, all},
 		"a missing pool, of which little is known, and not reported as 0": {[]pool.Status{away}, zeroes(all, "away", []string{
 			"abnormal_volumes", "filesystem_errors", "filesystem_promised_unused_bytes", "filesystem_unlimited_volumes", "free_bytes",
-			"free_inodes", "incomplete", "inodes", "last_error_timestamp_seconds", "promised_unused_bytes", "read_only", "shared_with_os",
+			"free_inodes", "inodes", "last_error_timestamp_seconds", "promised_unused_bytes", "read_only", "shared_with_os",
 			"shares_filesystem", "size_bytes", "trash_bytes", "trash_oldest_timestamp_seconds", "unlimited_volumes", "upstream_snapshots", "used_bytes",
 		}, nil)},
 		"one that shares its filesystem with the system": {[]pool.Status{bare}, zeroes(all, "bare", []string{

@@ -77,7 +77,6 @@ func sumOf(p pool.Status, all []pool.Status) filesystemSum {
 // perPool are the series with only the label "pool".
 var perPool = []series[pool.Status]{
 	gauge("serving", "1 if the pool serves.", func(p pool.Status) (float64, bool) { return number(p.Err == nil), true }),
-	gauge("incomplete", "1 if the pool serves, but its filesystem is too full for the driver's own directories: volumes are published and deleted, and none is created. Absent while the pool does not serve.", func(p pool.Status) (float64, bool) { return number(p.Lacks != nil), p.Err == nil }),
 	gauge("last_error_timestamp_seconds", "Time at which the pool last failed a health check, or its background work failed. Absent if neither has happened since the driver started.", func(p pool.Status) (float64, bool) { return at(p.LastError) }),
 	gauge("shared_with_os", "1 if the pool shares its filesystem with the operating system, which is taken to be that of the directory of the socket. Absent while the pool does not serve.", func(p pool.Status) (float64, bool) { return number(p.SystemDisk), p.Err == nil }),
 	gauge("quota_enforced", "1 if the kernel enforces the sizes of new volumes.", func(p pool.Status) (float64, bool) { return number(p.Enforced), true }),

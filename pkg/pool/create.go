@@ -145,9 +145,6 @@ func (s *Set) create(ctx context.Context, p *serve.Pool, r Request) (Volume, err
 	if e.Exists() && !again {
 		return v.existing(r, e, d, space)
 	}
-	if e.Removed != "" {
-		return Volume{}, fmt.Errorf("%w: a volume of this name is still being removed", volume.ErrUnavailable)
-	}
 	if err := v.Work(); err != nil {
 		return Volume{}, limit.NoSpace(err)
 	}

@@ -65,7 +65,7 @@ func (v *found) deleteOnly(ctx context.Context, only health.Reason) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	err = trace.Step(ctx, "move to the trash", func() error { return v.visit.remove(ctx, v.id, v.entry) })
+	err = trace.Step(ctx, "move to the trash", func() error { return v.visit.remove(v.id, v.entry) })
 	if errors.Is(err, syscall.EROFS) {
 		err = v.visit.Pool.Unavailable(err)
 	}
@@ -106,7 +106,7 @@ func (v *found) unused() error {
 
 // removeAgain ends a removal that failed after the directory was taken out of the pool, and returns false where there was none.
 func (v *visit) removeAgain(id volume.ID, e store.Entry) (bool, error) {
-	if !e.Lost() || e.Record == nil || e.Removed != "" {
+	if !e.Lost() || e.Record == nil {
 		return false, nil
 	}
 	piece, err := v.Store.RemoveAgain(id, e)
@@ -130,7 +130,7 @@ func (v *visit) thrown(piece string) {
 // remove takes a volume out of the pool in one step, and then its record. The reaper
 // is notified after that: were there no trash any more, but a record, recovery would
 // find a volume that was lost.
-func (v *visit) remove(ctx context.Context, id volume.ID, e store.Entry) error {
+func (v *visit) remove(id volume.ID, e store.Entry) error {
 	defer v.Pool.Ledger.Keep(id)()
 	if again, err := v.removeAgain(id, e); again || err != nil {
 		return err
@@ -139,18 +139,13 @@ func (v *visit) remove(ctx context.Context, id volume.ID, e store.Entry) error {
 		if err := v.Store.DropRecord(id); err != nil {
 			return err
 		}
-		if e.Removed != "" { // only its record was left: the reaper gives the id back
-			v.thrown(e.Removed)
-			v.Pool.Note(id, store.Entry{})
-			return nil
-		}
 		v.Pool.Note(id, store.Entry{})
 		v.Discard().ReleaseLost(id, e)
 		return nil
 	}
-	thrown, err := v.Store.Remove(ctx, id, store.Trashed(id, e))
+	thrown, err := v.Store.Remove(id, store.Trashed(id, e))
 	if errors.Is(err, syscall.EDQUOT) {
-		thrown, err = v.removeUnlimited(ctx, id, e)
+		thrown, err = v.removeUnlimited(id, e)
 	}
 	if err != nil {
 		return err
@@ -167,7 +162,7 @@ func (v *visit) remove(ctx context.Context, id volume.ID, e store.Entry) error {
 
 // removeUnlimited moves a full volume to the trash without its limit: what it takes to change the root of a subvolume, as
 // when flags are taken off it, is charged to that. If it stays after all it has its limit again.
-func (v *visit) removeUnlimited(ctx context.Context, id volume.ID, e store.Entry) (thrown string, err error) {
+func (v *visit) removeUnlimited(id volume.ID, e store.Entry) (thrown string, err error) {
 	in, err := v.Store.Parent(id)
 	if err != nil {
 		return "", err
@@ -179,7 +174,7 @@ func (v *visit) removeUnlimited(ctx context.Context, id volume.ID, e store.Entry
 	if _, err := v.Keeper.Lift(in, id.String(), uid); err != nil {
 		return "", err
 	}
-	if thrown, err = v.Store.Remove(ctx, id, store.Trashed(id, e)); err != nil {
+	if thrown, err = v.Store.Remove(id, store.Trashed(id, e)); err != nil {
 		return "", errors.Join(err, v.restoreIfLimited(id, e))
 	}
 	return thrown, nil

@@ -82,9 +82,6 @@ func (s *Set) snapshot(ctx context.Context, p *serve.Pool, r SnapshotRequest) (S
 	if p.Note(r.ID, e); e.Exists() {
 		return v.snapshots().Existing(r, e)
 	}
-	if e.Removed != "" {
-		return Snapshot{}, fmt.Errorf("%w: a snapshot of this name is still being removed", volume.ErrUnavailable)
-	}
 	if err := p.OthersAreRead(); err != nil {
 		return Snapshot{}, err
 	}
@@ -175,7 +172,7 @@ func (s *Set) DeleteSnapshot(ctx context.Context, id volume.ID) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	err = trace.Step(ctx, "move to the trash", func() error { return in.visit.remove(ctx, id, in.entry) })
+	err = trace.Step(ctx, "move to the trash", func() error { return in.visit.remove(id, in.entry) })
 	if errors.Is(err, syscall.EROFS) {
 		err = in.visit.Pool.Unavailable(err)
 	}

@@ -220,19 +220,6 @@ func (d *Dir) ID() (ID, error) {
 	return ID{Dev: st.Dev, Ino: st.Ino}, nil
 }
 
-// Born is when the directory was made (stx_btime of statx(2)), which cannot be set. It is 1970 on a
-// filesystem that does not say.
-func (d *Dir) Born() (time.Time, error) {
-	var st unix.Statx_t
-	if err := unix.Statx(d.fd, "", unix.AT_EMPTY_PATH, unix.STATX_BTIME, &st); err != nil {
-		return time.Time{}, pathError("stat", d.path, err)
-	}
-	if st.Mask&unix.STATX_BTIME == 0 {
-		return time.Unix(0, 0), nil
-	}
-	return time.Unix(st.Btime.Sec, int64(st.Btime.Nsec)), nil
-}
-
 // Same reports whether two handles refer to the same directory.
 func (d *Dir) Same(other *Dir) (bool, error) {
 	id, err := d.ID()
@@ -348,18 +335,6 @@ func renamePlain(d *Dir, name string, to *Dir, toName string) error {
 		return err
 	}
 	return unix.Renameat(d.fd, name, to.fd, toName)
-}
-
-// Link gives a file another name in a directory of the same filesystem. It never replaces: a name that exists is
-// fs.ErrExist.
-func (d *Dir) Link(name string, to *Dir, toName string) error {
-	if err := errors.Join(checkName(name), checkName(toName)); err != nil {
-		return err
-	}
-	if err := unix.Linkat(d.fd, name, to.fd, toName, 0); err != nil {
-		return &os.LinkError{Op: "link", Old: d.join(name), New: to.join(toName), Err: err}
-	}
-	return nil
 }
 
 // Remove removes a file, a link or a device. It returns fs.ErrNotExist if there is none.

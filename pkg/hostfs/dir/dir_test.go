@@ -51,8 +51,6 @@ func TestBadNamesAreRefused(t *testing.T) {
 			"RemoveDir":  func() error { return d.RemoveDir(name) },
 			"Rename":     func() error { return d.Rename(name, d, "b") },
 			"Rename to":  func() error { return d.Rename("b", d, name) },
-			"Link":       func() error { return d.Link(name, d, "b") },
-			"Link to":    func() error { return d.Link("b", d, name) },
 			"RemoveTree": func() error { return d.RemoveTree(t.Context(), name, noPause) },
 		}
 		for call, try := range calls {
@@ -125,7 +123,6 @@ func TestClosedHandleFails(t *testing.T) {
 		"Make":      func() error { _, err := d.Make("x"); return err },
 		"WriteFile": func() error { return d.WriteFile("x", nil) },
 		"Rename":    func() error { return other.Rename("x", d, "y") },
-		"Link":      func() error { return other.Link("x", d, "y") },
 		"Chmod":     func() error { return d.Chmod(0o700) },
 		"ID":        func() error { _, err := d.ID(); return err },
 		"Space":     func() error { _, err := d.Space(); return err },

@@ -261,23 +261,14 @@ func (d *Dir) TryLockExisting(name string, at int64) (unlock func(), err error) 
 	return d.lock(name, 0, at, 1, func(try func() error) error { return try() })
 }
 
-// LockDir takes flock(2) of the directory itself, which needs no file, until ctx ends. Locks of files in it do not
-// conflict. CanLockDir says where it holds against other nodes.
-func (d *Dir) LockDir(ctx context.Context) (unlock func(), err error) {
-	return d.lockDir(func(try func() error) error { return retry(ctx, try) })
-}
-
-// TryLockDir is LockDir, but returns ErrLocked instead of waiting.
+// TryLockDir takes flock(2) of the directory itself, which needs no file, or returns ErrLocked. Locks of files in it do
+// not conflict.
 func (d *Dir) TryLockDir() (unlock func(), err error) {
-	return d.lockDir(func(try func() error) error { return try() })
-}
-
-func (d *Dir) lockDir(take func(try func() error) error) (unlock func(), err error) {
 	own, err := d.Reopen() // the lock belongs to the descriptor
 	if err != nil {
 		return nil, err
 	}
-	if err := take(func() error { return tryFlock(own.fd) }); err != nil {
+	if err := tryFlock(own.fd); err != nil {
 		return nil, errors.Join(pathError("lock", d.path, err), own.Close())
 	}
 	return func() { _ = own.Close() }, nil

@@ -71,24 +71,6 @@ func answersFromMemory(kind int64) bool {
 	return kind == unix.XFS_SUPER_MAGIC || kind == unix.EXT4_SUPER_MAGIC || kind == unix.BTRFS_SUPER_MAGIC
 }
 
-// gfs2Magic is GFS2_MAGIC of linux/gfs2_ondisk.h.
-const gfs2Magic = 0x01161970
-
-// CanLockDir reports whether LockDir holds against all who see the directory: its filesystem is of one
-// kernel, or has flock(2) of directories among its nodes. NFS and FUSE keep such a lock to the node.
-func (d *Dir) CanLockDir() (bool, error) {
-	var st unix.Statfs_t
-	if err := unix.Fstatfs(d.fd, &st); err != nil {
-		return false, pathError("statfs", d.path, err)
-	}
-	switch kind := int64(st.Type); kind {
-	case unix.CEPH_SUPER_MAGIC, unix.OCFS2_SUPER_MAGIC, gfs2Magic:
-		return true, nil
-	default:
-		return answersFromMemory(kind), nil
-	}
-}
-
 // On reports whether the directory lies on this filesystem. It compares the device number,
 // which some filesystems change with each mount, and only if that differs the id of
 // statfs(2), which others derive from the device.

@@ -77,7 +77,7 @@ func (p *Pool) UndoCreation(id volume.ID) error {
 // RecoverTrash finishes removals that had not dropped their record, and queues all trash
 // that was not known: from before a start, and of volumes whose deletion failed.
 func (p *Pool) RecoverTrash() error {
-	thrown, err := p.Store.Pieces(p.stillTheirs())
+	thrown, err := p.Store.Pieces()
 	if err != nil {
 		return err
 	}

@@ -1,7 +1,6 @@
 package scan
 
 import (
-	"errors"
 	"sync/atomic"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
@@ -63,7 +62,7 @@ func (p *Pool) used() (volumes, inodes, trash int64, err error) {
 	for _, most := range families {
 		volumes += most
 	}
-	if err := p.Store.OpenWork(); err != nil && !errors.Is(err, store.ErrNoRoom) {
+	if err := p.Store.OpenWork(); err != nil {
 		return 0, 0, 0, err
 	}
 	return volumes, inodes, p.usedByTrash(), nil

@@ -9,9 +9,7 @@ package serve
 //     against other nodes. No call waits for one of the three while holding another. In a shared pool the turn at the
 //     mark of the volume (Node.marking) comes after these, and its publications under way (Node.publishing) are counted
 //     under it: see marks.go;
-//  4. the marks of volumes that are removed in place: in a shared pool a byte of the lock file, in another a
-//     mutex of the store. Nothing is taken under them;
-//  5. the mutex of the ledger, which is never held across a system call or another lock.
+//  4. the mutex of the ledger, which is never held across a system call or another lock.
 //
 // In a shared pool the reaper has, beside these, the byte of the piece of trash that it erases (store.LockPiece),
 // under which nothing is taken, and what makes a layout the whole lock file (store.ensureFormat), before any call.

@@ -92,5 +92,10 @@ func (v *Visit) restoreMark(id volume.ID) error {
 	if err != nil || !used {
 		return err
 	}
-	return v.Store.Mark(id)
+	err = v.Store.Mark(id)
+	if errors.Is(err, volume.ErrNoSpace) { // tried again each minute; the pool serves meanwhile
+		v.Pool.failed(err, "failed to restore the mark of a published volume", "volume", id.String())
+		return nil
+	}
+	return err
 }

@@ -222,9 +222,6 @@ var errTwice = errors.New("it is the directory of another pool as well, reached 
 
 func (p *Pool) openToServe(ctx context.Context) (_ *Visit, err error) {
 	s, f, err := store.Create(ctx, p.at)
-	if errors.Is(err, store.ErrNoRoom) {
-		s, f, err = store.CreateBare(p.at)
-	}
 	if err != nil {
 		return nil, err
 	}

@@ -2,7 +2,6 @@ package serve
 
 import (
 	"context"
-	"errors"
 	"time"
 
 	"kubevirt.io/hostpath-provisioner/pkg/pool/ledger"
@@ -50,11 +49,8 @@ func (p *Pool) reapAll(ctx context.Context, stuckToo bool) {
 		return // the watcher wakes the reaper when the pool is back
 	}
 	defer s.Close()
-	if err := s.Work(); err != nil && !errors.Is(err, store.ErrNoRoom) {
+	if err := s.Work(); err != nil {
 		return
 	}
 	s.Discard().Erase(ctx, queued, &p.erasedFiles)
-	if p.state.Load().lacks != nil {
-		p.checkNow() // there may be room now
-	}
 }

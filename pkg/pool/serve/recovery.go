@@ -27,8 +27,6 @@ type recoveryStep struct {
 	at moment // the moments at which it is done
 	// writable are the moments at which it is left out while the pool is read-only.
 	writable moment
-	// work: it is left out while nothing more fits and the directories of this node are missing.
-	work bool
 	// only says in which pools it is done; nil for all.
 	only func(p *Pool, at moment) bool
 	// together: steps that follow each other and have it are all done, also if one fails.
@@ -46,13 +44,11 @@ var recovery = []recoveryStep{
 	// Remove records that were being written.
 	{at: atOpen | again, writable: atOpen, together: true, do: func(v *Visit, _ context.Context) error { return v.Discard().RecoverRecords() }},
 	// Undo creations.
-	{at: atOpen | again | eachMinute, writable: atOpen | eachMinute, work: true, together: true, do: func(v *Visit, _ context.Context) error { return v.Discard().RecoverCreations(v.Store.Creating()) }},
+	{at: atOpen | again | eachMinute, writable: atOpen | eachMinute, together: true, do: func(v *Visit, _ context.Context) error { return v.Discard().RecoverCreations(v.Store.Creating()) }},
 	// Finish removals and queue the trash.
 	{at: atOpen | again | eachMinute, writable: atOpen | eachMinute, together: true, do: func(v *Visit, _ context.Context) error { return v.Discard().RecoverTrash() }},
-	// End the search for volumes that were removed in place.
-	{at: again | eachMinute, writable: eachMinute, do: func(v *Visit, ctx context.Context) error { return v.Store.ForgetMarks(ctx) }},
 	// Take over what this node left under another name.
-	{at: atOpen | again, writable: atOpen, work: true, only: notShared, do: func(v *Visit, _ context.Context) error { return v.Discard().TakeOverAll() }},
+	{at: atOpen | again, writable: atOpen, only: notShared, do: func(v *Visit, _ context.Context) error { return v.Discard().TakeOverAll() }},
 	// Load the index.
 	{at: atOpen, do: func(v *Visit, _ context.Context) error { return v.Scan().Load() }},
 	// Finish growths of files.
@@ -62,7 +58,7 @@ var recovery = []recoveryStep{
 	// Restore limits during calls.
 	{at: again, do: (*Visit).restoreLimitsAgain},
 	// Remove limits that nothing has.
-	{at: atOpen, work: true, do: quietly(func(v *Visit, _ context.Context) { v.Discard().ReleaseUnused() })},
+	{at: atOpen, do: quietly(func(v *Visit, _ context.Context) { v.Discard().ReleaseUnused() })},
 	// Detach devices that are not published.
 	{at: atOpen | eachMinute, writable: eachMinute, do: quietly(func(v *Visit, ctx context.Context) { v.Repair().DetachUnpublished(ctx) })},
 	// Detach devices on deleted files.
@@ -70,7 +66,7 @@ var recovery = []recoveryStep{
 	// Finish growths of devices.
 	{at: atOpen | again, do: quietly(func(v *Visit, _ context.Context) { v.Repair().Devices() })},
 	// Take over from nodes that are gone.
-	{at: eachMinute, writable: eachMinute, work: true, only: shared, do: func(v *Visit, _ context.Context) error { return v.Discard().TakeOver() }},
+	{at: eachMinute, writable: eachMinute, only: shared, do: func(v *Visit, _ context.Context) error { return v.Discard().TakeOver() }},
 	// Remove stale marks of this node.
 	{at: atOpen | eachMinute, writable: eachMinute, only: func(p *Pool, at moment) bool { return at == atOpen || p.Config.Shared }, do: (*Visit).recoverMarks},
 	// Restore marks of what this node has published.
@@ -99,16 +95,15 @@ func (v *Visit) recover(ctx context.Context, at moment) error {
 	if space.ReadOnly && at == atOpen {
 		v.Pool.unrecovered = true
 	}
-	open := true
 	if !space.ReadOnly {
-		if open, err = v.workIfRoom(); err != nil {
+		if err := v.Work(); err != nil {
 			return err
 		}
 	}
 	var problems error
 	for _, step := range recovery {
 		switch {
-		case step.at&at == 0, step.writable&at != 0 && space.ReadOnly, step.work && !open, step.only != nil && !step.only(v.Pool, at):
+		case step.at&at == 0, step.writable&at != 0 && space.ReadOnly, step.only != nil && !step.only(v.Pool, at):
 			continue
 		case problems != nil && !step.together:
 			return problems
@@ -141,7 +136,7 @@ func (v *Visit) recoverAgain(ctx context.Context) (done bool, err error) {
 	if space, err := v.Store.Space(); err != nil || space.ReadOnly {
 		return false, err
 	}
-	if open, err := v.workIfRoom(); err != nil || !open {
+	if err := v.Work(); err != nil {
 		return false, err
 	}
 	v.Pool.skipped = false

@@ -26,12 +26,8 @@ func (p *Pool) noted(id *opened) served.Pool {
 	return served.Pool{Name: p.Config.Name.String(), Path: p.Config.Path, UUID: id.Format.UUID, Shared: p.Config.Shared}
 }
 
-// remember notes what the pool has, with the snapshots of the upstream KubeVirt driver that are in it. A pool without a layout
-// has no uuid to be known by.
+// remember notes what the pool has, with the snapshots of the upstream KubeVirt driver that are in it.
 func (v *Visit) remember(id *opened) {
-	if id.Bare() {
-		return
-	}
 	p := v.Pool
 	snapshots, err := v.upstreamInside()
 	if err == nil {

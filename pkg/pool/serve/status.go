@@ -15,9 +15,6 @@ type Status struct {
 	// Err is why the pool does not serve; nil if it does.
 	Err        error
 	SystemDisk bool
-	// Lacks is what the filesystem is too full for, although the pool serves: what is there is
-	// published and deleted, and nothing is created. Nil for nothing.
-	Lacks error
 	// SharesWith are the other pools of this node on the pool's filesystem, in the order of
 	// their names.
 	SharesWith []volume.PoolName
@@ -88,7 +85,6 @@ func (p *Pool) Status() Status {
 	status := Status{
 		Name:           p.Config.Name,
 		Err:            st.err,
-		Lacks:          st.lacks,
 		SystemDisk:     st.systemDisk,
 		Enforced:       p.enforcing(),
 		Restored:       now.Restored,
@@ -111,9 +107,7 @@ func (p *Pool) Status() Status {
 	}
 	status.Copying, status.Copies = p.copies.counted()
 	if st.space != nil {
-		if st.lacks == nil {
-			status.Available = now.Available(*st.space)
-		}
+		status.Available = now.Available(*st.space)
 		status.Used = p.used.Load()
 	}
 	if last := p.surveyed.Load(); last != nil && st.err == nil {
@@ -156,9 +150,6 @@ func (p *Pool) Free() (bytes int64, serves bool) {
 		return 0, false
 	}
 	defer s.Close()
-	if s.lacks() != nil {
-		return 0, false
-	}
 	if err := s.Scan().LoadShared(); err != nil {
 		return 0, false
 	}

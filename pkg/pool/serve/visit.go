@@ -167,13 +167,3 @@ func (v *Visit) Work() error {
 	}
 	return nil
 }
-
-// workIfRoom is Work that leaves the directories of this node for later if nothing more fits.
-func (v *Visit) workIfRoom() (open bool, err error) {
-	err = v.Work()
-	if errors.Is(err, store.ErrNoRoom) {
-		v.Pool.unrecovered = true
-		return false, nil
-	}
-	return err == nil, err
-}

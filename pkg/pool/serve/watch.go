@@ -24,8 +24,6 @@ type state struct {
 	space *dir.Space
 	// errors is how many the filesystem has counted, or volume.Unknown.
 	errors int64
-	// lacks is what the filesystem is too full for, although the pool serves; nil for nothing.
-	lacks error
 }
 
 func (s *state) readOnly() bool { return s.space != nil && s.space.ReadOnly }
@@ -76,7 +74,7 @@ func (p *Pool) checkNow() {
 
 func (p *Pool) rest(ctx context.Context) {
 	pause := p.Options.CheckEvery
-	if st := p.state.Load(); st.err != nil || st.lacks != nil {
+	if st := p.state.Load(); st.err != nil {
 		pause = p.Options.RetryEvery
 	}
 	timer := time.NewTimer(pause)
@@ -103,9 +101,6 @@ func (p *Pool) settle(st state) {
 	case st.err == nil && old.err != nil:
 		p.logServing(st)
 	}
-	if st.err == nil && !errors.Is(old.lacks, st.lacks) {
-		p.logLacking(st)
-	}
 	if st.errors > max(0, old.errors) {
 		p.Log.Error(errFilesystem, "the pool's filesystem reports errors; all its volumes are abnormal until the error count is reset", "errors", st.errors)
 	}
@@ -122,14 +117,6 @@ func (p *Pool) logServing(st state) {
 		return
 	}
 	log.Info("pool serves; the kernel enforces volume sizes", "quota", id.keeper.Kind())
-}
-
-func (p *Pool) logLacking(st state) {
-	if st.lacks != nil {
-		p.Log.Error(st.lacks, "the pool's filesystem is full", "path", p.Config.Path)
-		return
-	}
-	p.Log.Info("the pool has all directories that it needs", "path", p.Config.Path)
 }
 
 // check opens the pool at first, and later makes sure that it is still there.
@@ -165,7 +152,7 @@ func (p *Pool) check(ctx context.Context) state {
 	}
 	s.Scan().LearnForeign(space)
 	s.remember(p.identity.Load())
-	return state{lacks: s.lacks(), systemDisk: scan.OnSystemDisk(p.Options.Mounts, p.Options.SystemPath, s.Store.Root()), space: &space, errors: scan.CountErrors(p.Options.CountErrors, s.Store.Root())}
+	return state{systemDisk: scan.OnSystemDisk(p.Options.Mounts, p.Options.SystemPath, s.Store.Root()), space: &space, errors: scan.CountErrors(p.Options.CountErrors, s.Store.Root())}
 }
 
 // noteWhere notes the directory at the pool's path, also of a pool that another driver serves.
@@ -201,13 +188,6 @@ func (p *Pool) checkVisit(ctx context.Context) (*Visit, error) {
 		return p.open(ctx)
 	}
 	v, err := p.visit(id)
-	if err == nil && id.Bare() {
-		equipped, err := p.equip(ctx, id)
-		if err != nil || equipped != nil {
-			v.Close()
-			return equipped, err
-		}
-	}
 	if err != nil {
 		if replaced, replaceErr := p.replaced(id, err); !replaced {
 			return nil, errors.Join(err, replaceErr)

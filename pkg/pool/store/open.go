@@ -2,9 +2,8 @@
 // and has the steps by which volumes come and go. The order of those steps is what makes a
 // crash harmless, and it is written only here: steps.go does them, recover.go finishes or
 // undoes one that was interrupted. It also has what the nodes of a shared pool write for each
-// other; whether a node counts as alive is not decided here. Between two calls nothing is kept in memory but the lock
-// under which marks in place are set, and how many were: the step that removes in place takes it where no lock file holds
-// against other calls. docs/layout.md describes the layout.
+// other; whether a node counts as alive is not decided here. Between two calls nothing is kept in memory.
+// docs/layout.md describes the layout.
 package store
 
 import (
@@ -16,8 +15,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"sync"
-	"sync/atomic"
 	"syscall"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
@@ -47,9 +44,6 @@ type Location struct {
 	Thrown func(name string)
 	// Refuses reports what Store.Refuses was last; nil for false.
 	Refuses func() bool
-
-	marking sync.Mutex    // see lockMarks
-	marked  atomic.Uint64 // how many marks were set with it
 }
 
 // A Store is a pool's directories, open for one call. Nothing is held between calls, so that
@@ -57,12 +51,11 @@ type Location struct {
 type Store struct {
 	at      *Location
 	root    *dir.Dir // the pool's directory
-	own     *dir.Dir // OwnName in it; nil without a layout, as volumes is then
+	own     *dir.Dir // OwnName in it
 	volumes *dir.Dir // has the records
 	// snapshots is opened by Parent.
 	snapshots *dir.Dir
-	// creating/ and trash/ are those of this node, opened by OpenWork; nil where they are not there
-	// and nothing more fits.
+	// creating/ and trash/ are those of this node, opened by OpenWork.
 	creating, trash *dir.Dir
 	// refuses is what ProbeWritable has found; before it, what is known of another store.
 	refuses bool
@@ -74,12 +67,7 @@ type Identity struct {
 	// written is the format's file as this driver would write it.
 	written    []byte
 	Filesystem dir.Filesystem
-	// bare is the pool's directory, by which a pool is known that has no layout; nil for others.
-	bare *dir.ID
 }
-
-// Bare reports whether the pool has no layout.
-func (id *Identity) Bare() bool { return id.bare != nil }
 
 // Identify is the identity of a pool that has that format.
 func (s *Store) Identify(f *Format) (*Identity, error) {
@@ -88,11 +76,7 @@ func (s *Store) Identify(f *Format) (*Identity, error) {
 	if id.written, err = f.encode(); err != nil {
 		return nil, err
 	}
-	if id.Filesystem, err = s.root.Filesystem(); err != nil || !s.Bare() {
-		return id, err
-	}
-	root, err := s.root.ID()
-	id.bare = &root
+	id.Filesystem, err = s.root.Filesystem()
 	return id, err
 }
 
@@ -114,9 +98,6 @@ func (s *Store) Root() *dir.Dir { return s.root }
 func (s *Store) Parent(id volume.ID) (*dir.Dir, error) {
 	if !id.IsSnapshot() {
 		return s.root, nil
-	}
-	if s.Bare() {
-		return nil, fs.ErrNotExist
 	}
 	return s.openSnapshots((*dir.Dir).Open)
 }
@@ -182,10 +163,6 @@ var ErrOther = errors.New("what is at its path is not the pool that was opened")
 // Open opens a pool and makes sure that it is the one with that identity, and not the bare
 // directory below a mount that went away.
 func Open(at *Location, id *Identity) (*Store, error) {
-	if id.Bare() {
-		s, _, err := openBare(at, func(root *dir.Dir) error { return id.isBare(at, root) })
-		return s, err
-	}
 	return opening{
 		root:   dir.Open,
 		verify: at.Verify,
@@ -215,7 +192,7 @@ var ErrNotCached = errors.New("not known from memory whether it is the pool that
 // does. What it returns an error for, Open has to open. The root is the pool's directory as it
 // was checked last; with requireMount it must still be the root of a mount.
 func OpenCached(at *Location, id *Identity, root *dir.ID, requireMount bool) (*Store, error) {
-	if root == nil || !id.Filesystem.Cached() || id.Bare() {
+	if root == nil || !id.Filesystem.Cached() {
 		return nil, ErrNotCached
 	}
 	return opening{
@@ -243,13 +220,8 @@ func OpenCached(at *Location, id *Identity, root *dir.ID, requireMount bool) (*S
 }
 
 // Create opens a pool for the first time in this process, and makes what is missing of the
-// layout. A read-only pool whose layout is complete is opened too.
+// layout. A read-only pool whose layout is complete is opened too. Errors: ErrNoRoom.
 func Create(ctx context.Context, at *Location) (_ *Store, f *Format, err error) {
-	unlock, err := at.lockLayout(ctx)
-	if err != nil {
-		return nil, nil, err
-	}
-	defer unlock()
 	s, err := opening{
 		root: func(path string) (*dir.Dir, error) {
 			if at.MakePath {
@@ -288,24 +260,10 @@ func (s *Store) makeRest() error {
 	if errors.Is(err, fs.ErrNotExist) {
 		err = roomFor(s.openVolumes((*dir.Dir).Ensure))
 	}
-	if err == nil && s.at.Shared {
-		err = IgnoreReadOnly(s.takeSaid())
-	}
 	if err != nil {
 		return err
 	}
-	if err := s.OpenWork(); !errors.Is(err, ErrNoRoom) {
-		return err
-	}
-	return nil // what is there can be published and removed
-}
-
-// roomFor has a filesystem that takes nothing more report ErrNoRoom.
-func roomFor(err error) error {
-	if noRoom(err) && !errors.Is(err, ErrNoRoom) {
-		return fmt.Errorf("%w: %w", ErrNoRoom, err)
-	}
-	return err
+	return s.OpenWork()
 }
 
 // mostForLayout is more than the layout of a pool takes on any filesystem, in bytes.
@@ -320,7 +278,7 @@ func OpenReadOnly(at *Location) (_ *Store, f *Format, err error) {
 	missing := func(root *dir.Dir, what string) error {
 		full := error(nil)
 		if space, err := root.Space(); err == nil && (space.FreeBytes < mostForLayout || space.OutOfInodes()) {
-			full = fmt.Errorf("%w: no space is left for %s; a driver publishes and deletes what is there, and creates nothing until there is room", ErrNoLayout, what)
+			full = fmt.Errorf("%w: no space is left for %s; no driver serves it until there is room", ErrNoLayout, what)
 		}
 		return cmp.Or(at.Nested(root), full, fmt.Errorf("%w: it has no %s", ErrNoLayout, what))
 	}
@@ -361,9 +319,6 @@ func (s *Store) Refuses() bool { return s.refuses }
 
 // ProbeDisk reads what calls may find in memory, so that a disk that does not answer shows.
 func (s *Store) ProbeDisk() error {
-	if s.Bare() {
-		return nil
-	}
 	return s.own.AskDisk(formatName)
 }
 
@@ -393,9 +348,6 @@ func (s *Store) is(id *Identity) (bool, error) {
 func (s *Store) OpenWork() error {
 	if s.trash != nil {
 		return nil
-	}
-	if s.Bare() {
-		return ErrNoRoom
 	}
 	err := s.openWork((*dir.Dir).Open)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -460,3 +412,16 @@ func makeClosed(path string) error {
 	}
 	return os.Chmod(path, closedMode) // whatever the umask
 }
+
+// MarkCovered notes in the directory of a pool, durably, that another filesystem is mounted over it.
+func MarkCovered(root *dir.Dir) error {
+	own, err := root.Open(OwnName)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = own.Close() }()
+	return own.WriteFile(coveredName, nil)
+}
+
+// Covered reports whether another filesystem was mounted over the pool, when nothing was in it.
+func (s *Store) Covered() (bool, error) { return s.own.Exists(coveredName) }

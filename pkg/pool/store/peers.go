@@ -31,13 +31,8 @@ func byteOf(name string) int64 {
 
 // LockByte waits for a byte of the lock file of a shared pool until ctx ends.
 func (s *Store) LockByte(ctx context.Context, at int64) (unlock func(), err error) {
-	switch {
-	case !s.at.Shared || s.at.ReadOnly:
+	if !s.at.Shared || s.at.ReadOnly {
 		return func() {}, nil
-	case s.Bare() && at == PromisesByte: // nothing is promised
-		return func() {}, nil
-	case s.Bare():
-		return s.lockBare(func(root *dir.Dir) (func(), error) { return root.LockDir(ctx) })
 	}
 	unlock, err = s.own.LockByte(ctx, lockName, at)
 	if errors.Is(err, syscall.EROFS) {
@@ -48,16 +43,10 @@ func (s *Store) LockByte(ctx context.Context, at int64) (unlock func(), err erro
 
 // TryLockByte is LockByte that returns ErrBusy instead of waiting.
 func (s *Store) TryLockByte(at int64) (unlock func(), err error) {
-	switch {
-	case !s.at.Shared || s.at.ReadOnly:
+	if !s.at.Shared || s.at.ReadOnly {
 		return func() {}, nil
-	case s.Bare() && at == PromisesByte:
-		return func() {}, nil
-	case s.Bare():
-		unlock, err = s.lockBare((*dir.Dir).TryLockDir)
-	default:
-		unlock, err = s.own.TryLockByte(lockName, at)
 	}
+	unlock, err = s.own.TryLockByte(lockName, at)
 	switch {
 	case errors.Is(err, syscall.EROFS):
 		return func() {}, nil
@@ -69,19 +58,19 @@ func (s *Store) TryLockByte(at int64) (unlock func(), err error) {
 
 // Mark says that this node is about to publish a volume, durably. The caller has locked that on
 // all nodes, as deleting does: either this node has seen the volume gone, or the other one sees
-// the mark.
+// the mark. Errors: volume.ErrNoSpace.
 func (s *Store) Mark(id volume.ID) error {
 	if !s.at.Shared {
 		return nil
 	}
-	err := s.markByFile(id)
+	err := s.writeMark(id)
 	if noRoom(err) {
-		return s.publishInPlace(id)
+		return fmt.Errorf("%w: no room for the mark that keeps other nodes from deleting the volume: %w", volume.ErrNoSpace, err)
 	}
 	return IgnoreReadOnly(err)
 }
 
-func (s *Store) markByFile(id volume.ID) error {
+func (s *Store) writeMark(id volume.ID) error {
 	// A mark counts together with a sign of life, which the trash is.
 	if err := s.OpenWork(); err != nil {
 		return err
@@ -91,10 +80,7 @@ func (s *Store) markByFile(id volume.ID) error {
 		return err
 	}
 	defer func() { _ = marks.Close() }()
-	if err := marks.WriteFile(id.String(), nil); err != nil {
-		return err
-	}
-	return s.unpublishInPlace(id)
+	return marks.WriteFile(id.String(), nil)
 }
 
 // ensureMarks opens those of this node, and makes the directory for them, durably.
@@ -136,9 +122,6 @@ func (s *Store) Marked() (map[string]bool, error) {
 
 // Unmark removes the mark of this node.
 func (s *Store) Unmark(id volume.ID) error {
-	if err := s.unpublishInPlace(id); err != nil {
-		return IgnoreReadOnly(err)
-	}
 	marks, err := s.marks()
 	if err != nil || marks == nil {
 		return err
@@ -153,9 +136,6 @@ func (s *Store) Unmark(id volume.ID) error {
 
 // marks opens those of this node; nil if there are none.
 func (s *Store) marks() (*dir.Dir, error) {
-	if s.Bare() {
-		return nil, nil
-	}
 	marks, err := openNested(s.own, publishedName, s.at.Node.String(), (*dir.Dir).Open)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -218,16 +198,12 @@ func (s *Store) PublishedBy(id volume.ID, counts func(node, sign string) bool) (
 		}
 		return err
 	})
-	if err != nil || !s.at.Shared {
-		return nodes, err
-	}
-	here, err := s.publishedInPlace(id)
-	return append(nodes, here...), err
+	return nodes, err
 }
 
 // eachPeer goes over the marks of the other nodes of a shared pool whose word counts.
 func (s *Store) eachPeer(counts func(node, sign string) bool, do func(node volume.NodeID, marks *dir.Dir) error) error {
-	if !s.at.Shared || s.Bare() {
+	if !s.at.Shared {
 		return nil
 	}
 	all, err := s.own.Open(publishedName)
@@ -294,9 +270,6 @@ func (s *Store) sign(node string) (string, error) {
 
 // ShowAlive shows the other nodes of a shared pool that this one is alive.
 func (s *Store) ShowAlive() error {
-	if s.Bare() {
-		return nil // what it has published counts without
-	}
 	trash, err := s.own.Open(trashName)
 	if err != nil {
 		return err
@@ -322,20 +295,6 @@ func (s *Store) EachSign(see func(node, sign string)) error {
 // EachLeft goes over what other nodes left, with creating/ and trash/ of each; alive, unless it is nil, says of which
 // nodes it is still their own.
 func (s *Store) EachLeft(alive func(node, sign string) bool, do func(node string, creating, trash *dir.Dir) error) error {
-	return s.eachLeft(alive, func(node string, trash *dir.Dir) error {
-		creating, err := openNested(s.own, creatingName, node, (*dir.Dir).Ensure)
-		if err != nil {
-			return err
-		}
-		defer func() { _ = creating.Close() }()
-		return do(node, creating, trash)
-	})
-}
-
-func (s *Store) eachLeft(alive func(node, sign string) bool, do func(node string, trash *dir.Dir) error) error {
-	if s.Bare() {
-		return nil
-	}
 	trash, err := s.own.Open(trashName)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -356,7 +315,7 @@ func (s *Store) eachLeft(alive func(node, sign string) bool, do func(node string
 	return errors.Join(problems...)
 }
 
-func (s *Store) left(trash *dir.Dir, node string, alive func(node, sign string) bool, do func(node string, trash *dir.Dir) error) error {
+func (s *Store) left(trash *dir.Dir, node string, alive func(node, sign string) bool, do func(node string, creating, trash *dir.Dir) error) error {
 	if alive != nil {
 		if sign, err := s.sign(node); err != nil || alive(node, sign) {
 			return err
@@ -367,5 +326,10 @@ func (s *Store) left(trash *dir.Dir, node string, alive func(node, sign string) 
 		return err
 	}
 	defer func() { _ = left.Close() }()
-	return do(node, left)
+	creating, err := openNested(s.own, creatingName, node, (*dir.Dir).Ensure)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = creating.Close() }()
+	return do(node, creating, left)
 }

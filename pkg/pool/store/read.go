@@ -18,9 +18,6 @@ type Entry struct {
 	Present bool
 	// Damage is why the record cannot be read; nil if it can, or if there is none.
 	Damage error
-	// Removed is the piece of trash that the directory of that name is, which was the volume: it is
-	// not Present. Empty for none.
-	Removed string
 }
 
 // Exists reports whether there is anything of the volume at all.
@@ -89,17 +86,7 @@ func (s *Store) Lookup(id volume.ID) (Entry, *dir.Dir, error) {
 	case err != nil:
 		return Entry{}, nil, err
 	default:
-		mark, removed, err := s.mark(d, id)
-		if removed || err != nil {
-			_ = d.Close()
-			d = nil
-		}
-		if err != nil {
-			return Entry{}, nil, err
-		}
-		if e.Present = !removed; removed {
-			e.Removed = inPlace + id.String() + "." + mark
-		}
+		e.Present = true
 	}
 	e.Record, e.Damage = s.ReadRecord(id)
 	return e, d, nil
@@ -141,29 +128,12 @@ func (s *Store) Directories() iter.Seq2[volume.ID, error] {
 	}
 }
 
-// directoriesIn are the directories in one whose names are parsed, but for those that were removed
-// in place.
+// directoriesIn are the directories in one whose names are parsed.
 func (s *Store) directoriesIn(d *dir.Dir, parse func(name string) (volume.ID, error)) iter.Seq2[volume.ID, error] {
-	all := s.volumesIn(d, func(entry dir.Entry) (volume.ID, bool) {
+	return s.volumesIn(d, func(entry dir.Entry) (volume.ID, bool) {
 		id, err := parse(entry.Name)
 		return id, err == nil && entry.IsDir
 	})
-	return func(yield func(volume.ID, error) bool) {
-		marks, err := anyMarked(d)
-		if err != nil {
-			yield(volume.ID{}, err)
-			return
-		}
-		for id, err := range all {
-			removed := false
-			if err == nil && marks {
-				_, removed, err = s.markIn(d, id)
-			}
-			if !removed && !yield(id, err) || err != nil {
-				return
-			}
-		}
-	}
 }
 
 // Records are the volumes and snapshots that the disk has a record of.
@@ -174,9 +144,6 @@ func (s *Store) Records() iter.Seq2[volume.ID, error] {
 // volumesIn are the entries of a directory that are of volumes. It ends at the first error.
 func (s *Store) volumesIn(d *dir.Dir, of func(dir.Entry) (volume.ID, bool)) iter.Seq2[volume.ID, error] {
 	return func(yield func(volume.ID, error) bool) {
-		if d == nil {
-			return // without a layout
-		}
 		for entry, err := range d.Entries() {
 			id, ok := of(entry)
 			switch {
@@ -228,9 +195,6 @@ func (s *Store) LookupUnlocked(id volume.ID) (Entry, *dir.Dir, error) {
 		e, d, err := s.Lookup(id)
 		if err != nil || !e.Exists() || e.Present && e.Record != nil || e.Damage != nil {
 			return e, d, err
-		}
-		if e.Removed != "" {
-			return Entry{Removed: e.Removed}, nil, nil
 		}
 		same, err := s.unchanged(id, e, d)
 		if err != nil || same {
@@ -304,9 +268,6 @@ const (
 
 // EachNode opens what the nodes have in one place of the layout, in the order of their names.
 func (s *Store) EachNode(place Place, do func(node string, d *dir.Dir) error) error {
-	if s.Bare() {
-		return nil
-	}
 	all, err := s.own.Open(string(place))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil

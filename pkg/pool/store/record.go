@@ -167,9 +167,6 @@ func (r *Record) encode() ([]byte, error) {
 
 // ReadRecord returns nil where there is none. Errors: ErrDamagedRecord, ErrIO.
 func (s *Store) ReadRecord(id volume.ID) (*Record, error) {
-	if s.Bare() {
-		return nil, nil
-	}
 	data, err := s.volumes.ReadFile(id.String()+recordSuffix, maxRecord)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil

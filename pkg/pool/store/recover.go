@@ -26,9 +26,6 @@ type Temporary struct {
 // temporaries are those of a directory. It ends at the first error.
 func temporaries(d *dir.Dir, of func(file string) (volume.ID, bool)) iter.Seq2[Temporary, error] {
 	return func(yield func(Temporary, error) bool) {
-		if d == nil {
-			return // without a layout
-		}
 		for entry, err := range d.Entries() {
 			if err != nil {
 				yield(Temporary{}, err)

@@ -45,9 +45,6 @@ func (s *Store) Server() (by Server, sign string, err error) { return s.readServ
 func (s *Store) Waiter() (by Server, sign string, err error) { return s.readServer(waiterName) }
 
 func (s *Store) readServer(name string) (by Server, sign string, err error) {
-	if s.Bare() {
-		return Server{}, "", fs.ErrNotExist
-	}
 	data, err := s.own.ReadFile(name, maxServer)
 	// After a loss of power a filesystem may have the length of what was not synced, and zeroes.
 	data = bytes.TrimRight(data, "\x00")
@@ -60,9 +57,6 @@ func (s *Store) readServer(name string) (by Server, sign string, err error) {
 // WriteServer writes who serves the pool, or with nil that nobody does. It is no more than a
 // sign: it is written in place, and not synced.
 func (s *Store) WriteServer(by *Server) error {
-	if s.Bare() {
-		return ErrNoRoom
-	}
 	if by == nil {
 		return s.own.Rewrite(lockName, nil)
 	}
@@ -75,9 +69,6 @@ func (s *Store) WriteServer(by *Server) error {
 
 // WriteWaiter writes who waits for the pool, or with nil that nobody does.
 func (s *Store) WriteWaiter(by *Server) error {
-	if s.Bare() {
-		return ErrNoRoom
-	}
 	if by == nil {
 		if err := s.own.Remove(waiterName); !errors.Is(err, fs.ErrNotExist) {
 			return err

@@ -3,7 +3,7 @@ package store
 // The order of steps that makes a crash harmless at each of them.
 //
 // Creating:  Stage (limit, content, sync) → WriteRecord → Commit (rename, sync) → answer.
-// Removing:  Remove (rename, sync both; or rename or mark in place, sync) → DropRecord → the reaper may erase → answer.
+// Removing:  Remove (rename, sync both; or rename in place, sync) → DropRecord → the reaper may erase → answer.
 // Growing a directory volume:  WriteRecord → limit.
 // Growing a block volume:      limit → file → WriteRecord → device.
 // Moving to another directory: Take (rename, sync both) → KeepRecord there → DropRecord here.
@@ -16,7 +16,6 @@ package store
 // the trash with the uid of a record is a removal: FinishRemoval.
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -98,26 +97,23 @@ func Trashed(id volume.ID, e Entry) string {
 }
 
 // Remove makes the directory of a volume trash, durably and in one step: it moves it into the
-// trash, or makes it trash in place if that has no room. After it comes DropRecord, and only then may anything
+// trash, or renames it in place if there is no room. After it comes DropRecord, and only then may anything
 // be erased: a record with neither directory nor trash is a lost volume. It returns the name of the
-// piece of trash.
-func (s *Store) Remove(ctx context.Context, id volume.ID, as string) (piece string, err error) {
-	if err := s.OpenWork(); err != nil && !noRoom(err) {
+// piece of trash. Errors: volume.ErrNoSpace.
+func (s *Store) Remove(id volume.ID, as string) (piece string, err error) {
+	if err := s.OpenWork(); err != nil {
 		return "", err
 	}
 	from, err := s.Parent(id)
 	if err != nil {
 		return "", err
 	}
-	err = ErrNoRoom
-	if s.trash != nil {
-		err = rename(from, id.String(), s.trash, as)
-	}
+	err = rename(from, id.String(), s.trash, as)
 	switch {
 	case err == nil:
 		return as, errors.Join(s.trash.Sync(), from.Sync())
 	case noRoom(err):
-		return inPlace + as, s.removeInPlace(ctx, from, id, as)
+		return inPlace + as, removeInPlace(from, id, as)
 	}
 	return "", err
 }
@@ -125,7 +121,7 @@ func (s *Store) Remove(ctx context.Context, id volume.ID, as string) (piece stri
 // RemoveAgain does what is left of Remove for a volume that has only its record: its directory became trash of this node, and
 // making that durable failed. It returns the piece of trash; empty for a volume whose directory is not there.
 func (s *Store) RemoveAgain(id volume.ID, e Entry) (piece string, err error) {
-	if err := s.OpenWork(); err != nil && !noRoom(err) {
+	if err := s.OpenWork(); err != nil {
 		return "", err
 	}
 	from, err := s.Parent(id)
@@ -136,10 +132,7 @@ func (s *Store) RemoveAgain(id volume.ID, e Entry) (piece string, err error) {
 	for _, to := range []struct {
 		in          *dir.Dir
 		name, piece string
-	}{{s.trash, as, as}, {from, aside + as, inPlace + as}, {s.own, aside + as, inPlace + as}} {
-		if to.in == nil {
-			continue // no room for it
-		}
+	}{{s.trash, as, as}, {from, inPlacePrefix + as, inPlace + as}} {
 		if there, err := to.in.IsDir(to.name); err != nil {
 			return "", err
 		} else if there {
@@ -158,9 +151,6 @@ func ignoreMissing(err error) error {
 
 // DropRecord removes a record durably. One that is not there is no error.
 func (s *Store) DropRecord(id volume.ID) error {
-	if s.Bare() {
-		return nil
-	}
 	err := s.drop(s.volumes, id.String()+recordSuffix)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil

@@ -4,8 +4,10 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -15,8 +17,11 @@ import (
 	"kubevirt.io/hostpath-provisioner/test/testenv/fulldisk"
 )
 
-// On a full filesystem a pool has no layout, and a volume is removed where it is. Killed in whatever
-// it does, from the first start until the volume is erased, the driver finds it whole or gone.
+// longVictim has a name for which there is no room in the inode of a directory on XFS that has an attribute as well.
+var longVictim = victim + strings.Repeat("-long", 28)
+
+// On a full filesystem a volume is removed to the trash as long as that has room for its name, as here on ext4, and otherwise where
+// it is, as here on XFS. Killed in whatever it does, from the start until the volume is erased, the driver finds it whole or gone.
 func TestCrashOnFullDisk(t *testing.T) {
 	driver := drivertest.Built(t)
 	for i, kind := range []string{"xfs", "ext4"} {
@@ -44,16 +49,16 @@ func TestCrashOnFullDisk(t *testing.T) {
 	}
 }
 
-// removeOnFullDisk starts a driver on a full disk that is new there, and deletes a volume. It is
-// killed at a step, and started and asked again. It answers how many steps there were.
+// removeOnFullDisk starts a driver on a full disk, and deletes a volume. The driver is
+// killed at a step, and started and asked again. It returns how many steps there were.
 func (w *world) removeOnFullDisk(killAt int) int {
 	w.Helper()
-	giveBack := w.earlierDriver()
+	giveBack := w.fillUp()
 	w.arm(killAt)
 	answered := false
 	started := w.start()
 	if started == nil {
-		err := w.delete().err
+		err := w.deleteOf(longVictim).err
 		if answered = err == nil; !answered && status.Code(err) != codes.Unavailable {
 			w.Errorf("delete: %v", err)
 		}
@@ -62,6 +67,9 @@ func (w *world) removeOnFullDisk(killAt int) int {
 		w.Fatal(started)
 	}
 	steps, killed := w.trap.Disarm()
+	if inPlace := strings.Contains(w.words(steps), ".trash-"); killAt == 0 && inPlace != (w.place.name == "xfs") {
+		w.Errorf("removed in place: %v", inPlace)
+	}
 	where := "without a crash"
 	if killed {
 		where = "killed at " + w.words(steps[len(steps)-1:])
@@ -72,22 +80,16 @@ func (w *world) removeOnFullDisk(killAt int) int {
 		w.Must(w.start())
 		w.AwaitServing()
 	} else if killAt > 0 && killAt < len(steps) {
-		w.Errorf("nobody died at step %d of %d", killAt, len(steps))
+		w.Errorf("the driver did not die at step %d of %d", killAt, len(steps))
 	}
 	w.wantWholeOrGone(where, answered)
-	w.Eventually("the volume is deleted", func() bool { // while the layout is made, the pool is unavailable
-		err := w.delete().err
-		if err != nil && status.Code(err) != codes.Unavailable {
-			w.Fatal(err)
-		}
-		return err == nil
-	})
+	w.Must(w.deleteOf(longVictim).err)
 	w.wantWholeOrGone(where, true)
 	w.Eventually("the volume is erased", w.isErased)
 	giveBack()
-	w.Eventually("volumes can be created", func() bool { return w.create(victim, false, small).err == nil })
+	w.Eventually("volumes can be created", func() bool { return w.create(longVictim, false, small).err == nil })
 	w.AwaitServing()
-	w.Must(w.delete().err)
+	w.Must(w.deleteOf(longVictim).err)
 	w.Must(w.deleteOf(others[0].id).err)
 	w.awaitNoTrash()
 	w.wantNothingLeft()
@@ -96,18 +98,19 @@ func (w *world) removeOnFullDisk(killAt int) int {
 	return len(steps)
 }
 
-// earlierDriver leaves two volumes and no room.
-func (w *world) earlierDriver() (giveBack func()) {
+// fillUp makes two volumes, stops the driver and leaves no room.
+func (w *world) fillUp() (giveBack func()) {
 	w.Helper()
-	w.Must(os.RemoveAll(w.pool.Path))
-	w.Must(os.Mkdir(w.pool.Path, 0o750))
-	for _, id := range []string{victim, others[0].id} {
-		w.Must(os.Mkdir(filepath.Join(w.pool.Path, id), 0o777))
+	w.Must(w.start())
+	w.AwaitServing()
+	for _, id := range []string{longVictim, others[0].id} {
+		w.Must(w.create(id, false, small).err)
 		w.fill(id, false)
 	}
+	w.Must(w.Process.Stop())
 	var names []string
 	if w.place.name == "xfs" {
-		names = w.fillInode()
+		names = w.fillTrash()
 	}
 	empty := w.fillDisk()
 	return func() {
@@ -119,20 +122,19 @@ func (w *world) earlierDriver() (giveBack func()) {
 	}
 }
 
-// fillInode adds as many names to the pool's directory as XFS keeps in the inode: there is no room for that of a volume
-// in the trash then, so that it is marked.
-func (w *world) fillInode() (names []string) {
+// fillTrash leaves no room for a name in the inode of the trash, and room for many in the block of the pool's directory.
+func (w *world) fillTrash() (names []string) {
 	w.Helper()
-	for {
-		names = append(names, filepath.Join(w.pool.Path, fmt.Sprintf(".of-an-earlier-driver-%d", 10+len(names))))
-		w.Must(os.Mkdir(names[len(names)-1], 0o700))
-		info, err := os.Stat(w.pool.Path)
-		w.Must(err)
-		if last := len(names) - 1; info.Size() >= 4096 { // a block
-			w.Must(os.Remove(names[last]))
-			return names[:last]
-		}
+	trashes, err := filepath.Glob(w.pool.Own("trash", "*"))
+	w.Must(err)
+	for _, trash := range trashes { // an attribute of more bytes would be outside the inode
+		w.Must(unix.Setxattr(trash, "trusted.filler", make([]byte, 200), 0))
 	}
+	for i := range 10 {
+		names = append(names, filepath.Join(w.pool.Path, fmt.Sprintf(".not-a-volume-%020d", i)))
+		w.Must(os.Mkdir(names[i], 0o700))
+	}
+	return names
 }
 
 // fillDisk has others take all that the filesystem has.
@@ -147,16 +149,21 @@ func (w *world) fillDisk() (giveBack func()) {
 // isErased reports whether nothing is left of the victim, whatever that is called.
 func (w *world) isErased() bool {
 	w.Helper()
-	left, err := filepath.Glob(filepath.Join(w.pool.Path, "*"+victim+"*"))
-	w.Must(err)
-	return len(left) == 0
+	for _, in := range []string{w.pool.Path, w.pool.Own("trash", "*")} {
+		left, err := filepath.Glob(filepath.Join(in, "*"+longVictim+"*"))
+		w.Must(err)
+		if len(left) > 0 {
+			return false
+		}
+	}
+	return true
 }
 
 // wantWholeOrGone expects the volume to be served with all that is in it, or not to be known. The other
 // one is whole.
 func (w *world) wantWholeOrGone(where string, gone bool) {
 	w.Helper()
-	for _, id := range []string{victim, others[0].id} {
+	for _, id := range []string{longVictim, others[0].id} {
 		var err error
 		w.Eventually("the pool serves", func() bool {
 			_, err = w.Get(w.Context(), id)
@@ -164,11 +171,11 @@ func (w *world) wantWholeOrGone(where string, gone bool) {
 		})
 		switch status.Code(err) {
 		case codes.NotFound:
-			if id != victim {
+			if id != longVictim {
 				w.Errorf("%s: %s is gone", where, id)
 			}
 		case codes.OK:
-			if id == victim && gone {
+			if id == longVictim && gone {
 				w.Errorf("%s: the volume is there, although its deletion was answered", where)
 			}
 			if got, err := os.ReadFile(filepath.Join(w.pool.Path, id, "file")); string(got) != content {

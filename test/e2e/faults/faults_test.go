@@ -9,7 +9,6 @@ import (
 	"testing"
 
 	"kubevirt.io/hostpath-provisioner/test/testenv"
-	"kubevirt.io/hostpath-provisioner/test/testenv/fulldisk"
 )
 
 func TestMain(m *testing.M) { testenv.Main(m) }
@@ -34,7 +33,6 @@ type filesystem struct {
 	mkfs     []string
 	options  []string
 	enforced bool // its quotas are on
-	lack     fulldisk.Shortage
 }
 
 // someFilesystems are the first few where time is short. The guest has both: what is in use

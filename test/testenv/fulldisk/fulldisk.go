@@ -13,7 +13,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
-// A Shortage is what a filesystem has none of. Btrfs has inodes as long as it has bytes. XFS has some left without
+// A Shortage is what a filesystem has none of. XFS has some left without
 // bytes, and these are taken with the bytes. Ext4 has a fixed number: to take many lasts long (mkfs.ext4 -N).
 type Shortage struct{ Bytes, Inodes bool }
 
@@ -34,9 +34,6 @@ func Fill(t testing.TB, dir string, lack Shortage) {
 	if lack.Bytes {
 		Large(t, dir, 0)
 		Small(t, dir, Inlined)
-	}
-	if fs.Type == unix.BTRFS_SUPER_MAGIC {
-		attributes(t, dir)
 	}
 	if lack.Inodes || fs.Type != unix.EXT4_SUPER_MAGIC {
 		Small(t, dir, 0)
@@ -71,22 +68,6 @@ func Large(t testing.TB, dir string, left int64) {
 		}
 	}
 	must.Succeed(t, errors.Join(file.Truncate(max(0, size-left)), file.Sync(), file.Close()))
-}
-
-// attributes takes most of what btrfs has for names and attributes, in fewer steps than empty files do.
-func attributes(t testing.TB, dir string) {
-	t.Helper()
-	for i := 0; ; i++ {
-		file := filepath.Join(dir, fmt.Sprintf("attribute-%d", i))
-		err := os.WriteFile(file, nil, 0o600)
-		if err == nil {
-			err = unix.Setxattr(file, "user.large", make([]byte, 12<<10), 0)
-		}
-		if errors.Is(err, unix.ENOSPC) {
-			return
-		}
-		must.Succeed(t, err)
-	}
 }
 
 // Small takes what is left for files of so many bytes, whose names SmallName has. Btrfs may find more after it said
