@@ -8,7 +8,7 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
-	"kubevirt.io/hostpath-provisioner/pkg/pool/handover"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 	"kubevirt.io/hostpath-provisioner/pkg/provisioner"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 	"kubevirt.io/hostpath-provisioner/test/drivertest"
@@ -44,7 +44,7 @@ func TestHandedOverVolume_hasItsLimit(t *testing.T) {
 			_, err = write(t, filepath.Join(path, "pvc-1", "before"), 8)
 			must.Succeed(t, err)
 
-			there := handover.Handover{From: handover.Place{Directory: path, Name: "pvc-1"}, To: handover.Place{Directory: csi, Name: "pvc-1"}}
+			there := store.Handover{From: store.VolumePath{Directory: path, Name: "pvc-1"}, To: store.VolumePath{Directory: csi, Name: "pvc-1"}}
 			wantLimitAfter(t, there, driver, id)
 			wantLimitAfter(t, there.Reverse(), old, id)
 			must.Succeed(t, old.Delete(t.Context(), id))
@@ -53,7 +53,7 @@ func TestHandedOverVolume_hasItsLimit(t *testing.T) {
 }
 
 // wantLimitAfter hands a volume of 16 MiB over, of which 8 are taken.
-func wantLimitAfter(t *testing.T, way handover.Handover, set *pool.Set, id volume.ID) {
+func wantLimitAfter(t *testing.T, way store.Handover, set *pool.Set, id volume.ID) {
 	t.Helper()
 	must.Succeed(t, way.Move())
 	must.Succeed(t, way.Record(0))

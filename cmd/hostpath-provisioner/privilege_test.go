@@ -19,7 +19,7 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/privilege"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
-	"kubevirt.io/hostpath-provisioner/pkg/pool/handover"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 	"kubevirt.io/hostpath-provisioner/pkg/provisioner"
 	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
@@ -67,7 +67,7 @@ func serveCommands(encoded string) error {
 }
 
 func move(path, name string) error {
-	h := handover.Handover{From: handover.Place{Directory: path, Name: name}, To: handover.Place{Directory: filepath.Join(path, provisioner.CSIDirectory), Name: name}}
+	h := store.Handover{From: store.VolumePath{Directory: path, Name: name}, To: store.VolumePath{Directory: filepath.Join(path, provisioner.CSIDirectory), Name: name}}
 	if err := h.Check(); err != nil {
 		return err
 	}

@@ -22,9 +22,8 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/hang"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/content"
-	"kubevirt.io/hostpath-provisioner/pkg/pool/nested"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
-	"kubevirt.io/hostpath-provisioner/pkg/pool/scan"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/reconcile"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/served"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
@@ -33,8 +32,8 @@ import (
 // Mounts has what the mounts of the node say, as bind.Kernel does.
 type Mounts interface {
 	content.Mounts
-	nested.Mounts
-	scan.Mounts
+	reconcile.Locator
+	reconcile.Mounts
 }
 
 // Options say how to read the pools of a node.
@@ -72,7 +71,7 @@ func (o Options) withDefaults() Options {
 		o.CountErrors = errorcount.Of
 	}
 	if o.SinceBoot == nil {
-		o.SinceBoot = scan.SinceBoot
+		o.SinceBoot = reconcile.SinceBoot
 	}
 	o.HangAfter = cmp.Or(o.HangAfter, 5*time.Second)
 	return o
@@ -127,7 +126,7 @@ func (o Options) uuidOf(ctx context.Context, c *poolconfig.Pool) (string, error)
 	return hang.Run(ctx, cmp.Or(o.HangAfter, 5*time.Second), func() (string, error) {
 		s, f, err := store.OpenReadOnly(&store.Location{
 			Path: c.Path, ReadOnly: true, Shared: c.Shared,
-			Verify: func(root *dir.Dir) error { return scan.CheckMount(c, o.Mounts, root) },
+			Verify: func(root *dir.Dir) error { return reconcile.CheckMount(c, o.Mounts, root) },
 			Nested: func(*dir.Dir) error { return nil },
 		})
 		if err != nil {

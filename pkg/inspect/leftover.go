@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
-	"kubevirt.io/hostpath-provisioner/pkg/pool/alive"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/ledger"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
@@ -140,7 +139,7 @@ func (r *reader) leftoverCondition(place store.Place, l Leftover, lately time.Ti
 		limit, normal, says = longestCreation, "being made", "a creation that did not finish; the driver of its node removes it when it runs"
 	}
 	if r.Config.Shared && l.Node != r.Node.String() {
-		limit = alive.UnseenAfter // then others take it over
+		limit = store.UnseenAfter // then others take it over
 	}
 	since := time.Since(l.Changed)
 	switch {

@@ -16,9 +16,8 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/pool/content"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/ledger"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/limit"
-	"kubevirt.io/hostpath-provisioner/pkg/pool/nested"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
-	"kubevirt.io/hostpath-provisioner/pkg/pool/scan"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/reconcile"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
@@ -26,12 +25,12 @@ import (
 // A reader reads one pool next to the driver that serves it, or without one. It changes nothing
 // and takes no lock that others would wait for.
 type reader struct {
-	scan.Pool
+	reconcile.Pool
 	options Options
 	limits  limit.Options
 	claims  *limit.Registry // the quota ids of all pools
 	at      *store.Location
-	place   *nested.Place
+	place   *reconcile.Place
 	steps   atomic.Uint64
 
 	format      *store.Format
@@ -45,26 +44,26 @@ type reader struct {
 	counted bool
 	trees   quota.Trees
 
-	filesystems *scan.Filesystems[*reader]
+	filesystems *reconcile.Filesystems[*reader]
 }
 
 // node is what the readers of all pools share.
 type node struct {
 	options     Options
 	claims      limit.Registry
-	places      nested.Places
-	filesystems scan.Filesystems[*reader]
+	places      reconcile.Places
+	filesystems reconcile.Filesystems[*reader]
 }
 
 func (n *node) reader(config *poolconfig.Pool) *reader {
 	o := n.options
 	r := &reader{
-		Pool: scan.Pool{
+		Pool: reconcile.Pool{
 			Config:    config,
 			Node:      o.Node,
 			Host:      content.Host{Mounts: o.Mounts, Devices: o.Devices, Dev: o.Dev},
 			Ledger:    ledger.New(ledger.Policy{Pool: config.Name, Overprovision: config.Overprovision, Reserve: config.Reserve, BytesPerInode: config.BytesPerInode}),
-			Peers:     &scan.Peers{},
+			Peers:     &reconcile.Peers{},
 			SinceBoot: o.SinceBoot,
 			// The locks of the driver are in another process.
 			Lock:   func(volume.ID) (func(), error) { return func() {}, nil },
@@ -87,7 +86,7 @@ func (n *node) reader(config *poolconfig.Pool) *reader {
 		Reserved: config.Reserved(),
 		Shared:   config.Shared,
 		ReadOnly: true,
-		Verify:   func(root *dir.Dir) error { return scan.CheckMount(config, o.Mounts, root) },
+		Verify:   func(root *dir.Dir) error { return reconcile.CheckMount(config, o.Mounts, root) },
 		Nested:   r.place.Check,
 	}
 	return r
@@ -126,7 +125,7 @@ func (r *reader) strays(id volume.ID) (quota.Strays, error) {
 		return quota.Strays{}, err
 	}
 	defer func() { _ = d.Close() }() // opened for reading
-	return r.Keeper.Strays(d, scan.CardOf(e), func() error { r.steps.Add(1); return nil })
+	return r.Keeper.Strays(d, reconcile.CardOf(e), func() error { r.steps.Add(1); return nil })
 }
 
 // notePlace notes where the pool is, if that can be known. If not, reading it says why.
@@ -182,7 +181,7 @@ func (r *reader) blank() Pool {
 // unreadable is the report of a pool that could not be read.
 func (r *reader) unreadable(err error) Pool {
 	p := r.blank()
-	p.setCondition(health.Facts{Pool: scan.Unavailable(r.Config, err)})
+	p.setCondition(health.Facts{Pool: reconcile.Unavailable(r.Config, err)})
 	return p
 }
 
@@ -195,7 +194,7 @@ func (p *Pool) setCondition(facts health.Facts) {
 func (r *reader) read(ctx context.Context) (Pool, error) {
 	var err error
 	if r.Store, r.format, err = store.OpenReadOnly(r.at); err != nil {
-		if !errors.Is(err, store.ErrNoLayout) && !errors.Is(err, nested.ErrNested) {
+		if !errors.Is(err, store.ErrNoLayout) && !errors.Is(err, reconcile.ErrNested) {
 			r.joinUnread()
 		}
 		return Pool{}, err
@@ -211,10 +210,10 @@ func (r *reader) read(ctx context.Context) (Pool, error) {
 	var served error
 	r.server, served = r.servedBy()
 	if err := cmp.Or(r.place.Check(r.Store.Root()), r.Unfit(r.limits), served); err != nil {
-		r.unavailable = scan.Unavailable(r.Config, err)
+		r.unavailable = reconcile.Unavailable(r.Config, err)
 	}
 	// As a check of the driver does, so that conditions are the same.
-	r.Errors = scan.CountErrors(r.options.CountErrors, r.Store.Root())
+	r.Errors = reconcile.CountErrors(r.options.CountErrors, r.Store.Root())
 	if r.Errors > 0 {
 		r.Store.ProbeWritable() // what made an ext4 read-only was counted
 	}
@@ -229,7 +228,7 @@ func (r *reader) read(ctx context.Context) (Pool, error) {
 		return Pool{}, err
 	}
 	p.Trash = r.trash
-	l := &scan.Listing{Pool: &r.Pool, Err: r.unavailable}
+	l := &reconcile.Listing{Pool: &r.Pool, Err: r.unavailable}
 	if err := l.Read(); err != nil {
 		return Pool{}, err
 	}
@@ -256,7 +255,7 @@ func (r *reader) describe(p *Pool, space dir.Space) {
 	if r.server != nil {
 		p.Server = &Server{Node: r.server.Node, Host: r.server.Host, Since: r.server.Since}
 	}
-	p.SystemDisk = scan.OnSystemDisk(r.options.Mounts, r.options.SystemPath, r.Store.Root())
+	p.SystemDisk = reconcile.OnSystemDisk(r.options.Mounts, r.options.SystemPath, r.Store.Root())
 	if why := r.Keeper.Unenforced(); why != nil {
 		p.Unenforced = why.Error()
 	} else {

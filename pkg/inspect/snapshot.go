@@ -7,15 +7,15 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/pkg/health"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
-	"kubevirt.io/hostpath-provisioner/pkg/pool/scan"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/reconcile"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/upstream"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
 // seeSnapshot has what is reported of a snapshot.
-func (r *reader) seeSnapshot(l *scan.Listing, id volume.ID, e store.Entry, d *dir.Dir) seen {
-	v := seen{Volume: r.Volume(id, scan.CardOf(e), l.Space), entry: e}
+func (r *reader) seeSnapshot(l *reconcile.Listing, id volume.ID, e store.Entry, d *dir.Dir) seen {
+	v := seen{Volume: r.Volume(id, reconcile.CardOf(e), l.Space), entry: e}
 	v.Condition = l.Snapshot(id, e, d)
 	return v
 }

@@ -13,15 +13,14 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/content"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/limit"
-	"kubevirt.io/hostpath-provisioner/pkg/pool/pace"
-	"kubevirt.io/hostpath-provisioner/pkg/pool/scan"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/reconcile"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
 // seen is a volume as it was read.
 type seen struct {
-	scan.Volume
+	reconcile.Volume
 	entry store.Entry
 	// limitBytes is the limit that the kernel enforces, and usedBytes what it counts;
 	// volume.Unknown if it does neither. Of a block volume they include what the filesystem
@@ -44,7 +43,7 @@ const (
 )
 
 // readVolumes reads all volumes and snapshots, and again those that are not in order.
-func (r *reader) readVolumes(ctx context.Context, l *scan.Listing) ([]seen, error) {
+func (r *reader) readVolumes(ctx context.Context, l *reconcile.Listing) ([]seen, error) {
 	var all []seen
 	for _, known := range r.Ledger.After(volume.ID{}, math.MaxInt) {
 		v, ok, err := r.readVolume(l, known.ID)
@@ -70,11 +69,11 @@ func (r *reader) readVolumes(ctx context.Context, l *scan.Listing) ([]seen, erro
 
 // readAgain reads again what is not in order, after a while. It returns true if that is the
 // same as before: not that another volume by that name is not in order now.
-func (r *reader) readAgain(ctx context.Context, l *scan.Listing, all *[]seen) (sure bool, err error) {
+func (r *reader) readAgain(ctx context.Context, l *reconcile.Listing, all *[]seen) (sure bool, err error) {
 	if !slices.ContainsFunc(*all, func(v seen) bool { return v.Condition.Abnormal }) {
 		return true, nil
 	}
-	if err := pace.Rest(ctx, betweenReadings); err != nil {
+	if err := reconcile.Rest(ctx, betweenReadings); err != nil {
 		return false, err
 	}
 	// The ids as well: one that was read of a record which is gone by now may be another's.
@@ -106,27 +105,27 @@ func (r *reader) forgetClaims() { r.Keeper = r.Keeper.WithClaims(&limit.Claims{}
 
 // readVolume reads one volume. It returns false for one that is being made or removed, or is
 // gone.
-func (r *reader) readVolume(l *scan.Listing, id volume.ID) (seen, bool, error) {
+func (r *reader) readVolume(l *reconcile.Listing, id volume.ID) (seen, bool, error) {
 	r.steps.Add(1)
 	e, d, err := r.Store.LookupUnlocked(id)
 	if d != nil {
 		defer func() { _ = d.Close() }() // opened for reading
 	}
 	if err != nil || !e.Exists() {
-		r.Ledger.Note(id, scan.CardOf(store.Entry{}))
+		r.Ledger.Note(id, reconcile.CardOf(store.Entry{}))
 		return seen{}, false, err
 	}
-	r.Ledger.Note(id, scan.CardOf(e))
+	r.Ledger.Note(id, reconcile.CardOf(e))
 	return r.see(l, id, e, d), true, nil
 }
 
 // see has what the answers of CSI on one volume would, and more.
-func (r *reader) see(l *scan.Listing, id volume.ID, e store.Entry, d *dir.Dir) seen {
+func (r *reader) see(l *reconcile.Listing, id volume.ID, e store.Entry, d *dir.Dir) seen {
 	if id.IsSnapshot() {
 		return r.seeSnapshot(l, id, e, d)
 	}
 	v := seen{
-		Volume:         r.Volume(id, scan.CardOf(e), l.Space),
+		Volume:         r.Volume(id, reconcile.CardOf(e), l.Space),
 		entry:          e,
 		limitBytes:     volume.Unknown,
 		usedBytes:      volume.Unknown,
@@ -181,7 +180,7 @@ func (r *reader) count(v *seen, d *dir.Dir) {
 
 // readFile reads what the devices of the volume are attached to, if it can be read.
 func (v *seen) readFile(d *dir.Dir) {
-	if !scan.CardOf(v.entry).MayBeBlock() {
+	if !reconcile.CardOf(v.entry).MayBeBlock() {
 		return
 	}
 	disk, err := content.OpenFile(v.ID, d)

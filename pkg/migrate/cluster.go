@@ -13,7 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"kubevirt.io/hostpath-provisioner/pkg/driver/client"
-	"kubevirt.io/hostpath-provisioner/pkg/pool/handover"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 	"kubevirt.io/hostpath-provisioner/pkg/provisioner/origin"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
@@ -114,7 +114,7 @@ func (m *migration) observeClaim(ctx context.Context, s *saved, o *observation) 
 }
 
 func (m *migration) observeDisk(s *saved, o *observation) error {
-	h := handover.Handover{From: s.From, To: s.To}
+	h := store.Handover{From: s.From, To: s.To}
 	where, err := h.Find()
 	if err != nil {
 		return err

@@ -26,9 +26,9 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/pkg/driver/client"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
-	"kubevirt.io/hostpath-provisioner/pkg/pool/handover"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/pooltest"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 	"kubevirt.io/hostpath-provisioner/pkg/provisioner"
 	"kubevirt.io/hostpath-provisioner/pkg/provisioner/origin"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
@@ -691,7 +691,7 @@ func TestRecordIsMovedWithVolume(t *testing.T) {
 	r := newRig(t, "old")
 	old := filepath.Dir(r.path())
 	serve(t, "provisioner", old)
-	h := handover.Handover{From: handover.Place{Directory: old, Name: pvName}, To: handover.Place{Directory: old, Name: pvName}}
+	h := store.Handover{From: store.VolumePath{Directory: old, Name: pvName}, To: store.VolumePath{Directory: old, Name: pvName}}
 	must.Succeed(t, h.Record(1003520))
 	written, err := os.ReadFile(records(old)[0])
 	must.Succeed(t, err)
@@ -721,7 +721,7 @@ func TestTheRecordIsConfirmedBeforeObjectsAreDeleted(t *testing.T) {
 	must.Succeed(t, err)
 	_, err = set.Create(t.Context(), pool.Request{ID: id, Range: volume.Range{Required: 1000001}, Provisional: true})
 	must.Succeed(t, err)
-	h := handover.Handover{From: handover.Place{Directory: old, Name: pvName}, To: handover.Place{Directory: old, Name: pvName}}
+	h := store.Handover{From: store.VolumePath{Directory: old, Name: pvName}, To: store.VolumePath{Directory: old, Name: pvName}}
 	for steps, want := range []bool{true, false} {
 		if steps > 0 {
 			must.Succeed(t, r.run(func(c *Config) { c.Apply, c.Steps = true, steps }))

@@ -17,7 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
-	"kubevirt.io/hostpath-provisioner/pkg/pool/handover"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 	"kubevirt.io/hostpath-provisioner/pkg/provisioner/origin"
 )
 
@@ -34,9 +34,9 @@ type saved struct {
 	Version int       `json:"version"`
 	Saved   time.Time `json:"saved"`
 	// Finished says that everything was done, so that objects which are missing were deleted later.
-	Finished bool           `json:"finished"`
-	From     handover.Place `json:"from"`
-	To       handover.Place `json:"to"`
+	Finished bool             `json:"finished"`
+	From     store.VolumePath `json:"from"`
+	To       store.VolumePath `json:"to"`
 	// Recorded: the directory had a record when it was found.
 	Recorded bool `json:"recorded"`
 	// Bytes is the size of the new volume.
@@ -61,8 +61,8 @@ func (s *saved) claimName() types.NamespacedName {
 }
 
 // handover is the way to a form.
-func (s *saved) handover(want form) handover.Handover {
-	h := handover.Handover{From: s.From, To: s.To}
+func (s *saved) handover(want form) store.Handover {
+	h := store.Handover{From: s.From, To: s.To}
 	if want == plain {
 		return h.Reverse()
 	}
@@ -149,9 +149,9 @@ func (m *migration) newSaved(pv *corev1.PersistentVolume, claim *corev1.Persiste
 	from := origin.Path(pv)
 	s := &saved{
 		Version: savedVersion, Saved: time.Now().UTC().Truncate(time.Second),
-		From:  handover.Place{Directory: filepath.Dir(from), Name: filepath.Base(from)},
+		From:  store.VolumePath{Directory: filepath.Dir(from), Name: filepath.Base(from)},
 		Class: m.Class, Driver: m.target.driver, Volume: pv, Claim: claim, directory: m.Directory,
 	}
-	s.To = handover.Place{Directory: m.target.pool.Path, Name: handle(pv)}
+	s.To = store.VolumePath{Directory: m.target.pool.Path, Name: handle(pv)}
 	return s
 }

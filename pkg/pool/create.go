@@ -11,7 +11,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/content"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/limit"
-	"kubevirt.io/hostpath-provisioner/pkg/pool/scan"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/reconcile"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/serve"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/snapshot"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
@@ -171,7 +171,7 @@ func (v *visit) existing(r Request, e store.Entry, d *dir.Dir, space dir.Space) 
 		return Volume{}, fmt.Errorf("%w: its record is there, but its directory is missing; "+
 			"delete the volume before creating another of its name", volume.ErrLost)
 	}
-	found := v.Scan().Volume(r.ID, scan.CardOf(e), space)
+	found := v.Scan().Volume(r.ID, reconcile.CardOf(e), space)
 	if !r.Range.Allows(found.Bytes) {
 		return Volume{}, fmt.Errorf("%w with %d bytes", volume.ErrExists, found.Bytes)
 	}
@@ -221,7 +221,7 @@ func (v *visit) createNew(ctx context.Context, r Request, space dir.Space) (Volu
 			return Volume{}, err
 		}
 	}
-	held, err := v.Pool.Ledger.Reserve(space, v.Pool.Ledger.Owed(scan.CardOf(store.Entry{Record: rec})))
+	held, err := v.Pool.Ledger.Reserve(space, v.Pool.Ledger.Owed(reconcile.CardOf(store.Entry{Record: rec})))
 	if err != nil {
 		return Volume{}, err
 	}
@@ -244,8 +244,8 @@ func (v *visit) createNew(ctx context.Context, r Request, space dir.Space) (Volu
 		return Volume{}, limit.NoSpace(err)
 	}
 	e := store.Entry{Record: rec, Present: true}
-	held.Commit(r.ID, scan.CardOf(e))
-	return v.Scan().Volume(r.ID, scan.CardOf(e), space), nil
+	held.Commit(r.ID, reconcile.CardOf(e))
+	return v.Scan().Volume(r.ID, reconcile.CardOf(e), space), nil
 }
 
 // checkDevices reports now, and not when a pod waits for its device, that a block volume could have none.
@@ -298,7 +298,7 @@ func (v *visit) Build(ctx context.Context, rec *store.Record, make func(*dir.Dir
 func (v *visit) Limited(ctx context.Context, rec *store.Record) func(*dir.Dir) (*dir.Dir, error) {
 	return func(creating *dir.Dir) (*dir.Dir, error) {
 		step := trace.Begin(ctx, "make the directory and its limit")
-		d, kept, err := v.Keeper.Make(v.Store.Root(), creating, rec.ID, rec.UID, scan.CardOf(store.Entry{Record: rec}))
+		d, kept, err := v.Keeper.Make(v.Store.Root(), creating, rec.ID, rec.UID, reconcile.CardOf(store.Entry{Record: rec}))
 		if err := step.EndWith(err); err != nil {
 			return nil, err
 		}

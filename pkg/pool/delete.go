@@ -7,7 +7,6 @@ import (
 	"syscall"
 
 	"kubevirt.io/hostpath-provisioner/pkg/health"
-	"kubevirt.io/hostpath-provisioner/pkg/pool/alive"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 	"kubevirt.io/hostpath-provisioner/pkg/trace"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
@@ -94,7 +93,7 @@ func (v *found) unused() error {
 	if len(published) > 0 {
 		return fmt.Errorf("it is %w, published at %s", volume.ErrInUse, published[0].Path)
 	}
-	nodes, err := v.visit.Scan().PublishedBy(v.id, alive.UnseenAfter)
+	nodes, err := v.visit.Scan().PublishedBy(v.id, store.UnseenAfter)
 	if err != nil {
 		return err
 	}

@@ -7,9 +7,8 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/content"
-	"kubevirt.io/hostpath-provisioner/pkg/pool/scan"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/reconcile"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
-	"kubevirt.io/hostpath-provisioner/pkg/pool/use"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
@@ -20,11 +19,11 @@ func (v *found) growContent(ctx context.Context, to store.Entry) (had int64, err
 	if had, err = content.FileBytes(v.id, v.dir); err != nil {
 		return 0, err
 	}
-	if err = keeper.Apply(v.dir, scan.CardOf(to)); err == nil {
+	if err = keeper.Apply(v.dir, reconcile.CardOf(to)); err == nil {
 		err = v.visit.Scan().Content(v.id, v.entry.Record).Grow(ctx, v.dir, to.Record.Bytes)
 	}
 	if err != nil {
-		return 0, errors.Join(err, keeper.Apply(v.dir, scan.CardOf(v.entry)))
+		return 0, errors.Join(err, keeper.Apply(v.dir, reconcile.CardOf(v.entry)))
 	}
 	return had, nil
 }
@@ -34,7 +33,7 @@ func (v *found) cutFile(had int64) error {
 	if !v.entry.Block() || v.entry.Record.Bytes > had {
 		return nil
 	}
-	return errors.Join(v.visit.Scan().Disk(v.id, v.entry.Record).Cut(v.dir, had), v.visit.Keeper.Apply(v.dir, scan.CardOf(v.entry)))
+	return errors.Join(v.visit.Scan().Disk(v.id, v.entry.Record).Cut(v.dir, had), v.visit.Keeper.Apply(v.dir, reconcile.CardOf(v.entry)))
 }
 
 // ofAnother reports whether a device that is published is that of another volume. One
@@ -48,7 +47,7 @@ func (s *Set) ofAnother(id volume.ID, device *loop.Device) bool {
 		if err != nil {
 			continue // the target would hang with the pool
 		}
-		held := use.Holds(in.Scan(), device.Backing)
+		held := reconcile.HoldsFile(in.Scan(), device.Backing)
 		in.Close()
 		if held {
 			return true
@@ -63,7 +62,7 @@ func (s *Set) isOf(id volume.ID, device *loop.Device) bool {
 		return false
 	}
 	defer v.close()
-	file, ok, err := scan.FileOf(v.id, v.entry, v.dir)
+	file, ok, err := reconcile.FileOf(v.id, v.entry, v.dir)
 	return err == nil && ok && file == device.Backing
 }
 

@@ -8,7 +8,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/ledger"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/limit"
-	"kubevirt.io/hostpath-provisioner/pkg/pool/scan"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/reconcile"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 	"kubevirt.io/hostpath-provisioner/pkg/trace"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
@@ -67,13 +67,13 @@ func (v *found) expand(ctx context.Context, r volume.Range) (int64, error) {
 	if err != nil {
 		return 0, err
 	}
-	has := v.visit.Scan().Volume(v.id, scan.CardOf(v.entry), space).Bytes
+	has := v.visit.Scan().Volume(v.id, reconcile.CardOf(v.entry), space).Bytes
 	switch {
 	case r.Limit > 0 && r.Limit < has:
 		return 0, fmt.Errorf("%w: it has %d bytes, and volumes do not shrink", volume.ErrOutOfRange, has)
 	case r.Required <= has:
 		return has, errors.Join(v.visit.restoreIfLimited(v.id, v.entry), v.use().GrowDevices())
-	case v.entry.Record != nil && v.entry.Record.Quota != "" && !v.visit.Keeper.Enforces(scan.CardOf(v.entry)):
+	case v.entry.Record != nil && v.entry.Record.Quota != "" && !v.visit.Keeper.Enforces(reconcile.CardOf(v.entry)):
 		return 0, fmt.Errorf("%w: the volume was made under a limit of %s, which the pool cannot change as it is mounted and configured now",
 			volume.ErrCannotGrow, v.entry.Record.Quota)
 	case v.entry.Record == nil:
@@ -117,7 +117,7 @@ func (v *found) grownBy(bytes int64) int64 {
 	grown := *v.entry.Record
 	grown.Bytes = bytes
 	l := v.visit.Pool.Ledger
-	return l.Owed(scan.CardOf(store.Entry{Record: &grown})) - l.Owed(scan.CardOf(v.entry))
+	return l.Owed(reconcile.CardOf(store.Entry{Record: &grown})) - l.Owed(reconcile.CardOf(v.entry))
 }
 
 // grow writes the new promise and then lets the kernel enforce it. After a crash in
@@ -144,11 +144,11 @@ func (v *found) grow(ctx context.Context, bytes int64, held *ledger.Reservation)
 		}
 		return errors.Join(limit.NoSpace(err), v.cutFile(had))
 	}
-	held.Commit(v.id, scan.CardOf(e))
+	held.Commit(v.id, reconcile.CardOf(e))
 	if v.entry.Block() {
 		return trace.Step(ctx, "make the devices larger", v.use().GrowDevices)
 	}
-	return trace.Step(ctx, "set the limit", func() error { return s.Keeper.Apply(v.dir, scan.CardOf(e)) })
+	return trace.Step(ctx, "set the limit", func() error { return s.Keeper.Apply(v.dir, reconcile.CardOf(e)) })
 }
 
 // again reads the volume anew: another node may have changed it before this one had
@@ -162,7 +162,7 @@ func (v *found) again() error {
 
 // restoreIfLimited makes a repeated call finish what the first had left.
 func (v *visit) restoreIfLimited(id volume.ID, e store.Entry) error {
-	if c := scan.CardOf(e); v.Keeper.Enforces(c) {
+	if c := reconcile.CardOf(e); v.Keeper.Enforces(c) {
 		return v.Repair().Limit(id, c)
 	}
 	return nil

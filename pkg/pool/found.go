@@ -6,10 +6,10 @@ import (
 	"fmt"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/reconcile"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/serve"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/snapshot"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
-	"kubevirt.io/hostpath-provisioner/pkg/pool/use"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
@@ -43,7 +43,7 @@ func (v *found) close() {
 }
 
 // use is how this node uses the volume.
-func (v *found) use() *use.Volume { return v.visit.Use(v.id, v.entry, v.dir) }
+func (v *found) use() *reconcile.VolumeUse { return v.visit.Use(v.id, v.entry, v.dir) }
 
 // lock extends the caller's lock of the volume to all nodes of a shared pool, and reads it
 // again: another node may have removed it since it was found, or made another.

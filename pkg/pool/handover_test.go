@@ -6,12 +6,12 @@ import (
 	"testing"
 	"time"
 
-	"kubevirt.io/hostpath-provisioner/pkg/pool/handover"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
 // provisionerAndDriver are two processes with a pool each, and a volume of the first that goes to the second.
-func provisionerAndDriver(t *testing.T) (provisioner, driver *bench, h handover.Handover) {
+func provisionerAndDriver(t *testing.T) (provisioner, driver *bench, h store.Handover) {
 	root := t.TempDir()
 	var sides []*bench
 	for _, name := range []string{"provisioner", "driver"} {
@@ -22,9 +22,9 @@ func provisionerAndDriver(t *testing.T) (provisioner, driver *bench, h handover.
 	}
 	sides[0].create("pvc-1", 10*mib)
 	must.Succeed(t, os.WriteFile(sides[0].Path("pool", "pvc-1", "data"), []byte("kept"), 0o600))
-	return sides[0], sides[1], handover.Handover{
-		From: handover.Place{Directory: sides[0].Path("pool"), Name: "pvc-1"},
-		To:   handover.Place{Directory: sides[1].Path("pool"), Name: "pvc-1"},
+	return sides[0], sides[1], store.Handover{
+		From: store.VolumePath{Directory: sides[0].Path("pool"), Name: "pvc-1"},
+		To:   store.VolumePath{Directory: sides[1].Path("pool"), Name: "pvc-1"},
 	}
 }
 

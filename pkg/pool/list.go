@@ -5,7 +5,7 @@ import (
 	"errors"
 	"slices"
 
-	"kubevirt.io/hostpath-provisioner/pkg/pool/scan"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/reconcile"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/serve"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
@@ -37,7 +37,7 @@ func (s *Set) remembered(id volume.ID, why error) (Volume, error) {
 // id; the zero id comes before all. If others follow, next is the id to go on after.
 // A pool that does not serve has its volumes listed from memory.
 func (s *Set) List(_ context.Context, after volume.ID, most int) (page []Volume, next volume.ID) {
-	listings := make(map[*serve.Pool]*scan.Listing)
+	listings := make(map[*serve.Pool]*reconcile.Listing)
 	for _, p := range s.Pools {
 		l, done := list(p, after == volume.ID{})
 		defer done()
@@ -92,7 +92,7 @@ func (s *Set) lost(id volume.ID) bool {
 
 // list begins a listing. With the first page of a list it sees what other nodes of a shared
 // pool have made.
-func list(p *serve.Pool, first bool) (_ *scan.Listing, done func()) {
+func list(p *serve.Pool, first bool) (_ *reconcile.Listing, done func()) {
 	v, err := p.Enter()
 	if err != nil {
 		return p.Scan().List(err), func() {}

@@ -11,10 +11,10 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/health"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
-	"kubevirt.io/hostpath-provisioner/pkg/pool/alive"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/content"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/ledger"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/serve"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 	"kubevirt.io/hostpath-provisioner/pkg/trace"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
@@ -175,7 +175,7 @@ func (v *found) admit(r Publication) error {
 	var nodes []volume.NodeID
 	if !r.MultiNode {
 		var err error
-		if nodes, err = v.visit.Scan().PublishedBy(v.id, alive.GoneAfter); err != nil {
+		if nodes, err = v.visit.Scan().PublishedBy(v.id, store.GoneAfter); err != nil {
 			return err
 		}
 	}

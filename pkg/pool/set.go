@@ -6,7 +6,7 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/pkg/pool/content"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
-	"kubevirt.io/hostpath-provisioner/pkg/pool/scan"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/reconcile"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/serve"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/snapshot"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
@@ -31,10 +31,10 @@ type Status = serve.Status
 type CopySum = serve.CopySum
 
 // A Volume is what is reported of one.
-type Volume = scan.Volume
+type Volume = reconcile.Volume
 
 // Surveyed is what the last check at a volume saw.
-type Surveyed = scan.Surveyed
+type Surveyed = reconcile.Surveyed
 
 // A Set is all pools of a node, with the calls on their volumes.
 type Set struct {

@@ -9,7 +9,7 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/hang"
-	"kubevirt.io/hostpath-provisioner/pkg/pool/pace"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/reconcile"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/serve"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/snapshot"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/upstream"
@@ -41,7 +41,7 @@ func (s *Set) DeleteUpstream(ctx context.Context, id volume.ID) error {
 	}
 	ctx, end := s.UntilClose(ctx)
 	defer end()
-	slowly := &pace.Pace{Done: new(atomic.Uint64)}
+	slowly := &reconcile.Pace{Done: new(atomic.Uint64)}
 	return s.anyUpstream(id, func(p *serve.Pool, in *dir.Dir) error {
 		err := trace.Step(ctx, "remove the upstream snapshot", func() error { return upstream.Remove(ctx, in, id, slowly.Step) })
 		if errors.Is(err, syscall.EROFS) {

@@ -10,7 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
-	"kubevirt.io/hostpath-provisioner/pkg/pool/handover"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
@@ -95,8 +95,8 @@ func (a *abandoned) settle(ctx context.Context, id volume.ID, pv string, has tra
 	if has == saved {
 		return a.pool.Confirm(ctx, id)
 	}
-	place := handover.Place{Directory: a.config.Path, Name: id.String()}
-	found, err := handover.Handover{From: place, To: place}.Find()
+	place := store.VolumePath{Directory: a.config.Path, Name: id.String()}
+	found, err := store.Handover{From: place, To: place}.Find()
 	if err != nil || !found.From.Directory || !found.From.Provisional {
 		return err
 	}

@@ -11,7 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/sig-storage-lib-external-provisioner/v13/controller"
 
-	"kubevirt.io/hostpath-provisioner/pkg/pool/handover"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 	"kubevirt.io/hostpath-provisioner/pkg/provisioner/origin"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
@@ -63,9 +63,9 @@ func (p *Provisioner) stillDeleted(ctx context.Context, pv *corev1.PersistentVol
 
 // shortenName gives a directory the name of a volume, if it does not have it already.
 func (p *Provisioner) shortenName(directory string, id volume.ID) error {
-	h := handover.Handover{
-		From: handover.Place{Directory: p.config.Path, Name: directory},
-		To:   handover.Place{Directory: p.config.Path, Name: id.String()},
+	h := store.Handover{
+		From: store.VolumePath{Directory: p.config.Path, Name: directory},
+		To:   store.VolumePath{Directory: p.config.Path, Name: id.String()},
 	}
 	where, err := h.Find()
 	if err != nil || !where.From.Directory {

@@ -12,7 +12,7 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/migrate/others"
-	"kubevirt.io/hostpath-provisioner/pkg/pool/handover"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
@@ -59,7 +59,7 @@ func (n *node) check() error {
 	root, err := dir.Open("/")
 	must.Succeed(n.T, err)
 	defer func() { must.Succeed(n.T, root.Close()) }()
-	w, err := others.New(root, handover.Place{Directory: n.path("old"), Name: "volume"}, handover.Place{Directory: n.path("pool"), Name: "volume"})
+	w, err := others.New(root, store.VolumePath{Directory: n.path("old"), Name: "volume"}, store.VolumePath{Directory: n.path("pool"), Name: "volume"})
 	must.Succeed(n.T, err)
 	return n.Check(w)
 }
@@ -223,7 +223,7 @@ func TestNew_notInTheRootDirectoryOfTheNode(t *testing.T) {
 	root, err := dir.Open(t.TempDir())
 	must.Succeed(t, err)
 	defer func() { must.Succeed(t, root.Close()) }()
-	if _, err := others.New(root, handover.Place{Directory: n.path("old"), Name: "volume"}); err == nil || !strings.Contains(err.Error(), "is not the root directory of the node") {
+	if _, err := others.New(root, store.VolumePath{Directory: n.path("old"), Name: "volume"}); err == nil || !strings.Contains(err.Error(), "is not the root directory of the node") {
 		t.Errorf("%v", err)
 	}
 }

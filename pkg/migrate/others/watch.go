@@ -11,7 +11,7 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/mounts"
-	"kubevirt.io/hostpath-provisioner/pkg/pool/handover"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 	"kubevirt.io/hostpath-provisioner/pkg/provisioner/origin"
 )
 
@@ -23,7 +23,7 @@ type Watch struct {
 }
 
 type watched struct {
-	place handover.Place
+	place store.VolumePath
 	// above are the directories that the place is in, upwards.
 	above []dir.ID
 	// id is nil if there is no such directory yet.
@@ -33,7 +33,7 @@ type watched struct {
 }
 
 // New reads what directories are. Paths are looked up in host, the root directory of the node, as long as the Watch is used.
-func New(host *dir.Dir, places ...handover.Place) (w *Watch, err error) {
+func New(host *dir.Dir, places ...store.VolumePath) (w *Watch, err error) {
 	w = &Watch{host: host}
 	if w.mounts, err = mounts.ReadTable(); err != nil {
 		return nil, err
@@ -48,7 +48,7 @@ func New(host *dir.Dir, places ...handover.Place) (w *Watch, err error) {
 	return w, nil
 }
 
-func (w *Watch) read(p handover.Place) (d watched, err error) {
+func (w *Watch) read(p store.VolumePath) (d watched, err error) {
 	own, err := dir.Open(p.Directory)
 	if err != nil {
 		return d, err

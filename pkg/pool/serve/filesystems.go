@@ -10,7 +10,7 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/ledger"
-	"kubevirt.io/hostpath-provisioner/pkg/pool/nested"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/reconcile"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 )
 
@@ -51,7 +51,7 @@ func (p *Pool) readPromises() {
 		return
 	}
 	s, f, err := store.OpenReadOnly(p.at)
-	if errors.Is(err, store.ErrNoLayout) || errors.Is(err, nested.ErrNested) {
+	if errors.Is(err, store.ErrNoLayout) || errors.Is(err, reconcile.ErrNested) {
 		return // no driver has made a pool of it
 	}
 	if err == nil {

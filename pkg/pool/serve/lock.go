@@ -20,7 +20,7 @@ package serve
 // Recovery does not wait for 3 either, and leaves to another node what that works on.
 //
 // What a pool is served under is taken before all others, and had as long as it is served: its uuid, in this
-// process (Node.serving), and a byte against other drivers of the node (pkg/pool/guard). No call waits
+// process (Node.serving), and a byte against other drivers of the node (Guard). No call waits
 // for either while holding any other.
 //
 // The mutexes inside keylock, the places of pools, filesystems, pins, the count of copies, signs of life,

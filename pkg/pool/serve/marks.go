@@ -5,7 +5,7 @@ import (
 	"errors"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop"
-	"kubevirt.io/hostpath-provisioner/pkg/pool/use"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/reconcile"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
@@ -33,7 +33,7 @@ func (v *Visit) MarkPublishing(ctx context.Context, id volume.ID) (ended func(),
 // UnmarkPublished takes the mark of a volume back once that is published nowhere on this
 // node, and no call is about to. As long as a device that may be the volume's does not answer, that is unknown, and
 // the mark stays for the next check: it keeps other nodes from deleting, and blocks nothing else.
-func (v *Visit) UnmarkPublished(ctx context.Context, of *use.Volume) error {
+func (v *Visit) UnmarkPublished(ctx context.Context, of *reconcile.VolumeUse) error {
 	if !v.Pool.Config.Shared {
 		return nil
 	}
@@ -67,7 +67,7 @@ func (v *Visit) restoreMarks(context.Context) error {
 	if err != nil {
 		return err
 	}
-	published, err := use.OfPool(v.Scan())
+	published, err := reconcile.PublishedVolumes(v.Scan())
 	if err != nil {
 		return err
 	}

@@ -11,11 +11,9 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/errorcount"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
-	"kubevirt.io/hostpath-provisioner/pkg/pool/keylock"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/limit"
-	"kubevirt.io/hostpath-provisioner/pkg/pool/nested"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
-	"kubevirt.io/hostpath-provisioner/pkg/pool/scan"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/reconcile"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
@@ -24,15 +22,15 @@ type Node struct {
 	Options Options
 	Pools   []*Pool // in the order of the configuration
 
-	volumes     keylock.Locks[volume.ID]
-	targets     keylock.Locks[string]    // by path
-	attaching   keylock.Turns[volume.ID] // devices of block volumes to files
-	marking     keylock.Turns[volume.ID] // that volumes of shared pools are published
-	publishing  keylock.Locks[volume.ID] // of shared pools; taken under marking
-	serving     keylock.Locks[string]    // the uuids of all pools that are open
-	claims      limit.Registry           // the quota ids of all pools
-	places      nested.Places
-	filesystems scan.Filesystems[*Pool] // which pools are on one filesystem
+	volumes     Locks[volume.ID]
+	targets     Locks[string]    // by path
+	attaching   Turns[volume.ID] // devices of block volumes to files
+	marking     Turns[volume.ID] // that volumes of shared pools are published
+	publishing  Locks[volume.ID] // of shared pools; taken under marking
+	serving     Locks[string]    // the uuids of all pools that are open
+	claims      limit.Registry   // the quota ids of all pools
+	places      reconcile.Places
+	filesystems reconcile.Filesystems[*Pool] // which pools are on one filesystem
 
 	stop context.CancelFunc
 	// UntilClose is a context for work that goes on when the call that began it ends: Close
@@ -74,7 +72,7 @@ func (o Options) withDefaults() Options {
 		o.CountErrors = errorcount.Of
 	}
 	if o.SinceBoot == nil {
-		o.SinceBoot = scan.SinceBoot
+		o.SinceBoot = reconcile.SinceBoot
 	}
 	set := func(d *time.Duration, value time.Duration) {
 		if *d == 0 {

@@ -13,12 +13,10 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/content"
-	"kubevirt.io/hostpath-provisioner/pkg/pool/guard"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/ledger"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/limit"
-	"kubevirt.io/hostpath-provisioner/pkg/pool/nested"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
-	"kubevirt.io/hostpath-provisioner/pkg/pool/scan"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/reconcile"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/served"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/snapshot"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
@@ -42,7 +40,7 @@ type Labels = content.Labels
 type Devices = content.Devices
 
 // Surveyed is what the last check at a volume saw.
-type Surveyed = scan.Surveyed
+type Surveyed = reconcile.Surveyed
 
 // Options are what all pools of a process share.
 type Options struct {
@@ -93,7 +91,7 @@ type Pool struct {
 
 	node  *Node // this pool and the others
 	at    *store.Location
-	place *nested.Place // among all pools
+	place *reconcile.Place // among all pools
 
 	state    atomic.Pointer[state]
 	hung     atomic.Pointer[state]  // the state during which a call found the pool to hang
@@ -129,16 +127,16 @@ type Pool struct {
 
 	// refuses says that the filesystem refused changes at the last check, and does not say so.
 	refuses atomic.Bool
-	peers   scan.Peers
+	peers   reconcile.Peers
 
-	guard   guard.Guard // belongs to the checks
+	guard   Guard       // belongs to the checks
 	guarded atomic.Bool // no other driver serves the pool
 	// contender is the driver that waits for the pool; empty, or nil, for none.
 	contender atomic.Pointer[string]
 
 	// What monitoring reads, in addition to the state. It takes no lock.
-	surveyed  atomic.Pointer[scan.Survey] // nil before the first
-	used      atomic.Int64                // bytes that the volumes hold, or volume.Unknown
+	surveyed  atomic.Pointer[reconcile.Survey] // nil before the first
+	used      atomic.Int64                     // bytes that the volumes hold, or volume.Unknown
 	lastError atomic.Pointer[time.Time]
 	// strays has how the last search of a volume ended, by volume.ID.
 	strays sync.Map
@@ -173,7 +171,7 @@ func (n *Node) newPool(config poolconfig.Pool) *Pool {
 		Log:     log,
 		Ledger:  ledger.New(ledger.Policy{Pool: config.Name, Overprovision: config.Overprovision, Reserve: config.Reserve, BytesPerInode: config.BytesPerInode}),
 		node:    n,
-		guard:   guard.Guard{Dev: options.Dev, OwnDev: options.OwnDev, Node: options.Node, Log: log},
+		guard:   Guard{Dev: options.Dev, OwnDev: options.OwnDev, Node: options.Node, Log: log},
 		nudge:   make(chan struct{}, 1),
 		checked: make(chan struct{}),
 		wake:    make(chan struct{}, 1),
@@ -198,11 +196,11 @@ func (n *Node) newPool(config poolconfig.Pool) *Pool {
 }
 
 // Unavailable is an error about a pool that does not serve.
-func (p *Pool) Unavailable(err error) error { return scan.Unavailable(&p.Config, err) }
+func (p *Pool) Unavailable(err error) error { return reconcile.Unavailable(&p.Config, err) }
 
 // Note brings the ledger in line with what is on disk of a volume.
 func (p *Pool) Note(id volume.ID, e store.Entry) {
-	p.Ledger.Note(id, scan.CardOf(e))
+	p.Ledger.Note(id, reconcile.CardOf(e))
 	if !e.Exists() {
 		p.strays.Delete(id)
 	}

@@ -5,7 +5,7 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/mounts"
-	"kubevirt.io/hostpath-provisioner/pkg/pool/scan"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/reconcile"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 )
 
@@ -134,7 +134,7 @@ func (p *Pool) checkRoot(root *dir.Dir) error {
 // checkMount returns why a pool that must be a filesystem of its own is none.
 func (p *Pool) checkMount(root *dir.Dir) error {
 	if p.Config.RequireMount || !p.needMount.Load() {
-		return scan.CheckMount(&p.Config, p.Options.Mounts, root)
+		return reconcile.CheckMount(&p.Config, p.Options.Mounts, root)
 	}
 	if mounted, err := p.Options.Mounts.IsFilesystem(root); err != nil || mounted {
 		return err

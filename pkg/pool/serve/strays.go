@@ -8,8 +8,7 @@ import (
 	"time"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
-	"kubevirt.io/hostpath-provisioner/pkg/pool/pace"
-	"kubevirt.io/hostpath-provisioner/pkg/pool/scan"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/reconcile"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
@@ -50,9 +49,9 @@ func (p *Pool) strayed(id volume.ID) (quota.Strays, error) {
 
 // searchAll searches the volumes of the pool for what left their limits, until ctx ends.
 func (p *Pool) searchAll(ctx context.Context) {
-	for pace.Rest(ctx, p.Options.SyncEvery) == nil {
+	for reconcile.Rest(ctx, p.Options.SyncEvery) == nil {
 		p.search(ctx)
-		if pace.Rest(ctx, searchEvery) != nil {
+		if reconcile.Rest(ctx, searchEvery) != nil {
 			return
 		}
 	}
@@ -89,7 +88,7 @@ func (p *Pool) searchVolume(ctx context.Context, id volume.ID) error {
 	defer func() { _ = d.Close() }() // opened for reading
 	limited, stop := context.WithTimeout(ctx, longestSearch)
 	defer stop()
-	found, err := v.Keeper.Strays(d, scan.CardOf(e), unhurried(limited))
+	found, err := v.Keeper.Strays(d, reconcile.CardOf(e), unhurried(limited))
 	if ctx.Err() != nil {
 		return err
 	}
@@ -114,7 +113,7 @@ func unhurried(ctx context.Context) func() error {
 		if steps++; steps%searchBurst != 0 {
 			return ctx.Err()
 		}
-		err := pace.Rest(ctx, min(max(leisure*time.Since(began), searchRest), longestLeisure))
+		err := reconcile.Rest(ctx, min(max(leisure*time.Since(began), searchRest), longestLeisure))
 		began = time.Now()
 		return err
 	}

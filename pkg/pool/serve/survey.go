@@ -7,8 +7,7 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/pkg/health"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/ledger"
-	"kubevirt.io/hostpath-provisioner/pkg/pool/pace"
-	"kubevirt.io/hostpath-provisioner/pkg/pool/scan"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/reconcile"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/upstream"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
@@ -72,13 +71,13 @@ const (
 // is held, so that an administrator can unmount the pool. If the pool ceases to serve, the
 // last survey stays.
 func (p *Pool) survey(ctx context.Context) {
-	found := &scan.Survey{Abnormal: make(map[health.Reason]int), Unread: make(map[volume.ID]string)}
-	for some := p.Ledger.After(volume.ID{}, pace.Burst); len(some) > 0; some = p.Ledger.After(some[len(some)-1].ID, pace.Burst) {
+	found := &reconcile.Survey{Abnormal: make(map[health.Reason]int), Unread: make(map[volume.ID]string)}
+	for some := p.Ledger.After(volume.ID{}, reconcile.Burst); len(some) > 0; some = p.Ledger.After(some[len(some)-1].ID, reconcile.Burst) {
 		began := time.Now()
 		if err := p.surveySome(some, found); err != nil {
 			return // the check of the pool says why
 		}
-		if pace.Rest(ctx, min(leisure*time.Since(began), longestLeisure)) != nil {
+		if reconcile.Rest(ctx, min(leisure*time.Since(began), longestLeisure)) != nil {
 			return
 		}
 	}
@@ -93,7 +92,7 @@ func (p *Pool) survey(ctx context.Context) {
 
 // doubtLimits has the next check compare all limits with the promises if a survey found one that differs: quotas that were
 // switched off and on again between two checks look as before. Those that cannot be restored are not tried again by each survey.
-func (p *Pool) doubtLimits(found *scan.Survey) {
+func (p *Pool) doubtLimits(found *reconcile.Survey) {
 	if found.Abnormal[health.LimitDiffers] > 0 {
 		p.limitsDiffer.Store(true)
 		p.checkNow()
@@ -132,7 +131,7 @@ func (v *Visit) upstreamInside() ([]volume.ID, error) {
 	return upstream.List(in)
 }
 
-func (p *Pool) surveySome(some []ledger.Volume, found *scan.Survey) error {
+func (p *Pool) surveySome(some []ledger.Volume, found *reconcile.Survey) error {
 	s, err := p.Enter()
 	if err != nil {
 		return err
@@ -142,7 +141,7 @@ func (p *Pool) surveySome(some []ledger.Volume, found *scan.Survey) error {
 	if err != nil {
 		return err
 	}
-	l := &scan.Listing{Pool: s.Scan(), Space: space}
+	l := &reconcile.Listing{Pool: s.Scan(), Space: space}
 	for _, known := range some {
 		if known.ID.IsSnapshot() {
 			if l.SnapshotLost(known.ID) {
@@ -166,7 +165,7 @@ func (p *Pool) surveySome(some []ledger.Volume, found *scan.Survey) error {
 }
 
 // logUnread logs a volume that cannot be read, unless the last survey logged the same.
-func (p *Pool) logUnread(v Surveyed, found *scan.Survey) {
+func (p *Pool) logUnread(v Surveyed, found *reconcile.Survey) {
 	p.noteError()
 	found.Unread[v.ID] = v.Condition.Message
 	if last := p.surveyed.Load(); last == nil || last.Unread[v.ID] != v.Condition.Message {

@@ -8,13 +8,9 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/hang"
-	"kubevirt.io/hostpath-provisioner/pkg/pool/discard"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/limit"
-	"kubevirt.io/hostpath-provisioner/pkg/pool/nested"
-	"kubevirt.io/hostpath-provisioner/pkg/pool/repair"
-	"kubevirt.io/hostpath-provisioner/pkg/pool/scan"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/reconcile"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
-	"kubevirt.io/hostpath-provisioner/pkg/pool/use"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
@@ -26,7 +22,7 @@ type Visit struct {
 	Keeper *limit.Keeper
 	calls  *atomic.Int64 // counts this one; nil for a check
 	// reading is what Scan has made.
-	reading *scan.Pool
+	reading *reconcile.Pool
 }
 
 // Close ends the work.
@@ -43,7 +39,7 @@ func (p *Pool) Enter() (*Visit, error) {
 	// The state first: once it says that the pool serves, there is an identity.
 	st, id := p.state.Load(), p.identity.Load()
 	// What cannot be read from the disk any more may still be cached, and must not be served.
-	if st.err != nil && (id == nil || st.hung || errors.Is(st.err, errUnreadable) || errors.Is(st.err, nested.ErrNested)) {
+	if st.err != nil && (id == nil || st.hung || errors.Is(st.err, errUnreadable) || errors.Is(st.err, reconcile.ErrNested)) {
 		return nil, st.err
 	}
 	if p.hung.Load() == st {
@@ -117,7 +113,7 @@ func (p *Pool) openInTime(id *opened, st *state) (*Visit, error) {
 }
 
 // Scan is the pool for reading it. A call asks for it several times.
-func (v *Visit) Scan() *scan.Pool {
+func (v *Visit) Scan() *reconcile.Pool {
 	if v.reading == nil || v.reading.Keeper != v.Keeper {
 		v.reading = v.Pool.Scan()
 		v.reading.Store, v.reading.Keeper, v.reading.Lock = v.Store, v.Keeper, v.tryLock
@@ -126,8 +122,8 @@ func (v *Visit) Scan() *scan.Pool {
 }
 
 // Scan is what memory has of the pool.
-func (p *Pool) Scan() *scan.Pool {
-	s := &scan.Pool{
+func (p *Pool) Scan() *reconcile.Pool {
+	s := &reconcile.Pool{
 		Config: &p.Config, Node: p.Options.Node, Host: p.Options.Host(p.Log), Ledger: p.Ledger, Peers: &p.peers, Errors: p.state.Load().errors,
 		SinceBoot: p.Options.SinceBoot,
 		Strays:    p.strayed,
@@ -144,20 +140,20 @@ func (p *Pool) Scan() *scan.Pool {
 
 // Discard is the pool for undoing creations and for the trash. The directories of this node have
 // to be open.
-func (v *Visit) Discard() *discard.Pool {
-	return &discard.Pool{Pool: v.Scan(), UnlessBusy: v.unlessBusyOr, Thrown: v.Pool.Thrown, Wake: v.Pool.wakeReaper}
+func (v *Visit) Discard() *reconcile.Leftovers {
+	return &reconcile.Leftovers{Pool: v.Scan(), UnlessBusy: v.unlessBusyOr, Thrown: v.Pool.Thrown, Wake: v.Pool.wakeReaper}
 }
 
 // Repair is the pool for bringing its volumes in line with their records.
-func (v *Visit) Repair() *repair.Pool {
-	return &repair.Pool{
+func (v *Visit) Repair() *reconcile.Repairs {
+	return &reconcile.Repairs{
 		Pool: v.Scan(), UnlessBusy: v.Pool.unlessBusy, UnlessBusyAnywhere: v.unlessBusyOr, UnlessPromising: v.unlessPromising,
 	}
 }
 
 // Use is how this node uses a volume.
-func (v *Visit) Use(id volume.ID, e store.Entry, d *dir.Dir) *use.Volume {
-	return &use.Volume{Pool: v.Scan(), ID: id, Entry: e, Dir: d}
+func (v *Visit) Use(id volume.ID, e store.Entry, d *dir.Dir) *reconcile.VolumeUse {
+	return &reconcile.VolumeUse{Pool: v.Scan(), ID: id, Entry: e, Dir: d}
 }
 
 // Work opens what only calls that make volumes need. Errors: store.ErrNoRoom.

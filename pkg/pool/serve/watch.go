@@ -10,7 +10,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/hang"
-	"kubevirt.io/hostpath-provisioner/pkg/pool/scan"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/reconcile"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
@@ -152,7 +152,7 @@ func (p *Pool) check(ctx context.Context) state {
 	}
 	s.Scan().LearnForeign(space)
 	s.remember(p.identity.Load())
-	return state{systemDisk: scan.OnSystemDisk(p.Options.Mounts, p.Options.SystemPath, s.Store.Root()), space: &space, errors: scan.CountErrors(p.Options.CountErrors, s.Store.Root())}
+	return state{systemDisk: reconcile.OnSystemDisk(p.Options.Mounts, p.Options.SystemPath, s.Store.Root()), space: &space, errors: reconcile.CountErrors(p.Options.CountErrors, s.Store.Root())}
 }
 
 // noteWhere notes the directory at the pool's path, also of a pool that another driver serves.

@@ -8,7 +8,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/limit"
-	"kubevirt.io/hostpath-provisioner/pkg/pool/scan"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/reconcile"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
@@ -88,13 +88,13 @@ func (s *Source) Room(rec *store.Record, space dir.Space) error {
 		return nil //nolint:nilerr // its size is not to be enforced
 	}
 	used := quota.Usage{Bytes: s.bytes()}
-	if c := scan.CardOf(s.entry); k.Enforces(c) {
+	if c := reconcile.CardOf(s.entry); k.Enforces(c) {
 		var err error
 		if used, err = k.Usage(s.dir, c); err != nil {
 			return err
 		}
 	}
-	limit := k.Limit(scan.CardOf(store.Entry{Record: rec})).Inodes
+	limit := k.Limit(reconcile.CardOf(store.Entry{Record: rec})).Inodes
 	switch {
 	case limit == 0 || used.Inodes <= limit:
 	case rec.BytesPerInode != 0:
@@ -109,7 +109,7 @@ func (s *Source) Room(rec *store.Record, space dir.Space) error {
 
 // fit has a restore promise what was asked for, or what its content holds if that is more.
 func (s *Source) fit(d *dir.Dir, rec *store.Record, asked volume.Range) error {
-	c := scan.CardOf(store.Entry{Record: rec})
+	c := reconcile.CardOf(store.Entry{Record: rec})
 	if rec.Mode == volume.ModeBlock || rec.Bytes == asked.Required || !s.pool.Keeper.Enforces(c) {
 		return nil
 	}
@@ -121,7 +121,7 @@ func (s *Source) fit(d *dir.Dir, rec *store.Record, asked volume.Range) error {
 	if asked.Limit > 0 && rec.Bytes > asked.Limit {
 		return fmt.Errorf("%w: the content of %s takes %d bytes in a copy, and the limit is %d", volume.ErrOutOfRange, s.id.Named(), rec.Bytes, asked.Limit)
 	}
-	return s.pool.Keeper.Apply(d, scan.CardOf(store.Entry{Record: rec}))
+	return s.pool.Keeper.Apply(d, reconcile.CardOf(store.Entry{Record: rec}))
 }
 
 // Restore makes the content of a new volume from the source, and notes in its record how

@@ -18,14 +18,14 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/pool/content"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/ledger"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/limit"
-	"kubevirt.io/hostpath-provisioner/pkg/pool/scan"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/reconcile"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
 // A Pool is one whose directories of this node are open: see store.OpenWork.
 type Pool struct {
-	*scan.Pool
+	*reconcile.Pool
 	Entries Entries
 	Limits  limit.Options
 	Pins    *Pins
@@ -111,14 +111,14 @@ func (p *Pool) Describe(id volume.ID, e store.Entry) Snapshot {
 // Make makes a snapshot of a source, which is open.
 func (p *Pool) Make(ctx context.Context, r Request, src *Source) (Snapshot, error) {
 	if err := p.Limits.Unfit(p.Keeper); err != nil {
-		return Snapshot{}, scan.Unavailable(p.Config, err)
+		return Snapshot{}, reconcile.Unavailable(p.Config, err)
 	}
 	space, err := p.Store.Space()
 	if err != nil {
 		return Snapshot{}, err
 	}
 	if space.ReadOnly {
-		return Snapshot{}, scan.Unavailable(p.Config, syscall.EROFS)
+		return Snapshot{}, reconcile.Unavailable(p.Config, syscall.EROFS)
 	}
 	bytes, err := src.mostHeld(space)
 	if err != nil {
@@ -148,7 +148,7 @@ func (p *Pool) Make(ctx context.Context, r Request, src *Source) (Snapshot, erro
 	p.Log.Info("made a snapshot", "snapshot", name, "volume", r.Source.String(), "method", rec.Origin.Method, "consistency", rec.Origin.Consistency,
 		"took", millis(rec.Origin.TookMillis).String(), "stalled", millis(rec.Origin.StallMillis).String())
 	e := store.Entry{Record: rec, Present: true}
-	held.Commit(r.ID, scan.CardOf(e))
+	held.Commit(r.ID, reconcile.CardOf(e))
 	return p.Describe(r.ID, e), nil
 }
 
@@ -157,7 +157,7 @@ func (p *Pool) Make(ctx context.Context, r Request, src *Source) (Snapshot, erro
 // docs/decisions/0031-snapshots.md has the reasons. Of a filesystem that has become read-only it is ErrUnavailable.
 func (p *Pool) NotPossible(err error) error {
 	if errors.Is(err, syscall.EROFS) {
-		return scan.Unavailable(p.Config, err)
+		return reconcile.Unavailable(p.Config, err)
 	}
 	if err = limit.NoSpace(err); errors.Is(err, volume.ErrNoSpace) {
 		return fmt.Errorf("%w: %v", volume.ErrPrecondition, err)
@@ -171,7 +171,7 @@ func millis(n int64) time.Duration { return time.Duration(n) * time.Millisecond 
 // mostHeld is what a copy of the source may hold, in bytes: what the source does and a
 // little more, where that is counted, or else all that it was promised.
 func (s *Source) mostHeld(space dir.Space) (int64, error) {
-	c, promised := scan.CardOf(s.entry), s.entry.Record.Bytes
+	c, promised := reconcile.CardOf(s.entry), s.entry.Record.Bytes
 	if s.entry.Block() || !s.pool.Keeper.Enforces(c) {
 		return promised, nil
 	}
@@ -222,13 +222,13 @@ func (p *Pool) cut(ctx context.Context, src *Source, rec *store.Record) func(*di
 			return err
 		}
 		rec.Bytes = held
-		return p.Keeper.Apply(d, scan.CardOf(store.Entry{Record: rec}))
+		return p.Keeper.Apply(d, reconcile.CardOf(store.Entry{Record: rec}))
 	}
 }
 
 // heldBy is what a copy holds, in bytes, where that is known, or else what is promised to it.
 func (p *Pool) heldBy(d *dir.Dir, rec *store.Record) (int64, error) {
-	c := scan.CardOf(store.Entry{Record: rec})
+	c := reconcile.CardOf(store.Entry{Record: rec})
 	switch {
 	case rec.Mode == volume.ModeBlock:
 		id, err := volume.ParseEntry(rec.ID)

@@ -12,7 +12,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/privilege"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/content"
-	"kubevirt.io/hostpath-provisioner/pkg/pool/scan"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/reconcile"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
@@ -72,7 +72,7 @@ func (p *Pool) Open(id volume.ID, way Way, unlock func()) (_ *Source, err error)
 // too. Each block that is shared is written elsewhere once, and after that in its place, as the file is not
 // copied on write: so what the file keeps grows by its size at most until blocks are shared again.
 func (s *Source) measure() error {
-	k, c := s.pool.Keeper, scan.CardOf(s.entry)
+	k, c := s.pool.Keeper, reconcile.CardOf(s.entry)
 	if s.fixed || s.method == volume.ByCopy || k.Kind() != quota.Btrfs || !k.Enforces(c) {
 		return nil
 	}
@@ -86,7 +86,7 @@ func (s *Source) measure() error {
 	s.held = usage.Bytes
 	sharing := *s.entry.Record
 	sharing.Family = sharing.UID
-	room := k.Limit(scan.CardOf(store.Entry{Record: &sharing})).Bytes - s.held
+	room := k.Limit(reconcile.CardOf(store.Entry{Record: &sharing})).Bytes - s.held
 	if grows := sharing.Bytes + sharing.Bytes/32; room < grows { // with what keeps track of its blocks
 		return fmt.Errorf("%w: the file of %s keeps %d bytes on the disk for its size of %d, since btrfs keeps an extent until all of it is overwritten; "+
 			"if its blocks were shared once more, writes to it could fail: copy its content into a new volume", volume.ErrPrecondition, s.id.Named(), s.held, sharing.Bytes)
@@ -240,8 +240,8 @@ func (s *Source) join(rec *store.Record) error {
 		return err
 	}
 	s.entry.Record = &sharing
-	s.pool.Ledger.Note(s.id, scan.CardOf(s.entry))
-	return s.pool.Keeper.Apply(s.dir, scan.CardOf(s.entry))
+	s.pool.Ledger.Note(s.id, reconcile.CardOf(s.entry))
+	return s.pool.Keeper.Apply(s.dir, reconcile.CardOf(s.entry))
 }
 
 // Make makes the directory of a copy in creating/, under its limit. A snapshot of a subvolume is
@@ -255,7 +255,7 @@ func (s *Source) Make(ctx context.Context, rec *store.Record) func(*dir.Dir) (*d
 		if err != nil {
 			return nil, err
 		}
-		kept, err := s.pool.Keeper.Adopt(s.pool.Store.Root(), d, rec.UID, scan.CardOf(store.Entry{Record: rec}))
+		kept, err := s.pool.Keeper.Adopt(s.pool.Store.Root(), d, rec.UID, reconcile.CardOf(store.Entry{Record: rec}))
 		if err != nil {
 			return nil, errors.Join(err, d.Close())
 		}

@@ -13,7 +13,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"kubevirt.io/hostpath-provisioner/pkg/pool/handover"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
@@ -162,8 +162,8 @@ func (s *scene) emptyVolumeInTheGap(node string) {
 	s.claim("witness", "10Mi", ofClass("hostpath-provisioner-immediate"), madeOn(node))
 	witness, _, witnessed := s.hostPath("witness")
 	s.until("the provisioner to look at its directories", func(context.Context) (string, error) {
-		p := handover.Place{Directory: filepath.Dir(witnessed), Name: witness.Name}
-		found, err := handover.Handover{From: p, To: p}.Find()
+		p := store.VolumePath{Directory: filepath.Dir(witnessed), Name: witness.Name}
+		found, err := store.Handover{From: p, To: p}.Find()
 		if err != nil || !found.From.Provisional {
 			return "", err
 		}

@@ -1,0 +1,79 @@
+package reconcile
+
+import (
+	"sync"
+	"time"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
+)
+
+// Peers are what is remembered of the other nodes of a shared pool. The zero value is ready for use.
+type Peers struct {
+	store.Signs          // of life
+	measured    sync.Map // by node and name in its trash
+}
+
+// measurement is what an entry of another node's trash occupied when it was as it is now.
+type measurement struct {
+	changed time.Time
+	bytes   int64
+}
+
+// PublishedBy are the other nodes that have a volume published, and whose sign of life has changed in that time.
+func (p *Pool) PublishedBy(id volume.ID, within time.Duration) ([]volume.NodeID, error) {
+	return p.Store.PublishedBy(id, p.Peers.Within(within))
+}
+
+// OthersTrash is what volumes that other nodes have removed may still occupy, in bytes, or
+// volume.Unknown.
+func (p *Pool) OthersTrash() (held int64, err error) { return p.trashExcept(p.Node.String()) }
+
+// AllTrash is OthersTrash with what this node has removed.
+func (p *Pool) AllTrash() (held int64, err error) { return p.trashExcept("") }
+
+func (p *Pool) trashExcept(own string) (held int64, err error) {
+	seen := make(map[any]bool)
+	err = p.Store.EachNode(store.InTrash, func(node string, trash *dir.Dir) error {
+		if node == own {
+			return nil
+		}
+		thrown, err := store.Names(trash)
+		for _, name := range thrown {
+			seen[node+"/"+name] = true
+			if bytes := p.Peers.heldBy(trash, node, name); bytes == volume.Unknown || held == volume.Unknown {
+				held = volume.Unknown
+			} else {
+				held += bytes
+			}
+		}
+		return err
+	})
+	p.Peers.measured.Range(func(key, _ any) bool {
+		if !seen[key] {
+			p.Peers.measured.Delete(key)
+		}
+		return true
+	})
+	return held, err
+}
+
+// heldBy is the promise of an entry of another node's trash. What has to be measured is
+// measured again only when the entry has changed: this is asked for each answer.
+func (p *Peers) heldBy(trash *dir.Dir, node, name string) int64 {
+	if t := store.ParseThrown(name); t.Promised != volume.Unknown {
+		return t.Promised
+	}
+	changed, err := trash.Changed(name)
+	if err != nil {
+		return 0 // erased meanwhile
+	}
+	key := node + "/" + name
+	if last, ok := p.measured.Load(key); ok && last.(measurement).changed.Equal(changed) {
+		return last.(measurement).bytes
+	}
+	bytes := store.Measured(trash, name)
+	p.measured.Store(key, measurement{changed, bytes})
+	return bytes
+}

@@ -1,0 +1,198 @@
+package reconcile
+
+import (
+	"errors"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
+)
+
+// RecoverRecords removes records that were being written.
+func (p *Leftovers) RecoverRecords() error {
+	for t, err := range p.Store.Unwritten() {
+		if err != nil {
+			return err
+		}
+		if err := p.UnlessBusy(t.Of, func() error { return p.Store.RemoveUnwritten(t) }); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// RecoverCreations undoes the creations that a directory of creating/ has: none of them was
+// answered.
+func (p *Leftovers) RecoverCreations(creating *dir.Dir) error {
+	names, err := store.Names(creating)
+	if err != nil {
+		return err
+	}
+	for _, name := range names {
+		p.Steps.Add(1)
+		if err := p.recoverCreation(creating, name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (p *Leftovers) recoverCreation(creating *dir.Dir, name string) error {
+	undo := func() error {
+		// The call that was making it may have ended since the names were read.
+		if exists, err := creating.Exists(name); err != nil || !exists {
+			return err
+		}
+		p.Log.Info("undoing an interrupted creation", "volume", name, "in", creating.String())
+		return p.undoNamed(creating, name)
+	}
+	id, err := volume.ParseEntry(name)
+	if err != nil {
+		return undo()
+	}
+	return p.UnlessBusy(id, undo)
+}
+
+// undoNamed undoes the creation that an entry of a directory of creating/ is of.
+func (p *Leftovers) undoNamed(creating *dir.Dir, name string) error {
+	if id, err := volume.ParseEntry(name); err == nil {
+		if err := p.Store.UndoRecord(id); err != nil {
+			return err
+		}
+	}
+	return p.throwCreation(creating, name)
+}
+
+// UndoCreation undoes a creation of this node, the record first: what is in creating/
+// is the sign that there is something to undo.
+func (p *Leftovers) UndoCreation(id volume.ID) error {
+	if err := p.Store.UndoRecord(id); err != nil {
+		return err
+	}
+	return p.DiscardCreation(id.String())
+}
+
+// RecoverTrash finishes removals that had not dropped their record, and queues all trash
+// that was not known: from before a start, and of volumes whose deletion failed.
+func (p *Leftovers) RecoverTrash() error {
+	thrown, err := p.Store.Pieces()
+	if err != nil {
+		return err
+	}
+	for _, name := range thrown {
+		if p.Ledger.HasTrash(name) {
+			continue
+		}
+		p.Steps.Add(1)
+		if err := p.recoverTrashed(name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (p *Leftovers) recoverTrashed(name string) error {
+	queue := func() error {
+		erased := p.Ledger.Erased()
+		return p.Store.InPiece(name, func(in *dir.Dir, entry string) error {
+			// The reaper may have erased and forgotten it since the trash was listed.
+			if exists, err := in.Exists(entry); err != nil || !exists {
+				return err
+			}
+			if err := p.finishRemoval(name); err != nil {
+				return err
+			}
+			id, err := p.Keeper.IDIn(in, entry)
+			if err != nil {
+				return err
+			}
+			t := store.ParseThrown(name)
+			p.Keeper.Claims().Try(id, t.UID)
+			if t.Promised == volume.Unknown {
+				t.Promised = p.HeldBy(in, entry, id)
+			}
+			if p.Ledger.ThrowFound(name, t.Promised, erased) {
+				p.Wake()
+			}
+			return nil
+		})
+	}
+	id, _ := store.ParseThrown(name).Volume()
+	return p.UnlessBusy(id, queue)
+}
+
+// finishRemoval drops the record of a volume that is in the trash.
+func (p *Leftovers) finishRemoval(name string) error {
+	id, dropped, err := p.Store.FinishRemoval(name)
+	if dropped {
+		p.Log.Info("finished an interrupted removal", "volume", id.String())
+	}
+	if err == nil && dropped {
+		p.Ledger.Note(id, CardOf(store.Entry{}))
+	}
+	return err
+}
+
+// TakeOver finishes what nodes left that are gone. What cannot be taken over now is tried
+// again: it does not keep the pool from serving.
+func (p *Leftovers) TakeOver() error {
+	if err := p.TakeOverAll(); err != nil {
+		p.Log.Error(err, "cleanup of departed nodes failed")
+	}
+	return nil
+}
+
+// TakeOverAll takes over from all other nodes, in a shared pool from those that are gone.
+func (p *Leftovers) TakeOverAll() error {
+	return p.Store.EachLeft(p.stillTheirs(), func(node string, creating, trash *dir.Dir) error {
+		return errors.Join(p.RecoverCreations(creating), p.takeTrash(trash, node))
+	})
+}
+
+// stillTheirs says which nodes of a shared pool finish what they left. All that others left in another pool is this node's.
+func (p *Leftovers) stillTheirs() func(node, sign string) bool {
+	if !p.Config.Shared {
+		return nil
+	}
+	return p.Peers.Within(store.UnseenAfter)
+}
+
+func (p *Leftovers) takeTrash(left *dir.Dir, node string) error {
+	thrown, err := store.Names(left)
+	if err != nil {
+		return err
+	}
+	for _, name := range thrown {
+		take := func() error {
+			p.Log.Info("taking over the trash of a departed node", "trash", name, "node", node)
+			return p.takePiece(left, name)
+		}
+		id, _ := store.ParseThrown(name).Volume()
+		if err := p.UnlessBusy(id, take); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// takePiece takes one piece of trash over, and claims the id that it carries.
+func (p *Leftovers) takePiece(left *dir.Dir, name string) error {
+	if err := p.finishRemoval(name); err != nil {
+		return err
+	}
+	carried, err := p.Keeper.IDIn(left, name)
+	if err != nil {
+		return err
+	}
+	// The index may have had the volume, and its record the id.
+	t := store.ParseThrown(name)
+	if uid := p.Keeper.Claims().Owner(carried); uid == "" || uid != t.UID {
+		t.UID = store.RandomSuffix()
+	}
+	p.Keeper.Claims().Try(carried, t.UID)
+	if t.Promised == volume.Unknown {
+		t.Promised = p.HeldBy(left, name, carried)
+	}
+	t.Of = store.RandomSuffix()
+	return p.throw(left, name, t)
+}

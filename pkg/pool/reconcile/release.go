@@ -1,0 +1,29 @@
+package reconcile
+
+import (
+	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
+)
+
+// ReleaseLost gives back the id of a lost volume that was deleted. Should its directory be somewhere else, that
+// keeps the id, which is then not given again.
+func (p *Leftovers) ReleaseLost(id volume.ID, e store.Entry) {
+	c := CardOf(e)
+	if !p.Keeper.Enforces(c) {
+		return
+	}
+	if err := p.Keeper.Release(p.Store.Root(), c.QuotaID()); err != nil {
+		p.Log.Error(err, "the limit of a deleted volume is still there", "volume", id.String())
+	}
+}
+
+// ReleaseUnused removes limits that no directory has.
+func (p *Leftovers) ReleaseUnused() {
+	released, err := p.Keeper.ReleaseUnused(p.Store.Root(), func() { p.Steps.Add(1) })
+	if err != nil {
+		p.Log.Error(err, "failed to remove limits that no directory has")
+	}
+	if released > 0 {
+		p.Log.Info("removed limits that no directory has", "limits", released)
+	}
+}

@@ -1,0 +1,100 @@
+package reconcile
+
+import (
+	"kubevirt.io/hostpath-provisioner/pkg/health"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/content"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/ledger"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
+)
+
+// Surveyed is what the last check at a volume saw.
+type Surveyed struct {
+	ID    volume.ID
+	Pool  volume.PoolName
+	Bytes int64 // promised, or the size of the pool where nothing was
+	// Used bytes and Inodes are what a quota counts, or volume.Unknown. Of a block volume there
+	// is neither.
+	Used, Inodes int64
+	// Unused is what the volume may still take of its promise, in bytes, or volume.Unknown where
+	// nothing but the end of the disk stops it.
+	Unused    int64
+	Condition health.Condition
+}
+
+// A Survey is what a check at each volume of a pool gave.
+type Survey struct {
+	Abnormal map[health.Reason]int
+	// Unlimited is how many volumes only the end of the disk stops, and Unused what the
+	// others may still take of their promises, in bytes.
+	Unlimited int
+	Unused    int64
+	// LostSnapshots is how many snapshots cannot be restored.
+	LostSnapshots int
+	// Upstream is how many snapshots of the upstream KubeVirt driver there seem to be, or volume.Unknown.
+	Upstream int
+	// Unread has what was logged of the volumes that could not be read.
+	Unread  map[volume.ID]string
+	Volumes []Surveyed // if they are asked for
+}
+
+// Add counts a volume, and leaves it to others whether it is remembered.
+func (s *Survey) Add(v Surveyed) {
+	if v.Condition.Abnormal {
+		s.Abnormal[v.Condition.Reason]++
+	}
+	if v.Unused == volume.Unknown {
+		s.Unlimited++
+	} else {
+		s.Unused += v.Unused
+	}
+}
+
+// Survey checks one volume, unless a call is making or removing it.
+func (l *Listing) Survey(id volume.ID) (Surveyed, bool) {
+	e, d, err := l.LookupSettled(id)
+	if err != nil {
+		c := l.Ledger.Known(id)
+		return l.surveyed(id, c, rememberedFacts(id, c, nil, err)), c.Exists()
+	}
+	if !e.Exists() {
+		return Surveyed{}, false
+	}
+	if d != nil {
+		defer func() { _ = d.Close() }() // opened for reading
+	}
+	c := CardOf(e)
+	used, facts := l.Measure(id, d, e, l.Space)
+	facts.InlineUnpublished = l.LeftBehind(id, e)
+	v := l.surveyed(id, c, facts)
+	if l.Keeper.Enforces(c) && d != nil && !e.Block() {
+		v.Used = used.UsedBytes
+	}
+	if v.Used != volume.Unknown && used.Inodes > 0 {
+		v.Inodes = used.InodesUsed
+	}
+	v.Unused = l.unused(id, d, e, used, facts)
+	return v, true
+}
+
+// unused is what a volume may still take of its promise, or volume.Unknown where nothing but the
+// end of the disk stops it, as far as anybody knows.
+func (p *Pool) unused(id volume.ID, d *dir.Dir, e store.Entry, used dir.Space, facts health.Facts) int64 {
+	switch {
+	case d == nil:
+		return 0
+	case e.Block():
+		return max(0, e.Promised()-content.Allocated(id, d))
+	case !p.Keeper.Enforces(CardOf(e)), facts.LimitDiffers, facts.IO != nil:
+		return volume.Unknown
+	}
+	return max(0, e.Promised()-used.UsedBytes)
+}
+
+func (l *Listing) surveyed(id volume.ID, c ledger.Card, facts health.Facts) Surveyed {
+	return Surveyed{
+		ID: id, Pool: l.Config.Name, Bytes: l.Volume(id, c, l.Space).Bytes,
+		Used: volume.Unknown, Inodes: volume.Unknown, Unused: volume.Unknown, Condition: facts.Condition(),
+	}
+}

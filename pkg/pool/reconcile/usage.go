@@ -1,0 +1,149 @@
+package reconcile
+
+import (
+	"sync/atomic"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/ledger"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
+)
+
+// LearnForeign notes what others hold on the pool's filesystem while nothing at all
+// can be ours. Where nobody counts what volumes hold it is not known otherwise.
+func (p *Pool) LearnForeign(space dir.Space) {
+	if p.Config.Shared || p.Keeper.Unenforced() == nil {
+		return // what others promised meanwhile is not known, or Held knows better
+	}
+	p.Ledger.LearnForeign(space.TakenBytes())
+}
+
+// Held is what the volumes and the trash of the pool hold, in bytes, if that can be known now. It
+// stores what the volumes hold of that, or volume.Unknown.
+func (p *Pool) Held(volumes *atomic.Int64) (bytes int64, known bool) {
+	if p.Keeper.Kind() == "" || p.Config.Shared || p.anyUnlimited() {
+		volumes.Store(volume.Unknown)
+		return 0, false
+	}
+	used, inodes, trashed, err := p.used()
+	if err != nil {
+		p.Failed(err, "failed to count what others hold on the pool's filesystem")
+		return 0, false
+	}
+	volumes.Store(used)
+	return used + inodes + trashed, true
+}
+
+// anyUnlimited reports whether there is a promise of which nobody counts the use.
+func (p *Pool) anyUnlimited() bool {
+	return p.Ledger.Any(func(c ledger.Card) bool { return c.Is(ledger.HasRecord) && !p.Keeper.Enforces(c) })
+}
+
+// used is what the volumes of the pool hold, what their inodes take that no quota counts, and what
+// its trash holds, each no more than was promised. A block volume on btrfs that shares blocks may take more,
+// since an extent is there until all of it is overwritten: that counts as foreign.
+func (p *Pool) used() (volumes, inodes, trash int64, err error) {
+	families := make(map[string]int64)
+	for id, c := range p.Limited() {
+		p.Steps.Add(1) // when the pool is opened this is part of the check
+		used, err := p.usedBy(id, c)
+		used.Bytes = min(used.Bytes, c.Promised)
+		if err == nil && c.Is(ledger.Shares) {
+			err = p.addToFamily(families, id, used.Bytes)
+			used.Bytes = 0
+		}
+		if err != nil {
+			return 0, 0, 0, err
+		}
+		volumes += used.Bytes
+		inodes += p.Ledger.InodesHold(c, used.Inodes)
+	}
+	for _, most := range families {
+		volumes += most
+	}
+	if err := p.Store.OpenWork(); err != nil {
+		return 0, 0, 0, err
+	}
+	return volumes, inodes, p.usedByTrash(), nil
+}
+
+func (p *Pool) usedBy(id volume.ID, c ledger.Card) (quota.Usage, error) {
+	in, err := p.Store.Parent(id)
+	if err != nil {
+		return quota.Usage{}, err
+	}
+	return p.Keeper.UsedBy(in, id.String(), c)
+}
+
+// addToFamily keeps the largest use of each family, of those within the promises of its members.
+// All are charged in full for the blocks that they share, which are there once: the sum of their
+// uses would be more than what is taken, and would hide what others hold. The largest is the least
+// that the family can take, so that what it takes besides counts as foreign, and is not sold.
+func (p *Pool) addToFamily(families map[string]int64, id volume.ID, used int64) error {
+	rec, err := p.Store.ReadRecord(id)
+	if err != nil || rec == nil {
+		return err // without a record it is being removed
+	}
+	families[rec.Family] = max(families[rec.Family], used)
+	return nil
+}
+
+// usedByTrash is what the trash holds of its promises, and notes of each piece what it holds. One
+// that cannot be counted holds what it did at last.
+func (p *Pool) usedByTrash() (sum int64) {
+	for _, name := range p.Ledger.Trash(true) {
+		used, err := p.usedByPiece(name)
+		switch {
+		case err != nil:
+			used = p.uncounted(name, err)
+		case used != volume.Unknown:
+			p.Ledger.TrashMeasured(name, used)
+		}
+		if promised := p.Ledger.TrashPromise(name); promised != volume.Unknown {
+			used = min(used, promised)
+		}
+		sum += max(0, used)
+	}
+	return sum
+}
+
+// usedByPiece is what a piece of trash holds. Of one that came without a limit nobody
+// knows.
+func (p *Pool) usedByPiece(name string) (used int64, err error) {
+	used = volume.Unknown
+	err = p.Store.InPiece(name, func(in *dir.Dir, entry string) error {
+		id, err := p.Keeper.IDIn(in, entry)
+		if err == nil && id != 0 {
+			used, err = p.Keeper.UsedIn(in, entry, id)
+		}
+		return err
+	})
+	return used, err
+}
+
+// MeasureTrash has monitoring know what is about to be erased. Without quotas nobody does.
+func (p *Pool) MeasureTrash() {
+	if p.Keeper.Kind() != "" {
+		p.usedByTrash()
+	}
+}
+
+// HeldBy is what an entry occupies of which it is not known what it was promised, in bytes, or
+// volume.Unknown.
+func (p *Pool) HeldBy(in *dir.Dir, name string, carried quota.ID) int64 {
+	if bytes := p.Keeper.UsedByID(p.Store.Root(), carried); bytes != volume.Unknown {
+		return bytes
+	}
+	return store.Measured(in, name)
+}
+
+// uncounted logs, once in a while, a piece of trash that cannot be counted, and
+// returns what it held at last.
+func (p *Pool) uncounted(name string, err error) int64 {
+	last, report := p.Ledger.TrashUnmeasured(name)
+	if report {
+		p.Failed(err, "failed to count what a trash entry holds", "trash", name)
+	}
+	return last
+}

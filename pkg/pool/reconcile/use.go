@@ -1,0 +1,190 @@
+package reconcile
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/content"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/ledger"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
+)
+
+// A VolumeUse is how this node uses a volume, as a call has read it.
+type VolumeUse struct {
+	*Pool
+	ID    volume.ID
+	Entry store.Entry
+	Dir   *dir.Dir // nil if the directory is lost
+}
+
+// file identifies what devices of the volume are attached to: see FileOf.
+func (v *VolumeUse) file() (id dir.ID, ok bool, err error) { return FileOf(v.ID, v.Entry, v.Dir) }
+
+// attachments are those of the node, if each of them reports whether it is the volume's. One that does not answer may
+// be.
+func (v *VolumeUse) attachments() (content.Attachments, error) {
+	all, err := v.Host.Attachments()
+	if err != nil {
+		return content.Attachments{}, err
+	}
+	return all, all.Silent(v.ID)
+}
+
+// Published are the mounts of the volume, of what is inside it, and of its devices.
+func (v *VolumeUse) Published() ([]bind.Publication, error) {
+	all, err := v.Host.Mounts.Published(v.Store.Root())
+	if err != nil {
+		return nil, err
+	}
+	file, ok, err := v.file()
+	if err != nil || !ok {
+		return all[v.ID.String()], err
+	}
+	attached, err := v.attachments()
+	return append(slices.Clone(all[v.ID.String()]), attached.Publications(file)...), err
+}
+
+// Used reports whether this node has the volume published, or its file attached.
+func (v *VolumeUse) Used() (bool, error) {
+	all, err := v.Host.Mounts.Published(v.Store.Root())
+	if err != nil || len(all[v.ID.String()]) > 0 {
+		return true, err
+	}
+	file, ok, err := v.file()
+	if err != nil || !ok {
+		return false, err
+	}
+	// What is published of a device is attached: each device of the node is asked once.
+	attached, err := v.attachments()
+	return len(attached.Of(file)) > 0, err
+}
+
+// Written reports whether pods or devices of this node may write to the volume: it is used, and not only by directories that
+// are mounted read-only.
+func (v *VolumeUse) Written() (bool, error) {
+	if v.Entry.Block() {
+		return v.Used()
+	}
+	published, err := v.Published()
+	writable := func(p bind.Publication) bool { return !p.ReadOnly }
+	return err != nil || slices.ContainsFunc(published, writable), err
+}
+
+// DetachUnpublished detaches the volume's devices that are published nowhere.
+func (v *VolumeUse) DetachUnpublished(ctx context.Context) error {
+	file, ok, err := v.file()
+	if err != nil || !ok {
+		return err
+	}
+	return v.Host.DetachUnpublished(ctx, file)
+}
+
+// Detach detaches what a crash left attached. It returns ErrInUse, with the device, for a volume whose file is attached
+// all the same: in use, or by somebody else.
+func (v *VolumeUse) Detach(ctx context.Context) error {
+	if err := v.DetachUnpublished(ctx); err != nil {
+		return err
+	}
+	file, ok, err := v.file()
+	if err != nil || !ok {
+		return err
+	}
+	all, err := v.attachments()
+	if err != nil {
+		return err
+	}
+	for _, device := range all.Of(file) {
+		return fmt.Errorf("it is %w: its file is attached as %s", volume.ErrInUse, device.Name)
+	}
+	return nil
+}
+
+// GrowDevices makes the devices of a block volume as large as its file is.
+func (v *VolumeUse) GrowDevices() error {
+	if !v.Entry.Block() {
+		return nil
+	}
+	file, err := content.FileID(v.ID, v.Dir)
+	if err != nil {
+		return err
+	}
+	all, err := v.attachments()
+	if err != nil {
+		return err
+	}
+	return content.DeviceError(v.Host.Grow(all.Of(file), math.MaxInt64))
+}
+
+// CheckPublished returns ErrNotFound unless the volume is published at the path.
+func (v *VolumeUse) CheckPublished(at bind.Target) error {
+	if v.Entry.Block() {
+		return v.Host.CheckPublished(v.ID, v.Dir, at)
+	}
+	err := v.checkDirectory(at)
+	if !errors.Is(err, volume.ErrNotFound) {
+		return err
+	}
+	if _, ok, fileErr := v.file(); ok && fileErr == nil {
+		return v.Host.CheckPublished(v.ID, v.Dir, at)
+	}
+	return err
+}
+
+func (v *VolumeUse) checkDirectory(at bind.Target) error {
+	d, err := v.Host.Mounts.Open(at)
+	if dir.IsMissing(err) || errors.Is(err, bind.ErrTarget) {
+		return fmt.Errorf("%w: %w", volume.ErrNotFound, err)
+	}
+	if err != nil {
+		return err
+	}
+	defer func() { _ = d.Close() }() // opened for reading
+	same, err := d.Same(v.Dir)
+	if err == nil && !same {
+		err = fmt.Errorf("%w: it is not published at %s", volume.ErrNotFound, at)
+	}
+	return err
+}
+
+// PublishedVolumes are the volumes of a pool that this node has published. The caller holds no lock.
+func PublishedVolumes(p *Pool) (map[volume.ID]bool, error) {
+	mounts, err := p.Host.Mounts.Published(p.Store.Root())
+	if err != nil {
+		return nil, err
+	}
+	published := make(map[volume.ID]bool)
+	for name := range mounts {
+		if id, err := volume.ParseID(name); err == nil {
+			published[id] = true
+		}
+	}
+	if !p.Ledger.Any(ledger.Card.MayHaveDevices) {
+		return published, nil
+	}
+	attached, err := p.Host.Attachments()
+	if err != nil {
+		return nil, err
+	}
+	for id := range p.Ledger.Each(ledger.Card.MayHaveDevices) {
+		if file, ok, err := p.File(id); err == nil && ok && len(attached.Publications(file)) > 0 {
+			published[id] = true
+		}
+	}
+	return published, nil
+}
+
+// HoldsFile reports whether a volume of the pool has that file.
+func HoldsFile(p *Pool, file dir.ID) bool {
+	for id := range p.Ledger.Each(ledger.Card.MayHaveDevices) {
+		if found, ok, err := p.File(id); err == nil && ok && found == file {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,78 @@
+package reconcile_test
+
+import (
+	"errors"
+	"path/filepath"
+	"testing"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind/bindtest"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/content"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/reconcile"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
+	"kubevirt.io/hostpath-provisioner/test/must"
+)
+
+func TestUseOfBlockVolume(t *testing.T) {
+	p := newPool(t, nil)
+	id, e, d := makeBlock(t, p, "pvc-1", mib)
+	must.Succeed(t, p.Load())
+	v := &reconcile.VolumeUse{Pool: p, ID: id, Entry: e, Dir: d}
+	target, err := bind.ParseTarget(filepath.Join(t.TempDir(), "target"))
+	must.Succeed(t, err)
+	want := func(when string, published int, used bool, at error) {
+		t.Helper()
+		all, err := v.Published()
+		must.Succeed(t, err)
+		is, err := v.Used()
+		must.Succeed(t, err)
+		ofPool, err := reconcile.PublishedVolumes(p)
+		must.Succeed(t, err)
+		if len(all) != published || is != used || ofPool[id] != (published > 0) {
+			t.Errorf("%s: published at %v, used %v, of the pool %v; want %d and %v", when, all, is, ofPool, published, used)
+		}
+		if got := v.CheckPublished(target); !errors.Is(got, at) {
+			t.Errorf("%s: published at the target: %v, want %v", when, got, at)
+		}
+	}
+	want("before", 0, false, volume.ErrNotFound)
+	must.Succeed(t, p.Disk(id, e.Record).Publish(t.Context(), d, content.Target{Path: target}))
+	want("published", 1, true, nil)
+	must.ErrorIs(t, v.Detach(t.Context()), volume.ErrInUse)
+	file, ok, err := p.File(id)
+	if err != nil || !ok || !reconcile.HoldsFile(p, file) || reconcile.HoldsFile(p, dir.ID{}) {
+		t.Errorf("the pool does not hold the file %v of its volume, or holds that of no volume: %v", file, err)
+	}
+	must.Succeed(t, p.Disk(id, e.Record).Grow(t.Context(), d, 2*mib))
+	must.Succeed(t, v.GrowDevices())
+	all, err := p.Host.Attachments()
+	must.Succeed(t, err)
+	if got := all.Devices[0].SizeBytes; got != 2*mib {
+		t.Errorf("the device has %d bytes after the file grew to %d", got, 2*mib)
+	}
+	must.Succeed(t, p.Host.Mounts.(*bindtest.Fake).Unpublish(target, nil))
+	want("attached", 0, true, volume.ErrNotFound)
+	must.Succeed(t, v.Detach(t.Context()))
+	want("detached", 0, false, volume.ErrNotFound)
+}
+
+func TestUseOfDirectory(t *testing.T) {
+	p := newPool(t, nil)
+	id, err := volume.ParseID("pvc-1")
+	must.Succeed(t, err)
+	d, err := p.Store.Root().Make(id.String())
+	must.Succeed(t, err)
+	defer func() { must.Succeed(t, d.Close()) }()
+	v := &reconcile.VolumeUse{Pool: p, ID: id, Entry: store.Entry{Present: true}, Dir: d}
+	target, err := bind.ParseTarget(filepath.Join(t.TempDir(), "target"))
+	must.Succeed(t, err)
+	must.ErrorIs(t, v.CheckPublished(target), volume.ErrNotFound)
+	must.Succeed(t, p.Host.Mounts.Publish(d, target, bind.Flags{}))
+	must.Succeed(t, v.CheckPublished(target))
+	if used, err := v.Used(); err != nil || !used {
+		t.Errorf("used %v, %v", used, err)
+	}
+	must.Succeed(t, p.Host.Mounts.(*bindtest.Fake).Unpublish(target, nil))
+}

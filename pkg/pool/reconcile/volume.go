@@ -1,0 +1,147 @@
+package reconcile
+
+import (
+	"errors"
+
+	"kubevirt.io/hostpath-provisioner/pkg/health"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/ledger"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
+)
+
+// A Volume is what is reported of one.
+type Volume struct {
+	ID   volume.ID
+	Pool volume.PoolName
+	// Shared: every node of the pool can publish the volume.
+	Shared bool
+	// MultiNode: the access modes of several nodes are allowed.
+	MultiNode bool
+	// Mode is how the volume is used.
+	Mode volume.Mode
+	// Bytes is the size promised, or the size of the pool where nothing was.
+	Bytes int64
+	// Enforced: the kernel enforces the size, by a limit, or as that of a device.
+	Enforced bool
+	// Lost: there is a record, but no directory.
+	Lost bool
+	// Nodes are those that have the volume published.
+	Nodes     []volume.NodeID
+	Condition health.Condition
+}
+
+// Volume makes the answer from what is known.
+func (p *Pool) Volume(id volume.ID, c ledger.Card, space dir.Space) Volume {
+	v := Volume{ID: id, Pool: p.Config.Name, Mode: c.Mode(), Shared: p.Config.Shared, MultiNode: p.Config.MultiNode(), Bytes: space.SizeBytes, Lost: c.Lost()}
+	v.Enforced = c.Is(ledger.IsBlock) || p.enforces(c)
+	if c.Is(ledger.HasRecord) {
+		v.Bytes = c.Promised
+	}
+	return v
+}
+
+// Measure is what a volume holds and may hold, and what is to be said of it. Where
+// its size is not enforced that is what the whole pool holds. The caller holds no lock.
+func (p *Pool) Measure(id volume.ID, d *dir.Dir, e store.Entry, whole dir.Space) (dir.Space, health.Facts) {
+	space, c := whole, CardOf(e)
+	facts := health.Facts{
+		Volume:     id.String(),
+		Missing:    e.Lost(),
+		Damaged:    e.Damage,
+		ReadOnly:   whole.ReadOnly,
+		Unenforced: true,
+	}
+	facts.FilesystemErrors, facts.Contender = max(0, p.Errors), p.Contender
+	switch {
+	case e.Record == nil:
+		facts.Unpromised = true
+	case !p.Keeper.Enforces(c):
+		facts.LimitOff = e.Record.Quota
+	case d != nil:
+		facts.Unenforced = false
+		usage, err := p.Keeper.Usage(d, c)
+		switch {
+		case err == nil:
+			facts.LimitDiffers, facts.IO = p.limitDiffers(id, d, c, usage.Limit)
+			if facts.IO == nil {
+				facts.Outside, facts.IO = p.Keeper.Outside(d)
+			}
+			if p.Strays != nil {
+				facts.Strays, facts.Unsearched = p.Strays(id)
+			}
+		case errors.Is(err, quota.ErrPlain): // as a backup brings it back
+			facts.LimitDiffers = true
+		default:
+			facts.IO = err
+		}
+		space = spaceOf(usage, e.Record.Bytes, whole)
+	}
+	facts.FreeBytes, facts.SizeBytes = space.FreeBytes, space.SizeBytes
+	facts.InodesCounted = space.Inodes > 0
+	facts.FreeInodes = space.InodesFree
+	if d != nil {
+		space = p.Content(id, e.Record).Measure(d, space, whole, &facts)
+	}
+	return space, facts
+}
+
+// rememberedFacts are those that memory has of a volume that was not read: its pool does not serve,
+// or reading it gave an error.
+func rememberedFacts(id volume.ID, c ledger.Card, pool, unread error) health.Facts {
+	facts := health.Facts{Volume: id.String(), Pool: pool, IO: unread, Missing: c.Lost()}
+	if c.Is(ledger.HasDamage) {
+		facts.Damaged = volume.ErrDamagedRecord
+	}
+	return facts
+}
+
+// spaceOf is the space of one volume in a pool.
+func spaceOf(usage quota.Usage, promised int64, whole dir.Space) dir.Space {
+	space := whole
+	space.SizeBytes = promised
+	space.UsedBytes = usage.Bytes
+	space.FreeBytes = max(0, min(promised-usage.Bytes, whole.FreeBytes))
+	if usage.Inodes == quota.Unknown {
+		space.Inodes, space.InodesFree, space.InodesUsed = 0, 0, 0
+		return space
+	}
+	space.InodesUsed = usage.Inodes
+	if usage.Limit.Inodes > 0 {
+		space.Inodes = usage.Limit.Inodes
+	}
+	space.InodesFree = max(0, min(space.Inodes-usage.Inodes, whole.InodesFree))
+	if usage.Limit.Inodes == 0 {
+		space.Inodes = usage.Inodes + space.InodesFree
+	}
+	return space
+}
+
+// limitDiffers reports whether the kernel enforces another size than was promised. The
+// caller holds no lock, so that both may be changing: what differs is checked again
+// while no call works on the volume.
+func (p *Pool) limitDiffers(id volume.ID, d *dir.Dir, c ledger.Card, has quota.Limit) (bool, error) {
+	if ok, err := p.Keeper.Agrees(d, c, has); err != nil || ok {
+		return false, err
+	}
+	unlock, err := p.Lock(id)
+	if errors.Is(err, volume.ErrBusy) {
+		return false, nil // a call is at work on it
+	}
+	if err != nil {
+		return false, err
+	}
+	defer unlock()
+	rec, err := p.Store.ReadRecord(id)
+	if err != nil || rec == nil {
+		return false, err
+	}
+	c = CardOf(store.Entry{Record: rec})
+	usage, err := p.Keeper.Usage(d, c)
+	if err != nil {
+		return false, err
+	}
+	ok, err := p.Keeper.Agrees(d, c, usage.Limit)
+	return err == nil && !ok, err
+}

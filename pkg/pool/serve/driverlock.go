@@ -1,0 +1,189 @@
+package serve
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/go-logr/logr"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
+)
+
+const (
+	// aliveFor is how long a driver of another node counts as alive after its sign of life has
+	// changed, by the clock of this process: a sign comes with each check.
+	aliveFor = 30 * time.Second
+	// tryToServe is for those who inspect the pool, and hold the lock for an instant.
+	tryToServe = 50 * time.Millisecond
+)
+
+// A Guard keeps other drivers from serving a pool that is not shared. Against others of its node it locks a byte of a file in the
+// node's /dev: a lock in the pool would keep its filesystem in use. Against those of other nodes, which have the same directory by
+// NFS, it writes a sign of life. It is for one goroutine at a time.
+type Guard struct {
+	// Dev is the node's /dev; nil for a node whose drivers are not locked out.
+	Dev *dir.Dir
+	// OwnDev: Dev is the container's own, and its locks say nothing of other drivers of the node. They
+	// are known by their sign of life then, as those of other nodes.
+	OwnDev bool
+	Node   volume.NodeID
+	Log    logr.Logger
+
+	self store.Server
+	uuid string // of the pool that is locked, or waited for
+	// node is the lock of the node, and waiting that of who waits for it; nil without.
+	node, waiting *store.NodeLock
+	signs         store.Signs
+	// waiter is who waits for the pool, and waits since when it was seen to; nil for nobody.
+	waiter *store.Server
+	waits  time.Time
+	logged bool
+}
+
+// Acquire makes sure that no other driver serves the pool of that uuid, and shows that this one does: it is
+// called with each check. It returns store.ErrServed if another one does.
+func (g *Guard) Acquire(s *store.Store, uuid string) error {
+	alone, err := g.lockNode(s, uuid)
+	if err == nil {
+		err = g.claim(s, alone)
+	}
+	switch {
+	case errors.Is(err, store.ErrServed):
+		g.wait(s)
+	case err == nil:
+		g.meet(s)
+	}
+	return err
+}
+
+// wait shows the driver that serves the pool that this one is configured with it too.
+func (g *Guard) wait(s *store.Store) {
+	g.beat()
+	if err := s.WriteWaiter(&g.self); err != nil {
+		g.Log.V(4).Info("failed to write who waits for the pool", "err", err.Error())
+	}
+}
+
+// meet notes who waits for the pool. What a driver left that waits no more is removed.
+func (g *Guard) meet(s *store.Store) {
+	by, sign, err := s.Waiter()
+	if err != nil {
+		g.waiter, g.logged = nil, false
+		return
+	}
+	if by.Instance == g.self.Instance || g.signs.Unchanged("waiter", sign) >= aliveFor {
+		g.waiter, g.logged = nil, false
+		_ = s.WriteWaiter(nil) // tried again
+		return
+	}
+	if g.waiter == nil {
+		g.waits = time.Now()
+	}
+	g.waiter = &by
+	if g.Contender() != "" && !g.logged {
+		g.logged = true
+		g.Log.Error(errContended, "two drivers are configured with the pool", "waits", by.String())
+	}
+}
+
+var errContended = errors.New("another driver waits for it, and it is not shared")
+
+// Contender is the driver that waits for the pool which this one serves; empty for none. One that
+// waits in the update of a driver, for less than 30 seconds, is none.
+func (g *Guard) Contender() string {
+	if g.waiter == nil || time.Since(g.waits) < aliveFor {
+		return ""
+	}
+	return g.waiter.String()
+}
+
+// lockNode keeps other drivers of this node from serving the pool until Release. That none does is not certain where
+// they do not see each other's locks, or any process may have taken one.
+func (g *Guard) lockNode(s *store.Store, uuid string) (alone bool, err error) {
+	if g.uuid != uuid {
+		g.Release() // another pool is at the path now
+		g.uuid = uuid
+	}
+	if g.Dev == nil {
+		return true, nil
+	}
+	at, first := store.ServerByte(uuid), g.node == nil
+	if first {
+		g.node = store.NewNodeLock(g.Dev, at)
+	}
+	began := time.Now()
+	alone, err = g.node.Try()
+	for (err != nil || first && !alone) && time.Since(began) < tryToServe {
+		time.Sleep(time.Millisecond)
+		alone, err = g.node.Try()
+	}
+	if err != nil {
+		if g.waiting == nil {
+			g.waiting = store.NewNodeLock(g.Dev, at+1)
+		}
+		_, _ = g.waiting.Try() // it informs people
+		return false, servedBy(s)
+	}
+	release(&g.waiting)
+	return alone && !g.OwnDev, nil
+}
+
+// claim writes the sign of life, unless another driver does: one of another node, or, where it is not certain that this one is
+// alone on its node, any.
+func (g *Guard) claim(s *store.Store, alone bool) error {
+	by, sign, err := s.Server()
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	other := by.Node != g.Node.String() || !alone && by.Instance != g.self.Instance
+	if sign != "" && other && g.signs.Unchanged("server", sign) < aliveFor {
+		return servedBy(s)
+	}
+	g.beat()
+	if err := s.WriteServer(&g.self); err != nil {
+		// A pool that is full or read-only is served all the same.
+		g.Log.V(4).Info("failed to write who serves the pool", "err", err.Error())
+	}
+	return nil
+}
+
+// beat makes the next sign of life.
+func (g *Guard) beat() {
+	if g.self.Instance == "" {
+		host, _ := os.Hostname()
+		g.self = store.Server{Node: g.Node.String(), Host: host, Since: time.Now().UTC().Truncate(time.Second), Instance: store.RandomSuffix()}
+	}
+	g.self.Beat++
+}
+
+func servedBy(s *store.Store) error {
+	by, _, err := s.Server()
+	if err != nil {
+		return store.ErrServed
+	}
+	return fmt.Errorf("%w: it is served by %s", store.ErrServed, by)
+}
+
+// Release lets other drivers of this node serve the pool.
+func (g *Guard) Release() {
+	release(&g.node)
+	release(&g.waiting)
+}
+
+func release(lock **store.NodeLock) {
+	if *lock != nil {
+		(*lock).Release()
+		*lock = nil
+	}
+}
+
+// Withdraw removes the sign of life, so that drivers of other nodes can serve the pool at once.
+func (g *Guard) Withdraw(s *store.Store) {
+	if by, _, err := s.Server(); err == nil && by.Instance == g.self.Instance {
+		_ = s.WriteServer(nil) // others wait a little longer without
+	}
+}

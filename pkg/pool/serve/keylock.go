@@ -1,0 +1,157 @@
+package serve
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
+)
+
+// Locks holds one lock for each key that is in use. A call never waits for
+// another on the same key: its caller has to try again. It waits for a check in the background,
+// which its caller knows nothing of. Calls on different keys do not meet. The zero value is ready for use.
+type Locks[K comparable] struct {
+	mu     sync.Mutex
+	held   map[K]int           // how many share the key, or exclusive
+	checks map[K]chan struct{} // of those that a check holds; closed at its end
+}
+
+const exclusive = -1
+
+// longestCheck is how long a call waits for a check. What takes longer hangs.
+const longestCheck = 10 * time.Second
+
+// TryLock takes the lock of a key, or returns ErrBusy at once. Errors: volume.ErrUnavailable for a check that does not end.
+func (l *Locks[K]) TryLock(key K) (unlock func(), err error) {
+	return l.change(key, func(now int) (int, bool) { return exclusive, now == 0 }, func(int) int { return 0 })
+}
+
+// TryShare takes the lock of a key together with others who share it, or returns ErrBusy at once. Errors: as TryLock.
+func (l *Locks[K]) TryShare(key K) (unlock func(), err error) {
+	return l.change(key, func(now int) (int, bool) { return now + 1, now >= 0 }, func(now int) int { return now - 1 })
+}
+
+// TryAlone makes the lock that the caller shares one that no other call has, or returns ErrBusy
+// if others share it. Until done is called no other can join.
+func (l *Locks[K]) TryAlone(key K) (done func(), err error) {
+	return l.change(key, func(now int) (int, bool) { return exclusive, now == 1 }, func(int) int { return 1 })
+}
+
+// TryCheck is TryLock for a check in the background: calls wait for its end instead of returning ErrBusy. It holds
+// the lock for an instant, and waits for nothing meanwhile.
+func (l *Locks[K]) TryCheck(key K) (unlock func(), err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.held[key] != 0 {
+		return nil, busy(key)
+	}
+	l.set(key, exclusive)
+	if l.checks == nil {
+		l.checks = make(map[K]chan struct{})
+	}
+	ended := make(chan struct{})
+	l.checks[key] = ended
+	return func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		delete(l.checks, key)
+		l.set(key, 0)
+		close(ended)
+	}, nil
+}
+
+func busy(key any) error { return fmt.Errorf("%w on %v", volume.ErrBusy, key) }
+
+// change replaces the state of a key unless that is refused, and returns what replaces it again.
+func (l *Locks[K]) change(key K, to func(now int) (int, bool), back func(now int) int) (undo func(), err error) {
+	for {
+		changed, check := l.try(key, to)
+		switch {
+		case changed:
+			return func() {
+				l.mu.Lock()
+				defer l.mu.Unlock()
+				l.set(key, back(l.held[key]))
+			}, nil
+		case check == nil:
+			return nil, busy(key)
+		}
+		if err := await(check, key); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// try changes the state of a key, or returns the end of the check that keeps it from that.
+func (l *Locks[K]) try(key K, to func(now int) (int, bool)) (changed bool, check <-chan struct{}) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	next, ok := to(l.held[key])
+	if ok {
+		l.set(key, next)
+	}
+	return ok, l.checks[key]
+}
+
+func await(check <-chan struct{}, key any) error {
+	patience := time.NewTimer(longestCheck)
+	defer patience.Stop()
+	select {
+	case <-check:
+		return nil
+	case <-patience.C:
+		return fmt.Errorf("%w: a check of %v in the background does not end: its filesystem may hang", volume.ErrUnavailable, key)
+	}
+}
+
+func (l *Locks[K]) set(key K, to int) {
+	if l.held == nil {
+		l.held = make(map[K]int)
+	}
+	if l.held[key] = to; to == 0 {
+		delete(l.held, key)
+	}
+}
+
+// Turns has those who work on the same key wait for each other. The zero value is ready for use.
+type Turns[K comparable] struct {
+	mu   sync.Mutex
+	held map[K]chan struct{} // closed at the end of the turn
+}
+
+// Wait waits for a turn until ctx ends. The error is the cause of that.
+func (t *Turns[K]) Wait(ctx context.Context, key K) (done func(), err error) {
+	for {
+		ended, mine := t.take(key)
+		if mine {
+			return func() { t.end(key) }, nil
+		}
+		select {
+		case <-ended:
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+	}
+}
+
+func (t *Turns[K]) take(key K) (ended <-chan struct{}, mine bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if ended, busy := t.held[key]; busy {
+		return ended, false
+	}
+	if t.held == nil {
+		t.held = make(map[K]chan struct{})
+	}
+	t.held[key] = make(chan struct{})
+	return nil, true
+}
+
+func (t *Turns[K]) end(key K) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	close(t.held[key])
+	delete(t.held, key)
+}

@@ -1,0 +1,189 @@
+package store
+
+import (
+	"errors"
+	"fmt"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
+)
+
+// A VolumePath is where the directory of a volume is: a name in a directory, which may be a pool.
+type VolumePath struct {
+	Directory string `json:"directory"` // absolute
+	Name      string `json:"name"`
+}
+
+// String is the path.
+func (p VolumePath) String() string { return p.Directory + "/" + p.Name }
+
+// A Handover moves a directory with its record from one place to another, or leaves it in its place for another
+// process. The processes that serve the two places learn of it when they next read the disk for the volume, and
+// within a minute. Nobody may use the volume meanwhile. Each step can be repeated, and Reverse goes back.
+type Handover struct{ From, To VolumePath }
+
+// Reverse is the way back.
+func (h Handover) Reverse() Handover { return Handover{From: h.To, To: h.From} }
+
+// inPlace reports whether the directory stays.
+func (h Handover) inPlace() bool { return h.From == h.To }
+
+// Whereabouts are what there is of a volume on both sides of a Handover.
+type Whereabouts struct{ From, To Presence }
+
+// A Presence is what a directory has of a volume.
+type Presence struct {
+	Directory bool
+	Recorded  bool
+	// Bytes is what the record promises.
+	Bytes int64
+	// Provisional: nobody is known to know of the volume.
+	Provisional bool
+	// Limited: the record says that the kernel enforces the size.
+	Limited bool
+}
+
+// Find reads what is where. Errors: ErrDamagedRecord, ErrIO.
+func (h Handover) Find() (w Whereabouts, err error) {
+	return w, h.open(func(from, to *Side) error {
+		var err error
+		if w.From, err = find(from, h.From.Name); err != nil {
+			return err
+		}
+		w.To, err = find(to, h.To.Name)
+		return err
+	})
+}
+
+func find(side *Side, name string) (p Presence, err error) {
+	if p.Directory, err = side.Root().IsDir(name); err != nil {
+		return p, err
+	}
+	rec, err := side.Record(name)
+	if err != nil || rec == nil {
+		return p, err
+	}
+	if rec.Mode != volume.ModeMount {
+		return p, fmt.Errorf("%w: %s/%s is a block volume", volume.ErrInvalid, side.Root(), name)
+	}
+	p.Recorded, p.Bytes, p.Provisional, p.Limited = true, rec.Bytes, rec.Provisional, rec.Quota != ""
+	return p, nil
+}
+
+// Promise is the size that a record of so many bytes gets: whole blocks.
+func (h Handover) Promise(bytes int64) (promised int64, err error) {
+	return promised, h.open(func(_, to *Side) error {
+		space, err := to.Root().Space()
+		if err != nil {
+			return err
+		}
+		promised, err = volume.Range{Required: bytes}.Promise(space.BlockBytes)
+		return err
+	})
+}
+
+// Check finds all that would stop the steps, and changes nothing.
+func (h Handover) Check() error {
+	return h.open(func(from, to *Side) error {
+		var problems []error
+		if !to.IsPool() {
+			problems = append(problems, fmt.Errorf("%s: %w", h.To.Directory, ErrNoLayout))
+		}
+		if is, err := from.Root().IsDir(h.From.Name); err != nil || !is {
+			problems = append(problems, errors.Join(err, fmt.Errorf("%s is not a directory", h.From)))
+		}
+		if _, err := volume.ParseID(h.To.Name); err != nil {
+			problems = append(problems, err)
+		}
+		return errors.Join(append(problems, h.checkMove(from, to))...)
+	})
+}
+
+// Movable finds all that would stop Move.
+func (h Handover) Movable() error { return h.open(h.checkMove) }
+
+func (h Handover) checkMove(from, to *Side) error {
+	if h.inPlace() {
+		return nil
+	}
+	var problems []error
+	if taken, err := to.Root().Exists(h.To.Name); err != nil || taken {
+		problems = append(problems, errors.Join(err, fmt.Errorf("%s is there already", h.To)))
+	}
+	if fixed, err := from.Root().Protected(h.From.Name); err != nil || fixed {
+		problems = append(problems, errors.Join(err, fmt.Errorf("%s is immutable or append-only, so that it cannot be renamed: chattr -i -a %s", h.From, h.From)))
+	}
+	if err := checkNoMount(from, h.From); err != nil {
+		problems = append(problems, err)
+	}
+	// Both: rename(2) fails with EXDEV between two mounts of one filesystem, and on btrfs between subvolumes.
+	mount, err := from.Root().SameMount(to.Root())
+	a, errA := from.Root().ID()
+	b, errB := to.Root().ID()
+	if err := errors.Join(err, errA, errB); err != nil {
+		problems = append(problems, err)
+	} else if !mount || a.Dev != b.Dev {
+		problems = append(problems, fmt.Errorf("%s and %s are not in one mount of one filesystem, so that nothing can be renamed from one to the other: "+
+			"have a directory above both mounted here", h.From.Directory, h.To.Directory))
+	}
+	return errors.Join(problems...)
+}
+
+// checkNoMount refuses a directory on which something is mounted: rename(2) fails with EBUSY.
+func checkNoMount(side *Side, p VolumePath) error {
+	d, err := side.Root().Open(p.Name)
+	if dir.IsMissing(err) {
+		return nil // Check says so
+	}
+	if err != nil {
+		return err
+	}
+	same, err := side.Root().SameMount(d)
+	if err == nil && !same {
+		err = fmt.Errorf("%s is a mount point, which cannot be renamed: unmount it, or migrate it by hand", p)
+	}
+	return errors.Join(err, d.Close())
+}
+
+// Confirm records that the volume is not provisional, so that nobody removes its directory while no PersistentVolume
+// names it.
+func (h Handover) Confirm() error {
+	return h.open(func(from, _ *Side) error { return from.Confirm(h.From.Name) })
+}
+
+// Move renames the directory, durably.
+func (h Handover) Move() error {
+	return h.open(func(from, to *Side) error { return to.Take(from, h.From.Name, h.To.Name) })
+}
+
+// Record gives the directory, which is in its new place, its record: that of the old place, or else one of
+// so many bytes. Then it removes that of the old place.
+func (h Handover) Record(bytes int64) error {
+	return h.open(func(from, to *Side) error {
+		if err := to.KeepRecord(from, h.From.Name, h.To.Name, bytes); err != nil || h.inPlace() {
+			return err
+		}
+		return from.DropRecord(h.From.Name)
+	})
+}
+
+// Forget removes the records of both places, for a directory whose new place keeps none.
+func (h Handover) Forget() error {
+	return h.open(func(from, to *Side) error {
+		return errors.Join(from.DropRecord(h.From.Name), to.DropRecord(h.To.Name))
+	})
+}
+
+func (h Handover) open(do func(from, to *Side) error) error {
+	from, err := OpenSide(h.From.Directory)
+	if err != nil {
+		return err
+	}
+	defer from.Close()
+	to, err := OpenSide(h.To.Directory)
+	if err != nil {
+		return err
+	}
+	defer to.Close()
+	return do(from, to)
+}
