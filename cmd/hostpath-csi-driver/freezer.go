@@ -56,6 +56,6 @@ func serveFreezer(ctx context.Context, socket, groups string) (err error) {
 	if err != nil {
 		return err
 	}
-	klog.InfoS("ready to freeze pods", "socket", socket)
+	klog.InfoS("Ready to freeze pods", "socket", socket)
 	return w.Serve(ctx, l)
 }

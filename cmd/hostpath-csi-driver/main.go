@@ -83,7 +83,7 @@ func main() {
 		err = run(ctx, config)
 	}
 	if err != nil {
-		klog.ErrorS(err, "driver stopped")
+		klog.ErrorS(err, "Driver stopped")
 		klog.Flush()
 		os.Exit(1)
 	}
@@ -95,12 +95,12 @@ func confine() error {
 	missing, err := privilege.Keep(privilege.Needed, slices.Concat(privilege.ForErasing, privilege.ForCopies)...)
 	switch {
 	case errors.Is(err, errors.ErrUnsupported):
-		klog.InfoS("keeping all capabilities: this binary was built with cgo")
+		klog.InfoS("Keeping all capabilities: this binary was built with cgo")
 		return nil
 	case err != nil:
 		return err
 	case len(missing) > 0:
-		klog.InfoS("missing capabilities; some calls will fail", "missing", fmt.Sprint(missing))
+		klog.InfoS("Missing capabilities; some calls will fail", "missing", fmt.Sprint(missing))
 	}
 	return nil
 }
@@ -131,7 +131,7 @@ func run(ctx context.Context, c config) (err error) {
 	defer func() { err = errors.Join(err, nodes.Close()) }()
 	ownDev := isOwn(nodes)
 	if ownDev {
-		log.Info("the directory of device nodes is not the host's /dev: no lock keeps other drivers of this node from a pool, only their signs of life", "deviceNodes", c.deviceNodes)
+		log.Info("The directory of device nodes is not the host's /dev: no lock keeps other drivers of this node from a pool, only their signs of life", "deviceNodes", c.deviceNodes)
 	}
 	// First what can fail, so that a failure leaves no pool behind.
 	listener, err := driver.Listen(c.socket)
@@ -165,7 +165,7 @@ func run(ctx context.Context, c config) (err error) {
 	defer cancel(nil)
 	metricsDone := serveMetrics(ctx, metricsListener, observed, c.metricsTLS, cancel)
 	waitForPools(ctx, pools)
-	log.Info("serving", "driver", c.driver.Name, "version", c.driver.Version, "node", c.driver.Node.String(), "socket", c.socket)
+	log.Info("Serving", "driver", c.driver.Name, "version", c.driver.Version, "node", c.driver.Node.String(), "socket", c.socket)
 	err = driver.NewServer(c.driver, pools, observed, log).Serve(ctx, listener, grace)
 	cancel(nil)
 	<-metricsDone
@@ -196,7 +196,7 @@ func startTracing(tracer *trace.Tracer, log klog.Logger) error {
 	if tracer == nil {
 		return nil
 	}
-	log.Info("exporting traces")
+	log.Info("Exporting traces")
 	return tracer.Start(log)
 }
 
@@ -216,7 +216,7 @@ func stopTracing(tracer *trace.Tracer) {
 	ctx, cancel := context.WithTimeout(context.Background(), flush)
 	defer cancel()
 	if err := tracer.Close(ctx); err != nil {
-		klog.ErrorS(err, "failed to export all spans")
+		klog.ErrorS(err, "Failed to export all spans")
 	}
 }
 
@@ -225,7 +225,7 @@ func waitForPools(ctx context.Context, pools *pool.Set) {
 	ctx, cancel := context.WithTimeout(ctx, settle)
 	defer cancel()
 	if err := pools.Wait(ctx); err != nil {
-		klog.InfoS("some pools are not checked yet; serving the others")
+		klog.InfoS("Some pools are not checked yet; serving the others")
 	}
 }
 
@@ -234,7 +234,7 @@ func closePools(pools *pool.Set) error {
 	ctx, cancel := context.WithTimeout(context.Background(), settle)
 	defer cancel()
 	if err := pools.Close(ctx); err != nil {
-		klog.ErrorS(err, "pool did not close in time: its filesystem hangs", "limit", settle)
+		klog.ErrorS(err, "Pool did not close in time: its filesystem hangs", "limit", settle)
 	}
 	return nil
 }
@@ -258,7 +258,7 @@ func serveMetrics(ctx context.Context, listener net.Listener, m *metrics.Metrics
 		close(ended)
 		return ended
 	}
-	klog.InfoS("serving metrics", "address", listener.Addr().String())
+	klog.InfoS("Serving metrics", "address", listener.Addr().String())
 	go func() {
 		defer close(ended)
 		if err := m.Serve(ctx, listener, tls); err != nil {

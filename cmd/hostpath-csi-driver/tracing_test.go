@@ -114,7 +114,7 @@ func testNoCollector(t *testing.T, program string) {
 	d := start(t, program, "--tracing-endpoint=http://127.0.0.1:1")
 	create(d)
 	must.Succeed(t, d.Process.Signal(syscall.SIGTERM), d.Process.Wait(inTime))
-	if log := d.Process.Log(); !strings.Contains(log, "failed to export all spans") {
+	if log := d.Process.Log(); !strings.Contains(log, "Failed to export all spans") {
 		t.Errorf("the log does not report dropped spans:\n%s", log)
 	}
 }

@@ -62,7 +62,7 @@ func main() {
 	// A second signal ends the process at once.
 	context.AfterFunc(ctx, stop)
 	if err := run(ctx, config); err != nil {
-		klog.ErrorS(err, "provisioner stopped")
+		klog.ErrorS(err, "Provisioner stopped")
 		klog.FlushAndExit(klog.ExitFlushTimeout, 1)
 	}
 	klog.Flush()
@@ -104,7 +104,7 @@ func run(ctx context.Context, c config) (err error) {
 	if listeners.health != nil {
 		servers.Go(func() { fail(serveHealth(ctx, listeners.health, readiness(instance, pools))) })
 	}
-	log.Info("serving", "provisioner", c.provisioner.Name(), "node", c.provisioner.Node, "path", c.provisioner.Path, "version", version.Of())
+	log.Info("Serving", "provisioner", c.provisioner.Name(), "node", c.provisioner.Node, "path", c.provisioner.Path, "version", version.Of())
 	instance.Run(ctx)
 	fail(nil)
 	servers.Wait()
@@ -152,7 +152,7 @@ func openPool(c config, log klog.Logger) (*pool.Set, func() error, error) {
 		ctx, cancel := context.WithTimeout(context.Background(), closing)
 		defer cancel()
 		if err := set.Close(ctx); err != nil {
-			log.Error(err, "pool did not close: its filesystem hangs", "timeout", closing)
+			log.Error(err, "Pool did not close: its filesystem hangs", "timeout", closing)
 		}
 		return errors.Join(devices.Close(), mounts.Close())
 	}, nil

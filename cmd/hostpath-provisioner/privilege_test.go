@@ -217,7 +217,7 @@ func (p *boxed) log() string {
 func (p *boxed) erases(name string) bool {
 	p.Helper()
 	failed := func(line string) bool {
-		return strings.Contains(line, "failed to erase trash") && strings.Contains(line, name)
+		return strings.Contains(line, "Failed to erase trash") && strings.Contains(line, name)
 	}
 	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
 		left, err := filepath.Glob(filepath.Join(p.path, ".hostpath-provisioner/trash/node-a", name+".*"))

@@ -44,7 +44,7 @@ func main() {
 	// After the first signal the default holds again: a second one ends the process.
 	context.AfterFunc(ctx, stop)
 	if err := run(ctx, o); err != nil {
-		logger.Error(err, "provisioner stopped")
+		logger.Error(err, "Provisioner stopped")
 		os.Exit(1)
 	}
 }
@@ -55,7 +55,7 @@ func run(ctx context.Context, o localpv.Options) error {
 		return err
 	}
 	if len(missing) > 0 {
-		ctrl.Log.Info("missing capabilities; some steps will fail", "missing", fmt.Sprint(missing))
+		ctrl.Log.Info("Missing capabilities; some steps will fail", "missing", fmt.Sprint(missing))
 	}
 	api, err := ctrl.GetConfig()
 	if err != nil {

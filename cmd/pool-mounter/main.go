@@ -55,12 +55,12 @@ func confine() error {
 	missing, err := privilege.Keep(privilege.ForMounter)
 	switch {
 	case errors.Is(err, errors.ErrUnsupported):
-		klog.V(2).InfoS("keeping all capabilities: this binary was built with cgo")
+		klog.V(2).InfoS("Keeping all capabilities: this binary was built with cgo")
 		return nil
 	case err != nil:
 		return err
 	case len(missing) > 0:
-		klog.InfoS("missing capabilities; some steps will fail", "missing", fmt.Sprint(missing))
+		klog.InfoS("Missing capabilities; some steps will fail", "missing", fmt.Sprint(missing))
 	}
 	return nil
 }

@@ -518,7 +518,7 @@ func (a *Agent) drop(number blockdev.Number) {
 	j.cancel()
 	if j.held != nil {
 		if err := j.held.Close(); err != nil {
-			a.Log.Error(err, "failed to close a device", "device", j.path)
+			a.Log.Error(err, "Failed to close a device", "device", j.path)
 		}
 	}
 }

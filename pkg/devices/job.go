@@ -411,7 +411,7 @@ func (a *Agent) clean(ctx context.Context, j *job, held *erasable) error {
 		return err
 	}
 	log := a.Log.WithValues("device", j.path, "volume", j.volume.Name, "wipe", j.wipe)
-	log.Info("cleaning a device", "bytes", held.Facts.SizeBytes, "doneBytes", next.Done)
+	log.Info("Cleaning a device", "bytes", held.Facts.SizeBytes, "doneBytes", next.Done)
 	started, noted, before := time.Now(), time.Now(), next.Done
 	w := wiper{device: held, wipe: j.wipe, turn: func(ctx context.Context) (func(), error) { return a.turn(ctx, j) }}
 	w.erased = func() error {
@@ -429,7 +429,7 @@ func (a *Agent) clean(ctx context.Context, j *job, held *erasable) error {
 			return err
 		}
 		noted, next.Done = time.Now(), p.Done
-		log.Info("cleaning a device", "progress", p.String())
+		log.Info("Cleaning a device", "progress", p.String())
 		a.Changed()
 		return a.Records.Put(next)
 	}
@@ -439,7 +439,7 @@ func (a *Agent) clean(ctx context.Context, j *job, held *erasable) error {
 	if err := a.forgetElsewhere(j.path, held.Facts.Identity); err != nil {
 		return err
 	}
-	log.Info("device is clean", "took", time.Since(started).Round(time.Millisecond).String())
+	log.Info("Device is clean", "took", time.Since(started).Round(time.Millisecond).String())
 	next.State, next.Done, next.Erased = Clean, 0, false
 	return a.Records.Put(next)
 }

@@ -77,14 +77,14 @@ func (s *Server) Serve(ctx context.Context, listener net.Listener, grace time.Du
 		return fmt.Errorf("serve %s: %w", listener.Addr(), err)
 	case <-ctx.Done():
 	}
-	s.log.Info("shutting down, draining in-flight calls", "cause", context.Cause(ctx).Error())
+	s.log.Info("Shutting down, draining in-flight calls", "cause", context.Cause(ctx).Error())
 	_, err := hang.Run(context.Background(), grace, func() (struct{}, error) {
 		s.grpc.GracefulStop()
 		s.calls.Wait()
 		return struct{}{}, nil
 	}, nil)
 	if err != nil {
-		s.log.Info("in-flight calls did not end within the grace period and are abandoned", "grace", grace)
+		s.log.Info("In-flight calls did not end within the grace period and are abandoned", "grace", grace)
 		s.grpc.Stop()
 	}
 	// gRPC says so if ctx ended before it had begun.
@@ -117,7 +117,7 @@ func (s *Server) recover(ctx context.Context, req any, info *grpc.UnaryServerInf
 		if cause := recover(); cause != nil {
 			method := path.Base(info.FullMethod)
 			s.observer.Panic(method)
-			klog.FromContext(ctx).Error(fmt.Errorf("%v", cause), "a handler panicked", "stack", string(debug.Stack()))
+			klog.FromContext(ctx).Error(fmt.Errorf("%v", cause), "A handler panicked", "stack", string(debug.Stack()))
 			response, err = nil, status.Errorf(codes.Internal, "%s panicked, see the driver's log", method)
 		}
 	}()
@@ -150,7 +150,7 @@ func (s *Server) logCall(log klog.Logger, req any, method string, code codes.Cod
 		verbose.Info("request", "request", bounded(protosanitizer.StripSecrets(req).String(), maxRequest))
 	}
 	if code == codes.Internal || code == codes.Unknown {
-		log.Error(err, "call failed", "code", code.String(), "duration", duration)
+		log.Error(err, "Call failed", "code", code.String(), "duration", duration)
 		return
 	}
 	if err != nil {

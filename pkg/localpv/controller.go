@@ -105,7 +105,7 @@ func (c *controller) Reconcile(ctx context.Context, _ reconcile.Request) (reconc
 	switch {
 	case err != nil:
 		c.metrics.configIs(invalid)
-		c.once("config problems", "the ConfigMap cannot be used", "problems", err.Error())
+		c.once("config problems", "The ConfigMap cannot be used", "problems", err.Error())
 		problems.add(node, "InvalidPVSpecConfigMap", err.Error())
 		if config.DeviceDir != "" {
 			c.watcher.watch([]string{nearest(config.DeviceDir)})
@@ -164,10 +164,10 @@ func (c *controller) config(ctx context.Context, node *metav1.PartialObjectMetad
 		name = c.DefaultConfigMap
 	}
 	if name == "" {
-		c.once("config", "no ConfigMap is named by the node's annotation or by --default-pv-spec-configmap: nothing is offered")
+		c.once("config", "No ConfigMap is named by the node's annotation or by --default-pv-spec-configmap: nothing is offered")
 		return config, false, nil
 	}
-	c.once("config", "using a ConfigMap", "name", name)
+	c.once("config", "Using a ConfigMap", "name", name)
 	var data corev1.ConfigMap
 	if err := c.Get(ctx, client.ObjectKey{Namespace: c.Namespace, Name: name}, &data); err != nil {
 		return config, true, fmt.Errorf("ConfigMap %s/%s: %w", c.Namespace, name, err)
@@ -255,7 +255,7 @@ func (c *controller) delete(ctx context.Context, pv *corev1.PersistentVolume, de
 		return nil // the next pass has it
 	}
 	if err == nil {
-		c.log.Info("deleted a PersistentVolume", "volume", pv.Name, "device", pv.Spec.Local.Path, "because", "the device "+device)
+		c.log.Info("Deleted a PersistentVolume", "volume", pv.Name, "device", pv.Spec.Local.Path, "because", "the device "+device)
 		if released(pv) { // what is half clean has an event of its own
 			c.events.Eventf(pv, nil, corev1.EventTypeNormal, "DeviceCleaned", "Clean", "%s %s", pv.Spec.Local.Path, device)
 		}
@@ -271,7 +271,7 @@ func (c *controller) offer(ctx context.Context, node *metav1.PartialObjectMetada
 	c.metrics.writes.WithLabelValues("create").Inc()
 	err := c.Create(ctx, newVolume(node, config, o))
 	if err == nil {
-		c.log.Info("made a PersistentVolume", "volume", o.Name, "device", o.Path, "bytes", o.Bytes)
+		c.log.Info("Made a PersistentVolume", "volume", o.Name, "device", o.Path, "bytes", o.Bytes)
 	}
 	return errors.Join(err, c.agent.Offered(o, err, refused(err)))
 }
@@ -306,7 +306,7 @@ func (c *controller) show(node *metav1.PartialObjectMetadata, pvs []corev1.Persi
 	found := devices.SortProblems(r.Problems)
 	missing := 0
 	for _, p := range found {
-		c.once("device "+p.Path+p.Volume, "a device cannot be used", "device", p.Path, "volume", p.Volume, "reason", p.Reason, "detail", p.Detail)
+		c.once("device "+p.Path+p.Volume, "A device cannot be used", "device", p.Path, "volume", p.Volume, "reason", p.Reason, "detail", p.Detail)
 		if p.Volume == "" {
 			reports.add(node, "Device"+string(p.Reason), p.Error())
 			continue

@@ -222,7 +222,7 @@ func TestWrongConfigMap(t *testing.T) {
 	c.wantMetric(c.metrics.uncleaned, 1)
 	c.wantEvent("InvalidPVSpecConfigMap", `volumeMode is "Raw"`, "there is no /no/such/directory", `deviceNameFilter is "("`)
 	c.wantMetric(c.metrics.config.WithLabelValues(invalid), 1)
-	if n := strings.Count(c.logged.String(), "the ConfigMap cannot be used"); n != 1 {
+	if n := strings.Count(c.logged.String(), "The ConfigMap cannot be used"); n != 1 {
 		t.Errorf("the log has it %d times", n)
 	}
 	c.configure(block())

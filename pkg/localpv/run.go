@@ -120,7 +120,7 @@ func (c *controller) noteDeleted(pass handler.EventHandler) handler.EventHandler
 			if pv, ok := e.Object.(*corev1.PersistentVolume); ok && !e.DeleteStateUnknown {
 				if v, local := volumeOf(pv); local {
 					if err := c.agent.Deleted(v); err != nil {
-						c.log.Error(err, "failed to note that a volume was deleted", "volume", v.Name)
+						c.log.Error(err, "Failed to note that a volume was deleted", "volume", v.Name)
 					}
 				}
 			}

@@ -48,7 +48,7 @@ func (w *watcher) watch(directories []string) {
 		if err := w.inotify.Add(dir); err == nil {
 			w.watching[dir] = true
 		} else if !errors.Is(err, fs.ErrNotExist) {
-			w.log.Error(err, "failed to watch for new devices; polling finds them", "directory", dir)
+			w.log.Error(err, "Failed to watch for new devices; polling finds them", "directory", dir)
 		}
 	}
 	for dir := range w.watching {
@@ -79,7 +79,7 @@ func (w *watcher) Start(ctx context.Context) error {
 				wait()
 			}
 		case err := <-w.inotify.Errors:
-			w.log.Error(err, "changes of devices were missed")
+			w.log.Error(err, "Changes of devices were missed")
 			wait()
 		case <-timer.C:
 			first = time.Time{}

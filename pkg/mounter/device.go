@@ -58,7 +58,7 @@ func (d *Device) Tree(state *dir.Dir) (*mounts.Tree, error) {
 	}
 	tree, err := d.formatAndMount(source, kind, blank, quotaOptions[kind])
 	if err != nil && blank && quotaOptions[kind] != nil {
-		d.Log.Info("formatting the device again, without the features for quotas", "device", device.String(), "reason", err.Error())
+		d.Log.Info("Formatting the device again, without the features for quotas", "device", device.String(), "reason", err.Error())
 		if err := device.Blank(); err != nil {
 			return nil, err
 		}
@@ -128,7 +128,7 @@ func (d *Device) mount(source, kind string, options []string) (*mounts.Tree, err
 	if plainErr != nil {
 		return nil, plainErr
 	}
-	d.Log.Info("mounted the pool without project quotas: the sizes of its volumes are not enforced", "reason", err.Error())
+	d.Log.Info("Mounted the pool without project quotas: the sizes of its volumes are not enforced", "reason", err.Error())
 	return tree, nil
 }
 
@@ -140,7 +140,7 @@ func (d *Device) source(device blockdev.Device) string {
 		err = device.Node(name)
 	}
 	if err != nil {
-		d.Log.Info("the device is mounted by its path in the container", "path", d.Path, "reason", err.Error())
+		d.Log.Info("The device is mounted by its path in the container", "path", d.Path, "reason", err.Error())
 		return d.Path
 	}
 	return name
@@ -164,11 +164,11 @@ func (d *Device) prepare(device blockdev.Device, state *dir.Dir) (kind string, b
 	switch {
 	case unfinished && found.unfinished(device):
 		// A mounter was killed while it formatted this device, which was blank before.
-		d.Log.Info("formatting the device again: the last time was not finished", "device", device.String())
+		d.Log.Info("Formatting the device again: the last time was not finished", "device", device.String())
 		return d.Type, true, device.Blank()
 	case slices.Contains(Filesystems, found.filesystem):
 		if found.filesystem != d.Type {
-			d.Log.Info("the device has a filesystem of another type, and keeps it", "device", device.String(), "type", found.filesystem)
+			d.Log.Info("The device has a filesystem of another type, and keeps it", "device", device.String(), "type", found.filesystem)
 		}
 		return found.filesystem, false, nil
 	case !found.nothing():
@@ -176,7 +176,7 @@ func (d *Device) prepare(device blockdev.Device, state *dir.Dir) (kind string, b
 	case !zero:
 		return "", false, fmt.Errorf("%s: %w: its first 4096 bytes have data of an unknown kind. If that can go, erase it with blkdiscard --zeroout or dd", device, ErrForeign)
 	}
-	d.Log.Info("formatting the device", "device", device.String(), "type", d.Type)
+	d.Log.Info("Formatting the device", "device", device.String(), "type", d.Type)
 	return d.Type, true, note(state, device)
 }
 
@@ -227,7 +227,7 @@ func (d *Device) Grow(at *mountinfo.Info) error {
 		if _, err := resize.Resize(d.Path, at.Mountpoint); err != nil {
 			return err
 		}
-		d.Log.Info("the filesystem fills the device", "device", device.String(), "bytes", size)
+		d.Log.Info("The filesystem fills the device", "device", device.String(), "bytes", size)
 	}
 	d.grownBytes = size
 	return nil

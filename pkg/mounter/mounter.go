@@ -131,7 +131,7 @@ func (m *Mounter) find(place mounts.Place) (topmost, error) {
 		return topmost{}, fmt.Errorf("%s: %w: it is mounted only in this container", place, ErrNotShared)
 	}
 	if count := len(top.table.Stack(top.state.MountID)); count > 1 {
-		m.Log.Info("several mounts lie on each other at the pool's path; the topmost is in use", "target", m.Target, "mounts", count)
+		m.Log.Info("Several mounts lie on each other at the pool's path; the topmost is in use", "target", m.Target, "mounts", count)
 	}
 	return top, nil
 }
@@ -180,7 +180,7 @@ func (m *Mounter) unmountDead(place mounts.Place, top topmost, why error) error 
 	case !ours:
 		return fmt.Errorf("%w: no mounter has mounted it: %w", ErrOccupied, why)
 	}
-	m.Log.Error(why, "mounting the pool again")
+	m.Log.Error(why, "Mounting the pool again")
 	return place.Unmount()
 }
 
@@ -208,7 +208,7 @@ func (m *Mounter) attach(place mounts.Place) error {
 		}
 		return errors.Join(err, lookErr)
 	}
-	m.Log.Info("mounted the pool", "target", m.Target, "source", top.mount.Source, "filesystem", top.mount.FSType, "root", top.mount.Root)
+	m.Log.Info("Mounted the pool", "target", m.Target, "source", top.mount.Source, "filesystem", top.mount.FSType, "root", top.mount.Root)
 	return remember(place, top.state, top.mount)
 }
 
@@ -287,13 +287,13 @@ func (m *Mounter) Run(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, watch.Close()) }()
-	growth := problem{log: m.Log, message: "failed to grow the filesystem of the pool"}
+	growth := problem{log: m.Log, message: "Failed to grow the filesystem of the pool"}
 	for first := true; ; first = false {
 		if err := persist(ctx, m.Patience, m.Log, m.Mount); err != nil {
 			return ignoreCanceled(ctx, err)
 		}
 		if first {
-			m.Log.Info("keeping the pool mounted", "target", m.Target)
+			m.Log.Info("Keeping the pool mounted", "target", m.Target)
 		}
 		growth.note(m.grow())
 		if err := watch.Wait(ctx, m.Interval); err != nil {
@@ -351,7 +351,7 @@ const firstPause, longestPause = 250 * time.Millisecond, 10 * time.Second
 
 // persist tries again after an error, until patience or ctx ends.
 func persist(ctx context.Context, patience time.Duration, log logr.Logger, try func(context.Context) error) error {
-	failed := problem{log: log, message: "trying again"}
+	failed := problem{log: log, message: "Trying again"}
 	begin := time.Now()
 	for pause := firstPause; ; pause = min(2*pause, longestPause) {
 		err := try(ctx)
@@ -386,7 +386,7 @@ func (m *Mounter) unmount(ctx context.Context) error {
 		return err
 	}
 	defer func() { _ = place.Parent.Close() }()
-	m.Log.Info("waiting for the mounter of the pool to end", "target", m.Target)
+	m.Log.Info("Waiting for the mounter of the pool to end", "target", m.Target)
 	ended, err := place.Parent.Lock(ctx, runFile)
 	if err != nil {
 		return fmt.Errorf("wait for the mounter of this pool to end: %w", err)
@@ -410,7 +410,7 @@ func (m *Mounter) unmount(ctx context.Context) error {
 			return err
 		}
 		if !ours {
-			m.Log.Info("the pool is not mounted, and what is mounted in its place stays", "target", m.Target, "source", top.mount.Source, "filesystem", top.mount.FSType)
+			m.Log.Info("The pool is not mounted, and what is mounted in its place stays", "target", m.Target, "source", top.mount.Source, "filesystem", top.mount.FSType)
 			return forgetMount(place)
 		}
 		// Also of a filesystem that failed: pods that use it may have data in memory that only they can save elsewhere.
@@ -424,7 +424,7 @@ func (m *Mounter) unmount(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		m.Log.Info("unmounted the pool", "target", m.Target)
+		m.Log.Info("Unmounted the pool", "target", m.Target)
 	}
 }
 

@@ -25,7 +25,7 @@ func Authorize(config *rest.Config, client *http.Client) (metricsserver.Filter, 
 		return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 			switch allowed, known, err := review(api, req); {
 			case err != nil:
-				log.Error(err, "failed to ask the API server about a client")
+				log.Error(err, "Failed to ask the API server about a client")
 				http.Error(w, "authorization failed", http.StatusInternalServerError)
 			case !known:
 				http.Error(w, "unauthorized", http.StatusUnauthorized)

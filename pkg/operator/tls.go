@@ -73,13 +73,13 @@ func (p *TLSPolicy) set(apiServer *unstructured.Unstructured) {
 	}
 	profile, problems := settings.Profile()
 	if len(problems) > 0 {
-		ctrl.Log.Info("parts of the TLS profile are not usable", "profile", settings.Type, "problems", strings.Join(problems, "; "))
+		ctrl.Log.Info("Parts of the TLS profile are not usable", "profile", settings.Type, "problems", strings.Join(problems, "; "))
 	}
 	before := p.now.Swap(&profile)
 	if before == nil || before.MinVersion == profile.MinVersion && slices.Equal(before.CipherSuites, profile.CipherSuites) {
 		return
 	}
-	ctrl.Log.Info("the TLS profile has changed", "profile", settings.Type, "least", tls.VersionName(profile.MinVersion))
+	ctrl.Log.Info("The TLS profile has changed", "profile", settings.Type, "least", tls.VersionName(profile.MinVersion))
 	select {
 	case p.changed <- event.GenericEvent{Object: &hppv1.HostPathProvisioner{}}:
 	default: // the one that is there already is enough

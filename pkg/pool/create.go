@@ -333,7 +333,7 @@ func unit(mode volume.Mode, space dir.Space) int64 {
 // directory would be a lost volume. What cannot be undone now, recovery undoes.
 func (v *visit) Undo(id volume.ID) {
 	if err := v.Discard().UndoCreation(id); err != nil {
-		v.Pool.Log.Error(err, "failed to clean up after a failed creation", "volume", id.String())
+		v.Pool.Log.Error(err, "Failed to clean up after a failed creation", "volume", id.String())
 	}
 	// The last step may have failed after it took effect: then the volume is there.
 	e, d, err := v.Scan().Lookup(id)

@@ -202,7 +202,7 @@ func TestPoolMountedLaterSharesFilesystem(t *testing.T) {
 		b.wantCapacity("a", 20, 1)
 		b.wantCapacity("b", 20, 1)
 		must.Succeed(t, b.Close(t.Context()))
-		if said.count(`"msg"="the pool shares its filesystem with others; the promises of all of them count" "pool"="b" "with"=["a"]`) == 0 {
+		if said.count(`"msg"="The pool shares its filesystem with others; the promises of all of them count" "pool"="b" "with"=["a"]`) == 0 {
 			t.Errorf("log without the pools that share a filesystem: %q", said.lines)
 		}
 	})

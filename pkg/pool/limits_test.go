@@ -538,7 +538,7 @@ func TestUnreadableVolumeIsLoggedOnce(t *testing.T) {
 		want := func(when string, lines int) {
 			t.Helper()
 			b.later(3 * time.Minute)
-			if got := said.count("failed to read a volume"); got != lines {
+			if got := said.count("Failed to read a volume"); got != lines {
 				t.Errorf("%s: the log has it %d times, want %d", when, got, lines)
 			}
 		}

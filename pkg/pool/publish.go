@@ -292,7 +292,7 @@ func (s *Set) unpublishAny(ctx context.Context, id volume.ID, target bind.Target
 	device, err := s.Options.Host(s.Options.Log).DeviceAt(target)
 	if err != nil {
 		// A pod can end whose filesystem died, and with it the file of its device.
-		s.Options.Log.Error(err, "cannot determine what is published at the target; unmounting it", "target", target.String())
+		s.Options.Log.Error(err, "Cannot determine what is published at the target; unmounting it", "target", target.String())
 	}
 	if s.ofAnother(id, device) {
 		return fmt.Errorf("%w: %s carries %s, the device of another volume", volume.ErrInUse, target, device.Name)

@@ -488,7 +488,7 @@ func (b *bench) wantRefused(said *diary, words string) {
 	if wantError(b.t, status.Err, volume.ErrUnavailable); !strings.Contains(fmt.Sprint(status.Err), words) || !strings.Contains(fmt.Sprint(status.Err), "format") {
 		b.t.Errorf("%v does not report the format and %q", status.Err, words)
 	}
-	if said.count("pool does not serve", "legacy", words) == 0 {
+	if said.count("Pool does not serve", "legacy", words) == 0 {
 		b.t.Errorf("the log does not report it: %q", said.lines)
 	}
 	for _, name := range []string{"pvc-1", "pvc-9"} {

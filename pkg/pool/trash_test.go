@@ -174,7 +174,7 @@ func TestFailedCopyHoldsItsSpaceOnce(t *testing.T) {
 func (b *bench) startWithoutReaper() (stop func()) {
 	stopped := make(chan struct{})
 	b.log = funcr.New(func(_, said string) {
-		if strings.Contains(said, "failed to erase trash") {
+		if strings.Contains(said, "Failed to erase trash") {
 			<-stopped
 		}
 	}, funcr.Options{})

@@ -125,7 +125,7 @@ func upstreamSnapshots(p *serve.Pool) (all []volume.ID) {
 	})
 	// Why it is unavailable is logged when that begins, or an answer to who asks for one of them.
 	if err != nil && !errors.Is(err, volume.ErrNotFound) && !errors.Is(err, volume.ErrUnavailable) {
-		p.Log.Error(err, "failed to list the snapshots of the upstream driver")
+		p.Log.Error(err, "Failed to list the snapshots of the upstream driver")
 	}
 	return all
 }

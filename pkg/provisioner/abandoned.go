@@ -32,7 +32,7 @@ func (a *abandoned) remove(ctx context.Context) {
 		volumes, next := a.pool.List(ctx, after, page)
 		known, err := a.known()
 		if err != nil {
-			a.events.log.Error(err, "failed to list claims and PersistentVolumes")
+			a.events.log.Error(err, "Failed to list claims and PersistentVolumes")
 			return
 		}
 		for _, v := range volumes {
@@ -42,7 +42,7 @@ func (a *abandoned) remove(ctx context.Context) {
 			}
 			err := a.settle(ctx, v.ID, pv, known[pv])
 			if err != nil {
-				a.events.log.Error(err, "failed to check a directory that may have no PersistentVolume", "volume", v.ID)
+				a.events.log.Error(err, "Failed to check a directory that may have no PersistentVolume", "volume", v.ID)
 			}
 			a.settled[v.ID] = err == nil
 		}
@@ -110,7 +110,7 @@ func (a *abandoned) settle(ctx context.Context, id volume.ID, pv string, has tra
 	if err := a.pool.Delete(ctx, id); err != nil {
 		return fmt.Errorf("delete: %w", err)
 	}
-	a.events.log.Info("removed the directory of a claim that was deleted before its PersistentVolume was made", "volume", id)
+	a.events.log.Info("Removed the directory of a claim that was deleted before its PersistentVolume was made", "volume", id)
 	return nil
 }
 

@@ -35,7 +35,7 @@ func (r reporter) note(ctx context.Context, about runtime.Object, reason, messag
 func (r reporter) report(ctx context.Context, about runtime.Object, kind, reason, message string) {
 	object, err := reference.GetReference(scheme.Scheme, about)
 	if err != nil {
-		r.log.Error(err, "failed to report an event", "reason", reason)
+		r.log.Error(err, "Failed to report an event", "reason", reason)
 		return
 	}
 	object.ResourceVersion = ""
@@ -46,7 +46,7 @@ func (r reporter) report(ctx context.Context, about runtime.Object, kind, reason
 		return
 	}
 	if err != nil {
-		r.log.Error(err, "failed to report an event", "reason", reason, "object", object.Name)
+		r.log.Error(err, "Failed to report an event", "reason", reason, "object", object.Name)
 		return
 	}
 	r.log.Info(message, "reason", reason, "kind", object.Kind, "namespace", object.Namespace, "name", object.Name)

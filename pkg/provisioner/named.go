@@ -19,7 +19,7 @@ import (
 func (p *Provisioner) selectNamedNode(ctx context.Context) {
 	claims, err := p.claims.List(labels.Everything())
 	if err != nil {
-		p.events.log.Error(err, "failed to list claims")
+		p.events.log.Error(err, "Failed to list claims")
 		return
 	}
 	for _, claim := range claims {
@@ -27,7 +27,7 @@ func (p *Provisioner) selectNamedNode(ctx context.Context) {
 			continue
 		}
 		if err := p.selectNode(ctx, claim); err != nil {
-			p.events.log.Error(err, "failed to select the node that a claim names", "namespace", claim.Namespace, "claim", claim.Name)
+			p.events.log.Error(err, "Failed to select the node that a claim names", "namespace", claim.Namespace, "claim", claim.Name)
 		}
 	}
 }

@@ -28,7 +28,7 @@ func (o *orphans) check(ctx context.Context, now time.Time) {
 	o.checked = now
 	volumes, err := o.client.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{ResourceVersion: "0"})
 	if err != nil {
-		o.events.log.Error(err, "failed to list PersistentVolumes")
+		o.events.log.Error(err, "Failed to list PersistentVolumes")
 		return
 	}
 	gone := make(map[string]bool) // by node
@@ -41,7 +41,7 @@ func (o *orphans) check(ctx context.Context, now time.Time) {
 		if _, known := gone[node]; !known {
 			_, err := o.client.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{})
 			if err != nil && !apierrors.IsNotFound(err) {
-				o.events.log.Error(err, "failed to check a PersistentVolume of another node", "persistentVolume", pv.Name, "node", node)
+				o.events.log.Error(err, "Failed to check a PersistentVolume of another node", "persistentVolume", pv.Name, "node", node)
 				continue
 			}
 			gone[node] = err != nil

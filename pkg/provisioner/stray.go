@@ -68,7 +68,7 @@ func (i *Instance) watch(ctx context.Context) {
 func (s *strays) check(ctx context.Context, now time.Time) {
 	claims, err := s.claims.List(labels.Everything())
 	if err != nil {
-		s.events.log.Error(err, "failed to list claims")
+		s.events.log.Error(err, "Failed to list claims")
 		return
 	}
 	pending := make(map[types.UID]time.Time)
@@ -82,7 +82,7 @@ func (s *strays) check(ctx context.Context, now time.Time) {
 			continue
 		}
 		if err := s.checkClaim(ctx, claim); err != nil {
-			s.events.log.Error(err, "failed to check a claim that waits", "namespace", claim.Namespace, "claim", claim.Name)
+			s.events.log.Error(err, "Failed to check a claim that waits", "namespace", claim.Namespace, "claim", claim.Name)
 			continue
 		}
 		pending[claim.UID] = now

@@ -20,14 +20,14 @@ const upstreamName = "kubevirt-hostpath-provisioner"
 func (p *Provisioner) findUpstream(ctx context.Context) {
 	set, err := p.client.AppsV1().DaemonSets(upstreamName).Get(ctx, upstreamName, metav1.GetOptions{})
 	if err != nil && !apierrors.IsNotFound(err) {
-		p.events.log.Error(err, "failed to look for the upstream provisioner", "namespace", upstreamName, "daemonSet", upstreamName)
+		p.events.log.Error(err, "Failed to look for the upstream provisioner", "namespace", upstreamName, "daemonSet", upstreamName)
 		return
 	}
 	found := err == nil && slices.ContainsFunc(set.Spec.Template.Spec.Volumes, func(v corev1.Volume) bool {
 		return v.HostPath != nil && path.Clean(v.HostPath.Path) == p.config.Path
 	})
 	if p.upstream.Swap(found) != found && found {
-		p.events.log.Error(p.refuseUpstream(), "not provisioning")
+		p.events.log.Error(p.refuseUpstream(), "Not provisioning")
 	}
 }
 

@@ -44,10 +44,10 @@ func (e *exporter) ExportSpans(ctx context.Context, spans []sdk.ReadOnlySpan) er
 	case err != nil:
 		e.dropped.Add(uint64(len(spans)))
 		if !e.failing {
-			e.log.Error(err, "failed to export spans; dropping them until the collector accepts them")
+			e.log.Error(err, "Failed to export spans; dropping them until the collector accepts them")
 		}
 	case e.failing:
-		e.log.Info("the collector accepts spans again", "dropped", e.dropped.Load())
+		e.log.Info("The collector accepts spans again", "dropped", e.dropped.Load())
 	}
 	e.failing = err != nil
 	return nil

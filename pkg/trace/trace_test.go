@@ -252,7 +252,7 @@ func TestSilentCollector(t *testing.T) {
 	if dropped := tracer.Dropped(); dropped != 2*calls {
 		t.Errorf("%d of %d spans count as dropped", dropped, 2*calls)
 	}
-	if !strings.Contains(log.String(), "failed to export spans") {
+	if !strings.Contains(log.String(), "Failed to export spans") {
 		t.Errorf("the log has %q", log.String())
 	}
 }

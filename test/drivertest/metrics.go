@@ -13,7 +13,7 @@ import (
 // ServeMetrics has the driver serve its metrics. The port is any: there may be several drivers.
 const ServeMetrics = "--metrics-address=127.0.0.1:0"
 
-var metricsAddress = regexp.MustCompile(`"serving metrics" address="([^"]+)"`)
+var metricsAddress = regexp.MustCompile(`"Serving metrics" address="([^"]+)"`)
 
 // Scraper is what Prometheus connects with. The driver's certificate is its own.
 func Scraper() *http.Transport {

@@ -112,12 +112,12 @@ func (w *Watchdog) patrol(ctx context.Context) {
 func (w *Watchdog) thawLeft() {
 	err := each(w.root, maxDepth, func(name string, d *dir.Dir) error {
 		if err := w.thawOwnerless(name, d); err != nil {
-			w.log.Error(err, "a pod may be left frozen", "group", name)
+			w.log.Error(err, "A pod may be left frozen", "group", name)
 		}
 		return nil
 	})
 	if err != nil {
-		w.log.Error(err, "not all control groups could be searched for pods that were left frozen")
+		w.log.Error(err, "Not all control groups could be searched for pods that were left frozen")
 	}
 }
 
@@ -139,7 +139,7 @@ func (w *Watchdog) thawOwnerless(name string, d *dir.Dir) error {
 	if err != nil {
 		return ignoreGone(err)
 	}
-	w.log.Info("thawing a pod that was left frozen", "group", name)
+	w.log.Info("Thawing a pod that was left frozen", "group", name)
 	return g.thawLeft()
 }
 
@@ -177,7 +177,7 @@ func (w *Watchdog) Serve(ctx context.Context, l *net.UnixListener) error {
 		clients.Go(func() {
 			defer func() { _ = c.Close() }()
 			if err := w.serve(ctx, c); err != nil {
-				w.log.Error(err, "pods were not frozen, or not for as long as was asked")
+				w.log.Error(err, "Pods were not frozen, or not for as long as was asked")
 			}
 		})
 	}
@@ -213,7 +213,7 @@ func (w *Watchdog) freeze(ctx context.Context, c *net.UnixConn, groups []*group)
 	if err == nil && !still {
 		err = ErrThawed
 	}
-	w.log.Info("froze pods", "groups", len(groups), "for", time.Since(began))
+	w.log.Info("Froze pods", "groups", len(groups), "for", time.Since(began))
 	return errors.Join(err, thawed)
 }
 

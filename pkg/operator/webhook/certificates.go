@@ -75,7 +75,7 @@ func (c *Certificates) Start(ctx context.Context) error {
 	defer ticker.Stop()
 	for {
 		if err := c.refresh(ctx); err != nil && ctx.Err() == nil {
-			ctrl.LoggerFrom(ctx).Error(err, "failed to refresh the certificate of the webhook")
+			ctrl.LoggerFrom(ctx).Error(err, "Failed to refresh the certificate of the webhook")
 		}
 		select {
 		case <-ctx.Done():

@@ -39,7 +39,7 @@ type Restores struct {
 func (r *Restores) Handle(ctx context.Context, request admission.Request) admission.Response {
 	node, changed, err := r.place(ctx, request)
 	if err != nil {
-		ctrl.LoggerFrom(ctx).Error(err, "failed to choose the node of a claim's source", "namespace", request.Namespace, "claim", request.Name)
+		ctrl.LoggerFrom(ctx).Error(err, "Failed to choose the node of a claim's source", "namespace", request.Namespace, "claim", request.Name)
 	}
 	if node == "" || err != nil {
 		return admission.Allowed("")

@@ -43,7 +43,7 @@ func (c Directory) Publish(ctx context.Context, d *dir.Dir, at Target) error {
 	if changed, err := c.Host.Labels.Ensure(d, c.Relabel); err != nil {
 		return err
 	} else if changed {
-		c.Host.Log.Info("relabelled a volume", "volume", c.ID.String())
+		c.Host.Log.Info("Relabelled a volume", "volume", c.ID.String())
 	}
 	flags := at.Flags
 	if at.ReadOnly {

@@ -120,7 +120,7 @@ func (c *Disk) Publish(ctx context.Context, d *dir.Dir, at Target) error {
 		return DeviceError(err)
 	}
 	if device.Discard && !c.Thin {
-		c.Host.Log.Info("discards cannot be switched off, because sysfs is read-only: they give space of the volume back to the pool",
+		c.Host.Log.Info("Discards cannot be switched off, because sysfs is read-only: they give space of the volume back to the pool",
 			"volume", c.ID.String(), "device", device.Name)
 	}
 	if err := trace.Step(ctx, "mount", func() error {

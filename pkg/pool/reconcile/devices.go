@@ -49,7 +49,7 @@ func (p *Repairs) DetachUnpublished(ctx context.Context) {
 func (p *Repairs) DetachDeleted(ctx context.Context) {
 	orphans, err := p.Host.Orphans(p.Store.Root())
 	if err != nil {
-		p.Log.Error(err, "failed to check for devices on deleted files")
+		p.Log.Error(err, "Failed to check for devices on deleted files")
 		return
 	}
 	ctx, stop := context.WithTimeout(ctx, detachLimit)
@@ -57,7 +57,7 @@ func (p *Repairs) DetachDeleted(ctx context.Context) {
 	for _, device := range orphans {
 		id, _ := volume.ParseID(path.Base(path.Dir(device.FormerPath))) // in the trash it has no id
 		if err := p.UnlessBusyAnywhere(id, func() error { return p.detachDeleted(ctx, device) }); err != nil {
-			p.Log.Error(err, "failed to detach a device on a deleted file", "device", device.Name, "file", device.FormerPath)
+			p.Log.Error(err, "Failed to detach a device on a deleted file", "device", device.Name, "file", device.FormerPath)
 		}
 	}
 }
@@ -68,7 +68,7 @@ func (p *Repairs) detachDeleted(ctx context.Context, device loop.Device) error {
 	if err != nil || len(published[device.Name]) > 0 {
 		return err
 	}
-	p.Log.Info("detaching a device on a deleted file", "device", device.Name, "file", device.FormerPath)
+	p.Log.Info("Detaching a device on a deleted file", "device", device.Name, "file", device.FormerPath)
 	return p.Host.Devices.Detach(ctx, device)
 }
 
@@ -82,7 +82,7 @@ func (p *Repairs) Records() {
 			err = p.UnlessPromising(id, func() error { return p.record(id) })
 		}
 		if err != nil {
-			p.Log.Error(err, "failed to finish an interrupted growth; the file of the volume may be larger than promised", "volume", id.String())
+			p.Log.Error(err, "Failed to finish an interrupted growth; the file of the volume may be larger than promised", "volume", id.String())
 		}
 	}
 }
@@ -96,7 +96,7 @@ func (p *Repairs) record(id volume.ID) error {
 	if err != nil || rec == nil || rec.Mode != volume.ModeBlock || bytes <= rec.Bytes {
 		return err
 	}
-	p.Log.Info("finished an interrupted growth", "volume", id.String(), "had", rec.Bytes, "has", bytes)
+	p.Log.Info("Finished an interrupted growth", "volume", id.String(), "had", rec.Bytes, "has", bytes)
 	rec.Bytes = bytes
 	if err := p.Store.WriteRecord(rec); err != nil {
 		return store.IgnoreReadOnly(err)

@@ -28,11 +28,11 @@ func (p *Leftovers) Erase(ctx context.Context, names []string, files *atomic.Uin
 		}
 		p.Ledger.TrashTried(name, err)
 		if err != nil {
-			p.Failed(err, "failed to erase trash; it is kept and tried again", "trash", name)
+			p.Failed(err, "Failed to erase trash; it is kept and tried again", "trash", name)
 			p.measureStuck(ctx, name)
 			continue
 		}
-		p.Log.V(4).Info("removed trash", "trash", name, "duration", time.Since(start))
+		p.Log.V(4).Info("Removed trash", "trash", name, "duration", time.Since(start))
 	}
 }
 
@@ -49,7 +49,7 @@ func (p *Leftovers) measureStuck(ctx context.Context, name string) {
 		return err
 	})
 	if err != nil {
-		p.Log.Error(err, "failed to measure trash that is kept", "trash", name)
+		p.Log.Error(err, "Failed to measure trash that is kept", "trash", name)
 		return
 	}
 	p.Ledger.TrashHolds(name, bytes)

@@ -47,7 +47,7 @@ func (p *Repairs) LimitsOf(volumes map[volume.ID]struct{}) {
 
 func (p *Repairs) logUnrestored(id volume.ID, err error) {
 	if err != nil {
-		p.Log.Error(err, "failed to restore the limit of a volume", "volume", id.String())
+		p.Log.Error(err, "Failed to restore the limit of a volume", "volume", id.String())
 	}
 }
 
@@ -66,7 +66,7 @@ func (p *Repairs) Limit(id volume.ID, c ledger.Card) error {
 	if err != nil || !restored {
 		return err
 	}
-	p.Log.Info("restored the limit of a volume", "volume", id.String(), "had", found.Bytes, "promised", p.Keeper.Limit(c).Bytes)
+	p.Log.Info("Restored the limit of a volume", "volume", id.String(), "had", found.Bytes, "promised", p.Keeper.Limit(c).Bytes)
 	p.Ledger.Restored()
 	return nil
 }

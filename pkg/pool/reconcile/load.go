@@ -67,7 +67,7 @@ func (p *Pool) readRecords(of []volume.ID, to *ledger.Load) {
 		e := entries[i]
 		e.Present = !to.Get(id).Lost()
 		if e.Damage != nil && !p.Ledger.Known(id).Is(ledger.HasDamage) {
-			p.Log.Error(e.Damage, "record is unreadable; calls on its volume are refused", "volume", id.String())
+			p.Log.Error(e.Damage, "Record is unreadable; calls on its volume are refused", "volume", id.String())
 		}
 		p.Claim(id, e)
 		to.Put(id, CardOf(e))
@@ -151,7 +151,7 @@ func (p *Pool) resync(id volume.ID) error {
 		return err
 	}
 	if e.Exists() && e.Lost() && !p.Ledger.Known(id).Lost() {
-		p.Log.Error(volume.ErrNotFound, "the directory of a volume is missing; its record is kept", "volume", id.String())
+		p.Log.Error(volume.ErrNotFound, "The directory of a volume is missing; its record is kept", "volume", id.String())
 	}
 	p.Claim(id, e)
 	p.Ledger.Note(id, CardOf(e))
@@ -169,7 +169,7 @@ func (p *Pool) Claim(id volume.ID, e store.Entry) {
 		in = p.Store.Root() // there are no snapshots, so no directory carries the id
 	}
 	if !p.Keeper.Claim(in, id.String(), project, e.Record.UID) && !p.Ledger.Known(id).Recorded() {
-		p.Log.Error(errTwoRecords, "the size of one of them is not enforced", "volume", id.String(), "projectID", project)
+		p.Log.Error(errTwoRecords, "The size of one of them is not enforced", "volume", id.String(), "projectID", project)
 	}
 }
 

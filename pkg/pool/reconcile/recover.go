@@ -43,7 +43,7 @@ func (p *Leftovers) recoverCreation(creating *dir.Dir, name string) error {
 		if exists, err := creating.Exists(name); err != nil || !exists {
 			return err
 		}
-		p.Log.Info("undoing an interrupted creation", "volume", name, "in", creating.String())
+		p.Log.Info("Undoing an interrupted creation", "volume", name, "in", creating.String())
 		return p.undoNamed(creating, name)
 	}
 	id, err := volume.ParseEntry(name)
@@ -125,7 +125,7 @@ func (p *Leftovers) recoverTrashed(name string) error {
 func (p *Leftovers) finishRemoval(name string) error {
 	id, dropped, err := p.Store.FinishRemoval(name)
 	if dropped {
-		p.Log.Info("finished an interrupted removal", "volume", id.String())
+		p.Log.Info("Finished an interrupted removal", "volume", id.String())
 	}
 	if err == nil && dropped {
 		p.Ledger.Note(id, CardOf(store.Entry{}))
@@ -137,7 +137,7 @@ func (p *Leftovers) finishRemoval(name string) error {
 // again: it does not keep the pool from serving.
 func (p *Leftovers) TakeOver() error {
 	if err := p.TakeOverAll(); err != nil {
-		p.Log.Error(err, "cleanup of departed nodes failed")
+		p.Log.Error(err, "Cleanup of departed nodes failed")
 	}
 	return nil
 }
@@ -164,7 +164,7 @@ func (p *Leftovers) takeTrash(left *dir.Dir, node string) error {
 	}
 	for _, name := range thrown {
 		take := func() error {
-			p.Log.Info("taking over the trash of a departed node", "trash", name, "node", node)
+			p.Log.Info("Taking over the trash of a departed node", "trash", name, "node", node)
 			return p.takePiece(left, name)
 		}
 		id, _ := store.ParseThrown(name).Volume()

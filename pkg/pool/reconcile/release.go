@@ -13,7 +13,7 @@ func (p *Leftovers) ReleaseLost(id volume.ID, e store.Entry) {
 		return
 	}
 	if err := p.Keeper.Release(p.Store.Root(), c.QuotaID()); err != nil {
-		p.Log.Error(err, "the limit of a deleted volume is still there", "volume", id.String())
+		p.Log.Error(err, "The limit of a deleted volume is still there", "volume", id.String())
 	}
 }
 
@@ -21,9 +21,9 @@ func (p *Leftovers) ReleaseLost(id volume.ID, e store.Entry) {
 func (p *Leftovers) ReleaseUnused() {
 	released, err := p.Keeper.ReleaseUnused(p.Store.Root(), func() { p.Steps.Add(1) })
 	if err != nil {
-		p.Log.Error(err, "failed to remove limits that no directory has")
+		p.Log.Error(err, "Failed to remove limits that no directory has")
 	}
 	if released > 0 {
-		p.Log.Info("removed limits that no directory has", "limits", released)
+		p.Log.Info("Removed limits that no directory has", "limits", released)
 	}
 }

@@ -28,7 +28,7 @@ func (p *Pool) Held(volumes *atomic.Int64) (bytes int64, known bool) {
 	}
 	used, inodes, trashed, err := p.used()
 	if err != nil {
-		p.Failed(err, "failed to count what others hold on the pool's filesystem")
+		p.Failed(err, "Failed to count what others hold on the pool's filesystem")
 		return 0, false
 	}
 	volumes.Store(used)
@@ -143,7 +143,7 @@ func (p *Pool) HeldBy(in *dir.Dir, name string, carried quota.ID) int64 {
 func (p *Pool) uncounted(name string, err error) int64 {
 	last, report := p.Ledger.TrashUnmeasured(name)
 	if report {
-		p.Failed(err, "failed to count what a trash entry holds", "trash", name)
+		p.Failed(err, "Failed to count what a trash entry holds", "trash", name)
 	}
 	return last
 }

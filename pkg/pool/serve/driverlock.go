@@ -64,7 +64,7 @@ func (g *Guard) Acquire(s *store.Store, uuid string) error {
 func (g *Guard) wait(s *store.Store) {
 	g.beat()
 	if err := s.WriteWaiter(&g.self); err != nil {
-		g.Log.V(4).Info("failed to write who waits for the pool", "err", err.Error())
+		g.Log.V(4).Info("Failed to write who waits for the pool", "err", err.Error())
 	}
 }
 
@@ -86,7 +86,7 @@ func (g *Guard) meet(s *store.Store) {
 	g.waiter = &by
 	if g.Contender() != "" && !g.logged {
 		g.logged = true
-		g.Log.Error(errContended, "two drivers are configured with the pool", "waits", by.String())
+		g.Log.Error(errContended, "Two drivers are configured with the pool", "waits", by.String())
 	}
 }
 
@@ -146,7 +146,7 @@ func (g *Guard) claim(s *store.Store, alone bool) error {
 	g.beat()
 	if err := s.WriteServer(&g.self); err != nil {
 		// A pool that is full or read-only is served all the same.
-		g.Log.V(4).Info("failed to write who serves the pool", "err", err.Error())
+		g.Log.V(4).Info("Failed to write who serves the pool", "err", err.Error())
 	}
 	return nil
 }

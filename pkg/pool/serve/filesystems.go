@@ -60,7 +60,7 @@ func (p *Pool) readPromises() {
 	}
 	if err != nil {
 		p.Ledger.Join(p.node.filesystems.Settle(p, on), ledger.Origin{Shared: p.Config.Shared})
-		p.Log.V(2).Info("failed to read what the pool has promised", "err", err.Error())
+		p.Log.V(2).Info("Failed to read what the pool has promised", "err", err.Error())
 		return
 	}
 	p.synced = time.Now()
@@ -101,7 +101,7 @@ func (v *Visit) join(f store.Format) (joined bool, err error) {
 		p.Ledger.SetTrees(trees)
 	}
 	if with := p.Ledger.Summary().SharesWith(); joined && len(with) > 0 {
-		p.Log.Info("the pool shares its filesystem with others; the promises of all of them count", "with", with)
+		p.Log.Info("The pool shares its filesystem with others; the promises of all of them count", "with", with)
 	}
 	return joined, nil
 }

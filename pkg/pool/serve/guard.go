@@ -23,7 +23,7 @@ func (v *Visit) guardPool(uuid string) error {
 // them are. A pool that is full or read-only is served all the same.
 func (v *Visit) meetNodes() {
 	if err := errors.Join(v.Store.ShowAlive(), v.Store.EachSign(v.Pool.peers.See)); err != nil {
-		v.Pool.Log.V(4).Info("failed to write or read who is alive", "err", err.Error())
+		v.Pool.Log.V(4).Info("Failed to write or read who is alive", "err", err.Error())
 	}
 }
 

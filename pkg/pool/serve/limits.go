@@ -42,9 +42,9 @@ func (v *Visit) changeKeeper() {
 	v.Pool.identity.Store(&now)
 	v.Pool.Ledger.SetInodes(v.Keeper.NewInodes(), v.Keeper.InodeBytes())
 	if why := v.Keeper.Unenforced(); why != nil {
-		v.Pool.Log.Error(why, "from now on the sizes of new volumes are promised but not enforced")
+		v.Pool.Log.Error(why, "From now on the sizes of new volumes are promised but not enforced")
 	} else {
-		v.Pool.Log.Info("from now on the kernel enforces the sizes of new volumes", "quota", v.Keeper.Kind())
+		v.Pool.Log.Info("From now on the kernel enforces the sizes of new volumes", "quota", v.Keeper.Kind())
 	}
 	v.queueLimitChecks()
 }

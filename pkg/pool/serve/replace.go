@@ -44,12 +44,12 @@ func (p *Pool) replaced(id *opened, err error) (bool, error) {
 	if over, err := p.mountedOver(); err != nil || !over {
 		return false, err
 	}
-	p.Log.Info("a filesystem was mounted over the empty pool; opening that filesystem", "path", p.Config.Path)
+	p.Log.Info("A filesystem was mounted over the empty pool; opening that filesystem", "path", p.Config.Path)
 	if err := p.markCovered(); err != nil {
-		p.Log.Error(err, "failed to mark the directory below the mount; without the mount it is served again after a restart", "path", p.Config.Path)
+		p.Log.Error(err, "Failed to mark the directory below the mount; without the mount it is served again after a restart", "path", p.Config.Path)
 	}
 	if err := p.note.Forget(id.Format.UUID); err != nil {
-		p.Log.Error(err, "failed to forget the empty pool below the mount; forget-pool does it")
+		p.Log.Error(err, "Failed to forget the empty pool below the mount; forget-pool does it")
 	}
 	p.needMount.Store(true)
 	p.at.MakePath = false

@@ -64,7 +64,7 @@ func (p *Pool) search(ctx context.Context) {
 		id := some[0].ID
 		there[id] = true
 		if err := p.searchVolume(ctx, id); err != nil && ctx.Err() == nil {
-			p.Log.V(2).Info("failed to search a volume for files outside its limit", "volume", id.String(), "err", err.Error())
+			p.Log.V(2).Info("Failed to search a volume for files outside its limit", "volume", id.String(), "err", err.Error())
 		}
 	}
 	p.strays.Range(func(id, _ any) bool {
@@ -97,10 +97,10 @@ func (p *Pool) searchVolume(ctx context.Context, id volume.ID) error {
 	}
 	last, lastErr := p.strayed(id)
 	if found.Outside > 0 && last.Outside == 0 {
-		p.Log.Error(errStrays, "a volume has files outside its limit", "volume", id.String(), "files", found.Outside)
+		p.Log.Error(errStrays, "A volume has files outside its limit", "volume", id.String(), "files", found.Outside)
 	}
 	if found.Unseen > 0 && last.Unseen == 0 || err != nil && lastErr == nil {
-		p.Log.Error(cmp.Or(err, errLeases), "files of a volume could not be checked for being outside its limit", "volume", id.String(), "files", found.Unseen)
+		p.Log.Error(cmp.Or(err, errLeases), "Files of a volume could not be checked for being outside its limit", "volume", id.String(), "files", found.Unseen)
 	}
 	p.strays.Store(id, searched{found, err})
 	return nil

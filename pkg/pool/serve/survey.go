@@ -169,6 +169,6 @@ func (p *Pool) logUnread(v Surveyed, found *reconcile.Survey) {
 	p.noteError()
 	found.Unread[v.ID] = v.Condition.Message
 	if last := p.surveyed.Load(); last == nil || last.Unread[v.ID] != v.Condition.Message {
-		p.Log.Error(errors.New(v.Condition.Message), "failed to read a volume", "volume", v.ID.String())
+		p.Log.Error(errors.New(v.Condition.Message), "Failed to read a volume", "volume", v.ID.String())
 	}
 }

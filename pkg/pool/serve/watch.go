@@ -97,12 +97,12 @@ func (p *Pool) settle(st state) {
 	}
 	switch {
 	case st.err != nil && (old.err == nil || old.err.Error() != st.err.Error()):
-		p.Log.Error(st.err, "pool does not serve", "path", p.Config.Path)
+		p.Log.Error(st.err, "Pool does not serve", "path", p.Config.Path)
 	case st.err == nil && old.err != nil:
 		p.logServing(st)
 	}
 	if st.errors > max(0, old.errors) {
-		p.Log.Error(errFilesystem, "the pool's filesystem reports errors; all its volumes are abnormal until the error count is reset", "errors", st.errors)
+		p.Log.Error(errFilesystem, "The pool's filesystem reports errors; all its volumes are abnormal until the error count is reset", "errors", st.errors)
 	}
 	if st.err == nil {
 		p.wakeReaper()
@@ -113,10 +113,10 @@ func (p *Pool) logServing(st state) {
 	log := p.Log.WithValues("path", p.Config.Path, "volumes", p.Status().Volumes, "systemDisk", st.systemDisk)
 	id := p.identity.Load()
 	if id.keeper.Unenforced() != nil {
-		log.Info("pool serves; volume sizes are promised but not enforced", "why", id.keeper.Unenforced().Error())
+		log.Info("Pool serves; volume sizes are promised but not enforced", "why", id.keeper.Unenforced().Error())
 		return
 	}
-	log.Info("pool serves; the kernel enforces volume sizes", "quota", id.keeper.Kind())
+	log.Info("Pool serves; the kernel enforces volume sizes", "quota", id.keeper.Kind())
 }
 
 // check opens the pool at first, and later makes sure that it is still there.

@@ -145,7 +145,7 @@ func (p *Pool) Make(ctx context.Context, r Request, src *Source) (Snapshot, erro
 		return Snapshot{}, p.NotPossible(refused(err))
 	}
 	name, _ := r.ID.Snapshot()
-	p.Log.Info("made a snapshot", "snapshot", name, "volume", r.Source.String(), "method", rec.Origin.Method, "consistency", rec.Origin.Consistency,
+	p.Log.Info("Made a snapshot", "snapshot", name, "volume", r.Source.String(), "method", rec.Origin.Method, "consistency", rec.Origin.Consistency,
 		"took", millis(rec.Origin.TookMillis).String(), "stalled", millis(rec.Origin.StallMillis).String())
 	e := store.Entry{Record: rec, Present: true}
 	held.Commit(r.ID, reconcile.CardOf(e))

@@ -130,7 +130,7 @@ func (w *world) awaitReaped() {
 }
 
 // reaped is how often the driver has logged that the reaper is done with something.
-func (w *world) reaped() int { return strings.Count(w.Process.Log(), "removed trash") }
+func (w *world) reaped() int { return strings.Count(w.Process.Log(), "Removed trash") }
 
 // arm counts the driver's steps from here on.
 func (w *world) arm(killAt int) {

@@ -159,7 +159,7 @@ func TestErrorBelowVolumeRoot(t *testing.T) {
 			if scraped := d.scrape(t); !counted.MatchString(scraped) {
 				t.Errorf("the metrics do not count the errors:\n%s", scraped)
 			}
-			if !strings.Contains(d.Process.Log(), "the pool's filesystem reports errors") {
+			if !strings.Contains(d.Process.Log(), "The pool's filesystem reports errors") {
 				t.Errorf("the log does not report the errors:\n%s", d.Process.Log())
 			}
 		})

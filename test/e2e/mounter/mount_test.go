@@ -75,7 +75,7 @@ func wantGrowth(t *testing.T, h *host, d *disk, p *pod, kind string) {
 	t.Helper()
 	d.grow(600 * mib)
 	if kind == "ext4" && !hasSysResource(t) {
-		p.says("failed to grow the filesystem", 1)
+		p.says("Failed to grow the filesystem", 1)
 		h.wantMounted(kind)
 		return
 	}
@@ -263,7 +263,7 @@ func TestUnmountPoolInUse(t *testing.T) {
 
 	// It tries again, so that a pod that is about to end does not fail it.
 	waiting := h.start("", "unmount", "--device", d.Path, "--patience", "1m")
-	waiting.says("trying again", 1)
+	waiting.says("Trying again", 1)
 	must.Succeed(t, unix.Unmount(h.Published, 0))
 	waiting.wait()
 	if waiting.err != nil {
@@ -312,9 +312,9 @@ func TestUnmountWaitsForTheMounter(t *testing.T) {
 	p := h.start("", "mount", "--device", d.Path)
 	p.says(mounted, 1)
 	second := h.start("", "mount", "--device", d.Path) // the next pod of a rollout
-	second.says("keeping the pool mounted", 1)
+	second.says("Keeping the pool mounted", 1)
 	unmount := h.start("", "unmount", "--patience", "0", "--v", "2")
-	unmount.says("waiting for the mounter", 1)
+	unmount.says("Waiting for the mounter", 1)
 	h.wantMounted("xfs")
 	p.stop(syscall.SIGTERM)
 	h.wantMounted("xfs")

@@ -111,7 +111,7 @@ func growsMounted(t *testing.T, p confined, can bool) {
 	must.Succeed(t, os.WriteFile(filepath.Join(p.Target, "file"), nil, 0o600))
 	p.disk.grow(128 * mib)
 	if !can {
-		started.says("failed to grow the filesystem", 1)
+		started.says("Failed to grow the filesystem", 1)
 		p.wantMounted("ext4")
 		return
 	}

@@ -229,7 +229,7 @@ func (p *pod) saysOrEnds(text string) bool {
 }
 
 // What it logs when it has mounted the pool, and when it has begun to watch the mount.
-const mounted, keeping = `"mounted the pool" target`, "keeping the pool mounted"
+const mounted, keeping = `"Mounted the pool" target`, "Keeping the pool mounted"
 
 // lines is output that can be waited for.
 type lines struct {

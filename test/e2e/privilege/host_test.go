@@ -129,8 +129,8 @@ func (h *host) remove(v drivertest.Volume) error { return h.Delete(h.Context(), 
 
 // serving waits until the driver has checked the pool: it answers before that.
 func (h *host) serving(drivertest.Volume) error {
-	h.Eventually("the pool is checked", func() bool { return h.log("pool serves") || h.log("pool does not serve") })
-	if h.log("pool serves") {
+	h.Eventually("the pool is checked", func() bool { return h.log("Pool serves") || h.log("Pool does not serve") })
+	if h.log("Pool serves") {
 		return nil
 	}
 	return errors.New("it does not serve")
@@ -139,7 +139,7 @@ func (h *host) serving(drivertest.Volume) error {
 // erased waits until the driver has erased the volume, or given up on it.
 func (h *host) erased(v drivertest.Volume) error {
 	h.Eventually("the trash is empty or stuck", func() bool {
-		return len(h.trash(v)) == 0 || h.log("failed to erase trash", v.ID)
+		return len(h.trash(v)) == 0 || h.log("Failed to erase trash", v.ID)
 	})
 	if left := h.trash(v); len(left) > 0 {
 		return fmt.Errorf("left is %q", left)

@@ -160,7 +160,7 @@ func testStuckTrash(t *testing.T, s *scene) {
 	}
 	s.Must(s.Delete(t.Context(), s.volume.ID))
 	s.Eventually("the trash is stuck", func() bool {
-		return strings.Contains(s.Process.Log(), "failed to erase trash; it is kept and tried again")
+		return strings.Contains(s.Process.Log(), "Failed to erase trash; it is kept and tried again")
 	})
 	entries, err := filepath.Glob(filepath.Join(s.pool, ".hostpath-provisioner/trash", drivertest.NodeName, "*"))
 	s.Must(err)
@@ -315,7 +315,7 @@ func testQuotas(t *testing.T, s *scene) {
 	}
 	s.run(strings.Join(commands, "\n"), "")
 	s.Eventually("the driver notices", func() bool {
-		return strings.Contains(s.Process.Log(), "from now on the kernel enforces the sizes of new volumes")
+		return strings.Contains(s.Process.Log(), "From now on the kernel enforces the sizes of new volumes")
 	})
 	if got := s.condition(); !strings.HasPrefix(got, unenforced) {
 		t.Errorf("the condition of the volume that was there is %q", got)

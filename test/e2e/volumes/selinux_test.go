@@ -127,7 +127,7 @@ func migratedIsRelabelled(b *bench) {
 			b.setLabel(filepath.Join(path, "sub/file"), old)
 			b.publish(name, name+"-again")
 			b.wantLabel(filepath.Join(path, "sub/file"), old)
-			b.wantTold(relabel, strings.Count(b.Process.Log(), "relabelled a volume"))
+			b.wantTold(relabel, strings.Count(b.Process.Log(), "Relabelled a volume"))
 			b.unpublish(name, name+"-again")
 			b.unpublish(name, name)
 			b.Must(b.delete(name))

@@ -139,7 +139,7 @@ func limitsArePutBack(b *bench) {
 		if c := b.condition(name); c.GetAbnormal() {
 			b.Errorf("the condition of a volume whose limit was %s and is right again: %v", name, c)
 		}
-		if reported := `"restored the limit of a volume" pool="local" volume="` + name + `"`; !strings.Contains(b.Process.Log(), reported) {
+		if reported := `"Restored the limit of a volume" pool="local" volume="` + name + `"`; !strings.Contains(b.Process.Log(), reported) {
 			b.Errorf("the driver does not report: %s", reported)
 		}
 	}

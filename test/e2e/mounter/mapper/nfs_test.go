@@ -25,7 +25,7 @@ func TestNFS(t *testing.T) {
 
 	mountNFS(t, "pvc-1", volume)
 	first := deviceOf(t, volume)
-	until(t, "keeping the pool mounted", mounter, append([]string{"mount"}, flags...)...)
+	until(t, "Keeping the pool mounted", mounter, append([]string{"mount"}, flags...)...)
 	must.Succeed(t, os.WriteFile(filepath.Join(at, "file"), []byte("data"), 0o600))
 	wantContent(t, filepath.Join(exported, "pvc-1", "file"), "data")
 

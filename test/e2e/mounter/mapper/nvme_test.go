@@ -33,7 +33,7 @@ func TestNVMe(t *testing.T) {
 	wantMount(t, at, device, "xfs", 600*mib)
 	first.end(t)
 	run(t, "", mounter, append([]string{"unmount", "--patience", "10s"}, flags[:4]...)...)
-	until(t, "keeping the pool mounted", mounter, append([]string{"mount"}, flags...)...)
+	until(t, "Keeping the pool mounted", mounter, append([]string{"mount"}, flags...)...)
 	wantContent(t, filepath.Join(at, "file"), "data")
 	run(t, "", mounter, append([]string{"unmount", "--patience", "10s"}, flags[:4]...)...)
 }
