@@ -300,7 +300,7 @@ func (m *migration) tryCreate(ctx context.Context, s *saved) error {
 	return errors.Join(volumeErr, claimErr)
 }
 
-// checkOwner refuses what no known provisioner made, and paths that nobody has said may be moved.
+// checkOwner refuses what no known provisioner made, and paths that the administrator has not said may be moved.
 func (m *migration) checkOwner(s *saved) error {
 	by := s.Volume.Annotations[origin.ProvisionedBy]
 	if !slices.Contains(provisioners, by) {

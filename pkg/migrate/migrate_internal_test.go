@@ -654,7 +654,7 @@ func TestServes(t *testing.T) {
 	}
 }
 
-// Somebody changes the PersistentVolume all the time.
+// Another client changes the PersistentVolume all the time.
 func TestStepThatIsNeverDone_timesOut(t *testing.T) {
 	r := newRig(t, "old")
 	r.config.Timeout = time.Millisecond
@@ -813,7 +813,7 @@ func TestAnotherNodesVolumesAreNamed(t *testing.T) {
 	}
 }
 
-// A claim that somebody else makes meanwhile is not taken for one's own.
+// A claim that another client makes meanwhile is not taken for one's own.
 func TestClaimOfAnotherClientStopsMigration(t *testing.T) {
 	r := newRig(t, "old")
 	must.Succeed(t, r.run(func(c *Config) { c.Apply, c.Steps = true, 4 })) // both objects are deleted

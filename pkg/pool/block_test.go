@@ -216,7 +216,7 @@ func TestForeignDeviceCountsAsUse(t *testing.T) {
 }
 
 // fourDevices makes volumes whose devices are published, attached, held open by a process until release, and attached by
-// somebody else.
+// another process.
 func (b *bench) fourDevices(readOnly bool) (release func(), foreign loop.Device) {
 	b.t.Helper()
 	for _, name := range []string{"published", "attached", "held", "foreign"} {
@@ -273,7 +273,7 @@ func TestDeviceOnDeletedFileIsDetached(t *testing.T) {
 		must.Succeed(t, b.unpublish("published", "a"))
 		b.later(time.Minute)
 		if left := b.attached(1); left[0].Name != foreign.Name {
-			t.Errorf("%+v is left, want the device that somebody else attached", left)
+			t.Errorf("%+v is left, want the device that another process attached", left)
 		}
 		must.Succeed(t, b.Loops.End(foreign.Name))
 	})

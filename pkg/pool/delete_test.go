@@ -167,7 +167,7 @@ func TestDeleteUnknownVolumeWhilePoolIsMissing(t *testing.T) {
 	})
 }
 
-// Until the pool was checked nobody knows that the volume is inline. An answer of success
+// Until the pool was checked it is not known that the volume is inline. An answer of success
 // would be the last that kubelet asks about it.
 func TestInlineVolumeIsDeletedWhilePoolOpens(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

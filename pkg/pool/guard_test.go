@@ -91,7 +91,7 @@ func TestPoolIsServedBesideInspect(t *testing.T) {
 		}
 		must.Succeed(t, b.Close(context.Background()))
 		if seen := b.inspect(local)[0]; seen.Abnormal || seen.Server != nil {
-			t.Errorf("inspect reports %+v, served by %v; want nobody", seen.Condition, seen.Server)
+			t.Errorf("inspect reports %+v, served by %v; want no driver", seen.Condition, seen.Server)
 		}
 	})
 }

@@ -317,7 +317,7 @@ func TestOrphanLimitIsReleasedAtStart(t *testing.T) {
 	withFaults(t, local, func(t *testing.T, b *bench, f *faulty) {
 		b.create("pvc-1", mib)
 		carried := b.carried("pvc-1")
-		// Removed while nobody could see to its limit.
+		// Removed while no driver could see to its limit.
 		f.off.Store(true)
 		b.later(time.Minute)
 		b.delete("pvc-1")

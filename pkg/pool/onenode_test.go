@@ -177,7 +177,7 @@ func TestMarksAreRestoredFromMounts(t *testing.T) {
 		two := one.another("node-2")
 		wantRefusedFor(t, two.publish("pvc-1", "on-two"), "node-1")
 		wantRefusedFor(t, two.publishBlock("pvc-disk", "on-two"), "node-1")
-		// Somebody took the node for gone.
+		// Another node took this one for gone.
 		must.Succeed(t, os.RemoveAll(one.Own("published", "node-1")))
 		one.later(2 * time.Minute)
 		wantRefusedFor(t, two.publish("pvc-1", "on-two"), "node-1")

@@ -111,7 +111,7 @@ func TestUnmountedPoolIsNotWritten(t *testing.T) {
 }
 
 // The answer to a creation is lost, and after a reboot the pool is not mounted: the call that
-// is repeated cannot know of the volume, and has another node tried. Nobody has seen the
+// is repeated cannot know of the volume, and has another node tried. No client has seen the
 // volume yet. It is there when the pool is, and the same call finds it.
 func TestRepeatedCreateWhilePoolIsAwayAfterRestart(t *testing.T) {
 	testenv.NeedRoot(t)

@@ -158,7 +158,7 @@ func TestVolumeInWorkOnOtherNodeIsNotLost(t *testing.T) {
 		}
 		unlock()
 		if !tellsLost() {
-			t.Error("a record without a directory is not reported as lost, and nobody is at work on it")
+			t.Error("a record without a directory is not reported as lost, and no call is at work on it")
 		}
 	})
 }

@@ -38,7 +38,7 @@ func TestStatusFilesystem(t *testing.T) {
 			t.Errorf("available are %d bytes, and the capacity is %d", status.Available, got)
 		}
 		if status.Used != volume.Unknown {
-			t.Errorf("%d bytes in use, where nobody counts them", status.Used)
+			t.Errorf("%d bytes in use, where they are not counted", status.Used)
 		}
 	})
 }

@@ -64,7 +64,7 @@ func TestStraysMakeVolumeAbnormal(t *testing.T) {
 		b.later(2 * time.Minute)
 		b.wantOutside("pvc-1", "3 files")
 		if c := b.volume("pvc-disk").Condition; c.Abnormal {
-			t.Errorf("a block volume, whose file nobody reaches, is %+v", c)
+			t.Errorf("a block volume, whose file no pod reaches, is %+v", c)
 		}
 		b.later(time.Minute) // a survey
 		if got := b.Status()[0].Abnormal[health.OutsideLimit]; got != 1 {

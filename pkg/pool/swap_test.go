@@ -566,7 +566,7 @@ func (a *arena) unpublishAll() {
 	}
 }
 
-// wantWhole says that the pool is as good as ever once nobody swaps any more.
+// wantWhole says that the pool is as good as ever once nothing is swapped any more.
 func (a *arena) wantWhole() {
 	a.t.Helper()
 	for _, c := range []struct {

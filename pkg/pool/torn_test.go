@@ -384,7 +384,7 @@ func TestCopiedRecordIsNotCounted(t *testing.T) {
 }
 
 // What is in the directories of the layout and was not put there by the driver is
-// nobody's volume, and keeps nobody from being served.
+// no driver's volume, and keeps no volume from being served.
 func TestUnknownEntriesInLayoutAreKept(t *testing.T) {
 	for _, place := range []string{"volumes/.new-pvc-5.json", "published/node-1/pvc-1", "published/node-9/pvc-1",
 		"snapshots/pvc-5", "snapshots/~s-5", "creating/node-1/~s-5", "trash/node-1/~s-5.0123456789abcdef",

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// Settings are a profile in the words of whoever configures it: tlsSecurityProfile of OpenShift's APIServer, and two
+// Settings are a profile in the words of who configures it: tlsSecurityProfile of OpenShift's APIServer, and two
 // variables that go before it.
 type Settings struct {
 	// Type is Old, Intermediate, Modern or Custom. Anything else is Intermediate.

@@ -11,7 +11,7 @@ import (
 // defaultBytes is promised to a volume for which no size was asked.
 const defaultBytes = 1 << 30
 
-// Unknown stands for a number that is not known, or that nobody counts.
+// Unknown stands for a number that is not known, or not counted.
 const Unknown = -1
 
 // MaxBytes is more than any volume or pool has. Larger numbers are not the same to all

@@ -62,7 +62,7 @@ func (m moment) isAhead(st *unix.Stat_t) bool {
 	return time.Unix(st.Ctim.Unix()).After(latest)
 }
 
-// refuseFuture returns ErrFuture for a source with entries of the future, unless nobody can write to it. One file that shares
+// refuseFuture returns ErrFuture for a source with entries of the future, unless no process can write to it. One file that shares
 // its blocks may always change.
 func (c *copier) refuseFuture() error {
 	if c.askAlone == nil {

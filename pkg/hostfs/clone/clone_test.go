@@ -298,7 +298,7 @@ func TestWrittenRightBefore(t *testing.T) {
 		write(t, filepath.Join(src, "a"), "content")
 		write(t, filepath.Join(src, "b"), "content")
 		if result := tree(t, src, dst, clone.Options{Method: clone.Copy, Rounds: 2}); !result.PointInTime {
-			t.Fatalf("copy %d: %+v, although nobody wrote meanwhile", i, result)
+			t.Fatalf("copy %d: %+v, although nothing was written meanwhile", i, result)
 		}
 	}
 }
@@ -525,7 +525,7 @@ func TestChangingTreeIsCopiedWhileFrozen(t *testing.T) {
 			}
 			clonetest.Same(t, src, dst)
 
-			// Who writes all the same is found out, and whoever says that they did is believed.
+			// Who writes all the same is found out, and a caller that says that they did is believed.
 			must.Succeed(t, os.RemoveAll(dst), os.Mkdir(dst, 0o700))
 			o.Pause = func(context.Context) error { nth++; change(nth); return nil }
 			if result := tree(t, src, dst, o); result.PointInTime || result.Changed == 0 {

@@ -10,7 +10,7 @@ import (
 const maxOpen = 64
 
 // A descent is the path from the root of the copy to the directory that is filled. It
-// keeps the last directories of it open, and finds those above again as parents: nobody
+// keeps the last directories of it open, and finds those above again as parents: no other process
 // else moves anything in the copy.
 type descent struct {
 	root  *dir.Dir // not closed

@@ -47,7 +47,7 @@ func TestFilesOfTheFuture(t *testing.T) {
 			}
 			dst, result, err := copied(clone.Options{Alone: answers(true)})
 			if err != nil || !result.PointInTime {
-				t.Errorf("where nobody can write: %+v, %v, want a point in time", result, err)
+				t.Errorf("where no process can write: %+v, %v, want a point in time", result, err)
 			}
 			clonetest.Same(t, src, dst)
 			if _, result, err := copied(clone.Options{}); err != nil || result.PointInTime || result.Changed == 0 {

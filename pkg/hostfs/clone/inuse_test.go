@@ -156,7 +156,7 @@ func TestEntriesThatComeAndGo(t *testing.T) {
 	})
 }
 
-// A write lease would have whoever opens the file wait for as long as its holder likes, up to 45 seconds.
+// A write lease would have a process that opens the file wait for as long as its holder likes, up to 45 seconds.
 func TestFileWithWriteLeaseIsAnErrorAtOnce(t *testing.T) {
 	onEach(t, func(t *testing.T, src, dst string, method clone.Method) {
 		write(t, filepath.Join(src, "leased"), "content")

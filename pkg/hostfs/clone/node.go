@@ -243,7 +243,7 @@ func (c *copier) share(dst, src int, from source) error {
 	return err
 }
 
-// openRegular opens a regular file for reading. Whoever writes to the source may put a
+// openRegular opens a regular file for reading. A pod that writes to the source may put a
 // device there at any time, and opening one can do harm: so the entry itself is opened
 // first, which has no effect (open(2), O_PATH).
 func openRegular(from source) (int, error) {

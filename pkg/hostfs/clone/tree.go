@@ -24,7 +24,7 @@ type Options struct {
 	// ends if they do before. If it is set, the source is copied once while they write; if anything
 	// has changed by then they are stopped, and what has changed is copied again. Rounds must be 1.
 	Hold func(context.Context) (still context.Context, release func() error, err error)
-	// Alone is asked whether, from now until Tree ends, nobody can write to the source, if there is an entry whose ctime is in
+	// Alone is asked whether, from now until Tree ends, no process can write to the source, if there is an entry whose ctime is in
 	// the future, so that a change of it could not be told. If so, such entries count as unchanged, and else
 	// Tree returns ErrFuture before it copies anything. If it is not set, they count as changed.
 	Alone func() (bool, error)
@@ -50,7 +50,7 @@ type Result struct {
 	Stall time.Duration
 }
 
-// Tree copies all that lies below src into dst, an empty directory to which nobody else
+// Tree copies all that lies below src into dst, an empty directory to which no other process
 // writes, and then the attributes of src itself. No link is followed and nothing that is
 // mounted below src is entered. It holds a bounded number of descriptors and, but for
 // them, a bounded amount of memory. Nothing is synced: see [Sync].
@@ -81,7 +81,7 @@ type copier struct {
 	pause  func(context.Context) error
 
 	askAlone func() (bool, error)
-	alone    bool // nobody can write: what is of the future is unchanged
+	alone    bool // no process can write: what is of the future is unchanged
 
 	maxStall Limit
 	stall    time.Duration // the longest so far
@@ -159,8 +159,8 @@ func (c *copier) passes(rounds int) (Result, error) {
 	return result, nil
 }
 
-// standstill copies what has changed since the first pass began, and then what has changed since that while nobody
-// writes, and checks that nobody did. While they stand still nothing waits for what others have written to
+// standstill copies what has changed since the first pass began, and then what has changed since that while nothing
+// is written, and checks that nothing was. While they stand still nothing waits for what others have written to
 // the filesystem.
 func (c *copier) standstill(start moment, first Result) (result Result, err error) {
 	if start, err = c.nextPass(start); err != nil {

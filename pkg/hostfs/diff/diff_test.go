@@ -53,7 +53,7 @@ func trees(t *testing.T, from, to string) []string {
 	return all
 }
 
-// written is when the plain files were, so that a test can change them and nobody sees it by that.
+// written is when the plain files were, so that a test can change them and it does not show by that.
 var written = time.Unix(1000, 0)
 
 // copied is a hostile tree and a copy of it.

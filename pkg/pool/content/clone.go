@@ -99,7 +99,7 @@ func (c *Disk) Copy(ctx context.Context, src, dst *dir.Dir, m volume.CopyMethod,
 		stall = time.Since(began)
 		return to.Sync()
 	})
-	if m == volume.ByCopy { // nobody writes
+	if m == volume.ByCopy { // nothing is written
 		stall = 0
 	}
 	return stall, err

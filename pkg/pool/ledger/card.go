@@ -142,7 +142,7 @@ func (c Card) Mode() volume.Mode {
 }
 
 // MayBeBlock reports whether the volume is a block volume, or may have been made as one:
-// without a readable record nobody knows.
+// without a readable record it is not known.
 func (c Card) MayBeBlock() bool { return c.Is(IsBlock) || !c.Is(HasRecord) }
 
 // MayHaveDevices reports whether devices may be attached to the volume's content.

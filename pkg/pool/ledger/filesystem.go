@@ -125,8 +125,8 @@ func (a *accounts) foreign() (most int64) {
 //
 //	min(free, size × overprovision − Σ promised − foreign use) − reserve
 //
-// Σ goes over all pools, overprovision and reserve are the pool's own. Without quotas nobody
-// knows what the volumes hold, and so what others hold: that is at least what exceeds all
+// Σ goes over all pools, overprovision and reserve are the pool's own. Without quotas it is
+// not known what the volumes hold, and so what others hold: that is at least what exceeds all
 // promises, and was once known exactly.
 func (a *accounts) available(space dir.Space, policy Policy) int64 {
 	if space.ReadOnly || space.OutOfInodes() || a.trees.Short {
@@ -245,7 +245,7 @@ func (l *Ledger) SetTrees(trees quota.Trees) {
 }
 
 // LearnForeign notes that others occupy no more than all that is taken, and exactly that
-// while nothing can be the pools'. Where nobody counts what volumes hold it is not known
+// while nothing can be the pools'. Where it is not counted what volumes hold it is not known
 // otherwise, and in a shared pool not even then, for another node may have promised something.
 // Nor is it while one of the pools was not read yet.
 func (l *Ledger) LearnForeign(taken int64) {

@@ -1,6 +1,6 @@
 // Package ledger keeps in memory what a pool owes and has: the promises, a card for each
 // volume, reservations of calls under way, and the trash. It guards all of that with one
-// mutex. It does no I/O, writes no log, takes nobody else's lock and calls nobody back
+// mutex. It does no I/O, writes no log, takes no other lock and calls nothing back
 // while it holds the mutex, so that no caller waits for long.
 package ledger
 
@@ -124,7 +124,7 @@ type sums struct {
 	others int64
 	// unread: the pool was not read yet, so that it may owe more.
 	unread bool
-	// hangs: nobody waits until the pool is read.
+	// hangs: no call waits until the pool is read.
 	hangs bool
 }
 

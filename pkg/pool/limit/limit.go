@@ -49,7 +49,7 @@ const usualInode = 512
 // A Keeper makes the kernel enforce the sizes of the volumes on one filesystem, as far as it
 // can. It does not change; a filesystem that gains or loses its quotas gets another one.
 type Keeper struct {
-	// facility enforces the sizes of the volumes that have limits; nil if nobody does.
+	// facility enforces the sizes of the volumes that have limits; nil if nothing does.
 	facility quota.Facility
 	// unenforced is why new volumes get none; nil if they do.
 	unenforced    error
@@ -134,7 +134,7 @@ func (k *Keeper) simple() bool { return k.facility != nil && k.facility.Simple()
 
 // MayShare reports whether volumes and their copies may share blocks. Simple quotas of btrfs charge an extent
 // to its first owner until the last one lets go of it: a volume could not overwrite what its snapshot
-// has, and what a clone has would be charged to nobody when its source is gone.
+// has, and what a clone has would be charged to no volume when its source is gone.
 func (k *Keeper) MayShare() bool { return !k.simple() }
 
 // Shares reports whether files of the pool's filesystem can share blocks. It is tried until it has succeeded: a filesystem
@@ -226,7 +226,7 @@ func (k *Keeper) Enforces(c ledger.Card) bool {
 	return owner == "" || c.OfUID(owner)
 }
 
-// A Kept says who enforces the size of a volume; the zero value stands for nobody.
+// A Kept says who enforces the size of a volume; the zero value stands for nothing.
 type Kept struct {
 	Kind quota.Kind
 	ID   quota.ID
@@ -369,7 +369,7 @@ func (k *Keeper) Release(root *dir.Dir, id quota.ID) error {
 	return nil
 }
 
-// ReleaseUnused removes the limits of what was removed while nobody saw to them, and returns
+// ReleaseUnused removes the limits of what was removed while no driver saw to them, and returns
 // how many there were: the filesystem was mounted without quotas, or the directory was
 // removed by hand. It calls step for each limit on the filesystem.
 func (k *Keeper) ReleaseUnused(root *dir.Dir, step func()) (int, error) {
@@ -449,7 +449,7 @@ func (k *Keeper) Usage(d *dir.Dir, c ledger.Card) (quota.Usage, error) {
 func (k *Keeper) Outside(d *dir.Dir) (int, error) { return k.facility.Outside(d) }
 
 // Strays counts what was taken out of a volume's limit by changing its project. It calls step
-// before each entry of the volume, and ends with its error. Nobody reaches the file of a block volume.
+// before each entry of the volume, and ends with its error. No pod reaches the file of a block volume.
 func (k *Keeper) Strays(d *dir.Dir, c ledger.Card, step func() error) (quota.Strays, error) {
 	if !k.Enforces(c) || c.Is(ledger.IsBlock) {
 		return quota.Strays{}, nil
@@ -471,7 +471,7 @@ func (k *Keeper) Counted(d *dir.Dir) (usage quota.Usage, id quota.ID, ok bool) {
 	return usage, id, err == nil
 }
 
-// UsedByID is what is counted by an id, in bytes, or volume.Unknown where nobody counts.
+// UsedByID is what is counted by an id, in bytes, or volume.Unknown where nothing is counted.
 func (k *Keeper) UsedByID(root *dir.Dir, id quota.ID) int64 {
 	if id == 0 {
 		return volume.Unknown

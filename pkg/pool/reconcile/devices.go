@@ -45,7 +45,7 @@ func (p *Repairs) DetachUnpublished(ctx context.Context) {
 }
 
 // DetachDeleted detaches devices on deleted files of the pool's filesystem that are published nowhere: another driver
-// removed the volume, and knew of no device. Until then nobody can unmount the filesystem.
+// removed the volume, and knew of no device. Until then the filesystem cannot be unmounted.
 func (p *Repairs) DetachDeleted(ctx context.Context) {
 	orphans, err := p.Host.Orphans(p.Store.Root())
 	if err != nil {

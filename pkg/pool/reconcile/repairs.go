@@ -11,6 +11,6 @@ type Repairs struct {
 	UnlessBusy func(id volume.ID, do func() error) error
 	// UnlessBusyAnywhere is UnlessBusy for what other nodes may work on too. The zero id stands for no volume.
 	UnlessBusyAnywhere func(id volume.ID, do func() error) error
-	// UnlessPromising is UnlessBusyAnywhere, with nobody promising anything meanwhile.
+	// UnlessPromising is UnlessBusyAnywhere, with no call promising anything meanwhile.
 	UnlessPromising func(id volume.ID, do func() error) error
 }

@@ -11,7 +11,7 @@ import (
 )
 
 // LearnForeign notes what others hold on the pool's filesystem while nothing at all
-// can be ours. Where nobody counts what volumes hold it is not known otherwise.
+// can be ours. Where it is not counted what volumes hold it is not known otherwise.
 func (p *Pool) LearnForeign(space dir.Space) {
 	if p.Config.Shared || p.Keeper.Unenforced() == nil {
 		return // what others promised meanwhile is not known, or Held knows better
@@ -35,7 +35,7 @@ func (p *Pool) Held(volumes *atomic.Int64) (bytes int64, known bool) {
 	return used + inodes + trashed, true
 }
 
-// anyUnlimited reports whether there is a promise of which nobody counts the use.
+// anyUnlimited reports whether there is a promise of which the use is not counted.
 func (p *Pool) anyUnlimited() bool {
 	return p.Ledger.Any(func(c ledger.Card) bool { return c.Is(ledger.HasRecord) && !p.Keeper.Enforces(c) })
 }
@@ -108,7 +108,7 @@ func (p *Pool) usedByTrash() (sum int64) {
 	return sum
 }
 
-// usedByPiece is what a piece of trash holds. Of one that came without a limit nobody
+// usedByPiece is what a piece of trash holds. Of one that came without a limit no quota
 // knows.
 func (p *Pool) usedByPiece(name string) (used int64, err error) {
 	used = volume.Unknown
@@ -122,7 +122,7 @@ func (p *Pool) usedByPiece(name string) (used int64, err error) {
 	return used, err
 }
 
-// MeasureTrash has monitoring know what is about to be erased. Without quotas nobody does.
+// MeasureTrash has monitoring know what is about to be erased. Without quotas it is not known.
 func (p *Pool) MeasureTrash() {
 	if p.Keeper.Kind() != "" {
 		p.usedByTrash()

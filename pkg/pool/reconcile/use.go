@@ -86,7 +86,7 @@ func (v *VolumeUse) DetachUnpublished(ctx context.Context) error {
 }
 
 // Detach detaches what a crash left attached. It returns ErrInUse, with the device, for a volume whose file is attached
-// all the same: in use, or by somebody else.
+// all the same: in use, or by another process.
 func (v *VolumeUse) Detach(ctx context.Context) error {
 	if err := v.DetachUnpublished(ctx); err != nil {
 		return err

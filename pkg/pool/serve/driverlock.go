@@ -38,7 +38,7 @@ type Guard struct {
 	// node is the lock of the node, and waiting that of who waits for it; nil without.
 	node, waiting *store.NodeLock
 	signs         store.Signs
-	// waiter is who waits for the pool, and waits since when it was seen to; nil for nobody.
+	// waiter is who waits for the pool, and waits since when it was seen to; nil for no driver.
 	waiter *store.Server
 	waits  time.Time
 	logged bool

@@ -148,7 +148,7 @@ func TestWaitingDriverIsSeen(t *testing.T) {
 					t.Helper()
 					must.Succeed(t, one.Acquire(s, uuid))
 					if got := one.Contender(); (got != "") != want || want && !strings.Contains(got, node) {
-						t.Errorf("%q waits, want somebody: %v", got, want)
+						t.Errorf("%q waits, want a driver: %v", got, want)
 					}
 				}
 				want(false)

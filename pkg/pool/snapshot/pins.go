@@ -8,7 +8,7 @@ import (
 )
 
 // Pins has the volumes and snapshots that are being copied. They are taken and checked under
-// the lock of their id, so that whoever has that and finds none knows that none comes. The
+// the lock of their id, so that a call that has that and finds none knows that none comes. The
 // zero value is ready for use.
 type Pins struct {
 	mu   sync.Mutex

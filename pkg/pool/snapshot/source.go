@@ -154,12 +154,12 @@ func (s *Source) written() (bool, error) {
 	return s.pool.Entries.Written(s.id, s.entry, s.dir)
 }
 
-// exclusive reports whether nobody may write to the source while it is copied.
+// exclusive reports whether no pod may write to the source while it is copied.
 func (s *Source) exclusive() bool {
 	return s.method == volume.ByCopy && !s.id.IsSnapshot() && (s.way.WhenWritten != volume.Freeze || s.entry.Block())
 }
 
-// alone reports whether nobody may write to the source from now until Close: then it is locked again.
+// alone reports whether no pod may write to the source from now until Close: then it is locked again.
 func (s *Source) alone() (bool, error) {
 	if s.id.IsSnapshot() || s.exclusive() {
 		return true, nil
@@ -182,7 +182,7 @@ func (s *Source) alone() (bool, error) {
 
 // pin gives the lock of the source back, so that it can be published and measured meanwhile,
 // and keeps it from being deleted and from growing until close. What is read and written anew
-// stays locked: nobody may write to it.
+// stays locked: no pod may write to it.
 func (s *Source) pin() {
 	if s.exclusive() {
 		return
@@ -272,7 +272,7 @@ func (s *Source) subvolume(ctx context.Context, creating *dir.Dir, rec *store.Re
 	if !s.inUse || s.way.WhenWritten != volume.Freeze {
 		return s.cutSubvolume(ctx, creating, rec.ID)
 	}
-	if err := clone.Sync(s.dir); err != nil { // what is written now keeps nobody waiting later
+	if err := clone.Sync(s.dir); err != nil { // for what is written now no pod waits later
 		return nil, err
 	}
 	frozen := time.Now()
@@ -350,7 +350,7 @@ func (s *Source) copy(ctx context.Context, d *dir.Dir, o *volume.Origin) (stall 
 // that never holds still.
 const verifyRounds = 3
 
-// options are how a tree is copied. A snapshot is not compared with its copy: nobody writes to it, and a ctime
+// options are how a tree is copied. A snapshot is not compared with its copy: no pod writes to it, and a ctime
 // there may be of the same tick of the clock, or in the future since the clock was set.
 func (s *Source) options() clone.Options {
 	if s.fixed {

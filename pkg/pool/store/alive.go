@@ -7,7 +7,7 @@ import (
 
 // How long the sign of another node of a shared pool has to be the same, as this process sees it:
 const (
-	// GoneAfter is when what it has published hinders nobody any more who wants a volume for one
+	// GoneAfter is when what it has published hinders no node any more that wants a volume for one
 	// node. Kubernetes evicts pods from a node that does not answer after as long, and an
 	// update of the driver takes less.
 	GoneAfter = 5 * time.Minute
@@ -29,7 +29,7 @@ type sighting struct {
 	at   time.Time // with the monotonic clock: see package time
 }
 
-// Unchanged notes the sign of somebody, and returns for how long it has been the same.
+// Unchanged notes the sign of a node or driver, and returns for how long it has been the same.
 func (s *Signs) Unchanged(of, sign string) time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -44,10 +44,10 @@ func (s *Signs) Unchanged(of, sign string) time.Duration {
 	return 0
 }
 
-// See notes the sign of somebody.
+// See notes the sign of a node or driver.
 func (s *Signs) See(of, sign string) { s.Unchanged(of, sign) }
 
-// Within is a function that notes the sign of somebody, and reports whether it has been the same for less than d.
+// Within is a function that notes the sign of a node or driver, and reports whether it has been the same for less than d.
 func (s *Signs) Within(d time.Duration) func(of, sign string) bool {
 	return func(of, sign string) bool { return s.Unchanged(of, sign) < d }
 }

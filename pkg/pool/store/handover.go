@@ -19,7 +19,7 @@ func (p VolumePath) String() string { return p.Directory + "/" + p.Name }
 
 // A Handover moves a directory with its record from one place to another, or leaves it in its place for another
 // process. The processes that serve the two places learn of it when they next read the disk for the volume, and
-// within a minute. Nobody may use the volume meanwhile. Each step can be repeated, and Reverse goes back.
+// within a minute. No pod may use the volume meanwhile. Each step can be repeated, and Reverse goes back.
 type Handover struct{ From, To VolumePath }
 
 // Reverse is the way back.
@@ -37,7 +37,7 @@ type Presence struct {
 	Recorded  bool
 	// Bytes is what the record promises.
 	Bytes int64
-	// Provisional: nobody is known to know of the volume.
+	// Provisional: no client is known to know of the volume.
 	Provisional bool
 	// Limited: the record says that the kernel enforces the size.
 	Limited bool
@@ -145,7 +145,7 @@ func checkNoMount(side *Side, p VolumePath) error {
 	return errors.Join(err, d.Close())
 }
 
-// Confirm records that the volume is not provisional, so that nobody removes its directory while no PersistentVolume
+// Confirm records that the volume is not provisional, so that no driver removes its directory while no PersistentVolume
 // names it.
 func (h Handover) Confirm() error {
 	return h.open(func(from, _ *Side) error { return from.Confirm(h.From.Name) })

@@ -17,7 +17,7 @@ import (
 
 const promised = 10 << 20 // bytes
 
-// poolToPool is the way of a volume from one pool to another. Nobody serves them.
+// poolToPool is the way of a volume from one pool to another. No driver serves them.
 func poolToPool(t *testing.T) store.Handover {
 	t.Helper()
 	var pools []string

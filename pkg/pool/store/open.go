@@ -127,7 +127,7 @@ type opening struct {
 	rest func(s *Store) error
 }
 
-// open opens a pool. Whoever opens one comes by here.
+// open opens a pool: each way to open one goes through it.
 func (o opening) open(at *Location) (_ *Store, err error) {
 	s := &Store{at: at, refuses: at.Refuses != nil && at.Refuses()}
 	defer func() {
@@ -188,7 +188,7 @@ func Open(at *Location, id *Identity) (*Store, error) {
 var ErrNotCached = errors.New("not known from memory whether it is the pool that was opened")
 
 // OpenCached is Open from what the kernel has in memory, as it nearly always has: it waits for
-// nothing, and so needs nobody to wait in its place, which would cost more than all that it
+// nothing, and so needs no process to wait in its place, which would cost more than all that it
 // does. What it returns an error for, Open has to open. The root is the pool's directory as it
 // was checked last; with requireMount it must still be the root of a mount.
 func OpenCached(at *Location, id *Identity, root *dir.ID, requireMount bool) (*Store, error) {

@@ -45,7 +45,7 @@ func (e Entry) Mode() volume.Mode {
 // Block reports whether the volume is a block device.
 func (e Entry) Block() bool { return e.Mode() == volume.ModeBlock }
 
-// Provisional reports whether nobody is known to know of the volume.
+// Provisional reports whether no client is known to know of the volume.
 func (e Entry) Provisional() bool { return e.Record != nil && e.Record.Provisional }
 
 // Inline reports whether the volume goes when it is unpublished.
@@ -157,7 +157,7 @@ func (s *Store) volumesIn(d *dir.Dir, of func(dir.Entry) (volume.ID, bool)) iter
 	}
 }
 
-// Vacant reports whether nobody has anything in the pool: no volume, no record, and no node
+// Vacant reports whether there is nothing in the pool: no volume, no record, and no node
 // anything in creating/ or trash/.
 func (s *Store) Vacant() (bool, error) {
 	for _, volumes := range []iter.Seq2[volume.ID, error]{s.Directories(), s.Records()} {

@@ -31,7 +31,7 @@ type Record struct {
 	Mode volume.Mode `json:"mode"`
 	// Bytes is the size promised.
 	Bytes int64 `json:"bytes"`
-	// Quota is who enforces the size, by the name of its kind; empty for nobody.
+	// Quota is who enforces the size, by the name of its kind; empty if nothing does.
 	Quota string `json:"quota,omitempty"`
 	// ProjectID is the id that the directory is counted by, where ids are given.
 	ProjectID uint64 `json:"projectID,omitempty"`
@@ -45,7 +45,7 @@ type Record struct {
 	BlockBytes int64 `json:"blockBytes,omitempty"`
 	// Inline says that the volume lives as long as its publication.
 	Inline bool `json:"inline,omitempty"`
-	// Provisional says that the caller that asked for the volume has not saved it yet: after a crash it may be nobody's.
+	// Provisional says that the caller that asked for the volume has not saved it yet: after a crash no client may know of it.
 	Provisional bool `json:"provisional,omitempty"`
 	// Origin is what a snapshot is of, or what a volume was made from; nil for a volume that
 	// was made empty.

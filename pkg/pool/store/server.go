@@ -54,7 +54,7 @@ func (s *Store) readServer(name string) (by Server, sign string, err error) {
 	return by, string(data), err
 }
 
-// WriteServer writes who serves the pool, or with nil that nobody does. It is no more than a
+// WriteServer writes which driver serves the pool, or with nil that none does. It is no more than a
 // sign: it is written in place, and not synced.
 func (s *Store) WriteServer(by *Server) error {
 	if by == nil {
@@ -67,7 +67,7 @@ func (s *Store) WriteServer(by *Server) error {
 	return s.own.Rewrite(lockName, append(data, '\n'))
 }
 
-// WriteWaiter writes who waits for the pool, or with nil that nobody does.
+// WriteWaiter writes which driver waits for the pool, or with nil that none does.
 func (s *Store) WriteWaiter(by *Server) error {
 	if by == nil {
 		if err := s.own.Remove(waiterName); !errors.Is(err, fs.ErrNotExist) {

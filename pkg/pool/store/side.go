@@ -10,7 +10,7 @@ import (
 
 // A Side is one of the two directories between which the directory of a volume moves: a pool,
 // or the directory of a provisioner that keeps no records. It is opened beside the process that
-// serves it, and takes no lock: the caller sees to it that nobody asks for the volume meanwhile.
+// serves it, and takes no lock: the caller sees to it that no call asks for the volume meanwhile.
 type Side struct {
 	root *dir.Dir
 	pool *Store // nil without the layout of a pool

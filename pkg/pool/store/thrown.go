@@ -17,7 +17,7 @@ type Thrown struct {
 	// UID is that of its record, or random.
 	UID string
 	// Promised is what it may occupy, in bytes; volume.Unknown for an entry that an earlier
-	// version of the driver has thrown, or somebody else.
+	// version of the driver has thrown, or another program.
 	Promised int64
 }
 

@@ -38,7 +38,7 @@ type Snapshot struct {
 }
 
 // Origin is what a record says of a volume that is made from the snapshot, or of the snapshot
-// itself. Nobody knows what size the volume was of, and which one of that name.
+// itself. It is not known what size the volume was of, and which one of that name.
 func (s Snapshot) Origin() volume.Origin {
 	return volume.Origin{ID: s.Source.String(), UID: "upstream", Method: volume.ByCopy, Consistency: volume.Unverified, Cut: s.Made}
 }
@@ -195,7 +195,7 @@ func erase(ctx context.Context, in *dir.Dir, name string, pause func(context.Con
 func Below(c *poolconfig.Pool) (string, bool) { return strings.CutPrefix(c.SnapshotPath, c.Path+"/") }
 
 // In opens the directory of a pool's upstream snapshots: from the root of the pool if it lies in
-// that, or else by its path. It returns nil if none is configured, or if nobody has made the
+// that, or else by its path. It returns nil if none is configured, or if no driver has made the
 // one in the pool, since the upstream driver makes it with the first snapshot. One elsewhere that
 // is missing is volume.ErrUnavailable: it may not be mounted.
 func In(root *dir.Dir, c *poolconfig.Pool) (*dir.Dir, error) {

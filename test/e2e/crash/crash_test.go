@@ -106,7 +106,7 @@ func (w *world) attacks(step int, variants []scenario) (all []attack) {
 	return all
 }
 
-// learn learns what a call does and answers if nobody dies.
+// learn learns what a call does and answers if no process dies.
 func (w *world) learn(s scenario) {
 	w.Helper()
 	w.reach(s.from)
@@ -196,7 +196,7 @@ func (w *world) crashStarts(c *crash, step int, how starts) (killed int) {
 
 // crashOnce makes the call, whose driver dies at the step. There may be a step less than
 // was learnt: a loop device that was free can be as it has to be already. There may be
-// more of them less, if somebody else took or held a loop device while they were learnt;
+// more of them less, if another process took or held a loop device while they were learnt;
 // then they are learnt again, once.
 func (w *world) crashOnce(a attack) (c crash, died bool) {
 	w.Helper()
@@ -211,7 +211,7 @@ func (w *world) crashOnce(a attack) (c crash, died bool) {
 		return c, false
 	}
 	if !killed {
-		w.Fatalf("%s: nobody died at step %d: %v; the steps were\n%s\nwant\n%s", a.name, a.step, given.err, w.words(steps), w.words(w.learnt))
+		w.Fatalf("%s: no process died at step %d: %v; the steps were\n%s\nwant\n%s", a.name, a.step, given.err, w.words(steps), w.words(w.learnt))
 	}
 	w.kill()
 	at, expected := steps[a.step-1], w.learnt[a.step-1]

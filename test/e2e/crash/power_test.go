@@ -193,7 +193,7 @@ func (r *recorder) calls(w *world) []timed {
 	}
 }
 
-// writeUnflushed has a user write to a volume. Nobody has flushed that when a snapshot is made.
+// writeUnflushed has a user write to a volume. It is not flushed when a snapshot is made.
 func (w *world) writeUnflushed(id string, block bool) {
 	w.Helper()
 	name := w.pool.Image(id)
@@ -333,7 +333,7 @@ func (w *world) differs(got, want map[string]state) error {
 	return nil
 }
 
-// newEmptyWorld starts a driver, which nobody kills, on a pool that may be there.
+// newEmptyWorld starts a driver, which is not killed, on a pool that may be there.
 func newEmptyWorld(t *testing.T, p place, driver, pool string) *world {
 	t.Helper()
 	w := &world{place: p, pool: p.pool(pool)}

@@ -42,7 +42,7 @@ type scenario struct {
 	gaveUp      bool
 }
 
-// givenUp is the scenario of somebody who asks for something else after the crash.
+// givenUp is the scenario of a client that asks for something else after the crash.
 func (s scenario) givenUp() scenario {
 	s.gaveUp = true
 	return s

@@ -136,7 +136,7 @@ func (w *world) crashCopy(c snapshotCall, block bool, step int) {
 		return
 	}
 	if !killed {
-		w.Fatalf("%s: nobody died at step %d: %v; the steps were\n%s\nwant\n%s", c.name, step, err, w.words(steps), w.words(w.learnt))
+		w.Fatalf("%s: no process died at step %d: %v; the steps were\n%s\nwant\n%s", c.name, step, err, w.words(steps), w.words(w.learnt))
 	}
 	w.kill()
 	where := fmt.Sprintf("%s, killed at step %d of %d, %s", c.name, step, len(w.learnt), w.words(steps[step-1:]))

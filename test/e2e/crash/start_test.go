@@ -35,7 +35,7 @@ func TestCrashDuringFirstStart(t *testing.T) {
 				must.Succeed(t, os.RemoveAll(w.pool.Path))
 				taken, killed := w.crashStart(n)
 				if !killed {
-					t.Fatalf("nobody died at step %d of %d", n, steps)
+					t.Fatalf("no process died at step %d of %d", n, steps)
 				}
 				t.Logf("step %d: %s", n, w.words(taken[n-1:]))
 				w.restart()
