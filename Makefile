@@ -33,6 +33,8 @@ NO_DWARF := all=-dwarf=false
 # has that.
 API_CLIENTS := /api/ /cmd/hostpath-provisioner$$ /cmd/hostpath-provisioner-operator$$ /cmd/local-pv-provisioner$$ \
 	/pkg/localpv /pkg/migrate /pkg/operator /pkg/provisioner
+# Without the race detector in make test: those, and the suite that kills the driver at each step of one call at a time.
+WITHOUT_RACE := $(API_CLIENTS) /e2e/crash$$
 
 # The nested modules hold what must stay out of the product's go.mod.
 MODULES := $(shell find . -name go.mod -printf '%P\n' | xargs -n1 dirname | sort)
@@ -108,12 +110,12 @@ test: test-race ## Run every test but those of a cluster, the product's with the
 test-race:
 	@test/tools/install-deps test
 	@mkdir -p bin
-	$(GO_TEST) -short -coverprofile=bin/cover.out $$(go list ./... | grep -v -e /sanity $(API_CLIENTS:%=-e '%'))
+	$(GO_TEST) -short -coverprofile=bin/cover.out $$(go list ./... | grep -v -e /sanity $(WITHOUT_RACE:%=-e '%'))
 	@test/tools/coverage bin/cover.out
 
 .PHONY: test-rest
 test-rest:
-	CGO_ENABLED=0 go test -gcflags $(NO_DWARF) -short -count=1 -timeout 20m $$(go list ./... | grep $(API_CLIENTS:%=-e '%'))
+	CGO_ENABLED=0 go test -gcflags $(NO_DWARF) -short -count=1 -timeout 20m $$(go list ./... | grep $(WITHOUT_RACE:%=-e '%'))
 	@$(MAKE) sanity
 	@# Without the race detector, for which Kubernetes' client would have to be compiled anew.
 	@for module in $(NESTED); do (echo "go test in $$module"; cd $$module && \
