@@ -58,7 +58,7 @@ func New(o Options) *Metrics {
 	}
 	abandoned := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "hostpath_abandoned_calls",
-		Help: "CSI calls, checks and system calls that exceeded their time limit and have not returned since; the driver no longer waits for them. More than 0 for minutes: a filesystem or a device hangs.",
+		Help: "CSI calls, checks and system calls that exceeded their time limit and have not returned. More than 0 for minutes: a filesystem or a device hangs.",
 	}, func() float64 { return float64(hang.Abandoned()) })
 	m.registry.MustRegister(m.calls, m.panics, abandoned, buildInfo(o), &poolCollector{pools: o.Pools},
 		goCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))

@@ -23,19 +23,19 @@ var abnormalVolumes = prometheus.NewDesc("hostpath_pool_abnormal_volumes",
 	"Volumes whose condition is abnormal, by reason. Counted once a minute, and absent before that.", []string{"pool", "reason"}, nil)
 
 var sharesFilesystem = prometheus.NewDesc("hostpath_pool_shares_filesystem",
-	"1 for each other pool of the node on the filesystem of the pool: what one promises, the other cannot. Absent where there is none.", []string{"pool", "with"}, nil)
+	"1 for each other pool of the node on the pool's filesystem.", []string{"pool", "with"}, nil)
 
 var snapshots = prometheus.NewDesc("hostpath_pool_snapshots",
 	"Snapshots whose record can be read, by what they promise of their content.", []string{"pool", "consistency"}, nil)
 
 var copyDuration = prometheus.NewDesc("hostpath_pool_copy_duration_seconds",
-	"Duration of making snapshots, restores and clones, by how their content was copied. Those that failed are counted by hostpath_pool_failed_copies_total.", []string{"pool", "method"}, nil)
+	"Duration of making snapshots, restores and clones, without those that failed, by how their content was copied.", []string{"pool", "method"}, nil)
 
 var copyStall = prometheus.NewDesc("hostpath_pool_copy_stall_seconds",
-	"Longest wait of a writer to the source of a copy: while the blocks of one file were shared, or while its pod was frozen. Of the same copies as hostpath_pool_copy_duration_seconds.", []string{"pool", "method"}, nil)
+	"Longest wait of a writer to the source of these copies: while the blocks of a file were shared, or its pod was frozen.", []string{"pool", "method"}, nil)
 
 var failedCopies = prometheus.NewDesc("hostpath_pool_failed_copies_total",
-	"Snapshots, restores and clones that failed after copying began, by how their content was to be copied. Requests that were refused before are counted only by hostpath_csi_call_duration_seconds.", []string{"pool", "method"}, nil)
+	"Snapshots, restores and clones that failed after copying began, by how their content was to be copied.", []string{"pool", "method"}, nil)
 
 // A filesystemSum is over all pools of the node on one filesystem.
 type filesystemSum struct{ promised, unlimited, unused int64 }
@@ -77,15 +77,15 @@ func sumOf(p pool.Status, all []pool.Status) filesystemSum {
 // perPool are the series with only the label "pool".
 var perPool = []series[pool.Status]{
 	gauge("serving", "1 if the pool serves.", func(p pool.Status) (float64, bool) { return number(p.Err == nil), true }),
-	gauge("last_error_timestamp_seconds", "Time at which the pool last failed a health check, or its background work failed. Absent if neither has happened since the driver started.", func(p pool.Status) (float64, bool) { return at(p.LastError) }),
+	gauge("last_error_timestamp_seconds", "Time at which a health check or background work of the pool last failed. Absent if none has since the driver started.", func(p pool.Status) (float64, bool) { return at(p.LastError) }),
 	gauge("shared_with_os", "1 if the pool shares its filesystem with the operating system, which is taken to be that of the directory of the socket. Absent while the pool does not serve.", func(p pool.Status) (float64, bool) { return number(p.SystemDisk), p.Err == nil }),
 	gauge("quota_enforced", "1 if the kernel enforces the sizes of new volumes.", func(p pool.Status) (float64, bool) { return number(p.Enforced), true }),
 	gauge("size_bytes", "Size of the pool's filesystem. Absent while the pool does not serve.", onFilesystem(func(f dir.Space) float64 { return float64(f.SizeBytes) })),
 	gauge("free_bytes", "Free space of the pool's filesystem for unprivileged users. Absent while the pool does not serve.", onFilesystem(func(f dir.Space) float64 { return float64(f.FreeBytes) })),
-	gauge("available_bytes", "Space that new volumes can be promised, as of the last health check. GetCapacity computes it anew, and in a shared pool includes volumes that other nodes have created since. 0 while the pool does not serve.", func(p pool.Status) (float64, bool) { return float64(p.Available), true }),
+	gauge("available_bytes", "Space that new volumes can be promised, as of the last health check. 0 while the pool does not serve.", func(p pool.Status) (float64, bool) { return float64(p.Available), true }),
 	gauge("promised_bytes", "Space promised to volumes and snapshots.", func(p pool.Status) (float64, bool) { return float64(p.Promised), true }),
 	gauge("used_bytes", "Space that volumes use of their promises, counted once a minute. Absent without quotas, in a shared pool, and where a volume has no limit.", known(func(p pool.Status) int64 { return p.Used })),
-	gauge("unlimited_volumes", "Volumes whose size is not enforced, or not known, and that can fill the filesystem. Counted about once a minute, in large pools less often. Absent before that and while the pool does not serve.", known(func(p pool.Status) int64 { return int64(p.Unlimited) })),
+	gauge("unlimited_volumes", "Volumes that can fill the filesystem, because their size is not enforced or not known. Counted about once a minute. Absent before that and while the pool does not serve.", known(func(p pool.Status) int64 { return int64(p.Unlimited) })),
 	gauge("promised_unused_bytes", "Space promised to the other volumes that they have not used yet. Fully allocated block volumes have none. Absent like hostpath_pool_unlimited_volumes.", known(func(p pool.Status) int64 { return p.Unused })),
 	gauge("inodes", "Inodes of the pool's filesystem. Absent where they are not counted, and while the pool does not serve.", inodes(func(f dir.Space) int64 { return f.Inodes })),
 	gauge("free_inodes", "Free inodes of the pool's filesystem. Absent like hostpath_pool_inodes.", inodes(func(f dir.Space) int64 { return f.InodesFree })),
@@ -93,8 +93,8 @@ var perPool = []series[pool.Status]{
 	gauge("filesystem_errors", "Errors that the filesystem has counted: ext4 since its last check, btrfs since its statistics were reset. Absent on others.", fsErrors),
 	gauge("volumes", "Volumes in the pool, including lost ones.", func(p pool.Status) (float64, bool) { return float64(p.Volumes), true }),
 	gauge("snapshot_promised_bytes", "The part of hostpath_pool_promised_bytes that is promised to snapshots.", func(p pool.Status) (float64, bool) { return float64(p.Snapshots.Promised), true }),
-	gauge("lost_snapshots", "Snapshots that cannot be restored, because their directory is missing, their record or directory cannot be read, or the file of a block volume is short. Counted once a minute.", func(p pool.Status) (float64, bool) { return float64(p.Snapshots.Lost), true }),
-	gauge("upstream_snapshots", "Snapshots of the upstream KubeVirt driver in a snapshotPath within the pool, whole or not. Counted once a minute; absent without one, before that, and while it cannot be read.", known(func(p pool.Status) int64 { return int64(p.Upstream) })),
+	gauge("lost_snapshots", "Snapshots that are damaged and cannot be restored. Counted once a minute.", func(p pool.Status) (float64, bool) { return float64(p.Snapshots.Lost), true }),
+	gauge("upstream_snapshots", "Snapshots of the upstream KubeVirt driver in a snapshotPath within the pool. Counted once a minute; absent without one, and while it cannot be read.", known(func(p pool.Status) int64 { return int64(p.Upstream) })),
 	gauge("copies_in_progress", "Snapshots, restores and clones that are being made.", func(p pool.Status) (float64, bool) { return float64(p.Copying), true }),
 	counter("limits_restored_total", "Limits of volumes that were missing or wrong and were restored.", func(p pool.Status) (float64, bool) { return float64(p.Restored), true }),
 	gauge("trash_entries", "Deleted volumes and remains of failed creations that still use space.", func(p pool.Status) (float64, bool) { return float64(p.Trash), true }),

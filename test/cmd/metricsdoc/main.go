@@ -37,15 +37,13 @@ What ` + "`GET /metrics`" + ` shows. [configuration.md](configuration.md#metrics
 A scrape answers from memory, and never waits for a pool or a call. The numbers of a pool's filesystem are up to 10 seconds old, and what is
 counted volume by volume up to a minute or more. What is not known is absent, and never 0.
 
-| to know | ask |
-|---|---|
-| how full the disk is | ` + "`1 - hostpath_pool_free_bytes / hostpath_pool_size_bytes`" + `; of inodes ` + "`1 - hostpath_pool_free_inodes / hostpath_pool_inodes`" + ` |
-| whether volumes can take more than is free | ` + "`hostpath_pool_filesystem_unlimited_volumes > 0 or hostpath_pool_filesystem_promised_unused_bytes > hostpath_pool_free_bytes`" + ` |
-| how long a snapshot takes | ` + "`rate(hostpath_pool_copy_duration_seconds_sum[1h]) / rate(hostpath_pool_copy_duration_seconds_count[1h])`" + ` |
-| how long trash has been waiting | ` + "`time() - hostpath_pool_trash_oldest_timestamp_seconds`" + ` |
-| how fast trash is erased | ` + "`rate(hostpath_pool_reaper_removed_files_total[5m])`" + ` |
-| how slow calls are | ` + "`histogram_quantile(0.99, sum by (method, le) (rate(hostpath_csi_call_duration_seconds_bucket[5m])))`" + ` |
-| which calls fail | ` + "`sum by (method, code) (rate(hostpath_csi_call_duration_seconds_count{code!=\"OK\"}[5m]))`" + ` |
+- how full the disk is: ` + "`1 - hostpath_pool_free_bytes / hostpath_pool_size_bytes`" + `; of inodes ` + "`1 - hostpath_pool_free_inodes / hostpath_pool_inodes`" + `
+- whether volumes can take more than is free: ` + "`hostpath_pool_filesystem_unlimited_volumes > 0 or hostpath_pool_filesystem_promised_unused_bytes > hostpath_pool_free_bytes`" + `
+- how long a snapshot takes: ` + "`rate(hostpath_pool_copy_duration_seconds_sum[1h]) / rate(hostpath_pool_copy_duration_seconds_count[1h])`" + `
+- how long trash has been waiting: ` + "`time() - hostpath_pool_trash_oldest_timestamp_seconds`" + `
+- how fast trash is erased: ` + "`rate(hostpath_pool_reaper_removed_files_total[5m])`" + `
+- how slow calls are: ` + "`histogram_quantile(0.99, sum by (method, le) (rate(hostpath_csi_call_duration_seconds_bucket[5m])))`" + `
+- which calls fail: ` + "`sum by (method, code) (rate(hostpath_csi_call_duration_seconds_count{code!=\"OK\"}[5m]))`" + `
 `
 
 // A section is the metrics whose names begin alike.
@@ -53,7 +51,7 @@ type section struct{ prefix, title, text string }
 
 var sections = []section{
 	{"hostpath_pool_", "Pools", "One series for each pool of the node. In a shared pool the volumes and promises are those that the node knows of."},
-	{"hostpath_volume_", "Volumes", "Only with `--volume-metrics`: four series for each volume. Kubelet has the size and use of volumes that pods use, as `kubelet_volume_stats_*`\nwith the names of their claims."},
+	{"hostpath_volume_", "Volumes", "Only with `--volume-metrics`. Kubelet has the size and use of volumes that pods use, as `kubelet_volume_stats_*` with the names of their claims."},
 	{"hostpath_csi_", "Calls", ""},
 	{"hostpath_abandoned_", "What hangs", ""},
 	{"hostpath_tracing_", "Tracing", ""},
