@@ -281,7 +281,7 @@ func TestStatusWithUncountableTrash(t *testing.T) {
 		if status.Stuck != 2 || status.TrashBytes < 8*mib || status.TrashBytes > 9*mib {
 			t.Errorf("status %+v, want two pieces of stuck trash of some 4 MiB each", status)
 		}
-		if n := said.count("failed to count"); n != 1 || !status.LastError.Equal(reported) {
+		if n := said.count("Failed to count"); n != 1 || !status.LastError.Equal(reported) {
 			t.Errorf("the log has %d times that trash could not be counted, the last error is from %v; want once, and none since %v", n, status.LastError, reported)
 		}
 		f.failBefore.Store(false)

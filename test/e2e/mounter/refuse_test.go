@@ -85,7 +85,7 @@ func TestUnreadableDeviceIsNotFormatted(t *testing.T) {
 		t.Errorf("status %d, %s", status, said)
 	}
 	bad.Heal()
-	if strings.Contains(said, "formatting") {
+	if strings.Contains(said, "Formatting") {
 		t.Errorf("it was formatted: %s", said)
 	}
 	h.wantUnmounted()

@@ -172,7 +172,7 @@ func TestRequiredPrivileges(t *testing.T) {
 // run does all works in one container, and expects of each what the lack says.
 func run(t *testing.T, driver string, p place, mounted string, l lack) {
 	h := newHost(t, driver, p, mounted, l)
-	if c := l.capability; slices.Contains(privilege.Needed, c) && !h.log("missing capabilities", c.String()) {
+	if c := l.capability; slices.Contains(privilege.Needed, c) && !h.log("Missing capabilities", c.String()) {
 		t.Errorf("the driver does not report that %s is missing", c)
 	}
 	noticed := l.name == "nothing"
