@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/version"
 
 	hppv1 "kubevirt.io/hostpath-provisioner/api/v1beta1"
+	"kubevirt.io/hostpath-provisioner/pkg/operator/place"
 	"kubevirt.io/hostpath-provisioner/pkg/operator/render"
 )
 
@@ -180,8 +181,8 @@ func (c conditions) available(r rollout, seen Observed) {
 	default:
 		notices := slices.Clone(seen.Notices)
 		for _, node := range seen.DeletedNodes {
-			notices = append(notices, fmt.Sprintf("The node %s was deleted, and %d PersistentVolumes are left of it: deletedNodes of this status has the command that removes them",
-				node.Node, node.PersistentVolumes))
+			notices = append(notices, fmt.Sprintf("The node %s was deleted, and has left %s: deletedNodes of this status has the command for them",
+				node.Node, place.Count(node.PersistentVolumes)))
 		}
 		c.set(hppv1.ConditionAvailable, true, reasonComplete, joined("Application Available", notices))
 	}
@@ -265,10 +266,10 @@ func Deleting(object *hppv1.HostPathProvisioner, operatorVersion string, waiting
 	status := begin(object, operatorVersion)
 	message := "Waiting for " + strings.Join(waiting, ", ")
 	if users > 0 {
-		message += fmt.Sprintf("; %d PersistentVolumes still use the driver: they and their data stay, and pods can use them again once there is a HostPathProvisioner", users)
+		message += fmt.Sprintf("; %s of the driver and all data stay, and pods can use them again once there is a HostPathProvisioner", place.Count(users))
 	}
 	if legacy > 0 {
-		message += fmt.Sprintf("; %d PersistentVolumes are of the pre-CSI provisioner: pods can go on using them, and they and their data stay until there is a HostPathProvisioner with the same pathConfig", legacy)
+		message += fmt.Sprintf("; %s of the pre-CSI provisioner and all data stay until there is a HostPathProvisioner with the same pathConfig, and pods can go on using them", place.Count(legacy))
 	}
 	c := conditions{status: &status, generation: object.Generation}
 	c.set(hppv1.ConditionAvailable, false, reasonDeleting, message)

@@ -188,7 +188,7 @@ func (v *Validator) unused(ctx context.Context, removed []hppv1.StoragePool) err
 	var problems []error
 	for _, pool := range removed {
 		if left := volumes[pool.Name]; len(left) > 0 {
-			problems = append(problems, refuse("pool %s has %d PersistentVolumes, such as %s: delete their claims before the pool", pool.Name, len(left), slices.Min(left)))
+			problems = append(problems, refuse("pool %s has %s, such as %s: delete the claims of its volumes before the pool", pool.Name, place.Count(len(left)), slices.Min(left)))
 		}
 	}
 	return errors.Join(problems...)
@@ -205,8 +205,8 @@ func (v *Validator) leftByProvisioner(ctx context.Context) (admission.Warnings, 
 	if len(left) == 0 || err != nil {
 		return nil, err
 	}
-	return admission.Warnings{fmt.Sprintf("without spec.pathConfig nothing deletes %d PersistentVolumes of the pre-CSI provisioner, such as %s. Pods can still use them",
-		len(left), slices.Min(left))}, nil
+	return admission.Warnings{fmt.Sprintf("without spec.pathConfig nothing deletes %s of the pre-CSI provisioner, such as %s. Pods can still use such volumes",
+		place.Count(len(left)), slices.Min(left))}, nil
 }
 
 // checkPaths refuses pools in directories that have volumes of other provisioners, and warns of those that are in such a volume.
