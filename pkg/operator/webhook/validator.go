@@ -115,7 +115,7 @@ func (v *Validator) check(ctx context.Context, object *hppv1.HostPathProvisioner
 	warnings := append(deprecations(object), render.Notices(object)...)
 	var problems []error
 	for _, pool := range added {
-		warning, err := v.checkClass(ctx, pool)
+		warning, err := v.checkClass(ctx, pool, len(render.Pools(object)) == 1)
 		problems = append(problems, err)
 		if warning != "" {
 			warnings = append(warnings, warning)
@@ -149,8 +149,8 @@ func deprecations(object *hppv1.HostPathProvisioner) admission.Warnings {
 	return warnings
 }
 
-// checkClass refuses a template whose claims would be volumes of their own pool.
-func (v *Validator) checkClass(ctx context.Context, pool hppv1.StoragePool) (warning string, err error) {
+// checkClass refuses a template whose claims would be volumes of their own pool, which of a class without a pool is the only one.
+func (v *Validator) checkClass(ctx context.Context, pool hppv1.StoragePool, only bool) (warning string, err error) {
 	if pool.PVCTemplate == nil || pool.PVCTemplate.StorageClassName == nil || *pool.PVCTemplate.StorageClassName == "" {
 		return "", nil
 	}
@@ -162,7 +162,7 @@ func (v *Validator) checkClass(ctx context.Context, pool hppv1.StoragePool) (war
 		return "", err
 	}
 	of := class.Parameters[render.PoolParameter]
-	if class.Provisioner == render.DriverName && (of == pool.Name || of == "" && pool.Name == hppv1.LegacyPool) {
+	if class.Provisioner == render.DriverName && (of == pool.Name || of == "" && (only || pool.Name == hppv1.LegacyPool)) {
 		return "", refuse("pool %s: the volumes of the StorageClass %s lie in this pool, which cannot lie on one of them", pool.Name, name)
 	}
 	return "", nil

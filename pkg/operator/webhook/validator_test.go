@@ -94,6 +94,8 @@ func TestCreate(t *testing.T) {
 		"pathConfig":              {nil, legacy, "", "pathConfig is deprecated"},
 		"on a class of its own":   {[]client.Object{class("c", render.DriverName, "a")}, provisioner("hpp", onClass("a", "/a", "c")), "cannot lie on one of them", ""},
 		"on its own as legacy":    {[]client.Object{class("c", render.DriverName, "")}, provisioner("hpp", onClass("legacy", "/a", "c")), "cannot lie on one of them", ""},
+		"on its own as the only":  {[]client.Object{class("c", render.DriverName, "")}, provisioner("hpp", onClass("a", "/a", "c")), "cannot lie on one of them", ""},
+		"beside the legacy pool":  {[]client.Object{class("c", render.DriverName, "")}, provisioner("hpp", pool("legacy", "/l"), onClass("a", "/a", "c")), "", ""},
 		"on another pool":         {[]client.Object{class("c", render.DriverName, "b")}, provisioner("hpp", onClass("a", "/a", "c")), "", ""},
 		"on another driver":       {[]client.Object{class("c", "ebs.csi.aws.com", "a")}, provisioner("hpp", onClass("a", "/a", "c")), "", ""},
 		"on a class that is none": {nil, provisioner("hpp", onClass("a", "/a", "c")), "", "there is no StorageClass c yet"},
