@@ -24,9 +24,6 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/operator/render"
 )
 
-// Path is where the webhook is served. It is the upstream operator's.
-const Path = "/validate-hostpathprovisioner-kubevirt-io-v1beta1-hostpathprovisioner"
-
 // A Validator is what the API server asks about objects that are created or changed.
 type Validator struct {
 	// Reader reads from the API server.
