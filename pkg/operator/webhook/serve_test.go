@@ -15,6 +15,8 @@ import (
 	"testing"
 	"time"
 
+	"k8s.io/apimachinery/pkg/util/validation"
+
 	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
@@ -121,6 +123,11 @@ func TestOnlyTheAPIServerIsAnswered(t *testing.T) {
 	p.validate = func(http.ResponseWriter, *http.Request) { validated.Add(1) }
 	p.restores = func(http.ResponseWriter, *http.Request) { restored.Add(1) }
 	ticket := strings.TrimPrefix(p.path(), "/validate/")
+	for step := range strings.SplitSeq(strings.TrimPrefix(p.path(), "/"), "/") {
+		if problems := validation.IsDNS1123Subdomain(step); len(problems) > 0 {
+			t.Errorf("the API server takes no configuration with the path %s: %q", p.path(), problems)
+		}
+	}
 	for _, path := range []string{
 		"/", "/validate", "/validate/", "/restores/", "/validate/" + strings.Repeat("0", len(ticket)), "/validate/" + ticket[1:], "/validate/" + ticket + "/more",
 		"/" + ticket, "/metrics", "/validate-hostpathprovisioner-kubevirt-io-v1beta1-hostpathprovisioner", "/mutate-v1-persistentvolumeclaim",
