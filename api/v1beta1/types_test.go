@@ -1,11 +1,14 @@
 package v1beta1_test
 
 import (
+	"os"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	"sigs.k8s.io/yaml"
 
 	"kubevirt.io/hostpath-provisioner/api/v1beta1"
 )
@@ -52,5 +55,43 @@ func TestSpecOfATemplateIsACopy(t *testing.T) {
 	spec.AccessModes[0] = corev1.ReadWriteMany
 	if template.AccessModes[0] != corev1.ReadWriteOnce {
 		t.Error("a change of the spec has changed the template")
+	}
+}
+
+// What kubectl explain says of the object is what the tests of the upstream operator look for in it.
+func TestDescriptionsAreThoseOfUpstream(t *testing.T) {
+	text, err := os.ReadFile("../../deploy/operator/hostpathprovisioner.kubevirt.io_hostpathprovisioners.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	type described struct {
+		Description string               `json:"description"`
+		Properties  map[string]described `json:"properties"`
+	}
+	var definition struct {
+		Spec struct {
+			Versions []struct {
+				Schema struct {
+					OpenAPIV3Schema described `json:"openAPIV3Schema"`
+				} `json:"schema"`
+			} `json:"versions"`
+		} `json:"spec"`
+	}
+	if err := yaml.Unmarshal(text, &definition); err != nil {
+		t.Fatal(err)
+	}
+	object := definition.Spec.Versions[0].Schema.OpenAPIV3Schema.Properties
+	status := object["status"].Properties
+	for want, of := range map[string]described{
+		"HostPathProvisionerSpec defines the desired state of HostPathProvisioner":    object["spec"],
+		"HostPathProvisionerStatus defines the observed state of HostPathProvisioner": object["status"],
+		"Conditions contains the current conditions observed by the operator":         status["conditions"],
+		"ObservedVersion The observed version of the HostPathProvisioner deployment":  status["observedVersion"],
+		"OperatorVersion The version of the HostPathProvisioner Operator":             status["operatorVersion"],
+		"TargetVersion The targeted version of the HostPathProvisioner deployment":    status["targetVersion"],
+	} {
+		if !strings.Contains(strings.Join(strings.Fields(of.Description), " "), want) {
+			t.Errorf("%q is not in %q", want, of.Description)
+		}
 	}
 }

@@ -10,7 +10,9 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"net"
 	"os"
+	"strconv"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -19,7 +21,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
-	webhookserver "sigs.k8s.io/controller-runtime/pkg/webhook"
 	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
 	"kubevirt.io/hostpath-provisioner/pkg/operator"
@@ -132,10 +133,10 @@ func addWebhook(m manager.Manager, port int, namespace string, policy *operator.
 		return nil
 	}
 	certificates := webhook.NewCertificates(m.GetAPIReader(), m.GetClient(), namespace)
-	server := webhookserver.NewServer(webhookserver.Options{
-		Port: port, TLSOpts: []func(*tls.Config){policy.Configure, certificates.Configure},
-	})
-	server.Register(webhook.Path, (&webhook.Validator{Reader: m.GetAPIReader()}).Handler(m.GetScheme()))
-	server.Register(webhook.RestoresPath, &admission.Webhook{Handler: &webhook.Restores{Reader: m.GetAPIReader()}})
+	server := &webhook.Server{
+		Address: net.JoinHostPort("", strconv.Itoa(port)), TLS: policy.Configure, Certificates: certificates,
+		Validate: (&webhook.Validator{Reader: m.GetAPIReader()}).Handler(m.GetScheme()),
+		Restores: &admission.Webhook{Handler: &webhook.Restores{Reader: m.GetAPIReader()}},
+	}
 	return errors.Join(m.Add(server), m.Add(certificates))
 }

@@ -49,7 +49,7 @@ func parse(args []string, getenv func(string) string, output io.Writer) (config,
 	flags.StringVar(&node, "node-name", getenv("NODE_NAME"), "name of this node (required); default $NODE_NAME")
 	flags.StringVar(&dir, "pv-dir", getenv("PV_DIR"), "directory of the volumes, by its path on the node (required); default $PV_DIR")
 	flags.StringVar(&prefix, "use-naming-prefix", getenv("USE_NAMING_PREFIX"), "true to name directories <claim>-<pv> instead of <pv>; not with --mode=single-node; default $USE_NAMING_PREFIX")
-	flags.StringVar(&c.metricsTLS.Namespace, "pod-namespace", getenv("POD_NAMESPACE"), "namespace of this pod, for the name in the certificate of the metrics; default $POD_NAMESPACE")
+	flags.StringVar(&c.metricsTLS.Namespace, "pod-namespace", getenv("POD_NAMESPACE"), "namespace of this pod, for the name in the certificate of the metrics and to know its own DaemonSet; default $POD_NAMESPACE")
 	flags.StringVar(&policy, "pv-reclaim-policy", getenv("PV_RECLAIM_POLICY"), "Delete or Retain, overrides reclaimPolicy of the StorageClass; with --mode=single-node; default $PV_RECLAIM_POLICY")
 	flags.StringVar(&shared, "pv-dir-shared", getenv("PV_DIR_SHARED"), "true if --pv-dir is the same directory on all nodes; with --mode=single-node; default $PV_DIR_SHARED")
 	flags.StringVar(&options, "pool-options", cmp.Or(getenv("POOL_OPTIONS"), "{}"), "options of the pool, a JSON object; see docs/provisioner.md; default $POOL_OPTIONS")
@@ -80,6 +80,7 @@ func parse(args []string, getenv func(string) string, output io.Writer) (config,
 	note("pv-dir-shared", err)
 	c.provisioner.ReclaimPolicy, err = parsePolicy(policy, c.provisioner.Mode)
 	note("pv-reclaim-policy", err)
+	c.provisioner.Namespace = c.metricsTLS.Namespace
 	note("pod-namespace", checkNamespace(c.metricsTLS.Namespace))
 	note("device-nodes", checkDevices(c.deviceNodes))
 	note("health-address", cmdline.CheckAddress(c.healthAddress))

@@ -28,7 +28,7 @@ func TestParse(t *testing.T) {
 	}{
 		"the environment of today": {
 			map[string]string{"NODE_NAME": "node-a", "PV_DIR": "/var/hpvolumes/", "USE_NAMING_PREFIX": "True", "POD_NAMESPACE": "space"}, nil,
-			provisioner.Config{Mode: provisioner.PerNode, Node: "node-a", Path: "/var/hpvolumes", NamePrefix: true},
+			provisioner.Config{Mode: provisioner.PerNode, Node: "node-a", Namespace: "space", Path: "/var/hpvolumes", NamePrefix: true},
 		},
 		"flags win": {
 			map[string]string{"NODE_NAME": "node-a", "PV_DIR": "/var/hpvolumes"}, []string{"--node-name=node-b", "--pv-dir=/pool"},

@@ -179,7 +179,7 @@ func (m *migration) carryOut(ctx context.Context, s *saved) error {
 		}
 		again := p.at(step)
 		if m.Steps > 0 && p.done == m.Steps {
-			m.print("  stopped after %d steps; repeat the command to go on\n", p.done)
+			m.print("  stopped after --steps=%d; repeat the command to go on\n", m.Steps)
 			return nil
 		}
 		if !again {

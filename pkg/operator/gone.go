@@ -247,8 +247,8 @@ func (r *Reconciler) removeVolumes(ctx context.Context, object *hppv1.HostPathPr
 	})
 	if len(removed) > 0 {
 		const most = 10
-		r.event(object, corev1.EventTypeNormal, "VolumesRemoved", fmt.Sprintf("Removed %d PersistentVolumes of the deleted node %s: %s",
-			len(removed), node.name, strings.Join(removed[:min(most, len(removed))], ", ")))
+		r.event(object, corev1.EventTypeNormal, "VolumesRemoved", fmt.Sprintf("Removed %s of the deleted node %s: %s",
+			place.Count(len(removed)), node.name, strings.Join(removed[:min(most, len(removed))], ", ")))
 	}
 	return errors.Join(problems...)
 }

@@ -260,7 +260,7 @@ func TestDeletionWarnsOfVolumes(t *testing.T) {
 	s.reconcile("hpp")
 	s.has(object)
 	condition := meta.FindStatusCondition(object.Status.Conditions, hppv1.ConditionAvailable)
-	for _, want := range []string{"pod driver on here", "2 PersistentVolumes still use the driver", "1 PersistentVolumes are of the pre-CSI provisioner"} {
+	for _, want := range []string{"pod driver on here", "2 PersistentVolumes of the driver and all data stay", "1 PersistentVolume of the pre-CSI provisioner"} {
 		if condition == nil || !strings.Contains(condition.Message, want) {
 			t.Errorf("the condition is %+v, want it to say %q", condition, want)
 		}

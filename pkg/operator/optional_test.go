@@ -9,6 +9,7 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -78,8 +79,9 @@ func TestKindsAreAskedForUntilTheyAreKnown(t *testing.T) {
 
 // Labels are copied with what they are on. What the operator has not made it does not remove.
 func TestOnlyWhatItMadeIsRemoved(t *testing.T) {
-	copied := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "storage", Name: "of-a-user", Labels: render.Owned}}
-	upstream := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "storage", Name: "hostpath-provisioner-metrics", Labels: render.Owned,
+	// Its name is one that the operator may remove.
+	copied := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "storage", Name: "hostpath-provisioner-metrics", Labels: render.Owned}}
+	upstream := &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Namespace: "storage", Name: "hostpath-provisioner-health-check", Labels: render.Owned,
 		Annotations: map[string]string{"hostpathprovisioner.kubevirt.io/lastAppliedConfiguration": "{}"}}}
 	s := newStage(t, stored("hpp", 1, false), copied, upstream)
 	s.reconcile("hpp")

@@ -61,6 +61,7 @@ type Reconciler struct {
 	discovered time.Time
 	knowsKinds bool
 	gone       goneNodes
+	earliest   earliest
 }
 
 func (r *Reconciler) now() time.Time {
@@ -502,7 +503,11 @@ func (r *Reconciler) observe(ctx context.Context, object *hppv1.HostPathProvisio
 		seen.Notices = append(seen.Notices, "The feature gate Snapshotting has no effect: the cluster has no VolumeSnapshots. "+
 			"Install the CustomResourceDefinitions and the snapshot-controller of external-snapshotter")
 	}
-	var err error
+	left, err := r.leftByEarliest(ctx, object)
+	if err != nil {
+		return seen, err
+	}
+	seen.Notices = append(seen.Notices, left...)
 	if seen.DaemonSets, err = r.daemonSets(ctx, render.DaemonSets(object)...); err != nil {
 		return seen, err
 	}

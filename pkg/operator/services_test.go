@@ -60,7 +60,8 @@ func TestStatusOfPoolsThatDoNotServe(t *testing.T) {
 		"none serves":                        {[]client.Object{classOf("local"), published("node-a", "0", ""), published("node-b", "0", "")}, hppv1.StoragePoolMounting, 0, metav1.ConditionFalse, "node-a, node-b"},
 		"the driver knows no such pool":      {[]client.Object{classOf("local"), published("node-a", "0", "8Pi"), published("node-b", "0", "8Pi")}, hppv1.StoragePoolMounting, 0, metav1.ConditionFalse, "serves on no node"},
 		"of a node that left":                {[]client.Object{classOf("local"), published("node-a", "0", ""), published("node-c", "1Gi", "1Gi")}, hppv1.StoragePoolMounting, 0, metav1.ConditionFalse, "serves on no node"},
-		"nothing is published yet":           {[]client.Object{classOf("local")}, hppv1.StoragePoolMounting, 2, metav1.ConditionTrue, "not published"},
+		"nothing is published yet":           {[]client.Object{classOf("local")}, hppv1.StoragePoolMounting, 0, metav1.ConditionTrue, "not published"},
+		"one has not published yet":          {[]client.Object{classOf("local"), published("node-a", "1Gi", "1Gi")}, hppv1.StoragePoolMounting, 1, metav1.ConditionTrue, "1 of 2 nodes"},
 		"of a class of another pool":         {[]client.Object{classOf("other"), published("node-a", "0", ""), published("node-b", "0", "")}, hppv1.StoragePoolReady, 2, metav1.ConditionTrue, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -79,6 +80,51 @@ func TestStatusOfPoolsThatDoNotServe(t *testing.T) {
 			}
 			if degraded := meta.IsStatusConditionTrue(status.Conditions, hppv1.ConditionDegraded); degraded != (test.available == metav1.ConditionFalse) {
 				t.Errorf("Degraded is %v", degraded)
+			}
+		})
+	}
+}
+
+// A pool that the driver serves only on conditions is not ready because the driver is: what it serves is known once a class names the pool.
+func TestStatusOfPoolsThatServeOnConditions(t *testing.T) {
+	immediate := classOf("local")
+	immediate.VolumeBindingMode = nil
+	served := []client.Object{classOf("local"), published("node-a", "1Gi", "1Gi"), published("node-b", "1Gi", "1Gi")}
+	unmounted := []client.Object{classOf("local"), published("node-a", "0", ""), published("node-b", "0", "")}
+	yes, no := true, false
+	for name, test := range map[string]struct {
+		pool    hppv1.StoragePool
+		of      []client.Object
+		phase   hppv1.StoragePoolPhase
+		ready   int
+		message string
+	}{
+		"requireMount, without a class":                {hppv1.StoragePool{RequireMount: &yes}, nil, hppv1.StoragePoolMounting, 0, "StorageClass"},
+		"requireMount, with a class that is not asked": {hppv1.StoragePool{RequireMount: &yes}, []client.Object{immediate}, hppv1.StoragePoolMounting, 0, "StorageClass"},
+		"requireMount, nothing mounted":                {hppv1.StoragePool{RequireMount: &yes}, unmounted, hppv1.StoragePoolMounting, 0, "serves on no node"},
+		"requireMount, mounted":                        {hppv1.StoragePool{RequireMount: &yes}, served, hppv1.StoragePoolReady, 2, ""},
+		"requireMount is false":                        {hppv1.StoragePool{RequireMount: &no}, nil, hppv1.StoragePoolReady, 2, ""},
+		"enforcement required, without a class":        {hppv1.StoragePool{Enforcement: "required"}, nil, hppv1.StoragePoolMounting, 0, "StorageClass"},
+		"enforcement required, served":                 {hppv1.StoragePool{Enforcement: "required"}, served, hppv1.StoragePoolReady, 2, ""},
+		"enforcement auto":                             {hppv1.StoragePool{Enforcement: "auto"}, nil, hppv1.StoragePoolReady, 2, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			object := stored("hpp", 1, false)
+			test.pool.Name, test.pool.Path = "local", "/var/hpvolumes"
+			object.Spec.StoragePools = []hppv1.StoragePool{test.pool}
+			s := newStage(t, append(test.of, object, driverPod("node-a"), driverPod("node-b"),
+				nodeThat("node-a", corev1.ConditionTrue), nodeThat("node-b", corev1.ConditionTrue))...)
+			s.reconcile("hpp")
+			s.rolledOut(2)
+			s.reconcile("hpp")
+			status, _ := s.status()
+			pool := status.StoragePoolStatuses[0]
+			if pool.Phase != test.phase || pool.CurrentReady != test.ready || (pool.Message == "") != (test.message == "") || !strings.Contains(pool.Message, test.message) {
+				t.Errorf("the pool is %s on %d nodes: %q", pool.Phase, pool.CurrentReady, pool.Message)
+			}
+			// What is not known does not keep an installation from being rolled out.
+			if test.message == "StorageClass" && !meta.IsStatusConditionTrue(status.Conditions, hppv1.ConditionRolledOut) {
+				t.Error("it is not rolled out")
 			}
 		})
 	}

@@ -115,6 +115,10 @@ func TestMounterStaysUnderPods(t *testing.T) {
 			if s.has(cleanUpOf(mounter)) {
 				t.Error("there is a clean-up")
 			}
+			// Also after an operator that removed it too early.
+			if !s.has(&appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: "storage", Name: render.DriverDaemonSet}}) {
+				t.Error("the driver, without which the pod cannot end, is not deployed")
+			}
 			if said := s.waitsFor(); !strings.Contains(said, "used by pod space/user") {
 				t.Errorf("the object waits for %q", said)
 			}

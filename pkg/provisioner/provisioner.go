@@ -48,6 +48,8 @@ type Config struct {
 	Mode Mode
 	// Node is the name of the Node object that this instance runs on.
 	Node string
+	// Namespace is that of this instance's pod, or empty.
+	Namespace string
 	// Path is the pool's directory on the node, absolute and clean.
 	Path string
 	// NamePrefix has directories be named <claim>-<pv> instead of <pv>. In SingleNode mode they always are
@@ -86,8 +88,8 @@ type Provisioner struct {
 	volumes cache.Indexer // as ownVolumes keeps them
 	claims  corelisters.PersistentVolumeClaimLister
 	classes storagelisters.StorageClassLister
-	// upstream says that KubeVirt's provisioner has the same directory.
-	upstream atomic.Bool
+	// upstream says how KubeVirt's provisioner is removed, which has the same directory; empty if there is none.
+	upstream atomic.Pointer[string]
 }
 
 var (

@@ -699,6 +699,35 @@ func TestUpstreamProvisionerOfTheSameDirectory_stopsProvisioning(t *testing.T) {
 	}
 }
 
+// The operator of KubeVirt has the same name for its DaemonSet as ours, in a namespace of its own. It is known by what only that operator
+// writes.
+func TestProvisionerOfUpstreamOperator_stopsProvisioning(t *testing.T) {
+	for name, test := range map[string]struct {
+		namespace, annotation, path string
+		refused                     bool
+	}{
+		"in another namespace":                 {"kubevirt-hyperconverged", operatedAnnotation, "POOL", true},
+		"with another directory":               {"kubevirt-hyperconverged", operatedAnnotation, "/var/other", false},
+		"that another operator has made":       {"kubevirt-hyperconverged", "applied", "POOL", false},
+		"that was, and is this instance's own": {"storage", operatedAnnotation, "POOL", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, Config{Mode: PerNode, Namespace: "storage"})
+			// As createDaemonSetObject of its pkg/controller/hostpathprovisioner/daemonset.go has it (v0.25.2).
+			set := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: test.namespace, Name: "hostpath-provisioner",
+				Labels: map[string]string{"k8s-app": "hostpath-provisioner"}, Annotations: map[string]string{test.annotation: "{}"}}}
+			set.Spec.Template.Spec.Volumes = []corev1.Volume{{Name: "pv-volume", VolumeSource: corev1.VolumeSource{
+				HostPath: &corev1.HostPathVolumeSource{Path: strings.Replace(test.path, "POOL", r.config.Path, 1)}}}}
+			must.Succeed(t, r.client.Tracker().Add(set))
+			r.findUpstream(t.Context())
+			_, _, err := r.Provision(t.Context(), request())
+			if (err != nil) != test.refused || test.refused && !strings.Contains(err.Error(), "the operator in the namespace kubevirt-hyperconverged") {
+				t.Error(err)
+			}
+		})
+	}
+}
+
 // The scheduler is asked only when there is a pod, and nobody asks it for a claim without one.
 func TestClaimThatNamesItsNode_isProvisionedWithoutAPod(t *testing.T) {
 	late := storagev1.VolumeBindingWaitForFirstConsumer

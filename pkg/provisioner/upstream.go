@@ -6,35 +6,68 @@ import (
 	"path"
 	"slices"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// upstreamName is what the manifests of KubeVirt's provisioner call its namespace and its DaemonSet. Ours install into the same
-// namespace, take its rights over, and leave it running.
-const upstreamName = "kubevirt-hostpath-provisioner"
+const (
+	// upstreamName is what the manifests of KubeVirt's provisioner call its namespace and its DaemonSet. Ours install into the same
+	// namespace, take its rights over, and leave it running.
+	upstreamName = "kubevirt-hostpath-provisioner"
+	// operatedName is what KubeVirt's operator calls the DaemonSet, in its own namespace. Ours is called so too, and has no operatedAnnotation.
+	operatedName       = "hostpath-provisioner"
+	operatedAnnotation = "hostpathprovisioner.kubevirt.io/lastAppliedConfiguration"
+)
 
-// findUpstream notes whether KubeVirt's provisioner is deployed with the same directory. If that cannot be seen, what was seen
-// before holds.
+// findUpstream notes whether KubeVirt's provisioner is deployed with the same directory, in any namespace. If that cannot be seen, what was
+// seen before holds.
 func (p *Provisioner) findUpstream(ctx context.Context) {
-	set, err := p.client.AppsV1().DaemonSets(upstreamName).Get(ctx, upstreamName, metav1.GetOptions{})
-	if err != nil && !apierrors.IsNotFound(err) {
-		p.events.log.Error(err, "Failed to look for the upstream provisioner", "namespace", upstreamName, "daemonSet", upstreamName)
-		return
+	remedy := ""
+	for _, name := range []string{upstreamName, operatedName} {
+		// By the name alone: the right is to DaemonSets of these two names.
+		sets, err := p.client.AppsV1().DaemonSets(metav1.NamespaceAll).List(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + name})
+		if err != nil {
+			p.events.log.Error(err, "Failed to look for the upstream provisioner", "daemonSet", name)
+			return
+		}
+		for i := range sets.Items {
+			if set := &sets.Items[i]; set.Name == name && p.config.servedBy(set) {
+				remedy = removalOf(set)
+			}
+		}
 	}
-	found := err == nil && slices.ContainsFunc(set.Spec.Template.Spec.Volumes, func(v corev1.Volume) bool {
-		return v.HostPath != nil && path.Clean(v.HostPath.Path) == p.config.Path
-	})
-	if p.upstream.Swap(found) != found && found {
+	if before := p.upstream.Swap(&remedy); remedy != "" && (before == nil || *before != remedy) {
 		p.events.log.Error(p.refuseUpstream(), "Not provisioning")
 	}
 }
 
+// servedBy says whether a DaemonSet is KubeVirt's provisioner, and has the same directory.
+func (c Config) servedBy(set *appsv1.DaemonSet) bool {
+	if _, operated := set.Annotations[operatedAnnotation]; set.Name == operatedName && (!operated || set.Namespace == c.Namespace) {
+		return false
+	}
+	return slices.ContainsFunc(set.Spec.Template.Spec.Volumes, func(v corev1.Volume) bool {
+		return v.HostPath != nil && path.Clean(v.HostPath.Path) == c.Path
+	})
+}
+
+// removalOf says how a DaemonSet of KubeVirt's is removed. Its operator makes its own again.
+func removalOf(set *appsv1.DaemonSet) string {
+	if set.Name == operatedName {
+		return fmt.Sprintf("take pathConfig off the HostPathProvisioner, so that the operator in the namespace %s removes its DaemonSet %s", set.Namespace, set.Name)
+	}
+	return fmt.Sprintf("delete it with kubectl -n %s delete daemonset %s", set.Namespace, set.Name)
+}
+
+// foundUpstream says whether KubeVirt's provisioner was found.
+func (p *Provisioner) foundUpstream() bool { return p.refuseUpstream() != nil }
+
 // refuseUpstream refuses to share the directory with KubeVirt's provisioner: each would serve the claims of the other.
 func (p *Provisioner) refuseUpstream() error {
-	if !p.upstream.Load() {
+	remedy := p.upstream.Load()
+	if remedy == nil || *remedy == "" {
 		return nil
 	}
-	return fmt.Errorf("the upstream provisioner serves %s too: delete it with kubectl -n %s delete daemonset %s", p.config.Path, upstreamName, upstreamName)
+	return fmt.Errorf("the upstream provisioner serves %s too: %s", p.config.Path, *remedy)
 }

@@ -1,19 +1,60 @@
 package deploy_test
 
 import (
+	"bytes"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"testing"
 
 	monitoringv1 "github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 
 	"kubevirt.io/hostpath-provisioner/test/deploy/manifest"
 )
 
 const operatorDir = "../../deploy/operator"
+
+// The object of the upstream operator is checked with this definition under another group, which the one command of upgrade.md makes of it.
+func TestDefinitionOfTheCheckBeforeAnUpgrade(t *testing.T) {
+	steps, err := os.ReadFile("../../docs/upgrade.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	line := regexp.MustCompile(`check\(\) \{ (sed '[^']*'); \}`).FindSubmatch(steps)
+	if line == nil {
+		t.Fatal("upgrade.md has no function check")
+	}
+	definition, err := os.ReadFile(operatorDir + "/hostpathprovisioner.kubevirt.io_hostpathprovisioners.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	run := exec.CommandContext(t.Context(), "sh", "-c", string(line[1]))
+	run.Stdin = bytes.NewReader(definition)
+	changed, err := run.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got struct {
+		Metadata metav1.ObjectMeta `json:"metadata"`
+		Spec     struct {
+			Group string `json:"group"`
+			Names struct {
+				Plural string `json:"plural"`
+			} `json:"names"`
+		} `json:"spec"`
+	}
+	if err := yaml.Unmarshal(changed, &got); err != nil {
+		t.Fatal(err)
+	}
+	// The API server takes no definition with another name, and would replace the installed one with the same.
+	if want := "check.hostpathprovisioner.kubevirt.io"; got.Spec.Group != want || got.Metadata.Name != got.Spec.Names.Plural+"."+want {
+		t.Errorf("the definition %s is of the group %s", got.Metadata.Name, got.Spec.Group)
+	}
+}
 
 // The alerts of the operator have names, labels and runbooks that users have from upstream, and not those of ruleSets.
 func TestOperatorAlertsFire(t *testing.T) {

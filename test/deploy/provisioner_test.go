@@ -24,7 +24,7 @@ var provisioners = []struct {
 		"persistentvolumeclaims":        {"get", "list", "watch", "update"},
 		"storageclasses.storage.k8s.io": {"get", "list", "watch"},
 		"nodes":                         {"get"},
-		"daemonsets.apps":               {"get"},
+		"daemonsets.apps":               {"list"},
 		"events":                        {"create", "patch"},
 	}},
 	{"single node", "../../deploy/single-node", "hostpath-provisioner-single-node", "/var/kubernetes", "hostpath", map[string][]string{

@@ -3,6 +3,7 @@ package place
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 	"strings"
 
@@ -27,6 +28,14 @@ const (
 
 // SnapshotContent is the kind of what holds a snapshot, as a PersistentVolume holds a volume.
 var SnapshotContent = schema.GroupVersionKind{Group: SnapshotGroup, Version: "v1", Kind: "VolumeSnapshotContent"}
+
+// Count says in words how many volumes there are.
+func Count(volumes int) string {
+	if volumes == 1 {
+		return "1 PersistentVolume"
+	}
+	return fmt.Sprintf("%d PersistentVolumes", volumes)
+}
 
 // OfDriver says whether a volume is of the driver.
 func OfDriver(volume *corev1.PersistentVolume) bool {

@@ -3,6 +3,7 @@ package render
 import (
 	"errors"
 	"fmt"
+	"os"
 	"strconv"
 	"strings"
 
@@ -45,6 +46,22 @@ var imageVariables = map[string]string{
 	"registry.k8s.io/sig-storage/csi-external-health-monitor-controller": "CSI_HEALTH_MONITOR_IMAGE",
 }
 
+const (
+	// accountNamespace is where a container with a token finds the namespace of its pod.
+	accountNamespace = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
+	// usualNamespace is that of the manifests, these and the upstream operator's.
+	usualNamespace = "hostpath-provisioner"
+)
+
+// namespaceOf is the namespace that a file has, or else the usual one, as the upstream operator finds its own.
+func namespaceOf(path string) string {
+	content, err := os.ReadFile(path)
+	if namespace := strings.TrimSpace(string(content)); err == nil && namespace != "" {
+		return namespace
+	}
+	return usualNamespace
+}
+
 // ConfigFromEnvironment reads what the environment says, and reports all of its problems together.
 func ConfigFromEnvironment(getenv func(string) string) (Config, error) {
 	or := func(name, otherwise string) string {
@@ -54,7 +71,7 @@ func ConfigFromEnvironment(getenv func(string) string) (Config, error) {
 		return otherwise
 	}
 	c := Config{
-		Namespace:           getenv("POD_NAMESPACE"),
+		Namespace:           or("POD_NAMESPACE", namespaceOf(accountNamespace)),
 		Version:             or("VERSION", version.Of()),
 		Registry:            getenv("IMAGE_REGISTRY"),
 		Images:              map[string]string{},
@@ -67,9 +84,6 @@ func ConfigFromEnvironment(getenv func(string) string) (Config, error) {
 		TLSMinVersion:       getenv("TLS_MIN_VERSION_OVERRIDE"),
 	}
 	var problems []error
-	if c.Namespace == "" {
-		problems = append(problems, errors.New("POD_NAMESPACE is not set: it has to be the namespace of the operator"))
-	}
 	for image, variable := range imageVariables {
 		if value := getenv(variable); value != "" {
 			c.Images[image] = value

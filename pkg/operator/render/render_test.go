@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"os"
 	"path"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -337,10 +338,34 @@ func TestRenderRules(t *testing.T) {
 func TestConfigFromEnvironmentReportsAllProblems(t *testing.T) {
 	environment := map[string]string{"VERBOSITY": "much", "RUNBOOK_URL_TEMPLATE": "https://example.com/"}
 	_, err := ConfigFromEnvironment(func(name string) string { return environment[name] })
-	for _, want := range []string{"POD_NAMESPACE", "VERBOSITY", "RUNBOOK_URL_TEMPLATE"} {
+	for _, want := range []string{"VERBOSITY", "RUNBOOK_URL_TEMPLATE"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v does not name %s", err, want)
 		}
+	}
+}
+
+// The upstream operator has no variable for its namespace, and manifests made for it set none.
+func TestNamespaceWithoutVariable(t *testing.T) {
+	at := filepath.Join(t.TempDir(), "namespace")
+	for content, want := range map[string]string{"storage": "storage", "storage\n": "storage", "": usualNamespace} {
+		if err := os.WriteFile(at, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if got := namespaceOf(at); got != want {
+			t.Errorf("%q: %q", content, got)
+		}
+	}
+	if got := namespaceOf(at + "/none"); got != usualNamespace {
+		t.Errorf("without the file: %q", got)
+	}
+	config, err := ConfigFromEnvironment(func(string) string { return "" })
+	if err != nil || config.Namespace == "" {
+		t.Errorf("the namespace is %q: %v", config.Namespace, err)
+	}
+	config, err = ConfigFromEnvironment(func(name string) string { return map[string]string{"POD_NAMESPACE": "given"}[name] })
+	if err != nil || config.Namespace != "given" {
+		t.Errorf("the namespace is %q: %v", config.Namespace, err)
 	}
 }
 

@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/version"
 
 	hppv1 "kubevirt.io/hostpath-provisioner/api/v1beta1"
+	"kubevirt.io/hostpath-provisioner/pkg/operator/place"
 	"kubevirt.io/hostpath-provisioner/pkg/operator/render"
 )
 
@@ -180,8 +181,8 @@ func (c conditions) available(r rollout, seen Observed) {
 	default:
 		notices := slices.Clone(seen.Notices)
 		for _, node := range seen.DeletedNodes {
-			notices = append(notices, fmt.Sprintf("The node %s was deleted, and %d PersistentVolumes are left of it: deletedNodes of this status has the command that removes them",
-				node.Node, node.PersistentVolumes))
+			notices = append(notices, fmt.Sprintf("The node %s was deleted, and has left %s: deletedNodes of this status has the command for them",
+				node.Node, place.Count(node.PersistentVolumes)))
 		}
 		c.set(hppv1.ConditionAvailable, true, reasonComplete, joined("Application Available", notices))
 	}
@@ -265,10 +266,10 @@ func Deleting(object *hppv1.HostPathProvisioner, operatorVersion string, waiting
 	status := begin(object, operatorVersion)
 	message := "Waiting for " + strings.Join(waiting, ", ")
 	if users > 0 {
-		message += fmt.Sprintf("; %d PersistentVolumes still use the driver: they and their data stay, and pods can use them again once there is a HostPathProvisioner", users)
+		message += fmt.Sprintf("; %s of the driver and all data stay, and pods can use them again once there is a HostPathProvisioner", place.Count(users))
 	}
 	if legacy > 0 {
-		message += fmt.Sprintf("; %d PersistentVolumes are of the pre-CSI provisioner: pods can go on using them, and they and their data stay until there is a HostPathProvisioner with the same pathConfig", legacy)
+		message += fmt.Sprintf("; %s of the pre-CSI provisioner and all data stay until there is a HostPathProvisioner with the same pathConfig, and pods can go on using them", place.Count(legacy))
 	}
 	c := conditions{status: &status, generation: object.Generation}
 	c.set(hppv1.ConditionAvailable, false, reasonDeleting, message)
@@ -466,6 +467,7 @@ const (
 	poolNowhere   = "nodes"
 	poolUnknown   = "reports"
 	poolSomewhere = "some nodes"
+	poolUntold    = "a class"
 )
 
 func textsOf(pools []poolState, lacks string) []string {
@@ -494,7 +496,7 @@ func poolStates(object *hppv1.HostPathProvisioner, seen Observed) []poolState {
 			state.CurrentReady = mounted(pool.Name, seen.Mounters)
 			state.ClaimStatuses, unbound = claimStatuses(pool.Name, seen)
 		}
-		state.judge(seen.Services[pool.Name], unbound, pool.PVCTemplate != nil)
+		state.judge(seen.Services[pool.Name], unbound, &pool)
 		if state.lacks == "" && set != nil && state.CurrentReady >= state.DesiredReady && state.DesiredReady > 0 {
 			state.Phase = hppv1.StoragePoolReady
 		} else if state.Message == "" {
@@ -507,7 +509,8 @@ func poolStates(object *hppv1.HostPathProvisioner, seen Observed) []poolState {
 }
 
 // judge says what a pool lacks.
-func (s *poolState) judge(service Service, unbound []string, onClaims bool) {
+func (s *poolState) judge(service Service, unbound []string, pool *hppv1.StoragePool) {
+	onClaims := pool.PVCTemplate != nil
 	switch {
 	case len(unbound) > 0:
 		s.Phase, s.Message, s.lacks = hppv1.StoragePoolPreparing, strings.Join(unbound, "; "), poolUnmounted
@@ -517,11 +520,23 @@ func (s *poolState) judge(service Service, unbound []string, onClaims bool) {
 		s.CurrentReady, s.lacks = 0, poolNowhere
 		s.Message = "serves on no node, its driver has the reason in its log and as a metric: " + some(sets.List(service.NotServing))
 	case service.unknown():
-		s.lacks, s.Message = poolUnknown, "the driver has not published its capacity yet"
-	case service.NotServing.Len() > 0:
+		s.CurrentReady, s.lacks, s.Message = 0, poolUnknown, "the driver has not published its capacity yet"
+	case service.Asked && service.Serving.Len() < s.DesiredReady:
 		s.CurrentReady, s.lacks = min(s.CurrentReady, service.Serving.Len()), poolSomewhere
-		s.Message = fmt.Sprintf("usable on %d of %d nodes, and not served on %s", s.CurrentReady, s.DesiredReady, some(sets.List(service.NotServing)))
+		s.Message = fmt.Sprintf("usable on %d of %d nodes", s.CurrentReady, s.DesiredReady)
+		if service.NotServing.Len() > 0 {
+			s.Message += ", and not served on " + some(sets.List(service.NotServing))
+		}
+	case !service.Asked && conditional(pool):
+		s.CurrentReady, s.lacks = 0, poolUntold
+		s.Message = "whether it is served is known once a StorageClass with WaitForFirstConsumer names it"
 	}
+}
+
+// conditional says that nodes whose driver is ready may well not serve a pool. A pool on a claim is known to be mounted.
+func conditional(pool *hppv1.StoragePool) bool {
+	needsMount := pool.PVCTemplate == nil && pool.RequireMount != nil && *pool.RequireMount
+	return needsMount || pool.Enforcement == "required"
 }
 
 // some are the first of many names.

@@ -114,6 +114,8 @@ func TestAssess(t *testing.T) {
 		"a pool serves on no node":            {settled, Observed{DaemonSets: nodes(2, 2, 2), Services: nowhere}, "- - D R", current, "pool local: serves on no node"},
 		"a pool serves on no node at first":   {hppv1.HostPathProvisionerStatus{}, Observed{DaemonSets: nodes(2, 2, 2), Services: nowhere}, "- - D R", current, "pool local: serves on no node"},
 		"a pool serves on one node":           {settled, Observed{DaemonSets: nodes(2, 2, 2), Services: somewhere}, "A - - R", current, "Application Available"},
+		"a deleted node has left a volume":    {settled, Observed{DaemonSets: nodes(2, 2, 2), DeletedNodes: []hppv1.DeletedNode{{Node: "gone", PersistentVolumes: 1}}}, "A - - R", current, "has left 1 PersistentVolume:"},
+		"a deleted node has left volumes":     {settled, Observed{DaemonSets: nodes(2, 2, 2), DeletedNodes: []hppv1.DeletedNode{{Node: "gone", PersistentVolumes: 2}}}, "A - - R", current, "has left 2 PersistentVolumes:"},
 		"no capacity is published yet":        {hppv1.HostPathProvisionerStatus{}, Observed{DaemonSets: nodes(2, 2, 2), Services: map[string]Service{"local": {Asked: true}}}, "A P - -", "", "Application Available"},
 	}
 	for name, tt := range tests {

@@ -3,9 +3,11 @@ package webhook
 import (
 	"bytes"
 	"context"
+	"crypto/subtle"
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -14,6 +16,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	admissionapply "k8s.io/client-go/applyconfigurations/admissionregistration/v1"
+	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
@@ -37,8 +40,8 @@ const (
 	refresh = 10 * time.Second
 )
 
-// Certificates has the certificate that the webhook serves. It makes and renews it, and has the API server know it. It works in
-// every replica: what one of them writes, the others take.
+// Certificates has the certificate that the webhook serves, and the ticket that goes with its key. It makes and renews them, and has the
+// API server know them. It works in every replica: what one of them writes, the others take.
 type Certificates struct {
 	reader    client.Reader
 	writer    client.Client
@@ -46,6 +49,7 @@ type Certificates struct {
 	rotation  rotation
 	now       func() time.Time
 	served    atomic.Pointer[tls.Certificate]
+	tickets   atomic.Pointer[[]string]
 }
 
 // NewCertificates works on the Secret of a namespace. The reader must not have a cache.
@@ -104,18 +108,56 @@ func (c *Certificates) refresh(ctx context.Context) error {
 		if err := c.rotate(ctx, secret, apierrors.IsNotFound(err)); err != nil {
 			return err
 		}
-		// The API server knows a certificate before it is served.
-		accepted := bundle(secret.Data)
-		if err := errors.Join(c.announce(ctx, configuration, accepted), c.announceRestores(ctx, accepted)); err != nil {
-			return err
-		}
 	}
 	pair, err := tls.X509KeyPair(secret.Data[servedCertificate], secret.Data[servedKey])
 	if err != nil {
 		return fmt.Errorf("read the Secret %s/%s: %w", c.namespace, Name, err)
 	}
+	news := announcement{ticket: c.take(secret.Data)}
+	if !elsewhere {
+		news.bundle = bundle(secret.Data)
+	}
+	// The API server knows a certificate before it is served.
+	if err := errors.Join(c.announce(ctx, configuration, news), c.announceRestores(ctx, news)); err != nil {
+		return err
+	}
 	c.served.Store(&pair)
 	return nil
+}
+
+// mostTickets are those of the certificate that is served, of the next one, and of two before: the API server may know one of them yet.
+const mostTickets = 4
+
+// take accepts the tickets of a Secret from now on. It returns the one to announce, which this replica has accepted for the time of a
+// refresh, as the others have then, or none.
+func (c *Certificates) take(data map[string][]byte) string {
+	var known []string
+	if tickets := c.tickets.Load(); tickets != nil {
+		known = *tickets
+	}
+	served := ticketOf(data[servedKey])
+	tickets := []string{served}
+	if len(data[nextKey]) > 0 {
+		tickets = append(tickets, ticketOf(data[nextKey]))
+	}
+	for _, before := range known {
+		if !slices.Contains(tickets, before) && len(tickets) < mostTickets {
+			tickets = append(tickets, before)
+		}
+	}
+	c.tickets.Store(&tickets)
+	if known != nil && !slices.Contains(known, served) {
+		return ""
+	}
+	return served
+}
+
+// accepts says whether a ticket is one of those that the API server may have.
+func (c *Certificates) accepts(ticket string) bool {
+	tickets := c.tickets.Load()
+	return tickets != nil && slices.ContainsFunc(*tickets, func(known string) bool {
+		return subtle.ConstantTimeCompare([]byte(known), []byte(ticket)) == 1
+	})
 }
 
 // rotate writes what the Secret should have. Of several replicas that do so at the same time one succeeds, and the others
@@ -132,33 +174,60 @@ func (c *Certificates) rotate(ctx context.Context, secret *corev1.Secret, missin
 	return c.writer.Update(ctx, secret)
 }
 
-// announce writes the certificates that the API server accepts, and no other field of the configuration.
-func (c *Certificates) announce(ctx context.Context, live *admissionv1.ValidatingWebhookConfiguration, bundle []byte) error {
+// An announcement is what the API server is to know. What is empty is left as it is.
+type announcement struct {
+	bundle []byte
+	ticket string
+}
+
+// of is the announcement for one webhook; nil if the API server knows it. A webhook that is configured with a URL is left alone: it goes by
+// way of something else than the Service.
+func (c *Certificates) of(news announcement, path string, live admissionv1.WebhookClientConfig) *admissionapply.WebhookClientConfigApplyConfiguration {
+	if live.Service == nil {
+		return nil
+	}
+	path = "/" + path + "/" + news.ticket
+	if news.ticket == "" {
+		path = ptr.Deref(live.Service.Path, "/")
+	}
+	if ptr.Deref(live.Service.Path, "/") == path && (news.bundle == nil || bytes.Equal(live.CABundle, news.bundle)) {
+		return nil
+	}
+	want := admissionapply.WebhookClientConfig().WithService(
+		admissionapply.ServiceReference().WithNamespace(live.Service.Namespace).WithName(live.Service.Name).WithPath(path))
+	if news.bundle != nil {
+		want.WithCABundle(news.bundle...)
+	}
+	return want
+}
+
+// announce writes the certificates that the API server accepts and the path that it calls, and no other field of the configuration.
+func (c *Certificates) announce(ctx context.Context, live *admissionv1.ValidatingWebhookConfiguration, news announcement) error {
 	for _, hook := range live.Webhooks {
-		if hook.Name != webhookName || bytes.Equal(hook.ClientConfig.CABundle, bundle) {
+		config := c.of(news, validatePath, hook.ClientConfig)
+		if hook.Name != webhookName || config == nil {
 			continue
 		}
 		want := admissionapply.ValidatingWebhookConfiguration(Name).WithWebhooks(
-			admissionapply.ValidatingWebhook().WithName(webhookName).WithClientConfig(
-				admissionapply.WebhookClientConfig().WithCABundle(bundle...)))
+			admissionapply.ValidatingWebhook().WithName(webhookName).WithClientConfig(config))
 		return c.writer.Apply(ctx, want, client.FieldOwner(Name), client.ForceOwnership)
 	}
 	return nil
 }
 
 // announceRestores does the same for the webhook of claims, if deploy/operator/restores is applied.
-func (c *Certificates) announceRestores(ctx context.Context, bundle []byte) error {
+func (c *Certificates) announceRestores(ctx context.Context, news announcement) error {
 	live := &admissionv1.MutatingWebhookConfiguration{}
 	if err := c.reader.Get(ctx, client.ObjectKey{Name: restoresName}, live); err != nil {
 		return client.IgnoreNotFound(err)
 	}
 	for _, hook := range live.Webhooks {
-		if hook.Name != restoresWebhook || bytes.Equal(hook.ClientConfig.CABundle, bundle) {
+		config := c.of(news, restoresPath, hook.ClientConfig)
+		if hook.Name != restoresWebhook || config == nil {
 			continue
 		}
 		want := admissionapply.MutatingWebhookConfiguration(restoresName).WithWebhooks(
-			admissionapply.MutatingWebhook().WithName(restoresWebhook).WithClientConfig(
-				admissionapply.WebhookClientConfig().WithCABundle(bundle...)))
+			admissionapply.MutatingWebhook().WithName(restoresWebhook).WithClientConfig(config))
 		return c.writer.Apply(ctx, want, client.FieldOwner(Name), client.ForceOwnership)
 	}
 	return nil

@@ -6,6 +6,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"net"
+	"strings"
 	"testing"
 	"time"
 
@@ -13,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 )
@@ -29,7 +31,7 @@ func newWorld(t *testing.T, annotations map[string]string, replicas int) *world 
 	t.Helper()
 	configuration := &admissionv1.ValidatingWebhookConfiguration{
 		ObjectMeta: metav1.ObjectMeta{Name: Name, Annotations: annotations},
-		Webhooks:   []admissionv1.ValidatingWebhook{{Name: webhookName}},
+		Webhooks:   []admissionv1.ValidatingWebhook{{Name: webhookName, ClientConfig: byService()}},
 	}
 	w := &world{t: t, now: time.Now(), api: fake.NewClientBuilder().WithScheme(clientgoscheme.Scheme).WithObjects(configuration).Build()}
 	for range replicas {
@@ -39,6 +41,21 @@ func newWorld(t *testing.T, annotations map[string]string, replicas int) *world 
 		w.replicas = append(w.replicas, c)
 	}
 	return w
+}
+
+// byService is how the manifests have the API server call.
+func byService() admissionv1.WebhookClientConfig {
+	return admissionv1.WebhookClientConfig{Service: &admissionv1.ServiceReference{Namespace: "storage", Name: service, Port: ptr.To[int32](443)}}
+}
+
+// path is where the API server calls.
+func (w *world) path() string {
+	w.t.Helper()
+	configuration := &admissionv1.ValidatingWebhookConfiguration{}
+	if err := w.api.Get(w.t.Context(), client.ObjectKey{Name: Name}, configuration); err != nil {
+		w.t.Fatal(err)
+	}
+	return ptr.Deref(configuration.Webhooks[0].ClientConfig.Service.Path, "/")
 }
 
 // caBundle is what the API server accepts.
@@ -88,6 +105,8 @@ func TestCertificatesAreRenewedWithoutABreak(t *testing.T) {
 	w := newWorld(t, nil, 2)
 	seen := map[string]bool{}
 	var before []byte
+	var pathBefore string
+	paths := map[string]bool{}
 	for step := range 200 {
 		for i, c := range w.replicas {
 			if i == 1 && step%2 == 1 {
@@ -107,13 +126,19 @@ func TestCertificatesAreRenewedWithoutABreak(t *testing.T) {
 					t.Fatalf("step %d: replica %d with the bundle of %s: %v", step, i, what, err)
 				}
 			}
+			for what, path := range map[string]string{"now": w.path(), "a moment ago": pathBefore} {
+				if path != "" && !c.accepts(strings.TrimPrefix(path, "/validate/")) {
+					t.Fatalf("step %d: replica %d does not answer at the path of %s", step, i, what)
+				}
+			}
 		}
-		before = now
+		before, pathBefore = now, w.path()
+		paths[pathBefore] = true
 		seen[string(w.replicas[0].served.Load().Certificate[0])] = true
 		w.now = w.now.Add(40 * time.Minute)
 	}
-	if len(seen) < 5 {
-		t.Errorf("in %v there were %d certificates, of 30h each", 200*40*time.Minute, len(seen))
+	if len(seen) < 5 || len(paths) < 5 {
+		t.Errorf("in %v there were %d certificates and %d paths, of 30h each", 200*40*time.Minute, len(seen), len(paths))
 	}
 }
 
@@ -125,7 +150,7 @@ func TestCertificatesOfRestores(t *testing.T) {
 	}
 	restores := &admissionv1.MutatingWebhookConfiguration{
 		ObjectMeta: metav1.ObjectMeta{Name: restoresName},
-		Webhooks:   []admissionv1.MutatingWebhook{{Name: restoresWebhook}},
+		Webhooks:   []admissionv1.MutatingWebhook{{Name: restoresWebhook, ClientConfig: byService()}},
 	}
 	if err := w.api.Create(t.Context(), restores); err != nil {
 		t.Fatal(err)
@@ -142,6 +167,9 @@ func TestCertificatesOfRestores(t *testing.T) {
 	}
 	if err := w.call(w.replicas[0], restores.Webhooks[0].ClientConfig.CABundle); err != nil {
 		t.Error(err)
+	}
+	if path := ptr.Deref(restores.Webhooks[0].ClientConfig.Service.Path, ""); path != strings.Replace(w.path(), "validate", "restores", 1) {
+		t.Errorf("the path is %s", path)
 	}
 	if versions[0] != versions[1] {
 		t.Error("it is written again while nothing is due")
@@ -238,6 +266,9 @@ func TestCertManagerSecretIsNotWritten(t *testing.T) {
 	}
 	if bundle := w.caBundle(); bundle != nil {
 		t.Errorf("the bundle is %q", bundle)
+	}
+	if path := w.path(); path != "/validate/"+ticketOf(data[servedKey]) {
+		t.Errorf("the path is %s", path)
 	}
 }
 

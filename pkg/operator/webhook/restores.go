@@ -19,9 +19,6 @@ import (
 )
 
 const (
-	// RestoresPath is where the API server asks about claims that are made from something.
-	RestoresPath = "/mutate-v1-persistentvolumeclaim"
-
 	// selectedNode is the annotation by which a node is chosen for the volume of a claim. The scheduler takes no other node
 	// for pods with the claim, and external-provisioner makes the volume there, at once.
 	// https://kubernetes.io/docs/reference/labels-annotations-taints/#volume-kubernetes-io-selected-node

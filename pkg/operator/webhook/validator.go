@@ -24,9 +24,6 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/operator/render"
 )
 
-// Path is where the webhook is served. It is the upstream operator's.
-const Path = "/validate-hostpathprovisioner-kubevirt-io-v1beta1-hostpathprovisioner"
-
 // A Validator is what the API server asks about objects that are created or changed.
 type Validator struct {
 	// Reader reads from the API server.
@@ -115,7 +112,7 @@ func (v *Validator) check(ctx context.Context, object *hppv1.HostPathProvisioner
 	warnings := append(deprecations(object), render.Notices(object)...)
 	var problems []error
 	for _, pool := range added {
-		warning, err := v.checkClass(ctx, pool)
+		warning, err := v.checkClass(ctx, pool, len(render.Pools(object)) == 1)
 		problems = append(problems, err)
 		if warning != "" {
 			warnings = append(warnings, warning)
@@ -149,8 +146,8 @@ func deprecations(object *hppv1.HostPathProvisioner) admission.Warnings {
 	return warnings
 }
 
-// checkClass refuses a template whose claims would be volumes of their own pool.
-func (v *Validator) checkClass(ctx context.Context, pool hppv1.StoragePool) (warning string, err error) {
+// checkClass refuses a template whose claims would be volumes of their own pool, which of a class without a pool is the only one.
+func (v *Validator) checkClass(ctx context.Context, pool hppv1.StoragePool, only bool) (warning string, err error) {
 	if pool.PVCTemplate == nil || pool.PVCTemplate.StorageClassName == nil || *pool.PVCTemplate.StorageClassName == "" {
 		return "", nil
 	}
@@ -162,7 +159,7 @@ func (v *Validator) checkClass(ctx context.Context, pool hppv1.StoragePool) (war
 		return "", err
 	}
 	of := class.Parameters[render.PoolParameter]
-	if class.Provisioner == render.DriverName && (of == pool.Name || of == "" && pool.Name == hppv1.LegacyPool) {
+	if class.Provisioner == render.DriverName && (of == pool.Name || of == "" && (only || pool.Name == hppv1.LegacyPool)) {
 		return "", refuse("pool %s: the volumes of the StorageClass %s lie in this pool, which cannot lie on one of them", pool.Name, name)
 	}
 	return "", nil
@@ -188,7 +185,7 @@ func (v *Validator) unused(ctx context.Context, removed []hppv1.StoragePool) err
 	var problems []error
 	for _, pool := range removed {
 		if left := volumes[pool.Name]; len(left) > 0 {
-			problems = append(problems, refuse("pool %s has %d PersistentVolumes, such as %s: delete their claims before the pool", pool.Name, len(left), slices.Min(left)))
+			problems = append(problems, refuse("pool %s has %s, such as %s: delete the claims of its volumes before the pool", pool.Name, place.Count(len(left)), slices.Min(left)))
 		}
 	}
 	return errors.Join(problems...)
@@ -205,8 +202,8 @@ func (v *Validator) leftByProvisioner(ctx context.Context) (admission.Warnings, 
 	if len(left) == 0 || err != nil {
 		return nil, err
 	}
-	return admission.Warnings{fmt.Sprintf("without spec.pathConfig nothing deletes %d PersistentVolumes of the pre-CSI provisioner, such as %s. Pods can still use them",
-		len(left), slices.Min(left))}, nil
+	return admission.Warnings{fmt.Sprintf("without spec.pathConfig nothing deletes %s of the pre-CSI provisioner, such as %s. Pods can still use such volumes",
+		place.Count(len(left)), slices.Min(left))}, nil
 }
 
 // checkPaths refuses pools in directories that have volumes of other provisioners, and warns of those that are in such a volume.
