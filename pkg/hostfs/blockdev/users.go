@@ -27,9 +27,9 @@ const initialPIDs = "pid:[4026531836]"
 
 // Users are those of devices whom an exclusive open does not keep away, and whom it is not kept away by.
 type Users struct {
-	// Mounts are the places where a device or a node of it is mounted, Processes those that have one open for writing, and
-	// Loops the loop devices on one.
-	Mounts, Processes, Loops []string
+	// Mounts are the places where a device or a node of it is mounted, Processes those that have one open for writing, Loops
+	// the loop devices on one, and Targets what the kernel serves one as.
+	Mounts, Processes, Loops, Targets []string
 }
 
 // A View is what is seen of the processes of a machine. The zero View is all of them.
@@ -40,15 +40,15 @@ type View struct {
 	Unseen func(pid int) bool
 }
 
-// FindUsers searches for the users of devices: in the mount tables, descriptors and memory of all processes, and in the
-// loop devices. Devices are compared by their numbers, whatever the paths, the filesystems and the namespaces of their
-// nodes are. What may not be looked at is ErrHidden. That holds for processes outside the namespace of this one too,
-// unless the node is nested.
+// FindUsers searches for the users of devices: in the mount tables, descriptors and memory of all processes, in the
+// loop devices, and in what the kernel serves to other machines. Devices are compared by their numbers, whatever the paths, the
+// filesystems and the namespaces of their nodes are. What may not be looked at is ErrHidden. That holds for processes outside the
+// namespace of this one too, unless the node is nested.
 func (v View) FindUsers(of []Facts) (Users, error) {
 	if space, err := os.Readlink("/proc/self/ns/pid"); err != nil || !v.Nested && space != initialPIDs {
 		return Users{}, fmt.Errorf("processes of the host: %w (the process ids of this program are %s, %w)", ErrHidden, space, err)
 	}
-	s := search{of: of, files: make(map[inode]bool), mounts: make(map[string]string), tables: make(map[string]bool)}
+	s := search{View: v, of: of, files: make(map[inode]bool), mounts: make(map[string]string), tables: make(map[string]bool)}
 	if err := s.findFiles(); err != nil {
 		return Users{}, err
 	}
@@ -68,12 +68,16 @@ func (v View) FindUsers(of []Facts) (Users, error) {
 	if err := s.table(os.Getpid()); err != nil {
 		return Users{}, err
 	}
+	if err := s.searchTargets(); err != nil {
+		return Users{}, fmt.Errorf("devices that the kernel serves to other machines: %w", err)
+	}
 	err = s.searchLoops()
 	return s.found(), err
 }
 
 // A search is one for the users of some devices.
 type search struct {
+	View
 	of     []Facts
 	files  map[inode]bool // of those that are loop devices
 	users  Users
@@ -112,6 +116,10 @@ func (s *search) findFiles() error {
 
 func (s *search) has(n Number) bool {
 	return slices.ContainsFunc(s.of, func(f Facts) bool { return f.Number == n })
+}
+
+func (s *search) hasCommands(n Number) bool {
+	return slices.ContainsFunc(s.of, func(f Facts) bool { return slices.Contains(f.Commands, n) })
 }
 
 // process looks at the threads of a process: each may have descriptors and mounts of its own, and the first one, which has the
@@ -195,24 +203,39 @@ func (s *search) mounted(pid int, fields, last []string) (bool, error) {
 		return false, nil
 	}
 	used, err := s.leads(fmt.Sprintf("/proc/%d/root%s", pid, unescape(fields[4])))
-	if strings.HasPrefix(last[0], "fuse") && errors.Is(err, fs.ErrPermission) {
-		return false, nil // it is its user's, for whom the kernel opens no device there
-	}
 	return used, allow(err)
 }
 
 // leads says whether a path of some process leads to one of the devices, or to the file of one. The type and the numbers of a file
-// never change: no server is asked, which may be gone.
+// never change: no server is asked for those, which may be gone, but it may be for a name on the way.
 func (s *search) leads(path string) (bool, error) {
+	return s.is(unix.AT_FDCWD, path)
+}
+
+// is says whether a file is one of the devices, or the file of one.
+func (s *search) is(at int, path string) (bool, error) {
 	var st unix.Statx_t
-	err := unix.Statx(unix.AT_FDCWD, path, unix.AT_STATX_DONT_SYNC, unix.STATX_TYPE|unix.STATX_INO, &st)
+	err := unix.Statx(at, path, unix.AT_STATX_DONT_SYNC|unix.AT_EMPTY_PATH, unix.STATX_TYPE|unix.STATX_INO, &st)
 	switch {
+	case errors.Is(err, fs.ErrPermission) && ofOtherUser(path):
+		return false, nil
 	case err != nil:
 		return false, err
-	case st.Mode&unix.S_IFMT == unix.S_IFBLK:
-		return s.has(Number{st.Rdev_major, st.Rdev_minor}), nil
+	}
+	switch number := (Number{st.Rdev_major, st.Rdev_minor}); st.Mode & unix.S_IFMT {
+	case unix.S_IFBLK:
+		return s.has(number), nil
+	case unix.S_IFCHR:
+		return s.hasCommands(number), nil
 	}
 	return s.files[inode{Number{st.Dev_major, st.Dev_minor}, st.Ino}], nil
+}
+
+// ofOtherUser says whether a path is on a filesystem of FUSE that only another user may enter, for whom the kernel opens no device
+// there. It does not ask the server then (fuse_statfs of linux/fs/fuse/inode.c).
+func ofOtherUser(path string) bool {
+	var st unix.Statfs_t
+	return unix.Statfs(path, &st) == nil && st.Type == unix.FUSE_SUPER_MAGIC
 }
 
 // unescape reads a path of a mount table: spaces and the like are octal there.
