@@ -2,8 +2,9 @@ package blockdev
 
 import "strings"
 
-// DiskAndPart takes an identity apart, into what several paths to one disk have alike, and the number of a partition. That of a multipath device is that of its paths: the digit before the number of the disk
-// is the kind of that (SPC-4, 7.8.6), which the kernel writes as a word. Spaces of vendors are written as one underscore there.
+// DiskAndPart takes an identity apart, into what several paths to one disk have alike, and the number of a partition. That of a
+// multipath device is that of its paths: the digit before the number of the disk is the kind of that (SPC-4, 7.8.6), which the kernel
+// writes as a word. Spaces of vendors are written as one underscore there.
 func DiskAndPart(identity string) (disk, part string) {
 	_, disk, _ = strings.Cut(identity, "=")
 	disk, part, _ = strings.Cut(disk, "#")

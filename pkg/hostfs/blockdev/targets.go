@@ -10,6 +10,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/hang"
 )
 
 // searchTargets asks the configuration of the kernel's targets, which serve devices to other machines without holding them.
@@ -88,24 +90,27 @@ func (s *search) targets(config, host string) error {
 }
 
 // served says whether a path leads to one of the devices for who configured a target: the host, or what has its paths. What it does
-// not lead to cannot be known, but on a nested node, which does not see the host's.
+// not lead to cannot be known, but on a nested node, which does not see the host's. One without an answer is on a server: it is no
+// device but by the kernel's name of that.
 func (s *search) served(host, path string) (bool, error) {
 	if path == "" {
 		return false, nil
 	}
-	root, err := unix.Open(host, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return false, err
-	}
-	defer func() { _ = unix.Close(root) }()
-	// Links are followed as the host does.
-	file, err := unix.Openat2(root, path, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT})
-	if errors.Is(err, fs.ErrNotExist) && s.Nested {
+	f, err := servers.ask("target "+path, func() (file, error) {
+		root, err := unix.Open(host, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return file{}, err
+		}
+		defer func() { _ = unix.Close(root) }()
+		return statBelow(root, path, unix.RESOLVE_IN_ROOT) // links are followed as the host does
+	})
+	switch {
+	case errors.Is(err, fs.ErrNotExist) && s.Nested:
 		return false, nil
-	}
-	if err != nil {
+	case errors.Is(err, hang.ErrTimeout):
+		return s.named(path), nil
+	case err != nil:
 		return false, &os.PathError{Op: "open", Path: path, Err: err}
 	}
-	defer func() { _ = unix.Close(file) }()
-	return s.is(file, "")
+	return s.is(f), nil
 }

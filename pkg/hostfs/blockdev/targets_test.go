@@ -45,10 +45,9 @@ func TestTargets(t *testing.T) {
 			config := t.TempDir()
 			must.Succeed(t, os.MkdirAll(filepath.Dir(filepath.Join(config, c.file)), 0o700))
 			must.Succeed(t, os.WriteFile(filepath.Join(config, c.file), []byte(c.content), 0o600))
-			s := &search{of: []Facts{facts}, files: make(map[inode]bool)}
-			err := s.targets(config, "/")
-			if (err != nil) != c.fails || slices.Equal(s.users.Targets, []string{filepath.Dir(c.file)}) != c.served {
-				t.Errorf("targets %q, %v; want one: %t, an error: %t", s.users.Targets, err, c.served, c.fails)
+			users, err := FindTargets([]Facts{facts}, config, "/")
+			if (err != nil) != c.fails || slices.Equal(users.Targets, []string{filepath.Dir(c.file)}) != c.served {
+				t.Errorf("targets %q, %v; want one: %t, an error: %t", users.Targets, err, c.served, c.fails)
 			}
 		})
 	}
