@@ -93,7 +93,7 @@ func TestLeaseIsDeletedWithReservation(t *testing.T) {
 func TestDiskIsNotReservedWithoutAnswer(t *testing.T) {
 	c := newCluster(t, Options{})
 	failing := errors.New("no answer")
-	c.controller.Client = interceptor.NewClient(c.Client.(client.WithWatch), interceptor.Funcs{
+	c.Client = interceptor.NewClient(c.Client.(client.WithWatch), interceptor.Funcs{
 		Create: func(context.Context, client.WithWatch, client.Object, ...client.CreateOption) error { return failing },
 	})
 	if _, err := c.controller.Reserve(t.Context(), disk); !errors.Is(err, failing) {
