@@ -10,8 +10,6 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
-
-	"kubevirt.io/hostpath-provisioner/pkg/hostfs/hang"
 )
 
 // searchTargets asks the configuration of the kernel's targets, which serve devices to other machines without holding them.
@@ -107,7 +105,7 @@ func (s *search) served(host, path string) (bool, error) {
 	switch {
 	case errors.Is(err, fs.ErrNotExist) && s.Nested:
 		return false, nil
-	case errors.Is(err, hang.ErrTimeout):
+	case unanswered(err):
 		return s.named(path), nil
 	case err != nil:
 		return false, &os.PathError{Op: "open", Path: path, Err: err}

@@ -1,6 +1,7 @@
 package blockdev
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -50,5 +51,12 @@ func TestTargets(t *testing.T) {
 				t.Errorf("targets %q, %v; want one: %t, an error: %t", users.Targets, err, c.served, c.fails)
 			}
 		})
+	}
+}
+
+// What is mounted below a directory whose server is gone, and can be seen nowhere else, may be any device.
+func TestMountThatCannotBeSeenIsHidden(t *testing.T) {
+	if _, err := newSearch(View{}, nil).elsewhere(mount{pid: os.Getpid(), id: -1, on: "0:5", root: "/node"}); !errors.Is(err, ErrHidden) {
+		t.Errorf("elsewhere = %v, want %v", err, ErrHidden)
 	}
 }

@@ -211,7 +211,7 @@ func (s *search) mounted(m mount) (bool, error) {
 		return false, nil
 	}
 	used, err := s.leads("mounts on "+s.server(m), func() (file, error) { return stat(unix.AT_FDCWD, m.path()) })
-	if !errors.Is(err, hang.ErrTimeout) {
+	if !unanswered(err) {
 		return used, allow(err)
 	}
 	if m.remote() {
@@ -345,13 +345,18 @@ func (s *search) opens(link string, on mount) (bool, error) {
 	}
 	server := "files on " + on.on
 	device, err := s.leads(server, func() (file, error) { return stat(unix.AT_FDCWD, link) })
-	switch late := errors.Is(err, hang.ErrTimeout); {
-	case late && (on.kind != "" && on.remote() || on.kind == "" && servers.silent(server) > gone):
+	switch late := unanswered(err); {
+	case late && (on.kind != "" && on.remote() || on.kind == "" && (!errors.Is(err, hang.ErrTimeout) || servers.silent(server) > gone)):
 		return s.named(to), nil
 	case late: // this machine may just be slow
 		return false, fmt.Errorf("%w: %s: %w", ErrHidden, to, err)
 	}
 	return device, allow(err)
+}
+
+// unanswered says that a filesystem did not say what a file is: it hangs, or has an error for a server that is gone (ENOTCONN, ESTALE).
+func unanswered(err error) bool {
+	return err != nil && !errors.Is(err, fs.ErrPermission) && allow(err) != nil
 }
 
 // gone is after what time a filesystem of unknown type that does not answer is one whose server is gone: no other lets a file that is
