@@ -41,6 +41,8 @@ type API interface {
 	// Volumes are those of the node, whoever has made them, those of other nodes that have an identity, and the names that
 	// volumes of all nodes have.
 	Volumes(ctx context.Context) (volumes []Volume, names map[string]bool, err error)
+	// Reserve reserves a disk for this node, unless a node has it already, and answers which one has it. It lasts until Unreserved.
+	Reserve(ctx context.Context, disk string) (node string, err error)
 }
 
 // An Offer is a clean device that no volume has. It is held until Offered is called.
@@ -76,6 +78,8 @@ type Report struct {
 	// Wiping are the devices that are not ready yet, those that hang among them.
 	Wiping   []Wiping
 	Problems []Problem
+	// GivenUp are disks that may be reserved for this node, and that it does not use any more.
+	GivenUp []string
 	// Available is how many volumes have their device.
 	Available int
 	// Directories are those to watch for new devices.
@@ -106,12 +110,21 @@ type Agent struct {
 	jobs   map[blockdev.Number]*job
 	wait   sync.WaitGroup
 	turns  chan struct{}
+
+	mu sync.Mutex
+	// reserved are the disks that may be, by this agent or an earlier one.
+	reserved map[string]bool
 }
 
 // NewAgent makes an agent. Close ends what it does.
 func NewAgent(o Options) *Agent {
 	ctx, cancel := context.WithCancel(context.Background())
-	return &Agent{Options: o, ctx: ctx, cancel: cancel, jobs: make(map[blockdev.Number]*job), turns: make(chan struct{}, cmp.Or(o.AtOnce, 4))}
+	reserved, err := o.Records.disks()
+	if err != nil { // what is reserved needlessly stays so until the next start
+		o.Log.Error(err, "failed to read which disks may be reserved for this node")
+	}
+	return &Agent{Options: o, ctx: ctx, cancel: cancel, jobs: make(map[blockdev.Number]*job), turns: make(chan struct{}, cmp.Or(o.AtOnce, 4)),
+		reserved: reserved}
 }
 
 // Close stops all cleaning at its next step and waits for that. The next agent continues it from the records.
@@ -195,6 +208,9 @@ func (a *Agent) Pass(r Request) Report {
 				a.drop(number)
 			}
 		}
+	}
+	if !r.Frozen {
+		p.report.GivenUp = p.givenUp()
 	}
 	return p.report
 }
@@ -335,7 +351,7 @@ func (p *pass) released(v Volume, number blockdev.Number) {
 			return
 		}
 	}
-	wanted := &job{volume: v, path: v.Path, wipe: p.Wipe}
+	wanted := &job{volume: v, path: v.Path, wipe: p.Wipe, disk: reservable(facts.Identity)}
 	if v.Wipe != "" && v.Wipe.covers(p.Wipe) {
 		wanted.wipe = v.Wipe
 	}
@@ -448,7 +464,7 @@ func (p *pass) scan(seen map[blockdev.Number]bool) {
 			p.problem("", f.Paths[0], HasPartitions, "one of its partitions is the PersistentVolume %s", owner)
 			continue
 		}
-		p.follow(f.Number, &job{path: f.Paths[0], wipe: p.Offer.Wipe, existing: p.Offer.ExistingData, partitions: p.Offer.Partitions})
+		p.follow(f.Number, &job{path: f.Paths[0], disk: reservable(facts.Identity), wipe: p.Offer.Wipe, existing: p.Offer.ExistingData, partitions: p.Offer.Partitions})
 	}
 }
 

@@ -141,6 +141,10 @@ func (l Look) unused(facts blockdev.Facts, with []blockdev.Number) error {
 		}
 		all = append(all, other)
 	}
+	all, err := l.withBelow(all)
+	if err != nil {
+		return err
+	}
 	for _, f := range all {
 		swap, err := f.Swap()
 		if err != nil {
@@ -158,9 +162,25 @@ func (l Look) unused(facts blockdev.Facts, with []blockdev.Number) error {
 		return l.refuse(Mounted, "it is mounted, or another part of its disk, on %s", strings.Join(users.Mounts, ", "))
 	case len(users.Loops) > 0:
 		return l.refuse(HasLoop, "it, its disk or one of its partitions is the file of loop device %s", strings.Join(users.Loops, ", "))
+	case len(users.Targets) > 0:
+		return l.refuse(InUse, "the kernel serves it, its disk or one of its partitions to other machines as %s", strings.Join(users.Targets, ", "))
 	case len(users.Processes) > 0:
 		slices.Sort(users.Processes)
 		return l.refuse(InUse, "it, its disk or one of its partitions is open for writing in the process %s", strings.Join(users.Processes, ", "))
 	}
 	return nil
+}
+
+// withBelow adds what devices are made of: a path of a multipath device leads to the same blocks.
+func (l Look) withBelow(all []blockdev.Facts) ([]blockdev.Facts, error) {
+	for _, f := range slices.Clone(all) {
+		for _, number := range f.Below {
+			other, err := inspect(number)
+			if err != nil {
+				return nil, l.refuse(reasonOf(err), "%v", err)
+			}
+			all = append(all, other)
+		}
+	}
+	return all, nil
 }

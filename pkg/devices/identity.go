@@ -1,6 +1,10 @@
 package devices
 
-import "strings"
+import (
+	"strings"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/blockdev"
+)
 
 // IdentityAnnotation of a PersistentVolume is what its device is known by, where the node does not know it any more.
 const IdentityAnnotation = "local-pv-provisioner.cybozu.io/device-identity"
@@ -13,30 +17,7 @@ func sameDisk(a, b string) bool {
 	if a == "" || b == "" || shared(a) != shared(b) {
 		return false
 	}
-	diskA, partA := diskAndPart(a)
-	diskB, partB := diskAndPart(b)
+	diskA, partA := blockdev.DiskAndPart(a)
+	diskB, partB := blockdev.DiskAndPart(b)
 	return diskA == diskB && (partA == partB || partA == "" || partB == "")
-}
-
-// diskAndPart takes an identity apart. That of a multipath device is that of its paths: the digit before the number of the disk
-// is the kind of that (SPC-4, 7.8.6), which the kernel writes as a word. Spaces of vendors are written as one underscore there.
-func diskAndPart(identity string) (disk, part string) {
-	_, disk, _ = strings.Cut(identity, "=")
-	disk, part, _ = strings.Cut(disk, "#")
-	if partition, whole, ok := strings.Cut(disk, "-mpath-"); ok && strings.HasPrefix(partition, "part") {
-		disk, part = "mpath-"+whole, strings.TrimPrefix(partition, "part")
-	}
-	id, multipath := strings.CutPrefix(disk, "mpath-")
-	switch {
-	case multipath && strings.HasPrefix(id, "3"):
-		return "naa." + id[1:], part
-	case multipath && strings.HasPrefix(id, "2"):
-		return "eui." + id[1:], part
-	case multipath && strings.HasPrefix(id, "1"):
-		return "t10." + id[1:], part
-	}
-	if strings.HasPrefix(id, "t10.") {
-		id = strings.Join(strings.Fields(id), "_")
-	}
-	return id, part
 }

@@ -19,6 +19,8 @@ var noteEvery = 2 * time.Second
 type job struct {
 	number blockdev.Number
 	path   string
+	// disk is what it is reserved by.
+	disk string
 	// volume is the released one whose device it is; its name is empty for a device without a volume.
 	volume   Volume
 	wipe     Wipe
@@ -309,6 +311,9 @@ func (j *job) unclaimedNeeds(ctx context.Context, held *Held, record Record) (bo
 // confirm asks the API itself, while the device is held, whether it may be cleaned or offered. The record is zero if there is
 // none of the device.
 func (a *Agent) confirm(ctx context.Context, j *job, facts blockdev.Facts, record Record) error {
+	if err := a.reserve(ctx, j, facts); err != nil {
+		return err
+	}
 	volumes, names, err := a.API.Volumes(ctx)
 	switch {
 	case ctx.Err() != nil:

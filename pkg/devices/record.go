@@ -115,24 +115,44 @@ func (r *Records) BoundElsewhere(path, identity string) (found []Record, err err
 	if identity == "" {
 		return nil, nil
 	}
+	err = r.each(func(record Record) {
+		if record.State == Bound && record.Identity == identity && record.Path != path {
+			found = append(found, record)
+		}
+	})
+	return found, err
+}
+
+// each reads all records. What is no record of this version is reported for its path.
+func (r *Records) each(do func(Record)) error {
 	for entry, err := range r.dir.Entries() {
 		if err != nil {
-			return nil, fmt.Errorf("read the records: %w", err)
+			return fmt.Errorf("read the records: %w", err)
 		}
 		content, err := r.dir.ReadFile(entry.Name, maxRecord)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue // it was being written, and has its name now
 		}
 		if err != nil {
-			return nil, fmt.Errorf("record %s: %w", entry.Name, err)
+			return fmt.Errorf("record %s: %w", entry.Name, err)
 		}
 		var record Record
-		// What is no record of this version is reported for its path.
-		if json.Unmarshal(content, &record) == nil && record.State == Bound && record.Identity == identity && record.Path != path {
-			found = append(found, record)
+		if json.Unmarshal(content, &record) == nil {
+			do(record)
 		}
 	}
-	return found, nil
+	return nil
+}
+
+// disks are those that other nodes may see.
+func (r *Records) disks() (map[string]bool, error) {
+	found := make(map[string]bool)
+	err := r.each(func(record Record) {
+		if disk := reservable(record.Identity); disk != "" {
+			found[disk] = true
+		}
+	})
+	return found, err
 }
 
 // Put writes a record: after a crash the old or the new one is there, whole.

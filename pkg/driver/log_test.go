@@ -74,8 +74,8 @@ func TestCallIsLogged(t *testing.T) {
 	_, err := r.NodePublishVolume(t.Context(), publishRequest("absent", r.target("vol")))
 	wantCode(t, err, codes.NotFound)
 
-	wantContains(t, log.line(t, `"CreateVolume"`), `"call"`, `method="CreateVolume"`, `volume="vol"`, `code="OK"`, `duration="`)
-	wantContains(t, log.line(t, `"NodePublishVolume"`), `"call"`, `volume="absent"`, `code="NotFound"`, `duration="`, "reason=", "not found")
+	wantContains(t, log.line(t, `"CreateVolume"`), `"Call"`, `method="CreateVolume"`, `volume="vol"`, `code="OK"`, `duration="`)
+	wantContains(t, log.line(t, `"NodePublishVolume"`), `"Call"`, `volume="absent"`, `code="NotFound"`, `duration="`, "reason=", "not found")
 }
 
 func TestLogVerbosity(t *testing.T) {

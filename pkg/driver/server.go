@@ -147,7 +147,7 @@ const maxRequest = 16 << 10
 func (s *Server) logCall(log klog.Logger, req any, method string, code codes.Code, err error, duration time.Duration) {
 	level := levelOf(method, code)
 	if verbose := log.V(6); verbose.Enabled() {
-		verbose.Info("request", "request", bounded(protosanitizer.StripSecrets(req).String(), maxRequest))
+		verbose.Info("Request", "request", bounded(protosanitizer.StripSecrets(req).String(), maxRequest))
 	}
 	if code == codes.Internal || code == codes.Unknown {
 		log.Error(err, "Call failed", "code", code.String(), "duration", duration)
@@ -156,7 +156,7 @@ func (s *Server) logCall(log klog.Logger, req any, method string, code codes.Cod
 	if err != nil {
 		log = log.WithValues("reason", status.Convert(err).Message())
 	}
-	log.V(level).Info("call", "code", code.String(), "duration", duration)
+	log.V(level).Info("Call", "code", code.String(), "duration", duration)
 }
 
 // levelOf keeps the calls that come all day out of the log.

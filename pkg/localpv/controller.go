@@ -227,6 +227,11 @@ func (c *controller) apply(ctx context.Context, node *metav1.PartialObjectMetada
 			failed = err
 		}
 	}
+	for _, disk := range r.GivenUp {
+		if err := c.unreserve(ctx, disk, node); err != nil {
+			failed = err
+		}
+	}
 	return failed
 }
 

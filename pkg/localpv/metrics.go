@@ -32,7 +32,7 @@ func newMetrics(registry prometheus.Registerer, node string) *metrics {
 		wiped: prometheus.NewCounter(prometheus.CounterOpts{Name: "local_pv_provisioner_wiped_bytes_total",
 			Help: "Bytes of devices that were overwritten or discarded.", ConstLabels: labels}),
 		writes: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "local_pv_provisioner_api_writes_total",
-			Help: "Requests to the API server that change PersistentVolumes.", ConstLabels: labels}, []string{"verb"}),
+			Help: "Requests to the API server that change PersistentVolumes and Leases.", ConstLabels: labels}, []string{"verb"}),
 	}
 	registry.MustRegister(m.config, m.progress, m.wiped, m.writes)
 	return m

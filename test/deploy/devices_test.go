@@ -58,6 +58,7 @@ func TestDevicesRBAC(t *testing.T) {
 	add(true, "persistentvolumes", "create", "delete", "list", "patch", "watch")
 	add(true, "events.events.k8s.io", "create", "patch")
 	add(false, "configmaps", "list", "watch")
+	add(false, "leases.coordination.k8s.io", "create", "delete", "get")
 	if diff := cmp.Diff(want, rights(t, objs), cmp.AllowUnexported(right{})); diff != "" {
 		t.Errorf("(- want, + got):\n%s", diff)
 	}

@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strconv"
+	"sync"
 	"sync/atomic"
 	"testing"
 
@@ -39,6 +40,10 @@ type World struct {
 	// PVs are what a cache has; API is what the API has, if that is different.
 	PVs []devices.Volume
 	API func() ([]devices.Volume, error)
+	// Reserved are the nodes that have reserved disks, which other worlds may share.
+	Reserved *sync.Map
+	// Hostname is its name.
+	Hostname string
 	// Taken are names of volumes of other nodes.
 	Taken map[string]bool
 	// Step is called after each step of cleaning, if it is set.
@@ -54,7 +59,7 @@ func New(t *testing.T) *World {
 	t.Helper()
 	testenv.NeedRoot(t)
 	testenv.NeedPrograms(t, "wipefs")
-	w := &World{T: t, files: t.TempDir(), Dir: t.TempDir(), changed: make(chan struct{}, 1)}
+	w := &World{T: t, Hostname: "node", Reserved: new(sync.Map), files: t.TempDir(), Dir: t.TempDir(), changed: make(chan struct{}, 1)}
 	w.Config = devices.Config{VolumeMode: devices.Block, DeviceDir: w.Dir, Filter: regexp.MustCompile(`^disk`),
 		ExistingData: devices.Keep, Wipe: devices.WipeSignatures}
 	w.Open(t.TempDir())
@@ -75,7 +80,7 @@ func (w *World) Open(dir string) {
 // Start starts an agent, as after a restart.
 func (w *World) Start() {
 	w.Agent = devices.NewAgent(devices.Options{
-		Node: "node", Records: w.Records, API: w, Log: testr.New(w.T), View: View(),
+		Node: w.Hostname, Records: w.Records, API: w, Log: testr.New(w.T), View: View(),
 		Changed: func() {
 			select {
 			case w.changed <- struct{}{}:
@@ -120,6 +125,12 @@ func (w *World) Volumes(context.Context) ([]devices.Volume, map[string]bool, err
 		return volumes, w.Taken, err
 	}
 	return w.PVs, w.Taken, nil
+}
+
+// Reserve implements devices.API.
+func (w *World) Reserve(_ context.Context, disk string) (string, error) {
+	node, _ := w.Reserved.LoadOrStore(disk, w.Hostname)
+	return node.(string), nil
 }
 
 // Wiped is how many bytes were overwritten.

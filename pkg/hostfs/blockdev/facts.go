@@ -33,6 +33,11 @@ type Facts struct {
 	Partition int
 	// Partitions are those of a disk.
 	Partitions []Number
+	// Below are the devices that one of device mapper or md is made of, whatever is between.
+	Below []Number
+	// Commands are character devices by which commands reach a disk: /dev/sg0 and /dev/bsg/0:0:0:0 of SCSI, /dev/ng0n1 and
+	// the controllers of NVMe.
+	Commands []Number
 	// Identity is what distinguishes the hardware, or the file of a loop device, and stays when numbers and paths
 	// change. It is empty if the kernel does not know any.
 	Identity string
@@ -67,8 +72,43 @@ func Inspect(n Number) (Facts, error) {
 	if f.Partitions, err = partitions(dir); err != nil {
 		return f, err
 	}
+	f.Below, f.Commands = below(dir), commands(dir)
 	f.Identity = identity(dir)
 	return f, nil
+}
+
+func below(dir string) (found []Number) {
+	for _, name := range names(filepath.Join(dir, "slaves")) {
+		at, err := filepath.EvalSymlinks(filepath.Join(dir, "slaves", name))
+		if err != nil {
+			continue // it has just gone
+		}
+		if n, err := parseNumber(attribute(at, "dev")); err == nil {
+			found = append(append(found, n), below(at)...)
+		}
+	}
+	return found
+}
+
+// commands finds the character devices of a disk. Those of NVMe with several paths to one controller each are the subsystem's.
+func commands(disk string) (found []Number) {
+	device := filepath.Join(disk, "device")
+	generic := strings.Replace(filepath.Base(disk), "nvme", "ng", 1)
+	for _, pattern := range []string{"scsi_generic/*", "bsg/*", "../../nvme-generic/" + generic, generic, "", "nvme*"} {
+		dirs, err := filepath.Glob(filepath.Join(device, pattern))
+		if err != nil {
+			continue // never: the pattern is right
+		}
+		for _, dir := range dirs {
+			if subsystem, err := os.Readlink(filepath.Join(dir, "subsystem")); err != nil || filepath.Base(subsystem) == "block" {
+				continue
+			}
+			if n, err := parseNumber(attribute(dir, "dev")); err == nil {
+				found = append(found, n)
+			}
+		}
+	}
+	return found
 }
 
 // kpartx is how device mapper knows a partition that kpartx has made on a device, as of a multipath device.
@@ -138,10 +178,14 @@ func (f Facts) Twins() (found []string) {
 	if f.Identity == "" || err != nil || identity == "" {
 		return nil
 	}
+	disk, part := DiskAndPart(identity)
 	for _, name := range names(sysfs) {
 		dir, err := filepath.EvalSymlinks(filepath.Join(sysfs, name))
-		if err != nil || dir == own || attribute(dir, "partition") != "" || known(dir) != identity {
-			continue // it has just gone, is a part of another one, or is another one
+		if err != nil || dir == own || attribute(dir, "partition") != "" || slices.Contains(f.Below, numberOf(dir)) {
+			continue // it has just gone, is a part of another one, or is below this one
+		}
+		if d, p := DiskAndPart(known(dir)); d != disk || p != part {
+			continue // it is another one
 		}
 		// The boot partitions of a card are disks of their own, which have its serial number.
 		other := strings.HasPrefix(identity, "serial=") && attribute(dir, "size") != attribute(own, "size")
@@ -158,6 +202,15 @@ func attribute(dir, name string) string {
 		return "" // it has none
 	}
 	return strings.TrimSpace(string(content))
+}
+
+// numberOf is no device's where there is none.
+func numberOf(dir string) Number {
+	n, err := parseNumber(attribute(dir, "dev"))
+	if err != nil {
+		return Number{}
+	}
+	return n
 }
 
 func names(dir string) (found []string) {

@@ -2,7 +2,6 @@ package blockdev
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -11,7 +10,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -27,9 +25,9 @@ const initialPIDs = "pid:[4026531836]"
 
 // Users are those of devices whom an exclusive open does not keep away, and whom it is not kept away by.
 type Users struct {
-	// Mounts are the places where a device or a node of it is mounted, Processes those that have one open for writing, and
-	// Loops the loop devices on one.
-	Mounts, Processes, Loops []string
+	// Mounts are the places where a device or a node of it is mounted, Processes those that have one open for writing, Loops
+	// the loop devices on one, and Targets what the kernel serves one as.
+	Mounts, Processes, Loops, Targets []string
 }
 
 // A View is what is seen of the processes of a machine. The zero View is all of them.
@@ -40,15 +38,16 @@ type View struct {
 	Unseen func(pid int) bool
 }
 
-// FindUsers searches for the users of devices: in the mount tables, descriptors and memory of all processes, and in the
-// loop devices. Devices are compared by their numbers, whatever the paths, the filesystems and the namespaces of their
-// nodes are. What may not be looked at is ErrHidden. That holds for processes outside the namespace of this one too,
-// unless the node is nested.
+// FindUsers searches for the users of devices: in the mount tables, descriptors and memory of all processes, in the
+// loop devices, and in what the kernel serves to other machines. Devices are compared by their numbers, whatever the paths, the
+// filesystems and the namespaces of their nodes are. What may not be looked at is ErrHidden. That holds for processes outside the
+// namespace of this one too, unless the node is nested. A filesystem whose server is gone is not waited for: what is open on one is a
+// device only if it has the kernel's name of one.
 func (v View) FindUsers(of []Facts) (Users, error) {
 	if space, err := os.Readlink("/proc/self/ns/pid"); err != nil || !v.Nested && space != initialPIDs {
 		return Users{}, fmt.Errorf("processes of the host: %w (the process ids of this program are %s, %w)", ErrHidden, space, err)
 	}
-	s := search{of: of, files: make(map[inode]bool), mounts: make(map[string]string), tables: make(map[string]bool)}
+	s := newSearch(v, of)
 	if err := s.findFiles(); err != nil {
 		return Users{}, err
 	}
@@ -68,17 +67,26 @@ func (v View) FindUsers(of []Facts) (Users, error) {
 	if err := s.table(os.Getpid()); err != nil {
 		return Users{}, err
 	}
+	if err := s.searchTargets(); err != nil {
+		return Users{}, fmt.Errorf("devices that the kernel serves to other machines: %w", err)
+	}
 	err = s.searchLoops()
 	return s.found(), err
 }
 
 // A search is one for the users of some devices.
 type search struct {
+	View
 	of     []Facts
 	files  map[inode]bool // of those that are loop devices
 	users  Users
 	mounts map[string]string // the process that a mount was found by
 	tables map[string]bool   // the mount tables that were read; most processes share the host's
+	seen   map[int]mount     // the mounts in them, by their numbers, which are one set for all namespaces
+}
+
+func newSearch(v View, of []Facts) *search {
+	return &search{View: v, of: of, files: make(map[inode]bool), mounts: make(map[string]string), tables: make(map[string]bool), seen: make(map[int]mount)}
 }
 
 func (s *search) found() Users {
@@ -112,6 +120,10 @@ func (s *search) findFiles() error {
 
 func (s *search) has(n Number) bool {
 	return slices.ContainsFunc(s.of, func(f Facts) bool { return f.Number == n })
+}
+
+func (s *search) hasCommands(n Number) bool {
+	return slices.ContainsFunc(s.of, func(f Facts) bool { return slices.Contains(f.Commands, n) })
 }
 
 // process looks at the threads of a process: each may have descriptors and mounts of its own, and the first one, which has the
@@ -165,70 +177,131 @@ func (s *search) table(pid int) error {
 		return allow(err)
 	}
 	s.tables[string(content)] = true
+	var mounts []mount
 	for line := range strings.Lines(string(content)) {
-		before, after, ok := strings.Cut(line, " - ")
-		fields, last := strings.Fields(before), strings.Fields(after)
-		if !ok || len(fields) < 6 || len(last) < 2 {
-			return fmt.Errorf("mount table: %w: %q", ErrHidden, line)
-		}
-		used, err := s.mounted(pid, fields, last)
+		m, err := parseMount(pid, line)
 		if err != nil {
-			return fmt.Errorf("mount %s: %w", fields[4], err)
+			return fmt.Errorf("mount table: %w: %w", ErrHidden, err)
 		}
-		if used && s.mounts[fields[4]] == "" {
-			s.mounts[fields[4]] = strconv.Itoa(pid)
+		mounts = append(mounts, m)
+		s.seen[m.id] = m
+	}
+	for _, m := range mounts {
+		used, err := s.mounted(m)
+		if err != nil {
+			return fmt.Errorf("mount %s: %w", m.place, err)
+		}
+		if used && s.mounts[m.place] == "" {
+			s.mounts[m.place] = strconv.Itoa(pid)
 		}
 	}
 	return nil
 }
 
 // mounted says whether a mount is of one of the devices, or of a node of one.
-func (s *search) mounted(pid int, fields, last []string) (bool, error) {
+func (s *search) mounted(m mount) (bool, error) {
 	for _, f := range s.of {
 		// Btrfs has numbers of its own; it holds its devices exclusively, so that this only says where.
-		if fields[2] == f.Number.String() || strings.HasPrefix(last[1], "/dev/") && filepath.Base(last[1]) == filepath.Base(f.Name) {
+		if m.on == f.Number.String() || strings.HasPrefix(m.source, "/dev/") && filepath.Base(m.source) == filepath.Base(f.Name) {
 			return true, nil
 		}
 	}
 	// What is mounted whole is a directory, and what is not in a filesystem is a namespace.
-	if root := fields[3]; root == "/" || !strings.HasPrefix(root, "/") || slices.Contains(strings.Split(fields[5], ","), "nodev") {
+	if m.root == "/" || !strings.HasPrefix(m.root, "/") || m.nodev {
 		return false, nil
 	}
-	used, err := s.leads(fmt.Sprintf("/proc/%d/root%s", pid, unescape(fields[4])))
-	if strings.HasPrefix(last[0], "fuse") && errors.Is(err, fs.ErrPermission) {
-		return false, nil // it is its user's, for whom the kernel opens no device there
+	used, err := s.leads("mounts on "+s.server(m), func() (file, error) { return stat(unix.AT_FDCWD, m.path()) })
+	if !unanswered(err) {
+		return used, allow(err)
 	}
-	return used, allow(err)
+	if m.remote() {
+		return s.named(m.root), nil
+	}
+	return s.elsewhere(m)
 }
 
-// leads says whether a path of some process leads to one of the devices, or to the file of one. The type and the numbers of a file
-// never change: no server is asked, which may be gone.
-func (s *search) leads(path string) (bool, error) {
-	var st unix.Statx_t
-	err := unix.Statx(unix.AT_FDCWD, path, unix.AT_STATX_DONT_SYNC, unix.STATX_TYPE|unix.STATX_INO, &st)
-	switch {
-	case err != nil:
-		return false, err
-	case st.Mode&unix.S_IFMT == unix.S_IFBLK:
-		return s.has(Number{st.Rdev_major, st.Rdev_minor}), nil
-	}
-	return s.files[inode{Number{st.Dev_major, st.Dev_minor}, st.Ino}], nil
-}
-
-// unescape reads a path of a mount table: spaces and the like are octal there.
-func unescape(path string) string {
-	var text strings.Builder
-	for at := 0; at < len(path); at++ {
-		if path[at] == '\\' && at+4 <= len(path) {
-			if c, err := strconv.ParseUint(path[at+1:at+4], 8, 8); err == nil {
-				text.WriteByte(byte(c))
-				at += 3
-				continue
-			}
+// elsewhere looks at what is mounted below a directory whose server is gone through another mount of its filesystem.
+func (s *search) elsewhere(m mount) (bool, error) {
+	for _, other := range s.seen {
+		below, inside := strings.CutPrefix(m.root, strings.TrimSuffix(other.root, "/")+"/")
+		if other.id == m.id || other.on != m.on || !inside {
+			continue
 		}
-		text.WriteByte(path[at])
+		used, err := s.leads("mounts on "+s.server(other), func() (file, error) { return statInside(other, below) })
+		if err == nil {
+			return used, nil
+		}
 	}
-	return text.String()
+	return false, fmt.Errorf("%w: it is below a directory whose server is gone", ErrHidden)
+}
+
+// server is whom a path to a mount asks: that of the filesystem nearest to it that has one, or the mount itself.
+func (s *search) server(m mount) string {
+	at := m
+	for range s.seen { // a parent may have gone, and its number be another one's
+		if at.remote() {
+			return at.on
+		}
+		parent, known := s.seen[at.parent]
+		if !known {
+			break
+		}
+		at = parent
+	}
+	return m.path()
+}
+
+// named says whether a path ends with the kernel's name of one of the devices.
+func (s *search) named(path string) bool {
+	return slices.ContainsFunc(s.of, func(f Facts) bool { return filepath.Base(path) == filepath.Base(f.Name) })
+}
+
+// leads says whether a file is one of the devices, or the file of one, unless its server has left such a question unanswered.
+func (s *search) leads(server string, ask func() (file, error)) (bool, error) {
+	f, err := servers.ask(server, ask)
+	return s.is(f), err
+}
+
+// is says whether a file is one of the devices, or the file of one.
+func (s *search) is(f file) bool {
+	switch f.kind {
+	case unix.S_IFBLK:
+		return s.has(f.device)
+	case unix.S_IFCHR:
+		return s.hasCommands(f.device)
+	}
+	return s.files[f.inode]
+}
+
+// servers are the questions about files that have not been answered.
+var servers = newQuestions[file]()
+
+// A file is what the number of a device is known by.
+type file struct {
+	kind   uint16
+	device Number
+	inode  inode
+}
+
+// stat asks for the type and the numbers of a file, which never change: they need not be those of the server. The zero file is one
+// that may not be seen.
+func stat(at int, path string) (file, error) {
+	var st unix.Statx_t
+	err := unix.Statx(at, path, unix.AT_STATX_DONT_SYNC|unix.AT_EMPTY_PATH, unix.STATX_TYPE|unix.STATX_INO, &st)
+	switch {
+	case errors.Is(err, fs.ErrPermission) && ofOtherUser(path):
+		return file{}, nil
+	case err != nil:
+		return file{}, err
+	}
+	return file{st.Mode & unix.S_IFMT, Number{st.Rdev_major, st.Rdev_minor}, inode{Number{st.Dev_major, st.Dev_minor}, st.Ino}}, nil
+}
+
+// ofOtherUser says whether a path is on a filesystem of FUSE that only another user may enter, for whom the kernel opens no device
+// there. It does not ask the server then (fuse_statfs of linux/fs/fuse/inode.c).
+func ofOtherUser(path string) bool {
+	var st unix.Statfs_t
+	return unix.Statfs(path, &st) == nil && st.Type == unix.FUSE_SUPER_MAGIC
 }
 
 // descriptors looks for a device that a process has open for writing. One that only reads it loses nothing that is its own,
@@ -240,12 +313,19 @@ func (s *search) descriptors(pid int) error {
 		return allow(err)
 	}
 	for _, e := range entries {
-		path := filepath.Join(dir, e.Name())
-		device, err := s.opens(path)
+		open := describe(pid, e.Name())
+		if !open.writes {
+			continue
+		}
+		on, known := s.seen[open.mount]
+		if !known { // it has no place any more
+			on = mount{on: fmt.Sprintf("mount %d", open.mount)}
+		}
+		device, err := s.opens(filepath.Join(dir, e.Name()), on)
 		if err != nil {
 			return err
 		}
-		if device && writes(pid, e.Name()) && !ours(pid) {
+		if device && !ours(pid) {
 			s.users.Processes = append(s.users.Processes, describeProcess(pid))
 			return nil
 		}
@@ -253,8 +333,9 @@ func (s *search) descriptors(pid int) error {
 	return nil
 }
 
-// opens says whether a link of a process leads to one of the devices. What has no path, as a socket, is none.
-func (s *search) opens(link string) (bool, error) {
+// opens says whether a link of a process leads to one of the devices. What has no path, as a socket, is none. A file that is open is
+// asked of its filesystem without a name, and NFS asks its server even so.
+func (s *search) opens(link string, on mount) (bool, error) {
 	to, err := os.Readlink(link)
 	if err == nil && !strings.HasPrefix(to, "/") {
 		return false, nil
@@ -262,17 +343,42 @@ func (s *search) opens(link string) (bool, error) {
 	if err != nil && !errors.Is(err, unix.ENAMETOOLONG) {
 		return false, allow(err)
 	}
-	device, err := s.leads(link)
+	server := "files on " + on.on
+	device, err := s.leads(server, func() (file, error) { return stat(unix.AT_FDCWD, link) })
+	switch late := unanswered(err); {
+	case late && (on.kind != "" && on.remote() || on.kind == "" && (!errors.Is(err, hang.ErrTimeout) || servers.silent(server) > gone)):
+		return s.named(to), nil
+	case late: // this machine may just be slow
+		return false, fmt.Errorf("%w: %s: %w", ErrHidden, to, err)
+	}
 	return device, allow(err)
 }
 
-// writes says whether a descriptor is open for writing, as far as is known (proc_pid_fdinfo(5)).
-func writes(pid int, descriptor string) bool {
-	content, err := os.ReadFile(fmt.Sprintf("/proc/%d/fdinfo/%s", pid, descriptor))
-	_, after, found := bytes.Cut(content, []byte("flags:\t"))
-	line, _, _ := bytes.Cut(after, []byte("\n"))
-	flags, parseErr := strconv.ParseUint(string(line), 8, 32)
-	return err != nil || !found || parseErr != nil || flags&unix.O_ACCMODE != unix.O_RDONLY
+// unanswered says that a filesystem did not say what a file is: it hangs, or has an error for a server that is gone (ENOTCONN, ESTALE).
+func unanswered(err error) bool {
+	return err != nil && !errors.Is(err, fs.ErrPermission) && allow(err) != nil
+}
+
+// gone is after what time a filesystem of unknown type that does not answer is one whose server is gone: no other lets a file that is
+// open wait.
+const gone = 20 * time.Second
+
+// A descriptor is what is known of one without asking its filesystem (proc_pid_fdinfo(5)).
+type descriptor struct {
+	writes bool
+	mount  int
+}
+
+func describe(pid int, name string) descriptor {
+	content, err := os.ReadFile(fmt.Sprintf("/proc/%d/fdinfo/%s", pid, name))
+	field := func(key string) string {
+		_, after, _ := strings.Cut(string(content), key+":\t")
+		value, _, _ := strings.Cut(after, "\n")
+		return value
+	}
+	flags, flagsErr := strconv.ParseUint(field("flags"), 8, 32)
+	mount, mountErr := strconv.Atoi(field("mnt_id"))
+	return descriptor{errors.Join(err, flagsErr, mountErr) != nil || flags&unix.O_ACCMODE != unix.O_RDONLY, mount}
 }
 
 // ours says whether a process is a child of this one, which has its descriptors until it executes a program.
@@ -299,7 +405,12 @@ func describeProcess(pid int) string {
 // memory looks for a device that a process has mapped and opened for writing: its descriptor may be closed, and what may not be
 // written there yet may after mprotect(2).
 func (s *search) memory(pid int) error {
-	content, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
+	// It is locked while the process waits for a server in a call that changes it.
+	table := fmt.Sprintf("/proc/%d/maps", pid)
+	content, err := memories.ask(table, func() ([]byte, error) { return os.ReadFile(table) })
+	if errors.Is(err, hang.ErrTimeout) {
+		return fmt.Errorf("%w: its memory: %w", ErrHidden, err)
+	}
 	if err != nil {
 		return allow(err)
 	}
@@ -309,16 +420,36 @@ func (s *search) memory(pid int) error {
 			continue
 		}
 		link := fmt.Sprintf("/proc/%d/map_files/%s", pid, fields[0])
-		device, err := s.opens(link)
+		if !opensForWriting(link) {
+			continue
+		}
+		device, err := s.opens(link, s.filesystem(fields[3]))
 		if err != nil {
 			return err
 		}
-		if device && opensForWriting(link) {
+		if device {
 			s.users.Processes = append(s.users.Processes, describeProcess(pid))
 			return nil
 		}
 	}
 	return nil
+}
+
+// memories are those of processes that have not been answered for.
+var memories = newQuestions[[]byte]()
+
+// filesystem is a mount of one, which a table of memory has the number of in hexadecimal digits.
+func (s *search) filesystem(number string) mount {
+	major, minor, _ := strings.Cut(number, ":")
+	a, err := strconv.ParseUint(major, 16, 32)
+	b, minorErr := strconv.ParseUint(minor, 16, 32)
+	on := Number{uint32(a), uint32(b)}.String()
+	for _, m := range s.seen {
+		if errors.Join(err, minorErr) == nil && m.on == on {
+			return m
+		}
+	}
+	return mount{on: number}
 }
 
 // opensForWriting says whether the file of a mapping was opened for writing, which the mode of its link is by
@@ -336,7 +467,7 @@ func (s *search) searchLoops() error {
 	}
 	for _, file := range attached {
 		name := filepath.Base(filepath.Dir(filepath.Dir(file)))
-		on, err := asked.backing(name)
+		on, err := asked.ask(name, func() (backingFile, error) { return backing(name) })
 		switch {
 		case errors.Is(err, unix.ENXIO), errors.Is(err, fs.ErrNotExist) && attribute(filepath.Dir(file), "backing_file") == "":
 			continue // it has just been detached, and perhaps removed
@@ -354,35 +485,8 @@ func (s *search) searchLoops() error {
 	return nil
 }
 
-// patience is how long a loop device may take to answer.
-const patience = 2 * time.Second
-
-// asked are the loop devices that have not answered yet: they are not asked again meanwhile.
-var asked = questions{overdue: make(map[string]*hang.Call[backingFile])}
-
-type questions struct {
-	mu      sync.Mutex
-	overdue map[string]*hang.Call[backingFile]
-}
-
-func (q *questions) backing(name string) (backingFile, error) {
-	q.mu.Lock()
-	before := q.overdue[name]
-	q.mu.Unlock()
-	if before != nil {
-		if _, err := before.Wait(context.Background(), time.Millisecond); errors.Is(err, hang.ErrTimeout) {
-			return backingFile{}, err
-		}
-	}
-	call := hang.Start(func() (backingFile, error) { return backing(name) })
-	on, err := call.Wait(context.Background(), patience)
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if delete(q.overdue, name); errors.Is(err, hang.ErrTimeout) {
-		q.overdue[name] = call
-	}
-	return on, err
-}
+// asked are the loop devices that have not answered yet.
+var asked = newQuestions[backingFile]()
 
 // A backingFile is the file of a loop device; the device is zero for a regular one.
 type backingFile struct {

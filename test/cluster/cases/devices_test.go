@@ -171,6 +171,7 @@ func ofLocalStorage(claim *corev1.PersistentVolumeClaim) {
 func TestDevices(t *testing.T) {
 	s := begin(t)
 	s.installDevices()
+	s.leasesOfNodes(s.asPod(s.podOn(nodeA, devicesNamespace, "local-pv-provisioner")))
 	s.withoutVolumes(nodeA, nodeB)
 	t.Run("nodes", func(t *testing.T) { // ends when all of them have
 		for node, kinds := range map[string][]string{nodeA: {"block", "xfs"}, nodeB: {"ext4", "btrfs"}} {

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -158,6 +159,26 @@ func (s *scene) capacityOfNodes(client kubernetes.Interface) {
 	}
 	s.wantForbidden("change the capacity of another node", err)
 	s.wantForbidden("delete the capacity of another node", api.Delete(s.Context(), more.Name, metav1.DeleteOptions{}))
+}
+
+// leasesOfNodes tries to take a disk that another node has reserved, and to give it up.
+func (s *scene) leasesOfNodes(client kubernetes.Interface) {
+	s.Helper()
+	ctx, leases := s.Context(), client.CoordinationV1().Leases(devicesNamespace)
+	of := func(name, node string) *coordinationv1.Lease {
+		return &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: coordinationv1.LeaseSpec{HolderIdentity: &node}}
+	}
+	own, other := s.namespace+"-own", s.namespace+"-other"
+	_, err := c.Client.CoordinationV1().Leases(devicesNamespace).Create(ctx, of(other, nodeB), metav1.CreateOptions{})
+	must.Succeed(s, err)
+	_, err = leases.Create(ctx, of(own, nodeB), metav1.CreateOptions{})
+	s.wantForbidden("reserve a disk for another node", err)
+	s.wantForbidden("give up a disk of another node", leases.Delete(ctx, other, metav1.DeleteOptions{}))
+	_, err = leases.Create(ctx, of(own, nodeA), metav1.CreateOptions{})
+	must.Succeed(s, err)
+	_, err = leases.Get(ctx, own, metav1.GetOptions{})
+	must.Succeed(s, err, leases.Delete(ctx, own, metav1.DeleteOptions{}))
+	s.kubectl("delete", "lease", other, "--namespace="+devicesNamespace)
 }
 
 // snapshotsOfNodes tries the same of snapshots.

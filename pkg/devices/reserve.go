@@ -1,0 +1,70 @@
+package devices
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/blockdev"
+)
+
+// reservable is what the disk of an identity is reserved by: the same for all paths to it and all of its partitions, on any node. It is
+// empty for one that no other node can see.
+func reservable(identity string) string {
+	if identity == "" || !shared(identity) {
+		return ""
+	}
+	disk, _ := blockdev.DiskAndPart(identity)
+	return disk
+}
+
+// reserve has other nodes leave a disk alone before the API is asked for its volumes: two nodes that see a new disk at once find none.
+func (a *Agent) reserve(ctx context.Context, j *job, facts blockdev.Facts) error {
+	disk := reservable(facts.Identity)
+	if disk == "" {
+		return nil
+	}
+	a.mu.Lock()
+	a.reserved[disk] = true
+	a.mu.Unlock()
+	node, err := a.API.Reserve(ctx, disk)
+	switch {
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case err != nil:
+		return Problem{Path: j.path, Reason: NotConfirmed, Detail: err.Error()}
+	case node != a.Node:
+		return Problem{Path: j.path, Reason: Twice, Detail: fmt.Sprintf("it is the disk %s, which the node %s has reserved", disk, node)}
+	}
+	return nil
+}
+
+// givenUp are the disks that may be reserved and that no volume of the node has, nor a device that it may offer. One that another node
+// has a volume of is left to that.
+func (p *pass) givenUp() (disks []string) {
+	used := make(map[string]bool)
+	for _, v := range p.Volumes {
+		used[reservable(v.Identity)] = true
+	}
+	for _, j := range p.jobs {
+		if !j.finished() || reasonOf(j.err) != Twice {
+			used[j.disk] = true
+		}
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for disk := range p.reserved {
+		if !used[disk] {
+			disks = append(disks, disk)
+		}
+	}
+	slices.Sort(disks)
+	return disks
+}
+
+// Unreserved notes that a disk that was given up is not reserved for this node any more.
+func (a *Agent) Unreserved(disk string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	delete(a.reserved, disk)
+}

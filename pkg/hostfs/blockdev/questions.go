@@ -1,0 +1,63 @@
+package blockdev
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/hang"
+)
+
+// patience is how long an answer may take.
+const patience = 2 * time.Second
+
+func newQuestions[T any]() questions[T] {
+	return questions[T]{overdue: make(map[string]*question[T])}
+}
+
+// questions are those that have not been answered, by whom they were asked. Who has not answered is not asked again meanwhile.
+type questions[T any] struct {
+	mu      sync.Mutex
+	overdue map[string]*question[T]
+}
+
+type question[T any] struct {
+	*hang.Call[T]
+	asked time.Time
+}
+
+// silent is for how long one has not answered.
+func (q *questions[T]) silent(whom string) time.Duration {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if before := q.overdue[whom]; before != nil {
+		return time.Since(before.asked)
+	}
+	return 0
+}
+
+// ask returns hang.ErrTimeout if there is no answer.
+func (q *questions[T]) ask(whom string, what func() (T, error)) (answer T, err error) {
+	q.mu.Lock()
+	before := q.overdue[whom]
+	q.mu.Unlock()
+	if before != nil {
+		if _, err := before.Wait(context.Background(), time.Millisecond); errors.Is(err, hang.ErrTimeout) {
+			return answer, err
+		}
+	}
+	call := &question[T]{hang.Start(what), time.Now()}
+	answer, err = call.Wait(context.Background(), patience)
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	switch late := errors.Is(err, hang.ErrTimeout); {
+	case late && (q.overdue[whom] == nil || q.overdue[whom] == before):
+		q.overdue[whom] = call
+	case late:
+		call.Abandon(nil) // another search has just asked too
+	case q.overdue[whom] == before:
+		delete(q.overdue, whom)
+	}
+	return answer, err
+}
