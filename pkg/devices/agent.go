@@ -121,7 +121,7 @@ func NewAgent(o Options) *Agent {
 	ctx, cancel := context.WithCancel(context.Background())
 	reserved, err := o.Records.disks()
 	if err != nil { // what is reserved needlessly stays so until the next start
-		o.Log.Error(err, "failed to read which disks may be reserved for this node")
+		o.Log.Error(err, "Failed to read which disks may be reserved for this node")
 	}
 	return &Agent{Options: o, ctx: ctx, cancel: cancel, jobs: make(map[blockdev.Number]*job), turns: make(chan struct{}, cmp.Or(o.AtOnce, 4)),
 		reserved: reserved}

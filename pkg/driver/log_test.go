@@ -119,7 +119,7 @@ func TestLogVerbosity(t *testing.T) {
 			wantCode(t, err, codes.Internal)
 
 			wantEqual(t, "the calls in the log", log.calls(), c.want)
-			wantEqual(t, "requests in the log", strings.Contains(log.String(), `"request"`), c.verbosity >= 6)
+			wantEqual(t, "requests in the log", strings.Contains(log.String(), `"Request"`), c.verbosity >= 6)
 		})
 	}
 }
@@ -140,7 +140,7 @@ func TestLogHasNoSecrets(t *testing.T) {
 		_, _ = r.NodeUnpublishVolume(ctx, unpublishRequest(name, r.target("vol")))
 		_, _ = r.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: name, Secrets: secrets})
 	}
-	wantContains(t, log.String(), `"request"`, "CreateVolume", "NodePublishVolume", "stripped")
+	wantContains(t, log.String(), `"Request"`, "CreateVolume", "NodePublishVolume", "stripped")
 	for line := range strings.Lines(log.String()) {
 		if strings.Contains(line, secret) {
 			t.Errorf("the log has a secret: %s", line)
@@ -235,7 +235,7 @@ func TestLongFieldsAreBounded(t *testing.T) {
 		})
 	}
 	for line := range strings.Lines(log.String()) {
-		if most := 20 << 10; len(line) > most || len(line) > 4<<10 && !strings.Contains(line, `"request"`) {
+		if most := 20 << 10; len(line) > most || len(line) > 4<<10 && !strings.Contains(line, `"Request"`) {
 			t.Errorf("a line of %d bytes: %.200s", len(line), line)
 		}
 	}
