@@ -58,7 +58,7 @@ func (l *logged) line(t *testing.T, text string) string {
 // calls are the lines about calls, by their severity, method and code.
 func (l *logged) calls() []string {
 	var calls []string
-	about := regexp.MustCompile(`^([IE]).*"call(?: failed)?".* method="(\w+)".* code="(\w+)" duration="[0-9.]+[mµn]?s"`)
+	about := regexp.MustCompile(`^([IE]).*"Call(?: failed)?".* method="(\w+)".* code="(\w+)" duration="[0-9.]+[mµn]?s"`)
 	for line := range strings.Lines(l.String()) {
 		if match := about.FindStringSubmatch(line); match != nil {
 			calls = append(calls, strings.Join(match[1:], " "))
