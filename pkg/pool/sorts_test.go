@@ -262,7 +262,7 @@ func (s sort) wantOneBad(b *bench, want state) {
 // wantToldOf says that the record of pvc-1 is reported of, in the log and as a condition.
 func (b *bench) wantToldOf(said *diary) {
 	b.t.Helper()
-	if n := said.count("record is unreadable", "pvc-1"); n != 1 {
+	if n := said.count("Record is unreadable", "pvc-1"); n != 1 {
 		b.t.Errorf("the log has %d times of the bad record, want once: %q", n, said.lines)
 	}
 	if v := b.volume("pvc-1"); !v.Condition.Abnormal || !strings.Contains(v.Condition.Message, "record") {
@@ -309,7 +309,7 @@ func TestCopiedRecordOfAnyKindIsIgnored(t *testing.T) {
 				must.Succeed(t, os.WriteFile(b.Own("volumes", "pvc-9.json"), record, 0o600))
 				for range 2 {
 					said := b.restartSaying(s.pools())
-					if v := b.volume("pvc-9"); !v.Lost || said.count("record is unreadable", "pvc-9") != 1 {
+					if v := b.volume("pvc-9"); !v.Lost || said.count("Record is unreadable", "pvc-9") != 1 {
 						t.Errorf("volume %+v, want it lost, and reported", v)
 					}
 					b.later(2 * time.Minute)

@@ -369,7 +369,7 @@ func TestCopiedRecordIsNotCounted(t *testing.T) {
 		if promised := b.Status()[0].Promised; promised != 2*mib {
 			t.Errorf("%d bytes are promised, want 2 MiB", promised)
 		}
-		if v := b.volume("pvc-9"); !v.Lost || !strings.Contains(v.Condition.Message, `"pvc-1"`) || said.count("record is unreadable", "pvc-9") != 1 {
+		if v := b.volume("pvc-9"); !v.Lost || !strings.Contains(v.Condition.Message, `"pvc-1"`) || said.count("Record is unreadable", "pvc-9") != 1 {
 			t.Errorf("volume %+v, want it lost, and reported", v)
 		}
 		_, err = b.Create(t.Context(), pool.Request{ID: id(t, "pvc-9"), Range: volume.Range{Required: mib}})
