@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"strings"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -232,49 +231,6 @@ func TestUseAbovePromiseIsForeign(t *testing.T) {
 		for _, name := range []string{"pvc-used", "pvc-empty"} {
 			b.delete(name)
 		}
-	})
-}
-
-// Chunks that were allocated for data stay data's, however much of them is free. Then small files have no room, so that no volume is
-// promised any.
-func TestNothingIsPromisedWhileDataHasAllChunks(t *testing.T) {
-	testenv.NeedRoot(t)
-	root := testenv.CountingBtrfs(t, 1<<30)
-	synctest.Test(t, func(t *testing.T) {
-		b := newBench(t, root)
-		b.real = quota.Detect
-		b.start(local)
-		var files []string
-		for n := 0; ; n++ {
-			file := b.Path(fmt.Sprint("others-", n))
-			err := os.WriteFile(file, make([]byte, 4*mib), 0o600)
-			files = append(files, file)
-			if errors.Is(err, unix.ENOSPC) {
-				break
-			}
-			must.Succeed(t, err)
-			syncfs(t, root)
-		}
-		for n, file := range files {
-			if n%16 != 0 { // a chunk with nothing in it is given back
-				must.Succeed(t, os.Remove(file))
-			}
-		}
-		syncfs(t, root)
-		b.later(time.Minute)
-		_, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-1"), Range: volume.Range{Required: mib}})
-		if got := b.capacity(); got != 0 || !errors.Is(err, volume.ErrNoSpace) || !strings.Contains(err.Error(), "btrfs balance") {
-			t.Errorf("capacity %d MiB, creating a volume: %v; want none, and ErrNoSpace that names the command", got/mib, err)
-		}
-		if out, err := exec.CommandContext(t.Context(), "btrfs", "balance", "start", "-dusage=50", root).CombinedOutput(); err != nil {
-			t.Fatalf("%v: %s", err, out)
-		}
-		b.later(time.Minute)
-		if got := b.capacity(); got < 100*mib {
-			t.Errorf("capacity %d MiB after the balance", got/mib)
-		}
-		b.create("pvc-1", mib)
-		b.delete("pvc-1")
 	})
 }
 

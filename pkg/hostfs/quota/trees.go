@@ -21,9 +21,6 @@ type Trees struct {
 	Reserve int64
 	// Spare is what is allocated for trees and free.
 	Spare int64
-	// Short says that trees can be given no more than the kernel's reserve and one chunk: chunks of data have the rest, also
-	// where much of them is free. The trees get none of it back before a balance.
-	Short bool
 }
 
 // TreesOf is what the filesystem of d needs; nothing where it is no btrfs.
@@ -48,13 +45,10 @@ func TreesOf(d *dir.Dir) (Trees, error) {
 func (s *spaces) trees(size int64) Trees {
 	const mib = 1 << 20
 	data, metadata, mixed := int64(1), int64(1), false
-	var spare, allocated int64
+	var spare int64
 	for _, space := range s.Spaces[:min(s.Total, s.Slots)] {
-		if space.Flags&isReserve != 0 {
-			continue
-		}
-		allocated += int64(space.Bytes) * space.copies()
 		switch {
+		case space.Flags&isReserve != 0:
 		case space.Flags&isData != 0:
 			data = space.copies()
 			mixed = mixed || space.Flags&isMetadata != 0
@@ -72,9 +66,7 @@ func (s *spaces) trees(size int64) Trees {
 		chunk = 1 << 30
 	}
 	t := Trees{Copies: (metadata + data - 1) / data, Spare: spare / data}
-	own := reserve + min(chunk, size/10)
-	t.Reserve = t.Copies*own + min(1<<30, size/10)
-	t.Short = spare+size*data-allocated < metadata*own
+	t.Reserve = t.Copies*(reserve+min(chunk, size/10)) + min(1<<30, size/10)
 	return t
 }
 

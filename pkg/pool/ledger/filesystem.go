@@ -129,7 +129,7 @@ func (a *accounts) foreign() (most int64) {
 // not known what the volumes hold, and so what others hold: that is at least what exceeds all
 // promises, and was once known exactly.
 func (a *accounts) available(space dir.Space, policy Policy) int64 {
-	if space.ReadOnly || space.OutOfInodes() || a.trees.Short {
+	if space.ReadOnly || space.OutOfInodes() {
 		return 0
 	}
 	owed, foreign := a.owed(), space.TakenBytes()

@@ -39,11 +39,6 @@ func (l *Ledger) reserve(space dir.Space, bytes int64) (err error) {
 			err = fmt.Errorf("%w: the promises of the pools %q on the same filesystem are not known", volume.ErrUnavailable, others)
 			return nil
 		}
-		if a.trees.Short {
-			err = fmt.Errorf("%w: the chunks of data have taken the whole filesystem of pool %q, and small files would find no room: run "+
-				"`btrfs balance start -dusage=50` for it", volume.ErrNoSpace, l.policy.Pool)
-			return nil
-		}
 		available := a.available(space, l.policy)
 		if bytes <= available {
 			err = nil

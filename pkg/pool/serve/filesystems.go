@@ -144,7 +144,7 @@ func (p *Pool) countsForAll() bool {
 }
 
 // count takes what volumes and trash of all pools on the filesystem hold from what is taken.
-// If that cannot be known now, the last number stays, and only what is known of btrfs' trees is new.
+// If that cannot be known now, the last number stays.
 func (v *Visit) count() {
 	trees, err := v.Keeper.Trees(v.Store.Root())
 	if err != nil {
@@ -161,7 +161,6 @@ func (v *Visit) count() {
 		held, known = held+bytes, known && ok
 	}
 	if !known {
-		v.Pool.Ledger.SetTrees(trees)
 		return
 	}
 	after, err := v.Store.Space()
