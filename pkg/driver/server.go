@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"path"
@@ -208,7 +209,7 @@ func ParseEndpoint(endpoint string) (string, error) {
 	return socket, nil
 }
 
-// Listen makes the socket, with mode 0600. A socket that no process serves is
+// Listen makes the socket, with mode 0600. A socket that no process serves, or one that gives no answer within 10 seconds, is
 // replaced; one that is served, and anything else of that name, is not.
 func Listen(socket string) (net.Listener, error) {
 	if err := removeStale(socket); err != nil {
@@ -226,6 +227,20 @@ func Listen(socket string) (net.Listener, error) {
 	return listener, nil
 }
 
+// answers says whether a process is there that takes connections, which a gRPC server greets (RFC 9113, section 3.4), and closes the
+// connection. A driver that was killed keeps its socket while a thread of it waits for a disk that hangs.
+func answers(connection net.Conn) (answered bool, err error) {
+	err = connection.SetReadDeadline(time.Now().Add(10 * time.Second))
+	if err == nil {
+		_, err = connection.Read(make([]byte, 1))
+	}
+	answered = !errors.Is(err, os.ErrDeadlineExceeded)
+	if errors.Is(err, io.EOF) || !answered {
+		err = nil
+	}
+	return answered, errors.Join(err, connection.Close())
+}
+
 func removeStale(socket string) error {
 	info, err := os.Lstat(socket)
 	if errors.Is(err, os.ErrNotExist) {
@@ -240,7 +255,10 @@ func removeStale(socket string) error {
 	connection, err := net.DialTimeout("unix", socket, time.Second)
 	switch {
 	case err == nil:
-		return errors.Join(fmt.Errorf("listen on %s: another process serves it", socket), connection.Close())
+		if answered, err := answers(connection); err != nil || answered {
+			return errors.Join(fmt.Errorf("listen on %s: another process serves it", socket), err)
+		}
+		return os.Remove(socket)
 	case errors.Is(err, syscall.ECONNREFUSED): // no process listens; one that is merely busy gives another answer
 		return os.Remove(socket)
 	}

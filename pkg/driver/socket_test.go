@@ -82,6 +82,19 @@ func TestListenReplacesStaleSocket(t *testing.T) {
 	must.Succeed(t, errors.Join(connection.Close(), listener.Close()))
 }
 
+// A driver that was killed has its socket for as long as a thread of it waits for a disk that hangs.
+func TestListenReplacesSocketOfDeadProcess(t *testing.T) {
+	socket := filepath.Join(testenv.SocketDir(t), "s")
+	dead, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket})
+	must.Succeed(t, err)
+	dead.SetUnlinkOnClose(false)
+	defer func() { must.Succeed(t, dead.Close()) }()
+
+	listener, err := driver.Listen(socket)
+	must.Succeed(t, err)
+	must.Succeed(t, listener.Close())
+}
+
 func TestListenKeepsServedSocket(t *testing.T) {
 	r := newRig(t, setup{})
 	_, err := driver.Listen(r.socket)

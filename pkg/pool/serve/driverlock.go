@@ -17,6 +17,9 @@ const (
 	// aliveFor is how long a driver of another node counts as alive after its sign of life has
 	// changed, by the clock of this process: a sign comes with each check.
 	aliveFor = 30 * time.Second
+	// deadFor is how long a driver that has the lock of this node counts as alive after its sign of life has changed. One that was
+	// killed keeps the lock while a thread of it waits for a disk that hangs, that of another pool, say.
+	deadFor = 2 * time.Minute
 	// tryToServe is for those who inspect the pool, and hold the lock for an instant.
 	tryToServe = 50 * time.Millisecond
 )
@@ -35,6 +38,10 @@ type Guard struct {
 
 	self store.Server
 	uuid string // of the pool that is locked, or waited for
+	// looks is since when this driver looks for a sign of the one that has the lock, and looked when it did so last.
+	looks, looked time.Time
+	// served says that this driver has served that pool since it has the lock.
+	served bool
 	// node is the lock of the node, and waiting that of who waits for it; nil without.
 	node, waiting *store.NodeLock
 	signs         store.Signs
@@ -55,6 +62,7 @@ func (g *Guard) Acquire(s *store.Store, uuid string) error {
 	case errors.Is(err, store.ErrServed):
 		g.wait(s)
 	case err == nil:
+		g.served = true
 		g.meet(s)
 	}
 	return err
@@ -121,6 +129,10 @@ func (g *Guard) lockNode(s *store.Store, uuid string) (alone bool, err error) {
 		time.Sleep(time.Millisecond)
 		alone, err = g.node.Try()
 	}
+	if err != nil && g.outlived(s) {
+		release(&g.waiting)
+		return false, nil
+	}
 	if err != nil {
 		if g.waiting == nil {
 			g.waiting = store.NewNodeLock(g.Dev, at+1)
@@ -132,14 +144,30 @@ func (g *Guard) lockNode(s *store.Store, uuid string) (alone bool, err error) {
 	return alone && !g.OwnDev, nil
 }
 
-// claim writes the sign of life, unless another driver does: one of another node, or, where it is not certain that this one is
-// alone on its node, any.
+// outlived says that the driver which has the lock gives no sign of life any more, or that this one has taken the pool over from it.
+func (g *Guard) outlived(s *store.Store) bool {
+	by, sign, err := s.Server()
+	if err != nil || sign == "" {
+		return false
+	}
+	now := time.Now()
+	// After a disk has hung, both drivers go on at once.
+	if now.Sub(g.looked) > aliveFor {
+		g.looks = now
+	}
+	g.looked = now
+	silent := min(g.signs.Unchanged("server", sign), now.Sub(g.looks))
+	return g.served && by.Instance == g.self.Instance || silent >= deadFor
+}
+
+// claim writes the sign of life, unless another driver does: one of another node, any where it is not certain that this one is
+// alone on its node, and any that has taken the pool over from this one, which gave no sign for long.
 func (g *Guard) claim(s *store.Store, alone bool) error {
 	by, sign, err := s.Server()
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
-	other := by.Node != g.Node.String() || !alone && by.Instance != g.self.Instance
+	other := by.Node != g.Node.String() || (!alone || g.served) && by.Instance != g.self.Instance
 	if sign != "" && other && g.signs.Unchanged("server", sign) < aliveFor {
 		return servedBy(s)
 	}
@@ -170,6 +198,7 @@ func servedBy(s *store.Store) error {
 
 // Release lets other drivers of this node serve the pool.
 func (g *Guard) Release() {
+	g.served = false
 	release(&g.node)
 	release(&g.waiting)
 }

@@ -21,6 +21,26 @@ import (
 
 const uuid = "kwinljr55icti4ji"
 
+// A driver that was killed has its lock for as long as a thread of it waits for a disk that hangs. If it was only slow, it finds out.
+func TestDriverThatKeepsItsLockIsOutlived(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, dev := aPool(t), aDev(t)
+		one, two := aGuard(t, "node-1", dev), aGuard(t, "node-1", dev)
+		must.Succeed(t, one.Acquire(s, uuid))
+		must.ErrorIs(t, two.Acquire(s, uuid), store.ErrServed)
+		time.Sleep(time.Hour) // in which it could not look either
+		for range 12 {
+			must.ErrorIs(t, two.Acquire(s, uuid), store.ErrServed)
+			time.Sleep(10 * time.Second)
+		}
+		for range 4 {
+			must.Succeed(t, two.Acquire(s, uuid))
+			must.ErrorIs(t, one.Acquire(s, uuid), store.ErrServed)
+			time.Sleep(10 * time.Second)
+		}
+	})
+}
+
 func TestOneDriverServes(t *testing.T) {
 	for title, c := range map[string]struct {
 		otherNode bool
