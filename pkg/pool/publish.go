@@ -287,7 +287,8 @@ func (v *found) unpublishOwn(ctx context.Context, target bind.Target) (done bool
 	return true, content.MountError(step.EndWith(err))
 }
 
-// unpublishAny unmounts what is at the target, and detaches a device that was published only there.
+// unpublishAny unmounts what is at the target, and detaches a device of the volume that was published only there. Another device may
+// have its number by then: a pod can end its own, and the number goes to whatever program of the node asks next.
 func (s *Set) unpublishAny(ctx context.Context, id volume.ID, target bind.Target) error {
 	device, err := s.Options.Host(s.Options.Log).DeviceAt(target)
 	if err != nil {
@@ -303,8 +304,8 @@ func (s *Set) unpublishAny(ctx context.Context, id volume.ID, target bind.Target
 	if err := trace.Step(ctx, "unmount", func() error { return s.unmount(id, target) }); err != nil {
 		return err
 	}
-	if device == nil {
-		return nil
+	if device == nil || !device.Gone && !s.isOf(id, device) {
+		return nil // one on a deleted file is found by the survey
 	}
 	done, err := s.TurnAtDevices(ctx, id)
 	if err != nil {
