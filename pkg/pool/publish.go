@@ -304,8 +304,9 @@ func (s *Set) unpublishAny(ctx context.Context, id volume.ID, target bind.Target
 	if err := trace.Step(ctx, "unmount", func() error { return s.unmount(id, target) }); err != nil {
 		return err
 	}
-	if device == nil || !device.Gone && !s.isOf(id, device) {
-		return nil // one on a deleted file is found by the survey
+	// One that only reads may show another file of its pod (LOOP_CHANGE_FD). One on a deleted file is found by the survey.
+	if device == nil || !device.Gone && !device.ReadOnly && !s.isOf(id, device) {
+		return nil
 	}
 	done, err := s.TurnAtDevices(ctx, id)
 	if err != nil {

@@ -117,7 +117,8 @@ func readersAreApart(b *bench) {
 		b.Must(b.tryPublishReadOnly("disk", "other"))
 		b.wantDevices(3)
 	}
-	forged, err := os.Create(filepath.Join(b.TempDir(), "forged"))
+	pods := b.TempDir()
+	forged, err := os.Create(filepath.Join(pods, "forged"))
 	b.Must(err)
 	defer forged.Close()
 	b.Must(forged.Truncate(size))
@@ -130,7 +131,7 @@ func readersAreApart(b *bench) {
 	b.unpublish("disk", "one")
 	b.unpublish("disk", "other")
 	b.unpublish("disk", "writer")
-	if left, err := loopfs.Devices(b.TempDir()); err != nil || len(left) > 0 {
+	if left, err := loopfs.Devices(pods); err != nil || len(left) > 0 {
 		b.Errorf("the devices %v stay, %v", left, err)
 	}
 }
