@@ -286,7 +286,7 @@ func (s *scene) comeAndGo() {
 	slow := disk.New(s.T, s.image(72*mib), s.TempDir())
 	s.attachDisk(nodeC, "disk-slow", slow.Path)
 	s.addDisk(nodeC, "disk-out", 8*mib)
-	s.startDevices(nodeC)
+	renew := s.startDevices(nodeC)
 	s.offer(nodeC, map[string]string{"volumeMode": "Block", "wipe": "zero"})
 	found := s.deviceVolumes(nodeC, corev1.VolumeAvailable, 2)
 	out, cleaned := found[0], found[1] // by their names
@@ -327,6 +327,7 @@ func (s *scene) comeAndGo() {
 	s.deviceVolumes(nodeC, corev1.VolumeAvailable, 0)
 	s.until("no volume to be left", func(context.Context) (string, error) { return strings.Join(s.volumesOn(nodeC), ", "), nil })
 	s.addNode()
+	renew()
 	s.annotate(nodeC, `"devices-`+nodeC+`"`)
 	left := s.deviceVolumes(nodeC, corev1.VolumeAvailable, 2)[0].Name
 	// The volume of a claim goes with that, and not with its node.
@@ -360,14 +361,21 @@ func (s *scene) addNode() {
 // devicesMetrics is where the agent that has no pod serves its metrics.
 const devicesMetrics = "127.0.0.1:19810"
 
-// startDevices runs the agent of a node without a pod, with the rights that it has in one.
-func (s *scene) startDevices(node string) {
+// startDevices runs the agent of a node without a pod, with the rights that it has in one. renew gives it a token of a node that was made
+// anew: the one that it has goes with the node, some seconds later.
+func (s *scene) startDevices(node string) (renew func()) {
 	s.Helper()
-	token := s.token(devicesNamespace, "local-pv-provisioner", authenticationv1.BoundObjectReference{APIVersion: "v1", Kind: "Node", Name: node})
-	kubeconfig := filepath.Join(s.TempDir(), "kubeconfig")
+	files := s.TempDir()
+	token, kubeconfig := filepath.Join(files, "token"), filepath.Join(files, "kubeconfig")
+	renew = func() {
+		s.Helper()
+		made := s.token(devicesNamespace, "local-pv-provisioner", authenticationv1.BoundObjectReference{APIVersion: "v1", Kind: "Node", Name: node})
+		must.Succeed(s, os.WriteFile(token, []byte(made), 0o600))
+	}
+	renew()
 	must.Succeed(s, clientcmd.WriteToFile(clientcmdapi.Config{
 		Clusters:       map[string]*clientcmdapi.Cluster{"test": {Server: c.Config.Host, CertificateAuthorityData: c.Config.CAData}},
-		AuthInfos:      map[string]*clientcmdapi.AuthInfo{"agent": {Token: token}},
+		AuthInfos:      map[string]*clientcmdapi.AuthInfo{"agent": {TokenFile: token}},
 		Contexts:       map[string]*clientcmdapi.Context{"test": {Cluster: "test", AuthInfo: "agent"}},
 		CurrentContext: "test",
 	}, kubeconfig))
@@ -384,6 +392,7 @@ func (s *scene) startDevices(node string) {
 			s.Errorf("the agent of %s: %v", node, err)
 		}
 	})
+	return renew
 }
 
 // untilMetric waits for a value of a metric of the agent without a pod.
