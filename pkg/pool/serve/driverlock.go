@@ -40,8 +40,8 @@ type Guard struct {
 	uuid string // of the pool that is locked, or waited for
 	// looks is since when this driver looks for a sign of the one that has the lock, and looked when it did so last.
 	looks, looked time.Time
-	// served says that this driver has served that pool since it has the lock.
-	served bool
+	// signed says that this driver has written its sign of life into that pool: another there is newer.
+	signed bool
 	// node is the lock of the node, and waiting that of who waits for it; nil without.
 	node, waiting *store.NodeLock
 	signs         store.Signs
@@ -62,7 +62,6 @@ func (g *Guard) Acquire(s *store.Store, uuid string) error {
 	case errors.Is(err, store.ErrServed):
 		g.wait(s)
 	case err == nil:
-		g.served = true
 		g.meet(s)
 	}
 	return err
@@ -157,7 +156,7 @@ func (g *Guard) outlived(s *store.Store) bool {
 	}
 	g.looked = now
 	silent := min(g.signs.Unchanged("server", sign), now.Sub(g.looks))
-	return g.served && by.Instance == g.self.Instance || silent >= deadFor
+	return g.signed && by.Instance == g.self.Instance || silent >= deadFor
 }
 
 // claim writes the sign of life, unless another driver does: one of another node, any where it is not certain that this one is
@@ -167,7 +166,7 @@ func (g *Guard) claim(s *store.Store, alone bool) error {
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
-	other := by.Node != g.Node.String() || (!alone || g.served) && by.Instance != g.self.Instance
+	other := by.Node != g.Node.String() || (!alone || g.signed) && by.Instance != g.self.Instance
 	if sign != "" && other && g.signs.Unchanged("server", sign) < aliveFor {
 		return servedBy(s)
 	}
@@ -175,7 +174,9 @@ func (g *Guard) claim(s *store.Store, alone bool) error {
 	if err := s.WriteServer(&g.self); err != nil {
 		// A pool that is full or read-only is served all the same.
 		g.Log.V(4).Info("Failed to write who serves the pool", "err", err.Error())
+		return nil
 	}
+	g.signed = true
 	return nil
 }
 
@@ -198,7 +199,7 @@ func servedBy(s *store.Store) error {
 
 // Release lets other drivers of this node serve the pool.
 func (g *Guard) Release() {
-	g.served = false
+	g.signed = false
 	release(&g.node)
 	release(&g.waiting)
 }
