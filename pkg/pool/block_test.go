@@ -285,7 +285,6 @@ func TestUnpublishLostBlockVolume(t *testing.T) {
 		must.Succeed(t, b.publishBlock("pvc-1", "a"))
 		must.Succeed(t, os.RemoveAll(b.Path("pool", "pvc-1")))
 		must.Succeed(t, b.unpublish("pvc-1", "a"))
-		b.later(time.Minute)
 		b.attached(0)
 		b.delete("pvc-1")
 		b.wantClean()
@@ -299,11 +298,8 @@ func TestUnpublishBlockVolumeAfterRestoreFromBackup(t *testing.T) {
 		must.Succeed(t, os.Rename(b.Path("pool", "pvc-1"), b.Path("broken")))
 		must.Succeed(t, os.CopyFS(b.Path("pool", "pvc-1"), os.DirFS(b.Path("broken"))))
 		must.Succeed(t, b.unpublish("pvc-1", "a"))
+		b.attached(0)
 		wantGone(t, b.Path("pods", "a"))
-		// It may be any driver's: nothing shows that this one attached it.
-		for _, d := range b.attached(1) {
-			must.Succeed(t, b.Loops.End(d.Name))
-		}
 	})
 }
 

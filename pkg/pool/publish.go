@@ -287,8 +287,7 @@ func (v *found) unpublishOwn(ctx context.Context, target bind.Target) (done bool
 	return true, content.MountError(step.EndWith(err))
 }
 
-// unpublishAny unmounts what is at the target, and detaches a device of the volume that was published only there. Another device may
-// have its number by then: a pod can end its own, and the number goes to whatever program of the node asks next.
+// unpublishAny unmounts what is at the target, and detaches a device that was published only there.
 func (s *Set) unpublishAny(ctx context.Context, id volume.ID, target bind.Target) error {
 	device, err := s.Options.Host(s.Options.Log).DeviceAt(target)
 	if err != nil {
@@ -304,8 +303,7 @@ func (s *Set) unpublishAny(ctx context.Context, id volume.ID, target bind.Target
 	if err := trace.Step(ctx, "unmount", func() error { return s.unmount(id, target) }); err != nil {
 		return err
 	}
-	// One that only reads may show another file of its pod (LOOP_CHANGE_FD). One on a deleted file is found by the survey.
-	if device == nil || !device.Gone && !device.ReadOnly && !s.isOf(id, device) {
+	if device == nil {
 		return nil
 	}
 	done, err := s.TurnAtDevices(ctx, id)
