@@ -130,7 +130,7 @@ func (g *Guard) lockNode(s *store.Store, uuid string) (alone bool, err error) {
 	}
 	if err != nil && g.outlived(s) {
 		release(&g.waiting)
-		return false, nil
+		return false, g.overtake(s)
 	}
 	if err != nil {
 		if g.waiting == nil {
@@ -157,6 +157,17 @@ func (g *Guard) outlived(s *store.Store) bool {
 	g.looked = now
 	silent := min(g.signs.Unchanged("server", sign), now.Sub(g.looks))
 	return g.signed && by.Instance == g.self.Instance || silent >= deadFor
+}
+
+// overtake writes the sign by which the driver that has the lock finds out, if it is there after all. Where none can be written, as
+// on a pool that is full or read-only, its own cannot change either, and says nothing.
+func (g *Guard) overtake(s *store.Store) error {
+	g.beat()
+	if err := s.WriteServer(&g.self); err != nil {
+		g.Log.V(4).Info("Failed to write who serves the pool", "err", err.Error())
+		return servedBy(s)
+	}
+	return nil
 }
 
 // claim writes the sign of life, unless another driver does: one of another node, any where it is not certain that this one is

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -17,6 +18,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 	"kubevirt.io/hostpath-provisioner/test/must"
+	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
 const uuid = "kwinljr55icti4ji"
@@ -38,6 +40,28 @@ func TestDriverThatKeepsItsLockIsOutlived(t *testing.T) {
 			must.ErrorIs(t, one.Acquire(s, uuid), store.ErrServed)
 			time.Sleep(10 * time.Second)
 		}
+	})
+}
+
+// On a pool that is full or read-only no driver can write its sign: that of the one that serves does not change, and says nothing.
+func TestDriverWithoutSignIsNotOutlived(t *testing.T) {
+	testenv.NeedRoot(t)
+	testenv.NeedPrograms(t, "chattr")
+	synctest.Test(t, func(t *testing.T) {
+		s, dev := aPool(t), aDev(t)
+		one, two := aGuard(t, "node-1", dev), aGuard(t, "node-1", dev)
+		must.Succeed(t, one.Acquire(s, uuid))
+		sign := filepath.Join(s.Root().String(), ".hostpath-provisioner", "lock")
+		must.Succeed(t, exec.CommandContext(t.Context(), "chattr", "+i", sign).Run())
+		t.Cleanup(func() { _ = exec.Command("chattr", "-i", sign).Run() }) // it was taken off if all went well
+		for range 20 {
+			time.Sleep(10 * time.Second)
+			must.Succeed(t, one.Acquire(s, uuid))
+			must.ErrorIs(t, two.Acquire(s, uuid), store.ErrServed)
+		}
+		must.Succeed(t, exec.CommandContext(t.Context(), "chattr", "-i", sign).Run())
+		must.Succeed(t, one.Acquire(s, uuid))
+		must.ErrorIs(t, two.Acquire(s, uuid), store.ErrServed)
 	})
 }
 
