@@ -1,7 +1,6 @@
 package devices_test
 
 import (
-	"context"
 	"errors"
 	"os"
 	"os/exec"
@@ -18,26 +17,6 @@ import (
 	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv/loopfs"
 )
-
-// with runs a shell script in a mount namespace of its own, up to where it says that it is ready, until the test ends.
-func with(t *testing.T, script string, args ...string) {
-	t.Helper()
-	cmd := exec.CommandContext(context.WithoutCancel(t.Context()), "sh", append([]string{"-c", script + ` && echo ready && read line`, "sh"}, args...)...)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
-	input, err := cmd.StdinPipe()
-	must.Succeed(t, err)
-	output, err := cmd.StdoutPipe()
-	must.Succeed(t, err)
-	must.Succeed(t, cmd.Start())
-	t.Cleanup(func() {
-		must.Succeed(t, input.Close())
-		_ = cmd.Wait() // read has found the end
-	})
-	line := make([]byte, len("ready\n"))
-	if _, err := output.Read(line); err != nil || string(line) != "ready\n" {
-		t.Fatalf("%s: %q, %v", script, line, err)
-	}
-}
 
 // elsewhere is a node of a device that is not below /dev, nor on the filesystem of the kernel's nodes.
 func elsewhere(t *testing.T, node string) string {
@@ -62,15 +41,15 @@ func TestDeviceUsedWithoutExclusiveOpenIsRefused(t *testing.T) {
 		use  func(t *testing.T, d *devicestest.Disk)
 		want devices.Reason
 	}{
-		"open in a process": {func(t *testing.T, d *devicestest.Disk) { with(t, `exec 3<>"$1"`, d.Node) }, devices.InUse},
+		"open in a process": {func(t *testing.T, d *devicestest.Disk) { devicestest.With(t, `exec 3<>"$1"`, d.Node) }, devices.InUse},
 		"open in a process by a node elsewhere": {func(t *testing.T, d *devicestest.Disk) {
-			with(t, `exec 3<>"$1"`, elsewhere(t, d.Node))
+			devicestest.With(t, `exec 3<>"$1"`, elsewhere(t, d.Node))
 		}, devices.InUse},
 		"a node below /dev of a container": {func(t *testing.T, d *devicestest.Disk) {
-			with(t, `mount -t tmpfs none /dev/shm && touch /dev/shm/xvda && mount --bind "$1" /dev/shm/xvda`, d.Node)
+			devicestest.With(t, `mount -t tmpfs none /dev/shm && touch /dev/shm/xvda && mount --bind "$1" /dev/shm/xvda`, d.Node)
 		}, devices.Mounted},
 		"a node elsewhere, in a container": {func(t *testing.T, d *devicestest.Disk) {
-			with(t, `touch "$2" && mount --bind "$1" "$2"`, elsewhere(t, d.Node), filepath.Join(t.TempDir(), "to"))
+			devicestest.With(t, `touch "$2" && mount --bind "$1" "$2"`, elsewhere(t, d.Node), filepath.Join(t.TempDir(), "to"))
 		}, devices.Mounted},
 		"a node elsewhere, mapped": {func(t *testing.T, d *devicestest.Disk) {
 			bindTo(t, elsewhere(t, d.Node), filepath.Join(t.TempDir(), "a pod"))
@@ -78,7 +57,7 @@ func TestDeviceUsedWithoutExclusiveOpenIsRefused(t *testing.T) {
 		"the file that it is of, as a loop device, open in a process": {func(t *testing.T, d *devicestest.Disk) {
 			same := filepath.Join(filepath.Dir(d.Image), "by another name")
 			must.Succeed(t, os.Link(d.Image, same))
-			with(t, `exec 3<>"$1"`, same)
+			devicestest.With(t, `exec 3<>"$1"`, same)
 		}, devices.InUse},
 		"the file of a loop device, by a node elsewhere": {func(t *testing.T, d *devicestest.Disk) {
 			device, err := loopfs.Attach(elsewhere(t, d.Node))
@@ -106,7 +85,7 @@ func TestDeviceUsedWithoutExclusiveOpenIsRefused(t *testing.T) {
 func TestReaderOfDeviceIsNoUser(t *testing.T) {
 	w := devicestest.New(t)
 	d := w.Blank("disk", 8*mib)
-	with(t, `exec 3<"$1"`, d.Node)
+	devicestest.With(t, `exec 3<"$1"`, d.Node)
 	w.Offered()
 }
 
@@ -181,7 +160,7 @@ func TestPartitionIsRefused(t *testing.T) {
 			t.Cleanup(func() { file.Close() })
 		}, devices.InUse},
 		"a sibling is open": {table("type=" + dataType), devices.OfferPartitions, func(t *testing.T, sibling string) {
-			with(t, `exec 3<>"$1"`, sibling)
+			devicestest.With(t, `exec 3<>"$1"`, sibling)
 		}, devices.InUse},
 		"nothing else is used":                      {table("type=" + dataType), devices.OfferPartitions, nil, ""},
 		"nothing else is used, with a table of DOS": {"label: dos\nstart=8MiB, size=8MiB, type=83\nstart=16MiB, size=8MiB, type=83\n", devices.OfferPartitions, nil, ""},

@@ -1,7 +1,6 @@
 package devices_test
 
 import (
-	"context"
 	"encoding/binary"
 	"errors"
 	"io"
@@ -85,26 +84,11 @@ func mount(t *testing.T, node, dir string) {
 	t.Cleanup(func() { must.Succeed(t, unix.Unmount(dir, 0)) })
 }
 
-// mountElsewhere has a process mount the device where nobody else sees it.
+// mountElsewhere has a process mount the device where no other sees it.
 func mountElsewhere(t *testing.T, node string) {
 	t.Helper()
 	dir := t.TempDir()
-	// Not by the test's context, which ends before the cleanups: unmounting writes to the journal, and the disk is compared first.
-	cmd := exec.CommandContext(context.WithoutCancel(t.Context()), "sh", "-c", `mount -r -t ext4 "$0" "$1" && echo mounted && read line`, node, dir)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
-	input, err := cmd.StdinPipe()
-	must.Succeed(t, err)
-	output, err := cmd.StdoutPipe()
-	must.Succeed(t, err)
-	must.Succeed(t, cmd.Start())
-	t.Cleanup(func() {
-		must.Succeed(t, input.Close())
-		_ = cmd.Wait() // read has found the end
-	})
-	line := make([]byte, len("mounted\n"))
-	if _, err := output.Read(line); err != nil || string(line) != "mounted\n" {
-		t.Fatalf("mount in another namespace: %q, %v", line, err)
-	}
+	devicestest.With(t, `mount -r -t ext4 "$1" "$2"`, node, dir)
 	if content, err := os.ReadFile("/proc/self/mountinfo"); err != nil || strings.Contains(string(content), dir) {
 		t.Fatalf("this namespace sees that mount (%v)", err)
 	}
@@ -464,7 +448,7 @@ func TestOtherPathThatLooksDifferentIsKnown(t *testing.T) {
 				if name == "of another part" {
 					moveTo(t, other.Node, mib)
 				}
-				with(t, `exec 3<>"$1"`, other.Node)
+				devicestest.With(t, `exec 3<>"$1"`, other.Node)
 				d.Untouched()
 				w.Refused(devices.Twice)
 			})

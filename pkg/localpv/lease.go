@@ -12,7 +12,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// leaseOf is the Lease of a disk in the namespace of the agents: the API server makes one of a name, whoever asks at once. It has no
+// leaseOf is the Lease of a disk in the namespace of the agents: the API server makes one of a name, also where two nodes ask at once. It has no
 // duration, and goes with the node.
 func (c *controller) leaseOf(disk string, node *metav1.PartialObjectMetadata) *coordinationv1.Lease {
 	sum := sha256.Sum256([]byte(disk))

@@ -16,7 +16,7 @@ func newQuestions[T any]() questions[T] {
 	return questions[T]{overdue: make(map[string]*question[T])}
 }
 
-// questions are those that have not been answered, by whom they were asked. Who has not answered is not asked again meanwhile.
+// questions are those to servers of filesystems that have not been answered. A server that has not is not asked again meanwhile.
 type questions[T any] struct {
 	mu      sync.Mutex
 	overdue map[string]*question[T]
@@ -27,20 +27,20 @@ type question[T any] struct {
 	asked time.Time
 }
 
-// silent is for how long one has not answered.
-func (q *questions[T]) silent(whom string) time.Duration {
+// silent is for how long a server has not answered.
+func (q *questions[T]) silent(server string) time.Duration {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if before := q.overdue[whom]; before != nil {
+	if before := q.overdue[server]; before != nil {
 		return time.Since(before.asked)
 	}
 	return 0
 }
 
 // ask returns hang.ErrTimeout if there is no answer.
-func (q *questions[T]) ask(whom string, what func() (T, error)) (answer T, err error) {
+func (q *questions[T]) ask(server string, what func() (T, error)) (answer T, err error) {
 	q.mu.Lock()
-	before := q.overdue[whom]
+	before := q.overdue[server]
 	q.mu.Unlock()
 	if before != nil {
 		if _, err := before.Wait(context.Background(), time.Millisecond); errors.Is(err, hang.ErrTimeout) {
@@ -52,12 +52,12 @@ func (q *questions[T]) ask(whom string, what func() (T, error)) (answer T, err e
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	switch late := errors.Is(err, hang.ErrTimeout); {
-	case late && (q.overdue[whom] == nil || q.overdue[whom] == before):
-		q.overdue[whom] = call
+	case late && (q.overdue[server] == nil || q.overdue[server] == before):
+		q.overdue[server] = call
 	case late:
 		call.Abandon(nil) // another search has just asked too
-	case q.overdue[whom] == before:
-		delete(q.overdue, whom)
+	case q.overdue[server] == before:
+		delete(q.overdue, server)
 	}
 	return answer, err
 }

@@ -125,7 +125,7 @@ func (s *silent) holdOpen(t *testing.T, user uint32) (pid int) {
 	return cmd.Process.Pid
 }
 
-// A filesystem whose server does not answer hangs whoever asks for a path in it.
+// A filesystem whose server does not answer hangs each process that asks for a path in it.
 func TestFilesystemWithoutAnswer(t *testing.T) {
 	own := blockdev.View{Unseen: func(int) bool { return true }}
 	// find searches for the users of a disk, which a test may use first.

@@ -3,10 +3,8 @@ package devices
 import (
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -76,21 +74,7 @@ func TestDiskServedByKernelIsRefused(t *testing.T) {
 // open has a process have a file open for writing, until the test ends.
 func open(t *testing.T, file string) {
 	t.Helper()
-	cmd := exec.CommandContext(t.Context(), "sh", "-c", `exec 3<>"$1" && echo ready && read line`, "sh", file)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	input, err := cmd.StdinPipe()
-	must.Succeed(t, err)
-	output, err := cmd.StdoutPipe()
-	must.Succeed(t, err)
-	must.Succeed(t, cmd.Start())
-	t.Cleanup(func() {
-		must.Succeed(t, input.Close())
-		_ = cmd.Wait() // it was told to end
-	})
-	line := make([]byte, len("ready\n"))
-	if _, err := output.Read(line); err != nil || string(line) != "ready\n" {
-		t.Fatalf("opening %s: %q, %v", file, line, err)
-	}
+	devicestest.With(t, `exec 3<>"$1"`, file)
 }
 
 // one waits for the only file of a pattern.
@@ -139,7 +123,7 @@ func TestDiskWithOpenCharacterDeviceIsRefused(t *testing.T) {
 	}
 }
 
-// A multipath device is used by whoever uses a path of it, and so are all paths that it does not have.
+// A multipath device is used by a process that uses a path of it, and so are all paths that it does not have.
 func TestMultipathDeviceWithPathInUseIsRefused(t *testing.T) {
 	for name, c := range map[string]struct {
 		paths int
