@@ -86,12 +86,11 @@ type Device struct {
 	// Silent: the filesystem of its file does not answer. Only its name and FormerPath are
 	// known.
 	Silent bool
-	// FormerPath is where the file was when it was attached, as the kernel has it now: where
-	// a mount went away, only the part below that. Set if Gone or Silent, and by OnDeleted.
+	// FormerPath is that of Kernel.FilePath, set if Gone or Silent, and by OnDeleted.
 	FormerPath string
 }
 
-// HadPath reports whether the file of a device that is Gone or Silent was at a path that ends with
+// HadPath reports whether the file of a device whose FormerPath is set was at a path that ends with
 // these elements. The kernel has names that change with the file, also where one of the
 // directories above is renamed.
 func (d Device) HadPath(elements ...string) bool {

@@ -240,6 +240,13 @@ func formerPath(name string) (string, error) {
 	return strings.TrimSuffix(string(former), "\n"), err
 }
 
+// FilePath is the kernel's name of a device's file: where it was attached, as that is called now. Where a mount went away it
+// is only the part below that. Errors: ErrNotAttached.
+func (k *Kernel) FilePath(name string) (string, error) {
+	former, err := formerPath(name)
+	return strings.TrimSuffix(former, deleted), err
+}
+
 func isMarked(info *unix.LoopInfo64) bool {
 	return unix.ByteSliceToString(info.File_name[:]) == mark
 }

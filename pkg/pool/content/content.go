@@ -36,6 +36,7 @@ type Devices interface {
 	Attach(f *loop.File, o loop.Options) (loop.Device, error)
 	Attached() ([]loop.Device, error)
 	Inspect(name string) (loop.Device, error)
+	FilePath(name string) (string, error)
 	Grow(d loop.Device) (loop.Device, error)
 	Detach(ctx context.Context, d loop.Device) error
 	Restore(d loop.Device) (loop.Device, error)

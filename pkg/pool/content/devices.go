@@ -146,8 +146,11 @@ func (h Host) DeviceAt(target bind.Target) (*loop.Device, error) {
 	return nil, nil
 }
 
-// DetachPublished takes the device of a volume off its file if it is published nowhere any more.
-func (h Host) DetachPublished(ctx context.Context, id volume.ID, device *loop.Device) error {
+// DetachPublished takes the device that was published for a volume off its file if it is published nowhere any more. Another
+// device may have its number by then, also of another driver of this kind: a pod can end its own, and the number goes to
+// whatever program of the node asks next. So own says that it has the file of the volume; else the kernel must know the file
+// by the name of the volume, because the volume was lost or cannot be reached.
+func (h Host) DetachPublished(ctx context.Context, id volume.ID, device *loop.Device, own bool) error {
 	if device == nil || device.Silent {
 		return nil // the sweep detaches it when it answers
 	}
@@ -157,6 +160,17 @@ func (h Host) DetachPublished(ctx context.Context, id volume.ID, device *loop.De
 	all, err := h.Attachments()
 	if err != nil || !all.Unused(*device) {
 		return err
+	}
+	// One that only reads may show another file of its pod (LOOP_CHANGE_FD), which it would keep.
+	if !own && !device.ReadOnly {
+		device.FormerPath, err = h.Devices.FilePath(device.Name)
+		if errors.Is(err, loop.ErrNotAttached) {
+			return nil
+		}
+		if err != nil || !device.HadPath(id.String(), FileName) {
+			h.Log.Info("Leaving a device attached that is not known to be of the volume", "volume", id.String(), "device", device.Name, "file", device.FormerPath)
+			return err
+		}
 	}
 	return trace.Step(ctx, "detach loop device", func() error {
 		return DeviceError(h.Devices.Detach(ctx, *device))

@@ -1,11 +1,14 @@
 package blocks
 
 import (
+	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 
 	"golang.org/x/sys/unix"
 
+	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv/loopfs"
 )
 
@@ -74,10 +77,33 @@ func keepsNumbersApart(b *bench) {
 		b.unpublish("other", "another")
 		b.Crash()
 	}
+	foreign := b.takeNumber(path)
 	b.publish("other", "another")
 	b.unpublish("disk", "pod")
 	b.unpublish("other", "another")
 	b.wantDevices(0)
+	b.run("losetup", foreign)
+}
+
+// takeNumber has a file of another driver of the node, whose devices have the same mark, get the number of a device that has ended.
+func (b *bench) takeNumber(path string) (device string) {
+	b.Helper()
+	device = fmt.Sprintf("/dev/loop%d", unix.Minor(number(b, path)))
+	file := filepath.Join(b.TempDir(), "file")
+	b.Must(os.WriteFile(file, make([]byte, 4*mib), 0o600))
+	if err := exec.CommandContext(b.Context(), "losetup", device, file).Run(); err != nil {
+		b.run("losetup", device) // another program was faster
+		return device
+	}
+	b.Cleanup(func() { must.Succeed(b, exec.Command("losetup", "--detach", device).Run()) })
+	b.ask(device, os.O_RDWR, func(fd int) error {
+		info, err := unix.IoctlLoopGetStatus64(fd)
+		b.Must(err)
+		info.File_name = [unix.LO_NAME_SIZE]uint8{}
+		copy(info.File_name[:], "hostpath-provisioner.kubevirt.io")
+		return unix.IoctlLoopSetStatus64(fd, info)
+	})
+	return device
 }
 
 func readersAreApart(b *bench) {

@@ -3,6 +3,7 @@ package looptest
 import (
 	"context"
 	"errors"
+	"io/fs"
 	"slices"
 	"strconv"
 	"sync"
@@ -22,6 +23,7 @@ type Devices interface {
 	Attach(f *loop.File, o loop.Options) (loop.Device, error)
 	Attached() ([]loop.Device, error)
 	Inspect(name string) (loop.Device, error)
+	FilePath(name string) (string, error)
 	Grow(d loop.Device) (loop.Device, error)
 	Detach(ctx context.Context, d loop.Device) error
 	Restore(d loop.Device) (loop.Device, error)
@@ -267,9 +269,17 @@ func unlinked(t *testing.T, b *bench) {
 	d := b.attach(t, f, loop.Options{})
 	kept := b.file(t, "kept", mib)
 	b.attach(t, kept, loop.Options{})
-	must.Succeed(t, b.Root.Remove("a"))
+	path := b.Root.String() + "/a"
+	for range 2 {
+		if got, err := b.FilePath(d.Name); err != nil || got != path {
+			t.Errorf("FilePath = %s, %v; want %s", got, err, path)
+		}
+		if err := b.Root.Remove("a"); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			t.Fatal(err)
+		}
+	}
 	b.expect(t, f, d)
-	d.FormerPath = b.Root.String() + "/a"
+	d.FormerPath = path
 	for name, want := range map[string][]loop.Device{"a": {d}, "kept": nil, "other": nil} {
 		found, err := b.OnDeleted(name)
 		must.Succeed(t, err)
@@ -292,6 +302,8 @@ func detached(t *testing.T, b *bench) {
 	}
 	must.Succeed(t, b.Detach(t.Context(), d))
 	_, err := b.Inspect("loop1048575")
+	must.ErrorIs(t, err, loop.ErrNotAttached)
+	_, err = b.FilePath("loop1048575")
 	must.ErrorIs(t, err, loop.ErrNotAttached)
 }
 

@@ -53,7 +53,7 @@ func (f *Fake) OnDeleted(fileName string) ([]loop.Device, error) {
 	defer f.mu.Unlock()
 	var all []loop.Device
 	for _, d := range f.sorted() {
-		at, err := os.Readlink("/proc/self/fd/" + strconv.Itoa(int(d.file.Fd())))
+		at, err := d.path()
 		if err != nil {
 			return nil, err
 		}
@@ -64,6 +64,23 @@ func (f *Fake) OnDeleted(fileName string) ([]loop.Device, error) {
 		}
 	}
 	return all, nil
+}
+
+// path is the kernel's name of the file.
+func (d *device) path() (string, error) {
+	return os.Readlink("/proc/self/fd/" + strconv.Itoa(int(d.file.Fd())))
+}
+
+// FilePath is loop.Kernel.FilePath.
+func (f *Fake) FilePath(name string) (string, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	d, err := f.named(name)
+	if err != nil {
+		return "", err
+	}
+	at, err := d.path()
+	return strings.TrimSuffix(at, " (deleted)"), err
 }
 
 // CheckNodes is loop.Kernel.CheckNodes.
