@@ -298,11 +298,8 @@ func TestUnpublishBlockVolumeAfterRestoreFromBackup(t *testing.T) {
 		must.Succeed(t, os.Rename(b.Path("pool", "pvc-1"), b.Path("broken")))
 		must.Succeed(t, os.CopyFS(b.Path("pool", "pvc-1"), os.DirFS(b.Path("broken"))))
 		must.Succeed(t, b.unpublish("pvc-1", "a"))
+		b.attached(0)
 		wantGone(t, b.Path("pods", "a"))
-		// It may be any driver's: nothing shows that it was attached for the volume.
-		for _, d := range b.attached(1) {
-			must.Succeed(t, b.Loops.End(d.Name))
-		}
 	})
 }
 

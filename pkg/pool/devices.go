@@ -66,6 +66,23 @@ func (s *Set) isOf(id volume.ID, device *loop.Device) bool {
 	return err == nil && ok && file == device.Backing
 }
 
+// isInPool reports whether the file of a device is where the volumes of a pool are. It may have been one, and been moved aside for one
+// from a backup. A volume that is a subvolume of a btrfs has a device number of its own.
+func (s *Set) isInPool(device *loop.Device) bool {
+	for _, p := range s.Pools {
+		in, err := p.Enter()
+		if err != nil {
+			continue
+		}
+		root, err := in.Store.Root().ID()
+		in.Close()
+		if err == nil && root.Dev == device.Backing.Dev {
+			return true
+		}
+	}
+	return false
+}
+
 // restore has a device of a volume be known as one of the driver's for as long as it is mounted, which shows that it is: its
 // pod can have taken the mark off.
 func (s *Set) restore(id volume.ID, device *loop.Device) error {

@@ -311,7 +311,7 @@ func (s *Set) unpublishAny(ctx context.Context, id volume.ID, target bind.Target
 		return err
 	}
 	defer done()
-	return s.Options.Host(s.Options.Log).DetachPublished(ctx, id, device, s.isOf(id, device))
+	return s.Options.Host(s.Options.Log).DetachPublished(ctx, id, device, s.isOf(id, device) || s.isInPool(device))
 }
 
 // unmount takes off whatever is mounted at the target, unless that is another

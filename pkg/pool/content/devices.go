@@ -148,8 +148,8 @@ func (h Host) DeviceAt(target bind.Target) (*loop.Device, error) {
 
 // DetachPublished takes the device that was published for a volume off its file if it is published nowhere any more. Another
 // device may have its number by then, also of another driver of this kind: a pod can end its own, and the number goes to
-// whatever program of the node asks next. So own says that it has the file of the volume; else the kernel must know the file
-// by the name of the volume, because the volume was lost or cannot be reached.
+// whatever program of the node asks next. So own says that its file is that of the volume, or on the filesystem of the pools;
+// else the kernel must know the file by the name of the volume, whose pool cannot be reached.
 func (h Host) DetachPublished(ctx context.Context, id volume.ID, device *loop.Device, own bool) error {
 	if device == nil || device.Silent {
 		return nil // the sweep detaches it when it answers
