@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -96,7 +97,8 @@ func (w *World) Start() {
 	})
 }
 
-// View is of all processes but those that this machine hides from its tests.
+// View is of all processes but those that this machine hides from its tests, and those of the tests of other packages: what these
+// mount below a directory whose server is gone may be any device.
 func View() blockdev.View {
 	hidden := make(map[int]bool)
 	links, _ := filepath.Glob("/proc/[0-9]*/fd") // the pattern is right
@@ -109,7 +111,44 @@ func View() blockdev.View {
 			hidden[pid] = true
 		}
 	}
-	return blockdev.View{Unseen: func(pid int) bool { return hidden[pid] }}
+	var others sync.Map // by process and namespace
+	return blockdev.View{Unseen: func(pid int) bool {
+		if hidden[pid] {
+			return true
+		}
+		namespace := mountsOf(strconv.Itoa(pid))
+		if namespace == mountsOf("self") || namespace == mountsOf("1") {
+			return false
+		}
+		key := [2]string{strconv.Itoa(pid), namespace}
+		other, known := others.Load(key)
+		if !known {
+			other, _ = others.LoadOrStore(key, isOfOtherTests(namespace))
+		}
+		return other.(bool)
+	}}
+}
+
+// mountsOf is the mount namespace of a process.
+func mountsOf(pid string) string {
+	namespace, err := os.Readlink(filepath.Join("/proc", pid, "ns", "mnt"))
+	if err != nil {
+		return "" // it has ended
+	}
+	return namespace
+}
+
+// isOfOtherTests reports whether a mount namespace is that of the tests of another package, which have one each (testenv.Main).
+func isOfOtherTests(namespace string) bool {
+	own, _ := os.Readlink("/proc/self/exe")
+	programs, _ := filepath.Glob("/proc/[0-9]*/exe") // the pattern is right
+	for _, program := range programs {
+		path, err := os.Readlink(program)
+		if err == nil && path != own && strings.HasSuffix(path, ".test") && mountsOf(filepath.Base(filepath.Dir(program))) == namespace {
+			return true
+		}
+	}
+	return false
 }
 
 // Restart ends the agent, and starts another one.
