@@ -1,6 +1,7 @@
 package dir
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -17,8 +18,8 @@ const maxDepth = 64
 
 // RemoveTree removes name and everything below it. It never follows a link and never
 // enters another filesystem: a mount below is an error, and its content stays. An entry
-// that cannot be removed does not stop the rest; the first such error is returned.
-// pause is called before each removal; an error from it, or the end of ctx, stops the
+// that cannot be removed does not stop the rest; the first such error is returned, also if ctx ends then.
+// pause is called before each removal, and its error is that of the entry; the end of ctx stops the
 // removal, and a later call continues it. A missing name is not an error.
 // Flags that keep an entry from being removed are taken off: see Unprotect.
 //
@@ -26,13 +27,16 @@ const maxDepth = 64
 // them outside, or to the root of their btrfs subvolume.
 func (d *Dir) RemoveTree(ctx context.Context, name string, pause func(context.Context) error) error {
 	r := remover{pause: pause}
-	return r.remove(ctx, place{dir: d}, name)
+	err := r.remove(ctx, place{dir: d}, name)
+	return cmp.Or(r.failed, err)
 }
 
 type remover struct {
 	top   *home // of the whole tree
 	pause func(context.Context) error
 	moved int
+	// failed is why the first entry that stays could not be removed.
+	failed error
 }
 
 // A home is where deep directories are moved: the root of the tree, or of a subvolume in it.
@@ -70,6 +74,14 @@ func (r *remover) emptyHome(ctx context.Context, root *Dir, depth int) error {
 
 // remove removes an entry: a file at once, a directory after its content.
 func (r *remover) remove(ctx context.Context, in place, name string) error {
+	err := r.removeEntry(ctx, in, name)
+	if err != nil && ctx.Err() == nil && r.failed == nil {
+		r.failed = err
+	}
+	return err
+}
+
+func (r *remover) removeEntry(ctx context.Context, in place, name string) error {
 	if err := r.pause(ctx); err != nil {
 		return err
 	}

@@ -3,6 +3,8 @@ package reconcile
 import (
 	"context"
 	"errors"
+	"math"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -12,16 +14,44 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
-// Erase removes pieces of trash, the first ones first, until ctx ends. Files counts the files and
-// directories that were taken on.
+// turn is how many files and directories of one piece of trash are removed before the next piece is taken on: in about a second, so
+// that the space of small volumes is not held up by large ones.
+const turn = 4096
+
+// Erase removes pieces of trash in turns, the first ones first, and those that come meanwhile, until ctx ends. Files counts the files
+// and directories that were taken on.
 func (p *Leftovers) Erase(ctx context.Context, names []string, files *atomic.Uint64) {
-	p.MeasureTrash()
 	slowly := &Pace{Done: files} // of all pieces: small ones have less than a burst
+	for len(names) > 0 {
+		p.MeasureTrash()
+		begun := p.eraseInTurn(ctx, names, slowly)
+		if len(begun) == 0 || ctx.Err() != nil {
+			return
+		}
+		names = p.Ledger.Trash(false)
+		for _, name := range begun {
+			if !slices.Contains(names, name) { // it was stuck, and is not any more
+				names = append(names, name)
+			}
+		}
+	}
+}
+
+// eraseInTurn gives each piece a turn, and returns those that need another.
+func (p *Leftovers) eraseInTurn(ctx context.Context, names []string, slowly *Pace) (begun []string) {
 	for _, name := range names {
 		start := time.Now()
-		err := p.eraseAlone(ctx, name, slowly.Step)
+		over, err := p.eraseAlone(ctx, name, slowly, turn)
+		if over && !errors.Is(err, context.Canceled) {
+			// What cannot be removed would be met again in each turn.
+			over, err = p.eraseAlone(ctx, name, slowly, math.MaxInt)
+		}
 		if ctx.Err() != nil {
-			return
+			return nil
+		}
+		if over {
+			begun = append(begun, name)
+			continue
 		}
 		if errors.Is(err, volume.ErrBusy) {
 			err = nil // another node erases it; what that leaves is found again
@@ -34,6 +64,7 @@ func (p *Leftovers) Erase(ctx context.Context, names []string, files *atomic.Uin
 		}
 		p.Log.V(4).Info("Removed trash", "trash", name, "duration", time.Since(start))
 	}
+	return begun
 }
 
 // measureStuck finds out what a piece of trash occupies that stays and had too many files to
@@ -55,13 +86,25 @@ func (p *Leftovers) measureStuck(ctx context.Context, name string) {
 	p.Ledger.TrashHolds(name, bytes)
 }
 
-func (p *Leftovers) eraseAlone(ctx context.Context, name string, pause func(context.Context) error) error {
+// eraseAlone removes a piece of trash, or that many of its files and directories, and reports whether there were more. The error is
+// context.Canceled then, unless one of them could not be removed.
+func (p *Leftovers) eraseAlone(ctx context.Context, name string, slowly *Pace, most int) (over bool, err error) {
 	unlock, err := p.Store.LockPiece(name)
 	if err != nil {
-		return err
+		return false, err
 	}
 	defer unlock()
-	return p.erase(ctx, name, pause)
+	ctx, end := context.WithCancel(ctx)
+	defer end()
+	err = p.erase(ctx, name, func(ctx context.Context) error {
+		if most--; most < 0 {
+			over = true
+			end()
+			return ctx.Err()
+		}
+		return slowly.Step(ctx)
+	})
+	return over, err
 }
 
 // erase removes a piece of trash, and then gives its id back: not before, for what

@@ -19,7 +19,10 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 	"kubevirt.io/hostpath-provisioner/test/must"
+	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
+
+func TestMain(m *testing.M) { testenv.Main(m) }
 
 // newPool makes an empty pool on a real disk, with fakes of mounts and devices, in which no call works. Quotas may be nil, for none.
 func newPool(t *testing.T, quotas quota.Facility) *reconcile.Pool {
