@@ -362,6 +362,18 @@ image: cross $(foreach program,$(IMAGES),$(ARCHES:%=bin/image/$(program)/%)) ## 
 		test/tools/image $$program '$(IMAGE_PREFIX)'$$program:'$(VERSION)' '$(VERSION)' bin/image/$$program.tar $(ARCHES); \
 		go run ./test/cmd/image check $$program bin/image/$$program.tar; done
 
+# Where the workflow of the repository can push: registry and organisation are named nowhere else.
+RELEASE_PREFIX := ghcr.io/kubevirt/hostpath-provisioner/
+
+.PHONY: release
+release: RELEASE = cd release && CGO_ENABLED=0 go run . --version '$(VERSION)' --image-prefix '$(or $(IMAGE_PREFIX),$(RELEASE_PREFIX))' \
+	--arches '$(shell echo $(ARCHES) | tr ' ' ,)' --time "$$(git log -1 --format=%ct)" --out ../bin/release/$(VERSION)
+release: ## Make the release VERSION, such as v0.1.0, in bin/release/: manifests, programs, images, notes and checksums
+	@[[ -z $$(git status --porcelain) ]] || { echo 'commit the changes first: a release is made of a commit'; exit 1; }
+	@$(RELEASE) --check
+	@$(MAKE) image IMAGE_PREFIX='$(or $(IMAGE_PREFIX),$(RELEASE_PREFIX))'
+	@$(RELEASE)
+
 # What an image takes from Debian; make clean has it fetched again, with Debian's newest fixes.
 bin/image/%: test/cmd/image/main.go test/cmd/image/root.go
 	@test/tools/install-deps image
