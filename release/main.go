@@ -99,6 +99,7 @@ func (r release) write() (err error) {
 	}{
 		{"manifests", r.writeManifests},
 		{"programs", r.writePrograms},
+		{"plugin of kubectl", r.writePlugin},
 		{"images", r.writeImages},
 		{"notes", r.writeNotes},
 		{"checksums", r.writeSums},

@@ -12,7 +12,7 @@ import (
 const (
 	notesName = "RELEASE_NOTES.md"
 	sumsName  = "SHA256SUMS"
-	source    = "https://github.com/kubevirt/hostpath-provisioner/blob/"
+	source    = home + "/blob/"
 )
 
 // writeNotes takes them out of the changelog.

@@ -14,6 +14,7 @@ import (
 
 	"sigs.k8s.io/kustomize/api/krusty"
 	"sigs.k8s.io/kustomize/kyaml/filesys"
+	"sigs.k8s.io/yaml"
 )
 
 // checkout has what a release is made of, with programs and images that are a line of text. What links into it is deploy/ as it is.
@@ -59,6 +60,9 @@ func checkout(t *testing.T, at time.Time) string {
 		if err := image.Close(); err != nil {
 			t.Fatal(err)
 		}
+	}
+	for _, p := range platforms {
+		write(t, filepath.Join(root, "bin", "plugin", p.os+"_"+p.arch, p.program()), "for "+p.os+" on "+p.arch)
 	}
 	deploy, err := filepath.Abs("../deploy")
 	if err != nil {
@@ -123,7 +127,7 @@ func TestReleaseIsTheSameTwice(t *testing.T) {
 			t.Errorf("%s differs", name)
 		}
 	}
-	if want := len(documents) + 2 + len(programs) + 2; len(all[0]) != want || len(all[1]) != want {
+	if want := len(documents) + 2 + len(programs) + 2 + len(platforms) + 1; len(all[0]) != want || len(all[1]) != want {
 		t.Errorf("there are %d and %d files, want %d", len(all[0]), len(all[1]), want)
 	}
 	for line := range strings.Lines(all[0][sumsName]) {
@@ -134,6 +138,21 @@ func TestReleaseIsTheSameTwice(t *testing.T) {
 	}
 	if got, want := strings.Count(all[0][sumsName], "\n"), len(all[0])-1; got != want {
 		t.Errorf("there are %d sums, want %d", got, want)
+	}
+	var krew struct {
+		Spec struct {
+			Version   string
+			Platforms []struct{ URI, SHA256, Bin string }
+		}
+	}
+	if err := yaml.Unmarshal([]byte(all[0][krewName]), &krew); err != nil || krew.Spec.Version != "v1.2.3" || len(krew.Spec.Platforms) != len(platforms) {
+		t.Errorf("the manifest of krew is %+v, %v", krew, err)
+	}
+	for _, p := range krew.Spec.Platforms {
+		packed, ok := all[0][filepath.Base(p.URI)]
+		if sum := fmt.Sprintf("%x", sha256.Sum256([]byte(packed))); !ok || sum != p.SHA256 || strings.Contains(p.URI, "windows") != strings.HasSuffix(p.Bin, ".exe") {
+			t.Errorf("krew would install %+v, and the sum is %s", p, sum)
+		}
 	}
 	if got, want := all[0][notesName], "### Added\n\n- A [thing]("+source+"v1.2.3/docs/thing.md)\n"; got != want {
 		t.Errorf("the notes are %q, want %q", got, want)
