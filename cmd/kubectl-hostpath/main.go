@@ -24,9 +24,11 @@ const usage = `Shows the storage of all nodes that the hostpath CSI driver serve
 
   kubectl hostpath pools          the pools of each node: size, promised, used, free, condition
   kubectl hostpath volumes        the volumes with their claims: node, pool, size, used, snapshots, condition
+  kubectl hostpath doctor         what the driver needs of the cluster, what is missing, and why claims wait
   kubectl hostpath inspect NODE   all that one node reports of itself, as JSON
 
-It needs the right to list pods and PersistentVolumes, and to run inspect in the driver's pods (create pods/exec).
+It needs the right to list pods and PersistentVolumes, and to run inspect in the driver's pods (create pods/exec); doctor also
+to list claims and their events, classes, deployments, and what the cluster knows of CSI drivers and of kinds.
 The exit status is 0 if all is in order, 2 if something is abnormal, and 1 if it failed.
 
 Flags:
@@ -47,8 +49,9 @@ type request struct {
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	os.Exit(run(ctx, os.Args[1:], os.Stdout, os.Stderr, isTerminal(os.Stderr)))
+	status := run(ctx, os.Args[1:], os.Stdout, os.Stderr, isTerminal(os.Stderr))
+	stop()
+	os.Exit(status)
 }
 
 // isTerminal reports whether a person sees what is written.
@@ -114,14 +117,14 @@ func parse(arguments []string, errs io.Writer) (r request, err error) {
 
 func (r *request) take(words []string) error {
 	if len(words) == 0 {
-		return errors.New("say what to show: pools, volumes, or inspect NODE; --help has more")
+		return errors.New("say what to show: pools, volumes, doctor, or inspect NODE; --help has more")
 	}
 	r.command = words[0]
-	wants := map[string]int{"pools": 0, "volumes": 0, "inspect": 1, "version": 0}
+	wants := map[string]int{"pools": 0, "volumes": 0, "doctor": 0, "inspect": 1, "version": 0}
 	n, known := wants[r.command]
 	switch {
 	case !known:
-		return fmt.Errorf("%q is unknown: there are pools, volumes and inspect NODE", r.command)
+		return fmt.Errorf("%q is unknown: there are pools, volumes, doctor and inspect NODE", r.command)
 	case len(words)-1 < n:
 		return errors.New("inspect needs the name of a node")
 	case len(words)-1 > n:
@@ -159,6 +162,16 @@ func (r request) show(ctx context.Context, out, errs io.Writer, progress func(an
 	nodes, err := kubectl.Nodes(ctx, r.kubectl, r.timeout, progress)
 	if err != nil {
 		return false, err
+	}
+	if r.command == "doctor" {
+		rows, err := kubectl.Doctor(ctx, r.kubectl, nodes)
+		if err != nil {
+			return false, err
+		}
+		for _, row := range rows {
+			wrong = wrong || row.Problem != ""
+		}
+		return wrong, write(r, out, kubectl.FindingHeadings, rows)
 	}
 	if r.command == "pools" {
 		rows := kubectl.Pools(nodes)

@@ -30,7 +30,8 @@ type pod struct {
 	Spec struct {
 		NodeName   string `json:"nodeName"`
 		Containers []struct {
-			Name string `json:"name"`
+			Name  string `json:"name"`
+			Image string `json:"image"`
 		} `json:"containers"`
 	} `json:"spec"`
 	Status struct {
@@ -43,11 +44,13 @@ type pod struct {
 	} `json:"status"`
 }
 
-// isDriver reports whether it has the driver's container.
-func (p pod) isDriver() bool {
+func (p pod) isDriver() bool { return p.Spec.NodeName != "" && p.has(container) }
+
+// has reports whether it has a container of that name.
+func (p pod) has(name string) bool {
 	for _, c := range p.Spec.Containers {
-		if c.Name == container {
-			return p.Spec.NodeName != ""
+		if c.Name == name {
+			return true
 		}
 	}
 	return false

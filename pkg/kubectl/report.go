@@ -20,6 +20,7 @@ type Pool struct {
 	Abnormal       bool       `json:"abnormal"`
 	Condition      string     `json:"condition"`
 	Quota          string     `json:"quota"`
+	Unenforced     string     `json:"unenforced"`
 	SizeBytes      *int64     `json:"sizeBytes"`
 	FreeBytes      *int64     `json:"freeBytes"`
 	PromisedBytes  *int64     `json:"promisedBytes"`

@@ -90,6 +90,16 @@ func (s *scene) wantInPlugin(claim, handle string) {
 	if !nodes[nodeA] || !nodes[nodeB] {
 		s.Errorf("kubectl hostpath pools has %+v, want pools of %s and %s", pools, nodeA, nodeB)
 	}
+	var findings []struct{ Check, Found, Problem string }
+	s.plugin(&findings, "doctor")
+	for _, f := range findings {
+		if f.Problem != "" && (f.Check == "driver" || f.Check == "registration" || f.Check == "StorageClass") {
+			s.Errorf("kubectl hostpath doctor says of a cluster in order: %+v", f)
+		}
+	}
+	if len(findings) < 8 {
+		s.Errorf("kubectl hostpath doctor has made %d checks, want 8: %+v", len(findings), findings)
+	}
 	var report aReport
 	s.plugin(&report, "inspect", nodeA)
 	if report.Node != nodeA {
