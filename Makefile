@@ -237,6 +237,7 @@ $(KUBERNETES): test/cluster/kubernetes/go.mod test/cluster/kubernetes/go.sum | c
 cluster-programs: cluster-check $(KUBERNETES) cross-$(shell go env GOARCH) $(IMAGES:%=bin/image/%/$(shell go env GOARCH))
 	@test/tools/install-deps cluster
 	cd test/cluster && CGO_ENABLED=0 go build $(CLUSTER_FLAGS) -ldflags '-s -w' -o $(CURDIR)/bin/cluster/ ./standin/... ./cmd/...
+	@install -C bin/linux_$$(go env GOARCH)/kubectl-hostpath bin/cluster/
 	@for program in $(IMAGES); do \
 		test/tools/image $$program localhost/$$program:test '$(VERSION)' bin/cluster/$$program.tar "$$(go env GOARCH)"; done
 
@@ -361,6 +362,30 @@ image: cross $(foreach program,$(IMAGES),$(ARCHES:%=bin/image/$(program)/%)) ## 
 	@for program in $(IMAGES); do \
 		test/tools/image $$program '$(IMAGE_PREFIX)'$$program:'$(VERSION)' '$(VERSION)' bin/image/$$program.tar $(ARCHES); \
 		go run ./test/cmd/image check $$program bin/image/$$program.tar; done
+
+# What people have kubectl on, and not only nodes.
+PLUGINS := $(foreach os,darwin linux windows,$(ARCHES:%=$(os)_%))
+
+.PHONY: plugins
+plugins: $(PLUGINS:%=plugin-%) ## Build kubectl-hostpath for each system that people have kubectl on, into bin/plugin/
+
+.PHONY: $(PLUGINS:%=plugin-%)
+$(PLUGINS:%=plugin-%): plugin-%:
+	@mkdir -p bin/plugin/$*
+	GOOS=$(word 1,$(subst _, ,$*)) GOARCH=$(word 2,$(subst _, ,$*)) $(GO_BUILD) -o bin/plugin/$*/ ./cmd/kubectl-hostpath
+
+# Where the workflow of the repository can push: registry and organisation are named nowhere else.
+RELEASE_PREFIX := ghcr.io/kubevirt/hostpath-provisioner/
+
+.PHONY: release
+release: RELEASE = cd release && CGO_ENABLED=0 go run . --version '$(VERSION)' --image-prefix '$(or $(IMAGE_PREFIX),$(RELEASE_PREFIX))' \
+	--arches '$(shell echo $(ARCHES) | tr ' ' ,)' --time "$$(git log -1 --format=%ct)" --out ../bin/release/$(VERSION)
+release: ## Make the release VERSION, such as v0.1.0, in bin/release/: manifests, programs, images, notes and checksums
+	@[[ -z $$(git status --porcelain) ]] || { echo 'commit the changes first: a release is made of a commit'; exit 1; }
+	@$(RELEASE) --check
+	@$(MAKE) plugins
+	@$(MAKE) image IMAGE_PREFIX='$(or $(IMAGE_PREFIX),$(RELEASE_PREFIX))'
+	@$(RELEASE)
 
 # What an image takes from Debian; make clean has it fetched again, with Debian's newest fixes.
 bin/image/%: test/cmd/image/main.go test/cmd/image/root.go

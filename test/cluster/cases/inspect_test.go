@@ -2,6 +2,10 @@ package cases_test
 
 import (
 	"encoding/json"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -55,6 +59,65 @@ func TestInspectInDriverContainer(t *testing.T) {
 	if seen != 1 {
 		t.Errorf("the volume is seen %d times, want once", seen)
 	}
+	s.wantInPlugin("inspected", handle)
 	s.remove("inspected")
 	s.removeClaim("inspected")
+}
+
+// wantInPlugin has kubectl hostpath, which kubectl finds in the PATH, show a claim on nodeA and the pools of both nodes.
+func (s *scene) wantInPlugin(claim, handle string) {
+	s.Helper()
+	var volumes []struct{ Namespace, Claim, ID, Node, Condition string }
+	s.plugin(&volumes, "volumes")
+	found := 0
+	for _, v := range volumes {
+		if v.Namespace == s.namespace && v.Claim == claim && v.ID == handle && v.Node == nodeA {
+			found++
+		}
+	}
+	if found != 1 {
+		s.Errorf("kubectl hostpath volumes has the claim %d times, want once: %+v", found, volumes)
+	}
+	var pools []struct {
+		Node, Pool string
+		SizeBytes  int64
+	}
+	s.plugin(&pools, "pools")
+	nodes := map[string]bool{}
+	for _, p := range pools {
+		nodes[p.Node] = p.Pool != "" && p.SizeBytes > 0
+	}
+	if !nodes[nodeA] || !nodes[nodeB] {
+		s.Errorf("kubectl hostpath pools has %+v, want pools of %s and %s", pools, nodeA, nodeB)
+	}
+	var findings []struct{ Check, Found, Problem string }
+	s.plugin(&findings, "doctor")
+	for _, f := range findings {
+		if f.Problem != "" && (f.Check == "driver" || f.Check == "registration" || f.Check == "StorageClass") {
+			s.Errorf("kubectl hostpath doctor says of a cluster in order: %+v", f)
+		}
+	}
+	if len(findings) < 8 {
+		s.Errorf("kubectl hostpath doctor has made %d checks, want 8: %+v", len(findings), findings)
+	}
+	var report aReport
+	s.plugin(&report, "inspect", nodeA)
+	if report.Node != nodeA {
+		s.Errorf("kubectl hostpath inspect %s has the report of %s", nodeA, report.Node)
+	}
+}
+
+// plugin runs kubectl hostpath. Its exit status is 2 where other cases have something abnormal.
+func (s *scene) plugin(into any, arguments ...string) {
+	s.Helper()
+	command := exec.CommandContext(s.Context(), filepath.Join(c.Programs, "kubectl"), append(append([]string{"hostpath"}, arguments...), "--kubeconfig="+c.Kubeconfig, "-o", "json")...)
+	command.Env = append(os.Environ(), "PATH="+c.Programs+":"+os.Getenv("PATH"))
+	out, err := command.Output()
+	var status *exec.ExitError
+	if err != nil && (!errors.As(err, &status) || status.ExitCode() != 2) {
+		s.Fatalf("kubectl hostpath %s: %v", strings.Join(arguments, " "), err)
+	}
+	if err := json.Unmarshal(out, into); err != nil {
+		s.Fatalf("kubectl hostpath %s: %v in\n%s", strings.Join(arguments, " "), err, out)
+	}
 }

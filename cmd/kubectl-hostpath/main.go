@@ -1,0 +1,234 @@
+// Command kubectl-hostpath shows the storage of all nodes that the driver serves: kubectl runs it as `kubectl hostpath`.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+	"time"
+
+	"sigs.k8s.io/yaml"
+
+	"kubevirt.io/hostpath-provisioner/pkg/kubectl"
+	"kubevirt.io/hostpath-provisioner/pkg/version"
+)
+
+const usage = `Shows the storage of all nodes that the hostpath CSI driver serves.
+
+  kubectl hostpath pools          the pools of each node: size, promised, used, free, condition
+  kubectl hostpath volumes        the volumes with their claims: node, pool, size, used, snapshots, condition
+  kubectl hostpath doctor         what the driver needs of the cluster, what is missing, and why claims wait
+  kubectl hostpath inspect NODE   all that one node reports of itself, as JSON
+
+It needs the right to list pods and PersistentVolumes, and to run inspect in the driver's pods (create pods/exec); doctor also
+to list claims and their events, classes, deployments, and what the cluster knows of CSI drivers and of kinds.
+The exit status is 0 if all is in order, 2 if something is abnormal, and 1 if it failed.
+
+Flags:
+`
+
+// Exit statuses.
+const (
+	failed   = 1
+	abnormal = 2
+)
+
+// A request is a command line.
+type request struct {
+	command, node, output string
+	timeout               time.Duration
+	kubectl               kubectl.Kubectl
+}
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	status := run(ctx, os.Args[1:], os.Stdout, os.Stderr, isTerminal(os.Stderr))
+	stop()
+	os.Exit(status)
+}
+
+// isTerminal reports whether a person sees what is written.
+func isTerminal(f *os.File) bool {
+	info, err := f.Stat()
+	return err == nil && info.Mode()&os.ModeCharDevice != 0
+}
+
+func run(ctx context.Context, arguments []string, out, errs io.Writer, terminal bool) (status int) {
+	r, err := parse(arguments, errs)
+	if errors.Is(err, flag.ErrHelp) {
+		return 0
+	}
+	wrong := false
+	if err == nil {
+		wrong, err = r.show(ctx, out, errs, progress(errs, terminal))
+	}
+	switch {
+	case err != nil:
+		fmt.Fprintf(errs, "kubectl hostpath: %v\n", err)
+		return failed
+	case wrong:
+		return abnormal
+	}
+	return 0
+}
+
+// parse takes flags before and after the command, as kubectl does.
+func parse(arguments []string, errs io.Writer) (r request, err error) {
+	flags := flag.NewFlagSet("kubectl hostpath", flag.ContinueOnError)
+	flags.SetOutput(io.Discard)
+	flags.StringVar(&r.output, "output", "table", "table, json or yaml")
+	flags.StringVar(&r.output, "o", "table", "the same as --output")
+	flags.DurationVar(&r.timeout, "timeout", 30*time.Second, "how long each node may take to answer")
+	flags.StringVar(&r.kubectl.Program, "kubectl", "kubectl", "the kubectl that is run")
+	passed := map[string]*string{}
+	for name, meaning := range map[string]string{
+		"kubeconfig": "as for kubectl", "context": "as for kubectl", "cluster": "as for kubectl", "user": "as for kubectl", "as": "as for kubectl",
+	} {
+		passed[name] = flags.String(name, "", meaning)
+	}
+	var words []string
+	for rest := arguments; len(rest) > 0; {
+		if err := flags.Parse(rest); errors.Is(err, flag.ErrHelp) {
+			fmt.Fprint(errs, usage)
+			flags.SetOutput(errs)
+			flags.PrintDefaults()
+			return r, err
+		} else if err != nil {
+			return r, err
+		}
+		if rest = flags.Args(); len(rest) > 0 {
+			words, rest = append(words, rest[0]), rest[1:]
+		}
+	}
+	for _, name := range []string{"kubeconfig", "context", "cluster", "user", "as"} {
+		if value := *passed[name]; value != "" {
+			r.kubectl.Flags = append(r.kubectl.Flags, "--"+name+"="+value)
+		}
+	}
+	return r, r.take(words)
+}
+
+func (r *request) take(words []string) error {
+	if len(words) == 0 {
+		return errors.New("say what to show: pools, volumes, doctor, or inspect NODE; --help has more")
+	}
+	r.command = words[0]
+	wants := map[string]int{"pools": 0, "volumes": 0, "doctor": 0, "inspect": 1, "version": 0}
+	n, known := wants[r.command]
+	switch {
+	case !known:
+		return fmt.Errorf("%q is unknown: there are pools, volumes, doctor and inspect NODE", r.command)
+	case len(words)-1 < n:
+		return errors.New("inspect needs the name of a node")
+	case len(words)-1 > n:
+		return fmt.Errorf("unexpected %q after %s", strings.Join(words[n+1:], " "), r.command)
+	case r.output != "table" && r.output != "json" && r.output != "yaml":
+		return fmt.Errorf("--output is %q: use table, json or yaml", r.output)
+	}
+	if n == 1 {
+		r.node = words[1]
+	}
+	return nil
+}
+
+// progress writes a line for a person who waits, and takes it away at the end.
+func progress(errs io.Writer, terminal bool) func(answered, of int) {
+	return func(answered, of int) {
+		switch {
+		case !terminal:
+		case answered == of:
+			fmt.Fprint(errs, "\r\x1b[K")
+		default:
+			fmt.Fprintf(errs, "\r%d of %d nodes have answered", answered, of)
+		}
+	}
+}
+
+func (r request) show(ctx context.Context, out, errs io.Writer, progress func(answered, of int)) (wrong bool, err error) {
+	switch r.command {
+	case "version":
+		_, err := fmt.Fprintln(out, version.Of())
+		return false, err
+	case "inspect":
+		return r.inspect(ctx, out)
+	}
+	nodes, err := kubectl.Nodes(ctx, r.kubectl, r.timeout, progress)
+	if err != nil {
+		return false, err
+	}
+	if r.command == "doctor" {
+		rows, err := kubectl.Doctor(ctx, r.kubectl, nodes)
+		if err != nil {
+			return false, err
+		}
+		for _, row := range rows {
+			wrong = wrong || row.Problem != ""
+		}
+		return wrong, write(r, out, kubectl.FindingHeadings, rows)
+	}
+	if r.command == "pools" {
+		rows := kubectl.Pools(nodes)
+		for _, row := range rows {
+			wrong = wrong || row.Abnormal
+		}
+		return wrong, write(r, out, kubectl.PoolHeadings, rows)
+	}
+	rows, err := kubectl.Volumes(ctx, r.kubectl, nodes)
+	if err != nil {
+		return false, err
+	}
+	for _, n := range nodes {
+		if n.Err != nil {
+			wrong = true
+			fmt.Fprintf(errs, "node %s gave no report: %v\n", n.Driver.Node, n.Err)
+		}
+	}
+	for _, row := range rows {
+		wrong = wrong || row.Abnormal
+	}
+	return wrong, write(r, out, kubectl.VolumeHeadings, rows)
+}
+
+func write[R kubectl.Row](r request, out io.Writer, headings []string, rows []R) error {
+	if r.output == "table" {
+		return kubectl.WriteTable(out, headings, rows)
+	}
+	if rows == nil {
+		rows = []R{}
+	}
+	text, err := json.MarshalIndent(rows, "", "  ")
+	if err == nil && r.output == "yaml" {
+		text, err = yaml.JSONToYAML(text)
+	}
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintln(out, strings.TrimSuffix(string(text), "\n"))
+	return err
+}
+
+// inspect prints the report of one node as it is.
+func (r request) inspect(ctx context.Context, out io.Writer) (wrong bool, err error) {
+	n, err := kubectl.NodeNamed(ctx, r.kubectl, r.node, r.timeout)
+	if err == nil {
+		err = n.Err
+	}
+	if err != nil {
+		return false, fmt.Errorf("inspect node %s: %w", r.node, err)
+	}
+	text := []byte(n.Raw)
+	if r.output == "yaml" {
+		if text, err = yaml.JSONToYAML(text); err != nil {
+			return false, err
+		}
+	}
+	_, err = fmt.Fprintln(out, strings.TrimSpace(string(text)))
+	return n.Report.Abnormal > 0, err
+}

@@ -1,0 +1,61 @@
+package main
+
+import (
+	"context"
+	"io"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"kubevirt.io/hostpath-provisioner/pkg/kubectl"
+)
+
+func TestCommandLines(t *testing.T) {
+	for line, want := range map[string]request{
+		"pools": {command: "pools", output: "table", timeout: 30 * time.Second, kubectl: kubectl.Kubectl{Program: "kubectl"}},
+		"-o json volumes --context c --timeout=5s --kubeconfig /k": {
+			command: "volumes", output: "json", timeout: 5 * time.Second, kubectl: kubectl.Kubectl{Program: "kubectl", Flags: []string{"--kubeconfig=/k", "--context=c"}},
+		},
+		"inspect --output=yaml node-a": {command: "inspect", node: "node-a", output: "yaml", timeout: 30 * time.Second, kubectl: kubectl.Kubectl{Program: "kubectl"}},
+	} {
+		got, err := parse(strings.Fields(line), io.Discard)
+		if diff := cmp.Diff(want, got, cmp.AllowUnexported(request{})); err != nil || diff != "" {
+			t.Errorf("%s: %v (-want +got):\n%s", line, err, diff)
+		}
+	}
+	for line, want := range map[string]string{
+		"":              "say what to show",
+		"pool":          `"pool" is unknown`,
+		"inspect":       "needs the name of a node",
+		"pools node-a":  `unexpected "node-a"`,
+		"pools -o wide": `--output is "wide"`,
+		"pools --bad":   "not defined",
+	} {
+		if _, err := parse(strings.Fields(line), io.Discard); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v, want %s", line, err, want)
+		}
+	}
+}
+
+func TestExitStatus(t *testing.T) {
+	for line, want := range map[string]int{"--help": 0, "version": 0, "pools --kubectl=/nowhere/kubectl": failed, "": failed} {
+		var out, errs strings.Builder
+		if got := run(context.Background(), strings.Fields(line), &out, &errs, false); got != want || want == failed && !strings.HasPrefix(errs.String(), "kubectl hostpath: ") {
+			t.Errorf("%q ends with %d, want %d: %s", line, got, want, errs.String())
+		}
+	}
+}
+
+func TestProgressIsForTerminals(t *testing.T) {
+	var person, program strings.Builder
+	for _, show := range []func(int, int){progress(&person, true), progress(&program, false)} {
+		show(0, 2)
+		show(1, 2)
+		show(2, 2)
+	}
+	if got := person.String(); got != "\r0 of 2 nodes have answered\r1 of 2 nodes have answered\r\x1b[K" || program.Len() > 0 {
+		t.Errorf("a person sees %q, a program %q", got, program.String())
+	}
+}

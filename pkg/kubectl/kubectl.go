@@ -1,0 +1,77 @@
+// Package kubectl is what `kubectl hostpath` shows of a cluster: the pools and volumes of all nodes.
+//
+// It asks through kubectl itself, which knows how the user reaches the cluster and as whom. It needs no service of its own: what is on
+// a node is what `inspect` reports in the driver's pod there. It links nothing of the driver, so that it runs where kubectl does.
+package kubectl
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os/exec"
+	"strings"
+	"time"
+)
+
+// A Kubectl runs kubectl.
+type Kubectl struct {
+	// Program is a name in the PATH, or a path.
+	Program string
+	// Flags come first in each command, such as --context=test.
+	Flags []string
+}
+
+// grace is how long kubectl may take to end after its time is over.
+const grace = time.Second
+
+// run returns what kubectl printed. The error has what it said, and is an *exec.ExitError where it or the command that it ran failed.
+func (k Kubectl) run(ctx context.Context, arguments ...string) ([]byte, error) {
+	command := exec.CommandContext(ctx, k.Program, append(append([]string{}, k.Flags...), arguments...)...)
+	var said bytes.Buffer
+	command.Stderr = &said
+	command.WaitDelay = grace
+	out, err := command.Output()
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
+	if err != nil {
+		return out, fmt.Errorf("%w: %s", err, lastLine(said.String()))
+	}
+	return out, nil
+}
+
+// lastLine is the one that has the reason.
+func lastLine(text string) string {
+	lines := strings.Split(strings.TrimSpace(text), "\n")
+	return lines[len(lines)-1]
+}
+
+// get reads objects of a kind, such as pods, in all namespaces.
+func get[T any](ctx context.Context, k Kubectl, kind string, more ...string) ([]T, error) {
+	out, err := k.run(ctx, append([]string{"get", kind, "--all-namespaces", "--output=json"}, more...)...)
+	if err != nil {
+		return nil, fmt.Errorf("list %s: %w", kind, err)
+	}
+	var list struct {
+		Items []T `json:"items"`
+	}
+	if err := json.Unmarshal(out, &list); err != nil {
+		return nil, fmt.Errorf("list %s: %w", kind, err)
+	}
+	return list.Items, nil
+}
+
+// abnormal is the exit status of inspect where something is wrong: the report is whole.
+const abnormal = 2
+
+// Inspect asks the driver's pod for its report, and returns that as it is.
+func (k Kubectl) Inspect(ctx context.Context, d Driver) (json.RawMessage, error) {
+	out, err := k.run(ctx, "exec", "--namespace="+d.Namespace, d.Pod, "--container="+container, "--", "/hostpath-csi-driver", "inspect", "--output=json")
+	var failed *exec.ExitError
+	if errors.As(err, &failed) && failed.ExitCode() == abnormal && json.Valid(out) {
+		return out, nil
+	}
+	return out, err
+}

@@ -1,0 +1,252 @@
+package main
+
+import (
+	"archive/tar"
+	"crypto/sha256"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"sigs.k8s.io/kustomize/api/krusty"
+	"sigs.k8s.io/kustomize/kyaml/filesys"
+	"sigs.k8s.io/yaml"
+)
+
+// checkout has what a release is made of, with programs and images that are a line of text. What links into it is deploy/ as it is.
+func checkout(t *testing.T, at time.Time) string {
+	t.Helper()
+	root := t.TempDir()
+	for name, text := range map[string]string{
+		"LICENSE":      "a licence\n",
+		"CHANGELOG.md": "# Changelog\n\n## [Unreleased]\n\n- More\n\n## [1.2.3] - 2026-01-01\n\n### Added\n\n- A [thing](docs/thing.md)\n\n## [1.2.2]\n\n- Old\n\n[1.2.3]: link\n",
+	} {
+		write(t, filepath.Join(root, name), text)
+	}
+	for _, program := range programs {
+		for _, arch := range []string{"amd64", "arm64"} {
+			write(t, filepath.Join(root, "bin", "linux_"+arch, program), program+" for "+arch)
+		}
+		image, err := os.Create(filepath.Join(mkdir(t, filepath.Join(root, "bin", "image")), program+".tar"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		w := tar.NewWriter(image)
+		names := []string{"blobs/sha256/", "./index.json", "oci-layout"}
+		if at.Second()%2 == 1 { // directories are listed in no order
+			slices.Reverse(names)
+		}
+		for _, name := range names {
+			header := &tar.Header{Typeflag: tar.TypeReg, Name: name, ModTime: at, Size: 2, Uid: at.Second()}
+			if strings.HasSuffix(name, "/") {
+				header.Typeflag, header.Size = tar.TypeDir, 0
+			}
+			if err := w.WriteHeader(header); err != nil {
+				t.Fatal(err)
+			}
+			if header.Size > 0 {
+				if _, err := w.Write([]byte("{}")); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		if err := w.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if err := image.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, p := range platforms {
+		write(t, filepath.Join(root, "bin", "plugin", p.os+"_"+p.arch, p.program()), "for "+p.os+" on "+p.arch)
+	}
+	deploy, err := filepath.Abs("../deploy")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.CopyFS(filepath.Join(root, "deploy"), os.DirFS(deploy)); err != nil {
+		t.Fatal(err)
+	}
+	return root
+}
+
+func mkdir(t *testing.T, dir string) string {
+	t.Helper()
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+func write(t *testing.T, path, text string) {
+	t.Helper()
+	mkdir(t, filepath.Dir(path))
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func made(t *testing.T, root string, more ...string) (out string, err error) {
+	t.Helper()
+	out = filepath.Join(t.TempDir(), "v1.2.3")
+	return out, run(append([]string{"--version", "v1.2.3", "--image-prefix", "registry.example.com/storage/", "--time", "1700000000", "--root", root, "--out", out}, more...))
+}
+
+func contents(t *testing.T, dir string) map[string]string {
+	t.Helper()
+	all := map[string]string{}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		data, err := os.ReadFile(filepath.Join(dir, e.Name()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		all[e.Name()] = string(data)
+	}
+	return all
+}
+
+func TestReleaseIsTheSameTwice(t *testing.T) {
+	var all [2]map[string]string
+	for i := range all {
+		out, err := made(t, checkout(t, time.Unix(int64(1800000000+i), 0)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		all[i] = contents(t, out)
+	}
+	for name, data := range all[0] {
+		if all[1][name] != data {
+			t.Errorf("%s differs", name)
+		}
+	}
+	if want := len(documents) + 2 + len(programs) + 2 + len(platforms) + 1; len(all[0]) != want || len(all[1]) != want {
+		t.Errorf("there are %d and %d files, want %d", len(all[0]), len(all[1]), want)
+	}
+	for line := range strings.Lines(all[0][sumsName]) {
+		sum, name, _ := strings.Cut(strings.TrimSpace(line), "  ")
+		if got := fmt.Sprintf("%x", sha256.Sum256([]byte(all[0][name]))); got != sum {
+			t.Errorf("the sum of %s is %s, want %s", name, sum, got)
+		}
+	}
+	if got, want := strings.Count(all[0][sumsName], "\n"), len(all[0])-1; got != want {
+		t.Errorf("there are %d sums, want %d", got, want)
+	}
+	var krew struct {
+		Spec struct {
+			Version   string
+			Platforms []struct{ URI, SHA256, Bin string }
+		}
+	}
+	if err := yaml.Unmarshal([]byte(all[0][krewName]), &krew); err != nil || krew.Spec.Version != "v1.2.3" || len(krew.Spec.Platforms) != len(platforms) {
+		t.Errorf("the manifest of krew is %+v, %v", krew, err)
+	}
+	for _, p := range krew.Spec.Platforms {
+		packed, ok := all[0][filepath.Base(p.URI)]
+		if sum := fmt.Sprintf("%x", sha256.Sum256([]byte(packed))); !ok || sum != p.SHA256 || strings.Contains(p.URI, "windows") != strings.HasSuffix(p.Bin, ".exe") {
+			t.Errorf("krew would install %+v, and the sum is %s", p, sum)
+		}
+	}
+	if got, want := all[0][notesName], "### Added\n\n- A [thing]("+source+"v1.2.3/docs/thing.md)\n"; got != want {
+		t.Errorf("the notes are %q, want %q", got, want)
+	}
+}
+
+var renamed = regexp.MustCompile(`image: quay\.io/kubevirt/([a-z-]+):v0\.1\.0`)
+
+// A document has the objects that kubectl apply -k makes, with images of the release and no other project's but sidecars.
+func TestDocumentsAreTheKustomizations(t *testing.T) {
+	out, err := made(t, checkout(t, time.Unix(0, 0)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range documents {
+		text, err := os.ReadFile(filepath.Join(out, d.name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for line := range strings.Lines(string(text)) {
+			_, image, ok := strings.Cut(line, "image: ")
+			image = strings.TrimSpace(image)
+			ours := strings.HasPrefix(image, "registry.example.com/storage/") && strings.HasSuffix(image, ":v1.2.3")
+			if ok && !ours && !strings.HasPrefix(image, "registry.k8s.io/sig-storage/") {
+				t.Errorf("%s has the image %s", d.name, image)
+			}
+		}
+		if len(d.components) > 0 {
+			continue
+		}
+		objects, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), filepath.Join("../deploy", d.resources[0]))
+		if err != nil {
+			t.Fatal(err)
+		}
+		rendered, err := objects.AsYaml()
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := renamed.ReplaceAllString(string(rendered), "image: registry.example.com/storage/$1:v1.2.3")
+		if got := strings.TrimPrefix(string(text), (release{version: "v1.2.3"}).header(d)); got != want {
+			t.Errorf("%s is not what deploy/%s is:\n%s", d.name, d.resources[0], got)
+		}
+	}
+}
+
+func TestEachKustomizationIsReleased(t *testing.T) {
+	released := map[string]bool{}
+	for _, d := range documents {
+		for _, dir := range append(d.resources, d.components...) {
+			released[dir] = true
+		}
+	}
+	// Parts of others, examples, and what a user fills in.
+	for _, dir := range []string{
+		"csi/base", "csi/example", "csi/example/block", "csi/freeze", "csi/without-health-monitor", "devices/base", "migrate", "migrate/base",
+		"migrate/openshift", "operator/example", "operator/restores", "operator/webhook", "provisioner/base", "provisioner/example",
+		"single-node/base", "single-node/example",
+	} {
+		released[dir] = true
+	}
+	err := filepath.WalkDir("../deploy", func(path string, _ os.DirEntry, err error) error {
+		if dir, err := filepath.Rel("../deploy", filepath.Dir(path)); err == nil && filepath.Base(path) == "kustomization.yaml" && !released[dir] {
+			t.Errorf("deploy/%s is in no document", dir)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestBadArgumentsLeaveNothing(t *testing.T) {
+	root := checkout(t, time.Unix(0, 0))
+	for _, more := range [][]string{
+		{"--version", "0.1.0"},
+		{"--version", "v1.2.3+meta"},
+		{"--image-prefix", "registry.example.com/storage"},
+		{"--image-prefix", "registry.example.com/"},
+		{"--arches", "riscv64"},
+		{"more"},
+	} {
+		out, err := made(t, root, more...)
+		if err == nil {
+			t.Errorf("%q was taken", more)
+		}
+		if left := contents(t, filepath.Dir(out)); len(left) > 0 {
+			t.Errorf("%q left %v", more, left)
+		}
+	}
+	if out, err := made(t, root, "--check"); err != nil || len(contents(t, filepath.Dir(out))) > 0 {
+		t.Errorf("a check wrote something, or failed: %v", err)
+	}
+	out := t.TempDir()
+	if _, err := made(t, root, "--out", out); err == nil {
+		t.Error("a directory that was there was taken")
+	}
+}
