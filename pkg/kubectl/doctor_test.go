@@ -17,7 +17,7 @@ func healthy() answers {
 		"get csinodes":                  listOf(onNode("node-a", driverName), onNode("node-b", "other", driverName), onNode("node-c")),
 		"get customresourcedefinitions": listOf(object("volumesnapshots.snapshot.storage.k8s.io")),
 		"get deployments":               listOf(controller("--leader-election", distributed)),
-		"get events --field-selector_involvedObject.kind_PersistentVolumeClaim": listOf(said("early", "2026-01-01T00:00:02Z", "waiting for first consumer to be created before binding"), said("foreign", "2026-01-01T00:00:00Z", "no room")),
+		"get events --field-selector=involvedObject.kind=PersistentVolumeClaim": listOf(said("early", "2026-01-01T00:00:02Z", "waiting for first consumer to be created before binding"), said("foreign", "2026-01-01T00:00:00Z", "no room")),
 	}
 	return a
 }
@@ -104,7 +104,7 @@ func TestWhatIsMissingIsFound(t *testing.T) {
 		"StorageClass: several are the default: hostpath-csi, other":                        {"get storageclasses": listOf(class("hostpath-csi", driverName, "true"), class("other", "example.com/other", "true"))},
 		"snapshots: the cluster does not know VolumeSnapshots":                              {"get customresourcedefinitions": listOf()},
 		"snapshots: the snapshot-controller runs without --enable-distributed-snapshotting": {"get deployments": listOf(controller("--enable-distributed-snapshotting=false"))},
-		"claims: apps/early waits: pool \"local\" has 0 bytes to promise, 4096 are asked for": {"get events --field-selector_involvedObject.kind_PersistentVolumeClaim": listOf(
+		"claims: apps/early waits: pool \"local\" has 0 bytes to promise, 4096 are asked for": {"get events --field-selector=involvedObject.kind=PersistentVolumeClaim": listOf(
 			said("early", "2026-01-01T00:00:03Z", `pool "local" has 0 bytes to promise, 4096 are asked for`), said("early", "2026-01-01T00:00:01Z", "waiting for first consumer"))},
 	} {
 		a := healthy()

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -14,36 +13,26 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// The test's own program stands in for kubectl: what it is asked is the name of a file that it prints. test/cluster has the real one.
-func TestMain(m *testing.M) {
-	if dir := os.Getenv("KUBECTL_ANSWERS"); dir != "" {
-		os.Exit(standIn(dir))
-	}
-	os.Exit(m.Run())
-}
-
-func standIn(dir string) int {
-	var name []string
-	for _, a := range os.Args[1:] {
-		if a != "--" && a != "--output=json" && a != "--all-namespaces" && a != "/hostpath-csi-driver" {
-			name = append(name, strings.NewReplacer("/", "_", "=", "_").Replace(a))
-		}
-	}
-	answer := filepath.Join(dir, strings.Join(name, " "))
-	text, err := os.ReadFile(answer)
-	switch {
-	case err != nil:
-		fmt.Fprintf(os.Stderr, "warning\nerror: %v\n", err)
-		return 1
-	case string(text) == "hang":
-		time.Sleep(time.Hour) // until it is killed
-	}
-	fmt.Print(string(text))
-	if strings.Contains(string(text), `"abnormal":1`) {
-		return 2
-	}
-	return 0
-}
+// standIn prints the file that has what kubectl is asked as its name. test/cluster has the real one.
+const standIn = `
+for word; do
+	case $word in
+	--output=json | --all-namespaces) ;;
+	*) asked="$asked${asked:+ }$word" ;;
+	esac
+done
+if [ ! -f "$KUBECTL_ANSWERS/$asked" ]; then
+	printf 'warning\nerror: %s\n' "$asked" >&2
+	exit 1
+fi
+answer=$(cat "$KUBECTL_ANSWERS/$asked")
+case $answer in
+hang) exec sleep 3600 ;; # until it is killed
+esac
+printf '%s' "$answer"
+case $answer in
+*'"abnormal":1'*) exit 2 ;;
+esac`
 
 // answers are what kubectl gives, by what it is asked.
 type answers map[string]any
@@ -51,7 +40,7 @@ type answers map[string]any
 func (a answers) kubectl(t *testing.T) Kubectl {
 	t.Helper()
 	dir := t.TempDir()
-	for _, kind := range []string{"get pods --namespace_storage --selector_app.kubernetes.io_name_hostpath-csi-driver", "get pods --namespace_storage --selector_k8s-app_hostpath-provisioner", "get persistentvolumes"} {
+	for _, kind := range []string{"get pods --namespace=storage --selector=app.kubernetes.io/name=hostpath-csi-driver", "get pods --namespace=storage --selector=k8s-app=hostpath-provisioner", "get persistentvolumes"} {
 		if _, ok := a[kind]; !ok {
 			a[kind] = map[string]any{"items": []any{}}
 		}
@@ -65,16 +54,16 @@ func (a answers) kubectl(t *testing.T) Kubectl {
 			}
 			text = string(encoded)
 		}
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+		at := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(at), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(at, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
 	t.Setenv("KUBECTL_ANSWERS", dir)
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return Kubectl{Program: self, Namespace: "storage"}
+	return Kubectl{Program: "/bin/sh", Flags: []string{"-c", standIn, "kubectl"}, Namespace: "storage"}
 }
 
 func driverPod(node string, running bool) map[string]any {
@@ -92,12 +81,12 @@ func driverPod(node string, running bool) map[string]any {
 func listOf(items ...any) any { return map[string]any{"items": items} }
 
 const (
-	plainPods    = "get pods --namespace_storage --selector_app.kubernetes.io_name_hostpath-csi-driver"
-	operatorPods = "get pods --namespace_storage --selector_k8s-app_hostpath-provisioner"
+	plainPods    = "get pods --namespace=storage --selector=app.kubernetes.io/name=hostpath-csi-driver"
+	operatorPods = "get pods --namespace=storage --selector=k8s-app=hostpath-provisioner"
 )
 
 func inspectOf(node string) string {
-	return "exec --namespace_storage driver-" + node + " --container_driver inspect"
+	return "exec --namespace=storage driver-" + node + " --container=driver -- /hostpath-csi-driver inspect"
 }
 
 func report(more string) string { return `{"version":1,` + more + `}` }
@@ -181,8 +170,8 @@ func TestVolumesHaveTheirClaims(t *testing.T) {
 
 func TestNodeThatDoesNotAnswer(t *testing.T) {
 	a := answers{plainPods: listOf(driverPod("node-a", true), driverPod("node-b", true)), inspectOf("node-a"): "hang", inspectOf("node-b"): report(`"pools":[]`)}
-	nodes, err := Nodes(t.Context(), a.kubectl(t), 500*time.Millisecond, func(int, int) {})
-	if err != nil || len(nodes) != 2 || nodes[1].Err != nil || nodes[0].Err == nil || nodes[0].Err.Error() != "no answer in 500ms" {
+	nodes, err := Nodes(t.Context(), a.kubectl(t), 3*time.Second, func(int, int) {})
+	if err != nil || len(nodes) != 2 || nodes[1].Err != nil || nodes[0].Err == nil || nodes[0].Err.Error() != "no answer in 3s" {
 		t.Errorf("the nodes are %+v, %v", nodes, err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
