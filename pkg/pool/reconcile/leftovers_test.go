@@ -22,7 +22,7 @@ func aPool(t *testing.T) *reconcile.Leftovers {
 		UnlessBusy: func(_ volume.ID, do func() error) error { return do() },
 		Wake:       func() {},
 	}
-	p.Thrown = func(name string) { p.Ledger.Throw(name, store.ParseThrown(name).Promised) }
+	p.Thrown = func(name string) { p.Ledger.Trash().Throw(name, store.ParseThrown(name).Promised) }
 	return p
 }
 
@@ -37,7 +37,7 @@ func wantTrash(t *testing.T, p *reconcile.Leftovers, when string, pieces int) {
 func TestSyncDoesNotQueueErasedTrash(t *testing.T) {
 	p := aPool(t)
 	p.Thrown("erased+1")
-	p.Ledger.TrashTried("erased+1", nil)
+	p.Ledger.Trash().Tried("erased+1", nil)
 	must.Succeed(t, p.RecoverTrashed("erased+1"))
 	wantTrash(t, p, "after what was listed is erased", 0)
 
@@ -61,7 +61,7 @@ func TestInterruptedCreationIsErased(t *testing.T) {
 		t.Errorf("the record is %+v, %v, want none", rec, err)
 	}
 	var files atomic.Uint64
-	p.Erase(t.Context(), p.Ledger.Trash(true), &files)
+	p.Erase(t.Context(), p.Ledger.Trash().Names(true), &files)
 	wantTrash(t, p, "after it is erased", 0)
 	if files.Load() == 0 {
 		t.Error("no file was counted")

@@ -80,7 +80,7 @@ func (p *Leftovers) RecoverTrash() error {
 		return err
 	}
 	for _, name := range thrown {
-		if p.Ledger.HasTrash(name) {
+		if p.Ledger.Trash().Has(name) {
 			continue
 		}
 		p.Steps.Add(1)
@@ -93,7 +93,7 @@ func (p *Leftovers) RecoverTrash() error {
 
 func (p *Leftovers) recoverTrashed(name string) error {
 	queue := func() error {
-		erased := p.Ledger.Erased()
+		erased := p.Ledger.Trash().Erased()
 		return p.Store.InPiece(name, func(in *dir.Dir, entry string) error {
 			// The reaper may have erased and forgotten it since the trash was listed.
 			if exists, err := in.Exists(entry); err != nil || !exists {
@@ -111,7 +111,7 @@ func (p *Leftovers) recoverTrashed(name string) error {
 			if t.Promised == volume.Unknown {
 				t.Promised = p.HeldBy(in, entry, id)
 			}
-			if p.Ledger.ThrowFound(name, t.Promised, erased) {
+			if p.Ledger.Trash().ThrowFound(name, t.Promised, erased) {
 				p.Wake()
 			}
 			return nil

@@ -92,15 +92,15 @@ func (p *Pool) addToFamily(families map[string]int64, id volume.ID, used int64) 
 // usedByTrash is what the trash holds of its promises, and notes of each piece what it holds. One
 // that cannot be counted holds what it did at last.
 func (p *Pool) usedByTrash() (sum int64) {
-	for _, name := range p.Ledger.Trash(true) {
+	for _, name := range p.Ledger.Trash().Names(true) {
 		used, err := p.usedByPiece(name)
 		switch {
 		case err != nil:
 			used = p.uncounted(name, err)
 		case used != volume.Unknown:
-			p.Ledger.TrashMeasured(name, used)
+			p.Ledger.Trash().Measured(name, used)
 		}
-		if promised := p.Ledger.TrashPromise(name); promised != volume.Unknown {
+		if promised := p.Ledger.Trash().Promise(name); promised != volume.Unknown {
 			used = min(used, promised)
 		}
 		sum += max(0, used)
@@ -141,7 +141,7 @@ func (p *Pool) HeldBy(in *dir.Dir, name string, carried quota.ID) int64 {
 // uncounted logs, once in a while, a piece of trash that cannot be counted, and
 // returns what it held at last.
 func (p *Pool) uncounted(name string, err error) int64 {
-	last, report := p.Ledger.TrashUnmeasured(name)
+	last, report := p.Ledger.Trash().Unmeasured(name)
 	if report {
 		p.Failed(err, "Failed to count what a trash entry holds", "trash", name)
 	}
