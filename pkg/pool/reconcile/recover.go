@@ -144,7 +144,7 @@ func (p *Leftovers) TakeOver() error {
 
 // TakeOverAll takes over from all other nodes, in a shared pool from those that are gone.
 func (p *Leftovers) TakeOverAll() error {
-	return p.Store.EachLeft(p.stillTheirs(), func(node string, creating, trash *dir.Dir) error {
+	return p.Store.Nodes().EachLeft(p.stillTheirs(), func(node string, creating, trash *dir.Dir) error {
 		return errors.Join(p.RecoverCreations(creating), p.takeTrash(trash, node))
 	})
 }

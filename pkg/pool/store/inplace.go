@@ -127,5 +127,5 @@ func (s *Store) LockPiece(name string) (unlock func(), err error) {
 	if !strings.HasPrefix(name, inPlace) {
 		return func() {}, nil
 	}
-	return s.TryLockByte(byteOf(name))
+	return s.Nodes().TryLockByte(byteOf(name))
 }

@@ -109,18 +109,18 @@ func TestMark_withoutRoom(t *testing.T) {
 	pool, foreign := filepath.Join(path, "pool"), filepath.Join(path, "foreign")
 	must.Succeed(t, os.MkdirAll(filepath.Join(pool, "pvc-1"), 0o700), os.Mkdir(foreign, 0o700))
 	s, other := openAs(t, pool, "node-1"), openAs(t, pool, "node-2")
-	must.Succeed(t, other.Mark(idOf("pvc-2"))) // there are directories for marks
+	must.Succeed(t, other.Nodes().Mark(idOf("pvc-2"))) // there are directories for marks
 	fulldisk.Fill(t, foreign, fulldisk.Shortage{Inodes: true})
 
-	err := other.Mark(idOf("pvc-1"))
+	err := other.Nodes().Mark(idOf("pvc-1"))
 	must.ErrorIs(t, err, volume.ErrNoSpace)
 	must.ErrorIs(t, err, syscall.ENOSPC)
 	wantPublishedBy(t, s, idOf("pvc-1"), 0)
 	wantPublishedBy(t, s, idOf("pvc-2"), 1)
-	must.Succeed(t, other.Unmark(idOf("pvc-1")))
+	must.Succeed(t, other.Nodes().Unmark(idOf("pvc-1")))
 
 	fulldisk.Empty(t, foreign)
-	must.Succeed(t, other.Mark(idOf("pvc-1")))
+	must.Succeed(t, other.Nodes().Mark(idOf("pvc-1")))
 	wantPublishedBy(t, s, idOf("pvc-1"), 1)
 }
 
@@ -149,7 +149,7 @@ func TestLockPiece(t *testing.T) {
 	testenv.NeedRoot(t)
 	path := t.TempDir()
 	s, other := openAs(t, path, "node-1"), openAs(t, path, "node-2")
-	called, err := s.TryLockByte(VolumeByte(idOf("pvc-1")))
+	called, err := s.Nodes().TryLockByte(VolumeByte(idOf("pvc-1")))
 	must.Succeed(t, err)
 	defer called()
 	erased, err := s.LockPiece("./pvc-1.uid+5")
@@ -209,7 +209,7 @@ func wantVolumes(t *testing.T, s *Store, want ...string) {
 
 func wantPublishedBy(t *testing.T, s *Store, id volume.ID, want int) {
 	t.Helper()
-	got, err := s.PublishedBy(id, func(string, string) bool { return true })
+	got, err := s.Nodes().PublishedBy(id, func(string, string) bool { return true })
 	if err != nil || len(got) != want {
 		t.Errorf("%s is published by %v, %v; want %d nodes", id, got, err, want)
 	}
