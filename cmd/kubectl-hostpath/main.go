@@ -87,6 +87,8 @@ func parse(arguments []string, errs io.Writer) (r request, err error) {
 	flags.StringVar(&r.output, "o", "table", "the same as --output")
 	flags.DurationVar(&r.timeout, "timeout", 30*time.Second, "how long each node may take to answer")
 	flags.StringVar(&r.kubectl.Program, "kubectl", "kubectl", "the kubectl that is run")
+	flags.StringVar(&r.kubectl.Namespace, "namespace", "hostpath-provisioner", "that of the driver")
+	flags.StringVar(&r.kubectl.Namespace, "n", "hostpath-provisioner", "the same as --namespace")
 	passed := map[string]*string{}
 	for name, meaning := range map[string]string{
 		"kubeconfig": "as for kubectl", "context": "as for kubectl", "cluster": "as for kubectl", "user": "as for kubectl", "as": "as for kubectl",

@@ -14,11 +14,11 @@ import (
 
 func TestCommandLines(t *testing.T) {
 	for line, want := range map[string]request{
-		"pools": {command: "pools", output: "table", timeout: 30 * time.Second, kubectl: kubectl.Kubectl{Program: "kubectl"}},
+		"pools": {command: "pools", output: "table", timeout: 30 * time.Second, kubectl: kubectl.Kubectl{Program: "kubectl", Namespace: "hostpath-provisioner"}},
 		"-o json volumes --context c --timeout=5s --kubeconfig /k": {
-			command: "volumes", output: "json", timeout: 5 * time.Second, kubectl: kubectl.Kubectl{Program: "kubectl", Flags: []string{"--kubeconfig=/k", "--context=c"}},
+			command: "volumes", output: "json", timeout: 5 * time.Second, kubectl: kubectl.Kubectl{Program: "kubectl", Namespace: "hostpath-provisioner", Flags: []string{"--kubeconfig=/k", "--context=c"}},
 		},
-		"inspect --output=yaml node-a": {command: "inspect", node: "node-a", output: "yaml", timeout: 30 * time.Second, kubectl: kubectl.Kubectl{Program: "kubectl"}},
+		"inspect --output=yaml node-a -n storage": {command: "inspect", node: "node-a", output: "yaml", timeout: 30 * time.Second, kubectl: kubectl.Kubectl{Program: "kubectl", Namespace: "storage"}},
 	} {
 		got, err := parse(strings.Fields(line), io.Discard)
 		if diff := cmp.Diff(want, got, cmp.AllowUnexported(request{})); err != nil || diff != "" {

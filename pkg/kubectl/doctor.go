@@ -211,7 +211,7 @@ func (c cluster) versions() (string, []Finding) {
 		}
 		problems = append(problems, Finding{
 			Problem: fmt.Sprintf("%s differs: %s", name, strings.Join(parts, "; ")),
-			Mend:    "Wait for the rollout: kubectl get daemonsets --all-namespaces --selector=" + selectors[0],
+			Mend:    "Wait for the rollout: kubectl get daemonsets --namespace=" + c.nodes[0].Driver.Namespace,
 		})
 	}
 	var driver []string

@@ -8,16 +8,16 @@ import (
 // healthy is a cluster in order, in which a test breaks something.
 func healthy() answers {
 	a := answers{
-		plainPods:                       list(sidecars("node-a", "driver:1"), sidecars("node-b", "driver:1")),
+		plainPods:                       listOf(sidecars("node-a", "driver:1"), sidecars("node-b", "driver:1")),
 		inspectOf("node-a"):             report(`"pools":[{"name":"local","quota":"xfs"}]`),
 		inspectOf("node-b"):             report(`"pools":[{"name":"local","quota":"btrfs"}]`),
-		"get storageclasses":            list(class("hostpath-csi", driverName, "true"), class("other", "example.com/other", "")),
-		"get persistentvolumeclaims":    list(aClaim("bound", "hostpath-csi", "Bound"), aClaim("early", "hostpath-csi", "Pending"), aClaim("foreign", "other", "Pending")),
-		"get csidrivers":                list(object(driverName)),
-		"get csinodes":                  list(onNode("node-a", driverName), onNode("node-b", "other", driverName), onNode("node-c")),
-		"get customresourcedefinitions": list(object("volumesnapshots.snapshot.storage.k8s.io")),
-		"get deployments":               list(controller("--leader-election", distributed)),
-		"get events --field-selector_involvedObject.kind_PersistentVolumeClaim": list(said("early", "2026-01-01T00:00:02Z", "waiting for first consumer to be created before binding"), said("foreign", "2026-01-01T00:00:00Z", "no room")),
+		"get storageclasses":            listOf(class("hostpath-csi", driverName, "true"), class("other", "example.com/other", "")),
+		"get persistentvolumeclaims":    listOf(aClaim("bound", "hostpath-csi", "Bound"), aClaim("early", "hostpath-csi", "Pending"), aClaim("foreign", "other", "Pending")),
+		"get csidrivers":                listOf(object(driverName)),
+		"get csinodes":                  listOf(onNode("node-a", driverName), onNode("node-b", "other", driverName), onNode("node-c")),
+		"get customresourcedefinitions": listOf(object("volumesnapshots.snapshot.storage.k8s.io")),
+		"get deployments":               listOf(controller("--leader-election", distributed)),
+		"get events --field-selector_involvedObject.kind_PersistentVolumeClaim": listOf(said("early", "2026-01-01T00:00:02Z", "waiting for first consumer to be created before binding"), said("foreign", "2026-01-01T00:00:00Z", "no room")),
 	}
 	return a
 }
@@ -95,16 +95,16 @@ claims         ok       1 have their volumes, and none waits but for its first p
 func TestWhatIsMissingIsFound(t *testing.T) {
 	for want, broken := range map[string]answers{
 		"driver: node node-b gives no report: read its report":                              {inspectOf("node-b"): "{"},
-		"registration: the cluster has no CSIDriver":                                        {"get csidrivers": list(object("other"))},
-		"registration: kubelet on node-a does not know the driver":                          {"get csinodes": list(onNode("node-b", driverName))},
-		"versions: driver differs: driver:1 on node-a; driver:2 on node-b":                  {plainPods: list(sidecars("node-a", "driver:1"), sidecars("node-b", "driver:2"))},
+		"registration: the cluster has no CSIDriver":                                        {"get csidrivers": listOf(object("other"))},
+		"registration: kubelet on node-a does not know the driver":                          {"get csinodes": listOf(onNode("node-b", driverName))},
+		"versions: driver differs: driver:1 on node-a; driver:2 on node-b":                  {plainPods: listOf(sidecars("node-a", "driver:1"), sidecars("node-b", "driver:2"))},
 		"pools: pool local on node-b: it is read-only":                                      {inspectOf("node-b"): report(`"abnormal":1,"pools":[{"name":"local","quota":"xfs","abnormal":true,"condition":"it is read-only"}]`)},
 		"quotas: pool local on node-b keeps no sizes: ext4 lacks prjquota":                  {inspectOf("node-b"): report(`"pools":[{"name":"local","unenforced":"ext4 lacks prjquota"}]`)},
-		"StorageClass: no StorageClass has the provisioner":                                 {"get storageclasses": list(class("other", "example.com/other", ""))},
-		"StorageClass: several are the default: hostpath-csi, other":                        {"get storageclasses": list(class("hostpath-csi", driverName, "true"), class("other", "example.com/other", "true"))},
-		"snapshots: the cluster does not know VolumeSnapshots":                              {"get customresourcedefinitions": list()},
-		"snapshots: the snapshot-controller runs without --enable-distributed-snapshotting": {"get deployments": list(controller("--enable-distributed-snapshotting=false"))},
-		"claims: apps/early waits: pool \"local\" has 0 bytes to promise, 4096 are asked for": {"get events --field-selector_involvedObject.kind_PersistentVolumeClaim": list(
+		"StorageClass: no StorageClass has the provisioner":                                 {"get storageclasses": listOf(class("other", "example.com/other", ""))},
+		"StorageClass: several are the default: hostpath-csi, other":                        {"get storageclasses": listOf(class("hostpath-csi", driverName, "true"), class("other", "example.com/other", "true"))},
+		"snapshots: the cluster does not know VolumeSnapshots":                              {"get customresourcedefinitions": listOf()},
+		"snapshots: the snapshot-controller runs without --enable-distributed-snapshotting": {"get deployments": listOf(controller("--enable-distributed-snapshotting=false"))},
+		"claims: apps/early waits: pool \"local\" has 0 bytes to promise, 4096 are asked for": {"get events --field-selector_involvedObject.kind_PersistentVolumeClaim": listOf(
 			said("early", "2026-01-01T00:00:03Z", `pool "local" has 0 bytes to promise, 4096 are asked for`), said("early", "2026-01-01T00:00:01Z", "waiting for first consumer"))},
 	} {
 		a := healthy()
@@ -128,8 +128,8 @@ func TestWhatIsMissingIsFound(t *testing.T) {
 
 func TestSnapshotsThatAreNotInstalledAreNoProblem(t *testing.T) {
 	a := healthy()
-	a[plainPods] = list(driverPod("node-a", true), driverPod("node-b", true))
-	a["get customresourcedefinitions"] = list()
+	a[plainPods] = listOf(driverPod("node-a", true), driverPod("node-b", true))
+	a["get customresourcedefinitions"] = listOf()
 	for _, f := range findings(t, a) {
 		if f.Problem != "" && f.Check == "snapshots" {
 			t.Errorf("found %+v", f)

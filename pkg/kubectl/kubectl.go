@@ -21,6 +21,9 @@ type Kubectl struct {
 	Program string
 	// Flags come first in each command, such as --context=test.
 	Flags []string
+	// Namespace is that of the driver. Pods of another one that look like its are not asked: whoever can make pods could have them
+	// report what is not so.
+	Namespace string
 }
 
 // grace is how long kubectl may take to end after its time is over.
@@ -48,9 +51,13 @@ func lastLine(text string) string {
 	return lines[len(lines)-1]
 }
 
-// get reads objects of a kind, such as pods, in all namespaces.
+// get reads objects of a kind in all namespaces.
 func get[T any](ctx context.Context, k Kubectl, kind string, more ...string) ([]T, error) {
-	out, err := k.run(ctx, append([]string{"get", kind, "--all-namespaces", "--output=json"}, more...)...)
+	return list[T](ctx, k, kind, append([]string{"--all-namespaces"}, more...)...)
+}
+
+func list[T any](ctx context.Context, k Kubectl, kind string, more ...string) ([]T, error) {
+	out, err := k.run(ctx, append([]string{"get", kind, "--output=json"}, more...)...)
 	if err != nil {
 		return nil, fmt.Errorf("list %s: %w", kind, err)
 	}

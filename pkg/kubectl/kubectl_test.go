@@ -51,7 +51,7 @@ type answers map[string]any
 func (a answers) kubectl(t *testing.T) Kubectl {
 	t.Helper()
 	dir := t.TempDir()
-	for _, kind := range []string{"get pods --selector_app.kubernetes.io_name_hostpath-csi-driver", "get pods --selector_k8s-app_hostpath-provisioner", "get persistentvolumes"} {
+	for _, kind := range []string{"get pods --namespace_storage --selector_app.kubernetes.io_name_hostpath-csi-driver", "get pods --namespace_storage --selector_k8s-app_hostpath-provisioner", "get persistentvolumes"} {
 		if _, ok := a[kind]; !ok {
 			a[kind] = map[string]any{"items": []any{}}
 		}
@@ -74,7 +74,7 @@ func (a answers) kubectl(t *testing.T) Kubectl {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return Kubectl{Program: self}
+	return Kubectl{Program: self, Namespace: "storage"}
 }
 
 func driverPod(node string, running bool) map[string]any {
@@ -89,11 +89,11 @@ func driverPod(node string, running bool) map[string]any {
 	}
 }
 
-func list(items ...any) any { return map[string]any{"items": items} }
+func listOf(items ...any) any { return map[string]any{"items": items} }
 
 const (
-	plainPods    = "get pods --selector_app.kubernetes.io_name_hostpath-csi-driver"
-	operatorPods = "get pods --selector_k8s-app_hostpath-provisioner"
+	plainPods    = "get pods --namespace_storage --selector_app.kubernetes.io_name_hostpath-csi-driver"
+	operatorPods = "get pods --namespace_storage --selector_k8s-app_hostpath-provisioner"
 )
 
 func inspectOf(node string) string {
@@ -114,8 +114,8 @@ func nodesOf(t *testing.T, a answers) []Node {
 func TestNodesThatGiveNoReportAreShown(t *testing.T) {
 	other := map[string]any{"metadata": map[string]any{"name": "mounter"}, "spec": map[string]any{"nodeName": "node-a", "containers": []any{map[string]any{"name": "mounter"}}}}
 	a := answers{
-		plainPods:           list(driverPod("node-a", false), driverPod("node-c", true)),
-		operatorPods:        list(other, driverPod("node-a", true), driverPod("node-b", false), driverPod("node-d", true), driverPod("node-e", true)),
+		plainPods:           listOf(driverPod("node-a", false), driverPod("node-c", true)),
+		operatorPods:        listOf(other, driverPod("node-a", true), driverPod("node-b", false), driverPod("node-d", true), driverPod("node-e", true)),
 		inspectOf("node-a"): report(`"abnormal":1,"pools":[{"name":"local","path":"/p","quota":"xfs","sizeBytes":3221225472,"freeBytes":1073741824,"abnormal":true,"condition":"read-only"}]`),
 		inspectOf("node-d"): `{"version":2}`,
 		inspectOf("node-e"): `{"version":`,
@@ -149,13 +149,13 @@ func TestVolumesHaveTheirClaims(t *testing.T) {
 		return map[string]any{"metadata": map[string]any{"name": name}, "spec": spec}
 	}
 	a := answers{
-		plainPods: list(driverPod("node-a", true), driverPod("node-b", true)),
+		plainPods: listOf(driverPod("node-a", true), driverPod("node-b", true)),
 		inspectOf("node-a"): report(`"pools":[{"name":"local","uuid":"1","volumes":[
 			{"id":"pvc-1","mode":"mount","promisedBytes":1024,"usedBytes":512,"nodes":["node-a"]},{"id":"pvc-left","abnormal":true,"condition":"lost"}],
 			"snapshots":[{"source":"pvc-1"},{"source":"pvc-1"}]},
 			{"name":"nfs","uuid":"2","shared":true,"volumes":[{"id":"pvc-2","nodes":["node-b"]}]}]`),
 		inspectOf("node-b"): report(`"pools":[{"name":"nfs","uuid":"2","shared":true,"volumes":[{"id":"pvc-2","nodes":["node-b"]}]}]`),
-		"get persistentvolumes": list(pv("pv-1", "pvc-1", driverName, "data"), pv("pv-2", "pvc-2", driverName, ""), pv("pv-3", "pvc-3", driverName, "gone"),
+		"get persistentvolumes": listOf(pv("pv-1", "pvc-1", driverName, "data"), pv("pv-2", "pvc-2", driverName, ""), pv("pv-3", "pvc-3", driverName, "gone"),
 			pv("pv-4", "pvc-4", "another", "other"), map[string]any{"metadata": map[string]any{"name": "local"}, "spec": map[string]any{}}),
 	}
 	nodes := nodesOf(t, a)
@@ -180,7 +180,7 @@ func TestVolumesHaveTheirClaims(t *testing.T) {
 }
 
 func TestNodeThatDoesNotAnswer(t *testing.T) {
-	a := answers{plainPods: list(driverPod("node-a", true), driverPod("node-b", true)), inspectOf("node-a"): "hang", inspectOf("node-b"): report(`"pools":[]`)}
+	a := answers{plainPods: listOf(driverPod("node-a", true), driverPod("node-b", true)), inspectOf("node-a"): "hang", inspectOf("node-b"): report(`"pools":[]`)}
 	nodes, err := Nodes(t.Context(), a.kubectl(t), 500*time.Millisecond, func(int, int) {})
 	if err != nil || len(nodes) != 2 || nodes[1].Err != nil || nodes[0].Err == nil || nodes[0].Err.Error() != "no answer in 500ms" {
 		t.Errorf("the nodes are %+v, %v", nodes, err)
@@ -193,7 +193,7 @@ func TestNodeThatDoesNotAnswer(t *testing.T) {
 }
 
 func TestOneNode(t *testing.T) {
-	a := answers{plainPods: list(driverPod("node-a", true)), inspectOf("node-a"): report(`"pools":[]`)}
+	a := answers{plainPods: listOf(driverPod("node-a", true)), inspectOf("node-a"): report(`"pools":[]`)}
 	k := a.kubectl(t)
 	if n, err := NodeNamed(t.Context(), k, "node-a", time.Minute); err != nil || n.Err != nil || string(n.Raw) != report(`"pools":[]`) {
 		t.Errorf("the node is %+v, %v", n, err)
@@ -201,7 +201,7 @@ func TestOneNode(t *testing.T) {
 	if _, err := NodeNamed(t.Context(), k, "node-x", time.Minute); err == nil || !strings.HasSuffix(err.Error(), "these have: node-a") {
 		t.Errorf("a node without the driver: %v", err)
 	}
-	if _, err := NodeNamed(t.Context(), answers{}.kubectl(t), "node-a", time.Minute); err == nil || !strings.Contains(err.Error(), "no pod of the driver") {
+	if _, err := NodeNamed(t.Context(), answers{}.kubectl(t), "node-a", time.Minute); err == nil || !strings.Contains(err.Error(), "the namespace storage has no pod of the driver") {
 		t.Errorf("a cluster without the driver: %v", err)
 	}
 }

@@ -125,7 +125,7 @@ func NodeNamed(ctx context.Context, k Kubectl, name string, patience time.Durati
 func drivers(ctx context.Context, k Kubectl) ([]pod, error) {
 	of := make(map[string]pod)
 	for _, selector := range selectors {
-		pods, err := get[pod](ctx, k, "pods", "--selector="+selector)
+		pods, err := list[pod](ctx, k, "pods", "--namespace="+k.Namespace, "--selector="+selector)
 		if err != nil {
 			return nil, err
 		}
@@ -136,7 +136,7 @@ func drivers(ctx context.Context, k Kubectl) ([]pod, error) {
 		}
 	}
 	if len(of) == 0 {
-		return nil, fmt.Errorf("no pod of the driver was found in any namespace: its pods have the label %s or %s", selectors[0], selectors[1])
+		return nil, fmt.Errorf("the namespace %s has no pod of the driver, with the label %s or %s: name its namespace by --namespace", k.Namespace, selectors[0], selectors[1])
 	}
 	all := make([]pod, 0, len(of))
 	for _, p := range of {
