@@ -52,12 +52,12 @@ func TestInterruptedCreationIsErased(t *testing.T) {
 	p := aPool(t)
 	id, err := volume.ParseID("pvc-1")
 	must.Succeed(t, err)
-	must.Succeed(t, p.Store.WriteRecord(store.NewRecord(id, volume.ModeMount, 4096)))
+	must.Succeed(t, p.Store.Records().Write(store.NewRecord(id, volume.ModeMount, 4096)))
 	must.Succeed(t, os.MkdirAll(filepath.Join(p.Store.Creating().String(), "pvc-1", "data"), 0o700))
 
 	must.Succeed(t, p.RecoverCreations(p.Store.Creating()))
 	wantTrash(t, p, "after the creation is undone", 1)
-	if rec, err := p.Store.ReadRecord(id); rec != nil || err != nil {
+	if rec, err := p.Store.Records().Read(id); rec != nil || err != nil {
 		t.Errorf("the record is %+v, %v, want none", rec, err)
 	}
 	var files atomic.Uint64

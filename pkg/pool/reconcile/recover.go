@@ -10,11 +10,11 @@ import (
 
 // RecoverRecords removes records that were being written.
 func (p *Leftovers) RecoverRecords() error {
-	for t, err := range p.Store.Unwritten() {
+	for t, err := range p.Store.Records().Unwritten() {
 		if err != nil {
 			return err
 		}
-		if err := p.UnlessBusy(t.Of, func() error { return p.Store.RemoveUnwritten(t) }); err != nil {
+		if err := p.UnlessBusy(t.Of, func() error { return p.Store.Records().RemoveUnwritten(t) }); err != nil {
 			return err
 		}
 	}
@@ -56,7 +56,7 @@ func (p *Leftovers) recoverCreation(creating *dir.Dir, name string) error {
 // undoNamed undoes the creation that an entry of a directory of creating/ is of.
 func (p *Leftovers) undoNamed(creating *dir.Dir, name string) error {
 	if id, err := volume.ParseEntry(name); err == nil {
-		if err := p.Store.UndoRecord(id); err != nil {
+		if err := p.Store.Records().Undo(id); err != nil {
 			return err
 		}
 	}
@@ -66,7 +66,7 @@ func (p *Leftovers) undoNamed(creating *dir.Dir, name string) error {
 // UndoCreation undoes a creation of this node, the record first: what is in creating/
 // is the sign that there is something to undo.
 func (p *Leftovers) UndoCreation(id volume.ID) error {
-	if err := p.Store.UndoRecord(id); err != nil {
+	if err := p.Store.Records().Undo(id); err != nil {
 		return err
 	}
 	return p.DiscardCreation(id.String())

@@ -81,7 +81,7 @@ func (p *Pool) usedBy(id volume.ID, c ledger.Card) (quota.Usage, error) {
 // uses would be more than what is taken, and would hide what others hold. The largest is the least
 // that the family can take, so that what it takes besides counts as foreign, and is not sold.
 func (p *Pool) addToFamily(families map[string]int64, id volume.ID, used int64) error {
-	rec, err := p.Store.ReadRecord(id)
+	rec, err := p.Store.Records().Read(id)
 	if err != nil || rec == nil {
 		return err // without a record it is being removed
 	}

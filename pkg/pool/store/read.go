@@ -88,7 +88,7 @@ func (s *Store) Lookup(id volume.ID) (Entry, *dir.Dir, error) {
 	default:
 		e.Present = true
 	}
-	e.Record, e.Damage = s.ReadRecord(id)
+	e.Record, e.Damage = s.Records().Read(id)
 	return e, d, nil
 }
 
@@ -136,9 +136,9 @@ func (s *Store) directoriesIn(d *dir.Dir, parse func(name string) (volume.ID, er
 	})
 }
 
-// Records are the volumes and snapshots that the disk has a record of.
-func (s *Store) Records() iter.Seq2[volume.ID, error] {
-	return s.volumesIn(s.volumes, func(entry dir.Entry) (volume.ID, bool) { return recordID(entry.Name) })
+// All are the volumes and snapshots that the disk has a record of.
+func (r Records) All() iter.Seq2[volume.ID, error] {
+	return r.store.volumesIn(r.store.volumes, func(entry dir.Entry) (volume.ID, bool) { return recordID(entry.Name) })
 }
 
 // volumesIn are the entries of a directory that are of volumes. It ends at the first error.
@@ -160,7 +160,7 @@ func (s *Store) volumesIn(d *dir.Dir, of func(dir.Entry) (volume.ID, bool)) iter
 // Vacant reports whether there is nothing in the pool: no volume, no record, and no node
 // anything in creating/ or trash/.
 func (s *Store) Vacant() (bool, error) {
-	for _, volumes := range []iter.Seq2[volume.ID, error]{s.Directories(), s.Records()} {
+	for _, volumes := range []iter.Seq2[volume.ID, error]{s.Directories(), s.Records().All()} {
 		for _, err := range volumes {
 			return false, err
 		}
