@@ -75,7 +75,7 @@ func (p *Leftovers) measureStuck(ctx context.Context, name string) {
 	}
 	slowly := &Pace{Done: new(atomic.Uint64)}
 	var bytes int64
-	err := p.Store.InPiece(name, func(in *dir.Dir, entry string) (err error) {
+	err := p.Store.Pieces().In(name, func(in *dir.Dir, entry string) (err error) {
 		bytes, err = in.Occupied(entry, func() error { return slowly.Step(ctx) })
 		return err
 	})
@@ -89,7 +89,7 @@ func (p *Leftovers) measureStuck(ctx context.Context, name string) {
 // eraseAlone removes a piece of trash, or that many of its files and directories, and reports whether there were more. The error is
 // context.Canceled then, unless one of them could not be removed.
 func (p *Leftovers) eraseAlone(ctx context.Context, name string, slowly *Pace, most int) (over bool, err error) {
-	unlock, err := p.Store.LockPiece(name)
+	unlock, err := p.Store.Pieces().Lock(name)
 	if err != nil {
 		return false, err
 	}
@@ -111,7 +111,7 @@ func (p *Leftovers) eraseAlone(ctx context.Context, name string, slowly *Pace, m
 // is left of the tree would count against the next volume.
 func (p *Leftovers) erase(ctx context.Context, name string, pause func(context.Context) error) error {
 	var id quota.ID
-	err := p.Store.InPiece(name, func(in *dir.Dir, entry string) (err error) {
+	err := p.Store.Pieces().In(name, func(in *dir.Dir, entry string) (err error) {
 		if _, err := in.Unprotect(entry); err != nil { // or no limit can be lifted
 			return err
 		}

@@ -75,7 +75,7 @@ func (p *Leftovers) UndoCreation(id volume.ID) error {
 // RecoverTrash finishes removals that had not dropped their record, and queues all trash
 // that was not known: from before a start, and of volumes whose deletion failed.
 func (p *Leftovers) RecoverTrash() error {
-	thrown, err := p.Store.Pieces()
+	thrown, err := p.Store.Pieces().All()
 	if err != nil {
 		return err
 	}
@@ -94,7 +94,7 @@ func (p *Leftovers) RecoverTrash() error {
 func (p *Leftovers) recoverTrashed(name string) error {
 	queue := func() error {
 		erased := p.Ledger.Trash().Erased()
-		return p.Store.InPiece(name, func(in *dir.Dir, entry string) error {
+		return p.Store.Pieces().In(name, func(in *dir.Dir, entry string) error {
 			// The reaper may have erased and forgotten it since the trash was listed.
 			if exists, err := in.Exists(entry); err != nil || !exists {
 				return err

@@ -112,7 +112,7 @@ func (p *Pool) usedByTrash() (sum int64) {
 // knows.
 func (p *Pool) usedByPiece(name string) (used int64, err error) {
 	used = volume.Unknown
-	err = p.Store.InPiece(name, func(in *dir.Dir, entry string) error {
+	err = p.Store.Pieces().In(name, func(in *dir.Dir, entry string) error {
 		id, err := p.Keeper.IDIn(in, entry)
 		if err == nil && id != 0 {
 			used, err = p.Keeper.UsedIn(in, entry, id)

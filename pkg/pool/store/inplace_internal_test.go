@@ -29,7 +29,7 @@ func TestRemovedInPlace_link(t *testing.T) {
 	must.Succeed(t, os.Rename(filepath.Join(path, name), filepath.Join(outside, name)), os.Symlink(filepath.Join(outside, name), filepath.Join(path, name)))
 	wantPieces(t, s)
 	wantVolumes(t, s)
-	must.Succeed(t, s.InPiece("./pvc-1.uid+5", func(_ *dir.Dir, entry string) error {
+	must.Succeed(t, s.Pieces().In("./pvc-1.uid+5", func(_ *dir.Dir, entry string) error {
 		t.Errorf("%s is opened", entry)
 		return nil
 	}))
@@ -90,7 +90,7 @@ func TestRenamedInPlace_record(t *testing.T) {
 	must.Succeed(t, os.Mkdir(at, 0o700))
 	wantVolumes(t, s, "pvc-1")
 	erased := 0
-	must.Succeed(t, s.InPiece(piece, func(in *dir.Dir, entry string) error {
+	must.Succeed(t, s.Pieces().In(piece, func(in *dir.Dir, entry string) error {
 		erased++
 		return in.RemoveDir(entry)
 	}))
@@ -145,19 +145,19 @@ func TestCreate_withoutRoom(t *testing.T) {
 }
 
 // One node erases what was removed in place, also while the call that has removed it is not through.
-func TestLockPiece(t *testing.T) {
+func TestPiecesAreLocked(t *testing.T) {
 	testenv.NeedRoot(t)
 	path := t.TempDir()
 	s, other := openAs(t, path, "node-1"), openAs(t, path, "node-2")
 	called, err := s.Nodes().TryLockByte(VolumeByte(idOf("pvc-1")))
 	must.Succeed(t, err)
 	defer called()
-	erased, err := s.LockPiece("./pvc-1.uid+5")
+	erased, err := s.Pieces().Lock("./pvc-1.uid+5")
 	must.Succeed(t, err)
-	_, err = other.LockPiece("./pvc-1.uid+5")
+	_, err = other.Pieces().Lock("./pvc-1.uid+5")
 	must.ErrorIs(t, err, volume.ErrBusy)
 	erased()
-	erased, err = other.LockPiece("./pvc-1.uid+5")
+	erased, err = other.Pieces().Lock("./pvc-1.uid+5")
 	must.Succeed(t, err)
 	erased()
 }
@@ -181,7 +181,7 @@ func locationOf(t *testing.T, path, name string) *Location {
 
 func wantPieces(t *testing.T, s *Store, want ...string) {
 	t.Helper()
-	got, err := s.RemovedInPlace()
+	got, err := s.Pieces().InPlace()
 	if err != nil || !slices.Equal(got, want) {
 		t.Errorf("removed in place are %q, %v; want %q", got, err, want)
 	}

@@ -165,7 +165,7 @@ func (s *Store) Vacant() (bool, error) {
 			return false, err
 		}
 	}
-	if removed, err := s.RemovedInPlace(); err != nil || len(removed) > 0 {
+	if removed, err := s.Pieces().InPlace(); err != nil || len(removed) > 0 {
 		return false, err
 	}
 	vacant := true
@@ -253,7 +253,7 @@ func (s *Store) inProgress(id volume.ID, uid string) (found bool, err error) {
 	if err != nil || found {
 		return found, err
 	}
-	here, err := s.RemovedInPlace()
+	here, err := s.Pieces().InPlace()
 	return slices.ContainsFunc(here, removed), err
 }
 
