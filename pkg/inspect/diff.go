@@ -79,7 +79,7 @@ func (r *reader) holds(id volume.ID) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	if has, err := s.ReadRecord(id); has == nil && err == nil {
+	if has, err := s.Records().Read(id); has == nil && err == nil {
 		s.Close()
 		return false, nil
 	}

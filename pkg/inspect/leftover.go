@@ -58,12 +58,12 @@ func (r *reader) leftovers(ctx context.Context, place store.Place) ([]Leftover, 
 
 // removedInPlace are the volumes that were removed where they were, for want of room in the trash.
 func (r *reader) removedInPlace(ctx context.Context) (all []Leftover, err error) {
-	pieces, err := r.Store.RemovedInPlace()
+	pieces, err := r.Store.Pieces().InPlace()
 	if err != nil {
 		return nil, err
 	}
 	for _, name := range pieces {
-		err := r.Store.InPiece(name, func(in *dir.Dir, entry string) error {
+		err := r.Store.Pieces().In(name, func(in *dir.Dir, entry string) error {
 			left, err := r.leftover(ctx, store.InTrash, in, entry)
 			if err != nil {
 				return err

@@ -287,7 +287,7 @@ func (r *reader) join() error {
 		held := orUnknown(left.HeldBytes)
 		switch {
 		case left.Node == r.Node.String():
-			r.Ledger.Throw(left.Name, held)
+			r.Ledger.Trash().Throw(left.Name, held)
 		case held == volume.Unknown || others == volume.Unknown:
 			others = volume.Unknown
 		default:

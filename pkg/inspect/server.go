@@ -13,7 +13,7 @@ import (
 // keeps another driver of the node from serving it.
 func (r *reader) servedBy() (*store.Server, error) {
 	dev, at := r.options.Dev, store.ServerByte(r.format.UUID)
-	by, _, err := r.Store.Server()
+	by, _, err := r.Store.Nodes().Server()
 	if r.Config.Shared || dev == nil || err != nil || by.Instance == "" {
 		return nil, nil //nolint:nilerr // it informs people
 	}
@@ -35,7 +35,7 @@ func (r *reader) servedBy() (*store.Server, error) {
 	case !here && !foreign:
 		return nil, nil // it was killed
 	}
-	if waiter, _, err := r.Store.Waiter(); err == nil && waiter.Instance != "" && waiter.Instance != by.Instance {
+	if waiter, _, err := r.Store.Nodes().Waiter(); err == nil && waiter.Instance != "" && waiter.Instance != by.Instance {
 		return &by, fmt.Errorf("two drivers are configured with it, and it is not shared: it is served by %s, and %s waits", by, waiter)
 	}
 	return &by, nil

@@ -159,7 +159,7 @@ func (r *reader) mayBeGrowing(v *seen) bool {
 	if v.entry.Block() {
 		return v.limitBytes > promised
 	}
-	written, err := r.Store.RecordChanged(v.ID)
+	written, err := r.Store.Records().Changed(v.ID)
 	since := time.Since(written)
 	return err == nil && v.limitBytes != volume.Unknown && v.limitBytes < promised && 0 <= since && since < expandedLately
 }

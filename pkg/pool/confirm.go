@@ -35,5 +35,5 @@ func (v *found) confirm(ctx context.Context) error {
 	}
 	rec := *v.entry.Record
 	rec.Provisional = false
-	return v.visit.Store.WriteRecord(&rec)
+	return v.visit.Store.Records().Write(&rec)
 }

@@ -287,7 +287,7 @@ func (v *visit) Build(ctx context.Context, rec *store.Record, make func(*dir.Dir
 	if err := v.Store.Stage(make, fill); err != nil {
 		return err
 	}
-	if err := trace.Step(ctx, "write the record", func() error { return v.Store.WriteRecord(rec) }); err != nil {
+	if err := trace.Step(ctx, "write the record", func() error { return v.Store.Records().Write(rec) }); err != nil {
 		return err
 	}
 	return trace.Step(ctx, "move into the pool", func() error { return v.Store.Commit(id) })

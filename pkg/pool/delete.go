@@ -123,7 +123,7 @@ func (v *visit) removeAgain(id volume.ID, e store.Entry) (bool, error) {
 // thrown queues what was removed for the reaper.
 func (v *visit) thrown(piece string) {
 	v.Pool.Thrown(piece)
-	v.Pool.Ledger.TrashRemoved(piece)
+	v.Pool.Ledger.Trash().Removed(piece)
 }
 
 // remove takes a volume out of the pool in one step, and then its record. The reaper

@@ -137,7 +137,7 @@ func (v *found) grow(ctx context.Context, bytes int64, held *ledger.Reservation)
 			return limit.NoSpace(err)
 		}
 	}
-	if err := trace.Step(ctx, "write the record", func() error { return s.Store.WriteRecord(&grown) }); err != nil {
+	if err := trace.Step(ctx, "write the record", func() error { return s.Store.Records().Write(&grown) }); err != nil {
 		if againErr := v.again(); againErr != nil {
 			// Which record there is now is not known. A file that is too large does no harm.
 			return errors.Join(limit.NoSpace(err), againErr)

@@ -156,76 +156,82 @@ func (t *trash) sum() TrashSum {
 // RetryStuck is when trash that could not be erased is tried again.
 const RetryStuck = time.Hour
 
+// Trash is what was removed and is not erased yet.
+type Trash struct{ ledger *Ledger }
+
+// Trash is that of the pool.
+func (l *Ledger) Trash() Trash { return Trash{l} }
+
 // Throw queues a piece of trash to be erased, and keeps its promise until then: bytes, or
 // volume.Unknown. It returns false for a piece that is queued already.
-func (l *Ledger) Throw(name string, promised int64) bool {
-	l.mu.Lock()
-	defer l.unlock()
-	return l.queue(name, promised)
+func (t Trash) Throw(name string, promised int64) bool {
+	t.ledger.mu.Lock()
+	defer t.ledger.unlock()
+	return t.queue(name, promised)
 }
 
 // ThrowFound queues a piece that was found in the trash when Erased answered that number. If
 // any piece was erased since, it may be that one; if it is not, it will be found again.
-func (l *Ledger) ThrowFound(name string, bytes int64, erased uint64) bool {
-	l.mu.Lock()
-	defer l.unlock()
-	return l.erased == erased && l.queue(name, bytes)
+func (t Trash) ThrowFound(name string, bytes int64, erased uint64) bool {
+	t.ledger.mu.Lock()
+	defer t.ledger.unlock()
+	return t.ledger.erased == erased && t.queue(name, bytes)
 }
 
-func (l *Ledger) queue(name string, promised int64) bool {
-	if !l.trash.add(name, promised, time.Now()) {
+func (t Trash) queue(name string, promised int64) bool {
+	if !t.ledger.trash.add(name, promised, time.Now()) {
 		return false
 	}
-	l.sums.addTrash(promised)
+	t.ledger.sums.addTrash(promised)
 	return true
 }
 
 // Erased is how many pieces of trash were erased so far.
-func (l *Ledger) Erased() uint64 {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.erased
+func (t Trash) Erased() uint64 {
+	t.ledger.mu.Lock()
+	defer t.ledger.mu.Unlock()
+	return t.ledger.erased
 }
 
-// HasTrash reports whether a piece of trash is queued, or could not be erased.
-func (l *Ledger) HasTrash(name string) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	_, known := l.trash.pieces[name]
+// Has reports whether a piece of trash is queued, or could not be erased.
+func (t Trash) Has(name string) bool {
+	t.ledger.mu.Lock()
+	defer t.ledger.mu.Unlock()
+	_, known := t.ledger.trash.pieces[name]
 	return known
 }
 
-// Trash is what is to be erased, the oldest first, and after that what is stuck, if that is
+// Names are those of what is to be erased, the oldest first, and after that what is stuck, if that is
 // asked for too. What comes or fails meanwhile may be missing.
-func (l *Ledger) Trash(stuckToo bool) (names []string) {
-	l.mu.Lock()
-	waiting, stuck := l.trash.waiting.end(), l.trash.stuck.end()
-	l.mu.Unlock()
-	names = l.queued(nil, &l.trash.waiting, waiting)
+func (t Trash) Names(stuckToo bool) (names []string) {
+	t.ledger.mu.Lock()
+	waiting, stuck := t.ledger.trash.waiting.end(), t.ledger.trash.stuck.end()
+	t.ledger.mu.Unlock()
+	names = t.queued(nil, &t.ledger.trash.waiting, waiting)
 	if stuckToo {
-		names = l.queued(names, &l.trash.stuck, stuck)
+		names = t.queued(names, &t.ledger.trash.stuck, stuck)
 	}
 	return names
 }
 
 // queued appends the names below a number, in pages.
-func (l *Ledger) queued(names []string, q *queue, end uint64) []string {
+func (t Trash) queued(names []string, q *queue, end uint64) []string {
 	for next := uint64(0); next < end; {
 		var page []string
-		l.mu.Lock()
+		t.ledger.mu.Lock()
 		page, next = q.page(next, end)
-		l.mu.Unlock()
+		t.ledger.mu.Unlock()
 		names = append(names, page...)
 	}
 	return names
 }
 
-// TrashID remembers the project id that counts a piece of trash, and returns the one that is
+// ID remembers the project id that counts a piece of trash, and returns the one that is
 // remembered. 0 stands for none.
-func (l *Ledger) TrashID(name string, id quota.ID) quota.ID {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	p := l.trash.pieces[name]
+func (t Trash) ID(name string, id quota.ID) quota.ID {
+	t.ledger.mu.Lock()
+	defer t.ledger.mu.Unlock()
+	p := t.ledger.trash.pieces[name]
 	if p == nil {
 		return id // erased before
 	}
@@ -235,71 +241,71 @@ func (l *Ledger) TrashID(name string, id quota.ID) quota.ID {
 	return p.id
 }
 
-// TrashMeasured notes how many bytes a piece of trash occupies.
-func (l *Ledger) TrashMeasured(name string, bytes int64) {
-	l.mu.Lock()
-	defer l.unlock()
-	l.trash.measured(name, bytes)
+// Measured notes how many bytes a piece of trash occupies.
+func (t Trash) Measured(name string, bytes int64) {
+	t.ledger.mu.Lock()
+	defer t.ledger.unlock()
+	t.ledger.trash.measured(name, bytes)
 }
 
-// TrashUnmeasured returns what a piece of trash occupied when it was last measured, or
+// Unmeasured returns what a piece of trash occupied when it was last measured, or
 // volume.Unknown, and whether it is time to report that it cannot be measured now.
-func (l *Ledger) TrashUnmeasured(name string) (last int64, report bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.trash.uncounted(name, time.Now())
+func (t Trash) Unmeasured(name string) (last int64, report bool) {
+	t.ledger.mu.Lock()
+	defer t.ledger.mu.Unlock()
+	return t.ledger.trash.uncounted(name, time.Now())
 }
 
-// TrashHolds notes what a piece of trash occupies of which no promise is known, in bytes.
-func (l *Ledger) TrashHolds(name string, bytes int64) {
-	l.mu.Lock()
-	defer l.unlock()
-	if p := l.trash.pieces[name]; p != nil && p.promised == volume.Unknown {
-		l.sums.dropTrash(p.promised)
+// Holds notes what a piece of trash occupies of which no promise is known, in bytes.
+func (t Trash) Holds(name string, bytes int64) {
+	t.ledger.mu.Lock()
+	defer t.ledger.unlock()
+	if p := t.ledger.trash.pieces[name]; p != nil && p.promised == volume.Unknown {
+		t.ledger.sums.dropTrash(p.promised)
 		p.promised = bytes
-		l.sums.addTrash(bytes)
+		t.ledger.sums.addTrash(bytes)
 	}
 }
 
-// TrashPromise is the promise of a piece of trash, in bytes, or volume.Unknown. One that is not
+// Promise is the promise of a piece of trash, in bytes, or volume.Unknown. One that is not
 // there has none.
-func (l *Ledger) TrashPromise(name string) int64 {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if p := l.trash.pieces[name]; p != nil {
+func (t Trash) Promise(name string) int64 {
+	t.ledger.mu.Lock()
+	defer t.ledger.mu.Unlock()
+	if p := t.ledger.trash.pieces[name]; p != nil {
 		return p.promised
 	}
 	return 0
 }
 
-// TrashRemoved notes that a piece of trash is what was removed, as its user asked. Of one from before a start that is
+// Removed notes that a piece of trash is what was removed, as its user asked. Of one from before a start that is
 // not known.
-func (l *Ledger) TrashRemoved(name string) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if p := l.trash.pieces[name]; p != nil {
+func (t Trash) Removed(name string) {
+	t.ledger.mu.Lock()
+	defer t.ledger.mu.Unlock()
+	if p := t.ledger.trash.pieces[name]; p != nil {
 		p.removed = true
 	}
 }
 
-// TrashLeft reports whether a piece of trash may be what a failed creation left, and why it could not be erased when that
+// Left reports whether a piece of trash may be what a failed creation left, and why it could not be erased when that
 // was last tried; nil for one that waits for its turn.
-func (l *Ledger) TrashLeft(name string) (left bool, failed error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if p := l.trash.pieces[name]; p != nil {
+func (t Trash) Left(name string) (left bool, failed error) {
+	t.ledger.mu.Lock()
+	defer t.ledger.mu.Unlock()
+	if p := t.ledger.trash.pieces[name]; p != nil {
 		return !p.removed, p.err
 	}
 	return false, nil
 }
 
-// TrashTried notes how an attempt to erase a piece ended. The promise of an erased piece ends.
-func (l *Ledger) TrashTried(name string, err error) {
-	l.mu.Lock()
-	defer l.unlock()
-	if p := l.trash.pieces[name]; p != nil && err == nil {
-		l.sums.dropTrash(p.promised)
-		l.erased++
+// Tried notes how an attempt to erase a piece ended. The promise of an erased piece ends.
+func (t Trash) Tried(name string, err error) {
+	t.ledger.mu.Lock()
+	defer t.ledger.unlock()
+	if p := t.ledger.trash.pieces[name]; p != nil && err == nil {
+		t.ledger.sums.dropTrash(p.promised)
+		t.ledger.erased++
 	}
-	l.trash.tried(name, err)
+	t.ledger.trash.tried(name, err)
 }

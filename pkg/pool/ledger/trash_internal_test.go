@@ -16,13 +16,13 @@ import (
 // Of a name that comes again while an older piece is stuck, there is one piece.
 func TestReusedNameIsErasedOnce(t *testing.T) {
 	l := New(Policy{})
-	l.Throw("stuck", 1)
-	l.TrashTried("stuck", errors.New("it cannot be removed"))
+	l.Trash().Throw("stuck", 1)
+	l.Trash().Tried("stuck", errors.New("it cannot be removed"))
 	for range 2 {
-		l.Throw("pvc-1.u", 1)
+		l.Trash().Throw("pvc-1.u", 1)
 		wantTrash(t, l, false, "pvc-1.u")
 		wantTrash(t, l, true, "pvc-1.u", "stuck")
-		l.TrashTried("pvc-1.u", nil)
+		l.Trash().Tried("pvc-1.u", nil)
 	}
 	if sum := l.trash.sum(); sum.Pieces != 1 || sum.Stuck != 1 {
 		t.Errorf("%+v, want one piece, which is stuck", sum)
@@ -35,12 +35,12 @@ func TestTrash_pages(t *testing.T) {
 	var waiting, stuck []string
 	for i := range 3*chunk + 7 {
 		name := fmt.Sprint(i)
-		l.Throw(name, 1)
+		l.Trash().Throw(name, 1)
 		switch {
 		case i < chunk/2, i%5 == 0, i > 3*chunk: // at the start, within and at the end
-			l.TrashTried(name, nil)
+			l.Trash().Tried(name, nil)
 		case i%7 == 0:
-			l.TrashTried(name, errors.New("it cannot be removed"))
+			l.Trash().Tried(name, errors.New("it cannot be removed"))
 			stuck = append(stuck, name)
 		default:
 			waiting = append(waiting, name)
@@ -49,16 +49,16 @@ func TestTrash_pages(t *testing.T) {
 	wantTrash(t, l, false, waiting...)
 	wantTrash(t, l, true, slices.Concat(waiting, stuck)...)
 	for _, name := range slices.Concat(stuck, waiting) {
-		l.TrashTried(name, nil)
+		l.Trash().Tried(name, nil)
 	}
 	wantTrash(t, l, true)
-	l.Throw("again", 1)
+	l.Trash().Throw("again", 1)
 	wantTrash(t, l, true, "again")
 }
 
 func wantTrash(t *testing.T, l *Ledger, stuckToo bool, want ...string) {
 	t.Helper()
-	if diff := cmp.Diff(want, l.Trash(stuckToo), cmpopts.EquateEmpty()); diff != "" {
+	if diff := cmp.Diff(want, l.Trash().Names(stuckToo), cmpopts.EquateEmpty()); diff != "" {
 		t.Errorf("with what is stuck: %t (-want +got):\n%s", stuckToo, diff)
 	}
 }
@@ -121,14 +121,14 @@ type sum struct {
 
 func TestTrashIsErasedOnce(t *testing.T) {
 	l := New(Policy{})
-	l.Throw("pvc-1.u", 1)
+	l.Trash().Throw("pvc-1.u", 1)
 	for range 2 {
-		if got := l.TrashID("pvc-1.u", 7); got != 7 {
+		if got := l.Trash().ID("pvc-1.u", 7); got != 7 {
 			t.Errorf("id %d, want 7", got)
 		}
-		l.TrashTried("pvc-1.u", nil)
+		l.Trash().Tried("pvc-1.u", nil)
 	}
-	l.TrashTried("pvc-1.u", errors.New("it cannot be removed"))
+	l.Trash().Tried("pvc-1.u", errors.New("it cannot be removed"))
 	if got := l.Summary(); got.Trash.Pieces != 0 || got.Trash.Stuck != 0 || got.Erased != 1 || l.sums.trashed != 0 {
 		t.Errorf("%+v; want one erased and nothing left", got)
 	}
@@ -136,13 +136,13 @@ func TestTrashIsErasedOnce(t *testing.T) {
 
 func TestThrowFoundIgnoresWhatMayBeErased(t *testing.T) {
 	l := New(Policy{})
-	seen := l.Erased()
-	l.Throw("erased", 1)
-	l.TrashTried("erased", nil)
-	if l.ThrowFound("erased", 1, seen) || l.HasTrash("erased") {
+	seen := l.Trash().Erased()
+	l.Trash().Throw("erased", 1)
+	l.Trash().Tried("erased", nil)
+	if l.Trash().ThrowFound("erased", 1, seen) || l.Trash().Has("erased") {
 		t.Error("a piece that was erased since it was found is queued again")
 	}
-	if !l.ThrowFound("left", volume.Unknown, l.Erased()) || l.ThrowFound("left", volume.Unknown, l.Erased()) || l.sums.unknown != 1 {
+	if !l.Trash().ThrowFound("left", volume.Unknown, l.Trash().Erased()) || l.Trash().ThrowFound("left", volume.Unknown, l.Trash().Erased()) || l.sums.unknown != 1 {
 		t.Errorf("%+v; want one piece of unknown size", l.Summary())
 	}
 }

@@ -92,13 +92,13 @@ func (p *Repairs) record(id volume.ID) error {
 	if err != nil {
 		return err
 	}
-	rec, err := p.Store.ReadRecord(id)
+	rec, err := p.Store.Records().Read(id)
 	if err != nil || rec == nil || rec.Mode != volume.ModeBlock || bytes <= rec.Bytes {
 		return err
 	}
 	p.Log.Info("Finished an interrupted growth", "volume", id.String(), "had", rec.Bytes, "has", bytes)
 	rec.Bytes = bytes
-	if err := p.Store.WriteRecord(rec); err != nil {
+	if err := p.Store.Records().Write(rec); err != nil {
 		return store.IgnoreReadOnly(err)
 	}
 	p.Ledger.Note(id, CardOf(store.Entry{Record: rec, Present: true}))

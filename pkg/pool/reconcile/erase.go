@@ -28,7 +28,7 @@ func (p *Leftovers) Erase(ctx context.Context, names []string, files *atomic.Uin
 		if len(begun) == 0 || ctx.Err() != nil {
 			return
 		}
-		names = p.Ledger.Trash(false)
+		names = p.Ledger.Trash().Names(false)
 		for _, name := range begun {
 			if !slices.Contains(names, name) { // it was stuck, and is not any more
 				names = append(names, name)
@@ -56,7 +56,7 @@ func (p *Leftovers) eraseInTurn(ctx context.Context, names []string, slowly *Pac
 		if errors.Is(err, volume.ErrBusy) {
 			err = nil // another node erases it; what that leaves is found again
 		}
-		p.Ledger.TrashTried(name, err)
+		p.Ledger.Trash().Tried(name, err)
 		if err != nil {
 			p.Failed(err, "Failed to erase trash; it is kept and tried again", "trash", name)
 			p.measureStuck(ctx, name)
@@ -70,12 +70,12 @@ func (p *Leftovers) eraseInTurn(ctx context.Context, names []string, slowly *Pac
 // measureStuck finds out what a piece of trash occupies that stays and had too many files to
 // count them at the start. Until then all that is taken on the filesystem counts as foreign.
 func (p *Leftovers) measureStuck(ctx context.Context, name string) {
-	if p.Ledger.TrashPromise(name) != volume.Unknown {
+	if p.Ledger.Trash().Promise(name) != volume.Unknown {
 		return
 	}
 	slowly := &Pace{Done: new(atomic.Uint64)}
 	var bytes int64
-	err := p.Store.InPiece(name, func(in *dir.Dir, entry string) (err error) {
+	err := p.Store.Pieces().In(name, func(in *dir.Dir, entry string) (err error) {
 		bytes, err = in.Occupied(entry, func() error { return slowly.Step(ctx) })
 		return err
 	})
@@ -83,13 +83,13 @@ func (p *Leftovers) measureStuck(ctx context.Context, name string) {
 		p.Log.Error(err, "Failed to measure trash that is kept", "trash", name)
 		return
 	}
-	p.Ledger.TrashHolds(name, bytes)
+	p.Ledger.Trash().Holds(name, bytes)
 }
 
 // eraseAlone removes a piece of trash, or that many of its files and directories, and reports whether there were more. The error is
 // context.Canceled then, unless one of them could not be removed.
 func (p *Leftovers) eraseAlone(ctx context.Context, name string, slowly *Pace, most int) (over bool, err error) {
-	unlock, err := p.Store.LockPiece(name)
+	unlock, err := p.Store.Pieces().Lock(name)
 	if err != nil {
 		return false, err
 	}
@@ -111,18 +111,18 @@ func (p *Leftovers) eraseAlone(ctx context.Context, name string, slowly *Pace, m
 // is left of the tree would count against the next volume.
 func (p *Leftovers) erase(ctx context.Context, name string, pause func(context.Context) error) error {
 	var id quota.ID
-	err := p.Store.InPiece(name, func(in *dir.Dir, entry string) (err error) {
+	err := p.Store.Pieces().In(name, func(in *dir.Dir, entry string) (err error) {
 		if _, err := in.Unprotect(entry); err != nil { // or no limit can be lifted
 			return err
 		}
 		if id, err = p.Keeper.Lift(in, entry, store.ParseThrown(name).UID); err != nil {
 			return err
 		}
-		id = p.Ledger.TrashID(name, id)
+		id = p.Ledger.Trash().ID(name, id)
 		return in.RemoveTree(ctx, entry, pause)
 	})
 	if err != nil {
 		return err
 	}
-	return p.Keeper.Release(p.Store.Root(), p.Ledger.TrashID(name, id))
+	return p.Keeper.Release(p.Store.Root(), p.Ledger.Trash().ID(name, id))
 }

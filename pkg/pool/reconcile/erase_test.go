@@ -46,7 +46,7 @@ func TestSmallTrashIsNotHeldUpByLarge(t *testing.T) {
 		}
 	}, funcr.Options{Verbosity: 4})
 	var files atomic.Uint64
-	p.Erase(t.Context(), p.Ledger.Trash(false), &files)
+	p.Erase(t.Context(), p.Ledger.Trash().Names(false), &files)
 	if want := []string{"small+0", "late+0", "large+0"}; !slices.Equal(gone, want) {
 		t.Errorf("%v were erased in that order, want %v", gone, want)
 	}
@@ -68,7 +68,7 @@ func TestLargeTrashWithWhatCannotBeRemoved(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	var files atomic.Uint64
-	p.Erase(ctx, p.Ledger.Trash(false), &files)
+	p.Erase(ctx, p.Ledger.Trash().Names(false), &files)
 	if left, err := os.ReadDir(large); failed != 1 || err != nil || len(left) != 1 {
 		t.Errorf("it failed %d times, and %d entries are left, %v; want one of each", failed, len(left), err)
 	}

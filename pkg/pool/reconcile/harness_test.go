@@ -68,6 +68,6 @@ func makeBlock(t *testing.T, p *reconcile.Pool, name string, bytes int64) (volum
 	disk := p.Disk(id, rec)
 	must.Succeed(t, disk.Make(t.Context(), d))
 	rec.BlockBytes = disk.BlockBytes
-	must.Succeed(t, p.Store.WriteRecord(rec))
+	must.Succeed(t, p.Store.Records().Write(rec))
 	return id, store.Entry{Record: rec, Present: true}, d
 }

@@ -42,7 +42,7 @@ func (l *Listing) readPublished() (err error) {
 	if l.Published == nil {
 		l.Published = make(map[string][]bind.Publication)
 	}
-	l.Elsewhere, err = l.Store.PublishedElsewhere(l.Peers.Within(store.UnseenAfter))
+	l.Elsewhere, err = l.Store.Nodes().PublishedElsewhere(l.Peers.Within(store.UnseenAfter))
 	return err
 }
 

@@ -53,11 +53,11 @@ func (p *Leftovers) NoneLeft(id volume.ID) error {
 			return err
 		}
 	}
-	for _, name := range p.Ledger.Trash(true) {
+	for _, name := range p.Ledger.Trash().Names(true) {
 		if store.ParseThrown(name).Of != id.String() {
 			continue
 		}
-		left, failed := p.Ledger.TrashLeft(name)
+		left, failed := p.Ledger.Trash().Left(name)
 		switch {
 		case !left:
 		case failed != nil:

@@ -22,7 +22,7 @@ func aPool(t *testing.T) *reconcile.Leftovers {
 		UnlessBusy: func(_ volume.ID, do func() error) error { return do() },
 		Wake:       func() {},
 	}
-	p.Thrown = func(name string) { p.Ledger.Throw(name, store.ParseThrown(name).Promised) }
+	p.Thrown = func(name string) { p.Ledger.Trash().Throw(name, store.ParseThrown(name).Promised) }
 	return p
 }
 
@@ -37,7 +37,7 @@ func wantTrash(t *testing.T, p *reconcile.Leftovers, when string, pieces int) {
 func TestSyncDoesNotQueueErasedTrash(t *testing.T) {
 	p := aPool(t)
 	p.Thrown("erased+1")
-	p.Ledger.TrashTried("erased+1", nil)
+	p.Ledger.Trash().Tried("erased+1", nil)
 	must.Succeed(t, p.RecoverTrashed("erased+1"))
 	wantTrash(t, p, "after what was listed is erased", 0)
 
@@ -52,16 +52,16 @@ func TestInterruptedCreationIsErased(t *testing.T) {
 	p := aPool(t)
 	id, err := volume.ParseID("pvc-1")
 	must.Succeed(t, err)
-	must.Succeed(t, p.Store.WriteRecord(store.NewRecord(id, volume.ModeMount, 4096)))
+	must.Succeed(t, p.Store.Records().Write(store.NewRecord(id, volume.ModeMount, 4096)))
 	must.Succeed(t, os.MkdirAll(filepath.Join(p.Store.Creating().String(), "pvc-1", "data"), 0o700))
 
 	must.Succeed(t, p.RecoverCreations(p.Store.Creating()))
 	wantTrash(t, p, "after the creation is undone", 1)
-	if rec, err := p.Store.ReadRecord(id); rec != nil || err != nil {
+	if rec, err := p.Store.Records().Read(id); rec != nil || err != nil {
 		t.Errorf("the record is %+v, %v, want none", rec, err)
 	}
 	var files atomic.Uint64
-	p.Erase(t.Context(), p.Ledger.Trash(true), &files)
+	p.Erase(t.Context(), p.Ledger.Trash().Names(true), &files)
 	wantTrash(t, p, "after it is erased", 0)
 	if files.Load() == 0 {
 		t.Error("no file was counted")

@@ -29,7 +29,7 @@ func (p *Pool) read(l *ledger.Load) error {
 		l.Put(id, CardOf(store.Entry{Present: true}))
 	}
 	some := make([]volume.ID, 0, recordsAtOnce)
-	for id, err := range p.Store.Records() {
+	for id, err := range p.Store.Records().All() {
 		if err != nil {
 			return err
 		}
@@ -58,7 +58,7 @@ func (p *Pool) readRecords(of []volume.ID, to *ledger.Load) {
 		work.Go(func() {
 			for i := first; i < len(of); i += readers {
 				p.Steps.Add(1)
-				entries[i].Record, entries[i].Damage = p.Store.ReadRecord(of[i])
+				entries[i].Record, entries[i].Damage = p.Store.Records().Read(of[i])
 			}
 		})
 	}
@@ -101,7 +101,7 @@ func (p *Pool) differing() ([]volume.ID, error) {
 		}
 		seen[id] = ledger.HasDirectory
 	}
-	for id, err := range p.Store.Records() {
+	for id, err := range p.Store.Records().All() {
 		if err != nil {
 			return nil, err
 		}

@@ -23,7 +23,7 @@ type measurement struct {
 
 // PublishedBy are the other nodes that have a volume published, and whose sign of life has changed in that time.
 func (p *Pool) PublishedBy(id volume.ID, within time.Duration) ([]volume.NodeID, error) {
-	return p.Store.PublishedBy(id, p.Peers.Within(within))
+	return p.Store.Nodes().PublishedBy(id, p.Peers.Within(within))
 }
 
 // OthersTrash is what volumes that other nodes have removed may still occupy, in bytes, or

@@ -23,7 +23,7 @@ func TestLoad(t *testing.T) {
 		must.Succeed(t, os.Mkdir(filepath.Join(p.Config.Path, name), 0o755))
 	}
 	for _, name := range []string{"whole", "lost"} {
-		must.Succeed(t, p.Store.WriteRecord(store.NewRecord(idOf(t, name), volume.ModeMount, 4096)))
+		must.Succeed(t, p.Store.Records().Write(store.NewRecord(idOf(t, name), volume.ModeMount, 4096)))
 	}
 	must.Succeed(t, p.Load())
 	if got := p.Ledger.Summary(); got.Volumes != 3 || got.Promised != 2*4096 {
@@ -42,7 +42,7 @@ func TestResync(t *testing.T) {
 			must.Succeed(t, p.Load())
 			must.Succeed(t, os.Remove(filepath.Join(p.Config.Path, "gone")))
 			must.Succeed(t, os.Mkdir(filepath.Join(p.Config.Path, "new"), 0o755))
-			must.Succeed(t, p.Store.WriteRecord(store.NewRecord(idOf(t, "recorded"), volume.ModeMount, 4096)))
+			must.Succeed(t, p.Store.Records().Write(store.NewRecord(idOf(t, "recorded"), volume.ModeMount, 4096)))
 			must.Succeed(t, p.Resync())
 			for name, want := range map[string]bool{"same": true, "gone": busy != nil, "new": busy == nil} {
 				if got := p.Ledger.Known(idOf(t, name)).Exists(); got != want {
@@ -60,7 +60,7 @@ func TestResync(t *testing.T) {
 func TestLookupSettled(t *testing.T) {
 	p := newPool(t, nil)
 	id := idOf(t, "pvc-1")
-	must.Succeed(t, p.Store.WriteRecord(store.NewRecord(id, volume.ModeMount, 4096)))
+	must.Succeed(t, p.Store.Records().Write(store.NewRecord(id, volume.ModeMount, 4096)))
 	for name, busy := range map[string]error{"no call": nil, "a call": volume.ErrBusy} {
 		p.Lock = func(volume.ID) (func(), error) { return func() {}, busy }
 		e, _, err := p.LookupSettled(id)

@@ -10,11 +10,11 @@ import (
 
 // RecoverRecords removes records that were being written.
 func (p *Leftovers) RecoverRecords() error {
-	for t, err := range p.Store.Unwritten() {
+	for t, err := range p.Store.Records().Unwritten() {
 		if err != nil {
 			return err
 		}
-		if err := p.UnlessBusy(t.Of, func() error { return p.Store.RemoveUnwritten(t) }); err != nil {
+		if err := p.UnlessBusy(t.Of, func() error { return p.Store.Records().RemoveUnwritten(t) }); err != nil {
 			return err
 		}
 	}
@@ -56,7 +56,7 @@ func (p *Leftovers) recoverCreation(creating *dir.Dir, name string) error {
 // undoNamed undoes the creation that an entry of a directory of creating/ is of.
 func (p *Leftovers) undoNamed(creating *dir.Dir, name string) error {
 	if id, err := volume.ParseEntry(name); err == nil {
-		if err := p.Store.UndoRecord(id); err != nil {
+		if err := p.Store.Records().Undo(id); err != nil {
 			return err
 		}
 	}
@@ -66,7 +66,7 @@ func (p *Leftovers) undoNamed(creating *dir.Dir, name string) error {
 // UndoCreation undoes a creation of this node, the record first: what is in creating/
 // is the sign that there is something to undo.
 func (p *Leftovers) UndoCreation(id volume.ID) error {
-	if err := p.Store.UndoRecord(id); err != nil {
+	if err := p.Store.Records().Undo(id); err != nil {
 		return err
 	}
 	return p.DiscardCreation(id.String())
@@ -75,12 +75,12 @@ func (p *Leftovers) UndoCreation(id volume.ID) error {
 // RecoverTrash finishes removals that had not dropped their record, and queues all trash
 // that was not known: from before a start, and of volumes whose deletion failed.
 func (p *Leftovers) RecoverTrash() error {
-	thrown, err := p.Store.Pieces()
+	thrown, err := p.Store.Pieces().All()
 	if err != nil {
 		return err
 	}
 	for _, name := range thrown {
-		if p.Ledger.HasTrash(name) {
+		if p.Ledger.Trash().Has(name) {
 			continue
 		}
 		p.Steps.Add(1)
@@ -93,8 +93,8 @@ func (p *Leftovers) RecoverTrash() error {
 
 func (p *Leftovers) recoverTrashed(name string) error {
 	queue := func() error {
-		erased := p.Ledger.Erased()
-		return p.Store.InPiece(name, func(in *dir.Dir, entry string) error {
+		erased := p.Ledger.Trash().Erased()
+		return p.Store.Pieces().In(name, func(in *dir.Dir, entry string) error {
 			// The reaper may have erased and forgotten it since the trash was listed.
 			if exists, err := in.Exists(entry); err != nil || !exists {
 				return err
@@ -111,7 +111,7 @@ func (p *Leftovers) recoverTrashed(name string) error {
 			if t.Promised == volume.Unknown {
 				t.Promised = p.HeldBy(in, entry, id)
 			}
-			if p.Ledger.ThrowFound(name, t.Promised, erased) {
+			if p.Ledger.Trash().ThrowFound(name, t.Promised, erased) {
 				p.Wake()
 			}
 			return nil
@@ -144,7 +144,7 @@ func (p *Leftovers) TakeOver() error {
 
 // TakeOverAll takes over from all other nodes, in a shared pool from those that are gone.
 func (p *Leftovers) TakeOverAll() error {
-	return p.Store.EachLeft(p.stillTheirs(), func(node string, creating, trash *dir.Dir) error {
+	return p.Store.Nodes().EachLeft(p.stillTheirs(), func(node string, creating, trash *dir.Dir) error {
 		return errors.Join(p.RecoverCreations(creating), p.takeTrash(trash, node))
 	})
 }

@@ -81,7 +81,7 @@ func (p *Pool) usedBy(id volume.ID, c ledger.Card) (quota.Usage, error) {
 // uses would be more than what is taken, and would hide what others hold. The largest is the least
 // that the family can take, so that what it takes besides counts as foreign, and is not sold.
 func (p *Pool) addToFamily(families map[string]int64, id volume.ID, used int64) error {
-	rec, err := p.Store.ReadRecord(id)
+	rec, err := p.Store.Records().Read(id)
 	if err != nil || rec == nil {
 		return err // without a record it is being removed
 	}
@@ -92,15 +92,15 @@ func (p *Pool) addToFamily(families map[string]int64, id volume.ID, used int64) 
 // usedByTrash is what the trash holds of its promises, and notes of each piece what it holds. One
 // that cannot be counted holds what it did at last.
 func (p *Pool) usedByTrash() (sum int64) {
-	for _, name := range p.Ledger.Trash(true) {
+	for _, name := range p.Ledger.Trash().Names(true) {
 		used, err := p.usedByPiece(name)
 		switch {
 		case err != nil:
 			used = p.uncounted(name, err)
 		case used != volume.Unknown:
-			p.Ledger.TrashMeasured(name, used)
+			p.Ledger.Trash().Measured(name, used)
 		}
-		if promised := p.Ledger.TrashPromise(name); promised != volume.Unknown {
+		if promised := p.Ledger.Trash().Promise(name); promised != volume.Unknown {
 			used = min(used, promised)
 		}
 		sum += max(0, used)
@@ -112,7 +112,7 @@ func (p *Pool) usedByTrash() (sum int64) {
 // knows.
 func (p *Pool) usedByPiece(name string) (used int64, err error) {
 	used = volume.Unknown
-	err = p.Store.InPiece(name, func(in *dir.Dir, entry string) error {
+	err = p.Store.Pieces().In(name, func(in *dir.Dir, entry string) error {
 		id, err := p.Keeper.IDIn(in, entry)
 		if err == nil && id != 0 {
 			used, err = p.Keeper.UsedIn(in, entry, id)
@@ -141,7 +141,7 @@ func (p *Pool) HeldBy(in *dir.Dir, name string, carried quota.ID) int64 {
 // uncounted logs, once in a while, a piece of trash that cannot be counted, and
 // returns what it held at last.
 func (p *Pool) uncounted(name string, err error) int64 {
-	last, report := p.Ledger.TrashUnmeasured(name)
+	last, report := p.Ledger.Trash().Unmeasured(name)
 	if report {
 		p.Failed(err, "Failed to count what a trash entry holds", "trash", name)
 	}

@@ -133,7 +133,7 @@ func (p *Pool) limitDiffers(id volume.ID, d *dir.Dir, c ledger.Card, has quota.L
 		return false, err
 	}
 	defer unlock()
-	rec, err := p.Store.ReadRecord(id)
+	rec, err := p.Store.Records().Read(id)
 	if err != nil || rec == nil {
 		return false, err
 	}

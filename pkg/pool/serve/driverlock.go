@@ -70,21 +70,21 @@ func (g *Guard) Acquire(s *store.Store, uuid string) error {
 // wait shows the driver that serves the pool that this one is configured with it too.
 func (g *Guard) wait(s *store.Store) {
 	g.beat()
-	if err := s.WriteWaiter(&g.self); err != nil {
+	if err := s.Nodes().WriteWaiter(&g.self); err != nil {
 		g.Log.V(4).Info("Failed to write who waits for the pool", "err", err.Error())
 	}
 }
 
 // meet notes who waits for the pool. What a driver left that waits no more is removed.
 func (g *Guard) meet(s *store.Store) {
-	by, sign, err := s.Waiter()
+	by, sign, err := s.Nodes().Waiter()
 	if err != nil {
 		g.waiter, g.logged = nil, false
 		return
 	}
 	if by.Instance == g.self.Instance || g.signs.Unchanged("waiter", sign) >= aliveFor {
 		g.waiter, g.logged = nil, false
-		_ = s.WriteWaiter(nil) // tried again
+		_ = s.Nodes().WriteWaiter(nil) // tried again
 		return
 	}
 	if g.waiter == nil {
@@ -145,7 +145,7 @@ func (g *Guard) lockNode(s *store.Store, uuid string) (alone bool, err error) {
 
 // outlived says that the driver which has the lock gives no sign of life any more, or that this one has taken the pool over from it.
 func (g *Guard) outlived(s *store.Store) bool {
-	by, sign, err := s.Server()
+	by, sign, err := s.Nodes().Server()
 	if err != nil || sign == "" {
 		return false
 	}
@@ -163,7 +163,7 @@ func (g *Guard) outlived(s *store.Store) bool {
 // on a pool that is full or read-only, its own cannot change either, and says nothing.
 func (g *Guard) overtake(s *store.Store) error {
 	g.beat()
-	if err := s.WriteServer(&g.self); err != nil {
+	if err := s.Nodes().WriteServer(&g.self); err != nil {
 		g.Log.V(4).Info("Failed to write who serves the pool", "err", err.Error())
 		return servedBy(s)
 	}
@@ -173,7 +173,7 @@ func (g *Guard) overtake(s *store.Store) error {
 // claim writes the sign of life, unless another driver does: one of another node, any where it is not certain that this one is
 // alone on its node, and any that has taken the pool over from this one, which gave no sign for long.
 func (g *Guard) claim(s *store.Store, alone bool) error {
-	by, sign, err := s.Server()
+	by, sign, err := s.Nodes().Server()
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
@@ -182,7 +182,7 @@ func (g *Guard) claim(s *store.Store, alone bool) error {
 		return servedBy(s)
 	}
 	g.beat()
-	if err := s.WriteServer(&g.self); err != nil {
+	if err := s.Nodes().WriteServer(&g.self); err != nil {
 		// A pool that is full or read-only is served all the same.
 		g.Log.V(4).Info("Failed to write who serves the pool", "err", err.Error())
 		return nil
@@ -201,7 +201,7 @@ func (g *Guard) beat() {
 }
 
 func servedBy(s *store.Store) error {
-	by, _, err := s.Server()
+	by, _, err := s.Nodes().Server()
 	if err != nil {
 		return store.ErrServed
 	}
@@ -224,7 +224,7 @@ func release(lock **store.NodeLock) {
 
 // Withdraw removes the sign of life, so that drivers of other nodes can serve the pool at once.
 func (g *Guard) Withdraw(s *store.Store) {
-	if by, _, err := s.Server(); err == nil && by.Instance == g.self.Instance {
-		_ = s.WriteServer(nil) // others wait a little longer without
+	if by, _, err := s.Nodes().Server(); err == nil && by.Instance == g.self.Instance {
+		_ = s.Nodes().WriteServer(nil) // others wait a little longer without
 	}
 }

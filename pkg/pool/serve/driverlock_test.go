@@ -206,7 +206,7 @@ func TestWaitingDriverIsSeen(t *testing.T) {
 				want(true)
 				time.Sleep(30 * time.Second) // two is gone
 				want(false)
-				if _, _, err := s.Waiter(); !errors.Is(err, fs.ErrNotExist) {
+				if _, _, err := s.Nodes().Waiter(); !errors.Is(err, fs.ErrNotExist) {
 					t.Errorf("its sign is there: %v", err)
 				}
 			})

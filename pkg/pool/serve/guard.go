@@ -22,7 +22,7 @@ func (v *Visit) guardPool(uuid string) error {
 // meetNodes shows the other nodes of a shared pool that this one is alive, and checks which of
 // them are. A pool that is full or read-only is served all the same.
 func (v *Visit) meetNodes() {
-	if err := errors.Join(v.Store.ShowAlive(), v.Store.EachSign(v.Pool.peers.See)); err != nil {
+	if err := errors.Join(v.Store.Nodes().ShowAlive(), v.Store.Nodes().EachSign(v.Pool.peers.See)); err != nil {
 		v.Pool.Log.V(4).Info("Failed to write or read who is alive", "err", err.Error())
 	}
 }

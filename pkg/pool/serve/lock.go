@@ -11,7 +11,7 @@ package serve
 //     under it: see marks.go;
 //  4. the mutex of the ledger, which is never held across a system call or another lock.
 //
-// In a shared pool the reaper has, beside these, the byte of the piece of trash that it erases (store.LockPiece),
+// In a shared pool the reaper has, beside these, the byte of the piece of trash that it erases (store.Pieces),
 // under which nothing is taken, and what makes a layout the whole lock file (store.ensureFormat), before any call.
 //
 // Calls do not wait for each other's 1 and 2: a call that does not get them returns ErrBusy. So a call that copies
@@ -68,7 +68,7 @@ func (n *Node) lockTarget(lock func(volume.ID) (func(), error), id volume.ID, ta
 
 // LockNodes extends the lock that the caller has of a volume to all nodes of a shared pool.
 func (v *Visit) LockNodes(ctx context.Context, id volume.ID) (unlock func(), err error) {
-	return v.Store.LockByte(ctx, store.VolumeByte(id))
+	return v.Store.Nodes().LockByte(ctx, store.VolumeByte(id))
 }
 
 // tryLock takes a volume on this node, and in a shared pool on all, for a check, or returns ErrBusy at once.
@@ -77,7 +77,7 @@ func (v *Visit) tryLock(id volume.ID) (unlock func(), err error) {
 	if err != nil {
 		return nil, err
 	}
-	unlockNodes, err := v.Store.TryLockByte(store.VolumeByte(id))
+	unlockNodes, err := v.Store.Nodes().TryLockByte(store.VolumeByte(id))
 	if err != nil {
 		unlockHere()
 		return nil, err
@@ -91,11 +91,11 @@ func (v *Visit) tryLock(id volume.ID) (unlock func(), err error) {
 // node allocates, and volumes are made while that of a node which hangs is waited for.
 func (v *Visit) LockToPromise(ctx context.Context, id volume.ID) (unlock func(), err error) {
 	for {
-		unlockPromises, err := v.Store.LockByte(ctx, store.PromisesByte)
+		unlockPromises, err := v.Store.Nodes().LockByte(ctx, store.PromisesByte)
 		if err != nil {
 			return nil, err
 		}
-		unlockVolume, err := v.Store.TryLockByte(store.VolumeByte(id))
+		unlockVolume, err := v.Store.Nodes().TryLockByte(store.VolumeByte(id))
 		if err == nil {
 			return func() { unlockVolume(); unlockPromises() }, nil
 		}
@@ -142,7 +142,7 @@ func (n *Node) claim(uuid string) (giveUp func(), err error) { return n.serving.
 // unlessBusy is Pool.unlessBusy for what other nodes of a shared pool may be at work on too.
 func (v *Visit) unlessBusy(id volume.ID, do func() error) error {
 	return v.Pool.unlessBusy(id, func() error {
-		unlock, err := v.Store.TryLockByte(store.VolumeByte(id))
+		unlock, err := v.Store.Nodes().TryLockByte(store.VolumeByte(id))
 		if errors.Is(err, volume.ErrBusy) {
 			v.Pool.skipped = true
 			return nil
@@ -158,7 +158,7 @@ func (v *Visit) unlessBusy(id volume.ID, do func() error) error {
 // unlessPromising is unlessBusy while no node promises anything.
 func (v *Visit) unlessPromising(id volume.ID, do func() error) error {
 	return v.unlessBusy(id, func() error {
-		unlock, err := v.Store.TryLockByte(store.PromisesByte)
+		unlock, err := v.Store.Nodes().TryLockByte(store.PromisesByte)
 		if errors.Is(err, volume.ErrBusy) {
 			v.Pool.skipped = true // another node may be about to write the record
 			return nil

@@ -23,7 +23,7 @@ func (v *Visit) MarkPublishing(ctx context.Context, id volume.ID) (ended func(),
 	if ended, err = v.Pool.node.publishing.TryShare(id); err != nil {
 		return nil, err
 	}
-	if err := v.Store.Mark(id); err != nil {
+	if err := v.Store.Nodes().Mark(id); err != nil {
 		ended()
 		return nil, err
 	}
@@ -57,13 +57,13 @@ func (v *Visit) UnmarkPublished(ctx context.Context, of *reconcile.VolumeUse) er
 	if err != nil || used {
 		return err
 	}
-	return v.Store.Unmark(of.ID)
+	return v.Store.Nodes().Unmark(of.ID)
 }
 
 // restoreMarks marks what this node has published without a mark: the pool was not shared before,
 // or another node took this one for gone.
 func (v *Visit) restoreMarks(context.Context) error {
-	marked, err := v.Store.Marked()
+	marked, err := v.Store.Nodes().Marked()
 	if err != nil {
 		return err
 	}
@@ -92,7 +92,7 @@ func (v *Visit) restoreMark(id volume.ID) error {
 	if err != nil || !used {
 		return err
 	}
-	err = v.Store.Mark(id)
+	err = v.Store.Nodes().Mark(id)
 	if errors.Is(err, volume.ErrNoSpace) { // tried again each minute; the pool serves meanwhile
 		v.Pool.failed(err, "Failed to restore the mark of a published volume", "volume", id.String())
 		return nil

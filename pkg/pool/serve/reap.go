@@ -10,7 +10,7 @@ import (
 
 // Thrown queues an entry of the trash for the reaper.
 func (p *Pool) Thrown(name string) {
-	if p.Ledger.Throw(name, store.ParseThrown(name).Promised) {
+	if p.Ledger.Trash().Throw(name, store.ParseThrown(name).Promised) {
 		p.wakeReaper()
 	}
 }
@@ -40,7 +40,7 @@ func (p *Pool) reap(ctx context.Context) {
 
 // reapAll removes what is queued, as long as the pool serves.
 func (p *Pool) reapAll(ctx context.Context, stuckToo bool) {
-	queued := p.Ledger.Trash(stuckToo)
+	queued := p.Ledger.Trash().Names(stuckToo)
 	if len(queued) == 0 {
 		return
 	}

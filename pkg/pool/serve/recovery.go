@@ -150,7 +150,7 @@ func (v *Visit) recoverAgain(ctx context.Context) (done bool, err error) {
 // recoverMarks removes the marks of what this node has published no more: it was restarted, or
 // the pool was away when a volume was unpublished.
 func (v *Visit) recoverMarks(ctx context.Context) error {
-	return v.Store.RecoverMarks(v.unlessBusyOr, func(id volume.ID) error {
+	return v.Store.Nodes().RecoverMarks(v.unlessBusyOr, func(id volume.ID) error {
 		return v.Pool.unlessBusy(id, func() error { return v.recoverMark(ctx, id) })
 	})
 }

@@ -236,7 +236,7 @@ func (s *Source) join(rec *store.Record) error {
 	rec.Family = s.entry.Record.UID
 	sharing := *s.entry.Record
 	sharing.Family = rec.Family
-	if err := s.pool.Store.WriteRecord(&sharing); err != nil {
+	if err := s.pool.Store.Records().Write(&sharing); err != nil {
 		return err
 	}
 	s.entry.Record = &sharing

@@ -32,7 +32,7 @@ func poolToPool(t *testing.T) store.Handover {
 		if len(pools) == 0 {
 			id, err := volume.ParseID("pvc-1")
 			must.Succeed(t, err)
-			must.Succeed(t, s.WriteRecord(store.NewRecord(id, volume.ModeMount, promised)))
+			must.Succeed(t, s.Records().Write(store.NewRecord(id, volume.ModeMount, promised)))
 			must.Succeed(t, os.Mkdir(filepath.Join(path, "pvc-1"), 0o755))
 		}
 		pools = append(pools, path)

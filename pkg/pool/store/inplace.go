@@ -51,12 +51,18 @@ func removeInPlace(in *dir.Dir, id volume.ID, as string) error {
 	return in.Sync()
 }
 
-// RemovedInPlace are the pieces of trash that lie where their volumes were.
-func (s *Store) RemovedInPlace() (pieces []string, err error) {
+// Pieces are what this node has to erase.
+type Pieces struct{ store *Store }
+
+// Pieces are those of the pool.
+func (s *Store) Pieces() Pieces { return Pieces{s} }
+
+// InPlace are the pieces of trash that lie where their volumes were.
+func (p Pieces) InPlace() (pieces []string, err error) {
 	for _, snapshots := range []bool{false, true} {
-		in := s.root
+		in := p.store.root
 		if snapshots {
-			if in, err = s.Parent(volume.FirstSnapshot()); errors.Is(err, fs.ErrNotExist) {
+			if in, err = p.store.Parent(volume.FirstSnapshot()); errors.Is(err, fs.ErrNotExist) {
 				continue
 			} else if err != nil {
 				return nil, err
@@ -86,28 +92,27 @@ func removedInPlace(entry dir.Entry, snapshots bool) (as string, is bool) {
 	return as, ok && id.IsSnapshot() == snapshots && t.UID != "" && t.Promised != volume.Unknown && t.String() == as
 }
 
-// Pieces are the names of all that this node has to erase: what is in its trash, and what was
-// removed in place.
-func (s *Store) Pieces() (pieces []string, err error) {
-	if pieces, err = Names(s.trash); err != nil {
+// All are their names: what is in its trash, and what was removed in place.
+func (p Pieces) All() (pieces []string, err error) {
+	if pieces, err = Names(p.store.trash); err != nil {
 		return nil, err
 	}
-	here, err := s.RemovedInPlace()
+	here, err := p.InPlace()
 	return append(pieces, here...), err
 }
 
-// InPiece opens the directory that a piece of trash lies in. It does nothing where the piece is not
+// In opens the directory that a piece of trash lies in. It does nothing where the piece is not
 // there any more.
-func (s *Store) InPiece(name string, do func(in *dir.Dir, entry string) error) error {
+func (p Pieces) In(name string, do func(in *dir.Dir, entry string) error) error {
 	as, here := strings.CutPrefix(name, inPlace)
 	if !here {
-		return do(s.trash, name)
+		return do(p.store.trash, name)
 	}
 	id, ok := ParseThrown(as).Volume()
 	if !ok {
 		return nil
 	}
-	in, err := s.Parent(id)
+	in, err := p.store.Parent(id)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -120,12 +125,12 @@ func (s *Store) InPiece(name string, do func(in *dir.Dir, entry string) error) e
 	return do(in, inPlacePrefix+as)
 }
 
-// LockPiece keeps the other nodes of a shared pool from erasing a piece of trash that lies where its
+// Lock keeps the other nodes of a shared pool from erasing a piece of trash that lies where its
 // volume was, which all of them see. The byte is not that of the volume, which the call still has that has removed
 // it. Errors: volume.ErrBusy.
-func (s *Store) LockPiece(name string) (unlock func(), err error) {
+func (p Pieces) Lock(name string) (unlock func(), err error) {
 	if !strings.HasPrefix(name, inPlace) {
 		return func() {}, nil
 	}
-	return s.TryLockByte(byteOf(name))
+	return p.store.Nodes().TryLockByte(byteOf(name))
 }

@@ -29,7 +29,7 @@ func TestRemovedInPlace_link(t *testing.T) {
 	must.Succeed(t, os.Rename(filepath.Join(path, name), filepath.Join(outside, name)), os.Symlink(filepath.Join(outside, name), filepath.Join(path, name)))
 	wantPieces(t, s)
 	wantVolumes(t, s)
-	must.Succeed(t, s.InPiece("./pvc-1.uid+5", func(_ *dir.Dir, entry string) error {
+	must.Succeed(t, s.Pieces().In("./pvc-1.uid+5", func(_ *dir.Dir, entry string) error {
 		t.Errorf("%s is opened", entry)
 		return nil
 	}))
@@ -90,7 +90,7 @@ func TestRenamedInPlace_record(t *testing.T) {
 	must.Succeed(t, os.Mkdir(at, 0o700))
 	wantVolumes(t, s, "pvc-1")
 	erased := 0
-	must.Succeed(t, s.InPiece(piece, func(in *dir.Dir, entry string) error {
+	must.Succeed(t, s.Pieces().In(piece, func(in *dir.Dir, entry string) error {
 		erased++
 		return in.RemoveDir(entry)
 	}))
@@ -109,18 +109,18 @@ func TestMark_withoutRoom(t *testing.T) {
 	pool, foreign := filepath.Join(path, "pool"), filepath.Join(path, "foreign")
 	must.Succeed(t, os.MkdirAll(filepath.Join(pool, "pvc-1"), 0o700), os.Mkdir(foreign, 0o700))
 	s, other := openAs(t, pool, "node-1"), openAs(t, pool, "node-2")
-	must.Succeed(t, other.Mark(idOf("pvc-2"))) // there are directories for marks
+	must.Succeed(t, other.Nodes().Mark(idOf("pvc-2"))) // there are directories for marks
 	fulldisk.Fill(t, foreign, fulldisk.Shortage{Inodes: true})
 
-	err := other.Mark(idOf("pvc-1"))
+	err := other.Nodes().Mark(idOf("pvc-1"))
 	must.ErrorIs(t, err, volume.ErrNoSpace)
 	must.ErrorIs(t, err, syscall.ENOSPC)
 	wantPublishedBy(t, s, idOf("pvc-1"), 0)
 	wantPublishedBy(t, s, idOf("pvc-2"), 1)
-	must.Succeed(t, other.Unmark(idOf("pvc-1")))
+	must.Succeed(t, other.Nodes().Unmark(idOf("pvc-1")))
 
 	fulldisk.Empty(t, foreign)
-	must.Succeed(t, other.Mark(idOf("pvc-1")))
+	must.Succeed(t, other.Nodes().Mark(idOf("pvc-1")))
 	wantPublishedBy(t, s, idOf("pvc-1"), 1)
 }
 
@@ -145,19 +145,19 @@ func TestCreate_withoutRoom(t *testing.T) {
 }
 
 // One node erases what was removed in place, also while the call that has removed it is not through.
-func TestLockPiece(t *testing.T) {
+func TestPiecesAreLocked(t *testing.T) {
 	testenv.NeedRoot(t)
 	path := t.TempDir()
 	s, other := openAs(t, path, "node-1"), openAs(t, path, "node-2")
-	called, err := s.TryLockByte(VolumeByte(idOf("pvc-1")))
+	called, err := s.Nodes().TryLockByte(VolumeByte(idOf("pvc-1")))
 	must.Succeed(t, err)
 	defer called()
-	erased, err := s.LockPiece("./pvc-1.uid+5")
+	erased, err := s.Pieces().Lock("./pvc-1.uid+5")
 	must.Succeed(t, err)
-	_, err = other.LockPiece("./pvc-1.uid+5")
+	_, err = other.Pieces().Lock("./pvc-1.uid+5")
 	must.ErrorIs(t, err, volume.ErrBusy)
 	erased()
-	erased, err = other.LockPiece("./pvc-1.uid+5")
+	erased, err = other.Pieces().Lock("./pvc-1.uid+5")
 	must.Succeed(t, err)
 	erased()
 }
@@ -181,7 +181,7 @@ func locationOf(t *testing.T, path, name string) *Location {
 
 func wantPieces(t *testing.T, s *Store, want ...string) {
 	t.Helper()
-	got, err := s.RemovedInPlace()
+	got, err := s.Pieces().InPlace()
 	if err != nil || !slices.Equal(got, want) {
 		t.Errorf("removed in place are %q, %v; want %q", got, err, want)
 	}
@@ -209,7 +209,7 @@ func wantVolumes(t *testing.T, s *Store, want ...string) {
 
 func wantPublishedBy(t *testing.T, s *Store, id volume.ID, want int) {
 	t.Helper()
-	got, err := s.PublishedBy(id, func(string, string) bool { return true })
+	got, err := s.Nodes().PublishedBy(id, func(string, string) bool { return true })
 	if err != nil || len(got) != want {
 		t.Errorf("%s is published by %v, %v; want %d nodes", id, got, err, want)
 	}

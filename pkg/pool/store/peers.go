@@ -29,12 +29,19 @@ func byteOf(name string) int64 {
 	return 1 + int64(h.Sum64()>>2)
 }
 
+// Nodes is what the nodes that serve a pool leave for each other: locks, marks of what is published, signs of life, and which driver
+// serves it.
+type Nodes struct{ store *Store }
+
+// Nodes are those of the pool.
+func (s *Store) Nodes() Nodes { return Nodes{s} }
+
 // LockByte waits for a byte of the lock file of a shared pool until ctx ends.
-func (s *Store) LockByte(ctx context.Context, at int64) (unlock func(), err error) {
-	if !s.at.Shared || s.at.ReadOnly {
+func (n Nodes) LockByte(ctx context.Context, at int64) (unlock func(), err error) {
+	if !n.store.at.Shared || n.store.at.ReadOnly {
 		return func() {}, nil
 	}
-	unlock, err = s.own.LockByte(ctx, lockName, at)
+	unlock, err = n.store.own.LockByte(ctx, lockName, at)
 	if errors.Is(err, syscall.EROFS) {
 		return func() {}, nil // nothing can be changed
 	}
@@ -42,11 +49,11 @@ func (s *Store) LockByte(ctx context.Context, at int64) (unlock func(), err erro
 }
 
 // TryLockByte is LockByte that returns ErrBusy instead of waiting.
-func (s *Store) TryLockByte(at int64) (unlock func(), err error) {
-	if !s.at.Shared || s.at.ReadOnly {
+func (n Nodes) TryLockByte(at int64) (unlock func(), err error) {
+	if !n.store.at.Shared || n.store.at.ReadOnly {
 		return func() {}, nil
 	}
-	unlock, err = s.own.TryLockByte(lockName, at)
+	unlock, err = n.store.own.TryLockByte(lockName, at)
 	switch {
 	case errors.Is(err, syscall.EROFS):
 		return func() {}, nil
@@ -59,23 +66,23 @@ func (s *Store) TryLockByte(at int64) (unlock func(), err error) {
 // Mark says that this node is about to publish a volume, durably. The caller has locked that on
 // all nodes, as deleting does: either this node has seen the volume gone, or the other one sees
 // the mark. Errors: volume.ErrNoSpace.
-func (s *Store) Mark(id volume.ID) error {
-	if !s.at.Shared {
+func (n Nodes) Mark(id volume.ID) error {
+	if !n.store.at.Shared {
 		return nil
 	}
-	err := s.writeMark(id)
+	err := n.writeMark(id)
 	if noRoom(err) {
 		return fmt.Errorf("%w: no room for the mark that keeps other nodes from deleting the volume: %w", volume.ErrNoSpace, err)
 	}
 	return IgnoreReadOnly(err)
 }
 
-func (s *Store) writeMark(id volume.ID) error {
+func (n Nodes) writeMark(id volume.ID) error {
 	// A mark counts together with a sign of life, which the trash is.
-	if err := s.OpenWork(); err != nil {
+	if err := n.store.OpenWork(); err != nil {
 		return err
 	}
-	marks, err := s.ensureMarks()
+	marks, err := n.ensureMarks()
 	if err != nil {
 		return err
 	}
@@ -84,21 +91,21 @@ func (s *Store) writeMark(id volume.ID) error {
 }
 
 // ensureMarks opens those of this node, and makes the directory for them, durably.
-func (s *Store) ensureMarks() (*dir.Dir, error) {
-	marks, err := s.marks()
+func (n Nodes) ensureMarks() (*dir.Dir, error) {
+	marks, err := n.marks()
 	if err != nil || marks != nil {
 		return marks, err
 	}
-	all, err := s.own.Ensure(publishedName)
+	all, err := n.store.own.Ensure(publishedName)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = all.Close() }()
-	marks, err = all.Ensure(s.at.Node.String())
+	marks, err = all.Ensure(n.store.at.Node.String())
 	if err != nil {
 		return nil, err
 	}
-	if err := errors.Join(all.Sync(), s.own.Sync()); err != nil {
+	if err := errors.Join(all.Sync(), n.store.own.Sync()); err != nil {
 		_ = marks.Close()
 		return nil, err
 	}
@@ -106,8 +113,8 @@ func (s *Store) ensureMarks() (*dir.Dir, error) {
 }
 
 // Marked are the volumes of which this node has said that it publishes them.
-func (s *Store) Marked() (map[string]bool, error) {
-	marks, err := s.marks()
+func (n Nodes) Marked() (map[string]bool, error) {
+	marks, err := n.marks()
 	if err != nil || marks == nil {
 		return nil, err
 	}
@@ -121,13 +128,13 @@ func (s *Store) Marked() (map[string]bool, error) {
 }
 
 // Unmark removes the mark of this node.
-func (s *Store) Unmark(id volume.ID) error {
-	marks, err := s.marks()
+func (n Nodes) Unmark(id volume.ID) error {
+	marks, err := n.marks()
 	if err != nil || marks == nil {
 		return err
 	}
 	defer func() { _ = marks.Close() }()
-	err = s.drop(marks, id.String())
+	err = n.store.drop(marks, id.String())
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -135,8 +142,8 @@ func (s *Store) Unmark(id volume.ID) error {
 }
 
 // marks opens those of this node; nil if there are none.
-func (s *Store) marks() (*dir.Dir, error) {
-	marks, err := openNested(s.own, publishedName, s.at.Node.String(), (*dir.Dir).Open)
+func (n Nodes) marks() (*dir.Dir, error) {
+	marks, err := openNested(n.store.own, publishedName, n.store.at.Node.String(), (*dir.Dir).Open)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
@@ -145,8 +152,8 @@ func (s *Store) marks() (*dir.Dir, error) {
 
 // RecoverMarks goes over the marks of this node. One that was being written is handed to
 // unwritten, with what removes it, and the volume of each other to marked.
-func (s *Store) RecoverMarks(unwritten func(of volume.ID, remove func() error) error, marked func(volume.ID) error) error {
-	marks, err := s.marks()
+func (n Nodes) RecoverMarks(unwritten func(of volume.ID, remove func() error) error, marked func(volume.ID) error) error {
+	marks, err := n.marks()
 	if err != nil || marks == nil {
 		return err
 	}
@@ -176,9 +183,9 @@ func (s *Store) RecoverMarks(unwritten func(of volume.ID, remove func() error) e
 
 // PublishedElsewhere is what other nodes have published, by volume. The word of a node counts if its
 // sign of life does.
-func (s *Store) PublishedElsewhere(counts func(node, sign string) bool) (map[string][]volume.NodeID, error) {
+func (n Nodes) PublishedElsewhere(counts func(node, sign string) bool) (map[string][]volume.NodeID, error) {
 	published := make(map[string][]volume.NodeID)
-	err := s.eachPeer(counts, func(node volume.NodeID, marks *dir.Dir) error {
+	err := n.eachPeer(counts, func(node volume.NodeID, marks *dir.Dir) error {
 		marked, err := Names(marks)
 		for _, id := range marked {
 			published[id] = append(published[id], node)
@@ -190,8 +197,8 @@ func (s *Store) PublishedElsewhere(counts func(node, sign string) bool) (map[str
 
 // PublishedBy are the other nodes that have a volume published. The word of a node counts if its
 // sign of life does.
-func (s *Store) PublishedBy(id volume.ID, counts func(node, sign string) bool) (nodes []volume.NodeID, err error) {
-	err = s.eachPeer(counts, func(node volume.NodeID, marks *dir.Dir) error {
+func (n Nodes) PublishedBy(id volume.ID, counts func(node, sign string) bool) (nodes []volume.NodeID, err error) {
+	err = n.eachPeer(counts, func(node volume.NodeID, marks *dir.Dir) error {
 		marked, err := marks.Exists(id.String())
 		if marked {
 			nodes = append(nodes, node)
@@ -202,11 +209,11 @@ func (s *Store) PublishedBy(id volume.ID, counts func(node, sign string) bool) (
 }
 
 // eachPeer goes over the marks of the other nodes of a shared pool whose word counts.
-func (s *Store) eachPeer(counts func(node, sign string) bool, do func(node volume.NodeID, marks *dir.Dir) error) error {
-	if !s.at.Shared {
+func (n Nodes) eachPeer(counts func(node, sign string) bool, do func(node volume.NodeID, marks *dir.Dir) error) error {
+	if !n.store.at.Shared {
 		return nil
 	}
-	all, err := s.own.Open(publishedName)
+	all, err := n.store.own.Open(publishedName)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -220,18 +227,18 @@ func (s *Store) eachPeer(counts func(node, sign string) bool, do func(node volum
 	}
 	for _, name := range nodes {
 		node, err := volume.ParseNodeID(name)
-		if err != nil || node == s.at.Node {
+		if err != nil || node == n.store.at.Node {
 			continue
 		}
-		if err := s.peer(all, node, counts, do); err != nil {
+		if err := n.peer(all, node, counts, do); err != nil {
 			return fmt.Errorf("what node %s has published: %w", node, err)
 		}
 	}
 	return nil
 }
 
-func (s *Store) peer(all *dir.Dir, node volume.NodeID, counts func(node, sign string) bool, do func(node volume.NodeID, marks *dir.Dir) error) error {
-	sign, err := s.sign(node.String())
+func (n Nodes) peer(all *dir.Dir, node volume.NodeID, counts func(node, sign string) bool, do func(node volume.NodeID, marks *dir.Dir) error) error {
+	sign, err := n.sign(node.String())
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil // without a sign of life
 	}
@@ -248,9 +255,9 @@ func (s *Store) peer(all *dir.Dir, node volume.NodeID, counts func(node, sign st
 
 // sign is the sign of life of a node: when its directories for trash and for marks were changed last,
 // by whatever clock. Errors: fs.ErrNotExist for a node that never showed any.
-func (s *Store) sign(node string) (string, error) {
+func (n Nodes) sign(node string) (string, error) {
 	changed := func(part string) (at time.Time, err error) {
-		d, err := openNested(s.own, part, node, (*dir.Dir).Open)
+		d, err := openNested(n.store.own, part, node, (*dir.Dir).Open)
 		if err != nil {
 			return at, err
 		}
@@ -269,22 +276,22 @@ func (s *Store) sign(node string) (string, error) {
 }
 
 // ShowAlive shows the other nodes of a shared pool that this one is alive.
-func (s *Store) ShowAlive() error {
-	trash, err := s.own.Open(trashName)
+func (n Nodes) ShowAlive() error {
+	trash, err := n.store.own.Open(trashName)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = trash.Close() }()
-	return IgnoreReadOnly(trash.Touch(s.at.Node.String()))
+	return IgnoreReadOnly(trash.Touch(n.store.at.Node.String()))
 }
 
 // EachSign reads the signs of life of the other nodes of a shared pool.
-func (s *Store) EachSign(see func(node, sign string)) error {
-	return s.EachNode(InTrash, func(node string, _ *dir.Dir) error {
-		if node == s.at.Node.String() {
+func (n Nodes) EachSign(see func(node, sign string)) error {
+	return n.store.EachNode(InTrash, func(node string, _ *dir.Dir) error {
+		if node == n.store.at.Node.String() {
 			return nil
 		}
-		sign, err := s.sign(node)
+		sign, err := n.sign(node)
 		if err == nil {
 			see(node, sign)
 		}
@@ -294,8 +301,8 @@ func (s *Store) EachSign(see func(node, sign string)) error {
 
 // EachLeft goes over what other nodes left, with creating/ and trash/ of each; alive, unless it is nil, says of which
 // nodes it is still their own.
-func (s *Store) EachLeft(alive func(node, sign string) bool, do func(node string, creating, trash *dir.Dir) error) error {
-	trash, err := s.own.Open(trashName)
+func (n Nodes) EachLeft(alive func(node, sign string) bool, do func(node string, creating, trash *dir.Dir) error) error {
+	trash, err := n.store.own.Open(trashName)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -308,16 +315,16 @@ func (s *Store) EachLeft(alive func(node, sign string) bool, do func(node string
 		if err != nil {
 			return err
 		}
-		if entry.IsDir && entry.Name != s.at.Node.String() {
-			problems = append(problems, s.left(trash, entry.Name, alive, do))
+		if entry.IsDir && entry.Name != n.store.at.Node.String() {
+			problems = append(problems, n.left(trash, entry.Name, alive, do))
 		}
 	}
 	return errors.Join(problems...)
 }
 
-func (s *Store) left(trash *dir.Dir, node string, alive func(node, sign string) bool, do func(node string, creating, trash *dir.Dir) error) error {
+func (n Nodes) left(trash *dir.Dir, node string, alive func(node, sign string) bool, do func(node string, creating, trash *dir.Dir) error) error {
 	if alive != nil {
-		if sign, err := s.sign(node); err != nil || alive(node, sign) {
+		if sign, err := n.sign(node); err != nil || alive(node, sign) {
 			return err
 		}
 	}
@@ -326,7 +333,7 @@ func (s *Store) left(trash *dir.Dir, node string, alive func(node, sign string) 
 		return err
 	}
 	defer func() { _ = left.Close() }()
-	creating, err := openNested(s.own, creatingName, node, (*dir.Dir).Ensure)
+	creating, err := openNested(n.store.own, creatingName, node, (*dir.Dir).Ensure)
 	if err != nil {
 		return err
 	}

@@ -88,7 +88,7 @@ func (s *Store) Lookup(id volume.ID) (Entry, *dir.Dir, error) {
 	default:
 		e.Present = true
 	}
-	e.Record, e.Damage = s.ReadRecord(id)
+	e.Record, e.Damage = s.Records().Read(id)
 	return e, d, nil
 }
 
@@ -136,9 +136,9 @@ func (s *Store) directoriesIn(d *dir.Dir, parse func(name string) (volume.ID, er
 	})
 }
 
-// Records are the volumes and snapshots that the disk has a record of.
-func (s *Store) Records() iter.Seq2[volume.ID, error] {
-	return s.volumesIn(s.volumes, func(entry dir.Entry) (volume.ID, bool) { return recordID(entry.Name) })
+// All are the volumes and snapshots that the disk has a record of.
+func (r Records) All() iter.Seq2[volume.ID, error] {
+	return r.store.volumesIn(r.store.volumes, func(entry dir.Entry) (volume.ID, bool) { return recordID(entry.Name) })
 }
 
 // volumesIn are the entries of a directory that are of volumes. It ends at the first error.
@@ -160,12 +160,12 @@ func (s *Store) volumesIn(d *dir.Dir, of func(dir.Entry) (volume.ID, bool)) iter
 // Vacant reports whether there is nothing in the pool: no volume, no record, and no node
 // anything in creating/ or trash/.
 func (s *Store) Vacant() (bool, error) {
-	for _, volumes := range []iter.Seq2[volume.ID, error]{s.Directories(), s.Records()} {
+	for _, volumes := range []iter.Seq2[volume.ID, error]{s.Directories(), s.Records().All()} {
 		for _, err := range volumes {
 			return false, err
 		}
 	}
-	if removed, err := s.RemovedInPlace(); err != nil || len(removed) > 0 {
+	if removed, err := s.Pieces().InPlace(); err != nil || len(removed) > 0 {
 		return false, err
 	}
 	vacant := true
@@ -253,7 +253,7 @@ func (s *Store) inProgress(id volume.ID, uid string) (found bool, err error) {
 	if err != nil || found {
 		return found, err
 	}
-	here, err := s.RemovedInPlace()
+	here, err := s.Pieces().InPlace()
 	return slices.ContainsFunc(here, removed), err
 }
 

@@ -150,13 +150,19 @@ func validProject(r Record) bool {
 	return id == 0
 }
 
-// WriteRecord writes a record durably, or leaves the one that is there.
-func (s *Store) WriteRecord(r *Record) error {
-	data, err := r.encode()
+// Records are those of the volumes and snapshots of a pool.
+type Records struct{ store *Store }
+
+// Records are those of the pool.
+func (s *Store) Records() Records { return Records{s} }
+
+// Write writes a record durably, or leaves the one that is there.
+func (r Records) Write(rec *Record) error {
+	data, err := rec.encode()
 	if err != nil {
 		return err
 	}
-	return s.volumes.WriteFile(r.ID+recordSuffix, data)
+	return r.store.volumes.WriteFile(rec.ID+recordSuffix, data)
 }
 
 // encode is the file as the driver writes it.
@@ -165,9 +171,9 @@ func (r *Record) encode() ([]byte, error) {
 	return append(data, '\n'), err
 }
 
-// ReadRecord returns nil where there is none. Errors: ErrDamagedRecord, ErrIO.
-func (s *Store) ReadRecord(id volume.ID) (*Record, error) {
-	data, err := s.volumes.ReadFile(id.String()+recordSuffix, maxRecord)
+// Read returns nil where there is none. Errors: ErrDamagedRecord, ErrIO.
+func (r Records) Read(id volume.ID) (*Record, error) {
+	data, err := r.store.volumes.ReadFile(id.String()+recordSuffix, maxRecord)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
@@ -208,7 +214,7 @@ func recordID(file string) (volume.ID, bool) {
 	return id, err == nil
 }
 
-// RecordChanged is when the record of a volume was last written.
-func (s *Store) RecordChanged(id volume.ID) (time.Time, error) {
-	return s.volumes.Changed(id.String() + recordSuffix)
+// Changed is when the record of a volume was last written.
+func (r Records) Changed(id volume.ID) (time.Time, error) {
+	return r.store.volumes.Changed(id.String() + recordSuffix)
 }

@@ -11,8 +11,8 @@ import (
 
 // Unwritten are the records that were being written, each with the volume that it is of; the
 // zero id if it is of none, and then no call writes it.
-func (s *Store) Unwritten() iter.Seq2[Temporary, error] {
-	return temporaries(s.volumes, recordID)
+func (r Records) Unwritten() iter.Seq2[Temporary, error] {
+	return temporaries(r.store.volumes, recordID)
 }
 
 // A Temporary is a file that was being written.
@@ -45,18 +45,18 @@ func temporaries(d *dir.Dir, of func(file string) (volume.ID, bool)) iter.Seq2[T
 
 // RemoveUnwritten removes a record that was being written. That it is gone is no error: the
 // call that was writing it has ended.
-func (s *Store) RemoveUnwritten(t Temporary) error {
-	err := s.drop(t.in, t.name)
+func (r Records) RemoveUnwritten(t Temporary) error {
+	err := r.store.drop(t.in, t.name)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	return err
 }
 
-// UndoRecord drops the record of a creation that had not put its directory in place. What is
+// Undo drops the record of a creation that had not put its directory in place. What is
 // in creating/ is the sign that there is something to undo, so that goes after it.
-func (s *Store) UndoRecord(id volume.ID) error {
-	in, err := s.Parent(id)
+func (r Records) Undo(id volume.ID) error {
+	in, err := r.store.Parent(id)
 	if err == nil {
 		var present bool
 		if present, err = in.IsDir(id.String()); present {
@@ -66,7 +66,7 @@ func (s *Store) UndoRecord(id volume.ID) error {
 	if err != nil && !dir.IsMissing(err) {
 		return err
 	}
-	return s.DropRecord(id)
+	return r.store.DropRecord(id)
 }
 
 // FinishRemoval drops the record of a volume that is in the trash, and reports whether there

@@ -38,14 +38,14 @@ const maxServer = 4 << 10 // bytes
 // Server is the driver that served the pool last, and its sign of life, which differs as long
 // as it is alive. Both are zero where it has ended well, and the driver where that was being
 // written.
-func (s *Store) Server() (by Server, sign string, err error) { return s.readServer(lockName) }
+func (n Nodes) Server() (by Server, sign string, err error) { return n.readServer(lockName) }
 
 // Waiter is Server for the driver that waits for the pool, which another one serves. Errors:
 // fs.ErrNotExist.
-func (s *Store) Waiter() (by Server, sign string, err error) { return s.readServer(waiterName) }
+func (n Nodes) Waiter() (by Server, sign string, err error) { return n.readServer(waiterName) }
 
-func (s *Store) readServer(name string) (by Server, sign string, err error) {
-	data, err := s.own.ReadFile(name, maxServer)
+func (n Nodes) readServer(name string) (by Server, sign string, err error) {
+	data, err := n.store.own.ReadFile(name, maxServer)
 	// After a loss of power a filesystem may have the length of what was not synced, and zeroes.
 	data = bytes.TrimRight(data, "\x00")
 	if err != nil || json.Unmarshal(data, &by) != nil {
@@ -56,21 +56,21 @@ func (s *Store) readServer(name string) (by Server, sign string, err error) {
 
 // WriteServer writes which driver serves the pool, or with nil that none does. It is no more than a
 // sign: it is written in place, and not synced.
-func (s *Store) WriteServer(by *Server) error {
+func (n Nodes) WriteServer(by *Server) error {
 	if by == nil {
-		return s.own.Rewrite(lockName, nil)
+		return n.store.own.Rewrite(lockName, nil)
 	}
 	data, err := json.Marshal(by)
 	if err != nil {
 		return err
 	}
-	return s.own.Rewrite(lockName, append(data, '\n'))
+	return n.store.own.Rewrite(lockName, append(data, '\n'))
 }
 
 // WriteWaiter writes which driver waits for the pool, or with nil that none does.
-func (s *Store) WriteWaiter(by *Server) error {
+func (n Nodes) WriteWaiter(by *Server) error {
 	if by == nil {
-		if err := s.own.Remove(waiterName); !errors.Is(err, fs.ErrNotExist) {
+		if err := n.store.own.Remove(waiterName); !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
 		return nil
@@ -80,9 +80,9 @@ func (s *Store) WriteWaiter(by *Server) error {
 		return err
 	}
 	data = append(data, '\n')
-	err = s.own.Rewrite(waiterName, data)
+	err = n.store.own.Rewrite(waiterName, data)
 	if errors.Is(err, fs.ErrNotExist) {
-		err = s.own.WriteFile(waiterName, data)
+		err = n.store.own.WriteFile(waiterName, data)
 	}
 	return err
 }

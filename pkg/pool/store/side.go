@@ -54,7 +54,7 @@ func (s *Side) Record(name string) (*Record, error) {
 	if err != nil || s.pool == nil {
 		return nil, nil //nolint:nilerr // what is no volume has no record
 	}
-	return s.pool.ReadRecord(id)
+	return s.pool.Records().Read(id)
 }
 
 // Confirm records that a volume is not provisional. One without a record is not.
@@ -64,7 +64,7 @@ func (s *Side) Confirm(name string) error {
 		return err
 	}
 	rec.Provisional = false
-	return s.pool.WriteRecord(rec)
+	return s.pool.Records().Write(rec)
 }
 
 // Take moves a directory here from the other side, under a name that is free, durably and in one step.
@@ -102,7 +102,7 @@ func (s *Side) KeepRecord(other *Side, name, as string, bytes int64) error {
 		rec = NewRecord(id, volume.ModeMount, bytes)
 	}
 	rec.ID, rec.Provisional = as, false
-	return s.pool.WriteRecord(rec)
+	return s.pool.Records().Write(rec)
 }
 
 // DropRecord removes the record of a volume, durably; one that is not there is no error.

@@ -2,17 +2,17 @@ package store
 
 // The order of steps that makes a crash harmless at each of them.
 //
-// Creating:  Stage (limit, content, sync) → WriteRecord → Commit (rename, sync) → answer.
+// Creating:  Stage (limit, content, sync) → Records.Write → Commit (rename, sync) → answer.
 // Removing:  Remove (rename, sync both; or rename in place, sync) → DropRecord → the reaper may erase → answer.
-// Growing a directory volume:  WriteRecord → limit.
-// Growing a block volume:      limit → file → WriteRecord → device.
+// Growing a directory volume:  Records.Write → limit.
+// Growing a block volume:      limit → file → Records.Write → device.
 // Moving to another directory: Take (rename, sync both) → KeepRecord there → DropRecord here.
-// Sharing blocks of a volume:  WriteRecord (family) → limit → Stage of the entry that shares.
+// Sharing blocks of a volume:  Records.Write (family) → limit → Stage of the entry that shares.
 //
 // Snapshots come and go by the same steps as volumes: the directory of the snapshots is to them
 // what the pool's root is to a volume. MakeParent makes it before Stage.
 //
-// What is in creating/ is a creation that was not answered: UndoRecord, then Throw. What is in
+// What is in creating/ is a creation that was not answered: Records.Undo, then Throw. What is in
 // the trash with the uid of a record is a removal: FinishRemoval.
 
 import (
@@ -40,7 +40,7 @@ func (s *Store) Stage(make func(creating *dir.Dir) (*dir.Dir, error), fill func(
 }
 
 // Commit puts what Stage has made into its place, in one step. Before it comes the record, by
-// WriteRecord. Before that step nothing is a volume; after it everything is there. Errors:
+// Records.Write. Before that step nothing is a volume; after it everything is there. Errors:
 // volume.ErrUnavailable if only making that durable failed.
 func (s *Store) Commit(id volume.ID) error {
 	to, err := s.Parent(id)
