@@ -58,12 +58,14 @@ func (s *spaces) trees(size int64) Trees {
 		}
 	}
 	reserve := min(512*mib, size/32)
-	if mixed {
-		return Trees{Copies: 1, Reserve: reserve}
-	}
 	chunk := int64(256 * mib)
 	if size > 50<<30 {
 		chunk = 1 << 30
+	}
+	if mixed {
+		// What was overwritten in the trees is free only after the next commit. Without room until then the kernel makes the
+		// filesystem read-only: seen with 61 MiB of 512.
+		return Trees{Copies: 1, Reserve: reserve + min(chunk, size/8)}
 	}
 	t := Trees{Copies: (metadata + data - 1) / data, Spare: spare / data}
 	t.Reserve = t.Copies*(reserve+min(chunk, size/10)) + min(1<<30, size/10)

@@ -22,7 +22,7 @@ func TestTrees(t *testing.T) {
 			[]chunks{{isData | isRaid1, gib, 0}, {isMetadata | isRaid1, 256 * mib, 56 * mib}}, 32 * gib,
 			Trees{Copies: 1, Reserve: 512*mib + 256*mib + gib, Spare: 200 * mib},
 		},
-		"in the same chunks": {[]chunks{{isData | isMetadata, gib, 0}, reserve}, 3200 * mib, Trees{Copies: 1, Reserve: 100 * mib}},
+		"in the same chunks": {[]chunks{{isData | isMetadata, gib, 0}, reserve}, 3200 * mib, Trees{Copies: 1, Reserve: 356 * mib}},
 	} {
 		all := spaces{Slots: 32, Total: uint64(len(test.found))}
 		copy(all.Spaces[:], test.found)
