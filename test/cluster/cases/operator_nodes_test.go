@@ -196,6 +196,8 @@ func poolOnCordonedNode(s *scene, client dynamic.ResourceInterface, name string)
 	const legacy, late = `{"name":"legacy","path":"/var/hpvolumes"}`,
 		`{"name":"late","path":"/var/late","pvcTemplate":{"storageClassName":"` + operatorLegacyClass + `","volumeMode":"Block","accessModes":["ReadWriteOnce"],"resources":{"requests":{"storage":"320Mi"}}}}`
 	s.usableOn(client, name, len(c.Nodes))
+	// In the middle of one there are as many pods as nodes too.
+	s.kubectl("rollout", "status", "-n", cluster.Namespace, "daemonset/"+operatorDaemonSet, "--timeout=2m")
 	s.until("the pods of earlier rollouts to be gone", func(context.Context) (string, error) {
 		if left := pods(); len(strings.Fields(left)) != len(c.Nodes) {
 			return left, nil
