@@ -22,8 +22,8 @@ type document struct {
 	components []string
 }
 
-// namespace is in a file of its own. Claims of the operator's pools are in it, and whoever removes what another file has installed must
-// not remove them.
+// namespace is in a file of its own. Claims of the operator's pools are in it, and `kubectl delete -f` of another file must not remove
+// them.
 const namespace = "namespace.yaml"
 
 // documents are in the order in which a reader looks for them.

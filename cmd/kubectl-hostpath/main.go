@@ -89,11 +89,11 @@ func parse(arguments []string, errs io.Writer) (r request, err error) {
 	flags.StringVar(&r.kubectl.Program, "kubectl", "kubectl", "the kubectl that is run")
 	flags.StringVar(&r.kubectl.Namespace, "namespace", "hostpath-provisioner", "that of the driver")
 	flags.StringVar(&r.kubectl.Namespace, "n", "hostpath-provisioner", "the same as --namespace")
-	passed := map[string]*string{}
-	for name, meaning := range map[string]string{
-		"kubeconfig": "as for kubectl", "context": "as for kubectl", "cluster": "as for kubectl", "user": "as for kubectl", "as": "as for kubectl",
-	} {
-		passed[name] = flags.String(name, "", meaning)
+	for _, name := range []string{"kubeconfig", "context", "cluster", "user", "as"} {
+		flags.Func(name, "as for kubectl", func(value string) error {
+			r.kubectl.Flags = append(r.kubectl.Flags, "--"+name+"="+value)
+			return nil
+		})
 	}
 	var words []string
 	for rest := arguments; len(rest) > 0; {
@@ -107,11 +107,6 @@ func parse(arguments []string, errs io.Writer) (r request, err error) {
 		}
 		if rest = flags.Args(); len(rest) > 0 {
 			words, rest = append(words, rest[0]), rest[1:]
-		}
-	}
-	for _, name := range []string{"kubeconfig", "context", "cluster", "user", "as"} {
-		if value := *passed[name]; value != "" {
-			r.kubectl.Flags = append(r.kubectl.Flags, "--"+name+"="+value)
 		}
 	}
 	return r, r.take(words)

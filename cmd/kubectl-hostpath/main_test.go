@@ -16,7 +16,7 @@ func TestCommandLines(t *testing.T) {
 	for line, want := range map[string]request{
 		"pools": {command: "pools", output: "table", timeout: 30 * time.Second, kubectl: kubectl.Kubectl{Program: "kubectl", Namespace: "hostpath-provisioner"}},
 		"-o json volumes --context c --timeout=5s --kubeconfig /k": {
-			command: "volumes", output: "json", timeout: 5 * time.Second, kubectl: kubectl.Kubectl{Program: "kubectl", Namespace: "hostpath-provisioner", Flags: []string{"--kubeconfig=/k", "--context=c"}},
+			command: "volumes", output: "json", timeout: 5 * time.Second, kubectl: kubectl.Kubectl{Program: "kubectl", Namespace: "hostpath-provisioner", Flags: []string{"--context=c", "--kubeconfig=/k"}},
 		},
 		"inspect --output=yaml node-a -n storage": {command: "inspect", node: "node-a", output: "yaml", timeout: 30 * time.Second, kubectl: kubectl.Kubectl{Program: "kubectl", Namespace: "storage"}},
 	} {

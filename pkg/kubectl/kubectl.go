@@ -21,8 +21,8 @@ type Kubectl struct {
 	Program string
 	// Flags come first in each command, such as --context=test.
 	Flags []string
-	// Namespace is that of the driver. Pods of another one that look like its are not asked: whoever can make pods could have them
-	// report what is not so.
+	// Namespace is that of the driver. Pods in other namespaces are not asked, whatever their labels: any user who can create pods
+	// can label them like the driver's, and have them report what is not so.
 	Namespace string
 }
 
@@ -45,10 +45,10 @@ func (k Kubectl) run(ctx context.Context, arguments ...string) ([]byte, error) {
 	return out, nil
 }
 
-// lastLine is the one that has the reason.
+// lastLine is the one that has the reason. It may be a node's, and is shown on a terminal.
 func lastLine(text string) string {
 	lines := strings.Split(strings.TrimSpace(text), "\n")
-	return lines[len(lines)-1]
+	return printable(lines[len(lines)-1])
 }
 
 // get reads objects of a kind in all namespaces.

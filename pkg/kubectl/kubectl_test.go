@@ -195,6 +195,13 @@ func TestOneNode(t *testing.T) {
 	}
 }
 
+func TestErrorsMoveNoCursor(t *testing.T) {
+	k := Kubectl{Program: "/bin/sh", Flags: []string{"-c", `printf 'a\033[2Jb' >&2; exit 1`}}
+	if _, err := k.run(t.Context()); err == nil || !strings.HasSuffix(err.Error(), ": a?[2Jb") {
+		t.Errorf("the error is %q", err)
+	}
+}
+
 // A node can report whatever it likes.
 func TestCellsMoveNoCursor(t *testing.T) {
 	var table strings.Builder
