@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 
@@ -689,4 +690,90 @@ func TestExchangedEntriesAreCopied(t *testing.T) {
 			clonetest.Same(t, src, dst)
 		}
 	})
+}
+
+// While pods stand still, a new file in a directory has none of its neighbours copied again.
+func TestOnlyWhatChangedInDirectoryIsCopiedAgain(t *testing.T) {
+	onEach(t, func(t *testing.T, src, dst string, method clone.Method) {
+		for n := range 100 {
+			at := filepath.Join(src, "directory", fmt.Sprint(n%10), fmt.Sprint(n))
+			must.Succeed(t, os.MkdirAll(filepath.Dir(at), 0o755))
+			write(t, at, "content")
+		}
+		write(t, filepath.Join(src, "directory", "gone"), "content")
+		plain := tree(t, src, dst, clone.Options{Method: method})
+		must.Succeed(t, os.RemoveAll(dst), os.Mkdir(dst, 0o755))
+		change := sync.OnceFunc(func() { write(t, filepath.Join(src, "directory", "first"), "content") })
+		result := tree(t, src, dst, clone.Options{
+			Method: method, Rounds: 1,
+			Pause: func(context.Context) error { change(); return nil },
+			Hold: func(ctx context.Context) (context.Context, func() error, error) {
+				write(t, filepath.Join(src, "directory", "3", "temporary"), "content")
+				must.Succeed(t, os.Remove(filepath.Join(src, "directory", "gone")),
+					os.Rename(filepath.Join(src, "directory", "4"), filepath.Join(src, "directory", "moved")))
+				return ctx, func() error { return nil }, nil
+			},
+		})
+		clonetest.Same(t, src, dst)
+		// The two new files, perhaps twice, and the directory that was moved, with its files.
+		if again := result.Entries - plain.Entries; !result.PointInTime || again > 2*2+11 {
+			t.Errorf("%d entries were copied again of %d: %+v", again, plain.Entries, result)
+		}
+	})
+}
+
+// An entry that was gone when a pass ended, and is back before the next with the ctime that it had, is in the copy. It
+// was exchanged with another, which was removed, and later with a new one: only XFS keeps its ctime then.
+func TestEntryThatWasAwayIsCopied(t *testing.T) {
+	for _, in := range []string{".", "directory"} {
+		t.Run(in, func(t *testing.T) {
+			onEach(t, func(t *testing.T, src, dst string, method clone.Method) {
+				must.Succeed(t, os.MkdirAll(filepath.Join(src, in), 0o755), os.Mkdir(filepath.Join(src, "other"), 0o755))
+				name, other := filepath.Join(src, in, "name"), filepath.Join(src, "other", "name")
+				exchange := func() {
+					must.Succeed(t, unix.Renameat2(unix.AT_FDCWD, name, unix.AT_FDCWD, other, unix.RENAME_EXCHANGE))
+				}
+				write(t, name, "content")
+				// run copies with the entry away from a step on, and returns how many steps there were before all stood still.
+				run := func(from int) (before int) {
+					must.Succeed(t, os.RemoveAll(dst), os.Mkdir(dst, 0o755))
+					change := sync.OnceFunc(func() {
+						write(t, filepath.Join(src, in, "changes-1"), "")
+						write(t, filepath.Join(src, in, "changes-2"), "")
+					})
+					step, away, still := 0, false, false
+					result := tree(t, src, dst, clone.Options{
+						Method: method, Rounds: 1,
+						Pause: func(context.Context) error {
+							change()
+							if step++; step == from && !still {
+								write(t, other, "another")
+								exchange()
+								must.Succeed(t, os.Remove(name))
+								away = true
+							}
+							return nil
+						},
+						Hold: func(ctx context.Context) (context.Context, func() error, error) {
+							if before, still = step, true; away {
+								write(t, name, "another")
+								exchange()
+								must.Succeed(t, os.Remove(other))
+							}
+							return ctx, func() error { return nil }, nil
+						},
+					})
+					if !result.PointInTime {
+						t.Errorf("it is %+v", result)
+					}
+					clonetest.Same(t, src, dst)
+					return before
+				}
+				steps := run(0)
+				for from := 1; from <= steps; from++ {
+					run(from)
+				}
+			})
+		})
+	}
 }

@@ -11,14 +11,31 @@ const maxOpen = 64
 
 // A descent is the path from the root of the copy to the directory that is filled. It
 // keeps the last directories of it open, and finds those above again as parents: no other process
-// else moves anything in the copy.
+// moves anything in the copy.
 type descent struct {
-	root  *dir.Dir // not closed
-	open  []*dir.Dir
-	above []dir.ID // of those that are not open any more, from the root down
+	root  level // not closed
+	open  []level
+	above []position // of those that are not open any more, from the root down
 }
 
-func (d *descent) current() *dir.Dir {
+// A level is an open directory of the copy.
+type level struct {
+	*dir.Dir
+	position
+}
+
+// A position is what a level is known by, and whether what it is a copy of has changed since it was made.
+type position struct {
+	id      dir.ID
+	changed bool
+}
+
+func openLevel(d *dir.Dir, changed bool) (level, error) {
+	id, err := d.ID()
+	return level{d, position{id, changed}}, err
+}
+
+func (d *descent) current() level {
 	if len(d.open) == 0 {
 		return d.root
 	}
@@ -28,27 +45,27 @@ func (d *descent) current() *dir.Dir {
 // make makes a directory and goes into it.
 func (d *descent) make(name string) error {
 	sub, err := d.current().Make(name)
-	return d.push(sub, err)
+	return d.push(sub, false, err)
 }
 
-func (d *descent) enter(name string) error {
+func (d *descent) enter(name string, changed bool) error {
 	sub, err := d.current().Open(name)
-	return d.push(sub, err)
+	return d.push(sub, changed, err)
 }
 
-func (d *descent) push(sub *dir.Dir, err error) error {
+func (d *descent) push(sub *dir.Dir, changed bool, err error) error {
 	if err != nil {
 		return err
 	}
-	d.open = append(d.open, sub)
-	if len(d.open) <= maxOpen {
-		return nil
+	opened, err := openLevel(sub, changed)
+	d.open = append(d.open, opened)
+	if err != nil || len(d.open) <= maxOpen {
+		return err
 	}
 	first := d.open[0]
 	d.open = d.open[1:]
-	id, err := first.ID()
-	d.above = append(d.above, id)
-	return errors.Join(err, first.Close())
+	d.above = append(d.above, first.position)
+	return first.Close()
 }
 
 // leave goes up to the parent.
@@ -58,10 +75,11 @@ func (d *descent) leave() error {
 	if len(d.open) > 0 || len(d.above) == 0 {
 		return last.Close()
 	}
-	parent, err := last.Parent(d.above[len(d.above)-1])
+	above := d.above[len(d.above)-1]
 	d.above = d.above[:len(d.above)-1]
+	parent, err := last.Parent(above.id)
 	if err == nil {
-		d.open = append(d.open, parent)
+		d.open = append(d.open, level{parent, above})
 	}
 	return errors.Join(err, last.Close())
 }

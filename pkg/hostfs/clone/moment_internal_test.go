@@ -26,7 +26,9 @@ func TestWriteThroughMappingWhileLaterPassBegins(t *testing.T) {
 			must.Succeed(t, err, f.Close())
 			defer func() { must.Succeed(t, unix.Munmap(page)) }()
 			c := &copier{ctx: t.Context(), src: open(t, src), links: open(t, links)}
-			if c.dst.root = open(t, dst); kind == "ext4" {
+			c.dst.root, err = openLevel(open(t, dst), false)
+			must.Succeed(t, err)
+			if kind == "ext4" {
 				c.method = Copy
 			}
 			page[0]++

@@ -3,42 +3,55 @@ package clone
 import (
 	"encoding/binary"
 	"hash/maphash"
+
+	"golang.org/x/sys/unix"
 )
 
-// rootNames are what the names in the root of a source led to, as fingerprints of name and inode. There are few, as a rule.
-// Of more than maxNames none counts as known, so that they are copied again if the root changes.
-type rootNames struct {
+// names say of what entries the copies are: for each name in a directory of the copy, the inode of the source that it was made
+// of, both as fingerprints. Beyond maxNames none is known: then directories that changed are copied whole.
+type names struct {
 	seed maphash.Seed
-	all  map[uint64]struct{}
+	all  map[uint64]uint64
 }
 
-const maxNames = 1 << 16
+// maxNames takes some 5 MiB, and a pass has the names of the one before as well.
+const maxNames = 1 << 17
 
-func newRootNames() rootNames {
-	return rootNames{maphash.MakeSeed(), make(map[uint64]struct{})}
-}
+func newNames() names { return names{maphash.MakeSeed(), make(map[uint64]uint64)} }
 
-func (r *rootNames) print(name string, inode uint64) uint64 {
+func (n *names) print(number uint64, name string) uint64 {
 	var h maphash.Hash
-	h.SetSeed(r.seed)
-	var number [8]byte
-	binary.NativeEndian.PutUint64(number[:], inode)
-	_, _ = h.Write(number[:]) // never fails
+	h.SetSeed(n.seed)
+	var bytes [8]byte
+	binary.NativeEndian.PutUint64(bytes[:], number)
+	_, _ = h.Write(bytes[:]) // never fails
 	_, _ = h.WriteString(name)
 	return h.Sum64()
 }
 
-func (r *rootNames) add(name string, inode uint64) {
+// inode is a fingerprint of an entry of the source. Subvolumes have inodes of the same numbers.
+func (n *names) inode(st *unix.Stat_t) uint64 {
+	return maphash.Comparable(n.seed, [2]uint64{st.Dev, st.Ino})
+}
+
+func (n *names) complete() bool { return n.all != nil }
+
+// add notes that the name in a directory of the copy, which is known by its inode, is a copy of an entry.
+func (n *names) add(in uint64, name string, of *unix.Stat_t) {
 	switch {
-	case r.all == nil:
-	case len(r.all) == maxNames:
-		r.all = nil
+	case !n.complete():
+	case len(n.all) == maxNames:
+		n.all = nil
 	default:
-		r.all[r.print(name, inode)] = struct{}{}
+		n.all[n.print(in, name)] = n.inode(of)
 	}
 }
 
-func (r *rootNames) has(name string, inode uint64) bool {
-	_, known := r.all[r.print(name, inode)]
-	return known
+// has says that the name was last noted as a copy of that entry.
+func (n *names) has(in uint64, name string, of *unix.Stat_t) bool {
+	if !n.complete() {
+		return false
+	}
+	inode, known := n.all[n.print(in, name)]
+	return known && inode == n.inode(of)
 }

@@ -97,9 +97,7 @@ type copier struct {
 	data    []byte // what copyData reads into
 	entries int64
 
-	// names has what the root had in this pass, and before in the last; quiet says that the root did not change between them.
-	names, before rootNames
-	quiet         bool
+	names, before names // of what the copy is made in this pass, and was in the one before
 
 	clock  *clock // nil if nothing is checked
 	wasSet bool   // the clock was, since the first pass began
@@ -114,8 +112,10 @@ func (c *copier) run(dst *dir.Dir, rounds int) (Result, error) {
 		return Result{}, err
 	}
 	c.links = links
-	c.dst.root = dst
-	result, err := c.passes(rounds)
+	var result Result
+	if c.dst.root, err = openLevel(dst, false); err == nil {
+		result, err = c.passes(rounds)
+	}
 	err = errors.Join(err, links.Close(), c.watch.close(), c.clock.close())
 	if err == nil {
 		err = dst.RemoveTree(c.ctx, linksName, func(context.Context) error { return nil })
@@ -247,25 +247,32 @@ func (c *copier) pass() error {
 	if err != nil {
 		return err
 	}
-	c.quiet = c.since.set && c.since.follows(root)
-	c.before, c.names = c.names, newRootNames()
+	c.dst.root.changed = c.since.set && !c.since.follows(root)
+	c.before = c.names
+	if c.start.set {
+		c.names = newNames()
+	}
 	err = c.src.Visit(c)
 	return errors.Join(err, c.dst.close())
 }
 
-// again copies what has changed since the pass before, and removes what is gone from the
-// root; other directories that changed are copied whole.
+// again copies what has changed since the pass before.
 func (c *copier) again() error {
 	if err := c.pass(); err != nil {
 		return err
 	}
-	for entry, err := range c.dst.root.Entries() {
+	return c.removeGone(c.src, c.dst.root.Dir)
+}
+
+// removeGone removes from the copy of a directory what that does not have any more.
+func (c *copier) removeGone(src, dst *dir.Dir) error {
+	for entry, err := range dst.Entries() {
 		if err != nil {
 			return err
 		}
-		gone, err := c.goneFromRoot(entry.Name)
+		gone, err := c.isGone(src, dst, entry.Name)
 		if err == nil && gone {
-			err = c.remove(c.dst.root, entry.Name)
+			err = c.remove(dst, entry.Name)
 		}
 		if err != nil {
 			return err
@@ -274,22 +281,17 @@ func (c *copier) again() error {
 	return nil
 }
 
-func (c *copier) goneFromRoot(name string) (bool, error) {
-	own, err := c.isLinks(name)
-	if own || err != nil {
+func (c *copier) isGone(src, dst *dir.Dir, name string) (bool, error) {
+	exists, err := src.Exists(name)
+	if exists || err != nil {
 		return false, err
 	}
-	exists, err := c.src.Exists(name)
-	return !exists, err
-}
-
-func (c *copier) isLinks(name string) (bool, error) {
-	st, err := stat(c.dst.root, name)
+	st, err := stat(dst, name)
 	if err != nil {
 		return false, err
 	}
-	id, err := c.links.ID()
-	return id.Ino == st.Ino, err
+	links, err := c.links.ID()
+	return links.Ino != st.Ino, err
 }
 
 func (c *copier) remove(in *dir.Dir, name string) error {
@@ -319,25 +321,25 @@ func (c *copier) File(in *dir.Dir, name string) error {
 	}
 	to := c.dst.current()
 	if c.updating() {
-		if c.keeps(name, st) {
-			c.noteName(name, st)
-			return nil
+		kept, err := c.keeps(name, st)
+		if kept || err != nil {
+			return err
 		}
-		if err := c.remove(to, name); err != nil {
+		if err := c.remove(to.Dir, name); err != nil {
 			return err
 		}
 	}
 	c.entries++
 	if st.Nlink > 1 {
-		err = c.link(in, name, st, to)
+		err = c.link(in, name, st, to.Dir)
 	} else {
-		err = c.make(source{in, name, st}, to, name)
+		err = c.make(source{in, name, st}, to.Dir, name)
 	}
 	if errors.Is(err, errGone) {
 		return nil
 	}
 	if err == nil {
-		c.noteName(name, st)
+		c.names.add(to.id.Ino, name, st)
 	}
 	return err
 }
@@ -345,24 +347,37 @@ func (c *copier) File(in *dir.Dir, name string) error {
 // updating says that only what changed is copied.
 func (c *copier) updating() bool { return c.since.set && c.whole == 0 }
 
-// keeps reports whether what was copied under a name before is a copy of the entry that has it now. An old ctime does not say
-// that: where XFS exchanges two entries (renameat2(2), RENAME_EXCHANGE), only their directories have another. Below the root
-// such a directory is copied whole.
-func (c *copier) keeps(name string, st *unix.Stat_t) bool {
-	if !c.since.follows(st) {
-		return false
+// keeps reports whether what was copied under a name before is a copy of the entry that has it now, as that is, and notes so.
+func (c *copier) keeps(name string, st *unix.Stat_t) (bool, error) {
+	in := c.dst.current()
+	if !c.since.follows(st) || !c.isCopy(name, st) || in.changed && !copiedByDescriptor(st) {
+		return false, nil
 	}
-	if c.dst.current() != c.dst.root {
-		return true
+	exists, err := in.Exists(name) // what was gone when the pass before ended may be back
+	if exists && err == nil {
+		c.noteKept(in, name, st)
 	}
-	// A root that has not changed says less: it may while the pass is under way.
-	return c.before.has(name, st.Ino) || c.before.all == nil && c.quiet
+	return exists, err
 }
 
-// noteName notes of what entry of the root there is a copy.
-func (c *copier) noteName(name string, st *unix.Stat_t) {
-	if c.dst.current() == c.dst.root {
-		c.names.add(name, st.Ino)
+// copiedByDescriptor says that an entry is opened to be copied: its name may have led to others meanwhile. A file with
+// several names is looked for by its name among the copies.
+func copiedByDescriptor(st *unix.Stat_t) bool { return st.Mode&unix.S_IFMT == unix.S_IFREG && st.Nlink == 1 }
+
+// isCopy reports whether a name in the copy was made of that very entry, whatever happened to that since. An old ctime does not
+// say so: where XFS exchanges two entries (renameat2(2), RENAME_EXCHANGE), only their directories have another.
+func (c *copier) isCopy(name string, st *unix.Stat_t) bool {
+	in := c.dst.current()
+	if c.before.complete() {
+		return c.before.has(in.id.Ino, name, st)
+	}
+	return !in.changed && c.since.follows(st)
+}
+
+// noteKept notes what is known for sure: a directory that had not changed may have since.
+func (c *copier) noteKept(in level, name string, st *unix.Stat_t) {
+	if c.before.complete() {
+		c.names.add(in.id.Ino, name, st)
 	}
 }
 
@@ -375,32 +390,53 @@ func (c *copier) Enter(d, _ *dir.Dir, name string) error {
 	if err != nil {
 		return err
 	}
-	c.noteName(name, st)
-	if !c.updating() {
-		if c.since.set {
-			c.whole++
+	if c.updating() {
+		entered, err := c.enterCopy(name, st)
+		if entered || err != nil {
+			return err
 		}
-		c.entries++
-		return c.dst.make(name)
+		// It may be another directory by now, which was moved here with all that it holds.
+		if err := c.remove(c.dst.current().Dir, name); err != nil {
+			return err
+		}
 	}
-	if c.keeps(name, st) {
-		return c.dst.enter(name)
+	if c.since.set {
+		c.whole++
 	}
-	// It may be another directory by now, which was moved here with all that it holds.
-	if err := c.remove(c.dst.current(), name); err != nil {
-		return err
-	}
-	c.whole = 1
 	c.entries++
+	c.names.add(c.dst.current().id.Ino, name, st)
 	return c.dst.make(name)
 }
 
-// Leave gives a directory its attributes: its times last, which entries change.
+// enterCopy goes into what was made of a directory before, if that is there.
+func (c *copier) enterCopy(name string, st *unix.Stat_t) (bool, error) {
+	if !c.isCopy(name, st) {
+		return false, nil
+	}
+	in := c.dst.current()
+	err := c.dst.enter(name, !c.since.follows(st))
+	if dir.IsMissing(err) {
+		return false, nil
+	}
+	if err == nil {
+		c.noteKept(in, name, st)
+	}
+	return err == nil, err
+}
+
+// Leave removes from the copy of a directory that changed what is gone, and gives it its attributes: its times last, which
+// entries change.
 func (c *copier) Leave(d *dir.Dir) error {
+	to := c.dst.current()
+	if to.changed {
+		if err := c.removeGone(d, to.Dir); err != nil {
+			return err
+		}
+	}
 	if c.whole > 0 {
 		c.whole--
 	}
-	if err := c.attributes(d, c.dst.current()); err != nil {
+	if err := c.attributes(d, to.Dir); err != nil {
 		return err
 	}
 	return c.dst.leave()
