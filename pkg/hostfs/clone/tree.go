@@ -362,7 +362,9 @@ func (c *copier) keeps(name string, st *unix.Stat_t) (bool, error) {
 
 // copiedByDescriptor says that an entry is opened to be copied: its name may have led to others meanwhile. A file with
 // several names is looked for by its name among the copies.
-func copiedByDescriptor(st *unix.Stat_t) bool { return st.Mode&unix.S_IFMT == unix.S_IFREG && st.Nlink == 1 }
+func copiedByDescriptor(st *unix.Stat_t) bool {
+	return st.Mode&unix.S_IFMT == unix.S_IFREG && st.Nlink == 1
+}
 
 // isCopy reports whether a name in the copy was made of that very entry, whatever happened to that since. An old ctime does not
 // say so: where XFS exchanges two entries (renameat2(2), RENAME_EXCHANGE), only their directories have another.

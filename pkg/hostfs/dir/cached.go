@@ -67,12 +67,28 @@ func (d *Dir) ReadCached(name string, limit int64) ([]byte, error) {
 	return data, err
 }
 
-// IDCached is ID without asking a server, and reports whether the directory is a mount point.
-func (d *Dir) IDCached() (id ID, mounted bool, err error) {
+// A Way is a directory, and the mount by which it was reached.
+type Way struct {
+	ID
+	// Mount is the mount's number, which no other has as long as the kernel runs; 0 before Linux 6.8.
+	Mount uint64
+	// MountRoot: the directory is what is mounted there.
+	MountRoot bool
+}
+
+// statxMountUnique is STATX_MNT_ID_UNIQUE of linux/stat.h (Linux 6.8). Older kernels do not set it.
+const statxMountUnique = 0x4000
+
+// Way is ID without asking a server, and by which mount.
+func (d *Dir) Way() (Way, error) {
 	var st unix.Statx_t
-	err = unix.Statx(d.fd, "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC, unix.STATX_INO, &st)
+	err := unix.Statx(d.fd, "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC, unix.STATX_INO|statxMountUnique, &st)
 	if err != nil {
-		return ID{}, false, pathError("stat", d.path, err)
+		return Way{}, pathError("stat", d.path, err)
 	}
-	return ID{Dev: unix.Mkdev(st.Dev_major, st.Dev_minor), Ino: st.Ino}, st.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0, nil
+	w := Way{ID: ID{Dev: unix.Mkdev(st.Dev_major, st.Dev_minor), Ino: st.Ino}, MountRoot: st.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0}
+	if st.Mask&statxMountUnique != 0 {
+		w.Mount = st.Mnt_id
+	}
+	return w, nil
 }

@@ -53,7 +53,7 @@ func TestCached_hungFilesystemDoesNotBlock(t *testing.T) {
 	d, err := dir.OpenCached(path)
 	must.Succeed(t, err)
 	defer func() { must.Succeed(t, d.Close()) }()
-	_, _, err = d.IDCached()
+	_, err = d.Way()
 	must.Succeed(t, err)
 	_, err = d.OpenCached("sub")
 	must.ErrorIs(t, err, unix.EAGAIN)
@@ -97,15 +97,31 @@ func TestOpenCached_allOperationsWork(t *testing.T) {
 	}
 }
 
-func TestIDCached_mountPoint(t *testing.T) {
+func TestWay(t *testing.T) {
 	root := testenv.Tmpfs(t, 1<<20)
-	must.Succeed(t, os.Mkdir(filepath.Join(root, "sub"), 0o700))
-	for name, want := range map[string]bool{"": true, "sub": false} {
-		d := open(t, filepath.Join(root, name))
+	sub := filepath.Join(root, "sub")
+	must.Succeed(t, os.Mkdir(sub, 0o700))
+	way := func(path string, mountRoot bool) dir.Way {
+		d := open(t, path)
 		id, err := d.ID()
 		must.Succeed(t, err)
-		if got, mounted, err := d.IDCached(); got != id || mounted != want || err != nil {
-			t.Errorf("%q is %+v, mounted %v, %v; want %+v, %v", name, got, mounted, err, id, want)
+		w, err := d.Way()
+		if w.ID != id || w.MountRoot != mountRoot || err != nil {
+			t.Errorf("%s is %+v, %v; want %+v, mounted there: %v", path, w, err, id, mountRoot)
+		}
+		return w
+	}
+	if of := way(root, true); way(sub, false).Mount != of.Mount {
+		t.Error("two directories of one mount are reached by two")
+	}
+	if first := way(root, true); first.Mount != 0 {
+		must.Succeed(t, unix.Mount(root, sub, "", unix.MS_BIND, ""))
+		second := way(sub, true)
+		must.Succeed(t, unix.Unmount(sub, unix.MNT_DETACH), unix.Mount(root, sub, "", unix.MS_BIND, ""))
+		third := way(sub, true)
+		must.Succeed(t, unix.Unmount(sub, unix.MNT_DETACH))
+		if first.ID != second.ID || second.ID != third.ID || first.Mount == second.Mount || second.Mount == third.Mount {
+			t.Errorf("one directory is %+v, %+v and %+v by three mounts", first, second, third)
 		}
 	}
 }

@@ -33,8 +33,11 @@ func TestPoolIsOpenedFromCache(t *testing.T) {
 					t.Fatal(err)
 				}
 				for name, change := range map[string]func() error{
-					"forgotten":             func() error { return syscall.Mount("", root, "", syscall.MS_REMOUNT, "") },
-					"written in other ways": func() error { return os.WriteFile(format, append([]byte(" "), written...), 0o600) },
+					"forgotten": func() error { return syscall.Mount("", root, "", syscall.MS_REMOUNT, "") },
+					"written in other ways": func() error {
+						p.root.Store(&dir.Way{ID: p.root.Load().ID}) // before Linux 6.8
+						return os.WriteFile(format, append([]byte(" "), written...), 0o600)
+					},
 				} {
 					if err := change(); err != nil {
 						t.Fatal(err)
@@ -78,10 +81,27 @@ func TestCacheOfOtherPoolIsNotUsed(t *testing.T) {
 	wantCached(t, p, false)
 }
 
+// The root of another filesystem may have the numbers that the one before had, as after mkfs on the same disk: here another
+// mount of the same one stands for it.
+func TestFormatIsReadByOtherMount(t *testing.T) {
+	root := testenv.LoopFS(t, "ext4", 64<<20)
+	p := onePool(t, root, "false")
+	wantCached(t, p, true)
+	if err := syscall.Mount(root, root, "", syscall.MS_BIND, ""); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = syscall.Unmount(root, syscall.MNT_DETACH) })
+	wantCached(t, p, true)
+	if err := os.WriteFile(filepath.Join(root, store.OwnName, "format"), []byte("another"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	wantCached(t, p, false)
+}
+
 // With each mount, some filesystems have other numbers.
 func TestCheckUpdatesCachedIdentity(t *testing.T) {
 	p := onePool(t, filepath.Join(testenv.LoopFS(t, "ext4", 64<<20), "pool"), "false")
-	p.root.Store(&dir.ID{Dev: 1, Ino: 1})
+	p.root.Store(&dir.Way{ID: dir.ID{Dev: 1, Ino: 1}})
 	wantCached(t, p, false)
 	if st := p.check(t.Context()); st.err != nil {
 		t.Fatal(st.err)

@@ -94,9 +94,9 @@ type Pool struct {
 	place *reconcile.Place // among all pools
 
 	state    atomic.Pointer[state]
-	hung     atomic.Pointer[state]  // the state during which a call found the pool to hang
-	identity atomic.Pointer[opened] // once opened
-	root     atomic.Pointer[dir.ID] // of the pool's directory, as the last check that opened it found it
+	hung     atomic.Pointer[state]   // the state during which a call found the pool to hang
+	identity atomic.Pointer[opened]  // once opened
+	root     atomic.Pointer[dir.Way] // of the pool's directory, as the last check that opened it found it
 	// where is the pool's directory, whether the pool serves or not: nil before one was found.
 	where   atomic.Pointer[bind.Root]
 	checked chan struct{} // closed after the first check

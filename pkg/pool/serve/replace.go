@@ -67,7 +67,7 @@ func (p *Pool) markCovered() error {
 	if root == nil {
 		return ErrNotChecked
 	}
-	covered, err := mounts.OpenCovered(p.Config.Path, *root)
+	covered, err := mounts.OpenCovered(p.Config.Path, root.ID)
 	if err != nil {
 		return err
 	}

@@ -130,7 +130,7 @@ func (p *Pool) check(ctx context.Context) state {
 		return state{err: p.Unavailable(err), errors: volume.Unknown}
 	}
 	defer s.Close()
-	root, err := s.Store.Root().ID()
+	root, err := s.Store.Root().Way()
 	if err != nil {
 		return state{err: p.Unavailable(err), errors: volume.Unknown}
 	}

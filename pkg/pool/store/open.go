@@ -190,22 +190,28 @@ var ErrNotCached = errors.New("not known from memory whether it is the pool that
 // OpenCached is Open from what the kernel has in memory, as it nearly always has: it waits for
 // nothing, and so needs no process to wait in its place, which would cost more than all that it
 // does. What it returns an error for, Open has to open. The root is the pool's directory as it
-// was checked last; with requireMount it must still be the root of a mount.
-func OpenCached(at *Location, id *Identity, root *dir.ID, requireMount bool) (*Store, error) {
+// was checked last, with the identity; with requireMount it must still be the root of a mount. Another filesystem
+// may give its root the same numbers, but not the mount.
+func OpenCached(at *Location, id *Identity, root *dir.Way, requireMount bool) (*Store, error) {
 	if root == nil || !id.Filesystem.Cached() {
 		return nil, ErrNotCached
 	}
+	sameMount := false
 	return opening{
 		root: dir.OpenCached,
 		verify: func(d *dir.Dir) error {
-			here, mounted, err := d.IDCached()
-			if err != nil || here != *root || requireMount && !mounted {
+			here, err := d.Way()
+			if err != nil || here.ID != root.ID || requireMount && !here.MountRoot {
 				return cmp.Or(err, ErrNotCached)
 			}
+			sameMount = here.Mount != 0 && here.Mount == root.Mount
 			return nil
 		},
 		own: (*dir.Dir).OpenCached,
 		confirm: func(s *Store) error {
+			if sameMount {
+				return nil
+			}
 			data, err := s.own.ReadCached(formatName, maxFormat)
 			if err != nil || !bytes.Equal(data, id.written) {
 				return cmp.Or(err, ErrNotCached)
