@@ -305,6 +305,7 @@ func TestPoolIdentityIgnoresFormatWriter(t *testing.T) {
 			"that cannot be read": {written[:len(written)/2], volume.ErrUnavailable},
 		} {
 			must.Succeed(t, os.WriteFile(b.Own("format"), test.format, 0o600))
+			b.later(time.Minute)
 			if err := b.publish("pvc-1", "a"); !errors.Is(err, test.wants) {
 				t.Errorf("a format %s: %v, want %v", name, err, test.wants)
 			}

@@ -1,6 +1,7 @@
 package dir
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -94,8 +95,23 @@ func (d *Dir) ReadFile(name string, limit int64) ([]byte, error) {
 	return d.readFile(name, limit, 0, readFull)
 }
 
+// ReadFileIn is ReadFile in a directory of d, which is not opened for it.
+func (d *Dir) ReadFileIn(sub, name string, limit int64) ([]byte, error) {
+	if err := cmp.Or(checkName(sub), checkName(name)); err != nil {
+		return nil, err
+	}
+	return d.readBelow(sub+"/"+name, limit, 0, readFull)
+}
+
 // readFile takes additional resolution flags of openat2(2).
 func (d *Dir) readFile(name string, limit int64, resolve uint64, read func(fd int, data []byte) error) ([]byte, error) {
+	if err := checkName(name); err != nil {
+		return nil, err
+	}
+	return d.readBelow(name, limit, resolve, read)
+}
+
+func (d *Dir) readBelow(name string, limit int64, resolve uint64, read func(fd int, data []byte) error) ([]byte, error) {
 	// Not an os.File: each call reads two small files, and making an os.File costs more than that.
 	fd, size, err := d.openRegular(name, resolve)
 	if err != nil {
@@ -175,6 +191,9 @@ func (d *Dir) MakeFile(name string) (*os.File, error) {
 // OpenFile opens a regular file of d for reading. It returns ErrNotFile for anything else,
 // links included.
 func (d *Dir) OpenFile(name string) (*os.File, error) {
+	if err := checkName(name); err != nil {
+		return nil, err
+	}
 	fd, _, err := d.openRegular(name, 0)
 	if err != nil {
 		return nil, err
@@ -196,9 +215,6 @@ func openNoAtime(open func(flags int) (int, error)) (int, error) {
 
 // openRegular is OpenFile with resolution flags of openat2(2); it also returns the size in bytes.
 func (d *Dir) openRegular(name string, resolve uint64) (fd int, size int64, err error) {
-	if err := checkName(name); err != nil {
-		return 0, 0, err
-	}
 	// O_NONBLOCK: a FIFO of that name must not block the caller.
 	fd, err = openNoAtime(func(flags int) (int, error) {
 		return d.openFd(name, uint64(flags|unix.O_RDONLY|unix.O_NONBLOCK), resolve)

@@ -16,6 +16,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop/looptest"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
@@ -96,6 +97,37 @@ func TestFormatIsReadByOtherMount(t *testing.T) {
 		t.Fatal(err)
 	}
 	wantCached(t, p, false)
+}
+
+// A record is read without its directory being opened.
+func TestNoRecordIsMissingWithoutDirectoryOfRecords(t *testing.T) {
+	root := testenv.LoopFS(t, "ext4", 64<<20)
+	p := onePool(t, root, "false")
+	id, err := volume.ParseID("pvc-1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	read := func() error {
+		v, err := p.openCached(p.identity.Load())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer v.Close()
+		record, err := v.Store.Records().Read(id)
+		if record != nil {
+			t.Errorf("read %+v", record)
+		}
+		return err
+	}
+	if err := read(); err != nil {
+		t.Error(err)
+	}
+	if err := os.Remove(filepath.Join(root, store.OwnName, "volumes")); err != nil {
+		t.Fatal(err)
+	}
+	if err := read(); !errors.Is(err, volume.ErrIO) {
+		t.Errorf("without the directory: %v, want %v", err, volume.ErrIO)
+	}
 }
 
 // With each mount, some filesystems have other numbers.

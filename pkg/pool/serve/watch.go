@@ -127,6 +127,7 @@ func (p *Pool) check(ctx context.Context) state {
 		p.noteWhere() // it was made
 	}
 	if err != nil {
+		p.distrustMount()
 		return state{err: p.Unavailable(err), errors: volume.Unknown}
 	}
 	defer s.Close()
@@ -153,6 +154,13 @@ func (p *Pool) check(ctx context.Context) state {
 	s.Scan().LearnForeign(space)
 	s.remember(p.identity.Load())
 	return state{systemDisk: reconcile.OnSystemDisk(p.Options.Mounts, p.Options.SystemPath, s.Store.Root()), space: &space, errors: reconcile.CountErrors(p.Options.CountErrors, s.Store.Root())}
+}
+
+// distrustMount has calls make sure themselves that it is the pool, and not by the mount that a check found it by.
+func (p *Pool) distrustMount() {
+	if root := p.root.Load(); root != nil {
+		p.root.Store(&dir.Way{ID: root.ID, MountRoot: root.MountRoot})
+	}
 }
 
 // noteWhere notes the directory at the pool's path, also of a pool that another driver serves.

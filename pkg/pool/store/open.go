@@ -52,7 +52,7 @@ type Store struct {
 	at      *Location
 	root    *dir.Dir // the pool's directory
 	own     *dir.Dir // OwnName in it
-	volumes *dir.Dir // has the records
+	volumes *dir.Dir // has the records; see recordsDir
 	// snapshots is opened by Parent.
 	snapshots *dir.Dir
 	// creating/ and trash/ are those of this node, opened by OpenWork.
@@ -157,6 +157,14 @@ func (s *Store) openVolumes(get func(*dir.Dir, string) (*dir.Dir, error)) (err e
 
 func (s *Store) findVolumes() error { return s.openVolumes((*dir.Dir).Open) }
 
+// recordsDir is the directory of the records. Most calls read one, and do not open it.
+func (s *Store) recordsDir() (_ *dir.Dir, err error) {
+	if s.volumes == nil {
+		err = s.findVolumes()
+	}
+	return s.volumes, err
+}
+
 // ErrOther reports that another directory is at the path than the pool that was opened.
 var ErrOther = errors.New("what is at its path is not the pool that was opened")
 
@@ -204,7 +212,8 @@ func OpenCached(at *Location, id *Identity, root *dir.Way, requireMount bool) (*
 			if err != nil || here.ID != root.ID || requireMount && !here.MountRoot {
 				return cmp.Or(err, ErrNotCached)
 			}
-			sameMount = here.Mount != 0 && here.Mount == root.Mount
+			// Another node may have a newer driver write the format of a shared pool.
+			sameMount = !at.Shared && here.Mount != 0 && here.Mount == root.Mount
 			return nil
 		},
 		own: (*dir.Dir).OpenCached,
@@ -218,10 +227,7 @@ func OpenCached(at *Location, id *Identity, root *dir.Way, requireMount bool) (*
 			}
 			return nil
 		},
-		rest: func(s *Store) (err error) {
-			s.volumes, err = s.own.OpenCached(volumesName)
-			return err
-		},
+		rest: func(*Store) error { return nil },
 	}.open(at)
 }
 

@@ -138,7 +138,14 @@ func (s *Store) directoriesIn(d *dir.Dir, parse func(name string) (volume.ID, er
 
 // All are the volumes and snapshots that the disk has a record of.
 func (r Records) All() iter.Seq2[volume.ID, error] {
-	return r.store.volumesIn(r.store.volumes, func(entry dir.Entry) (volume.ID, bool) { return recordID(entry.Name) })
+	return func(yield func(volume.ID, error) bool) {
+		in, err := r.store.recordsDir()
+		if err != nil {
+			yield(volume.ID{}, err)
+			return
+		}
+		r.store.volumesIn(in, func(entry dir.Entry) (volume.ID, bool) { return recordID(entry.Name) })(yield)
+	}
 }
 
 // volumesIn are the entries of a directory that are of volumes. It ends at the first error.

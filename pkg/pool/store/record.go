@@ -162,7 +162,11 @@ func (r Records) Write(rec *Record) error {
 	if err != nil {
 		return err
 	}
-	return r.store.volumes.WriteFile(rec.ID+recordSuffix, data)
+	in, err := r.store.recordsDir()
+	if err != nil {
+		return err
+	}
+	return in.WriteFile(rec.ID+recordSuffix, data)
 }
 
 // encode is the file as the driver writes it.
@@ -173,9 +177,12 @@ func (r *Record) encode() ([]byte, error) {
 
 // Read returns nil where there is none. Errors: ErrDamagedRecord, ErrIO.
 func (r Records) Read(id volume.ID) (*Record, error) {
-	data, err := r.store.volumes.ReadFile(id.String()+recordSuffix, maxRecord)
+	data, err := r.store.own.ReadFileIn(volumesName, id.String()+recordSuffix, maxRecord)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
+		_, err = r.store.recordsDir() // without it no record is missing
+		if err == nil {
+			return nil, nil
+		}
 	}
 	if errors.Is(err, dir.ErrNotFile) || errors.Is(err, dir.ErrTooLarge) {
 		return nil, fmt.Errorf("%w of %s: %w", volume.ErrDamagedRecord, id, err)
@@ -216,5 +223,9 @@ func recordID(file string) (volume.ID, bool) {
 
 // Changed is when the record of a volume was last written.
 func (r Records) Changed(id volume.ID) (time.Time, error) {
-	return r.store.volumes.Changed(id.String() + recordSuffix)
+	in, err := r.store.recordsDir()
+	if err != nil {
+		return time.Time{}, err
+	}
+	return in.Changed(id.String() + recordSuffix)
 }

@@ -12,7 +12,14 @@ import (
 // Unwritten are the records that were being written, each with the volume that it is of; the
 // zero id if it is of none, and then no call writes it.
 func (r Records) Unwritten() iter.Seq2[Temporary, error] {
-	return temporaries(r.store.volumes, recordID)
+	return func(yield func(Temporary, error) bool) {
+		in, err := r.store.recordsDir()
+		if err != nil {
+			yield(Temporary{}, err)
+			return
+		}
+		temporaries(in, recordID)(yield)
+	}
 }
 
 // A Temporary is a file that was being written.

@@ -151,11 +151,15 @@ func ignoreMissing(err error) error {
 
 // DropRecord removes a record durably. One that is not there is no error.
 func (s *Store) DropRecord(id volume.ID) error {
-	err := s.drop(s.volumes, id.String()+recordSuffix)
+	in, err := s.recordsDir()
+	if err != nil {
+		return err
+	}
+	err = s.drop(in, id.String()+recordSuffix)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
-	return errors.Join(err, s.volumes.Sync())
+	return errors.Join(err, in.Sync())
 }
 
 // Throw moves what is no volume into the trash.
