@@ -49,7 +49,12 @@ type request struct {
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	status := run(ctx, os.Args[1:], os.Stdout, os.Stderr, isTerminal(os.Stderr))
+	var status int
+	if completes(os.Args[0]) {
+		status = complete(ctx, os.Args[1:], os.Stdout)
+	} else {
+		status = run(ctx, os.Args[1:], os.Stdout, os.Stderr, isTerminal(os.Stderr))
+	}
 	stop()
 	os.Exit(status)
 }
@@ -79,8 +84,21 @@ func run(ctx context.Context, arguments []string, out, errs io.Writer, terminal 
 	return 0
 }
 
-// parse takes flags before and after the command, as kubectl does.
 func parse(arguments []string, errs io.Writer) (r request, err error) {
+	flags := r.flags()
+	words, err := wordsOf(flags, arguments)
+	if errors.Is(err, flag.ErrHelp) {
+		fmt.Fprint(errs, usage)
+		flags.SetOutput(errs)
+		flags.PrintDefaults()
+	}
+	if err != nil {
+		return r, err
+	}
+	return r, r.take(words)
+}
+
+func (r *request) flags() *flag.FlagSet {
 	flags := flag.NewFlagSet("kubectl hostpath", flag.ContinueOnError)
 	flags.SetOutput(io.Discard)
 	flags.StringVar(&r.output, "output", "table", "table, json or yaml")
@@ -95,30 +113,31 @@ func parse(arguments []string, errs io.Writer) (r request, err error) {
 			return nil
 		})
 	}
-	var words []string
+	return flags
+}
+
+// wordsOf sets the flags before and after the command, as kubectl does, and returns the other words.
+func wordsOf(flags *flag.FlagSet, arguments []string) (words []string, err error) {
 	for rest := arguments; len(rest) > 0; {
-		if err := flags.Parse(rest); errors.Is(err, flag.ErrHelp) {
-			fmt.Fprint(errs, usage)
-			flags.SetOutput(errs)
-			flags.PrintDefaults()
-			return r, err
-		} else if err != nil {
-			return r, err
+		if err := flags.Parse(rest); err != nil {
+			return words, err
 		}
 		if rest = flags.Args(); len(rest) > 0 {
 			words, rest = append(words, rest[0]), rest[1:]
 		}
 	}
-	return r, r.take(words)
+	return words, nil
 }
+
+// commands are what can be shown, each with the number of words that follow.
+var commands = map[string]int{"pools": 0, "volumes": 0, "doctor": 0, "inspect": 1, "version": 0}
 
 func (r *request) take(words []string) error {
 	if len(words) == 0 {
 		return errors.New("say what to show: pools, volumes, doctor, or inspect NODE; --help has more")
 	}
 	r.command = words[0]
-	wants := map[string]int{"pools": 0, "volumes": 0, "doctor": 0, "inspect": 1, "version": 0}
-	n, known := wants[r.command]
+	n, known := commands[r.command]
 	switch {
 	case !known:
 		return fmt.Errorf("%q is unknown: there are pools, volumes, doctor and inspect NODE", r.command)

@@ -3,6 +3,8 @@ package main
 import (
 	"context"
 	"io"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -57,5 +59,43 @@ func TestProgressIsForTerminals(t *testing.T) {
 	}
 	if got := person.String(); got != "\r0 of 2 nodes have answered\r1 of 2 nodes have answered\r\x1b[K" || program.Len() > 0 {
 		t.Errorf("a person sees %q, a program %q", got, program.String())
+	}
+}
+
+func TestCompletion(t *testing.T) {
+	kubectl := filepath.Join(t.TempDir(), "kubectl")
+	const script = `#!/bin/sh
+case "$*" in
+"--context=test get pods "*storage*hostpath-csi-driver*) echo '{"items":[{"spec":{"nodeName":"node-a","containers":[{"name":"driver"}]}},{"spec":{"nodeName":"node-b","containers":[{"name":"driver"}]}}]}' ;;
+*) echo '{"items":[]}' ;;
+esac
+`
+	if err := os.WriteFile(kubectl, []byte(script), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	inspect := "--context test -n storage --kubectl=" + kubectl + " inspect "
+	for line, want := range map[string]string{
+		"":                            "doctor inspect pools version volumes",
+		"vo":                          "volumes",
+		"pools ":                      "",
+		"pools -o ":                   "json table yaml",
+		"pools --output j":            "json",
+		"pools --out":                 "--output",
+		"pools --timeout ":            "",
+		inspect:                       "node-a node-b",
+		inspect + "node-b":            "node-b",
+		inspect + "node-a ":           "",
+		"--kubectl=/nowhere inspect ": "",
+	} {
+		var out strings.Builder
+		if status := complete(context.Background(), strings.Split(line, " "), &out); status != 0 {
+			t.Errorf("%q ends with %d", line, status)
+		}
+		if got := strings.Join(strings.Fields(out.String()), " "); got != strings.TrimSpace(want+" "+noFiles) {
+			t.Errorf("%q may become %q, want %q", line, got, want)
+		}
+	}
+	if !completes("/usr/local/bin/kubectl_complete-hostpath") || !completes(`kubectl_complete-hostpath.exe`) || completes("/usr/local/bin/kubectl-hostpath") {
+		t.Error("the wrong name completes")
 	}
 }

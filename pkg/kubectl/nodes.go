@@ -121,6 +121,15 @@ func NodeNamed(ctx context.Context, k Kubectl, name string, patience time.Durati
 	return Node{}, fmt.Errorf("it has no pod of the driver; these have: %s", strings.Join(names, ", "))
 }
 
+// NodeNames are the nodes that have a pod of the driver.
+func NodeNames(ctx context.Context, k Kubectl) (names []string, err error) {
+	pods, err := drivers(ctx, k)
+	for _, p := range pods {
+		names = append(names, p.Spec.NodeName)
+	}
+	return names, err
+}
+
 // drivers are the pods of the driver by their nodes. Of two on one node, as during an update, the one that runs counts.
 func drivers(ctx context.Context, k Kubectl) ([]pod, error) {
 	of := make(map[string]pod)
