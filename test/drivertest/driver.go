@@ -4,6 +4,7 @@
 package drivertest
 
 import (
+	"context"
 	"errors"
 	"io"
 	"os"
@@ -160,6 +161,26 @@ func (d *Driver) Eventually(what string, done func() bool) {
 	for deadline := time.Now().Add(Patience); !done(); <-again.C {
 		if time.Now().After(deadline) {
 			d.Fatalf("%s: not within %v", what, Patience)
+		}
+	}
+}
+
+// Repeat makes a call until it is not ABORTED any more, as kubelet and the sidecars do: another call, a check of the driver, or what
+// an attempt has left that failed or was killed, was in its way. The last answer counts when ctx ends, or after Patience.
+func Repeat(ctx context.Context, call func() error) error {
+	again := time.NewTicker(2 * time.Millisecond)
+	defer again.Stop()
+	ctx, cancel := context.WithTimeout(ctx, Patience)
+	defer cancel()
+	for {
+		err := call()
+		if status.Code(err) != codes.Aborted {
+			return err
+		}
+		select {
+		case <-again.C:
+		case <-ctx.Done():
+			return err
 		}
 	}
 }

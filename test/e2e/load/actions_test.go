@@ -70,7 +70,7 @@ func (c *client) createOther(ctx context.Context) error {
 	case 2:
 		other.Pool = c.elsewhere(v.Pool)
 	}
-	err := just(ctx, func() error { _, err := c.Create(ctx, other); return err })
+	err := drivertest.Repeat(ctx, func() error { _, err := c.Create(ctx, other); return err })
 	return want(fmt.Sprintf("create %+v as %+v", v.Volume, other), err, codes.AlreadyExists)
 }
 
@@ -89,7 +89,7 @@ func (c *client) remove(ctx context.Context) error {
 	if v == nil {
 		return nil
 	}
-	err := just(ctx, func() error { return c.Delete(ctx, v.ID) })
+	err := drivertest.Repeat(ctx, func() error { return c.Delete(ctx, v.ID) })
 	if len(v.pods) > 0 {
 		return want("delete "+v.ID+" in use", err, codes.FailedPrecondition)
 	}
@@ -102,7 +102,7 @@ func (c *client) removeAgain(ctx context.Context) error {
 	if v == nil {
 		return nil
 	}
-	return want("delete "+v.ID+" again", just(ctx, func() error { return c.Delete(ctx, v.ID) }), codes.OK)
+	return want("delete "+v.ID+" again", drivertest.Repeat(ctx, func() error { return c.Delete(ctx, v.ID) }), codes.OK)
 }
 
 func (c *client) publications() (n int) {
@@ -144,7 +144,7 @@ func (c *client) publishAgain(ctx context.Context) error {
 // publishOtherwise asks for what contradicts what is there.
 func (c *client) publishOtherwise(ctx context.Context) error {
 	if v := c.pick(absent); v != nil && c.flip() {
-		err := just(ctx, func() error { return c.Publish(ctx, v.Volume, c.newPod()) })
+		err := drivertest.Repeat(ctx, func() error { return c.Publish(ctx, v.Volume, c.newPod()) })
 		return want("publish "+v.ID+", which is not there", err, codes.NotFound)
 	}
 	v := c.pick(inUse)
@@ -154,17 +154,17 @@ func (c *client) publishOtherwise(ctx context.Context) error {
 	pod := c.pod(v)
 	switch other := c.pick(unused); {
 	case other != nil && other.Block == v.Block && c.flip():
-		err := just(ctx, func() error { return c.Publish(ctx, other.Volume, pod) })
+		err := drivertest.Repeat(ctx, func() error { return c.Publish(ctx, other.Volume, pod) })
 		return want("publish "+other.ID+" where "+v.ID+" is", err, codes.AlreadyExists)
 	case c.flip():
-		err := just(ctx, func() error { return c.mount(ctx, v.Volume, pod, !v.pods[pod]) })
+		err := drivertest.Repeat(ctx, func() error { return c.mount(ctx, v.Volume, pod, !v.pods[pod]) })
 		return want(fmt.Sprintf("publish %s again, read-only %v", v.ID, !v.pods[pod]), err, codes.AlreadyExists)
 	}
 	request := &csi.NodePublishVolumeRequest{
 		VolumeId: v.ID, TargetPath: c.Target(pod) + "-other", VolumeCapability: v.Capability(), VolumeContext: v.Parameters(),
 	}
 	request.VolumeCapability.AccessMode.Mode = csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER
-	err := just(ctx, func() error { _, err := c.Kubelet().NodePublishVolume(ctx, request); return err })
+	err := drivertest.Repeat(ctx, func() error { _, err := c.Kubelet().NodePublishVolume(ctx, request); return err })
 	return want("publish "+v.ID+" at a second target for one writer", err, codes.FailedPrecondition)
 }
 
@@ -184,13 +184,13 @@ func (c *client) unpublish(ctx context.Context) error {
 
 func (c *client) unpublishAgain(ctx context.Context) error {
 	v, used := c.pick(whichever), c.pick(inUse)
-	if err := just(ctx, func() error { return c.Unpublish(ctx, v.ID, c.newPod()) }); err != nil {
+	if err := drivertest.Repeat(ctx, func() error { return c.Unpublish(ctx, v.ID, c.newPod()) }); err != nil {
 		return fmt.Errorf("unpublish %s from where it is not: %w", v.ID, err)
 	}
 	if used == nil || used == v {
 		return nil
 	}
-	err := just(ctx, func() error { return c.Unpublish(ctx, v.ID, c.pod(used)) })
+	err := drivertest.Repeat(ctx, func() error { return c.Unpublish(ctx, v.ID, c.pod(used)) })
 	return want("unpublish "+v.ID+" where "+used.ID+" is", err, codes.FailedPrecondition)
 }
 
@@ -350,7 +350,7 @@ func (c *client) identity(ctx context.Context) error {
 func (c *client) inline(ctx context.Context) error {
 	pod := c.newPod()
 	v := drivertest.Volume{ID: id("inline-"+pod, 0), Pool: c.places[c.random.IntN(len(c.places))].Name, Bytes: unit, Inline: true}
-	if err := just(ctx, func() error { return c.Publish(ctx, v, pod) }); err != nil {
+	if err := drivertest.Repeat(ctx, func() error { return c.Publish(ctx, v, pod) }); err != nil {
 		return fmt.Errorf("publish %s inline: %w", v.ID, err)
 	}
 	if err := os.WriteFile(c.Target(pod)+"/file", []byte(v.ID), 0o600); err != nil {
@@ -360,7 +360,7 @@ func (c *client) inline(ctx context.Context) error {
 	if err != nil || got.GetVolume().GetCapacityBytes() != v.Bytes || len(got.GetStatus().GetPublishedNodeIds()) != 1 {
 		return fmt.Errorf("get %s, which is inline: %v, %w", v.ID, got, err)
 	}
-	if err := just(ctx, func() error { return c.Unpublish(ctx, v.ID, pod) }); err != nil {
+	if err := drivertest.Repeat(ctx, func() error { return c.Unpublish(ctx, v.ID, pod) }); err != nil {
 		return fmt.Errorf("unpublish %s, which is inline: %w", v.ID, err)
 	}
 	_, err = c.Get(ctx, v.ID)

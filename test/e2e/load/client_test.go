@@ -8,7 +8,6 @@ import (
 	"math/rand/v2"
 	"os"
 	"slices"
-	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
@@ -125,26 +124,9 @@ func (c *client) act(ctx context.Context) error {
 
 // ask makes a call until it is not in the way of another one. A list that another client
 // asks for may use a volume just then, and the reaper's check once a minute.
-func ask[T any](ctx context.Context, call func() (T, error)) (T, error) {
-	again := time.NewTicker(time.Millisecond)
-	defer again.Stop()
-	for deadline := time.Now().Add(drivertest.Patience); ; {
-		answer, err := call()
-		if status.Code(err) != codes.Aborted || time.Now().After(deadline) {
-			return answer, err
-		}
-		select {
-		case <-again.C:
-		case <-ctx.Done():
-			return answer, err
-		}
-	}
-}
-
-// just is for calls whose answer is empty.
-func just(ctx context.Context, call func() error) error {
-	_, err := ask(ctx, func() (struct{}, error) { return struct{}{}, call() })
-	return err
+func ask[T any](ctx context.Context, call func() (T, error)) (answer T, err error) {
+	err = drivertest.Repeat(ctx, func() (err error) { answer, err = call(); return err })
+	return answer, err
 }
 
 // want expects an error to have one of some codes.
@@ -215,7 +197,7 @@ func (v *volume) sameStatus(nodes []string, condition *csi.VolumeCondition) erro
 
 // attach publishes a volume for a pod and searches for what was written in it.
 func (c *client) attach(ctx context.Context, v *volume, pod string, readOnly bool) error {
-	if err := just(ctx, func() error { return c.mount(ctx, v.Volume, pod, readOnly) }); err != nil {
+	if err := drivertest.Repeat(ctx, func() error { return c.mount(ctx, v.Volume, pod, readOnly) }); err != nil {
 		return fmt.Errorf("publish %s for %s, read-only %v: %w", v.ID, pod, readOnly, err)
 	}
 	v.pods[pod] = readOnly
@@ -274,7 +256,7 @@ func (v *volume) wantStamp(path string) error {
 
 // detach takes a volume from a pod.
 func (c *client) detach(ctx context.Context, v *volume, pod string) error {
-	if err := just(ctx, func() error { return c.Unpublish(ctx, v.ID, pod) }); err != nil {
+	if err := drivertest.Repeat(ctx, func() error { return c.Unpublish(ctx, v.ID, pod) }); err != nil {
 		return fmt.Errorf("unpublish %s from %s: %w", v.ID, pod, err)
 	}
 	delete(v.pods, pod)
@@ -307,7 +289,7 @@ func (c *client) unpublishAll(ctx context.Context) error {
 	for i := range c.common {
 		// Not all clients at the same one.
 		v := c.common[(c.number+i)%len(c.common)]
-		if err := just(ctx, func() error { return c.Unpublish(ctx, v.ID, c.commonPod(v)) }); err != nil {
+		if err := drivertest.Repeat(ctx, func() error { return c.Unpublish(ctx, v.ID, c.commonPod(v)) }); err != nil {
 			return err
 		}
 	}
@@ -316,7 +298,7 @@ func (c *client) unpublishAll(ctx context.Context) error {
 
 func (c *client) deleteAll(ctx context.Context) error {
 	for _, v := range c.volumes {
-		if err := just(ctx, func() error { return c.Delete(ctx, v.ID) }); err != nil {
+		if err := drivertest.Repeat(ctx, func() error { return c.Delete(ctx, v.ID) }); err != nil {
 			return err
 		}
 		v.there = false

@@ -107,7 +107,7 @@ func (e *erasure) compare() {
 		large := e.large()
 		enough := e.calls.least(e.busy, measuredMethods) + samples/4
 		e.during(e.idle, func() bool { return ctx.Err() != nil || e.calls.least(e.idle, measuredMethods) >= enough })
-		e.Must(just(e.Context(), func() error { return e.Delete(e.Context(), large) }))
+		e.Must(drivertest.Repeat(e.Context(), func() error { return e.Delete(e.Context(), large) }))
 		e.during(e.busy, func() bool { return ctx.Err() != nil || !e.erasing(large) })
 		// Small ones have piled up behind it.
 		e.Eventually("the reaper keeps up", func() bool { return ctx.Err() != nil || e.trash() < 10 })
@@ -140,7 +140,7 @@ func (e *erasure) use(ctx context.Context, name string) error {
 		func() error { return e.Unpublish(ctx, name, name) },
 		func() error { return e.Delete(ctx, name) },
 	} {
-		if err := just(ctx, call); err != nil {
+		if err := drivertest.Repeat(ctx, call); err != nil {
 			return err
 		}
 	}

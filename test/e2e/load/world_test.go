@@ -153,7 +153,7 @@ func (w *world) quiet() {
 		w.all((*client).unpublishAll)()
 		w.all((*client).createAll)()
 		for _, v := range w.common {
-			w.Must(just(w.Context(), func() error { return w.Delete(w.Context(), v.ID) }))
+			w.Must(drivertest.Repeat(w.Context(), func() error { return w.Delete(w.Context(), v.ID) }))
 		}
 		for _, p := range w.places {
 			w.AwaitNoTrash(p.Path)

@@ -91,5 +91,5 @@ func (c *client) wrong(ctx context.Context) error {
 	if w.code == codes.Aborted {
 		return want(w.what, w.call(c, ctx), w.code)
 	}
-	return want(w.what, just(ctx, func() error { return w.call(c, ctx) }), w.code)
+	return want(w.what, drivertest.Repeat(ctx, func() error { return w.call(c, ctx) }), w.code)
 }
