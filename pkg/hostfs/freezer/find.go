@@ -172,14 +172,19 @@ func closeAll(groups []*group) {
 }
 
 // spares returns an error if a process, as this one sees its number, is in the group or below.
-// Processes of other namespaces have the number 0.
+// Processes of other namespaces have the number 0. Of threaded groups below, that group has the processes which is the first above
+// them that is not threaded (cgroup v2, cgroup.type): their own cgroup.procs cannot be read. One that is threaded itself may have a
+// part of the threads of a process, and is not frozen.
 func (g *group) spares(pid int) error {
 	d, err := dir.Open(dir.HandlePath(int(g.dir.Fd())))
 	if err != nil {
 		return err
 	}
 	defer func() { _ = d.Close() }() // opened for reading
-	return spares(d, pid)
+	if err = spares(d, pid); errors.Is(err, unix.EOPNOTSUPP) {
+		err = fmt.Errorf("%w: the control group of the pod is threaded: %w", ErrUnavailable, err)
+	}
+	return err
 }
 
 func spares(d *dir.Dir, pid int) error {
@@ -209,7 +214,7 @@ func spares(d *dir.Dir, pid int) error {
 			err = spares(below, pid)
 			_ = below.Close() // opened for reading
 		}
-		if ignoreGone(err) != nil {
+		if ignoreGone(err) != nil && !errors.Is(err, unix.EOPNOTSUPP) {
 			return err
 		}
 	}

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/go-logr/logr/testr"
+	"golang.org/x/sys/unix"
 
 	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
@@ -100,6 +101,9 @@ func writer(t *testing.T, group string) (progress func() string) {
 	t.Helper()
 	container := filepath.Join(group, "container")
 	must.Succeed(t, os.Mkdir(container, 0o755))
+	if kind, err := os.ReadFile(group + "/cgroup.type"); err == nil && strings.TrimSpace(string(kind)) == "threaded" {
+		must.Succeed(t, os.WriteFile(container+"/cgroup.type", kind, 0))
+	}
 	cmd := exec.Command("sh", "-c", `echo $$ >"$0/cgroup.procs" || exit 1; i=0; while :; do i=$((i+1)); echo $i; done`, container)
 	out, err := cmd.StdoutPipe()
 	must.Succeed(t, err)
@@ -211,6 +215,48 @@ func TestFreeze(t *testing.T) {
 	})
 }
 
+// makeThreaded makes a group whose threads may be in groups of their own (cgroup v2): reading its cgroup.procs fails, those of
+// the one that it is in have its processes.
+func makeThreaded(t *testing.T, group string) {
+	t.Helper()
+	must.Succeed(t, os.Mkdir(group, 0o755))
+	t.Cleanup(func() { must.Succeed(t, os.Remove(group)) })
+	must.Succeed(t, os.WriteFile(group+"/cgroup.type", []byte("threaded"), 0))
+	_, err := os.ReadFile(group + "/cgroup.procs")
+	must.ErrorIs(t, err, unix.EOPNOTSUPP)
+}
+
+func isV2(hierarchy string) bool {
+	_, err := os.Stat(hierarchy + "/cgroup.controllers")
+	return err == nil
+}
+
+func TestFreezeThreaded(t *testing.T) {
+	onEach(t, func(t *testing.T, hierarchy string) {
+		if !isV2(hierarchy) {
+			return // which has no threaded groups
+		}
+		root, group := makeGroup(t, hierarchy, places[0])
+		threads := filepath.Join(group, "threads")
+		makeThreaded(t, threads)
+		goesOn := writer(t, threads)
+		c, _ := serve(t, root, 0)
+		_, thaw, err := c.Freeze(t.Context(), thePod(t))
+		must.Succeed(t, err)
+		if !isFrozen(t, group) {
+			t.Error("the pod goes on")
+		}
+		must.Succeed(t, thaw())
+		goesOn()
+		root, above := makeGroup(t, hierarchy, "kubepods")
+		makeThreaded(t, filepath.Join(above, "pod"+uid))
+		c, _ = serve(t, root, 0)
+		if _, _, err := c.Freeze(t.Context(), thePod(t)); !errors.Is(err, ErrUnavailable) {
+			t.Errorf("a pod whose own group is threaded: %v, want ErrUnavailable", err)
+		}
+	})
+}
+
 func TestFreezeRefused(t *testing.T) {
 	onEach(t, func(t *testing.T, hierarchy string) {
 		root, group := makeGroup(t, hierarchy, places[0])
@@ -257,6 +303,16 @@ func TestOwnPodIsNotFrozen(t *testing.T) {
 		c, _ := serve(t, root, 0)
 		if _, _, err := c.Freeze(t.Context(), thePod(t)); !errors.Is(err, ErrUnavailable) {
 			t.Errorf("%v, want ErrUnavailable", err)
+		}
+		if !isV2(hierarchy) {
+			return
+		}
+		threads := filepath.Join(container, "threads")
+		makeThreaded(t, threads)
+		must.Succeed(t, os.WriteFile(threads+"/cgroup.procs", []byte("0"), 0))
+		t.Cleanup(func() { must.Succeed(t, os.WriteFile(container+"/cgroup.procs", []byte("0"), 0)) })
+		if _, _, err := c.Freeze(t.Context(), thePod(t)); !errors.Is(err, ErrUnavailable) {
+			t.Errorf("in a threaded group: %v, want ErrUnavailable", err)
 		}
 	})
 }
