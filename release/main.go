@@ -1,4 +1,4 @@
-// Command release writes what users download for one version: manifests of one file each, archives of the programs, images, notes and
+// Command release writes what users download for one version: manifests of one file each, charts, archives of the programs, images, notes and
 // checksums. The same commit and version give the same bytes.
 //
 // It is a module of its own, so that kustomize is not in the product's go.mod. `make release` builds what it packs, and runs it.
@@ -98,6 +98,7 @@ func (r release) write() (err error) {
 		do   func() error
 	}{
 		{"manifests", r.writeManifests},
+		{"charts", r.writeCharts},
 		{"programs", r.writePrograms},
 		{"plugin of kubectl", r.writePlugin},
 		{"images", r.writeImages},

@@ -71,7 +71,7 @@ func (r release) writeManifests() error {
 		if err != nil {
 			return fmt.Errorf("%s: %w", d.name, err)
 		}
-		if err := os.WriteFile(filepath.Join(r.out, d.name), text, 0o644); err != nil {
+		if err := os.WriteFile(filepath.Join(r.out, d.name), append([]byte(r.header(d)), text...), 0o644); err != nil {
 			return err
 		}
 	}
@@ -94,6 +94,7 @@ func manifests(dir string) (filesys.FileSystem, error) {
 	})
 }
 
+// render makes the objects of a document.
 func (r release) render(files filesys.FileSystem, d document) ([]byte, error) {
 	dir := path.Join("/release", d.name)
 	if err := files.WriteFile(path.Join(dir, "kustomization.yaml"), []byte(r.kustomization(d))); err != nil {
@@ -110,7 +111,7 @@ func (r release) render(files filesys.FileSystem, d document) ([]byte, error) {
 	if name := imageOf(text, builtPrefix); name != "" {
 		return nil, fmt.Errorf("it has the image %s, which is not of this release", name)
 	}
-	return append([]byte(r.header(d)), text...), nil
+	return text, nil
 }
 
 func (r release) kustomization(d document) string {

@@ -1,0 +1,76 @@
+{{/* option is the value that an object or a container needs: empty for what is always there, "never" for what is made of the values. */}}
+{{- define "driver.option" -}}
+{{- $options := dict
+  "SecurityContextConstraints/hostpath-csi-driver" "openshift" "Role/hostpath-csi-scc" "openshift" "RoleBinding/hostpath-csi-scc" "openshift"
+  "ClusterRole/hostpath-csi-snapshotter" "snapshots" "ClusterRoleBinding/hostpath-csi-snapshotter" "snapshots"
+  "ClusterRole/hostpath-csi-provisioner-snapshots" "snapshots" "ClusterRoleBinding/hostpath-csi-provisioner-snapshots" "snapshots"
+  "ClusterRole/hostpath-csi-health-monitor" "healthMonitor" "ClusterRoleBinding/hostpath-csi-health-monitor" "healthMonitor"
+  "container/csi-snapshotter" "snapshots" "container/freezer" "freeze" "volume/cgroups" "freeze" "container/health-monitor" "healthMonitor"
+  "volume/pool-local" "never" "volumeMount/pool-local" "never"
+-}}
+{{- if has .kind (list "StorageClass" "VolumeSnapshotClass" "ConfigMap") -}}never{{- else -}}{{- get $options (printf "%s/%s" .kind .name) -}}{{- end -}}
+{{- end -}}
+
+{{/* wanted is empty for what the values leave out. */}}
+{{- define "driver.wanted" -}}
+{{- $v := .root.Values -}}
+{{- $on := dict "openshift" $v.openshift "snapshots" $v.snapshots.enabled "freeze" (and $v.snapshots.enabled $v.snapshots.freeze) "healthMonitor" $v.healthMonitor "never" false -}}
+{{- $option := include "driver.option" . -}}
+{{- if or (not $option) (get $on $option) -}}yes{{- end -}}
+{{- end -}}
+
+{{/* poolVolume is the name of the volume of a pool: names of pools may have characters that those of volumes may not. */}}
+{{- define "driver.poolVolume" -}}
+{{- if regexMatch "^[a-z0-9]([a-z0-9-]{0,55}[a-z0-9])?$" .pool.name -}}pool-{{ .pool.name }}{{- else -}}pool-{{ .index }}{{- end -}}
+{{- end -}}
+
+{{/* pools is the value of --datadir. */}}
+{{- define "driver.pools" -}}
+{{- toPrettyJson .Values.pools -}}
+{{- end -}}
+
+{{/* daemonset sets what the values name in the DaemonSet. */}}
+{{- define "driver.daemonset" -}}
+{{- $root := .root -}}
+{{- $spec := .object.spec.template.spec -}}
+{{- range $kind, $key := dict "container" "containers" "volume" "volumes" -}}
+  {{- $kept := list -}}
+  {{- range $one := get $spec $key -}}
+    {{- if include "driver.wanted" (dict "root" $root "kind" $kind "name" $one.name) -}}{{- $kept = append $kept $one -}}{{- end -}}
+  {{- end -}}
+  {{- $_ := set $spec $key $kept -}}
+{{- end -}}
+{{- $driver := first $spec.containers -}}
+{{- $mounts := list -}}
+{{- range $mount := $driver.volumeMounts -}}
+  {{- if include "driver.wanted" (dict "root" $root "kind" "volumeMount" "name" $mount.name) -}}{{- $mounts = append $mounts $mount -}}{{- end -}}
+{{- end -}}
+{{- $volumes := $spec.volumes -}}
+{{- range $index, $pool := $root.Values.pools -}}
+  {{- $name := include "driver.poolVolume" (dict "pool" $pool "index" $index) -}}
+  {{- $paths := dict $name $pool.path -}}
+  {{- if and $pool.snapshotPath (not (hasPrefix (printf "%s/" $pool.path) $pool.snapshotPath)) -}}{{- $_ := set $paths (printf "snapshots-%d" $index) $pool.snapshotPath -}}{{- end -}}
+  {{- range $volume, $path := $paths -}}
+    {{- $mounts = append $mounts (dict "name" $volume "mountPath" $path "mountPropagation" "HostToContainer") -}}
+    {{- $volumes = append $volumes (dict "name" $volume "hostPath" (dict "path" $path "type" "DirectoryOrCreate")) -}}
+  {{- end -}}
+{{- end -}}
+{{- $_ := set $driver "volumeMounts" $mounts -}}
+{{- $_ := set $spec "volumes" $volumes -}}
+{{- include "common.pod" . -}}
+{{- $_ := set $driver "args" (concat $driver.args $root.Values.extraArgs) -}}
+{{- range $e := $driver.env -}}
+  {{- if eq $e.name "DATADIR" -}}{{- $_ := set $e.valueFrom.configMapKeyRef "name" "hostpath-csi-pools" -}}{{- end -}}
+{{- end -}}
+{{- $metadata := .object.spec.template.metadata -}}
+{{- $_ := set $metadata "annotations" (merge (dict "checksum/pools" (include "driver.pools" $root | sha256sum)) $metadata.annotations) -}}
+{{- end -}}
+
+{{/* policy names the shared pools to the policy for the rights of a node. */}}
+{{- define "driver.policy" -}}
+{{- $shared := list -}}
+{{- range $pool := .root.Values.pools -}}{{- if $pool.shared -}}{{- $shared = append $shared $pool.name -}}{{- end -}}{{- end -}}
+{{- range $variable := .object.spec.variables -}}
+  {{- if eq $variable.name "sharedPools" -}}{{- $_ := set $variable "expression" (toJson $shared) -}}{{- end -}}
+{{- end -}}
+{{- end -}}

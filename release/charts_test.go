@@ -1,0 +1,417 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"helm.sh/helm/v4/pkg/chart/common"
+	chartutil "helm.sh/helm/v4/pkg/chart/common/util"
+	chartv2 "helm.sh/helm/v4/pkg/chart/v2"
+	"helm.sh/helm/v4/pkg/chart/v2/loader"
+	"helm.sh/helm/v4/pkg/engine"
+	"sigs.k8s.io/yaml"
+)
+
+// An object is one of Kubernetes, as YAML has it.
+type object = map[string]any
+
+// packed are the charts as users get them.
+func packed(t *testing.T) map[string]*chartv2.Chart {
+	t.Helper()
+	out, err := made(t, checkout(t, time.Unix(0, 0)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := map[string]*chartv2.Chart{}
+	for _, c := range charts {
+		f, err := os.Open(filepath.Join(out, c.name+"-1.2.3.tgz"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		loaded, err := loader.LoadArchive(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := f.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if err := loaded.Validate(); err != nil || loaded.Metadata.Version != "1.2.3" || loaded.Metadata.AppVersion != "v1.2.3" {
+			t.Errorf("chart %s is %+v, %v", c.name, loaded.Metadata, err)
+		}
+		all[c.name] = loaded
+	}
+	return all
+}
+
+// rendered is what Helm makes of a chart, by its own library: the objects by kind and name, and the notes.
+func rendered(c *chartv2.Chart, namespace, values string) (objects map[string]object, notes string, err error) {
+	return renderedFor(c, "v1.36.0", namespace, values)
+}
+
+func renderedFor(c *chartv2.Chart, kubernetes, namespace, values string) (objects map[string]object, notes string, err error) {
+	version, err := common.ParseKubeVersion(kubernetes)
+	if err != nil {
+		return nil, "", err
+	}
+	capabilities := *common.DefaultCapabilities
+	capabilities.KubeVersion = *version
+	var given map[string]any
+	if err := yaml.Unmarshal([]byte(values), &given); err != nil {
+		return nil, "", err
+	}
+	release := common.ReleaseOptions{Name: "hp", Namespace: namespace, Revision: 1, IsInstall: true}
+	all, err := chartutil.ToRenderValues(c, given, release, &capabilities)
+	if err != nil {
+		return nil, "", err
+	}
+	texts, err := engine.Render(c, all)
+	if err != nil {
+		return nil, "", err
+	}
+	objects = map[string]object{}
+	for name, text := range texts {
+		if strings.HasSuffix(name, "NOTES.txt") {
+			notes = text
+			continue
+		}
+		if err := addObjects(objects, text); err != nil {
+			return nil, "", fmt.Errorf("%s: %w", name, err)
+		}
+	}
+	return objects, notes, nil
+}
+
+var separator = regexp.MustCompile(`(?m)^---\n`)
+
+func addObjects(to map[string]object, text string) error {
+	for _, one := range separator.Split(text, -1) {
+		var o object
+		if err := yaml.Unmarshal([]byte(one), &o); err != nil {
+			return fmt.Errorf("%w:\n%s", err, one)
+		}
+		if len(o) == 0 {
+			continue
+		}
+		key := nameOf(o)
+		if _, twice := to[key]; twice {
+			return fmt.Errorf("%s is there twice", key)
+		}
+		to[key] = o
+	}
+	return nil
+}
+
+func nameOf(o object) string {
+	metadata := o["metadata"].(map[string]any)
+	return fmt.Sprintf("%v/%s", o["kind"], hashed.ReplaceAllString(metadata["name"].(string), "$1"))
+}
+
+// hashed is the name that kustomize gives the ConfigMap of the pools. A release of Helm has that once, with the hash in the pods.
+var hashed = regexp.MustCompile(`(hostpath-csi-pools)-[a-z0-9]+\b`)
+
+// alike takes away how a release of Helm differs from a kustomization on purpose: its labels, and the name and hash of the pools.
+func alike(t *testing.T, objects map[string]object) map[string]object {
+	t.Helper()
+	delete(objects, "PersistentVolumeClaim/hp-test")
+	delete(objects, "Pod/hp-test")
+	text, err := json.Marshal(objects)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var same map[string]object
+	if err := json.Unmarshal(hashed.ReplaceAll(text, []byte("$1")), &same); err != nil {
+		t.Fatal(err)
+	}
+	for _, o := range same {
+		metadata := o["metadata"].(map[string]any)
+		if labels, ok := metadata["labels"].(map[string]any); ok {
+			for _, name := range []string{"app.kubernetes.io/instance", "app.kubernetes.io/managed-by", "helm.sh/chart"} {
+				delete(labels, name)
+			}
+			if len(labels) == 0 {
+				delete(metadata, "labels")
+			}
+		}
+		switch o["kind"] {
+		case "CustomResourceDefinition":
+			delete(metadata["annotations"].(map[string]any), "helm.sh/resource-policy")
+		case "ConfigMap":
+			if data, ok := o["data"].(map[string]any); ok && data["pools.json"] != nil {
+				var pools any
+				if err := json.Unmarshal([]byte(data["pools.json"].(string)), &pools); err != nil {
+					t.Fatal(err)
+				}
+				data["pools.json"] = pools
+			}
+		case "DaemonSet":
+			template := o["spec"].(map[string]any)["template"].(map[string]any)
+			delete(template["metadata"].(map[string]any)["annotations"].(map[string]any), "checksum/pools")
+			spec := template["spec"].(map[string]any)
+			byName(spec["volumes"])
+			for _, c := range spec["containers"].([]any) {
+				byName(c.(map[string]any)["volumeMounts"])
+			}
+		}
+	}
+	return same
+}
+
+func byName(list any) {
+	slices.SortFunc(list.([]any), func(a, b any) int {
+		return strings.Compare(a.(map[string]any)["name"].(string), b.(map[string]any)["name"].(string))
+	})
+}
+
+// TestChartsAreTheKustomizations compares each combination of options with the kustomization that has the same.
+func TestChartsAreTheKustomizations(t *testing.T) {
+	packedCharts := packed(t)
+	files, err := manifests("../deploy")
+	if err != nil {
+		t.Fatal(err)
+	}
+	compare := func(c, values string, d document) {
+		t.Helper()
+		got, _, err := rendered(packedCharts[c], "hostpath-provisioner", values)
+		if err != nil {
+			t.Fatalf("%s: %v", values, err)
+		}
+		d.name = "wanted.yaml"
+		text, err := release{version: "v1.2.3", images: "registry.example.com/storage/"}.render(files, d)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := map[string]object{}
+		if err := addObjects(want, string(text)); err != nil {
+			t.Fatal(err)
+		}
+		want, got = alike(t, want), alike(t, got)
+		all := maps.Clone(want)
+		maps.Copy(all, got)
+		for key := range all {
+			if diff := cmp.Diff(want[key], got[key]); diff != "" {
+				t.Errorf("%s with %s: %s (-kustomization +chart):\n%s", c, values, key, diff)
+			}
+		}
+	}
+	compare("hostpath-provisioner-operator", `{}`, document{resources: []string{"operator"}})
+	for n := range 3 * 2 * 2 * 2 {
+		snapshots, healthMonitor, openshift, monitoring := n%3, n/3%2 == 0, n/6%2 == 1, n/12 == 1
+		d := document{resources: []string{"csi"}}
+		if openshift {
+			d.resources[0] = "csi/openshift"
+		}
+		if monitoring {
+			d.resources = append(d.resources, "monitoring")
+		}
+		if snapshots > 0 {
+			d.components = append(d.components, "csi/snapshots")
+		}
+		if snapshots > 1 {
+			d.components = append(d.components, "csi/freeze")
+		}
+		if !healthMonitor {
+			d.components = append(d.components, "csi/without-health-monitor")
+		}
+		compare("hostpath-csi-driver", fmt.Sprintf("{snapshots: {enabled: %t, freeze: %t}, healthMonitor: %t, openshift: %t, monitoring: {enabled: %t}}",
+			snapshots > 0, snapshots > 1, healthMonitor, openshift, monitoring), d)
+	}
+}
+
+// at reads a field of an object, by keys and indices.
+func at(from any, path ...any) any {
+	for _, step := range path {
+		switch step := step.(type) {
+		case string:
+			from = from.(map[string]any)[step]
+		case int:
+			from = from.([]any)[step]
+		}
+	}
+	return from
+}
+
+func TestDriverChartValues(t *testing.T) {
+	c := packed(t)["hostpath-csi-driver"]
+	got, notes, err := rendered(c, "storage", `
+pools:
+- {name: local, path: /var/hpvolumes, snapshotPath: /var/hpvolumes/snapshots}
+- {name: Fast Disks, path: /mnt/fast, requireMount: true, overprovision: 1.5, bytesPerInode: 16384, reserve: 5%}
+- {name: nfs, path: /mnt/nfs, shared: true, snapshotPath: /mnt/old}
+storageClasses:
+- {name: local, pool: local, default: true}
+- {name: fast, pool: Fast Disks, reclaimPolicy: Retain, allowVolumeExpansion: false, mountOptions: [noatime], parameters: {a: b}, annotations: {c: d}}
+snapshots:
+  enabled: true
+  freeze: true
+  classes: [{name: frozen, consistency: freeze, default: true, parameters: {maxStall: 2s}}]
+monitoring: {enabled: true, labels: {release: prometheus}}
+kubeletDirectory: /var/lib/k0s/kubelet
+imageRegistry: mirror.example.com/all/
+images: {livenessprobe: example.com/probe:v9}
+imagePullSecrets: [{name: pull}]
+resources: {driver: {limits: {memory: 64Mi}}}
+tolerations: [{key: only, operator: Exists}]
+nodeSelector: {disk: "yes"}
+podLabels: {team: storage}
+logLevel: 5
+extraArgs: [--metrics-cert-file=/tls.crt]
+`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pod := at(got["DaemonSet/hostpath-csi-driver"], "spec", "template", "spec")
+	containers := map[string]object{}
+	for _, c := range at(pod, "containers").([]any) {
+		containers[c.(map[string]any)["name"].(string)] = c.(map[string]any)
+	}
+	text, err := json.Marshal(pod)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if bytes.Contains(text, []byte("/var/lib/kubelet")) {
+		t.Error("a path of kubelet is not below its directory")
+	}
+	mounts := map[string]any{}
+	for _, m := range containers["driver"]["volumeMounts"].([]any) {
+		mounts[at(m, "name").(string)] = at(m, "mountPath")
+	}
+	maps.DeleteFunc(mounts, func(name string, _ any) bool {
+		return !strings.HasPrefix(name, "pool-") && !strings.HasPrefix(name, "snapshots-")
+	})
+	for what, c := range map[string]struct{ got, want any }{
+		"the pools that are mounted": {mounts, map[string]any{"pool-local": "/var/hpvolumes", "pool-1": "/mnt/fast", "pool-nfs": "/mnt/nfs", "snapshots-2": "/mnt/old"}},
+		"the configuration": {at(got["ConfigMap/hostpath-csi-pools"], "data", "pools.json"), `[
+  {
+    "name": "local",
+    "path": "/var/hpvolumes",
+    "snapshotPath": "/var/hpvolumes/snapshots"
+  },
+  {
+    "bytesPerInode": 16384,
+    "name": "Fast Disks",
+    "overprovision": 1.5,
+    "path": "/mnt/fast",
+    "requireMount": true,
+    "reserve": "5%"
+  },
+  {
+    "name": "nfs",
+    "path": "/mnt/nfs",
+    "shared": true,
+    "snapshotPath": "/mnt/old"
+  }
+]`},
+		"the default class": {at(got["StorageClass/local"], "metadata", "annotations"), map[string]any{"storageclass.kubernetes.io/is-default-class": "true"}},
+		"the other class": {
+			map[string]any{"spec": at(got["StorageClass/fast"], "parameters"), "more": []any{at(got["StorageClass/fast"], "reclaimPolicy"), at(got["StorageClass/fast"], "allowVolumeExpansion"), at(got["StorageClass/fast"], "mountOptions", 0)}},
+			map[string]any{"spec": map[string]any{"storagePool": "Fast Disks", "a": "b"}, "more": []any{"Retain", false, "noatime"}},
+		},
+		"the class of snapshots":         {at(got["VolumeSnapshotClass/frozen"], "parameters"), map[string]any{"consistency": "freeze", "maxStall": "2s"}},
+		"the shared pools of the policy": {at(got["ValidatingAdmissionPolicy/hostpath-csi-node"], "spec", "variables", 1, "expression"), `["nfs"]`},
+		"the image from the mirror":      {containers["driver"]["image"], "mirror.example.com/all/hostpath-csi-driver:v1.2.3"},
+		"the image of the freezer":       {containers["freezer"]["image"], "mirror.example.com/all/hostpath-csi-driver:v1.2.3"},
+		"the image by its name":          {containers["livenessprobe"]["image"], "example.com/probe:v9"},
+		"the limits":                     {at(containers["driver"], "resources", "limits", "memory"), "64Mi"},
+		"the tolerations":                {at(pod, "tolerations"), []any{map[string]any{"key": "only", "operator": "Exists"}}},
+		"the nodes":                      {at(pod, "nodeSelector"), map[string]any{"disk": "yes"}},
+		"the secrets":                    {at(pod, "imagePullSecrets", 0, "name"), "pull"},
+		"the labels of pods":             {at(got["DaemonSet/hostpath-csi-driver"], "spec", "template", "metadata", "labels", "team"), "storage"},
+		"the labels of the monitor":      {at(got["ServiceMonitor/hostpath-csi-driver"], "metadata", "labels", "release"), "prometheus"},
+		"the namespace":                  {at(got["DaemonSet/hostpath-csi-driver"], "metadata", "namespace"), "storage"},
+		"the namespace of an account":    {at(got["ClusterRoleBinding/hostpath-csi-snapshotter"], "subjects", 0, "namespace"), "storage"},
+		"the class of the test":          {at(got["PersistentVolumeClaim/hp-test"], "spec", "storageClassName"), "local"},
+	} {
+		if diff := cmp.Diff(c.want, c.got); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", what, diff)
+		}
+	}
+	args := fmt.Sprint(containers["driver"]["args"], containers["csi-resizer"]["args"])
+	if strings.Count(args, "--v=5") != 2 || !strings.Contains(args, "--metrics-cert-file=/tls.crt") {
+		t.Errorf("the arguments are %s", args)
+	}
+	if !strings.Contains(notes, "kubectl -n storage rollout status") || !strings.Contains(notes, "storageClassName: local") {
+		t.Errorf("the notes are %s", notes)
+	}
+}
+
+func TestOperatorChartValues(t *testing.T) {
+	got, _, err := rendered(packed(t)["hostpath-provisioner-operator"], "storage", `{env: {MONITORING_NAMESPACE: metrics, DRIVER_IMAGE: example.com/driver:v1}, logLevel: 3}`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	container := at(got["Deployment/hostpath-provisioner-operator"], "spec", "template", "spec", "containers", 0)
+	env := map[string]any{}
+	for _, e := range at(container, "env").([]any) {
+		env[at(e, "name").(string)] = at(e, "value")
+	}
+	want := map[string]any{"POD_NAMESPACE": nil, "POD_NAME": nil, "MONITORING_NAMESPACE": "metrics", "DRIVER_IMAGE": "example.com/driver:v1"}
+	maps.DeleteFunc(env, func(name string, _ any) bool { _, wanted := want[name]; return !wanted })
+	if diff := cmp.Diff(want, env); diff != "" {
+		t.Errorf("the environment (-want +got):\n%s", diff)
+	}
+	for _, name := range []string{"ValidatingWebhookConfiguration/hostpath-provisioner-operator-webhook", "MutatingWebhookConfiguration/hostpath-provisioner-operator-restores"} {
+		if namespace := at(got[name], "webhooks", 0, "clientConfig", "service", "namespace"); namespace != "storage" {
+			t.Errorf("%s calls the namespace %v", name, namespace)
+		}
+	}
+	if policy := at(got["CustomResourceDefinition/hostpathprovisioners.hostpathprovisioner.kubevirt.io"], "metadata", "annotations", "helm.sh/resource-policy"); policy != "keep" {
+		t.Errorf("the definition has the policy %v: uninstalling would delete all objects", policy)
+	}
+	if other := at(got["Role/hostpath-provisioner-operator-events"], "metadata", "namespace"); other != "default" {
+		t.Errorf("the role for events is in %v", other)
+	}
+}
+
+// Before Kubernetes 1.30 there is no kind for them.
+func TestChartsOfOldClustersHaveNoPolicies(t *testing.T) {
+	for name, c := range packed(t) {
+		for version, want := range map[string]bool{"v1.29.9": false, "v1.30.0-rc.1": true, "v1.31.2+k3s1": true} {
+			got, _, err := renderedFor(c, version, "storage", `{}`)
+			if err != nil {
+				t.Fatal(err)
+			}
+			has := false
+			for key := range got {
+				has = has || strings.HasPrefix(key, "ValidatingAdmissionPolicy")
+			}
+			if has != want {
+				t.Errorf("%s for %s has policies: %t, want %t", name, version, has, want)
+			}
+		}
+	}
+}
+
+func TestChartsRefuseWrongValues(t *testing.T) {
+	all := packed(t)
+	for values, want := range map[string]string{
+		`{pool: []}`:                    "pool",
+		`{pools: []}`:                   "pools",
+		`{pools: [{name: a}]}`:          "path",
+		`{pools: [{name: a, path: b}]}`: "path",
+		`{pools: [{name: local, path: /a, requiremount: true}]}`:                  "requiremount",
+		`{storageClasses: [{name: a, pool: b}]}`:                                  `StorageClass a is for pool "b"`,
+		`{storageClasses: [{name: a, pool: local, reclaim: Retain}]}`:             "reclaim",
+		`{snapshots: {enabled: true, classes: [{name: a, consistency: freeze}]}}`: "set snapshots.freeze",
+		`{snapshots: {classes: [{name: a, consistency: maybe}]}}`:                 "consistency",
+		`{kubeletDirectory: "a: b"}`:                                              "kubeletDirectory",
+		`{images: {drivr: a}}`:                                                    "drivr",
+		`{logLevel: high}`:                                                        "logLevel",
+	} {
+		if _, _, err := rendered(all["hostpath-csi-driver"], "storage", values); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want an error that names %s", values, err, want)
+		}
+	}
+	if _, _, err := rendered(all["hostpath-provisioner-operator"], "storage", `{images: {operator: a}}`); err == nil || !strings.Contains(err.Error(), "operator") {
+		t.Errorf("a container that is not there: %v", err)
+	}
+}
