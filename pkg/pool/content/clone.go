@@ -14,10 +14,10 @@ import (
 )
 
 // MethodFor is how the content of a directory is copied within its filesystem, where copies may
-// share blocks: as a snapshot of a btrfs subvolume that has no other in it, by reference, or by
+// share blocks: as a snapshot of a btrfs subvolume that has no other in it, unless it is to be copied by files, by reference, or by
 // reading it. Shares reports whether files of the filesystem can share blocks.
-func MethodFor(src *dir.Dir, shares func() (bool, error), isDisk bool) (volume.CopyMethod, error) {
-	if !isDisk {
+func MethodFor(src *dir.Dir, shares func() (bool, error), byFiles bool) (volume.CopyMethod, error) {
+	if !byFiles {
 		// Subvolumes inside would be empty in the snapshot.
 		inside, err := clone.Nested(src)
 		if err == nil && inside == 0 {

@@ -33,7 +33,6 @@ func (s *Source) freeze(ctx context.Context) (still context.Context, thaw func()
 		cancel()
 		return nil, nil, err
 	}
-	s.frozen = pods
 	return still, func() error {
 		defer cancel()
 		err := thawed()
@@ -63,20 +62,6 @@ func (s *Source) pods() ([]freezer.Pod, error) {
 	}
 	slices.SortFunc(pods, func(a, b freezer.Pod) int { return strings.Compare(a.String(), b.String()) })
 	return slices.Compact(pods), nil
-}
-
-// sameUsers returns ErrBusy if others than the pods that are frozen have the source published by now.
-func (s *Source) sameUsers() error {
-	now, err := s.pods()
-	if err != nil {
-		return err
-	}
-	for _, pod := range now {
-		if !slices.Contains(s.frozen, pod) {
-			return fmt.Errorf("%w: pod %s began to use it meanwhile", volume.ErrBusy, pod)
-		}
-	}
-	return nil
 }
 
 // refused turns the reasons against a copy of what others use into errors of the domain.

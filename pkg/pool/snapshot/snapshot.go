@@ -215,13 +215,13 @@ func (p *Pool) cut(ctx context.Context, src *Source, rec *store.Record) func(*di
 		held, err := p.heldBy(d, rec)
 		// The extents that the file keeps, but no more than its size: what it kept above that is foreign use already.
 		held = max(held, min(src.held, src.bytes()))
-		if err == nil && src.method == volume.BySubvolume && held > rec.Bytes {
-			return fmt.Errorf("%w: %d bytes were set aside for it, and %d are in it: pods have written more meanwhile", volume.ErrPrecondition, rec.Bytes, held)
-		}
-		if err != nil || held >= rec.Bytes {
+		if err != nil {
 			return err
 		}
-		rec.Bytes = held
+		if held > rec.Bytes && (src.method == volume.BySubvolume || src.limitedAfter()) {
+			return fmt.Errorf("%w: %d bytes were set aside for it, and %d are in it: pods have written more meanwhile", volume.ErrPrecondition, rec.Bytes, held)
+		}
+		rec.Bytes = min(rec.Bytes, held)
 		return p.Keeper.Apply(d, reconcile.CardOf(store.Entry{Record: rec}))
 	}
 }

@@ -8,7 +8,6 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/clone"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
-	"kubevirt.io/hostpath-provisioner/pkg/hostfs/freezer"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/privilege"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/content"
@@ -29,8 +28,7 @@ type Source struct {
 	inUse bool
 	// fixed: it is a snapshot of this driver, which does not change.
 	fixed   bool
-	frozen  []freezer.Pod // those that were frozen; nil if none were
-	held    int64         // what the file of a block volume keeps, where that is counted: see measure
+	held    int64 // what the file of a block volume keeps, where that is counted: see measure
 	release func()
 }
 
@@ -103,7 +101,18 @@ func (p *Pool) methodFor(src *Source) (volume.CopyMethod, error) {
 	// In the pool's directory: the source may be at its limit.
 	try := func() (bool, error) { return clone.Supported(p.Store.Root()) }
 	shares := func() (bool, error) { return p.Keeper.Shares(try) }
-	return content.MethodFor(src.dir, shares, src.entry.Block())
+	return content.MethodFor(src.dir, shares, src.entry.Block() || src.standsStill())
+}
+
+// standsStill reports whether pods are frozen while the source is copied. A snapshot of a subvolume would have them wait: it commits
+// the filesystem, behind all that others have queued for its disk.
+func (s *Source) standsStill() bool {
+	return !s.entry.Block() && s.inUse && s.way.WhenWritten == volume.Freeze
+}
+
+// limitedAfter reports whether a copy gets its limit when it is made: near that btrfs commits the filesystem for each few files.
+func (s *Source) limitedAfter() bool {
+	return s.method == volume.ByReference && s.standsStill() && s.pool.Keeper.Kind() == quota.Btrfs
 }
 
 // Foreign is a source that is no entry of the pool, but has the origin of a snapshot. It is read
@@ -244,14 +253,23 @@ func (s *Source) join(rec *store.Record) error {
 	return s.pool.Keeper.Apply(s.dir, reconcile.CardOf(s.entry))
 }
 
-// Make makes the directory of a copy in creating/, under its limit. A snapshot of a subvolume is
+// Make makes the directory of a copy in creating/, under its limit, unless it gets that later. A snapshot of a subvolume is
 // complete with that.
 func (s *Source) Make(ctx context.Context, rec *store.Record) func(*dir.Dir) (*dir.Dir, error) {
-	if s.method != volume.BySubvolume {
-		return s.pool.Entries.Limited(ctx, rec)
-	}
+	limited := s.pool.Entries.Limited(ctx, rec)
 	return func(creating *dir.Dir) (*dir.Dir, error) {
-		d, err := s.subvolume(ctx, creating, rec)
+		if s.method != volume.BySubvolume {
+			d, err := limited(creating)
+			if err == nil && s.limitedAfter() {
+				if _, err = s.pool.Keeper.Lift(creating, rec.ID, rec.UID); err != nil {
+					err = errors.Join(err, d.Close())
+				}
+			}
+			return d, err
+		}
+		began := time.Now()
+		d, err := s.subvolume(ctx, creating, rec.ID)
+		rec.Origin.TookMillis = time.Since(began).Milliseconds()
 		if err != nil {
 			return nil, err
 		}
@@ -264,35 +282,9 @@ func (s *Source) Make(ctx context.Context, rec *store.Record) func(*dir.Dir) (*d
 	}
 }
 
-// subvolume makes a snapshot of a subvolume, which stops those who write for as long as it takes if
-// they are frozen.
-func (s *Source) subvolume(ctx context.Context, creating *dir.Dir, rec *store.Record) (d *dir.Dir, err error) {
-	began := time.Now()
-	defer func() { rec.Origin.TookMillis = time.Since(began).Milliseconds() }()
-	if !s.inUse || s.way.WhenWritten != volume.Freeze {
-		return s.cutSubvolume(ctx, creating, rec.ID)
-	}
-	if err := clone.Sync(s.dir); err != nil { // for what is written now no pod waits later
-		return nil, err
-	}
-	frozen := time.Now()
-	still, thaw, err := s.freeze(ctx)
-	if err != nil {
-		return nil, err
-	}
-	if d, err = s.cutSubvolume(still, creating, rec.ID); err == nil {
-		err = s.sameUsers()
-	}
-	if err = errors.Join(err, thaw()); err != nil && d != nil {
-		err = errors.Join(err, d.Close())
-	}
-	rec.Origin.StallMillis = time.Since(frozen).Milliseconds()
-	return d, err
-}
-
-// cutSubvolume makes a snapshot of a subvolume that has no other inside, which would be empty in the snapshot: a pod can
+// subvolume makes a snapshot of a subvolume that has no other inside, which would be empty in the snapshot: a pod can
 // make one.
-func (s *Source) cutSubvolume(ctx context.Context, creating *dir.Dir, name string) (*dir.Dir, error) {
+func (s *Source) subvolume(ctx context.Context, creating *dir.Dir, name string) (*dir.Dir, error) {
 	d, err := content.CopySubvolume(ctx, s.dir, creating, name)
 	if errors.Is(err, clone.ErrNested) {
 		err = fmt.Errorf("%w: a btrfs subvolume was made in volume %s meanwhile: the next attempt copies it file by file", volume.ErrPrecondition, s.id)
@@ -316,7 +308,7 @@ func (s *Source) copy(ctx context.Context, d *dir.Dir, o *volume.Origin) (stall 
 	switch {
 	case s.method == volume.BySubvolume: // which was made before it is asked for
 		written, err := s.written()
-		if (s.inUse || written) && s.frozen == nil {
+		if s.inUse || written {
 			o.Consistency = volume.CrashConsistent
 		}
 		return 0, err

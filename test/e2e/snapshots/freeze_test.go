@@ -359,7 +359,7 @@ func (p *pod) stopWhileFrozen(made <-chan error, processes ...*os.Process) bool 
 }
 
 // TestFrozenPodsGoOnAtEachStep kills the driver before each system call by which a snapshot is made
-// while the pod is frozen for it: of a subvolume, of files that share blocks, and of copied ones.
+// while the pod is frozen for it: of files that share blocks, and of copied ones.
 func TestFrozenPodsGoOnAtEachStep(t *testing.T) {
 	testenv.NeedRoot(t)
 	driver := drivertest.Built(t)

@@ -5,8 +5,11 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"kubevirt.io/hostpath-provisioner/test/drivertest"
 	"kubevirt.io/hostpath-provisioner/test/must"
@@ -44,12 +47,23 @@ func TestStandstillDoesNotWaitForNeighbours(t *testing.T) {
 	if testing.Short() {
 		rounds = 2
 	}
-	for _, kind := range []string{"xfs", "ext4", "btrfs"} {
-		if testing.Short() && kind != "xfs" {
+	for _, fs := range []struct {
+		name, kind  string
+		enforcement string
+	}{
+		{"xfs", "xfs", ""},
+		{"ext4", "ext4", ""},
+		{"btrfs", "btrfs", ""},
+		{"btrfs with quotas", "btrfs", "required"},
+	} {
+		if testing.Short() && fs.name != "xfs" && fs.name != "btrfs with quotas" {
 			continue
 		}
-		t.Run(kind, func(t *testing.T) {
-			config := drivertest.PoolConfig{Name: "local", Path: slowDisk(t, kind, 512*mib, 16*mib)}
+		t.Run(fs.name, func(t *testing.T) {
+			config := drivertest.PoolConfig{Name: "local", Path: slowDisk(t, fs.kind, 512*mib, 16*mib), Enforcement: fs.enforcement}
+			if fs.enforcement != "" {
+				must.Succeed(t, loopfs.SwitchQuotasOn(t.Context(), config.Path))
+			}
 			d := drivertest.Start(t, drivertest.Config{Binary: driver, Pools: []drivertest.PoolConfig{config}})
 			b := &bench{Driver: d, pool: &drivertest.Pool{Driver: d, PoolConfig: config}}
 			for version, hierarchy := range hierarchies(t) {
@@ -90,15 +104,18 @@ func (p *pod) standstill(rounds int) time.Duration {
 	return all[len(all)/2]
 }
 
-// writeAsNeighbour writes the same file again and again until stop is called.
+// writeAsNeighbour keeps writes of up to 4 MiB in the queue of the disk until stop is called: what is written after them waits
+// for a quarter of a second each time.
 func writeAsNeighbour(t *testing.T, pool string) (stop func()) {
 	t.Helper()
-	f, err := os.Create(filepath.Join(pool, "neighbour"))
+	f, err := os.OpenFile(filepath.Join(pool, "neighbour"), os.O_CREATE|os.O_WRONLY|syscall.O_DIRECT, 0o600)
+	must.Succeed(t, err)
+	data, err := unix.Mmap(-1, 0, 4*mib, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE) // aligned, as O_DIRECT needs
 	must.Succeed(t, err)
 	end := make(chan struct{})
 	var writer sync.WaitGroup
 	writer.Go(func() {
-		for data := make([]byte, 16*mib); ; {
+		for {
 			select {
 			case <-end:
 				return
@@ -113,7 +130,7 @@ func writeAsNeighbour(t *testing.T, pool string) (stop func()) {
 	stop = sync.OnceFunc(func() {
 		close(end)
 		writer.Wait()
-		must.Succeed(t, f.Close(), os.Remove(f.Name()))
+		must.Succeed(t, f.Close(), os.Remove(f.Name()), unix.Munmap(data))
 	})
 	t.Cleanup(stop)
 	return stop
