@@ -32,9 +32,6 @@ func (s *Set) Expand(ctx context.Context, id volume.ID, at bind.Target, mode vol
 	if err := v.entry.Usable(); err != nil {
 		return 0, fmt.Errorf("%s: %w", id.Named(), err)
 	}
-	if err := s.pins.Free(id); err != nil {
-		return 0, err
-	}
 	if mode != "" {
 		err = v.entry.UsedAs(mode)
 	}
@@ -93,6 +90,11 @@ func (v *found) expand(ctx context.Context, r volume.Range) (int64, error) {
 	}
 	if err := errors.Join(ctx.Err(), v.visit.Pool.OthersAreRead()); err != nil {
 		return 0, err
+	}
+	if v.entry.Block() {
+		if err := v.visit.pins.Free(v.id); err != nil {
+			return 0, err
+		}
 	}
 	held, err := v.visit.Pool.Ledger.Reserve(space, v.grownBy(bytes))
 	if errors.Is(err, volume.ErrUnavailable) {

@@ -158,6 +158,11 @@ func (v *found) announce(ctx context.Context, r Publication) (ended func(), err 
 	if err := v.entry.UsedAs(r.Mode); err != nil {
 		return nil, err
 	}
+	if v.entry.Block() || !r.ReadOnly {
+		if err := v.visit.pins.MayBeWritten(v.id); err != nil {
+			return nil, err
+		}
+	}
 	v.visit.Pool.Note(v.id, v.entry) // it may have been moved here by hand
 	if err := v.admit(r); err != nil {
 		return nil, err

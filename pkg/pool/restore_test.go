@@ -50,6 +50,88 @@ func TestRestoreWhileSnapshotIsRead(t *testing.T) {
 	})
 }
 
+// during makes a snapshot of a volume and does something while it is copied.
+func (b *bench) during(f *faulty, of string, do func()) {
+	b.t.Helper()
+	asked := false
+	meanwhile := func() { asked = true; do() }
+	f.meanwhile.Store(&meanwhile) // when the copy gets its limit
+	_, err := b.Snapshot(b.t.Context(), pool.SnapshotRequest{ID: snapshotID(b.t, "s-1"), Source: id(b.t, of)})
+	must.Succeed(b.t, err)
+	if !asked {
+		b.t.Fatal("the copy was given no limit")
+	}
+	must.Succeed(b.t, b.DeleteSnapshot(b.t.Context(), snapshotID(b.t, "s-1")))
+	b.later(time.Minute)
+}
+
+// tryPublish is what the driver does, with the lock that it takes.
+func (b *bench) tryPublish(p pool.Publication) error {
+	unlock, err := b.LockToPublish(p)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	return b.Publish(b.t.Context(), p)
+}
+
+// While a directory is copied by reading it, pods that only read it come and go, and it grows. None may write to it.
+func TestCallsOnDirectoryWhileItIsRead(t *testing.T) {
+	withFaults(t, local, func(t *testing.T, b *bench, f *faulty) {
+		b.create("pvc-1", mib)
+		at := func(target string, readOnly bool) pool.Publication {
+			return pool.Publication{ID: id(t, "pvc-1"), Target: b.Target(target), ReadOnly: readOnly}
+		}
+		must.Succeed(t, b.tryPublish(at("a", true)))
+		b.during(f, "pvc-1", func() {
+			must.Succeed(t, b.tryPublish(at("b", true)))
+			wantError(t, b.tryPublish(at("c", false)), volume.ErrBusy)
+			wantError(t, b.Delete(t.Context(), id(t, "pvc-1")), volume.ErrBusy)
+			unlock, err := b.LockTarget(id(t, "pvc-1"), b.Target("a"))
+			must.Succeed(t, err)
+			_, err = b.Expand(t.Context(), id(t, "pvc-1"), b.Target("a"), volume.ModeMount, volume.Range{Required: 2 * mib})
+			unlock()
+			must.Succeed(t, err, b.unpublish("pvc-1", "a"), b.unpublish("pvc-1", "b"))
+		})
+		if v := b.volume("pvc-1"); v.Bytes != 2*mib || v.Condition.Abnormal {
+			t.Errorf("the volume is %+v, want 2 MiB in order", v)
+		}
+		must.Succeed(t, b.tryPublish(at("c", false)), b.unpublish("pvc-1", "c"))
+		b.delete("pvc-1")
+		b.wantClean()
+	})
+}
+
+// The file of a block volume has no device while it is read, and does not grow while its blocks come to be shared. A call that only
+// makes sure of the size succeeds.
+func TestCallsOnBlockVolumeWhileItIsCopied(t *testing.T) {
+	withFaults(t, local, func(t *testing.T, b *bench, f *faulty) {
+		b.createBlock("pvc-1", mib)
+		b.during(f, "pvc-1", func() {
+			wantError(t, b.publishBlock("pvc-1", "a", readOnly), volume.ErrBusy)
+			must.Succeed(t, b.unpublish("pvc-1", "a"))
+		})
+		b.delete("pvc-1")
+		b.wantClean()
+	})
+	testenv.NeedRoot(t)
+	withFaultsAt(t, testenv.LoopFS(t, "xfs", 512*mib), local, func(t *testing.T, b *bench, f *faulty) {
+		b.createBlock("pvc-1", mib)
+		must.Succeed(t, b.publishBlock("pvc-1", "a"))
+		b.during(f, "pvc-1", func() {}) // and its own limit, once
+		b.during(f, "pvc-1", func() {
+			expand := func(bytes int64) error {
+				_, err := b.Expand(t.Context(), id(t, "pvc-1"), b.Target("a"), volume.ModeBlock, volume.Range{Required: bytes})
+				return err
+			}
+			must.Succeed(t, expand(mib), b.publishBlock("pvc-1", "b"), b.unpublish("pvc-1", "b"))
+			wantError(t, expand(2*mib), volume.ErrBusy)
+		})
+		must.Succeed(t, b.unpublish("pvc-1", "a"))
+		b.delete("pvc-1")
+	})
+}
+
 // Files whose ctime is in the future look changed until then. A snapshot says so at once where a pod may write to them, and
 // is made where no pod can.
 func TestSnapshotOfFilesOfTheFuture(t *testing.T) {

@@ -12,32 +12,46 @@ import (
 // zero value is ready for use.
 type Pins struct {
 	mu   sync.Mutex
-	held map[volume.ID]int
+	held map[pin]int
 }
 
-// Pin keeps an entry from being deleted and from growing.
-func (p *Pins) Pin(id volume.ID) (unpin func()) {
+type pin struct {
+	id        volume.ID
+	exclusive bool
+}
+
+// Pin keeps an entry from being deleted, and the file of a block volume from growing. An exclusive one keeps it from being published,
+// too, other than as a directory that can only be read.
+func (p *Pins) Pin(id volume.ID, exclusive bool) (unpin func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.held == nil {
-		p.held = make(map[volume.ID]int)
+		p.held = make(map[pin]int)
 	}
-	p.held[id]++
+	one := pin{id, exclusive}
+	p.held[one]++
 	return func() {
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		if p.held[id]--; p.held[id] == 0 {
-			delete(p.held, id)
+		if p.held[one]--; p.held[one] == 0 {
+			delete(p.held, one)
 		}
 	}
 }
 
 // Free returns ErrBusy for an entry that is being copied.
-func (p *Pins) Free(id volume.ID) error {
+func (p *Pins) Free(id volume.ID) error { return p.free(pin{id, false}, pin{id, true}) }
+
+// MayBeWritten returns ErrBusy for a volume that is being copied in a way that no pod may write to it meanwhile.
+func (p *Pins) MayBeWritten(id volume.ID) error { return p.free(pin{id, true}) }
+
+func (p *Pins) free(of ...pin) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.held[id] > 0 {
-		return fmt.Errorf("%w: a snapshot or a volume is being made from %s", volume.ErrBusy, id.Named())
+	for _, one := range of {
+		if p.held[one] > 0 {
+			return fmt.Errorf("%w: a snapshot or a volume is being made from %s", volume.ErrBusy, one.id.Named())
+		}
 	}
 	return nil
 }

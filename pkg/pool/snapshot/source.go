@@ -189,15 +189,11 @@ func (s *Source) alone() (bool, error) {
 	return true, nil
 }
 
-// pin gives the lock of the source back, so that it can be published and measured meanwhile,
-// and keeps it from being deleted and from growing until close. What is read and written anew
-// stays locked: no pod may write to it.
+// pin gives the lock of the source back, so that it can be published, unpublished and measured meanwhile,
+// and keeps it from what Pins say until close. To what is read and written anew no pod may write.
 func (s *Source) pin() {
-	if s.exclusive() {
-		return
-	}
 	unlock := s.release
-	s.release = s.pool.Pins.Pin(s.id)
+	s.release = s.pool.Pins.Pin(s.id, s.exclusive())
 	unlock()
 }
 

@@ -29,7 +29,8 @@ func recordOf(t *testing.T, entry, from string) *store.Record {
 func TestPins(t *testing.T) {
 	var pins Pins
 	a, b := idOf(t, "pvc-1"), idOf(t, "~s-1")
-	first, second := pins.Pin(a), pins.Pin(a)
+	first, second := pins.Pin(a, false), pins.Pin(a, true)
+	must.ErrorIs(t, pins.MayBeWritten(a), volume.ErrBusy)
 	for i, unpin := range []func(){first, second} {
 		if err := pins.Free(a); !errors.Is(err, volume.ErrBusy) {
 			t.Errorf("after %d of 2 copies ended: %v, want ErrBusy", i, err)
@@ -39,6 +40,9 @@ func TestPins(t *testing.T) {
 		}
 		unpin()
 	}
+	third := pins.Pin(a, false)
+	must.Succeed(t, pins.MayBeWritten(a))
+	third()
 	if err := pins.Free(a); err != nil || len(pins.held) != 0 {
 		t.Errorf("after both ended: %v, %v are held", err, pins.held)
 	}
