@@ -146,16 +146,15 @@ func copyData(dst, src int, buffer []byte, pause func() error) error {
 	return nil
 }
 
-// nextData is where the next data from at on lies: from == to == size if there is none.
+// nextData is where the next data from at on lies: from == to == size if there is none, or if the file was cut off meanwhile.
 func nextData(fd int, at, size int64) (from, to int64, err error) {
 	from, err = unix.Seek(fd, at, unix.SEEK_DATA)
+	if err == nil {
+		to, err = unix.Seek(fd, from, unix.SEEK_HOLE)
+	}
 	if errors.Is(err, unix.ENXIO) {
 		return size, size, nil
 	}
-	if err != nil {
-		return 0, 0, err
-	}
-	to, err = unix.Seek(fd, from, unix.SEEK_HOLE)
 	return min(from, size), min(to, size), err
 }
 

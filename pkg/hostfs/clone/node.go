@@ -75,17 +75,13 @@ func (c *copier) make(from source, to *dir.Dir, name string) error {
 func (c *copier) makeNode(from source, to *dir.Dir, name string) error {
 	for range attempts {
 		err := c.makeNodeOnce(from, to, name)
-		var now *unix.Stat_t
-		if err == nil {
-			now, err = stat(from.in, from.name)
-		}
+		now, statErr := stat(from.in, from.name)
 		switch {
-		case errors.Is(err, errGone), errors.Is(err, fs.ErrNotExist):
+		case errors.Is(err, errGone), errors.Is(statErr, fs.ErrNotExist),
+			statErr == nil && now.Mode&unix.S_IFMT != from.st.Mode&unix.S_IFMT:
 			return errors.Join(errGone, c.remove(to, name))
-		case err != nil, !c.start.set, unchanged(from.st, now):
-			return err
-		case now.Mode&unix.S_IFMT != from.st.Mode&unix.S_IFMT:
-			return errors.Join(errGone, c.remove(to, name))
+		case statErr != nil, !c.start.set, unchanged(from.st, now):
+			return errors.Join(err, statErr)
 		}
 		from.st = now
 		if err := c.remove(to, name); err != nil {
