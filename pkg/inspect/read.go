@@ -68,6 +68,7 @@ func (n *node) reader(config *poolconfig.Pool) *reader {
 			// The locks of the driver are in another process.
 			Lock:   func(volume.ID) (func(), error) { return func() {}, nil },
 			Failed: func(error, string, ...any) {},
+			Left:   func(string, error) {},
 		},
 		options: o,
 		limits:  limit.Options{Detect: o.DetectQuota, Enforcement: config.Enforcement, BytesPerInode: config.BytesPerInode},

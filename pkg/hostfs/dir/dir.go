@@ -299,6 +299,10 @@ func (d *Dir) Entries() iter.Seq2[Entry, error] {
 			if errors.Is(err, io.EOF) {
 				return
 			}
+			var cause *fs.PathError // has the number of the descriptor, another one each time
+			if errors.As(err, &cause) {
+				err = cause.Err
+			}
 			if err != nil {
 				yield(Entry{}, pathError("read directory", d.path, err))
 				return

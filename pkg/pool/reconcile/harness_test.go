@@ -51,6 +51,7 @@ func newPool(t *testing.T, quotas quota.Facility) *reconcile.Pool {
 		Lock:  func(volume.ID) (func(), error) { return func() {}, nil },
 		Steps: new(atomic.Uint64), Log: testr.New(t),
 		Failed: func(err error, _ string, _ ...any) { t.Error(err) },
+		Left:   func(_ string, err error) { must.Succeed(t, err) },
 	}
 }
 

@@ -83,9 +83,7 @@ func (p *Pool) LoadShared() error {
 	err := p.read(l)
 	if err == nil {
 		// After the records: a volume whose record was gone is in the trash by then.
-		var others int64
-		others, err = p.OthersTrash()
-		l.SetOthers(others)
+		l.SetOthers(p.OthersTrash())
 	}
 	l.End(err)
 	return err

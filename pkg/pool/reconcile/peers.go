@@ -28,14 +28,15 @@ func (p *Pool) PublishedBy(id volume.ID, within time.Duration) ([]volume.NodeID,
 
 // OthersTrash is what volumes that other nodes have removed may still occupy, in bytes, or
 // volume.Unknown.
-func (p *Pool) OthersTrash() (held int64, err error) { return p.trashExcept(p.Node.String()) }
+func (p *Pool) OthersTrash() (held int64) { return p.trashExcept(p.Node.String()) }
 
 // AllTrash is OthersTrash with what this node has removed.
-func (p *Pool) AllTrash() (held int64, err error) { return p.trashExcept("") }
+func (p *Pool) AllTrash() (held int64) { return p.trashExcept("") }
 
-func (p *Pool) trashExcept(own string) (held int64, err error) {
+// trashExcept counts what it can. What cannot be read may occupy anything.
+func (p *Pool) trashExcept(own string) (held int64) {
 	seen := make(map[any]bool)
-	err = p.Store.EachNode(store.InTrash, func(node string, trash *dir.Dir) error {
+	err := p.Store.EachNode(store.InTrash, func(node string, trash *dir.Dir) error {
 		if node == own {
 			return nil
 		}
@@ -56,7 +57,11 @@ func (p *Pool) trashExcept(own string) (held int64, err error) {
 		}
 		return true
 	})
-	return held, err
+	p.Left(string(store.InTrash), err)
+	if err != nil {
+		return volume.Unknown
+	}
+	return held
 }
 
 // heldBy is the promise of an entry of another node's trash. What has to be measured is
@@ -66,8 +71,11 @@ func (p *Peers) heldBy(trash *dir.Dir, node, name string) int64 {
 		return t.Promised
 	}
 	changed, err := trash.Changed(name)
-	if err != nil {
+	if dir.IsMissing(err) {
 		return 0 // erased meanwhile
+	}
+	if err != nil {
+		return volume.Unknown
 	}
 	key := node + "/" + name
 	if last, ok := p.measured.Load(key); ok && last.(measurement).changed.Equal(changed) {

@@ -47,6 +47,9 @@ type Pool struct {
 	Strays func(volume.ID) (quota.Strays, error)
 	// Failed reports what could not be done in the background.
 	Failed func(err error, what string, about ...any)
+	// Left reports a leftover that stays where it is, by its path, because its disk cannot read it, or for another reason; nil
+	// says that it does not stay. Nothing else depends on one.
+	Left func(path string, err error)
 }
 
 // Unavailable is an error about a pool that does not serve.

@@ -2,6 +2,7 @@ package reconcile
 
 import (
 	"errors"
+	"path"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
@@ -14,9 +15,7 @@ func (p *Leftovers) RecoverRecords() error {
 		if err != nil {
 			return err
 		}
-		if err := p.UnlessBusy(t.Of, func() error { return p.Store.Records().RemoveUnwritten(t) }); err != nil {
-			return err
-		}
+		p.Left(t.String(), p.UnlessBusy(t.Of, func() error { return p.Store.Records().RemoveUnwritten(t) }))
 	}
 	return nil
 }
@@ -30,9 +29,7 @@ func (p *Leftovers) RecoverCreations(creating *dir.Dir) error {
 	}
 	for _, name := range names {
 		p.Steps.Add(1)
-		if err := p.recoverCreation(creating, name); err != nil {
-			return err
-		}
+		p.Left(path.Join(creating.String(), name), p.recoverCreation(creating, name))
 	}
 	return nil
 }
@@ -43,8 +40,11 @@ func (p *Leftovers) recoverCreation(creating *dir.Dir, name string) error {
 		if exists, err := creating.Exists(name); err != nil || !exists {
 			return err
 		}
-		p.Log.Info("Undoing an interrupted creation", "volume", name, "in", creating.String())
-		return p.undoNamed(creating, name)
+		err := p.undoNamed(creating, name)
+		if err == nil {
+			p.Log.Info("Undid an interrupted creation", "volume", name, "in", creating.String())
+		}
+		return err
 	}
 	id, err := volume.ParseEntry(name)
 	if err != nil {
@@ -84,9 +84,7 @@ func (p *Leftovers) RecoverTrash() error {
 			continue
 		}
 		p.Steps.Add(1)
-		if err := p.recoverTrashed(name); err != nil {
-			return err
-		}
+		p.Left(path.Join(p.Store.Trash().String(), name), p.recoverTrashed(name))
 	}
 	return nil
 }
@@ -104,7 +102,7 @@ func (p *Leftovers) recoverTrashed(name string) error {
 			}
 			id, err := p.Keeper.IDIn(in, entry)
 			if err != nil {
-				return err
+				id = 0 // its disk cannot read it: the reaper reports it
 			}
 			t := store.ParseThrown(name)
 			p.Keeper.Claims().Try(id, t.UID)
@@ -133,20 +131,12 @@ func (p *Leftovers) finishRemoval(name string) error {
 	return err
 }
 
-// TakeOver finishes what nodes left that are gone. What cannot be taken over now is tried
-// again: it does not keep the pool from serving.
-func (p *Leftovers) TakeOver() error {
-	if err := p.TakeOverAll(); err != nil {
-		p.Log.Error(err, "Cleanup of departed nodes failed")
-	}
-	return nil
-}
-
-// TakeOverAll takes over from all other nodes, in a shared pool from those that are gone.
-func (p *Leftovers) TakeOverAll() error {
-	return p.Store.Nodes().EachLeft(p.stillTheirs(), func(node string, creating, trash *dir.Dir) error {
+// TakeOver takes over from all other nodes, in a shared pool from those that are gone.
+func (p *Leftovers) TakeOver() {
+	err := p.Store.Nodes().EachLeft(p.stillTheirs(), func(node string, creating, trash *dir.Dir) error {
 		return errors.Join(p.RecoverCreations(creating), p.takeTrash(trash, node))
 	})
+	p.Left(path.Dir(p.Store.Trash().String()), err)
 }
 
 // stillTheirs says which nodes of a shared pool finish what they left. All that others left in another pool is this node's.
@@ -164,13 +154,14 @@ func (p *Leftovers) takeTrash(left *dir.Dir, node string) error {
 	}
 	for _, name := range thrown {
 		take := func() error {
-			p.Log.Info("Taking over the trash of a departed node", "trash", name, "node", node)
-			return p.takePiece(left, name)
-		}
-		id, _ := store.ParseThrown(name).Volume()
-		if err := p.UnlessBusy(id, take); err != nil {
+			err := p.takePiece(left, name)
+			if err == nil {
+				p.Log.Info("Took over trash of a departed node", "trash", name, "node", node)
+			}
 			return err
 		}
+		id, _ := store.ParseThrown(name).Volume()
+		p.Left(path.Join(left.String(), name), p.UnlessBusy(id, take))
 	}
 	return nil
 }

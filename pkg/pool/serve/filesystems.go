@@ -75,11 +75,7 @@ func (p *Pool) readAll(s *store.Store, f *store.Format) error {
 	if _, err := v.join(*f); err != nil {
 		return err
 	}
-	held, err := v.Scan().AllTrash()
-	if err != nil {
-		return err
-	}
-	p.Ledger.SetOthersTrash(held)
+	p.Ledger.SetOthersTrash(v.Scan().AllTrash())
 	return v.Scan().Load()
 }
 

@@ -140,6 +140,8 @@ type Pool struct {
 	lastError atomic.Pointer[time.Time]
 	// strays has how the last search of a volume ended, by volume.ID.
 	strays sync.Map
+	// leftovers are those that stay, with why, by path.
+	leftovers sync.Map
 	// erasedFiles is how many files and directories the reaper has taken on.
 	erasedFiles atomic.Uint64
 

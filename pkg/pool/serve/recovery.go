@@ -48,7 +48,7 @@ var recovery = []recoveryStep{
 	// Finish removals and queue the trash.
 	{at: atOpen | again | eachMinute, writable: atOpen | eachMinute, together: true, do: func(v *Visit, _ context.Context) error { return v.Discard().RecoverTrash() }},
 	// Take over what this node left under another name.
-	{at: atOpen | again, writable: atOpen, only: notShared, do: func(v *Visit, _ context.Context) error { return v.Discard().TakeOverAll() }},
+	{at: atOpen | again, writable: atOpen, only: notShared, do: quietly(func(v *Visit, _ context.Context) { v.Discard().TakeOver() })},
 	// Load the index.
 	{at: atOpen, do: func(v *Visit, _ context.Context) error { return v.Scan().Load() }},
 	// Finish growths of files.
@@ -66,13 +66,13 @@ var recovery = []recoveryStep{
 	// Finish growths of devices.
 	{at: atOpen | again, do: quietly(func(v *Visit, _ context.Context) { v.Repair().Devices() })},
 	// Take over from nodes that are gone.
-	{at: eachMinute, writable: eachMinute, only: shared, do: func(v *Visit, _ context.Context) error { return v.Discard().TakeOver() }},
+	{at: eachMinute, writable: eachMinute, only: shared, do: quietly(func(v *Visit, _ context.Context) { v.Discard().TakeOver() })},
 	// Remove stale marks of this node.
 	{at: atOpen | eachMinute, writable: eachMinute, only: func(p *Pool, at moment) bool { return at == atOpen || p.Config.Shared }, do: (*Visit).recoverMarks},
 	// Restore marks of what this node has published.
 	{at: atOpen | eachMinute, writable: atOpen | eachMinute, only: shared, do: (*Visit).restoreMarks},
-	// Count no trash of other nodes: where the pool was read before it was served, that was its own.
-	{at: atOpen, only: notShared, do: quietly(func(v *Visit, _ context.Context) { v.Pool.Ledger.SetOthersTrash(0) })},
+	// Count what is left of the trash of other nodes: where the pool was read before it was served, its own was counted with it.
+	{at: atOpen, only: notShared, do: quietly(func(v *Visit, _ context.Context) { v.Pool.Ledger.SetOthersTrash(v.Scan().OthersTrash()) })},
 }
 
 // quietly is a step that logs what it cannot do, and does not keep the pool from serving.
@@ -150,8 +150,10 @@ func (v *Visit) recoverAgain(ctx context.Context) (done bool, err error) {
 // recoverMarks removes the marks of what this node has published no more: it was restarted, or
 // the pool was away when a volume was unpublished.
 func (v *Visit) recoverMarks(ctx context.Context) error {
-	return v.Store.Nodes().RecoverMarks(v.unlessBusyOr, func(id volume.ID) error {
-		return v.Pool.unlessBusy(id, func() error { return v.recoverMark(ctx, id) })
+	return v.Store.Nodes().RecoverMarks(func(at string, of volume.ID, remove func() error) {
+		v.Pool.left(at, v.unlessBusyOr(of, remove))
+	}, func(at string, id volume.ID) {
+		v.Pool.left(at, v.Pool.unlessBusy(id, func() error { return v.recoverMark(ctx, id) }))
 	})
 }
 

@@ -15,16 +15,15 @@ import (
 // written into the bare directory once it is unmounted. It has to be mounted where that directory
 // was: a symbolic link that takes the place of the directory is not followed.
 
-// noteVacancy notes whether the pool has a volume, record or trash, as far as a check can see.
-func (v *Visit) noteVacancy() error {
-	p := v.Pool
-	p.vacant = false
-	if !p.knownEmpty() {
-		return nil
+// noteVacancy notes whether the pool has a volume, record or trash, as far as a check can see. What cannot be read is something.
+func (v *Visit) noteVacancy() {
+	vacant := false
+	if v.Pool.knownEmpty() {
+		var err error
+		vacant, err = v.Store.Vacant()
+		vacant = vacant && err == nil
 	}
-	var err error
-	p.vacant, err = v.Store.Vacant()
-	return err
+	v.Pool.vacant = vacant
 }
 
 func (p *Pool) knownEmpty() bool {

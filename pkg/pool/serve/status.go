@@ -79,6 +79,18 @@ func (p *Pool) failed(err error, what string, about ...any) {
 	p.Log.Error(err, what, about...)
 }
 
+// left is failed for a leftover that stays, which is logged once as long as it stays for the same reason.
+func (p *Pool) left(path string, err error) {
+	if err == nil {
+		p.leftovers.Delete(path)
+		return
+	}
+	p.noteError()
+	if last, _ := p.leftovers.Swap(path, err.Error()); last != err.Error() {
+		p.Log.Error(err, "Failed to clear a leftover; it is kept, and the pool serves all else", "path", path)
+	}
+}
+
 // Status answers from memory, and takes no lock that a call waits for.
 func (p *Pool) Status() Status {
 	st, now := p.state.Load(), p.Ledger.Summary()

@@ -127,7 +127,7 @@ func (p *Pool) Scan() *reconcile.Pool {
 		Config: &p.Config, Node: p.Options.Node, Host: p.Options.Host(p.Log), Ledger: p.Ledger, Peers: &p.peers, Errors: p.state.Load().errors,
 		SinceBoot: p.Options.SinceBoot,
 		Strays:    p.strayed,
-		Steps:     &p.steps, Log: p.Log, Failed: p.failed,
+		Steps:     &p.steps, Log: p.Log, Failed: p.failed, Left: p.left,
 	}
 	if id := p.identity.Load(); id != nil {
 		s.Keeper = id.keeper

@@ -140,9 +140,7 @@ func (p *Pool) check(ctx context.Context) state {
 	if err != nil {
 		return state{err: p.Unavailable(err), errors: volume.Unknown}
 	}
-	if err := s.noteVacancy(); err != nil {
-		return state{err: p.Unavailable(err), errors: volume.Unknown}
-	}
+	s.noteVacancy()
 	p.unrecovered = p.unrecovered || space.ReadOnly
 	joined, err := s.join(p.identity.Load().Format)
 	if err != nil {

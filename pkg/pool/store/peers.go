@@ -7,6 +7,7 @@ import (
 	"hash/fnv"
 	"io"
 	"io/fs"
+	"path"
 	"syscall"
 	"time"
 
@@ -150,9 +151,9 @@ func (n Nodes) marks() (*dir.Dir, error) {
 	return marks, err
 }
 
-// RecoverMarks goes over the marks of this node. One that was being written is handed to
+// RecoverMarks goes over the marks of this node, with their paths. One that was being written is handed to
 // unwritten, with what removes it, and the volume of each other to marked.
-func (n Nodes) RecoverMarks(unwritten func(of volume.ID, remove func() error) error, marked func(volume.ID) error) error {
+func (n Nodes) RecoverMarks(unwritten func(at string, of volume.ID, remove func() error), marked func(at string, of volume.ID)) error {
 	marks, err := n.marks()
 	if err != nil || marks == nil {
 		return err
@@ -165,17 +166,14 @@ func (n Nodes) RecoverMarks(unwritten func(of volume.ID, remove func() error) er
 	for _, name := range all {
 		if to, is := dir.Temporary(name); is {
 			id, _ := volume.ParseID(to) // the zero id is that of no call
-			err = unwritten(id, func() error {
+			unwritten(path.Join(marks.String(), name), id, func() error {
 				if err := marks.Remove(name); !errors.Is(err, fs.ErrNotExist) {
 					return err
 				}
 				return nil
 			})
-		} else if id, parseErr := volume.ParseID(name); parseErr == nil {
-			err = marked(id)
-		}
-		if err != nil {
-			return err
+		} else if id, err := volume.ParseID(name); err == nil {
+			marked(path.Join(marks.String(), name), id)
 		}
 	}
 	return nil
@@ -196,7 +194,7 @@ func (n Nodes) PublishedElsewhere(counts func(node, sign string) bool) (map[stri
 }
 
 // PublishedBy are the other nodes that have a volume published. The word of a node counts if its
-// sign of life does.
+// sign of life does, or cannot be read.
 func (n Nodes) PublishedBy(id volume.ID, counts func(node, sign string) bool) (nodes []volume.NodeID, err error) {
 	err = n.eachPeer(counts, func(node volume.NodeID, marks *dir.Dir) error {
 		marked, err := marks.Exists(id.String())
@@ -239,11 +237,8 @@ func (n Nodes) eachPeer(counts func(node, sign string) bool, do func(node volume
 
 func (n Nodes) peer(all *dir.Dir, node volume.NodeID, counts func(node, sign string) bool, do func(node volume.NodeID, marks *dir.Dir) error) error {
 	sign, err := n.sign(node.String())
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil // without a sign of life
-	}
-	if err != nil || !counts(node.String(), sign) {
-		return err
+	if errors.Is(err, fs.ErrNotExist) || err == nil && !counts(node.String(), sign) {
+		return nil
 	}
 	marks, err := all.Open(node.String())
 	if err != nil {

@@ -273,7 +273,8 @@ const (
 	InTrash    Place = trashName    // what is being erased
 )
 
-// EachNode opens what the nodes have in one place of the layout, in the order of their names.
+// EachNode opens what the nodes have in one place of the layout, in the order of their names. An error at one node keeps it from
+// none of the others.
 func (s *Store) EachNode(place Place, do func(node string, d *dir.Dir) error) error {
 	all, err := s.own.Open(string(place))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -288,19 +289,18 @@ func (s *Store) EachNode(place Place, do func(node string, d *dir.Dir) error) er
 		return err
 	}
 	slices.Sort(nodes)
+	var problems []error
 	for _, node := range nodes {
 		d, err := all.Open(node)
-		if dir.IsMissing(err) {
-			continue
-		}
-		if err != nil {
-			return err
-		}
-		if err := errors.Join(do(node, d), d.Close()); err != nil {
-			return err
+		switch {
+		case dir.IsMissing(err):
+		case err != nil:
+			problems = append(problems, err)
+		default:
+			problems = append(problems, do(node, d), d.Close())
 		}
 	}
-	return nil
+	return errors.Join(problems...)
 }
 
 // Names are the names of a directory's entries.

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"io/fs"
 	"iter"
+	"path"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
@@ -29,6 +30,9 @@ type Temporary struct {
 	// Of is the volume that it is about; the zero id for none.
 	Of volume.ID
 }
+
+// String is its path.
+func (t Temporary) String() string { return path.Join(t.in.String(), t.name) }
 
 // temporaries are those of a directory. It ends at the first error.
 func temporaries(d *dir.Dir, of func(file string) (volume.ID, bool)) iter.Seq2[Temporary, error] {
@@ -84,11 +88,16 @@ func (s *Store) FinishRemoval(name string) (id volume.ID, dropped bool, err erro
 	if !ok {
 		return id, false, nil // not a volume's: it is only removed
 	}
-	e, d, err := s.Lookup(id)
-	if d != nil {
-		_ = d.Close()
+	// The record first: most trash has none, and is erased also where the volume that has its name now cannot be read.
+	rec, err := s.Records().Read(id)
+	if err != nil || rec == nil || rec.UID != t.UID {
+		return id, false, nil //nolint:nilerr // a record that cannot be read is kept
 	}
-	if err != nil || e.Present || e.Record == nil || e.Record.UID != t.UID {
+	in, err := s.Parent(id)
+	if err != nil {
+		return id, false, err
+	}
+	if present, err := in.IsDir(id.String()); err != nil || present {
 		return id, false, err
 	}
 	return id, true, s.DropRecord(id)

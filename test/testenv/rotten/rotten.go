@@ -98,12 +98,7 @@ func (f *Filesystem) rot(t testing.TB, image string, content []byte) {
 func (f *Filesystem) find(t testing.TB, image *os.File, content []byte) int64 {
 	t.Helper()
 	if f.kind == "ext4" {
-		inside := strings.TrimPrefix(f.piece, f.Path)
-		blocks := strings.Fields(string(run(t, "debugfs", "-R", "blocks "+inside, image.Name())))
-		size := blockSize(t, image.Name())
-		first, err := strconv.ParseInt(blocks[0], 10, 64)
-		must.Succeed(t, err)
-		return first * size
+		return blockOf(t, image.Name(), strings.TrimPrefix(f.piece, f.Path+"/"))
 	}
 	got := make([]byte, block)
 	for at := int64(0); at < bytesOnDisk; at += block {
