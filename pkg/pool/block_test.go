@@ -625,15 +625,15 @@ type silent struct {
 	path string
 }
 
-func (s *silent) Attached() ([]loop.Device, error) {
-	devices, err := s.Fake.Attached()
+func (s *silent) Attached(fileNames ...string) ([]loop.Device, error) {
+	devices, err := s.Fake.Attached(fileNames...)
 	return append(devices, loop.Device{Name: "loop99", Silent: true, FormerPath: s.path}), err
 }
 
 // mute are devices that cannot be asked for at all.
 type mute struct{ *looptest.Fake }
 
-func (mute) Attached() ([]loop.Device, error) { return nil, syscall.EIO }
+func (mute) Attached(...string) ([]loop.Device, error) { return nil, syscall.EIO }
 
 // What a device does not report says nothing of the volume: it may be anybody's, with its file
 // on a filesystem that is dead.

@@ -14,32 +14,23 @@ const deleted = " (deleted)"
 // only the device keeps the file, and with it the filesystem. Other devices are not opened.
 // FormerPath is the path that the file had.
 func (k *Kernel) OnDeleted(fileName string) ([]Device, error) {
-	numbers, err := attachedNumbers()
-	if err != nil {
-		return nil, err
-	}
-	var devices []Device
-	for _, number := range numbers {
-		former, err := formerPath(nodeName(number))
+	devices, err := k.look(func(former string) bool {
+		was, gone := strings.CutSuffix(former, deleted)
+		return gone && path.Base(was) == fileName
+	})
+	var ours []Device
+	for _, d := range devices {
+		if !d.Ours {
+			continue
+		}
+		d.FormerPath, err = k.FilePath(d.Name)
 		if errors.Is(err, ErrNotAttached) {
 			continue
 		}
 		if err != nil {
 			return nil, err
 		}
-		was, gone := strings.CutSuffix(former, deleted)
-		if !gone || path.Base(was) != fileName {
-			continue
-		}
-		d, err := k.Inspect(nodeName(number))
-		switch {
-		case errors.Is(err, ErrNotAttached), err == nil && !d.Ours:
-			continue
-		case err != nil:
-			return nil, err
-		}
-		d.FormerPath = was
-		devices = append(devices, d)
+		ours = append(ours, d)
 	}
-	return devices, nil
+	return ours, err
 }

@@ -39,3 +39,6 @@ func Discard(f *os.File, area *[2]uint64) error {
 	}
 	return nil
 }
+
+// AskAll asks devices.
+var AskAll = askAll

@@ -12,7 +12,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
-	"kubevirt.io/hostpath-provisioner/pkg/hostfs/hang"
 )
 
 const (
@@ -21,8 +20,6 @@ const (
 	// longestPause ends the pauses of Detach, which double from a millisecond:
 	// half a second in all.
 	longestPause = 256 * time.Millisecond
-	// patience is how long an inspection of a device may take. Most take microseconds.
-	patience = time.Second
 )
 
 // errRefuses reports a device that refuses discards although its file supports them.
@@ -75,7 +72,7 @@ func (k *Kernel) attach(f *File, o Options) (Device, error) {
 	if err := check(f, o); err != nil {
 		return Device{}, err
 	}
-	attached, err := k.Attached()
+	attached, err := k.Attached(path.Base(f.String()))
 	if err != nil {
 		return Device{}, err
 	}
@@ -143,16 +140,12 @@ func check(f *File, o Options) error {
 // keep makes sure that a device which was found stays, and is as the options say as
 // far as that can be changed.
 func (k *Kernel) keep(d Device, o Options) (Device, error) {
-	node, err := k.open(d.Name, unix.O_RDONLY)
+	node, found, err := k.hold(d.Name)
 	if err != nil {
 		return Device{}, err
 	}
-	// From here on it cannot disappear: it is open.
 	defer func() { _ = node.close() }()
-	found, err := node.inspect()
 	switch {
-	case err != nil:
-		return Device{}, err
 	case found.Backing != d.Backing:
 		return Device{}, fmt.Errorf("%s: %w", d.Name, ErrNotAttached)
 	case found.Ending || !found.Ours:
@@ -248,28 +241,6 @@ func (k *Kernel) configure(name string, mode int, config unix.LoopConfig, o Opti
 	return node.inspect()
 }
 
-// Attached are all attached devices, those of others included, in the order of their
-// numbers. It opens each for an instant. Those whose filesystem cannot name the file
-// any more, being gone, are left out.
-func (k *Kernel) Attached() ([]Device, error) {
-	numbers, err := attachedNumbers()
-	if err != nil {
-		return nil, err
-	}
-	var devices []Device
-	for _, number := range numbers {
-		d, err := k.Inspect(nodeName(number))
-		switch {
-		case errors.Is(err, ErrNotAttached), err == nil && d.Gone:
-			continue
-		case err != nil:
-			return nil, err
-		}
-		devices = append(devices, d)
-	}
-	return devices, nil
-}
-
 // filesystemGone reports whether an error means a dead filesystem, rather than something else
 // about the device. A FUSE filesystem answers ECONNABORTED to who waits while its
 // process ends, and to all later if it was aborted; NFS answers ESTALE, ETIMEDOUT or
@@ -283,61 +254,16 @@ func filesystemGone(err error) bool {
 	return false
 }
 
-// Inspect asks about one device by the name of its node, in microseconds. It returns
-// ErrNotAttached. One whose filesystem cannot name the file any more is Gone.
-//
-// The kernel asks the file's filesystem for the numbers of the file (LOOP_GET_STATUS64 calls
-// vfs_getattr), and reports nothing without them, not even the mark. That may be an NFS whose
-// server is dead, below a device of another program: one that does not answer within a second
-// is Silent, and is not asked again before it has.
-func (k *Kernel) Inspect(name string) (Device, error) {
-	k.mu.Lock()
-	silent := k.silent[name] > 0
-	k.mu.Unlock()
-	if silent {
-		return inspectSilent(name)
-	}
-	d, err := hang.Run(context.Background(), patience, func() (Device, error) { return k.inspect(name) },
-		func(Device, error) { k.count(name, -1) })
-	if errors.Is(err, hang.ErrTimeout) {
-		k.count(name, 1)
-		return inspectSilent(name)
-	}
-	return d, err
-}
-
-// count adds to how many inspections of a device are abandoned. The last of them may return
-// before its caller has counted it.
-func (k *Kernel) count(name string, n int) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if k.silent[name] += n; k.silent[name] == 0 {
-		delete(k.silent, name)
-	}
-}
-
-func (k *Kernel) inspect(name string) (Device, error) {
-	node, err := k.open(name, unix.O_RDONLY)
-	if err != nil {
-		return Device{}, err
-	}
-	defer func() { _ = node.close() }()
-	return node.inspect()
-}
-
 // Grow makes a device as large as its file is now, while it is in use, and returns it
 // as it is then. Errors: ErrNotAttached where it is not that of the file any more, and
 // ErrForeign.
 func (k *Kernel) Grow(d Device) (Device, error) {
-	node, err := k.open(d.Name, unix.O_RDONLY)
+	node, now, err := k.hold(d.Name)
 	if err != nil {
 		return Device{}, err
 	}
 	defer func() { _ = node.close() }()
-	now, err := node.inspect()
 	switch {
-	case err != nil:
-		return Device{}, err
 	case now.Gone, now.Backing != d.Backing:
 		return Device{}, fmt.Errorf("grow %s: %w", d.Name, ErrNotAttached)
 	case !now.Ours:
@@ -350,7 +276,7 @@ func (k *Kernel) Grow(d Device) (Device, error) {
 }
 
 // Detach takes a device off its file. One that is not attached to it any more is no
-// error. Errors: ErrForeign for another's, ErrGone, and ErrBusy for one that a process has open,
+// error. Errors: ErrForeign for another's, ErrGone, ErrSilent, and ErrBusy for one that a process has open,
 // which then stays attached. Those that only check devices as they come and go, as
 // udev does, get half a second to let go of it, or as long as ctx has.
 //
@@ -398,16 +324,12 @@ func (k *Kernel) detach(ctx context.Context, d Device, again bool) error {
 
 // clear detaches a device, and returns what it was. It returns ErrNotAttached where it is not that of the file any more.
 func (k *Kernel) clear(d Device) (now Device, err error) {
-	found, err := k.open(d.Name, unix.O_RDONLY)
+	found, now, err := k.hold(d.Name)
 	if err != nil {
 		return Device{}, err
 	}
-	// From here on it stays what it is: it is open.
 	defer func() { _ = found.close() }()
-	now, err = found.inspect()
 	switch {
-	case err != nil:
-		return Device{}, err
 	case now.Gone && !d.Gone:
 		return Device{}, ErrGone
 	case now.Backing != d.Backing, now.Gone && now.FormerPath != d.FormerPath:
@@ -423,16 +345,19 @@ func (k *Kernel) clear(d Device) (now Device, err error) {
 	if err != nil {
 		return Device{}, err
 	}
-	defer func() { err = errors.Join(err, claimed.close()) }()
 	if err := found.close(); err != nil {
-		return Device{}, err
+		return Device{}, errors.Join(err, claimed.close())
 	}
-	return now, claimed.clear()
+	err = claimed.clear()
+	if now.Gone && errors.Is(err, ErrBusy) {
+		err = nil // it cannot be restored
+	}
+	return now, err
 }
 
 // retain keeps a device from ending with its last user, and returns ErrBusy; nil for one that has ended.
 func (k *Kernel) retain(d Device) error {
-	node, err := k.open(d.Name, unix.O_RDONLY)
+	node, now, err := k.hold(d.Name)
 	if errors.Is(err, ErrNotAttached) {
 		return nil
 	}
@@ -440,12 +365,9 @@ func (k *Kernel) retain(d Device) error {
 		return err
 	}
 	defer func() { _ = node.close() }()
-	now, err := node.inspect()
 	switch {
-	case errors.Is(err, ErrNotAttached), err == nil && now.Backing != d.Backing:
+	case now.Backing != d.Backing:
 		return nil
-	case err != nil:
-		return err
 	case now.Ending:
 		return errors.Join(ErrBusy, node.restore())
 	}

@@ -37,7 +37,7 @@ var (
 	ErrForeign = errors.New("loop device was attached by another program")
 	// ErrNotAttached reports a device that is not, or no longer, attached to the file.
 	ErrNotAttached = errors.New("loop device is not attached to the file")
-	// ErrSilent reports a device, possibly of this file, whose filesystem does not answer.
+	// ErrSilent reports a device, possibly of this file, whose filesystem does not answer, or refuses to.
 	ErrSilent = errors.New("the filesystem of the loop device's file does not answer")
 	// ErrGone reports a device whose file's filesystem is gone.
 	ErrGone = errors.New("the filesystem of the loop device's file is gone")
@@ -83,10 +83,10 @@ type Device struct {
 	// Gone: the filesystem of its file is gone. Only its name, its numbers and FormerPath
 	// are known.
 	Gone bool
-	// Silent: the filesystem of its file does not answer. Only its name and FormerPath are
+	// Silent: the filesystem of its file does not answer, or refuses to. Only its name and FormerPath are
 	// known.
 	Silent bool
-	// FormerPath is that of Kernel.FilePath, set if Gone or Silent, and by OnDeleted.
+	// FormerPath is that of Kernel.FilePath, set if Gone or Silent, and by OnDeleted; empty where it is too long to be known.
 	FormerPath string
 }
 

@@ -174,11 +174,13 @@ func (n node) status() (*unix.LoopInfo64, error) {
 // those of stat(2) on the file.
 func (n node) inspect() (Device, error) {
 	info, err := n.status()
-	if filesystemGone(err) {
+	switch {
+	case filesystemGone(err):
 		return n.inspectGone()
-	}
-	if err != nil {
+	case errors.Is(err, ErrNotAttached):
 		return Device{}, err
+	case err != nil:
+		return Device{}, fmt.Errorf("%w: %w", ErrSilent, err)
 	}
 	st, err := n.stat()
 	if err != nil {
@@ -230,11 +232,14 @@ func inspectSilent(name string) (Device, error) {
 	return Device{Name: name, Silent: true, FormerPath: former}, err
 }
 
-// formerPath is the kernel's name of a device's file, from its memory.
+// formerPath is the kernel's name of a device's file, from its memory; empty for one that is too long for sysfs.
 func formerPath(name string) (string, error) {
 	former, err := os.ReadFile(path.Join(sysBlock, name, "loop", "backing_file"))
+	switch {
+	case errors.Is(err, unix.ENAMETOOLONG):
+		return "", nil
 	// ENODEV: the device was detached after the file was opened (kernfs_fop_read_iter() of the kernel).
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV) {
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ENODEV):
 		err = fmt.Errorf("%s: %w", name, ErrNotAttached)
 	}
 	return strings.TrimSuffix(string(former), "\n"), err
@@ -251,17 +256,24 @@ func isMarked(info *unix.LoopInfo64) bool {
 	return unix.ByteSliceToString(info.File_name[:]) == mark
 }
 
-// clear detaches the device, which the caller has claimed. LOOP_CLR_FD itself never says that others have it open:
-// then it has it end with the last of them, which shows in its status, and clear returns ErrBusy.
+// clear detaches the device, which the caller has claimed, and closes it. LOOP_CLR_FD itself never says that others have it open:
+// then it has it end with the last of them, so that the device has a file also when this one has closed it, and clear returns
+// ErrBusy. Its status would say so too, but asks the filesystem.
 func (n node) clear() error {
-	if err := unix.IoctlSetInt(n.fd(), unix.LOOP_CLR_FD, 0); err != nil && !errors.Is(err, unix.ENXIO) {
-		return &fs.PathError{Op: "LOOP_CLR_FD", Path: n.name, Err: err}
+	err := unix.IoctlSetInt(n.fd(), unix.LOOP_CLR_FD, 0)
+	if errors.Is(err, unix.ENXIO) {
+		err = nil
 	}
-	_, err := n.status()
-	if errors.Is(err, ErrNotAttached) || filesystemGone(err) {
-		return nil
+	if err != nil {
+		err = &fs.PathError{Op: "LOOP_CLR_FD", Path: n.name, Err: err}
 	}
-	return errors.Join(ErrBusy, err)
+	if err := errors.Join(err, n.close()); err != nil {
+		return err
+	}
+	if hasFile(n.name) {
+		return ErrBusy
+	}
+	return nil
 }
 
 // restore gives the device the mark and the whole file, and keeps it from ending with its last user. It returns

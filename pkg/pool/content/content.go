@@ -34,7 +34,7 @@ type Labels interface {
 // Devices makes files block devices, as loop.Kernel does.
 type Devices interface {
 	Attach(f *loop.File, o loop.Options) (loop.Device, error)
-	Attached() ([]loop.Device, error)
+	Attached(fileNames ...string) ([]loop.Device, error)
 	Inspect(name string) (loop.Device, error)
 	FilePath(name string) (string, error)
 	Grow(d loop.Device) (loop.Device, error)

@@ -13,7 +13,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 )
 
-// Attachments are the loop devices of the node, and where they are published.
+// Attachments are the loop devices of the node that may be of block volumes, and where they are published.
 type Attachments struct {
 	Devices   []loop.Device
 	Published map[string][]bind.Publication
@@ -21,7 +21,7 @@ type Attachments struct {
 
 // Attachments reads them.
 func (h Host) Attachments() (Attachments, error) {
-	devices, err := h.Devices.Attached()
+	devices, err := h.Devices.Attached(FileName)
 	if err != nil || len(devices) == 0 {
 		return Attachments{}, err
 	}

@@ -48,6 +48,7 @@ func (p *Repairs) DetachUnpublished(ctx context.Context) {
 // removed the volume, and knew of no device. Until then the filesystem cannot be unmounted.
 func (p *Repairs) DetachDeleted(ctx context.Context) {
 	orphans, err := p.Host.Orphans(p.Store.Root())
+	p.Steps.Add(1)
 	if err != nil {
 		p.Log.Error(err, "Failed to check for devices on deleted files")
 		return
@@ -143,6 +144,7 @@ func (p *Repairs) attachments(failed string) (all content.Attachments, ok bool) 
 		return content.Attachments{}, false
 	}
 	all, err := p.Host.Attachments()
+	p.Steps.Add(1) // devices of others may make it take seconds
 	if err != nil {
 		p.Log.Error(err, failed)
 		return content.Attachments{}, false

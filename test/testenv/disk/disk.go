@@ -49,6 +49,7 @@ type Disk struct {
 	// flushed is called with each flush.
 	flushed func(Image)
 	failing []Operation
+	failure unix.Errno
 	// From slowFrom on, slowRate bytes are written in a second; 0 for as many as can be.
 	slowFrom, slowRate int64
 	hanging            chan struct{} // closed when that ends; nil if the disk does not hang
@@ -215,13 +216,17 @@ const (
 	Read  Operation = fuseRead
 	Write Operation = fuseWrite
 	Flush Operation = fuseFsync
+	Stat  Operation = fuseGetattr
 )
 
 // Fail answers these operations with EIO from now on.
-func (d *Disk) Fail(operations ...Operation) {
+func (d *Disk) Fail(operations ...Operation) { d.FailWith(unix.EIO, operations...) }
+
+// FailWith is Fail with another error.
+func (d *Disk) FailWith(errno unix.Errno, operations ...Operation) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.failing = operations
+	d.failing, d.failure = operations, errno
 }
 
 // Hang answers nothing from now on.
@@ -279,10 +284,14 @@ func (d *Disk) hang() {
 	}
 }
 
-func (d *Disk) fails(o Operation) bool {
+// fails is the error that an operation fails with; 0 for none.
+func (d *Disk) fails(o Operation) unix.Errno {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return slices.Contains(d.failing, o)
+	if !slices.Contains(d.failing, o) {
+		return 0
+	}
+	return d.failure
 }
 
 func (d *Disk) write(data []byte, offset int64) {
@@ -372,8 +381,8 @@ func (d *Disk) serve() {
 }
 
 func (d *Disk) answer(operation uint32, node uint64, in []byte) (body []byte, errno unix.Errno, answered bool) {
-	if d.fails(Operation(operation)) {
-		return nil, unix.EIO, true
+	if errno := d.fails(Operation(operation)); errno != 0 {
+		return nil, errno, true
 	}
 	switch operation {
 	case fuseForget, fuseBatchForget, fuseInterrupt:

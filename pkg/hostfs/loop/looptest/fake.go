@@ -194,12 +194,18 @@ func (f *Fake) add(file *loop.File, d loop.Device, mounted map[string]bool) (loo
 }
 
 // Attached is loop.Kernel.Attached.
-func (f *Fake) Attached() ([]loop.Device, error) {
+func (f *Fake) Attached(fileNames ...string) ([]loop.Device, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	var all []loop.Device
 	for _, d := range f.sorted() {
-		all = append(all, d.Device)
+		at, err := d.path()
+		if err != nil {
+			return nil, err
+		}
+		if len(fileNames) == 0 || slices.Contains(fileNames, path.Base(strings.TrimSuffix(at, " (deleted)"))) {
+			all = append(all, d.Device)
+		}
 	}
 	return all, nil
 }
