@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -19,6 +20,8 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/hang"
 	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
+	"kubevirt.io/hostpath-provisioner/test/testenv/disk"
+	"kubevirt.io/hostpath-provisioner/test/testenv/loopfs"
 )
 
 // A silent server is of a filesystem of which each name is the same empty file, until it stops to answer.
@@ -217,4 +220,30 @@ func bind(t *testing.T, from, to string) {
 	must.Succeed(t, os.WriteFile(to, nil, 0o600))
 	must.Succeed(t, unix.Mount(from, to, "", unix.MS_BIND, ""))
 	t.Cleanup(func() { must.Succeed(t, unix.Unmount(to, unix.MNT_DETACH)) })
+}
+
+// What is refused may be anything. The error says by which device, and what to do.
+func TestLoopDeviceThatRefuses(t *testing.T) {
+	_, device := attach(t, 1*mib, 0)
+	facts, err := blockdev.Inspect(device.Number())
+	must.Succeed(t, err)
+	image := filepath.Join(t.TempDir(), "image")
+	must.Succeed(t, os.WriteFile(image, make([]byte, mib), 0o600))
+	refusing := disk.New(t, image, t.TempDir())
+	loop, err := loopfs.Attach(refusing.Path)
+	must.Succeed(t, err)
+	t.Cleanup(func() { must.Succeed(t, loop.Close()) })
+	for _, errno := range []unix.Errno{unix.EACCES, unix.EIO, unix.ESTALE} {
+		refusing.FailWith(errno, disk.Stat)
+		_, err = blockdev.View{
+			Unseen:     func(int) bool { return true },
+			UnseenLoop: func(name string) bool { return name != filepath.Base(loop.Name()) },
+		}.FindUsers([]blockdev.Facts{facts})
+		must.ErrorIs(t, err, blockdev.ErrHidden)
+		for _, part := range []string{refusing.Path, "losetup -d " + loop.Name()} {
+			if !strings.Contains(err.Error(), part) {
+				t.Errorf("%v does not say %q", err, part)
+			}
+		}
+	}
 }

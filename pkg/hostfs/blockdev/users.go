@@ -36,6 +36,8 @@ type View struct {
 	Nested bool
 	// Unseen are processes that are known to use no device, so that they need not be looked at; nil for none.
 	Unseen func(pid int) bool
+	// UnseenLoop is the same for loop devices.
+	UnseenLoop func(name string) bool
 }
 
 // FindUsers searches for the users of devices: in the mount tables, descriptors and memory of all processes, in the
@@ -467,6 +469,9 @@ func (s *search) searchLoops() error {
 	}
 	for _, file := range attached {
 		name := filepath.Base(filepath.Dir(filepath.Dir(file)))
+		if s.UnseenLoop != nil && s.UnseenLoop(name) {
+			continue
+		}
 		on, err := asked.ask(name, func() (backingFile, error) { return backing(name) })
 		switch {
 		case errors.Is(err, unix.ENXIO), errors.Is(err, fs.ErrNotExist) && attribute(filepath.Dir(file), "backing_file") == "":
@@ -476,7 +481,9 @@ func (s *search) searchLoops() error {
 			// answer that does not come keeps no other device from being cleaned.
 			continue
 		case err != nil:
-			return fmt.Errorf("loop device %s: %w: %w", name, ErrHidden, err)
+			// A refusal says nothing of the file: a security module may refuse that of a node of a device.
+			return fmt.Errorf("loop device %s on %s: %w: %w; it may be a user of any device: see what uses it, and detach it by losetup -d /dev/%s",
+				name, attribute(filepath.Dir(file), "backing_file"), ErrHidden, err, name)
 		}
 		if s.has(on.device) {
 			s.users.Loops = append(s.users.Loops, name)
