@@ -70,7 +70,7 @@ demo: driver ## See the driver at work on a pool of its own, in under a minute; 
 	@go build -o bin/demo ./test/cmd/demo
 	@HOSTPATH_CSI_DRIVER=bin/hostpath-csi-driver exec bin/demo
 
-# Such as BENCH_FLAGS='--filesystem xfs --output json'; bin/bench --help has them all.
+# Such as BENCH_FLAGS='--filesystem xfs --only mounts'; bin/bench --help has them all.
 BENCH_FLAGS ?=
 
 .PHONY: bench
@@ -123,7 +123,7 @@ test-rest:
 
 # Without the race detector, which would take most of the time; make test has it, in a short form.
 .PHONY: test-load
-test-load: ## Have 64 callers at work on 10,000 volumes for five minutes, and large volumes erased meanwhile, in 20 minutes
+test-load: ## Have 64 callers at work on 10,000 volumes for five minutes, in eight
 	@test/tools/install-deps test
 	CGO_ENABLED=0 go test -count=1 -v -timeout 1h ./test/e2e/load
 

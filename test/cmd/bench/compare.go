@@ -4,10 +4,13 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"io"
 	"math"
 	"slices"
+	"time"
 )
+
+// An action is something that is done for a measurement.
+type action func(ctx context.Context) error
 
 // A measureFunc measures once.
 type measureFunc func(ctx context.Context) (float64, error)
@@ -16,111 +19,76 @@ type measureFunc func(ctx context.Context) (float64, error)
 type comparison struct {
 	name string
 	unit unit
-	// limit says what the limit is; empty where there is none.
-	limit string
 	// samples is how often each is measured in a round, in turns; 0 stands for once.
 	// Their median is what the round has.
 	samples int
 	budget  budget
 	ours    measureFunc
-	bare    measureFunc // nil where there is no limit
+	limit   measureFunc // nil where there is none
 }
 
 // A budget bounds what a figure may be. The zero budget allows everything.
 type budget struct {
-	// AtMost and AtLeast bound the ratio of ours to the limit; Max bounds ours itself,
-	// in its unit.
-	AtMost  float64 `json:"atMost,omitempty"`
-	AtLeast float64 `json:"atLeast,omitempty"`
-	Max     float64 `json:"max,omitempty"`
+	// atMost and atLeast bound the ratio of ours to the limit; max bounds ours itself, in its unit.
+	atMost, atLeast, max float64
 }
 
 // over is by how much a ratio, or a figure, is worse than the budget; not above 0 if it
 // is kept.
 func (b budget) over(ratio, ours float64) float64 {
 	switch {
-	case b.AtMost > 0:
-		return ratio - b.AtMost
-	case b.AtLeast > 0:
-		return b.AtLeast - ratio
-	case b.Max > 0:
-		return ours - b.Max
+	case b.atMost > 0:
+		return ratio - b.atMost
+	case b.atLeast > 0:
+		return b.atLeast - ratio
+	case b.max > 0:
+		return ours - b.max
 	}
 	return 0
 }
 
-// forgiven is how much of a budget noise may excuse at most.
-const forgiven = 0.2
-
-// excused is by how much the budget may be missed at most, however large the noise is.
-func (b budget) excused() float64 { return forgiven * cmp.Or(b.AtMost, b.AtLeast, b.Max) }
-
 // A result is what a comparison has come to.
 type result struct {
-	Group string `json:"group"`
-	Name  string `json:"name"`
-	Unit  unit   `json:"unit"`
-	// Ours and Bare are medians over the rounds. Bare is that of the limit.
-	Ours  float64 `json:"ours"`
-	Limit string  `json:"limit,omitempty"`
-	Bare  float64 `json:"bare,omitempty"`
-	// Ratio is the median of the rounds' ratios of ours to the limit; 0 without a limit.
-	Ratio float64 `json:"ratio,omitempty"`
-	// Noise is the median of how far what the budget is about, or else the ratio, or
-	// else ours, was from its median.
-	Noise  float64 `json:"noise"`
-	Budget budget  `json:"budget"`
-	// Exceeded: it is worse than the budget by more than twice the noise, or by more than
-	// noise excuses.
-	Exceeded bool `json:"exceeded"`
+	name string
+	unit unit
+	// ours and limit are medians over the rounds.
+	ours, limit float64
+	// ratio is the median of the rounds' ratios of ours to the limit; 0 without a limit.
+	ratio float64
+	// noise is the median of how far the ratio, or ours if there is none or the budget is
+	// about it, was from its median.
+	noise  float64
+	budget budget
+	// exceeded: it is worse than the budget by more than twice the noise, or by more than a fifth.
+	exceeded bool
 }
 
-// unclear reports whether the noise is more than the budget can excuse.
-func (r result) unclear() bool { return r.Budget != budget{} && r.Noise > r.Budget.excused() }
-
-// compare measures everything in each round, ours and bare next to each other and in
-// turn first, so that what else the machine does slows both. What is too noisy to be judged
-// then is measured again, in at most as many rounds more.
-func compare(ctx context.Context, comparisons []comparison, rounds int, progress io.Writer) ([]result, error) {
-	ours, bare := make([][]float64, len(comparisons)), make([][]float64, len(comparisons))
-	for round := range 2 * rounds {
-		again := round >= rounds
-		if !again {
-			fmt.Fprintf(progress, "round %d of %d\n", round+1, rounds)
-		}
+// compare measures everything in each round, ours and the limit next to each other and in
+// turn first, so that what else the machine does slows both.
+func compare(ctx context.Context, comparisons []comparison, rounds int) ([]result, error) {
+	ours, limit := make([][]float64, len(comparisons)), make([][]float64, len(comparisons))
+	for round := range rounds {
 		for i, c := range comparisons {
-			if again && !c.judge(ours[i], bare[i]).unclear() {
-				continue
-			}
-			if again {
-				fmt.Fprintf(progress, "once more: %s\n", c.name)
-			}
-			one, other, err := c.measure(ctx, round%2 == 1)
+			one, other, err := c.measure(ctx, round)
 			if err != nil {
 				return nil, fmt.Errorf("%s: %w", c.name, err)
 			}
-			ours[i] = append(ours[i], one)
-			if c.bare != nil {
-				bare[i] = append(bare[i], other)
-			}
+			ours[i], limit[i] = append(ours[i], one), append(limit[i], other)
 		}
 	}
 	var results []result
 	for i, c := range comparisons {
-		results = append(results, c.judge(ours[i], bare[i]))
+		results = append(results, c.judge(ours[i], limit[i]))
 	}
 	return results, nil
 }
 
 // measure is one round: the medians of the samples.
-func (c comparison) measure(ctx context.Context, bareFirst bool) (ours, bare float64, err error) {
+func (c comparison) measure(ctx context.Context, round int) (ours, limit float64, err error) {
 	var all [2][]float64
-	sides := [2]measureFunc{c.ours, c.bare}
+	sides := [2]measureFunc{c.ours, c.limit}
 	for i := range max(1, c.samples) {
-		first := i % 2
-		if bareFirst {
-			first = 1 - first
-		}
+		first := (i + round) % 2
 		for _, side := range [2]int{first, 1 - first} {
 			if sides[side] == nil {
 				continue
@@ -135,33 +103,34 @@ func (c comparison) measure(ctx context.Context, bareFirst bool) (ours, bare flo
 			all[side] = append(all[side], value)
 		}
 	}
-	ours = median(all[0])
-	if c.bare != nil {
-		bare = median(all[1])
-	}
-	return ours, bare, nil
+	return median(all[0]), median(all[1]), nil
 }
 
 // judge pairs what was measured in the same round.
-func (c comparison) judge(ours, bare []float64) result {
-	r := result{Name: c.name, Unit: c.unit, Limit: c.limit, Budget: c.budget, Ours: median(ours)}
+func (c comparison) judge(ours, limit []float64) result {
+	r := result{name: c.name, unit: c.unit, budget: c.budget, ours: median(ours), limit: median(limit)}
 	noisy := ours
-	if c.bare != nil {
+	if c.limit != nil {
 		var ratios []float64
 		for i := range ours {
-			ratios = append(ratios, ours[i]/bare[i])
+			ratios = append(ratios, ours[i]/limit[i])
 		}
-		r.Bare, r.Ratio = median(bare), median(ratios)
-		if c.budget.Max == 0 {
+		r.ratio = median(ratios)
+		if c.budget.max == 0 {
 			noisy = ratios
 		}
 	}
-	r.Noise = deviation(noisy)
-	r.Exceeded = c.budget.over(r.Ratio, r.Ours) > min(2*r.Noise, c.budget.excused())
+	r.noise = deviation(noisy)
+	fifth := cmp.Or(c.budget.atMost, c.budget.atLeast, c.budget.max) / 5
+	r.exceeded = c.budget.over(r.ratio, r.ours) > min(2*r.noise, fifth)
 	return r
 }
 
+// median is 0 of nothing.
 func median(of []float64) float64 {
+	if len(of) == 0 {
+		return 0
+	}
 	sorted := slices.Sorted(slices.Values(of))
 	half := len(sorted) / 2
 	if len(sorted)%2 == 1 {
@@ -178,4 +147,47 @@ func deviation(of []float64) float64 {
 		off = append(off, math.Abs(value-middle))
 	}
 	return median(off)
+}
+
+// timed measures how long do takes, in microseconds. What is done before and after does not count.
+func timed(before, do, after action) measureFunc {
+	return func(ctx context.Context) (float64, error) {
+		if err := before(ctx); err != nil {
+			return 0, err
+		}
+		began := time.Now()
+		err := do(ctx)
+		took := time.Since(began)
+		if err != nil {
+			return 0, err
+		}
+		return float64(took.Nanoseconds()) / 1e3, after(ctx)
+	}
+}
+
+// nothing is what is done where nothing is to be done.
+func nothing(context.Context) error { return nil }
+
+// inOrder is one thing after another.
+func inOrder(actions ...action) action {
+	return func(ctx context.Context) error {
+		for _, do := range actions {
+			if err := do(ctx); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+}
+
+// A pair is a call and the one that undoes it. Rest waits for what the latter left to be done.
+type pair struct{ do, undo, rest action }
+
+// rows compare both calls of a pair with those of another.
+func (p pair) rows(limit pair, how string, samples int, do, undo comparison) []comparison {
+	do.name, do.unit, do.samples = do.name+how, micros, samples
+	do.ours, do.limit = timed(nothing, p.do, inOrder(p.undo, p.rest)), timed(nothing, limit.do, inOrder(limit.undo, limit.rest))
+	undo.name, undo.unit, undo.samples = undo.name+how, micros, samples
+	undo.ours, undo.limit = timed(p.do, p.undo, p.rest), timed(limit.do, limit.undo, limit.rest)
+	return []comparison{do, undo}
 }

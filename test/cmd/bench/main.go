@@ -10,7 +10,6 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"maps"
 	"os"
 	"os/signal"
 	"slices"
@@ -18,6 +17,7 @@ import (
 	"syscall"
 	"time"
 
+	"kubevirt.io/hostpath-provisioner/test/drivertest"
 	"kubevirt.io/hostpath-provisioner/test/testenv/mountns"
 )
 
@@ -32,62 +32,65 @@ func main() {
 
 // An order is what to measure.
 type order struct {
-	rounds   int
-	samples  int           // of what takes microseconds, in each round; of what takes longer, fewer
-	duration time.Duration // of each measurement of IO
-	only     []string      // the groups; all if there are none
-	kind     string        // of the filesystem that is made for the pools
-	dir      string        // where the pools' filesystem is, or if kind is empty the pools
+	rounds  int
+	samples int      // of what takes microseconds, in each round; of what takes longer, fewer
+	only    []string // the groups; all if there are none
+	kind    string   // of the filesystem that is made for the pools
+	dir     string   // where the pools' filesystem is, or if kind is empty the pools
+	files   int      // in the volume that is deleted with all it has
+	volumes int      // in the largest pool
+
 	disk     int64         // the size of the block volume, in bytes
-	files    int           // in the volume that is deleted with all it has
-	volumes  []int         // how many a pool has at each scale
-	// reference is the scale that has budgets for starts and memory.
-	reference int
-	output    string
+	duration time.Duration // of each measurement of IO, in whole seconds
+	binary   string
+	// io does IO to a path, and returns how many bytes a second.
+	io func(ctx context.Context, l load, path string, o order) (float64, error)
 }
 
-// scales are those in the documentation.
-var scales = []int{0, 1_000, 10_000}
+// A group is figures that have a scene in common. Each group is measured by itself,
+// for what one does to the disk is not to be seen in another.
+type group struct {
+	name string // for --only
+	rows func(ctx context.Context, s *scene) ([]comparison, error)
+}
+
+var groups = []group{
+	{"mounts", mountRows},
+	{"calls", callRows},
+	{"creation", creationRows},
+	{"removal", removalRows},
+	{"snapshots", snapshotRows},
+	{"parallel", parallelRows},
+	{"scale", scaleRows},
+	{"size", sizeRows},
+	{"blocks", blockRows},
+}
 
 func parse(args []string) (order, error) {
-	o := order{reference: 10_000}
+	var names []string
+	for _, g := range groups {
+		names = append(names, g.name)
+	}
+	o := order{disk: 512 << 20, duration: time.Second, io: fio}
 	flags := flag.NewFlagSet("bench", flag.ExitOnError)
 	flags.IntVar(&o.rounds, "rounds", 7, "how often everything is measured")
 	flags.IntVar(&o.samples, "samples", 100, "how often what takes microseconds is measured in each round")
-	flags.DurationVar(&o.duration, "duration", time.Second, "how long each measurement of IO takes, in whole seconds")
-	only := flags.String("only", "", "measure only these `groups`, with commas between them: "+strings.Join(groupNames(), ", "))
+	only := flags.String("only", strings.Join(names, ","), "measure only these `groups`, with commas between them")
 	flags.StringVar(&o.kind, "filesystem", "", "make this `kind` for the pools, xfs, ext4 or btrfs, in a loop file; without it the pools are on what --dir is on")
 	flags.StringVar(&o.dir, "dir", os.TempDir(), "the `directory` to work in, which should be on a disk")
-	mib := flags.Int64("disk", 512, "the size of the block volume in `MiB`")
 	flags.IntVar(&o.files, "files", 100_000, "how many files are in the volume that is deleted with all it has")
-	most := flags.Int("volumes", scales[len(scales)-1], "the largest scale to measure, in volumes of a pool")
-	flags.StringVar(&o.output, "output", "table", "how to print it: "+strings.Join(slices.Sorted(maps.Keys(formats)), ", "))
+	flags.IntVar(&o.volumes, "volumes", 10_000, "how many volumes are in the largest pool")
 	_ = flags.Parse(args) // it exits
-	o.disk = *mib << 20
-	o.volumes = slices.DeleteFunc(slices.Clone(scales), func(n int) bool { return n > *most })
-	if *only != "" {
-		o.only = strings.Split(*only, ",")
-	}
-	return o, o.check()
-}
-
-func (o order) check() error {
-	var problems []error
-	if o.rounds < 1 || o.samples < 1 || o.disk <= 0 || o.files < 1 || len(o.volumes) == 0 {
-		problems = append(problems, errors.New("less than one round, sample, disk, file or scale"))
-	}
-	if o.duration < time.Second || o.duration%time.Second != 0 {
-		problems = append(problems, errors.New("the duration is not one or more whole seconds"))
-	}
-	if formats[o.output] == nil {
-		problems = append(problems, fmt.Errorf("nothing is printed as %q", o.output))
+	o.only = strings.Split(*only, ",")
+	if o.rounds < 1 || o.samples < 1 || o.files < inEach || o.volumes < 10*pageEntries {
+		return o, fmt.Errorf("less than one round or sample, %d files or %d volumes", inEach, 10*pageEntries)
 	}
 	for _, name := range o.only {
-		if !slices.Contains(groupNames(), name) {
-			problems = append(problems, fmt.Errorf("there is no group %q", name))
+		if !slices.Contains(names, name) {
+			return o, fmt.Errorf("there is no group %q", name)
 		}
 	}
-	return errors.Join(problems...)
+	return o, nil
 }
 
 // fewer is the number of samples of what takes so much longer than microseconds.
@@ -107,41 +110,47 @@ func start() (status int, err error) {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
-	return 0, measure(ctx, o, os.Stdout, fio)
+	if o.binary, err = drivertest.Binary(ctx, os.TempDir()); err != nil {
+		return 1, err
+	}
+	_, err = measure(ctx, o, os.Stdout)
+	return 0, err
 }
 
 var errBudget = errors.New("a budget is exceeded")
 
-// measure sets the scene, measures everything and prints it.
-func measure(ctx context.Context, o order, out io.Writer, drive driveFunc) (err error) {
-	s, err := setUp(ctx, o, drive)
-	if err != nil {
-		return err
-	}
-	defer func() {
-		if e := s.close(); e != nil {
-			err = errors.Join(err, fmt.Errorf("clean up: %w", e))
+// measure measures each group and prints it.
+func measure(ctx context.Context, o order, out io.Writer) ([]result, error) {
+	fmt.Fprintf(out, "%s Medians of %d rounds.\n\n%s", machine(o), o.rounds, heading)
+	var all []result
+	for _, g := range groups {
+		if !slices.Contains(o.only, g.name) {
+			continue
 		}
-	}()
-	progress := io.Discard
-	if o.output == "table" {
-		progress = out
-	}
-	report := report{Machine: machine(s.filesystem()), Rounds: o.rounds}
-	for _, g := range chosen(o.only) {
-		fmt.Fprintf(progress, "%s\n", g.title)
-		results, err := s.measure(ctx, g, progress)
+		results, err := measureGroup(ctx, o, g)
 		if err != nil {
-			return fmt.Errorf("%s: %w", g.name, err)
+			return all, fmt.Errorf("%s: %w", g.name, err)
 		}
-		report.Results = append(report.Results, results...)
+		for _, r := range results {
+			fmt.Fprint(out, r)
+		}
+		all = append(all, results...)
 	}
-	report.Missing = s.missing
-	if err := formats[o.output](report, out); err != nil {
-		return err
+	if slices.ContainsFunc(all, func(r result) bool { return r.exceeded }) {
+		return all, errBudget
 	}
-	if report.exceeded() {
-		return errBudget
+	return all, nil
+}
+
+func measureGroup(ctx context.Context, o order, g group) (_ []result, err error) {
+	s, err := setUp(ctx, o)
+	defer func() { err = errors.Join(err, s.close()) }()
+	if err != nil {
+		return nil, err
 	}
-	return nil
+	comparisons, err := g.rows(ctx, s)
+	if err != nil {
+		return nil, err
+	}
+	return compare(ctx, comparisons, o.rounds)
 }

@@ -2,12 +2,24 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
+	"time"
 
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/go-logr/logr"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/label"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop"
+	"kubevirt.io/hostpath-provisioner/pkg/pool"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/poolconfig"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
 	"kubevirt.io/hostpath-provisioner/test/drivertest"
 	"kubevirt.io/hostpath-provisioner/test/testenv/loopfs"
 	"kubevirt.io/hostpath-provisioner/test/testenv/mountns"
@@ -18,57 +30,42 @@ const (
 	poolName = "local"
 	// filesystemBytes is the size of a filesystem that is made, sparse.
 	filesystemBytes = 16 << 30
+	// volumeBytes is the size of a volume that is not meant to be filled, and of which many have to fit.
+	volumeBytes = 64 << 10
 )
 
-// A scene is where everything happens: a filesystem, and on it the pools of the
-// drivers that a group has started.
+// A scene is where a group is measured: drivers with a pool each, in one directory.
 type scene struct {
 	order  order
-	drive  driveFunc
 	dir    string
-	binary string
 	actors []*actor
-	// missing is what could not be measured, and why.
-	missing []string
+	ends   []func() error // stop what was started, the last first
 }
 
 // An actor is a driver with one pool, and who asks it.
 type actor struct {
 	drivertest.Client
-	dir string
-	// disk is where the pool is, and what is compared with it: the filesystem of dir, or another.
-	disk string
-	// ends stop what was started for it.
-	ends []func() error
+	disk string // what the pool and all that is compared with it is on
 }
 
-func setUp(ctx context.Context, o order, drive driveFunc) (*scene, error) {
+func setUp(ctx context.Context, o order) (*scene, error) {
 	dir, err := os.MkdirTemp(o.dir, "bench-")
 	if err != nil {
-		return nil, fmt.Errorf("make a directory to work in: %w", err)
+		return &scene{}, err
 	}
-	s := &scene{order: o, drive: drive, dir: dir}
-	if err := errors.Join(ctx.Err(), s.makeFilesystem(ctx)); err != nil {
-		return nil, errors.Join(err, s.close())
+	s := &scene{order: o, dir: dir}
+	if o.kind == "" {
+		return s, nil
 	}
-	if s.binary, err = drivertest.Binary(ctx, s.dir); err != nil {
-		return nil, errors.Join(err, s.close())
-	}
-	return s, nil
+	return s, makeFilesystem(ctx, s.path("fs"), o.kind)
 }
 
-// filesystem is a directory of the filesystem that the pools are on.
-func (s *scene) filesystem() string { return filepath.Join(s.dir, "fs") }
-
-func (s *scene) makeFilesystem(ctx context.Context) error {
-	err := os.Mkdir(s.filesystem(), 0o750)
-	if err != nil || s.order.kind == "" {
-		return err
-	}
-	return makeFilesystem(ctx, s.filesystem(), s.order.kind)
-}
+func (s *scene) path(name string) string { return filepath.Join(s.dir, name) }
 
 func makeFilesystem(ctx context.Context, path, kind string) error {
+	if err := os.Mkdir(path, 0o750); err != nil {
+		return err
+	}
 	if err := loopfs.Mount(ctx, path, kind, filesystemBytes); err != nil {
 		return err
 	}
@@ -78,62 +75,31 @@ func makeFilesystem(ctx context.Context, path, kind string) error {
 	return nil
 }
 
-// enter starts a driver on a pool of its own. What is to be in the pool before that
-// is filled in by fill, unless it is nil.
-func (s *scene) enter(ctx context.Context, fill func(pool string) error) (*actor, error) {
-	a, err := s.newActor()
-	if err != nil {
-		return nil, err
-	}
-	a.disk = a.dir
-	if err := os.Mkdir(a.pool(), 0o750); err != nil {
-		return nil, err
-	}
-	if fill != nil {
-		if err := fill(a.pool()); err != nil {
-			return nil, err
-		}
-	}
-	return a, s.start(ctx, a)
+// enter starts a driver whose pool is on the filesystem of the scene.
+func (s *scene) enter(ctx context.Context) (*actor, error) {
+	return s.enterOn(ctx, filepath.Join(s.path("fs"), fmt.Sprint("actor-", len(s.actors))))
 }
 
-// enterOn starts a driver whose pool is on a filesystem of its own. Where its volumes are published
-// is not. Errors: loopfs.ErrMissing.
-func (s *scene) enterOn(ctx context.Context, kind string) (*actor, error) {
-	a, err := s.newActor()
-	if err != nil {
-		return nil, err
-	}
-	a.disk = filepath.Join(s.dir, kind)
-	if err := os.Mkdir(a.disk, 0o750); err != nil {
-		return nil, err
-	}
-	if err := makeFilesystem(ctx, a.disk, kind); err != nil {
-		return nil, err
-	}
-	if err := os.Mkdir(a.pool(), 0o750); err != nil {
-		return nil, err
-	}
-	return a, s.start(ctx, a)
-}
-
-func (s *scene) newActor() (*actor, error) {
-	a := &actor{dir: filepath.Join(s.filesystem(), fmt.Sprintf("actor-%d", len(s.actors)))}
+// enterOn starts a driver whose pool is in a directory.
+func (s *scene) enterOn(ctx context.Context, disk string) (*actor, error) {
+	a := &actor{disk: disk}
+	a.Targets = s.path(fmt.Sprint("pods-", len(s.actors)))
 	s.actors = append(s.actors, a)
-	a.Targets = filepath.Join(a.dir, "pods")
-	return a, os.MkdirAll(a.Targets, 0o750)
-}
-
-// start starts the driver of an actor.
-func (s *scene) start(ctx context.Context, a *actor) (err error) {
+	if err := os.MkdirAll(a.pool(), 0o750); err != nil {
+		return nil, err
+	}
+	var err error
 	a.Process, err = drivertest.StartProcess(ctx, drivertest.Config{
-		Binary:  s.binary,
-		Name:    nodeName,
-		Version: "bench",
-		Pools:   []drivertest.PoolConfig{{Name: poolName, Path: a.pool()}},
-		Flags:   manifestFlags,
+		Binary: s.order.binary, Name: nodeName, Version: "bench",
+		Pools: []drivertest.PoolConfig{{Name: poolName, Path: a.pool()}},
+		// Flags of deploy/csi that take memory.
+		Flags: []string{"--v=2", drivertest.ServeMetrics},
 	})
-	return err
+	if err != nil {
+		return nil, err
+	}
+	s.ends = append(s.ends, a.Process.Close)
+	return a, nil
 }
 
 func (a *actor) pool() string { return a.beside("pool") }
@@ -141,39 +107,117 @@ func (a *actor) pool() string { return a.beside("pool") }
 // beside is a path next to the pool, on its filesystem.
 func (a *actor) beside(name string) string { return filepath.Join(a.disk, name) }
 
-// strike ends the drivers and removes all that they had, mounts first.
-func (s *scene) strike() error {
+// close stops and removes all that there is, whatever state it is in.
+func (s *scene) close() error {
+	if s.dir == "" {
+		return nil
+	}
 	var problems []error
-	for _, a := range s.actors {
-		if a.Process != nil {
-			problems = append(problems, a.Process.Close())
-		}
-		for _, end := range a.ends {
-			problems = append(problems, end())
-		}
+	for _, end := range slices.Backward(s.ends) {
+		problems = append(problems, end())
 	}
 	mounts, err := mountns.Below(s.dir)
 	problems = append(problems, err)
 	for _, mount := range slices.Backward(mounts) {
-		if mount != s.filesystem() {
-			problems = append(problems, loopfs.Unmount(mount))
-		}
+		// Devices of files in it would keep a filesystem busy.
+		problems = append(problems, loopfs.Detach(mount), loopfs.Unmount(mount))
 	}
-	for _, a := range s.actors {
-		// Devices of files in it would keep the filesystem busy.
-		problems = append(problems, loopfs.Detach(a.dir), os.RemoveAll(a.dir))
-	}
-	s.actors = nil
-	return errors.Join(problems...)
+	return errors.Join(append(problems, loopfs.Detach(s.dir), os.RemoveAll(s.dir))...)
 }
 
-// close takes the scene down, whatever state it is in.
-func (s *scene) close() error {
-	problems := []error{s.strike()}
-	mounts, err := mountns.Below(s.dir)
-	problems = append(problems, err)
-	for _, mount := range slices.Backward(mounts) {
-		problems = append(problems, loopfs.Unmount(mount))
+// inside serves another pool next to that of an actor in this process, put together as in the driver's
+// main: what it does is what the driver does, without the way to it.
+func (s *scene) inside(ctx context.Context, a *actor) (_ *pool.Set, err error) {
+	path := a.beside("inside")
+	if err := os.Mkdir(path, 0o750); err != nil {
+		return nil, err
 	}
-	return errors.Join(append(problems, os.RemoveAll(s.dir))...)
+	mounts, err := bind.NewKernel()
+	if err != nil {
+		return nil, err
+	}
+	s.ends = append(s.ends, mounts.Close)
+	dev, err := dir.Open("/dev")
+	if err != nil {
+		return nil, err
+	}
+	s.ends = append(s.ends, dev.Close)
+	datadir, err := json.Marshal([]drivertest.PoolConfig{{Name: poolName, Path: path}})
+	if err != nil {
+		return nil, err
+	}
+	configs, err := poolconfig.Parse(string(datadir), "/")
+	if err != nil {
+		return nil, err
+	}
+	name, err := volume.ParseNodeID(nodeName)
+	if err != nil {
+		return nil, err
+	}
+	pools := pool.Start(configs, pool.Options{
+		Node: name, Mounts: mounts, Labels: label.NewKernel(), Devices: loop.NewKernel(dev), Dev: dev, Log: logr.Discard(),
+	})
+	s.ends = append(s.ends, func() error { return pools.Close(context.Background()) })
+	return pools, pools.Wait(ctx)
+}
+
+// settled waits until the reaper of a pool has nothing to do, so that what it does to the disk is
+// not taken for something else.
+func settled(pool string) action {
+	trash := filepath.Join(pool, ".hostpath-provisioner", "trash", nodeName)
+	return func(ctx context.Context) error {
+		again := time.NewTicker(500 * time.Microsecond)
+		defer again.Stop()
+		for {
+			left, err := os.ReadDir(trash)
+			if err != nil || len(left) == 0 {
+				return err
+			}
+			select {
+			case <-again.C:
+			case <-ctx.Done():
+				return fmt.Errorf("wait for %d volumes to be erased: %w", len(left), context.Cause(ctx))
+			}
+		}
+	}
+}
+
+// The calls of an actor, as actions.
+
+// ask is a call that does nothing but travel.
+func (a *actor) ask(ctx context.Context) error {
+	_, err := a.Identity().GetPluginInfo(ctx, &csi.GetPluginInfoRequest{})
+	return err
+}
+
+func (a *actor) create(id string, bytes int64) action {
+	return func(ctx context.Context) error {
+		_, err := a.Create(ctx, drivertest.Volume{ID: id, Pool: poolName, Bytes: bytes})
+		return err
+	}
+}
+
+func (a *actor) remove(id string) action {
+	return func(ctx context.Context) error { return a.Delete(ctx, id) }
+}
+
+// publish publishes a volume for a pod of the same name.
+func (a *actor) publish(id string) action {
+	return func(ctx context.Context) error { return a.Publish(ctx, drivertest.Volume{ID: id, Pool: poolName}, id) }
+}
+
+func (a *actor) unpublish(id string) action {
+	return func(ctx context.Context) error { return a.Unpublish(ctx, id, id) }
+}
+
+func (a *actor) stats(id string) action {
+	return func(ctx context.Context) error {
+		_, err := a.Stats(ctx, id, id)
+		return err
+	}
+}
+
+func (a *actor) capacity(ctx context.Context) error {
+	_, err := a.Capacity(ctx, poolName)
+	return err
 }

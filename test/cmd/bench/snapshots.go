@@ -8,29 +8,16 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
-	"strings"
+	"time"
 
-	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/clone"
-	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/test/drivertest"
-	"kubevirt.io/hostpath-provisioner/test/testenv/loopfs"
 )
 
-// What snapshots may cost, as a multiple of the limit.
-const (
-	snapshotOfTree      = 2
-	snapshotOfSubvolume = 3
-	snapshotOfDisk      = 1.5
-	verifying           = 0.05
-	whileCutting        = 1.2
-	// stalling is how much longer than predicted sharing a file may take.
-	stalling = 1.5
-)
-
-// Volumes that snapshots are made of.
+// Volumes that snapshots are made of, and the snapshot.
 const (
 	treeID    = "pvc-tree"
 	smallerID = "pvc-smaller"
@@ -39,293 +26,173 @@ const (
 	cutName   = "cut"
 )
 
-// prepareSnapshots compares snapshots with what the filesystem has to do for them. What that is
+// snapshotRows compare snapshots with what the filesystem has to do for them. What that is
 // depends on its kind, so each has a filesystem of its own, whatever that of other groups is.
-func prepareSnapshots(ctx context.Context, s *scene) ([]comparison, error) {
+func snapshotRows(ctx context.Context, s *scene) ([]comparison, error) {
 	var all []comparison
-	for _, of := range []struct {
-		kind string
-		rows func(context.Context, *scene, *actor, *maker) ([]comparison, error)
-	}{{"xfs", treeRows}, {"btrfs", subvolumeRows}} {
-		a, err := s.enterOn(ctx, of.kind)
-		if errors.Is(err, loopfs.ErrMissing) {
-			s.missing = append(s.missing, fmt.Sprintf("snapshots on %s: %v", of.kind, err))
-			continue
+	for _, kind := range []string{"xfs", "btrfs"} {
+		treeRows := fileRows
+		if kind == "btrfs" {
+			treeRows = subvolumeRows
 		}
+		if err := makeFilesystem(ctx, s.path(kind), kind); err != nil {
+			return nil, err
+		}
+		a, err := s.enterOn(ctx, s.path(kind))
 		if err != nil {
 			return nil, err
 		}
-		m, err := s.maker(a)
+		m, err := s.maker(a.beside("bare"))
 		if err != nil {
 			return nil, err
 		}
-		rows, err := of.rows(ctx, s, a, m)
+		rows, err := treeRows(ctx, s, a, m)
 		if err != nil {
 			return nil, err
 		}
-		disks, err := diskRows(ctx, s, a, m)
+		disk, err := diskRow(ctx, s, a, m)
 		if err != nil {
 			return nil, err
 		}
-		stalls, err := stallRows(s, a)
+		stall, err := stallRow(s, a)
 		if err != nil {
 			return nil, err
 		}
-		// The first snapshot of a volume writes its record anew.
-		for _, id := range []string{treeID, diskID} {
-			if _, err := a.cut(id)(ctx); err != nil {
-				return nil, err
-			}
-		}
-		for _, c := range slices.Concat(rows, disks, stalls) {
-			c.name += ", " + of.kind
+		for _, c := range append(rows, disk, stall) {
+			c.name += ", " + kind
 			all = append(all, c)
 		}
 	}
 	return all, nil
 }
 
-// treeRows are those of a directory whose files are copied one by one.
-func treeRows(ctx context.Context, s *scene, a *actor, _ *maker) ([]comparison, error) {
-	content := make([]byte, 4<<10)
+// fileRows are those of a directory whose files are copied one by one.
+func fileRows(ctx context.Context, s *scene, a *actor, _ *maker) ([]comparison, error) {
 	for id, files := range map[string]int{treeID: s.order.files / 2, smallerID: s.order.files / 10} {
-		if _, err := a.Create(ctx, drivertest.Volume{ID: id, Pool: poolName, Bytes: fullBytes}); err != nil {
-			return nil, err
-		}
-		if err := scatter(ctx, filepath.Join(a.pool(), id), files, content); err != nil {
+		if err := errors.Join(a.create(id, fullBytes)(ctx), scatter(filepath.Join(a.pool(), id), files, make([]byte, 4<<10))); err != nil {
 			return nil, err
 		}
 	}
-	if err := errors.Join(a.create(ctx, emptyID), a.create(ctx, statsID)); err != nil {
+	if err := a.create(emptyID, volumeBytes)(ctx); err != nil {
 		return nil, err
 	}
-	if err := a.publish(ctx, statsID); err != nil {
-		return nil, err
+	bare := a.beside("copied")
+	remove := func(context.Context) error { return os.RemoveAll(bare) }
+	publish := timed(nothing, a.publish(emptyID), a.unpublish(emptyID))
+	pass := func(choose func(copying, checking float64) float64) measureFunc {
+		return func(ctx context.Context) (float64, error) {
+			copying, checking, err := copyTree(ctx, filepath.Join(a.pool(), smallerID), bare)
+			return choose(copying, checking), errors.Join(err, remove(ctx))
+		}
 	}
-	if err := a.snapshots(ctx, emptyID, pageEntries); err != nil {
-		return nil, err
-	}
-	repeated := func(ctx context.Context) error { return a.snapshot(ctx, pageName(0), emptyID) }
-	files, bare := thousands(s.order.files/2), a.beside("copied")
-	rows := []comparison{{
-		name: fmt.Sprintf("CreateSnapshot of %s files", files), unit: micros, budget: budget{AtMost: snapshotOfTree},
-		limit: "making each file and sharing its blocks by the bare system calls, and one syncfs",
+	fewer := thousands(s.order.files / 10)
+	return []comparison{{
+		name: fmt.Sprintf("CreateSnapshot of %s files", thousands(s.order.files/2)), unit: micros, budget: budget{atMost: 2},
 		ours:  a.cut(treeID),
-		bare: then(timed(func(context.Context) error { return shareTree(filepath.Join(a.pool(), treeID), bare) }),
-			func(context.Context) error { return os.RemoveAll(bare) }),
-	}, a.verification(smallerID, s.order.files/10), {
-		name: "CreateSnapshot again", unit: micros, samples: s.order.samples, budget: budget{AtMost: 1.5},
-		limit: "an empty call", ours: timed(repeated), bare: timed(a.nothing),
+		limit: timed(nothing, func(context.Context) error { return shareTree(filepath.Join(a.pool(), treeID), bare) }, remove),
 	}, {
-		name: "ListSnapshots of one", unit: micros, samples: s.order.samples, budget: budget{AtMost: 1.5},
-		limit: "an empty call", ours: timed(a.listOne), bare: timed(a.nothing),
+		name: fmt.Sprintf("finding out that %s files did not change", fewer), unit: micros, budget: budget{atMost: 0.05},
+		ours:  pass(func(_, checking float64) float64 { return checking }),
+		limit: pass(func(copying, _ float64) float64 { return copying }),
 	}, {
-		name: fmt.Sprintf("ListSnapshots, a page of %d", pageEntries), unit: micros, samples: s.order.fewer(3),
-		limit: "opening the directory and reading the record of each", ours: timed(a.snapshotPage), bare: timed(a.openSnapshots),
-	}}
-	while := fmt.Sprintf(" while %s files are copied", thousands(s.order.files/10))
-	for _, call := range []struct {
-		name string
-		once measureFunc
-	}{
-		{"NodePublishVolume", then(timed(func(ctx context.Context) error { return a.publish(ctx, emptyID) }), func(ctx context.Context) error { return a.unpublish(ctx, emptyID) })},
-		{"NodeGetVolumeStats", timed(func(ctx context.Context) error { return a.stats(ctx, statsID) })},
-	} {
-		rows = append(rows, comparison{
-			name: call.name + while, unit: micros, budget: budget{AtMost: whileCutting}, limit: call.name,
-			ours: a.meanwhile(smallerID, call.once), bare: often(s.order.samples, call.once),
-		})
-	}
-	return rows, nil
+		name: fmt.Sprintf("NodePublishVolume while %s files are copied", fewer), unit: micros, budget: budget{atMost: 1.2},
+		ours: a.meanwhile(smallerID, publish), limit: func(ctx context.Context) (float64, error) {
+			var all []float64
+			for range s.order.samples {
+				value, err := publish(ctx)
+				if err != nil {
+					return 0, err
+				}
+				all = append(all, value)
+			}
+			return median(all), nil
+		},
+	}}, nil
 }
 
 // subvolumeRows are those of a directory that the filesystem copies at once.
 func subvolumeRows(ctx context.Context, s *scene, a *actor, m *maker) ([]comparison, error) {
-	if _, err := a.Create(ctx, drivertest.Volume{ID: treeID, Pool: poolName, Bytes: fullBytes}); err != nil {
+	path := filepath.Join(a.pool(), treeID)
+	if err := errors.Join(a.create(treeID, fullBytes)(ctx), scatter(path, inEach, make([]byte, 4<<10))); err != nil {
 		return nil, err
 	}
-	source := filepath.Join(a.pool(), treeID)
-	if err := scatter(ctx, source, s.order.files/100, make([]byte, 4<<10)); err != nil {
-		return nil, err
-	}
-	bare := both(a.nothing, func(context.Context) error { return m.makeFrom(cutName, source) })
-	return []comparison{{
-		name: "CreateSnapshot of a subvolume", unit: micros, samples: s.order.fewer(10), budget: budget{AtMost: snapshotOfSubvolume},
-		limit: "an empty call, BTRFS_IOC_SNAP_CREATE_V2, a limit and a durable record",
-		ours:  a.cut(treeID),
-		bare: then(then(timed(bare), func(context.Context) error { return m.remove(cutName) }),
-			func(context.Context) error { return m.empty(cutName) }),
-	}}, nil
-}
-
-// diskRows are those of a block volume.
-func diskRows(ctx context.Context, s *scene, a *actor, m *maker) ([]comparison, error) {
-	if _, err := a.Create(ctx, drivertest.Volume{ID: diskID, Pool: poolName, Block: true, Bytes: s.order.disk}); err != nil {
-		return nil, err
-	}
-	source := filepath.Join(a.pool(), diskID, diskFile)
-	if err := writeDisk(source, s.order.disk); err != nil {
-		return nil, err
-	}
-	share := func(fd int) error { return shareInto(fd, source) }
-	bare := both(a.nothing, func(context.Context) error { return m.makeWith(cutName, 2*s.order.disk, share) })
-	return []comparison{{
-		name: "CreateSnapshot of a block volume", unit: micros, samples: s.order.fewer(10), budget: budget{AtMost: snapshotOfDisk},
-		limit: "an empty call, FICLONE, fsync and a durable record",
-		ours:  a.cut(diskID),
-		bare: then(then(timed(bare), func(context.Context) error { return m.remove(cutName) }),
-			func(context.Context) error { return m.empty(cutName) }),
-	}}, nil
-}
-
-// stallRows compare how long sharing a file takes whose blocks are scattered with what is
-// predicted, for which maxStall refuses snapshots. The prediction is for a CPU that has nothing else to do:
-// so what is measured is the time of the CPU.
-func stallRows(s *scene, a *actor) ([]comparison, error) {
-	path, copied := a.beside("shattered"), a.beside("shattered.copy")
-	extents, err := shatter(path, s.order.files/10)
-	if err != nil {
-		return nil, err
-	}
-	predicted := float64(clone.Stall(extents).Nanoseconds()) / 1e3
-	return []comparison{{
-		name: fmt.Sprintf("CPU time of FICLONE of %s extents", thousands(extents)), unit: micros, budget: budget{AtMost: stalling},
-		limit: fmt.Sprintf("the prediction, %s for each", clone.PerExtent),
-		ours: func(context.Context) (float64, error) {
-			from, err := os.Open(path)
-			if err != nil {
-				return 0, err
-			}
-			defer from.Close()
-			to, err := os.OpenFile(copied, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-			if err != nil {
-				return 0, err
-			}
-			defer to.Close()
-			took, err := onCPU(func() error { return unix.IoctlFileClone(int(to.Fd()), int(from.Fd())) })
-			return took, errors.Join(err, os.Remove(copied), to.Sync())
-		},
-		bare: func(context.Context) (float64, error) { return predicted, nil },
-	}}, nil
-}
-
-// onCPU measures for how long a CPU is at work on a call, in microseconds.
-func onCPU(call func() error) (float64, error) {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	var before, after unix.Timespec
-	// Not getrusage(2), which may count in ticks.
-	if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &before); err != nil {
-		return 0, err
-	}
-	if err := call(); err != nil {
-		return 0, err
-	}
-	err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &after)
-	return float64(after.Nano()-before.Nano()) / 1e3, err
-}
-
-// shatter makes a file of that many blocks with a hole after each, so that none lies next to
-// another, and answers how many extents it has.
-func shatter(path string, blocks int) (extents int, err error) {
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
-		return 0, err
-	}
-	defer func() { err = errors.Join(err, f.Close()) }()
-	block := []byte(strings.Repeat("bench", 4<<10)[:4<<10])
-	for i := range blocks {
-		if _, err := f.WriteAt(block, int64(i)*2*int64(len(block))); err != nil {
-			return 0, err
+	snapshot := func(id string) (*dir.Dir, error) {
+		source, err := dir.Open(path)
+		if err != nil {
+			return nil, err
 		}
+		if err := errors.Join(clone.Subvolume(source, m.creating, id), source.Close()); err != nil {
+			return nil, err
+		}
+		return m.creating.Open(id)
 	}
-	if err := f.Sync(); err != nil {
-		return 0, err
-	}
-	return clone.Extents(f)
+	row := a.cutRow("a subvolume", treeID, m, fullBytes, snapshot, func(*dir.Dir) error { return nil })
+	row.samples, row.budget.atMost = s.order.fewer(10), 3
+	return []comparison{row}, nil
 }
 
-// snapshot makes a snapshot.
-func (a *actor) snapshot(ctx context.Context, name, of string) error {
-	_, err := a.Snapshot(ctx, name, of, "")
-	return err
+// diskRow is that of a block volume.
+func diskRow(ctx context.Context, s *scene, a *actor, m *maker) (comparison, error) {
+	source := filepath.Join(a.pool(), diskID, diskFile)
+	_, err := a.Create(ctx, drivertest.Volume{ID: diskID, Pool: poolName, Block: true, Bytes: s.order.disk})
+	if err := errors.Join(err, writeDisk(source, s.order.disk)); err != nil {
+		return comparison{}, err
+	}
+	row := a.cutRow("a block volume", diskID, m, 2*s.order.disk, m.newDir, func(d *dir.Dir) error { return shareDisk(d, source) })
+	row.samples, row.budget.atMost = s.order.fewer(10), 1.5
+	return row, nil
+}
+
+// cutRow compares a snapshot with a volume that a maker makes of the same content.
+func (a *actor) cutRow(what, of string, m *maker, bytes int64, newDir func(string) (*dir.Dir, error), fill func(*dir.Dir) error) comparison {
+	bare := m.pair(cutName)
+	bare.do = func(context.Context) error { return m.make(cutName, bytes, newDir, fill) }
+	return comparison{
+		name: "CreateSnapshot of " + what, unit: micros,
+		ours: a.cut(of), limit: timed(nothing, inOrder(a.ask, bare.do), inOrder(bare.undo, bare.rest)),
+	}
+}
+
+// noCopyOnWrite is FS_NOCOW_FL of linux/fs.h.
+const noCopyOnWrite = 0x00800000
+
+// shareDisk makes the file of a block volume in a directory, durably, with the blocks of another.
+func shareDisk(d *dir.Dir, source string) error {
+	from, err := os.Open(source)
+	if err != nil {
+		return err
+	}
+	defer from.Close()
+	to, err := d.MakeFile(diskFile)
+	if err != nil {
+		return err
+	}
+	// On btrfs both have the same flag for copy-on-write, which the driver switches off.
+	flags, err := unix.IoctlGetUint32(int(from.Fd()), unix.FS_IOC_GETFLAGS)
+	if err == nil && flags&noCopyOnWrite != 0 {
+		err = unix.IoctlSetPointerInt(int(to.Fd()), unix.FS_IOC_SETFLAGS, noCopyOnWrite)
+	}
+	if err == nil {
+		err = unix.IoctlFileClone(int(to.Fd()), int(from.Fd()))
+	}
+	return errors.Join(err, to.Sync(), to.Close())
 }
 
 // cut measures making a snapshot, which is removed again.
-func (a *actor) cut(of string) measureFunc {
-	return then(timed(func(ctx context.Context) error { return a.snapshot(ctx, cutName, of) }), a.uncut)
+func (a *actor) cut(of string) measureFunc { return timed(nothing, a.snapshot(of), a.uncut) }
+
+func (a *actor) snapshot(of string) action {
+	return func(ctx context.Context) error {
+		_, err := a.Snapshot(ctx, cutName, of, "")
+		return err
+	}
 }
 
 func (a *actor) uncut(ctx context.Context) error {
 	if err := a.DeleteSnapshot(ctx, cutName+"@"+nodeName); err != nil {
 		return err
 	}
-	return a.settle(ctx)
-}
-
-// snapshots makes some of one volume.
-func (a *actor) snapshots(ctx context.Context, of string, count int) error {
-	for i := range count {
-		if err := a.snapshot(ctx, pageName(i), of); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func pageName(i int) string { return fmt.Sprintf("snapshot-%03d", i) }
-
-// listOne asks as csi-snapshotter does.
-func (a *actor) listOne(ctx context.Context) error {
-	list, err := a.Controller().ListSnapshots(ctx, &csi.ListSnapshotsRequest{SnapshotId: pageName(0) + "@" + nodeName})
-	if err == nil && len(list.GetEntries()) != 1 {
-		err = fmt.Errorf("%d snapshots are listed, want one", len(list.GetEntries()))
-	}
-	return err
-}
-
-func (a *actor) snapshotPage(ctx context.Context) error {
-	list, err := a.Controller().ListSnapshots(ctx, &csi.ListSnapshotsRequest{MaxEntries: pageEntries})
-	if err == nil && len(list.GetEntries()) != pageEntries {
-		err = fmt.Errorf("%d snapshots are listed, want %d", len(list.GetEntries()), pageEntries)
-	}
-	return err
-}
-
-// openSnapshots does what is needed to know the snapshots of a page.
-func (a *actor) openSnapshots(context.Context) error {
-	root, err := os.OpenRoot(filepath.Join(a.pool(), ".hostpath-provisioner"))
-	if err != nil {
-		return err
-	}
-	defer root.Close()
-	for i := range pageEntries {
-		name := "~" + pageName(i)
-		d, err := root.Open(filepath.Join("snapshots", name))
-		if err != nil {
-			return err
-		}
-		d.Close()
-		if _, err := root.ReadFile(filepath.Join("volumes", name+".json")); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// often measures something some times, and has the median.
-func often(times int, once measureFunc) measureFunc {
-	return func(ctx context.Context) (float64, error) {
-		var all []float64
-		for range times {
-			value, err := once(ctx)
-			if err != nil {
-				return 0, err
-			}
-			all = append(all, value)
-		}
-		return median(all), nil
-	}
+	return settled(a.pool())(ctx)
 }
 
 // meanwhile measures something as often as it can be done while a snapshot is made, and has the
@@ -333,7 +200,7 @@ func often(times int, once measureFunc) measureFunc {
 func (a *actor) meanwhile(of string, once measureFunc) measureFunc {
 	return func(ctx context.Context) (float64, error) {
 		made := make(chan error, 1)
-		go func() { made <- a.snapshot(ctx, cutName, of) }()
+		go func() { made <- a.snapshot(of)(ctx) }()
 		var all []float64
 		var failed error
 		for {
@@ -342,48 +209,134 @@ func (a *actor) meanwhile(of string, once measureFunc) measureFunc {
 				if err := errors.Join(err, failed); err != nil {
 					return 0, err
 				}
-				if len(all) == 0 {
-					return 0, errors.New("the snapshot was made before anything was measured")
-				}
 				return median(all), a.uncut(ctx)
 			default:
+				value, err := once(ctx)
+				failed = errors.Join(failed, err)
+				all = append(all, value)
 			}
-			value, err := once(ctx)
-			if err != nil {
-				failed = err
-			}
-			all = append(all, value)
 		}
 	}
 }
 
-// verification compares finding out that nothing has changed with copying a tree, in this process.
-func (a *actor) verification(of string, files int) comparison {
-	from, to := filepath.Join(a.pool(), of), a.beside("verified")
-	pass := func(choose func(passes) float64) measureFunc {
-		return then(func(ctx context.Context) (float64, error) {
-			took, err := copyTree(ctx, from, to)
-			return choose(took), err
-		}, func(context.Context) error { return os.RemoveAll(to) })
+// shareTree makes a copy of a tree as scatter makes one, by what the kernel needs for it and
+// nothing else. It has no attributes.
+func shareTree(from, to string) error {
+	dirs, err := os.ReadDir(from)
+	if err := errors.Join(err, os.Mkdir(to, 0o700)); err != nil {
+		return err
 	}
+	for _, d := range dirs {
+		if err := shareDir(filepath.Join(from, d.Name()), filepath.Join(to, d.Name())); err != nil {
+			return err
+		}
+	}
+	return syncfs(to)
+}
+
+func shareDir(from, to string) error {
+	if err := os.Mkdir(to, 0o700); err != nil {
+		return err
+	}
+	src, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer src.Close()
+	dst, err := os.Open(to)
+	if err != nil {
+		return err
+	}
+	defer dst.Close()
+	names, err := src.Readdirnames(0)
+	for _, name := range names {
+		err = errors.Join(err, shareFile(int(src.Fd()), int(dst.Fd()), name))
+	}
+	return err
+}
+
+func shareFile(in, at int, name string) error {
+	from, err := unix.Openat(in, name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	to, err := unix.Openat(at, name, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		return errors.Join(err, unix.Close(from))
+	}
+	return errors.Join(unix.IoctlFileClone(to, from), unix.Close(to), unix.Close(from))
+}
+
+// copyTree copies a tree as the driver does, and checks whether that is of one moment. It measures both, in
+// microseconds.
+func copyTree(ctx context.Context, from, to string) (copying, checking float64, err error) {
+	src, err := dir.Open(from)
+	if err != nil {
+		return 0, 0, err
+	}
+	defer func() { err = errors.Join(err, src.Close()) }()
+	if err := os.Mkdir(to, 0o700); err != nil {
+		return 0, 0, err
+	}
+	dst, err := dir.Open(to)
+	if err != nil {
+		return 0, 0, err
+	}
+	defer func() { err = errors.Join(err, dst.Close()) }()
+	began := time.Now()
+	last := began // when copying the last entry began
+	result, err := clone.Tree(ctx, src, dst, clone.Options{Rounds: 1, Pause: func(context.Context) error {
+		last = time.Now()
+		return nil
+	}})
+	if err == nil && !result.PointInTime {
+		err = fmt.Errorf("%d entries of %s have changed, want none", result.Changed, from)
+	}
+	return float64(last.Sub(began).Nanoseconds()) / 1e3, float64(time.Since(last).Nanoseconds()) / 1e3, err
+}
+
+// stallRow compares how long sharing a file takes whose blocks are scattered with what is
+// predicted, for which maxStall refuses snapshots. The prediction is for a CPU that has nothing else to do:
+// so what is measured is the time of the CPU.
+func stallRow(s *scene, a *actor) (comparison, error) {
+	from, err := os.Create(a.beside("shattered"))
+	if err != nil {
+		return comparison{}, err
+	}
+	s.ends = append(s.ends, from.Close)
+	// A hole after each block, so that none lies next to another.
+	block := slices.Repeat([]byte{1}, 4<<10)
+	for i := range s.order.files / 10 {
+		if _, err := from.WriteAt(block, int64(i)*2*int64(len(block))); err != nil {
+			return comparison{}, err
+		}
+	}
+	if err := from.Sync(); err != nil {
+		return comparison{}, err
+	}
+	extents, err := clone.Extents(from)
+	predicted := float64(clone.Stall(extents).Nanoseconds()) / 1e3
 	return comparison{
-		name: fmt.Sprintf("finding out that %s files did not change", thousands(files)), unit: micros,
-		limit: "copying them, without the socket", budget: budget{AtMost: verifying},
-		ours: pass(func(p passes) float64 { return p.check }), bare: pass(func(p passes) float64 { return p.copy }),
-	}
+		name: fmt.Sprintf("FICLONE of %s extents, predicted", thousands(extents)), unit: micros, budget: budget{atMost: 1.5},
+		ours: func(context.Context) (float64, error) {
+			to, err := os.Create(a.beside("shattered.copy"))
+			if err != nil {
+				return 0, err
+			}
+			took, err := onCPU(func() error { return unix.IoctlFileClone(int(to.Fd()), int(from.Fd())) })
+			return took, errors.Join(err, os.Remove(to.Name()), to.Sync(), to.Close())
+		},
+		limit: func(context.Context) (float64, error) { return predicted, nil },
+	}, err
 }
 
-// makeFrom makes a volume that is a snapshot of a subvolume.
-func (m *maker) makeFrom(id, source string) error {
-	return m.put(id, fullBytes, func() (kept string, err error) {
-		d, err := m.snapshot(id, source)
-		if err != nil {
-			return "", err
-		}
-		defer func() { err = errors.Join(err, d.Close()) }()
-		if err := m.quota.Limit(d, 0, quota.Limit{Bytes: fullBytes}); err != nil {
-			return "", err
-		}
-		return fmt.Sprintf(`"quota":%q,`, m.quota.Kind()), m.fsync(d.Fd())
-	})
+// onCPU measures for how long a CPU is at work on a call, in microseconds.
+func onCPU(call func() error) (float64, error) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	var before, after unix.Timespec
+	// Not getrusage(2), which may count in ticks.
+	err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &before)
+	err = errors.Join(err, call(), unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &after))
+	return float64(after.Nano()-before.Nano()) / 1e3, err
 }
