@@ -1,7 +1,6 @@
 package driver_test
 
 import (
-	"errors"
 	"os"
 	"testing"
 
@@ -9,8 +8,6 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/testing/protocmp"
 
-	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
-	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
@@ -79,17 +76,11 @@ func TestDeleteVolume(t *testing.T) {
 		wantGone(t, r.path("local", id))
 	}
 	t.Run("deleting an unknown volume succeeds", func(t *testing.T) { wantDeleted(t, "vol") })
-	t.Run("a volume is deleted with its content", func(t *testing.T) {
+	t.Run("a volume is deleted", func(t *testing.T) {
 		r.create(t, "vol", "")
-		must.Succeed(t, os.WriteFile(r.path("local", "vol")+"/data", []byte("data"), 0o600))
 		wantDeleted(t, "vol")
 	})
 	t.Run("deleting a volume again succeeds", func(t *testing.T) { wantDeleted(t, "vol") })
-	t.Run("its name is free again", func(t *testing.T) {
-		r.create(t, "vol", "")
-		wantGone(t, r.path("local", "vol")+"/data")
-		wantDeleted(t, "vol")
-	})
 	t.Run("a published volume is not deleted", func(t *testing.T) {
 		r.create(t, "vol", "")
 		r.publish(t, "vol", r.target("one"))
@@ -100,30 +91,6 @@ func TestDeleteVolume(t *testing.T) {
 			r.unpublish(t, "vol", left)
 		}
 		wantDeleted(t, "vol")
-	})
-	t.Run("a volume is not deleted while something inside is mounted", func(t *testing.T) {
-		r.create(t, "vol", "")
-		must.Succeed(t, os.Mkdir(r.path("local", "vol")+"/sub", 0o755))
-		sub, err := dir.Open(r.path("local", "vol") + "/sub")
-		must.Succeed(t, err)
-		target, err := bind.ParseTarget(r.target("subpath"))
-		must.Succeed(t, err)
-		must.Succeed(t, errors.Join(os.Mkdir(target.String(), 0o755), r.mounts.Stack(sub, target), sub.Close()))
-		_, err = r.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: "vol"})
-		wantCode(t, err, codes.FailedPrecondition, "vol", target.String())
-		must.Succeed(t, r.mounts.Unpublish(target, nil))
-		wantDeleted(t, "vol")
-	})
-	t.Run("a volume whose directory is lost is deleted", func(t *testing.T) {
-		r.create(t, "vol", "")
-		must.Succeed(t, os.Remove(r.path("local", "vol")))
-		wantDeleted(t, "vol")
-		r.create(t, "vol", "")
-		wantDeleted(t, "vol")
-	})
-	t.Run("a directory of the upstream driver is deleted", func(t *testing.T) {
-		must.Succeed(t, os.Mkdir(r.path("local", "pvc-1"), 0o755))
-		wantDeleted(t, "pvc-1")
 	})
 }
 
@@ -156,22 +123,6 @@ func TestControllerGetVolume(t *testing.T) {
 		want.Status.PublishedNodeIds = nil
 		wantEqual(t, "after that", r.volume(t, "vol"), want, words)
 	})
-	t.Run("a directory of the upstream driver has the size of its pool", func(t *testing.T) {
-		must.Succeed(t, os.Mkdir(r.path("local", "pvc-1"), 0o755))
-		volume := r.volume(t, "pvc-1").GetVolume()
-		if volume.GetCapacityBytes() < mib || volume.GetVolumeContext()["storagePool"] != "local" {
-			t.Errorf("the volume is %v, want one of the pool %q with its size", volume, "local")
-		}
-	})
-	t.Run("a file is not a volume", func(t *testing.T) {
-		must.Succeed(t, os.WriteFile(r.path("local", "file"), nil, 0o600))
-		must.Succeed(t, os.Symlink("/etc", r.path("local", "link")))
-		for _, id := range []string{"file", "link"} {
-			if got := r.volume(t, id); got != nil {
-				t.Errorf("%s is a volume: %v", id, got)
-			}
-		}
-	})
 }
 
 // conditions are those of a volume in the answers that report it.
@@ -186,76 +137,6 @@ func (r *rig) conditions(t *testing.T, id string) map[string]*csi.VolumeConditio
 		}
 	}
 	return all
-}
-
-func TestVolumeCondition(t *testing.T) {
-	dir := t.TempDir()
-	pools := `[{"name":"local","path":"` + dir + `"}]`
-	before := newRig(t, setup{pools: pools})
-	for _, id := range []string{"good", "lost", "torn"} {
-		before.create(t, id, "")
-	}
-	must.Succeed(t, before.set.Close(t.Context()))
-	must.Succeed(t, os.Remove(dir+"/lost"))
-	must.Succeed(t, os.WriteFile(dir+"/.hostpath-provisioner/volumes/torn.json", []byte(`{"ver`), 0o600))
-	must.Succeed(t, os.Mkdir(dir+"/adopted", 0o755))
-
-	r := newRig(t, setup{pools: pools})
-	for id, c := range map[string]struct {
-		abnormal bool
-		says     string
-	}{
-		"good":    {false, "in order"},
-		"adopted": {false, "in order"},
-		"lost":    {true, "missing"},
-		"torn":    {true, "record"},
-	} {
-		t.Run(id, func(t *testing.T) {
-			reported := r.conditions(t, id)
-			wantEqual(t, "how many calls report it", len(reported), 2)
-			for call, got := range reported {
-				if got == nil || got.GetAbnormal() != c.abnormal {
-					t.Errorf("%s reports %v, want abnormal: %v", call, got, c.abnormal)
-				}
-				wantContains(t, got.GetMessage(), c.says)
-			}
-		})
-	}
-}
-
-func TestLostVolumeIsListed(t *testing.T) {
-	r := newRig(t, setup{})
-	want := r.create(t, "vol", "")
-	must.Succeed(t, os.RemoveAll(r.path("local", "vol")))
-	list, err := r.ListVolumes(t.Context(), &csi.ListVolumesRequest{})
-	must.Succeed(t, err)
-	wantEqual(t, "the list", list, &csi.ListVolumesResponse{Entries: []*csi.ListVolumesResponse_Entry{{
-		Volume: want,
-		Status: &csi.ListVolumesResponse_VolumeStatus{VolumeCondition: &csi.VolumeCondition{Abnormal: true}},
-	}}}, protocmp.IgnoreFields(&csi.VolumeCondition{}, "message"))
-
-	_, err = r.CreateVolume(t.Context(), createRequest("vol"))
-	wantCode(t, err, codes.Internal, "vol", "lost")
-	wantGone(t, r.path("local", "vol"))
-	_, err = r.NodePublishVolume(t.Context(), publishRequest("vol", r.target("vol")))
-	wantCode(t, err, codes.NotFound, "vol", "lost")
-	wantGone(t, r.target("vol"))
-}
-
-func TestDamagedRecordAffectsOneVolume(t *testing.T) {
-	r := newRig(t, setup{})
-	r.create(t, "good", "")
-	r.create(t, "torn", "")
-	record := r.path("local", ".hostpath-provisioner/volumes/torn.json")
-	must.Succeed(t, os.WriteFile(record, []byte("}"), 0o600))
-
-	_, err := r.CreateVolume(t.Context(), createRequest("torn"))
-	wantCode(t, err, codes.Internal, "torn")
-	_, err = r.NodePublishVolume(t.Context(), publishRequest("torn", r.target("torn")))
-	wantCode(t, err, codes.Internal, "torn")
-	wantEqual(t, "all volumes", r.ids(t), []string{"good", "torn"})
-	wantThere(t, r.path("local", "torn"))
-	r.publish(t, "good", r.target("good"))
 }
 
 func TestValidateVolumeCapabilities(t *testing.T) {

@@ -1,7 +1,6 @@
 package driver_test
 
 import (
-	"errors"
 	"math"
 	"os"
 	"testing"
@@ -9,7 +8,6 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 
-	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/test/must"
 )
 
@@ -67,6 +65,7 @@ func TestCreateVolumeInvalidRequests(t *testing.T) {
 		"several writers on several nodes":   {withMode(csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER), codes.InvalidArgument, []string{`"local"`, "not shared"}},
 		"several nodes besides":              {withCapabilities(writer(), capability(csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER)), codes.InvalidArgument, []string{"not shared"}},
 		"an unknown pool":                    {withParameter("storagePool", "nowhere"), codes.InvalidArgument, []string{`"nowhere"`, `"local"`, `"other"`, `"everywhere"`}},
+		"an empty pool name, among several":  {withParameter("storagePool", ""), codes.InvalidArgument, []string{`"local"`, `"other"`, `"everywhere"`}},
 		"a pool that is a path":              {withParameter("storagePool", "../etc"), codes.InvalidArgument, []string{`"../etc"`}},
 		"no pool where there are several":    {withParameter("unrelated", "x"), codes.InvalidArgument, []string{`"local"`, `"other"`, `"everywhere"`}},
 		"the pool's key in lower case":       {withParameter("storagepool", "local"), codes.InvalidArgument, []string{`"storagepool"`, `"storagePool"`}},
@@ -121,32 +120,21 @@ func TestCreateVolumeInvalidRequests(t *testing.T) {
 	wantEqual(t, "what the refused calls left", r.ids(t), []string(nil))
 }
 
-func TestCreateVolumeSize(t *testing.T) {
-	r := newRig(t, setup{})
-	pool, err := dir.Open(r.path("local", ""))
-	must.Succeed(t, err)
-	space, err := pool.Space()
-	must.Succeed(t, errors.Join(err, pool.Close()))
-	block := space.BlockBytes
-	for name, c := range map[string]struct{ required, limit, want int64 }{
-		"a size in whole blocks is kept":         {2 * block, 0, 2 * block},
-		"a size is rounded up to whole blocks":   {block + 1, 0, 2 * block},
-		"one byte is one block":                  {1, 0, block},
-		"a size that is also the limit is kept":  {3 * block, 3 * block, 3 * block},
-		"only a limit is the size":               {0, 5 * block, 5 * block},
-		"only a limit is rounded down":           {0, 5*block + 1, 5 * block},
-		"rounding up stops short of a limit":     {block + 1, 2 * block, 2 * block},
-		"a larger limit does not raise the size": {block, 10 * block, block},
+func TestCreateVolumeAccessModes(t *testing.T) {
+	r := newRig(t, setup{pools: severalPool})
+	for mode, in := range map[csi.VolumeCapability_AccessMode_Mode]string{
+		csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER:        "local",
+		csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY:   "local",
+		csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER: "local",
+		csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER:  "local",
+		csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY:    "everywhere",
+		csi.VolumeCapability_AccessMode_MULTI_NODE_SINGLE_WRITER:  "everywhere",
+		csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER:   "everywhere",
 	} {
-		t.Run(name, func(t *testing.T) {
-			response, err := r.CreateVolume(t.Context(), createRequest("vol", func(req *csi.CreateVolumeRequest) {
-				req.CapacityRange = &csi.CapacityRange{RequiredBytes: c.required, LimitBytes: c.limit}
-			}))
-			must.Succeed(t, err)
-			wantEqual(t, "its size", response.GetVolume().GetCapacityBytes(), c.want)
-			_, err = r.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: "vol"})
-			must.Succeed(t, err)
-		})
+		_, err := r.CreateVolume(t.Context(), createRequest(mode.String(), inPool(in), func(req *csi.CreateVolumeRequest) {
+			req.VolumeCapabilities = []*csi.VolumeCapability{capability(mode)}
+		}))
+		wantCode(t, err, codes.OK)
 	}
 }
 
@@ -236,30 +224,6 @@ func TestCreateVolumeTopology(t *testing.T) {
 	}
 }
 
-func TestSharedPoolTopology(t *testing.T) {
-	r := newRig(t, setup{pools: severalPool})
-	for _, mode := range []csi.VolumeCapability_AccessMode_Mode{
-		csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY,
-		csi.VolumeCapability_AccessMode_MULTI_NODE_SINGLE_WRITER,
-		csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER,
-	} {
-		t.Run(mode.String(), func(t *testing.T) {
-			response, err := r.CreateVolume(t.Context(), createRequest("vol", func(req *csi.CreateVolumeRequest) {
-				req.Parameters = map[string]string{"storagePool": "everywhere"}
-				req.VolumeCapabilities = []*csi.VolumeCapability{capability(mode)}
-			}))
-			must.Succeed(t, err)
-			wantEqual(t, "where it is", response.GetVolume().GetAccessibleTopology(), []*csi.Topology(nil))
-			target := r.target(mode.String())
-			_, err = r.NodePublishVolume(t.Context(), publishRequest("vol", target, func(req *csi.NodePublishVolumeRequest) {
-				req.VolumeCapability = capability(mode)
-			}))
-			must.Succeed(t, err)
-			r.unpublish(t, "vol", target)
-		})
-	}
-}
-
 // Several pods, one node.
 func TestPoolAllowsReadWriteMany(t *testing.T) {
 	r := newRig(t, setup{pools: `[{"name":"local","path":"local","allowReadWriteMany":true}]`})
@@ -276,70 +240,5 @@ func TestPoolAllowsReadWriteMany(t *testing.T) {
 	must.Succeed(t, err)
 	if capacity.GetAvailableCapacity() == 0 {
 		t.Error("no capacity for what can be made")
-	}
-}
-
-func TestCreateVolumeKeepsOtherDirectories(t *testing.T) {
-	r := newRig(t, setup{pools: `[{"name":"local","path":"local","snapshotPath":"local/snapshots","snapshotProvider":"reflink"}]`})
-	must.Succeed(t, os.WriteFile(r.path("local", "file"), []byte("kept"), 0o600))
-	must.Succeed(t, os.Symlink("/etc", r.path("local", "link")))
-	for name, want := range map[string]codes.Code{"file": codes.AlreadyExists, "link": codes.AlreadyExists, "snapshots": codes.InvalidArgument} {
-		_, err := r.CreateVolume(t.Context(), createRequest(name))
-		wantCode(t, err, want, name)
-		// What a failed call leaves is undone.
-		wantGone(t, r.path("local", ".hostpath-provisioner/volumes/"+name+".json"))
-	}
-	wantEqual(t, "the volumes", r.ids(t), []string(nil))
-	wantThere(t, r.path("local", "file"))
-	wantThere(t, r.path("local", "link"))
-}
-
-func TestSingleNodeAccessModes(t *testing.T) {
-	r := newRig(t, setup{})
-	for _, mode := range []csi.VolumeCapability_AccessMode_Mode{
-		csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER,
-		csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY,
-		csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER,
-		csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER,
-	} {
-		_, err := r.CreateVolume(t.Context(), createRequest("vol", func(req *csi.CreateVolumeRequest) {
-			req.VolumeCapabilities = []*csi.VolumeCapability{capability(mode)}
-		}))
-		wantCode(t, err, codes.OK)
-	}
-}
-
-func TestDefaultPoolOfRequest(t *testing.T) {
-	for name, c := range map[string]struct {
-		pools string
-		key   map[string]string
-		want  string // empty for a refusal
-	}{
-		"is the only one":         {`[{"name":"one","path":"one"}]`, nil, "one"},
-		"is the one named legacy": {`[{"name":"one","path":"one"},{"name":"legacy","path":"two"}]`, nil, "legacy"},
-		"is the one named legacy, also for an empty name": {`[{"name":"one","path":"one"},{"name":"legacy","path":"two"}]`,
-			map[string]string{"storagePool": ""}, "legacy"},
-		"is not guessed among several": {`[{"name":"one","path":"one"},{"name":"two","path":"two"}]`, nil, ""},
-	} {
-		t.Run(name, func(t *testing.T) {
-			r := newRig(t, setup{pools: c.pools})
-			code, says := codes.OK, []string(nil)
-			if c.want == "" {
-				code, says = codes.InvalidArgument, []string{`"one"`, `"two"`}
-			}
-			created, err := r.CreateVolume(t.Context(), createRequest("vol", func(req *csi.CreateVolumeRequest) { req.Parameters = c.key }))
-			wantCode(t, err, code, says...)
-			wantEqual(t, "the pool", created.GetVolume().GetVolumeContext()["storagePool"], c.want)
-
-			capacity, err := r.GetCapacity(t.Context(), &csi.GetCapacityRequest{Parameters: c.key})
-			must.Succeed(t, err)
-			wantEqual(t, "whether it has room", capacity.GetAvailableCapacity() > 0, c.want != "")
-
-			_, err = r.NodePublishVolume(t.Context(), publishRequest("inline", r.target("inline"), inline("1Mi")))
-			wantCode(t, err, code, says...)
-			if c.want != "" {
-				wantEqual(t, "the pool of an inline volume", r.volume(t, "inline").GetVolume().GetVolumeContext()["storagePool"], c.want)
-			}
-		})
 	}
 }

@@ -118,7 +118,7 @@ func TestListVolumesPageOfDeletedVolumesIsFilled(t *testing.T) {
 func TestListVolumesInvalidToken(t *testing.T) {
 	r := newRig(t, setup{})
 	r.create(t, "vol", "")
-	for _, token := range []string{"invalid-token", "vol", "1", "..", "a/b", "after:", "after:..", "after:a/b", "AFTER:vol"} {
+	for _, token := range []string{"vol", "after:a/b"} {
 		t.Run("the token "+token, func(t *testing.T) {
 			_, err := r.ListVolumes(t.Context(), &csi.ListVolumesRequest{StartingToken: token})
 			wantCode(t, err, codes.Aborted, "token")
@@ -128,35 +128,4 @@ func TestListVolumesInvalidToken(t *testing.T) {
 		_, err := r.ListVolumes(t.Context(), &csi.ListVolumesRequest{MaxEntries: -1})
 		wantCode(t, err, codes.InvalidArgument, "max_entries", "-1")
 	})
-}
-
-func TestListVolumesPublishedNodes(t *testing.T) {
-	r := newRig(t, setup{})
-	r.create(t, "idle", "")
-	r.create(t, "vol", "")
-	r.publish(t, "vol", r.target("one"))
-	r.publish(t, "vol", r.target("two"))
-	published := func() map[string][]string {
-		nodes := make(map[string][]string)
-		for _, entry := range r.page(t, "", 0).GetEntries() {
-			nodes[entry.GetVolume().GetVolumeId()] = entry.GetStatus().GetPublishedNodeIds()
-		}
-		return nodes
-	}
-	wantEqual(t, "with two targets", published(), map[string][]string{"idle": nil, "vol": {nodeName}})
-	r.unpublish(t, "vol", r.target("one"))
-	wantEqual(t, "with one target", published(), map[string][]string{"idle": nil, "vol": {nodeName}})
-	r.unpublish(t, "vol", r.target("two"))
-	wantEqual(t, "with none", published(), map[string][]string{"idle": nil, "vol": nil})
-}
-
-func TestListVolumesSkipsOtherDirectories(t *testing.T) {
-	dir := t.TempDir()
-	for _, name := range []string{"lost+found", ".hidden", "pvc-1", "snapshots/snap-1"} {
-		must.Succeed(t, os.MkdirAll(dir+"/"+name, 0o755))
-	}
-	must.Succeed(t, os.WriteFile(dir+"/file", nil, 0o600))
-	must.Succeed(t, os.Symlink("/etc", dir+"/link"))
-	r := newRig(t, setup{pools: `[{"name":"local","path":"` + dir + `","snapshotPath":"` + dir + `/snapshots","snapshotProvider":"reflink"}]`})
-	wantEqual(t, "the volumes", r.ids(t), []string{"pvc-1"})
 }

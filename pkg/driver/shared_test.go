@@ -16,23 +16,6 @@ func twoNodes(t *testing.T) (a, b *rig) {
 	return newRig(t, setup{pools: pools, node: "node-a"}), newRig(t, setup{pools: pools, node: "node-b"})
 }
 
-func TestSharedPoolOnTwoNodes(t *testing.T) {
-	a, b := twoNodes(t)
-	made := a.create(t, "vol", "")
-	wantEqual(t, "the volume on the other node", b.volume(t, "vol").GetVolume(), made)
-	wantEqual(t, "made again there", b.create(t, "vol", ""), made)
-	wantEqual(t, "the list there", b.ids(t), []string{"vol"})
-
-	_, err := b.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: "vol"})
-	must.Succeed(t, err)
-	wantEqual(t, "the list here", a.ids(t), []string(nil))
-	if got := a.volume(t, "vol"); got != nil {
-		t.Errorf("the volume is still reported: %v", got)
-	}
-	_, err = a.NodePublishVolume(t.Context(), publishRequest("vol", a.target("vol")))
-	wantCode(t, err, codes.NotFound, "vol")
-}
-
 // Each node's external-provisioner deletes the volumes of a shared pool, and a request names no
 // pool. A node that does not know the pool yet, during its rollout, cannot tell such a volume
 // from one that is gone. The volume stays where it is, and can still be deleted.
