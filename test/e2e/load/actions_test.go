@@ -97,14 +97,6 @@ func (c *client) remove(ctx context.Context) error {
 	return want("delete "+v.ID, err, codes.OK)
 }
 
-func (c *client) removeAgain(ctx context.Context) error {
-	v := c.pick(absent)
-	if v == nil {
-		return nil
-	}
-	return want("delete "+v.ID+" again", drivertest.Repeat(ctx, func() error { return c.Delete(ctx, v.ID) }), codes.OK)
-}
-
 func (c *client) publications() (n int) {
 	for _, v := range c.volumes {
 		n += len(v.pods)
@@ -249,22 +241,6 @@ func (c *client) get(ctx context.Context) error {
 	return errors.Join(c.same(got.GetVolume(), v), v.sameStatus(got.GetStatus().GetPublishedNodeIds(), got.GetStatus().GetVolumeCondition()))
 }
 
-func (c *client) validate(ctx context.Context) error {
-	v := c.pick(whichever)
-	asked := v.Volume
-	asked.Block = c.flip()
-	got, err := c.Controller().ValidateVolumeCapabilities(ctx, &csi.ValidateVolumeCapabilitiesRequest{
-		VolumeId: v.ID, VolumeCapabilities: []*csi.VolumeCapability{asked.Capability()}, VolumeContext: v.Parameters(),
-	})
-	if !v.there {
-		return want("validate "+v.ID+", which is not there", err, codes.NotFound)
-	}
-	if err != nil || (got.GetConfirmed() != nil) != (asked.Block == v.Block) {
-		return fmt.Errorf("validate %s for block, which is %v: %v, %w", v.ID, asked.Block, got, err)
-	}
-	return nil
-}
-
 // listPage asks for the next page of the list, and expects the client's own volumes to be
 // on it that belong there.
 func (c *client) listPage(ctx context.Context) error {
@@ -320,30 +296,7 @@ func (c *client) capacity(ctx context.Context) error {
 	if bytes := got.GetAvailableCapacity(); bytes <= 0 || bytes > space.SizeBytes || got.GetMaximumVolumeSize().GetValue() != bytes {
 		return fmt.Errorf("the capacity of %s is %v, of %d bytes", in.Name, got, space.SizeBytes)
 	}
-	got, err = c.Controller().GetCapacity(ctx, &csi.GetCapacityRequest{
-		Parameters:         map[string]string{"storagePool": "xfs"},
-		AccessibleTopology: &csi.Topology{Segments: map[string]string{"topology.hostpath.csi/node": "another"}},
-	})
-	if err != nil || got.GetAvailableCapacity() != 0 {
-		return fmt.Errorf("the capacity of another node is %v, %w", got, err)
-	}
 	return nil
-}
-
-func (c *client) identity(ctx context.Context) error {
-	ready, err := c.Identity().Probe(ctx, &csi.ProbeRequest{})
-	if err != nil || !ready.GetReady().GetValue() {
-		return fmt.Errorf("probe: %v, %w", ready, err)
-	}
-	_, infoErr := c.Identity().GetPluginInfo(ctx, &csi.GetPluginInfoRequest{})
-	_, pluginErr := c.Identity().GetPluginCapabilities(ctx, &csi.GetPluginCapabilitiesRequest{})
-	_, controllerErr := c.Controller().ControllerGetCapabilities(ctx, &csi.ControllerGetCapabilitiesRequest{})
-	_, nodeErr := c.Kubelet().NodeGetCapabilities(ctx, &csi.NodeGetCapabilitiesRequest{})
-	got, err := c.Kubelet().NodeGetInfo(ctx, &csi.NodeGetInfoRequest{})
-	if got.GetNodeId() != drivertest.NodeName {
-		err = errors.Join(err, fmt.Errorf("the node is %v", got))
-	}
-	return errors.Join(infoErr, pluginErr, controllerErr, nodeErr, err)
 }
 
 // inline has a volume as long as a pod.

@@ -30,7 +30,6 @@ func (w *world) check() {
 			w.AwaitNoTrash(p.Path)
 		}
 		w.checkListed(all)
-		w.checkModes(all)
 		w.checkGone()
 		w.checkMetrics(all)
 		for _, p := range w.places {
@@ -109,24 +108,6 @@ func (w *world) checkListed(all map[string]*volume) {
 	for at := range missing {
 		w.Errorf("%s is not listed", at)
 	}
-}
-
-// checkModes expects each volume to be confirmed as what it is, and as nothing else.
-func (w *world) checkModes(all map[string]*volume) {
-	w.Helper()
-	w.Together(slices.Collect(maps.Keys(all)), func(name string) error {
-		for _, block := range []bool{false, true} {
-			asked := all[name].Volume
-			asked.Block = block
-			got, err := w.Controller().ValidateVolumeCapabilities(w.Context(), &csi.ValidateVolumeCapabilitiesRequest{
-				VolumeId: name, VolumeCapabilities: []*csi.VolumeCapability{asked.Capability()},
-			})
-			if err != nil || (got.GetConfirmed() != nil) != (block == all[name].Block) {
-				return fmt.Errorf("validate for block, which is %v: %v, %w", block, got, err)
-			}
-		}
-		return nil
-	})
 }
 
 // checkGone expects what was deleted not to be there for those who ask for it by name.

@@ -1,6 +1,6 @@
 // Package load tests the real driver with many callers at once, for as long as it takes to
 // see what grows: in the driver's memory, in its descriptors, and in what it leaves on
-// the node. What large removals cost the others is measured in erase_test.go.
+// the node.
 package load
 
 import (
@@ -27,34 +27,23 @@ type extent struct {
 	volumes int           // of the callers together
 	warm    time.Duration // before the driver is measured for the first time
 	during  time.Duration
-	files   int // of a large volume
 }
 
 func extentOfRun() extent {
 	if testing.Short() {
-		return extent{callers: 64, volumes: 640, warm: time.Second, during: 6 * time.Second, files: 20000}
+		return extent{callers: 64, volumes: 640, warm: time.Second, during: 6 * time.Second}
 	}
 	if testenv.Guest() {
 		return extent{callers: 64, volumes: 640, warm: 10 * time.Second, during: time.Minute}
 	}
-	return extent{callers: 64, volumes: 10000, warm: 30 * time.Second, during: 5 * time.Minute, files: 100000}
+	return extent{callers: 64, volumes: 10000, warm: 30 * time.Second, during: 5 * time.Minute}
 }
 
+// Clients make all calls there are, on volumes that each of them knows everything about, and on some that they
+// share. The driver is measured when all is quiet: before, and afterwards with as many volumes.
 func TestLoad(t *testing.T) {
-	program := drivertest.Built(t)
-	t.Run("many callers leave nothing behind", func(t *testing.T) { manyCallers(t, program) })
-	if testenv.Guest() {
-		return // what follows compares times, and takes many minutes there
-	}
-	t.Run("other calls during the erasure of large volumes", func(t *testing.T) { largeVolumes(t, program) })
-}
-
-// manyCallers has clients make all calls there are, on volumes that each of them knows
-// everything about, and on some that they share. The driver is measured when all is quiet:
-// before, and afterwards with as many volumes.
-func manyCallers(t *testing.T, program string) {
 	e := extentOfRun()
-	w := newWorld(t, program, e)
+	w := newWorld(t, drivertest.Built(t), e)
 	t.Logf("-load.seed=%d", *seed)
 	w.lap(fmt.Sprintf("%d volumes made", e.volumes), w.all((*client).createAll))
 
@@ -77,5 +66,5 @@ func manyCallers(t *testing.T, program string) {
 	w.wantNothingLeft()
 	w.Must(w.Process.Stop())
 	w.wantNoRace()
-	t.Logf("all calls:\n%s", w.calls.now().table())
+	t.Logf("all calls:\n%s", w.calls.table())
 }
