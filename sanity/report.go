@@ -1,13 +1,14 @@
 // Package sanity runs csi-sanity, the conformance suite of the CSI community,
 // against the real driver with real mounts, on a pool of each filesystem. No
 // spec may fail, and one may be skipped only for a capability that the driver
-// does not advertise.
+// is not to have.
 package sanity
 
 import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 )
 
@@ -61,4 +62,43 @@ func readReport(r io.Reader) ([]spec, error) {
 		}
 	}
 	return specs, nil
+}
+
+// lacking are csi-sanity's words for the capabilities that the driver is not to have. A capability that is lost is
+// skipped with other words.
+var lacking = []string{
+	"Controller Publish, UnpublishVolume not supported",
+	"ControllerExpandVolume not supported",
+	"ControllerModifyVolume not supported",
+	"ControllerPublishVolume not supported",
+	"ControllerPublishVolume.readonly field not supported",
+	"ControllerUnpublishVolume not supported",
+	"GroupControllerService not supported",
+	"Modify Volume not supported",
+	"Modify volume not supported",
+	"NodeStageVolume not supported",
+	"NodeUnstageVolume not supported",
+}
+
+// needed are in the names of specs of which one each has to pass: a spec that is renamed, or not in the suite any
+// more, is not among those that are skipped.
+var needed = []string{
+	"CreateVolume", "DeleteVolume", "ListVolumes", "GetCapacity", "NodePublishVolume", "NodeGetVolumeStats", "NodeExpandVolume",
+	"CreateSnapshot", "DeleteSnapshot", "ListSnapshots", "GetSnapshot", "existing source snapshot", "existing source volume",
+}
+
+// problems are the specs that failed or were skipped without leave, and what no spec has tried.
+func problems(specs []spec) (found []string) {
+	for _, s := range specs {
+		if s.state == passed || s.state == pending || s.state == skipped && slices.Contains(lacking, s.message) {
+			continue
+		}
+		found = append(found, fmt.Sprintf("%s: %s: %s", s.name, s.state, s.message))
+	}
+	for _, name := range needed {
+		if !slices.ContainsFunc(specs, func(s spec) bool { return s.state == passed && strings.Contains(s.name, name) }) {
+			found = append(found, fmt.Sprintf("no spec of %q has passed", name))
+		}
+	}
+	return found
 }
