@@ -272,37 +272,6 @@ func TestRenderFollowsObject(t *testing.T) {
 	}
 }
 
-// The feature gate adds csi-snapshotter, after the other containers, and its rights; without it there is neither.
-func TestRenderSnapshotting(t *testing.T) {
-	const sidecar = "csi-snapshotter"
-	without, with := onePoolSpec(), onePoolSpec()
-	with.FeatureGates = []string{hppv1.Snapshotting}
-	with.ImagePullPolicy = corev1.PullAlways
-	config := testConfig
-	config.Images = map[string]string{"registry.k8s.io/sig-storage/csi-snapshotter": "example.com/snapshotter:1"}
-	for want, spec := range map[bool]hppv1.HostPathProvisionerSpec{false: without, true: with} {
-		objects := rendered(t, config, Facts{}, spec)
-		rights, err := json.Marshal(objects["ClusterRole "+driverAccount].Object)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if got := strings.Contains(string(rights), "snapshot.storage.k8s.io"); got != want {
-			t.Errorf("the rights are to have snapshots: %v; they are %s", want, rights)
-		}
-		containers := driverSet(t, objects).Spec.Template.Spec.Containers
-		last := containers[len(containers)-1]
-		if got := last.Name == sidecar; got != want {
-			t.Errorf("the last container is %s; %s is wanted: %v", last.Name, sidecar, want)
-		}
-		if want && (last.Image != "example.com/snapshotter:1" || last.ImagePullPolicy != corev1.PullAlways) {
-			t.Errorf("it has the image %s and is pulled %s", last.Image, last.ImagePullPolicy)
-		}
-		if driver := containerOf(t, driverSet(t, objects), driverContainer); variable(driver, "DATADIR") == "" {
-			t.Error("the driver has no pools")
-		}
-	}
-}
-
 // Two shared pools that name no class do not get one class between them by chance (the second is reported).
 func TestOverlayClasses(t *testing.T) {
 	shared := &hppv1.ClaimTemplate{AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteMany}}
