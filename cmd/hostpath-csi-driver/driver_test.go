@@ -11,7 +11,6 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
-	"io"
 	"math/big"
 	"net"
 	"os"
@@ -64,7 +63,6 @@ func TestDriver(t *testing.T) {
 	t.Run("volume metrics", func(t *testing.T) { testVolumeMetrics(t, program) })
 	t.Run("exports traces", func(t *testing.T) { testTraces(t, program) })
 	t.Run("collector unreachable", func(t *testing.T) { testNoCollector(t, program) })
-	t.Run("drains in-flight calls", func(t *testing.T) { testCallsInFlight(t, program) })
 	t.Run("second signal kills", func(t *testing.T) { testSecondSignal(t, program) })
 	t.Run("socket in use is refused", func(t *testing.T) { testOneSocket(t, program) })
 }
@@ -111,17 +109,13 @@ func (p place) flags(more ...string) []string {
 	}, more...)
 }
 
-// wantUntouched fails the test if the place contains anything but these files.
-func (p place) wantUntouched(t *testing.T, but ...string) {
+// wantUntouched fails the test if the place contains anything.
+func (p place) wantUntouched(t *testing.T) {
 	t.Helper()
 	entries, err := os.ReadDir(p.dir)
 	must.Succeed(t, err)
-	var names []string
-	for _, entry := range entries {
-		names = append(names, entry.Name())
-	}
-	if strings.Join(names, " ") != strings.Join(but, " ") {
-		t.Errorf("%s contains %q, want %q", p.dir, names, but)
+	if len(entries) > 0 {
+		t.Errorf("%s contains %v", p.dir, entries)
 	}
 }
 
@@ -130,11 +124,8 @@ func testBadConfiguration(t *testing.T, program string) {
 		flags []string
 		says  []string
 	}{
-		"an unknown flag":         {[]string{"--colour=red", "--shape=round"}, []string{"-colour", "-shape"}},
-		"no node":                 {[]string{"--nodeid=", "--version="}, []string{"--nodeid"}},
-		"pools that are not JSON": {[]string{"--datadir=pool"}, []string{"--datadir", "JSON array"}},
-		"a missing certificate":   {[]string{"--metrics-address=127.0.0.1:0", "--metrics-cert-file=/no/such/cert", "--metrics-key-file=/no/such/key"}, []string{"/no/such/cert"}},
-		"a bad address":           {[]string{"--metrics-address=nowhere"}, []string{"--metrics-address", "nowhere"}},
+		"an unknown flag":       {[]string{"--colour=red", "--shape=round"}, []string{"-colour", "-shape"}},
+		"a missing certificate": {[]string{"--metrics-address=127.0.0.1:0", "--metrics-cert-file=/no/such/cert", "--metrics-key-file=/no/such/key"}, []string{"/no/such/cert"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := newPlace(t)
@@ -148,22 +139,9 @@ func testCannotServe(t *testing.T, program string) {
 	busy, err := net.Listen("tcp", "127.0.0.1:0")
 	must.Succeed(t, err)
 	defer busy.Close()
-	t.Run("socket in a missing directory", func(t *testing.T) {
-		p := newPlace(t)
-		wantFailure(t, program, p.flags("--endpoint="+p.dir+"/no/such"), "/no/such")
-		p.wantUntouched(t)
-	})
-	t.Run("socket is a regular file", func(t *testing.T) {
-		p := newPlace(t)
-		must.Succeed(t, os.WriteFile(p.socket, []byte("kept"), 0o600))
-		wantFailure(t, program, p.flags(), p.socket, "not a socket")
-		p.wantUntouched(t, "s")
-	})
-	t.Run("metrics address in use", func(t *testing.T) {
-		p := newPlace(t)
-		wantFailure(t, program, p.flags("--metrics-address="+busy.Addr().String()), busy.Addr().String(), "--metrics-address")
-		p.wantUntouched(t)
-	})
+	p := newPlace(t)
+	wantFailure(t, program, p.flags("--metrics-address="+busy.Addr().String()), busy.Addr().String(), "--metrics-address")
+	p.wantUntouched(t)
 }
 
 // start runs the program on a pool that it makes.
@@ -240,20 +218,7 @@ func testServes(t *testing.T, program string) {
 		}
 	}
 
-	for _, sent := range []string{"", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"} {
-		idle, err := net.Dial("unix", strings.TrimPrefix(d.Process.Endpoint(), "unix://"))
-		must.Succeed(t, err)
-		defer idle.Close()
-		_, err = io.WriteString(idle, sent)
-		must.Succeed(t, err)
-		_, err = io.ReadFull(idle, make([]byte, 1)) // of the settings that the server begins with
-		must.Succeed(t, err)
-	}
-	signalled := time.Now()
 	must.Succeed(t, d.Process.Stop())
-	if took := time.Since(signalled); took > inTime {
-		t.Errorf("it took %v to exit beside connections without a call", took)
-	}
 	if _, err := os.Lstat(strings.TrimPrefix(d.Process.Endpoint(), "unix://")); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the socket is still there: %v", err)
 	}
@@ -368,21 +333,6 @@ func sharing(t *testing.T, program string) (d *drivertest.Driver, pool string) {
 	config := local(t, program)
 	config.Pools[0].Shared = true
 	return drivertest.Start(t, config), config.Pools[0].Path
-}
-
-func testCallsInFlight(t *testing.T, program string) {
-	d, pool := sharing(t, program)
-	release, ended := stuckCall(t, d, pool)
-	must.Succeed(t, d.Process.Signal(syscall.SIGTERM))
-	awaitSignal(d)
-	if !d.Process.Running() {
-		t.Fatal("exited before the in-flight call finished")
-	}
-	release()
-	if err := <-ended; err != nil {
-		t.Errorf("in-flight call returned %v", err)
-	}
-	must.Succeed(t, d.Process.Wait(inTime))
 }
 
 func testSecondSignal(t *testing.T, program string) {
