@@ -108,7 +108,7 @@ func (s *scene) block(document, heading string) string {
 }
 
 // run has a shell do what is written, with the names of this scene, and answers what it
-// prints. Its status is that of a search at the end as often as not, so it is not checked.
+// prints.
 func (s *scene) run(commands, entry string) string {
 	s.Helper()
 	commands = strings.NewReplacer("<pool>", s.pool, "<volume id>", s.volume.ID,
@@ -116,10 +116,9 @@ func (s *scene) run(commands, entry string) string {
 	cmd := exec.CommandContext(s.Context(), "sh", "-c", commands)
 	var printed bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &printed, &printed
-	if err := cmd.Run(); err != nil && cmd.ProcessState == nil {
-		s.Fatal(err)
-	}
+	err := cmd.Run()
 	s.Logf("%s%s", commands, printed.String())
+	s.Must(err)
 	return printed.String()
 }
 
