@@ -6,7 +6,6 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
-	"sync"
 	"testing"
 	"unsafe"
 
@@ -136,33 +135,4 @@ func bpf(command uintptr, attributes unsafe.Pointer, size uintptr) (int, error) 
 		return 0, os.NewSyscallError("bpf", errno)
 	}
 	return int(result), nil
-}
-
-// Go's runtime sends signals to its threads, and each interrupts the kernel's check of a filter.
-func TestDeviceFilterLoadsDespiteSignals(t *testing.T) {
-	testenv.NeedRoot(t)
-	deviceGroup(t) // says so where such filters are not available
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	thread, ended := unix.Gettid(), make(chan struct{})
-	var senders sync.WaitGroup
-	defer senders.Wait()
-	defer close(ended)
-	for range 2 {
-		senders.Go(func() {
-			for {
-				select {
-				case <-ended:
-					return
-				default:
-					_ = unix.Tgkill(unix.Getpid(), thread, unix.SIGURG)
-				}
-			}
-		})
-	}
-	for range 500 {
-		program, err := loadFilter([]device{loopControl, loopDevices})
-		must.Succeed(t, err)
-		must.Succeed(t, unix.Close(program))
-	}
 }
