@@ -39,8 +39,8 @@ func extentOfRun() extent {
 	return extent{callers: 64, volumes: 10000, warm: 30 * time.Second, during: 5 * time.Minute}
 }
 
-// Clients make all calls there are, on volumes that each of them knows everything about, and on some that they
-// share. The driver is measured when all is quiet: before, and afterwards with as many volumes.
+// Clients make calls on volumes that each of them knows everything about, and on some that they share. The driver is
+// measured when all is quiet: before, and afterwards with as many volumes.
 func TestLoad(t *testing.T) {
 	e := extentOfRun()
 	w := newWorld(t, drivertest.Built(t), e)
