@@ -45,7 +45,7 @@ func Binary(ctx context.Context, dir string) (string, error) {
 		}
 		return filepath.Abs(given)
 	}
-	return build(ctx, command, dir, raceDetector())
+	return build(ctx, dir, raceDetector())
 }
 
 // StaticBinary is Binary, built as the image has it: without cgo, which the race
@@ -55,10 +55,10 @@ func StaticBinary(ctx context.Context, dir string) (string, error) {
 	if given := os.Getenv(BinaryVariable); given != "" {
 		return Binary(ctx, dir)
 	}
-	return build(ctx, command, dir, false)
+	return build(ctx, dir, false)
 }
 
-func build(ctx context.Context, command, dir string, race bool) (string, error) {
+func build(ctx context.Context, dir string, race bool) (string, error) {
 	program := filepath.Join(dir, filepath.Base(command))
 	args, cgo := []string{"build", "-o", program}, "CGO_ENABLED=0"
 	if race {

@@ -16,17 +16,17 @@ import (
 	"kubevirt.io/hostpath-provisioner/test/testenv/mountns"
 )
 
-// program names what this test binary does in place of testing.
+// program makes this test binary one that mounts and waits.
 const program = "MOUNTNS_TEST_PROGRAM"
 
 func TestMain(m *testing.M) {
-	if name := os.Getenv(program); name != "" {
-		os.Exit(rerunAndDo(name))
+	if os.Getenv(program) != "" {
+		os.Exit(rerun())
 	}
 	testenv.Main(m)
 }
 
-func rerunAndDo(name string) int {
+func rerun() int {
 	if !mountns.Inside() {
 		status, err := mountns.Rerun(syscall.SIGTERM)
 		if err != nil {
@@ -34,15 +34,7 @@ func rerunAndDo(name string) int {
 		}
 		return status
 	}
-	switch name {
-	case "exit":
-		return 7
-	case "die":
-		_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
-	case "mount and wait":
-		return mountAndWait()
-	}
-	return 1
+	return mountAndWait()
 }
 
 // mountAndWait shows where it has mounted something, waits for SIGTERM and says
@@ -61,32 +53,20 @@ func mountAndWait() int {
 }
 
 // outerRun is this test binary as a program that has not yet been rerun.
-func outerRun(t *testing.T, name string) *exec.Cmd {
+func outerRun(t *testing.T) *exec.Cmd {
 	t.Helper()
 	testenv.NeedRoot(t)
 	cmd := exec.CommandContext(t.Context(), "/proc/self/exe")
-	cmd.Env = append(os.Environ(), program+"="+name, "HOSTPATH_OUTER_MOUNTS=", "TMPDIR="+t.TempDir())
+	cmd.Env = append(os.Environ(), program+"=1", "HOSTPATH_OUTER_MOUNTS=", "TMPDIR="+t.TempDir())
 	cmd.Stderr = os.Stderr
 	return cmd
-}
-
-func TestRerunReturnsExitStatus(t *testing.T) {
-	for name, want := range map[string]int{"exit": 7, "die": 128 + 9} {
-		t.Run(name, func(t *testing.T) {
-			cmd := outerRun(t, name)
-			_ = cmd.Run()
-			if got := cmd.ProcessState.ExitCode(); got != want {
-				t.Errorf("exit status %d, want %d", got, want)
-			}
-		})
-	}
 }
 
 // startWaiting starts a run that has something mounted and returns where, and
 // what it will still write.
 func startWaiting(t *testing.T) (cmd *exec.Cmd, tmp string, output *bufio.Reader) {
 	t.Helper()
-	cmd = outerRun(t, "mount and wait")
+	cmd = outerRun(t)
 	pipe, err := cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)

@@ -1,6 +1,0 @@
-// hello is a program to build.
-package main
-
-import "fmt"
-
-func main() { fmt.Println("hello") }
