@@ -3,7 +3,6 @@ package testenv
 import (
 	"fmt"
 	"testing"
-
 )
 
 func TestMain(m *testing.M) { Main(m) }
