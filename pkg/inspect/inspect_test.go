@@ -198,35 +198,6 @@ func TestReportOfSnapshots(t *testing.T) {
 	}
 }
 
-func TestRun(t *testing.T) {
-	root := t.TempDir()
-	mounts := &bindtest.Fake{}
-	configs, err := poolconfig.Parse(`[{"name":"served","path":"pool"},{"name":"missing","path":"missing"}]`, root)
-	must.Succeed(t, err)
-	node, err := volume.ParseNodeID("node-1")
-	must.Succeed(t, err)
-	options := pool.Options{Node: node, Mounts: mounts, Labels: &labeltest.Fake{}, Devices: &looptest.Fake{}}
-	set := pool.Start(configs[:1], options)
-	t.Cleanup(func() { must.Succeed(t, errors.Join(set.Close(context.Background()), mounts.Close())) })
-	must.Succeed(t, set.Wait(t.Context()))
-	id, err := volume.ParseID("pvc-1")
-	must.Succeed(t, err)
-	_, err = set.Create(t.Context(), pool.Request{ID: id, Range: volume.Range{Required: mib}})
-	must.Succeed(t, err)
-
-	report := inspect.Run(t.Context(), configs, inspect.Options{Node: options.Node, Mounts: mounts, Devices: options.Devices})
-	if report.Node != "node-1" || report.Version != 1 || report.Abnormal != 1 || report.Answered() {
-		t.Errorf("the report is %+v, want one thing not in order", report)
-	}
-	served, missing := report.Pools[0], report.Pools[1]
-	if !served.Readable || served.Abnormal || len(served.Volumes) != 1 || *served.Volumes[0].PromisedBytes != mib || *served.PromisedBytes != mib {
-		t.Errorf("the pool that serves is %+v", served)
-	}
-	if missing.Readable || !missing.Abnormal || !strings.Contains(missing.Condition, "no such file") || missing.SizeBytes != nil {
-		t.Errorf("the pool that is missing is %+v", missing)
-	}
-}
-
 // A driver serves one of them, and which one is not known from outside.
 func TestRunReportsPoolsOfOneDirectory(t *testing.T) {
 	root := t.TempDir()
