@@ -31,8 +31,8 @@ import (
 const mib = 1 << 20
 
 func TestMain(m *testing.M) {
-	if encoded := os.Getenv(containerVariable); encoded != "" {
-		if err := serveCommands(encoded); err != nil {
+	if encoded := os.Getenv(migrationVariable); encoded != "" {
+		if err := move(encoded); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
@@ -101,20 +101,6 @@ func TestNewDirectory_containersMayUseIt(t *testing.T) {
 			must.Succeed(t, err)
 			if got := strings.TrimRight(string(label[:n]), "\x00"); got != "system_u:object_r:container_file_t:s0" {
 				t.Errorf("the label is %s", got)
-			}
-		})
-	}
-}
-
-func TestWriteBeyondSize_isRefused(t *testing.T) {
-	for kind, variable := range guestDisks(t) {
-		t.Run(kind, func(t *testing.T) {
-			path := testenv.GuestDir(t, variable)
-			_, err := create(t.Context(), serve(t, path), "pvc-1")
-			must.Succeed(t, err)
-			size, refused := write(t, filepath.Join(path, "pvc-1", "file"), 2)
-			if refused == nil || size == 0 || size > mib {
-				t.Errorf("a volume of 1 MiB takes %d of 2 MiB (%v)", size, refused)
 			}
 		})
 	}
