@@ -115,15 +115,19 @@ func (v *visit) removeAgain(id volume.ID, e store.Entry) (bool, error) {
 	if err := v.Store.DropRecord(id); err != nil {
 		return false, err
 	}
-	v.thrown(piece)
+	v.thrown(piece, e)
 	v.Pool.Note(id, store.Entry{})
 	return true, nil
 }
 
 // thrown queues what was removed for the reaper.
-func (v *visit) thrown(piece string) {
+func (v *visit) thrown(piece string, e store.Entry) {
 	v.Pool.Thrown(piece)
-	v.Pool.Ledger.Trash().Removed(piece)
+	family := ""
+	if e.Record != nil {
+		family = e.Record.Family
+	}
+	v.Pool.Ledger.Trash().Removed(piece, family)
 }
 
 // remove takes a volume out of the pool in one step, and then its record. The reaper
@@ -154,7 +158,7 @@ func (v *visit) remove(id volume.ID, e store.Entry) error {
 	if err := v.Store.DropRecord(id); err != nil {
 		return err
 	}
-	v.thrown(thrown)
+	v.thrown(thrown, e)
 	v.Pool.Note(id, store.Entry{})
 	return nil
 }

@@ -27,6 +27,7 @@ type piece struct {
 	err      error     // why it could not be removed; nil if that was not tried
 	logged   time.Time // when it was last logged that what it occupies cannot be counted
 	removed  bool      // it was a volume or a snapshot, and not an attempt to make one
+	family   string    // whose blocks it shares, if it was removed; empty for none
 	// id is what it was counted by, once that is known: it is to be given back also
 	// when nothing is left of the tree.
 	id quota.ID
@@ -278,14 +279,24 @@ func (t Trash) Promise(name string) int64 {
 	return 0
 }
 
-// Removed notes that a piece of trash is what was removed, as its user asked. Of one from before a start that is
-// not known.
-func (t Trash) Removed(name string) {
+// Removed notes that a piece of trash is what was removed, as its user asked, and the family that its record had. Of one from
+// before a start that is not known.
+func (t Trash) Removed(name, family string) {
 	t.ledger.mu.Lock()
 	defer t.ledger.mu.Unlock()
 	if p := t.ledger.trash.pieces[name]; p != nil {
-		p.removed = true
+		p.removed, p.family = true, family
 	}
+}
+
+// Family is the family with which a piece of trash shares blocks; empty for none.
+func (t Trash) Family(name string) (family string, known bool) {
+	t.ledger.mu.Lock()
+	defer t.ledger.mu.Unlock()
+	if p := t.ledger.trash.pieces[name]; p != nil {
+		return p.family, p.removed
+	}
+	return "", false
 }
 
 // Left reports whether a piece of trash may be what a failed creation left, and why it could not be erased when that

@@ -65,7 +65,7 @@ func (p *Pool) used() (volumes, inodes, trash int64, err error) {
 	if err := p.Store.OpenWork(); err != nil {
 		return 0, 0, 0, err
 	}
-	return volumes, inodes, p.usedByTrash(), nil
+	return volumes, inodes, p.usedByTrash(families), nil
 }
 
 func (p *Pool) usedBy(id volume.ID, c ledger.Card) (quota.Usage, error) {
@@ -89,9 +89,10 @@ func (p *Pool) addToFamily(families map[string]int64, id volume.ID, used int64) 
 	return nil
 }
 
-// usedByTrash is what the trash holds of its promises, and notes of each piece what it holds. One
-// that cannot be counted holds what it did at last.
-func (p *Pool) usedByTrash() (sum int64) {
+// usedByTrash is what the trash holds of its promises besides what families of volumes hold, and notes of each piece what it holds. One
+// that cannot be counted holds what it did at last. If it is not known whether a piece shares blocks with a family, as of a copy that
+// failed, and after a start, that may be all that it holds.
+func (p *Pool) usedByTrash(families map[string]int64) (sum int64) {
 	for _, name := range p.Ledger.Trash().Names(true) {
 		used, err := p.usedByPiece(name)
 		switch {
@@ -103,7 +104,16 @@ func (p *Pool) usedByTrash() (sum int64) {
 		if promised := p.Ledger.Trash().Promise(name); promised != volume.Unknown {
 			used = min(used, promised)
 		}
-		sum += max(0, used)
+		used = max(0, used)
+		family, known := p.Ledger.Trash().Family(name)
+		switch {
+		case family != "":
+			used = max(0, used-families[family])
+			families[family] += used
+		case !known && len(families) > 0:
+			used = 0
+		}
+		sum += used
 	}
 	return sum
 }
@@ -125,7 +135,7 @@ func (p *Pool) usedByPiece(name string) (used int64, err error) {
 // MeasureTrash has monitoring know what is about to be erased. Without quotas it is not known.
 func (p *Pool) MeasureTrash() {
 	if p.Keeper.Kind() != "" {
-		p.usedByTrash()
+		p.usedByTrash(make(map[string]int64))
 	}
 }
 

@@ -1,0 +1,80 @@
+package reconcile_test
+
+import (
+	"sync/atomic"
+	"testing"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota/quotatest"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/ledger"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/reconcile"
+	"kubevirt.io/hostpath-provisioner/pkg/pool/store"
+	"kubevirt.io/hostpath-provisioner/pkg/volume"
+	"kubevirt.io/hostpath-provisioner/test/must"
+)
+
+// makeShared makes a directory volume that holds so many bytes, all of which the others of its family hold too.
+func makeShared(t *testing.T, p *reconcile.Pool, f *quotatest.Fake, name, family string, bytes int64) (volume.ID, store.Entry) {
+	t.Helper()
+	id, err := volume.ParseID(name)
+	must.Succeed(t, err)
+	rec := store.NewRecord(id, volume.ModeMount, 2*bytes)
+	rec.Family = family
+	d, kept, err := p.Keeper.Make(p.Store.Root(), p.Store.Root(), name, rec.UID, reconcile.CardOf(store.Entry{Record: rec}))
+	must.Succeed(t, err)
+	t.Cleanup(func() { must.Succeed(t, d.Close()) })
+	rec.Quota, rec.ProjectID = string(kept.Kind), uint64(kept.ID)
+	must.Succeed(t, f.Write(d, bytes), p.Store.Records().Write(rec))
+	e := store.Entry{Record: rec, Present: true}
+	p.Ledger.Note(id, reconcile.CardOf(e))
+	return id, e
+}
+
+// remove moves a volume to the trash, which is known to be that until a restart.
+func remove(t *testing.T, p *reconcile.Pool, id volume.ID, e store.Entry, known bool) {
+	t.Helper()
+	piece, err := p.Store.Remove(id, store.Trashed(id, e))
+	must.Succeed(t, err, p.Store.DropRecord(id))
+	p.Ledger.Note(id, ledger.Card{})
+	p.Ledger.Trash().Throw(piece, e.Promised())
+	if known {
+		p.Ledger.Trash().Removed(piece, e.Record.Family)
+	}
+}
+
+// What shares blocks holds them once, also when a part of it is in the trash: else what others hold would be hidden, and sold when
+// that is erased.
+func TestFamilyInTrashHoldsItsBlocksOnce(t *testing.T) {
+	for _, known := range []bool{true, false} {
+		f := &quotatest.Fake{As: quota.XFS}
+		p := newPool(t, f)
+		want := func(when string, bytes int64) {
+			t.Helper()
+			if held, ok := p.Held(new(atomic.Int64)); !ok || held != bytes {
+				t.Errorf("known %v, %s: %d MiB are held, %v; want %d", known, when, held/mib, ok, bytes/mib)
+			}
+		}
+		_, _ = makeShared(t, p, f, "pvc-alone", "", 4*mib)
+		first, e := makeShared(t, p, f, "pvc-first", "family", 32*mib)
+		second, other := makeShared(t, p, f, "pvc-second", "family", 33*mib)
+		makeShared(t, p, f, "pvc-third", "family", 16*mib)
+		want("before", 37*mib)
+		remove(t, p, first, e, known)
+		want("with the first in the trash", 37*mib)
+		if known {
+			remove(t, p, second, other, known)
+			want("with both in the trash", 37*mib)
+		}
+	}
+}
+
+// What is in the trash since before a start counts in full where no blocks are shared.
+func TestUnknownTrashHoldsWhatItHas(t *testing.T) {
+	f := &quotatest.Fake{As: quota.XFS}
+	p := newPool(t, f)
+	id, e := makeShared(t, p, f, "pvc-1", "", 32*mib)
+	remove(t, p, id, e, false)
+	if held, ok := p.Held(new(atomic.Int64)); !ok || held != 32*mib {
+		t.Errorf("%d MiB are held, %v; want 32", held/mib, ok)
+	}
+}
