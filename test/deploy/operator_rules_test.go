@@ -89,8 +89,11 @@ func TestOperatorServiceMonitor(t *testing.T) {
 	if err := yaml.UnmarshalStrict(content, &monitor); err != nil {
 		t.Fatal(err)
 	}
-	objs := manifest.Render(t, operatorDir)
-	service, endpoint := manifest.Named[corev1.Service](t, objs, "Service", "hostpath-provisioner-operator-metrics"), monitor.Spec.Endpoints[0]
+	content, err = os.ReadFile(operatorDir + "/monitoring/metrics-service.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	service, endpoint := manifest.Only[corev1.Service](t, manifest.Parse(t, string(content)), "Service"), monitor.Spec.Endpoints[0]
 	for key, value := range monitor.Spec.Selector.MatchLabels {
 		if service.Labels[key] != value {
 			t.Errorf("the Service has the labels %v, want %s=%s", service.Labels, key, value)

@@ -26,7 +26,8 @@ type Manifests struct {
 	// snapshotter and freezer are added to the DaemonSet with their feature gates.
 	snapshotter, freezer addition
 	csiDriver            storagev1.CSIDriver
-	metricsService       corev1.Service
+	// metricsService is that of the driver, and operatorService that of the operator itself.
+	metricsService, operatorService corev1.Service
 	// clusterRules and namespacedRules are those of all sidecars together, but for snapshotRules, those for snapshots.
 	clusterRules, namespacedRules, snapshotRules []rbacv1.PolicyRule
 	mounter                                      appsv1.Deployment
@@ -64,6 +65,7 @@ func Load() (*Manifests, error) {
 		one(&m.mounter, "operator/mounter/deployment.yaml"),
 		one(&m.unmount, "operator/mounter/unmount.yaml"),
 		one(&m.metricsService, "csi/base/metrics-service.yaml"),
+		one(&m.operatorService, "operator/monitoring/metrics-service.yaml"),
 		cluster.read("csi/base/rbac.yaml"),
 		snapshots.read("csi/snapshots/rbac.yaml"),
 		scc.read("csi/openshift/rbac.yaml"),

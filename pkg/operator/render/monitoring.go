@@ -10,8 +10,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// monitoringObjects are how Prometheus gets at the metrics of the driver. They have metricsLabel, by which users of the upstream operator
-// select them.
+// monitoringObjects are how Prometheus gets at the metrics of the driver and of the operator. They have metricsLabel, by which users of the
+// upstream operator select them.
 func (r *Renderer) monitoringObjects() []client.Object {
 	service := r.manifests.metricsService.DeepCopy()
 	service.ObjectMeta = r.meta(MetricsService, service.Labels)
@@ -21,8 +21,12 @@ func (r *Renderer) monitoringObjects() []client.Object {
 	if !r.facts.HeadlessMetrics {
 		service.Spec.ClusterIP = ""
 	}
+	own := r.manifests.operatorService.DeepCopy()
+	own.ObjectMeta = r.meta(own.Name, own.Labels)
+	own.Labels[metricsLabel] = "true"
 	return []client.Object{
 		service,
+		own,
 		&rbacv1.Role{
 			ObjectMeta: r.meta(monitoringRole, labels),
 			Rules: []rbacv1.PolicyRule{{

@@ -14,12 +14,13 @@ const (
 	legacyConstraints = "hostpath-provisioner"
 
 	MetricsService = "hpp-prometheus-metrics"
-	// That of the pre-CSI provisioner, as its manifests have it.
-	legacyMetricsService = "hostpath-provisioner-metrics"
-	prometheusRule       = "prometheus-hpp-rules"
-	serviceMonitor       = "service-monitor-hpp"
-	operatorMonitor      = "service-monitor-hpp-operator"
-	monitoringRole       = "hostpath-provisioner-monitoring"
+	// Those of the pre-CSI provisioner and of the operator itself, as their manifests have them.
+	legacyMetricsService   = "hostpath-provisioner-metrics"
+	operatorMetricsService = "hostpath-provisioner-operator-metrics"
+	prometheusRule         = "prometheus-hpp-rules"
+	serviceMonitor         = "service-monitor-hpp"
+	operatorMonitor        = "service-monitor-hpp-operator"
+	monitoringRole         = "hostpath-provisioner-monitoring"
 	// What the upstream operator had for a health check of the driver.
 	upstreamHealthCheck = "hostpath-provisioner-health-check"
 
@@ -56,7 +57,7 @@ const (
 // clean-ups have the names of pools and nodes.
 var Names = map[string][]string{
 	"DaemonSet":                  {DriverDaemonSet, LegacyDaemonSet},
-	"Service":                    {MetricsService, legacyMetricsService},
+	"Service":                    {MetricsService, legacyMetricsService, operatorMetricsService},
 	"ServiceAccount":             {driverAccount, legacyAccount},
 	"Role":                       {driverAccount, legacyRole, monitoringRole, upstreamHealthCheck},
 	"RoleBinding":                {driverAccount, legacyRole, monitoringRole, upstreamHealthCheck},

@@ -98,6 +98,7 @@ func TestRenderNames(t *testing.T) {
 		"RoleBinding hostpath-provisioner-admin-csi",
 		"RoleBinding hostpath-provisioner-monitoring",
 		"SecurityContextConstraints hostpath-provisioner-csi",
+		"Service hostpath-provisioner-operator-metrics",
 		"Service hpp-prometheus-metrics",
 		"ServiceAccount hostpath-provisioner-admin-csi",
 		"ServiceMonitor service-monitor-hpp",

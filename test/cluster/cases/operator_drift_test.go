@@ -170,10 +170,15 @@ func (a *applied) comesBack(what string, disturb func(context.Context) bool) tim
 	return time.Since(began)
 }
 
-// described is what an object says but for what the API server and other controllers keep in it.
+// described is what an object says but for what the API server and other controllers keep in it. A Service that is made anew gets another
+// address.
 func described(object *unstructured.Unstructured) map[string]any {
 	content := object.DeepCopy().Object
 	delete(content, "status")
+	if address, _, _ := unstructured.NestedString(content, "spec", "clusterIP"); object.GetKind() == "Service" && address != corev1.ClusterIPNone {
+		unstructured.RemoveNestedField(content, "spec", "clusterIP")
+		unstructured.RemoveNestedField(content, "spec", "clusterIPs")
+	}
 	content["metadata"] = map[string]any{"labels": object.GetLabels()}
 	return content
 }
