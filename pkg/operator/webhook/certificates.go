@@ -204,7 +204,7 @@ func (c *Certificates) of(news announcement, path string, live admissionv1.Webho
 // announce writes the certificates that the API server accepts and the path that it calls, and no other field of the configuration.
 func (c *Certificates) announce(ctx context.Context, live *admissionv1.ValidatingWebhookConfiguration, news announcement) error {
 	for _, hook := range live.Webhooks {
-		config := c.of(news, validatePath, hook.ClientConfig)
+		config := c.of(news, ValidatePath, hook.ClientConfig)
 		if hook.Name != webhookName || config == nil {
 			continue
 		}
@@ -222,7 +222,7 @@ func (c *Certificates) announceRestores(ctx context.Context, news announcement) 
 		return client.IgnoreNotFound(err)
 	}
 	for _, hook := range live.Webhooks {
-		config := c.of(news, restoresPath, hook.ClientConfig)
+		config := c.of(news, RestoresPath, hook.ClientConfig)
 		if hook.Name != restoresWebhook || config == nil {
 			continue
 		}

@@ -18,8 +18,8 @@ import (
 
 // The first element of the path that the API server calls. The second is a ticket.
 const (
-	validatePath = "validate"
-	restoresPath = "restores"
+	ValidatePath = "validate"
+	RestoresPath = "restores"
 )
 
 // A Server answers the calls of the API server. That has no identity that could be asked for, unless its administrator configures one, and
@@ -30,9 +30,17 @@ type Server struct {
 	// TLS changes what connections are accepted with.
 	TLS func(*tls.Config)
 	// Certificates are shown to clients, and know the tickets.
-	Certificates *Certificates
+	Certificates Identity
 	// Validate and Restores answer those who have a ticket.
 	Validate, Restores http.Handler
+}
+
+// An Identity is what a server shows to clients, and what it wants to see of them.
+type Identity interface {
+	// Configure has connections accepted with the certificate of the moment.
+	Configure(config *tls.Config)
+	// accepts says whether calls with a ticket are answered.
+	accepts(ticket string) bool
 }
 
 // limits bound what all clients together can use of the operator.
@@ -94,7 +102,7 @@ func (s *Server) serve(ctx context.Context, listener net.Listener, l limits) err
 // handler answers calls with a ticket, and closes the connections of other clients before their call is read.
 func (s *Server) handler(l limits) http.Handler {
 	handlers := map[string]http.Handler{}
-	for path, handler := range map[string]http.Handler{validatePath: s.Validate, restoresPath: s.Restores} {
+	for path, handler := range map[string]http.Handler{ValidatePath: s.Validate, RestoresPath: s.Restores} {
 		handlers[path] = http.TimeoutHandler(handler, l.answer, "")
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, call *http.Request) {

@@ -67,12 +67,19 @@ func newPort(t *testing.T, l limits) (*port, *listens) {
 	t.Helper()
 	p := &port{world: newWorld(t, nil, 1)}
 	must.Succeed(t, p.replicas[0].refresh(t.Context()))
+	return p, p.serve(l, p.replicas[0])
+}
+
+// serve has a server answer on the port until the test ends.
+func (p *port) serve(l limits, identity Identity) *listens {
+	t := p.t
+	t.Helper()
 	inner, err := net.Listen("tcp", "127.0.0.1:0")
 	must.Succeed(t, err)
 	listener := &listens{Listener: inner}
 	p.address = inner.Addr().String()
 	server := &Server{
-		TLS: func(*tls.Config) {}, Certificates: p.replicas[0],
+		TLS: func(*tls.Config) {}, Certificates: identity,
 		Validate: http.HandlerFunc(func(w http.ResponseWriter, call *http.Request) { p.validate(w, call) }),
 		Restores: http.HandlerFunc(func(w http.ResponseWriter, call *http.Request) { p.restores(w, call) }),
 	}
@@ -85,7 +92,7 @@ func newPort(t *testing.T, l limits) (*port, *listens) {
 		end()
 		must.Succeed(t, <-done)
 	})
-	return p, listener
+	return listener
 }
 
 // trusting is what the API server connects with.
