@@ -50,6 +50,7 @@ FROM base AS hostpath-provisioner-operator
 ARG TARGETARCH
 LABEL org.opencontainers.image.title="hostpath-provisioner-operator" \
       org.opencontainers.image.description="Deploys the storage of a Kubernetes node's own pools, as a HostPathProvisioner object says"
+COPY bin/image/hostpath-provisioner-operator/${TARGETARCH}/ /
 COPY bin/linux_${TARGETARCH}/hostpath-provisioner-operator /hostpath-provisioner-operator
 # It speaks to the API server and touches nothing else.
 USER 65534:65534

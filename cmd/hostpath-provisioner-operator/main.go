@@ -1,7 +1,8 @@
 // Command hostpath-provisioner-operator deploys the CSI driver for the HostPathProvisioner of a cluster, and keeps it
 // deployed. Its environment says what its flags do not: see docs/operator.md.
 //
-// With the argument render it prints what it would deploy for the object on its standard input, and ends.
+// With the argument render it prints what it would deploy for the object on its standard input, and ends. By the name csv-generator it
+// prints a ClusterServiceVersion of itself.
 package main
 
 import (
@@ -12,6 +13,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"path/filepath"
 	"strconv"
 	"time"
 
@@ -24,6 +26,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
 	"kubevirt.io/hostpath-provisioner/pkg/operator"
+	"kubevirt.io/hostpath-provisioner/pkg/operator/olm"
 	"kubevirt.io/hostpath-provisioner/pkg/operator/render"
 	"kubevirt.io/hostpath-provisioner/pkg/operator/webhook"
 )
@@ -32,15 +35,24 @@ import (
 type settings struct {
 	health, metrics string
 	webhook         int
+	certificate     string
 	elect           bool
 	goneAfter       time.Duration
 }
 
 func main() {
+	if filepath.Base(os.Args[0]) == olm.Generator {
+		if err := olm.Generate(os.Args[1:], os.Stdout); err != nil {
+			fmt.Fprintf(os.Stderr, "%s: %v\n", olm.Generator, err)
+			os.Exit(1)
+		}
+		return
+	}
 	var s settings
 	flag.StringVar(&s.health, "health-address", ":6060", "address to serve /livez and /readyz on")
 	flag.StringVar(&s.metrics, "metrics-address", ":8443", "address to serve metrics on, with TLS, to clients that may get /metrics; 0 for none")
 	flag.IntVar(&s.webhook, "webhook-port", 9443, "port to serve the webhooks on; 0 for none")
+	flag.StringVar(&s.certificate, "webhook-cert-dir", "", "directory with tls.crt and tls.key for the webhooks, which another program renews and has the API server know; the operator makes its own without it")
 	flag.BoolVar(&s.elect, "leader-elect", true, "whether to work only while holding the Lease "+operator.LeaderElection)
 	flag.DurationVar(&s.goneAfter, "deleted-node-after", operator.GoneAfter, "how long after its Node object was deleted the operator reports or removes the PersistentVolumes of a node")
 	klog.InitFlags(nil)
@@ -119,7 +131,7 @@ func run(s settings, config render.Config) error {
 		r.Add(m),
 		m.AddHealthzCheck("ping", healthz.Ping),
 		m.AddReadyzCheck("ping", healthz.Ping),
-		addWebhook(m, s.webhook, config.Namespace, policy),
+		addWebhook(m, s, config.Namespace, policy),
 	)
 	if err != nil {
 		return err
@@ -128,13 +140,23 @@ func run(s settings, config render.Config) error {
 }
 
 // addWebhook has the manager serve the webhook on a port, if that is not 0.
-func addWebhook(m manager.Manager, port int, namespace string, policy *operator.TLSPolicy) error {
-	if port == 0 {
+func addWebhook(m manager.Manager, s settings, namespace string, policy *operator.TLSPolicy) error {
+	if s.webhook == 0 {
 		return nil
 	}
-	certificates := webhook.NewCertificates(m.GetAPIReader(), m.GetClient(), namespace)
+	var certificates interface {
+		manager.Runnable
+		webhook.Identity
+	} = webhook.NewCertificates(m.GetAPIReader(), m.GetClient(), namespace)
+	if s.certificate != "" {
+		mounted, err := webhook.NewMounted(s.certificate)
+		if err != nil {
+			return fmt.Errorf("read the certificate of the webhooks: %w", err)
+		}
+		certificates = mounted
+	}
 	server := &webhook.Server{
-		Address: net.JoinHostPort("", strconv.Itoa(port)), TLS: policy.Configure, Certificates: certificates,
+		Address: net.JoinHostPort("", strconv.Itoa(s.webhook)), TLS: policy.Configure, Certificates: certificates,
 		Validate: (&webhook.Validator{Reader: m.GetAPIReader()}).Handler(m.GetScheme()),
 		Restores: &admission.Webhook{Handler: &webhook.Restores{Reader: m.GetAPIReader()}},
 	}

@@ -31,6 +31,28 @@ func ReleaseOf(image string) (Release, error) {
 	return Release{registry: registry, tag: tag}, nil
 }
 
+// An Image is one of what the operator deploys.
+type Image struct {
+	// Name is the last part of its name in the manifests, and Variable what names another one in the operator's environment.
+	Name, Variable string
+	// Image is the one that containers get.
+	Image string
+}
+
+// Images are all images of what the operator deploys, by their names.
+func (m *Manifests) Images(config Config) ([]Image, error) {
+	r := &Renderer{manifests: m, config: config}
+	var all []Image
+	for _, name := range sortedKeys(imageVariables) {
+		image, err := r.image(name)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, Image{path.Base(name), imageVariables[name], image})
+	}
+	return all, nil
+}
+
 // image is the one for a container whose image in the manifests is this: the one that a variable names, or else the one of
 // IMAGE_REGISTRY, or else the one where the operator's own is, or else that of the manifests.
 func (r *Renderer) image(name string) (string, error) {

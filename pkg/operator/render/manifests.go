@@ -58,22 +58,22 @@ func Load() (*Manifests, error) {
 	m := &Manifests{}
 	var cluster, snapshots, scc rules
 	err := errors.Join(
-		one(&m.daemonSet, "csi/base/daemonset.yaml"),
+		One(&m.daemonSet, "csi/base/daemonset.yaml"),
 		m.snapshotter.read("csi/snapshots/csi-snapshotter.yaml"),
 		m.freezer.read("csi/freeze/freezer.yaml"),
-		one(&m.csiDriver, "csi/base/csidriver.yaml"),
-		one(&m.mounter, "operator/mounter/deployment.yaml"),
-		one(&m.unmount, "operator/mounter/unmount.yaml"),
-		one(&m.metricsService, "csi/base/metrics-service.yaml"),
-		one(&m.operatorService, "operator/monitoring/metrics-service.yaml"),
+		One(&m.csiDriver, "csi/base/csidriver.yaml"),
+		One(&m.mounter, "operator/mounter/deployment.yaml"),
+		One(&m.unmount, "operator/mounter/unmount.yaml"),
+		One(&m.metricsService, "csi/base/metrics-service.yaml"),
+		One(&m.operatorService, "operator/monitoring/metrics-service.yaml"),
 		cluster.read("csi/base/rbac.yaml"),
 		snapshots.read("csi/snapshots/rbac.yaml"),
 		scc.read("csi/openshift/rbac.yaml"),
-		one(&m.constraints, "csi/openshift/securitycontextconstraints.yaml"),
-		one(&m.driverRule, "monitoring/prometheusrule.yaml"),
-		one(&m.operatorRule, "operator/monitoring/prometheusrule.yaml"),
-		one(&m.serviceMonitor, "monitoring/servicemonitor.yaml"),
-		one(&m.operatorMonitor, "operator/monitoring/servicemonitor.yaml"),
+		One(&m.constraints, "csi/openshift/securitycontextconstraints.yaml"),
+		One(&m.driverRule, "monitoring/prometheusrule.yaml"),
+		One(&m.operatorRule, "operator/monitoring/prometheusrule.yaml"),
+		One(&m.serviceMonitor, "monitoring/servicemonitor.yaml"),
+		One(&m.operatorMonitor, "operator/monitoring/servicemonitor.yaml"),
 	)
 	if err != nil {
 		return nil, err
@@ -99,7 +99,7 @@ func (a *addition) read(file string) error {
 		Op, Path string
 		Value    json.RawMessage
 	}
-	if err := one(&operations, file); err != nil {
+	if err := One(&operations, file); err != nil {
 		return err
 	}
 	for _, o := range operations {
@@ -134,11 +134,11 @@ func (a *addition) to(pod *corev1.PodSpec) {
 func (m *legacyManifests) load() error {
 	var cluster, scc rules
 	err := errors.Join(
-		one(&m.daemonSet, "provisioner/base/daemonset.yaml"),
-		one(&m.metricsService, "provisioner/base/metrics-service.yaml"),
+		One(&m.daemonSet, "provisioner/base/daemonset.yaml"),
+		One(&m.metricsService, "provisioner/base/metrics-service.yaml"),
 		cluster.read("provisioner/base/rbac.yaml"),
 		scc.read("provisioner/openshift/rbac.yaml"),
-		one(&m.constraints, "provisioner/openshift/securitycontextconstraints.yaml"),
+		One(&m.constraints, "provisioner/openshift/securitycontextconstraints.yaml"),
 	)
 	m.rules, m.constraintsRules = cluster.cluster, scc.namespaced
 	return err
@@ -149,7 +149,7 @@ type rules struct{ cluster, namespaced []rbacv1.PolicyRule }
 
 func (r *rules) read(file string) error {
 	// A Role has the fields of a ClusterRole that matter here, and the other kinds of the file have no rules.
-	roles, err := documents[rbacv1.ClusterRole](file)
+	roles, err := Documents[rbacv1.ClusterRole](file)
 	for _, role := range roles {
 		switch role.Kind {
 		case "ClusterRole":
@@ -166,7 +166,7 @@ func (m *Manifests) addTags(file string) error {
 	var kustomization struct {
 		Images []struct{ Name, NewTag string }
 	}
-	if err := one(&kustomization, file); err != nil {
+	if err := One(&kustomization, file); err != nil {
 		return err
 	}
 	for _, image := range kustomization.Images {
@@ -175,9 +175,9 @@ func (m *Manifests) addTags(file string) error {
 	return nil
 }
 
-// one decodes the only document of a file.
-func one[T any](to *T, file string) error {
-	found, err := documents[T](file)
+// One decodes the only document of a file.
+func One[T any](to *T, file string) error {
+	found, err := Documents[T](file)
 	if err != nil {
 		return err
 	}
@@ -188,7 +188,8 @@ func one[T any](to *T, file string) error {
 	return nil
 }
 
-func documents[T any](file string) ([]T, error) {
+// Documents decodes all documents of a file of deploy/.
+func Documents[T any](file string) ([]T, error) {
 	content, err := deploy.Files.ReadFile(file)
 	if err != nil {
 		return nil, err

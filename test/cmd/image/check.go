@@ -240,7 +240,13 @@ func (c *contents) entry(h *tar.Header, content []byte) error {
 	case name == c.program:
 		c.seen[name] = true
 		return c.static(mode, content)
-	case len(c.image.debian) == 0:
+	case slices.Contains(c.image.links, "/"+name):
+		c.seen[name] = true
+		if mode&fs.ModeSymlink == 0 || h.Linkname != "/"+c.program {
+			return errors.New("it is not a link to the program")
+		}
+		return nil
+	case len(c.image.debian) == 0 && (!mode.IsDir() || !c.image.above(name)):
 		return errors.New("the image is to hold only the program")
 	case mode.IsDir():
 		return nil
@@ -294,7 +300,7 @@ func (c *contents) static(mode fs.FileMode, content []byte) error {
 // missing reports what has to be there and is not.
 func (c *contents) missing() error {
 	var problems []error
-	want := append([]string{"/" + c.program}, c.image.programs()...)
+	want := slices.Concat([]string{"/" + c.program}, c.image.programs(), c.image.links)
 	for _, library := range c.loaded {
 		if !path.IsAbs(library) {
 			library = path.Join("/usr/lib", tuples[c.arch], library)

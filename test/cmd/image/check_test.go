@@ -210,6 +210,50 @@ func TestImageWithDebianPrograms(t *testing.T) {
 	}
 }
 
+// linked is an image whose program has another name in PATH.
+var linked = image{mostBytes: 1000, links: []string{"/usr/bin/" + program}}
+
+func TestImageWithLinksToTheProgram(t *testing.T) {
+	good := func(t *testing.T) fakeImage {
+		dir := filepath.Join(t.TempDir(), "root")
+		must.Succeed(t, linked.root(t.Context(), program, "amd64", dir))
+		target, err := os.Readlink(filepath.Join(dir, "usr/bin", program))
+		must.Succeed(t, err)
+		i := good(t)
+		i.layers = append(i.layers, []file{
+			{name: "usr/bin/", change: func(h *tar.Header) { h.Typeflag = tar.TypeDir }},
+			{name: "usr/bin/" + program, change: symlink(target)},
+		})
+		return i
+	}
+	if found, err := check(good(t).write(t), program, linked); err != nil || !slices.Equal(found, []string{"amd64"}) {
+		t.Errorf("found %q, %v; want it good for amd64", found, err)
+	}
+	const link = 1
+	for name, c := range map[string]struct {
+		change func(files []file) []file
+		says   string
+	}{
+		"no link":           {func(f []file) []file { return f[:link] }, "no /usr/bin/" + program},
+		"one elsewhere":     {func(f []file) []file { f[link].change = symlink("/bin/sh"); return f }, "not a link to the program"},
+		"a program instead": {func(f []file) []file { f[link].change = nil; return f }, "not a link to the program"},
+		"another directory": {func(f []file) []file { f[0].name = "usr/sbin/"; return f }, "usr/sbin"},
+		"another file":      {func(f []file) []file { return append(f, file{name: "usr/bin/sh"}) }, "usr/bin/sh"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			i := good(t)
+			i.layers[1] = c.change(i.layers[1])
+			if found, err := check(i.write(t), program, linked); err == nil || !strings.Contains(err.Error(), c.says) {
+				t.Errorf("found %q, %v; want it to name %q", found, err, c.says)
+			}
+		})
+	}
+}
+
+func symlink(target string) func(*tar.Header) {
+	return func(h *tar.Header) { h.Typeflag, h.Linkname, h.Mode = tar.TypeSymlink, target, 0o777 }
+}
+
 // What a program links is found and taken, here of this machine's own system: it runs with nothing else.
 func TestProgramIncludesLibraries(t *testing.T) {
 	testenv.NeedRoot(t)

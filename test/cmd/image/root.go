@@ -37,9 +37,9 @@ func inUsr(name string) string {
 	return name
 }
 
-// root makes the directory dir with what the image takes from Debian for an architecture. It is there only when
+// root makes the directory dir with what the image has besides the program, for an architecture. It is there only when
 // it is whole. Nothing is executed of the packages, so the architecture need not be this machine's.
-func (i image) root(ctx context.Context, arch, dir string) (err error) {
+func (i image) root(ctx context.Context, program, arch, dir string) (err error) {
 	if machines[arch] == 0 {
 		return fmt.Errorf("unknown architecture %q", arch)
 	}
@@ -68,7 +68,18 @@ func (i image) root(ctx context.Context, arch, dir string) (err error) {
 			return err
 		}
 	}
+	for _, link := range i.links {
+		at := filepath.Join(next, link)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(at), 0o755), os.Symlink("/"+program, at)); err != nil {
+			return err
+		}
+	}
 	return os.Rename(next, dir)
+}
+
+// above says whether a directory is there for a link.
+func (i image) above(dir string) bool {
+	return slices.ContainsFunc(i.links, func(link string) bool { return strings.HasPrefix(link, "/"+dir+"/") })
 }
 
 func (i image) programs() []string {
