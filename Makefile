@@ -32,7 +32,7 @@ NO_DWARF := all=-dwarf=false
 # Packages that link Kubernetes' client. It takes minutes to compile, and once more for the race detector: make test-hard
 # has that.
 API_CLIENTS := /api/ /cmd/hostpath-provisioner$$ /cmd/hostpath-provisioner-operator$$ /cmd/local-pv-provisioner$$ \
-	/pkg/localpv /pkg/migrate /pkg/operator /pkg/provisioner
+	/pkg/localpv /pkg/migrate /pkg/operator /pkg/provisioner /test/cmd/bundle$$
 # Without the race detector in make test: those, and the suite that kills the driver at each step of one call at a time.
 WITHOUT_RACE := $(API_CLIENTS) /e2e/crash$$
 
@@ -376,6 +376,13 @@ $(PLUGINS:%=plugin-%): plugin-%:
 
 # Where the workflow of the repository can push: registry and organisation are named nowhere else.
 RELEASE_PREFIX := ghcr.io/kubevirt/hostpath-provisioner/
+
+# The ClusterServiceVersion that the catalogue has before this one, if any, such as hostpath-provisioner-operator.v0.1.0.
+REPLACES ?=
+
+.PHONY: bundle
+bundle: ## Write the bundle of the operator's VERSION for the Operator Lifecycle Manager into bin/bundle/
+	go run ./test/cmd/bundle --version '$(VERSION)' --image-prefix '$(or $(IMAGE_PREFIX),$(RELEASE_PREFIX))' --replaces '$(REPLACES)' bin/bundle
 
 .PHONY: release
 release: RELEASE = cd release && CGO_ENABLED=0 go run . --version '$(VERSION)' --image-prefix '$(or $(IMAGE_PREFIX),$(RELEASE_PREFIX))' \
