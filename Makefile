@@ -85,6 +85,24 @@ docs: ## Write what of docs/ is made from the code: docs/metrics.md
 	go run ./test/cmd/metricsdoc > bin/metrics.md
 	@mv bin/metrics.md docs/metrics.md
 
+# The path that the site is served below, and where its links to what is no page of it lead.
+export SITE_BASE ?= /
+export SITE_REPOSITORY ?= https://github.com/kubevirt/hostpath-provisioner
+
+# npm writes this file when all else is there.
+site/node_modules/.package-lock.json: site/package-lock.json
+	@test/tools/install-deps site
+	cd site && npm ci
+
+.PHONY: site
+site: site/node_modules/.package-lock.json ## Build the site of the documents into bin/site/
+	site/node_modules/.bin/vitepress build site
+
+.PHONY: check-site
+check-site: site ## Open each page of the site in Chromium, wide and narrow, light and dark, and follow its links
+	@test/tools/install-deps check-site
+	node site/check.js
+
 # The deep copies of api/, and the definition of its kinds for clusters, from the types there.
 API := object crd:maxDescLen=300 paths=./api/...
 GENERATED := api/v1beta1/zz_generated.deepcopy.go deploy/operator/hostpathprovisioner.kubevirt.io_hostpathprovisioners.yaml
@@ -131,7 +149,7 @@ test-load: ## Have 64 callers at work on 10,000 volumes for five minutes, in eig
 # quotas is done again in the virtual machine, on XFS and ext4 that have them, the load for a minute.
 .PHONY: test-hard
 test-hard: FUZZTIME = 5m
-test-hard: test-crash test-volumes test-faults test-model test-hostile test-load test-privilege ## Attack the driver in full, which takes hours: what make test does in a short form
+test-hard: test-crash test-volumes test-faults test-model test-hostile test-load test-privilege check-site ## Attack the driver in full, which takes hours: what make test does in a short form
 	$(GO_TEST) ./test/cmd/kernel $$(go list ./... | grep $(API_CLIENTS:%=-e '%'))
 	@$(MAKE) test-kernel KERNEL_TESTS='./test/cmd/kernel/lab ./pkg/hostfs/bind ./test/e2e/crash ./test/e2e/volumes ./test/e2e/faults ./test/e2e/load ./pkg/hostfs/quota ./cmd/hostpath-provisioner' KERNEL_FLAGS= KERNEL_TIMEOUT=190m KERNEL_TEST_TIMEOUT=170m
 	@$(MAKE) test-cluster CASES=Killed KILL_EVERY=1 CASES_TIMEOUT=2h
@@ -400,8 +418,8 @@ bin/image/%: test/cmd/image/main.go test/cmd/image/root.go
 	go run ./test/cmd/image root $(subst /, ,$*) $@
 
 .PHONY: clean
-clean: ## Remove bin/
-	rm -rf bin
+clean: ## Remove bin/, and what the site is built with
+	rm -rf bin site/node_modules
 
 bin/tools/golangci-lint bin/tools/govulncheck bin/tools/controller-gen &: test/tools/go.mod test/tools/go.sum
 	@mkdir -p bin/tools
