@@ -88,13 +88,8 @@ func (v *found) expand(ctx context.Context, r volume.Range) (int64, error) {
 	if bytes, err = v.grownTo(bytes, r); err != nil {
 		return 0, err
 	}
-	if err := errors.Join(ctx.Err(), v.visit.Pool.OthersAreRead()); err != nil {
+	if err := errors.Join(ctx.Err(), v.visit.Pool.OthersAreRead(), v.fileMayGrow()); err != nil {
 		return 0, err
-	}
-	if v.entry.Block() {
-		if err := v.visit.pins.Free(v.id); err != nil {
-			return 0, err
-		}
 	}
 	held, err := v.visit.Pool.Ledger.Reserve(space, v.grownBy(bytes))
 	if errors.Is(err, volume.ErrUnavailable) {
@@ -112,6 +107,14 @@ func (v *found) expand(ctx context.Context, r volume.Range) (int64, error) {
 		return 0, err
 	}
 	return bytes, nil
+}
+
+// fileMayGrow returns ErrBusy for a block volume that is being copied.
+func (v *found) fileMayGrow() error {
+	if !v.entry.Block() {
+		return nil
+	}
+	return v.visit.pins.Free(v.id)
 }
 
 // grownBy is what the volume takes more of the pool at a size, in bytes.
