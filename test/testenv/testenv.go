@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -188,6 +189,13 @@ func SocketDir(t testing.TB) string {
 		}
 	})
 	return dir
+}
+
+// IsLoopOfOthers reports whether a loop device is on a file that is neither of the tests of this package nor a device: tests of other
+// packages have filesystems that refuse to say what a file is.
+func IsLoopOfOthers(name string) bool {
+	at, err := os.ReadFile("/sys/block/" + name + "/loop/backing_file")
+	return err != nil || !strings.HasPrefix(string(at), os.TempDir()+"/") && !strings.HasPrefix(string(at), "/dev/")
 }
 
 func mountPoint(t testing.TB) string {

@@ -126,14 +126,7 @@ func View() blockdev.View {
 			other, _ = others.LoadOrStore(key, isOfOtherTests(namespace))
 		}
 		return other.(bool)
-	}, UnseenLoop: isLoopOfOthers}
-}
-
-// isLoopOfOthers reports whether a loop device is on a file that is neither of these tests nor a device: tests of other packages have
-// filesystems that refuse to say what a file is.
-func isLoopOfOthers(name string) bool {
-	at, err := os.ReadFile("/sys/block/" + name + "/loop/backing_file")
-	return err != nil || !strings.HasPrefix(string(at), os.TempDir()+"/") && !strings.HasPrefix(string(at), "/dev/")
+	}, UnseenLoop: testenv.IsLoopOfOthers}
 }
 
 // mountsOf is the mount namespace of a process.

@@ -130,7 +130,7 @@ func (s *silent) holdOpen(t *testing.T, user uint32) (pid int) {
 
 // A filesystem whose server does not answer hangs each process that asks for a path in it.
 func TestFilesystemWithoutAnswer(t *testing.T) {
-	own := blockdev.View{Unseen: func(int) bool { return true }}
+	own := only(0)
 	// find searches for the users of a disk, which a test may use first.
 	find := func(t *testing.T, view blockdev.View, path string) (blockdev.Users, error) {
 		t.Helper()
@@ -146,7 +146,7 @@ func TestFilesystemWithoutAnswer(t *testing.T) {
 		bind(t, filepath.Join(s.at, "file"), filepath.Join(t.TempDir(), "file"))
 		holder := s.holdOpen(t, 0)
 		s.silent.Store(true)
-		if users, err := find(t, blockdev.View{Unseen: func(pid int) bool { return pid != holder }}, disk); err != nil || len(users.Mounts)+len(users.Processes) > 0 {
+		if users, err := find(t, only(holder), disk); err != nil || len(users.Mounts)+len(users.Processes) > 0 {
 			t.Errorf("users %+v, %v; want none", users, err)
 		}
 	})
@@ -155,7 +155,7 @@ func TestFilesystemWithoutAnswer(t *testing.T) {
 		s := serveSilent(t, 1000)
 		holder := s.holdOpen(t, 1000)
 		s.silent.Store(true)
-		if users, err := find(t, blockdev.View{Unseen: func(pid int) bool { return pid != holder }}, disk); err != nil || len(users.Processes) > 0 {
+		if users, err := find(t, only(holder), disk); err != nil || len(users.Processes) > 0 {
 			t.Errorf("users %+v, %v; want none", users, err)
 		}
 	})
@@ -235,10 +235,7 @@ func TestLoopDeviceThatRefuses(t *testing.T) {
 	t.Cleanup(func() { must.Succeed(t, loop.Close()) })
 	for _, errno := range []unix.Errno{unix.EACCES, unix.EIO, unix.ESTALE} {
 		refusing.FailWith(errno, disk.Stat)
-		_, err = blockdev.View{
-			Unseen:     func(int) bool { return true },
-			UnseenLoop: func(name string) bool { return name != filepath.Base(loop.Name()) },
-		}.FindUsers([]blockdev.Facts{facts})
+		_, err = only(0).FindUsers([]blockdev.Facts{facts})
 		must.ErrorIs(t, err, blockdev.ErrHidden)
 		for _, part := range []string{refusing.Path, "losetup -d " + loop.Name()} {
 			if !strings.Contains(err.Error(), part) {
