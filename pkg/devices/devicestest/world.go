@@ -111,21 +111,13 @@ func View() blockdev.View {
 			hidden[pid] = true
 		}
 	}
-	var others sync.Map // by process and namespace
+	own, first := mountsOf("self"), mountsOf("1")
 	return blockdev.View{Unseen: func(pid int) bool {
 		if hidden[pid] {
 			return true
 		}
 		namespace := mountsOf(strconv.Itoa(pid))
-		if namespace == mountsOf("self") || namespace == mountsOf("1") {
-			return false
-		}
-		key := [2]string{strconv.Itoa(pid), namespace}
-		other, known := others.Load(key)
-		if !known {
-			other, _ = others.LoadOrStore(key, isOfOtherTests(namespace))
-		}
-		return other.(bool)
+		return namespace != own && namespace != first && !isDescendant(pid)
 	}, UnseenLoop: testenv.IsLoopOfOthers}
 }
 
@@ -138,17 +130,21 @@ func mountsOf(pid string) string {
 	return namespace
 }
 
-// isOfOtherTests reports whether a mount namespace is that of the tests of another package, which have one each (testenv.Main).
-func isOfOtherTests(namespace string) bool {
-	own, _ := os.Readlink("/proc/self/exe")
-	programs, _ := filepath.Glob("/proc/[0-9]*/exe") // the pattern is right
-	for _, program := range programs {
-		path, err := os.Readlink(program)
-		if err == nil && path != own && strings.HasSuffix(path, ".test") && mountsOf(filepath.Base(filepath.Dir(program))) == namespace {
-			return true
+// isDescendant reports whether these tests have started a process. Those of another package have mount namespaces of their own
+// (testenv.Main), too.
+func isDescendant(pid int) bool {
+	for pid > 1 && pid != os.Getpid() {
+		stat, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))
+		if err != nil {
+			return false // it has ended
+		}
+		// After the name, which may have any character, are the state and the parent (proc_pid_stat(5)).
+		fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
+		if pid, err = strconv.Atoi(fields[1]); err != nil {
+			return false
 		}
 	}
-	return false
+	return pid == os.Getpid()
 }
 
 // Restart ends the agent, and starts another one.
