@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"kubevirt.io/hostpath-provisioner/test/cluster"
+	"kubevirt.io/hostpath-provisioner/test/cluster/example"
 )
 
 const (
@@ -208,7 +209,7 @@ func (s *scene) stopWhileFrozen(group string, processes []*os.Process, snapshot 
 func (s *scene) withFreezeClass() {
 	s.Helper()
 	class := filepath.Join(s.TempDir(), "class.yaml")
-	if err := os.WriteFile(class, []byte(strings.Join(documented(s.T, "and a class:\n\n"), "\n")), 0o600); err != nil {
+	if err := os.WriteFile(class, []byte(strings.Join(example.FreezeClass.Lines(s.T), "\n")), 0o600); err != nil {
 		s.Fatal(err)
 	}
 	if out, err := c.Kubectl(s.Context(), "apply", "-f", class); err != nil {

@@ -19,6 +19,7 @@ import (
 	"k8s.io/client-go/dynamic"
 
 	"kubevirt.io/hostpath-provisioner/test/cluster"
+	"kubevirt.io/hostpath-provisioner/test/cluster/example"
 )
 
 const (
@@ -500,7 +501,7 @@ func (s *scene) labelNode(node, label, value string) {
 // docs/snapshots.md. With it new ones are; the one from before needs the label that it would have had.
 func TestSnapshotControllerWithoutDistributedSnapshotting(t *testing.T) {
 	s := begin(t)
-	commands := prerequisites(t)
+	commands := example.SnapshotPrerequisites.Lines(t)
 	for _, command := range commands {
 		if out, err := s.shell(command); err != nil {
 			t.Errorf("%s: %v: %s", command, err, out)
@@ -542,34 +543,6 @@ func TestSnapshotControllerWithoutDistributedSnapshotting(t *testing.T) {
 		t.Fatal(out, err)
 	}
 	s.snapshotReady("unmade")
-}
-
-// prerequisites are the commands by which docs/snapshots.md has a user find out whether all is there that snapshots need.
-func prerequisites(t *testing.T) []string {
-	t.Helper()
-	commands := documented(t, "To find out whether the three are there:\n\n")
-	if len(commands) != 3 {
-		t.Fatalf("the commands of docs/snapshots.md are %q, want one for each of three things", commands)
-	}
-	return commands
-}
-
-// documented are the lines of the example in docs/snapshots.md that follows some words.
-func documented(t *testing.T, after string) (lines []string) {
-	t.Helper()
-	text, err := os.ReadFile("../../../docs/snapshots.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, rest, _ := strings.Cut(string(text), after)
-	for line := range strings.Lines(rest) {
-		inside, indented := strings.CutPrefix(line, "    ")
-		if !indented {
-			break
-		}
-		lines = append(lines, strings.TrimRight(inside, "\n"))
-	}
-	return lines
 }
 
 // shell runs a command line of a document.

@@ -23,6 +23,7 @@ import (
 	"testing"
 	"time"
 
+	"kubevirt.io/hostpath-provisioner/test/cluster/example"
 	"kubevirt.io/hostpath-provisioner/test/cluster/progress"
 	"kubevirt.io/hostpath-provisioner/test/cluster/sandbox/sandboxtest"
 )
@@ -178,25 +179,6 @@ func (t *terminal) shell(kubeconfig, script string) (string, error) {
 	return string(out), nil
 }
 
-// documented is the block of commands in docs/cluster.md that has these words.
-func (t *terminal) documented(words string) string {
-	t.Helper()
-	text, err := os.ReadFile(filepath.Join(repository, "docs/cluster.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	var found []string
-	for _, block := range regexp.MustCompile(`(?m)(^    .*\n)+`).FindAllString(string(text), -1) {
-		if strings.Contains(block, words) {
-			found = append(found, block)
-		}
-	}
-	if len(found) != 1 {
-		t.Fatalf("want one block of commands with %q in docs/cluster.md, there are %q", words, found)
-	}
-	return found[0]
-}
-
 // A person starts a cluster, does there what the document says, and ends it.
 func TestClusterUpAndDown(t *testing.T) {
 	term := open(t)
@@ -237,13 +219,11 @@ func TestClusterUpAndDown(t *testing.T) {
 		return out, err
 	})
 	kubectl(string(said[1][1]))
-	kubectl(term.documented("deploy/csi/example/pod.yaml"))
+	kubectl(strings.Join(example.PodAndClaim.Lines(t), "\n"))
 	kubectl("kubectl wait --for=condition=Ready pod/hostpath-csi-example --timeout=2m")
 	// More than 1Gi is refused, until the claim has more.
-	write, grow, found := strings.Cut(term.documented("kubectl patch pvc"), "\n")
-	if !found {
-		t.Fatal("the document does not write before it lets the claim grow")
-	}
+	commands := example.WriteAndGrow.Lines(t)
+	write, grow := commands[0], commands[1]
 	if out, err := term.shell(string(exported[1]), write); err == nil || !strings.Contains(out, "Disk quota exceeded") {
 		t.Errorf("%s: %v, want it refused for want of space", write, err)
 	}
