@@ -64,8 +64,8 @@ type Pool struct {
 	FreeBytes      *int64 `json:"freeBytes"`
 	PromisedBytes  *int64 `json:"promisedBytes"`
 	AvailableBytes *int64 `json:"availableBytes"`
-	// InodeBytes is what is set aside beside the promises for inodes that quotas do not count.
-	InodeBytes *int64 `json:"inodeBytes"`
+	// SetAsideBytes is beside the promises, for inodes that quotas do not count, and for overwriting shared blocks.
+	SetAsideBytes *int64 `json:"setAsideBytes"`
 	// TrashHeldBytes is what cannot be promised until the trash is erased.
 	TrashHeldBytes *int64 `json:"trashHeldBytes"`
 	Inodes         *int64 `json:"inodes"`

@@ -45,7 +45,7 @@ func aNode() inspect.Report {
 			{
 				Name: "local", Path: "/var/hpvolumes", Readable: true, Condition: "in order",
 				UUID: "kwinljr55icti4ji", Created: made, Quota: "xfs",
-				SizeBytes: number(100 * gib), FreeBytes: number(60 * gib), PromisedBytes: number(31 * gib), InodeBytes: number(714 * mib), TrashHeldBytes: number(13 * mib), AvailableBytes: number(55 * gib),
+				SizeBytes: number(100 * gib), FreeBytes: number(60 * gib), PromisedBytes: number(31 * gib), SetAsideBytes: number(714 * mib), TrashHeldBytes: number(13 * mib), AvailableBytes: number(55 * gib),
 				Inodes: number(52428800), InodesFree: number(52428000),
 				Volumes: []inspect.Volume{
 					{
@@ -91,7 +91,7 @@ func aNode() inspect.Report {
 			{
 				Name: "shared", Path: "/mnt/nfs", Shared: true, Readable: true, Abnormal: true, Condition: "the pool's filesystem is read-only", Reason: "read_only",
 				UUID: "zzhioir5avpfwbox", Created: made, ReadOnly: true, SystemDisk: true, SharesWith: []string{"home", "local"}, Unenforced: "no directory quotas: nfs at /mnt/nfs has none",
-				SizeBytes: number(2048 * gib), FreeBytes: number(0), PromisedBytes: number(0), InodeBytes: number(0), TrashHeldBytes: number(0), AvailableBytes: number(0),
+				SizeBytes: number(2048 * gib), FreeBytes: number(0), PromisedBytes: number(0), SetAsideBytes: number(0), TrashHeldBytes: number(0), AvailableBytes: number(0),
 				Volumes: []inspect.Volume{{
 					ID: "pvc-3", Mode: "block", Abnormal: true, Condition: "the pool's filesystem is read-only\nand more", Recorded: true, Enforced: true, Thin: true, Created: &made,
 					PromisedBytes: number(0), Published: []inspect.Place{}, Nodes: []string{"node-b", "node-c"}, Devices: []inspect.Device{},

@@ -268,7 +268,7 @@ func (r *reader) describe(p *Pool, space dir.Space) {
 	}
 	now := r.Ledger.Summary()
 	promised, overhead := now.Promised, now.Overhead
-	p.PromisedBytes, p.InodeBytes = &promised, &overhead
+	p.PromisedBytes, p.SetAsideBytes = &promised, &overhead
 	p.setCondition(health.Facts{
 		Pool:             r.unavailable,
 		FilesystemErrors: max(0, r.Errors),

@@ -668,7 +668,7 @@ func TestInspect_inodesBesideQuota(t *testing.T) {
 	withQuota(t, func(t *testing.T, b *bench) {
 		b.create("pvc-1", 16*mib)
 		want := map[quota.Kind]int64{quota.XFS: 1025 * 544, quota.Btrfs: 0}[b.Quota.Kind()]
-		if got := b.see(localPool); got.InodeBytes == nil || *got.InodeBytes != want || *got.PromisedBytes != 16*mib {
+		if got := b.see(localPool); got.SetAsideBytes == nil || *got.SetAsideBytes != want || *got.PromisedBytes != 16*mib {
 			t.Errorf("the pool is seen as %+v, want %d bytes for inodes and 16 MiB promised", got, want)
 		}
 	})

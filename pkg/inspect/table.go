@@ -105,8 +105,8 @@ func (p *Pool) write(text *strings.Builder, now time.Time) {
 func (p *Pool) numbers() string {
 	line := fmt.Sprintf("size %s, free %s, promised %s, available %s",
 		size(p.SizeBytes), size(p.FreeBytes), size(p.PromisedBytes), size(p.AvailableBytes))
-	if p.InodeBytes != nil && *p.InodeBytes > 0 {
-		line += ", set aside for inodes " + size(p.InodeBytes)
+	if p.SetAsideBytes != nil && *p.SetAsideBytes > 0 {
+		line += ", set aside " + size(p.SetAsideBytes)
 	}
 	switch {
 	case len(p.Trash) > 0 && p.TrashHeldBytes == nil:

@@ -10,6 +10,7 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota/quotatest"
+	"kubevirt.io/hostpath-provisioner/pkg/pool"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
@@ -126,5 +127,52 @@ func TestLargerInodes(t *testing.T) {
 		}
 		b.create("pvc-2", b.capacity())
 		b.wantCapacity("local", 0, 0)
+	})
+}
+
+// A directory that shares blocks may take more than its promise, and what it may take is never sold to another: its
+// limit is no higher than what is owed for it, from its first snapshot on, and a snapshot that leaves no room for that is refused.
+func TestWhatSharingAddsToLimitsIsOwed(t *testing.T) {
+	testenv.NeedRoot(t)
+	root := testenv.LoopFS(t, "xfs", 512*mib)
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, root)
+		b.Quota = &quotatest.Fake{As: quota.XFS}
+		const noInodes = `[{"name":"local","path":"pool","bytesPerInode":0}]`
+		b.start(noInodes)
+		wantOwed := func(when string, shared ...string) {
+			t.Helper()
+			var above int64
+			for _, name := range shared {
+				above += b.limitOf(name) - b.volume(name).Bytes
+			}
+			if got := b.Pools[0].Ledger.Summary().Overhead; got != above || above == 0 {
+				t.Errorf("%s: %d bytes are set aside besides promises, and limits are %d above them", when, got, above)
+			}
+		}
+		b.create("pvc-1", 64*mib)
+		must.Succeed(t, b.snapshot("s-1", "pvc-1"))
+		wantOwed("with a snapshot", "pvc-1")
+		awaitTick(t, root)
+		_, err := b.Create(t.Context(), pool.Request{ID: id(t, "pvc-2"), Pool: poolName(t, "local"), Source: &pool.Source{ID: snapshotID(t, "s-1")}})
+		must.Succeed(t, err)
+		wantOwed("with a restored volume", "pvc-1", "pvc-2")
+		must.Succeed(t, b.publish("pvc-1", "a"))
+		_, err = b.Expand(t.Context(), id(t, "pvc-1"), b.Target("a"), "", volume.Range{Required: 128 * mib})
+		must.Succeed(t, err)
+		wantOwed("expanded", "pvc-1", "pvc-2")
+		b.restart(noInodes)
+		wantOwed("started again", "pvc-1", "pvc-2")
+		must.Succeed(t, b.unpublish("pvc-1", "a"))
+		b.delete("pvc-1")
+		wantOwed("deleted", "pvc-2")
+
+		b.create("pvc-3", 64*mib)
+		b.create("pvc-rest", b.capacity()-mib)
+		wantError(t, b.snapshot("s-2", "pvc-3"), volume.ErrPrecondition)
+		if got := b.limitOf("pvc-3"); got != 64*mib {
+			t.Errorf("the limit of a volume whose snapshot was refused is %d", got)
+		}
+		wantOwed("refused", "pvc-2")
 	})
 }

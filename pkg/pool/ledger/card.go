@@ -83,13 +83,29 @@ func OfInodes(kind quota.Kind, inodes, inodeBytes int64) int64 {
 	return max(0, inodes) * (inodeBytes + perInode)
 }
 
-// overhead is what the inodes of the volume may take that no quota counts, in bytes. Without a
+// ofInodes is what the inodes of the volume may take that no quota counts, in bytes. Without a
 // limit of inodes that is not known.
-func (c Card) overhead(option, inodeBytes int64) int64 {
+func (c Card) ofInodes(option, inodeBytes int64) int64 {
 	if !c.Is(ByXFS) {
 		return 0
 	}
 	return OfInodes(quota.XFS, c.Inodes(option), inodeBytes)
+}
+
+// overhead is what the volume may take of the pool besides its promise, in bytes.
+func (c Card) overhead(option, inodeBytes int64) int64 {
+	return c.ofInodes(option, inodeBytes) + c.ToOverwrite()
+}
+
+// ToOverwrite is what the limit of a directory on XFS is above its promise, in bytes, if it shares blocks. To overwrite
+// a shared block XFS needs a new one before it lets the old one go, and charges both meanwhile: a full volume could not
+// even write what it has. Each may be an extent of its own then, which takes 16 bytes in a tree whose blocks may be half
+// empty. Snapshots are not written to.
+func (c Card) ToOverwrite() int64 {
+	if !c.Is(ByXFS) || !c.Is(Shares) || c.Is(IsBlock|IsSnapshot) {
+		return 0
+	}
+	return 1<<20 + c.Promised/64
 }
 
 // By is the flag for a size that is enforced by a quota of that kind.

@@ -13,8 +13,7 @@ type index struct {
 	// order has the ids for listings, sorted. It is nil until the first of them: a load puts many
 	// volumes before that.
 	order []volume.ID
-	// promised is the sum of all promises, with what their inodes may take, and overhead the
-	// part of it that is for those.
+	// promised is the sum of all promises, with what their volumes may take besides, and overhead that part of it.
 	promised, overhead int64
 	// option is the pool option bytesPerInode, and inodeBytes what an inode takes.
 	option, inodeBytes int64

@@ -63,7 +63,7 @@ type Summary struct {
 	Volumes   int
 	Promised  int64 // bytes, those of snapshots included, without Overhead
 	Snapshots SnapshotSum
-	// Overhead is what is set aside for inodes that quotas do not count, in bytes.
+	// Overhead is what is set aside besides, in bytes: for inodes that quotas do not count, and for overwriting shared blocks.
 	Overhead int64
 	Trash    TrashSum
 	// Held is what trash may still occupy, also that of other nodes: the sum of the promises,
@@ -107,8 +107,7 @@ func (l *Ledger) unlock() {
 
 // sums are what a pool owes, in bytes.
 type sums struct {
-	// promised is the sum over all records and all creations under way, with what their
-	// inodes may take that no quota counts.
+	// promised is the sum over all records and all creations under way, with what the volumes may take besides.
 	promised int64
 	// newInodes is the size for which a new volume has one such inode, in bytes; 0 for none.
 	newInodes int64
@@ -194,7 +193,7 @@ func (l *Ledger) SetInodes(bytesPerInode, inodeBytes int64) {
 	}
 }
 
-// Owed is what a volume takes of the pool, in bytes: its promise, and what its inodes may take.
+// Owed is what a volume may take of the pool, in bytes: its promise, what its inodes take, and what overwriting shared blocks does.
 func (l *Ledger) Owed(c Card) int64 {
 	return c.Promised + c.overhead(l.policy.BytesPerInode, l.inodeBytes())
 }
@@ -208,7 +207,7 @@ func (l *Ledger) inodeBytes() int64 {
 // InodesHold is what so many inodes of a volume take of what is set aside for them, in bytes.
 func (l *Ledger) InodesHold(c Card, inodes int64) int64 {
 	inodeBytes := l.inodeBytes()
-	return max(0, min(inodes*inodeBytes, c.overhead(l.policy.BytesPerInode, inodeBytes)))
+	return max(0, min(inodes*inodeBytes, c.ofInodes(l.policy.BytesPerInode, inodeBytes)))
 }
 
 // SetOthersTrash notes what the trash of other nodes in the pool may still occupy, in bytes, or

@@ -203,18 +203,8 @@ func (k *Keeper) Limit(c ledger.Card) quota.Limit {
 		}
 		return limit
 	}
-	limit := quota.Limit{Bytes: c.Promised, Inodes: c.Inodes(k.bytesPerInode)}
-	if c.Is(ledger.Shares) && k.Kind() == quota.XFS {
-		// To overwrite a block that is shared XFS needs a new one before it lets the old one
-		// go, and charges both meanwhile: a full volume could not even write what it has. Each may be an extent of its own
-		// then, which takes 16 bytes in a tree whose blocks may be half empty.
-		limit.Bytes += slackBytes + c.Promised/64
-	}
-	return limit
+	return quota.Limit{Bytes: c.Promised + c.ToOverwrite(), Inodes: c.Inodes(k.bytesPerInode)}
 }
-
-// slackBytes is what a directory on XFS gets besides its promise if it shares blocks.
-const slackBytes = 1 << 20
 
 // Enforces reports whether the kernel enforces the size of a volume. One that was made
 // without a limit cannot be given one: what it holds would not be counted.

@@ -48,7 +48,7 @@ func (p *Pool) used() (volumes, inodes, trash int64, err error) {
 	for id, c := range p.Limited() {
 		p.Steps.Add(1) // when the pool is opened this is part of the check
 		used, err := p.usedBy(id, c)
-		used.Bytes = min(used.Bytes, c.Promised)
+		used.Bytes = min(used.Bytes, c.Promised+c.ToOverwrite())
 		if err == nil && c.Is(ledger.Shares) {
 			err = p.addToFamily(families, id, used.Bytes)
 			used.Bytes = 0

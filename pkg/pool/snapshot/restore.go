@@ -83,6 +83,7 @@ func (s *Source) Room(rec *store.Record, space dir.Space) error {
 	if err := s.fits(rec.Bytes); err != nil {
 		return err
 	}
+	rec.Family = s.family() // which owes more
 	k := s.pool.Keeper
 	if rec.Mode == volume.ModeBlock || k.Unenforced() != nil {
 		return nil //nolint:nilerr // its size is not to be enforced

@@ -139,7 +139,7 @@ func (p *Pool) Make(ctx context.Context, r Request, src *Source) (Snapshot, erro
 		return Snapshot{}, p.NotPossible(err)
 	}
 	if err := src.Begin(rec); err != nil {
-		return Snapshot{}, err
+		return Snapshot{}, p.NotPossible(err)
 	}
 	if err := p.Entries.Build(ctx, rec, src.Make(ctx, rec), p.cut(ctx, src, rec)); err != nil {
 		return Snapshot{}, p.NotPossible(refused(err))

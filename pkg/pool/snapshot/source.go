@@ -1,6 +1,7 @@
 package snapshot
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -231,22 +232,37 @@ func (s *Source) Begin(rec *store.Record) error {
 // join makes a record one of the family of the source, if they share blocks, and the source
 // one of it. The source then has room to overwrite what it shares.
 func (s *Source) join(rec *store.Record) error {
-	if s.method == volume.ByCopy {
+	rec.Family = s.family()
+	if rec.Family == "" || rec.Family == s.entry.Record.Family {
 		return nil
 	}
-	rec.Family = s.entry.Record.Family
-	if rec.Family != "" {
-		return nil
-	}
-	rec.Family = s.entry.Record.UID
 	sharing := *s.entry.Record
 	sharing.Family = rec.Family
+	joined := store.Entry{Record: &sharing, Present: s.entry.Present}
+	space, err := s.pool.Store.Space()
+	if err != nil {
+		return err
+	}
+	l := s.pool.Ledger
+	held, err := l.Reserve(space, l.Owed(reconcile.CardOf(joined))-l.Owed(reconcile.CardOf(s.entry)))
+	if err != nil {
+		return fmt.Errorf("room for %s to overwrite what it shares: %w", s.id.Named(), err)
+	}
+	defer held.Release()
 	if err := s.pool.Store.Records().Write(&sharing); err != nil {
 		return err
 	}
-	s.entry.Record = &sharing
-	s.pool.Ledger.Note(s.id, reconcile.CardOf(s.entry))
-	return s.pool.Keeper.Apply(s.dir, reconcile.CardOf(s.entry))
+	s.entry = joined
+	held.Commit(s.id, reconcile.CardOf(joined))
+	return s.pool.Keeper.Apply(s.dir, reconcile.CardOf(joined))
+}
+
+// family is the family of a copy; empty if it shares no blocks.
+func (s *Source) family() string {
+	if s.method == volume.ByCopy {
+		return ""
+	}
+	return cmp.Or(s.entry.Record.Family, s.entry.Record.UID)
 }
 
 // Make makes the directory of a copy in creating/, under its limit, unless it gets that later. A snapshot of a subvolume is
