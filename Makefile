@@ -354,14 +354,19 @@ fuzz: ## Fuzz all that parses what others wrote, FUZZTIME (20s) for each target,
 	done
 
 .PHONY: lint
-lint: bin/tools/golangci-lint bin/tools/controller-gen ## Check the format, the go.mod files, and the code with vet and golangci-lint
+lint: bin/tools/golangci-lint bin/tools/controller-gen bin/tools/actionlint ## Check the format, the go.mod files, the workflows, and the code with vet and golangci-lint
 	@unformatted=$$(gofmt -s -l .); [[ -z $$unformatted ]] || { printf 'run gofmt -s -w on:\n%s\n' "$$unformatted"; exit 1; }
+	@bin/tools/actionlint
 	@mkdir -p bin/.generated
 	@bin/tools/controller-gen $(API) output:object:dir=bin/.generated output:crd:dir=bin/.generated
 	@for file in $(GENERATED); do cmp $$file bin/.generated/$${file##*/} || { echo 'run make generate'; exit 1; }; done
 	@for module in $(MODULES); do (echo "go mod tidy -diff in $$module"; cd $$module && go mod tidy -diff); done
 	@for module in . $(NESTED); do (echo "go vet and golangci-lint in $$module"; cd $$module && \
 		export CGO_ENABLED=0 GOFLAGS="$$(go env GOFLAGS) -gcflags=$(NO_DWARF)" && go vet ./... && $(CURDIR)/$< run --config $(CURDIR)/.golangci.yml ./...); done
+
+.PHONY: ci
+ci: ## Run all that must hold before a change lands, as root, in about an hour
+	.ci/run
 
 .PHONY: lines
 lines: ## Count the lines of Go of the product and of its tests, and the words of the documents
@@ -421,6 +426,6 @@ bin/image/%: test/cmd/image/main.go test/cmd/image/root.go
 clean: ## Remove bin/, and what the site is built with
 	rm -rf bin site/node_modules
 
-bin/tools/golangci-lint bin/tools/govulncheck bin/tools/controller-gen &: test/tools/go.mod test/tools/go.sum
+bin/tools/golangci-lint bin/tools/govulncheck bin/tools/controller-gen bin/tools/actionlint &: test/tools/go.mod test/tools/go.sum
 	@mkdir -p bin/tools
 	cd test/tools && CGO_ENABLED=0 go build -o $(CURDIR)/bin/tools/ tool
