@@ -22,8 +22,9 @@ const silence = time.Second
 
 // Freeze stops all processes of pods, and returns a context that ends when they no longer stand
 // still for certain. Thaw lets them go on, and reports ErrThawed if they have before; it must be
-// called, within Limit. If the watchdog ends meanwhile they go on at once. When Freeze fails, or thaw
-// returns, none of them is frozen any more. Errors: ErrUnavailable, ErrBusy, ErrUnstoppable.
+// called, within Limit. If ctx or the watchdog ends meanwhile they go on at once, whatever the caller is blocked in; thaw then
+// reports the cause. When Freeze fails, or thaw returns, none of them is frozen any more. Errors: ErrUnavailable, ErrBusy,
+// ErrUnstoppable.
 func (c Client) Freeze(ctx context.Context, pods []Pod) (still context.Context, thaw func() error, err error) {
 	conn, err := net.DialUnix(network, nil, &net.UnixAddr{Name: c.Socket, Net: network})
 	if err != nil {
@@ -44,6 +45,7 @@ func (c Client) Freeze(ctx context.Context, pods []Pod) (still context.Context, 
 		return nil, nil, context.Cause(ctx)
 	}
 	still, lost := context.WithCancelCause(ctx)
+	stop := context.AfterFunc(ctx, l.end)
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
@@ -52,9 +54,10 @@ func (c Client) Freeze(ctx context.Context, pods []Pod) (still context.Context, 
 		lost(l.err)
 	}()
 	return still, func() error {
+		stop()
 		l.end()
 		<-ended
-		return l.err
+		return errors.Join(context.Cause(ctx), l.err)
 	}, nil
 }
 

@@ -359,6 +359,28 @@ func TestThawed(t *testing.T) {
 	})
 }
 
+// What the client does between freezing and thawing may be blocked in the kernel: the end of its context alone lets the pods
+// go on.
+func TestEndOfContextThaws(t *testing.T) {
+	onEach(t, func(t *testing.T, hierarchy string) {
+		root, group := makeGroup(t, hierarchy, places[1])
+		goesOn := writer(t, group)
+		c, _ := serve(t, root, 0)
+		ctx, end := context.WithCancelCause(t.Context())
+		still, thaw, err := c.Freeze(ctx, thePod(t))
+		must.Succeed(t, err)
+		ended := errors.New("the time is over")
+		end(ended)
+		goesOn()
+		if still.Err() == nil {
+			t.Error("the pods stand still by the answer, and go on")
+		}
+		if err := thaw(); !errors.Is(err, ended) || errors.Is(err, ErrThawed) {
+			t.Errorf("%v, want %v, and not that they went on at the limit of the watchdog", err, ended)
+		}
+	})
+}
+
 func thawByHand(t *testing.T, at string, _ func()) {
 	t.Helper()
 	f, err := os.Open(at)
