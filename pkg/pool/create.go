@@ -226,8 +226,9 @@ func (v *visit) createNew(ctx context.Context, r Request, space dir.Space) (Volu
 		return Volume{}, err
 	}
 	defer func() {
-		if held.Release() {
+		if held.Held() { // until what is left counts as trash
 			v.Undo(r.ID)
+			held.Release()
 		}
 	}()
 	make, fill := v.Limited(ctx, rec), v.fill(ctx, r.ID, rec)

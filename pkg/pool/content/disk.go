@@ -205,16 +205,12 @@ func Extents(d *dir.Dir) (int, error) {
 }
 
 // Allocated is the space that the file of a block volume has, in bytes. Users of a thick one
-// can give some back, as those of a thin one can. One that cannot be read has none.
-func Allocated(id volume.ID, d *dir.Dir) int64 {
+// can give some back, as those of a thin one can.
+func Allocated(id volume.ID, d *dir.Dir) (int64, error) {
 	disk, err := OpenFile(id, d)
 	if err != nil {
-		return 0
+		return 0, err
 	}
 	defer func() { _ = disk.Close() }() // opened for reading
-	bytes, err := disk.Allocated()
-	if err != nil {
-		return 0
-	}
-	return bytes
+	return disk.Allocated()
 }

@@ -56,11 +56,14 @@ func (l *Ledger) reserve(space dir.Space, bytes int64) (err error) {
 	return err
 }
 
-// Release gives the bytes back, and reports whether they were still held.
-func (r *Reservation) Release() bool {
+// Held reports whether the bytes are held still. It is for who made the reservation.
+func (r *Reservation) Held() bool { return !r.settled }
+
+// Release gives the bytes back, if they are still held.
+func (r *Reservation) Release() {
 	r.ledger.mu.Lock()
 	defer r.ledger.unlock()
-	return r.settle()
+	r.settle()
 }
 
 // Commit turns the bytes into the promise on a volume's card.
@@ -71,11 +74,9 @@ func (r *Reservation) Commit(id volume.ID, c Card) {
 	r.settle()
 }
 
-func (r *Reservation) settle() bool {
-	if r.settled {
-		return false
+func (r *Reservation) settle() {
+	if !r.settled {
+		r.settled = true
+		r.ledger.sums.promised -= r.bytes
 	}
-	r.settled = true
-	r.ledger.sums.promised -= r.bytes
-	return true
 }

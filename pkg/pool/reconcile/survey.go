@@ -85,7 +85,11 @@ func (p *Pool) unused(id volume.ID, d *dir.Dir, e store.Entry, used dir.Space, f
 	case d == nil:
 		return 0
 	case e.Block():
-		return max(0, e.Promised()-content.Allocated(id, d))
+		allocated, err := content.Allocated(id, d)
+		if err != nil {
+			return e.Promised() // at most
+		}
+		return max(0, e.Promised()-allocated)
 	case !p.Keeper.Enforces(CardOf(e)), facts.LimitDiffers, facts.IO != nil:
 		return volume.Unknown
 	}

@@ -129,8 +129,9 @@ func (p *Pool) Make(ctx context.Context, r Request, src *Source) (Snapshot, erro
 		return Snapshot{}, p.NotPossible(err)
 	}
 	defer func() {
-		if held.Release() {
+		if held.Held() { // until what is left counts as trash
 			p.Entries.Undo(r.ID)
+			held.Release()
 		}
 	}()
 	rec := store.NewRecord(r.ID, src.entry.Mode(), bytes)
@@ -232,7 +233,10 @@ func (p *Pool) heldBy(d *dir.Dir, rec *store.Record) (int64, error) {
 	switch {
 	case rec.Mode == volume.ModeBlock:
 		id, err := volume.ParseEntry(rec.ID)
-		return content.Allocated(id, d), err
+		if err != nil {
+			return 0, err
+		}
+		return content.Allocated(id, d)
 	case !p.Keeper.Enforces(c):
 		return rec.Bytes, nil
 	}
