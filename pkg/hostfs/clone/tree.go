@@ -50,6 +50,9 @@ type Result struct {
 	Stall time.Duration
 }
 
+// Inodes is how many a copier makes in its destination, for a time, beside those that it copies.
+const Inodes = 2
+
 // Tree copies all that lies below src into dst, an empty directory to which no other process
 // writes, and then the attributes of src itself. No link is followed and nothing that is
 // mounted below src is entered. It holds a bounded number of descriptors and, but for
@@ -106,7 +109,7 @@ type copier struct {
 }
 
 func (c *copier) run(dst *dir.Dir, rounds int) (Result, error) {
-	linksName := ".clone-" + rand.Text()
+	linksName := ".clone-" + rand.Text() // one of Inodes, as the file that shows the clock
 	links, err := dst.Make(linksName)
 	if err != nil {
 		return Result{}, err

@@ -307,6 +307,16 @@ func (k *Keeper) Apply(d *dir.Dir, c ledger.Card) error {
 	return k.facility.Limit(d, c.QuotaID(), k.Limit(c))
 }
 
+// ApplyWhileCopied has a directory that may have so many files take the inodes that a copier makes besides. Apply takes that back.
+func (k *Keeper) ApplyWhileCopied(d *dir.Dir, c ledger.Card, inodes int64) error {
+	limit := k.Limit(c)
+	if limit.Inodes == 0 || !k.Enforces(c) {
+		return nil
+	}
+	limit.Inodes += inodes
+	return k.facility.Limit(d, c.QuotaID(), limit)
+}
+
 // Lift takes the limit off a piece of trash: on btrfs removing can need more than
 // a full subvolume has. It returns the id that the trash carries. The uid is the one that the
 // name has.

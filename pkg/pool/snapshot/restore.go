@@ -96,23 +96,27 @@ func (s *Source) Room(rec *store.Record, space dir.Space) error {
 		}
 	}
 	limit := k.Limit(reconcile.CardOf(store.Entry{Record: rec})).Inodes
+	bytesPerInode := rec.Bytes / max(1, used.Inodes) >> 10 << 10 // 0 is for no limit
 	switch {
 	case limit == 0 || used.Inodes <= limit:
-	case rec.BytesPerInode != 0:
-		rec.BytesPerInode = rec.Bytes / used.Inodes >> 10 << 10 // 0 is for no limit
+	case rec.BytesPerInode != 0 && bytesPerInode > 0:
+		rec.BytesPerInode = bytesPerInode
 	default:
-		return fmt.Errorf("%w: %s has %d files and directories, and a volume of %d bytes has %d by the pool option bytesPerInode: ask for a larger one",
+		return fmt.Errorf("%w: %s has %d files and directories, and a volume of %d bytes has at most %d: ask for a larger one",
 			volume.ErrOutOfRange, s.id.Named(), used.Inodes, rec.Bytes, limit)
 	}
 	rec.Bytes = max(rec.Bytes, inBlocks(s.pool.copyOf(used), space.BlockBytes))
 	return nil
 }
 
-// fit has a restore promise what was asked for, or what its content holds if that is more.
+// fit has a restore promise what was asked for, or what its content holds if that is more, and takes back what only the copier needed.
 func (s *Source) fit(d *dir.Dir, rec *store.Record, asked volume.Range) error {
 	c := reconcile.CardOf(store.Entry{Record: rec})
-	if rec.Mode == volume.ModeBlock || rec.Bytes == asked.Required || !s.pool.Keeper.Enforces(c) {
+	if !s.pool.Keeper.Enforces(c) {
 		return nil
+	}
+	if rec.Bytes == asked.Required {
+		return s.pool.Keeper.Apply(d, c)
 	}
 	used, err := s.pool.Keeper.Usage(d, c)
 	if err != nil {

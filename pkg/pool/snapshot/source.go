@@ -272,12 +272,18 @@ func (s *Source) Make(ctx context.Context, rec *store.Record) func(*dir.Dir) (*d
 	return func(creating *dir.Dir) (*dir.Dir, error) {
 		if s.method != volume.BySubvolume {
 			d, err := limited(creating)
-			if err == nil && s.limitedAfter() {
-				if _, err = s.pool.Keeper.Lift(creating, rec.ID, rec.UID); err != nil {
-					err = errors.Join(err, d.Close())
-				}
+			if err != nil {
+				return nil, err
 			}
-			return d, err
+			if s.limitedAfter() {
+				_, err = s.pool.Keeper.Lift(creating, rec.ID, rec.UID)
+			} else {
+				err = s.pool.Keeper.ApplyWhileCopied(d, reconcile.CardOf(store.Entry{Record: rec}), clone.Inodes)
+			}
+			if err != nil {
+				return nil, errors.Join(err, d.Close())
+			}
+			return d, nil
 		}
 		began := time.Now()
 		d, err := s.subvolume(ctx, creating, rec.ID)
