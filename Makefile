@@ -407,14 +407,40 @@ REPLACES ?=
 bundle: ## Write the bundle of the operator's VERSION for the Operator Lifecycle Manager into bin/bundle/
 	go run ./test/cmd/bundle --version '$(VERSION)' --image-prefix '$(or $(IMAGE_PREFIX),$(RELEASE_PREFIX))' --replaces '$(REPLACES)' bin/bundle
 
+# Programs of others that only a release needs. Go's checksum database vouches for their versions.
+SYFT := github.com/anchore/syft/cmd/syft@v1.57.1
+COSIGN := github.com/sigstore/cosign/v3/cmd/cosign@v3.1.3
+
+bin/release-tools/syft: PACKAGE = $(SYFT)
+bin/release-tools/cosign: PACKAGE = $(COSIGN)
+bin/release-tools/syft bin/release-tools/cosign: Makefile
+	GOBIN=$(CURDIR)/bin/release-tools CGO_ENABLED=0 go install -ldflags '-s -w' $(PACKAGE)
+
+.PHONY: sboms
+sboms: bin/release-tools/syft ## Write what each image holds into bin/sbom/, as CycloneDX
+	@mkdir -p bin/sbom
+	@for program in $(IMAGES); do for arch in $(ARCHES); do \
+		SYFT_CHECK_FOR_APP_UPDATE=false $< scan --quiet --platform linux/$$arch --source-name $$program --source-version '$(VERSION)' \
+			--output cyclonedx-json=bin/sbom/$$program-linux-$$arch.json oci-archive:bin/image/$$program.tar; done; done
+
+.PHONY: sign
+sign: bin/release-tools/cosign ## Sign the checksums of the release VERSION: with KEY, a private key of cosign, or as the workflow that runs it
+	$< sign-blob --yes $(if $(KEY),--key '$(KEY)' --use-signing-config=false --tlog-upload=false) --bundle bin/release/$(VERSION)/SHA256SUMS.sigstore.json bin/release/$(VERSION)/SHA256SUMS
+
+.PHONY: publish
+publish: bin/release-tools/cosign ## Push and sign the images of the release VERSION, and offer its files on GitHub
+	@test/tools/install-deps publish
+	release/publish bin/release/$(VERSION) '$(VERSION)' '$(or $(IMAGE_PREFIX),$(RELEASE_PREFIX))' $(IMAGES)
+
 .PHONY: release
 release: RELEASE = cd release && CGO_ENABLED=0 go run . --version '$(VERSION)' --image-prefix '$(or $(IMAGE_PREFIX),$(RELEASE_PREFIX))' \
 	--arches '$(shell echo $(ARCHES) | tr ' ' ,)' --time "$$(git log -1 --format=%ct)" --out ../bin/release/$(VERSION)
-release: ## Make the release VERSION, such as v0.1.0, in bin/release/: manifests, programs, images, notes and checksums
+release: ## Make the release VERSION, such as v0.1.0, in bin/release/: manifests, programs, images, notes, bundle, SBOMs and checksums
 	@[[ -z $$(git status --porcelain) ]] || { echo 'commit the changes first: a release is made of a commit'; exit 1; }
 	@$(RELEASE) --check
 	@$(MAKE) plugins
 	@$(MAKE) image IMAGE_PREFIX='$(or $(IMAGE_PREFIX),$(RELEASE_PREFIX))'
+	@$(MAKE) bundle sboms
 	@$(RELEASE)
 
 # What an image takes from Debian; make clean has it fetched again, with Debian's newest fixes.

@@ -102,6 +102,8 @@ func (r release) write() (err error) {
 		{"programs", r.writePrograms},
 		{"plugin of kubectl", r.writePlugin},
 		{"images", r.writeImages},
+		{"lists of what is in the images", r.writeSBOMs},
+		{"bundle", r.writeBundle},
 		{"notes", r.writeNotes},
 		{"checksums", r.writeSums},
 	} {

@@ -61,6 +61,13 @@ func checkout(t *testing.T, at time.Time) string {
 			t.Fatal(err)
 		}
 	}
+	for _, program := range programs {
+		for _, arch := range []string{"amd64", "arm64"} {
+			write(t, filepath.Join(root, "bin", "sbom", program+"-linux-"+arch+".json"), fmt.Sprintf(`{"bomFormat": "CycloneDX", "serialNumber": "urn:uuid:%d",
+				"metadata": {"timestamp": %q}, "components": [{"name": "stdlib", "version": "go1.26"}]}`, at.UnixNano(), at.Format(time.RFC3339)))
+		}
+	}
+	write(t, filepath.Join(root, "bin", "bundle", "manifests", "csv.yaml"), "kind: ClusterServiceVersion\n")
 	for _, p := range platforms {
 		write(t, filepath.Join(root, "bin", "plugin", p.os+"_"+p.arch, p.program()), "for "+p.os+" on "+p.arch)
 	}
@@ -127,7 +134,8 @@ func TestReleaseIsTheSameTwice(t *testing.T) {
 			t.Errorf("%s differs", name)
 		}
 	}
-	if want := len(documents) + len(charts) + 2 + len(programs) + 2 + len(platforms) + 1; len(all[0]) != want || len(all[1]) != want {
+	// Of programs: images and SBOMs; besides the bundle, archives of programs, plugin with its manifest, notes and sums.
+	if want := len(documents) + len(charts) + 3*len(programs) + 1 + 2 + len(platforms) + 1 + 2; len(all[0]) != want || len(all[1]) != want {
 		t.Errorf("there are %d and %d files, want %d", len(all[0]), len(all[1]), want)
 	}
 	for line := range strings.Lines(all[0][sumsName]) {

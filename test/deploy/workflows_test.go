@@ -43,7 +43,7 @@ func TestWorkflowsRunTargets(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	command := regexp.MustCompile(`^(?:sudo env "PATH=\$PATH" )?make ([a-z-]+)(?: [A-Z]+="?\$?[A-Za-z_.]+"?)*$`)
+	command := regexp.MustCompile(`^(?:sudo (?:-E )?env "PATH=\$PATH" )?make ([a-z-]+)(?: [A-Z]+="?\$?[A-Za-z_.]+"?)*$`)
 	type workflow struct {
 		Jobs map[string]struct{ Steps []struct{ Run string } }
 	}
