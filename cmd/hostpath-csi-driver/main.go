@@ -113,7 +113,7 @@ func isOwn(nodes *dir.Dir) bool {
 		return false
 	}
 	m, err := table.MountOf(nodes)
-	return err == nil && m.FSType != "devtmpfs"
+	return err == nil && m.Type != "devtmpfs"
 }
 
 // run serves until ctx ends.

@@ -8,12 +8,12 @@ import (
 	"strings"
 
 	"github.com/go-logr/logr"
-	"github.com/moby/sys/mountinfo"
 	"k8s.io/mount-utils"
 	"k8s.io/utils/exec"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/blockdev"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/mountinfo"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/mounts"
 )
 
@@ -182,7 +182,7 @@ func (d *Device) prepare(device blockdev.Device, state *dir.Dir) (kind string, b
 
 // Is compares the number of the device with that of the filesystem. On btrfs that has a number of
 // its own, so it is mounted once more: that is the same filesystem.
-func (d *Device) Is(mount *mountinfo.Info, root dir.ID) (bool, error) {
+func (d *Device) Is(mount *mountinfo.Mount, root dir.ID) (bool, error) {
 	device, err := blockdev.Find(d.Path)
 	if err != nil {
 		return false, err
@@ -190,10 +190,10 @@ func (d *Device) Is(mount *mountinfo.Info, root dir.ID) (bool, error) {
 	if root.Dev == device.Number().Dev() {
 		return true, nil
 	}
-	if mount.FSType != "btrfs" || !errors.Is(device.CheckUnused(), blockdev.ErrBusy) {
+	if mount.Type != "btrfs" || !errors.Is(device.CheckUnused(), blockdev.ErrBusy) {
 		return false, nil
 	}
-	again, err := mounts.New(mount.FSType, d.Path, d.Options)
+	again, err := mounts.New(mount.Type, d.Path, d.Options)
 	if err != nil {
 		return false, fmt.Errorf("compare %s with %s: %w", mount.Mountpoint, device, err)
 	}
@@ -203,7 +203,7 @@ func (d *Device) Is(mount *mountinfo.Info, root dir.ID) (bool, error) {
 
 // Grow compares the size of the device with the last one, and has the filesystem fill the device if it
 // changed. After a start it always does: the last mounter may have been killed before that.
-func (d *Device) Grow(at *mountinfo.Info) error {
+func (d *Device) Grow(at *mountinfo.Mount) error {
 	device, err := blockdev.Find(d.Path)
 	if err != nil {
 		return err

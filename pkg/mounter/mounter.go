@@ -10,9 +10,9 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
-	"github.com/moby/sys/mountinfo"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/mountinfo"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/mounts"
 )
 
@@ -43,9 +43,9 @@ type Claim interface {
 	// which the mount point is. Only one mounter at a time calls it.
 	Tree(state *dir.Dir) (*mounts.Tree, error)
 	// Is reports whether a mount is one of this claim, given the root directory of the mount.
-	Is(mount *mountinfo.Info, root dir.ID) (bool, error)
+	Is(mount *mountinfo.Mount, root dir.ID) (bool, error)
 	// Grow has the filesystem fill a claim that became larger. It is mounted at a path.
-	Grow(mount *mountinfo.Info) error
+	Grow(mount *mountinfo.Mount) error
 }
 
 // A Mounter keeps one pool mounted.
@@ -86,7 +86,7 @@ func (m *Mounter) Check() error {
 // A topmost is what is mounted at a place, on top of anything else there.
 type topmost struct {
 	state mounts.State
-	mount *mountinfo.Info
+	mount *mountinfo.Mount
 	table mounts.Table
 }
 
@@ -126,7 +126,7 @@ func (m *Mounter) find(place mounts.Place) (topmost, error) {
 	case err != nil:
 		return topmost{}, err
 	case !ours:
-		return topmost{}, fmt.Errorf("%s: %w: %s is mounted there (%s, root %s). Unmount that, or give the pool another path", place, ErrOccupied, top.mount.Source, top.mount.FSType, top.mount.Root)
+		return topmost{}, fmt.Errorf("%s: %w: %s is mounted there (%s, root %s). Unmount that, or give the pool another path", place, ErrOccupied, top.mount.Source, top.mount.Type, top.mount.Root)
 	case !mounts.IsShared(top.mount):
 		return topmost{}, fmt.Errorf("%s: %w: it is mounted only in this container", place, ErrNotShared)
 	}
@@ -208,7 +208,7 @@ func (m *Mounter) attach(place mounts.Place) error {
 		}
 		return errors.Join(err, lookErr)
 	}
-	m.Log.Info("Mounted the pool", "target", m.Target, "source", top.mount.Source, "filesystem", top.mount.FSType, "root", top.mount.Root)
+	m.Log.Info("Mounted the pool", "target", m.Target, "source", top.mount.Source, "filesystem", top.mount.Type, "root", top.mount.Root)
 	return remember(place, top.state, top.mount)
 }
 
@@ -410,7 +410,7 @@ func (m *Mounter) unmount(ctx context.Context) error {
 			return err
 		}
 		if !ours {
-			m.Log.Info("The pool is not mounted, and what is mounted in its place stays", "target", m.Target, "source", top.mount.Source, "filesystem", top.mount.FSType)
+			m.Log.Info("The pool is not mounted, and what is mounted in its place stays", "target", m.Target, "source", top.mount.Source, "filesystem", top.mount.Type)
 			return forgetMount(place)
 		}
 		// Also of a filesystem that failed: pods that use it may have data in memory that only they can save elsewhere.
@@ -448,21 +448,21 @@ func (m *Mounter) ours(place mounts.Place, top topmost) (bool, error) {
 			return ours, err
 		}
 	} else if before == nil {
-		return false, fmt.Errorf("%s: %w: nothing says whether %s there (%s) was mounted for the pool. If it was, unmount it by hand", place, ErrOccupied, top.mount.Source, top.mount.FSType)
+		return false, fmt.Errorf("%s: %w: nothing says whether %s there (%s) was mounted for the pool. If it was, unmount it by hand", place, ErrOccupied, top.mount.Source, top.mount.Type)
 	}
 	if before == nil || before.Boot != now.Boot {
 		return false, nil
 	}
 	for _, below := range top.table.Stack(top.state.MountID)[1:] {
 		if deviceOf(below) == before.Device {
-			return false, fmt.Errorf("%s: %w: %s (%s) is mounted over the pool. Unmount that first", place, ErrOccupied, top.mount.Source, top.mount.FSType)
+			return false, fmt.Errorf("%s: %w: %s (%s) is mounted over the pool. Unmount that first", place, ErrOccupied, top.mount.Source, top.mount.Type)
 		}
 	}
 	return false, nil
 }
 
 // checkUnpublished returns ErrInUse while directories of the pool are mounted elsewhere.
-func checkUnpublished(pool *mountinfo.Info) error {
+func checkUnpublished(pool *mountinfo.Mount) error {
 	table, err := mounts.ReadTable()
 	if err != nil {
 		return err

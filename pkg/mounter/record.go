@@ -8,9 +8,8 @@ import (
 	"os"
 	"strings"
 
-	"github.com/moby/sys/mountinfo"
-
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/mountinfo"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/mounts"
 )
 
@@ -34,7 +33,7 @@ type record struct {
 }
 
 // recordOf describes the root of a mount, and the mount if it is in the table already.
-func recordOf(state mounts.State, mount *mountinfo.Info) (record, error) {
+func recordOf(state mounts.State, mount *mountinfo.Mount) (record, error) {
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
 		return record{}, err
@@ -46,7 +45,7 @@ func recordOf(state mounts.State, mount *mountinfo.Info) (record, error) {
 	return r, nil
 }
 
-func deviceOf(m *mountinfo.Info) string { return fmt.Sprintf("%d:%d", m.Major, m.Minor) }
+func deviceOf(m *mountinfo.Mount) string { return fmt.Sprintf("%d:%d", m.Major, m.Minor) }
 
 // is reports whether what is mounted is what was recorded. Of a filesystem that failed no more than the device is known.
 func (r record) is(now record, dead bool) bool {
@@ -57,7 +56,7 @@ func (r record) is(now record, dead bool) bool {
 }
 
 // remember records what is, or is about to be, mounted.
-func remember(place mounts.Place, state mounts.State, mount *mountinfo.Info) error {
+func remember(place mounts.Place, state mounts.State, mount *mountinfo.Mount) error {
 	now, err := recordOf(state, mount)
 	if err != nil {
 		return err

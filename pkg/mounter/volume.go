@@ -5,9 +5,8 @@ import (
 	"path"
 	"strings"
 
-	"github.com/moby/sys/mountinfo"
-
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/mountinfo"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/mounts"
 )
 
@@ -31,7 +30,7 @@ func (v Volume) Tree(*dir.Dir) (*mounts.Tree, error) {
 }
 
 // mount is the mount of the volume in this container.
-func (v Volume) mount() (*mountinfo.Info, error) {
+func (v Volume) mount() (*mountinfo.Mount, error) {
 	parent, err := dir.OpenParent(v.Path)
 	if err != nil {
 		return nil, err
@@ -53,7 +52,7 @@ func (v Volume) mount() (*mountinfo.Info, error) {
 
 // Is compares the directory. A network filesystem that was mounted anew by kubelet can have
 // another device number; there the server and its directory are compared.
-func (v Volume) Is(mount *mountinfo.Info, root dir.ID) (bool, error) {
+func (v Volume) Is(mount *mountinfo.Mount, root dir.ID) (bool, error) {
 	source, err := dir.Open(v.Path)
 	if err != nil {
 		return false, err
@@ -67,14 +66,14 @@ func (v Volume) Is(mount *mountinfo.Info, root dir.ID) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	return onServer(own) && own.FSType == mount.FSType && own.Source == mount.Source && own.Root == mount.Root, nil
+	return onServer(own) && own.Type == mount.Type && own.Source == mount.Source && own.Root == mount.Root && !own.Cut, nil
 }
 
 // onServer reports whether the source of a mount names a server and what it exports: HOST:/PATH of
 // NFS and Ceph, //HOST/SHARE of CIFS.
-func onServer(m *mountinfo.Info) bool {
+func onServer(m *mountinfo.Mount) bool {
 	return strings.Contains(m.Source, ":/") || strings.HasPrefix(m.Source, "//")
 }
 
 // Grow does nothing: kubelet grows the filesystem of such a claim.
-func (v Volume) Grow(*mountinfo.Info) error { return nil }
+func (v Volume) Grow(*mountinfo.Mount) error { return nil }

@@ -37,6 +37,8 @@ type PoolConfig struct {
 	Allocation  string `json:"allocation,omitempty"`
 	Relabel     string `json:"relabel,omitempty"`
 	Shared      bool   `json:"shared,omitempty"`
+	// RequireMount has the pool serve only as a filesystem of its own.
+	RequireMount bool `json:"requireMount,omitempty"`
 	// BytesPerInode is a number.
 	BytesPerInode json.Number `json:"bytesPerInode,omitempty"`
 	// SnapshotPath has snapshots of the upstream driver.

@@ -623,3 +623,35 @@ func TestPublished_doesNotReadDirectory(t *testing.T) {
 		t.Error("it was opened for reading")
 	}
 }
+
+// A pod moves a directory of its volume that kubelet has mounted for it (subPath) so deep that no buffer holds the line of it.
+func TestPublished_buriedSubPath(t *testing.T) {
+	testenv.NeedRoot(t)
+	k := kernel(t)
+	path := testenv.Tmpfs(t, 16<<20)
+	must.Succeed(t, os.MkdirAll(filepath.Join(path, "volume", "a"), 0o777), os.Mkdir(filepath.Join(path, "other"), 0o777))
+	pool, err := dir.Open(path)
+	must.Succeed(t, err)
+	t.Cleanup(func() { must.Succeed(t, pool.Close()) })
+	mount := func(source string) (at string) {
+		at = t.TempDir()
+		must.Succeed(t, syscall.Mount(filepath.Join(path, source), at, "", syscall.MS_BIND, ""))
+		t.Cleanup(func() { must.Succeed(t, syscall.Unmount(at, 0)) })
+		return at
+	}
+	sub := mount("volume/a")
+	testenv.Bury(t, filepath.Join(path, "volume", "a"))
+	other := mount("other")
+	published, err := k.Published(pool)
+	must.Succeed(t, err)
+	want := map[string][]bind.Publication{"volume": {{Path: sub}}, "other": {{Path: other}}}
+	if diff := cmp.Diff(want, published, cmpopts.IgnoreFields(bind.Publication{}, "Inside")); diff != "" {
+		t.Error(diff)
+	}
+	if got := published["volume"]; len(got) == 1 && !strings.HasPrefix(got[0].Inside, "\n\n") {
+		t.Errorf("what is inside the volume is mounted as %.20q", got[0].Inside)
+	}
+	if same, err := k.SameFilesystem(pool, pool); err != nil || !same {
+		t.Errorf("the pool is on one filesystem: %t, %v", same, err)
+	}
+}

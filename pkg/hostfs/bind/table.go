@@ -4,45 +4,42 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path"
 	"slices"
 	"strings"
 	"sync"
 
-	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/mountinfo"
 )
 
 // table caches the mount table of this process, and rereads it only when the kernel
 // reports a change.
 type table struct {
 	mu      sync.Mutex
-	file    *os.File
-	entries []*mountinfo.Info // as last read; nil before
+	watch   *os.File
+	entries mountinfo.Table // as last read; nil before
 	// known are those of entries that were searched for, by a number that no other mount gets.
-	known map[uint64]*mountinfo.Info
+	known map[uint64]*mountinfo.Mount
 }
-
-const mountTable = "/proc/self/mountinfo"
 
 func openTable() (*table, error) {
 	// Not os.Open: that registers the file with the runtime's poller, which would consume
 	// the change events.
-	fd, err := unix.Open(mountTable, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	fd, err := unix.Open(mountinfo.Path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return nil, &os.PathError{Op: "open", Path: mountTable, Err: err}
+		return nil, &os.PathError{Op: "open", Path: mountinfo.Path, Err: err}
 	}
-	return &table{file: os.NewFile(uintptr(fd), mountTable)}, nil
+	return &table{watch: os.NewFile(uintptr(fd), mountinfo.Path)}, nil
 }
 
-func (t *table) close() error { return t.file.Close() }
+func (t *table) close() error { return t.watch.Close() }
 
 // mounts returns the current table. The slice must not be modified.
-func (t *table) mounts() ([]*mountinfo.Info, error) {
+func (t *table) mounts() (mountinfo.Table, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	changed, err := t.changed()
@@ -53,20 +50,17 @@ func (t *table) mounts() ([]*mountinfo.Info, error) {
 		return t.entries, nil
 	}
 	t.entries = nil
-	if _, err := t.file.Seek(0, io.SeekStart); err != nil {
-		return nil, fmt.Errorf("read the mount table: %w", err)
-	}
-	entries, err := mountinfo.GetMountsFromReader(t.file, nil)
+	entries, err := mountinfo.Own()
 	if err != nil {
-		return nil, fmt.Errorf("read the mount table: %w", err)
+		return nil, err
 	}
-	t.entries, t.known = entries, make(map[uint64]*mountinfo.Info)
+	t.entries, t.known = entries, make(map[uint64]*mountinfo.Mount)
 	return entries, nil
 }
 
 // mount is the mount that a directory is reached through, which has that id. The table is not read for one that is known:
 // each publication changes it, and it has some ten lines for each pod of the node.
-func (t *table) mount(d *dir.Dir, id MountID) (*mountinfo.Info, error) {
+func (t *table) mount(d *dir.Dir, id MountID) (*mountinfo.Mount, error) {
 	t.mu.Lock()
 	m := t.known[id.number]
 	t.mu.Unlock()
@@ -101,7 +95,7 @@ const statxMountUnique = 0x4000
 // changed reports whether the table changed since the last call: poll(2) returns
 // POLLPRI then (proc_pid_mountinfo(5)). Polling before reading misses no change.
 func (t *table) changed() (bool, error) {
-	fds := []unix.PollFd{{Fd: int32(t.file.Fd()), Events: unix.POLLPRI}}
+	fds := []unix.PollFd{{Fd: int32(t.watch.Fd()), Events: unix.POLLPRI}}
 	for {
 		n, err := unix.Poll(fds, 0)
 		if errors.Is(err, unix.EINTR) {
@@ -130,6 +124,9 @@ func (k *Kernel) Published(parent *dir.Dir) (map[string][]Publication, error) {
 	for _, m := range mounts {
 		if m.Major != home.Major || m.Minor != home.Minor {
 			continue
+		}
+		if m.Cut && strings.HasPrefix(home.prefix, withSlash(m.Root)) {
+			return nil, fmt.Errorf("find what is published of %s: it is deeper in its filesystem than a path can be", parent)
 		}
 		below, ok := strings.CutPrefix(m.Root, home.prefix)
 		if !ok || below == "" {
@@ -189,10 +186,10 @@ func (k *Kernel) IsFilesystem(d *dir.Dir) (bool, error) {
 // makes one of a bare directory too. But what is mounted below such a volume has come to the container from the host, by
 // propagation, if it shows another directory than the one that it covers. What kubelet makes of a volume in another
 // volume shows the same.
-func ofHost(m *mountinfo.Info, mounts []*mountinfo.Info) bool {
-	volume := mountOf(uint64(m.Parent), mounts)
+func ofHost(m *mountinfo.Mount, mounts mountinfo.Table) bool {
+	volume := mounts.ByID(uint64(m.Parent))
 	for volume != nil && volume.Mountpoint == m.Mountpoint && volume.Mountpoint != "/" { // several on one directory
-		volume = mountOf(uint64(volume.Parent), mounts)
+		volume = mounts.ByID(uint64(volume.Parent))
 	}
 	if volume == nil || volume.Mountpoint == "/" {
 		return false
@@ -210,15 +207,15 @@ type place struct {
 }
 
 // mountAt is the mount that a directory lies in, or nil if that is in another namespace.
-func mountAt(d *dir.Dir, mounts []*mountinfo.Info) (*mountinfo.Info, error) {
+func mountAt(d *dir.Dir, mounts mountinfo.Table) (*mountinfo.Mount, error) {
 	var st unix.Statx_t
 	if err := unix.Statx(d.Fd(), "", unix.AT_EMPTY_PATH, unix.STATX_MNT_ID, &st); err != nil {
 		return nil, fmt.Errorf("find the mount of %s: %w", d, err)
 	}
-	return mountOf(st.Mnt_id, mounts), nil
+	return mounts.ByID(st.Mnt_id), nil
 }
 
-func locate(d *dir.Dir, mounts []*mountinfo.Info) (place, error) {
+func locate(d *dir.Dir, mounts mountinfo.Table) (place, error) {
 	m, err := mountAt(d, mounts)
 	if err != nil {
 		return place{}, err
@@ -235,20 +232,10 @@ func locate(d *dir.Dir, mounts []*mountinfo.Info) (place, error) {
 	return place{}, fmt.Errorf("find the mount of %s: it is in no mount of this namespace", d)
 }
 
-// mountOf returns nil for a mount of another namespace.
-func mountOf(id uint64, mounts []*mountinfo.Info) *mountinfo.Info {
-	for _, m := range mounts {
-		if uint64(m.ID) == id {
-			return m
-		}
-	}
-	return nil
-}
-
 // placeIn is the place of a path that lies in that mount.
-func placeIn(m *mountinfo.Info, seen string) (place, bool) {
+func placeIn(m *mountinfo.Mount, seen string) (place, bool) {
 	below, ok := strings.CutPrefix(seen, strings.TrimSuffix(m.Mountpoint, "/"))
-	return place{Major: m.Major, Minor: m.Minor, prefix: withSlash(path.Join(m.Root, below)), fsType: m.FSType}, ok
+	return place{Major: m.Major, Minor: m.Minor, prefix: withSlash(path.Join(m.Root, below)), fsType: m.Type}, ok && !m.Cut
 }
 
 func withSlash(path string) string { return strings.TrimSuffix(path, "/") + "/" }
@@ -281,24 +268,24 @@ func (k *Kernel) MountRoot(d *dir.Dir, id MountID) (Place, error) {
 	if err != nil {
 		return Place{}, err
 	}
-	home := place{Major: m.Major, Minor: m.Minor, prefix: withSlash(m.Root), fsType: m.FSType}
+	home := place{Major: m.Major, Minor: m.Minor, prefix: withSlash(m.Root), fsType: m.Type}
 	return Place{home: home, all: []place{home}}, nil
 }
 
 // seenAt returns all places of a directory from one of them, nearest first. Each mount is
 // followed once: a filesystem mounted inside itself would otherwise give endless paths, or
 // exponentially many.
-func seenAt(home place, mounts []*mountinfo.Info) []place {
+func seenAt(home place, mounts mountinfo.Table) []place {
 	all := []place{home}
-	followed := make(map[*mountinfo.Info]bool)
+	followed := make(map[*mountinfo.Mount]bool)
 	for i := 0; i < len(all); i++ {
 		at := all[i]
 		for _, m := range mounts {
 			below, shown := strings.CutPrefix(at.prefix, withSlash(m.Root))
-			if !shown || m.Major != at.Major || m.Minor != at.Minor || followed[m] {
+			if !shown || m.Cut || m.Major != at.Major || m.Minor != at.Minor || followed[m] {
 				continue
 			}
-			parent := mountOf(uint64(m.Parent), mounts)
+			parent := mounts.ByID(uint64(m.Parent))
 			if parent == nil {
 				continue // root of the namespace
 			}

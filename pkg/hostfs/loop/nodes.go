@@ -4,8 +4,9 @@ import (
 	"fmt"
 	"io/fs"
 
-	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
+
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/mountinfo"
 )
 
 // CheckNodes returns ErrNodes where no file can be made a device: without the loop driver, and
@@ -16,17 +17,14 @@ func (k *Kernel) CheckNodes() error {
 	if err := unix.Statx(k.dev.Fd(), "", unix.AT_EMPTY_PATH, unix.STATX_MNT_ID, &st); err != nil {
 		return &fs.PathError{Op: "stat", Path: k.dev.String(), Err: err}
 	}
-	mounts, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) {
-		return uint64(m.ID) != st.Mnt_id, uint64(m.ID) == st.Mnt_id
-	})
+	mounts, err := mountinfo.Own()
 	if err != nil {
-		return fmt.Errorf("read the mount table: %w", err)
+		return err
 	}
-	for _, m := range mounts { // none where /proc is of another namespace: then it is not known
-		if m.FSType != "devtmpfs" {
-			return fmt.Errorf("%w: the directory of device nodes %s (--device-nodes) is not the host's /dev but on %s: "+
-				"mount the host's /dev into the driver's container, and name that mount", ErrNodes, k.dev, m.FSType)
-		}
+	// None where /proc is of another namespace: then it is not known.
+	if m := mounts.ByID(st.Mnt_id); m != nil && m.Type != "devtmpfs" {
+		return fmt.Errorf("%w: the directory of device nodes %s (--device-nodes) is not the host's /dev but on %s: "+
+			"mount the host's /dev into the driver's container, and name that mount", ErrNodes, k.dev, m.Type)
 	}
 	c, err := k.control()
 	if err != nil {

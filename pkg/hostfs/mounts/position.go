@@ -25,7 +25,7 @@ func (t Table) Position(d *dir.Dir) (Position, error) {
 		return Position{}, err
 	}
 	below, found := strings.CutPrefix(seen, strings.TrimSuffix(m.Mountpoint, "/"))
-	if !found {
+	if !found || m.Cut {
 		return Position{}, fmt.Errorf("find %s in its filesystem: it is seen as %s, and its mount is at %s", d, seen, m.Mountpoint)
 	}
 	return Position{m.Major, m.Minor, path.Join(m.Root, below)}, nil

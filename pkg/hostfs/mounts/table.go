@@ -9,35 +9,24 @@ import (
 	"strings"
 	"time"
 
-	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/mountinfo"
 )
 
-// tablePath is the mount table of the namespace of this process (proc_pid_mountinfo(5)).
-const tablePath = "/proc/self/mountinfo"
-
 // A Table is the mounts that this process sees.
-type Table []*mountinfo.Info
+type Table mountinfo.Table
 
 // ReadTable reads the mount table as it is now.
 func ReadTable() (Table, error) {
-	mounts, err := mountinfo.GetMounts(nil)
-	if err != nil {
-		return nil, fmt.Errorf("read the mount table: %w", err)
-	}
-	return mounts, nil
+	mounts, err := mountinfo.Own()
+	return Table(mounts), err
 }
 
 // ByID is the mount of that number, or nil.
-func (t Table) ByID(id uint64) *mountinfo.Info {
-	for _, m := range t {
-		if uint64(m.ID) == id {
-			return m
-		}
-	}
-	return nil
+func (t Table) ByID(id uint64) *mountinfo.Mount {
+	return mountinfo.Table(t).ByID(id)
 }
 
 // Stack are the mounts at the place of a mount, from this one down.
@@ -56,11 +45,12 @@ func (t Table) Stack(id uint64) (stack Table) {
 
 // Inside are the mounts of directories that lie below the root of a mount, in the same
 // filesystem, wherever they are mounted.
-func (t Table) Inside(of *mountinfo.Info) Table {
+func (t Table) Inside(of *mountinfo.Mount) Table {
 	var inside Table
 	for _, m := range t {
 		same := m.Major == of.Major && m.Minor == of.Minor && m.ID != of.ID
-		if same && m.Root != of.Root && strings.HasPrefix(m.Root, strings.TrimSuffix(of.Root, "/")+"/") {
+		// Of two that are cut, each may be inside the other.
+		if same && (m.Root != of.Root || m.Cut && of.Cut) && strings.HasPrefix(m.Root+"/", strings.TrimSuffix(of.Root, "/")+"/") {
 			inside = append(inside, m)
 		}
 	}
@@ -68,7 +58,7 @@ func (t Table) Inside(of *mountinfo.Info) Table {
 }
 
 // MountOf is the mount on which a directory lies.
-func (t Table) MountOf(d *dir.Dir) (*mountinfo.Info, error) {
+func (t Table) MountOf(d *dir.Dir) (*mountinfo.Mount, error) {
 	var st unix.Statx_t
 	if err := unix.Statx(d.Fd(), "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC, unix.STATX_MNT_ID, &st); err != nil {
 		return nil, &fs.PathError{Op: "stat", Path: d.String(), Err: err}
@@ -81,7 +71,7 @@ func (t Table) MountOf(d *dir.Dir) (*mountinfo.Info, error) {
 }
 
 // IsShared reports whether what is mounted on a mount appears in other namespaces too.
-func IsShared(m *mountinfo.Info) bool { return strings.Contains(m.Optional, "shared:") }
+func IsShared(m *mountinfo.Mount) bool { return strings.Contains(m.Optional, "shared:") }
 
 // A Watch waits for changes of the mount table.
 type Watch struct{ fd, wake int }
@@ -89,9 +79,9 @@ type Watch struct{ fd, wake int }
 // NewWatch notes the table as it is now: Wait reports what changes from here on.
 func NewWatch() (*Watch, error) {
 	// Not by os.Open: the runtime's poller would take the events that are meant for Wait.
-	fd, err := unix.Open(tablePath, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	fd, err := unix.Open(mountinfo.Path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return nil, &fs.PathError{Op: "open", Path: tablePath, Err: err}
+		return nil, &fs.PathError{Op: "open", Path: mountinfo.Path, Err: err}
 	}
 	wake, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
 	if err != nil {

@@ -10,17 +10,18 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
 
-	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/mountinfo"
 	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 	"kubevirt.io/hostpath-provisioner/test/testenv/loopfs"
@@ -87,18 +88,18 @@ func (h *host) unmount() {
 }
 
 // mounts are what the host sees mounted at the target.
-func (h *host) mounts() []*mountinfo.Info {
+func (h *host) mounts() mountinfo.Table {
 	h.t.Helper()
-	all, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) { return m.Mountpoint != h.Target, false })
+	all, err := mountinfo.Own()
 	must.Succeed(h.t, err)
-	return all
+	return slices.DeleteFunc(all, func(m *mountinfo.Mount) bool { return m.Mountpoint != h.Target })
 }
 
 // wantMounted checks that the target carries one mount.
 func (h *host) wantMounted(kind string) {
 	h.t.Helper()
 	found := h.mounts()
-	if len(found) != 1 || found[0].FSType != kind {
+	if len(found) != 1 || found[0].Type != kind {
 		h.t.Fatalf("the host sees %d mounts at the target (%+v), want one of %s", len(found), found, kind)
 	}
 }

@@ -2,20 +2,23 @@ package mountns
 
 import (
 	"fmt"
+	"strings"
 
-	"github.com/moby/sys/mountinfo"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/mountinfo"
 )
 
 // Below lists the mount points at and below dir in the order in which they were
 // mounted. A place with several mounts is listed as often.
 func Below(dir string) ([]string, error) {
-	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(dir))
+	mounts, err := mountinfo.Own()
 	if err != nil {
 		return nil, fmt.Errorf("list the mounts below %s: %w", dir, err)
 	}
 	var points []string
 	for _, mount := range mounts {
-		points = append(points, mount.Mountpoint)
+		if mount.Mountpoint == dir || strings.HasPrefix(mount.Mountpoint, strings.TrimSuffix(dir, "/")+"/") {
+			points = append(points, mount.Mountpoint)
+		}
 	}
 	return points, nil
 }

@@ -11,7 +11,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
 	"kubevirt.io/hostpath-provisioner/test/must"
@@ -155,13 +154,19 @@ func (p *process) end(t *testing.T) {
 
 func wantMount(t *testing.T, at, device, kind string, bytes int64) {
 	t.Helper()
-	found, err := mountinfo.GetMounts(mountinfo.SingleEntryFilter(at))
+	table, err := os.ReadFile("/proc/self/mounts") // fstab(5)
 	must.Succeed(t, err)
-	if len(found) != 1 || found[0].Source != device || found[0].FSType != kind {
-		t.Fatalf("mounted: %+v; want one of %s, %s", found, device, kind)
+	var found [][]string
+	for line := range strings.Lines(string(table)) {
+		if fields := strings.Fields(line); fields[1] == at {
+			found = append(found, fields)
+		}
 	}
-	if !strings.Contains(found[0].VFSOptions, "prjquota") {
-		t.Errorf("options %s, want prjquota", found[0].VFSOptions)
+	if len(found) != 1 || found[0][0] != device || found[0][2] != kind {
+		t.Fatalf("mounted: %q; want one of %s, %s", found, device, kind)
+	}
+	if !strings.Contains(found[0][3], "prjquota") {
+		t.Errorf("options %s, want prjquota", found[0][3])
 	}
 	var st unix.Statfs_t
 	must.Succeed(t, unix.Statfs(at, &st))
