@@ -14,11 +14,13 @@ import (
 	"io/fs"
 	"os"
 	"path"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
+	"kubevirt.io/hostpath-provisioner/pkg/hostfs/mountinfo"
 )
 
 // Errors that callers may test for.
@@ -356,7 +358,8 @@ func (k *Kernel) Unpublish(target Target, of *dir.ID) error {
 		return err
 	}
 	defer done()
-	for {
+	// The upstream KubeVirt driver stacked mounts: each round unmounts one.
+	for range mostStacked {
 		kind, err := stateOf(parent, target, of)
 		if err != nil {
 			return err
@@ -369,7 +372,6 @@ func (k *Kernel) Unpublish(target Target, of *dir.ID) error {
 		case file:
 			return removeFile(parent, target)
 		}
-		// The upstream KubeVirt driver stacked mounts: each round unmounts one.
 		if err := unmount(parent, target); err != nil {
 			return err
 		}
@@ -378,7 +380,11 @@ func (k *Kernel) Unpublish(target Target, of *dir.ID) error {
 			return nil
 		}
 	}
+	return fmt.Errorf("unmount %s: something is mounted there still after %d times", target, mostStacked)
 }
+
+// mostStacked is more than any number of mounts on one directory that is known of.
+const mostStacked = 1000
 
 type kind int
 
@@ -408,8 +414,7 @@ func stateOf(parent *dir.Dir, target Target, of *dir.ID) (kind, error) {
 	}
 	switch {
 	case errors.Is(err, unix.EIO), errors.Is(err, unix.ESTALE), errors.Is(err, unix.ENOTCONN), errors.Is(err, unix.ESHUTDOWN):
-		// The mounted filesystem is dead, but the mount still has to be removed.
-		return mount, nil
+		return deadAt(parent, target, err)
 	case err != nil:
 		return 0, &fs.PathError{Op: "stat", Path: target.path, Err: err}
 	case found.mounted && of != nil && *of != found.id:
@@ -424,6 +429,24 @@ func stateOf(parent *dir.Dir, target Target, of *dir.ID) (kind, error) {
 		return 0, fmt.Errorf("%w: %s is a symbolic link", ErrTarget, target)
 	}
 	return 0, fmt.Errorf("%w: %s is neither a mount nor an empty directory or file", ErrOccupied, target)
+}
+
+// deadAt tells a mount whose filesystem is dead, which still has to be removed, from a target whose own filesystem is.
+func deadAt(parent *dir.Dir, target Target, died error) (kind, error) {
+	died = &fs.PathError{Op: "stat", Path: target.path, Err: died}
+	seen, err := parent.Seen()
+	if err != nil {
+		return 0, errors.Join(died, err)
+	}
+	mounts, err := mountinfo.Own()
+	if err != nil {
+		return 0, errors.Join(died, err)
+	}
+	at := path.Join(seen, target.base())
+	if slices.ContainsFunc(mounts, func(m *mountinfo.Mount) bool { return m.Mountpoint == at }) {
+		return mount, nil
+	}
+	return 0, died
 }
 
 func unmount(parent *dir.Dir, target Target) error {

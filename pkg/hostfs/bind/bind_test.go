@@ -23,6 +23,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/test/must"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
+	"kubevirt.io/hostpath-provisioner/test/testenv/mountns"
 )
 
 func TestMain(m *testing.M) { testenv.Main(m) }
@@ -653,5 +654,27 @@ func TestPublished_buriedSubPath(t *testing.T) {
 	}
 	if same, err := k.SameFilesystem(pool, pool); err != nil || !same {
 		t.Errorf("the pool is on one filesystem: %t, %v", same, err)
+	}
+}
+
+// The disk with kubelet's directory goes, and that of the volume does not. What is mounted is taken off; the directory below
+// can neither be removed nor looked at.
+func TestUnpublish_deadFilesystemOfTarget(t *testing.T) {
+	s := newScene(t)
+	s.pods = testenv.LoopFS(t, "xfs", 320<<20)
+	target, err := bind.ParseTarget(filepath.Join(s.pods, "target"))
+	must.Succeed(t, err)
+	must.Succeed(t, s.kernel.Publish(s.volume, target, bind.Flags{}))
+	testenv.ShutDown(t, s.pods)
+	done := make(chan error, 1)
+	go func() { done <- s.kernel.Unpublish(target, nil) }()
+	select {
+	case err := <-done:
+		must.ErrorIs(t, err, syscall.EIO)
+	case <-time.After(time.Minute):
+		t.Fatal("unpublishing does not end")
+	}
+	if mounted, err := mountns.Below(target.String()); err != nil || len(mounted) != 0 {
+		t.Errorf("mounted are %v, %v", mounted, err)
 	}
 }

@@ -281,7 +281,7 @@ func TestUnmountFailedPoolInUse(t *testing.T) {
 	volume := filepath.Join(h.Target, "pvc-1")
 	must.Succeed(t, os.Mkdir(volume, 0o755))
 	must.Succeed(t, unix.Mount(volume, h.Published, "", unix.MS_BIND, ""))
-	shutDown(t, h.Target)
+	testenv.ShutDown(t, h.Target)
 	status, said := h.run("", "unmount", "--patience", "0")
 	if status != 1 || !contains(said, "published at "+h.Published) {
 		t.Errorf("unmount with a published volume: status %d, %s", status, said)
@@ -292,16 +292,6 @@ func TestUnmountFailedPoolInUse(t *testing.T) {
 		t.Errorf("unmount: status %d, %s", status, said)
 	}
 	h.wantUnmounted()
-}
-
-// shutDown has an XFS answer with errors only, as if its device had gone: XFS_IOC_GOINGDOWN without flushing its log.
-func shutDown(t *testing.T, path string) {
-	t.Helper()
-	const goingDown, noLogFlush = 0x8004587d, 2
-	f, err := os.Open(path)
-	must.Succeed(t, err)
-	defer func() { must.Succeed(t, f.Close()) }()
-	must.Succeed(t, unix.IoctlSetPointerInt(int(f.Fd()), goingDown, noLogFlush))
 }
 
 // A clean-up begins while the mounter is at work, so that the claim is never without a pod. It unmounts once the mounter has ended, which
@@ -368,7 +358,7 @@ func TestFailedFilesystemOfAdministratorStays(t *testing.T) {
 	tool(t, "mkfs.xfs", "-q", other.Path)
 	must.Succeed(t, os.Mkdir(h.Target, 0o755))
 	must.Succeed(t, unix.Mount(other.Path, h.Target, "xfs", 0, ""))
-	shutDown(t, h.Target)
+	testenv.ShutDown(t, h.Target)
 	for _, command := range [][]string{{"mount", "--device", newDisk(t, 400*mib).Path}, {"unmount"}} {
 		status, said := h.run("", append(command, "--patience", "0")...)
 		if status != 1 || !contains(said, "nothing says whether "+other.Path) {
