@@ -399,22 +399,21 @@ const (
 func stateOf(parent *dir.Dir, target Target, of *dir.ID) (kind, error) {
 	found, err := examineAt(parent.Fd(), target.base(), 0)
 	if err != nil {
-		// It is missing, or it is a mount whose filesystem is dead: that can be opened.
+		// It is missing, or it is a mount whose filesystem is dead. Most of these can be opened, and not the stale root of an NFS.
 		var fd int
 		fd, err = openAt(parent, target.base())
 		if errors.Is(err, unix.ENOENT) {
 			return missing, nil
 		}
-		if err != nil {
-			return 0, &fs.PathError{Op: "open", Path: target.path, Err: err}
+		if err == nil {
+			found, err = examine(fd)
+			// An open descriptor would make the unmount fail with EBUSY.
+			_ = unix.Close(fd)
 		}
-		found, err = examine(fd)
-		// An open descriptor would make the unmount fail with EBUSY.
-		_ = unix.Close(fd)
 	}
 	switch {
 	case errors.Is(err, unix.EIO), errors.Is(err, unix.ESTALE), errors.Is(err, unix.ENOTCONN), errors.Is(err, unix.ESHUTDOWN):
-		return deadAt(parent, target, err)
+		return deadAt(parent, target, of, err)
 	case err != nil:
 		return 0, &fs.PathError{Op: "stat", Path: target.path, Err: err}
 	case found.mounted && of != nil && *of != found.id:
@@ -432,7 +431,8 @@ func stateOf(parent *dir.Dir, target Target, of *dir.ID) (kind, error) {
 }
 
 // deadAt tells a mount whose filesystem is dead, which still has to be removed, from a target whose own filesystem is.
-func deadAt(parent *dir.Dir, target Target, died error) (kind, error) {
+// Whose mount it is does not show any more.
+func deadAt(parent *dir.Dir, target Target, of *dir.ID, died error) (kind, error) {
 	died = &fs.PathError{Op: "stat", Path: target.path, Err: died}
 	seen, err := parent.Seen()
 	if err != nil {
@@ -443,10 +443,13 @@ func deadAt(parent *dir.Dir, target Target, died error) (kind, error) {
 		return 0, errors.Join(died, err)
 	}
 	at := path.Join(seen, target.base())
-	if slices.ContainsFunc(mounts, func(m *mountinfo.Mount) bool { return m.Mountpoint == at }) {
-		return mount, nil
+	switch {
+	case !slices.ContainsFunc(mounts, func(m *mountinfo.Mount) bool { return m.Mountpoint == at }):
+		return 0, died
+	case of != nil:
+		return 0, fmt.Errorf("%w: %s carries a mount whose filesystem died: %w", ErrOccupied, target, died)
 	}
-	return 0, died
+	return mount, nil
 }
 
 func unmount(parent *dir.Dir, target Target) error {
