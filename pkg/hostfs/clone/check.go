@@ -44,6 +44,15 @@ func (m moment) follows(st *unix.Stat_t) bool {
 	return st.Ctim.Sec < m.changed.Sec || st.Ctim.Sec == m.changed.Sec && st.Ctim.Nsec < m.changed.Nsec
 }
 
+// underWay is for how long a store through a mapping or an asynchronous direct write may be under way, whose ctime is set when it
+// begins, and which waits for no lock. For others see awaitCalls.
+const underWay = time.Second
+
+func (m moment) earlier(by time.Duration) moment {
+	m.changed = unix.NsecToTimespec(m.changed.Nano() - by.Nanoseconds())
+	return m
+}
+
 // tolerated is by how much the two clocks may disagree before the filesystem's counts as
 // set back, which would hide changes.
 const tolerated = 20 * time.Millisecond

@@ -14,6 +14,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -340,6 +341,14 @@ func TestTreeHasNoAttributesThatItsSourceLacks(t *testing.T) {
 		}
 		clonetest.Same(t, src, dst)
 	})
+}
+
+// awaitSettled waits until no write that was made so far can be under way any more.
+func awaitSettled(t testing.TB, root string) {
+	t.Helper()
+	for began := time.Now(); time.Since(began) < 1100*time.Millisecond; {
+		awaitTick(t, root)
+	}
 }
 
 // awaitTick waits until files that are changed get another ctime than those before.
@@ -701,6 +710,7 @@ func TestOnlyWhatChangedInDirectoryIsCopiedAgain(t *testing.T) {
 			write(t, at, "content")
 		}
 		write(t, filepath.Join(src, "directory", "gone"), "content")
+		awaitSettled(t, filepath.Dir(src))
 		plain := tree(t, src, dst, clone.Options{Method: method})
 		must.Succeed(t, os.RemoveAll(dst), os.Mkdir(dst, 0o755))
 		change := sync.OnceFunc(func() { write(t, filepath.Join(src, "directory", "first"), "content") })

@@ -54,7 +54,7 @@ func TestWriteThroughMappingWhileLaterPassBegins(t *testing.T) {
 			<-stopped
 			must.Succeed(t, err)
 			c.round, c.since = c.round+1, first
-			must.Succeed(t, c.again())
+			must.Succeed(t, c.pass())
 			page[0]++
 			changed, err := c.check(start)
 			if err != nil || changed.files != 1 {

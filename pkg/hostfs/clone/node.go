@@ -164,6 +164,7 @@ func (c *copier) makeWatched(from source, src int, to *dir.Dir, name string) err
 }
 
 func (c *copier) makeFileOnce(from source, src int, to *dir.Dir, name string) error {
+	awaitCalls(src)
 	if err := unix.Fstat(src, from.st); err != nil {
 		return from.wrap("stat", err)
 	}
@@ -181,10 +182,15 @@ func (c *copier) makeFileOnce(from source, src int, to *dir.Dir, name string) er
 	return setTimes(to, name, from.st)
 }
 
+// awaitCalls waits for the system calls that change a file now. The kernel sets the ctime when a write begins, once, under
+// the lock of the file which it holds until the write ends: so what a copy lacks that is made from now on has a ctime of now or
+// later. Taking off an attribute takes that lock too, before it finds that no filesystem has such attributes.
+func awaitCalls(fd int) { _ = unix.Fremovexattr(fd, "none.none") }
+
 func (c *copier) fill(dst, src int, from source) error {
 	var err error
 	switch {
-	case from.st.Size == 0: // shares nothing; one that has grown meanwhile has changed
+	case from.st.Size == 0: // one that has grown since awaitCalls has changed
 	case c.method == Share && (!c.held || from.st.Size > readInstead):
 		err = c.share(dst, src, from)
 	default:

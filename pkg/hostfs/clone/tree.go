@@ -63,7 +63,8 @@ const Inodes = 2
 // shares its blocks: its copy, with its attributes, is atomic, and all else stood still. What changed is copied
 // again, Rounds times at most. An entry has changed if its ctime has: writes set it, also
 // those through a shared mapping, because a file is flushed when it is copied and a page that
-// is clean must fault before it is written. The filesystem is synced as a whole only before the first pass. Later ones
+// is clean must fault before it is written. Writes set it when they begin, so a file is copied when none is under way (awaitCalls),
+// and nothing of the source is read after it was checked. The filesystem is synced as a whole only before the first pass. Later ones
 // do not wait for what others have written to it: sharing the blocks of a file flushes that (FICLONE), and what
 // is read is flushed alone.
 func Tree(ctx context.Context, src, dst *dir.Dir, o Options) (Result, error) {
@@ -121,12 +122,21 @@ func (c *copier) run(dst *dir.Dir, rounds int) (Result, error) {
 	}
 	err = errors.Join(err, links.Close(), c.watch.close(), c.clock.close())
 	if err == nil {
-		err = dst.RemoveTree(c.ctx, linksName, func(context.Context) error { return nil })
-	}
-	if err == nil {
-		err = c.attributes(c.src, dst)
+		err = c.removeLinks(dst, linksName)
 	}
 	return result, err
+}
+
+// removeLinks leaves the root as it was after the last pass: the source may have another by now.
+func (c *copier) removeLinks(root *dir.Dir, name string) error {
+	st, err := statSelf(root)
+	if err != nil {
+		return err
+	}
+	if err := root.RemoveTree(c.ctx, name, func(context.Context) error { return nil }); err != nil {
+		return err
+	}
+	return setTimes(root, ".", st)
 }
 
 func (c *copier) passes(rounds int) (Result, error) {
@@ -206,7 +216,7 @@ func (c *copier) nextPass(last moment) (start moment, err error) {
 	}
 	c.round++
 	c.since = last
-	return start, c.again()
+	return start, c.pass()
 }
 
 func (c *copier) later() (moment, error) {
@@ -245,6 +255,7 @@ func (c *copier) begin(check bool) (moment, error) {
 	return now, Sync(c.src)
 }
 
+// pass copies all, or in later passes what has changed since the one before, and then the attributes of src itself.
 func (c *copier) pass() error {
 	root, err := statSelf(c.src)
 	if err != nil {
@@ -256,15 +267,15 @@ func (c *copier) pass() error {
 		c.names = newNames()
 	}
 	err = c.src.Visit(c)
-	return errors.Join(err, c.dst.close())
-}
-
-// again copies what has changed since the pass before.
-func (c *copier) again() error {
-	if err := c.pass(); err != nil {
+	if err = errors.Join(err, c.dst.close()); err != nil {
 		return err
 	}
-	return c.removeGone(c.src, c.dst.root.Dir)
+	if c.since.set {
+		if err := c.removeGone(c.src, c.dst.root.Dir); err != nil {
+			return err
+		}
+	}
+	return c.attributes(c.src, c.dst.root.Dir)
 }
 
 // removeGone removes from the copy of a directory what that does not have any more.
@@ -353,14 +364,32 @@ func (c *copier) updating() bool { return c.since.set && c.whole == 0 }
 // keeps reports whether what was copied under a name before is a copy of the entry that has it now, as that is, and notes so.
 func (c *copier) keeps(name string, st *unix.Stat_t) (bool, error) {
 	in := c.dst.current()
-	if !c.since.follows(st) || !c.isCopy(name, st) || in.changed && !copiedByDescriptor(st) {
+	if !c.isSettled(st) || !c.isCopy(name, st) || in.changed && !copiedByDescriptor(st) {
 		return false, nil
 	}
-	exists, err := in.Exists(name) // what was gone when the pass before ended may be back
-	if exists && err == nil {
+	like, err := isLike(st, in.Dir, name) // what was gone when the pass before ended may be back
+	if like && err == nil {
 		c.noteKept(in, name, st)
 	}
-	return exists, err
+	return like, err
+}
+
+// isSettled says that an entry was as it is when the pass before began.
+func (c *copier) isSettled(st *unix.Stat_t) bool {
+	since := c.since
+	if st.Mode&unix.S_IFMT == unix.S_IFREG {
+		since = since.earlier(underWay)
+	}
+	return since.follows(st)
+}
+
+// isLike reports whether there is a copy under a name that has the size and mtime of an entry.
+func isLike(st *unix.Stat_t, in *dir.Dir, name string) (bool, error) {
+	made, err := stat(in, name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	return err == nil && made.Size == st.Size && made.Mtim == st.Mtim, err
 }
 
 // copiedByDescriptor says that an entry is opened to be copied: its name may have led to others meanwhile. A file with
@@ -452,8 +481,15 @@ func (c *copier) Leave(d *dir.Dir) error {
 func (c *copier) link(in *dir.Dir, name string, st *unix.Stat_t, to *dir.Dir) error {
 	file := identify(in, name, st)
 	for round := c.round; round >= c.oldest(st); round-- {
-		err := unix.Linkat(c.links.Fd(), linkName(round, file), to.Fd(), name, 0)
-		if !errors.Is(err, unix.ENOENT) {
+		made := linkName(round, file)
+		like, err := isLike(st, c.links, made)
+		if err != nil {
+			return err
+		}
+		if !like && round < c.round {
+			continue
+		}
+		if err := unix.Linkat(c.links.Fd(), made, to.Fd(), name, 0); !errors.Is(err, unix.ENOENT) {
 			return linkError(to, name, err)
 		}
 	}
@@ -468,7 +504,7 @@ func (c *copier) link(in *dir.Dir, name string, st *unix.Stat_t, to *dir.Dir) er
 // did not change keeps the copy to which its other names lead, also where one of them is in
 // a directory that is copied whole.
 func (c *copier) oldest(st *unix.Stat_t) int {
-	if c.since.set && c.since.follows(st) {
+	if c.since.set && c.isSettled(st) {
 		return 1
 	}
 	return c.round
