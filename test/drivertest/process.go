@@ -39,8 +39,9 @@ type PoolConfig struct {
 	Shared      bool   `json:"shared,omitempty"`
 	// RequireMount has the pool serve only as a filesystem of its own.
 	RequireMount bool `json:"requireMount,omitempty"`
-	// BytesPerInode is a number.
+	// BytesPerInode and Overprovision are numbers.
 	BytesPerInode json.Number `json:"bytesPerInode,omitempty"`
+	Overprovision json.Number `json:"overprovision,omitempty"`
 	// SnapshotPath has snapshots of the upstream driver.
 	SnapshotPath string `json:"snapshotPath,omitempty"`
 }

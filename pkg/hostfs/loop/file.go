@@ -25,14 +25,18 @@ const (
 	Thin
 )
 
-// stepBytes is how much is allocated in one system call. On tmpfs a signal undoes the
+// stepBytes is how much is allocated in one system call at most. On tmpfs a signal undoes the
 // call that it interrupts, so that one for everything might never end.
+//
+// Btrfs takes space from its disk in chunks of up to a gigabyte, and of a tenth of a smaller disk. For a call that does not fit
+// into what is left of any it takes a new one, until none is left for its trees. So a call is for a small part of a chunk.
 //
 // XFS wants as much free as the call has, and within the limit of the project, also
 // for what is allocated already: where that is refused it is tried in smaller steps,
 // down to leastStepBytes.
 const (
-	stepBytes      = 256 << 20
+	stepBytes      = 64 << 20
+	steps          = 64
 	leastStepBytes = 64 << 10
 )
 
@@ -189,7 +193,7 @@ func (f *File) Cut(bytes int64) error {
 }
 
 func allocate(ctx context.Context, w *os.File, bytes int64) error {
-	most := int64(stepBytes)
+	most := min(stepBytes, max(leastStepBytes, bytes/steps/Unit*Unit))
 	for at := int64(0); at < bytes; {
 		if err := ctx.Err(); err != nil {
 			return err

@@ -125,6 +125,8 @@ func (a *accounts) foreign() (most int64) {
 //
 //	min(free, size × overprovision − Σ promised − foreign use) − reserve
 //
+// and on btrfs less what its trees need. That holds for free as well: else one disk could take all of it, with
+// overprovision, and leave no room for its own record.
 // Σ goes over all pools, overprovision and reserve are the pool's own. Without quotas it is
 // not known what the volumes hold, and so what others hold: that is at least what exceeds all
 // promises, and was once known exactly.
@@ -140,20 +142,20 @@ func (a *accounts) available(space dir.Space, policy Policy) int64 {
 	if policy.Overprovision != 1 {
 		sellable = int64(float64(space.SizeBytes) * policy.Overprovision)
 	}
-	left := min(space.FreeBytes, a.forVolumes(sellable-foreign)-owed.promised)
+	left := min(a.forVolumes(space.FreeBytes, 1), a.forVolumes(sellable-foreign, a.trees.Copies)-owed.promised)
 	return max(0, left-policy.Reserve.Of(space.SizeBytes))
 }
 
 // forVolumes is how much of so many bytes volumes can be promised: all of it, or on btrfs what is left
-// for one copy of their content. A volume may consist of small files and names, which are in the
+// for one copy of their content, if it takes so many. A volume may consist of small files and names, which are in the
 // trees. Of these the quota counts one copy. A twelfth is for the trees that it does not count: with each block of
 // 4 KiB an extent of its own, what finds the extents and their checksums takes up to a twelfth of them.
-func (a *accounts) forVolumes(bytes int64) int64 {
+func (a *accounts) forVolumes(bytes, copies int64) int64 {
 	if a.trees.Copies == 0 {
 		return bytes
 	}
 	bytes += min(a.trees.Spare, max(0, a.base)) - a.trees.Reserve
-	return max(0, bytes) / (12*a.trees.Copies + 1) * 12
+	return max(0, bytes) / (12*copies + 1) * 12
 }
 
 // awaited are the pools of other ledgers that have to be read before this one promises anything,
@@ -230,13 +232,14 @@ func (l *Ledger) SetForeign(bytes int64, trees quota.Trees) {
 	})
 }
 
-// SetTrees notes what the trees of the filesystem need, where what others occupy is not counted with it.
+// SetTrees notes what the trees of the filesystem need, where what others occupy is not counted with it. Of the pools
+// there the one that needs most decides: it may enforce sizes for that pool alone.
 func (l *Ledger) SetTrees(trees quota.Trees) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.on.change(func(a accounts) *accounts {
-		if trees.Copies == 0 {
-			return nil // it enforces no sizes for this pool, and may for another
+		if trees.Copies < a.trees.Copies {
+			return nil
 		}
 		a.trees = trees
 		a.trees.Spare = 0

@@ -176,3 +176,28 @@ func TestTreesAreSetAside(t *testing.T) {
 		held.Release()
 	}
 }
+
+// However much may be promised beyond the size of the disk, one volume cannot take the room of the trees.
+func TestTreesAreSetAsideWithOverprovision(t *testing.T) {
+	l := New(Policy{Overprovision: 3})
+	l.Join(&Filesystem{}, Origin{})
+	l.BeginLoad().End(nil)
+	l.SetTrees(quota.Trees{Copies: 2, Reserve: 4 * g})
+	if got := l.Available(disk100(0)) / g; got != 88 { // 96 × 12/13
+		t.Errorf("%d GiB are available, want 88", got)
+	}
+}
+
+// Of two pools one may have quotas, and small files count twice for it.
+func TestTreesOfTwoPools(t *testing.T) {
+	once, twice := quota.Trees{Copies: 1, Reserve: 4 * g}, quota.Trees{Copies: 2, Reserve: 4 * g}
+	for _, order := range [][]quota.Trees{{once, twice}, {twice, once}} {
+		pools := joined(2)
+		for i, l := range pools {
+			l.SetTrees(order[i])
+		}
+		if got := pools[0].Available(disk100(0)) / g; got != 46 { // 96 × 12/25
+			t.Errorf("with %+v %d GiB are available, want 46", order, got)
+		}
+	}
+}

@@ -165,12 +165,14 @@ func (k *Keeper) NewInodes() int64 {
 // InodeBytes is what an inode of XFS takes that no quota counts, in bytes.
 func (k *Keeper) InodeBytes() int64 { return cmp.Or(k.inodeBytes, usualInode) }
 
-// Trees is what the filesystem needs for its trees while it enforces sizes.
+// Trees is what the filesystem needs for its trees. Where it enforces no sizes, a promise is one of space for data, which has one copy:
+// small files count as often as they are on the disk.
 func (k *Keeper) Trees(root *dir.Dir) (quota.Trees, error) {
+	trees, err := quota.TreesOf(root)
 	if k.Kind() != quota.Btrfs {
-		return quota.Trees{}, nil
+		trees.Copies = min(1, trees.Copies)
 	}
-	return quota.TreesOf(root)
+	return trees, err
 }
 
 // RecordedInodes is what of that the record of a new volume has: the option, which others may

@@ -94,15 +94,38 @@ func (p *Leftovers) eraseAlone(ctx context.Context, name string, slowly *Pace, m
 		return false, err
 	}
 	defer unlock()
+	return inTurn(ctx, most, slowly.Step, func(ctx context.Context, pause func(context.Context) error) error {
+		return p.erase(ctx, name, pause)
+	})
+}
+
+// eraseThere removes an entry that is in no trash, or a turn of its files and directories, and reports whether there were more, as
+// eraseAlone does. The uid is that of the id which it carries.
+func (p *Leftovers) eraseThere(in *dir.Dir, name, uid string) (over bool, err error) {
+	step := func(ctx context.Context) error {
+		p.Steps.Add(1)
+		return ctx.Err()
+	}
+	return inTurn(context.Background(), turn, step, func(ctx context.Context, pause func(context.Context) error) error {
+		id, err := p.eraseTree(ctx, in, name, uid, pause)
+		if err != nil {
+			return err
+		}
+		return p.Keeper.Release(p.Store.Root(), id)
+	})
+}
+
+// inTurn has a removal end after that many files and directories, and reports whether there were more.
+func inTurn(ctx context.Context, most int, step func(context.Context) error, remove func(context.Context, func(context.Context) error) error) (over bool, err error) {
 	ctx, end := context.WithCancel(ctx)
 	defer end()
-	err = p.erase(ctx, name, func(ctx context.Context) error {
+	err = remove(ctx, func(ctx context.Context) error {
 		if most--; most < 0 {
 			over = true
 			end()
 			return ctx.Err()
 		}
-		return slowly.Step(ctx)
+		return step(ctx)
 	})
 	return over, err
 }
@@ -112,17 +135,24 @@ func (p *Leftovers) eraseAlone(ctx context.Context, name string, slowly *Pace, m
 func (p *Leftovers) erase(ctx context.Context, name string, pause func(context.Context) error) error {
 	var id quota.ID
 	err := p.Store.Pieces().In(name, func(in *dir.Dir, entry string) (err error) {
-		if _, err := in.Unprotect(entry); err != nil { // or no limit can be lifted
-			return err
-		}
-		if id, err = p.Keeper.Lift(in, entry, store.ParseThrown(name).UID); err != nil {
-			return err
-		}
-		id = p.Ledger.Trash().ID(name, id)
-		return in.RemoveTree(ctx, entry, pause)
+		id, err = p.eraseTree(ctx, in, entry, store.ParseThrown(name).UID, pause)
+		return err
 	})
+	id = p.Ledger.Trash().ID(name, id)
 	if err != nil {
 		return err
 	}
-	return p.Keeper.Release(p.Store.Root(), p.Ledger.Trash().ID(name, id))
+	return p.Keeper.Release(p.Store.Root(), id)
+}
+
+// eraseTree removes an entry without its limit, and returns the id that it carries, also if not all of it could be removed.
+func (p *Leftovers) eraseTree(ctx context.Context, in *dir.Dir, entry, uid string, pause func(context.Context) error) (quota.ID, error) {
+	if _, err := in.Unprotect(entry); err != nil { // or no limit can be lifted
+		return 0, err
+	}
+	id, err := p.Keeper.Lift(in, entry, uid)
+	if err != nil {
+		return 0, err
+	}
+	return id, in.RemoveTree(ctx, entry, pause)
 }

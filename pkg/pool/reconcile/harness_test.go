@@ -27,7 +27,12 @@ func TestMain(m *testing.M) { testenv.Main(m) }
 // newPool makes an empty pool on a real disk, with fakes of mounts and devices, in which no call works. Quotas may be nil, for none.
 func newPool(t *testing.T, quotas quota.Facility) *reconcile.Pool {
 	t.Helper()
-	configs, err := poolconfig.Parse(`[{"name":"local","path":"`+t.TempDir()+`"}]`, "/")
+	return newPoolAt(t, t.TempDir(), quotas)
+}
+
+func newPoolAt(t *testing.T, path string, quotas quota.Facility) *reconcile.Pool {
+	t.Helper()
+	configs, err := poolconfig.Parse(`[{"name":"local","path":"`+path+`"}]`, "/")
 	must.Succeed(t, err)
 	node, err := volume.ParseNodeID("node-1")
 	must.Succeed(t, err)

@@ -1,6 +1,7 @@
 package reconcile
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -23,13 +24,21 @@ type Leftovers struct {
 }
 
 // throw moves an entry that is no volume into the trash, where the reaper removes
-// it. The ledger keeps its promise until then.
+// it. The ledger keeps its promise until then. Without room for its name there it erases the entry
+// where it is, until there is room or nothing is left: no call was answered for it, and it may be what takes the room.
 func (p *Leftovers) throw(from *dir.Dir, name string, as store.Thrown) error {
-	if err := p.Store.Throw(from, name, as.String()); err != nil {
-		return err
+	for {
+		err := p.Store.Throw(from, name, as.String())
+		if err == nil {
+			p.Thrown(as.String())
+		}
+		if !store.NoRoom(err) {
+			return err
+		}
+		if over, err := p.eraseThere(from, name, as.UID); !over || !errors.Is(err, context.Canceled) {
+			return err
+		}
 	}
-	p.Thrown(as.String())
-	return nil
 }
 
 // DiscardCreation gives an entry of the directory of creating/ to the reaper.

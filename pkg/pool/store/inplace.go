@@ -28,21 +28,21 @@ var ErrNoRoom = fmt.Errorf("its filesystem is too full for the driver's own dire
 
 // roomFor has a filesystem that takes nothing more report ErrNoRoom.
 func roomFor(err error) error {
-	if noRoom(err) && !errors.Is(err, ErrNoRoom) {
+	if NoRoom(err) && !errors.Is(err, ErrNoRoom) {
 		return fmt.Errorf("%w: %w", ErrNoRoom, err)
 	}
 	return err
 }
 
-// noRoom reports whether an error says that nothing more fits.
-func noRoom(err error) bool {
+// NoRoom reports whether an error says that nothing more fits.
+func NoRoom(err error) bool {
 	return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT)
 }
 
 // removeInPlace makes the directory of a volume trash where it is, durably and in one step. Errors: volume.ErrNoSpace.
 func removeInPlace(in *dir.Dir, id volume.ID, as string) error {
 	err := rename(in, id.String(), in, inPlacePrefix+as)
-	if noRoom(err) {
+	if NoRoom(err) {
 		return fmt.Errorf("%w: no room to rename the volume; remove any file from the pool's filesystem: %w", volume.ErrNoSpace, err)
 	}
 	if err != nil {

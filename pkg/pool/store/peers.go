@@ -72,7 +72,7 @@ func (n Nodes) Mark(id volume.ID) error {
 		return nil
 	}
 	err := n.writeMark(id)
-	if noRoom(err) {
+	if NoRoom(err) {
 		return fmt.Errorf("%w: no room for the mark that keeps other nodes from deleting the volume: %w", volume.ErrNoSpace, err)
 	}
 	return IgnoreReadOnly(err)

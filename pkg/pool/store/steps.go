@@ -112,7 +112,7 @@ func (s *Store) Remove(id volume.ID, as string) (piece string, err error) {
 	switch {
 	case err == nil:
 		return as, errors.Join(s.trash.Sync(), from.Sync())
-	case noRoom(err):
+	case NoRoom(err):
 		return inPlace + as, removeInPlace(from, id, as)
 	}
 	return "", err
@@ -162,7 +162,7 @@ func (s *Store) DropRecord(id volume.ID) error {
 	return errors.Join(err, in.Sync())
 }
 
-// Throw moves what is no volume into the trash.
+// Throw moves what is no volume into the trash. An error for which NoRoom is true says that there is no room for it.
 func (s *Store) Throw(from *dir.Dir, name, as string) error {
 	return rename(from, name, s.trash, as)
 }
