@@ -10,6 +10,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/loop"
 	"kubevirt.io/hostpath-provisioner/test/must"
+	"kubevirt.io/hostpath-provisioner/test/oldcsi"
 )
 
 // createBlock makes a block volume of 4 MiB.
@@ -45,7 +46,7 @@ func TestBlockVolumeLifecycle(t *testing.T) {
 	stats, err := r.NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: "vol", VolumePath: r.target("one")})
 	must.Succeed(t, err)
 	wantEqual(t, "the usage", stats.GetUsage(), []*csi.VolumeUsage{{Unit: csi.VolumeUsage_BYTES, Total: 4 * mib}})
-	wantEqual(t, "the condition", stats.GetVolumeCondition().GetAbnormal(), false)
+	wantEqual(t, "the condition", oldcsi.Condition(stats).GetAbnormal(), false)
 
 	grown, err := r.NodeExpandVolume(t.Context(), &csi.NodeExpandVolumeRequest{
 		VolumeId: "vol", VolumePath: r.target("one"), CapacityRange: &csi.CapacityRange{RequiredBytes: 8 * mib}, VolumeCapability: block(),

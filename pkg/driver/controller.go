@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
+	"kubevirt.io/hostpath-provisioner/pkg/driver/csi112"
 	"kubevirt.io/hostpath-provisioner/pkg/health"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
@@ -32,7 +33,7 @@ func (c *controller) ControllerGetCapabilities(context.Context, *csi.ControllerG
 		csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME,
 		csi.ControllerServiceCapability_RPC_LIST_VOLUMES,
 		csi.ControllerServiceCapability_RPC_GET_VOLUME,
-		csi.ControllerServiceCapability_RPC_VOLUME_CONDITION,
+		csi112.ControllerVolumeCondition,
 		csi.ControllerServiceCapability_RPC_GET_CAPACITY,
 		csi.ControllerServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER,
 		csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT,
@@ -213,13 +214,9 @@ func (c *controller) ListVolumes(ctx context.Context, req *csi.ListVolumesReques
 	volumes, next := c.pools.List(ctx, after, most)
 	response := &csi.ListVolumesResponse{}
 	for _, v := range volumes {
-		response.Entries = append(response.Entries, &csi.ListVolumesResponse_Entry{
-			Volume: c.describe(v),
-			Status: &csi.ListVolumesResponse_VolumeStatus{
-				PublishedNodeIds: nodeIDs(v.Nodes),
-				VolumeCondition:  condition(v.Condition),
-			},
-		})
+		status := &csi.ListVolumesResponse_VolumeStatus{PublishedNodeIds: nodeIDs(v.Nodes)}
+		csi112.AddCondition(status, v.Condition.Abnormal, v.Condition.Message)
+		response.Entries = append(response.Entries, &csi.ListVolumesResponse_Entry{Volume: c.describe(v), Status: status})
 	}
 	if next != (volume.ID{}) {
 		response.NextToken = tokenPrefix + next.String()
@@ -258,13 +255,9 @@ func (c *controller) ControllerGetVolume(ctx context.Context, req *csi.Controlle
 	if err != nil {
 		return nil, err
 	}
-	return &csi.ControllerGetVolumeResponse{
-		Volume: c.describe(v),
-		Status: &csi.ControllerGetVolumeResponse_VolumeStatus{
-			PublishedNodeIds: nodeIDs(v.Nodes),
-			VolumeCondition:  condition(v.Condition),
-		},
-	}, nil
+	status := &csi.ControllerGetVolumeResponse_VolumeStatus{PublishedNodeIds: nodeIDs(v.Nodes)}
+	csi112.AddCondition(status, v.Condition.Abnormal, v.Condition.Message)
+	return &csi.ControllerGetVolumeResponse{Volume: c.describe(v), Status: status}, nil
 }
 
 // GetCapacity reports what a pool can still promise. A pool that does not serve has
@@ -347,8 +340,4 @@ func nodeIDs(nodes []volume.NodeID) []string {
 		ids = append(ids, node.String())
 	}
 	return ids
-}
-
-func condition(c health.Condition) *csi.VolumeCondition {
-	return &csi.VolumeCondition{Abnormal: c.Abnormal, Message: c.Message}
 }

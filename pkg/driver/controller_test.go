@@ -9,6 +9,7 @@ import (
 	"google.golang.org/protobuf/testing/protocmp"
 
 	"kubevirt.io/hostpath-provisioner/test/must"
+	"kubevirt.io/hostpath-provisioner/test/oldcsi"
 )
 
 func TestControllerCapabilities(t *testing.T) {
@@ -23,7 +24,7 @@ func TestControllerCapabilities(t *testing.T) {
 		"CREATE_DELETE_VOLUME":     1,
 		"LIST_VOLUMES":             1,
 		"GET_VOLUME":               1,
-		"VOLUME_CONDITION":         1,
+		"11":                       1, // VOLUME_CONDITION of v1.12
 		"GET_CAPACITY":             1,
 		"SINGLE_NODE_MULTI_WRITER": 1,
 		"CREATE_DELETE_SNAPSHOT":   1,
@@ -110,9 +111,9 @@ func TestControllerGetVolume(t *testing.T) {
 		volume := r.create(t, "vol", "other")
 		want := &csi.ControllerGetVolumeResponse{
 			Volume: volume,
-			Status: &csi.ControllerGetVolumeResponse_VolumeStatus{VolumeCondition: &csi.VolumeCondition{}},
+			Status: &csi.ControllerGetVolumeResponse_VolumeStatus{},
 		}
-		words := protocmp.IgnoreFields(&csi.VolumeCondition{}, "message")
+		words := protocmp.IgnoreUnknown() // the condition
 		wantEqual(t, "before it is published", r.volume(t, "vol"), want, words)
 
 		r.publish(t, "vol", r.target("vol"))
@@ -126,14 +127,14 @@ func TestControllerGetVolume(t *testing.T) {
 }
 
 // conditions are those of a volume in the answers that report it.
-func (r *rig) conditions(t *testing.T, id string) map[string]*csi.VolumeCondition {
+func (r *rig) conditions(t *testing.T, id string) map[string]*oldcsi.VolumeCondition {
 	t.Helper()
-	all := map[string]*csi.VolumeCondition{"ControllerGetVolume": r.volume(t, id).GetStatus().GetVolumeCondition()}
+	all := map[string]*oldcsi.VolumeCondition{"ControllerGetVolume": oldcsi.Condition(r.volume(t, id).GetStatus())}
 	list, err := r.ListVolumes(t.Context(), &csi.ListVolumesRequest{})
 	must.Succeed(t, err)
 	for _, entry := range list.GetEntries() {
 		if entry.GetVolume().GetVolumeId() == id {
-			all["ListVolumes"] = entry.GetStatus().GetVolumeCondition()
+			all["ListVolumes"] = oldcsi.Condition(entry.GetStatus())
 		}
 	}
 	return all

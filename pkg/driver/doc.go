@@ -1,4 +1,4 @@
-// Package driver speaks CSI v1.12: it takes requests apart, has pkg/pool decide,
+// Package driver speaks CSI v1.13: it takes requests apart, has pkg/pool decide,
 // and puts answers together. It is the only package that knows gRPC. Every handler
 // has one shape: parse, lock the volume, one call, answer. What all of them need
 // (recovering from a panic, a deadline, measuring, logging, error codes) is around

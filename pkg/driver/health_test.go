@@ -19,6 +19,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
 	"kubevirt.io/hostpath-provisioner/test/must"
+	"kubevirt.io/hostpath-provisioner/test/oldcsi"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
@@ -216,7 +217,7 @@ func TestAllCallsReportSameCondition(t *testing.T) {
 			reported := p.conditions(t, "vol")
 			stats, err := p.NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: "vol", VolumePath: p.target("vol")})
 			must.Succeed(t, err)
-			reported["NodeGetVolumeStats"] = stats.GetVolumeCondition()
+			reported["NodeGetVolumeStats"] = oldcsi.Condition(stats)
 			wantEqual(t, "how many calls report it", len(reported), 3)
 			for call, condition := range reported {
 				wantEqual(t, "the condition by "+call, condition, reported["ListVolumes"])

@@ -7,6 +7,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
+	"kubevirt.io/hostpath-provisioner/pkg/driver/csi112"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/bind"
 	"kubevirt.io/hostpath-provisioner/pkg/pool"
 	"kubevirt.io/hostpath-provisioner/pkg/volume"
@@ -23,7 +24,7 @@ func (n *node) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequ
 	var capabilities []*csi.NodeServiceCapability
 	for _, t := range []csi.NodeServiceCapability_RPC_Type{
 		csi.NodeServiceCapability_RPC_GET_VOLUME_STATS,
-		csi.NodeServiceCapability_RPC_VOLUME_CONDITION,
+		csi112.NodeVolumeCondition,
 		csi.NodeServiceCapability_RPC_EXPAND_VOLUME,
 		csi.NodeServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER,
 	} {
@@ -149,7 +150,9 @@ func (n *node) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVolumeSta
 	if err != nil {
 		return nil, err
 	}
-	return &csi.NodeGetVolumeStatsResponse{Usage: usage(stats), VolumeCondition: condition(stats.Condition)}, nil
+	response := &csi.NodeGetVolumeStatsResponse{Usage: usage(stats)}
+	csi112.AddCondition(response, stats.Condition.Abnormal, stats.Condition.Message)
+	return response, nil
 }
 
 // parsePath takes the path at which a volume is said to be published. At one where nothing

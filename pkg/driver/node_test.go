@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"kubevirt.io/hostpath-provisioner/test/must"
+	"kubevirt.io/hostpath-provisioner/test/oldcsi"
 )
 
 func TestNodeCapabilities(t *testing.T) {
@@ -22,7 +23,7 @@ func TestNodeCapabilities(t *testing.T) {
 	}
 	wantEqual(t, "the capabilities", got, map[string]int{
 		"GET_VOLUME_STATS":         1,
-		"VOLUME_CONDITION":         1,
+		"4":                        1, // VOLUME_CONDITION of v1.12
 		"EXPAND_VOLUME":            1,
 		"SINGLE_NODE_MULTI_WRITER": 1,
 	})
@@ -358,8 +359,8 @@ func TestNodeGetVolumeStats(t *testing.T) {
 		if !units[csi.VolumeUsage_BYTES] {
 			t.Errorf("no bytes are reported: %v", response)
 		}
-		if response.GetVolumeCondition() == nil || response.GetVolumeCondition().GetAbnormal() {
-			t.Errorf("the condition is %v", response.GetVolumeCondition())
+		if oldcsi.Condition(response) == nil || oldcsi.Condition(response).GetAbnormal() {
+			t.Errorf("the condition is %v", oldcsi.Condition(response))
 		}
 	})
 	t.Run("a read-only publication is not abnormal", func(t *testing.T) {
@@ -367,6 +368,6 @@ func TestNodeGetVolumeStats(t *testing.T) {
 		must.Succeed(t, err)
 		response, err := stats("vol", r.target("ro"))
 		must.Succeed(t, err)
-		wantEqual(t, "abnormal", response.GetVolumeCondition().GetAbnormal(), false)
+		wantEqual(t, "abnormal", oldcsi.Condition(response).GetAbnormal(), false)
 	})
 }

@@ -13,7 +13,7 @@ import (
 )
 
 // errorCodes is the one place where errors become codes, first match first. The
-// meanings are those of the CSI specification v1.12, "Error Scheme" and the tables
+// meanings are those of the CSI specification v1.13, "Error Scheme" and the tables
 // of each call. RESOURCE_EXHAUSTED is what makes external-provisioner try another
 // node; ABORTED and UNAVAILABLE mean that the call may still be under way.
 var errorCodes = []struct {

@@ -3,7 +3,7 @@ module kubevirt.io/hostpath-provisioner/test/cluster
 go 1.26.0
 
 require (
-	github.com/container-storage-interface/spec v1.12.0
+	github.com/container-storage-interface/spec v1.13.0
 	github.com/google/go-cmp v0.7.0
 	golang.org/x/sys v0.49.0
 	google.golang.org/grpc v1.85.0

@@ -15,6 +15,7 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/dir"
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
+	"kubevirt.io/hostpath-provisioner/test/oldcsi"
 	"kubevirt.io/hostpath-provisioner/test/testenv/mountns"
 )
 
@@ -175,8 +176,8 @@ func matches(e *csi.ListVolumesResponse_Entry, v Kept, want bool) error {
 		return fmt.Errorf("%s is listed", id)
 	case e.GetVolume().GetCapacityBytes() != v.Bytes:
 		return fmt.Errorf("%s is listed with %d bytes, want %d", id, e.GetVolume().GetCapacityBytes(), v.Bytes)
-	case status.GetVolumeCondition().GetAbnormal():
-		return fmt.Errorf("%s is abnormal: %s", id, status.GetVolumeCondition().GetMessage())
+	case oldcsi.Condition(status).GetAbnormal():
+		return fmt.Errorf("%s is abnormal: %s", id, oldcsi.Condition(status).GetMessage())
 	case (len(status.GetPublishedNodeIds()) == 1) != (len(v.Pods) > 0):
 		return fmt.Errorf("%s is published on %q, want that: %v", id, status.GetPublishedNodeIds(), len(v.Pods) > 0)
 	}

@@ -9,6 +9,7 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/test/drivertest"
 	"kubevirt.io/hostpath-provisioner/test/must"
+	"kubevirt.io/hostpath-provisioner/test/oldcsi"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 	"kubevirt.io/hostpath-provisioner/test/testenv/loopfs"
 	"kubevirt.io/hostpath-provisioner/test/testenv/mountns"
@@ -77,7 +78,7 @@ func TestMakerVolumesMatchDriver(t *testing.T) {
 		t.Errorf("%d volumes, want two: %v", len(page), page)
 	}
 	for _, e := range page {
-		if v := e.GetVolume(); e.GetStatus().GetVolumeCondition().GetAbnormal() || v.GetCapacityBytes() != volumeBytes {
+		if v := e.GetVolume(); oldcsi.Condition(e.GetStatus()).GetAbnormal() || v.GetCapacityBytes() != volumeBytes {
 			t.Errorf("%v, want %d bytes in a good condition", e, volumeBytes)
 		}
 	}

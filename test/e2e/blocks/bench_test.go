@@ -10,6 +10,7 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/test/drivertest"
 	"kubevirt.io/hostpath-provisioner/test/must"
+	"kubevirt.io/hostpath-provisioner/test/oldcsi"
 	"kubevirt.io/hostpath-provisioner/test/testenv/loopfs"
 	"kubevirt.io/hostpath-provisioner/test/testenv/mountns"
 )
@@ -92,7 +93,7 @@ func (b *bench) wantInOrder(name, pod string, bytes int64) {
 	got, err := b.Stats(b.Context(), name, pod)
 	b.Must(err)
 	usage := got.GetUsage()
-	if got.GetVolumeCondition().GetAbnormal() || len(usage) != 1 || usage[0].GetTotal() != bytes || usage[0].GetUnit() != csi.VolumeUsage_BYTES {
+	if oldcsi.Condition(got).GetAbnormal() || len(usage) != 1 || usage[0].GetTotal() != bytes || usage[0].GetUnit() != csi.VolumeUsage_BYTES {
 		b.Errorf("stats of %s: %v, want %d bytes, in order", name, got, bytes)
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"kubevirt.io/hostpath-provisioner/test/drivertest"
+	"kubevirt.io/hostpath-provisioner/test/oldcsi"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
@@ -91,7 +92,7 @@ func (w *world) wantAnswer(during string, c call, want codes.Code) {
 
 func (w *world) stats(v drivertest.Volume) error {
 	got, err := w.Stats(w.Context(), v.ID, v.ID)
-	if err == nil && len(got.GetUsage()) == 0 && !got.GetVolumeCondition().GetAbnormal() {
+	if err == nil && len(got.GetUsage()) == 0 && !oldcsi.Condition(got).GetAbnormal() {
 		return fmt.Errorf("stats of %s: %v", v.ID, got)
 	}
 	return err
@@ -108,9 +109,9 @@ func (w *world) wantListed(during string, abnormal func(v drivertest.Volume) boo
 	w.Helper()
 	entries, err := w.List(w.Context(), 0)
 	w.Must(err)
-	listed := make(map[string]*csi.VolumeCondition)
+	listed := make(map[string]*oldcsi.VolumeCondition)
 	for _, e := range entries {
-		listed[e.GetVolume().GetVolumeId()] = e.GetStatus().GetVolumeCondition()
+		listed[e.GetVolume().GetVolumeId()] = oldcsi.Condition(e.GetStatus())
 	}
 	for _, v := range w.acknowledged {
 		condition, ok := listed[v.ID]
@@ -118,14 +119,14 @@ func (w *world) wantListed(during string, abnormal func(v drivertest.Volume) boo
 			w.Errorf("%s, list: %s is listed: %v, with %v; want it abnormal: %v", during, v.ID, ok, condition, abnormal(v.Volume))
 		}
 		got, err := w.Get(w.Context(), v.ID)
-		if is := got.GetStatus().GetVolumeCondition(); err != nil || is.GetAbnormal() != condition.GetAbnormal() {
+		if is := oldcsi.Condition(got.GetStatus()); err != nil || is.GetAbnormal() != condition.GetAbnormal() {
 			w.Errorf("%s, get: %s is reported with %v, %v; listed with %v", during, v.ID, is, err, condition)
 		}
 		if len(v.Pods) == 0 {
 			continue
 		}
 		stats, err := w.Stats(w.Context(), v.ID, v.ID)
-		if is := stats.GetVolumeCondition(); err != nil || is.GetAbnormal() != condition.GetAbnormal() {
+		if is := oldcsi.Condition(stats); err != nil || is.GetAbnormal() != condition.GetAbnormal() {
 			w.Errorf("%s, stats: %s is reported with %v, %v; listed with %v", during, v.ID, is, err, condition)
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"kubevirt.io/hostpath-provisioner/test/drivertest"
+	"kubevirt.io/hostpath-provisioner/test/oldcsi"
 	"kubevirt.io/hostpath-provisioner/test/testenv/disk"
 )
 
@@ -40,7 +41,7 @@ func TestFailingDisk(t *testing.T) {
 				if fs.kind != "ext4" || name != "flushes" { // which ext4 does not always count
 					w.Eventually("the failing is noticed", func() bool {
 						got, err := w.Get(t.Context(), idle.ID)
-						return err == nil && got.GetStatus().GetVolumeCondition().GetAbnormal()
+						return err == nil && oldcsi.Condition(got.GetStatus()).GetAbnormal()
 					})
 					w.wantListed("failing", all)
 				}

@@ -13,7 +13,6 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
@@ -22,6 +21,7 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/test/drivertest"
 	"kubevirt.io/hostpath-provisioner/test/must"
+	"kubevirt.io/hostpath-provisioner/test/oldcsi"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 	"kubevirt.io/hostpath-provisioner/test/testenv/rotten"
 )
@@ -54,22 +54,22 @@ func (d *driver) publish(t *testing.T, id string) {
 }
 
 // conditions are what the calls say of a published volume.
-func (d *driver) conditions(t *testing.T, id string) map[string]*csi.VolumeCondition {
+func (d *driver) conditions(t *testing.T, id string) map[string]*oldcsi.VolumeCondition {
 	t.Helper()
-	reported := make(map[string]*csi.VolumeCondition)
+	reported := make(map[string]*oldcsi.VolumeCondition)
 	list, err := d.List(t.Context(), 0)
 	must.Succeed(t, err)
 	for _, entry := range list {
 		if entry.GetVolume().GetVolumeId() == id {
-			reported["ListVolumes"] = entry.GetStatus().GetVolumeCondition()
+			reported["ListVolumes"] = oldcsi.Condition(entry.GetStatus())
 		}
 	}
 	got, err := d.Get(t.Context(), id)
 	must.Succeed(t, err)
-	reported["ControllerGetVolume"] = got.GetStatus().GetVolumeCondition()
+	reported["ControllerGetVolume"] = oldcsi.Condition(got.GetStatus())
 	stats, err := d.Stats(t.Context(), id, id)
 	must.Succeed(t, err)
-	reported["NodeGetVolumeStats"] = stats.GetVolumeCondition()
+	reported["NodeGetVolumeStats"] = oldcsi.Condition(stats)
 	return reported
 }
 

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"kubevirt.io/hostpath-provisioner/test/drivertest"
+	"kubevirt.io/hostpath-provisioner/test/oldcsi"
 )
 
 func (c *client) create(ctx context.Context) error {
@@ -199,7 +200,7 @@ func (c *client) stats(ctx context.Context) error {
 	}
 	bytes := got.GetUsage()[0]
 	kept := v.Block || c.place(v.Pool).kept()
-	if bytes.GetUnit() != csi.VolumeUsage_BYTES || kept && bytes.GetTotal() != v.Bytes || got.GetVolumeCondition().GetAbnormal() {
+	if bytes.GetUnit() != csi.VolumeUsage_BYTES || kept && bytes.GetTotal() != v.Bytes || oldcsi.Condition(got).GetAbnormal() {
 		return fmt.Errorf("stats of %s: %v, want %d bytes, in order", v.ID, got, v.Bytes)
 	}
 	return nil
@@ -238,7 +239,7 @@ func (c *client) get(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("get %s: %w", v.ID, err)
 	}
-	return errors.Join(c.same(got.GetVolume(), v), v.sameStatus(got.GetStatus().GetPublishedNodeIds(), got.GetStatus().GetVolumeCondition()))
+	return errors.Join(c.same(got.GetVolume(), v), v.sameStatus(got.GetStatus().GetPublishedNodeIds(), oldcsi.Condition(got.GetStatus())))
 }
 
 // listPage asks for the next page of the list, and expects the client's own volumes to be
@@ -272,7 +273,7 @@ func (c *client) listPage(ctx context.Context) error {
 		if e == nil {
 			continue
 		}
-		if err := errors.Join(c.same(e.GetVolume(), v), v.sameStatus(e.GetStatus().GetPublishedNodeIds(), e.GetStatus().GetVolumeCondition())); err != nil {
+		if err := errors.Join(c.same(e.GetVolume(), v), v.sameStatus(e.GetStatus().GetPublishedNodeIds(), oldcsi.Condition(e.GetStatus()))); err != nil {
 			return fmt.Errorf("list: %w", err)
 		}
 	}
@@ -345,7 +346,7 @@ func (c *client) collide(ctx context.Context) error {
 		return want("stats of "+v.ID, err, codes.OK, codes.NotFound)
 	}
 	got, err := c.Get(ctx, v.ID)
-	if err == nil && (got.GetVolume().GetCapacityBytes() != v.Bytes || got.GetStatus().GetVolumeCondition().GetAbnormal()) {
+	if err == nil && (got.GetVolume().GetCapacityBytes() != v.Bytes || oldcsi.Condition(got.GetStatus()).GetAbnormal()) {
 		return fmt.Errorf("get %s: %v, want %d bytes, in order", v.ID, got, v.Bytes)
 	}
 	return want("get "+v.ID, err, codes.OK, codes.NotFound)

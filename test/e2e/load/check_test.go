@@ -17,6 +17,7 @@ import (
 
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 	"kubevirt.io/hostpath-provisioner/test/drivertest"
+	"kubevirt.io/hostpath-provisioner/test/oldcsi"
 	"kubevirt.io/hostpath-provisioner/test/testenv/mountns"
 )
 
@@ -101,7 +102,7 @@ func (w *world) checkListed(all map[string]*volume) {
 			continue
 		}
 		delete(missing, at)
-		if err := errors.Join(w.clients[0].same(e.GetVolume(), v), v.sameStatus(e.GetStatus().GetPublishedNodeIds(), e.GetStatus().GetVolumeCondition())); err != nil {
+		if err := errors.Join(w.clients[0].same(e.GetVolume(), v), v.sameStatus(e.GetStatus().GetPublishedNodeIds(), oldcsi.Condition(e.GetStatus()))); err != nil {
 			w.Errorf("list: %v", err)
 		}
 	}

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"kubevirt.io/hostpath-provisioner/test/drivertest"
+	"kubevirt.io/hostpath-provisioner/test/oldcsi"
 )
 
 // A client is one of the callers. It makes one call after the other, so that it knows
@@ -185,7 +186,7 @@ func (c *client) same(got *csi.Volume, v *volume) error {
 }
 
 // sameStatus is same for where a volume is published, and how it is.
-func (v *volume) sameStatus(nodes []string, condition *csi.VolumeCondition) error {
+func (v *volume) sameStatus(nodes []string, condition *oldcsi.VolumeCondition) error {
 	if (len(nodes) > 0) != (len(v.pods) > 0) || condition.GetAbnormal() {
 		return fmt.Errorf("%s is published on %q, want that it is: %v; %v", v.ID, nodes, len(v.pods) > 0, condition)
 	}

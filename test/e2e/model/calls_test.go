@@ -208,7 +208,7 @@ func (w *world) mayPublish(name, target, in string, p pool.Publication) error {
 	case v.promise().mode != p.Mode:
 		return volume.ErrInvalid
 	case p.SingleTarget && len(w.published(v, target)) > 0 && !w.publishedAt(v, target):
-		// Where it is published already, that it is elsewhere too does not matter (CSI 1.12, NodePublishVolume).
+		// Where it is published already, that it is elsewhere too does not matter (CSI 1.13, NodePublishVolume).
 		return volume.ErrInUse
 	}
 	want := publication{dir: v.dir, device: p.Mode == volume.ModeBlock, readOnly: p.ReadOnly}

@@ -15,6 +15,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/privilege"
 	"kubevirt.io/hostpath-provisioner/test/drivertest"
 	"kubevirt.io/hostpath-provisioner/test/must"
+	"kubevirt.io/hostpath-provisioner/test/oldcsi"
 )
 
 const mib = 1 << 20
@@ -113,8 +114,8 @@ func (h *host) unpublish(v drivertest.Volume) error {
 
 func (h *host) measure(v drivertest.Volume) error {
 	got, err := h.of(v).Stats(h.Context(), v.ID, pod)
-	if err == nil && got.GetVolumeCondition().GetAbnormal() {
-		err = errors.New(got.GetVolumeCondition().GetMessage())
+	if err == nil && oldcsi.Condition(got).GetAbnormal() {
+		err = errors.New(oldcsi.Condition(got).GetMessage())
 	}
 	return err
 }

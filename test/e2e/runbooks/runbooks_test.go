@@ -17,6 +17,7 @@ import (
 	"testing"
 
 	"kubevirt.io/hostpath-provisioner/test/drivertest"
+	"kubevirt.io/hostpath-provisioner/test/oldcsi"
 	"kubevirt.io/hostpath-provisioner/test/testenv"
 )
 
@@ -56,7 +57,7 @@ func (s *scene) condition() string {
 	s.Helper()
 	got, err := s.Get(s.Context(), s.volume.ID)
 	s.Must(err)
-	return got.GetStatus().GetVolumeCondition().GetMessage()
+	return oldcsi.Condition(got.GetStatus()).GetMessage()
 }
 
 // wantMended expects the volume in order under the promise and the limit that it had, and
@@ -287,7 +288,7 @@ func testFull(t *testing.T, s *scene) {
 	}
 	stats, err := s.Stats(t.Context(), s.volume.ID, "pod")
 	s.Must(err)
-	if got := stats.GetVolumeCondition().GetMessage(); got != "no space is left" {
+	if got := oldcsi.Condition(stats).GetMessage(); got != "no space is left" {
 		t.Errorf("the condition is %q", got)
 	}
 	left := stats.GetUsage()[0].GetAvailable()

@@ -14,6 +14,7 @@ import (
 	"kubevirt.io/hostpath-provisioner/pkg/hostfs/quota"
 	"kubevirt.io/hostpath-provisioner/test/drivertest"
 	"kubevirt.io/hostpath-provisioner/test/must"
+	"kubevirt.io/hostpath-provisioner/test/oldcsi"
 )
 
 const mib = 1 << 20
@@ -102,11 +103,11 @@ func (b *bench) expand(name, pod string, bytes int64) error {
 }
 
 // condition is what the driver says of a volume.
-func (b *bench) condition(name string) *csi.VolumeCondition {
+func (b *bench) condition(name string) *oldcsi.VolumeCondition {
 	b.Helper()
 	got, err := b.Get(b.Context(), name)
 	b.Must(err)
-	return got.GetStatus().GetVolumeCondition()
+	return oldcsi.Condition(got.GetStatus())
 }
 
 // capacity is what the pool can still promise.
@@ -126,7 +127,7 @@ func (b *bench) wantSpace(name, pod string, size, used int64) {
 	b.Must(err)
 	bytes := got.GetUsage()[0]
 	// Less than the largest block of a filesystem takes no write of one.
-	if full := bytes.GetAvailable() < 64<<10; bytes.GetUnit() != csi.VolumeUsage_BYTES || got.GetVolumeCondition().GetAbnormal() != full {
+	if full := bytes.GetAvailable() < 64<<10; bytes.GetUnit() != csi.VolumeUsage_BYTES || oldcsi.Condition(got).GetAbnormal() != full {
 		b.Errorf("stats of %s: %v, want bytes, and the condition abnormal if it is full", name, got)
 	}
 	b.wantNumbers("NodeGetVolumeStats of "+name, bytes.GetTotal(), bytes.GetUsed(), bytes.GetAvailable(), size, used)

@@ -23,6 +23,7 @@ import (
 	"k8s.io/client-go/tools/record"
 
 	"kubevirt.io/hostpath-provisioner/test/cluster/standin/sidecar"
+	"kubevirt.io/hostpath-provisioner/test/oldcsi"
 )
 
 func main() {
@@ -129,8 +130,8 @@ func (m monitor) check(ctx context.Context, timeout time.Duration) error {
 }
 
 // conditions are those of the driver's volumes, by their handle.
-func (m monitor) conditions(ctx context.Context, timeout time.Duration) (map[string]*csi.VolumeCondition, error) {
-	found := map[string]*csi.VolumeCondition{}
+func (m monitor) conditions(ctx context.Context, timeout time.Duration) (map[string]*oldcsi.VolumeCondition, error) {
+	found := map[string]*oldcsi.VolumeCondition{}
 	for token := ""; ; {
 		call, cancel := context.WithTimeout(ctx, timeout)
 		page, err := csi.NewControllerClient(m.connection).ListVolumes(call, &csi.ListVolumesRequest{StartingToken: token})
@@ -139,7 +140,7 @@ func (m monitor) conditions(ctx context.Context, timeout time.Duration) (map[str
 			return nil, fmt.Errorf("list the volumes: %w", err)
 		}
 		for _, entry := range page.GetEntries() {
-			found[entry.GetVolume().GetVolumeId()] = entry.GetStatus().GetVolumeCondition()
+			found[entry.GetVolume().GetVolumeId()] = oldcsi.Condition(entry.GetStatus())
 		}
 		if token = page.GetNextToken(); token == "" {
 			return found, nil
